@@ -1,0 +1,64 @@
+#!/bin/sh
+# build-tools.sh [NAME...]: build the pinned command-line tools into hack/tools/bin.
+#
+#   hack/build-tools.sh                     etcd, kube-apiserver and kube-controller-manager: what a test cluster needs
+#   hack/build-tools.sh kube-proxy          the kube-proxy for comparison runs
+#   hack/build-tools.sh staticcheck benchstat
+#
+# Versions are those of hack/tools/go.mod and hack/lint/go.mod. A binary that was already built from the same go.mod,
+# go.sum and Go release is left alone, so calling this costs milliseconds; from cold each of the kube-* binaries takes
+# one to three minutes on two cores. Calls that overlap wait for each other, since each build takes all cores anyway.
+set -eu
+
+root=$(cd "$(dirname "$0")" && pwd)
+bin=$root/tools/bin
+
+if [ $# -eq 0 ]; then
+	set -- etcd kube-apiserver kube-controller-manager
+fi
+
+# source_of NAME: sets module (a directory here), package and flags (for the linker).
+source_of() {
+	flags='-s -w'
+	case $1 in
+	etcd)
+		module=tools package=go.etcd.io/etcd/server/v3 ;;
+	kube-apiserver | kube-controller-manager | kube-proxy)
+		module=tools package=k8s.io/kubernetes/cmd/$1
+		# Without these the API server calls itself v0.0.0 and switches features by that version.
+		version=$(sed -n 's|^[[:space:]]*k8s.io/kubernetes \(v[0-9.]*\).*|\1|p' "$root/tools/go.mod")
+		minor=${version#v1.}
+		for p in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
+			flags="$flags -X $p.gitVersion=$version -X $p.gitMajor=1 -X $p.gitMinor=${minor%%.*}"
+		done ;;
+	staticcheck)
+		module=lint package=honnef.co/go/tools/cmd/staticcheck ;;
+	benchstat)
+		module=lint package=golang.org/x/perf/cmd/benchstat ;;
+	*)
+		echo "$0: no tool is called $1" >&2
+		exit 2 ;;
+	esac
+}
+
+# The environment of a caller that builds for another system, or with cgo, must not leak into binaries that run here.
+unset GOOS GOARCH
+export CGO_ENABLED=0 GOWORK=off
+release=$(go env GOVERSION)
+
+mkdir -p "$bin"
+exec 9>"$bin/.lock"
+flock 9
+
+for name in "$@"; do
+	source_of "$name"
+	stamp=$( { echo "$release $package $flags"; cat "$root/$module/go.mod" "$root/$module/go.sum"; } | sha256sum | cut -d' ' -f1)
+	if [ -x "$bin/$name" ] && [ "$(cat "$bin/.$name.stamp" 2>/dev/null)" = "$stamp" ]; then
+		continue
+	fi
+	echo "building $name ($package); from cold this takes minutes" >&2
+	rm -f "$bin/.$name.stamp"
+	(cd "$root/$module" && nice go build -trimpath -ldflags "$flags" -o "$bin/.$name.new" "$package")
+	mv "$bin/.$name.new" "$bin/$name"
+	echo "$stamp" >"$bin/.$name.stamp"
+done
