@@ -1,0 +1,135 @@
+package service
+
+import (
+	"reflect"
+	"slices"
+
+)
+
+// Builder turns a stream of changes into snapshots and keeps track of which
+// service has which claim. The snapshot depends only on what was set last for
+// each name, not on the order. A change costs O(log n) plus the service's own
+// size. A Builder is not safe for concurrent use; its snapshots are.
+type Builder struct {
+	snapshot Snapshot
+	// claimants of each claim, the oldest first.
+	claimants map[Claim][]*Service
+}
+
+// NewBuilder starts from a snapshot without services.
+func NewBuilder(node Node) *Builder {
+	return &Builder{snapshot: Snapshot{Node: &node}, claimants: map[Claim][]*Service{}}
+}
+
+// Snapshot returns the state after the changes so far. As long as nothing
+// differs it has the same contents, pointer for pointer.
+func (b *Builder) Snapshot() Snapshot { return b.snapshot }
+
+// SetNode replaces the node.
+func (b *Builder) SetNode(node Node) {
+	if !reflect.DeepEqual(*b.snapshot.Node, node) {
+		b.snapshot.Node = &node
+	}
+}
+
+// Set adds the service or replaces the one of its name. One that equals what
+// is there changes nothing: the old pointer stays.
+func (b *Builder) Set(s *Service) {
+	old, ok := b.snapshot.Services.Get(s.Name)
+	if ok && (old == s || reflect.DeepEqual(old, s)) {
+		return
+	}
+	b.replace(s.Name, old, s)
+}
+
+// Delete removes the service, if there is one.
+func (b *Builder) Delete(name Name) {
+	if old, ok := b.snapshot.Services.Get(name); ok {
+		b.replace(name, old, nil)
+	}
+}
+
+// replace puts s (nil for none) in the place of old (nil for none).
+func (b *Builder) replace(name Name, old, s *Service) {
+	var before, after []Claim
+	if old != nil {
+		before = old.claims()
+	}
+	if s != nil {
+		after = s.claims()
+		b.snapshot.Services = b.snapshot.Services.Set(name, s)
+	} else {
+		b.snapshot.Services = b.snapshot.Services.Delete(name)
+	}
+	if old != nil && s != nil && slices.Equal(before, after) && old.Created.Equal(s.Created) {
+		b.swap(before, old, s)
+		return
+	}
+	concerned := map[Name]*Service{}
+	b.withdraw(before, old, concerned)
+	b.assert(after, s, concerned)
+	delete(concerned, name)
+	for _, other := range concerned {
+		b.judge(other)
+	}
+	if s != nil {
+		b.judge(s)
+	} else {
+		b.snapshot.Conflicts = b.snapshot.Conflicts.Delete(name)
+	}
+}
+
+// swap puts s in old's place in each claim: the usual case, in which only
+// endpoints have changed.
+func (b *Builder) swap(claims []Claim, old, s *Service) {
+	for _, c := range claims {
+		for i, other := range b.claimants[c] {
+			if other == old {
+				b.claimants[c][i] = s
+			}
+		}
+	}
+}
+
+func (b *Builder) withdraw(claims []Claim, old *Service, concerned map[Name]*Service) {
+	for _, c := range claims {
+		left := slices.DeleteFunc(b.claimants[c], func(o *Service) bool { return o == old })
+		if len(left) == 0 {
+			delete(b.claimants, c)
+			continue
+		}
+		b.claimants[c] = left
+		for _, o := range left {
+			concerned[o.Name] = o
+		}
+	}
+}
+
+func (b *Builder) assert(claims []Claim, s *Service, concerned map[Name]*Service) {
+	for _, c := range claims {
+		have := b.claimants[c]
+		at, _ := slices.BinarySearchFunc(have, s, older)
+		for _, o := range have {
+			concerned[o.Name] = o
+		}
+		b.claimants[c] = slices.Insert(have, at, s)
+	}
+}
+
+// judge works out which claims of s an older service has.
+func (b *Builder) judge(s *Service) {
+	var lost []Conflict
+	for _, c := range s.claims() {
+		if owner := b.claimants[c][0]; owner != s {
+			lost = append(lost, Conflict{c, owner.Name})
+		}
+	}
+	conflicts := &Conflicts{lost}
+	switch have, _ := b.snapshot.Conflicts.Get(s.Name); {
+	case len(lost) == 0:
+		b.snapshot.Conflicts = b.snapshot.Conflicts.Delete(s.Name)
+	case !conflicts.equal(have):
+		b.snapshot.Conflicts = b.snapshot.Conflicts.Set(s.Name, conflicts)
+	}
+}
+

@@ -1,0 +1,119 @@
+package service
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+)
+
+// Name is a Service's "namespace/name".
+type Name string
+
+// NewName joins the two parts of a Service's name.
+func NewName(namespace, name string) Name { return Name(namespace + "/" + name) }
+
+// Split returns the namespace and the name within it.
+func (n Name) Split() (namespace, name string) {
+	namespace, name, _ = strings.Cut(string(n), "/")
+	return namespace, name
+}
+
+// Protocol is a transport protocol by its IANA number.
+type Protocol uint8
+
+// The protocols that a Service port can have.
+const (
+	TCP  Protocol = 6
+	UDP  Protocol = 17
+	SCTP Protocol = 132
+)
+
+// ParseProtocol reads "TCP", "UDP" or "SCTP", in either case.
+func ParseProtocol(s string) (Protocol, error) {
+	switch strings.ToLower(s) {
+	case "tcp":
+		return TCP, nil
+	case "udp":
+		return UDP, nil
+	case "sctp":
+		return SCTP, nil
+	}
+	return 0, fmt.Errorf("unknown protocol %q", s)
+}
+
+func (p Protocol) String() string {
+	switch p {
+	case TCP:
+		return "tcp"
+	case UDP:
+		return "udp"
+	case SCTP:
+		return "sctp"
+	}
+	return fmt.Sprintf("protocol-%d", uint8(p))
+}
+
+// Service is one Service with its endpoints. It is immutable once it has been
+// handed to a Builder: a change is a new Service, and an unchanged one keeps
+// its pointer, which is how everything behind it knows what to skip.
+type Service struct {
+	Name Name
+	// Created decides conflicts: the older service keeps what two claim.
+	Created time.Time
+	// ClusterIPs holds at most one address of each family.
+	ClusterIPs []netip.Addr
+	// ExternalIPs are the addresses of spec.externalIPs and those of
+	// status.loadBalancer.ingress whose ipMode is VIP, without duplicates.
+	ExternalIPs []netip.Addr
+	Ports       []Port
+}
+
+// Port is one port of a Service.
+type Port struct {
+	// Name is empty for the only port of a service that does not name it.
+	Name     string
+	Protocol Protocol
+	Port     uint16
+	// NodePort is 0 for none.
+	NodePort uint16
+	// Endpoints are those of all slices and of both families, as
+	// MergeEndpoints leaves them.
+	Endpoints []Endpoint
+}
+
+// Endpoint is one address and port behind a service port.
+type Endpoint struct {
+	Addr netip.AddrPort
+	// Node is the name of the node it runs on, empty if unknown.
+	Node string
+	// Ready, Serving and Terminating are the EndpointSlice conditions, with
+	// the API's defaults (true, true, false) filled in.
+	Ready, Serving, Terminating bool
+}
+
+// Node is what the model needs to know about the node it is for.
+type Node struct {
+	Name string
+	// Addresses are the node's own, from the Node object: InternalIPs before
+	// ExternalIPs, each in the object's order.
+	Addresses []netip.Addr
+}
+
+// ID names a service port in messages: "namespace/name:port", with the number
+// for a port without name.
+func (s *Service) ID(p *Port) string {
+	if p.Name == "" {
+		return fmt.Sprintf("%s:%d", s.Name, p.Port)
+	}
+	return fmt.Sprintf("%s:%s", s.Name, p.Name)
+}
+
+// older orders services by age; the name decides between equals, since
+// creation times have whole seconds.
+func older(a, b *Service) int {
+	if c := a.Created.Compare(b.Created); c != 0 {
+		return c
+	}
+	return strings.Compare(string(a.Name), string(b.Name))
+}

@@ -1,0 +1,103 @@
+package service
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"nftproxy/internal/treap"
+)
+
+// Snapshot is everything that the node's program depends on, at one moment. It
+// never changes; two snapshots share what is equal in them.
+type Snapshot struct {
+	// Node is replaced by a new pointer whenever any part of it changes.
+	Node     *Node
+	Services treap.Map[Name, *Service]
+	// Conflicts holds, for each service that lost a claim to an older one,
+	// what it lost. A service without entry has all that it asks for.
+	Conflicts treap.Map[Name, *Conflicts]
+}
+
+// Claim is something that only one service can have: an address with protocol
+// and port, a node port (no address), or a whole cluster IP (neither protocol
+// nor port), which decides who answers for its unused ports.
+type Claim struct {
+	Addr     netip.Addr
+	Protocol Protocol
+	Port     uint16
+}
+
+func (c Claim) String() string {
+	switch {
+	case c.Protocol == 0:
+		return fmt.Sprintf("cluster IP %s", c.Addr)
+	case !c.Addr.IsValid():
+		return fmt.Sprintf("node port %d/%s", c.Port, c.Protocol)
+	}
+	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(c.Addr, c.Port), c.Protocol)
+}
+
+func compareClaims(a, b Claim) int {
+	return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
+}
+
+// Conflicts are the claims that one service lost, each with the older service
+// that keeps it, in the order of the claims.
+type Conflicts struct {
+	Lost []Conflict
+}
+
+// Conflict is one lost claim.
+type Conflict struct {
+	Claim Claim
+	Owner Name
+}
+
+// Has says whether the claim was lost; a nil receiver has lost nothing.
+func (c *Conflicts) Has(claim Claim) bool {
+	if c == nil {
+		return false
+	}
+	_, found := slices.BinarySearchFunc(c.Lost, claim, func(l Conflict, c Claim) int { return compareClaims(l.Claim, c) })
+	return found
+}
+
+func (c *Conflicts) equal(o *Conflicts) bool {
+	return c == o || c != nil && o != nil && slices.Equal(c.Lost, o.Lost)
+}
+
+// claims lists what the service asks for, sorted and without duplicates.
+func (s *Service) claims() []Claim {
+	list := make([]Claim, 0, len(s.ClusterIPs)+len(s.Ports)*(1+len(s.ClusterIPs)+len(s.ExternalIPs)))
+	for _, a := range s.ClusterIPs {
+		list = append(list, Claim{Addr: a})
+	}
+	for i := range s.Ports {
+		p := &s.Ports[i]
+		for _, a := range s.Addresses() {
+			list = append(list, Claim{a, p.Protocol, p.Port})
+		}
+		if p.NodePort != 0 {
+			list = append(list, Claim{Protocol: p.Protocol, Port: p.NodePort})
+		}
+	}
+	slices.SortFunc(list, compareClaims)
+	return slices.Compact(list)
+}
+
+// Addresses are the cluster IPs, then the external ones that are not also
+// cluster IPs of the service.
+func (s *Service) Addresses() []netip.Addr {
+	if len(s.ExternalIPs) == 0 {
+		return s.ClusterIPs
+	}
+	all := slices.Clone(s.ClusterIPs)
+	for _, a := range s.ExternalIPs {
+		if !slices.Contains(all, a) {
+			all = append(all, a)
+		}
+	}
+	return all
+}

@@ -1,0 +1,212 @@
+// Package treap promises a sorted map that never changes: Set and Delete
+// return a new map that shares all but O(log n) nodes with the old one, and
+// Diff of two such maps costs O(changes * log n), whatever their size.
+//
+// It does not lock, hash with a seed, or keep any state: the same entries give
+// the same tree in every process, whatever the order they came in. That is
+// what lets Diff skip equal subtrees by their address.
+package treap
+
+import (
+	"iter"
+	"strings"
+)
+
+// Map is a persistent sorted map. The zero value is empty and ready to use.
+// V is compared by Diff, so pointers to immutable values serve best.
+type Map[K ~string, V comparable] struct {
+	root *node[K, V]
+}
+
+type node[K ~string, V comparable] struct {
+	key         K
+	value       V
+	priority    uint64
+	size        int
+	left, right *node[K, V]
+}
+
+// Len is the number of entries; it costs O(1).
+func (m Map[K, V]) Len() int { return m.root.len() }
+
+func (n *node[K, V]) len() int {
+	if n == nil {
+		return 0
+	}
+	return n.size
+}
+
+// Get returns the value at k and whether there is one.
+func (m Map[K, V]) Get(k K) (V, bool) {
+	for n := m.root; n != nil; {
+		switch c := strings.Compare(string(k), string(n.key)); {
+		case c < 0:
+			n = n.left
+		case c > 0:
+			n = n.right
+		default:
+			return n.value, true
+		}
+	}
+	var zero V
+	return zero, false
+}
+
+// At returns the value at k, or the zero value.
+func (m Map[K, V]) At(k K) V {
+	v, _ := m.Get(k)
+	return v
+}
+
+// Set returns the map with v at k. Where v already stands there, the map
+// itself comes back.
+func (m Map[K, V]) Set(k K, v V) Map[K, V] {
+	if old, ok := m.Get(k); ok && old == v {
+		return m
+	}
+	return Map[K, V]{m.root.set(&node[K, V]{key: k, value: v, priority: priority(string(k)), size: 1})}
+}
+
+// Delete returns the map without k; without such an entry, the map itself.
+func (m Map[K, V]) Delete(k K) Map[K, V] {
+	if _, ok := m.Get(k); !ok {
+		return m
+	}
+	return Map[K, V]{m.root.delete(k)}
+}
+
+// All yields the entries in the order of their keys.
+func (m Map[K, V]) All() iter.Seq2[K, V] {
+	return func(yield func(K, V) bool) { m.root.walk(yield) }
+}
+
+func (n *node[K, V]) walk(yield func(K, V) bool) bool {
+	return n == nil || n.left.walk(yield) && yield(n.key, n.value) && n.right.walk(yield)
+}
+
+// Change is one difference between two maps: Old is absent for an addition
+// (HadOld false), New for a removal.
+type Change[K ~string, V comparable] struct {
+	Key            K
+	Old, New       V
+	HadOld, HasNew bool
+}
+
+// Diff yields what turns old into new, in the order of the keys.
+func Diff[K ~string, V comparable](old, new Map[K, V]) iter.Seq[Change[K, V]] {
+	return func(yield func(Change[K, V]) bool) { diff(old.root, new.root, yield) }
+}
+
+func diff[K ~string, V comparable](a, b *node[K, V], yield func(Change[K, V]) bool) bool {
+	switch {
+	case a == b:
+		return true
+	case a == nil:
+		return b.walk(func(k K, v V) bool { return yield(Change[K, V]{Key: k, New: v, HasNew: true}) })
+	case b == nil:
+		return a.walk(func(k K, v V) bool { return yield(Change[K, V]{Key: k, Old: v, HadOld: true}) })
+	}
+	if a.before(b) {
+		bl, at, br := b.split(a.key)
+		return diff(a.left, bl, yield) && visit(a, at, yield) && diff(a.right, br, yield)
+	}
+	al, at, ar := a.split(b.key)
+	return diff(al, b.left, yield) && visit(at, b, yield) && diff(ar, b.right, yield)
+}
+
+// visit reports the two nodes of one key; either may be missing.
+func visit[K ~string, V comparable](a, b *node[K, V], yield func(Change[K, V]) bool) bool {
+	switch {
+	case a == nil:
+		return yield(Change[K, V]{Key: b.key, New: b.value, HasNew: true})
+	case b == nil:
+		return yield(Change[K, V]{Key: a.key, Old: a.value, HadOld: true})
+	case a.value == b.value:
+		return true
+	}
+	return yield(Change[K, V]{Key: a.key, Old: a.value, New: b.value, HadOld: true, HasNew: true})
+}
+
+// before says whether n stands above o in every tree that holds both.
+func (n *node[K, V]) before(o *node[K, V]) bool {
+	if n.priority != o.priority {
+		return n.priority > o.priority
+	}
+	return n.key < o.key
+}
+
+func (n *node[K, V]) with(left, right *node[K, V]) *node[K, V] {
+	return &node[K, V]{n.key, n.value, n.priority, 1 + left.len() + right.len(), left, right}
+}
+
+func (n *node[K, V]) set(fresh *node[K, V]) *node[K, V] {
+	switch {
+	case n == nil:
+		return fresh
+	case fresh.key == n.key:
+		return fresh.with(n.left, n.right)
+	case fresh.before(n):
+		left, _, right := n.split(fresh.key)
+		return fresh.with(left, right)
+	case fresh.key < n.key:
+		return n.with(n.left.set(fresh), n.right)
+	}
+	return n.with(n.left, n.right.set(fresh))
+}
+
+func (n *node[K, V]) delete(k K) *node[K, V] {
+	switch {
+	case k == n.key:
+		return merge(n.left, n.right)
+	case k < n.key:
+		return n.with(n.left.delete(k), n.right)
+	}
+	return n.with(n.left, n.right.delete(k))
+}
+
+// split parts n's entries into those below k, the one at k and those above.
+// A side that loses nothing is the old subtree itself.
+func (n *node[K, V]) split(k K) (below, at, above *node[K, V]) {
+	switch {
+	case n == nil:
+		return nil, nil, nil
+	case k == n.key:
+		return n.left, n, n.right
+	case k < n.key:
+		below, at, above = n.left.split(k)
+		if above == n.left {
+			return below, at, n
+		}
+		return below, at, n.with(above, n.right)
+	}
+	below, at, above = n.right.split(k)
+	if below == n.right {
+		return n, at, above
+	}
+	return n.with(n.left, below), at, above
+}
+
+// merge joins two trees; every key of a is below every key of b.
+func merge[K ~string, V comparable](a, b *node[K, V]) *node[K, V] {
+	switch {
+	case a == nil:
+		return b
+	case b == nil:
+		return a
+	case a.before(b):
+		return a.with(a.left, merge(a.right, b))
+	}
+	return b.with(merge(a, b.left), b.right)
+}
+
+// priority is FNV-1a with a finalizer (splitmix64's), since FNV alone leaves
+// the high bits of short, similar keys in order.
+func priority(k string) uint64 {
+	h := uint64(14695981039346656037)
+	for i := 0; i < len(k); i++ {
+		h = (h ^ uint64(k[i])) * 1099511628211
+	}
+	h = (h ^ h>>30) * 0xbf58476d1ce4e5b9
+	h = (h ^ h>>27) * 0x94d049bb133111eb
+	return h ^ h>>31
+}
