@@ -3,7 +3,6 @@ package service
 import (
 	"reflect"
 	"slices"
-
 )
 
 // Builder turns a stream of changes into snapshots and keeps track of which
@@ -132,4 +131,3 @@ func (b *Builder) judge(s *Service) {
 		b.snapshot.Conflicts = b.snapshot.Conflicts.Set(s.Name, conflicts)
 	}
 }
-

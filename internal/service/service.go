@@ -98,6 +98,9 @@ type Node struct {
 	// Addresses are the node's own, from the Node object: InternalIPs before
 	// ExternalIPs, each in the object's order.
 	Addresses []netip.Addr
+	// HostAddresses are those on the node's interfaces, sorted; node ports
+	// given as CIDRs are served on the ones that these contain.
+	HostAddresses []netip.Addr
 }
 
 // ID names a service port in messages: "namespace/name:port", with the number

@@ -18,6 +18,9 @@ func (s Snapshot) String() string {
 	for _, a := range s.Node.Addresses {
 		fmt.Fprintf(&b, "  address %s\n", a)
 	}
+	for _, a := range s.Node.HostAddresses {
+		fmt.Fprintf(&b, "  host-address %s\n", a)
+	}
 	for name, svc := range s.Services.All() {
 		svc.write(&b)
 		if lost, ok := s.Conflicts.Get(name); ok {
@@ -123,6 +126,8 @@ func (p *parser) line(keyword string, words []string) error {
 		return p.nodeLine(words)
 	case "address":
 		return parseAddr(words, &p.node.Addresses)
+	case "host-address":
+		return parseAddr(words, &p.node.HostAddresses)
 	case "service":
 		return p.serviceLine(words)
 	}
