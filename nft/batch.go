@@ -1,0 +1,169 @@
+package nft
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Batch is what one transaction does, operation by operation. All of it takes
+// effect, or none.
+type Batch struct {
+	Ops []Op
+}
+
+// Empty says that there is nothing to do.
+func (b Batch) Empty() bool { return len(b.Ops) == 0 }
+
+// Op is one operation of a batch on one table. The set of operations is closed.
+type Op interface {
+	// Text is the operation as one or more nft commands, each on a line.
+	Text() string
+	op()
+}
+
+// TableID names a table.
+type TableID struct {
+	Family Family
+	Name   string
+}
+
+func (t TableID) String() string { return t.Family.String() + " " + t.Name }
+
+// ID names the table.
+func (t *Table) ID() TableID { return TableID{t.Family, t.Name} }
+
+// AddTable creates the table, or does nothing where it is there already.
+type AddTable struct{ Table TableID }
+
+// DeleteTable deletes the table with all that is in it. A missing table is an
+// error.
+type DeleteTable struct{ Table TableID }
+
+// AddSet declares a set or map.
+type AddSet struct {
+	Table TableID
+	Set   *Set
+}
+
+// AddChain creates the chain, without its rules.
+type AddChain struct {
+	Table TableID
+	Chain *Chain
+}
+
+// FlushChain removes all rules of the chain.
+type FlushChain struct {
+	Table TableID
+	Chain string
+}
+
+// DeleteChain deletes a chain that nothing points to.
+type DeleteChain struct {
+	Table TableID
+	Chain string
+}
+
+// AddRules appends the chain's rules to it.
+type AddRules struct {
+	Table TableID
+	Chain *Chain
+}
+
+// OwnedElement is an element and the part that it belongs to, which is what an
+// error about it concerns.
+type OwnedElement struct {
+	Element
+	Part string
+}
+
+// AddElements adds elements to one set. A key that is there with other data is
+// an error, with the same data it is none.
+type AddElements struct {
+	Table    TableID
+	Set      *Set
+	Elements []OwnedElement
+}
+
+// DeleteElements deletes elements of one set by their keys. A missing key is an
+// error.
+type DeleteElements struct {
+	Table    TableID
+	Set      *Set
+	Elements []OwnedElement
+}
+
+func (AddTable) op()       {}
+func (DeleteTable) op()    {}
+func (AddSet) op()         {}
+func (AddChain) op()       {}
+func (FlushChain) op()     {}
+func (DeleteChain) op()    {}
+func (AddRules) op()       {}
+func (AddElements) op()    {}
+func (DeleteElements) op() {}
+
+// String is the batch as an nft script.
+func (b Batch) String() string {
+	var s strings.Builder
+	for _, op := range b.Ops {
+		s.WriteString(op.Text())
+	}
+	return s.String()
+}
+
+// Text is, for example, "add table ip nftproxy".
+func (o AddTable) Text() string { return fmt.Sprintf("add table %s\n", o.Table) }
+
+// Text is, for example, "delete table ip nftproxy".
+func (o DeleteTable) Text() string { return fmt.Sprintf("delete table %s\n", o.Table) }
+
+// Text is, for example, "add set ip nftproxy cluster-ips { typeof ip daddr; }".
+func (o AddSet) Text() string {
+	return fmt.Sprintf("add %s %s %s { %s; }\n", o.Set.keyword(), o.Table, o.Set.Name, o.Set.declaration(o.Table.Family))
+}
+
+// Text is, for example, "add chain ip nftproxy refuse".
+func (o AddChain) Text() string {
+	hook := ""
+	if h := o.Chain.Hook; h != nil {
+		hook = fmt.Sprintf(" { %s; }", h)
+	}
+	return fmt.Sprintf("add chain %s %s%s\n", o.Table, o.Chain.Name, hook)
+}
+
+// Text is, for example, "flush chain ip nftproxy refuse".
+func (o FlushChain) Text() string { return fmt.Sprintf("flush chain %s %s\n", o.Table, o.Chain) }
+
+// Text is, for example, "delete chain ip nftproxy endpoints-3".
+func (o DeleteChain) Text() string { return fmt.Sprintf("delete chain %s %s\n", o.Table, o.Chain) }
+
+// Text is an "add rule" command for each rule.
+func (o AddRules) Text() string {
+	var s strings.Builder
+	for _, r := range o.Chain.Rules {
+		fmt.Fprintf(&s, "add rule %s %s %s\n", o.Table, o.Chain.Name, r.Text(o.Table.Family))
+	}
+	return s.String()
+}
+
+// Text is an "add element" command with one element a line.
+func (o AddElements) Text() string {
+	var s strings.Builder
+	fmt.Fprintf(&s, "add element %s %s {\n", o.Table, o.Set.Name)
+	for _, e := range o.Elements {
+		fmt.Fprintf(&s, "\t%s,\n", e.text(o.Table.Family, o.Set))
+	}
+	s.WriteString("}\n")
+	return s.String()
+}
+
+// Text is a "delete element" command with one key a line.
+func (o DeleteElements) Text() string {
+	var s strings.Builder
+	fmt.Fprintf(&s, "delete element %s %s {\n", o.Table, o.Set.Name)
+	for _, e := range o.Elements {
+		fmt.Fprintf(&s, "\t%s,\n", o.Set.Key.Format(o.Table.Family, e.Key))
+	}
+	s.WriteString("}\n")
+	return s.String()
+}

@@ -1,0 +1,255 @@
+package nft
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// Model is tables as a kernel holds them: flat, without parts. It stands for a
+// kernel in tests, strict about what the kernel is strict about, and is the
+// form in which nft/kernel returns what it read.
+type Model struct {
+	tables map[TableID]*Contents
+}
+
+// Contents is one table of a Model.
+type Contents struct {
+	Table  TableID
+	Sets   map[string]*SetContents
+	Chains map[string]*Chain
+}
+
+// SetContents is one set or map with its elements by key.
+type SetContents struct {
+	Set      *Set
+	Elements map[Value]Element
+}
+
+// Unknown is a rule's content that the reader of a kernel's table does not
+// recognise; no program contains it, so a chain with it is always rewritten.
+type Unknown struct{}
+
+func (Unknown) statement() {}
+
+// Text is a comment, which nft ignores.
+func (Unknown) Text(Family) string { return "# unknown" }
+
+// The errors that a Model returns where a kernel returns ENOENT, EEXIST and
+// EBUSY.
+var (
+	ErrNotFound = errors.New("no such object")
+	ErrExists   = errors.New("object exists")
+	ErrBusy     = errors.New("object in use")
+)
+
+// NewModel is a model without tables.
+func NewModel() *Model { return &Model{map[TableID]*Contents{}} }
+
+// NewContents is a table without sets and chains.
+func NewContents(id TableID) *Contents {
+	return &Contents{id, map[string]*SetContents{}, map[string]*Chain{}}
+}
+
+// Put replaces a table.
+func (m *Model) Put(c *Contents) { m.tables[c.Table] = c }
+
+// Table returns the table's contents, or nil if there is no such table.
+func (m *Model) Table(id TableID) *Contents { return m.tables[id] }
+
+func (c *Contents) clone() *Contents {
+	n := &Contents{c.Table, maps.Clone(c.Sets), maps.Clone(c.Chains)}
+	for name, s := range n.Sets {
+		n.Sets[name] = &SetContents{s.Set, maps.Clone(s.Elements)}
+	}
+	return n
+}
+
+// Apply carries out the batch, all of it or, on an error, nothing.
+func (m *Model) Apply(b Batch) error {
+	work := &Model{maps.Clone(m.tables)}
+	for id, c := range work.tables {
+		work.tables[id] = c.clone()
+	}
+	for _, op := range b.Ops {
+		if err := work.apply(op); err != nil {
+			command, _, _ := strings.Cut(op.Text(), "\n")
+			return fmt.Errorf("%s: %w", command, err)
+		}
+	}
+	if err := work.check(); err != nil {
+		return err
+	}
+	m.tables = work.tables
+	return nil
+}
+
+func (m *Model) apply(op Op) error {
+	switch op := op.(type) {
+	case AddTable:
+		if m.tables[op.Table] == nil {
+			m.tables[op.Table] = NewContents(op.Table)
+		}
+		return nil
+	case DeleteTable:
+		if m.tables[op.Table] == nil {
+			return ErrNotFound
+		}
+		delete(m.tables, op.Table)
+		return nil
+	case AddSet:
+		return m.in(op.Table, func(c *Contents) error { return c.addSet(op.Set) })
+	case AddChain:
+		return m.in(op.Table, func(c *Contents) error { return c.addChain(op.Chain) })
+	case FlushChain:
+		return m.inChain(op.Table, op.Chain, func(c *Contents, ch *Chain) { c.Chains[op.Chain] = &Chain{Name: ch.Name, Hook: ch.Hook} })
+	case DeleteChain:
+		return m.inChain(op.Table, op.Chain, func(c *Contents, _ *Chain) { delete(c.Chains, op.Chain) })
+	case AddRules:
+		return m.inChain(op.Table, op.Chain.Name, func(c *Contents, ch *Chain) {
+			c.Chains[ch.Name] = &Chain{ch.Name, ch.Hook, append(slices.Clone(ch.Rules), op.Chain.Rules...)}
+		})
+	case AddElements:
+		return m.inSet(op.Table, op.Set, op.Elements, (*SetContents).add)
+	case DeleteElements:
+		return m.inSet(op.Table, op.Set, op.Elements, (*SetContents).delete)
+	}
+	return fmt.Errorf("unknown operation %T", op)
+}
+
+func (m *Model) in(id TableID, do func(*Contents) error) error {
+	c := m.tables[id]
+	if c == nil {
+		return ErrNotFound
+	}
+	return do(c)
+}
+
+func (m *Model) inChain(id TableID, name string, do func(*Contents, *Chain)) error {
+	return m.in(id, func(c *Contents) error {
+		chain := c.Chains[name]
+		if chain == nil {
+			return ErrNotFound
+		}
+		do(c, chain)
+		return nil
+	})
+}
+
+func (m *Model) inSet(id TableID, set *Set, elements []OwnedElement, do func(*SetContents, Family, Element) error) error {
+	return m.in(id, func(c *Contents) error {
+		s := c.Sets[set.Name]
+		if s == nil {
+			return ErrNotFound
+		}
+		for _, e := range elements {
+			if err := do(s, id.Family, e.Element); err != nil {
+				return fmt.Errorf("element %s: %w", s.Set.Key.Format(id.Family, e.Key), err)
+			}
+		}
+		return nil
+	})
+}
+
+func (c *Contents) addSet(s *Set) error {
+	if c.Sets[s.Name] != nil {
+		return ErrExists
+	}
+	c.Sets[s.Name] = &SetContents{s, map[Value]Element{}}
+	return nil
+}
+
+func (c *Contents) addChain(chain *Chain) error {
+	if c.Chains[chain.Name] != nil {
+		return ErrExists
+	}
+	c.Chains[chain.Name] = &Chain{Name: chain.Name, Hook: chain.Hook}
+	return nil
+}
+
+func (s *SetContents) add(f Family, e Element) error {
+	if len(e.Key) != s.Set.Key.Len(f) || len(e.Data) != s.Set.Data.Len(f) || (e.Verdict != Verdict{}) != s.Set.Verdicts {
+		return fmt.Errorf("does not fit %q", s.Set.declaration(f))
+	}
+	if len(e.Comment) > MaxComment {
+		return fmt.Errorf("comment of %d bytes", len(e.Comment))
+	}
+	if have, ok := s.Elements[e.Key]; ok && (have.Data != e.Data || have.Verdict != e.Verdict) {
+		return ErrExists
+	}
+	s.Elements[e.Key] = e
+	return nil
+}
+
+func (s *SetContents) delete(_ Family, e Element) error {
+	if _, ok := s.Elements[e.Key]; !ok {
+		return ErrNotFound
+	}
+	delete(s.Elements, e.Key)
+	return nil
+}
+
+// check holds what the kernel checks for a whole transaction: every chain and
+// set that is referred to exists, and so does each jump's target.
+func (m *Model) check() error {
+	for id, c := range m.tables {
+		for _, chain := range c.Chains {
+			for _, r := range chain.Rules {
+				for _, s := range r {
+					if err := c.checkStatement(s); err != nil {
+						return fmt.Errorf("chain %s %s: rule %q: %w", id, chain.Name, r.Text(id.Family), err)
+					}
+				}
+			}
+		}
+		for _, s := range c.Sets {
+			for _, e := range s.Elements {
+				if err := c.checkStatement(e.Verdict); err != nil {
+					return fmt.Errorf("map %s %s: element %s: %w", id, s.Set.Name, s.Set.Key.Format(id.Family, e.Key), err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func (c *Contents) checkStatement(s Statement) error {
+	set, kind := "", ""
+	switch s := s.(type) {
+	case Verdict:
+		if s.Chain == "" {
+			return nil
+		}
+		target := c.Chains[s.Chain]
+		if target == nil {
+			return fmt.Errorf("chain %s: %w", s.Chain, ErrBusy)
+		}
+		if target.Hook != nil {
+			return fmt.Errorf("chain %s has a hook and cannot be jumped to", s.Chain)
+		}
+		return nil
+	case InSet:
+		set, kind = s.Set, "set"
+	case VMap:
+		set, kind = s.Map, "map"
+	case DNAT:
+		set, kind = s.Map, "map"
+	default:
+		return nil
+	}
+	if c.Sets[set] == nil || c.Sets[set].Set.keyword() != kind {
+		return fmt.Errorf("%s %s: %w", kind, set, ErrNotFound)
+	}
+	return nil
+}
+
+// String is the tables in the syntax that nft reads, sorted.
+func (m *Model) String() string {
+	var b strings.Builder
+	for _, id := range slices.SortedFunc(maps.Keys(m.tables), func(a, b TableID) int { return strings.Compare(a.String(), b.String()) }) {
+		m.tables[id].write(&b)
+	}
+	return b.String()
+}

@@ -1,0 +1,202 @@
+package nft
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"nftproxy/internal/treap"
+)
+
+// Program is the whole of what the proxy wants in the kernel: one table in
+// each family, written in one transaction.
+type Program struct {
+	IPv4, IPv6 *Table
+}
+
+// Table returns the program's table of the family.
+func (p *Program) Table(f Family) *Table {
+	if f == IPv6 {
+		return p.IPv6
+	}
+	return p.IPv4
+}
+
+// Table is one table's contents. Sets, and chains with a hook, stay the same
+// for the life of the table; shared chains come and go with their users; parts
+// are the elements.
+type Table struct {
+	Family Family
+	Name   string
+	// Sets are the declarations of sets and maps, in the order of their names.
+	Sets []*Set
+	// Chains by name.
+	Chains treap.Map[string, *Chain]
+	// Parts hold the elements by what they belong to, such as a service. A key
+	// of a set stands in one part only.
+	Parts treap.Map[string, *Part]
+}
+
+// Set returns the declaration of the set or map of that name, or nil.
+func (t *Table) Set(name string) *Set {
+	for _, s := range t.Sets {
+		if s.Name == name {
+			return s
+		}
+	}
+	return nil
+}
+
+// Set declares a set (no data), a verdict map or a data map.
+type Set struct {
+	Name string
+	Key  Fields
+	// Verdicts makes it a verdict map; Data then stays empty.
+	Verdicts bool
+	// Data makes it a data map.
+	Data Fields
+}
+
+// Chain is a chain with all of its rules.
+type Chain struct {
+	Name string
+	// Hook is nil for a chain that is only jumped to.
+	Hook  *Hook
+	Rules []Rule
+}
+
+// Hook binds a base chain of type nat to one of the kernel's hooks, with
+// policy accept.
+type Hook struct {
+	Name HookName
+	// Priority orders chains of one hook; lower runs first. dstnat is -100,
+	// srcnat 100.
+	Priority int32
+}
+
+// HookName is one of the kernel's inet hooks, by its NF_INET number.
+type HookName uint8
+
+// The hooks that nat chains can have.
+const (
+	Prerouting  HookName = 0
+	Input       HookName = 1
+	Output      HookName = 3
+	Postrouting HookName = 4
+)
+
+func (h HookName) String() string {
+	switch h {
+	case Prerouting:
+		return "prerouting"
+	case Input:
+		return "input"
+	case Output:
+		return "output"
+	case Postrouting:
+		return "postrouting"
+	}
+	return "unknown"
+}
+
+// Rule is a list of statements: each is evaluated until one does not match.
+type Rule []Statement
+
+// Element is one entry of a set or map.
+type Element struct {
+	Set string
+	Key Value
+	// Data is empty in sets and verdict maps.
+	Data Value
+	// Verdict is the zero value but in verdict maps.
+	Verdict Verdict
+	// Comment shows in nft's listing. At most 128 bytes (nft's limit).
+	Comment string
+}
+
+// MaxComment is the longest comment, in bytes, that nft accepts and prints.
+const MaxComment = 128
+
+func compareKeys(a, b Element) int {
+	return cmp.Or(cmp.Compare(a.Set, b.Set), cmp.Compare(a.Key, b.Key))
+}
+
+// Pool is a list of interchangeable entries of a data map: key Prefix.0 to
+// Prefix.n-1, one for each target. The program does not say which target has
+// which index: Plan leaves each where it is, so that one replaced target is one
+// replaced element.
+type Pool struct {
+	Map     string
+	Prefix  Value
+	Targets []Value
+}
+
+func comparePools(a, b Pool) int {
+	return cmp.Or(cmp.Compare(a.Map, b.Map), cmp.Compare(a.Prefix, b.Prefix))
+}
+
+// element is the pool's entry at the index.
+func (p *Pool) element(i int) Element {
+	return Element{Set: p.Map, Key: p.Prefix.WithIndex(i), Data: p.Targets[i]}
+}
+
+// Part is the elements that come and go together.
+type Part struct {
+	// Elements are sorted by set and key, and Pools by map and prefix.
+	Elements []Element
+	Pools    []Pool
+}
+
+// NewPart sorts what it is given.
+func NewPart(elements []Element, pools []Pool) *Part {
+	slices.SortFunc(elements, compareKeys)
+	slices.SortFunc(pools, comparePools)
+	return &Part{elements, pools}
+}
+
+// all yields every element, those of the pools in their present order.
+func (p *Part) all(yield func(Element)) {
+	if p == nil {
+		return
+	}
+	for _, e := range p.Elements {
+		yield(e)
+	}
+	for i := range p.Pools {
+		for j := range p.Pools[i].Targets {
+			yield(p.Pools[i].element(j))
+		}
+	}
+}
+
+// Counts says how large a program is, for people and metrics.
+type Counts struct {
+	Chains, Rules, Elements int
+}
+
+// Counts adds up both tables.
+func (p *Program) Counts() Counts {
+	var c Counts
+	for _, f := range Families() {
+		t := p.Table(f)
+		for _, chain := range t.Chains.All() {
+			c.Chains++
+			c.Rules += len(chain.Rules)
+		}
+		for _, part := range t.Parts.All() {
+			c.Elements += len(part.Elements)
+			for i := range part.Pools {
+				c.Elements += len(part.Pools[i].Targets)
+			}
+		}
+	}
+	return c
+}
+
+// familyOf is the family of an address's table.
+func familyOf(a netip.Addr) Family {
+	if a.Is4() {
+		return IPv4
+	}
+	return IPv6
+}

@@ -1,0 +1,183 @@
+package nft
+
+import (
+	"fmt"
+	"net/netip"
+)
+
+// Statement is one step of a rule: a match, which ends the rule when it does
+// not hold, or an action. The set of statements is closed, since each has a
+// text form, an evaluation (Trace) and an encoding (nft/kernel).
+type Statement interface {
+	// Text is the statement in nft syntax for a table of the family.
+	Text(Family) string
+	statement()
+}
+
+// MatchAddr matches an address against a prefix of the table's family.
+type MatchAddr struct {
+	Field  Field // Saddr or Daddr
+	Not    bool
+	Prefix netip.Prefix
+}
+
+// MatchProto matches the transport protocol by its number.
+type MatchProto struct{ Protocol uint8 }
+
+// MatchLocal matches a destination that the node's routing table calls local
+// (with Not: that it does not).
+type MatchLocal struct{ Not bool }
+
+// MatchMark matches when any bit of the mask is set in the packet's mark.
+type MatchMark struct{ Mask uint32 }
+
+// MatchDNATed matches packets of connections whose destination was translated.
+type MatchDNATed struct{}
+
+// InSet matches when the key is in the set.
+type InSet struct {
+	Key Fields
+	Set string
+}
+
+// VMap looks the key up in a verdict map and does what it finds.
+type VMap struct {
+	Key Fields
+	Map string
+}
+
+// DNAT sends the connection to the address and port that a data map has for
+// the key followed by a random index below Mod. No entry: the rule ends there.
+type DNAT struct {
+	Key Fields
+	Mod uint32
+	Map string
+}
+
+// SetMark sets the bits of the mask in the packet's mark, ClearMark clears them.
+type SetMark struct{ Mask uint32 }
+
+// ClearMark clears the bits of the mask in the packet's mark.
+type ClearMark struct{ Mask uint32 }
+
+// Masquerade gives the connection the outgoing interface's address as source
+// and a fully random port.
+type Masquerade struct{}
+
+// Reject refuses: with a TCP reset (the rule must have matched TCP), else with
+// ICMP port unreachable.
+type Reject struct{ TCPReset bool }
+
+// Verdict ends the evaluation or goes on in another chain. It is a statement
+// and also the data of a verdict map.
+type Verdict struct {
+	Code  VerdictCode
+	Chain string
+}
+
+// VerdictCode says what a verdict does, by the kernel's number where it has
+// one (NF_DROP 0, NF_ACCEPT 1, NFT_JUMP -3, NFT_GOTO -4, NFT_RETURN -5).
+type VerdictCode int32
+
+// The verdicts. The zero Verdict is none of them.
+const (
+	Drop   VerdictCode = 100
+	Accept VerdictCode = 1
+	Jump   VerdictCode = -3
+	Goto   VerdictCode = -4
+	Return VerdictCode = -5
+)
+
+func (MatchAddr) statement()   {}
+func (MatchProto) statement()  {}
+func (MatchLocal) statement()  {}
+func (MatchMark) statement()   {}
+func (MatchDNATed) statement() {}
+func (InSet) statement()       {}
+func (VMap) statement()        {}
+func (DNAT) statement()        {}
+func (SetMark) statement()     {}
+func (ClearMark) statement()   {}
+func (Masquerade) statement()  {}
+func (Reject) statement()      {}
+func (Verdict) statement()     {}
+
+// Text is, for example, "ip saddr != 10.0.0.0/8".
+func (s MatchAddr) Text(f Family) string {
+	return fmt.Sprintf("%s %s%s", s.Field.Text(f), not(s.Not), s.Prefix)
+}
+
+func not(n bool) string {
+	if n {
+		return "!= "
+	}
+	return ""
+}
+
+// Text is, for example, "meta l4proto tcp".
+func (s MatchProto) Text(Family) string { return "meta l4proto " + ProtocolText(s.Protocol) }
+
+// Text is "fib daddr type local" or "fib daddr type != local".
+func (s MatchLocal) Text(Family) string { return "fib daddr type " + not(s.Not) + "local" }
+
+// Text is, for example, "meta mark & 0x00004000 != 0x00000000".
+func (s MatchMark) Text(Family) string {
+	return fmt.Sprintf("meta mark & 0x%08x != 0x00000000", s.Mask)
+}
+
+// Text is "ct status dnat".
+func (MatchDNATed) Text(Family) string { return "ct status dnat" }
+
+// Text is, for example, "ip daddr @cluster-ips".
+func (s InSet) Text(f Family) string { return fmt.Sprintf("%s @%s", s.Key.Text(f), s.Set) }
+
+// Text is, for example, "ip daddr . meta l4proto . th dport vmap @services".
+func (s VMap) Text(f Family) string { return fmt.Sprintf("%s vmap @%s", s.Key.Text(f), s.Map) }
+
+// Text is, for example, "dnat to ip daddr . meta l4proto . th dport . numgen
+// random mod 3 map @endpoints".
+func (s DNAT) Text(f Family) string {
+	return fmt.Sprintf("dnat to %s . numgen random mod %d map @%s", s.Key.Text(f), s.Mod, s.Map)
+}
+
+// Text is, for example, "meta mark set meta mark | 0x00004000".
+func (s SetMark) Text(Family) string { return fmt.Sprintf("meta mark set meta mark | 0x%08x", s.Mask) }
+
+// Text is, for example, "meta mark set meta mark & 0xffffbfff".
+func (s ClearMark) Text(Family) string {
+	return fmt.Sprintf("meta mark set meta mark & 0x%08x", ^s.Mask)
+}
+
+// Text is "masquerade fully-random".
+func (Masquerade) Text(Family) string { return "masquerade fully-random" }
+
+// Text is "reject with tcp reset" or, for example, "reject with icmp
+// port-unreachable".
+func (s Reject) Text(f Family) string {
+	switch {
+	case s.TCPReset:
+		return "reject with tcp reset"
+	case f == IPv6:
+		return "reject with icmpv6 port-unreachable"
+	}
+	return "reject with icmp port-unreachable"
+}
+
+// Text is, for example, "goto endpoints-3".
+func (v Verdict) Text(Family) string { return v.String() }
+
+func (v Verdict) String() string {
+	switch v.Code {
+	case Drop:
+		return "drop"
+	case Accept:
+		return "accept"
+	case Jump:
+		return "jump " + v.Chain
+	case Goto:
+		return "goto " + v.Chain
+	case Return:
+		return "return"
+	}
+	return fmt.Sprintf("verdict-%d", v.Code)
+}

@@ -1,0 +1,180 @@
+package nft
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+)
+
+// Family is a table's address family, by the kernel's NFPROTO number.
+type Family uint8
+
+// The families that the program has a table in.
+const (
+	IPv4 Family = 2
+	IPv6 Family = 10
+)
+
+// Families lists both, in the order in which their tables are written.
+func Families() [2]Family { return [2]Family{IPv4, IPv6} }
+
+// String is nft's word for the family: "ip" or "ip6".
+func (f Family) String() string {
+	if f == IPv6 {
+		return "ip6"
+	}
+	return "ip"
+}
+
+// AddrLen is the length of an address of the family in bytes.
+func (f Family) AddrLen() int {
+	if f == IPv6 {
+		return 16
+	}
+	return 4
+}
+
+// Field is something of a packet that can stand in a set's key or in a map's
+// data. In a concatenation each takes a multiple of four bytes.
+type Field uint8
+
+// The fields. Index is the result of numgen: a number in host byte order.
+const (
+	Saddr Field = iota + 1
+	Daddr
+	L4Proto
+	Dport
+	Index
+)
+
+// Text is nft's expression for the field in a rule of the family, as it also
+// stands behind typeof in a set's declaration.
+func (f Field) Text(family Family) string {
+	switch f {
+	case Saddr:
+		return family.String() + " saddr"
+	case Daddr:
+		return family.String() + " daddr"
+	case L4Proto:
+		return "meta l4proto"
+	case Dport:
+		return "th dport"
+	case Index:
+		// Any modulus declares the same type; nft keeps what it was given.
+		return "numgen random mod 2"
+	}
+	return fmt.Sprintf("field-%d", uint8(f))
+}
+
+// Len is the length of the field's value in bytes, without padding.
+func (f Field) Len(family Family) int {
+	switch f {
+	case Saddr, Daddr:
+		return family.AddrLen()
+	case L4Proto:
+		return 1
+	case Dport:
+		return 2
+	}
+	return 4
+}
+
+// Value is a concatenation as the kernel's registers hold it: each field in
+// network byte order (Index in host byte order) and padded to four bytes. It is
+// a string so that it can be a map's key and never changes.
+type Value string
+
+// Fields lists what a concatenation is made of.
+type Fields []Field
+
+// Len is the length of a Value of these fields.
+func (fs Fields) Len(family Family) int {
+	n := 0
+	for _, f := range fs {
+		n += (f.Len(family) + 3) &^ 3
+	}
+	return n
+}
+
+// Text is nft's expression for the concatenation.
+func (fs Fields) Text(family Family) string {
+	words := make([]string, len(fs))
+	for i, f := range fs {
+		words[i] = f.Text(family)
+	}
+	return strings.Join(words, " . ")
+}
+
+// Format prints a value as nft does. A value of another length is printed as
+// hexadecimal digits.
+func (fs Fields) Format(family Family, v Value) string {
+	if len(v) != fs.Len(family) {
+		return fmt.Sprintf("0x%x", string(v))
+	}
+	words := make([]string, len(fs))
+	for i, f := range fs {
+		n := f.Len(family)
+		words[i] = f.format([]byte(v[:n]))
+		v = v[(n+3)&^3:]
+	}
+	return strings.Join(words, " . ")
+}
+
+func (f Field) format(b []byte) string {
+	switch f {
+	case Saddr, Daddr:
+		a, _ := netip.AddrFromSlice(b)
+		return a.String()
+	case L4Proto:
+		return ProtocolText(b[0])
+	case Dport:
+		return strconv.Itoa(int(binary.BigEndian.Uint16(b)))
+	}
+	return strconv.FormatUint(uint64(binary.NativeEndian.Uint32(b)), 10)
+}
+
+// ProtocolText is nft's name for an IP protocol number, or the number.
+func ProtocolText(p uint8) string {
+	switch p {
+	case 1:
+		return "icmp"
+	case 6:
+		return "tcp"
+	case 17:
+		return "udp"
+	case 58:
+		return "ipv6-icmp"
+	case 132:
+		return "sctp"
+	}
+	return strconv.Itoa(int(p))
+}
+
+// AppendAddr, AppendProto, AppendPort and AppendIndex add one field to a
+// concatenation that is being built.
+func AppendAddr(b []byte, a netip.Addr) []byte { return append(b, a.AsSlice()...) }
+
+// AppendProto adds an L4Proto.
+func AppendProto(b []byte, p uint8) []byte { return append(b, p, 0, 0, 0) }
+
+// AppendPort adds a Dport.
+func AppendPort(b []byte, port uint16) []byte {
+	return append(binary.BigEndian.AppendUint16(b, port), 0, 0)
+}
+
+// AppendIndex adds an Index.
+func AppendIndex(b []byte, i uint32) []byte { return binary.NativeEndian.AppendUint32(b, i) }
+
+// WithIndex is the value followed by an Index.
+func (v Value) WithIndex(i int) Value {
+	b := make([]byte, 0, len(v)+4)
+	return Value(AppendIndex(append(b, v...), uint32(i)))
+}
+
+// SplitIndex takes a trailing Index off the value.
+func (v Value) SplitIndex() (prefix Value, index int) {
+	at := len(v) - 4
+	return v[:at], int(binary.NativeEndian.Uint32([]byte(v[at:])))
+}
