@@ -2,6 +2,8 @@ package nft
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 )
 
@@ -50,4 +52,59 @@ func (e Element) text(f Family, s *Set) string {
 		fmt.Fprintf(&b, " : %s", s.Data.Format(f, e.Data))
 	}
 	return b.String()
+}
+
+// write prints the table as nft -f reads it: sets, then chains, each sorted by
+// name, elements by key.
+func (c *Contents) write(b *strings.Builder) {
+	f := c.Table.Family
+	fmt.Fprintf(b, "table %s {\n", c.Table)
+	for _, name := range slices.Sorted(maps.Keys(c.Sets)) {
+		s := c.Sets[name]
+		fmt.Fprintf(b, "\t%s %s {\n\t\t%s\n", s.Set.keyword(), name, s.Set.declaration(f))
+		if len(s.Elements) > 0 {
+			b.WriteString("\t\telements = {\n")
+			for _, key := range slices.Sorted(maps.Keys(s.Elements)) {
+				fmt.Fprintf(b, "\t\t\t%s,\n", s.Elements[key].text(f, s.Set))
+			}
+			b.WriteString("\t\t}\n")
+		}
+		b.WriteString("\t}\n")
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Chains)) {
+		chain := c.Chains[name]
+		fmt.Fprintf(b, "\tchain %s {\n", name)
+		if chain.Hook != nil {
+			fmt.Fprintf(b, "\t\t%s; policy accept;\n", chain.Hook)
+		}
+		for _, r := range chain.Rules {
+			fmt.Fprintf(b, "\t\t%s\n", r.Text(f))
+		}
+		b.WriteString("\t}\n")
+	}
+	b.WriteString("}\n")
+}
+
+// String is the program as nft -f reads it, with each pool's targets in the
+// order of the program.
+func (p *Program) String() string { return p.Model().String() }
+
+// Model is the tables that the program describes, as after a first sync.
+func (p *Program) Model() *Model {
+	m := NewModel()
+	for _, f := range Families() {
+		t := p.Table(f)
+		c := NewContents(t.ID())
+		for _, s := range t.Sets {
+			c.Sets[s.Name] = &SetContents{s, map[Value]Element{}}
+		}
+		for name, chain := range t.Chains.All() {
+			c.Chains[name] = chain
+		}
+		for _, part := range t.Parts.All() {
+			part.all(func(e Element) { c.Sets[e.Set].Elements[e.Key] = e })
+		}
+		m.Put(c)
+	}
+	return m
 }
