@@ -1,0 +1,6 @@
+// Package kernel carries batches to the kernel's nf_tables over netlink, each as
+// one transaction, and reads tables back into the form of an nft.Model.
+//
+// It decides nothing: what to write is planned in package nft. It never runs the
+// nft command, and it touches no table but those it is given.
+package kernel
