@@ -2,7 +2,6 @@ package nft
 
 import (
 	"cmp"
-	"net/netip"
 	"slices"
 
 	"nftproxy/internal/treap"
@@ -191,12 +190,4 @@ func (p *Program) Counts() Counts {
 		}
 	}
 	return c
-}
-
-// familyOf is the family of an address's table.
-func familyOf(a netip.Addr) Family {
-	if a.Is4() {
-		return IPv4
-	}
-	return IPv6
 }

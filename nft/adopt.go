@@ -1,0 +1,93 @@
+package nft
+
+import (
+	"maps"
+	"slices"
+)
+
+// Unowned is the part that Adopt gives the elements which belong to nothing in
+// the wanted program. No program has a part of that name, so the next Plan
+// deletes them.
+const Unowned = ""
+
+// Adopt makes a State of tables that were read from a kernel: each element is
+// given to the part of the wanted program that has its key, so that the next
+// Plan finds what differs and keeps what does not. A table whose sets are
+// declared otherwise than wanted will be replaced as a whole.
+func Adopt(m *Model, want *Program) State {
+	var s State
+	for i, f := range Families() {
+		t := want.Table(f)
+		if c := m.Table(t.ID()); c != nil {
+			s.tables[i] = adoptTable(c, t)
+		}
+	}
+	return s
+}
+
+func adoptTable(c *Contents, want *Table) tableState {
+	applied := &Table{Family: want.Family, Name: want.Name}
+	for _, name := range slices.Sorted(maps.Keys(c.Sets)) {
+		have, wanted := c.Sets[name].Set, want.Set(name)
+		if wanted == nil || !wanted.sameAs(have, want.Family) {
+			return tableState{applied: applied, replace: true}
+		}
+		applied.Sets = append(applied.Sets, wanted)
+	}
+	for name, chain := range c.Chains {
+		applied.Chains = applied.Chains.Set(name, chain)
+	}
+	left := map[string]map[Value]Element{}
+	for name, s := range c.Sets {
+		left[name] = maps.Clone(s.Elements)
+	}
+	for name, part := range want.Parts.All() {
+		if p := claim(left, part); p != nil {
+			applied.Parts = applied.Parts.Set(name, p)
+		}
+	}
+	var rest []Element
+	for _, elements := range left {
+		rest = slices.AppendSeq(rest, maps.Values(elements))
+	}
+	if len(rest) > 0 {
+		applied.Parts = applied.Parts.Set(Unowned, NewPart(rest, nil))
+	}
+	return tableState{applied: applied}
+}
+
+func (s *Set) sameAs(o *Set, f Family) bool {
+	return s == o || s.keyword() == o.keyword() && s.declaration(f) == o.declaration(f)
+}
+
+// claim moves what has the keys of the wanted part from left into a part of
+// its own; nil where there is nothing.
+func claim(left map[string]map[Value]Element, want *Part) *Part {
+	var elements []Element
+	for _, e := range want.Elements {
+		if have, ok := left[e.Set][e.Key]; ok {
+			elements = append(elements, have)
+			delete(left[e.Set], e.Key)
+		}
+	}
+	var pools []Pool
+	for _, w := range want.Pools {
+		pool := Pool{Map: w.Map, Prefix: w.Prefix}
+		for i := 0; ; i++ {
+			key := w.Prefix.WithIndex(i)
+			have, ok := left[w.Map][key]
+			if !ok {
+				break
+			}
+			pool.Targets = append(pool.Targets, have.Data)
+			delete(left[w.Map], key)
+		}
+		if len(pool.Targets) > 0 {
+			pools = append(pools, pool)
+		}
+	}
+	if elements == nil && pools == nil {
+		return nil
+	}
+	return NewPart(elements, pools)
+}

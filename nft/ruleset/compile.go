@@ -1,0 +1,190 @@
+package ruleset
+
+import (
+	"net/netip"
+
+	"nftproxy/internal/service"
+	"nftproxy/internal/treap"
+	"nftproxy/nft"
+)
+
+// Compile compiles a snapshot from scratch.
+func Compile(cfg Config, s service.Snapshot) *nft.Program { return NewCompiler(cfg).Compile(s) }
+
+// Compiler compiles one snapshot after the other and builds only what has
+// changed in between: the cost follows the changed services. It is not safe
+// for concurrent use; the programs are.
+type Compiler struct {
+	tables [2]*tableCompiler
+	last   service.Snapshot
+}
+
+// NewCompiler makes a compiler for one configuration.
+func NewCompiler(cfg Config) *Compiler {
+	c := &Compiler{last: service.Snapshot{Node: &service.Node{}}}
+	for i, f := range nft.Families() {
+		c.tables[i] = newTableCompiler(cfg, f)
+	}
+	return c
+}
+
+// Compile returns the program for the snapshot. It equals what Compile from
+// scratch gives; what has not changed keeps its pointers.
+func (c *Compiler) Compile(s service.Snapshot) *nft.Program {
+	changed := c.changed(s)
+	for _, t := range c.tables {
+		if s.Node != c.last.Node {
+			t.setNode(s.Node)
+		}
+		for _, name := range changed {
+			t.setService(name, s)
+		}
+	}
+	c.last = s
+	return &nft.Program{IPv4: c.tables[0].program(), IPv6: c.tables[1].program()}
+}
+
+// changed lists the services that may compile to something else than before.
+func (c *Compiler) changed(s service.Snapshot) []service.Name {
+	var names []service.Name
+	before := c.last.Services
+	if s.Node.Name != c.last.Node.Name {
+		// Which endpoints are local depends on the node's name.
+		before = treap.Map[service.Name, *service.Service]{}
+	}
+	for d := range treap.Diff(before, s.Services) {
+		names = append(names, d.Key)
+	}
+	for d := range treap.Diff(c.last.Conflicts, s.Conflicts) {
+		names = append(names, d.Key)
+	}
+	return names
+}
+
+// tableCompiler holds the table as compiled so far and what is counted in it.
+type tableCompiler struct {
+	cfg    Config
+	family nft.Family
+	sets   []*nft.Set
+	chains treap.Map[string, *nft.Chain]
+	parts  treap.Map[string, *nft.Part]
+	// node is what local endpoints are compared with.
+	node string
+	// users counts the elements that point to each shared chain.
+	users map[string]int
+	// local holds the local endpoint addresses of each service that has any,
+	// and locals counts the services of each address.
+	local  map[service.Name][]netip.Addr
+	locals map[netip.Addr]int
+}
+
+func newTableCompiler(cfg Config, f nft.Family) *tableCompiler {
+	t := &tableCompiler{
+		cfg: cfg, family: f, sets: sets(),
+		users:  map[string]int{},
+		local:  map[service.Name][]netip.Addr{},
+		locals: map[netip.Addr]int{},
+	}
+	for _, chain := range fixedChains(&cfg) {
+		t.chains = t.chains.Set(chain.Name, chain)
+	}
+	return t
+}
+
+func (t *tableCompiler) program() *nft.Table {
+	return &nft.Table{Family: t.family, Name: t.cfg.Table, Sets: t.sets, Chains: t.chains, Parts: t.parts}
+}
+
+// nodePart holds the elements that belong to the node itself. It cannot be
+// taken for a service, whose name has a slash.
+const nodePart = "node"
+
+func (t *tableCompiler) setNode(node *service.Node) {
+	t.node = node.Name
+	t.chains = t.chains.Set(dispatch, dispatchChain(&t.cfg, t.family, node))
+	addrs, _ := t.cfg.NodePortAddresses.On(node, t.family == nft.IPv6)
+	if len(addrs) == 0 {
+		t.parts = t.parts.Delete(nodePart)
+		return
+	}
+	elements := make([]nft.Element, len(addrs))
+	for i, a := range addrs {
+		elements[i] = nft.Element{Set: nodePortAddresses, Key: nft.Value(nft.AppendAddr(nil, a))}
+	}
+	t.parts = t.parts.Set(nodePart, nft.NewPart(elements, nil))
+}
+
+// setService compiles one service of the snapshot, or takes it away where the
+// snapshot has none of the name.
+func (t *tableCompiler) setService(name service.Name, s service.Snapshot) {
+	key := string(name)
+	var part *nft.Part
+	var local []netip.Addr
+	if svc, ok := s.Services.Get(name); ok {
+		c := serviceCompiler{svc: svc, lost: s.Conflicts.At(name), family: t.family, chains: map[string]sharedChain{}}
+		part, local = c.compile(), c.local(t.node)
+		for name, chain := range c.chains {
+			if t.users[name] == 0 {
+				t.chains = t.chains.Set(name, chain.chain(&t.cfg, t.family))
+			}
+		}
+	}
+	old := t.parts.At(key)
+	t.count(part, 1)
+	t.count(old, -1)
+	if part == nil {
+		t.parts = t.parts.Delete(key)
+	} else {
+		t.parts = t.parts.Set(key, part)
+	}
+	t.setLocal(name, local)
+}
+
+// count keeps track of who points to which shared chain; one that nobody
+// points to any more leaves the program.
+func (t *tableCompiler) count(part *nft.Part, by int) {
+	if part == nil {
+		return
+	}
+	for _, e := range part.Elements {
+		chain := e.Verdict.Chain
+		if chain == "" || chain == refuse {
+			continue
+		}
+		if t.users[chain] += by; t.users[chain] == 0 {
+			delete(t.users, chain)
+			t.chains = t.chains.Delete(chain)
+		}
+	}
+}
+
+// setLocal keeps one hairpin element for each address of a local endpoint,
+// however many services it is behind.
+func (t *tableCompiler) setLocal(name service.Name, addrs []netip.Addr) {
+	old := t.local[name]
+	for _, a := range addrs {
+		t.locals[a]++
+	}
+	for _, a := range old {
+		t.locals[a]--
+	}
+	for _, a := range addrs {
+		if _, ok := t.parts.Get(hairpinPart(a)); !ok {
+			key := nft.Value(nft.AppendAddr(nft.AppendAddr(nil, a), a))
+			t.parts = t.parts.Set(hairpinPart(a), nft.NewPart([]nft.Element{{Set: hairpin, Key: key}}, nil))
+		}
+	}
+	for _, a := range old {
+		if t.locals[a] == 0 {
+			delete(t.locals, a)
+			t.parts = t.parts.Delete(hairpinPart(a))
+		}
+	}
+	if len(addrs) == 0 {
+		delete(t.local, name)
+		return
+	}
+	t.local[name] = addrs
+}
+
+func hairpinPart(a netip.Addr) string { return "endpoint " + a.String() }
