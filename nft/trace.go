@@ -316,3 +316,29 @@ func addrPort(v Value, f Family) netip.AddrPort {
 	port := v[f.AddrLen():]
 	return netip.AddrPortFrom(a, uint16(port[0])<<8|uint16(port[1]))
 }
+
+// ParsePacket reads what Packet.String writes.
+func ParsePacket(s string) (Packet, error) {
+	var p Packet
+	rest, fromNode := strings.CutPrefix(s, "node ")
+	src, rest, ok := strings.Cut(rest, " -> ")
+	dst, protocol, ok2 := strings.Cut(rest, "/")
+	if !ok || !ok2 {
+		return p, fmt.Errorf("packet %q: want [node] SOURCE:PORT -> DESTINATION:PORT/PROTOCOL", s)
+	}
+	p.FromNode = fromNode
+	var err error
+	if p.Src, err = netip.ParseAddrPort(src); err != nil {
+		return p, fmt.Errorf("packet %q: %w", s, err)
+	}
+	if p.Dst, err = netip.ParseAddrPort(dst); err != nil {
+		return p, fmt.Errorf("packet %q: %w", s, err)
+	}
+	for n := range 256 {
+		if ProtocolText(uint8(n)) == protocol {
+			p.Protocol = uint8(n)
+			return p, nil
+		}
+	}
+	return p, fmt.Errorf("packet %q: unknown protocol %q", s, protocol)
+}

@@ -1,0 +1,137 @@
+package ruleset_test
+
+import (
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/tools/txtar"
+
+	"nftproxy/internal/service"
+	"nftproxy/nft"
+	"nftproxy/nft/ruleset"
+)
+
+// TestGolden compiles the snapshot of each file under testdata, compares the
+// program's text and sends the packets of its traces through it. With -update
+// the program is written back; the traces are claims and never are.
+func TestGolden(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txtar")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no golden files: %v", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
+			archive, err := txtar.ParseFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			snapshot := parseSnapshot(t, section(archive, "snapshot"))
+			program := ruleset.Compile(config(t, section(archive, "config")), snapshot)
+			for _, line := range nonEmptyLines(section(archive, "traces")) {
+				checkTrace(t, program.Model(), snapshot.Node, line)
+			}
+			if updateGoldens() {
+				setSection(archive, "program.nft", program.String())
+				if err := os.WriteFile(file, txtar.Format(archive), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if diff := cmp.Diff(section(archive, "program.nft"), program.String()); diff != "" {
+				t.Errorf("program (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func updateGoldens() bool { return flag.Lookup("update").Value.String() == "true" }
+
+func init() { flag.Bool("update", false, "write the compiled programs into the golden files") }
+
+func config(t *testing.T, text string) ruleset.Config {
+	t.Helper()
+	cfg := ruleset.Config{
+		Table:         ruleset.DefaultTable,
+		ClusterCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00:10::/32")},
+		MasqueradeBit: ruleset.DefaultMasqueradeBit,
+	}
+	for _, line := range nonEmptyLines(text) {
+		words := strings.Fields(line)
+		var err error
+		switch words[0] {
+		case "nodeport-addresses":
+			cfg.NodePortAddresses, err = service.ParseNodePortAddresses(words[1:])
+		default:
+			err = fmt.Errorf("unknown setting")
+		}
+		if err != nil {
+			t.Fatalf("config: %s: %v", line, err)
+		}
+	}
+	return cfg
+}
+
+func parseSnapshot(t *testing.T, text string) service.Snapshot {
+	t.Helper()
+	s, err := service.Parse(strings.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// checkTrace checks one line "PACKET = RESULT | RESULT".
+func checkTrace(t *testing.T, m *nft.Model, node *service.Node, line string) {
+	t.Helper()
+	packet, want, ok := strings.Cut(line, " = ")
+	if !ok {
+		t.Fatalf("trace %q has no result", line)
+	}
+	p, err := nft.ParsePacket(packet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, r := range m.Outcomes(p, localTo(node)) {
+		got = append(got, r.String())
+	}
+	if joined := strings.Join(got, " | "); joined != want {
+		t.Errorf("%s:\nwant %s\n got %s", packet, want, joined)
+		for _, step := range m.Trace(p, nft.Host{Local: localTo(node), Random: func(uint32) uint32 { return 0 }}).Path {
+			t.Log(step)
+		}
+	}
+}
+
+func localTo(node *service.Node) func(netip.Addr) bool {
+	return func(a netip.Addr) bool { return a.IsLoopback() || slices.Contains(node.HostAddresses, a) }
+}
+
+func section(a *txtar.Archive, name string) string {
+	for _, f := range a.Files {
+		if f.Name == name {
+			return string(f.Data)
+		}
+	}
+	return ""
+}
+
+func setSection(a *txtar.Archive, name, text string) {
+	for i := range a.Files {
+		if a.Files[i].Name == name {
+			a.Files[i].Data = []byte(text)
+			return
+		}
+	}
+	a.Files = append(a.Files, txtar.File{Name: name, Data: []byte(text)})
+}
+
+func nonEmptyLines(s string) []string {
+	return slices.DeleteFunc(strings.Split(s, "\n"), func(l string) bool { return strings.TrimSpace(l) == "" })
+}
