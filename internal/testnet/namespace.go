@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -187,6 +188,12 @@ func (ns *Namespace) Dial(ctx context.Context, network, address string) (net.Con
 // address alone for "ip" networks. An empty source leaves the choice to the
 // kernel.
 func (ns *Namespace) DialFrom(ctx context.Context, network, source, address string) (net.Conn, error) {
+	return ns.dial(ctx, network, source, address, nil)
+}
+
+// dial is DialFrom that calls ready, if not nil, when the socket exists and is
+// about to connect.
+func (ns *Namespace) dial(ctx context.Context, network, source, address string, ready func()) (net.Conn, error) {
 	var dialer net.Dialer
 	if source != "" {
 		local, err := resolve(network, source)
@@ -194,6 +201,9 @@ func (ns *Namespace) DialFrom(ctx context.Context, network, source, address stri
 			return nil, err
 		}
 		dialer.LocalAddr = local
+	}
+	if ready != nil {
+		dialer.Control = func(string, string, syscall.RawConn) error { ready(); return nil }
 	}
 	if err := checkLiteral(network, address); err != nil {
 		return nil, err
@@ -275,11 +285,17 @@ func sysctlPath(key string) string {
 	return "/proc/sys/" + key
 }
 
-// own hands c to the namespace, to be closed with it.
+// own hands c to the namespace, to be closed with it; at once if it is closed.
 func (ns *Namespace) own(c io.Closer) {
 	ns.mu.Lock()
-	defer ns.mu.Unlock()
-	ns.owned[c] = struct{}{}
+	closed := ns.closed
+	if !closed {
+		ns.owned[c] = struct{}{}
+	}
+	ns.mu.Unlock()
+	if closed {
+		_ = c.Close() // nobody is left to tell
+	}
 }
 
 // disown is called by what own was given, when it is closed before.

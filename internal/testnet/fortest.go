@@ -1,0 +1,56 @@
+package testnet
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+)
+
+// TB is the part of testing.TB that the functions for tests need; the package
+// is also part of a program, which is not to import testing.
+type TB interface {
+	Helper()
+	Cleanup(func())
+	Skipf(format string, args ...any)
+	Errorf(format string, args ...any)
+	Fatalf(format string, args ...any)
+}
+
+// NewForTest is NewTopology for a test, closed at its end. Without the
+// permission to make namespaces the test is skipped, or fails if CI or
+// REQUIRE_PRIVILEGED is set in the environment.
+func NewForTest(t TB, config Config) *Topology {
+	t.Helper()
+	topology, err := NewTopology(config)
+	require(t, err)
+	t.Cleanup(func() {
+		if err := topology.Close(); err != nil {
+			t.Errorf("close topology: %v", err)
+		}
+	})
+	return topology
+}
+
+// NamespaceForTest is New for a test, by the same rules as NewForTest.
+func NamespaceForTest(t TB, name string) *Namespace {
+	t.Helper()
+	ns, err := New(name)
+	require(t, err)
+	t.Cleanup(func() {
+		if err := ns.Close(); err != nil {
+			t.Errorf("close network namespace %s: %v", name, err)
+		}
+	})
+	return ns
+}
+
+func require(t TB, err error) {
+	t.Helper()
+	switch {
+	case err == nil:
+	case errors.Is(err, fs.ErrPermission) && os.Getenv("CI") == "" && os.Getenv("REQUIRE_PRIVILEGED") == "":
+		t.Skipf("network namespaces are not permitted: %v", err)
+	default:
+		t.Fatalf("%v", err)
+	}
+}
