@@ -18,7 +18,8 @@ func (b Batch) Empty() bool { return len(b.Ops) == 0 }
 type Op interface {
 	// Text is the operation as one or more nft commands, each on a line.
 	Text() string
-	op()
+	// table is the table that it is about.
+	table() TableID
 }
 
 // TableID names a table.
@@ -92,16 +93,6 @@ type DeleteElements struct {
 	Elements []OwnedElement
 }
 
-func (AddTable) op()       {}
-func (DeleteTable) op()    {}
-func (AddSet) op()         {}
-func (AddChain) op()       {}
-func (FlushChain) op()     {}
-func (DeleteChain) op()    {}
-func (AddRules) op()       {}
-func (AddElements) op()    {}
-func (DeleteElements) op() {}
-
 // String is the batch as an nft script.
 func (b Batch) String() string {
 	var s strings.Builder
@@ -167,3 +158,43 @@ func (o DeleteElements) Text() string {
 	s.WriteString("}\n")
 	return s.String()
 }
+
+// Size is the number of objects that the batch touches: tables, sets, chains,
+// rules and elements.
+func (b Batch) Size() int {
+	n := 0
+	for _, op := range b.Ops {
+		switch op := op.(type) {
+		case AddRules:
+			n += len(op.Chain.Rules)
+		case AddElements:
+			n += len(op.Elements)
+		case DeleteElements:
+			n += len(op.Elements)
+		default:
+			n++
+		}
+	}
+	return n
+}
+
+// Only is the part of the batch that concerns the tables of one family.
+func (b Batch) Only(f Family) Batch {
+	var only Batch
+	for _, op := range b.Ops {
+		if op.table().Family == f {
+			only.Ops = append(only.Ops, op)
+		}
+	}
+	return only
+}
+
+func (o AddTable) table() TableID       { return o.Table }
+func (o DeleteTable) table() TableID    { return o.Table }
+func (o AddSet) table() TableID         { return o.Table }
+func (o AddChain) table() TableID       { return o.Table }
+func (o FlushChain) table() TableID     { return o.Table }
+func (o DeleteChain) table() TableID    { return o.Table }
+func (o AddRules) table() TableID       { return o.Table }
+func (o AddElements) table() TableID    { return o.Table }
+func (o DeleteElements) table() TableID { return o.Table }

@@ -62,6 +62,17 @@ func (s State) Due() time.Time {
 	return due
 }
 
+// With is the state after a batch whose part for one family went in: next's
+// table of that family, the receiver's of the other.
+func (s State) With(f Family, next State) State {
+	for i, g := range Families() {
+		if f == g {
+			s.tables[i] = next.tables[i]
+		}
+	}
+	return s
+}
+
 // Applied is the program that the state holds, with each pool in the order
 // that it has in the kernel. Tables that are not there are empty.
 func (s State) Applied() *Program {

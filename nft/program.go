@@ -36,6 +36,12 @@ type Table struct {
 	Parts treap.Map[string, *Part]
 }
 
+// Clone is a table of its own that shares everything with the old one.
+func (t *Table) Clone() *Table {
+	c := *t
+	return &c
+}
+
 // Set returns the declaration of the set or map of that name, or nil.
 func (t *Table) Set(name string) *Set {
 	for _, s := range t.Sets {

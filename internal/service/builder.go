@@ -1,9 +1,6 @@
 package service
 
-import (
-	"reflect"
-	"slices"
-)
+import "slices"
 
 // Builder turns a stream of changes into snapshots and keeps track of which
 // service has which claim. The snapshot depends only on what was set last for
@@ -26,7 +23,7 @@ func (b *Builder) Snapshot() Snapshot { return b.snapshot }
 
 // SetNode replaces the node.
 func (b *Builder) SetNode(node Node) {
-	if !reflect.DeepEqual(*b.snapshot.Node, node) {
+	if !b.snapshot.Node.equal(&node) {
 		b.snapshot.Node = &node
 	}
 }
@@ -35,7 +32,7 @@ func (b *Builder) SetNode(node Node) {
 // is there changes nothing: the old pointer stays.
 func (b *Builder) Set(s *Service) {
 	old, ok := b.snapshot.Services.Get(s.Name)
-	if ok && (old == s || reflect.DeepEqual(old, s)) {
+	if ok && old.equal(s) {
 		return
 	}
 	b.replace(s.Name, old, s)

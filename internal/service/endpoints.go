@@ -1,20 +1,23 @@
 package service
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
+	"strings"
 )
 
 // MergeEndpoints sorts the endpoints of one service port by address and port
 // and leaves one of each. Between duplicates (the same pod in two slices) one
 // that is not terminating wins over one that is, then a ready one, then a
-// serving one: so the result does not depend on the order of the slices.
+// serving one, then the one on the node whose name sorts first: so the result
+// does not depend on the order of the slices. It works in place.
 func MergeEndpoints(endpoints []Endpoint) []Endpoint {
 	slices.SortFunc(endpoints, func(a, b Endpoint) int {
 		if c := a.Addr.Compare(b.Addr); c != 0 {
 			return c
 		}
-		return b.rank() - a.rank()
+		return cmp.Or(b.rank()-a.rank(), strings.Compare(a.Node, b.Node))
 	})
 	return slices.CompactFunc(endpoints, func(a, b Endpoint) bool { return a.Addr == b.Addr })
 }

@@ -14,7 +14,7 @@ import (
 // Conflicts follow from the services and stand there as comments.
 func (s Snapshot) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "node %s\n", s.Node.Name)
+	fmt.Fprintf(&b, "node %s\n", dash(s.Node.Name))
 	for _, a := range s.Node.Addresses {
 		fmt.Fprintf(&b, "  address %s\n", a)
 	}
@@ -40,7 +40,7 @@ func (s *Service) String() string {
 }
 
 func (s *Service) write(b *strings.Builder) {
-	fmt.Fprintf(b, "service %s created %s\n", s.Name, s.Created.UTC().Format(time.RFC3339))
+	fmt.Fprintf(b, "service %s created %s\n", s.Name, s.Created.UTC().Format(time.RFC3339Nano))
 	for _, a := range s.ClusterIPs {
 		fmt.Fprintf(b, "  cluster-ip %s\n", a)
 	}
@@ -155,7 +155,7 @@ func (p *parser) nodeLine(words []string) error {
 	if len(words) != 1 {
 		return fmt.Errorf("want: node NAME")
 	}
-	p.node.Name = words[0]
+	p.node.Name = undash(words[0])
 	return nil
 }
 
@@ -167,7 +167,11 @@ func (p *parser) serviceLine(words []string) error {
 	if err != nil {
 		return err
 	}
-	p.services = append(p.services, &Service{Name: Name(words[0]), Created: created.UTC()})
+	// The zone can take a time out of the years that the form has digits for.
+	if created = created.UTC(); created.Year() < 0 || created.Year() > 9999 {
+		return fmt.Errorf("time %q is not in the years 0 to 9999", words[2])
+	}
+	p.services = append(p.services, &Service{Name: Name(words[0]), Created: created})
 	return nil
 }
 

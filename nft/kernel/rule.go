@@ -1,0 +1,221 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"nftproxy/nft"
+)
+
+// Offsets in packet headers, in bytes.
+const (
+	ipv4SaddrOffset = 12
+	ipv4DaddrOffset = 16
+	ipv6SaddrOffset = 8
+	ipv6DaddrOffset = 24
+	dportOffset     = 2 // in TCP, UDP and SCTP alike
+)
+
+// The values that matches compare with.
+const (
+	statusDNAT = 1 << 5 // IPS_DST_NAT of enum ip_conntrack_status
+
+	icmpPortUnreachable   = 3 // ICMP_PORT_UNREACH
+	icmpv6PortUnreachable = 4 // ICMPV6_PORT_UNREACH
+)
+
+// register is the number of the register that starts at the 32-bit word. The
+// kernel's dump calls each fourth by the number of the 128-bit register, and so
+// does nft.
+func register(word int) uint32 {
+	if word%4 == 0 {
+		return uint32(unix.NFT_REG_1 + word/4)
+	}
+	return uint32(unix.NFT_REG32_00 + word)
+}
+
+// rule adds the expressions of a rule as an attribute. They are those that nft
+// writes for the rule's text, since nft has to print them.
+func (e *encoder) rule(r nft.Rule, family nft.Family) error {
+	list := e.nest(unix.NFTA_RULE_EXPRESSIONS)
+	for _, s := range r {
+		exprs, err := expressions(s, family)
+		if err != nil {
+			return err
+		}
+		for _, x := range exprs {
+			b, err := expr.Marshal(byte(family), x)
+			if err != nil {
+				return fmt.Errorf("encode %T of %q: %w", x, s.Text(family), err)
+			}
+			e.bytes(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, b)
+		}
+	}
+	e.close(list)
+	return nil
+}
+
+func expressions(s nft.Statement, family nft.Family) ([]expr.Any, error) {
+	switch s := s.(type) {
+	case nft.MatchAddr:
+		return matchAddr(s, family)
+	case nft.MatchProto:
+		return []expr.Any{load(nft.L4Proto, family, 0), compare(false, []byte{s.Protocol})}, nil
+	case nft.MatchLocal:
+		return []expr.Any{
+			&expr.Fib{Register: register(0), ResultADDRTYPE: true, FlagDADDR: true},
+			compare(s.Not, hostOrder(unix.RTN_LOCAL)),
+		}, nil
+	case nft.MatchMark:
+		return []expr.Any{
+			&expr.Meta{Key: expr.MetaKeyMARK, Register: register(0)},
+			bitwise(hostOrder(s.Mask), hostOrder(0)), compare(true, hostOrder(0)),
+		}, nil
+	case nft.MatchDNATed:
+		return []expr.Any{
+			&expr.Ct{Key: expr.CtKeySTATUS, Register: register(0)},
+			bitwise(hostOrder(statusDNAT), hostOrder(0)), compare(true, hostOrder(0)),
+		}, nil
+	case nft.InSet:
+		return append(loads(s.Key, family), &expr.Lookup{SourceRegister: register(0), SetName: s.Set}), nil
+	case nft.VMap:
+		return append(loads(s.Key, family), &expr.Lookup{
+			SourceRegister: register(0), DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: s.Map,
+		}), nil
+	case nft.DNAT:
+		return dnat(s, family), nil
+	case nft.SetMark:
+		return changeMark(s.Mask, s.Mask), nil
+	case nft.ClearMark:
+		return changeMark(s.Mask, 0), nil
+	case nft.Masquerade:
+		return []expr.Any{&expr.Masq{FullyRandom: true}}, nil
+	case nft.Reject:
+		return []expr.Any{reject(s, family)}, nil
+	case nft.Verdict:
+		return []expr.Any{&expr.Verdict{Kind: expr.VerdictKind(verdictCode(s)), Chain: s.Chain}}, nil
+	}
+	return nil, fmt.Errorf("no encoding for %T %q", s, s.Text(family))
+}
+
+// verdictCode is the kernel's number of the verdict.
+func verdictCode(v nft.Verdict) int32 {
+	if v.Code == nft.Drop {
+		return 0 // NF_DROP
+	}
+	return int32(v.Code)
+}
+
+// matchAddr compares as many whole bytes as the prefix has, where it has no
+// other bits, as nft does.
+func matchAddr(s nft.MatchAddr, family nft.Family) ([]expr.Any, error) {
+	addr, bits := s.Prefix.Masked().Addr(), s.Prefix.Bits()
+	if bits < 0 || addr.BitLen() != 8*family.AddrLen() {
+		return nil, fmt.Errorf("prefix %v does not fit a table of family %s", s.Prefix, family)
+	}
+	field := load(s.Field, family, 0)
+	if bits > 0 && bits%8 == 0 {
+		field.(*expr.Payload).Len = uint32(bits / 8)
+		return []expr.Any{field, compare(s.Not, addr.AsSlice()[:bits/8])}, nil
+	}
+	mask := make([]byte, family.AddrLen())
+	for i := range bits {
+		mask[i/8] |= 0x80 >> (i % 8)
+	}
+	return []expr.Any{field, bitwise(mask, make([]byte, len(mask))), compare(s.Not, addr.AsSlice())}, nil
+}
+
+// load brings a field into the register that starts at the word.
+func load(f nft.Field, family nft.Family, word int) expr.Any {
+	header := func(v4, v6 uint32) *expr.Payload {
+		offset := v4
+		if family == nft.IPv6 {
+			offset = v6
+		}
+		return &expr.Payload{
+			DestRegister: register(word), Base: expr.PayloadBaseNetworkHeader,
+			Offset: offset, Len: uint32(family.AddrLen()),
+		}
+	}
+	switch f {
+	case nft.Saddr:
+		return header(ipv4SaddrOffset, ipv6SaddrOffset)
+	case nft.Daddr:
+		return header(ipv4DaddrOffset, ipv6DaddrOffset)
+	case nft.L4Proto:
+		return &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register(word)}
+	case nft.Dport:
+		return &expr.Payload{
+			DestRegister: register(word), Base: expr.PayloadBaseTransportHeader,
+			Offset: dportOffset, Len: 2,
+		}
+	}
+	return index(numgenMod, word)
+}
+
+func index(mod uint32, word int) expr.Any {
+	return &expr.Numgen{Register: register(word), Modulus: mod, Type: unix.NFT_NG_RANDOM}
+}
+
+// loads brings a concatenation into the registers from the first word on.
+func loads(fs nft.Fields, family nft.Family) []expr.Any {
+	exprs := make([]expr.Any, 0, len(fs)+3)
+	for i, f := range fs {
+		exprs = append(exprs, load(f, family, fs[:i].Len(family)/4))
+	}
+	return exprs
+}
+
+func dnat(s nft.DNAT, family nft.Family) []expr.Any {
+	// What the map has for the key replaces it in the registers: the address,
+	// then the port. The kernel's dump gives each range's end, too.
+	addr, port := register(0), register(family.AddrLen()/4)
+	return append(loads(s.Key, family),
+		index(s.Mod, s.Key.Len(family)/4),
+		&expr.Lookup{SourceRegister: register(0), DestRegister: register(0), IsDestRegSet: true, SetName: s.Map},
+		&expr.NAT{
+			Type: expr.NATTypeDestNAT, Family: uint32(family),
+			RegAddrMin: addr, RegAddrMax: addr, RegProtoMin: port, RegProtoMax: port,
+		})
+}
+
+// changeMark clears the bits of the mask and sets those given.
+func changeMark(mask, set uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: register(0)},
+		bitwise(hostOrder(^mask), hostOrder(set)),
+		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: register(0)},
+	}
+}
+
+func reject(s nft.Reject, family nft.Family) expr.Any {
+	switch {
+	case s.TCPReset:
+		return &expr.Reject{Type: unix.NFT_REJECT_TCP_RST}
+	case family == nft.IPv6:
+		return &expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: icmpv6PortUnreachable}
+	}
+	return &expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: icmpPortUnreachable}
+}
+
+// compare goes on if the first register holds (with not: does not hold) the data.
+func compare(not bool, data []byte) expr.Any {
+	op := expr.CmpOpEq
+	if not {
+		op = expr.CmpOpNeq
+	}
+	return &expr.Cmp{Op: op, Register: register(0), Data: data}
+}
+
+// bitwise is (first register & mask) ^ xor.
+func bitwise(mask, xor []byte) expr.Any {
+	return &expr.Bitwise{
+		SourceRegister: register(0), DestRegister: register(0),
+		Len: uint32(len(mask)), Mask: mask, Xor: xor,
+	}
+}
+
+func hostOrder(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }

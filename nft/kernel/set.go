@@ -1,0 +1,217 @@
+package kernel
+
+import (
+	"bytes"
+	"encoding/binary"
+
+	"github.com/google/nftables/userdata"
+	"golang.org/x/sys/unix"
+
+	"nftproxy/nft"
+)
+
+// nft's numbers of data types (datatype.h), which the kernel only stores. A
+// concatenation's number is those of its fields, six bits each.
+const (
+	typeInteger   = 4
+	typeIPAddr    = 7
+	typeIP6Addr   = 8
+	typeInetProto = 12
+	typeInetPort  = 13
+	typeVerdict   = 0xffffff00
+	typeBits      = 6
+)
+
+// nft's numbers of expressions in the user data of typeof declarations
+// (expression.h, proto.h).
+const (
+	exprVerdict = 1
+	exprPayload = 7
+	exprMeta    = 9
+	exprConcat  = 13
+	exprNumgen  = 23
+
+	headerTransport = 11
+	headerIPv4      = 12
+	headerIPv6      = 13
+
+	fieldIPv4Saddr = 11
+	fieldIPv4Daddr = 12
+	fieldIPv6Saddr = 8
+	fieldIPv6Daddr = 9
+	fieldDport     = 2
+
+	numgenMod = 2 // as nft.Index.Text says it
+)
+
+// The byte orders in nft's user data; it writes none for concatenations and
+// verdicts.
+const (
+	orderNone = 0
+	orderHost = 1
+	orderBig  = 2
+)
+
+// setFlags are NFTA_SET_FLAGS.
+func setFlags(s *nft.Set) uint32 {
+	if s.Verdicts || len(s.Data) > 0 {
+		return unix.NFT_SET_MAP
+	}
+	return 0
+}
+
+// dataType is nft's number for the concatenation.
+func dataType(fs nft.Fields, family nft.Family) uint32 {
+	var n uint32
+	for _, f := range fs {
+		n = n<<typeBits | fieldType(f, family)
+	}
+	return n
+}
+
+func fieldType(f nft.Field, family nft.Family) uint32 {
+	switch f {
+	case nft.Saddr, nft.Daddr:
+		if family == nft.IPv6 {
+			return typeIP6Addr
+		}
+		return typeIPAddr
+	case nft.L4Proto:
+		return typeInetProto
+	case nft.Dport:
+		return typeInetPort
+	}
+	return typeInteger
+}
+
+// kernelLen is a value's length in the kernel: that of a single field without
+// padding, that of a concatenation with it.
+func kernelLen(fs nft.Fields, family nft.Family) int {
+	if len(fs) == 1 {
+		return fs[0].Len(family)
+	}
+	return fs.Len(family)
+}
+
+// declaration adds the attributes by which a set is declared, and by which one
+// that was read is recognised.
+func (e *encoder) declaration(s *nft.Set, family nft.Family) {
+	if flags := setFlags(s); flags != 0 {
+		e.uint32(unix.NFTA_SET_FLAGS, flags)
+	}
+	e.uint32(unix.NFTA_SET_KEY_TYPE, dataType(s.Key, family))
+	e.uint32(unix.NFTA_SET_KEY_LEN, uint32(kernelLen(s.Key, family)))
+	switch {
+	case s.Verdicts:
+		e.uint32(unix.NFTA_SET_DATA_TYPE, typeVerdict)
+	case len(s.Data) > 0:
+		e.uint32(unix.NFTA_SET_DATA_TYPE, dataType(s.Data, family))
+		e.uint32(unix.NFTA_SET_DATA_LEN, uint32(kernelLen(s.Data, family)))
+	}
+	e.bytes(unix.NFTA_SET_USERDATA, setUserdata(s, family))
+}
+
+// declaredAs says that the attributes of a set that was read are those of the
+// declaration, and that it has none that changes what a set does.
+func declaredAs(attrs []byte, s *nft.Set, family nft.Family) bool {
+	var want encoder
+	want.declaration(s, family)
+	for kind, value := range attributes(want.b) {
+		if !bytes.Equal(attribute(attrs, kind), value) {
+			return false
+		}
+	}
+	for kind, value := range attributes(attrs) {
+		switch kind {
+		case unix.NFTA_SET_FLAGS:
+			if number(value) != setFlags(s) {
+				return false
+			}
+		case unix.NFTA_SET_TIMEOUT, unix.NFTA_SET_GC_INTERVAL, unix.NFTA_SET_OBJ_TYPE,
+			unix.NFTA_SET_EXPR, unix.NFTA_SET_EXPRESSIONS:
+			return false
+		case unix.NFTA_SET_DESC:
+			if len(value) > 0 { // a size
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// setUserdata is what nft stores with a set that is declared by typeof, so that
+// its listing shows the same declaration. nft 1.0.6 and 1.1.3 write the same.
+func setUserdata(s *nft.Set, family nft.Family) []byte {
+	b := udataUint32(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, byteOrder(s.Key))
+	if setFlags(s)&unix.NFT_SET_MAP != 0 {
+		b = udataUint32(b, userdata.NFTNL_UDATA_SET_DATABYTEORDER, byteOrder(s.Data))
+	}
+	b = userdata.Append(b, userdata.NFTNL_UDATA_SET_KEY_TYPEOF, typeofFields(s.Key, family))
+	switch {
+	case s.Verdicts:
+		b = userdata.Append(b, userdata.NFTNL_UDATA_SET_DATA_TYPEOF, typeof(exprVerdict, nil))
+	case len(s.Data) > 0:
+		b = userdata.Append(b, userdata.NFTNL_UDATA_SET_DATA_TYPEOF, typeofFields(s.Data, family))
+	default:
+		return b
+	}
+	return udataUint32(b, userdata.NFTNL_UDATA_SET_DATA_INTERVAL, 0)
+}
+
+func byteOrder(fs nft.Fields) uint32 {
+	if len(fs) != 1 {
+		return orderNone
+	}
+	if fs[0] == nft.L4Proto || fs[0] == nft.Index {
+		return orderHost
+	}
+	return orderBig
+}
+
+// typeof is an expression as nft describes it: its kind, then what is
+// particular to it.
+func typeof(kind uint32, particulars []byte) []byte {
+	return userdata.Append(udataUint32(nil, 0, kind), 1, particulars)
+}
+
+func typeofFields(fs nft.Fields, family nft.Family) []byte {
+	if len(fs) == 1 {
+		return typeofField(fs[0], family)
+	}
+	var all []byte
+	for i, f := range fs {
+		all = userdata.Append(all, userdata.Type(i), typeofField(f, family))
+	}
+	return typeof(exprConcat, all)
+}
+
+func typeofField(f nft.Field, family nft.Family) []byte {
+	switch f {
+	case nft.Saddr:
+		if family == nft.IPv6 {
+			return typeofPayload(headerIPv6, fieldIPv6Saddr)
+		}
+		return typeofPayload(headerIPv4, fieldIPv4Saddr)
+	case nft.Daddr:
+		if family == nft.IPv6 {
+			return typeofPayload(headerIPv6, fieldIPv6Daddr)
+		}
+		return typeofPayload(headerIPv4, fieldIPv4Daddr)
+	case nft.L4Proto:
+		return typeof(exprMeta, udataUint32(nil, 0, unix.NFT_META_L4PROTO))
+	case nft.Dport:
+		return typeofPayload(headerTransport, fieldDport)
+	}
+	b := udataUint32(nil, 0, unix.NFT_NG_RANDOM)
+	b = udataUint32(b, 1, numgenMod)
+	return typeof(exprNumgen, udataUint32(b, 2, 0))
+}
+
+func typeofPayload(header, field uint32) []byte {
+	return typeof(exprPayload, udataUint32(udataUint32(nil, 0, header), 1, field))
+}
+
+// udataUint32 is userdata.AppendUint32 in host byte order, which nft uses.
+func udataUint32(b []byte, kind userdata.Type, n uint32) []byte {
+	return userdata.Append(b, kind, binary.NativeEndian.AppendUint32(nil, n))
+}
