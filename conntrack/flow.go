@@ -1,0 +1,80 @@
+package conntrack
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"nftproxy/internal/service"
+)
+
+// Flow is one entry of the kernel's connection tracking table, as far as this
+// package has a use for it.
+type Flow struct {
+	// Protocol is any IP protocol, not only those that services have.
+	Protocol service.Protocol
+	// Original is the first packet's tuple as it came in, before any NAT;
+	// Reply is what an answer looks like, so its Src is where a DNATed
+	// connection really went.
+	Original, Reply Tuple
+	Status          Status
+	// Zone keeps apart connections with equal tuples; 0 is the default one.
+	Zone uint16
+	// ID tells this entry from a later one with the same tuple.
+	ID uint32
+}
+
+// Tuple is one direction of a flow. The ports of an ICMP flow are, as in the
+// kernel's own tuple, its identifier (Src) and type * 256 + code (Dst); those
+// of a protocol without ports are 0.
+type Tuple struct {
+	Src, Dst netip.AddrPort
+}
+
+func (t Tuple) String() string { return fmt.Sprintf("%v -> %v", t.Src, t.Dst) }
+
+// V6 says whether the flow is of IPv6.
+func (f Flow) V6() bool { return f.Original.Dst.Addr().Is6() }
+
+func (f Flow) String() string {
+	return fmt.Sprintf("%v %v, reply %v [%v]", f.Protocol, f.Original, f.Reply, f.Status)
+}
+
+// Status holds an entry's IPS_* bits (Linux, nf_conntrack_common.h).
+type Status uint32
+
+const (
+	// SeenReply means that there were packets both ways.
+	SeenReply Status = 1 << 1
+	// Assured means that the entry is not dropped early when the table is
+	// full: a TCP or SCTP handshake was completed, or a UDP exchange lasted.
+	Assured Status = 1 << 2
+	// SrcNAT means that the source of original packets is rewritten.
+	SrcNAT Status = 1 << 4
+	// DstNAT means that the destination of original packets is rewritten. A
+	// DNAT to the very destination that the packet has does not set it.
+	DstNAT Status = 1 << 5
+)
+
+func (s Status) String() string {
+	var names []string
+	for _, bit := range []struct {
+		status Status
+		name   string
+	}{{SeenReply, "seen-reply"}, {Assured, "assured"}, {SrcNAT, "snat"}, {DstNAT, "dnat"}} {
+		if s&bit.status != 0 {
+			names = append(names, bit.name)
+		}
+	}
+	return strings.Join(names, " ")
+}
+
+// Filter selects flows; the zero value selects all of them.
+type Filter struct {
+	// A flow is selected if its status has Status in the bits of Mask. Kernels
+	// before 5.15 cannot do that themselves; the answer is the same, slower.
+	Status, Mask Status
+}
+
+// Selects says whether the filter selects the flow.
+func (f Filter) Selects(flow *Flow) bool { return flow.Status&f.Mask == f.Status }

@@ -1,0 +1,203 @@
+package conntrack
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+
+	"github.com/mdlayher/netlink"
+	"github.com/ti-mo/netfilter"
+
+	"nftproxy/internal/service"
+)
+
+// Messages and attributes of ctnetlink (Linux, nfnetlink_conntrack.h).
+const (
+	ctGet    = 1
+	ctDelete = 2
+
+	ctaTupleOrig  = 1
+	ctaTupleReply = 2
+	ctaStatus     = 3
+	ctaID         = 12
+	ctaZone       = 18
+	ctaStatusMask = 26
+
+	ctaTupleIP    = 1
+	ctaTupleProto = 2
+
+	ctaIPv4Src = 1
+	ctaIPv4Dst = 2
+	ctaIPv6Src = 3
+	ctaIPv6Dst = 4
+
+	ctaProtoNum        = 1
+	ctaProtoSrcPort    = 2
+	ctaProtoDstPort    = 3
+	ctaProtoICMPID     = 4
+	ctaProtoICMPType   = 5
+	ctaProtoICMPCode   = 6
+	ctaProtoICMPv6ID   = 7
+	ctaProtoICMPv6Type = 8
+	ctaProtoICMPv6Code = 9
+
+	icmp   = 1
+	icmpv6 = 58
+)
+
+// request marshals attributes that were made here: it cannot fail on them.
+func request(kind netfilter.MessageType, family netfilter.ProtoFamily, flags netlink.HeaderFlags, attrs ...netfilter.Attribute) netlink.Message {
+	m, err := netfilter.MarshalNetlink(netfilter.Header{
+		SubsystemID: netfilter.NFSubsysCTNetlink, MessageType: kind, Family: family, Flags: netlink.Request | flags,
+	}, attrs)
+	if err != nil {
+		panic(fmt.Sprintf("marshal conntrack request: %v", err))
+	}
+	return m
+}
+
+func dumpRequest(f Filter) netlink.Message {
+	var attrs []netfilter.Attribute
+	if f.Mask != 0 { // the kernel refuses an empty mask
+		attrs = append(attrs, be32(ctaStatus, uint32(f.Status)), be32(ctaStatusMask, uint32(f.Mask)))
+	}
+	return request(ctGet, netfilter.ProtoUnspec, netlink.Dump, attrs...)
+}
+
+// deleteRequest names the entry by its original tuple and its ID, so that the
+// kernel leaves alone a younger entry with the same tuple.
+func deleteRequest(f *Flow) netlink.Message {
+	family, src, dst := netfilter.ProtoIPv4, uint16(ctaIPv4Src), uint16(ctaIPv4Dst)
+	if f.V6() {
+		family, src, dst = netfilter.ProtoIPv6, ctaIPv6Src, ctaIPv6Dst
+	}
+	attrs := []netfilter.Attribute{
+		nested(ctaTupleOrig,
+			nested(ctaTupleIP,
+				netfilter.Attribute{Type: src, Data: f.Original.Src.Addr().AsSlice()},
+				netfilter.Attribute{Type: dst, Data: f.Original.Dst.Addr().AsSlice()}),
+			nested(ctaTupleProto, protoAttributes(f)...)),
+		be32(ctaID, f.ID),
+	}
+	if f.Zone != 0 {
+		attrs = append(attrs, be16(ctaZone, f.Zone))
+	}
+	return request(ctDelete, family, netlink.Acknowledge, attrs...)
+}
+
+func protoAttributes(f *Flow) []netfilter.Attribute {
+	src, dst := f.Original.Src.Port(), f.Original.Dst.Port()
+	number := netfilter.Attribute{Type: ctaProtoNum, Data: []byte{uint8(f.Protocol)}}
+	switch f.Protocol {
+	case icmp:
+		return []netfilter.Attribute{number, be16(ctaProtoICMPID, src),
+			{Type: ctaProtoICMPType, Data: []byte{byte(dst >> 8)}}, {Type: ctaProtoICMPCode, Data: []byte{byte(dst)}}}
+	case icmpv6:
+		return []netfilter.Attribute{number, be16(ctaProtoICMPv6ID, src),
+			{Type: ctaProtoICMPv6Type, Data: []byte{byte(dst >> 8)}}, {Type: ctaProtoICMPv6Code, Data: []byte{byte(dst)}}}
+	}
+	return []netfilter.Attribute{number, be16(ctaProtoSrcPort, src), be16(ctaProtoDstPort, dst)}
+}
+
+func nested(kind uint16, children ...netfilter.Attribute) netfilter.Attribute {
+	return netfilter.Attribute{Type: kind, Nested: true, Children: children}
+}
+
+func be32(kind uint16, v uint32) netfilter.Attribute {
+	return netfilter.Attribute{Type: kind, Data: binary.BigEndian.AppendUint32(nil, v)}
+}
+
+func be16(kind, v uint16) netfilter.Attribute {
+	return netfilter.Attribute{Type: kind, Data: binary.BigEndian.AppendUint16(nil, v)}
+}
+
+// nfgenmsgLen is the length of what precedes the attributes.
+const nfgenmsgLen = 4
+
+// parseFlow decodes an entry. It does not allocate, since a table may hold a
+// million of them.
+func parseFlow(b []byte) (Flow, error) {
+	var f Flow
+	if len(b) < nfgenmsgLen {
+		return f, errMalformed
+	}
+	for a, err := range attributes(b[nfgenmsgLen:]) {
+		if err == nil {
+			err = f.set(a)
+		}
+		if err != nil {
+			return f, err
+		}
+	}
+	if !f.Original.Dst.IsValid() {
+		return f, errMalformed
+	}
+	return f, nil
+}
+
+func (f *Flow) set(a attribute) (err error) {
+	switch a.kind {
+	case ctaTupleOrig:
+		f.Original, f.Protocol, err = parseTuple(a.data)
+	case ctaTupleReply:
+		f.Reply, _, err = parseTuple(a.data)
+	case ctaStatus:
+		var v uint32
+		v, err = a.uint32()
+		f.Status = Status(v)
+	case ctaID:
+		f.ID, err = a.uint32()
+	case ctaZone:
+		f.Zone, err = a.uint16()
+	}
+	return err
+}
+
+func parseTuple(b []byte) (t Tuple, protocol service.Protocol, err error) {
+	var src, dst netip.Addr
+	var ports ports
+	for outer, err := range attributes(b) {
+		if err != nil {
+			return t, 0, err
+		}
+		for a, err := range attributes(outer.data) {
+			switch {
+			case err != nil:
+			case outer.kind == ctaTupleIP && (a.kind == ctaIPv4Src || a.kind == ctaIPv6Src):
+				src, err = a.addr()
+			case outer.kind == ctaTupleIP && (a.kind == ctaIPv4Dst || a.kind == ctaIPv6Dst):
+				dst, err = a.addr()
+			case outer.kind == ctaTupleProto && a.kind == ctaProtoNum:
+				var v uint8
+				v, err = a.uint8()
+				protocol = service.Protocol(v)
+			case outer.kind == ctaTupleProto:
+				err = ports.set(a)
+			}
+			if err != nil {
+				return t, 0, err
+			}
+		}
+	}
+	return Tuple{netip.AddrPortFrom(src, ports.src), netip.AddrPortFrom(dst, ports.dst)}, protocol, nil
+}
+
+// ports are a Tuple's.
+type ports struct{ src, dst uint16 }
+
+func (p *ports) set(a attribute) (err error) {
+	var v uint8
+	switch a.kind {
+	case ctaProtoSrcPort, ctaProtoICMPID, ctaProtoICMPv6ID:
+		p.src, err = a.uint16()
+	case ctaProtoDstPort:
+		p.dst, err = a.uint16()
+	case ctaProtoICMPType, ctaProtoICMPv6Type:
+		v, err = a.uint8()
+		p.dst |= uint16(v) << 8
+	case ctaProtoICMPCode, ctaProtoICMPv6Code:
+		v, err = a.uint8()
+		p.dst |= uint16(v)
+	}
+	return err
+}
