@@ -25,7 +25,7 @@ source_of() {
 		module=tools package=go.etcd.io/etcd/server/v3 ;;
 	kube-apiserver | kube-controller-manager | kube-proxy)
 		module=tools package=k8s.io/kubernetes/cmd/$1
-		# Without these the API server calls itself v0.0.0 and switches features by that version.
+		# Without these the binaries report v0.0.0-master, and clients that ask for the version see that.
 		version=$(sed -n 's|^[[:space:]]*k8s.io/kubernetes \(v[0-9.]*\).*|\1|p' "$root/tools/go.mod")
 		minor=${version#v1.}
 		for p in k8s.io/component-base/version k8s.io/client-go/pkg/version; do

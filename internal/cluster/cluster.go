@@ -1,0 +1,300 @@
+// Package cluster runs a real Kubernetes control plane for tests: etcd, kube-apiserver and kube-controller-manager of
+// the releases that hack/tools pins, with certificates, RBAC and Node authorization as in production, inside a network
+// namespace of the caller's choice.
+//
+// It does not run nodes: there is no kubelet and no scheduler. A test binds pods to nodes itself and writes their status;
+// the EndpointSlice controller does the rest. It does not create namespaces or interfaces either.
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"k8s.io/client-go/rest"
+)
+
+// Config says where and how a control plane runs. The zero value works: it runs on loopback in the caller's network
+// namespace with dual-stack service addresses.
+type Config struct {
+	// Dir takes data, certificates, kubeconfigs and one log per component (etcd.log, kube-apiserver.log,
+	// kube-controller-manager.log). Empty: a temporary directory that Stop removes.
+	Dir string
+	// NetNS is the path of the network namespace that the processes run in, such as /run/netns/node. Its loopback
+	// interface must be up. Empty: the namespace of the thread that calls Start. Another namespace than that one needs
+	// CAP_SYS_ADMIN.
+	NetNS string
+	// ListenAddr is the address that the API server listens on, on a port of its own choice. It must be up in NetNS.
+	// Zero: 127.0.0.1. Unless it is a loopback address, the service default/kubernetes gets it as its endpoint.
+	ListenAddr netip.Addr
+	// ServiceCIDRs are the ranges of cluster IPs, at most one of each family; that of ListenAddr's family comes first.
+	// Empty: 10.96.0.0/12 and fd00:10:96::/108.
+	ServiceCIDRs []netip.Prefix
+	// Controllers are the controllers to run, by the names that kube-controller-manager's --controllers knows.
+	// Empty: DefaultControllers.
+	Controllers []string
+	// Log takes progress and the deaths of components that nobody asked for. Nil: nothing is written.
+	Log io.Writer
+}
+
+// DefaultControllers returns the controllers that Services, EndpointSlices and service accounts need, with the garbage
+// collector, which removes the EndpointSlices of a deleted Service.
+func DefaultControllers() []string {
+	return []string{
+		"endpointslice-controller",
+		"endpointslice-mirroring-controller",
+		"garbage-collector-controller",
+		"namespace-controller",
+		"root-ca-certificate-publisher-controller",
+		"service-cidr-controller",
+		"serviceaccount-controller",
+		"serviceaccount-token-controller",
+	}
+}
+
+// The components, by the names of their binaries.
+const (
+	etcd              = "etcd"
+	apiServer         = "kube-apiserver"
+	controllerManager = "kube-controller-manager"
+)
+
+// Cluster is a running control plane. Its methods may be called from several goroutines, except that starting and
+// stopping the API server is for one at a time.
+type Cluster struct {
+	cfg       Config
+	ownDir    bool
+	binaries  map[string]string
+	pki       pki
+	ports     ports
+	ns        *netNS
+	clientCfg *rest.Config
+
+	watching sync.WaitGroup // goroutines that wait for a process to end
+
+	mu        sync.Mutex
+	processes map[string]*process // by component; guarded by mu
+	stopped   bool                // guarded by mu
+}
+
+// ports are the TCP ports of one control plane, free when it started.
+type ports struct{ etcd, etcdPeer, apiServer uint16 }
+
+// Start builds the binaries when they are missing (minutes, once), starts a control plane and returns when the API
+// server reports ready; the controllers follow within a second or so. Nothing stays behind when it returns an error,
+// except the logs in a Dir that the caller gave. The error of a component that fails has the end of its log.
+//
+// The processes die with the calling process, whichever way that dies.
+func Start(ctx context.Context, cfg Config) (*Cluster, error) {
+	if err := cfg.setDefaults(); err != nil {
+		return nil, err
+	}
+	c := &Cluster{cfg: cfg, binaries: map[string]string{}, processes: map[string]*process{}}
+	// The namespace comes first: it is that of the calling thread, which may be another one after anything that blocks.
+	ns, err := openNetNS(cfg.NetNS)
+	if err != nil {
+		return nil, err
+	}
+	c.ns = ns
+	if err := c.start(ctx); err != nil {
+		c.Stop()
+		return nil, err
+	}
+	return c, nil
+}
+
+func (cfg *Config) setDefaults() error {
+	if !cfg.ListenAddr.IsValid() {
+		cfg.ListenAddr = loopback()
+	}
+	if cfg.ListenAddr.IsUnspecified() {
+		return errors.New("listen address: must be one address, not all of them")
+	}
+	if len(cfg.ServiceCIDRs) == 0 {
+		v4, v6 := netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd00:10:96::/108")
+		cfg.ServiceCIDRs = []netip.Prefix{v4, v6}
+		if cfg.ListenAddr.Is6() {
+			cfg.ServiceCIDRs = []netip.Prefix{v6, v4}
+		}
+	}
+	if len(cfg.Controllers) == 0 {
+		cfg.Controllers = DefaultControllers()
+	}
+	if cfg.Log == nil {
+		cfg.Log = io.Discard
+	}
+	return nil
+}
+
+func (c *Cluster) start(ctx context.Context) error {
+	began := time.Now()
+	for _, name := range []string{etcd, apiServer, controllerManager} {
+		path, err := Tool(ctx, name)
+		if err != nil {
+			return err
+		}
+		c.binaries[name] = path
+	}
+	if err := c.prepare(); err != nil {
+		return err
+	}
+	if err := c.launch(etcd, c.etcdArgs()); err != nil {
+		return err
+	}
+	if err := c.waitReady(ctx, etcd, c.etcdReady); err != nil {
+		return err
+	}
+	if err := c.StartAPIServer(ctx); err != nil {
+		return err
+	}
+	if err := c.launch(controllerManager, c.controllerManagerArgs()); err != nil {
+		return err
+	}
+	c.logf("control plane ready after %v: %s", time.Since(began).Round(time.Millisecond), c.clientCfg.Host)
+	return nil
+}
+
+// prepare makes what the processes need on disk, and chooses their ports.
+func (c *Cluster) prepare() error {
+	if c.cfg.Dir == "" {
+		dir, err := os.MkdirTemp("", "cluster-")
+		if err != nil {
+			return fmt.Errorf("make a directory for the control plane: %w", err)
+		}
+		c.cfg.Dir, c.ownDir = dir, true
+	}
+	// The processes get absolute paths, so that kubeconfigs work from any directory.
+	dir, err := filepath.Abs(c.cfg.Dir)
+	if err != nil {
+		return fmt.Errorf("directory of the control plane: %w", err)
+	}
+	c.cfg.Dir = dir
+	if c.ports, err = c.ns.freePorts(c.cfg.ListenAddr); err != nil {
+		return err
+	}
+	names, addrs := c.servingNames()
+	if c.pki, err = newPKI(filepath.Join(dir, "pki"), names, addrs); err != nil {
+		return err
+	}
+	return c.writeClientConfigs()
+}
+
+// Stop kills every process of the control plane, closes what it holds open, and removes the directory if it made it.
+// It may be called more than once.
+func (c *Cluster) Stop() {
+	c.mu.Lock()
+	if c.stopped {
+		c.mu.Unlock()
+		return
+	}
+	c.stopped = true
+	running := c.processes
+	c.mu.Unlock()
+
+	// Nothing here needs to be saved, so nothing is asked politely. All are told before any is waited for: a component
+	// may end by itself when it loses another one.
+	for _, p := range running {
+		p.signal(syscall.SIGKILL)
+	}
+	c.watching.Wait()
+	c.ns.close()
+	if c.ownDir {
+		if err := os.RemoveAll(c.cfg.Dir); err != nil {
+			c.logf("remove the directory of the control plane: %v", err)
+		}
+	}
+}
+
+// StopAPIServer stops the API server as a node that shuts down does, with SIGTERM, and returns when it is gone. Clients
+// see their watches end and their connections refused. It does nothing when the API server does not run.
+func (c *Cluster) StopAPIServer() {
+	if p := c.process(apiServer); p != nil {
+		p.stop(15 * time.Second)
+	}
+}
+
+// StartAPIServer starts the API server, at the same address and with the same data as before, and returns when it
+// reports ready. It does nothing when the API server runs.
+func (c *Cluster) StartAPIServer(ctx context.Context) error {
+	if p := c.process(apiServer); p == nil || p.dead() {
+		if err := c.launch(apiServer, c.apiServerArgs()); err != nil {
+			return err
+		}
+	}
+	return c.waitReady(ctx, apiServer, c.apiServerReady)
+}
+
+// RestartAPIServer stops the API server and starts it again.
+func (c *Cluster) RestartAPIServer(ctx context.Context) error {
+	c.StopAPIServer()
+	return c.StartAPIServer(ctx)
+}
+
+// AdminKubeconfig returns the path of a kubeconfig of a member of system:masters.
+func (c *Cluster) AdminKubeconfig() string { return filepath.Join(c.cfg.Dir, "admin.kubeconfig") }
+
+// Client returns a configuration for client-go with the rights of AdminKubeconfig and without client-side rate limits.
+// It dials inside the namespace of the control plane, so it works from any other. The caller owns it.
+func (c *Cluster) Client() *rest.Config { return rest.CopyConfig(c.clientCfg) }
+
+// launch starts a component and reports its death to Log, unless it was asked to stop.
+func (c *Cluster) launch(name string, args []string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.stopped {
+		return fmt.Errorf("start %s: the control plane is stopped", name)
+	}
+	var p *process
+	err := c.ns.do(func() (err error) {
+		p, err = startProcess(name, c.binaries[name], args, filepath.Join(c.cfg.Dir, name+".log"))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	c.processes[name] = p
+	c.watching.Go(func() {
+		if err := p.wait(); err != nil {
+			c.logf("%v", err)
+		}
+	})
+	return nil
+}
+
+func (c *Cluster) process(name string) *process {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.processes[name]
+}
+
+// waitReady asks ready until it has no error, the component dies, or ctx ends.
+func (c *Cluster) waitReady(ctx context.Context, name string, ready func(context.Context) error) error {
+	p := c.process(name)
+	tick := time.NewTicker(25 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := ready(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-p.exited:
+			return fmt.Errorf("start %s: %w", name, p.exitError())
+		case <-ctx.Done():
+			return fmt.Errorf("wait for %s: %w; last answer: %w; end of its log:\n%s", name, ctx.Err(), err, p.logTail())
+		case <-tick.C:
+		}
+	}
+}
+
+func (c *Cluster) logf(format string, args ...any) {
+	fmt.Fprintf(c.cfg.Log, "cluster: %s\n", strings.TrimRight(fmt.Sprintf(format, args...), "\n"))
+}
