@@ -1,0 +1,148 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
+
+	"nftproxy/conntrack"
+	"nftproxy/internal/hostaddr"
+	"nftproxy/internal/proxy"
+	"nftproxy/internal/service"
+	"nftproxy/nft/kernel"
+	"nftproxy/nft/ruleset"
+	"nftproxy/watch"
+)
+
+// run works until the context ends; the rules stay.
+func (d *daemon) run(ctx context.Context) error {
+	conn, err := kernel.Open(kernel.Config{})
+	if err != nil {
+		return fmt.Errorf("open nftables: %w", err)
+	}
+	defer conn.Close()
+	flows, err := conntrack.Open(conntrack.Config{})
+	if err != nil {
+		return err
+	}
+	defer flows.Close()
+
+	mailbox := service.NewMailbox()
+	watcher := watch.NewWatcher(watch.Options{Node: d.node, Report: d.logProblem}, mailbox)
+	cleaner := conntrack.NewCleaner(flows, conntrack.NewIndex(d.ruleset.NodePortAddresses), d.logPass)
+	loop := proxy.New(d.loopConfig(), conn, ruleset.NewCompiler(d.ruleset).Compile, d.syncLogger(), func(s proxy.Sync) {
+		if s.Err == nil {
+			cleaner.Notify(s.Snapshot)
+		}
+	})
+
+	d.log.Info("starting", "version", version(), "node", d.node, "table", d.ruleset.Table)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return d.watch(ctx, watcher) })
+	group.Go(func() error {
+		return hostaddr.Follow(ctx, d.log, func(addrs []netip.Addr) { watcher.SetHostAddresses(addrs) })
+	})
+	group.Go(func() error { return loop.Run(ctx, mailbox) })
+	group.Go(func() error { return cleaner.Run(ctx) })
+	err = group.Wait()
+	d.log.Info("stopped; the rules stay")
+	return err
+}
+
+func (d *daemon) watch(ctx context.Context, w *watch.Watcher) error {
+	if path := d.options.manifests; path != "" {
+		return w.RunManifests(ctx, path)
+	}
+	config, err := watch.ClientConfig(d.options.kubeconfig, d.options.master)
+	if err != nil {
+		return err
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("make a client: %w", err)
+	}
+	return w.RunKubernetes(ctx, client)
+}
+
+// loopConfig takes an unset or zero period for our own default: kube-proxy's
+// second, or kubeadm's 0s, were made for another kind of write.
+func (d *daemon) loopConfig() proxy.Config {
+	c := proxy.DefaultConfig()
+	if p := d.options.minSyncPeriod; p > 0 {
+		c.MinSyncPeriod = p
+	}
+	return c
+}
+
+func (d *daemon) logProblem(p watch.Problem) {
+	level := slog.LevelWarn
+	if errors.Is(p, watch.ErrIgnoredKind) {
+		level = slog.LevelDebug
+	}
+	d.log.Log(context.Background(), level, "cannot use as it stands", "err", p)
+}
+
+func (d *daemon) logPass(r conntrack.Run) {
+	removed := 0
+	for _, n := range r.Removed {
+		removed += n
+	}
+	switch {
+	case r.Err != nil && !r.Repeated:
+		d.log.Warn("cleaning conntrack", "err", r.Err)
+	case removed > 0:
+		d.log.Info("removed conntrack entries that missed their service", "entries", removed, "scanned", r.Scanned, "took", r.Duration)
+	}
+}
+
+// syncLogger logs the first sync, each failure once until it changes, and the
+// others for those who ask for it.
+func (d *daemon) syncLogger() func(proxy.Sync) {
+	first, failure := true, ""
+	quarantined := map[string]string{}
+	return func(s proxy.Sync) {
+		text := ""
+		if s.Err != nil {
+			text = s.Err.Error()
+		}
+		switch {
+		case text != "" && text != failure:
+			d.log.Error("the program is not in force", "err", s.Err)
+		case text == "" && failure != "":
+			d.log.Info("the program is in force again")
+		}
+		failure = text
+		d.logQuarantine(quarantined, s.Quarantined)
+		if s.Err != nil {
+			return
+		}
+		level := slog.LevelDebug
+		if first {
+			level, first = slog.LevelInfo, false
+		}
+		d.log.Log(context.Background(), level, "synced",
+			"services", s.Snapshot.Services.Len(), "written", s.Written, "latency", s.Latency(),
+			"compile", s.Compile, "read", s.Read, "plan", s.Plan, "apply", s.Apply)
+	}
+}
+
+// logQuarantine tells what the kernel refuses, and when it no longer does.
+func (d *daemon) logQuarantine(known map[string]string, now map[string]error) {
+	for name := range known {
+		if _, still := now[name]; !still {
+			d.log.Info("no longer refused by the kernel", "service", name)
+			delete(known, name)
+		}
+	}
+	for name, err := range now {
+		if known[name] != err.Error() {
+			known[name] = err.Error()
+			d.log.Error("refused by the kernel and left out", "service", name, "err", err)
+		}
+	}
+}
