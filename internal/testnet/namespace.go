@@ -79,7 +79,8 @@ func (ns *Namespace) Handle() *netlink.Handle { return ns.handle }
 // Do runs fn on an OS thread that is in the namespace, and returns its error.
 // Sockets and processes that fn itself makes belong to the namespace; those
 // made by goroutines that fn starts do not. fn may call Do of another
-// namespace, and may end the test (t.Fatal).
+// namespace, and may end the test (t.Fatal). The error matches os.ErrClosed
+// after Close.
 func (ns *Namespace) Do(fn func() error) error {
 	return onThread(func() error {
 		if err := ns.enter(); err != nil {
@@ -93,8 +94,11 @@ func (ns *Namespace) enter() error {
 	conn, err := ns.file.SyscallConn()
 	if err == nil {
 		var failed error
-		err = conn.Control(func(fd uintptr) { failed = unix.Setns(int(fd), unix.CLONE_NEWNET) })
-		err = errors.Join(err, os.NewSyscallError("setns", failed))
+		if conn.Control(func(fd uintptr) { failed = unix.Setns(int(fd), unix.CLONE_NEWNET) }) != nil {
+			err = os.ErrClosed // what else can be wrong with a file
+		} else {
+			err = os.NewSyscallError("setns", failed)
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("enter network namespace %s: %w", ns.name, err)

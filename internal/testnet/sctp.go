@@ -153,13 +153,20 @@ type SCTPReceiver struct {
 // ListenSCTP receives INITs for address without answering them. Port 0 stands
 // for every port.
 func (ns *Namespace) ListenSCTP(address netip.AddrPort) (*SCTPReceiver, error) {
+	r, err := ns.receiveSCTP(address)
+	if err == nil {
+		ns.own(r)
+	}
+	return r, err
+}
+
+// receiveSCTP is ListenSCTP for an owner that closes the receiver itself.
+func (ns *Namespace) receiveSCTP(address netip.AddrPort) (*SCTPReceiver, error) {
 	conn, err := ns.ListenPacket(context.Background(), sctpNetwork(address.Addr()), address.Addr().String())
 	if err != nil {
 		return nil, fmt.Errorf("listen for SCTP on %v in %s: %w", address, ns, err)
 	}
-	r := &SCTPReceiver{ns: ns, conn: conn, address: address}
-	ns.own(r)
-	return r, nil
+	return &SCTPReceiver{ns: ns, conn: conn, address: address}, nil
 }
 
 // Next waits for the next INIT with a valid checksum. The error is ctx's when

@@ -87,7 +87,7 @@ func (s *Server) listen(proto string) (loop func() error, err error) {
 		if s.addr.Port() == 0 {
 			return nil, errors.New("SCTP needs a port")
 		}
-		r, err := s.ns.ListenSCTP(s.addr)
+		r, err := s.ns.receiveSCTP(s.addr)
 		if err != nil {
 			return nil, err
 		}
