@@ -1,7 +1,14 @@
 package kernel
 
 import (
+	"encoding/binary"
 	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"nftproxy/nft"
 )
@@ -14,57 +21,296 @@ type Config struct {
 }
 
 // Conn works on the tables of one network namespace. Its methods are safe for
-// concurrent use; Apply and Claim are done one after the other.
-type Conn struct{}
+// concurrent use; Apply, Claim and Read are done one after the other.
+type Conn struct {
+	// exclusive is held over a transaction and over a Read.
+	exclusive sync.Mutex
+	writer    *socket
+	// encoder and fences are memory for the next batch.
+	encoder batchEncoder
+	fences  encoder
+	seq     uint32
+	// withoutOwner is set once the kernel has refused the flags of an owned table.
+	withoutOwner bool
+
+	// reading is held over one request and its answer.
+	reading sync.Mutex
+	reader  *socket
+	readSeq uint32
+}
 
 // Open opens a socket for writing, which owns the tables where the kernel has
 // ownership, and one for reading. It needs CAP_NET_ADMIN in the namespace only
 // once something is read or written.
-func Open(config Config) (*Conn, error) { return nil, errors.ErrUnsupported }
+func Open(config Config) (*Conn, error) {
+	writer, err := dial(config.NetNS)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink socket for writing: %w", err)
+	}
+	reader, err := dial(config.NetNS)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open netlink socket for reading: %w", err), writer.close())
+	}
+	return &Conn{writer: writer, reader: reader}, nil
+}
 
 // Close closes both sockets. Tables stay; owned ones become orphans, which
 // anyone may change until they are claimed.
-func (c *Conn) Close() error { return errors.ErrUnsupported }
+func (c *Conn) Close() error { return errors.Join(c.writer.close(), c.reader.close()) }
 
 // Apply carries out the batch as one transaction: all of it takes effect, or,
 // with a *BatchError, nothing. An error that matches ErrOutcomeUnknown leaves
-// open what did.
-func (c *Conn) Apply(b nft.Batch) error { return errors.ErrUnsupported }
+// open what did. An empty batch does nothing.
+//
+// A transaction has to fit the socket's send buffer, which grows as needed.
+// Where that is forbidden (without CAP_NET_ADMIN over the first user
+// namespace), a batch that is larger than net.core.wmem_max allows, about
+// 0.4 MB or 8,000 elements by default, is carried out in its order as several
+// transactions.
+func (c *Conn) Apply(b nft.Batch) error {
+	if b.Empty() {
+		return nil
+	}
+	c.exclusive.Lock()
+	defer c.exclusive.Unlock()
+	err := c.apply(b)
+	if len(c.encoder.flags) > 0 && refusesOwner(err) {
+		c.withoutOwner = true
+		err = c.apply(b)
+	}
+	if err != nil {
+		return fmt.Errorf("apply batch: %w", err)
+	}
+	return nil
+}
 
-// Claim takes those of the program's tables that exist into possession, with
-// their contents, where the kernel and the table allow it. Tables that do not
-// exist, or were made without ownership, are left as they are: see Owned. A
-// table that another process owns is an error that matches EPERM.
-func (c *Conn) Claim(want *nft.Program) error { return errors.ErrUnsupported }
+func (c *Conn) apply(b nft.Batch) error {
+	flags, err := c.tableFlags(b)
+	if err != nil {
+		return err
+	}
+	begin := c.seq + 1
+	c.encoder.reset(begin+1, flags)
+	if err := c.encoder.batch(b); err != nil {
+		return err
+	}
+	c.seq = begin + uint32(len(c.encoder.spans)) + 1
+	parts, err := c.split()
+	if err != nil {
+		return err
+	}
+	for i, part := range parts {
+		answers, err := c.transact(begin, part)
+		switch {
+		case err != nil && i > 0:
+			return fmt.Errorf("transaction %d of %d: %w: %w", i+1, len(parts), ErrOutcomeUnknown, err)
+		case err != nil:
+			return err
+		case len(answers) > 0:
+			return c.batchError(b, answers, i > 0)
+		}
+	}
+	return nil
+}
 
-// Owned says whether the table is this Conn's own, so that nobody else can
-// change it.
-func (c *Conn) Owned(id nft.TableID) bool { return false }
+// split cuts the messages where they do not fit into one transaction. Each
+// operation needs only what came before it, so any cut will do.
+func (c *Conn) split() ([][]byte, error) {
+	const fences = 2 * (headerLen + nfgenmsgLen)
+	b, spans := c.encoder.b, c.encoder.spans
+	limit, err := c.writer.writeLimit(len(b) + fences)
+	if err != nil {
+		return nil, err
+	}
+	var parts [][]byte
+	start := 0
+	for i := range spans {
+		end := len(b)
+		if i+1 < len(spans) {
+			end = spans[i+1].at
+		}
+		if at := spans[i].at; end-start+fences > limit && at > start {
+			parts = append(parts, b[start:at])
+			start = at
+		}
+	}
+	return append(parts, b[start:]), nil
+}
 
-// Read returns the tables that want names, as the kernel has them. A set or
-// chain that is exactly as want has it is returned as want's own pointer; a set
-// that is not, as a Set without key, and a chain that is not, with a rule of
-// nft.Unknown.
-func (c *Conn) Read(want *nft.Program) (*nft.Model, error) { return nil, errors.ErrUnsupported }
+// transact sends messages as one transaction and returns the kernel's refusals.
+// The begin's sequence number is begin, the end's is the Conn's.
+func (c *Conn) transact(begin uint32, messages []byte) ([]answer, error) {
+	c.fences.b = c.fences.b[:0]
+	c.fences.fence(unix.NFNL_MSG_BATCH_BEGIN, 0, begin)
+	at := len(c.fences.b)
+	// Only the end is acknowledged, and not by all kernels: one reply instead of
+	// thousands, which would not fit the receive buffer.
+	c.fences.fence(unix.NFNL_MSG_BATCH_END, unix.NLM_F_ACK, c.seq)
+	if err := c.writer.send(c.fences.b[:at], messages, c.fences.b[at:]); err != nil {
+		c.writer.drain()
+		return nil, err
+	}
+	return c.answers(begin)
+}
+
+// answers reads what the kernel queued during the send. No refusal means that
+// the transaction was made: a failed one always has one.
+func (c *Conn) answers(begin uint32) ([]answer, error) {
+	var refused []answer
+	done, lost := false, error(nil)
+	for {
+		b, err := c.writer.queued()
+		if err == io.EOF {
+			break
+		}
+		if errors.Is(err, unix.ENOBUFS) {
+			lost = err // reported once; what did fit is still queued
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
+		}
+		for m := range messages(b) {
+			a, ok := parseAnswer(m)
+			switch {
+			case !ok || a.seq-begin > c.seq-begin:
+				// Of no message of ours.
+			case a.errno != 0:
+				refused = append(refused, a)
+			default:
+				done = true
+			}
+		}
+	}
+	if lost != nil && !done && len(refused) == 0 {
+		return nil, fmt.Errorf("%w: %w", ErrOutcomeUnknown, lost)
+	}
+	return refused, nil
+}
+
+func (c *Conn) batchError(b nft.Batch, answers []answer, partial bool) error {
+	e := &BatchError{Partial: partial}
+	for _, a := range answers {
+		op := c.encoder.opError(b, a)
+		op.Hint = c.hint(op)
+		e.Errors = append(e.Errors, op)
+	}
+	return e
+}
+
+// hint says what helps against a refusal.
+func (c *Conn) hint(e OpError) string {
+	switch e.Errno {
+	case unix.EPERM:
+		if e.Op == nil {
+			return "needs CAP_NET_ADMIN in the network namespace"
+		}
+		t, found, err := c.table(e.Table)
+		if err == nil && found && t.Owner != 0 && t.Owner != c.writer.conn.PID() {
+			return fmt.Sprintf("table %s is owned by the process with netlink port %d: stop it, or run nftproxy cleanup", e.Table, t.Owner)
+		}
+	case unix.EOPNOTSUPP, unix.ENOENT:
+		if _, ok := e.Op.(nft.AddRules); ok {
+			return "does the kernel lack an nftables module, such as nft_fib, nft_numgen, nft_nat, nft_masq or nft_reject?"
+		}
+	}
+	return ""
+}
+
+// refusesOwner says that a kernel does not know the flags of an owned table.
+func refusesOwner(err error) bool {
+	var batch *BatchError
+	if !errors.As(err, &batch) {
+		return false
+	}
+	for _, e := range batch.Errors {
+		if _, ok := e.Op.(nft.AddTable); ok && (e.Errno == unix.EOPNOTSUPP || e.Errno == unix.EINVAL) {
+			return true
+		}
+	}
+	return false
+}
+
+// request sends one request on the reading socket and returns its only answer,
+// valid until the next request.
+func (c *Conn) request(kind uint16, family nft.Family, fill func(*encoder)) ([]byte, error) {
+	var reply []byte
+	err := c.receive(kind, 0, family, fill, func(m message) error {
+		reply = m.attrs()
+		return nil
+	})
+	if err == nil && reply == nil {
+		err = syscall.ENODATA
+	}
+	return reply, err
+}
+
+// receive sends a request on the reading socket and visits each message of the
+// answer. The lock reading is held.
+func (c *Conn) receive(kind, flags uint16, family nft.Family, fill func(*encoder), visit func(message) error) error {
+	c.reader.drain() // left over by a visit that failed
+	c.readSeq++
+	var e encoder
+	at := e.message(kind, flags, c.readSeq, family)
+	if fill != nil {
+		fill(&e)
+	}
+	e.end(at)
+	if err := c.reader.send(e.b); err != nil {
+		return err
+	}
+	for {
+		// The kernel has queued the first datagram during the send, and queues
+		// each further one when the one before is taken.
+		b, err := c.reader.queued()
+		if err == io.EOF && flags&unix.NLM_F_DUMP == 0 {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		for m := range messages(b) {
+			if m.seq != c.readSeq {
+				continue
+			}
+			switch m.kind {
+			case unix.NLMSG_DONE:
+				return doneError(m)
+			case unix.NLMSG_ERROR:
+				if a, _ := parseAnswer(m); a.errno != 0 {
+					return a.errno
+				}
+			default:
+				if err := visit(m); err != nil {
+					return err
+				}
+			}
+		}
+	}
+}
+
+// doneError is the error with which a dump ended.
+func doneError(m message) error {
+	if len(m.body) >= 4 {
+		if n := -int32(binary.NativeEndian.Uint32(m.body)); n > 0 {
+			return syscall.Errno(n)
+		}
+	}
+	return nil
+}
 
 // Generation returns the number of the namespace's ruleset, which each
 // transaction of anybody raises.
-func (c *Conn) Generation() (uint32, error) { return 0, errors.ErrUnsupported }
-
-// TableInfo says whose a table is.
-type TableInfo struct {
-	ID nft.TableID
-	// Flags are the kernel's NFT_TABLE_F_*: 1 dormant, 2 owner, 4 persist.
-	Flags uint32
-	// Owner is the netlink port ID of the socket that owns it (usually the
-	// process's PID), or 0.
-	Owner uint32
+func (c *Conn) Generation() (uint32, error) {
+	c.reading.Lock()
+	defer c.reading.Unlock()
+	return c.generation()
 }
 
-// Tables returns the tables of that name, in both families.
-func (c *Conn) Tables(name string) ([]TableInfo, error) { return nil, errors.ErrUnsupported }
-
-// DeleteTables deletes the tables of that name, in both families, in one
-// transaction. That there is none is no error. A table that another process
-// owns is an error that matches EPERM.
-func (c *Conn) DeleteTables(name string) error { return errors.ErrUnsupported }
+func (c *Conn) generation() (uint32, error) {
+	attrs, err := c.request(unix.NFT_MSG_GETGEN, unix.AF_UNSPEC, nil)
+	if err != nil {
+		return 0, fmt.Errorf("read ruleset generation: %w", err)
+	}
+	return attributeUint32(attrs, unix.NFTA_GEN_ID), nil
+}

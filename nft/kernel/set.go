@@ -52,6 +52,13 @@ const (
 	orderBig  = 2
 )
 
+// Attributes of sets that x/sys/unix lacks (enum nft_set_attributes): statements
+// of each element, such as counters.
+const (
+	attrSetExpr        = 17
+	attrSetExpressions = 18
+)
+
 // setFlags are NFTA_SET_FLAGS.
 func setFlags(s *nft.Set) uint32 {
 	if s.Verdicts || len(s.Data) > 0 {
@@ -127,8 +134,7 @@ func declaredAs(attrs []byte, s *nft.Set, family nft.Family) bool {
 			if number(value) != setFlags(s) {
 				return false
 			}
-		case unix.NFTA_SET_TIMEOUT, unix.NFTA_SET_GC_INTERVAL, unix.NFTA_SET_OBJ_TYPE,
-			unix.NFTA_SET_EXPR, unix.NFTA_SET_EXPRESSIONS:
+		case unix.NFTA_SET_TIMEOUT, unix.NFTA_SET_GC_INTERVAL, unix.NFTA_SET_OBJ_TYPE, attrSetExpr, attrSetExpressions:
 			return false
 		case unix.NFTA_SET_DESC:
 			if len(value) > 0 { // a size

@@ -1,0 +1,267 @@
+package kernel
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"nftproxy/nft"
+)
+
+// readTries is how often a Read that saw a foreign transaction go by starts
+// again. Beside a busy ruleset it may never see none: then the last one counts,
+// since transactions on other tables do no harm.
+const readTries = 4
+
+// errChanged says that a table changed while it was read.
+var errChanged = errors.New("the ruleset changed during the dump")
+
+// Read returns the tables that want names, as the kernel has them. A set or
+// chain that is exactly as want has it is returned as want's own pointer; a set
+// that is not, or that has elements of a form that no program has, as a Set
+// without key and without elements; and a chain that is not, with a rule of
+// nft.Unknown in place of its rules.
+//
+// The tables are read until no transaction came in between, at most four times.
+// Tables that this Conn owns cannot change and are read once.
+func (c *Conn) Read(want *nft.Program) (*nft.Model, error) {
+	c.exclusive.Lock()
+	defer c.exclusive.Unlock()
+	owned, err := c.ownsAll(want)
+	if err != nil {
+		return nil, err
+	}
+	for try := 1; ; try++ {
+		m, err := c.readOnce(want, owned)
+		if err == nil || try == readTries && m != nil {
+			return m, nil
+		}
+		if !errors.Is(err, errChanged) || try == readTries {
+			return nil, fmt.Errorf("read tables: %w", err)
+		}
+	}
+}
+
+// ownsAll says that no table of the program is open to others.
+func (c *Conn) ownsAll(want *nft.Program) (bool, error) {
+	for _, f := range nft.Families() {
+		t, found, err := c.table(want.Table(f).ID())
+		if err != nil {
+			return false, err
+		}
+		if !found || t.Owner != c.writer.conn.PID() {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// readOnce may return both a model and errChanged.
+func (c *Conn) readOnce(want *nft.Program, owned bool) (*nft.Model, error) {
+	c.reading.Lock()
+	defer c.reading.Unlock()
+	before, err := c.generation()
+	if err != nil {
+		return nil, err
+	}
+	m := nft.NewModel()
+	changed := false
+	for _, f := range nft.Families() {
+		r := tableReader{conn: c, want: want.Table(f), owned: owned}
+		contents, err := r.read()
+		if err != nil {
+			return nil, fmt.Errorf("table %s: %w", r.want.ID(), err)
+		}
+		if contents != nil {
+			m.Put(contents)
+		}
+		changed = changed || r.changed
+	}
+	after, err := c.generation()
+	if err != nil {
+		return nil, err
+	}
+	if changed || !owned && before != after {
+		return m, errChanged
+	}
+	return m, nil
+}
+
+// tableReader reads one table.
+type tableReader struct {
+	conn *Conn
+	want *nft.Table
+	// owned says that only we can change the table, so that the kernel's hint
+	// that a dump was interrupted concerns others.
+	owned bool
+	// changed says that a dump may have missed something.
+	changed bool
+	rules   map[string][]rawRule
+	names   map[string]string
+}
+
+// rawRule is a rule as the kernel dumps it.
+type rawRule struct {
+	expressions []byte
+	// more says that there is something besides, such as a comment.
+	more bool
+}
+
+// read returns nil if there is no such table.
+func (r *tableReader) read() (*nft.Contents, error) {
+	id := r.want.ID()
+	_, err := r.conn.request(unix.NFT_MSG_GETTABLE, id.Family, func(e *encoder) { e.string(unix.NFTA_TABLE_NAME, id.Name) })
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	r.rules, r.names = map[string][]rawRule{}, map[string]string{}
+	contents := nft.NewContents(id)
+	err = r.dump(unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, nil, r.rule)
+	if err != nil {
+		return nil, fmt.Errorf("rules: %w", err)
+	}
+	err = r.dump(unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, nil, func(attrs []byte) error {
+		chain := r.chain(attrs)
+		contents.Chains[chain.Name] = chain
+		r.names[chain.Name] = chain.Name
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("chains: %w", err)
+	}
+	err = r.dump(unix.NFT_MSG_GETSET, unix.NFTA_SET_TABLE, nil, func(attrs []byte) error {
+		s := r.set(attrs)
+		contents.Sets[s.Set.Name] = s
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("sets: %w", err)
+	}
+	for name, s := range contents.Sets {
+		if err := r.elements(s); err != nil {
+			return nil, fmt.Errorf("elements of %s: %w", name, err)
+		}
+	}
+	return contents, nil
+}
+
+// dump visits the table's objects of a kind. The table's name has the same
+// attribute in the request and in each object.
+func (r *tableReader) dump(kind, table uint16, fill func(*encoder), visit func(attrs []byte) error) error {
+	name := r.want.Name
+	err := r.conn.receive(kind, unix.NLM_F_DUMP, r.want.Family, func(e *encoder) {
+		e.string(table, name)
+		if fill != nil {
+			fill(e)
+		}
+	}, func(m message) error {
+		if m.flags&unix.NLM_F_DUMP_INTR != 0 && !r.owned {
+			r.changed = true
+		}
+		// Some kernels list the objects of all tables.
+		if attrs := m.attrs(); string(bytes.TrimSuffix(attribute(attrs, table), []byte{0})) == name {
+			return visit(attrs)
+		}
+		return nil
+	})
+	if errors.Is(err, unix.EINTR) || errors.Is(err, unix.ENOENT) && !r.owned {
+		return fmt.Errorf("%w: %w", errChanged, err)
+	}
+	return err
+}
+
+func (r *tableReader) rule(attrs []byte) error {
+	chain := text(attribute(attrs, unix.NFTA_RULE_CHAIN))
+	r.rules[chain] = append(r.rules[chain], rawRule{
+		expressions: slices.Clone(attribute(attrs, unix.NFTA_RULE_EXPRESSIONS)),
+		more:        attribute(attrs, unix.NFTA_RULE_USERDATA) != nil || attribute(attrs, unix.NFTA_RULE_COMPAT) != nil,
+	})
+	return nil
+}
+
+// otherHook is the hook of a chain that is not of type nat, or drops by policy.
+const otherHook nft.HookName = 0xff
+
+func (r *tableReader) chain(attrs []byte) *nft.Chain {
+	have := &nft.Chain{Name: text(attribute(attrs, unix.NFTA_CHAIN_NAME))}
+	if hook := attribute(attrs, unix.NFTA_CHAIN_HOOK); hook != nil {
+		have.Hook = &nft.Hook{
+			Name:     nft.HookName(attributeUint32(hook, unix.NFTA_HOOK_HOOKNUM)),
+			Priority: int32(attributeUint32(hook, unix.NFTA_HOOK_PRIORITY)),
+		}
+		if text(attribute(attrs, unix.NFTA_CHAIN_TYPE)) != natChain || attributeUint32(attrs, unix.NFTA_CHAIN_POLICY) != uint32(nft.Accept) {
+			have.Hook.Name = otherHook
+		}
+	}
+	want, _ := r.want.Chains.Get(have.Name)
+	rules := r.rules[have.Name]
+	if want != nil && sameHook(want.Hook, have.Hook) && r.sameRules(want.Rules, rules) {
+		return want
+	}
+	if len(rules) > 0 {
+		have.Rules = []nft.Rule{{nft.Unknown{}}}
+	}
+	return have
+}
+
+func sameHook(a, b *nft.Hook) bool {
+	return (a == nil) == (b == nil) && (a == nil || *a == *b)
+}
+
+func (r *tableReader) sameRules(want []nft.Rule, have []rawRule) bool {
+	return slices.EqualFunc(want, have, func(w nft.Rule, h rawRule) bool {
+		var e encoder
+		if h.more || e.rule(w, r.want.Family) != nil {
+			return false
+		}
+		return sameExpressions(e.b[attrHeader:], h.expressions)
+	})
+}
+
+func (r *tableReader) set(attrs []byte) *nft.SetContents {
+	name := text(attribute(attrs, unix.NFTA_SET_NAME))
+	want := r.want.Set(name)
+	if want == nil || !declaredAs(attrs, want, r.want.Family) {
+		want = &nft.Set{Name: name}
+	}
+	// The count is there since Linux 6.16, and no more than a hint: with a hash
+	// that is full of it, nothing is copied while it is filled.
+	return &nft.SetContents{Set: want, Elements: make(map[nft.Value]nft.Element, min(attributeUint32(attrs, attrSetCount), 1<<20))}
+}
+
+// attrSetCount is NFTA_SET_COUNT, which x/sys/unix lacks.
+const attrSetCount = 20
+
+func (r *tableReader) elements(s *nft.SetContents) error {
+	if len(s.Set.Key) == 0 {
+		return nil
+	}
+	d := elementDecoder{set: s.Set, shape: shapeOf(s.Set, r.want.Family), chains: r.names}
+	seen := 0
+	err := r.dump(unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_TABLE, func(e *encoder) {
+		e.string(unix.NFTA_SET_ELEM_LIST_SET, s.Set.Name)
+	}, func(attrs []byte) error {
+		n := d.decode(attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS), s.Elements)
+		seen += n
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if d.foreign {
+		s.Set, s.Elements = &nft.Set{Name: s.Set.Name}, map[nft.Value]nft.Element{}
+		return nil
+	}
+	// A hash that the kernel resizes during the dump gives some elements twice
+	// and, one must suppose, some not at all.
+	if seen != len(s.Elements) {
+		r.changed = true
+	}
+	return nil
+}

@@ -1,0 +1,129 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"nftproxy/nft"
+)
+
+// attrTableOwner is NFTA_TABLE_OWNER, which x/sys/unix lacks.
+const attrTableOwner = 7
+
+// TableInfo says whose a table is.
+type TableInfo struct {
+	ID nft.TableID
+	// Flags are the kernel's NFT_TABLE_F_*: 1 dormant, 2 owner, 4 persist.
+	Flags uint32
+	// Owner is the netlink port ID of the socket that owns it (usually the
+	// process's PID), or 0.
+	Owner uint32
+}
+
+// Orphan says that the table's owner has gone and that it waits for another.
+func (t TableInfo) Orphan() bool { return t.Flags&ownedTable == tablePersist }
+
+// Tables returns the tables of that name, in both families.
+func (c *Conn) Tables(name string) ([]TableInfo, error) {
+	var tables []TableInfo
+	for _, f := range nft.Families() {
+		t, found, err := c.table(nft.TableID{Family: f, Name: name})
+		if err != nil {
+			return nil, err
+		}
+		if found {
+			tables = append(tables, t)
+		}
+	}
+	return tables, nil
+}
+
+func (c *Conn) table(id nft.TableID) (t TableInfo, found bool, err error) {
+	c.reading.Lock()
+	defer c.reading.Unlock()
+	attrs, err := c.request(unix.NFT_MSG_GETTABLE, id.Family, func(e *encoder) { e.string(unix.NFTA_TABLE_NAME, id.Name) })
+	if errors.Is(err, unix.ENOENT) {
+		return TableInfo{}, false, nil
+	}
+	if err != nil {
+		return TableInfo{}, false, fmt.Errorf("look up table %s: %w", id, err)
+	}
+	return TableInfo{id, attributeUint32(attrs, unix.NFTA_TABLE_FLAGS), attributeUint32(attrs, attrTableOwner)}, true, nil
+}
+
+// DeleteTables deletes the tables of that name, in both families, in one
+// transaction. That there is none is no error. A table that another process
+// owns is an error that matches EPERM.
+func (c *Conn) DeleteTables(name string) error {
+	tables, err := c.Tables(name)
+	if err != nil {
+		return err
+	}
+	var b nft.Batch
+	for _, t := range tables {
+		b.Ops = append(b.Ops, nft.DeleteTable{Table: t.ID})
+	}
+	return c.Apply(b)
+}
+
+// Owned says whether the table is this Conn's own, so that nobody else can
+// change it. It is not where the kernel lacks ownership (before Linux 6.9), nor
+// where the table was made without it.
+func (c *Conn) Owned(id nft.TableID) (bool, error) {
+	t, _, err := c.table(id)
+	return t.Owner != 0 && t.Owner == c.writer.conn.PID(), err
+}
+
+// Claim takes those of the program's tables that were left by an owner into
+// possession, with their contents. Other tables stay as they are: see Owned.
+// A table that another process owns is an error that matches EPERM. Where there
+// is nothing to claim, nothing is written.
+func (c *Conn) Claim(want *nft.Program) error {
+	var b nft.Batch
+	for _, f := range nft.Families() {
+		id := want.Table(f).ID()
+		t, found, err := c.table(id)
+		switch {
+		case err != nil:
+			return fmt.Errorf("claim table %s: %w", id, err)
+		case found && (t.Orphan() || t.Owner != 0 && t.Owner != c.writer.conn.PID()):
+			b.Ops = append(b.Ops, nft.AddTable{Table: id})
+		}
+	}
+	if err := c.Apply(b); err != nil {
+		return fmt.Errorf("claim tables: %w", err)
+	}
+	return nil
+}
+
+// tableFlags returns the flags with which to add each of the batch's new
+// tables. An existing table refuses any but its own, except that an orphan can
+// be claimed.
+func (c *Conn) tableFlags(b nft.Batch) (map[int]uint32, error) {
+	if c.withoutOwner {
+		return nil, nil
+	}
+	var flags map[int]uint32
+	deleted := map[nft.TableID]bool{}
+	for i, op := range b.Ops {
+		switch op := op.(type) {
+		case nft.DeleteTable:
+			deleted[op.Table] = true
+		case nft.AddTable:
+			t, found, err := c.table(op.Table)
+			if err != nil {
+				return nil, err
+			}
+			if found && !deleted[op.Table] && t.Flags&tablePersist == 0 {
+				continue
+			}
+			if flags == nil {
+				flags = map[int]uint32{}
+			}
+			flags[i] = ownedTable
+		}
+	}
+	return flags, nil
+}
