@@ -4,9 +4,10 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"sync"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
+	"nftproxy/internal/service"
 )
 
 // Options are what a Watcher needs to know besides its source.
@@ -21,23 +22,96 @@ type Options struct {
 	Report func(Problem)
 }
 
-// Watcher keeps a Mailbox filled with the latest snapshot of one source.
+// Watcher keeps a mailbox filled with the latest snapshot of one source. It
+// runs once, with RunKubernetes or RunManifests.
 type Watcher struct {
 	opts Options
-	out  *Mailbox
+	out  *service.Mailbox
+	// wake holds a token while there may be something to publish.
+	wake chan struct{}
+
+	mu    sync.Mutex
+	index *index
+	// since is when the oldest change that is not published yet arrived.
+	since  time.Time
+	synced bool
+	// published is the last snapshot that went out; its zero value equals none
+	// of the index's, which always have a Node.
+	published service.Snapshot
 }
 
 // NewWatcher returns a Watcher that has not started.
-func NewWatcher(opts Options, out *Mailbox) *Watcher {
-	return &Watcher{opts: opts, out: out}
+func NewWatcher(opts Options, out *service.Mailbox) *Watcher {
+	if opts.NodeTimeout == 0 {
+		opts.NodeTimeout = 5 * time.Second
+	}
+	if opts.Report == nil {
+		opts.Report = func(Problem) {}
+	}
+	return &Watcher{opts: opts, out: out, wake: make(chan struct{}, 1), index: newIndex(opts.Node)}
 }
 
-// RunKubernetes follows the API server until ctx ends, and returns nil then.
-// Nothing is published before Services and EndpointSlices have synced and the
-// Node too, or its time-out is over. An API server that is away is waited for,
-// and the last state stays.
-func (w *Watcher) RunKubernetes(ctx context.Context, client kubernetes.Interface) error {
-	return errors.New("not written yet")
+// SetHostAddresses tells the addresses on the node's interfaces, in any order.
+// It may be called at any time, before and during a run, from any goroutine.
+func (w *Watcher) SetHostAddresses(addrs []netip.Addr) {
+	w.change(func(ix *index) { ix.setHostAddresses(addrs) })
+}
+
+// change edits the index. What comes of it is worked out later, once for all
+// events that have arrived by then.
+func (w *Watcher) change(edit func(*index)) {
+	now := time.Now()
+	w.mu.Lock()
+	edit(w.index)
+	if w.since.IsZero() {
+		w.since = now
+	}
+	w.mu.Unlock()
+	select {
+	case w.wake <- struct{}{}:
+	default: // Somebody has left a token already.
+	}
+}
+
+// setSynced lets the first update go: the index has seen every object.
+func (w *Watcher) setSynced() {
+	w.change(func(ix *index) {
+		w.synced, w.since = true, time.Now()
+		ix.missNode()
+	})
+}
+
+// loop publishes until ctx ends.
+func (w *Watcher) loop(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.wake:
+			w.publish()
+		}
+	}
+}
+
+// publish puts the state into the mailbox if it has changed, and then reports
+// the problems that came with it.
+func (w *Watcher) publish() {
+	w.mu.Lock()
+	update, changed := service.Update{Since: w.since}, false
+	if w.synced {
+		update.Snapshot = w.index.flush()
+		changed = update.Snapshot != w.published
+		w.published, w.since = update.Snapshot, time.Time{}
+	}
+	problems := w.index.takeProblems()
+	w.mu.Unlock()
+
+	if changed {
+		w.out.Put(update)
+	}
+	for _, p := range problems {
+		w.opts.Report(p)
+	}
 }
 
 // RunManifests follows the manifests at path, a file or a directory of *.yaml,
@@ -45,9 +119,4 @@ func (w *Watcher) RunKubernetes(ctx context.Context, client kubernetes.Interface
 // does not exist at the start is an error.
 func (w *Watcher) RunManifests(ctx context.Context, path string) error {
 	return errors.New("not written yet")
-}
-
-// SetHostAddresses tells the addresses on the node's interfaces, in any order.
-// It may be called at any time, before and during a Run, from any goroutine.
-func (w *Watcher) SetHostAddresses(addrs []netip.Addr) {
 }

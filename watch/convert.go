@@ -1,0 +1,125 @@
+package watch
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	netutils "k8s.io/utils/net"
+
+	"nftproxy/internal/service"
+)
+
+// identity is what is kept of an object's metadata: enough for an informer's
+// store to file what was converted under the same key, and for a problem to
+// name the object.
+type identity struct {
+	metav1.ObjectMeta
+}
+
+func identify(m *metav1.ObjectMeta) identity {
+	return identity{metav1.ObjectMeta{
+		Namespace: m.Namespace, Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion,
+	}}
+}
+
+func (i *identity) name() service.Name { return service.NewName(i.Namespace, i.Name) }
+
+// maxProblems is how many problems one object may have before the rest are
+// only counted: a slice can have 1,000 endpoints, each of them wrong.
+const maxProblems = 10
+
+// problemList gathers what is wrong in one object.
+type problemList struct {
+	object Object
+	list   []Problem
+	more   int
+}
+
+func problemsOf(kind string, m *metav1.ObjectMeta) *problemList {
+	return &problemList{object: Object{Kind: kind, Namespace: m.Namespace, Name: m.Name, UID: string(m.UID)}}
+}
+
+func (p *problemList) add(field string, err error) {
+	if len(p.list) == maxProblems {
+		p.more++
+		return
+	}
+	p.list = append(p.list, Problem{Object: p.object, Field: field, Err: err})
+}
+
+func (p *problemList) value(field, value, reason string) {
+	p.add(field, &ValueError{Value: value, Reason: reason})
+}
+
+func (p *problemList) all() []Problem {
+	if p.more > 0 {
+		return append(p.list, Problem{Object: p.object, Err: fmt.Errorf("and %d problems more", p.more)})
+	}
+	return p.list
+}
+
+// parseAddr reads an address as kube-proxy does: leading zeros are decimal and
+// an IPv4 address in IPv6 clothes is IPv4; zones are refused.
+func parseAddr(text string) (netip.Addr, error) {
+	addr, err := netip.ParseAddr(text)
+	if err != nil || addr.Zone() != "" {
+		ok := false
+		if addr, ok = netip.AddrFromSlice(netutils.ParseIPSloppy(text)); !ok {
+			return netip.Addr{}, &ValueError{Value: text, Reason: "not an IP address"}
+		}
+	}
+	if addr = addr.Unmap(); addr.IsUnspecified() {
+		return netip.Addr{}, &ValueError{Value: text, Reason: "not the address of anything"}
+	}
+	return addr, nil
+}
+
+// family is the API's name for the family of an address.
+func family(a netip.Addr) corev1.IPFamily {
+	if a.Is6() {
+		return corev1.IPv6Protocol
+	}
+	return corev1.IPv4Protocol
+}
+
+// parseProtocol fills in the API's default, TCP.
+func parseProtocol(p *corev1.Protocol) (service.Protocol, error) {
+	if p == nil || *p == "" {
+		return service.TCP, nil
+	}
+	protocol, err := service.ParseProtocol(string(*p))
+	if err != nil {
+		return 0, &ValueError{Value: string(*p), Reason: "not TCP, UDP or SCTP"}
+	}
+	return protocol, nil
+}
+
+func parsePort(n int32) (uint16, error) {
+	if n < 1 || n > 65535 {
+		return 0, &ValueError{Value: strconv.Itoa(int(n)), Reason: "not in 1 to 65535"}
+	}
+	return uint16(n), nil
+}
+
+// checkName refuses what the API server would never let through and what would
+// break the text forms that names end up in. It does not hold names to the
+// letter of RFC 1123.
+func checkName(s string) error {
+	for _, c := range []byte(s) {
+		switch {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '.', c == '_':
+		default:
+			return &ValueError{Value: s, Reason: "not a name: want letters, digits, '-', '.' and '_'"}
+		}
+	}
+	if len(s) > 253 || strings.HasPrefix(s, "-") {
+		return &ValueError{Value: s, Reason: "not a name: longer than 253 bytes or starting with '-'"}
+	}
+	return nil
+}
+
+func item(field string, i int) string { return fmt.Sprintf("%s[%d]", field, i) }

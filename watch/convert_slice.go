@@ -1,0 +1,208 @@
+package watch
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"unique"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"nftproxy/internal/service"
+)
+
+// portKey is what joins a Service's port with the ports of its slices.
+type portKey struct {
+	name     string
+	protocol service.Protocol
+}
+
+// sliceObject is what is kept of an EndpointSlice.
+type sliceObject struct {
+	identity
+	// owner is the Service that it belongs to, empty if it is of no use.
+	owner service.Name
+	ports []slicePort
+	// names keeps the one copy of each node's name alive that all endpoints
+	// there share, in this slice and in others.
+	names    []unique.Handle[string]
+	problems []Problem
+}
+
+// slicePort is one port of a slice with the slice's endpoints, as
+// service.MergeEndpoints leaves them. They are shared by the snapshots: where a
+// port has one slice, which is the rule, there is no second copy.
+type slicePort struct {
+	key       portKey
+	endpoints []service.Endpoint
+}
+
+func (s *sliceObject) port(k portKey) []service.Endpoint {
+	for i := range s.ports {
+		if s.ports[i].key == k {
+			return s.ports[i].endpoints
+		}
+	}
+	return nil
+}
+
+// intern makes all equal strings of the objects one.
+func intern(s string) string { return unique.Make(s).Value() }
+
+// convertSlice turns an EndpointSlice into the endpoints of each of its ports.
+func convertSlice(s *discoveryv1.EndpointSlice) *sliceObject {
+	object := &sliceObject{identity: identify(&s.ObjectMeta)}
+	if _, headless := s.Labels[labelHeadless]; headless {
+		return object
+	}
+	p := problemsOf("EndpointSlice", &s.ObjectMeta)
+	defer func() { object.problems = p.all() }()
+	owner := s.Labels[discoveryv1.LabelServiceName]
+	if owner == "" {
+		p.add("metadata.labels", fmt.Errorf("no %s: it belongs to no Service", discoveryv1.LabelServiceName))
+		return object
+	}
+	object.owner = service.NewName(s.Namespace, owner)
+	switch s.AddressType {
+	case discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6:
+	default:
+		p.value("addressType", string(s.AddressType), "not IPv4 or IPv6: a packet cannot be sent to its endpoints")
+		return object
+	}
+	if len(s.Endpoints) > 0 && len(s.Ports) == 0 {
+		p.add("ports", errors.New("none: its endpoints have no port number"))
+		return object
+	}
+	endpoints := object.sliceEndpoints(s, p)
+	object.ports = slicePorts(s.Ports, endpoints, p)
+	return object
+}
+
+// sliceEndpoints are the endpoints without port. Of the addresses of one
+// endpoint only the first counts (API documentation of Endpoint.addresses).
+func (object *sliceObject) sliceEndpoints(s *discoveryv1.EndpointSlice, p *problemList) []service.Endpoint {
+	list := make([]service.Endpoint, 0, len(s.Endpoints))
+	names := map[string]unique.Handle[string]{}
+	for i := range s.Endpoints {
+		e := &s.Endpoints[i]
+		if len(e.Addresses) == 0 {
+			p.add(item("endpoints", i)+".addresses", errors.New("none"))
+			continue
+		}
+		addr, err := parseAddr(e.Addresses[0])
+		if err == nil && string(family(addr)) != string(s.AddressType) {
+			err = &ValueError{Value: e.Addresses[0], Reason: "addressType says " + string(s.AddressType)}
+		}
+		if err != nil {
+			p.add(item("endpoints", i)+".addresses[0]", err)
+			continue
+		}
+		endpoint := service.Endpoint{
+			Addr:        netip.AddrPortFrom(addr, 0),
+			Ready:       e.Conditions.Ready == nil || *e.Conditions.Ready,
+			Serving:     e.Conditions.Serving == nil || *e.Conditions.Serving,
+			Terminating: e.Conditions.Terminating != nil && *e.Conditions.Terminating,
+		}
+		if e.NodeName != nil {
+			if err := checkName(*e.NodeName); err != nil {
+				p.add(item("endpoints", i)+".nodeName", err)
+			} else {
+				name, known := names[*e.NodeName]
+				if !known {
+					name = unique.Make(*e.NodeName)
+					names[*e.NodeName] = name
+					object.names = append(object.names, name)
+				}
+				endpoint.Node = name.Value()
+			}
+		}
+		list = append(list, endpoint)
+	}
+	return list
+}
+
+// slicePorts gives each port its endpoints. Two ports of one name and protocol
+// but with different numbers give two endpoints for each address.
+func slicePorts(ports []discoveryv1.EndpointPort, endpoints []service.Endpoint, p *problemList) []slicePort {
+	var list []slicePort
+	for i := range ports {
+		key, number, ok := endpointPort(&ports[i], item("ports", i), p)
+		if !ok {
+			continue
+		}
+		at := slices.IndexFunc(list, func(o slicePort) bool { return o.key == key })
+		if at < 0 {
+			at = len(list)
+			list = append(list, slicePort{key: key, endpoints: make([]service.Endpoint, 0, len(endpoints))})
+		}
+		for _, e := range endpoints {
+			e.Addr = netip.AddrPortFrom(e.Addr.Addr(), number)
+			list[at].endpoints = append(list[at].endpoints, e)
+		}
+	}
+	for i := range list {
+		list[i].endpoints = service.MergeEndpoints(list[i].endpoints)
+	}
+	return list
+}
+
+// endpointPort reads one port; false means that it cannot be used. A missing
+// name is the empty one, as the API's default has it.
+func endpointPort(port *discoveryv1.EndpointPort, field string, p *problemList) (portKey, uint16, bool) {
+	var key portKey
+	if port.Name != nil {
+		if err := checkName(*port.Name); err != nil {
+			p.add(field+".name", err)
+			return key, 0, false
+		}
+		key.name = intern(*port.Name)
+	}
+	var err error
+	if key.protocol, err = parseProtocol(port.Protocol); err != nil {
+		p.add(field+".protocol", err)
+		return key, 0, false
+	}
+	if port.Port == nil {
+		p.add(field+".port", errors.New("none: a service proxy needs the number"))
+		return key, 0, false
+	}
+	number, err := parsePort(*port.Port)
+	if err != nil {
+		p.add(field+".port", err)
+		return key, 0, false
+	}
+	return key, number, true
+}
+
+// nodeObject is what is kept of a Node.
+type nodeObject struct {
+	identity
+	addresses []netip.Addr
+	problems  []Problem
+}
+
+// convertNode keeps a Node's InternalIPs and then its ExternalIPs, each in the
+// object's order.
+func convertNode(n *corev1.Node) *nodeObject {
+	object := &nodeObject{identity: identify(&n.ObjectMeta)}
+	p := problemsOf("Node", &n.ObjectMeta)
+	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
+		for i, a := range n.Status.Addresses {
+			if a.Type != kind {
+				continue
+			}
+			addr, err := parseAddr(a.Address)
+			if err != nil {
+				p.add(item("status.addresses", i)+".address", err)
+				continue
+			}
+			if !slices.Contains(object.addresses, addr) {
+				object.addresses = append(object.addresses, addr)
+			}
+		}
+	}
+	object.problems = p.all()
+	return object
+}

@@ -1,0 +1,260 @@
+package watch
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"nftproxy/internal/service"
+	"nftproxy/internal/treap"
+)
+
+// index joins Services with their EndpointSlices. It takes events in any
+// order; flush then rebuilds just the services that these concern, so that an
+// event costs what its service is large. It is not safe for concurrent use.
+type index struct {
+	builder *service.Builder
+	// services are those that are a proxy's business.
+	services map[service.Name]*serviceObject
+	// slices go by their own names, owned by those of the Services that they
+	// say they belong to, whether there is such a Service or not.
+	slices map[service.Name]*sliceObject
+	owned  map[service.Name][]*sliceObject
+
+	hasNode      bool
+	nodeProblems []Problem
+
+	dirty    map[service.Name]struct{}
+	problems []Problem
+}
+
+func newIndex(node string) *index {
+	return &index{
+		builder:  service.NewBuilder(service.Node{Name: node}),
+		services: map[service.Name]*serviceObject{},
+		slices:   map[service.Name]*sliceObject{},
+		owned:    map[service.Name][]*sliceObject{},
+		dirty:    map[service.Name]struct{}{},
+	}
+}
+
+// The names of the objects that are there, in no order.
+
+func (ix *index) serviceNames() []service.Name { return slices.Collect(maps.Keys(ix.services)) }
+func (ix *index) sliceNames() []service.Name   { return slices.Collect(maps.Keys(ix.slices)) }
+
+func (ix *index) nodeNames() []service.Name {
+	if !ix.hasNode {
+		return nil
+	}
+	return []service.Name{service.NewName("", ix.builder.Snapshot().Node.Name)}
+}
+
+// report keeps the problems that an object's last version did not have.
+func (ix *index) report(old, new []Problem) {
+	for _, p := range new {
+		if !slices.ContainsFunc(old, func(o Problem) bool { return o.Error() == p.Error() }) {
+			ix.problems = append(ix.problems, p)
+		}
+	}
+}
+
+func (ix *index) setService(s *serviceObject) {
+	name := s.name()
+	if s.part == nil {
+		ix.deleteService(name)
+		return
+	}
+	var old []Problem
+	if have, ok := ix.services[name]; ok {
+		old = have.problems
+	}
+	ix.report(old, s.problems)
+	ix.services[name] = s
+	ix.dirty[name] = struct{}{}
+}
+
+func (ix *index) deleteService(name service.Name) {
+	if _, ok := ix.services[name]; ok {
+		delete(ix.services, name)
+		ix.dirty[name] = struct{}{}
+	}
+}
+
+func (ix *index) setSlice(s *sliceObject) {
+	name := s.name()
+	old, ok := ix.slices[name]
+	if !ok {
+		old = &sliceObject{}
+	}
+	ix.report(old.problems, s.problems)
+	same := s.share(old)
+	ix.slices[name] = s
+	if old.owner != s.owner {
+		ix.disown(old)
+	}
+	if s.owner == "" {
+		return
+	}
+	siblings := ix.owned[s.owner]
+	if at := slices.Index(siblings, old); at >= 0 {
+		siblings[at] = s
+	} else {
+		ix.owned[s.owner] = append(siblings, s)
+	}
+	if !same {
+		ix.dirty[s.owner] = struct{}{}
+	}
+}
+
+func (ix *index) deleteSlice(name service.Name) {
+	if old, ok := ix.slices[name]; ok {
+		delete(ix.slices, name)
+		ix.disown(old)
+	}
+}
+
+// disown takes a slice away from its Service.
+func (ix *index) disown(s *sliceObject) {
+	if s.owner == "" {
+		return
+	}
+	left := slices.DeleteFunc(ix.owned[s.owner], func(o *sliceObject) bool { return o == s })
+	if len(left) == 0 {
+		delete(ix.owned, s.owner)
+	} else {
+		ix.owned[s.owner] = left
+	}
+	ix.dirty[s.owner] = struct{}{}
+}
+
+// share takes from the last version of the slice the endpoints of every port
+// that are the same as there, so that they need not be compared, nor held in
+// memory, twice. It says whether the two are the same altogether.
+func (s *sliceObject) share(old *sliceObject) bool {
+	same := s.owner == old.owner && len(s.ports) == len(old.ports)
+	for i := range s.ports {
+		p := &s.ports[i]
+		if have := old.port(p.key); have != nil && slices.Equal(have, p.endpoints) {
+			p.endpoints = have
+		} else {
+			same = false
+		}
+	}
+	return same
+}
+
+// setNode takes the addresses of this node and ignores the others.
+func (ix *index) setNode(n *nodeObject) {
+	node := *ix.builder.Snapshot().Node
+	if n.Name != node.Name {
+		return
+	}
+	ix.report(ix.nodeProblems, n.problems)
+	ix.hasNode, ix.nodeProblems = true, n.problems
+	node.Addresses = n.addresses
+	ix.builder.SetNode(node)
+}
+
+// deleteNode leaves the addresses as they are: that the Node object went away
+// does not take them off the node's interfaces.
+func (ix *index) deleteNode(name service.Name) {
+	if ix.hasNode && slices.Contains(ix.nodeNames(), name) {
+		ix.hasNode, ix.nodeProblems = false, nil
+		ix.missNode()
+	}
+}
+
+// missNode reports that there is no Node.
+func (ix *index) missNode() {
+	if !ix.hasNode {
+		node := Object{Kind: "Node", Name: ix.builder.Snapshot().Node.Name}
+		ix.problems = append(ix.problems, Problem{Object: node, Err: ErrNoNode})
+	}
+}
+
+// setHostAddresses keeps a sorted copy without duplicates.
+func (ix *index) setHostAddresses(addrs []netip.Addr) {
+	sorted := slices.Clone(addrs)
+	slices.SortFunc(sorted, netip.Addr.Compare)
+	node := *ix.builder.Snapshot().Node
+	node.HostAddresses = slices.Compact(sorted)
+	ix.builder.SetNode(node)
+}
+
+// flush brings the snapshot up to date.
+func (ix *index) flush() service.Snapshot {
+	before := ix.builder.Snapshot()
+	for name := range ix.dirty {
+		ix.rebuild(name)
+	}
+	clear(ix.dirty)
+	after := ix.builder.Snapshot()
+	ix.reportConflicts(before, after)
+	return after
+}
+
+// takeProblems returns those that came up since the last call: objects' in the
+// order of events, then conflicts by name.
+func (ix *index) takeProblems() []Problem {
+	list := ix.problems
+	ix.problems = nil
+	return list
+}
+
+func (ix *index) rebuild(name service.Name) {
+	object, ok := ix.services[name]
+	if !ok {
+		ix.builder.Delete(name)
+		return
+	}
+	last := ix.builder.Snapshot().Services.At(name)
+	s := *object.part
+	s.Ports = slices.Clone(s.Ports)
+	for i := range s.Ports {
+		p := &s.Ports[i]
+		p.Endpoints = ix.endpoints(name, portKey{p.Name, p.Protocol})
+		if last != nil && i < len(last.Ports) && slices.Equal(last.Ports[i].Endpoints, p.Endpoints) {
+			p.Endpoints = last.Ports[i].Endpoints
+		}
+	}
+	ix.builder.Set(&s)
+}
+
+// endpoints are those of one port. They are the slice's own list if only one
+// slice has any.
+func (ix *index) endpoints(name service.Name, key portKey) []service.Endpoint {
+	var lists [][]service.Endpoint
+	for _, s := range ix.owned[name] {
+		if list := s.port(key); len(list) > 0 {
+			lists = append(lists, list)
+		}
+	}
+	switch len(lists) {
+	case 0:
+		return nil
+	case 1:
+		return lists[0]
+	}
+	return service.MergeEndpoints(slices.Concat(lists...))
+}
+
+// reportConflicts reports every claim lost since before.
+func (ix *index) reportConflicts(before, after service.Snapshot) {
+	for c := range treap.Diff(before.Conflicts, after.Conflicts) {
+		if !c.HasNew {
+			continue
+		}
+		namespace, name := c.Key.Split()
+		object := Object{Kind: "Service", Namespace: namespace, Name: name}
+		if s, ok := ix.services[c.Key]; ok {
+			object.UID = string(s.UID)
+		}
+		for _, l := range c.New.Lost {
+			if c.HadOld && slices.Contains(c.Old.Lost, l) {
+				continue
+			}
+			ix.problems = append(ix.problems, Problem{Object: object, Err: &ConflictError{Claim: l.Claim, Owner: l.Owner}})
+		}
+	}
+}
