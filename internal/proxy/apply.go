@@ -3,21 +3,45 @@ package proxy
 import (
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
+	"strings"
 	"time"
 
 	"nftproxy/nft"
 )
 
-// maxTries bounds the transactions of one sync. Each but the last few puts at
-// least one more part into quarantine; the rest waits for the next sync.
+// maxTries bounds the transactions of one sync. Each but the first and the last
+// puts at least one more part into quarantine; the rest waits for the next sync.
 const maxTries = 32
 
 // refusal is an error of the kernel's that concerns certain parts only.
 type refusal interface {
 	error
 	Parts() []string
+}
+
+// FamilyErrors says why the program is not in force in some families, while it
+// is in those that it does not list.
+type FamilyErrors map[nft.Family]error
+
+func (e FamilyErrors) Error() string {
+	var words []string
+	for _, f := range nft.Families() {
+		if e[f] != nil {
+			words = append(words, fmt.Sprintf("family %s: %v", f, e[f]))
+		}
+	}
+	return strings.Join(words, "; ")
+}
+
+// Unwrap yields the errors in the order of the families.
+func (e FamilyErrors) Unwrap() []error {
+	var errs []error
+	for _, f := range nft.Families() {
+		if e[f] != nil {
+			errs = append(errs, e[f])
+		}
+	}
+	return errs
 }
 
 // applier brings the kernel from what it holds to a program.
@@ -38,37 +62,27 @@ type quarantined struct {
 
 // run applies s.Program and fills in what it took.
 func (a *applier) run(s *Sync) error {
-	want := a.allowed(s.Program)
 	defer func() { s.Quarantined = a.refused() }()
-	err := a.try(s, want)
-	if err == nil {
-		return nil
-	}
-	// The usual reason is that somebody else has changed the tables: look, then
-	// write what differs. An error that comes again is about what was written.
-	a.sure = false
-	for range maxTries {
-		if err = a.try(s, want); err == nil {
+	want := a.allowed(s.Program)
+	for n := range maxTries {
+		err := a.try(s, want)
+		if err == nil {
 			return nil
 		}
-		var r refusal
-		if !errors.As(err, &r) || len(r.Parts()) == 0 {
+		// The usual reason is that somebody else has changed the tables: look,
+		// then write what differs. What comes again is about what was written.
+		if n > 0 && !a.isolate(s.Program, err) {
 			break
-		}
-		for _, part := range r.Parts() {
-			a.isolate(part, s.Program, err)
 		}
 		want = a.allowed(s.Program)
 	}
-	return a.alone(s, want, err)
+	return a.alone(s, want)
 }
 
 // try is one transaction, with a look at the kernel first where needed.
 func (a *applier) try(s *Sync, want *nft.Program) error {
-	if !a.sure {
-		if err := a.look(s, want); err != nil {
-			return err
-		}
+	if err := a.look(s, want); err != nil {
+		return err
 	}
 	batch, next := a.plan(s, want)
 	if err := a.write(s, batch); err != nil {
@@ -78,7 +92,11 @@ func (a *applier) try(s *Sync, want *nft.Program) error {
 	return nil
 }
 
+// look makes sure what the kernel holds.
 func (a *applier) look(s *Sync, want *nft.Program) error {
+	if a.sure {
+		return nil
+	}
 	start := time.Now()
 	defer func() { s.Read += time.Since(start) }()
 	if err := a.kernel.Claim(want); err != nil {
@@ -105,31 +123,33 @@ func (a *applier) write(s *Sync, b nft.Batch) error {
 	start := time.Now()
 	defer func() { s.Apply += time.Since(start) }()
 	if err := a.kernel.Apply(b); err != nil {
+		// Nothing of it or, with an unknown outcome, some or all may be in.
+		a.sure = false
 		return fmt.Errorf("apply batch: %w", err)
 	}
 	s.Written += b.Size()
 	return nil
 }
 
-// alone tries one family after the other: what stands in the way of one shall
-// not hold up the other. It returns why something is missing.
-func (a *applier) alone(s *Sync, want *nft.Program, cause error) error {
-	if !a.sure {
-		return cause
+// alone writes one family after the other: what stands in the way of one shall
+// not hold up the other.
+func (a *applier) alone(s *Sync, want *nft.Program) error {
+	if err := a.look(s, want); err != nil {
+		return err
 	}
 	batch, next := a.plan(s, want)
-	var failed error
+	failed := FamilyErrors{}
 	for _, f := range nft.Families() {
 		if err := a.write(s, batch.Only(f)); err != nil {
-			failed = errors.Join(failed, fmt.Errorf("family %s: %w", f, err))
+			failed[f] = err
 			continue
 		}
 		a.state = a.state.With(f, next)
 	}
-	if failed != nil {
-		a.sure = false
+	if len(failed) > 0 {
+		return failed
 	}
-	return failed
+	return nil
 }
 
 // allowed is the program without what is in quarantine. A part that has
@@ -150,11 +170,24 @@ func (a *applier) allowed(p *nft.Program) *nft.Program {
 	return allowed
 }
 
-func (a *applier) isolate(name string, p *nft.Program, err error) {
-	if a.quarantine == nil {
-		a.quarantine = map[string]quarantined{}
+// isolate puts the parts that the error is about into quarantine; false means
+// that there is none that is not there yet, so that trying again is no use. A
+// part that the program no longer has cannot be left out of it.
+func (a *applier) isolate(p *nft.Program, err error) bool {
+	var r refusal
+	if !errors.As(err, &r) {
+		return false
 	}
-	a.quarantine[name] = quarantined{partsOf(p, name), err}
+	isolated := false
+	for _, name := range r.Parts() {
+		parts := partsOf(p, name)
+		if _, already := a.quarantine[name]; already || parts == [2]*nft.Part{} {
+			continue
+		}
+		a.quarantine[name] = quarantined{parts, err}
+		isolated = true
+	}
+	return isolated
 }
 
 func partsOf(p *nft.Program, name string) [2]*nft.Part {
@@ -165,9 +198,9 @@ func (a *applier) refused() map[string]error {
 	if len(a.quarantine) == 0 {
 		return nil
 	}
-	errs := map[string]error{}
-	for _, name := range slices.Sorted(maps.Keys(a.quarantine)) {
-		errs[name] = a.quarantine[name].err
+	errs := make(map[string]error, len(a.quarantine))
+	for name, q := range a.quarantine {
+		errs[name] = q.err
 	}
 	return errs
 }

@@ -2,6 +2,8 @@ package proxy
 
 import (
 	"context"
+	"errors"
+	"sync/atomic"
 	"time"
 
 	"nftproxy/internal/service"
@@ -14,7 +16,9 @@ type Kernel interface {
 	Claim(want *nft.Program) error
 	// Read returns the tables as they are.
 	Read(want *nft.Program) (*nft.Model, error)
-	// Apply carries out all of the batch, or nothing.
+	// Apply carries out all of the batch or, with an error, nothing, as a rule:
+	// after an error the loop reads before it plans again. An error about
+	// certain parts has a method Parts() []string.
 	Apply(nft.Batch) error
 }
 
@@ -37,8 +41,9 @@ func DefaultConfig() Config {
 // Sync is what one turn of the loop did.
 type Sync struct {
 	Snapshot service.Snapshot
-	// Since is when the oldest change in it arrived; zero if the turn was a
-	// retry or removed idle chains.
+	// Since is when the oldest change arrived that was not in force before, also
+	// if earlier turns have tried to bring it in; zero if there was none and the
+	// turn only removed idle chains.
 	Since time.Time
 	// Start and the time that each step took.
 	Start                      time.Time
@@ -51,8 +56,19 @@ type Sync struct {
 	// Quarantined lists the parts that the kernel refused, with its errors;
 	// everything else is in force.
 	Quarantined map[string]error
-	// Err is why the program is not in force, at least in one family.
+	// Err is why the program is not in force, at least in one family; InForce
+	// says in which.
 	Err error
+}
+
+// InForce says whether the program, but for quarantined parts, is in force in
+// the family.
+func (s *Sync) InForce(f nft.Family) bool {
+	if s.Err == nil {
+		return true
+	}
+	var failed FamilyErrors
+	return errors.As(s.Err, &failed) && failed[f] == nil
 }
 
 // Latency is the time from the oldest change to the end of the sync.
@@ -69,37 +85,53 @@ func (s *Sync) End() time.Time { return s.Start.Add(s.Compile + s.Read + s.Plan 
 // Loop brings the kernel after the snapshots of a mailbox.
 type Loop struct {
 	config  Config
-	kernel  Kernel
 	compile func(service.Snapshot) *nft.Program
 	observe []func(Sync)
 
 	applier applier
 	update  service.Update
-	known   bool // update holds something
+	// since is when the oldest change arrived that is not in force.
+	since time.Time
+	// busy is when the turn that is under way began, nil between turns.
+	busy atomic.Pointer[time.Time]
 }
 
 // New makes a loop. Observers are called after each sync, in order and before
 // the next one: they must not wait for anything.
 func New(c Config, k Kernel, compile func(service.Snapshot) *nft.Program, observe ...func(Sync)) *Loop {
-	return &Loop{config: c, kernel: k, compile: compile, observe: observe, applier: applier{kernel: k}}
+	return &Loop{config: c, compile: compile, observe: observe, applier: applier{kernel: k, quarantine: map[string]quarantined{}}}
+}
+
+// Busy is when the turn that is under way began, or the zero time between
+// turns: one that never ends, observers included, shows only here. It is safe
+// for concurrent use.
+func (l *Loop) Busy() time.Time {
+	if start := l.busy.Load(); start != nil {
+		return *start
+	}
+	return time.Time{}
 }
 
 // Run works until the context ends; the tables stay. It returns nil.
 func (l *Loop) Run(ctx context.Context, in *service.Mailbox) error {
 	wake := time.NewTimer(0)
 	wake.Stop()
+	defer wake.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			return nil
 		case <-in.C():
+			if !l.take(in) { // An earlier turn has read it already.
+				continue
+			}
 		case <-wake.C:
+			l.take(in)
 		}
-		s, ok := l.turn(in)
-		if !ok {
-			continue
+		if ctx.Err() != nil {
+			return nil
 		}
-		if at := l.next(s); !at.IsZero() {
+		wake.Stop()
+		if at := l.next(l.turn()); !at.IsZero() {
 			wake.Reset(max(0, time.Until(at)))
 		}
 		if !rest(ctx, l.config.MinSyncPeriod) {
@@ -108,27 +140,34 @@ func (l *Loop) Run(ctx context.Context, in *service.Mailbox) error {
 	}
 }
 
-// turn syncs the newest snapshot; false means that there is none yet.
-func (l *Loop) turn(in *service.Mailbox) (Sync, bool) {
-	var since time.Time
-	if u, ok := in.Take(); ok {
-		l.update, l.known, since = u, true, u.Since
+// take reads the newest snapshot; false means that there is no newer one.
+func (l *Loop) take(in *service.Mailbox) bool {
+	u, ok := in.Take()
+	if !ok {
+		return false
 	}
-	if !l.known {
-		return Sync{}, false
+	l.update = u
+	if l.since.IsZero() {
+		l.since = u.Since
 	}
-	s := Sync{Snapshot: l.update.Snapshot, Since: since, Start: time.Now()}
-	l.sync(&s)
+	return true
+}
+
+// turn syncs the newest snapshot and tells the observers.
+func (l *Loop) turn() Sync {
+	s := Sync{Snapshot: l.update.Snapshot, Since: l.since, Start: time.Now()}
+	l.busy.Store(&s.Start)
+	defer l.busy.Store(nil)
+	s.Program = l.compile(s.Snapshot)
+	s.Compile = time.Since(s.Start)
+	s.Err = l.applier.run(&s)
+	if s.Err == nil {
+		l.since = time.Time{}
+	}
 	for _, o := range l.observe {
 		o(s)
 	}
-	return s, true
-}
-
-func (l *Loop) sync(s *Sync) {
-	s.Program = l.compile(s.Snapshot)
-	s.Compile = time.Since(s.Start)
-	s.Err = l.applier.run(s)
+	return s
 }
 
 // next is when the loop has work without a change: to try again, or to remove
