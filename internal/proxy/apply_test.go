@@ -1,0 +1,305 @@
+package proxy_test
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nftproxy/internal/service"
+	"nftproxy/internal/service/servicetest"
+	"nftproxy/nft"
+)
+
+// foreign makes an edit that the loop does not know of.
+func (r *rig) foreign(ops ...nft.Op) {
+	r.Helper()
+	if err := r.kernel.model.Apply(nft.Batch{Ops: ops}); err != nil {
+		r.Fatalf("foreign edit: %v", err)
+	}
+}
+
+// deleteAll deletes every element of the named sets of the IPv4 table.
+func (r *rig) deleteAll(sets ...string) {
+	r.Helper()
+	table := r.program().IPv4
+	for _, name := range sets {
+		var gone []nft.OwnedElement
+		for _, e := range r.kernel.model.Table(table.ID()).Sets[name].Elements {
+			gone = append(gone, nft.OwnedElement{Element: e})
+		}
+		r.foreign(nft.DeleteElements{Table: table.ID(), Set: table.Set(name), Elements: gone})
+	}
+}
+
+// TestForeignEdit: whatever others did to the tables, the next change that
+// meets it has the program in force, in the same turn.
+func TestForeignEdit(t *testing.T) {
+	for name, edit := range map[string]func(r *rig, table nft.TableID){
+		"endpoints deleted": func(r *rig, _ nft.TableID) { r.deleteAll("endpoints") },
+		"all elements deleted": func(r *rig, _ nft.TableID) {
+			r.deleteAll("services", "node-ports", "endpoints", "node-port-endpoints", "cluster-ips")
+		},
+		"table deleted":        func(r *rig, table nft.TableID) { r.foreign(nft.DeleteTable{Table: table}) },
+		"table deleted, empty": func(r *rig, table nft.TableID) { r.foreign(nft.DeleteTable{Table: table}, nft.AddTable{Table: table}) },
+		"our next element is there, with another verdict": func(r *rig, table nft.TableID) {
+			part := r.programWith(servicetest.UniformService(5, 3)).IPv4.Parts.At("ns-5/svc-5")
+			for _, e := range part.Elements {
+				if e.Set == "services" {
+					e.Verdict = nft.Verdict{Code: nft.Drop}
+					r.foreign(nft.AddElements{Table: table, Set: r.program().IPv4.Set("services"), Elements: []nft.OwnedElement{{Element: e}}})
+				}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := start(t, newKernel(), services(3))
+				r.publishAndWait()
+				edit(r, r.program().IPv4.ID())
+				r.sleep(time.Second)
+				r.services.Set(servicetest.UniformService(0, 2))
+				r.services.Set(servicetest.UniformService(5, 3))
+				r.publishAndWait()
+				r.inForce()
+				r.wantSyncs(2)
+				if s := r.last(); s.Err != nil || len(s.Quarantined) > 0 {
+					t.Errorf("err %v, quarantined %v", s.Err, s.Quarantined)
+				}
+				if r.kernel.refused != 1 || r.kernel.reads != 2 {
+					t.Errorf("refused %d times and read %d times, want 1 and 2", r.kernel.refused, r.kernel.reads)
+				}
+			})
+		})
+	}
+}
+
+func (r *rig) programWith(s *service.Service) *nft.Program {
+	old := r.services
+	defer func() { r.services = old }()
+	r.services = service.NewBuilder(servicetest.Node())
+	r.services.Set(s)
+	return r.program()
+}
+
+// TestQuarantine: what the kernel refuses stays out, all else goes in, and the
+// part gets another chance when it changes and not before.
+func TestQuarantine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		bad := []string{"ns-1/svc-1", "ns-2/svc-2"}
+		r := start(t, newKernel(), services(4))
+		r.kernel.refuse = refuseParts(errRefused, bad...)
+		r.publishAndWait()
+		r.inForce(bad...)
+		s := r.last()
+		if got := slices.Sorted(maps.Keys(s.Quarantined)); !slices.Equal(got, bad) {
+			t.Errorf("quarantined %v, want %v", got, bad)
+		}
+		if err := s.Quarantined[bad[0]]; !errors.Is(err, errRefused) {
+			t.Errorf("quarantined for %v", err)
+		}
+		if s.Err != nil || !s.InForce(nft.IPv4) {
+			t.Errorf("err %v", s.Err)
+		}
+
+		refused := r.kernel.refused
+		r.sleep(time.Second)
+		r.services.Set(servicetest.UniformService(0, 9))
+		r.publishAndWait()
+		r.inForce(bad...)
+		r.sleep(time.Hour)
+		if r.kernel.refused != refused {
+			t.Error("tried again although it has not changed")
+		}
+
+		// A change that the kernel does not like any better.
+		r.services.Set(servicetest.UniformService(1, 5))
+		r.publishAndWait()
+		r.inForce(bad...)
+		r.sleep(time.Second)
+
+		// One that it likes.
+		r.kernel.refuse = refuseParts(errRefused, bad[1])
+		r.services.Set(servicetest.UniformService(1, 6))
+		r.publishAndWait()
+		r.inForce(bad[1])
+		r.sleep(time.Second)
+
+		// And one that is gone for good.
+		r.services.Delete(service.Name(bad[1]))
+		r.publishAndWait()
+		r.inForce()
+		if s := r.last(); len(s.Quarantined) > 0 || s.Err != nil {
+			t.Errorf("quarantined %v, err %v", s.Quarantined, s.Err)
+		}
+	})
+}
+
+// TestQuarantineOfWhatWasThere: a change that the kernel refuses takes the
+// part's old elements out and leaves everything else as it is.
+func TestQuarantineOfWhatWasThere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, newKernel(), services(3))
+		r.publishAndWait()
+		r.inForce()
+		r.sleep(time.Second)
+		r.kernel.refuse = refuseParts(errRefused, "ns-1/svc-1")
+		r.services.Set(servicetest.UniformService(1, 8))
+		r.services.Set(servicetest.UniformService(2, 8))
+		r.publishAndWait()
+		r.inForce("ns-1/svc-1")
+	})
+}
+
+// TestQuarantineEach: a kernel that tells of one refused part at a time.
+func TestQuarantineEach(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, newKernel(), services(8))
+		bad := []string{"ns-1/svc-1", "ns-3/svc-3", "ns-6/svc-6"}
+		r.kernel.refuse = func(b nft.Batch) error {
+			for _, part := range bad {
+				if err := refuseParts(errRefused, part)(b); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		r.publishAndWait()
+		r.inForce(bad...)
+		r.wantSyncs(1)
+	})
+}
+
+// TestRefusedDeletion: an error about a part that the program no longer has
+// puts nothing into quarantine, and does not make the loop spin.
+func TestRefusedDeletion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, newKernel(), services(3))
+		r.publishAndWait()
+		r.sleep(time.Second)
+		r.kernel.refuse = always(partsError{[]string{"ns-1/svc-1", nft.Unowned}, errRefused})
+		r.services.Delete("ns-1/svc-1")
+		r.publishAndWait()
+		s := r.last()
+		if !errors.Is(s.Err, errRefused) || len(s.Quarantined) > 0 {
+			t.Errorf("err %v, quarantined %v", s.Err, s.Quarantined)
+		}
+		// Twice as a whole, then each family that has something to write alone.
+		if r.kernel.refused != 3 {
+			t.Errorf("%d tries, want 3", r.kernel.refused)
+		}
+		r.kernel.refuse = nil
+		r.sleep(config().RetryPeriod)
+		r.inForce()
+	})
+}
+
+// TestOutcomeUnknown: a batch that went in although there was an error, once
+// or again and again, ends in the program that was wanted.
+func TestOutcomeUnknown(t *testing.T) {
+	for name, lose := range map[string]func(nft.Batch) error{
+		"once":            times(1, always(syscall.ENOBUFS)),
+		"twice":           times(2, always(syscall.ENOBUFS)),
+		"always":          always(syscall.ENOBUFS),
+		"with parts":      times(3, always(partsError{[]string{"ns-1/svc-1"}, syscall.ENOBUFS})),
+		"only one family": refuseFamily(nft.IPv6, syscall.ENOBUFS),
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := start(t, newKernel(), services(3))
+				r.publishAndWait()
+				r.kernel.lose = lose
+				r.sleep(time.Second)
+				r.services.Set(servicetest.UniformService(1, 8))
+				r.services.Set(both("web", "10.1.0.1:8080", "[fd00:1::1]:8080"))
+				r.publishAndWait()
+				r.inForce()
+				if s := r.last(); s.Err != nil || len(s.Quarantined) > 0 {
+					t.Errorf("err %v, quarantined %v", s.Err, s.Quarantined)
+				}
+			})
+		})
+	}
+}
+
+// TestFamilyAlone: what the kernel refuses in one family does not hold up the
+// other, and is tried again.
+func TestFamilyAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, newKernel(), services(3))
+		r.kernel.refuse = refuseFamily(nft.IPv6, syscall.EOPNOTSUPP)
+		r.publishAndWait()
+		s := r.last()
+		if !errors.Is(s.Err, syscall.EOPNOTSUPP) || s.InForce(nft.IPv6) || !s.InForce(nft.IPv4) {
+			t.Errorf("err %v, in force %v and %v: want IPv4 alone", s.Err, s.InForce(nft.IPv4), s.InForce(nft.IPv6))
+		}
+		if want := "family ip6: apply batch: operation not supported"; s.Err.Error() != want {
+			t.Errorf("err %q, want %q", s.Err, want)
+		}
+		r.familyInForce(nft.IPv4)
+
+		r.sleep(time.Second)
+		r.services.Set(both("web", "10.1.0.1:8080", "[fd00:1::1]:8080"))
+		r.publishAndWait()
+		r.familyInForce(nft.IPv4)
+		if r.kernel.model.Table(r.program().IPv6.ID()) != nil {
+			t.Error("an IPv6 table from nowhere")
+		}
+
+		r.kernel.refuse = nil
+		r.sleep(config().RetryPeriod)
+		r.inForce()
+		if s := r.last(); s.Err != nil {
+			t.Error(s.Err)
+		}
+	})
+}
+
+// familyInForce compares one table, in the order of a history without moves.
+func (r *rig) familyInForce(f nft.Family) {
+	r.Helper()
+	id := r.program().Table(f).ID()
+	want, got := nft.NewModel(), nft.NewModel()
+	want.Put(r.program().Model().Table(id))
+	got.Put(r.kernel.model.Table(id))
+	if diff := cmp.Diff(want.String(), got.String()); diff != "" {
+		r.Errorf("table %s (-want +got):\n%s", id, diff)
+	}
+}
+
+func TestBothFamiliesFail(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, newKernel(), services(1))
+		r.kernel.refuse = always(syscall.EPERM)
+		r.publishAndWait()
+		s := r.last()
+		if !errors.Is(s.Err, syscall.EPERM) || s.InForce(nft.IPv4) || s.InForce(nft.IPv6) {
+			t.Errorf("err %v", s.Err)
+		}
+		if s.Written != 0 {
+			t.Errorf("%d written", s.Written)
+		}
+	})
+}
+
+// TestFailureAfterSuccess: a family whose batch fails keeps what it had.
+func TestFailureAfterSuccess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, newKernel(), services(1))
+		r.services.Set(both("web", "10.1.0.1:8080", "[fd00:1::1]:8080"))
+		r.publishAndWait()
+		before := r.kernel.model.String()
+		r.sleep(time.Second)
+		r.kernel.refuse = always(syscall.EPERM)
+		r.services.Set(both("web", "10.1.0.2:8080", "[fd00:1::2]:8080"))
+		r.publishAndWait()
+		if diff := cmp.Diff(before, r.kernel.model.String()); diff != "" {
+			t.Errorf("tables after a refused change (-before +after):\n%s", diff)
+		}
+	})
+}

@@ -1,0 +1,406 @@
+package proxy_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nftproxy/internal/proxy"
+	"nftproxy/internal/service"
+	"nftproxy/internal/service/servicetest"
+	"nftproxy/nft"
+	"nftproxy/nft/nfttest"
+	"nftproxy/nft/ruleset"
+)
+
+// rig is a loop at work on a fake kernel, with the services that it is given.
+type rig struct {
+	*testing.T
+	kernel   *fakeKernel
+	services *service.Builder
+	mailbox  *service.Mailbox
+	loop     *proxy.Loop
+	syncs    []proxy.Sync
+	stop     context.CancelFunc
+	stopped  chan struct{}
+}
+
+func config() proxy.Config {
+	return proxy.Config{MinSyncPeriod: 100 * time.Millisecond, RetryPeriod: 3 * time.Second}
+}
+
+func rulesetConfig() ruleset.Config {
+	return ruleset.Config{
+		Table: "test", MasqueradeBit: 14,
+		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/16")},
+	}
+}
+
+// start runs a loop until the test ends or calls stop.
+func start(t *testing.T, k *fakeKernel, services *service.Builder) *rig {
+	r := &rig{T: t, kernel: k, services: services, mailbox: service.NewMailbox(), stopped: make(chan struct{})}
+	r.loop = proxy.New(config(), k, ruleset.NewCompiler(rulesetConfig()).Compile, func(s proxy.Sync) {
+		k.handOver()
+		r.syncs = append(r.syncs, s)
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	r.stop = func() {
+		cancel()
+		<-r.stopped
+	}
+	t.Cleanup(r.stop)
+	go func() {
+		defer close(r.stopped)
+		if err := r.loop.Run(ctx, r.mailbox); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	}()
+	return r
+}
+
+// services makes n services of as many endpoints each.
+func services(n int) *service.Builder {
+	b := service.NewBuilder(servicetest.Node())
+	for i := range n {
+		b.Set(servicetest.UniformService(i, n))
+	}
+	return b
+}
+
+// both has a cluster IP of each family, so that it has a part in both tables.
+func both(name string, endpoints ...string) *service.Service {
+	p := service.Port{Protocol: service.TCP, Port: 80}
+	for _, e := range endpoints {
+		p.Endpoints = append(p.Endpoints, service.Endpoint{Addr: netip.MustParseAddrPort(e), Ready: true, Serving: true})
+	}
+	p.Endpoints = service.MergeEndpoints(p.Endpoints)
+	return &service.Service{
+		Name:       service.NewName("default", name),
+		ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.9.9"), netip.MustParseAddr("fd00:96::9")},
+		Ports:      []service.Port{p},
+	}
+}
+
+// publish tells the loop what the services are now.
+func (r *rig) publish() {
+	r.kernel.handOver()
+	r.mailbox.Put(service.Update{Snapshot: r.services.Snapshot(), Since: time.Now()})
+}
+
+// publishAndWait also waits until the loop has nothing to do at this moment.
+func (r *rig) publishAndWait() {
+	r.Helper()
+	r.publish()
+	synctest.Wait()
+}
+
+func (r *rig) program(except ...string) *nft.Program {
+	p := ruleset.Compile(rulesetConfig(), r.services.Snapshot())
+	for _, name := range except {
+		p.IPv4.Parts, p.IPv6.Parts = p.IPv4.Parts.Delete(name), p.IPv6.Parts.Delete(name)
+	}
+	return p
+}
+
+// inForce checks that the kernel has the program without the excepted parts.
+func (r *rig) inForce(except ...string) {
+	r.Helper()
+	if diff := nfttest.Diff(r.program(except...), r.kernel.model); diff != "" {
+		r.Errorf("kernel (-want +got):\n%s", diff)
+	}
+}
+
+func (r *rig) last() *proxy.Sync {
+	r.Helper()
+	if len(r.syncs) == 0 {
+		r.Fatal("no sync")
+	}
+	return &r.syncs[len(r.syncs)-1]
+}
+
+func (r *rig) wantSyncs(n int) {
+	r.Helper()
+	if len(r.syncs) != n {
+		r.Errorf("%d syncs, want %d", len(r.syncs), n)
+	}
+}
+
+func (r *rig) wantBatches(n int) {
+	r.Helper()
+	if len(r.kernel.applied) != n {
+		r.Errorf("%d batches, want %d", len(r.kernel.applied), n)
+		for _, a := range r.kernel.applied {
+			r.Logf("%v:\n%s", a.at, a.batch)
+		}
+	}
+}
+
+// sleep lets the time pass, and the loop do what is due in it.
+func (r *rig) sleep(d time.Duration) {
+	r.kernel.handOver()
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+func TestNothingBeforeFirstSnapshot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, newKernel(), services(1))
+		r.sleep(time.Hour)
+		r.wantSyncs(0)
+		if r.kernel.claims+r.kernel.reads > 0 {
+			t.Error("the kernel was touched")
+		}
+	})
+}
+
+func TestFirstChangeAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, newKernel(), services(3))
+		began := time.Now()
+		r.publishAndWait()
+		r.inForce()
+		r.sleep(time.Minute) // a rest: the next one is at once too
+		r.services.Set(servicetest.UniformService(0, 4))
+		changed := time.Now()
+		r.publishAndWait()
+		r.inForce()
+		r.wantBatches(2)
+		for i, want := range []time.Time{began, changed} {
+			if s := r.syncs[i]; !s.Start.Equal(want) || !s.Since.Equal(want) || s.Err != nil || s.Latency() != 0 || s.Written == 0 {
+				t.Errorf("sync %d: %+v, want one at %v", i, s, want)
+			}
+		}
+	})
+}
+
+// TestBurst: whatever comes within a period is one batch, and the last
+// snapshot is what counts.
+func TestBurst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, newKernel(), services(2))
+		for i := range 1000 {
+			r.services.Set(servicetest.UniformService(0, 1+i%47))
+			r.publish()
+			r.sleep(time.Millisecond)
+		}
+		r.sleep(config().MinSyncPeriod)
+		r.inForce()
+		batches := r.kernel.applied
+		for i := 1; i < len(batches); i++ {
+			if gap := batches[i].at.Sub(batches[i-1].at); gap < config().MinSyncPeriod {
+				t.Errorf("batches %v apart, want at least %v", gap, config().MinSyncPeriod)
+			}
+		}
+		if n := len(batches); n < 10 || n > 11 {
+			t.Errorf("%d batches in a second, want 10 or 11", n)
+		}
+		for i, s := range r.syncs {
+			if s.Latency() > config().MinSyncPeriod {
+				t.Errorf("sync %d: a change waited for %v", i, s.Latency())
+			}
+		}
+	})
+}
+
+func TestNothingChangedNothingWritten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, newKernel(), services(3))
+		r.publishAndWait()
+		r.sleep(time.Second)
+		r.publishAndWait()
+		r.sleep(time.Hour)
+		r.wantBatches(1)
+		r.wantSyncs(2)
+		if s := r.last(); s.Written != 0 || s.Err != nil {
+			t.Errorf("second sync wrote %d objects, err %v", s.Written, s.Err)
+		}
+		if r.kernel.reads != 1 {
+			t.Errorf("read %d times, want once", r.kernel.reads)
+		}
+	})
+}
+
+func TestRestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKernel()
+		r := start(t, k, services(4))
+		r.publishAndWait()
+		// A history, so that pools are not in the order of a fresh start.
+		r.services.Set(servicetest.UniformService(1, 2))
+		r.sleep(time.Second)
+		r.publishAndWait()
+		r.services.Set(servicetest.UniformService(1, 4))
+		r.sleep(time.Minute)
+		r.publishAndWait()
+		r.sleep(time.Minute)
+		r.stop()
+		written := len(k.applied)
+
+		again := start(t, k, r.services)
+		again.publishAndWait()
+		again.wantBatches(written)
+		again.inForce()
+		if k.claims != 2 {
+			t.Errorf("claimed %d times, want once at each start", k.claims)
+		}
+		again.services.Delete(servicetest.UniformService(2, 4).Name)
+		r.sleep(time.Second)
+		again.publishAndWait()
+		again.wantBatches(written + 1)
+		again.inForce()
+	})
+}
+
+func TestIdleChainsGoWithoutChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, newKernel(), services(3))
+		r.publishAndWait()
+		r.sleep(time.Second)
+		r.services.Set(servicetest.UniformService(2, 7))
+		r.publishAndWait()
+		r.sleep(time.Second)
+		r.services.Set(servicetest.UniformService(2, 3))
+		r.publishAndWait()
+		idle := []string{"ip endpoints-7"}
+		if diff := cmp.Diff(idle, nfttest.IdleChains(r.program(), r.kernel.model)); diff != "" {
+			t.Fatalf("idle chains (-want +got):\n%s", diff)
+		}
+		r.sleep(nft.IdleChainLife - time.Millisecond)
+		r.wantBatches(3)
+		r.sleep(time.Millisecond)
+		r.wantBatches(4)
+		if left := nfttest.IdleChains(r.program(), r.kernel.model); left != nil {
+			t.Errorf("still there: %v", left)
+		}
+		if s := r.last(); !s.Since.IsZero() || s.Latency() != 0 {
+			t.Errorf("removal counts as a change of %v", s.Since)
+		}
+		r.sleep(time.Hour)
+		r.wantSyncs(4)
+	})
+}
+
+func TestStopsAtOnce(t *testing.T) {
+	for _, wait := range []time.Duration{0, time.Millisecond, time.Hour} {
+		t.Run(fmt.Sprint("after ", wait), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := start(t, newKernel(), services(1))
+				r.publishAndWait()
+				r.sleep(wait)
+				asked := time.Now()
+				r.stop()
+				if took := time.Since(asked); took != 0 {
+					t.Errorf("stopped after %v", took)
+				}
+				r.inForce()
+			})
+		})
+	}
+}
+
+// TestStopWithChangeWaiting: a context that has ended comes before a change
+// that has come at the same moment.
+func TestStopWithChangeWaiting(t *testing.T) {
+	for range 50 { // select takes any of what is ready
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			k, in := newKernel(), service.NewMailbox()
+			in.Put(service.Update{Snapshot: services(1).Snapshot(), Since: time.Now()})
+			loop := proxy.New(config(), k, ruleset.NewCompiler(rulesetConfig()).Compile)
+			if err := loop.Run(ctx, in); err != nil {
+				t.Error(err)
+			}
+			if k.claims > 0 {
+				t.Error("worked after the end")
+			}
+		})
+	}
+}
+
+func TestBusy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKernel()
+		k.hang = make(chan struct{})
+		r := start(t, k, services(1))
+		if busy := r.loop.Busy(); !busy.IsZero() {
+			t.Errorf("busy since %v before the first change", busy)
+		}
+		began := time.Now()
+		r.publish()
+		r.sleep(time.Hour)
+		if busy := r.loop.Busy(); !busy.Equal(began) {
+			t.Errorf("busy since %v, want %v", busy, began)
+		}
+		close(k.hang)
+		synctest.Wait()
+		if busy := r.loop.Busy(); !busy.IsZero() {
+			t.Errorf("busy since %v after the turn", busy)
+		}
+		if got := r.last().Latency(); got != time.Hour {
+			t.Errorf("latency %v, want 1h", got)
+		}
+	})
+}
+
+func TestRetryWithoutChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKernel()
+		k.claimErr = syscall.EPERM
+		r := start(t, k, services(2))
+		began := time.Now()
+		r.publishAndWait()
+		r.wantSyncs(1)
+		if err := r.last().Err; !errors.Is(err, syscall.EPERM) {
+			t.Fatalf("err %v, want EPERM", err)
+		}
+		r.sleep(config().RetryPeriod - time.Millisecond)
+		r.wantSyncs(1)
+		r.sleep(time.Millisecond)
+		r.wantSyncs(2)
+		k.claimErr, k.readErr = nil, syscall.EIO
+		r.sleep(config().RetryPeriod)
+		if err := r.last().Err; !errors.Is(err, syscall.EIO) {
+			t.Fatalf("err %v, want EIO", err)
+		}
+		k.readErr = nil
+		r.sleep(config().RetryPeriod)
+		r.wantSyncs(4)
+		r.inForce()
+		s := r.last()
+		if s.Err != nil || !s.Since.Equal(began) || s.Latency() != 3*config().RetryPeriod {
+			t.Errorf("err %v, since %v, latency %v: want the change at %v in force", s.Err, s.Since, s.Latency(), began)
+		}
+		r.sleep(time.Hour)
+		r.wantSyncs(4)
+	})
+}
+
+// TestChangeInsteadOfRetry: a change does not wait for the retry, and once it
+// is in there is no retry any more.
+func TestChangeInsteadOfRetry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKernel()
+		k.refuse = always(syscall.EPERM)
+		r := start(t, k, services(2))
+		began := time.Now()
+		r.publishAndWait()
+		r.sleep(time.Second)
+		k.refuse = nil
+		r.services.Set(servicetest.UniformService(0, 5))
+		r.publishAndWait()
+		r.inForce()
+		if s := r.last(); !s.Since.Equal(began) {
+			t.Errorf("since %v, want the oldest change that was not in force, %v", s.Since, began)
+		}
+		r.sleep(time.Hour)
+		r.wantSyncs(2)
+	})
+}
