@@ -1,0 +1,238 @@
+package conntrack
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"nftproxy/internal/service"
+)
+
+// slowTable is a table whose passes take a known time.
+type slowTable struct {
+	flows []Flow
+	dump  time.Duration
+	fail  error // of Flows, at its end
+	// denied is the error of Delete.
+	denied error
+	starts []time.Time
+}
+
+func (s *slowTable) Flows(ctx context.Context, filter Filter, yield func(Flow) error) error {
+	s.starts = append(s.starts, time.Now())
+	for _, f := range slices.Clone(s.flows) {
+		if !filter.Selects(&f) {
+			continue
+		}
+		if err := yield(f); err != nil {
+			return err
+		}
+	}
+	select {
+	case <-time.After(s.dump):
+		return s.fail
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (s *slowTable) Delete(_ context.Context, flows []Flow) (int, error) {
+	if s.denied != nil {
+		return 0, s.denied
+	}
+	before := len(s.flows)
+	s.flows = slices.DeleteFunc(s.flows, func(f Flow) bool { return slices.Contains(flows, f) })
+	return before - len(s.flows), nil
+}
+
+// bench is a running Cleaner over a slowTable, in a synctest bubble.
+type bench struct {
+	*Cleaner
+	table *slowTable
+	runs  []Run
+}
+
+func start(t *testing.T, table *slowTable) *bench {
+	b := &bench{table: table}
+	b.Cleaner = NewCleaner(table, NewIndex(service.NodePortAddresses{}), func(r Run) { b.runs = append(b.runs, r) })
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- b.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Errorf("Run() = %v", err)
+		}
+	})
+	synctest.Wait()
+	return b
+}
+
+// after sleeps in the bubble's time and returns when passes began, from t0 on.
+func (b *bench) after(d time.Duration, t0 time.Time) []time.Duration {
+	time.Sleep(d)
+	synctest.Wait()
+	var starts []time.Duration
+	for _, s := range b.table.starts {
+		starts = append(starts, s.Sub(t0))
+	}
+	return starts
+}
+
+func TestCleanerRemoves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dnated, elsewhere := flow(service.UDP, "10.96.0.1:80", DstNAT), flow(service.UDP, "198.51.100.1:80", 0)
+		table := &slowTable{dump: time.Millisecond, flows: []Flow{dnated, elsewhere}}
+		for port := range uint16(3 * deleteBatch) { // more than one deletion's worth
+			f := flow(service.UDP, "10.96.0.1:80", 0)
+			f.Original.Src = netip.AddrPortFrom(f.Original.Src.Addr(), port)
+			table.flows = append(table.flows, f)
+		}
+		table.flows = append(table.flows, flow(service.TCP, "10.96.0.1:81", 0), flow(service.TCP, "192.168.0.2:30080", 0))
+		b := start(t, table)
+		b.Notify(parse(t, cluster))
+		synctest.Wait()
+		time.Sleep(10 * time.Millisecond)
+		want := []Run{{
+			Scanned: 3*deleteBatch + 3, Duration: time.Millisecond,
+			Removed: map[Reason]int{ServiceAddress: 3 * deleteBatch, ClusterIP: 1, NodePort: 1},
+		}}
+		if diff := cmp.Diff(want, b.runs); diff != "" {
+			t.Errorf("runs (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff([]Flow{dnated, elsewhere}, table.flows, cmp.Comparer(func(a, b Flow) bool { return a == b })); diff != "" {
+			t.Errorf("flows left (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestCleanerPace(t *testing.T) {
+	const dump = 100 * time.Millisecond
+	steps := []struct {
+		name   string
+		notify func(t *testing.T, b *bench)
+		wait   time.Duration
+		want   []time.Duration
+	}{
+		{"first sync: at once, and once more", func(t *testing.T, b *bench) {
+			b.Notify(parse(t, cluster))
+		}, 10 * time.Minute, []time.Duration{0, dump + pause*dump}},
+		{"many syncs with something new: at a twentieth of the time", func(t *testing.T, b *bench) {
+			for i := range 100 {
+				text := cluster + "service default/new created 2026-01-01T00:00:00Z\n  cluster-ip " +
+					netip.AddrFrom4([4]byte{10, 97, 0, byte(i)}).String() + "\n"
+				b.Notify(parse(t, text))
+				time.Sleep(50 * time.Millisecond)
+			}
+		}, 10 * time.Minute, []time.Duration{0, 2100 * time.Millisecond, 4200 * time.Millisecond, 6300 * time.Millisecond, 8400 * time.Millisecond}},
+		{"many syncs with nothing new: at a two-hundredth", func(t *testing.T, b *bench) {
+			s := parse(t, cluster)
+			for range 1000 {
+				b.Notify(s)
+				time.Sleep(50 * time.Millisecond)
+			}
+		}, 10 * time.Minute, []time.Duration{
+			0, 2100 * time.Millisecond, 22200 * time.Millisecond, 42300 * time.Millisecond, 62400 * time.Millisecond,
+		}},
+	}
+	for _, step := range steps {
+		t.Run(step.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := start(t, &slowTable{dump: dump})
+				t0 := time.Now()
+				step.notify(t, b)
+				if diff := cmp.Diff(step.want, b.after(step.wait, t0)); diff != "" {
+					t.Errorf("starts of passes (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// A pass soon after one on a small table waits for the late entries that the
+// second pass is for.
+func TestCleanerLooksAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		table := &slowTable{dump: time.Microsecond}
+		b := start(t, table)
+		t0 := time.Now()
+		b.Notify(parse(t, cluster))
+		b.after(afterglow/2, t0)
+		table.flows = []Flow{flow(service.UDP, "10.96.0.1:80", 0)}
+		if diff := cmp.Diff([]time.Duration{0, afterglow + time.Microsecond}, b.after(time.Hour, t0)); diff != "" {
+			t.Errorf("starts of passes (-want +got):\n%s", diff)
+		}
+		if len(table.flows) > 0 {
+			t.Errorf("left: %v", table.flows)
+		}
+	})
+}
+
+func TestCleanerErrors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		table := &slowTable{fail: unix.EPERM}
+		b := start(t, table)
+		t0 := time.Now()
+		b.Notify(parse(t, cluster))
+		seconds := func(list ...time.Duration) []time.Duration {
+			for i := range list {
+				list[i] *= time.Second
+			}
+			return list
+		}
+		want := seconds(0, 1, 3, 7, 15, 31, 63, 123, 183)
+		if diff := cmp.Diff(want, b.after(200*time.Second, t0)); diff != "" {
+			t.Errorf("starts of passes (-want +got):\n%s", diff)
+		}
+		table.fail = unix.EINVAL
+		b.after(time.Minute, t0)
+		table.fail = nil
+		b.after(time.Minute, t0)
+		table.denied = errors.New("denied")
+		table.flows = []Flow{flow(service.UDP, "10.96.0.1:80", 0)}
+		b.Notify(parse(t, cluster))
+		b.after(30*time.Second, t0)
+
+		type report struct {
+			Err      string
+			Repeated bool
+		}
+		var got []report
+		for _, run := range b.runs {
+			r := report{"", run.Repeated}
+			if run.Err != nil {
+				r.Err = run.Err.Error()
+			}
+			if len(got) == 0 || got[len(got)-1] != r {
+				got = append(got, r)
+			}
+		}
+		reports := []report{
+			{unix.EPERM.Error(), false}, {unix.EPERM.Error(), true}, {unix.EINVAL.Error(), false},
+			{"", false}, {"denied", false}, {"denied", true},
+		}
+		if diff := cmp.Diff(reports, got); diff != "" {
+			t.Errorf("reports (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestCleanerStopsInPass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, &slowTable{dump: time.Hour})
+		b.Notify(parse(t, cluster))
+		synctest.Wait()
+		t.Cleanup(func() { // runs before the one that stops b
+			if len(b.table.starts) != 1 || len(b.runs) > 0 {
+				t.Errorf("%d passes begun, %d observed, want 1 and 0", len(b.table.starts), len(b.runs))
+			}
+		})
+	})
+}
