@@ -26,7 +26,8 @@ import (
 // namespace with dual-stack service addresses.
 type Config struct {
 	// Dir takes data, certificates, kubeconfigs and one log per component (etcd.log, kube-apiserver.log,
-	// kube-controller-manager.log). Empty: a temporary directory that Stop removes.
+	// kube-controller-manager.log). When it is that of a stopped control plane, the new one continues with its data, at
+	// another port and with certificates of its own. Empty: a temporary directory that Stop removes.
 	Dir string
 	// NetNS is the path of the network namespace that the processes run in, such as /run/netns/node. Its loopback
 	// interface must be up. Empty: the namespace of the thread that calls Start. Another namespace than that one needs

@@ -92,7 +92,7 @@ func (p *pki) makeAuthority() error {
 		BasicConstraintsValid: true,
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 	}
-	if err := complete(template); err != nil {
+	if err := completeCertificate(template); err != nil {
 		return err
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
@@ -112,7 +112,7 @@ func (p *pki) issue(template *x509.Certificate) (keyPair, error) {
 		return keyPair{}, err
 	}
 	template.KeyUsage = x509.KeyUsageDigitalSignature
-	if err := complete(template); err != nil {
+	if err := completeCertificate(template); err != nil {
 		return keyPair{}, err
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, p.ca, &key.PublicKey, p.caKey)
@@ -126,8 +126,8 @@ func (p *pki) issue(template *x509.Certificate) (keyPair, error) {
 	return keyPair{cert: encodePEM("CERTIFICATE", der), key: encodePEM("EC PRIVATE KEY", keyDER)}, nil
 }
 
-// complete sets what every certificate needs. It is valid from an hour ago: clocks are set back sometimes.
-func complete(template *x509.Certificate) error {
+// completeCertificate sets what every certificate needs. It is valid from an hour ago: clocks are set back sometimes.
+func completeCertificate(template *x509.Certificate) error {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {
 		return err

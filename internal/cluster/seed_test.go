@@ -1,0 +1,123 @@
+package cluster
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
+)
+
+func seedService(name string, clusterIPs ...string) *corev1.Service {
+	service := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"},
+		Spec: corev1.ServiceSpec{
+			ClusterIPs:     clusterIPs,
+			IPFamilyPolicy: ptr.To(corev1.IPFamilyPolicyRequireDualStack),
+			Ports:          []corev1.ServicePort{{Name: "http", Port: 80, TargetPort: intstr.FromInt32(8080)}},
+		},
+	}
+	if len(clusterIPs) > 0 {
+		service.Spec.ClusterIP = clusterIPs[0]
+	}
+	return service
+}
+
+func seedSlice(name string) *discoveryv1.EndpointSlice {
+	return &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name, Namespace: "default", Labels: map[string]string{discoveryv1.LabelServiceName: "web"},
+		},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.0.1.2"}}},
+		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("http"), Port: ptr.To[int32](8080)}},
+	}
+}
+
+// TestSeed holds a seeded object against one that the API server made of the same manifest.
+func TestSeed(t *testing.T) {
+	ctx := newContext(t)
+	c := startCluster(t, ctx, Config{NetNS: newNetNS(t)})
+	client, err := kubernetes.NewForConfig(c.Client())
+	if err != nil {
+		t.Fatal(err)
+	}
+	services, endpointSlices := client.CoreV1().Services("default"), client.DiscoveryV1().EndpointSlices("default")
+	seeded := seedService("seeded", "10.96.1.1", "fd00:10:96::1:1")
+	if err := c.Seed(ctx, seeded, seedSlice("seeded")); err != nil {
+		t.Fatal(err)
+	}
+	made := seedService("made", "10.96.1.2", "fd00:10:96::1:2")
+	if _, err := services.Create(ctx, made, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := endpointSlices.Create(ctx, seedSlice("made"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+
+	ignored := cmp.Options{
+		cmpopts.IgnoreFields(metav1.ObjectMeta{}, "Name", "UID", "CreationTimestamp", "ResourceVersion", "ManagedFields"),
+		cmpopts.IgnoreFields(corev1.ServiceSpec{}, "ClusterIP", "ClusterIPs"),
+	}
+	wantService, err := services.Get(ctx, "made", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gotService, err := services.Get(ctx, "seeded", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(wantService, gotService, ignored); diff != "" {
+		t.Errorf("service (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(seeded.Spec.ClusterIPs, gotService.Spec.ClusterIPs); diff != "" {
+		t.Errorf("cluster IPs (-want +got):\n%s", diff)
+	}
+	wantSlice, err := endpointSlices.Get(ctx, "made", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gotSlice, err := endpointSlices.Get(ctx, "seeded", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(wantSlice, gotSlice, ignored); diff != "" {
+		t.Errorf("slice (-want +got):\n%s", diff)
+	}
+
+	_, err = services.Create(ctx, seedService("thief", "10.96.1.1", "fd00:10:96::1:3"), metav1.CreateOptions{})
+	if err == nil || !strings.Contains(err.Error(), "already allocated") {
+		t.Errorf("create a service with a seeded address: got %v, want that it is already allocated", err)
+	}
+	if err := services.Delete(ctx, "seeded", metav1.DeleteOptions{}); err != nil {
+		t.Errorf("delete a seeded service: %v", err)
+	}
+}
+
+func TestSeedErrors(t *testing.T) {
+	ctx := newContext(t)
+	c := startCluster(t, ctx, Config{NetNS: newNetNS(t)})
+	slice := seedSlice("twice")
+	if err := c.Seed(ctx, slice); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		err  error
+		want string
+	}{
+		"twice":       {c.Seed(ctx, slice), "/registry/endpointslices/default/twice: it exists already"},
+		"no address":  {c.Seed(ctx, seedService("web")), "service default/web has no cluster IPs"},
+		"bad address": {c.Seed(ctx, seedService("web", "10.96.0.300")), "service default/web: ParseAddr"},
+		"other type":  {c.Seed(ctx, &corev1.Pod{}), "*v1.Pod"},
+	} {
+		if test.err == nil || !strings.Contains(test.err.Error(), test.want) {
+			t.Errorf("%s: got error %v, want it to mention %q", name, test.err, test.want)
+		}
+	}
+}
