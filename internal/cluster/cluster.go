@@ -80,6 +80,7 @@ type Cluster struct {
 	clientCfg *rest.Config
 
 	watching sync.WaitGroup // goroutines that wait for a process to end
+	logging  sync.Mutex     // held to write to cfg.Log
 
 	mu        sync.Mutex
 	processes map[string]*process // by component; guarded by mu
@@ -297,5 +298,7 @@ func (c *Cluster) waitReady(ctx context.Context, name string, ready func(context
 }
 
 func (c *Cluster) logf(format string, args ...any) {
+	c.logging.Lock()
+	defer c.logging.Unlock()
 	fmt.Fprintf(c.cfg.Log, "cluster: %s\n", strings.TrimRight(fmt.Sprintf(format, args...), "\n"))
 }
