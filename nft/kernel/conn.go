@@ -64,8 +64,8 @@ func (c *Conn) Close() error { return errors.Join(c.writer.close(), c.reader.clo
 //
 // A transaction has to fit the socket's send buffer, which grows as needed.
 // Where that is forbidden (without CAP_NET_ADMIN over the first user
-// namespace), a batch that is larger than net.core.wmem_max allows, about
-// 0.4 MB or 8,000 elements by default, is carried out in its order as several
+// namespace), a batch that is larger than twice net.core.wmem_max (212,992 on most
+// kernels: 0.4 MB, some 7,000 elements) is carried out in its order as several
 // transactions.
 func (c *Conn) Apply(b nft.Batch) error {
 	if b.Empty() {
@@ -192,7 +192,9 @@ func (c *Conn) batchError(b nft.Batch, answers []answer, partial bool) error {
 	e := &BatchError{Partial: partial}
 	for _, a := range answers {
 		op := c.encoder.opError(b, a)
-		op.Hint = c.hint(op)
+		if op.Hint == "" {
+			op.Hint = c.hint(op)
+		}
 		e.Errors = append(e.Errors, op)
 	}
 	return e
@@ -200,19 +202,16 @@ func (c *Conn) batchError(b nft.Batch, answers []answer, partial bool) error {
 
 // hint says what helps against a refusal.
 func (c *Conn) hint(e OpError) string {
-	switch e.Errno {
-	case unix.EPERM:
-		if e.Op == nil {
-			return "needs CAP_NET_ADMIN in the network namespace"
-		}
+	switch _, chain := e.Op.(nft.AddChain); {
+	case e.Errno == unix.EPERM && e.Op == nil:
+		return "needs CAP_NET_ADMIN in the network namespace"
+	case e.Errno == unix.EPERM:
 		t, found, err := c.table(e.Table)
 		if err == nil && found && t.Owner != 0 && t.Owner != c.writer.conn.PID() {
 			return fmt.Sprintf("table %s is owned by the process with netlink port %d: stop it, or run nftproxy cleanup", e.Table, t.Owner)
 		}
-	case unix.EOPNOTSUPP, unix.ENOENT:
-		if _, ok := e.Op.(nft.AddRules); ok {
-			return "does the kernel lack an nftables module, such as nft_fib, nft_numgen, nft_nat, nft_masq or nft_reject?"
-		}
+	case e.Errno == unix.ENOENT && chain:
+		return "does the kernel lack the module nft_chain_nat?"
 	}
 	return ""
 }

@@ -81,7 +81,7 @@ func (e *OpError) Error() string {
 	if e.Op == nil {
 		b.WriteString("transaction")
 	} else {
-		b.WriteString(strings.Join(strings.Fields(e.Op.Text()), " "))
+		b.WriteString(summary(e.Op))
 	}
 	if e.Element != nil && e.Element.Part != "" {
 		fmt.Fprintf(&b, " (%s)", e.Element.Part)

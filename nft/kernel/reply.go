@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"encoding/binary"
+	"fmt"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -61,6 +62,7 @@ func (e *batchEncoder) opError(b nft.Batch, a answer) OpError {
 		chain.Rules = chain.Rules[s.first : s.first+1]
 		op.Chain = &chain
 		result.Op = op
+		result.Hint = e.lacking(int(i), a)
 	case nft.AddElements:
 		op.Elements, result.Element = e.refused(op.Elements, int(i), a.offset)
 		result.Op = op
@@ -74,15 +76,9 @@ func (e *batchEncoder) opError(b nft.Batch, a answer) OpError {
 // refused narrows the elements of an operation to those of the message and, if
 // the answer tells it or there is no other, to the one that it is about.
 func (e *batchEncoder) refused(elements []nft.OwnedElement, i, offset int) ([]nft.OwnedElement, *nft.OwnedElement) {
-	first, at := e.spans[i].first, e.spans[i].at
-	size := int(binary.NativeEndian.Uint32(e.b[at:]))
-	list := attribute(e.b[at+headerLen+nfgenmsgLen:at+size], unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-	// The list's start within the message: it is the message's last attribute.
-	end, which, count := size-len(list), -1, 0
-	for _, v := range attributes(list) {
-		start := end
-		end += attrHeader + align(len(v))
-		if start <= offset && offset < end {
+	which, count := -1, 0
+	for _, holds := range e.items(i, unix.NFTA_SET_ELEM_LIST_ELEMENTS, offset) {
+		if holds {
 			which = count
 		}
 		count++
@@ -90,11 +86,46 @@ func (e *batchEncoder) refused(elements []nft.OwnedElement, i, offset int) ([]nf
 	if count == 1 {
 		which = 0
 	}
+	first := e.spans[i].first
 	elements = elements[first : first+count]
 	if which < 0 {
 		return elements, nil
 	}
 	return elements[which : which+1], &elements[which]
+}
+
+// lacking names the expression that a kernel does not have: looking for it, it
+// finds neither the expression nor a module. In expressions that all kernels
+// have, ENOENT is about a chain or a set.
+func (e *batchEncoder) lacking(i int, a answer) string {
+	if a.errno != unix.ENOENT {
+		return ""
+	}
+	for item, holds := range e.items(i, unix.NFTA_RULE_EXPRESSIONS, a.offset) {
+		name := text(attribute(item, unix.NFTA_EXPR_NAME))
+		if holds && name != "immediate" && name != "lookup" {
+			return fmt.Sprintf("the kernel has no nftables expression %q, nor a module for it", name)
+		}
+	}
+	return ""
+}
+
+// items yields the items of a message's last attribute, a list, and for each
+// whether the offset, counted from the message's start, lies in it.
+func (e *batchEncoder) items(i int, list uint16, offset int) func(yield func(item []byte, holds bool) bool) {
+	at := e.spans[i].at
+	size := int(binary.NativeEndian.Uint32(e.b[at:]))
+	items := attribute(e.b[at+headerLen+nfgenmsgLen:at+size], list)
+	return func(yield func([]byte, bool) bool) {
+		start := size - len(items)
+		for _, item := range attributes(items) {
+			end := start + attrHeader + align(len(item))
+			if !yield(item, start <= offset && offset < end) {
+				return
+			}
+			start = end
+		}
+	}
 }
 
 func tableOf(op nft.Op) nft.TableID {

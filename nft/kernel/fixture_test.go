@@ -1,0 +1,257 @@
+package kernel_test
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"nftproxy/internal/testnet"
+	"nftproxy/internal/treap"
+	"nftproxy/nft"
+	"nftproxy/nft/kernel"
+)
+
+const tableName = "nftproxy"
+
+func table(f nft.Family) nft.TableID { return nft.TableID{Family: f, Name: tableName} }
+
+// open makes a network namespace and a Conn in it.
+func open(t testing.TB) (*testnet.Namespace, *kernel.Conn) {
+	t.Helper()
+	ns := testnet.NamespaceForTest(t, "kernel")
+	return ns, openIn(t, ns)
+}
+
+func openIn(t testing.TB, ns *testnet.Namespace) *kernel.Conn {
+	t.Helper()
+	var c *kernel.Conn
+	err := ns.Do(func() (err error) {
+		c, err = kernel.Open(kernel.Config{})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() }) // some tests close it before
+	return c
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// load is the batch that makes a program in an empty namespace.
+func load(p *nft.Program) nft.Batch {
+	b, _ := nft.State{}.Plan(p, timeZero)
+	return b
+}
+
+// addresses of a family, and the key fields of services and node ports.
+func addr(f nft.Family, i int) netip.Addr {
+	if f == nft.IPv6 {
+		a := netip.MustParseAddr("fd00:10:96::").As16()
+		a[13], a[14], a[15] = byte(i>>16), byte(i>>8), byte(i)
+		return netip.AddrFrom16(a)
+	}
+	return netip.AddrFrom4([4]byte{10, 96 + byte(i>>16), byte(i >> 8), byte(i)})
+}
+
+var (
+	serviceKey = nft.Fields{nft.Daddr, nft.L4Proto, nft.Dport}
+	nodeKey    = nft.Fields{nft.L4Proto, nft.Dport}
+	target     = nft.Fields{nft.Daddr, nft.Dport}
+)
+
+func servicePrefix(f nft.Family, i int, proto uint8, port uint16) nft.Value {
+	return nft.Value(nft.AppendPort(nft.AppendProto(nft.AppendAddr(nil, addr(f, i)), proto), port))
+}
+
+func nodePrefix(proto uint8, port uint16) nft.Value {
+	return nft.Value(nft.AppendPort(nft.AppendProto(nil, proto), port))
+}
+
+func endpoint(f nft.Family, i int, port uint16) nft.Value {
+	return nft.Value(nft.AppendPort(nft.AppendAddr(nil, addr(f, i)), port))
+}
+
+func addrValue(f nft.Family, i int) nft.Value { return nft.Value(nft.AppendAddr(nil, addr(f, i))) }
+
+func indexed(key nft.Fields) nft.Fields { return append(key[:len(key):len(key)], nft.Index) }
+
+// sets has every shape of set that the fields allow, and those that a real
+// program has.
+func sets() []*nft.Set {
+	return []*nft.Set{
+		{Name: "addresses", Key: nft.Fields{nft.Daddr}},
+		{Name: "endpoints", Key: indexed(serviceKey), Data: target},
+		{Name: "hairpin", Key: nft.Fields{nft.Saddr, nft.Daddr}},
+		{Name: "indexes", Key: nft.Fields{nft.Index}},
+		{Name: "node-endpoints", Key: indexed(nodeKey), Data: target},
+		{Name: "node-ports", Key: nodeKey, Verdicts: true},
+		{Name: "only-addr", Key: nft.Fields{nft.Saddr}, Data: nft.Fields{nft.Daddr}},
+		{Name: "only-port", Key: nft.Fields{nft.Dport}, Data: nft.Fields{nft.Dport}},
+		{Name: "only-proto", Key: nft.Fields{nft.L4Proto}},
+		{Name: "port-verdicts", Key: nft.Fields{nft.Dport}, Verdicts: true},
+		{Name: "ports", Key: nft.Fields{nft.L4Proto, nft.Dport}},
+		{Name: "services", Key: serviceKey, Verdicts: true},
+	}
+}
+
+func jump(to string) nft.Verdict { return nft.Verdict{Code: nft.Jump, Chain: to} }
+func goTo(to string) nft.Verdict { return nft.Verdict{Code: nft.Goto, Chain: to} }
+
+// prefixes of a family: none, whole bytes, odd bits, whole addresses.
+func prefixes(f nft.Family) []netip.Prefix {
+	var all []netip.Prefix
+	for _, bits := range []int{0, 1, 8, 9, 24, 31, 32, 48, 64, 127, 128} {
+		if bits <= 8*f.AddrLen() {
+			all = append(all, netip.PrefixFrom(addr(f, 1), bits).Masked())
+		}
+	}
+	return all
+}
+
+// chains has every kind of statement, on every hook where it can be.
+func chains(f nft.Family) []*nft.Chain {
+	var matches []nft.Rule
+	for _, p := range prefixes(f) {
+		for _, field := range []nft.Field{nft.Saddr, nft.Daddr} {
+			matches = append(matches,
+				nft.Rule{nft.MatchAddr{Field: field, Prefix: p}, goTo("refuse")},
+				nft.Rule{nft.MatchAddr{Field: field, Prefix: p, Not: true}, nft.Verdict{Code: nft.Return}})
+		}
+	}
+	dispatch := []nft.Rule{
+		{nft.VMap{Key: serviceKey, Map: "services"}},
+		{nft.InSet{Key: nft.Fields{nft.Daddr}, Set: "addresses"}, nft.MatchLocal{Not: true}, goTo("refuse")},
+		{nft.MatchLocal{}, nft.VMap{Key: nodeKey, Map: "node-ports"}},
+		{nft.VMap{Key: nft.Fields{nft.Dport}, Map: "port-verdicts"}},
+	}
+	return []*nft.Chain{
+		{Name: "empty"},
+		{Name: "matches", Rules: append(matches,
+			nft.Rule{nft.MatchProto{Protocol: 132}, nft.Verdict{Code: nft.Accept}},
+			nft.Rule{nft.MatchProto{Protocol: 17}, nft.InSet{Key: nft.Fields{nft.Saddr, nft.Daddr}, Set: "hairpin"}, nft.Verdict{Code: nft.Drop}},
+			nft.Rule{nft.InSet{Key: nodeKey, Set: "ports"}, jump("empty")},
+			nft.Rule{nft.InSet{Key: nft.Fields{nft.L4Proto}, Set: "only-proto"}, jump("empty")},
+		)},
+		{Name: "refuse", Rules: []nft.Rule{
+			{nft.MatchProto{Protocol: 6}, nft.Reject{TCPReset: true}},
+			{nft.Reject{}},
+		}},
+		{Name: "endpoints-3-masquerade", Rules: []nft.Rule{
+			{nft.SetMark{Mask: 1 << 14}},
+			{nft.DNAT{Key: serviceKey, Mod: 3, Map: "endpoints"}},
+			{nft.DNAT{Key: serviceKey, Mod: 1, Map: "endpoints"}},
+			{nft.Verdict{Code: nft.Drop}},
+		}},
+		{Name: "node-endpoints-2", Rules: []nft.Rule{
+			{nft.DNAT{Key: nodeKey, Mod: 2, Map: "node-endpoints"}},
+			{nft.DNAT{Key: nodeKey, Mod: 1, Map: "node-endpoints"}},
+			{nft.Verdict{Code: nft.Drop}},
+		}},
+		{Name: "prerouting", Hook: &nft.Hook{Name: nft.Prerouting, Priority: -100}, Rules: dispatch},
+		{Name: "output", Hook: &nft.Hook{Name: nft.Output, Priority: -100}, Rules: dispatch},
+		{Name: "input", Hook: &nft.Hook{Name: nft.Input, Priority: 99}, Rules: []nft.Rule{{nft.ClearMark{Mask: 1 << 14}}}},
+		{Name: "postrouting", Hook: &nft.Hook{Name: nft.Postrouting, Priority: 100}, Rules: []nft.Rule{
+			{nft.MatchDNATed{}, nft.InSet{Key: nft.Fields{nft.Saddr, nft.Daddr}, Set: "hairpin"}, nft.Masquerade{}},
+			{nft.MatchMark{Mask: 1 << 14}, nft.ClearMark{Mask: 1 << 14}, nft.Masquerade{}},
+			{nft.MatchMark{Mask: 1 << 31}, nft.ClearMark{Mask: 1 << 31}, nft.Masquerade{}},
+		}},
+	}
+}
+
+// parts has elements for each set, with and without comment.
+func parts(f nft.Family) map[string]*nft.Part {
+	longest := strings.Repeat("x", nft.MaxComment)
+	key := func(v nft.Value, set string) nft.Element { return nft.Element{Set: set, Key: v} }
+	return map[string]*nft.Part{
+		"default/web": nft.NewPart([]nft.Element{
+			{Set: "services", Key: servicePrefix(f, 1, 6, 80), Verdict: goTo("endpoints-3-masquerade"), Comment: "default/web:http"},
+			{Set: "services", Key: servicePrefix(f, 1, 132, 80), Verdict: goTo("refuse"), Comment: longest},
+			{Set: "services", Key: servicePrefix(f, 2, 17, 53), Verdict: nft.Verdict{Code: nft.Drop}},
+			{Set: "node-ports", Key: nodePrefix(6, 30080), Verdict: jump("node-endpoints-2"), Comment: "default/web:http"},
+			{Set: "addresses", Key: addrValue(f, 1), Comment: "default/web"},
+			{Set: "addresses", Key: addrValue(f, 2)},
+		}, []nft.Pool{
+			{Map: "endpoints", Prefix: servicePrefix(f, 1, 6, 80), Targets: []nft.Value{endpoint(f, 11, 8080), endpoint(f, 12, 8080), endpoint(f, 13, 8081)}},
+			{Map: "node-endpoints", Prefix: nodePrefix(6, 30080), Targets: []nft.Value{endpoint(f, 11, 8080), endpoint(f, 12, 8080)}},
+		}),
+		"shapes": nft.NewPart([]nft.Element{
+			key(addrValue(f, 3)+addrValue(f, 3), "hairpin"),
+			key(nft.Value(nft.AppendIndex(nil, 7)), "indexes"),
+			key(nft.Value(nft.AppendProto(nil, 17)), "only-proto"),
+			key(nodePrefix(17, 53), "ports"),
+			{Set: "only-addr", Key: addrValue(f, 3), Data: addrValue(f, 4), Comment: "an address"},
+			{Set: "only-port", Key: nft.Value(nft.AppendPort(nil, 80)), Data: nft.Value(nft.AppendPort(nil, 8080))},
+			{Set: "port-verdicts", Key: nft.Value(nft.AppendPort(nil, 443)), Verdict: nft.Verdict{Code: nft.Accept}},
+			{Set: "port-verdicts", Key: nft.Value(nft.AppendPort(nil, 444)), Verdict: nft.Verdict{Code: nft.Return}, Comment: "return"},
+		}, nil),
+	}
+}
+
+func newTable(f nft.Family, sets []*nft.Set, chains []*nft.Chain, parts map[string]*nft.Part) *nft.Table {
+	t := &nft.Table{Family: f, Name: tableName, Sets: sets}
+	for _, c := range chains {
+		t.Chains = t.Chains.Set(c.Name, c)
+	}
+	for name, p := range parts {
+		t.Parts = t.Parts.Set(name, p)
+	}
+	return t
+}
+
+// everything is a program with every shape of set and every kind of statement.
+func everything() *nft.Program {
+	return &nft.Program{
+		IPv4: newTable(nft.IPv4, sets(), chains(nft.IPv4), parts(nft.IPv4)),
+		IPv6: newTable(nft.IPv6, sets(), chains(nft.IPv6), parts(nft.IPv6)),
+	}
+}
+
+// services is a program of n services with as many endpoints each, in IPv4.
+func services(n, endpoints int) *nft.Program {
+	chain := &nft.Chain{Name: fmt.Sprintf("endpoints-%d", endpoints), Rules: []nft.Rule{
+		{nft.DNAT{Key: serviceKey, Mod: uint32(endpoints), Map: "endpoints"}},
+		{nft.DNAT{Key: serviceKey, Mod: 1, Map: "endpoints"}},
+		{nft.Verdict{Code: nft.Drop}},
+	}}
+	pre := &nft.Chain{Name: "prerouting", Hook: &nft.Hook{Name: nft.Prerouting, Priority: -100}, Rules: []nft.Rule{{nft.VMap{Key: serviceKey, Map: "services"}}}}
+	declared := []*nft.Set{
+		{Name: "endpoints", Key: indexed(serviceKey), Data: target},
+		{Name: "services", Key: serviceKey, Verdicts: true},
+	}
+	t4 := newTable(nft.IPv4, declared, []*nft.Chain{chain, pre}, nil)
+	for i := range n {
+		t4.Parts = t4.Parts.Set(fmt.Sprintf("ns/svc-%d", i), service(chain.Name, i, endpoints, 0))
+	}
+	return &nft.Program{IPv4: t4, IPv6: newTable(nft.IPv6, nil, nil, nil)}
+}
+
+// service is one service's part; shift replaces its endpoints by others.
+func service(chain string, i, endpoints, shift int) *nft.Part {
+	prefix := servicePrefix(nft.IPv4, i, 6, 80)
+	pool := nft.Pool{Map: "endpoints", Prefix: prefix}
+	for j := range endpoints {
+		pool.Targets = append(pool.Targets, endpoint(nft.IPv4, i, uint16(1000+j+shift)))
+	}
+	return nft.NewPart([]nft.Element{{Set: "services", Key: prefix, Verdict: goTo(chain), Comment: fmt.Sprintf("ns/svc-%d:http", i)}}, []nft.Pool{pool})
+}
+
+// withPart is the program with one part of its IPv4 table replaced.
+func withPart(p *nft.Program, name string, part *nft.Part) *nft.Program {
+	t := *p.IPv4
+	t.Parts = setPart(t.Parts, name, part)
+	return &nft.Program{IPv4: &t, IPv6: p.IPv6}
+}
+
+func setPart(parts treap.Map[string, *nft.Part], name string, part *nft.Part) treap.Map[string, *nft.Part] {
+	if part == nil {
+		return parts.Delete(name)
+	}
+	return parts.Set(name, part)
+}

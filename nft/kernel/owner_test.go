@@ -1,0 +1,147 @@
+package kernel_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"nftproxy/internal/nftcmd"
+	"nftproxy/nft"
+	"nftproxy/nft/kernel"
+)
+
+// withOwnership skips where the kernel has none (before Linux 6.9).
+func withOwnership(t *testing.T, c *kernel.Conn) {
+	t.Helper()
+	for _, f := range nft.Families() {
+		owned, err := c.Owned(table(f))
+		must(t, err)
+		if !owned {
+			t.Skip("this kernel has no owned tables that persist")
+		}
+	}
+}
+
+func TestOwnedTableIsOurs(t *testing.T) {
+	cmd := nftcmd.ForTest(t)
+	ns, c := open(t)
+	p := everything()
+	must(t, c.Apply(load(p)))
+	withOwnership(t, c)
+	before := ruleset(t, cmd, ns)
+
+	_, err := cmd.Run(ns, "", "delete", "table", "ip", tableName)
+	if err == nil || !strings.Contains(err.Error(), "not permitted") {
+		t.Errorf("nft delete table: %v", err)
+	}
+	_, err = cmd.Run(ns, "", "flush", "ruleset")
+	must(t, err)
+	if diff := cmp.Diff(before, ruleset(t, cmd, ns)); diff != "" {
+		t.Errorf("listing before and after nft flush ruleset (-before +after):\n%s", diff)
+	}
+
+	other := openIn(t, ns)
+	for what, err := range map[string]error{
+		"delete": other.DeleteTables(tableName),
+		"claim":  other.Claim(p),
+		"change": other.Apply(nft.Batch{Ops: []nft.Op{nft.FlushChain{Table: table(nft.IPv4), Chain: "refuse"}}}),
+	} {
+		if !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "nftproxy cleanup") {
+			t.Errorf("another Conn's %s: %v", what, err)
+		}
+	}
+	// The owner itself adds to its table as before.
+	must(t, c.Apply(nft.Batch{Ops: []nft.Op{nft.AddTable{Table: table(nft.IPv4)}, nft.AddChain{Table: table(nft.IPv4), Chain: &nft.Chain{Name: "more"}}}}))
+}
+
+func TestClaimAfterRestart(t *testing.T) {
+	cmd := nftcmd.ForTest(t)
+	ns, c := open(t)
+	p := everything()
+	must(t, c.Apply(load(p)))
+	withOwnership(t, c)
+	before := ruleset(t, cmd, ns)
+	must(t, c.Close())
+
+	next := openIn(t, ns)
+	tables, err := next.Tables(tableName)
+	must(t, err)
+	for _, table := range tables {
+		if !table.Orphan() {
+			t.Errorf("table %s is no orphan after Close: %+v", table.ID, table)
+		}
+	}
+	must(t, next.Claim(p))
+	withOwnership(t, next)
+	generation, err := next.Generation()
+	must(t, err)
+	must(t, next.Claim(p)) // nothing to claim, nothing written
+	again, err := next.Generation()
+	must(t, err)
+	if again != generation {
+		t.Error("claiming twice wrote something")
+	}
+	if diff := cmp.Diff(before, ruleset(t, cmd, ns)); diff != "" {
+		t.Errorf("listing before and after the restart (-before +after):\n%s", diff)
+	}
+	m, err := next.Read(p)
+	must(t, err)
+	if b, _ := nft.Adopt(m, p).Plan(p, timeZero); !b.Empty() {
+		t.Errorf("a restart with nothing changed writes:\n%s", b)
+	}
+}
+
+// An AddTable finds an orphan, a table made without owner, and none.
+func TestAddTableOverWhatIsThere(t *testing.T) {
+	cmd := nftcmd.ForTest(t)
+	ns, c := open(t)
+	_, err := cmd.Run(ns, "", "add", "table", "ip", tableName)
+	must(t, err)
+	add := nft.Batch{Ops: []nft.Op{nft.AddTable{Table: table(nft.IPv4)}, nft.AddTable{Table: table(nft.IPv6)}}}
+	must(t, c.Apply(add))
+	owned, err := c.Owned(table(nft.IPv6))
+	must(t, err)
+	if !owned {
+		t.Skip("this kernel has no owned tables that persist")
+	}
+	if owned, err = c.Owned(table(nft.IPv4)); err != nil || owned {
+		t.Errorf("table that nft made: owned is %v, error %v", owned, err)
+	}
+	must(t, c.Claim(everything())) // leaves it as it is
+	must(t, c.Close())
+	next := openIn(t, ns)
+	must(t, next.Apply(add))
+	if owned, err = next.Owned(table(nft.IPv6)); err != nil || !owned {
+		t.Errorf("orphan after AddTable: owned is %v, error %v", owned, err)
+	}
+	// Replaced as a whole, it becomes ours.
+	must(t, next.Apply(nft.Batch{Ops: []nft.Op{nft.DeleteTable{Table: table(nft.IPv4)}, nft.AddTable{Table: table(nft.IPv4)}}}))
+	if owned, err = next.Owned(table(nft.IPv4)); err != nil || !owned {
+		t.Errorf("table made anew: owned is %v, error %v", owned, err)
+	}
+}
+
+func TestDeleteTables(t *testing.T) {
+	cmd := nftcmd.ForTest(t)
+	ns, c := open(t)
+	must(t, c.DeleteTables(tableName)) // none
+	must(t, c.Apply(load(everything())))
+	must(t, cmd.Load(ns, "add table ip other; add chain ip other c"))
+	must(t, c.DeleteTables(tableName))
+	if diff := cmp.Diff("table ip other {\n\tchain c {\n\t}\n}\n", ruleset(t, cmd, ns)); diff != "" {
+		t.Errorf("listing after DeleteTables (-want +got):\n%s", diff)
+	}
+	// An orphan goes as well.
+	must(t, c.Apply(load(everything())))
+	must(t, c.Close())
+	next := openIn(t, ns)
+	must(t, next.DeleteTables(tableName))
+	tables, err := next.Tables(tableName)
+	must(t, err)
+	if len(tables) > 0 {
+		t.Errorf("tables left: %v", tables)
+	}
+}

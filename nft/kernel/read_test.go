@@ -1,0 +1,310 @@
+package kernel_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nftproxy/internal/nftcmd"
+	"nftproxy/internal/testnet"
+	"nftproxy/nft"
+)
+
+// timeZero is some time.
+var timeZero = time.Unix(0, 0)
+
+// What was applied is read back, each set and chain as the program's own value.
+func TestReadBack(t *testing.T) {
+	_, c := open(t)
+	p := everything()
+	batch := load(p)
+	must(t, c.Apply(batch))
+	want := nft.NewModel()
+	must(t, want.Apply(batch))
+
+	got, err := c.Read(p)
+	must(t, err)
+	if diff := cmp.Diff(want.String(), got.String()); diff != "" {
+		t.Errorf("applied and read (-want +got):\n%s", diff)
+	}
+	for _, f := range nft.Families() {
+		contents := got.Table(table(f))
+		for name, chain := range p.Table(f).Chains.All() {
+			if contents.Chains[name] != chain {
+				t.Errorf("table %s: chain %s is not recognised", f, name)
+			}
+		}
+		for _, s := range p.Table(f).Sets {
+			if contents.Sets[s.Name].Set != s {
+				t.Errorf("table %s: set %s is not recognised", f, s.Name)
+			}
+		}
+		if diff := cmp.Diff(want.Table(table(f)).Sets, contents.Sets); diff != "" {
+			t.Errorf("table %s: elements applied and read (-want +got):\n%s", f, diff)
+		}
+	}
+}
+
+// Each rule is told from every other: what the kernel has for one is never
+// taken for another.
+func TestReadTellsRulesApart(t *testing.T) {
+	for _, f := range nft.Families() {
+		t.Run(f.String(), func(t *testing.T) {
+			_, c := open(t)
+			rules := []nft.Rule{
+				{nft.DNAT{Key: serviceKey, Mod: 1 << 24, Map: "endpoints"}},
+				{nft.MatchProto{}, nft.Reject{TCPReset: true}},
+				{nft.MatchProto{Protocol: 6}, nft.Reject{}},
+				{nft.MatchMark{Mask: 1}, nft.SetMark{Mask: 1}},
+				{nft.SetMark{Mask: 0}}, {nft.SetMark{Mask: 1}}, {nft.ClearMark{Mask: 1}},
+				{nft.InSet{Key: serviceKey[:1], Set: "addresses"}}, {nft.InSet{Key: nodeKey[:1], Set: "only-proto"}},
+				{nft.Verdict{Code: nft.Drop}}, {nft.Verdict{Code: nft.Accept}}, {nft.Verdict{Code: nft.Return}},
+				{jump("refuse")}, {goTo("refuse")}, {goTo("empty")}, {},
+			}
+			texts := map[string]bool{}
+			for _, chain := range chains(f) {
+				for _, r := range chain.Rules {
+					rules = append(rules, r)
+				}
+			}
+			rules = slices.DeleteFunc(rules, func(r nft.Rule) bool {
+				// Masquerading needs its hook; that rules print differently is
+				// tested elsewhere.
+				text := r.Text(f)
+				again := texts[text]
+				texts[text] = true
+				return again || strings.Contains(text, "masquerade")
+			})
+			// Chain i has the rule that comes shift after the i-th.
+			program := func(shift int) *nft.Program {
+				cs := []*nft.Chain{{Name: "empty"}, {Name: "refuse"}, {Name: "endpoints-3-masquerade"}, {Name: "node-endpoints-2"}}
+				for i := range rules {
+					cs = append(cs, &nft.Chain{Name: fmt.Sprintf("rule-%d", i), Rules: []nft.Rule{rules[(i+shift)%len(rules)]}})
+				}
+				p := &nft.Program{IPv4: newTable(nft.IPv4, nil, nil, nil), IPv6: newTable(nft.IPv6, nil, nil, nil)}
+				*p.Table(f) = *newTable(f, sets(), cs, nil)
+				return p
+			}
+			must(t, c.Apply(load(program(0))))
+			for shift := range rules {
+				p := program(shift)
+				m, err := c.Read(p)
+				must(t, err)
+				for i, r := range rules {
+					name := fmt.Sprintf("rule-%d", i)
+					want := p.Table(f).Chains.At(name)
+					if got := m.Table(table(f)).Chains[name] == want; got != (shift == 0) {
+						t.Errorf("%q read as %q: %v", r.Text(f), want.Rules[0].Text(f), got)
+					}
+				}
+			}
+		})
+	}
+}
+
+// Whatever somebody else did to a table, the next plan finds it and puts it
+// right.
+func TestReadFindsTampering(t *testing.T) {
+	cmd := nftcmd.ForTest(t)
+	for _, test := range []struct{ name, script string }{
+		{"rule removed", "flush chain ip T refuse"},
+		{"rule added", "add rule ip T refuse drop"},
+		{"rule with a comment", `add rule ip T empty return comment "x"`},
+		{"rule replaced by its like", "flush chain ip T refuse; add rule ip T refuse meta l4proto tcp reject with tcp reset; add rule ip T refuse reject with icmp type host-unreachable"},
+		{"rules swapped", "flush chain ip T node-endpoints-2; add rule ip T node-endpoints-2 drop"},
+		{"other constant", "flush chain ip6 T input; add rule ip6 T input meta mark set meta mark & 0xffffbffe"},
+		{"other set", "flush chain ip T output; add rule ip T output ip daddr . meta l4proto . th dport vmap @services; add rule ip T output fib daddr type != local ip daddr @addresses goto refuse"},
+		{"counter", "flush chain ip T input; add rule ip T input counter meta mark set meta mark & 0xffffbfff"},
+		{"chain added", "add chain ip T foreign; add rule ip T foreign accept"},
+		{"base chain added", "add chain ip T foreign { type filter hook input priority 0; policy drop; }; add rule ip T foreign accept"},
+		{"element removed", "delete element ip T indexes { 7 }"},
+		{"element added", "add element ip T indexes { 8 }"},
+		{"element replaced", `delete element ip T only-port { 80 }; add element ip T only-port { 80 : 81 }`},
+		{"comment replaced", `delete element ip T addresses { 10.96.0.1 }; add element ip T addresses { 10.96.0.1 comment "y" }`},
+		{"verdict replaced", `delete element ip T services { 10.96.0.2 . udp . 53 }; add element ip T services { 10.96.0.2 . udp . 53 : goto refuse }`},
+		{"set added", "add set ip T foreign { type inet_service; elements = { 1, 2 }; }"},
+		{"set with intervals", "add set ip T foreign { type inet_service; flags interval; elements = { 1-2 }; }"},
+		{"set with time-out", "delete set ip T indexes; add set ip T indexes { typeof numgen random mod 2; timeout 1h; elements = { 7 }; }"},
+		{"set of another type", "delete set ip T indexes; add set ip T indexes { type ipv4_addr; elements = { 1.1.1.1 }; }"},
+		{"set without typeof", "delete set ip T indexes; add set ip T indexes { type mark; elements = { 7 }; }"},
+		{"map with catch-all", "add element ip T only-port { * : 81 }"},
+		{"table removed", "delete table ip6 T"},
+		{"table emptied", "delete table ip T; add table ip T"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			ns, c := open(t)
+			p := everything()
+			must(t, c.Apply(load(p)))
+			before := blocks(t, cmd, ns)
+			must(t, c.Close()) // so that the table can be tampered with
+			must(t, cmd.Load(ns, strings.ReplaceAll(test.script, " T", " "+tableName)))
+
+			c = openIn(t, ns)
+			must(t, c.Claim(p))
+			m, err := c.Read(p)
+			must(t, err)
+			state := nft.Adopt(m, p)
+			repair, state := state.Plan(p, timeZero)
+			if repair.Empty() && state.Due().IsZero() {
+				t.Fatal("nothing was found")
+			}
+			must(t, c.Apply(repair))
+			// A foreign chain goes after a while, as unused ones of ours do.
+			rest, _ := state.Plan(p, timeZero.Add(nft.IdleChainLife))
+			must(t, c.Apply(rest))
+			if diff := cmp.Diff(before, blocks(t, cmd, ns)); diff != "" {
+				t.Errorf("listing before tampering and after repair (-before +after):\n%s\nrepair:\n%s%s", diff, repair, rest)
+			}
+		})
+	}
+}
+
+// blocks lists the sets and chains of both tables, sorted, since a repaired one
+// may stand elsewhere.
+func blocks(t *testing.T, cmd nftcmd.Command, ns *testnet.Namespace) []string {
+	t.Helper()
+	var all []string
+	for _, f := range nft.Families() {
+		listing, err := cmd.Run(ns, "", "list", "table", f.String(), tableName)
+		must(t, err)
+		_, listing, _ = strings.Cut(ownerMarks.ReplaceAllString(listing, ""), "\n")
+		for block := range strings.SplitSeq(strings.TrimSuffix(listing, "}\n"), "\n\n") {
+			all = append(all, f.String()+block)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// A Read beside foreign transactions sees all of its own table.
+func TestReadBesideABusyRuleset(t *testing.T) {
+	ns, c := open(t)
+	p := services(2000, 5)
+	must(t, c.Apply(load(p)))
+	want := nft.NewModel()
+	must(t, want.Apply(load(p)))
+	busy := openIn(t, ns)
+	stop, stopped := make(chan struct{}), make(chan error)
+	go func() {
+		id := nft.TableID{Family: nft.IPv4, Name: "busy"}
+		var err error
+		for err == nil {
+			select {
+			case <-stop:
+				stopped <- nil
+				return
+			default:
+				err = busy.Apply(nft.Batch{Ops: []nft.Op{nft.AddTable{Table: id}, nft.DeleteTable{Table: id}}})
+			}
+		}
+		stopped <- err
+	}()
+	for range 5 {
+		got, err := c.Read(p)
+		must(t, err)
+		if got.String() != want.String() {
+			t.Error("read something else than was applied")
+		}
+	}
+	close(stop)
+	must(t, <-stopped)
+}
+
+// Random programs, one after the other: the kernel has what the model has, and
+// what is read needs no change.
+func TestRandomSequence(t *testing.T) {
+	_, c := open(t)
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	model := nft.NewModel()
+	var state nft.State
+	now := timeZero
+	for step := range 60 {
+		p := randomProgram(r)
+		now = now.Add(time.Duration(r.IntN(8)) * time.Second)
+		batch, next := state.Plan(p, now)
+		must(t, model.Apply(batch))
+		if err := c.Apply(batch); err != nil {
+			t.Fatalf("step %d: %v in batch\n%s", step, err, batch)
+		}
+		state = next
+		got, err := c.Read(p)
+		must(t, err)
+		if diff := cmp.Diff(elementsOf(model), elementsOf(got)); diff != "" {
+			t.Fatalf("step %d: model and kernel (-want +got):\n%s\nafter batch\n%s", step, diff, batch)
+		}
+		again, _ := nft.Adopt(got, p).Plan(p, now)
+		if !again.Empty() {
+			t.Fatalf("step %d: what was read is changed by\n%s", step, again)
+		}
+		if r.IntN(10) == 0 {
+			state = nft.Adopt(got, p)
+		}
+	}
+}
+
+// elementsOf is a model by table and set, without chains: those that the
+// program has no more are read as unknown ones.
+func elementsOf(m *nft.Model) map[string]map[nft.Value]nft.Element {
+	all := map[string]map[nft.Value]nft.Element{}
+	for _, f := range nft.Families() {
+		for name, s := range m.Table(table(f)).Sets {
+			all[f.String()+" "+name] = s.Elements
+		}
+		for name := range m.Table(table(f)).Chains {
+			all[f.String()+" chain "+name] = nil
+		}
+	}
+	return all
+}
+
+// randomProgram has random services in both families, and the chains that they
+// need.
+func randomProgram(r *rand.Rand) *nft.Program {
+	p := &nft.Program{}
+	for _, f := range nft.Families() {
+		used := map[string]*nft.Chain{}
+		parts := map[string]*nft.Part{}
+		for i := range r.IntN(8) {
+			n := 1 + r.IntN(6)
+			name := fmt.Sprintf("endpoints-%d", n)
+			if used[name] == nil {
+				used[name] = &nft.Chain{Name: name, Rules: []nft.Rule{
+					{nft.DNAT{Key: serviceKey, Mod: uint32(n), Map: "endpoints"}},
+					{nft.DNAT{Key: serviceKey, Mod: 1, Map: "endpoints"}},
+					{nft.Verdict{Code: nft.Drop}},
+				}}
+			}
+			prefix := servicePrefix(f, i, 6, 80)
+			pool := nft.Pool{Map: "endpoints", Prefix: prefix}
+			for _, j := range r.Perm(8)[:n] {
+				pool.Targets = append(pool.Targets, endpoint(f, 100+j, 80))
+			}
+			slices.Sort(pool.Targets)
+			parts[fmt.Sprintf("svc-%d", i)] = nft.NewPart([]nft.Element{
+				{Set: "services", Key: prefix, Verdict: goTo(name), Comment: strings.Repeat("c", r.IntN(3))},
+				{Set: "addresses", Key: addrValue(f, i)},
+			}, []nft.Pool{pool})
+		}
+		cs := []*nft.Chain{{Name: "prerouting", Hook: &nft.Hook{Name: nft.Prerouting, Priority: -100}, Rules: []nft.Rule{{nft.VMap{Key: serviceKey, Map: "services"}}}}}
+		if r.IntN(2) == 0 {
+			cs[0].Rules = append(cs[0].Rules, nft.Rule{nft.InSet{Key: nft.Fields{nft.Daddr}, Set: "addresses"}, nft.Verdict{Code: nft.Drop}})
+		}
+		for _, chain := range used {
+			cs = append(cs, chain)
+		}
+		t := newTable(f, sets(), cs, parts)
+		if f == nft.IPv6 {
+			p.IPv6 = t
+		} else {
+			p.IPv4 = t
+		}
+	}
+	return p
+}

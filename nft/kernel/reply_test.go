@@ -1,0 +1,78 @@
+package kernel
+
+import (
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"nftproxy/nft"
+)
+
+// A kernel without an expression says ENOENT at the expression's offset.
+func TestLackingExpression(t *testing.T) {
+	id := nft.TableID{Family: nft.IPv4, Name: "t"}
+	rule := nft.Rule{nft.MatchLocal{}, nft.Verdict{Code: nft.Goto, Chain: "x"}}
+	b := nft.Batch{Ops: []nft.Op{nft.AddTable{Table: id}, nft.AddRules{Table: id, Chain: &nft.Chain{Name: "c", Rules: []nft.Rule{rule}}}}}
+	var e batchEncoder
+	e.reset(100, nil)
+	if err := e.batch(b); err != nil {
+		t.Fatal(err)
+	}
+	var offsets []int
+	at := len(e.b) - e.spans[1].at - len(expressionsOf(t, rule))
+	for _, item := range attributes(expressionsOf(t, rule)) {
+		offsets = append(offsets, at)
+		at += attrHeader + align(len(item))
+	}
+	for i, want := range []string{`the kernel has no nftables expression "fib", nor a module for it`, `the kernel has no nftables expression "cmp", nor a module for it`, ""} {
+		got := e.opError(b, answer{seq: 101, errno: unix.ENOENT, offset: offsets[i]})
+		if got.Hint != want {
+			t.Errorf("hint for expression %d is %q, not %q", i, got.Hint, want)
+		}
+	}
+	if got := e.opError(b, answer{seq: 101, errno: unix.ENOENT, offset: -1}); got.Hint != "" || got.Table != id {
+		t.Errorf("without offset: %+v", got)
+	}
+}
+
+func expressionsOf(t *testing.T, r nft.Rule) []byte {
+	t.Helper()
+	var e encoder
+	if err := e.rule(r, nft.IPv4); err != nil {
+		t.Fatal(err)
+	}
+	return e.b[attrHeader:]
+}
+
+// What the kernel sends is trusted to be well-formed, but no more than that: no
+// datagram makes a decoder panic.
+func FuzzDecode(f *testing.F) {
+	id := nft.TableID{Family: nft.IPv4, Name: "t"}
+	set := &nft.Set{Name: "s", Key: nft.Fields{nft.Dport}, Verdicts: true}
+	var e batchEncoder
+	e.reset(1, nil)
+	err := e.batch(nft.Batch{Ops: []nft.Op{
+		nft.AddSet{Table: id, Set: set},
+		nft.AddRules{Table: id, Chain: &nft.Chain{Name: "c", Rules: []nft.Rule{{nft.MatchProto{Protocol: 6}, nft.Reject{}}}}},
+		nft.AddElements{Table: id, Set: set, Elements: []nft.OwnedElement{{Element: nft.Element{
+			Set: "s", Key: "\x00P\x00\x00", Verdict: nft.Verdict{Code: nft.Goto, Chain: "c"}, Comment: "x"}}}},
+	}})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(e.b)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		want := expressionsOf(t, nft.Rule{nft.MatchProto{Protocol: 6}, nft.Reject{}})
+		for m := range messages(b) {
+			parseAnswer(m)
+			_ = doneError(m)
+			attrs := m.attrs()
+			declaredAs(attrs, set, id.Family)
+			r := tableReader{want: &nft.Table{Family: id.Family, Name: id.Name}}
+			r.chain(attrs)
+			sameExpressions(want, attribute(attrs, unix.NFTA_RULE_EXPRESSIONS))
+			d := elementDecoder{set: set, shape: shapeOf(set, id.Family), chains: map[string]string{}}
+			d.decode(attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS), map[nft.Value]nft.Element{})
+		}
+	})
+}
