@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,6 +18,8 @@ import (
 
 // slowTable is a table whose passes take a known time.
 type slowTable struct {
+	// mu is for the race detector, to which time in a bubble orders nothing.
+	mu    sync.Mutex
 	flows []Flow
 	dump  time.Duration
 	fail  error // of Flows, at its end
@@ -26,8 +29,11 @@ type slowTable struct {
 }
 
 func (s *slowTable) Flows(ctx context.Context, filter Filter, yield func(Flow) error) error {
+	s.mu.Lock()
 	s.starts = append(s.starts, time.Now())
-	for _, f := range slices.Clone(s.flows) {
+	list, fail := slices.Clone(s.flows), s.fail
+	s.mu.Unlock()
+	for _, f := range list {
 		if !filter.Selects(&f) {
 			continue
 		}
@@ -37,19 +43,28 @@ func (s *slowTable) Flows(ctx context.Context, filter Filter, yield func(Flow) e
 	}
 	select {
 	case <-time.After(s.dump):
-		return s.fail
+		return fail
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
 func (s *slowTable) Delete(_ context.Context, flows []Flow) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.denied != nil {
 		return 0, s.denied
 	}
 	before := len(s.flows)
 	s.flows = slices.DeleteFunc(s.flows, func(f Flow) bool { return slices.Contains(flows, f) })
 	return before - len(s.flows), nil
+}
+
+// set changes the table between passes.
+func (s *slowTable) set(change func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change()
 }
 
 // bench is a running Cleaner over a slowTable, in a synctest bubble.
@@ -98,8 +113,7 @@ func TestCleanerRemoves(t *testing.T) {
 		table.flows = append(table.flows, flow(service.TCP, "10.96.0.1:81", 0), flow(service.TCP, "192.168.0.2:30080", 0))
 		b := start(t, table)
 		b.Notify(parse(t, cluster))
-		synctest.Wait()
-		time.Sleep(10 * time.Millisecond)
+		b.after(10*time.Millisecond, time.Now())
 		want := []Run{{
 			Scanned: 3*deleteBatch + 3, Duration: time.Millisecond,
 			Removed: map[Reason]int{ServiceAddress: 3 * deleteBatch, ClusterIP: 1, NodePort: 1},
@@ -165,7 +179,7 @@ func TestCleanerLooksAgain(t *testing.T) {
 		t0 := time.Now()
 		b.Notify(parse(t, cluster))
 		b.after(afterglow/2, t0)
-		table.flows = []Flow{flow(service.UDP, "10.96.0.1:80", 0)}
+		table.set(func() { table.flows = []Flow{flow(service.UDP, "10.96.0.1:80", 0)} })
 		if diff := cmp.Diff([]time.Duration{0, afterglow + time.Microsecond}, b.after(time.Hour, t0)); diff != "" {
 			t.Errorf("starts of passes (-want +got):\n%s", diff)
 		}
@@ -191,12 +205,14 @@ func TestCleanerErrors(t *testing.T) {
 		if diff := cmp.Diff(want, b.after(200*time.Second, t0)); diff != "" {
 			t.Errorf("starts of passes (-want +got):\n%s", diff)
 		}
-		table.fail = unix.EINVAL
+		table.set(func() { table.fail = unix.EINVAL })
 		b.after(time.Minute, t0)
-		table.fail = nil
+		table.set(func() { table.fail = nil })
 		b.after(time.Minute, t0)
-		table.denied = errors.New("denied")
-		table.flows = []Flow{flow(service.UDP, "10.96.0.1:80", 0)}
+		table.set(func() {
+			table.denied = errors.New("denied")
+			table.flows = []Flow{flow(service.UDP, "10.96.0.1:80", 0)}
+		})
 		b.Notify(parse(t, cluster))
 		b.after(30*time.Second, t0)
 
