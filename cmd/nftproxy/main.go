@@ -24,7 +24,8 @@ func main() {
 }
 
 // execute runs one command and returns the exit code: 0, 1 for an error, which
-// it prints, or 2 for a command line that it does not understand.
+// it prints, or 2 for a command line that it does not understand. A command
+// that has said everything itself ends with an exitStatus.
 func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	cmd := newCommand()
 	cmd.SetArgs(args)
@@ -33,6 +34,9 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	err := cmd.ExecuteContext(ctx)
 	if err == nil {
 		return 0
+	}
+	if status := exitStatus(0); errors.As(err, &status) {
+		return int(status)
 	}
 	fmt.Fprintf(stderr, "nftproxy: %v\n", err)
 	if usage := (usageError{}); errors.As(err, &usage) {
@@ -61,7 +65,7 @@ To go back:  start kube-proxy, stop nftproxy, then  nftproxy cleanup`,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	cmd.AddCommand(newRunCommand(), newCleanupCommand())
+	cmd.AddCommand(newRunCommand(), newCleanupCommand(), newDemoCommand())
 	return cmd
 }
 

@@ -1,0 +1,299 @@
+package demo
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"nftproxy/internal/testnet"
+	"nftproxy/nft/kernel"
+)
+
+// tellFunc reports a step's progress.
+type tellFunc = func(format string, args ...any)
+
+// scenario is what the demo shows, in order.
+func scenario() []step {
+	return []step{
+		{"Make a node, pods and clients", makeNetwork},
+		{"Start nftproxy on the node", startProxy},
+		{"Connections spread over the endpoints", showSpread},
+		{"A service without endpoints refuses at once", showRefusal},
+		{"A pod reaches itself through its service (hairpin)", showHairpin},
+		{"A NodePort, from outside the cluster", showNodePort},
+		{"Scale up", scaleUp},
+		{"Replace every pod under traffic", replaceAll},
+		{"Restart nftproxy", restartProxy},
+		{"The table, read back from the kernel", showTable},
+		{"How long each kernel update took", showUpdates},
+	}
+}
+
+const (
+	podsAtFirst  = 3
+	podsScaledTo = 5
+)
+
+func makeNetwork(_ context.Context, w *world, tell tellFunc) ([]block, error) {
+	tell("network namespaces")
+	var err error
+	if w.net, err = testnet.NewTopology(testnet.Config{}); err != nil {
+		return nil, err
+	}
+	if w.client, err = w.net.AddPod("client"); err != nil {
+		return nil, err
+	}
+	if err := w.addBackends(podsAtFirst); err != nil {
+		return nil, err
+	}
+	if w.tables, err = kernel.Open(kernel.Config{NetNS: w.net.Node.Fd()}); err != nil {
+		return nil, fmt.Errorf("open nftables of the node: %w", err)
+	}
+	if w.dir, err = os.MkdirTemp("", "nftproxy-demo-"); err != nil {
+		return nil, fmt.Errorf("make a directory for manifests: %w", err)
+	}
+	if err := writeManifests(w.config.manifests, w.dir, newState(w.net.NodeAddrs, endpointsOf(w.ready))); err != nil {
+		return nil, err
+	}
+	addrs := func(as testnet.Addrs) string { return fmt.Sprintf("%v  %v", as.V4(), as.V6()) }
+	return []block{table{
+		head: []string{"namespace", "", "addresses"},
+		rows: [][]string{
+			{"node", "runs nftproxy", addrs(w.net.NodeAddrs)},
+			{names(w.ready)[0] + ".." + fmt.Sprint(podsAtFirst), "pods behind a service", addrs(w.ready[0].pod.Addrs) + " .."},
+			{"client", "pod that connects", addrs(w.client.Addrs)},
+			{"outside", "not in the cluster", addrs(w.net.OutsideAddrs)},
+		},
+		numbers: 3,
+	}}, nil
+}
+
+func (w *world) launch() error {
+	var cidrs []string
+	for _, c := range w.net.ClusterCIDRs {
+		cidrs = append(cidrs, c.String())
+	}
+	var err error
+	w.proxy, err = startProcess(w.net.Node, w.config.Executable, "run",
+		"--manifests", w.dir,
+		"--hostname-override", nodeName,
+		"--cluster-cidr", strings.Join(cidrs, ","),
+		"-v", "2")
+	return err
+}
+
+func startProxy(ctx context.Context, w *world, tell tellFunc) ([]block, error) {
+	tell("waiting for the first program")
+	start := time.Now()
+	if err := w.launch(); err != nil {
+		return nil, err
+	}
+	report, err := w.awaitWrite(ctx)
+	if err != nil {
+		return nil, err
+	}
+	first := update{"first program", report, time.Since(start)}
+	w.updates = append(w.updates, first)
+	if err := expectEqual(&w.checks, "services that nftproxy found in the manifests", 2, report.Services); err != nil {
+		return nil, err
+	}
+	return []block{
+		textf("nftproxy run --manifests %s --hostname-override %s ...", w.dir, nodeName),
+		textf("%d services as %d nftables objects, in the kernel %s after the process started",
+			report.Services, report.Written, ms(first.total)),
+		table{
+			head: []string{"service", "cluster IPs", "ports", "endpoints"},
+			rows: [][]string{
+				{"default/web", fmt.Sprintf("%v  %v", webAddrs().V4(), webAddrs().V6()), fmt.Sprintf("%d/TCP+UDP, NodePort %d", servicePort, nodePort), fmt.Sprint(len(w.ready))},
+				{"default/empty", fmt.Sprintf("%v  %v", emptyAddrs().V4(), emptyAddrs().V6()), fmt.Sprintf("%d/TCP+UDP", servicePort), "0"},
+			},
+			numbers: 3,
+		},
+	}, nil
+}
+
+// way is a protocol and family to ask by.
+type way struct {
+	proto string
+	pick  func(testnet.Addrs) netip.Addr
+	name  string
+}
+
+func ways() []way {
+	return []way{
+		{testnet.TCP, testnet.Addrs.V4, "TCP over IPv4"},
+		{testnet.TCP, testnet.Addrs.V6, "TCP over IPv6"},
+		{testnet.UDP, testnet.Addrs.V4, "UDP over IPv4"},
+		{testnet.UDP, testnet.Addrs.V6, "UDP over IPv6"},
+	}
+}
+
+func (y way) to(addrs testnet.Addrs, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(y.pick(addrs), port)
+}
+
+func showSpread(ctx context.Context, w *world, tell tellFunc) ([]block, error) {
+	const asked = 300
+	c := chart{beside: 2}
+	for _, y := range ways() {
+		tell("%s", y.name)
+		bars, err := w.spread(ctx, y, asked)
+		if err != nil {
+			return nil, err
+		}
+		c.groups = append(c.groups, group{fmt.Sprintf("%s, %d connections", y.name, asked), bars})
+	}
+	return []block{c, text("Each pod saw the client's own address: nothing is masqueraded inside the cluster.")}, nil
+}
+
+// spread asks the service from the client pod n times and counts the answers of
+// each ready pod.
+func (w *world) spread(ctx context.Context, y way, n int) ([]bar, error) {
+	to := y.to(webAddrs(), servicePort)
+	answers, err := askMany(ctx, w.client.NS, y.proto, to, n)
+	if err != nil {
+		return nil, err
+	}
+	counts := map[string]int{}
+	for _, a := range answers {
+		what := fmt.Sprintf("connection by %s from the client to default/web (%v)", y.name, to)
+		if err := expectEqual(&w.checks, what, testnet.Answered, a.Outcome); err != nil {
+			return nil, err
+		}
+		if err := w.expect(w.backend(a.ID) != nil, what, "an answer of "+strings.Join(names(w.ready), ", "), "one of "+a.ID); err != nil {
+			return nil, err
+		}
+		if err := expectEqual(&w.checks, what+": client address that the pod saw", a.Local, a.Peer); err != nil {
+			return nil, err
+		}
+		counts[a.ID]++
+	}
+	var bars []bar
+	for _, b := range w.ready {
+		bars = append(bars, bar{b.name(), counts[b.name()]})
+		lo, hi := chance(n, len(w.ready))
+		what := fmt.Sprintf("connections by %s of %d that %s got", y.name, n, b.name())
+		if err := w.expect(lo <= counts[b.name()] && counts[b.name()] <= hi, what, fmt.Sprintf("%d to %d", lo, hi), fmt.Sprint(counts[b.name()])); err != nil {
+			return nil, err
+		}
+	}
+	return bars, nil
+}
+
+// chance is the range in which one of the endpoints' share of n connections lies
+// if each goes to a random one: six standard deviations around the mean, which
+// is missed once in a hundred million times.
+func chance(n, endpoints int) (lo, hi int) {
+	p := 1 / float64(endpoints)
+	mean, deviation := float64(n)*p, math.Sqrt(float64(n)*p*(1-p))
+	return max(0, int(mean-6*deviation)), int(math.Ceil(mean + 6*deviation))
+}
+
+func showRefusal(ctx context.Context, w *world, tell tellFunc) ([]block, error) {
+	// TCP sends its SYN again after this time (RFC 6298): a client that has its
+	// refusal later has been kept waiting.
+	const atOnce = time.Second
+	t := table{head: []string{"refused", "from", "to", "by", "after"}, numbers: 4}
+	try := func(from *testnet.Namespace, y way, to netip.AddrPort, why string) error {
+		tell("%s to %v", y.name, to)
+		a, err := from.Ask(ctx, y.proto, to, patience)
+		if err != nil {
+			return err
+		}
+		what := fmt.Sprintf("%s from %s to %v (%s)", y.name, from, to, why)
+		if err := expectEqual(&w.checks, what, testnet.Refused, a.Outcome); err != nil {
+			return err
+		}
+		if err := w.expect(a.Took < atOnce, what, "its refusal within "+ms(atOnce), "it after "+ms(a.Took)); err != nil {
+			return err
+		}
+		by := "TCP reset"
+		if y.proto == testnet.UDP {
+			by = "ICMP"
+		}
+		t.rows = append(t.rows, []string{why, from.String(), fmt.Sprintf("%v/%s", to, y.proto), by, ms(a.Took)})
+		return nil
+	}
+	for _, y := range ways() {
+		if err := try(w.client.NS, y, y.to(emptyAddrs(), servicePort), "no endpoints"); err != nil {
+			return nil, err
+		}
+	}
+	v4 := ways()[0]
+	if err := try(w.net.Node, v4, v4.to(emptyAddrs(), servicePort), "no endpoints"); err != nil {
+		return nil, err
+	}
+	err := try(w.client.NS, v4, v4.to(webAddrs(), servicePort+1), "unknown port")
+	return []block{t}, err
+}
+
+func showHairpin(ctx context.Context, w *world, tell tellFunc) ([]block, error) {
+	const tries = 200
+	self := w.ready[0]
+	t := table{head: []string{"pod", "asked", "answered by itself, which saw the client as", "not as"}, numbers: 4}
+	for _, y := range ways() {
+		to := y.to(webAddrs(), servicePort)
+		what := fmt.Sprintf("%s from %s to default/web until it answers itself", y.name, self.name())
+		tell("%s", what)
+		var own testnet.Answer
+		for range tries {
+			a, err := self.pod.NS.Ask(ctx, y.proto, to, patience)
+			if err != nil {
+				return nil, err
+			}
+			if err := expectEqual(&w.checks, what, testnet.Answered, a.Outcome); err != nil {
+				return nil, err
+			}
+			if a.ID == self.name() {
+				own = a
+				break
+			}
+		}
+		if err := expectEqual(&w.checks, what, self.name(), own.ID); err != nil {
+			return nil, err
+		}
+		if err := expectEqual(&w.checks, what+": client address that it saw", y.pick(w.net.NodeAddrs), own.Peer.Addr()); err != nil {
+			return nil, err
+		}
+		t.rows = append(t.rows, []string{self.name(), fmt.Sprintf("%v/%s", to, y.proto), own.Peer.Addr().String() + ", the node", own.Local.Addr().String()})
+	}
+	return []block{t}, nil
+}
+
+func showNodePort(ctx context.Context, w *world, tell tellFunc) ([]block, error) {
+	t := table{head: []string{"client", "asked the node", "answer by", "which saw the client as"}, numbers: 4}
+	for _, y := range ways() {
+		to := y.to(w.net.NodeAddrs, nodePort)
+		what := fmt.Sprintf("%s from outside to NodePort %v", y.name, to)
+		tell("%s", what)
+		a, err := w.net.Outside.Ask(ctx, y.proto, to, patience)
+		if err != nil {
+			return nil, err
+		}
+		if err := expectEqual(&w.checks, what, testnet.Answered, a.Outcome); err != nil {
+			return nil, err
+		}
+		if err := w.expect(slices.Contains(names(w.ready), a.ID), what, "an answer of "+strings.Join(names(w.ready), ", "), "one of "+a.ID); err != nil {
+			return nil, err
+		}
+		if err := expectEqual(&w.checks, what+": client address that the pod saw (masqueraded)", y.pick(w.net.NodeAddrs), a.Peer.Addr()); err != nil {
+			return nil, err
+		}
+		t.rows = append(t.rows, []string{a.Local.Addr().String(), fmt.Sprintf("%v/%s", to, y.proto), a.ID, a.Peer.Addr().String() + ", the node"})
+	}
+	return []block{t}, nil
+}
+
+// ms prints a duration in milliseconds.
+func ms(d time.Duration) string {
+	n := float64(d) / float64(time.Millisecond)
+	if n >= 100 {
+		return fmt.Sprintf("%.0f ms", n)
+	}
+	return fmt.Sprintf("%.2f ms", n)
+}
