@@ -2,7 +2,6 @@ package watch
 
 import (
 	"context"
-	"errors"
 	"net/netip"
 	"sync"
 	"time"
@@ -112,11 +111,4 @@ func (w *Watcher) publish() {
 	for _, p := range problems {
 		w.opts.Report(p)
 	}
-}
-
-// RunManifests follows the manifests at path, a file or a directory of *.yaml,
-// *.yml and *.json files, until ctx ends, and returns nil then. A path that
-// does not exist at the start is an error.
-func (w *Watcher) RunManifests(ctx context.Context, path string) error {
-	return errors.New("not written yet")
 }

@@ -1,0 +1,175 @@
+package watch
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/tools/txtar"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"sigs.k8s.io/yaml"
+
+	"nftproxy/internal/service"
+)
+
+var update = flag.Bool("update", false, "rewrite the goldens")
+
+// TestGolden plays scripts. The parts of an archive are steps, in order:
+//
+//	apply            YAML documents, taken as they stand from an API server
+//	delete           lines of "KIND NAMESPACE/NAME"
+//	host-addresses   the node's own, one a line
+//	write FILE       a manifest appears or changes
+//	remove FILE      it goes away
+//	snapshot         what there is now, in the model's text form
+//	problems         those reported since the last such step
+//
+// A word after the step's name is for the reader. Problems that no step shows
+// fail the test.
+func TestGolden(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txtar")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no goldens: %v", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
+			archive, err := txtar.ParseFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := newScript(t)
+			for i := range archive.Files {
+				s.step(&archive.Files[i])
+			}
+			if left := s.problems(); left != "" {
+				t.Errorf("problems that no step shows:\n%s", left)
+			}
+			if *update {
+				if err := os.WriteFile(file, txtar.Format(archive), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+type script struct {
+	*testing.T
+	index     *index
+	dir       string
+	manifests *manifests
+	watcher   *Watcher
+}
+
+func newScript(t *testing.T) *script {
+	w := NewWatcher(Options{Node: "node-0"}, service.NewMailbox())
+	n, err := newNotifier()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(n.close)
+	s := &script{T: t, index: w.index, dir: t.TempDir(), watcher: w}
+	s.manifests = &manifests{watcher: w, path: s.dir, notifier: n, current: map[manifestKey]any{}}
+	return s
+}
+
+func (s *script) step(f *txtar.File) {
+	s.Helper()
+	step, argument, _ := strings.Cut(f.Name, " ")
+	switch step {
+	case "apply":
+		for _, c := range split(f.Data) {
+			applyRaw(s.T, s.index, c.text)
+		}
+	case "delete":
+		for line := range strings.Lines(string(f.Data)) {
+			kind, name, _ := strings.Cut(strings.TrimSpace(line), " ")
+			s.index.deleteObject(manifestKey{kind, service.Name(name)})
+		}
+	case "host-addresses":
+		var addrs []netip.Addr
+		for line := range strings.Lines(string(f.Data)) {
+			addrs = append(addrs, netip.MustParseAddr(strings.TrimSpace(line)))
+		}
+		s.watcher.SetHostAddresses(addrs)
+	case "write":
+		argument, _, _ = strings.Cut(argument, " ") // The rest is for the reader.
+		if err := os.WriteFile(filepath.Join(s.dir, argument), f.Data, 0o644); err != nil {
+			s.Fatal(err)
+		}
+		s.load()
+	case "remove":
+		if err := os.Remove(filepath.Join(s.dir, argument)); err != nil {
+			s.Fatal(err)
+		}
+		s.load()
+	case "snapshot":
+		s.compare(f, s.index.flush().String())
+	case "problems":
+		s.compare(f, s.problems())
+	default:
+		s.Fatalf("unknown step %q", f.Name)
+	}
+}
+
+func (s *script) load() {
+	s.Helper()
+	if err := s.manifests.load(); err != nil {
+		s.Fatal(err)
+	}
+}
+
+func (s *script) problems() string {
+	s.index.flush()
+	var b strings.Builder
+	for _, p := range s.index.takeProblems() {
+		fmt.Fprintln(&b, strings.ReplaceAll(p.Error(), s.dir+"/", ""))
+	}
+	return b.String()
+}
+
+func (s *script) compare(f *txtar.File, got string) {
+	s.Helper()
+	if *update {
+		f.Data = []byte(got)
+		return
+	}
+	if diff := cmp.Diff(string(f.Data), got); diff != "" {
+		s.Errorf("step %q (-want +got):\n%s", f.Name, diff)
+	}
+}
+
+// applyRaw decodes one object as it stands, with nothing filled in.
+func applyRaw(t *testing.T, ix *index, text []byte) {
+	t.Helper()
+	var h header
+	decode := func(into any) {
+		if err := yaml.Unmarshal(text, into); err != nil {
+			t.Fatalf("%v, in:\n%s", err, text)
+		}
+	}
+	decode(&h)
+	switch h.Kind {
+	case "Service":
+		var s corev1.Service
+		decode(&s)
+		ix.setService(convertService(&s))
+	case "EndpointSlice":
+		var s discoveryv1.EndpointSlice
+		decode(&s)
+		ix.setSlice(convertSlice(&s))
+	case "Node":
+		var n corev1.Node
+		decode(&n)
+		ix.setNode(convertNode(&n))
+	default:
+		t.Fatalf("kind %q in:\n%s", h.Kind, bytes.TrimSpace(text))
+	}
+}

@@ -1,0 +1,370 @@
+package watch
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// RunManifests follows the manifests at path, a file or a directory of *.yaml,
+// *.yml and *.json files, until ctx ends, and returns nil then. A path that
+// cannot be read at the start is an error; later the last state stays in force.
+// So do the objects of a document that is broken, and of a file that somebody
+// is writing or that cannot be read.
+func (w *Watcher) RunManifests(ctx context.Context, path string) error {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return fmt.Errorf("follow manifests: %w", err)
+	}
+	notifier, err := newNotifier()
+	if err != nil {
+		return fmt.Errorf("follow manifests: %w", err)
+	}
+	defer notifier.close()
+	m := &manifests{watcher: w, path: path, notifier: notifier, current: map[manifestKey]any{}}
+	if err := m.load(); err != nil {
+		return fmt.Errorf("follow manifests: %w", err)
+	}
+	w.setSynced()
+	published := make(chan struct{})
+	go func() { w.loop(ctx); close(published) }()
+	defer func() { <-published }()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case events := <-notifier.events:
+			if !notifier.handle(events) {
+				continue
+			}
+			if err := m.load(); err != nil {
+				m.submit(append(m.problems(), Problem{Source: path, Err: err}), m.current)
+			}
+		}
+	}
+}
+
+// manifests is what is known of the files at path.
+type manifests struct {
+	watcher  *Watcher
+	path     string
+	notifier *notifier
+	// files are those that count, in the order of their names: os.ReadDir's.
+	files []*manifestFile
+	// current is what the index has been told, reported what has been said.
+	current  map[manifestKey]any
+	reported map[string]bool
+}
+
+// manifestFile is what came of one file.
+type manifestFile struct {
+	path string
+	sum  [sha256.Size]byte
+	// entries are its objects, those of broken documents' last good state at
+	// the end.
+	entries  []manifestEntry
+	problems []Problem
+	// clean are the documents without any problem, by the sum of their text.
+	clean map[[sha256.Size]byte]document
+}
+
+type manifestEntry struct {
+	manifestObject
+	source string
+}
+
+// load reads what has changed and tells the index. An error means that path
+// cannot be read or followed, and that nothing has changed.
+func (m *manifests) load() error {
+	paths, err := m.survey()
+	if err != nil {
+		return err
+	}
+	var files []*manifestFile
+	for _, path := range paths {
+		if f := m.file(path); f != nil {
+			files = append(files, f)
+		}
+	}
+	m.files = files
+	wanted, duplicates := m.merge()
+	m.submit(append(m.problems(), duplicates...), wanted)
+	return nil
+}
+
+// survey lists the files and follows every directory on the way to them. A
+// directory that is followed for the first time may have changed before, so
+// that it takes another look.
+func (m *manifests) survey() ([]string, error) {
+	for {
+		t := targets{}
+		paths, err := t.list(m.path)
+		added, followErr := m.notifier.follow(t)
+		switch {
+		case followErr != nil:
+			return nil, followErr
+		case !added:
+			return paths, err
+		}
+	}
+}
+
+// file reads one file; nil means that there is none.
+func (m *manifests) file(path string) *manifestFile {
+	old := &manifestFile{path: path}
+	if at, found := slices.BinarySearchFunc(m.files, path, func(f *manifestFile, path string) int {
+		return strings.Compare(f.path, path)
+	}); found {
+		old = m.files[at]
+	}
+	if real, err := filepath.EvalSymlinks(path); err == nil && m.notifier.writing[real] {
+		return old
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		if _, gone := os.Lstat(path); errors.Is(gone, fs.ErrNotExist) {
+			return nil
+		}
+		// The sum stays empty: whatever can be read next is new.
+		return &manifestFile{path: path, entries: old.entries, problems: []Problem{{Source: path, Err: errors.Unwrap(err)}}}
+	}
+	sum := sha256.Sum256(data)
+	if sum == old.sum {
+		return old
+	}
+	return readManifest(path, data, sum, old)
+}
+
+// readManifest reads the documents of a file. What has not changed since old
+// is the same object.
+func readManifest(path string, data []byte, sum [sha256.Size]byte, old *manifestFile) *manifestFile {
+	f := &manifestFile{path: path, sum: sum, clean: map[[sha256.Size]byte]document{}}
+	good, broken := map[manifestKey]bool{}, map[manifestKey]bool{}
+	for i, c := range split(data) {
+		source := fmt.Sprintf("%s document %d (line %d)", path, i+1, c.line)
+		sum := sha256.Sum256(c.text)
+		d, known := old.clean[sum]
+		if !known {
+			d = c.read()
+		}
+		clean := len(d.problems) == 0
+		for i := range d.problems {
+			d.problems[i].Source = source
+		}
+		f.problems = append(f.problems, d.problems...)
+		for _, o := range d.objects {
+			clean = attribute(o.value, source) && clean
+			f.entries = append(f.entries, manifestEntry{o, source})
+			good[o.key] = true
+		}
+		for _, key := range d.broken {
+			broken[key] = true
+		}
+		if clean {
+			f.clean[sum] = d
+		}
+	}
+	for _, e := range old.entries {
+		// One of which nobody can say what it was may have been any of those
+		// that are not there any more.
+		if !good[e.key] && (broken[e.key] || broken[manifestKey{}]) {
+			f.entries = append(f.entries, e)
+		}
+	}
+	return f
+}
+
+// attribute says in a converted object's problems where it was read, and
+// whether it has none.
+func attribute(converted any, source string) (clean bool) {
+	var problems []Problem
+	switch o := converted.(type) {
+	case *serviceObject:
+		problems = o.problems
+	case *sliceObject:
+		problems = o.problems
+	case *nodeObject:
+		problems = o.problems
+	}
+	for i := range problems {
+		problems[i].Source = source
+	}
+	return len(problems) == 0
+}
+
+// problems are all that there are in the files.
+func (m *manifests) problems() []Problem {
+	var list []Problem
+	for _, f := range m.files {
+		list = append(list, f.problems...)
+	}
+	return list
+}
+
+// merge puts the files together. Of two objects of one name the first counts.
+func (m *manifests) merge() (map[manifestKey]any, []Problem) {
+	wanted := map[manifestKey]any{}
+	sources := map[manifestKey]string{}
+	var problems []Problem
+	for _, f := range m.files {
+		for _, e := range f.entries {
+			if _, there := wanted[e.key]; there {
+				namespace, name := e.key.name.Split()
+				problems = append(problems, Problem{
+					Source: e.source,
+					Object: Object{Kind: e.key.kind, Namespace: namespace, Name: name},
+					Err:    fmt.Errorf("ignored: it is defined in %s", sources[e.key]),
+				})
+				continue
+			}
+			wanted[e.key], sources[e.key] = e.value, e.source
+		}
+	}
+	return wanted, problems
+}
+
+// submit tells the index what differs, in one step, and reports the problems
+// that are new.
+func (m *manifests) submit(problems []Problem, wanted map[manifestKey]any) {
+	reported := map[string]bool{}
+	var fresh []Problem
+	for _, p := range problems {
+		text := p.Error()
+		if !m.reported[text] && !reported[text] {
+			fresh = append(fresh, p)
+		}
+		reported[text] = true
+	}
+	m.reported = reported
+	m.watcher.change(func(ix *index) {
+		ix.problems = append(ix.problems, fresh...)
+		for key := range m.current {
+			if _, still := wanted[key]; !still {
+				ix.deleteObject(key)
+			}
+		}
+		for key, value := range wanted {
+			if m.current[key] != value {
+				ix.setObject(value)
+			}
+		}
+	})
+	m.current = wanted
+}
+
+func (ix *index) setObject(converted any) {
+	switch o := converted.(type) {
+	case *serviceObject:
+		ix.setService(o)
+	case *sliceObject:
+		ix.setSlice(o)
+	case *nodeObject:
+		ix.setNode(o)
+	}
+}
+
+func (ix *index) deleteObject(key manifestKey) {
+	switch key.kind {
+	case "Service":
+		ix.deleteService(key.name)
+	case "EndpointSlice":
+		ix.deleteSlice(key.name)
+	case "Node":
+		ix.deleteNode(key.name)
+	}
+}
+
+// targets are the directories, by their real paths, and the names in them
+// where a change can change what the manifests say.
+type targets map[string]names
+
+// list resolves path and returns the manifests there.
+func (t targets) list(path string) ([]string, error) {
+	real := t.resolve(path)
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.IsDir() {
+		return []string{path}, nil
+	}
+	t[real] = nil
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return nil, err
+	}
+	var files []string
+	for _, e := range entries {
+		switch filepath.Ext(e.Name()) {
+		case ".yaml", ".yml", ".json":
+		default:
+			continue
+		}
+		file := filepath.Join(path, e.Name())
+		if strings.HasPrefix(e.Name(), ".") {
+			continue
+		}
+		if e.Type()&fs.ModeSymlink != 0 {
+			t.resolve(file)
+		}
+		if info, err := os.Stat(file); err == nil && info.IsDir() {
+			continue
+		}
+		files = append(files, file)
+	}
+	return files, nil
+}
+
+// maxLinks is how many symbolic links in a path the kernel follows
+// (path_resolution(7)).
+const maxLinks = 40
+
+// resolve goes along an absolute path as the kernel does, adds each link on
+// the way, and the last component, and returns the real path.
+func (t targets) resolve(path string) string {
+	real, links := "/", 0
+	rest := strings.Split(strings.Trim(path, "/"), "/")
+	for len(rest) > 0 {
+		name := rest[0]
+		rest = rest[1:]
+		if name == ".." {
+			real = filepath.Dir(real)
+			continue
+		}
+		next := filepath.Join(real, name)
+		info, err := os.Lstat(next)
+		link := err == nil && info.Mode()&fs.ModeSymlink != 0
+		if err != nil || link || len(rest) == 0 {
+			t.add(real, name)
+		}
+		if !link {
+			real = next
+			continue
+		}
+		target, err := os.Readlink(next)
+		if links++; err != nil || links > maxLinks {
+			return next
+		}
+		if filepath.IsAbs(target) {
+			real = "/"
+		}
+		rest = append(strings.Split(strings.Trim(target, "/"), "/"), rest...)
+	}
+	return real
+}
+
+func (t targets) add(dir, name string) {
+	have, ok := t[dir]
+	switch {
+	case !ok:
+		t[dir] = names{name: true}
+	case have != nil:
+		have[name] = true
+	}
+}
