@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/google/nftables/userdata"
@@ -54,6 +55,18 @@ func (e *batchEncoder) reset(seq uint32, flags map[int]uint32) {
 }
 
 func (e *batchEncoder) batch(b nft.Batch) error {
+	// An element takes 60 to 80 bytes in IPv4, without comment.
+	const elementSize = 80
+	elements := 0
+	for _, op := range b.Ops {
+		switch op := op.(type) {
+		case nft.AddElements:
+			elements += len(op.Elements)
+		case nft.DeleteElements:
+			elements += len(op.Elements)
+		}
+	}
+	e.b = slices.Grow(e.b, elements*elementSize)
 	for i, op := range b.Ops {
 		if err := e.op(i, op); err != nil {
 			return fmt.Errorf("encode %s: %w", summary(op), err)
