@@ -13,7 +13,9 @@ const Unowned = ""
 // Adopt makes a State of tables that were read from a kernel: each element is
 // given to the part of the wanted program that has its key, so that the next
 // Plan finds what differs and keeps what does not. A table whose sets are
-// declared otherwise than wanted will be replaced as a whole.
+// declared otherwise than wanted, or whose chains have other hooks, will be
+// replaced as a whole: neither can be changed, and what points to a chain
+// keeps it from being deleted.
 func Adopt(m *Model, want *Program) State {
 	var s State
 	for i, f := range Families() {
@@ -35,6 +37,9 @@ func adoptTable(c *Contents, want *Table) tableState {
 		applied.Sets = append(applied.Sets, wanted)
 	}
 	for name, chain := range c.Chains {
+		if wanted, ok := want.Chains.Get(name); ok && !wanted.sameHook(chain) {
+			return tableState{applied: applied, replace: true}
+		}
 		applied.Chains = applied.Chains.Set(name, chain)
 	}
 	left := map[string]map[Value]Element{}

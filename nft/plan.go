@@ -139,7 +139,9 @@ func (p *tablePlan) planChains(have tableState) (treap.Map[string, *Chain], map[
 			p.changeChain(c.Old, c.New)
 		default:
 			since, known := have.idle[c.Key]
-			if known && p.now.Sub(since) >= IdleChainLife {
+			// A base chain is somebody else's. Nothing can point to it, and it
+			// would go on judging packets.
+			if c.Old.Hook != nil || known && p.now.Sub(since) >= IdleChainLife {
 				// Flushed first: idle chains may still jump to each other.
 				p.flushes = append(p.flushes, FlushChain{id, c.Key})
 				p.ends = append(p.ends, DeleteChain{id, c.Key})
@@ -163,11 +165,7 @@ func (p *tablePlan) addRules(c *Chain) {
 
 func (p *tablePlan) changeChain(old, want *Chain) {
 	id := p.want.ID()
-	switch {
-	case !old.sameHook(want):
-		p.ops = append(p.ops, DeleteChain{id, old.Name}, AddChain{id, want})
-		p.addRules(want)
-	case !old.sameRules(want, id.Family):
+	if !old.sameRules(want, id.Family) {
 		p.flushes = append(p.flushes, FlushChain{id, want.Name})
 		p.addRules(want)
 	}
