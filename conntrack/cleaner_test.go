@@ -178,9 +178,9 @@ func TestCleanerLooksAgain(t *testing.T) {
 		b := start(t, table)
 		t0 := time.Now()
 		b.Notify(parse(t, cluster))
-		b.after(afterglow/2, t0)
+		b.after(late/2, t0)
 		table.set(func() { table.flows = []Flow{flow(service.UDP, "10.96.0.1:80", 0)} })
-		if diff := cmp.Diff([]time.Duration{0, afterglow + time.Microsecond}, b.after(time.Hour, t0)); diff != "" {
+		if diff := cmp.Diff([]time.Duration{0, late + time.Microsecond}, b.after(time.Hour, t0)); diff != "" {
 			t.Errorf("starts of passes (-want +got):\n%s", diff)
 		}
 		if len(table.flows) > 0 {

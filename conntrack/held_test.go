@@ -1,0 +1,142 @@
+package conntrack
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/xt"
+	"github.com/mdlayher/netlink"
+	"github.com/ti-mo/netfilter"
+	"golang.org/x/sys/unix"
+
+	"nftproxy/internal/service"
+	"nftproxy/internal/testnet"
+)
+
+// A packet that went past the nat hook before the rules were in, and makes its
+// entry only after the first pass: a network policy engine that judges first
+// packets in user space holds them for so long. The second pass is for it.
+func TestCleanerFindsHeldPacket(t *testing.T) {
+	w := worlds(t)["IPv4"]
+	loadRules(t, w.Node, w.rules())
+	table, made, queue := open(t, w.Node), listen(t, w.Node), hold(t, w.Node)
+
+	late := w.send(t, service.UDP, 41001, w.clusterIP, 80)
+	id := queue.next(t)
+	loadRules(t, w.Node, fmt.Sprintf("add rule ip other prerouting ip daddr %v udp dport 80 dnat to %v", w.clusterIP, w.outside))
+
+	ctx, stop := context.WithCancel(t.Context())
+	runs, done := make(chan Run, 3), make(chan error)
+	c := NewCleaner(table, NewIndex(service.NodePortAddresses{}), func(r Run) { runs <- r })
+	go func() { done <- c.Run(ctx) }()
+	c.Notify(w.snapshot(t))
+	if run := <-runs; run.Err != nil || len(run.Removed) > 0 {
+		t.Errorf("first pass: %+v, want nothing found", run)
+	}
+	queue.release(t, id)
+	made.await(t, late)
+	if run := <-runs; run.Err != nil || run.Removed[ServiceAddress] != 1 {
+		t.Errorf("second pass: %+v, want the late entry removed", run)
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// queue is a queue of packets that wait for a verdict.
+type queue struct {
+	conn *netlink.Conn
+}
+
+// Messages and attributes of nfnetlink_queue (Linux, nfnetlink_queue.h).
+const (
+	queueVerdict = 1
+	queueConfig  = 2
+
+	configCommand = 1
+	configParams  = 2
+	packetHeader  = 1
+	verdictHeader = 2
+
+	queueNumber = 7
+)
+
+// hold makes every forwarded IPv4 packet wait. The rule is the one that
+// iptables-nft writes, since not all kernels have nftables' own.
+func hold(t *testing.T, ns *testnet.Namespace) *queue {
+	t.Helper()
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: ns.Fd()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	if err := conn.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	q := &queue{conn}
+	q.request(t, queueConfig, netfilter.Attribute{Type: configCommand, Data: []byte{1, 0, 0, unix.AF_INET}}) // bind
+	q.request(t, queueConfig, netfilter.Attribute{Type: configParams, Data: []byte{0, 0, 0, 0, 1}})          // metadata only
+
+	nft, err := nftables.New(nftables.WithNetNSFd(ns.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	policies := nft.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "policies"})
+	forward := nft.AddChain(&nftables.Chain{
+		Table: policies, Name: "forward", Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter,
+	})
+	number := xt.Unknown(binary.NativeEndian.AppendUint16(nil, queueNumber))
+	nft.AddRule(&nftables.Rule{Table: policies, Chain: forward, Exprs: []expr.Any{&expr.Target{Name: "NFQUEUE", Info: &number}}})
+	if err := nft.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	return q
+}
+
+func (q *queue) request(t *testing.T, kind netfilter.MessageType, attrs ...netfilter.Attribute) {
+	t.Helper()
+	m, err := netfilter.MarshalNetlink(netfilter.Header{
+		SubsystemID: netfilter.NFSubsysQueue, MessageType: kind, ResourceID: queueNumber,
+		Flags: netlink.Request | netlink.Acknowledge,
+	}, attrs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := q.conn.Execute(m); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// next waits for a packet and returns its ID.
+func (q *queue) next(t *testing.T) uint32 {
+	t.Helper()
+	messages, err := q.conn.Receive()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for a, err := range attributes(messages[0].Data[nfgenmsgLen:]) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a.kind == packetHeader {
+			return binary.BigEndian.Uint32(a.data)
+		}
+	}
+	t.Fatal("queued packet without header")
+	return 0
+}
+
+// release lets a packet go on.
+func (q *queue) release(t *testing.T, id uint32) {
+	t.Helper()
+	const accept = 1
+	verdict := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, accept), id)
+	q.request(t, queueVerdict, netfilter.Attribute{Type: verdictHeader, Data: verdict})
+}
