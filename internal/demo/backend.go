@@ -3,29 +3,17 @@ package demo
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"nftproxy/internal/testnet"
 )
 
 // backend is a pod behind the service default/web.
-type backend struct {
-	pod     *testnet.Pod
-	servers []*testnet.Server
-}
+type backend struct{ pod *testnet.Pod }
 
 func (b *backend) name() string { return b.pod.Name }
 
 func (b *backend) endpoint(terminating bool) endpoint {
 	return endpoint{Name: b.name(), Addrs: b.pod.Addrs, Terminating: terminating}
-}
-
-// answered is how many connections and datagrams the pod has answered.
-func (b *backend) answered() (n uint64) {
-	for _, s := range b.servers {
-		n += s.Answered()
-	}
-	return n
 }
 
 // addBackend makes the next pod, which serves but is in no manifest yet. Its
@@ -40,17 +28,14 @@ func (w *world) addBackend() (*backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &backend{pod: pod}
 	for _, addr := range pod.Addrs {
 		for _, proto := range []string{testnet.TCP, testnet.UDP} {
-			server, err := pod.NS.Serve(proto, netip.AddrPortFrom(addr, podPort), name)
-			if err != nil {
+			if _, err := pod.NS.Serve(proto, netip.AddrPortFrom(addr, podPort), name); err != nil {
 				return nil, err
 			}
-			b.servers = append(b.servers, server)
 		}
 	}
-	return b, nil
+	return &backend{pod}, nil
 }
 
 // addBackends makes n pods and appends them to the ready ones.
@@ -61,13 +46,6 @@ func (w *world) addBackends(n int) error {
 			return err
 		}
 		w.ready = append(w.ready, b)
-	}
-	return nil
-}
-
-func (w *world) backend(name string) *backend {
-	if i := slices.IndexFunc(w.ready, func(b *backend) bool { return b.name() == name }); i >= 0 {
-		return w.ready[i]
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"nftproxy/internal/testnet"
+	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 )
 
@@ -44,7 +45,6 @@ func Run(ctx context.Context, c Config) error {
 	s.line("")
 	s.line(s.style.bold("nftproxy demo") + ": a Kubernetes node made of network namespaces, the real proxy,")
 	s.line("real traffic and no cluster. This machine's own network is not touched.")
-	s.line("")
 	w := &world{config: c}
 	failed := play(ctx, s, w, scenario())
 	log := w.proxyLog()
@@ -65,15 +65,15 @@ func (s *screen) conclude(w *world, took time.Duration, failed, cleaned error) {
 	s.line("")
 	switch {
 	case cleaned != nil:
-		s.show(textf("%s: %v", s.style.bad("Could not remove everything"), cleaned))
+		s.line(fmt.Sprintf("%s: %v", s.style.bad("Could not remove everything"), cleaned))
 	case errors.Is(failed, ErrInterrupted):
-		s.line("Interrupted. Everything the demo made is removed.")
+		s.line("Interrupted. Everything is removed again.")
 	case failed != nil:
-		s.line(s.style.bad("Not as it should be.") + " Everything the demo made is removed.")
+		s.line(s.style.bad("Not as it should be.") + " Everything is removed again.")
 	default:
-		s.line(fmt.Sprintf("%s %d checks held in %.1f s. Everything the demo made is removed.",
+		s.line(fmt.Sprintf("%s %d checks in %.1f s. Everything is removed again.",
 			s.style.good("All as it should be:"), w.held, took.Seconds()))
-		s.line("On a node:  nftproxy run --help")
+		s.line("On a real node: nftproxy run --help")
 	}
 }
 
@@ -94,8 +94,23 @@ type world struct {
 	ready []*backend
 	// made is how many backend pods there have been.
 	made int
-	// updates are the changes so far.
-	updates []update
+	// updates are the changes so far, programs what was wanted in between.
+	updates  []update
+	programs []*nft.Program
+}
+
+// alive expects that the proxy runs: most of what the demo shows would go on
+// without it, since the rules stay.
+func (w *world) alive() error {
+	if w.proxy == nil {
+		return nil
+	}
+	select {
+	case <-w.proxy.ended:
+		return &mismatch{"nftproxy", "that it runs on", "its end: " + endText(w.proxy.err)}
+	default:
+		return nil
+	}
 }
 
 // close removes what the world is made of, and stops the proxy first.

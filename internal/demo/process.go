@@ -23,6 +23,8 @@ const patience = 10 * time.Second
 type syncReport struct {
 	Services, Written                   int
 	Latency, Compile, Read, Plan, Apply time.Duration
+	// at is when the demo read it.
+	at time.Time
 }
 
 // process is a running nftproxy.
@@ -82,6 +84,7 @@ func (p *process) note(line string) {
 		Level, Msg, Err string
 		syncReport
 	}
+	entry.at = time.Now()
 	bad := json.Unmarshal([]byte(line), &entry)
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -5,10 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
-
-	"nftproxy/nft"
 )
 
 func scaleUp(ctx context.Context, w *world, tell tellFunc) ([]block, error) {
@@ -29,7 +28,7 @@ func scaleUp(ctx context.Context, w *world, tell tellFunc) ([]block, error) {
 	}
 	return []block{
 		textf("%d endpoints instead of %d, in the kernel %s after the manifest was replaced",
-			podsScaledTo, podsAtFirst, ms(w.updates[len(w.updates)-1].total)),
+			podsScaledTo, podsAtFirst, ms(w.updates[len(w.updates)-1].total())),
 		chart{groups: []group{{fmt.Sprintf("%s, %d connections", y.name, asked), bars}}},
 	}, nil
 }
@@ -60,11 +59,9 @@ func replaceAll(ctx context.Context, w *world, tell tellFunc) (result []block, e
 		netip.AddrPortFrom(webAddrs().V6(), servicePort),
 	}
 	for _, to := range targets {
-		s, err := openSession(ctx, w.client.NS, to)
-		if err != nil {
-			return nil, fmt.Errorf("open a connection to %v: %w", to, err)
+		if err := r.openAnother(ctx, to); err != nil {
+			return nil, err
 		}
-		r.open = append(r.open, s)
 	}
 	r.traffic = startTraffic(ctx, w.client.NS, targets...)
 	defer r.traffic.stop()
@@ -82,6 +79,25 @@ func replaceAll(ctx context.Context, w *world, tell tellFunc) (result []block, e
 	return result, err
 }
 
+// openAnother opens a connection to a pod that has none yet.
+func (r *rollout) openAnother(ctx context.Context, to netip.AddrPort) error {
+	const tries = 200
+	for range tries {
+		s, err := openSession(ctx, r.w.client.NS, to)
+		if err != nil {
+			return fmt.Errorf("open a connection to %v: %w", to, err)
+		}
+		if !r.used(s.server) {
+			r.open = append(r.open, s)
+			return nil
+		}
+		if err := s.close(); err != nil {
+			return fmt.Errorf("close a connection to %v: %w", to, err)
+		}
+	}
+	return &mismatch{fmt.Sprintf("%d connections to %v", tries, to), "one that goes to another pod than " + r.open[0].server, "none"}
+}
+
 // replace does what a Deployment does for one pod: a new one, then the old one
 // is terminating and finishes what it has, then it is gone.
 func (r *rollout) replace(ctx context.Context, old *backend) error {
@@ -90,13 +106,8 @@ func (r *rollout) replace(ctx context.Context, old *backend) error {
 	if err != nil {
 		return err
 	}
-	ready := []*backend{}
-	for _, b := range w.ready {
-		if b != old {
-			ready = append(ready, b)
-		}
-	}
-	w.ready = append(ready, fresh)
+	others := slices.DeleteFunc(slices.Clone(w.ready), func(b *backend) bool { return b == old })
+	w.ready = append(others, fresh)
 	listed := append(endpointsOf(w.ready), old.endpoint(true))
 	if err := w.change(ctx, old.name()+" -> "+fresh.name(), listed); err != nil {
 		return err
@@ -108,7 +119,7 @@ func (r *rollout) replace(ctx context.Context, old *backend) error {
 	if err := r.echo(); err != nil {
 		return err
 	}
-	if r.used(old) {
+	if r.used(old.name()) {
 		r.draining = append(r.draining, old)
 		return nil
 	}
@@ -116,13 +127,8 @@ func (r *rollout) replace(ctx context.Context, old *backend) error {
 }
 
 // used says whether an open connection ends at the pod.
-func (r *rollout) used(b *backend) bool {
-	for _, s := range r.open {
-		if s.server == b.name() {
-			return true
-		}
-	}
-	return false
+func (r *rollout) used(server string) bool {
+	return slices.ContainsFunc(r.open, func(s *session) bool { return s.server == server })
 }
 
 // echo uses the open connections.
@@ -217,7 +223,7 @@ func restartProxy(ctx context.Context, w *world, tell tellFunc) ([]block, error)
 	if err != nil {
 		return nil, err
 	}
-	w.updates = append(w.updates, update{"restart", report, time.Since(start)})
+	w.updates = append(w.updates, update{"restart", report, start})
 	if err := expectEqual(&w.checks, "objects that the restarted nftproxy wrote, with nothing changed", 0, report.Written); err != nil {
 		return nil, err
 	}
@@ -227,74 +233,14 @@ func restartProxy(ctx context.Context, w *world, tell tellFunc) ([]block, error)
 	}, nil
 }
 
-func showTable(ctx context.Context, w *world, _ tellFunc) ([]block, error) {
-	want, err := w.wanted(ctx)
-	if err != nil {
-		return nil, err
-	}
-	have, err := w.tables.Read(want)
-	if err != nil {
-		return nil, fmt.Errorf("read tables: %w", err)
-	}
-	missing, _ := nft.Adopt(have, want).Plan(want, time.Now())
-	if err := w.expect(missing.Empty(), "tables in the kernel", "what the manifests ask for", "a difference:\n"+missing.String()); err != nil {
-		return nil, err
-	}
-	full := have.String()
-	unknown := (nft.Unknown{}).Text(nft.IPv4)
-	if err := w.expect(!strings.Contains(full, unknown), "rules in the kernel", "only known ones", "one that is not ours"); err != nil {
-		return nil, err
-	}
-	if w.config.FullTable {
-		return []block{listing(full)}, nil
-	}
-	short := shorten(full, "table "+(nft.TableID{Family: nft.IPv4, Name: w.rulesetConfig().Table}).String())
-	return []block{
-		listing(short),
-		textf("Shortened to the IPv4 table; the IPv6 one is its twin. nftproxy demo --full-table prints all %d lines.", strings.Count(full, "\n")),
-	}, nil
-}
-
-// shorten keeps one table, and of long lists of elements the first few.
-func shorten(tables, start string) string {
-	const most = 4
-	var b strings.Builder
-	inTable, elements := false, 0
-	for line := range strings.Lines(tables) {
-		switch {
-		case strings.HasPrefix(line, start+" "):
-			inTable = true
-		case !inTable:
-			continue
-		}
-		element := strings.HasPrefix(line, "\t\t\t")
-		if element {
-			elements++
-			if elements > most {
-				continue
-			}
-		} else {
-			if elements > most {
-				fmt.Fprintf(&b, "\t\t\t# ... and %d more\n", elements-most)
-			}
-			elements = 0
-		}
-		b.WriteString(line)
-		if line == "}\n" {
-			break
-		}
-	}
-	return b.String()
-}
-
 func showUpdates(_ context.Context, w *world, _ tellFunc) ([]block, error) {
 	t := table{head: []string{"change, times in ms", "objects", "compile", "read", "plan", "apply", "in all"}, numbers: 1}
 	number := func(d time.Duration) string { return strings.TrimSuffix(ms(d), " ms") }
 	for _, u := range w.updates {
 		t.rows = append(t.rows, []string{
-			u.what, fmt.Sprint(u.Written), number(u.Compile), number(u.Read), number(u.Plan), number(u.Apply), number(u.total),
+			u.what, fmt.Sprint(u.Written), number(u.Compile), number(u.Read), number(u.Plan), number(u.Apply), number(u.total()),
 		})
-		if err := w.expect(u.total >= u.Compile+u.Read+u.Plan+u.Apply, "time of "+u.what, "at least its parts", ms(u.total)); err != nil {
+		if err := w.expect(u.total() >= u.Compile+u.Read+u.Plan+u.Apply, "time of "+u.what, "at least its parts", ms(u.total())); err != nil {
 			return nil, err
 		}
 	}

@@ -60,6 +60,7 @@ func (s *screen) show(blocks ...block) {
 // begin announces a step. It shows what the step tells until it has ended.
 func (s *screen) begin(number, of int, title string) *progress {
 	p := &progress{screen: s, label: fmt.Sprintf("%2d/%d", number, of), title: title, start: time.Now()}
+	s.line("")
 	if !s.live {
 		s.line(fmt.Sprintf("%s  %s ...", p.label, title))
 		return p
@@ -128,7 +129,7 @@ func (p *progress) end(ok bool) {
 		<-p.stopped
 		fmt.Fprint(s.out, "\r\x1b[K")
 	}
-	took := fmt.Sprintf("%.2f s", time.Since(p.start).Seconds())
+	took := elapsed(time.Since(p.start))
 	if !s.live {
 		word := "ok"
 		if !ok {
@@ -143,6 +144,13 @@ func (p *progress) end(ok bool) {
 	}
 	const signColumns = 5
 	s.line("  " + sign + "  " + s.style.bold(pad(p.title, screenWidth-signColumns-len(took))) + s.style.faint(took))
+}
+
+func elapsed(d time.Duration) string {
+	if d < time.Second {
+		return fmt.Sprintf("%d ms", d.Milliseconds())
+	}
+	return fmt.Sprintf("%.1f s", d.Seconds())
 }
 
 func (s *screen) sign(unicode, ascii string) string {

@@ -43,6 +43,9 @@ func play(ctx context.Context, s *screen, w *world, steps []step) error {
 	for i, step := range steps {
 		p := s.begin(i+1, len(steps), step.title)
 		blocks, err := step.run(ctx, w, p.tell)
+		if err == nil {
+			err = w.alive()
+		}
 		if ctx.Err() != nil {
 			// Whatever went wrong then: it was told to stop.
 			err = context.Cause(ctx)
