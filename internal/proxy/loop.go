@@ -131,8 +131,15 @@ func (l *Loop) Run(ctx context.Context, in *service.Mailbox) error {
 			return nil
 		}
 		wake.Stop()
-		if at := l.next(l.turn()); !at.IsZero() {
+		s := l.turn()
+		if at := l.next(s); !at.IsZero() {
 			wake.Reset(max(0, time.Until(at)))
+		}
+		if s.Err == nil && s.Written == 0 {
+			// Nothing went to the kernel: the next change is the first after a
+			// rest. A pod's new interface, for example, changes the node's
+			// addresses just before its endpoint comes.
+			continue
 		}
 		if !rest(ctx, l.config.MinSyncPeriod) {
 			return nil

@@ -180,6 +180,26 @@ func TestFirstChangeAtOnce(t *testing.T) {
 	})
 }
 
+// TestNothingWrittenNoPause: a snapshot that changes nothing in the kernel does
+// not hold up the next one, which does.
+func TestNothingWrittenNoPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, newKernel(), services(3))
+		r.publishAndWait()
+		r.sleep(time.Second)
+		r.publishAndWait()
+		r.services.Set(servicetest.UniformService(0, 4))
+		changed := time.Now()
+		r.publishAndWait()
+		r.inForce()
+		r.wantSyncs(3)
+		r.wantBatches(2)
+		if at := r.kernel.applied[1].at; !at.Equal(changed) {
+			t.Errorf("the change was written after %v, want at once", at.Sub(changed))
+		}
+	})
+}
+
 // TestBurst: whatever comes within a period is one batch, and the last
 // snapshot is what counts.
 func TestBurst(t *testing.T) {
