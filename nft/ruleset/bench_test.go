@@ -1,0 +1,78 @@
+package ruleset_test
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"nftproxy/internal/service"
+	"nftproxy/internal/service/servicetest"
+	"nftproxy/nft"
+	"nftproxy/nft/ruleset"
+)
+
+func benchConfig() ruleset.Config {
+	return ruleset.Config{Table: ruleset.DefaultTable, MasqueradeBit: 14, ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}
+}
+
+// BenchmarkFirst is the first program of a process, and its batch.
+func BenchmarkFirst(b *testing.B) {
+	for _, n := range []int{1_000, 10_000} {
+		snapshot := servicetest.Uniform(n, 10)
+		b.Run(fmt.Sprintf("compile/%dx10", n), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				ruleset.Compile(benchConfig(), snapshot)
+			}
+		})
+		program := ruleset.Compile(benchConfig(), snapshot)
+		b.Run(fmt.Sprintf("plan/%dx10", n), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				nft.State{}.Plan(program, time.Time{})
+			}
+		})
+	}
+}
+
+// BenchmarkRestart is what a restart does beside reading the tables.
+func BenchmarkRestart(b *testing.B) {
+	program := ruleset.Compile(benchConfig(), servicetest.Uniform(10_000, 10))
+	m := program.Model()
+	b.Run("adopt+plan/10000x10", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if batch, _ := nft.Adopt(m, program).Plan(program, time.Time{}); !batch.Empty() {
+				b.Fatal("something to write")
+			}
+		}
+	})
+}
+
+// BenchmarkOneEndpoint replaces one endpoint of one service: from the
+// service's new value to the batch for the kernel.
+func BenchmarkOneEndpoint(b *testing.B) {
+	for _, n := range []int{1_000, 30_000} {
+		b.Run(fmt.Sprintf("%dx10", n), func(b *testing.B) {
+			builder := service.NewBuilder(servicetest.Node())
+			for i := range n {
+				builder.Set(servicetest.UniformService(i, 10))
+			}
+			c := ruleset.NewCompiler(benchConfig())
+			_, state := nft.State{}.Plan(c.Compile(builder.Snapshot()), time.Time{})
+			versions := [2]*service.Service{
+				withEndpoint(servicetest.UniformService(77, 10), 4, "10.200.0.1:8080"), servicetest.UniformService(77, 10),
+			}
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				builder.Set(versions[i%2])
+				var batch nft.Batch
+				batch, state = state.Plan(c.Compile(builder.Snapshot()), time.Time{})
+				if batch.Size() != 2 {
+					b.Fatalf("batch of %d:\n%s", batch.Size(), batch)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,226 @@
+package ruleset_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nftproxy/internal/service"
+	"nftproxy/internal/service/servicetest"
+	"nftproxy/nft"
+	"nftproxy/nft/nfttest"
+	"nftproxy/nft/ruleset"
+)
+
+// randomHistory is a cluster that changes at random.
+type randomHistory struct {
+	rng     *rand.Rand
+	node    service.Node
+	builder *service.Builder
+	changes []servicetest.Change
+}
+
+func newHistory(rng *rand.Rand) *randomHistory {
+	node := randomNode(rng)
+	return &randomHistory{rng, node, service.NewBuilder(node), servicetest.Changes(rng, 1000, servicetest.Options{})}
+}
+
+// next makes a few changes, or many, or none; now and then the node changes
+// too, and seldom it gets another name.
+func (h *randomHistory) next() service.Snapshot {
+	if h.rng.IntN(30) == 0 {
+		h.node.Name = fmt.Sprint("node-", h.rng.IntN(3))
+		h.builder.SetNode(h.node)
+		return h.builder.Snapshot()
+	}
+	n := h.rng.IntN(4)
+	if h.rng.IntN(8) == 0 {
+		n = 30
+	}
+	for range min(n, len(h.changes)) {
+		h.changes[0].Apply(h.builder)
+		h.changes = h.changes[1:]
+	}
+	if h.rng.IntN(10) == 0 {
+		name := h.node.Name
+		h.node = randomNode(h.rng)
+		h.node.Name = name
+		h.builder.SetNode(h.node)
+	}
+	return h.builder.Snapshot()
+}
+
+// TestMemoised: a compiler with a history gives what a new one does.
+func TestMemoised(t *testing.T) {
+	seeds(t, 25, func(t *testing.T, rng *rand.Rand) {
+		cfg, _ := randomConfig(t, rng)
+		h, c := newHistory(rng), ruleset.NewCompiler(cfg)
+		var before service.Snapshot
+		var last *nft.Program
+		for step := range 50 {
+			s := h.next()
+			got := c.Compile(s)
+			if diff := cmp.Diff(ruleset.Compile(cfg, s).String(), got.String()); diff != "" {
+				t.Fatalf("step %d (-fresh +memoised):\n%s", step, diff)
+			}
+			if last != nil {
+				wantShared(t, before, s, last, got)
+			}
+			before, last = s, got
+		}
+	})
+}
+
+// wantShared: what has not changed is the same object as before.
+func wantShared(t *testing.T, a, b service.Snapshot, before, after *nft.Program) {
+	t.Helper()
+	for name, s := range b.Services.All() {
+		if a.Services.At(name) != s || a.Conflicts.At(name) != b.Conflicts.At(name) || a.Node.Name != b.Node.Name {
+			continue
+		}
+		for _, f := range nft.Families() {
+			if before.Table(f).Parts.At(string(name)) != after.Table(f).Parts.At(string(name)) {
+				t.Fatalf("the %s part of %s was built again", f, name)
+			}
+		}
+	}
+	if a == b && (before.IPv4.Parts != after.IPv4.Parts || before.IPv4.Chains != after.IPv4.Chains) {
+		t.Fatal("tables were built again for the same snapshot")
+	}
+}
+
+// TestOrderDoesNotMatter: neither that of services nor that inside of one.
+func TestOrderDoesNotMatter(t *testing.T) {
+	seeds(t, 60, func(t *testing.T, rng *rand.Rand) {
+		cfg, _ := randomConfig(t, rng)
+		node := randomNode(rng)
+		services := randomServices(rng, &node)
+		want := ruleset.Compile(cfg, build(node, services)).String()
+		rng.Shuffle(len(services), func(i, j int) { services[i], services[j] = services[j], services[i] })
+		for i, s := range services {
+			services[i] = turned(rng, s)
+		}
+		rng.Shuffle(len(node.HostAddresses), func(i, j int) {
+			node.HostAddresses[i], node.HostAddresses[j] = node.HostAddresses[j], node.HostAddresses[i]
+		})
+		if diff := cmp.Diff(want, ruleset.Compile(cfg, build(node, services)).String()); diff != "" {
+			t.Errorf("program of the same in another order (-first +second):\n%s", diff)
+		}
+	})
+}
+
+// turned is the same service with its lists in another order.
+func turned(rng *rand.Rand, s *service.Service) *service.Service {
+	next := *s
+	next.Ports, next.ClusterIPs, next.ExternalIPs = slices.Clone(s.Ports), slices.Clone(s.ClusterIPs), slices.Clone(s.ExternalIPs)
+	rng.Shuffle(len(next.Ports), func(i, j int) { next.Ports[i], next.Ports[j] = next.Ports[j], next.Ports[i] })
+	slices.Reverse(next.ClusterIPs)
+	slices.Reverse(next.ExternalIPs)
+	for i := range next.Ports {
+		p := &next.Ports[i]
+		p.Endpoints = slices.Clone(p.Endpoints)
+		slices.Reverse(p.Endpoints)
+		p.Endpoints = service.MergeEndpoints(p.Endpoints)
+	}
+	return &next
+}
+
+// TestSequences: the whole way from snapshots to tables, with the memory of
+// compiler and plan, ends where a fresh start does; a restart writes nothing.
+func TestSequences(t *testing.T) {
+	seeds(t, 25, func(t *testing.T, rng *rand.Rand) {
+		cfg, _ := randomConfig(t, rng)
+		h, c := newHistory(rng), ruleset.NewCompiler(cfg)
+		m, state, now := nft.NewModel(), nft.State{}, time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+		for step := range 50 {
+			s := h.next()
+			batch, next := state.Plan(c.Compile(s), now)
+			if err := m.Apply(batch); err != nil {
+				t.Fatalf("step %d: %v", step, err)
+			}
+			state, now = next, now.Add(time.Duration(rng.IntN(4))*time.Second)
+			fresh := ruleset.Compile(cfg, s)
+			if diff := nfttest.Diff(fresh, m); diff != "" {
+				t.Fatalf("step %d (-want +got):\n%s", step, diff)
+			}
+			if again, _ := nft.Adopt(m, fresh).Plan(fresh, now); !again.Empty() {
+				t.Fatalf("step %d: a restart writes\n%s", step, again)
+			}
+		}
+	})
+}
+
+// TestOneEndpoint: whatever the size of the cluster and the service, one
+// endpoint replaced is one element less and one more for each address.
+func TestOneEndpoint(t *testing.T) {
+	cfg := ruleset.Config{Table: ruleset.DefaultTable}
+	b := service.NewBuilder(servicetest.Node())
+	for i := range 50 {
+		b.Set(servicetest.UniformService(i, 10))
+	}
+	c := ruleset.NewCompiler(cfg)
+	_, state := nft.State{}.Plan(c.Compile(b.Snapshot()), time.Time{})
+	for i, want := range map[int]string{
+		7: `
+delete element ip nftproxy endpoints {
+	172.30.0.7 . tcp . 80 . 4,
+}
+add element ip nftproxy endpoints {
+	172.30.0.7 . tcp . 80 . 4 : 10.200.0.1 . 8080,
+}
+`,
+		20: `
+delete element ip nftproxy endpoints {
+	172.30.0.20 . tcp . 80 . 4,
+}
+add element ip nftproxy endpoints {
+	172.30.0.20 . tcp . 80 . 4 : 10.200.0.1 . 8080,
+}
+delete element ip nftproxy node-port-endpoints {
+	tcp . 30002 . 4,
+}
+add element ip nftproxy node-port-endpoints {
+	tcp . 30002 . 4 : 10.200.0.1 . 8080,
+}
+`,
+	} {
+		b.Set(withEndpoint(servicetest.UniformService(i, 10), 4, "10.200.0.1:8080"))
+		var batch nft.Batch
+		batch, state = state.Plan(c.Compile(b.Snapshot()), time.Time{})
+		if diff := cmp.Diff(want, "\n"+batch.String()); diff != "" {
+			t.Errorf("service %d (-want +got):\n%s", i, diff)
+		}
+	}
+}
+
+// withEndpoint replaces the i-th endpoint of the only port.
+func withEndpoint(s *service.Service, i int, addr string) *service.Service {
+	e := &s.Ports[0].Endpoints[i]
+	e.Addr, e.Node = netip.MustParseAddrPort(addr), "node-9"
+	s.Ports[0].Endpoints = service.MergeEndpoints(s.Ports[0].Endpoints)
+	return s
+}
+
+// TestSizeOfRules: chains and rules do not grow with the number of services,
+// only elements do.
+func TestSizeOfRules(t *testing.T) {
+	cluster := func(n int) nft.Counts {
+		b := service.NewBuilder(servicetest.Node())
+		for i := range n {
+			b.Set(servicetest.UniformService(i, i%7))
+		}
+		return ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable}, b.Snapshot()).Counts()
+	}
+	small, large := cluster(100), cluster(10_000)
+	if small.Chains != large.Chains || small.Rules != large.Rules {
+		t.Errorf("100 services: %+v, 10,000 services: %+v: want as many chains and rules", small, large)
+	}
+	if large.Elements < 90*small.Elements {
+		t.Errorf("%d elements for 100 services, %d for 10,000", small.Elements, large.Elements)
+	}
+}
