@@ -1,6 +1,7 @@
 package testnet
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -35,9 +36,6 @@ func (h *host) setUp() error {
 
 // attach connects a pod, whose namespace is still empty, to the node.
 func (h *host) attach(pod *Pod) error {
-	if err := pod.NS.quieten(); err != nil {
-		return err
-	}
 	if err := connect(h.ns, pod.HostInterface, pod.NS, "eth0"); err != nil {
 		return err
 	}
@@ -120,7 +118,7 @@ func linkUp(ends ...end) error {
 		}
 	}
 	for _, e := range ends {
-		if err := e.ns.awaitCarrier(e.link); err != nil {
+		if err := errors.Join(e.ns.awaitCarrier(e.link), e.ns.awaitAddrs(e.link)); err != nil {
 			return err
 		}
 	}
@@ -130,8 +128,9 @@ func linkUp(ends ...end) error {
 // sysctl is one kernel parameter.
 type sysctl struct{ key, value string }
 
-// quieten sets what every namespace needs before interfaces are added to it:
-// new interfaces inherit "default". A new namespace starts with values of the
+// quieten sets what is in force in every namespace: no reverse path filter, no
+// redirects, no duplicate address detection, no router solicitation. New
+// interfaces inherit "default". A new namespace starts with values of the
 // machine, so none is taken for granted.
 func (ns *Namespace) quieten() error {
 	var settings []sysctl
@@ -153,11 +152,8 @@ func (ns *Namespace) quieten() error {
 	return ns.apply(settings)
 }
 
-// forward makes the namespace a router, quietened as well.
+// forward makes the namespace a router.
 func (ns *Namespace) forward() error {
-	if err := ns.quieten(); err != nil {
-		return err
-	}
 	return ns.apply([]sysctl{
 		// Setting ip_forward resets some other values, of interfaces that are
 		// not there yet.
@@ -175,12 +171,14 @@ func (ns *Namespace) forward() error {
 }
 
 func (ns *Namespace) apply(settings []sysctl) error {
-	for _, s := range settings {
-		if err := ns.Sysctl(s.key, s.value); err != nil {
-			return err
+	return ns.Do(func() error { // one thread for all
+		for _, s := range settings {
+			if err := writeSysctl(s.key, s.value); err != nil {
+				return fmt.Errorf("set %s=%s in %s: %w", s.key, s.value, ns.name, err)
+			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 func (ns *Namespace) addAddrs(link string, addresses []netip.Prefix) error {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -13,14 +14,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AddAddr gives an interface of the namespace an address, usable at once (no
-// duplicate address detection).
+// AddAddr gives an interface of the namespace an address. If the interface is
+// up, the address is ready when AddAddr returns.
 func (ns *Namespace) AddAddr(link string, address netip.Prefix) error {
 	return ns.addAddr(link, address, unix.RT_SCOPE_UNIVERSE)
 }
 
 func (ns *Namespace) addAddr(link string, address netip.Prefix, scope int) error {
-	return ns.changeAddr(ns.handle.AddrReplace, "add", link, address, scope)
+	return errors.Join(
+		ns.changeAddr(ns.handle.AddrReplace, "add", link, address, scope),
+		ns.awaitAddrs(link),
+	)
 }
 
 // DelAddr takes an address away again.
@@ -31,11 +35,7 @@ func (ns *Namespace) DelAddr(link string, address netip.Prefix) error {
 func (ns *Namespace) changeAddr(change func(netlink.Link, *netlink.Addr) error, verb, link string, address netip.Prefix, scope int) error {
 	l, err := ns.handle.LinkByName(link)
 	if err == nil {
-		addr := &netlink.Addr{IPNet: ipNet(address), Scope: scope}
-		if address.Addr().Is6() {
-			addr.Flags = unix.IFA_F_NODAD
-		}
-		err = change(l, addr)
+		err = change(l, &netlink.Addr{IPNet: ipNet(address), Scope: scope})
 	}
 	if err != nil {
 		return fmt.Errorf("%s address %v on %s in %s: %w", verb, address, link, ns.name, err)
@@ -154,47 +154,75 @@ func (ns *Namespace) setUp(link string) error {
 	return nil
 }
 
-// carrierTimeout bounds the wait for an interface whose peer is up. Kernels
-// take milliseconds.
-const carrierTimeout = 10 * time.Second
+// readyTimeout bounds the wait for what kernels do in milliseconds.
+const readyTimeout = 10 * time.Second
 
 // awaitCarrier returns once the interface passes packets. After both ends of a
 // pair are up the kernel still drops what is sent until a work queue has run;
 // since Linux 6.8 asking for the link makes that happen.
 func (ns *Namespace) awaitCarrier(link string) error {
-	updates := make(chan netlink.LinkUpdate, 16)
-	done := make(chan struct{})
-	subscribed := false
+	subscribe := func(events chan<- netlink.LinkUpdate, done <-chan struct{}) error {
+		return netlink.LinkSubscribeAt(netns.NsHandle(ns.Fd()), events, done)
+	}
+	err := await(subscribe, func() (bool, error) {
+		l, err := ns.handle.LinkByName(link)
+		return err == nil && l.Attrs().OperState == netlink.OperUp, err
+	})
+	if err != nil {
+		return fmt.Errorf("await carrier of %s in %s: %w", link, ns.name, err)
+	}
+	return nil
+}
+
+// awaitAddrs returns once the IPv6 addresses of an interface that is up are
+// ready. The kernel joins the multicast group at which neighbours ask for an
+// address in a work queue; until then it is tentative, even where duplicates
+// are not looked for (but not with IFA_F_NODAD, which only hides it).
+func (ns *Namespace) awaitAddrs(link string) error {
+	subscribe := func(events chan<- netlink.AddrUpdate, done <-chan struct{}) error {
+		return netlink.AddrSubscribeAt(netns.NsHandle(ns.Fd()), events, done)
+	}
+	err := await(subscribe, func() (bool, error) {
+		l, err := ns.handle.LinkByName(link)
+		if err != nil || l.Attrs().Flags&net.FlagUp == 0 {
+			return true, err
+		}
+		list, err := ns.handle.AddrList(l, unix.AF_INET6)
+		tentative := func(a netlink.Addr) bool { return a.Flags&unix.IFA_F_TENTATIVE != 0 }
+		return !slices.ContainsFunc(list, tentative), err
+	})
+	if err != nil {
+		return fmt.Errorf("await addresses of %s in %s: %w", link, ns.name, err)
+	}
+	return nil
+}
+
+// await returns once ready does. It asks at first and after each event.
+func await[T any](subscribe func(chan<- T, <-chan struct{}) error, ready func() (bool, error)) error {
+	if ok, err := ready(); ok || err != nil {
+		return err
+	}
+	events, done := make(chan T, 16), make(chan struct{})
+	if err := subscribe(events, done); err != nil {
+		return fmt.Errorf("subscribe: %w", err)
+	}
 	defer func() {
 		close(done)
-		if subscribed {
-			for range updates { // the library closes it when its goroutine has ended
-			}
+		for range events { // closed when the library's goroutine has ended
 		}
 	}()
-	timeout := time.After(carrierTimeout)
+	timeout := time.After(readyTimeout)
 	for {
-		l, err := ns.handle.LinkByName(link)
-		if err != nil {
-			return fmt.Errorf("await carrier of %s in %s: %w", link, ns.name, err)
-		}
-		if l.Attrs().OperState == netlink.OperUp {
-			return nil
-		}
-		if !subscribed {
-			if err := netlink.LinkSubscribeAt(netns.NsHandle(ns.Fd()), updates, done); err != nil {
-				return fmt.Errorf("await carrier of %s in %s: %w", link, ns.name, err)
-			}
-			subscribed = true
-			continue // it may have come up before
+		if ok, err := ready(); ok || err != nil {
+			return err
 		}
 		select {
-		case _, open := <-updates:
+		case _, open := <-events:
 			if !open {
-				return fmt.Errorf("await carrier of %s in %s: %w", link, ns.name, errors.New("link events ended"))
+				return errors.New("the kernel's events ended")
 			}
 		case <-timeout:
-			return fmt.Errorf("interface %s in %s has no carrier after %v", link, ns.name, carrierTimeout)
+			return fmt.Errorf("not within %v", readyTimeout)
 		}
 	}
 }

@@ -32,7 +32,8 @@ type Namespace struct {
 	owned  map[io.Closer]struct{} // servers and the like, closed with the namespace
 }
 
-// New makes an empty network namespace. The name appears in errors only. The
+// New makes a network namespace with a loopback only. Reverse path filter,
+// redirects and duplicate address detection are off. The name appears in errors only. The
 // error matches fs.ErrPermission when the process lacks CAP_SYS_ADMIN.
 func New(name string) (*Namespace, error) {
 	ns := &Namespace{name: name, owned: map[io.Closer]struct{}{}}
@@ -55,6 +56,9 @@ func (ns *Namespace) open() error {
 		return err
 	}
 	if ns.handle, err = netlink.NewHandleAt(netns.NsHandle(ns.file.Fd()), unix.NETLINK_ROUTE); err != nil {
+		return err
+	}
+	if err := ns.quieten(); err != nil {
 		return err
 	}
 	return ns.setUp("lo")
@@ -258,15 +262,14 @@ func resolve(network, address string) (net.Addr, error) {
 // "net.ipv4.ip_forward". Where a name itself has a dot, write the key with
 // slashes.
 func (ns *Namespace) Sysctl(key, value string) error {
-	err := ns.Do(func() error {
-		// Which namespace's value a file under /proc/sys/net shows is decided by
-		// the thread that opens it, so any procfs will do.
-		return os.WriteFile(sysctlPath(key), []byte(value), 0)
-	})
-	if err != nil {
-		return fmt.Errorf("set %s=%s in %s: %w", key, value, ns.name, err)
-	}
-	return nil
+	return ns.apply([]sysctl{{key, value}})
+}
+
+// writeSysctl sets a parameter of the thread's namespace: which namespace's
+// value a file under /proc/sys/net shows is decided by the thread that opens
+// it, so any procfs will do.
+func writeSysctl(key, value string) error {
+	return os.WriteFile(sysctlPath(key), []byte(value), 0)
 }
 
 // ReadSysctl returns a kernel parameter of the namespace, without the newline.

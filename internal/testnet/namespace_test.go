@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/netip"
@@ -215,4 +216,22 @@ func held(t *testing.T) resources {
 	r.Namespaces = threads(t)
 	r.Goroutines = runtime.NumGoroutine()
 	return r
+}
+
+// beyond names what r holds and before did not.
+func (r resources) beyond(before resources) []string {
+	var more []string
+	was := slices.Concat(before.Files, before.Namespaces)
+	for _, name := range slices.Concat(r.Files, r.Namespaces) {
+		if !slices.Contains(was, name) {
+			more = append(more, name)
+		}
+	}
+	if n := len(r.Files) - len(before.Files); n > 0 {
+		more = append(more, fmt.Sprintf("%d files", n))
+	}
+	if n := r.Goroutines - before.Goroutines; n > 0 {
+		more = append(more, fmt.Sprintf("%d goroutines", n))
+	}
+	return more
 }

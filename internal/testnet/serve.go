@@ -126,7 +126,8 @@ func (s *Server) echo(conn net.Conn) {
 	if _, err := io.WriteString(conn, s.line(addrPort(conn.RemoteAddr()))); err != nil {
 		return
 	}
-	_, _ = io.Copy(conn, conn)
+	// Hidden, the connection's ReadFrom does not take a pipe for each connection.
+	_, _ = io.Copy(struct{ io.Writer }{conn}, conn)
 }
 
 func (s *Server) serveUDP(c net.PacketConn) error {

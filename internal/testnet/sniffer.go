@@ -60,6 +60,9 @@ const (
 	snapLength = 128
 	// snifferBuffer is a wish, in bytes: an ordinary user gets rmem_max.
 	snifferBuffer = 32 << 20
+	// mostHops is how many queues a packet may have before it: from pod to node
+	// and from node to LAN, each after a question to a neighbour and its answer.
+	mostHops = 6
 	// markerTimeout bounds the wait for a frame over a veth pair.
 	markerTimeout = 10 * time.Second
 )
@@ -243,7 +246,7 @@ func parsePacket(b []byte) (Packet, bool) {
 // sent before the call is included. Packets that the kernel had no room to
 // record are an error.
 func (s *Sniffer) Packets() ([]Packet, error) {
-	for range 2 { // hops: pod to node, node to LAN
+	for range mostHops {
 		if err := s.flush(); err != nil {
 			return nil, fmt.Errorf("wait for sniffed packets: %w", err)
 		}

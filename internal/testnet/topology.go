@@ -106,9 +106,6 @@ func (t *Topology) build(config Config) error {
 	if t.Outside, err = New("outside"); err != nil {
 		return err
 	}
-	if err := t.Outside.quieten(); err != nil {
-		return err
-	}
 	if err := t.Outside.addBridge(lan); err != nil {
 		return err
 	}
