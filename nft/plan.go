@@ -186,6 +186,9 @@ func (p *tablePlan) planParts(have tableState) treap.Map[string, *Part] {
 		base = have.wanted.Parts
 	}
 	parts := have.applied.Parts
+	if parts.Len() == 0 {
+		p.reserve()
+	}
 	for c := range treap.Diff(base, p.want.Parts) {
 		old := parts.At(c.Key)
 		if !c.HasNew {
@@ -198,6 +201,23 @@ func (p *tablePlan) planParts(have tableState) treap.Map[string, *Part] {
 		p.changePart(c.Key, old, placed)
 	}
 	return parts
+}
+
+// reserve makes room for all that is wanted: a first program may have hundreds
+// of thousands of elements, and growing to that copies each several times.
+func (p *tablePlan) reserve() {
+	sizes := map[string]int{}
+	for _, part := range p.want.Parts.All() {
+		for i := range part.Elements {
+			sizes[part.Elements[i].Set]++
+		}
+		for i := range part.Pools {
+			sizes[part.Pools[i].Map] += len(part.Pools[i].Targets)
+		}
+	}
+	for set, n := range sizes {
+		p.of(set).added = make([]OwnedElement, 0, n)
+	}
 }
 
 func (p *tablePlan) changePart(name string, old, want *Part) {
