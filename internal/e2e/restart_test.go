@@ -1,0 +1,163 @@
+package e2e
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nftproxy/internal/nftcmd"
+	"nftproxy/internal/testnet"
+)
+
+// conversation is a TCP connection that stays open.
+type conversation struct {
+	conn  net.Conn
+	read  *bufio.Reader
+	lines int
+}
+
+func (n *node) converse(from *testnet.Namespace, to string) *conversation {
+	n.t.Helper()
+	conn, err := from.Dial(n.ctx, "tcp", to)
+	n.must(err)
+	n.t.Cleanup(func() { conn.Close() })
+	c := &conversation{conn: conn, read: bufio.NewReader(conn)}
+	_, err = c.read.ReadString('\n') // who the server is
+	n.must(err)
+	return c
+}
+
+// goesOn says a line and expects it back.
+func (c *conversation) goesOn() error {
+	c.lines++
+	said := fmt.Sprintf("line %d\n", c.lines)
+	if _, err := c.conn.Write([]byte(said)); err != nil {
+		return err
+	}
+	heard, err := c.read.ReadString('\n')
+	if err == nil && heard != said {
+		err = fmt.Errorf("said %q, heard %q", said, heard)
+	}
+	return err
+}
+
+// TestRestart stops the proxy and starts it again with nothing changed: nothing
+// is written, and no connection notices.
+func TestRestart(t *testing.T) {
+	n := newNode(t)
+	nft := nftcmd.ForTest(t)
+	client := n.addClient()
+	spec := service("web", "web")
+	spec.Spec.Type = "NodePort"
+	web := n.create(spec)
+	n.runPod("web-1", "web")
+	n.runPod("web-2", "web")
+	p := n.startProxy()
+	serves := func() error {
+		return everywhere(func(protocol string, v6 bool) error {
+			return n.reaches(client, protocol, address(web, protocol, v6), "web-1", "web-2")
+		})
+	}
+	p.until("two pods serve", serves)
+	talks := []*conversation{
+		n.converse(client, address(web, testnet.TCP, false).String()),
+		n.converse(client, address(web, testnet.TCP, true).String()),
+		n.converse(n.Node, address(web, testnet.TCP, false).String()),
+	}
+	goOn := func() error {
+		var errs []error
+		for _, c := range talks {
+			errs = append(errs, c.goesOn())
+		}
+		return errors.Join(errs...)
+	}
+	n.must(goOn())
+	// With the handles, which would tell of anything made anew; without who owns it.
+	listing := func() string {
+		text, err := nft.Run(n.Node, "", "--handle", "list", "ruleset")
+		n.must(err)
+		return text
+	}
+	conn := n.nftables()
+
+	p.stop()
+	n.must(goOn(), serves())
+	before, generation := listing(), n.generation(conn)
+	p = n.startProxy()
+	n.must(goOn(), serves())
+	const claim = 1 // of both tables, in one transaction
+	if got := n.generation(conn) - generation; got > claim {
+		t.Errorf("the restart raised the generation by %d, want no more than the claim", got)
+	}
+	for _, l := range p.syncs() {
+		if *l.Written != 0 {
+			t.Errorf("the restart wrote: %s", l.text)
+		}
+	}
+	p.stop() // an orphan again, as it was
+	if diff := cmp.Diff(before, listing()); diff != "" {
+		t.Errorf("the ruleset after a restart (-want +got):\n%s", diff)
+	}
+
+	n.runPod("web-3", "web")
+	p = n.startProxy()
+	p.until("what has changed meanwhile is there", func() error {
+		return everywhere(func(protocol string, v6 bool) error {
+			return n.reaches(client, protocol, address(web, protocol, v6), "web-1", "web-2", "web-3")
+		})
+	})
+	n.must(goOn())
+
+	p.kill()
+	n.must(goOn())
+	p = n.startProxy()
+	n.must(goOn())
+	if first := p.syncs()[0]; *first.Written != 0 {
+		t.Errorf("the start after a kill wrote: %s", first.text)
+	}
+}
+
+// TestAPIServerRestart takes the API server away and brings it back.
+func TestAPIServerRestart(t *testing.T) {
+	n := newNode(t)
+	client := n.addClient()
+	web := n.create(service("web", "web"))
+	n.runPod("web-1", "web")
+	p := n.startProxy()
+	reached := func(want ...string) func() error {
+		return func() error {
+			return everywhere(func(protocol string, v6 bool) error {
+				return n.reaches(client, protocol, address(web, protocol, v6), want...)
+			})
+		}
+	}
+	p.until("the pod serves", reached("web-1"))
+	talk := n.converse(client, address(web, testnet.TCP, false).String())
+
+	at := p.mark()
+	n.plane.cluster.StopAPIServer()
+	p.awaitText(at, "watch", "trying again")
+	n.must(talk.goesOn(), reached("web-1")())
+	n.must(n.plane.cluster.StartAPIServer(n.ctx))
+	n.must(talk.goesOn(), reached("web-1")())
+
+	n.runPod("web-2", "web")
+	p.until("a pod that came after the API server", reached("web-1", "web-2"))
+	n.must(talk.goesOn())
+}
+
+// syncs are the lines about syncs so far.
+func (p *process) syncs() []line {
+	var syncs []line
+	lines, _ := p.logged(0)
+	for _, l := range lines {
+		if l.Msg == "synced" && l.Written != nil {
+			syncs = append(syncs, l)
+		}
+	}
+	return syncs
+}
