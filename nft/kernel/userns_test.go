@@ -16,18 +16,25 @@ import (
 	"nftproxy/nft/kernel"
 )
 
-// inUserNamespace marks the process that TestInUserNamespace starts.
+// inUserNamespace marks the process that TestInUserNamespace starts; its value is
+// net.core.wmem_max.
 const inUserNamespace = "NFTPROXY_TEST_USER_NAMESPACE"
 
 // Without privileges over the first user namespace, the send buffer cannot grow
 // past wmem_max: a large batch goes in by several transactions.
 func TestInUserNamespace(t *testing.T) {
-	if os.Getenv(inUserNamespace) != "" {
-		splitBatch(t)
+	if limit := os.Getenv(inUserNamespace); limit != "" {
+		n, err := strconv.Atoi(limit)
+		must(t, err)
+		splitBatch(t, n)
 		return
 	}
+	// Read here, since on some kernels (6.1) only the first network namespace
+	// shows it.
+	limit, err := os.ReadFile("/proc/sys/net/core/wmem_max")
+	must(t, err)
 	cmd := exec.Command("/proc/self/exe", "-test.run=^TestInUserNamespace$", "-test.v")
-	cmd.Env = append(os.Environ(), inUserNamespace+"=1")
+	cmd.Env = append(os.Environ(), inUserNamespace+"="+strings.TrimSpace(string(limit)))
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNET,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
@@ -42,15 +49,12 @@ func TestInUserNamespace(t *testing.T) {
 	}
 }
 
-func splitBatch(t *testing.T) {
+// splitBatch applies a batch that takes more than limit, the wmem_max.
+func splitBatch(t *testing.T, limit int) {
 	c, err := kernel.Open(kernel.Config{})
 	must(t, err)
 	defer func() { must(t, c.Close()) }()
 	// Twice wmem_max fits into the buffer: make it half as much again.
-	sysctl, err := os.ReadFile("/proc/sys/net/core/wmem_max")
-	must(t, err)
-	limit, err := strconv.Atoi(strings.TrimSpace(string(sysctl)))
-	must(t, err)
 	var elements []nft.Element
 	comment := strings.Repeat("x", nft.MaxComment)
 	for i := range 3 * limit / (len(comment) + 16) {
