@@ -1,0 +1,250 @@
+// Package metrics promises what the proxy tells Prometheus. Where kube-proxy
+// has the same thing it has kube-proxy's name and labels (kubeproxy_...), so
+// that dashboards and alerts go on working; everything else is nftproxy_.
+//
+// It only counts: it serves no HTTP (package health does) and decides nothing.
+package metrics
+
+import (
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+
+	"nftproxy/conntrack"
+	"nftproxy/internal/proxy"
+	"nftproxy/nft"
+)
+
+// Metrics are all metrics of one proxy. Its methods are safe for concurrent
+// use.
+type Metrics struct {
+	// As in kube-proxy v1.36.
+	duration             *prometheus.HistogramVec
+	lastSync, lastQueued *prometheus.GaugeVec
+	failures             *prometheus.CounterVec
+	conntrackDuration    prometheus.Histogram
+	conntrackDeleted     prometheus.Counter
+	healthz, livez       *prometheus.CounterVec
+
+	// Our own.
+	stage               *prometheus.HistogramVec
+	latency             prometheus.Histogram
+	written             prometheus.Counter
+	quarantined         prometheus.Gauge
+	services, conflicts prometheus.Gauge
+	problems            *prometheus.CounterVec
+	conntrackRemoved    *prometheus.CounterVec
+	conntrackScanned    prometheus.Counter
+	conntrackFailures   prometheus.Counter
+	program             programSize
+}
+
+// New makes the metrics and registers them. It panics if the registerer has
+// one of the names already: there is one Metrics to a registry.
+func New(r prometheus.Registerer) *Metrics {
+	m := &Metrics{}
+	m.registerKubeProxys(promauto.With(r))
+	m.registerOwn(promauto.With(r))
+	r.MustRegister(&m.program)
+	return m
+}
+
+// buckets go from 50 microseconds to 26 seconds: a small change takes a
+// fraction of the millisecond that kube-proxy's buckets begin with.
+func buckets() []float64 { return prometheus.ExponentialBuckets(50e-6, 2, 20) }
+
+func (m *Metrics) registerKubeProxys(f promauto.Factory) {
+	m.duration = f.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "kubeproxy_sync_proxy_rules_duration_seconds",
+		Help:    "Time that a sync took, from the snapshot to the kernel's answer. Both families are in one sync.",
+		Buckets: buckets(),
+	}, []string{"ip_family"})
+	m.lastSync = f.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+		Help: "When the family's rules were last known to be in force, in seconds since 1970.",
+	}, []string{"ip_family"})
+	m.lastQueued = f.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
+		Help: "When a sync with a change that was not in force yet last began, in seconds since 1970.",
+	}, []string{"ip_family"})
+	m.failures = f.NewCounterVec(prometheus.CounterOpts{
+		Name: "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
+		Help: "Syncs after which the family's rules were not in force.",
+	}, []string{"ip_family"})
+	for _, family := range nft.Families() {
+		m.failures.WithLabelValues(Family(family)) // So that it is 0 and not missing.
+	}
+	m.conntrackDuration = f.NewHistogram(prometheus.HistogramOpts{
+		Name:    "kubeproxy_conntrack_reconciler_sync_duration_seconds",
+		Help:    "Time that a pass over the conntrack table took, both families together.",
+		Buckets: buckets(),
+	})
+	m.conntrackDeleted = f.NewCounter(prometheus.CounterOpts{
+		Name: "kubeproxy_conntrack_reconciler_deleted_entries_total",
+		Help: "Stale conntrack entries that were removed.",
+	})
+	m.healthz = f.NewCounterVec(prometheus.CounterOpts{
+		Name: "kubeproxy_proxy_healthz_total",
+		Help: "Answers of /healthz by HTTP status code.",
+	}, []string{"code"})
+	m.livez = f.NewCounterVec(prometheus.CounterOpts{
+		Name: "kubeproxy_proxy_livez_total",
+		Help: "Answers of /livez by HTTP status code.",
+	}, []string{"code"})
+}
+
+func (m *Metrics) registerOwn(f promauto.Factory) {
+	m.stage = f.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "nftproxy_sync_stage_duration_seconds",
+		Help:    "Time that the stages of a sync took: compile, read (only after a start or an error), plan and apply (only if something was written).",
+		Buckets: buckets(),
+	}, []string{"stage"})
+	m.latency = f.NewHistogram(prometheus.HistogramOpts{
+		Name:    "nftproxy_change_latency_seconds",
+		Help:    "Time from the arrival of a change in this process until it was in force in the kernel; of several changes in one sync, the oldest.",
+		Buckets: buckets(),
+	})
+	m.written = f.NewCounter(prometheus.CounterOpts{
+		Name: "nftproxy_written_objects_total",
+		Help: "Elements, rules, chains and other objects that were added to the kernel's tables or removed.",
+	})
+	m.quarantined = f.NewGauge(prometheus.GaugeOpts{
+		Name: "nftproxy_quarantined_parts",
+		Help: "Services and other parts of the program that the kernel has refused and that are left out.",
+	})
+	m.services = f.NewGauge(prometheus.GaugeOpts{
+		Name: "nftproxy_services",
+		Help: "Services in the latest snapshot.",
+	})
+	m.conflicts = f.NewGauge(prometheus.GaugeOpts{
+		Name: "nftproxy_conflicting_services",
+		Help: "Services that lost an address, port or node port to an older one.",
+	})
+	m.problems = f.NewCounterVec(prometheus.CounterOpts{
+		Name: "nftproxy_object_problems_total",
+		Help: "Things in API objects or manifests that could not be used, by the kind of the object.",
+	}, []string{"kind"})
+	m.conntrackRemoved = f.NewCounterVec(prometheus.CounterOpts{
+		Name: "nftproxy_conntrack_removed_entries_total",
+		Help: "Stale conntrack entries that were removed, by what they had missed.",
+	}, []string{"reason"})
+	m.conntrackScanned = f.NewCounter(prometheus.CounterOpts{
+		Name: "nftproxy_conntrack_scanned_entries_total",
+		Help: "Conntrack entries that were looked at.",
+	})
+	m.conntrackFailures = f.NewCounter(prometheus.CounterOpts{
+		Name: "nftproxy_conntrack_failures_total",
+		Help: "Passes over the conntrack table that were incomplete.",
+	})
+}
+
+// Family is kube-proxy's name for the family: "IPv4" or "IPv6".
+func Family(f nft.Family) string {
+	if f == nft.IPv6 {
+		return "IPv6"
+	}
+	return "IPv4"
+}
+
+// Observe counts one turn of the loop.
+func (m *Metrics) Observe(s proxy.Sync) {
+	for _, f := range nft.Families() {
+		m.duration.WithLabelValues(Family(f)).Observe(s.End().Sub(s.Start).Seconds())
+		if !s.Since.IsZero() {
+			m.lastQueued.WithLabelValues(Family(f)).Set(seconds(s.Start))
+		}
+		if s.InForce(f) {
+			m.lastSync.WithLabelValues(Family(f)).Set(seconds(s.End()))
+		} else {
+			m.failures.WithLabelValues(Family(f)).Inc()
+		}
+	}
+	m.observeStages(&s)
+	if s.Err == nil && !s.Since.IsZero() {
+		m.latency.Observe(s.Latency().Seconds())
+	}
+	m.written.Add(float64(s.Written))
+	m.quarantined.Set(float64(len(s.Quarantined)))
+	m.services.Set(float64(s.Snapshot.Services.Len()))
+	m.conflicts.Set(float64(s.Snapshot.Conflicts.Len()))
+	m.program.latest.Store(s.Program)
+}
+
+func (m *Metrics) observeStages(s *proxy.Sync) {
+	m.stage.WithLabelValues("compile").Observe(s.Compile.Seconds())
+	if s.Read > 0 {
+		m.stage.WithLabelValues("read").Observe(s.Read.Seconds())
+	}
+	m.stage.WithLabelValues("plan").Observe(s.Plan.Seconds())
+	if s.Apply > 0 {
+		m.stage.WithLabelValues("apply").Observe(s.Apply.Seconds())
+	}
+}
+
+// ObserveConntrack counts one pass over the conntrack table.
+func (m *Metrics) ObserveConntrack(r conntrack.Run) {
+	m.conntrackDuration.Observe(r.Duration.Seconds())
+	m.conntrackScanned.Add(float64(r.Scanned))
+	for reason, n := range r.Removed {
+		m.conntrackDeleted.Add(float64(n))
+		m.conntrackRemoved.WithLabelValues(string(reason)).Add(float64(n))
+	}
+	if r.Err != nil {
+		m.conntrackFailures.Inc()
+	}
+}
+
+// CountProblem counts something in an object of the kind that could not be
+// used. Kinds must be few: only those that the proxy reads.
+func (m *Metrics) CountProblem(kind string) { m.problems.WithLabelValues(kind).Inc() }
+
+// CountHealth counts an answer of /healthz or /livez; other paths are not
+// counted.
+func (m *Metrics) CountHealth(path string, code int) {
+	switch path {
+	case "/healthz":
+		m.healthz.WithLabelValues(strconv.Itoa(code)).Inc()
+	case "/livez":
+		m.livez.WithLabelValues(strconv.Itoa(code)).Inc()
+	}
+}
+
+func seconds(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }
+
+// programSize tells the size of the latest program. It is counted when it is
+// asked for: a sync must not cost a walk over everything.
+type programSize struct {
+	latest atomic.Pointer[nft.Program]
+}
+
+func programSizeDescs() (elements, chains, rules *prometheus.Desc) {
+	desc := func(name, help string) *prometheus.Desc { return prometheus.NewDesc(name, help, nil, nil) }
+	return desc("nftproxy_program_elements", "Map and set elements of the latest program, both families together."),
+		desc("nftproxy_program_chains", "Chains of the latest program, both families together."),
+		desc("nftproxy_program_rules", "Rules of the latest program, both families together.")
+}
+
+// Describe is part of prometheus.Collector.
+func (p *programSize) Describe(out chan<- *prometheus.Desc) {
+	elements, chains, rules := programSizeDescs()
+	out <- elements
+	out <- chains
+	out <- rules
+}
+
+// Collect is part of prometheus.Collector. Before the first sync there is
+// nothing to collect.
+func (p *programSize) Collect(out chan<- prometheus.Metric) {
+	program := p.latest.Load()
+	if program == nil {
+		return
+	}
+	c := program.Counts()
+	elements, chains, rules := programSizeDescs()
+	for desc, n := range map[*prometheus.Desc]int{elements: c.Elements, chains: c.Chains, rules: c.Rules} {
+		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(n))
+	}
+}

@@ -1,0 +1,228 @@
+package metrics_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"nftproxy/conntrack"
+	"nftproxy/internal/metrics"
+	"nftproxy/internal/proxy"
+	"nftproxy/internal/service"
+	"nftproxy/internal/service/servicetest"
+	"nftproxy/nft"
+	"nftproxy/nft/ruleset"
+)
+
+var start = time.Unix(1_800_000_000, 0)
+
+// aSync took 1.5 ms in all and wrote 3 objects.
+func aSync(s service.Snapshot) proxy.Sync {
+	return proxy.Sync{
+		Snapshot: s, Since: start.Add(-8500 * time.Microsecond), Start: start,
+		Compile: 100 * time.Microsecond, Plan: 400 * time.Microsecond, Apply: time.Millisecond,
+		Program: ruleset.Compile(ruleset.Config{Table: "test"}, s), Written: 3,
+	}
+}
+
+// conflicting holds two services, of which the younger has lost everything.
+func conflicting() service.Snapshot {
+	b := service.NewBuilder(servicetest.Node())
+	older := servicetest.UniformService(1, 3)
+	younger := *older
+	younger.Name, younger.Created = "ns-9/younger", older.Created.Add(time.Hour)
+	b.Set(older)
+	b.Set(&younger)
+	return b.Snapshot()
+}
+
+func wantMetrics(t *testing.T, r *prometheus.Registry, want string, names ...string) {
+	t.Helper()
+	if err := testutil.GatherAndCompare(r, strings.NewReader(want), names...); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestObserve(t *testing.T) {
+	r := prometheus.NewRegistry()
+	m := metrics.New(r)
+	m.Observe(aSync(conflicting()))
+	wantMetrics(t, r, `
+# HELP kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds When a sync with a change that was not in force yet last began, in seconds since 1970.
+# TYPE kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds gauge
+kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family="IPv4"} 1.8e+09
+kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family="IPv6"} 1.8e+09
+# HELP kubeproxy_sync_proxy_rules_last_timestamp_seconds When the family's rules were last known to be in force, in seconds since 1970.
+# TYPE kubeproxy_sync_proxy_rules_last_timestamp_seconds gauge
+kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"} 1.8000000000015e+09
+kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv6"} 1.8000000000015e+09
+# HELP kubeproxy_sync_proxy_rules_nftables_sync_failures_total Syncs after which the family's rules were not in force.
+# TYPE kubeproxy_sync_proxy_rules_nftables_sync_failures_total counter
+kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv4"} 0
+kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv6"} 0
+# HELP nftproxy_conflicting_services Services that lost an address, port or node port to an older one.
+# TYPE nftproxy_conflicting_services gauge
+nftproxy_conflicting_services 1
+# HELP nftproxy_program_chains Chains of the latest program, both families together.
+# TYPE nftproxy_program_chains gauge
+nftproxy_program_chains 11
+# HELP nftproxy_program_elements Map and set elements of the latest program, both families together.
+# TYPE nftproxy_program_elements gauge
+nftproxy_program_elements 8
+# HELP nftproxy_program_rules Rules of the latest program, both families together.
+# TYPE nftproxy_program_rules gauge
+nftproxy_program_rules 21
+# HELP nftproxy_quarantined_parts Services and other parts of the program that the kernel has refused and that are left out.
+# TYPE nftproxy_quarantined_parts gauge
+nftproxy_quarantined_parts 0
+# HELP nftproxy_services Services in the latest snapshot.
+# TYPE nftproxy_services gauge
+nftproxy_services 2
+# HELP nftproxy_written_objects_total Elements, rules, chains and other objects that were added to the kernel's tables or removed.
+# TYPE nftproxy_written_objects_total counter
+nftproxy_written_objects_total 3
+`, "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+		"kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "nftproxy_conflicting_services", "nftproxy_program_chains",
+		"nftproxy_program_elements", "nftproxy_program_rules", "nftproxy_quarantined_parts", "nftproxy_services", "nftproxy_written_objects_total")
+	if diff := cmp.Diff(map[string]observed{
+		`kubeproxy_sync_proxy_rules_duration_seconds IPv4`: {1, 0.0015},
+		`kubeproxy_sync_proxy_rules_duration_seconds IPv6`: {1, 0.0015},
+		`nftproxy_sync_stage_duration_seconds compile`:     {1, 0.0001},
+		`nftproxy_sync_stage_duration_seconds plan`:        {1, 0.0004},
+		`nftproxy_sync_stage_duration_seconds apply`:       {1, 0.001},
+		`nftproxy_change_latency_seconds`:                  {1, 0.01},
+	}, histograms(t, r)); diff != "" {
+		t.Errorf("histograms (-want +got):\n%s", diff)
+	}
+}
+
+// observed is how often and how much in all a histogram has observed.
+type observed struct {
+	Count uint64
+	Sum   float64
+}
+
+// histograms lists the histograms that have observed something, by name and
+// label values.
+func histograms(t *testing.T, r *prometheus.Registry) map[string]observed {
+	t.Helper()
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]observed{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			h := m.GetHistogram()
+			if h.GetSampleCount() == 0 {
+				continue
+			}
+			name := f.GetName()
+			for _, l := range m.GetLabel() {
+				name += " " + l.GetValue()
+			}
+			all[name] = observed{h.GetSampleCount(), h.GetSampleSum()}
+		}
+	}
+	return all
+}
+
+// TestObserveFailure: one family fails, a part is refused, and nothing that is
+// not so is said to be in force.
+func TestObserveFailure(t *testing.T) {
+	r := prometheus.NewRegistry()
+	m := metrics.New(r)
+	s := aSync(conflicting())
+	s.Err = proxy.FamilyErrors{nft.IPv6: errors.New("no")}
+	s.Quarantined = map[string]error{"ns/bad": errors.New("no")}
+	m.Observe(s)
+	wantMetrics(t, r, `
+# HELP kubeproxy_sync_proxy_rules_last_timestamp_seconds When the family's rules were last known to be in force, in seconds since 1970.
+# TYPE kubeproxy_sync_proxy_rules_last_timestamp_seconds gauge
+kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"} 1.8000000000015e+09
+# HELP kubeproxy_sync_proxy_rules_nftables_sync_failures_total Syncs after which the family's rules were not in force.
+# TYPE kubeproxy_sync_proxy_rules_nftables_sync_failures_total counter
+kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv4"} 0
+kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv6"} 1
+# HELP nftproxy_quarantined_parts Services and other parts of the program that the kernel has refused and that are left out.
+# TYPE nftproxy_quarantined_parts gauge
+nftproxy_quarantined_parts 1
+`, "kubeproxy_sync_proxy_rules_last_timestamp_seconds", "kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "nftproxy_quarantined_parts")
+	if h, ok := histograms(t, r)["nftproxy_change_latency_seconds"]; ok {
+		t.Errorf("a change that is not in force has a latency: %v", h)
+	}
+}
+
+func TestObserveConntrack(t *testing.T) {
+	r := prometheus.NewRegistry()
+	m := metrics.New(r)
+	m.ObserveConntrack(conntrack.Run{Scanned: 100, Removed: map[conntrack.Reason]int{conntrack.NodePort: 2, conntrack.ClusterIP: 3}, Duration: time.Second})
+	m.ObserveConntrack(conntrack.Run{Scanned: 5, Err: errors.New("interrupted")})
+	wantMetrics(t, r, `
+# HELP kubeproxy_conntrack_reconciler_deleted_entries_total Stale conntrack entries that were removed.
+# TYPE kubeproxy_conntrack_reconciler_deleted_entries_total counter
+kubeproxy_conntrack_reconciler_deleted_entries_total 5
+# HELP nftproxy_conntrack_failures_total Passes over the conntrack table that were incomplete.
+# TYPE nftproxy_conntrack_failures_total counter
+nftproxy_conntrack_failures_total 1
+# HELP nftproxy_conntrack_removed_entries_total Stale conntrack entries that were removed, by what they had missed.
+# TYPE nftproxy_conntrack_removed_entries_total counter
+nftproxy_conntrack_removed_entries_total{reason="node port"} 2
+nftproxy_conntrack_removed_entries_total{reason="unknown port of a cluster IP"} 3
+# HELP nftproxy_conntrack_scanned_entries_total Conntrack entries that were looked at.
+# TYPE nftproxy_conntrack_scanned_entries_total counter
+nftproxy_conntrack_scanned_entries_total 105
+`, "kubeproxy_conntrack_reconciler_deleted_entries_total", "nftproxy_conntrack_failures_total",
+		"nftproxy_conntrack_removed_entries_total", "nftproxy_conntrack_scanned_entries_total")
+	if diff := cmp.Diff(map[string]observed{"kubeproxy_conntrack_reconciler_sync_duration_seconds": {2, 1}}, histograms(t, r)); diff != "" {
+		t.Errorf("histograms (-want +got):\n%s", diff)
+	}
+}
+
+func TestCounts(t *testing.T) {
+	r := prometheus.NewRegistry()
+	m := metrics.New(r)
+	for range 2 {
+		m.CountHealth("/healthz", 200)
+	}
+	m.CountHealth("/livez", 503)
+	m.CountHealth("/readyz", 503)
+	m.CountProblem("Service")
+	wantMetrics(t, r, `
+# HELP kubeproxy_proxy_healthz_total Answers of /healthz by HTTP status code.
+# TYPE kubeproxy_proxy_healthz_total counter
+kubeproxy_proxy_healthz_total{code="200"} 2
+# HELP kubeproxy_proxy_livez_total Answers of /livez by HTTP status code.
+# TYPE kubeproxy_proxy_livez_total counter
+kubeproxy_proxy_livez_total{code="503"} 1
+# HELP nftproxy_object_problems_total Things in API objects or manifests that could not be used, by the kind of the object.
+# TYPE nftproxy_object_problems_total counter
+nftproxy_object_problems_total{kind="Service"} 1
+`, "kubeproxy_proxy_healthz_total", "kubeproxy_proxy_livez_total", "nftproxy_object_problems_total")
+}
+
+// TestNames: Prometheus' own linter has nothing to say, and before the first
+// sync nothing pretends to have happened.
+func TestNames(t *testing.T) {
+	r := prometheus.NewRegistry()
+	m := metrics.New(r)
+	for _, name := range []string{"kubeproxy_sync_proxy_rules_last_timestamp_seconds", "nftproxy_program_elements"} {
+		if n, err := testutil.GatherAndCount(r, name); n != 0 || err != nil {
+			t.Errorf("%d %s before the first sync, err %v", n, name, err)
+		}
+	}
+	m.Observe(aSync(conflicting()))
+	m.ObserveConntrack(conntrack.Run{Removed: map[conntrack.Reason]int{conntrack.NodePort: 1}})
+	problems, err := testutil.GatherAndLint(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+}
