@@ -38,7 +38,8 @@ func (p Packet) String() string {
 // Sniffer records packets towards some prefixes.
 type Sniffer struct {
 	wire   wire
-	socket *os.File
+	socket *os.File      // listens at the far end
+	marker *os.File      // sends from the near end
 	ended  chan struct{} // closed when the reading has ended
 
 	mu      sync.Mutex
@@ -78,8 +79,12 @@ func (t *Topology) SniffUplink(prefixes ...netip.Prefix) (*Sniffer, error) {
 		changed: make(chan struct{}),
 		marks:   map[uint64]bool{},
 	}
-	if err := s.listen(prefixes); err != nil {
-		return nil, fmt.Errorf("sniff the uplink: %w", err)
+	err := s.listen(prefixes)
+	if err == nil {
+		s.marker, err = packetSocket(s.wire.near.ns)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("sniff the uplink: %w", err), s.closeSockets())
 	}
 	go s.read()
 	t.Outside.own(s)
@@ -93,31 +98,37 @@ func (s *Sniffer) listen(prefixes []netip.Prefix) error {
 	if err != nil {
 		return err
 	}
-	fd, err := packetSocket(s.wire.far.ns)
+	if s.socket, err = packetSocket(s.wire.far.ns); err != nil {
+		return err
+	}
+	conn, err := s.socket.SyscallConn()
 	if err != nil {
 		return err
 	}
-	err = prepareSniffing(fd, prefixes)
-	if err == nil { // bound last: before, nothing is received, filtered or not
-		err = os.NewSyscallError("bind", unix.Bind(fd, &unix.SockaddrLinklayer{
-			Protocol: bigEndian(unix.ETH_P_ALL), Ifindex: link.Attrs().Index,
-		}))
-	}
-	if err != nil {
-		return errors.Join(err, unix.Close(fd))
-	}
-	s.socket = os.NewFile(uintptr(fd), "sniffer")
-	return nil
+	var failed error
+	err = conn.Control(func(fd uintptr) {
+		failed = prepareSniffing(int(fd), prefixes)
+		if failed == nil { // bound last: before, nothing is received, filtered or not
+			failed = os.NewSyscallError("bind", unix.Bind(int(fd), &unix.SockaddrLinklayer{
+				Protocol: bigEndian(unix.ETH_P_ALL), Ifindex: link.Attrs().Index,
+			}))
+		}
+	})
+	return errors.Join(err, failed)
 }
 
 // packetSocket opens an AF_PACKET socket that receives nothing until it is
 // bound.
-func packetSocket(ns *Namespace) (fd int, err error) {
-	err = ns.Do(func() (err error) {
+func packetSocket(ns *Namespace) (*os.File, error) {
+	var fd int
+	err := ns.Do(func() (err error) {
 		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 		return os.NewSyscallError("socket", err)
 	})
-	return fd, err
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), "packet socket"), nil
 }
 
 func prepareSniffing(fd int, prefixes []netip.Prefix) error {
@@ -312,12 +323,11 @@ func (s *Sniffer) flush() error {
 }
 
 func (s *Sniffer) sendMarks() (marks []uint64, err error) {
-	near, err := packetSocket(s.wire.near.ns)
+	link, err := s.wire.near.ns.handle.LinkByName(s.wire.near.link)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, unix.Close(near)) }()
-	link, err := s.wire.near.ns.handle.LinkByName(s.wire.near.link)
+	conn, err := s.marker.SyscallConn()
 	if err != nil {
 		return nil, err
 	}
@@ -329,7 +339,11 @@ func (s *Sniffer) sendMarks() (marks []uint64, err error) {
 		return onEachCPU(func() error {
 			mark := rand.Uint64() >> 4 // the first four bits are no IP version
 			marks = append(marks, mark)
-			return os.NewSyscallError("sendto", unix.Sendto(near, binary.BigEndian.AppendUint64(nil, mark), 0, to))
+			var failed error
+			err := conn.Control(func(fd uintptr) {
+				failed = unix.Sendto(int(fd), binary.BigEndian.AppendUint64(nil, mark), 0, to)
+			})
+			return errors.Join(err, os.NewSyscallError("sendto", failed))
 		})
 	})
 	return marks, err
@@ -362,12 +376,22 @@ func onEachCPU(fn func() error) error {
 // Close stops the sniffer. A second Close does nothing.
 func (s *Sniffer) Close() error {
 	s.wire.far.ns.disown(s)
-	err := s.socket.Close()
+	err := s.closeSockets()
 	<-s.ended
-	if errors.Is(err, os.ErrClosed) {
-		return nil
-	}
 	return err
+}
+
+func (s *Sniffer) closeSockets() error {
+	var errs []error
+	for _, f := range []*os.File{s.socket, s.marker} {
+		if f == nil {
+			continue
+		}
+		if err := f.Close(); !errors.Is(err, os.ErrClosed) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // bigEndian is htons: the kernel wants EtherTypes in network byte order.

@@ -121,7 +121,7 @@ func TestSnifferMissesNothing(t *testing.T) {
 	s := sniff(t, top, "172.30.0.0/16")
 	to := netip.MustParseAddrPort("172.30.0.1:53")
 	sent := 0
-	for round := range 50 {
+	for round := range 20 {
 		for _, from := range []*testnet.Namespace{pod.NS, top.Node} {
 			sendUDP(t, from, to, 5)
 			sent += 5
