@@ -61,8 +61,11 @@ type chunk struct {
 func split(file []byte) []chunk {
 	var list []chunk
 	add := func(line int, text []byte) {
-		if blank := len(text) - len(bytes.TrimLeft(text, " \t\r\n")); blank < len(text) {
-			list = append(list, splitJSON(chunk{line, text})...)
+		text = bytes.TrimRight(text, " \t\r\n")
+		blank := text[:len(text)-len(bytes.TrimLeft(text, " \t\r\n"))]
+		blank = blank[:bytes.LastIndexByte(blank, '\n')+1] // The first line's indentation means something.
+		if len(text) > 0 {
+			list = append(list, splitJSON(chunk{line + bytes.Count(blank, []byte("\n")), text[len(blank):]})...)
 		}
 	}
 	start, startLine, line := 0, 1, 0

@@ -188,7 +188,8 @@ func (ix *index) flush() service.Snapshot {
 	for name := range ix.dirty {
 		ix.rebuild(name)
 	}
-	clear(ix.dirty)
+	// A map that was emptied costs what it once held: at the start, all.
+	ix.dirty = map[service.Name]struct{}{}
 	after := ix.builder.Snapshot()
 	ix.reportConflicts(before, after)
 	return after
