@@ -41,11 +41,20 @@ func setsOnly(t *testing.T) (*kernel.Conn, *nft.Program) {
 	return c, p
 }
 
-// element counts are chosen so that the list spans several messages.
+// The element counts are chosen so that the list spans several messages.
 func TestConflictNamesTheElement(t *testing.T) {
-	for _, test := range []struct{ elements, conflict int }{{1, 0}, {1000, 617}, {5000, 0}, {5000, 4999}, {5000, 2500}} {
-		t.Run(fmt.Sprintf("%d of %d", test.conflict, test.elements), func(t *testing.T) {
+	for _, test := range []struct {
+		elements, conflict int
+		withoutOffsets     bool
+	}{
+		{1, 0, false}, {1000, 617, false}, {5000, 0, false}, {5000, 4999, false}, {5000, 2500, false},
+		{1, 0, true}, {1000, 617, true}, {5000, 4999, true},
+	} {
+		t.Run(fmt.Sprintf("%d of %d, without offsets %v", test.conflict, test.elements, test.withoutOffsets), func(t *testing.T) {
 			c, p := setsOnly(t)
+			if test.withoutOffsets {
+				must(t, c.HideOffsets())
+			}
 			set := p.IPv4.Set("services")
 			var add []nft.OwnedElement
 			for i := range test.elements {
@@ -152,6 +161,24 @@ func TestAllErrorsOfABatch(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("parts with an error (-want +got):\n%s", diff)
+	}
+}
+
+// A table that has gone is no element's fault.
+func TestMissingTableIsNoElementsFault(t *testing.T) {
+	c, p := setsOnly(t)
+	must(t, c.DeleteTables(tableName))
+	set := p.IPv4.Set("addresses")
+	for _, n := range []int{1, 2} {
+		add := nft.AddElements{Table: table(nft.IPv4), Set: set}
+		for i := range n {
+			add.Elements = append(add.Elements, owned("p", nft.Element{Set: set.Name, Key: addrValue(nft.IPv4, i)}))
+		}
+		for _, e := range refusals(t, c.Apply(nft.Batch{Ops: []nft.Op{add}})) {
+			if e.Element != nil || e.Errno != unix.ENOENT {
+				t.Errorf("%d elements for a missing table: %v of element %v", n, &e, e.Element)
+			}
+		}
 	}
 }
 

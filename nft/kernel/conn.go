@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"sync"
 	"syscall"
 
@@ -73,10 +75,14 @@ func (c *Conn) Apply(b nft.Batch) error {
 	}
 	c.exclusive.Lock()
 	defer c.exclusive.Unlock()
-	err := c.apply(b)
-	if len(c.encoder.flags) > 0 && refusesOwner(err) {
+	err := c.apply(b, false)
+	if c.refusesOwner(err) {
 		c.withoutOwner = true
-		err = c.apply(b)
+		err = c.apply(b, false)
+	}
+	if hidesElement(err) {
+		// Refused again, message by message, which tells the element.
+		err = c.apply(b, true)
 	}
 	if err != nil {
 		return fmt.Errorf("apply batch: %w", err)
@@ -84,13 +90,13 @@ func (c *Conn) Apply(b nft.Batch) error {
 	return nil
 }
 
-func (c *Conn) apply(b nft.Batch) error {
+func (c *Conn) apply(b nft.Batch, single bool) error {
 	flags, err := c.tableFlags(b)
 	if err != nil {
 		return err
 	}
 	begin := c.seq + 1
-	c.encoder.reset(begin+1, flags)
+	c.encoder.reset(begin+1, flags, single)
 	if err := c.encoder.batch(b); err != nil {
 		return err
 	}
@@ -216,18 +222,34 @@ func (c *Conn) hint(e OpError) string {
 	return ""
 }
 
-// refusesOwner says that a kernel does not know the flags of an owned table.
-func refusesOwner(err error) bool {
+// refusesOwner says that a batch failed since the kernel does not know the flags
+// of an owned table.
+func (c *Conn) refusesOwner(err error) bool {
 	var batch *BatchError
-	if !errors.As(err, &batch) {
+	if c.withoutOwner || !errors.As(err, &batch) {
 		return false
 	}
-	for _, e := range batch.Errors {
-		if _, ok := e.Op.(nft.AddTable); ok && (e.Errno == unix.EOPNOTSUPP || e.Errno == unix.EINVAL) {
-			return true
-		}
+	asked := slices.Contains(slices.Collect(maps.Values(c.encoder.flags)), ownedTable)
+	return asked && slices.ContainsFunc(batch.Errors, func(e OpError) bool {
+		_, adds := e.Op.(nft.AddTable)
+		return adds && (e.Errno == unix.EOPNOTSUPP || e.Errno == unix.EINVAL)
+	})
+}
+
+// hidesElement says that nothing was done because of some element, and that the
+// kernel did not say which: 5.10 has no offsets for elements.
+func hidesElement(err error) bool {
+	var batch *BatchError
+	if !errors.As(err, &batch) || batch.Partial {
+		return false
 	}
-	return false
+	return slices.ContainsFunc(batch.Errors, func(e OpError) bool {
+		switch e.Op.(type) {
+		case nft.AddElements, nft.DeleteElements:
+			return e.Element == nil && !e.located
+		}
+		return false
+	})
 }
 
 // request sends one request on the reading socket and returns its only answer,

@@ -24,6 +24,9 @@ const (
 	ownedTable   = tableOwner | tablePersist
 )
 
+// tableDormant takes a table's chains off their hooks.
+const tableDormant = unix.NFT_TABLE_F_DORMANT
+
 // span is where one message of an encoded batch starts, and what it is about.
 type span struct {
 	at int
@@ -39,19 +42,21 @@ type batchEncoder struct {
 	spans []span
 	// flags of the tables that the batch adds, by the operation's index.
 	flags map[int]uint32
+	// single makes each element a message of its own.
+	single bool
 	// seq is the sequence number of the first message; the others follow.
 	seq  uint32
 	sets uint32
 }
 
 // reset starts a new batch in the same memory.
-func (e *batchEncoder) reset(seq uint32, flags map[int]uint32) {
+func (e *batchEncoder) reset(seq uint32, flags map[int]uint32, single bool) {
 	// What an unusually large batch took is given back.
 	const keep = 1 << 20
 	if cap(e.b) > keep {
 		e.b = nil
 	}
-	*e = batchEncoder{encoder: encoder{e.b[:0]}, spans: e.spans[:0], seq: seq, flags: flags}
+	*e = batchEncoder{encoder: encoder{e.b[:0]}, spans: e.spans[:0], seq: seq, flags: flags, single: single}
 }
 
 func (e *batchEncoder) batch(b nft.Batch) error {
@@ -85,7 +90,7 @@ func (e *batchEncoder) op(i int, op nft.Op) error {
 	case nft.AddTable:
 		at := e.begin(i, 0, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, op.Table.Family)
 		e.string(unix.NFTA_TABLE_NAME, op.Table.Name)
-		if flags := e.flags[i]; flags != 0 {
+		if flags, given := e.flags[i]; given {
 			e.uint32(unix.NFTA_TABLE_FLAGS, flags)
 		}
 		e.end(at)
@@ -168,7 +173,7 @@ func (e *batchEncoder) elements(i int, kind, flags uint16, table nft.TableID, se
 		e.string(unix.NFTA_SET_ELEM_LIST_TABLE, table.Name)
 		e.string(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
 		list := e.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-		for next < len(elements) && len(e.b)-list < maxElementList {
+		for full := false; next < len(elements) && !full; full = e.single || len(e.b)-list >= maxElementList {
 			if err := e.element(&elements[next].Element, shape, kind == unix.NFT_MSG_DELSETELEM); err != nil {
 				return fmt.Errorf("element %s of part %q: %w", set.Key.Format(table.Family, elements[next].Key), elements[next].Part, err)
 			}

@@ -32,7 +32,7 @@ type OpError struct {
 	// It is nil for an error of the transaction as a whole.
 	Op nft.Op
 	// Element is the refused element, with the part that it belongs to; nil if
-	// the error is not about one element.
+	// the error is not about one element, but about the set or the table.
 	Element *nft.OwnedElement
 	// Table is the table of the operation.
 	Table nft.TableID
@@ -40,6 +40,9 @@ type OpError struct {
 	Errno syscall.Errno
 	// Hint says what can be done about it, where that is known.
 	Hint string
+
+	// located says that the kernel told what of the message is wrong.
+	located bool
 }
 
 // Error lists the first few refusals.

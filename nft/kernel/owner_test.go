@@ -124,6 +124,22 @@ func TestAddTableOverWhatIsThere(t *testing.T) {
 	}
 }
 
+// A dormant table does nothing until Claim wakes it. Nobody can send one to sleep
+// that has, or waits for, an owner.
+func TestClaimWakesADormantTable(t *testing.T) {
+	cmd := nftcmd.ForTest(t)
+	ns, c := open(t)
+	must(t, cmd.Load(ns, load(everything()).String()))
+	_, err := cmd.Run(ns, "", "add table ip "+tableName+" { flags dormant; }")
+	must(t, err)
+	must(t, c.Claim(everything()))
+	tables, err := c.Tables(tableName)
+	must(t, err)
+	if len(tables) != 2 || tables[0].Flags != 0 || tables[1].Flags != 0 {
+		t.Errorf("tables after Claim: %+v", tables)
+	}
+}
+
 func TestDeleteTables(t *testing.T) {
 	cmd := nftcmd.ForTest(t)
 	ns, c := open(t)

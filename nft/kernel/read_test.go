@@ -68,9 +68,7 @@ func TestReadTellsRulesApart(t *testing.T) {
 			}
 			texts := map[string]bool{}
 			for _, chain := range chains(f) {
-				for _, r := range chain.Rules {
-					rules = append(rules, r)
-				}
+				rules = append(rules, chain.Rules...)
 			}
 			rules = slices.DeleteFunc(rules, func(r nft.Rule) bool {
 				// Masquerading needs its hook; that rules print differently is
@@ -142,7 +140,11 @@ func TestReadFindsTampering(t *testing.T) {
 			must(t, c.Apply(load(p)))
 			before := blocks(t, cmd, ns)
 			must(t, c.Close()) // so that the table can be tampered with
-			must(t, cmd.Load(ns, strings.ReplaceAll(test.script, " T", " "+tableName)))
+			err := cmd.Load(ns, strings.ReplaceAll(test.script, " T", " "+tableName))
+			if err != nil && test.name == "map with catch-all" {
+				t.Skipf("kernels before 5.13 have no such elements: %v", err)
+			}
+			must(t, err)
 
 			c = openIn(t, ns)
 			must(t, c.Claim(p))

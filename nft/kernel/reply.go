@@ -55,7 +55,7 @@ func (e *batchEncoder) opError(b nft.Batch, a answer) OpError {
 		return OpError{Errno: a.errno}
 	}
 	s := e.spans[i]
-	result := OpError{Op: b.Ops[s.op], Table: tableOf(b.Ops[s.op]), Errno: a.errno}
+	result := OpError{Op: b.Ops[s.op], Table: tableOf(b.Ops[s.op]), Errno: a.errno, located: a.offset >= 0}
 	switch op := result.Op.(type) {
 	case nft.AddRules:
 		chain := *op.Chain
@@ -74,7 +74,8 @@ func (e *batchEncoder) opError(b nft.Batch, a answer) OpError {
 }
 
 // refused narrows the elements of an operation to those of the message and, if
-// the answer tells it or there is no other, to the one that it is about.
+// the answer tells it or tells nothing and there is no other, to the one that it
+// is about.
 func (e *batchEncoder) refused(elements []nft.OwnedElement, i, offset int) ([]nft.OwnedElement, *nft.OwnedElement) {
 	which, count := -1, 0
 	for _, holds := range e.items(i, unix.NFTA_SET_ELEM_LIST_ELEMENTS, offset) {
@@ -83,7 +84,7 @@ func (e *batchEncoder) refused(elements []nft.OwnedElement, i, offset int) ([]nf
 		}
 		count++
 	}
-	if count == 1 {
+	if count == 1 && offset < 0 {
 		which = 0
 	}
 	first := e.spans[i].first

@@ -14,7 +14,7 @@ func TestLackingExpression(t *testing.T) {
 	rule := nft.Rule{nft.MatchLocal{}, nft.Verdict{Code: nft.Goto, Chain: "x"}}
 	b := nft.Batch{Ops: []nft.Op{nft.AddTable{Table: id}, nft.AddRules{Table: id, Chain: &nft.Chain{Name: "c", Rules: []nft.Rule{rule}}}}}
 	var e batchEncoder
-	e.reset(100, nil)
+	e.reset(100, nil, false)
 	if err := e.batch(b); err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +50,7 @@ func FuzzDecode(f *testing.F) {
 	id := nft.TableID{Family: nft.IPv4, Name: "t"}
 	set := &nft.Set{Name: "s", Key: nft.Fields{nft.Dport}, Verdicts: true}
 	var e batchEncoder
-	e.reset(1, nil)
+	e.reset(1, nil, false)
 	err := e.batch(nft.Batch{Ops: []nft.Op{
 		nft.AddSet{Table: id, Set: set},
 		nft.AddRules{Table: id, Chain: &nft.Chain{Name: "c", Rules: []nft.Rule{{nft.MatchProto{Protocol: 6}, nft.Reject{}}}}},

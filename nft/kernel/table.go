@@ -77,18 +77,19 @@ func (c *Conn) Owned(id nft.TableID) (bool, error) {
 }
 
 // Claim takes those of the program's tables that were left by an owner into
-// possession, with their contents. Other tables stay as they are: see Owned.
-// A table that another process owns is an error that matches EPERM. Where there
-// is nothing to claim, nothing is written.
+// possession, with their contents, and wakes dormant ones. Other tables stay as
+// they are: see Owned. A table that another process owns is an error that
+// matches EPERM. Where there is nothing to do, nothing is written.
 func (c *Conn) Claim(want *nft.Program) error {
 	var b nft.Batch
 	for _, f := range nft.Families() {
 		id := want.Table(f).ID()
 		t, found, err := c.table(id)
-		switch {
-		case err != nil:
+		if err != nil {
 			return fmt.Errorf("claim table %s: %w", id, err)
-		case found && (t.Orphan() || t.Owner != 0 && t.Owner != c.writer.conn.PID()):
+		}
+		foreign := t.Owner != 0 && t.Owner != c.writer.conn.PID()
+		if found && (t.Orphan() || foreign || t.Flags&tableDormant != 0) {
 			b.Ops = append(b.Ops, nft.AddTable{Table: id})
 		}
 	}
@@ -98,14 +99,11 @@ func (c *Conn) Claim(want *nft.Program) error {
 	return nil
 }
 
-// tableFlags returns the flags with which to add each of the batch's new
-// tables. An existing table refuses any but its own, except that an orphan can
-// be claimed.
+// tableFlags returns the flags with which to add the batch's tables, by the
+// operation's index. An existing table takes none that concern its owner, except
+// that an orphan can be claimed.
 func (c *Conn) tableFlags(b nft.Batch) (map[int]uint32, error) {
-	if c.withoutOwner {
-		return nil, nil
-	}
-	var flags map[int]uint32
+	flags := map[int]uint32{}
 	deleted := map[nft.TableID]bool{}
 	for i, op := range b.Ops {
 		switch op := op.(type) {
@@ -113,16 +111,14 @@ func (c *Conn) tableFlags(b nft.Batch) (map[int]uint32, error) {
 			deleted[op.Table] = true
 		case nft.AddTable:
 			t, found, err := c.table(op.Table)
-			if err != nil {
+			switch {
+			case err != nil:
 				return nil, err
+			case !c.withoutOwner && (!found || deleted[op.Table] || t.Flags&tablePersist != 0):
+				flags[i] = ownedTable
+			case found && t.Flags&tableDormant != 0:
+				flags[i] = t.Flags &^ tableDormant
 			}
-			if found && !deleted[op.Table] && t.Flags&tablePersist == 0 {
-				continue
-			}
-			if flags == nil {
-				flags = map[int]uint32{}
-			}
-			flags[i] = ownedTable
 		}
 	}
 	return flags, nil
