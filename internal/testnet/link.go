@@ -74,6 +74,19 @@ func (ns *Namespace) addDefaultRoute(link string, via netip.Addr) error {
 	})
 }
 
+// dropUnrouted keeps the namespace silent about packets that arrive on link and
+// that it has no route for. IPv4 is, where nothing is forwarded; IPv6 answers
+// "no route", which ends attempts to connect.
+func (ns *Namespace) dropUnrouted(link string) error {
+	rule := netlink.NewRule()
+	rule.Family, rule.IifName, rule.Type = unix.AF_INET6, link, unix.FR_ACT_BLACKHOLE
+	rule.Priority = 32767 // after that of the main table
+	if err := ns.handle.RuleAdd(rule); err != nil {
+		return fmt.Errorf("add rule %v in %s: %w", rule, ns.name, err)
+	}
+	return nil
+}
+
 func (ns *Namespace) addRoute(r *netlink.Route) error {
 	if err := ns.handle.RouteAdd(r); err != nil {
 		return fmt.Errorf("add route %v in %s: %w", r, ns.name, err)

@@ -112,6 +112,9 @@ func (t *Topology) build(config Config) error {
 	if err := t.Outside.addAddrs(lan, lanPrefixes(t.OutsideAddrs)); err != nil {
 		return err
 	}
+	if err := t.Outside.dropUnrouted(lan); err != nil {
+		return err
+	}
 	if t.Node, err = t.newNode("node", t.NodeAddrs); err != nil {
 		return err
 	}

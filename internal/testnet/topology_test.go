@@ -143,6 +143,22 @@ func TestOutcomes(t *testing.T) {
 	})
 }
 
+// TestNobodyAnswersForServices: what the node sends to a service address leaves
+// it, and that is all. TCP notices an ICMP error at its first retransmission,
+// after a second.
+func TestNobodyAnswersForServices(t *testing.T) {
+	topology := testnet.NewForTest(t, testnet.Config{})
+	for _, to := range []string{"10.96.0.1:80", "[fd00:10:96::1]:80"} {
+		t.Run(to, func(t *testing.T) {
+			t.Parallel()
+			answer, err := topology.Node.Ask(context.Background(), testnet.TCP, netip.MustParseAddrPort(to), 1200*time.Millisecond)
+			if err != nil || answer.Outcome != testnet.TimedOut {
+				t.Errorf("%s, %v, want that nobody answers", answer.Outcome, err)
+			}
+		})
+	}
+}
+
 func TestRemovedPodIsGone(t *testing.T) {
 	for name, config := range configs() {
 		t.Run(name, func(t *testing.T) {
