@@ -2,7 +2,6 @@ package conntrack
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
 
@@ -136,7 +135,9 @@ func (c *Cleaner) sweep(ctx context.Context, removed map[Reason]int) (scanned in
 		return remove(reason)
 	})
 	for reason := range stale { // what was found before an error is stale all the same
-		err = errors.Join(err, remove(reason))
+		if failed := remove(reason); err == nil {
+			err = failed
+		}
 	}
 	return scanned, err
 }

@@ -1,0 +1,61 @@
+package conntrack
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+
+	"nftproxy/internal/service"
+)
+
+// What a deletion names is the flow that it was made from.
+func TestDeleteRequestNamesFlow(t *testing.T) {
+	v4 := Tuple{netip.MustParseAddrPort("10.0.0.1:40000"), netip.MustParseAddrPort("10.96.0.1:2048")}
+	v6 := Tuple{netip.MustParseAddrPort("[fd00::1]:40000"), netip.MustParseAddrPort("[fd00:96::1]:32768")}
+	for _, want := range []Flow{
+		{Protocol: service.TCP, Original: v4, ID: 1},
+		{Protocol: service.UDP, Original: v6, ID: 0xfffffffe},
+		{Protocol: service.SCTP, Original: v4, ID: 3, Zone: 65535},
+		{Protocol: icmp, Original: v4, ID: 4},
+		{Protocol: icmpv6, Original: v6, ID: 5},
+	} {
+		m := deleteRequest(&want)
+		got, err := parseFlow(m.Data)
+		if err != nil || got != want {
+			t.Errorf("deletion of %v ID %d zone %d names %v ID %d zone %d, %v", want, want.ID, want.Zone, got, got.ID, got.Zone, err)
+		}
+		if want.V6() != (m.Data[0] == 10) { // AF_INET6
+			t.Errorf("deletion of %v is of family %d", want, m.Data[0])
+		}
+	}
+}
+
+// Any truncation of a message is an error and not a wrong flow, unless only
+// whole attributes are missing.
+func TestParseFlowTruncated(t *testing.T) {
+	f := flow(service.UDP, "10.96.0.1:80", 0)
+	f.ID = 7
+	data := deleteRequest(&f).Data
+	whole := map[int]bool{len(data): true, len(data) - 8: true} // without the ID
+	for n := range len(data) + 1 {
+		_, err := parseFlow(data[:n])
+		if (err == nil) != whole[n] {
+			t.Errorf("parse of %d bytes of %d: %v", n, len(data), err)
+		}
+		if err != nil && !errors.Is(err, errMalformed) {
+			t.Errorf("parse of %d bytes of %d: %v, want %v", n, len(data), err, errMalformed)
+		}
+	}
+}
+
+func FuzzParseFlow(f *testing.F) {
+	for _, seed := range []Flow{flow(service.UDP, "10.96.0.1:80", 0), flow(icmpv6, "[fd00::1]:128", 0)} {
+		f.Add(deleteRequest(&seed).Data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		got, err := parseFlow(data)
+		if err == nil && !got.Original.Dst.IsValid() {
+			t.Errorf("flow without destination: %v", got)
+		}
+	})
+}
