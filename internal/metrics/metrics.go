@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"nftproxy/conntrack"
@@ -40,6 +41,18 @@ type Metrics struct {
 	conntrackScanned    prometheus.Counter
 	conntrackFailures   prometheus.Counter
 	program             programSize
+}
+
+// NewRegistry makes a registry with the Go runtime's and the process's own
+// metrics in it, as kube-proxy has them.
+func NewRegistry() *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		collectors.NewBuildInfoCollector(),
+	)
+	return r
 }
 
 // New makes the metrics and registers them. It panics if the registerer has
@@ -75,7 +88,7 @@ func (m *Metrics) registerKubeProxys(f promauto.Factory) {
 		Help: "Syncs after which the family's rules were not in force.",
 	}, []string{"ip_family"})
 	for _, family := range nft.Families() {
-		m.failures.WithLabelValues(Family(family)) // So that it is 0 and not missing.
+		m.failures.WithLabelValues(proxy.IPFamily(family)) // So that it is 0 and not missing.
 	}
 	m.conntrackDuration = f.NewHistogram(prometheus.HistogramOpts{
 		Name:    "kubeproxy_conntrack_reconciler_sync_duration_seconds",
@@ -141,25 +154,17 @@ func (m *Metrics) registerOwn(f promauto.Factory) {
 	})
 }
 
-// Family is kube-proxy's name for the family: "IPv4" or "IPv6".
-func Family(f nft.Family) string {
-	if f == nft.IPv6 {
-		return "IPv6"
-	}
-	return "IPv4"
-}
-
 // Observe counts one turn of the loop.
 func (m *Metrics) Observe(s proxy.Sync) {
 	for _, f := range nft.Families() {
-		m.duration.WithLabelValues(Family(f)).Observe(s.End().Sub(s.Start).Seconds())
+		m.duration.WithLabelValues(proxy.IPFamily(f)).Observe(s.End().Sub(s.Start).Seconds())
 		if !s.Since.IsZero() {
-			m.lastQueued.WithLabelValues(Family(f)).Set(seconds(s.Start))
+			m.lastQueued.WithLabelValues(proxy.IPFamily(f)).Set(seconds(s.Start))
 		}
 		if s.InForce(f) {
-			m.lastSync.WithLabelValues(Family(f)).Set(seconds(s.End()))
+			m.lastSync.WithLabelValues(proxy.IPFamily(f)).Set(seconds(s.End()))
 		} else {
-			m.failures.WithLabelValues(Family(f)).Inc()
+			m.failures.WithLabelValues(proxy.IPFamily(f)).Inc()
 		}
 	}
 	m.observeStages(&s)

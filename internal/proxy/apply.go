@@ -23,6 +23,15 @@ type refusal interface {
 // is in those that it does not list.
 type FamilyErrors map[nft.Family]error
 
+// IPFamily is the Kubernetes API's name for the family, as metrics and health
+// have it too: "IPv4" or "IPv6".
+func IPFamily(f nft.Family) string {
+	if f == nft.IPv6 {
+		return "IPv6"
+	}
+	return "IPv4"
+}
+
 func (e FamilyErrors) Error() string {
 	var words []string
 	for _, f := range nft.Families() {
