@@ -4,13 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -48,7 +46,6 @@ func newNodeOf(t *testing.T, plane *controlPlane, name string) *node {
 		Topology: testnet.NewForTest(t, testnet.Config{}), t: t, ctx: testContext(t), plane: plane,
 		name: "node-" + name, namespace: name,
 	}
-	n.silence()
 	n.connect()
 	n.register()
 	if err := plane.cluster.CreateNamespace(n.ctx, n.namespace); err != nil {
@@ -56,14 +53,6 @@ func newNodeOf(t *testing.T, plane *controlPlane, name string) *node {
 	}
 	t.Cleanup(n.clean)
 	return n
-}
-
-// silence has the machine outside drop what it has no route for. Without it IPv6
-// would answer that there is none, and end attempts to connect.
-func (n *node) silence() {
-	n.t.Helper()
-	everything := &net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}
-	n.must(n.Outside.Handle().RouteAdd(&netlink.Route{Dst: everything, Type: unix.RTN_BLACKHOLE}))
 }
 
 // connect joins the node with the control plane, by a link of their own.
