@@ -103,8 +103,14 @@ func (c *Conn) Claim(want *nft.Program) error {
 // operation's index. An existing table takes none that concern its owner, except
 // that an orphan can be claimed.
 func (c *Conn) tableFlags(b nft.Batch) (map[int]uint32, error) {
-	flags := map[int]uint32{}
+	var flags map[int]uint32
 	deleted := map[nft.TableID]bool{}
+	set := func(i int, f uint32) {
+		if flags == nil { // few batches add tables
+			flags = map[int]uint32{}
+		}
+		flags[i] = f
+	}
 	for i, op := range b.Ops {
 		switch op := op.(type) {
 		case nft.DeleteTable:
@@ -115,9 +121,9 @@ func (c *Conn) tableFlags(b nft.Batch) (map[int]uint32, error) {
 			case err != nil:
 				return nil, err
 			case !c.withoutOwner && (!found || deleted[op.Table] || t.Flags&tablePersist != 0):
-				flags[i] = ownedTable
+				set(i, ownedTable)
 			case found && t.Flags&tableDormant != 0:
-				flags[i] = t.Flags &^ tableDormant
+				set(i, t.Flags&^tableDormant)
 			}
 		}
 	}
