@@ -1,0 +1,81 @@
+package ruleset_test
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"nftproxy/internal/service"
+	"nftproxy/nft"
+	"nftproxy/nft/ruleset"
+)
+
+// TestInTheMiddle: a transaction comes between the two lookups of a packet. It
+// has its chain from the old program and meets the endpoints of the new one:
+// it must go to one of these or, where there is none, nowhere. It must never
+// leave the node as it came.
+func TestInTheMiddle(t *testing.T) {
+	dnated, dropped := 0, 0
+	seeds(t, 150, func(t *testing.T, rng *rand.Rand) {
+		cfg, list := randomConfig(t, rng)
+		node := randomNode(rng)
+		before, after := randomServices(rng, &node), randomServices(rng, &node)
+		old := ruleset.Compile(cfg, build(node, before)).Model()
+		middle := inTheMiddle(cfg, old, ruleset.Compile(cfg, build(node, after)).Model())
+		o := &oracle{&node, after, cfg.ClusterCIDRs, 1 << cfg.MasqueradeBit, list}
+		for range 100 {
+			p := randomPacket(rng, &node, before)
+			if results := old.Outcomes(p, o.local); results[0].Fate != nft.DNATed {
+				continue // It met no chain of endpoints.
+			}
+			now := o.endpoints(p)
+			for _, r := range middle.Outcomes(p, o.local) {
+				switch {
+				case r.Fate == nft.DNATed && slices.Contains(now, r.To):
+					dnated++
+				case r.Fate == nft.Dropped && len(now) == 0:
+					dropped++
+				default:
+					t.Fatalf("%s: %s, want one of %v, or a drop if there is none", p, r, now)
+				}
+			}
+		}
+	})
+	if dnated < 100 || dropped < 100 {
+		t.Errorf("%d packets translated and %d dropped: the cases are too narrow", dnated, dropped)
+	}
+}
+
+// inTheMiddle has the verdicts of the old tables and all else from the new.
+// Chains that are no longer used are still there: they go much later.
+func inTheMiddle(cfg ruleset.Config, old, fresh *nft.Model) *nft.Model {
+	m := nft.NewModel()
+	for _, f := range nft.Families() {
+		id := nft.TableID{Family: f, Name: cfg.Table}
+		c := fresh.Table(id)
+		for name, chain := range old.Table(id).Chains {
+			if c.Chains[name] == nil {
+				c.Chains[name] = chain
+			}
+		}
+		for _, name := range []string{"services", "node-ports"} {
+			c.Sets[name] = old.Table(id).Sets[name]
+		}
+		m.Put(c)
+	}
+	return m
+}
+
+// endpoints are those that the packet's address and port, or its node port,
+// has.
+func (o *oracle) endpoints(p nft.Packet) []netip.AddrPort {
+	v6, protocol := p.Dst.Addr().Is6(), service.Protocol(p.Protocol)
+	if _, port := o.owner(p.Dst, protocol); port != nil {
+		return choose(port, v6)
+	}
+	if port := o.nodePortOwner(p.Dst.Port(), protocol, v6); port != nil {
+		return choose(port, v6)
+	}
+	return nil
+}
