@@ -1,0 +1,111 @@
+package nft_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nftproxy/nft"
+)
+
+// TestModelRefuses: what a kernel refuses, the model refuses, and then nothing
+// of the batch is in.
+func TestModelRefuses(t *testing.T) {
+	program := oneVerdict("shared-1")
+	program.IPv4.Parts = program.IPv4.Parts.Set("pool", nft.NewPart(nil, []nft.Pool{pool(nft.IPv4, 6, 1, 2)}))
+	table := program.IPv4
+	id, set := table.ID(), table.Set
+	port := func(n uint16) nft.Value { return nft.Value(nft.AppendPort(nil, n)) }
+	elements := func(e nft.Element) []nft.OwnedElement { return []nft.OwnedElement{{Element: e}} }
+	drop, toNowhere := nft.Verdict{Code: nft.Drop}, nft.Verdict{Code: nft.Goto, Chain: "nowhere"}
+	for name, c := range map[string]struct {
+		op   nft.Op
+		want error // nil: any error
+	}{
+		"delete a missing table":              {nft.DeleteTable{Table: nft.TableID{Family: nft.IPv4, Name: "other"}}, nft.ErrNotFound},
+		"set in a missing table":              {nft.AddSet{Table: nft.TableID{Family: nft.IPv4, Name: "other"}, Set: set(plainSet)}, nft.ErrNotFound},
+		"set that is there":                   {nft.AddSet{Table: id, Set: set(plainSet)}, nft.ErrExists},
+		"chain that is there":                 {nft.AddChain{Table: id, Chain: table.Chains.At("dispatch")}, nft.ErrExists},
+		"rules for a missing chain":           {nft.AddRules{Table: id, Chain: &nft.Chain{Name: "nowhere"}}, nft.ErrNotFound},
+		"flush a missing chain":               {nft.FlushChain{Table: id, Chain: "nowhere"}, nft.ErrNotFound},
+		"delete a missing chain":              {nft.DeleteChain{Table: id, Chain: "nowhere"}, nft.ErrNotFound},
+		"delete a chain that a rule jumps to": {nft.DeleteChain{Table: id, Chain: "dispatch"}, nft.ErrBusy},
+		"delete a chain in a verdict map":     {nft.DeleteChain{Table: id, Chain: "shared-1"}, nft.ErrBusy},
+		"jump to a base chain": {nft.AddRules{Table: id, Chain: &nft.Chain{Name: "shared-1", Rules: []nft.Rule{
+			{nft.Verdict{Code: nft.Jump, Chain: "prerouting"}},
+		}}}, nil},
+		"look up in a missing map": {nft.AddRules{Table: id, Chain: &nft.Chain{Name: "shared-1", Rules: []nft.Rule{
+			{nft.VMap{Key: nft.Fields{nft.Dport}, Map: "nowhere"}},
+		}}}, nft.ErrNotFound},
+		"take a map for a set": {nft.AddRules{Table: id, Chain: &nft.Chain{Name: "shared-1", Rules: []nft.Rule{
+			{nft.InSet{Key: nft.Fields{nft.Dport}, Set: verdicts}},
+		}}}, nft.ErrNotFound},
+		"verdict to a missing chain": {nft.AddElements{Table: id, Set: set(verdicts), Elements: elements(nft.Element{
+			Set: verdicts, Key: port(81), Verdict: toNowhere,
+		})}, nft.ErrBusy},
+		"key with another verdict": {nft.AddElements{Table: id, Set: set(verdicts), Elements: elements(nft.Element{
+			Set: verdicts, Key: port(80), Verdict: drop,
+		})}, nft.ErrExists},
+		"key with other data": {nft.AddElements{Table: id, Set: set(pools), Elements: elements(nft.Element{
+			Set: pools, Key: pool(nft.IPv4, 6).Prefix.WithIndex(0), Data: pool(nft.IPv4, 6, 9).Targets[0],
+		})}, nft.ErrExists},
+		"delete a missing element": {nft.DeleteElements{Table: id, Set: set(verdicts), Elements: elements(nft.Element{
+			Set: verdicts, Key: port(81),
+		})}, nft.ErrNotFound},
+		"element of a missing set": {nft.AddElements{Table: id, Set: &nft.Set{Name: "nowhere"}, Elements: elements(nft.Element{})}, nft.ErrNotFound},
+		"key of another length": {nft.AddElements{Table: id, Set: set(plainSet), Elements: elements(nft.Element{
+			Set: plainSet, Key: address(nft.IPv6, 1),
+		})}, nil},
+		"verdict map without verdict": {nft.AddElements{Table: id, Set: set(verdicts), Elements: elements(nft.Element{
+			Set: verdicts, Key: port(81),
+		})}, nil},
+		"long comment": {nft.AddElements{Table: id, Set: set(plainSet), Elements: elements(nft.Element{
+			Set: plainSet, Key: address(nft.IPv4, 1), Comment: strings.Repeat("x", nft.MaxComment+1),
+		})}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := program.Model()
+			before := m.String()
+			good := nft.AddElements{Table: id, Set: set(plainSet), Elements: elements(nft.Element{Set: plainSet, Key: address(nft.IPv4, 7)})}
+			if err := m.Apply(nft.Batch{Ops: []nft.Op{good, c.op}}); err == nil || c.want != nil && !errors.Is(err, c.want) {
+				t.Errorf("err %v, want %v", err, c.want)
+			}
+			if diff := cmp.Diff(before, m.String()); diff != "" {
+				t.Errorf("something is in (-before +after):\n%s", diff)
+			}
+			if err := m.Apply(nft.Batch{Ops: []nft.Op{good}}); err != nil {
+				t.Errorf("the rest alone: %v", err)
+			}
+		})
+	}
+}
+
+// TestModelAllows: what a kernel allows that one might doubt.
+func TestModelAllows(t *testing.T) {
+	program := oneVerdict("shared-1")
+	table := program.IPv4
+	verdict := nft.OwnedElement{Element: nft.Element{
+		Set: verdicts, Key: nft.Value(nft.AppendPort(nil, 80)), Verdict: nft.Verdict{Code: nft.Goto, Chain: "shared-1"},
+	}}
+	elements := []nft.OwnedElement{verdict}
+	for name, ops := range map[string][]nft.Op{
+		"add a table that is there":    {nft.AddTable{Table: table.ID()}},
+		"add an element that is there": {nft.AddElements{Table: table.ID(), Set: table.Set(verdicts), Elements: elements}},
+		"delete an element and add it again": {
+			nft.DeleteElements{Table: table.ID(), Set: table.Set(verdicts), Elements: elements},
+			nft.AddElements{Table: table.ID(), Set: table.Set(verdicts), Elements: elements},
+		},
+		"delete an element and its chain": {
+			nft.DeleteElements{Table: table.ID(), Set: table.Set(verdicts), Elements: elements},
+			nft.DeleteChain{Table: table.ID(), Chain: "shared-1"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := program.Model().Apply(nft.Batch{Ops: ops}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
