@@ -1,0 +1,278 @@
+package watch
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"nftproxy/internal/service"
+)
+
+func kindService(s *corev1.Service) *corev1.Service {
+	s.TypeMeta = metav1.TypeMeta{Kind: "Service", APIVersion: "v1"}
+	return s
+}
+
+func kindSlice(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
+	s.TypeMeta = metav1.TypeMeta{Kind: "EndpointSlice", APIVersion: "discovery.k8s.io/v1"}
+	return s
+}
+
+func node(address string) *corev1.Node {
+	return &corev1.Node{
+		TypeMeta:   metav1.TypeMeta{Kind: "Node", APIVersion: "v1"},
+		ObjectMeta: metav1.ObjectMeta{Name: "node-0"},
+		Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: address}}},
+	}
+}
+
+// observer runs a watcher on the API server and takes every update.
+type observer struct {
+	*testing.T
+	*Watcher
+	out      *service.Mailbox
+	reported chan Problem
+	first    string
+	last     service.Snapshot
+}
+
+func observe(t *testing.T, s *apiServer, opts Options) *observer {
+	o := &observer{T: t, out: service.NewMailbox(), reported: make(chan Problem, 1000)}
+	opts.Node = "node-0"
+	opts.Report = func(p Problem) { o.reported <- p }
+	o.Watcher = NewWatcher(opts, o.out)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- o.RunKubernetes(ctx, s.client()) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("RunKubernetes: %v", err)
+		}
+	})
+	return o
+}
+
+// await takes updates until the snapshot reads as wanted.
+func (o *observer) await(want string) {
+	o.Helper()
+	timeout := time.After(patience)
+	for {
+		if o.last.Node != nil && o.last.String() == want {
+			return
+		}
+		select {
+		case <-o.out.C():
+			u, ok := o.out.Take()
+			if !ok {
+				continue
+			}
+			o.last = u.Snapshot
+			if o.first == "" {
+				o.first = u.Snapshot.String()
+			}
+			if age := time.Since(u.Since); u.Since.IsZero() || age < 0 || age > patience {
+				o.Fatalf("the change came %v ago", age)
+			}
+		case <-timeout:
+			got := "nothing"
+			if o.last.Node != nil {
+				got = o.last.String()
+			}
+			o.Fatalf("(-want +got):\n%s", cmp.Diff(want, got))
+		}
+	}
+}
+
+func (o *observer) awaitProblem(matches func(Problem) bool) Problem {
+	o.Helper()
+	timeout := time.After(patience)
+	for {
+		select {
+		case p := <-o.reported:
+			if matches(p) {
+				return p
+			}
+		case <-timeout:
+			o.Fatal("the problem was not reported")
+		}
+	}
+}
+
+const (
+	textNode = "node node-0\n  address 192.168.0.2\n"
+	textSvc0 = `service ns-0/svc-0 created 2026-01-01T00:00:00Z
+  cluster-ip 172.30.0.0
+  port http tcp 80
+`
+	textSvc0Two = textSvc0 + `    endpoint 10.0.0.1:8080 node-0 ready serving
+    endpoint 10.0.0.2:8080 node-1 ready serving
+`
+)
+
+// TestKubernetes follows create, update and delete. The slices are held back
+// at first: nothing may come out before they are there.
+func TestKubernetes(t *testing.T) {
+	s := newAPIServer(t)
+	gate := make(chan struct{})
+	s.resources["endpointslices"].gate = gate
+	s.set("nodes", node("192.168.0.2"))
+	s.set("services", kindService(uniformService(0)))
+	s.set("endpointslices", kindSlice(uniformSlice(0, 2)))
+	o := observe(t, s, Options{})
+	for len(s.seen("endpointslices")) == 0 || len(s.seen("services")) == 0 || len(s.seen("nodes")) == 0 {
+		<-s.arrived
+	}
+	close(gate)
+	o.await(textNode + textSvc0Two)
+	if o.first != textNode+textSvc0Two {
+		t.Errorf("the first update was not complete:\n%s", o.first)
+	}
+
+	s.set("endpointslices", kindSlice(uniformSlice(0, 0)))
+	o.await(textNode + textSvc0)
+	s.set("endpointslices", kindSlice(uniformSlice(0, 2)))
+	o.await(textNode + textSvc0Two)
+	s.set("nodes", node("192.168.0.3"))
+	o.await(strings.Replace(textNode, "0.2", "0.3", 1) + textSvc0Two)
+	s.remove("services", "svc-0")
+	o.await(strings.Replace(textNode, "0.2", "0.3", 1))
+	s.set("services", kindService(uniformService(0)))
+	s.remove("endpointslices", "slice-0")
+	o.await(strings.Replace(textNode, "0.2", "0.3", 1) + textSvc0)
+
+	for resource, want := range map[string][2]string{
+		"services":       {"!service.kubernetes.io/service-proxy-name", "spec.clusterIP!=None"},
+		"endpointslices": {"!service.kubernetes.io/headless", ""},
+		"nodes":          {"", "metadata.name=node-0"},
+	} {
+		for _, query := range s.seen(resource) {
+			if got := [2]string{query.Get("labelSelector"), query.Get("fieldSelector")}; got != want {
+				t.Errorf("%s: asked for %q, want %q", resource, got, want)
+			}
+		}
+	}
+	for _, r := range s.requests {
+		if accept := r.Header.Get("Accept"); !strings.HasPrefix(accept, "application/vnd.kubernetes.protobuf") {
+			t.Errorf("%s accepts %q first", r.URL.Path, accept)
+		}
+	}
+}
+
+// TestNoNode: everything but the addresses works without a Node, and the Node
+// counts when it comes.
+func TestNoNode(t *testing.T) {
+	s := newAPIServer(t)
+	s.set("services", kindService(uniformService(0)))
+	o := observe(t, s, Options{})
+	o.await("node node-0\n" + textSvc0)
+	o.awaitProblem(func(p Problem) bool { return errors.Is(p, ErrNoNode) && p.Object.String() == "Node node-0" })
+	s.set("nodes", node("192.168.0.2"))
+	o.await(textNode + textSvc0)
+}
+
+// TestNodeRefused: an account that may not read Nodes gets its services all
+// the same, after the time-out.
+func TestNodeRefused(t *testing.T) {
+	s := newAPIServer(t)
+	s.resources["nodes"].refused = true
+	s.set("services", kindService(uniformService(0)))
+	o := observe(t, s, Options{NodeTimeout: time.Millisecond})
+	o.await("node node-0\n" + textSvc0)
+	o.awaitProblem(func(p Problem) bool {
+		e := (*RequestError)(nil)
+		return errors.As(p, &e) && e.Resource == "nodes" && strings.Contains(p.Error(), "nodes is forbidden")
+	})
+}
+
+// TestAPIServerAway: it is away at the start and later; what happened
+// meanwhile is made up for, deletions too.
+func TestAPIServerAway(t *testing.T) {
+	s := newAPIServer(t)
+	s.stop()
+	s.set("nodes", node("192.168.0.2"))
+	s.set("services", kindService(uniformService(0)))
+	s.set("endpointslices", kindSlice(uniformSlice(0, 2)))
+	refused := func(p Problem) bool {
+		e := (*RequestError)(nil)
+		return errors.As(p, &e) && strings.Contains(p.Error(), "connection refused")
+	}
+	o := observe(t, s, Options{})
+	o.awaitProblem(refused)
+	s.start()
+	o.await(textNode + textSvc0Two)
+
+	s.stop()
+	o.awaitProblem(refused)
+	s.forget()
+	s.remove("services", "svc-0")
+	s.set("services", kindService(uniformService(1)))
+	s.remove("endpointslices", "slice-0")
+	s.set("endpointslices", kindSlice(uniformSlice(1, 0)))
+	s.forget()
+	s.start()
+	o.await(textNode + `service ns-1/svc-1 created 2026-01-01T00:00:00Z
+  cluster-ip 172.30.0.1
+  port http tcp 80
+`)
+}
+
+// TestHostAddresses: they may come before the start and at any time after.
+func TestHostAddresses(t *testing.T) {
+	s := newAPIServer(t)
+	s.set("nodes", node("192.168.0.2"))
+	o := observe(t, s, Options{})
+	done := make(chan struct{})
+	for range 4 {
+		go func() {
+			o.SetHostAddresses(convertNode(node("192.168.0.9")).addresses)
+			done <- struct{}{}
+		}()
+	}
+	for range 4 {
+		<-done
+	}
+	o.await(textNode + "  host-address 192.168.0.9\n")
+	o.SetHostAddresses(nil)
+	o.await(textNode)
+}
+
+// TestKeptIsSmall: what is kept of an object has none of the metadata that
+// nothing reads.
+func TestKeptIsSmall(t *testing.T) {
+	s := uniformSlice(0, 3)
+	s.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "x"}}
+	s.Annotations = map[string]string{"a": "b"}
+	s.OwnerReferences = []metav1.OwnerReference{{Name: "svc-0"}}
+	kept := convertSlice(s)
+	want := metav1.ObjectMeta{Namespace: "ns-0", Name: "slice-0"}
+	if diff := cmp.Diff(want, kept.ObjectMeta); diff != "" {
+		t.Errorf("metadata (-want +got):\n%s", diff)
+	}
+	if len(kept.names) != 3 || len(slices.Compact(kept.names)) != 3 {
+		t.Errorf("%d node names are kept, want 3", len(kept.names))
+	}
+}
+
+func TestClientConfig(t *testing.T) {
+	config, err := ClientConfig("", "http://127.0.0.1:8080")
+	must(t, err)
+	if config.Host != "http://127.0.0.1:8080" || config.ContentType != "application/vnd.kubernetes.protobuf" || config.QPS >= 0 || config.Timeout != 0 {
+		t.Errorf("host %q, content type %q, QPS %v, time-out %v", config.Host, config.ContentType, config.QPS, config.Timeout)
+	}
+	if _, err := ClientConfig("/nonexistent/kubeconfig", ""); err == nil || !strings.HasPrefix(err.Error(), "configure API client: ") {
+		t.Errorf("a kubeconfig that is not there: %v", err)
+	}
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	if _, err := ClientConfig("", ""); err == nil {
+		t.Error("no error outside a cluster")
+	}
+}
