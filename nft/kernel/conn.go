@@ -84,10 +84,7 @@ func (c *Conn) Apply(b nft.Batch) error {
 		// Refused again, message by message, which tells the element.
 		err = c.apply(b, true)
 	}
-	if err != nil {
-		return fmt.Errorf("apply batch: %w", err)
-	}
-	return nil
+	return err
 }
 
 func (c *Conn) apply(b nft.Batch, single bool) error {

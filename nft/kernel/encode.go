@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -74,7 +75,7 @@ func (e *batchEncoder) batch(b nft.Batch) error {
 	e.b = slices.Grow(e.b, elements*elementSize)
 	for i, op := range b.Ops {
 		if err := e.op(i, op); err != nil {
-			return fmt.Errorf("encode %s: %w", summary(op), err)
+			return unfit(op, err)
 		}
 	}
 	return nil
@@ -175,7 +176,7 @@ func (e *batchEncoder) elements(i int, kind, flags uint16, table nft.TableID, se
 		list := e.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 		for full := false; next < len(elements) && !full; full = e.single || len(e.b)-list >= maxElementList {
 			if err := e.element(&elements[next].Element, shape, kind == unix.NFT_MSG_DELSETELEM); err != nil {
-				return fmt.Errorf("element %s of part %q: %w", set.Key.Format(table.Family, elements[next].Key), elements[next].Part, err)
+				return &misfit{next, err}
 			}
 			next++
 		}
@@ -183,6 +184,33 @@ func (e *batchEncoder) elements(i int, kind, flags uint16, table nft.TableID, se
 		e.end(at)
 	}
 	return nil
+}
+
+// misfit is an element that its set cannot hold, by its place in the operation.
+type misfit struct {
+	at  int
+	err error
+}
+
+func (m *misfit) Error() string { return fmt.Sprintf("element %d: %v", m.at, m.err) }
+
+// unfit is the error for an operation that has no encoding. An element's is
+// what the kernel would say of it, so that it is dealt with in the same way.
+func unfit(op nft.Op, err error) error {
+	var m *misfit
+	if !errors.As(err, &m) {
+		return fmt.Errorf("encode %s: %w", summary(op), err)
+	}
+	refusal := OpError{Table: tableOf(op), Errno: unix.EINVAL, Hint: m.err.Error()}
+	switch op := op.(type) {
+	case nft.AddElements:
+		op.Elements = op.Elements[m.at : m.at+1]
+		refusal.Op, refusal.Element = op, &op.Elements[0]
+	case nft.DeleteElements:
+		op.Elements = op.Elements[m.at : m.at+1]
+		refusal.Op, refusal.Element = op, &op.Elements[0]
+	}
+	return &BatchError{Errors: []OpError{refusal}}
 }
 
 // setShape is what an element of a set has to look like: lengths in bytes of a

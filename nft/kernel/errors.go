@@ -3,6 +3,7 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -75,6 +76,19 @@ func (e *BatchError) Unwrap() []error {
 		errs = append(errs, ErrOutcomeUnknown)
 	}
 	return errs
+}
+
+// Parts lists the parts that the refused elements belong to, each once, sorted.
+// Refusals that are not about an element have none.
+func (e *BatchError) Parts() []string {
+	var parts []string
+	for i := range e.Errors {
+		if element := e.Errors[i].Element; element != nil {
+			parts = append(parts, element.Part)
+		}
+	}
+	slices.Sort(parts)
+	return slices.Compact(parts)
 }
 
 // Error is, for example, `add element ip nftproxy services { 10.96.0.10 . tcp .
