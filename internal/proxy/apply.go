@@ -109,11 +109,11 @@ func (a *applier) look(s *Sync, want *nft.Program) error {
 	start := time.Now()
 	defer func() { s.Read += time.Since(start) }()
 	if err := a.kernel.Claim(want); err != nil {
-		return fmt.Errorf("claim tables: %w", err)
+		return err // It says itself what it was doing, and so does Read's.
 	}
 	m, err := a.kernel.Read(want)
 	if err != nil {
-		return fmt.Errorf("read tables: %w", err)
+		return err
 	}
 	a.state, a.sure = nft.Adopt(m, want), true
 	return nil
@@ -192,6 +192,9 @@ func (a *applier) isolate(p *nft.Program, err error) bool {
 		parts := partsOf(p, name)
 		if _, already := a.quarantine[name]; already || parts == [2]*nft.Part{} {
 			continue
+		}
+		if a.quarantine == nil {
+			a.quarantine = map[string]quarantined{}
 		}
 		a.quarantine[name] = quarantined{parts, err}
 		isolated = true

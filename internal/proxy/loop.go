@@ -99,7 +99,7 @@ type Loop struct {
 // New makes a loop. Observers are called after each sync, in order and before
 // the next one: they must not wait for anything.
 func New(c Config, k Kernel, compile func(service.Snapshot) *nft.Program, observe ...func(Sync)) *Loop {
-	return &Loop{config: c, compile: compile, observe: observe, applier: applier{kernel: k, quarantine: map[string]quarantined{}}}
+	return &Loop{config: c, compile: compile, observe: observe, applier: applier{kernel: k}}
 }
 
 // Busy is when the turn that is under way began, or the zero time between
