@@ -47,14 +47,17 @@ func Run(ctx context.Context, c Config) error {
 	s.line("real traffic and no cluster. This machine's own network is not touched.")
 	w := &world{config: c}
 	failed := play(ctx, s, w, scenario())
-	log := w.proxyLog()
+	stopped := w.stopProxy()
 	cleaned := w.close()
 	switch {
-	case failed != nil && ctx.Err() != nil:
+	case ctx.Err() != nil:
 		failed = ErrInterrupted
-	case failed != nil:
+	case failed == nil:
+		failed = stopped
+	}
+	if failed != nil && !errors.Is(failed, ErrInterrupted) {
 		s.show(explain(failed)...)
-		s.show(log...)
+		s.show(w.proxyLog()...)
 	}
 	s.conclude(w, time.Since(start), failed, cleaned)
 	return errors.Join(failed, cleaned)
@@ -113,12 +116,17 @@ func (w *world) alive() error {
 	}
 }
 
-// close removes what the world is made of, and stops the proxy first.
+// stopProxy expects the proxy to end when asked to.
+func (w *world) stopProxy() error {
+	if w.proxy == nil {
+		return nil
+	}
+	return w.proxy.stop()
+}
+
+// close removes what the world is made of. The proxy has ended before.
 func (w *world) close() error {
 	var errs []error
-	if w.proxy != nil {
-		errs = append(errs, w.proxy.stop())
-	}
 	if w.tables != nil {
 		errs = append(errs, w.tables.Close())
 	}

@@ -27,11 +27,15 @@ type screen struct {
 func newScreen(out io.Writer, getenv func(string) string) *screen {
 	f, ok := out.(*os.File)
 	live := ok && term.IsTerminal(int(f.Fd())) && getenv("TERM") != "dumb"
-	return &screen{out: out, live: live, style: style{
+	return &screen{out: out, live: live, style: newStyle(live, getenv)}
+}
+
+func newStyle(live bool, getenv func(string) string) style {
+	return style{
 		// https://no-color.org: any value but the empty one.
 		color:   live && getenv("NO_COLOR") == "",
 		unicode: showsUnicode(getenv),
-	}}
+	}
 }
 
 // showsUnicode says whether the locale's character set is UTF-8; where none is

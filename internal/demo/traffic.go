@@ -17,15 +17,23 @@ import (
 // askers is how many questions are under way at a time.
 const askers = 4
 
-// askMany asks n times, each from a new socket, and returns all answers, whatever
-// they are.
+// askMany asks n times, each from a new socket, and expects answers. It stops
+// at the first question without one.
 func askMany(ctx context.Context, from *testnet.Namespace, proto string, to netip.AddrPort, n int) ([]testnet.Answer, error) {
 	answers := make([]testnet.Answer, n)
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(askers)
 	for i := range answers {
-		group.Go(func() (err error) {
-			answers[i], err = from.Ask(ctx, proto, to, patience)
+		group.Go(func() error {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			a, err := from.Ask(ctx, proto, to, patience)
+			if err == nil && a.Outcome != testnet.Answered {
+				what := fmt.Sprintf("%d connections from %s to %v/%s", n, from, to, proto)
+				err = &mismatch{what, "all to be " + string(testnet.Answered), "one that was not: " + string(a.Outcome)}
+			}
+			answers[i] = a
 			return err
 		})
 	}
