@@ -72,20 +72,22 @@ type bench struct {
 	*Cleaner
 	table *slowTable
 	runs  []Run
+	stop  func() // returns when Run has
 }
 
 func start(t *testing.T, table *slowTable) *bench {
 	b := &bench{table: table}
 	b.Cleaner = NewCleaner(table, NewIndex(service.NodePortAddresses{}), func(r Run) { b.runs = append(b.runs, r) })
-	ctx, stop := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- b.Run(ctx) }()
-	t.Cleanup(func() {
-		stop()
+	b.stop = sync.OnceFunc(func() {
+		cancel()
 		if err := <-done; err != nil {
 			t.Errorf("Run() = %v", err)
 		}
 	})
+	t.Cleanup(b.stop)
 	synctest.Wait()
 	return b
 }
@@ -245,10 +247,9 @@ func TestCleanerStopsInPass(t *testing.T) {
 		b := start(t, &slowTable{dump: time.Hour})
 		b.Notify(parse(t, cluster))
 		synctest.Wait()
-		t.Cleanup(func() { // runs before the one that stops b
-			if len(b.table.starts) != 1 || len(b.runs) > 0 {
-				t.Errorf("%d passes begun, %d observed, want 1 and 0", len(b.table.starts), len(b.runs))
-			}
-		})
+		b.stop()
+		if len(b.table.starts) != 1 || len(b.runs) > 0 {
+			t.Errorf("%d passes begun, %d observed, want 1 and 0", len(b.table.starts), len(b.runs))
+		}
 	})
 }

@@ -65,7 +65,11 @@ var ErrInterrupted = errors.New("dump interrupted")
 // is. Kernel errors match unix.EPERM (no CAP_NET_ADMIN) or unix.EINVAL (no
 // nf_conntrack_netlink in the kernel).
 func (t *Table) Flows(ctx context.Context, filter Filter, yield func(Flow) error) error {
-	if _, err := t.dumps.Send(dumpRequest(filter)); err != nil {
+	return t.dump(ctx, dumpRequest(filter), filter, yield)
+}
+
+func (t *Table) dump(ctx context.Context, request netlink.Message, filter Filter, yield func(Flow) error) error {
+	if _, err := t.dumps.Send(request); err != nil {
 		return fmt.Errorf("dump conntrack table: %w", err)
 	}
 	interrupted := false

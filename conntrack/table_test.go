@@ -152,6 +152,30 @@ func TestTableFlows(t *testing.T) {
 	}
 }
 
+// The kernel does what the filter says, and where it does not, as before Linux
+// 5.15, Flows does.
+func TestTableFiltersTwice(t *testing.T) {
+	ns := testnet.NamespaceForTest(t, "node")
+	table, creator := open(t, ns), dialCreator(t, ns)
+	src, dst := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+	create(t, creator, timo.NewFlow(17, timo.StatusConfirmed, src, dst, 1, 53, 600, 0))
+	create(t, creator, timo.NewFlow(17, timo.StatusConfirmed|timo.StatusSeenReply|timo.StatusAssured, src, dst, 2, 53, 600, 0))
+	unassured := Filter{Mask: Assured}
+	for _, test := range []struct {
+		by              string
+		request, filter Filter
+	}{{"the kernel", unassured, Filter{}}, {"Flows", Filter{}, unassured}} {
+		var ports []uint16
+		err := table.dump(t.Context(), dumpRequest(test.request), test.filter, func(f Flow) error {
+			ports = append(ports, f.Original.Src.Port())
+			return nil
+		})
+		if !slices.Equal(ports, []uint16{1}) || err != nil {
+			t.Errorf("filtered by %s: flows from ports %v, %v, want 1 only", test.by, ports, err)
+		}
+	}
+}
+
 // Without the capability both calls say so, and what is needed.
 func TestTableWithoutCapability(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "node")
