@@ -1,0 +1,82 @@
+package proxy
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"nftproxy/internal/service"
+	"nftproxy/internal/testnet"
+	"nftproxy/nft"
+	"nftproxy/nft/kernel"
+	"nftproxy/nft/ruleset"
+)
+
+// TestKernelQuarantine: a real kernel refuses two services of many; it names
+// them, everything else goes in, and a mended one follows.
+func TestKernelQuarantine(t *testing.T) {
+	ns := testnet.NamespaceForTest(t, "quarantine")
+	conn, err := kernel.Open(kernel.Config{NetNS: ns.Fd()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+
+	snapshot, err := service.Parse(strings.NewReader(`
+node n
+service a/one created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.1
+  port - tcp 80
+    endpoint 10.244.0.1:80 n ready serving
+service a/two created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.2
+  port - tcp 80
+service a/three created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.3
+  port - tcp 80
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := ruleset.Config{Table: ruleset.DefaultTable, ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}
+	good := ruleset.Compile(cfg, snapshot)
+	bad := &nft.Program{IPv4: good.IPv4.Clone(), IPv6: good.IPv6}
+	for _, name := range []string{"a/one", "a/three"} {
+		part := *good.IPv4.Parts.At(name)
+		part.Elements = slices.Clone(part.Elements)
+		part.Elements[0].Key += "\x00\x00\x00\x00" // longer than the set's key
+		bad.IPv4.Parts = bad.IPv4.Parts.Set(name, &part)
+	}
+
+	a := applier{kernel: conn, quarantine: map[string]quarantined{}}
+	s := Sync{Program: bad}
+	if err := a.run(&s); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"a/one", "a/three"} {
+		if s.Quarantined[name] == nil || !strings.Contains(s.Quarantined[name].Error(), name) {
+			t.Errorf("%s: quarantined for %v, which does not name it", name, s.Quarantined[name])
+		}
+	}
+	want := &nft.Program{IPv4: bad.IPv4.Clone(), IPv6: bad.IPv6}
+	want.IPv4.Parts = want.IPv4.Parts.Delete("a/one").Delete("a/three")
+	expectKernel(t, conn, want)
+
+	s = Sync{Program: good}
+	if err := a.run(&s); err != nil || len(s.Quarantined) > 0 {
+		t.Fatalf("the mended program: %v, quarantined %v", err, s.Quarantined)
+	}
+	expectKernel(t, conn, good)
+}
+
+func expectKernel(t *testing.T, conn *kernel.Conn, want *nft.Program) {
+	t.Helper()
+	m, err := conn.Read(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := m.String(); got != want.String() {
+		t.Errorf("the kernel has\n%s\nwant\n%s", got, want)
+	}
+}
