@@ -13,8 +13,12 @@ import (
 	"nftproxy/nft"
 )
 
-// seeds runs the test with n sources of randomness, always the same.
+// seeds runs the test with n sources of randomness, always the same; with
+// -short, which goes with the race detector, with an eighth of them.
 func seeds(t *testing.T, n int, test func(t *testing.T, rng *rand.Rand)) {
+	if testing.Short() {
+		n = (n + 7) / 8
+	}
 	for seed := range uint64(n) {
 		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) { test(t, rand.New(rand.NewPCG(seed, 2))) })
 	}

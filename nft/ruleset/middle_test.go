@@ -42,7 +42,7 @@ func TestInTheMiddle(t *testing.T) {
 			}
 		}
 	})
-	if dnated < 100 || dropped < 100 {
+	if (dnated < 100 || dropped < 100) && !testing.Short() {
 		t.Errorf("%d packets translated and %d dropped: the cases are too narrow", dnated, dropped)
 	}
 }

@@ -264,7 +264,7 @@ func TestOracle(t *testing.T) {
 	count := map[nft.Fate]int{}
 	seeds(t, 400, func(t *testing.T, rng *rand.Rand) { checkCluster(t, rng, 100, count) })
 	for _, fate := range []nft.Fate{nft.Untouched, nft.DNATed, nft.Reset, nft.Unreachable} {
-		if count[fate] < 1000 {
+		if count[fate] < 1000 && !testing.Short() {
 			t.Errorf("only %d packets were %s: the cases are too narrow", count[fate], fate)
 		}
 	}
