@@ -111,8 +111,8 @@ func explain(err error) error {
 }
 
 // Delete removes those of the flows that are still there and returns how many
-// these were. An entry that took a flow's place with the same tuple stays. All
-// flows are tried; the error is of those that could not be removed.
+// these were. An entry that took a flow's place with the same tuple stays. Any
+// error but that a flow is gone ends the call, and flows may be left.
 func (t *Table) Delete(ctx context.Context, flows []Flow) (n int, err error) {
 	for len(flows) > 0 {
 		if err := ctx.Err(); err != nil {
