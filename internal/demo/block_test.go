@@ -172,20 +172,21 @@ func TestProgress(t *testing.T) {
 	const clear = "\r\x1b[K"
 	for _, test := range []struct {
 		screen screen
-		ok     bool
+		how    outcome
 		begins string
 		ends   string // between title and time
 	}{
-		{screen{}, true, "\n 2/11  Title ...\n     ok, ", ""},
-		{screen{}, false, "\n 2/11  Title ...\n     FAILED, ", ""},
-		{screen{live: true}, true, "\n" + clear + "  -  Title  0.0 s", clear + "  +  Title" + strings.Repeat(" ", 66)},
-		{screen{live: true}, false, "\n" + clear + "  -  Title  0.0 s", clear + "  x  Title" + strings.Repeat(" ", 66)},
-		{screen{live: true, style: style{unicode: true}}, true, "\n" + clear + "  ⠋  Title  0.0 s", clear + "  ✓  Title" + strings.Repeat(" ", 66)},
+		{screen{}, succeeded(), "\n 2/11  Title ...\n     ok, ", ""},
+		{screen{}, failed(), "\n 2/11  Title ...\n     FAILED, ", ""},
+		{screen{}, cutShort(), "\n 2/11  Title ...\n     interrupted, ", ""},
+		{screen{live: true}, succeeded(), "\n" + clear + "  -  Title  0.0 s", clear + "  +  Title" + strings.Repeat(" ", 66)},
+		{screen{live: true}, failed(), "\n" + clear + "  -  Title  0.0 s", clear + "  x  Title" + strings.Repeat(" ", 66)},
+		{screen{live: true, style: style{unicode: true}}, succeeded(), "\n" + clear + "  ⠋  Title  0.0 s", clear + "  ✓  Title" + strings.Repeat(" ", 66)},
 	} {
 		var out strings.Builder
 		test.screen.out = &out
 		p := test.screen.begin(2, 11, "Title")
-		p.end(test.ok)
+		p.end(test.how)
 		if got := out.String(); !strings.HasPrefix(got, test.begins) || !strings.Contains(got, test.ends) {
 			t.Errorf("%+v: got %q, want it to begin with %q and to have %q", test.screen.style, got, test.begins, test.ends)
 		}

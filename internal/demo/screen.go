@@ -125,29 +125,34 @@ func (p *progress) draw(frame rune) {
 	fmt.Fprintf(p.screen.out, "\r\x1b[K%s", line)
 }
 
+// outcome is how a step ended.
+type outcome struct {
+	word          string // elsewhere
+	sign, inASCII string // on a terminal
+	paint         func(style, string) string
+}
+
+func succeeded() outcome { return outcome{"ok", "✓", "+", style.good} }
+func failed() outcome    { return outcome{"FAILED", "✗", "x", style.bad} }
+func cutShort() outcome  { return outcome{"interrupted", "–", "-", style.faint} }
+
 // end shows how the step went and how long it took.
-func (p *progress) end(ok bool) {
+func (p *progress) end(o outcome) {
 	s := p.screen
-	if s.live {
-		close(p.stop)
-		<-p.stopped
-		fmt.Fprint(s.out, "\r\x1b[K")
-	}
 	took := elapsed(time.Since(p.start))
 	if !s.live {
-		word := "ok"
-		if !ok {
-			word = "FAILED"
-		}
-		s.line(fmt.Sprintf("     %s, %s", word, took))
+		s.line(fmt.Sprintf("     %s, %s", o.word, took))
 		return
 	}
-	sign := s.style.good(s.sign("✓", "+"))
-	if !ok {
-		sign = s.style.bad(s.sign("✗", "x"))
+	close(p.stop)
+	<-p.stopped
+	sign := o.inASCII
+	if s.style.unicode {
+		sign = o.sign
 	}
 	const signColumns = 5
-	s.line("  " + sign + "  " + s.style.bold(pad(p.title, screenWidth-signColumns-len(took))) + s.style.faint(took))
+	s.line("\r\x1b[K  " + o.paint(s.style, sign) + "  " +
+		s.style.bold(pad(p.title, screenWidth-signColumns-columns(took))) + s.style.faint(took))
 }
 
 func elapsed(d time.Duration) string {
@@ -155,11 +160,4 @@ func elapsed(d time.Duration) string {
 		return fmt.Sprintf("%d ms", d.Milliseconds())
 	}
 	return fmt.Sprintf("%.1f s", d.Seconds())
-}
-
-func (s *screen) sign(unicode, ascii string) string {
-	if s.style.unicode {
-		return unicode
-	}
-	return ascii
 }

@@ -46,11 +46,15 @@ func play(ctx context.Context, s *screen, w *world, steps []step) error {
 		if err == nil {
 			err = w.alive()
 		}
-		if ctx.Err() != nil {
+		how := succeeded()
+		switch {
+		case ctx.Err() != nil:
 			// Whatever went wrong then: it was told to stop.
-			err = context.Cause(ctx)
+			err, how = context.Cause(ctx), cutShort()
+		case err != nil:
+			how = failed()
 		}
-		p.end(err == nil)
+		p.end(how)
 		s.show(blocks...)
 		if err != nil {
 			return fmt.Errorf("%s: %w", step.title, err)
