@@ -6,12 +6,16 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
 
 	"nftproxy/conntrack"
+	"nftproxy/internal/health"
 	"nftproxy/internal/hostaddr"
+	"nftproxy/internal/metrics"
 	"nftproxy/internal/proxy"
 	"nftproxy/internal/service"
 	"nftproxy/nft/kernel"
@@ -32,14 +36,28 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	defer flows.Close()
 
+	registry := metrics.NewRegistry()
+	counts := metrics.New(registry)
 	mailbox := service.NewMailbox()
-	watcher := watch.NewWatcher(watch.Options{Node: d.node, Report: d.logProblem}, mailbox)
-	cleaner := conntrack.NewCleaner(flows, conntrack.NewIndex(d.ruleset.NodePortAddresses), d.logPass)
-	loop := proxy.New(d.loopConfig(), conn, ruleset.NewCompiler(d.ruleset).Compile, d.syncLogger(), func(s proxy.Sync) {
-		if s.Err == nil {
-			cleaner.Notify(s.Snapshot)
-		}
+	watcher := watch.NewWatcher(watch.Options{Node: d.node, Report: func(p watch.Problem) {
+		d.logProblem(p, counts)
+	}}, mailbox)
+	cleaner := conntrack.NewCleaner(flows, conntrack.NewIndex(d.ruleset.NodePortAddresses), func(r conntrack.Run) {
+		counts.ObserveConntrack(r)
+		d.logPass(r)
 	})
+	var loop *proxy.Loop
+	judge := health.New(health.Config{Busy: func() time.Time { return loop.Busy() }, Answered: counts.CountHealth})
+	loop = proxy.New(d.loopConfig(), conn, ruleset.NewCompiler(d.ruleset).Compile,
+		d.syncLogger(), counts.Observe, judge.Observe, func(s proxy.Sync) {
+			if s.Err == nil {
+				cleaner.Notify(s.Snapshot)
+			}
+		})
+	servers, err := d.servers(judge, registry)
+	if err != nil {
+		return err
+	}
 
 	d.log.Info("starting", "version", version(), "node", d.node, "table", d.ruleset.Table)
 	group, ctx := errgroup.WithContext(ctx)
@@ -49,9 +67,25 @@ func (d *daemon) run(ctx context.Context) error {
 	})
 	group.Go(func() error { return loop.Run(ctx, mailbox) })
 	group.Go(func() error { return cleaner.Run(ctx) })
+	for _, server := range servers {
+		group.Go(func() error { return server.Run(ctx) })
+	}
 	err = group.Wait()
 	d.log.Info("stopped; the rules stay")
 	return err
+}
+
+// servers answer probes and Prometheus.
+func (d *daemon) servers(judge *health.Health, registry *prometheus.Registry) ([]*health.Server, error) {
+	probes, err := health.NewServer("health", d.options.healthAddress, judge.Handler(), d.log)
+	if err != nil {
+		return nil, fmt.Errorf("--healthz-bind-address: %w", err)
+	}
+	scrapes, err := health.NewServer("metrics", d.options.metricsAddress, health.MetricsHandler(registry), d.log)
+	if err != nil {
+		return nil, fmt.Errorf("--metrics-bind-address: %w", err)
+	}
+	return []*health.Server{probes, scrapes}, nil
 }
 
 func (d *daemon) watch(ctx context.Context, w *watch.Watcher) error {
@@ -79,10 +113,12 @@ func (d *daemon) loopConfig() proxy.Config {
 	return c
 }
 
-func (d *daemon) logProblem(p watch.Problem) {
+func (d *daemon) logProblem(p watch.Problem, counts *metrics.Metrics) {
 	level := slog.LevelWarn
 	if errors.Is(p, watch.ErrIgnoredKind) {
 		level = slog.LevelDebug
+	} else {
+		counts.CountProblem(p.Object.Kind)
 	}
 	d.log.Log(context.Background(), level, "cannot use as it stands", "err", p)
 }
