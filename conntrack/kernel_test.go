@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net"
 	"net/netip"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -18,6 +17,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"nftproxy/internal/nftcmd"
 	"nftproxy/internal/service"
 	"nftproxy/internal/testnet"
 )
@@ -26,15 +26,8 @@ import (
 // be tracked in the namespace.
 func loadRules(t testing.TB, ns *testnet.Namespace, rules string) {
 	t.Helper()
-	nft, err := exec.LookPath("nft")
-	if err != nil {
+	if err := nftcmd.ForTest(t).Load(ns, rules); err != nil {
 		t.Fatal(err)
-	}
-	cmd := exec.Command(nft, "-f", "-")
-	var output strings.Builder
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(rules), &output, &output
-	if err := ns.Run(cmd); err != nil {
-		t.Fatalf("nft: %v\n%s", err, output.String())
 	}
 }
 

@@ -176,8 +176,11 @@ func (s *SetContents) add(f Family, e Element) error {
 	if len(e.Comment) > MaxComment {
 		return fmt.Errorf("comment of %d bytes", len(e.Comment))
 	}
-	if have, ok := s.Elements[e.Key]; ok && (have.Data != e.Data || have.Verdict != e.Verdict) {
-		return ErrExists
+	if have, ok := s.Elements[e.Key]; ok {
+		if have.Data != e.Data || have.Verdict != e.Verdict {
+			return ErrExists
+		}
+		return nil // What is there stays as it is, its comment too.
 	}
 	s.Elements[e.Key] = e
 	return nil

@@ -63,16 +63,22 @@ func TestOrderDoesNotMatter(t *testing.T) {
 // claim a thing the oldest has it; between equals the first by name.
 func conflictsOracle(services map[service.Name]*service.Service) map[service.Name]*service.Conflicts {
 	claims := func(s *service.Service) map[service.Claim]bool {
-		all := map[service.Claim]bool{}
+		all, families := map[service.Claim]bool{}, map[bool]bool{}
 		for _, a := range s.ClusterIPs {
+			families[a.Is6()] = true
 			all[service.Claim{Addr: a}] = true
 		}
 		for _, p := range s.Ports {
 			for _, a := range slices.Concat(s.ClusterIPs, s.ExternalIPs) {
-				all[service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}] = true
+				if families[a.Is6()] {
+					all[service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}] = true
+				}
 			}
-			if p.NodePort != 0 {
-				all[service.Claim{Protocol: p.Protocol, Port: p.NodePort}] = true
+			if p.NodePort != 0 && families[false] {
+				all[service.Claim{Addr: netip.MustParseAddr("0.0.0.0"), Protocol: p.Protocol, Port: p.NodePort}] = true
+			}
+			if p.NodePort != 0 && families[true] {
+				all[service.Claim{Addr: netip.MustParseAddr("::"), Protocol: p.Protocol, Port: p.NodePort}] = true
 			}
 		}
 		return all

@@ -21,7 +21,7 @@ type Snapshot struct {
 }
 
 // Claim is something that only one service can have: an address with protocol
-// and port, a node port (no address), or a whole cluster IP (neither protocol
+// and port, a node port (the family's unspecified address), or a whole cluster IP (neither protocol
 // nor port), which decides who answers for its unused ports.
 type Claim struct {
 	Addr     netip.Addr
@@ -33,7 +33,7 @@ func (c Claim) String() string {
 	switch {
 	case c.Protocol == 0:
 		return fmt.Sprintf("cluster IP %s", c.Addr)
-	case !c.Addr.IsValid():
+	case c.Addr.IsUnspecified():
 		return fmt.Sprintf("node port %d/%s", c.Port, c.Protocol)
 	}
 	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(c.Addr, c.Port), c.Protocol)
@@ -79,23 +79,40 @@ func (s *Service) claims() []Claim {
 		for _, a := range s.Addresses() {
 			list = append(list, Claim{a, p.Protocol, p.Port})
 		}
-		if p.NodePort != 0 {
-			list = append(list, Claim{Protocol: p.Protocol, Port: p.NodePort})
+		for _, v6 := range []bool{false, true} {
+			if p.NodePort != 0 && s.InFamily(v6) {
+				list = append(list, NodePortClaim(v6, p))
+			}
 		}
 	}
 	slices.SortFunc(list, compareClaims)
 	return slices.Compact(list)
 }
 
+// NodePortClaim is the claim on a port's node port in one family.
+func NodePortClaim(v6 bool, p *Port) Claim {
+	any := netip.IPv4Unspecified()
+	if v6 {
+		any = netip.IPv6Unspecified()
+	}
+	return Claim{any, p.Protocol, p.NodePort}
+}
+
+// InFamily says whether the service is served in a family: it is where it has
+// a cluster IP, as in kube-proxy.
+func (s *Service) InFamily(v6 bool) bool {
+	return slices.ContainsFunc(s.ClusterIPs, func(a netip.Addr) bool { return a.Is6() == v6 })
+}
+
 // Addresses are the cluster IPs, then the external ones that are not also
-// cluster IPs of the service.
+// cluster IPs of the service, as far as the service is in their family.
 func (s *Service) Addresses() []netip.Addr {
 	if len(s.ExternalIPs) == 0 {
 		return s.ClusterIPs
 	}
 	all := slices.Clone(s.ClusterIPs)
 	for _, a := range s.ExternalIPs {
-		if !slices.Contains(all, a) {
+		if s.InFamily(a.Is6()) && !slices.Contains(all, a) {
 			all = append(all, a)
 		}
 	}

@@ -47,13 +47,14 @@ func (c *Compiler) Compile(s service.Snapshot) *nft.Program {
 // changed lists the services that may compile to something else than before.
 func (c *Compiler) changed(s service.Snapshot) []service.Name {
 	var names []service.Name
-	before := c.last.Services
+	for d := range treap.Diff(c.last.Services, s.Services) {
+		names = append(names, d.Key)
+	}
 	if s.Node.Name != c.last.Node.Name {
 		// Which endpoints are local depends on the node's name.
-		before = treap.Map[service.Name, *service.Service]{}
-	}
-	for d := range treap.Diff(before, s.Services) {
-		names = append(names, d.Key)
+		for name := range s.Services.All() {
+			names = append(names, name)
+		}
 	}
 	for d := range treap.Diff(c.last.Conflicts, s.Conflicts) {
 		names = append(names, d.Key)

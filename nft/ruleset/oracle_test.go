@@ -46,7 +46,7 @@ func (o *oracle) outcomes(p nft.Packet) []nft.Result {
 // address and serves the port on it.
 func (o *oracle) owner(dst netip.AddrPort, protocol service.Protocol) (*service.Service, *service.Port) {
 	for _, s := range o.byAge() {
-		if !slices.Contains(s.ClusterIPs, dst.Addr()) && !slices.Contains(s.ExternalIPs, dst.Addr()) {
+		if !slices.Contains(s.ClusterIPs, dst.Addr()) && !slices.Contains(s.ExternalIPs, dst.Addr()) || !inFamily(s, dst.Addr().Is6()) {
 			continue
 		}
 		for i, p := range s.Ports {
@@ -58,21 +58,25 @@ func (o *oracle) owner(dst netip.AddrPort, protocol service.Protocol) (*service.
 	return nil, nil
 }
 
-// nodePortOwner is the port of the oldest service that has the node port; nil
-// also if that service does not exist in the family.
+// nodePortOwner is the port of the oldest service of the family that has the
+// node port.
 func (o *oracle) nodePortOwner(number uint16, protocol service.Protocol, v6 bool) *service.Port {
 	for _, s := range o.byAge() {
 		for i, p := range s.Ports {
 			if p.NodePort == 0 || p.NodePort != number || p.Protocol != protocol {
 				continue
 			}
-			if !slices.ContainsFunc(s.ClusterIPs, func(a netip.Addr) bool { return a.Is6() == v6 }) {
-				return nil
+			if inFamily(s, v6) {
+				return &s.Ports[i]
 			}
-			return &s.Ports[i]
 		}
 	}
 	return nil
+}
+
+// inFamily: a service exists in a family if it has a cluster IP there.
+func inFamily(s *service.Service, v6 bool) bool {
+	return slices.ContainsFunc(s.ClusterIPs, func(a netip.Addr) bool { return a.Is6() == v6 })
 }
 
 func (o *oracle) byAge() []*service.Service {

@@ -23,7 +23,7 @@ type serviceCompiler struct {
 // compile returns the service's part, or nil where it has none in the family:
 // a service is in a family if it has a cluster IP there.
 func (c *serviceCompiler) compile() *nft.Part {
-	if !c.inFamily() {
+	if !c.svc.InFamily(c.v6()) {
 		return nil
 	}
 	for _, a := range c.svc.ClusterIPs {
@@ -39,9 +39,9 @@ func (c *serviceCompiler) compile() *nft.Part {
 	return nft.NewPart(c.elements, c.pools)
 }
 
-func (c *serviceCompiler) ours(a netip.Addr) bool { return a.Is6() == (c.family == nft.IPv6) }
+func (c *serviceCompiler) ours(a netip.Addr) bool { return a.Is6() == c.v6() }
 
-func (c *serviceCompiler) inFamily() bool { return slices.ContainsFunc(c.svc.ClusterIPs, c.ours) }
+func (c *serviceCompiler) v6() bool { return c.family == nft.IPv6 }
 
 func (c *serviceCompiler) port(p *service.Port) {
 	targets := c.targets(p)
@@ -58,7 +58,7 @@ func (c *serviceCompiler) port(p *service.Port) {
 		key = nft.AppendPort(nft.AppendProto(nft.AppendAddr(key, a), uint8(p.Protocol)), p.Port)
 		c.add(services, endpoints, nft.Value(key), shared, targets, text)
 	}
-	if p.NodePort != 0 && !c.lost.Has(service.Claim{Protocol: p.Protocol, Port: p.NodePort}) {
+	if p.NodePort != 0 && !c.lost.Has(service.NodePortClaim(c.v6(), p)) {
 		key := nft.AppendPort(nft.AppendProto(nil, uint8(p.Protocol)), p.NodePort)
 		shared := sharedChain{endpoints: len(targets), masquerade: always, nodePort: true}
 		c.add(nodePorts, nodePortEndpoints, nft.Value(key), shared, targets, text)
@@ -80,7 +80,7 @@ func (c *serviceCompiler) add(vmap, pool string, key nft.Value, shared sharedCha
 // targets are the addresses that connections to the port go to, sorted, cut
 // from one string so that a service of many endpoints costs one allocation.
 func (c *serviceCompiler) targets(p *service.Port) []nft.Value {
-	addrs := p.Choose(c.family == nft.IPv6)
+	addrs := p.Choose(c.v6())
 	if len(addrs) == 0 {
 		return nil
 	}
@@ -98,12 +98,12 @@ func (c *serviceCompiler) targets(p *service.Port) []nft.Value {
 
 // local returns the addresses of the service's endpoints on the node, each once.
 func (c *serviceCompiler) local(node string) []netip.Addr {
-	if !c.inFamily() {
+	if !c.svc.InFamily(c.v6()) {
 		return nil
 	}
 	var addrs []netip.Addr
 	for i := range c.svc.Ports {
-		addrs = append(addrs, c.svc.Ports[i].Local(node, c.family == nft.IPv6)...)
+		addrs = append(addrs, c.svc.Ports[i].Local(node, c.v6())...)
 	}
 	slices.SortFunc(addrs, netip.Addr.Compare)
 	return slices.Compact(addrs)
