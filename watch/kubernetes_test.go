@@ -276,3 +276,33 @@ func TestClientConfig(t *testing.T) {
 		t.Error("no error outside a cluster")
 	}
 }
+
+// TestNothingBeforeSync: changes wait for the sync, and a sync that never
+// comes, because ctx ends or a list is missing, lets nothing out.
+func TestNothingBeforeSync(t *testing.T) {
+	closed, open := make(chan struct{}), make(chan struct{})
+	close(closed)
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	out := service.NewMailbox()
+	w := NewWatcher(Options{Node: "node-0"}, out)
+	w.change(func(ix *index) { ix.setService(convertService(uniformService(0))) })
+	for range 50 { // A wrong select would choose at random.
+		w.awaitSync(ended, closed, closed, open)
+		w.publish()
+		if _, ok := out.Take(); ok {
+			t.Fatal("published without EndpointSlices")
+		}
+	}
+	before := time.Now()
+	w.awaitSync(context.Background(), closed, closed, closed)
+	w.publish()
+	u, ok := out.Take()
+	if !ok || u.Snapshot.Services.Len() != 1 || u.Since.Before(before) {
+		t.Fatalf("after the sync: %v, %d services, since %v before it", ok, u.Snapshot.Services.Len(), before.Sub(u.Since))
+	}
+	w.publish()
+	if _, ok := out.Take(); ok {
+		t.Fatal("published what had not changed")
+	}
+}
