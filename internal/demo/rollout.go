@@ -74,9 +74,11 @@ func replaceAll(ctx context.Context, w *world, tell tellFunc) (result []block, e
 		if err := r.replace(ctx, b); err != nil {
 			return nil, err
 		}
+		if r.traffic.failing() {
+			break
+		}
 	}
-	result, err = r.conclude(ctx, old)
-	return result, err
+	return r.conclude(ctx, old)
 }
 
 // openAnother opens a connection to a pod that has none yet.

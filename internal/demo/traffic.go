@@ -139,6 +139,13 @@ func (t *traffic) settle(ctx context.Context, n int) error {
 	return context.Cause(ctx)
 }
 
+// failing says that a connection has failed.
+func (t *traffic) failing() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.failures) > 0
+}
+
 // totals is what became of the traffic.
 type totals struct {
 	connections int
