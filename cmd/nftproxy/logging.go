@@ -23,7 +23,7 @@ func newLogger(w io.Writer, verbosity int) *slog.Logger {
 	}
 	var handler slog.Handler = slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level})
 	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		handler = tint.NewHandler(w, &tint.Options{Level: level, TimeFormat: time.TimeOnly + ".000"})
+		handler = tint.NewTextHandler(w, &tint.Options{Level: level, TimeFormat: time.TimeOnly + ".000"})
 	}
 	log := slog.New(handler)
 	klog.SetSlogLogger(log.With("from", "client-go"))
