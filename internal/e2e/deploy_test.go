@@ -39,8 +39,11 @@ func TestDeploy(t *testing.T) {
 	client := n.addClient()
 	web := n.create(service("web", "web"))
 	n.runPod("web-1", "web")
-	p := n.run(n.containerCommand(&daemonSet.Spec.Template.Spec.Containers[0]))
+	container := &daemonSet.Spec.Template.Spec.Containers[0]
+	p := n.run(n.containerCommand(container))
 	p.awaitSync(0)
+	n.soon("the readiness probe", func() error { return n.probe(container, container.ReadinessProbe) })
+	n.soon("the liveness probe", func() error { return n.probe(container, container.LivenessProbe) })
 	p.until("the pod serves", func() error {
 		return everywhere(func(protocol string, v6 bool) error {
 			return n.reaches(client, protocol, address(web, protocol, v6), "web-1")

@@ -128,6 +128,18 @@ func (n *node) clean() {
 	}
 }
 
+// startAPIServerAtEnd is for tests that stop it: those that follow need it, and
+// so does the cleaning up.
+func (n *node) startAPIServerAtEnd() {
+	n.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := n.plane.cluster.StartAPIServer(ctx); err != nil {
+			n.t.Errorf("start the API server again: %v", err)
+		}
+	})
+}
+
 // nftables opens the node's nftables for reading.
 func (n *node) nftables() *kernel.Conn {
 	n.t.Helper()

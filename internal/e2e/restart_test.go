@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -121,12 +123,15 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestAPIServerRestart takes the API server away and brings it back.
+// TestAPIServerRestart takes the API server away and brings it back. The slices
+// are the test's own: the controllers take their time to come back.
 func TestAPIServerRestart(t *testing.T) {
 	n := newNode(t)
 	client := n.addClient()
-	web := n.create(service("web", "web"))
-	n.runPod("web-1", "web")
+	web := n.create(service("web", ""))
+	for _, a := range n.addServer("web-1").Addrs {
+		n.publish(slice(sliceName("web-1", a), web, a))
+	}
 	p := n.startProxy()
 	reached := func(want ...string) func() error {
 		return func() error {
@@ -140,14 +145,26 @@ func TestAPIServerRestart(t *testing.T) {
 
 	at := p.mark()
 	n.plane.cluster.StopAPIServer()
+	n.startAPIServerAtEnd()
 	p.awaitText(at, "watch", "trying again")
 	n.must(talk.goesOn(), reached("web-1")())
 	n.must(n.plane.cluster.StartAPIServer(n.ctx))
 	n.must(talk.goesOn(), reached("web-1")())
 
-	n.runPod("web-2", "web")
+	back := time.Now()
+	for _, a := range n.addServer("web-2").Addrs {
+		n.publish(slice(sliceName("web-2", a), web, a))
+	}
 	p.until("a pod that came after the API server", reached("web-1", "web-2"))
+	t.Logf("what came after the API server was back was in force %v later", time.Since(back).Round(time.Millisecond))
 	n.must(talk.goesOn())
+}
+
+func sliceName(pod string, a netip.Addr) string {
+	if a.Is6() {
+		return pod + "-v6"
+	}
+	return pod + "-v4"
 }
 
 // syncs are the lines about syncs so far.

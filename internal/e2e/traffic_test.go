@@ -14,6 +14,21 @@ import (
 // retransmission of a SYN, which is none of a proxy's business.
 const answerTime = 3 * time.Second
 
+// soon is for what no log line follows: it checks again and again, each check
+// being a question to somebody who answers.
+func (n *node) soon(what string, check func() error) {
+	n.t.Helper()
+	for end := time.Now().Add(patience); ; {
+		err := check()
+		if err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			n.t.Fatalf("%s: still %v after %v", what, err, patience)
+		}
+	}
+}
+
 // ask asks once.
 func (n *node) ask(from *testnet.Namespace, protocol string, to netip.AddrPort) (testnet.Answer, error) {
 	answer, err := from.Ask(n.ctx, protocol, to, answerTime)
