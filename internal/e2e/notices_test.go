@@ -22,7 +22,7 @@ type notices struct {
 	mu      sync.Mutex
 	needle  []byte
 	arrived chan time.Time
-	lost    bool
+	lost    int // notices that the socket had no room for, in pieces
 }
 
 // listen starts listening on the node.
@@ -49,6 +49,12 @@ func (l *notices) expect(a netip.Addr) <-chan time.Time {
 	return l.arrived
 }
 
+func (l *notices) missed() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lost
+}
+
 func (l *notices) read() {
 	for {
 		messages, err := l.conn.Receive()
@@ -58,7 +64,7 @@ func (l *notices) read() {
 			return
 		case errors.Is(err, unix.ENOBUFS):
 			l.mu.Lock()
-			l.lost = true
+			l.lost++
 			l.mu.Unlock()
 			continue
 		case err != nil:

@@ -149,7 +149,7 @@ func (n *node) measureChanges(who string, p *process, offset, count int) []int {
 		case <-p.exited:
 			n.t.Fatalf("%s ended: %v", who, p.err)
 		case <-time.After(patience):
-			n.t.Fatalf("%s: change %d was not in the kernel within %v (notices lost: %t)", who, k, patience, l.lost)
+			n.t.Fatalf("%s: change %d was not in the kernel within %v (notices lost: %d times)", who, k, patience, l.missed())
 		}
 	}
 	n.t.Logf("%s: one-endpoint change, %d of them: median %v, p99 %v after the API server accepted it; median %v, p99 %v after it was asked",

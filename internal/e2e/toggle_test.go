@@ -2,13 +2,19 @@ package e2e
 
 import (
 	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"math/rand/v2"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -47,11 +53,7 @@ func TestToggle(t *testing.T) {
 
 	sniffer, err := n.SniffUplink(hosts(clusterIPs(web))...)
 	n.must(err)
-	flood := n.flood(client, []netip.AddrPort{
-		address(web, testnet.TCP, false), address(web, testnet.TCP, true),
-	}, []netip.AddrPort{
-		address(web, testnet.UDP, false), address(web, testnet.UDP, true),
-	})
+	flood := n.flood(client, web)
 	for range toggles {
 		for _, empty := range []bool{true, false} {
 			n.toggle(p, slices, empty)
@@ -73,8 +75,8 @@ func TestToggle(t *testing.T) {
 	// The sniffer would have seen them: without the proxy's tables it does.
 	p.stop()
 	n.must(n.nftables().DeleteTables("nftproxy"))
-	flood = n.flood(client, []netip.AddrPort{address(web, testnet.TCP, true)}, []netip.AddrPort{address(web, testnet.UDP, false)})
-	n.awaitLeaks(sniffer, 2)
+	flood = n.flood(client, web)
+	n.awaitLeaks(sniffer, 4)
 	flood.end()
 }
 
@@ -94,59 +96,65 @@ func (n *node) toggle(p *process, slices []*discoveryv1.EndpointSlice, empty boo
 	}
 }
 
-// flood is connections and datagrams from new sockets, as fast as they go.
+// flood is new connections and flows, as many as go.
 type flood struct {
 	cancel  context.CancelFunc
 	workers sync.WaitGroup
 
 	mu       sync.Mutex
 	outcomes map[testnet.Outcome]int
-	sent     int // datagrams
+	sent     map[string]int // datagrams and single packets
 	errs     []error
 }
 
-// flood has one client for each address.
-func (n *node) flood(from *testnet.Namespace, tcp, udp []netip.AddrPort) *flood {
+// flood starts one: by TCP and UDP from sockets, of both families, and by UDP in
+// single packets, which come fast enough to meet the moment between two programs.
+func (n *node) flood(from *testnet.Namespace, to *corev1.Service) *flood {
+	n.t.Helper()
+	for _, timeout := range []string{"udp_timeout", "udp_timeout_stream"} {
+		// Otherwise the flood fills conntrack's table, and what comes then is dropped.
+		n.must(n.Node.Sysctl("net.netfilter.nf_conntrack_"+timeout, "1"))
+	}
 	ctx, cancel := context.WithCancel(n.ctx)
-	f := &flood{cancel: cancel, outcomes: map[testnet.Outcome]int{}}
+	f := &flood{cancel: cancel, outcomes: map[testnet.Outcome]int{}, sent: map[string]int{}}
 	n.t.Cleanup(func() { f.end() })
-	for _, to := range tcp {
-		f.workers.Go(func() { f.connect(ctx, from, to) })
+	repeat := func(once func() error) {
+		f.workers.Go(func() {
+			for ctx.Err() == nil {
+				if err := once(); err != nil && ctx.Err() == nil {
+					f.mu.Lock()
+					f.errs = append(f.errs, err)
+					f.mu.Unlock()
+				}
+			}
+		})
 	}
-	for _, to := range udp {
-		f.workers.Go(func() { f.send(ctx, from, to) })
+	for _, v6 := range []bool{false, true} {
+		repeat(func() error { return f.connect(ctx, from, address(to, testnet.TCP, v6)) })
+		repeat(func() error { return f.send(ctx, from, address(to, testnet.UDP, v6)) })
 	}
+	raw, err := from.ListenPacket(ctx, "ip4:17", n.Pod("client").Addrs.V4().String())
+	n.must(err)
+	n.t.Cleanup(func() { raw.Close() })
+	repeat(func() error { return f.burst(raw, address(to, testnet.UDP, false)) })
 	return f
 }
 
 // connect asks by TCP. That a connection meets the moment between, and waits
 // for its next SYN, or is reset halfway, is none of the faults looked for.
-func (f *flood) connect(ctx context.Context, from *testnet.Namespace, to netip.AddrPort) {
-	for ctx.Err() == nil {
-		answer, err := from.Ask(ctx, testnet.TCP, to, answerTime)
-		f.mu.Lock()
-		if err == nil {
-			f.outcomes[answer.Outcome]++
-		} else if ctx.Err() == nil {
-			f.errs = append(f.errs, err)
-		}
-		f.mu.Unlock()
+func (f *flood) connect(ctx context.Context, from *testnet.Namespace, to netip.AddrPort) error {
+	answer, err := from.Ask(ctx, testnet.TCP, to, answerTime)
+	if err != nil {
+		return err
 	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.outcomes[answer.Outcome]++
+	return nil
 }
 
-// send sends datagrams without waiting for answers, some from each of many sockets.
-func (f *flood) send(ctx context.Context, from *testnet.Namespace, to netip.AddrPort) {
-	for ctx.Err() == nil {
-		err := f.sendSome(ctx, from, to)
-		f.mu.Lock()
-		if err != nil && ctx.Err() == nil {
-			f.errs = append(f.errs, err)
-		}
-		f.mu.Unlock()
-	}
-}
-
-func (f *flood) sendSome(ctx context.Context, from *testnet.Namespace, to netip.AddrPort) error {
+// send sends a few datagrams from a new socket, without waiting for answers.
+func (f *flood) send(ctx context.Context, from *testnet.Namespace, to netip.AddrPort) error {
 	conn, err := from.Dial(ctx, "udp", to.String())
 	if err != nil {
 		return err
@@ -155,19 +163,45 @@ func (f *flood) sendSome(ctx context.Context, from *testnet.Namespace, to netip.
 	for range 4 {
 		// An error is the refusal of an earlier one.
 		if _, err := conn.Write([]byte("who?\n")); err == nil {
-			f.mu.Lock()
-			f.sent++
-			f.mu.Unlock()
+			f.count("datagrams from sockets")
 		}
 	}
 	return nil
+}
+
+// burst sends one packet from each of many ports: UDP headers without checksum,
+// which IPv4 allows.
+func (f *flood) burst(raw net.PacketConn, to netip.AddrPort) error {
+	target := &net.IPAddr{IP: to.Addr().AsSlice()}
+	packet := make([]byte, 8)
+	binary.BigEndian.PutUint16(packet[2:], to.Port())
+	binary.BigEndian.PutUint16(packet[4:], uint16(len(packet)))
+	for range 1000 {
+		binary.BigEndian.PutUint16(packet, uint16(1024+rand.IntN(60000)))
+		if _, err := raw.WriteTo(packet, target); err != nil && !errors.Is(err, unix.ENOBUFS) {
+			return err
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.sent["single packets"] += 1000
+	return nil
+}
+
+func (f *flood) count(what string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.sent[what]++
 }
 
 // end stops the flood and describes it.
 func (f *flood) end() string {
 	f.cancel()
 	f.workers.Wait()
-	words := []string{fmt.Sprintf("%d datagrams sent", f.sent)}
+	var words []string
+	for what, count := range f.sent {
+		words = append(words, fmt.Sprintf("%d %s", count, what))
+	}
 	for outcome, count := range f.outcomes {
 		words = append(words, fmt.Sprintf("%d connections %s", count, outcome))
 	}
