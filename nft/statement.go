@@ -24,9 +24,12 @@ type MatchAddr struct {
 // MatchProto matches the transport protocol by its number.
 type MatchProto struct{ Protocol uint8 }
 
-// MatchLocal matches a destination that the node's routing table calls local
-// (with Not: that it does not).
-type MatchLocal struct{ Not bool }
+// MatchLocal matches an address that the node's routing table calls local (with
+// Not: that it does not).
+type MatchLocal struct {
+	Field Field // Saddr or Daddr
+	Not   bool
+}
 
 // MatchMark matches when any bit of the mask is set in the packet's mark.
 type MatchMark struct{ Mask uint32 }
@@ -117,8 +120,14 @@ func not(n bool) string {
 // Text is, for example, "meta l4proto tcp".
 func (s MatchProto) Text(Family) string { return "meta l4proto " + ProtocolText(s.Protocol) }
 
-// Text is "fib daddr type local" or "fib daddr type != local".
-func (s MatchLocal) Text(Family) string { return "fib daddr type " + not(s.Not) + "local" }
+// Text is, for example, "fib daddr type != local".
+func (s MatchLocal) Text(Family) string {
+	side := "daddr"
+	if s.Field == Saddr {
+		side = "saddr"
+	}
+	return fmt.Sprintf("fib %s type %slocal", side, not(s.Not))
+}
 
 // Text is, for example, "meta mark & 0x00004000 != 0x00000000".
 func (s MatchMark) Text(Family) string {

@@ -215,7 +215,7 @@ func (w *walk) statement(t *Contents, c *Chain, s Statement) (o outcome, matched
 	case MatchProto:
 		return next, w.packet.Protocol == s.Protocol
 	case MatchLocal:
-		return next, w.host.Local(w.dst.Addr()) != s.Not
+		return next, w.host.Local(w.addr(s.Field)) != s.Not
 	case MatchMark:
 		return next, w.mark&s.Mask != 0
 	case MatchDNATed:

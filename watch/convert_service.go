@@ -37,6 +37,8 @@ func convertService(s *corev1.Service) *serviceObject {
 	part.ClusterIPs = clusterIPs(&s.Spec, p)
 	part.ExternalIPs = externalAddresses(s, p)
 	part.Ports = servicePorts(s.Spec.Ports, p)
+	part.InternalPolicy = internalPolicy(&s.Spec, p)
+	part.ExternalPolicy = externalPolicy(&s.Spec, p)
 	object.part, object.problems = part, p.all()
 	return object
 }
@@ -105,6 +107,35 @@ func externalAddresses(s *corev1.Service, p *problemList) []netip.Addr {
 		}
 	}
 	return addrs
+}
+
+// internalPolicy is Cluster where nothing is said.
+func internalPolicy(spec *corev1.ServiceSpec, p *problemList) service.TrafficPolicy {
+	if spec.InternalTrafficPolicy == nil {
+		return service.Cluster
+	}
+	return policy("spec.internalTrafficPolicy", string(*spec.InternalTrafficPolicy), p)
+}
+
+// externalPolicy counts only where there is external traffic to have a policy
+// for: a ClusterIP service without external IPs may carry a left-over one.
+func externalPolicy(spec *corev1.ServiceSpec, p *problemList) service.TrafficPolicy {
+	if spec.ExternalTrafficPolicy == "" {
+		return service.Cluster
+	}
+	external := spec.Type == corev1.ServiceTypeNodePort || spec.Type == corev1.ServiceTypeLoadBalancer || len(spec.ExternalIPs) > 0
+	return policy("spec.externalTrafficPolicy", string(spec.ExternalTrafficPolicy), p) && service.TrafficPolicy(external)
+}
+
+func policy(field, text string, p *problemList) service.TrafficPolicy {
+	switch text {
+	case "Cluster":
+		return service.Cluster
+	case "Local":
+		return service.Local
+	}
+	p.value(field, text, "not Cluster or Local; Cluster is in force")
+	return service.Cluster
 }
 
 // hasFamily asks the spec, not the addresses: a bad cluster IP does not cost

@@ -303,7 +303,7 @@ func TestLimits(t *testing.T) {
 	}
 	s := snapshot.Services.At(service.NewName(long, long))
 	got := map[netip.AddrPort]bool{}
-	for _, a := range s.Ports[0].Choose(false) {
+	for _, a := range s.Choose(&s.Ports[0], &service.Node{}, false).Cluster {
 		got[a] = true
 	}
 	if !maps.Equal(want, got) || s.ID(&s.Ports[0]) != long+"/"+long+":"+long {

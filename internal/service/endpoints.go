@@ -36,22 +36,54 @@ func (e Endpoint) rank() int {
 	return rank
 }
 
-// Choose returns the addresses of one family that new connections to the port
-// go to: the ready endpoints or, where there is none, those that still serve
-// while they terminate (KEP-1669). The result is sorted and has no duplicates;
-// empty means that connections are to be refused.
-func (p *Port) Choose(v6 bool) []netip.AddrPort {
-	ready := p.addresses(v6, func(e *Endpoint) bool { return e.Ready })
+// Choice is where new connections to a service port go, in one family. Its
+// lists are sorted and have no duplicates.
+type Choice struct {
+	// Cluster takes the connections under policy Cluster, and under external
+	// policy Local those of pods and of the node itself.
+	Cluster []netip.AddrPort
+	// Local takes those under policy Local: endpoints on the node.
+	Local []netip.AddrPort
+	// Anywhere says whether there is any endpoint, here or elsewhere: without
+	// one connections are refused, while with endpoints elsewhere only, policy
+	// Local drops them, so that a load balancer looks for another node.
+	Anywhere bool
+}
+
+// Choose chooses the endpoints of the service's port in one family. In each
+// list are the ready endpoints or, where there is none, those that still serve
+// while they terminate (KEP-1669, KEP-1672).
+func (s *Service) Choose(p *Port, node *Node, v6 bool) Choice {
+	var c Choice
+	external := s.External(p)
+	if s.InternalPolicy == Cluster || external {
+		c.Cluster = p.usable(v6, func(*Endpoint) bool { return true })
+		c.Anywhere = len(c.Cluster) > 0
+	}
+	if s.InternalPolicy == Local || s.ExternalPolicy == Local && external {
+		c.Local = p.usable(v6, func(e *Endpoint) bool { return e.Node == node.Name })
+		c.Anywhere = c.Anywhere || len(p.usable(v6, func(*Endpoint) bool { return true })) > 0
+	}
+	return c
+}
+
+// External says whether the port can be reached other than by a cluster IP.
+func (s *Service) External(p *Port) bool { return p.NodePort != 0 || len(s.ExternalIPs) > 0 }
+
+// usable lists the ready endpoints of the family among those considered or,
+// where there is none, the serving ones that terminate.
+func (p *Port) usable(v6 bool, considered func(*Endpoint) bool) []netip.AddrPort {
+	ready := p.addresses(v6, func(e *Endpoint) bool { return e.Ready && considered(e) })
 	if len(ready) > 0 {
 		return ready
 	}
-	return p.addresses(v6, func(e *Endpoint) bool { return e.Serving && e.Terminating })
+	return p.addresses(v6, func(e *Endpoint) bool { return e.Serving && e.Terminating && considered(e) })
 }
 
-func (p *Port) addresses(v6 bool, usable func(*Endpoint) bool) []netip.AddrPort {
+func (p *Port) addresses(v6 bool, wanted func(*Endpoint) bool) []netip.AddrPort {
 	var addrs []netip.AddrPort
 	for i := range p.Endpoints {
-		if e := &p.Endpoints[i]; e.Addr.Addr().Is6() == v6 && usable(e) {
+		if e := &p.Endpoints[i]; e.Addr.Addr().Is6() == v6 && wanted(e) {
 			if addrs == nil {
 				addrs = make([]netip.AddrPort, 0, len(p.Endpoints)-i)
 			}
@@ -61,16 +93,18 @@ func (p *Port) addresses(v6 bool, usable func(*Endpoint) bool) []netip.AddrPort 
 	return addrs
 }
 
-// Local yields the distinct addresses of one family of those chosen endpoints
-// that run on the node: the ones that can reach themselves through the service.
-func (p *Port) Local(node string, v6 bool) []netip.Addr {
+// OnNode yields the distinct addresses of the chosen endpoints that run on the
+// node: those that can reach themselves through the service.
+func (c Choice) OnNode(p *Port, node *Node) []netip.Addr {
 	var local []netip.Addr
-	for _, a := range p.Choose(v6) {
-		i, ok := slices.BinarySearchFunc(p.Endpoints, a, func(e Endpoint, a netip.AddrPort) int {
-			return e.Addr.Compare(a)
-		})
-		if ok && p.Endpoints[i].Node == node && !slices.Contains(local, a.Addr()) {
-			local = append(local, a.Addr())
+	for _, list := range [][]netip.AddrPort{c.Cluster, c.Local} {
+		for _, a := range list {
+			i, ok := slices.BinarySearchFunc(p.Endpoints, a, func(e Endpoint, a netip.AddrPort) int {
+				return e.Addr.Compare(a)
+			})
+			if ok && p.Endpoints[i].Node == node.Name && !slices.Contains(local, a.Addr()) {
+				local = append(local, a.Addr())
+			}
 		}
 	}
 	return local

@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
@@ -127,12 +128,58 @@ func TestChoose(t *testing.T) {
 			for _, a := range test.local {
 				local = append(local, netip.MustParseAddr(a))
 			}
-			if diff := gocmp.Diff(want, p.Choose(test.v6), byValue); diff != "" {
+			node := service.Node{Name: "a"}
+			c := (&service.Service{}).Choose(&p, &node, test.v6)
+			if diff := gocmp.Diff(service.Choice{Cluster: want, Anywhere: len(want) > 0}, c, byValue); diff != "" {
 				t.Errorf("Choose (-want +got):\n%s", diff)
 			}
-			if diff := gocmp.Diff(local, p.Local("a", test.v6), byValue); diff != "" {
-				t.Errorf("Local (-want +got):\n%s", diff)
+			if diff := gocmp.Diff(local, c.OnNode(&p, &node), byValue); diff != "" {
+				t.Errorf("OnNode (-want +got):\n%s", diff)
 			}
 		})
 	}
+}
+
+// TestChoosePolicy: which lists a service uses, and that each falls back to
+// terminating endpoints on its own.
+func TestChoosePolicy(t *testing.T) {
+	remote := endpoint("10.0.0.1:80", "b", "ready", "serving")
+	local := endpoint("10.0.0.2:80", "a", "ready", "serving")
+	leaving := endpoint("10.0.0.3:80", "a", "serving", "terminating")
+	leavingRemote := endpoint("10.0.0.4:80", "b", "serving", "terminating")
+	unready := endpoint("10.0.0.5:80", "a")
+	for _, test := range []struct {
+		name               string
+		internal, external service.TrafficPolicy
+		nodePort           uint16
+		endpoints          []service.Endpoint
+		cluster, local     string
+		anywhere           bool
+	}{
+		{"internal Local, nothing external: no cluster list", service.Local, service.Cluster, 0, []service.Endpoint{remote, local}, "", "10.0.0.2:80", true},
+		{"internal Local beside a node port needs both", service.Local, service.Cluster, 30000, []service.Endpoint{remote, local}, "10.0.0.1:80 10.0.0.2:80", "10.0.0.2:80", true},
+		{"external Local without anything external: no local list", service.Cluster, service.Local, 0, []service.Endpoint{remote, local}, "10.0.0.1:80 10.0.0.2:80", "", true},
+		{"external Local", service.Cluster, service.Local, 30000, []service.Endpoint{remote, local}, "10.0.0.1:80 10.0.0.2:80", "10.0.0.2:80", true},
+		{"local falls back to terminating, cluster does not", service.Cluster, service.Local, 30000, []service.Endpoint{remote, leaving, unready}, "10.0.0.1:80", "10.0.0.3:80", true},
+		{"only elsewhere", service.Local, service.Cluster, 0, []service.Endpoint{remote}, "", "", true},
+		{"only terminating elsewhere", service.Local, service.Cluster, 0, []service.Endpoint{leavingRemote}, "", "", true},
+		{"nothing usable", service.Local, service.Local, 30000, []service.Endpoint{unready}, "", "", false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := service.Service{InternalPolicy: test.internal, ExternalPolicy: test.external}
+			p := service.Port{NodePort: test.nodePort, Endpoints: service.MergeEndpoints(slices.Clone(test.endpoints))}
+			want := service.Choice{Cluster: addrPorts(test.cluster), Local: addrPorts(test.local), Anywhere: test.anywhere}
+			if diff := gocmp.Diff(want, s.Choose(&p, &service.Node{Name: "a"}, false), byValue); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func addrPorts(words string) []netip.AddrPort {
+	var list []netip.AddrPort
+	for _, w := range strings.Fields(words) {
+		list = append(list, netip.MustParseAddrPort(w))
+	}
+	return list
 }

@@ -67,7 +67,26 @@ type Service struct {
 	// ExternalIPs are the addresses of spec.externalIPs and those of
 	// status.loadBalancer.ingress whose ipMode is VIP, without duplicates.
 	ExternalIPs []netip.Addr
-	Ports       []Port
+	// InternalPolicy is for the cluster IPs, ExternalPolicy for external
+	// addresses and node ports.
+	InternalPolicy, ExternalPolicy TrafficPolicy
+	Ports                          []Port
+}
+
+// TrafficPolicy says which endpoints take the connections to an address.
+type TrafficPolicy bool
+
+// The traffic policies: all endpoints, or only those on the node.
+const (
+	Cluster TrafficPolicy = false
+	Local   TrafficPolicy = true
+)
+
+func (p TrafficPolicy) String() string {
+	if p == Local {
+		return "Local"
+	}
+	return "Cluster"
 }
 
 // Port is one port of a Service.
@@ -128,6 +147,7 @@ func older(a, b *Service) int {
 func (s *Service) equal(o *Service) bool {
 	return s == o || s.Name == o.Name && s.Created.Equal(o.Created) &&
 		slices.Equal(s.ClusterIPs, o.ClusterIPs) && slices.Equal(s.ExternalIPs, o.ExternalIPs) &&
+		s.InternalPolicy == o.InternalPolicy && s.ExternalPolicy == o.ExternalPolicy &&
 		slices.EqualFunc(s.Ports, o.Ports, Port.equal)
 }
 

@@ -47,6 +47,12 @@ func (s *Service) write(b *strings.Builder) {
 	for _, a := range s.ExternalIPs {
 		fmt.Fprintf(b, "  external-ip %s\n", a)
 	}
+	if s.InternalPolicy != Cluster {
+		fmt.Fprintf(b, "  internal-policy %s\n", s.InternalPolicy)
+	}
+	if s.ExternalPolicy != Cluster {
+		fmt.Fprintf(b, "  external-policy %s\n", s.ExternalPolicy)
+	}
 	for i := range s.Ports {
 		p := &s.Ports[i]
 		fmt.Fprintf(b, "  port %s %s %d", dash(p.Name), p.Protocol, p.Port)
@@ -140,6 +146,10 @@ func (p *parser) line(keyword string, words []string) error {
 		return parseAddr(words, &s.ClusterIPs)
 	case "external-ip":
 		return parseAddr(words, &s.ExternalIPs)
+	case "internal-policy":
+		return parsePolicy(words, &s.InternalPolicy)
+	case "external-policy":
+		return parsePolicy(words, &s.ExternalPolicy)
 	case "port":
 		return s.portLine(words)
 	case "endpoint":
@@ -185,6 +195,16 @@ func parseAddr(words []string, to *[]netip.Addr) error {
 	}
 	*to = append(*to, a)
 	return nil
+}
+
+func parsePolicy(words []string, to *TrafficPolicy) error {
+	for _, p := range []TrafficPolicy{Cluster, Local} {
+		if len(words) == 1 && words[0] == p.String() {
+			*to = p
+			return nil
+		}
+	}
+	return fmt.Errorf("want: Cluster or Local")
 }
 
 func (s *Service) portLine(words []string) error {

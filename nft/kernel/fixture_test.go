@@ -127,8 +127,9 @@ func chains(f nft.Family) []*nft.Chain {
 	}
 	dispatch := []nft.Rule{
 		{nft.VMap{Key: serviceKey, Map: "services"}},
-		{nft.InSet{Key: nft.Fields{nft.Daddr}, Set: "addresses"}, nft.MatchLocal{Not: true}, goTo("refuse")},
-		{nft.MatchLocal{}, nft.VMap{Key: nodeKey, Map: "node-ports"}},
+		{nft.InSet{Key: nft.Fields{nft.Daddr}, Set: "addresses"}, nft.MatchLocal{Field: nft.Daddr, Not: true}, goTo("refuse")},
+		{nft.MatchLocal{Field: nft.Saddr}, nft.SetMark{Mask: 0x4000}},
+		{nft.MatchLocal{Field: nft.Daddr}, nft.VMap{Key: nodeKey, Map: "node-ports"}},
 		{nft.VMap{Key: nft.Fields{nft.Dport}, Map: "port-verdicts"}},
 	}
 	return []*nft.Chain{

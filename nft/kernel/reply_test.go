@@ -11,7 +11,7 @@ import (
 // A kernel without an expression says ENOENT at the expression's offset.
 func TestLackingExpression(t *testing.T) {
 	id := nft.TableID{Family: nft.IPv4, Name: "t"}
-	rule := nft.Rule{nft.MatchLocal{}, nft.Verdict{Code: nft.Goto, Chain: "x"}}
+	rule := nft.Rule{nft.MatchLocal{Field: nft.Daddr}, nft.Verdict{Code: nft.Goto, Chain: "x"}}
 	b := nft.Batch{Ops: []nft.Op{nft.AddTable{Table: id}, nft.AddRules{Table: id, Chain: &nft.Chain{Name: "c", Rules: []nft.Rule{rule}}}}}
 	var e batchEncoder
 	e.reset(100, nil, false)

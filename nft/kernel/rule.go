@@ -66,7 +66,7 @@ func expressions(s nft.Statement, family nft.Family) ([]expr.Any, error) {
 		return []expr.Any{load(nft.L4Proto, family, 0), compare(false, []byte{s.Protocol})}, nil
 	case nft.MatchLocal:
 		return []expr.Any{
-			&expr.Fib{Register: register(0), ResultADDRTYPE: true, FlagDADDR: true},
+			&expr.Fib{Register: register(0), ResultADDRTYPE: true, FlagSADDR: s.Field == nft.Saddr, FlagDADDR: s.Field == nft.Daddr},
 			compare(s.Not, hostOrder(unix.RTN_LOCAL)),
 		}, nil
 	case nft.MatchMark:

@@ -3,6 +3,8 @@ package ruleset
 import (
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 
 	"nftproxy/internal/service"
 	"nftproxy/nft"
@@ -14,12 +16,21 @@ const (
 	services = "services"
 	// endpoints holds all endpoints of all addresses, by index.
 	endpoints = "endpoints"
+	// An address with external policy Local has two lists: servicesCluster
+	// sends pods and the node to the one in endpoints, servicesLocal everybody
+	// else to the one in localEndpoints.
+	servicesCluster = "services-cluster"
+	servicesLocal   = "services-local"
+	localEndpoints  = "local-endpoints"
 	// clusterIPs are the known cluster IPs, whose other ports are refused.
 	clusterIPs = "cluster-ips"
-	// nodePorts and nodePortEndpoints are the same for node ports, which have
-	// no address: with all addresses accepted they cannot be keyed by one.
-	nodePorts         = "node-ports"
-	nodePortEndpoints = "node-port-endpoints"
+	// The same for node ports, which have no address: with all addresses
+	// accepted they cannot be keyed by one.
+	nodePorts              = "node-ports"
+	nodePortEndpoints      = "node-port-endpoints"
+	nodePortsCluster       = "node-ports-cluster"
+	nodePortsLocal         = "node-ports-local"
+	nodePortLocalEndpoints = "node-port-local-endpoints"
 	// nodePortAddresses are where node ports are served.
 	nodePortAddresses = "node-port-addresses"
 	// hairpin holds local endpoints as pairs of themselves: a connection that
@@ -35,7 +46,55 @@ const (
 	postrouting = "postrouting"
 	dispatch    = "dispatch"
 	refuse      = "refuse"
+	// externalLocal and nodePortExternalLocal choose between the two lists of
+	// external policy Local.
+	externalLocal         = "external-local"
+	nodePortExternalLocal = "node-port-external-local"
 )
+
+// entrance is a way in to services: by address or by node port. Both work
+// alike, each with maps and chains of its own.
+type entrance struct {
+	key nft.Fields
+	// verdicts says what a service gets, and endpoints has its endpoints.
+	verdicts, endpoints string
+	// Under external policy Local the chain external chooses between the
+	// verdicts of cluster and local; the endpoints of the latter are apart.
+	external, cluster, local, localEndpoints string
+	// chains is how the names of its shared chains begin.
+	chains string
+}
+
+func byAddress() entrance {
+	return entrance{
+		key: addressKey(), verdicts: services, endpoints: endpoints,
+		external: externalLocal, cluster: servicesCluster, local: servicesLocal, localEndpoints: localEndpoints,
+	}
+}
+
+func byNodePort() entrance {
+	return entrance{
+		key: nodePortKey(), verdicts: nodePorts, endpoints: nodePortEndpoints,
+		external: nodePortExternalLocal, cluster: nodePortsCluster, local: nodePortsLocal, localEndpoints: nodePortLocalEndpoints,
+		chains: "node-port-",
+	}
+}
+
+// externalLocalChain serves external policy Local: pods and the node itself
+// may use every endpoint, everybody else those on this node. Where there is
+// none, the packet is dropped, so that a load balancer looks elsewhere.
+func (e entrance) externalLocalChain(cfg *Config, f nft.Family) *nft.Chain {
+	cluster := nft.VMap{Key: e.key, Map: e.cluster}
+	var rules []nft.Rule
+	if cidr, ok := cfg.clusterCIDR(f); ok {
+		rules = append(rules, nft.Rule{nft.MatchAddr{Field: nft.Saddr, Prefix: cidr}, cluster})
+	}
+	return &nft.Chain{Name: e.external, Rules: append(rules,
+		nft.Rule{nft.MatchLocal{Field: nft.Saddr}, nft.SetMark{Mask: cfg.mark()}, cluster},
+		nft.Rule{nft.VMap{Key: e.key, Map: e.local}},
+		nft.Rule{nft.Verdict{Code: nft.Drop}},
+	)}
+}
 
 const (
 	priorityDstnat int32 = -100
@@ -49,24 +108,32 @@ func daddr() nft.Fields       { return nft.Fields{nft.Daddr} }
 func target() nft.Fields      { return nft.Fields{nft.Daddr, nft.Dport} }
 func pair() nft.Fields        { return nft.Fields{nft.Saddr, nft.Daddr} }
 
-func indexed(fields nft.Fields) nft.Fields { return append(fields, nft.Index) }
+func indexed(fields nft.Fields) nft.Fields { return append(slices.Clip(fields), nft.Index) }
 
 // sets declares the table's sets and maps, sorted by name.
 func sets() []*nft.Set {
-	return []*nft.Set{
+	list := []*nft.Set{
 		{Name: clusterIPs, Key: daddr()},
-		{Name: endpoints, Key: indexed(addressKey()), Data: target()},
 		{Name: hairpin, Key: pair()},
 		{Name: nodePortAddresses, Key: daddr()},
-		{Name: nodePortEndpoints, Key: indexed(nodePortKey()), Data: target()},
-		{Name: nodePorts, Key: nodePortKey(), Verdicts: true},
-		{Name: services, Key: addressKey(), Verdicts: true},
 	}
+	for _, e := range []entrance{byAddress(), byNodePort()} {
+		for _, name := range []string{e.verdicts, e.cluster, e.local} {
+			list = append(list, &nft.Set{Name: name, Key: e.key, Verdicts: true})
+		}
+		for _, name := range []string{e.endpoints, e.localEndpoints} {
+			list = append(list, &nft.Set{Name: name, Key: indexed(e.key), Data: target()})
+		}
+	}
+	slices.SortFunc(list, func(a, b *nft.Set) int { return strings.Compare(a.Name, b.Name) })
+	return list
 }
 
 // fixedChains are the chains that depend on the configuration only.
-func fixedChains(cfg *Config) []*nft.Chain {
+func fixedChains(cfg *Config, f nft.Family) []*nft.Chain {
 	return []*nft.Chain{
+		byAddress().externalLocalChain(cfg, f),
+		byNodePort().externalLocalChain(cfg, f),
 		{Name: prerouting, Hook: &nft.Hook{Name: nft.Prerouting, Priority: priorityDstnat}, Rules: []nft.Rule{{jump(dispatch)}}},
 		{Name: output, Hook: &nft.Hook{Name: nft.Output, Priority: priorityDstnat}, Rules: []nft.Rule{{jump(dispatch)}}},
 		{
@@ -97,11 +164,11 @@ func fixedChains(cfg *Config) []*nft.Chain {
 func dispatchChain(cfg *Config, f nft.Family, node *service.Node) *nft.Chain {
 	rules := []nft.Rule{
 		{nft.VMap{Key: addressKey(), Map: services}},
-		{nft.InSet{Key: daddr(), Set: clusterIPs}, nft.MatchLocal{Not: true}, nft.Verdict{Code: nft.Goto, Chain: refuse}},
+		{nft.InSet{Key: daddr(), Set: clusterIPs}, nft.MatchLocal{Field: nft.Daddr, Not: true}, nft.Verdict{Code: nft.Goto, Chain: refuse}},
 	}
 	lookup := nft.VMap{Key: nodePortKey(), Map: nodePorts}
 	if _, all := cfg.NodePortAddresses.On(node, f == nft.IPv6); all {
-		rules = append(rules, nft.Rule{nft.MatchLocal{}, nft.MatchAddr{Field: nft.Daddr, Not: true, Prefix: loopback(f)}, lookup})
+		rules = append(rules, nft.Rule{nft.MatchLocal{Field: nft.Daddr}, nft.MatchAddr{Field: nft.Daddr, Not: true, Prefix: loopback(f)}, lookup})
 	} else {
 		rules = append(rules, nft.Rule{nft.InSet{Key: daddr(), Set: nodePortAddresses}, lookup})
 	}
@@ -124,26 +191,38 @@ const (
 	// fromOutside masquerades what does not come from the cluster CIDR.
 	fromOutside masquerading = iota
 	always
+	// never keeps the client's address, which is what external policy Local is
+	// asked for.
+	never
 )
 
 // sharedChain is what a chain depends on that services with the same number of
-// endpoints share; its name says it all.
+// endpoints share; its name says it all. Chains of localEndpoints never
+// masquerade, and no others do not.
 type sharedChain struct {
+	entrance   entrance
 	endpoints  int
 	masquerade masquerading
-	nodePort   bool
 }
 
 func (s sharedChain) name() string {
 	switch {
 	case s.endpoints == 0:
 		return refuse
-	case s.nodePort:
-		return fmt.Sprintf("node-port-endpoints-%d", s.endpoints)
+	case s.masquerade == never:
+		return fmt.Sprintf("%slocal-endpoints-%d", s.entrance.chains, s.endpoints)
 	case s.masquerade == always:
-		return fmt.Sprintf("endpoints-%d-masquerade", s.endpoints)
+		return fmt.Sprintf("%sendpoints-%d-masquerade", s.entrance.chains, s.endpoints)
 	}
-	return fmt.Sprintf("endpoints-%d", s.endpoints)
+	return fmt.Sprintf("%sendpoints-%d", s.entrance.chains, s.endpoints)
+}
+
+// pool is the map that has the chain's endpoints.
+func (s sharedChain) pool() string {
+	if s.masquerade == never {
+		return s.entrance.localEndpoints
+	}
+	return s.entrance.endpoints
 }
 
 // chain builds the shared chain. Maps and rules change in one transaction, but
@@ -151,21 +230,24 @@ func (s sharedChain) name() string {
 // then index 0, which is there as long as there is any endpoint, takes it; and
 // where there is none, it must not leave the node as it came.
 func (s sharedChain) chain(cfg *Config, f nft.Family) *nft.Chain {
-	var rules []nft.Rule
-	mark := nft.SetMark{Mask: cfg.mark()}
-	if s.masquerade == always {
-		rules = append(rules, nft.Rule{mark})
-	} else if cidr, ok := cfg.clusterCIDR(f); ok {
-		rules = append(rules, nft.Rule{nft.MatchAddr{Field: nft.Saddr, Not: true, Prefix: cidr}, mark})
-	}
-	dnat := nft.DNAT{Key: addressKey(), Mod: uint32(s.endpoints), Map: endpoints}
-	if s.nodePort {
-		dnat.Key, dnat.Map = nodePortKey(), nodePortEndpoints
-	}
+	rules := s.marking(cfg, f)
+	dnat := nft.DNAT{Key: s.entrance.key, Mod: uint32(s.endpoints), Map: s.pool()}
 	rules = append(rules, nft.Rule{dnat})
 	if s.endpoints > 1 {
 		dnat.Mod = 1
 		rules = append(rules, nft.Rule{dnat})
 	}
 	return &nft.Chain{Name: s.name(), Rules: append(rules, nft.Rule{nft.Verdict{Code: nft.Drop}})}
+}
+
+// marking is the rule that marks what is to be masqueraded, if there is one.
+func (s sharedChain) marking(cfg *Config, f nft.Family) []nft.Rule {
+	mark := nft.SetMark{Mask: cfg.mark()}
+	switch cidr, ok := cfg.clusterCIDR(f); {
+	case s.masquerade == always:
+		return []nft.Rule{{mark}}
+	case s.masquerade == fromOutside && ok:
+		return []nft.Rule{{nft.MatchAddr{Field: nft.Saddr, Not: true, Prefix: cidr}, mark}}
+	}
+	return nil
 }

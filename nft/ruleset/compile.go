@@ -70,7 +70,7 @@ type tableCompiler struct {
 	chains treap.Map[string, *nft.Chain]
 	parts  treap.Map[string, *nft.Part]
 	// node is what local endpoints are compared with.
-	node string
+	node *service.Node
 	// users counts the elements that point to each shared chain.
 	users map[string]int
 	// local holds the local endpoint addresses of each service that has any,
@@ -86,7 +86,7 @@ func newTableCompiler(cfg Config, f nft.Family) *tableCompiler {
 		local:  map[service.Name][]netip.Addr{},
 		locals: map[netip.Addr]int{},
 	}
-	for _, chain := range fixedChains(&cfg) {
+	for _, chain := range fixedChains(&cfg, f) {
 		t.chains = t.chains.Set(chain.Name, chain)
 	}
 	return t
@@ -101,7 +101,7 @@ func (t *tableCompiler) program() *nft.Table {
 const nodePart = "node"
 
 func (t *tableCompiler) setNode(node *service.Node) {
-	t.node = node.Name
+	t.node = node
 	t.chains = t.chains.Set(dispatch, dispatchChain(&t.cfg, t.family, node))
 	addrs, _ := t.cfg.NodePortAddresses.On(node, t.family == nft.IPv6)
 	if len(addrs) == 0 {
@@ -122,8 +122,8 @@ func (t *tableCompiler) setService(name service.Name, s service.Snapshot) {
 	var part *nft.Part
 	var local []netip.Addr
 	if svc, ok := s.Services.Get(name); ok {
-		c := serviceCompiler{svc: svc, lost: s.Conflicts.At(name), family: t.family, chains: map[string]sharedChain{}}
-		part, local = c.compile(), c.local(t.node)
+		c := serviceCompiler{svc: svc, lost: s.Conflicts.At(name), node: t.node, family: t.family, chains: map[string]sharedChain{}}
+		part, local = c.compile()
 		for name, chain := range c.chains {
 			if t.users[name] == 0 {
 				t.chains = t.chains.Set(name, chain.chain(&t.cfg, t.family))
@@ -149,7 +149,7 @@ func (t *tableCompiler) count(part *nft.Part, by int) {
 	}
 	for _, e := range part.Elements {
 		chain := e.Verdict.Chain
-		if chain == "" || chain == refuse {
+		if chain == "" || fixed(chain) {
 			continue
 		}
 		if t.users[chain] += by; t.users[chain] == 0 {
@@ -157,6 +157,11 @@ func (t *tableCompiler) count(part *nft.Part, by int) {
 			t.chains = t.chains.Delete(chain)
 		}
 	}
+}
+
+// fixed says that a chain is there whoever points to it.
+func fixed(chain string) bool {
+	return chain == refuse || chain == externalLocal || chain == nodePortExternalLocal
 }
 
 // setLocal keeps one hairpin element for each address of a local endpoint,

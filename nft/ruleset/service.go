@@ -12,6 +12,7 @@ import (
 type serviceCompiler struct {
 	svc    *service.Service
 	lost   *service.Conflicts
+	node   *service.Node
 	family nft.Family
 
 	elements []nft.Element
@@ -21,10 +22,11 @@ type serviceCompiler struct {
 }
 
 // compile returns the service's part, or nil where it has none in the family:
-// a service is in a family if it has a cluster IP there.
-func (c *serviceCompiler) compile() *nft.Part {
+// a service is in a family if it has a cluster IP there. local are the
+// addresses of its endpoints on the node, each once.
+func (c *serviceCompiler) compile() (part *nft.Part, local []netip.Addr) {
 	if !c.svc.InFamily(c.v6()) {
-		return nil
+		return nil, nil
 	}
 	for _, a := range c.svc.ClusterIPs {
 		if c.ours(a) && !c.lost.Has(service.Claim{Addr: a}) {
@@ -34,53 +36,98 @@ func (c *serviceCompiler) compile() *nft.Part {
 		}
 	}
 	for i := range c.svc.Ports {
-		c.port(&c.svc.Ports[i])
+		p := &c.svc.Ports[i]
+		choice := c.svc.Choose(p, c.node, c.v6())
+		c.port(p, choice)
+		local = append(local, choice.OnNode(p, c.node)...)
 	}
-	return nft.NewPart(c.elements, c.pools)
+	slices.SortFunc(local, netip.Addr.Compare)
+	return nft.NewPart(c.elements, c.pools), slices.Compact(local)
 }
 
 func (c *serviceCompiler) ours(a netip.Addr) bool { return a.Is6() == c.v6() }
 
 func (c *serviceCompiler) v6() bool { return c.family == nft.IPv6 }
 
-func (c *serviceCompiler) port(p *service.Port) {
-	targets := c.targets(p)
-	text := comment(c.svc.ID(p))
+func (c *serviceCompiler) port(p *service.Port, choice service.Choice) {
+	lists := lists{cluster: c.targets(choice.Cluster), local: c.targets(choice.Local), anywhere: choice.Anywhere}
 	for _, a := range c.svc.Addresses() {
 		if !c.ours(a) || c.lost.Has(service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}) {
 			continue
 		}
-		shared := sharedChain{endpoints: len(targets)}
-		if !slices.Contains(c.svc.ClusterIPs, a) {
-			shared.masquerade = always
-		}
 		key := make([]byte, 0, c.family.AddrLen()+8)
 		key = nft.AppendPort(nft.AppendProto(nft.AppendAddr(key, a), uint8(p.Protocol)), p.Port)
-		c.add(services, endpoints, nft.Value(key), shared, targets, text)
+		e := entry{byAddress(), nft.Value(key), comment(c.svc.ID(p))}
+		if slices.Contains(c.svc.ClusterIPs, a) {
+			c.internal(e, lists)
+		} else {
+			c.external(e, lists)
+		}
 	}
 	if p.NodePort != 0 && !c.lost.Has(service.NodePortClaim(c.v6(), p)) {
 		key := nft.AppendPort(nft.AppendProto(nil, uint8(p.Protocol)), p.NodePort)
-		shared := sharedChain{endpoints: len(targets), masquerade: always, nodePort: true}
-		c.add(nodePorts, nodePortEndpoints, nft.Value(key), shared, targets, text)
+		c.external(entry{byNodePort(), nft.Value(key), comment(c.svc.ID(p))}, lists)
 	}
 }
 
-// add makes one entry of a verdict map and its endpoints.
-func (c *serviceCompiler) add(vmap, pool string, key nft.Value, shared sharedChain, targets []nft.Value, text string) {
+// lists is a service.Choice in the form of the program.
+type lists struct {
+	cluster, local []nft.Value
+	anywhere       bool
+}
+
+// entry is one address and port, or node port, of the service.
+type entry struct {
+	entrance
+	at      nft.Value
+	comment string
+}
+
+// internal serves a cluster IP.
+func (c *serviceCompiler) internal(e entry, l lists) {
+	targets := l.cluster
+	if c.svc.InternalPolicy == service.Local {
+		targets = l.local
+	}
+	if len(targets) == 0 && l.anywhere {
+		c.verdict(e, e.verdicts, nft.Verdict{Code: nft.Drop})
+		return
+	}
+	c.send(e, e.verdicts, targets, fromOutside)
+}
+
+// external serves an external address or a node port.
+func (c *serviceCompiler) external(e entry, l lists) {
+	if c.svc.ExternalPolicy == service.Cluster || !l.anywhere {
+		c.send(e, e.verdicts, l.cluster, always)
+		return
+	}
+	c.verdict(e, e.verdicts, nft.Verdict{Code: nft.Goto, Chain: e.entrance.external})
+	c.send(e, e.cluster, l.cluster, fromOutside)
+	if len(l.local) > 0 {
+		c.send(e, e.entrance.local, l.local, never)
+	}
+}
+
+func (c *serviceCompiler) verdict(e entry, vmap string, v nft.Verdict) {
+	c.elements = append(c.elements, nft.Element{Set: vmap, Key: e.at, Verdict: v, Comment: e.comment})
+}
+
+// send sends an entry to the shared chain for the targets; without any it is
+// refused.
+func (c *serviceCompiler) send(e entry, vmap string, targets []nft.Value, m masquerading) {
+	shared := sharedChain{entrance: e.entrance, endpoints: len(targets), masquerade: m}
 	name := shared.name()
-	c.elements = append(c.elements, nft.Element{
-		Set: vmap, Key: key, Verdict: nft.Verdict{Code: nft.Goto, Chain: name}, Comment: text,
-	})
+	c.verdict(e, vmap, nft.Verdict{Code: nft.Goto, Chain: name})
 	if len(targets) > 0 {
 		c.chains[name] = shared
-		c.pools = append(c.pools, nft.Pool{Map: pool, Prefix: key, Targets: targets})
+		c.pools = append(c.pools, nft.Pool{Map: shared.pool(), Prefix: e.at, Targets: targets})
 	}
 }
 
-// targets are the addresses that connections to the port go to, sorted, cut
-// from one string so that a service of many endpoints costs one allocation.
-func (c *serviceCompiler) targets(p *service.Port) []nft.Value {
-	addrs := p.Choose(c.v6())
+// targets are addresses in the form of the program, cut from one string so that
+// a service of many endpoints costs one allocation.
+func (c *serviceCompiler) targets(addrs []netip.AddrPort) []nft.Value {
 	if len(addrs) == 0 {
 		return nil
 	}
@@ -94,19 +141,6 @@ func (c *serviceCompiler) targets(p *service.Port) []nft.Value {
 		targets[i] = text[i*size : (i+1)*size]
 	}
 	return targets
-}
-
-// local returns the addresses of the service's endpoints on the node, each once.
-func (c *serviceCompiler) local(node string) []netip.Addr {
-	if !c.svc.InFamily(c.v6()) {
-		return nil
-	}
-	var addrs []netip.Addr
-	for i := range c.svc.Ports {
-		addrs = append(addrs, c.svc.Ports[i].Local(node, c.v6())...)
-	}
-	slices.SortFunc(addrs, netip.Addr.Compare)
-	return slices.Compact(addrs)
 }
 
 // comment cuts what nft would refuse: names may have 63 bytes for each of

@@ -108,6 +108,8 @@ func Named(rng *rand.Rand, name service.Name, opts Options) *service.Service {
 		p.Endpoints = endpoints(rng, o, pods)
 		s.Ports = append(s.Ports, p)
 	}
+	s.InternalPolicy = rng.IntN(4) == 0
+	s.ExternalPolicy = rng.IntN(3) == 0
 	if len(s.Ports) == 1 && rng.IntN(2) == 0 {
 		s.Ports[0].Name = ""
 	}
