@@ -59,7 +59,9 @@ func TestScale(t *testing.T) {
 	if diff := cmp.Diff(small, shapeOf(n, nft)); diff != "" {
 		t.Errorf("chains and rules with %d services (-) and with %d (+):\n%s", fewServices, manyServices, diff)
 	}
-	moved := n.measureChanges("nftproxy", p, 0, changes)
+	moved := map[int]netip.Addr{}
+	n.measureChanges("nftproxy", p, 3*10*time.Millisecond, changes, moved) // its period is 10 ms
+	n.measureChanges("nftproxy", p, 0, changes, moved)
 	n.checkListing(nft, moved)
 
 	p.stop()
@@ -71,7 +73,7 @@ func TestScale(t *testing.T) {
 	}
 	p.stop()
 	if os.Getenv("NFTPROXY_COMPARE") != "" {
-		newNodeOf(t, plane, "kube-proxy").compare()
+		newNodeOf(t, plane, "kube-proxy").compare(moved)
 	}
 }
 
@@ -108,7 +110,9 @@ func endpoint(i, j int) netip.Addr {
 }
 
 // movedTo is where the endpoint of one change goes: to an address of nobody's.
-func movedTo(k int) netip.Addr { return netip.AddrFrom4([4]byte{10, 127, 77, byte(k + 1)}) }
+func movedTo(change int) netip.Addr {
+	return netip.AddrFrom4([4]byte{10, 127, byte(77 + change>>8), byte(change)})
+}
 
 // measureStart starts the proxy and prints how long it took to its first sync.
 func (n *node) measureStart(what string) *process {
@@ -126,19 +130,18 @@ func (n *node) measureStart(what string) *process {
 }
 
 // measureChanges moves one endpoint in each of some services, one after the
-// other, and prints the times from the API server's acceptance to the kernel's
-// notice. The offset keeps the new addresses of several calls apart. It returns
-// the numbers of the services.
-func (n *node) measureChanges(who string, p *process, offset, count int) []int {
+// other with a rest in between, and prints the times from the API server's
+// acceptance to the kernel's notice. It notes whose last endpoint went where.
+func (n *node) measureChanges(who string, p *process, rest time.Duration, count int, moved map[int]netip.Addr) {
 	n.t.Helper()
 	l := n.listen()
 	var accepted, requested []time.Duration
-	var moved []int
 	for k := range count {
-		i := k * (manyServices / count)
-		moved = append(moved, i)
-		wanted := n.movedSlice(i, movedTo(k+offset))
-		arrived := l.expect(movedTo(k + offset))
+		i, to := k*(manyServices/count)+len(moved)/count, movedTo(len(moved))
+		moved[i] = to
+		wanted := n.movedSlice(i, to)
+		arrived := l.expect(to)
+		<-time.After(rest) // changes that come seldom: the proxy is at rest too
 		before := time.Now()
 		_, err := n.plane.client.DiscoveryV1().EndpointSlices(scaleNamespace).Update(n.ctx, wanted, metav1.UpdateOptions{})
 		after := time.Now()
@@ -152,9 +155,8 @@ func (n *node) measureChanges(who string, p *process, offset, count int) []int {
 			n.t.Fatalf("%s: change %d was not in the kernel within %v (notices lost: %d times)", who, k, patience, l.missed())
 		}
 	}
-	n.t.Logf("%s: one-endpoint change, %d of them: median %v, p99 %v after the API server accepted it; median %v, p99 %v after it was asked",
-		who, count, quantile(accepted, 50), quantile(accepted, 99), quantile(requested, 50), quantile(requested, 99))
-	return moved
+	n.t.Logf("%s: one-endpoint change, %d of them, rest of %v in between: median %v, p99 %v after the API server accepted it; median %v, p99 %v after it was asked",
+		who, count, rest, quantile(accepted, 50), quantile(accepted, 99), quantile(requested, 50), quantile(requested, 99))
 }
 
 // movedSlice is the slice of a service with its last endpoint moved.
@@ -206,7 +208,7 @@ func shapeOf(n *node, nft nftcmd.Command) map[string]shape {
 
 // checkListing holds the table that nft prints against the services, and feeds
 // it back.
-func (n *node) checkListing(nft nftcmd.Command, moved []int) {
+func (n *node) checkListing(nft nftcmd.Command, moved map[int]netip.Addr) {
 	n.t.Helper()
 	start := time.Now()
 	listing, err := nft.Ruleset(n.Node)
@@ -217,8 +219,8 @@ func (n *node) checkListing(nft nftcmd.Command, moved []int) {
 	for i := range manyServices {
 		for j := range spread()[i%len(spread())] {
 			a := endpoint(i, j)
-			if k := slices.Index(moved, i); k >= 0 && j == spread()[i%len(spread())]-1 {
-				a = movedTo(k)
+			if to, ok := moved[i]; ok && j == spread()[i%len(spread())]-1 {
+				a = to
 			}
 			want = append(want, fmt.Sprintf("%s %s", clusterIP(i), a))
 		}
@@ -272,7 +274,7 @@ func difference(a, b []string) []string {
 }
 
 // compare has kube-proxy do the same, on the same objects.
-func (n *node) compare() {
+func (n *node) compare(moved map[int]netip.Addr) {
 	n.t.Helper()
 	binary, err := cluster.Tool(n.ctx, "kube-proxy")
 	n.must(err)
@@ -282,5 +284,5 @@ func (n *node) compare() {
 		"--healthz-bind-address=", "--metrics-bind-address=127.0.0.1:10249"))
 	l, _ := p.await("the first sync", 0, func(l line) bool { return l.has("SyncProxyRules complete", `ipFamily="IPv4"`) })
 	n.t.Logf("kube-proxy: first sync after %v; %s", time.Since(start).Round(time.Millisecond), l.text)
-	n.measureChanges("kube-proxy", p, changes, kubeProxyChanges)
+	n.measureChanges("kube-proxy", p, 2*time.Second, kubeProxyChanges, moved) // its period is 1 s
 }
