@@ -25,8 +25,8 @@ type sliceObject struct {
 	// owner is the Service that it belongs to, empty if it is of no use.
 	owner service.Name
 	ports []slicePort
-	// names keeps the one copy of each node's name alive that all endpoints
-	// there share, in this slice and in others.
+	// names keeps the one copy of each name of a node, or of a list of hints,
+	// alive that all endpoints with it share, in this slice and in others.
 	names    []unique.Handle[string]
 	problems []Problem
 }
@@ -84,7 +84,7 @@ func convertSlice(s *discoveryv1.EndpointSlice) *sliceObject {
 // endpoint only the first counts (API documentation of Endpoint.addresses).
 func (object *sliceObject) sliceEndpoints(s *discoveryv1.EndpointSlice, p *problemList) []service.Endpoint {
 	list := make([]service.Endpoint, 0, len(s.Endpoints))
-	names := map[string]unique.Handle[string]{}
+	names := sharedNames{object: object, known: map[string]string{}}
 	for i := range s.Endpoints {
 		e := &s.Endpoints[i]
 		if len(e.Addresses) == 0 {
@@ -105,22 +105,55 @@ func (object *sliceObject) sliceEndpoints(s *discoveryv1.EndpointSlice, p *probl
 			Serving:     e.Conditions.Serving == nil || *e.Conditions.Serving,
 			Terminating: e.Conditions.Terminating != nil && *e.Conditions.Terminating,
 		}
+		if e.Hints != nil {
+			field := item("endpoints", i) + ".hints"
+			endpoint.Nodes = hints(&names, e.Hints.ForNodes, func(h discoveryv1.ForNode) string { return h.Name }, field+".forNodes", p)
+			endpoint.Zones = hints(&names, e.Hints.ForZones, func(h discoveryv1.ForZone) string { return h.Name }, field+".forZones", p)
+		}
 		if e.NodeName != nil {
 			if err := checkName(*e.NodeName); err != nil {
 				p.add(item("endpoints", i)+".nodeName", err)
 			} else {
-				name, known := names[*e.NodeName]
-				if !known {
-					name = unique.Make(*e.NodeName)
-					names[*e.NodeName] = name
-					object.names = append(object.names, name)
-				}
-				endpoint.Node = name.Value()
+				endpoint.Node = names.share(*e.NodeName)
 			}
 		}
 		list = append(list, endpoint)
 	}
 	return list
+}
+
+// sharedNames makes equal names of endpoints one string, in all slices.
+type sharedNames struct {
+	object *sliceObject
+	known  map[string]string
+}
+
+func (n *sharedNames) share(name string) string {
+	shared, ok := n.known[name]
+	if !ok {
+		handle := unique.Make(name)
+		n.object.names = append(n.object.names, handle)
+		shared = handle.Value()
+		n.known[name] = shared
+	}
+	return shared
+}
+
+// hints are the names of one kind of hint. A name that cannot be one is
+// reported, and the others count.
+func hints[T any](names *sharedNames, list []T, name func(T) string, field string, p *problemList) service.Hints {
+	if len(list) == 0 {
+		return ""
+	}
+	var good []string
+	for i, h := range list {
+		if err := checkName(name(h)); err != nil {
+			p.add(item(field, i)+".name", err)
+			continue
+		}
+		good = append(good, name(h))
+	}
+	return service.Hints(names.share(string(service.NewHints(good))))
 }
 
 // slicePorts gives each port its endpoints. Two ports of one name and protocol
@@ -179,15 +212,21 @@ func endpointPort(port *discoveryv1.EndpointPort, field string, p *problemList) 
 // nodeObject is what is kept of a Node.
 type nodeObject struct {
 	identity
+	zone      string
 	addresses []netip.Addr
 	problems  []Problem
 }
 
-// convertNode keeps a Node's InternalIPs and then its ExternalIPs, each in the
+// convertNode keeps a Node's zone, its InternalIPs and then its ExternalIPs, each in the
 // object's order.
 func convertNode(n *corev1.Node) *nodeObject {
 	object := &nodeObject{identity: identify(&n.ObjectMeta)}
 	p := problemsOf("Node", &n.ObjectMeta)
+	object.zone = n.Labels[corev1.LabelTopologyZone]
+	if err := checkName(object.zone); err != nil {
+		p.add("metadata.labels["+corev1.LabelTopologyZone+"]", err)
+		object.zone = ""
+	}
 	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
 		for i, a := range n.Status.Addresses {
 			if a.Type != kind {

@@ -152,7 +152,7 @@ func (ix *index) setNode(n *nodeObject) {
 	}
 	ix.report(ix.nodeProblems, n.problems)
 	ix.hasNode, ix.nodeProblems = true, n.problems
-	node.Addresses = n.addresses
+	node.Addresses, node.Zone = n.addresses, n.zone
 	ix.builder.SetNode(node)
 }
 

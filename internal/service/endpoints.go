@@ -10,14 +10,14 @@ import (
 // MergeEndpoints sorts the endpoints of one service port by address and port
 // and leaves one of each. Between duplicates (the same pod in two slices) one
 // that is not terminating wins over one that is, then a ready one, then a
-// serving one, then the one on the node whose name sorts first: so the result
-// does not depend on the order of the slices. It works in place.
+// serving one, then the one on the node whose name sorts first, then the one
+// whose hints do: so the result does not depend on the order of the slices. It works in place.
 func MergeEndpoints(endpoints []Endpoint) []Endpoint {
 	slices.SortFunc(endpoints, func(a, b Endpoint) int {
 		if c := a.Addr.Compare(b.Addr); c != 0 {
 			return c
 		}
-		return cmp.Or(b.rank()-a.rank(), strings.Compare(a.Node, b.Node))
+		return cmp.Or(b.rank()-a.rank(), strings.Compare(a.Node, b.Node), cmp.Compare(a.Nodes, b.Nodes), cmp.Compare(a.Zones, b.Zones))
 	})
 	return slices.CompactFunc(endpoints, func(a, b Endpoint) bool { return a.Addr == b.Addr })
 }
@@ -52,12 +52,13 @@ type Choice struct {
 
 // Choose chooses the endpoints of the service's port in one family. In each
 // list are the ready endpoints or, where there is none, those that still serve
-// while they terminate (KEP-1669, KEP-1672).
+// while they terminate (KEP-1669, KEP-1672). Topology narrows the ready ones of
+// the list Cluster, for whatever traffic, and nothing else.
 func (s *Service) Choose(p *Port, node *Node, v6 bool) Choice {
 	var c Choice
 	external := s.External(p)
 	if s.InternalPolicy == Cluster || external {
-		c.Cluster = p.usable(v6, func(*Endpoint) bool { return true })
+		c.Cluster = p.usable(v6, p.near(node, v6))
 		c.Anywhere = len(c.Cluster) > 0
 	}
 	if s.InternalPolicy == Local || s.ExternalPolicy == Local && external {
@@ -69,6 +70,43 @@ func (s *Service) Choose(p *Port, node *Node, v6 bool) Choice {
 
 // External says whether the port can be reached other than by a cluster IP.
 func (s *Service) External(p *Port) bool { return p.NodePort != 0 || len(s.ExternalIPs) > 0 }
+
+// near says which ready endpoints the topology of the cluster leaves: those
+// hinted for this node (KEP-3015, PreferSameNode), else those hinted for its
+// zone, else all. Hints count only if every ready endpoint of the family has
+// some of the kind and any of them names this node or zone: one without, and
+// nobody is left out. Endpoints that are not ready have no say, and pass.
+func (p *Port) near(node *Node, v6 bool) func(*Endpoint) bool {
+	for _, kind := range []struct {
+		hints func(*Endpoint) Hints
+		here  string
+	}{
+		{func(e *Endpoint) Hints { return e.Nodes }, node.Name},
+		{func(e *Endpoint) Hints { return e.Zones }, node.Zone},
+	} {
+		if p.hinted(v6, kind.hints, kind.here) {
+			return func(e *Endpoint) bool { return !e.Ready || kind.hints(e).Has(kind.here) }
+		}
+	}
+	return func(*Endpoint) bool { return true }
+}
+
+// hinted says whether every ready endpoint of the family carries hints of a
+// kind, and any of them names what is here.
+func (p *Port) hinted(v6 bool, hints func(*Endpoint) Hints, here string) bool {
+	named := false
+	for i := range p.Endpoints {
+		e := &p.Endpoints[i]
+		if e.Addr.Addr().Is6() != v6 || !e.Ready {
+			continue
+		}
+		if hints(e) == "" {
+			return false
+		}
+		named = named || hints(e).Has(here)
+	}
+	return named
+}
 
 // usable lists the ready endpoints of the family among those considered or,
 // where there is none, the serving ones that terminate.

@@ -110,11 +110,39 @@ type Endpoint struct {
 	// Ready, Serving and Terminating are the EndpointSlice conditions, with
 	// the API's defaults (true, true, false) filled in.
 	Ready, Serving, Terminating bool
+	// Nodes and Zones are the hints that the endpoint carries: where it is
+	// meant to be used from. Empty for none.
+	Nodes, Zones Hints
+}
+
+// Hints is a list of node or zone names, as one string so that endpoints can
+// be compared: sorted, with commas between them.
+type Hints string
+
+// NewHints makes a list of names, in any order; empty ones are left out.
+func NewHints(names []string) Hints {
+	names = slices.DeleteFunc(slices.Clone(names), func(s string) bool { return s == "" })
+	slices.Sort(names)
+	return Hints(strings.Join(slices.Compact(names), ","))
+}
+
+// Has says whether the name is in the list. No list has the empty name.
+func (h Hints) Has(name string) bool {
+	for len(h) > 0 && name != "" {
+		first, rest, _ := strings.Cut(string(h), ",")
+		if first == name {
+			return true
+		}
+		h = Hints(rest)
+	}
+	return false
 }
 
 // Node is what the model needs to know about the node it is for.
 type Node struct {
 	Name string
+	// Zone is the node's label topology.kubernetes.io/zone, empty for none.
+	Zone string
 	// Addresses are the node's own, from the Node object: InternalIPs before
 	// ExternalIPs, each in the object's order.
 	Addresses []netip.Addr
@@ -158,5 +186,5 @@ func (p Port) equal(o Port) bool {
 }
 
 func (n *Node) equal(o *Node) bool {
-	return n.Name == o.Name && slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.HostAddresses, o.HostAddresses)
+	return n.Name == o.Name && n.Zone == o.Zone && slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.HostAddresses, o.HostAddresses)
 }

@@ -15,6 +15,9 @@ import (
 func (s Snapshot) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "node %s\n", dash(s.Node.Name))
+	if s.Node.Zone != "" {
+		fmt.Fprintf(&b, "  zone %s\n", s.Node.Zone)
+	}
 	for _, a := range s.Node.Addresses {
 		fmt.Fprintf(&b, "  address %s\n", a)
 	}
@@ -76,6 +79,12 @@ func (e Endpoint) conditions() string {
 			b.WriteString(c.name)
 		}
 	}
+	if e.Nodes != "" {
+		fmt.Fprintf(&b, " for-nodes=%s", e.Nodes)
+	}
+	if e.Zones != "" {
+		fmt.Fprintf(&b, " for-zones=%s", e.Zones)
+	}
 	return b.String()
 }
 
@@ -130,6 +139,12 @@ func (p *parser) line(keyword string, words []string) error {
 	switch keyword {
 	case "node":
 		return p.nodeLine(words)
+	case "zone":
+		if len(words) != 1 {
+			return fmt.Errorf("want: zone NAME")
+		}
+		p.node.Zone = words[0]
+		return nil
 	case "address":
 		return parseAddr(words, &p.node.Addresses)
 	case "host-address":
@@ -238,7 +253,7 @@ func parsePort(s string) (uint16, error) {
 
 func (p *Port) endpointLine(words []string) error {
 	if len(words) < 2 {
-		return fmt.Errorf("want: endpoint ADDRESS:PORT NODE [CONDITION...]")
+		return fmt.Errorf("want: endpoint ADDRESS:PORT NODE [CONDITION...] [for-nodes=NAME,...] [for-zones=NAME,...]")
 	}
 	addr, err := netip.ParseAddrPort(words[0])
 	if err != nil {
@@ -246,6 +261,14 @@ func (p *Port) endpointLine(words []string) error {
 	}
 	e := Endpoint{Addr: addr, Node: undash(words[1])}
 	for _, c := range words[2:] {
+		if list, ok := strings.CutPrefix(c, "for-nodes="); ok {
+			e.Nodes = NewHints(strings.Split(list, ","))
+			continue
+		}
+		if list, ok := strings.CutPrefix(c, "for-zones="); ok {
+			e.Zones = NewHints(strings.Split(list, ","))
+			continue
+		}
 		switch c {
 		case "ready":
 			e.Ready = true

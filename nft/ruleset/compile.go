@@ -50,8 +50,8 @@ func (c *Compiler) changed(s service.Snapshot) []service.Name {
 	for d := range treap.Diff(c.last.Services, s.Services) {
 		names = append(names, d.Key)
 	}
-	if s.Node.Name != c.last.Node.Name {
-		// Which endpoints are local depends on the node's name.
+	if s.Node.Name != c.last.Node.Name || s.Node.Zone != c.last.Node.Zone {
+		// Which endpoints are local, and near, depends on them.
 		for name := range s.Services.All() {
 			names = append(names, name)
 		}

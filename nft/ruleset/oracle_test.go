@@ -160,12 +160,17 @@ func (o *oracle) deliver(p nft.Packet, chosen []netip.AddrPort, masquerade bool)
 // choose: ready endpoints, or else those that serve while they terminate; of
 // all or of this node's.
 func (o *oracle) choose(p *service.Port, v6, here bool) []netip.AddrPort {
+	near := func(service.Endpoint) bool { return true }
+	if !here {
+		near = o.topology(p, v6)
+	}
 	var ready, terminating []netip.AddrPort
 	for _, e := range p.Endpoints {
 		switch {
 		case e.Addr.Addr().Is6() != v6 || here && e.Node != o.node.Name:
-		case e.Ready:
+		case e.Ready && near(e):
 			ready = append(ready, e.Addr)
+		case e.Ready:
 		case e.Serving && e.Terminating:
 			terminating = append(terminating, e.Addr)
 		}
@@ -192,6 +197,27 @@ func (o *oracle) onNode(a netip.Addr) bool {
 		}
 	}
 	return false
+}
+
+// topology: if all ready endpoints have node hints and one is for this node,
+// those; else the same with zones; else all.
+func (o *oracle) topology(p *service.Port, v6 bool) func(service.Endpoint) bool {
+	ready := slices.DeleteFunc(slices.Clone(p.Endpoints), func(e service.Endpoint) bool { return !e.Ready || e.Addr.Addr().Is6() != v6 })
+	forNode := func(e service.Endpoint) bool {
+		return slices.Contains(strings.Split(string(e.Nodes), ","), o.node.Name)
+	}
+	forZone := func(e service.Endpoint) bool {
+		return o.node.Zone != "" && slices.Contains(strings.Split(string(e.Zones), ","), o.node.Zone)
+	}
+	noNodes := func(e service.Endpoint) bool { return e.Nodes == "" }
+	noZones := func(e service.Endpoint) bool { return e.Zones == "" }
+	switch {
+	case slices.ContainsFunc(ready, forNode) && !slices.ContainsFunc(ready, noNodes):
+		return forNode
+	case slices.ContainsFunc(ready, forZone) && !slices.ContainsFunc(ready, noZones):
+		return forZone
+	}
+	return func(service.Endpoint) bool { return true }
 }
 
 // reachable are all endpoints that some connection to the port may get.

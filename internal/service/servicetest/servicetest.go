@@ -51,7 +51,7 @@ func (o Options) filled() Options {
 // addresses of its own on its interfaces.
 func Node() service.Node {
 	addrs := []netip.Addr{netip.MustParseAddr("192.168.0.2"), netip.MustParseAddr("2001:db8::2")}
-	return service.Node{Name: "node-0", Addresses: addrs, HostAddresses: slices.Clone(addrs)}
+	return service.Node{Name: "node-0", Zone: "zone-0", Addresses: addrs, HostAddresses: slices.Clone(addrs)}
 }
 
 // Name is the i-th name of the pool; i counts from 0.
@@ -127,9 +127,18 @@ func protocol(rng *rand.Rand) service.Protocol {
 
 func endpoints(rng *rand.Rand, o Options, pods []string) []service.Endpoint {
 	var list []service.Endpoint
+	hinted := rng.IntN(4)
 	for _, format := range pods {
 		for range rng.IntN(o.Endpoints + 1) {
-			list = append(list, endpoint(rng, o, format))
+			e := endpoint(rng, o, format)
+			// Hints count only if all have them, and mostly all do.
+			if hinted&1 != 0 && rng.IntN(20) > 0 {
+				e.Nodes = service.NewHints([]string{fmt.Sprintf("node-%d", rng.IntN(o.Nodes))})
+			}
+			if hinted&2 != 0 && rng.IntN(20) > 0 {
+				e.Zones = service.NewHints([]string{fmt.Sprintf("zone-%d", rng.IntN(3)), fmt.Sprintf("zone-%d", rng.IntN(3))})
+			}
+			list = append(list, e)
 		}
 	}
 	return service.MergeEndpoints(list)
