@@ -14,7 +14,7 @@ import (
 // TestHealth asks the health and metrics servers before the API server is there
 // and afterwards.
 func TestHealth(t *testing.T) {
-	n := newNode(t)
+	n := newNodeOf(t, ownControlPlane(t), "health")
 	web := n.create(service("web", "web"))
 	n.runPod("web-1", "web")
 	n.plane.cluster.StopAPIServer()

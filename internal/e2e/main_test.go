@@ -109,6 +109,19 @@ type controlPlane struct {
 	nodes   int // made so far
 }
 
+// ownControlPlane starts one for a test that would disturb others: the controllers
+// take up to half a minute to notice that an API server is back.
+func ownControlPlane(t *testing.T) *controlPlane {
+	t.Helper()
+	requireRoot(t)
+	plane, err := startControlPlane(testContext(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(plane.stop)
+	return plane
+}
+
 // apiAddr is where API servers listen: not a loopback address, so that the
 // Service default/kubernetes has an endpoint.
 func apiAddr() netip.Addr { return netip.MustParseAddr("172.30.0.1") }

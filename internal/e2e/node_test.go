@@ -128,8 +128,7 @@ func (n *node) clean() {
 	}
 }
 
-// startAPIServerAtEnd is for tests that stop it: those that follow need it, and
-// so does the cleaning up.
+// startAPIServerAtEnd is for tests that stop it: cleaning up needs it.
 func (n *node) startAPIServerAtEnd() {
 	n.t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)

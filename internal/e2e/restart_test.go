@@ -124,9 +124,9 @@ func TestRestart(t *testing.T) {
 }
 
 // TestAPIServerRestart takes the API server away and brings it back. The slices
-// are the test's own: the controllers take their time to come back.
+// are the test's own: the controllers take their time.
 func TestAPIServerRestart(t *testing.T) {
-	n := newNode(t)
+	n := newNodeOf(t, ownControlPlane(t), "restarted")
 	client := n.addClient()
 	web := n.create(service("web", ""))
 	for _, a := range n.addServer("web-1").Addrs {

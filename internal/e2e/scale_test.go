@@ -41,11 +41,7 @@ func spread() []int { return []int{8, 9, 10, 11, 12} }
 func TestScale(t *testing.T) {
 	requireRoot(t)
 	shared.rest()
-	plane, err := startControlPlane(testContext(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(plane.stop)
+	plane := ownControlPlane(t)
 	nft := nftcmd.ForTest(t)
 
 	few := newNodeOf(t, plane, "few")
