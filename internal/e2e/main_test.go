@@ -52,12 +52,14 @@ func (f *fixture) nftproxy(t *testing.T) string {
 	if f.binary != "" {
 		return f.binary
 	}
-	dir, err := os.MkdirTemp("", "nftproxy-e2e-")
-	if err != nil {
-		t.Fatal(err)
+	if f.dir == "" {
+		dir, err := os.MkdirTemp("", "nftproxy-e2e-")
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.dir = dir
 	}
-	f.dir = dir
-	path := filepath.Join(dir, "nftproxy")
+	path := filepath.Join(f.dir, "nftproxy")
 	cmd := exec.Command("go", "build", "-trimpath", "-o", path, "../../cmd/nftproxy")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
