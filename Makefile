@@ -1,7 +1,7 @@
 # nftproxy: each target says in one line what it does; `make help` lists them.
 GO ?= go
 
-.PHONY: help build test test-short demo bench bench-quick lint clean
+.PHONY: help build test test-short demo bench lint clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -19,10 +19,11 @@ test-short: ## run the tests that need neither root nor an API server
 demo: build ## show the proxy at work on real traffic, without a cluster
 	bin/nftproxy demo
 
-bench: build ## measure, against kube-proxy in the same run
+bench: build ## measure each stage, and 10,000 services against kube-proxy on the same API server
 	hack/build-tools.sh
 	hack/build-tools.sh kube-proxy
-	$(GO) run ./bench
+	$(GO) test -run '^$$' -bench . -benchmem ./internal/treap ./watch ./nft/ruleset ./nft/kernel ./conntrack
+	NFTPROXY_COMPARE=1 $(GO) test -count=1 -timeout 60m -v -run TestScale ./internal/e2e
 
 lint: ## gofmt, go vet and staticcheck at its pinned version
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo "not gofmt-clean:"; gofmt -l $$(git ls-files '*.go'); exit 1; }
