@@ -18,6 +18,7 @@ import (
 	"nftproxy/internal/metrics"
 	"nftproxy/internal/proxy"
 	"nftproxy/internal/service"
+	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
 	"nftproxy/watch"
@@ -50,7 +51,9 @@ func (d *daemon) run(ctx context.Context) error {
 	judge := health.New(health.Config{Busy: func() time.Time { return loop.Busy() }, Answered: counts.CountHealth})
 	loop = proxy.New(d.loopConfig(), conn, ruleset.NewCompiler(d.ruleset).Compile,
 		d.syncLogger(), counts.Observe, judge.Observe, func(s proxy.Sync) {
-			if s.Err == nil {
+			// One family's trouble is not to leave the other's entries behind.
+			// Where the program is not in force yet, an entry too many goes.
+			if s.InForce(nft.IPv4) || s.InForce(nft.IPv6) {
 				cleaner.Notify(s.Snapshot)
 			}
 		})
@@ -58,6 +61,14 @@ func (d *daemon) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
+	// Followed from the start below, but the first program is to have them: a
+	// restart would else take --nodeport-addresses away for a moment.
+	addrs, err := hostaddr.List()
+	if err != nil {
+		return err
+	}
+	watcher.SetHostAddresses(addrs)
 
 	d.log.Info("starting", "version", version(), "node", d.node, "table", d.ruleset.Table)
 	group, ctx := errgroup.WithContext(ctx)
@@ -114,13 +125,16 @@ func (d *daemon) loopConfig() proxy.Config {
 }
 
 func (d *daemon) logProblem(p watch.Problem, counts *metrics.Metrics) {
-	level := slog.LevelWarn
-	if errors.Is(p, watch.ErrIgnoredKind) {
-		level = slog.LevelDebug
-	} else {
-		counts.CountProblem(p.Object.Kind)
+	if request := (*watch.RequestError)(nil); errors.As(p, &request) {
+		d.log.Warn("the API server does not answer as it should", "err", p)
+		return
 	}
-	d.log.Log(context.Background(), level, "cannot use as it stands", "err", p)
+	if errors.Is(p, watch.ErrIgnoredKind) {
+		d.log.Debug("not for a service proxy", "err", p)
+		return
+	}
+	counts.CountProblem(p.Object.Kind)
+	d.log.Warn("cannot use as it stands", "err", p)
 }
 
 func (d *daemon) logPass(r conntrack.Run) {

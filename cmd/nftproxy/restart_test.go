@@ -1,0 +1,86 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"nftproxy/internal/testnet"
+)
+
+const nodePortManifest = `
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {type: NodePort, clusterIP: 10.96.0.10, ports: [{port: 80, nodePort: 30080}]}
+`
+
+// TestRestartWritesNothing: the first program of a start has the node's own
+// addresses, without which node ports would be gone for a moment.
+func TestRestartWritesNothing(t *testing.T) {
+	ns := testnet.NamespaceForTest(t, "restart")
+	lo, err := ns.Handle().LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address, err := netlink.ParseAddr("192.0.2.7/32")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ns.Handle().AddrAdd(lo, address); err != nil {
+		t.Fatal(err)
+	}
+	manifests := filepath.Join(t.TempDir(), "web.yaml")
+	if err := os.WriteFile(manifests, []byte(nodePortManifest), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if n := firstSync(t, ns, manifests); n == 0 {
+		t.Error("the first start wrote nothing")
+	}
+	for range 5 { // What is told too late is told in time now and then.
+		if n := firstSync(t, ns, manifests); n != 0 {
+			t.Errorf("a restart wrote %d objects", n)
+		}
+	}
+}
+
+// firstSync runs the proxy until its first sync, ends it as an init system
+// does, and returns how much the sync wrote.
+func firstSync(t *testing.T, ns *testnet.Namespace, manifests string) int {
+	t.Helper()
+	cmd := exec.Command("nftproxy", "run", "--manifests", manifests, "--hostname-override", "node-1",
+		"--nodeport-addresses", "192.0.2.0/24", "--metrics-bind-address=", "--healthz-bind-address=")
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ns.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	written := -1
+	var log strings.Builder
+	for lines := bufio.NewScanner(stderr); lines.Scan(); {
+		log.WriteString(lines.Text() + "\n")
+		var entry struct {
+			Msg     string
+			Written int
+		}
+		if json.Unmarshal(lines.Bytes(), &entry) == nil && entry.Msg == "synced" {
+			written = entry.Written
+			if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if err := cmd.Wait(); err != nil || written < 0 {
+		t.Fatalf("nftproxy run: %v, log:\n%s", err, log.String())
+	}
+	return written
+}
