@@ -53,12 +53,20 @@ func (s *Server) Run(ctx context.Context) error {
 		<-ctx.Done()
 		return nil
 	}
+	last := ""
 	for {
 		err := s.listenAndServe(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
-		s.log.Error("cannot serve, trying again", "server", s.name, "address", s.addr, "retry", retryPeriod, "err", err)
+		// Listening, which ends with another error, is news, and so is that it
+		// fails; that it still does is not.
+		level := slog.LevelError
+		if err.Error() == last {
+			level = slog.LevelDebug
+		}
+		last = err.Error()
+		s.log.Log(ctx, level, "cannot serve, trying again", "server", s.name, "address", s.addr, "retry", retryPeriod, "err", err)
 		select {
 		case <-ctx.Done():
 			return nil
