@@ -21,15 +21,18 @@ const retryPeriod = time.Second
 // in, sorted, first at once and then after each change, until the context ends;
 // it returns nil then. The kernel drops notices that are not read fast enough;
 // so each notice leads to a fresh listing, and a lost subscription is renewed.
+// What goes wrong is logged as a warning, once as long as it is the same.
 func Follow(ctx context.Context, log *slog.Logger, tell func([]netip.Addr)) error {
 	var last []netip.Addr
+	failure := ""
 	for {
 		if err := follow(ctx, func(addrs []netip.Addr) {
 			if last == nil || !slices.Equal(last, addrs) {
 				last = addrs
 				tell(addrs)
 			}
-		}); err != nil {
+		}); err != nil && err.Error() != failure {
+			failure = err.Error()
 			log.Warn("following the node's addresses", "err", err)
 		}
 		select {
