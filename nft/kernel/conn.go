@@ -203,15 +203,18 @@ func (c *Conn) batchError(b nft.Batch, answers []answer, partial bool) error {
 	return e
 }
 
+// needsAdmin is what helps where the kernel refuses everything.
+const needsAdmin = "needs CAP_NET_ADMIN in the network namespace"
+
 // hint says what helps against a refusal.
 func (c *Conn) hint(e OpError) string {
 	switch _, chain := e.Op.(nft.AddChain); {
 	case e.Errno == unix.EPERM && e.Op == nil:
-		return "needs CAP_NET_ADMIN in the network namespace"
+		return needsAdmin
 	case e.Errno == unix.EPERM:
 		t, found, err := c.table(e.Table)
 		if err == nil && found && t.Owner != 0 && t.Owner != c.writer.conn.PID() {
-			return fmt.Sprintf("table %s is owned by the process with netlink port %d: stop it, or run nftproxy cleanup", e.Table, t.Owner)
+			return fmt.Sprintf("table %s is owned by the process with netlink port %d: stop it first", e.Table, t.Owner)
 		}
 	case e.Errno == unix.ENOENT && chain:
 		return "does the kernel lack the module nft_chain_nat?"

@@ -49,7 +49,7 @@ func TestOwnedTableIsOurs(t *testing.T) {
 		"claim":  other.Claim(p),
 		"change": other.Apply(nft.Batch{Ops: []nft.Op{nft.FlushChain{Table: table(nft.IPv4), Chain: "refuse"}}}),
 	} {
-		if !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "nftproxy cleanup") {
+		if !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "stop it first") {
 			t.Errorf("another Conn's %s: %v", what, err)
 		}
 	}

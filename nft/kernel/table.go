@@ -47,6 +47,9 @@ func (c *Conn) table(id nft.TableID) (t TableInfo, found bool, err error) {
 	if errors.Is(err, unix.ENOENT) {
 		return TableInfo{}, false, nil
 	}
+	if errors.Is(err, unix.EPERM) {
+		return TableInfo{}, false, fmt.Errorf("look up table %s: %w (%s)", id, err, needsAdmin)
+	}
 	if err != nil {
 		return TableInfo{}, false, fmt.Errorf("look up table %s: %w", id, err)
 	}
