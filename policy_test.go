@@ -19,15 +19,28 @@ import (
 // maxLines is the longest Go file: what does not fit holds two promises.
 const maxLines = 500
 
-// rule says which packages may import a group of others; tests are free but
-// for what Never says.
+// rule says which packages may import a group of others.
 type rule struct {
 	name    string
 	matches func(importPath string) bool
-	// allowed lists the directories, with all below them.
+	// within says which files are bound; nil stands for all of them.
+	within func(file string) bool
+	// allowed lists the directories that may, with all below them.
 	allowed []string
 	// tests says that test files are bound too.
 	tests bool
+}
+
+func (r *rule) binds(file string) bool {
+	return (r.tests || !strings.HasSuffix(file, "_test.go")) &&
+		(r.within == nil || r.within(file)) &&
+		!slices.ContainsFunc(r.allowed, func(dir string) bool { return strings.HasPrefix(file, dir+"/") })
+}
+
+// core says of a file whether it belongs to the packages that are pure: what
+// they do depends on their arguments alone.
+func core(file string) bool {
+	return slices.Contains([]string{"nft", "nft/ruleset", "internal/service", "internal/treap"}, path.Dir(file))
 }
 
 func rules() []rule {
@@ -38,7 +51,20 @@ func rules() []rule {
 			})
 		}
 	}
+	exactly := func(paths ...string) func(string) bool {
+		return func(p string) bool { return slices.Contains(paths, p) }
+	}
 	return []rule{
+		{
+			name: "the core reads no file, opens no socket, throws no dice and says nothing", within: core,
+			matches: exactly("os", "io/fs", "net", "log", "log/slog", "math/rand", "math/rand/v2", "crypto/rand"),
+		},
+		{
+			name:    "what is for tests stays out of the program",
+			matches: prefixed("nftproxy/internal/cluster", "nftproxy/internal/nftcmd", "nftproxy/internal/testnet", "nftproxy/nft/nfttest", "nftproxy/internal/service/servicetest"),
+			// The demo is a test that a person looks at.
+			allowed: []string{"internal/demo", "cmd", "internal/testnet"},
+		},
 		{
 			name: "k8s.io stays at the edge", matches: prefixed("k8s.io/", "sigs.k8s.io/"),
 			// internal/cluster is a real control plane for tests.
@@ -63,10 +89,7 @@ func rules() []rule {
 func TestImports(t *testing.T) {
 	for file, parsed := range goFiles(t, parser.ImportsOnly) {
 		for _, r := range rules() {
-			if strings.HasSuffix(file, "_test.go") && !r.tests {
-				continue
-			}
-			if slices.ContainsFunc(r.allowed, func(dir string) bool { return strings.HasPrefix(file, dir+"/") }) {
+			if !r.binds(file) {
 				continue
 			}
 			for _, i := range parsed.Imports {
@@ -75,6 +98,26 @@ func TestImports(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestNoClock: the core takes the time as an argument where it needs one.
+func TestNoClock(t *testing.T) {
+	for file, parsed := range goFiles(t, parser.SkipObjectResolution) {
+		if !core(file) || strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		ast.Inspect(parsed, func(n ast.Node) bool {
+			s, ok := n.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			x, ok := s.X.(*ast.Ident)
+			if ok && x.Name == "time" && slices.Contains([]string{"Now", "Since", "Until", "After", "AfterFunc", "Sleep", "NewTimer", "NewTicker", "Tick"}, s.Sel.Name) {
+				t.Errorf("%s uses time.%s: the core has no clock", file, s.Sel.Name)
+			}
+			return true
+		})
 	}
 }
 
@@ -123,14 +166,27 @@ func TestNoGlobals(t *testing.T) {
 			}
 			for _, s := range g.Specs {
 				v := s.(*ast.ValueSpec)
-				for _, n := range v.Names {
-					if !strings.HasPrefix(strings.ToLower(n.Name), "err") && n.Name != "_" && !embedded(g, v) {
+				for i, n := range v.Names {
+					if n.Name != "_" && !sentinel(v, i) && !embedded(g, v) {
 						t.Errorf("%s: package variable %s", file, n.Name)
 					}
 				}
 			}
 		}
 	}
+}
+
+// sentinel says whether a variable is an error made on the spot.
+func sentinel(v *ast.ValueSpec, i int) bool {
+	if i >= len(v.Values) || !strings.HasPrefix(strings.ToLower(v.Names[i].Name), "err") {
+		return false
+	}
+	call, ok := v.Values[i].(*ast.CallExpr)
+	if !ok {
+		return false
+	}
+	f, ok := call.Fun.(*ast.SelectorExpr)
+	return ok && (f.Sel.Name == "New" || f.Sel.Name == "Errorf")
 }
 
 func embedded(g *ast.GenDecl, v *ast.ValueSpec) bool {
