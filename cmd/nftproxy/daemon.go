@@ -40,9 +40,10 @@ func (d *daemon) run(ctx context.Context) error {
 	registry := metrics.NewRegistry()
 	counts := metrics.New(registry)
 	mailbox := service.NewMailbox()
-	watcher := watch.NewWatcher(watch.Options{Node: d.node, Report: func(p watch.Problem) {
-		d.logProblem(p, counts)
-	}}, mailbox)
+	watcher, err := d.newWatcher(mailbox, counts)
+	if err != nil {
+		return err
+	}
 	cleaner := conntrack.NewCleaner(flows, conntrack.NewIndex(d.ruleset.NodePortAddresses), func(r conntrack.Run) {
 		counts.ObserveConntrack(r)
 		d.logPass(r)
@@ -62,14 +63,6 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 
-	// Followed from the start below, but the first program is to have them: a
-	// restart would else take --nodeport-addresses away for a moment.
-	addrs, err := hostaddr.List()
-	if err != nil {
-		return err
-	}
-	watcher.SetHostAddresses(addrs)
-
 	d.log.Info("starting", "version", version(), "node", d.node, "table", d.ruleset.Table)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return d.watch(ctx, watcher) })
@@ -84,6 +77,21 @@ func (d *daemon) run(ctx context.Context) error {
 	err = group.Wait()
 	d.log.Info("stopped; the rules stay")
 	return err
+}
+
+// newWatcher makes a watcher that has the node's addresses from the start. They
+// are followed later, but the first program needs them: a restart would else
+// take --nodeport-addresses away for a moment.
+func (d *daemon) newWatcher(out *service.Mailbox, counts *metrics.Metrics) (*watch.Watcher, error) {
+	addrs, err := hostaddr.List()
+	if err != nil {
+		return nil, err
+	}
+	w := watch.NewWatcher(watch.Options{Node: d.node, Report: func(p watch.Problem) {
+		d.logProblem(p, counts)
+	}}, out)
+	w.SetHostAddresses(addrs)
+	return w, nil
 }
 
 // servers answer probes and Prometheus.
