@@ -179,6 +179,9 @@ func (d *daemon) syncLogger() func(proxy.Sync) {
 		if s.Err != nil {
 			return
 		}
+		if s.Check && s.Written > 0 {
+			d.log.Warn("somebody else had changed our tables; repaired", "written", s.Written)
+		}
 		level := slog.LevelDebug
 		if first {
 			level, first = slog.LevelInfo, false

@@ -70,13 +70,13 @@ kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv6"} 0
 nftproxy_conflicting_services 1
 # HELP nftproxy_program_chains Chains of the latest program, both families together.
 # TYPE nftproxy_program_chains gauge
-nftproxy_program_chains 15
+nftproxy_program_chains 17
 # HELP nftproxy_program_elements Map and set elements of the latest program, both families together.
 # TYPE nftproxy_program_elements gauge
 nftproxy_program_elements 8
 # HELP nftproxy_program_rules Rules of the latest program, both families together.
 # TYPE nftproxy_program_rules gauge
-nftproxy_program_rules 33
+nftproxy_program_rules 35
 # HELP nftproxy_quarantined_parts Services and other parts of the program that the kernel has refused and that are left out.
 # TYPE nftproxy_quarantined_parts gauge
 nftproxy_quarantined_parts 0

@@ -59,6 +59,8 @@ type applier struct {
 	// state is what the kernel holds, if sure.
 	state nft.State
 	sure  bool
+	// generation is the ruleset's number as long as only we write.
+	generation uint32
 	// quarantine holds the parts that the kernel refused. One gets another
 	// chance when it changes.
 	quarantine map[string]quarantined
@@ -111,12 +113,36 @@ func (a *applier) look(s *Sync, want *nft.Program) error {
 	if err := a.kernel.Claim(want); err != nil {
 		return err // It says itself what it was doing, and so does Read's.
 	}
+	// Asked before the read: what comes in between is looked at again.
+	generation, err := a.kernel.Generation()
+	if err != nil {
+		return err
+	}
 	m, err := a.kernel.Read(want)
 	if err != nil {
 		return err
 	}
-	a.state, a.sure = nft.Adopt(m, want), true
+	a.state, a.sure, a.generation = nft.Adopt(m, want), true, generation
 	return nil
+}
+
+// tampered says whether somebody else has written to the ruleset where it may
+// have been to our tables; they will then be read before the next write. Where
+// it is not sure what the kernel holds, a retry is due anyway.
+func (a *applier) tampered() bool {
+	generation, err := a.kernel.Generation()
+	if err != nil || !a.sure || generation == a.generation {
+		return false
+	}
+	a.generation = generation
+	for _, f := range nft.Families() {
+		if t := a.state.Applied().Table(f); t.Name != "" {
+			if owned, err := a.kernel.Owned(t.ID()); err != nil || !owned {
+				a.sure = false
+			}
+		}
+	}
+	return !a.sure
 }
 
 func (a *applier) plan(s *Sync, want *nft.Program) (nft.Batch, nft.State) {
@@ -136,6 +162,7 @@ func (a *applier) write(s *Sync, b nft.Batch) error {
 		a.sure = false
 		return fmt.Errorf("apply batch: %w", err)
 	}
+	a.generation++
 	s.Written += b.Size()
 	return nil
 }

@@ -22,6 +22,7 @@ func (r *rig) foreign(ops ...nft.Op) {
 	if err := r.kernel.model.Apply(nft.Batch{Ops: ops}); err != nil {
 		r.Fatalf("foreign edit: %v", err)
 	}
+	r.kernel.generation++
 }
 
 // deleteAll deletes every element of the named sets of the IPv4 table.

@@ -21,6 +21,12 @@ type fakeKernel struct {
 	readErr      error
 	// hang blocks Apply until it is closed.
 	hang chan struct{}
+	// readTakes is how long a Read takes.
+	readTakes time.Duration
+	// owned keeps others from changing the tables.
+	owned bool
+	// generation is raised by each transaction, of the test's too.
+	generation uint32
 
 	mu            sync.Mutex // orders the test's writes before the loop's reads
 	claims, reads int
@@ -50,8 +56,16 @@ func (k *fakeKernel) Claim(*nft.Program) error {
 
 func (k *fakeKernel) Read(*nft.Program) (*nft.Model, error) {
 	k.reads++
+	time.Sleep(k.readTakes) // in a synctest bubble
 	return k.model, k.readErr
 }
+
+func (k *fakeKernel) Generation() (uint32, error) {
+	k.handOver()
+	return k.generation, nil
+}
+
+func (k *fakeKernel) Owned(nft.TableID) (bool, error) { return k.owned, nil }
 
 func (k *fakeKernel) Apply(b nft.Batch) error {
 	k.handOver()
@@ -68,6 +82,7 @@ func (k *fakeKernel) Apply(b nft.Batch) error {
 		k.refused++
 		return err
 	}
+	k.generation++
 	k.applied = append(k.applied, appliedBatch{time.Now(), b})
 	if k.lose != nil {
 		return k.lose(b)

@@ -20,6 +20,11 @@ type Kernel interface {
 	// after an error the loop reads before it plans again. An error about
 	// certain parts has a method Parts() []string.
 	Apply(nft.Batch) error
+	// Generation is the number of the ruleset. Every transaction, whosever it
+	// is, raises it by one.
+	Generation() (uint32, error)
+	// Owned says whether nobody else can change the table.
+	Owned(nft.TableID) (bool, error)
 }
 
 // Config says how often the loop works.
@@ -30,12 +35,20 @@ type Config struct {
 	// RetryPeriod is the time after which a sync that went wrong is tried again
 	// although nothing has changed.
 	RetryPeriod time.Duration
+	// CheckPeriod is how often the loop looks whether somebody else has changed
+	// the ruleset, which costs microseconds; 0 means never. Tables that we own
+	// cannot be meant; others are then read, and mended if need be.
+	CheckPeriod time.Duration
 }
+
+// readShare bounds what a busy ruleset of others costs: of the time, at most
+// one part in so many goes into reading our tables.
+const readShare = 50
 
 // DefaultConfig has the periods that suit a kernel which takes a batch in less
 // than a millisecond.
 func DefaultConfig() Config {
-	return Config{MinSyncPeriod: 10 * time.Millisecond, RetryPeriod: time.Second}
+	return Config{MinSyncPeriod: 10 * time.Millisecond, RetryPeriod: time.Second, CheckPeriod: time.Second}
 }
 
 // Sync is what one turn of the loop did.
@@ -53,6 +66,9 @@ type Sync struct {
 	// Written is the number of elements, rules and other objects that the
 	// batches touched; 0 means that the kernel had everything already.
 	Written int
+	// Check says that the turn was made because somebody else had changed the
+	// ruleset: what it wrote, if anything, is repair.
+	Check bool
 	// Quarantined lists the parts that the kernel refused, with its errors;
 	// everything else is in force.
 	Quarantined map[string]error
@@ -92,6 +108,8 @@ type Loop struct {
 	update  service.Update
 	// since is when the oldest change arrived that is not in force.
 	since time.Time
+	// checkAfter is when a check may next lead to a read.
+	checkAfter time.Time
 	// busy is when the turn that is under way began, nil between turns.
 	busy atomic.Pointer[time.Time]
 }
@@ -117,9 +135,17 @@ func (l *Loop) Run(ctx context.Context, in *service.Mailbox) error {
 	wake := time.NewTimer(0)
 	wake.Stop()
 	defer wake.Stop()
+	check, stop := ticks(l.config.CheckPeriod)
+	defer stop()
 	for {
+		tampered := false
 		select {
 		case <-ctx.Done():
+		case <-check:
+			if tampered = l.tampered(); !tampered {
+				continue
+			}
+			l.take(in)
 		case <-in.C():
 			if !l.take(in) { // An earlier turn has read it already.
 				continue
@@ -131,7 +157,7 @@ func (l *Loop) Run(ctx context.Context, in *service.Mailbox) error {
 			return nil
 		}
 		wake.Stop()
-		s := l.turn()
+		s := l.turn(tampered)
 		if at := l.next(s); !at.IsZero() {
 			wake.Reset(max(0, time.Until(at)))
 		}
@@ -161,8 +187,8 @@ func (l *Loop) take(in *service.Mailbox) bool {
 }
 
 // turn syncs the newest snapshot and tells the observers.
-func (l *Loop) turn() Sync {
-	s := Sync{Snapshot: l.update.Snapshot, Since: l.since, Start: time.Now()}
+func (l *Loop) turn(check bool) Sync {
+	s := Sync{Snapshot: l.update.Snapshot, Since: l.since, Start: time.Now(), Check: check}
 	l.busy.Store(&s.Start)
 	defer l.busy.Store(nil)
 	s.Program = l.compile(s.Snapshot)
@@ -171,10 +197,25 @@ func (l *Loop) turn() Sync {
 	if s.Err == nil {
 		l.since = time.Time{}
 	}
+	l.checkAfter = s.End().Add(readShare * s.Read)
 	for _, o := range l.observe {
 		o(s)
 	}
 	return s
+}
+
+// tampered says whether our tables may no longer be what they were.
+func (l *Loop) tampered() bool {
+	return !time.Now().Before(l.checkAfter) && l.applier.tampered()
+}
+
+// ticks is a ticker's channel and its end; a period of 0 never ticks.
+func ticks(period time.Duration) (<-chan time.Time, func()) {
+	if period <= 0 {
+		return nil, func() {}
+	}
+	t := time.NewTicker(period)
+	return t.C, t.Stop
 }
 
 // next is when the loop has work without a change: to try again, or to remove

@@ -45,8 +45,12 @@ func rulesetConfig() ruleset.Config {
 
 // start runs a loop until the test ends or calls stop.
 func start(t *testing.T, k *fakeKernel, services *service.Builder) *rig {
+	return startWith(t, config(), k, services)
+}
+
+func startWith(t *testing.T, c proxy.Config, k *fakeKernel, services *service.Builder) *rig {
 	r := &rig{T: t, kernel: k, services: services, mailbox: service.NewMailbox(), stopped: make(chan struct{})}
-	r.loop = proxy.New(config(), k, ruleset.NewCompiler(rulesetConfig()).Compile, func(s proxy.Sync) {
+	r.loop = proxy.New(c, k, ruleset.NewCompiler(rulesetConfig()).Compile, func(s proxy.Sync) {
 		k.handOver()
 		r.syncs = append(r.syncs, s)
 	})

@@ -44,6 +44,7 @@ const (
 	prerouting  = "prerouting"
 	output      = "output"
 	postrouting = "postrouting"
+	input       = "input"
 	dispatch    = "dispatch"
 	refuse      = "refuse"
 	// externalLocal and nodePortExternalLocal choose between the two lists of
@@ -145,6 +146,13 @@ func fixedChains(cfg *Config, f nft.Family) []*nft.Chain {
 				{nft.MatchMark{Mask: cfg.mark()}, nft.ClearMark{Mask: cfg.mark()}, nft.Masquerade{}},
 				{nft.InSet{Key: pair(), Set: hairpin}, nft.MatchDNATed{}, nft.Masquerade{}},
 			},
+		},
+		{
+			// What goes to an endpoint on the node itself never gets to
+			// postrouting; there is no source to hide, but a mark to take off.
+			Name:  input,
+			Hook:  &nft.Hook{Name: nft.Input, Priority: prioritySrcnat - 1},
+			Rules: []nft.Rule{{nft.MatchMark{Mask: cfg.mark()}, nft.ClearMark{Mask: cfg.mark()}}},
 		},
 		{
 			Name: refuse,

@@ -21,7 +21,6 @@ type oracle struct {
 	node     *service.Node
 	services []*service.Service
 	cidrs    []netip.Prefix
-	mark     uint32
 	// nodePortAddresses is what --nodeport-addresses was given.
 	nodePortAddresses []string
 }
@@ -144,11 +143,7 @@ func (o *oracle) deliver(p nft.Packet, chosen []netip.AddrPort, masquerade bool)
 		hairpin := to.Addr() == p.Src.Addr() && o.onNode(to.Addr())
 		switch {
 		case o.local(to.Addr()) && !p.FromNode:
-			// It stays on the node: there is no source to hide, and nothing
-			// takes the mark off.
-			if masquerade {
-				r.Mark = o.mark
-			}
+			// It stays on the node: there is no source to hide.
 		case masquerade || hairpin:
 			r.Masqueraded = true
 		}
@@ -322,7 +317,7 @@ func checkCluster(t *testing.T, rng *rand.Rand, n int, count map[nft.Fate]int) {
 	cfg, list := randomConfig(t, rng)
 	node := randomNode(rng)
 	services := randomServices(rng, &node)
-	o := &oracle{&node, services, cfg.ClusterCIDRs, 1 << cfg.MasqueradeBit, list}
+	o := &oracle{&node, services, cfg.ClusterCIDRs, list}
 	snapshot := build(node, services)
 	m := ruleset.Compile(cfg, snapshot).Model()
 	for range n {

@@ -1,0 +1,87 @@
+package proxy_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"nftproxy/internal/proxy"
+)
+
+func checking() proxy.Config {
+	c := config()
+	c.CheckPeriod = time.Second
+	return c
+}
+
+// TestTamperingRepaired: what somebody else takes out of our tables is back
+// within a period, although no service changes.
+func TestTamperingRepaired(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startWith(t, checking(), newKernel(), services(3))
+		r.publishAndWait()
+		r.deleteAll("endpoints", "services")
+		r.sleep(time.Second)
+		r.inForce()
+		r.wantSyncs(2)
+		if s := r.last(); !s.Check || s.Written == 0 || s.Err != nil || s.Latency() != 0 {
+			t.Errorf("check %t, written %d, err %v, latency %v", s.Check, s.Written, s.Err, s.Latency())
+		}
+		r.sleep(time.Hour)
+		r.wantSyncs(2)
+	})
+}
+
+// TestOwnWritesAreNoTampering: no read follows what the loop wrote itself.
+func TestOwnWritesAreNoTampering(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startWith(t, checking(), newKernel(), services(3))
+		for n := range 5 {
+			r.services.Set(both("web", "10.0.0.1:80", "10.0.0.2:80")) // then the same again
+			r.services.Delete("default/web")
+			r.services.Set(services(3 + n).Snapshot().Services.At("ns-0/svc-0"))
+			r.publishAndWait()
+			r.sleep(time.Minute)
+		}
+		if r.kernel.reads != 1 {
+			t.Errorf("read %d times, want once", r.kernel.reads)
+		}
+	})
+}
+
+// TestOwnedTablesAreNotRead: others write to tables of their own as they like.
+func TestOwnedTablesAreNotRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKernel()
+		k.owned = true
+		r := startWith(t, checking(), k, services(3))
+		r.publishAndWait()
+		for range 10 {
+			k.generation++
+			r.sleep(time.Second)
+		}
+		r.wantSyncs(1)
+		if k.reads != 1 {
+			t.Errorf("read %d times, want once", k.reads)
+		}
+	})
+}
+
+// TestBusyRuleset: beside somebody who writes all the time, reading our tables
+// takes a small share of the time, however long a read takes.
+func TestBusyRuleset(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKernel()
+		k.readTakes = 300 * time.Millisecond
+		r := startWith(t, checking(), k, services(3))
+		r.publish()
+		const minutes = 10
+		for range minutes * 60 {
+			r.sleep(time.Second)
+			k.generation++
+		}
+		if spent := time.Duration(k.reads) * k.readTakes; spent > minutes*time.Minute/45 || k.reads < 10 {
+			t.Errorf("%d reads, %v of %d minutes", k.reads, spent, minutes)
+		}
+	})
+}
