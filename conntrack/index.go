@@ -19,6 +19,9 @@ const (
 	// ClusterIP: it goes to a cluster IP, by a port or protocol that the
 	// service does not have, and would be refused now.
 	ClusterIP Reason = "unknown port of a cluster IP"
+	// Unallocated: it goes to an address that cluster IPs come from but that no
+	// service has, and would be dropped now.
+	Unallocated Reason = "unallocated address"
 	// NodePort: it goes to a node port on an address that serves node ports.
 	NodePort Reason = "node port"
 )
@@ -68,6 +71,9 @@ func NewIndex(addresses service.NodePortAddresses) *Index {
 func (x *Index) Update(s service.Snapshot) (grown bool) {
 	if x.snapshot.Node != s.Node {
 		x.setNode(s.Node)
+		grown = true
+	}
+	if x.snapshot.ServiceCIDRs != s.ServiceCIDRs {
 		grown = true
 	}
 	for change := range treap.Diff(x.snapshot.Services, s.Services) {
@@ -178,9 +184,24 @@ func (x *Index) Stale(f Flow) (reason Reason, stale bool) {
 	case x.nodePorts[localPort{at.addr.Port(), at.protocol}] > 0 && x.serving[dst]:
 		return NodePort, true
 	}
-	// Unallocated addresses of a ServiceCIDR belong here, once the snapshot
-	// has ServiceCIDRs.
+	if dst := at.addr.Addr(); x.unallocated(dst) {
+		return Unallocated, true
+	}
 	return "", false
+}
+
+// unallocated says that the address comes from a ServiceCIDR, no service has it
+// as cluster IP, and it is not the node's own.
+func (x *Index) unallocated(a netip.Addr) bool {
+	if x.local[a] || x.clusterIPs[a] > 0 {
+		return false
+	}
+	for _, cidr := range x.snapshot.ServiceCIDRs.All() {
+		if cidr.Contains(a) {
+			return true
+		}
+	}
+	return false
 }
 
 // tally counts; what is not in it counts 0.

@@ -29,6 +29,8 @@ node n1
   host-address 2001:db8::1
   host-address 2001:db8:1::1
   host-address fe80::1%eth0
+service-cidr 10.96.0.0/16
+service-cidr fd00::/112
 service default/web created 2026-01-01T00:00:00Z
   cluster-ip 10.96.0.1
   cluster-ip fd00::1
@@ -106,6 +108,10 @@ func TestStale(t *testing.T) {
 		{"local cluster IP, other protocol's port", service.TCP, "10.96.0.10:53", 0, "", ""},
 		{"local cluster IP, its port", service.UDP, "10.96.0.10:53", 0, "", ServiceAddress},
 		{"local cluster IP, unknown port", service.TCP, "10.96.0.10:8080", 0, "", ""},
+
+		{"unallocated address", service.TCP, "10.96.1.1:80", 0, "", Unallocated},
+		{"unallocated address, other protocol, IPv6", gre, "[fd00::99]:0", 0, "", Unallocated},
+		{"outside the ServiceCIDR", service.TCP, "10.97.0.1:80", 0, "", ""},
 
 		{"node port, primary address", service.TCP, "192.168.0.2:30080", 0, "", NodePort},
 		{"node port, primary address, IPv6", service.TCP, "[2001:db8::1]:30080", 0, "", NodePort},

@@ -57,6 +57,7 @@ func newAPIServer(t *testing.T) *apiServer {
 	s := &apiServer{T: t, address: "127.0.0.1:0", changed: make(chan struct{}), arrived: make(chan struct{}, 1), resources: map[string]*resource{
 		"services":       {kind: "Service", apiVersion: "v1", objects: map[string]metav1.Object{}},
 		"nodes":          {kind: "Node", apiVersion: "v1", objects: map[string]metav1.Object{}},
+		"servicecidrs":   {kind: "ServiceCIDR", apiVersion: "networking.k8s.io/v1", objects: map[string]metav1.Object{}},
 		"endpointslices": {kind: "EndpointSlice", apiVersion: "discovery.k8s.io/v1", objects: map[string]metav1.Object{}},
 	}}
 	s.start()

@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	strictjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
@@ -25,7 +26,8 @@ type manifestKey struct {
 	name service.Name
 }
 
-// manifestObject is a *serviceObject, *sliceObject or *nodeObject of a manifest.
+// manifestObject is a *serviceObject, *sliceObject, *nodeObject or *cidrObject of
+// a manifest.
 type manifestObject struct {
 	key   manifestKey
 	value any
@@ -175,7 +177,7 @@ func (c chunk) guess() manifestKey {
 
 func keyOf(kind, namespace, name string) manifestKey {
 	switch {
-	case kind == "Node":
+	case kind == "Node" || kind == "ServiceCIDR":
 		namespace = ""
 	case namespace == "":
 		namespace = metav1.NamespaceDefault
@@ -218,7 +220,7 @@ func (d *document) decode(data []byte, itemKind string) {
 			}
 		}
 		return
-	case "Service", "EndpointSlice", "Node":
+	case "Service", "EndpointSlice", "Node", "ServiceCIDR":
 	case "":
 		d.fail(manifestKey{}, "kind", errors.New("missing"))
 		return
@@ -245,8 +247,11 @@ func (d *document) decode(data []byte, itemKind string) {
 }
 
 func apiVersion(kind string) string {
-	if kind == "EndpointSlice" {
+	switch kind {
+	case "EndpointSlice":
 		return discoveryv1.SchemeGroupVersion.String()
+	case "ServiceCIDR":
+		return networkingv1.SchemeGroupVersion.String()
 	}
 	return corev1.SchemeGroupVersion.String()
 }
@@ -277,6 +282,12 @@ func (d *document) object(key manifestKey, data []byte) {
 		if d.unmarshal(key, data, &n) {
 			n.Namespace = ""
 			d.objects = append(d.objects, manifestObject{key, convertNode(&n)})
+		}
+	case "ServiceCIDR":
+		var c networkingv1.ServiceCIDR
+		if d.unmarshal(key, data, &c) {
+			c.Namespace = ""
+			d.objects = append(d.objects, manifestObject{key, convertCIDR(&c)})
 		}
 	}
 }

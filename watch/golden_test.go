@@ -14,6 +14,7 @@ import (
 	"golang.org/x/tools/txtar"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"sigs.k8s.io/yaml"
 
 	"nftproxy/internal/service"
@@ -169,6 +170,10 @@ func applyRaw(t *testing.T, ix *index, text []byte) {
 		var n corev1.Node
 		decode(&n)
 		ix.setNode(convertNode(&n))
+	case "ServiceCIDR":
+		var c networkingv1.ServiceCIDR
+		decode(&c)
+		ix.setCIDR(convertCIDR(&c))
 	default:
 		t.Fatalf("kind %q in:\n%s", h.Kind, bytes.TrimSpace(text))
 	}

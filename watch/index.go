@@ -21,6 +21,9 @@ type index struct {
 	slices map[service.Name]*sliceObject
 	owned  map[service.Name][]*sliceObject
 
+	// cidrs are the ServiceCIDR objects.
+	cidrs map[service.Name]*cidrObject
+
 	hasNode      bool
 	nodeProblems []Problem
 
@@ -34,6 +37,7 @@ func newIndex(node string) *index {
 		services: map[service.Name]*serviceObject{},
 		slices:   map[service.Name]*sliceObject{},
 		owned:    map[service.Name][]*sliceObject{},
+		cidrs:    map[service.Name]*cidrObject{},
 		dirty:    map[service.Name]struct{}{},
 	}
 }
@@ -42,6 +46,8 @@ func newIndex(node string) *index {
 
 func (ix *index) serviceNames() []service.Name { return slices.Collect(maps.Keys(ix.services)) }
 func (ix *index) sliceNames() []service.Name   { return slices.Collect(maps.Keys(ix.slices)) }
+
+func (ix *index) cidrNames() []service.Name { return slices.Collect(maps.Keys(ix.cidrs)) }
 
 func (ix *index) nodeNames() []service.Name {
 	if !ix.hasNode {
@@ -142,6 +148,31 @@ func (s *sliceObject) share(old *sliceObject) bool {
 		}
 	}
 	return same
+}
+
+// setCIDR and deleteCIDR make the ranges those of all objects together: two may
+// share one.
+func (ix *index) setCIDR(o *cidrObject) {
+	var old []Problem
+	if have, ok := ix.cidrs[o.name()]; ok {
+		old = have.problems
+	}
+	ix.report(old, o.problems)
+	ix.cidrs[o.name()] = o
+	ix.setCIDRs()
+}
+
+func (ix *index) deleteCIDR(name service.Name) {
+	delete(ix.cidrs, name)
+	ix.setCIDRs()
+}
+
+func (ix *index) setCIDRs() {
+	var all []netip.Prefix
+	for _, o := range ix.cidrs {
+		all = append(all, o.cidrs...)
+	}
+	ix.builder.SetServiceCIDRs(all)
 }
 
 // setNode takes the addresses of this node and ignores the others.

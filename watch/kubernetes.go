@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -28,44 +29,65 @@ const (
 
 // RunKubernetes follows the API server until ctx ends, and returns nil then.
 // Nothing is published before Services and EndpointSlices have synced and the
-// Node too, or its time-out is over. An API server that is away or refuses is
+// ServiceCIDRs and the Node too, or their time-out is over. An API server that is away or refuses is
 // reported, asked again and again, and the last state stays.
 func (w *Watcher) RunKubernetes(ctx context.Context, client kubernetes.Interface) error {
 	services := newStore(w, convertService, (*index).setService, (*index).deleteService, (*index).serviceNames)
 	slices := newStore(w, convertSlice, (*index).setSlice, (*index).deleteSlice, (*index).sliceNames)
+	cidrs := newStore(w, convertCIDR, (*index).setCIDR, (*index).deleteCIDR, (*index).cidrNames)
 	node := newStore(w, convertNode, (*index).setNode, (*index).deleteNode, (*index).nodeNames)
 
+	refused := make(chan struct{})
+	asked := &requests{watcher: w, resource: "servicecidrs", refused: refused}
 	// The reflectors are not waited for: one that backs off from an API
 	// server that is away sees the end of ctx only afterwards.
-	go reflect(ctx, w, client, "services", client.CoreV1().Services(metav1.NamespaceAll),
+	go reflect(ctx, client, &requests{watcher: w, resource: "services"}, client.CoreV1().Services(metav1.NamespaceAll),
 		metav1.ListOptions{LabelSelector: serviceLabels, FieldSelector: serviceFields}, &corev1.Service{}, services)
-	go reflect(ctx, w, client, "endpointslices", client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll),
+	go reflect(ctx, client, &requests{watcher: w, resource: "endpointslices"}, client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll),
 		metav1.ListOptions{LabelSelector: sliceLabels}, &discoveryv1.EndpointSlice{}, slices)
-	go reflect(ctx, w, client, "nodes", client.CoreV1().Nodes(),
+	go reflect(ctx, client, asked, client.NetworkingV1().ServiceCIDRs(), metav1.ListOptions{}, &networkingv1.ServiceCIDR{}, cidrs)
+	go reflect(ctx, client, &requests{watcher: w, resource: "nodes"}, client.CoreV1().Nodes(),
 		metav1.ListOptions{FieldSelector: "metadata.name=" + w.opts.Node}, &corev1.Node{}, node)
-	go w.awaitSync(ctx, node.synced, services.synced, slices.synced)
+	go w.awaitSync(ctx, services.synced, slices.synced, either(ctx, cidrs.synced, refused), node.synced)
 	w.loop(ctx)
 	return nil
 }
 
-// awaitSync waits for what is required and, within bounds, for the Node.
-func (w *Watcher) awaitSync(ctx context.Context, node <-chan struct{}, required ...<-chan struct{}) {
-	for _, synced := range required {
+// awaitSync waits for Services and EndpointSlices and, within bounds, for the
+// ServiceCIDRs and the Node.
+func (w *Watcher) awaitSync(ctx context.Context, services, slices, cidrs, node <-chan struct{}) {
+	for _, required := range []<-chan struct{}{services, slices} {
 		select {
-		case <-synced:
+		case <-required:
 		case <-ctx.Done():
 			return
 		}
 	}
-	timeout := time.NewTimer(w.opts.NodeTimeout)
-	defer timeout.Stop()
-	select {
-	case <-node:
-	case <-timeout.C:
-	case <-ctx.Done():
-		return
+	timeout, cancel := context.WithTimeout(ctx, w.opts.NodeTimeout)
+	defer cancel()
+	for _, wanted := range []<-chan struct{}{cidrs, node} {
+		select {
+		case <-wanted:
+		case <-timeout.Done():
+		}
 	}
-	w.setSynced()
+	if ctx.Err() == nil {
+		w.setSynced()
+	}
+}
+
+// either is closed when one of two channels is, or ctx ends.
+func either(ctx context.Context, a, b <-chan struct{}) <-chan struct{} {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		select {
+		case <-a:
+		case <-b:
+		case <-ctx.Done():
+		}
+	}()
+	return done
 }
 
 // backoff is how often a reflector asks an API server that is away: after
@@ -85,9 +107,8 @@ type lister[L runtime.Object] interface {
 // reflect keeps the store like the API server's list until ctx ends. There is
 // no informer in between: the index holds everything already, and an informer
 // would hold it a second time and pass each event on through a queue.
-func reflect[L runtime.Object](ctx context.Context, w *Watcher, client kubernetes.Interface, resource string, api lister[L],
+func reflect[L runtime.Object](ctx context.Context, client kubernetes.Interface, requests *requests, api lister[L],
 	selectors metav1.ListOptions, example runtime.Object, store cache.ReflectorStore) {
-	requests := &requests{watcher: w, resource: resource}
 	listWatch := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
 			opts.LabelSelector, opts.FieldSelector = selectors.LabelSelector, selectors.FieldSelector
@@ -103,7 +124,7 @@ func reflect[L runtime.Object](ctx context.Context, w *Watcher, client kubernete
 		},
 	}
 	cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(listWatch, client), example, store,
-		cache.ReflectorOptions{Name: "nftproxy/watch", TypeDescription: resource, Backoff: backoff()},
+		cache.ReflectorOptions{Name: "nftproxy/watch", TypeDescription: requests.resource, Backoff: backoff()},
 	).RunWithContext(ctx)
 }
 
@@ -113,6 +134,10 @@ type requests struct {
 	watcher  *Watcher
 	resource string
 	last     string
+	// refused, if there is one, is closed when the API server has no such
+	// resource or does not give it: one before 1.33 has no ServiceCIDRs, and
+	// nobody waits for them then.
+	refused chan struct{}
 }
 
 func (r *requests) done(ctx context.Context, verb string, err error) {
@@ -130,6 +155,10 @@ func (r *requests) done(ctx context.Context, verb string, err error) {
 		err = request.Err
 	}
 	err = &RequestError{Verb: verb, Resource: r.resource, Err: err}
+	if r.refused != nil && (apierrors.IsNotFound(err) || apierrors.IsForbidden(err)) {
+		close(r.refused)
+		r.refused = nil
+	}
 	if text := err.Error(); text != r.last {
 		r.last = text
 		r.watcher.change(func(ix *index) { ix.problems = append(ix.problems, Problem{Err: err}) })

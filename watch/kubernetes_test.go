@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nftproxy/internal/service"
@@ -153,6 +154,7 @@ func TestKubernetes(t *testing.T) {
 		"services":       {"!service.kubernetes.io/service-proxy-name", "spec.clusterIP!=None"},
 		"endpointslices": {"!service.kubernetes.io/headless", ""},
 		"nodes":          {"", "metadata.name=node-0"},
+		"servicecidrs":   {"", ""},
 	} {
 		for _, query := range s.seen(resource) {
 			if got := [2]string{query.Get("labelSelector"), query.Get("fieldSelector")}; got != want {
@@ -191,6 +193,40 @@ func TestNodeRefused(t *testing.T) {
 		e := (*RequestError)(nil)
 		return errors.As(p, &e) && e.Resource == "nodes" && strings.Contains(p.Error(), "nodes is forbidden")
 	})
+}
+
+// TestServiceCIDRs: they are in the first update, and follow their objects.
+func TestServiceCIDRs(t *testing.T) {
+	s := newAPIServer(t)
+	s.set("nodes", node("192.168.0.2"))
+	s.set("servicecidrs", serviceCIDR("kubernetes", "10.96.0.0/12", "fd00:96::/108"))
+	s.set("servicecidrs", serviceCIDR("same", "10.96.0.0/12"))
+	o := observe(t, s, Options{})
+	const both = "service-cidr 10.96.0.0/12\nservice-cidr fd00:96::/108\n"
+	o.await(textNode + both)
+	s.set("servicecidrs", serviceCIDR("more", "10.112.0.0/16"))
+	o.await(textNode + "service-cidr 10.112.0.0/16\n" + both)
+	s.remove("servicecidrs", "kubernetes")
+	o.await(textNode + "service-cidr 10.112.0.0/16\nservice-cidr 10.96.0.0/12\n")
+}
+
+// TestServiceCIDRsRefused: an API server that has none, or an account that may
+// not read them, holds nothing up.
+func TestServiceCIDRsRefused(t *testing.T) {
+	s := newAPIServer(t)
+	s.resources["servicecidrs"].refused = true
+	s.set("nodes", node("192.168.0.2"))
+	s.set("services", kindService(uniformService(0)))
+	o := observe(t, s, Options{NodeTimeout: time.Hour})
+	o.await(textNode + textSvc0)
+}
+
+func serviceCIDR(name string, cidrs ...string) *networkingv1.ServiceCIDR {
+	return &networkingv1.ServiceCIDR{
+		TypeMeta:   metav1.TypeMeta{Kind: "ServiceCIDR", APIVersion: "networking.k8s.io/v1"},
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: cidrs},
+	}
 }
 
 // TestAPIServerAway: it is away at the start and later; what happened
@@ -288,14 +324,14 @@ func TestNothingBeforeSync(t *testing.T) {
 	w := NewWatcher(Options{Node: "node-0"}, out)
 	w.change(func(ix *index) { ix.setService(convertService(uniformService(0))) })
 	for range 50 { // A wrong select would choose at random.
-		w.awaitSync(ended, closed, closed, open)
+		w.awaitSync(ended, closed, open, closed, closed)
 		w.publish()
 		if _, ok := out.Take(); ok {
 			t.Fatal("published without EndpointSlices")
 		}
 	}
 	before := time.Now()
-	w.awaitSync(context.Background(), closed, closed, closed)
+	w.awaitSync(context.Background(), closed, closed, closed, closed)
 	w.publish()
 	u, ok := out.Take()
 	if !ok || u.Snapshot.Services.Len() != 1 || u.Since.Before(before) {

@@ -191,6 +191,8 @@ func attribute(converted any, source string) (clean bool) {
 		problems = o.problems
 	case *nodeObject:
 		problems = o.problems
+	case *cidrObject:
+		problems = o.problems
 	}
 	for i := range problems {
 		problems[i].Source = source
@@ -266,6 +268,8 @@ func (ix *index) setObject(converted any) {
 		ix.setSlice(o)
 	case *nodeObject:
 		ix.setNode(o)
+	case *cidrObject:
+		ix.setCIDR(o)
 	}
 }
 
@@ -277,6 +281,8 @@ func (ix *index) deleteObject(key manifestKey) {
 		ix.deleteSlice(key.name)
 	case "Node":
 		ix.deleteNode(key.name)
+	case "ServiceCIDR":
+		ix.deleteCIDR(key.name)
 	}
 }
 

@@ -65,7 +65,7 @@ func (p Problem) Unwrap() error { return p.Err }
 var (
 	// ErrIgnoredKind: a manifest of a kind that no service proxy reads. It is
 	// worth a debug line at most.
-	ErrIgnoredKind = errors.New("ignored: not a Service, EndpointSlice or Node")
+	ErrIgnoredKind = errors.New("ignored: not a Service, EndpointSlice, Node or ServiceCIDR")
 	// ErrNoNode: there is no Node object of the node's name (yet). Everything
 	// works except what depends on the node's own addresses.
 	ErrNoNode = errors.New("no such Node: the node's own addresses are unknown")

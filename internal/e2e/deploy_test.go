@@ -82,7 +82,7 @@ func TestRBAC(t *testing.T) {
 		delete(got, right)
 	}
 	var want []string
-	for _, resource := range []string{"/nodes", "/services", "discovery.k8s.io/endpointslices"} {
+	for _, resource := range []string{"/nodes", "/services", "discovery.k8s.io/endpointslices", "networking.k8s.io/servicecidrs"} {
 		want = append(want, resource+" list", resource+" watch")
 	}
 	if diff := cmp.Diff(want, slices.Sorted(maps.Keys(got))); diff != "" {

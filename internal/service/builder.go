@@ -1,6 +1,11 @@
 package service
 
-import "slices"
+import (
+	"net/netip"
+	"slices"
+
+	"nftproxy/internal/treap"
+)
 
 // Builder turns a stream of changes into snapshots and keeps track of which
 // service has which claim. The snapshot depends only on what was set last for
@@ -25,6 +30,19 @@ func (b *Builder) Snapshot() Snapshot { return b.snapshot }
 func (b *Builder) SetNode(node Node) {
 	if !b.snapshot.Node.equal(&node) {
 		b.snapshot.Node = &node
+	}
+}
+
+// SetServiceCIDRs replaces the ranges that cluster IPs come from. Order and
+// duplicates do not matter.
+func (b *Builder) SetServiceCIDRs(ranges []netip.Prefix) {
+	var next treap.Map[string, netip.Prefix]
+	for _, r := range ranges {
+		next = next.Set(r.String(), r)
+	}
+	for range treap.Diff(b.snapshot.ServiceCIDRs, next) {
+		b.snapshot.ServiceCIDRs = next
+		return
 	}
 }
 

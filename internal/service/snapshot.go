@@ -15,14 +15,18 @@ type Snapshot struct {
 	// Node is replaced by a new pointer whenever any part of it changes.
 	Node     *Node
 	Services treap.Map[Name, *Service]
+	// ServiceCIDRs are the ranges that cluster IPs come from, by their text. An
+	// address in one that no service has leads nowhere.
+	ServiceCIDRs treap.Map[string, netip.Prefix]
 	// Conflicts holds, for each service that lost a claim to an older one,
 	// what it lost. A service without entry has all that it asks for.
 	Conflicts treap.Map[Name, *Conflicts]
 }
 
 // Claim is something that only one service can have: an address with protocol
-// and port, a node port (the family's unspecified address), or a whole cluster IP (neither protocol
-// nor port), which decides who answers for its unused ports.
+// and port, a node port (the family's unspecified address), or a whole cluster
+// IP (neither protocol nor port), which decides who answers for its unused
+// ports.
 type Claim struct {
 	Addr     netip.Addr
 	Protocol Protocol

@@ -24,6 +24,9 @@ func (s Snapshot) String() string {
 	for _, a := range s.Node.HostAddresses {
 		fmt.Fprintf(&b, "  host-address %s\n", a)
 	}
+	for text := range s.ServiceCIDRs.All() {
+		fmt.Fprintf(&b, "service-cidr %s\n", text)
+	}
 	for name, svc := range s.Services.All() {
 		svc.write(&b)
 		if lost, ok := s.Conflicts.Get(name); ok {
@@ -121,6 +124,7 @@ func Parse(r io.Reader) (Snapshot, error) {
 		return Snapshot{}, fmt.Errorf("parse snapshot: %w", err)
 	}
 	b := NewBuilder(p.node)
+	b.SetServiceCIDRs(p.cidrs)
 	for _, s := range p.services {
 		for i := range s.Ports {
 			s.Ports[i].Endpoints = MergeEndpoints(s.Ports[i].Endpoints)
@@ -132,6 +136,7 @@ func Parse(r io.Reader) (Snapshot, error) {
 
 type parser struct {
 	node     Node
+	cidrs    []netip.Prefix
 	services []*Service
 }
 
@@ -151,6 +156,8 @@ func (p *parser) line(keyword string, words []string) error {
 		return parseAddr(words, &p.node.HostAddresses)
 	case "service":
 		return p.serviceLine(words)
+	case "service-cidr":
+		return p.serviceCIDRLine(words)
 	}
 	if len(p.services) == 0 {
 		return fmt.Errorf("%q before the first service", keyword)
@@ -182,6 +189,18 @@ func (p *parser) nodeLine(words []string) error {
 	}
 	p.node.Name = undash(words[0])
 	return nil
+}
+
+func (p *parser) serviceCIDRLine(words []string) error {
+	if len(words) != 1 {
+		return fmt.Errorf("want: service-cidr CIDR")
+	}
+	cidr, err := netip.ParsePrefix(words[0])
+	if err == nil && cidr != cidr.Masked() {
+		err = fmt.Errorf("%s has bits behind its length", cidr)
+	}
+	p.cidrs = append(p.cidrs, cidr)
+	return err
 }
 
 func (p *parser) serviceLine(words []string) error {

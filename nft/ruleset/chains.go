@@ -168,14 +168,23 @@ func fixedChains(cfg *Config, f nft.Family) []*nft.Chain {
 
 // dispatchChain finds out what a new connection is for. The refusal spares
 // addresses that are the node's own: a cluster IP that is bound there, as
-// NodeLocal DNSCache does, keeps its other ports.
-func dispatchChain(cfg *Config, f nft.Family, node *service.Node) *nft.Chain {
+// NodeLocal DNSCache does, keeps its other ports. What goes to an address that
+// cluster IPs come from but that no service has is dropped: it would only
+// wander about.
+func dispatchChain(cfg *Config, f nft.Family, s service.Snapshot) *nft.Chain {
 	rules := []nft.Rule{
 		{nft.VMap{Key: addressKey(), Map: services}},
 		{nft.InSet{Key: daddr(), Set: clusterIPs}, nft.MatchLocal{Field: nft.Daddr, Not: true}, nft.Verdict{Code: nft.Goto, Chain: refuse}},
 	}
+	for _, cidr := range s.ServiceCIDRs.All() {
+		if cidr.Addr().Is6() == (f == nft.IPv6) {
+			rules = append(rules, nft.Rule{
+				nft.MatchAddr{Field: nft.Daddr, Prefix: cidr}, nft.MatchLocal{Field: nft.Daddr, Not: true}, nft.Verdict{Code: nft.Drop},
+			})
+		}
+	}
 	lookup := nft.VMap{Key: nodePortKey(), Map: nodePorts}
-	if _, all := cfg.NodePortAddresses.On(node, f == nft.IPv6); all {
+	if _, all := cfg.NodePortAddresses.On(s.Node, f == nft.IPv6); all {
 		rules = append(rules, nft.Rule{nft.MatchLocal{Field: nft.Daddr}, nft.MatchAddr{Field: nft.Daddr, Not: true, Prefix: loopback(f)}, lookup})
 	} else {
 		rules = append(rules, nft.Rule{nft.InSet{Key: daddr(), Set: nodePortAddresses}, lookup})

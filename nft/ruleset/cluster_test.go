@@ -66,6 +66,18 @@ func nodePortLists() [][]string {
 	}
 }
 
+// randomCIDRs are ranges that hold cluster IPs of the pools and a few more
+// addresses, nested ones among them.
+func randomCIDRs(rng *rand.Rand) []netip.Prefix {
+	var list []netip.Prefix
+	for _, s := range []string{"10.96.0.0/28", "10.96.0.0/29", "fd00:96::/124", "fd00:96::/125"} {
+		if rng.IntN(4) == 0 {
+			list = append(list, netip.MustParsePrefix(s))
+		}
+	}
+	return list
+}
+
 // randomNode is servicetest's node with now and then other addresses, among
 // them a cluster IP that is bound on the node.
 func randomNode(rng *rand.Rand) service.Node {
@@ -142,8 +154,9 @@ func anyConditions(rng *rand.Rand, s *service.Service) *service.Service {
 	return &next
 }
 
-func build(node service.Node, services []*service.Service) service.Snapshot {
+func build(node service.Node, services []*service.Service, cidrs ...netip.Prefix) service.Snapshot {
 	b := service.NewBuilder(node)
+	b.SetServiceCIDRs(cidrs)
 	for _, s := range services {
 		b.Set(s)
 	}

@@ -33,8 +33,8 @@ func NewCompiler(cfg Config) *Compiler {
 func (c *Compiler) Compile(s service.Snapshot) *nft.Program {
 	changed := c.changed(s)
 	for _, t := range c.tables {
-		if s.Node != c.last.Node {
-			t.setNode(s.Node)
+		if s.Node != c.last.Node || s.ServiceCIDRs != c.last.ServiceCIDRs {
+			t.setNode(s)
 		}
 		for _, name := range changed {
 			t.setService(name, s)
@@ -100,10 +100,11 @@ func (t *tableCompiler) program() *nft.Table {
 // taken for a service, whose name has a slash.
 const nodePart = "node"
 
-func (t *tableCompiler) setNode(node *service.Node) {
-	t.node = node
-	t.chains = t.chains.Set(dispatch, dispatchChain(&t.cfg, t.family, node))
-	addrs, _ := t.cfg.NodePortAddresses.On(node, t.family == nft.IPv6)
+// setNode compiles what is not about single services.
+func (t *tableCompiler) setNode(s service.Snapshot) {
+	t.node = s.Node
+	t.chains = t.chains.Set(dispatch, dispatchChain(&t.cfg, t.family, s))
+	addrs, _ := t.cfg.NodePortAddresses.On(s.Node, t.family == nft.IPv6)
 	if len(addrs) == 0 {
 		t.parts = t.parts.Delete(nodePart)
 		return

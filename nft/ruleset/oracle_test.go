@@ -21,6 +21,8 @@ type oracle struct {
 	node     *service.Node
 	services []*service.Service
 	cidrs    []netip.Prefix
+	// serviceCIDRs are what cluster IPs come from.
+	serviceCIDRs []netip.Prefix
 	// nodePortAddresses is what --nodeport-addresses was given.
 	nodePortAddresses []string
 }
@@ -36,6 +38,9 @@ func (o *oracle) outcomes(p nft.Packet) []nft.Result {
 	}
 	if o.isClusterIP(dst) && !o.local(dst) {
 		return refusal(p)
+	}
+	if slices.ContainsFunc(o.serviceCIDRs, func(c netip.Prefix) bool { return c.Contains(dst) }) && !o.local(dst) {
+		return []nft.Result{{Fate: nft.Dropped}}
 	}
 	if s, port := o.nodePortOwner(p.Dst.Port(), protocol, dst.Is6()); port != nil && o.servesNodePorts(dst) {
 		return o.external(p, s, port)
@@ -317,8 +322,9 @@ func checkCluster(t *testing.T, rng *rand.Rand, n int, count map[nft.Fate]int) {
 	cfg, list := randomConfig(t, rng)
 	node := randomNode(rng)
 	services := randomServices(rng, &node)
-	o := &oracle{&node, services, cfg.ClusterCIDRs, list}
-	snapshot := build(node, services)
+	ranges := randomCIDRs(rng)
+	o := &oracle{&node, services, cfg.ClusterCIDRs, ranges, list}
+	snapshot := build(node, services, ranges...)
 	m := ruleset.Compile(cfg, snapshot).Model()
 	for range n {
 		p := randomPacket(rng, &node, services)
