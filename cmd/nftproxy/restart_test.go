@@ -3,14 +3,13 @@ package main
 import (
 	"bufio"
 	"encoding/json"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
-
-	"github.com/vishvananda/netlink"
 
 	"nftproxy/internal/testnet"
 )
@@ -26,15 +25,7 @@ spec: {type: NodePort, clusterIP: 10.96.0.10, ports: [{port: 80, nodePort: 30080
 // addresses, without which node ports would be gone for a moment.
 func TestRestartWritesNothing(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "restart")
-	lo, err := ns.Handle().LinkByName("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address, err := netlink.ParseAddr("192.0.2.7/32")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := ns.Handle().AddrAdd(lo, address); err != nil {
+	if err := ns.AddAddr("lo", netip.MustParsePrefix("192.0.2.7/32")); err != nil {
 		t.Fatal(err)
 	}
 	manifests := filepath.Join(t.TempDir(), "web.yaml")
