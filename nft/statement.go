@@ -31,6 +31,14 @@ type MatchLocal struct {
 	Not   bool
 }
 
+// MatchInput matches the interface that the packet came in by: by its name, or
+// with Prefix by how its name begins. A packet that the node sends has none.
+type MatchInput struct {
+	Not    bool
+	Name   string // 1 to 15 bytes; with Prefix to 14, or nft could not read it back
+	Prefix bool
+}
+
 // MatchMark matches when any bit of the mask is set in the packet's mark.
 type MatchMark struct{ Mask uint32 }
 
@@ -94,6 +102,7 @@ const (
 func (MatchAddr) statement()   {}
 func (MatchProto) statement()  {}
 func (MatchLocal) statement()  {}
+func (MatchInput) statement()  {}
 func (MatchMark) statement()   {}
 func (MatchDNATed) statement() {}
 func (InSet) statement()       {}
@@ -127,6 +136,15 @@ func (s MatchLocal) Text(Family) string {
 		side = "saddr"
 	}
 	return fmt.Sprintf("fib %s type %slocal", side, not(s.Not))
+}
+
+// Text is, for example, `iifname != "veth*"`.
+func (s MatchInput) Text(Family) string {
+	wildcard := ""
+	if s.Prefix {
+		wildcard = "*"
+	}
+	return fmt.Sprintf("iifname %s\"%s%s\"", not(s.Not), s.Name, wildcard)
 }
 
 // Text is, for example, "meta mark & 0x00004000 != 0x00000000".

@@ -13,6 +13,9 @@ type Packet struct {
 	Src, Dst netip.AddrPort
 	// Protocol is the IP protocol's number.
 	Protocol uint8
+	// Input is the interface that it comes in by; empty where that does not
+	// matter, and for FromNode.
+	Input string
 	// FromNode is a packet that a process of the node itself sends; any other
 	// comes in through an interface.
 	FromNode bool
@@ -20,8 +23,11 @@ type Packet struct {
 
 func (p Packet) String() string {
 	from := ""
-	if p.FromNode {
+	switch {
+	case p.FromNode:
 		from = "node "
+	case p.Input != "":
+		from = p.Input + " "
 	}
 	return fmt.Sprintf("%s%s -> %s/%s", from, p.Src, p.Dst, ProtocolText(p.Protocol))
 }
@@ -216,6 +222,8 @@ func (w *walk) statement(t *Contents, c *Chain, s Statement) (o outcome, matched
 		return next, w.packet.Protocol == s.Protocol
 	case MatchLocal:
 		return next, w.host.Local(w.addr(s.Field)) != s.Not
+	case MatchInput:
+		return next, s.matches(w.packet.Input) != s.Not
 	case MatchMark:
 		return next, w.mark&s.Mask != 0
 	case MatchDNATed:
@@ -288,6 +296,10 @@ func (w *walk) verdict(t *Contents, v Verdict) outcome {
 	panic(fmt.Sprintf("verdict %d has no evaluation", v.Code))
 }
 
+func (s MatchInput) matches(name string) bool {
+	return name == s.Name || s.Prefix && strings.HasPrefix(name, s.Name)
+}
+
 func (w *walk) addr(f Field) netip.Addr {
 	if f == Saddr {
 		return w.packet.Src.Addr()
@@ -320,13 +332,17 @@ func addrPort(v Value, f Family) netip.AddrPort {
 // ParsePacket reads what Packet.String writes.
 func ParsePacket(s string) (Packet, error) {
 	var p Packet
-	rest, fromNode := strings.CutPrefix(s, "node ")
-	src, rest, ok := strings.Cut(rest, " -> ")
+	src, rest, ok := strings.Cut(s, " -> ")
 	dst, protocol, ok2 := strings.Cut(rest, "/")
 	if !ok || !ok2 {
-		return p, fmt.Errorf("packet %q: want [node] SOURCE:PORT -> DESTINATION:PORT/PROTOCOL", s)
+		return p, fmt.Errorf("packet %q: want [node | INTERFACE] SOURCE:PORT -> DESTINATION:PORT/PROTOCOL", s)
 	}
-	p.FromNode = fromNode
+	if from, rest, found := strings.Cut(src, " "); found {
+		src = rest
+		if p.FromNode = from == "node"; !p.FromNode {
+			p.Input = from
+		}
+	}
 	var err error
 	if p.Src, err = netip.ParseAddrPort(src); err != nil {
 		return p, fmt.Errorf("packet %q: %w", s, err)

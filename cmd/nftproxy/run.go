@@ -20,6 +20,9 @@ type runOptions struct {
 	kubeconfig, master, manifests string
 	hostnameOverride              string
 	clusterCIDR                   string
+	detectLocalMode               string
+	podBridge, podInterfacePrefix string
+	masqueradeAll                 bool
 	nodePortAddresses             []string
 	metricsAddress, healthAddress string
 	table                         string
@@ -53,6 +56,10 @@ start writes only what has changed since.`,
 	f.StringVar(&o.manifests, "manifests", "", "file or directory of Service, EndpointSlice and Node manifests to follow instead of an API server")
 	f.StringVar(&o.hostnameOverride, "hostname-override", "", "name of this node's Node object (default the host's name)")
 	f.StringVar(&o.clusterCIDR, "cluster-cidr", "", "CIDR of the pods, or one of each family with a comma; what comes from elsewhere to a cluster IP is masqueraded")
+	f.StringVar(&o.detectLocalMode, "detect-local-mode", detectClusterCIDR, "how pods' traffic is told: ClusterCIDR, BridgeInterface or InterfaceNamePrefix")
+	f.StringVar(&o.podBridge, "pod-bridge-interface", "", "bridge that pods' traffic comes in by, for BridgeInterface")
+	f.StringVar(&o.podInterfacePrefix, "pod-interface-name-prefix", "", "how the names of pods' interfaces begin, for InterfaceNamePrefix")
+	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "masquerade everything that goes to a cluster IP")
 	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "CIDRs of the node's addresses that serve node ports, or \"primary\" (default primary)")
 	f.StringVar(&o.metricsAddress, "metrics-bind-address", "127.0.0.1:10249", "address and port of the metrics server; empty to switch it off")
 	f.StringVar(&o.healthAddress, "healthz-bind-address", "0.0.0.0:10256", "address and port of the health server; empty to switch it off")
@@ -86,10 +93,40 @@ func (o runOptions) daemon(log *slog.Logger) (*daemon, error) {
 	if d.ruleset.ClusterCIDRs, err = parseClusterCIDR(o.clusterCIDR); err != nil {
 		return nil, fmt.Errorf("--cluster-cidr: %w", err)
 	}
+	d.ruleset.MasqueradeAll = o.masqueradeAll
+	if d.ruleset.PodInterface, err = o.podInterface(); err != nil {
+		return nil, err
+	}
 	if d.ruleset.NodePortAddresses, err = service.ParseNodePortAddresses(o.nodePortAddresses); err != nil {
 		return nil, fmt.Errorf("--nodeport-addresses: %w", err)
 	}
 	return d, nil
+}
+
+// The values of --detect-local-mode, as in kube-proxy.
+const (
+	detectClusterCIDR     = "ClusterCIDR"
+	detectBridgeInterface = "BridgeInterface"
+	detectInterfacePrefix = "InterfaceNamePrefix"
+)
+
+// podInterface is where pods' traffic comes in, in the modes that go by that.
+func (o runOptions) podInterface() (ruleset.Interface, error) {
+	i, flag, most := ruleset.Interface{}, "", ruleset.MaxInterfaceName
+	switch o.detectLocalMode {
+	case detectClusterCIDR:
+		return i, nil
+	case detectBridgeInterface:
+		i.Name, flag = o.podBridge, "--pod-bridge-interface"
+	case detectInterfacePrefix:
+		i.Name, i.Prefix, flag, most = o.podInterfacePrefix, true, "--pod-interface-name-prefix", ruleset.MaxInterfacePrefix
+	default:
+		return i, fmt.Errorf("--detect-local-mode: %q: want %s, %s or %s", o.detectLocalMode, detectClusterCIDR, detectBridgeInterface, detectInterfacePrefix)
+	}
+	if n := len(i.Name); n == 0 || n > most {
+		return i, fmt.Errorf("%s: %q: want 1 to %d bytes for --detect-local-mode=%s", flag, i.Name, most, o.detectLocalMode)
+	}
+	return i, nil
 }
 
 // nodeName is the override or the host's name, trimmed and in lower case, as

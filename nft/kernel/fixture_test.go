@@ -128,6 +128,11 @@ func chains(f nft.Family) []*nft.Chain {
 	dispatch := []nft.Rule{
 		{nft.VMap{Key: serviceKey, Map: "services"}},
 		{nft.InSet{Key: nft.Fields{nft.Daddr}, Set: "addresses"}, nft.MatchLocal{Field: nft.Daddr, Not: true}, goTo("refuse")},
+		{nft.MatchInput{Name: "cni0"}, goTo("refuse")},
+		{nft.MatchInput{Name: "cni0", Not: true}, goTo("refuse")},
+		{nft.MatchInput{Name: "fifteen-letters"}, goTo("refuse")},
+		{nft.MatchInput{Name: "fourteen-byte-", Prefix: true}, goTo("refuse")},
+		{nft.MatchInput{Name: "veth", Prefix: true, Not: true}, goTo("refuse")},
 		{nft.MatchLocal{Field: nft.Saddr}, nft.SetMark{Mask: 0x4000}},
 		{nft.MatchLocal{Field: nft.Daddr}, nft.VMap{Key: nodeKey, Map: "node-ports"}},
 		{nft.VMap{Key: nft.Fields{nft.Dport}, Map: "port-verdicts"}},

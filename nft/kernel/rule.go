@@ -69,6 +69,8 @@ func expressions(s nft.Statement, family nft.Family) ([]expr.Any, error) {
 			&expr.Fib{Register: register(0), ResultADDRTYPE: true, FlagSADDR: s.Field == nft.Saddr, FlagDADDR: s.Field == nft.Daddr},
 			compare(s.Not, hostOrder(unix.RTN_LOCAL)),
 		}, nil
+	case nft.MatchInput:
+		return matchInput(s)
 	case nft.MatchMark:
 		return []expr.Any{
 			&expr.Meta{Key: expr.MetaKeyMARK, Register: register(0)},
@@ -208,6 +210,23 @@ func compare(not bool, data []byte) expr.Any {
 		op = expr.CmpOpNeq
 	}
 	return &expr.Cmp{Op: op, Register: register(0), Data: data}
+}
+
+// matchInput compares the whole name with what pads it, a prefix without.
+func matchInput(s nft.MatchInput) ([]expr.Any, error) {
+	most := unix.IFNAMSIZ - 1
+	if s.Prefix {
+		most-- // nft counts its asterisk
+	}
+	if len(s.Name) == 0 || len(s.Name) > most {
+		return nil, fmt.Errorf("interface name %q: want 1 to %d bytes", s.Name, most)
+	}
+	name := []byte(s.Name)
+	if !s.Prefix {
+		name = make([]byte, unix.IFNAMSIZ)
+		copy(name, s.Name)
+	}
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: register(0)}, compare(s.Not, name)}, nil
 }
 
 // bitwise is (first register & mask) ^ xor.

@@ -87,8 +87,8 @@ func byNodePort() entrance {
 func (e entrance) externalLocalChain(cfg *Config, f nft.Family) *nft.Chain {
 	cluster := nft.VMap{Key: e.key, Map: e.cluster}
 	var rules []nft.Rule
-	if cidr, ok := cfg.clusterCIDR(f); ok {
-		rules = append(rules, nft.Rule{nft.MatchAddr{Field: nft.Saddr, Prefix: cidr}, cluster})
+	if pods, ok := cfg.pods(f, false); ok {
+		rules = append(rules, nft.Rule{pods, cluster})
 	}
 	return &nft.Chain{Name: e.external, Rules: append(rules,
 		nft.Rule{nft.MatchLocal{Field: nft.Saddr}, nft.SetMark{Mask: cfg.mark()}, cluster},
@@ -205,7 +205,7 @@ func jump(chain string) nft.Verdict { return nft.Verdict{Code: nft.Jump, Chain: 
 type masquerading uint8
 
 const (
-	// fromOutside masquerades what does not come from the cluster CIDR.
+	// fromOutside masquerades what does not come from the cluster's pods.
 	fromOutside masquerading = iota
 	always
 	// never keeps the client's address, which is what external policy Local is
@@ -260,11 +260,11 @@ func (s sharedChain) chain(cfg *Config, f nft.Family) *nft.Chain {
 // marking is the rule that marks what is to be masqueraded, if there is one.
 func (s sharedChain) marking(cfg *Config, f nft.Family) []nft.Rule {
 	mark := nft.SetMark{Mask: cfg.mark()}
-	switch cidr, ok := cfg.clusterCIDR(f); {
+	switch others, ok := cfg.pods(f, true); {
 	case s.masquerade == always:
 		return []nft.Rule{{mark}}
 	case s.masquerade == fromOutside && ok:
-		return []nft.Rule{{nft.MatchAddr{Field: nft.Saddr, Not: true, Prefix: cidr}, mark}}
+		return []nft.Rule{{others, mark}}
 	}
 	return nil
 }

@@ -52,6 +52,10 @@ func randomConfig(t *testing.T, rng *rand.Rand) (ruleset.Config, []string) {
 	for _, c := range cidrs {
 		cfg.ClusterCIDRs = append(cfg.ClusterCIDRs, netip.MustParsePrefix(c))
 	}
+	cfg.MasqueradeAll = rng.IntN(4) == 0
+	if rng.IntN(3) == 0 {
+		cfg.PodInterface = []ruleset.Interface{{Name: "cni0"}, {Name: "veth", Prefix: true}}[rng.IntN(2)]
+	}
 	list := nodePortLists()[rng.IntN(len(nodePortLists()))]
 	var err error
 	if cfg.NodePortAddresses, err = service.ParseNodePortAddresses(list); err != nil {

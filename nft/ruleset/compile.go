@@ -123,7 +123,7 @@ func (t *tableCompiler) setService(name service.Name, s service.Snapshot) {
 	var part *nft.Part
 	var local []netip.Addr
 	if svc, ok := s.Services.Get(name); ok {
-		c := serviceCompiler{svc: svc, lost: s.Conflicts.At(name), node: t.node, family: t.family, chains: map[string]sharedChain{}}
+		c := serviceCompiler{cfg: &t.cfg, svc: svc, lost: s.Conflicts.At(name), node: t.node, family: t.family, chains: map[string]sharedChain{}}
 		part, local = c.compile()
 		for name, chain := range c.chains {
 			if t.users[name] == 0 {

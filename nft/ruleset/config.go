@@ -22,6 +22,11 @@ type Config struct {
 	// first of each family counts; traffic from elsewhere to a cluster IP is
 	// masqueraded. Without one of a family nothing is, in that family.
 	ClusterCIDRs []netip.Prefix
+	// PodInterface, if it has a name, says where pods' traffic comes in; then
+	// it decides what is masqueraded, and ClusterCIDRs do not.
+	PodInterface Interface
+	// MasqueradeAll masquerades everything that goes to a cluster IP.
+	MasqueradeAll bool
 	// MasqueradeBit (0 to 31) is the bit of the packet mark that the first
 	// packet of a connection to masquerade carries inside the node.
 	MasqueradeBit uint8
@@ -29,13 +34,31 @@ type Config struct {
 	NodePortAddresses service.NodePortAddresses
 }
 
+// Interface is the name of an interface, or with Prefix how names begin.
+type Interface struct {
+	Name   string
+	Prefix bool
+}
+
+// The longest name, in bytes, that Linux gives interfaces, and the longest
+// prefix that nft can read back from its own listing.
+const (
+	MaxInterfaceName   = 15
+	MaxInterfacePrefix = 14
+)
+
 func (c *Config) mark() uint32 { return 1 << c.MasqueradeBit }
 
-func (c *Config) clusterCIDR(f nft.Family) (netip.Prefix, bool) {
+// pods matches traffic of the cluster's pods or, with not, all other; false
+// means that nobody said how to tell.
+func (c *Config) pods(f nft.Family, not bool) (nft.Statement, bool) {
+	if i := c.PodInterface; i.Name != "" {
+		return nft.MatchInput{Not: not, Name: i.Name, Prefix: i.Prefix}, true
+	}
 	for _, p := range c.ClusterCIDRs {
 		if p.Addr().Is6() == (f == nft.IPv6) {
-			return p.Masked(), true
+			return nft.MatchAddr{Field: nft.Saddr, Not: not, Prefix: p.Masked()}, true
 		}
 	}
-	return netip.Prefix{}, false
+	return nil, false
 }

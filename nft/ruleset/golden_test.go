@@ -67,6 +67,13 @@ func config(t *testing.T, text string) ruleset.Config {
 		switch words[0] {
 		case "nodeport-addresses":
 			cfg.NodePortAddresses, err = service.ParseNodePortAddresses(words[1:])
+		case "pod-interface":
+			name, prefix := strings.CutSuffix(words[1], "*")
+			cfg.PodInterface = ruleset.Interface{Name: name, Prefix: prefix}
+		case "no-cluster-cidr":
+			cfg.ClusterCIDRs = nil
+		case "masquerade-all":
+			cfg.MasqueradeAll = true
 		default:
 			err = fmt.Errorf("unknown setting")
 		}

@@ -25,14 +25,14 @@ func TestInTheMiddle(t *testing.T) {
 		before, after := randomServices(rng, &node), randomServices(rng, &node)
 		old := ruleset.Compile(cfg, build(node, before)).Model()
 		middle := inTheMiddle(cfg, old, ruleset.Compile(cfg, build(node, after)).Model())
-		o := &oracle{&node, after, cfg.ClusterCIDRs, nil, list}
+		o := &oracle{&node, after, cfg, nil, list}
 		for range 100 {
 			p := randomPacket(rng, &node, before)
 			if results := old.Outcomes(p, o.local); results[0].Fate != nft.DNATed {
 				continue // It met no chain of endpoints.
 			}
 			now, local := o.endpoints(p)
-			was := &oracle{&node, before, cfg.ClusterCIDRs, nil, list}
+			was := &oracle{&node, before, cfg, nil, list}
 			_, wasLocal := was.endpoints(p)
 			for _, r := range middle.Outcomes(p, o.local) {
 				switch {

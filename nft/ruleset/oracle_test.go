@@ -20,7 +20,7 @@ import (
 type oracle struct {
 	node     *service.Node
 	services []*service.Service
-	cidrs    []netip.Prefix
+	cfg      ruleset.Config
 	// serviceCIDRs are what cluster IPs come from.
 	serviceCIDRs []netip.Prefix
 	// nodePortAddresses is what --nodeport-addresses was given.
@@ -71,22 +71,23 @@ func (o *oracle) internal(p nft.Packet, s *service.Service, port *service.Port) 
 	if len(chosen) == 0 && s.InternalPolicy == service.Local && len(o.choose(port, v6, false)) > 0 {
 		return []nft.Result{{Fate: nft.Dropped}}
 	}
-	return o.deliver(p, chosen, o.fromOutside(p.Src.Addr()))
+	pod, known := o.fromPod(p)
+	return o.deliver(p, chosen, o.cfg.MasqueradeAll || known && !pod)
 }
 
 // external is the rows of external addresses and node ports.
 func (o *oracle) external(p nft.Packet, s *service.Service, port *service.Port) []nft.Result {
 	v6 := p.Dst.Addr().Is6()
 	everywhere := o.choose(port, v6, false)
-	src := p.Src.Addr()
+	pod, _ := o.fromPod(p)
 	switch {
 	case len(everywhere) == 0:
 		return refusal(p)
 	case s.ExternalPolicy == service.Cluster:
 		return o.deliver(p, everywhere, true)
-	case o.inCluster(src):
+	case pod:
 		return o.deliver(p, everywhere, false)
-	case o.local(src):
+	case o.local(p.Src.Addr()):
 		return o.deliver(p, everywhere, true)
 	}
 	here := o.choose(port, v6, true)
@@ -96,14 +97,21 @@ func (o *oracle) external(p nft.Packet, s *service.Service, port *service.Port) 
 	return o.deliver(p, here, false)
 }
 
-// inCluster: a cluster CIDR of the family is known and holds the source.
-func (o *oracle) inCluster(src netip.Addr) bool {
-	for _, c := range o.cidrs {
-		if c.Addr().Is6() == src.Is6() {
-			return c.Contains(src)
+// fromPod: whether a pod of the cluster sends it, if that can be told: by the
+// interface, or by the first cluster CIDR of the family.
+func (o *oracle) fromPod(p nft.Packet) (pod, known bool) {
+	if i := o.cfg.PodInterface; i.Name != "" {
+		if i.Prefix {
+			return strings.HasPrefix(p.Input, i.Name), true
+		}
+		return p.Input == i.Name, true
+	}
+	for _, c := range o.cfg.ClusterCIDRs {
+		if c.Addr().Is6() == p.Src.Addr().Is6() {
+			return c.Contains(p.Src.Addr()), true
 		}
 	}
-	return false
+	return false, false
 }
 
 // nodePortOwner is the port of the oldest service of the family that has the
@@ -233,17 +241,6 @@ func (o *oracle) reachable(s *service.Service, p *service.Port, v6 bool) []netip
 	return all
 }
 
-// fromOutside: a cluster CIDR of the family is known, and the source is not in
-// the first such.
-func (o *oracle) fromOutside(src netip.Addr) bool {
-	for _, c := range o.cidrs {
-		if c.Addr().Is6() == src.Is6() {
-			return !c.Contains(src)
-		}
-	}
-	return false
-}
-
 func (o *oracle) local(a netip.Addr) bool {
 	return a.IsLoopback() || slices.Contains(o.node.HostAddresses, a)
 }
@@ -304,11 +301,12 @@ func randomPacket(rng *rand.Rand, node *service.Node, services []*service.Servic
 			src = sp.Endpoints[rng.IntN(n)].Addr.Addr()
 		}
 	}
+	p.Input = []string{"", "cni0", "cni01", "veth7", "eth0"}[rng.IntN(5)]
 	if src.Is6() != dst.Is6() || rng.IntN(4) == 0 {
 		src = netip.MustParseAddr(map[bool]string{false: "203.0.113.9", true: "2001:db8:77::9"}[dst.Is6()])
 	}
 	if rng.IntN(3) == 0 {
-		p.FromNode = true
+		p.FromNode, p.Input = true, ""
 		if own := slices.DeleteFunc(slices.Clone(node.HostAddresses), func(a netip.Addr) bool { return a.Is6() != dst.Is6() }); len(own) > 0 {
 			src = own[rng.IntN(len(own))]
 		}
@@ -323,7 +321,7 @@ func checkCluster(t *testing.T, rng *rand.Rand, n int, count map[nft.Fate]int) {
 	node := randomNode(rng)
 	services := randomServices(rng, &node)
 	ranges := randomCIDRs(rng)
-	o := &oracle{&node, services, cfg.ClusterCIDRs, ranges, list}
+	o := &oracle{&node, services, cfg, ranges, list}
 	snapshot := build(node, services, ranges...)
 	m := ruleset.Compile(cfg, snapshot).Model()
 	for range n {

@@ -10,6 +10,7 @@ import (
 
 // serviceCompiler compiles one service for one family.
 type serviceCompiler struct {
+	cfg    *Config
 	svc    *service.Service
 	lost   *service.Conflicts
 	node   *service.Node
@@ -93,7 +94,11 @@ func (c *serviceCompiler) internal(e entry, l lists) {
 		c.verdict(e, e.verdicts, nft.Verdict{Code: nft.Drop})
 		return
 	}
-	c.send(e, e.verdicts, targets, fromOutside)
+	m := fromOutside
+	if c.cfg.MasqueradeAll {
+		m = always
+	}
+	c.send(e, e.verdicts, targets, m)
 }
 
 // external serves an external address or a node port.
