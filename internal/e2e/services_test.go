@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -81,8 +82,16 @@ func TestService(t *testing.T) {
 	p.until("the deleted service is nobody's address", gone)
 }
 
-// TestPeers looks at who the servers believe to talk to.
-func TestPeers(t *testing.T) {
+// TestPeers looks at who the servers believe to talk to, with pods told by the
+// cluster CIDR.
+func TestPeers(t *testing.T) { testPeers(t) }
+
+// TestPeersByInterface is the same with pods told by where they come in.
+func TestPeersByInterface(t *testing.T) {
+	testPeers(t, "--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=veth")
+}
+
+func testPeers(t *testing.T, flags ...string) {
 	n := newNode(t)
 	client := n.addClient()
 	for _, a := range n.NodeAddrs { // a client outside that knows the way to services
@@ -91,11 +100,15 @@ func TestPeers(t *testing.T) {
 	spec := service("web", "web")
 	spec.Spec.Type = corev1.ServiceTypeNodePort
 	web := n.create(spec)
+	spec = service("local", "web")
+	spec.Spec.Type, spec.Spec.ExternalTrafficPolicy = corev1.ServiceTypeNodePort, corev1.ServiceExternalTrafficPolicyLocal
+	local := n.create(spec)
 	pod := n.runPod("web-1", "web")
-	p := n.startProxy()
+	p := n.startProxy(flags...)
 	p.until("the pod serves", func() error {
 		return everywhere(func(protocol string, v6 bool) error {
-			return n.reaches(client, protocol, address(web, protocol, v6), "web-1")
+			return errors.Join(n.reaches(client, protocol, address(web, protocol, v6), "web-1"),
+				n.reaches(client, protocol, address(local, protocol, v6), "web-1"))
 		})
 	})
 
@@ -104,21 +117,28 @@ func TestPeers(t *testing.T) {
 		from     *testnet.Namespace
 		nodePort bool
 		want     testnet.Addrs
+		service  *corev1.Service // web where none is named
 	}{
-		{"from a pod: as it is", client, false, n.Pod("client").Addrs},
-		{"hairpin: masqueraded", pod.NS, false, n.NodeAddrs},
-		{"from the node: masqueraded", n.Node, false, n.NodeAddrs},
-		{"from outside: masqueraded", n.Outside, false, n.NodeAddrs},
-		{"node port from outside: masqueraded", n.Outside, true, n.NodeAddrs},
-		{"node port from a pod: masqueraded", client, true, n.NodeAddrs},
-		{"node port from the node: masqueraded", n.Node, true, n.NodeAddrs},
-		{"node port, hairpin: masqueraded", pod.NS, true, n.NodeAddrs},
+		{"from a pod: as it is", client, false, n.Pod("client").Addrs, nil},
+		{"hairpin: masqueraded", pod.NS, false, n.NodeAddrs, nil},
+		{"from the node: masqueraded", n.Node, false, n.NodeAddrs, nil},
+		{"from outside: masqueraded", n.Outside, false, n.NodeAddrs, nil},
+		{"node port from outside: masqueraded", n.Outside, true, n.NodeAddrs, nil},
+		{"node port from a pod: masqueraded", client, true, n.NodeAddrs, nil},
+		{"node port from the node: masqueraded", n.Node, true, n.NodeAddrs, nil},
+		{"node port, hairpin: masqueraded", pod.NS, true, n.NodeAddrs, nil},
+		{"policy Local, node port from outside: as it is", n.Outside, true, n.OutsideAddrs, local},
+		{"policy Local, node port from a pod: as it is", client, true, n.Pod("client").Addrs, local},
+		{"policy Local, node port from the node: masqueraded", n.Node, true, n.NodeAddrs, local},
+		{"policy Local, node port, hairpin: masqueraded", pod.NS, true, n.NodeAddrs, local},
+		{"policy Local, cluster IP from outside: masqueraded", n.Outside, false, n.NodeAddrs, local},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			s := cmp.Or(test.service, web)
 			err := everywhere(func(protocol string, v6 bool) error {
-				to := address(web, protocol, v6)
+				to := address(s, protocol, v6)
 				if test.nodePort {
-					to = netip.AddrPortFrom(of(n.NodeAddrs, v6), nodePort(web, protocol))
+					to = netip.AddrPortFrom(of(n.NodeAddrs, v6), nodePort(s, protocol))
 				}
 				got, err := n.peer(test.from, protocol, to)
 				if err == nil && got != of(test.want, v6) {
