@@ -47,14 +47,20 @@ func (c *Compiler) Compile(s service.Snapshot) *nft.Program {
 // changed lists the services that may compile to something else than before.
 func (c *Compiler) changed(s service.Snapshot) []service.Name {
 	var names []service.Name
-	for d := range treap.Diff(c.last.Services, s.Services) {
-		names = append(names, d.Key)
-	}
-	if s.Node.Name != c.last.Node.Name || s.Node.Zone != c.last.Node.Zone {
-		// Which endpoints are local, and near, depends on them.
+	// Which endpoints are local, and near, depends on the node.
+	everywhere := s.Node.Name != c.last.Node.Name || s.Node.Zone != c.last.Node.Zone
+	if everywhere {
 		for name := range s.Services.All() {
 			names = append(names, name)
 		}
+	}
+	for d := range treap.Diff(c.last.Services, s.Services) {
+		if !d.HasNew || !everywhere {
+			names = append(names, d.Key)
+		}
+	}
+	if everywhere {
+		return names
 	}
 	for d := range treap.Diff(c.last.Conflicts, s.Conflicts) {
 		names = append(names, d.Key)
