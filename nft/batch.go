@@ -22,6 +22,9 @@ type Op interface {
 	table() TableID
 }
 
+// TableOf is the table that the operation is about.
+func TableOf(o Op) TableID { return o.table() }
+
 // TableID names a table.
 type TableID struct {
 	Family Family

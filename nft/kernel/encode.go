@@ -201,7 +201,7 @@ func unfit(op nft.Op, err error) error {
 	if !errors.As(err, &m) {
 		return fmt.Errorf("encode %s: %w", summary(op), err)
 	}
-	refusal := OpError{Table: tableOf(op), Errno: unix.EINVAL, Hint: m.err.Error()}
+	refusal := OpError{Table: nft.TableOf(op), Errno: unix.EINVAL, Hint: m.err.Error()}
 	switch op := op.(type) {
 	case nft.AddElements:
 		op.Elements = op.Elements[m.at : m.at+1]

@@ -55,7 +55,7 @@ func (e *batchEncoder) opError(b nft.Batch, a answer) OpError {
 		return OpError{Errno: a.errno}
 	}
 	s := e.spans[i]
-	result := OpError{Op: b.Ops[s.op], Table: tableOf(b.Ops[s.op]), Errno: a.errno, located: a.offset >= 0}
+	result := OpError{Op: b.Ops[s.op], Table: nft.TableOf(b.Ops[s.op]), Errno: a.errno, located: a.offset >= 0}
 	switch op := result.Op.(type) {
 	case nft.AddRules:
 		chain := *op.Chain
@@ -127,28 +127,4 @@ func (e *batchEncoder) items(i int, list uint16, offset int) func(yield func(ite
 			start = end
 		}
 	}
-}
-
-func tableOf(op nft.Op) nft.TableID {
-	switch op := op.(type) {
-	case nft.AddTable:
-		return op.Table
-	case nft.DeleteTable:
-		return op.Table
-	case nft.AddSet:
-		return op.Table
-	case nft.AddChain:
-		return op.Table
-	case nft.FlushChain:
-		return op.Table
-	case nft.DeleteChain:
-		return op.Table
-	case nft.AddRules:
-		return op.Table
-	case nft.AddElements:
-		return op.Table
-	case nft.DeleteElements:
-		return op.Table
-	}
-	return nft.TableID{}
 }
