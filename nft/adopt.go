@@ -44,7 +44,9 @@ func adoptTable(c *Contents, want *Table) tableState {
 	}
 	left := map[string]map[Value]Element{}
 	for name, s := range c.Sets {
-		left[name] = maps.Clone(s.Elements)
+		if !s.Set.Dynamic {
+			left[name] = maps.Clone(s.Elements)
+		}
 	}
 	for name, part := range want.Parts.All() {
 		if p := claim(left, part); p != nil {

@@ -156,7 +156,7 @@ func (o DeleteElements) Text() string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "delete element %s %s {\n", o.Table, o.Set.Name)
 	for _, e := range o.Elements {
-		fmt.Fprintf(&s, "\t%s,\n", o.Set.Key.Format(o.Table.Family, e.Key))
+		fmt.Fprintf(&s, "\t%s,\n", e.keyText(o.Table.Family, o.Set))
 	}
 	s.WriteString("}\n")
 	return s.String()

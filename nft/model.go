@@ -37,12 +37,13 @@ func (Unknown) statement() {}
 // Text is a comment, which nft ignores.
 func (Unknown) Text(Family) string { return "# unknown" }
 
-// The errors that a Model returns where a kernel returns ENOENT, EEXIST and
-// EBUSY.
+// The errors that a Model returns where a kernel returns ENOENT, EEXIST, EBUSY
+// and ENFILE.
 var (
 	ErrNotFound = errors.New("no such object")
 	ErrExists   = errors.New("object exists")
 	ErrBusy     = errors.New("object in use")
+	ErrFull     = errors.New("set is full") // ENFILE
 )
 
 // NewModel is a model without tables.
@@ -146,7 +147,7 @@ func (m *Model) inSet(id TableID, set *Set, elements []OwnedElement, do func(*Se
 		}
 		for _, e := range elements {
 			if err := do(s, id.Family, e.Element); err != nil {
-				return fmt.Errorf("element %s: %w", s.Set.Key.Format(id.Family, e.Key), err)
+				return fmt.Errorf("element %s: %w", e.keyText(id.Family, s.Set), err)
 			}
 		}
 		return nil
@@ -173,14 +174,23 @@ func (s *SetContents) add(f Family, e Element) error {
 	if len(e.Key) != s.Set.Key.Len(f) || len(e.Data) != s.Set.Data.Len(f) || (e.Verdict != Verdict{}) != s.Set.Verdicts {
 		return fmt.Errorf("does not fit %q", s.Set.declaration(f))
 	}
+	if s.Set.Dynamic || (len(e.KeyEnd) > 0) != s.Set.Interval || s.Set.Interval && len(e.KeyEnd) != len(e.Key) {
+		return fmt.Errorf("does not fit %q", s.Set.declaration(f))
+	}
 	if len(e.Comment) > MaxComment {
 		return fmt.Errorf("comment of %d bytes", len(e.Comment))
 	}
 	if have, ok := s.Elements[e.Key]; ok {
-		if have.Data != e.Data || have.Verdict != e.Verdict {
+		if have.KeyEnd != e.KeyEnd || have.Data != e.Data || have.Verdict != e.Verdict {
 			return ErrExists
 		}
 		return nil // What is there stays as it is, its comment too.
+	}
+	if s.overlaps(f, e) {
+		return ErrExists
+	}
+	if s.full() {
+		return ErrFull
 	}
 	s.Elements[e.Key] = e
 	return nil
@@ -239,11 +249,16 @@ func (c *Contents) checkStatement(s Statement) error {
 		set, kind = s.Map, "map"
 	case DNAT:
 		set, kind = s.Map, "map"
+	case Update:
+		set, kind = s.Map, "map"
 	default:
 		return nil
 	}
 	if c.Sets[set] == nil || c.Sets[set].Set.keyword() != kind {
 		return fmt.Errorf("%s %s: %w", kind, set, ErrNotFound)
+	}
+	if _, ok := s.(Update); ok && !c.Sets[set].Set.Dynamic {
+		return fmt.Errorf("map %s is not dynamic", set)
 	}
 	return nil
 }

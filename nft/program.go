@@ -60,6 +60,15 @@ type Set struct {
 	Verdicts bool
 	// Data makes it a data map.
 	Data Fields
+	// Interval makes each element cover all keys from its Key to its KeyEnd,
+	// field by field. Elements must not overlap (the kernel's pipapo refuses).
+	Interval bool
+	// Dynamic lets rules add elements (Update), which leave again after their
+	// time-outs. A program has no elements of such a set: what is in it is the
+	// kernel's, and neither Plan nor Adopt touches it.
+	Dynamic bool
+	// Size is the greatest number of elements; 0 sets no limit.
+	Size uint32
 }
 
 // Chain is a chain with all of its rules.
@@ -111,6 +120,9 @@ type Rule []Statement
 type Element struct {
 	Set string
 	Key Value
+	// KeyEnd is the last key that an element of an interval set covers, and
+	// empty in other sets.
+	KeyEnd Value
 	// Data is empty in sets and verdict maps.
 	Data Value
 	// Verdict is the zero value but in verdict maps.

@@ -3,6 +3,8 @@ package nft
 import (
 	"fmt"
 	"net/netip"
+	"strings"
+	"time"
 )
 
 // Statement is one step of a rule: a match, which ends the rule when it does
@@ -58,11 +60,22 @@ type VMap struct {
 }
 
 // DNAT sends the connection to the address and port that a data map has for
-// the key followed by a random index below Mod. No entry: the rule ends there.
+// the key, which is followed by a random index below Mod unless Mod is 0. No
+// entry: the rule ends there.
 type DNAT struct {
 	Key Fields
 	Mod uint32
 	Map string
+}
+
+// Update remembers the data in a dynamic map under the key. Where something is
+// there already, only its time starts anew: the data stays what it was. In a
+// full map (Set.Size) nothing is remembered, and the rule ends there.
+type Update struct {
+	Map       string
+	Key, Data Fields
+	// Timeout is in whole seconds, at least one.
+	Timeout time.Duration
 }
 
 // SetMark sets the bits of the mask in the packet's mark, ClearMark clears them.
@@ -108,6 +121,7 @@ func (MatchDNATed) statement() {}
 func (InSet) statement()       {}
 func (VMap) statement()        {}
 func (DNAT) statement()        {}
+func (Update) statement()      {}
 func (SetMark) statement()     {}
 func (ClearMark) statement()   {}
 func (Masquerade) statement()  {}
@@ -164,7 +178,31 @@ func (s VMap) Text(f Family) string { return fmt.Sprintf("%s vmap @%s", s.Key.Te
 // Text is, for example, "dnat to ip daddr . meta l4proto . th dport . numgen
 // random mod 3 map @endpoints".
 func (s DNAT) Text(f Family) string {
+	if s.Mod == 0 {
+		return fmt.Sprintf("dnat to %s map @%s", s.Key.Text(f), s.Map)
+	}
 	return fmt.Sprintf("dnat to %s . numgen random mod %d map @%s", s.Key.Text(f), s.Mod, s.Map)
+}
+
+// Text is, for example, "update @affinity { ct original ip saddr timeout 3h :
+// ip daddr }".
+func (s Update) Text(f Family) string {
+	return fmt.Sprintf("update @%s { %s timeout %s : %s }", s.Map, s.Key.Text(f), seconds(s.Timeout), s.Data.Text(f))
+}
+
+// seconds is a time as nft prints it: 1d2h3m4s without what is zero.
+func seconds(d time.Duration) string {
+	var b strings.Builder
+	for _, unit := range []struct {
+		length time.Duration
+		letter string
+	}{{24 * time.Hour, "d"}, {time.Hour, "h"}, {time.Minute, "m"}, {time.Second, "s"}} {
+		if n := d / unit.length; n > 0 {
+			fmt.Fprintf(&b, "%d%s", n, unit.letter)
+			d %= unit.length
+		}
+	}
+	return b.String()
 }
 
 // Text is, for example, "meta mark set meta mark | 0x00004000".

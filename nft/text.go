@@ -29,19 +29,37 @@ func (s *Set) keyword() string {
 }
 
 func (s *Set) declaration(f Family) string {
+	text := "typeof " + s.Key.Text(f)
 	switch {
 	case s.Verdicts:
-		return fmt.Sprintf("typeof %s : verdict", s.Key.Text(f))
+		text += " : verdict"
 	case len(s.Data) > 0:
-		return fmt.Sprintf("typeof %s : %s", s.Key.Text(f), s.Data.Text(f))
+		text += " : " + s.Data.Text(f)
 	}
-	return "typeof " + s.Key.Text(f)
+	if s.Size > 0 {
+		text += fmt.Sprintf("; size %d", s.Size)
+	}
+	switch {
+	case s.Interval:
+		text += "; flags interval"
+	case s.Dynamic:
+		text += "; flags dynamic,timeout"
+	}
+	return text
+}
+
+// keyText is the element's key in nft syntax.
+func (e Element) keyText(f Family, s *Set) string {
+	if s.Interval {
+		return s.Key.FormatRange(f, e.Key, e.KeyEnd)
+	}
+	return s.Key.Format(f, e.Key)
 }
 
 // text is the element as it stands between a set's braces.
 func (e Element) text(f Family, s *Set) string {
 	var b strings.Builder
-	b.WriteString(s.Key.Format(f, e.Key))
+	b.WriteString(e.keyText(f, s))
 	if e.Comment != "" {
 		fmt.Fprintf(&b, " comment %q", e.Comment)
 	}

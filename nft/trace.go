@@ -62,6 +62,8 @@ type Result struct {
 	Masqueraded bool
 	// Mark is what is left in the packet's mark at the end.
 	Mark uint32
+	// Learned is what it added to dynamic maps; Model.Learn keeps it there.
+	Learned []Learned
 	// Path lists the rules that matched, "hook/chain: rule".
 	Path []string
 }
@@ -98,7 +100,7 @@ func (m *Model) Outcomes(p Packet, local func(netip.Addr) bool) []Result {
 			bound = max(bound, n)
 			return i % n
 		}})
-		r.Path = nil
+		r.Path, r.Learned = nil, nil
 		if !slices.ContainsFunc(all, r.same) {
 			all = append(all, r)
 		}
@@ -229,8 +231,7 @@ func (w *walk) statement(t *Contents, c *Chain, s Statement) (o outcome, matched
 	case MatchDNATed:
 		return next, w.result.Fate == DNATed
 	case InSet:
-		_, found := t.Sets[s.Set].Elements[w.key(s.Key)]
-		return next, found
+		return next, t.Sets[s.Set].covers(t.Table.Family, w.key(s.Key))
 	case VMap:
 		e, found := t.Sets[s.Map].Elements[w.key(s.Key)]
 		if !found {
@@ -238,7 +239,10 @@ func (w *walk) statement(t *Contents, c *Chain, s Statement) (o outcome, matched
 		}
 		return w.verdict(t, e.Verdict), true
 	case DNAT:
-		key := w.key(s.Key).WithIndex(int(w.host.Random(s.Mod)))
+		key := w.key(s.Key)
+		if s.Mod > 0 {
+			key = key.WithIndex(int(w.host.Random(s.Mod)))
+		}
 		e, found := t.Sets[s.Map].Elements[key]
 		if !found {
 			return next, false
@@ -253,6 +257,9 @@ func (w *walk) statement(t *Contents, c *Chain, s Statement) (o outcome, matched
 // action carries out a statement that always holds.
 func (w *walk) action(t *Contents, s Statement) outcome {
 	switch s := s.(type) {
+	case Update:
+		e := Element{Set: s.Map, Key: w.key(s.Key), Data: w.key(s.Data)}
+		w.result.Learned = append(w.result.Learned, Learned{t.Table, e})
 	case SetMark:
 		w.mark |= s.Mask
 	case ClearMark:
@@ -318,6 +325,12 @@ func (w *walk) key(fields Fields) Value {
 			b = AppendProto(b, w.packet.Protocol)
 		case Dport:
 			b = AppendPort(b, w.dst.Port())
+		case OrigSaddr:
+			b = AppendAddr(b, w.packet.Src.Addr())
+		case OrigDaddr:
+			b = AppendAddr(b, w.packet.Dst.Addr())
+		case OrigDport:
+			b = AppendPort(b, w.packet.Dst.Port())
 		}
 	}
 	return Value(b)

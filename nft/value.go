@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -40,13 +41,19 @@ func (f Family) AddrLen() int {
 // data. In a concatenation each takes a multiple of four bytes.
 type Field uint8
 
-// The fields. Index is the result of numgen: a number in host byte order.
+// The fields. Index is the result of numgen: a number in host byte order. The
+// Orig fields are those of the connection's first packet as it arrived, before
+// any translation; sets are declared by the plain ones, since nft 1.0.6 prints
+// a declaration by "ct original" wrongly.
 const (
 	Saddr Field = iota + 1
 	Daddr
 	L4Proto
 	Dport
 	Index
+	OrigSaddr
+	OrigDaddr
+	OrigDport
 )
 
 // Text is nft's expression for the field in a rule of the family, as it also
@@ -64,6 +71,12 @@ func (f Field) Text(family Family) string {
 	case Index:
 		// Any modulus declares the same type; nft keeps what it was given.
 		return "numgen random mod 2"
+	case OrigSaddr:
+		return "ct original " + family.String() + " saddr"
+	case OrigDaddr:
+		return "ct original " + family.String() + " daddr"
+	case OrigDport:
+		return "ct original proto-dst"
 	}
 	return fmt.Sprintf("field-%d", uint8(f))
 }
@@ -71,11 +84,11 @@ func (f Field) Text(family Family) string {
 // Len is the length of the field's value in bytes, without padding.
 func (f Field) Len(family Family) int {
 	switch f {
-	case Saddr, Daddr:
+	case Saddr, Daddr, OrigSaddr, OrigDaddr:
 		return family.AddrLen()
 	case L4Proto:
 		return 1
-	case Dport:
+	case Dport, OrigDport:
 		return 2
 	}
 	return 4
@@ -109,27 +122,56 @@ func (fs Fields) Text(family Family) string {
 
 // Format prints a value as nft does. A value of another length is printed as
 // hexadecimal digits.
-func (fs Fields) Format(family Family, v Value) string {
-	if len(v) != fs.Len(family) {
-		return fmt.Sprintf("0x%x", string(v))
+func (fs Fields) Format(family Family, v Value) string { return fs.FormatRange(family, v, v) }
+
+// FormatRange prints what an element of an interval set covers, from one value
+// to the other in each field, as nft does: 10.0.0.0/8, and 80-90 where it is
+// not a prefix.
+func (fs Fields) FormatRange(family Family, from, to Value) string {
+	if len(from) != fs.Len(family) || len(to) != len(from) {
+		return fmt.Sprintf("0x%x", string(from))
 	}
 	words := make([]string, len(fs))
 	for i, f := range fs {
 		n := f.Len(family)
-		words[i] = f.format([]byte(v[:n]))
-		v = v[(n+3)&^3:]
+		words[i] = f.formatRange([]byte(from[:n]), []byte(to[:n]))
+		from, to = from[(n+3)&^3:], to[(n+3)&^3:]
 	}
 	return strings.Join(words, " . ")
 }
 
+func (f Field) formatRange(from, to []byte) string {
+	if bytes.Equal(from, to) {
+		return f.format(from)
+	}
+	if first, ok := netip.AddrFromSlice(from); ok {
+		for bits := first.BitLen() - 1; bits >= 0; bits-- {
+			if p := netip.PrefixFrom(first, bits); p == p.Masked() && bytes.Equal(LastAddr(p).AsSlice(), to) {
+				return p.String()
+			}
+		}
+	}
+	return f.format(from) + "-" + f.format(to)
+}
+
+// LastAddr is the last address of the prefix.
+func LastAddr(p netip.Prefix) netip.Addr {
+	b := p.Masked().Addr().AsSlice()
+	for i := p.Bits(); i < 8*len(b); i++ {
+		b[i/8] |= 0x80 >> (i % 8)
+	}
+	last, _ := netip.AddrFromSlice(b)
+	return last
+}
+
 func (f Field) format(b []byte) string {
 	switch f {
-	case Saddr, Daddr:
+	case Saddr, Daddr, OrigSaddr, OrigDaddr:
 		a, _ := netip.AddrFromSlice(b)
 		return a.String()
 	case L4Proto:
 		return ProtocolText(b[0])
-	case Dport:
+	case Dport, OrigDport:
 		return strconv.Itoa(int(binary.BigEndian.Uint16(b)))
 	}
 	return strconv.FormatUint(uint64(binary.NativeEndian.Uint32(b)), 10)
