@@ -69,7 +69,9 @@ func (s *Service) Choose(p *Port, node *Node, v6 bool) Choice {
 }
 
 // External says whether the port can be reached other than by a cluster IP.
-func (s *Service) External(p *Port) bool { return p.NodePort != 0 || len(s.ExternalIPs) > 0 }
+func (s *Service) External(p *Port) bool {
+	return p.NodePort != 0 || len(s.ExternalIPs) > 0 || len(s.LoadBalancerIPs) > 0
+}
 
 // near says which ready endpoints the topology of the cluster leaves: those
 // hinted for this node (KEP-3015, PreferSameNode), else those hinted for its

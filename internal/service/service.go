@@ -64,13 +64,24 @@ type Service struct {
 	Created time.Time
 	// ClusterIPs holds at most one address of each family.
 	ClusterIPs []netip.Addr
-	// ExternalIPs are the addresses of spec.externalIPs and those of
-	// status.loadBalancer.ingress whose ipMode is VIP, without duplicates.
-	ExternalIPs []netip.Addr
+	// ExternalIPs are the addresses of spec.externalIPs, LoadBalancerIPs those
+	// of status.loadBalancer.ingress whose ipMode is VIP, each without
+	// duplicates.
+	ExternalIPs, LoadBalancerIPs []netip.Addr
+	// Sources says who may reach the LoadBalancerIPs, and nothing else; nil is
+	// everybody.
+	Sources *Sources
 	// InternalPolicy is for the cluster IPs, ExternalPolicy for external
 	// addresses and node ports.
 	InternalPolicy, ExternalPolicy TrafficPolicy
-	Ports                          []Port
+	// AffinityTimeout, in whole seconds (the API has 1 s to 1 day), is how long
+	// after its last new connection a client keeps its endpoint; 0 is no
+	// session affinity.
+	AffinityTimeout time.Duration
+	// HealthCheckNodePort is where load balancers ask whether the node has
+	// endpoints of its own; 0 for none.
+	HealthCheckNodePort uint16
+	Ports               []Port
 }
 
 // TrafficPolicy says which endpoints take the connections to an address.
@@ -143,6 +154,8 @@ type Node struct {
 	Name string
 	// Zone is the node's label topology.kubernetes.io/zone, empty for none.
 	Zone string
+	// PodCIDRs are the ranges that the cluster gave the node for its pods.
+	PodCIDRs []netip.Prefix
 	// Addresses are the node's own, from the Node object: InternalIPs before
 	// ExternalIPs, each in the object's order.
 	Addresses []netip.Addr
@@ -175,7 +188,9 @@ func older(a, b *Service) int {
 func (s *Service) equal(o *Service) bool {
 	return s == o || s.Name == o.Name && s.Created.Equal(o.Created) &&
 		slices.Equal(s.ClusterIPs, o.ClusterIPs) && slices.Equal(s.ExternalIPs, o.ExternalIPs) &&
+		slices.Equal(s.LoadBalancerIPs, o.LoadBalancerIPs) && s.Sources.equal(o.Sources) &&
 		s.InternalPolicy == o.InternalPolicy && s.ExternalPolicy == o.ExternalPolicy &&
+		s.AffinityTimeout == o.AffinityTimeout && s.HealthCheckNodePort == o.HealthCheckNodePort &&
 		slices.EqualFunc(s.Ports, o.Ports, Port.equal)
 }
 
@@ -186,5 +201,6 @@ func (p Port) equal(o Port) bool {
 }
 
 func (n *Node) equal(o *Node) bool {
-	return n.Name == o.Name && n.Zone == o.Zone && slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.HostAddresses, o.HostAddresses)
+	return n.Name == o.Name && n.Zone == o.Zone && slices.Equal(n.PodCIDRs, o.PodCIDRs) &&
+		slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.HostAddresses, o.HostAddresses)
 }

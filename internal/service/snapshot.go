@@ -74,13 +74,14 @@ func (c *Conflicts) equal(o *Conflicts) bool {
 
 // claims lists what the service asks for, sorted and without duplicates.
 func (s *Service) claims() []Claim {
-	list := make([]Claim, 0, len(s.ClusterIPs)+len(s.Ports)*(1+len(s.ClusterIPs)+len(s.ExternalIPs)))
+	addrs := s.Addresses()
+	list := make([]Claim, 0, len(s.ClusterIPs)+len(s.Ports)*(1+len(addrs)))
 	for _, a := range s.ClusterIPs {
 		list = append(list, Claim{Addr: a})
 	}
 	for i := range s.Ports {
 		p := &s.Ports[i]
-		for _, a := range s.Addresses() {
+		for _, a := range addrs {
 			list = append(list, Claim{a, p.Protocol, p.Port})
 		}
 		for _, v6 := range []bool{false, true} {
@@ -108,16 +109,18 @@ func (s *Service) InFamily(v6 bool) bool {
 	return slices.ContainsFunc(s.ClusterIPs, func(a netip.Addr) bool { return a.Is6() == v6 })
 }
 
-// Addresses are the cluster IPs, then the external ones that are not also
-// cluster IPs of the service, as far as the service is in their family.
+// Addresses are the cluster IPs, then the external ones and those of load
+// balancers, each once, as far as the service is in their family.
 func (s *Service) Addresses() []netip.Addr {
-	if len(s.ExternalIPs) == 0 {
+	if len(s.ExternalIPs) == 0 && len(s.LoadBalancerIPs) == 0 {
 		return s.ClusterIPs
 	}
 	all := slices.Clone(s.ClusterIPs)
-	for _, a := range s.ExternalIPs {
-		if s.InFamily(a.Is6()) && !slices.Contains(all, a) {
-			all = append(all, a)
+	for _, list := range [][]netip.Addr{s.ExternalIPs, s.LoadBalancerIPs} {
+		for _, a := range list {
+			if s.InFamily(a.Is6()) && !slices.Contains(all, a) {
+				all = append(all, a)
+			}
 		}
 	}
 	return all
