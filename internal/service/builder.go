@@ -122,7 +122,7 @@ func (b *Builder) withdraw(claims []Claim, old *Service, concerned map[Name]*Ser
 func (b *Builder) assert(claims []Claim, s *Service, concerned map[Name]*Service) {
 	for _, c := range claims {
 		have := b.claimants[c]
-		at, _ := slices.BinarySearchFunc(have, s, older)
+		at, _ := slices.BinarySearchFunc(have, s, CompareAge)
 		for _, o := range have {
 			concerned[o.Name] = o
 		}

@@ -173,9 +173,9 @@ func (s *Service) ID(p *Port) string {
 	return fmt.Sprintf("%s:%s", s.Name, p.Name)
 }
 
-// older orders services by age; the name decides between equals, since
+// CompareAge orders services by age, the oldest first; the name decides between equals, since
 // creation times have whole seconds.
-func older(a, b *Service) int {
+func CompareAge(a, b *Service) int {
 	if c := a.Created.Compare(b.Created); c != 0 {
 		return c
 	}
