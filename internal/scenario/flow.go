@@ -1,0 +1,207 @@
+package scenario
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"nftproxy/nft"
+)
+
+// Origin is where a flow comes from.
+type Origin string
+
+// The origins of flows.
+const (
+	Pod     Origin = "pod"
+	Node    Origin = "node"
+	Outside Origin = "outside"
+)
+
+// ICMP is the protocol of an echo request; its flows have no ports.
+const ICMP = "icmp"
+
+// Flow is a connection attempt and what should become of it.
+type Flow struct {
+	Origin Origin
+	// Source has port 0 where the file does not give one.
+	Source      netip.AddrPort
+	Destination netip.AddrPort
+	// Protocol is tcp, udp, sctp or icmp.
+	Protocol string
+	Want     Outcome
+	// Why is the comment behind it.
+	Why string
+}
+
+// Fate is what becomes of a flow.
+type Fate string
+
+// The fates of flows.
+const (
+	// Translated flows reach one of the endpoints.
+	Translated Fate = "translated"
+	// Refused flows get a TCP reset at once, and ICMP port unreachable where
+	// they are not TCP.
+	Refused Fate = "refused"
+	// Dropped flows get no answer and leave the node nowhere.
+	Dropped Fate = "dropped"
+	// Untouched flows get to where they wanted to, as they are.
+	Untouched Fate = "untouched"
+)
+
+// Outcome is what becomes of a flow.
+type Outcome struct {
+	Fate Fate
+	// Targets are the endpoints that Translated flows may reach, sorted: all of
+	// them, in the long run.
+	Targets []Target
+	// Sticky flows of one client all reach the same target.
+	Sticky bool
+}
+
+// Target is an endpoint, and whether it sees an address of the node.
+type Target struct {
+	Endpoint    netip.AddrPort
+	Masqueraded bool
+}
+
+func (t Target) String() string {
+	if t.Masqueraded {
+		return t.Endpoint.String() + " masqueraded"
+	}
+	return t.Endpoint.String()
+}
+
+func (o Outcome) String() string {
+	if o.Fate != Translated {
+		return string(o.Fate)
+	}
+	words := make([]string, len(o.Targets))
+	for i, t := range o.Targets {
+		words[i] = t.String()
+	}
+	text := strings.Join(words, " | ")
+	if o.Sticky {
+		return "sticky " + text
+	}
+	return text
+}
+
+// Path is the flow without its outcome.
+func (f Flow) Path() string {
+	source, destination := f.Source.String(), f.Destination.String()
+	if f.Source.Port() == 0 {
+		source = f.Source.Addr().String()
+	}
+	if f.Protocol == ICMP {
+		destination = f.Destination.Addr().String()
+	}
+	return fmt.Sprintf("%s %s -> %s/%s", f.Origin, source, destination, f.Protocol)
+}
+
+func (f Flow) String() string { return f.Path() + " = " + f.Want.String() }
+
+// ParseFlow reads "ORIGIN SOURCE -> DESTINATION/PROTOCOL = OUTCOME [# WHY]".
+func ParseFlow(line string) (Flow, error) {
+	f, err := parseFlow(line)
+	if err != nil {
+		return Flow{}, fmt.Errorf("flow %q: %w", line, err)
+	}
+	return f, nil
+}
+
+func parseFlow(line string) (f Flow, err error) {
+	line, f.Why, _ = strings.Cut(line, "#")
+	f.Why = strings.TrimSpace(f.Why)
+	path, outcome, ok := strings.Cut(line, " = ")
+	from, to, ok2 := strings.Cut(path, " -> ")
+	origin, source, ok3 := strings.Cut(from, " ")
+	destination, protocol, ok4 := strings.Cut(to, "/")
+	if !ok || !ok2 || !ok3 || !ok4 {
+		return f, fmt.Errorf("want ORIGIN SOURCE -> DESTINATION/PROTOCOL = OUTCOME")
+	}
+	f.Origin, f.Protocol = Origin(origin), protocol
+	if !slices.Contains([]Origin{Pod, Node, Outside}, f.Origin) {
+		return f, fmt.Errorf("origin %q: want pod, node or outside", origin)
+	}
+	if f.Source, err = parseSource(source); err != nil {
+		return f, err
+	}
+	if f.Destination, err = parseDestination(destination, protocol); err != nil {
+		return f, err
+	}
+	f.Want, err = ParseOutcome(strings.TrimSpace(outcome))
+	return f, err
+}
+
+func parseSource(text string) (netip.AddrPort, error) {
+	if a, err := netip.ParseAddr(text); err == nil {
+		return netip.AddrPortFrom(a, 0), nil
+	}
+	return netip.ParseAddrPort(text)
+}
+
+func parseDestination(text, protocol string) (netip.AddrPort, error) {
+	if !slices.Contains([]string{"tcp", "udp", "sctp", ICMP}, protocol) {
+		return netip.AddrPort{}, fmt.Errorf("protocol %q: want tcp, udp, sctp or icmp", protocol)
+	}
+	if protocol == ICMP {
+		a, err := netip.ParseAddr(text)
+		return netip.AddrPortFrom(a, 0), err
+	}
+	return netip.ParseAddrPort(text)
+}
+
+// ParseOutcome reads what Outcome.String writes.
+func ParseOutcome(text string) (Outcome, error) {
+	if fate := Fate(text); slices.Contains([]Fate{Refused, Dropped, Untouched}, fate) {
+		return Outcome{Fate: fate}, nil
+	}
+	o := Outcome{Fate: Translated}
+	text, o.Sticky = cutPrefix(text, "sticky ")
+	for word := range strings.SplitSeq(text, " | ") {
+		var t Target
+		var err error
+		word, t.Masqueraded = strings.CutSuffix(word, " masqueraded")
+		if t.Endpoint, err = netip.ParseAddrPort(word); err != nil {
+			return Outcome{}, fmt.Errorf("outcome %q: %w", text, err)
+		}
+		o.Targets = append(o.Targets, t)
+	}
+	slices.SortFunc(o.Targets, func(a, b Target) int { return a.Endpoint.Compare(b.Endpoint) })
+	return o, nil
+}
+
+func cutPrefix(text, prefix string) (rest string, found bool) { return strings.CutPrefix(text, prefix) }
+
+// sourcePort stands for the one that a client's kernel would choose.
+const sourcePort = 40000
+
+// Packet is the flow's first packet as the interpreter takes it. Pods come in
+// by the given interface.
+func (f Flow) Packet(podInterface string) (nft.Packet, error) {
+	p := nft.Packet{Src: f.Source, Dst: f.Destination, FromNode: f.Origin == Node}
+	if p.Src.Port() == 0 && f.Protocol != ICMP {
+		p.Src = netip.AddrPortFrom(p.Src.Addr(), sourcePort)
+	}
+	switch f.Origin {
+	case Pod:
+		p.Input = podInterface
+	case Outside:
+		p.Input = "eth0"
+	}
+	name := f.Protocol
+	if name == ICMP && f.Destination.Addr().Is6() {
+		name = "ipv6-icmp"
+	}
+	for n := range 256 {
+		if nft.ProtocolText(uint8(n)) == name {
+			p.Protocol = uint8(n)
+			return p, nil
+		}
+	}
+	return p, fmt.Errorf("flow %s: unknown protocol %s", f.Path(), strconv.Quote(name))
+}
