@@ -33,6 +33,11 @@ const (
 	nodePortLocalEndpoints = "node-port-local-endpoints"
 	// nodePortAddresses are where node ports are served.
 	nodePortAddresses = "node-port-addresses"
+	// A load balancer's address that only some sources may reach goes through
+	// the chain of the name sourceRanges: the set has who is let in to what, and
+	// servicesRestricted what services would have had for the address.
+	sourceRanges       = "source-ranges"
+	servicesRestricted = "services-restricted"
 	// hairpin holds local endpoints as pairs of themselves: a connection that
 	// comes back to its own pod must be masqueraded, or the pod would answer
 	// itself directly.
@@ -104,6 +109,7 @@ const (
 
 // The keys and data of the sets and maps.
 func addressKey() nft.Fields  { return nft.Fields{nft.Daddr, nft.L4Proto, nft.Dport} }
+func sourceKey() nft.Fields   { return append(addressKey(), nft.Saddr) }
 func nodePortKey() nft.Fields { return nft.Fields{nft.L4Proto, nft.Dport} }
 func daddr() nft.Fields       { return nft.Fields{nft.Daddr} }
 func target() nft.Fields      { return nft.Fields{nft.Daddr, nft.Dport} }
@@ -117,6 +123,8 @@ func sets() []*nft.Set {
 		{Name: clusterIPs, Key: daddr()},
 		{Name: hairpin, Key: pair()},
 		{Name: nodePortAddresses, Key: daddr()},
+		{Name: servicesRestricted, Key: addressKey(), Verdicts: true},
+		{Name: sourceRanges, Key: sourceKey(), Interval: true},
 	}
 	for _, e := range []entrance{byAddress(), byNodePort()} {
 		for _, name := range []string{e.verdicts, e.cluster, e.local} {
@@ -130,11 +138,22 @@ func sets() []*nft.Set {
 	return list
 }
 
+// sourceRangesChain lets in who may reach an address. It stands before
+// translation and before refusal, so that outsiders cannot tell whether there
+// is anything behind the address.
+func sourceRangesChain() *nft.Chain {
+	return &nft.Chain{Name: sourceRanges, Rules: []nft.Rule{
+		{nft.InSet{Key: sourceKey(), Set: sourceRanges}, nft.VMap{Key: addressKey(), Map: servicesRestricted}},
+		{nft.Verdict{Code: nft.Drop}},
+	}}
+}
+
 // fixedChains are the chains that depend on the configuration only.
 func fixedChains(cfg *Config, f nft.Family) []*nft.Chain {
 	return []*nft.Chain{
 		byAddress().externalLocalChain(cfg, f),
 		byNodePort().externalLocalChain(cfg, f),
+		sourceRangesChain(),
 		{Name: prerouting, Hook: &nft.Hook{Name: nft.Prerouting, Priority: priorityDstnat}, Rules: []nft.Rule{{jump(dispatch)}}},
 		{Name: output, Hook: &nft.Hook{Name: nft.Output, Priority: priorityDstnat}, Rules: []nft.Rule{{jump(dispatch)}}},
 		{

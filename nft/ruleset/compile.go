@@ -1,7 +1,9 @@
 package ruleset
 
 import (
+	"maps"
 	"net/netip"
+	"slices"
 
 	"nftproxy/internal/service"
 	"nftproxy/internal/treap"
@@ -17,11 +19,14 @@ func Compile(cfg Config, s service.Snapshot) *nft.Program { return NewCompiler(c
 type Compiler struct {
 	tables [2]*tableCompiler
 	last   service.Snapshot
+	// restricted are the services whose source ranges are compared with the
+	// node's addresses.
+	restricted map[service.Name]bool
 }
 
 // NewCompiler makes a compiler for one configuration.
 func NewCompiler(cfg Config) *Compiler {
-	c := &Compiler{last: service.Snapshot{Node: &service.Node{}}}
+	c := &Compiler{last: service.Snapshot{Node: &service.Node{}}, restricted: map[service.Name]bool{}}
 	for i, f := range nft.Families() {
 		c.tables[i] = newTableCompiler(cfg, f)
 	}
@@ -39,6 +44,9 @@ func (c *Compiler) Compile(s service.Snapshot) *nft.Program {
 		for _, name := range changed {
 			t.setService(name, s)
 		}
+	}
+	for _, name := range changed {
+		c.setRestricted(name, s.Services.At(name))
 	}
 	c.last = s
 	return &nft.Program{IPv4: c.tables[0].program(), IPv6: c.tables[1].program()}
@@ -65,7 +73,21 @@ func (c *Compiler) changed(s service.Snapshot) []service.Name {
 	for d := range treap.Diff(c.last.Conflicts, s.Conflicts) {
 		names = append(names, d.Key)
 	}
+	// Who may reach a restricted address depends on the node's own.
+	if !slices.Equal(s.Node.Addresses, c.last.Node.Addresses) {
+		names = slices.AppendSeq(names, maps.Keys(c.restricted))
+	}
 	return names
+}
+
+// setRestricted keeps the list of restricted services; s is nil for one that
+// is gone.
+func (c *Compiler) setRestricted(name service.Name, s *service.Service) {
+	if s != nil && s.Sources != nil && len(s.LoadBalancerIPs) > 0 {
+		c.restricted[name] = true
+		return
+	}
+	delete(c.restricted, name)
 }
 
 // tableCompiler holds the table as compiled so far and what is counted in it.
@@ -168,7 +190,7 @@ func (t *tableCompiler) count(part *nft.Part, by int) {
 
 // fixed says that a chain is there whoever points to it.
 func fixed(chain string) bool {
-	return chain == refuse || chain == externalLocal || chain == nodePortExternalLocal
+	return chain == refuse || chain == externalLocal || chain == nodePortExternalLocal || chain == sourceRanges
 }
 
 // setLocal keeps one hairpin element for each address of a local endpoint,

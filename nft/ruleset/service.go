@@ -52,6 +52,7 @@ func (c *serviceCompiler) v6() bool { return c.family == nft.IPv6 }
 
 func (c *serviceCompiler) port(p *service.Port, choice service.Choice) {
 	lists := lists{cluster: c.targets(choice.Cluster), local: c.targets(choice.Local), anywhere: choice.Anywhere}
+	sources, everybody := c.svc.Admitted(c.node, c.v6())
 	for _, a := range c.svc.Addresses() {
 		if !c.ours(a) || c.lost.Has(service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}) {
 			continue
@@ -59,6 +60,9 @@ func (c *serviceCompiler) port(p *service.Port, choice service.Choice) {
 		key := make([]byte, 0, c.family.AddrLen()+8)
 		key = nft.AppendPort(nft.AppendProto(nft.AppendAddr(key, a), uint8(p.Protocol)), p.Port)
 		e := entry{byAddress(), nft.Value(key), comment(c.svc.ID(p))}
+		if !everybody && slices.Contains(c.svc.LoadBalancerIPs, a) {
+			e = c.restricted(e, sources)
+		}
 		if slices.Contains(c.svc.ClusterIPs, a) {
 			c.internal(e, lists)
 		} else {
@@ -69,6 +73,21 @@ func (c *serviceCompiler) port(p *service.Port, choice service.Choice) {
 		key := nft.AppendPort(nft.AppendProto(nil, uint8(p.Protocol)), p.NodePort)
 		c.external(entry{byNodePort(), nft.Value(key), comment(c.svc.ID(p))}, lists)
 	}
+}
+
+// restricted lets only the sources in to an entry, and returns what they get
+// in to. A load balancer's address that is also another of the service's is
+// restricted all the same, as in kube-proxy, whose firewall comes first.
+func (c *serviceCompiler) restricted(e entry, sources []netip.Prefix) entry {
+	c.verdict(e, e.verdicts, nft.Verdict{Code: nft.Goto, Chain: sourceRanges})
+	from := func(a netip.Addr) nft.Value { return e.at + nft.Value(nft.AppendAddr(nil, a)) }
+	for _, r := range sources {
+		c.elements = append(c.elements, nft.Element{
+			Set: sourceRanges, Key: from(r.Addr()), KeyEnd: from(nft.LastAddr(r)), Comment: e.comment,
+		})
+	}
+	e.verdicts = servicesRestricted
+	return e
 }
 
 // lists is a service.Choice in the form of the program.
