@@ -18,17 +18,21 @@ import (
 	"nftproxy/internal/service/servicetest"
 )
 
-var byValue = cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{})
+var byValue = cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{}, netip.Prefix{})
+
+// everything has the generator leave nothing out.
+var everything = servicetest.Options{LoadBalancers: true, Affinity: true}
 
 // contents is a snapshot as plain maps, for comparing by value.
 type contents struct {
 	Node      service.Node
 	Services  map[service.Name]*service.Service
+	CIDRs     map[string]netip.Prefix
 	Conflicts map[service.Name]*service.Conflicts
 }
 
 func contentsOf(s service.Snapshot) contents {
-	return contents{*s.Node, maps.Collect(s.Services.All()), maps.Collect(s.Conflicts.All())}
+	return contents{*s.Node, maps.Collect(s.Services.All()), maps.Collect(s.ServiceCIDRs.All()), maps.Collect(s.Conflicts.All())}
 }
 
 func seeds(t *testing.T, n int, test func(t *testing.T, rng *rand.Rand)) {
@@ -43,7 +47,7 @@ func TestOrderDoesNotMatter(t *testing.T) {
 	seeds(t, 50, func(t *testing.T, rng *rand.Rand) {
 		b := service.NewBuilder(servicetest.Node())
 		last := map[service.Name]*service.Service{}
-		for _, c := range servicetest.Changes(rng, 300, servicetest.Options{}) {
+		for _, c := range servicetest.Changes(rng, 300, everything) {
 			c.Apply(b)
 			last[c.Name] = c.Service
 		}
@@ -69,7 +73,7 @@ func conflictsOracle(services map[service.Name]*service.Service) map[service.Nam
 			all[service.Claim{Addr: a}] = true
 		}
 		for _, p := range s.Ports {
-			for _, a := range slices.Concat(s.ClusterIPs, s.ExternalIPs) {
+			for _, a := range slices.Concat(s.ClusterIPs, s.ExternalIPs, s.LoadBalancerIPs) {
 				if families[a.Is6()] {
 					all[service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}] = true
 				}
@@ -119,7 +123,7 @@ func TestConflictsAgainstOracle(t *testing.T) {
 		b := service.NewBuilder(servicetest.Node())
 		var kept []service.Snapshot
 		var texts []string
-		for i, c := range servicetest.Changes(rng, 150, servicetest.Options{}) {
+		for i, c := range servicetest.Changes(rng, 150, everything) {
 			c.Apply(b)
 			s := b.Snapshot()
 			got := contentsOf(s)
@@ -152,7 +156,7 @@ func TestConflictsAgainstOracle(t *testing.T) {
 func TestUnchangedKeepsItsPointer(t *testing.T) {
 	seeds(t, 20, func(t *testing.T, rng *rand.Rand) {
 		b := service.NewBuilder(servicetest.Node())
-		for _, c := range servicetest.Changes(rng, 200, servicetest.Options{}) {
+		for _, c := range servicetest.Changes(rng, 200, everything) {
 			before := b.Snapshot()
 			c.Apply(b)
 			after := b.Snapshot()
@@ -175,7 +179,11 @@ func TestUnchangedKeepsItsPointer(t *testing.T) {
 
 func deepCopy(s *service.Service) *service.Service {
 	c := *s
-	c.ClusterIPs, c.ExternalIPs, c.Ports = slices.Clone(s.ClusterIPs), slices.Clone(s.ExternalIPs), slices.Clone(s.Ports)
+	c.ClusterIPs, c.ExternalIPs, c.LoadBalancerIPs = slices.Clone(s.ClusterIPs), slices.Clone(s.ExternalIPs), slices.Clone(s.LoadBalancerIPs)
+	if s.Sources != nil {
+		c.Sources = service.NewSources(s.Sources.Ranges())
+	}
+	c.Ports = slices.Clone(s.Ports)
 	for i := range c.Ports {
 		c.Ports[i].Endpoints = slices.Clone(c.Ports[i].Endpoints)
 	}
@@ -185,10 +193,13 @@ func deepCopy(s *service.Service) *service.Service {
 // TestEveryFieldCounts: a change of any one field is a change.
 func TestEveryFieldCounts(t *testing.T) {
 	base := &service.Service{
-		Name:        "default/web",
-		Created:     time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
-		ClusterIPs:  []netip.Addr{netip.MustParseAddr("10.96.0.1")},
-		ExternalIPs: []netip.Addr{netip.MustParseAddr("198.51.100.1")},
+		Name:            "default/web",
+		Created:         time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
+		ClusterIPs:      []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+		ExternalIPs:     []netip.Addr{netip.MustParseAddr("198.51.100.1")},
+		LoadBalancerIPs: []netip.Addr{netip.MustParseAddr("203.0.113.1")},
+		Sources:         service.NewSources([]netip.Prefix{netip.MustParsePrefix("192.168.0.0/24")}),
+		AffinityTimeout: time.Minute, HealthCheckNodePort: 32000,
 		Ports: []service.Port{{Name: "http", Protocol: service.TCP, Port: 80, NodePort: 30080, Endpoints: []service.Endpoint{
 			{Addr: netip.MustParseAddrPort("10.0.0.1:8080"), Node: "node-0", Ready: true, Serving: true},
 		}}},
@@ -197,6 +208,16 @@ func TestEveryFieldCounts(t *testing.T) {
 		"created":       func(s *service.Service) { s.Created = s.Created.Add(time.Second) },
 		"cluster IP":    func(s *service.Service) { s.ClusterIPs[0] = netip.MustParseAddr("10.96.0.2") },
 		"external IP":   func(s *service.Service) { s.ExternalIPs = nil },
+		"load balancer": func(s *service.Service) { s.LoadBalancerIPs[0] = netip.MustParseAddr("203.0.113.2") },
+		"sources": func(s *service.Service) {
+			s.Sources = service.NewSources([]netip.Prefix{netip.MustParsePrefix("192.168.0.0/25")})
+		},
+		"open":          func(s *service.Service) { s.Sources = nil },
+		"closed":        func(s *service.Service) { s.Sources = service.NewSources(nil) },
+		"internal":      func(s *service.Service) { s.InternalPolicy = service.Local },
+		"external":      func(s *service.Service) { s.ExternalPolicy = service.Local },
+		"affinity":      func(s *service.Service) { s.AffinityTimeout = 0 },
+		"health port":   func(s *service.Service) { s.HealthCheckNodePort++ },
 		"no port":       func(s *service.Service) { s.Ports = nil },
 		"port name":     func(s *service.Service) { s.Ports[0].Name = "" },
 		"protocol":      func(s *service.Service) { s.Ports[0].Protocol = service.UDP },
@@ -208,6 +229,8 @@ func TestEveryFieldCounts(t *testing.T) {
 		"ready":         func(s *service.Service) { s.Ports[0].Endpoints[0].Ready = false },
 		"serving":       func(s *service.Service) { s.Ports[0].Endpoints[0].Serving = false },
 		"terminating":   func(s *service.Service) { s.Ports[0].Endpoints[0].Terminating = true },
+		"node hints":    func(s *service.Service) { s.Ports[0].Endpoints[0].Nodes = "node-0" },
+		"zone hints":    func(s *service.Service) { s.Ports[0].Endpoints[0].Zones = "zone-0" },
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := service.NewBuilder(servicetest.Node())
@@ -223,6 +246,9 @@ func TestEveryFieldCounts(t *testing.T) {
 	for name, change := range map[string]func(n *service.Node){
 		"name":           func(n *service.Node) { n.Name = "other" },
 		"addresses":      func(n *service.Node) { n.Addresses = n.Addresses[:1] },
+		"zone":           func(n *service.Node) { n.Zone = "" },
+		"eligible":       func(n *service.Node) { n.Eligible = !n.Eligible },
+		"pod CIDRs":      func(n *service.Node) { n.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")} },
 		"host addresses": func(n *service.Node) { n.HostAddresses = n.HostAddresses[:1] },
 	} {
 		t.Run("node "+name, func(t *testing.T) {

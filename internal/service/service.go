@@ -154,6 +154,9 @@ type Node struct {
 	Name string
 	// Zone is the node's label topology.kubernetes.io/zone, empty for none.
 	Zone string
+	// Eligible says that load balancers may choose the node: it has been seen,
+	// and neither it nor its machine is about to go (KEP-3836).
+	Eligible bool
 	// PodCIDRs are the ranges that the cluster gave the node for its pods.
 	PodCIDRs []netip.Prefix
 	// Addresses are the node's own, from the Node object: InternalIPs before
@@ -188,7 +191,7 @@ func CompareAge(a, b *Service) int {
 func (s *Service) equal(o *Service) bool {
 	return s == o || s.Name == o.Name && s.Created.Equal(o.Created) &&
 		slices.Equal(s.ClusterIPs, o.ClusterIPs) && slices.Equal(s.ExternalIPs, o.ExternalIPs) &&
-		slices.Equal(s.LoadBalancerIPs, o.LoadBalancerIPs) && s.Sources.equal(o.Sources) &&
+		slices.Equal(s.LoadBalancerIPs, o.LoadBalancerIPs) && s.Sources.Equal(o.Sources) &&
 		s.InternalPolicy == o.InternalPolicy && s.ExternalPolicy == o.ExternalPolicy &&
 		s.AffinityTimeout == o.AffinityTimeout && s.HealthCheckNodePort == o.HealthCheckNodePort &&
 		slices.EqualFunc(s.Ports, o.Ports, Port.equal)
@@ -201,6 +204,6 @@ func (p Port) equal(o Port) bool {
 }
 
 func (n *Node) equal(o *Node) bool {
-	return n.Name == o.Name && n.Zone == o.Zone && slices.Equal(n.PodCIDRs, o.PodCIDRs) &&
+	return n.Name == o.Name && n.Zone == o.Zone && n.Eligible == o.Eligible && slices.Equal(n.PodCIDRs, o.PodCIDRs) &&
 		slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.HostAddresses, o.HostAddresses)
 }

@@ -55,7 +55,8 @@ func (s *Sources) Of(v6 bool) (ranges []netip.Prefix, all bool) {
 	return ranges, false
 }
 
-func (s *Sources) equal(o *Sources) bool {
+// Equal says whether the two let the same ranges in.
+func (s *Sources) Equal(o *Sources) bool {
 	return s == o || s != nil && o != nil && slices.Equal(s.ranges, o.ranges)
 }
 

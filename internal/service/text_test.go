@@ -81,6 +81,18 @@ func TestParseErrors(t *testing.T) {
 		{svc + "port http tcp 0", "line 2: port 0"},
 		{svc + "port http tcp 65536", "line 2: strconv"},
 		{svc + "port http tcp 80 node-port x", "line 2: strconv"},
+		{"pod-cidr 10.0.0.0", "line 1: netip.ParsePrefix"},
+		{"pod-cidr 10.0.0.0/24 10.0.1.0/24", "line 1: want one CIDR, have 2 words"},
+		{"service-cidr 10.0.0.1/24", "line 1: 10.0.0.1/24 has bits behind its length"},
+		{"eligible yes", "line 1: want: eligible"},
+		{svc + "source-range", "line 2: want one CIDR, have 0 words"},
+		{svc + "source-range nobody", "line 2: netip.ParsePrefix"},
+		{svc + "affinity", "line 2: want: affinity TIMEOUT"},
+		{svc + "affinity 10", "line 2: time: missing unit"},
+		{svc + "affinity 0s", "line 2: time-out 0s is not a positive number of whole seconds"},
+		{svc + "affinity 1500ms", "line 2: time-out 1500ms is not a positive number of whole seconds"},
+		{svc + "health-check-node-port", "line 2: want: health-check-node-port NUMBER"},
+		{svc + "health-check-node-port 0", "line 2: port 0"},
 		{svc + "endpoint 10.0.0.1:80 n", "line 2: endpoint before the first port of default/web"},
 		{svc + "port http tcp 80\nendpoint 10.0.0.1:80", "line 3: want: endpoint ADDRESS:PORT NODE"},
 		{svc + "port http tcp 80\nendpoint 10.0.0.1 n", "line 3: not an ip:port"},
@@ -98,10 +110,11 @@ func TestParseErrors(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 2))
-		f.Add(servicetest.Snapshot(rng, servicetest.Options{}).String())
+		f.Add(servicetest.Snapshot(rng, everything).String())
 	}
 	f.Add("node -\nservice a created 0001-01-01T00:00:00Z\ncluster-ip ::ffff:1.2.3.4\nexternal-ip fe80::1%eth0\n")
 	f.Add("service a created 9999-12-31T23:59:59-01:00\nservice b created 2026-01-01T00:00:00.123456789Z\n")
+	f.Add("pod-cidr ::ffff:1.2.3.0/120\nservice a created 2026-01-01T00:00:00Z\nsource-range none\nsource-range ::/0\nsource-range fd00::/8\naffinity 1.5h\n")
 	f.Add("service a created 2026-01-01T00:00:00Z\nport p tcp 1\nendpoint [::]:0 x ready\nendpoint [::]:0 y ready\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		want, err := service.Parse(strings.NewReader(text))

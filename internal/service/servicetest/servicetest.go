@@ -30,6 +30,14 @@ type Options struct {
 	Endpoints int
 	// Nodes that endpoints run on; 3. The first is node-0, see Node.
 	Nodes int
+	// LoadBalancerIPs of each family; 3, and two more that are an external
+	// address and a cluster IP.
+	LoadBalancerIPs int
+	// LoadBalancers gives services load balancers' addresses, source ranges
+	// and health check node ports.
+	LoadBalancers bool
+	// Affinity gives services session affinity.
+	Affinity bool
 }
 
 func (o Options) filled() Options {
@@ -38,7 +46,7 @@ func (o Options) filled() Options {
 		value int
 	}{
 		{&o.Names, 12}, {&o.ClusterIPs, 12}, {&o.ExternalIPs, 4}, {&o.Ports, 4},
-		{&o.NodePorts, 4}, {&o.Endpoints, 6}, {&o.Nodes, 3},
+		{&o.NodePorts, 4}, {&o.Endpoints, 6}, {&o.Nodes, 3}, {&o.LoadBalancerIPs, 3},
 	} {
 		if *f.field == 0 {
 			*f.field = f.value
@@ -113,6 +121,15 @@ func Named(rng *rand.Rand, name service.Name, opts Options) *service.Service {
 	if len(s.Ports) == 1 && rng.IntN(2) == 0 {
 		s.Ports[0].Name = ""
 	}
+	if o.LoadBalancers {
+		s.LoadBalancerIPs, s.Sources = loadBalancerIPs(rng, s, o), sources(rng)
+		if s.ExternalPolicy == service.Local && rng.IntN(2) == 0 {
+			s.HealthCheckNodePort = uint16(32000 + rng.IntN(4))
+		}
+	}
+	if o.Affinity {
+		s.AffinityTimeout = affinityTimeout(rng)
+	}
 	return s
 }
 
@@ -162,10 +179,14 @@ func endpoint(rng *rand.Rand, o Options, format string) service.Endpoint {
 }
 
 // Mutate returns s with one small change, as a cluster makes them: an endpoint
-// comes, goes or changes its conditions, or a port loses or gains all of them.
+// comes, goes or changes its conditions, a port loses or gains all of them, or,
+// with the Options for it, something of the load balancer or affinity differs.
 func Mutate(rng *rand.Rand, s *service.Service, opts Options) *service.Service {
 	o := opts.filled()
 	next := *s
+	if mutateRarely(rng, &next, o) {
+		return &next
+	}
 	next.Ports = slices.Clone(s.Ports)
 	p := &next.Ports[rng.IntN(len(next.Ports))]
 	list := slices.Clone(p.Endpoints)
