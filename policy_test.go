@@ -82,7 +82,7 @@ func rules() []rule {
 		},
 		{
 			name: "the pure core runs no program and opens no socket", matches: prefixed("os/exec", "net/http", "syscall", "golang.org/x/sys/"),
-			allowed: []string{"nft/kernel", "watch", "cmd", "conntrack", "internal/health", "internal/metrics", "internal/hostaddr", "internal/testnet", "internal/cluster", "internal/nftcmd", "internal/demo", "bench"},
+			allowed: []string{"nft/kernel", "watch", "cmd", "conntrack", "internal/health", "internal/healthport", "internal/metrics", "internal/hostaddr", "internal/testnet", "internal/cluster", "internal/nftcmd", "internal/demo", "bench"},
 		},
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"nftproxy/conntrack"
 	"nftproxy/internal/health"
+	"nftproxy/internal/healthport"
 	"nftproxy/internal/hostaddr"
 	"nftproxy/internal/metrics"
 	"nftproxy/internal/proxy"
@@ -50,8 +51,14 @@ func (d *daemon) run(ctx context.Context) error {
 	})
 	var loop *proxy.Loop
 	judge := health.New(health.Config{Busy: func() time.Time { return loop.Busy() }, Answered: counts.CountHealth})
+	ports := healthport.New(healthport.Config{
+		NodePortAddresses: d.ruleset.NodePortAddresses,
+		Healthy:           func() bool { return judge.Status().Healthy },
+		Observe:           counts.ObserveHealthPorts,
+		Log:               d.log,
+	})
 	loop = proxy.New(d.loopConfig(), conn, ruleset.NewCompiler(d.ruleset).Compile,
-		d.syncLogger(), counts.Observe, judge.Observe, func(s proxy.Sync) {
+		d.syncLogger(), counts.Observe, judge.Observe, ports.Notify, func(s proxy.Sync) {
 			// One family's trouble is not to leave the other's entries behind.
 			// Where the program is not in force yet, an entry too many goes.
 			if s.InForce(nft.IPv4) || s.InForce(nft.IPv6) {
@@ -71,6 +78,7 @@ func (d *daemon) run(ctx context.Context) error {
 	})
 	group.Go(func() error { return loop.Run(ctx, mailbox) })
 	group.Go(func() error { return cleaner.Run(ctx) })
+	group.Go(func() error { return ports.Run(ctx) })
 	for _, server := range servers {
 		group.Go(func() error { return server.Run(ctx) })
 	}

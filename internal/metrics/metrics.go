@@ -40,6 +40,7 @@ type Metrics struct {
 	conntrackRemoved    *prometheus.CounterVec
 	conntrackScanned    prometheus.Counter
 	conntrackFailures   prometheus.Counter
+	healthListeners     *prometheus.GaugeVec
 	program             programSize
 }
 
@@ -152,6 +153,11 @@ func (m *Metrics) registerOwn(f promauto.Factory) {
 		Name: "nftproxy_conntrack_failures_total",
 		Help: "Passes over the conntrack table that were incomplete.",
 	})
+	m.healthListeners = f.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "nftproxy_health_check_listeners",
+		Help: "Listeners for the health check node ports of Services, one for each port and address: open, or failed and tried again.",
+	}, []string{"state"})
+	m.ObserveHealthPorts(0, 0)
 }
 
 // Observe counts one turn of the loop.
@@ -200,6 +206,13 @@ func (m *Metrics) ObserveConntrack(r conntrack.Run) {
 	if r.Err != nil {
 		m.conntrackFailures.Inc()
 	}
+}
+
+// ObserveHealthPorts takes note of how many listeners for health check node
+// ports there are, and how many cannot be had.
+func (m *Metrics) ObserveHealthPorts(open, failed int) {
+	m.healthListeners.WithLabelValues("open").Set(float64(open))
+	m.healthListeners.WithLabelValues("failed").Set(float64(failed))
 }
 
 // CountProblem counts something in an object of the kind that could not be

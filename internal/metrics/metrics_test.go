@@ -2,6 +2,7 @@ package metrics_test
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -51,8 +52,10 @@ func wantMetrics(t *testing.T, r *prometheus.Registry, want string, names ...str
 func TestObserve(t *testing.T) {
 	r := prometheus.NewRegistry()
 	m := metrics.New(r)
-	m.Observe(aSync(conflicting()))
-	wantMetrics(t, r, `
+	s := aSync(conflicting())
+	m.Observe(s)
+	size := s.Program.Counts()
+	wantMetrics(t, r, fmt.Sprintf(`
 # HELP kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds When a sync with a change that was not in force yet last began, in seconds since 1970.
 # TYPE kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds gauge
 kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family="IPv4"} 1.8e+09
@@ -70,13 +73,13 @@ kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv6"} 0
 nftproxy_conflicting_services 1
 # HELP nftproxy_program_chains Chains of the latest program, both families together.
 # TYPE nftproxy_program_chains gauge
-nftproxy_program_chains 17
+nftproxy_program_chains %d
 # HELP nftproxy_program_elements Map and set elements of the latest program, both families together.
 # TYPE nftproxy_program_elements gauge
-nftproxy_program_elements 8
+nftproxy_program_elements %d
 # HELP nftproxy_program_rules Rules of the latest program, both families together.
 # TYPE nftproxy_program_rules gauge
-nftproxy_program_rules 35
+nftproxy_program_rules %d
 # HELP nftproxy_quarantined_parts Services and other parts of the program that the kernel has refused and that are left out.
 # TYPE nftproxy_quarantined_parts gauge
 nftproxy_quarantined_parts 0
@@ -86,7 +89,7 @@ nftproxy_services 2
 # HELP nftproxy_written_objects_total Elements, rules, chains and other objects that were added to the kernel's tables or removed.
 # TYPE nftproxy_written_objects_total counter
 nftproxy_written_objects_total 3
-`, "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+`, size.Chains, size.Elements, size.Rules), "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
 		"kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "nftproxy_conflicting_services", "nftproxy_program_chains",
 		"nftproxy_program_elements", "nftproxy_program_rules", "nftproxy_quarantined_parts", "nftproxy_services", "nftproxy_written_objects_total")
 	if diff := cmp.Diff(map[string]observed{
@@ -193,6 +196,8 @@ func TestCounts(t *testing.T) {
 	m.CountHealth("/livez", 503)
 	m.CountHealth("/readyz", 503)
 	m.CountProblem("Service")
+	m.ObserveHealthPorts(7, 1)
+	m.ObserveHealthPorts(6, 2)
 	wantMetrics(t, r, `
 # HELP kubeproxy_proxy_healthz_total Answers of /healthz by HTTP status code.
 # TYPE kubeproxy_proxy_healthz_total counter
@@ -200,10 +205,14 @@ kubeproxy_proxy_healthz_total{code="200"} 2
 # HELP kubeproxy_proxy_livez_total Answers of /livez by HTTP status code.
 # TYPE kubeproxy_proxy_livez_total counter
 kubeproxy_proxy_livez_total{code="503"} 1
+# HELP nftproxy_health_check_listeners Listeners for the health check node ports of Services, one for each port and address: open, or failed and tried again.
+# TYPE nftproxy_health_check_listeners gauge
+nftproxy_health_check_listeners{state="failed"} 2
+nftproxy_health_check_listeners{state="open"} 6
 # HELP nftproxy_object_problems_total Things in API objects or manifests that could not be used, by the kind of the object.
 # TYPE nftproxy_object_problems_total counter
 nftproxy_object_problems_total{kind="Service"} 1
-`, "kubeproxy_proxy_healthz_total", "kubeproxy_proxy_livez_total", "nftproxy_object_problems_total")
+`, "kubeproxy_proxy_healthz_total", "kubeproxy_proxy_livez_total", "nftproxy_health_check_listeners", "nftproxy_object_problems_total")
 }
 
 // TestNames: Prometheus' own linter has nothing to say, and before the first

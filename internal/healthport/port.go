@@ -1,0 +1,121 @@
+package healthport
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"nftproxy/internal/service"
+)
+
+const (
+	// grace is how long requests may take that are under way when their port
+	// goes.
+	grace = 2 * time.Second
+	// headerTimeout is how long a client may take for its request.
+	headerTimeout = 10 * time.Second
+	// idleTimeout is how long a connection may wait for its next request; load
+	// balancers ask every few seconds.
+	idleTimeout = 2 * time.Minute
+)
+
+// listen opens a socket on one address, or on all of the address's family. It
+// does not ask whether the node has the address already (IP_FREEBIND): a new
+// IPv6 address cannot be bound while it is checked for duplicates, and the
+// Node's may be on its way to an interface.
+func listen(ctx context.Context, addr netip.AddrPort) (net.Listener, error) {
+	network, level, option := "tcp4", unix.SOL_IP, unix.IP_FREEBIND
+	if addr.Addr().Is6() {
+		network, level, option = "tcp6", unix.SOL_IPV6, unix.IPV6_FREEBIND
+	}
+	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var failed error
+		err := c.Control(func(fd uintptr) { failed = unix.SetsockoptInt(int(fd), level, option, 1) })
+		return errors.Join(err, failed)
+	}}
+	config.SetMultipathTCP(false) // Not every kernel lets such a socket bind freely.
+	return config.Listen(ctx, network, addr.String())
+}
+
+// port answers on one listener.
+type port struct {
+	answer  atomic.Pointer[answer]
+	healthy func() bool
+	server  *http.Server
+	// served is closed when the listener is.
+	served chan struct{}
+}
+
+// open starts to answer; broken is called if the listener ends by itself.
+func open(l net.Listener, a answer, healthy func() bool, log *slog.Logger, broken func(*port, error)) *port {
+	p := &port{healthy: healthy, served: make(chan struct{})}
+	p.answer.Store(&a)
+	p.server = &http.Server{
+		Handler:                      p,
+		DisableGeneralOptionsHandler: true,
+		ReadHeaderTimeout:            headerTimeout,
+		IdleTimeout:                  idleTimeout,
+		ErrorLog:                     slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+	go func() {
+		err := p.server.Serve(l)
+		close(p.served)
+		if !errors.Is(err, http.ErrServerClosed) {
+			broken(p, err)
+		}
+	}()
+	return p
+}
+
+// close frees the address before it returns; done is called when the requests
+// that were under way have ended too.
+func (p *port) close(done func()) {
+	go func() {
+		defer done()
+		ctx, cancel := context.WithTimeout(context.Background(), grace)
+		defer cancel()
+		if p.server.Shutdown(ctx) != nil {
+			_ = p.server.Close()
+		}
+	}()
+	<-p.served
+}
+
+// body is the answer as kube-proxy v1.36 has it.
+type body struct {
+	Service             serviceBody `json:"service"`
+	LocalEndpoints      int         `json:"localEndpoints"`
+	ServiceProxyHealthy bool        `json:"serviceProxyHealthy"`
+}
+
+type serviceBody struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+}
+
+// ServeHTTP answers whatever the path and the method: 200 if the node has
+// endpoints of its own and the proxy works, else 503.
+func (p *port) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	a, healthy := p.answer.Load(), p.healthy()
+	code := http.StatusServiceUnavailable
+	if a.local > 0 && healthy {
+		code = http.StatusOK
+	}
+	namespace, name := service.Name.Split(a.service)
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(a.local))
+	w.WriteHeader(code)
+	// An error here is the client's going away.
+	_ = json.NewEncoder(w).Encode(body{serviceBody{namespace, name}, a.local, healthy})
+}
