@@ -1,7 +1,6 @@
 package ruleset
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -89,10 +88,10 @@ func byNodePort() entrance {
 // externalLocalChain serves external policy Local: pods and the node itself
 // may use every endpoint, everybody else those on this node. Where there is
 // none, the packet is dropped, so that a load balancer looks elsewhere.
-func (e entrance) externalLocalChain(cfg *Config, f nft.Family) *nft.Chain {
+func (e entrance) externalLocalChain(cfg *Config, p pods) *nft.Chain {
 	cluster := nft.VMap{Key: e.key, Map: e.cluster}
 	var rules []nft.Rule
-	if pods, ok := cfg.pods(f, false); ok {
+	if pods, ok := p.match(false); ok {
 		rules = append(rules, nft.Rule{pods, cluster})
 	}
 	return &nft.Chain{Name: e.external, Rules: append(rules,
@@ -149,10 +148,8 @@ func sourceRangesChain() *nft.Chain {
 }
 
 // fixedChains are the chains that depend on the configuration only.
-func fixedChains(cfg *Config, f nft.Family) []*nft.Chain {
+func fixedChains(cfg *Config) []*nft.Chain {
 	return []*nft.Chain{
-		byAddress().externalLocalChain(cfg, f),
-		byNodePort().externalLocalChain(cfg, f),
 		sourceRangesChain(),
 		{Name: prerouting, Hook: &nft.Hook{Name: nft.Prerouting, Priority: priorityDstnat}, Rules: []nft.Rule{{jump(dispatch)}}},
 		{Name: output, Hook: &nft.Hook{Name: nft.Output, Priority: priorityDstnat}, Rules: []nft.Rule{{jump(dispatch)}}},
@@ -219,71 +216,3 @@ func loopback(f nft.Family) netip.Prefix {
 }
 
 func jump(chain string) nft.Verdict { return nft.Verdict{Code: nft.Jump, Chain: chain} }
-
-// masquerading says which connections of a shared chain are masqueraded.
-type masquerading uint8
-
-const (
-	// fromOutside masquerades what does not come from the cluster's pods.
-	fromOutside masquerading = iota
-	always
-	// never keeps the client's address, which is what external policy Local is
-	// asked for.
-	never
-)
-
-// sharedChain is what a chain depends on that services with the same number of
-// endpoints share; its name says it all. Chains of localEndpoints never
-// masquerade, and no others do not.
-type sharedChain struct {
-	entrance   entrance
-	endpoints  int
-	masquerade masquerading
-}
-
-func (s sharedChain) name() string {
-	switch {
-	case s.endpoints == 0:
-		return refuse
-	case s.masquerade == never:
-		return fmt.Sprintf("%slocal-endpoints-%d", s.entrance.chains, s.endpoints)
-	case s.masquerade == always:
-		return fmt.Sprintf("%sendpoints-%d-masquerade", s.entrance.chains, s.endpoints)
-	}
-	return fmt.Sprintf("%sendpoints-%d", s.entrance.chains, s.endpoints)
-}
-
-// pool is the map that has the chain's endpoints.
-func (s sharedChain) pool() string {
-	if s.masquerade == never {
-		return s.entrance.localEndpoints
-	}
-	return s.entrance.endpoints
-}
-
-// chain builds the shared chain. Maps and rules change in one transaction, but
-// a packet in between two lookups may see the old count and the new endpoints:
-// then index 0, which is there as long as there is any endpoint, takes it; and
-// where there is none, it must not leave the node as it came.
-func (s sharedChain) chain(cfg *Config, f nft.Family) *nft.Chain {
-	rules := s.marking(cfg, f)
-	dnat := nft.DNAT{Key: s.entrance.key, Mod: uint32(s.endpoints), Map: s.pool()}
-	rules = append(rules, nft.Rule{dnat})
-	if s.endpoints > 1 {
-		dnat.Mod = 1
-		rules = append(rules, nft.Rule{dnat})
-	}
-	return &nft.Chain{Name: s.name(), Rules: append(rules, nft.Rule{nft.Verdict{Code: nft.Drop}})}
-}
-
-// marking is the rule that marks what is to be masqueraded, if there is one.
-func (s sharedChain) marking(cfg *Config, f nft.Family) []nft.Rule {
-	mark := nft.SetMark{Mask: cfg.mark()}
-	switch others, ok := cfg.pods(f, true); {
-	case s.masquerade == always:
-		return []nft.Rule{{mark}}
-	case s.masquerade == fromOutside && ok:
-		return []nft.Rule{{others, mark}}
-	}
-	return nil
-}

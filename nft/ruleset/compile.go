@@ -99,8 +99,10 @@ type tableCompiler struct {
 	parts  treap.Map[string, *nft.Part]
 	// node is what local endpoints are compared with.
 	node *service.Node
-	// users counts the elements that point to each shared chain.
-	users map[string]int
+	// pods is how they are told at present.
+	pods pods
+	// shared are the shared chains in use, by name.
+	shared map[string]*use
 	// local holds the local endpoint addresses of each service that has any,
 	// and locals counts the services of each address.
 	local  map[service.Name][]netip.Addr
@@ -110,14 +112,21 @@ type tableCompiler struct {
 func newTableCompiler(cfg Config, f nft.Family) *tableCompiler {
 	t := &tableCompiler{
 		cfg: cfg, family: f, sets: sets(),
-		users:  map[string]int{},
+		shared: map[string]*use{},
 		local:  map[service.Name][]netip.Addr{},
 		locals: map[netip.Addr]int{},
 	}
-	for _, chain := range fixedChains(&cfg, f) {
+	for _, chain := range fixedChains(&cfg) {
 		t.chains = t.chains.Set(chain.Name, chain)
 	}
+	t.setPods(pods{})
 	return t
+}
+
+// use is a shared chain and the number of elements that point to it.
+type use struct {
+	chain    sharedChain
+	elements int
 }
 
 func (t *tableCompiler) program() *nft.Table {
@@ -131,6 +140,9 @@ const nodePart = "node"
 // setNode compiles what is not about single services.
 func (t *tableCompiler) setNode(s service.Snapshot) {
 	t.node = s.Node
+	if p := t.cfg.pods(t.family, s.Node); p != t.pods {
+		t.setPods(p)
+	}
 	t.chains = t.chains.Set(dispatch, dispatchChain(&t.cfg, t.family, s))
 	addrs, _ := t.cfg.NodePortAddresses.On(s.Node, t.family == nft.IPv6)
 	if len(addrs) == 0 {
@@ -144,6 +156,19 @@ func (t *tableCompiler) setNode(s service.Snapshot) {
 	t.parts = t.parts.Set(nodePart, nft.NewPart(elements, nil))
 }
 
+// setPods builds the chains that tell pods from others.
+func (t *tableCompiler) setPods(p pods) {
+	t.pods = p
+	for _, e := range []entrance{byAddress(), byNodePort()} {
+		t.chains = t.chains.Set(e.external, e.externalLocalChain(&t.cfg, p))
+	}
+	for name, u := range t.shared {
+		if u.chain.tellsPods() {
+			t.chains = t.chains.Set(name, u.chain.chain(&t.cfg, p))
+		}
+	}
+}
+
 // setService compiles one service of the snapshot, or takes it away where the
 // snapshot has none of the name.
 func (t *tableCompiler) setService(name service.Name, s service.Snapshot) {
@@ -154,8 +179,9 @@ func (t *tableCompiler) setService(name service.Name, s service.Snapshot) {
 		c := serviceCompiler{cfg: &t.cfg, svc: svc, lost: s.Conflicts.At(name), node: t.node, family: t.family, chains: map[string]sharedChain{}}
 		part, local = c.compile()
 		for name, chain := range c.chains {
-			if t.users[name] == 0 {
-				t.chains = t.chains.Set(name, chain.chain(&t.cfg, t.family))
+			if t.shared[name] == nil {
+				t.shared[name] = &use{chain: chain}
+				t.chains = t.chains.Set(name, chain.chain(&t.cfg, t.pods))
 			}
 		}
 	}
@@ -181,8 +207,9 @@ func (t *tableCompiler) count(part *nft.Part, by int) {
 		if chain == "" || fixed(chain) {
 			continue
 		}
-		if t.users[chain] += by; t.users[chain] == 0 {
-			delete(t.users, chain)
+		u := t.shared[chain]
+		if u.elements += by; u.elements == 0 {
+			delete(t.shared, chain)
 			t.chains = t.chains.Delete(chain)
 		}
 	}

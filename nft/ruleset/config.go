@@ -22,8 +22,11 @@ type Config struct {
 	// first of each family counts; traffic from elsewhere to a cluster IP is
 	// masqueraded. Without one of a family nothing is, in that family.
 	ClusterCIDRs []netip.Prefix
+	// NodeCIDR takes the ranges that the snapshot's node has for its pods
+	// instead, again the first of each family.
+	NodeCIDR bool
 	// PodInterface, if it has a name, says where pods' traffic comes in; then
-	// it decides what is masqueraded, and ClusterCIDRs do not.
+	// it decides what is masqueraded, and ranges do not.
 	PodInterface Interface
 	// MasqueradeAll masquerades everything that goes to a cluster IP.
 	MasqueradeAll bool
@@ -49,16 +52,36 @@ const (
 
 func (c *Config) mark() uint32 { return 1 << c.MasqueradeBit }
 
-// pods matches traffic of the cluster's pods or, with not, all other; false
-// means that nobody said how to tell.
-func (c *Config) pods(f nft.Family, not bool) (nft.Statement, bool) {
-	if i := c.PodInterface; i.Name != "" {
-		return nft.MatchInput{Not: not, Name: i.Name, Prefix: i.Prefix}, true
+// pods says how to tell pods in one family. The zero value is that nobody can.
+type pods struct {
+	in   Interface
+	from netip.Prefix
+}
+
+func (c *Config) pods(f nft.Family, node *service.Node) pods {
+	if c.PodInterface.Name != "" {
+		return pods{in: c.PodInterface}
 	}
-	for _, p := range c.ClusterCIDRs {
+	ranges := c.ClusterCIDRs
+	if c.NodeCIDR {
+		ranges = node.PodCIDRs
+	}
+	for _, p := range ranges {
 		if p.Addr().Is6() == (f == nft.IPv6) {
-			return nft.MatchAddr{Field: nft.Saddr, Not: not, Prefix: p.Masked()}, true
+			return pods{from: p.Masked()}
 		}
+	}
+	return pods{}
+}
+
+// match matches what pods send or, with not, what everybody else does; false
+// means that they cannot be told.
+func (p pods) match(not bool) (nft.Statement, bool) {
+	switch {
+	case p.in.Name != "":
+		return nft.MatchInput{Not: not, Name: p.in.Name, Prefix: p.in.Prefix}, true
+	case p.from.IsValid():
+		return nft.MatchAddr{Field: nft.Saddr, Not: not, Prefix: p.from}, true
 	}
 	return nil, false
 }

@@ -72,6 +72,8 @@ func config(t *testing.T, text string) ruleset.Config {
 			cfg.PodInterface = ruleset.Interface{Name: name, Prefix: prefix}
 		case "no-cluster-cidr":
 			cfg.ClusterCIDRs = nil
+		case "node-cidr":
+			cfg.NodeCIDR = true
 		case "masquerade-all":
 			cfg.MasqueradeAll = true
 		default:
