@@ -78,6 +78,21 @@ func parseAddr(text string) (netip.Addr, error) {
 	return addr, nil
 }
 
+// parseCIDR reads a range as kube-proxy does, with leading zeros and with bits
+// behind its length; IPv4 in IPv6 clothes is IPv4.
+func parseCIDR(text string) (netip.Prefix, error) {
+	_, ipnet, err := netutils.ParseCIDRSloppy(text)
+	if err != nil {
+		return netip.Prefix{}, &ValueError{Value: text, Reason: "not a CIDR"}
+	}
+	addr, _ := netip.AddrFromSlice(ipnet.IP)
+	bits, _ := ipnet.Mask.Size()
+	if addr.Is4In6() && bits >= 96 {
+		addr, bits = addr.Unmap(), bits-96
+	}
+	return netip.PrefixFrom(addr, bits), nil
+}
+
 // family is the API's name for the family of an address.
 func family(a netip.Addr) corev1.IPFamily {
 	if a.Is6() {

@@ -18,12 +18,12 @@ func convertCIDR(c *networkingv1.ServiceCIDR) *cidrObject {
 	object := &cidrObject{identity: identify(&c.ObjectMeta)}
 	p := problemsOf("ServiceCIDR", &c.ObjectMeta)
 	for i, text := range c.Spec.CIDRs {
-		cidr, err := netip.ParsePrefix(text)
+		cidr, err := parseCIDR(text)
 		if err != nil {
-			p.value(item("spec.cidrs", i), text, "not a CIDR")
+			p.add(item("spec.cidrs", i), err)
 			continue
 		}
-		object.cidrs = append(object.cidrs, cidr.Masked())
+		object.cidrs = append(object.cidrs, cidr)
 	}
 	object.problems = p.all()
 	return object

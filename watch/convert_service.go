@@ -35,10 +35,14 @@ func convertService(s *corev1.Service) *serviceObject {
 	p := problemsOf("Service", &s.ObjectMeta)
 	part := &service.Service{Name: object.name(), Created: s.CreationTimestamp.UTC()}
 	part.ClusterIPs = clusterIPs(&s.Spec, p)
-	part.ExternalIPs = externalAddresses(s, p)
+	part.ExternalIPs = externalIPs(&s.Spec, p)
+	part.LoadBalancerIPs = loadBalancerIPs(s, p)
+	part.Sources = sources(&s.Spec, part.LoadBalancerIPs, p)
 	part.Ports = servicePorts(s.Spec.Ports, p)
 	part.InternalPolicy = internalPolicy(&s.Spec, p)
 	part.ExternalPolicy = externalPolicy(&s.Spec, p)
+	part.AffinityTimeout = affinityTimeout(&s.Spec, p)
+	part.HealthCheckNodePort = healthCheckNodePort(&s.Spec, part.ExternalPolicy, p)
 	object.part, object.problems = part, p.all()
 	return object
 }
@@ -80,33 +84,33 @@ func clusterIPs(spec *corev1.ServiceSpec, p *problemList) []netip.Addr {
 	return addrs
 }
 
-// externalAddresses are those of spec.externalIPs and of the load balancers
-// that deliver packets with their own address as destination (KEP-1860),
-// without duplicates and of the families that the service has. One of another
-// family has no cluster IP beside it, which kube-proxy takes for a service that
-// does not exist in that family.
-func externalAddresses(s *corev1.Service, p *problemList) []netip.Addr {
-	var addrs []netip.Addr
-	add := func(field, text string) {
-		addr, err := parseAddr(text)
-		switch {
-		case err != nil:
-			p.add(field, err)
-		case !hasFamily(&s.Spec, family(addr)):
-			p.value(field, text, "the service has no "+string(family(addr))+" cluster IP")
-		case !slices.Contains(addrs, addr):
-			addrs = append(addrs, addr)
-		}
+func externalIPs(spec *corev1.ServiceSpec, p *problemList) []netip.Addr {
+	addrs := addressList{spec: spec, problems: p}
+	for i, text := range spec.ExternalIPs {
+		addrs.add(item("spec.externalIPs", i), text)
 	}
-	for i, text := range s.Spec.ExternalIPs {
-		add(item("spec.externalIPs", i), text)
+	return addrs.list
+}
+
+// addressList is external addresses without duplicates and of the families that
+// the service has. One of another family has no cluster IP beside it, which
+// kube-proxy takes for a service that does not exist in that family.
+type addressList struct {
+	spec     *corev1.ServiceSpec
+	problems *problemList
+	list     []netip.Addr
+}
+
+func (l *addressList) add(field, text string) {
+	addr, err := parseAddr(text)
+	switch {
+	case err != nil:
+		l.problems.add(field, err)
+	case !hasFamily(l.spec, family(addr)):
+		l.problems.value(field, text, "the service has no "+string(family(addr))+" cluster IP")
+	case !slices.Contains(l.list, addr):
+		l.list = append(l.list, addr)
 	}
-	for i, ingress := range s.Status.LoadBalancer.Ingress {
-		if ingress.IP != "" && (ingress.IPMode == nil || *ingress.IPMode == corev1.LoadBalancerIPModeVIP) {
-			add(item("status.loadBalancer.ingress", i)+".ip", ingress.IP)
-		}
-	}
-	return addrs
 }
 
 // internalPolicy is Cluster where nothing is said.

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"unique"
 
-	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"nftproxy/internal/service"
@@ -207,41 +206,4 @@ func endpointPort(port *discoveryv1.EndpointPort, field string, p *problemList) 
 		return key, 0, false
 	}
 	return key, number, true
-}
-
-// nodeObject is what is kept of a Node.
-type nodeObject struct {
-	identity
-	zone      string
-	addresses []netip.Addr
-	problems  []Problem
-}
-
-// convertNode keeps a Node's zone, its InternalIPs and then its ExternalIPs, each in the
-// object's order.
-func convertNode(n *corev1.Node) *nodeObject {
-	object := &nodeObject{identity: identify(&n.ObjectMeta)}
-	p := problemsOf("Node", &n.ObjectMeta)
-	object.zone = n.Labels[corev1.LabelTopologyZone]
-	if err := checkName(object.zone); err != nil {
-		p.add("metadata.labels["+corev1.LabelTopologyZone+"]", err)
-		object.zone = ""
-	}
-	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
-		for i, a := range n.Status.Addresses {
-			if a.Type != kind {
-				continue
-			}
-			addr, err := parseAddr(a.Address)
-			if err != nil {
-				p.add(item("status.addresses", i)+".address", err)
-				continue
-			}
-			if !slices.Contains(object.addresses, addr) {
-				object.addresses = append(object.addresses, addr)
-			}
-		}
-	}
-	object.problems = p.all()
-	return object
 }

@@ -210,7 +210,7 @@ func (d *document) decode(data []byte, itemKind string) {
 	}
 	key := keyOf(h.Kind, h.Metadata.Namespace, h.Metadata.Name)
 	switch h.Kind {
-	case "List", "ServiceList", "EndpointSliceList", "NodeList":
+	case "List", "ServiceList", "EndpointSliceList", "NodeList", "ServiceCIDRList":
 		for i, data := range h.Items {
 			n := len(d.problems)
 			d.decode(data, strings.TrimSuffix(h.Kind, "List"))

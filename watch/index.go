@@ -175,20 +175,21 @@ func (ix *index) setCIDRs() {
 	ix.builder.SetServiceCIDRs(all)
 }
 
-// setNode takes the addresses of this node and ignores the others.
+// setNode takes what this node's object says and ignores the others.
 func (ix *index) setNode(n *nodeObject) {
-	node := *ix.builder.Snapshot().Node
-	if n.Name != node.Name {
+	last := ix.builder.Snapshot().Node
+	if n.Name != last.Name {
 		return
 	}
 	ix.report(ix.nodeProblems, n.problems)
 	ix.hasNode, ix.nodeProblems = true, n.problems
-	node.Addresses, node.Zone = n.addresses, n.zone
+	node := n.facts
+	node.HostAddresses = last.HostAddresses
 	ix.builder.SetNode(node)
 }
 
-// deleteNode leaves the addresses as they are: that the Node object went away
-// does not take them off the node's interfaces.
+// deleteNode leaves everything as it was: that the Node object went away does
+// not take its addresses off the node's interfaces.
 func (ix *index) deleteNode(name service.Name) {
 	if ix.hasNode && slices.Contains(ix.nodeNames(), name) {
 		ix.hasNode, ix.nodeProblems = false, nil

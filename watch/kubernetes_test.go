@@ -109,7 +109,7 @@ func (o *observer) awaitProblem(matches func(Problem) bool) Problem {
 }
 
 const (
-	textNode = "node node-0\n  address 192.168.0.2\n"
+	textNode = "node node-0\n  eligible\n  address 192.168.0.2\n"
 	textSvc0 = `service ns-0/svc-0 created 2026-01-01T00:00:00Z
   cluster-ip 172.30.0.0
   port http tcp 80
@@ -269,7 +269,7 @@ func TestHostAddresses(t *testing.T) {
 	done := make(chan struct{})
 	for range 4 {
 		go func() {
-			o.SetHostAddresses(convertNode(node("192.168.0.9")).addresses)
+			o.SetHostAddresses(convertNode(node("192.168.0.9")).facts.Addresses)
 			done <- struct{}{}
 		}()
 	}

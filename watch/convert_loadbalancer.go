@@ -1,0 +1,102 @@
+package watch
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"nftproxy/internal/service"
+)
+
+// loadBalancerIPs are the addresses of the load balancers that deliver packets
+// with their own address as destination (KEP-1860).
+func loadBalancerIPs(s *corev1.Service, p *problemList) []netip.Addr {
+	addrs := addressList{spec: &s.Spec, problems: p}
+	for i, ingress := range s.Status.LoadBalancer.Ingress {
+		if ingress.IP != "" && (ingress.IPMode == nil || *ingress.IPMode == corev1.LoadBalancerIPModeVIP) {
+			addrs.add(item("status.loadBalancer.ingress", i)+".ip", ingress.IP)
+		}
+	}
+	return addrs.list
+}
+
+// sources are nil where no range is given. A blank entry is none, a bad one
+// lets nobody in but closes the addresses all the same: who lists ranges means
+// to keep somebody out. kube-proxy leaves a family open that no range is of.
+func sources(spec *corev1.ServiceSpec, balancers []netip.Addr, p *problemList) *service.Sources {
+	const field = "spec.loadBalancerSourceRanges"
+	var ranges []netip.Prefix
+	given := false
+	for i, text := range spec.LoadBalancerSourceRanges {
+		text = strings.TrimSpace(text)
+		if text == "" {
+			continue
+		}
+		given = true
+		r, err := parseCIDR(text)
+		if err != nil {
+			p.add(item(field, i), err)
+			continue
+		}
+		ranges = append(ranges, r)
+	}
+	if !given {
+		return nil
+	}
+	list := service.NewSources(ranges)
+	for _, f := range []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol} {
+		some, all := list.Of(f == corev1.IPv6Protocol)
+		closed := len(some) == 0 && !all
+		if closed && slices.ContainsFunc(balancers, func(a netip.Addr) bool { return family(a) == f }) {
+			p.add(field, fmt.Errorf("no valid %s range: the load balancer's %s addresses are closed to everybody", f, f))
+		}
+	}
+	return list
+}
+
+// affinityTimeout is 0 without session affinity. A time-out that is missing or
+// below a second is the API's default, one over a day (the API's limit) a day.
+func affinityTimeout(spec *corev1.ServiceSpec, p *problemList) time.Duration {
+	switch spec.SessionAffinity {
+	case "", corev1.ServiceAffinityNone:
+		return 0
+	case corev1.ServiceAffinityClientIP:
+	default:
+		p.value("spec.sessionAffinity", string(spec.SessionAffinity), "not None or ClientIP; None is in force")
+		return 0
+	}
+	const most = corev1.DefaultClientIPServiceAffinitySeconds * 8 // 86,400 (API documentation of ClientIPConfig)
+	seconds := corev1.DefaultClientIPServiceAffinitySeconds
+	if c := spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
+		const field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds"
+		given := *c.ClientIP.TimeoutSeconds
+		switch {
+		case given < 1:
+			p.value(field, strconv.Itoa(int(given)), fmt.Sprintf("not in 1 to %d; %d is in force", most, seconds))
+		case given > most:
+			p.value(field, strconv.Itoa(int(given)), fmt.Sprintf("not in 1 to %d; %d is in force", most, most))
+			seconds = most
+		default:
+			seconds = given
+		}
+	}
+	return time.Duration(seconds) * time.Second
+}
+
+// healthCheckNodePort is 0 for none. It counts for load balancers with policy
+// Local only, for others it is a left-over.
+func healthCheckNodePort(spec *corev1.ServiceSpec, external service.TrafficPolicy, p *problemList) uint16 {
+	if spec.Type != corev1.ServiceTypeLoadBalancer || external != service.Local {
+		return 0
+	}
+	port, err := parsePort(spec.HealthCheckNodePort)
+	if err != nil {
+		p.add("spec.healthCheckNodePort", err)
+	}
+	return port
+}

@@ -1,0 +1,88 @@
+package watch
+
+import (
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"nftproxy/internal/service"
+)
+
+// taintToBeDeleted is the key of the taint that the cluster autoscaler gives a
+// node before it takes the machine away.
+const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
+
+// nodeObject is what is kept of a Node.
+type nodeObject struct {
+	identity
+	// facts are what the Node says, in a service.Node without host addresses.
+	facts    service.Node
+	problems []Problem
+}
+
+// convertNode keeps a Node's zone, whether it is to stay, its pods' ranges, and
+// its InternalIPs and then its ExternalIPs, all in the object's order.
+func convertNode(n *corev1.Node) *nodeObject {
+	object := &nodeObject{identity: identify(&n.ObjectMeta)}
+	p := problemsOf("Node", &n.ObjectMeta)
+	zone := n.Labels[corev1.LabelTopologyZone]
+	if err := checkName(zone); err != nil {
+		p.add("metadata.labels["+corev1.LabelTopologyZone+"]", err)
+		zone = ""
+	}
+	object.facts = service.Node{Name: n.Name, Zone: zone, Eligible: eligible(n), PodCIDRs: podCIDRs(&n.Spec, p), Addresses: nodeAddresses(n, p)}
+	object.problems = p.all()
+	return object
+}
+
+// eligible says whether load balancers may choose the node (KEP-3836).
+func eligible(n *corev1.Node) bool {
+	return n.DeletionTimestamp == nil &&
+		!slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == taintToBeDeleted })
+}
+
+func nodeAddresses(n *corev1.Node, p *problemList) []netip.Addr {
+	var addrs []netip.Addr
+	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
+		for i, a := range n.Status.Addresses {
+			if a.Type != kind {
+				continue
+			}
+			addr, err := parseAddr(a.Address)
+			if err != nil {
+				p.add(item("status.addresses", i)+".address", err)
+				continue
+			}
+			if !slices.Contains(addrs, addr) {
+				addrs = append(addrs, addr)
+			}
+		}
+	}
+	return addrs
+}
+
+// podCIDRs are those of spec.podCIDRs; where there are none, spec.podCIDR is
+// what one had before dual-stack.
+func podCIDRs(spec *corev1.NodeSpec, p *problemList) []netip.Prefix {
+	if len(spec.PodCIDRs) == 0 && spec.PodCIDR != "" {
+		cidr, err := parseCIDR(spec.PodCIDR)
+		if err != nil {
+			p.add("spec.podCIDR", err)
+			return nil
+		}
+		return []netip.Prefix{cidr}
+	}
+	var list []netip.Prefix
+	for i, text := range spec.PodCIDRs {
+		cidr, err := parseCIDR(text)
+		if err != nil {
+			p.add(item("spec.podCIDRs", i), err)
+			continue
+		}
+		if !slices.Contains(list, cidr) {
+			list = append(list, cidr)
+		}
+	}
+	return list
+}
