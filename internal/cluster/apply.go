@@ -9,11 +9,14 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/discovery"
@@ -32,44 +35,124 @@ const fieldManager = "cluster"
 // `kubectl apply --server-side --force-conflicts` does. A manifest may have several documents, and lists; an object
 // without a namespace goes to default. It stops at the first object that is refused, and names it.
 func (c *Cluster) Apply(ctx context.Context, manifests ...string) error {
-	disco, err := discovery.NewDiscoveryClientForConfig(c.clientCfg)
-	if err != nil {
-		return fmt.Errorf("apply: %w", err)
+	return c.each("apply", manifests, func(resource dynamic.ResourceInterface, object *unstructured.Unstructured) error {
+		_, err := resource.Apply(ctx, object.GetName(), object, metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
+		return err
+	})
+}
+
+// Replace makes the objects of manifests what these say, by create or update as `kubectl replace --force=false` does, and
+// then those of kinds whose status others write, Services and Nodes, by the status subresource. What the API server
+// allocates stays.
+func (c *Cluster) Replace(ctx context.Context, manifests ...string) error {
+	return c.each("replace", manifests, func(resource dynamic.ResourceInterface, object *unstructured.Unstructured) error {
+		return replaceObject(ctx, resource, object)
+	})
+}
+
+func replaceObject(ctx context.Context, resource dynamic.ResourceInterface, object *unstructured.Unstructured) error {
+	live, err := resource.Get(ctx, object.GetName(), metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		live, err = resource.Create(ctx, object, metav1.CreateOptions{FieldManager: fieldManager})
+	case err == nil:
+		object = object.DeepCopy()
+		object.SetResourceVersion(live.GetResourceVersion())
+		live, err = resource.Update(ctx, object, metav1.UpdateOptions{FieldManager: fieldManager})
 	}
-	client, err := dynamic.NewForConfig(c.clientCfg)
-	if err != nil {
-		return fmt.Errorf("apply: %w", err)
+	if err != nil || object.GetKind() != "Service" && object.GetKind() != "Node" {
+		return err
 	}
-	mapper := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(disco))
+	status, found := object.Object["status"]
+	if !found {
+		status = map[string]any{}
+	}
+	if equality.Semantic.DeepEqual(live.Object["status"], status) {
+		return nil
+	}
+	live.Object["status"] = status
+	_, err = resource.UpdateStatus(ctx, live, metav1.UpdateOptions{FieldManager: fieldManager})
+	return err
+}
+
+// Delete deletes the objects that manifests name, at once: their finalizers are not waited for.
+func (c *Cluster) Delete(ctx context.Context, manifests ...string) error {
+	return c.each("delete", manifests, func(resource dynamic.ResourceInterface, object *unstructured.Unstructured) error {
+		now := int64(0)
+		if err := resource.Delete(ctx, object.GetName(), metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
+			return err
+		}
+		_, err := resource.Patch(ctx, object.GetName(), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`),
+			metav1.PatchOptions{FieldManager: fieldManager})
+		if apierrors.IsNotFound(err) {
+			return nil // it had none
+		}
+		return err
+	})
+}
+
+// each calls do with every object of manifests and the API's way to it. The error names the object.
+func (c *Cluster) each(verb string, manifests []string, do func(dynamic.ResourceInterface, *unstructured.Unstructured) error) error {
+	r, err := c.resources()
+	if err != nil {
+		return fmt.Errorf("%s: %w", verb, err)
+	}
 	for i, manifest := range manifests {
 		objects, err := decode(manifest)
 		if err != nil {
-			return fmt.Errorf("apply manifest %d: %w", i+1, err)
+			return fmt.Errorf("%s manifest %d: %w", verb, i+1, err)
 		}
 		for _, object := range objects {
-			if err := applyObject(ctx, client, mapper, object); err != nil {
-				return fmt.Errorf("apply %s %s/%s: %w", object.GetKind(), object.GetNamespace(), object.GetName(), err)
+			resource, err := r.of(object)
+			if err == nil {
+				err = do(resource, object)
+			}
+			if err != nil {
+				return fmt.Errorf("%s %s %s/%s: %w", verb, object.GetKind(), object.GetNamespace(), object.GetName(), err)
 			}
 		}
 	}
 	return nil
 }
 
-func applyObject(ctx context.Context, client dynamic.Interface, mapper meta.RESTMapper, object *unstructured.Unstructured) error {
-	kind := object.GroupVersionKind()
-	mapping, err := mapper.RESTMapping(kind.GroupKind(), kind.Version)
+// resources finds the API's way to objects of any kind, and remembers the kinds.
+type resources struct {
+	client dynamic.Interface
+	mapper meta.RESTMapper
+}
+
+func (c *Cluster) resources() (*resources, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.known != nil {
+		return c.known, nil
+	}
+	disco, err := discovery.NewDiscoveryClientForConfig(c.clientCfg)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var resource dynamic.ResourceInterface = client.Resource(mapping.Resource)
-	if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
-		if object.GetNamespace() == "" {
-			object.SetNamespace(metav1.NamespaceDefault)
-		}
-		resource = client.Resource(mapping.Resource).Namespace(object.GetNamespace())
+	client, err := dynamic.NewForConfig(c.clientCfg)
+	if err != nil {
+		return nil, err
 	}
-	_, err = resource.Apply(ctx, object.GetName(), object, metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
-	return err
+	c.known = &resources{client, restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(disco))}
+	return c.known, nil
+}
+
+// of gives an object that needs a namespace and has none that of the name default.
+func (r *resources) of(object *unstructured.Unstructured) (dynamic.ResourceInterface, error) {
+	kind := object.GroupVersionKind()
+	mapping, err := r.mapper.RESTMapping(kind.GroupKind(), kind.Version)
+	if err != nil {
+		return nil, err
+	}
+	if mapping.Scope.Name() != meta.RESTScopeNameNamespace {
+		return r.client.Resource(mapping.Resource), nil
+	}
+	if object.GetNamespace() == "" {
+		object.SetNamespace(metav1.NamespaceDefault)
+	}
+	return r.client.Resource(mapping.Resource).Namespace(object.GetNamespace()), nil
 }
 
 // decode splits a manifest into its objects. Documents that hold nothing but comments do not count.

@@ -85,6 +85,7 @@ type Cluster struct {
 	mu        sync.Mutex
 	processes map[string]*process // by component; guarded by mu
 	stopped   bool                // guarded by mu
+	known     *resources          // nil before it is asked for; guarded by mu
 }
 
 // ports are the TCP ports of one control plane, free when it started.

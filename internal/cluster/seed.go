@@ -3,11 +3,7 @@ package cluster
 import (
 	"bytes"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"net/netip"
 	"time"
 
@@ -34,8 +30,8 @@ const seedConnections = 16
 // node ports, and its namespace must exist. Managed fields are not there. An object that exists already is an error;
 // those before it may have been written.
 func (c *Cluster) Seed(ctx context.Context, objects ...runtime.Object) error {
-	client := &http.Client{Transport: &http.Transport{DialContext: c.ns.dial, MaxIdleConnsPerHost: seedConnections}}
-	defer client.CloseIdleConnections()
+	client := c.newEtcdClient()
+	defer client.close()
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(seedConnections)
 	for _, object := range objects {
@@ -46,7 +42,7 @@ func (c *Cluster) Seed(ctx context.Context, objects ...runtime.Object) error {
 		// In order: nobody must see a service whose addresses another one could still get.
 		group.Go(func() error {
 			for _, e := range entries {
-				if err := c.putNew(ctx, client, e); err != nil {
+				if err := client.putNew(ctx, e); err != nil {
 					return fmt.Errorf("seed %s: %w", e.key, err)
 				}
 			}
@@ -134,6 +130,9 @@ func complete(m *metav1.ObjectMeta) {
 	m.CreationTimestamp = metav1.NewTime(time.Now().Truncate(time.Second))
 }
 
+// registry is where the API server keeps its objects in etcd.
+const registry = "/registry/"
+
 // encode writes an object as the API server does by default: in protobuf, with an envelope that names its type.
 func encode(key string, version runtime.GroupVersioner, object runtime.Object) (entry, error) {
 	encoder := scheme.Codecs.EncoderForVersion(protobuf.NewSerializer(scheme.Scheme, scheme.Scheme), version)
@@ -141,42 +140,5 @@ func encode(key string, version runtime.GroupVersioner, object runtime.Object) (
 	if err := encoder.Encode(object, &value); err != nil {
 		return entry{}, fmt.Errorf("encode %s: %w", key, err)
 	}
-	return entry{key: "/registry/" + key, value: value.Bytes()}, nil
-}
-
-// putNew writes a key that must not exist, through the JSON form of etcd's KV.Txn (api/etcdserverpb/rpc.proto of etcd
-// 3.6). One key in each transaction: the API server relies on a revision having one object.
-func (c *Cluster) putNew(ctx context.Context, client *http.Client, e entry) error {
-	type object = map[string]any
-	body, err := json.Marshal(object{
-		"compare": []object{{"key": []byte(e.key), "target": "CREATE", "result": "EQUAL", "create_revision": "0"}},
-		"success": []object{{"request_put": object{"key": []byte(e.key), "value": e.value}}},
-	})
-	if err != nil {
-		return err
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, localURL(c.ports.etcd)+"/v3/kv/txn", bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	answer, err := client.Do(request)
-	if err != nil {
-		return err
-	}
-	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
-	if err != nil {
-		return fmt.Errorf("read etcd's answer: %w", err)
-	}
-	if answer.StatusCode != http.StatusOK {
-		return fmt.Errorf("etcd answered %s: %s", answer.Status, text)
-	}
-	var result struct{ Succeeded bool }
-	if err := json.Unmarshal(text, &result); err != nil {
-		return fmt.Errorf("parse etcd's answer: %w", err)
-	}
-	if !result.Succeeded {
-		return errors.New("it exists already")
-	}
-	return nil
+	return entry{key: registry + key, value: value.Bytes()}, nil
 }
