@@ -30,6 +30,22 @@ const (
 	nodePortsCluster       = "node-ports-cluster"
 	nodePortsLocal         = "node-ports-local"
 	nodePortLocalEndpoints = "node-port-local-endpoints"
+	// Services with session affinity. affinityServices sends connections to the
+	// chain that remembers them in affinity, which then says where a client's
+	// next goes; affinityEndpoints are the endpoints that may be remembered for
+	// an address, so that a connection underway while one goes cannot bring it
+	// back. Each list of endpoints has maps of its own, since what a client was
+	// sent to by one may not be in the other.
+	affinity                       = "affinity"
+	affinityEndpoints              = "affinity-endpoints"
+	affinityServices               = "affinity-services"
+	localAffinity                  = "local-affinity"
+	localAffinityEndpoints         = "local-affinity-endpoints"
+	nodePortAffinity               = "node-port-affinity"
+	nodePortAffinityEndpoints      = "node-port-affinity-endpoints"
+	nodePortAffinityServices       = "node-port-affinity-services"
+	nodePortLocalAffinity          = "node-port-local-affinity"
+	nodePortLocalAffinityEndpoints = "node-port-local-affinity-endpoints"
 	// nodePortAddresses are where node ports are served.
 	nodePortAddresses = "node-port-addresses"
 	// A load balancer's address that only some sources may reach goes through
@@ -60,35 +76,57 @@ const (
 // entrance is a way in to services: by address or by node port. Both work
 // alike, each with maps and chains of its own.
 type entrance struct {
-	key nft.Fields
-	// verdicts says what a service gets, and endpoints has its endpoints.
-	verdicts, endpoints string
+	// key is what the maps are looked up by, and original the same of the
+	// connection's first packet before it was translated.
+	key, original nft.Fields
+	// verdicts says what a service gets, and all has its endpoints.
+	verdicts string
+	all      pool
 	// Under external policy Local the chain external chooses between the
-	// verdicts of cluster and local; the endpoints of the latter are apart.
-	external, cluster, local, localEndpoints string
+	// verdicts of cluster and local; the endpoints of the latter are own.
+	external, cluster, local string
+	own                      pool
+	// learners sends connections to the chain that remembers them.
+	learners string
 	// chains is how the names of its shared chains begin.
 	chains string
 }
 
-func byAddress() entrance {
-	return entrance{
-		key: addressKey(), verdicts: services, endpoints: endpoints,
-		external: externalLocal, cluster: servicesCluster, local: servicesLocal, localEndpoints: localEndpoints,
+// pool is the maps that have a list of endpoints for each service, and the
+// clients that were sent to them.
+type pool struct {
+	endpoints, affinity, affinityEndpoints string
+}
+
+func byAddress() *entrance {
+	return &entrance{
+		key: addressKey(), original: nft.Fields{nft.OrigDaddr, nft.L4Proto, nft.OrigDport},
+		verdicts: services, all: pool{endpoints, affinity, affinityEndpoints},
+		external: externalLocal, cluster: servicesCluster, local: servicesLocal,
+		own:      pool{localEndpoints, localAffinity, localAffinityEndpoints},
+		learners: affinityServices,
 	}
 }
 
-func byNodePort() entrance {
-	return entrance{
-		key: nodePortKey(), verdicts: nodePorts, endpoints: nodePortEndpoints,
-		external: nodePortExternalLocal, cluster: nodePortsCluster, local: nodePortsLocal, localEndpoints: nodePortLocalEndpoints,
-		chains: "node-port-",
+func byNodePort() *entrance {
+	return &entrance{
+		key: nodePortKey(), original: nft.Fields{nft.L4Proto, nft.OrigDport},
+		verdicts: nodePorts, all: pool{nodePortEndpoints, nodePortAffinity, nodePortAffinityEndpoints},
+		external: nodePortExternalLocal, cluster: nodePortsCluster, local: nodePortsLocal,
+		own:      pool{nodePortLocalEndpoints, nodePortLocalAffinity, nodePortLocalAffinityEndpoints},
+		learners: nodePortAffinityServices,
+		chains:   "node-port-",
 	}
 }
+
+func entrances() [2]*entrance { return [2]*entrance{byAddress(), byNodePort()} }
+
+func (e *entrance) pools() [2]pool { return [2]pool{e.all, e.own} }
 
 // externalLocalChain serves external policy Local: pods and the node itself
 // may use every endpoint, everybody else those on this node. Where there is
 // none, the packet is dropped, so that a load balancer looks elsewhere.
-func (e entrance) externalLocalChain(cfg *Config, p pods) *nft.Chain {
+func (e *entrance) externalLocalChain(cfg *Config, p pods) *nft.Chain {
 	cluster := nft.VMap{Key: e.key, Map: e.cluster}
 	var rules []nft.Rule
 	if pods, ok := p.match(false); ok {
@@ -108,13 +146,19 @@ const (
 
 // The keys and data of the sets and maps.
 func addressKey() nft.Fields  { return nft.Fields{nft.Daddr, nft.L4Proto, nft.Dport} }
-func sourceKey() nft.Fields   { return append(addressKey(), nft.Saddr) }
+func sourceKey() nft.Fields   { return join(addressKey(), nft.Saddr) }
 func nodePortKey() nft.Fields { return nft.Fields{nft.L4Proto, nft.Dport} }
 func daddr() nft.Fields       { return nft.Fields{nft.Daddr} }
 func target() nft.Fields      { return nft.Fields{nft.Daddr, nft.Dport} }
 func pair() nft.Fields        { return nft.Fields{nft.Saddr, nft.Daddr} }
 
-func indexed(fields nft.Fields) nft.Fields { return append(slices.Clip(fields), nft.Index) }
+// clientKey is the key of what is remembered of a client.
+func (e *entrance) clientKey() nft.Fields { return join(nft.Fields{nft.Saddr}, e.key...) }
+
+// join is a concatenation with more fields.
+func join(fields nft.Fields, more ...nft.Field) nft.Fields {
+	return append(slices.Clip(fields), more...)
+}
 
 // sets declares the table's sets and maps, sorted by name.
 func sets() []*nft.Set {
@@ -125,12 +169,16 @@ func sets() []*nft.Set {
 		{Name: servicesRestricted, Key: addressKey(), Verdicts: true},
 		{Name: sourceRanges, Key: sourceKey(), Interval: true},
 	}
-	for _, e := range []entrance{byAddress(), byNodePort()} {
-		for _, name := range []string{e.verdicts, e.cluster, e.local} {
+	for _, e := range entrances() {
+		for _, name := range []string{e.verdicts, e.cluster, e.local, e.learners} {
 			list = append(list, &nft.Set{Name: name, Key: e.key, Verdicts: true})
 		}
-		for _, name := range []string{e.endpoints, e.localEndpoints} {
-			list = append(list, &nft.Set{Name: name, Key: indexed(e.key), Data: target()})
+		for _, p := range e.pools() {
+			list = append(list,
+				&nft.Set{Name: p.endpoints, Key: join(e.key, nft.Index), Data: target()},
+				&nft.Set{Name: p.affinity, Key: e.clientKey(), Data: target(), Dynamic: true, Size: affinitySize},
+				&nft.Set{Name: p.affinityEndpoints, Key: join(e.key, target()...)},
+			)
 		}
 	}
 	slices.SortFunc(list, func(a, b *nft.Set) int { return strings.Compare(a.Name, b.Name) })
@@ -147,29 +195,12 @@ func sourceRangesChain() *nft.Chain {
 	}}
 }
 
-// fixedChains are the chains that depend on the configuration only.
-func fixedChains(cfg *Config) []*nft.Chain {
+// fixedChains are the chains that depend on nothing.
+func fixedChains() []*nft.Chain {
 	return []*nft.Chain{
 		sourceRangesChain(),
 		{Name: prerouting, Hook: &nft.Hook{Name: nft.Prerouting, Priority: priorityDstnat}, Rules: []nft.Rule{{jump(dispatch)}}},
 		{Name: output, Hook: &nft.Hook{Name: nft.Output, Priority: priorityDstnat}, Rules: []nft.Rule{{jump(dispatch)}}},
-		{
-			Name: postrouting,
-			// One before srcnat: another table's masquerade there ends nat
-			// evaluation, and our mark would stay on the packet.
-			Hook: &nft.Hook{Name: nft.Postrouting, Priority: prioritySrcnat - 1},
-			Rules: []nft.Rule{
-				{nft.MatchMark{Mask: cfg.mark()}, nft.ClearMark{Mask: cfg.mark()}, nft.Masquerade{}},
-				{nft.InSet{Key: pair(), Set: hairpin}, nft.MatchDNATed{}, nft.Masquerade{}},
-			},
-		},
-		{
-			// What goes to an endpoint on the node itself never gets to
-			// postrouting; there is no source to hide, but a mark to take off.
-			Name:  input,
-			Hook:  &nft.Hook{Name: nft.Input, Priority: prioritySrcnat - 1},
-			Rules: []nft.Rule{{nft.MatchMark{Mask: cfg.mark()}, nft.ClearMark{Mask: cfg.mark()}}},
-		},
 		{
 			Name: refuse,
 			// A reset reaches the client at once; after ICMP many give up only
@@ -178,6 +209,36 @@ func fixedChains(cfg *Config) []*nft.Chain {
 				{nft.MatchProto{Protocol: uint8(service.TCP)}, nft.Reject{TCPReset: true}},
 				{nft.Reject{}},
 			},
+		},
+	}
+}
+
+// leavingChains see connections once they are translated: what may have to be
+// masqueraded, and what goes to an endpoint on the node itself, which never
+// gets to postrouting; there is no source to hide, but a mark to take off. With
+// learning both remember where clients were sent, first of all, since
+// masquerade ends the evaluation.
+func leavingChains(cfg *Config, learning bool) []*nft.Chain {
+	var rules []nft.Rule
+	if learning {
+		rules = learningRules()
+	}
+	rules = slices.Clip(rules)
+	return []*nft.Chain{
+		{
+			Name: postrouting,
+			// One before srcnat: another table's masquerade there ends nat
+			// evaluation, and our mark would stay on the packet.
+			Hook: &nft.Hook{Name: nft.Postrouting, Priority: prioritySrcnat - 1},
+			Rules: append(rules,
+				nft.Rule{nft.MatchMark{Mask: cfg.mark()}, nft.ClearMark{Mask: cfg.mark()}, nft.Masquerade{}},
+				nft.Rule{nft.InSet{Key: pair(), Set: hairpin}, nft.MatchDNATed{}, nft.Masquerade{}},
+			),
+		},
+		{
+			Name:  input,
+			Hook:  &nft.Hook{Name: nft.Input, Priority: prioritySrcnat - 1},
+			Rules: append(rules, nft.Rule{nft.MatchMark{Mask: cfg.mark()}, nft.ClearMark{Mask: cfg.mark()}}),
 		},
 	}
 }

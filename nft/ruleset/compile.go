@@ -44,6 +44,9 @@ func (c *Compiler) Compile(s service.Snapshot) *nft.Program {
 		for _, name := range changed {
 			t.setService(name, s)
 		}
+		if learning := t.learners > 0; learning != t.learning {
+			t.setLearning(learning)
+		}
 	}
 	for _, name := range changed {
 		c.setRestricted(name, s.Services.At(name))
@@ -94,15 +97,21 @@ func (c *Compiler) setRestricted(name service.Name, s *service.Service) {
 type tableCompiler struct {
 	cfg    Config
 	family nft.Family
-	sets   []*nft.Set
-	chains treap.Map[string, *nft.Chain]
-	parts  treap.Map[string, *nft.Part]
+	// address and nodePort are the ways in to services.
+	address, nodePort *entrance
+	sets              []*nft.Set
+	chains            treap.Map[string, *nft.Chain]
+	parts             treap.Map[string, *nft.Part]
 	// node is what local endpoints are compared with.
 	node *service.Node
 	// pods is how they are told at present.
 	pods pods
 	// shared are the shared chains in use, by name.
 	shared map[string]*use
+	// learners counts the elements that point to chains that remember clients;
+	// learning says whether the base chains have the rules that lead there.
+	learners int
+	learning bool
 	// local holds the local endpoint addresses of each service that has any,
 	// and locals counts the services of each address.
 	local  map[service.Name][]netip.Addr
@@ -111,15 +120,16 @@ type tableCompiler struct {
 
 func newTableCompiler(cfg Config, f nft.Family) *tableCompiler {
 	t := &tableCompiler{
-		cfg: cfg, family: f, sets: sets(),
+		cfg: cfg, family: f, address: byAddress(), nodePort: byNodePort(), sets: sets(),
 		shared: map[string]*use{},
 		local:  map[service.Name][]netip.Addr{},
 		locals: map[netip.Addr]int{},
 	}
-	for _, chain := range fixedChains(&cfg) {
+	for _, chain := range fixedChains() {
 		t.chains = t.chains.Set(chain.Name, chain)
 	}
 	t.setPods(pods{})
+	t.setLearning(false)
 	return t
 }
 
@@ -159,13 +169,23 @@ func (t *tableCompiler) setNode(s service.Snapshot) {
 // setPods builds the chains that tell pods from others.
 func (t *tableCompiler) setPods(p pods) {
 	t.pods = p
-	for _, e := range []entrance{byAddress(), byNodePort()} {
+	for _, e := range []*entrance{t.address, t.nodePort} {
 		t.chains = t.chains.Set(e.external, e.externalLocalChain(&t.cfg, p))
 	}
 	for name, u := range t.shared {
 		if u.chain.tellsPods() {
 			t.chains = t.chains.Set(name, u.chain.chain(&t.cfg, p))
 		}
+	}
+}
+
+// setLearning builds the base chains with or without the rules that remember
+// clients. They are there only while a service needs them: nft 1.0.6 prints
+// them, but reads them no more.
+func (t *tableCompiler) setLearning(learning bool) {
+	t.learning = learning
+	for _, chain := range leavingChains(&t.cfg, learning) {
+		t.chains = t.chains.Set(chain.Name, chain)
 	}
 }
 
@@ -176,9 +196,9 @@ func (t *tableCompiler) setService(name service.Name, s service.Snapshot) {
 	var part *nft.Part
 	var local []netip.Addr
 	if svc, ok := s.Services.Get(name); ok {
-		c := serviceCompiler{cfg: &t.cfg, svc: svc, lost: s.Conflicts.At(name), node: t.node, family: t.family, chains: map[string]sharedChain{}}
+		c := serviceCompiler{tableCompiler: t, svc: svc, lost: s.Conflicts.At(name), wanted: map[string]sharedChain{}}
 		part, local = c.compile()
-		for name, chain := range c.chains {
+		for name, chain := range c.wanted {
 			if t.shared[name] == nil {
 				t.shared[name] = &use{chain: chain}
 				t.chains = t.chains.Set(name, chain.chain(&t.cfg, t.pods))
@@ -208,6 +228,9 @@ func (t *tableCompiler) count(part *nft.Part, by int) {
 			continue
 		}
 		u := t.shared[chain]
+		if u.chain.learn > 0 {
+			t.learners += by
+		}
 		if u.elements += by; u.elements == 0 {
 			delete(t.shared, chain)
 			t.chains = t.chains.Delete(chain)

@@ -13,4 +13,9 @@
 // it to the chain for its number of endpoints; that chain looks a random one up
 // in endpoints and translates. Later packets of the connection see no rule at
 // all, since every base chain is of type nat.
+//
+// Services with session affinity have chains that look their clients up first,
+// in maps that the rules themselves fill once a connection is translated. What
+// these maps hold is the kernel's and no part of the program; which of it has
+// become stale the program says (AffinityMaps), and others have to remove it.
 package ruleset

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -19,8 +20,9 @@ import (
 )
 
 // TestGolden compiles the snapshot of each file under testdata, compares the
-// program's text and sends the packets of its traces through it. With -update
-// the program is written back; the traces are claims and never are.
+// program's text and sends packets through it: first its connections, one after
+// the other, which the program remembers, then those of its traces. With
+// -update the program is written back; the packets are claims and never are.
 func TestGolden(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(files) == 0 {
@@ -34,8 +36,12 @@ func TestGolden(t *testing.T) {
 			}
 			snapshot := parseSnapshot(t, section(archive, "snapshot"))
 			program := ruleset.Compile(config(t, section(archive, "config")), snapshot)
+			model := program.Model()
+			for _, line := range nonEmptyLines(section(archive, "connections")) {
+				connect(t, model, snapshot.Node, line)
+			}
 			for _, line := range nonEmptyLines(section(archive, "traces")) {
-				checkTrace(t, program.Model(), snapshot.Node, line)
+				checkTrace(t, model, snapshot.Node, line)
 			}
 			if updateGoldens() {
 				setSection(archive, "program.nft", program.String())
@@ -116,6 +122,30 @@ func checkTrace(t *testing.T, m *nft.Model, node *service.Node, line string) {
 			t.Log(step)
 		}
 	}
+}
+
+// connect checks one line "NUMBER PACKET = RESULT", where the random index that
+// the packet gets is NUMBER, modulo whatever it is drawn from.
+func connect(t *testing.T, m *nft.Model, node *service.Node, line string) {
+	t.Helper()
+	number, rest, _ := strings.Cut(line, " ")
+	n, err := strconv.ParseUint(number, 10, 32)
+	if err != nil {
+		t.Fatalf("connection %q: %v", line, err)
+	}
+	packet, want, ok := strings.Cut(rest, " = ")
+	if !ok {
+		t.Fatalf("connection %q has no result", line)
+	}
+	p, err := nft.ParsePacket(packet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := m.Trace(p, nft.Host{Local: localTo(node), Random: func(mod uint32) uint32 { return uint32(n) % mod }})
+	if got := r.String(); got != want {
+		t.Errorf("connection %s:\nwant %s\n got %s", line, want, got)
+	}
+	m.Learn(r)
 }
 
 func localTo(node *service.Node) func(netip.Addr) bool {

@@ -8,18 +8,17 @@ import (
 	"nftproxy/nft"
 )
 
-// serviceCompiler compiles one service for one family.
+// serviceCompiler compiles one service for one family. It changes nothing in
+// the table's compiler.
 type serviceCompiler struct {
-	cfg    *Config
-	svc    *service.Service
-	lost   *service.Conflicts
-	node   *service.Node
-	family nft.Family
+	*tableCompiler
+	svc  *service.Service
+	lost *service.Conflicts
 
 	elements []nft.Element
 	pools    []nft.Pool
-	// chains are the shared chains that the elements point to, by name.
-	chains map[string]sharedChain
+	// wanted are the shared chains that the elements point to, by name.
+	wanted map[string]sharedChain
 }
 
 // compile returns the service's part, or nil where it has none in the family:
@@ -59,7 +58,7 @@ func (c *serviceCompiler) port(p *service.Port, choice service.Choice) {
 		}
 		key := make([]byte, 0, c.family.AddrLen()+8)
 		key = nft.AppendPort(nft.AppendProto(nft.AppendAddr(key, a), uint8(p.Protocol)), p.Port)
-		e := entry{byAddress(), nft.Value(key), comment(c.svc.ID(p))}
+		e := entry{c.address, c.address.verdicts, nft.Value(key), comment(c.svc.ID(p))}
 		if !everybody && slices.Contains(c.svc.LoadBalancerIPs, a) {
 			e = c.restricted(e, sources)
 		}
@@ -71,7 +70,7 @@ func (c *serviceCompiler) port(p *service.Port, choice service.Choice) {
 	}
 	if p.NodePort != 0 && !c.lost.Has(service.NodePortClaim(c.v6(), p)) {
 		key := nft.AppendPort(nft.AppendProto(nil, uint8(p.Protocol)), p.NodePort)
-		c.external(entry{byNodePort(), nft.Value(key), comment(c.svc.ID(p))}, lists)
+		c.external(entry{c.nodePort, c.nodePort.verdicts, nft.Value(key), comment(c.svc.ID(p))}, lists)
 	}
 }
 
@@ -98,9 +97,11 @@ type lists struct {
 
 // entry is one address and port, or node port, of the service.
 type entry struct {
-	entrance
-	at      nft.Value
-	comment string
+	*entrance
+	// verdicts is the map that says what the entry gets.
+	verdicts string
+	at       nft.Value
+	comment  string
 }
 
 // internal serves a cluster IP.
@@ -140,12 +141,26 @@ func (c *serviceCompiler) verdict(e entry, vmap string, v nft.Verdict) {
 // send sends an entry to the shared chain for the targets; without any it is
 // refused.
 func (c *serviceCompiler) send(e entry, vmap string, targets []nft.Value, m masquerading) {
-	shared := sharedChain{entrance: e.entrance, endpoints: len(targets), masquerade: m}
+	shared := sharedChain{entrance: e.entrance, endpoints: len(targets), masquerade: m, affinity: c.svc.AffinityTimeout > 0}
 	name := shared.name()
 	c.verdict(e, vmap, nft.Verdict{Code: nft.Goto, Chain: name})
-	if len(targets) > 0 {
-		c.chains[name] = shared
-		c.pools = append(c.pools, nft.Pool{Map: shared.pool(), Prefix: e.at, Targets: targets})
+	if len(targets) == 0 {
+		return
+	}
+	c.wanted[name] = shared
+	c.pools = append(c.pools, nft.Pool{Map: shared.pool().endpoints, Prefix: e.at, Targets: targets})
+	if !shared.affinity {
+		return
+	}
+	for _, t := range targets {
+		c.elements = append(c.elements, nft.Element{Set: shared.pool().affinityEndpoints, Key: e.at + t})
+	}
+	// Where outsiders have a list of their own, which is never masqueraded,
+	// there is another as well, and one chain remembers for both.
+	if m != never {
+		learn := sharedChain{entrance: e.entrance, learn: c.svc.AffinityTimeout}
+		c.wanted[learn.name()] = learn
+		c.verdict(e, e.learners, nft.Verdict{Code: nft.Jump, Chain: learn.name()})
 	}
 }
 
