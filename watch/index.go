@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -26,6 +27,8 @@ type index struct {
 
 	hasNode      bool
 	nodeProblems []Problem
+	// podCIDRs is closed once the Node has had any.
+	podCIDRs chan struct{}
 
 	dirty    map[service.Name]struct{}
 	problems []Problem
@@ -38,6 +41,7 @@ func newIndex(node string) *index {
 		slices:   map[service.Name]*sliceObject{},
 		owned:    map[service.Name][]*sliceObject{},
 		cidrs:    map[service.Name]*cidrObject{},
+		podCIDRs: make(chan struct{}),
 		dirty:    map[service.Name]struct{}{},
 	}
 }
@@ -186,6 +190,13 @@ func (ix *index) setNode(n *nodeObject) {
 	node := n.facts
 	node.HostAddresses = last.HostAddresses
 	ix.builder.SetNode(node)
+	select {
+	case <-ix.podCIDRs:
+	default:
+		if len(node.PodCIDRs) > 0 {
+			close(ix.podCIDRs)
+		}
+	}
 }
 
 // deleteNode leaves everything as it was: that the Node object went away does
@@ -200,9 +211,18 @@ func (ix *index) deleteNode(name service.Name) {
 // missNode reports that there is no Node.
 func (ix *index) missNode() {
 	if !ix.hasNode {
-		node := Object{Kind: "Node", Name: ix.builder.Snapshot().Node.Name}
-		ix.problems = append(ix.problems, Problem{Object: node, Err: ErrNoNode})
+		ix.problems = append(ix.problems, Problem{Object: ix.nodeName(), Err: ErrNoNode})
 	}
+}
+
+// missPodCIDRs reports that the Node has no podCIDRs, and what comes of it.
+func (ix *index) missPodCIDRs(consequence string) {
+	err := fmt.Errorf("%w: %s", ErrNoPodCIDRs, consequence)
+	ix.problems = append(ix.problems, Problem{Object: ix.nodeName(), Field: "spec.podCIDRs", Err: err})
+}
+
+func (ix *index) nodeName() Object {
+	return Object{Kind: "Node", Name: ix.builder.Snapshot().Node.Name}
 }
 
 // setHostAddresses keeps a sorted copy without duplicates.

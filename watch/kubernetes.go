@@ -28,9 +28,10 @@ const (
 )
 
 // RunKubernetes follows the API server until ctx ends, and returns nil then.
-// Nothing is published before Services and EndpointSlices have synced and the
-// ServiceCIDRs and the Node too, or their time-out is over. An API server that is away or refuses is
-// reported, asked again and again, and the last state stays.
+// Nothing is published before Services and EndpointSlices have synced, and the
+// ServiceCIDRs and the Node too, or their time-outs are over. An API server that
+// is away or refuses is reported, asked again and again, and the last state
+// stays.
 func (w *Watcher) RunKubernetes(ctx context.Context, client kubernetes.Interface) error {
 	services := newStore(w, convertService, (*index).setService, (*index).deleteService, (*index).serviceNames)
 	slices := newStore(w, convertSlice, (*index).setSlice, (*index).deleteSlice, (*index).sliceNames)
@@ -71,9 +72,7 @@ func (w *Watcher) awaitSync(ctx context.Context, services, slices, cidrs, node <
 		case <-timeout.Done():
 		}
 	}
-	if ctx.Err() == nil {
-		w.setSynced()
-	}
+	w.release(ctx)
 }
 
 // either is closed when one of two channels is, or ctx ends.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // RunManifests follows the manifests at path, a file or a directory of *.yaml,
@@ -31,10 +32,10 @@ func (w *Watcher) RunManifests(ctx context.Context, path string) error {
 	if err := m.load(); err != nil {
 		return fmt.Errorf("follow manifests: %w", err)
 	}
-	w.setSynced()
-	published := make(chan struct{})
-	go func() { w.loop(ctx); close(published) }()
-	defer func() { <-published }()
+	var running sync.WaitGroup
+	running.Go(func() { w.loop(ctx) })
+	running.Go(func() { w.release(ctx) })
+	defer running.Wait()
 	for {
 		select {
 		case <-ctx.Done():

@@ -28,8 +28,14 @@ type follower struct {
 
 func follow(t *testing.T, path string) *follower {
 	t.Helper()
+	return followWith(t, path, Options{})
+}
+
+func followWith(t *testing.T, path string, opts Options) *follower {
+	t.Helper()
 	f := &follower{T: t, out: service.NewMailbox(), reported: make(chan Problem, 1000)}
-	w := NewWatcher(Options{Node: "node-0", Report: func(p Problem) { f.reported <- p }}, f.out)
+	opts.Node, opts.Report = "node-0", func(p Problem) { f.reported <- p }
+	w := NewWatcher(opts, f.out)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- w.RunManifests(ctx, path) }()

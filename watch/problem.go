@@ -69,6 +69,9 @@ var (
 	// ErrNoNode: there is no Node object of the node's name (yet). Everything
 	// works except what depends on the node's own addresses.
 	ErrNoNode = errors.New("no such Node: the node's own addresses are unknown")
+	// ErrNoPodCIDRs: the Node has no usable podCIDRs (yet), though pods are to
+	// be told by them.
+	ErrNoPodCIDRs = errors.New("none that is usable")
 )
 
 // ValueError is a field value that cannot be used.

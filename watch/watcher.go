@@ -2,6 +2,7 @@ package watch
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"sync"
 	"time"
@@ -16,6 +17,11 @@ type Options struct {
 	// NodeTimeout is how long the first update waits for the Node once
 	// Services and EndpointSlices are there; 0 means 5 s.
 	NodeTimeout time.Duration
+	// AwaitPodCIDRs holds the first update back until the Node has podCIDRs,
+	// for whoever tells pods by them (kube-proxy's detect-local mode NodeCIDR),
+	// but no longer than PodCIDRTimeout; 0 means 5 min, kube-proxy's own.
+	AwaitPodCIDRs  bool
+	PodCIDRTimeout time.Duration
 	// Report is called with every problem, from one goroutine at a time and
 	// never while the watcher holds a lock. Nil drops them.
 	Report func(Problem)
@@ -43,6 +49,9 @@ type Watcher struct {
 func NewWatcher(opts Options, out *service.Mailbox) *Watcher {
 	if opts.NodeTimeout == 0 {
 		opts.NodeTimeout = 5 * time.Second
+	}
+	if opts.PodCIDRTimeout == 0 {
+		opts.PodCIDRTimeout = 5 * time.Minute
 	}
 	if opts.Report == nil {
 		opts.Report = func(Problem) {}
@@ -72,7 +81,40 @@ func (w *Watcher) change(edit func(*index)) {
 	}
 }
 
-// setSynced lets the first update go: the index has seen every object.
+// release lets the first update go, unless ctx has ended: the index has seen
+// every object, but for the Node's podCIDRs, which may take their time.
+func (w *Watcher) release(ctx context.Context) {
+	if w.opts.AwaitPodCIDRs {
+		w.awaitPodCIDRs(ctx)
+	}
+	if ctx.Err() == nil {
+		w.setSynced()
+	}
+}
+
+// awaitPodCIDRs waits, within bounds, and says that it does.
+func (w *Watcher) awaitPodCIDRs(ctx context.Context) {
+	select {
+	case <-w.index.podCIDRs:
+		return
+	default:
+	}
+	w.change(func(ix *index) {
+		ix.missPodCIDRs(fmt.Sprintf("the first rules wait for one, up to %s", w.opts.PodCIDRTimeout))
+	})
+	timeout, cancel := context.WithTimeout(ctx, w.opts.PodCIDRTimeout)
+	defer cancel()
+	select {
+	case <-w.index.podCIDRs:
+	case <-timeout.Done():
+		if ctx.Err() != nil {
+			return
+		}
+		w.change(func(ix *index) { ix.missPodCIDRs("going on without: pods are not told from other sources") })
+	}
+}
+
+// setSynced lets the first update go.
 func (w *Watcher) setSynced() {
 	w.change(func(ix *index) {
 		w.synced, w.since = true, time.Now()

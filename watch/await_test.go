@@ -1,0 +1,127 @@
+package watch
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"nftproxy/internal/service"
+)
+
+func nodeWithPods(podCIDRs ...string) *corev1.Node {
+	n := node("192.168.0.2")
+	n.Spec.PodCIDRs = podCIDRs
+	return n
+}
+
+// waits and goesOn match what is said before and after waiting in vain.
+func waits(p Problem) bool {
+	return errors.Is(p, ErrNoPodCIDRs) && p.Object.String() == "Node node-0" && strings.Contains(p.Error(), "wait for one, up to 1h0m0s")
+}
+
+func goesOn(p Problem) bool {
+	return errors.Is(p, ErrNoPodCIDRs) && strings.Contains(p.Error(), "going on without")
+}
+
+// TestAwaitPodCIDRs: nothing comes out before the Node has podCIDRs that can be
+// used, and then all at once; they are followed afterwards.
+func TestAwaitPodCIDRs(t *testing.T) {
+	for name, early := range map[string]*corev1.Node{
+		"a Node without": node("192.168.0.2"), "no Node": nil, "a bad one": nodeWithPods("10.244.1.0"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newAPIServer(t)
+			if early != nil {
+				s.set("nodes", early)
+			}
+			s.set("services", kindService(uniformService(0)))
+			s.set("endpointslices", kindSlice(uniformSlice(0, 2)))
+			o := observe(t, s, Options{AwaitPodCIDRs: true, PodCIDRTimeout: time.Hour})
+			o.awaitProblem(waits)
+			if _, ok := o.out.Take(); ok {
+				t.Fatal("published without podCIDRs")
+			}
+			s.set("nodes", nodeWithPods("10.244.1.0/24", "fd00:244:1::/64"))
+			const pods = "  pod-cidr 10.244.1.0/24\n  pod-cidr fd00:244:1::/64\n"
+			o.await(textNode + pods + textSvc0Two)
+			if o.first != textNode+pods+textSvc0Two {
+				t.Errorf("the first update was not complete:\n%s", o.first)
+			}
+			s.set("nodes", nodeWithPods("10.244.2.0/24"))
+			o.await(textNode + "  pod-cidr 10.244.2.0/24\n" + textSvc0Two)
+			s.remove("nodes", "node-0")
+			o.awaitProblem(func(p Problem) bool { return errors.Is(p, ErrNoNode) })
+			if got := o.last.Node.PodCIDRs; len(got) != 1 || got[0].String() != "10.244.2.0/24" {
+				t.Errorf("without the Node the pods' ranges are %v", got)
+			}
+		})
+	}
+}
+
+// TestPodCIDRsAreThere: where they are there from the start nobody hears of
+// waiting.
+func TestPodCIDRsAreThere(t *testing.T) {
+	s := newAPIServer(t)
+	s.set("nodes", nodeWithPods("10.244.1.0/24"))
+	s.set("services", kindService(uniformService(0)))
+	o := observe(t, s, Options{AwaitPodCIDRs: true, PodCIDRTimeout: time.Hour})
+	o.await(textNode + "  pod-cidr 10.244.1.0/24\n" + textSvc0)
+	s.remove("nodes", "node-0")
+	p := o.awaitProblem(func(p Problem) bool { return !errors.As(p, new(*RequestError)) })
+	if !errors.Is(p, ErrNoNode) {
+		t.Errorf("before the Node went: %v", p)
+	}
+}
+
+// TestPodCIDRsNeverCome: the wait ends, and says what comes of it.
+func TestPodCIDRsNeverCome(t *testing.T) {
+	s := newAPIServer(t)
+	s.set("nodes", node("192.168.0.2"))
+	s.set("services", kindService(uniformService(0)))
+	o := observe(t, s, Options{AwaitPodCIDRs: true, PodCIDRTimeout: time.Millisecond})
+	o.await(textNode + textSvc0)
+	o.awaitProblem(goesOn)
+	s.set("nodes", nodeWithPods("10.244.1.0/24"))
+	o.await(textNode + "  pod-cidr 10.244.1.0/24\n" + textSvc0)
+}
+
+// TestAwaitPodCIDRsOfManifests: the same for a Node in a manifest.
+func TestAwaitPodCIDRsOfManifests(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "a.yaml"), manifest("a", "10.96.0.1"))
+	f := followWith(t, dir, Options{AwaitPodCIDRs: true, PodCIDRTimeout: time.Hour})
+	f.awaitProblem("wait for one, up to 1h0m0s")
+	if _, ok := f.out.Take(); ok {
+		t.Fatal("published without podCIDRs")
+	}
+	write(t, filepath.Join(dir, "node.yaml"), []byte("apiVersion: v1\nkind: Node\nmetadata: {name: node-0}\nspec: {podCIDR: 10.244.1.0/24}\n"))
+	f.await("10.96.0.1")
+	if got := f.last.Node.PodCIDRs; len(got) != 1 || got[0].String() != "10.244.1.0/24" {
+		t.Errorf("the first update has the pods' ranges %v", got)
+	}
+
+	never := followWith(t, filepath.Join(dir, "a.yaml"), Options{AwaitPodCIDRs: true, PodCIDRTimeout: time.Millisecond})
+	never.await("10.96.0.1")
+	never.awaitProblem("going on without")
+}
+
+// TestAwaitEnds: the end of the run ends the wait, and nothing comes of it.
+func TestAwaitEnds(t *testing.T) {
+	out := service.NewMailbox()
+	w := NewWatcher(Options{Node: "node-0", AwaitPodCIDRs: true}, out)
+	if w.opts.PodCIDRTimeout != 5*time.Minute {
+		t.Errorf("waits for %s by default", w.opts.PodCIDRTimeout)
+	}
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	w.release(ended)
+	w.publish()
+	if _, ok := out.Take(); ok {
+		t.Fatal("published after the end")
+	}
+}
