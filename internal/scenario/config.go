@@ -52,6 +52,8 @@ func (s *Scenario) Config() (ruleset.Config, error) {
 		cfg.PodInterface = ruleset.Interface{Name: *bridge}
 	case "InterfaceNamePrefix":
 		cfg.PodInterface = ruleset.Interface{Name: *prefix, Prefix: true}
+	case "NodeCIDR":
+		cfg.NodeCIDR = true
 	default:
 		return cfg, fmt.Errorf("scenario %s: --detect-local-mode: %q", s.Name, *mode)
 	}
