@@ -158,6 +158,9 @@ func (c *Contents) addSet(s *Set) error {
 	if c.Sets[s.Name] != nil {
 		return ErrExists
 	}
+	if err := s.Check(); err != nil {
+		return err
+	}
 	c.Sets[s.Name] = &SetContents{s, map[Value]Element{}}
 	return nil
 }
@@ -189,7 +192,7 @@ func (s *SetContents) add(f Family, e Element) error {
 	if s.overlaps(f, e) {
 		return ErrExists
 	}
-	if s.full() {
+	if s.full(0) {
 		return ErrFull
 	}
 	s.Elements[e.Key] = e
@@ -197,7 +200,7 @@ func (s *SetContents) add(f Family, e Element) error {
 }
 
 func (s *SetContents) delete(_ Family, e Element) error {
-	if _, ok := s.Elements[e.Key]; !ok {
+	if have, ok := s.Elements[e.Key]; !ok || have.KeyEnd != e.KeyEnd {
 		return ErrNotFound
 	}
 	delete(s.Elements, e.Key)
@@ -257,8 +260,11 @@ func (c *Contents) checkStatement(s Statement) error {
 	if c.Sets[set] == nil || c.Sets[set].Set.keyword() != kind {
 		return fmt.Errorf("%s %s: %w", kind, set, ErrNotFound)
 	}
-	if _, ok := s.(Update); ok && !c.Sets[set].Set.Dynamic {
-		return fmt.Errorf("map %s is not dynamic", set)
+	if u, ok := s.(Update); ok {
+		if !c.Sets[set].Set.Dynamic {
+			return fmt.Errorf("map %s is not dynamic", set)
+		}
+		return u.Check(c.Table.Family)
 	}
 	return nil
 }

@@ -39,13 +39,23 @@ type tableState struct {
 // nothing does. The cost follows the changes, not the program's size.
 func (s State) Plan(want *Program, now time.Time) (Batch, State) {
 	var b Batch
-	var next State
-	for i, f := range Families() {
-		p := tablePlan{want: want.Table(f), now: now}
-		next.tables[i] = p.run(s.tables[i])
-		b.Ops = append(b.Ops, p.ops...)
+	for _, f := range Families() {
+		one, next := s.PlanTable(want.Table(f), now)
+		b.Ops = append(b.Ops, one.Ops...)
+		s = next
 	}
-	return b, next
+	return b, s
+}
+
+// PlanTable is Plan for one family's table; the other is left as it is.
+func (s State) PlanTable(want *Table, now time.Time) (Batch, State) {
+	p := tablePlan{want: want, now: now}
+	for i, f := range Families() {
+		if f == want.Family {
+			s.tables[i] = p.run(s.tables[i])
+		}
+	}
+	return Batch{Ops: p.ops}, s
 }
 
 // Due is when a Plan is next worth running although nothing changed: an idle

@@ -2,6 +2,7 @@ package nft
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 
 	"nftproxy/internal/treap"
@@ -62,13 +63,31 @@ type Set struct {
 	Data Fields
 	// Interval makes each element cover all keys from its Key to its KeyEnd,
 	// field by field. Elements must not overlap (the kernel's pipapo refuses).
+	// The key is a concatenation. Needs Linux 5.6.
 	Interval bool
 	// Dynamic lets rules add elements (Update), which leave again after their
-	// time-outs. A program has no elements of such a set: what is in it is the
-	// kernel's, and neither Plan nor Adopt touches it.
+	// time-outs. It is a map of data and has a Size. A program has no elements
+	// of such a set: what is in it is the kernel's, and neither Plan nor Adopt
+	// touches it.
 	Dynamic bool
 	// Size is the greatest number of elements; 0 sets no limit.
 	Size uint32
+}
+
+// Check says what of the declaration no kernel takes, or nft does not print as
+// it is written here.
+func (s *Set) Check() error {
+	switch {
+	case s.Interval && s.Dynamic:
+		return errors.New("rules cannot add intervals")
+	case s.Interval && len(s.Key) < 2:
+		return errors.New("only concatenations have intervals")
+	case s.Dynamic && len(s.Data) == 0:
+		return errors.New("only maps of data are dynamic")
+	case s.Dynamic && s.Size == 0:
+		return errors.New("a dynamic map needs a size")
+	}
+	return nil
 }
 
 // Chain is a chain with all of its rules.

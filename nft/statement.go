@@ -70,7 +70,9 @@ type DNAT struct {
 
 // Update remembers the data in a dynamic map under the key. Where something is
 // there already, only its time starts anew: the data stays what it was. In a
-// full map (Set.Size) nothing is remembered, and the rule ends there.
+// full map (Set.Size) nothing is remembered, and the rule ends there; what has
+// a place in it keeps it. Key and data together fit the 64 bytes of a rule's
+// registers.
 type Update struct {
 	Map       string
 	Key, Data Fields
@@ -188,6 +190,19 @@ func (s DNAT) Text(f Family) string {
 // ip daddr }".
 func (s Update) Text(f Family) string {
 	return fmt.Sprintf("update @%s { %s timeout %s : %s }", s.Map, s.Key.Text(f), seconds(s.Timeout), s.Data.Text(f))
+}
+
+// Check says what of the statement no kernel takes, or nft does not print as it
+// is written here.
+func (s Update) Check(f Family) error {
+	const registers = 64 // bytes
+	if n := s.Key.Len(f) + s.Data.Len(f); n > registers {
+		return fmt.Errorf("key and data take %d bytes: the registers have %d", n, registers)
+	}
+	if s.Timeout < time.Second || s.Timeout%time.Second != 0 {
+		return fmt.Errorf("time-out of %v: want whole seconds", s.Timeout)
+	}
+	return nil
 }
 
 // seconds is a time as nft prints it: 1d2h3m4s without what is zero.

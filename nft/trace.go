@@ -231,9 +231,10 @@ func (w *walk) statement(t *Contents, c *Chain, s Statement) (o outcome, matched
 	case MatchDNATed:
 		return next, w.result.Fate == DNATed
 	case InSet:
-		return next, t.Sets[s.Set].covers(t.Table.Family, w.key(s.Key))
+		_, found := t.Sets[s.Set].find(t.Table.Family, w.key(s.Key))
+		return next, found
 	case VMap:
-		e, found := t.Sets[s.Map].Elements[w.key(s.Key)]
+		e, found := t.Sets[s.Map].find(t.Table.Family, w.key(s.Key))
 		if !found {
 			return next, false
 		}
@@ -243,13 +244,15 @@ func (w *walk) statement(t *Contents, c *Chain, s Statement) (o outcome, matched
 		if s.Mod > 0 {
 			key = key.WithIndex(int(w.host.Random(s.Mod)))
 		}
-		e, found := t.Sets[s.Map].Elements[key]
+		e, found := t.Sets[s.Map].find(t.Table.Family, key)
 		if !found {
 			return next, false
 		}
 		w.dst = addrPort(e.Data, t.Table.Family)
 		w.result.Fate, w.result.To = DNATed, w.dst
 		return done, true
+	case Update:
+		return next, w.update(t, s)
 	}
 	return w.action(t, s), true
 }
@@ -257,9 +260,6 @@ func (w *walk) statement(t *Contents, c *Chain, s Statement) (o outcome, matched
 // action carries out a statement that always holds.
 func (w *walk) action(t *Contents, s Statement) outcome {
 	switch s := s.(type) {
-	case Update:
-		e := Element{Set: s.Map, Key: w.key(s.Key), Data: w.key(s.Data)}
-		w.result.Learned = append(w.result.Learned, Learned{t.Table, e})
 	case SetMark:
 		w.mark |= s.Mask
 	case ClearMark:

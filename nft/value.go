@@ -43,8 +43,9 @@ type Field uint8
 
 // The fields. Index is the result of numgen: a number in host byte order. The
 // Orig fields are those of the connection's first packet as it arrived, before
-// any translation; sets are declared by the plain ones, since nft 1.0.6 prints
-// a declaration by "ct original" wrongly.
+// any translation (Linux 4.17); sets are declared by the plain ones, since nft
+// 1.0.6 prints a declaration by "ct original" wrongly. It also prints OrigDport in
+// a concatenation, but only 1.1 and newer parse that.
 const (
 	Saddr Field = iota + 1
 	Daddr

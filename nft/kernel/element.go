@@ -24,8 +24,8 @@ type elementDecoder struct {
 
 // element is an nft.Element with its strings in the arena, as offsets.
 type element struct {
-	key, data, comment [2]int
-	verdict            nft.Verdict
+	key, keyEnd, data, comment [2]int
+	verdict                    nft.Verdict
 }
 
 // decode adds the elements of one message to the map and returns their number.
@@ -46,7 +46,7 @@ func (d *elementDecoder) decode(list []byte, to map[nft.Value]nft.Element) int {
 		e := &d.found[i]
 		key := nft.Value(cut(e.key))
 		to[key] = nft.Element{
-			Set: d.set.Name, Key: key, Data: nft.Value(cut(e.data)),
+			Set: d.set.Name, Key: key, KeyEnd: nft.Value(cut(e.keyEnd)), Data: nft.Value(cut(e.data)),
 			Verdict: e.verdict, Comment: cut(e.comment),
 		}
 	}
@@ -59,6 +59,11 @@ func (d *elementDecoder) element(attrs []byte) (e element, ok bool) {
 		case unix.NFTA_SET_ELEM_KEY:
 			e.key, ok = d.value(v, d.shape.keyKernel, d.shape.key)
 			if !ok {
+				return e, false
+			}
+		case attrElementKeyEnd:
+			e.keyEnd, ok = d.value(v, d.shape.keyKernel, d.shape.key)
+			if !ok || !d.shape.interval {
 				return e, false
 			}
 		case unix.NFTA_SET_ELEM_DATA:
@@ -82,6 +87,9 @@ func (d *elementDecoder) element(attrs []byte) (e element, ok bool) {
 			// Flags (an interval's end, a catch-all), a time-out, a counter.
 			return e, false
 		}
+	}
+	if d.shape.interval && e.keyEnd[1] == 0 {
+		e.keyEnd = e.key // as the kernel takes it
 	}
 	hasData := e.data[1] > e.data[0] || e.verdict.Code != 0
 	return e, e.key[1] > e.key[0] && hasData == (d.shape.verdicts || d.shape.data > 0)

@@ -100,7 +100,7 @@ func (e *batchEncoder) op(i int, op nft.Op) error {
 		e.string(unix.NFTA_TABLE_NAME, op.Table.Name)
 		e.end(at)
 	case nft.AddSet:
-		e.addSet(i, op)
+		return e.addSet(i, op)
 	case nft.AddChain:
 		e.addChain(i, op)
 	case nft.FlushChain:
@@ -127,7 +127,10 @@ func (e *batchEncoder) op(i int, op nft.Op) error {
 
 // addSet and addChain are exclusive: an object that is there already means that
 // the plan was made against something else than the kernel has.
-func (e *batchEncoder) addSet(i int, op nft.AddSet) {
+func (e *batchEncoder) addSet(i int, op nft.AddSet) error {
+	if err := op.Set.Check(); err != nil {
+		return err
+	}
 	at := e.begin(i, 0, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE|unix.NLM_F_EXCL, op.Table.Family)
 	e.string(unix.NFTA_SET_TABLE, op.Table.Name)
 	e.string(unix.NFTA_SET_NAME, op.Set.Name)
@@ -135,6 +138,7 @@ func (e *batchEncoder) addSet(i int, op nft.AddSet) {
 	e.uint32(unix.NFTA_SET_ID, e.sets) // demanded, though names do
 	e.declaration(op.Set, op.Table.Family)
 	e.end(at)
+	return nil
 }
 
 func (e *batchEncoder) addChain(i int, op nft.AddChain) {
@@ -216,26 +220,45 @@ func unfit(op nft.Op, err error) error {
 // setShape is what an element of a set has to look like: lengths in bytes of a
 // Value and of what the kernel has of it.
 type setShape struct {
-	verdicts                         bool
+	verdicts, interval               bool
 	key, keyKernel, data, dataKernel int
 }
 
 func shapeOf(s *nft.Set, family nft.Family) setShape {
 	return setShape{
-		verdicts: s.Verdicts,
-		key:      s.Key.Len(family), keyKernel: kernelLen(s.Key, family),
+		verdicts: s.Verdicts, interval: s.Interval,
+		key: s.Key.Len(family), keyKernel: kernelLen(s.Key, family),
 		data: s.Data.Len(family), dataKernel: kernelLen(s.Data, family),
 	}
 }
+
+// keyEnd is the length of an element's last key.
+func (s setShape) keyEnd() int {
+	if s.interval {
+		return s.key
+	}
+	return 0
+}
+
+// attrElementKeyEnd is NFTA_SET_ELEM_KEY_END, which x/sys/unix lacks.
+const attrElementKeyEnd = 10
 
 func (e *encoder) element(el *nft.Element, shape setShape, keyOnly bool) error {
 	if len(el.Key) != shape.key {
 		return fmt.Errorf("key of %d bytes, not %d", len(el.Key), shape.key)
 	}
+	if end := shape.keyEnd(); len(el.KeyEnd) != end {
+		return fmt.Errorf("last key of %d bytes, not %d", len(el.KeyEnd), end)
+	}
 	at := e.nest(unix.NFTA_LIST_ELEM)
 	key := e.nest(unix.NFTA_SET_ELEM_KEY)
 	e.raw(unix.NFTA_DATA_VALUE, string(el.Key[:shape.keyKernel]))
 	e.close(key)
+	if shape.interval {
+		last := e.nest(attrElementKeyEnd)
+		e.raw(unix.NFTA_DATA_VALUE, string(el.KeyEnd[:shape.keyKernel]))
+		e.close(last)
+	}
 	if !keyOnly {
 		if err := e.elementData(el, shape); err != nil {
 			return err

@@ -46,7 +46,7 @@ func TestOwnedTableIsOurs(t *testing.T) {
 	other := openIn(t, ns)
 	for what, err := range map[string]error{
 		"delete": other.DeleteTables(tableName),
-		"claim":  other.Claim(p),
+		"claim":  claim(other, p),
 		"change": other.Apply(nft.Batch{Ops: []nft.Op{nft.FlushChain{Table: table(nft.IPv4), Chain: "refuse"}}}),
 	} {
 		if !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "stop it first") {
@@ -74,11 +74,11 @@ func TestClaimAfterRestart(t *testing.T) {
 			t.Errorf("table %s is no orphan after Close: %+v", table.ID, table)
 		}
 	}
-	must(t, next.Claim(p))
+	must(t, claim(next, p))
 	withOwnership(t, next)
 	generation, err := next.Generation()
 	must(t, err)
-	must(t, next.Claim(p)) // nothing to claim, nothing written
+	must(t, claim(next, p)) // nothing to claim, nothing written
 	again, err := next.Generation()
 	must(t, err)
 	if again != generation {
@@ -110,7 +110,7 @@ func TestAddTableOverWhatIsThere(t *testing.T) {
 	if owned, err = c.Owned(table(nft.IPv4)); err != nil || owned {
 		t.Errorf("table that nft made: owned is %v, error %v", owned, err)
 	}
-	must(t, c.Claim(everything())) // leaves it as it is
+	must(t, claim(c, everything())) // leaves it as it is
 	must(t, c.Close())
 	next := openIn(t, ns)
 	must(t, next.Apply(add))
@@ -129,10 +129,10 @@ func TestAddTableOverWhatIsThere(t *testing.T) {
 func TestClaimWakesADormantTable(t *testing.T) {
 	cmd := nftcmd.ForTest(t)
 	ns, c := open(t)
-	must(t, cmd.Load(ns, load(everything()).String()))
+	must(t, cmd.Load(ns, load(parsable(t, cmd)).String()))
 	_, err := cmd.Run(ns, "", "add table ip "+tableName+" { flags dormant; }")
 	must(t, err)
-	must(t, c.Claim(everything()))
+	must(t, claim(c, everything()))
 	tables, err := c.Tables(tableName)
 	must(t, err)
 	if len(tables) != 2 || tables[0].Flags != 0 || tables[1].Flags != 0 {

@@ -22,72 +22,63 @@ var errChanged = errors.New("the ruleset changed during the dump")
 // Read returns the tables that want names, as the kernel has them. A set or
 // chain that is exactly as want has it is returned as want's own pointer; a set
 // that is not, or that has elements of a form that no program has, as a Set
-// without key and without elements; and a chain that is not, with a rule of
+// without key and without elements; a dynamic map is returned without what
+// rules have added to it (see Learned); and a chain that is not, with a rule of
 // nft.Unknown in place of its rules.
 //
-// The tables are read until no transaction came in between, at most four times.
-// Tables that this Conn owns cannot change and are read once.
+// A table is read until no transaction came in between, at most four times. One
+// that this Conn owns cannot change and is read once.
 func (c *Conn) Read(want *nft.Program) (*nft.Model, error) {
-	c.exclusive.Lock()
-	defer c.exclusive.Unlock()
-	owned, err := c.ownsAll(want)
-	if err != nil {
-		return nil, err
-	}
-	for try := 1; ; try++ {
-		m, err := c.readOnce(want, owned)
-		if err == nil || try == readTries && m != nil {
-			return m, nil
-		}
-		if !errors.Is(err, errChanged) || try == readTries {
-			return nil, fmt.Errorf("read tables: %w", err)
-		}
-	}
-}
-
-// ownsAll says that no table of the program is open to others.
-func (c *Conn) ownsAll(want *nft.Program) (bool, error) {
-	for _, f := range nft.Families() {
-		t, found, err := c.table(want.Table(f).ID())
-		if err != nil {
-			return false, err
-		}
-		if !found || t.Owner != c.writer.conn.PID() {
-			return false, nil
-		}
-	}
-	return true, nil
-}
-
-// readOnce may return both a model and errChanged.
-func (c *Conn) readOnce(want *nft.Program, owned bool) (*nft.Model, error) {
-	c.reading.Lock()
-	defer c.reading.Unlock()
-	before, err := c.generation()
-	if err != nil {
-		return nil, err
-	}
 	m := nft.NewModel()
-	changed := false
 	for _, f := range nft.Families() {
-		r := tableReader{conn: c, want: want.Table(f), owned: owned}
-		contents, err := r.read()
+		contents, err := c.ReadTable(want.Table(f))
 		if err != nil {
-			return nil, fmt.Errorf("table %s: %w", r.want.ID(), err)
+			return nil, err
 		}
 		if contents != nil {
 			m.Put(contents)
 		}
-		changed = changed || r.changed
 	}
-	after, err := c.generation()
+	return m, nil
+}
+
+// ReadTable is Read for one table; without such a table it returns nil.
+func (c *Conn) ReadTable(want *nft.Table) (*nft.Contents, error) {
+	c.exclusive.Lock()
+	defer c.exclusive.Unlock()
+	owned, err := c.Owned(want.ID())
 	if err != nil {
 		return nil, err
 	}
-	if changed || !owned && before != after {
-		return m, errChanged
+	for try := 1; ; try++ {
+		contents, changed, err := c.readOnce(want, owned)
+		last := try == readTries
+		switch {
+		case err == nil && (!changed || last):
+			return contents, nil
+		case err != nil && (last || !errors.Is(err, errChanged)):
+			return nil, fmt.Errorf("read table %s: %w", want.ID(), err)
+		}
 	}
-	return m, nil
+}
+
+// readOnce also says whether the contents may be of two moments.
+func (c *Conn) readOnce(want *nft.Table, owned bool) (contents *nft.Contents, changed bool, err error) {
+	c.reading.Lock()
+	defer c.reading.Unlock()
+	before, err := c.generation()
+	if err != nil {
+		return nil, false, err
+	}
+	r := tableReader{conn: c, want: want, owned: owned}
+	if contents, err = r.read(); err != nil {
+		return nil, false, err
+	}
+	after, err := c.generation()
+	if err != nil {
+		return nil, false, err
+	}
+	return contents, r.changed || !owned && before != after, nil
 }
 
 // tableReader reads one table.
@@ -239,7 +230,7 @@ func (r *tableReader) set(attrs []byte) *nft.SetContents {
 const attrSetCount = 20
 
 func (r *tableReader) elements(s *nft.SetContents) error {
-	if len(s.Set.Key) == 0 {
+	if len(s.Set.Key) == 0 || s.Set.Dynamic {
 		return nil
 	}
 	d := elementDecoder{set: s.Set, shape: shapeOf(s.Set, r.want.Family), chains: r.names}

@@ -50,6 +50,40 @@ func TestReadBack(t *testing.T) {
 	}
 }
 
+// What nft makes of the program's text is what Apply makes of the program: Read
+// knows each set and chain of it again.
+func TestReadWhatNftMade(t *testing.T) {
+	cmd := nftcmd.ForTest(t)
+	ns, c := open(t)
+	p := parsable(t, cmd)
+	if !parsesOriginalPorts(t, cmd) {
+		// nft 1.0.6 puts the one byte of the protocol into network order before it
+		// looks for it in intervals.
+		for _, f := range nft.Families() {
+			p.Table(f).Chains = p.Table(f).Chains.Set("restricted", &nft.Chain{Name: "restricted"})
+		}
+	}
+	must(t, cmd.Load(ns, load(p).String()))
+	got, err := c.Read(p)
+	must(t, err)
+	for _, f := range nft.Families() {
+		contents := got.Table(table(f))
+		for name, chain := range p.Table(f).Chains.All() {
+			if contents.Chains[name] != chain {
+				t.Errorf("table %s: chain %s is not recognised", f, name)
+			}
+		}
+		for _, s := range p.Table(f).Sets {
+			if contents.Sets[s.Name].Set != s {
+				t.Errorf("table %s: set %s is not recognised", f, s.Name)
+			}
+		}
+	}
+	if b, _ := nft.Adopt(got, p).Plan(p, timeZero); !b.Empty() {
+		t.Errorf("what nft made is changed by\n%s", b)
+	}
+}
+
 // Each rule is told from every other: what the kernel has for one is never
 // taken for another.
 func TestReadTellsRulesApart(t *testing.T) {
@@ -65,9 +99,15 @@ func TestReadTellsRulesApart(t *testing.T) {
 				{nft.InSet{Key: serviceKey[:1], Set: "addresses"}}, {nft.InSet{Key: nodeKey[:1], Set: "only-proto"}},
 				{nft.Verdict{Code: nft.Drop}}, {nft.Verdict{Code: nft.Accept}}, {nft.Verdict{Code: nft.Return}},
 				{jump("refuse")}, {goTo("refuse")}, {goTo("empty")}, {},
+				{nft.DNAT{Key: clientKey, Mod: 0, Map: "affinity"}}, {nft.DNAT{Key: clientKey[1:], Mod: 1, Map: "endpoints"}},
+				{nft.InSet{Key: nft.Fields{nft.OrigDaddr}, Set: "addresses"}}, {nft.InSet{Key: nft.Fields{nft.OrigSaddr}, Set: "addresses"}},
+				{nft.VMap{Key: nft.Fields{nft.OrigDport}, Map: "port-verdicts"}},
+				{nft.Update{Map: "affinity", Key: clientKey, Data: target, Timeout: 3 * time.Hour}},
+				{nft.Update{Map: "affinity", Key: origClientKey, Data: target, Timeout: 3*time.Hour + time.Second}},
+				{nft.Update{Map: "affinity", Key: origClientKey, Data: nft.Fields{nft.OrigDaddr, nft.Dport}, Timeout: 3 * time.Hour}},
 			}
 			texts := map[string]bool{}
-			for _, chain := range chains(f) {
+			for _, chain := range append(chains(f), learning(true)...) {
 				rules = append(rules, chain.Rules...)
 			}
 			rules = slices.DeleteFunc(rules, func(r nft.Rule) bool {
@@ -80,7 +120,7 @@ func TestReadTellsRulesApart(t *testing.T) {
 			})
 			// Chain i has the rule that comes shift after the i-th.
 			program := func(shift int) *nft.Program {
-				cs := []*nft.Chain{{Name: "empty"}, {Name: "refuse"}, {Name: "endpoints-3-masquerade"}, {Name: "node-endpoints-2"}}
+				cs := []*nft.Chain{{Name: "empty"}, {Name: "refuse"}, {Name: "learn-10800"}, {Name: "endpoints-3-masquerade"}, {Name: "node-endpoints-2"}}
 				for i := range rules {
 					cs = append(cs, &nft.Chain{Name: fmt.Sprintf("rule-%d", i), Rules: []nft.Rule{rules[(i+shift)%len(rules)]}})
 				}
@@ -131,6 +171,16 @@ func TestReadFindsTampering(t *testing.T) {
 		{"set of another type", "delete set ip T indexes; add set ip T indexes { type ipv4_addr; elements = { 1.1.1.1 }; }"},
 		{"set without typeof", "delete set ip T indexes; add set ip T indexes { type mark; elements = { 7 }; }"},
 		{"map with catch-all", "add element ip T only-port { * : 81 }"},
+		{"interval shortened", `delete element ip T source-ranges { 10.96.0.0 . tcp . 80 . 0.0.0.0/0 }; add element ip T source-ranges { 10.96.0.0 . tcp . 80 . 0.0.0.0/1 comment "a prefix" }`},
+		{"interval added", "add element ip6 T source-ranges { fd00::9-fd00::17 . udp . 80-90 . fd00::/9 }"},
+		{"interval removed", "delete element ip T source-verdicts { 91 . 10.96.0.0-10.96.0.7 }"},
+		{"map with intervals made one without", "flush chain ip T prerouting; flush chain ip T output; delete map ip T source-verdicts; add map ip T source-verdicts { typeof th dport . ip saddr : verdict; }"},
+		{"other size", "delete set ip T sized; add set ip T sized { typeof ip daddr; size 101; elements = { 10.96.0.5 }; }"},
+		{"no size", "delete set ip T sized; add set ip T sized { typeof ip daddr; elements = { 10.96.0.5 }; }"},
+		{"dynamic map of another size", "flush chain ip T learn-clients; delete map ip T client-affinity; add map ip T client-affinity { typeof ip saddr : ip daddr; size 4; flags dynamic,timeout; }"},
+		{"dynamic map with time-out", "flush chain ip T learn-clients; delete map ip T client-affinity; add map ip T client-affinity { typeof ip saddr : ip daddr; size 3; flags dynamic,timeout; timeout 1h; }"},
+		{"map no longer dynamic", "flush chain ip T learn-clients; delete map ip T client-affinity; add map ip T client-affinity { typeof ip saddr : ip daddr; size 3; flags timeout; }"},
+		{"reply instead of original", "flush chain ip T learn-clients; add rule ip T learn-clients ct status dnat ct reply ip daddr @addresses jump empty"},
 		{"table removed", "delete table ip6 T"},
 		{"table emptied", "delete table ip T; add table ip T"},
 	} {
@@ -147,7 +197,7 @@ func TestReadFindsTampering(t *testing.T) {
 			must(t, err)
 
 			c = openIn(t, ns)
-			must(t, c.Claim(p))
+			must(t, claim(c, p))
 			m, err := c.Read(p)
 			must(t, err)
 			state := nft.Adopt(m, p)
@@ -176,6 +226,14 @@ func blocks(t *testing.T, cmd nftcmd.Command, ns *testnet.Namespace) []string {
 		must(t, err)
 		_, listing, _ = strings.Cut(ownerMarks.ReplaceAllString(listing, ""), "\n")
 		for block := range strings.SplitSeq(strings.TrimSuffix(listing, "}\n"), "\n\n") {
+			if strings.Contains(block, "flags interval") { // lists elements in the order in which they came
+				lines := strings.Split(strings.Replace(block, "elements = {", "", 1), "\n")
+				for i, line := range lines {
+					lines[i] = strings.Trim(line, " \t,}")
+				}
+				slices.Sort(lines)
+				block = strings.Join(lines, "\n")
+			}
 			all = append(all, f.String()+block)
 		}
 	}

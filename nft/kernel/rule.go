@@ -3,6 +3,7 @@ package kernel
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -82,13 +83,15 @@ func expressions(s nft.Statement, family nft.Family) ([]expr.Any, error) {
 			bitwise(hostOrder(statusDNAT), hostOrder(0)), compare(true, hostOrder(0)),
 		}, nil
 	case nft.InSet:
-		return append(loads(s.Key, family), &expr.Lookup{SourceRegister: register(0), SetName: s.Set}), nil
+		return append(loads(s.Key, family, 0), &expr.Lookup{SourceRegister: register(0), SetName: s.Set}), nil
 	case nft.VMap:
-		return append(loads(s.Key, family), &expr.Lookup{
+		return append(loads(s.Key, family, 0), &expr.Lookup{
 			SourceRegister: register(0), DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: s.Map,
 		}), nil
 	case nft.DNAT:
 		return dnat(s, family), nil
+	case nft.Update:
+		return update(s, family)
 	case nft.SetMark:
 		return changeMark(s.Mask, s.Mask), nil
 	case nft.ClearMark:
@@ -154,19 +157,35 @@ func load(f nft.Field, family nft.Family, word int) expr.Any {
 			DestRegister: register(word), Base: expr.PayloadBaseTransportHeader,
 			Offset: dportOffset, Len: 2,
 		}
+	case nft.OrigSaddr:
+		return original(family, expr.CtKeySRCIP, expr.CtKeySRCIP6, word)
+	case nft.OrigDaddr:
+		return original(family, expr.CtKeyDSTIP, expr.CtKeyDSTIP6, word)
+	case nft.OrigDport:
+		return original(family, expr.CtKeyPROTODST, expr.CtKeyPROTODST, word)
 	}
 	return index(numgenMod, word)
+}
+
+// original is a field of the connection's first packet as it arrived. nft reads
+// addresses by keys that say the family (Linux 4.17).
+func original(family nft.Family, v4, v6 expr.CtKey, word int) expr.Any {
+	key := v4
+	if family == nft.IPv6 {
+		key = v6
+	}
+	return &expr.Ct{Key: key, Register: register(word), OptDirection: true, Direction: expr.CtDirOriginal}
 }
 
 func index(mod uint32, word int) expr.Any {
 	return &expr.Numgen{Register: register(word), Modulus: mod, Type: unix.NFT_NG_RANDOM}
 }
 
-// loads brings a concatenation into the registers from the first word on.
-func loads(fs nft.Fields, family nft.Family) []expr.Any {
+// loads brings a concatenation into the registers from the word on.
+func loads(fs nft.Fields, family nft.Family, word int) []expr.Any {
 	exprs := make([]expr.Any, 0, len(fs)+3)
 	for i, f := range fs {
-		exprs = append(exprs, load(f, family, fs[:i].Len(family)/4))
+		exprs = append(exprs, load(f, family, word+fs[:i].Len(family)/4))
 	}
 	return exprs
 }
@@ -175,13 +194,35 @@ func dnat(s nft.DNAT, family nft.Family) []expr.Any {
 	// What the map has for the key replaces it in the registers: the address,
 	// then the port. The kernel's dump gives each range's end, too.
 	addr, port := register(0), register(family.AddrLen()/4)
-	return append(loads(s.Key, family),
-		index(s.Mod, s.Key.Len(family)/4),
+	exprs := loads(s.Key, family, 0)
+	if s.Mod > 0 {
+		exprs = append(exprs, index(s.Mod, s.Key.Len(family)/4))
+	}
+	return append(exprs,
 		&expr.Lookup{SourceRegister: register(0), DestRegister: register(0), IsDestRegSet: true, SetName: s.Map},
 		&expr.NAT{
 			Type: expr.NATTypeDestNAT, Family: uint32(family),
 			RegAddrMin: addr, RegAddrMax: addr, RegProtoMin: port, RegProtoMax: port,
 		})
+}
+
+// wordsOfOne is how many words nft keeps for a field that is no concatenation:
+// a whole 128-bit register.
+const wordsOfOne = 4
+
+// update brings key and data into the registers, one behind the other.
+func update(s nft.Update, family nft.Family) ([]expr.Any, error) {
+	if err := s.Check(family); err != nil {
+		return nil, fmt.Errorf("%q: %w", s.Text(family), err)
+	}
+	behind := s.Key.Len(family) / 4
+	if len(s.Key) == 1 {
+		behind = wordsOfOne
+	}
+	return append(slices.Concat(loads(s.Key, family, 0), loads(s.Data, family, behind)), &expr.Dynset{
+		SrcRegKey: register(0), SrcRegData: register(behind), SetName: s.Map,
+		Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: s.Timeout,
+	}), nil
 }
 
 // changeMark clears the bits of the mask and sets those given.

@@ -59,12 +59,31 @@ const (
 	attrSetExpressions = 18
 )
 
+// What x/sys/unix lacks of interval concatenations (Linux 5.6): the flag, the
+// list of the fields' lengths in a set's description, and one such length.
+const (
+	setConcat     = 0x80 // NFT_SET_CONCAT
+	attrDescList  = 2    // NFTA_SET_DESC_CONCAT
+	attrDescField = 1    // NFTA_SET_FIELD_LEN
+)
+
+// maxTypeofFields is how many fields of a concatenation nft describes in the
+// user data. It lists a set that has more by type instead of typeof.
+const maxTypeofFields = 4
+
 // setFlags are NFTA_SET_FLAGS.
 func setFlags(s *nft.Set) uint32 {
+	var flags uint32
 	if s.Verdicts || len(s.Data) > 0 {
-		return unix.NFT_SET_MAP
+		flags |= unix.NFT_SET_MAP
 	}
-	return 0
+	if s.Interval {
+		flags |= unix.NFT_SET_INTERVAL | setConcat
+	}
+	if s.Dynamic {
+		flags |= unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT
+	}
+	return flags
 }
 
 // dataType is nft's number for the concatenation.
@@ -115,7 +134,38 @@ func (e *encoder) declaration(s *nft.Set, family nft.Family) {
 		e.uint32(unix.NFTA_SET_DATA_TYPE, dataType(s.Data, family))
 		e.uint32(unix.NFTA_SET_DATA_LEN, uint32(kernelLen(s.Data, family)))
 	}
+	e.description(s, family)
 	e.bytes(unix.NFTA_SET_USERDATA, setUserdata(s, family))
+}
+
+// description adds the size and, for intervals, the lengths of the fields, by
+// which the kernel takes the concatenation apart.
+func (e *encoder) description(s *nft.Set, family nft.Family) {
+	if s.Size == 0 && !s.Interval {
+		return
+	}
+	desc := e.nest(unix.NFTA_SET_DESC)
+	if s.Size > 0 {
+		e.uint32(unix.NFTA_SET_DESC_SIZE, s.Size)
+	}
+	if s.Interval {
+		list := e.nest(attrDescList)
+		for _, f := range s.Key {
+			field := e.nest(unix.NFTA_LIST_ELEM)
+			e.uint32(attrDescField, uint32(f.Len(family)))
+			e.close(field)
+		}
+		e.close(list)
+	}
+	e.close(desc)
+}
+
+// sameDescription says that two descriptions have the same size and fields.
+func sameDescription(want, have []byte) bool {
+	return attributeUint32(want, unix.NFTA_SET_DESC_SIZE) == attributeUint32(have, unix.NFTA_SET_DESC_SIZE) &&
+		sameList(attribute(want, attrDescList), attribute(have, attrDescList), func(want, have []byte) bool {
+			return attributeUint32(want, attrDescField) == attributeUint32(have, attrDescField)
+		})
 }
 
 // declaredAs says that the attributes of a set that was read are those of the
@@ -124,9 +174,12 @@ func declaredAs(attrs []byte, s *nft.Set, family nft.Family) bool {
 	var want encoder
 	want.declaration(s, family)
 	for kind, value := range attributes(want.b) {
-		if !bytes.Equal(attribute(attrs, kind), value) {
+		if kind != unix.NFTA_SET_DESC && !bytes.Equal(attribute(attrs, kind), value) {
 			return false
 		}
+	}
+	if !sameDescription(attribute(want.b, unix.NFTA_SET_DESC), attribute(attrs, unix.NFTA_SET_DESC)) {
+		return false
 	}
 	for kind, value := range attributes(attrs) {
 		switch kind {
@@ -136,10 +189,6 @@ func declaredAs(attrs []byte, s *nft.Set, family nft.Family) bool {
 			}
 		case unix.NFTA_SET_TIMEOUT, unix.NFTA_SET_GC_INTERVAL, unix.NFTA_SET_OBJ_TYPE, attrSetExpr, attrSetExpressions:
 			return false
-		case unix.NFTA_SET_DESC:
-			if len(value) > 0 { // a size
-				return false
-			}
 		}
 	}
 	return true
@@ -185,7 +234,7 @@ func typeofFields(fs nft.Fields, family nft.Family) []byte {
 		return typeofField(fs[0], family)
 	}
 	var all []byte
-	for i, f := range fs {
+	for i, f := range fs[:min(len(fs), maxTypeofFields)] {
 		all = userdata.Append(all, userdata.Type(i), typeofField(f, family))
 	}
 	return typeof(exprConcat, all)

@@ -79,25 +79,21 @@ func (c *Conn) Owned(id nft.TableID) (bool, error) {
 	return t.Owner != 0 && t.Owner == c.writer.conn.PID(), err
 }
 
-// Claim takes those of the program's tables that were left by an owner into
-// possession, with their contents, and wakes dormant ones. Other tables stay as
-// they are: see Owned. A table that another process owns is an error that
-// matches EPERM. Where there is nothing to do, nothing is written.
-func (c *Conn) Claim(want *nft.Program) error {
-	var b nft.Batch
-	for _, f := range nft.Families() {
-		id := want.Table(f).ID()
-		t, found, err := c.table(id)
-		if err != nil {
-			return fmt.Errorf("claim table %s: %w", id, err)
-		}
-		foreign := t.Owner != 0 && t.Owner != c.writer.conn.PID()
-		if found && (t.Orphan() || foreign || t.Flags&tableDormant != 0) {
-			b.Ops = append(b.Ops, nft.AddTable{Table: id})
-		}
+// Claim takes the table, if it was left by an owner, into possession with its
+// contents, and wakes a dormant one. Any other stays as it is: see Owned. A table
+// that another process owns is an error that matches EPERM. Where there is
+// nothing to do, nothing is written.
+func (c *Conn) Claim(id nft.TableID) error {
+	t, found, err := c.table(id)
+	if err != nil {
+		return fmt.Errorf("claim table %s: %w", id, err)
 	}
-	if err := c.Apply(b); err != nil {
-		return fmt.Errorf("claim tables: %w", err)
+	foreign := t.Owner != 0 && t.Owner != c.writer.conn.PID()
+	if !found || !t.Orphan() && !foreign && t.Flags&tableDormant == 0 {
+		return nil
+	}
+	if err := c.Apply(nft.Batch{Ops: []nft.Op{nft.AddTable{Table: id}}}); err != nil {
+		return fmt.Errorf("claim table %s: %w", id, err)
 	}
 	return nil
 }

@@ -1,0 +1,53 @@
+package kernel_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"nftproxy/nft"
+	"nftproxy/nft/kernel"
+)
+
+// claim claims all of a program's tables.
+func claim(c *kernel.Conn, p *nft.Program) error {
+	var errs []error
+	for _, f := range nft.Families() {
+		errs = append(errs, c.Claim(p.Table(f).ID()))
+	}
+	return errors.Join(errs...)
+}
+
+// One family's table can be claimed, read and written while the other's is
+// another process's.
+func TestOtherFamilyIsSomebodyElses(t *testing.T) {
+	ns, other := open(t)
+	must(t, other.Apply(nft.Batch{Ops: []nft.Op{nft.AddTable{Table: table(nft.IPv6)}}}))
+	if owned, err := other.Owned(table(nft.IPv6)); err != nil || !owned {
+		t.Skipf("this kernel has no owned tables that persist: %v", err)
+	}
+	c := openIn(t, ns)
+	p := everything()
+	must(t, c.Claim(table(nft.IPv4)))
+	must(t, c.Apply(load(p).Only(nft.IPv4)))
+	contents, err := c.ReadTable(p.IPv4)
+	must(t, err)
+	want, got := nft.NewModel(), nft.NewModel()
+	want.Put(p.Model().Table(table(nft.IPv4)))
+	got.Put(contents)
+	if got.String() != want.String() {
+		t.Errorf("read\n%s\nwant\n%s", got, want)
+	}
+	if err := c.Claim(table(nft.IPv6)); !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "claim table ip6 ") {
+		t.Errorf("claim of the other's table: %v", err)
+	}
+	// Reading is open to all, and shows what there is: nothing.
+	if contents, err = c.ReadTable(p.IPv6); err != nil || contents == nil || len(contents.Chains) > 0 {
+		t.Errorf("read of the other's table: %+v, %v", contents, err)
+	}
+	if contents, err = c.ReadTable(&nft.Table{Family: nft.IPv6, Name: "nowhere"}); err != nil || contents != nil {
+		t.Errorf("read of no table: %+v, %v", contents, err)
+	}
+}
