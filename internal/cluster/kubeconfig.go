@@ -36,7 +36,8 @@ func (c *Cluster) writeClientConfigs() error {
 	c.clientCfg = &rest.Config{
 		Host:            c.serverURL(),
 		TLSClientConfig: rest.TLSClientConfig{CAData: c.pki.caPEM, CertData: admin.cert, KeyData: admin.key},
-		QPS:             -1, // no limit
+		QPS:             -1,                // no limit
+		WarningHandler:  rest.NoWarnings{}, // of deprecated fields, which tests use on purpose
 		Dial:            c.ns.dial,
 	}
 	return nil

@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"k8s.io/client-go/kubernetes"
 
 	"nftproxy/internal/cluster"
@@ -42,6 +43,8 @@ type fixture struct {
 	dir    string
 	binary string
 	plane  *controlPlane
+	// scenarios is the control plane of scenario files.
+	scenarios *controlPlane
 }
 
 // nftproxy returns the path of the binary, built as `make build` does.
@@ -76,23 +79,33 @@ func (f *fixture) controlPlane(t *testing.T) *controlPlane {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.plane == nil {
-		plane, err := startControlPlane(testContext(t))
-		if err != nil {
-			t.Fatal(err)
-		}
-		f.plane = plane
+		f.plane = startForTest(t, planeConfig())
 	}
 	return f.plane
 }
 
-// rest stops the shared control plane, which the next test that wants one starts
+// scenarioPlane returns the one that scenario files share.
+func (f *fixture) scenarioPlane(t *testing.T) *controlPlane {
+	t.Helper()
+	requireRoot(t)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.scenarios == nil {
+		f.scenarios = startForTest(t, scenarioPlaneConfig())
+	}
+	return f.scenarios
+}
+
+// rest stops the shared control planes, which the next test that wants one starts
 // again: where time is measured it would take part.
 func (f *fixture) rest() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.plane != nil {
-		f.plane.stop()
-		f.plane = nil
+	for _, plane := range []**controlPlane{&f.plane, &f.scenarios} {
+		if *plane != nil {
+			(*plane).stop()
+			*plane = nil
+		}
 	}
 }
 
@@ -106,9 +119,11 @@ func (f *fixture) close() {
 // controlPlane is a running one, in a namespace with a link to each node.
 type controlPlane struct {
 	ns      *testnet.Namespace
+	config  cluster.Config
 	cluster *cluster.Cluster
 	client  *kubernetes.Clientset
 	nodes   int // made so far
+	markers int // of scenarios; see world
 }
 
 // ownControlPlane starts one for a test that would disturb others: the controllers
@@ -116,44 +131,80 @@ type controlPlane struct {
 func ownControlPlane(t *testing.T) *controlPlane {
 	t.Helper()
 	requireRoot(t)
-	plane, err := startControlPlane(testContext(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	plane := startForTest(t, planeConfig())
 	t.Cleanup(plane.stop)
 	return plane
 }
 
-// apiAddr is where API servers listen: not a loopback address, so that the
+// planeConfig has the API server listen on no loopback address, so that the
 // Service default/kubernetes has an endpoint.
-func apiAddr() netip.Addr { return netip.MustParseAddr("172.30.0.1") }
+func planeConfig() cluster.Config {
+	return cluster.Config{ListenAddr: netip.MustParseAddr("172.30.0.1"), Log: os.Stderr}
+}
 
-func startControlPlane(ctx context.Context) (*controlPlane, error) {
+func startForTest(t *testing.T, config cluster.Config) *controlPlane {
+	t.Helper()
 	ns, err := testnet.New("control-plane")
 	if err != nil {
-		return nil, err
+		t.Fatal(err)
 	}
-	plane := &controlPlane{ns: ns}
-	if err := plane.start(ctx); err != nil {
+	plane := &controlPlane{ns: ns, config: config}
+	if err := plane.start(testContext(t)); err != nil {
 		plane.stop()
-		return nil, err
+		t.Fatal(err)
 	}
-	return plane, nil
+	return plane
 }
 
 func (c *controlPlane) start(ctx context.Context) error {
-	if err := c.ns.AddAddr("lo", netip.PrefixFrom(apiAddr(), 32)); err != nil {
+	if err := c.ns.AddAddr("lo", c.apiPrefix()); err != nil {
 		return err
 	}
+	c.config.NetNS = c.ns.Path()
 	var err error
-	c.cluster, err = cluster.Start(ctx, cluster.Config{NetNS: c.ns.Path(), ListenAddr: apiAddr(), Log: os.Stderr})
-	if err != nil {
+	if c.cluster, err = cluster.Start(ctx, c.config); err != nil {
 		return err
 	}
 	if c.client, err = kubernetes.NewForConfig(c.cluster.Client()); err != nil {
 		return fmt.Errorf("make a client: %w", err)
 	}
 	return nil
+}
+
+// apiPrefix is the address that the API server listens on, alone.
+func (c *controlPlane) apiPrefix() netip.Prefix { return netip.PrefixFrom(c.config.ListenAddr, 32) }
+
+// connect joins a node with the control plane, by a link of their own.
+func (c *controlPlane) connect(t *testing.T, node *testnet.Namespace) {
+	t.Helper()
+	c.nodes++
+	near, far := "mgmt", fmt.Sprintf("node%d", c.nodes)
+	// Networks of four addresses out of 172.31.0.0/16.
+	planeEnd := netip.AddrFrom4([4]byte{172, 31, byte(c.nodes >> 6), byte(c.nodes<<2) + 1})
+	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: near}, PeerName: far, PeerNamespace: netlink.NsFd(c.ns.Fd())}
+	err := node.Handle().LinkAdd(veth)
+	for _, end := range []struct {
+		ns   *testnet.Namespace
+		link string
+		addr netip.Addr
+	}{{c.ns, far, planeEnd}, {node, near, planeEnd.Next()}} {
+		if err == nil {
+			err = end.ns.AddAddr(end.link, netip.PrefixFrom(end.addr, 30))
+		}
+		var link netlink.Link
+		if err == nil {
+			link, err = end.ns.Handle().LinkByName(end.link)
+		}
+		if err == nil {
+			err = end.ns.Handle().LinkSetUp(link)
+		}
+	}
+	if err == nil {
+		err = node.AddRoute(c.apiPrefix(), planeEnd)
+	}
+	if err != nil {
+		t.Fatalf("connect a node with the control plane: %v", err)
+	}
 }
 
 func (c *controlPlane) stop() {

@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"strings"
 	"testing"
 
-	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -40,39 +38,16 @@ func newNode(t *testing.T) *node {
 
 func newNodeOf(t *testing.T, plane *controlPlane, name string) *node {
 	t.Helper()
-	plane.nodes++
-	name = fmt.Sprintf("%s-%d", name, plane.nodes) // a test may run more than once
-	n := &node{
-		Topology: testnet.NewForTest(t, testnet.Config{}), t: t, ctx: testContext(t), plane: plane,
-		name: "node-" + name, namespace: name,
-	}
-	n.connect()
+	n := &node{Topology: testnet.NewForTest(t, testnet.Config{}), t: t, ctx: testContext(t), plane: plane}
+	plane.connect(t, n.Node)
+	n.namespace = fmt.Sprintf("%s-%d", name, plane.nodes) // a test may run more than once
+	n.name = "node-" + n.namespace
 	n.register()
 	if err := plane.cluster.CreateNamespace(n.ctx, n.namespace); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(n.clean)
 	return n
-}
-
-// connect joins the node with the control plane, by a link of their own.
-func (n *node) connect() {
-	n.t.Helper()
-	far := fmt.Sprintf("node%d", n.plane.nodes)
-	veth := &netlink.Veth{
-		LinkAttrs: netlink.LinkAttrs{Name: "mgmt"}, PeerName: far, PeerNamespace: netlink.NsFd(n.plane.ns.Fd()),
-	}
-	if err := n.Node.Handle().LinkAdd(veth); err != nil {
-		n.t.Fatalf("connect the node with the control plane: %v", err)
-	}
-	nodeEnd := netip.MustParsePrefix(fmt.Sprintf("172.31.%d.2/24", n.plane.nodes))
-	planeEnd := netip.PrefixFrom(nodeEnd.Addr().Prev(), 24)
-	n.must(n.Node.AddAddr("mgmt", nodeEnd), n.plane.ns.AddAddr(far, planeEnd))
-	peer, err := n.plane.ns.Handle().LinkByName(far)
-	n.must(err, n.plane.ns.Handle().LinkSetUp(peer))
-	near, err := n.Node.Handle().LinkByName("mgmt")
-	n.must(err, n.Node.Handle().LinkSetUp(near))
-	n.must(n.Node.AddRoute(netip.PrefixFrom(apiAddr(), 32), planeEnd.Addr()))
 }
 
 // register makes the Node object, as a kubelet would.

@@ -5,11 +5,15 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
+	"testing"
 	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"nftproxy/internal/testnet"
 )
 
 // notices listens to what the kernel tells of transactions on nftables, right
@@ -20,32 +24,43 @@ type notices struct {
 	ended sync.WaitGroup
 
 	mu      sync.Mutex
-	needle  []byte
+	needles [][]byte // not seen yet
 	arrived chan time.Time
 	lost    int // notices that the socket had no room for, in pieces
 }
 
 // listen starts listening on the node.
-func (n *node) listen() *notices {
-	n.t.Helper()
+func (n *node) listen() *notices { return listenIn(n.t, n.Node) }
+
+func listenIn(t *testing.T, ns *testnet.Namespace) *notices {
+	t.Helper()
 	const group = 7 // NFNLGRP_NFTABLES of linux/netfilter/nfnetlink.h
-	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: n.Node.Fd(), Groups: 1 << (group - 1)})
-	n.must(err, conn.SetReadBuffer(32<<20))
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: ns.Fd(), Groups: 1 << (group - 1)})
+	if err == nil {
+		err = conn.SetReadBuffer(32 << 20)
+	}
+	if err != nil {
+		t.Fatalf("listen to nftables: %v", err)
+	}
 	l := &notices{conn: conn}
 	l.ended.Go(l.read)
-	n.t.Cleanup(func() {
+	t.Cleanup(func() {
 		conn.Close()
 		l.ended.Wait()
 	})
 	return l
 }
 
-// expect begins to look for the first notice that has an address in it, as the
-// data of a map element or of an expression, and yields when it arrived.
-func (l *notices) expect(a netip.Addr) <-chan time.Time {
+// expect begins to look for notices that have addresses in them, as the data or
+// key of a map element or in an expression. It yields when the first notice of
+// the last of them arrived.
+func (l *notices) expect(addrs ...netip.Addr) <-chan time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.needle, l.arrived = a.AsSlice(), make(chan time.Time, 1)
+	l.needles, l.arrived = nil, make(chan time.Time, 1)
+	for _, a := range addrs {
+		l.needles = append(l.needles, a.AsSlice())
+	}
 	return l.arrived
 }
 
@@ -72,8 +87,9 @@ func (l *notices) read() {
 		}
 		l.mu.Lock()
 		for _, m := range messages {
-			if l.needle != nil && bytes.Contains(m.Data, l.needle) {
-				l.needle = nil
+			before := len(l.needles)
+			l.needles = slices.DeleteFunc(l.needles, func(n []byte) bool { return bytes.Contains(m.Data, n) })
+			if before > 0 && len(l.needles) == 0 {
 				l.arrived <- now
 			}
 		}
