@@ -3,6 +3,7 @@ package proxy
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -53,12 +54,16 @@ func (e FamilyErrors) Unwrap() []error {
 	return errs
 }
 
-// applier brings the kernel from what it holds to a program.
+// applier brings the kernel from what it holds to a program: both families in
+// one transaction, unless one of them stands in the way.
 type applier struct {
 	kernel Kernel
-	// state is what the kernel holds, if sure.
+	// state is what the kernel holds in the families of which that is sure.
 	state nft.State
-	sure  bool
+	sure  map[nft.Family]bool
+	// apart says that the last sync did not succeed in both families: then each
+	// has a transaction of its own, so that neither holds up the other.
+	apart bool
 	// generation is the ruleset's number as long as only we write.
 	generation uint32
 	// quarantine holds the parts that the kernel refused. One gets another
@@ -71,32 +76,60 @@ type quarantined struct {
 	err   error
 }
 
+func newApplier(k Kernel) applier {
+	return applier{kernel: k, sure: map[nft.Family]bool{}, quarantine: map[string]quarantined{}}
+}
+
 // run applies s.Program and fills in what it took.
 func (a *applier) run(s *Sync) error {
 	defer func() { s.Quarantined = a.refused() }()
-	want := a.allowed(s.Program)
-	for n := range maxTries {
-		err := a.try(s, want)
-		if err == nil {
+	both := nft.Families()
+	if !a.apart && a.bring(s, both[:]) == nil {
+		return nil
+	}
+	failed := FamilyErrors{}
+	for i, f := range both {
+		if err := a.bring(s, both[i:i+1]); err != nil {
+			failed[f] = err
+		}
+	}
+	if a.apart = len(failed) > 0; a.apart {
+		return failed
+	}
+	return nil
+}
+
+// bring writes some families in one transaction, without what the kernel
+// refuses.
+func (a *applier) bring(s *Sync, families []nft.Family) error {
+	var err error
+	for range maxTries {
+		// What fails although it was planned from memory is tried again after a
+		// look: the usual reason is that somebody else has changed the tables.
+		// What fails after a look is about what was written.
+		remembered := !slices.ContainsFunc(families, func(f nft.Family) bool { return !a.sure[f] })
+		if err = a.try(s, families); err == nil {
 			return nil
 		}
-		// The usual reason is that somebody else has changed the tables: look,
-		// then write what differs. What comes again is about what was written.
-		if n > 0 && !a.isolate(s.Program, err) {
+		if !remembered && !a.isolate(s.Program, err) {
 			break
 		}
-		want = a.allowed(s.Program)
 	}
-	return a.alone(s, want)
+	return err
 }
 
 // try is one transaction, with a look at the kernel first where needed.
-func (a *applier) try(s *Sync, want *nft.Program) error {
-	if err := a.look(s, want); err != nil {
+func (a *applier) try(s *Sync, families []nft.Family) error {
+	want := a.allowed(s.Program)
+	if err := a.look(s, want, families); err != nil {
 		return err
 	}
-	batch, next := a.plan(s, want)
+	batch, next := a.plan(s, want, families)
 	if err := a.write(s, batch); err != nil {
+		for _, f := range families {
+			// Nothing of it or, with an unknown outcome, some or all may be in.
+			a.sure[f] = false
+		}
 		return err
 	}
 	a.state = next
@@ -104,25 +137,43 @@ func (a *applier) try(s *Sync, want *nft.Program) error {
 }
 
 // look makes sure what the kernel holds.
-func (a *applier) look(s *Sync, want *nft.Program) error {
-	if a.sure {
+func (a *applier) look(s *Sync, want *nft.Program, families []nft.Family) error {
+	var unsure []nft.Family
+	for _, f := range families {
+		if !a.sure[f] {
+			unsure = append(unsure, f)
+		}
+	}
+	if len(unsure) == 0 {
 		return nil
 	}
 	start := time.Now()
 	defer func() { s.Read += time.Since(start) }()
-	if err := a.kernel.Claim(want); err != nil {
-		return err // It says itself what it was doing, and so does Read's.
+	for _, f := range unsure {
+		if err := a.kernel.Claim(want.Table(f).ID()); err != nil {
+			return err // It says itself what it was doing, and so do the others.
+		}
 	}
-	// Asked before the read: what comes in between is looked at again.
+	// Asked before the read: what comes in between is looked at again. What is
+	// known of a family that is not read now is as old as before.
 	generation, err := a.kernel.Generation()
 	if err != nil {
 		return err
 	}
-	m, err := a.kernel.Read(want)
-	if err != nil {
-		return err
+	if len(unsure) == len(nft.Families()) {
+		a.generation = generation
 	}
-	a.state, a.sure, a.generation = nft.Adopt(m, want), true, generation
+	for _, f := range unsure {
+		contents, err := a.kernel.ReadTable(want.Table(f))
+		if err != nil {
+			return err
+		}
+		m := nft.NewModel()
+		if contents != nil {
+			m.Put(contents)
+		}
+		a.state, a.sure[f] = a.state.With(f, nft.Adopt(m, want)), true
+	}
 	return nil
 }
 
@@ -131,24 +182,34 @@ func (a *applier) look(s *Sync, want *nft.Program) error {
 // it is not sure what the kernel holds, a retry is due anyway.
 func (a *applier) tampered() bool {
 	generation, err := a.kernel.Generation()
-	if err != nil || !a.sure || generation == a.generation {
+	if err != nil || generation == a.generation {
 		return false
 	}
 	a.generation = generation
+	tampered := false
 	for _, f := range nft.Families() {
-		if t := a.state.Applied().Table(f); t.Name != "" {
-			if owned, err := a.kernel.Owned(t.ID()); err != nil || !owned {
-				a.sure = false
-			}
+		t := a.state.Applied().Table(f)
+		if !a.sure[f] || t.Name == "" {
+			continue
+		}
+		if owned, err := a.kernel.Owned(t.ID()); err != nil || !owned {
+			a.sure[f], tampered = false, true
 		}
 	}
-	return !a.sure
+	return tampered
 }
 
-func (a *applier) plan(s *Sync, want *nft.Program) (nft.Batch, nft.State) {
+func (a *applier) plan(s *Sync, want *nft.Program, families []nft.Family) (nft.Batch, nft.State) {
 	start := time.Now()
 	defer func() { s.Plan += time.Since(start) }()
-	return a.state.Plan(want, start)
+	var batch nft.Batch
+	next := a.state
+	for _, f := range families {
+		var one nft.Batch
+		one, next = next.PlanTable(want.Table(f), start)
+		batch.Ops = append(batch.Ops, one.Ops...)
+	}
+	return batch, next
 }
 
 func (a *applier) write(s *Sync, b nft.Batch) error {
@@ -158,33 +219,10 @@ func (a *applier) write(s *Sync, b nft.Batch) error {
 	start := time.Now()
 	defer func() { s.Apply += time.Since(start) }()
 	if err := a.kernel.Apply(b); err != nil {
-		// Nothing of it or, with an unknown outcome, some or all may be in.
-		a.sure = false
 		return fmt.Errorf("apply batch: %w", err)
 	}
 	a.generation++
 	s.Written += b.Size()
-	return nil
-}
-
-// alone writes one family after the other: what stands in the way of one shall
-// not hold up the other.
-func (a *applier) alone(s *Sync, want *nft.Program) error {
-	if err := a.look(s, want); err != nil {
-		return err
-	}
-	batch, next := a.plan(s, want)
-	failed := FamilyErrors{}
-	for _, f := range nft.Families() {
-		if err := a.write(s, batch.Only(f)); err != nil {
-			failed[f] = err
-			continue
-		}
-		a.state = a.state.With(f, next)
-	}
-	if len(failed) > 0 {
-		return failed
-	}
 	return nil
 }
 
@@ -219,9 +257,6 @@ func (a *applier) isolate(p *nft.Program, err error) bool {
 		parts := partsOf(p, name)
 		if _, already := a.quarantine[name]; already || parts == [2]*nft.Part{} {
 			continue
-		}
-		if a.quarantine == nil {
-			a.quarantine = map[string]quarantined{}
 		}
 		a.quarantine[name] = quarantined{parts, err}
 		isolated = true

@@ -72,8 +72,8 @@ func TestForeignEdit(t *testing.T) {
 				if s := r.last(); s.Err != nil || len(s.Quarantined) > 0 {
 					t.Errorf("err %v, quarantined %v", s.Err, s.Quarantined)
 				}
-				if r.kernel.refused != 1 || r.kernel.reads != 2 {
-					t.Errorf("refused %d times and read %d times, want 1 and 2", r.kernel.refused, r.kernel.reads)
+				if r.kernel.refused != 1 || r.kernel.reads != 2*perLook {
+					t.Errorf("refused %d times and read %d tables, want 1 and both twice", r.kernel.refused, r.kernel.reads)
 				}
 			})
 		})
@@ -190,7 +190,8 @@ func TestRefusedDeletion(t *testing.T) {
 		if !errors.Is(s.Err, errRefused) || len(s.Quarantined) > 0 {
 			t.Errorf("err %v, quarantined %v", s.Err, s.Quarantined)
 		}
-		// Twice as a whole, then each family that has something to write alone.
+		// Twice as a whole, from memory and after a look, then each family that
+		// has something to write alone.
 		if r.kernel.refused != 3 {
 			t.Errorf("%d tries, want 3", r.kernel.refused)
 		}
@@ -303,4 +304,75 @@ func TestFailureAfterSuccess(t *testing.T) {
 			t.Errorf("tables after a refused change (-before +after):\n%s", diff)
 		}
 	})
+}
+
+// TestFamilyCannotBeHad: a family whose table cannot be claimed, read or
+// written, from the start or from some time on, does not keep the other from
+// being claimed, read, followed and repaired; and it is back when it can be.
+func TestFamilyCannotBeHad(t *testing.T) {
+	for _, bad := range nft.Families() {
+		good := nft.IPv4
+		if bad == nft.IPv4 {
+			good = nft.IPv6
+		}
+		for name, trouble := range map[string]func(*fakeKernel){
+			"claim": func(k *fakeKernel) { k.claimErr = syscall.EPERM },
+			"read":  func(k *fakeKernel) { k.readErr = syscall.EPERM },
+			"write": func(k *fakeKernel) { k.refuse = refuseFamily(bad, syscall.EPERM) },
+		} {
+			t.Run(bad.String()+" "+name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					k := newKernel()
+					k.troubled = bad
+					trouble(k)
+					r := startWith(t, checking(), k, services(3))
+					r.services.Set(both("web", "10.1.0.1:8080", "[fd00:1::1]:8080"))
+					r.publishAndWait()
+					r.onlyInForce(good)
+
+					r.sleep(config().RetryPeriod + config().MinSyncPeriod)
+					reads := k.reads
+					r.services.Set(both("web", "10.1.0.2:8080", "[fd00:1::2]:8080"))
+					r.publishAndWait()
+					r.onlyInForce(good)
+					if k.reads > reads+1 {
+						t.Errorf("read %d tables for a change, though one was known", k.reads-reads)
+					}
+					// Somebody else takes the good one's table away.
+					r.foreign(nft.DeleteTable{Table: r.program().Table(good).ID()})
+					r.sleep(checking().CheckPeriod)
+					r.onlyInForce(good)
+
+					k.claimErr, k.readErr, k.refuse = nil, nil, nil
+					r.sleep(config().RetryPeriod + config().MinSyncPeriod)
+					r.inForce()
+					if err := r.last().Err; err != nil {
+						t.Error(err)
+					}
+					// From then on both are in one transaction again.
+					batches := len(k.applied)
+					r.services.Set(both("web", "10.1.0.3:8080", "[fd00:1::3]:8080"))
+					r.publishAndWait()
+					r.wantBatches(batches + 1)
+					r.inForce()
+				})
+			})
+		}
+	}
+}
+
+// onlyInForce checks that the last sync was in force in one family, and says
+// why it was not in the other.
+func (r *rig) onlyInForce(good nft.Family) {
+	r.Helper()
+	r.familyInForce(good)
+	s := r.last()
+	for _, f := range nft.Families() {
+		if err := s.FamilyErr(f); (f == good) != (err == nil) || f != good && !errors.Is(err, syscall.EPERM) {
+			r.Errorf("family %s: %v", f, err)
+		}
+		if s.InForce(f) != (f == good) {
+			r.Errorf("family %s: in force %t", f, s.InForce(f))
+		}
+	}
 }

@@ -17,8 +17,9 @@ type fakeKernel struct {
 	// refuse is asked before a batch is applied, lose after it: an error of
 	// refuse leaves the model as it is, one of lose does not. Nil is no error.
 	refuse, lose func(nft.Batch) error
-	claimErr     error
-	readErr      error
+	// claimErr and readErr are for one family if that is named, else for both.
+	claimErr, readErr error
+	troubled          nft.Family
 	// hang blocks Apply until it is closed.
 	hang chan struct{}
 	// readTakes is how long a Read takes.
@@ -34,6 +35,9 @@ type fakeKernel struct {
 	refused       int
 }
 
+// perLook is how many tables a look at the kernel claims and reads.
+const perLook = 2
+
 type appliedBatch struct {
 	at    time.Time
 	batch nft.Batch
@@ -48,16 +52,27 @@ func (k *fakeKernel) handOver() {
 	defer k.mu.Unlock()
 }
 
-func (k *fakeKernel) Claim(*nft.Program) error {
+func (k *fakeKernel) Claim(id nft.TableID) error {
 	k.handOver()
 	k.claims++
-	return k.claimErr
+	return k.trouble(id.Family, k.claimErr)
 }
 
-func (k *fakeKernel) Read(*nft.Program) (*nft.Model, error) {
+func (k *fakeKernel) ReadTable(want *nft.Table) (*nft.Contents, error) {
 	k.reads++
 	time.Sleep(k.readTakes) // in a synctest bubble
-	return k.model, k.readErr
+	if err := k.trouble(want.Family, k.readErr); err != nil {
+		return nil, err
+	}
+	return k.model.Table(want.ID()), nil
+}
+
+// trouble is the error in a family that has it.
+func (k *fakeKernel) trouble(f nft.Family, err error) error {
+	if k.troubled != 0 && k.troubled != f {
+		return nil
+	}
+	return err
 }
 
 func (k *fakeKernel) Generation() (uint32, error) {

@@ -12,10 +12,10 @@ import (
 
 // Kernel is where the loop writes to and, after a start or an error, reads from.
 type Kernel interface {
-	// Claim takes existing tables into possession before they are read.
-	Claim(want *nft.Program) error
-	// Read returns the tables as they are.
-	Read(want *nft.Program) (*nft.Model, error)
+	// Claim takes an existing table into possession before it is read.
+	Claim(nft.TableID) error
+	// ReadTable returns the table as it is, nil if there is none.
+	ReadTable(want *nft.Table) (*nft.Contents, error)
 	// Apply carries out all of the batch or, with an error, nothing, as a rule:
 	// after an error the loop reads before it plans again. An error about
 	// certain parts has a method Parts() []string.
@@ -79,12 +79,15 @@ type Sync struct {
 
 // InForce says whether the program, but for quarantined parts, is in force in
 // the family.
-func (s *Sync) InForce(f nft.Family) bool {
-	if s.Err == nil {
-		return true
-	}
+func (s *Sync) InForce(f nft.Family) bool { return s.FamilyErr(f) == nil }
+
+// FamilyErr is why the program is not in force in the family; nil if it is.
+func (s *Sync) FamilyErr(f nft.Family) error {
 	var failed FamilyErrors
-	return errors.As(s.Err, &failed) && failed[f] == nil
+	if errors.As(s.Err, &failed) {
+		return failed[f]
+	}
+	return s.Err
 }
 
 // Latency is the time from the oldest change to the end of the sync.
@@ -117,7 +120,7 @@ type Loop struct {
 // New makes a loop. Observers are called after each sync, in order and before
 // the next one: they must not wait for anything.
 func New(c Config, k Kernel, compile func(service.Snapshot) *nft.Program, observe ...func(Sync)) *Loop {
-	return &Loop{config: c, compile: compile, observe: observe, applier: applier{kernel: k}}
+	return &Loop{config: c, compile: compile, observe: observe, applier: newApplier(k)}
 }
 
 // Busy is when the turn that is under way began, or the zero time between

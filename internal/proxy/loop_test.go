@@ -245,8 +245,8 @@ func TestNothingChangedNothingWritten(t *testing.T) {
 		if s := r.last(); s.Written != 0 || s.Err != nil {
 			t.Errorf("second sync wrote %d objects, err %v", s.Written, s.Err)
 		}
-		if r.kernel.reads != 1 {
-			t.Errorf("read %d times, want once", r.kernel.reads)
+		if r.kernel.reads != perLook {
+			t.Errorf("read %d tables, want each once", r.kernel.reads)
 		}
 	})
 }
@@ -271,8 +271,8 @@ func TestRestart(t *testing.T) {
 		again.publishAndWait()
 		again.wantBatches(written)
 		again.inForce()
-		if k.claims != 2 {
-			t.Errorf("claimed %d times, want once at each start", k.claims)
+		if k.claims != 2*perLook {
+			t.Errorf("claimed %d tables, want each once at each start", k.claims)
 		}
 		again.services.Delete(servicetest.UniformService(2, 4).Name)
 		r.sleep(time.Second)

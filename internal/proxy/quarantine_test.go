@@ -49,7 +49,7 @@ service a/three created 2026-01-01T00:00:00Z
 		bad.IPv4.Parts = bad.IPv4.Parts.Set(name, &part)
 	}
 
-	a := applier{kernel: conn, quarantine: map[string]quarantined{}}
+	a := newApplier(conn)
 	s := Sync{Program: bad}
 	if err := a.run(&s); err != nil {
 		t.Fatal(err)
