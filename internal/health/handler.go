@@ -4,16 +4,21 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"nftproxy/internal/proxy"
+	"nftproxy/nft"
 )
 
 // Handler serves what kubelets and load balancers ask:
 //
 //   - /healthz: 200 if every family is healthy and the node eligible, else 503
 //   - /livez: the same whatever the node: restarting the proxy would not help
-//   - /readyz: 200 from the first time on that the program was in force
+//   - /readyz: 200 from the first time on that the program was in force in
+//     both families, else 503 and what is in the way of which
 func (h *Health) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", h.serveHealthz)
@@ -54,11 +59,27 @@ func (h *Health) answer(w http.ResponseWriter, r *http.Request, s Status, well b
 
 func (h *Health) serveReadyz(w http.ResponseWriter, r *http.Request) {
 	code, text := http.StatusOK, "ok"
-	if !h.Ready() {
-		code, text = http.StatusServiceUnavailable, "the program has not been in force yet"
+	if waiting := h.Waiting(); len(waiting) > 0 {
+		code, text = http.StatusServiceUnavailable, explain(waiting)
 	}
 	plain(w, code, text)
 	h.config.Answered(r.URL.Path, code)
+}
+
+func explain(waiting map[nft.Family]error) string {
+	var lines []string
+	for _, f := range nft.Families() {
+		err, ok := waiting[f]
+		if !ok {
+			continue
+		}
+		line := proxy.IPFamily(f) + ": the program has not been in force yet"
+		if err != nil {
+			line += ": " + err.Error()
+		}
+		lines = append(lines, line)
+	}
+	return strings.Join(lines, "\n")
 }
 
 // MetricsHandler serves the paths of kube-proxy's metrics server: /metrics,

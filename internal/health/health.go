@@ -39,13 +39,18 @@ type Health struct {
 
 	mu       sync.Mutex
 	families [2]familyState
-	ready    bool
 }
 
 // familyState is what is known of one family's table.
 type familyState struct {
-	// updated is when the program was last known to be in force.
+	// updated is when the program was last known to be in force; zero if it
+	// never was.
 	updated time.Time
+	// err is why it is not.
+	err error
+	// needless says that it is not, and that no service is in the family: a
+	// node whose kernel lacks IPv6 is well in a cluster that has none.
+	needless bool
 	// failing is since when it is not: when the oldest change arrived that is
 	// not in force. Zero while all is well.
 	failing time.Time
@@ -71,9 +76,12 @@ func (h *Health) Observe(s proxy.Sync) {
 	defer h.mu.Unlock()
 	for i, f := range nft.Families() {
 		state := &h.families[i]
+		state.err, state.needless = s.FamilyErr(f), false
 		switch {
-		case s.InForce(f):
+		case state.err == nil:
 			*state = familyState{updated: s.End()}
+		case !s.Serves(f):
+			*state = familyState{updated: state.updated, needless: true}
 		case !state.failing.IsZero():
 			// It has been for longer.
 		case s.Since.IsZero():
@@ -82,14 +90,20 @@ func (h *Health) Observe(s proxy.Sync) {
 			state.failing = s.Since
 		}
 	}
-	h.ready = h.ready || s.Err == nil
 }
 
-// Ready says whether the program has ever been in force in full.
-func (h *Health) Ready() bool {
+// Waiting lists the families in which the program has never been in force,
+// with the reason: nil if it has not been tried. With none, the proxy is ready.
+func (h *Health) Waiting() map[nft.Family]error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.ready
+	waiting := map[nft.Family]error{}
+	for i, f := range nft.Families() {
+		if state := h.families[i]; state.updated.IsZero() && !state.needless {
+			waiting[f] = state.err
+		}
+	}
+	return waiting
 }
 
 // Status is the body of an answer, as kube-proxy v1.36 has it.

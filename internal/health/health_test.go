@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -15,6 +16,8 @@ import (
 
 	"nftproxy/internal/health"
 	"nftproxy/internal/proxy"
+	"nftproxy/internal/service"
+	"nftproxy/internal/service/servicetest"
 	"nftproxy/nft"
 )
 
@@ -47,8 +50,11 @@ func wantCodes(t *testing.T, when string, h *health.Health, want codes) {
 
 func synced() proxy.Sync { return proxy.Sync{Since: time.Now(), Start: time.Now()} }
 
+// failed has a service of each family.
 func failed(since time.Time, err error) proxy.Sync {
-	return proxy.Sync{Since: since, Start: time.Now(), Err: err}
+	b := service.NewBuilder(servicetest.Node())
+	b.Set(&service.Service{Name: "default/web", ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00:96::1")}})
+	return proxy.Sync{Snapshot: b.Snapshot(), Since: since, Start: time.Now(), Err: err}
 }
 
 var errNo = errors.New("no")
@@ -148,6 +154,49 @@ func TestFamilies(t *testing.T) {
 				t.Errorf("%s is %d (-want +got):\n%s", path, a.Code, diff)
 			}
 		}
+	})
+}
+
+// TestReadySaysWhy: which family is not in force, and why, as long as it has
+// never been.
+func TestReadySaysWhy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := health.New(health.Config{})
+		handler := h.Handler()
+		want := func(when string, want answer) {
+			t.Helper()
+			if diff := cmp.Diff(want, get(handler, "/readyz")); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", when, diff)
+			}
+		}
+		const notYet = ": the program has not been in force yet"
+		want("before the first sync", answer{503, "IPv4" + notYet + "\nIPv6" + notYet})
+		h.Observe(failed(time.Now(), errNo))
+		want("after a failure", answer{503, "IPv4" + notYet + ": no\nIPv6" + notYet + ": no"})
+		h.Observe(failed(time.Now(), proxy.FamilyErrors{nft.IPv6: errNo}))
+		want("with IPv4", answer{503, "IPv6" + notYet + ": no"})
+		h.Observe(failed(time.Now(), proxy.FamilyErrors{nft.IPv4: errNo}))
+		want("when each has been in force", answer{200, "ok"})
+	})
+}
+
+// TestNeedlessFamily: a family that no service is in does no harm, until one is.
+func TestNeedlessFamily(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := health.New(health.Config{})
+		s := failed(time.Now(), proxy.FamilyErrors{nft.IPv6: errNo})
+		b := service.NewBuilder(servicetest.Node())
+		b.Set(servicetest.UniformService(0, 1))
+		s.Snapshot = b.Snapshot()
+		h.Observe(s)
+		wantCodes(t, "at the start", h, codes{200, 200, 200})
+		time.Sleep(time.Hour)
+		h.Observe(s)
+		wantCodes(t, "for long", h, codes{200, 200, 200})
+		h.Observe(failed(time.Now(), s.Err))
+		wantCodes(t, "with a service of the family", h, codes{200, 200, 503})
+		time.Sleep(health.DefaultLimit)
+		wantCodes(t, "a while later", h, codes{503, 503, 503})
 	})
 }
 

@@ -90,6 +90,17 @@ func (s *Sync) FamilyErr(f nft.Family) error {
 	return s.Err
 }
 
+// Serves says whether any service is in the family: where none is, nobody
+// misses a program that is not in force. It looks at all of them at worst.
+func (s *Sync) Serves(f nft.Family) bool {
+	for _, svc := range s.Snapshot.Services.All() {
+		if svc.InFamily(f == nft.IPv6) {
+			return true
+		}
+	}
+	return false
+}
+
 // Latency is the time from the oldest change to the end of the sync.
 func (s *Sync) Latency() time.Duration {
 	if s.Since.IsZero() {
