@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -33,10 +34,15 @@ type Answer struct {
 	Peer    netip.AddrPort // the client as the server saw it; only if answered
 	Local   netip.AddrPort // the client as it saw itself, unless refused by TCP; Peer differs if masqueraded
 	Took    time.Duration  // from just before the first packet to the outcome
+
+	// What a client of TCP does not get to know, unless it answered:
+	Reset    bool // refused by a reset, and not by ICMP
+	Attempts int  // how often the SYN was sent
 }
 
 // Ask asks the server at `to` who it is, from a new socket of the namespace.
-// The error is for what is none of the outcomes, such as a connection that is
+// With protocol ICMP it is an echo request, whose answer has no ID and no peer;
+// ports are 0 then. The error is for what is none of the outcomes, such as a connection that is
 // reset after it was made, or the end of ctx. A UDP or SCTP packet that the
 // namespace's own rules drop or reject (EPERM) is judged by the ICMP error that
 // follows: refused if there is one, timed out if not.
@@ -59,13 +65,17 @@ func (ns *Namespace) AskFrom(ctx context.Context, proto string, from, to netip.A
 		line, err = q.udp()
 	case SCTP:
 		line, err = q.sctp()
+	case ICMP:
+		err = q.echo()
 	default:
-		return Answer{}, fmt.Errorf("protocol %q is not one of %s, %s, %s", proto, TCP, UDP, SCTP)
+		return Answer{}, fmt.Errorf("protocol %q is not one of %s, %s, %s, %s", proto, TCP, UDP, SCTP, ICMP)
 	}
-	answer := Answer{Local: q.local, Took: time.Since(q.start)}
+	answer := Answer{Local: q.local, Took: time.Since(q.start), Reset: q.reset, Attempts: q.attempts}
 	if err == nil {
 		answer.Outcome = Answered
-		answer.ID, answer.Peer, err = ParseAnswer(line)
+		if proto != ICMP {
+			answer.ID, answer.Peer, err = ParseAnswer(line)
+		}
 	} else if outcome, known := classify(err); known && ctx.Err() == nil {
 		answer.Outcome, err = outcome, nil
 	}
@@ -82,11 +92,26 @@ type question struct {
 	from, to netip.AddrPort
 	start    time.Time
 	local    netip.AddrPort
+	// reset and attempts are those of Answer.
+	reset    bool
+	attempts int
 }
 
 // connect dials and makes the reading end with the context.
 func (q *question) connect(network, source, address string) (net.Conn, func(), error) {
-	conn, err := q.ns.dial(q.ctx, network, source, address, func() { q.start = time.Now() })
+	var second socketCopy
+	conn, err := q.ns.dial(q.ctx, network, source, address, func(socket syscall.RawConn) error {
+		if network == "tcp" {
+			if err := second.of(socket, q.to.Addr()); err != nil {
+				return err
+			}
+		}
+		q.start = time.Now()
+		return nil
+	})
+	if network == "tcp" {
+		q.reset, q.attempts = second.close(err)
+	}
 	if err != nil {
 		return nil, nil, err
 	}

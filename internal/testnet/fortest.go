@@ -22,7 +22,7 @@ type TB interface {
 func NewForTest(t TB, config Config) *Topology {
 	t.Helper()
 	topology, err := NewTopology(config)
-	require(t, err)
+	Require(t, err)
 	t.Cleanup(func() {
 		if err := topology.Close(); err != nil {
 			t.Errorf("close topology: %v", err)
@@ -35,7 +35,7 @@ func NewForTest(t TB, config Config) *Topology {
 func NamespaceForTest(t TB, name string) *Namespace {
 	t.Helper()
 	ns, err := New(name)
-	require(t, err)
+	Require(t, err)
 	t.Cleanup(func() {
 		if err := ns.Close(); err != nil {
 			t.Errorf("close network namespace %s: %v", name, err)
@@ -44,7 +44,10 @@ func NamespaceForTest(t TB, name string) *Namespace {
 	return ns
 }
 
-func require(t TB, err error) {
+// Require ends a test whose namespaces could not be made: it is skipped where
+// they are not permitted, unless CI or REQUIRE_PRIVILEGED is set in the
+// environment, and fails for any other error.
+func Require(t TB, err error) {
 	t.Helper()
 	switch {
 	case err == nil:

@@ -1,7 +1,6 @@
 package testnet
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 
@@ -74,7 +73,7 @@ func (h *host) attachDirectly(pod *Pod, addresses []netip.Prefix) ([]netip.Addr,
 		}
 		gateways = append(gateways, gw.Addr())
 	}
-	if err := linkUp(end{h.ns, pod.HostInterface}, end{pod.NS, "eth0"}); err != nil {
+	if err := linkUp(End{h.ns, pod.HostInterface}, End{pod.NS, "eth0"}); err != nil {
 		return nil, err
 	}
 	for _, a := range addresses {
@@ -94,7 +93,7 @@ func (h *host) attachToBridge(pod *Pod, _ []netip.Prefix) ([]netip.Addr, error) 
 	if err := h.ns.addPort(h.bridge, pod.HostInterface, true); err != nil {
 		return nil, err
 	}
-	if err := linkUp(end{h.ns, pod.HostInterface}, end{pod.NS, "eth0"}); err != nil {
+	if err := linkUp(End{h.ns, pod.HostInterface}, End{pod.NS, "eth0"}); err != nil {
 		return nil, err
 	}
 	var gateways []netip.Addr
@@ -102,27 +101,6 @@ func (h *host) attachToBridge(pod *Pod, _ []netip.Prefix) ([]netip.Addr, error) 
 		gateways = append(gateways, gateway(cidr))
 	}
 	return gateways, h.ns.awaitCarrier(h.bridge)
-}
-
-// end is one end of a pair of interfaces.
-type end struct {
-	ns   *Namespace
-	link string
-}
-
-// linkUp sets both ends of a pair up and returns once packets pass.
-func linkUp(ends ...end) error {
-	for _, e := range ends {
-		if err := e.ns.setUp(e.link); err != nil {
-			return err
-		}
-	}
-	for _, e := range ends {
-		if err := errors.Join(e.ns.awaitCarrier(e.link), e.ns.awaitAddrs(e.link)); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // sysctl is one kernel parameter.
@@ -152,8 +130,9 @@ func (ns *Namespace) quieten() error {
 	return ns.apply(settings)
 }
 
-// forward makes the namespace a router.
-func (ns *Namespace) forward() error {
+// Forward makes the namespace a router, also between an interface and itself.
+// What it refuses by ICMP it does not ration.
+func (ns *Namespace) Forward() error {
 	return ns.apply([]sysctl{
 		// Setting ip_forward resets some other values, of interfaces that are
 		// not there yet.

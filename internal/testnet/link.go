@@ -14,6 +14,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// AddAddrs gives an interface single addresses. If it is up, they are ready when
+// AddAddrs returns.
+func (ns *Namespace) AddAddrs(link string, addresses ...netip.Addr) error {
+	for _, a := range addresses {
+		if err := ns.changeAddr(ns.handle.AddrReplace, "add", link, netip.PrefixFrom(a, a.BitLen()), unix.RT_SCOPE_UNIVERSE); err != nil {
+			return err
+		}
+	}
+	return ns.awaitAddrs(link)
+}
+
 // AddAddr gives an interface of the namespace an address. If the interface is
 // up, the address is ready when AddAddr returns.
 func (ns *Namespace) AddAddr(link string, address netip.Prefix) error {
@@ -90,19 +101,6 @@ func (ns *Namespace) dropUnrouted(link string) error {
 func (ns *Namespace) addRoute(r *netlink.Route) error {
 	if err := ns.handle.RouteAdd(r); err != nil {
 		return fmt.Errorf("add route %v in %s: %w", r, ns.name, err)
-	}
-	return nil
-}
-
-// connect joins two namespaces by a pair of interfaces. They are not up yet.
-func connect(a *Namespace, aName string, b *Namespace, bName string) error {
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = aName
-	err := a.handle.LinkAdd(&netlink.Veth{
-		LinkAttrs: attrs, PeerName: bName, PeerNamespace: netlink.NsFd(netns.NsHandle(b.Fd())),
-	})
-	if err != nil {
-		return fmt.Errorf("connect %s:%s and %s:%s: %w", a, aName, b, bName, err)
 	}
 	return nil
 }
@@ -240,6 +238,12 @@ func await[T any](subscribe func(chan<- T, <-chan struct{}) error, ready func() 
 	}
 }
 
-func ipNet(p netip.Prefix) *net.IPNet {
-	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+// FlushConntrack forgets all connections of the namespace.
+func (ns *Namespace) FlushConntrack() error {
+	return ns.Do(func() error {
+		if err := netlink.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
+			return fmt.Errorf("flush conntrack in %s: %w", ns.name, err)
+		}
+		return nil
+	})
 }

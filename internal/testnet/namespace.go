@@ -201,7 +201,7 @@ func (ns *Namespace) DialFrom(ctx context.Context, network, source, address stri
 
 // dial is DialFrom that calls ready, if not nil, when the socket exists and is
 // about to connect.
-func (ns *Namespace) dial(ctx context.Context, network, source, address string, ready func()) (net.Conn, error) {
+func (ns *Namespace) dial(ctx context.Context, network, source, address string, ready func(syscall.RawConn) error) (net.Conn, error) {
 	var dialer net.Dialer
 	if source != "" {
 		local, err := resolve(network, source)
@@ -211,7 +211,7 @@ func (ns *Namespace) dial(ctx context.Context, network, source, address string, 
 		dialer.LocalAddr = local
 	}
 	if ready != nil {
-		dialer.Control = func(string, string, syscall.RawConn) error { ready(); return nil }
+		dialer.Control = func(_, _ string, socket syscall.RawConn) error { return ready(socket) }
 	}
 	if err := checkLiteral(network, address); err != nil {
 		return nil, err

@@ -12,11 +12,12 @@ import (
 	"sync/atomic"
 )
 
-// Protocols of servers and questions.
+// Protocols of servers and questions; the kernel itself answers ICMP.
 const (
 	TCP  = "tcp"
 	UDP  = "udp"
 	SCTP = "sctp"
+	ICMP = "icmp"
 )
 
 // Server answers every TCP connection, UDP datagram or SCTP INIT with its id

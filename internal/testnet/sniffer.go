@@ -51,7 +51,7 @@ type Sniffer struct {
 }
 
 // wire is where a sniffer listens, and what it listens to.
-type wire struct{ far, near end }
+type wire struct{ far, near End }
 
 const (
 	// markerType is the type of the frames that Packets sends to itself: IEEE
@@ -73,32 +73,39 @@ const (
 // seen here left un-DNATed. It is running when SniffUplink returns, and stops
 // by Close or with the topology.
 func (t *Topology) SniffUplink(prefixes ...netip.Prefix) (*Sniffer, error) {
+	return Sniff(End{t.Outside, "node"}, End{t.Node, uplink}, prefixes...)
+}
+
+// Sniff records, at the far end of a pair, every packet towards one of the
+// prefixes that the near end sends. It is running when Sniff returns, and stops
+// by Close or with the far namespace.
+func Sniff(far, near End, prefixes ...netip.Prefix) (*Sniffer, error) {
 	s := &Sniffer{
-		wire:    wire{far: end{t.Outside, "node"}, near: end{t.Node, uplink}},
+		wire:    wire{far: far, near: near},
 		ended:   make(chan struct{}),
 		changed: make(chan struct{}),
 		marks:   map[uint64]bool{},
 	}
 	err := s.listen(prefixes)
 	if err == nil {
-		s.marker, err = packetSocket(s.wire.near.ns)
+		s.marker, err = packetSocket(s.wire.near.NS)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("sniff the uplink: %w", err), s.closeSockets())
+		return nil, errors.Join(fmt.Errorf("sniff at %v: %w", far, err), s.closeSockets())
 	}
 	go s.read()
-	t.Outside.own(s)
+	far.NS.own(s)
 	return s, nil
 }
 
 // listen opens the socket. AF_PACKET shows the packets of an interface before
 // any rule of its namespace.
 func (s *Sniffer) listen(prefixes []netip.Prefix) error {
-	link, err := s.wire.far.ns.handle.LinkByName(s.wire.far.link)
+	link, err := s.wire.far.NS.handle.LinkByName(s.wire.far.Link)
 	if err != nil {
 		return err
 	}
-	if s.socket, err = packetSocket(s.wire.far.ns); err != nil {
+	if s.socket, err = packetSocket(s.wire.far.NS); err != nil {
 		return err
 	}
 	conn, err := s.socket.SyscallConn()
@@ -323,7 +330,7 @@ func (s *Sniffer) flush() error {
 }
 
 func (s *Sniffer) sendMarks() (marks []uint64, err error) {
-	link, err := s.wire.near.ns.handle.LinkByName(s.wire.near.link)
+	link, err := s.wire.near.NS.handle.LinkByName(s.wire.near.Link)
 	if err != nil {
 		return nil, err
 	}
@@ -375,7 +382,7 @@ func onEachCPU(fn func() error) error {
 
 // Close stops the sniffer. A second Close does nothing.
 func (s *Sniffer) Close() error {
-	s.wire.far.ns.disown(s)
+	s.wire.far.NS.disown(s)
 	err := s.closeSockets()
 	<-s.ended
 	return err

@@ -129,7 +129,7 @@ func (t *Topology) newNode(name string, addresses Addrs) (*Namespace, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := ns.forward(); err != nil {
+	if err := ns.Forward(); err != nil {
 		return ns, err
 	}
 	if err := connect(t.Outside, name, ns, uplink); err != nil {
@@ -141,7 +141,7 @@ func (t *Topology) newNode(name string, addresses Addrs) (*Namespace, error) {
 	if err := ns.addAddrs(uplink, lanPrefixes(addresses)); err != nil {
 		return ns, err
 	}
-	if err := linkUp(end{t.Outside, name}, end{ns, uplink}); err != nil {
+	if err := linkUp(End{t.Outside, name}, End{ns, uplink}); err != nil {
 		return ns, err
 	}
 	if err := t.Outside.awaitCarrier(lan); err != nil {
