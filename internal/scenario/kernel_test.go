@@ -1,0 +1,92 @@
+package scenario_test
+
+import (
+	"testing"
+
+	"nftproxy/internal/nftcmd"
+	"nftproxy/internal/scenario"
+	"nftproxy/internal/scenario/stage"
+	"nftproxy/nft"
+	"nftproxy/nft/kernel"
+	"nftproxy/nft/ruleset"
+)
+
+// TestKernel loads the programs of each scenario into a kernel, one step after
+// the other as the daemon does, and sends the flows as real packets. Where a
+// scenario has tables of others it runs twice: with them loaded before ours and
+// after.
+func TestKernel(t *testing.T) {
+	nft := nftcmd.ForTest(t)
+	eachScenario(t, func(t *testing.T, s *scenario.Scenario) {
+		t.Parallel()
+		if s.OtherTables == "" {
+			playInKernel(t, nft, s, false)
+			return
+		}
+		for name, after := range map[string]bool{"other tables first": false, "other tables last": true} {
+			t.Run(name, func(t *testing.T) { playInKernel(t, nft, s, after) })
+		}
+	})
+}
+
+func playInKernel(t *testing.T, cmd nftcmd.Command, s *scenario.Scenario, othersLast bool) {
+	world := stage.NewForTest(t, stage.Config{Bridge: s.Bridge()})
+	loader := newLoader(t, world)
+	loadOthers := func(now bool) {
+		if s.OtherTables != "" && now {
+			if err := cmd.Load(world.Node, s.OtherTables); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	compiler := ruleset.NewCompiler(config(t, s))
+	follower := follow(t, s)
+	loadOthers(!othersLast)
+	for n := range s.Steps {
+		step := &s.Steps[n]
+		snapshot := follower.step(step)
+		if err := world.Enter(step, snapshot); err != nil {
+			t.Fatalf("step %d: %v", n+1, err)
+		}
+		batch, next := loader.state.Plan(compiler.Compile(snapshot), follower.now(n))
+		loader.load(batch, next)
+		loadOthers(othersLast && n == 0)
+		if _, err := cmd.Ruleset(world.Node); err != nil {
+			t.Errorf("step %d: %v", n+1, err)
+		}
+		for _, flows := range [][]scenario.Flow{step.Flows, step.Packets} {
+			for _, err := range world.Check(t.Context(), flows) {
+				t.Errorf("step %d: %v", n+1, err)
+			}
+		}
+	}
+}
+
+// loader brings programs into the node's kernel.
+type loader struct {
+	t     *testing.T
+	conn  *kernel.Conn
+	state nft.State
+}
+
+func newLoader(t *testing.T, world *stage.Stage) *loader {
+	t.Helper()
+	conn, err := kernel.Open(kernel.Config{NetNS: world.Node.Fd()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return &loader{t: t, conn: conn}
+}
+
+func (l *loader) load(batch nft.Batch, next nft.State) {
+	l.t.Helper()
+	if err := l.conn.Apply(batch); err != nil {
+		l.t.Fatalf("load the program: %v", err)
+	}
+	l.state = next
+}
