@@ -95,9 +95,11 @@ func (d *daemon) newWatcher(out *service.Mailbox, counts *metrics.Metrics) (*wat
 	if err != nil {
 		return nil, err
 	}
-	w := watch.NewWatcher(watch.Options{Node: d.node, Report: func(p watch.Problem) {
-		d.logProblem(p, counts)
-	}}, out)
+	w := watch.NewWatcher(watch.Options{
+		Node:          d.node,
+		AwaitPodCIDRs: d.ruleset.NodeCIDR,
+		Report:        func(p watch.Problem) { d.logProblem(p, counts) },
+	}, out)
 	w.SetHostAddresses(addrs)
 	return w, nil
 }

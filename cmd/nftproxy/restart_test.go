@@ -28,26 +28,34 @@ func TestRestartWritesNothing(t *testing.T) {
 	if err := ns.AddAddr("lo", netip.MustParsePrefix("192.0.2.7/32")); err != nil {
 		t.Fatal(err)
 	}
-	manifests := filepath.Join(t.TempDir(), "web.yaml")
-	if err := os.WriteFile(manifests, []byte(nodePortManifest), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if n := firstSync(t, ns, manifests); n == 0 {
+	manifests := manifest(t, nodePortManifest)
+	flags := []string{"--manifests", manifests, "--nodeport-addresses", "192.0.2.0/24"}
+	if n := firstSync(t, ns, flags...); n == 0 {
 		t.Error("the first start wrote nothing")
 	}
 	for range 5 { // What is told too late is told in time now and then.
-		if n := firstSync(t, ns, manifests); n != 0 {
+		if n := firstSync(t, ns, flags...); n != 0 {
 			t.Errorf("a restart wrote %d objects", n)
 		}
 	}
 }
 
-// firstSync runs the proxy until its first sync, ends it as an init system
-// does, and returns how much the sync wrote.
-func firstSync(t *testing.T, ns *testnet.Namespace, manifests string) int {
+// manifest writes a manifest to a file of its own and returns its path.
+func manifest(t *testing.T, text string) string {
 	t.Helper()
-	cmd := exec.Command("nftproxy", "run", "--manifests", manifests, "--hostname-override", "node-1",
-		"--nodeport-addresses", "192.0.2.0/24", "--metrics-bind-address=", "--healthz-bind-address=")
+	path := filepath.Join(t.TempDir(), "manifest.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// firstSync runs the proxy on node-1 until its first sync, ends it as an init
+// system does, and returns how much the sync wrote.
+func firstSync(t *testing.T, ns *testnet.Namespace, flags ...string) int {
+	t.Helper()
+	cmd := exec.Command("nftproxy", append([]string{"run", "--hostname-override", "node-1",
+		"--metrics-bind-address=", "--healthz-bind-address="}, flags...)...)
 	stderr, err := cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -23,6 +23,7 @@ type runOptions struct {
 	detectLocalMode               string
 	podBridge, podInterfacePrefix string
 	masqueradeAll                 bool
+	masqueradeBit                 int
 	nodePortAddresses             []string
 	metricsAddress, healthAddress string
 	table                         string
@@ -56,10 +57,11 @@ start writes only what has changed since.`,
 	f.StringVar(&o.manifests, "manifests", "", "file or directory of Service, EndpointSlice and Node manifests to follow instead of an API server")
 	f.StringVar(&o.hostnameOverride, "hostname-override", "", "name of this node's Node object (default the host's name)")
 	f.StringVar(&o.clusterCIDR, "cluster-cidr", "", "CIDR of the pods, or one of each family with a comma; what comes from elsewhere to a cluster IP is masqueraded")
-	f.StringVar(&o.detectLocalMode, "detect-local-mode", detectClusterCIDR, "how pods' traffic is told: ClusterCIDR, BridgeInterface or InterfaceNamePrefix")
+	f.StringVar(&o.detectLocalMode, "detect-local-mode", detectClusterCIDR, "how pods' traffic is told: ClusterCIDR, NodeCIDR (by the Node's podCIDRs), BridgeInterface or InterfaceNamePrefix")
 	f.StringVar(&o.podBridge, "pod-bridge-interface", "", "bridge that pods' traffic comes in by, for BridgeInterface")
 	f.StringVar(&o.podInterfacePrefix, "pod-interface-name-prefix", "", "how the names of pods' interfaces begin, for InterfaceNamePrefix")
 	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "masquerade everything that goes to a cluster IP")
+	f.IntVar(&o.masqueradeBit, "masquerade-bit", ruleset.DefaultMasqueradeBit, "bit of the packet mark, 0 to 31, that says inside the node what to masquerade")
 	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "CIDRs of the node's addresses that serve node ports, or \"primary\" (default primary)")
 	f.StringVar(&o.metricsAddress, "metrics-bind-address", "127.0.0.1:10249", "address and port of the metrics server; empty to switch it off")
 	f.StringVar(&o.healthAddress, "healthz-bind-address", "0.0.0.0:10256", "address and port of the health server; empty to switch it off")
@@ -68,6 +70,9 @@ start writes only what has changed since.`,
 	f.IntVarP(&o.verbosity, "v", "v", 0, "log verbosity; from 2 on every sync is logged")
 	return cmd
 }
+
+// maxMasqueradeBit is the highest of the 32 bits that a packet's mark has.
+const maxMasqueradeBit = 31
 
 // daemon is what the flags describe, checked but not started.
 type daemon struct {
@@ -89,11 +94,15 @@ func (o runOptions) daemon(log *slog.Logger) (*daemon, error) {
 	if d.node, err = nodeName(o.hostnameOverride); err != nil {
 		return nil, err
 	}
-	d.ruleset = ruleset.Config{Table: o.table, MasqueradeBit: ruleset.DefaultMasqueradeBit}
+	if o.masqueradeBit < 0 || o.masqueradeBit > maxMasqueradeBit {
+		return nil, fmt.Errorf("--masquerade-bit: %d: want 0 to %d", o.masqueradeBit, maxMasqueradeBit)
+	}
+	d.ruleset = ruleset.Config{Table: o.table, MasqueradeBit: uint8(o.masqueradeBit)}
 	if d.ruleset.ClusterCIDRs, err = parseClusterCIDR(o.clusterCIDR); err != nil {
 		return nil, fmt.Errorf("--cluster-cidr: %w", err)
 	}
 	d.ruleset.MasqueradeAll = o.masqueradeAll
+	d.ruleset.NodeCIDR = o.detectLocalMode == detectNodeCIDR
 	if d.ruleset.PodInterface, err = o.podInterface(); err != nil {
 		return nil, err
 	}
@@ -106,6 +115,7 @@ func (o runOptions) daemon(log *slog.Logger) (*daemon, error) {
 // The values of --detect-local-mode, as in kube-proxy.
 const (
 	detectClusterCIDR     = "ClusterCIDR"
+	detectNodeCIDR        = "NodeCIDR"
 	detectBridgeInterface = "BridgeInterface"
 	detectInterfacePrefix = "InterfaceNamePrefix"
 )
@@ -114,14 +124,14 @@ const (
 func (o runOptions) podInterface() (ruleset.Interface, error) {
 	i, flag, most := ruleset.Interface{}, "", ruleset.MaxInterfaceName
 	switch o.detectLocalMode {
-	case detectClusterCIDR:
+	case detectClusterCIDR, detectNodeCIDR:
 		return i, nil
 	case detectBridgeInterface:
 		i.Name, flag = o.podBridge, "--pod-bridge-interface"
 	case detectInterfacePrefix:
 		i.Name, i.Prefix, flag, most = o.podInterfacePrefix, true, "--pod-interface-name-prefix", ruleset.MaxInterfacePrefix
 	default:
-		return i, fmt.Errorf("--detect-local-mode: %q: want %s, %s or %s", o.detectLocalMode, detectClusterCIDR, detectBridgeInterface, detectInterfacePrefix)
+		return i, fmt.Errorf("--detect-local-mode: %q: want %s, %s, %s or %s", o.detectLocalMode, detectClusterCIDR, detectNodeCIDR, detectBridgeInterface, detectInterfacePrefix)
 	}
 	if n := len(i.Name); n == 0 || n > most {
 		return i, fmt.Errorf("%s: %q: want 1 to %d bytes for --detect-local-mode=%s", flag, i.Name, most, o.detectLocalMode)

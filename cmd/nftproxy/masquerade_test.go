@@ -1,0 +1,75 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"nftproxy/internal/nftcmd"
+	"nftproxy/internal/testnet"
+)
+
+const podCIDRManifest = `
+apiVersion: v1
+kind: Node
+metadata: {name: node-1}
+spec: {podCIDRs: [10.244.7.0/24, "fd00:7::/64"]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {clusterIPs: [10.96.0.10, "fd00:96::a"], ports: [{port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-4, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{port: 8080, protocol: TCP}]
+endpoints: [{addresses: [10.244.7.1]}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-6, labels: {kubernetes.io/service-name: web}}
+addressType: IPv6
+ports: [{port: 8080, protocol: TCP}]
+endpoints: [{addresses: ["fd00:7::1"]}]
+`
+
+// TestMasqueradeFlags: the flags reach the rules.
+func TestMasqueradeFlags(t *testing.T) {
+	nft := nftcmd.ForTest(t)
+	for name, c := range map[string]struct {
+		flags []string
+		// want and not are in the listing, or not.
+		want, not []string
+	}{
+		"by the Node's podCIDRs, another bit": {
+			[]string{"--detect-local-mode", "NodeCIDR", "--cluster-cidr", "10.0.0.0/8", "--masquerade-bit", "3"},
+			[]string{"ip saddr != 10.244.7.0/24", "ip6 saddr != fd00:7::/64", "0x00000008"},
+			[]string{"10.0.0.0/8", "0x00004000"},
+		},
+		"by the cluster's CIDR, the usual bit": {
+			[]string{"--cluster-cidr", "10.0.0.0/8"},
+			[]string{"ip saddr != 10.0.0.0/8", "0x00004000"},
+			[]string{"10.244.7.0/24", "fd00:7::/64", "0x00000008"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ns := testnet.NamespaceForTest(t, "masquerade")
+			firstSync(t, ns, append(c.flags, "--manifests", manifest(t, podCIDRManifest))...)
+			listing, err := nft.Ruleset(ns)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, text := range c.want {
+				if !strings.Contains(listing, text) {
+					t.Errorf("lacks %q:\n%s", text, listing)
+				}
+			}
+			for _, text := range c.not {
+				if strings.Contains(listing, text) {
+					t.Errorf("has %q:\n%s", text, listing)
+				}
+			}
+		})
+	}
+}
