@@ -56,7 +56,7 @@ type Choice struct {
 // the list Cluster, for whatever traffic, and nothing else.
 func (s *Service) Choose(p *Port, node *Node, v6 bool) Choice {
 	var c Choice
-	external := s.External(p)
+	external := s.External(p, v6)
 	if s.InternalPolicy == Cluster || external {
 		c.Cluster = p.usable(v6, p.near(node, v6))
 		c.Anywhere = len(c.Cluster) > 0
@@ -68,9 +68,11 @@ func (s *Service) Choose(p *Port, node *Node, v6 bool) Choice {
 	return c
 }
 
-// External says whether the port can be reached other than by a cluster IP.
-func (s *Service) External(p *Port) bool {
-	return p.NodePort != 0 || len(s.ExternalIPs) > 0 || len(s.LoadBalancerIPs) > 0
+// External says whether the port can be reached, in one family, other than by a
+// cluster IP.
+func (s *Service) External(p *Port, v6 bool) bool {
+	ours := func(a netip.Addr) bool { return a.Is6() == v6 }
+	return p.NodePort != 0 || slices.ContainsFunc(s.ExternalIPs, ours) || slices.ContainsFunc(s.LoadBalancerIPs, ours)
 }
 
 // near says which ready endpoints the topology of the cluster leaves: those
