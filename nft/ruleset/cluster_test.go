@@ -52,6 +52,7 @@ func randomConfig(t *testing.T, rng *rand.Rand) (ruleset.Config, []string) {
 	for _, c := range cidrs {
 		cfg.ClusterCIDRs = append(cfg.ClusterCIDRs, netip.MustParsePrefix(c))
 	}
+	cfg.NodeCIDR = rng.IntN(3) == 0
 	cfg.MasqueradeAll = rng.IntN(4) == 0
 	if rng.IntN(3) == 0 {
 		cfg.PodInterface = []ruleset.Interface{{Name: "cni0"}, {Name: "veth", Prefix: true}}[rng.IntN(2)]
@@ -104,6 +105,7 @@ func randomNode(rng *rand.Rand) service.Node {
 	case 2:
 		slices.Reverse(n.Addresses)
 	}
+	n.PodCIDRs = servicetest.PodCIDRs(rng)
 	return n
 }
 
@@ -115,7 +117,7 @@ func randomServices(rng *rand.Rand, node *service.Node) []*service.Service {
 		if rng.IntN(3) == 0 {
 			continue
 		}
-		s := servicetest.Named(rng, servicetest.Name(i), servicetest.Options{})
+		s := servicetest.Named(rng, servicetest.Name(i), everything())
 		if rng.IntN(4) == 0 {
 			s = onHost(rng, s, node)
 		}
@@ -165,4 +167,9 @@ func build(node service.Node, services []*service.Service, cidrs ...netip.Prefix
 		b.Set(s)
 	}
 	return b.Snapshot()
+}
+
+// everything makes services with all features.
+func everything() servicetest.Options {
+	return servicetest.Options{LoadBalancers: true, Affinity: true}
 }

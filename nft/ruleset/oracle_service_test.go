@@ -1,0 +1,177 @@
+package ruleset_test
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"nftproxy/internal/service"
+)
+
+// This file is the oracle's knowledge of services and of the node.
+
+// target is a service's port as it is reached by an address or a node port.
+type target struct {
+	s    *service.Service
+	port *service.Port
+	// at is the address and port; a node port has its family's unspecified
+	// address.
+	at netip.AddrPort
+}
+
+// address is the oldest service that has the address, as cluster IP, external
+// address or load balancer's, and serves the port on it; nil for none.
+func (o *oracle) address(dst netip.AddrPort, protocol service.Protocol) *target {
+	for _, s := range o.byAge() {
+		has := slices.Contains(s.ClusterIPs, dst.Addr()) || slices.Contains(s.ExternalIPs, dst.Addr()) || slices.Contains(s.LoadBalancerIPs, dst.Addr())
+		if !has || !inFamily(s, dst.Addr().Is6()) {
+			continue
+		}
+		for i, p := range s.Ports {
+			if p.Protocol == protocol && p.Port == dst.Port() {
+				return &target{s, &s.Ports[i], dst}
+			}
+		}
+	}
+	return nil
+}
+
+// nodePort is the oldest service of the family that has the node port.
+func (o *oracle) nodePort(dst netip.AddrPort, protocol service.Protocol) *target {
+	any := netip.IPv4Unspecified()
+	if dst.Addr().Is6() {
+		any = netip.IPv6Unspecified()
+	}
+	for _, s := range o.byAge() {
+		for i, p := range s.Ports {
+			if p.NodePort != 0 && p.NodePort == dst.Port() && p.Protocol == protocol && inFamily(s, dst.Addr().Is6()) {
+				return &target{s, &s.Ports[i], netip.AddrPortFrom(any, p.NodePort)}
+			}
+		}
+	}
+	return nil
+}
+
+// inFamily: a service exists in a family if it has a cluster IP there.
+func inFamily(s *service.Service, v6 bool) bool {
+	return slices.ContainsFunc(s.ClusterIPs, func(a netip.Addr) bool { return a.Is6() == v6 })
+}
+
+func (o *oracle) byAge() []*service.Service {
+	return slices.SortedFunc(slices.Values(o.services), func(a, b *service.Service) int {
+		return cmp.Or(a.Created.Compare(b.Created), strings.Compare(string(a.Name), string(b.Name)))
+	})
+}
+
+func (o *oracle) isClusterIP(a netip.Addr) bool {
+	return slices.ContainsFunc(o.services, func(s *service.Service) bool { return slices.Contains(s.ClusterIPs, a) })
+}
+
+// choose: ready endpoints, or else those that serve while they terminate; of
+// all or of this node's.
+func (o *oracle) choose(p *service.Port, v6, here bool) []netip.AddrPort {
+	near := func(service.Endpoint) bool { return true }
+	if !here {
+		near = o.topology(p, v6)
+	}
+	var ready, terminating []netip.AddrPort
+	for _, e := range p.Endpoints {
+		switch {
+		case e.Addr.Addr().Is6() != v6 || here && e.Node != o.node.Name:
+		case e.Ready && near(e):
+			ready = append(ready, e.Addr)
+		case e.Ready:
+		case e.Serving && e.Terminating:
+			terminating = append(terminating, e.Addr)
+		}
+	}
+	chosen := ready
+	if len(ready) == 0 && len(terminating) > 0 {
+		o.saw("terminating endpoints")
+		chosen = terminating
+	}
+	slices.SortFunc(chosen, netip.AddrPort.Compare)
+	return chosen
+}
+
+// onNode: some service sends connections to the address, on this node.
+func (o *oracle) onNode(a netip.Addr) bool {
+	for _, s := range o.services {
+		for i := range s.Ports {
+			for _, to := range o.reachable(s, &s.Ports[i], a.Is6()) {
+				if to.Addr() == a && slices.ContainsFunc(s.Ports[i].Endpoints, func(e service.Endpoint) bool {
+					return e.Addr == to && e.Node == o.node.Name
+				}) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// topology: if all ready endpoints have node hints and one is for this node,
+// those; else the same with zones; else all.
+func (o *oracle) topology(p *service.Port, v6 bool) func(service.Endpoint) bool {
+	ready := slices.DeleteFunc(slices.Clone(p.Endpoints), func(e service.Endpoint) bool { return !e.Ready || e.Addr.Addr().Is6() != v6 })
+	forNode := func(e service.Endpoint) bool {
+		return slices.Contains(strings.Split(string(e.Nodes), ","), o.node.Name)
+	}
+	forZone := func(e service.Endpoint) bool {
+		return o.node.Zone != "" && slices.Contains(strings.Split(string(e.Zones), ","), o.node.Zone)
+	}
+	noNodes := func(e service.Endpoint) bool { return e.Nodes == "" }
+	noZones := func(e service.Endpoint) bool { return e.Zones == "" }
+	switch {
+	case slices.ContainsFunc(ready, forNode) && !slices.ContainsFunc(ready, noNodes):
+		o.saw("topology: by node")
+		return forNode
+	case slices.ContainsFunc(ready, forZone) && !slices.ContainsFunc(ready, noZones):
+		o.saw("topology: by zone")
+		return forZone
+	}
+	return func(service.Endpoint) bool { return true }
+}
+
+// reachable are all endpoints that some connection to the port may get.
+func (o *oracle) reachable(s *service.Service, p *service.Port, v6 bool) []netip.AddrPort {
+	var all []netip.AddrPort
+	ofFamily := func(a netip.Addr) bool { return a.Is6() == v6 }
+	external := p.NodePort != 0 || slices.ContainsFunc(s.ExternalIPs, ofFamily) || slices.ContainsFunc(s.LoadBalancerIPs, ofFamily)
+	if s.InternalPolicy == service.Cluster || external {
+		all = append(all, o.choose(p, v6, false)...)
+	}
+	if s.InternalPolicy == service.Local || external && s.ExternalPolicy == service.Local {
+		all = append(all, o.choose(p, v6, true)...)
+	}
+	return all
+}
+
+func (o *oracle) local(a netip.Addr) bool {
+	return a.IsLoopback() || slices.Contains(o.node.HostAddresses, a)
+}
+
+// servesNodePorts: with "primary" the node's first address of the family, with
+// CIDRs the local ones in them. Loopback addresses never do. A family without
+// any CIDR, or with one that holds everything, is served on all local ones.
+func (o *oracle) servesNodePorts(a netip.Addr) bool {
+	if a.IsLoopback() {
+		return false
+	}
+	var cidrs []netip.Prefix
+	if list := o.nodePortAddresses; len(list) == 0 || list[0] == "primary" {
+		for _, own := range o.node.Addresses {
+			if own.Is6() == a.Is6() {
+				return own == a
+			}
+		}
+	} else {
+		for _, s := range list {
+			if c := netip.MustParsePrefix(s); c.Addr().Is6() == a.Is6() {
+				cidrs = append(cidrs, c)
+			}
+		}
+	}
+	return o.local(a) && (len(cidrs) == 0 || slices.ContainsFunc(cidrs, func(c netip.Prefix) bool { return c.Contains(a) }))
+}

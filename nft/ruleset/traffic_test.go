@@ -1,0 +1,223 @@
+package ruleset_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"nftproxy/internal/service"
+	"nftproxy/internal/service/servicetest"
+	"nftproxy/nft"
+	"nftproxy/nft/ruleset"
+)
+
+// randomPacket aims at what a service has, or next to it.
+func randomPacket(rng *rand.Rand, node *service.Node, services []*service.Service) nft.Packet {
+	const icmp = 1
+	p := nft.Packet{Protocol: []uint8{6, 6, 17, 132, icmp}[rng.IntN(5)]}
+	formats := [][]string{
+		{"10.96.0.%d", "198.51.100.%d", "10.0.0.%d", "192.168.0.%d", "192.168.1.%d", "127.0.0.%d"},
+		{"fd00:96::%x", "2001:db8:99::%x", "fd00:1::%x", "2001:db8::%x", "2001:db8:1::%x", "::%x"},
+	}[rng.IntN(2)]
+	pick := func(formats []string, n int) netip.Addr {
+		return netip.MustParseAddr(fmt.Sprintf(formats[rng.IntN(len(formats))], 1+rng.IntN(n)))
+	}
+	dst, src := pick(formats, 13), pick(formats[1:5], 13)
+	port := uint16([]int{80, 30000}[rng.IntN(2)] + rng.IntN(5))
+	if len(services) > 0 && rng.IntN(4) > 0 {
+		s := services[rng.IntN(len(services))]
+		sp := &s.Ports[rng.IntN(len(s.Ports))]
+		p.Protocol, port = uint8(sp.Protocol), sp.Port
+		dst = s.Addresses()[rng.IntN(len(s.Addresses()))]
+		if sp.NodePort != 0 && rng.IntN(2) == 0 {
+			dst, port = node.HostAddresses[rng.IntN(len(node.HostAddresses))], sp.NodePort
+		}
+		switch n := len(sp.Endpoints); {
+		case n > 0 && rng.IntN(2) == 0: // a hairpin, perhaps
+			src = sp.Endpoints[rng.IntN(n)].Addr.Addr()
+		case len(s.LoadBalancerIPs) > 0 && rng.IntN(4) == 0: // bound on the node, perhaps
+			src = s.LoadBalancerIPs[rng.IntN(len(s.LoadBalancerIPs))]
+		}
+	}
+	p.Input = []string{"", "cni0", "cni01", "veth7", "eth0"}[rng.IntN(5)]
+	if src.Is6() != dst.Is6() || rng.IntN(4) == 0 {
+		src = netip.MustParseAddr(map[bool]string{false: "203.0.113.9", true: "2001:db8:77::9"}[dst.Is6()])
+	}
+	if rng.IntN(3) == 0 {
+		p.FromNode, p.Input = true, ""
+		if own := slices.DeleteFunc(slices.Clone(node.HostAddresses), func(a netip.Addr) bool { return a.Is6() != dst.Is6() }); len(own) > 0 {
+			src = own[rng.IntN(len(own))]
+		}
+	}
+	p.Src, p.Dst = netip.AddrPortFrom(src, 40000), netip.AddrPortFrom(dst, port)
+	return p
+}
+
+// trial is a random cluster with its program in a model of the kernel, and the
+// oracle that knows what it should do.
+type trial struct {
+	*oracle
+	rng      *rand.Rand
+	builder  *service.Builder
+	compiler *ruleset.Compiler
+	program  *nft.Program
+	state    nft.State
+	kernel   *nft.Model
+	// clients are packets that were sent, to be sent again.
+	clients []nft.Packet
+}
+
+func newTrial(t *testing.T, rng *rand.Rand, seen map[string]int) *trial {
+	cfg, list := randomConfig(t, rng)
+	node := randomNode(rng)
+	services, ranges := randomServices(rng, &node), randomCIDRs(rng)
+	c := &trial{
+		oracle: &oracle{&node, services, cfg, ranges, list, map[visit]netip.AddrPort{}, seen},
+		rng:    rng, builder: service.NewBuilder(node), compiler: ruleset.NewCompiler(cfg), kernel: nft.NewModel(),
+	}
+	c.builder.SetServiceCIDRs(ranges)
+	for _, s := range services {
+		c.builder.Set(s)
+	}
+	c.sync(t)
+	return c
+}
+
+// sync brings the kernel to the cluster's state, then sweeps what clients may
+// not keep.
+func (c *trial) sync(t *testing.T) {
+	next := c.compiler.Compile(c.builder.Snapshot())
+	batch, state := c.state.Plan(next, time.Time{})
+	if err := c.kernel.Apply(batch); err != nil {
+		t.Fatalf("%v\n%s", err, batch)
+	}
+	swept := sweep(c.kernel, next)
+	if c.program != nil && swept > 0 && !ruleset.AffinityShrunk(c.program, next) {
+		t.Fatalf("%d entries were stale without a word from AffinityShrunk", swept)
+	}
+	c.program, c.state = next, state
+	c.forget()
+}
+
+// sweep removes what a program's maps of clients must not keep.
+func sweep(m *nft.Model, p *nft.Program) (swept int) {
+	for _, a := range ruleset.AffinityMaps(p) {
+		elements := m.Table(a.Table).Sets[a.Set.Name].Elements
+		for key, e := range elements {
+			if !a.Keep(key, e.Data) {
+				delete(elements, key)
+				swept++
+			}
+		}
+	}
+	return swept
+}
+
+// change makes a few changes to the services, and now and then to the node.
+func (c *trial) change(t *testing.T) {
+	if c.rng.IntN(4) == 0 {
+		*c.node = randomNode(c.rng)
+		c.builder.SetNode(*c.node)
+	}
+	for range c.rng.IntN(6) {
+		if len(c.services) == 0 {
+			break
+		}
+		i := c.rng.IntN(len(c.services))
+		c.services[i] = mutated(c.rng, c.services[i])
+		c.builder.Set(c.services[i])
+	}
+	c.sync(t)
+}
+
+// mutated is the service with a small change or, now and then, a larger one.
+func mutated(rng *rand.Rand, s *service.Service) *service.Service {
+	switch rng.IntN(8) {
+	case 0:
+		return servicetest.Named(rng, s.Name, everything())
+	case 1:
+		return anyConditions(rng, s)
+	}
+	return servicetest.Mutate(rng, s, everything())
+}
+
+// connect sends a packet, of an old client or a new one, and compares what may
+// become of it with what the oracle says.
+func (c *trial) connect(t *testing.T) {
+	p := randomPacket(c.rng, c.node, c.services)
+	if len(c.clients) > 0 && c.rng.IntN(2) == 0 {
+		p = c.clients[c.rng.IntN(len(c.clients))]
+	} else if len(c.clients) < 40 {
+		c.clients = append(c.clients, p)
+	}
+	results := c.outcomes(p)
+	want, got := describe(results), describe(c.kernel.Outcomes(p, c.local))
+	if want != got {
+		t.Fatalf("%s\nwant %s\n got %s\n%+v, node-port addresses %v\n%s\n%v",
+			p, want, got, c.cfg, c.nodePortAddresses, c.builder.Snapshot(), c.memory)
+	}
+	c.saw("fate " + string(results[0].Fate))
+	r := c.kernel.Trace(p, nft.Host{Local: c.local, Random: c.rng.Uint32N})
+	c.kernel.Learn(r)
+	c.remember(p, r)
+}
+
+// check sends n packets; a few times in between the cluster changes.
+func (c *trial) check(t *testing.T, n int) {
+	for i := range n {
+		if i > 0 && i%(n/4) == 0 {
+			c.change(t)
+		}
+		c.connect(t)
+	}
+}
+
+func describe(results []nft.Result) string {
+	var words []string
+	for _, r := range results {
+		words = append(words, r.String())
+	}
+	return strings.Join(words, " | ")
+}
+
+// TestOracle: the program does with every packet what the oracle says. Each
+// fate and each feature must have come up often enough to say so.
+func TestOracle(t *testing.T) {
+	seen := map[string]int{}
+	const trials, packets = 250, 400
+	seeds(t, trials, func(t *testing.T, rng *rand.Rand) { newTrial(t, rng, seen).check(t, packets) })
+	for what, n := range enough() {
+		if seen[what] < n && !testing.Short() {
+			t.Errorf("%s: %d times, want %d: the cases are too narrow", what, seen[what], n)
+		}
+	}
+}
+
+// enough is how often, at least, everything comes up in TestOracle.
+func enough() map[string]int {
+	return map[string]int{
+		"fate untouched": 10_000, "fate dnat": 20_000, "fate reset": 3000, "fate unreachable": 3000, "fate dropped": 5000,
+		"cluster IP: other port": 500, "cluster IP: other port, bound here": 500, "unallocated cluster IP": 500,
+		"node port: served": 2000, "node port: other address": 2000, "endpoint on the node itself": 1000,
+		"internal Local: none here": 1000,
+		"external Local: pod":       300, "external Local: the node": 500, "external Local: outsider": 500, "external Local: none here": 500,
+		"pods: by the node's ranges": 3000, "hairpin": 300,
+		"topology: by node": 5000, "topology: by zone": 5000, "terminating endpoints": 5000,
+		"sources: let in": 500, "sources: kept out": 2000, "sources: the address itself": 30, "sources: address has another use": 100,
+		"affinity: remembered": 3000, "affinity: kept over a change": 3000, "affinity: forgotten": 500,
+		"affinity: remembered a hairpin": 200, "affinity: remembered on the node itself": 150,
+		"affinity: came back, list all": 2000, "affinity: came back, list own": 50,
+		"affinity: came back to a node port": 150, "affinity: came back through sources": 30,
+	}
+}
+
+// FuzzOracle lets the fuzzer choose cluster and packets.
+func FuzzOracle(f *testing.F) {
+	f.Add([]byte{})
+	f.Add([]byte(strings.Repeat("nftproxy", 100)))
+	f.Fuzz(func(t *testing.T, b []byte) { newTrial(t, newScript(b), nil).check(t, 40) })
+}
