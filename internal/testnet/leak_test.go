@@ -4,29 +4,14 @@ import (
 	"context"
 	"net/netip"
 	"testing"
-	"time"
 
 	"nftproxy/internal/testnet"
+	"nftproxy/internal/testnet/leaktest"
 )
 
 // TestNothingIsLeft uses everything once, closes the topology with all of it
 // open, and looks at what the process still holds.
-func TestNothingIsLeft(t *testing.T) {
-	useEverything(t) // once before, for what the runtime and the libraries keep
-	before := held(t)
-	for range 3 {
-		useEverything(t)
-	}
-	// A goroutine or thread that was told to end may take a moment, and nothing
-	// tells when it has.
-	var more []string
-	for deadline := time.Now().Add(enough); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		if more = held(t).beyond(before); len(more) == 0 {
-			return
-		}
-	}
-	t.Errorf("left over: %v", more)
-}
+func TestNothingIsLeft(t *testing.T) { leaktest.Check(t, useEverything) }
 
 func useEverything(t *testing.T) {
 	t.Helper()

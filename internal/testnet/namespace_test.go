@@ -4,19 +4,18 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
 	"nftproxy/internal/testnet"
+	"nftproxy/internal/testnet/leaktest"
 )
 
 // identity returns the kernel's name of the namespace that the file names, as
@@ -28,23 +27,6 @@ func identity(t *testing.T, path string) string {
 		t.Fatal(err)
 	}
 	return name
-}
-
-// threads returns the namespaces of all threads of the process.
-func threads(t *testing.T) []string {
-	t.Helper()
-	paths, err := filepath.Glob("/proc/self/task/*/ns/net")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var names []string
-	for _, path := range paths {
-		if name, err := os.Readlink(path); err == nil { // else the thread has ended
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return slices.Compact(names)
 }
 
 func TestDo(t *testing.T) {
@@ -73,7 +55,7 @@ func TestDo(t *testing.T) {
 	if !errors.Is(err, failure) {
 		t.Errorf("Do returned %v", err)
 	}
-	if got := threads(t); !slices.Equal(got, []string{home}) {
+	if got := leaktest.Threads(t); !slices.Equal(got, []string{home}) {
 		t.Errorf("threads are left in %v, want all in %s", got, home)
 	}
 }
@@ -90,7 +72,7 @@ func TestDoEndsWithItsFunction(t *testing.T) {
 	if !<-ended {
 		t.Error("Do returned although its function ended the goroutine")
 	}
-	if got := threads(t); len(got) != 1 {
+	if got := leaktest.Threads(t); len(got) != 1 {
 		t.Errorf("threads are left in %v", got)
 	}
 }
@@ -191,47 +173,4 @@ func TestClosedNamespace(t *testing.T) {
 	if _, err := ns.Serve(testnet.TCP, netip.MustParseAddrPort("127.0.0.1:0"), "server"); err == nil {
 		t.Error("a closed namespace serves")
 	}
-}
-
-// resources are what a process may leak.
-type resources struct {
-	Files      []string
-	Namespaces []string
-	Goroutines int
-}
-
-func held(t *testing.T) resources {
-	t.Helper()
-	links, err := filepath.Glob("/proc/self/fd/*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var r resources
-	for _, link := range links {
-		if name, err := os.Readlink(link); err == nil { // else it was the directory being read
-			r.Files = append(r.Files, name)
-		}
-	}
-	slices.Sort(r.Files)
-	r.Namespaces = threads(t)
-	r.Goroutines = runtime.NumGoroutine()
-	return r
-}
-
-// beyond names what r holds and before did not.
-func (r resources) beyond(before resources) []string {
-	var more []string
-	was := slices.Concat(before.Files, before.Namespaces)
-	for _, name := range slices.Concat(r.Files, r.Namespaces) {
-		if !slices.Contains(was, name) {
-			more = append(more, name)
-		}
-	}
-	if n := len(r.Files) - len(before.Files); n > 0 {
-		more = append(more, fmt.Sprintf("%d files", n))
-	}
-	if n := r.Goroutines - before.Goroutines; n > 0 {
-		more = append(more, fmt.Sprintf("%d goroutines", n))
-	}
-	return more
 }

@@ -30,9 +30,10 @@ func Pair(a, b End) error {
 // Bridge makes a bridge that is up.
 func (ns *Namespace) Bridge(name string) error { return ns.addBridge(name) }
 
-// Port makes an interface a port of a bridge of its namespace.
+// Port makes an interface a port of a bridge of its namespace, which also sends
+// packets back by it.
 func (e End) Port(bridge string) error {
-	return errors.Join(e.NS.addPort(bridge, e.Link, false), e.NS.awaitCarrier(bridge))
+	return errors.Join(e.NS.addPort(bridge, e.Link, true), e.NS.awaitCarrier(bridge))
 }
 
 // Remove removes the interface and with it its pair, its routes and neighbours.

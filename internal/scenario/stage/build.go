@@ -49,9 +49,8 @@ func (s *Stage) build() error {
 			return err
 		}
 	}
-	// What the node masquerades towards endpoints, itself among them, gets the
-	// gateway's address. Outside it gets one of the node's proper.
-	for _, link := range []string{"lo", toRemote} {
+	// What the node masquerades gets the gateway's address, except outside.
+	for _, link := range []string{"lo", toRemote, toBeyond} {
 		if err := s.Node.AddAddrs(link, gateways()...); err != nil {
 			return err
 		}

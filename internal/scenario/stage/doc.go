@@ -23,8 +23,8 @@
 // itself where the destination is an address of the node.
 //
 // Packets that the node masquerades do not have one of its addresses proper but
-// a gateway's: 169.254.0.1 or fd00:fe::1, which every interface towards
-// endpoints has. That tells them from what a process of the node sends.
+// a gateway's: 169.254.0.1 or fd00:fe::1, which every interface but eth0 has.
+// That tells them from what a process of the node sends.
 //
 // # Connection tracking
 //

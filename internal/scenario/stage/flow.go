@@ -152,13 +152,14 @@ func (s *Stage) leaked(flows []scenario.Flow, sent []netip.AddrPort) ([]error, e
 	if err != nil {
 		return nil, err
 	}
+	packets, s.sniffed = packets[s.sniffed:], len(packets)
 	found := make([]error, len(flows))
 	for i, f := range flows {
 		if f.Want.Fate == scenario.Untouched {
 			continue
 		}
 		for _, p := range packets {
-			if p.Dst == f.Destination && (p.Src == sent[i] || slices.Contains(gateways(), p.Src.Addr())) && f.Protocol != scenario.ICMP {
+			if p.Dst == f.Destination && (p.Src == sent[i] || slices.Contains(gateways(), p.Src.Addr())) {
 				found[i] = fmt.Errorf("want %s, but %s left the node", f.Want, p)
 			}
 		}

@@ -40,7 +40,10 @@ type Stage struct {
 	links   map[place]testnet.End
 	pods    int // made so far
 	servers map[server]*testnet.Server
+	// sniffer hears what leaves the node for beyond; sniffed is how much of that
+	// earlier checks have looked at.
 	sniffer *testnet.Sniffer
+	sniffed int
 	// ports counts the source ports given out.
 	ports atomic.Uint32
 	// last has the endpoint that each sticky client got last.
