@@ -12,6 +12,7 @@ import (
 	"nftproxy/internal/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
+	"nftproxy/nft/ruleset/rulesettest"
 )
 
 // affinitySnapshot has one service with affinity and the endpoints given, the
@@ -130,7 +131,7 @@ func TestAffinityShrunk(t *testing.T) {
 func TestAffinityShrunkMissesNothing(t *testing.T) {
 	shrunk, stayed, moved := 0, 0, 0
 	seeds(t, 25, func(t *testing.T, rng *rand.Rand) {
-		cfg, _ := randomConfig(t, rng)
+		cfg, _ := rulesettest.Config(rng)
 		h, c := newHistory(rng), ruleset.NewCompiler(cfg)
 		last := c.Compile(h.next())
 		for range 50 {

@@ -15,6 +15,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/nfttest"
 	"nftproxy/nft/ruleset"
+	"nftproxy/nft/ruleset/rulesettest"
 )
 
 // randomHistory is a cluster that changes at random.
@@ -26,8 +27,8 @@ type randomHistory struct {
 }
 
 func newHistory(rng *rand.Rand) *randomHistory {
-	node := randomNode(rng)
-	return &randomHistory{rng, node, service.NewBuilder(node), servicetest.Changes(rng, 1000, everything())}
+	node := rulesettest.Node(rng)
+	return &randomHistory{rng, node, service.NewBuilder(node), servicetest.Changes(rng, 1000, rulesettest.Everything())}
 }
 
 // next makes a few changes, or many, or none; now and then the node changes
@@ -48,7 +49,7 @@ func (h *randomHistory) next() service.Snapshot {
 	}
 	if h.rng.IntN(10) == 0 {
 		name := h.node.Name
-		h.node = randomNode(h.rng)
+		h.node = rulesettest.Node(h.rng)
 		h.node.Name = name
 		h.builder.SetNode(h.node)
 	}
@@ -58,7 +59,7 @@ func (h *randomHistory) next() service.Snapshot {
 // TestMemoised: a compiler with a history gives what a new one does.
 func TestMemoised(t *testing.T) {
 	seeds(t, 25, func(t *testing.T, rng *rand.Rand) {
-		cfg, _ := randomConfig(t, rng)
+		cfg, _ := rulesettest.Config(rng)
 		h, c := newHistory(rng), ruleset.NewCompiler(cfg)
 		var before service.Snapshot
 		var last *nft.Program
@@ -100,9 +101,9 @@ func wantShared(t *testing.T, a, b service.Snapshot, before, after *nft.Program)
 // TestOrderDoesNotMatter: neither that of services nor that inside of one.
 func TestOrderDoesNotMatter(t *testing.T) {
 	seeds(t, 60, func(t *testing.T, rng *rand.Rand) {
-		cfg, _ := randomConfig(t, rng)
-		node := randomNode(rng)
-		services := randomServices(rng, &node)
+		cfg, _ := rulesettest.Config(rng)
+		node := rulesettest.Node(rng)
+		services := rulesettest.Services(rng, &node)
 		want := ruleset.Compile(cfg, build(node, services)).String()
 		rng.Shuffle(len(services), func(i, j int) { services[i], services[j] = services[j], services[i] })
 		for i, s := range services {
@@ -137,7 +138,7 @@ func turned(rng *rand.Rand, s *service.Service) *service.Service {
 // compiler and plan, ends where a fresh start does; a restart writes nothing.
 func TestSequences(t *testing.T) {
 	seeds(t, 25, func(t *testing.T, rng *rand.Rand) {
-		cfg, _ := randomConfig(t, rng)
+		cfg, _ := rulesettest.Config(rng)
 		h, c := newHistory(rng), ruleset.NewCompiler(cfg)
 		m, state, now := nft.NewModel(), nft.State{}, time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 		for step := range 50 {

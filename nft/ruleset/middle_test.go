@@ -10,6 +10,7 @@ import (
 	"nftproxy/internal/service/servicetest"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
+	"nftproxy/nft/ruleset/rulesettest"
 )
 
 // lookups is the order in which a packet may ask sets and maps. The kernel
@@ -68,11 +69,11 @@ func TestInTheMiddle(t *testing.T) {
 
 // changed has some of the services as they were, some changed and some others.
 func changed(rng *rand.Rand, services []*service.Service, node *service.Node) []*service.Service {
-	next := randomServices(rng, node)
+	next := rulesettest.Services(rng, node)
 	for _, s := range services {
 		i := slices.IndexFunc(next, func(n *service.Service) bool { return n.Name == s.Name })
 		if i >= 0 && rng.IntN(3) > 0 {
-			next[i] = mutated(rng, s)
+			next[i] = rulesettest.Mutated(rng, s)
 		}
 	}
 	return next
@@ -95,7 +96,7 @@ func (m *middle) check(t *testing.T, cut int, leaving bool) {
 	kernel := m.kernel(t, cut, leaving)
 	local := func(a netip.Addr) bool { return m.before.local(a) }
 	for range 30 {
-		p := randomPacket(m.before.rng, m.before.node, m.before.services)
+		p := rulesettest.Packet(m.before.rng, m.before.node, m.before.services)
 		if m.before.rng.IntN(2) == 0 {
 			p = m.before.clients[m.before.rng.IntN(len(m.before.clients))]
 		}

@@ -1,61 +1,17 @@
 package ruleset_test
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"nftproxy/internal/service"
-	"nftproxy/internal/service/servicetest"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
+	"nftproxy/nft/ruleset/rulesettest"
 )
-
-// randomPacket aims at what a service has, or next to it.
-func randomPacket(rng *rand.Rand, node *service.Node, services []*service.Service) nft.Packet {
-	const icmp = 1
-	p := nft.Packet{Protocol: []uint8{6, 6, 17, 132, icmp}[rng.IntN(5)]}
-	formats := [][]string{
-		{"10.96.0.%d", "198.51.100.%d", "10.0.0.%d", "192.168.0.%d", "192.168.1.%d", "127.0.0.%d"},
-		{"fd00:96::%x", "2001:db8:99::%x", "fd00:1::%x", "2001:db8::%x", "2001:db8:1::%x", "::%x"},
-	}[rng.IntN(2)]
-	pick := func(formats []string, n int) netip.Addr {
-		return netip.MustParseAddr(fmt.Sprintf(formats[rng.IntN(len(formats))], 1+rng.IntN(n)))
-	}
-	dst, src := pick(formats, 13), pick(formats[1:5], 13)
-	port := uint16([]int{80, 30000}[rng.IntN(2)] + rng.IntN(5))
-	if len(services) > 0 && rng.IntN(4) > 0 {
-		s := services[rng.IntN(len(services))]
-		sp := &s.Ports[rng.IntN(len(s.Ports))]
-		p.Protocol, port = uint8(sp.Protocol), sp.Port
-		dst = s.Addresses()[rng.IntN(len(s.Addresses()))]
-		if sp.NodePort != 0 && rng.IntN(2) == 0 {
-			dst, port = node.HostAddresses[rng.IntN(len(node.HostAddresses))], sp.NodePort
-		}
-		switch n := len(sp.Endpoints); {
-		case n > 0 && rng.IntN(2) == 0: // a hairpin, perhaps
-			src = sp.Endpoints[rng.IntN(n)].Addr.Addr()
-		case len(s.LoadBalancerIPs) > 0 && rng.IntN(4) == 0: // bound on the node, perhaps
-			src = s.LoadBalancerIPs[rng.IntN(len(s.LoadBalancerIPs))]
-		}
-	}
-	p.Input = []string{"", "cni0", "cni01", "veth7", "eth0"}[rng.IntN(5)]
-	if src.Is6() != dst.Is6() || rng.IntN(4) == 0 {
-		src = netip.MustParseAddr(map[bool]string{false: "203.0.113.9", true: "2001:db8:77::9"}[dst.Is6()])
-	}
-	if rng.IntN(3) == 0 {
-		p.FromNode, p.Input = true, ""
-		if own := slices.DeleteFunc(slices.Clone(node.HostAddresses), func(a netip.Addr) bool { return a.Is6() != dst.Is6() }); len(own) > 0 {
-			src = own[rng.IntN(len(own))]
-		}
-	}
-	p.Src, p.Dst = netip.AddrPortFrom(src, 40000), netip.AddrPortFrom(dst, port)
-	return p
-}
 
 // trial is a random cluster with its program in a model of the kernel, and the
 // oracle that knows what it should do.
@@ -72,9 +28,9 @@ type trial struct {
 }
 
 func newTrial(t *testing.T, rng *rand.Rand, seen map[string]int) *trial {
-	cfg, list := randomConfig(t, rng)
-	node := randomNode(rng)
-	services, ranges := randomServices(rng, &node), randomCIDRs(rng)
+	cfg, list := rulesettest.Config(rng)
+	node := rulesettest.Node(rng)
+	services, ranges := rulesettest.Services(rng, &node), rulesettest.ServiceCIDRs(rng)
 	c := &trial{
 		oracle: &oracle{&node, services, cfg, ranges, list, map[visit]netip.AddrPort{}, seen},
 		rng:    rng, builder: service.NewBuilder(node), compiler: ruleset.NewCompiler(cfg), kernel: nft.NewModel(),
@@ -120,7 +76,7 @@ func sweep(m *nft.Model, p *nft.Program) (swept int) {
 // change makes a few changes to the services, and now and then to the node.
 func (c *trial) change(t *testing.T) {
 	if c.rng.IntN(4) == 0 {
-		*c.node = randomNode(c.rng)
+		*c.node = rulesettest.Node(c.rng)
 		c.builder.SetNode(*c.node)
 	}
 	for range c.rng.IntN(6) {
@@ -128,27 +84,16 @@ func (c *trial) change(t *testing.T) {
 			break
 		}
 		i := c.rng.IntN(len(c.services))
-		c.services[i] = mutated(c.rng, c.services[i])
+		c.services[i] = rulesettest.Mutated(c.rng, c.services[i])
 		c.builder.Set(c.services[i])
 	}
 	c.sync(t)
 }
 
-// mutated is the service with a small change or, now and then, a larger one.
-func mutated(rng *rand.Rand, s *service.Service) *service.Service {
-	switch rng.IntN(8) {
-	case 0:
-		return servicetest.Named(rng, s.Name, everything())
-	case 1:
-		return anyConditions(rng, s)
-	}
-	return servicetest.Mutate(rng, s, everything())
-}
-
 // connect sends a packet, of an old client or a new one, and compares what may
 // become of it with what the oracle says.
 func (c *trial) connect(t *testing.T) {
-	p := randomPacket(c.rng, c.node, c.services)
+	p := rulesettest.Packet(c.rng, c.node, c.services)
 	if len(c.clients) > 0 && c.rng.IntN(2) == 0 {
 		p = c.clients[c.rng.IntN(len(c.clients))]
 	} else if len(c.clients) < 40 {
