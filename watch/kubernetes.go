@@ -142,7 +142,10 @@ type requests struct {
 func (r *requests) done(ctx context.Context, verb string, err error) {
 	switch {
 	case err == nil:
-		r.last = ""
+		if r.last != "" {
+			r.last = ""
+			r.watcher.change(func(*index) { r.watcher.outage.succeeded(r.resource) })
+		}
 		return
 	case ctx.Err() != nil, apierrors.IsResourceExpired(err), apierrors.IsGone(err), apierrors.IsInvalid(err):
 		// The end, or what reflectors take in their stride: a watch that has
@@ -154,13 +157,17 @@ func (r *requests) done(ctx context.Context, verb string, err error) {
 		err = request.Err
 	}
 	err = &RequestError{Verb: verb, Resource: r.resource, Err: err}
-	if r.refused != nil && (apierrors.IsNotFound(err) || apierrors.IsForbidden(err)) {
+	refused := apierrors.IsNotFound(err) || apierrors.IsForbidden(err)
+	if refused && r.refused != nil {
 		close(r.refused)
 		r.refused = nil
 	}
 	if text := err.Error(); text != r.last {
 		r.last = text
-		r.watcher.change(func(ix *index) { ix.problems = append(ix.problems, Problem{Err: err}) })
+		r.watcher.change(func(ix *index) {
+			ix.problems = append(ix.problems, Problem{Err: err})
+			r.watcher.outage.failed(r.resource, refused)
+		})
 	}
 }
 

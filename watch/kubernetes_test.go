@@ -241,10 +241,12 @@ func TestAPIServerAway(t *testing.T) {
 		e := (*RequestError)(nil)
 		return errors.As(p, &e) && strings.Contains(p.Error(), "connection refused")
 	}
-	o := observe(t, s, Options{})
+	answers := make(chan struct{}, 100)
+	o := observe(t, s, Options{Answers: func() { answers <- struct{}{} }})
 	o.awaitProblem(refused)
 	s.start()
 	o.await(textNode + textSvc0Two)
+	<-answers
 
 	s.stop()
 	o.awaitProblem(refused)
@@ -259,6 +261,7 @@ func TestAPIServerAway(t *testing.T) {
   cluster-ip 172.30.0.1
   port http tcp 80
 `)
+	<-answers
 }
 
 // TestHostAddresses: they may come before the start and at any time after.

@@ -25,6 +25,10 @@ type Options struct {
 	// Report is called with every problem, from one goroutine at a time and
 	// never while the watcher holds a lock. Nil drops them.
 	Report func(Problem)
+	// Answers is called, from the same goroutine as Report, when the API server
+	// answers again after a RequestError: each request that had failed has
+	// succeeded, or is refused. Nil drops it.
+	Answers func()
 }
 
 // Watcher keeps a mailbox filled with the latest snapshot of one source. It
@@ -35,8 +39,9 @@ type Watcher struct {
 	// wake holds a token while there may be something to publish.
 	wake chan struct{}
 
-	mu    sync.Mutex
-	index *index
+	mu     sync.Mutex
+	index  *index
+	outage outage
 	// since is when the oldest change that is not published yet arrived.
 	since  time.Time
 	synced bool
@@ -55,6 +60,9 @@ func NewWatcher(opts Options, out *service.Mailbox) *Watcher {
 	}
 	if opts.Report == nil {
 		opts.Report = func(Problem) {}
+	}
+	if opts.Answers == nil {
+		opts.Answers = func() {}
 	}
 	return &Watcher{opts: opts, out: out, wake: make(chan struct{}, 1), index: newIndex(opts.Node)}
 }
@@ -144,7 +152,7 @@ func (w *Watcher) publish() {
 		changed = update.Snapshot != w.published
 		w.published, w.since = update.Snapshot, time.Time{}
 	}
-	problems := w.index.takeProblems()
+	problems, answers := w.index.takeProblems(), w.outage.takeOver()
 	w.mu.Unlock()
 
 	if changed {
@@ -152,5 +160,8 @@ func (w *Watcher) publish() {
 	}
 	for _, p := range problems {
 		w.opts.Report(p)
+	}
+	if answers {
+		w.opts.Answers()
 	}
 }

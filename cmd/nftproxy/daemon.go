@@ -99,6 +99,7 @@ func (d *daemon) newWatcher(out *service.Mailbox, counts *metrics.Metrics) (*wat
 		Node:          d.node,
 		AwaitPodCIDRs: d.ruleset.NodeCIDR,
 		Report:        func(p watch.Problem) { d.logProblem(p, counts) },
+		Answers:       func() { d.log.Info("the API server answers again") },
 	}, out)
 	w.SetHostAddresses(addrs)
 	return w, nil
