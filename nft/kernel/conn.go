@@ -1,14 +1,12 @@
 package kernel
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"slices"
 	"sync"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -23,7 +21,8 @@ type Config struct {
 }
 
 // Conn works on the tables of one network namespace. Its methods are safe for
-// concurrent use; Apply, Claim and Read are done one after the other.
+// concurrent use; Apply, Claim and Read are done one after the other, and Sweep
+// beside them.
 type Conn struct {
 	// exclusive is held over a transaction and over a Read.
 	exclusive sync.Mutex
@@ -35,30 +34,45 @@ type Conn struct {
 	// withoutOwner is set once the kernel has refused the flags of an owned table.
 	withoutOwner bool
 
-	// reading is held over one request and its answer.
-	reading sync.Mutex
-	reader  *socket
-	readSeq uint32
+	// destroy is the message that deletes elements in Sweep, unless the kernel
+	// has refused it.
+	destroy        uint16
+	withoutDestroy bool
+
+	reader requester
+	// sweeper is for dumps of dynamic maps, which take long and which nothing
+	// else is to wait for.
+	sweeper requester
 }
 
 // Open opens a socket for writing, which owns the tables where the kernel has
-// ownership, and one for reading. It needs CAP_NET_ADMIN in the namespace only
+// ownership, and two for reading. It needs CAP_NET_ADMIN in the namespace only
 // once something is read or written.
 func Open(config Config) (*Conn, error) {
-	writer, err := dial(config.NetNS)
-	if err != nil {
-		return nil, fmt.Errorf("open netlink socket for writing: %w", err)
+	c := &Conn{destroy: destroyElements}
+	for _, s := range []struct {
+		what   string
+		socket **socket
+	}{{"writing", &c.writer}, {"reading", &c.reader.socket}, {"sweeping", &c.sweeper.socket}} {
+		var err error
+		if *s.socket, err = dial(config.NetNS); err != nil {
+			return nil, errors.Join(fmt.Errorf("open netlink socket for %s: %w", s.what, err), c.Close())
+		}
 	}
-	reader, err := dial(config.NetNS)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("open netlink socket for reading: %w", err), writer.close())
-	}
-	return &Conn{writer: writer, reader: reader}, nil
+	return c, nil
 }
 
-// Close closes both sockets. Tables stay; owned ones become orphans, which
+// Close closes all sockets. Tables stay; owned ones become orphans, which
 // anyone may change until they are claimed.
-func (c *Conn) Close() error { return errors.Join(c.writer.close(), c.reader.close()) }
+func (c *Conn) Close() error {
+	var errs []error
+	for _, s := range []*socket{c.writer, c.reader.socket, c.sweeper.socket} {
+		if s != nil {
+			errs = append(errs, s.close())
+		}
+	}
+	return errors.Join(errs...)
+}
 
 // Apply carries out the batch as one transaction: all of it takes effect, or,
 // with a *BatchError, nothing. An error that matches ErrOutcomeUnknown leaves
@@ -252,84 +266,16 @@ func hidesElement(err error) bool {
 	})
 }
 
-// request sends one request on the reading socket and returns its only answer,
-// valid until the next request.
-func (c *Conn) request(kind uint16, family nft.Family, fill func(*encoder)) ([]byte, error) {
-	var reply []byte
-	err := c.receive(kind, 0, family, fill, func(m message) error {
-		reply = m.attrs()
-		return nil
-	})
-	if err == nil && reply == nil {
-		err = syscall.ENODATA
-	}
-	return reply, err
-}
-
-// receive sends a request on the reading socket and visits each message of the
-// answer. The lock reading is held.
-func (c *Conn) receive(kind, flags uint16, family nft.Family, fill func(*encoder), visit func(message) error) error {
-	c.reader.drain() // left over by a visit that failed
-	c.readSeq++
-	var e encoder
-	at := e.message(kind, flags, c.readSeq, family)
-	if fill != nil {
-		fill(&e)
-	}
-	e.end(at)
-	if err := c.reader.send(e.b); err != nil {
-		return err
-	}
-	for {
-		// The kernel has queued the first datagram during the send, and queues
-		// each further one when the one before is taken.
-		b, err := c.reader.queued()
-		if err == io.EOF && flags&unix.NLM_F_DUMP == 0 {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		for m := range messages(b) {
-			if m.seq != c.readSeq {
-				continue
-			}
-			switch m.kind {
-			case unix.NLMSG_DONE:
-				return doneError(m)
-			case unix.NLMSG_ERROR:
-				if a, _ := parseAnswer(m); a.errno != 0 {
-					return a.errno
-				}
-			default:
-				if err := visit(m); err != nil {
-					return err
-				}
-			}
-		}
-	}
-}
-
-// doneError is the error with which a dump ended.
-func doneError(m message) error {
-	if len(m.body) >= 4 {
-		if n := -int32(binary.NativeEndian.Uint32(m.body)); n > 0 {
-			return syscall.Errno(n)
-		}
-	}
-	return nil
-}
-
 // Generation returns the number of the namespace's ruleset, which each
 // transaction of anybody raises.
 func (c *Conn) Generation() (uint32, error) {
-	c.reading.Lock()
-	defer c.reading.Unlock()
+	c.reader.Lock()
+	defer c.reader.Unlock()
 	return c.generation()
 }
 
 func (c *Conn) generation() (uint32, error) {
-	attrs, err := c.request(unix.NFT_MSG_GETGEN, unix.AF_UNSPEC, nil)
+	attrs, err := c.reader.request(unix.NFT_MSG_GETGEN, unix.AF_UNSPEC, nil)
 	if err != nil {
 		return 0, fmt.Errorf("read ruleset generation: %w", err)
 	}

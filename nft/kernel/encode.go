@@ -179,7 +179,7 @@ func (e *batchEncoder) elements(i int, kind, flags uint16, table nft.TableID, se
 		e.string(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
 		list := e.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 		for full := false; next < len(elements) && !full; full = e.single || len(e.b)-list >= maxElementList {
-			if err := e.element(&elements[next].Element, shape, kind == unix.NFT_MSG_DELSETELEM); err != nil {
+			if err := e.element(&elements[next].Element, shape, kind != unix.NFT_MSG_NEWSETELEM); err != nil {
 				return &misfit{next, err}
 			}
 			next++

@@ -64,8 +64,8 @@ func (c *Conn) ReadTable(want *nft.Table) (*nft.Contents, error) {
 
 // readOnce also says whether the contents may be of two moments.
 func (c *Conn) readOnce(want *nft.Table, owned bool) (contents *nft.Contents, changed bool, err error) {
-	c.reading.Lock()
-	defer c.reading.Unlock()
+	c.reader.Lock()
+	defer c.reader.Unlock()
 	before, err := c.generation()
 	if err != nil {
 		return nil, false, err
@@ -104,7 +104,7 @@ type rawRule struct {
 // read returns nil if there is no such table.
 func (r *tableReader) read() (*nft.Contents, error) {
 	id := r.want.ID()
-	_, err := r.conn.request(unix.NFT_MSG_GETTABLE, id.Family, func(e *encoder) { e.string(unix.NFTA_TABLE_NAME, id.Name) })
+	_, err := r.conn.reader.request(unix.NFT_MSG_GETTABLE, id.Family, func(e *encoder) { e.string(unix.NFTA_TABLE_NAME, id.Name) })
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}
@@ -146,7 +146,7 @@ func (r *tableReader) read() (*nft.Contents, error) {
 // attribute in the request and in each object.
 func (r *tableReader) dump(kind, table uint16, fill func(*encoder), visit func(attrs []byte) error) error {
 	name := r.want.Name
-	err := r.conn.receive(kind, unix.NLM_F_DUMP, r.want.Family, func(e *encoder) {
+	err := r.conn.reader.receive(kind, unix.NLM_F_DUMP, r.want.Family, func(e *encoder) {
 		e.string(table, name)
 		if fill != nil {
 			fill(e)

@@ -41,9 +41,9 @@ func (c *Conn) Tables(name string) ([]TableInfo, error) {
 }
 
 func (c *Conn) table(id nft.TableID) (t TableInfo, found bool, err error) {
-	c.reading.Lock()
-	defer c.reading.Unlock()
-	attrs, err := c.request(unix.NFT_MSG_GETTABLE, id.Family, func(e *encoder) { e.string(unix.NFTA_TABLE_NAME, id.Name) })
+	c.reader.Lock()
+	defer c.reader.Unlock()
+	attrs, err := c.reader.request(unix.NFT_MSG_GETTABLE, id.Family, func(e *encoder) { e.string(unix.NFTA_TABLE_NAME, id.Name) })
 	if errors.Is(err, unix.ENOENT) {
 		return TableInfo{}, false, nil
 	}

@@ -1,0 +1,87 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"io"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"nftproxy/nft"
+)
+
+// requester asks the kernel for what it has, on a socket of its own. The lock is
+// held over a request and its answer.
+type requester struct {
+	sync.Mutex
+	socket *socket
+	seq    uint32
+}
+
+// request sends one request and returns its only answer, valid until the next
+// request.
+func (r *requester) request(kind uint16, family nft.Family, fill func(*encoder)) ([]byte, error) {
+	var reply []byte
+	err := r.receive(kind, 0, family, fill, func(m message) error {
+		reply = m.attrs()
+		return nil
+	})
+	if err == nil && reply == nil {
+		err = syscall.ENODATA
+	}
+	return reply, err
+}
+
+// receive sends a request and visits each message of the answer.
+func (r *requester) receive(kind, flags uint16, family nft.Family, fill func(*encoder), visit func(message) error) error {
+	r.socket.drain() // left over by a visit that failed
+	r.seq++
+	var e encoder
+	at := e.message(kind, flags, r.seq, family)
+	if fill != nil {
+		fill(&e)
+	}
+	e.end(at)
+	if err := r.socket.send(e.b); err != nil {
+		return err
+	}
+	for {
+		// The kernel has queued the first datagram during the send, and queues
+		// each further one when the one before is taken.
+		b, err := r.socket.queued()
+		if err == io.EOF && flags&unix.NLM_F_DUMP == 0 {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		for m := range messages(b) {
+			if m.seq != r.seq {
+				continue
+			}
+			switch m.kind {
+			case unix.NLMSG_DONE:
+				return doneError(m)
+			case unix.NLMSG_ERROR:
+				if a, _ := parseAnswer(m); a.errno != 0 {
+					return a.errno
+				}
+			default:
+				if err := visit(m); err != nil {
+					return err
+				}
+			}
+		}
+	}
+}
+
+// doneError is the error with which a dump ended.
+func doneError(m message) error {
+	if len(m.body) >= 4 {
+		if n := -int32(binary.NativeEndian.Uint32(m.body)); n > 0 {
+			return syscall.Errno(n)
+		}
+	}
+	return nil
+}

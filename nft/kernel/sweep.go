@@ -1,0 +1,214 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"nftproxy/nft"
+)
+
+// destroyElements is NFT_MSG_DESTROYSETELEM, which x/sys/unix lacks: a deletion
+// to which a missing element is no error (Linux 6.3).
+const destroyElements = 30
+
+const (
+	// sweepBatch is how many elements one transaction deletes: few enough for
+	// any send buffer, and to be done in about a millisecond.
+	sweepBatch = 500
+	// sweepPasses is how often one Sweep looks at most.
+	sweepPasses = 8
+)
+
+// Entry is what rules have put into a dynamic map.
+type Entry struct {
+	Key, Data nft.Value
+	// Timeout is how long the entry stays after its last update, Expires how
+	// much of that is left. Both are 0 in an entry that stays for ever.
+	Timeout, Expires time.Duration
+}
+
+// Learned returns the entries of a dynamic map in no order; none if there is no
+// such table or map. While rules go on adding many, some may be missing.
+func (c *Conn) Learned(table nft.TableID, set *nft.Set) ([]Entry, error) {
+	for pass := 1; ; pass++ {
+		var all []Entry
+		complete, err := c.dumpEntries(table, set, func(e Entry) { all = append(all, e) })
+		if complete || err != nil || pass == sweepPasses {
+			return all, err
+		}
+	}
+}
+
+// Sweep deletes the entries of a dynamic map that keep refuses, and returns how
+// many. Those that expired in the meantime may count among them. That there is
+// no such table or map is no error: there is nothing to sweep.
+//
+// The map is dumped without holding up Apply, which waits for no more than 500
+// deletions. A dump can miss entries while others come and go, so Sweep looks
+// again until it finds nothing more, at most eight times. An entry that expires and is learned anew
+// between the dump and its deletion goes too, and its client is remembered at its
+// next connection. keep must not call Learned or Sweep.
+func (c *Conn) Sweep(table nft.TableID, set *nft.Set, keep func(key, data nft.Value) bool) (swept int, err error) {
+	if !set.Dynamic {
+		return 0, fmt.Errorf("sweep map %s %s: it is not dynamic", table, set.Name)
+	}
+	for pass, clean := 1, 0; pass <= sweepPasses && clean < 2; pass++ {
+		var refused []nft.OwnedElement
+		complete, err := c.dumpEntries(table, set, func(e Entry) {
+			if !keep(e.Key, e.Data) {
+				refused = append(refused, nft.OwnedElement{Element: nft.Element{Set: set.Name, Key: e.Key}})
+			}
+		})
+		if err != nil {
+			return swept, err
+		}
+		for chunk := range slices.Chunk(refused, sweepBatch) {
+			n, err := c.destroyEntries(nft.DeleteElements{Table: table, Set: set, Elements: chunk})
+			swept += n
+			if err != nil {
+				return swept, fmt.Errorf("sweep map %s %s: %w", table, set.Name, err)
+			}
+		}
+		switch {
+		case len(refused) > 0:
+			clean = 0
+		case complete:
+			return swept, nil
+		default:
+			clean++
+		}
+	}
+	return swept, nil
+}
+
+// dumpEntries visits each entry once. It may not be complete if the kernel gave
+// some twice: it finds its place in a hash again by counting, so one that has
+// been resized meanwhile gives some twice and leaves out others.
+func (c *Conn) dumpEntries(table nft.TableID, set *nft.Set, visit func(Entry)) (complete bool, err error) {
+	c.sweeper.Lock()
+	defer c.sweeper.Unlock()
+	shape := shapeOf(set, table.Family)
+	seed := maphash.MakeSeed()
+	seen := map[uint64]struct{}{} // of the keys' hashes: the keys themselves take tens of MB
+	count := 0
+	err = c.sweeper.receive(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, table.Family, func(e *encoder) {
+		e.string(unix.NFTA_SET_ELEM_LIST_TABLE, table.Name)
+		e.string(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
+	}, func(m message) error {
+		for _, attrs := range attributes(attribute(m.attrs(), unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+			entry, err := decodeEntry(attrs, shape)
+			if err != nil {
+				return err
+			}
+			count++
+			hash := maphash.String(seed, string(entry.Key))
+			if _, again := seen[hash]; !again {
+				seen[hash] = struct{}{}
+				visit(entry)
+			}
+		}
+		return nil
+	})
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return true, nil
+	case errors.Is(err, unix.EINTR): // by a foreign transaction
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("dump map %s %s: %w", table, set.Name, err)
+	}
+	return count == len(seen), nil
+}
+
+// errOtherShape should not happen: Read knows such a map for what it is.
+var errOtherShape = errors.New("the map is declared otherwise")
+
+func decodeEntry(attrs []byte, shape setShape) (Entry, error) {
+	key, okKey := paddedValue(attribute(attrs, unix.NFTA_SET_ELEM_KEY), shape.keyKernel, shape.key)
+	data, okData := paddedValue(attribute(attrs, unix.NFTA_SET_ELEM_DATA), shape.dataKernel, shape.data)
+	if !okKey || !okData {
+		return Entry{}, errOtherShape
+	}
+	return Entry{
+		Key: key, Data: data,
+		Timeout: milliseconds(attribute(attrs, unix.NFTA_SET_ELEM_TIMEOUT)),
+		Expires: milliseconds(attribute(attrs, unix.NFTA_SET_ELEM_EXPIRATION)),
+	}, nil
+}
+
+// paddedValue is an NFTA_DATA_VALUE with the length that a Value has.
+func paddedValue(nested []byte, size, padded int) (nft.Value, bool) {
+	v := attribute(nested, unix.NFTA_DATA_VALUE)
+	if len(v) != size {
+		return "", false
+	}
+	return nft.Value(append(v[:size:size], make([]byte, padded-size)...)), true
+}
+
+func milliseconds(v []byte) time.Duration {
+	if len(v) != 8 {
+		return 0
+	}
+	return time.Duration(binary.BigEndian.Uint64(v)) * time.Millisecond
+}
+
+// destroyEntries deletes elements of which some may have gone, and returns how
+// many it found, or may have found where the kernel does not say.
+func (c *Conn) destroyEntries(op nft.DeleteElements) (int, error) {
+	c.exclusive.Lock()
+	defer c.exclusive.Unlock()
+	for len(op.Elements) > 0 {
+		err := c.destroyOnce(op)
+		var refused *BatchError
+		switch {
+		case err == nil:
+			return len(op.Elements), nil
+		case !errors.As(err, &refused):
+			return 0, err
+		case !c.withoutDestroy && refused.all(unix.EINVAL):
+			c.withoutDestroy = true // a message that the kernel does not know
+		case !refused.all(unix.ENOENT):
+			return 0, err
+		case !c.withoutDestroy || refused.Errors[0].Element == nil:
+			return 0, nil // no such table or map
+		default:
+			gone := map[nft.Value]bool{}
+			for _, e := range refused.Errors {
+				gone[e.Element.Key] = true
+			}
+			op.Elements = slices.DeleteFunc(op.Elements, func(e nft.OwnedElement) bool { return gone[e.Key] })
+		}
+	}
+	return 0, nil
+}
+
+// destroyOnce deletes in one transaction. Each element is a message of its own
+// where a missing one would be an error, so that the answers tell which.
+func (c *Conn) destroyOnce(op nft.DeleteElements) error {
+	kind := c.destroy
+	if c.withoutDestroy {
+		kind = unix.NFT_MSG_DELSETELEM
+	}
+	begin := c.seq + 1
+	c.encoder.reset(begin+1, nil, c.withoutDestroy)
+	if err := c.encoder.elements(0, kind, 0, op.Table, op.Set, op.Elements); err != nil {
+		return err
+	}
+	c.seq = begin + uint32(len(c.encoder.spans)) + 1
+	answers, err := c.transact(begin, c.encoder.b)
+	if err == nil && len(answers) > 0 {
+		err = c.batchError(nft.Batch{Ops: []nft.Op{op}}, answers, false)
+	}
+	return err
+}
+
+// all says that each refusal is for the same reason.
+func (e *BatchError) all(errno unix.Errno) bool {
+	return !slices.ContainsFunc(e.Errors, func(o OpError) bool { return o.Errno != errno })
+}

@@ -1,0 +1,294 @@
+package kernel_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nftproxy/internal/nftcmd"
+	"nftproxy/nft"
+	"nftproxy/nft/kernel"
+)
+
+// remembered is what the i-th client of a service is remembered with: one of
+// ten endpoints.
+func remembered(f nft.Family, i int) kernel.Entry {
+	return kernel.Entry{
+		Key:     addrValue(f, i) + servicePrefix(f, 1, 6, 80),
+		Data:    endpoint(f, 1000+i%10, 8080),
+		Timeout: time.Hour,
+	}
+}
+
+func rememberedBy(f nft.Family, from, to int) []kernel.Entry {
+	var all []kernel.Entry
+	for i := from; i < to; i++ {
+		all = append(all, remembered(f, i))
+	}
+	return all
+}
+
+// unless refuses what is remembered with one of the endpoints.
+func unless(f nft.Family, endpoints ...int) func(key, data nft.Value) bool {
+	var gone []nft.Value
+	for _, i := range endpoints {
+		gone = append(gone, endpoint(f, 1000+i, 8080))
+	}
+	return func(_, data nft.Value) bool { return !slices.Contains(gone, data) }
+}
+
+// learnt is what a dynamic map holds, without times.
+func learnt(t *testing.T, c *kernel.Conn, f nft.Family, set *nft.Set) map[nft.Value]nft.Value {
+	t.Helper()
+	entries, err := c.Learned(table(f), set)
+	must(t, err)
+	all := map[nft.Value]nft.Value{}
+	for _, e := range entries {
+		if e.Expires <= 0 || e.Expires > e.Timeout {
+			t.Errorf("entry %q expires in %v of %v", set.Key.Format(f, e.Key), e.Expires, e.Timeout)
+		}
+		all[e.Key] = e.Data
+	}
+	return all
+}
+
+func kept(entries []kernel.Entry, keep func(key, data nft.Value) bool) map[nft.Value]nft.Value {
+	all := map[nft.Value]nft.Value{}
+	for _, e := range entries {
+		if keep(e.Key, e.Data) {
+			all[e.Key] = e.Data
+		}
+	}
+	return all
+}
+
+// withoutDestroy runs a test also as on a kernel that cannot destroy elements
+// (before 6.3), in both families.
+func withoutDestroy(t *testing.T, test func(t *testing.T, f nft.Family, open func(t *testing.T) *kernel.Conn)) {
+	for _, hidden := range []bool{false, true} {
+		for _, f := range nft.Families() {
+			t.Run(fmt.Sprintf("%s, without destroy %v", f, hidden), func(t *testing.T) {
+				test(t, f, func(t *testing.T) *kernel.Conn {
+					_, c := open(t)
+					if hidden {
+						c.HideDestroy()
+					}
+					return c
+				})
+			})
+		}
+	}
+}
+
+func TestSweep(t *testing.T) {
+	withoutDestroy(t, func(t *testing.T, f nft.Family, open func(t *testing.T) *kernel.Conn) {
+		c := open(t)
+		p := everything()
+		must(t, c.Apply(load(p)))
+		set := p.Table(f).Set("affinity")
+		entries := rememberedBy(f, 0, 5000)
+		must(t, c.Remember(table(f), set, entries))
+		all := func(key, data nft.Value) bool { return true }
+		if diff := cmp.Diff(kept(entries, all), learnt(t, c, f, set)); diff != "" {
+			t.Fatalf("remembered and read (-want +got):\n%s", diff)
+		}
+		for _, test := range []struct {
+			keep func(key, data nft.Value) bool
+			want int
+		}{{all, 0}, {unless(f, 3, 7), 1000}, {unless(f, 3, 7), 0}, {unless(f, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9), 4000}, {all, 0}} {
+			swept, err := c.Sweep(table(f), set, test.keep)
+			if err != nil || swept != test.want {
+				t.Fatalf("swept %d, error %v, want %d", swept, err, test.want)
+			}
+			entries = slices.DeleteFunc(entries, func(e kernel.Entry) bool { return !test.keep(e.Key, e.Data) })
+			if diff := cmp.Diff(kept(entries, all), learnt(t, c, f, set)); diff != "" {
+				t.Errorf("entries after the sweep (-want +got):\n%s", diff)
+			}
+		}
+		// What is not remembered has stayed as it was.
+		m, err := c.Read(p)
+		must(t, err)
+		if b, _ := nft.Adopt(m, p).Plan(p, timeZero); !b.Empty() {
+			t.Errorf("after the sweep there is to be changed:\n%s", b)
+		}
+	})
+}
+
+// An entry that has gone between the dump and its deletion keeps none of the
+// others.
+func TestSweepOfWhatHasGone(t *testing.T) {
+	withoutDestroy(t, func(t *testing.T, f nft.Family, open func(t *testing.T) *kernel.Conn) {
+		c := open(t)
+		p := everything()
+		must(t, c.Apply(load(p)))
+		set := p.Table(f).Set("affinity")
+		must(t, c.Remember(table(f), set, rememberedBy(f, 0, 1500)))
+		// More than the kernel's queue has room for refusals.
+		var goes []nft.OwnedElement
+		for i := range 700 {
+			goes = append(goes, owned("", nft.Element{Set: set.Name, Key: remembered(f, 2*i).Key}))
+		}
+		var once sync.Once
+		_, err := c.Sweep(table(f), set, func(key, data nft.Value) bool {
+			once.Do(func() {
+				must(t, c.Apply(nft.Batch{Ops: []nft.Op{nft.DeleteElements{Table: table(f), Set: set, Elements: goes}}}))
+			})
+			return false
+		})
+		must(t, err)
+		if left := learnt(t, c, f, set); len(left) > 0 {
+			t.Errorf("%d entries are left", len(left))
+		}
+	})
+}
+
+// The same with one that expires by itself.
+func TestSweepOfWhatExpires(t *testing.T) {
+	withoutDestroy(t, func(t *testing.T, f nft.Family, open func(t *testing.T) *kernel.Conn) {
+		c := open(t)
+		p := everything()
+		must(t, c.Apply(load(p)))
+		set := p.Table(f).Set("affinity")
+		short, long := remembered(f, 1), remembered(f, 2)
+		seen := false
+		for short.Timeout = 20 * time.Millisecond; !seen; short.Timeout *= 2 { // until it lives to be dumped
+			must(t, c.Remember(table(f), set, []kernel.Entry{short, long}))
+			_, err := c.Sweep(table(f), set, func(key, data nft.Value) bool {
+				if key == short.Key {
+					seen = true
+					time.Sleep(2 * short.Timeout) // it expires by the clock alone, without an event
+				}
+				return false
+			})
+			must(t, err)
+		}
+		if left := learnt(t, c, f, set); len(left) > 0 {
+			t.Errorf("entries left: %q", left)
+		}
+	})
+}
+
+func TestSweepOfNothing(t *testing.T) {
+	withoutDestroy(t, func(t *testing.T, f nft.Family, open func(t *testing.T) *kernel.Conn) {
+		c := open(t)
+		p := everything()
+		set := p.Table(f).Set("affinity")
+		never := func(key, data nft.Value) bool { return false }
+		nothing := func(what string) {
+			t.Helper()
+			if swept, err := c.Sweep(table(f), set, never); swept != 0 || err != nil {
+				t.Errorf("%s: swept %d, error %v", what, swept, err)
+			}
+			if entries, err := c.Learned(table(f), set); len(entries) != 0 || err != nil {
+				t.Errorf("%s: %d entries, error %v", what, len(entries), err)
+			}
+		}
+		nothing("no table")
+		must(t, c.Apply(nft.Batch{Ops: []nft.Op{nft.AddTable{Table: table(f)}}}))
+		nothing("no map")
+		must(t, c.Apply(nft.Batch{Ops: []nft.Op{nft.AddSet{Table: table(f), Set: set}}}))
+		nothing("an empty map")
+
+		// A table that goes between dump and deletion.
+		must(t, c.Remember(table(f), set, rememberedBy(f, 0, 10)))
+		var once sync.Once
+		_, err := c.Sweep(table(f), set, func(key, data nft.Value) bool {
+			once.Do(func() { must(t, c.DeleteTables(tableName)) })
+			return false
+		})
+		must(t, err)
+
+		if _, err := c.Sweep(table(f), p.Table(f).Set("endpoints"), never); err == nil {
+			t.Error("a map of the program's own was swept")
+		}
+	})
+}
+
+// A table that another process owns is not swept, and the error says what helps.
+func TestSweepOfAForeignTable(t *testing.T) {
+	ns, c := open(t)
+	p := everything()
+	must(t, c.Apply(load(p)))
+	withOwnership(t, c)
+	set := p.IPv4.Set("affinity")
+	must(t, c.Remember(table(nft.IPv4), set, rememberedBy(nft.IPv4, 0, 10)))
+	other := openIn(t, ns)
+	_, err := other.Sweep(table(nft.IPv4), set, func(key, data nft.Value) bool { return false })
+	if err == nil || !strings.Contains(err.Error(), "stop it first") {
+		t.Errorf("error is %v", err)
+	}
+	if n := len(learnt(t, c, nft.IPv4, set)); n != 10 {
+		t.Errorf("%d entries are left of 10", n)
+	}
+}
+
+// While other clients come in, so that the kernel resizes its hash and the dump
+// is no snapshot, nothing that is refused is left.
+func TestSweepUnderAFlood(t *testing.T) {
+	withoutDestroy(t, func(t *testing.T, f nft.Family, open func(t *testing.T) *kernel.Conn) {
+		c := open(t)
+		p := everything()
+		must(t, c.Apply(load(p)))
+		set := p.Table(f).Set("affinity")
+		const before, flood = 20_000, 30_000
+		must(t, c.Remember(table(f), set, rememberedBy(f, 0, before)))
+		keep := unless(f, 3, 7)
+		var flooding sync.WaitGroup
+		flooding.Go(func() {
+			admitted := slices.DeleteFunc(rememberedBy(f, before, before+flood), func(e kernel.Entry) bool { return !keep(e.Key, e.Data) })
+			if err := c.Remember(table(f), set, admitted); err != nil {
+				t.Error(err)
+			}
+		})
+		swept, err := c.Sweep(table(f), set, keep)
+		flooding.Wait()
+		if err != nil || swept != before/5 {
+			t.Errorf("swept %d, error %v", swept, err)
+		}
+		for key, data := range learnt(t, c, f, set) {
+			if !keep(key, data) {
+				t.Fatalf("%s is left", set.Key.Format(f, key))
+			}
+		}
+	})
+}
+
+// A restart knows its maps again and leaves what was remembered in them alone.
+func TestRestartKeepsWhatWasLearned(t *testing.T) {
+	cmd := nftcmd.ForTest(t)
+	ns, c := open(t)
+	p := everything()
+	must(t, c.Apply(load(p)))
+	for _, f := range nft.Families() {
+		must(t, c.Remember(table(f), p.Table(f).Set("affinity"), rememberedBy(f, 0, 100)))
+	}
+	must(t, c.Close())
+
+	next := openIn(t, ns)
+	must(t, claim(next, p))
+	m, err := next.Read(p)
+	must(t, err)
+	if b, _ := nft.Adopt(m, p).Plan(p, timeZero); !b.Empty() {
+		t.Errorf("a restart with nothing changed writes:\n%s", b)
+	}
+	for _, f := range nft.Families() {
+		set := p.Table(f).Set("affinity")
+		if got := m.Table(table(f)).Sets[set.Name]; got.Set != set || len(got.Elements) > 0 {
+			t.Errorf("map %s of table %s is read as %+v with %d elements", set.Name, f, got.Set, len(got.Elements))
+		}
+		if n := len(learnt(t, next, f, set)); n != 100 {
+			t.Errorf("table %s: %d entries are left of 100", f, n)
+		}
+		listing, err := cmd.Run(ns, "", "list", "map", f.String(), tableName, set.Name)
+		must(t, err)
+		want := set.Key.Format(f, remembered(f, 7).Key) + " timeout 1h expires"
+		if !strings.Contains(listing, want) {
+			t.Errorf("nft prints no %q:\n%s", want, listing)
+		}
+	}
+}
