@@ -62,7 +62,8 @@ type Set struct {
 	// Data makes it a data map.
 	Data Fields
 	// Interval makes each element cover all keys from its Key to its KeyEnd,
-	// field by field. Elements must not overlap (the kernel's pipapo refuses).
+	// field by field. Elements must not overlap (the kernel's pipapo refuses most
+	// that do, but takes one that encloses another).
 	// The key is a concatenation. Needs Linux 5.6.
 	Interval bool
 	// Dynamic lets rules add elements (Update), which leave again after their
