@@ -111,7 +111,8 @@ func (m *middle) check(t *testing.T, cut int, leaving bool) {
 }
 
 // kernel holds old and new sets, and rules of both: the old ones, and those of
-// chains that only the new program has.
+// chains that only the new program has, as if a transaction had added them
+// before.
 func (m *middle) kernel(t *testing.T, cut int, leaving bool) *nft.Model {
 	kernel := nft.NewModel()
 	for _, f := range nft.Families() {
@@ -179,10 +180,7 @@ func (o *oracle) judgement(p nft.Packet) ([]netip.AddrPort, verdict) {
 	for _, r := range o.outcomes(p) {
 		v.fates = append(v.fates, r.Fate)
 	}
-	t := o.address(p.Dst, service.Protocol(p.Protocol))
-	if t == nil {
-		t = o.nodePort(p.Dst, service.Protocol(p.Protocol))
-	}
+	t := o.target(p)
 	if t == nil {
 		return nil, v
 	}

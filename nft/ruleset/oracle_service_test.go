@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"nftproxy/internal/service"
+	"nftproxy/nft"
 )
 
 // This file is the oracle's knowledge of services and of the node.
@@ -35,6 +36,14 @@ func (o *oracle) address(dst netip.AddrPort, protocol service.Protocol) *target 
 		}
 	}
 	return nil
+}
+
+// target is what the packet is for, if it is for a service.
+func (o *oracle) target(p nft.Packet) *target {
+	if t := o.address(p.Dst, service.Protocol(p.Protocol)); t != nil {
+		return t
+	}
+	return o.nodePort(p.Dst, service.Protocol(p.Protocol))
 }
 
 // nodePort is the oldest service of the family that has the node port.

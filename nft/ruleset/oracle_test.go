@@ -228,10 +228,7 @@ type visit struct {
 // remember: a client of a service with affinity was sent to an endpoint. It
 // keeps it in each list that has the endpoint, if it has none there.
 func (o *oracle) remember(p nft.Packet, r nft.Result) {
-	t := o.address(p.Dst, service.Protocol(p.Protocol))
-	if t == nil {
-		t = o.nodePort(p.Dst, service.Protocol(p.Protocol))
-	}
+	t := o.target(p)
 	if r.Fate != nft.DNATed || t.s.AffinityTimeout == 0 {
 		return
 	}

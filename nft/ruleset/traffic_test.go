@@ -109,6 +109,20 @@ func (c *trial) connect(t *testing.T) {
 	r := c.kernel.Trace(p, nft.Host{Local: c.local, Random: c.rng.Uint32N})
 	c.kernel.Learn(r)
 	c.remember(p, r)
+	if to := c.target(p); to != nil {
+		wantTimeout(t, r, to.s.AffinityTimeout)
+	}
+}
+
+// wantTimeout: what the packet added is there for the service's time-out.
+func wantTimeout(t *testing.T, r nft.Result, timeout time.Duration) {
+	t.Helper()
+	text := map[time.Duration]string{5 * time.Second: " timeout 5s ", time.Minute: " timeout 1m ", 3 * time.Hour: " timeout 3h "}[timeout]
+	for _, step := range r.Path {
+		if strings.Contains(step, "update @") && (text == "" || !strings.Contains(step, text)) {
+			t.Fatalf("%s, for a service with time-out %s", step, timeout)
+		}
+	}
 }
 
 // check sends n packets; a few times in between the cluster changes.
