@@ -121,9 +121,13 @@ func (p *tablePlan) run(have tableState) tableState {
 		p.ops = append(p.ops, AddTable{id})
 		have = tableState{applied: &Table{Family: id.Family, Name: id.Name}}
 	}
-	for _, s := range p.want.Sets {
-		if have.applied.Set(s.Name) == nil {
-			p.ops = append(p.ops, AddSet{id, s})
+	// Usually they are the very same declarations: a search for each would be
+	// a tenth of a small change's cost.
+	if !slices.Equal(have.applied.Sets, p.want.Sets) {
+		for _, s := range p.want.Sets {
+			if have.applied.Set(s.Name) == nil {
+				p.ops = append(p.ops, AddSet{id, s})
+			}
 		}
 	}
 	p.elements = map[string]*elementChanges{}
