@@ -76,3 +76,34 @@ func BenchmarkOneEndpoint(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkAffinity is what session affinity costs beside the program: finding
+// out whether a change calls for a sweep, and what the sweep may keep, where
+// every service has it.
+func BenchmarkAffinity(b *testing.B) {
+	builder := service.NewBuilder(servicetest.Node())
+	set := func(s *service.Service) {
+		s.AffinityTimeout = 3 * time.Hour
+		builder.Set(s)
+	}
+	for i := range 10_000 {
+		set(servicetest.UniformService(i, 10))
+	}
+	c := ruleset.NewCompiler(benchConfig())
+	old := c.Compile(builder.Snapshot())
+	set(withEndpoint(servicetest.UniformService(77, 10), 4, "10.200.0.1:8080"))
+	fresh := c.Compile(builder.Snapshot())
+	b.Run("shrunk/10000x10", func(b *testing.B) {
+		for b.Loop() {
+			if !ruleset.AffinityShrunk(old, fresh) {
+				b.Fatal("nothing went")
+			}
+		}
+	})
+	b.Run("maps/10000x10", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			ruleset.AffinityMaps(fresh)
+		}
+	})
+}
