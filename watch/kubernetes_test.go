@@ -247,6 +247,9 @@ func TestAPIServerAway(t *testing.T) {
 	s.start()
 	o.await(textNode + textSvc0Two)
 	<-answers
+	for len(o.reported) > 0 { // Of this outage: each resource says it.
+		<-o.reported
+	}
 
 	s.stop()
 	o.awaitProblem(refused)
