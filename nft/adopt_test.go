@@ -38,7 +38,11 @@ func TestAdopt(t *testing.T) {
 		}
 		a := h.last
 		m := shuffled(rng, a)
-		text := m.String()
+		for range 5 {
+			visit(rng, m)
+		}
+		rest, memory := forgetful(m, a)
+		text := rest.String()
 		s := nft.Adopt(m, rebuilt(a))
 		if diff := cmp.Diff(text, s.Applied().String()); diff != "" {
 			t.Fatalf("adopted (-model +state):\n%s", diff)
@@ -53,6 +57,9 @@ func TestAdopt(t *testing.T) {
 		for range 5 { // An adopted state goes on like any other.
 			_, s = apply(t, m, s, h.next(), epoch)
 			wantModel(t, h.last, m)
+		}
+		if _, after := forgetful(m, a); after != memory {
+			t.Errorf("learned before the restart\n%s and after it\n%s", memory, after)
 		}
 	})
 }
@@ -82,6 +89,7 @@ func TestAdoptTampered(t *testing.T) {
 			h.next()
 		}
 		m, want := shuffled(rng, h.last), h.next()
+		visit(rng, m)
 		for _, f := range nft.Families() {
 			for range rng.IntN(4) {
 				tamper(rng, m.Table(want.Table(f).ID()))
@@ -102,7 +110,7 @@ func TestAdoptTampered(t *testing.T) {
 
 // tamper makes one edit that a kernel would let others make.
 func tamper(rng *rand.Rand, c *nft.Contents) {
-	set := c.Sets[[]string{plainSet, verdicts, pools}[rng.IntN(3)]]
+	set := c.Sets[[]string{plainSet, verdicts, pools, ranges, learned}[rng.IntN(5)]]
 	family := c.Table.Family
 	switch rng.IntN(9) {
 	case 0: // an element gone
@@ -110,12 +118,16 @@ func tamper(rng *rand.Rand, c *nft.Contents) {
 			delete(set.Elements, keys[rng.IntN(len(keys))])
 		}
 	case 1: // a foreign element, in a pool perhaps far behind its end
-		e := foreignElement(rng, family, set.Set)
-		set.Elements[e.Key] = e
+		if e := foreignElement(rng, family, set.Set); set.Set.Name != ranges || !overlapping(c, e) {
+			set.Elements[e.Key] = e
+		}
 	case 2: // other data under a key of ours
 		for key, e := range set.Elements {
 			f := foreignElement(rng, family, set.Set)
 			f.Key, f.Comment = key, e.Comment
+			if set.Set.Interval {
+				f.KeyEnd = key
+			}
 			set.Elements[key] = f
 			break
 		}
@@ -132,7 +144,7 @@ func tamper(rng *rand.Rand, c *nft.Contents) {
 	case 6: // another hook
 		c.Chains["prerouting"] = &nft.Chain{Name: "prerouting", Hook: &nft.Hook{Name: nft.Prerouting, Priority: 3}, Rules: c.Chains["prerouting"].Rules}
 	case 7: // a set declared otherwise, as a reader reports it
-		c.Sets[set.Set.Name] = &nft.SetContents{Set: &nft.Set{Name: set.Set.Name, Verdicts: set.Set.Verdicts, Data: set.Set.Data}, Elements: map[nft.Value]nft.Element{}}
+		c.Sets[set.Set.Name] = &nft.SetContents{Set: &nft.Set{Name: set.Set.Name, Verdicts: set.Set.Verdicts, Data: set.Set.Data, Dynamic: set.Set.Dynamic}, Elements: map[nft.Value]nft.Element{}}
 	case 8: // a foreign set
 		c.Sets["foreign"] = &nft.SetContents{Set: &nft.Set{Name: "foreign", Key: nft.Fields{nft.Daddr}}, Elements: map[nft.Value]nft.Element{}}
 	}
@@ -149,6 +161,21 @@ func foreignElement(rng *rand.Rand, f nft.Family, s *nft.Set) nft.Element {
 	case pools:
 		e.Key = nft.Value(nft.AppendProto(nil, uint8(n))).WithIndex(rng.IntN(12))
 		e.Data = pool(f, 0, n).Targets[0] // perhaps one that the pool has already
+	case ranges:
+		from := rng.IntN(250)
+		e = interval(f, 1, 20, from, from+rng.IntN(6), "foreign")
+	case learned:
+		e.Key = address(f, n) + nft.Value(nft.AppendPort(nil, 80))
+		e.Data = pool(f, 0, n).Targets[0]
 	}
 	return e
+}
+
+// overlapping asks a model whether it takes the interval beside those that are
+// there.
+func overlapping(c *nft.Contents, e nft.Element) bool {
+	m := nft.NewModel()
+	m.Put(c)
+	elements := []nft.OwnedElement{{Element: e}}
+	return m.Apply(nft.Batch{Ops: []nft.Op{nft.AddElements{Table: c.Table, Set: c.Sets[ranges].Set, Elements: elements}}}) != nil
 }

@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"slices"
 	"testing"
+	"time"
 
 	"nftproxy/internal/treap"
 	"nftproxy/nft"
@@ -29,12 +30,16 @@ const (
 	plainSet = "plain"
 	verdicts = "verdicts"
 	pools    = "pools"
+	ranges   = "ranges"
+	learned  = "learned"
 )
 
 func declarations() []*nft.Set {
 	return []*nft.Set{
+		{Name: learned, Key: nft.Fields{nft.Saddr, nft.Dport}, Data: nft.Fields{nft.Daddr, nft.Dport}, Dynamic: true, Size: 5},
 		{Name: plainSet, Key: nft.Fields{nft.Daddr}},
 		{Name: pools, Key: nft.Fields{nft.L4Proto, nft.Index}, Data: nft.Fields{nft.Daddr, nft.Dport}},
+		{Name: ranges, Key: nft.Fields{nft.L4Proto, nft.Saddr}, Interval: true},
 		{Name: verdicts, Key: nft.Fields{nft.Dport}, Verdicts: true},
 	}
 }
@@ -53,6 +58,8 @@ type randomTable struct {
 	plain    map[int]string
 	verdicts map[int]ownedVerdict
 	pools    map[int]ownedPool
+	// ranges have their first address from 16 times the number on.
+	ranges map[int]ownedRange
 	// rules is the number of rules of each chain.
 	rules map[string]int
 }
@@ -66,10 +73,16 @@ type ownedPool struct {
 	targets []int
 }
 
+// ownedRange reaches over some addresses of 16, and over protocols from 1 on.
+type ownedRange struct {
+	part, comment       string
+	from, to, protocols int
+}
+
 func newHistory(rng *rand.Rand) *history {
 	h := &history{rng: rng}
 	for i := range h.tables {
-		h.tables[i] = randomTable{map[int]string{}, map[int]ownedVerdict{}, map[int]ownedPool{}, map[string]int{}}
+		h.tables[i] = randomTable{map[int]string{}, map[int]ownedVerdict{}, map[int]ownedPool{}, map[int]ownedRange{}, map[string]int{}}
 	}
 	return h
 }
@@ -94,7 +107,7 @@ func (h *history) next() *nft.Program {
 func (t *randomTable) change(rng *rand.Rand) {
 	part := fmt.Sprint("part-", rng.IntN(8))
 	key, remove := rng.IntN(10), rng.IntN(3) == 0
-	switch rng.IntN(5) {
+	switch rng.IntN(6) {
 	case 0:
 		t.plain[key] = part
 		if remove {
@@ -120,6 +133,12 @@ func (t *randomTable) change(rng *rand.Rand) {
 		}
 	case 4:
 		t.rules[fmt.Sprint("shared-", rng.IntN(5))] = rng.IntN(3)
+	case 5:
+		from := rng.IntN(16)
+		t.ranges[key] = ownedRange{part, fmt.Sprint("comment ", rng.IntN(3)), from, from + rng.IntN(16-from), 1 + rng.IntN(20)}
+		if remove {
+			delete(t.ranges, key)
+		}
 	}
 }
 
@@ -156,6 +175,9 @@ func (t *randomTable) program(f nft.Family) *nft.Table {
 			table.Chains = table.Chains.Set(v.chain, sharedChain(v.chain, t.rules[v.chain]))
 		}
 		elements[v.part] = append(elements[v.part], e)
+	}
+	for key, r := range t.ranges {
+		elements[r.part] = append(elements[r.part], interval(f, 1, r.protocols, 16*key+r.from, 16*key+r.to, r.comment))
 	}
 	for key, p := range t.pools {
 		lists[p.part] = append(lists[p.part], pool(f, key, p.targets...))
@@ -196,7 +218,12 @@ func baseChains() []*nft.Chain {
 		{Name: "dispatch", Rules: []nft.Rule{
 			{nft.VMap{Key: nft.Fields{nft.Dport}, Map: verdicts}},
 			{nft.InSet{Key: nft.Fields{nft.Daddr}, Set: plainSet}, nft.Reject{}},
+			{nft.InSet{Key: nft.Fields{nft.L4Proto, nft.Saddr}, Set: ranges}, nft.Verdict{Code: nft.Drop}},
+			{nft.DNAT{Key: nft.Fields{nft.Saddr, nft.Dport}, Map: learned}},
 		}},
+		{Name: "postrouting", Hook: &nft.Hook{Name: nft.Postrouting, Priority: 99}, Rules: []nft.Rule{{nft.Update{
+			Map: learned, Key: nft.Fields{nft.OrigSaddr, nft.OrigDport}, Data: nft.Fields{nft.Daddr, nft.Dport}, Timeout: 3 * time.Hour,
+		}}}},
 	}
 }
 
@@ -214,6 +241,50 @@ func address(f nft.Family, i int) nft.Value {
 		a = netip.AddrFrom16([16]byte{0xfd, 15: byte(i)})
 	}
 	return nft.Value(nft.AppendAddr(nil, a))
+}
+
+// interval covers protocols and addresses from the first to the last.
+func interval(f nft.Family, firstProto, lastProto, first, last int, comment string) nft.Element {
+	key := func(proto, i int) nft.Value { return nft.Value(nft.AppendProto(nil, uint8(proto))) + address(f, i) }
+	return nft.Element{Set: ranges, Key: key(firstProto, first), KeyEnd: key(lastProto, last), Comment: comment}
+}
+
+// visit sends some packets through the tables, which learn from them.
+func visit(rng *rand.Rand, m *nft.Model) {
+	for range rng.IntN(4) {
+		f := nft.Families()[rng.IntN(2)]
+		at := func(port int) netip.AddrPort {
+			a, _ := netip.AddrFromSlice([]byte(address(f, rng.IntN(256))))
+			return netip.AddrPortFrom(a, uint16(port))
+		}
+		m.Learn(m.Trace(nft.Packet{Src: at(1024), Dst: at(rng.IntN(12)), Protocol: uint8(rng.IntN(10))}, nft.Host{
+			Local:  func(netip.Addr) bool { return false },
+			Random: rng.Uint32N,
+		}))
+	}
+}
+
+// forgetful takes what dynamic maps have learned out of a model, and returns it
+// as text.
+func forgetful(m *nft.Model, p *nft.Program) (rest *nft.Model, memory string) {
+	rest = nft.NewModel()
+	for _, f := range nft.Families() {
+		c := m.Table(p.Table(f).ID())
+		if c == nil {
+			continue
+		}
+		sets := maps.Clone(c.Sets)
+		for name, s := range sets {
+			if s.Set.Dynamic {
+				sets[name] = &nft.SetContents{Set: s.Set}
+				for _, key := range slices.Sorted(maps.Keys(s.Elements)) {
+					memory += fmt.Sprintf("%s %s: %q %q\n", f, name, key, s.Elements[key].Data)
+				}
+			}
+		}
+		rest.Put(&nft.Contents{Table: c.Table, Sets: sets, Chains: c.Chains})
+	}
+	return rest, memory
 }
 
 // pool has the targets given by number, which must be sorted.

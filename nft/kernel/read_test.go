@@ -347,10 +347,10 @@ func randomProgram(r *rand.Rand) *nft.Program {
 				pool.Targets = append(pool.Targets, endpoint(f, 100+j, 80))
 			}
 			slices.Sort(pool.Targets)
-			parts[fmt.Sprintf("svc-%d", i)] = nft.NewPart([]nft.Element{
-				{Set: "services", Key: prefix, Verdict: goTo(name), Comment: strings.Repeat("c", r.IntN(3))},
-				{Set: "addresses", Key: addrValue(f, i)},
-			}, []nft.Pool{pool})
+			parts[fmt.Sprintf("svc-%d", i)] = nft.NewPart(append(randomRanges(r, f, prefix),
+				nft.Element{Set: "services", Key: prefix, Verdict: goTo(name), Comment: strings.Repeat("c", r.IntN(3))},
+				nft.Element{Set: "addresses", Key: addrValue(f, i)},
+			), []nft.Pool{pool})
 		}
 		cs := []*nft.Chain{{Name: "prerouting", Hook: &nft.Hook{Name: nft.Prerouting, Priority: -100}, Rules: []nft.Rule{{nft.VMap{Key: serviceKey, Map: "services"}}}}}
 		if r.IntN(2) == 0 {
@@ -367,4 +367,17 @@ func randomProgram(r *rand.Rand) *nft.Program {
 		}
 	}
 	return p
+}
+
+// randomRanges are some sources of a service, none overlapping.
+func randomRanges(r *rand.Rand, f nft.Family, service nft.Value) []nft.Element {
+	var all []nft.Element
+	ends := r.Perm(256)[:2*r.IntN(4)]
+	slices.Sort(ends)
+	for pair := range slices.Chunk(ends, 2) {
+		all = append(all, nft.Element{
+			Set: "source-ranges", Key: service + addrValue(f, pair[0]), KeyEnd: service + addrValue(f, pair[1]), Comment: strings.Repeat("r", r.IntN(2)),
+		})
+	}
+	return all
 }

@@ -18,7 +18,8 @@ import (
 
 // Diff is what the model lacks (-) and has too much (+) compared with the
 // program in the program's tables; empty if nothing. The order of the targets inside a pool is not
-// compared, but the indices have to run from 0 to n-1. Chains without hook
+// compared, but the indices have to run from 0 to n-1. What dynamic maps have
+// learned is passed over, since it is no part of a program. Chains without hook
 // that the program does not have are passed over: Plan keeps idle ones for a
 // while, see IdleChains.
 func Diff(want *nft.Program, got *nft.Model) string {
@@ -77,14 +78,21 @@ func lines(c *nft.Contents, without []string) []string {
 
 func setLines(id nft.TableID, s *nft.SetContents) []string {
 	all := []string{nft.AddSet{Table: id, Set: s.Set}.Text()}
+	if s.Set.Dynamic {
+		return all
+	}
 	keys := slices.Sorted(maps.Keys(s.Elements))
 	if fields := s.Set.Key; fields[len(fields)-1] == nft.Index {
 		return append(all, poolLines(id, s, keys)...)
 	}
 	for _, key := range keys {
 		e := s.Elements[key]
+		text := s.Set.Key.Format(id.Family, key)
+		if s.Set.Interval {
+			text = s.Set.Key.FormatRange(id.Family, key, e.KeyEnd)
+		}
 		all = append(all, fmt.Sprintf("%s %s: %s : %s %s %q", id, s.Set.Name,
-			s.Set.Key.Format(id.Family, key), s.Set.Data.Format(id.Family, e.Data), e.Verdict, e.Comment))
+			text, s.Set.Data.Format(id.Family, e.Data), e.Verdict, e.Comment))
 	}
 	return all
 }
