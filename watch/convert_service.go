@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -63,6 +64,9 @@ func clusterIPs(spec *corev1.ServiceSpec, p *problemList) []netip.Addr {
 			return nil
 		}
 		return []netip.Addr{addr}
+	}
+	if len(spec.ClusterIPs) == 0 {
+		p.add("spec.clusterIPs", errors.New("none, though spec.ipFamilies is set: the service is in no family"))
 	}
 	var addrs []netip.Addr
 	for i, text := range spec.ClusterIPs {

@@ -30,6 +30,7 @@ var update = flag.Bool("update", false, "rewrite the goldens")
 //	write FILE       a manifest appears or changes
 //	remove FILE      it goes away
 //	snapshot         what there is now, in the model's text form
+//	unchanged        it is the one before, service for service the same pointer
 //	problems         those reported since the last such step
 //
 // A word after the step's name is for the reader. Problems that no step shows
@@ -67,6 +68,7 @@ type script struct {
 	dir       string
 	manifests *manifests
 	watcher   *Watcher
+	last      service.Snapshot
 }
 
 func newScript(t *testing.T) *script {
@@ -112,7 +114,12 @@ func (s *script) step(f *txtar.File) {
 		}
 		s.load()
 	case "snapshot":
-		s.compare(f, s.index.flush().String())
+		s.last = s.index.flush()
+		s.compare(f, s.last.String())
+	case "unchanged":
+		if s.index.flush() != s.last {
+			s.Errorf("step %q: another snapshot", f.Name)
+		}
 	case "problems":
 		s.compare(f, s.problems())
 	default:

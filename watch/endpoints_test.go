@@ -1,0 +1,220 @@
+package watch
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"nftproxy/internal/service"
+)
+
+// udpServices are four services with every port name that TestSliceChanges
+// uses: a port that no slice has stays without endpoints.
+func udpServices(ix *index) {
+	for i := range 4 {
+		s := &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprint("svc", i+1)},
+			Spec:       corev1.ServiceSpec{ClusterIP: fmt.Sprint("10.96.0.", i+1)},
+		}
+		for n, name := range []string{"", "p11", "p11-2", "p12", "p122", "p13", "p14", "p21", "p22", "p23", "p33", "p44", "p45"} {
+			s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: name, Protocol: corev1.ProtocolUDP, Port: int32(1 + n)})
+		}
+		ix.setService(convertService(s))
+	}
+}
+
+// slicesOf reads a line for each slice:
+//
+//	NAME SERVICE PORT=NUMBER,... ADDRESS@NODE ...
+//
+// where a "!" behind an endpoint has it terminate, still serving.
+func slicesOf(t *testing.T, text string) map[string]*discoveryv1.EndpointSlice {
+	all := map[string]*discoveryv1.EndpointSlice{}
+	for line := range strings.Lines(text) {
+		words := strings.Fields(line)
+		if len(words) < 3 {
+			continue
+		}
+		s := &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: words[0], Labels: map[string]string{discoveryv1.LabelServiceName: words[1]}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+		}
+		for port := range strings.SplitSeq(words[2], ",") {
+			name, number, _ := strings.Cut(port, "=")
+			n, err := strconv.ParseInt(number, 10, 32)
+			must(t, err)
+			udp, number32 := corev1.ProtocolUDP, int32(n)
+			s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: &name, Protocol: &udp, Port: &number32})
+		}
+		for _, word := range words[3:] {
+			word, leaving := strings.CutSuffix(word, "!")
+			addr, node, _ := strings.Cut(word, "@")
+			ready, serving := !leaving, true
+			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
+				Addresses: []string{addr}, NodeName: &node,
+				Conditions: discoveryv1.EndpointConditions{Ready: &ready, Serving: &serving, Terminating: &leaving},
+			})
+		}
+		all[s.Name] = s
+	}
+	return all
+}
+
+// endpointsOf lists what has endpoints, a line for each port:
+//
+//	SERVICE PORT ADDRESS:PORT@NODE ...
+func endpointsOf(s service.Snapshot) string {
+	var b strings.Builder
+	for name, svc := range s.Services.All() {
+		_, short := name.Split()
+		for i := range svc.Ports {
+			p := &svc.Ports[i]
+			if len(p.Endpoints) == 0 {
+				continue
+			}
+			fmt.Fprintf(&b, "%s %s", short, p.Name)
+			for _, e := range p.Endpoints {
+				fmt.Fprintf(&b, " %s@%s", e.Addr, e.Node)
+				if e.Terminating {
+					b.WriteByte('!')
+				}
+			}
+			b.WriteByte('\n')
+		}
+	}
+	return b.String()
+}
+
+// TestSliceChanges holds the cases of kube-proxy's TestUpdateEndpointsMap
+// (v1.36.3) and some of its EndpointSliceCache's: slices before and after,
+// and the endpoints before and after; an empty fourth field is no change.
+func TestSliceChanges(t *testing.T) {
+	const one = "a svc1 p11=11 10.1.1.1@other\n"
+	const two = one + "b svc1 p12=12 10.1.1.2@other\n"
+	const oneIs, twoIs = "svc1 p11 10.1.1.1:11@other\n", "svc1 p11 10.1.1.1:11@other\nsvc1 p12 10.1.1.2:12@other\n"
+	const many = `a svc1 p11=11,p12=12 10.1.1.1@other 10.1.1.2@node-0
+b svc1 p13=13,p14=14 10.1.1.3@other 10.1.1.4@node-0
+c svc2 p21=21,p22=22 10.2.2.1@other 10.2.2.2@node-0
+`
+	const manyIs = `svc1 p11 10.1.1.1:11@other 10.1.1.2:11@node-0
+svc1 p12 10.1.1.1:12@other 10.1.1.2:12@node-0
+svc1 p13 10.1.1.3:13@other 10.1.1.4:13@node-0
+svc1 p14 10.1.1.3:14@other 10.1.1.4:14@node-0
+svc2 p21 10.2.2.1:21@other 10.2.2.2:21@node-0
+svc2 p22 10.2.2.1:22@other 10.2.2.2:22@node-0
+`
+	const ports = "a svc1 p11=11,p12=12 10.1.1.1@other 10.1.1.2@node-0\n"
+	const portsIs = "svc1 p11 10.1.1.1:11@other 10.1.1.2:11@node-0\nsvc1 p12 10.1.1.1:12@other 10.1.1.2:12@node-0\n"
+	for _, test := range []struct{ name, before, after, is, becomes string }{
+		{name: "nothing"},
+		{name: "the same, unnamed port", before: "a svc1 =11 10.1.1.1@other", after: "a svc1 =11 10.1.1.1@other", is: "svc1  10.1.1.1:11@other\n"},
+		{name: "the same, named port, local", before: "a svc1 p11=11 10.1.1.1@node-0", after: "a svc1 p11=11 10.1.1.1@node-0", is: "svc1 p11 10.1.1.1:11@node-0\n"},
+		{name: "the same, two slices", before: two, after: two, is: twoIs},
+		{
+			name: "the same, two slices, several ports, local", is: "svc1 p11 10.1.1.1:11@node-0\nsvc1 p12 10.1.1.1:12@node-0\nsvc1 p13 10.1.1.3:13@other\n",
+			before: "a svc1 p11=11,p12=12 10.1.1.1@node-0\nb svc1 p13=13 10.1.1.3@other", after: "a svc1 p11=11,p12=12 10.1.1.1@node-0\nb svc1 p13=13 10.1.1.3@other",
+		},
+		{name: "the same, two services, several of everything", before: many, after: many, is: manyIs},
+		{name: "a slice comes", after: "a svc1 =11 10.1.1.1@node-0", becomes: "svc1  10.1.1.1:11@node-0\n"},
+		{name: "a slice goes", before: "a svc1 =11 10.1.1.1@node-0", is: "svc1  10.1.1.1:11@node-0\n", becomes: "-"},
+		{name: "an address and a port come", before: one, after: ports, is: oneIs, becomes: portsIs},
+		{name: "an address and a port go", before: ports, after: one, is: portsIs, becomes: oneIs},
+		{name: "a second slice comes", before: one, after: one + "b svc1 p12=12 10.1.1.2@node-0", is: oneIs, becomes: oneIs + "svc1 p12 10.1.1.2:12@node-0\n"},
+		{name: "the second slice goes", before: two, after: one, is: twoIs, becomes: oneIs},
+		{name: "a port gets another name", before: one, after: "a svc1 p11-2=11 10.1.1.1@other", is: oneIs, becomes: "svc1 p11-2 10.1.1.1:11@other\n"},
+		{name: "a port gets another number", before: one, after: "a svc1 p11=22 10.1.1.1@other", is: oneIs, becomes: "svc1 p11 10.1.1.1:22@other\n"},
+		{
+			name:   "much at once",
+			before: one + "c svc2 p22=22 10.2.2.2@node-0 10.2.2.22@node-0\nd svc2 p23=23 10.2.2.3@node-0\nf svc4 p44=44 10.4.4.4@node-0 10.4.4.5@node-0\ng svc4 p45=45 10.4.4.6@node-0\n",
+			after:  "a svc1 p11=11 10.1.1.1@other 10.1.1.11@other\nb svc1 p12=12,p122=122 10.1.1.2@other\ne svc3 p33=33 10.3.3.3@other\nf svc4 p44=44 10.4.4.4@node-0\n",
+			is: `svc1 p11 10.1.1.1:11@other
+svc2 p22 10.2.2.2:22@node-0 10.2.2.22:22@node-0
+svc2 p23 10.2.2.3:23@node-0
+svc4 p44 10.4.4.4:44@node-0 10.4.4.5:44@node-0
+svc4 p45 10.4.4.6:45@node-0
+`,
+			becomes: `svc1 p11 10.1.1.1:11@other 10.1.1.11:11@other
+svc1 p12 10.1.1.2:12@other
+svc1 p122 10.1.1.2:122@other
+svc3 p33 10.3.3.3:33@other
+svc4 p44 10.4.4.4:44@node-0
+`,
+		},
+		{name: "from no address to one", before: "a svc1 =11", after: "a svc1 =11 10.1.1.1@other", becomes: "svc1  10.1.1.1:11@other\n"},
+		{name: "ready to terminating", before: one, after: "a svc1 p11=11 10.1.1.1@other!", is: oneIs, becomes: "svc1 p11 10.1.1.1:11@other!\n"},
+		{name: "terminating to none", before: "a svc1 p11=11 10.1.1.1@other!", after: "a svc1 p11=11", is: "svc1 p11 10.1.1.1:11@other!\n", becomes: "-"},
+
+		{name: "two slices with the same endpoint", before: one + strings.Replace(one, "a ", "b ", 1), after: one, is: oneIs},
+		{name: "the endpoint moves to another slice", before: one, after: strings.Replace(one, "a ", "b ", 1), is: oneIs},
+		{
+			name: "the running one of two with one address counts, whichever comes first", is: "svc1 p11 10.1.1.1:11@other\n",
+			before: "a svc1 p11=11 10.1.1.1@node-0! 10.1.1.1@other", after: "a svc1 p11=11 10.1.1.1@other 10.1.1.1@node-0!",
+		},
+		{name: "one address, two numbers of one port", before: "a svc1 p11=11 10.1.1.1@other\nb svc1 p11=22 10.1.1.1@other", is: "svc1 p11 10.1.1.1:11@other 10.1.1.1:22@other\n", becomes: "-"},
+		{name: "the slice's service label changes", before: one, after: "a svc2 p11=11 10.1.1.1@other", is: oneIs, becomes: "svc2 p11 10.1.1.1:11@other\n"},
+		{name: "one of two slices changes its service label", before: two, after: strings.Replace(two, "b svc1", "b svc3", 1), is: twoIs, becomes: oneIs + "svc3 p12 10.1.1.2:12@other\n"},
+		{name: "the label names a service that is not there", before: one, after: "a svc9 p11=11 10.1.1.1@other", is: oneIs, becomes: "-"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			ix := newIndex("node-0")
+			udpServices(ix)
+			before, after := slicesOf(t, test.before), slicesOf(t, test.after)
+			for _, s := range before {
+				ix.setSlice(convertSlice(s))
+			}
+			was := ix.flush()
+			if diff := cmp.Diff(test.is, endpointsOf(was)); diff != "" {
+				t.Fatalf("before (-want +got):\n%s", diff)
+			}
+			for name := range before {
+				if after[name] == nil {
+					ix.deleteSlice(service.NewName("default", name))
+				}
+			}
+			for _, s := range after {
+				ix.setSlice(convertSlice(s))
+			}
+			now := ix.flush()
+			if test.becomes == "" {
+				if now != was {
+					t.Fatalf("no change was expected, (-before +after):\n%s", cmp.Diff(endpointsOf(was), endpointsOf(now)))
+				}
+				return
+			}
+			if diff := cmp.Diff(strings.TrimPrefix(test.becomes, "-"), endpointsOf(now)); diff != "" {
+				t.Fatalf("after (-want +got):\n%s", diff)
+			}
+			if len(ix.owned) > len(after) {
+				t.Errorf("%d services own slices, of %d slices", len(ix.owned), len(after))
+			}
+		})
+	}
+}
+
+// TestProxyNameByWatch: an API server that holds back Services with the label
+// sends a deletion when one gains it; that and the label itself come to the
+// same.
+func TestProxyNameByWatch(t *testing.T) {
+	s := newAPIServer(t)
+	s.set("nodes", node("192.168.0.2"))
+	s.set("services", kindService(uniformService(0)))
+	s.set("endpointslices", kindSlice(uniformSlice(0, 2)))
+	o := observe(t, s, Options{})
+	o.await(textNode + textSvc0Two)
+	s.remove("services", "svc-0")
+	o.await(textNode)
+	s.set("services", kindService(uniformService(0)))
+	o.await(textNode + textSvc0Two)
+	labelled := kindService(uniformService(0))
+	labelled.Labels = map[string]string{labelProxyName: "mesh"}
+	s.set("services", labelled)
+	o.await(textNode)
+	s.set("services", kindService(uniformService(0)))
+	o.await(textNode + textSvc0Two)
+}
