@@ -61,6 +61,8 @@ type applier struct {
 	// state is what the kernel holds in the families of which that is sure.
 	state nft.State
 	sure  map[nft.Family]bool
+	// inForce is the last program that went in, family by family.
+	inForce *nft.Program
 	// apart says that the last sync did not succeed in both families: then each
 	// has a transaction of its own, so that neither holds up the other.
 	apart bool
@@ -77,12 +79,15 @@ type quarantined struct {
 }
 
 func newApplier(k Kernel) applier {
-	return applier{kernel: k, sure: map[nft.Family]bool{}, quarantine: map[string]quarantined{}}
+	return applier{
+		kernel: k, sure: map[nft.Family]bool{}, quarantine: map[string]quarantined{},
+		inForce: &nft.Program{IPv4: &nft.Table{Family: nft.IPv4}, IPv6: &nft.Table{Family: nft.IPv6}},
+	}
 }
 
 // run applies s.Program and fills in what it took.
 func (a *applier) run(s *Sync) error {
-	defer func() { s.Quarantined = a.refused() }()
+	defer func() { s.Applied, s.Quarantined = a.inForce, a.refused() }()
 	both := nft.Families()
 	if !a.apart && a.bring(s, both[:]) == nil {
 		return nil
@@ -109,6 +114,7 @@ func (a *applier) bring(s *Sync, families []nft.Family) error {
 		// What fails after a look is about what was written.
 		remembered := !slices.ContainsFunc(families, func(f nft.Family) bool { return !a.sure[f] })
 		if err = a.try(s, families); err == nil {
+			s.Adopted = s.Adopted || !remembered
 			return nil
 		}
 		if !remembered && !a.isolate(s.Program, err) {
@@ -132,8 +138,21 @@ func (a *applier) try(s *Sync, families []nft.Family) error {
 		}
 		return err
 	}
-	a.state = next
+	a.state, a.inForce = next, with(a.inForce, want, families)
 	return nil
+}
+
+// with is the program old with some families' tables of the program new.
+func with(old, new *nft.Program, families []nft.Family) *nft.Program {
+	p := *old
+	for _, f := range families {
+		if f == nft.IPv4 {
+			p.IPv4 = new.IPv4
+		} else {
+			p.IPv6 = new.IPv6
+		}
+	}
+	return &p
 }
 
 // look makes sure what the kernel holds.

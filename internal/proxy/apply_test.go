@@ -376,3 +376,46 @@ func (r *rig) onlyInForce(good nft.Family) {
 		}
 	}
 }
+
+// TestApplied: a sync says what is in force, whatever was wanted, and when the
+// kernel's own contents were taken over.
+func TestApplied(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, newKernel(), services(2))
+		want := func(when string, want *nft.Program, adopted bool) {
+			t.Helper()
+			s := r.last()
+			if diff := cmp.Diff(want.String(), s.Applied.String()); diff != "" {
+				t.Errorf("%s: applied (-want +got):\n%s", when, diff)
+			}
+			if s.Adopted != adopted {
+				t.Errorf("%s: adopted is %t", when, s.Adopted)
+			}
+			r.sleep(time.Minute)
+		}
+		r.kernel.refuse = always(syscall.EPERM)
+		r.publishAndWait()
+		if s := r.last(); len(s.Applied.IPv4.Sets) > 0 || len(s.Applied.IPv6.Sets) > 0 || s.Adopted {
+			t.Errorf("before anything was in force: %+v, adopted %t", s.Applied, s.Adopted)
+		}
+		r.kernel.refuse = nil
+		r.sleep(config().RetryPeriod)
+		want("at first", r.program(), true)
+
+		r.services.Set(both("web", "10.1.0.1:8080", "[fd00:1::1]:8080"))
+		r.publishAndWait()
+		first := r.program()
+		want("after a change", first, false)
+
+		r.kernel.refuse = refuseFamily(nft.IPv6, syscall.EPERM)
+		r.services.Set(both("web", "10.1.0.2:8080", "[fd00:1::2]:8080"))
+		r.publishAndWait()
+		want("in one family", &nft.Program{IPv4: r.program().IPv4, IPv6: first.IPv6}, true)
+
+		r.kernel.refuse = refuseParts(errRefused, "ns-1/svc-1")
+		r.services.Set(servicetest.UniformService(1, 3))
+		r.publish()
+		r.sleep(config().MinSyncPeriod) // it may have been at a retry just now
+		want("with a part in quarantine", r.program("ns-1/svc-1"), true)
+	})
+}

@@ -63,6 +63,14 @@ type Sync struct {
 	Compile, Read, Plan, Apply time.Duration
 	// Program is what was wanted.
 	Program *nft.Program
+	// Applied is what is in force: Program without quarantined parts or, in a
+	// family where that is not in force, what was there last, as far as known;
+	// a table without sets stands for nothing yet.
+	Applied *nft.Program
+	// Adopted says that what the kernel had was read and taken over in some
+	// family: nobody knows then what its rules have done since Applied was last
+	// told.
+	Adopted bool
 	// Written is the number of elements, rules and other objects that the
 	// batches touched; 0 means that the kernel had everything already.
 	Written int
