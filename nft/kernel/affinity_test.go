@@ -2,7 +2,6 @@ package kernel_test
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -152,16 +151,9 @@ func TestAffinityToAnEndpointThatHasGone(t *testing.T) {
 		n.forget(t, f)
 		gone := n.answer(t, "client-1", proto, f, anyServer)
 		left := slices.DeleteFunc(serviceEndpoints()[anyServer], func(name string) bool { return name == gone })
-		changed := *n.p.Table(f)
-		changed.Parts = changed.Parts.Set(fmt.Sprintf("%s-%d", proto, anyServer), n.part(f, anyServer, left, protocols()[proto], "endpoints-4-affinity"))
-		p := *n.p
-		if f == nft.IPv4 {
-			p.IPv4 = &changed
-		} else {
-			p.IPv6 = &changed
-		}
+		p := n.with(f, anyServer, proto, left...)
 		_, before := nft.State{}.Plan(n.p, timeZero)
-		b, after := before.Plan(&p, timeZero)
+		b, after := before.Plan(p, timeZero)
 		must(t, n.c.Apply(b))
 		stale := n.endpoint(f, gone)
 		swept, err := n.c.Sweep(table(f), n.set(f), func(_, data nft.Value) bool { return data != stale })

@@ -197,6 +197,19 @@ func (n *affinityNet) part(f nft.Family, i int, names []string, proto uint8, cha
 	return nft.NewPart(append(elements, open), []nft.Pool{pool})
 }
 
+// with is the program with other endpoints of one service.
+func (n *affinityNet) with(f nft.Family, service int, proto string, names ...string) *nft.Program {
+	changed, p := *n.p.Table(f), *n.p
+	chain := fmt.Sprintf("endpoints-%d-affinity", len(serviceEndpoints()[service]))
+	changed.Parts = changed.Parts.Set(fmt.Sprintf("%s-%d", proto, service), n.part(f, service, names, protocols()[proto], chain))
+	if f == nft.IPv4 {
+		p.IPv4 = &changed
+	} else {
+		p.IPv6 = &changed
+	}
+	return &p
+}
+
 // admitted are the sources that a service is restricted to: one range lies within
 // another service's.
 func (n *affinityNet) admitted(f nft.Family, i int) []netip.Prefix {
