@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"time"
 
@@ -13,6 +11,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"nftproxy/conntrack"
+	"nftproxy/internal/affinity"
 	"nftproxy/internal/health"
 	"nftproxy/internal/healthport"
 	"nftproxy/internal/hostaddr"
@@ -45,18 +44,10 @@ func (d *daemon) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	cleaner := conntrack.NewCleaner(flows, conntrack.NewIndex(d.ruleset.NodePortAddresses), func(r conntrack.Run) {
-		counts.ObserveConntrack(r)
-		d.logPass(r)
-	})
+	cleaner, sweeper := d.newCleaner(flows, counts), d.newSweeper(conn, counts)
 	var loop *proxy.Loop
 	judge := health.New(health.Config{Busy: func() time.Time { return loop.Busy() }, Answered: counts.CountHealth})
-	ports := healthport.New(healthport.Config{
-		NodePortAddresses: d.ruleset.NodePortAddresses,
-		Healthy:           func() bool { return judge.Status().Healthy },
-		Observe:           counts.ObserveHealthPorts,
-		Log:               d.log,
-	})
+	ports := d.newHealthPorts(judge, counts)
 	loop = proxy.New(d.loopConfig(), conn, ruleset.NewCompiler(d.ruleset).Compile,
 		d.syncLogger(), counts.Observe, judge.Observe, ports.Notify, func(s proxy.Sync) {
 			// One family's trouble is not to leave the other's entries behind.
@@ -64,6 +55,7 @@ func (d *daemon) run(ctx context.Context) error {
 			if s.InForce(nft.IPv4) || s.InForce(nft.IPv6) {
 				cleaner.Notify(s.Snapshot)
 			}
+			sweeper.Notify(s.Applied, s.Adopted)
 		})
 	servers, err := d.servers(judge, registry)
 	if err != nil {
@@ -78,6 +70,7 @@ func (d *daemon) run(ctx context.Context) error {
 	})
 	group.Go(func() error { return loop.Run(ctx, mailbox) })
 	group.Go(func() error { return cleaner.Run(ctx) })
+	group.Go(func() error { return sweeper.Run(ctx) })
 	group.Go(func() error { return ports.Run(ctx) })
 	for _, server := range servers {
 		group.Go(func() error { return server.Run(ctx) })
@@ -85,6 +78,29 @@ func (d *daemon) run(ctx context.Context) error {
 	err = group.Wait()
 	d.log.Info("stopped; the rules stay")
 	return err
+}
+
+func (d *daemon) newCleaner(flows *conntrack.Table, counts *metrics.Metrics) *conntrack.Cleaner {
+	return conntrack.NewCleaner(flows, conntrack.NewIndex(d.ruleset.NodePortAddresses), func(r conntrack.Run) {
+		counts.ObserveConntrack(r)
+		d.logPass(r)
+	})
+}
+
+func (d *daemon) newSweeper(conn *kernel.Conn, counts *metrics.Metrics) *affinity.Sweeper {
+	return affinity.NewSweeper(conn, func(r affinity.Run) {
+		counts.ObserveAffinity(r)
+		d.logSweep(r)
+	})
+}
+
+func (d *daemon) newHealthPorts(judge *health.Health, counts *metrics.Metrics) *healthport.Server {
+	return healthport.New(healthport.Config{
+		NodePortAddresses: d.ruleset.NodePortAddresses,
+		Healthy:           func() bool { return judge.Status().Healthy },
+		Observe:           counts.ObserveHealthPorts,
+		Log:               d.log,
+	})
 }
 
 // newWatcher makes a watcher that has the node's addresses from the start. They
@@ -141,80 +157,4 @@ func (d *daemon) loopConfig() proxy.Config {
 		c.MinSyncPeriod = p
 	}
 	return c
-}
-
-func (d *daemon) logProblem(p watch.Problem, counts *metrics.Metrics) {
-	if request := (*watch.RequestError)(nil); errors.As(p, &request) {
-		d.log.Warn("the API server does not answer as it should", "err", p)
-		return
-	}
-	if errors.Is(p, watch.ErrIgnoredKind) {
-		d.log.Debug("not for a service proxy", "err", p)
-		return
-	}
-	counts.CountProblem(p.Object.Kind)
-	d.log.Warn("cannot use as it stands", "err", p)
-}
-
-func (d *daemon) logPass(r conntrack.Run) {
-	removed := 0
-	for _, n := range r.Removed {
-		removed += n
-	}
-	switch {
-	case r.Err != nil && !r.Repeated:
-		d.log.Warn("cleaning conntrack", "err", r.Err)
-	case removed > 0:
-		d.log.Info("removed conntrack entries that missed their service", "entries", removed, "scanned", r.Scanned, "took", r.Duration)
-	}
-}
-
-// syncLogger logs the first sync, each failure once until it changes, and the
-// others for those who ask for it.
-func (d *daemon) syncLogger() func(proxy.Sync) {
-	first, failure := true, ""
-	quarantined := map[string]string{}
-	return func(s proxy.Sync) {
-		text := ""
-		if s.Err != nil {
-			text = s.Err.Error()
-		}
-		switch {
-		case text != "" && text != failure:
-			d.log.Error("the program is not in force", "err", s.Err)
-		case text == "" && failure != "":
-			d.log.Info("the program is in force again")
-		}
-		failure = text
-		d.logQuarantine(quarantined, s.Quarantined)
-		if s.Err != nil {
-			return
-		}
-		if s.Check && s.Written > 0 {
-			d.log.Warn("somebody else had changed our tables; repaired", "written", s.Written)
-		}
-		level := slog.LevelDebug
-		if first {
-			level, first = slog.LevelInfo, false
-		}
-		d.log.Log(context.Background(), level, "synced",
-			"services", s.Snapshot.Services.Len(), "written", s.Written, "latency", s.Latency(),
-			"compile", s.Compile, "read", s.Read, "plan", s.Plan, "apply", s.Apply)
-	}
-}
-
-// logQuarantine tells what the kernel refuses, and when it no longer does.
-func (d *daemon) logQuarantine(known map[string]string, now map[string]error) {
-	for name := range known {
-		if _, still := now[name]; !still {
-			d.log.Info("no longer refused by the kernel", "service", name)
-			delete(known, name)
-		}
-	}
-	for name, err := range now {
-		if known[name] != err.Error() {
-			known[name] = err.Error()
-			d.log.Error("refused by the kernel and left out", "service", name, "err", err)
-		}
-	}
 }

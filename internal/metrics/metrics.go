@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"nftproxy/conntrack"
+	"nftproxy/internal/affinity"
 	"nftproxy/internal/proxy"
 	"nftproxy/nft"
 )
@@ -41,6 +42,9 @@ type Metrics struct {
 	conntrackScanned    prometheus.Counter
 	conntrackFailures   prometheus.Counter
 	healthListeners     *prometheus.GaugeVec
+	affinityDuration    prometheus.Histogram
+	affinitySwept       prometheus.Counter
+	affinityFailures    prometheus.Counter
 	program             programSize
 }
 
@@ -158,6 +162,19 @@ func (m *Metrics) registerOwn(f promauto.Factory) {
 		Help: "Listeners for the health check node ports of Services, one for each port and address: open, or failed and tried again.",
 	}, []string{"state"})
 	m.ObserveHealthPorts(0, 0)
+	m.affinityDuration = f.NewHistogram(prometheus.HistogramOpts{
+		Name:    "nftproxy_affinity_sweep_duration_seconds",
+		Help:    "Time that a look at all remembered clients (session affinity) took, after endpoints had gone.",
+		Buckets: buckets(),
+	})
+	m.affinitySwept = f.NewCounter(prometheus.CounterOpts{
+		Name: "nftproxy_affinity_swept_entries_total",
+		Help: "Clients that were forgotten since their endpoint had gone (session affinity).",
+	})
+	m.affinityFailures = f.NewCounter(prometheus.CounterOpts{
+		Name: "nftproxy_affinity_sweep_failures_total",
+		Help: "Looks at all remembered clients (session affinity) that were incomplete.",
+	})
 }
 
 // Observe counts one turn of the loop.
@@ -205,6 +222,15 @@ func (m *Metrics) ObserveConntrack(r conntrack.Run) {
 	}
 	if r.Err != nil {
 		m.conntrackFailures.Inc()
+	}
+}
+
+// ObserveAffinity counts one sweep of the remembered clients.
+func (m *Metrics) ObserveAffinity(r affinity.Run) {
+	m.affinityDuration.Observe(r.Duration.Seconds())
+	m.affinitySwept.Add(float64(r.Swept))
+	if r.Err != nil {
+		m.affinityFailures.Inc()
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"nftproxy/conntrack"
+	"nftproxy/internal/affinity"
 	"nftproxy/internal/metrics"
 	"nftproxy/internal/proxy"
 	"nftproxy/internal/service"
@@ -183,6 +184,24 @@ nftproxy_conntrack_scanned_entries_total 105
 `, "kubeproxy_conntrack_reconciler_deleted_entries_total", "nftproxy_conntrack_failures_total",
 		"nftproxy_conntrack_removed_entries_total", "nftproxy_conntrack_scanned_entries_total")
 	if diff := cmp.Diff(map[string]observed{"kubeproxy_conntrack_reconciler_sync_duration_seconds": {2, 1}}, histograms(t, r)); diff != "" {
+		t.Errorf("histograms (-want +got):\n%s", diff)
+	}
+}
+
+func TestObserveAffinity(t *testing.T) {
+	r := prometheus.NewRegistry()
+	m := metrics.New(r)
+	m.ObserveAffinity(affinity.Run{Swept: 3, Duration: time.Second})
+	m.ObserveAffinity(affinity.Run{Swept: 4, Duration: time.Second, Err: errors.New("no"), Repeated: true})
+	wantMetrics(t, r, `
+# HELP nftproxy_affinity_sweep_failures_total Looks at all remembered clients (session affinity) that were incomplete.
+# TYPE nftproxy_affinity_sweep_failures_total counter
+nftproxy_affinity_sweep_failures_total 1
+# HELP nftproxy_affinity_swept_entries_total Clients that were forgotten since their endpoint had gone (session affinity).
+# TYPE nftproxy_affinity_swept_entries_total counter
+nftproxy_affinity_swept_entries_total 7
+`, "nftproxy_affinity_sweep_failures_total", "nftproxy_affinity_swept_entries_total")
+	if diff := cmp.Diff(map[string]observed{"nftproxy_affinity_sweep_duration_seconds": {2, 2}}, histograms(t, r)); diff != "" {
 		t.Errorf("histograms (-want +got):\n%s", diff)
 	}
 }

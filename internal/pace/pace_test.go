@@ -1,0 +1,98 @@
+package pace_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nftproxy/internal/pace"
+)
+
+// run calls for passes at the given times, each urgent or not, lets each pass
+// take a second, and returns when passes began within an hour.
+func run(s *pace.Schedule, requests map[time.Duration]bool, failures int) []time.Duration {
+	t0 := time.Unix(1_800_000_000, 0)
+	const step = 100 * time.Millisecond
+	var starts []time.Duration
+	for at := time.Duration(0); at < time.Hour; at += step {
+		if urgent, ok := requests[at]; ok {
+			s.Request(urgent)
+		}
+		if due, ok := s.Next(); ok && !t0.Add(at).Before(due) {
+			starts = append(starts, at)
+			s.Begin(t0.Add(at))
+			for end := at + time.Second; at < end; { // what is asked for during the pass
+				if at += step; at < end {
+					if urgent, ok := requests[at]; ok {
+						s.Request(urgent)
+					}
+				}
+			}
+			s.End(t0.Add(at), time.Second, failures > 0)
+			failures--
+			at -= step
+		}
+	}
+	return starts
+}
+
+func seconds(list ...float64) []time.Duration {
+	var all []time.Duration
+	for _, s := range list {
+		all = append(all, time.Duration(s*float64(time.Second)))
+	}
+	return all
+}
+
+func TestSchedule(t *testing.T) {
+	for name, c := range map[string]struct {
+		requests map[time.Duration]bool
+		failures int
+		want     []time.Duration
+	}{
+		"nothing":       {},
+		"one, and late": {map[time.Duration]bool{0: true}, 0, seconds(0, 6)},
+		"the first is urgent": {
+			map[time.Duration]bool{0: false}, 0, seconds(0, 6),
+		},
+		"during a pass and soon after, in one": {
+			map[time.Duration]bool{0: true, 500 * time.Millisecond: true, 2 * time.Second: true}, 0, seconds(0, 6, 12),
+		},
+		"idle ones wait longer, and have no late one": {
+			map[time.Duration]bool{0: true, 10 * time.Second: false, 11 * time.Second: false}, 0, seconds(0, 6, 27),
+		},
+		"after a rest at once": {map[time.Duration]bool{0: true, time.Minute: true}, 0, seconds(0, 6, 60, 66)},
+		"failures":             {map[time.Duration]bool{0: true}, 4, seconds(0, 6, 12, 18, 27, 33)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &pace.Schedule{Pause: 5, IdlePause: 20, Late: time.Second}
+			if diff := cmp.Diff(c.want, run(s, c.requests, c.failures)); diff != "" {
+				t.Errorf("passes began (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestRetriesSlowDown: passes that take no time.
+func TestRetriesSlowDown(t *testing.T) {
+	s := pace.Schedule{Pause: 5, IdlePause: 20, Late: time.Second}
+	now := time.Unix(1_800_000_000, 0)
+	s.Request(true)
+	var waits []time.Duration
+	for range 9 {
+		due, ok := s.Next()
+		if !ok {
+			t.Fatal("no pass is due")
+		}
+		if !due.IsZero() && due.After(now) {
+			waits = append(waits, due.Sub(now))
+			now = due
+		}
+		s.Begin(now)
+		s.End(now, 0, true)
+	}
+	if diff := cmp.Diff(seconds(1, 2, 4, 8, 16, 32, 60, 60), waits); diff != "" {
+		t.Errorf("waits (-want +got):\n%s", diff)
+	}
+}
