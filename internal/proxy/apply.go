@@ -104,8 +104,7 @@ func (a *applier) run(s *Sync) error {
 	return nil
 }
 
-// bring writes some families in one transaction, without what the kernel
-// refuses.
+// bring writes some families together, without what the kernel refuses.
 func (a *applier) bring(s *Sync, families []nft.Family) error {
 	var err error
 	for range maxTries {
@@ -124,7 +123,7 @@ func (a *applier) bring(s *Sync, families []nft.Family) error {
 	return err
 }
 
-// try is one transaction, with a look at the kernel first where needed.
+// try is one attempt, with a look at the kernel first where needed.
 func (a *applier) try(s *Sync, families []nft.Family) error {
 	want := a.allowed(s.Program)
 	if err := a.look(s, want, families); err != nil {
@@ -240,7 +239,7 @@ func (a *applier) write(s *Sync, b nft.Batch) error {
 	if err := a.kernel.Apply(b); err != nil {
 		return fmt.Errorf("apply batch: %w", err)
 	}
-	a.generation++
+	a.generation += uint32(len(b.Transactions()))
 	s.Written += b.Size()
 	return nil
 }

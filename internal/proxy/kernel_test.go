@@ -97,7 +97,7 @@ func (k *fakeKernel) Apply(b nft.Batch) error {
 		k.refused++
 		return err
 	}
-	k.generation++
+	k.generation += uint32(len(b.Transactions()))
 	k.applied = append(k.applied, appliedBatch{time.Now(), b})
 	if k.lose != nil {
 		return k.lose(b)

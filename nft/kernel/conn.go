@@ -76,7 +76,9 @@ func (c *Conn) Close() error {
 
 // Apply carries out the batch as one transaction: all of it takes effect, or,
 // with a *BatchError, nothing. An error that matches ErrOutcomeUnknown leaves
-// open what did. An empty batch does nothing.
+// open what did. An empty batch does nothing. Chains that are new to a table in
+// use have a transaction of their own before (nft.Batch.Transactions), and stay
+// when the rest is refused; nothing points to them then.
 //
 // A transaction has to fit the socket's send buffer, which grows as needed.
 // Where that is forbidden (without CAP_NET_ADMIN over the first user
@@ -89,6 +91,15 @@ func (c *Conn) Apply(b nft.Batch) error {
 	}
 	c.exclusive.Lock()
 	defer c.exclusive.Unlock()
+	for _, transaction := range b.Transactions() {
+		if err := c.applyOne(transaction); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Conn) applyOne(b nft.Batch) error {
 	err := c.apply(b, false)
 	if c.refusesOwner(err) {
 		c.withoutOwner = true
