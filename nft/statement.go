@@ -72,7 +72,7 @@ type DNAT struct {
 // there already, only its time starts anew: the data stays what it was. In a
 // full map (Set.Size) nothing is remembered, and the rule ends there; what has
 // a place in it keeps it. Key and data together fit the 64 bytes of a rule's
-// registers.
+// registers. Needs Linux 4.1.
 type Update struct {
 	Map       string
 	Key, Data Fields

@@ -132,6 +132,17 @@ func TestErrorText(t *testing.T) {
 	}
 }
 
+// A kernel that does not take a set of intervals says no more than EINVAL. This
+// one has them, but not of 80 bytes.
+func TestHintAboutIntervals(t *testing.T) {
+	c, _ := setsOnly(t)
+	set := &nft.Set{Name: "wide", Key: nft.Fields{nft.Saddr, nft.Daddr, nft.Saddr, nft.Daddr, nft.Saddr}, Interval: true}
+	err := c.Apply(nft.Batch{Ops: []nft.Op{nft.AddSet{Table: table(nft.IPv6), Set: set}}})
+	if err == nil || !strings.Contains(err.Error(), "since 5.6") {
+		t.Errorf("error is %v", err)
+	}
+}
+
 // One batch, several refusals, in both families and several operations; among
 // them what would have gone in.
 func TestAllErrorsOfABatch(t *testing.T) {

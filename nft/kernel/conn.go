@@ -233,7 +233,9 @@ const needsAdmin = "needs CAP_NET_ADMIN in the network namespace"
 
 // hint says what helps against a refusal.
 func (c *Conn) hint(e OpError) string {
-	switch _, chain := e.Op.(nft.AddChain); {
+	_, chain := e.Op.(nft.AddChain)
+	set, _ := e.Op.(nft.AddSet)
+	switch {
 	case e.Errno == unix.EPERM && e.Op == nil:
 		return needsAdmin
 	case e.Errno == unix.EPERM:
@@ -241,6 +243,8 @@ func (c *Conn) hint(e OpError) string {
 		if err == nil && found && t.Owner != 0 && t.Owner != c.writer.conn.PID() {
 			return fmt.Sprintf("table %s is owned by the process with netlink port %d: stop it first", e.Table, t.Owner)
 		}
+	case set.Set != nil && set.Set.Interval && (e.Errno == unix.EINVAL || e.Errno == unix.EOPNOTSUPP):
+		return "do intervals of this concatenation fit the kernel? Linux has them since 5.6"
 	case e.Errno == unix.ENOENT && chain:
 		return "does the kernel lack the module nft_chain_nat?"
 	}

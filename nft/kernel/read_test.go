@@ -226,7 +226,7 @@ func blocks(t *testing.T, cmd nftcmd.Command, ns *testnet.Namespace) []string {
 		must(t, err)
 		_, listing, _ = strings.Cut(ownerMarks.ReplaceAllString(listing, ""), "\n")
 		for block := range strings.SplitSeq(strings.TrimSuffix(listing, "}\n"), "\n\n") {
-			block = strings.TrimRight(block, "\n") // the last one has one more
+			block = strings.TrimRight(block, "\n")         // the last one has one more
 			if strings.Contains(block, "flags interval") { // lists elements in the order in which they came
 				lines := strings.Split(strings.Replace(block, "elements = {", "", 1), "\n")
 				for i, line := range lines {
