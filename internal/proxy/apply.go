@@ -113,7 +113,6 @@ func (a *applier) bring(s *Sync, families []nft.Family) error {
 		// What fails after a look is about what was written.
 		remembered := !slices.ContainsFunc(families, func(f nft.Family) bool { return !a.sure[f] })
 		if err = a.try(s, families); err == nil {
-			s.Adopted = s.Adopted || !remembered
 			return nil
 		}
 		if !remembered && !a.isolate(s.Program, err) {
@@ -126,10 +125,12 @@ func (a *applier) bring(s *Sync, families []nft.Family) error {
 // try is one attempt, with a look at the kernel first where needed.
 func (a *applier) try(s *Sync, families []nft.Family) error {
 	want := a.allowed(s.Program)
+	looked := slices.ContainsFunc(families, func(f nft.Family) bool { return !a.sure[f] })
 	if err := a.look(s, want, families); err != nil {
 		return err
 	}
 	batch, next := a.plan(s, want, families)
+	adopted := looked && (!batch.Empty() || slices.ContainsFunc(families, a.never))
 	if err := a.write(s, batch); err != nil {
 		for _, f := range families {
 			// Nothing of it or, with an unknown outcome, some or all may be in.
@@ -138,8 +139,12 @@ func (a *applier) try(s *Sync, families []nft.Family) error {
 		return err
 	}
 	a.state, a.inForce = next, with(a.inForce, want, families)
+	s.Adopted = s.Adopted || adopted
 	return nil
 }
+
+// never says that nothing of ours has been in force in the family yet.
+func (a *applier) never(f nft.Family) bool { return len(a.inForce.Table(f).Sets) == 0 }
 
 // with is the program old with some families' tables of the program new.
 func with(old, new *nft.Program, families []nft.Family) *nft.Program {
@@ -178,7 +183,7 @@ func (a *applier) look(s *Sync, want *nft.Program, families []nft.Family) error 
 	if err != nil {
 		return err
 	}
-	if len(unsure) == len(nft.Families()) {
+	if !a.sure[nft.IPv4] && !a.sure[nft.IPv6] {
 		a.generation = generation
 	}
 	for _, f := range unsure {

@@ -24,11 +24,26 @@ func TestTamperingRepaired(t *testing.T) {
 		r.sleep(time.Second)
 		r.inForce()
 		r.wantSyncs(2)
-		if s := r.last(); !s.Check || s.Written == 0 || s.Err != nil || s.Latency() != 0 {
-			t.Errorf("check %t, written %d, err %v, latency %v", s.Check, s.Written, s.Err, s.Latency())
+		if s := r.last(); !s.Check || s.Written == 0 || s.Err != nil || s.Latency() != 0 || !s.Adopted {
+			t.Errorf("check %t, written %d, err %v, latency %v, adopted %t", s.Check, s.Written, s.Err, s.Latency(), s.Adopted)
 		}
 		r.sleep(time.Hour)
 		r.wantSyncs(2)
+	})
+}
+
+// TestNothingToRepair: somebody else has written something, but not to our
+// tables.
+func TestNothingToRepair(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := startWith(t, checking(), newKernel(), services(3))
+		r.publishAndWait()
+		r.kernel.generation++
+		r.sleep(time.Second)
+		r.wantSyncs(2)
+		if s := r.last(); !s.Check || s.Written > 0 || s.Adopted || s.Applied == nil {
+			t.Errorf("check %t, written %d, adopted %t, applied %v", s.Check, s.Written, s.Adopted, s.Applied)
+		}
 	})
 }
 

@@ -67,9 +67,9 @@ type Sync struct {
 	// family where that is not in force, what was there last, as far as known;
 	// a table without sets stands for nothing yet.
 	Applied *nft.Program
-	// Adopted says that what the kernel had was read and taken over in some
-	// family: nobody knows then what its rules have done since Applied was last
-	// told.
+	// Adopted says that what the kernel had in some family was read, and was
+	// not, as far as known, what Applied last told: nobody knows then what its
+	// rules have done.
 	Adopted bool
 	// Written is the number of elements, rules and other objects that the
 	// batches touched; 0 means that the kernel had everything already.
