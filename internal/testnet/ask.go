@@ -168,14 +168,16 @@ func (q *question) sctp() (string, error) {
 	}
 	defer release()
 	q.local = netip.AddrPortFrom(q.local.Addr(), port)
-	if err := send(conn, newInit(port, q.to.Port())); err != nil {
+	init := newInit(port, q.to.Port())
+	own := func(packet []byte) bool { return len(packet) >= 4 && [4]byte(packet) == [4]byte(init) } // the ports
+	socket, err := raw(conn, q.to.Addr(), own)
+	if err != nil {
 		return "", err
 	}
-	raw, ok := conn.(net.PacketConn)
-	if !ok {
-		return "", fmt.Errorf("a raw socket is a %T", conn)
+	if err := socket.send(init); err != nil {
+		return "", err
 	}
-	return awaitCookie(raw, port, q.to.Port())
+	return awaitCookie(socket, port, q.to.Port())
 }
 
 // send writes one packet. A local rule's verdict shows as EPERM here whether it

@@ -107,11 +107,18 @@ func (h *host) attachToBridge(pod *Pod, _ []netip.Prefix) ([]netip.Addr, error) 
 type sysctl struct{ key, value string }
 
 // quieten sets what is in force in every namespace: no reverse path filter, no
-// redirects, no duplicate address detection, no router solicitation. New
+// redirects, no duplicate address detection, no router solicitation, no ration
+// of ICMP errors. New
 // interfaces inherit "default". A new namespace starts with values of the
 // machine, so none is taken for granted.
 func (ns *Namespace) quieten() error {
-	var settings []sysctl
+	settings := []sysctl{
+		// Refusals by ICMP are to reach their client however many there are. The
+		// masks lift the limit of all destinations together, too; that of IPv6
+		// goes on for type 3, time exceeded.
+		{"net.ipv4.icmp_ratemask", "0"},
+		{"net.ipv6.icmp.ratemask", "3"},
+	}
 	for _, scope := range []string{"all", "default"} {
 		v4, v6 := "net.ipv4.conf."+scope+".", "net.ipv6.conf."+scope+"."
 		settings = append(settings,
@@ -131,7 +138,6 @@ func (ns *Namespace) quieten() error {
 }
 
 // Forward makes the namespace a router, also between an interface and itself.
-// What it refuses by ICMP it does not ration.
 func (ns *Namespace) Forward() error {
 	return ns.apply([]sysctl{
 		// Setting ip_forward resets some other values, of interfaces that are
@@ -143,9 +149,6 @@ func (ns *Namespace) Forward() error {
 		{"net.ipv4.conf.default.send_redirects", "0"},
 		{"net.ipv4.conf.all.accept_redirects", "0"},
 		{"net.ipv4.conf.default.accept_redirects", "0"},
-		// Refusals by ICMP are to reach their client however many there are.
-		{"net.ipv4.icmp_ratelimit", "0"},
-		{"net.ipv6.icmp.ratelimit", "0"},
 	})
 }
 

@@ -1,9 +1,7 @@
 package testnet
 
 import (
-	"fmt"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 
 	"golang.org/x/net/icmp"
@@ -35,14 +33,18 @@ func (q *question) echo() error {
 	if err != nil {
 		return err
 	}
-	if err := send(conn, request); err != nil {
+	// Type, code and checksum, then the id.
+	own := func(packet []byte) bool {
+		return len(packet) >= 6 && packet[0] == request[0] && [2]byte(packet[4:6]) == [2]byte(request[4:6])
+	}
+	socket, err := raw(conn, q.to.Addr(), own)
+	if err != nil {
 		return err
 	}
-	raw, ok := conn.(net.PacketConn)
-	if !ok {
-		return fmt.Errorf("a raw socket is a %T", conn)
+	if err := socket.send(request); err != nil {
+		return err
 	}
-	return awaitReply(raw, q.to.Addr(), id)
+	return awaitReply(socket, q.to.Addr(), id)
 }
 
 func echoRequest(to netip.Addr, id int) ([]byte, error) {
@@ -53,14 +55,14 @@ func echoRequest(to netip.Addr, id int) ([]byte, error) {
 	return m.Marshal(nil)
 }
 
-func awaitReply(conn net.PacketConn, from netip.Addr, id int) error {
+func awaitReply(socket *rawSocket, from netip.Addr, id int) error {
 	protocol, reply := 1, icmp.Type(ipv4.ICMPTypeEchoReply)
 	if from.Is6() {
 		protocol, reply = 58, ipv6.ICMPTypeEchoReply
 	}
 	buf := make([]byte, 2048)
 	for {
-		n, _, err := conn.ReadFrom(buf) // Read would leave the IPv4 header on
+		n, err := socket.read(buf)
 		if err != nil {
 			return err
 		}

@@ -1,7 +1,10 @@
 package testnet
 
 import (
+	"encoding/binary"
 	"errors"
+	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"syscall"
@@ -21,11 +24,7 @@ type socketCopy struct {
 func (c *socketCopy) of(socket syscall.RawConn, to netip.Addr) error {
 	var failed error
 	err := socket.Control(func(fd uintptr) {
-		level, option := unix.IPPROTO_IP, unix.IP_RECVERR
-		if to.Is6() {
-			level, option = unix.IPPROTO_IPV6, unix.IPV6_RECVERR
-		}
-		if failed = os.NewSyscallError("set RECVERR", unix.SetsockoptInt(int(fd), level, option, 1)); failed != nil {
+		if failed = keepErrors(fd, to); failed != nil {
 			return
 		}
 		c.fd, failed = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
@@ -51,4 +50,99 @@ func (c *socketCopy) close(connected error) (reset bool, attempts int) {
 		reset = errors.Is(err, unix.EAGAIN)
 	}
 	return reset, attempts
+}
+
+// keepErrors has a socket towards an address keep the ICMP errors it gets.
+func keepErrors(fd uintptr, to netip.Addr) error {
+	level, option := unix.IPPROTO_IP, unix.IP_RECVERR
+	if to.Is6() {
+		level, option = unix.IPPROTO_IPV6, unix.IPV6_RECVERR
+	}
+	return os.NewSyscallError("set RECVERR", unix.SetsockoptInt(int(fd), level, option, 1))
+}
+
+// rawSocket is a connected raw socket. The kernel gives such a socket all
+// errors about its protocol and peer, whichever socket sent the packet; this
+// one returns those about packets of its own.
+type rawSocket struct {
+	conn *net.IPConn
+	// own tells a packet of the socket by its beginning, after the IP header.
+	own func(packet []byte) bool
+}
+
+// raw prepares a connected raw socket.
+func raw(conn net.Conn, to netip.Addr, own func([]byte) bool) (*rawSocket, error) {
+	c, ok := conn.(*net.IPConn)
+	if !ok {
+		return nil, fmt.Errorf("a raw socket is a %T", conn)
+	}
+	socket, err := c.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var failed error
+	err = socket.Control(func(fd uintptr) { failed = keepErrors(fd, to) })
+	return &rawSocket{c, own}, errors.Join(err, failed)
+}
+
+// send is what the function send does.
+func (r *rawSocket) send(packet []byte) error {
+	for {
+		if err := r.judge(send(r.conn, packet)); err != errForeign {
+			return err
+		}
+	}
+}
+
+// read reads a packet without its IP header.
+func (r *rawSocket) read(buf []byte) (int, error) {
+	for {
+		n, _, err := r.conn.ReadFrom(buf) // Read would leave the header of IPv4 on
+		if err = r.judge(err); err != errForeign {
+			return n, err
+		}
+	}
+}
+
+// errForeign stands for an ICMP error about a packet of another socket.
+var errForeign = errors.New("about a packet of another socket")
+
+// judge returns the error that is about a packet of this socket, if an error of
+// the kernel is by ICMP, and other errors as they are.
+func (r *rawSocket) judge(err error) error {
+	var number syscall.Errno
+	if !errors.As(err, &number) {
+		return err
+	}
+	socket, failed := r.conn.SyscallConn()
+	if failed != nil {
+		return failed
+	}
+	verdict := error(errForeign)
+	failed = socket.Control(func(fd uintptr) {
+		packet, control := make([]byte, 256), make([]byte, 512)
+		for {
+			n, m, _, _, err := unix.Recvmsg(int(fd), packet, control, unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT)
+			if err != nil {
+				return // EAGAIN: that was all
+			}
+			if number, found := extendedError(control[:m]); found && r.own(packet[:n]) {
+				verdict = os.NewSyscallError("ICMP", number)
+			}
+		}
+	})
+	if failed != nil {
+		return err
+	}
+	return verdict
+}
+
+// extendedError is the error number of a struct sock_extended_err, where it
+// comes first.
+func extendedError(control []byte) (syscall.Errno, bool) {
+	messages, err := unix.ParseSocketControlMessage(control)
+	if err != nil || len(messages) == 0 || len(messages[0].Data) < 4 {
+		return 0, false
+	}
+	return syscall.Errno(binary.NativeEndian.Uint32(messages[0].Data)), true
 }

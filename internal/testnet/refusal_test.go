@@ -2,7 +2,10 @@ package testnet_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net/netip"
+	"os"
 	"testing"
 
 	"github.com/google/nftables"
@@ -71,5 +74,43 @@ func TestEcho(t *testing.T) {
 				t.Errorf("%s pings %s, %v: %+v, %v; want %s", test.from, test.what, pick(test.to), got, err, test.want)
 			}
 		}
+	}
+}
+
+// TestErrorsOfOthers: a client of SCTP or ICMP is not told what became of the
+// packets of another to the same address.
+func TestErrorsOfOthers(t *testing.T) {
+	const refused, dropped = 81, 82
+	top := testnet.NewForTest(t, testnet.Config{})
+	pod := addPod(t, top.AddPod, "pod")
+	ruleset(t, top.Node,
+		nftables.Chain{Name: "forward", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter},
+		rule(refused, &expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_PORT_UNREACH}),
+		rule(dropped, &expr.Verdict{Kind: expr.VerdictDrop}),
+	)
+	for family, to := range map[string]string{"IPv4": "172.30.0.1", "IPv6": "fd00:172::1"} {
+		t.Run(family, func(t *testing.T) {
+			at := func(port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr(to), port) }
+			ctx, cancel := context.WithCancel(context.Background())
+			waiting := make(chan error, 1)
+			go func() {
+				got, err := pod.NS.Ask(ctx, testnet.SCTP, at(dropped), enough)
+				if err == nil {
+					err = fmt.Errorf("the dropped packet was %s", got.Outcome)
+				}
+				waiting <- err
+			}()
+			// Often enough that one falls into the other's wait.
+			for range 100 {
+				got, err := pod.NS.Ask(context.Background(), testnet.SCTP, at(refused), enough)
+				if err != nil || got.Outcome != testnet.Refused {
+					t.Fatalf("the refused packet: %+v, %v", got, err)
+				}
+			}
+			cancel()
+			if err := <-waiting; !errors.Is(err, context.Canceled) && !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Error(err)
+			}
+		})
 	}
 }

@@ -216,10 +216,10 @@ func (r *SCTPReceiver) Close() error {
 
 // awaitCookie reads from a raw socket connected to the server until the INIT
 // ACK for the given ports is there, and returns its cookie.
-func awaitCookie(conn net.PacketConn, local, remote uint16) (string, error) {
+func awaitCookie(socket *rawSocket, local, remote uint16) (string, error) {
 	buf := make([]byte, 2048)
 	for {
-		n, _, err := conn.ReadFrom(buf) // Read would leave the IPv4 header on
+		n, err := socket.read(buf)
 		if err != nil {
 			return "", err
 		}
