@@ -3,6 +3,7 @@ package scenario_test
 import (
 	"flag"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -41,6 +42,9 @@ func TestInterpreter(t *testing.T) {
 			batch, next := state.Plan(program, follower.now(n))
 			if err := i.model.Apply(batch); err != nil {
 				t.Fatal(err)
+			}
+			if ruleset.AffinityShrunk(state.Applied(), program) {
+				i.sweep(ruleset.AffinityMaps(program))
 			}
 			state = next
 			for _, f := range s.Steps[n].Flows {
@@ -91,6 +95,15 @@ func (i *interpreter) check(f scenario.Flow, step *scenario.Step) error {
 		return fmt.Errorf("want %s, got %s", f.Want, got)
 	}
 	return nil
+}
+
+// sweep forgets the clients that may not go where they went.
+func (i *interpreter) sweep(stale []ruleset.AffinityMap) {
+	for _, m := range stale {
+		maps.DeleteFunc(i.model.Table(m.Table).Sets[m.Set.Name].Elements, func(_ nft.Value, e nft.Element) bool {
+			return !m.Keep(e.Key, e.Data)
+		})
+	}
 }
 
 // checkSticky lets the client connect again and again, with every number that

@@ -2,6 +2,7 @@ package scenario_test
 
 import (
 	"testing"
+	"time"
 
 	"nftproxy/internal/nftcmd"
 	"nftproxy/internal/scenario"
@@ -48,8 +49,7 @@ func playInKernel(t *testing.T, cmd nftcmd.Command, s *scenario.Scenario, others
 		if err := world.Enter(step, snapshot); err != nil {
 			t.Fatalf("step %d: %v", n+1, err)
 		}
-		batch, next := loader.state.Plan(compiler.Compile(snapshot), follower.now(n))
-		loader.load(batch, next)
+		loader.load(compiler.Compile(snapshot), follower.now(n))
 		loadOthers(othersLast && n == 0)
 		if _, err := cmd.Ruleset(world.Node); err != nil {
 			t.Errorf("step %d: %v", n+1, err)
@@ -83,10 +83,20 @@ func newLoader(t *testing.T, world *stage.Stage) *loader {
 	return &loader{t: t, conn: conn}
 }
 
-func (l *loader) load(batch nft.Batch, next nft.State) {
+// load makes the program from the last one and sweeps what clients have learned,
+// as the daemon does.
+func (l *loader) load(program *nft.Program, now time.Time) {
 	l.t.Helper()
+	batch, next := l.state.Plan(program, now)
 	if err := l.conn.Apply(batch); err != nil {
 		l.t.Fatalf("load the program: %v", err)
+	}
+	if ruleset.AffinityShrunk(l.state.Applied(), program) {
+		for _, m := range ruleset.AffinityMaps(program) {
+			if _, err := l.conn.Sweep(m.Table, m.Set, m.Keep); err != nil {
+				l.t.Fatal(err)
+			}
+		}
 	}
 	l.state = next
 }

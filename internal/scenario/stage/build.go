@@ -140,7 +140,8 @@ func (s *Stage) leave(next *plan) error {
 
 func (s *Stage) evict(a netip.Addr, where place) error {
 	if where.isPod() {
-		err := errors.Join(s.links[where].Remove(), s.spaces[where].Close())
+		// With a veth of its own the route would go with that.
+		err := errors.Join(s.router(where).Unroute(single(a)), s.links[where].Remove(), s.spaces[where].Close())
 		delete(s.links, where)
 		delete(s.spaces, where)
 		return err
@@ -223,14 +224,21 @@ func (s *Stage) addPod(a netip.Addr, where place) error {
 	if err := ns.AddAddrs(uplink, a); err != nil {
 		return err
 	}
-	router := near // the interface of the node that has an IP layer
 	if s.config.Bridge != "" {
-		router.Link = s.config.Bridge
 		if err := near.Port(s.config.Bridge); err != nil {
 			return err
 		}
 	} else if err := s.Node.AddAddrs(near.Link, gateways()...); err != nil {
 		return err
 	}
+	router := s.router(where)
 	return errors.Join(router.Meet(a, far), router.Route(single(a), netip.Addr{}), throughNode(far, router))
+}
+
+// router is the interface of the node that has the IP layer towards a pod.
+func (s *Stage) router(pod place) testnet.End {
+	if s.config.Bridge != "" {
+		return testnet.End{NS: s.Node, Link: s.config.Bridge}
+	}
+	return s.links[pod]
 }

@@ -109,3 +109,9 @@ func (s *Stage) Enter(step *scenario.Step, snapshot service.Snapshot) error {
 	}
 	return nil
 }
+
+// Passes says whether a flow of the present step gets to the node's nat hooks:
+// it does not if client and destination are neighbours elsewhere.
+func (s *Stage) Passes(f scenario.Flow) bool {
+	return f.Origin == scenario.Node || s.now.home(f.Source.Addr()) != s.now.home(f.Destination.Addr())
+}
