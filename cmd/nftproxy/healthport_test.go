@@ -1,15 +1,11 @@
 package main
 
 import (
-	"bufio"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
 	"net/netip"
-	"os/exec"
 	"strings"
-	"syscall"
 	"testing"
 
 	"nftproxy/internal/testnet"
@@ -52,34 +48,10 @@ func TestHealthCheckNodePort(t *testing.T) {
 		}
 	}
 	change(ns.AddAddr, "192.0.2.1/32")
-	cmd := exec.Command("nftproxy", "run", "--manifests", manifest(t, healthPortManifest), "--hostname-override", "node-1",
-		"--nodeport-addresses", "192.0.2.0/24,2001:db8::/32", "--healthz-bind-address=", "--metrics-bind-address=", "-v", "2")
-	stderr, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := ns.Start(cmd); err != nil {
-		t.Fatal(err)
-	}
-	lines := bufio.NewScanner(stderr)
-	t.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM) // It may have ended by itself, which shows in Wait.
-		_, _ = io.Copy(io.Discard, stderr)
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("nftproxy run: %v", err)
-		}
-	})
+	r := start(t, ns, "--manifests", manifest(t, healthPortManifest), "--nodeport-addresses", "192.0.2.0/24,2001:db8::/32")
 	await := func(msg, address string) {
 		t.Helper()
-		var log strings.Builder
-		for lines.Scan() {
-			log.WriteString(lines.Text() + "\n")
-			var entry struct{ Msg, Address string }
-			if json.Unmarshal(lines.Bytes(), &entry) == nil && entry.Msg == msg && entry.Address == address {
-				return
-			}
-		}
-		t.Fatalf("ended before %q of %s:\n%s", msg, address, log.String())
+		r.await(msg+" "+address, func(l logged) bool { return l.Msg == msg && l.Address == address })
 	}
 	client := &http.Client{Transport: &http.Transport{DialContext: ns.Dial, DisableKeepAlives: true}}
 	ask := func(address string, local int) {

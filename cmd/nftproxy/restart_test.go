@@ -1,14 +1,9 @@
 package main
 
 import (
-	"bufio"
-	"encoding/json"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
-	"syscall"
 	"testing"
 
 	"nftproxy/internal/testnet"
@@ -48,38 +43,4 @@ func manifest(t *testing.T, text string) string {
 		t.Fatal(err)
 	}
 	return path
-}
-
-// firstSync runs the proxy on node-1 until its first sync, ends it as an init
-// system does, and returns how much the sync wrote.
-func firstSync(t *testing.T, ns *testnet.Namespace, flags ...string) int {
-	t.Helper()
-	cmd := exec.Command("nftproxy", append([]string{"run", "--hostname-override", "node-1",
-		"--metrics-bind-address=", "--healthz-bind-address="}, flags...)...)
-	stderr, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := ns.Start(cmd); err != nil {
-		t.Fatal(err)
-	}
-	written := -1
-	var log strings.Builder
-	for lines := bufio.NewScanner(stderr); lines.Scan(); {
-		log.WriteString(lines.Text() + "\n")
-		var entry struct {
-			Msg     string
-			Written int
-		}
-		if json.Unmarshal(lines.Bytes(), &entry) == nil && entry.Msg == "synced" {
-			written = entry.Written
-			if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-				t.Error(err)
-			}
-		}
-	}
-	if err := cmd.Wait(); err != nil || written < 0 {
-		t.Fatalf("nftproxy run: %v, log:\n%s", err, log.String())
-	}
-	return written
 }

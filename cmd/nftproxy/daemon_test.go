@@ -1,0 +1,95 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"io"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"nftproxy/internal/testnet"
+)
+
+// running is `nftproxy run` as node-1 in a network namespace, which says what
+// happens in its log.
+type running struct {
+	*testing.T
+	cmd   *exec.Cmd
+	lines *bufio.Scanner
+	log   strings.Builder
+}
+
+// logged is what the tests look for in a log line.
+type logged struct {
+	Msg, Address     string
+	Written, Clients int
+}
+
+func start(t *testing.T, ns *testnet.Namespace, flags ...string) *running {
+	t.Helper()
+	r := &running{T: t, cmd: exec.Command("nftproxy", append([]string{"run", "--hostname-override", "node-1",
+		"--metrics-bind-address=", "--healthz-bind-address=", "-v", "2"}, flags...)...)}
+	stderr, err := r.cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.lines = bufio.NewScanner(stderr)
+	if err := ns.Start(r.cmd); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if r.cmd.ProcessState != nil {
+			return
+		}
+		_ = r.cmd.Process.Signal(syscall.SIGTERM) // If it has ended, Wait says how.
+		_, _ = io.Copy(io.Discard, stderr)
+		if err := r.cmd.Wait(); err != nil {
+			t.Errorf("nftproxy run: %v, log:\n%s", err, r.log.String())
+		}
+	})
+	return r
+}
+
+// await returns the first line from here on that is looked for.
+func (r *running) await(what string, is func(logged) bool) logged {
+	r.Helper()
+	for r.lines.Scan() {
+		r.log.WriteString(r.lines.Text() + "\n")
+		var l logged
+		if json.Unmarshal(r.lines.Bytes(), &l) == nil && is(l) {
+			return l
+		}
+	}
+	r.Fatalf("ended without %s, log:\n%s", what, r.log.String())
+	return logged{}
+}
+
+// awaitSync returns how much the next sync wrote.
+func (r *running) awaitSync() int {
+	r.Helper()
+	return r.await("a sync", func(l logged) bool { return l.Msg == "synced" }).Written
+}
+
+// end ends it as an init system does.
+func (r *running) end() {
+	r.Helper()
+	if err := r.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		r.Error(err)
+	}
+	for r.lines.Scan() {
+		r.log.WriteString(r.lines.Text() + "\n")
+	}
+	if err := r.cmd.Wait(); err != nil {
+		r.Fatalf("nftproxy run: %v, log:\n%s", err, r.log.String())
+	}
+}
+
+// firstSync runs it until its first sync and returns how much that wrote.
+func firstSync(t *testing.T, ns *testnet.Namespace, flags ...string) int {
+	t.Helper()
+	r := start(t, ns, flags...)
+	defer r.end()
+	return r.awaitSync()
+}
