@@ -26,8 +26,8 @@ type Config struct {
 // defaultSilence is several hundred times what an answer takes.
 const defaultSilence = 100 * time.Millisecond
 
-// Stage is a node and the world around it. Enter is for one caller at a time;
-// flows may be sent concurrently.
+// Stage is a node and the world around it. Enter and Check are for one caller at
+// a time; between two Enters, Observe is for any number.
 type Stage struct {
 	// Node is where a proxy belongs.
 	Node *testnet.Namespace
