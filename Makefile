@@ -1,7 +1,7 @@
 # nftproxy: each target says in one line what it does; `make help` lists them.
 GO ?= go
 
-.PHONY: help build test test-short demo bench lint clean
+.PHONY: help build test test-short conformance demo bench lint clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -15,6 +15,11 @@ test: build lint ## run every test: unit and property, as root also kernel and A
 
 test-short: ## run the tests that need neither root nor an API server
 	$(GO) test -short ./...
+
+conformance: build ## run every scenario beside the real kube-proxy, and print what differs
+	hack/build-tools.sh
+	hack/build-tools.sh kube-proxy
+	NFTPROXY_CONFORMANCE=1 $(GO) test -count=1 -timeout 30m -v -run 'TestConformance|TestDifferences' ./internal/e2e
 
 demo: build ## show the proxy at work on real traffic, without a cluster
 	bin/nftproxy demo

@@ -24,7 +24,7 @@ func TestConformance(t *testing.T) {
 		t.Skip("make conformance runs this")
 	}
 	requireRoot(t)
-	nftcmd.ForTest(t) // kube-proxy needs it
+	nft := nftcmd.ForTest(t) // kube-proxy needs it, too
 	theirs, err := cluster.Tool(testContext(t), "kube-proxy")
 	if err != nil {
 		t.Fatal(err)
@@ -39,7 +39,9 @@ func TestConformance(t *testing.T) {
 			if !ours.awaitMarker(patience) {
 				t.Fatalf("step %d: not in the kernel within %v", n+1, patience)
 			}
-			kubeProxy.awaitIfItCan(n)
+			if kubeProxy.awaitIfItCan(n) && n == 0 {
+				kubeProxy.awaitServiceCIDRs(nft)
+			}
 			var both sync.WaitGroup
 			both.Go(func() {
 				for _, err := range ours.check(n) {
@@ -89,23 +91,47 @@ func TestDifferences(t *testing.T) {
 	})
 }
 
-// awaitIfItCan waits for kube-proxy, which some steps stop. If it ends it is
-// started again, as a kubelet does.
-func (s *side) awaitIfItCan(n int) {
+// awaitIfItCan waits for kube-proxy, which some steps stop, and says whether it
+// has done the step. If it ends it is started again, as a kubelet does.
+func (s *side) awaitIfItCan(n int) bool {
 	s.t.Helper()
-	if s.awaitMarker(lag) {
-		return
-	}
-	select {
-	case <-s.process.exited:
-		s.t.Logf("step %d: starts again", n+1)
+	done := s.awaitMarker(lag)
+	if !done && s.process.ended() {
+		s.t.Logf("step %d: kube-proxy starts again", n+1)
 		s.start()
-		if s.awaitMarker(lag) {
-			return
-		}
-	default:
+		done = s.awaitMarker(lag)
 	}
-	s.t.Logf("step %d: kube-proxy had not done it within %v", n+1, lag)
+	if !done {
+		s.t.Logf("step %d: kube-proxy has not done it within %v", n+1, lag)
+	}
+	return done
+}
+
+// awaitServiceCIDRs starts kube-proxy again until its first sync has not missed
+// the cluster's own ServiceCIDRs, as it may: the next one that asks for them is
+// an hour away.
+func (s *side) awaitServiceCIDRs(nft nftcmd.Command) {
+	s.t.Helper()
+	for !s.hasServiceCIDRs(nft) {
+		s.t.Log("kube-proxy has missed the ServiceCIDRs: starts again")
+		s.process.kill()
+		s.start()
+		for _, family := range []string{"IPv4", "IPv6"} {
+			s.process.await("the first sync", 0, func(l line) bool { return l.has("SyncProxyRules complete", `ipFamily="`+family+`"`) })
+		}
+	}
+}
+
+func (s *side) hasServiceCIDRs(nft nftcmd.Command) bool {
+	s.t.Helper()
+	for i, family := range []string{"ip", "ip6"} {
+		text, err := nft.Run(s.stage.Node, "", "list", "chain", family, "kube-proxy", "cluster-ips-check")
+		s.world.must(err)
+		if !strings.Contains(text, s.world.plane.config.ServiceCIDRs[i].String()) {
+			return false
+		}
+	}
+	return true
 }
 
 // deviation is a flow that ends otherwise with kube-proxy.

@@ -217,12 +217,20 @@ func (p *process) stop() {
 	}
 }
 
-// kill ends the process and what it started.
-func (p *process) kill() {
+// ended says whether the process has.
+func (p *process) ended() bool {
 	select {
 	case <-p.exited:
-		return
+		return true
 	default:
+		return false
+	}
+}
+
+// kill ends the process and what it started.
+func (p *process) kill() {
+	if p.ended() {
+		return
 	}
 	if err := syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
 		p.t.Errorf("kill %s: %v", p.cmd, err)
