@@ -219,10 +219,11 @@ func (s *side) observe(flows []scenario.Flow) []outcome {
 }
 
 // mayWait says whether a flow takes its time and disturbs no other. Two from one
-// port would, and without TCP an ICMP error goes to every socket that has sent
-// to the address.
+// port would, and an ICMP error goes to every raw socket that has sent to the
+// address.
 func mayWait(f scenario.Flow) bool {
-	return (f.Want.Fate == scenario.Dropped || f.Want.Fate == scenario.Refused) && f.Source.Port() == 0 && f.Protocol == testnet.TCP
+	return (f.Want.Fate == scenario.Dropped || f.Want.Fate == scenario.Refused) && f.Source.Port() == 0 &&
+		(f.Protocol == testnet.TCP || f.Protocol == testnet.UDP)
 }
 
 // silence is longer than a refusal by ICMP may take: then the client does not
