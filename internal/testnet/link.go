@@ -143,10 +143,16 @@ func (ns *Namespace) addPort(bridge, port string, hairpin bool) error {
 	return nil
 }
 
+// delLink deletes an interface. One that is gone is no error: its pair goes with
+// a namespace at the other end, some time after that was closed.
 func (ns *Namespace) delLink(name string) error {
 	l, err := ns.handle.LinkByName(name)
 	if err == nil {
 		err = ns.handle.LinkDel(l)
+	}
+	var missing netlink.LinkNotFoundError
+	if errors.As(err, &missing) || errors.Is(err, unix.ENODEV) {
+		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("delete interface %s in %s: %w", name, ns.name, err)
