@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -164,11 +165,12 @@ func (s *Server) reconcile(ctx context.Context, again bool) {
 		_, ok := wanted[addr]
 		return !ok
 	})
-	for addr, a := range wanted {
+	// In order, so that logs of the same trouble read the same.
+	for _, addr := range slices.SortedFunc(maps.Keys(wanted), netip.AddrPort.Compare) {
 		if _, failed := s.failed[addr]; failed && !again {
 			continue
 		}
-		s.ensure(ctx, addr, a)
+		s.ensure(ctx, addr, wanted[addr])
 	}
 }
 
