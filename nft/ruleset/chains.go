@@ -141,7 +141,12 @@ func (e *entrance) externalLocalChain(cfg *Config, p pods) *nft.Chain {
 
 const (
 	priorityDstnat int32 = -100
-	prioritySrcnat int32 = 100
+	// priorityLeaving is before the source NAT of anybody else, which would end
+	// nat evaluation: our mark would stay on the packet, and what was chosen for
+	// its client would not be remembered. Priorities order nat chains among
+	// themselves only, wherever the hook has nat; the kernel asks for more than
+	// -200.
+	priorityLeaving int32 = -190
 )
 
 // The keys and data of the sets and maps.
@@ -227,9 +232,7 @@ func leavingChains(cfg *Config, learning bool) []*nft.Chain {
 	return []*nft.Chain{
 		{
 			Name: postrouting,
-			// One before srcnat: another table's masquerade there ends nat
-			// evaluation, and our mark would stay on the packet.
-			Hook: &nft.Hook{Name: nft.Postrouting, Priority: prioritySrcnat - 1},
+			Hook: &nft.Hook{Name: nft.Postrouting, Priority: priorityLeaving},
 			Rules: append(rules,
 				nft.Rule{nft.MatchMark{Mask: cfg.mark()}, nft.ClearMark{Mask: cfg.mark()}, nft.Masquerade{}},
 				nft.Rule{nft.InSet{Key: pair(), Set: hairpin}, nft.MatchDNATed{}, nft.Masquerade{}},
@@ -237,7 +240,7 @@ func leavingChains(cfg *Config, learning bool) []*nft.Chain {
 		},
 		{
 			Name:  input,
-			Hook:  &nft.Hook{Name: nft.Input, Priority: prioritySrcnat - 1},
+			Hook:  &nft.Hook{Name: nft.Input, Priority: priorityLeaving},
 			Rules: append(rules, nft.Rule{nft.MatchMark{Mask: cfg.mark()}, nft.ClearMark{Mask: cfg.mark()}}),
 		},
 	}
