@@ -13,7 +13,7 @@ import (
 // size. A Builder is not safe for concurrent use; its snapshots are.
 type Builder struct {
 	snapshot Snapshot
-	// claimants of each claim, the oldest first.
+	// claimants of each claim, the one that has it first.
 	claimants map[Claim][]*Service
 }
 
@@ -122,7 +122,7 @@ func (b *Builder) withdraw(claims []Claim, old *Service, concerned map[Name]*Ser
 func (b *Builder) assert(claims []Claim, s *Service, concerned map[Name]*Service) {
 	for _, c := range claims {
 		have := b.claimants[c]
-		at, _ := slices.BinarySearchFunc(have, s, CompareAge)
+		at, _ := slices.BinarySearchFunc(have, s, c.precedence)
 		for _, o := range have {
 			concerned[o.Name] = o
 		}
@@ -130,7 +130,7 @@ func (b *Builder) assert(claims []Claim, s *Service, concerned map[Name]*Service
 	}
 }
 
-// judge works out which claims of s an older service has.
+// judge works out which claims of s another service has.
 func (b *Builder) judge(s *Service) {
 	var lost []Conflict
 	for _, c := range s.claims() {

@@ -60,7 +60,8 @@ func (p Protocol) String() string {
 // its pointer, which is how everything behind it knows what to skip.
 type Service struct {
 	Name Name
-	// Created decides conflicts: the older service keeps what two claim.
+	// Created decides conflicts: the older service keeps what two claim, other
+	// than a cluster IP of one of them.
 	Created time.Time
 	// ClusterIPs holds at most one address of each family.
 	ClusterIPs []netip.Addr

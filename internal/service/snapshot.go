@@ -18,8 +18,8 @@ type Snapshot struct {
 	// ServiceCIDRs are the ranges that cluster IPs come from, by their text. An
 	// address in one that no service has leads nowhere.
 	ServiceCIDRs treap.Map[string, netip.Prefix]
-	// Conflicts holds, for each service that lost a claim to an older one,
-	// what it lost. A service without entry has all that it asks for.
+	// Conflicts holds, for each service that lost a claim to another one, what
+	// it lost. A service without entry has all that it asks for.
 	Conflicts treap.Map[Name, *Conflicts]
 }
 
@@ -43,12 +43,24 @@ func (c Claim) String() string {
 	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(c.Addr, c.Port), c.Protocol)
 }
 
+// precedence orders services by their right to the claim: who has the address
+// as cluster IP, which nobody else is meant to have, then the oldest.
+func (c Claim) precedence(a, b *Service) int {
+	if own := slices.Contains(a.ClusterIPs, c.Addr); own != slices.Contains(b.ClusterIPs, c.Addr) {
+		if own {
+			return -1
+		}
+		return 1
+	}
+	return CompareAge(a, b)
+}
+
 func compareClaims(a, b Claim) int {
 	return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
 }
 
-// Conflicts are the claims that one service lost, each with the older service
-// that keeps it, in the order of the claims.
+// Conflicts are the claims that one service lost, each with the service that
+// has it, in the order of the claims.
 type Conflicts struct {
 	Lost []Conflict
 }

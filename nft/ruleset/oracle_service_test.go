@@ -21,21 +21,28 @@ type target struct {
 	at netip.AddrPort
 }
 
-// address is the oldest service that has the address, as cluster IP, external
-// address or load balancer's, and serves the port on it; nil for none.
+// address is the oldest service that has the address as cluster IP and serves
+// the port on it; failing that the oldest that has it as external address or
+// load balancer's; nil for none.
 func (o *oracle) address(dst netip.AddrPort, protocol service.Protocol) *target {
+	var external *target
 	for _, s := range o.byAge() {
-		has := slices.Contains(s.ClusterIPs, dst.Addr()) || slices.Contains(s.ExternalIPs, dst.Addr()) || slices.Contains(s.LoadBalancerIPs, dst.Addr())
-		if !has || !inFamily(s, dst.Addr().Is6()) {
-			continue
-		}
-		for i, p := range s.Ports {
-			if p.Protocol == protocol && p.Port == dst.Port() {
-				return &target{s, &s.Ports[i], dst}
+		i := slices.IndexFunc(s.Ports, func(p service.Port) bool { return p.Protocol == protocol && p.Port == dst.Port() })
+		switch {
+		case i < 0 || !inFamily(s, dst.Addr().Is6()):
+		case slices.Contains(s.ClusterIPs, dst.Addr()):
+			if external != nil {
+				o.saw("conflict: cluster IP before an older external address")
 			}
+			return &target{s, &s.Ports[i], dst}
+		case external == nil && (slices.Contains(s.ExternalIPs, dst.Addr()) || slices.Contains(s.LoadBalancerIPs, dst.Addr())):
+			external = &target{s, &s.Ports[i], dst}
 		}
 	}
-	return nil
+	if external != nil && o.isClusterIP(dst.Addr()) {
+		o.saw("conflict: external address on another's cluster IP")
+	}
+	return external
 }
 
 // target is what the packet is for, if it is for a service.

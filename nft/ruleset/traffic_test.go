@@ -161,6 +161,7 @@ func enough() map[string]int {
 	return map[string]int{
 		"fate untouched": 10_000, "fate dnat": 20_000, "fate reset": 3000, "fate unreachable": 3000, "fate dropped": 5000,
 		"cluster IP: other port": 500, "cluster IP: other port, bound here": 500, "unallocated cluster IP": 500,
+		"conflict: cluster IP before an older external address": 500, "conflict: external address on another's cluster IP": 500,
 		"node port: served": 2000, "node port: other address": 2000, "endpoint on the node itself": 1000,
 		"internal Local: none here": 1000,
 		"external Local: pod":       300, "external Local: the node": 500, "external Local: outsider": 500, "external Local: none here": 500,
