@@ -61,6 +61,13 @@ func (a attribute) uint32() (uint32, error) {
 	return binary.BigEndian.Uint32(a.data), nil
 }
 
+func (a attribute) uint64() (uint64, error) {
+	if len(a.data) != 8 {
+		return 0, errMalformed
+	}
+	return binary.BigEndian.Uint64(a.data), nil
+}
+
 func (a attribute) addr() (netip.Addr, error) {
 	addr, ok := netip.AddrFromSlice(a.data)
 	if !ok {

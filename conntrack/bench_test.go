@@ -168,7 +168,6 @@ func fill(b *testing.B, ns *testnet.Namespace, from, to int, flow func(int) Flow
 func createRequest(f *Flow) netlink.Message {
 	const (
 		ctNew            = 0
-		ctaTimeout       = 7
 		ctaNATDst        = 13
 		ctaNATV4MinIP    = 1
 		ctaNATProto      = 3

@@ -3,7 +3,9 @@ package conntrack
 import (
 	"fmt"
 	"net/netip"
+	"strconv"
 	"strings"
+	"time"
 
 	"nftproxy/internal/service"
 )
@@ -22,6 +24,15 @@ type Flow struct {
 	Zone uint16
 	// ID tells this entry from a later one with the same tuple.
 	ID uint32
+	// Timeout is how long the entry stays if no further packet comes, in whole
+	// seconds.
+	Timeout time.Duration
+	// Start is when the entry was made, by the node's clock and in UTC. It is
+	// zero unless net.netfilter.nf_conntrack_timestamp was on by then.
+	Start time.Time
+	// TCPState is 0 for other protocols, and for entries that were not made by
+	// packets.
+	TCPState TCPState
 }
 
 // Tuple is one direction of a flow. The ports of an ICMP flow are, as in the
@@ -69,12 +80,67 @@ func (s Status) String() string {
 	return strings.Join(names, " ")
 }
 
-// Filter selects flows; the zero value selects all of them.
+// TCPState is how far a TCP connection has come, as the kernel tracks it
+// (Linux, nf_conntrack_tcp.h).
+type TCPState uint8
+
+const (
+	TCPSynSent TCPState = 1 + iota
+	TCPSynReceived
+	TCPEstablished
+	TCPFinWait
+	TCPCloseWait
+	TCPLastAck
+	TCPTimeWait
+	TCPClosed
+	// TCPSynSent2 means that both ends sent a SYN, each before the other's came.
+	TCPSynSent2
+)
+
+func (s TCPState) String() string {
+	switch s {
+	case 0:
+		return ""
+	case TCPSynSent:
+		return "syn-sent"
+	case TCPSynReceived:
+		return "syn-received"
+	case TCPEstablished:
+		return "established"
+	case TCPFinWait:
+		return "fin-wait"
+	case TCPCloseWait:
+		return "close-wait"
+	case TCPLastAck:
+		return "last-ack"
+	case TCPTimeWait:
+		return "time-wait"
+	case TCPClosed:
+		return "closed"
+	case TCPSynSent2:
+		return "syn-sent-2"
+	}
+	return strconv.Itoa(int(s))
+}
+
+// Filter selects flows; the zero value selects all of them. Where the kernel
+// cannot tell by itself, the answer is the same, slower.
 type Filter struct {
-	// A flow is selected if its status has Status in the bits of Mask. Kernels
-	// before 5.15 cannot do that themselves; the answer is the same, slower.
+	// A flow is selected if its status has Status in the bits of Mask. The
+	// kernel can tell from 5.15 on.
 	Status, Mask Status
+	// Protocol, Dst and Port are of the original destination; zero values
+	// select all. The kernel can tell from 5.8 on, the port only together with
+	// the protocol.
+	Protocol service.Protocol
+	Dst      netip.Addr
+	Port     uint16
 }
 
 // Selects says whether the filter selects the flow.
-func (f Filter) Selects(flow *Flow) bool { return flow.Status&f.Mask == f.Status }
+func (f Filter) Selects(flow *Flow) bool {
+	return flow.Status&f.Mask == f.Status &&
+		(f.Protocol == 0 || f.Protocol == flow.Protocol) &&
+		(!f.Dst.IsValid() || f.Dst == flow.Original.Dst.Addr()) &&
+		(f.Port == 0 || f.Port == flow.Original.Dst.Port())
+}

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	"github.com/ti-mo/netfilter"
@@ -19,8 +20,11 @@ const (
 	ctaTupleOrig  = 1
 	ctaTupleReply = 2
 	ctaStatus     = 3
+	ctaProtoInfo  = 4
+	ctaTimeout    = 7
 	ctaID         = 12
 	ctaZone       = 18
+	ctaTimestamp  = 20
 	ctaStatusMask = 26
 
 	ctaTupleIP    = 1
@@ -40,6 +44,10 @@ const (
 	ctaProtoICMPv6ID   = 7
 	ctaProtoICMPv6Type = 8
 	ctaProtoICMPv6Code = 9
+
+	ctaProtoInfoTCP      = 1
+	ctaProtoInfoTCPState = 1
+	ctaTimestampStart    = 1
 
 	icmp   = 1
 	icmpv6 = 58
@@ -149,8 +157,53 @@ func (f *Flow) set(a attribute) (err error) {
 		f.ID, err = a.uint32()
 	case ctaZone:
 		f.Zone, err = a.uint16()
+	case ctaTimeout:
+		var seconds uint32
+		seconds, err = a.uint32()
+		f.Timeout = time.Duration(seconds) * time.Second
+	case ctaTimestamp:
+		f.Start, err = parseStart(a.data)
+	case ctaProtoInfo:
+		f.TCPState, err = parseTCPState(a.data)
 	}
 	return err
+}
+
+// parseStart decodes when the entry was made, in nanoseconds since 1970.
+func parseStart(b []byte) (start time.Time, err error) {
+	for a, err := range attributes(b) {
+		if err == nil && a.kind == ctaTimestampStart {
+			var ns uint64
+			ns, err = a.uint64()
+			start = time.Unix(0, int64(ns)).UTC()
+		}
+		if err != nil {
+			return time.Time{}, err
+		}
+	}
+	return start, nil
+}
+
+func parseTCPState(b []byte) (state TCPState, err error) {
+	for protocol, err := range attributes(b) {
+		if err != nil {
+			return 0, err
+		}
+		if protocol.kind != ctaProtoInfoTCP {
+			continue
+		}
+		for a, err := range attributes(protocol.data) {
+			if err == nil && a.kind == ctaProtoInfoTCPState {
+				var v uint8
+				v, err = a.uint8()
+				state = TCPState(v)
+			}
+			if err != nil {
+				return 0, err
+			}
+		}
+	}
+	return state, nil
 }
 
 func parseTuple(b []byte) (t Tuple, protocol service.Protocol, err error) {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	timo "github.com/ti-mo/conntrack"
@@ -138,7 +139,10 @@ func TestTableFlows(t *testing.T) {
 	if got.ID == 0 {
 		t.Error("flow without ID")
 	}
-	got.ID = 0
+	if got.Timeout <= 0 || got.Timeout > 600*time.Second {
+		t.Errorf("flow has %v left of 600 s", got.Timeout)
+	}
+	got.ID, got.Timeout = 0, 0
 	from, to := netip.MustParseAddrPort("10.0.0.1:1"), netip.MustParseAddrPort("10.0.0.2:53")
 	const confirmed = 1 << 3
 	want := Flow{Protocol: service.UDP, Original: Tuple{from, to}, Reply: Tuple{to, from}, Status: confirmed}
