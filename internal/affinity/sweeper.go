@@ -33,8 +33,9 @@ const (
 // Kernel is where the clients are remembered.
 type Kernel interface {
 	// Sweep deletes the entries of a dynamic map that keep refuses and returns
-	// how many. A map that is not there has none. An error names the map.
-	Sweep(table nft.TableID, set *nft.Set, keep func(key, data nft.Value) bool) (int, error)
+	// how many. A map that is not there has none. An error names the map; the
+	// end of the context is one.
+	Sweep(ctx context.Context, table nft.TableID, set *nft.Set, keep func(key, data nft.Value) bool) (int, error)
 }
 
 // Run is what one sweep of all maps did.
@@ -100,7 +101,7 @@ func (s *Sweeper) newest() *nft.Program {
 }
 
 // Run sweeps until the context ends, and then returns nil. A sweep under way is
-// cut short between two maps. Errors of the kernel do not end it: they are
+// cut short. Errors of the kernel do not end it: they are
 // observed and the sweep is tried again.
 func (s *Sweeper) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
@@ -152,7 +153,7 @@ func (s *Sweeper) sweep(ctx context.Context) (int, error) {
 		if m.Set == nil {
 			continue // Nothing is in force in this family yet.
 		}
-		n, err := s.kernel.Sweep(m.Table, m.Set, func(key, data nft.Value) bool {
+		n, err := s.kernel.Sweep(ctx, m.Table, m.Set, func(key, data nft.Value) bool {
 			return j.keep(i, key, data, s.newest)
 		})
 		swept += n

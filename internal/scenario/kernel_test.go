@@ -93,7 +93,7 @@ func (l *loader) load(program *nft.Program, now time.Time) {
 	}
 	if ruleset.AffinityShrunk(l.state.Applied(), program) {
 		for _, m := range ruleset.AffinityMaps(program) {
-			if _, err := l.conn.Sweep(m.Table, m.Set, m.Keep); err != nil {
+			if _, err := l.conn.Sweep(l.t.Context(), m.Table, m.Set, m.Keep); err != nil {
 				l.t.Fatal(err)
 			}
 		}

@@ -71,3 +71,28 @@ func BenchmarkOneEndpoint(b *testing.B) {
 		}
 	})
 }
+
+// BenchmarkSweep looks at a dynamic map in which nothing is stale.
+func BenchmarkSweep(b *testing.B) {
+	for _, n := range []int{10_000, 100_000, 262_144} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			_, c := open(b)
+			p := everything()
+			must(b, c.Apply(load(p)))
+			set := p.IPv4.Set("affinity")
+			must(b, c.Remember(table(nft.IPv4), set, rememberedBy(nft.IPv4, 0, n)))
+			b.ReportAllocs()
+			for b.Loop() {
+				judged := 0
+				_, err := c.Sweep(b.Context(), table(nft.IPv4), set, func(_, _ nft.Value) bool {
+					judged++
+					return true
+				})
+				must(b, err)
+				if judged < n {
+					b.Fatalf("judged %d of %d", judged, n)
+				}
+			}
+		})
+	}
+}

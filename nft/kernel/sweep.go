@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -38,7 +39,10 @@ type Entry struct {
 func (c *Conn) Learned(table nft.TableID, set *nft.Set) ([]Entry, error) {
 	for pass := 1; ; pass++ {
 		var all []Entry
-		complete, err := c.dumpEntries(table, set, func(e Entry) { all = append(all, e) })
+		complete, err := c.dumpEntries(table, set, func(e Entry) error {
+			all = append(all, e)
+			return nil
+		})
 		if complete || err != nil || pass == sweepPasses {
 			return all, err
 		}
@@ -51,25 +55,23 @@ func (c *Conn) Learned(table nft.TableID, set *nft.Set) ([]Entry, error) {
 //
 // The map is dumped without holding up Apply, which waits for no more than 500
 // deletions. A dump can miss entries while others come and go, so Sweep looks
-// again until it finds nothing more, at most eight times. An entry that expires and is learned anew
-// between the dump and its deletion goes too, and its client is remembered at its
-// next connection. keep must not call Learned or Sweep.
-func (c *Conn) Sweep(table nft.TableID, set *nft.Set, keep func(key, data nft.Value) bool) (swept int, err error) {
+// again until it finds nothing more, at most eight times. An entry that expires
+// and is learned anew between the dump and its deletion goes too, and its client
+// is remembered at its next connection. keep must not call Learned or Sweep.
+//
+// A context that ends is an error that matches its own; it takes effect at the
+// next entry, or the next 500 deletions.
+func (c *Conn) Sweep(ctx context.Context, table nft.TableID, set *nft.Set, keep func(key, data nft.Value) bool) (swept int, err error) {
 	if !set.Dynamic {
 		return 0, fmt.Errorf("sweep map %s %s: it is not dynamic", table, set.Name)
 	}
 	for pass, clean := 1, 0; pass <= sweepPasses && clean < 2; pass++ {
-		var refused []nft.OwnedElement
-		complete, err := c.dumpEntries(table, set, func(e Entry) {
-			if !keep(e.Key, e.Data) {
-				refused = append(refused, nft.OwnedElement{Element: nft.Element{Set: set.Name, Key: e.Key}})
-			}
-		})
+		refused, complete, err := c.refused(ctx, table, set, keep)
 		if err != nil {
 			return swept, err
 		}
 		for chunk := range slices.Chunk(refused, sweepBatch) {
-			n, err := c.destroyEntries(nft.DeleteElements{Table: table, Set: set, Elements: chunk})
+			n, err := c.destroyEntries(ctx, nft.DeleteElements{Table: table, Set: set, Elements: chunk})
 			swept += n
 			if err != nil {
 				return swept, fmt.Errorf("sweep map %s %s: %w", table, set.Name, err)
@@ -87,10 +89,28 @@ func (c *Conn) Sweep(table nft.TableID, set *nft.Set, keep func(key, data nft.Va
 	return swept, nil
 }
 
-// dumpEntries visits each entry once. It may not be complete if the kernel gave
-// some twice: it finds its place in a hash again by counting, so one that has
-// been resized meanwhile gives some twice and leaves out others.
-func (c *Conn) dumpEntries(table nft.TableID, set *nft.Set, visit func(Entry)) (complete bool, err error) {
+// refused are the entries of a map that keep refuses; see dumpEntries.
+func (c *Conn) refused(ctx context.Context, table nft.TableID, set *nft.Set, keep func(key, data nft.Value) bool) (all []nft.OwnedElement, complete bool, err error) {
+	if ctx.Err() != nil {
+		return nil, false, fmt.Errorf("dump map %s %s: %w", table, set.Name, ctx.Err())
+	}
+	complete, err = c.dumpEntries(table, set, func(e Entry) error {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if !keep(e.Key, e.Data) {
+			all = append(all, nft.OwnedElement{Element: nft.Element{Set: set.Name, Key: e.Key}})
+		}
+		return nil
+	})
+	return all, complete, err
+}
+
+// dumpEntries visits each entry once, until one visit fails. It may not be
+// complete if the kernel gave some twice: it finds its place in a hash again by
+// counting, so one that has been resized meanwhile gives some twice and leaves
+// out others.
+func (c *Conn) dumpEntries(table nft.TableID, set *nft.Set, visit func(Entry) error) (complete bool, err error) {
 	c.sweeper.Lock()
 	defer c.sweeper.Unlock()
 	shape := shapeOf(set, table.Family)
@@ -110,7 +130,9 @@ func (c *Conn) dumpEntries(table nft.TableID, set *nft.Set, visit func(Entry)) (
 			hash := maphash.String(seed, string(entry.Key))
 			if _, again := seen[hash]; !again {
 				seen[hash] = struct{}{}
-				visit(entry)
+				if err := visit(entry); err != nil {
+					return err // the rest of the dump is drained before the next
+				}
 			}
 		}
 		return nil
@@ -160,10 +182,13 @@ func milliseconds(v []byte) time.Duration {
 
 // destroyEntries deletes elements of which some may have gone, and returns how
 // many it found, or may have found where the kernel does not say.
-func (c *Conn) destroyEntries(op nft.DeleteElements) (int, error) {
+func (c *Conn) destroyEntries(ctx context.Context, op nft.DeleteElements) (int, error) {
 	c.exclusive.Lock()
 	defer c.exclusive.Unlock()
 	for len(op.Elements) > 0 {
+		if ctx.Err() != nil {
+			return 0, ctx.Err()
+		}
 		err := c.destroyOnce(op)
 		var refused *BatchError
 		switch {

@@ -1,6 +1,8 @@
 package kernel_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -101,7 +103,7 @@ func TestSweep(t *testing.T) {
 			keep func(key, data nft.Value) bool
 			want int
 		}{{all, 0}, {unless(f, 3, 7), 1000}, {unless(f, 3, 7), 0}, {unless(f, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9), 4000}, {all, 0}} {
-			swept, err := c.Sweep(table(f), set, test.keep)
+			swept, err := c.Sweep(t.Context(), table(f), set, test.keep)
 			if err != nil || swept != test.want {
 				t.Fatalf("swept %d, error %v, want %d", swept, err, test.want)
 			}
@@ -134,7 +136,7 @@ func TestSweepOfWhatHasGone(t *testing.T) {
 			goes = append(goes, owned("", nft.Element{Set: set.Name, Key: remembered(f, 2*i).Key}))
 		}
 		var once sync.Once
-		_, err := c.Sweep(table(f), set, func(key, data nft.Value) bool {
+		_, err := c.Sweep(t.Context(), table(f), set, func(key, data nft.Value) bool {
 			once.Do(func() {
 				must(t, c.Apply(nft.Batch{Ops: []nft.Op{nft.DeleteElements{Table: table(f), Set: set, Elements: goes}}}))
 			})
@@ -158,7 +160,7 @@ func TestSweepOfWhatExpires(t *testing.T) {
 		seen := false
 		for short.Timeout = 20 * time.Millisecond; !seen; short.Timeout *= 2 { // until it lives to be dumped
 			must(t, c.Remember(table(f), set, []kernel.Entry{short, long}))
-			_, err := c.Sweep(table(f), set, func(key, data nft.Value) bool {
+			_, err := c.Sweep(t.Context(), table(f), set, func(key, data nft.Value) bool {
 				if key == short.Key {
 					seen = true
 					time.Sleep(2 * short.Timeout) // it expires by the clock alone, without an event
@@ -181,7 +183,7 @@ func TestSweepOfNothing(t *testing.T) {
 		never := func(key, data nft.Value) bool { return false }
 		nothing := func(what string) {
 			t.Helper()
-			if swept, err := c.Sweep(table(f), set, never); swept != 0 || err != nil {
+			if swept, err := c.Sweep(t.Context(), table(f), set, never); swept != 0 || err != nil {
 				t.Errorf("%s: swept %d, error %v", what, swept, err)
 			}
 			if entries, err := c.Learned(table(f), set); len(entries) != 0 || err != nil {
@@ -197,14 +199,54 @@ func TestSweepOfNothing(t *testing.T) {
 		// A table that goes between dump and deletion.
 		must(t, c.Remember(table(f), set, rememberedBy(f, 0, 10)))
 		var once sync.Once
-		_, err := c.Sweep(table(f), set, func(key, data nft.Value) bool {
+		_, err := c.Sweep(t.Context(), table(f), set, func(key, data nft.Value) bool {
 			once.Do(func() { must(t, c.DeleteTables(tableName)) })
 			return false
 		})
 		must(t, err)
 
-		if _, err := c.Sweep(table(f), p.Table(f).Set("endpoints"), never); err == nil {
+		if _, err := c.Sweep(t.Context(), table(f), p.Table(f).Set("endpoints"), never); err == nil {
 			t.Error("a map of the program's own was swept")
+		}
+	})
+}
+
+// The end of the context ends a sweep of however large a map at the next entry or
+// batch, and the Conn can be used as before.
+func TestSweepIsCutShort(t *testing.T) {
+	withoutDestroy(t, func(t *testing.T, f nft.Family, open func(t *testing.T) *kernel.Conn) {
+		c := open(t)
+		p := everything()
+		must(t, c.Apply(load(p)))
+		set := p.Table(f).Set("affinity")
+		const all = 10_000 // some 30 datagrams
+		must(t, c.Remember(table(f), set, rememberedBy(f, 0, all)))
+		for _, enough := range []int{0, 1, all / 100, all - 1, all} {
+			ctx, cancel := context.WithCancel(t.Context())
+			judged := 0
+			stop := func() {
+				if judged == enough {
+					cancel()
+				}
+			}
+			stop()
+			swept, err := c.Sweep(ctx, table(f), set, func(key, data nft.Value) bool {
+				judged++
+				stop()
+				return false
+			})
+			if !errors.Is(err, context.Canceled) || judged != enough || swept != 0 {
+				t.Errorf("after %d entries: judged %d, swept %d, error %v", enough, judged, swept, err)
+			}
+			cancel()
+			if n := len(learnt(t, c, f, set)); n != all {
+				t.Fatalf("after %d entries: %d are left of %d", enough, n, all)
+			}
+			must(t, c.Apply(nft.Batch{Ops: []nft.Op{nft.FlushChain{Table: table(f), Chain: "empty"}}}))
+		}
+		swept, err := c.Sweep(t.Context(), table(f), set, unless(f, 3))
+		if err != nil || swept != all/10 {
+			t.Errorf("the next one swept %d, error %v", swept, err)
 		}
 	})
 }
@@ -218,7 +260,7 @@ func TestSweepOfAForeignTable(t *testing.T) {
 	set := p.IPv4.Set("affinity")
 	must(t, c.Remember(table(nft.IPv4), set, rememberedBy(nft.IPv4, 0, 10)))
 	other := openIn(t, ns)
-	_, err := other.Sweep(table(nft.IPv4), set, func(key, data nft.Value) bool { return false })
+	_, err := other.Sweep(t.Context(), table(nft.IPv4), set, func(key, data nft.Value) bool { return false })
 	if err == nil || !strings.Contains(err.Error(), "stop it first") {
 		t.Errorf("error is %v", err)
 	}
@@ -245,7 +287,7 @@ func TestSweepUnderAFlood(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		swept, err := c.Sweep(table(f), set, keep)
+		swept, err := c.Sweep(t.Context(), table(f), set, keep)
 		flooding.Wait()
 		if err != nil || swept != before/5 {
 			t.Errorf("swept %d, error %v", swept, err)
