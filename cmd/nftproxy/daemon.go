@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -46,10 +47,14 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	cleaner, sweeper := d.newCleaner(flows, counts), d.newSweeper(conn, counts)
 	var loop *proxy.Loop
-	judge := health.New(health.Config{Busy: func() time.Time { return loop.Busy() }, Answered: counts.CountHealth})
+	var eligible atomic.Bool
+	judge := health.New(health.Config{
+		Busy: func() time.Time { return loop.Busy() }, NodeEligible: d.nodeEligible(&eligible), Answered: counts.CountHealth,
+	})
 	ports := d.newHealthPorts(judge, counts)
 	loop = proxy.New(d.loopConfig(), conn, ruleset.NewCompiler(d.ruleset).Compile,
 		d.syncLogger(), counts.Observe, judge.Observe, ports.Notify, func(s proxy.Sync) {
+			eligible.Store(s.Snapshot.Node.Eligible)
 			// One family's trouble is not to leave the other's entries behind.
 			// Where the program is not in force yet, an entry too many goes.
 			if s.InForce(nft.IPv4) || s.InForce(nft.IPv6) {
@@ -78,6 +83,15 @@ func (d *daemon) run(ctx context.Context) error {
 	err = group.Wait()
 	d.log.Info("stopped; the rules stay")
 	return err
+}
+
+// nodeEligible is what the health server says of the node: the latest that is
+// known of it. Manifests say nothing as a rule, and no load balancer asks.
+func (d *daemon) nodeEligible(latest *atomic.Bool) func() bool {
+	if d.options.manifests != "" {
+		return nil
+	}
+	return latest.Load
 }
 
 func (d *daemon) newCleaner(flows *conntrack.Table, counts *metrics.Metrics) *conntrack.Cleaner {

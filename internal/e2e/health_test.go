@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // TestHealth asks the health and metrics servers before the API server is there
@@ -26,7 +27,7 @@ func TestHealth(t *testing.T) {
 	n.must(
 		n.answers(health, "/readyz", http.StatusServiceUnavailable, "not been in force"),
 		n.answers(health, "/livez", http.StatusOK, ""),
-		n.answers(health, "/healthz", http.StatusOK, ""),
+		n.answers(health, "/healthz", http.StatusServiceUnavailable, `"nodeEligible":false,"healthy":true`), // no Node seen
 		n.answers(metrics, "/proxyMode", http.StatusOK, "nftables"),
 	)
 
@@ -40,13 +41,51 @@ func TestHealth(t *testing.T) {
 	})
 	n.must(
 		n.answers(health, "/livez", http.StatusOK, ""),
-		n.answers(health, "/healthz", http.StatusOK, ""),
+		n.answers(health, "/healthz", http.StatusOK, `"nodeEligible":true,"healthy":true`),
 		n.answers(metrics, "/metrics", http.StatusOK, "\nnftproxy_services 2\n"), // with default/kubernetes
 		n.answers(metrics, "/metrics", http.StatusOK, "\nnftproxy_quarantined_parts 0\n"),
 		n.answers(metrics, "/metrics", http.StatusOK, `kubeproxy_proxy_livez_total{code="200"}`),
 		n.answers(metrics, "/metrics", http.StatusOK, `kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"}`),
 	)
+	n.testEligible(health)
 	p.stop()
+}
+
+// testEligible: load balancers are sent elsewhere while the cluster autoscaler
+// is about to take the node away, and once its Node is being deleted; both are
+// no reason to restart the proxy (KEP-3836).
+func (n *node) testEligible(health netip.AddrPort) {
+	n.t.Helper()
+	nodes := n.plane.client.CoreV1().Nodes()
+	edit := func(edit func(*corev1.Node)) {
+		n.t.Helper()
+		object, err := nodes.Get(n.ctx, n.name, metav1.GetOptions{})
+		n.must(err)
+		edit(object)
+		_, err = nodes.Update(n.ctx, object, metav1.UpdateOptions{})
+		n.must(err)
+	}
+	expect := func(what string, code int, has string) {
+		n.t.Helper()
+		n.soon(what, func() error { return n.answers(health, "/healthz", code, has) })
+		n.must(n.answers(health, "/livez", http.StatusOK, `"healthy":true`), n.answers(health, "/readyz", http.StatusOK, "ok"))
+	}
+	const leaving = `"nodeEligible":false,"healthy":true`
+	edit(func(o *corev1.Node) {
+		o.Spec.Taints = []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler", Effect: corev1.TaintEffectNoSchedule}}
+	})
+	expect("the machine is about to go", http.StatusServiceUnavailable, leaving)
+	edit(func(o *corev1.Node) {
+		o.Spec.Taints = []corev1.Taint{{Key: "other", Effect: corev1.TaintEffectNoSchedule}}
+		o.Finalizers = []string{"nftproxy.test/stay"}
+	})
+	expect("it is not", http.StatusOK, `"nodeEligible":true`)
+	n.must(nodes.Delete(n.ctx, n.name, metav1.DeleteOptions{}))
+	expect("the Node is being deleted", http.StatusServiceUnavailable, leaving)
+	edit(func(o *corev1.Node) { o.Finalizers = nil })
+	n.must(n.answers(health, "/healthz", http.StatusServiceUnavailable, leaving)) // what is gone does not come back
+	n.register()
+	expect("there is a new one", http.StatusOK, `"nodeEligible":true`)
 }
 
 // answers says why a page is not as wanted.

@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/watch"
@@ -62,7 +63,8 @@ func (n *node) register() {
 	_, err = nodes.UpdateStatus(n.ctx, object, metav1.UpdateOptions{})
 	n.must(err)
 	n.t.Cleanup(func() {
-		if err := nodes.Delete(context.Background(), n.name, metav1.DeleteOptions{}); err != nil {
+		// Some tests have it more than once.
+		if err := nodes.Delete(context.Background(), n.name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 			n.t.Errorf("delete the Node: %v", err)
 		}
 	})
