@@ -21,7 +21,7 @@ type Schedule struct {
 	// IdlePause is the same for a pass that nothing urgent calls for.
 	IdlePause int
 	// Late is how long after an urgent pass there is another, for what could
-	// not be seen at its time yet.
+	// not be seen at its time yet; 0 is for none.
 	Late time.Duration
 
 	// What calls for a pass.
@@ -88,7 +88,7 @@ func (s *Schedule) End(now time.Time, duration time.Duration, failed bool) {
 		return
 	}
 	s.retry = 0
-	if s.follow {
+	if s.follow && s.Late > 0 {
 		s.again = now.Add(s.Late)
 	}
 }
