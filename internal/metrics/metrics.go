@@ -27,6 +27,7 @@ type Metrics struct {
 	duration             *prometheus.HistogramVec
 	lastSync, lastQueued *prometheus.GaugeVec
 	failures             *prometheus.CounterVec
+	noLocal              noLocal
 	conntrackDuration    prometheus.Histogram
 	conntrackDeleted     prometheus.Counter
 	healthz, livez       *prometheus.CounterVec
@@ -95,6 +96,10 @@ func (m *Metrics) registerKubeProxys(f promauto.Factory) {
 	for _, family := range nft.Families() {
 		m.failures.WithLabelValues(proxy.IPFamily(family)) // So that it is 0 and not missing.
 	}
+	m.noLocal.gauge = f.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
+		Help: "Service ports whose traffic policy is Local and that have endpoints, but none on this node.",
+	}, []string{"traffic_policy", "ip_family"})
 	m.conntrackDuration = f.NewHistogram(prometheus.HistogramOpts{
 		Name:    "kubeproxy_conntrack_reconciler_sync_duration_seconds",
 		Help:    "Time that a pass over the conntrack table took, both families together.",
@@ -190,6 +195,7 @@ func (m *Metrics) Observe(s proxy.Sync) {
 			m.failures.WithLabelValues(proxy.IPFamily(f)).Inc()
 		}
 	}
+	m.noLocal.observe(&s)
 	m.observeStages(&s)
 	if s.Err == nil && !s.Since.IsZero() {
 		m.latency.Observe(s.Latency().Seconds())
