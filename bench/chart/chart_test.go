@@ -1,0 +1,113 @@
+package chart_test
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nftproxy/bench/chart"
+	"nftproxy/bench/result"
+)
+
+var update = flag.Bool("update", false, "write the goldens anew")
+
+// fixed is a report of invented figures that has everything a report can have.
+func fixed() *result.Report {
+	r := &result.Report{
+		Facts: result.Facts{
+			CPU: "Example CPU", Cores: 2, Memory: 25_000, Kernel: "6.18.0", Go: "go1.26", Load: "0.10 0.20 0.30",
+			Versions: map[string]string{"nft": "1.0.6", "kube-proxy": "v1.36.3"},
+		},
+		Started: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Took: 1234, Quick: true,
+		LeftOut: []string{"all sizes but three"},
+	}
+	sizes := []struct {
+		name                string
+		services, endpoints int
+	}{{"1,000x10", 1000, 10_000}, {"10,000x10", 10_000, 100_000}, {"44,000x1", 44_000, 44_000}}
+	for i, s := range sizes {
+		cell := func(question, backend, unit string, values map[string]float64) *result.Cell {
+			r.Put(result.Cell{Question: question, Backend: backend, Size: s.name, Services: s.services, Endpoints: s.endpoints, Unit: unit, Values: values})
+			return r.Cell(question, backend, s.name)
+		}
+		grown := float64(i + 1)
+		cell(result.FirstProgram, result.BareNetlink, "s", map[string]float64{result.Value: 0.09 * grown})
+		cell(result.FirstProgram, result.NFTProxy, "s", map[string]float64{result.Value: 0.2 * grown, "compile": 0.1, "commit": 0.06 * grown, "encode": 0.01})
+		slow := cell(result.FirstProgram, result.KubeProxyNFTables, "s", map[string]float64{result.Value: 3 * grown * grown})
+		refused := cell(result.FirstProgram, result.KubeProxyIPTables, "s", nil)
+		refused.Failed = "no iptables command"
+		if i == 2 {
+			slow.Over, slow.Values = true, map[string]float64{result.Value: 180}
+		}
+		for _, q := range []string{result.ScaleInside, result.ChangeInside} {
+			cell(q, result.NFTProxy, "ms", map[string]float64{result.P50: 0.2 * grown, result.P99: 0.9, result.Min: 0.1, result.Samples: 100, "encode": 0.01, "commit": 0.05 * grown})
+		}
+		cell(result.ScaleInside, result.BareNetlink, "ms", map[string]float64{result.P50: 0.05 * grown, result.P99: 0.08})
+		cell("a question of another part", result.NFTProxy, "Gbit/s", map[string]float64{result.Value: 12.5}).Note = "one stream"
+	}
+	r.Judge()
+	return r
+}
+
+func TestTables(t *testing.T) {
+	var b bytes.Buffer
+	if err := chart.Tables(&b, fixed()); err != nil {
+		t.Fatal(err)
+	}
+	golden := filepath.Join("testdata", "tables.txt")
+	if *update {
+		if err := os.WriteFile(golden, b.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), b.String()); diff != "" {
+		t.Errorf("tables (-want +got), -update writes them anew:\n%s", diff)
+	}
+}
+
+// TestPlots: a picture for each question, with the names of sizes, of backends
+// and of the axes in it.
+func TestPlots(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "new")
+	files, err := chart.Plots(dir, fixed())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"first-program.svg", "one-endpoint-change-inside-the-process.svg", "scale-change-inside-the-process.svg", "a-question-of-another-part.svg"}
+	if diff := cmp.Diff(want, files); diff != "" {
+		t.Fatalf("files (-want +got):\n%s", diff)
+	}
+	for file, words := range map[string][]string{
+		want[0]: {"first program", "seconds", "services + endpoints", "1,000x10", "44,000x1", "bare netlink", "kube-proxy nftables; triangle: stopped at the limit"},
+		want[2]: {"milliseconds", "nftproxy (p50, p99 dashed)", "bare netlink (p50, p99 dashed)"},
+	} {
+		b, err := os.ReadFile(filepath.Join(dir, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		missing := slices.DeleteFunc(words, func(w string) bool { return strings.Contains(string(b), ">"+w+"<") })
+		if len(missing) > 0 {
+			t.Errorf("%s lacks %q", file, missing)
+		}
+	}
+}
+
+// TestNothingToPlot: a question that nobody could answer has no picture.
+func TestNothingToPlot(t *testing.T) {
+	r := &result.Report{Cells: []result.Cell{{Question: result.FirstProgram, Backend: result.NFTProxy, Size: "1x1", Failed: "no kernel"}}}
+	files, err := chart.Plots(t.TempDir(), r)
+	if err != nil || len(files) > 0 {
+		t.Errorf("files %v, error %v", files, err)
+	}
+}

@@ -1,0 +1,78 @@
+package result
+
+// The questions about the control plane.
+const (
+	FirstProgram    = "first program"
+	StartToProgram  = "process start to first program"
+	Restart         = "restart with nothing changed"
+	ChangeSeen      = "one-endpoint change, API write to kernel"
+	ChangeInside    = "one-endpoint change, inside the process"
+	ChangeCPU       = "CPU per one-endpoint change"
+	ScaleSeen       = "scale change, API write to kernel"
+	ScaleInside     = "scale change, inside the process"
+	AddSeen         = "service added, API write to kernel"
+	AddInside       = "service added, inside the process"
+	DeleteSeen      = "service deleted, API write to kernel"
+	DeleteInside    = "service deleted, inside the process"
+	Rolling         = "rolling replacement of 1,000 endpoints"
+	FirstProgramCPU = "CPU of the first program"
+	PeakMemory      = "peak memory"
+	KernelMemory    = "kernel memory of the program"
+	Churn100        = "100 endpoint changes a second, lag"
+	Churn1000       = "1,000 endpoint changes a second, lag"
+	Churn100CPU     = "100 endpoint changes a second, CPU"
+	Churn1000CPU    = "1,000 endpoint changes a second, CPU"
+)
+
+// The questions about the data plane. That of connections is asked for several
+// ways in, of which each is a question of its own: ConnectionSetup + ", " + way.
+const (
+	ConnectionSetup = "connection set-up"
+	ConnectionRate  = "connection rate"
+	Throughput      = "established throughput"
+	ThroughputCPU   = "CPU of established throughput"
+	Refusal         = "refusal of a TCP connection"
+)
+
+// Question is what a table is about.
+type Question struct {
+	Name string
+	// About says in a sentence from where to where was measured.
+	About string
+}
+
+// Asked lists the questions about the control plane, in the order of a report.
+func Asked() []Question {
+	return []Question{
+		{FirstProgram, "from synced informers to all services in the kernel; for nft and bare netlink the loading of the same elements"},
+		{StartToProgram, "from the start of the process to all services in the kernel"},
+		{FirstProgramCPU, "CPU time of the process and its children from its start to the first program"},
+		{Restart, "from synced informers to the end of the first sync, with everything in the kernel already"},
+		{ChangeSeen, "from the request to the API server to the kernel's notice of the new endpoint; the proxy is at rest before"},
+		{ChangeInside, "from the event to the committed transaction; for nft and bare netlink the same batch alone"},
+		{ChangeCPU, "CPU time of the process and its children, divided by the changes"},
+		{ScaleSeen, "one endpoint more or one less"},
+		{ScaleInside, "from the event to the committed transaction; for nft and bare netlink the same batch alone"},
+		{AddSeen, "a Service and its EndpointSlice, from the request for the slice to the kernel's notice of an endpoint"},
+		{AddInside, "from the event to the committed transaction; for nft and bare netlink the same batch alone"},
+		{DeleteSeen, "from the request to delete the Service to the kernel's notice of an endpoint or address that has gone"},
+		{DeleteInside, "from the event to the committed transaction; for nft and bare netlink the same batch alone"},
+		{Rolling, "one write for each endpoint as fast as the API server takes them, from the first write to the last endpoint in the kernel"},
+		{Churn100, "from the request to the API server to the kernel's notice"},
+		{Churn100CPU, "of the process and its children"},
+		{Churn1000, "from the request to the API server to the kernel's notice"},
+		{Churn1000CPU, "of the process and its children"},
+		{PeakMemory, "resident, of the process and the children that it had at the same time, up to the first program and through one-endpoint changes"},
+		{KernelMemory, "what the kernel got back (unreclaimable slab, vmalloc, per-CPU) when the tables were deleted"},
+	}
+}
+
+// About is the sentence of a question, "" if it has none.
+func About(question string) string {
+	for _, q := range Asked() {
+		if q.Name == question {
+			return q.About
+		}
+	}
+	return ""
+}

@@ -1,0 +1,229 @@
+// Package result promises the figures of a run as data: what was measured, on
+// which machine, and whether the project's targets are met by it.
+//
+// It measures nothing and draws nothing.
+package result
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"time"
+)
+
+// The backends, by the names that they have in tables and pictures.
+const (
+	NFTProxy          = "nftproxy"
+	KubeProxyNFTables = "kube-proxy nftables"
+	KubeProxyIPTables = "kube-proxy iptables"
+	NFTCommand        = "nft -f"
+	BareNetlink       = "bare netlink"
+	NoProxy           = "no proxy"
+	OneStaticRule     = "one static rule"
+)
+
+// The keys of Cell.Values that tables and pictures know. What else is there is
+// a part of the whole, such as "compile".
+const (
+	Value   = "value"
+	P50     = "p50"
+	P99     = "p99"
+	Min     = "min"
+	Max     = "max"
+	Samples = "samples"
+)
+
+// Report is one run.
+type Report struct {
+	Facts   Facts     `json:"facts"`
+	Started time.Time `json:"started"`
+	// Took is how long the run was, in seconds.
+	Took float64 `json:"took"`
+	// Quick says that the run was a short one, and LeftOut what it left out.
+	Quick   bool     `json:"quick,omitempty"`
+	LeftOut []string `json:"leftOut,omitempty"`
+	Cells   []Cell   `json:"cells"`
+	Targets []Target `json:"targets"`
+}
+
+// Cell is one measurement of one backend at one size.
+type Cell struct {
+	// Question is what was asked, such as FirstProgram: one table and one
+	// picture each.
+	Question string `json:"question"`
+	Backend  string `json:"backend"`
+	// Size is, for example, "10,000x10".
+	Size      string `json:"size"`
+	Services  int    `json:"services"`
+	Endpoints int    `json:"endpoints"`
+	// Unit is "s", "ms", "us", "MB" (10^6 bytes), "1/s", "Gbit/s" or "cores".
+	Unit   string             `json:"unit"`
+	Values map[string]float64 `json:"values,omitempty"`
+	// Over says that it was stopped at the limit, which Values then hold.
+	Over bool `json:"over,omitempty"`
+	// Failed is why it could not be measured; such a cell is printed all the
+	// same.
+	Failed string `json:"failed,omitempty"`
+	// Note is what a reader has to know of the figure.
+	Note string `json:"note,omitempty"`
+}
+
+// Main is the value that stands for the cell: Value, or else P50.
+func (c *Cell) Main() (float64, bool) {
+	for _, key := range []string{Value, P50} {
+		if v, found := c.Values[key]; found {
+			return v, true
+		}
+	}
+	return 0, false
+}
+
+// Cell returns the measurement of a backend at a size, or nil.
+func (r *Report) Cell(question, backend, size string) *Cell {
+	for i := range r.Cells {
+		if c := &r.Cells[i]; c.Question == question && c.Backend == backend && c.Size == size {
+			return c
+		}
+	}
+	return nil
+}
+
+// Put adds a cell, in place of one of the same question, backend and size.
+func (r *Report) Put(c Cell) {
+	if there := r.Cell(c.Question, c.Backend, c.Size); there != nil {
+		*there = c
+		return
+	}
+	r.Cells = append(r.Cells, c)
+}
+
+// Questions lists the questions in the order of Asked; others follow in the
+// order in which they were first answered.
+func (r *Report) Questions() []string {
+	var there, ordered []string
+	for _, c := range r.Cells {
+		if !slices.Contains(there, c.Question) {
+			there = append(there, c.Question)
+		}
+	}
+	for _, q := range Asked() {
+		if slices.Contains(there, q.Name) {
+			ordered = append(ordered, q.Name)
+		}
+	}
+	for _, q := range there {
+		if !slices.Contains(ordered, q) {
+			ordered = append(ordered, q)
+		}
+	}
+	return ordered
+}
+
+// Of lists the cells of one question in the order in which they were measured.
+func (r *Report) Of(question string) []Cell {
+	var cells []Cell
+	for _, c := range r.Cells {
+		if c.Question == question {
+			cells = append(cells, c)
+		}
+	}
+	return cells
+}
+
+// Quantiles are the values of a cell with several samples; of none, nil.
+func Quantiles(samples []float64) map[string]float64 {
+	if len(samples) == 0 {
+		return nil
+	}
+	sorted := slices.Sorted(slices.Values(samples))
+	return map[string]float64{
+		P50: quantile(sorted, 50), P99: quantile(sorted, 99),
+		Min: sorted[0], Max: sorted[len(sorted)-1], Samples: float64(len(sorted)),
+	}
+}
+
+// Median is the smallest of the samples that is not below half of them; of
+// none, 0.
+func Median(samples []float64) float64 {
+	if len(samples) == 0 {
+		return 0
+	}
+	return quantile(slices.Sorted(slices.Values(samples)), 50)
+}
+
+// quantile is the smallest value that is not below so many percent of all.
+func quantile(sorted []float64, percent int) float64 {
+	return sorted[(len(sorted)*percent+99)/100-1]
+}
+
+// Read reads a report from a file.
+func Read(path string) (*Report, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read report: %w", err)
+	}
+	var r Report
+	if err := json.Unmarshal(b, &r); err != nil {
+		return nil, fmt.Errorf("read report %s: %w", path, err)
+	}
+	return &r, nil
+}
+
+// Write writes the report to a file, which is whole at any time.
+func (r *Report) Write(path string) error {
+	b, err := json.MarshalIndent(r, "", "\t")
+	if err != nil {
+		return fmt.Errorf("write report: %w", err)
+	}
+	temporary := path + ".new"
+	if err := os.WriteFile(temporary, append(b, '\n'), 0o644); err != nil {
+		return fmt.Errorf("write report: %w", err)
+	}
+	if err := os.Rename(temporary, path); err != nil {
+		return errors.Join(fmt.Errorf("write report: %w", err), ignoreMissing(os.Remove(temporary)))
+	}
+	return nil
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// Count writes a number with commas: "10,000".
+func Count(n int) string {
+	digits := fmt.Sprint(n)
+	var b strings.Builder
+	for i, d := range digits {
+		if i > 0 && (len(digits)-i)%3 == 0 {
+			b.WriteByte(',')
+		}
+		b.WriteRune(d)
+	}
+	return b.String()
+}
+
+// Figure writes a value with three significant digits, as few as it needs:
+// "0.402", "13.9", "1,234".
+func Figure(v float64) string {
+	switch abs := max(v, -v); {
+	case v == 0:
+		return "0"
+	case abs >= 100:
+		if v < 0 {
+			return "-" + Count(int(-v+0.5))
+		}
+		return Count(int(v + 0.5))
+	case abs >= 10:
+		return fmt.Sprintf("%.1f", v)
+	case abs >= 1:
+		return fmt.Sprintf("%.2f", v)
+	}
+	return fmt.Sprintf("%.3g", v)
+}

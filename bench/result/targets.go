@@ -1,0 +1,186 @@
+package result
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Verdict says whether a target is met.
+type Verdict string
+
+// The verdicts.
+const (
+	Met         Verdict = "met"
+	NotMet      Verdict = "NOT MET"
+	NotMeasured Verdict = "not measured"
+)
+
+// Target is one of the project's targets, and what the run says of it.
+type Target struct {
+	What string `json:"what"`
+	Want string `json:"want"`
+	// Got has the figures, or why there is none.
+	Got     string  `json:"got"`
+	Verdict Verdict `json:"verdict"`
+}
+
+// The sizes that targets name.
+const (
+	Small   = "1,000x10"
+	Usual   = "10,000x10"
+	Wide    = "5,006x50"
+	Many    = "44,000x1"
+	Largest = "30,000x10"
+)
+
+// Judge fills in Targets from the cells.
+func (r *Report) Judge() {
+	j := judge{r}
+	r.Targets = append(j.controlPlane(), j.dataPlane()...)
+}
+
+type judge struct{ *Report }
+
+func (j judge) controlPlane() []Target {
+	const batch = "against the bare netlink cost of the same batch"
+	return []Target{
+		j.ratio("first program, against kube-proxy nftables", 1.0/40, FirstProgram, Usual, Value, NFTProxy, KubeProxyNFTables),
+		j.ratio("first program, against loading the same elements by bare netlink", 2, FirstProgram, Usual, Value, NFTProxy, BareNetlink),
+		j.bound("first program at "+Wide, "under 1 s", FirstProgram, Wide, map[string]float64{Value: 1}),
+		j.bound("first program at "+Many, "under 1 s", FirstProgram, Many, map[string]float64{Value: 1}),
+		j.bound("one endpoint replaced, inside the process", "p50 at most 0.3 ms, p99 at most 2 ms", ChangeInside, Usual, map[string]float64{P50: 0.3, P99: 2}),
+		j.growth("the same at "+Largest+" against "+Small, 1.5, ChangeInside, Largest, Small),
+		j.ratioOf("scale change, "+batch, 1.5, ScaleInside, Usual, kernelTime, NFTProxy, BareNetlink),
+		j.ratioOf("service added, "+batch, 1.5, AddInside, Usual, kernelTime, NFTProxy, BareNetlink),
+		j.ratioOf("service deleted, "+batch, 1.5, DeleteInside, Usual, kernelTime, NFTProxy, BareNetlink),
+		j.ratio("CPU per one-endpoint change, against kube-proxy nftables", 1.0/1000, ChangeCPU, Usual, Value, NFTProxy, KubeProxyNFTables),
+		j.bound("API write to kernel, default minSyncPeriod", "p50 at most 15 ms, p99 at most 50 ms", ChangeSeen, Usual, map[string]float64{P50: 15, P99: 50}),
+		j.bound("1,000 endpoint changes a second: lag", "p99 under 100 ms", Churn1000, Usual, map[string]float64{P99: 100}),
+		j.bound("1,000 endpoint changes a second: CPU", "under half a core", Churn1000CPU, Usual, map[string]float64{Value: 0.5}),
+		j.ratio("peak memory, against kube-proxy nftables", 1.0/4, PeakMemory, Usual, Value, NFTProxy, KubeProxyNFTables),
+	}
+}
+
+// kernelTime is what a batch took, encoded and committed, from its median; for
+// who does nothing else it is all there is.
+func kernelTime(c *Cell) (float64, bool) {
+	encode, coded := c.Values["encode"]
+	commit, committed := c.Values["commit"]
+	if coded && committed {
+		return encode + commit, true
+	}
+	return c.Main()
+}
+
+// ratio compares one value of two backends.
+func (j judge) ratio(what string, most float64, question, size, key, backend, against string) Target {
+	return j.ratioOf(what, most, question, size, func(c *Cell) (float64, bool) { v, found := c.Values[key]; return v, found }, backend, against)
+}
+
+func (j judge) ratioOf(what string, most float64, question, size string, value func(*Cell) (float64, bool), backend, against string) Target {
+	t := Target{What: what, Want: "at most " + fraction(most)}
+	return j.compare(t, most, j.Cell(question, backend, size), j.Cell(question, against, size), value,
+		question+" of "+backend+" at "+size, question+" of "+against+" at "+size)
+}
+
+// growth compares two sizes of nftproxy.
+func (j judge) growth(what string, most float64, question, size, against string) Target {
+	t := Target{What: what, Want: "at most " + fraction(most)}
+	return j.compare(t, most, j.Cell(question, NFTProxy, size), j.Cell(question, NFTProxy, against), (*Cell).Main,
+		question+" at "+size, question+" at "+against)
+}
+
+func (j judge) compare(t Target, most float64, a, b *Cell, value func(*Cell) (float64, bool), whatA, whatB string) Target {
+	if missing := unmeasured(a, whatA) + unmeasured(b, whatB); missing != "" {
+		t.Got, t.Verdict = strings.TrimSuffix(missing, "; "), NotMeasured
+		return t
+	}
+	va, foundA := value(a)
+	vb, foundB := value(b)
+	if !foundA || !foundB || vb == 0 {
+		t.Got, t.Verdict = "the cells have no such value", NotMeasured
+		return t
+	}
+	ratio := va / vb
+	t.Got = fmt.Sprintf("%s (%s against %s)", fraction(ratio), figure(a, va), figure(b, vb))
+	switch {
+	case a.Over:
+		// At least this much; how much, nobody knows.
+		t.Verdict = NotMet
+	case b.Over:
+		// The other was stopped: the ratio is better than this.
+		t.Got = "below " + t.Got
+		t.Verdict = NotMeasured
+		if ratio <= most {
+			t.Verdict = Met
+		}
+	default:
+		t.Verdict = verdict(ratio <= most)
+	}
+	return t
+}
+
+// bound holds nftproxy's values against fixed ones.
+func (j judge) bound(what, want, question, size string, most map[string]float64) Target {
+	t := Target{What: what, Want: want, Verdict: Met}
+	c := j.Cell(question, NFTProxy, size)
+	if missing := unmeasured(c, question+" at "+size); missing != "" {
+		t.Got, t.Verdict = strings.TrimSuffix(missing, "; "), NotMeasured
+		return t
+	}
+	var got []string
+	for _, key := range []string{Value, P50, P99} {
+		limit, asked := most[key]
+		if !asked {
+			continue
+		}
+		v, found := c.Values[key]
+		if !found || c.Over || v > limit {
+			t.Verdict = NotMet
+		}
+		name := key + " "
+		if key == Value {
+			name = ""
+		}
+		got = append(got, name+figure(c, v))
+	}
+	t.Got = strings.Join(got, ", ")
+	return t
+}
+
+// unmeasured says why there is no figure; "" if there is one.
+func unmeasured(c *Cell, what string) string {
+	switch {
+	case c == nil:
+		return "no " + what + "; "
+	case c.Failed != "":
+		return what + ": " + c.Failed + "; "
+	}
+	return ""
+}
+
+func figure(c *Cell, v float64) string {
+	over := ""
+	if c.Over {
+		over = "> "
+	}
+	return over + Figure(v) + " " + c.Unit
+}
+
+func verdict(met bool) Verdict {
+	if met {
+		return Met
+	}
+	return NotMet
+}
+
+// fraction writes a ratio as people say it: "1/40", "1.5x".
+func fraction(ratio float64) string {
+	if ratio > 0 && ratio <= 0.5 {
+		if inverse := 1 / ratio; inverse >= 100 {
+			return "1/" + Figure(inverse)
+		}
+		return fmt.Sprintf("1/%.3g", 1/ratio)
+	}
+	return fmt.Sprintf("%.3gx", ratio)
+}

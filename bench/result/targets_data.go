@@ -1,0 +1,114 @@
+package result
+
+import (
+	"slices"
+	"strings"
+)
+
+// dataPlane judges what happens to packets. Figures of two backends that were
+// measured in pairs are compared by the ratio of the pairs, which nftproxy's
+// cell then has under PairKey.
+func (j judge) dataPlane() []Target {
+	var targets []Target
+	for _, against := range []string{KubeProxyNFTables, KubeProxyIPTables} {
+		for _, key := range []string{P50, P99} {
+			targets = append(targets, j.noWorse(key, against))
+		}
+	}
+	for _, key := range []string{P50, P99} {
+		targets = append(targets, j.everywhere("connection set-up "+key+", against one static dnat rule", "at most 1.05x at any size",
+			ConnectionSetup, key, OneStaticRule, func(ratio float64, _ int) bool { return ratio <= 1.05 }))
+	}
+	return append(targets,
+		j.everywhere("established throughput, against no proxy", "at least 0.98x", Throughput, "", NoProxy,
+			func(ratio float64, _ int) bool { return ratio >= 0.98 }),
+		j.refusal())
+}
+
+// PairKey is where a cell of nftproxy's has the ratio of a value to that of
+// another backend, measured pair by pair; key is "" for the main value.
+func PairKey(key, against string) string { return strings.TrimSpace(key + " against " + against) }
+
+// many is from how many services on a connection must be set up faster than by
+// kube-proxy, and not just as fast.
+const many = 10_000
+
+func (j judge) noWorse(key, against string) Target {
+	return j.everywhere("connection set-up "+key+", against "+against, "no worse at any size, better from "+Count(many)+" services",
+		ConnectionSetup, key, against, func(ratio float64, services int) bool {
+			return ratio < 1 || services < many && ratio <= 1+noise
+		})
+}
+
+// noise is how far two medians of the same thing lie apart from run to run.
+const noise = 0.02
+
+// everywhere compares nftproxy with another backend in each cell of the
+// questions that begin with a name, and tells the worst.
+func (j judge) everywhere(what, want, question, key, against string, good func(ratio float64, services int) bool) Target {
+	t := Target{What: what, Want: want, Verdict: NotMeasured, Got: "no " + question + " of both"}
+	var bad, fine []string
+	for _, c := range j.Cells {
+		if c.Backend != NFTProxy || c.Question != question && !strings.HasPrefix(c.Question, question+",") {
+			continue
+		}
+		ratio, found := j.pair(&c, key, against)
+		if !found {
+			continue
+		}
+		text := fraction(ratio) + " (" + strings.TrimPrefix(strings.TrimPrefix(c.Question, question), ", ") + " at " + c.Size + ")"
+		if good(ratio, c.Services) {
+			fine = append(fine, text)
+		} else {
+			bad = append(bad, text)
+		}
+	}
+	switch {
+	case len(bad) > 0:
+		t.Got, t.Verdict = strings.Join(bad, ", "), NotMet
+	case len(fine) > 0:
+		t.Got, t.Verdict = strings.Join(slices.Compact(fine), ", "), Met
+	}
+	return t
+}
+
+// pair is the ratio of nftproxy's value to that of another backend.
+func (j judge) pair(c *Cell, key, against string) (float64, bool) {
+	if ratio, found := c.Values[PairKey(key, against)]; found {
+		return ratio, true
+	}
+	other := j.Cell(c.Question, against, c.Size)
+	if other == nil || other.Failed != "" || c.Failed != "" {
+		return 0, false
+	}
+	value := func(c *Cell) (float64, bool) {
+		if key == "" {
+			return c.Main()
+		}
+		v, found := c.Values[key]
+		return v, found
+	}
+	a, foundA := value(c)
+	b, foundB := value(other)
+	return a / b, foundA && foundB && b != 0
+}
+
+// refusal is about every size at which it was measured.
+func (j judge) refusal() Target {
+	t := Target{What: Refusal, Want: "at most 20 ms", Verdict: NotMeasured, Got: "no " + Refusal}
+	var got []string
+	for _, c := range j.Cells {
+		v, found := c.Main()
+		if c.Backend != NFTProxy || c.Question != Refusal || !found {
+			continue
+		}
+		if t.Verdict != NotMet {
+			t.Verdict = verdict(!c.Over && v <= 20)
+		}
+		got = append(got, figure(&c, v)+" at "+c.Size)
+	}
+	if len(got) > 0 {
+		t.Got = strings.Join(got, ", ")
+	}
+	return t
+}
