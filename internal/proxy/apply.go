@@ -63,6 +63,10 @@ type applier struct {
 	sure  map[nft.Family]bool
 	// inForce is the last program that went in, family by family.
 	inForce *nft.Program
+	// found is what the first look at a family found, until it was told; seen
+	// are the families that had it.
+	found *nft.Model
+	seen  map[nft.Family]bool
 	// apart says that the last sync did not succeed in both families: then each
 	// has a transaction of its own, so that neither holds up the other.
 	apart bool
@@ -80,14 +84,17 @@ type quarantined struct {
 
 func newApplier(k Kernel) applier {
 	return applier{
-		kernel: k, sure: map[nft.Family]bool{}, quarantine: map[string]quarantined{},
+		kernel: k, sure: map[nft.Family]bool{}, seen: map[nft.Family]bool{}, quarantine: map[string]quarantined{},
 		inForce: &nft.Program{IPv4: &nft.Table{Family: nft.IPv4}, IPv6: &nft.Table{Family: nft.IPv6}},
 	}
 }
 
 // run applies s.Program and fills in what it took.
 func (a *applier) run(s *Sync) error {
-	defer func() { s.Applied, s.Quarantined = a.inForce, a.refused() }()
+	defer func() {
+		s.Applied, s.Quarantined = a.inForce, a.refused()
+		s.Found, a.found = a.found, nil
+	}()
 	both := nft.Families()
 	if !a.apart && a.bring(s, both[:]) == nil {
 		return nil
@@ -196,8 +203,23 @@ func (a *applier) look(s *Sync, want *nft.Program, families []nft.Family) error 
 			m.Put(contents)
 		}
 		a.state, a.sure[f] = a.state.With(f, nft.Adopt(m, want)), true
+		a.tell(f, contents)
 	}
 	return nil
+}
+
+// tell keeps what was found in a family at the first look; nil is no table.
+func (a *applier) tell(f nft.Family, c *nft.Contents) {
+	if a.seen[f] {
+		return
+	}
+	a.seen[f] = true
+	if a.found == nil {
+		a.found = nft.NewModel()
+	}
+	if c != nil {
+		a.found.Put(c)
+	}
 }
 
 // tampered says whether somebody else has written to the ruleset where it may

@@ -14,6 +14,7 @@ import (
 	"nftproxy/internal/service"
 	"nftproxy/internal/service/servicetest"
 	"nftproxy/nft"
+	"nftproxy/nft/nfttest"
 )
 
 // foreign makes an edit that the loop does not know of.
@@ -417,5 +418,42 @@ func TestApplied(t *testing.T) {
 		r.publish()
 		r.sleep(config().MinSyncPeriod) // it may have been at a retry just now
 		want("with a part in quarantine", r.program("ns-1/svc-1"), true)
+	})
+}
+
+// TestFound: the first look at each family is told, once, as it was.
+func TestFound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKernel()
+		r := start(t, k, services(3))
+		r.publishAndWait()
+		if found := r.last().Found; found == nil || found.Table(r.program().IPv4.ID()) != nil {
+			t.Errorf("where nothing was: %v", found)
+		}
+		before := r.program()
+		r.stop()
+
+		r = start(t, k, services(2))
+		k.troubled, k.readErr = nft.IPv6, syscall.EPERM
+		r.publishAndWait()
+		first := r.last().Found
+		if first == nil || first.Table(before.IPv6.ID()) != nil {
+			t.Fatalf("with IPv6 unreadable: %v", first)
+		}
+		k.readErr = nil
+		r.sleep(config().RetryPeriod)
+		second := r.last().Found
+		if second == nil || second.Table(before.IPv4.ID()) != nil {
+			t.Fatalf("with IPv6 readable: %v", second)
+		}
+		first.Put(second.Table(before.IPv6.ID()))
+		if diff := nfttest.Diff(before, first); diff != "" {
+			t.Errorf("found (-want +got):\n%s", diff)
+		}
+		r.services.Set(servicetest.UniformService(0, 9))
+		r.publishAndWait()
+		if found := r.last().Found; found != nil {
+			t.Errorf("told again: %v", found)
+		}
 	})
 }

@@ -71,6 +71,9 @@ type Sync struct {
 	// not, as far as known, what Applied last told: nobody knows then what its
 	// rules have done.
 	Adopted bool
+	// Found is what the kernel's tables were before this loop wrote to them, in
+	// the families that it first looked at in this turn; nil in turns without.
+	Found *nft.Model
 	// Written is the number of elements, rules and other objects that the
 	// batches touched; 0 means that the kernel had everything already.
 	Written int
