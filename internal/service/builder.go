@@ -75,7 +75,7 @@ func (b *Builder) replace(name Name, old, s *Service) {
 	} else {
 		b.snapshot.Services = b.snapshot.Services.Delete(name)
 	}
-	if old != nil && s != nil && slices.Equal(before, after) && old.Created.Equal(s.Created) {
+	if old != nil && s != nil && slices.Equal(before, after) && old.Created.Equal(s.Created) && old.Firewall().equal(s.Firewall()) {
 		b.swap(before, old, s)
 		return
 	}
@@ -90,6 +90,7 @@ func (b *Builder) replace(name Name, old, s *Service) {
 		b.judge(s)
 	} else {
 		b.snapshot.Conflicts = b.snapshot.Conflicts.Delete(name)
+		b.snapshot.Restrictions = b.snapshot.Restrictions.Delete(name)
 	}
 }
 
@@ -130,19 +131,34 @@ func (b *Builder) assert(claims []Claim, s *Service, concerned map[Name]*Service
 	}
 }
 
-// judge works out which claims of s another service has.
+// judge works out which claims of s another service has, and which of those
+// that it has another one restricts.
 func (b *Builder) judge(s *Service) {
 	var lost []Conflict
+	var restricted []Restriction
 	for _, c := range s.claims() {
-		if owner := b.claimants[c][0]; owner != s {
+		claimants := b.claimants[c]
+		if owner := claimants[0]; owner != s {
 			lost = append(lost, Conflict{c, owner.Name})
+			continue
+		}
+		restricts := func(o *Service) bool { return o.Firewall().Restricts(c) }
+		if i := slices.IndexFunc(claimants, restricts); i > 0 {
+			restricted = append(restricted, Restriction{c, claimants[i].Name, claimants[i].Firewall()})
 		}
 	}
-	conflicts := &Conflicts{lost}
-	switch have, _ := b.snapshot.Conflicts.Get(s.Name); {
-	case len(lost) == 0:
-		b.snapshot.Conflicts = b.snapshot.Conflicts.Delete(s.Name)
-	case !conflicts.equal(have):
-		b.snapshot.Conflicts = b.snapshot.Conflicts.Set(s.Name, conflicts)
+	b.snapshot.Conflicts = settle(b.snapshot.Conflicts, s.Name, lost != nil, &Conflicts{lost}, (*Conflicts).equal)
+	b.snapshot.Restrictions = settle(b.snapshot.Restrictions, s.Name, restricted != nil, &Restrictions{restricted}, (*Restrictions).equal)
+}
+
+// settle puts a judgement in the place of the last one, if there is any; one
+// that says the same stays.
+func settle[V any](m treap.Map[Name, *V], name Name, found bool, next *V, equal func(a, b *V) bool) treap.Map[Name, *V] {
+	switch have, ok := m.Get(name); {
+	case !found:
+		return m.Delete(name)
+	case ok && equal(have, next):
+		return m
 	}
+	return m.Set(name, next)
 }

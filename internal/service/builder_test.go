@@ -25,14 +25,15 @@ var everything = servicetest.Options{LoadBalancers: true, Affinity: true}
 
 // contents is a snapshot as plain maps, for comparing by value.
 type contents struct {
-	Node      service.Node
-	Services  map[service.Name]*service.Service
-	CIDRs     map[string]netip.Prefix
-	Conflicts map[service.Name]*service.Conflicts
+	Node         service.Node
+	Services     map[service.Name]*service.Service
+	CIDRs        map[string]netip.Prefix
+	Conflicts    map[service.Name]*service.Conflicts
+	Restrictions map[service.Name]*service.Restrictions
 }
 
 func contentsOf(s service.Snapshot) contents {
-	return contents{*s.Node, maps.Collect(s.Services.All()), maps.Collect(s.ServiceCIDRs.All()), maps.Collect(s.Conflicts.All())}
+	return contents{*s.Node, maps.Collect(s.Services.All()), maps.Collect(s.ServiceCIDRs.All()), maps.Collect(s.Conflicts.All()), maps.Collect(s.Restrictions.All())}
 }
 
 func seeds(t *testing.T, n int, test func(t *testing.T, rng *rand.Rand)) {
@@ -63,67 +64,88 @@ func TestOrderDoesNotMatter(t *testing.T) {
 	})
 }
 
-// conflictsOracle works the conflicts out from their definition: of all that
-// claim a thing those have it whose cluster IP it is on, of these the oldest;
-// between equals the first by name.
-func conflictsOracle(services map[service.Name]*service.Service) map[service.Name]*service.Conflicts {
-	claims := func(s *service.Service) map[service.Claim]bool {
-		all, families := map[service.Claim]bool{}, map[bool]bool{}
-		for _, a := range s.ClusterIPs {
-			families[a.Is6()] = true
-			all[service.Claim{Addr: a}] = true
-		}
-		for _, p := range s.Ports {
-			for _, a := range slices.Concat(s.ClusterIPs, s.ExternalIPs, s.LoadBalancerIPs) {
-				if families[a.Is6()] {
-					all[service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}] = true
-				}
-			}
-			if p.NodePort != 0 && families[false] {
-				all[service.Claim{Addr: netip.MustParseAddr("0.0.0.0"), Protocol: p.Protocol, Port: p.NodePort}] = true
-			}
-			if p.NodePort != 0 && families[true] {
-				all[service.Claim{Addr: netip.MustParseAddr("::"), Protocol: p.Protocol, Port: p.NodePort}] = true
-			}
-		}
-		return all
+// claimsOracle is everything that the service claims, by definition.
+func claimsOracle(s *service.Service) map[service.Claim]bool {
+	all, families := map[service.Claim]bool{}, map[bool]bool{}
+	for _, a := range s.ClusterIPs {
+		families[a.Is6()] = true
+		all[service.Claim{Addr: a}] = true
 	}
-	// beats compares rank, age and name, as text.
-	beats := func(a, b *service.Service, claim service.Claim) bool {
-		key := func(s *service.Service) string {
-			return fmt.Sprint(!slices.Contains(s.ClusterIPs, claim.Addr), s.Created.UTC().Format(time.RFC3339), " ", s.Name)
+	for _, p := range s.Ports {
+		for _, a := range slices.Concat(s.ClusterIPs, s.ExternalIPs, s.LoadBalancerIPs) {
+			if families[a.Is6()] {
+				all[service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}] = true
+			}
 		}
-		return key(a) < key(b)
+		if p.NodePort != 0 && families[false] {
+			all[service.Claim{Addr: netip.MustParseAddr("0.0.0.0"), Protocol: p.Protocol, Port: p.NodePort}] = true
+		}
+		if p.NodePort != 0 && families[true] {
+			all[service.Claim{Addr: netip.MustParseAddr("::"), Protocol: p.Protocol, Port: p.NodePort}] = true
+		}
 	}
-	result := map[service.Name]*service.Conflicts{}
+	return all
+}
+
+// first is the service with the best right to the claim among those that claim
+// it and of which the question holds, nil for none: those whose cluster IP it
+// is on, of these the oldest; between equals the first by name.
+func first(services map[service.Name]*service.Service, claim service.Claim, holds func(*service.Service) bool) *service.Service {
+	var best *service.Service
+	var bestKey string
+	for _, s := range services {
+		key := fmt.Sprint(!slices.Contains(s.ClusterIPs, claim.Addr), s.Created.UTC().Format(time.RFC3339), " ", s.Name)
+		if claimsOracle(s)[claim] && holds(s) && (best == nil || key < bestKey) {
+			best, bestKey = s, key
+		}
+	}
+	return best
+}
+
+// restrictsOracle: the service keeps somebody from the claim as the address of
+// its load balancer.
+func restrictsOracle(s *service.Service, claim service.Claim) bool {
+	everybody := s.Sources == nil || slices.ContainsFunc(s.Sources.Ranges(), func(r netip.Prefix) bool {
+		return r.Bits() == 0 && r.Addr().Is6() == claim.Addr.Is6()
+	})
+	return claim.Port != 0 && slices.Contains(s.LoadBalancerIPs, claim.Addr) && !everybody
+}
+
+// judgeOracle works out from their definition who lost what to whom, and whose
+// claims are restricted by whom.
+func judgeOracle(services map[service.Name]*service.Service) (map[service.Name]*service.Conflicts, map[service.Name]*service.Restrictions) {
+	conflicts, restrictions := map[service.Name]*service.Conflicts{}, map[service.Name]*service.Restrictions{}
 	for name, s := range services {
+		claims := slices.SortedFunc(maps.Keys(claimsOracle(s)), func(a, b service.Claim) int {
+			return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
+		})
 		var lost []service.Conflict
-		for claim := range claims(s) {
-			owner := s
-			for _, other := range services {
-				if claims(other)[claim] && beats(other, owner, claim) {
-					owner = other
-				}
-			}
-			if owner != s {
+		var restricted []service.Restriction
+		for _, claim := range claims {
+			owner := first(services, claim, func(*service.Service) bool { return true })
+			by := first(services, claim, func(o *service.Service) bool { return restrictsOracle(o, claim) })
+			switch {
+			case owner != s:
 				lost = append(lost, service.Conflict{Claim: claim, Owner: owner.Name})
+			case by != nil && by != s:
+				f := service.Firewall{Sources: by.Sources, Addresses: by.LoadBalancerIPs}
+				restricted = append(restricted, service.Restriction{Claim: claim, By: by.Name, Firewall: f})
 			}
 		}
 		if lost != nil {
-			slices.SortFunc(lost, func(a, b service.Conflict) int {
-				return cmp.Or(a.Claim.Addr.Compare(b.Claim.Addr),
-					cmp.Compare(a.Claim.Protocol, b.Claim.Protocol), cmp.Compare(a.Claim.Port, b.Claim.Port))
-			})
-			result[name] = &service.Conflicts{Lost: lost}
+			conflicts[name] = &service.Conflicts{Lost: lost}
+		}
+		if restricted != nil {
+			restrictions[name] = &service.Restrictions{List: restricted}
 		}
 	}
-	return result
+	return conflicts, restrictions
 }
 
 // TestConflictsAgainstOracle checks after every single change, and that an
 // earlier snapshot is not touched by later ones.
 func TestConflictsAgainstOracle(t *testing.T) {
-	conflicts, younger := 0, 0
+	conflicts, younger, restricted := 0, 0, 0
 	seeds(t, 20, func(t *testing.T, rng *rand.Rand) {
 		b := service.NewBuilder(servicetest.Node())
 		var kept []service.Snapshot
@@ -132,10 +154,20 @@ func TestConflictsAgainstOracle(t *testing.T) {
 			c.Apply(b)
 			s := b.Snapshot()
 			got := contentsOf(s)
-			if diff := gocmp.Diff(conflictsOracle(got.Services), got.Conflicts, byValue, cmpopts.EquateEmpty()); diff != "" {
+			want := got
+			want.Conflicts, want.Restrictions = judgeOracle(got.Services)
+			if diff := gocmp.Diff(want, got, byValue, cmpopts.EquateEmpty()); diff != "" {
 				t.Fatalf("change %d, %s (-want +got):\n%s\n%s", i, c.Name, diff, s)
 			}
 			conflicts += len(got.Conflicts)
+			for _, restrictions := range got.Restrictions {
+				for _, r := range restrictions.List {
+					if found, ok := restrictions.On(r.Claim); !ok || found.By != r.By {
+						t.Fatalf("On: %v is restricted by %s, found %s", r.Claim, r.By, found.By)
+					}
+					restricted++
+				}
+			}
 			for name, lost := range got.Conflicts {
 				for _, l := range lost.Lost {
 					if !lost.Has(l.Claim) || got.Conflicts[l.Owner].Has(l.Claim) {
@@ -154,8 +186,8 @@ func TestConflictsAgainstOracle(t *testing.T) {
 			}
 		}
 	})
-	if conflicts == 0 || younger == 0 {
-		t.Fatalf("%d conflicts, %d of them won by a younger service: nothing was tested", conflicts, younger)
+	if conflicts == 0 || younger == 0 || restricted == 0 {
+		t.Fatalf("%d conflicts, %d of them won by a younger service, %d restrictions: nothing was tested", conflicts, younger, restricted)
 	}
 }
 

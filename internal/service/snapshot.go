@@ -21,6 +21,9 @@ type Snapshot struct {
 	// Conflicts holds, for each service that lost a claim to another one, what
 	// it lost. A service without entry has all that it asks for.
 	Conflicts treap.Map[Name, *Conflicts]
+	// Restrictions holds, for each service that has a claim which the source
+	// ranges of another one restrict, who does.
+	Restrictions treap.Map[Name, *Restrictions]
 }
 
 // Claim is something that only one service can have: an address with protocol
@@ -81,7 +84,7 @@ func (c *Conflicts) Has(claim Claim) bool {
 }
 
 func (c *Conflicts) equal(o *Conflicts) bool {
-	return c == o || c != nil && o != nil && slices.Equal(c.Lost, o.Lost)
+	return slices.Equal(c.Lost, o.Lost)
 }
 
 // claims lists what the service asks for, sorted and without duplicates.

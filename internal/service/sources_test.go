@@ -114,7 +114,7 @@ func TestAdmitted(t *testing.T) {
 				want string
 				all  bool
 			}{{false, test.v4, test.all4}, {true, test.v6, test.all6}} {
-				sources, all := s.Admitted(&node, f.v6)
+				sources, all := s.Firewall().Admitted(&node, f.v6)
 				if diff := gocmp.Diff(prefixes(f.want), sources, byValue); diff != "" || all != f.all {
 					t.Errorf("IPv6 %t: all %t, want %t; (-want +got):\n%s", f.v6, all, f.all, diff)
 				}
@@ -125,7 +125,7 @@ func TestAdmitted(t *testing.T) {
 		})
 	}
 	unrestricted := &service.Service{LoadBalancerIPs: addrs(balancers)}
-	if _, all := unrestricted.Admitted(&node, false); !all {
+	if _, all := unrestricted.Firewall().Admitted(&node, false); !all {
 		t.Error("a service without source ranges is restricted")
 	}
 }
@@ -160,7 +160,7 @@ func TestSourcesAgainstOracle(t *testing.T) {
 				family = 1
 			}
 			want := given || a == svc.LoadBalancerIPs[family] && holds(ranges, node.Addresses[family]) > 0
-			list, all := svc.Admitted(node, a.Is6())
+			list, all := svc.Firewall().Admitted(node, a.Is6())
 			if got := holds(list, a); got > 1 || (got == 1 || all) != want {
 				t.Fatalf("%s is in %d of %v (all: %t), given were %v, node %v, load balancer %v",
 					a, got, list, all, ranges, node.Addresses, svc.LoadBalancerIPs)

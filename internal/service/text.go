@@ -7,7 +7,8 @@ import (
 )
 
 // String is the snapshot's text form, one fact a line, sorted; Parse reads it.
-// Conflicts follow from the services and stand there as comments.
+// Conflicts and restrictions follow from the services and stand there as
+// comments.
 func (s Snapshot) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "node %s\n", dash(s.Node.Name))
@@ -34,6 +35,11 @@ func (s Snapshot) String() string {
 		if lost, ok := s.Conflicts.Get(name); ok {
 			for _, l := range lost.Lost {
 				fmt.Fprintf(&b, "  # %s belongs to %s\n", l.Claim, l.Owner)
+			}
+		}
+		if restricted, ok := s.Restrictions.Get(name); ok {
+			for _, r := range restricted.List {
+				fmt.Fprintf(&b, "  # %s is restricted by %s\n", r.Claim, r.By)
 			}
 		}
 	}

@@ -49,7 +49,7 @@ func (c *Compiler) Compile(s service.Snapshot) *nft.Program {
 		}
 	}
 	for _, name := range changed {
-		c.setRestricted(name, s.Services.At(name))
+		c.setRestricted(name, s)
 	}
 	c.last = s
 	return &nft.Program{IPv4: c.tables[0].program(), IPv6: c.tables[1].program()}
@@ -76,6 +76,9 @@ func (c *Compiler) changed(s service.Snapshot) []service.Name {
 	for d := range treap.Diff(c.last.Conflicts, s.Conflicts) {
 		names = append(names, d.Key)
 	}
+	for d := range treap.Diff(c.last.Restrictions, s.Restrictions) {
+		names = append(names, d.Key)
+	}
 	// Who may reach a restricted address depends on the node's own.
 	if !slices.Equal(s.Node.Addresses, c.last.Node.Addresses) {
 		names = slices.AppendSeq(names, maps.Keys(c.restricted))
@@ -83,10 +86,10 @@ func (c *Compiler) changed(s service.Snapshot) []service.Name {
 	return names
 }
 
-// setRestricted keeps the list of restricted services; s is nil for one that
-// is gone.
-func (c *Compiler) setRestricted(name service.Name, s *service.Service) {
-	if s != nil && s.Sources != nil && len(s.LoadBalancerIPs) > 0 {
+// setRestricted keeps the list of services with a restricted address.
+func (c *Compiler) setRestricted(name service.Name, s service.Snapshot) {
+	svc, ok := s.Services.Get(name)
+	if ok && (svc.Sources != nil && len(svc.LoadBalancerIPs) > 0 || s.Restrictions.At(name) != nil) {
 		c.restricted[name] = true
 		return
 	}
@@ -196,7 +199,11 @@ func (t *tableCompiler) setService(name service.Name, s service.Snapshot) {
 	var part *nft.Part
 	var local []netip.Addr
 	if svc, ok := s.Services.Get(name); ok {
-		c := serviceCompiler{tableCompiler: t, svc: svc, lost: s.Conflicts.At(name), wanted: map[string]sharedChain{}}
+		c := serviceCompiler{
+			tableCompiler: t, svc: svc,
+			lost: s.Conflicts.At(name), restrictions: s.Restrictions.At(name),
+			wanted: map[string]sharedChain{},
+		}
 		part, local = c.compile()
 		for name, chain := range c.wanted {
 			if t.shared[name] == nil {

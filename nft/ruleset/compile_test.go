@@ -81,10 +81,11 @@ func TestMemoised(t *testing.T) {
 func wantShared(t *testing.T, a, b service.Snapshot, before, after *nft.Program) {
 	t.Helper()
 	for name, s := range b.Services.All() {
-		if a.Services.At(name) != s || a.Conflicts.At(name) != b.Conflicts.At(name) || a.Node.Name != b.Node.Name {
+		restrictions := b.Restrictions.At(name)
+		if a.Services.At(name) != s || a.Conflicts.At(name) != b.Conflicts.At(name) || a.Restrictions.At(name) != restrictions || a.Node.Name != b.Node.Name {
 			continue
 		}
-		if s.Sources != nil && !slices.Equal(a.Node.Addresses, b.Node.Addresses) {
+		if (s.Sources != nil || restrictions != nil) && !slices.Equal(a.Node.Addresses, b.Node.Addresses) {
 			continue // Whether the node is let in may have changed.
 		}
 		for _, f := range nft.Families() {

@@ -184,7 +184,7 @@ func (o *oracle) judgement(p nft.Packet) ([]netip.AddrPort, verdict) {
 	if t == nil {
 		return nil, v
 	}
-	v.delicate = t.s.InternalPolicy == service.Local || t.s.ExternalPolicy == service.Local || t.s.Sources != nil
+	v.delicate = t.s.InternalPolicy == service.Local || t.s.ExternalPolicy == service.Local || o.restricting(t) != nil
 	lists := o.lists(t)
 	return append(lists[all], lists[own]...), v
 }

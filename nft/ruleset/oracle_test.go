@@ -66,18 +66,22 @@ func (o *oracle) outcomes(p nft.Packet) []nft.Result {
 	return []nft.Result{{Fate: nft.Untouched}}
 }
 
-// keptOut: a load balancer's address lets in its source ranges only. If one of
-// them holds an address of this node, the addresses themselves are let in too.
+// keptOut: a load balancer's address and port let in the source ranges only,
+// whichever service they lead to. If one of them holds an address of this node,
+// the addresses themselves are let in too.
 func (o *oracle) keptOut(src netip.Addr, t *target) bool {
-	dst := t.at.Addr()
-	if t.s.Sources == nil || !slices.Contains(t.s.LoadBalancerIPs, dst) {
+	dst, by := t.at.Addr(), o.restricting(t)
+	if by == nil {
 		return false
 	}
 	if slices.Contains(t.s.ClusterIPs, dst) || slices.Contains(t.s.ExternalIPs, dst) {
 		o.saw("sources: address has another use")
 	}
+	if by != t.s {
+		o.saw("sources: those of another service")
+	}
 	node := false
-	for _, r := range t.s.Sources.Ranges() {
+	for _, r := range by.Sources.Ranges() {
 		if r.Contains(src) {
 			o.saw("sources: let in")
 			return false
@@ -86,12 +90,33 @@ func (o *oracle) keptOut(src netip.Addr, t *target) bool {
 			node = true
 		}
 	}
-	if node && slices.Contains(t.s.LoadBalancerIPs, src) {
+	if node && slices.Contains(by.LoadBalancerIPs, src) {
 		o.saw("sources: the address itself")
 		return false
 	}
 	o.saw("sources: kept out")
 	return true
+}
+
+// restricting is the service whose source ranges count for an address: the one
+// that is served there, or else the oldest of those whose cluster IP it is,
+// which only lost it by age; or else the oldest of all.
+func (o *oracle) restricting(t *target) *service.Service {
+	dst := t.at.Addr()
+	var found *service.Service
+	for _, s := range o.byAge() {
+		everybody := func(r netip.Prefix) bool { return r.Bits() == 0 && r.Addr().Is6() == dst.Is6() }
+		serves := slices.ContainsFunc(s.Ports, func(p service.Port) bool { return p.Protocol == t.port.Protocol && p.Port == t.at.Port() })
+		switch {
+		case s.Sources == nil || slices.ContainsFunc(s.Sources.Ranges(), everybody):
+		case !serves || !inFamily(s, dst.Is6()) || !slices.Contains(s.LoadBalancerIPs, dst):
+		case s == t.s:
+			return s
+		case found == nil, slices.Contains(s.ClusterIPs, dst) && !slices.Contains(found.ClusterIPs, dst):
+			found = s
+		}
+	}
+	return found
 }
 
 // internal is the row of a cluster IP.
@@ -185,7 +210,7 @@ func (o *oracle) deliver(p nft.Packet, t *target, list string, masquerade bool) 
 			if t.at.Addr().IsUnspecified() {
 				o.saw("affinity: came back to a node port")
 			}
-			if t.s.Sources != nil && slices.Contains(t.s.LoadBalancerIPs, t.at.Addr()) {
+			if o.restricting(t) != nil {
 				o.saw("affinity: came back through sources")
 			}
 		}

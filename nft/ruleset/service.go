@@ -3,6 +3,7 @@ package ruleset
 import (
 	"net/netip"
 	"slices"
+	"strings"
 
 	"nftproxy/internal/service"
 	"nftproxy/nft"
@@ -14,6 +15,8 @@ type serviceCompiler struct {
 	*tableCompiler
 	svc  *service.Service
 	lost *service.Conflicts
+	// restrictions are those of other services.
+	restrictions *service.Restrictions
 
 	elements []nft.Element
 	pools    []nft.Pool
@@ -51,16 +54,18 @@ func (c *serviceCompiler) v6() bool { return c.family == nft.IPv6 }
 
 func (c *serviceCompiler) port(p *service.Port, choice service.Choice) {
 	lists := lists{cluster: c.targets(choice.Cluster), local: c.targets(choice.Local), anywhere: choice.Anywhere}
-	sources, everybody := c.svc.Admitted(c.node, c.v6())
 	for _, a := range c.svc.Addresses() {
-		if !c.ours(a) || c.lost.Has(service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}) {
+		claim := service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}
+		if !c.ours(a) || c.lost.Has(claim) {
 			continue
 		}
 		key := make([]byte, 0, c.family.AddrLen()+8)
 		key = nft.AppendPort(nft.AppendProto(nft.AppendAddr(key, a), uint8(p.Protocol)), p.Port)
 		e := entry{c.address, c.address.verdicts, nft.Value(key), comment(c.svc.ID(p))}
-		if !everybody && slices.Contains(c.svc.LoadBalancerIPs, a) {
-			e = c.restricted(e, sources)
+		if own := c.svc.Firewall(); own.Restricts(claim) {
+			e = c.restricted(e, own, e.comment)
+		} else if other, found := c.restrictions.On(claim); found {
+			e = c.restricted(e, other.Firewall, comment(string(other.By)))
 		}
 		if slices.Contains(c.svc.ClusterIPs, a) {
 			c.internal(e, lists)
@@ -74,15 +79,17 @@ func (c *serviceCompiler) port(p *service.Port, choice service.Choice) {
 	}
 }
 
-// restricted lets only the sources in to an entry, and returns what they get
-// in to. A load balancer's address that is also another of the service's is
-// restricted all the same, as in kube-proxy, whose firewall comes first.
-func (c *serviceCompiler) restricted(e entry, sources []netip.Prefix) entry {
+// restricted lets only whom the firewall admits in to an entry, and returns what
+// they get in to; by says whose firewall it is. A load balancer's address that
+// is also another of the service's, or of another service's, is restricted all
+// the same, as in kube-proxy, whose firewall comes first.
+func (c *serviceCompiler) restricted(e entry, f service.Firewall, by string) entry {
 	c.verdict(e, e.verdicts, nft.Verdict{Code: nft.Goto, Chain: sourceRanges})
 	from := func(a netip.Addr) nft.Value { return e.at + nft.Value(nft.AppendAddr(nil, a)) }
+	sources, _ := f.Admitted(c.node, c.v6())
 	for _, r := range sources {
 		c.elements = append(c.elements, nft.Element{
-			Set: sourceRanges, Key: from(r.Addr()), KeyEnd: from(nft.LastAddr(r)), Comment: e.comment,
+			Set: sourceRanges, Key: from(r.Addr()), KeyEnd: from(nft.LastAddr(r)), Comment: by,
 		})
 	}
 	e.verdicts = servicesRestricted
@@ -185,9 +192,16 @@ func (c *serviceCompiler) targets(addrs []netip.AddrPort) []nft.Value {
 // comment cuts what nft would refuse: names may have 63 bytes for each of
 // namespace, service and port, and some service names 253.
 func comment(s string) string {
-	const cut = "..."
 	if len(s) <= nft.MaxComment {
 		return s
 	}
 	return s[:nft.MaxComment-len(cut)] + cut
+}
+
+// cut stands at the end of a comment that was cut short.
+const cut = "..."
+
+// cutShort says whether a comment may have been.
+func cutShort(comment string) bool {
+	return len(comment) == nft.MaxComment && strings.HasSuffix(comment, cut)
 }
