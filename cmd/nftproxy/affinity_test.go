@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"net/netip"
 	"os"
 	"strings"
@@ -13,27 +12,11 @@ import (
 
 // stickyManifest is a service with session affinity and its endpoints.
 func stickyManifest(endpoints ...netip.Addr) string {
-	text := `
-apiVersion: v1
-kind: Service
-metadata: {name: web}
-spec: {sessionAffinity: ClientIP, clusterIPs: [10.96.0.10, "fd00:96::a"], ports: [{port: 80}]}
-`
-	for i, a := range endpoints {
-		family := "IPv4"
-		if a.Is6() {
-			family = "IPv6"
-		}
-		text += fmt.Sprintf(`---
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: web-%d, labels: {kubernetes.io/service-name: web}}
-addressType: %s
-ports: [{port: 8080, protocol: TCP}]
-endpoints: [{addresses: ["%s"]}]
-`, i, family, a)
+	var texts []string
+	for _, a := range endpoints {
+		texts = append(texts, a.String())
 	}
-	return text
+	return webManifest(", sessionAffinity: ClientIP", texts...)
 }
 
 // TestAffinity: a client stays with its endpoint, over a restart too, until the

@@ -11,32 +11,6 @@ import (
 	"nftproxy/internal/testnet"
 )
 
-const healthPortManifest = `
-apiVersion: v1
-kind: Service
-metadata: {name: web}
-spec:
-  type: LoadBalancer
-  externalTrafficPolicy: Local
-  healthCheckNodePort: 32100
-  clusterIPs: [10.96.0.10, "fd00:96::a"]
-  ports: [{port: 80}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: web-4, labels: {kubernetes.io/service-name: web}}
-addressType: IPv4
-ports: [{port: 8080, protocol: TCP}]
-endpoints: [{addresses: [10.244.7.1], nodeName: node-1}, {addresses: [10.244.7.2], nodeName: node-1}, {addresses: [10.244.8.1], nodeName: node-2}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: web-6, labels: {kubernetes.io/service-name: web}}
-addressType: IPv6
-ports: [{port: 8080, protocol: TCP}]
-endpoints: [{addresses: ["fd00:7::1"], nodeName: node-1}]
-`
-
 // TestHealthCheckNodePort: without the health server, which kube-proxy needs
 // for it, and on the node's addresses as they come and go.
 func TestHealthCheckNodePort(t *testing.T) {
@@ -48,7 +22,9 @@ func TestHealthCheckNodePort(t *testing.T) {
 		}
 	}
 	change(ns.AddAddr, "192.0.2.1/32")
-	r := start(t, ns, "--manifests", manifest(t, healthPortManifest), "--nodeport-addresses", "192.0.2.0/24,2001:db8::/32")
+	text := webManifest(", type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: 32100",
+		"10.244.7.1@node-1", "10.244.7.2@node-1", "10.244.8.1@node-2", "fd00:7::1@node-1")
+	r := start(t, ns, "--manifests", manifest(t, text), "--nodeport-addresses", "192.0.2.0/24,2001:db8::/32")
 	await := func(msg, address string) {
 		t.Helper()
 		r.await(msg+" "+address, func(l logged) bool { return l.Msg == msg && l.Address == address })

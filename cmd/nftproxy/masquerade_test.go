@@ -13,26 +13,7 @@ apiVersion: v1
 kind: Node
 metadata: {name: node-1}
 spec: {podCIDRs: [10.244.7.0/24, "fd00:7::/64"]}
----
-apiVersion: v1
-kind: Service
-metadata: {name: web}
-spec: {clusterIPs: [10.96.0.10, "fd00:96::a"], ports: [{port: 80}]}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: web-4, labels: {kubernetes.io/service-name: web}}
-addressType: IPv4
-ports: [{port: 8080, protocol: TCP}]
-endpoints: [{addresses: [10.244.7.1]}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: web-6, labels: {kubernetes.io/service-name: web}}
-addressType: IPv6
-ports: [{port: 8080, protocol: TCP}]
-endpoints: [{addresses: ["fd00:7::1"]}]
-`
+---`
 
 // TestMasqueradeFlags: the flags reach the rules.
 func TestMasqueradeFlags(t *testing.T) {
@@ -55,7 +36,7 @@ func TestMasqueradeFlags(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			ns := testnet.NamespaceForTest(t, "masquerade")
-			firstSync(t, ns, append(c.flags, "--manifests", manifest(t, podCIDRManifest))...)
+			firstSync(t, ns, append(c.flags, "--manifests", manifest(t, podCIDRManifest+webManifest("", "10.244.7.1", "fd00:7::1")))...)
 			listing, err := nft.Ruleset(ns)
 			if err != nil {
 				t.Fatal(err)

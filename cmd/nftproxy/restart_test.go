@@ -2,8 +2,6 @@ package main
 
 import (
 	"net/netip"
-	"os"
-	"path/filepath"
 	"testing"
 
 	"nftproxy/internal/testnet"
@@ -33,14 +31,4 @@ func TestRestartWritesNothing(t *testing.T) {
 			t.Errorf("a restart wrote %d objects", n)
 		}
 	}
-}
-
-// manifest writes a manifest to a file of its own and returns its path.
-func manifest(t *testing.T, text string) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "manifest.yaml")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +16,7 @@ import (
 
 	"nftproxy/internal/cluster"
 	"nftproxy/internal/scenario"
+	"nftproxy/internal/scenario/scenariotest"
 )
 
 // scenarioPlaneConfig has the ServiceCIDRs of the scenarios' fixture, and an
@@ -33,19 +33,7 @@ func scenarioPlaneConfig() cluster.Config {
 // eachScenario runs a test for each scenario file.
 func eachScenario(t *testing.T, test func(*testing.T, *scenario.Scenario)) {
 	t.Helper()
-	files, err := filepath.Glob("../scenario/testdata/*.txtar")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no scenarios: %v", err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
-			s, err := scenario.Read(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			test(t, s)
-		})
-	}
+	scenariotest.Each(t, "../scenario/testdata", test)
 }
 
 // world is the objects of a scenario on an API server: nothing else is there

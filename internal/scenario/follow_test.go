@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"nftproxy/internal/scenario"
+	"nftproxy/internal/scenario/scenariotest"
 	"nftproxy/internal/service"
 	"nftproxy/nft"
 	"nftproxy/watch"
@@ -19,19 +20,7 @@ import (
 // eachScenario runs a test for each file under testdata.
 func eachScenario(t *testing.T, test func(*testing.T, *scenario.Scenario)) {
 	t.Helper()
-	files, err := filepath.Glob("testdata/*.txtar")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no scenarios: %v", err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
-			s, err := scenario.Read(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			test(t, s)
-		})
-	}
+	scenariotest.Each(t, "testdata", test)
 }
 
 // follower turns the steps of a scenario into snapshots, by the daemon's own

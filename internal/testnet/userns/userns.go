@@ -68,6 +68,20 @@ func Reexec() (code int, done bool, err error) {
 	}
 }
 
+// Main is TestMain for packages whose tests make network namespaces, with their
+// testing.M: an ordinary user's run is the same as root's, where that may have
+// user namespaces. It does not return.
+func Main(m interface{ Run() int }) {
+	code, done, err := Reexec()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "tests that need namespaces will be skipped:", err)
+	}
+	if !done {
+		code = m.Run()
+	}
+	os.Exit(code)
+}
+
 func command() *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Args[0] = os.Args[0]
