@@ -12,12 +12,14 @@ import (
 	"nftproxy/internal/scenario"
 )
 
+// inScenario says that a scenario's comment names the test.
+const inScenario = ""
+
 // kubeProxyTests are the tests of kube-proxy v1.36.3 that say what becomes of
 // packets and what it makes of objects. Each is the subject of a scenario,
-// which names it in its comment, or of a Go test where there is nothing that a
-// packet could show: "package directory: test".
+// which names it in its comment, or of Go tests where there is nothing that a
+// packet could show: "package directory: test, test".
 func kubeProxyTests() map[string]string {
-	const inScenario = ""
 	return map[string]string{
 		"TestOverallNFTablesRules":                     inScenario,
 		"TestBadIPs":                                   inScenario,
@@ -47,7 +49,6 @@ func kubeProxyTests() map[string]string {
 		"TestEndpointsMapFromESC":                      inScenario,
 		"TestEndpointInfoByServicePort":                inScenario,
 		"TestHealthCheckNodePortWhenTerminating":       inScenario,
-		"TestNoEndpointsMetric":                        inScenario,
 		"TestCategorizeEndpoints":                      inScenario,
 		"TestServiceToServiceMap":                      inScenario,
 		"TestCleanStaleEntries":                        inScenario,
@@ -56,10 +57,68 @@ func kubeProxyTests() map[string]string {
 		"TestSyncProxyRulesRepeated": "nft/ruleset: TestOneEndpoint",
 		// What is there at the start is adopted.
 		"TestSyncProxyRulesStartup": "nft: TestAdopt",
-		// A million connections.
+		// A gauge; endpoints-elsewhere has what becomes of the packets.
+		"TestNoEndpointsMetric": "internal/metrics: TestNoLocalEndpoints",
+	}
+}
+
+// otherKubeProxyTests are those of what is around that: objects and their
+// caches, health servers, when to sync, the node, connection tracking. Left out
+// are kube-proxy's own tools for tests, several handlers of one event, its logging, the other modes, and what
+// nftproxy does not have yet: a configuration file, conntrack's sysctls, and
+// the latency that is told from the slices' annotations.
+func otherKubeProxyTests() map[string]string {
+	return map[string]string{
+		// Slices and services, merged and remembered.
+		"TestGetLocalEndpointIPs":                           "internal/healthport: TestWanted",
+		"TestEndpointSliceUpdate":                           "watch: TestSliceChanges",
+		"TestCheckoutChanges":                               "watch: TestSliceChanges, TestEventOrder",
+		"TestEsDataChanged":                                 "watch: TestUnrelatedKeepItsPointer, TestKeptIsSmall",
+		"TestEndpointSliceCacheClearedCorrectly":            "watch: TestEventOrder",
+		"TestSameServiceEndpointSliceCacheClearedCorrectly": "watch: TestEventOrder",
+		"TestServiceCacheLeaks":                             "watch: TestEventOrder",
+		"TestShouldSkipService":                             "watch: TestGolden",
+		"TestGetClusterIPByFamily":                          "watch: TestGolden",
+		"TestMapIPsByIPFamily":                              "watch: TestGolden",
+		"TestMapCIDRsByIPFamily":                            "internal/service: TestNewSources",
+		"TestIsZeroCIDR":                                    "internal/service: TestNewSources",
+		"TestIPPart":                                        "watch: TestParseAddr",
+		// The watches.
+		"TestNewServicesSourceApi_UpdatesAndMultipleServices":   "watch: TestKubernetes",
+		"TestNewEndpointsSourceApi_UpdatesAndMultipleEndpoints": "watch: TestKubernetes",
+		"TestInitialSync":                                            "watch: TestNothingBeforeSync",
+		"TestNewServiceAddedAndNotified":                             "watch: TestKubernetes",
+		"TestServiceAddedRemovedSetAndNotified":                      "watch: TestKubernetes",
+		"TestNewServiceCIDRsMultipleHandlersAddRemoveSetAndNotified": "watch: TestServiceCIDRs",
+		"TestNewNodesMultipleHandlersAddRemoveSetAndNotified":        "watch: TestNoNode",
+		"TestNewEndpointsMultipleHandlersAddRemoveSetAndNotified":    "watch: TestKubernetes",
+		"TestNewNodeTopologyConfig":                                  "watch: TestGolden",
+		// The node, its addresses and its pods.
+		"TestNewNodeManager":                      "watch: TestNoNode, TestAwaitPodCIDRs, TestPodCIDRsNeverCome",
+		"TestNodeManagerOnNodeChange":             "watch: TestGolden",
+		"TestNodeManagerOnNodeDelete":             "internal/e2e: TestHealth",
+		"TestNodeManagerNode":                     "watch: TestGolden",
+		"TestGetNodeIPs":                          "internal/service: TestNodePortAddresses",
+		"TestNoOpLocalDetector":                   "nft/ruleset: TestGolden, TestOracle",
+		"TestDetectLocalByCIDR":                   "nft/ruleset: TestGolden, TestOracle",
+		"TestDetectLocalNFTByBridgeInterface":     "nft/ruleset: TestGolden, TestOracle",
+		"TestDetectLocalNFTByInterfaceNamePrefix": "nft/ruleset: TestGolden, TestOracle",
+		// When to sync.
+		"Test_BoundedFrequencyRunner":                                          "internal/proxy: TestFirstChangeAtOnce, TestBurst",
+		"Test_BoundedFrequencyRunnerRetry":                                     "internal/proxy: TestRetryWithoutChange, TestChangeInsteadOfRetry",
+		"Test_BoundedFrequencyRunnerRetryShorterThanMinInterval":               "internal/proxy: TestRetryWithoutChange",
+		"TestBoundedFrequencyRunner_Run_RunsAgainAfterMinInterval_RealClock":   "internal/proxy: TestBurst",
+		"TestBoundedFrequencyRunner_Run_DoesNotRunBeforeMinInterval_RealClock": "internal/proxy: TestBurst",
+		"Test_BoundedFrequencyRunnerRetry_RealClock":                           "internal/proxy: TestRetryWithoutChange",
+		// Health.
+		"TestServer": "internal/healthport: TestHTTP, TestKeptConnection, TestAnswer",
+		"TestServerWithSelectiveListeningAddress": "internal/healthport: TestNodeAddresses",
+		"TestHealthzServer":                       "internal/health: TestLife, TestBody",
+		"TestLivezServer":                         "internal/health: TestLife, TestBody",
+		// Connection tracking; a million connections.
 		"TestPerformanceCleanStaleEntries": "conntrack: BenchmarkPass",
-		// What --nodeport-addresses means.
-		"TestGetNodeIPs": "internal/service: TestNodePortAddresses",
+		"TestConntracker_DeleteEntries":    "conntrack: TestTableDelete",
+		"TestFlowFilter":                   "conntrack: TestDeleteRequestNamesFlow",
 	}
 }
 
@@ -67,21 +126,33 @@ func kubeProxyTests() map[string]string {
 // names in the scenarios' comments that are no tests of it.
 func TestCatalogue(t *testing.T) {
 	known := kubeProxyTests()
-	named := map[string][]string{}
+	named := map[string]bool{}
 	eachScenario(t, func(t *testing.T, s *scenario.Scenario) {
 		for _, test := range kubeProxyNames(s.About) {
-			named[test] = append(named[test], s.Name)
+			named[test] = true
 			if _, found := known[test]; !found {
 				t.Errorf("kube-proxy has no %s that the catalogue knows", test)
 			}
 		}
 	})
+	for test, instead := range otherKubeProxyTests() {
+		if _, twice := known[test]; twice {
+			t.Errorf("the catalogue has %s twice", test)
+		}
+		known[test] = instead
+	}
 	for _, test := range slices.Sorted(maps.Keys(known)) {
-		switch directory, instead, found := strings.Cut(known[test], ": "); {
-		case !found && len(named[test]) == 0:
-			t.Errorf("no scenario says that it is about kube-proxy's %s", test)
-		case found && !hasTest(t, directory, instead):
-			t.Errorf("package %s has no %s, which was to stand for kube-proxy's %s", directory, instead, test)
+		if known[test] == inScenario {
+			if !named[test] {
+				t.Errorf("no scenario says that it is about kube-proxy's %s", test)
+			}
+			continue
+		}
+		directory, names, _ := strings.Cut(known[test], ": ")
+		for instead := range strings.SplitSeq(names, ", ") {
+			if !hasTest(t, directory, instead) {
+				t.Errorf("package %s has no %s, which was to stand for kube-proxy's %s", directory, instead, test)
+			}
 		}
 	}
 }
