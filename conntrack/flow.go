@@ -130,8 +130,8 @@ type Filter struct {
 	// kernel can tell from 5.15 on.
 	Status, Mask Status
 	// Protocol, Dst and Port are of the original destination; zero values
-	// select all. The kernel can tell from 5.8 on, the port only together with
-	// the protocol.
+	// select all. The kernel can tell from 5.8 on, but neither IPv6 addresses
+	// nor ports of other protocols than TCP and UDP, nor those without one.
 	Protocol service.Protocol
 	Dst      netip.Addr
 	Port     uint16

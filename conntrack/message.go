@@ -16,6 +16,7 @@ import (
 const (
 	ctGet    = 1
 	ctDelete = 2
+	ctStats  = 5
 
 	ctaTupleOrig  = 1
 	ctaTupleReply = 2
@@ -25,6 +26,7 @@ const (
 	ctaID         = 12
 	ctaZone       = 18
 	ctaTimestamp  = 20
+	ctaFilter     = 25
 	ctaStatusMask = 26
 
 	ctaTupleIP    = 1
@@ -48,6 +50,10 @@ const (
 	ctaProtoInfoTCP      = 1
 	ctaProtoInfoTCPState = 1
 	ctaTimestampStart    = 1
+	ctaFilterOrigFlags   = 1
+
+	ctaStatsEntries    = 1
+	ctaStatsMaxEntries = 2
 
 	icmp   = 1
 	icmpv6 = 58
@@ -64,12 +70,60 @@ func request(kind netfilter.MessageType, family netfilter.ProtoFamily, flags net
 	return m
 }
 
-func dumpRequest(f Filter) netlink.Message {
-	var attrs []netfilter.Attribute
+// What CTA_FILTER says is to be compared of the original tuple (Linux,
+// nf_internals.h).
+const (
+	filterIPDst    = 1 << 1
+	filterProtoNum = 1 << 3
+	filterDstPort  = 1 << 5
+)
+
+// dumpRequests makes the dumps that select as much of the filter as the kernel
+// can. Kernels before 5.8 ignore the tuple, those before 5.15 the status.
+func dumpRequests(f Filter) []netlink.Message {
+	families := []netfilter.ProtoFamily{netfilter.ProtoUnspec}
+	switch {
+	case f.Dst.Is4():
+		families[0] = netfilter.ProtoIPv4
+	case f.Dst.IsValid():
+		families[0] = netfilter.ProtoIPv6
+	case f.Protocol != 0: // a tuple needs a family
+		families = []netfilter.ProtoFamily{netfilter.ProtoIPv4, netfilter.ProtoIPv6}
+	}
+	requests := make([]netlink.Message, len(families))
+	for i, family := range families {
+		requests[i] = request(ctGet, family, netlink.Dump, filterAttributes(f)...)
+	}
+	return requests
+}
+
+func filterAttributes(f Filter) []netfilter.Attribute {
+	var attrs, tuple []netfilter.Attribute
+	var compare uint32
 	if f.Mask != 0 { // the kernel refuses an empty mask
 		attrs = append(attrs, be32(ctaStatus, uint32(f.Status)), be32(ctaStatusMask, uint32(f.Mask)))
 	}
-	return request(ctGet, netfilter.ProtoUnspec, netlink.Dump, attrs...)
+	// Not an IPv6 address: kernels from 5.8 to at least 6.18 compare it the
+	// wrong way round, and select all entries but the wanted ones.
+	if f.Dst.Is4() {
+		compare |= filterIPDst
+		tuple = append(tuple, nested(ctaTupleIP, netfilter.Attribute{Type: ctaIPv4Dst, Data: f.Dst.AsSlice()}))
+	}
+	if f.Protocol != 0 {
+		compare |= filterProtoNum
+		proto := []netfilter.Attribute{{Type: ctaProtoNum, Data: []byte{uint8(f.Protocol)}}}
+		if f.Port != 0 && (f.Protocol == service.TCP || f.Protocol == service.UDP) { // it compares no others
+			compare |= filterDstPort
+			proto = append(proto, be16(ctaProtoDstPort, f.Port))
+		}
+		tuple = append(tuple, nested(ctaTupleProto, proto...))
+	}
+	if compare != 0 {
+		attrs = append(attrs, nested(ctaTupleOrig, tuple...),
+			// In the byte order of the machine, unlike all else.
+			nested(ctaFilter, netfilter.Attribute{Type: ctaFilterOrigFlags, Data: binary.NativeEndian.AppendUint32(nil, compare)}))
+	}
+	return attrs
 }
 
 // deleteRequest names the entry by its original tuple and its ID, so that the
@@ -90,7 +144,7 @@ func deleteRequest(f *Flow) netlink.Message {
 	if f.Zone != 0 {
 		attrs = append(attrs, be16(ctaZone, f.Zone))
 	}
-	return request(ctDelete, family, netlink.Acknowledge, attrs...)
+	return request(ctDelete, family, 0, attrs...)
 }
 
 func protoAttributes(f *Flow) []netfilter.Attribute {
@@ -204,6 +258,28 @@ func parseTCPState(b []byte) (state TCPState, err error) {
 		}
 	}
 	return state, nil
+}
+
+func parseCount(b []byte) (entries, limit int, err error) {
+	if len(b) < nfgenmsgLen {
+		return 0, 0, errMalformed
+	}
+	for a, err := range attributes(b[nfgenmsgLen:]) {
+		var v uint32
+		if err == nil {
+			v, err = a.uint32()
+		}
+		if err != nil {
+			return 0, 0, err
+		}
+		switch a.kind {
+		case ctaStatsEntries:
+			entries = int(v)
+		case ctaStatsMaxEntries:
+			limit = int(v)
+		}
+	}
+	return entries, limit, nil
 }
 
 func parseTuple(b []byte) (t Tuple, protocol service.Protocol, err error) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/mdlayher/netlink"
+	"github.com/ti-mo/netfilter"
 	"golang.org/x/sys/unix"
 )
 
@@ -17,43 +18,48 @@ type Config struct {
 }
 
 // Table is the connection tracking table of one network namespace, of both
-// families. Flows and Delete may run side by side, also one inside the other,
-// but two calls of the same one may not.
+// families. Flows, Delete and Count may run side by side, also one inside the
+// other, but two calls of the same one may not.
 type Table struct {
-	// A dump keeps its socket busy to the end, so deletions have their own.
-	dumps, deletes *netlink.Conn
+	// A dump keeps its socket busy to the end, so the others have their own.
+	dumps, deletes, counts *socket
 }
 
 const (
-	// readBuffer is the most that the kernel puts into one datagram of a dump.
-	readBuffer = 32 << 10
-	// deleteBatch is how many deletions go out in one datagram. Each is
-	// answered by one of its own, of up to about 1 KiB of kernel memory.
-	deleteBatch = 128
+	// deleteBatch is how many deletions go out in one datagram. Only the last
+	// is acknowledged, but each may fail, which is answered by a datagram of up
+	// to about 1 KiB of kernel memory.
+	deleteBatch = 256
 	// ackMemory leaves room for the answers, whatever net.core.rmem_default is.
 	ackMemory = 1 << 20
 )
 
 // Open opens the sockets. It needs CAP_NET_ADMIN in the namespace only once
-// flows are read or deleted, and only then finds that conntrack is missing.
+// they are used, and only then finds that conntrack is missing.
 func Open(config Config) (*Table, error) {
 	var t Table
-	var err error
-	dial := netlink.Config{NetNS: config.NetNS, MessageBufferSize: readBuffer}
-	if t.dumps, err = netlink.Dial(unix.NETLINK_NETFILTER, &dial); err != nil {
-		return nil, fmt.Errorf("open conntrack socket: %w", err)
-	}
-	if t.deletes, err = netlink.Dial(unix.NETLINK_NETFILTER, &dial); err != nil {
-		return nil, errors.Join(fmt.Errorf("open conntrack socket: %w", err), t.dumps.Close())
+	for _, s := range []**socket{&t.dumps, &t.deletes, &t.counts} {
+		var err error
+		if *s, err = dial(config.NetNS); err != nil {
+			return nil, errors.Join(fmt.Errorf("open conntrack socket: %w", err), t.Close())
+		}
 	}
 	// Best effort: without CAP_NET_ADMIN it gets what rmem_max allows, and
 	// deletions fail with EPERM anyway.
-	_ = t.deletes.SetReadBuffer(ackMemory)
+	_ = t.deletes.conn.SetReadBuffer(ackMemory)
 	return &t, nil
 }
 
 // Close closes the sockets.
-func (t *Table) Close() error { return errors.Join(t.dumps.Close(), t.deletes.Close()) }
+func (t *Table) Close() error {
+	var failed error
+	for _, s := range []*socket{t.dumps, t.deletes, t.counts} {
+		if s != nil {
+			failed = errors.Join(failed, s.conn.Close())
+		}
+	}
+	return failed
+}
 
 // ErrInterrupted says that a dump may have missed entries, since the table
 // changed shape under it.
@@ -65,36 +71,68 @@ var ErrInterrupted = errors.New("dump interrupted")
 // is. Kernel errors match unix.EPERM (no CAP_NET_ADMIN) or unix.EINVAL (no
 // nf_conntrack_netlink in the kernel).
 func (t *Table) Flows(ctx context.Context, filter Filter, yield func(Flow) error) error {
-	return t.dump(ctx, dumpRequest(filter), filter, yield)
+	for _, request := range dumpRequests(filter) {
+		if err := t.dump(ctx, request, filter, yield); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (t *Table) dump(ctx context.Context, request netlink.Message, filter Filter, yield func(Flow) error) error {
-	if _, err := t.dumps.Send(request); err != nil {
+	request, err := t.dumps.conn.Send(request)
+	if err != nil {
 		return fmt.Errorf("dump conntrack table: %w", err)
 	}
-	interrupted := false
-	// Left early, the iterator reads the rest of the dump and drops it.
-	for m, err := range t.dumps.ReceiveIter() {
-		if err != nil {
-			return fmt.Errorf("dump conntrack table: %w", explain(err))
+	d := dumping{sequence: request.Header.Sequence, filter: filter, yield: yield}
+	for !d.done {
+		if d.failed == nil {
+			d.failed = ctx.Err()
 		}
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		interrupted = interrupted || m.Header.Flags&netlink.DumpInterrupted != 0
-		f, err := parseFlow(m.Data)
-		if err != nil {
-			return fmt.Errorf("dump conntrack table: %w", err)
-		}
-		if !filter.Selects(&f) {
-			continue
-		}
-		if err := yield(f); err != nil {
-			return err
+		for m, err := range t.dumps.receive() {
+			if err == nil {
+				err = d.take(m)
+			}
+			if err != nil {
+				return fmt.Errorf("dump conntrack table: %w", explain(err))
+			}
 		}
 	}
-	if interrupted {
+	if d.failed == nil && d.interrupted {
 		return fmt.Errorf("dump conntrack table: %w", ErrInterrupted)
+	}
+	return d.failed
+}
+
+// dumping is a dump under way. What is left of it after a failure is read and
+// dropped, since the kernel begins no other before its end.
+type dumping struct {
+	sequence uint32
+	filter   Filter
+	yield    func(Flow) error
+
+	failed            error // of yield or of the context
+	interrupted, done bool
+}
+
+// take takes a message. It returns the kernel's errors, which end the dump.
+func (d *dumping) take(m message) error {
+	switch {
+	case m.sequence != d.sequence: // left behind by a dump that could not be read to its end
+		return nil
+	case m.kind == netlink.Done || m.kind == netlink.Error:
+		d.done = true
+		return m.err()
+	case d.failed != nil:
+		return nil
+	}
+	d.interrupted = d.interrupted || m.flags&netlink.DumpInterrupted != 0
+	f, err := parseFlow(m.data)
+	switch {
+	case err != nil:
+		d.failed = fmt.Errorf("dump conntrack table: %w", err)
+	case d.filter.Selects(&f):
+		d.failed = d.yield(f)
 	}
 	return nil
 }
@@ -134,42 +172,62 @@ func (t *Table) deleteBatch(flows []Flow) (n int, err error) {
 	for i := range flows {
 		requests[i] = deleteRequest(&flows[i])
 	}
-	if requests, err = t.deletes.SendMessages(requests); err != nil {
+	// The kernel has carried all of them out when it acknowledges the last.
+	requests[len(requests)-1].Header.Flags |= netlink.Acknowledge
+	if requests, err = t.deletes.conn.SendMessages(requests); err != nil {
 		return 0, err
 	}
+	first, last := requests[0].Header.Sequence, requests[len(requests)-1].Header.Sequence
+	n = len(flows)
 	var failed error
-	for answered := 0; answered < len(requests); {
-		sequence, err := t.answer()
-		if sequence == 0 {
-			return n, err // of the socket: further answers may be lost
-		}
-		if sequence-requests[0].Header.Sequence >= uint32(len(requests)) {
-			continue // left behind by a call that ended like that
-		}
-		answered++
-		switch {
-		case err == nil:
-			n++
-		case errors.Is(err, unix.ENOENT): // gone by itself
-		case failed == nil:
-			failed = err
+	for {
+		for m, err := range t.deletes.receive() {
+			if err != nil {
+				return 0, err // further answers may be lost: nobody knows how many are gone
+			}
+			if m.sequence-first > last-first {
+				continue // left behind by a call that ended like that
+			}
+			if err := m.err(); err != nil {
+				n--
+				if failed == nil && !errors.Is(err, unix.ENOENT) { // gone by itself
+					failed = err
+				}
+			}
+			if m.sequence == last {
+				return n, failed
+			}
 		}
 	}
-	return n, failed
 }
 
-// answer reads one acknowledgement and returns the sequence number of what it
-// answers, which is never 0, unless reading failed.
-func (t *Table) answer() (sequence uint32, err error) {
-	messages, err := t.deletes.Receive()
-	var op *netlink.OpError
-	switch {
-	case errors.As(err, &op):
-		return op.Sequence, err
-	case err != nil:
-		return 0, err
-	case len(messages) != 1:
-		return 0, fmt.Errorf("%d messages where one acknowledgement was due", len(messages))
+// Count returns how many entries the table has, and how many it may have before
+// the kernel drops packets of new connections; 0 means that there is no limit.
+// Kernels before 4.18 do not say, which is 0 as well. It takes no walk of the
+// table.
+func (t *Table) Count(ctx context.Context) (entries, limit int, err error) {
+	if err := ctx.Err(); err != nil {
+		return 0, 0, err
 	}
-	return messages[0].Header.Sequence, nil
+	sent, err := t.counts.conn.Send(request(ctStats, netfilter.ProtoUnspec, 0))
+	if err != nil {
+		return 0, 0, fmt.Errorf("count conntrack entries: %w", err)
+	}
+	for {
+		for m, err := range t.counts.receive() {
+			if err == nil && m.sequence != sent.Header.Sequence {
+				continue
+			}
+			if err == nil {
+				err = m.err()
+			}
+			if err == nil {
+				entries, limit, err = parseCount(m.data)
+			}
+			if err != nil {
+				return 0, 0, fmt.Errorf("count conntrack entries: %w", explain(err))
+			}
+			return entries, limit, nil
+		}
+	}
 }

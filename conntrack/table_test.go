@@ -3,6 +3,7 @@ package conntrack
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"runtime"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
 	timo "github.com/ti-mo/conntrack"
 	"golang.org/x/sys/unix"
@@ -157,34 +159,150 @@ func TestTableFlows(t *testing.T) {
 }
 
 // The kernel does what the filter says, and where it does not, as before Linux
-// 5.15, Flows does.
-func TestTableFiltersTwice(t *testing.T) {
+// 5.8 or 5.15, Flows does: both answers are those of a dump of everything that
+// is judged by Selects.
+func TestTableFilters(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "node")
 	table, creator := open(t, ns), dialCreator(t, ns)
-	src, dst := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
-	create(t, creator, timo.NewFlow(17, timo.StatusConfirmed, src, dst, 1, 53, 600, 0))
-	create(t, creator, timo.NewFlow(17, timo.StatusConfirmed|timo.StatusSeenReply|timo.StatusAssured, src, dst, 2, 53, 600, 0))
-	unassured := Filter{Mask: Assured}
-	for _, test := range []struct {
-		by              string
-		request, filter Filter
-	}{{"the kernel", unassured, Filter{}}, {"Flows", Filter{}, unassured}} {
-		var ports []uint16
-		err := table.dump(t.Context(), dumpRequest(test.request), test.filter, func(f Flow) error {
-			ports = append(ports, f.Original.Src.Port())
-			return nil
-		})
-		if !slices.Equal(ports, []uint16{1}) || err != nil {
-			t.Errorf("filtered by %s: flows from ports %v, %v, want 1 only", test.by, ports, err)
+	src, src6 := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
+	dsts := []netip.Addr{
+		netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.3"),
+		netip.MustParseAddr("fd00::2"), netip.MustParseAddr("fd00::3"),
+	}
+	for _, dst := range dsts {
+		from := src
+		if dst.Is6() {
+			from = src6
 		}
+		for _, port := range []uint16{53, 80} {
+			for _, protocol := range []uint8{6, 17, 132} {
+				create(t, creator, timo.NewFlow(protocol, timo.StatusConfirmed, from, dst, 1, port, 600, 0))
+				create(t, creator, timo.NewFlow(protocol, timo.StatusConfirmed|timo.StatusSeenReply|timo.StatusAssured, from, dst, 2, port, 600, 0))
+			}
+		}
+	}
+	zoned := timo.NewFlow(17, timo.StatusConfirmed, src, dsts[0], 3, 53, 600, 0)
+	zoned.Zone = 7
+	create(t, creator, zoned)
+
+	everything := flows(t, table, Filter{})
+	for _, test := range []struct {
+		filter Filter
+		want   int
+		// told is what the kernel can tell of it, v6 that it can tell no
+		// address, but that the family is IPv6.
+		told Filter
+		v6   bool
+	}{
+		{filter: Filter{}, want: 49},
+		{filter: Filter{Mask: Assured}, want: 25, told: Filter{Mask: Assured}},
+		{filter: Filter{Protocol: service.UDP}, want: 17, told: Filter{Protocol: service.UDP}},
+		{filter: Filter{Dst: dsts[0]}, want: 13, told: Filter{Dst: dsts[0]}},
+		{filter: Filter{Dst: dsts[3]}, want: 12, v6: true},
+		{filter: Filter{Port: 53}, want: 25},
+		{filter: Filter{Dst: dsts[1], Port: 53}, want: 6, told: Filter{Dst: dsts[1]}},
+		{filter: Filter{Protocol: service.TCP, Port: 80}, want: 8, told: Filter{Protocol: service.TCP, Port: 80}},
+		{
+			filter: Filter{Protocol: service.UDP, Dst: dsts[0], Port: 53}, want: 3,
+			told: Filter{Protocol: service.UDP, Dst: dsts[0], Port: 53},
+		},
+		{filter: Filter{Protocol: service.SCTP, Dst: dsts[1], Port: 80}, want: 2, told: Filter{Protocol: service.SCTP, Dst: dsts[1]}},
+		{filter: Filter{Protocol: service.SCTP, Dst: dsts[2], Port: 80}, want: 2, told: Filter{Protocol: service.SCTP}, v6: true},
+		{
+			filter: Filter{Status: Assured, Mask: Assured, Protocol: service.UDP, Dst: dsts[2], Port: 53}, want: 1,
+			told: Filter{Status: Assured, Mask: Assured, Protocol: service.UDP, Port: 53}, v6: true,
+		},
+		{filter: Filter{Protocol: icmp, Port: 53}, want: 0, told: Filter{Protocol: icmp}},
+		{filter: Filter{Dst: src}, want: 0, told: Filter{Dst: src}},
+	} {
+		t.Run(fmt.Sprintf("%v %v %d %v", test.filter.Protocol, test.filter.Dst, test.filter.Port, test.filter.Mask), func(t *testing.T) {
+			want := selected(everything, test.filter.Selects)
+			if len(want) != test.want {
+				t.Errorf("Selects has %d flows, want %d", len(want), test.want)
+			}
+			if diff := cmp.Diff(want, entries(flows(t, table, test.filter))); diff != "" {
+				t.Errorf("Flows() (-want +got):\n%s", diff)
+			}
+			told := selected(everything, func(f *Flow) bool { return test.told.Selects(f) && (!test.v6 || f.V6()) })
+			if diff := cmp.Diff(told, entries(dump(t, table, dumpRequests(test.filter), Filter{}))); diff != "" {
+				t.Errorf("filtered by the kernel alone (-want +got):\n%s", diff)
+			}
+			ignored := entries(dump(t, table, dumpRequests(Filter{}), test.filter))
+			if diff := cmp.Diff(want, ignored); diff != "" {
+				t.Errorf("from a kernel that ignores the filter (-want +got):\n%s", diff)
+			}
+		})
 	}
 }
 
-// Without the capability both calls say so, and what is needed.
+func selected(list []Flow, by func(*Flow) bool) map[entry]Status {
+	return entries(slices.DeleteFunc(slices.Clone(list), func(f Flow) bool { return !by(&f) }))
+}
+
+func dump(t *testing.T, table *Table, requests []netlink.Message, filter Filter) []Flow {
+	t.Helper()
+	var list []Flow
+	for _, request := range requests {
+		err := table.dump(t.Context(), request, filter, func(f Flow) error {
+			list = append(list, f)
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return list
+}
+
+// What a flow tells beside its tuples.
+func TestTableFlowDetails(t *testing.T) {
+	ns := testnet.NamespaceForTest(t, "node")
+	table, creator := open(t, ns), dialCreator(t, ns)
+	before := time.Now()
+	if err := ns.Sysctl("net.netfilter.nf_conntrack_timestamp", "1"); err != nil {
+		t.Fatal(err)
+	}
+	f := timo.NewFlow(6, timo.StatusConfirmed|timo.StatusSeenReply|timo.StatusAssured,
+		netip.MustParseAddr("fd00::1"), netip.MustParseAddr("fd00::2"), 1, 80, 3600, 0)
+	f.ProtoInfo.TCP = &timo.ProtoInfoTCP{State: uint8(TCPCloseWait)}
+	create(t, creator, f)
+	list := flows(t, table, Filter{})
+	if len(list) != 1 {
+		t.Fatalf("flows: %v", list)
+	}
+	got := list[0]
+	if got.TCPState != TCPCloseWait || got.Timeout <= 0 || got.Timeout > time.Hour || got.Timeout%time.Second != 0 ||
+		got.Start.Before(before) || got.Start.After(time.Now()) {
+		t.Errorf("state %q, timeout %v, start %v; want close-wait, an hour, and between %v and now", got.TCPState, got.Timeout, got.Start, before)
+	}
+}
+
+func TestTableCount(t *testing.T) {
+	ns := testnet.NamespaceForTest(t, "node")
+	table, creator := open(t, ns), dialCreator(t, ns)
+	max, err := ns.ReadSysctl("net.netfilter.nf_conntrack_max")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want := range 3 {
+		entries, limit, err := table.Count(t.Context())
+		if entries != want || fmt.Sprint(limit) != max || err != nil {
+			t.Errorf("Count() = %d, %d, %v, want %d of %s", entries, limit, err, want, max)
+		}
+		create(t, creator, timo.NewFlow(17, timo.StatusConfirmed, netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), uint16(want), 53, 600, 0))
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, _, err := table.Count(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("Count() = %v with a context that is done", err)
+	}
+}
+
+// Without the capability every call say so, and what is needed.
 func TestTableWithoutCapability(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "node")
 	table := open(t, ns)
-	listed, deleted := make(chan error, 1), make(chan error, 1)
+	listed, deleted, counted := make(chan error, 1), make(chan error, 1), make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // for ever: the thread ends with the goroutine
 		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
@@ -192,13 +310,16 @@ func TestTableWithoutCapability(t *testing.T) {
 		if err := unix.Capset(&header, &none[0]); err != nil {
 			listed <- err
 			deleted <- err
+			counted <- err
 			return
 		}
 		listed <- table.Flows(t.Context(), Filter{}, func(Flow) error { return nil })
 		_, err := table.Delete(t.Context(), []Flow{flow(service.UDP, "10.96.0.1:80", 0)})
 		deleted <- err
+		_, _, err = table.Count(t.Context())
+		counted <- err
 	}()
-	for what, err := range map[string]error{"Flows": <-listed, "Delete": <-deleted} {
+	for what, err := range map[string]error{"Flows": <-listed, "Delete": <-deleted, "Count": <-counted} {
 		if !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
 			t.Errorf("%s() = %v, want EPERM with what is needed", what, err)
 		}
