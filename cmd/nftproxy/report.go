@@ -77,7 +77,7 @@ func (d *daemon) syncLogger() func(proxy.Sync) {
 		}
 		d.log.Log(context.Background(), level, "synced",
 			"services", s.Snapshot.Services.Len(), "written", s.Written, "latency", s.Latency(),
-			"compile", s.Compile, "read", s.Read, "plan", s.Plan, "apply", s.Apply)
+			"compile", s.Compile, "read", s.Read, "plan", s.Plan, "apply", s.Apply, "encode", s.Encode, "commit", s.Commit)
 	}
 }
 

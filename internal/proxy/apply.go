@@ -263,7 +263,10 @@ func (a *applier) write(s *Sync, b nft.Batch) error {
 	}
 	start := time.Now()
 	defer func() { s.Apply += time.Since(start) }()
-	if err := a.kernel.Apply(b); err != nil {
+	err := a.kernel.Apply(b)
+	encode, commit := a.kernel.Spent()
+	s.Encode, s.Commit = s.Encode+encode, s.Commit+commit
+	if err != nil {
 		return fmt.Errorf("apply batch: %w", err)
 	}
 	a.generation += uint32(len(b.Transactions()))

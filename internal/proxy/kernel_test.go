@@ -82,6 +82,11 @@ func (k *fakeKernel) Generation() (uint32, error) {
 
 func (k *fakeKernel) Owned(nft.TableID) (bool, error) { return k.owned, nil }
 
+// Spent says of each Apply that it took 1 ms to encode and 2 ms to commit.
+func (k *fakeKernel) Spent() (encode, commit time.Duration) {
+	return time.Millisecond, 2 * time.Millisecond
+}
+
 func (k *fakeKernel) Apply(b nft.Batch) error {
 	k.handOver()
 	if k.hang != nil {

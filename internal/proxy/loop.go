@@ -20,6 +20,9 @@ type Kernel interface {
 	// after an error the loop reads before it plans again. An error about
 	// certain parts has a method Parts() []string.
 	Apply(nft.Batch) error
+	// Spent says how much of the last Apply went into encoding, and how much into
+	// the kernel's taking it.
+	Spent() (encode, commit time.Duration)
 	// Generation is the number of the ruleset. Every transaction, whosever it
 	// is, raises it by one.
 	Generation() (uint32, error)
@@ -61,6 +64,8 @@ type Sync struct {
 	// Start and the time that each step took.
 	Start                      time.Time
 	Compile, Read, Plan, Apply time.Duration
+	// Encode and Commit are the two parts of Apply.
+	Encode, Commit time.Duration
 	// Program is what was wanted.
 	Program *nft.Program
 	// Applied is what is in force: Program without quarantined parts or, in a

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -31,6 +32,8 @@ type Conn struct {
 	encoder batchEncoder
 	fences  encoder
 	seq     uint32
+	// spent is of the last Apply.
+	spent spent
 	// withoutOwner is set once the kernel has refused the flags of an owned table.
 	withoutOwner bool
 
@@ -91,6 +94,7 @@ func (c *Conn) Apply(b nft.Batch) error {
 	}
 	c.exclusive.Lock()
 	defer c.exclusive.Unlock()
+	c.spent = spent{}
 	for _, transaction := range b.Transactions() {
 		if err := c.applyOne(transaction); err != nil {
 			return err
@@ -118,8 +122,11 @@ func (c *Conn) apply(b nft.Batch, single bool) error {
 		return err
 	}
 	begin := c.seq + 1
+	start := time.Now()
 	c.encoder.reset(begin+1, flags, single)
-	if err := c.encoder.batch(b); err != nil {
+	err = c.encoder.batch(b)
+	c.spent.encode += time.Since(start)
+	if err != nil {
 		return err
 	}
 	c.seq = begin + uint32(len(c.encoder.spans)) + 1
@@ -128,7 +135,9 @@ func (c *Conn) apply(b nft.Batch, single bool) error {
 		return err
 	}
 	for i, part := range parts {
+		start := time.Now()
 		answers, err := c.transact(begin, part)
+		c.spent.commit += time.Since(start)
 		switch {
 		case err != nil && i > 0:
 			return fmt.Errorf("transaction %d of %d: %w: %w", i+1, len(parts), ErrOutcomeUnknown, err)
