@@ -1,5 +1,7 @@
 package service
 
+import "slices"
+
 // ConflictsBy is what the service lost if each claim belongs to whom owner
 // says; nil for nothing. A Builder knows the owners of what it was given: this
 // is for snapshots that come from elsewhere.
@@ -14,4 +16,14 @@ func (s *Service) ConflictsBy(owner func(Claim) Name) *Conflicts {
 		return nil
 	}
 	return &Conflicts{lost}
+}
+
+// NewRestrictions puts restrictions in order; nil for none.
+func NewRestrictions(list []Restriction) *Restrictions {
+	if len(list) == 0 {
+		return nil
+	}
+	list = slices.Clone(list)
+	slices.SortFunc(list, func(a, b Restriction) int { return compareClaims(a.Claim, b.Claim) })
+	return &Restrictions{list}
 }
