@@ -76,7 +76,7 @@ type flowTable interface {
 func NewCleaner(table flowTable, index *Index, observe func(Run)) *Cleaner {
 	return &Cleaner{
 		table: table, index: index, observe: observe, wake: make(chan struct{}, 1),
-		schedule: pace.Schedule{Pause: pause, IdlePause: idlePause, Late: late},
+		schedule: pace.Schedule{Pause: pause, IdlePause: idlePause, Late: []time.Duration{late}},
 	}
 }
 

@@ -3,8 +3,6 @@ package affinity
 import (
 	"context"
 	"errors"
-	"fmt"
-	"net/netip"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -12,127 +10,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"nftproxy/internal/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 )
-
-// compiled is the program of a service with affinity and one without, with as
-// many endpoints of each family.
-func compiled(endpoints ...int) *nft.Program {
-	b := service.NewBuilder(service.Node{Name: "node-0"})
-	for i, timeout := range []time.Duration{time.Hour, 0} {
-		p := service.Port{Protocol: service.TCP, Port: 80}
-		for _, n := range endpoints {
-			for _, pattern := range []string{"10.0.0.%d:80", "[fd00:1::%d]:80"} {
-				p.Endpoints = append(p.Endpoints, service.Endpoint{
-					Addr: netip.MustParseAddrPort(fmt.Sprintf(pattern, n+1)), Ready: true, Serving: true,
-				})
-			}
-		}
-		p.Endpoints = service.MergeEndpoints(p.Endpoints)
-		b.Set(&service.Service{
-			Name: service.NewName("default", fmt.Sprint("web-", i)), AffinityTimeout: timeout,
-			ClusterIPs: []netip.Addr{netip.MustParseAddr(fmt.Sprint("10.96.0.", i+1)), netip.MustParseAddr(fmt.Sprint("fd00:96::", i+1))},
-			Ports:      []service.Port{p},
-		})
-	}
-	return ruleset.Compile(ruleset.Config{Table: "test"}, b.Snapshot())
-}
-
-// memory is a kernel's maps of clients.
-type memory struct {
-	// mu is for the race detector, to which time in a bubble orders nothing.
-	mu sync.Mutex
-	// clients are the entries of the map "affinity" of both tables.
-	clients map[nft.TableID]map[nft.Value]nft.Value
-	// takes is how long one map takes, after the entries were judged.
-	takes time.Duration
-	fail  error
-	// starts are when the first map of each sweep was.
-	starts []time.Time
-	busy   bool
-	// during is called once, in the middle of a sweep.
-	during func()
-}
-
-func newMemory() *memory { return &memory{clients: map[nft.TableID]map[nft.Value]nft.Value{}} }
-
-// learn puts a client for each endpoint that the program allows into the maps.
-func (m *memory) learn(p *nft.Program, client byte) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, f := range nft.Families() {
-		t := p.Table(f)
-		if m.clients[t.ID()] == nil {
-			m.clients[t.ID()] = map[nft.Value]nft.Value{}
-		}
-		for _, part := range t.Parts.All() {
-			for i, e := range part.Elements {
-				if e.Set != "affinity-endpoints" {
-					continue
-				}
-				source := make([]byte, f.AddrLen())
-				source[0], source[1] = client, byte(i)
-				at := len(e.Key) - f.AddrLen() - 4 // the endpoint's address and port
-				m.clients[t.ID()][nft.Value(source)+e.Key[:at]] = e.Key[at:]
-			}
-		}
-	}
-}
-
-// count are the clients of each family.
-func (m *memory) count() string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	n := map[nft.Family]int{}
-	for table, clients := range m.clients {
-		n[table.Family] += len(clients)
-	}
-	return fmt.Sprintf("%d and %d", n[nft.IPv4], n[nft.IPv6])
-}
-
-func (m *memory) Sweep(ctx context.Context, table nft.TableID, set *nft.Set, keep func(key, data nft.Value) bool) (int, error) {
-	m.mu.Lock()
-	if m.busy {
-		panic("two sweeps at a time")
-	}
-	m.busy = true
-	if table.Family == nft.IPv4 && set.Name == "affinity" {
-		m.starts = append(m.starts, time.Now())
-	}
-	during := m.during
-	m.during = nil
-	m.mu.Unlock()
-	if during != nil {
-		during()
-	}
-
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	swept := 0
-	if set.Name == "affinity" {
-		for key, data := range m.clients[table] {
-			if !keep(key, data) {
-				delete(m.clients[table], key)
-				swept++
-			}
-		}
-	}
-	fail, takes := m.fail, m.takes
-	m.mu.Unlock()
-	select {
-	case <-time.After(takes):
-	case <-ctx.Done():
-		fail = ctx.Err()
-	}
-	m.mu.Lock()
-	m.busy = false
-	if fail != nil {
-		return swept, fmt.Errorf("sweep map %s %s: %w", table, set.Name, fail)
-	}
-	return swept, nil
-}
 
 // bench is a running Sweeper, in a synctest bubble.
 type bench struct {
@@ -160,16 +40,32 @@ func start(t *testing.T) *bench {
 	return b
 }
 
+// rows are when sweeps begin that take no time, if there was a reason at each of
+// the times and then none for long.
+func rows(reasons ...time.Duration) []time.Duration {
+	var all []time.Duration
+	for _, at := range reasons {
+		all = append(all, at)
+		for _, wait := range late() {
+			at += wait
+			all = append(all, at)
+		}
+	}
+	return all
+}
+
 // after sleeps in the bubble's time; then sweeps must have begun at the times,
-// and so many clients be left.
+// by the map of addresses in IPv4, and so many clients be left.
 func (b *bench) after(d time.Duration, left string, starts ...time.Duration) {
 	b.t.Helper()
 	time.Sleep(d)
 	synctest.Wait()
 	var got []time.Duration
 	b.kernel.mu.Lock()
-	for _, s := range b.kernel.starts {
-		got = append(got, s.Sub(b.began))
+	for _, s := range b.kernel.sweeps {
+		if s.Map == "ip affinity" {
+			got = append(got, s.at.Sub(b.began))
+		}
 	}
 	b.kernel.mu.Unlock()
 	if diff := cmp.Diff(starts, got); diff != "" {
@@ -188,16 +84,16 @@ func TestSweeps(t *testing.T) {
 		b.after(time.Minute, "3 and 3")
 		b.Notify(two, true)
 		b.after(0, "2 and 2", time.Minute)
-		b.after(time.Minute, "2 and 2", time.Minute, time.Minute+late)
+		b.after(time.Minute, "2 and 2", rows(time.Minute)...)
 
 		// Growth, and what changes nothing, is no reason.
 		b.Notify(three, false)
 		b.kernel.learn(three, 2)
 		b.Notify(compiled(0, 1, 2), false)
-		b.after(time.Minute, "5 and 5", time.Minute, time.Minute+late)
+		b.after(time.Minute, "5 and 5", rows(time.Minute)...)
 
 		b.Notify(one, false)
-		b.after(time.Minute, "2 and 2", time.Minute, time.Minute+late, 3*time.Minute, 3*time.Minute+late)
+		b.after(time.Minute, "2 and 2", rows(time.Minute, 3*time.Minute)...)
 		var swept []int
 		for _, r := range b.runs {
 			if r.Err != nil {
@@ -205,9 +101,128 @@ func TestSweeps(t *testing.T) {
 			}
 			swept = append(swept, r.Swept)
 		}
-		if diff := cmp.Diff([]int{2, 0, 6, 0}, swept); diff != "" {
+		if diff := cmp.Diff([]int{2, 0, 0, 0, 6, 0, 0, 0}, swept); diff != "" {
 			t.Errorf("swept (-want +got):\n%s", diff)
 		}
+		want := []Map{
+			{ruleset.AffinityName{Family: nft.IPv4, Map: "affinity"}, 2, 262144},
+			{ruleset.AffinityName{Family: nft.IPv6, Map: "affinity"}, 2, 262144},
+		}
+		if diff := cmp.Diff(want, b.runs[len(b.runs)-1].Maps); diff != "" {
+			t.Errorf("maps of the last sweep (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// swept are the maps that were looked at since it was called last, by when.
+func (b *bench) swept() map[time.Duration][]string {
+	b.kernel.mu.Lock()
+	defer b.kernel.mu.Unlock()
+	all := map[time.Duration][]string{}
+	for _, s := range b.kernel.sweeps {
+		at := s.at.Sub(b.began)
+		all[at] = append(all[at], s.Map)
+	}
+	b.kernel.sweeps = nil
+	return all
+}
+
+// TestMapsConcerned: at first all maps are swept, then those of which an endpoint
+// has left the list, each until its own row of sweeps is over.
+func TestMapsConcerned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const m, s = time.Minute, time.Second
+		addresses := []string{"ip affinity", "ip6 affinity"}
+		local := []string{"ip node-port-local-affinity", "ip6 node-port-local-affinity"}
+		both := []string{"ip affinity", "ip node-port-local-affinity", "ip6 affinity", "ip6 node-port-local-affinity"}
+		b := start(t)
+		want := map[time.Duration][]string{}
+		add := func(maps []string, times ...time.Duration) {
+			for _, t := range times {
+				want[t] = append(want[t], maps...)
+			}
+		}
+		check := func(what string) {
+			t.Helper()
+			time.Sleep(time.Until(b.began.Add(time.Since(b.began).Truncate(m) + m)))
+			synctest.Wait()
+			if diff := cmp.Diff(want, b.swept()); diff != "" {
+				t.Errorf("%s: swept (-want +got):\n%s", what, diff)
+			}
+			clear(want)
+		}
+
+		b.Notify(compiledBy(5, 5), true)
+		add([]string{
+			"ip affinity", "ip local-affinity", "ip node-port-affinity", "ip node-port-local-affinity",
+			"ip6 affinity", "ip6 local-affinity", "ip6 node-port-affinity", "ip6 node-port-local-affinity",
+		}, rows(0)...)
+		check("the start")
+
+		b.Notify(compiledBy(4, 5), false)
+		add(addresses, rows(m)...)
+		check("one list")
+
+		b.kernel.during = func() {
+			b.Notify(compiledBy(2, 5), false)
+			b.Notify(compiledBy(2, 4), false)
+		}
+		b.Notify(compiledBy(3, 5), false)
+		add(addresses, 2*m)
+		add(both, rows(2*m)...)
+		check("several before one sweep")
+
+		b.Notify(compiledBy(1, 4), false)
+		add(addresses, rows(3 * m)[:3]...)
+		time.Sleep(5 * s)
+		b.Notify(compiledBy(1, 3), false)
+		add(both, rows(3*m + 5*s)[:3]...)
+		time.Sleep(9 * s)
+		b.Notify(compiledBy(1, 2), false)
+		add(both, 3*m+14*s)
+		add(local, rows(3*m + 14*s)[1:]...)
+		check("one after the other")
+	})
+}
+
+// TestFailedMapStaysConcerned: until it was swept, and the others are not any
+// longer.
+func TestFailedMapStaysConcerned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t)
+		b.kernel.fail, b.kernel.failing = errors.New("no"), "node-port-affinity"
+		b.Notify(compiledBy(2, 2), true)
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		b.swept()
+		b.kernel.mu.Lock()
+		b.kernel.fail = nil
+		b.kernel.mu.Unlock()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		got := b.swept()
+		for at, maps := range got {
+			if diff := cmp.Diff([]string{"ip node-port-affinity", "ip6 node-port-affinity"}, maps); diff != "" {
+				t.Errorf("swept at %v (-want +got):\n%s", at, diff)
+			}
+		}
+		if want := 1 + len(late()); len(got) != want {
+			t.Errorf("%d sweeps after the failure, want %d", len(got), want)
+		}
+	})
+}
+
+// TestMissedEntries: what each of several sweeps misses goes with the next.
+func TestMissedEntries(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t)
+		b.Notify(compiled(0, 1), true)
+		b.kernel.learn(compiled(0, 1), 1)
+		b.after(time.Minute, "2 and 2", rows(0)...)
+		b.kernel.misses = len(late())
+		b.Notify(compiled(0), false)
+		b.after(late()[0]+late()[1], "2 and 2", append(rows(0), rows(time.Minute)[:3]...)...)
+		b.after(time.Minute, "1 and 1", rows(0, time.Minute)...)
 	})
 }
 
@@ -217,24 +232,27 @@ func TestEndpointComesAndGoes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t)
 		b.Notify(compiled(0), true)
-		b.after(time.Minute, "0 and 0", 0, late)
+		b.after(time.Minute, "0 and 0", rows(0)...)
 		b.Notify(compiled(0, 1), false)
 		b.kernel.learn(compiled(0, 1), 1)
 		b.Notify(compiled(0), false)
-		b.after(0, "1 and 1", 0, late, time.Minute)
+		b.after(0, "1 and 1", append(rows(0), time.Minute)...)
 	})
 }
 
-// TestLateEntry: one that comes just after the sweep goes a second later.
+// TestLateEntry: one that comes just after a sweep goes with the next.
 func TestLateEntry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t)
 		b.Notify(compiled(0, 1), true)
-		b.after(time.Minute, "0 and 0", 0, late)
+		b.after(time.Minute, "0 and 0", rows(0)...)
 		b.Notify(compiled(0), false)
-		b.after(0, "0 and 0", 0, late, time.Minute)
-		b.kernel.learn(compiled(0, 1), 1)
-		b.after(late, "1 and 1", 0, late, time.Minute, time.Minute+late)
+		row := rows(time.Minute)
+		b.after(0, "0 and 0", append(rows(0), row[0])...)
+		for i, wait := range late() {
+			b.kernel.learn(compiled(0, 1), 1)
+			b.after(wait, "1 and 1", append(rows(0), row[:i+2]...)...)
+		}
 	})
 }
 
@@ -250,7 +268,7 @@ func TestCoalesces(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		b.after(0, "0 and 0", 0)
-		b.after(time.Minute, "0 and 0", 0, (1+pause)*sweep, (1+pause)*sweep+sweep+late)
+		b.after(late()[0], "0 and 0", 0, (1+pause)*sweep)
 	})
 }
 
@@ -260,15 +278,15 @@ func TestNewEndpointDuringSweep(t *testing.T) {
 		b := start(t)
 		old, replaced, grown := compiled(0, 1), compiled(0, 2), compiled(0, 2, 3)
 		b.Notify(old, true)
-		b.after(time.Minute, "0 and 0", 0, late)
+		b.after(time.Minute, "0 and 0", rows(0)...)
 		b.kernel.learn(old, 1)
 		b.kernel.during = func() {
 			b.Notify(grown, false)
 			b.kernel.learn(grown, 2)
 		}
 		b.Notify(replaced, false)
-		b.after(0, "4 and 4", 0, late, time.Minute)
-		b.after(time.Minute, "4 and 4", 0, late, time.Minute, time.Minute+late)
+		b.after(0, "4 and 4", append(rows(0), time.Minute)...)
+		b.after(time.Minute, "4 and 4", rows(0, time.Minute)...)
 	})
 }
 
@@ -285,7 +303,7 @@ func TestErrors(t *testing.T) {
 		b.kernel.mu.Lock()
 		b.kernel.fail = nil
 		b.kernel.mu.Unlock()
-		b.after(time.Hour, "1 and 1", 0, 1*s, 3*s, 7*s, 15*s, 16*s)
+		b.after(time.Hour, "1 and 1", append([]time.Duration{0, 1 * s, 3 * s, 7 * s}, rows(15*s)...)...)
 		var repeated []bool
 		for _, r := range b.runs {
 			if r.Err != nil {

@@ -20,15 +20,18 @@ type Schedule struct {
 	Pause int
 	// IdlePause is the same for a pass that nothing urgent calls for.
 	IdlePause int
-	// Late is how long after an urgent pass there is another, for what could
-	// not be seen at its time yet; 0 is for none.
-	Late time.Duration
+	// Late are the waits before further passes that follow an urgent one, each
+	// from the end of the pass before it, for what could not be seen at its time
+	// yet. They begin anew with each urgent pass.
+	Late []time.Duration
 
 	// What calls for a pass.
 	urgent, idle bool
-	// again is when to look once more, if not zero.
+	// again is when the next late pass is due, if not zero.
 	again time.Time
-	// follow says that the pass under way needs an again.
+	// row are the waits that follow the pass under way or again; follow says
+	// that it is the former, a pass of the row.
+	row    []time.Duration
 	follow bool
 
 	ended    time.Time     // of the last pass
@@ -71,8 +74,11 @@ func later(a, b time.Time) time.Time {
 
 // Begin notes that a pass starts now.
 func (s *Schedule) Begin(now time.Time) {
-	s.follow = s.urgent
-	if !now.Before(s.again) {
+	s.follow = s.urgent || !s.again.IsZero() && !now.Before(s.again)
+	if s.urgent {
+		s.row = s.Late
+	}
+	if s.follow {
 		s.again = time.Time{}
 	}
 	s.urgent, s.idle = false, false
@@ -88,7 +94,7 @@ func (s *Schedule) End(now time.Time, duration time.Duration, failed bool) {
 		return
 	}
 	s.retry = 0
-	if s.follow && s.Late > 0 {
-		s.again = now.Add(s.Late)
+	if s.follow && len(s.row) > 0 {
+		s.again, s.row = now.Add(s.row[0]), s.row[1:]
 	}
 }

@@ -66,7 +66,7 @@ func TestSchedule(t *testing.T) {
 		"failures":             {map[time.Duration]bool{0: true}, 4, seconds(0, 6, 12, 18, 27, 33)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := &pace.Schedule{Pause: 5, IdlePause: 20, Late: time.Second}
+			s := &pace.Schedule{Pause: 5, IdlePause: 20, Late: seconds(1)}
 			if diff := cmp.Diff(c.want, run(s, c.requests, c.failures)); diff != "" {
 				t.Errorf("passes began (-want +got):\n%s", diff)
 			}
@@ -74,9 +74,38 @@ func TestSchedule(t *testing.T) {
 	}
 }
 
+// TestLatePasses: of a row of them.
+func TestLatePasses(t *testing.T) {
+	for name, c := range map[string]struct {
+		requests map[time.Duration]bool
+		failures int
+		want     []time.Duration
+	}{
+		"unequal waits": {map[time.Duration]bool{0: true}, 0, seconds(0, 3, 13, 33)}, // the first after a rest
+		"anew with an urgent one": {
+			map[time.Duration]bool{0: true, 20 * time.Second: true, 25 * time.Second: true}, 0,
+			seconds(0, 3, 13, 20, 23, 26, 29, 39, 59),
+		},
+		"an idle one is none of them": {
+			map[time.Duration]bool{0: true, 14 * time.Second: false}, 0, seconds(0, 3, 13, 24, 33),
+		},
+		"anew after a failure": {map[time.Duration]bool{0: true}, 1, seconds(0, 3, 6, 16, 36)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &pace.Schedule{Pause: 2, IdlePause: 10, Late: seconds(1, 9, 19)}
+			if diff := cmp.Diff(c.want, run(s, c.requests, c.failures)); diff != "" {
+				t.Errorf("passes began (-want +got):\n%s", diff)
+			}
+		})
+	}
+	if got := run(&pace.Schedule{}, map[time.Duration]bool{0: true}, 0); len(got) != 1 {
+		t.Errorf("without late passes there are %d", len(got))
+	}
+}
+
 // TestRetriesSlowDown: passes that take no time.
 func TestRetriesSlowDown(t *testing.T) {
-	s := pace.Schedule{Pause: 5, IdlePause: 20, Late: time.Second}
+	s := pace.Schedule{Pause: 5, IdlePause: 20, Late: seconds(1)}
 	now := time.Unix(1_800_000_000, 0)
 	s.Request(true)
 	var waits []time.Duration

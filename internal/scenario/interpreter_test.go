@@ -43,7 +43,7 @@ func TestInterpreter(t *testing.T) {
 			if err := i.model.Apply(batch); err != nil {
 				t.Fatal(err)
 			}
-			if ruleset.AffinityShrunk(state.Applied(), program) {
+			if len(ruleset.AffinityShrunk(state.Applied(), program)) > 0 {
 				i.sweep(ruleset.AffinityMaps(program))
 			}
 			state = next

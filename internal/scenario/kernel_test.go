@@ -91,9 +91,9 @@ func (l *loader) load(program *nft.Program, now time.Time) {
 	if err := l.conn.Apply(batch); err != nil {
 		l.t.Fatalf("load the program: %v", err)
 	}
-	if ruleset.AffinityShrunk(l.state.Applied(), program) {
+	if len(ruleset.AffinityShrunk(l.state.Applied(), program)) > 0 {
 		for _, m := range ruleset.AffinityMaps(program) {
-			if _, err := l.conn.Sweep(l.t.Context(), m.Table, m.Set, m.Keep); err != nil {
+			if _, _, err := l.conn.Sweep(l.t.Context(), m.Table, m.Set, m.Keep); err != nil {
 				l.t.Fatal(err)
 			}
 		}

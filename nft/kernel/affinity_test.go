@@ -156,7 +156,7 @@ func TestAffinityToAnEndpointThatHasGone(t *testing.T) {
 		b, after := before.Plan(p, timeZero)
 		must(t, n.c.Apply(b))
 		stale := n.endpoint(f, gone)
-		swept, err := n.c.Sweep(t.Context(), table(f), n.set(f), func(_, data nft.Value) bool { return data != stale })
+		_, swept, err := n.c.Sweep(t.Context(), table(f), n.set(f), func(_, data nft.Value) bool { return data != stale })
 		if err != nil || swept != 1 {
 			t.Errorf("swept %d, error %v", swept, err)
 		}

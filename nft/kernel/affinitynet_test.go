@@ -271,7 +271,7 @@ func (n *affinityNet) set(f nft.Family) *nft.Set { return n.p.Table(f).Set("affi
 // forget empties the map.
 func (n *affinityNet) forget(t *testing.T, f nft.Family) {
 	t.Helper()
-	_, err := n.c.Sweep(t.Context(), table(f), n.set(f), func(key, data nft.Value) bool { return false })
+	_, _, err := n.c.Sweep(t.Context(), table(f), n.set(f), func(key, data nft.Value) bool { return false })
 	must(t, err)
 }
 

@@ -84,7 +84,7 @@ func BenchmarkSweep(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				judged := 0
-				_, err := c.Sweep(b.Context(), table(nft.IPv4), set, func(_, _ nft.Value) bool {
+				_, _, err := c.Sweep(b.Context(), table(nft.IPv4), set, func(_, _ nft.Value) bool {
 					judged++
 					return true
 				})

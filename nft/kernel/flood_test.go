@@ -101,7 +101,7 @@ func TestSwapUnderAFlood(t *testing.T) {
 				if i == 0 {
 					keep = func(_, data nft.Value) bool { return data == n.endpoint(f, now) }
 				}
-				count, err := n.c.Sweep(t.Context(), table(f), n.set(f), keep)
+				_, count, err := n.c.Sweep(t.Context(), table(f), n.set(f), keep)
 				must(t, err)
 				swept += count
 				// Then enough clients come for the map to be filled anew.

@@ -103,7 +103,7 @@ func TestSweep(t *testing.T) {
 			keep func(key, data nft.Value) bool
 			want int
 		}{{all, 0}, {unless(f, 3, 7), 1000}, {unless(f, 3, 7), 0}, {unless(f, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9), 4000}, {all, 0}} {
-			swept, err := c.Sweep(t.Context(), table(f), set, test.keep)
+			_, swept, err := c.Sweep(t.Context(), table(f), set, test.keep)
 			if err != nil || swept != test.want {
 				t.Fatalf("swept %d, error %v, want %d", swept, err, test.want)
 			}
@@ -136,7 +136,7 @@ func TestSweepOfWhatHasGone(t *testing.T) {
 			goes = append(goes, owned("", nft.Element{Set: set.Name, Key: remembered(f, 2*i).Key}))
 		}
 		var once sync.Once
-		_, err := c.Sweep(t.Context(), table(f), set, func(key, data nft.Value) bool {
+		_, _, err := c.Sweep(t.Context(), table(f), set, func(key, data nft.Value) bool {
 			once.Do(func() {
 				must(t, c.Apply(nft.Batch{Ops: []nft.Op{nft.DeleteElements{Table: table(f), Set: set, Elements: goes}}}))
 			})
@@ -160,7 +160,7 @@ func TestSweepOfWhatExpires(t *testing.T) {
 		seen := false
 		for short.Timeout = 20 * time.Millisecond; !seen; short.Timeout *= 2 { // until it lives to be dumped
 			must(t, c.Remember(table(f), set, []kernel.Entry{short, long}))
-			_, err := c.Sweep(t.Context(), table(f), set, func(key, data nft.Value) bool {
+			_, _, err := c.Sweep(t.Context(), table(f), set, func(key, data nft.Value) bool {
 				if key == short.Key {
 					seen = true
 					time.Sleep(2 * short.Timeout) // it expires by the clock alone, without an event
@@ -183,7 +183,7 @@ func TestSweepOfNothing(t *testing.T) {
 		never := func(key, data nft.Value) bool { return false }
 		nothing := func(what string) {
 			t.Helper()
-			if swept, err := c.Sweep(t.Context(), table(f), set, never); swept != 0 || err != nil {
+			if _, swept, err := c.Sweep(t.Context(), table(f), set, never); swept != 0 || err != nil {
 				t.Errorf("%s: swept %d, error %v", what, swept, err)
 			}
 			if entries, err := c.Learned(table(f), set); len(entries) != 0 || err != nil {
@@ -199,13 +199,13 @@ func TestSweepOfNothing(t *testing.T) {
 		// A table that goes between dump and deletion.
 		must(t, c.Remember(table(f), set, rememberedBy(f, 0, 10)))
 		var once sync.Once
-		_, err := c.Sweep(t.Context(), table(f), set, func(key, data nft.Value) bool {
+		_, _, err := c.Sweep(t.Context(), table(f), set, func(key, data nft.Value) bool {
 			once.Do(func() { must(t, c.DeleteTables(tableName)) })
 			return false
 		})
 		must(t, err)
 
-		if _, err := c.Sweep(t.Context(), table(f), p.Table(f).Set("endpoints"), never); err == nil {
+		if _, _, err := c.Sweep(t.Context(), table(f), p.Table(f).Set("endpoints"), never); err == nil {
 			t.Error("a map of the program's own was swept")
 		}
 	})
@@ -230,7 +230,7 @@ func TestSweepIsCutShort(t *testing.T) {
 				}
 			}
 			stop()
-			swept, err := c.Sweep(ctx, table(f), set, func(key, data nft.Value) bool {
+			_, swept, err := c.Sweep(ctx, table(f), set, func(key, data nft.Value) bool {
 				judged++
 				stop()
 				return false
@@ -244,7 +244,7 @@ func TestSweepIsCutShort(t *testing.T) {
 			}
 			must(t, c.Apply(nft.Batch{Ops: []nft.Op{nft.FlushChain{Table: table(f), Chain: "empty"}}}))
 		}
-		swept, err := c.Sweep(t.Context(), table(f), set, unless(f, 3))
+		_, swept, err := c.Sweep(t.Context(), table(f), set, unless(f, 3))
 		if err != nil || swept != all/10 {
 			t.Errorf("the next one swept %d, error %v", swept, err)
 		}
@@ -260,7 +260,7 @@ func TestSweepOfAForeignTable(t *testing.T) {
 	set := p.IPv4.Set("affinity")
 	must(t, c.Remember(table(nft.IPv4), set, rememberedBy(nft.IPv4, 0, 10)))
 	other := openIn(t, ns)
-	_, err := other.Sweep(t.Context(), table(nft.IPv4), set, func(key, data nft.Value) bool { return false })
+	_, _, err := other.Sweep(t.Context(), table(nft.IPv4), set, func(key, data nft.Value) bool { return false })
 	if err == nil || !strings.Contains(err.Error(), "stop it first") {
 		t.Errorf("error is %v", err)
 	}
@@ -287,7 +287,7 @@ func TestSweepUnderAFlood(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		swept, err := c.Sweep(t.Context(), table(f), set, keep)
+		_, swept, err := c.Sweep(t.Context(), table(f), set, keep)
 		flooding.Wait()
 		if err != nil || swept != before/5 {
 			t.Errorf("swept %d, error %v", swept, err)

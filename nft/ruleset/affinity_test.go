@@ -58,8 +58,8 @@ func TestAffinityMaps(t *testing.T) {
 	}
 	var got []string
 	for _, m := range ruleset.AffinityMaps(program) {
-		if m.Table != program.Table(m.Table.Family).ID() || !m.Set.Dynamic {
-			t.Errorf("table %s, set %+v", m.Table, m.Set)
+		if m.Table != program.Table(m.Table.Family).ID() || !m.Set.Dynamic || m.Name != (ruleset.AffinityName{Family: m.Table.Family, Map: m.Set.Name}) {
+			t.Errorf("table %s, set %+v, name %+v", m.Table, m.Set, m.Name)
 		}
 		kept := []string{m.Table.Family.String(), m.Set.Name + ":"}
 		for _, c := range candidates {
@@ -99,72 +99,98 @@ func value(fields ...any) nft.Value {
 	return nft.Value(b)
 }
 
-// TestAffinityShrunk: only what takes an endpoint out of a list does.
+// TestAffinityShrunk: only what takes an endpoint out of a list does, and it
+// names the maps of that list.
 func TestAffinityShrunk(t *testing.T) {
 	cfg := ruleset.Config{Table: "t"}
 	before := affinitySnapshot(service.Local, 1, "10.0.0.1:8080", "10.0.0.2:8080")
 	for _, test := range []struct {
 		name  string
 		after service.Snapshot
-		want  bool
+		want  string
 	}{
-		{"nothing", before, false},
-		{"built again", affinitySnapshot(service.Local, 1, "10.0.0.1:8080", "10.0.0.2:8080"), false},
-		{"one more", affinitySnapshot(service.Local, 1, "10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.3:8080"), false},
-		{"one less", affinitySnapshot(service.Local, 1, "10.0.0.1:8080"), true},
-		{"another port", affinitySnapshot(service.Local, 1, "10.0.0.1:8080", "10.0.0.2:8081"), true},
-		{"not here any more", affinitySnapshot(service.Local, 0, "10.0.0.1:8080", "10.0.0.2:8080"), true},
-		{"here as well", affinitySnapshot(service.Local, 2, "10.0.0.1:8080", "10.0.0.2:8080"), false},
-		{"no outsiders' list", affinitySnapshot(service.Cluster, 1, "10.0.0.1:8080", "10.0.0.2:8080"), true},
-		{"service gone", service.NewBuilder(service.Node{}).Snapshot(), true},
+		{"nothing", before, ""},
+		{"built again", affinitySnapshot(service.Local, 1, "10.0.0.1:8080", "10.0.0.2:8080"), ""},
+		{"one more", affinitySnapshot(service.Local, 1, "10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.3:8080"), ""},
+		{"one less", affinitySnapshot(service.Local, 1, "10.0.0.1:8080"), "affinity node-port-affinity"},
+		{"the one here less", affinitySnapshot(service.Local, 0, "10.0.0.2:8080"), "affinity node-port-affinity node-port-local-affinity"},
+		{"another port", affinitySnapshot(service.Local, 1, "10.0.0.1:8080", "10.0.0.2:8081"), "affinity node-port-affinity"},
+		{"not here any more", affinitySnapshot(service.Local, 0, "10.0.0.1:8080", "10.0.0.2:8080"), "node-port-local-affinity"},
+		{"here as well", affinitySnapshot(service.Local, 2, "10.0.0.1:8080", "10.0.0.2:8080"), ""},
+		{"no outsiders' list", affinitySnapshot(service.Cluster, 1, "10.0.0.1:8080", "10.0.0.2:8080"), "node-port-local-affinity"},
+		{"service gone", service.NewBuilder(service.Node{}).Snapshot(), "affinity node-port-affinity node-port-local-affinity"},
 	} {
 		old, fresh := ruleset.Compile(cfg, before), ruleset.Compile(cfg, test.after)
-		if got := ruleset.AffinityShrunk(old, fresh); got != test.want {
-			t.Errorf("%s: %v, want %v", test.name, got, test.want)
+		var got []string
+		for _, name := range ruleset.AffinityShrunk(old, fresh) {
+			if name.Family != nft.IPv4 {
+				t.Errorf("%s: %+v", test.name, name)
+			}
+			got = append(got, name.Map)
+		}
+		slices.Sort(got)
+		if diff := cmp.Diff(test.want, strings.Join(got, " ")); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", test.name, diff)
 		}
 	}
 }
 
 // TestAffinityShrunkMissesNothing: whenever an element of a set of endpoints
-// goes, it says so; and where nothing went, it rarely says otherwise (only if
-// an element moves to another service).
+// goes, it names the map; and where nothing went, it rarely says otherwise (only
+// if an element moves to another service).
 func TestAffinityShrunkMissesNothing(t *testing.T) {
-	shrunk, stayed, moved := 0, 0, 0
+	shrunk, stayed, moved, some := 0, 0, 0, 0
 	seeds(t, 25, func(t *testing.T, rng *rand.Rand) {
 		cfg, _ := rulesettest.Config(rng)
 		h, c := newHistory(rng), ruleset.NewCompiler(cfg)
 		last := c.Compile(h.next())
 		for range 50 {
 			next := c.Compile(h.next())
-			switch got, want := ruleset.AffinityShrunk(last, next), anyGone(last.Model(), next.Model(), cfg.Table); {
-			case want && !got:
-				t.Fatal("an element went unnoticed")
-			case want:
+			got, want := ruleset.AffinityShrunk(last, next), gone(last.Model(), next.Model(), cfg.Table)
+			for _, name := range want {
+				if !slices.Contains(got, name) {
+					t.Fatalf("an element of %+v went unnoticed", name)
+				}
+			}
+			if n := len(ruleset.AffinityMaps(next)); len(got) > n {
+				t.Fatalf("%d maps have shrunk, of %d", len(got), n)
+			}
+			switch {
+			case len(want) > 0:
 				shrunk++
-			case got:
+			case len(got) > 0:
 				moved++
 			default:
 				stayed++
 			}
+			if n := len(got); n > 0 && n < 8 {
+				some++
+			}
 			last = next
 		}
 	})
-	if !testing.Short() && (shrunk < 100 || stayed < 100 || moved > stayed/4) {
-		t.Errorf("%d times an element went, %d times none, %d times one moved", shrunk, stayed, moved)
+	if !testing.Short() && (shrunk < 100 || stayed < 100 || moved > stayed/4 || some < 100) {
+		t.Errorf("%d times an element went, %d times none, %d times one moved, %d times not all maps have shrunk", shrunk, stayed, moved, some)
 	}
 }
 
-// anyGone compares the sets of endpoints in the slow way.
-func anyGone(old, next *nft.Model, table string) bool {
+// gone compares the sets of endpoints in the slow way.
+func gone(old, next *nft.Model, table string) []ruleset.AffinityName {
+	var maps []ruleset.AffinityName
 	for _, f := range nft.Families() {
 		id := nft.TableID{Family: f, Name: table}
 		for name, s := range old.Table(id).Sets {
+			clients, ok := strings.CutSuffix(name, "-endpoints")
+			if !ok || !strings.HasSuffix(clients, "affinity") {
+				continue
+			}
 			for key := range s.Elements {
-				if _, found := next.Table(id).Sets[name].Elements[key]; strings.HasSuffix(name, "affinity-endpoints") && !found {
-					return true
+				if _, found := next.Table(id).Sets[name].Elements[key]; !found {
+					maps = append(maps, ruleset.AffinityName{Family: f, Map: clients})
+					break
 				}
 			}
 		}
 	}
-	return false
+	return maps
 }

@@ -95,7 +95,7 @@ func BenchmarkAffinity(b *testing.B) {
 	fresh := c.Compile(builder.Snapshot())
 	b.Run("shrunk/10000x10", func(b *testing.B) {
 		for b.Loop() {
-			if !ruleset.AffinityShrunk(old, fresh) {
+			if len(ruleset.AffinityShrunk(old, fresh)) == 0 {
 				b.Fatal("nothing went")
 			}
 		}
@@ -103,7 +103,9 @@ func BenchmarkAffinity(b *testing.B) {
 	b.Run("maps/10000x10", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			ruleset.AffinityMaps(fresh)
+			for _, m := range ruleset.AffinityMaps(fresh) {
+				m.Keep(nft.Value(make([]byte, 64)), "")
+			}
 		}
 	})
 }

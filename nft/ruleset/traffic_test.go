@@ -52,7 +52,7 @@ func (c *trial) sync(t *testing.T) {
 		t.Fatalf("%v\n%s", err, batch)
 	}
 	swept := sweep(c.kernel, next)
-	if c.program != nil && swept > 0 && !ruleset.AffinityShrunk(c.program, next) {
+	if c.program != nil && swept > 0 && len(ruleset.AffinityShrunk(c.program, next)) == 0 {
 		t.Fatalf("%d entries were stale without a word from AffinityShrunk", swept)
 	}
 	c.program, c.state = next, state
