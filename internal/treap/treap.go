@@ -9,6 +9,7 @@ package treap
 
 import (
 	"iter"
+	"slices"
 	"strings"
 )
 
@@ -73,6 +74,27 @@ func (m Map[K, V]) Delete(k K) Map[K, V] {
 		return m
 	}
 	return Map[K, V]{m.root.delete(k)}
+}
+
+// Edit is an entry to set or, with Gone, one to delete.
+type Edit[K ~string, V comparable] struct {
+	Key   K
+	Value V
+	Gone  bool
+}
+
+// Apply returns the map after the edits, which must be sorted by key, each key
+// once. It gives what Set and Delete one by one give, but makes each node once:
+// an empty map is filled in O(n log n) comparisons and n allocations.
+func (m Map[K, V]) Apply(edits []Edit[K, V]) Map[K, V] {
+	if len(edits) == 0 {
+		return m
+	}
+	fresh := make([]edit[K, V], len(edits))
+	for i, e := range edits {
+		fresh[i] = edit[K, V]{e, priority(string(e.Key))}
+	}
+	return Map[K, V]{m.root.apply(fresh)}
 }
 
 // All yields the entries in the order of their keys.
@@ -162,6 +184,59 @@ func (n *node[K, V]) delete(k K) *node[K, V] {
 		return n.with(n.left.delete(k), n.right)
 	}
 	return n.with(n.left, n.right.delete(k))
+}
+
+// edit is an Edit with the priority that its node has.
+type edit[K ~string, V comparable] struct {
+	Edit[K, V]
+	priority uint64
+}
+
+// above says whether the edit's entry stands above o's in every tree that
+// holds both.
+func (e *edit[K, V]) above(priority uint64, key K) bool {
+	return e.priority > priority || e.priority == priority && e.Key < key
+}
+
+// apply walks down the tree and the edits together. The root of the result is
+// n, or the entry to set that stands above it.
+func (n *node[K, V]) apply(edits []edit[K, V]) *node[K, V] {
+	if len(edits) == 0 {
+		return n
+	}
+	top := -1
+	for i := range edits {
+		e := &edits[i]
+		if !e.Gone && (n == nil || e.above(n.priority, n.key)) && (top < 0 || e.above(edits[top].priority, edits[top].Key)) {
+			top = i
+		}
+	}
+	if top >= 0 {
+		e := &edits[top]
+		below, _, above := n.split(e.Key)
+		fresh := &node[K, V]{key: e.Key, value: e.Value, priority: e.priority}
+		fresh.left, fresh.right = below.apply(edits[:top]), above.apply(edits[top+1:])
+		fresh.size = 1 + fresh.left.len() + fresh.right.len()
+		return fresh
+	}
+	if n == nil {
+		return nil // nothing but deletions
+	}
+	at, found := slices.BinarySearchFunc(edits, n.key, func(e edit[K, V], k K) int { return strings.Compare(string(e.Key), string(k)) })
+	rest := edits[at:]
+	if found {
+		rest = rest[1:]
+	}
+	left, right := n.left.apply(edits[:at]), n.right.apply(rest)
+	switch {
+	case found && edits[at].Gone:
+		return merge(left, right)
+	case found && edits[at].Value != n.value:
+		return (&node[K, V]{key: n.key, value: edits[at].Value, priority: n.priority}).with(left, right)
+	case left == n.left && right == n.right:
+		return n
+	}
+	return n.with(left, right)
 }
 
 // split parts n's entries into those below k, the one at k and those above.

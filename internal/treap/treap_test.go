@@ -87,15 +87,62 @@ func TestShapeIsCanonical(t *testing.T) {
 	for i := 300; i < 400; i++ {
 		b = b.Delete(fmt.Sprint(i))
 	}
-	var same func(x, y *node[string, int]) bool
-	same = func(x, y *node[string, int]) bool {
-		if x == nil || y == nil {
-			return x == y
-		}
-		return x.key == y.key && x.size == y.size && same(x.left, y.left) && same(x.right, y.right)
-	}
 	if !same(a.root, b.root) {
 		t.Fatal("two roads to the same entries gave two trees")
+	}
+}
+
+func same(x, y *node[string, int]) bool {
+	if x == nil || y == nil {
+		return x == y
+	}
+	return x.key == y.key && x.value == y.value && x.size == y.size && same(x.left, y.left) && same(x.right, y.right)
+}
+
+// TestApply: many edits at once give the very tree that they give one by one,
+// and what they leave alone is shared.
+func TestApply(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	for range 2000 {
+		var m Map[string, int]
+		for range rng.IntN(100) {
+			m = m.Set(fmt.Sprint(rng.IntN(100)), rng.IntN(3))
+		}
+		chosen := map[string]Edit[string, int]{}
+		for range rng.IntN(100) {
+			k := fmt.Sprint(rng.IntN(100))
+			chosen[k] = Edit[string, int]{Key: k, Value: rng.IntN(3), Gone: rng.IntN(3) == 0}
+		}
+		want := m
+		var edits []Edit[string, int]
+		for _, k := range slices.Sorted(maps.Keys(chosen)) {
+			e := chosen[k]
+			edits = append(edits, e)
+			if e.Gone {
+				want = want.Delete(k)
+			} else {
+				want = want.Set(k, e.Value)
+			}
+		}
+		got := m.Apply(edits)
+		if !same(want.root, got.root) {
+			t.Fatalf("%v with %v: %v, want %v", maps.Collect(m.All()), edits, maps.Collect(got.All()), maps.Collect(want.All()))
+		}
+		if want == m && got != m {
+			t.Fatal("edits that change nothing made another map")
+		}
+	}
+}
+
+// TestApplySharesWhatStays counts the work of a few edits in a large map.
+func TestApplySharesWhatStays(t *testing.T) {
+	var m Map[string, int]
+	for i := range 100_000 {
+		m = m.Set(fmt.Sprint(i), i)
+	}
+	edits := []Edit[string, int]{{Key: "50000", Value: -1}, {Key: "777", Gone: true}, {Key: "new", Value: 1}}
+	if allocs := testing.AllocsPerRun(1, func() { m.Apply(edits) }); allocs > 300 {
+		t.Fatalf("%v allocations", allocs)
 	}
 }
 
@@ -128,4 +175,27 @@ func BenchmarkSet(b *testing.B) {
 	for i := 0; b.Loop(); i++ {
 		m = m.Set("50000", i)
 	}
+}
+
+// BenchmarkFill fills an empty map, at once and one by one.
+func BenchmarkFill(b *testing.B) {
+	var edits []Edit[string, int]
+	for i := range 100_000 {
+		edits = append(edits, Edit[string, int]{Key: fmt.Sprintf("%06d", i), Value: i})
+	}
+	b.Run("Apply", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			Map[string, int]{}.Apply(edits)
+		}
+	})
+	b.Run("Set", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			var m Map[string, int]
+			for _, e := range edits {
+				m = m.Set(e.Key, e.Value)
+			}
+		}
+	})
 }
