@@ -44,6 +44,7 @@ func (c *Compiler) Compile(s service.Snapshot) *nft.Program {
 		for _, name := range changed {
 			t.setService(name, s)
 		}
+		t.applyEdits()
 		if learning := t.learners > 0; learning != t.learning {
 			t.setLearning(learning)
 		}
@@ -55,7 +56,8 @@ func (c *Compiler) Compile(s service.Snapshot) *nft.Program {
 	return &nft.Program{IPv4: c.tables[0].program(), IPv6: c.tables[1].program()}
 }
 
-// changed lists the services that may compile to something else than before.
+// changed lists the services that may compile to something else than before,
+// sorted, each once.
 func (c *Compiler) changed(s service.Snapshot) []service.Name {
 	var names []service.Name
 	// Which endpoints are local, and near, depends on the node.
@@ -71,7 +73,7 @@ func (c *Compiler) changed(s service.Snapshot) []service.Name {
 		}
 	}
 	if everywhere {
-		return names
+		return sorted(names)
 	}
 	for d := range treap.Diff(c.last.Conflicts, s.Conflicts) {
 		names = append(names, d.Key)
@@ -83,7 +85,12 @@ func (c *Compiler) changed(s service.Snapshot) []service.Name {
 	if !slices.Equal(s.Node.Addresses, c.last.Node.Addresses) {
 		names = slices.AppendSeq(names, maps.Keys(c.restricted))
 	}
-	return names
+	return sorted(names)
+}
+
+func sorted(names []service.Name) []service.Name {
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // setRestricted keeps the list of services with a restricted address.
@@ -104,7 +111,10 @@ type tableCompiler struct {
 	address, nodePort *entrance
 	sets              []*nft.Set
 	chains            treap.Map[string, *nft.Chain]
-	parts             treap.Map[string, *nft.Part]
+	// parts are those of the last program, and edits what this one has
+	// otherwise, nil for a part that goes. They go in all at once.
+	parts treap.Map[string, *nft.Part]
+	edits map[string]*nft.Part
 	// node is what local endpoints are compared with.
 	node *service.Node
 	// pods is how they are told at present.
@@ -124,6 +134,7 @@ type tableCompiler struct {
 func newTableCompiler(cfg Config, f nft.Family) *tableCompiler {
 	t := &tableCompiler{
 		cfg: cfg, family: f, address: byAddress(), nodePort: byNodePort(), sets: sets(),
+		edits:  map[string]*nft.Part{},
 		shared: map[string]*use{},
 		local:  map[service.Name][]netip.Addr{},
 		locals: map[netip.Addr]int{},
@@ -159,14 +170,14 @@ func (t *tableCompiler) setNode(s service.Snapshot) {
 	t.chains = t.chains.Set(dispatch, dispatchChain(&t.cfg, t.family, s))
 	addrs, _ := t.cfg.NodePortAddresses.On(s.Node, t.family == nft.IPv6)
 	if len(addrs) == 0 {
-		t.parts = t.parts.Delete(nodePart)
+		t.edits[nodePart] = nil
 		return
 	}
 	elements := make([]nft.Element, len(addrs))
 	for i, a := range addrs {
 		elements[i] = nft.Element{Set: nodePortAddresses, Key: nft.Value(nft.AppendAddr(nil, a))}
 	}
-	t.parts = t.parts.Set(nodePart, nft.NewPart(elements, nil))
+	t.edits[nodePart] = nft.NewPart(elements, nil)
 }
 
 // setPods builds the chains that tell pods from others.
@@ -215,10 +226,8 @@ func (t *tableCompiler) setService(name service.Name, s service.Snapshot) {
 	old := t.parts.At(key)
 	t.count(part, 1)
 	t.count(old, -1)
-	if part == nil {
-		t.parts = t.parts.Delete(key)
-	} else {
-		t.parts = t.parts.Set(key, part)
+	if part != nil || old != nil {
+		t.edits[key] = part
 	}
 	t.setLocal(name, local)
 }
@@ -261,22 +270,46 @@ func (t *tableCompiler) setLocal(name service.Name, addrs []netip.Addr) {
 		t.locals[a]--
 	}
 	for _, a := range addrs {
-		if _, ok := t.parts.Get(hairpinPart(a)); !ok {
-			key := nft.Value(nft.AppendAddr(nft.AppendAddr(nil, a), a))
-			t.parts = t.parts.Set(hairpinPart(a), nft.NewPart([]nft.Element{{Set: hairpin, Key: key}}, nil))
-		}
+		t.setHairpin(a)
 	}
 	for _, a := range old {
-		if t.locals[a] == 0 {
-			delete(t.locals, a)
-			t.parts = t.parts.Delete(hairpinPart(a))
-		}
+		t.setHairpin(a)
 	}
 	if len(addrs) == 0 {
 		delete(t.local, name)
 		return
 	}
 	t.local[name] = addrs
+}
+
+// setHairpin adds or removes the element of an address by how many services it
+// is behind now.
+func (t *tableCompiler) setHairpin(a netip.Addr) {
+	name := hairpinPart(a)
+	_, there := t.parts.Get(name)
+	switch wanted := t.locals[a] > 0; {
+	case wanted == there:
+		delete(t.edits, name)
+	case wanted:
+		key := nft.Value(nft.AppendAddr(nft.AppendAddr(nil, a), a))
+		t.edits[name] = nft.NewPart([]nft.Element{{Set: hairpin, Key: key}}, nil)
+	default:
+		t.edits[name] = nil
+	}
+	if t.locals[a] == 0 {
+		delete(t.locals, a)
+	}
+}
+
+// applyEdits makes the parts what the edits say.
+func (t *tableCompiler) applyEdits() {
+	edits := make([]treap.Edit[string, *nft.Part], 0, len(t.edits))
+	for _, name := range slices.Sorted(maps.Keys(t.edits)) {
+		part := t.edits[name]
+		edits = append(edits, treap.Edit[string, *nft.Part]{Key: name, Value: part, Gone: part == nil})
+	}
+	t.parts = t.parts.Apply(edits)
+	t.edits = map[string]*nft.Part{} // to clear a large one would cost as much each time
 }
 
 func hairpinPart(a netip.Addr) string { return "endpoint " + a.String() }
