@@ -23,8 +23,8 @@ var errChanged = errors.New("the ruleset changed during the dump")
 // chain that is exactly as want has it is returned as want's own pointer; a set
 // that is not, or that has elements of a form that no program has, as a Set
 // without key and without elements; a dynamic map is returned without what
-// rules have added to it (see Learned); and a chain that is not, with a rule of
-// nft.Unknown in place of its rules.
+// rules have added to it (see Learned); and a chain that is not, with nft.Unknown
+// in place of those rules that are more than matches, lookups and a verdict.
 //
 // A table is read until no transaction came in between, at most four times. One
 // that this Conn owns cannot change and is read once.
@@ -195,8 +195,12 @@ func (r *tableReader) chain(attrs []byte) *nft.Chain {
 	if want != nil && sameHook(want.Hook, have.Hook) && r.sameRules(want.Rules, rules) {
 		return want
 	}
-	if len(rules) > 0 {
-		have.Rules = []nft.Rule{{nft.Unknown{}}}
+	for _, raw := range rules {
+		rule, ok := recognise(raw, r.want.Family)
+		if !ok {
+			rule = nft.Rule{nft.Unknown{}}
+		}
+		have.Rules = append(have.Rules, rule)
 	}
 	return have
 }
@@ -206,13 +210,7 @@ func sameHook(a, b *nft.Hook) bool {
 }
 
 func (r *tableReader) sameRules(want []nft.Rule, have []rawRule) bool {
-	return slices.EqualFunc(want, have, func(w nft.Rule, h rawRule) bool {
-		var e encoder
-		if h.more || e.rule(w, r.want.Family) != nil {
-			return false
-		}
-		return sameExpressions(e.b[attrHeader:], h.expressions)
-	})
+	return slices.EqualFunc(want, have, func(w nft.Rule, h rawRule) bool { return sameRule(w, h, r.want.Family) })
 }
 
 func (r *tableReader) set(attrs []byte) *nft.SetContents {

@@ -1,0 +1,88 @@
+package kernel_test
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nftproxy/internal/nftcmd"
+	"nftproxy/nft"
+)
+
+// Rules of matches, lookups and verdicts are read whatever is wanted, others
+// are left unknown, and so is anything that is not quite what we would write.
+func TestReadRecognises(t *testing.T) {
+	cmd := nftcmd.ForTest(t)
+	for _, f := range nft.Families() {
+		t.Run(f.String(), func(t *testing.T) {
+			ns, c := open(t)
+			prefixes := map[nft.Family][]string{
+				nft.IPv4: {"10.96.0.0/12", "10.0.0.0/8", "10.1.2.3/32", "0.0.0.0/0", "127.0.0.0/9"},
+				nft.IPv6: {"fd00:96::/108", "fd00::/8", "fd00::1/128", "::/0", "2001:db8::/31"},
+			}[f]
+			var want []nft.Rule
+			for _, field := range []nft.Field{nft.Saddr, nft.Daddr} {
+				for i, text := range prefixes {
+					want = append(want, nft.Rule{nft.MatchAddr{Field: field, Not: i == 1, Prefix: netip.MustParsePrefix(text)}, nft.Verdict{Code: nft.Drop}})
+				}
+				want = append(want, nft.Rule{nft.MatchLocal{Field: field, Not: field == nft.Daddr}, nft.Verdict{Code: nft.Return}})
+			}
+			want = append(want,
+				nft.Rule{
+					nft.MatchAddr{Field: nft.Daddr, Prefix: netip.MustParsePrefix(prefixes[0])},
+					nft.MatchLocal{Field: nft.Daddr, Not: true}, nft.Verdict{Code: nft.Drop},
+				},
+				nft.Rule{nft.MatchInput{Name: "cni0"}, nft.VMap{Key: serviceKey, Map: "services"}},
+				nft.Rule{nft.MatchInput{Not: true, Name: "veth", Prefix: true}, jump("refuse")},
+				nft.Rule{nft.MatchProto{Protocol: 6}, goTo("refuse")},
+				nft.Rule{nft.InSet{Key: serviceKey[:1], Set: "addresses"}, nft.VMap{Key: nodeKey, Map: "node-ports"}},
+			)
+			unknown := []nft.Rule{
+				{nft.SetMark{Mask: 4}, nft.Verdict{Code: nft.Return}},
+				{nft.MatchMark{Mask: 4}, nft.Verdict{Code: nft.Return}},
+				{nft.DNAT{Key: serviceKey, Mod: 2, Map: "endpoints"}},
+				{nft.InSet{Key: nft.Fields{nft.OrigDaddr}, Set: "addresses"}},
+			}
+			foreign := []string{
+				`ip daddr 10.0.0.1-10.0.0.9 drop`, `iif lo drop`, `th dport 80 drop`, `tcp dport 80 drop`, `meta mark set 5`,
+				`drop comment "x"`, `counter drop`, `fib daddr type broadcast drop`, `fib saddr . iif type local drop`,
+				`ip saddr & 255.0.255.0 == 10.0.7.0 drop`, `th dport != 80 iifname "cni*" drop`, `limit rate 1/second drop`,
+				`ip saddr @addresses ip daddr != @addresses drop`, `icmp type echo-request drop`, `ip protocol 6 drop`,
+			}
+			p := everything()
+			mine := &nft.Chain{Name: "mine", Rules: append(append([]nft.Rule{}, want...), unknown...)}
+			p.Table(f).Chains = p.Table(f).Chains.Set(mine.Name, mine)
+			must(t, c.Apply(load(p)))
+			must(t, c.Close())
+			for _, rule := range foreign {
+				if f == nft.IPv4 {
+					must(t, cmd.Load(ns, fmt.Sprintf("add rule ip %s mine %s", tableName, rule)))
+				}
+			}
+
+			c = openIn(t, ns)
+			got, err := c.Read(&nft.Program{IPv4: newTable(nft.IPv4, sets(), nil, nil), IPv6: newTable(nft.IPv6, sets(), nil, nil)})
+			must(t, err)
+			var wanted, had []string
+			for _, r := range want {
+				wanted = append(wanted, r.Text(f))
+			}
+			for range unknown {
+				wanted = append(wanted, nft.Unknown{}.Text(f))
+			}
+			for range foreign {
+				if f == nft.IPv4 {
+					wanted = append(wanted, nft.Unknown{}.Text(f))
+				}
+			}
+			for _, r := range got.Table(table(f)).Chains["mine"].Rules {
+				had = append(had, r.Text(f))
+			}
+			if diff := cmp.Diff(wanted, had); diff != "" {
+				t.Errorf("rules (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
