@@ -8,6 +8,10 @@
 // What cannot be used in an object is reported as a Problem that names the
 // field; the rest of that object, and every other object, counts.
 //
-// The package does not log, emit events, or decide what the node does with a
-// snapshot. It and the command are the only ones that know Kubernetes' types.
+// A Recorder tells whoever looks at an object what is wrong with it, as events,
+// and keeps API servers and people from storms of them.
+//
+// The package does not log, or decide what the node does with a snapshot or what
+// is worth an event. It and the command are the only ones that know Kubernetes'
+// types.
 package watch
