@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/internal/service"
+	"nftproxy/internal/service/servicetest"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/nft/ruleset/rulesettest"
@@ -26,7 +27,7 @@ func TestReadBack(t *testing.T) {
 		s := build(node, rulesettest.Services(rng, &node), rulesettest.ServiceCIDRs(rng)...)
 		p := ruleset.Compile(cfg, s)
 		got := ruleset.ReadBack(p.Model(), cfg.Table, s.Node)
-		if diff := cmp.Diff(reachable(s, p), reachable(got, p)); diff != "" {
+		if diff := cmp.Diff(reachable(s), reachable(got)); diff != "" {
 			t.Errorf("what the table serves (-want +got):\n%s", diff)
 		}
 		if diff := cmp.Diff(slices.Sorted(maps.Keys(maps.Collect(s.ServiceCIDRs.All()))), slices.Sorted(maps.Keys(maps.Collect(got.ServiceCIDRs.All())))); diff != "" {
@@ -44,9 +45,131 @@ func TestReadBack(t *testing.T) {
 	}
 }
 
-// reachable lists, as text, what the table of p serves according to the
-// snapshot: each target with its owner and all of its endpoints.
-func reachable(s service.Snapshot, p *nft.Program) []string {
+// TestReadBackConfig: what decides whose a flow is.
+func TestReadBackConfig(t *testing.T) {
+	seeds(t, 300, func(t *testing.T, rng *rand.Rand) {
+		cfg, list := rulesettest.Config(rng)
+		node := rulesettest.Node(rng)
+		got := ruleset.ReadBackConfig(ruleset.Compile(cfg, build(node, nil)).Model(), cfg.Table)
+		type answer struct {
+			addrs []netip.Addr
+			all   bool
+		}
+		for _, v6 := range []bool{false, true} {
+			var want, have answer
+			want.addrs, want.all = cfg.NodePortAddresses.On(&node, v6)
+			have.addrs, have.all = got.NodePortAddresses.On(&node, v6)
+			if diff := cmp.Diff(want, have, cmp.AllowUnexported(answer{}), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+				t.Errorf("%v: node ports, IPv6 %v (-want +got):\n%s", list, v6, diff)
+			}
+		}
+		for _, text := range []string{"10.0.0.1", "10.0.0.9", "10.0.0.17", "11.0.0.1", "fd00:1::1", "fd00:1::9", "fd00:2::1"} {
+			a := netip.MustParseAddr(text)
+			wantPod, wantKnown := cfg.Pod(&node, a)
+			pod, known := got.Pod(&node, a)
+			if pod != wantPod || known != wantKnown {
+				t.Errorf("Pod(%s) = %v, %v, want %v, %v", a, pod, known, wantPod, wantKnown)
+			}
+		}
+	})
+}
+
+// TestReadBackNothing: there is no table, and no program of ours in it.
+func TestReadBackNothing(t *testing.T) {
+	node := servicetest.Node()
+	for name, m := range map[string]*nft.Model{"no table": nft.NewModel(), "foreign": foreignTables()} {
+		if got, want := ruleset.ReadBack(m, ruleset.DefaultTable, &node).String(), build(node, nil).String(); got != want {
+			t.Errorf("%s: got\n%swant\n%s", name, got, want)
+		}
+		if addrs, all := ruleset.ReadBackConfig(m, ruleset.DefaultTable).NodePortAddresses.On(&node, false); !all {
+			t.Errorf("%s: node ports on %v, want all addresses", name, addrs)
+		}
+	}
+}
+
+// foreignTables have our name, and contents of somebody else's.
+func foreignTables() *nft.Model {
+	m := nft.NewModel()
+	for _, f := range nft.Families() {
+		c := nft.NewContents(nft.TableID{Family: f, Name: ruleset.DefaultTable})
+		// As read by one that does not recognise it.
+		for _, name := range []string{"services", "endpoints"} {
+			c.Sets[name] = &nft.SetContents{Set: &nft.Set{Name: name}}
+		}
+		c.Chains["dispatch"] = &nft.Chain{Name: "dispatch", Rules: []nft.Rule{{nft.Unknown{}}, {}}}
+		key := nft.Value(nft.AppendAddr(nil, []netip.Addr{netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00:96::1")}[f/nft.IPv6]))
+		c.Sets["cluster-ips"] = &nft.SetContents{
+			Set: &nft.Set{Name: "cluster-ips", Key: nft.Fields{nft.Daddr}}, Elements: map[nft.Value]nft.Element{key: {Key: key, Comment: "what?"}},
+		}
+		m.Put(c)
+	}
+	return m
+}
+
+// TestReadBackNames: comments are too short for the longest names.
+func TestReadBackNames(t *testing.T) {
+	long := func(r string, n int) string { return strings.Repeat(r, n) }
+	ns := long("n", 63)
+	for _, test := range []struct {
+		name, services string
+		want           []string
+	}{
+		{"port without name", "service a/b created 2026-01-01T00:00:00Z\n cluster-ip 10.96.0.1\n port - tcp 80", []string{"10.96.0.1:80/tcp a/b:80"}},
+		{"name of digits", "service a/b created 2026-01-01T00:00:00Z\n cluster-ip 10.96.0.1\n port 443 tcp 80", []string{"10.96.0.1:80/tcp a/b:443"}},
+		{
+			"port cut, two protocols and a node port",
+			"service " + ns + "/svc created 2026-01-01T00:00:00Z\n cluster-ip 10.96.0.1\n port " + long("p", 62) + "1 tcp 80 node-port 30000\n port " + long("p", 62) + "2 tcp 81",
+			[]string{
+				"10.96.0.1:80/tcp " + ns + "/svc:" + long("p", 57) + "...",
+				"10.96.0.1:81/tcp " + ns + "/svc:" + long("p", 57) + "...",
+				"node port 30000/tcp " + ns + "/svc:" + long("p", 57) + "...",
+			},
+		},
+		{
+			"name cut, told by the cluster IP",
+			"service " + ns + "/" + long("s", 63) + " created 2026-01-01T00:00:00Z\n cluster-ip 10.96.0.1\n external-ip 198.51.100.1\n port http tcp 80 node-port 30000",
+			[]string{
+				"10.96.0.1:80/tcp " + ns + "/" + long("s", 63) + ":80",
+				"198.51.100.1:80/tcp " + ns + "/" + long("s", 63) + ":80",
+				"node port 30000/tcp " + ns + "/" + long("s", 63) + ":80",
+			},
+		},
+		{
+			"names cut to the same: cluster IPs tell, others stay apart",
+			"service " + ns + "/" + long("s", 62) + "1 created 2026-01-01T00:00:00Z\n cluster-ip 10.96.0.1\n external-ip 198.51.100.1\n port http tcp 80\n" +
+				"service " + ns + "/" + long("s", 62) + "2 created 2026-01-01T00:00:00Z\n cluster-ip 10.96.0.2\n external-ip 198.51.100.2\n port http tcp 80",
+			[]string{
+				"10.96.0.1:80/tcp " + ns + "/" + long("s", 62) + "1:80",
+				"10.96.0.2:80/tcp " + ns + "/" + long("s", 62) + "2:80",
+				"198.51.100.1:80/tcp " + ns + "/" + long("s", 61) + "... (198.51.100.1:80/tcp):80",
+				"198.51.100.2:80/tcp " + ns + "/" + long("s", 61) + "... (198.51.100.2:80/tcp):80",
+			},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s, err := service.Parse(strings.NewReader("node node-0\n" + test.services))
+			if err != nil {
+				t.Fatal(err)
+			}
+			cfg := ruleset.Config{Table: ruleset.DefaultTable}
+			p := ruleset.Compile(cfg, s)
+			back := ruleset.ReadBack(p.Model(), cfg.Table, s.Node)
+			var got []string
+			for _, line := range reachable(back) {
+				got = append(got, strings.Replace(line, " (IPv6 false)", "", 1))
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("what the table serves (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(legible(p), legible(ruleset.Compile(cfg, back))); diff != "" {
+				t.Errorf("the program of it (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// reachable lists, as text, what is served according to the snapshot: each target with its owner and all of its endpoints.
+func reachable(s service.Snapshot) []string {
 	var all []string
 	for name, svc := range s.Services.All() {
 		lost := s.Conflicts.At(name)
@@ -59,7 +182,7 @@ func reachable(s service.Snapshot, p *nft.Program) []string {
 			}
 			for _, v6 := range []bool{false, true} {
 				if c := service.NodePortClaim(v6, port); port.NodePort != 0 && svc.InFamily(v6) {
-					targets[fmt.Sprintf("%s %v", c, v6)] = c
+					targets[fmt.Sprintf("%s (IPv6 %v)", c, v6)] = c
 				}
 			}
 			for text, c := range targets {
