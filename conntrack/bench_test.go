@@ -50,7 +50,7 @@ func BenchmarkPass(b *testing.B) {
 }
 
 func benchmarkPass(b *testing.B, ns *testnet.Namespace, stale int) {
-	index := NewIndex(service.NodePortAddresses{})
+	index := NewIndex(Options{})
 	index.Update(parse(b, cluster))
 	c := NewCleaner(open(b, ns), index, nil)
 	defer peak(b)()
@@ -59,7 +59,7 @@ func benchmarkPass(b *testing.B, ns *testnet.Namespace, stale int) {
 		fill(b, ns, 0, stale, staleFlow)
 		b.StartTimer()
 		removed := map[Reason]int{}
-		if _, err := c.sweep(b.Context(), removed); err != nil || removed[ServiceAddress] != stale {
+		if _, err := c.sweep(b.Context(), Scope{Everything: true}, removed); err != nil || removed[ServiceAddress] != stale {
 			b.Fatalf("removed %v, %v", removed, err)
 		}
 	}

@@ -14,12 +14,11 @@ const (
 	// one. It keeps the cleaner below 1/(1+20), 5 %, of a core, however large
 	// the table is and however often there is a sync.
 	pause = 20
-	// idlePause is the same for a pass after syncs that claimed nothing new:
-	// most syncs change endpoints only. Such a pass finds something only if
-	// the rules had been away or a service had been held back, and it must not
-	// make the next one that matters wait.
+	// idlePause is the same for looks at the whole table that no sync calls
+	// for. They find something only if what a sync makes stale was misjudged,
+	// or somebody else meddles with the table or the rules.
 	idlePause = 10 * pause
-	// late is how long after a pass that followed new claims there is another,
+	// late is how long after a pass that followed a change there is another,
 	// for entries made without the rules although after them. nat decides about
 	// a packet in prerouting or output, but its entry is in the table, for us
 	// to see, only at the end of postrouting or input. For a packet that runs
@@ -36,7 +35,8 @@ const (
 
 // Run is what one pass over the table did.
 type Run struct {
-	// Scanned is how many entries were looked at: those never DNATed.
+	// Scanned is how many entries were looked at: all, or those to what has
+	// changed.
 	Scanned int
 	// Removed counts the entries that were removed, by reason.
 	Removed map[Reason]int
@@ -49,20 +49,42 @@ type Run struct {
 	Repeated bool
 }
 
-// Cleaner removes stale flows after syncs, beside them. It is level-triggered:
-// a pass looks at the whole table as it is, so a pass that was missed or failed
-// is made good by the next. It takes at most 5 % of a core.
+// Cleaner removes stale flows after syncs, beside them. A pass looks at what
+// the syncs before it can have made stale: at a few addresses by filtered
+// dumps, which is most of the time, or at the whole table. A pass that failed
+// is made good by one of the whole table. Its memory depends neither on the
+// table nor on how much is stale, and it takes about 5 % of a core at most.
 type Cleaner struct {
 	table   flowTable
 	index   *Index
 	observe func(Run)
 
-	schedule pace.Schedule
-	failure  string // the last pass's error, or empty
+	// prompt is for what changes make stale, whole for a look at everything
+	// now and then.
+	prompt, whole pace.Schedule
+	// due are the changes that have not been covered for sure.
+	due     []change
+	failure string // the last pass's error, or empty
 
-	wake   chan struct{} // holds one token while latest is set
-	mu     sync.Mutex
-	latest *service.Snapshot
+	wake chan struct{} // holds one token while there is news
+	mu   sync.Mutex
+	news news
+}
+
+// change is what an update of the index can have made stale.
+type change struct {
+	scope Scope
+	// epoch is the index's, at is when.
+	epoch uint64
+	at    time.Time
+}
+
+// news is what the Cleaner was told since it last looked.
+type news struct {
+	previous func() service.Snapshot
+	latest   *service.Snapshot
+	// unknown says that anything may be stale.
+	unknown bool
 }
 
 // flowTable is the part of a Table that a Cleaner uses.
@@ -76,27 +98,48 @@ type flowTable interface {
 func NewCleaner(table flowTable, index *Index, observe func(Run)) *Cleaner {
 	return &Cleaner{
 		table: table, index: index, observe: observe, wake: make(chan struct{}, 1),
-		schedule: pace.Schedule{Pause: pause, IdlePause: idlePause, Late: []time.Duration{late}},
+		prompt: pace.Schedule{Pause: pause, Late: []time.Duration{late}}, whole: pace.Schedule{Pause: idlePause, IdlePause: idlePause},
 	}
 }
 
-// Notify says that a sync has brought the kernel to the snapshot. It never
-// blocks; of several snapshots the latest counts. Call it after each sync, even
-// if it changed nothing but repaired the rules.
-func (c *Cleaner) Notify(s service.Snapshot) {
+// Inherit says what the kernel's rules served before this process wrote any:
+// flows to what has gone meanwhile are known by it. It is called before the
+// first Notify, if at all; previous is called by Run.
+func (c *Cleaner) Inherit(previous func() service.Snapshot) {
+	c.tell(func(n *news) { n.previous = previous })
+}
+
+// Notify says that a sync has brought the kernel to the snapshot; unknown says
+// that nobody knows what its rules have done before, as at the first sync and
+// when they were found changed. It never blocks; of several snapshots the
+// latest counts. Call it after each sync.
+func (c *Cleaner) Notify(s service.Snapshot, unknown bool) {
+	c.tell(func(n *news) { n.latest, n.unknown = &s, n.unknown || unknown })
+}
+
+// Again says that connections may have gone astray after a sync, other than by
+// the rules: by a client being remembered for an endpoint that had gone.
+func (c *Cleaner) Again() { c.tell(func(n *news) { n.unknown = true }) }
+
+func (c *Cleaner) tell(f func(*news)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.latest = &s
+	f(&c.news)
 	select {
 	case c.wake <- struct{}{}:
 	default:
 	}
 }
 
-func (c *Cleaner) take() service.Snapshot {
+func (c *Cleaner) take() news {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return *c.latest
+	n := c.news
+	c.news = news{}
+	if n.latest == nil { // The past is no place to stay in.
+		n.previous, c.news.previous = nil, n.previous
+	}
+	return n
 }
 
 // Run makes passes until the context is done, and then returns nil. Errors of
@@ -107,7 +150,7 @@ func (c *Cleaner) Run(ctx context.Context) error {
 	defer timer.Stop()
 	for {
 		var due <-chan time.Time
-		if at, ok := c.schedule.Next(); ok {
+		if at, ok := c.next(); ok {
 			timer.Reset(time.Until(at))
 			due = timer.C
 		}
@@ -115,24 +158,63 @@ func (c *Cleaner) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-c.wake:
-			// What is claimed anew can have made flows stale.
-			c.schedule.Request(c.index.Update(c.take()))
+			c.update(c.take(), time.Now())
 		case <-due:
 			c.pass(ctx)
 		}
 	}
 }
 
+// next is when a pass is due, if any.
+func (c *Cleaner) next() (at time.Time, ok bool) {
+	at, ok = c.prompt.Next()
+	if whole, asked := c.whole.Next(); asked && (!ok || whole.Before(at)) {
+		return whole, true
+	}
+	return at, ok
+}
+
+// update takes note of the news.
+func (c *Cleaner) update(n news, now time.Time) {
+	scope := Scope{Everything: n.unknown}
+	if n.previous != nil {
+		scope.merge(c.index.Update(n.previous()))
+	}
+	if n.latest != nil {
+		scope.merge(c.index.Update(*n.latest))
+		c.whole.Request(false)
+	}
+	if !scope.Empty() {
+		c.due = append(c.due, change{scope, c.index.Epoch(), now})
+		c.prompt.Request(true)
+	}
+}
+
+// pass looks where changes call for it, or at everything if none does now.
 func (c *Cleaner) pass(ctx context.Context) {
 	start := time.Now()
-	c.schedule.Begin(start)
+	scope, schedules := Scope{Everything: true}, []*pace.Schedule{&c.whole}
+	if at, ok := c.prompt.Next(); ok && !start.Before(at) {
+		if scope = c.scope(); scope.Everything {
+			schedules = append(schedules, &c.prompt)
+		} else {
+			schedules[0] = &c.prompt
+		}
+	}
+	for _, s := range schedules {
+		s.Begin(start)
+	}
 	run := Run{Removed: map[Reason]int{}}
-	run.Scanned, run.Err = c.sweep(ctx, run.Removed)
+	run.Scanned, run.Err = c.sweep(ctx, scope, run.Removed)
 	if ctx.Err() != nil {
 		return // cut short on purpose: not a failure
 	}
-	run.Duration = time.Since(start)
-	c.schedule.End(time.Now(), run.Duration, run.Err != nil)
+	end := time.Now()
+	run.Duration = end.Sub(start)
+	for _, s := range schedules {
+		s.End(end, run.Duration, run.Err != nil)
+	}
+	c.settle(start, run.Err != nil)
 	last := c.failure
 	c.failure = ""
 	if run.Err != nil {
@@ -142,17 +224,53 @@ func (c *Cleaner) pass(ctx context.Context) {
 	c.observe(run)
 }
 
-// sweep looks at the table once and removes what is stale while it goes, so
-// that its memory does not depend on how much that is.
-func (c *Cleaner) sweep(ctx context.Context, removed map[Reason]int) (scanned int, err error) {
+// scope is where all changes are that are not covered yet; without any, as at a
+// retry, it is everything.
+func (c *Cleaner) scope() Scope {
+	var s Scope
+	for _, one := range c.due {
+		s.merge(one.scope)
+	}
+	if s.Empty() {
+		s.all()
+	}
+	return s
+}
+
+// settle drops the changes that a pass has covered which began late enough.
+// After one that failed, everything is due.
+func (c *Cleaner) settle(start time.Time, failed bool) {
+	if failed {
+		c.due = []change{{Scope{Everything: true}, c.index.Epoch(), start}}
+		return
+	}
+	n := 0
+	for n < len(c.due) && !start.Before(c.due[n].at.Add(late)) {
+		n++
+	}
+	if n > 0 {
+		c.index.Forget(c.due[n-1].epoch)
+		c.due = c.due[n:]
+	}
+}
+
+// sweep looks at the table, or a part of it, and removes what is stale while it
+// goes, so that its memory does not depend on how much that is.
+func (c *Cleaner) sweep(ctx context.Context, scope Scope, removed map[Reason]int) (scanned int, err error) {
+	filters := scope.Filters
+	if scope.Everything {
+		filters = []Filter{{}}
+	}
 	stale := map[Reason][]Flow{}
 	remove := func(reason Reason) error {
 		n, err := c.table.Delete(ctx, stale[reason])
-		removed[reason] += n
+		if n > 0 {
+			removed[reason] += n
+		}
 		stale[reason] = stale[reason][:0]
 		return err
 	}
-	err = c.table.Flows(ctx, Filter{Mask: DstNAT}, func(f Flow) error {
+	look := func(f Flow) error {
 		scanned++
 		reason, ok := c.index.Stale(f)
 		if !ok {
@@ -163,7 +281,12 @@ func (c *Cleaner) sweep(ctx context.Context, removed map[Reason]int) (scanned in
 			return nil
 		}
 		return remove(reason)
-	})
+	}
+	for _, f := range filters {
+		if err = c.table.Flows(ctx, f, look); err != nil {
+			break
+		}
+	}
 	for reason := range stale { // what was found before an error is stale all the same
 		if failed := remove(reason); err == nil {
 			err = failed

@@ -3,6 +3,7 @@ package conntrack
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"sync"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
 	"nftproxy/internal/service"
@@ -26,11 +28,13 @@ type slowTable struct {
 	// denied is the error of Delete.
 	denied error
 	starts []time.Time
+	// filters are those of all dumps.
+	filters []Filter
 }
 
 func (s *slowTable) Flows(ctx context.Context, filter Filter, yield func(Flow) error) error {
 	s.mu.Lock()
-	s.starts = append(s.starts, time.Now())
+	s.starts, s.filters = append(s.starts, time.Now()), append(s.filters, filter)
 	list, fail := slices.Clone(s.flows), s.fail
 	s.mu.Unlock()
 	for _, f := range list {
@@ -77,7 +81,7 @@ type bench struct {
 
 func start(t *testing.T, table *slowTable) *bench {
 	b := &bench{table: table}
-	b.Cleaner = NewCleaner(table, NewIndex(service.NodePortAddresses{}), func(r Run) { b.runs = append(b.runs, r) })
+	b.Cleaner = NewCleaner(table, NewIndex(Options{}), func(r Run) { b.runs = append(b.runs, r) })
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- b.Run(ctx) }()
@@ -105,28 +109,35 @@ func (b *bench) after(d time.Duration, t0 time.Time) []time.Duration {
 
 func TestCleanerRemoves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		dnated, elsewhere := flow(service.UDP, "10.96.0.1:80", DstNAT), flow(service.UDP, "198.51.100.1:80", 0)
-		table := &slowTable{dump: time.Millisecond, flows: []Flow{dnated, elsewhere}}
+		live := dnated(service.UDP, "10.0.0.9", "10.96.0.1:81", "10.0.0.1:8081", SeenReply)
+		elsewhere := flow(service.UDP, "198.51.100.1:80", 0)
+		table := &slowTable{dump: time.Millisecond, flows: []Flow{live, elsewhere}}
 		for port := range uint16(3 * deleteBatch) { // more than one deletion's worth
 			f := flow(service.UDP, "10.96.0.1:80", 0)
 			f.Original.Src = netip.AddrPortFrom(f.Original.Src.Addr(), port)
 			table.flows = append(table.flows, f)
 		}
-		table.flows = append(table.flows, flow(service.TCP, "10.96.0.1:81", 0), flow(service.TCP, "192.168.0.2:30080", 0))
+		table.flows = append(table.flows, flow(service.TCP, "10.96.0.1:82", 0), flow(service.TCP, "192.168.0.2:30080", 0),
+			dnated(service.UDP, "10.0.0.9", "10.96.0.1:81", "10.0.0.2:8081", SeenReply))
 		b := start(t, table)
-		b.Notify(parse(t, cluster))
+		b.Notify(parse(t, replace("  port stream sctp 80\n", "  port stream sctp 80\n  port dns udp 81\n    endpoint 10.0.0.1:8081 n1 ready serving\n")(cluster)), true)
 		b.after(10*time.Millisecond, time.Now())
 		want := []Run{{
-			Scanned: 3*deleteBatch + 3, Duration: time.Millisecond,
-			Removed: map[Reason]int{ServiceAddress: 3 * deleteBatch, ClusterIP: 1, NodePort: 1},
+			Scanned: 3*deleteBatch + 5, Duration: time.Millisecond,
+			Removed: map[Reason]int{ServiceAddress: 3 * deleteBatch, ClusterIP: 1, NodePort: 1, EndpointGone: 1},
 		}}
 		if diff := cmp.Diff(want, b.runs); diff != "" {
 			t.Errorf("runs (-want +got):\n%s", diff)
 		}
-		if diff := cmp.Diff([]Flow{dnated, elsewhere}, table.flows, cmp.Comparer(func(a, b Flow) bool { return a == b })); diff != "" {
+		if diff := cmp.Diff([]Flow{live, elsewhere}, table.flows, cmp.Comparer(func(a, b Flow) bool { return a == b })); diff != "" {
 			t.Errorf("flows left (-want +got):\n%s", diff)
 		}
 	})
+}
+
+// withAddress is the cluster with a service more.
+func withAddress(t *testing.T, i int) service.Snapshot {
+	return parse(t, fmt.Sprintf("%sservice default/new created 2026-01-01T00:00:00Z\n  cluster-ip 10.97.0.%d\n", cluster, i))
 }
 
 func TestCleanerPace(t *testing.T) {
@@ -138,25 +149,30 @@ func TestCleanerPace(t *testing.T) {
 		want   []time.Duration
 	}{
 		{"first sync: at once, and once more", func(t *testing.T, b *bench) {
-			b.Notify(parse(t, cluster))
+			b.Notify(parse(t, cluster), true)
 		}, 10 * time.Minute, []time.Duration{0, dump + pause*dump}},
-		{"many syncs with something new: at a twentieth of the time", func(t *testing.T, b *bench) {
+		{"many syncs that leave something stale: at a twentieth of the time", func(t *testing.T, b *bench) {
 			for i := range 100 {
-				text := cluster + "service default/new created 2026-01-01T00:00:00Z\n  cluster-ip " +
-					netip.AddrFrom4([4]byte{10, 97, 0, byte(i)}).String() + "\n"
-				b.Notify(parse(t, text))
+				b.Notify(withAddress(t, i), false)
 				time.Sleep(50 * time.Millisecond)
 			}
-		}, 10 * time.Minute, []time.Duration{0, 2100 * time.Millisecond, 4200 * time.Millisecond, 6300 * time.Millisecond, 8400 * time.Millisecond}},
-		{"many syncs with nothing new: at a two-hundredth", func(t *testing.T, b *bench) {
+		}, 10 * time.Minute, []time.Duration{
+			0, 2100 * time.Millisecond, 4200 * time.Millisecond, 6300 * time.Millisecond, 8400 * time.Millisecond,
+		}},
+		{"many syncs that leave nothing stale: the whole table at a two-hundredth", func(t *testing.T, b *bench) {
 			s := parse(t, cluster)
 			for range 1000 {
-				b.Notify(s)
+				b.Notify(s, false)
 				time.Sleep(50 * time.Millisecond)
 			}
 		}, 10 * time.Minute, []time.Duration{
 			0, 2100 * time.Millisecond, 22200 * time.Millisecond, 42300 * time.Millisecond, 62400 * time.Millisecond,
 		}},
+		{"something else than a sync", func(t *testing.T, b *bench) {
+			b.Notify(parse(t, cluster), true)
+			time.Sleep(time.Minute)
+			b.Again()
+		}, 10 * time.Minute, []time.Duration{0, dump + pause*dump, time.Minute, time.Minute + dump + pause*dump}},
 	}
 	for _, step := range steps {
 		t.Run(step.name, func(t *testing.T) {
@@ -179,7 +195,7 @@ func TestCleanerLooksAgain(t *testing.T) {
 		table := &slowTable{dump: time.Microsecond}
 		b := start(t, table)
 		t0 := time.Now()
-		b.Notify(parse(t, cluster))
+		b.Notify(parse(t, cluster), true)
 		b.after(late/2, t0)
 		table.set(func() { table.flows = []Flow{flow(service.UDP, "10.96.0.1:80", 0)} })
 		if diff := cmp.Diff([]time.Duration{0, late + time.Microsecond}, b.after(time.Hour, t0)); diff != "" {
@@ -191,12 +207,90 @@ func TestCleanerLooksAgain(t *testing.T) {
 	})
 }
 
+// After the first pass a change leads to dumps of what it concerns: at once, and
+// again for late entries, also if other changes come between. Then what has
+// gone is forgotten.
+func TestCleanerLooksWhereSomethingChanged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		table := &slowTable{dump: 50 * time.Millisecond}
+		b := start(t, table)
+		b.Notify(parse(t, cluster), true)
+		b.after(2*late, time.Now())
+		table.filters = nil
+		t0 := time.Now()
+		b.Notify(withAddress(t, 1), false)
+		b.after(late/2, t0)
+		b.Notify(withAddress(t, 2), false)
+		b.after(4*late, t0)
+		one, two := Filter{Dst: netip.MustParseAddr("10.97.0.1")}, Filter{Dst: netip.MustParseAddr("10.97.0.2")}
+		want := []Filter{one, one, two, two, one}
+		if diff := cmp.Diff(want, table.filters, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+			t.Errorf("dumps (-want +got):\n%s", diff)
+		}
+		if len(b.due) > 0 || len(b.index.departed.from) > 0 {
+			t.Errorf("still to be covered: %v, %v", b.due, b.index.departed)
+		}
+		b.after(time.Hour, t0)
+		if diff := cmp.Diff(append(want, Filter{}), table.filters, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+			t.Errorf("dumps, with the whole table after a rest (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// A pass that failed may have missed anything.
+func TestCleanerLooksEverywhereAfterFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		table := &slowTable{dump: 50 * time.Millisecond}
+		b := start(t, table)
+		b.Notify(parse(t, cluster), true)
+		b.after(2*late, time.Now())
+		table.set(func() { table.filters, table.fail = nil, ErrInterrupted })
+		b.Notify(withAddress(t, 1), false)
+		b.after(late/2, time.Now())
+		table.set(func() { table.fail = nil })
+		b.after(time.Minute, time.Now())
+		want := []Filter{{Dst: netip.MustParseAddr("10.97.0.1")}, {}, {}}
+		if diff := cmp.Diff(want, table.filters, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+			t.Errorf("dumps (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// What the rules served before the process came tells its flows from those of
+// others. It is asked only together with what is served now.
+func TestCleanerInherits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ours := dnated(service.UDP, "198.51.100.7", "203.0.113.5:80", "10.0.0.1:8080", SeenReply)
+		others := dnated(service.UDP, "198.51.100.8", "203.0.113.5:80", "172.17.0.2:8080", SeenReply)
+		table := &slowTable{flows: []Flow{ours, others}}
+		b := start(t, table)
+		const before = "service default/old created 2026-01-01T00:00:00Z\n  cluster-ip 10.97.0.1\n  external-ip 203.0.113.5\n" +
+			"  port x udp 80\n    endpoint 10.0.0.1:8080 n1 ready serving\n"
+		asked := 0
+		b.Inherit(func() service.Snapshot {
+			asked++
+			return parse(t, before)
+		})
+		if b.after(time.Minute, time.Now()); asked > 0 {
+			t.Error("asked before there was a sync")
+		}
+		b.Notify(parse(t, "node n1\n"), true)
+		b.after(time.Minute, time.Now())
+		if diff := cmp.Diff([]Flow{others}, table.flows, cmp.Comparer(func(a, b Flow) bool { return a == b })); diff != "" || asked != 1 {
+			t.Errorf("asked %d times; flows left (-want +got):\n%s", asked, diff)
+		}
+		if b.runs[0].Removed[ServiceGone] != 1 {
+			t.Errorf("removed %v", b.runs[0].Removed)
+		}
+	})
+}
+
 func TestCleanerErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		table := &slowTable{fail: unix.EPERM}
 		b := start(t, table)
 		t0 := time.Now()
-		b.Notify(parse(t, cluster))
+		b.Notify(parse(t, cluster), true)
 		seconds := func(list ...time.Duration) []time.Duration {
 			for i := range list {
 				list[i] *= time.Second
@@ -215,7 +309,7 @@ func TestCleanerErrors(t *testing.T) {
 			table.denied = errors.New("denied")
 			table.flows = []Flow{flow(service.UDP, "10.96.0.1:80", 0)}
 		})
-		b.Notify(parse(t, cluster))
+		b.Notify(parse(t, cluster), true)
 		b.after(30*time.Second, t0)
 
 		type report struct {
@@ -245,7 +339,7 @@ func TestCleanerErrors(t *testing.T) {
 func TestCleanerStopsInPass(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t, &slowTable{dump: time.Hour})
-		b.Notify(parse(t, cluster))
+		b.Notify(parse(t, cluster), true)
 		synctest.Wait()
 		b.stop()
 		if len(b.table.starts) != 1 || len(b.runs) > 0 {

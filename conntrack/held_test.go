@@ -32,9 +32,9 @@ func TestCleanerFindsHeldPacket(t *testing.T) {
 
 	ctx, stop := context.WithCancel(t.Context())
 	runs, done := make(chan Run, 3), make(chan error)
-	c := NewCleaner(table, NewIndex(service.NodePortAddresses{}), func(r Run) { runs <- r })
+	c := NewCleaner(table, NewIndex(Options{}), func(r Run) { runs <- r })
 	go func() { done <- c.Run(ctx) }()
-	c.Notify(w.snapshot(t))
+	c.Notify(w.snapshot(t), true)
 	if run := <-runs; run.Err != nil || len(run.Removed) > 0 {
 		t.Errorf("first pass: %+v, want nothing found", run)
 	}

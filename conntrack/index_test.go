@@ -1,15 +1,9 @@
 package conntrack
 
 import (
-	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"nftproxy/internal/service"
 )
@@ -95,7 +89,7 @@ func TestStale(t *testing.T) {
 		{"external IP", service.TCP, "203.0.113.5:80", 0, "", ServiceAddress},
 		{"external IP, other port", service.TCP, "203.0.113.5:81", 0, "", ""},
 		{"external IP, other protocol", gre, "203.0.113.5:80", 0, "", ""},
-		{"DNATed", service.UDP, "10.96.0.1:80", DstNAT, "", ""},
+		{"DNATed", service.UDP, "10.96.0.1:80", DstNAT, "", EndpointGone},
 		{"only its source rewritten", service.UDP, "10.96.0.1:80", SrcNAT, "", ServiceAddress},
 		{"elsewhere", service.UDP, "198.51.100.1:80", 0, "", ""},
 		{"answered UDP", service.UDP, "203.0.113.5:80", SeenReply | Assured, "", ServiceAddress},
@@ -135,7 +129,7 @@ func TestStale(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			x := NewIndex(nodePortAddresses(t, strings.Fields(test.nodePorts)...))
+			x := NewIndex(Options{NodePortAddresses: nodePortAddresses(t, strings.Fields(test.nodePorts)...)})
 			x.Update(parse(t, cluster))
 			got, stale := x.Stale(flow(test.protocol, test.dst, test.status))
 			if got != test.want || stale != (test.want != "") {
@@ -146,44 +140,12 @@ func TestStale(t *testing.T) {
 }
 
 func TestStaleSparesOtherZones(t *testing.T) {
-	x := NewIndex(service.NodePortAddresses{})
+	x := NewIndex(Options{})
 	x.Update(parse(t, cluster))
 	f := flow(service.UDP, "10.96.0.1:80", 0)
 	f.Zone = 1
 	if reason, stale := x.Stale(f); stale {
 		t.Errorf("Stale() = %q for zone 1", reason)
-	}
-}
-
-func TestUpdateGrown(t *testing.T) {
-	const endpoint = "    endpoint 10.0.0.1:8080 n1 ready serving\n"
-	tests := []struct {
-		name     string
-		from, to func(string) string
-		want     bool
-	}{
-		{"nothing", keep, keep, false},
-		{"new service", func(string) string { return "node n1" }, keep, true},
-		{"service gone", keep, without("service default/web", "service kube"), false},
-		{"new port", without("  port stream sctp 80\n", ""), keep, true},
-		{"new node port", replace(" node-port 30080", ""), keep, true},
-		{"new external IP", replace("  external-ip 203.0.113.5\n", ""), keep, true},
-		{"new host address", replace("  host-address 192.168.1.2\n", ""), keep, true},
-		{"cluster IP no longer bound", keep, replace("  host-address 10.96.0.10\n", ""), true},
-		{"first endpoint", replace(endpoint, ""), keep, false},
-		{"last endpoint gone", keep, replace(endpoint, ""), false},
-		{"endpoint that was the address gone", keep, replace("    endpoint 192.168.0.2:443 n1 serving\n", ""), true},
-		{"endpoint that was the node port gone", keep, replace("    endpoint 192.168.0.2:30443 n1 ready serving\n", ""), true},
-	}
-	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
-			x := NewIndex(service.NodePortAddresses{})
-			b := service.NewBuilder(service.Node{})
-			x.Update(become(b, parse(t, test.from(cluster))))
-			if got := x.Update(become(b, parse(t, test.to(cluster)))); got != test.want {
-				t.Errorf("Update() = %t, want %t", got, test.want)
-			}
-		})
 	}
 }
 
@@ -206,9 +168,19 @@ func without(from, to string) func(string) string {
 	}
 }
 
+// until cuts from a text on.
+func until(text string) func(string) string {
+	return func(s string) string { return s[:strings.Index(s, text)] }
+}
+
 // become brings the builder to the snapshot, so that what is equal is shared.
 func become(b *service.Builder, want service.Snapshot) service.Snapshot {
 	b.SetNode(*want.Node)
+	var cidrs []netip.Prefix
+	for _, cidr := range want.ServiceCIDRs.All() {
+		cidrs = append(cidrs, cidr)
+	}
+	b.SetServiceCIDRs(cidrs)
 	for name := range b.Snapshot().Services.All() {
 		if _, ok := want.Services.Get(name); !ok {
 			b.Delete(name)
@@ -218,91 +190,4 @@ func become(b *service.Builder, want service.Snapshot) service.Snapshot {
 		b.Set(s)
 	}
 	return b.Snapshot()
-}
-
-// An index that followed any series of changes is the same as a fresh one, and
-// it never finds more flows stale without having said so.
-func TestUpdateFollows(t *testing.T) {
-	for seed := range uint64(200) {
-		r := rand.New(rand.NewPCG(seed, 0))
-		x := NewIndex(service.NodePortAddresses{})
-		b := service.NewBuilder(randomNode(r))
-		stale := map[Flow]bool{}
-		for range 10 {
-			for range r.IntN(4) {
-				change(r, b)
-			}
-			grown := x.Update(b.Snapshot())
-			fresh := NewIndex(service.NodePortAddresses{})
-			fresh.Update(b.Snapshot())
-			if diff := cmp.Diff(fresh, x, cmp.AllowUnexported(Index{}, target{}, localPort{}),
-				cmpopts.IgnoreFields(Index{}, "snapshot", "addresses"), cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{})); diff != "" {
-				t.Fatalf("seed %d: followed index differs from a fresh one (-want +got):\n%s\n%s", seed, diff, b.Snapshot())
-			}
-			for _, f := range probes() {
-				_, now := x.Stale(f)
-				if now && !stale[f] && !grown {
-					t.Fatalf("seed %d: %v became stale unannounced\n%s", seed, f, b.Snapshot())
-				}
-				stale[f] = now
-			}
-		}
-	}
-}
-
-// A small world in which claims meet: three service addresses, of which one
-// may be bound on the node, and the node's own.
-func worldAddrs() []netip.Addr {
-	return []netip.Addr{
-		netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("10.96.0.2"), netip.MustParseAddr("10.96.0.3"),
-		netip.MustParseAddr("192.168.0.2"),
-	}
-}
-
-func probes() []Flow {
-	var flows []Flow
-	for _, a := range worldAddrs() {
-		for port := range uint16(4) {
-			flows = append(flows, flow(service.UDP, fmt.Sprintf("%s:%d", a, port), 0))
-		}
-	}
-	return flows
-}
-
-func pick(r *rand.Rand, from []netip.Addr) []netip.Addr {
-	var some []netip.Addr
-	for _, a := range from {
-		if r.IntN(2) == 0 {
-			some = append(some, a)
-		}
-	}
-	return some
-}
-
-func randomNode(r *rand.Rand) service.Node {
-	world := worldAddrs()
-	return service.Node{Name: "n1", Addresses: world[3:], HostAddresses: pick(r, world[2:])}
-}
-
-func change(r *rand.Rand, b *service.Builder) {
-	world := worldAddrs()
-	name := service.Name(fmt.Sprintf("ns/%d", r.IntN(4)))
-	switch r.IntN(6) {
-	case 0:
-		b.Delete(name)
-	case 1:
-		b.SetNode(randomNode(r))
-	default:
-		s := &service.Service{Name: name, Created: time.Unix(int64(r.IntN(3)), 0), ClusterIPs: world[r.IntN(3):][:1], ExternalIPs: pick(r, world)}
-		for port := range uint16(r.IntN(3)) {
-			p := service.Port{Protocol: service.UDP, Port: port + 1, NodePort: uint16(r.IntN(4))}
-			for range r.IntN(3) {
-				addr := netip.AddrPortFrom(world[r.IntN(4)], uint16(1+r.IntN(3)))
-				p.Endpoints = append(p.Endpoints, service.Endpoint{Addr: addr, Ready: true})
-			}
-			p.Endpoints = service.MergeEndpoints(p.Endpoints)
-			s.Ports = append(s.Ports, p)
-		}
-		b.Set(s)
-	}
 }

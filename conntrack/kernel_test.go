@@ -136,7 +136,8 @@ service default/web created 2026-01-01T00:00:00Z
 service default/dnated created 2026-01-01T00:00:00Z
   cluster-ip %[3]v
   port dns udp 53
-`, w.nodeAddr, w.clusterIP, w.dnatedIP))
+    endpoint %[4]v - ready serving
+`, w.nodeAddr, w.clusterIP, w.dnatedIP, netip.AddrPortFrom(w.outside, 53)))
 }
 
 // Real flows to addresses that are nobody's yet; then the services come.
@@ -201,12 +202,12 @@ func cleanOnce(t *testing.T, table *Table, s service.Snapshot) Run {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
 	runs, done := make(chan Run, 1), make(chan error)
-	c := NewCleaner(table, NewIndex(service.NodePortAddresses{}), func(r Run) {
+	c := NewCleaner(table, NewIndex(Options{}), func(r Run) {
 		runs <- r
 		stop()
 	})
 	go func() { done <- c.Run(ctx) }()
-	c.Notify(s)
+	c.Notify(s, true)
 	run := <-runs
 	if err := <-done; err != nil {
 		t.Error(err)

@@ -45,7 +45,8 @@ func (d *daemon) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	cleaner, sweeper := d.newCleaner(flows, counts), d.newSweeper(conn, counts)
+	cleaner := d.newCleaner(flows, counts)
+	sweeper := d.newSweeper(conn, counts, cleaner.Again)
 	var loop *proxy.Loop
 	var eligible atomic.Bool
 	judge := health.New(health.Config{
@@ -55,10 +56,13 @@ func (d *daemon) run(ctx context.Context) error {
 	loop = proxy.New(d.loopConfig(), conn, ruleset.NewCompiler(d.ruleset).Compile,
 		d.syncLogger(), counts.Observe, judge.Observe, ports.Notify, func(s proxy.Sync) {
 			eligible.Store(s.Snapshot.Node.Eligible)
+			if s.Found != nil {
+				cleaner.Inherit(func() service.Snapshot { return ruleset.ReadBack(s.Found, d.ruleset.Table, s.Snapshot.Node) })
+			}
 			// One family's trouble is not to leave the other's entries behind.
 			// Where the program is not in force yet, an entry too many goes.
 			if s.InForce(nft.IPv4) || s.InForce(nft.IPv6) {
-				cleaner.Notify(s.Snapshot)
+				cleaner.Notify(s.Snapshot, s.Adopted)
 			}
 			sweeper.Notify(s.Applied, s.Adopted)
 		})
@@ -95,16 +99,22 @@ func (d *daemon) nodeEligible(latest *atomic.Bool) func() bool {
 }
 
 func (d *daemon) newCleaner(flows *conntrack.Table, counts *metrics.Metrics) *conntrack.Cleaner {
-	return conntrack.NewCleaner(flows, conntrack.NewIndex(d.ruleset.NodePortAddresses), func(r conntrack.Run) {
+	index := conntrack.NewIndex(conntrack.Options{NodePortAddresses: d.ruleset.NodePortAddresses, Pod: d.ruleset.Pod})
+	return conntrack.NewCleaner(flows, index, func(r conntrack.Run) {
 		counts.ObserveConntrack(r)
 		d.logPass(r)
 	})
 }
 
-func (d *daemon) newSweeper(conn *kernel.Conn, counts *metrics.Metrics) *affinity.Sweeper {
+// newSweeper makes a sweeper that tells when it has found something: until then
+// the client may have been sent where its endpoint was.
+func (d *daemon) newSweeper(conn *kernel.Conn, counts *metrics.Metrics, swept func()) *affinity.Sweeper {
 	return affinity.NewSweeper(conn, func(r affinity.Run) {
 		counts.ObserveAffinity(r)
 		d.logSweep(r)
+		if r.Swept > 0 {
+			swept()
+		}
 	})
 }
 

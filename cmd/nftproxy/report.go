@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
+	"slices"
 
 	"nftproxy/conntrack"
 	"nftproxy/internal/affinity"
@@ -26,15 +28,16 @@ func (d *daemon) logProblem(p watch.Problem, counts *metrics.Metrics) {
 }
 
 func (d *daemon) logPass(r conntrack.Run) {
-	removed := 0
-	for _, n := range r.Removed {
-		removed += n
-	}
-	switch {
-	case r.Err != nil && !r.Repeated:
+	if r.Err != nil && !r.Repeated {
 		d.log.Warn("cleaning conntrack", "err", r.Err)
-	case removed > 0:
-		d.log.Info("removed conntrack entries that missed their service", "entries", removed, "scanned", r.Scanned, "took", r.Duration)
+	}
+	removed, reasons := 0, []any{}
+	for _, reason := range slices.Sorted(maps.Keys(r.Removed)) {
+		removed += r.Removed[reason]
+		reasons = append(reasons, slog.Int(string(reason), r.Removed[reason]))
+	}
+	if removed > 0 {
+		d.log.Info("removed stale conntrack entries", "entries", removed, slog.Group("why", reasons...), "scanned", r.Scanned, "took", r.Duration)
 	}
 }
 

@@ -23,7 +23,7 @@ func TestBeforeTheFirstProgram(t *testing.T) {
 		n.must(nftcmd.ForTest(t).Load(n.Node, `table inet cni {
 			chain forward { type filter hook forward priority filter; ct state established accept; }
 		}`))
-		n.startEarly().awaitText(0, "removed conntrack entries that missed their service")
+		n.startEarly().awaitText(0, "removed stale conntrack entries")
 	})
 	t.Run("conntrack not in use", func(t *testing.T) {
 		newNode(t).startEarly()

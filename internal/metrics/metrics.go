@@ -152,7 +152,7 @@ func (m *Metrics) registerOwn(f promauto.Factory) {
 	}, []string{"kind"})
 	m.conntrackRemoved = f.NewCounterVec(prometheus.CounterOpts{
 		Name: "nftproxy_conntrack_removed_entries_total",
-		Help: "Stale conntrack entries that were removed, by what they had missed.",
+		Help: "Stale conntrack entries that were removed, by why they were stale.",
 	}, []string{"reason"})
 	m.conntrackScanned = f.NewCounter(prometheus.CounterOpts{
 		Name: "nftproxy_conntrack_scanned_entries_total",

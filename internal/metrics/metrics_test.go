@@ -174,7 +174,7 @@ kubeproxy_conntrack_reconciler_deleted_entries_total 5
 # HELP nftproxy_conntrack_failures_total Passes over the conntrack table that were incomplete.
 # TYPE nftproxy_conntrack_failures_total counter
 nftproxy_conntrack_failures_total 1
-# HELP nftproxy_conntrack_removed_entries_total Stale conntrack entries that were removed, by what they had missed.
+# HELP nftproxy_conntrack_removed_entries_total Stale conntrack entries that were removed, by why they were stale.
 # TYPE nftproxy_conntrack_removed_entries_total counter
 nftproxy_conntrack_removed_entries_total{reason="node port"} 2
 nftproxy_conntrack_removed_entries_total{reason="unknown port of a cluster IP"} 3

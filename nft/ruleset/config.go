@@ -74,6 +74,17 @@ func (c *Config) pods(f nft.Family, node *service.Node) pods {
 	return pods{}
 }
 
+// Pod says whether the rules take what comes from an address for a pod's; known
+// is false where they go by interfaces.
+func (c *Config) Pod(node *service.Node, a netip.Addr) (pod, known bool) {
+	f := nft.IPv4
+	if a.Is6() {
+		f = nft.IPv6
+	}
+	p := c.pods(f, node)
+	return p.from.IsValid() && p.from.Contains(a), p.in.Name == ""
+}
+
 // match matches what pods send or, with not, what everybody else does; false
 // means that they cannot be told.
 func (p pods) match(not bool) (nft.Statement, bool) {

@@ -1,0 +1,285 @@
+package conntrack
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nftproxy/internal/service"
+)
+
+// dnatedCluster has all that makes a DNATed flow stale or not: pods that serve
+// or not, terminate or not, here and elsewhere; traffic policies; source
+// ranges; a claim that two services have. Pods are of 10.0.0.0/16.
+const dnatedCluster = `
+node n1
+  address 192.168.0.2
+  host-address 127.0.0.1
+  host-address 192.168.0.2
+  host-address 192.168.1.2
+service-cidr 10.96.0.0/16
+service default/web created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.1
+  external-ip 203.0.113.5
+  port dns udp 53 node-port 30053
+    endpoint 10.0.0.1:53 n1 ready serving
+    endpoint 10.0.0.2:53 n1 serving terminating
+    endpoint 10.0.0.3:53 n1 terminating
+    endpoint 10.0.0.4:53 n1
+    endpoint 10.0.0.5:53 n2 ready serving
+  port http tcp 80 node-port 30080
+    endpoint 10.0.0.1:8080 n1 ready serving
+    endpoint 10.0.0.3:8080 n1 terminating
+  port empty udp 81
+service default/local created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.2
+  external-ip 203.0.113.6
+  load-balancer-ip 203.0.113.7
+  source-range 198.51.100.0/28
+  internal-policy Local
+  external-policy Local
+  port dns udp 53 node-port 30054
+    endpoint 10.0.0.1:53 n1 ready serving
+    endpoint 10.0.0.5:53 n2 ready serving
+service default/restricted created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.3
+  load-balancer-ip 203.0.113.8
+  source-range 198.51.100.0/28
+  port dns udp 53 node-port 30055
+    endpoint 10.0.0.1:53 n1 ready serving
+service default/younger created 2026-02-01T00:00:00Z
+  cluster-ip 10.96.0.4
+  external-ip 203.0.113.5
+  port dns udp 53
+    endpoint 10.0.0.9:53 n1 ready serving
+`
+
+func dnated(protocol service.Protocol, src, dst, endpoint string, status Status) Flow {
+	from := netip.AddrPortFrom(netip.MustParseAddr(src), 40000)
+	return Flow{
+		Protocol: protocol, Status: status | DstNAT,
+		Original: Tuple{from, netip.MustParseAddrPort(dst)},
+		Reply:    Tuple{netip.MustParseAddrPort(endpoint), from},
+	}
+}
+
+// podRange tells pods by their addresses, as --cluster-cidr does.
+func podRange(_ *service.Node, a netip.Addr) (pod, known bool) {
+	return netip.MustParsePrefix("10.0.0.0/16").Contains(a), true
+}
+
+func TestStaleDNATed(t *testing.T) {
+	const (
+		tcp, udp, sctp        = service.TCP, service.UDP, service.SCTP
+		outsider              = "198.51.100.77"
+		admitted              = "198.51.100.7"
+		pod                   = "10.0.0.77"
+		self                  = "192.168.0.2"
+		answered              = SeenReply
+		assured               = SeenReply | Assured
+		unanswered            = Status(0)
+		keep           Reason = ""
+	)
+	tests := []struct {
+		name          string
+		protocol      service.Protocol
+		src           string
+		dst, endpoint string
+		status        Status
+		want          Reason
+	}{
+		{"endpoint that serves", udp, pod, "10.96.0.1:53", "10.0.0.1:53", assured, keep},
+		{"endpoint that serves while it terminates", udp, pod, "10.96.0.1:53", "10.0.0.2:53", assured, keep},
+		{"endpoint that no longer serves", udp, pod, "10.96.0.1:53", "10.0.0.3:53", assured, EndpointGone},
+		{"endpoint that does not serve yet", udp, pod, "10.96.0.1:53", "10.0.0.4:53", unanswered, EndpointGone},
+		{"no endpoint", udp, pod, "10.96.0.1:53", "10.0.0.99:53", assured, EndpointGone},
+		{"no endpoint, another port of one", udp, pod, "10.96.0.1:53", "10.0.0.1:54", assured, EndpointGone},
+		{"no endpoint at all", udp, pod, "10.96.0.1:81", "10.0.0.1:53", assured, EndpointGone},
+		{"endpoint of another port", tcp, pod, "10.96.0.1:80", "10.0.0.1:53", unanswered, EndpointGone},
+		{"external IP", udp, outsider, "203.0.113.5:53", "10.0.0.99:53", assured, EndpointGone},
+
+		{"TCP, unready pod", tcp, pod, "10.96.0.1:80", "10.0.0.3:8080", unanswered, keep},
+		{"TCP, no endpoint, unanswered", tcp, pod, "10.96.0.1:80", "10.0.0.99:8080", unanswered, EndpointGone},
+		{"TCP, no endpoint, established", tcp, pod, "10.96.0.1:80", "10.0.0.99:8080", assured, keep},
+		{"SCTP is not the service's", sctp, pod, "10.96.0.1:80", "10.0.0.99:8080", unanswered, keep},
+
+		{"node port", udp, outsider, "192.168.0.2:30053", "10.0.0.1:53", assured, keep},
+		{"node port, no endpoint", udp, outsider, "192.168.0.2:30053", "10.0.0.99:53", assured, EndpointGone},
+		{"node port's number on an address that does not serve it", udp, outsider, "192.168.1.2:30053", "10.0.0.99:53", assured, keep},
+		{"node port's number on another host", udp, outsider, "192.168.0.3:30053", "10.0.0.99:53", assured, keep},
+		{"node port's number, other protocol", tcp, outsider, "192.168.0.2:30053", "10.0.0.99:53", unanswered, keep},
+
+		{"claim of two, the older's endpoint", udp, outsider, "203.0.113.5:53", "10.0.0.1:53", assured, keep},
+		{"claim of two, the younger's endpoint", udp, outsider, "203.0.113.5:53", "10.0.0.9:53", assured, EndpointGone},
+
+		{"somebody else's DNAT", udp, outsider, "192.168.0.2:5353", "172.17.0.2:53", assured, keep},
+		{"somebody else's DNAT, unanswered", tcp, outsider, "192.168.0.2:8080", "172.17.0.2:80", unanswered, keep},
+		{"somebody else's DNAT of a cluster IP's unused port", tcp, pod, "10.96.0.1:5353", "172.17.0.2:80", unanswered, keep},
+		{"unallocated cluster IP", udp, pod, "10.96.0.99:53", "10.0.0.1:53", assured, ServiceGone},
+		{"unallocated cluster IP, established TCP", tcp, pod, "10.96.0.99:53", "10.0.0.1:53", assured, keep},
+		{"unallocated cluster IP, unanswered TCP", tcp, pod, "10.96.0.99:53", "10.0.0.1:53", unanswered, ServiceGone},
+
+		{"source in the ranges", udp, admitted, "203.0.113.8:53", "10.0.0.1:53", unanswered, keep},
+		{"source not in the ranges", udp, outsider, "203.0.113.8:53", "10.0.0.1:53", unanswered, ForbiddenSource},
+		{"source not in the ranges, answered", udp, outsider, "203.0.113.8:53", "10.0.0.1:53", answered, keep},
+		{"source ranges are not for cluster IPs", udp, outsider, "10.96.0.3:53", "10.0.0.1:53", unanswered, keep},
+		{"source ranges are not for node ports", udp, outsider, "192.168.0.2:30055", "10.0.0.1:53", unanswered, keep},
+		{"endpoint gone and source not in the ranges", udp, outsider, "203.0.113.8:53", "10.0.0.99:53", unanswered, EndpointGone},
+
+		{"internal Local, endpoint here", udp, pod, "10.96.0.2:53", "10.0.0.1:53", unanswered, keep},
+		{"internal Local, endpoint elsewhere", udp, pod, "10.96.0.2:53", "10.0.0.5:53", unanswered, ForbiddenPolicy},
+		{"internal Local, endpoint elsewhere, answered", udp, pod, "10.96.0.2:53", "10.0.0.5:53", answered, keep},
+		{"internal Local, the node itself", udp, self, "10.96.0.2:53", "10.0.0.5:53", unanswered, ForbiddenPolicy},
+		{"external Local, endpoint here", udp, outsider, "203.0.113.6:53", "10.0.0.1:53", unanswered, keep},
+		{"external Local, outsider, endpoint elsewhere", udp, outsider, "203.0.113.6:53", "10.0.0.5:53", unanswered, ForbiddenPolicy},
+		{"external Local, outsider, endpoint elsewhere, node port", udp, outsider, "192.168.0.2:30054", "10.0.0.5:53", unanswered, ForbiddenPolicy},
+		{"external Local, pod, endpoint elsewhere", udp, pod, "203.0.113.6:53", "10.0.0.5:53", unanswered, keep},
+		{"external Local, the node itself, endpoint elsewhere", udp, self, "192.168.0.2:30054", "10.0.0.5:53", unanswered, keep},
+		{"external Local, loopback, endpoint elsewhere", udp, "127.0.0.9", "192.168.0.2:30054", "10.0.0.5:53", unanswered, keep},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			x := NewIndex(Options{Pod: podRange})
+			x.Update(parse(t, dnatedCluster))
+			f := dnated(test.protocol, test.src, test.dst, test.endpoint, test.status)
+			if got, stale := x.Stale(f); got != test.want || stale != (test.want != "") {
+				t.Errorf("Stale() = %q, %t, want %q", got, stale, test.want)
+			}
+			f.Zone = 1
+			if got, stale := x.Stale(f); stale {
+				t.Errorf("Stale() = %q in another zone", got)
+			}
+		})
+	}
+}
+
+// Where pods cannot be told from others, nobody is kept from an endpoint that
+// pods may have.
+func TestStalePolicyWhereNobodyKnowsPods(t *testing.T) {
+	for name, pod := range map[string]func(*service.Node, netip.Addr) (bool, bool){
+		"never": nil, "not by address": func(*service.Node, netip.Addr) (pod, known bool) { return false, false },
+	} {
+		x := NewIndex(Options{Pod: pod})
+		x.Update(parse(t, dnatedCluster))
+		for dst, want := range map[string]Reason{"203.0.113.6:53": "", "10.96.0.2:53": ForbiddenPolicy} {
+			if got, _ := x.Stale(dnated(service.UDP, "198.51.100.77", dst, "10.0.0.5:53", 0)); got != want {
+				t.Errorf("%s: %s: %q, want %q", name, dst, got, want)
+			}
+		}
+	}
+}
+
+func TestStaleEstablished(t *testing.T) {
+	x := NewIndex(Options{Established: []service.Protocol{service.TCP}})
+	x.Update(parse(t, dnatedCluster))
+	for endpoint, want := range map[string]Reason{
+		"10.0.0.1:8080": "", "10.0.0.3:8080": "", // only unready
+		"10.0.0.99:8080": EndpointGone,
+	} {
+		if got, _ := x.Stale(dnated(service.TCP, "10.0.0.77", "10.96.0.1:80", endpoint, SeenReply|Assured)); got != want {
+			t.Errorf("%s: %q, want %q", endpoint, got, want)
+		}
+	}
+	if got, _ := x.Stale(dnated(service.TCP, "10.0.0.77", "10.96.0.99:80", "10.0.0.1:8080", SeenReply|Assured)); got != ServiceGone {
+		t.Errorf("unallocated: %q, want %q", got, ServiceGone)
+	}
+}
+
+// What was a service's, and is nobody's any more, is known until it is
+// forgotten; DNATs of others to the same address are not.
+func TestStaleServiceGone(t *testing.T) {
+	const web = "service default/web created 2026-01-01T00:00:00Z"
+	noCIDR := replace("service-cidr 10.96.0.0/16\n", "")
+	for name, c := range map[string]struct {
+		changes []func(string) string // one after the other
+		gone    string                // empty: nothing is
+	}{
+		"no change":         {[]func(string) string{keep}, ""},
+		"service deleted":   {[]func(string) string{without(web, "service default/local")}, "10.96.0.1:53 203.0.113.5:53 192.168.0.2:30053"},
+		"address changed":   {[]func(string) string{replace("cluster-ip 10.96.0.1\n", "cluster-ip 10.96.0.11\n")}, "10.96.0.1:53"},
+		"port changed":      {[]func(string) string{replace("dns udp 53 node-port 30053", "dns udp 54 node-port 30053")}, "10.96.0.1:53 203.0.113.5:53"},
+		"node port changed": {[]func(string) string{replace("node-port 30053", "node-port 30057")}, "192.168.0.2:30053"},
+		"endpoint first, then service": {
+			[]func(string) string{replace("    endpoint 10.0.0.1:53 n1 ready serving\n", ""), without(web, "service default/local")},
+			"10.96.0.1:53 203.0.113.5:53 192.168.0.2:30053",
+		},
+		"deleted and back with another address": {
+			[]func(string) string{without(web, "service default/local"), replace("cluster-ip 10.96.0.1\n", "cluster-ip 10.96.0.11\n")}, "10.96.0.1:53",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			// Without the younger claimant of the external IP, which would have it.
+			cluster := noCIDR(dnatedCluster)
+			cluster = cluster[:strings.Index(cluster, "service default/younger")]
+			x, b := NewIndex(Options{}), service.NewBuilder(service.Node{})
+			x.Update(become(b, parse(t, cluster)))
+			for _, change := range c.changes {
+				x.Update(become(b, parse(t, change(cluster))))
+			}
+			check := func(when, want string) {
+				t.Helper()
+				var got []string
+				for _, dst := range []string{"10.96.0.1:53", "203.0.113.5:53", "192.168.0.2:30053"} {
+					if reason, _ := x.Stale(dnated(service.UDP, "198.51.100.7", dst, "10.0.0.1:53", SeenReply)); reason == ServiceGone {
+						got = append(got, dst)
+					}
+					if reason, stale := x.Stale(dnated(service.UDP, "198.51.100.7", dst, "172.17.0.2:53", SeenReply)); reason == ServiceGone {
+						t.Errorf("%s: %s: somebody else's DNAT is %t: %q", when, dst, stale, reason)
+					}
+				}
+				if diff := cmp.Diff(want, strings.Join(got, " ")); diff != "" {
+					t.Errorf("%s: service gone (-want +got):\n%s", when, diff)
+				}
+			}
+			check("after the change", c.gone)
+			x.Forget(x.Epoch() - 1)
+			if len(c.changes) == 1 {
+				check("when the older are forgotten", c.gone)
+			}
+			x.Forget(x.Epoch())
+			check("when all is forgotten", "")
+			if n := len(x.departed.from); n != 0 || x.departed.count != 0 {
+				t.Errorf("%d claims and %d departures are remembered", n, x.departed.count)
+			}
+		})
+	}
+}
+
+// Where no pass succeeds, what departs must not fill the memory.
+func TestDepartedIsBounded(t *testing.T) {
+	d := departed{from: map[service.Claim][]departure{}}
+	e := []service.Endpoint{{}}
+	for i := range 3 * maxDeparted {
+		d.add(service.Claim{Port: uint16(i)}, e)
+		if d.count > maxDeparted {
+			t.Fatalf("%d departures are remembered", d.count)
+		}
+	}
+	total := 0
+	for _, list := range d.from {
+		total += len(list)
+	}
+	if total != d.count {
+		t.Errorf("%d departures, counted %d", total, d.count)
+	}
+}
+
+func TestOwner(t *testing.T) {
+	x := NewIndex(Options{})
+	x.Update(parse(t, dnatedCluster))
+	for dst, want := range map[string]string{
+		"10.96.0.1:53": "default/web:dns", "203.0.113.5:53": "default/web:dns", "192.168.0.2:30054": "default/local:dns",
+		"10.96.0.4:53": "default/younger:dns", "10.96.0.1:5353": "", "192.168.1.2:30054": "", "198.51.100.1:53": "",
+	} {
+		got := ""
+		s, p, ok := x.Owner(dnated(service.UDP, "198.51.100.7", dst, "10.0.0.1:53", 0))
+		if ok {
+			got = s.ID(p)
+		}
+		if got != want {
+			t.Errorf("%s: %q, want %q", dst, got, want)
+		}
+	}
+}
