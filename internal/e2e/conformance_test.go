@@ -250,7 +250,7 @@ func (s *side) observeOne(f scenario.Flow) outcome {
 	case f.Want.Sticky && got.Fate == scenario.Translated:
 		o.asWanted = len(got.Targets) == 1 && slices.Contains(f.Want.Targets, got.Targets[0]) && s.stays(f, got.Targets[0])
 	default:
-		o.asWanted = got.Fate == f.Want.Fate && slices.Equal(got.Targets, f.Want.Targets)
+		o.asWanted = got.Fate == f.Want.Fate && got.Answer == f.Want.Answer && slices.Equal(got.Targets, f.Want.Targets)
 		o.oneOf = got.Fate == scenario.Translated && !slices.ContainsFunc(got.Targets, func(t scenario.Target) bool {
 			return !slices.Contains(f.Want.Targets, t)
 		})

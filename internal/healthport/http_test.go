@@ -38,11 +38,8 @@ func startNode(t *testing.T, list ...string) *node {
 	n.server = New(Config{
 		NodePortAddresses: nodePorts(t, list...), Healthy: n.healthy.Load, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		Observe: func(open, failed int) { n.changes <- fmt.Sprintf("%d open, %d failed", open, failed) },
+		Within:  n.ns.Do,
 	})
-	n.server.listen = func(ctx context.Context, addr netip.AddrPort) (l net.Listener, err error) {
-		err = errors.Join(n.ns.Do(func() error { l, err = listen(ctx, addr); return nil }), err)
-		return l, err
-	}
 	n.client = &http.Client{Transport: &http.Transport{DialContext: n.ns.Dial, DisableKeepAlives: true}}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)

@@ -56,6 +56,23 @@ type port struct {
 	served chan struct{}
 }
 
+// Handlers are what answers where, by the address of its listener, once a
+// snapshot is in force in both families; the unspecified address stands for
+// all of its family.
+func Handlers(nodePorts service.NodePortAddresses, s service.Snapshot, healthy func() bool) map[netip.AddrPort]http.Handler {
+	handlers := map[netip.AddrPort]http.Handler{}
+	for _, v6 := range []bool{false, true} {
+		x := newIndex(nodePorts, v6)
+		x.update(s, nil)
+		for at, a := range x.wanted {
+			p := &port{healthy: healthy}
+			p.answer.Store(&a)
+			handlers[at] = p
+		}
+	}
+	return handlers
+}
+
 // open starts to answer; broken is called if the listener ends by itself.
 func open(l net.Listener, a answer, healthy func() bool, log *slog.Logger, broken func(*port, error)) *port {
 	p := &port{healthy: healthy, served: make(chan struct{})}

@@ -30,6 +30,9 @@ type Config struct {
 	// Observe is told after each change how many listeners there are, and how
 	// many there ought to be besides. Nil drops it.
 	Observe func(open, failed int)
+	// Within runs what opens sockets, in another network namespace for example.
+	// Nil runs it as it is.
+	Within func(func() error) error
 	// Log is told of an address that cannot be listened on, once.
 	Log *slog.Logger
 }
@@ -72,7 +75,7 @@ func New(c Config) *Server {
 		c.Observe = func(int, int) {}
 	}
 	s := &Server{
-		config: c, listen: listen, broken: make(chan breakdown),
+		config: c, listen: listenWithin(c.Within), broken: make(chan breakdown),
 		ports: map[netip.AddrPort]*port{}, failed: map[netip.AddrPort]string{},
 		wake: make(chan struct{}, 1),
 	}
@@ -80,6 +83,19 @@ func New(c Config) *Server {
 		s.families[i] = newIndex(c.NodePortAddresses, f == nft.IPv6)
 	}
 	return s
+}
+
+func listenWithin(within func(func() error) error) func(context.Context, netip.AddrPort) (net.Listener, error) {
+	if within == nil {
+		return listen
+	}
+	return func(ctx context.Context, addr netip.AddrPort) (l net.Listener, err error) {
+		err = within(func() error {
+			l, err = listen(ctx, addr)
+			return err
+		})
+		return l, err
+	}
 }
 
 // Notify takes note of a turn of the loop: only what is in force is answered

@@ -42,4 +42,10 @@
 // or outside. The outcome is one or more endpoints, "refused", "dropped", or
 // "untouched". Endpoints after "sticky" stay what they are for a client as long
 // as they are in the list.
+//
+//	outside 203.0.113.2 -> 192.168.0.2:30099/http = 200 ns/web weight 2
+//
+// This one asks a Service's healthCheckNodePort: the outcome is the HTTP status,
+// the Service and the number of ready endpoints on the node (in the body and in
+// the header X-Load-Balancing-Endpoint-Weight), or "refused" where nobody listens.
 package scenario

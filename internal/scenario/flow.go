@@ -23,13 +23,17 @@ const (
 // ICMP is the protocol of an echo request; its flows have no ports.
 const ICMP = "icmp"
 
+// HTTP is the protocol of a load balancer's question to a Service's
+// healthCheckNodePort, by TCP.
+const HTTP = "http"
+
 // Flow is a connection attempt and what should become of it.
 type Flow struct {
 	Origin Origin
 	// Source has port 0 where the file does not give one.
 	Source      netip.AddrPort
 	Destination netip.AddrPort
-	// Protocol is tcp, udp, sctp or icmp.
+	// Protocol is tcp, udp, sctp, icmp or http.
 	Protocol string
 	Want     Outcome
 	// Why is the comment behind it.
@@ -50,6 +54,8 @@ const (
 	Dropped Fate = "dropped"
 	// Untouched flows get to where they wanted to, as they are.
 	Untouched Fate = "untouched"
+	// Answered flows ask a health check node port, which says something.
+	Answered Fate = "answered"
 )
 
 // Outcome is what becomes of a flow.
@@ -60,7 +66,22 @@ type Outcome struct {
 	Targets []Target
 	// Sticky flows of one client all reach the same target.
 	Sticky bool
+	// Answer is what Answered flows are told.
+	Answer Answer
 }
+
+// Answer is what a health check node port says.
+type Answer struct {
+	// Code is the HTTP status code: 200 or 503.
+	Code int
+	// Service is its "namespace/name".
+	Service string
+	// Weight is the number of the node's ready endpoints, in the body and in
+	// the header X-Load-Balancing-Endpoint-Weight.
+	Weight int
+}
+
+func (a Answer) String() string { return fmt.Sprintf("%d %s weight %d", a.Code, a.Service, a.Weight) }
 
 // Target is an endpoint, and whether it sees an address of the node.
 type Target struct {
@@ -76,6 +97,9 @@ func (t Target) String() string {
 }
 
 func (o Outcome) String() string {
+	if o.Fate == Answered {
+		return o.Answer.String()
+	}
 	if o.Fate != Translated {
 		return string(o.Fate)
 	}
@@ -134,6 +158,10 @@ func parseFlow(line string) (f Flow, err error) {
 		return f, err
 	}
 	f.Want, err = ParseOutcome(strings.TrimSpace(outcome))
+	told := f.Want.Fate == Answered
+	if err == nil && (told && f.Protocol != HTTP || f.Protocol == HTTP && !told && f.Want.Fate != Refused) {
+		return f, fmt.Errorf("outcome %q: want an answer or refused for http, and an answer for nothing else", f.Want)
+	}
 	return f, err
 }
 
@@ -145,8 +173,8 @@ func parseSource(text string) (netip.AddrPort, error) {
 }
 
 func parseDestination(text, protocol string) (netip.AddrPort, error) {
-	if !slices.Contains([]string{"tcp", "udp", "sctp", ICMP}, protocol) {
-		return netip.AddrPort{}, fmt.Errorf("protocol %q: want tcp, udp, sctp or icmp", protocol)
+	if !slices.Contains([]string{"tcp", "udp", "sctp", ICMP, HTTP}, protocol) {
+		return netip.AddrPort{}, fmt.Errorf("protocol %q: want tcp, udp, sctp, icmp or http", protocol)
 	}
 	if protocol == ICMP {
 		a, err := netip.ParseAddr(text)
@@ -159,6 +187,13 @@ func parseDestination(text, protocol string) (netip.AddrPort, error) {
 func ParseOutcome(text string) (Outcome, error) {
 	if fate := Fate(text); slices.Contains([]Fate{Refused, Dropped, Untouched}, fate) {
 		return Outcome{Fate: fate}, nil
+	}
+	var a Answer
+	if n, err := fmt.Sscanf(text, "%d %s weight %d", &a.Code, &a.Service, &a.Weight); n > 1 {
+		if err != nil || a.String() != text {
+			return Outcome{}, fmt.Errorf("outcome %q: want CODE NAMESPACE/NAME weight N", text)
+		}
+		return Outcome{Fate: Answered, Answer: a}, nil
 	}
 	o := Outcome{Fate: Translated}
 	text, o.Sticky = cutPrefix(text, "sticky ")
@@ -194,8 +229,11 @@ func (f Flow) Packet(podInterface string) (nft.Packet, error) {
 		p.Input = "eth0"
 	}
 	name := f.Protocol
-	if name == ICMP && f.Destination.Addr().Is6() {
+	switch {
+	case name == ICMP && f.Destination.Addr().Is6():
 		name = "ipv6-icmp"
+	case name == HTTP:
+		name = "tcp"
 	}
 	for n := range 256 {
 		if nft.ProtocolText(uint8(n)) == name {

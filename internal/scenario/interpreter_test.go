@@ -4,6 +4,8 @@ import (
 	"flag"
 	"fmt"
 	"maps"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"slices"
@@ -11,7 +13,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nftproxy/internal/healthport"
 	"nftproxy/internal/scenario"
+	"nftproxy/internal/scenario/stage"
 	"nftproxy/internal/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
@@ -47,6 +51,7 @@ func TestInterpreter(t *testing.T) {
 				i.sweep(ruleset.AffinityMaps(program))
 			}
 			state = next
+			i.health = healthport.Handlers(cfg.NodePortAddresses, snapshot, func() bool { return true })
 			for _, f := range s.Steps[n].Flows {
 				if err := i.check(f, &s.Steps[n]); err != nil {
 					t.Errorf("step %d: %s: %v", n+1, f.Path(), err)
@@ -74,6 +79,8 @@ func checkProgram(t *testing.T, s *scenario.Scenario, program string) {
 type interpreter struct {
 	scenario *scenario.Scenario
 	model    *nft.Model
+	// health has who answers for health check node ports.
+	health map[netip.AddrPort]http.Handler
 	// before has the endpoint that each sticky client got last.
 	before map[string]netip.AddrPort
 }
@@ -88,6 +95,11 @@ func (i *interpreter) check(f scenario.Flow, step *scenario.Step) error {
 	if err != nil {
 		return err
 	}
+	if f.Protocol == scenario.HTTP && got.Fate == scenario.Untouched {
+		if got, err = i.ask(f.Destination); err != nil {
+			return err
+		}
+	}
 	if f.Want.Sticky {
 		return i.checkSticky(f, p, local, got)
 	}
@@ -95,6 +107,23 @@ func (i *interpreter) check(f scenario.Flow, step *scenario.Step) error {
 		return fmt.Errorf("want %s, got %s", f.Want, got)
 	}
 	return nil
+}
+
+// ask asks who listens on a health check node port.
+func (i *interpreter) ask(at netip.AddrPort) (scenario.Outcome, error) {
+	all := netip.IPv4Unspecified()
+	if at.Addr().Is6() {
+		all = netip.IPv6Unspecified()
+	}
+	for _, listener := range []netip.AddrPort{at, netip.AddrPortFrom(all, at.Port())} {
+		if handler, found := i.health[listener]; found {
+			w := httptest.NewRecorder()
+			handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+			answer, err := stage.ReadAnswer(w.Result())
+			return scenario.Outcome{Fate: scenario.Answered, Answer: answer}, err
+		}
+	}
+	return scenario.Outcome{Fate: scenario.Refused}, nil
 }
 
 // sweep forgets the clients that may not go where they went.

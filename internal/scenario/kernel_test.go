@@ -1,12 +1,17 @@
 package scenario_test
 
 import (
+	"context"
+	"log/slog"
 	"testing"
 	"time"
 
+	"nftproxy/internal/healthport"
 	"nftproxy/internal/nftcmd"
+	"nftproxy/internal/proxy"
 	"nftproxy/internal/scenario"
 	"nftproxy/internal/scenario/stage"
+	"nftproxy/internal/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
@@ -33,6 +38,8 @@ func TestKernel(t *testing.T) {
 func playInKernel(t *testing.T, cmd nftcmd.Command, s *scenario.Scenario, othersLast bool) {
 	world := stage.NewForTest(t, stage.Config{Bridge: s.Bridge()})
 	loader := newLoader(t, world)
+	cfg := config(t, s)
+	health := serveHealth(t, world, cfg.NodePortAddresses)
 	loadOthers := func(now bool) {
 		if s.OtherTables != "" && now {
 			if err := cmd.Load(world.Node, s.OtherTables); err != nil {
@@ -40,7 +47,7 @@ func playInKernel(t *testing.T, cmd nftcmd.Command, s *scenario.Scenario, others
 			}
 		}
 	}
-	compiler := ruleset.NewCompiler(config(t, s))
+	compiler := ruleset.NewCompiler(cfg)
 	follower := follow(t, s)
 	loadOthers(!othersLast)
 	for n := range s.Steps {
@@ -50,6 +57,7 @@ func playInKernel(t *testing.T, cmd nftcmd.Command, s *scenario.Scenario, others
 			t.Fatalf("step %d: %v", n+1, err)
 		}
 		loader.load(compiler.Compile(snapshot), follower.now(n))
+		health.Notify(proxy.Sync{Snapshot: snapshot})
 		loadOthers(othersLast && n == 0)
 		if _, err := cmd.Ruleset(world.Node); err != nil {
 			t.Errorf("step %d: %v", n+1, err)
@@ -60,6 +68,24 @@ func playInKernel(t *testing.T, cmd nftcmd.Command, s *scenario.Scenario, others
 			}
 		}
 	}
+}
+
+// serveHealth runs the servers of health check node ports on the node, as the
+// daemon does.
+func serveHealth(t *testing.T, world *stage.Stage, on service.NodePortAddresses) *healthport.Server {
+	server := healthport.New(healthport.Config{
+		NodePortAddresses: on, Healthy: func() bool { return true }, Within: world.Node.Do, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- server.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return server
 }
 
 // loader brings programs into the node's kernel.

@@ -72,6 +72,9 @@ func (s *Stage) Check(ctx context.Context, flows []scenario.Flow) []error {
 
 // check returns the client of the last question, too.
 func (s *Stage) check(ctx context.Context, f scenario.Flow) (client netip.AddrPort, err error) {
+	if f.Protocol == scenario.HTTP {
+		return s.checkAnswer(ctx, f)
+	}
 	seen := map[scenario.Target]bool{}
 	least, most := s.tries(f)
 	for n := 1; ; n++ {
@@ -113,7 +116,7 @@ func (s *Stage) tries(f scenario.Flow) (least, most int) {
 // wanted says what is wrong with one observation.
 func (s *Stage) wanted(f scenario.Flow, got Observed) error {
 	switch {
-	case got.Fate != f.Want.Fate:
+	case got.Fate != f.Want.Fate, got.Answer != f.Want.Answer:
 		return fmt.Errorf("want %s, got %s", f.Want, got)
 	case got.Fate == scenario.Refused && f.Protocol == testnet.TCP && (!got.Reset || got.Attempts != 1):
 		return fmt.Errorf("want a reset at once, got %s", got)
@@ -184,7 +187,8 @@ func (s *Stage) Observe(ctx context.Context, f scenario.Flow, effort Effort) (Ob
 				all.Targets = append(all.Targets, t)
 			}
 		}
-		all.Fate, all.Reset, all.Attempts = got.Fate, got.Reset, max(all.Attempts, got.Attempts)
+		all.Fate, all.Answer = got.Fate, got.Answer
+		all.Reset, all.Attempts = got.Reset, max(all.Attempts, got.Attempts)
 	}
 	slices.SortFunc(all.Targets, func(a, b scenario.Target) int { return a.Endpoint.Compare(b.Endpoint) })
 	return all, nil
@@ -215,6 +219,10 @@ func (s *Stage) ask(ctx context.Context, f scenario.Flow, timeout time.Duration)
 	from := f.Source
 	if from.Port() == 0 && f.Protocol != scenario.ICMP {
 		from = netip.AddrPortFrom(from.Addr(), s.port())
+	}
+	if f.Protocol == scenario.HTTP {
+		got, err := get(ctx, ns, from, f.Destination, timeout)
+		return got, from, err
 	}
 	answer, err := ns.AskFrom(ctx, f.Protocol, from, f.Destination, timeout)
 	if err != nil {

@@ -80,7 +80,7 @@ func (p *plan) open(step *scenario.Step, snapshot service.Snapshot, flows []scen
 		}
 	}
 	for _, f := range flows {
-		if f.Protocol != testnet.ICMP { // the kernel answers
+		if f.Protocol != testnet.ICMP && f.Protocol != scenario.HTTP { // the kernel answers, or the proxy
 			serve(f.Protocol, f.Destination)
 		}
 	}
