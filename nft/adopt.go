@@ -3,6 +3,8 @@ package nft
 import (
 	"maps"
 	"slices"
+
+	"nftproxy/internal/treap"
 )
 
 // Unowned is the part that Adopt gives the elements which belong to nothing in
@@ -48,11 +50,13 @@ func adoptTable(c *Contents, want *Table) tableState {
 			left[name] = maps.Clone(s.Elements)
 		}
 	}
+	parts := make([]treap.Edit[string, *Part], 0, want.Parts.Len())
 	for name, part := range want.Parts.All() {
 		if p := claim(left, part); p != nil {
-			applied.Parts = applied.Parts.Set(name, p)
+			parts = append(parts, treap.Edit[string, *Part]{Key: name, Value: p})
 		}
 	}
+	applied.Parts = applied.Parts.Apply(parts)
 	var rest []Element
 	for _, elements := range left {
 		rest = slices.AppendSeq(rest, maps.Values(elements))

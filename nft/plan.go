@@ -203,18 +203,24 @@ func (p *tablePlan) planParts(have tableState) treap.Map[string, *Part] {
 	if parts.Len() == 0 {
 		p.reserve()
 	}
+	var edits []treap.Edit[string, *Part]
 	for c := range treap.Diff(base, p.want.Parts) {
 		old := parts.At(c.Key)
 		if !c.HasNew {
-			parts = parts.Delete(c.Key)
+			edits = append(edits, treap.Edit[string, *Part]{Key: c.Key, Gone: true})
 			old.all(func(e Element) { p.gone(c.Key, e) })
 			continue
 		}
 		placed := place(old, c.New)
-		parts = parts.Set(c.Key, placed)
+		if parts.Len() > 0 {
+			edits = append(edits, treap.Edit[string, *Part]{Key: c.Key, Value: placed})
+		}
 		p.changePart(c.Key, old, placed)
 	}
-	return parts
+	if parts.Len() == 0 {
+		return p.want.Parts // nothing had a place yet
+	}
+	return parts.Apply(edits)
 }
 
 // reserve makes room for all that is wanted: a first program may have hundreds

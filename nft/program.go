@@ -200,9 +200,21 @@ func (p *Part) all(yield func(Element)) {
 		yield(e)
 	}
 	for i := range p.Pools {
-		for j := range p.Pools[i].Targets {
-			yield(p.Pools[i].element(j))
-		}
+		p.Pools[i].all(yield)
+	}
+}
+
+// all yields every entry. The keys are cut from one string, so that a large
+// pool costs one allocation.
+func (p *Pool) all(yield func(Element)) {
+	size := len(p.Prefix) + indexLen
+	keys := make([]byte, 0, size*len(p.Targets))
+	for i := range p.Targets {
+		keys = AppendIndex(append(keys, p.Prefix...), uint32(i))
+	}
+	text := Value(keys)
+	for i, target := range p.Targets {
+		yield(Element{Set: p.Map, Key: text[i*size : (i+1)*size], Data: target})
 	}
 }
 

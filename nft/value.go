@@ -197,7 +197,14 @@ func ProtocolText(p uint8) string {
 
 // AppendAddr, AppendProto, AppendPort and AppendIndex add one field to a
 // concatenation that is being built.
-func AppendAddr(b []byte, a netip.Addr) []byte { return append(b, a.AsSlice()...) }
+func AppendAddr(b []byte, a netip.Addr) []byte {
+	if a.Is4() {
+		v4 := a.As4()
+		return append(b, v4[:]...)
+	}
+	v6 := a.As16()
+	return append(b, v6[:]...)
+}
 
 // AppendProto adds an L4Proto.
 func AppendProto(b []byte, p uint8) []byte { return append(b, p, 0, 0, 0) }
@@ -210,14 +217,17 @@ func AppendPort(b []byte, port uint16) []byte {
 // AppendIndex adds an Index.
 func AppendIndex(b []byte, i uint32) []byte { return binary.NativeEndian.AppendUint32(b, i) }
 
+// indexLen is the length of an Index, in bytes.
+const indexLen = 4
+
 // WithIndex is the value followed by an Index.
 func (v Value) WithIndex(i int) Value {
-	b := make([]byte, 0, len(v)+4)
-	return Value(AppendIndex(append(b, v...), uint32(i)))
+	var room [64]byte // any key of a pool fits, so it need not be on the heap
+	return Value(AppendIndex(append(room[:0], v...), uint32(i)))
 }
 
 // SplitIndex takes a trailing Index off the value.
 func (v Value) SplitIndex() (prefix Value, index int) {
-	at := len(v) - 4
+	at := len(v) - indexLen
 	return v[:at], int(binary.NativeEndian.Uint32([]byte(v[at:])))
 }
