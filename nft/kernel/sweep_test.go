@@ -300,6 +300,44 @@ func TestSweepUnderAFlood(t *testing.T) {
 	})
 }
 
+// While the kernel collects tens of thousands of entries that have expired, as it
+// does once a second, dumps leave out some of the others. No stale one outlives a
+// row of sweeps as internal/affinity makes it. Here they follow each other at
+// once, so that as many as can be fall into that time.
+func TestRowOfSweepsWhileEntriesExpire(t *testing.T) {
+	const row, all = 4, 110_000 // a dump takes about as long as it is from one collection to the next
+	const f = nft.IPv4
+	_, c := open(t)
+	p := everything()
+	must(t, c.Apply(load(p)))
+	set, gone := p.Table(f).Set("affinity"), endpoint(f, 2000, 8080)
+	entries, stale := rememberedBy(f, 0, all), 0
+	for i := range entries {
+		switch i % 20 {
+		case 0:
+			entries[i].Data = gone
+			stale++
+		case 1, 3, 5, 7, 9, 11, 13, 15:
+			entries[i].Timeout = time.Duration(500+i%3000) * time.Millisecond // several collections have some
+		}
+	}
+	must(t, c.Remember(table(f), set, entries))
+	for len(learnt(t, c, f, set)) == all {
+		// None has expired yet.
+	}
+	var found []int
+	for range row {
+		_, swept, err := c.Sweep(t.Context(), table(f), set, func(_, data nft.Value) bool { return data != gone })
+		must(t, err)
+		found = append(found, swept)
+		stale -= swept
+	}
+	t.Logf("stale entries found by each sweep: %v", found)
+	if stale != 0 {
+		t.Errorf("%d stale entries are left", stale)
+	}
+}
+
 // A restart knows its maps again and leaves what was remembered in them alone.
 func TestRestartKeepsWhatWasLearned(t *testing.T) {
 	cmd := nftcmd.ForTest(t)
