@@ -24,7 +24,8 @@ type Kernel interface {
 	// the kernel's taking it.
 	Spent() (encode, commit time.Duration)
 	// Generation is the number of the ruleset. Every transaction, whosever it
-	// is, raises it by one.
+	// is, raises it by one, but what the Kernel does to what rules have
+	// remembered need not.
 	Generation() (uint32, error)
 	// Owned says whether nobody else can change the table.
 	Owned(nft.TableID) (bool, error)

@@ -41,6 +41,10 @@ type Conn struct {
 	// has refused it.
 	destroy        uint16
 	withoutDestroy bool
+	// sweeps is how many transactions of Sweep's the kernel is known to have
+	// made. None counts that might have been empty: counted all the same, it
+	// would hide somebody else's.
+	sweeps uint32
 
 	reader requester
 	// sweeper is for dumps of dynamic maps, which take long and which nothing
@@ -291,11 +295,16 @@ func hidesElement(err error) bool {
 }
 
 // Generation returns the number of the namespace's ruleset, which each
-// transaction of anybody raises.
+// transaction of anybody raises by one, but none that this Conn's Sweep made in
+// a table which others can change as well: what it deletes is no part of any
+// program. In a table of our own Sweep may raise it, and there nobody asks.
 func (c *Conn) Generation() (uint32, error) {
+	c.exclusive.Lock() // so that no sweep is between its transaction and the count
+	defer c.exclusive.Unlock()
 	c.reader.Lock()
 	defer c.reader.Unlock()
-	return c.generation()
+	generation, err := c.generation()
+	return generation - c.sweeps, err
 }
 
 func (c *Conn) generation() (uint32, error) {

@@ -20,6 +20,9 @@ func (c *Conn) HideOffsets() error {
 // elements.
 func (c *Conn) HideDestroy() { c.destroy = 250 }
 
+// HideOwnership makes tables as on kernels that have no owned ones (before 6.9).
+func (c *Conn) HideOwnership() { c.withoutOwner = true }
+
 // Remember adds entries to a dynamic map as rules would. Expires may be 0, for
 // all of the time-out.
 func (c *Conn) Remember(table nft.TableID, set *nft.Set, entries []Entry) error {

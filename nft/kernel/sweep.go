@@ -197,25 +197,37 @@ func milliseconds(v []byte) time.Duration {
 
 // destroyEntries deletes elements of which some may have gone, and returns how
 // many it found, or may have found where the kernel does not say.
+//
+// What destroys elements may find none, and then it is no transaction. In a table
+// that others can change as well they are deleted instead, so that it is known
+// how often the generation was raised, and any other change of it is theirs.
 func (c *Conn) destroyEntries(ctx context.Context, op nft.DeleteElements) (int, error) {
 	c.exclusive.Lock()
 	defer c.exclusive.Unlock()
+	owned, err := c.Owned(op.Table)
+	if err != nil {
+		return 0, err
+	}
 	for len(op.Elements) > 0 {
 		if ctx.Err() != nil {
 			return 0, ctx.Err()
 		}
-		err := c.destroyOnce(op)
+		destroy := owned && !c.withoutDestroy
+		err := c.destroyOnce(op, destroy)
 		var refused *BatchError
 		switch {
 		case err == nil:
+			if !destroy {
+				c.sweeps++
+			}
 			return len(op.Elements), nil
 		case !errors.As(err, &refused):
 			return 0, err
-		case !c.withoutDestroy && refused.all(unix.EINVAL):
+		case destroy && refused.all(unix.EINVAL):
 			c.withoutDestroy = true // a message that the kernel does not know
 		case !refused.all(unix.ENOENT):
 			return 0, err
-		case !c.withoutDestroy || refused.Errors[0].Element == nil:
+		case destroy || refused.Errors[0].Element == nil:
 			return 0, nil // no such table or map
 		default:
 			gone := map[nft.Value]bool{}
@@ -228,15 +240,15 @@ func (c *Conn) destroyEntries(ctx context.Context, op nft.DeleteElements) (int, 
 	return 0, nil
 }
 
-// destroyOnce deletes in one transaction. Each element is a message of its own
-// where a missing one would be an error, so that the answers tell which.
-func (c *Conn) destroyOnce(op nft.DeleteElements) error {
+// destroyOnce deletes in one transaction. Where a missing element is an error,
+// each is a message of its own, so that the answers tell which.
+func (c *Conn) destroyOnce(op nft.DeleteElements, destroy bool) error {
 	kind := c.destroy
-	if c.withoutDestroy {
+	if !destroy {
 		kind = unix.NFT_MSG_DELSETELEM
 	}
 	begin := c.seq + 1
-	c.encoder.reset(begin+1, nil, c.withoutDestroy)
+	c.encoder.reset(begin+1, nil, !destroy)
 	if err := c.encoder.elements(0, kind, 0, op.Table, op.Set, op.Elements); err != nil {
 		return err
 	}
