@@ -2,6 +2,7 @@ package scenario_test
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -9,11 +10,13 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"time"
 
 	"nftproxy/internal/nftcmd"
 	"nftproxy/internal/scenario"
 	"nftproxy/internal/scenario/stage"
 	"nftproxy/internal/service"
+	"nftproxy/internal/service/servicetest"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/nft/ruleset/rulesettest"
@@ -39,7 +42,9 @@ func clusters(t *testing.T) int {
 
 // TestRandomClusters loads the programs of random clusters, the same that the
 // oracle judges, into a kernel: it has to accept them, nft has to list them, and
-// real packets have to fare as the interpreter says. Then each cluster changes.
+// real packets have to fare as the interpreter says. Then the endpoints of each
+// cluster change, and clients of services with session affinity come again: who
+// can stay has to. At last it becomes another cluster.
 func TestRandomClusters(t *testing.T) {
 	cmd := nftcmd.ForTest(t)
 	n := clusters(t)
@@ -53,9 +58,9 @@ func TestRandomClusters(t *testing.T) {
 		}
 	})
 	t.Logf("flows: %v", seen.counts)
-	for _, what := range []string{"sticky", "translated", "refused", "dropped", "untouched"} {
+	for _, what := range []string{"sticky", "stayed", "moved", "translated", "refused", "dropped", "untouched"} {
 		if seen.clusters == n && seen.counts[what] < n { // else some were skipped or cut short
-			t.Errorf("only %d flows of %d clusters were %s: the cases are too narrow", seen.counts[what], n, what)
+			t.Errorf("only %d flows of %d clusters were of the kind %q: the cases are too narrow", seen.counts[what], n, what)
 		}
 	}
 }
@@ -73,14 +78,21 @@ func (c *tally) end() {
 	c.clusters++
 }
 
-func (c *tally) add(flows []scenario.Flow) {
+func (c *tally) add(flows []scenario.Flow, last map[string]netip.AddrPort) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, f := range flows {
 		c.counts[string(f.Want.Fate)]++
-		if f.Want.Sticky {
-			c.counts["sticky"]++
+		before, again := last[f.Path()]
+		switch {
+		case !f.Want.Sticky:
+			continue
+		case again && slices.ContainsFunc(f.Want.Targets, func(t scenario.Target) bool { return t.Endpoint == before }):
+			c.counts["stayed"]++
+		case again:
+			c.counts["moved"]++
 		}
+		c.counts["sticky"]++
 	}
 }
 
@@ -98,19 +110,21 @@ func playRandomly(t *testing.T, cmd nftcmd.Command, rng *rand.Rand, seen *tally)
 	loader := newLoader(t, world)
 	compiler := ruleset.NewCompiler(cfg)
 	follower := &follower{t: t}
-	before := map[string]bool{}
-	for n := range 2 {
-		node := rulesettest.Node(rng)
-		services := settled(rulesettest.Services(rng, &node))
-		builder := service.NewBuilder(node)
-		builder.SetServiceCIDRs(rulesettest.ServiceCIDRs(rng))
-		for _, s := range services {
-			builder.Set(s)
-		}
-		snapshot := builder.Snapshot()
+	c := newRandomCluster(rng)
+	// sticky has the flows of clients that the kernel may remember.
+	sticky := map[string]scenario.Flow{}
+	for n, change := range []func(){func() {}, c.swapEndpoints, c.replace} {
+		change()
+		snapshot := c.snapshot()
 		program := compiler.Compile(snapshot)
-		step := &scenario.Step{Addresses: slices.DeleteFunc(slices.Clone(node.HostAddresses), netip.Addr.IsLoopback)}
-		step.Flows = randomFlows(rng, snapshot, services, step)
+		step := &scenario.Step{Addresses: slices.DeleteFunc(slices.Clone(c.node.HostAddresses), netip.Addr.IsLoopback)}
+		var again []scenario.Flow
+		if n == 1 { // to other services their memory says nothing
+			for _, path := range slices.Sorted(maps.Keys(sticky)) {
+				again = append(again, sticky[path])
+			}
+		}
+		step.Flows = randomFlows(rng, snapshot, c.services, step, again)
 		if err := world.Enter(step, snapshot); err != nil {
 			t.Fatal(err)
 		}
@@ -118,15 +132,24 @@ func playRandomly(t *testing.T, cmd nftcmd.Command, rng *rand.Rand, seen *tally)
 		if _, err := cmd.Ruleset(world.Node); err != nil {
 			t.Error(err)
 		}
-		flows := slices.DeleteFunc(step.Flows, func(f scenario.Flow) bool { return before[f.Path()] || !world.Passes(f) })
+		flows := slices.DeleteFunc(step.Flows, func(f scenario.Flow) bool {
+			_, known := sticky[f.Path()]
+			return known && n > 1 || !world.Passes(f)
+		})
+		last := map[string]netip.AddrPort{}
 		for i := range flows {
 			if err := decide(&flows[i], program.Model(), step, podInterface); err != nil {
 				t.Fatal(err)
 			}
-			// What a client has learned in this state may bind it in the next.
-			before[flows[i].Path()] = flows[i].Want.Sticky
+			path := flows[i].Path()
+			if flows[i].Want.Sticky {
+				sticky[path] = flows[i]
+			}
+			if endpoint, known := world.Last(flows[i]); known {
+				last[path] = endpoint
+			}
 		}
-		seen.add(flows)
+		seen.add(flows, last)
 		problems := world.Check(t.Context(), flows)
 		for _, err := range problems {
 			t.Errorf("state %d: %v", n+1, err)
@@ -136,6 +159,78 @@ func playRandomly(t *testing.T, cmd nftcmd.Command, rng *rand.Rand, seen *tally)
 		}
 	}
 	seen.end()
+}
+
+// randomCluster is what a proxy would see of one.
+type randomCluster struct {
+	rng      *rand.Rand
+	node     service.Node
+	cidrs    []netip.Prefix
+	services []*service.Service
+	// homes has the nodes of endpoints' addresses.
+	homes map[netip.Addr]string
+}
+
+func newRandomCluster(rng *rand.Rand) *randomCluster {
+	c := &randomCluster{rng: rng}
+	c.replace()
+	return c
+}
+
+// replace makes it another cluster.
+func (c *randomCluster) replace() {
+	c.homes = map[netip.Addr]string{}
+	c.node = rulesettest.Node(c.rng)
+	c.services = c.settled(rulesettest.Services(c.rng, &c.node))
+	c.cidrs = rulesettest.ServiceCIDRs(c.rng)
+}
+
+// swapEndpoints has some endpoints go, come or change their conditions.
+func (c *randomCluster) swapEndpoints() {
+	for i, s := range c.services {
+		for range c.rng.IntN(5) {
+			s = servicetest.Mutate(c.rng, s, servicetest.Options{})
+		}
+		c.services[i] = s
+	}
+	c.services = c.settled(c.services)
+}
+
+func (c *randomCluster) snapshot() service.Snapshot {
+	b := service.NewBuilder(c.node)
+	b.SetServiceCIDRs(c.cidrs)
+	for _, s := range c.services {
+		b.Set(s)
+	}
+	return b.Snapshot()
+}
+
+// settled are the services with each endpoint's address on one node, the first
+// that any of them says, since the generator lets each choose, and with clients
+// remembered for longer than the test takes.
+func (c *randomCluster) settled(services []*service.Service) []*service.Service {
+	var list []*service.Service
+	for _, s := range services {
+		next := *s
+		if s.AffinityTimeout > 0 {
+			next.AffinityTimeout = max(time.Hour, s.AffinityTimeout)
+		}
+		next.Ports = slices.Clone(s.Ports)
+		for i := range next.Ports {
+			p := &next.Ports[i]
+			// None but the node itself has a loopback address.
+			p.Endpoints = slices.DeleteFunc(slices.Clone(p.Endpoints), func(e service.Endpoint) bool { return e.Addr.Addr().IsLoopback() })
+			for j := range p.Endpoints {
+				e := &p.Endpoints[j]
+				if node, known := c.homes[e.Addr.Addr()]; known {
+					e.Node = node
+				}
+				c.homes[e.Addr.Addr()] = e.Node
+			}
+		}
+		list = append(list, &next)
+	}
+	return list
 }
 
 // decide has the interpreter say what the flow is to want.
@@ -153,25 +248,18 @@ func decide(f *scenario.Flow, m *nft.Model, step *scenario.Step, podInterface st
 }
 
 // randomFlows are random packets as a network can carry them: each address has
-// one home.
-func randomFlows(rng *rand.Rand, snapshot service.Snapshot, services []*service.Service, step *scenario.Step) []scenario.Flow {
-	origins := map[netip.Addr]scenario.Origin{}
-	for _, s := range services {
-		for _, p := range s.Ports {
-			for _, e := range p.Endpoints {
-				// Pods elsewhere have a proxy of their own.
-				origins[e.Addr.Addr()] = elsewhere
-				if e.Node == snapshot.Node.Name {
-					origins[e.Addr.Addr()] = scenario.Pod
-				}
-			}
-		}
-	}
-	for _, a := range step.Addresses {
-		origins[a] = scenario.Node
-	}
+// one home. Clients that come again and still are where they were are the first.
+func randomFlows(rng *rand.Rand, snapshot service.Snapshot, services []*service.Service, step *scenario.Step, again []scenario.Flow) []scenario.Flow {
+	origins := randomOrigins(snapshot, services, step)
 	var flows []scenario.Flow
 	paths := map[string]bool{}
+	for _, f := range again {
+		if known, found := origins[f.Source.Addr()]; found && known != f.Origin {
+			continue
+		}
+		origins[f.Source.Addr()], paths[f.Path()] = f.Origin, true
+		flows = append(flows, f)
+	}
 	for range packets {
 		p := rulesettest.Packet(rng, snapshot.Node, services)
 		f := scenario.Flow{Origin: scenario.Outside, Source: netip.AddrPortFrom(p.Src.Addr(), 0), Destination: p.Dst, Protocol: nft.ProtocolText(p.Protocol)}
@@ -200,6 +288,26 @@ func randomFlows(rng *rand.Rand, snapshot service.Snapshot, services []*service.
 	return flows
 }
 
+// randomOrigins says where the addresses of endpoints and node are.
+func randomOrigins(snapshot service.Snapshot, services []*service.Service, step *scenario.Step) map[netip.Addr]scenario.Origin {
+	origins := map[netip.Addr]scenario.Origin{}
+	for _, s := range services {
+		for _, p := range s.Ports {
+			for _, e := range p.Endpoints {
+				// Pods elsewhere have a proxy of their own.
+				origins[e.Addr.Addr()] = elsewhere
+				if e.Node == snapshot.Node.Name {
+					origins[e.Addr.Addr()] = scenario.Pod
+				}
+			}
+		}
+	}
+	for _, a := range step.Addresses {
+		origins[a] = scenario.Node
+	}
+	return origins
+}
+
 // isClusterIP says whether an address can be a service's. Nobody but the node
 // may have one: what the proxy answers such a client it would take for a
 // connection to the service, and refuse or drop it.
@@ -219,31 +327,6 @@ func isClusterIP(snapshot service.Snapshot, a netip.Addr) bool {
 
 // elsewhere is the origin of what does not come by this node.
 const elsewhere scenario.Origin = "elsewhere"
-
-// settled are the services with each endpoint's address on one node, the first
-// that any of them says: the generator lets each choose.
-func settled(services []*service.Service) []*service.Service {
-	nodes := map[netip.Addr]string{}
-	var list []*service.Service
-	for _, s := range services {
-		next := *s
-		next.Ports = slices.Clone(s.Ports)
-		for i := range next.Ports {
-			p := &next.Ports[i]
-			// None but the node itself has a loopback address.
-			p.Endpoints = slices.DeleteFunc(slices.Clone(p.Endpoints), func(e service.Endpoint) bool { return e.Addr.Addr().IsLoopback() })
-			for j := range p.Endpoints {
-				e := &p.Endpoints[j]
-				if node, known := nodes[e.Addr.Addr()]; known {
-					e.Node = node
-				}
-				nodes[e.Addr.Addr()] = e.Node
-			}
-		}
-		list = append(list, &next)
-	}
-	return list
-}
 
 // carried says whether hosts and routers let such packets pass: none from or,
 // unless it stays on the node, to a loopback address, and none to the IPv6

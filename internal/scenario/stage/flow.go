@@ -141,6 +141,13 @@ func (s *Stage) stuck(f scenario.Flow, to netip.AddrPort) error {
 	return nil
 }
 
+// Last is the endpoint that the client of a sticky flow got when Check sent it
+// last, if it got any.
+func (s *Stage) Last(f scenario.Flow) (endpoint netip.AddrPort, known bool) {
+	endpoint, known = s.last[f.Path()]
+	return endpoint, known
+}
+
 func (s *Stage) checkDropped(ctx context.Context, f scenario.Flow) (netip.AddrPort, error) {
 	got, client, err := s.ask(ctx, f, s.config.Silence)
 	if err == nil && got.Fate != scenario.Dropped {
