@@ -1,0 +1,191 @@
+package conntrack_test
+
+import (
+	"net/netip"
+	"slices"
+
+	"nftproxy/conntrack"
+	"nftproxy/internal/service"
+	"nftproxy/nft/ruleset"
+)
+
+// oracle says which flows are stale in the slowest and plainest way: it asks
+// every service in turn, and remembers whole snapshots.
+type oracle struct {
+	cfg         *ruleset.Config
+	established []service.Protocol
+	// history is what was in force since all was last forgotten, the present
+	// last.
+	history []service.Snapshot
+}
+
+func (o *oracle) now() service.Snapshot { return o.history[len(o.history)-1] }
+
+// ask is what a flow asks for, in one snapshot.
+type ask struct {
+	s        *service.Service
+	p        *service.Port
+	nodePort bool
+}
+
+func byAddress(s *service.Service, p *service.Port, f *conntrack.Flow) bool {
+	return slices.Contains(s.Addresses(), f.Original.Dst.Addr()) && p.Port == f.Original.Dst.Port() && p.Protocol == f.Protocol
+}
+
+func byNodePort(s *service.Service, p *service.Port, f *conntrack.Flow) bool {
+	return p.NodePort != 0 && p.NodePort == f.Original.Dst.Port() && p.Protocol == f.Protocol && s.InFamily(f.V6())
+}
+
+// asks finds the service that has what the flow goes to.
+func (o *oracle) asks(f *conntrack.Flow) *ask {
+	s, dst := o.now(), f.Original.Dst
+	for name, svc := range s.Services.All() {
+		for i := range svc.Ports {
+			p := &svc.Ports[i]
+			if byAddress(svc, p, f) && !s.Conflicts.At(name).Has(service.Claim{Addr: dst.Addr(), Protocol: f.Protocol, Port: dst.Port()}) {
+				return &ask{svc, p, false}
+			}
+		}
+	}
+	if o.clusterIP(dst.Addr()) && !o.local(dst.Addr()) || o.unallocated(dst.Addr()) || !o.servesNodePorts(dst.Addr()) {
+		return nil
+	}
+	for name, svc := range s.Services.All() {
+		for i := range svc.Ports {
+			p := &svc.Ports[i]
+			if byNodePort(svc, p, f) && !s.Conflicts.At(name).Has(service.NodePortClaim(f.V6(), p)) {
+				return &ask{svc, p, true}
+			}
+		}
+	}
+	return nil
+}
+
+func (o *oracle) clusterIP(a netip.Addr) bool {
+	for _, svc := range o.now().Services.All() {
+		if slices.Contains(svc.ClusterIPs, a) {
+			return true
+		}
+	}
+	return false
+}
+
+func (o *oracle) unallocated(a netip.Addr) bool {
+	for _, cidr := range o.now().ServiceCIDRs.All() {
+		if cidr.Contains(a) {
+			return !o.clusterIP(a) && !o.local(a)
+		}
+	}
+	return false
+}
+
+func (o *oracle) local(a netip.Addr) bool { return slices.Contains(o.now().Node.HostAddresses, a) }
+
+func (o *oracle) servesNodePorts(a netip.Addr) bool {
+	addrs, all := o.cfg.NodePortAddresses.On(o.now().Node, a.Is6())
+	if all {
+		return o.local(a) && !a.IsLoopback()
+	}
+	return slices.Contains(addrs, a)
+}
+
+func (o *oracle) stale(f *conntrack.Flow) conntrack.Reason {
+	if f.Zone != 0 {
+		return ""
+	}
+	a := o.asks(f)
+	if f.Status&conntrack.DstNAT == 0 {
+		return o.missed(f, a)
+	}
+	replied := f.Status&conntrack.SeenReply != 0
+	expendable := f.Protocol == service.UDP || !replied || slices.Contains(o.established, f.Protocol)
+	if a == nil {
+		if expendable && (o.unallocated(f.Original.Dst.Addr()) || o.was(f)) {
+			return conntrack.ServiceGone
+		}
+		return ""
+	}
+	e := find(a.p, f.Reply.Src)
+	switch {
+	case e == nil && expendable, e != nil && f.Protocol == service.UDP && !e.Ready && !e.Serving:
+		return conntrack.EndpointGone
+	case e == nil || replied:
+		return ""
+	case !o.admitted(f, a):
+		return conntrack.ForbiddenSource
+	case o.restrictedToNode(f, a) && e.Node != o.now().Node.Name:
+		return conntrack.ForbiddenPolicy
+	}
+	return ""
+}
+
+func (o *oracle) missed(f *conntrack.Flow, a *ask) conntrack.Reason {
+	dst := f.Original.Dst
+	switch {
+	case f.Status&conntrack.Assured != 0 && (f.Protocol == service.TCP || f.Protocol == service.SCTP):
+		return ""
+	case a != nil && find(a.p, dst) != nil:
+		return "" // translated to what it was
+	case a != nil && a.nodePort:
+		return conntrack.NodePort
+	case a != nil:
+		return conntrack.ServiceAddress
+	case o.clusterIP(dst.Addr()) && !o.local(dst.Addr()):
+		return conntrack.ClusterIP
+	case o.unallocated(dst.Addr()):
+		return conntrack.Unallocated
+	}
+	return ""
+}
+
+// was says that the flow led to an endpoint of what it asks for at some time.
+func (o *oracle) was(f *conntrack.Flow) bool {
+	for _, s := range o.history[:len(o.history)-1] {
+		for _, svc := range s.Services.All() {
+			for i := range svc.Ports {
+				p := &svc.Ports[i]
+				ours := byAddress(svc, p, f) || byNodePort(svc, p, f) && o.servesNodePorts(f.Original.Dst.Addr())
+				if ours && find(p, f.Reply.Src) != nil {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+func find(p *service.Port, addr netip.AddrPort) *service.Endpoint {
+	for i := range p.Endpoints {
+		if p.Endpoints[i].Addr == addr {
+			return &p.Endpoints[i]
+		}
+	}
+	return nil
+}
+
+func (o *oracle) admitted(f *conntrack.Flow, a *ask) bool {
+	if a.nodePort {
+		return true
+	}
+	claim := service.Claim{Addr: f.Original.Dst.Addr(), Protocol: f.Protocol, Port: f.Original.Dst.Port()}
+	wall := a.s.Firewall()
+	if !wall.Restricts(claim) {
+		other, found := o.now().Restrictions.At(a.s.Name).On(claim)
+		if !found {
+			return true
+		}
+		wall = other.Firewall
+	}
+	sources, _ := wall.Admitted(o.now().Node, f.V6())
+	return slices.ContainsFunc(sources, func(p netip.Prefix) bool { return p.Contains(f.Original.Src.Addr()) })
+}
+
+// restrictedToNode says that the client gets endpoints of this node only.
+func (o *oracle) restrictedToNode(f *conntrack.Flow, a *ask) bool {
+	if !a.nodePort && slices.Contains(a.s.ClusterIPs, f.Original.Dst.Addr()) {
+		return a.s.InternalPolicy == service.Local
+	}
+	src := f.Original.Src.Addr()
+	pod, known := o.cfg.Pod(o.now().Node, src)
+	return a.s.ExternalPolicy == service.Local && known && !pod && !o.local(src) && !src.IsLoopback()
+}

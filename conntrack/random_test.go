@@ -1,0 +1,243 @@
+package conntrack_test
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"nftproxy/conntrack"
+	"nftproxy/internal/service"
+	"nftproxy/internal/service/servicetest"
+	"nftproxy/nft"
+	"nftproxy/nft/ruleset"
+	"nftproxy/nft/ruleset/rulesettest"
+)
+
+// trial is a random cluster that changes, its program in a model of the kernel,
+// flows that the program and others made, and what the index and the oracle
+// say of them.
+type trial struct {
+	*oracle
+	rng      *rand.Rand
+	node     service.Node
+	services []*service.Service
+	builder  *service.Builder
+	options  conntrack.Options
+	index    *conntrack.Index
+	kernel   *nft.Model
+	// flows are those that were made, or many of them.
+	flows []known
+	seen  map[string]int
+}
+
+// known is a flow, with whether it was stale when it was last looked at.
+type known struct {
+	conntrack.Flow
+	stale bool
+}
+
+func newTrial(t *testing.T, seed uint64, seen map[string]int) *trial {
+	rng := rand.New(rand.NewPCG(seed, 7))
+	cfg, _ := rulesettest.Config(rng)
+	c := &trial{oracle: &oracle{cfg: &cfg}, rng: rng, node: rulesettest.Node(rng), seen: seen}
+	if rng.IntN(3) == 0 {
+		c.established = []service.Protocol{service.TCP, service.SCTP}[:1+rng.IntN(2)]
+	}
+	c.services = rulesettest.Services(rng, &c.node)
+	c.builder = service.NewBuilder(c.node)
+	c.builder.SetServiceCIDRs(rulesettest.ServiceCIDRs(rng))
+	for _, s := range c.services {
+		c.builder.Set(s)
+	}
+	c.options = conntrack.Options{NodePortAddresses: cfg.NodePortAddresses, Established: c.established, Pod: cfg.Pod}
+	c.index = conntrack.NewIndex(c.options)
+	c.sync(t)
+	return c
+}
+
+// sync brings the index, the oracle and the program to the cluster's state.
+func (c *trial) sync(t *testing.T) {
+	s := c.builder.Snapshot()
+	scope := c.index.Update(s)
+	c.history = append(c.history, s)
+	for i := range c.flows {
+		f := &c.flows[i]
+		reason, now := c.index.Stale(f.Flow)
+		if now && !f.stale && !scope.Selects(&f.Flow) {
+			t.Fatalf("%v: %q, which is not in the scope %+v\n%s", f.Flow, reason, scope, c.describe())
+		}
+		f.stale = now
+	}
+	switch {
+	case scope.Everything:
+		c.seen["scope: everything"]++
+	case !scope.Empty():
+		c.seen["scope: filters"]++
+	default:
+		c.seen["scope: nothing"]++
+	}
+	c.kernel = nft.NewModel()
+	batch, _ := nft.State{}.Plan(ruleset.Compile(*c.cfg, s), time.Time{})
+	if err := c.kernel.Apply(batch); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// change makes a few changes, as clusters do.
+func (c *trial) change(t *testing.T) {
+	for range 1 + c.rng.IntN(3) {
+		i := c.rng.IntN(len(c.services) + 1)
+		switch {
+		case i == len(c.services) || c.rng.IntN(12) == 0:
+			s := servicetest.Named(c.rng, servicetest.Name(c.rng.IntN(14)), rulesettest.Everything())
+			c.services = append(slices.DeleteFunc(c.services, func(o *service.Service) bool { return o.Name == s.Name }), s)
+			c.builder.Set(s)
+		case c.rng.IntN(8) == 0:
+			c.builder.Delete(c.services[i].Name)
+			c.services = slices.Delete(c.services, i, i+1)
+		case c.rng.IntN(8) == 0:
+			c.node = rulesettest.Node(c.rng)
+			c.builder.SetNode(c.node)
+		case c.rng.IntN(20) == 0:
+			c.builder.SetServiceCIDRs(rulesettest.ServiceCIDRs(c.rng))
+		default:
+			c.services[i] = rulesettest.Mutated(c.rng, c.services[i])
+			c.builder.Set(c.services[i])
+		}
+	}
+	c.sync(t)
+	if c.rng.IntN(4) == 0 {
+		c.index.Forget(c.index.Epoch())
+		c.history = c.history[len(c.history)-1:]
+		for i := range c.flows {
+			_, c.flows[i].stale = c.index.Stale(c.flows[i].Flow)
+		}
+	}
+}
+
+// connect sends a first packet and keeps each flow that may come of it. None
+// is stale.
+func (c *trial) connect(t *testing.T) {
+	p := rulesettest.Packet(c.rng, &c.node, c.services)
+	local := func(a netip.Addr) bool { return a.IsLoopback() || c.local(a) }
+	for _, r := range c.kernel.Outcomes(p, local) {
+		f := conntrack.Flow{Protocol: service.Protocol(p.Protocol), Original: conntrack.Tuple{Src: p.Src, Dst: p.Dst}}
+		f.Status = []conntrack.Status{0, conntrack.SeenReply, conntrack.SeenReply | conntrack.Assured}[c.rng.IntN(3)]
+		switch r.Fate {
+		case nft.Untouched:
+			f.Reply = conntrack.Tuple{Src: p.Dst, Dst: p.Src}
+		case nft.DNATed:
+			f.Reply = conntrack.Tuple{Src: r.To, Dst: p.Src}
+			if r.To != p.Dst {
+				f.Status |= conntrack.DstNAT
+			}
+		default:
+			continue
+		}
+		c.seen["valid, "+string(r.Fate)]++
+		if reason, stale := c.index.Stale(f); stale {
+			t.Fatalf("%s becomes %v, which is stale: %q\n%s", p, f, reason, c.describe())
+		}
+		c.keep(f)
+	}
+}
+
+// stray makes up a flow that may be anybody's: DNATed or not, to some endpoint.
+func (c *trial) stray() {
+	p := rulesettest.Packet(c.rng, &c.node, c.services)
+	f := conntrack.Flow{
+		Protocol: service.Protocol(p.Protocol), Original: conntrack.Tuple{Src: p.Src, Dst: p.Dst},
+		Reply: conntrack.Tuple{Src: p.Dst, Dst: p.Src}, Zone: uint16(c.rng.IntN(20) / 19),
+		Status: conntrack.Status(c.rng.Uint32()) & (conntrack.SeenReply | conntrack.Assured | conntrack.SrcNAT | conntrack.DstNAT),
+	}
+	if n := len(c.services); n > 0 && f.Status&conntrack.DstNAT != 0 {
+		s := c.services[c.rng.IntN(n)]
+		if list := s.Ports[c.rng.IntN(len(s.Ports))].Endpoints; len(list) > 0 {
+			f.Reply.Src = list[c.rng.IntN(len(list))].Addr
+		}
+	}
+	c.keep(f)
+}
+
+// keep takes up a flow, in the place of another where there are many.
+func (c *trial) keep(f conntrack.Flow) {
+	const most = 200
+	_, stale := c.index.Stale(f)
+	if len(c.flows) < most {
+		c.flows = append(c.flows, known{f, stale})
+		return
+	}
+	c.flows[c.rng.IntN(most)] = known{f, stale}
+}
+
+// judge compares what is said of all flows: by the index that followed the
+// changes and by a fresh one, and by the oracle with and without its memory.
+func (c *trial) judge(t *testing.T) (cases int) {
+	fresh := conntrack.NewIndex(c.options)
+	fresh.Update(c.now())
+	forgetful := *c.oracle
+	forgetful.history = c.history[len(c.history)-1:]
+	for _, known := range c.flows {
+		f := known.Flow
+		for _, by := range []struct {
+			name   string
+			index  *conntrack.Index
+			oracle *oracle
+		}{{"followed", c.index, c.oracle}, {"fresh", fresh, &forgetful}} {
+			got, stale := by.index.Stale(f)
+			if want := by.oracle.stale(&f); got != want || stale != (got != "") {
+				t.Fatalf("%s index: %v: Stale() = %q, %t, want %q\n%s", by.name, f, got, stale, want, c.describe())
+			}
+			c.seen["reason: "+string(got)]++
+			cases++
+		}
+		s, p, ok := c.index.Owner(f)
+		if want := c.asks(&f); ok != (want != nil) || ok && (s != want.s || p != want.p) {
+			t.Fatalf("%v: Owner() = %v, %v, %t, want %+v\n%s", f, s, p, ok, want, c.describe())
+		}
+	}
+	return cases
+}
+
+func (c *trial) describe() string {
+	return fmt.Sprintf("established %v, %+v\n%s", c.established, *c.cfg, c.now())
+}
+
+// TestStaleAgainstOracle: of every flow the index says what the oracle says,
+// also after any series of changes; what a change made stale is in its scope;
+// and no flow is stale that the program would make today.
+func TestStaleAgainstOracle(t *testing.T) {
+	seen, cases := map[string]int{}, 0
+	for seed := range uint64(80) {
+		c := newTrial(t, seed, seen)
+		for range 8 {
+			for range 20 {
+				c.connect(t)
+				c.stray()
+			}
+			c.change(t)
+			cases += c.judge(t)
+		}
+	}
+	t.Logf("%d cases", cases)
+	for what, n := range map[string]int{
+		"reason: ": 20_000, "reason: service address": 3000, "reason: node port": 500, "reason: unknown port of a cluster IP": 500,
+		"reason: unallocated address": 300, "reason: endpoint gone": 5000, "reason: service gone": 500,
+		"reason: source not in the ranges": 100, "reason: traffic policy": 100,
+		"valid, dnat": 5000, "valid, untouched": 2000,
+		"scope: everything": 100, "scope: filters": 100, "scope: nothing": 30,
+	} {
+		if seen[what] < n {
+			t.Errorf("%q: %d times, want %d: the cases are too narrow", what, seen[what], n)
+		}
+	}
+	if t.Failed() || testing.Verbose() {
+		for _, what := range slices.Sorted(maps.Keys(seen)) {
+			t.Logf("%q: %d", what, seen[what])
+		}
+	}
+}
