@@ -61,29 +61,30 @@ func rules() []rule {
 		},
 		{
 			name:    "what is for tests stays out of the program",
-			matches: prefixed("nftproxy/internal/cluster", "nftproxy/internal/nftcmd", "nftproxy/internal/testnet", "nftproxy/internal/scenario", "nftproxy/nft/nfttest", "nftproxy/nft/ruleset/rulesettest", "nftproxy/internal/service/servicetest"),
+			matches: prefixed("nftproxy/bench", "nftproxy/internal/child", "nftproxy/internal/cluster", "nftproxy/internal/nftcmd", "nftproxy/internal/nftmonitor", "nftproxy/internal/testnet", "nftproxy/internal/scenario", "nftproxy/nft/nfttest", "nftproxy/nft/ruleset/rulesettest", "nftproxy/internal/service/servicetest"),
 			// The demo is a test that a person looks at, and a stage is nothing
-			// but a testnet.
-			allowed: []string{"internal/demo", "cmd", "internal/testnet", "internal/scenario/scenariotest", "internal/scenario/stage", "nft/ruleset/rulesettest"},
+			// but a testnet. Benchmarks are apart from the program too.
+			allowed: []string{"internal/demo", "cmd", "internal/testnet", "internal/scenario/scenariotest", "internal/scenario/stage", "internal/cluster/controlplane", "nft/ruleset/rulesettest", "bench"},
 		},
 		{
 			name: "k8s.io stays at the edge", matches: prefixed("k8s.io/", "sigs.k8s.io/"),
 			// internal/cluster is a real control plane for tests, and
 			// internal/scenario reads manifests for them.
-			allowed: []string{"watch", "cmd", "internal/cluster", "internal/scenario"},
+			allowed: []string{"watch", "cmd", "internal/cluster", "internal/scenario", "bench"},
 		},
 		{
 			name:    "only the edges talk to the kernel",
 			matches: prefixed("github.com/mdlayher/", "github.com/google/nftables", "github.com/ti-mo/", "github.com/vishvananda/"),
-			// testnet makes network namespaces for tests and the demo.
-			allowed: []string{"nft/kernel", "conntrack", "internal/hostaddr", "internal/testnet", "internal/cluster"},
+			// testnet makes network namespaces for tests and the demo, and
+			// nftmonitor and bench judge by the kernel alone.
+			allowed: []string{"nft/kernel", "conntrack", "internal/hostaddr", "internal/testnet", "internal/cluster", "internal/nftmonitor", "bench"},
 		},
 		{
 			name: "no kubernetes/kubernetes in this module", matches: prefixed("k8s.io/kubernetes"), tests: true,
 		},
 		{
 			name: "the pure core runs no program and opens no socket", matches: prefixed("os/exec", "net/http", "syscall", "golang.org/x/sys/"),
-			allowed: []string{"nft/kernel", "watch", "cmd", "conntrack", "internal/health", "internal/healthport", "internal/metrics", "internal/hostaddr", "internal/testnet", "internal/cluster", "internal/nftcmd", "internal/demo", "internal/scenario/stage", "bench"},
+			allowed: []string{"nft/kernel", "watch", "cmd", "conntrack", "internal/health", "internal/healthport", "internal/metrics", "internal/hostaddr", "internal/testnet", "internal/child", "internal/cluster", "internal/nftcmd", "internal/nftmonitor", "internal/demo", "internal/scenario/stage", "bench"},
 		},
 	}
 }

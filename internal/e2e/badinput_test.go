@@ -66,7 +66,7 @@ func TestBadInput(t *testing.T) {
 			[]string{"EndpointSlice", "/no-owner-1", "no kubernetes.io/service-name: it belongs to no Service"}, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			at := p.mark()
+			at := p.Mark()
 			made := test.make(n, backend.Addrs.V4())
 			if len(test.says) > 0 {
 				l := p.awaitText(at, test.says...)
@@ -159,7 +159,7 @@ func takenExternal(n *node, backend netip.Addr) *corev1.Service {
 
 func longNames(n *node, backend netip.Addr) *corev1.Service {
 	long := func(s string) string { return s + strings.Repeat("x", 63-len(s)) }
-	namespace := long(fmt.Sprintf("namespace-%d-", n.plane.nodes))
+	namespace := long(fmt.Sprintf("namespace-%d-", n.plane.Nodes()))
 	n.must(n.plane.cluster.CreateNamespace(n.ctx, namespace))
 	inside := *n
 	inside.namespace = namespace
@@ -299,7 +299,7 @@ func TestBadManifests(t *testing.T) {
 			[]string{"Service shop/zz-taken", "10.96.1.1", "belongs to", "shop/good"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			at := p.mark()
+			at := p.Mark()
 			write(test.name+".yaml", test.text)
 			l := p.awaitText(at, test.says...)
 			t.Log(l.Err)
@@ -310,11 +310,11 @@ func TestBadManifests(t *testing.T) {
 	}
 
 	// The last good state stays in force, and the next good one counts.
-	at := p.mark()
+	at := p.Mark()
 	write("good.yaml", manifest+"\n---\nkind: [")
 	p.awaitText(at, "good.yaml", "document 3")
 	n.must(answered("10.96.1.1:80")())
-	at = p.mark()
+	at = p.Mark()
 	write("good.yaml", "{broken\n---\n"+strings.ReplaceAll(manifest, "10.96.1.1", "10.96.1.2"))
 	p.awaitText(at, "good.yaml", "document 1")
 	p.until("the other document's change counts", answered("10.96.1.2:80"))

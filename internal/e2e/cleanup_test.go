@@ -54,6 +54,6 @@ func TestCleanup(t *testing.T) {
 func (n *node) cleanup() (string, error) {
 	n.t.Helper()
 	p := n.run(exec.Command(shared.nftproxy(n.t), "cleanup"))
-	<-p.exited
-	return p.tail(10), p.err
+	<-p.Exited()
+	return p.Tail(10), p.Err()
 }

@@ -96,7 +96,7 @@ func TestDifferences(t *testing.T) {
 func (s *side) awaitIfItCan(n int) bool {
 	s.t.Helper()
 	done := s.awaitMarker(lag)
-	if !done && s.process.ended() {
+	if !done && s.process.Ended() {
 		s.t.Logf("step %d: kube-proxy starts again", n+1)
 		s.start()
 		done = s.awaitMarker(lag)
@@ -117,7 +117,7 @@ func (s *side) awaitServiceCIDRs(nft nftcmd.Command) {
 		s.process.kill()
 		s.start()
 		for _, family := range []string{"IPv4", "IPv6"} {
-			s.process.await("the first sync", 0, func(l line) bool { return l.has("SyncProxyRules complete", `ipFamily="`+family+`"`) })
+			s.process.await("the first sync", 0, func(l line) bool { return l.Has("SyncProxyRules complete", `ipFamily="`+family+`"`) })
 		}
 	}
 }
@@ -127,7 +127,7 @@ func (s *side) hasServiceCIDRs(nft nftcmd.Command) bool {
 	for i, family := range []string{"ip", "ip6"} {
 		text, err := nft.Run(s.stage.Node, "", "list", "chain", family, "kube-proxy", "cluster-ips-check")
 		s.world.must(err)
-		if !strings.Contains(text, s.world.plane.config.ServiceCIDRs[i].String()) {
+		if !strings.Contains(text, s.world.plane.Config.ServiceCIDRs[i].String()) {
 			return false
 		}
 	}

@@ -63,10 +63,10 @@ func TestDeploy(t *testing.T) {
 	if diff := cmp.Diff([]string{netAdmin, netAdmin, netAdmin, "1"}, p.status("CapPrm", "CapEff", "CapBnd", "NoNewPrivs")); diff != "" {
 		t.Errorf("rights of the process (-want +got):\n%s", diff)
 	}
-	lines, _ := p.logged(0)
+	lines, _ := p.Logged(0)
 	for _, l := range lines {
-		if l.Level == "WARN" || l.Level == "ERROR" || strings.Contains(l.text, "forbidden") {
-			t.Errorf("in the log: %s", l.text)
+		if l.Level == "WARN" || l.Level == "ERROR" || strings.Contains(l.Text, "forbidden") {
+			t.Errorf("in the log: %s", l.Text)
 		}
 	}
 	p.stop()
@@ -214,7 +214,7 @@ func (n *node) accountFiles() string {
 // status reads fields of /proc/PID/status.
 func (p *process) status(fields ...string) []string {
 	p.t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
 	if err != nil {
 		p.t.Fatal(err)
 	}

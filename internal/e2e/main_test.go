@@ -21,10 +21,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"k8s.io/client-go/kubernetes"
 
 	"nftproxy/internal/cluster"
+	"nftproxy/internal/cluster/controlplane"
 	"nftproxy/internal/testnet"
 )
 
@@ -118,11 +118,9 @@ func (f *fixture) close() {
 
 // controlPlane is a running one, in a namespace with a link to each node.
 type controlPlane struct {
-	ns      *testnet.Namespace
-	config  cluster.Config
+	*controlplane.Plane
 	cluster *cluster.Cluster
 	client  *kubernetes.Clientset
-	nodes   int // made so far
 	markers int // of scenarios; see world
 }
 
@@ -144,74 +142,23 @@ func planeConfig() cluster.Config {
 
 func startForTest(t *testing.T, config cluster.Config) *controlPlane {
 	t.Helper()
-	ns, err := testnet.New("control-plane")
+	plane, err := controlplane.Start(testContext(t), config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	plane := &controlPlane{ns: ns, config: config}
-	if err := plane.start(testContext(t)); err != nil {
-		plane.stop()
-		t.Fatal(err)
-	}
-	return plane
+	return &controlPlane{Plane: plane, cluster: plane.Cluster, client: plane.Client}
 }
-
-func (c *controlPlane) start(ctx context.Context) error {
-	if err := c.ns.AddAddr("lo", c.apiPrefix()); err != nil {
-		return err
-	}
-	c.config.NetNS = c.ns.Path()
-	var err error
-	if c.cluster, err = cluster.Start(ctx, c.config); err != nil {
-		return err
-	}
-	if c.client, err = kubernetes.NewForConfig(c.cluster.Client()); err != nil {
-		return fmt.Errorf("make a client: %w", err)
-	}
-	return nil
-}
-
-// apiPrefix is the address that the API server listens on, alone.
-func (c *controlPlane) apiPrefix() netip.Prefix { return netip.PrefixFrom(c.config.ListenAddr, 32) }
 
 // connect joins a node with the control plane, by a link of their own.
 func (c *controlPlane) connect(t *testing.T, node *testnet.Namespace) {
 	t.Helper()
-	c.nodes++
-	near, far := "mgmt", fmt.Sprintf("node%d", c.nodes)
-	// Networks of four addresses out of 172.31.0.0/16.
-	planeEnd := netip.AddrFrom4([4]byte{172, 31, byte(c.nodes >> 6), byte(c.nodes<<2) + 1})
-	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: near}, PeerName: far, PeerNamespace: netlink.NsFd(c.ns.Fd())}
-	err := node.Handle().LinkAdd(veth)
-	for _, end := range []struct {
-		ns   *testnet.Namespace
-		link string
-		addr netip.Addr
-	}{{c.ns, far, planeEnd}, {node, near, planeEnd.Next()}} {
-		if err == nil {
-			err = end.ns.AddAddr(end.link, netip.PrefixFrom(end.addr, 30))
-		}
-		var link netlink.Link
-		if err == nil {
-			link, err = end.ns.Handle().LinkByName(end.link)
-		}
-		if err == nil {
-			err = end.ns.Handle().LinkSetUp(link)
-		}
-	}
-	if err == nil {
-		err = node.AddRoute(c.apiPrefix(), planeEnd)
-	}
-	if err != nil {
-		t.Fatalf("connect a node with the control plane: %v", err)
+	if err := c.Connect(node); err != nil {
+		t.Fatal(err)
 	}
 }
 
 func (c *controlPlane) stop() {
-	if c.cluster != nil {
-		c.cluster.Stop()
-	}
-	if err := c.ns.Close(); err != nil {
+	if err := c.Stop(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 	}
 }

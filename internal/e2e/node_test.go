@@ -41,7 +41,7 @@ func newNodeOf(t *testing.T, plane *controlPlane, name string) *node {
 	t.Helper()
 	n := &node{Topology: testnet.NewForTest(t, testnet.Config{}), t: t, ctx: testContext(t), plane: plane}
 	plane.connect(t, n.Node)
-	n.namespace = fmt.Sprintf("%s-%d", name, plane.nodes) // a test may run more than once
+	n.namespace = fmt.Sprintf("%s-%d", name, plane.Nodes()) // a test may run more than once
 	n.name = "node-" + n.namespace
 	n.register()
 	if err := plane.cluster.CreateNamespace(n.ctx, n.namespace); err != nil {

@@ -97,7 +97,7 @@ func TestRestart(t *testing.T) {
 	}
 	for _, l := range p.syncs() {
 		if *l.Written != 0 {
-			t.Errorf("the restart wrote: %s", l.text)
+			t.Errorf("the restart wrote: %s", l.Text)
 		}
 	}
 	p.stop() // an orphan again, as it was
@@ -119,7 +119,7 @@ func TestRestart(t *testing.T) {
 	p = n.startProxy()
 	n.must(goOn())
 	if first := p.syncs()[0]; *first.Written != 0 {
-		t.Errorf("the start after a kill wrote: %s", first.text)
+		t.Errorf("the start after a kill wrote: %s", first.Text)
 	}
 }
 
@@ -143,7 +143,7 @@ func TestAPIServerRestart(t *testing.T) {
 	p.until("the pod serves", reached("web-1"))
 	talk := n.converse(client, address(web, testnet.TCP, false).String())
 
-	at := p.mark()
+	at := p.Mark()
 	n.plane.cluster.StopAPIServer()
 	n.startAPIServerAtEnd()
 	p.awaitText(at, "watch", "trying again")
@@ -170,7 +170,7 @@ func sliceName(pod string, a netip.Addr) string {
 // syncs are the lines about syncs so far.
 func (p *process) syncs() []line {
 	var syncs []line
-	lines, _ := p.logged(0)
+	lines, _ := p.Logged(0)
 	for _, l := range lines {
 		if l.Msg == "synced" && l.Written != nil {
 			syncs = append(syncs, l)

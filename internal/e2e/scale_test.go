@@ -3,8 +3,6 @@ package e2e
 import (
 	"fmt"
 	"net/netip"
-	"os"
-	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -17,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 
-	"nftproxy/internal/cluster"
 	"nftproxy/internal/nftcmd"
 	"nftproxy/internal/testnet"
 )
@@ -25,19 +22,17 @@ import (
 const (
 	fewServices  = 100
 	manyServices = 10_000
-	// changes is how many one-endpoint changes are measured.
-	changes = 50
-	// kubeProxyChanges is the same for kube-proxy, which takes seconds for each.
-	kubeProxyChanges = 10
+	// changes is how many endpoints move.
+	changes = 20
 )
 
 // spread are the numbers of endpoints that services have in turn: 10 on average.
 func spread() []int { return []int{8, 9, 10, 11, 12} }
 
 // TestScale puts 10,000 Services with 10 endpoints each on an API server of its
-// own and prints how long the first program and changes of one endpoint take.
-// What it asserts is that the program is right and has the shape that makes
-// this possible. With NFTPROXY_COMPARE=1, kube-proxy does the same afterwards.
+// own, and asserts that the program is right, that it has the shape which makes
+// it fast (no more chains and rules than with 100), and that a restart writes
+// nothing. How long all of it takes is what bench/ measures.
 func TestScale(t *testing.T) {
 	requireRoot(t)
 	shared.rest()
@@ -51,26 +46,24 @@ func TestScale(t *testing.T) {
 
 	n := newNodeOf(t, plane, "many")
 	n.seedServices(fewServices, manyServices)
-	p := n.measureStart("first program")
+	p := n.startProxy()
+	if l := p.syncs()[0]; *l.Services < manyServices {
+		t.Fatalf("the first sync has %d services", *l.Services)
+	}
 	if diff := cmp.Diff(small, shapeOf(n, nft)); diff != "" {
 		t.Errorf("chains and rules with %d services (-) and with %d (+):\n%s", fewServices, manyServices, diff)
 	}
-	moved := map[int]netip.Addr{}
-	n.measureChanges("nftproxy", p, 3*10*time.Millisecond, changes, moved) // its period is 10 ms
-	n.measureChanges("nftproxy", p, 0, changes, moved)
+	moved := n.moveEndpoints(p)
 	n.checkListing(nft, moved)
 
 	p.stop()
-	p = n.measureStart("restart with nothing changed")
+	p = n.startProxy()
 	for _, l := range p.syncs() {
 		if *l.Written != 0 {
-			t.Errorf("the restart wrote: %s", l.text)
+			t.Errorf("the restart wrote: %s", l.Text)
 		}
 	}
 	p.stop()
-	if os.Getenv("NFTPROXY_COMPARE") != "" {
-		newNodeOf(t, plane, "kube-proxy").compare(moved)
-	}
 }
 
 // scaleNamespace holds the services, whichever node sees them.
@@ -110,49 +103,29 @@ func movedTo(change int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 127, byte(77 + change>>8), byte(change)})
 }
 
-// measureStart starts the proxy and prints how long it took to its first sync.
-func (n *node) measureStart(what string) *process {
+// moveEndpoints moves the last endpoint of some services, one after the other,
+// each as soon as the kernel has told of the one before. It returns which went
+// where.
+func (n *node) moveEndpoints(p *process) map[int]netip.Addr {
 	n.t.Helper()
-	shared.nftproxy(n.t)
-	start := time.Now()
-	p := n.startProxy()
-	l, _ := p.awaitSync(0)
-	n.t.Logf("%s: %v after the informers had synced (compile %v, read %v, plan %v, apply %v), %d services, %d objects written; %v after the process was started",
-		what, l.Latency, l.Compile, l.Read, l.Plan, l.Apply, *l.Services, *l.Written, time.Since(start).Round(time.Millisecond))
-	if *l.Services < fewServices {
-		n.t.Fatalf("the first sync has %d services", *l.Services)
-	}
-	return p
-}
-
-// measureChanges moves one endpoint in each of some services, one after the
-// other with a rest in between, and prints the times from the API server's
-// acceptance to the kernel's notice. It notes whose last endpoint went where.
-func (n *node) measureChanges(who string, p *process, rest time.Duration, count int, moved map[int]netip.Addr) {
-	n.t.Helper()
-	l := n.listen()
-	var accepted, requested []time.Duration
-	for k := range count {
-		i, to := k*(manyServices/count)+len(moved)/count, movedTo(len(moved))
+	l := listenIn(n.t, n.Node)
+	moved := map[int]netip.Addr{}
+	for k := range changes {
+		i, to := k*(manyServices/changes), movedTo(k)
 		moved[i] = to
 		wanted := n.movedSlice(i, to)
-		arrived := l.expect(to)
-		<-time.After(rest) // changes that come seldom: the proxy is at rest too
-		before := time.Now()
+		arrived := l.Expect(to)
 		_, err := n.plane.client.DiscoveryV1().EndpointSlices(scaleNamespace).Update(n.ctx, wanted, metav1.UpdateOptions{})
-		after := time.Now()
 		n.must(err)
 		select {
-		case at := <-arrived:
-			accepted, requested = append(accepted, at.Sub(after)), append(requested, at.Sub(before))
-		case <-p.exited:
-			n.t.Fatalf("%s ended: %v", who, p.err)
+		case <-arrived:
+		case <-p.Exited():
+			n.t.Fatalf("the proxy ended: %v", p.Err())
 		case <-time.After(patience):
-			n.t.Fatalf("%s: change %d was not in the kernel within %v (notices lost: %d times)", who, k, patience, l.missed())
+			n.t.Fatalf("change %d was not in the kernel within %v (notices lost: %d times)", k, patience, l.Lost())
 		}
 	}
-	n.t.Logf("%s: one-endpoint change, %d of them, rest of %v in between: median %v, p99 %v after the API server accepted it; median %v, p99 %v after it was asked",
-		who, count, rest, quantile(accepted, 50), quantile(accepted, 99), quantile(requested, 50), quantile(requested, 99))
+	return moved
 }
 
 // movedSlice is the slice of a service with its last endpoint moved.
@@ -162,12 +135,6 @@ func (n *node) movedSlice(i int, to netip.Addr) *discoveryv1.EndpointSlice {
 	n.must(err)
 	s.Endpoints[len(s.Endpoints)-1].Addresses = []string{to.String()}
 	return s
-}
-
-// quantile is the smallest value that is not below so many percent of all.
-func quantile(values []time.Duration, percent int) time.Duration {
-	sorted := slices.Sorted(slices.Values(values))
-	return sorted[(len(sorted)*percent+99)/100-1]
 }
 
 // shape is what must not grow with the number of services.
@@ -267,18 +234,4 @@ func difference(a, b []string) []string {
 	}
 	slices.Sort(only)
 	return only
-}
-
-// compare has kube-proxy do the same, on the same objects.
-func (n *node) compare(moved map[int]netip.Addr) {
-	n.t.Helper()
-	binary, err := cluster.Tool(n.ctx, "kube-proxy")
-	n.must(err)
-	start := time.Now()
-	p := n.run(exec.Command(binary, "--proxy-mode=nftables", "--hostname-override="+n.name, "--cluster-cidr="+n.clusterCIDR(),
-		"--kubeconfig="+n.plane.cluster.AdminKubeconfig(), "--conntrack-max-per-core=0", "-v=2",
-		"--healthz-bind-address=", "--metrics-bind-address=127.0.0.1:10249"))
-	l, _ := p.await("the first sync", 0, func(l line) bool { return l.has("SyncProxyRules complete", `ipFamily="IPv4"`) })
-	n.t.Logf("kube-proxy: first sync after %v; %s", time.Since(start).Round(time.Millisecond), l.text)
-	n.measureChanges("kube-proxy", p, 2*time.Second, kubeProxyChanges, moved) // its period is 1 s
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"nftproxy/internal/nftcmd"
+	"nftproxy/internal/nftmonitor"
 	"nftproxy/internal/scenario"
 	"nftproxy/internal/scenario/stage"
 	model "nftproxy/internal/service"
@@ -51,7 +52,7 @@ type side struct {
 	stage   *stage.Stage
 	command *exec.Cmd
 	process *process // nil before the first step
-	notices *notices
+	notices *nftmonitor.Monitor
 	// stuck has the target that each client of a sticky flow got last.
 	stuck map[string]scenario.Target
 	// marked yields when the proxy knows the present step.
@@ -88,7 +89,7 @@ func (p *play) enter(n int) {
 	snapshot := p.snapshot(step)
 	for _, s := range p.sides {
 		p.world.must(s.stage.Enter(step, snapshot))
-		s.marked = s.notices.expect(p.world.nextMarker()...)
+		s.marked = s.notices.Expect(p.world.nextMarker()...)
 	}
 	p.world.apply(step)
 	for _, s := range p.sides {
@@ -146,8 +147,8 @@ func (s *side) awaitMarker(most time.Duration) bool {
 	select {
 	case <-s.marked:
 		return true
-	case <-s.process.exited:
-		s.t.Logf("%s ended: %v", s.process.cmd, s.process.err)
+	case <-s.process.Exited():
+		s.t.Logf("%s ended: %v", s.process, s.process.Err())
 	case <-time.After(most):
 	}
 	return false

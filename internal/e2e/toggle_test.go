@@ -85,7 +85,7 @@ func TestToggle(t *testing.T) {
 func (n *node) toggle(p *process, slices []*discoveryv1.EndpointSlice, empty bool) {
 	n.t.Helper()
 	for _, s := range slices {
-		at := p.mark()
+		at := p.Mark()
 		wanted := s.DeepCopy()
 		if wanted.ResourceVersion = ""; empty {
 			wanted.Endpoints = []discoveryv1.Endpoint{}

@@ -1,0 +1,140 @@
+package nftmonitor_test
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"nftproxy/internal/nftmonitor"
+	"nftproxy/internal/testnet"
+	"nftproxy/nft"
+	"nftproxy/nft/kernel"
+)
+
+// patience bounds the wait for what is to happen.
+const patience = 10 * time.Second
+
+type fixture struct {
+	*testing.T
+	monitor *nftmonitor.Monitor
+	conn    *kernel.Conn
+	set     *nft.Set
+}
+
+func newFixture(t *testing.T) *fixture {
+	t.Helper()
+	ns := testnet.NamespaceForTest(t, "monitor")
+	conn, err := kernel.Open(kernel.Config{NetNS: ns.Fd()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	f := &fixture{T: t, conn: conn, set: &nft.Set{Name: "endpoints", Key: nft.Fields{nft.Index}, Data: nft.Fields{nft.Daddr, nft.Dport}}}
+	f.monitor, err = nftmonitor.Listen(ns.Fd())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.monitor.Close() })
+	for _, family := range nft.Families() {
+		f.apply(nft.AddTable{Table: table(family)}, nft.AddSet{Table: table(family), Set: f.set})
+	}
+	return f
+}
+
+func table(f nft.Family) nft.TableID { return nft.TableID{Family: f, Name: "monitored"} }
+
+func (f *fixture) apply(ops ...nft.Op) {
+	f.Helper()
+	if err := f.conn.Apply(nft.Batch{Ops: ops}); err != nil {
+		f.Fatal(err)
+	}
+}
+
+// element has the address as data, under a key of its own.
+func (f *fixture) element(index uint32, a netip.Addr) (nft.TableID, []nft.OwnedElement) {
+	family := nft.IPv4
+	if a.Is6() {
+		family = nft.IPv6
+	}
+	return table(family), []nft.OwnedElement{{Element: nft.Element{
+		Set: f.set.Name, Key: nft.Value(nft.AppendIndex(nil, index)), Data: nft.Value(nft.AppendPort(a.AsSlice(), 80)),
+	}}}
+}
+
+func (f *fixture) add(index uint32, a netip.Addr) {
+	f.Helper()
+	id, elements := f.element(index, a)
+	f.apply(nft.AddElements{Table: id, Set: f.set, Elements: elements})
+}
+
+func (f *fixture) delete(index uint32, a netip.Addr) {
+	f.Helper()
+	id, elements := f.element(index, a)
+	f.apply(nft.DeleteElements{Table: id, Set: f.set, Elements: elements})
+}
+
+func (f *fixture) arrives(what string, arrived <-chan time.Time, after time.Time) time.Time {
+	f.Helper()
+	select {
+	case at := <-arrived:
+		if at.Before(after) {
+			f.Errorf("%s: arrived %v before", what, after.Sub(at))
+		}
+		return at
+	case <-time.After(patience):
+		f.Fatalf("%s: not seen within %v", what, patience)
+		return time.Time{}
+	}
+}
+
+func TestExpect(t *testing.T) {
+	f := newFixture(t)
+	one, other := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
+	near := netip.MustParseAddr("fd00::2") // begins with the same bytes
+	nearby := f.monitor.Expect(near)
+	both := f.monitor.Expect(one, other)
+	single := f.monitor.Expect(one)
+	start := time.Now()
+	f.add(1, one)
+	f.arrives("the IPv4 address", single, start)
+	select {
+	case <-both:
+		t.Error("the second of two addresses is not there yet")
+	default:
+	}
+	middle := time.Now()
+	f.add(1, other)
+	f.arrives("the second of two addresses", both, middle)
+
+	gone := f.monitor.Expect(one)
+	f.delete(1, one)
+	f.arrives("the deletion", gone, middle)
+	select {
+	case <-nearby:
+		t.Error("an address that was never there")
+	default:
+	}
+	f.add(2, near)
+	f.arrives("the other of the same prefix", nearby, middle)
+	if n := f.monitor.Lost(); n != 0 {
+		t.Errorf("lost %d", n)
+	}
+}
+
+// TestForget: what was given up is not seen any more; what comes later is.
+func TestForget(t *testing.T) {
+	f := newFixture(t)
+	a, b := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+	given := f.monitor.Expect(a)
+	f.monitor.Forget()
+	later := f.monitor.Expect(b)
+	start := time.Now()
+	f.add(1, a)
+	f.add(2, b)
+	f.arrives("what is expected", later, start)
+	select {
+	case <-given:
+		t.Error("arrived although it was given up")
+	default:
+	}
+}
