@@ -9,7 +9,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
-	"k8s.io/client-go/kubernetes"
 
 	"nftproxy/conntrack"
 	"nftproxy/internal/affinity"
@@ -38,6 +37,11 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	defer flows.Close()
 
+	api, err := d.newAPI(ctx)
+	if err != nil {
+		return err
+	}
+	d.record = api.record
 	registry := metrics.NewRegistry()
 	counts := metrics.New(registry)
 	mailbox := service.NewMailbox()
@@ -53,8 +57,9 @@ func (d *daemon) run(ctx context.Context) error {
 		Busy: func() time.Time { return loop.Busy() }, NodeEligible: d.nodeEligible(&eligible), Answered: counts.CountHealth,
 	})
 	ports := d.newHealthPorts(judge, counts)
+	var sysctls func(proxy.Sync)
 	loop = proxy.New(d.loopConfig(), conn, ruleset.NewCompiler(d.ruleset).Compile,
-		d.syncLogger(), counts.Observe, judge.Observe, ports.Notify, func(s proxy.Sync) {
+		d.syncLogger(watcher), counts.Observe, judge.Observe, ports.Notify, func(s proxy.Sync) {
 			eligible.Store(s.Snapshot.Node.Eligible)
 			if s.Found != nil {
 				cleaner.Inherit(func() service.Snapshot { return ruleset.ReadBack(s.Found, d.ruleset.Table, s.Snapshot.Node) })
@@ -65,6 +70,7 @@ func (d *daemon) run(ctx context.Context) error {
 				cleaner.Notify(s.Snapshot, s.Adopted)
 			}
 			sweeper.Notify(s.Applied, s.Adopted)
+			sysctls(s)
 		})
 	servers, err := d.servers(judge, registry)
 	if err != nil {
@@ -72,14 +78,16 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 
 	d.log.Info("starting", "version", version(), "node", d.node, "table", d.ruleset.Table)
+	sysctls = d.applySysctls()
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return d.watch(ctx, watcher) })
+	group.Go(func() error { return api.watch(ctx, watcher) })
 	group.Go(func() error {
 		return hostaddr.Follow(ctx, d.log, func(addrs []netip.Addr) { watcher.SetHostAddresses(addrs) })
 	})
 	group.Go(func() error { return loop.Run(ctx, mailbox) })
 	group.Go(func() error { return cleaner.Run(ctx) })
 	group.Go(func() error { return sweeper.Run(ctx) })
+	group.Go(func() error { return d.followOccupancy(ctx, flows, counts) })
 	group.Go(func() error { return ports.Run(ctx) })
 	for _, server := range servers {
 		group.Go(func() error { return server.Run(ctx) })
@@ -99,7 +107,9 @@ func (d *daemon) nodeEligible(latest *atomic.Bool) func() bool {
 }
 
 func (d *daemon) newCleaner(flows *conntrack.Table, counts *metrics.Metrics) *conntrack.Cleaner {
-	index := conntrack.NewIndex(conntrack.Options{NodePortAddresses: d.ruleset.NodePortAddresses, Pod: d.ruleset.Pod})
+	index := conntrack.NewIndex(conntrack.Options{
+		NodePortAddresses: d.ruleset.NodePortAddresses, Established: d.established, Pod: d.ruleset.Pod,
+	})
 	return conntrack.NewCleaner(flows, index, func(r conntrack.Run) {
 		counts.ObserveConntrack(r)
 		d.logPass(r)
@@ -156,21 +166,6 @@ func (d *daemon) servers(judge *health.Health, registry *prometheus.Registry) ([
 		return nil, fmt.Errorf("--metrics-bind-address: %w", err)
 	}
 	return []*health.Server{probes, scrapes}, nil
-}
-
-func (d *daemon) watch(ctx context.Context, w *watch.Watcher) error {
-	if path := d.options.manifests; path != "" {
-		return w.RunManifests(ctx, path)
-	}
-	config, err := watch.ClientConfig(d.options.kubeconfig, d.options.master)
-	if err != nil {
-		return err
-	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return fmt.Errorf("make a client: %w", err)
-	}
-	return w.RunKubernetes(ctx, client)
 }
 
 // loopConfig takes an unset or zero period for our own default: kube-proxy's

@@ -25,6 +25,9 @@ func (d *daemon) logProblem(p watch.Problem, counts *metrics.Metrics) {
 	}
 	counts.CountProblem(p.Object.Kind)
 	d.log.Warn("cannot use as it stands", "err", p)
+	if e, ok := p.Event(); ok {
+		d.record(e)
+	}
 }
 
 func (d *daemon) logPass(r conntrack.Run) {
@@ -52,7 +55,7 @@ func (d *daemon) logSweep(r affinity.Run) {
 
 // syncLogger logs the first sync, each failure once until it changes, and the
 // others for those who ask for it.
-func (d *daemon) syncLogger() func(proxy.Sync) {
+func (d *daemon) syncLogger(w *watch.Watcher) func(proxy.Sync) {
 	first, failure := true, ""
 	quarantined := map[string]string{}
 	return func(s proxy.Sync) {
@@ -67,7 +70,7 @@ func (d *daemon) syncLogger() func(proxy.Sync) {
 			d.log.Info("the program is in force again")
 		}
 		failure = text
-		d.logQuarantine(quarantined, s.Quarantined)
+		d.logQuarantine(w, quarantined, s.Quarantined)
 		if s.Err != nil {
 			return
 		}
@@ -85,7 +88,7 @@ func (d *daemon) syncLogger() func(proxy.Sync) {
 }
 
 // logQuarantine tells what the kernel refuses, and when it no longer does.
-func (d *daemon) logQuarantine(known map[string]string, now map[string]error) {
+func (d *daemon) logQuarantine(w *watch.Watcher, known map[string]string, now map[string]error) {
 	for name := range known {
 		if _, still := now[name]; !still {
 			d.log.Info("no longer refused by the kernel", "service", name)
@@ -96,6 +99,7 @@ func (d *daemon) logQuarantine(known map[string]string, now map[string]error) {
 		if known[name] != err.Error() {
 			known[name] = err.Error()
 			d.log.Error("refused by the kernel and left out", "service", name, "err", err)
+			d.recordRefused(w, name, err)
 		}
 	}
 }

@@ -9,7 +9,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"nftproxy/internal/proxy"
+	"nftproxy/internal/service"
 	"nftproxy/nft/ruleset"
+	"nftproxy/watch"
 )
 
 // runOptions are the flags of run, under kube-proxy's names where it has them.
@@ -18,6 +20,8 @@ type runOptions struct {
 	masqueradeAll                 bool
 	masqueradeBit                 int
 	metricsAddress, healthAddress string
+	sysctls                       sysctlOptions
+	cleanEstablished              []string
 	minSyncPeriod                 time.Duration
 	verbosity                     int
 }
@@ -49,6 +53,8 @@ start writes only what has changed since.`,
 	f.IntVar(&o.masqueradeBit, "masquerade-bit", ruleset.DefaultMasqueradeBit, "bit of the packet mark, 0 to 31, that says inside the node what to masquerade")
 	f.StringVar(&o.metricsAddress, "metrics-bind-address", "127.0.0.1:10249", "address and port of the metrics server; empty to switch it off")
 	f.StringVar(&o.healthAddress, "healthz-bind-address", "0.0.0.0:10256", "address and port of the health server; empty to switch it off")
+	addCleanEstablished(f, &o.cleanEstablished)
+	o.sysctls.addFlags(f)
 	f.DurationVar(&o.minSyncPeriod, "min-sync-period", proxy.DefaultConfig().MinSyncPeriod, "least time between two syncs; a change after a rest is never held up")
 	f.IntVarP(&o.verbosity, "v", "v", 0, "log verbosity; from 2 on every sync is logged")
 	return cmd
@@ -62,7 +68,12 @@ type daemon struct {
 	options runOptions
 	node    string
 	ruleset ruleset.Config
-	log     *slog.Logger
+	// established has the protocols whose connections to endpoints that have
+	// gone are cut.
+	established []service.Protocol
+	log         *slog.Logger
+	// record writes an event; run sets it.
+	record func(watch.Event)
 }
 
 func (o runOptions) daemon(log *slog.Logger) (*daemon, error) {
@@ -70,7 +81,13 @@ func (o runOptions) daemon(log *slog.Logger) (*daemon, error) {
 	if o.minSyncPeriod < 0 {
 		return nil, fmt.Errorf("--min-sync-period: %s is negative", o.minSyncPeriod)
 	}
+	if err := o.sysctls.check(); err != nil {
+		return nil, err
+	}
 	var err error
+	if d.established, err = cleanEstablished(o.cleanEstablished); err != nil {
+		return nil, err
+	}
 	if d.node, d.ruleset, err = o.parse(); err != nil {
 		return nil, err
 	}

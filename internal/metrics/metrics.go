@@ -6,6 +6,7 @@
 package metrics
 
 import (
+	"math"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -42,6 +43,8 @@ type Metrics struct {
 	conntrackRemoved    *prometheus.CounterVec
 	conntrackScanned    prometheus.Counter
 	conntrackFailures   prometheus.Counter
+	conntrackEntries    prometheus.Gauge
+	conntrackLimit      prometheus.Gauge
 	healthListeners     *prometheus.GaugeVec
 	affinityDuration    prometheus.Histogram
 	affinitySwept       prometheus.Counter
@@ -162,6 +165,14 @@ func (m *Metrics) registerOwn(f promauto.Factory) {
 		Name: "nftproxy_conntrack_failures_total",
 		Help: "Passes over the conntrack table that were incomplete.",
 	})
+	m.conntrackEntries = f.NewGauge(prometheus.GaugeOpts{
+		Name: "nftproxy_conntrack_entries",
+		Help: "Entries of the conntrack table, stale or not.",
+	})
+	m.conntrackLimit = f.NewGauge(prometheus.GaugeOpts{
+		Name: "nftproxy_conntrack_limit",
+		Help: "Entries that the conntrack table can have before new connections are dropped; 0 if there is no limit.",
+	})
 	m.healthListeners = f.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "nftproxy_health_check_listeners",
 		Help: "Listeners for the health check node ports of Services, one for each port and address: open, or failed and tried again.",
@@ -229,6 +240,17 @@ func (m *Metrics) ObserveConntrack(r conntrack.Run) {
 	if r.Err != nil {
 		m.conntrackFailures.Inc()
 	}
+}
+
+// ObserveOccupancy takes note of how full the conntrack table is. Where that is
+// not known both numbers are NaN.
+func (m *Metrics) ObserveOccupancy(o conntrack.Occupancy) {
+	entries, limit := float64(o.Entries), float64(o.Limit)
+	if o.Err != nil {
+		entries, limit = math.NaN(), math.NaN()
+	}
+	m.conntrackEntries.Set(entries)
+	m.conntrackLimit.Set(limit)
 }
 
 // ObserveAffinity counts one sweep of the remembered clients.

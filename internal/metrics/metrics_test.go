@@ -188,6 +188,29 @@ nftproxy_conntrack_scanned_entries_total 105
 	}
 }
 
+func TestObserveOccupancy(t *testing.T) {
+	r := prometheus.NewRegistry()
+	m := metrics.New(r)
+	for _, c := range []struct {
+		occupancy      conntrack.Occupancy
+		entries, limit string
+	}{
+		{conntrack.Occupancy{Entries: 7, Limit: 262144}, "7", "262144"},
+		{conntrack.Occupancy{Err: errors.New("missing")}, "NaN", "NaN"},
+		{conntrack.Occupancy{Entries: 9}, "9", "0"},
+	} {
+		m.ObserveOccupancy(c.occupancy)
+		wantMetrics(t, r, fmt.Sprintf(`
+# HELP nftproxy_conntrack_entries Entries of the conntrack table, stale or not.
+# TYPE nftproxy_conntrack_entries gauge
+nftproxy_conntrack_entries %s
+# HELP nftproxy_conntrack_limit Entries that the conntrack table can have before new connections are dropped; 0 if there is no limit.
+# TYPE nftproxy_conntrack_limit gauge
+nftproxy_conntrack_limit %s
+`, c.entries, c.limit), "nftproxy_conntrack_entries", "nftproxy_conntrack_limit")
+	}
+}
+
 func TestObserveAffinity(t *testing.T) {
 	r := prometheus.NewRegistry()
 	m := metrics.New(r)

@@ -1,0 +1,47 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"nftproxy/conntrack"
+	"nftproxy/internal/metrics"
+	"nftproxy/watch"
+)
+
+// occupancyPeriod is how often the kernel is asked how full its table is. An
+// answer takes it microseconds.
+const occupancyPeriod = 10 * time.Second
+
+func (d *daemon) followOccupancy(ctx context.Context, flows *conntrack.Table, counts *metrics.Metrics) error {
+	warn := d.occupancyLogger()
+	return conntrack.FollowOccupancy(ctx, flows, occupancyPeriod, func(o conntrack.Occupancy) {
+		counts.ObserveOccupancy(o)
+		warn(o)
+	})
+}
+
+// occupancyLogger warns of a full table once while it is, and says when it no
+// longer is. That it cannot be counted, the cleaner has said.
+func (d *daemon) occupancyLogger() func(conntrack.Occupancy) {
+	const hint = "raise --conntrack-min or --conntrack-max-per-core, or net.netfilter.nf_conntrack_max on the host; " +
+		"nftproxy conntrack list shows what the entries are"
+	full, uncounted := false, false
+	return func(o conntrack.Occupancy) {
+		switch {
+		case o.Err != nil && !uncounted:
+			d.log.Debug("cannot tell how full the conntrack table is", "err", o.Err)
+		case o.Err != nil:
+		case o.Full && !full:
+			d.log.Warn("the conntrack table is full: new connections are dropped", "entries", o.Entries, "limit", o.Limit, "hint", hint)
+			d.record(watch.Event{
+				Object: watch.NodeObject(d.node), Reason: watch.ReasonConntrackFull,
+				Note: fmt.Sprintf("the connection tracking table has %d of %d entries, and the kernel drops new connections: %s", o.Entries, o.Limit, hint),
+			})
+		case !o.Full && full:
+			d.log.Info("the conntrack table has room again", "entries", o.Entries, "limit", o.Limit)
+		}
+		full, uncounted = o.Full, o.Err != nil
+	}
+}
