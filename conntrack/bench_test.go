@@ -2,107 +2,235 @@ package conntrack
 
 import (
 	"bytes"
+	"cmp"
+	"context"
 	"fmt"
 	"net/netip"
 	"os"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
-	"github.com/mdlayher/netlink"
-	timo "github.com/ti-mo/conntrack"
-	"github.com/ti-mo/netfilter"
 	"golang.org/x/sys/unix"
 
 	"nftproxy/internal/service"
 	"nftproxy/internal/testnet"
 )
 
-// Run as root, for example:
-//
-//	go test ./conntrack -run '^$' -bench Pass -benchtime 20x -benchmem
-//
-// CONNTRACK_FLOWS sets the size of the table; it is 200,000 otherwise.
-func BenchmarkPass(b *testing.B) {
-	size := 200_000
-	if s := os.Getenv("CONNTRACK_FLOWS"); s != "" {
-		n, err := strconv.Atoi(s)
-		if err != nil {
-			b.Fatal(err)
-		}
-		size = n
+// benchStale is how many flows lead to an endpoint that is removed, all of one
+// service.
+const benchStale = 2000
+
+// benchFlows is the number of flows.
+func benchFlows(b *testing.B) int {
+	s := os.Getenv("CONNTRACK_FLOWS")
+	if s == "" {
+		return 200_000
 	}
-	const stale = 2000
-	for _, share := range []struct {
-		name     string
-		undnated int
-	}{{"none-DNATed", size - stale}, {"all-DNATed", 0}} {
-		b.Run(share.name, func(b *testing.B) {
-			ns := testnet.NamespaceForTest(b, "node")
-			fill(b, ns, 0, share.undnated, udpFlow)
-			fill(b, ns, share.undnated, size-stale, dnatedFlow)
-			b.Run("nothing-stale", func(b *testing.B) { benchmarkPass(b, ns, 0) })
-			b.Run(fmt.Sprintf("stale-%d", stale), func(b *testing.B) { benchmarkPass(b, ns, stale) })
-			b.Run(fmt.Sprintf("stale-%d-by-ti-mo", stale), func(b *testing.B) { benchmarkTimo(b, ns, stale) })
-		})
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return n
+}
+
+// BenchmarkRemove removes the flows to an endpoint that has gone, in one run by
+// turns: in the scope of the change, by a pass over everything, and by ti-mo's
+// dump and deletions. Run as root, for example:
+//
+//	go test ./conntrack -run '^$' -bench Remove -benchtime 10x
+//
+// CONNTRACK_FLOWS sets the number of flows. More than one namespace may hold
+// are spread over several: the kernel keeps them all in one hash table, which
+// each dump walks, and the other namespaces are passed over as well.
+func BenchmarkRemove(b *testing.B) {
+	for _, f := range benchFamilies() {
+		b.Run(f.name, func(b *testing.B) { benchmarkRemove(b, &f) })
 	}
 }
 
-func benchmarkPass(b *testing.B, ns *testnet.Namespace, stale int) {
+// benchFamily says which addresses a family's flows have, and how many of them
+// lead to the endpoint that stays.
+type benchFamily struct {
+	name, clusterIP, endpoint, outside string
+	live                               int
+}
+
+func benchFamilies() []benchFamily {
+	v4 := benchFamily{"IPv4", "10.96.0.53", "10.0.0.%d", "198.51.100.1", benchStale}
+	busy := v4
+	busy.name, busy.live = "IPv4-busy-service", 10*benchStale
+	return []benchFamily{v4, busy, {"IPv6", "fd00:96::53", "fd00::%d", "2001:db8::1", benchStale}}
+}
+
+// snapshot has a DNS service with as many endpoints.
+func (f *benchFamily) snapshot(b *testing.B, endpoints int) service.Snapshot {
+	text := "node n1\nservice kube-system/dns created 2026-01-01T00:00:00Z\n  cluster-ip " + f.clusterIP + "\n  port dns udp 53\n"
+	for i := range endpoints {
+		text += fmt.Sprintf("    endpoint %v n1 ready serving\n", netip.AddrPortFrom(f.at(i+1), 53))
+	}
+	return parse(b, text)
+}
+
+func (f *benchFamily) at(endpoint int) netip.Addr {
+	return netip.MustParseAddr(fmt.Sprintf(f.endpoint, endpoint))
+}
+
+// flow is the one numbered i of those to a destination, DNATed if to is valid.
+func (f *benchFamily) flow(i int, dst netip.Addr, port uint16, to netip.Addr) Flow {
+	a := f.at(0).AsSlice()
+	n := len(a)
+	a[n-3], a[n-2] = a[n-3]+200+byte(i>>16), byte(i>>8)
+	client, _ := netip.AddrFromSlice(a)
+	src, original := netip.AddrPortFrom(client, uint16(1024+i&0xff)), netip.AddrPortFrom(dst, port)
+	flow := Flow{Protocol: service.UDP, Original: Tuple{src, original}, Reply: Tuple{original, src}}
+	if to.IsValid() {
+		flow.Reply.Src = netip.AddrPortFrom(to, port)
+	}
+	return flow
+}
+
+// stale leads to the second endpoint.
+func (f *benchFamily) stale(i int) Flow {
+	return f.flow(i, netip.MustParseAddr(f.clusterIP), 53, f.at(2))
+}
+
+// others are flows that stay, numbered after the stale ones: to the first
+// endpoint, and by halves to another service and past all services.
+func (f *benchFamily) others(i int) Flow {
+	switch {
+	case i < benchStale+f.live:
+		return f.flow(i, netip.MustParseAddr(f.clusterIP), 53, f.at(1))
+	case i%2 == 0:
+		return f.flow(i, netip.MustParseAddr(f.clusterIP).Next(), 4433, f.at(3))
+	}
+	return f.flow(i, netip.MustParseAddr(f.outside), 443, netip.Addr{})
+}
+
+// fillTable makes a namespace with all the flows but the stale ones, or as many
+// as one may have and others with the rest.
+func (f *benchFamily) fillTable(b *testing.B) *testnet.Namespace {
+	var first *testnet.Namespace
+	for from, to := benchStale, benchFlows(b); from < to; {
+		ns := testnet.NamespaceForTest(b, "node")
+		n := to - from
+		if _, limit, err := open(b, ns).Count(b.Context()); err != nil {
+			b.Fatal(err)
+		} else if limit > 0 {
+			n = min(n, limit-2*benchStale)
+		}
+		fill(b, ns, from, from+n, f.others)
+		from += n
+		if first == nil {
+			first = ns
+			b.Logf("%d of the flows are in the namespace that is looked at", n+benchStale)
+		}
+	}
+	return first
+}
+
+// way is one of removing the stale flows, and what it took so far.
+type way struct {
+	name   string
+	remove func() int
+	costs  []cost
+}
+
+func benchmarkRemove(b *testing.B, f *benchFamily) {
+	ns := f.fillTable(b)
 	index := NewIndex(Options{})
-	index.Update(parse(b, cluster))
-	c := NewCleaner(open(b, ns), index, nil)
-	defer peak(b)()
-	for b.Loop() {
-		b.StopTimer()
-		fill(b, ns, 0, stale, staleFlow)
-		b.StartTimer()
-		removed := map[Reason]int{}
-		if _, err := c.sweep(b.Context(), Scope{Everything: true}, removed); err != nil || removed[ServiceAddress] != stale {
-			b.Fatalf("removed %v, %v", removed, err)
-		}
+	index.Update(f.snapshot(b, 2))
+	scope := index.Update(f.snapshot(b, 1))
+	if scope.Everything || len(scope.Filters) != 1 {
+		b.Fatalf("scope of one endpoint's removal: %+v", scope)
 	}
-}
-
-// benchmarkTimo is the same by the library alone.
-func benchmarkTimo(b *testing.B, ns *testnet.Namespace, stale int) {
-	conn := dialCreator(b, ns)
-	defer peak(b)()
-	for b.Loop() {
-		b.StopTimer()
-		fill(b, ns, 0, stale, staleFlow)
-		b.StartTimer()
-		filter := timo.NewFilter().Status(0).StatusMask(uint32(DstNAT))
-		list, err := conn.DumpFilter(filter, nil)
-		if err != nil {
-			b.Fatal(err)
-		}
-		dst := staleFlow(0).Original.Dst
-		removed := 0
-		for _, f := range list {
-			if f.TupleOrig.IP.DestinationAddress == dst.Addr() && f.TupleOrig.Proto.DestinationPort == dst.Port() {
-				if err := conn.Delete(f); err != nil {
-					b.Fatal(err)
-				}
-				removed++
+	cleaner := NewCleaner(open(b, ns), index, nil)
+	sweep := func(s Scope) func() int {
+		return func() int {
+			removed := map[Reason]int{}
+			if _, err := cleaner.sweep(b.Context(), s, removed); err != nil {
+				b.Fatal(err)
 			}
-		}
-		if removed != stale {
-			b.Fatalf("removed %d", removed)
+			return removed[EndpointGone]
 		}
 	}
+	ways := []way{
+		{name: "scope", remove: sweep(scope)},
+		{name: "pass", remove: sweep(Scope{Everything: true})},
+		{name: "ti-mo", remove: func() int { return removeByTimo(b, ns, f) }},
+	}
+	for b.Loop() {
+		for i := range ways {
+			fill(b, ns, 0, benchStale, f.stale)
+			var removed int
+			c := measure(b, func() { removed = ways[i].remove() })
+			if removed != benchStale {
+				b.Fatalf("%s removed %d flows, want %d", ways[i].name, removed, benchStale)
+			}
+			ways[i].costs = append(ways[i].costs, c)
+		}
+	}
+	b.ReportMetric(0, "ns/op") // of all ways and the preparations
+	for _, w := range ways {
+		w.report(b)
+	}
+	wall := func(c cost) float64 { return c.wall.Seconds() }
+	b.ReportMetric(quantile(ways[2].costs, 0.5, wall)/quantile(ways[0].costs, 0.5, wall), "ti-mo/scope")
+	b.ReportMetric(quantile(ways[2].costs, 0.5, wall)/quantile(ways[1].costs, 0.5, wall), "ti-mo/pass")
 }
 
-// peak reports by how much the process's memory grew at most until the
-// function it returns is called.
-func peak(b *testing.B) func() {
+// report has the median times and the largest memory.
+func (w *way) report(b *testing.B) {
+	b.ReportMetric(quantile(w.costs, 0.5, func(c cost) float64 { return c.wall.Seconds() * 1e3 }), w.name+"-ms")
+	b.ReportMetric(quantile(w.costs, 0.5, func(c cost) float64 { return c.cpu.Seconds() * 1e3 }), w.name+"-cpu-ms")
+	b.ReportMetric(slices.MaxFunc(w.costs, func(x, y cost) int { return cmp.Compare(x.memory, y.memory) }).memory, w.name+"-peak-MiB")
+}
+
+// removeByTimo is the same by the library alone.
+func removeByTimo(b *testing.B, ns *testnet.Namespace, f *benchFamily) (removed int) {
+	conn := dialCreator(b, ns)
+	list, err := conn.Dump(nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	stale := f.stale(0)
+	for _, one := range list {
+		if one.TupleOrig.IP.DestinationAddress == stale.Original.Dst.Addr() && one.TupleReply.IP.SourceAddress == stale.Reply.Src.Addr() {
+			if err := conn.Delete(one); err != nil {
+				b.Fatal(err)
+			}
+			removed++
+		}
+	}
+	return removed
+}
+
+// cost is what something took: its wall time, the process's CPU time, and by
+// how many MiB the process's memory grew at most.
+type cost struct {
+	wall, cpu time.Duration
+	memory    float64
+}
+
+func measure(b *testing.B, f func()) cost {
 	debug.FreeOSMemory()
 	if err := os.WriteFile("/proc/self/clear_refs", []byte("5"), 0); err != nil { // Linux 4.0: resets VmHWM
 		b.Fatal(err)
 	}
-	before := memory(b, "VmRSS:")
-	return func() { b.ReportMetric(float64(memory(b, "VmHWM:")-before)/1024, "peak-MiB") }
+	before, cpu, start := memory(b, "VmRSS:"), cpuTime(b), time.Now()
+	f()
+	return cost{time.Since(start), cpuTime(b) - cpu, float64(memory(b, "VmHWM:")-before) / 1024}
+}
+
+func cpuTime(b *testing.B) time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // memory returns a line of /proc/self/status in KiB.
@@ -124,71 +252,89 @@ func memory(b *testing.B, key string) int {
 	return 0
 }
 
-func numbered(i int, dst netip.AddrPort) Flow {
-	src := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 200, byte(i >> 16), byte(i >> 8)}), uint16(1024+i&0xff))
-	return Flow{Protocol: service.UDP, Original: Tuple{src, dst}, Reply: Tuple{dst, src}}
-}
-
-func udpFlow(i int) Flow   { return numbered(i, netip.MustParseAddrPort("198.51.100.1:53")) }
-func staleFlow(i int) Flow { return numbered(i, netip.MustParseAddrPort("10.96.0.1:80")) }
-
-// dnatedFlow really went to a pod.
-func dnatedFlow(i int) Flow {
-	f := numbered(i, netip.MustParseAddrPort("10.96.0.2:443"))
-	f.Reply.Src = netip.MustParseAddrPort("10.0.0.1:8080")
-	return f
-}
-
-// fill creates the flows numbered from (included) to to, over ctnetlink.
-func fill(b *testing.B, ns *testnet.Namespace, from, to int, flow func(int) Flow) {
-	b.Helper()
-	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: ns.Fd(), MessageBufferSize: 4096})
-	if err != nil {
-		b.Fatal(err)
+func quantile[T any](list []T, q float64, of func(T) float64) float64 {
+	values := make([]float64, len(list))
+	for i, v := range list {
+		values[i] = of(v)
 	}
-	defer func() { _ = conn.Close() }()
-	for from < to {
-		batch := make([]netlink.Message, min(deleteBatch, to-from))
-		for i := range batch {
-			f := flow(from + i)
-			batch[i] = createRequest(&f)
+	slices.Sort(values)
+	return values[int(q*float64(len(values)-1))]
+}
+
+// BenchmarkSyncBesidePass is how long a sync takes that replaces one endpoint
+// of a thousand services' ten thousand: with nothing beside it and, by turns,
+// while passes over the whole table follow one another without a pause. Run as
+// root, for example:
+//
+//	go test ./conntrack -run '^$' -bench SyncBesidePass -benchtime 20x
+func BenchmarkSyncBesidePass(b *testing.B) {
+	f := &benchFamilies()[0]
+	ns := f.fillTable(b)
+	index := NewIndex(Options{})
+	index.Update(f.snapshot(b, 1))
+	cleaner := NewCleaner(open(b, ns), index, nil)
+	r, snapshots, syncs := newRules(b, ns), manyServices(b), 0
+	sync := func() float64 {
+		start := time.Now()
+		r.sync(b, snapshots[syncs%2])
+		syncs++
+		return float64(time.Since(start).Nanoseconds()) / 1e3
+	}
+	sync()
+
+	const turn, pause = 100, 3 * time.Millisecond // syncs, and so that they meet a pass anywhere
+	latencies := map[string][]float64{}
+	sample := func(name string) {
+		for range turn {
+			latencies[name] = append(latencies[name], sync())
+			time.Sleep(pause)
 		}
-		from += len(batch)
-		if _, err := conn.SendMessages(batch); err != nil {
+	}
+	passes := 0
+	for b.Loop() {
+		sample("alone")
+		ctx, stop := context.WithCancel(b.Context())
+		done := make(chan error, 1)
+		go func() {
+			var err error
+			for err == nil {
+				_, err = cleaner.sweep(ctx, Scope{Everything: true}, map[Reason]int{})
+				passes++
+			}
+			done <- err
+		}()
+		sample("beside")
+		stop()
+		if err := <-done; ctx.Err() == nil || err != ctx.Err() {
 			b.Fatal(err)
 		}
-		for range batch {
-			if _, err := conn.Receive(); err != nil {
-				b.Fatalf("create flows up to %d: %v", from, err)
-			}
+	}
+	b.ReportMetric(0, "ns/op") // of both
+	for name, list := range latencies {
+		for percent, q := range map[string]float64{"p50": 0.5, "p90": 0.9, "p99": 0.99} {
+			b.ReportMetric(quantile(list, q, func(µs float64) float64 { return µs }), name+"-"+percent+"-µs")
 		}
 	}
+	b.ReportMetric(float64(passes), "passes")
 }
 
-func createRequest(f *Flow) netlink.Message {
-	const (
-		ctNew            = 0
-		ctaNATDst        = 13
-		ctaNATV4MinIP    = 1
-		ctaNATProto      = 3
-		ctaProtoNATPorts = 1
-	)
-	tuple := func(kind uint16, t Tuple) netfilter.Attribute {
-		return nested(kind,
-			nested(ctaTupleIP,
-				netfilter.Attribute{Type: ctaIPv4Src, Data: t.Src.Addr().AsSlice()},
-				netfilter.Attribute{Type: ctaIPv4Dst, Data: t.Dst.Addr().AsSlice()}),
-			nested(ctaTupleProto, netfilter.Attribute{Type: ctaProtoNum, Data: []byte{uint8(f.Protocol)}},
-				be16(ctaProtoSrcPort, t.Src.Port()), be16(ctaProtoDstPort, t.Dst.Port())))
+// manyServices are a thousand with ten endpoints each, and the same with one of
+// these replaced.
+func manyServices(b *testing.B) [2]service.Snapshot {
+	var text strings.Builder
+	text.WriteString("node n1\n")
+	for i := range 1000 {
+		fmt.Fprintf(&text, "service default/s%04d created 2026-01-01T00:00:00Z\n  cluster-ip 10.97.%d.%d\n  port http tcp 80\n", i, i/250, i%250+1)
+		for j := range 10 {
+			fmt.Fprintf(&text, "    endpoint 10.%d.%d.%d:80 n1 ready serving\n", 10+j, i/250, i%250+1)
+		}
 	}
-	attrs := []netfilter.Attribute{
-		tuple(ctaTupleOrig, f.Original), tuple(ctaTupleReply, Tuple{f.Original.Dst, f.Original.Src}),
-		be32(ctaStatus, 1<<3), be32(ctaTimeout, 3600), // confirmed
-	}
-	if f.Reply.Src != f.Original.Dst {
-		attrs = append(attrs, nested(ctaNATDst,
-			netfilter.Attribute{Type: ctaNATV4MinIP, Data: f.Reply.Src.Addr().AsSlice()},
-			nested(ctaNATProto, be16(ctaProtoNATPorts, f.Reply.Src.Port()))))
-	}
-	return request(ctNew, netfilter.ProtoIPv4, netlink.Create|netlink.Excl|netlink.Acknowledge, attrs...)
+	before := parse(b, text.String())
+	after := before
+	changed := *before.Services.At("default/s0500")
+	changed.Ports = slices.Clone(changed.Ports)
+	changed.Ports[0].Endpoints = slices.Clone(changed.Ports[0].Endpoints)
+	changed.Ports[0].Endpoints[9].Addr = netip.MustParseAddrPort("10.20.0.1:80")
+	after.Services = before.Services.Set(changed.Name, &changed)
+	return [2]service.Snapshot{before, after}
 }
