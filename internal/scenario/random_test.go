@@ -58,8 +58,9 @@ func TestRandomClusters(t *testing.T) {
 		}
 	})
 	t.Logf("flows: %v", seen.counts)
-	for _, what := range []string{"sticky", "stayed", "moved", "translated", "refused", "dropped", "untouched"} {
-		if seen.clusters == n && seen.counts[what] < n { // else some were skipped or cut short
+	least := map[string]int{"sticky": n, "stayed": n, "translated": n, "refused": n, "dropped": n, "untouched": n, "moved": n / 8}
+	for what, least := range least {
+		if seen.clusters == n && seen.counts[what] < least { // else some were skipped or cut short
 			t.Errorf("only %d flows of %d clusters were of the kind %q: the cases are too narrow", seen.counts[what], n, what)
 		}
 	}
