@@ -49,6 +49,8 @@ type Metrics struct {
 	affinityDuration    prometheus.Histogram
 	affinitySwept       prometheus.Counter
 	affinityFailures    prometheus.Counter
+	affinityEntries     *prometheus.GaugeVec
+	affinityLimit       *prometheus.GaugeVec
 	program             programSize
 }
 
@@ -191,6 +193,14 @@ func (m *Metrics) registerOwn(f promauto.Factory) {
 		Name: "nftproxy_affinity_sweep_failures_total",
 		Help: "Looks at all remembered clients (session affinity) that were incomplete.",
 	})
+	m.affinityEntries = f.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "nftproxy_affinity_entries",
+		Help: "Clients that a map remembered (session affinity) when it was looked at last: at the start, and when endpoints have gone.",
+	}, []string{"ip_family", "map"})
+	m.affinityLimit = f.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "nftproxy_affinity_limit",
+		Help: "Clients that a map can remember (session affinity). Any others are served without affinity.",
+	}, []string{"ip_family", "map"})
 }
 
 // Observe counts one turn of the loop.
@@ -259,6 +269,10 @@ func (m *Metrics) ObserveAffinity(r affinity.Run) {
 	m.affinitySwept.Add(float64(r.Swept))
 	if r.Err != nil {
 		m.affinityFailures.Inc()
+	}
+	for _, filled := range r.Maps {
+		m.affinityEntries.WithLabelValues(proxy.IPFamily(filled.Name.Family), filled.Name.Map).Set(float64(filled.Entries))
+		m.affinityLimit.WithLabelValues(proxy.IPFamily(filled.Name.Family), filled.Name.Map).Set(float64(filled.Size))
 	}
 }
 

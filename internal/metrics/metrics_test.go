@@ -214,17 +214,29 @@ nftproxy_conntrack_limit %s
 func TestObserveAffinity(t *testing.T) {
 	r := prometheus.NewRegistry()
 	m := metrics.New(r)
-	m.ObserveAffinity(affinity.Run{Swept: 3, Duration: time.Second})
+	name := func(f nft.Family) ruleset.AffinityName { return ruleset.AffinityName{Family: f, Map: "affinity"} }
+	m.ObserveAffinity(affinity.Run{Swept: 3, Duration: time.Second, Maps: []affinity.Map{
+		{Name: name(nft.IPv4), Entries: 10, Size: 1000}, {Name: name(nft.IPv6), Entries: 20, Size: 1000},
+	}})
+	m.ObserveAffinity(affinity.Run{Maps: []affinity.Map{{Name: name(nft.IPv4), Entries: 9, Size: 1000}}})
 	m.ObserveAffinity(affinity.Run{Swept: 4, Duration: time.Second, Err: errors.New("no"), Repeated: true})
 	wantMetrics(t, r, `
+# HELP nftproxy_affinity_entries Clients that a map remembered (session affinity) when it was looked at last: at the start, and when endpoints have gone.
+# TYPE nftproxy_affinity_entries gauge
+nftproxy_affinity_entries{ip_family="IPv4",map="affinity"} 9
+nftproxy_affinity_entries{ip_family="IPv6",map="affinity"} 20
+# HELP nftproxy_affinity_limit Clients that a map can remember (session affinity). Any others are served without affinity.
+# TYPE nftproxy_affinity_limit gauge
+nftproxy_affinity_limit{ip_family="IPv4",map="affinity"} 1000
+nftproxy_affinity_limit{ip_family="IPv6",map="affinity"} 1000
 # HELP nftproxy_affinity_sweep_failures_total Looks at all remembered clients (session affinity) that were incomplete.
 # TYPE nftproxy_affinity_sweep_failures_total counter
 nftproxy_affinity_sweep_failures_total 1
 # HELP nftproxy_affinity_swept_entries_total Clients that were forgotten since their endpoint had gone (session affinity).
 # TYPE nftproxy_affinity_swept_entries_total counter
 nftproxy_affinity_swept_entries_total 7
-`, "nftproxy_affinity_sweep_failures_total", "nftproxy_affinity_swept_entries_total")
-	if diff := cmp.Diff(map[string]observed{"nftproxy_affinity_sweep_duration_seconds": {2, 2}}, histograms(t, r)); diff != "" {
+`, "nftproxy_affinity_entries", "nftproxy_affinity_limit", "nftproxy_affinity_sweep_failures_total", "nftproxy_affinity_swept_entries_total")
+	if diff := cmp.Diff(map[string]observed{"nftproxy_affinity_sweep_duration_seconds": {3, 2}}, histograms(t, r)); diff != "" {
 		t.Errorf("histograms (-want +got):\n%s", diff)
 	}
 }
