@@ -109,14 +109,12 @@ type owner struct {
 	nodePort bool
 }
 
-// owner follows the order of the rules: addresses, what is refused or dropped
-// where a service could have been, node ports.
+// owner follows the order of the rules: addresses, then node ports.
 func (x *Index) owner(f *Flow) (o owner, ok bool) {
 	if o.claimant, ok = x.holder(addressClaim(f)); ok {
 		return o, true
 	}
-	dst := f.Original.Dst.Addr()
-	if !x.serving[dst] || x.refused(dst) || x.unallocated(dst) {
+	if !x.serving[f.Original.Dst.Addr()] {
 		return o, false
 	}
 	o.nodePort = true

@@ -47,7 +47,7 @@ func (o *oracle) asks(f *conntrack.Flow) *ask {
 			}
 		}
 	}
-	if o.clusterIP(dst.Addr()) && !o.local(dst.Addr()) || o.unallocated(dst.Addr()) || !o.servesNodePorts(dst.Addr()) {
+	if !o.servesNodePorts(dst.Addr()) {
 		return nil
 	}
 	for name, svc := range s.Services.All() {

@@ -171,6 +171,18 @@ func TestStalePolicyWhereNobodyKnowsPods(t *testing.T) {
 	}
 }
 
+// A load balancer on the nodes themselves (klipper-lb) has their addresses, and
+// its source ranges are not for their node ports.
+func TestStaleSourceRangesOnTheNode(t *testing.T) {
+	x := NewIndex(Options{})
+	x.Update(parse(t, replace("load-balancer-ip 203.0.113.8\n", "load-balancer-ip 192.168.0.2\n")(dnatedCluster)))
+	for dst, want := range map[string]Reason{"192.168.0.2:53": ForbiddenSource, "192.168.0.2:30055": ""} {
+		if got, _ := x.Stale(dnated(service.UDP, "198.51.100.77", dst, "10.0.0.1:53", 0)); got != want {
+			t.Errorf("%s: %q, want %q", dst, got, want)
+		}
+	}
+}
+
 func TestStaleEstablished(t *testing.T) {
 	x := NewIndex(Options{Established: []service.Protocol{service.TCP}})
 	x.Update(parse(t, dnatedCluster))

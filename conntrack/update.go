@@ -40,7 +40,7 @@ func (u *update) setNode() {
 		}
 	}
 	for a := range u.serving {
-		if !served[a] || u.local[a] && !before[a] {
+		if !served[a] {
 			u.scope.add(Filter{Dst: a})
 		}
 	}
@@ -208,7 +208,8 @@ func comparePorts(old, new *service.Port) portChange {
 	return c
 }
 
-// conflicts follows who has what several ask for, and whom others keep out.
+// conflicts follows who has what several ask for, where the claims stay and only
+// the ages change. Who keeps others from an address has a claim on it, too.
 func (u *update) conflicts() {
 	for change := range treap.Diff(u.old.Conflicts, u.snapshot.Conflicts) {
 		for _, pair := range [][2]*service.Conflicts{{change.Old, change.New}, {change.New, change.Old}} {
@@ -219,16 +220,6 @@ func (u *update) conflicts() {
 				if lost.Claim.Protocol != 0 && !pair[1].Has(lost.Claim) {
 					u.scope.claim(lost.Claim, Filter{})
 				}
-			}
-		}
-	}
-	for change := range treap.Diff(u.old.Restrictions, u.snapshot.Restrictions) {
-		for _, list := range []*service.Restrictions{change.Old, change.New} {
-			if list == nil {
-				continue
-			}
-			for _, r := range list.List {
-				u.scope.claim(r.Claim, Filter{Mask: SeenReply})
 			}
 		}
 	}

@@ -76,6 +76,8 @@ func TestUpdateScope(t *testing.T) {
 			"10.96.0.1:81/udp, 10.96.0.1:82/udp, 203.0.113.5:81/udp, 203.0.113.5:82/udp"},
 		{"the older claimant goes", keep, without("  external-ip 203.0.113.5\n", "  port dns"),
 			"203.0.113.5:53/udp, 203.0.113.5:80/tcp if [] of [seen-reply], 203.0.113.5:81/udp"},
+		{"the older claimant is made anew", keep, replace("service default/web created 2026-01-01", "service default/web created 2026-03-01"),
+			"203.0.113.5:53/udp"},
 		{"source ranges", keep, replace("source-range 198.51.100.0/28\n  port", "source-range 198.51.100.0/29\n  port"),
 			"10.96.0.3:53/udp, 203.0.113.8:53/udp, :30055/udp"},
 		{"policy", replace("internal-policy Local", "internal-policy Cluster"), keep,
