@@ -1,7 +1,7 @@
 // Package nftcmd runs the nft command for tests, in any network namespace, and
 // installs it where it is missing and that is permitted.
 //
-// The proxy itself never runs nft: no other package than tests imports this.
+// The proxy itself never runs nft: only tests and benchmarks import this.
 package nftcmd
 
 import (
@@ -10,10 +10,9 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 
-	"golang.org/x/sys/unix"
+	"nftproxy/internal/aptget"
 )
 
 // Variable is an environment variable that names another nft to use.
@@ -58,60 +57,15 @@ func Find() (Command, error) {
 	if path := os.Getenv(Variable); path != "" {
 		return Command{path}, nil
 	}
-	if path, found := look(); found {
-		return Command{path}, nil
-	}
-	if err := install(); err != nil {
+	path, err := aptget.Command("nft", "nftables")
+	if err != nil {
 		return Command{}, fmt.Errorf("%w: %w", ErrMissing, err)
 	}
-	if path, found := look(); found {
-		return Command{path}, nil
-	}
-	return Command{}, fmt.Errorf("%w: the package nftables has none", ErrMissing)
+	return Command{path}, nil
 }
 
-func look() (string, bool) {
-	if path, err := exec.LookPath("nft"); err == nil {
-		return path, true
-	}
-	for _, dir := range []string{"/usr/sbin", "/sbin"} { // root's, seldom on a user's path
-		path := filepath.Join(dir, "nft")
-		if _, err := os.Stat(path); err == nil {
-			return path, true
-		}
-	}
-	return "", false
-}
-
-func install() (err error) {
-	if os.Geteuid() != 0 {
-		return errors.New("only root can install it")
-	}
-	apt, err := exec.LookPath("apt-get")
-	if err != nil {
-		return err
-	}
-	// Tests of several packages may come here at once.
-	lock, err := os.OpenFile(filepath.Join(os.TempDir(), "nftproxy-apt.lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, lock.Close()) }()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		return os.NewSyscallError("flock", err)
-	}
-	if _, found := look(); found {
-		return nil
-	}
-	for _, args := range [][]string{{"update"}, {"install", "-y", "--no-install-recommends", "nftables"}} {
-		cmd := exec.Command(apt, append([]string{"-q", "-o", "DPkg::Lock::Timeout=300"}, args...)...)
-		cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("%s: %w: %s", cmd, err, out)
-		}
-	}
-	return nil
-}
+// Path is where the command is.
+func (c Command) Path() string { return c.path }
 
 // Run runs nft in the namespace and returns what it prints. The error has what
 // it complains about.
