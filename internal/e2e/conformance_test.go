@@ -73,15 +73,18 @@ func TestDifferences(t *testing.T) {
 	}
 	eachScenario(t, func(t *testing.T, s *scenario.Scenario) {
 		for n, step := range s.Steps {
-			ours := map[string]string{}
+			ours := map[string]scenario.Outcome{}
 			for _, f := range slices.Concat(step.Flows, step.Packets) {
-				ours[f.Path()] = f.Want.String()
+				ours[f.Path()] = f.Want
+				if f.Want.Chance {
+					t.Errorf("step %d: %s: only kube-proxy's outcome may be left to chance", n+1, f)
+				}
 			}
 			for _, f := range step.KubeProxy {
 				switch want, found := ours[f.Path()]; {
 				case !found:
 					t.Errorf("step %d: kube-proxy: %s is none of the flows", n+1, f.Path())
-				case want == f.Want.String():
+				case !f.Want.Chance && mayBeEqual(want, f.Want):
 					t.Errorf("step %d: kube-proxy: %s is no difference", n+1, f.Path())
 				case !headings[f.Why]:
 					t.Errorf("step %d: kube-proxy: %s: docs/differences.md has no heading %q", n+1, f.Path(), f.Why)
@@ -89,6 +92,14 @@ func TestDifferences(t *testing.T) {
 			}
 		}
 	})
+}
+
+// mayBeEqual says whether what is seen of one outcome could be the other.
+func mayBeEqual(a, b scenario.Outcome) bool {
+	if a.Sticky || b.Sticky { // one of the targets is seen
+		return slices.ContainsFunc(a.Targets, func(t scenario.Target) bool { return slices.Contains(b.Targets, t) })
+	}
+	return a.String() == b.String()
 }
 
 // awaitIfItCan waits for kube-proxy, which some steps stop, and says whether it
@@ -146,7 +157,7 @@ type deviation struct {
 
 // compare sends the flows of a step by kube-proxy and returns those that end
 // otherwise, as the file says. Others are errors, and so is what does not
-// differ although the file says so.
+// differ although the file says so, unless it says that chance decides.
 func (s *side) compare(n int) []deviation {
 	s.t.Helper()
 	flows := s.flows(n)
@@ -170,8 +181,9 @@ func (s *side) compare(n int) []deviation {
 		l, isListed := listed[f.Path()]
 		d := deviation{s.scenario.Name, n + 1, f.Path(), f.Want.String(), seen[i].text, l.Why}
 		switch {
-		case isListed && seen[i].oneOf:
-			// Who is chosen differs from run to run.
+		case isListed && seen[i].asWanted && l.Want.Chance && d.theirs == d.ours:
+			s.t.Logf("step %d: %s: chance has chosen what nftproxy has", n+1, f.Path())
+			continue
 		case !seen[i].asWanted && isListed:
 			s.t.Errorf("step %d: %s: with kube-proxy %s, but the file says %s", n+1, f.Path(), seen[i].text, l.Want)
 		case !seen[i].asWanted:
@@ -194,9 +206,7 @@ const refusalHeading = "TCP is refused by a reset"
 type outcome struct {
 	text     string
 	asWanted bool
-	// oneOf is whether some of the targets wanted, and no other, were seen.
-	oneOf  bool
-	byICMP bool // refused TCP
+	byICMP   bool // refused TCP
 }
 
 // observe sends flows one after the other, for the sake of what clients stick
@@ -249,11 +259,10 @@ func (s *side) observeOne(f scenario.Flow) outcome {
 		o.text = err.Error()
 	case f.Want.Sticky && got.Fate == scenario.Translated:
 		o.asWanted = len(got.Targets) == 1 && slices.Contains(f.Want.Targets, got.Targets[0]) && s.stays(f, got.Targets[0])
+	case f.Want.Chance:
+		o.asWanted = got.Fate == scenario.Translated && len(got.Targets) == 1 && slices.Contains(f.Want.Targets, got.Targets[0])
 	default:
 		o.asWanted = got.Fate == f.Want.Fate && got.Answer == f.Want.Answer && slices.Equal(got.Targets, f.Want.Targets)
-		o.oneOf = got.Fate == scenario.Translated && !slices.ContainsFunc(got.Targets, func(t scenario.Target) bool {
-			return !slices.Contains(f.Want.Targets, t)
-		})
 	}
 	return o
 }

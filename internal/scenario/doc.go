@@ -27,7 +27,8 @@
 //   - "other.nft" (optional): other tables of the node.
 //   - "kube-proxy" (optional): the flows whose outcome is another one with
 //     kube-proxy, each followed by "# " and the heading in docs/differences.md
-//     that says why.
+//     that says why. "one of A | B" is for what differs from run to run, and
+//     may be as it is in the flows: only then may a difference not show.
 //   - "program.nft": the program, without what an empty cluster's has too: see
 //     empty.txtar for that.
 //

@@ -66,6 +66,8 @@ type Outcome struct {
 	Targets []Target
 	// Sticky flows of one client all reach the same target.
 	Sticky bool
+	// Chance is for kube-proxy: it has one of the targets, no matter which.
+	Chance bool
 	// Answer is what Answered flows are told.
 	Answer Answer
 }
@@ -108,11 +110,17 @@ func (o Outcome) String() string {
 		words[i] = t.String()
 	}
 	text := strings.Join(words, " | ")
-	if o.Sticky {
+	switch {
+	case o.Sticky:
 		return "sticky " + text
+	case o.Chance:
+		return chance + text
 	}
 	return text
 }
+
+// chance begins the targets of an outcome with Chance.
+const chance = "one of "
 
 // Path is the flow without its outcome.
 func (f Flow) Path() string {
@@ -197,6 +205,7 @@ func ParseOutcome(text string) (Outcome, error) {
 	}
 	o := Outcome{Fate: Translated}
 	text, o.Sticky = cutPrefix(text, "sticky ")
+	text, o.Chance = cutPrefix(text, chance)
 	for word := range strings.SplitSeq(text, " | ") {
 		var t Target
 		var err error
