@@ -65,7 +65,7 @@ To go back:  start kube-proxy, stop nftproxy, then  nftproxy cleanup`,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	cmd.AddCommand(newRunCommand(), newCleanupCommand(), newDemoCommand())
+	cmd.AddCommand(newRunCommand(), newConntrackCommand(), newCleanupCommand(), newDemoCommand())
 	return cmd
 }
 

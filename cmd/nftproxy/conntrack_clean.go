@@ -1,0 +1,132 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"nftproxy/conntrack"
+)
+
+func newConntrackCleanCommand() *cobra.Command {
+	var o flowOptions
+	var c cleaning
+	cmd := &cobra.Command{
+		Use:   "clean",
+		Short: "Remove stale flows",
+		Long: `clean removes what list --stale shows, and prints it. The next packet of such a
+flow asks the rules: it gets a live endpoint or, where there is none, a refusal.
+Nothing else is touched. --dry-run prints the same and removes nothing.
+
+--all-service-flows removes the valid flows as well, of one service (--service)
+or, with --yes, of all: UDP flows may then get another endpoint, and established
+TCP connections break.
+
+-o json prints an object: source, dryRun, removed (how many: flows that ended by
+themselves meanwhile do not count) and flows, as list has them.`,
+		Example: `  nftproxy conntrack clean --dry-run
+  nftproxy conntrack clean --service kube-system/kube-dns
+  nftproxy conntrack clean --service shop/cart --protocol udp --all-service-flows`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			source, filter, err := o.parse()
+			if err == nil && c.all && o.service == "" && !c.yes && !c.dryRun {
+				err = errors.New("--all-service-flows breaks every connection through services on this node: name one with --service, or add --yes")
+			}
+			if err != nil {
+				return usageError{err}
+			}
+			filter.stale = !c.all
+			return c.clean(cmd, source, filter, o.output)
+		},
+	}
+	o.addFlags(cmd)
+	f := cmd.Flags()
+	f.BoolVar(&c.dryRun, "dry-run", false, "print what would be removed, and remove nothing")
+	f.BoolVar(&c.all, "all-service-flows", false, "remove valid flows of services as well; TCP connections break")
+	f.BoolVar(&c.yes, "yes", false, "yes, those of all services")
+	return cmd
+}
+
+// cleaning are the flags that only clean has.
+type cleaning struct {
+	dryRun, all, yes bool
+}
+
+// cleanResult is what clean prints as JSON.
+type cleanResult struct {
+	Source  string    `json:"source"`
+	DryRun  bool      `json:"dryRun"`
+	Removed int       `json:"removed"`
+	Flows   []flowRow `json:"flows"`
+}
+
+func (c *cleaning) clean(cmd *cobra.Command, source *flowSource, filter flowFilter, output string) error {
+	ctx, notes := cmd.Context(), cmd.ErrOrStderr()
+	index, err := source.open(ctx, filter, notes)
+	if err != nil {
+		return err
+	}
+	table, err := conntrack.Open(conntrack.Config{})
+	if err != nil {
+		return err
+	}
+	defer table.Close()
+	rows, err := readFlows(ctx, table, index, filter, notes)
+	if err != nil {
+		return err
+	}
+	if rows, err = source.confirm(ctx, rows, filter); err != nil {
+		return err
+	}
+	result := cleanResult{Source: source.kind(), DryRun: c.dryRun, Flows: rows}
+	if !c.dryRun {
+		flows := make([]conntrack.Flow, len(rows))
+		for i := range rows {
+			flows[i] = rows[i].flow
+		}
+		if result.Removed, err = table.Delete(ctx, flows); err != nil {
+			return fmt.Errorf("%w, after %d of %s were removed", err, result.Removed, plural(len(rows), "flow"))
+		}
+	}
+	if output == outputJSON {
+		return writeJSON(cmd.OutOrStdout(), result)
+	}
+	if err := writeFlows(cmd.OutOrStdout(), rows); err != nil {
+		return err
+	}
+	result.summarise(notes)
+	return nil
+}
+
+// confirm judges the flows again, by what the services are now. A flow may have
+// been made by rules that are younger than what it was judged by first: its
+// endpoint would have seemed gone when it was only new.
+func (s *flowSource) confirm(ctx context.Context, rows []flowRow, filter flowFilter) ([]flowRow, error) {
+	if len(rows) == 0 {
+		return rows, nil
+	}
+	index, _, err := s.index(ctx, io.Discard)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(rows, func(r flowRow) bool {
+		again, ok := newFlowRow(r.flow, index, r.flow.Start)
+		return !ok || !filter.selects(&again)
+	}), nil
+}
+
+func (r *cleanResult) summarise(w io.Writer) {
+	switch gone := len(r.Flows) - r.Removed; {
+	case r.DryRun:
+		fmt.Fprintf(w, "nftproxy: dry run: nothing was removed, %s would have been\n", plural(len(r.Flows), "flow"))
+	case gone > 0:
+		fmt.Fprintf(w, "nftproxy: removed %s; %d more had ended by themselves\n", plural(r.Removed, "flow"), gone)
+	default:
+		fmt.Fprintf(w, "nftproxy: removed %s\n", plural(r.Removed, "flow"))
+	}
+}

@@ -1,0 +1,219 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strconv"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"nftproxy/conntrack"
+	"nftproxy/internal/service"
+)
+
+func newConntrackListCommand() *cobra.Command {
+	var o flowOptions
+	var stale bool
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List the flows of services, and why some are stale",
+		Long: `list prints the connections and UDP flows of this node that go to services:
+
+  CLIENT    who began it, as it came in
+  SERVICE   namespace/name and the port's name or number; - if none has the address
+  ADDRESS   where the client sent it: a cluster IP, an external address, or
+            a node port
+  ENDPOINT  where the rules sent it; - if they did not
+  STATE     TCP's own; otherwise unreplied, replied (packets both ways), or
+            assured (for a while already)
+  AGE       - unless the kernel notes it (sysctl net.netfilter.nf_conntrack_timestamp=1)
+  EXPIRES   when the kernel forgets it if no further packet comes
+  STALE     why it is stale, see nftproxy conntrack --help; - if it is not
+
+-o json prints an object: source (kubernetes, manifests or table) and flows, each
+with protocol, client, service (namespace/name), port, address, endpoint, state,
+ageSeconds (null if unknown), expiresSeconds, stale (true or false) and reason.
+What does not apply is an empty string. Fields may be added, but not change.`,
+		Example: `  nftproxy conntrack list --stale
+  nftproxy conntrack list --service kube-system/kube-dns --protocol udp
+  nftproxy conntrack list -o json --kubeconfig /etc/kubernetes/proxy.conf`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			source, filter, err := o.parse()
+			if err != nil {
+				return usageError{err}
+			}
+			filter.stale = stale
+			return list(cmd, source, filter, o.output)
+		},
+	}
+	o.addFlags(cmd)
+	cmd.Flags().BoolVar(&stale, "stale", false, "only stale flows")
+	return cmd
+}
+
+func list(cmd *cobra.Command, source *flowSource, filter flowFilter, output string) error {
+	ctx, notes := cmd.Context(), cmd.ErrOrStderr()
+	index, err := source.open(ctx, filter, notes)
+	if err != nil {
+		return err
+	}
+	table, err := conntrack.Open(conntrack.Config{})
+	if err != nil {
+		return err
+	}
+	defer table.Close()
+	rows, err := readFlows(ctx, table, index, filter, notes)
+	if err != nil {
+		return err
+	}
+	if output == outputJSON {
+		return writeJSON(cmd.OutOrStdout(), flowList{Source: source.kind(), Flows: rows})
+	}
+	if err := writeFlows(cmd.OutOrStdout(), rows); err != nil {
+		return err
+	}
+	stale := 0
+	for _, r := range rows {
+		if r.Stale {
+			stale++
+		}
+	}
+	fmt.Fprintf(notes, "nftproxy: %s, %d of them stale\n", plural(len(rows), "flow"), stale)
+	return nil
+}
+
+// open is index for a person, who is told what it goes by.
+func (s *flowSource) open(ctx context.Context, filter flowFilter, notes io.Writer) (*conntrack.Index, error) {
+	index, snapshot, err := s.index(ctx, notes)
+	if err != nil {
+		return nil, err
+	}
+	fmt.Fprintf(notes, "nftproxy: %s, from %s\n", plural(snapshot.Services.Len(), "service"), s)
+	if !filter.known(snapshot) {
+		fmt.Fprintf(notes, "nftproxy: none of them is %s\n", filter.service)
+	}
+	return index, nil
+}
+
+func plural(n int, what string) string {
+	if n == 1 {
+		return fmt.Sprintf("1 %s", what)
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// flowList is what list prints as JSON.
+type flowList struct {
+	Source string    `json:"source"`
+	Flows  []flowRow `json:"flows"`
+}
+
+// flowRow is one flow of a service. The JSON's names are promised in the help.
+type flowRow struct {
+	Protocol       string `json:"protocol"`
+	Client         string `json:"client"`
+	Service        string `json:"service"`
+	Port           string `json:"port"`
+	Address        string `json:"address"`
+	Endpoint       string `json:"endpoint"`
+	State          string `json:"state"`
+	AgeSeconds     *int64 `json:"ageSeconds"`
+	ExpiresSeconds int64  `json:"expiresSeconds"`
+	Stale          bool   `json:"stale"`
+	Reason         string `json:"reason"`
+
+	name service.Name
+	flow conntrack.Flow
+}
+
+// readFlows returns the selected flows of services, and stale ones that are
+// nobody's, in the order of the services.
+func readFlows(ctx context.Context, table *conntrack.Table, index *conntrack.Index, filter flowFilter, notes io.Writer) ([]flowRow, error) {
+	rows, now := []flowRow{}, time.Now()
+	err := table.Flows(ctx, conntrack.Filter{Protocol: filter.protocol}, func(f conntrack.Flow) error {
+		if r, ok := newFlowRow(f, index, now); ok && filter.selects(&r) {
+			rows = append(rows, r)
+		}
+		return nil
+	})
+	if errors.Is(err, conntrack.ErrInterrupted) {
+		fmt.Fprintf(notes, "nftproxy: flows may be missing: %v\n", err)
+		err = nil
+	}
+	slices.SortFunc(rows, func(a, b flowRow) int {
+		return cmp.Or(cmp.Compare(a.Service, b.Service), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol),
+			a.flow.Original.Dst.Compare(b.flow.Original.Dst), a.flow.Original.Src.Compare(b.flow.Original.Src))
+	})
+	return rows, err
+}
+
+// newFlowRow describes a flow; false if it has nothing to do with services.
+func newFlowRow(f conntrack.Flow, index *conntrack.Index, now time.Time) (flowRow, bool) {
+	reason, stale := index.Stale(f)
+	s, p, owned := index.Owner(f)
+	if f.Zone != 0 || !owned && !stale {
+		return flowRow{}, false
+	}
+	r := flowRow{
+		Protocol: f.Protocol.String(), Client: f.Original.Src.String(), Address: f.Original.Dst.String(), State: flowState(&f),
+		ExpiresSeconds: int64(f.Timeout / time.Second), Stale: stale, Reason: string(reason), flow: f,
+	}
+	if owned {
+		r.name, r.Service = s.Name, string(s.Name)
+		r.Port = cmp.Or(p.Name, strconv.Itoa(int(p.Port)))
+	}
+	// A DNAT that changes nothing leaves no trace in the entry.
+	if f.Status&conntrack.DstNAT != 0 || owned && leadsTo(p, f.Reply.Src) {
+		r.Endpoint = f.Reply.Src.String()
+	}
+	if !f.Start.IsZero() {
+		age := max(0, int64(now.Sub(f.Start)/time.Second))
+		r.AgeSeconds = &age
+	}
+	return r, true
+}
+
+func leadsTo(p *service.Port, addr netip.AddrPort) bool {
+	return slices.ContainsFunc(p.Endpoints, func(e service.Endpoint) bool { return e.Addr == addr })
+}
+
+func flowState(f *conntrack.Flow) string {
+	switch {
+	case f.TCPState != 0:
+		return f.TCPState.String()
+	case f.Status&conntrack.Assured != 0:
+		return "assured"
+	case f.Status&conntrack.SeenReply != 0:
+		return "replied"
+	}
+	return "unreplied"
+}
+
+// writeFlows prints a table for people.
+func writeFlows(w io.Writer, rows []flowRow) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "PROTOCOL\tCLIENT\tSERVICE\tADDRESS\tENDPOINT\tSTATE\tAGE\tEXPIRES\tSTALE")
+	for i := range rows {
+		r := &rows[i]
+		id := r.Service
+		if id != "" {
+			id += ":" + r.Port
+		}
+		age := "-"
+		if r.AgeSeconds != nil {
+			age = duration.HumanDuration(time.Duration(*r.AgeSeconds) * time.Second)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Protocol, r.Client, cmp.Or(id, "-"), r.Address,
+			cmp.Or(r.Endpoint, "-"), r.State, age, duration.HumanDuration(r.flow.Timeout), cmp.Or(r.Reason, "-"))
+	}
+	return t.Flush()
+}
