@@ -3,7 +3,10 @@ package main
 import (
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"nftproxy/conntrack"
 )
 
 func TestMain(m *testing.M) {
@@ -11,7 +14,14 @@ func TestMain(m *testing.M) {
 }
 
 // TestScripts runs the commands as a person would: what they print, and how
-// they end.
+// they end. They run where the test does, whose settings are not theirs.
 func TestScripts(t *testing.T) {
+	before := conntrack.Sysctls{}.Plan(conntrack.Files{})
+	t.Cleanup(func() {
+		same := cmp.Comparer(func(a, b error) bool { return (a == nil) == (b == nil) })
+		if diff := cmp.Diff(before, conntrack.Sysctls{}.Plan(conntrack.Files{}), same); diff != "" {
+			t.Errorf("the machine's settings have changed (-before +after):\n%s", diff)
+		}
+	})
 	testscript.Run(t, testscript.Params{Dir: "testdata/script", UpdateScripts: false})
 }

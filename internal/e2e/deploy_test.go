@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"nftproxy/conntrack"
 	"nftproxy/internal/testnet"
 )
 
@@ -39,8 +40,9 @@ func TestDeploy(t *testing.T) {
 	client := n.addClient()
 	web := n.create(service("web", "web"))
 	n.runPod("web-1", "web")
-	container := &daemonSet.Spec.Template.Spec.Containers[0]
-	p := n.run(n.containerCommand(container))
+	spec := &daemonSet.Spec.Template.Spec
+	container := &spec.Containers[0]
+	p := n.run(n.containerCommand(spec))
 	p.awaitSync(0)
 	n.soon("the readiness probe", func() error { return n.probe(container, container.ReadinessProbe) })
 	n.soon("the liveness probe", func() error { return n.probe(container, container.LivenessProbe) })
@@ -63,8 +65,15 @@ func TestDeploy(t *testing.T) {
 	if diff := cmp.Diff([]string{netAdmin, netAdmin, netAdmin, "1"}, p.status("CapPrm", "CapEff", "CapBnd", "NoNewPrivs")); diff != "" {
 		t.Errorf("rights of the process (-want +got):\n%s", diff)
 	}
+	const timeout = "net.netfilter.nf_conntrack_tcp_timeout_established"
+	if got, err := n.Node.ReadSysctl(timeout); got != "86400" || err != nil {
+		t.Errorf("%s is %q (%v), want kube-proxy's 86400", timeout, got, err)
+	}
 	lines, _ := p.Logged(0)
 	for _, l := range lines {
+		if l.Has("net.netfilter.nf_conntrack", conntrack.ErrHostOnly.Error()) {
+			continue // The test's machine has a small table, and the node is not its own network namespace.
+		}
 		if l.Level == "WARN" || l.Level == "ERROR" || strings.Contains(l.Text, "forbidden") {
 			t.Errorf("in the log: %s", l.Text)
 		}
@@ -72,8 +81,8 @@ func TestDeploy(t *testing.T) {
 	p.stop()
 }
 
-// TestRBAC checks that the service account may do what the informers need and
-// nothing more than any other, and that a right that is missing is named.
+// TestRBAC checks that the service account may do what the informers need, and
+// write events (TestEvents), and nothing more than any other, and that a right that is missing is named.
 func TestRBAC(t *testing.T) {
 	n := newNode(t)
 	n.applyDeploy()
@@ -85,7 +94,8 @@ func TestRBAC(t *testing.T) {
 	for _, resource := range []string{"/nodes", "/services", "discovery.k8s.io/endpointslices", "networking.k8s.io/servicecidrs"} {
 		want = append(want, resource+" list", resource+" watch")
 	}
-	if diff := cmp.Diff(want, slices.Sorted(maps.Keys(got))); diff != "" {
+	all := slices.Sorted(slices.Values(append([]string{"/events create", "/events patch"}, want...)))
+	if diff := cmp.Diff(all, slices.Sorted(maps.Keys(got))); diff != "" {
 		t.Fatalf("rights beyond those of every service account (-want +got):\n%s", diff)
 	}
 
@@ -144,9 +154,11 @@ func (n *node) admitPod(d *appsv1.DaemonSet) {
 
 // containerCommand runs the binary as the container runtime would: in a mount
 // namespace with a read-only root and the service account's token, with the
-// container's environment, and with no capability but those it adds.
-func (n *node) containerCommand(c *corev1.Container) *exec.Cmd {
+// container's environment and volumes, with its own /proc/sys read-only, and
+// with no capability but those it adds.
+func (n *node) containerCommand(spec *corev1.PodSpec) *exec.Cmd {
 	n.t.Helper()
+	c := &spec.Containers[0]
 	env := n.containerEnv(c)
 	account := n.accountFiles()
 	capabilities := "-all"
@@ -164,6 +176,12 @@ func (n *node) containerCommand(c *corev1.Container) *exec.Cmd {
 		mkdir -p /run/secrets/kubernetes.io
 		mv "$ACCOUNT" /run/secrets/kubernetes.io/serviceaccount
 		test -e /var/run/secrets/kubernetes.io/serviceaccount/token
+		echo "$VOLUMES" | while read -r host inside; do
+			mkdir -p "$inside"
+			mount --bind "$host" "$inside"
+		done
+		mount --bind /proc/sys /proc/sys
+		mount -o remount,bind,ro /proc/sys
 		mount -o remount,bind,ro /
 		exec setpriv --no-new-privs --inh-caps=-all --ambient-caps=-all --bounding-set="$CAPABILITIES" "$@"`
 	args := []string{"--mount", "sh", "-c", enter, "sh", shared.nftproxy(n.t)}
@@ -171,11 +189,26 @@ func (n *node) containerCommand(c *corev1.Container) *exec.Cmd {
 		args = append(args, os.Expand(strings.NewReplacer("$(", "${", ")", "}").Replace(a), func(name string) string { return env[name] }))
 	}
 	cmd := exec.Command("unshare", args...)
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "ACCOUNT=" + account, "CAPABILITIES=" + capabilities}
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "ACCOUNT=" + account, "CAPABILITIES=" + capabilities, "VOLUMES=" + n.hostPaths(spec)}
 	for name, value := range env {
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}
 	return cmd
+}
+
+// hostPaths lists the directories of the host that the container is given, one
+// in a line with the path in it. They have to be where the test can make them.
+func (n *node) hostPaths(spec *corev1.PodSpec) string {
+	n.t.Helper()
+	var lines []string
+	for _, m := range spec.Containers[0].VolumeMounts {
+		at := slices.IndexFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })
+		if at < 0 || spec.Volumes[at].HostPath == nil || !strings.HasPrefix(m.MountPath, "/run/") || m.ReadOnly {
+			n.t.Fatalf("volume mount %v: want a directory of the host, writable and in /run", m)
+		}
+		lines = append(lines, spec.Volumes[at].HostPath.Path+" "+m.MountPath)
+	}
+	return strings.Join(lines, "\n")
 }
 
 // containerEnv is the container's environment on the node.
