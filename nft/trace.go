@@ -60,7 +60,7 @@ type Result struct {
 	To netip.AddrPort
 	// Masqueraded packets leave with an address of the node.
 	Masqueraded bool
-	// Mark is what is left in the packet's mark at the end.
+	// Mark is what is left in the mark of a packet that leaves.
 	Mark uint32
 	// Learned is what it added to dynamic maps; Model.Learn keeps it there.
 	Learned []Learned
@@ -83,8 +83,11 @@ func (m *Model) Trace(p Packet, h Host) Result {
 			w.hook(m, Postrouting)
 		}
 	}
-	if w.result.Fate == "" {
+	switch w.result.Fate {
+	case "":
 		w.result.Fate = Untouched
+	case Dropped, Reset, Unreachable: // perhaps after it was translated and marked
+		w.result.To, w.mark = netip.AddrPort{}, 0
 	}
 	w.result.Mark = w.mark
 	return w.result

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"nftproxy/internal/service"
+	"nftproxy/internal/treap"
 	"nftproxy/nft"
 )
 
@@ -221,22 +222,25 @@ func fixedChains() []*nft.Chain {
 // leavingChains see connections once they are translated: what may have to be
 // masqueraded, and what goes to an endpoint on the node itself, which never
 // gets to postrouting; there is no source to hide, but a mark to take off. With
-// learning both remember where clients were sent, first of all, since
+// learning both remember where clients were sent, before all that, since
 // masquerade ends the evaluation.
-func leavingChains(cfg *Config, learning bool) []*nft.Chain {
+//
+// Nothing leaves for an address of services: what another table has translated
+// before us never gets to dispatch, and may have been translated to one. nat
+// chains of postrouting can drop but not refuse.
+func leavingChains(cfg *Config, f nft.Family, ranges treap.Map[string, netip.Prefix], learning bool) []*nft.Chain {
 	var rules []nft.Rule
 	if learning {
 		rules = learningRules()
 	}
-	rules = slices.Clip(rules)
 	return []*nft.Chain{
 		{
 			Name: postrouting,
 			Hook: &nft.Hook{Name: nft.Postrouting, Priority: priorityLeaving},
-			Rules: append(rules,
-				nft.Rule{nft.MatchMark{Mask: cfg.mark()}, nft.ClearMark{Mask: cfg.mark()}, nft.Masquerade{}},
-				nft.Rule{nft.InSet{Key: pair(), Set: hairpin}, nft.MatchDNATed{}, nft.Masquerade{}},
-			),
+			Rules: slices.Concat(unservedRules(f, ranges, nft.Verdict{Code: nft.Drop}), rules, []nft.Rule{
+				{nft.MatchMark{Mask: cfg.mark()}, nft.ClearMark{Mask: cfg.mark()}, nft.Masquerade{}},
+				{nft.InSet{Key: pair(), Set: hairpin}, nft.MatchDNATed{}, nft.Masquerade{}},
+			}),
 		},
 		{
 			Name:  input,
@@ -246,23 +250,28 @@ func leavingChains(cfg *Config, learning bool) []*nft.Chain {
 	}
 }
 
-// dispatchChain finds out what a new connection is for. The refusal spares
-// addresses that are the node's own: a cluster IP that is bound there, as
-// NodeLocal DNSCache does, keeps its other ports. What goes to an address that
-// cluster IPs come from but that no service has is dropped: it would only
-// wander about.
-func dispatchChain(cfg *Config, f nft.Family, s service.Snapshot) *nft.Chain {
-	rules := []nft.Rule{
-		{nft.VMap{Key: addressKey(), Map: services}},
-		{nft.InSet{Key: daddr(), Set: clusterIPs}, nft.MatchLocal{Field: nft.Daddr, Not: true}, nft.Verdict{Code: nft.Goto, Chain: refuse}},
-	}
-	for _, cidr := range s.ServiceCIDRs.All() {
+// unservedRules are for what is not to be translated and has an address of
+// services: the verdict is for cluster IPs; what goes to an address that these
+// come from but that no service has is dropped, since it would only wander
+// about. Both spare addresses that are the node's own: a cluster IP that is
+// bound there, as NodeLocal DNSCache does, keeps its other ports.
+func unservedRules(f nft.Family, ranges treap.Map[string, netip.Prefix], clusterIP nft.Verdict) []nft.Rule {
+	elsewhere := nft.MatchLocal{Field: nft.Daddr, Not: true}
+	rules := []nft.Rule{{nft.InSet{Key: daddr(), Set: clusterIPs}, elsewhere, clusterIP}}
+	for _, cidr := range ranges.All() {
 		if cidr.Addr().Is6() == (f == nft.IPv6) {
-			rules = append(rules, nft.Rule{
-				nft.MatchAddr{Field: nft.Daddr, Prefix: cidr}, nft.MatchLocal{Field: nft.Daddr, Not: true}, nft.Verdict{Code: nft.Drop},
-			})
+			rules = append(rules, nft.Rule{nft.MatchAddr{Field: nft.Daddr, Prefix: cidr}, elsewhere, nft.Verdict{Code: nft.Drop}})
 		}
 	}
+	return rules
+}
+
+// dispatchChain finds out what a new connection is for.
+func dispatchChain(cfg *Config, f nft.Family, s service.Snapshot) *nft.Chain {
+	rules := slices.Concat(
+		[]nft.Rule{{nft.VMap{Key: addressKey(), Map: services}}},
+		unservedRules(f, s.ServiceCIDRs, nft.Verdict{Code: nft.Goto, Chain: refuse}),
+	)
 	lookup := nft.VMap{Key: nodePortKey(), Map: nodePorts}
 	if _, all := cfg.NodePortAddresses.On(s.Node, f == nft.IPv6); all {
 		rules = append(rules, nft.Rule{nft.MatchLocal{Field: nft.Daddr}, nft.MatchAddr{Field: nft.Daddr, Not: true, Prefix: loopback(f)}, lookup})

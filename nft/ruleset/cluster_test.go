@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"nftproxy/internal/service"
+	"nftproxy/nft/ruleset/rulesettest"
 )
 
 // seeds runs the test with n sources of randomness, always the same; with
@@ -46,4 +48,25 @@ func build(node service.Node, services []*service.Service, cidrs ...netip.Prefix
 		b.Set(s)
 	}
 	return b.Snapshot()
+}
+
+// randomServices are those of rulesettest, now and then with an endpoint that has
+// an address of services, a cluster IP perhaps: nothing can be reached there.
+func randomServices(rng *rand.Rand, node *service.Node) []*service.Service {
+	list := rulesettest.Services(rng, node)
+	for i, s := range list {
+		if rng.IntN(8) > 0 {
+			continue
+		}
+		next := *s
+		next.Ports = slices.Clone(s.Ports)
+		p := &next.Ports[rng.IntN(len(next.Ports))]
+		a := s.ClusterIPs[0].AsSlice()
+		a[len(a)-1] = byte(4 + rng.IntN(10))
+		addr, _ := netip.AddrFromSlice(a)
+		p.Endpoints = service.MergeEndpoints(append(slices.Clone(p.Endpoints),
+			service.Endpoint{Addr: netip.AddrPortFrom(addr, 8080), Ready: true, Serving: true}))
+		list[i] = &next
+	}
+	return list
 }

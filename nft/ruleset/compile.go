@@ -46,7 +46,8 @@ func (c *Compiler) Compile(s service.Snapshot) *nft.Program {
 		}
 		t.applyEdits()
 		if learning := t.learners > 0; learning != t.learning {
-			t.setLearning(learning)
+			t.learning = learning
+			t.setLeaving(s)
 		}
 	}
 	for _, name := range changed {
@@ -143,7 +144,6 @@ func newTableCompiler(cfg Config, f nft.Family) *tableCompiler {
 		t.chains = t.chains.Set(chain.Name, chain)
 	}
 	t.setPods(pods{})
-	t.setLearning(false)
 	return t
 }
 
@@ -168,6 +168,7 @@ func (t *tableCompiler) setNode(s service.Snapshot) {
 		t.setPods(p)
 	}
 	t.chains = t.chains.Set(dispatch, dispatchChain(&t.cfg, t.family, s))
+	t.setLeaving(s)
 	addrs, _ := t.cfg.NodePortAddresses.On(s.Node, t.family == nft.IPv6)
 	if len(addrs) == 0 {
 		t.edits[nodePart] = nil
@@ -193,12 +194,11 @@ func (t *tableCompiler) setPods(p pods) {
 	}
 }
 
-// setLearning builds the base chains with or without the rules that remember
-// clients. They are there only while a service needs them: nft 1.0.6 prints
-// them, but reads them no more.
-func (t *tableCompiler) setLearning(learning bool) {
-	t.learning = learning
-	for _, chain := range leavingChains(&t.cfg, learning) {
+// setLeaving builds the chains that see connections last, with the rules that
+// remember clients only while a service needs them: nft 1.0.6 prints them, but
+// reads them no more.
+func (t *tableCompiler) setLeaving(s service.Snapshot) {
+	for _, chain := range leavingChains(&t.cfg, t.family, s.ServiceCIDRs, t.learning) {
 		t.chains = t.chains.Set(chain.Name, chain)
 	}
 }

@@ -22,11 +22,15 @@ func lookups() [][]string {
 		{"source-ranges"}, {"services-restricted"},
 		{"services-cluster", "services-local", "node-ports-cluster", "node-ports-local"},
 		{"endpoints", "local-endpoints", "node-port-endpoints", "node-port-local-endpoints"},
+		{againClusterIPs},
 		{"affinity-services", "node-port-affinity-services"},
 		{"affinity-endpoints", "local-affinity-endpoints", "node-port-affinity-endpoints", "node-port-local-affinity-endpoints"},
 		{"hairpin"},
 	}
 }
+
+// againClusterIPs stands for cluster-ips as postrouting asks it.
+const againClusterIPs = "cluster-ips again"
 
 // TestInTheMiddle: a transaction comes between two lookups of a packet, any
 // two. The packet must go to an endpoint that its address had or has or, if
@@ -59,7 +63,8 @@ func TestInTheMiddle(t *testing.T) {
 	})
 	for what, n := range map[string]int{
 		"endpoint was": 5000, "endpoint is": 1000, "endpoint was and is": 5000, "remembered": 2000,
-		"dropped": 2000, "dropped in the middle": 2000, "refused": 2000, "untouched": 2000,
+		"dropped": 2000, "dropped in the middle": 2000,
+		"dropped, an endpoint is a cluster IP": 100, "dropped, a cluster IP comes or goes": 100, "refused": 2000, "untouched": 2000,
 	} {
 		if seen[what] < n && !testing.Short() {
 			t.Errorf("%s: %d times, want %d: the cases are too narrow", what, seen[what], n)
@@ -69,7 +74,7 @@ func TestInTheMiddle(t *testing.T) {
 
 // changed has some of the services as they were, some changed and some others.
 func changed(rng *rand.Rand, services []*service.Service, node *service.Node) []*service.Service {
-	next := rulesettest.Services(rng, node)
+	next := randomServices(rng, node)
 	for _, s := range services {
 		i := slices.IndexFunc(next, func(n *service.Service) bool { return n.Name == s.Name })
 		if i >= 0 && rng.IntN(3) > 0 {
@@ -104,7 +109,7 @@ func (m *middle) check(t *testing.T, cut int, leaving bool) {
 			m.judge(t, cut, p, r)
 		}
 		r := kernel.Trace(p, nft.Host{Local: local, Random: m.before.rng.Uint32N})
-		if cut < 10 { // The endpoints that may be remembered are the new ones.
+		if cut < 11 { // The endpoints that may be remembered are the new ones.
 			m.wantKept(t, p, r)
 		}
 	}
@@ -119,6 +124,8 @@ func (m *middle) kernel(t *testing.T, cut int, leaving bool) *nft.Model {
 		id := nft.TableID{Family: f, Name: m.before.cfg.Table}
 		old, fresh := m.before.kernel.Table(id), m.fresh.Table(id)
 		c := nft.NewContents(id)
+		again(old)
+		again(fresh)
 		for name, s := range fresh.Sets {
 			switch at := slices.IndexFunc(lookups(), func(names []string) bool { return slices.Contains(names, name) }); {
 			case at < 0 && !s.Set.Dynamic:
@@ -141,6 +148,25 @@ func (m *middle) kernel(t *testing.T, cut int, leaving bool) *nft.Model {
 	return kernel
 }
 
+// isClusterIP: the address is a cluster IP, or was one.
+func (m *middle) isClusterIP(a netip.AddrPort) bool {
+	return m.before.isClusterIP(a.Addr()) || m.after.isClusterIP(a.Addr())
+}
+
+// again gives postrouting a set of cluster IPs of its own, which holds the same.
+func again(c *nft.Contents) {
+	c.Sets[againClusterIPs] = c.Sets["cluster-ips"]
+	next := *c.Chains["postrouting"]
+	next.Rules = slices.Clone(next.Rules)
+	for i, r := range next.Rules {
+		if s, ok := r[0].(nft.InSet); ok && s.Set == "cluster-ips" {
+			s.Set = againClusterIPs
+			next.Rules[i] = append(nft.Rule{s}, r[1:]...)
+		}
+	}
+	c.Chains["postrouting"] = &next
+}
+
 func (m *middle) judge(t *testing.T, cut int, p nft.Packet, r nft.Result) {
 	t.Helper()
 	had, was := m.before.judgement(p)
@@ -157,6 +183,10 @@ func (m *middle) judge(t *testing.T, cut int, p nft.Packet, r nft.Result) {
 		m.seen["untouched"]++
 	case r.Fate == nft.Dropped && slices.Contains(fates, nft.Dropped):
 		m.seen["dropped"]++
+	case r.Fate == nft.Dropped && slices.ContainsFunc(slices.Concat(had, has), m.isClusterIP):
+		m.seen["dropped, an endpoint is a cluster IP"]++
+	case r.Fate == nft.Dropped && m.before.isClusterIP(p.Dst.Addr()) != m.after.isClusterIP(p.Dst.Addr()):
+		m.seen["dropped, a cluster IP comes or goes"]++
 	case r.Fate == nft.Dropped && (was.delicate || is.delicate || len(had) == 0 || len(has) == 0):
 		m.seen["dropped in the middle"]++
 	case (r.Fate == nft.Reset || r.Fate == nft.Unreachable) && (slices.Contains(fates, r.Fate) || len(had) == 0 || len(has) == 0):

@@ -52,7 +52,7 @@ func (o *oracle) outcomes(p nft.Packet) []nft.Result {
 		}
 		o.saw("cluster IP: other port, bound here")
 	}
-	if slices.ContainsFunc(o.serviceCIDRs, func(c netip.Prefix) bool { return c.Contains(dst) }) && !o.local(dst) {
+	if o.unserved(dst) {
 		o.saw("unallocated cluster IP")
 		return []nft.Result{{Fate: nft.Dropped}}
 	}
@@ -217,7 +217,15 @@ func (o *oracle) deliver(p nft.Packet, t *target, list string, masquerade bool) 
 		chosen = []netip.AddrPort{before}
 	}
 	var results []nft.Result
+	if slices.ContainsFunc(chosen, func(to netip.AddrPort) bool { return o.unserved(to.Addr()) }) {
+		// It would have to leave for an address of services.
+		o.saw("endpoint is an address of services")
+		results = []nft.Result{{Fate: nft.Dropped}}
+	}
 	for _, to := range chosen {
+		if o.unserved(to.Addr()) {
+			continue
+		}
 		r := nft.Result{Fate: nft.DNATed, To: to}
 		hairpin := to.Addr() == p.Src.Addr() && o.onNode(to.Addr())
 		switch {
@@ -248,6 +256,13 @@ type visit struct {
 	at       netip.AddrPort
 	protocol uint8
 	list     string
+}
+
+// unserved: packets that are not translated, or no more, do not get to the
+// address, since it is for services.
+func (o *oracle) unserved(a netip.Addr) bool {
+	inRange := slices.ContainsFunc(o.serviceCIDRs, func(c netip.Prefix) bool { return c.Contains(a) })
+	return (inRange || o.isClusterIP(a)) && !o.local(a)
 }
 
 // remember: a client of a service with affinity was sent to an endpoint. It

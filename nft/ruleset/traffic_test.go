@@ -30,7 +30,7 @@ type trial struct {
 func newTrial(t *testing.T, rng *rand.Rand, seen map[string]int) *trial {
 	cfg, list := rulesettest.Config(rng)
 	node := rulesettest.Node(rng)
-	services, ranges := rulesettest.Services(rng, &node), rulesettest.ServiceCIDRs(rng)
+	services, ranges := randomServices(rng, &node), rulesettest.ServiceCIDRs(rng)
 	c := &trial{
 		oracle: &oracle{&node, services, cfg, ranges, list, map[visit]netip.AddrPort{}, seen},
 		rng:    rng, builder: service.NewBuilder(node), compiler: ruleset.NewCompiler(cfg), kernel: nft.NewModel(),
@@ -161,6 +161,7 @@ func enough() map[string]int {
 	return map[string]int{
 		"fate untouched": 10_000, "fate dnat": 20_000, "fate reset": 3000, "fate unreachable": 3000, "fate dropped": 5000,
 		"cluster IP: other port": 500, "cluster IP: other port, bound here": 500, "unallocated cluster IP": 500,
+		"endpoint is an address of services":                    1000,
 		"conflict: cluster IP before an older external address": 500, "conflict: external address on another's cluster IP": 500,
 		"node port: served": 2000, "node port: other address": 2000, "endpoint on the node itself": 1000,
 		"internal Local: none here": 1000,
