@@ -241,6 +241,10 @@ func mayWait(f scenario.Flow) bool {
 const silence = 1500 * time.Millisecond
 
 func (s *side) observeOne(f scenario.Flow) outcome {
+	if f.Protocol == scenario.HTTP {
+		// This waits for the answer; what it is in the end is observed.
+		_ = s.stage.Check(s.world.ctx, []scenario.Flow{f})
+	}
 	// Once first: who is silent need not be asked a hundred times.
 	got, err := s.stage.Observe(s.world.ctx, f, stage.Effort{Tries: 1, Timeout: silence})
 	if err == nil && got.Fate == scenario.Translated && f.Source.Port() == 0 {

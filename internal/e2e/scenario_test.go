@@ -44,6 +44,8 @@ type play struct {
 	world    *world
 	scenario *scenario.Scenario
 	sides    []*side
+	// begun is when the present step's first change was made at the earliest.
+	begun time.Time
 }
 
 // side is a proxy on the node of a stage.
@@ -87,6 +89,7 @@ func (p *play) enter(n int) {
 	p.t.Helper()
 	step := &p.scenario.Steps[n]
 	snapshot := p.snapshot(step)
+	p.begun = time.Now()
 	for _, s := range p.sides {
 		p.world.must(s.stage.Enter(step, snapshot))
 		s.marked = s.notices.Expect(p.world.nextMarker()...)
@@ -168,13 +171,35 @@ func (s *side) check(n int) []error {
 // lag is how long changes without a marker may take.
 const lag = 5 * time.Second
 
-// settle tries until it succeeds, for as long as a step's changes without a
-// marker may take: those of Nodes, of ServiceCIDRs and of the node's addresses.
+// settle tries, and if the step has changes without a marker, those of Nodes, of
+// ServiceCIDRs and of the node's addresses, again whenever somebody has changed
+// the node's nftables, until it succeeds.
 func (s *side) settle(n int, try func() bool) {
 	s.t.Helper()
-	for end := time.Now().Add(lag); !try() && s.unmarked(n) && time.Now().Before(end); {
+	timeout := time.After(lag)
+	for {
+		_, next := s.notices.Last()
+		done := try()
+		switch {
+		case !s.unmarked(n):
+			return
+		case done:
+			last, _ := s.notices.Last()
+			s.t.Logf("step %d: %s had it all in the kernel at the latest %v after the first change", n+1, s.name(), last.Sub(s.begun).Round(time.Millisecond))
+			return
+		}
+		select {
+		case <-next:
+		case <-s.process.Exited():
+			return
+		case <-timeout:
+			return
+		}
 	}
 }
+
+// name is the program's.
+func (s *side) name() string { return filepath.Base(s.command.Path) }
 
 func (s *side) unmarked(n int) bool {
 	step := &s.scenario.Steps[n]

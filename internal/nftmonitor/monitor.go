@@ -37,6 +37,10 @@ type Monitor struct {
 	// bytes.
 	awaited map[[4]byte][]*awaited
 	lost    int
+	// last is when the last notice arrived; next is closed at the next, nil if
+	// nobody waits.
+	last time.Time
+	next chan struct{}
 }
 
 // awaited is an address that is looked for.
@@ -99,6 +103,17 @@ func (m *Monitor) Forget() {
 	clear(m.awaited)
 }
 
+// Last says when the last notice arrived, whatever it was about, the zero time
+// if none has. The channel is closed when the next one does.
+func (m *Monitor) Last() (at time.Time, next <-chan struct{}) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.next == nil {
+		m.next = make(chan struct{})
+	}
+	return m.last, m.next
+}
+
 // Lost says how often the kernel had more notices than the buffer has room for.
 func (m *Monitor) Lost() int {
 	m.mu.Lock()
@@ -140,6 +155,11 @@ func (m *Monitor) read(raw syscall.RawConn) {
 func (m *Monitor) look(b []byte, now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.last = now
+	if m.next != nil {
+		close(m.next)
+		m.next = nil
+	}
 	if len(m.awaited) == 0 {
 		return
 	}

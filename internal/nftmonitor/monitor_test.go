@@ -121,6 +121,34 @@ func TestExpect(t *testing.T) {
 	}
 }
 
+// TestLast: every notice counts, expected or not.
+func TestLast(t *testing.T) {
+	f := newFixture(t)
+	f.add(1, netip.MustParseAddr("10.0.0.1"))
+	seen := f.monitor.Expect(netip.MustParseAddr("10.0.0.2"))
+	f.add(2, netip.MustParseAddr("10.0.0.2"))
+	f.arrives("the second address", seen, time.Time{})
+	before, next := f.monitor.Last()
+	if before.IsZero() {
+		t.Error("no notice has arrived")
+	}
+	start := time.Now()
+	f.add(3, netip.MustParseAddr("10.0.0.3"))
+	select {
+	case <-next:
+	case <-time.After(patience):
+		t.Fatal("no notice")
+	}
+	// More of the earlier transaction may have come first.
+	for last := before; !last.After(start); last, next = f.monitor.Last() {
+		select {
+		case <-next:
+		case <-time.After(patience):
+			t.Fatalf("no notice after the change, the last %v before", start.Sub(last))
+		}
+	}
+}
+
 // TestForget: what was given up is not seen any more; what comes later is.
 func TestForget(t *testing.T) {
 	f := newFixture(t)
