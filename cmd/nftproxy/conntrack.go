@@ -21,16 +21,13 @@ since. Such a flow is stale. A running nftproxy removes stale flows by itself,
 after each change; these commands show what is there, and remove by hand.
 
 A flow is stale if
-  service address,      it goes to a service, but the rules were not asked:
-  node port             it was there before the service
-  unknown port of a     it goes to a cluster IP by a port that is refused
-  cluster IP
-  unallocated address   it goes to an address for services that none has
-  endpoint gone         it leads to what is no endpoint of its service any more
-  service gone          it was for a service that has gone
-  source not in the     it has had no answer yet, and loadBalancerSourceRanges
-  ranges                or the traffic policy (externalTrafficPolicy: Local)
-  traffic policy        would not let it through now
+  service address, node port    it was there before the service, and passes it by
+  unknown port of a cluster IP  it goes to a cluster IP by a port that is refused
+  unallocated address           it goes to an address for services that none has
+  endpoint gone                 it leads to what is no endpoint of its service any more
+  service gone                  its service has gone, or that address or port of it
+  source not in the ranges      unanswered, and loadBalancerSourceRanges forbids it now
+  traffic policy                unanswered, and the traffic policy Local forbids it now
 
 Established TCP and SCTP connections to endpoints that are gone are left to end
 by themselves, unless --conntrack-clean-established=tcp,sctp is given. Flows that
@@ -44,9 +41,9 @@ another endpoint, and TCP connections break.
 
 The services are those of an API server (--kubeconfig, --master), or of
 --manifests, with the same flags as run; with neither, those that the tables of
-nftproxy in this node's kernel serve. These need no flags, but know only
-endpoints that get new connections: a UDP flow to one that is terminating beside
-others counts as stale then.`,
+nftproxy in this node's kernel serve. These need no flags, but have only endpoints
+that get new connections: a UDP flow to another one (terminating, or left out by
+topology or policy since) counts as stale then.`,
 		Example: `  nftproxy conntrack list                          all flows of services, with why they are stale
   nftproxy conntrack list --stale -o json
   nftproxy conntrack clean --dry-run               what clean would remove
