@@ -193,9 +193,7 @@ func (l *live) write(services string) service.Snapshot {
 // what that removed: "reason: count" each, with commas.
 func (l *live) become(services, removed string) {
 	l.Helper()
-	first := l.updates == 0
-	s := l.write(services)
-	l.cleaner.Notify(s, first)
+	l.cleaner.Notify(l.write(services), l.updates == 0)
 	l.updates++
 	l.wantRemoved(removed)
 	l.unconcerned()
