@@ -25,6 +25,7 @@ type running struct {
 type logged struct {
 	Msg, Address     string
 	Written, Clients int
+	Why              map[string]int
 }
 
 func start(t *testing.T, ns *testnet.Namespace, flags ...string) *running {
