@@ -8,14 +8,20 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"nftproxy/conntrack"
+	"nftproxy/internal/proxy"
 	"nftproxy/internal/service"
+	"nftproxy/nft"
 	"nftproxy/watch"
 )
 
@@ -121,6 +127,84 @@ func TestReportSysctls(t *testing.T) {
 		"read-only file system: cannot set a=2 (is 1), b=4 (is 3)":      true,
 		conntrack.ErrHostOnly.Error() + ": cannot set c=6 (is unknown)": true,
 	}, notes); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+}
+
+// TestSysctlsAppear: settings that the first rules bring are set after them,
+// once, and nobody is told that they were missing before.
+func TestSysctlsAppear(t *testing.T) {
+	l := newListener()
+	l.options.sysctls = sysctlOptions{Sysctls: conntrack.Sysctls{TCPEstablished: time.Hour, TCPCloseWait: time.Hour}, dir: t.TempDir()}
+	setting := func(name string) string {
+		return filepath.Join(l.options.sysctls.dir, "nf_conntrack_tcp_timeout_"+name)
+	}
+	write := func(name, text string) {
+		if err := os.WriteFile(setting(name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect := func(when, want string, lines ...string) {
+		t.Helper()
+		got, err := os.ReadFile(setting("established"))
+		if string(got) != want || (err != nil) != (want == "") {
+			t.Errorf("%s the setting is %q, %v", when, got, err)
+		}
+		if diff := cmp.Diff(lines, l.lines(t)); diff != "" {
+			t.Errorf("%s the log has (-want +got):\n%s", when, diff)
+		}
+	}
+	afterSync := l.applySysctls()
+	expect("at first", "")
+	write("established", "432000\n")
+	failed := errors.New("no")
+	afterSync(proxy.Sync{Err: proxy.FamilyErrors{nft.IPv4: failed, nft.IPv6: failed}})
+	expect("after a failure", "432000\n")
+	afterSync(proxy.Sync{})
+	said := []string{"INFO kernel setting changed", "WARN a kernel setting is not as asked for; going on"}
+	expect("after the first sync", "3600\n", said...)
+	write("established", "5\n")
+	afterSync(proxy.Sync{})
+	expect("after another sync", "5\n", said...)
+	if len(l.events) != 1 || !strings.Contains(l.events[0].Note, "nf_conntrack missing") {
+		t.Errorf("events: %+v", l.events)
+	}
+}
+
+// TestQuarantineEvents: a Service that the kernel refuses is told of when it is
+// and when the reason changes, and nobody asks for an event about what is none.
+func TestQuarantineEvents(t *testing.T) {
+	path := manifest(t, `
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop, uid: u-web}
+spec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}
+`)
+	mailbox := service.NewMailbox()
+	watcher := watch.NewWatcher(watch.Options{Node: "node-1"}, mailbox)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- watcher.RunManifests(ctx, path) }()
+	<-mailbox.C()
+	cancel()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+
+	l, known := newListener(), map[string]string{}
+	tooBig := map[string]error{"shop/web": errors.New("too big")}
+	for _, refused := range []map[string]error{
+		tooBig, tooBig, {"shop/web": errors.New("no memory")}, nil, {"no service": errors.New("too big")}, tooBig,
+	} {
+		l.logQuarantine(watcher, known, refused)
+	}
+	web := watch.Object{Kind: "Service", Namespace: "shop", Name: "web", UID: "u-web"}
+	want := []watch.Event{
+		{Object: web, Reason: watch.ReasonRefused, Note: "left out on node node-1: too big"},
+		{Object: web, Reason: watch.ReasonRefused, Note: "left out on node node-1: no memory"},
+		{Object: web, Reason: watch.ReasonRefused, Note: "left out on node node-1: too big"},
+	}
+	if diff := cmp.Diff(want, l.events); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
 }

@@ -101,6 +101,7 @@ func (w *world) launch() error {
 		"--manifests", w.dir,
 		"--hostname-override", nodeName,
 		"--cluster-cidr", strings.Join(cidrs, ","),
+		"--conntrack-max-per-core", "0", // The table's size is the machine's.
 		"-v", "2")
 	return err
 }
