@@ -9,6 +9,9 @@
 // their way for as long as they come. [Index.Stale] decides, [Table] is the
 // kernel, [Cleaner] joins the two.
 //
+// [Sysctls] are the kernel's settings of connection tracking, and
+// [FollowOccupancy] says how full the table is.
+//
 // It does not program nftables, does not touch what others DNATed to addresses
 // that are no service's, and does not log: what it did goes to a callback.
 package conntrack
