@@ -257,7 +257,7 @@ func explainSetting(err error) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%w (is the kernel module nf_conntrack missing?)", err)
 	case errors.Is(err, unix.EROFS):
-		return fmt.Errorf("%w (a container has to be given the host's /proc/sys/net/netfilter, or the host set it by itself)", err)
+		return fmt.Errorf("%w (in a container? it needs the host's /proc/sys/net/netfilter as a volume)", err)
 	}
 	return err
 }
