@@ -109,3 +109,15 @@ func BenchmarkAffinity(b *testing.B) {
 		}
 	})
 }
+
+// BenchmarkReadBack is what a start asks once, beside the first sync.
+func BenchmarkReadBack(b *testing.B) {
+	s := servicetest.Uniform(10_000, 10)
+	m := ruleset.Compile(benchConfig(), s).Model()
+	b.ReportAllocs()
+	for b.Loop() {
+		if got := ruleset.ReadBack(m, ruleset.DefaultTable, s.Node); got.Services.Len() != 10_000 {
+			b.Fatalf("%d services", got.Services.Len())
+		}
+	}
+}

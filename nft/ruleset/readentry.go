@@ -97,13 +97,22 @@ func (r *entranceReader) element(set string, key nft.Value) nft.Element {
 
 // poolTargets are the targets of each list in a map of endpoints, sorted.
 func poolTargets(c *nft.Contents, name string, f nft.Family) map[nft.Value][]netip.AddrPort {
-	lists := map[nft.Value][]netip.AddrPort{}
 	s := c.Sets[name]
 	if s == nil {
-		return lists
+		return nil
 	}
-	for _, e := range s.Elements {
-		at, _ := e.Key.SplitIndex()
+	// One piece of memory for all lists.
+	counts := map[nft.Value]int{}
+	for key := range s.Elements {
+		at, _ := key.SplitIndex()
+		counts[at]++
+	}
+	lists, all := make(map[nft.Value][]netip.AddrPort, len(counts)), make([]netip.AddrPort, len(s.Elements))
+	for at, n := range counts {
+		lists[at], all = all[:0:n], all[n:]
+	}
+	for key, e := range s.Elements {
+		at, _ := key.SplitIndex()
 		data := fieldReader{e.Data, f}
 		lists[at] = append(lists[at], netip.AddrPortFrom(data.addr(), data.port()))
 	}
