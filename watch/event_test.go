@@ -119,7 +119,7 @@ func TestProblemEvent(t *testing.T) {
 		},
 		"a conflict": {
 			Problem{Object: web, Err: &ConflictError{Claim: claim, Owner: "shop/older"}},
-			Event{web, "", ReasonConflict, "203.0.113.7:80/tcp belongs to the older Service shop/older"},
+			Event{web, "", ReasonConflict, "203.0.113.7:80/tcp belongs to Service shop/older"},
 		},
 		"no Node": {
 			Problem{Object: NodeObject("n"), Err: ErrNoNode},

@@ -82,12 +82,12 @@ type ValueError struct {
 
 func (e *ValueError) Error() string { return fmt.Sprintf("%q: %s", e.Value, e.Reason) }
 
-// ConflictError is a claim that an older service keeps.
+// ConflictError is a claim that another service has the better right to.
 type ConflictError struct {
 	Claim service.Claim
 	Owner service.Name
 }
 
 func (e *ConflictError) Error() string {
-	return fmt.Sprintf("%s belongs to the older Service %s", e.Claim, e.Owner)
+	return fmt.Sprintf("%s belongs to Service %s", e.Claim, e.Owner)
 }

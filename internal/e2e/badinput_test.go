@@ -52,7 +52,7 @@ func TestBadInput(t *testing.T) {
 			[]string{"Service", "/bad-ingress", `status.loadBalancer.ingress[0].ip: "none": not an IP address`}, "backend"},
 		{"an external address twice", twiceExternal, nil, "backend"},
 		{"an external address of an older service", takenExternal,
-			[]string{"Service", "/younger", "203.0.113.7", "belongs to the older Service", "/older"}, "backend"},
+			[]string{"Service", "/younger", "203.0.113.7", "belongs to Service", "/older"}, "backend"},
 		{"names of 63 characters", longNames, nil, "backend"},
 		{"a slice of 1,000 endpoints", crowded, nil, "crowd"},
 		{"a slice of type FQDN", fqdn,

@@ -53,7 +53,7 @@ func TestEvents(t *testing.T) {
 	}{
 		{corev1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: n.name, UID: types.UID(n.name)}, watch.ReasonSysctl,
 			[]string{sysctl + "=" + wanted, "is " + limit, "can be set in the host's own network namespace only"}},
-		{reference(younger, ""), watch.ReasonConflict, []string{"203.0.113.21:80/tcp belongs to the older Service " + n.namespace + "/" + older.Name}},
+		{reference(younger, ""), watch.ReasonConflict, []string{"203.0.113.21:80/tcp belongs to Service " + n.namespace + "/" + older.Name}},
 		{reference(bad, "spec.externalIPs[0]"), watch.ReasonInvalid, []string{`spec.externalIPs[0]: "203.0.113.300": not an IP address`}},
 	} {
 		e := n.awaitEvent(want.about.Kind, want.about.Name)
@@ -103,7 +103,7 @@ func TestEvents(t *testing.T) {
 		fourth := simple("fourth")
 		fourth.Spec.ExternalIPs = []string{"203.0.113.21"}
 		n.create(fourth)
-		p.awaitText(mark, "/fourth", "belongs to the older Service") // the proxy runs on
+		p.awaitText(mark, "/fourth", "belongs to Service") // the proxy runs on
 		p.awaitSync(mark)
 		p.stop()
 	})

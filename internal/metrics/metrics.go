@@ -149,7 +149,7 @@ func (m *Metrics) registerOwn(f promauto.Factory) {
 	})
 	m.conflicts = f.NewGauge(prometheus.GaugeOpts{
 		Name: "nftproxy_conflicting_services",
-		Help: "Services that lost an address, port or node port to an older one.",
+		Help: "Services that lost an address, port or node port to another.",
 	})
 	m.problems = f.NewCounterVec(prometheus.CounterOpts{
 		Name: "nftproxy_object_problems_total",

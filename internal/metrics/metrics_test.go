@@ -69,7 +69,7 @@ kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv6"} 1.8000000000
 # TYPE kubeproxy_sync_proxy_rules_nftables_sync_failures_total counter
 kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv4"} 0
 kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv6"} 0
-# HELP nftproxy_conflicting_services Services that lost an address, port or node port to an older one.
+# HELP nftproxy_conflicting_services Services that lost an address, port or node port to another.
 # TYPE nftproxy_conflicting_services gauge
 nftproxy_conflicting_services 1
 # HELP nftproxy_program_chains Chains of the latest program, both families together.
