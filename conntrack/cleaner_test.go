@@ -137,7 +137,8 @@ func TestCleanerRemoves(t *testing.T) {
 
 // withAddress is the cluster with a service more.
 func withAddress(t *testing.T, i int) service.Snapshot {
-	return parse(t, fmt.Sprintf("%sservice default/new created 2026-01-01T00:00:00Z\n  cluster-ip 10.97.0.%d\n", cluster, i))
+	return parse(t, fmt.Sprintf("%sservice default/new created 2026-01-01T00:00:00Z\n  cluster-ip 10.97.0.%d\n"+
+		"  port x udp 80\n    endpoint 10.0.0.1:80 n1 ready serving\n", cluster, i))
 }
 
 func TestCleanerPace(t *testing.T) {
@@ -216,20 +217,28 @@ func TestCleanerLooksWhereSomethingChanged(t *testing.T) {
 		b := start(t, table)
 		b.Notify(parse(t, cluster), true)
 		b.after(2*late, time.Now())
-		table.filters = nil
+		table.set(func() { table.filters = nil })
 		t0 := time.Now()
 		b.Notify(withAddress(t, 1), false)
 		b.after(late/2, t0)
 		b.Notify(withAddress(t, 2), false)
-		b.after(4*late, t0)
+		b.after(late, t0)
+		table.set(func() {
+			if len(b.index.departed.from) == 0 {
+				t.Error("what departed is not remembered")
+			}
+		})
+		b.after(3*late, t0)
 		one, two := Filter{Dst: netip.MustParseAddr("10.97.0.1")}, Filter{Dst: netip.MustParseAddr("10.97.0.2")}
 		want := []Filter{one, one, two, two, one}
 		if diff := cmp.Diff(want, table.filters, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 			t.Errorf("dumps (-want +got):\n%s", diff)
 		}
-		if len(b.due) > 0 || len(b.index.departed.from) > 0 {
-			t.Errorf("still to be covered: %v, %v", b.due, b.index.departed)
-		}
+		table.set(func() {
+			if len(b.due) > 0 || len(b.index.departed.from) > 0 {
+				t.Errorf("still to be covered: %v, %v", b.due, b.index.departed)
+			}
+		})
 		b.after(time.Hour, t0)
 		if diff := cmp.Diff(append(want, Filter{}), table.filters, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 			t.Errorf("dumps, with the whole table after a rest (-want +got):\n%s", diff)
