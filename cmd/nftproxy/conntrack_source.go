@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
 	"nftproxy/conntrack"
@@ -155,16 +154,12 @@ func (s *flowSource) objects(ctx context.Context, addrs []netip.Addr, notes io.W
 }
 
 func (s *flowSource) watch(ctx context.Context, w *watch.Watcher) error {
-	if s.kind() == "manifests" {
-		return w.RunManifests(ctx, s.options.manifests)
+	from := api{manifests: s.options.manifests}
+	if s.kind() == "kubernetes" {
+		var err error
+		if _, from.client, err = s.options.client(); err != nil {
+			return err
+		}
 	}
-	config, err := watch.ClientConfig(s.options.kubeconfig, s.options.master)
-	if err != nil {
-		return err
-	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return fmt.Errorf("make a client: %w", err)
-	}
-	return w.RunKubernetes(ctx, client)
+	return from.watch(ctx, w)
 }

@@ -23,13 +23,9 @@ func (d *daemon) newAPI(ctx context.Context) (api, error) {
 	if path := d.options.manifests; path != "" {
 		return api{manifests: path, record: func(watch.Event) {}}, nil
 	}
-	config, err := watch.ClientConfig(d.options.kubeconfig, d.options.master)
+	config, client, err := d.options.client()
 	if err != nil {
 		return api{}, err
-	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return api{}, fmt.Errorf("make a client: %w", err)
 	}
 	events, err := kubernetes.NewForConfig(watch.EventClientConfig(config))
 	if err != nil {

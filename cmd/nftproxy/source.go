@@ -7,9 +7,12 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"nftproxy/internal/service"
 	"nftproxy/nft/ruleset"
+	"nftproxy/watch"
 )
 
 // sourceOptions are the flags, under kube-proxy's names where it has them, that
@@ -58,6 +61,19 @@ func (o *sourceOptions) parse() (node string, c ruleset.Config, err error) {
 		return "", c, fmt.Errorf("--nodeport-addresses: %w", err)
 	}
 	return node, c, nil
+}
+
+// client is that of the API server. Nobody is asked anything yet.
+func (o *sourceOptions) client() (*rest.Config, *kubernetes.Clientset, error) {
+	config, err := watch.ClientConfig(o.kubeconfig, o.master)
+	if err != nil {
+		return nil, nil, err
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make a client: %w", err)
+	}
+	return config, client, nil
 }
 
 // The values of --detect-local-mode, as in kube-proxy.
