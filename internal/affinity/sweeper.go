@@ -70,6 +70,13 @@ type Map struct {
 // only of an endpoint that leaves the program: it may be remembered until the
 // rules without it are in force, and no longer. So sweeps after that are enough,
 // of the maps that may have it, and syncs that only add cost nothing.
+//
+// From the transaction to the end of the sweep, remembered clients that come
+// again are sent to the endpoint that has gone: for 30 ms with 10,000 clients in
+// the map, 0.7 s with 100,000, 3.5 to 5 s with 262,144, which fill it
+// (BenchmarkStaleWindow), and up to three times that if another sweep had just
+// begun. Judging takes some 20 ms more where 10,000 services with ten endpoints
+// each have affinity.
 type Sweeper struct {
 	kernel   Kernel
 	observe  func(Run)

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"nftproxy/nft"
+	"nftproxy/nft/kernel"
 )
 
 // The benchmarks work on as many services with as many endpoints as the
@@ -72,27 +73,48 @@ func BenchmarkOneEndpoint(b *testing.B) {
 	})
 }
 
-// BenchmarkSweep looks at a dynamic map in which nothing is stale.
-func BenchmarkSweep(b *testing.B) {
+// sweeping benchmarks sweeps of a dynamic map with various numbers of entries, a
+// tenth of which are stale or none.
+func sweeping(b *testing.B, stale bool) {
+	const f = nft.IPv4
 	for _, n := range []int{10_000, 100_000, 262_144} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			_, c := open(b)
 			p := everything()
 			must(b, c.Apply(load(p)))
-			set := p.IPv4.Set("affinity")
-			must(b, c.Remember(table(nft.IPv4), set, rememberedBy(nft.IPv4, 0, n)))
+			set, entries := p.Table(f).Set("affinity"), rememberedBy(f, 0, n)
+			var again []kernel.Entry
+			for i := 3; i < n; i += 10 {
+				again = append(again, entries[i])
+			}
+			keep, want := unless(f), 0
+			if stale {
+				keep, want = unless(f, 3), len(again)
+			}
+			must(b, c.Remember(table(f), set, entries))
 			b.ReportAllocs()
 			for b.Loop() {
-				judged := 0
-				_, _, err := c.Sweep(b.Context(), table(nft.IPv4), set, func(_, _ nft.Value) bool {
-					judged++
-					return true
-				})
+				left, swept, err := c.Sweep(b.Context(), table(f), set, keep)
 				must(b, err)
-				if judged < n {
-					b.Fatalf("judged %d of %d", judged, n)
+				if left+swept < n || swept != want {
+					b.Fatalf("%d left and %d swept of %d", left, swept, n)
+				}
+				if stale {
+					b.StopTimer()
+					must(b, c.Remember(table(f), set, again))
+					b.StartTimer()
 				}
 			}
 		})
 	}
 }
+
+// BenchmarkSweep looks at a map in which nothing is stale: 7 ms for 10,000
+// entries, 0.5 s for 100,000, 3.8 to 4.9 s for 262,144 on two cores with Linux
+// 6.18; up to twice that beside a lot of other work.
+func BenchmarkSweep(b *testing.B) { sweeping(b, false) }
+
+// BenchmarkSweepStale deletes a tenth of a map's entries, as of one endpoint that
+// has gone from a service with ten: 16 ms (with a second look), 0.7 s and 4.6 s,
+// or 9 s if the kernel resizes its hash meanwhile, which calls for a second look.
+func BenchmarkSweepStale(b *testing.B) { sweeping(b, true) }
