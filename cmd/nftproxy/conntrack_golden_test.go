@@ -62,6 +62,10 @@ service shop/cart created 2026-01-01T00:00:00Z
 			Protocol: service.UDP, Original: tuple("10.244.1.7:40003", "10.96.0.99:53"), Reply: tuple("10.96.0.99:53", "10.244.1.7:40003"),
 			Timeout: 30 * time.Second,
 		},
+		{
+			Protocol: 1, Original: tuple("10.244.1.7:77", "10.96.0.98:2048"), Reply: tuple("10.96.0.98:77", "10.244.1.7:0"),
+			Timeout: 30 * time.Second,
+		},
 	}
 	rows := []flowRow{}
 	for _, f := range flows {

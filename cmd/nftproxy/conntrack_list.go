@@ -17,6 +17,7 @@ import (
 
 	"nftproxy/conntrack"
 	"nftproxy/internal/service"
+	"nftproxy/nft"
 )
 
 func newConntrackListCommand() *cobra.Command {
@@ -164,7 +165,7 @@ func newFlowRow(f conntrack.Flow, index *conntrack.Index, now time.Time) (flowRo
 		return flowRow{}, false
 	}
 	r := flowRow{
-		Protocol: f.Protocol.String(), Client: f.Original.Src.String(), Address: f.Original.Dst.String(), State: flowState(&f),
+		Protocol: nft.ProtocolText(uint8(f.Protocol)), Client: addressText(&f, f.Original.Src), Address: addressText(&f, f.Original.Dst), State: flowState(&f),
 		ExpiresSeconds: int64(f.Timeout / time.Second), Stale: stale, Reason: string(reason), flow: f,
 	}
 	if owned {
@@ -180,6 +181,16 @@ func newFlowRow(f conntrack.Flow, index *conntrack.Index, now time.Time) (flowRo
 		r.AgeSeconds = &age
 	}
 	return r, true
+}
+
+// addressText leaves out what is no port: an echo request, too, can go to an
+// address for services that none has.
+func addressText(f *conntrack.Flow, a netip.AddrPort) string {
+	switch f.Protocol {
+	case service.TCP, service.UDP, service.SCTP:
+		return a.String()
+	}
+	return a.Addr().String()
 }
 
 func leadsTo(p *service.Port, addr netip.AddrPort) bool {
