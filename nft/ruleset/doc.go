@@ -4,7 +4,7 @@
 // It is pure: it knows no kernel, no Kubernetes object and no clock, and it
 // does not decide what of a program has to be written (nft.Plan does). The same
 // snapshot always gives the same program; a Compiler only gets there faster
-// from the one before.
+// from the one before. ReadBack goes the other way, as far as that is possible.
 //
 // # The program
 //
