@@ -209,6 +209,7 @@ func TestConntrackCommand(t *testing.T) {
 	late := client4 + ":4012"
 	f.rules("node node\n")
 	f.unanswered(late, "10.96.0.12:53")
+	f.unanswered(client4+":4013", "10.96.0.99:53") // nobody's, of the ServiceCIDR
 	f.rules(f.services(f.one, f.two))
 	for _, flow := range [][2]string{{client4 + ":4010", "10.96.0.10:53"}, {client6 + ":4010", "[fd00:96::a]:53"}} {
 		if got := f.ask(f.client.NS, flow[0], flow[1]); got != "one" {
@@ -221,6 +222,7 @@ func TestConntrackCommand(t *testing.T) {
 	conn := f.dial("10.96.0.10:80")
 
 	f.want("flows of the services", f.rows("list"),
+		"udp CLIENT:4013 -> : 10.96.0.99:53 ->  unreplied: unallocated address",
 		"udp CLIENT:4010 -> shop/cart:dns 10.96.0.10:53 -> ONE:8080 replied",
 		"udp OUTSIDE:4030 -> shop/cart:dns NODE:30053 -> ONE:8080 replied",
 		"udp [CLIENT6]:4010 -> shop/cart:dns [fd00:96::a]:53 -> [ONE6]:8080 replied",
@@ -233,6 +235,7 @@ func TestConntrackCommand(t *testing.T) {
 
 	f.rules(f.services(f.two, f.two))
 	stale := []string{
+		"udp CLIENT:4013 -> : 10.96.0.99:53 ->  unreplied: unallocated address",
 		"udp CLIENT:4010 -> shop/cart:dns 10.96.0.10:53 -> ONE:8080 replied: endpoint gone",
 		"udp OUTSIDE:4030 -> shop/cart:dns NODE:30053 -> ONE:8080 replied: endpoint gone",
 		"udp [CLIENT6]:4010 -> shop/cart:dns [fd00:96::a]:53 -> [ONE6]:8080 replied: endpoint gone",
@@ -243,14 +246,14 @@ func TestConntrackCommand(t *testing.T) {
 		"tcp CLIENT:4080 -> shop/cart:http 10.96.0.10:80 -> ONE:8080 established: endpoint gone")
 	f.want("dry run", f.rows("clean", "--dry-run"), slices.Clone(stale)...)
 	f.want("after the dry run", f.rows("list", "--stale"), slices.Clone(stale)...)
-	f.want("cleaned of one service", f.rows("clean", "--service", "shop/cart", "--protocol", "udp"), slices.Clone(stale[:3])...)
+	f.want("cleaned of one service", f.rows("clean", "--service", "shop/cart", "--protocol", "udp"), slices.Clone(stale[1:4])...)
 	for _, flow := range [][2]string{{client4 + ":4010", "10.96.0.10:53"}, {client6 + ":4010", "[fd00:96::a]:53"}} {
 		if got := f.ask(f.client.NS, flow[0], flow[1]); got != "two" {
 			t.Errorf("%s: %s answered after clean, want two", flow[1], got)
 		}
 	}
 	out, errs, code := f.command("clean")
-	if code != 0 || strings.Count(out, "\n") != 2 || !strings.Contains(errs, "removed 1 flow\n") {
+	if code != 0 || strings.Count(out, "\n") != 3 || !strings.Contains(errs, "removed 2 flows\n") {
 		t.Errorf("clean: exit code %d, said\n%s%s", code, out, errs)
 	}
 	f.want("nothing is left to clean", f.rows("clean"))
