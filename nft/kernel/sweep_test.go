@@ -305,7 +305,9 @@ func TestSweepUnderAFlood(t *testing.T) {
 // row of sweeps as internal/affinity makes it. Here they follow each other at
 // once, so that as many as can be fall into that time.
 func TestRowOfSweepsWhileEntriesExpire(t *testing.T) {
-	const row, all = 4, 110_000 // a dump takes about as long as it is from one collection to the next
+	// A dump takes about as long as it is from one collection to the next. Each
+	// misses a few in a hundred, of those that are left; so ten cannot.
+	const row, all = 10, 110_000
 	const f = nft.IPv4
 	_, c := open(t)
 	p := everything()
@@ -326,7 +328,7 @@ func TestRowOfSweepsWhileEntriesExpire(t *testing.T) {
 		// None has expired yet.
 	}
 	var found []int
-	for range row {
+	for len(found) < row && stale > 0 {
 		_, swept, err := c.Sweep(t.Context(), table(f), set, func(_, data nft.Value) bool { return data != gone })
 		must(t, err)
 		found = append(found, swept)
