@@ -1,0 +1,158 @@
+// Package data promises what a proxy's rules cost the packets: how long
+// connections take to set up, how many there can be in a second, what
+// established ones carry, and how soon a connection that nobody takes is
+// refused.
+//
+// The rules of each proxy at each number of Services stay in a network
+// namespace of their own, after the proxy has ended. Beside them are a node
+// without a proxy and one with the least that a rule can do. All are measured in
+// turn, a few milliseconds each, so that what else the machine does meets them
+// alike, and compared round by round. Package control measures the proxies
+// themselves.
+package data
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"nftproxy/bench/proxies"
+	"nftproxy/bench/result"
+)
+
+// Config says what is measured.
+type Config struct {
+	// NFTProxy is the path of the binary.
+	NFTProxy string
+	// Sizes are numbers of Services, growing.
+	Sizes []int
+	// Limit is how long a proxy may take for its first program.
+	Limit  time.Duration
+	Effort Effort
+	// Log takes what a reader wants to see when something has gone wrong.
+	Log io.Writer
+}
+
+// Effort is how much is measured.
+type Effort struct {
+	// Rounds is how often each node has its turn; no more begin when Budget is
+	// used up and there were LeastRounds.
+	Rounds, LeastRounds int
+	Budget              time.Duration
+	// Burst is how many connections make a turn; a turn ends early after Turn,
+	// when there were LeastBurst.
+	Burst, LeastBurst int
+	Turn              time.Duration
+	// RateRounds and StreamRounds are those of rates and throughput, whose turns
+	// take Slice.
+	RateRounds, StreamRounds int
+	Slice                    time.Duration
+	// Refusals is how many are asked for, SlowRefusals where one takes longer
+	// than 100 ms.
+	Refusals, SlowRefusals int
+	// First has the service that was created first measured beside the last.
+	First bool
+	// Again has a second node with the same static rule: how far two of the same
+	// are apart.
+	Again bool
+}
+
+// Full is what a whole run measures.
+func Full() Effort {
+	return Effort{
+		Rounds: 60, LeastRounds: 15, Budget: 90 * time.Second, Burst: 500, LeastBurst: 100, Turn: 50 * time.Millisecond,
+		RateRounds: 10, StreamRounds: 20, Slice: 100 * time.Millisecond, Refusals: 50, SlowRefusals: 5, First: true, Again: true,
+	}
+}
+
+// Quick is what a run of some seconds measures.
+func Quick() Effort {
+	return Effort{
+		Rounds: 15, LeastRounds: 5, Budget: 5 * time.Second, Burst: 200, LeastBurst: 50, Turn: 20 * time.Millisecond,
+		RateRounds: 4, StreamRounds: 6, Slice: 50 * time.Millisecond, Refusals: 10, SlowRefusals: 1,
+	}
+}
+
+// Sizes lists the numbers of Services of a whole run.
+func Sizes() []int { return []int{1, 1_000, 10_000, 30_000} }
+
+// QuickSizes lists those of a quick one.
+func QuickSizes() []int { return []int{1, 1_000} }
+
+// LeftOut says what a quick run does without.
+func LeftOut() []string {
+	return []string{
+		"data plane: 10,000 and 30,000 services; the service that was created first",
+		"data plane: most rounds; the ratios of a few are not fit to tell 5 %",
+	}
+}
+
+// Sink takes what is measured.
+type Sink interface {
+	// Put takes a cell as soon as it is measured.
+	Put(result.Cell)
+	// Doing tells what is going on.
+	Doing(what string)
+	// Version tells which program was measured.
+	Version(program, version string)
+}
+
+// Cells is how many cells Run puts.
+func (c Config) Cells() int {
+	perSize := len(c.backends())
+	return len(c.Sizes) * perSize * len(c.Effort.questions())
+}
+
+// backends lists who is compared, in the order of tables.
+func (c Config) backends() []string {
+	list := []string{result.NFTProxy, result.KubeProxyNFTables, result.KubeProxyIPTables, result.OneStaticRule}
+	if c.Effort.Again {
+		list = append(list, again)
+	}
+	return append(list, result.NoProxy)
+}
+
+// again is a second node with the static rule.
+const again = result.OneStaticRule + ", again"
+
+// Run measures all of it. What cannot be measured is a cell that says why; an
+// error is one of the whole run.
+func Run(ctx context.Context, c Config, sink Sink) (err error) {
+	if os.Geteuid() != 0 {
+		return errors.New("data plane: needs root")
+	}
+	sink.Doing("data plane: finding kube-proxy, nft and iptables")
+	list := proxies.All(ctx, c.NFTProxy)
+	for _, p := range list {
+		for program, version := range p.Versions {
+			sink.Version(program, version)
+		}
+	}
+	r := &run{Config: c, Sink: sink}
+	defer func() { err = errors.Join(err, r.close()) }()
+	if err := r.prepare(ctx, list); err != nil {
+		return fmt.Errorf("data plane: %w", err)
+	}
+	if err := r.measure(ctx); err != nil {
+		return fmt.Errorf("data plane: %w", err)
+	}
+	return nil
+}
+
+// run is the measuring.
+type run struct {
+	Config
+	Sink
+	sites []*site
+}
+
+func (r *run) close() error {
+	var errs []error
+	for _, s := range r.sites {
+		errs = append(errs, s.close())
+	}
+	return errors.Join(errs...)
+}

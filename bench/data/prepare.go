@@ -1,0 +1,110 @@
+package data
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"nftproxy/bench/proxies"
+	"nftproxy/bench/result"
+	"nftproxy/internal/cluster"
+	"nftproxy/internal/cluster/controlplane"
+)
+
+// prepare makes all sites. The API server that the proxies learn from is gone
+// when it returns.
+func (r *run) prepare(ctx context.Context, list []proxies.Proxy) (err error) {
+	for _, backend := range r.backends() {
+		if backend == result.NoProxy || backend == result.OneStaticRule || backend == again {
+			s, err := newBareSite(backend)
+			if err != nil {
+				return err
+			}
+			r.sites = append(r.sites, s)
+		}
+	}
+	r.Doing("data plane: API server")
+	plane, err := controlplane.Start(ctx, cluster.Config{
+		ListenAddr: netip.MustParseAddr("172.30.0.1"),
+		// Who makes ServiceCIDRs ready, which proxies look at.
+		Controllers:   []string{"service-cidr-controller"},
+		NodePortRange: nodePortRange,
+		Log:           r.Log,
+	})
+	if err != nil {
+		return fmt.Errorf("start a control plane: %w", err)
+	}
+	defer func() { err = errors.Join(err, plane.Stop()) }()
+	before := 0
+	for _, services := range r.Sizes {
+		if err := r.programSize(ctx, plane, list, before, services); err != nil {
+			return fmt.Errorf("%s services: %w", result.Count(services), err)
+		}
+		before = services
+	}
+	return ctx.Err()
+}
+
+// programSize has each proxy write its rules for a number of services. One that
+// cannot has a site that says why.
+func (r *run) programSize(ctx context.Context, plane *controlplane.Plane, list []proxies.Proxy, before, services int) error {
+	if services <= before || services > maxServices {
+		return fmt.Errorf("want more than %d and at most %d", before, maxServices)
+	}
+	r.Doing("data plane: " + result.Count(services) + " services")
+	for _, objects := range steps(before, services) {
+		if err := plane.Cluster.Seed(ctx, objects...); err != nil {
+			return err
+		}
+	}
+	if err := awaitServed(ctx, plane, services); err != nil {
+		return err
+	}
+	var group errgroup.Group // two cores or more, and each proxy waits for the kernel half of the time
+	for _, p := range list {
+		n, err := proxies.NewNode(ctx, plane)
+		var s *site
+		if err == nil {
+			s, err = newProxySite(n, p.Name, services)
+		}
+		if err != nil {
+			return errors.Join(err, group.Wait())
+		}
+		r.sites = append(r.sites, s)
+		group.Go(func() error {
+			if s.failed = s.program(ctx, p, n, r.Limit); s.failed != nil {
+				fmt.Fprintf(r.Log, "data plane, %s services, %s: %v\n", result.Count(services), p.Name, s.failed)
+			}
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
+// awaitServed returns once the API server gives out the last of what was written
+// past it: then it has seen all.
+func awaitServed(ctx context.Context, plane *controlplane.Plane, services int) error {
+	name := affinityService(services)[0].(metav1.Object).GetName()
+	cached := metav1.GetOptions{ResourceVersion: "0"} // from where informers list
+	err := wait.PollUntilContextTimeout(ctx, 10*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		_, err := plane.Client.CoreV1().Services(namespace).Get(ctx, name, cached)
+		if err == nil {
+			_, err = plane.Client.DiscoveryV1().EndpointSlices(namespace).Get(ctx, name, cached)
+		}
+		if apierrors.IsNotFound(err) {
+			return false, nil
+		}
+		return err == nil, err
+	})
+	if err != nil {
+		return fmt.Errorf("wait for service %s to be served: %w", name, err)
+	}
+	return nil
+}

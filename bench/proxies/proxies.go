@@ -1,0 +1,156 @@
+// Package proxies promises the service proxies that are compared, each on a
+// node of its own and started in the same way by every benchmark: nftproxy, and
+// kube-proxy in its two modes.
+//
+// It measures nothing.
+package proxies
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"nftproxy/bench/result"
+	"nftproxy/internal/aptget"
+	"nftproxy/internal/child"
+	"nftproxy/internal/cluster"
+)
+
+// Proxy is a program that can be run on a node.
+type Proxy struct {
+	Name string
+	// Ours says that it is nftproxy.
+	Ours bool
+	// Missing is why it cannot run here; nil if it can.
+	Missing error
+	// Versions are what it and what it runs say of themselves, by program.
+	Versions map[string]string
+
+	command func(*Node) *exec.Cmd
+	first   func(context.Context, *child.Process) (First, error)
+}
+
+// First is how the first program came about.
+type First struct {
+	// Took is from the moment when the informers had synced.
+	Took time.Duration
+	At   time.Time
+	// Line is what nftproxy logged of it; empty for others.
+	Line child.Line
+}
+
+// All lists the proxies, with the nftproxy of a path.
+func All(ctx context.Context, nftproxy string) []Proxy {
+	return []Proxy{Ours(nftproxy), KubeProxy(ctx, result.KubeProxyNFTables), KubeProxy(ctx, result.KubeProxyIPTables)}
+}
+
+// Start starts it on a node.
+func (p *Proxy) Start(n *Node) (*child.Process, error) {
+	if p.Missing != nil {
+		return nil, p.Missing
+	}
+	return child.Start(n.Node, p.command(n))
+}
+
+// First waits for the first program of a process that Start returned.
+func (p *Proxy) First(ctx context.Context, process *child.Process) (First, error) {
+	return p.first(ctx, process)
+}
+
+// Stop ends a process that Start returned; its rules stay.
+func (p *Proxy) Stop(ctx context.Context, process *child.Process) error {
+	const patience = 20 * time.Second
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	err := process.Stop(ctx)
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && !p.Ours {
+		return nil // kube-proxy dies of SIGTERM
+	}
+	return err
+}
+
+// Ours is nftproxy with its default periods, its servers off.
+func Ours(binary string) Proxy {
+	p := Proxy{Name: result.NFTProxy, Ours: true, first: firstOfOurs}
+	path, err := filepath.Abs(binary)
+	if err == nil {
+		_, err = os.Stat(path)
+	}
+	p.Missing = err
+	p.command = func(n *Node) *exec.Cmd {
+		return exec.Command(path, "run", "--hostname-override="+n.Name, "--cluster-cidr="+n.clusterCIDR(), "-v=2",
+			"--kubeconfig="+n.kubeconfig, "--healthz-bind-address=", "--metrics-bind-address=")
+	}
+	return p
+}
+
+func firstOfOurs(ctx context.Context, p *child.Process) (First, error) {
+	l, _, err := p.Await(ctx, 0, child.Line.Synced)
+	return First{Took: l.Latency, At: l.At, Line: l}, err
+}
+
+// KubeProxy is kube-proxy in the mode that the backend's name ends with, with
+// the periods that it has by default, its health server off.
+func KubeProxy(ctx context.Context, name string) Proxy {
+	mode := name[strings.LastIndex(name, " ")+1:]
+	p := Proxy{Name: name, first: firstOfKubeProxy, Versions: map[string]string{}}
+	tool, debian := "nft", "nftables"
+	if mode == "iptables" {
+		tool, debian = "iptables", "iptables"
+	}
+	toolPath, toolErr := aptget.Command(tool, debian)
+	binary, err := cluster.Tool(ctx, "kube-proxy")
+	if p.Missing = errors.Join(err, toolErr); p.Missing != nil {
+		return p
+	}
+	p.Versions["kube-proxy"] = strings.TrimPrefix(FirstLine(exec.CommandContext(ctx, binary, "--version")), "Kubernetes ")
+	p.Versions[tool] = FirstLine(exec.CommandContext(ctx, toolPath, "--version"))
+	p.command = func(n *Node) *exec.Cmd {
+		cmd := exec.Command(binary, "--proxy-mode="+mode, "--hostname-override="+n.Name, "--cluster-cidr="+n.clusterCIDR(),
+			"--kubeconfig="+n.kubeconfig, "--conntrack-max-per-core=0", "-v=2",
+			"--healthz-bind-address=", "--metrics-bind-address=127.0.0.1:10249")
+		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(toolPath)+":"+os.Getenv("PATH"))
+		return cmd
+	}
+	return p
+}
+
+// KubeProxySynced recognises the line that kube-proxy logs after a sync of IPv4,
+// where the services of benchmarks are.
+func KubeProxySynced(l child.Line) bool {
+	return l.Has("SyncProxyRules complete", `ipFamily="IPv4"`)
+}
+
+// firstOfKubeProxy goes by the times at which its log's lines were read: the last
+// informer that had synced, and the end of the first sync.
+func firstOfKubeProxy(ctx context.Context, p *child.Process) (First, error) {
+	done, mark, err := p.Await(ctx, 0, KubeProxySynced)
+	if err != nil {
+		return First{}, err
+	}
+	var synced time.Time
+	lines, _ := p.Logged(0)
+	for _, l := range lines[:mark] {
+		if l.Has("Caches are synced") {
+			synced = l.At
+		}
+	}
+	if synced.IsZero() {
+		return First{}, errors.New("its log does not tell when the informers had synced")
+	}
+	return First{Took: done.At.Sub(synced), At: done.At}, nil
+}
+
+// FirstLine is the first line that a command writes; where it cannot be run, why.
+func FirstLine(cmd *exec.Cmd) string {
+	out, err := cmd.Output()
+	if err != nil {
+		return err.Error()
+	}
+	line, _, _ := strings.Cut(string(out), "\n")
+	return strings.TrimSpace(line)
+}
