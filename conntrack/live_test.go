@@ -38,7 +38,6 @@ type live struct {
 	kernel  *kernel.Conn
 	state   nft.State
 	builder *service.Builder
-	text    string // of the snapshot
 	table   *Table
 	// heard has the names of the pods that were sent a datagram at silentPort.
 	heard chan string
