@@ -1,7 +1,7 @@
 # nftproxy: each target says in one line what it does; `make help` lists them.
 GO ?= go
 
-.PHONY: help build test test-short conformance demo bench lint clean
+.PHONY: help build test test-short conformance demo bench bench-quick bench-stages lint clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -24,11 +24,18 @@ conformance: build ## run every scenario beside the real kube-proxy, and print w
 demo: build ## show the proxy at work on real traffic, without a cluster
 	bin/nftproxy demo
 
-bench: build ## measure each stage, and 10,000 services against kube-proxy on the same API server
+bench: build ## compare with kube-proxy, nft and the bare kernel at every size; an hour or two, as root
 	hack/build-tools.sh
 	hack/build-tools.sh kube-proxy
+	$(GO) run ./bench
+
+bench-quick: build ## the same at the smallest size, in under three minutes
+	hack/build-tools.sh
+	hack/build-tools.sh kube-proxy
+	$(GO) run ./bench --quick
+
+bench-stages: ## benchmark each stage (decoding, compile, plan, encode, apply, dump), with allocations
 	$(GO) test -run '^$$' -bench . -benchmem ./internal/treap ./watch ./nft/ruleset ./nft/kernel ./conntrack
-	NFTPROXY_COMPARE=1 $(GO) test -count=1 -timeout 60m -v -run TestScale ./internal/e2e
 
 lint: ## gofmt, go vet and staticcheck at its pinned version
 	@unformatted=$$(gofmt -l .) && test -z "$$unformatted" || { echo "not gofmt-clean:"; echo "$$unformatted"; exit 1; }

@@ -35,6 +35,8 @@ const (
 	Min     = "min"
 	Max     = "max"
 	Samples = "samples"
+	// WritesASecond is how many changes a constant rate really had.
+	WritesASecond = "writes a second"
 )
 
 // Report is one run.

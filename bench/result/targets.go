@@ -55,8 +55,8 @@ func (j judge) controlPlane() []Target {
 		j.ratioOf("service deleted, "+batch, 1.5, DeleteInside, Usual, kernelTime, NFTProxy, BareNetlink),
 		j.ratio("CPU per one-endpoint change, against kube-proxy nftables", 1.0/1000, ChangeCPU, Usual, Value, NFTProxy, KubeProxyNFTables),
 		j.bound("API write to kernel, default minSyncPeriod", "p50 at most 15 ms, p99 at most 50 ms", ChangeSeen, Usual, map[string]float64{P50: 15, P99: 50}),
-		j.bound("1,000 endpoint changes a second: lag", "p99 under 100 ms", Churn1000, Usual, map[string]float64{P99: 100}),
-		j.bound("1,000 endpoint changes a second: CPU", "under half a core", Churn1000CPU, Usual, map[string]float64{Value: 0.5}),
+		j.sustained(1000, j.bound("1,000 endpoint changes a second: lag", "p99 under 100 ms", Churn1000, Usual, map[string]float64{P99: 100})),
+		j.sustained(1000, j.bound("1,000 endpoint changes a second: CPU", "under half a core", Churn1000CPU, Usual, map[string]float64{Value: 0.5})),
 		j.ratio("peak memory, against kube-proxy nftables", 1.0/4, PeakMemory, Usual, Value, NFTProxy, KubeProxyNFTables),
 	}
 }
@@ -145,6 +145,21 @@ func (j judge) bound(what, want, question, size string, most map[string]float64)
 		got = append(got, name+figure(c, v))
 	}
 	t.Got = strings.Join(got, ", ")
+	return t
+}
+
+// sustained takes back a verdict on 1,000 changes a second where the API server
+// did not get so many written.
+func (j judge) sustained(rate float64, t Target) Target {
+	const enough = 0.95
+	c := j.Cell(Churn1000, NFTProxy, Usual)
+	if c == nil || t.Verdict == NotMeasured {
+		return t
+	}
+	if got, found := c.Values[WritesASecond]; found && got < enough*rate {
+		t.Got += fmt.Sprintf(", but the API server took only %s changes a second", Figure(got))
+		t.Verdict = NotMeasured
+	}
 	return t
 }
 

@@ -39,6 +39,8 @@ type Config struct {
 	// ServiceCIDRs are the ranges of cluster IPs, at most one of each family; that of ListenAddr's family comes first.
 	// Empty: 10.96.0.0/12 and fd00:10:96::/108.
 	ServiceCIDRs []netip.Prefix
+	// NodePortRange are the ports that Services may have on nodes, "FIRST-LAST". Empty: 30000-32767.
+	NodePortRange string
 	// Controllers are the controllers to run, by the names that kube-controller-manager's --controllers knows.
 	// Empty: DefaultControllers.
 	Controllers []string
@@ -127,6 +129,9 @@ func (cfg *Config) setDefaults() error {
 		if cfg.ListenAddr.Is6() {
 			cfg.ServiceCIDRs = []netip.Prefix{v6, v4}
 		}
+	}
+	if cfg.NodePortRange == "" {
+		cfg.NodePortRange = "30000-32767"
 	}
 	if len(cfg.Controllers) == 0 {
 		cfg.Controllers = DefaultControllers()

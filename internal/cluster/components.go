@@ -75,6 +75,7 @@ func (c *Cluster) apiServerArgs() []string {
 		"--service-account-key-file=" + c.pki.serviceAccountPublicKey,
 		"--service-account-signing-key-file=" + c.pki.serviceAccountKey,
 		"--service-cluster-ip-range=" + joinPrefixes(c.cfg.ServiceCIDRs),
+		"--service-node-port-range=" + c.cfg.NodePortRange,
 		// Tests create objects by the ten thousand; fairness between clients is not what they look at.
 		"--enable-priority-and-fairness=false",
 		"--max-requests-inflight=4000",

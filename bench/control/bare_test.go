@@ -1,0 +1,109 @@
+package control
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"nftproxy/internal/service"
+	"nftproxy/internal/service/servicetest"
+	"nftproxy/internal/testnet"
+	"nftproxy/nft"
+	"nftproxy/nft/kernel"
+	"nftproxy/nft/ruleset"
+)
+
+// program has services of the given numbers of endpoints.
+func program(t *testing.T, endpoints ...int) *nft.Program {
+	t.Helper()
+	b := service.NewBuilder(servicetest.Node())
+	for i, n := range endpoints {
+		b.Set(servicetest.UniformService(i, n))
+	}
+	return ruleset.Compile(ruleset.Config{Table: "nftproxy", MasqueradeBit: 14}, b.Snapshot())
+}
+
+// TestSwap: there and back, and there again, as often as one likes.
+func TestSwap(t *testing.T) {
+	from, to := program(t, 3, 3), program(t, 3, 5, 7)
+	s := newSwap(from, to)
+	m := nft.NewModel()
+	apply := func(what string, b nft.Batch) {
+		t.Helper()
+		if err := m.Apply(b); err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+	}
+	apply("load", load(from))
+	apply("first", s.first)
+	elements := func() int {
+		n := 0
+		for _, set := range m.Table(to.IPv4.ID()).Sets {
+			n += len(set.Elements)
+		}
+		return n
+	}
+	there := elements()
+	for range 3 {
+		apply("back", s.back)
+		if elements() >= there {
+			t.Errorf("%d elements, and %d before", elements(), there)
+		}
+		apply("again", s.again)
+		if elements() != there {
+			t.Errorf("%d elements, want %d", elements(), there)
+		}
+	}
+}
+
+// TestBare: the kernel has the program with the sizes that were declared; what it
+// refuses is an error.
+func TestBare(t *testing.T) {
+	ns := testnet.NamespaceForTest(t, "bare")
+	want := sized(program(t, 3, 300, 2))
+	for _, s := range want.IPv4.Sets {
+		if !s.Dynamic && s.Size == 0 {
+			t.Errorf("set %s has no size", s.Name)
+		}
+	}
+	if s := want.IPv4.Set("endpoints"); s.Size != 2*305 {
+		t.Errorf("size %d for 305 endpoints", s.Size)
+	}
+	all, err := encode(load(want))
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket, err := dialBare(ns.Fd(), len(all[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.close()
+	if took, err := socket.send(all); err != nil || took <= 0 {
+		t.Fatalf("took %v, error %v", took, err)
+	}
+	conn, err := kernel.Open(kernel.Config{NetNS: ns.Fd()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	got, err := conn.Read(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want.Model().String(), got.String()); diff != "" {
+		t.Errorf("tables (-want +got):\n%s", diff)
+	}
+
+	missing, err := encode(nft.Batch{Ops: []nft.Op{nft.DeleteChain{Table: want.IPv4.ID(), Chain: "none"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := socket.send(missing); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("error %v", err)
+	}
+	if _, err := socket.send(all); !errors.Is(err, unix.EEXIST) {
+		t.Errorf("the same again: error %v", err)
+	}
+}

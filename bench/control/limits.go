@@ -1,0 +1,228 @@
+package control
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+
+	"nftproxy/bench/result"
+	"nftproxy/internal/testnet"
+	"nftproxy/nft"
+)
+
+// insideQuestions are the kinds of changes, by how their batches are called.
+func insideQuestions() []string {
+	return []string{result.ChangeInside, result.ScaleInside, result.AddInside, result.DeleteInside}
+}
+
+func nftQuestions() []string {
+	return append([]string{result.FirstProgram, result.FirstProgramCPU, result.PeakMemory}, insideQuestions()...)
+}
+
+func bareQuestions() []string { return append([]string{result.FirstProgram}, insideQuestions()...) }
+
+// limits measures who is no proxy: the nft command and the bare kernel, with
+// nftproxy's own programs.
+func (r *run) limits(ctx context.Context) error {
+	r.doing("nft and bare netlink", "programs")
+	p, err := r.world.programs(ctx)
+	if err != nil {
+		return err
+	}
+	for _, l := range []struct {
+		name      string
+		questions []string
+		measure   func(context.Context, *programs, func(result.Cell)) error
+	}{
+		{result.NFTCommand, nftQuestions(), r.nftCommand},
+		{result.BareNetlink, bareQuestions(), r.bare},
+	} {
+		r.doing(l.name, "first program and changes")
+		put := map[string]bool{}
+		err := l.measure(ctx, p, func(c result.Cell) {
+			put[c.Question] = true
+			r.Put(c)
+		})
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		for _, q := range l.questions {
+			if !put[q] {
+				c := r.cell(q, l.name, "")
+				c.Failed = "not measured"
+				if err != nil {
+					c.Failed = oneLine(err)
+				}
+				r.Put(c)
+			}
+		}
+	}
+	return nil
+}
+
+// bareStarts is how often the bare kernel loads the first program.
+const bareStarts = 5
+
+func (r *run) bare(ctx context.Context, p *programs, put func(result.Cell)) error {
+	whole, err := encode(load(sized(p.whole)))
+	if err != nil {
+		return err
+	}
+	var took []float64
+	var socket *bareSocket
+	for n := range bareStarts {
+		ns, err := testnet.New("bare")
+		if err != nil {
+			return err
+		}
+		defer ns.Close()
+		if socket, err = dialBare(ns.Fd(), len(whole[0])); err != nil {
+			return err
+		}
+		defer socket.close()
+		d, err := socket.send(whole)
+		if err != nil {
+			return err
+		}
+		took = append(took, d.Seconds())
+		if n+1 < bareStarts {
+			if err := errors.Join(socket.close(), ns.Close()); err != nil {
+				return err
+			}
+		}
+	}
+	c := medianCell(r.cell(result.FirstProgram, result.BareNetlink, "s"), took, nil)
+	c.Values["MB"] = float64(len(whole[0])) / 1e6
+	put(c)
+	return r.swaps(ctx, p, put, result.BareNetlink, r.Samples.Others, func(b nft.Batch) (func() (time.Duration, error), error) {
+		e, err := encode(b)
+		return func() (time.Duration, error) { return socket.send(e) }, err
+	})
+}
+
+// swaps makes changes there and back. A batch is prepared before it is timed.
+func (r *run) swaps(ctx context.Context, p *programs, put func(result.Cell), name string, count int,
+	prepare func(nft.Batch) (func() (time.Duration, error), error),
+) error {
+	for _, q := range []struct {
+		swap        swap
+		there, back string // questions
+	}{
+		{p.one, result.ChangeInside, result.ChangeInside},
+		{p.scale, result.ScaleInside, result.ScaleInside},
+		{p.add, result.AddInside, result.DeleteInside},
+	} {
+		first, err := prepare(q.swap.first)
+		if err != nil {
+			return err
+		}
+		back, err := prepare(q.swap.back)
+		if err != nil {
+			return err
+		}
+		again, err := prepare(q.swap.again)
+		if err != nil {
+			return err
+		}
+		if _, err := first(); err != nil {
+			return err
+		}
+		samples := map[string][]float64{}
+		for k := range count {
+			do, question := back, q.back
+			if k%2 == 1 {
+				do, question = again, q.there
+			}
+			// At rest, as the proxy is when its changes come.
+			if err := pause(ctx, ourRest); err != nil {
+				return err
+			}
+			d, err := do()
+			if err != nil {
+				return fmt.Errorf("%s: %w", question, err)
+			}
+			samples[question] = append(samples[question], ms(d))
+		}
+		if count%2 == 0 { // the next change starts from where all began
+			if _, err := back(); err != nil {
+				return err
+			}
+		}
+		for question, list := range samples {
+			c := r.cell(question, name, "ms")
+			c.Values = result.Quantiles(list)
+			put(c)
+		}
+	}
+	return nil
+}
+
+// nftChanges is how many changes of each kind go through nft.
+const nftChanges = 10
+
+func (r *run) nftCommand(ctx context.Context, p *programs, put func(result.Cell)) error {
+	command, version, err := findNFT(ctx)
+	if err != nil {
+		return err
+	}
+	r.Version("nft", version)
+	ns, err := testnet.New("nft")
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	limited, cancel := context.WithTimeout(ctx, r.Limit)
+	defer cancel()
+	text := load(p.whole).String()
+	script := nftScript{command.Path(), ns}
+	took, usage, err := script.run(limited, text)
+	if errors.Is(limited.Err(), context.DeadlineExceeded) {
+		put(r.over(result.FirstProgram, result.NFTCommand, "s"))
+		return fmt.Errorf("no first program within %v", r.Limit)
+	}
+	if err != nil {
+		return err
+	}
+	for _, v := range []struct {
+		question, unit string
+		value          float64
+	}{
+		{result.FirstProgram, "s", took.Seconds()},
+		{result.FirstProgramCPU, "s", time.Duration(usage.Utime.Nano() + usage.Stime.Nano()).Seconds()},
+		{result.PeakMemory, "MB", float64(usage.Maxrss<<10) / 1e6},
+	} {
+		c := r.cell(v.question, result.NFTCommand, v.unit)
+		c.Values = map[string]float64{result.Value: v.value}
+		put(c)
+	}
+	return r.swaps(ctx, p, put, result.NFTCommand, nftChanges, func(b nft.Batch) (func() (time.Duration, error), error) {
+		text := b.String()
+		return func() (time.Duration, error) {
+			d, _, err := script.run(limited, text)
+			return d, err
+		}, nil
+	})
+}
+
+// nftScript runs scripts by the nft command.
+type nftScript struct {
+	path string
+	ns   *testnet.Namespace
+}
+
+func (s nftScript) run(ctx context.Context, text string) (time.Duration, *syscall.Rusage, error) {
+	var complaints bytes.Buffer
+	cmd := exec.CommandContext(ctx, s.path, "-f", "-")
+	cmd.Stdin, cmd.Stderr = strings.NewReader(text), &complaints
+	start := time.Now()
+	if err := s.ns.Run(cmd); err != nil {
+		return 0, nil, fmt.Errorf("nft -f: %w: %s", err, strings.TrimSpace(complaints.String()))
+	}
+	took := time.Since(start)
+	return took, cmd.ProcessState.SysUsage().(*syscall.Rusage), nil
+}

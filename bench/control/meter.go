@@ -1,0 +1,217 @@
+package control
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// meter watches a process and its children.
+type meter struct {
+	pid  int
+	stop context.CancelFunc
+	done sync.WaitGroup
+
+	mu   sync.Mutex
+	peak int64 // in bytes
+}
+
+// samplePeriod is how often memory is looked at.
+const samplePeriod = 20 * time.Millisecond
+
+// newMeter starts to watch. stopNow ends it.
+func newMeter(pid int) *meter {
+	ctx, cancel := context.WithCancel(context.Background())
+	m := &meter{pid: pid, stop: cancel}
+	m.done.Go(func() {
+		ticks := time.NewTicker(samplePeriod)
+		defer ticks.Stop()
+		for {
+			m.sample()
+			select {
+			case <-ctx.Done():
+				return
+			case <-ticks.C:
+			}
+		}
+	})
+	return m
+}
+
+func (m *meter) stopNow() {
+	m.stop()
+	m.done.Wait()
+}
+
+// sample adds up the most that each of the processes of this moment has had in
+// memory.
+func (m *meter) sample() {
+	sum := highWater(m.pid)
+	for _, pid := range descendants(m.pid) {
+		sum += highWater(pid)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.peak = max(m.peak, sum)
+}
+
+// peakMB is the most so far, in MB (10^6 bytes).
+func (m *meter) peakMB() float64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return float64(m.peak) / 1e6
+}
+
+// highWater is the most that a process has had in memory, in bytes; 0 for one
+// that has gone.
+func highWater(pid int) int64 {
+	file, err := os.Open(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0
+	}
+	defer file.Close()
+	for lines := bufio.NewScanner(file); lines.Scan(); {
+		if rest, found := strings.CutPrefix(lines.Text(), "VmHWM:"); found {
+			kilobytes, _ := strconv.ParseInt(strings.Fields(rest)[0], 10, 64)
+			return kilobytes << 10
+		}
+	}
+	return 0
+}
+
+// descendants are a process's children and theirs, which each thread lists of its
+// own (CONFIG_PROC_CHILDREN).
+func descendants(pid int) []int {
+	var pids []int
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			continue // the thread has gone
+		}
+		for _, word := range strings.Fields(string(text)) {
+			if child, err := strconv.Atoi(word); err == nil {
+				pids = append(append(pids, child), descendants(child)...)
+			}
+		}
+	}
+	return pids
+}
+
+// cpuTime is what a process has used, to the nanosecond, and its children that
+// have ended, in the kernel's ticks of 10 ms.
+func cpuTime(pid int) (time.Duration, error) {
+	// The clock of another process's CPU time: clock_getcpuclockid(3).
+	const schedulerClock = 2
+	var now unix.Timespec
+	if err := unix.ClockGettime(int32(^pid<<3|schedulerClock), &now); err != nil {
+		return 0, fmt.Errorf("CPU time of process %d: %w", pid, err)
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, fmt.Errorf("CPU time of process %d's children: %w", pid, err)
+	}
+	children, err := childTicks(string(stat))
+	if err != nil {
+		return 0, fmt.Errorf("CPU time of process %d's children: %w", pid, err)
+	}
+	const perSecond = 100 // USER_HZ, whatever the kernel's own
+	return time.Duration(now.Nano()) + time.Duration(children)*time.Second/perSecond, nil
+}
+
+// childTicks reads cutime and cstime, the 16th and 17th field of proc_pid_stat(5).
+func childTicks(stat string) (int64, error) {
+	// The second field, a name in parentheses, may have all of these in it.
+	fields := strings.Fields(stat[strings.LastIndex(stat, ")")+1:])
+	if len(fields) < 15 {
+		return 0, fmt.Errorf("cannot read %q", stat)
+	}
+	user, userErr := strconv.ParseInt(fields[13], 10, 64)
+	system, systemErr := strconv.ParseInt(fields[14], 10, 64)
+	return user + system, errors.Join(userErr, systemErr)
+}
+
+// settledCPU is cpuTime once no child runs, or when the context ends: only
+// children that have been waited for count.
+func (m *meter) settledCPU(ctx context.Context) (time.Duration, error) {
+	ticks := time.NewTicker(samplePeriod / 4)
+	defer ticks.Stop()
+	for len(descendants(m.pid)) > 0 {
+		select {
+		case <-ctx.Done():
+			return cpuTime(m.pid)
+		case <-ticks.C:
+		}
+	}
+	return cpuTime(m.pid)
+}
+
+// kernelBytes is what the kernel has taken for itself and cannot give back:
+// unreclaimable slab, vmalloc and per-CPU memory.
+func kernelBytes() (int64, error) {
+	file, err := os.Open("/proc/meminfo")
+	if err != nil {
+		return 0, err
+	}
+	defer file.Close()
+	var sum int64
+	found := 0
+	for lines := bufio.NewScanner(file); lines.Scan(); {
+		name, rest, _ := strings.Cut(lines.Text(), ":")
+		switch name {
+		case "SUnreclaim", "VmallocUsed", "Percpu":
+			kilobytes, err := strconv.ParseInt(strings.Fields(rest)[0], 10, 64)
+			if err != nil {
+				return 0, fmt.Errorf("read /proc/meminfo: %w", err)
+			}
+			sum += kilobytes << 10
+			found++
+		}
+	}
+	if found != 3 {
+		return 0, fmt.Errorf("read /proc/meminfo: %w: three counters of the kernel's memory", fs.ErrNotExist)
+	}
+	return sum, nil
+}
+
+// settledKernelBytes is kernelBytes once it stays as it is: what a transaction
+// frees goes after a grace period, by a worker.
+func settledKernelBytes(ctx context.Context) (int64, error) {
+	const (
+		period = 100 * time.Millisecond
+		calm   = 5 // periods
+		still  = 256 << 10
+	)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	ticks := time.NewTicker(period)
+	defer ticks.Stop()
+	last, err := kernelBytes()
+	for n := 0; err == nil && n < calm; {
+		select {
+		case <-ctx.Done():
+			return last, nil
+		case <-ticks.C:
+		}
+		var now int64
+		if now, err = kernelBytes(); err != nil {
+			break
+		}
+		if now < last-still || now > last+still {
+			n, last = 0, now
+		} else {
+			n++
+		}
+	}
+	return last, err
+}

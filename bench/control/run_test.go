@@ -1,0 +1,73 @@
+package control
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"nftproxy/bench/result"
+)
+
+// recorded is a sink for tests.
+type recorded struct {
+	mu     sync.Mutex
+	report result.Report
+	puts   int
+}
+
+func (r *recorded) Put(c result.Cell) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.puts++
+	r.report.Put(c)
+}
+
+func (r *recorded) Doing(string)           {}
+func (r *recorded) Version(string, string) {}
+
+// TestRun: at a tiny size every announced cell is there once and has a figure.
+// The figures themselves are not judged.
+func TestRun(t *testing.T) {
+	switch {
+	case testing.Short():
+		t.Skip("-short: needs a control plane")
+	case os.Geteuid() == 0:
+	case os.Getenv("CI") != "" || os.Getenv("REQUIRE_PRIVILEGED") != "":
+		t.Fatal("needs root")
+	default:
+		t.Skip("needs root")
+	}
+	binary := filepath.Join(t.TempDir(), "nftproxy")
+	build := exec.Command("go", "build", "-o", binary, "../../cmd/nftproxy")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build nftproxy: %v\n%s", err, out)
+	}
+	size, err := Find("20x5")
+	if err != nil {
+		t.Fatal(err)
+	}
+	size.OursOnly = true
+	c := Config{
+		NFTProxy: binary, Sizes: []Size{size}, Limit: time.Minute, Log: os.Stderr,
+		Samples: Samples{Starts: 2, Changes: 5, Others: 4, Churn: time.Second, Budget: time.Minute},
+	}
+	var sink recorded
+	if err := Run(t.Context(), c, &sink); err != nil {
+		t.Fatal(err)
+	}
+	if want := c.Cells(); sink.puts != want || len(sink.report.Cells) != want {
+		t.Errorf("%d cells, put %d times; %d were announced", len(sink.report.Cells), sink.puts, want)
+	}
+	for _, cell := range sink.report.Cells {
+		if cell.Question == result.KernelMemory {
+			continue // of so little nothing shows
+		}
+		if v, found := cell.Main(); cell.Failed != "" || cell.Over || !found || v <= 0 {
+			t.Errorf("%+v", cell)
+		}
+	}
+}

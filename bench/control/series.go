@@ -1,0 +1,213 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"time"
+
+	"nftproxy/bench/result"
+	"nftproxy/internal/child"
+)
+
+// least is how many changes of a series are made whatever they take, within the
+// limit.
+const least = 3
+
+// series is what came of changes that were made one after the other.
+type series struct {
+	// seen is from the request to the kernel's notice, accepted from the API
+	// server's answer to it, in ms. That may be earlier than the answer.
+	seen, accepted []float64
+	// latency is from the event to the committed transaction inside the
+	// process, in ms, and parts what it was spent on.
+	latency []float64
+	parts   map[string][]float64
+	// written is how many were asked for.
+	written int
+	// cpu is what the process and its children used for all of them.
+	cpu time.Duration
+	// givenUp is how long the last one was waited for in vain.
+	givenUp time.Duration
+}
+
+// series makes changes until all are made, or the budget is spent, or the limit
+// is reached.
+func (s *subject) series(ctx context.Context, c changes) (out series, err error) {
+	out.parts = map[string][]float64{}
+	if err := s.listen(); err != nil {
+		return out, err
+	}
+	if c.prepare != nil {
+		if err := c.prepare(ctx); err != nil {
+			return out, err
+		}
+	}
+	limited, cancel := context.WithTimeout(ctx, s.Limit)
+	defer cancel()
+	if err := pause(ctx, s.rest); err != nil {
+		return out, err
+	}
+	before, err := s.meter.settledCPU(limited)
+	if err != nil {
+		return out, err
+	}
+	began := time.Now()
+	for k, change := range c.list {
+		if k >= least && time.Since(began) > s.Samples.Budget || limited.Err() != nil {
+			break
+		}
+		if err := s.change(limited, change, &out); err != nil {
+			return out, err
+		}
+		if out.givenUp > 0 {
+			break
+		}
+		if pause(limited, s.rest) != nil {
+			break
+		}
+	}
+	after, err := s.meter.settledCPU(limited)
+	out.cpu = after - before
+	if err == nil && c.clean != nil {
+		err = c.clean(ctx)
+	}
+	if ctx.Err() != nil {
+		err = ctx.Err()
+	}
+	return out, err
+}
+
+// change makes one change and waits for it.
+func (s *subject) change(ctx context.Context, c change, out *series) error {
+	mark := s.process.Mark()
+	var arrived <-chan time.Time
+	if c.seen.IsValid() {
+		arrived = s.monitor.Expect(c.seen)
+	}
+	start := time.Now()
+	if err := c.write(ctx); err != nil {
+		return err
+	}
+	accepted := time.Now()
+	out.written++
+	if c.seen.IsValid() {
+		select {
+		case at := <-arrived:
+			out.seen, out.accepted = append(out.seen, ms(at.Sub(start))), append(out.accepted, ms(at.Sub(accepted)))
+		case <-s.process.Exited():
+			return fmt.Errorf("%w: %v", child.ErrEnded, s.process.Err())
+		case <-ctx.Done():
+			s.monitor.Forget()
+			out.givenUp = time.Since(start)
+			if n := s.monitor.Lost(); n > 0 {
+				return fmt.Errorf("the kernel's notices did not fit into the buffer %d times", n)
+			}
+			return nil
+		}
+		if !s.Ours {
+			return nil
+		}
+	}
+	l, _, err := s.process.Await(ctx, mark, s.batch)
+	if errors.Is(err, context.DeadlineExceeded) {
+		out.givenUp = time.Since(start)
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("wait for the log: %w", err)
+	}
+	if s.Ours {
+		out.latency = append(out.latency, ms(l.Latency))
+		for part, v := range partsOf(l, time.Millisecond) {
+			out.parts[part] = append(out.parts[part], v)
+		}
+	}
+	return nil
+}
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// answers puts the cells of a series: as seen from outside and, for our own
+// proxy, inside.
+func (s *subject) answers(outside, inside string, out series) {
+	s.answer(s.seen(outside, out))
+	if s.Ours {
+		c := s.cell(inside, s.Name, "ms")
+		c.Values = insideValues(out.latency, out.parts)
+		s.answer(c)
+	}
+}
+
+func insideValues(latency []float64, parts map[string][]float64) map[string]float64 {
+	values := result.Quantiles(latency)
+	if values == nil {
+		return nil
+	}
+	for part, list := range parts {
+		if part != "read" {
+			values[part] = result.Median(list)
+		}
+	}
+	return values
+}
+
+func (s *subject) seen(question string, out series) result.Cell {
+	if len(out.seen) == 0 {
+		return s.over(question, s.Name, "ms")
+	}
+	c := s.cell(question, s.Name, "ms")
+	c.Values = maps.Clone(result.Quantiles(out.seen))
+	c.Values["after the answer"] = result.Median(out.accepted)
+	if out.givenUp > 0 {
+		c.Note = fmt.Sprintf("one more was given up after %v", out.givenUp.Round(time.Second))
+	}
+	return c
+}
+
+// count is how many changes are made at most.
+func (s *subject) count(ours, slow int) int {
+	if s.Ours {
+		return ours
+	}
+	return slow
+}
+
+func (s *subject) oneEndpoint(ctx context.Context) error {
+	out, err := s.series(ctx, s.world.replacements(s.count(s.Samples.Changes, s.Samples.SlowChanges)))
+	if err != nil {
+		return err
+	}
+	s.answers(result.ChangeSeen, result.ChangeInside, out)
+	cpu := s.cell(result.ChangeCPU, s.Name, "ms")
+	cpu.Values = map[string]float64{result.Value: ms(out.cpu) / float64(out.written), result.Samples: float64(out.written)}
+	s.answer(cpu)
+	peak := s.cell(result.PeakMemory, s.Name, "MB")
+	peak.Values = map[string]float64{result.Value: s.meter.peakMB()}
+	s.answer(peak)
+	return nil
+}
+
+func (s *subject) scale(ctx context.Context) error {
+	out, err := s.series(ctx, s.world.scalings(s.count(s.Samples.Others, s.Samples.SlowOthers)))
+	if err == nil {
+		s.answers(result.ScaleSeen, result.ScaleInside, out)
+	}
+	return err
+}
+
+func (s *subject) addAndDelete(ctx context.Context) error {
+	extra := s.world.extraServices(s.count(s.Samples.Others, s.Samples.SlowOthers))
+	added, err := s.series(ctx, s.world.additions(extra))
+	if err != nil {
+		return err
+	}
+	s.answers(result.AddSeen, result.AddInside, added)
+	deleted, err := s.series(ctx, s.world.removals(extra, added.written))
+	if err != nil {
+		return err
+	}
+	s.answers(result.DeleteSeen, result.DeleteInside, deleted)
+	return nil
+}

@@ -1,0 +1,110 @@
+package control
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"nftproxy/bench/result"
+)
+
+// Size is how many Services there are, and how many endpoints each has.
+type Size struct {
+	Name     string
+	Services int
+	// Endpoints is the average number of each service's.
+	Endpoints int
+	// LoadBalancer makes each Service have a node port and two ingress
+	// addresses beside its cluster IP.
+	LoadBalancer bool
+	// OursOnly leaves kube-proxy out.
+	OursOnly bool
+}
+
+// Sizes lists those that are measured, in that order.
+func Sizes() []Size {
+	sizes := []Size{
+		{Services: 1_000, Endpoints: 10},
+		{Services: 10_000, Endpoints: 10},
+		{Services: 30_000, Endpoints: 3},
+		{Services: 5_006, Endpoints: 50},
+		{Services: 44_000, Endpoints: 1},
+		{Services: 1, Endpoints: 10_000},
+		{Services: 5_000, Endpoints: 20, LoadBalancer: true},
+		{Services: 30_000, Endpoints: 10, OursOnly: true},
+	}
+	for i := range sizes {
+		sizes[i].Name = name(sizes[i])
+	}
+	return sizes
+}
+
+func name(s Size) string {
+	text := result.Count(s.Services) + "x" + result.Count(s.Endpoints)
+	if s.LoadBalancer {
+		text += " LB"
+	}
+	return text
+}
+
+// Find returns the size of a name, with or without commas: of the list, or any
+// other of the form 100x10 and 100x10 LB.
+func Find(text string) (Size, error) {
+	plain := func(s string) string { return strings.ReplaceAll(s, ",", "") }
+	for _, s := range Sizes() {
+		if plain(s.Name) == plain(text) {
+			return s, nil
+		}
+	}
+	var s Size
+	rest, balanced := strings.CutSuffix(plain(text), " LB")
+	if _, err := fmt.Sscanf(rest, "%dx%d", &s.Services, &s.Endpoints); err != nil || s.Services < 1 || s.Endpoints < 1 {
+		return s, fmt.Errorf("size %q: want the number of services and that of endpoints of each, such as 1000x10", text)
+	}
+	s.LoadBalancer = balanced
+	if s.Services > maxServices || s.Services*s.Endpoints > maxEndpoints {
+		return s, fmt.Errorf("size %q: at most %d services and %d endpoints", text, maxServices, maxEndpoints)
+	}
+	s.Name = name(s)
+	return s, nil
+}
+
+// The numbers for which there are addresses.
+const (
+	maxServices  = 1 << 16
+	maxEndpoints = 1 << 21
+)
+
+// endpointsOf is how many endpoints a service has: in turn some more and some
+// fewer, as in real clusters, and the given number on average.
+func (s Size) endpointsOf(service int) int {
+	if s.Services == 1 {
+		return s.Endpoints
+	}
+	spread := min(2, s.Endpoints/3)
+	return s.Endpoints - spread + service%(2*spread+1)
+}
+
+// total is the number of all endpoints.
+func (s Size) total() int {
+	n := 0
+	for i := range s.Services {
+		n += s.endpointsOf(i)
+	}
+	return n
+}
+
+// cell is a measurement's frame.
+func (s Size) cell(question, backend, unit string) result.Cell {
+	return result.Cell{Question: question, Backend: backend, Size: s.Name, Services: s.Services, Endpoints: s.total(), Unit: unit}
+}
+
+// spread lists count services, evenly from the first to the last. It lists some
+// more than once when there are not as many.
+func (s Size) spread(count int) []int {
+	var list []int
+	for k := range count {
+		list = append(list, k*s.Services/count)
+	}
+	return slices.Clip(list)
+}

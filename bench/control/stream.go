@@ -1,0 +1,302 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"net/netip"
+	"slices"
+	"sort"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"nftproxy/bench/result"
+	"nftproxy/internal/child"
+)
+
+// replacement is one endpoint that gets another address in a stream of them.
+type replacement struct {
+	at spot
+	to netip.Addr
+	// sent is when the API server was asked.
+	sent time.Time
+	// seen yields when the kernel had it; nil if the API server was not asked, or
+	// did not accept it.
+	seen <-chan time.Time
+}
+
+// replacementsAt makes them, with an address each.
+func (w *world) replacementsAt(spots []spot) []*replacement {
+	var list []*replacement
+	for _, at := range spots {
+		list = append(list, &replacement{at: at, to: w.nextIP()})
+	}
+	return list
+}
+
+// scattered lists the places of count endpoints, so that neighbours in the list
+// are far from each other, and all endpoints have their turn before one comes
+// again.
+func (w *world) scattered(count int) []spot {
+	const prime = 104_729
+	total := w.size.total()
+	var list []spot
+	for k := range count {
+		n := (k % total) * prime % total
+		service := sort.SearchInts(w.first, n+1) - 1
+		j := n - w.first[service]
+		list = append(list, spot{service, j / maxSlice, j % maxSlice})
+	}
+	return list
+}
+
+// stream writes replacements to the API server, so many a second or, with rate 0,
+// as fast as it takes them. Those of one slice are written in their order.
+func (s *subject) stream(ctx context.Context, list []*replacement, rate float64) error {
+	group, ctx := errgroup.WithContext(ctx)
+	var queues []chan *replacement
+	for range writers {
+		queue := make(chan *replacement, len(list))
+		queues = append(queues, queue)
+		group.Go(func() error {
+			for r := range queue {
+				if err := s.send(ctx, r); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	group.Go(func() error {
+		defer func() {
+			for _, q := range queues {
+				close(q)
+			}
+		}()
+		start := time.Now()
+		for k, r := range list {
+			if rate > 0 {
+				due := start.Add(time.Duration(float64(k) / rate * float64(time.Second)))
+				if err := pause(ctx, time.Until(due)); err != nil {
+					return err
+				}
+			}
+			queues[writerOf(r.at)] <- r
+		}
+		return nil
+	})
+	return group.Wait()
+}
+
+// writerOf is the same for all that is in one slice.
+func writerOf(at spot) int {
+	h := fnv.New32a()
+	fmt.Fprint(h, at.service, at.slice)
+	return int(h.Sum32() % writers)
+}
+
+func (s *subject) send(ctx context.Context, r *replacement) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	wanted := s.world.replace(r.at, r.to)
+	seen := s.monitor.Expect(r.to)
+	r.sent = time.Now()
+	if err := s.world.update(ctx, wanted); err != nil {
+		return err
+	}
+	r.seen = seen
+	return nil
+}
+
+// outcome is what came of a stream.
+type outcome struct {
+	// lags are from the request to the kernel's notice, in ms; of what has not
+	// come, to the moment when it was given up.
+	lags []float64
+	// last is when the last one arrived, and missing how many did not.
+	last    time.Time
+	missing int
+}
+
+// collect waits for the kernel's notices until the context ends. An endpoint
+// that was replaced again before the kernel had it counts as there when its
+// successor is.
+func (s *subject) collect(ctx context.Context, list []*replacement) outcome {
+	var out outcome
+	successor := map[spot]time.Time{}
+	for _, r := range slices.Backward(list) {
+		if r.seen == nil {
+			continue
+		}
+		next, replaced := successor[r.at]
+		at := s.arrival(ctx, r, replaced)
+		if at.IsZero() || replaced && next.Before(at) {
+			at = next
+		}
+		if at.IsZero() {
+			out.missing++
+			out.lags = append(out.lags, ms(time.Since(r.sent)))
+			continue
+		}
+		successor[r.at] = at
+		if at.After(out.last) {
+			out.last = at
+		}
+		out.lags = append(out.lags, ms(at.Sub(r.sent)))
+	}
+	return out
+}
+
+// arrival is when the kernel told of a replacement; zero if it has not. One that
+// was replaced itself is not waited for.
+func (s *subject) arrival(ctx context.Context, r *replacement, replaced bool) time.Time {
+	if replaced {
+		select {
+		case at := <-r.seen:
+			return at
+		default:
+			return time.Time{}
+		}
+	}
+	select {
+	case at := <-r.seen:
+		return at
+	case <-s.process.Exited():
+	case <-ctx.Done():
+	}
+	select { // it may have come at the same time
+	case at := <-r.seen:
+		return at
+	default:
+		return time.Time{}
+	}
+}
+
+// rollingEndpoints is how many are replaced in one go.
+const rollingEndpoints = 1000
+
+// rolling replaces endpoints service by service, one in each write.
+func (s *subject) rolling(ctx context.Context) error {
+	if err := s.listen(); err != nil {
+		return err
+	}
+	limited, cancel := context.WithTimeout(ctx, s.Limit)
+	defer cancel()
+	count := min(rollingEndpoints, s.size.total())
+	list := s.world.replacementsAt(s.world.inRow(count))
+	mark, start := s.process.Mark(), time.Now()
+	before, err := s.meter.settledCPU(limited)
+	if err != nil {
+		return err
+	}
+	if err := s.stream(limited, list, 0); err != nil {
+		return err
+	}
+	wrote := time.Now()
+	out := s.collect(limited, list)
+	after, err := s.meter.settledCPU(limited)
+	if err != nil {
+		return err
+	}
+	if out.missing > 0 {
+		s.monitor.Forget()
+		s.answer(s.over(result.Rolling, s.Name, "s"))
+		return nil
+	}
+	c := s.cell(result.Rolling, s.Name, "s")
+	c.Values = map[string]float64{
+		result.Value: out.last.Sub(start).Seconds(), "API writes": wrote.Sub(start).Seconds(),
+		"CPU": (after - before).Seconds(), "batches": float64(s.batches(mark)),
+	}
+	s.answer(c)
+	return nil
+}
+
+// inRow lists the places of count endpoints, service after service.
+func (w *world) inRow(count int) []spot {
+	var list []spot
+	for service := 0; len(list) < count; service++ {
+		for j := range min(w.size.endpointsOf(service), count-len(list)) {
+			list = append(list, spot{service, j / maxSlice, j % maxSlice})
+		}
+	}
+	return list
+}
+
+// batches counts the writes to the kernel since a mark of the log.
+func (s *subject) batches(mark int) int {
+	lines, _ := s.process.Logged(mark)
+	n := 0
+	for _, l := range lines {
+		if s.batch(l) {
+			n++
+		}
+	}
+	return n
+}
+
+func (s *subject) churn100(ctx context.Context) error {
+	return s.churn(ctx, 100, result.Churn100, result.Churn100CPU)
+}
+
+func (s *subject) churn1000(ctx context.Context) error {
+	return s.churn(ctx, 1000, result.Churn1000, result.Churn1000CPU)
+}
+
+// churn replaces endpoints at a constant rate.
+func (s *subject) churn(ctx context.Context, rate float64, lagQuestion, cpuQuestion string) error {
+	if err := s.listen(); err != nil {
+		return err
+	}
+	if err := pause(ctx, s.rest); err != nil {
+		return err
+	}
+	list := s.world.replacementsAt(s.world.scattered(int(rate * s.Samples.Churn.Seconds())))
+	mark := s.process.Mark()
+	before, err := s.meter.settledCPU(ctx)
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	// An API server that cannot keep up has as long again.
+	limited, cancel := context.WithTimeout(ctx, 2*s.Samples.Churn)
+	err = s.stream(limited, list, rate)
+	cancel()
+	if err != nil && (ctx.Err() != nil || limited.Err() == nil) {
+		return err
+	}
+	wrote := time.Since(start)
+	written := len(slices.DeleteFunc(slices.Clone(list), func(r *replacement) bool { return r.seen == nil }))
+	limited, cancel = context.WithTimeout(ctx, s.Limit)
+	out := s.collect(limited, list)
+	cancel()
+	s.monitor.Forget()
+	if s.process.Ended() {
+		return fmt.Errorf("%w: %v", child.ErrEnded, s.process.Err())
+	}
+	used, err := s.meter.settledCPU(ctx)
+	if err != nil {
+		return err
+	}
+	s.churnCells(lagQuestion, cpuQuestion, out, wrote, used-before, written, s.batches(mark))
+	return nil
+}
+
+func (s *subject) churnCells(lagQuestion, cpuQuestion string, out outcome, wrote, cpu time.Duration, written, batches int) {
+	lag := s.cell(lagQuestion, s.Name, "ms")
+	lag.Values = result.Quantiles(out.lags)
+	lag.Values[result.WritesASecond] = float64(written) / wrote.Seconds()
+	lag.Values["batches a second"] = float64(batches) / wrote.Seconds()
+	lag.Over = out.missing > 0
+	if out.missing > 0 {
+		lag.Note = fmt.Sprintf("%d of %d never arrived", out.missing, written)
+	}
+	s.answer(lag)
+	share := s.cell(cpuQuestion, s.Name, "cores")
+	// Of the time in which changes were made: what is still worked off
+	// afterwards was caused then.
+	share.Values = map[string]float64{result.Value: cpu.Seconds() / wrote.Seconds()}
+	s.answer(share)
+}

@@ -1,0 +1,214 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"nftproxy/bench/proxies"
+	"nftproxy/bench/result"
+	"nftproxy/internal/child"
+	"nftproxy/internal/nftcmd"
+	"nftproxy/internal/nftmonitor"
+)
+
+// subject is a proxy at work.
+type subject struct {
+	*run
+	backend
+	node    *proxies.Node
+	process *child.Process
+	monitor *nftmonitor.Monitor
+	meter   *meter
+	// put are the questions that have been answered.
+	put []string
+}
+
+// step answers some questions.
+type step struct {
+	name      string
+	questions []string
+	// slow says that only a whole run asks a slow proxy.
+	slow bool
+	do   func(context.Context) error
+}
+
+func (s *subject) steps() []step {
+	return []step{
+		{"first program", []string{result.FirstProgram, result.StartToProgram, result.FirstProgramCPU}, false, s.firstPrograms},
+		{"one-endpoint changes", []string{result.ChangeSeen, result.ChangeInside, result.ChangeCPU, result.PeakMemory}, false, s.oneEndpoint},
+		{"scale changes", []string{result.ScaleSeen, result.ScaleInside}, false, s.scale},
+		{"services added and deleted", []string{result.AddSeen, result.AddInside, result.DeleteSeen, result.DeleteInside}, false, s.addAndDelete},
+		{"rolling replacement", []string{result.Rolling}, true, s.rolling},
+		{"100 changes a second", []string{result.Churn100, result.Churn100CPU}, true, s.churn100},
+		{"1,000 changes a second", []string{result.Churn1000, result.Churn1000CPU}, true, s.churn1000},
+		{"restart", []string{result.Restart}, false, s.restart},
+		{"kernel memory", []string{result.KernelMemory}, false, s.kernelMemory},
+	}
+}
+
+// asked leaves out what cannot be asked of the proxy, or is not.
+func (s *subject) asked() []step {
+	return slices.DeleteFunc(s.steps(), func(st step) bool { return st.slow && !s.Ours && !s.Samples.SlowChurn })
+}
+
+// proxyQuestions lists what a whole run asks of a proxy.
+func proxyQuestions(ours bool) []string {
+	s := &subject{run: &run{Config: Config{Samples: Full()}}, backend: backend{Proxy: proxies.Proxy{Ours: ours}}}
+	var questions []string
+	for _, st := range s.asked() {
+		questions = append(questions, s.of(st)...)
+	}
+	return questions
+}
+
+// of lists the questions of a step that the proxy can answer.
+func (s *subject) of(st step) []string {
+	return slices.DeleteFunc(slices.Clone(st.questions), func(q string) bool {
+		return !s.Ours && strings.HasSuffix(q, "inside the process")
+	})
+}
+
+// backend measures one proxy. Whatever goes wrong is in the cells.
+func (r *run) backend(ctx context.Context, b backend) {
+	s := &subject{run: r, backend: b}
+	err := b.Missing
+	if err == nil {
+		r.doing(b.Name, "node")
+		s.node, err = proxies.NewNode(ctx, r.world.plane)
+	}
+	if err != nil {
+		s.fail(s.asked(), err)
+		return
+	}
+	defer s.close()
+	for i, st := range s.asked() {
+		r.doing(b.Name, st.name)
+		err := st.do(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		s.fail([]step{st}, err)
+		if err != nil {
+			r.complain(s, st, err)
+		}
+		if s.process == nil || s.process.Ended() {
+			if err == nil {
+				err = child.ErrEnded
+			}
+			if i+1 < len(s.asked()) && st.name != "restart" {
+				s.fail(s.asked()[i+1:], fmt.Errorf("%s: %w", st.name, err))
+				return
+			}
+		}
+	}
+}
+
+// fail says why the questions of steps have no answer, where they have none.
+func (s *subject) fail(steps []step, err error) {
+	for _, st := range steps {
+		for _, q := range s.of(st) {
+			if slices.Contains(s.put, q) {
+				continue
+			}
+			c := s.cell(q, s.Name, "")
+			c.Failed = "not measured"
+			if err != nil {
+				c.Failed = oneLine(err)
+			}
+			s.answer(c)
+		}
+	}
+}
+
+// complain writes what a reader wants to see of a failure.
+func (r *run) complain(s *subject, st step, err error) {
+	fmt.Fprintf(r.Log, "%s, %s, %s: %v\n", r.size.Name, s.Name, st.name, err)
+	if s.process != nil {
+		fmt.Fprintf(r.Log, "%s\n", s.process.Tail(20))
+	}
+}
+
+func oneLine(err error) string {
+	const most = 200
+	text := strings.Join(strings.Fields(err.Error()), " ")
+	if len(text) > most {
+		text = text[:most] + "..."
+	}
+	return text
+}
+
+func (s *subject) answer(c result.Cell) {
+	s.put = append(s.put, c.Question)
+	s.Put(c)
+}
+
+// start runs the proxy until its first program is in the kernel. On an error it
+// does not run.
+func (s *subject) start(ctx context.Context) (proxies.First, error) {
+	p, err := s.Start(s.node)
+	if err != nil {
+		return proxies.First{}, err
+	}
+	s.process, s.meter = p, newMeter(p.PID())
+	first, err := s.First(ctx, p)
+	if err != nil {
+		return proxies.First{}, errors.Join(err, s.end(context.WithoutCancel(ctx)))
+	}
+	return first, nil
+}
+
+// end stops the proxy; its rules stay.
+func (s *subject) end(ctx context.Context) error {
+	if s.meter != nil {
+		s.meter.stopNow()
+	}
+	if s.process == nil {
+		return nil
+	}
+	return s.Stop(ctx, s.process)
+}
+
+// close ends what runs and removes the node.
+func (s *subject) close() {
+	errs := []error{s.end(context.Background())}
+	if s.monitor != nil {
+		errs = append(errs, s.monitor.Close())
+	}
+	if err := errors.Join(append(errs, s.node.Close())...); err != nil {
+		fmt.Fprintf(s.Log, "%s, %s: %v\n", s.size.Name, s.Name, err)
+	}
+}
+
+// listen starts to listen to the node's nftables, unless that is done. It is not
+// while a first program goes in, which it would slow down.
+func (s *subject) listen() (err error) {
+	if s.monitor == nil {
+		s.monitor, err = nftmonitor.Listen(s.node.Node.Fd())
+	}
+	return err
+}
+
+// pause lets the proxy come to rest.
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return nil
+	}
+}
+
+// flush removes everything from the node's nftables.
+func (s *subject) flush() error {
+	nft, err := nftcmd.Find()
+	if err == nil {
+		_, err = nft.Run(s.node.Node, "", "flush", "ruleset")
+	}
+	return err
+}

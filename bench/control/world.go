@@ -1,0 +1,137 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/netip"
+	"sync"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"nftproxy/internal/cluster"
+	"nftproxy/internal/cluster/controlplane"
+)
+
+// writers is how many writes to the API server are under way at once, where the
+// rate counts.
+const writers = 16
+
+// world is an API server with the objects of one size. The objects change in
+// the course of the measurements, but neither their number nor their shape.
+type world struct {
+	size  Size
+	plane *controlplane.Plane
+	// client speaks protobuf, as proxies do, so that the API server spends its
+	// time on them.
+	client kubernetes.Interface
+	// first is the number of each service's first endpoint.
+	first []int
+
+	mu sync.Mutex
+	// changed holds the slices that are not as they were seeded, by name.
+	changed map[string]*discoveryv1.EndpointSlice
+	// later counts the addresses of endpoints that came later.
+	later int
+}
+
+// newWorld starts an API server and stores the objects. Nothing stays behind
+// when it returns an error.
+func newWorld(ctx context.Context, size Size, log io.Writer) (*world, error) {
+	plane, err := controlplane.Start(ctx, cluster.Config{
+		ListenAddr: netip.MustParseAddr("172.30.0.1"),
+		// Who makes ServiceCIDRs ready; others would take part in every change.
+		Controllers:   []string{"service-cidr-controller"},
+		NodePortRange: NodePortRange,
+		Log:           log,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("start a control plane: %w", err)
+	}
+	w := newIndex(size)
+	w.plane = plane
+	config := rest.CopyConfig(plane.Cluster.Client())
+	config.ContentType = runtime.ContentTypeProtobuf
+	if w.client, err = kubernetes.NewForConfig(config); err == nil {
+		err = size.objects(func(objects []runtime.Object) error { return plane.Cluster.Seed(ctx, objects...) })
+	}
+	if err != nil {
+		return nil, joinClose(err, plane.Stop)
+	}
+	return w, nil
+}
+
+// newIndex is a world without an API server: who is where.
+func newIndex(size Size) *world {
+	w := &world{size: size, changed: map[string]*discoveryv1.EndpointSlice{}}
+	n := 0
+	for i := range size.Services {
+		w.first = append(w.first, n)
+		n += size.endpointsOf(i)
+	}
+	return w
+}
+
+// nextIP is an address that no endpoint had.
+func (w *world) nextIP() netip.Addr {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.later++
+	return laterIP(w.later)
+}
+
+// slice is a copy of an EndpointSlice of a service as it is now.
+func (w *world) slice(service, n int) *discoveryv1.EndpointSlice {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if s, found := w.changed[sliceName(serviceName(service), n)]; found {
+		return s.DeepCopy()
+	}
+	return w.size.slices(service, w.first[service])[n]
+}
+
+// slicesOf is how many a service has.
+func (w *world) slicesOf(service int) int {
+	return (w.size.endpointsOf(service) + maxSlice - 1) / maxSlice
+}
+
+// update writes a slice to the API server, whatever that has.
+func (w *world) update(ctx context.Context, s *discoveryv1.EndpointSlice) error {
+	if _, err := w.client.DiscoveryV1().EndpointSlices(namespace).Update(ctx, s, metav1.UpdateOptions{}); err != nil {
+		return fmt.Errorf("update EndpointSlice %s: %w", s.Name, err)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.changed[s.Name] = s
+	return nil
+}
+
+// spot is an endpoint's place.
+type spot struct{ service, slice, endpoint int }
+
+// spots lists the places of count endpoints, evenly over the services; of a
+// service that comes up again, the next endpoint, and so on in turn.
+func (w *world) spots(count int) []spot {
+	var list []spot
+	times := map[int]int{}
+	for _, service := range w.size.spread(count) {
+		j := times[service] % w.size.endpointsOf(service)
+		times[service]++
+		list = append(list, spot{service, j / maxSlice, j % maxSlice})
+	}
+	return list
+}
+
+// replace gives the endpoint at a spot another address and returns the slice to
+// write.
+func (w *world) replace(at spot, to netip.Addr) *discoveryv1.EndpointSlice {
+	s := w.slice(at.service, at.slice)
+	s.Endpoints[at.endpoint] = newEndpoint(to, at.service+at.endpoint)
+	return s
+}
+
+func (w *world) stop() error { return w.plane.Stop() }

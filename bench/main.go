@@ -1,0 +1,208 @@
+// Command bench compares nftproxy with what a user could run instead of it and
+// with the kernel itself, on this machine, and says which of the project's
+// targets are met. It needs root; everything runs in network namespaces of its
+// own.
+//
+// It writes tables to the terminal, and the figures as JSON and pictures to a
+// directory. What it measures is in packages control and data.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
+
+	"nftproxy/bench/chart"
+	"nftproxy/bench/control"
+	"nftproxy/bench/result"
+)
+
+func main() {
+	// Clients of the API server complain of what the cells tell anyway.
+	klog.LogToStderr(false)
+	klog.SetOutput(io.Discard)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := newCommand().ExecuteContext(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+// options are the flags.
+type options struct {
+	quick    bool
+	limit    time.Duration
+	only     string
+	sizes    []string
+	services []int
+	out      string
+	json     string
+	nftproxy string
+	check    bool
+}
+
+func newCommand() *cobra.Command {
+	var o options
+	cmd := &cobra.Command{
+		Use:           "bench",
+		Short:         "Compare nftproxy with kube-proxy, nft and the bare kernel",
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context(), cmd.OutOrStdout()) },
+	}
+	f := cmd.Flags()
+	f.BoolVar(&o.quick, "quick", false, "the smallest size and few samples: under three minutes")
+	f.DurationVar(&o.limit, "limit", 3*time.Minute, "how long one cell may take; what takes longer is stopped and reported as more than that")
+	f.StringVar(&o.only, "only", "", "one part: control or data (default both)")
+	f.StringSliceVar(&o.sizes, "size", nil, `control plane: Services x endpoints of each, such as 1000x10 or "5000x20 LB" (default all)`)
+	f.IntSliceVar(&o.services, "services", nil, "data plane: numbers of Services (default all)")
+	f.StringVar(&o.out, "out", filepath.Join("docs", "bench"), "directory for the JSON and the pictures")
+	f.StringVar(&o.json, "json", "report.json", "name of the JSON file in that directory; a quick run writes quick.json")
+	f.StringVar(&o.nftproxy, "nftproxy", filepath.Join("bin", "nftproxy"), "the binary that is measured")
+	f.BoolVar(&o.check, "check", false, "a target that is not met is an error")
+	cmd.AddCommand(newShowCommand())
+	return cmd
+}
+
+// newShowCommand makes tables and pictures of figures that were measured before.
+func newShowCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "show REPORT",
+		Short: "Print the tables of a JSON report, and make its pictures again beside it",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r, err := result.Read(args[0])
+			if err != nil {
+				return err
+			}
+			r.Judge()
+			return show(cmd.OutOrStdout(), r, filepath.Dir(args[0]))
+		},
+	}
+}
+
+// show prints the tables and makes the pictures.
+func show(w io.Writer, r *result.Report, dir string) error {
+	if err := chart.Tables(w, r); err != nil {
+		return err
+	}
+	files, err := chart.Plots(dir, r)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(w, "\n%d pictures in %s\n", len(files), dir)
+	return err
+}
+
+// part is a part of the benchmarks.
+type part struct {
+	name  string
+	cells int
+	run   func(context.Context, *recorder) error
+	// leftOut is what a quick run does without.
+	leftOut []string
+}
+
+func (o *options) parts(log io.Writer) ([]part, error) {
+	controlPlane, err := o.controlPlane(log)
+	if err != nil {
+		return nil, err
+	}
+	dataPlane, err := o.dataPlane(log)
+	if err != nil {
+		return nil, err
+	}
+	var parts []part
+	for _, p := range []part{controlPlane, dataPlane} {
+		if o.only == "" || o.only == p.name {
+			parts = append(parts, p)
+		}
+	}
+	if len(parts) == 0 {
+		return nil, fmt.Errorf("--only: %q: want control or data", o.only)
+	}
+	return parts, nil
+}
+
+func (o *options) controlPlane(log io.Writer) (part, error) {
+	c := control.Config{NFTProxy: o.nftproxy, Sizes: control.Sizes(), Limit: o.limit, Samples: control.Full(), Log: log}
+	p := part{name: "control"}
+	if o.quick {
+		c.Sizes, c.Samples, p.leftOut = c.Sizes[:1], control.Quick(), control.LeftOut()
+	}
+	if len(o.sizes) > 0 {
+		c.Sizes = nil
+		for _, text := range o.sizes {
+			s, err := control.Find(text)
+			if err != nil {
+				return p, fmt.Errorf("--size: %w", err)
+			}
+			c.Sizes = append(c.Sizes, s)
+		}
+	}
+	p.cells = c.Cells()
+	p.run = func(ctx context.Context, r *recorder) error { return control.Run(ctx, c, r) }
+	return p, nil
+}
+
+// run measures, and shows whatever could be measured.
+func (o *options) run(ctx context.Context, w io.Writer) error {
+	if o.quick && o.json == "report.json" {
+		o.json = "quick.json"
+	}
+	if err := os.MkdirAll(o.out, 0o755); err != nil {
+		return err
+	}
+	facts, err := result.Machine()
+	if err != nil {
+		return err
+	}
+	r := newRecorder(result.Report{Facts: facts, Started: time.Now(), Quick: o.quick}, filepath.Join(o.out, o.json), os.Stderr)
+	parts, err := o.parts(r)
+	if err != nil {
+		return err
+	}
+	for _, p := range parts {
+		r.expect(p.cells)
+		r.report.LeftOut = append(r.report.LeftOut, p.leftOut...)
+	}
+	var failed []error
+	for _, p := range parts {
+		if err := p.run(ctx, r); err != nil {
+			failed = append(failed, err)
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	failed = append(failed, r.finish(), show(w, &r.report, o.out))
+	if o.check {
+		failed = append(failed, unmet(&r.report))
+	}
+	return errors.Join(failed...)
+}
+
+func unmet(r *result.Report) error {
+	n := 0
+	for _, t := range r.Targets {
+		if t.Verdict == result.NotMet {
+			n++
+		}
+	}
+	if n > 0 {
+		return fmt.Errorf("%d targets are not met", n)
+	}
+	return nil
+}
