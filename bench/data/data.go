@@ -63,8 +63,8 @@ type Effort struct {
 // Full is what a whole run measures.
 func Full() Effort {
 	return Effort{
-		Rounds: 60, LeastRounds: 15, Budget: 90 * time.Second, Burst: 500, LeastBurst: 100, Turn: 50 * time.Millisecond,
-		RateRounds: 10, StreamRounds: 20, Slice: 100 * time.Millisecond, Refusals: 50, SlowRefusals: 5, First: true, Again: true,
+		Rounds: 100, LeastRounds: 15, Budget: 2 * time.Minute, Burst: 1000, LeastBurst: 100, Turn: 50 * time.Millisecond,
+		RateRounds: 30, StreamRounds: 100, Slice: 50 * time.Millisecond, Refusals: 50, SlowRefusals: 5, First: true, Again: true,
 	}
 }
 
@@ -72,7 +72,7 @@ func Full() Effort {
 func Quick() Effort {
 	return Effort{
 		Rounds: 15, LeastRounds: 5, Budget: 5 * time.Second, Burst: 200, LeastBurst: 50, Turn: 20 * time.Millisecond,
-		RateRounds: 4, StreamRounds: 6, Slice: 50 * time.Millisecond, Refusals: 10, SlowRefusals: 1,
+		RateRounds: 6, StreamRounds: 10, Slice: 30 * time.Millisecond, Refusals: 10, SlowRefusals: 1,
 	}
 }
 
@@ -100,6 +100,18 @@ type Sink interface {
 	Version(program, version string)
 }
 
+// Validate says what is wrong with the sizes.
+func (c Config) Validate() error {
+	before := 0
+	for _, n := range c.Sizes {
+		if n <= before || n > maxServices {
+			return fmt.Errorf("%d services: want growing numbers from 1 to %d", n, maxServices)
+		}
+		before = n
+	}
+	return nil
+}
+
 // Cells is how many cells Run puts.
 func (c Config) Cells() int {
 	perSize := len(c.backends())
@@ -123,6 +135,9 @@ const again = result.OneStaticRule + ", again"
 func Run(ctx context.Context, c Config, sink Sink) (err error) {
 	if os.Geteuid() != 0 {
 		return errors.New("data plane: needs root")
+	}
+	if err := c.Validate(); err != nil {
+		return fmt.Errorf("data plane: %w", err)
 	}
 	sink.Doing("data plane: finding kube-proxy, nft and iptables")
 	list := proxies.All(ctx, c.NFTProxy)

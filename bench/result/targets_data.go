@@ -1,6 +1,8 @@
 package result
 
 import (
+	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 )
@@ -43,33 +45,65 @@ func (j judge) noWorse(key, against string) Target {
 // noise is how far two medians of the same thing lie apart from run to run.
 const noise = 0.02
 
+// compared is a ratio, and of what.
+type compared struct {
+	ratio float64
+	of    string
+	good  bool
+}
+
 // everywhere compares nftproxy with another backend in each cell of the
 // questions that begin with a name, and tells the worst.
 func (j judge) everywhere(what, want, question, key, against string, good func(ratio float64, services int) bool) Target {
 	t := Target{What: what, Want: want, Verdict: NotMeasured, Got: "no " + question + " of both"}
-	var bad, fine []string
+	var all []compared
 	for _, c := range j.Cells {
 		if c.Backend != NFTProxy || c.Question != question && !strings.HasPrefix(c.Question, question+",") {
 			continue
 		}
-		ratio, found := j.pair(&c, key, against)
-		if !found {
-			continue
-		}
-		text := fraction(ratio) + " (" + strings.TrimPrefix(strings.TrimPrefix(c.Question, question), ", ") + " at " + c.Size + ")"
-		if good(ratio, c.Services) {
-			fine = append(fine, text)
-		} else {
-			bad = append(bad, text)
+		if ratio, found := j.pair(&c, key, against); found {
+			way := strings.TrimPrefix(strings.TrimPrefix(c.Question, question), ", ")
+			all = append(all, compared{ratio, strings.TrimSpace(way + " at " + c.Size), good(ratio, c.Services)})
 		}
 	}
-	switch {
-	case len(bad) > 0:
-		t.Got, t.Verdict = strings.Join(bad, ", "), NotMet
-	case len(fine) > 0:
-		t.Got, t.Verdict = strings.Join(slices.Compact(fine), ", "), Met
+	if len(all) == 0 {
+		return t
+	}
+	// What is to be low is worst where it is highest, and the other way round.
+	lowIsGood := good(0, 0)
+	slices.SortStableFunc(all, func(a, b compared) int {
+		switch {
+		case a.good != b.good && a.good:
+			return 1
+		case a.good != b.good:
+			return -1
+		case lowIsGood:
+			return cmp.Compare(b.ratio, a.ratio)
+		}
+		return cmp.Compare(a.ratio, b.ratio)
+	})
+	bad := 0
+	for _, c := range all {
+		if !c.good {
+			bad++
+		}
+	}
+	t.Verdict = verdict(bad == 0)
+	t.Got = worst(all, max(1, bad))
+	if len(all) > 1 {
+		t.Got += fmt.Sprintf("; good in %d of %d", len(all)-bad, len(all))
 	}
 	return t
+}
+
+// worst tells of the first ratios of a list, as many as asked for and fit.
+func worst(all []compared, count int) string {
+	const most = 3
+	var texts []string
+	for _, c := range all[:min(count, most)] {
+		texts = append(texts, fraction(c.ratio)+" ("+c.of+")")
+	}
+	return strings.Join(texts, ", ")
 }
 
 // pair is the ratio of nftproxy's value to that of another backend.

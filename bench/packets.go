@@ -1,0 +1,32 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+
+	"nftproxy/bench/data"
+)
+
+// patienceOfData is how much longer than a cell a proxy may take for its first
+// program, on which all cells of the data plane at that size depend.
+const patienceOfData = 5
+
+// dataPlane is the part about packets.
+func (o *options) dataPlane(log io.Writer) (part, error) {
+	c := data.Config{NFTProxy: o.nftproxy, Sizes: data.Sizes(), Limit: patienceOfData * o.limit, Effort: data.Full(), Log: log}
+	p := part{name: "data"}
+	if o.quick {
+		c.Sizes, c.Effort, p.leftOut = data.QuickSizes(), data.Quick(), data.LeftOut()
+	}
+	if len(o.services) > 0 {
+		c.Sizes = slices.Sorted(slices.Values(o.services))
+	}
+	if err := c.Validate(); err != nil {
+		return p, fmt.Errorf("--services: %w", err)
+	}
+	p.cells = c.Cells()
+	p.run = func(ctx context.Context, r *recorder) error { return data.Run(ctx, c, r) }
+	return p, nil
+}
