@@ -1,5 +1,7 @@
 package result
 
+import "strings"
+
 // The questions about the control plane.
 const (
 	FirstProgram    = "first program"
@@ -67,10 +69,23 @@ func Asked() []Question {
 	}
 }
 
+// AskedOfPackets lists the questions about the data plane, or how their names
+// begin.
+func AskedOfPackets() []Question {
+	const turns = "; the median of many short turns, and of the ratios to those that had the same turn"
+	return []Question{
+		{ConnectionSetup, "how long connect() takes, to a server that accepts nothing meanwhile, on a thread that is not interrupted" + turns},
+		{ConnectionRate, "sockets made, connected and reset, one after the other on each core" + turns},
+		{Throughput, "one TCP connection from a pod to a cluster IP, whose server is a pod on the same node" + turns},
+		{ThroughputCPU, "CPU time of both ends' threads, with what the kernel does for the packets on top of them, for each GB (10^9 bytes) of that"},
+		{Refusal, "how long connect() takes to fail, from a pod to a cluster IP without endpoints; for no proxy, to a closed port of a pod"},
+	}
+}
+
 // About is the sentence of a question, "" if it has none.
 func About(question string) string {
-	for _, q := range Asked() {
-		if q.Name == question {
+	for _, q := range append(Asked(), AskedOfPackets()...) {
+		if q.Name == question || strings.HasPrefix(question, q.Name+", ") {
 			return q.About
 		}
 	}
