@@ -192,9 +192,10 @@ func (r *run) put(ctx context.Context, question, unit string, s *series, values 
 		present := r.at(services)
 		for _, at := range present {
 			c := result.Cell{Question: question, Backend: at.backend, Size: result.Count(services), Services: services, Unit: unit}
+			c.Note = noteOn(at, question)
 			switch err := s.failed[at]; {
 			case err != nil:
-				c.Unit, c.Failed = "", oneLine(err)
+				c.Unit, c.Note, c.Failed = "", "", oneLine(err)
 			case values != nil:
 				c.Values = values(at)
 			case at.backend == result.NFTProxy:
@@ -207,6 +208,17 @@ func (r *run) put(ctx context.Context, question, unit string, s *series, values 
 			r.Put(c)
 		}
 	}
+}
+
+// noteOn is what a reader has to know of a site's figures.
+func noteOn(at *site, question string) string {
+	switch {
+	case at.backend == result.KubeProxyIPTables && at.services > 1 && question != result.Throughput && question != result.ThroughputCPU:
+		return "it writes services in random order, and a packet passes those before its own: where the measured one is, is chance"
+	case at.services == 0:
+		return "measured once: it knows no number of services"
+	}
+	return ""
 }
 
 // at lists the sites that are compared at a size, in the order of backends.

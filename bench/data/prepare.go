@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -64,6 +67,7 @@ func (r *run) programSize(ctx context.Context, plane *controlplane.Plane, list [
 	if err := awaitServed(ctx, plane, services); err != nil {
 		return err
 	}
+	awaited := newAwaited(func(names string) { r.Doing("data plane: " + result.Count(services) + " services, " + names) })
 	var group errgroup.Group // two cores or more, and each proxy waits for the kernel half of the time
 	for _, p := range list {
 		n, err := proxies.NewNode(ctx, plane)
@@ -75,7 +79,9 @@ func (r *run) programSize(ctx context.Context, plane *controlplane.Plane, list [
 			return errors.Join(err, group.Wait())
 		}
 		r.sites = append(r.sites, s)
+		awaited.add(p.Name)
 		group.Go(func() error {
+			defer awaited.remove(p.Name)
 			if s.failed = s.program(ctx, p, n, r.Limit); s.failed != nil {
 				fmt.Fprintf(r.Log, "data plane, %s services, %s: %v\n", result.Count(services), p.Name, s.failed)
 			}
@@ -104,4 +110,31 @@ func awaitServed(ctx context.Context, plane *controlplane.Plane, services int) e
 		return fmt.Errorf("wait for service %s to be served: %w", name, err)
 	}
 	return nil
+}
+
+// awaited tells who has not finished yet. Its methods are safe for concurrent
+// use.
+type awaited struct {
+	tell func(names string)
+
+	mu    sync.Mutex
+	names []string
+}
+
+func newAwaited(tell func(string)) *awaited { return &awaited{tell: tell} }
+
+func (a *awaited) add(name string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.names = append(a.names, name)
+	a.tell(strings.Join(a.names, ", "))
+}
+
+func (a *awaited) remove(name string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.names = slices.DeleteFunc(a.names, func(n string) bool { return n == name })
+	if len(a.names) > 0 {
+		a.tell(strings.Join(a.names, ", "))
+	}
 }

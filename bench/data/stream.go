@@ -75,14 +75,16 @@ func (s *stream) close() error {
 // send fills the stream for some time, and returns when all has arrived.
 func (s *stream) send(in *testnet.Namespace, most time.Duration) (flow, error) {
 	var f flow
-	var arrived int64
+	var began, ended time.Time // the first write, the last read
 	sent := make(chan int64, 1)
+	reader := make(chan struct{})
 	var reading, writing time.Duration
 	var group errgroup.Group
-	start := time.Now()
 	group.Go(func() error {
+		<-reader // is there: two threads take their time to start
 		return onOwnThread(in, &writing, func() error {
-			n, err := fill(s.client, start.Add(most))
+			began = time.Now()
+			n, err := fill(s.client, most)
 			// Tells the reader that there is no more, and wakes it up if it waits
 			// already.
 			sent <- n
@@ -94,23 +96,25 @@ func (s *stream) send(in *testnet.Namespace, most time.Duration) (flow, error) {
 	})
 	group.Go(func() error {
 		return onOwnThread(in, &reading, func() (err error) {
-			arrived, err = empty(s.server, sent)
+			close(reader)
+			f.bytes, err = empty(s.server, sent)
+			ended = time.Now()
 			return err
 		})
 	})
 	err := group.Wait()
-	f.bytes, f.took, f.cpu = arrived, time.Since(start), reading+writing
+	f.took, f.cpu = ended.Sub(began), reading+writing
 	if err != nil {
 		return f, fmt.Errorf("send from %s: %w", in, err)
 	}
 	return f, nil
 }
 
-// fill writes until the end, and returns how much.
-func fill(fd int, end time.Time) (int64, error) {
+// fill writes for some time, and returns how much.
+func fill(fd int, most time.Duration) (int64, error) {
 	buf := make([]byte, chunk)
 	var sum int64
-	for time.Now().Before(end) {
+	for start := time.Now(); time.Since(start) < most; {
 		n, err := unix.Write(fd, buf)
 		if errors.Is(err, unix.EINTR) {
 			continue
