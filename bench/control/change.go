@@ -89,6 +89,7 @@ func (w *world) extraServices(count int) []extraService {
 			endpoints = append(endpoints, newEndpoint(a, k+j))
 		}
 		x.slice = newSlice(x.name, 0, endpoints...)
+		x.slice.UID = "" // the API server gives it one
 		list = append(list, x)
 	}
 	return list

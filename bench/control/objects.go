@@ -9,6 +9,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 )
@@ -87,8 +88,11 @@ func (s Size) service(i int) *corev1.Service {
 
 // newSlice is an EndpointSlice for a service.
 func newSlice(service string, n int, endpoints ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
+	name := sliceName(service, n)
 	return &discoveryv1.EndpointSlice{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: sliceName(service, n), Labels: map[string]string{
+		// With a UID it stays the same object when it is written past the API
+		// server.
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-" + name), Labels: map[string]string{
 			discoveryv1.LabelServiceName: service, discoveryv1.LabelManagedBy: "bench.nftproxy",
 		}},
 		AddressType: discoveryv1.AddressTypeIPv4,

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"nftproxy/bench/result"
 	"nftproxy/internal/child"
@@ -19,10 +20,9 @@ import (
 type replacement struct {
 	at spot
 	to netip.Addr
-	// sent is when the API server was asked.
+	// sent is when it was written.
 	sent time.Time
-	// seen yields when the kernel had it; nil if the API server was not asked, or
-	// did not accept it.
+	// seen yields when the kernel had it; nil if it was not written.
 	seen <-chan time.Time
 }
 
@@ -51,9 +51,12 @@ func (w *world) scattered(count int) []spot {
 	return list
 }
 
-// stream writes replacements to the API server, so many a second or, with rate 0,
-// as fast as it takes them. Those of one slice are written in their order.
-func (s *subject) stream(ctx context.Context, list []*replacement, rate float64) error {
+// update writes a slice.
+type update func(context.Context, *discoveryv1.EndpointSlice) error
+
+// stream writes replacements, so many a second or, with rate 0, as fast as they
+// are taken. Those of one slice are written in their order.
+func (s *subject) stream(ctx context.Context, list []*replacement, rate float64, write update) error {
 	group, ctx := errgroup.WithContext(ctx)
 	var queues []chan *replacement
 	for range writers {
@@ -61,7 +64,7 @@ func (s *subject) stream(ctx context.Context, list []*replacement, rate float64)
 		queues = append(queues, queue)
 		group.Go(func() error {
 			for r := range queue {
-				if err := s.send(ctx, r); err != nil {
+				if err := s.send(ctx, r, write); err != nil {
 					return err
 				}
 			}
@@ -96,14 +99,14 @@ func writerOf(at spot) int {
 	return int(h.Sum32() % writers)
 }
 
-func (s *subject) send(ctx context.Context, r *replacement) error {
+func (s *subject) send(ctx context.Context, r *replacement, write update) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	wanted := s.world.replace(r.at, r.to)
 	seen := s.monitor.Expect(r.to)
 	r.sent = time.Now()
-	if err := s.world.update(ctx, wanted); err != nil {
+	if err := write(ctx, wanted); err != nil {
 		return err
 	}
 	r.seen = seen
@@ -191,7 +194,7 @@ func (s *subject) rolling(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := s.stream(limited, list, 0); err != nil {
+	if err := s.stream(limited, list, 0, s.world.update); err != nil {
 		return err
 	}
 	wrote := time.Now()
@@ -238,15 +241,16 @@ func (s *subject) batches(mark int) int {
 }
 
 func (s *subject) churn100(ctx context.Context) error {
-	return s.churn(ctx, 100, result.Churn100, result.Churn100CPU)
+	return s.churn(ctx, 100, s.world.update, result.Churn100, result.Churn100CPU)
 }
 
+// churn1000 goes past the API server, whose own work would fill the machine.
 func (s *subject) churn1000(ctx context.Context) error {
-	return s.churn(ctx, 1000, result.Churn1000, result.Churn1000CPU)
+	return s.churn(ctx, 1000, s.world.updatePast, result.Churn1000, result.Churn1000CPU)
 }
 
 // churn replaces endpoints at a constant rate.
-func (s *subject) churn(ctx context.Context, rate float64, lagQuestion, cpuQuestion string) error {
+func (s *subject) churn(ctx context.Context, rate float64, write update, lagQuestion, cpuQuestion string) error {
 	if err := s.listen(); err != nil {
 		return err
 	}
@@ -260,9 +264,9 @@ func (s *subject) churn(ctx context.Context, rate float64, lagQuestion, cpuQuest
 		return err
 	}
 	start := time.Now()
-	// An API server that cannot keep up has as long again.
+	// Whoever cannot take as many has as long again.
 	limited, cancel := context.WithTimeout(ctx, 2*s.Samples.Churn)
-	err = s.stream(limited, list, rate)
+	err = s.stream(limited, list, rate, write)
 	cancel()
 	if err != nil && (ctx.Err() != nil || limited.Err() == nil) {
 		return err

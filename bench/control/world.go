@@ -29,6 +29,8 @@ type world struct {
 	// client speaks protobuf, as proxies do, so that the API server spends its
 	// time on them.
 	client kubernetes.Interface
+	// past writes past the API server.
+	past *cluster.Writer
 	// first is the number of each service's first endpoint.
 	first []int
 
@@ -53,14 +55,14 @@ func newWorld(ctx context.Context, size Size, log io.Writer) (*world, error) {
 		return nil, fmt.Errorf("start a control plane: %w", err)
 	}
 	w := newIndex(size)
-	w.plane = plane
+	w.plane, w.past = plane, plane.Cluster.NewWriter()
 	config := rest.CopyConfig(plane.Cluster.Client())
 	config.ContentType = runtime.ContentTypeProtobuf
 	if w.client, err = kubernetes.NewForConfig(config); err == nil {
 		err = size.objects(func(objects []runtime.Object) error { return plane.Cluster.Seed(ctx, objects...) })
 	}
 	if err != nil {
-		return nil, joinClose(err, plane.Stop)
+		return nil, joinClose(err, w.stop)
 	}
 	return w, nil
 }
@@ -104,10 +106,24 @@ func (w *world) update(ctx context.Context, s *discoveryv1.EndpointSlice) error 
 	if _, err := w.client.DiscoveryV1().EndpointSlices(namespace).Update(ctx, s, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("update EndpointSlice %s: %w", s.Name, err)
 	}
+	w.note(s)
+	return nil
+}
+
+// updatePast writes it past the API server.
+func (w *world) updatePast(ctx context.Context, s *discoveryv1.EndpointSlice) error {
+	if err := w.past.Put(ctx, s); err != nil {
+		return err
+	}
+	w.note(s)
+	return nil
+}
+
+// note remembers what a slice is now.
+func (w *world) note(s *discoveryv1.EndpointSlice) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.changed[s.Name] = s
-	return nil
 }
 
 // spot is an endpoint's place.
@@ -134,4 +150,7 @@ func (w *world) replace(at spot, to netip.Addr) *discoveryv1.EndpointSlice {
 	return s
 }
 
-func (w *world) stop() error { return w.plane.Stop() }
+func (w *world) stop() error {
+	w.past.Close()
+	return w.plane.Stop()
+}

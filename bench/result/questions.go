@@ -62,7 +62,7 @@ func Asked() []Question {
 		{Rolling, "one write for each endpoint as fast as the API server takes them, from the first write to the last endpoint in the kernel"},
 		{Churn100, "from the request to the API server to the kernel's notice"},
 		{Churn100CPU, "of the process and its children"},
-		{Churn1000, "from the request to the API server to the kernel's notice"},
+		{Churn1000, "from the request to store it to the kernel's notice; written to etcd past the API server, which serves it: its own writing would take the machine"},
 		{Churn1000CPU, "of the process and its children"},
 		{PeakMemory, "resident, of the process and the children that it had at the same time, up to the first program and through one-endpoint changes"},
 		{KernelMemory, "what the kernel got back (unreclaimable slab, vmalloc, per-CPU) when the tables were deleted"},

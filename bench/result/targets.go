@@ -148,8 +148,8 @@ func (j judge) bound(what, want, question, size string, most map[string]float64)
 	return t
 }
 
-// sustained takes back a verdict on 1,000 changes a second where the API server
-// did not get so many written.
+// sustained takes back a verdict on 1,000 changes a second where not
+// so many could be written.
 func (j judge) sustained(rate float64, t Target) Target {
 	const enough = 0.95
 	c := j.Cell(Churn1000, NFTProxy, Usual)
@@ -157,7 +157,7 @@ func (j judge) sustained(rate float64, t Target) Target {
 		return t
 	}
 	if got, found := c.Values[WritesASecond]; found && got < enough*rate {
-		t.Got += fmt.Sprintf(", but the API server took only %s changes a second", Figure(got))
+		t.Got += fmt.Sprintf(", but only %s changes a second could be written", Figure(got))
 		t.Verdict = NotMeasured
 	}
 	return t

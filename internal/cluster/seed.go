@@ -26,8 +26,8 @@ const seedConnections = 16
 // kube-apiserver 1.36 time in proportion to the cluster IPs in use (its allocator counts them twice, for metrics): 10,000
 // take a minute or two through the API, and seconds this way.
 //
-// Nothing validates, defaults or allocates: a Service must have its ClusterIPs, in order of family, and cannot ask for
-// node ports, and its namespace must exist. Managed fields are not there. An object that exists already is an error;
+// Nothing validates, defaults or allocates: a Service must have its ClusterIPs, in order of family, its node ports stay free
+// in the API server's eyes, and its namespace must exist. Managed fields are not there. An object may bring its UID. An object that exists already is an error;
 // those before it may have been written.
 func (c *Cluster) Seed(ctx context.Context, objects ...runtime.Object) error {
 	client := c.newEtcdClient()
@@ -50,6 +50,31 @@ func (c *Cluster) Seed(ctx context.Context, objects ...runtime.Object) error {
 		})
 	}
 	return group.Wait()
+}
+
+// Writer puts EndpointSlices into etcd behind the API server's back, over connections that stay open: a multiple of what
+// the API server takes in the same time. It serves them, and tells its watchers, as if it had written them itself.
+type Writer struct{ client *etcdClient }
+
+// NewWriter makes a Writer, which must be closed. Its methods may be called from several goroutines.
+func (c *Cluster) NewWriter() *Writer { return &Writer{c.newEtcdClient()} }
+
+// Close ends its connections.
+func (w *Writer) Close() { w.client.close() }
+
+// Put stores a slice, new or in place of another one. Nothing validates or defaults it; one that is to stay the same
+// object must have its UID.
+func (w *Writer) Put(ctx context.Context, slice *discoveryv1.EndpointSlice) error {
+	entries, err := stored(slice)
+	if err != nil {
+		return fmt.Errorf("put: %w", err)
+	}
+	for _, e := range entries {
+		if err := w.client.put(ctx, e); err != nil {
+			return fmt.Errorf("put %s: %w", e.key, err)
+		}
+	}
+	return nil
 }
 
 // entry is one key of etcd with the object under it.
@@ -124,10 +149,14 @@ func storedAddress(addr netip.Addr, family corev1.IPFamily, service *corev1.Serv
 	return encode("ipaddresses/"+claim.Name, networkingv1.SchemeGroupVersion, claim)
 }
 
-// complete sets what the API server sets on every new object.
+// complete sets what the API server sets on every new object, where it is not there.
 func complete(m *metav1.ObjectMeta) {
-	m.UID = uuid.NewUUID()
-	m.CreationTimestamp = metav1.NewTime(time.Now().Truncate(time.Second))
+	if m.UID == "" {
+		m.UID = uuid.NewUUID()
+	}
+	if m.CreationTimestamp.IsZero() {
+		m.CreationTimestamp = metav1.NewTime(time.Now().Truncate(time.Second))
+	}
 }
 
 // registry is where the API server keeps its objects in etcd.

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -10,6 +11,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 )
@@ -119,5 +121,61 @@ func TestSeedErrors(t *testing.T) {
 		if test.err == nil || !strings.Contains(test.err.Error(), test.want) {
 			t.Errorf("%s: got error %v, want it to mention %q", name, test.err, test.want)
 		}
+	}
+}
+
+// TestWriter: what is put past the API server is what it serves and tells its watchers, as the same object, and it can be
+// updated through the API server afterwards.
+func TestWriter(t *testing.T) {
+	ctx := newContext(t)
+	c := startCluster(t, ctx, Config{NetNS: newNetNS(t)})
+	client, err := kubernetes.NewForConfig(c.Client())
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices := client.DiscoveryV1().EndpointSlices("default")
+	slice := seedSlice("moving")
+	slice.UID = "of-its-own"
+	if err := c.Seed(ctx, slice); err != nil {
+		t.Fatal(err)
+	}
+	before, err := slices.Get(ctx, "moving", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	events, err := slices.Watch(ctx, metav1.ListOptions{ResourceVersion: before.ResourceVersion})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer events.Stop()
+
+	w := c.NewWriter()
+	defer w.Close()
+	slice.Endpoints[0].Addresses[0] = "10.0.1.3"
+	fresh := seedSlice("fresh")
+	if err := errors.Join(w.Put(ctx, slice), w.Put(ctx, fresh)); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []struct {
+		event watch.EventType
+		name  string
+		addr  string
+	}{{watch.Modified, "moving", "10.0.1.3"}, {watch.Added, "fresh", "10.0.1.2"}} {
+		select {
+		case e := <-events.ResultChan():
+			got := e.Object.(*discoveryv1.EndpointSlice)
+			if e.Type != want.event || got.Name != want.name || got.Endpoints[0].Addresses[0] != want.addr {
+				t.Errorf("%s of %+v, want %+v", e.Type, got, want)
+			}
+			if want.name == "moving" && got.UID != before.UID {
+				t.Errorf("UID %s, then %s", before.UID, got.UID)
+			}
+		case <-ctx.Done():
+			t.Fatal("no event")
+		}
+	}
+	slice.Endpoints[0].Addresses[0] = "10.0.1.4"
+	if _, err := slices.Update(ctx, slice, metav1.UpdateOptions{}); err != nil {
+		t.Errorf("update through the API server: %v", err)
 	}
 }
