@@ -18,8 +18,8 @@ func (r *run) measure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// The collector's work, and its signals, stay out of what is measured; quiet
-	// has it run in between.
+	// The collector's work, and its signals, stay out of what is measured: it has
+	// its time between rounds.
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	for _, t := range r.Effort.targets() {
 		r.setups(ctx, nft, t)
@@ -37,7 +37,6 @@ func (r *run) measure(ctx context.Context) error {
 
 // begin gets all sites ready for a target; those that cannot are out.
 func (r *run) begin(nft nftcmd.Command, t target) *series {
-	runtime.GC()
 	s := newSeries()
 	for _, at := range r.sites {
 		err := at.failed
@@ -59,6 +58,7 @@ func (r *run) rounds(ctx context.Context, s *series, count, least int, budget ti
 		if ctx.Err() != nil || round >= least && time.Since(start) > budget {
 			return
 		}
+		runtime.GC()
 		for _, at := range rotated(r.sites, round) {
 			if s.failed[at] == nil {
 				s.failed[at] = turn(at)

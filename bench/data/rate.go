@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -20,14 +21,16 @@ const mostThreads = 8
 func rate(ns *testnet.Namespace, to netip.AddrPort, most time.Duration) (float64, error) {
 	threads := min(runtime.NumCPU(), mostThreads)
 	perSecond := make([]float64, threads)
-	var ready, group errgroup.Group
+	var group errgroup.Group
+	var ready sync.WaitGroup
 	start := make(chan struct{})
 	for i := range threads {
-		there := make(chan struct{})
-		ready.Go(func() error { <-there; return nil })
+		ready.Add(1)
+		there := sync.OnceFunc(ready.Done)
 		group.Go(func() error {
+			defer there() // nobody waits for a thread that cannot be
 			return ns.Do(func() (err error) {
-				close(there)
+				there()
 				<-start
 				return undisturbed(func() error {
 					perSecond[i], err = connections(newClient(to), most)
@@ -36,7 +39,7 @@ func rate(ns *testnet.Namespace, to netip.AddrPort, most time.Duration) (float64
 			})
 		})
 	}
-	_ = ready.Wait() // no function of it returns an error
+	ready.Wait()
 	close(start)
 	if err := group.Wait(); err != nil {
 		return 0, fmt.Errorf("connect to %v from %s: %w", to, ns, err)

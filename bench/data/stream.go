@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -78,6 +79,7 @@ func (s *stream) send(in *testnet.Namespace, most time.Duration) (flow, error) {
 	var began, ended time.Time // the first write, the last read
 	sent := make(chan int64, 1)
 	reader := make(chan struct{})
+	there := sync.OnceFunc(func() { close(reader) })
 	var reading, writing time.Duration
 	var group errgroup.Group
 	group.Go(func() error {
@@ -95,8 +97,9 @@ func (s *stream) send(in *testnet.Namespace, most time.Duration) (flow, error) {
 		})
 	})
 	group.Go(func() error {
+		defer there() // nobody waits for a thread that cannot be
 		return onOwnThread(in, &reading, func() (err error) {
-			close(reader)
+			there()
 			f.bytes, err = empty(s.server, sent)
 			ended = time.Now()
 			return err
