@@ -143,7 +143,9 @@ func unspecified(v6 bool) netip.Addr {
 // holder is the one of the claimants that has not lost the claim to another.
 func (x *Index) holder(c service.Claim) (claimant, bool) {
 	list := x.claims[c]
-	if len(list) == 0 {
+	// A packet may have any protocol number, 0 too, by which claims on whole
+	// cluster IPs are told: they have no port.
+	if len(list) == 0 || c.Protocol == 0 {
 		return claimant{}, false
 	}
 	for _, one := range list[:len(list)-1] {

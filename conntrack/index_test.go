@@ -149,6 +149,30 @@ func TestStaleSparesOtherZones(t *testing.T) {
 	}
 }
 
+// A packet may have any protocol number: 0 stands for none in a claim on a
+// cluster IP as a whole, and is not to be taken for a port of the service.
+func TestStaleTakesAnyProtocol(t *testing.T) {
+	x := NewIndex(Options{})
+	x.Update(parse(t, cluster))
+	for protocol := range 256 {
+		switch p := service.Protocol(protocol); p {
+		case service.TCP, service.UDP, service.SCTP:
+		default:
+			f := flow(p, "10.96.0.1:0", 0)
+			if reason, _ := x.Stale(f); reason != ClusterIP {
+				t.Errorf("Stale() = %q for protocol %d, want %q", reason, protocol, ClusterIP)
+			}
+			f.Status = DstNAT
+			if reason, _ := x.Stale(f); reason != "" {
+				t.Errorf("Stale() = %q for protocol %d that others translated", reason, protocol)
+			}
+			if s, _, ok := x.Owner(f); ok {
+				t.Errorf("Owner() = %v for protocol %d", s.Name, protocol)
+			}
+		}
+	}
+}
+
 func keep(s string) string { return s }
 
 func replace(old, new string) func(string) string {
