@@ -20,7 +20,8 @@ type Flow struct {
 	// connection really went.
 	Original, Reply Tuple
 	Status          Status
-	// Zone keeps apart connections with equal tuples; 0 is the default one.
+	// Zone keeps apart connections with equal tuples; 0 is the default one. It
+	// may hold for one direction only.
 	Zone uint16
 	// ID tells this entry from a later one with the same tuple.
 	ID uint32

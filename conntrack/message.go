@@ -31,6 +31,7 @@ const (
 
 	ctaTupleIP    = 1
 	ctaTupleProto = 2
+	ctaTupleZone  = 3
 
 	ctaIPv4Src = 1
 	ctaIPv4Dst = 2
@@ -200,9 +201,9 @@ func parseFlow(b []byte) (Flow, error) {
 func (f *Flow) set(a attribute) (err error) {
 	switch a.kind {
 	case ctaTupleOrig:
-		f.Original, f.Protocol, err = parseTuple(a.data)
+		f.Original, err = f.parseTuple(a.data)
 	case ctaTupleReply:
-		f.Reply, _, err = parseTuple(a.data)
+		f.Reply, err = f.parseTuple(a.data)
 	case ctaStatus:
 		var v uint32
 		v, err = a.uint32()
@@ -282,12 +283,20 @@ func parseCount(b []byte) (entries, limit int, err error) {
 	return entries, limit, nil
 }
 
-func parseTuple(b []byte) (t Tuple, protocol service.Protocol, err error) {
+// parseTuple decodes one direction, and what both have or only it may have: the
+// protocol and, where a zone holds for one direction, the zone.
+func (f *Flow) parseTuple(b []byte) (Tuple, error) {
 	var src, dst netip.Addr
 	var ports ports
 	for outer, err := range attributes(b) {
+		if err == nil && outer.kind == ctaTupleZone {
+			f.Zone, err = outer.uint16()
+		}
 		if err != nil {
-			return t, 0, err
+			return Tuple{}, err
+		}
+		if outer.kind != ctaTupleIP && outer.kind != ctaTupleProto {
+			continue
 		}
 		for a, err := range attributes(outer.data) {
 			switch {
@@ -299,16 +308,16 @@ func parseTuple(b []byte) (t Tuple, protocol service.Protocol, err error) {
 			case outer.kind == ctaTupleProto && a.kind == ctaProtoNum:
 				var v uint8
 				v, err = a.uint8()
-				protocol = service.Protocol(v)
+				f.Protocol = service.Protocol(v)
 			case outer.kind == ctaTupleProto:
 				err = ports.set(a)
 			}
 			if err != nil {
-				return t, 0, err
+				return Tuple{}, err
 			}
 		}
 	}
-	return Tuple{netip.AddrPortFrom(src, ports.src), netip.AddrPortFrom(dst, ports.dst)}, protocol, nil
+	return Tuple{netip.AddrPortFrom(src, ports.src), netip.AddrPortFrom(dst, ports.dst)}, nil
 }
 
 // ports are a Tuple's.

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/ti-mo/netfilter"
+
 	"nftproxy/internal/service"
 )
 
@@ -27,6 +29,20 @@ func TestDeleteRequestNamesFlow(t *testing.T) {
 		if want.V6() != (m.Data[0] == 10) { // AF_INET6
 			t.Errorf("deletion of %v is of family %d", want, m.Data[0])
 		}
+	}
+}
+
+// A zone that holds for one direction stands with that direction's tuple.
+func TestParseFlowZoneOfOneDirection(t *testing.T) {
+	f := flow(service.UDP, "10.96.0.1:80", 0)
+	addrs := nested(ctaTupleIP,
+		netfilter.Attribute{Type: ctaIPv4Src, Data: f.Original.Src.Addr().AsSlice()},
+		netfilter.Attribute{Type: ctaIPv4Dst, Data: f.Original.Dst.Addr().AsSlice()})
+	m := request(ctGet, netfilter.ProtoIPv4, 0, nested(ctaTupleOrig, addrs, nested(ctaTupleProto, protoAttributes(&f)...), be16(ctaTupleZone, 7)))
+	got, err := parseFlow(m.Data)
+	want := Flow{Protocol: f.Protocol, Original: f.Original, Zone: 7}
+	if err != nil || got != want {
+		t.Errorf("parseFlow() = %v in zone %d, %v, want %v in zone 7", got, got.Zone, err, want)
 	}
 }
 
