@@ -2,6 +2,7 @@ package conntrack
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -254,6 +255,22 @@ func (c *Cleaner) settle(start time.Time, failed bool) {
 	}
 }
 
+// confirm returns those of the flows that are stale by what is known by now: one
+// that was made by rules that came while the table was read would seem to lead
+// to no endpoint where its endpoint is only new. It works in place.
+func (c *Cleaner) confirm(flows []Flow) []Flow {
+	select {
+	case <-c.wake:
+		c.update(c.take(), time.Now())
+	default:
+		return flows
+	}
+	return slices.DeleteFunc(flows, func(f Flow) bool {
+		_, stale := c.index.Stale(f)
+		return !stale
+	})
+}
+
 // sweep looks at the table, or a part of it, and removes what is stale while it
 // goes, so that its memory does not depend on how much that is.
 func (c *Cleaner) sweep(ctx context.Context, scope Scope, removed map[Reason]int) (scanned int, err error) {
@@ -263,7 +280,7 @@ func (c *Cleaner) sweep(ctx context.Context, scope Scope, removed map[Reason]int
 	}
 	stale := map[Reason][]Flow{}
 	remove := func(reason Reason) error {
-		n, err := c.table.Delete(ctx, stale[reason])
+		n, err := c.table.Delete(ctx, c.confirm(stale[reason]))
 		if n > 0 {
 			removed[reason] += n
 		}

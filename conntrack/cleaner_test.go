@@ -135,6 +135,31 @@ func TestCleanerRemoves(t *testing.T) {
 	})
 }
 
+// What is made by rules that come while the table is read is not judged by the
+// services that were before them.
+func TestCleanerSparesFlowsOfYoungerRules(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		with := func(endpoints string) service.Snapshot {
+			return parse(t, replace("  port stream sctp 80\n", "  port stream sctp 80\n  port dns udp 81\n"+endpoints)(cluster))
+		}
+		const one, two = "    endpoint 10.0.0.1:8081 n1 ready serving\n", "    endpoint 10.0.0.2:8081 n1 ready serving\n"
+		old := dnated(service.UDP, "10.0.0.8", "10.96.0.1:81", "10.0.0.3:8081", SeenReply)
+		young := dnated(service.UDP, "10.0.0.9", "10.96.0.1:81", "10.0.0.2:8081", SeenReply)
+		table := &slowTable{dump: 50 * time.Millisecond, flows: []Flow{old, young}}
+		b := start(t, table)
+		b.Notify(with(one), true)
+		b.after(table.dump/2, time.Now()) // both have been read
+		b.Notify(with(one+two), false)
+		b.after(time.Minute, time.Now())
+		if diff := cmp.Diff([]Flow{young}, table.flows, cmp.Comparer(func(a, b Flow) bool { return a == b })); diff != "" {
+			t.Errorf("flows left (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff(map[Reason]int{EndpointGone: 1}, b.runs[0].Removed); diff != "" {
+			t.Errorf("removed by the first pass (-want +got):\n%s", diff)
+		}
+	})
+}
+
 // withAddress is the cluster with a service more.
 func withAddress(t *testing.T, i int) service.Snapshot {
 	return parse(t, fmt.Sprintf("%sservice default/new created 2026-01-01T00:00:00Z\n  cluster-ip 10.97.0.%d\n"+
