@@ -8,7 +8,8 @@ import (
 )
 
 // maxDeparted bounds how many departures are remembered where no pass succeeds
-// for long, as without the permission to dump the table.
+// for long, as without the permission to dump the table. Those of the first
+// update that has any come on top: they are no more than what there was before.
 const maxDeparted = 1 << 16
 
 // departed remembers, for a while, where addresses and ports led that have
@@ -17,8 +18,10 @@ const maxDeparted = 1 << 16
 type departed struct {
 	from  map[service.Claim][]departure
 	count int
-	// epoch counts the updates of the index.
-	epoch uint64
+	// epoch counts the updates of the index. first is the earliest of those
+	// that are remembered, and later counts departures since.
+	epoch, first uint64
+	later        int
 }
 
 // departure is some endpoints that an address and port had until an epoch; it
@@ -32,8 +35,13 @@ func (d *departed) add(c service.Claim, endpoints []service.Endpoint) {
 	if len(endpoints) == 0 {
 		return
 	}
-	if d.count >= maxDeparted {
-		d.from, d.count = map[service.Claim][]departure{}, 0
+	switch {
+	case d.count == 0:
+		d.first, d.later = d.epoch, 0
+	case d.later >= maxDeparted:
+		d.forget(d.epoch - 1)
+	case d.epoch > d.first:
+		d.later++
 	}
 	d.from[c] = append(d.from[c], departure{endpoints, d.epoch})
 	d.count++
@@ -45,6 +53,7 @@ func (d *departed) has(c service.Claim, addr netip.AddrPort) bool {
 
 // forget drops what departed up to an epoch.
 func (d *departed) forget(epoch uint64) {
+	d.first, d.later = max(d.first, epoch+1), 0
 	for c, list := range d.from {
 		left := slices.DeleteFunc(list, func(one departure) bool { return one.epoch <= epoch })
 		d.count -= len(list) - len(left)

@@ -259,13 +259,24 @@ func TestStaleServiceGone(t *testing.T) {
 	}
 }
 
-// Where no pass succeeds, what departs must not fill the memory.
+// Where no pass succeeds, what departs must not fill the memory. But all that
+// one update takes away is remembered until a pass has looked for it.
 func TestDepartedIsBounded(t *testing.T) {
 	d := departed{from: map[service.Claim][]departure{}}
 	e := []service.Endpoint{{}}
+	d.epoch++
+	for i := range 2 * maxDeparted {
+		d.add(service.Claim{Port: uint16(i), Protocol: service.Protocol(i >> 16)}, e)
+	}
+	d.epoch++
+	d.add(service.Claim{}, e)
+	if want := 2*maxDeparted + 1; d.count != want {
+		t.Errorf("%d departures are remembered, want %d", d.count, want)
+	}
 	for i := range 3 * maxDeparted {
+		d.epoch++
 		d.add(service.Claim{Port: uint16(i)}, e)
-		if d.count > maxDeparted {
+		if d.count > 3*maxDeparted+1 {
 			t.Fatalf("%d departures are remembered", d.count)
 		}
 	}
@@ -273,7 +284,7 @@ func TestDepartedIsBounded(t *testing.T) {
 	for _, list := range d.from {
 		total += len(list)
 	}
-	if total != d.count {
+	if total != d.count || total > maxDeparted+1 {
 		t.Errorf("%d departures, counted %d", total, d.count)
 	}
 }
