@@ -70,6 +70,11 @@ type Cleaner struct {
 	wake chan struct{} // holds one token while there is news
 	mu   sync.Mutex
 	news news
+	// begun and settled count syncs, the latter those whose outcome is known:
+	// up to the one that was the latest then.
+	begun, settled uint64
+	// held is how long the pass under way has waited for syncs.
+	held time.Duration
 }
 
 // change is what an update of the index can have made stale.
@@ -110,12 +115,30 @@ func (c *Cleaner) Inherit(previous func() service.Snapshot) {
 	c.tell(func(n *news) { n.previous = previous })
 }
 
+// Begin says that a sync may change the kernel's rules from now on. Nothing is
+// removed until Notify or Unchanged says what came of it: flows that the new
+// rules make, judged by the services before, would seem to lead nowhere. It
+// never blocks, and holds up only what was found by then: syncs that follow
+// each other without a pause do not keep anything from being removed.
+func (c *Cleaner) Begin() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.begun++
+}
+
+// Unchanged says that the sync that has begun has left the rules as they were.
+// Where nobody knows, call neither: the next sync will tell.
+func (c *Cleaner) Unchanged() { c.tell(func(*news) { c.settled = c.begun }) }
+
 // Notify says that a sync has brought the kernel to the snapshot; unknown says
 // that nobody knows what its rules have done before, as at the first sync and
 // when they were found changed. It never blocks; of several snapshots the
 // latest counts. Call it after each sync.
 func (c *Cleaner) Notify(s service.Snapshot, unknown bool) {
-	c.tell(func(n *news) { n.latest, n.unknown = &s, n.unknown || unknown })
+	c.tell(func(n *news) {
+		n.latest, n.unknown = &s, n.unknown || unknown
+		c.settled = c.begun
+	})
 }
 
 // Again says that connections may have gone astray after a sync, other than by
@@ -205,6 +228,7 @@ func (c *Cleaner) pass(ctx context.Context) {
 	for _, s := range schedules {
 		s.Begin(start)
 	}
+	c.held = 0
 	run := Run{Removed: map[Reason]int{}}
 	run.Scanned, run.Err = c.sweep(ctx, scope, run.Removed)
 	if ctx.Err() != nil {
@@ -213,7 +237,7 @@ func (c *Cleaner) pass(ctx context.Context) {
 	end := time.Now()
 	run.Duration = end.Sub(start)
 	for _, s := range schedules {
-		s.End(end, run.Duration, run.Err != nil)
+		s.End(end, run.Duration-c.held, run.Err != nil) // waiting costs nothing
 	}
 	c.settle(start, run.Err != nil)
 	last := c.failure
@@ -257,18 +281,46 @@ func (c *Cleaner) settle(start time.Time, failed bool) {
 
 // confirm returns those of the flows that are stale by what is known by now: one
 // that was made by rules that came while the table was read would seem to lead
-// to no endpoint where its endpoint is only new. It works in place.
-func (c *Cleaner) confirm(flows []Flow) []Flow {
-	select {
-	case <-c.wake:
-		c.update(c.take(), time.Now())
-	default:
-		return flows
+// to no endpoint where its endpoint is only new. All rules that can have made
+// them count: it waits for a sync that is under way, but for none that begins
+// later. It works in place, and fails only if the context ends.
+func (c *Cleaner) confirm(ctx context.Context, flows []Flow) ([]Flow, error) {
+	if len(flows) == 0 {
+		return nil, nil
+	}
+	if err := c.await(ctx); err != nil {
+		return nil, err
 	}
 	return slices.DeleteFunc(flows, func(f Flow) bool {
 		_, stale := c.index.Stale(f)
 		return !stale
-	})
+	}), nil
+}
+
+// await takes note of the outcome of all syncs that have begun by now.
+func (c *Cleaner) await(ctx context.Context) error {
+	c.mu.Lock()
+	latest, known := c.begun, c.settled
+	c.mu.Unlock()
+	start := time.Now()
+	for known < latest {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-c.wake:
+			c.update(c.take(), time.Now())
+		}
+		c.mu.Lock()
+		known = c.settled
+		c.mu.Unlock()
+	}
+	c.held += time.Since(start)
+	select {
+	case <-c.wake:
+		c.update(c.take(), time.Now())
+	default:
+	}
+	return nil
 }
 
 // sweep looks at the table, or a part of it, and removes what is stale while it
@@ -280,7 +332,11 @@ func (c *Cleaner) sweep(ctx context.Context, scope Scope, removed map[Reason]int
 	}
 	stale := map[Reason][]Flow{}
 	remove := func(reason Reason) error {
-		n, err := c.table.Delete(ctx, c.confirm(stale[reason]))
+		flows, err := c.confirm(ctx, stale[reason])
+		if err != nil {
+			return err
+		}
+		n, err := c.table.Delete(ctx, flows)
 		if n > 0 {
 			removed[reason] += n
 		}

@@ -160,6 +160,74 @@ func TestCleanerSparesFlowsOfYoungerRules(t *testing.T) {
 	})
 }
 
+// What is made by the rules of a sync before that is told of is not judged by
+// the services that were before them: nothing is removed meanwhile. Syncs that
+// begin later, and those that changed nothing, hold nothing up.
+func TestCleanerWaitsForSync(t *testing.T) {
+	const one, two = "    endpoint 10.0.0.1:8081 n1 ready serving\n", "    endpoint 10.0.0.2:8081 n1 ready serving\n"
+	old := dnated(service.UDP, "10.0.0.8", "10.96.0.1:81", "10.0.0.3:8081", SeenReply)
+	young := dnated(service.UDP, "10.0.0.9", "10.96.0.1:81", "10.0.0.2:8081", SeenReply)
+	for name, c := range map[string]struct {
+		end  func(b *bench, now service.Snapshot)
+		left []Flow
+	}{
+		"the rules changed": {func(b *bench, now service.Snapshot) { b.Notify(now, false) }, []Flow{young}},
+		"another sync at once": {func(b *bench, now service.Snapshot) {
+			b.Notify(now, false)
+			b.Begin()
+		}, []Flow{young}},
+		"the rules are what they were": {func(b *bench, _ service.Snapshot) { b.Unchanged() }, nil},
+		"nobody knew, and the next one tells": {func(b *bench, now service.Snapshot) {
+			b.Begin()
+			b.Notify(now, true)
+		}, []Flow{young}},
+		"nobody knows, and the process ends": {func(b *bench, _ service.Snapshot) { b.stop() }, []Flow{old, young}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				with := func(endpoints string) service.Snapshot {
+					return parse(t, replace("  port stream sctp 80\n", "  port stream sctp 80\n  port dns udp 81\n"+endpoints)(cluster))
+				}
+				table := &slowTable{dump: time.Millisecond}
+				b := start(t, table)
+				b.Notify(with(one), true)
+				b.after(time.Minute, time.Now())
+				b.Begin()
+				table.set(func() { table.flows = []Flow{old, young} }) // the kernel has the new rules
+				b.Again()
+				b.after(time.Minute, time.Now())
+				table.set(func() {
+					if len(table.flows) != 2 {
+						t.Errorf("left while the sync is under way: %v", table.flows)
+					}
+				})
+				c.end(b, with(one+two))
+				b.after(time.Minute, time.Now())
+				if diff := cmp.Diff(c.left, table.flows, cmp.Comparer(func(a, b Flow) bool { return a == b }), cmpopts.EquateEmpty()); diff != "" {
+					t.Errorf("flows left (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// What the wait for a sync has cost is no reason to rest.
+func TestCleanerDoesNotRestFromWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const dump, sync = 100 * time.Millisecond, 10 * time.Second
+		table := &slowTable{dump: dump, flows: []Flow{flow(service.UDP, "10.96.0.1:80", 0)}}
+		b := start(t, table)
+		t0 := time.Now()
+		b.Notify(parse(t, cluster), true)
+		b.Begin()
+		b.after(sync, t0)
+		b.Notify(parse(t, cluster), false)
+		if diff := cmp.Diff([]time.Duration{0, sync + pause*dump}, b.after(time.Minute, t0)); diff != "" {
+			t.Errorf("starts of passes (-want +got):\n%s", diff)
+		}
+	})
+}
+
 // withAddress is the cluster with a service more.
 func withAddress(t *testing.T, i int) service.Snapshot {
 	return parse(t, fmt.Sprintf("%sservice default/new created 2026-01-01T00:00:00Z\n  cluster-ip 10.97.0.%d\n"+

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"sync/atomic"
@@ -58,17 +59,12 @@ func (d *daemon) run(ctx context.Context) error {
 	})
 	ports := d.newHealthPorts(judge, counts)
 	var sysctls func(proxy.Sync)
-	loop = proxy.New(d.loopConfig(), conn, ruleset.NewCompiler(d.ruleset).Compile,
+	config := d.loopConfig()
+	config.Begin = cleaner.Begin
+	// The cleaner comes first: until it knows of a sync it removes nothing.
+	loop = proxy.New(config, conn, ruleset.NewCompiler(d.ruleset).Compile, d.cleanAfter(cleaner),
 		d.syncLogger(watcher), counts.Observe, judge.Observe, ports.Notify, func(s proxy.Sync) {
 			eligible.Store(s.Snapshot.Node.Eligible)
-			if s.Found != nil {
-				cleaner.Inherit(func() service.Snapshot { return ruleset.ReadBack(s.Found, d.ruleset.Table, s.Snapshot.Node) })
-			}
-			// One family's trouble is not to leave the other's entries behind.
-			// Where the program is not in force yet, an entry too many goes.
-			if s.InForce(nft.IPv4) || s.InForce(nft.IPv6) {
-				cleaner.Notify(s.Snapshot, s.Adopted)
-			}
 			sweeper.Notify(s.Applied, s.Adopted)
 			sysctls(s)
 		})
@@ -114,6 +110,32 @@ func (d *daemon) newCleaner(flows *conntrack.Table, counts *metrics.Metrics) *co
 		counts.ObserveConntrack(r)
 		d.logPass(r)
 	})
+}
+
+// cleanAfter tells the cleaner how each sync has ended.
+func (d *daemon) cleanAfter(cleaner flowCleaner) func(proxy.Sync) {
+	return func(s proxy.Sync) {
+		if s.Found != nil {
+			cleaner.Inherit(func() service.Snapshot { return ruleset.ReadBack(s.Found, d.ruleset.Table, s.Snapshot.Node) })
+		}
+		unknown := func(f nft.Family) bool { return errors.Is(s.FamilyErr(f), kernel.ErrOutcomeUnknown) }
+		switch {
+		// One family's trouble is not to leave the other's entries behind.
+		// Where the program is not in force yet, an entry too many goes.
+		case s.InForce(nft.IPv4) || s.InForce(nft.IPv6):
+			cleaner.Notify(s.Snapshot, s.Adopted)
+		case !unknown(nft.IPv4) && !unknown(nft.IPv6):
+			cleaner.Unchanged()
+		}
+		// Else it may be in force or not: nothing is removed until the retry.
+	}
+}
+
+// flowCleaner is what a conntrack.Cleaner hears of syncs.
+type flowCleaner interface {
+	Inherit(func() service.Snapshot)
+	Notify(s service.Snapshot, unknown bool)
+	Unchanged()
 }
 
 // newSweeper makes a sweeper that tells when it has found something: until then

@@ -43,6 +43,9 @@ type Config struct {
 	// the ruleset, which costs microseconds; 0 means never. Tables that we own
 	// cannot be meant; others are then read, and mended if need be.
 	CheckPeriod time.Duration
+	// Begin is called in each turn before anything is written, if it is not
+	// nil; the observers are told how the turn ended. It must not wait.
+	Begin func()
 }
 
 // readShare bounds what a busy ruleset of others costs: of the time, at most
@@ -224,6 +227,9 @@ func (l *Loop) turn(check bool) Sync {
 	defer l.busy.Store(nil)
 	s.Program = l.compile(s.Snapshot)
 	s.Compile = time.Since(s.Start)
+	if l.config.Begin != nil {
+		l.config.Begin()
+	}
 	s.Err = l.applier.run(&s)
 	if s.Err == nil {
 		l.since = time.Time{}

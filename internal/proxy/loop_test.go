@@ -374,6 +374,30 @@ func TestBusy(t *testing.T) {
 	})
 }
 
+// Who must know before the rules change hears of each turn before it writes,
+// and of its end afterwards.
+func TestBegin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k, began := newKernel(), 0
+		k.hang = make(chan struct{})
+		c := config()
+		c.Begin = func() { began++ }
+		r := startWith(t, c, k, services(1))
+		if began > 0 {
+			t.Error("begun before the first change")
+		}
+		r.publish()
+		r.sleep(time.Hour)
+		if began != 1 {
+			t.Errorf("begun %d times while the kernel has the batch, want 1", began)
+		}
+		r.wantSyncs(0)
+		close(k.hang)
+		synctest.Wait()
+		r.wantSyncs(1)
+	})
+}
+
 func TestRetryWithoutChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKernel()
