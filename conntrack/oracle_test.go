@@ -100,7 +100,7 @@ func (o *oracle) stale(f *conntrack.Flow) conntrack.Reason {
 	replied := f.Status&conntrack.SeenReply != 0
 	expendable := f.Protocol == service.UDP || !replied || slices.Contains(o.established, f.Protocol)
 	if a == nil {
-		if expendable && (o.unallocated(f.Original.Dst.Addr()) || o.was(f)) {
+		if expendable && o.was(f) {
 			return conntrack.ServiceGone
 		}
 		return ""

@@ -32,7 +32,8 @@ const (
 	// EndpointGone: it leads to what is not, or no longer, an endpoint of the
 	// service that it goes to.
 	EndpointGone Reason = "endpoint gone"
-	// ServiceGone: nobody has the address and port that it goes to any more.
+	// ServiceGone: nobody has the address and port that it goes to any more, and
+	// it leads to what was an endpoint there.
 	ServiceGone Reason = "service gone"
 	// ForbiddenSource: it was not answered yet, and its client is not among
 	// those that loadBalancerSourceRanges lets in.
@@ -123,16 +124,16 @@ func (x *Index) misled(f *Flow) Reason {
 
 // orphaned is about an entry that goes to what no service has, DNATed by our
 // rules as they were, or by somebody else: Docker and the portmap plugin
-// publish ports in the same way. So it must lead to what was an endpoint of
-// the very address and port, unless the address is one for services only.
+// publish ports in the same way, and a service with the label
+// service.kubernetes.io/service-proxy-name is another proxy's, be its address
+// one of a ServiceCIDR. So it must lead to what was an endpoint of the very
+// address and port.
 func (x *Index) orphaned(f *Flow) Reason {
 	if !x.expendable(f) {
 		return ""
 	}
-	dst := f.Original.Dst
-	was := x.departed.has(addressClaim(f), f.Reply.Src) ||
-		x.serving[dst.Addr()] && x.departed.has(nodePortClaim(f), f.Reply.Src)
-	if was || x.unallocated(dst.Addr()) {
+	if x.departed.has(addressClaim(f), f.Reply.Src) ||
+		x.serving[f.Original.Dst.Addr()] && x.departed.has(nodePortClaim(f), f.Reply.Src) {
 		return ServiceGone
 	}
 	return ""

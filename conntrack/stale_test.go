@@ -117,9 +117,9 @@ func TestStaleDNATed(t *testing.T) {
 		{"somebody else's DNAT", udp, outsider, "192.168.0.2:5353", "172.17.0.2:53", assured, keep},
 		{"somebody else's DNAT, unanswered", tcp, outsider, "192.168.0.2:8080", "172.17.0.2:80", unanswered, keep},
 		{"somebody else's DNAT of a cluster IP's unused port", tcp, pod, "10.96.0.1:5353", "172.17.0.2:80", unanswered, keep},
-		{"unallocated cluster IP", udp, pod, "10.96.0.99:53", "10.0.0.1:53", assured, ServiceGone},
-		{"unallocated cluster IP, established TCP", tcp, pod, "10.96.0.99:53", "10.0.0.1:53", assured, keep},
-		{"unallocated cluster IP, unanswered TCP", tcp, pod, "10.96.0.99:53", "10.0.0.1:53", unanswered, ServiceGone},
+		{"another proxy's cluster IP", udp, pod, "10.96.0.99:53", "10.0.0.99:53", assured, keep},
+		{"another proxy's cluster IP, an endpoint of ours as well", udp, pod, "10.96.0.99:53", "10.0.0.1:53", assured, keep},
+		{"another proxy's cluster IP, unanswered TCP", tcp, pod, "10.96.0.99:80", "10.0.0.1:8080", unanswered, keep},
 
 		{"source in the ranges", udp, admitted, "203.0.113.8:53", "10.0.0.1:53", unanswered, keep},
 		{"source not in the ranges", udp, outsider, "203.0.113.8:53", "10.0.0.1:53", unanswered, ForbiddenSource},
@@ -194,8 +194,11 @@ func TestStaleEstablished(t *testing.T) {
 			t.Errorf("%s: %q, want %q", endpoint, got, want)
 		}
 	}
-	if got, _ := x.Stale(dnated(service.TCP, "10.0.0.77", "10.96.0.99:80", "10.0.0.1:8080", SeenReply|Assured)); got != ServiceGone {
-		t.Errorf("unallocated: %q, want %q", got, ServiceGone)
+	x.Update(parse(t, replace("  port http tcp 80 node-port 30080\n", "  port http tcp 81 node-port 30080\n")(dnatedCluster)))
+	for endpoint, want := range map[string]Reason{"10.0.0.1:8080": ServiceGone, "10.0.0.99:8080": ""} {
+		if got, _ := x.Stale(dnated(service.TCP, "10.0.0.77", "10.96.0.1:80", endpoint, SeenReply|Assured)); got != want {
+			t.Errorf("port gone, %s: %q, want %q", endpoint, got, want)
+		}
 	}
 }
 

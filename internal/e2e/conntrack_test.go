@@ -67,7 +67,7 @@ func TestConntrackCommand(t *testing.T) {
 		t.Errorf("stale by the kernel's old table: %v", got)
 	}
 	want := []string{
-		// Its address belongs to no Service now, and comes from the ServiceCIDR.
+		// Its address belongs to no Service now, and by the kernel's table did.
 		fmt.Sprintf(" %s: service gone", addresses[2]),
 		fmt.Sprintf("%s/web %s: endpoint gone", n.namespace, addresses[0]),
 		fmt.Sprintf("%s/web %s: endpoint gone", n.namespace, addresses[1]),
