@@ -95,6 +95,19 @@ func TestTargets(t *testing.T) {
 			"established throughput", []result.Cell{cell(result.Throughput, ours, "1", value(97)), cell(result.Throughput, result.NoProxy, "1", value(100))},
 			result.NotMet, "0.97x",
 		},
+		"the worst of many, where more is better": {
+			"established throughput", []result.Cell{
+				cell(result.Throughput, ours, "1", value(99)), cell(result.Throughput, result.NoProxy, "1", value(100)),
+				cell(result.Throughput, ours, "2", value(90)), cell(result.Throughput, result.NoProxy, "2", value(100)),
+				cell(result.Throughput, ours, "3", value(95)), cell(result.Throughput, result.NoProxy, "3", value(100)),
+			}, result.NotMet, "0.9x (at 2), 0.95x (at 3); good in 1 of 3",
+		},
+		"the worst of many, where less is better": {
+			"connection set-up p50, against one static", []result.Cell{
+				cell(result.ConnectionSetup+", a", ours, "1", map[string]float64{result.P50: 1.01}), cell(result.ConnectionSetup+", a", rule, "1", map[string]float64{result.P50: 1}),
+				cell(result.ConnectionSetup+", b", ours, "1", map[string]float64{result.P50: 1.04}), cell(result.ConnectionSetup+", b", rule, "1", map[string]float64{result.P50: 1}),
+			}, result.Met, "1.04x (b at 1); good in 2 of 2",
+		},
 		"refusal at two sizes": {
 			"refusal", []result.Cell{cell(result.Refusal, ours, "1", map[string]float64{result.P50: 1}), cell(result.Refusal, ours, "1,000", map[string]float64{result.P50: 21})},
 			result.NotMet, "1.00 s at 1, 21.0 s at 1,000",
