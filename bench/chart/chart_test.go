@@ -41,7 +41,7 @@ func fixed() *result.Report {
 		cell(result.FirstProgram, result.BareNetlink, "s", map[string]float64{result.Value: 0.09 * grown})
 		cell(result.FirstProgram, result.NFTProxy, "s", map[string]float64{result.Value: 0.2 * grown, "compile": 0.1, "commit": 0.06 * grown, "encode": 0.01})
 		slow := cell(result.FirstProgram, result.KubeProxyNFTables, "s", map[string]float64{result.Value: 3 * grown * grown})
-		refused := cell(result.FirstProgram, result.KubeProxyIPTables, "s", nil)
+		refused := cell(result.FirstProgram, result.KubeProxyIPTables, "", nil)
 		refused.Failed = "no iptables command"
 		if i == 2 {
 			slow.Over, slow.Values = true, map[string]float64{result.Value: 180}

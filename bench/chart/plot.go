@@ -1,6 +1,7 @@
 package chart
 
 import (
+	"bytes"
 	"fmt"
 	"image/color"
 	"math"
@@ -40,12 +41,26 @@ func Plots(dir string, r *result.Report) ([]string, error) {
 			continue
 		}
 		name := FileName(q)
-		if err := p.Save(width, height, filepath.Join(dir, name)); err != nil {
+		if err := save(p, filepath.Join(dir, name)); err != nil {
 			return files, fmt.Errorf("plot %q: %w", q, err)
 		}
 		files = append(files, name)
 	}
 	return files, nil
+}
+
+// save writes the picture as SVG, whose readers may lack the font.
+func save(p *plot.Plot, path string) error {
+	drawn, err := p.WriterTo(width, height, "svg")
+	if err != nil {
+		return err
+	}
+	var b bytes.Buffer
+	if _, err := drawn.WriteTo(&b); err != nil {
+		return err
+	}
+	text := strings.ReplaceAll(b.String(), "font-family:Liberation Sans", "font-family:Liberation Sans,Arial,sans-serif")
+	return os.WriteFile(path, []byte(text), 0o644)
 }
 
 // FileName is that of a question's picture.

@@ -57,7 +57,7 @@ func (p *printer) facts(r *result.Report) {
 func (p *printer) question(name string, cells []result.Cell) {
 	t := newTable(cells)
 	p.line("")
-	p.line("%s [%s]", name, strings.Join(t.units, ", "))
+	p.line("%s", strings.TrimSuffix(name+" ["+strings.Join(t.units, ", ")+"]", " []"))
 	if about := result.About(name); about != "" {
 		p.line("  %s", about)
 	}
@@ -81,7 +81,9 @@ func newTable(cells []result.Cell) *table {
 	for _, c := range cells {
 		t.backends = appendNew(t.backends, c.Backend)
 		t.sizes = appendNew(t.sizes, c.Size)
-		t.units = appendNew(t.units, c.Unit)
+		if c.Unit != "" { // it could be measured
+			t.units = appendNew(t.units, c.Unit)
+		}
 	}
 	return t
 }
@@ -153,7 +155,7 @@ func (t *table) note(text string) string {
 
 // parts lists the values that are parts of the whole, in the order of work.
 func (t *table) parts(backend string) []string {
-	order := []string{"compile", "read", "plan", "encode", "commit"}
+	order := []string{"snapshot", "compile", "read", "plan", "encode", "commit", "rest of apply"}
 	whole := []string{result.Value, result.P50, result.P99, result.Min, result.Max, result.Samples}
 	var parts []string
 	for _, c := range t.cells {

@@ -43,7 +43,11 @@ func partsOf(l child.Line, unit time.Duration) map[string]float64 {
 	}
 	in := func(d time.Duration) float64 { return float64(d) / float64(unit) }
 	return map[string]float64{
-		"compile": in(l.Compile), "read": in(l.Read), "plan": in(l.Plan), "encode": in(l.Encode), "commit": in(l.Commit),
+		// Before a turn of the loop: what was decoded becomes a snapshot, and
+		// goes from one goroutine to another.
+		"snapshot": in(l.Latency - l.Compile - l.Read - l.Plan - l.Apply),
+		"compile":  in(l.Compile), "read": in(l.Read), "plan": in(l.Plan),
+		"encode": in(l.Encode), "commit": in(l.Commit), "rest of apply": in(l.Apply - l.Encode - l.Commit),
 	}
 }
 

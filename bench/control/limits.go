@@ -99,16 +99,18 @@ func (r *run) bare(ctx context.Context, p *programs, put func(result.Cell)) erro
 	c := medianCell(r.cell(result.FirstProgram, result.BareNetlink, "s"), took, nil)
 	c.Values["MB"] = float64(len(whole[0])) / 1e6
 	put(c)
-	return r.swaps(ctx, p, put, result.BareNetlink, r.Samples.Others, func(b nft.Batch) (func() (time.Duration, error), error) {
+	return r.swaps(ctx, p, put, result.BareNetlink, r.Samples.Others, func(b nft.Batch) (timed, error) {
 		e, err := encode(b)
 		return func() (time.Duration, error) { return socket.send(e) }, err
 	})
 }
 
-// swaps makes changes there and back. A batch is prepared before it is timed.
-func (r *run) swaps(ctx context.Context, p *programs, put func(result.Cell), name string, count int,
-	prepare func(nft.Batch) (func() (time.Duration, error), error),
-) error {
+// timed does something that was prepared before, and returns how long it took.
+type timed func() (time.Duration, error)
+
+// swaps makes changes there and back. A kind of change that cannot be made has
+// cells that say why.
+func (r *run) swaps(ctx context.Context, p *programs, put func(result.Cell), name string, count int, prepare func(nft.Batch) (timed, error)) error {
 	for _, q := range []struct {
 		swap        swap
 		there, back string // questions
@@ -117,49 +119,60 @@ func (r *run) swaps(ctx context.Context, p *programs, put func(result.Cell), nam
 		{p.scale, result.ScaleInside, result.ScaleInside},
 		{p.add, result.AddInside, result.DeleteInside},
 	} {
-		first, err := prepare(q.swap.first)
-		if err != nil {
-			return err
-		}
-		back, err := prepare(q.swap.back)
-		if err != nil {
-			return err
-		}
-		again, err := prepare(q.swap.again)
-		if err != nil {
-			return err
-		}
-		if _, err := first(); err != nil {
-			return err
-		}
-		samples := map[string][]float64{}
-		for k := range count {
-			do, question := back, q.back
-			if k%2 == 1 {
-				do, question = again, q.there
+		samples := map[string][]float64{q.there: nil, q.back: nil}
+		err := swapping(ctx, q.swap, count, prepare, func(back bool, took time.Duration) {
+			question := q.there
+			if back {
+				question = q.back
 			}
-			// At rest, as the proxy is when its changes come.
-			if err := pause(ctx, ourRest); err != nil {
-				return err
-			}
-			d, err := do()
-			if err != nil {
-				return fmt.Errorf("%s: %w", question, err)
-			}
-			samples[question] = append(samples[question], ms(d))
-		}
-		if count%2 == 0 { // the next change starts from where all began
-			if _, err := back(); err != nil {
-				return err
-			}
+			samples[question] = append(samples[question], ms(took))
+		})
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
 		for question, list := range samples {
 			c := r.cell(question, name, "ms")
-			c.Values = result.Quantiles(list)
+			if c.Values = result.Quantiles(list); err != nil {
+				c.Unit, c.Values, c.Failed = "", nil, oneLine(err)
+			}
 			put(c)
 		}
 	}
 	return nil
+}
+
+// swapping goes there and back in turn, and ends where it began.
+func swapping(ctx context.Context, s swap, count int, prepare func(nft.Batch) (timed, error), note func(back bool, took time.Duration)) error {
+	var first, back, again timed
+	for _, b := range []struct {
+		batch nft.Batch
+		to    *timed
+	}{{s.first, &first}, {s.back, &back}, {s.again, &again}} {
+		var err error
+		if *b.to, err = prepare(b.batch); err != nil {
+			return err
+		}
+	}
+	if _, err := first(); err != nil {
+		return err
+	}
+	for k := range 2 * (count / 2) {
+		// At rest, as the proxy is when its changes come.
+		if err := pause(ctx, ourRest); err != nil {
+			return err
+		}
+		do := back
+		if k%2 == 1 {
+			do = again
+		}
+		took, err := do()
+		if err != nil {
+			return err
+		}
+		note(k%2 == 0, took)
+	}
+	_, err := back()
+	return err
 }
 
 // nftChanges is how many changes of each kind go through nft.
@@ -200,7 +213,7 @@ func (r *run) nftCommand(ctx context.Context, p *programs, put func(result.Cell)
 		c.Values = map[string]float64{result.Value: v.value}
 		put(c)
 	}
-	return r.swaps(ctx, p, put, result.NFTCommand, nftChanges, func(b nft.Batch) (func() (time.Duration, error), error) {
+	return r.swaps(ctx, p, put, result.NFTCommand, nftChanges, func(b nft.Batch) (timed, error) {
 		text := b.String()
 		return func() (time.Duration, error) {
 			d, _, err := script.run(limited, text)
