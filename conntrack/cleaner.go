@@ -324,13 +324,16 @@ func (c *Cleaner) await(ctx context.Context) error {
 }
 
 // sweep looks at the table, or a part of it, and removes what is stale while it
-// goes, so that its memory does not depend on how much that is.
+// goes, so that its memory does not depend on how much that is. What cannot be
+// removed does not keep the rest: the first error about it is returned in the
+// end.
 func (c *Cleaner) sweep(ctx context.Context, scope Scope, removed map[Reason]int) (scanned int, err error) {
 	filters := scope.Filters
 	if scope.Everything {
 		filters = []Filter{{}}
 	}
 	stale := map[Reason][]Flow{}
+	var denied error
 	remove := func(reason Reason) error {
 		flows, err := c.confirm(ctx, stale[reason])
 		if err != nil {
@@ -341,7 +344,10 @@ func (c *Cleaner) sweep(ctx context.Context, scope Scope, removed map[Reason]int
 			removed[reason] += n
 		}
 		stale[reason] = stale[reason][:0]
-		return err
+		if denied == nil {
+			denied = err
+		}
+		return nil // If the context has ended, Flows ends as well.
 	}
 	look := func(f Flow) error {
 		scanned++
@@ -364,6 +370,9 @@ func (c *Cleaner) sweep(ctx context.Context, scope Scope, removed map[Reason]int
 		if failed := remove(reason); err == nil {
 			err = failed
 		}
+	}
+	if err == nil {
+		err = denied
 	}
 	return scanned, err
 }

@@ -13,7 +13,8 @@ import (
 // Config says where to work.
 type Config struct {
 	// NetNS is a file descriptor of the network namespace to work in. 0 is the
-	// one of the calling thread. It can be closed after Open.
+	// one of the calling thread, which all threads should be in: a socket may
+	// have to be opened again. It can be closed after Open.
 	NetNS int
 }
 
@@ -23,6 +24,11 @@ type Config struct {
 type Table struct {
 	// A dump keeps its socket busy to the end, so the others have their own.
 	dumps, deletes, counts *socket
+	// netns is where, our own descriptor; 0 is the calling thread's namespace.
+	netns int
+	// broken says that a dump was not read to its end. The kernel begins no
+	// other on the same socket (EBUSY), and may never say more about that one.
+	broken bool
 }
 
 const (
@@ -38,9 +44,15 @@ const (
 // they are used, and only then finds that conntrack is missing.
 func Open(config Config) (*Table, error) {
 	var t Table
+	if config.NetNS != 0 {
+		var err error
+		if t.netns, err = unix.FcntlInt(uintptr(config.NetNS), unix.F_DUPFD_CLOEXEC, 3); err != nil {
+			return nil, fmt.Errorf("open conntrack socket: network namespace: %w", err)
+		}
+	}
 	for _, s := range []**socket{&t.dumps, &t.deletes, &t.counts} {
 		var err error
-		if *s, err = dial(config.NetNS); err != nil {
+		if *s, err = dial(t.netns); err != nil {
 			return nil, errors.Join(fmt.Errorf("open conntrack socket: %w", err), t.Close())
 		}
 	}
@@ -57,6 +69,9 @@ func (t *Table) Close() error {
 		if s != nil {
 			failed = errors.Join(failed, s.conn.Close())
 		}
+	}
+	if t.netns != 0 {
+		failed = errors.Join(failed, unix.Close(t.netns))
 	}
 	return failed
 }
@@ -80,6 +95,9 @@ func (t *Table) Flows(ctx context.Context, filter Filter, yield func(Flow) error
 }
 
 func (t *Table) dump(ctx context.Context, request netlink.Message, filter Filter, yield func(Flow) error) error {
+	if err := t.mend(); err != nil {
+		return fmt.Errorf("dump conntrack table: %w", err)
+	}
 	request, err := t.dumps.conn.Send(request)
 	if err != nil {
 		return fmt.Errorf("dump conntrack table: %w", err)
@@ -94,6 +112,7 @@ func (t *Table) dump(ctx context.Context, request netlink.Message, filter Filter
 				err = d.take(m)
 			}
 			if err != nil {
+				t.broken = !d.done
 				return fmt.Errorf("dump conntrack table: %w", explain(err))
 			}
 		}
@@ -102,6 +121,20 @@ func (t *Table) dump(ctx context.Context, request netlink.Message, filter Filter
 		return fmt.Errorf("dump conntrack table: %w", ErrInterrupted)
 	}
 	return d.failed
+}
+
+// mend opens the socket for dumps again if it is of no more use.
+func (t *Table) mend() error {
+	if !t.broken {
+		return nil
+	}
+	next, err := dial(t.netns)
+	if err != nil {
+		return fmt.Errorf("open conntrack socket: %w", err)
+	}
+	old := t.dumps
+	t.dumps, t.broken = next, false
+	return old.conn.Close()
 }
 
 // dumping is a dump under way. What is left of it after a failure is read and
@@ -149,8 +182,10 @@ func explain(err error) error {
 }
 
 // Delete removes those of the flows that are still there and returns how many
-// these were. An entry that took a flow's place with the same tuple stays. Any
-// error but that a flow is gone ends the call, and flows may be left.
+// these were. An entry that took a flow's place with the same tuple stays. One
+// that the kernel does not remove, such as one that is offloaded to hardware or
+// a flow table (unix.EBUSY), does not keep the others: the first error of all is
+// returned in the end.
 func (t *Table) Delete(ctx context.Context, flows []Flow) (n int, err error) {
 	for len(flows) > 0 {
 		if err := ctx.Err(); err != nil {
@@ -158,13 +193,13 @@ func (t *Table) Delete(ctx context.Context, flows []Flow) (n int, err error) {
 		}
 		batch := flows[:min(len(flows), deleteBatch)]
 		flows = flows[len(batch):]
-		removed, err := t.deleteBatch(batch)
+		removed, failed := t.deleteBatch(batch)
 		n += removed
-		if err != nil {
-			return n, fmt.Errorf("delete conntrack entries: %w", explain(err))
+		if failed != nil && err == nil {
+			err = fmt.Errorf("delete conntrack entries: %w", explain(failed))
 		}
 	}
-	return n, nil
+	return n, err
 }
 
 func (t *Table) deleteBatch(flows []Flow) (n int, err error) {

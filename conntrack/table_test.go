@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -155,6 +156,60 @@ func TestTableFlows(t *testing.T) {
 	cancel()
 	if err := table.Flows(ctx, Filter{}, func(Flow) error { return nil }); !errors.Is(err, context.Canceled) {
 		t.Errorf("Flows() = %v with a context that is done", err)
+	}
+}
+
+// A deletion that the kernel refuses keeps none of the others, in its own batch
+// or a later one.
+func TestTableDeleteGoesOn(t *testing.T) {
+	ns := testnet.NamespaceForTest(t, "node")
+	table, creator := open(t, ns), dialCreator(t, ns)
+	src, dst := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+	for port := range uint16(2 * deleteBatch) {
+		create(t, creator, timo.NewFlow(17, timo.StatusConfirmed, src, dst, 1000+port, 53, 600, 0))
+	}
+	all := flows(t, table, Filter{})
+	refused := all[0]
+	refused.Original.Dst = netip.AddrPortFrom(netip.MustParseAddr("fd00::2"), 53) // no tuple is of two families
+	n, err := table.Delete(t.Context(), slices.Insert(slices.Clone(all), 1, refused))
+	if n != len(all) || !errors.Is(err, unix.ERANGE) {
+		t.Errorf("Delete() = %d, %v, want %d and ERANGE", n, err, len(all))
+	}
+	if left := flows(t, table, Filter{}); len(left) > 0 {
+		t.Errorf("%d flows left", len(left))
+	}
+}
+
+// A dump that was not read to its end leaves nothing behind for the next.
+func TestTableFlowsAfterBrokenReceive(t *testing.T) {
+	ns := testnet.NamespaceForTest(t, "node")
+	table, creator := open(t, ns), dialCreator(t, ns)
+	for port := range uint16(1000) { // more than a socket's memory has room for
+		create(t, creator, timo.NewFlow(17, timo.StatusConfirmed, netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), 1000+port, 53, 600, 0))
+	}
+	interrupt := func() {
+		t.Helper()
+		s, whole := table.dumps, table.dumps.buf
+		s.buf = make([]byte, unix.SizeofNlMsghdr+4) // cuts the first datagram
+		if err := table.Flows(t.Context(), Filter{}, func(Flow) error { return nil }); !errors.Is(err, errMalformed) {
+			t.Fatalf("Flows() = %v, want it malformed", err)
+		}
+		s.buf = whole
+	}
+	interrupt()
+	if got := flows(t, table, Filter{}); len(got) != 1000 {
+		t.Errorf("%d flows after a broken dump, want 1000", len(got))
+	}
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		interrupt()
+		flows(t, table, Filter{})
+	}
+	if after, err := os.ReadDir("/proc/self/fd"); err != nil || len(after) > len(fds) {
+		t.Errorf("%d file descriptors, %d before: %v", len(after), len(fds), err)
 	}
 }
 
