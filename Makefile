@@ -35,7 +35,7 @@ bench-quick: build ## the same at the smallest size, in under three minutes
 	$(GO) run ./bench --quick
 
 bench-stages: ## benchmark each stage (decoding, compile, plan, encode, apply, dump), with allocations
-	$(GO) test -run '^$$' -bench . -benchmem ./internal/treap ./watch ./nft/ruleset ./nft/kernel ./conntrack
+	$(GO) test -run '^$$' -bench . -benchmem ./internal/treap ./internal/service ./watch ./nft/ruleset ./nft/kernel ./internal/affinity ./conntrack
 
 lint: ## gofmt, go vet and staticcheck at its pinned version
 	@unformatted=$$(gofmt -l .) && test -z "$$unformatted" || { echo "not gofmt-clean:"; echo "$$unformatted"; exit 1; }
