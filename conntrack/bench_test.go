@@ -68,7 +68,7 @@ func benchFamilies() []benchFamily {
 }
 
 // snapshot has a DNS service with as many endpoints.
-func (f *benchFamily) snapshot(b *testing.B, endpoints int) service.Snapshot {
+func (f *benchFamily) snapshot(b testing.TB, endpoints int) service.Snapshot {
 	text := "node n1\nservice kube-system/dns created 2026-01-01T00:00:00Z\n  cluster-ip " + f.clusterIP + "\n  port dns udp 53\n"
 	for i := range endpoints {
 		text += fmt.Sprintf("    endpoint %v n1 ready serving\n", netip.AddrPortFrom(f.at(i+1), 53))
@@ -113,9 +113,9 @@ func (f *benchFamily) others(i int) Flow {
 
 // fillTable makes a namespace with all the flows but the stale ones, or as many
 // as one may have and others with the rest.
-func (f *benchFamily) fillTable(b *testing.B) *testnet.Namespace {
+func (f *benchFamily) fillTable(b testing.TB, flows int) *testnet.Namespace {
 	var first *testnet.Namespace
-	for from, to := benchStale, benchFlows(b); from < to; {
+	for from, to := benchStale, flows; from < to; {
 		ns := testnet.NamespaceForTest(b, "node")
 		n := to - from
 		if _, limit, err := open(b, ns).Count(b.Context()); err != nil {
@@ -141,26 +141,11 @@ type way struct {
 }
 
 func benchmarkRemove(b *testing.B, f *benchFamily) {
-	ns := f.fillTable(b)
-	index := NewIndex(Options{})
-	index.Update(f.snapshot(b, 2))
-	scope := index.Update(f.snapshot(b, 1))
-	if scope.Everything || len(scope.Filters) != 1 {
-		b.Fatalf("scope of one endpoint's removal: %+v", scope)
-	}
-	cleaner := NewCleaner(open(b, ns), index, nil)
-	sweep := func(s Scope) func() int {
-		return func() int {
-			removed := map[Reason]int{}
-			if _, err := cleaner.sweep(b.Context(), s, removed); err != nil {
-				b.Fatal(err)
-			}
-			return removed[EndpointGone]
-		}
-	}
+	ns := f.fillTable(b, benchFlows(b))
+	scoped, whole := f.sweeps(b, ns)
 	ways := []way{
-		{name: "scope", remove: sweep(scope)},
-		{name: "pass", remove: sweep(Scope{Everything: true})},
+		{name: "scope", remove: scoped},
+		{name: "pass", remove: whole},
 		{name: "ti-mo", remove: func() int { return removeByTimo(b, ns, f) }},
 	}
 	for b.Loop() {
@@ -183,6 +168,28 @@ func benchmarkRemove(b *testing.B, f *benchFamily) {
 	b.ReportMetric(quantile(ways[2].costs, 0.5, wall)/quantile(ways[1].costs, 0.5, wall), "ti-mo/pass")
 }
 
+// sweeps are what removes the flows to the endpoint that has gone, in the scope
+// of the change and by a pass over everything.
+func (f *benchFamily) sweeps(b testing.TB, ns *testnet.Namespace) (scoped, whole func() int) {
+	index := NewIndex(Options{})
+	index.Update(f.snapshot(b, 2))
+	scope := index.Update(f.snapshot(b, 1))
+	if scope.Everything || len(scope.Filters) != 1 {
+		b.Fatalf("scope of one endpoint's removal: %+v", scope)
+	}
+	cleaner := NewCleaner(open(b, ns), index, nil)
+	sweep := func(s Scope) func() int {
+		return func() int {
+			removed := map[Reason]int{}
+			if _, err := cleaner.sweep(b.Context(), s, removed); err != nil {
+				b.Fatal(err)
+			}
+			return removed[EndpointGone]
+		}
+	}
+	return sweep(scope), sweep(Scope{Everything: true})
+}
+
 // report has the median times and the largest memory.
 func (w *way) report(b *testing.B) {
 	b.ReportMetric(quantile(w.costs, 0.5, func(c cost) float64 { return c.wall.Seconds() * 1e3 }), w.name+"-ms")
@@ -191,7 +198,7 @@ func (w *way) report(b *testing.B) {
 }
 
 // removeByTimo is the same by the library alone.
-func removeByTimo(b *testing.B, ns *testnet.Namespace, f *benchFamily) (removed int) {
+func removeByTimo(b testing.TB, ns *testnet.Namespace, f *benchFamily) (removed int) {
 	conn := dialCreator(b, ns)
 	list, err := conn.Dump(nil)
 	if err != nil {
@@ -271,7 +278,7 @@ func quantile[T any](list []T, q float64, of func(T) float64) float64 {
 //	go test ./conntrack -run '^$' -bench SyncBesidePass -benchtime 20x
 func BenchmarkSyncBesidePass(b *testing.B) {
 	f := &benchFamilies()[0]
-	ns := f.fillTable(b)
+	ns := f.fillTable(b, benchFlows(b))
 	index := NewIndex(Options{})
 	index.Update(f.snapshot(b, 1))
 	cleaner := NewCleaner(open(b, ns), index, nil)

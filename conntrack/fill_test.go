@@ -11,7 +11,7 @@ import (
 )
 
 // fill creates the flows numbered from (included) to to, over ctnetlink.
-func fill(b *testing.B, ns *testnet.Namespace, from, to int, flow func(int) Flow) {
+func fill(b testing.TB, ns *testnet.Namespace, from, to int, flow func(int) Flow) {
 	b.Helper()
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: ns.Fd(), MessageBufferSize: 4096})
 	if err != nil {
