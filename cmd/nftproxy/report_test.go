@@ -171,6 +171,31 @@ func TestSysctlsAppear(t *testing.T) {
 	}
 }
 
+// TestSysctlsToldOnce: what has failed at the start is not told again because
+// something else was missing then.
+func TestSysctlsToldOnce(t *testing.T) {
+	l, dir := newListener(), t.TempDir()
+	l.options.sysctls = sysctlOptions{Sysctls: conntrack.Sysctls{MaxPerCore: 1, Min: 1 << 20, TCPEstablished: time.Hour}, dir: dir}
+	for file, mode := range map[string]os.FileMode{"max": 0o444, "buckets": 0o600} { // as in a network namespace
+		if err := os.WriteFile(filepath.Join(dir, "nf_conntrack_"+file), []byte("1\n"), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const failed, changed = "WARN a kernel setting is not as asked for; going on", "INFO kernel setting changed"
+	afterSync := l.applySysctls()
+	if diff := cmp.Diff([]string{failed, changed}, l.lines(t)); diff != "" || len(l.events) != 1 {
+		t.Errorf("%d events at the start, log (-want +got):\n%s", len(l.events), diff)
+	}
+	afterSync(proxy.Sync{})
+	if diff := cmp.Diff([]string{failed, changed, failed}, l.lines(t)); diff != "" {
+		t.Errorf("log (-want +got):\n%s", diff)
+	}
+	if len(l.events) != 2 || !strings.Contains(l.events[0].Note, "nf_conntrack_max") ||
+		strings.Contains(l.events[1].Note, "nf_conntrack_max") || !strings.Contains(l.events[1].Note, "nf_conntrack_tcp_timeout_established") {
+		t.Errorf("events: %+v", l.events)
+	}
+}
+
 // TestQuarantineEvents: a Service that the kernel refuses is told of when it is
 // and when the reason changes, and nobody asks for an event about what is none.
 func TestQuarantineEvents(t *testing.T) {

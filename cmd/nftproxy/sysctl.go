@@ -16,18 +16,25 @@ import (
 
 // applySysctls sets the kernel's settings before anything else is done. What is
 // not there yet has another chance after the first sync, by the function that
-// is returned: the module that has them may be loaded by the first rules.
+// is returned: the module that has them may be loaded by the first rules. What
+// has failed otherwise is told once.
 func (d *daemon) applySysctls() (afterSync func(proxy.Sync)) {
 	list := d.options.sysctls.Apply(d.options.sysctls.files())
 	missing := func(s conntrack.Setting) bool { return errors.Is(s.Err, fs.ErrNotExist) }
 	later := slices.ContainsFunc(list, missing)
-	d.reportSysctls(slices.DeleteFunc(list, missing))
+	list = slices.DeleteFunc(list, missing)
+	d.reportSysctls(list)
+	reported := func(s conntrack.Setting) bool {
+		return s.Err != nil && slices.ContainsFunc(list, func(o conntrack.Setting) bool {
+			return o.Name == s.Name && o.Err != nil && o.Err.Error() == s.Err.Error()
+		})
+	}
 	return func(s proxy.Sync) {
 		if !later || !s.InForce(nft.IPv4) && !s.InForce(nft.IPv6) {
 			return
 		}
 		later = false
-		d.reportSysctls(d.options.sysctls.Apply(d.options.sysctls.files()))
+		d.reportSysctls(slices.DeleteFunc(d.options.sysctls.Apply(d.options.sysctls.files()), reported))
 	}
 }
 
