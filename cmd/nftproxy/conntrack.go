@@ -36,14 +36,18 @@ neither shown nor removed.
 
 What is safe: list, sysctl and clean --dry-run change nothing. clean removes
 stale flows only: the next packet of such a flow is sent to a live endpoint, or
-refused. clean --all-service-flows removes valid ones as well: UDP flows may get
-another endpoint, and TCP connections break.
+refused. With neither an API server nor manifests, UDP flows to endpoints that
+are terminating or left out count as stale (see below), and so do established
+connections to them with --conntrack-clean-established: these break. clean
+--all-service-flows removes valid ones as well: UDP flows may get another
+endpoint, and TCP connections break.
 
 The services are those of an API server (--kubeconfig, --master), or of
 --manifests, with the same flags as run; with neither, those that the tables of
 nftproxy in this node's kernel serve. These need no flags, but have only endpoints
 that get new connections: a UDP flow to another one (terminating, or left out by
-topology or policy since) counts as stale then.`,
+topology or policy since) counts as stale then; with --conntrack-clean-established
+an established TCP or SCTP connection to one as well.`,
 		Example: `  nftproxy conntrack list                          all flows of services, with why they are stale
   nftproxy conntrack list --stale -o json
   nftproxy conntrack clean --dry-run               what clean would remove

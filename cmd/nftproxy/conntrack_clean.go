@@ -22,6 +22,11 @@ func newConntrackCleanCommand() *cobra.Command {
 flow asks the rules: it gets a live endpoint or, where there is none, a refusal.
 Nothing else is touched. --dry-run prints the same and removes nothing.
 
+With neither --kubeconfig, --master nor --manifests, the rules in the kernel say
+what is stale, and they have only endpoints that get new connections. UDP flows to
+endpoints that are terminating, or left out by topology or policy, are removed
+then; with --conntrack-clean-established, established connections to them, too.
+
 --all-service-flows removes the valid flows as well, of one service (--service)
 or, with --yes, of all: UDP flows may then get another endpoint, and established
 TCP connections break.
