@@ -99,7 +99,10 @@ func picture(question string, r *result.Report) (*plot.Plot, error) {
 	p := plot.New()
 	p.Title.Text = question
 	p.Title.Padding = vg.Points(8)
-	p.X.Label.Text = "services + endpoints"
+	p.X.Label.Text = "services"
+	if slices.ContainsFunc(cells, func(c result.Cell) bool { return c.Endpoints > 0 }) {
+		p.X.Label.Text += " + endpoints"
+	}
 	p.Y.Label.Text = unitName(cells[0].Unit)
 	p.X.Scale, p.Y.Scale = plot.LogScale{}, plot.LogScale{}
 	p.X.Tick.Marker, p.Y.Tick.Marker = decades{}, decades{}

@@ -61,7 +61,7 @@ func TestMeasure(t *testing.T) {
 		t.Fatal(err)
 	}
 	questions := e.questions()
-	if want := len(questions) * (3 + 4); len(got.cells) != want {
+	if want := len(questions) * (2 + 3); len(got.cells) != want {
 		t.Errorf("%d cells, want %d", len(got.cells), want)
 	}
 	for _, c := range got.cells {
@@ -78,8 +78,8 @@ func TestMeasure(t *testing.T) {
 		if c.Failed != "" || !found || v <= 0 || c.Unit == "" {
 			t.Errorf("%+v", c)
 		}
-		_, paired := c.Values[result.PairKey(result.P50, result.OneStaticRule)]
-		if want := c.Backend == again && strings.HasPrefix(c.Question, result.ConnectionSetup); paired != want {
+		_, paired := c.Values[result.PairKey(result.P50, again)]
+		if want := c.Backend == result.OneStaticRule && strings.HasPrefix(c.Question, result.ConnectionSetup); paired != want {
 			t.Errorf("%s of %s: a ratio %v, want %v", c.Question, c.Backend, paired, want)
 		}
 	}

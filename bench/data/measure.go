@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
@@ -200,8 +201,8 @@ func (r *run) put(ctx context.Context, question, unit string, s *series, values 
 				c.Values = values(at)
 			case at.backend == result.NFTProxy:
 				c.Values = s.summary(at, present)
-			case at.backend == again:
-				c.Values = s.summary(at, r.bare(result.OneStaticRule))
+			case at.backend == result.OneStaticRule:
+				c.Values = s.summary(at, r.second())
 			default:
 				c.Values = s.summary(at, nil)
 			}
@@ -234,15 +235,9 @@ func (r *run) at(services int) []*site {
 	return list
 }
 
-// bare lists the sites of a backend without a size: one.
-func (r *run) bare(backend string) []*site {
-	var list []*site
-	for _, s := range r.sites {
-		if s.backend == backend && s.services == 0 {
-			list = append(list, s)
-		}
-	}
-	return list
+// second is the second node with the static rule, if there is one.
+func (r *run) second() []*site {
+	return slices.DeleteFunc(slices.Clone(r.sites), func(s *site) bool { return s.backend != again })
 }
 
 func oneLine(err error) string {

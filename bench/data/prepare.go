@@ -24,14 +24,16 @@ import (
 // prepare makes all sites. The API server that the proxies learn from is gone
 // when it returns.
 func (r *run) prepare(ctx context.Context, list []proxies.Proxy) (err error) {
-	for _, backend := range r.backends() {
-		if backend == result.NoProxy || backend == result.OneStaticRule || backend == again {
-			s, err := newBareSite(backend)
-			if err != nil {
-				return err
-			}
-			r.sites = append(r.sites, s)
+	bare := []string{result.OneStaticRule, result.NoProxy}
+	if r.Effort.Again {
+		bare = append(bare, again)
+	}
+	for _, backend := range bare {
+		s, err := newBareSite(backend)
+		if err != nil {
+			return err
 		}
+		r.sites = append(r.sites, s)
 	}
 	r.Doing("data plane: API server")
 	plane, err := controlplane.Start(ctx, cluster.Config{
