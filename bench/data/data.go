@@ -71,8 +71,8 @@ func Full() Effort {
 // Quick is what a run of some seconds measures.
 func Quick() Effort {
 	return Effort{
-		Rounds: 15, LeastRounds: 5, Budget: 5 * time.Second, Burst: 200, LeastBurst: 50, Turn: 20 * time.Millisecond,
-		RateRounds: 6, StreamRounds: 10, Slice: 30 * time.Millisecond, Refusals: 10, SlowRefusals: 1,
+		Rounds: 25, LeastRounds: 8, Budget: 8 * time.Second, Burst: 500, LeastBurst: 50, Turn: 20 * time.Millisecond,
+		RateRounds: 6, StreamRounds: 25, Slice: 30 * time.Millisecond, Refusals: 10, SlowRefusals: 1,
 	}
 }
 
