@@ -63,18 +63,23 @@ func (w *world) programs(ctx context.Context) (_ *programs, err error) {
 	extra := w.extraServices(1)
 	scalings := w.scalings(2)
 	additions, removals := w.additions(extra), w.removals(extra, 1)
+	added := func(p *nft.Program) bool { return len(extra[0].part(p).Pools) > 0 }
+	removed := func(p *nft.Program) bool { return len(extra[0].part(p).Elements) == 0 }
+	any := func(*nft.Program) bool { return true }
 	for _, c := range []struct {
 		what    string
 		to      *swap
 		changes changes
+		// A service and its slice come by watches of their own, in either order.
+		complete func(*nft.Program) bool
 	}{
-		{"replace an endpoint", &p.one, w.replacements(1)},
-		{"add an endpoint", &p.scale, changes{list: scalings.list[:1]}},
-		{"", nil, changes{list: scalings.list[1:]}},
-		{"add a service", &p.add, additions},
-		{"", nil, removals},
+		{"replace an endpoint", &p.one, w.replacements(1), any},
+		{"add an endpoint", &p.scale, changes{list: scalings.list[:1]}, any},
+		{"take it away", nil, changes{list: scalings.list[1:]}, any},
+		{"add a service", &p.add, additions, added},
+		{"delete it", nil, removals, removed},
 	} {
-		after, err := c.changes.once(ctx, next)
+		after, err := c.changes.once(ctx, next, c.complete)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", c.what, err)
 		}
@@ -86,8 +91,16 @@ func (w *world) programs(ctx context.Context) (_ *programs, err error) {
 	return p, nil
 }
 
-// once makes the only change and returns the program after it.
-func (c changes) once(ctx context.Context, next func() (*nft.Program, error)) (*nft.Program, error) {
+// part is what the service has in a program, empty where it is not there.
+func (x *extraService) part(p *nft.Program) *nft.Part {
+	if part, found := p.IPv4.Parts.Get(namespace + "/" + x.name); found {
+		return part
+	}
+	return &nft.Part{}
+}
+
+// once makes the only change and returns the first program that has all of it.
+func (c changes) once(ctx context.Context, next func() (*nft.Program, error), complete func(*nft.Program) bool) (*nft.Program, error) {
 	if c.prepare != nil {
 		if err := c.prepare(ctx); err != nil {
 			return nil, err
@@ -97,6 +110,9 @@ func (c changes) once(ctx context.Context, next func() (*nft.Program, error)) (*
 		return nil, err
 	}
 	p, err := next()
+	for err == nil && !complete(p) {
+		p, err = next()
+	}
 	if err == nil && c.clean != nil {
 		err = c.clean(ctx)
 	}
