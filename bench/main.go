@@ -68,8 +68,8 @@ func newCommand() *cobra.Command {
 	f.StringVar(&o.only, "only", "", "one part: control or data (default both)")
 	f.StringSliceVar(&o.sizes, "size", nil, `control plane: Services x endpoints of each, such as 1000x10 or "5000x20 LB" (default all)`)
 	f.IntSliceVar(&o.services, "services", nil, "data plane: numbers of Services (default all)")
-	f.StringVar(&o.out, "out", filepath.Join("docs", "bench"), "directory for the JSON and the pictures")
-	f.StringVar(&o.json, "json", "report.json", "name of the JSON file in that directory; a quick run writes quick.json")
+	f.StringVar(&o.out, "out", "", "directory for the JSON and the pictures (default docs/bench; of a quick run bin/bench)")
+	f.StringVar(&o.json, "json", "report.json", "name of the JSON file in that directory")
 	f.StringVar(&o.nftproxy, "nftproxy", filepath.Join("bin", "nftproxy"), "the binary that is measured")
 	f.BoolVar(&o.check, "check", false, "a target that is not met is an error")
 	cmd.AddCommand(newShowCommand())
@@ -159,8 +159,11 @@ func (o *options) controlPlane(log io.Writer) (part, error) {
 
 // run measures, and shows whatever could be measured.
 func (o *options) run(ctx context.Context, w io.Writer) error {
-	if o.quick && o.json == "report.json" {
-		o.json = "quick.json"
+	if o.out == "" {
+		o.out = filepath.Join("docs", "bench")
+		if o.quick { // its figures are not to replace those of a whole run
+			o.out = filepath.Join("bin", "bench")
+		}
 	}
 	if err := os.MkdirAll(o.out, 0o755); err != nil {
 		return err

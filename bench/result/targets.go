@@ -2,6 +2,7 @@ package result
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -35,29 +36,39 @@ const (
 
 // Judge fills in Targets from the cells.
 func (r *Report) Judge() {
-	j := judge{r}
+	j := judge{r, Usual, ""}
+	if !slices.ContainsFunc(r.Cells, func(c Cell) bool { return c.Size == Usual }) &&
+		slices.ContainsFunc(r.Cells, func(c Cell) bool { return c.Size == Small }) {
+		j.usual, j.at = Small, " (at "+Small+", not "+Usual+")"
+	}
 	r.Targets = append(j.controlPlane(), j.dataPlane()...)
 }
 
-type judge struct{ *Report }
+// judge works on one report.
+type judge struct {
+	*Report
+	// usual is the size of the targets that name none: the smallest where a
+	// quick run has nothing else, of which at then tells.
+	usual, at string
+}
 
 func (j judge) controlPlane() []Target {
 	const batch = "against the bare netlink cost of the same batch"
 	return []Target{
-		j.ratio("first program, against kube-proxy nftables", 1.0/40, FirstProgram, Usual, Value, NFTProxy, KubeProxyNFTables),
-		j.ratio("first program, against loading the same elements by bare netlink", 2, FirstProgram, Usual, Value, NFTProxy, BareNetlink),
+		j.ratio("first program, against kube-proxy nftables"+j.at, 1.0/40, FirstProgram, j.usual, Value, NFTProxy, KubeProxyNFTables),
+		j.ratio("first program, against loading the same elements by bare netlink"+j.at, 2, FirstProgram, j.usual, Value, NFTProxy, BareNetlink),
 		j.bound("first program at "+Wide, "under 1 s", FirstProgram, Wide, map[string]float64{Value: 1}),
 		j.bound("first program at "+Many, "under 1 s", FirstProgram, Many, map[string]float64{Value: 1}),
-		j.bound("one endpoint replaced, inside the process", "p50 at most 0.3 ms, p99 at most 2 ms", ChangeInside, Usual, map[string]float64{P50: 0.3, P99: 2}),
+		j.bound("one endpoint replaced, inside the process"+j.at, "p50 at most 0.3 ms, p99 at most 2 ms", ChangeInside, j.usual, map[string]float64{P50: 0.3, P99: 2}),
 		j.growth("the same at "+Largest+" against "+Small, 1.5, ChangeInside, Largest, Small),
-		j.ratioOf("scale change, "+batch, 1.5, ScaleInside, Usual, kernelTime, NFTProxy, BareNetlink),
-		j.ratioOf("service added, "+batch, 1.5, AddInside, Usual, kernelTime, NFTProxy, BareNetlink),
-		j.ratioOf("service deleted, "+batch, 1.5, DeleteInside, Usual, kernelTime, NFTProxy, BareNetlink),
-		j.ratio("CPU per one-endpoint change, against kube-proxy nftables", 1.0/1000, ChangeCPU, Usual, Value, NFTProxy, KubeProxyNFTables),
-		j.bound("API write to kernel, default minSyncPeriod", "p50 at most 15 ms, p99 at most 50 ms", ChangeSeen, Usual, map[string]float64{P50: 15, P99: 50}),
-		j.sustained(1000, j.bound("1,000 endpoint changes a second: lag", "p99 under 100 ms", Churn1000, Usual, map[string]float64{P99: 100})),
-		j.sustained(1000, j.bound("1,000 endpoint changes a second: CPU", "under half a core", Churn1000CPU, Usual, map[string]float64{Value: 0.5})),
-		j.ratio("peak memory, against kube-proxy nftables", 1.0/4, PeakMemory, Usual, Value, NFTProxy, KubeProxyNFTables),
+		j.ratioOf("scale change, "+batch+j.at, 1.5, ScaleInside, j.usual, kernelTime, NFTProxy, BareNetlink),
+		j.ratioOf("service added, "+batch+j.at, 1.5, AddInside, j.usual, kernelTime, NFTProxy, BareNetlink),
+		j.ratioOf("service deleted, "+batch+j.at, 1.5, DeleteInside, j.usual, kernelTime, NFTProxy, BareNetlink),
+		j.ratio("CPU per one-endpoint change, against kube-proxy nftables"+j.at, 1.0/1000, ChangeCPU, j.usual, Value, NFTProxy, KubeProxyNFTables),
+		j.bound("API write to kernel, default minSyncPeriod"+j.at, "p50 at most 15 ms, p99 at most 50 ms", ChangeSeen, j.usual, map[string]float64{P50: 15, P99: 50}),
+		j.sustained(1000, j.bound("1,000 endpoint changes a second: lag"+j.at, "p99 under 100 ms", Churn1000, j.usual, map[string]float64{P99: 100})),
+		j.sustained(1000, j.bound("1,000 endpoint changes a second: CPU"+j.at, "under half a core", Churn1000CPU, j.usual, map[string]float64{Value: 0.5})),
+		j.ratio("peak memory, against kube-proxy nftables"+j.at, 1.0/4, PeakMemory, j.usual, Value, NFTProxy, KubeProxyNFTables),
 	}
 }
 
@@ -152,7 +163,7 @@ func (j judge) bound(what, want, question, size string, most map[string]float64)
 // so many could be written.
 func (j judge) sustained(rate float64, t Target) Target {
 	const enough = 0.95
-	c := j.Cell(Churn1000, NFTProxy, Usual)
+	c := j.Cell(Churn1000, NFTProxy, j.usual)
 	if c == nil || t.Verdict == NotMeasured {
 		return t
 	}

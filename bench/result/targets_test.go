@@ -55,8 +55,26 @@ func TestTargets(t *testing.T) {
 			result.NotMeasured, "no such binary",
 		},
 		"only another size": {
-			"first program, against kube-proxy", []result.Cell{cell(result.FirstProgram, ours, result.Small, value(0.1)), cell(result.FirstProgram, kube, result.Small, value(4))},
+			"first program, against kube-proxy", []result.Cell{cell(result.FirstProgram, ours, result.Wide, value(0.1)), cell(result.FirstProgram, kube, result.Wide, value(4))},
 			result.NotMeasured, "no first program of nftproxy at 10,000x10",
+		},
+		"a quick run": {
+			"first program, against kube-proxy nftables (at 1,000x10, not 10,000x10)",
+			[]result.Cell{cell(result.FirstProgram, ours, result.Small, value(0.1)), cell(result.FirstProgram, kube, result.Small, value(4))},
+			result.Met, "1/40",
+		},
+		"the smallest beside the usual size": {
+			"first program, against kube-proxy nftables",
+			[]result.Cell{cell(result.FirstProgram, ours, result.Small, value(0.1)), cell(result.FirstProgram, kube, result.Usual, value(4))},
+			result.NotMeasured, "no first program of nftproxy at 10,000x10",
+		},
+		"changes that could not be written fast enough": {
+			"1,000 endpoint changes a second: lag", []result.Cell{cell(result.Churn1000, ours, result.Usual, map[string]float64{result.P99: 5, result.WritesASecond: 900})},
+			result.NotMeasured, "only 900 changes a second",
+		},
+		"changes that could": {
+			"1,000 endpoint changes a second: lag", []result.Cell{cell(result.Churn1000, ours, result.Usual, map[string]float64{result.P99: 5, result.WritesASecond: 980})},
+			result.Met, "p99 5.00 s",
 		},
 		"stopped itself": {"first program at 5,006x50", []result.Cell{stopped}, result.NotMet, "> 0.5 s"},
 		"two bounds, one of them not kept": {
