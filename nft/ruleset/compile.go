@@ -41,9 +41,7 @@ func (c *Compiler) Compile(s service.Snapshot) *nft.Program {
 		if s.Node != c.last.Node || s.ServiceCIDRs != c.last.ServiceCIDRs {
 			t.setNode(s)
 		}
-		for _, name := range changed {
-			t.setService(name, s)
-		}
+		t.setServices(changed, s)
 		t.applyEdits()
 		if learning := t.learners > 0; learning != t.learning {
 			t.learning = learning
@@ -203,33 +201,54 @@ func (t *tableCompiler) setLeaving(s service.Snapshot) {
 	}
 }
 
-// setService compiles one service of the snapshot, or takes it away where the
-// snapshot has none of the name.
-func (t *tableCompiler) setService(name service.Name, s service.Snapshot) {
+// setServices compiles services of the snapshot, and takes away those that it
+// has no longer.
+func (t *tableCompiler) setServices(names []service.Name, s service.Snapshot) {
+	compiled := make([]compiledService, len(names))
+	inParallel(len(names), func(i int) { compiled[i] = t.compile(names[i], s) })
+	for i, name := range names {
+		t.setService(name, compiled[i])
+	}
+}
+
+// compiledService is what a service compiles to; the zero value is nothing.
+type compiledService struct {
+	part *nft.Part
+	// local are the addresses of endpoints on the node, each once.
+	local []netip.Addr
+	// wanted are the shared chains that the elements point to, by name.
+	wanted map[string]sharedChain
+}
+
+// compile changes nothing in t, so services can be compiled side by side.
+func (t *tableCompiler) compile(name service.Name, s service.Snapshot) compiledService {
+	svc, ok := s.Services.Get(name)
+	if !ok {
+		return compiledService{}
+	}
+	c := serviceCompiler{
+		tableCompiler: t, svc: svc,
+		lost: s.Conflicts.At(name), restrictions: s.Restrictions.At(name),
+	}
+	return c.compile()
+}
+
+// setService puts a compiled service in place of what it was.
+func (t *tableCompiler) setService(name service.Name, c compiledService) {
+	for name, chain := range c.wanted {
+		if t.shared[name] == nil {
+			t.shared[name] = &use{chain: chain}
+			t.chains = t.chains.Set(name, chain.chain(&t.cfg, t.pods))
+		}
+	}
 	key := string(name)
-	var part *nft.Part
-	var local []netip.Addr
-	if svc, ok := s.Services.Get(name); ok {
-		c := serviceCompiler{
-			tableCompiler: t, svc: svc,
-			lost: s.Conflicts.At(name), restrictions: s.Restrictions.At(name),
-			wanted: map[string]sharedChain{},
-		}
-		part, local = c.compile()
-		for name, chain := range c.wanted {
-			if t.shared[name] == nil {
-				t.shared[name] = &use{chain: chain}
-				t.chains = t.chains.Set(name, chain.chain(&t.cfg, t.pods))
-			}
-		}
-	}
 	old := t.parts.At(key)
-	t.count(part, 1)
+	t.count(c.part, 1)
 	t.count(old, -1)
-	if part != nil || old != nil {
-		t.edits[key] = part
+	if c.part != nil || old != nil {
+		t.edits[key] = c.part
 	}
-	t.setLocal(name, local)
+	t.setLocal(name, c.local)
 }
 
 // count keeps track of who points to which shared chain; one that nobody

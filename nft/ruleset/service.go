@@ -20,17 +20,19 @@ type serviceCompiler struct {
 
 	elements []nft.Element
 	pools    []nft.Pool
-	// wanted are the shared chains that the elements point to, by name.
-	wanted map[string]sharedChain
+	wanted   map[string]sharedChain
 }
 
-// compile returns the service's part, or nil where it has none in the family:
-// a service is in a family if it has a cluster IP there. local are the
-// addresses of its endpoints on the node, each once.
-func (c *serviceCompiler) compile() (part *nft.Part, local []netip.Addr) {
+// compile returns what the service is in the family: something where it has a
+// cluster IP there.
+func (c *serviceCompiler) compile() compiledService {
 	if !c.svc.InFamily(c.v6()) {
-		return nil, nil
+		return compiledService{}
 	}
+	c.wanted = map[string]sharedChain{}
+	// One cluster IP, and for each port an address: what most services have.
+	c.elements = make([]nft.Element, 0, 1+len(c.svc.Ports))
+	var local []netip.Addr
 	for _, a := range c.svc.ClusterIPs {
 		if c.ours(a) && !c.lost.Has(service.Claim{Addr: a}) {
 			c.elements = append(c.elements, nft.Element{
@@ -45,7 +47,7 @@ func (c *serviceCompiler) compile() (part *nft.Part, local []netip.Addr) {
 		local = append(local, choice.OnNode(p, c.node)...)
 	}
 	slices.SortFunc(local, netip.Addr.Compare)
-	return nft.NewPart(c.elements, c.pools), slices.Compact(local)
+	return compiledService{nft.NewPart(c.elements, c.pools), slices.Compact(local), c.wanted}
 }
 
 func (c *serviceCompiler) ours(a netip.Addr) bool { return a.Is6() == c.v6() }
