@@ -261,7 +261,7 @@ func (ix *index) rebuild(name service.Name) {
 		ix.builder.Delete(name)
 		return
 	}
-	last := ix.builder.Snapshot().Services.At(name)
+	last := ix.builder.Service(name)
 	s := *object.part
 	s.Ports = slices.Clone(s.Ports)
 	for i := range s.Ports {

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -13,18 +14,41 @@ import (
 // size. A Builder is not safe for concurrent use; its snapshots are.
 type Builder struct {
 	snapshot Snapshot
+	// edits are the services that have changed since the last snapshot, nil for
+	// one that has gone. They go into the map all at once: a first snapshot is
+	// thousands of them.
+	edits map[Name]*Service
 	// claimants of each claim, the one that has it first.
 	claimants map[Claim][]*Service
 }
 
 // NewBuilder starts from a snapshot without services.
 func NewBuilder(node Node) *Builder {
-	return &Builder{snapshot: Snapshot{Node: &node}, claimants: map[Claim][]*Service{}}
+	return &Builder{snapshot: Snapshot{Node: &node}, edits: map[Name]*Service{}, claimants: map[Claim][]*Service{}}
 }
 
 // Snapshot returns the state after the changes so far. As long as nothing
 // differs it has the same contents, pointer for pointer.
-func (b *Builder) Snapshot() Snapshot { return b.snapshot }
+func (b *Builder) Snapshot() Snapshot {
+	if len(b.edits) > 0 {
+		edits := make([]treap.Edit[Name, *Service], 0, len(b.edits))
+		for _, name := range slices.Sorted(maps.Keys(b.edits)) {
+			s := b.edits[name]
+			edits = append(edits, treap.Edit[Name, *Service]{Key: name, Value: s, Gone: s == nil})
+		}
+		b.snapshot.Services = b.snapshot.Services.Apply(edits)
+		b.edits = map[Name]*Service{} // to clear a large one would cost as much each time
+	}
+	return b.snapshot
+}
+
+// Service returns the service of the name after the changes so far, or nil.
+func (b *Builder) Service(name Name) *Service {
+	if s, edited := b.edits[name]; edited {
+		return s
+	}
+	return b.snapshot.Services.At(name)
+}
 
 // SetNode replaces the node.
 func (b *Builder) SetNode(node Node) {
@@ -49,8 +73,8 @@ func (b *Builder) SetServiceCIDRs(ranges []netip.Prefix) {
 // Set adds the service or replaces the one of its name. One that equals what
 // is there changes nothing: the old pointer stays.
 func (b *Builder) Set(s *Service) {
-	old, ok := b.snapshot.Services.Get(s.Name)
-	if ok && old.equal(s) {
+	old := b.Service(s.Name)
+	if old != nil && old.equal(s) {
 		return
 	}
 	b.replace(s.Name, old, s)
@@ -58,7 +82,7 @@ func (b *Builder) Set(s *Service) {
 
 // Delete removes the service, if there is one.
 func (b *Builder) Delete(name Name) {
-	if old, ok := b.snapshot.Services.Get(name); ok {
+	if old := b.Service(name); old != nil {
 		b.replace(name, old, nil)
 	}
 }
@@ -71,10 +95,8 @@ func (b *Builder) replace(name Name, old, s *Service) {
 	}
 	if s != nil {
 		after = s.claims()
-		b.snapshot.Services = b.snapshot.Services.Set(name, s)
-	} else {
-		b.snapshot.Services = b.snapshot.Services.Delete(name)
 	}
+	b.edits[name] = s
 	if old != nil && s != nil && slices.Equal(before, after) && old.Created.Equal(s.Created) && old.Firewall().equal(s.Firewall()) {
 		b.swap(before, old, s)
 		return
@@ -84,10 +106,10 @@ func (b *Builder) replace(name Name, old, s *Service) {
 	b.assert(after, s, concerned)
 	delete(concerned, name)
 	for _, other := range concerned {
-		b.judge(other)
+		b.judge(other, other.claims())
 	}
 	if s != nil {
-		b.judge(s)
+		b.judge(s, after)
 	} else {
 		b.snapshot.Conflicts = b.snapshot.Conflicts.Delete(name)
 		b.snapshot.Restrictions = b.snapshot.Restrictions.Delete(name)
@@ -131,12 +153,12 @@ func (b *Builder) assert(claims []Claim, s *Service, concerned map[Name]*Service
 	}
 }
 
-// judge works out which claims of s another service has, and which of those
-// that it has another one restricts.
-func (b *Builder) judge(s *Service) {
+// judge works out which of its claims another service has, and which of those
+// that s has another one restricts.
+func (b *Builder) judge(s *Service, claims []Claim) {
 	var lost []Conflict
 	var restricted []Restriction
-	for _, c := range s.claims() {
+	for _, c := range claims {
 		claimants := b.claimants[c]
 		if owner := claimants[0]; owner != s {
 			lost = append(lost, Conflict{c, owner.Name})
