@@ -1,7 +1,6 @@
 package service
 
 import (
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -31,12 +30,7 @@ func NewBuilder(node Node) *Builder {
 // differs it has the same contents, pointer for pointer.
 func (b *Builder) Snapshot() Snapshot {
 	if len(b.edits) > 0 {
-		edits := make([]treap.Edit[Name, *Service], 0, len(b.edits))
-		for _, name := range slices.Sorted(maps.Keys(b.edits)) {
-			s := b.edits[name]
-			edits = append(edits, treap.Edit[Name, *Service]{Key: name, Value: s, Gone: s == nil})
-		}
-		b.snapshot.Services = b.snapshot.Services.Apply(edits)
+		b.snapshot.Services = b.snapshot.Services.Apply(treap.Edits(b.edits))
 		b.edits = map[Name]*Service{} // to clear a large one would cost as much each time
 	}
 	return b.snapshot

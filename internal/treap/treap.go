@@ -9,6 +9,7 @@ package treap
 
 import (
 	"iter"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -81,6 +82,18 @@ type Edit[K ~string, V comparable] struct {
 	Key   K
 	Value V
 	Gone  bool
+}
+
+// Edits makes edits of what stands in a map: the zero value is for a key that
+// is to be deleted.
+func Edits[K ~string, V comparable](changes map[K]V) []Edit[K, V] {
+	var gone V
+	edits := make([]Edit[K, V], 0, len(changes))
+	for _, k := range slices.Sorted(maps.Keys(changes)) {
+		v := changes[k]
+		edits = append(edits, Edit[K, V]{Key: k, Value: v, Gone: v == gone})
+	}
+	return edits
 }
 
 // Apply returns the map after the edits, which must be sorted by key, each key

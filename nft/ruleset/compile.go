@@ -322,12 +322,7 @@ func (t *tableCompiler) setHairpin(a netip.Addr) {
 
 // applyEdits makes the parts what the edits say.
 func (t *tableCompiler) applyEdits() {
-	edits := make([]treap.Edit[string, *nft.Part], 0, len(t.edits))
-	for _, name := range slices.Sorted(maps.Keys(t.edits)) {
-		part := t.edits[name]
-		edits = append(edits, treap.Edit[string, *nft.Part]{Key: name, Value: part, Gone: part == nil})
-	}
-	t.parts = t.parts.Apply(edits)
+	t.parts = t.parts.Apply(treap.Edits(t.edits))
 	t.edits = map[string]*nft.Part{} // to clear a large one would cost as much each time
 }
 
