@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"nftproxy/internal/service"
@@ -46,61 +47,55 @@ func (w *world) programs(ctx context.Context) (_ *programs, err error) {
 		// As on the nodes.
 		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/56")},
 	})
-	next := func() (*nft.Program, error) {
+	next := func() (service.Snapshot, error) {
 		select {
 		case <-mailbox.C():
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return service.Snapshot{}, ctx.Err()
 		}
 		u, _ := mailbox.Take()
-		return compiler.Compile(u.Snapshot), nil
+		return u.Snapshot, nil
 	}
-	p := &programs{}
-	if p.whole, err = next(); err != nil {
+	before, err := next()
+	if err != nil {
 		return nil, fmt.Errorf("read the API server's objects: %w", err)
 	}
-	before := p.whole
+	p := &programs{whole: compiler.Compile(before)}
 	extra := w.extraServices(1)
-	scalings := w.scalings(2)
-	additions, removals := w.additions(extra), w.removals(extra, 1)
-	added := func(p *nft.Program) bool { return len(extra[0].part(p).Pools) > 0 }
-	removed := func(p *nft.Program) bool { return len(extra[0].part(p).Elements) == 0 }
-	any := func(*nft.Program) bool { return true }
+	scalings, replacements := w.scalings(2), w.replacements(1)
 	for _, c := range []struct {
 		what    string
 		to      *swap
 		changes changes
-		// A service and its slice come by watches of their own, in either order.
-		complete func(*nft.Program) bool
+		// by is the endpoint by which the changed service is known, and gone
+		// says that it is to have gone.
+		by   netip.Addr
+		gone bool
 	}{
-		{"replace an endpoint", &p.one, w.replacements(1), any},
-		{"add an endpoint", &p.scale, changes{list: scalings.list[:1]}, any},
-		{"take it away", nil, changes{list: scalings.list[1:]}, any},
-		{"add a service", &p.add, additions, added},
-		{"delete it", nil, removals, removed},
+		{"replace an endpoint", &p.one, replacements, replacements.list[0].seen, false},
+		{"add an endpoint", &p.scale, changes{list: scalings.list[:1]}, scalings.list[0].seen, false},
+		{"take it away", nil, changes{list: scalings.list[1:]}, scalings.list[0].seen, true},
+		{"add a service", &p.add, w.additions(extra), extra[0].first, false},
+		{"delete it", nil, w.removals(extra, 1), extra[0].first, true},
 	} {
-		after, err := c.changes.once(ctx, next, c.complete)
+		changed, err := c.changes.once(ctx, next, c.by, c.gone)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", c.what, err)
 		}
-		if c.to != nil {
-			*c.to = newSwap(before, after)
+		if c.to == nil {
+			continue
 		}
-		before = after
+		// Nothing but this service: the API server has some of its own.
+		after := before
+		after.Services = before.Services.Set(changed.Name, changed)
+		*c.to = newSwap(p.whole, compiler.Compile(after))
 	}
 	return p, nil
 }
 
-// part is what the service has in a program, empty where it is not there.
-func (x *extraService) part(p *nft.Program) *nft.Part {
-	if part, found := p.IPv4.Parts.Get(namespace + "/" + x.name); found {
-		return part
-	}
-	return &nft.Part{}
-}
-
-// once makes the only change and returns the first program that has all of it.
-func (c changes) once(ctx context.Context, next func() (*nft.Program, error), complete func(*nft.Program) bool) (*nft.Program, error) {
+// once makes the only change and returns the service that has the endpoint then,
+// or nil once none has it any more.
+func (c changes) once(ctx context.Context, next func() (service.Snapshot, error), endpoint netip.Addr, gone bool) (*service.Service, error) {
 	if c.prepare != nil {
 		if err := c.prepare(ctx); err != nil {
 			return nil, err
@@ -109,14 +104,32 @@ func (c changes) once(ctx context.Context, next func() (*nft.Program, error), co
 	if err := c.list[0].write(ctx); err != nil {
 		return nil, err
 	}
-	p, err := next()
-	for err == nil && !complete(p) {
-		p, err = next()
+	for {
+		s, err := next()
+		if err != nil {
+			return nil, err
+		}
+		found := sendsTo(s, endpoint)
+		if (found == nil) != gone {
+			continue // A service and its slice come by watches of their own.
+		}
+		if c.clean != nil {
+			err = c.clean(ctx)
+		}
+		return found, err
 	}
-	if err == nil && c.clean != nil {
-		err = c.clean(ctx)
+}
+
+// sendsTo is the service that has an endpoint of the address, or nil.
+func sendsTo(s service.Snapshot, a netip.Addr) *service.Service {
+	for _, svc := range s.Services.All() {
+		for _, p := range svc.Ports {
+			if slices.ContainsFunc(p.Endpoints, func(e service.Endpoint) bool { return e.Addr.Addr() == a }) {
+				return svc
+			}
+		}
 	}
-	return p, err
+	return nil
 }
 
 // newSwap plans from one program to another and back. The first time there is
