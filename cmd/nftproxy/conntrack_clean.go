@@ -72,19 +72,11 @@ type cleanResult struct {
 
 func (c *cleaning) clean(cmd *cobra.Command, source *flowSource, filter flowFilter, output string) error {
 	ctx, notes := cmd.Context(), cmd.ErrOrStderr()
-	index, err := source.open(ctx, filter, notes)
-	if err != nil {
-		return err
-	}
-	table, err := conntrack.Open(conntrack.Config{})
+	table, rows, err := source.flows(ctx, filter, notes)
 	if err != nil {
 		return err
 	}
 	defer table.Close()
-	rows, err := readFlows(ctx, table, index, filter, notes)
-	if err != nil {
-		return err
-	}
 	if rows, err = source.confirm(ctx, rows, filter); err != nil {
 		return err
 	}

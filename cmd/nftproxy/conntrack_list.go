@@ -62,20 +62,12 @@ What does not apply is an empty string. Fields may be added, but not change.`,
 }
 
 func list(cmd *cobra.Command, source *flowSource, filter flowFilter, output string) error {
-	ctx, notes := cmd.Context(), cmd.ErrOrStderr()
-	index, err := source.open(ctx, filter, notes)
-	if err != nil {
-		return err
-	}
-	table, err := conntrack.Open(conntrack.Config{})
+	notes := cmd.ErrOrStderr()
+	table, rows, err := source.flows(cmd.Context(), filter, notes)
 	if err != nil {
 		return err
 	}
 	defer table.Close()
-	rows, err := readFlows(ctx, table, index, filter, notes)
-	if err != nil {
-		return err
-	}
 	if output == outputJSON {
 		return writeJSON(cmd.OutOrStdout(), flowList{Source: source.kind(), Flows: rows})
 	}
@@ -90,6 +82,23 @@ func list(cmd *cobra.Command, source *flowSource, filter flowFilter, output stri
 	}
 	fmt.Fprintf(notes, "nftproxy: %s, %d of them stale\n", plural(len(rows), "flow"), stale)
 	return nil
+}
+
+// flows are the selected ones of the kernel's table, which stays open.
+func (s *flowSource) flows(ctx context.Context, filter flowFilter, notes io.Writer) (*conntrack.Table, []flowRow, error) {
+	index, err := s.open(ctx, filter, notes)
+	if err != nil {
+		return nil, nil, err
+	}
+	table, err := conntrack.Open(conntrack.Config{})
+	if err != nil {
+		return nil, nil, err
+	}
+	rows, err := readFlows(ctx, table, index, filter, notes)
+	if err != nil {
+		return nil, nil, errors.Join(err, table.Close())
+	}
+	return table, rows, nil
 }
 
 // open is index for a person, who is told what it goes by.
