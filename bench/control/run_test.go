@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"nftproxy/bench/result"
+	"nftproxy/internal/cluster/controlplane/controlplanetest"
 )
 
 // recorded is a sink for tests.
@@ -31,15 +32,7 @@ func (r *recorded) Version(string, string) {}
 // TestRun: at a tiny size every announced cell is there once and has a figure.
 // The figures themselves are not judged.
 func TestRun(t *testing.T) {
-	switch {
-	case testing.Short():
-		t.Skip("-short: needs a control plane")
-	case os.Geteuid() == 0:
-	case os.Getenv("CI") != "" || os.Getenv("REQUIRE_PRIVILEGED") != "":
-		t.Fatal("needs root")
-	default:
-		t.Skip("needs root")
-	}
+	controlplanetest.Require(t)
 	binary := filepath.Join(t.TempDir(), "nftproxy")
 	build := exec.Command("go", "build", "-o", binary, "../../cmd/nftproxy")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")

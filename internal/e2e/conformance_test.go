@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"nftproxy/internal/cluster"
+	"nftproxy/internal/cluster/controlplane/controlplanetest"
 	"nftproxy/internal/nftcmd"
 	"nftproxy/internal/scenario"
 	"nftproxy/internal/scenario/stage"
@@ -23,7 +24,7 @@ func TestConformance(t *testing.T) {
 	if os.Getenv("NFTPROXY_CONFORMANCE") == "" {
 		t.Skip("make conformance runs this")
 	}
-	requireRoot(t)
+	controlplanetest.Require(t)
 	nft := nftcmd.ForTest(t) // kube-proxy needs it, too
 	theirs, err := cluster.Tool(testContext(t), "kube-proxy")
 	if err != nil {

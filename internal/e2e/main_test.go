@@ -25,6 +25,7 @@ import (
 
 	"nftproxy/internal/cluster"
 	"nftproxy/internal/cluster/controlplane"
+	"nftproxy/internal/cluster/controlplane/controlplanetest"
 	"nftproxy/internal/testnet"
 )
 
@@ -87,7 +88,7 @@ func (f *fixture) controlPlane(t *testing.T) *controlPlane {
 // scenarioPlane returns the one that scenario files share.
 func (f *fixture) scenarioPlane(t *testing.T) *controlPlane {
 	t.Helper()
-	requireRoot(t)
+	controlplanetest.Require(t)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.scenarios == nil {
@@ -128,7 +129,7 @@ type controlPlane struct {
 // take up to half a minute to notice that an API server is back.
 func ownControlPlane(t *testing.T) *controlPlane {
 	t.Helper()
-	requireRoot(t)
+	controlplanetest.Require(t)
 	plane := startForTest(t, planeConfig())
 	t.Cleanup(plane.stop)
 	return plane
@@ -160,21 +161,6 @@ func (c *controlPlane) connect(t *testing.T, node *testnet.Namespace) {
 func (c *controlPlane) stop() {
 	if err := c.Stop(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
-	}
-}
-
-// requireRoot skips what cannot run here; where a skip would hide something it
-// fails.
-func requireRoot(t *testing.T) {
-	t.Helper()
-	switch {
-	case testing.Short():
-		t.Skip("-short: needs a control plane")
-	case os.Geteuid() == 0:
-	case os.Getenv("CI") != "" || os.Getenv("REQUIRE_PRIVILEGED") != "":
-		t.Fatal("needs root")
-	default:
-		t.Skip("needs root")
 	}
 }
 

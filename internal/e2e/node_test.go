@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
 
+	"nftproxy/internal/cluster/controlplane/controlplanetest"
 	"nftproxy/internal/testnet"
 	"nftproxy/nft/kernel"
 )
@@ -33,7 +34,7 @@ type node struct {
 // newNode makes a node of the shared control plane.
 func newNode(t *testing.T) *node {
 	t.Helper()
-	requireRoot(t)
+	controlplanetest.Require(t)
 	return newNodeOf(t, shared.controlPlane(t), strings.ToLower(strings.NewReplacer("/", "-", "_", "-").Replace(t.Name())))
 }
 

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 
+	"nftproxy/internal/cluster/controlplane/controlplanetest"
 	"nftproxy/internal/nftcmd"
 	"nftproxy/internal/testnet"
 )
@@ -34,7 +35,7 @@ func spread() []int { return []int{8, 9, 10, 11, 12} }
 // it fast (no more chains and rules than with 100), and that a restart writes
 // nothing. How long all of it takes is what bench/ measures.
 func TestScale(t *testing.T) {
-	requireRoot(t)
+	controlplanetest.Require(t)
 	shared.rest()
 	plane := ownControlPlane(t)
 	nft := nftcmd.ForTest(t)
