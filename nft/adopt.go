@@ -36,6 +36,9 @@ func adoptTable(c *Contents, want *Table) tableState {
 		if wanted == nil || !wanted.sameAs(have, want.Family) {
 			return tableState{applied: applied, replace: true}
 		}
+		if wanted.Room > 0 {
+			wanted = have
+		}
 		applied.Sets = append(applied.Sets, wanted)
 	}
 	for name, chain := range c.Chains {
@@ -44,10 +47,10 @@ func adoptTable(c *Contents, want *Table) tableState {
 		}
 		applied.Chains = applied.Chains.Set(name, chain)
 	}
-	left := map[string]map[Value]Element{}
+	left, counts := map[string]map[Value]Element{}, map[string]int{}
 	for name, s := range c.Sets {
 		if !s.Set.Dynamic {
-			left[name] = maps.Clone(s.Elements)
+			left[name], counts[name] = maps.Clone(s.Elements), len(s.Elements)
 		}
 	}
 	parts := make([]treap.Edit[string, *Part], 0, want.Parts.Len())
@@ -64,11 +67,7 @@ func adoptTable(c *Contents, want *Table) tableState {
 	if len(rest) > 0 {
 		applied.Parts = applied.Parts.Set(Unowned, NewPart(rest, nil))
 	}
-	return tableState{applied: applied}
-}
-
-func (s *Set) sameAs(o *Set, f Family) bool {
-	return s == o || s.keyword() == o.keyword() && s.declaration(f) == o.declaration(f)
+	return tableState{applied: applied, counts: counts}
 }
 
 // claim moves what has the keys of the wanted part from left into a part of

@@ -49,6 +49,12 @@ type AddSet struct {
 	Set   *Set
 }
 
+// DeleteSet deletes a set or map that no rule refers to, with its elements.
+type DeleteSet struct {
+	Table TableID
+	Set   string
+}
+
 // AddChain creates the chain, without its rules.
 type AddChain struct {
 	Table TableID
@@ -115,6 +121,10 @@ func (o DeleteTable) Text() string { return fmt.Sprintf("delete table %s\n", o.T
 func (o AddSet) Text() string {
 	return fmt.Sprintf("add %s %s %s { %s; }\n", o.Set.keyword(), o.Table, o.Set.Name, o.Set.declaration(o.Table.Family))
 }
+
+// Text is, for example, "delete set ip nftproxy services", which nft takes for
+// maps as well.
+func (o DeleteSet) Text() string { return fmt.Sprintf("delete set %s %s\n", o.Table, o.Set) }
 
 // Text is, for example, "add chain ip nftproxy refuse".
 func (o AddChain) Text() string {
@@ -195,6 +205,7 @@ func (b Batch) Only(f Family) Batch {
 func (o AddTable) table() TableID       { return o.Table }
 func (o DeleteTable) table() TableID    { return o.Table }
 func (o AddSet) table() TableID         { return o.Table }
+func (o DeleteSet) table() TableID      { return o.Table }
 func (o AddChain) table() TableID       { return o.Table }
 func (o FlushChain) table() TableID     { return o.Table }
 func (o DeleteChain) table() TableID    { return o.Table }

@@ -102,6 +102,8 @@ func (m *Model) apply(op Op) error {
 		return nil
 	case AddSet:
 		return m.in(op.Table, func(c *Contents) error { return c.addSet(op.Set) })
+	case DeleteSet:
+		return m.in(op.Table, func(c *Contents) error { return c.deleteSet(op.Set) })
 	case AddChain:
 		return m.in(op.Table, func(c *Contents) error { return c.addChain(op.Chain) })
 	case FlushChain:
@@ -162,6 +164,19 @@ func (c *Contents) addSet(s *Set) error {
 		return err
 	}
 	c.Sets[s.Name] = &SetContents{s, map[Value]Element{}}
+	return nil
+}
+
+func (c *Contents) deleteSet(name string) error {
+	if c.Sets[name] == nil {
+		return ErrNotFound
+	}
+	for _, chain := range c.Chains {
+		if chain.refersTo(name) {
+			return fmt.Errorf("chain %s: %w", chain.Name, ErrBusy)
+		}
+	}
+	delete(c.Sets, name)
 	return nil
 }
 
@@ -232,29 +247,11 @@ func (m *Model) check() error {
 }
 
 func (c *Contents) checkStatement(s Statement) error {
-	set, kind := "", ""
-	switch s := s.(type) {
-	case Verdict:
-		if s.Chain == "" {
-			return nil
-		}
-		target := c.Chains[s.Chain]
-		if target == nil {
-			return fmt.Errorf("chain %s: %w", s.Chain, ErrBusy)
-		}
-		if target.Hook != nil {
-			return fmt.Errorf("chain %s has a hook and cannot be jumped to", s.Chain)
-		}
-		return nil
-	case InSet:
-		set, kind = s.Set, "set"
-	case VMap:
-		set, kind = s.Map, "map"
-	case DNAT:
-		set, kind = s.Map, "map"
-	case Update:
-		set, kind = s.Map, "map"
-	default:
+	if v, ok := s.(Verdict); ok {
+		return c.checkVerdict(v)
+	}
+	set, kind := setOf(s)
+	if set == "" {
 		return nil
 	}
 	if c.Sets[set] == nil || c.Sets[set].Set.keyword() != kind {
@@ -265,6 +262,20 @@ func (c *Contents) checkStatement(s Statement) error {
 			return fmt.Errorf("map %s is not dynamic", set)
 		}
 		return u.Check(c.Table.Family)
+	}
+	return nil
+}
+
+func (c *Contents) checkVerdict(v Verdict) error {
+	if v.Chain == "" {
+		return nil
+	}
+	target := c.Chains[v.Chain]
+	if target == nil {
+		return fmt.Errorf("chain %s: %w", v.Chain, ErrBusy)
+	}
+	if target.Hook != nil {
+		return fmt.Errorf("chain %s has a hook and cannot be jumped to", v.Chain)
 	}
 	return nil
 }

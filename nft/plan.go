@@ -32,6 +32,8 @@ type tableState struct {
 	replace bool
 	// idle holds the chains that no program wants, with the time since when.
 	idle map[string]time.Time
+	// counts is how many elements each set has, but for dynamic ones.
+	counts map[string]int
 }
 
 // Plan returns the batch that turns the state into the wanted program, and the
@@ -102,8 +104,14 @@ type tablePlan struct {
 	now  time.Time
 	ops  []Op
 
-	rules, flushes, ends []Op
-	elements             map[string]*elementChanges
+	chains, rules, flushes, ends []Op
+	elements                     map[string]*elementChanges
+
+	// newSets come first of all. The others are for sets that are made anew:
+	// what takes the old ones away, the new ones, and the rules that refer to
+	// them, by the chains that have been refilled.
+	newSets, emptied, remade, refills []Op
+	refilled                          map[string]bool
 }
 
 // elementChanges of one set: deletions come before additions, so that a key
@@ -121,22 +129,16 @@ func (p *tablePlan) run(have tableState) tableState {
 		p.ops = append(p.ops, AddTable{id})
 		have = tableState{applied: &Table{Family: id.Family, Name: id.Name}}
 	}
-	// Usually they are the very same declarations: a search for each would be
-	// a tenth of a small change's cost.
-	if !slices.Equal(have.applied.Sets, p.want.Sets) {
-		for _, s := range p.want.Sets {
-			if have.applied.Set(s.Name) == nil {
-				p.ops = append(p.ops, AddSet{id, s})
-			}
-		}
-	}
-	p.elements = map[string]*elementChanges{}
-	next := tableState{wanted: p.want}
+	p.elements, p.refilled = map[string]*elementChanges{}, map[string]bool{}
 	chains, idle := p.planChains(have)
-	next.idle = idle
-	next.applied = &Table{id.Family, id.Name, p.want.Sets, chains, p.planParts(have)}
+	parts := p.planParts(have)
+	counts := p.counted(have.counts)
+	sets := p.planSets(have, chains, parts, counts)
 	p.assemble(have.applied)
-	return next
+	return tableState{
+		applied: &Table{id.Family, id.Name, sets, chains, parts}, wanted: p.want,
+		idle: idle, counts: counts,
+	}
 }
 
 // planChains returns the chains after the batch, idle ones included.
@@ -147,7 +149,7 @@ func (p *tablePlan) planChains(have tableState) (treap.Map[string, *Chain], map[
 	for c := range treap.Diff(have.applied.Chains, p.want.Chains) {
 		switch {
 		case !c.HadOld:
-			p.ops = append(p.ops, AddChain{id, c.New})
+			p.chains = append(p.chains, AddChain{id, c.New})
 			p.addRules(c.New)
 		case c.HasNew:
 			p.changeChain(c.Old, c.New)
@@ -331,8 +333,7 @@ func (p *tablePlan) added(part string, e Element) {
 // before additions, and chains go last.
 func (p *tablePlan) assemble(have *Table) {
 	id := p.want.ID()
-	p.ops = append(p.ops, p.flushes...)
-	p.ops = append(p.ops, p.rules...)
+	p.ops = slices.Concat(p.ops, p.newSets, p.chains, p.flushes, p.rules, p.emptied, p.remade, p.refills)
 	for _, name := range slices.Sorted(maps.Keys(p.elements)) {
 		c := p.elements[name]
 		set := p.want.Set(name)

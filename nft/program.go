@@ -73,6 +73,10 @@ type Set struct {
 	Dynamic bool
 	// Size is the greatest number of elements; 0 sets no limit.
 	Size uint32
+	// Room, in place of a Size, leaves that to Plan: it declares one for Room
+	// elements at least and always more than there are, and makes a set anew
+	// that has outgrown it. Neither for dynamic sets nor for intervals.
+	Room uint32
 }
 
 // Check says what of the declaration no kernel takes, or nft does not print as
@@ -85,6 +89,8 @@ func (s *Set) Check() error {
 		return errors.New("only concatenations have intervals")
 	case s.Dynamic && len(s.Data) == 0:
 		return errors.New("only maps of data are dynamic")
+	case s.Room > 0 && (s.Interval || s.Dynamic || s.Size > 0):
+		return errors.New("only plain sets without a size have room")
 	case s.Dynamic && s.Size == 0:
 		return errors.New("a dynamic map needs a size")
 	}

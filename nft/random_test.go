@@ -37,10 +37,10 @@ const (
 func declarations() []*nft.Set {
 	return []*nft.Set{
 		{Name: learned, Key: nft.Fields{nft.Saddr, nft.Dport}, Data: nft.Fields{nft.Daddr, nft.Dport}, Dynamic: true, Size: 5},
-		{Name: plainSet, Key: nft.Fields{nft.Daddr}},
-		{Name: pools, Key: nft.Fields{nft.L4Proto, nft.Index}, Data: nft.Fields{nft.Daddr, nft.Dport}},
+		{Name: plainSet, Key: nft.Fields{nft.Daddr}, Room: 1},
+		{Name: pools, Key: nft.Fields{nft.L4Proto, nft.Index}, Data: nft.Fields{nft.Daddr, nft.Dport}, Room: 1},
 		{Name: ranges, Key: nft.Fields{nft.L4Proto, nft.Saddr}, Interval: true},
-		{Name: verdicts, Key: nft.Fields{nft.Dport}, Verdicts: true},
+		{Name: verdicts, Key: nft.Fields{nft.Dport}, Verdicts: true, Room: 1},
 	}
 }
 

@@ -122,6 +122,9 @@ func (p *Program) Model() *Model {
 		for _, part := range t.Parts.All() {
 			part.all(func(e Element) { c.Sets[e.Set].Elements[e.Key] = e })
 		}
+		for _, s := range c.Sets {
+			s.Set = s.Set.declared(len(s.Elements))
+		}
 		m.Put(c)
 	}
 	return m

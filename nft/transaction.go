@@ -12,7 +12,7 @@ func (b Batch) Transactions() []Batch {
 	fresh := map[TableID]bool{}
 	type id struct {
 		table TableID
-		chain string
+		name  string
 	}
 	shared := map[id]bool{}
 	for _, op := range b.Ops {
@@ -25,12 +25,20 @@ func (b Batch) Transactions() []Batch {
 			}
 		}
 	}
+	split := len(shared) > 0
 	var first, rest Batch
+	remade := map[id]bool{}
 	for _, op := range b.Ops {
 		ahead := false
 		switch op := op.(type) {
+		case DeleteSet:
+			remade[id{op.Table, op.Set}] = true
 		case AddSet:
-			ahead = !fresh[op.Table]
+			ahead = !fresh[op.Table] && !remade[id{op.Table, op.Set.Name}]
+		case FlushChain:
+			// A new chain that is filled again looks into a set that is made
+			// anew: the first time it looks into the old one, which is there yet.
+			shared[id{op.Table, op.Chain}] = false
 		case AddChain:
 			ahead = shared[id{op.Table, op.Chain.Name}]
 		case AddRules:
@@ -42,7 +50,7 @@ func (b Batch) Transactions() []Batch {
 			rest.Ops = append(rest.Ops, op)
 		}
 	}
-	if len(shared) == 0 || rest.Empty() {
+	if !split || rest.Empty() {
 		return []Batch{b}
 	}
 	return []Batch{first, rest}

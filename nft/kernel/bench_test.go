@@ -12,17 +12,35 @@ import (
 // project's targets name: 110,000 elements.
 const benchServices, benchEndpoints = 10_000, 10
 
-// BenchmarkApply loads everything into an empty namespace.
+// BenchmarkApply loads everything into an empty namespace, with sizes and, as a
+// program that does not ask for room would have it, without.
 func BenchmarkApply(b *testing.B) {
-	_, c := open(b)
-	batch := load(services(benchServices, benchEndpoints))
-	b.ReportAllocs()
-	for b.Loop() {
-		must(b, c.Apply(batch))
-		b.StopTimer()
-		must(b, c.DeleteTables(tableName))
-		b.StartTimer()
+	sized := services(benchServices, benchEndpoints)
+	for name, p := range map[string]*nft.Program{"sized": sized, "unlimited": unlimited(sized)} {
+		b.Run(name, func(b *testing.B) {
+			_, c := open(b)
+			batch := load(p)
+			b.ReportAllocs()
+			for b.Loop() {
+				must(b, c.Apply(batch))
+				b.StopTimer()
+				must(b, c.DeleteTables(tableName))
+				b.StartTimer()
+			}
+		})
 	}
+}
+
+// unlimited is the program with sets that declare no size.
+func unlimited(p *nft.Program) *nft.Program {
+	t := p.IPv4.Clone()
+	t.Sets = nil
+	for _, s := range p.IPv4.Sets {
+		declared := *s
+		declared.Room = 0
+		t.Sets = append(t.Sets, &declared)
+	}
+	return &nft.Program{IPv4: t, IPv6: p.IPv6}
 }
 
 // BenchmarkRead reads everything back.

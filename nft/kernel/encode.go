@@ -101,6 +101,11 @@ func (e *batchEncoder) op(i int, op nft.Op) error {
 		e.end(at)
 	case nft.AddSet:
 		return e.addSet(i, op)
+	case nft.DeleteSet:
+		at := e.begin(i, 0, unix.NFT_MSG_DELSET, 0, op.Table.Family)
+		e.string(unix.NFTA_SET_TABLE, op.Table.Name)
+		e.string(unix.NFTA_SET_NAME, op.Set)
+		e.end(at)
 	case nft.AddChain:
 		e.addChain(i, op)
 	case nft.FlushChain:

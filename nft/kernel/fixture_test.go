@@ -116,6 +116,8 @@ func sets() []*nft.Set {
 		{Name: "only-proto", Key: nft.Fields{nft.L4Proto}},
 		{Name: "port-verdicts", Key: nft.Fields{nft.Dport}, Verdicts: true},
 		{Name: "ports", Key: nft.Fields{nft.L4Proto, nft.Dport}},
+		{Name: "room", Key: nft.Fields{nft.Daddr}, Room: 1},
+		{Name: "room-verdicts", Key: serviceKey, Verdicts: true, Room: 100},
 		{Name: "services", Key: serviceKey, Verdicts: true},
 		{Name: "sized", Key: nft.Fields{nft.Daddr}, Size: 100},
 		{Name: "sized-ranges", Key: nft.Fields{nft.L4Proto, nft.Saddr}, Interval: true, Size: 100},
@@ -259,6 +261,8 @@ func parts(f nft.Family) map[string]*nft.Part {
 		"ranges": nft.NewPart(ranges(f), nil),
 		"shapes": nft.NewPart([]nft.Element{
 			{Set: "sized", Key: addrValue(f, 5)},
+			key(addrValue(f, 5), "room"),
+			{Set: "room-verdicts", Key: servicePrefix(f, 1, 6, 80), Verdict: goTo("refuse")},
 			key(addrValue(f, 3)+addrValue(f, 3), "hairpin"),
 			key(nft.Value(nft.AppendIndex(nil, 7)), "indexes"),
 			key(nft.Value(nft.AppendProto(nil, 17)), "only-proto"),
@@ -338,8 +342,8 @@ func services(n, endpoints int) *nft.Program {
 	}}
 	pre := &nft.Chain{Name: "prerouting", Hook: &nft.Hook{Name: nft.Prerouting, Priority: -100}, Rules: []nft.Rule{{nft.VMap{Key: serviceKey, Map: "services"}}}}
 	declared := []*nft.Set{
-		{Name: "endpoints", Key: indexed(serviceKey), Data: target},
-		{Name: "services", Key: serviceKey, Verdicts: true},
+		{Name: "endpoints", Key: indexed(serviceKey), Data: target, Room: 1},
+		{Name: "services", Key: serviceKey, Verdicts: true, Room: 1},
 	}
 	t4 := newTable(nft.IPv4, declared, []*nft.Chain{chain, pre}, nil)
 	for i := range n {

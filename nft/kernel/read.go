@@ -216,8 +216,13 @@ func (r *tableReader) sameRules(want []nft.Rule, have []rawRule) bool {
 func (r *tableReader) set(attrs []byte) *nft.SetContents {
 	name := text(attribute(attrs, unix.NFTA_SET_NAME))
 	want := r.want.Set(name)
-	if want == nil || !declaredAs(attrs, want, r.want.Family) {
+	switch {
+	case want == nil || !declaredAs(attrs, want, r.want.Family):
 		want = &nft.Set{Name: name}
+	case want.Room > 0:
+		have := *want
+		have.Size, have.Room = attributeUint32(attribute(attrs, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC_SIZE), 0
+		want = &have
 	}
 	// The count is there since Linux 6.16, and no more than a hint: with a hash
 	// that is full of it, nothing is copied while it is filled.

@@ -169,7 +169,8 @@ func sameDescription(want, have []byte) bool {
 }
 
 // declaredAs says that the attributes of a set that was read are those of the
-// declaration, and that it has none that changes what a set does.
+// declaration, and that it has none that changes what a set does. Where the
+// declaration has Room, any size will do.
 func declaredAs(attrs []byte, s *nft.Set, family nft.Family) bool {
 	var want encoder
 	want.declaration(s, family)
@@ -178,7 +179,7 @@ func declaredAs(attrs []byte, s *nft.Set, family nft.Family) bool {
 			return false
 		}
 	}
-	if !sameDescription(attribute(want.b, unix.NFTA_SET_DESC), attribute(attrs, unix.NFTA_SET_DESC)) {
+	if s.Room == 0 && !sameDescription(attribute(want.b, unix.NFTA_SET_DESC), attribute(attrs, unix.NFTA_SET_DESC)) {
 		return false
 	}
 	for kind, value := range attributes(attrs) {

@@ -19,15 +19,16 @@ import (
 // Diff is what the model lacks (-) and has too much (+) compared with the
 // program in the program's tables; empty if nothing. The order of the targets inside a pool is not
 // compared, but the indices have to run from 0 to n-1. What dynamic maps have
-// learned is passed over, since it is no part of a program. Chains without hook
+// learned is passed over, since it is no part of a program, and so is the size of
+// a set that has room. Chains without hook
 // that the program does not have are passed over: Plan keeps idle ones for a
 // while, see IdleChains.
 func Diff(want *nft.Program, got *nft.Model) string {
 	var have, wanted []string
 	for _, f := range nft.Families() {
-		id := want.Table(f).ID()
-		wanted = append(wanted, lines(want.Model().Table(id), nil)...)
-		have = append(have, lines(got.Table(id), IdleChains(want, got))...)
+		t := want.Table(f)
+		wanted = append(wanted, lines(t, want.Model().Table(t.ID()), nil)...)
+		have = append(have, lines(t, got.Table(t.ID()), IdleChains(want, got))...)
 	}
 	if slices.Equal(wanted, have) { // cmp takes a hundred times as long
 		return ""
@@ -57,15 +58,16 @@ func IdleChains(want *nft.Program, got *nft.Model) []string {
 
 func chainName(c *nft.Contents, name string) string { return c.Table.Family.String() + " " + name }
 
-// lines is the table as one fact a line; none for a table that is not there.
-func lines(c *nft.Contents, without []string) []string {
+// lines is a table that is to be as wanted, one fact a line; none for a table that
+// is not there.
+func lines(want *nft.Table, c *nft.Contents, without []string) []string {
 	if c == nil {
 		return nil
 	}
 	id := c.Table
 	all := []string{"table " + id.String()}
 	for _, name := range slices.Sorted(maps.Keys(c.Sets)) {
-		all = append(all, setLines(id, c.Sets[name])...)
+		all = append(all, setLines(id, want.Set(name), c.Sets[name])...)
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Chains)) {
 		if !slices.Contains(without, chainName(c, name)) {
@@ -76,8 +78,12 @@ func lines(c *nft.Contents, without []string) []string {
 	return all
 }
 
-func setLines(id nft.TableID, s *nft.SetContents) []string {
-	all := []string{nft.AddSet{Table: id, Set: s.Set}.Text()}
+func setLines(id nft.TableID, want *nft.Set, s *nft.SetContents) []string {
+	declared := *s.Set
+	if want != nil && want.Room > 0 {
+		declared.Size = 0
+	}
+	all := []string{nft.AddSet{Table: id, Set: &declared}.Text()}
 	if s.Set.Dynamic {
 		return all
 	}
