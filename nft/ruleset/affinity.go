@@ -20,9 +20,9 @@ const affinitySize = 262_144
 // A node port is known by its number alone: a connection to that port of
 // another address of services may be remembered for the node port as well, if
 // it went to one of the node port's own endpoints. That does no harm.
-func learningRules() []nft.Rule {
+func learningRules(learning []*entrance) []nft.Rule {
 	var rules []nft.Rule
-	for _, e := range entrances() {
+	for _, e := range learning {
 		rules = append(rules, nft.Rule{nft.MatchDNATed{}, nft.VMap{Key: e.original, Map: e.learners}})
 	}
 	return rules

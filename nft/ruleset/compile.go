@@ -43,7 +43,7 @@ func (c *Compiler) Compile(s service.Snapshot) *nft.Program {
 		}
 		t.setServices(changed, s)
 		t.applyEdits()
-		if learning := t.learners > 0; learning != t.learning {
+		if learning := t.learningEntrances(); !slices.Equal(learning, t.learning) {
 			t.learning = learning
 			t.setLeaving(s)
 		}
@@ -120,10 +120,11 @@ type tableCompiler struct {
 	pods pods
 	// shared are the shared chains in use, by name.
 	shared map[string]*use
-	// learners counts the elements that point to chains that remember clients;
-	// learning says whether the base chains have the rules that lead there.
-	learners int
-	learning bool
+	// learners counts, by entrance, the elements that point to chains that
+	// remember clients; learning are the entrances for which the base chains
+	// have the rules that lead there.
+	learners map[*entrance]int
+	learning []*entrance
 	// local holds the local endpoint addresses of each service that has any,
 	// and locals counts the services of each address.
 	local  map[service.Name][]netip.Addr
@@ -133,10 +134,11 @@ type tableCompiler struct {
 func newTableCompiler(cfg Config, f nft.Family) *tableCompiler {
 	t := &tableCompiler{
 		cfg: cfg, family: f, address: byAddress(), nodePort: byNodePort(), sets: sets(),
-		edits:  map[string]*nft.Part{},
-		shared: map[string]*use{},
-		local:  map[service.Name][]netip.Addr{},
-		locals: map[netip.Addr]int{},
+		edits:    map[string]*nft.Part{},
+		shared:   map[string]*use{},
+		learners: map[*entrance]int{},
+		local:    map[service.Name][]netip.Addr{},
+		locals:   map[netip.Addr]int{},
 	}
 	for _, chain := range fixedChains() {
 		t.chains = t.chains.Set(chain.Name, chain)
@@ -192,9 +194,21 @@ func (t *tableCompiler) setPods(p pods) {
 	}
 }
 
+// learningEntrances are those by which a service with session affinity is
+// reached.
+func (t *tableCompiler) learningEntrances() []*entrance {
+	var list []*entrance
+	for _, e := range []*entrance{t.address, t.nodePort} {
+		if t.learners[e] > 0 {
+			list = append(list, e)
+		}
+	}
+	return list
+}
+
 // setLeaving builds the chains that see connections last, with the rules that
-// remember clients only while a service needs them: nft 1.0.6 prints them, but
-// reads them no more.
+// remember clients only while a service needs them: each costs every connection
+// that is set up 0.6 % or more, and nft 1.0.6 prints them, but reads them no more.
 func (t *tableCompiler) setLeaving(s service.Snapshot) {
 	for _, chain := range leavingChains(&t.cfg, t.family, s.ServiceCIDRs, t.learning) {
 		t.chains = t.chains.Set(chain.Name, chain)
@@ -264,7 +278,7 @@ func (t *tableCompiler) count(part *nft.Part, by int) {
 		}
 		u := t.shared[chain]
 		if u.chain.learn > 0 {
-			t.learners += by
+			t.learners[u.chain.entrance] += by
 		}
 		if u.elements += by; u.elements == 0 {
 			delete(t.shared, chain)
