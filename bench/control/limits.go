@@ -69,7 +69,7 @@ func (r *run) limits(ctx context.Context) error {
 const bareStarts = 5
 
 func (r *run) bare(ctx context.Context, p *programs, put func(result.Cell)) error {
-	whole, err := encode(load(sized(p.whole)))
+	whole, err := encode(load(p.whole))
 	if err != nil {
 		return err
 	}

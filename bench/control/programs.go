@@ -144,38 +144,9 @@ func newSwap(from, to *nft.Program) swap {
 	return s
 }
 
-// load is the batch that makes a program in an empty kernel.
+// load is the batch that makes a program in an empty kernel, with a size declared
+// for each set.
 func load(p *nft.Program) nft.Batch {
 	b, _ := nft.State{}.Plan(p, time.Now())
 	return b
-}
-
-// sized is the program with the size of each set declared: room for twice what is
-// in it, as a set that is to grow would have.
-func sized(p *nft.Program) *nft.Program {
-	return &nft.Program{IPv4: sizedTable(p.IPv4), IPv6: sizedTable(p.IPv6)}
-}
-
-func sizedTable(t *nft.Table) *nft.Table {
-	counts := map[string]int{}
-	for _, part := range t.Parts.All() {
-		for _, e := range part.Elements {
-			counts[e.Set]++
-		}
-		for _, pool := range part.Pools {
-			counts[pool.Map] += len(pool.Targets)
-		}
-	}
-	const least = 16
-	t = t.Clone()
-	sets := t.Sets
-	t.Sets = nil
-	for _, s := range sets {
-		declared := *s
-		if !s.Dynamic {
-			declared.Size = uint32(max(least, 2*counts[s.Name]))
-		}
-		t.Sets = append(t.Sets, &declared)
-	}
-	return t
 }
