@@ -234,6 +234,18 @@ func fixedChains() []*nft.Chain {
 	}
 }
 
+// leaving is what the chains depend on that see connections last. Each rule there
+// costs every connection that is set up 0.6 % or more, so they have none that no
+// service needs.
+type leaving struct {
+	// learning are the entrances by which a service with session affinity is
+	// reached. (nft 1.0.6 prints the rules that remember clients, but reads them
+	// no more.)
+	learning []*entrance
+	// unlisted says that there is a cluster IP which is in no ServiceCIDR.
+	unlisted bool
+}
+
 // leavingChains see connections once they are translated: what may have to be
 // masqueraded, and what goes to an endpoint on the node itself, which never
 // gets to postrouting; there is no source to hide, but a mark to take off. Both
@@ -243,13 +255,17 @@ func fixedChains() []*nft.Chain {
 // Nothing leaves for an address of services: what another table has translated
 // before us never gets to dispatch, and may have been translated to one. nat
 // chains of postrouting can drop but not refuse.
-func leavingChains(cfg *Config, f nft.Family, ranges treap.Map[string, netip.Prefix], learning []*entrance) []*nft.Chain {
-	rules := learningRules(learning)
+func leavingChains(cfg *Config, f nft.Family, ranges treap.Map[string, netip.Prefix], l leaving) []*nft.Chain {
+	rules := learningRules(l.learning)
+	unserved := rangeRules(f, ranges)
+	if l.unlisted {
+		unserved = append(unserved, clusterIPRule(nft.Verdict{Code: nft.Drop}))
+	}
 	return []*nft.Chain{
 		{
 			Name: postrouting,
 			Hook: &nft.Hook{Name: nft.Postrouting, Priority: priorityLeaving},
-			Rules: slices.Concat(unservedRules(f, ranges, nft.Verdict{Code: nft.Drop}), rules, []nft.Rule{
+			Rules: slices.Concat(unserved, rules, []nft.Rule{
 				{nft.MatchMark{Mask: cfg.mark()}, nft.ClearMark{Mask: cfg.mark()}, nft.Masquerade{}},
 				{nft.InSet{Key: pair(), Set: hairpin}, nft.MatchDNATed{}, nft.Masquerade{}},
 			}),
@@ -262,17 +278,22 @@ func leavingChains(cfg *Config, f nft.Family, ranges treap.Map[string, netip.Pre
 	}
 }
 
-// unservedRules are for what is not to be translated and has an address of
-// services: the verdict is for cluster IPs; what goes to an address that these
-// come from but that no service has is dropped, since it would only wander
-// about. Both spare addresses that are the node's own: a cluster IP that is
-// bound there, as NodeLocal DNSCache does, keeps its other ports.
-func unservedRules(f nft.Family, ranges treap.Map[string, netip.Prefix], clusterIP nft.Verdict) []nft.Rule {
-	elsewhere := nft.MatchLocal{Field: nft.Daddr, Not: true}
-	rules := []nft.Rule{{nft.InSet{Key: daddr(), Set: clusterIPs}, elsewhere, clusterIP}}
+// notOwn spares addresses that are the node's own: a cluster IP that is bound
+// there, as NodeLocal DNSCache does, keeps its other ports.
+func notOwn() nft.Statement { return nft.MatchLocal{Field: nft.Daddr, Not: true} }
+
+// clusterIPRule is for what goes to a cluster IP and is not to be translated.
+func clusterIPRule(v nft.Verdict) nft.Rule {
+	return nft.Rule{nft.InSet{Key: daddr(), Set: clusterIPs}, notOwn(), v}
+}
+
+// rangeRules drop what goes to an address that cluster IPs come from and is not to
+// be translated: where no service has it, it would only wander about.
+func rangeRules(f nft.Family, ranges treap.Map[string, netip.Prefix]) []nft.Rule {
+	var rules []nft.Rule
 	for _, cidr := range ranges.All() {
 		if cidr.Addr().Is6() == (f == nft.IPv6) {
-			rules = append(rules, nft.Rule{nft.MatchAddr{Field: nft.Daddr, Prefix: cidr}, elsewhere, nft.Verdict{Code: nft.Drop}})
+			rules = append(rules, nft.Rule{nft.MatchAddr{Field: nft.Daddr, Prefix: cidr}, notOwn(), nft.Verdict{Code: nft.Drop}})
 		}
 	}
 	return rules
@@ -281,7 +302,7 @@ func unservedRules(f nft.Family, ranges treap.Map[string, netip.Prefix], cluster
 // dispatchChain finds out what a new connection is for that goes to no service's
 // address and port.
 func dispatchChain(cfg *Config, f nft.Family, s service.Snapshot) *nft.Chain {
-	rules := unservedRules(f, s.ServiceCIDRs, nft.Verdict{Code: nft.Goto, Chain: refuse})
+	rules := append([]nft.Rule{clusterIPRule(nft.Verdict{Code: nft.Goto, Chain: refuse})}, rangeRules(f, s.ServiceCIDRs)...)
 	lookup := nft.VMap{Key: nodePortKey(), Map: nodePorts}
 	if _, all := cfg.NodePortAddresses.On(s.Node, f == nft.IPv6); all {
 		rules = append(rules, nft.Rule{nft.MatchLocal{Field: nft.Daddr}, nft.MatchAddr{Field: nft.Daddr, Not: true, Prefix: loopback(f)}, lookup})

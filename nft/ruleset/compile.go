@@ -37,15 +37,18 @@ func NewCompiler(cfg Config) *Compiler {
 // scratch gives; what has not changed keeps its pointers.
 func (c *Compiler) Compile(s service.Snapshot) *nft.Program {
 	changed := c.changed(s)
+	node, ranges := s.Node != c.last.Node, s.ServiceCIDRs != c.last.ServiceCIDRs
 	for _, t := range c.tables {
-		if s.Node != c.last.Node || s.ServiceCIDRs != c.last.ServiceCIDRs {
+		if ranges {
+			t.setRanges(s.ServiceCIDRs)
+		}
+		if node || ranges {
 			t.setNode(s)
 		}
 		t.setServices(changed, s)
 		t.applyEdits()
-		if learning := t.learningEntrances(); !slices.Equal(learning, t.learning) {
-			t.learning = learning
-			t.setLeaving(s)
+		if l := t.leaving(); node || ranges || !slices.Equal(l.learning, t.left.learning) || l.unlisted != t.left.unlisted {
+			t.setLeaving(l)
 		}
 	}
 	for _, name := range changed {
@@ -120,11 +123,15 @@ type tableCompiler struct {
 	pods pods
 	// shared are the shared chains in use, by name.
 	shared map[string]*use
+	// ranges are those that cluster IPs come from, and outside is how many cluster
+	// IPs are in none of them.
+	ranges  treap.Map[string, netip.Prefix]
+	outside int
 	// learners counts, by entrance, the elements that point to chains that
-	// remember clients; learning are the entrances for which the base chains
-	// have the rules that lead there.
+	// remember clients.
 	learners map[*entrance]int
-	learning []*entrance
+	// left is what the chains depend on that see connections last.
+	left leaving
 	// local holds the local endpoint addresses of each service that has any,
 	// and locals counts the services of each address.
 	local  map[service.Name][]netip.Addr
@@ -168,7 +175,6 @@ func (t *tableCompiler) setNode(s service.Snapshot) {
 		t.setPods(p)
 	}
 	t.chains = t.chains.Set(dispatch, dispatchChain(&t.cfg, t.family, s))
-	t.setLeaving(s)
 	addrs, _ := t.cfg.NodePortAddresses.On(s.Node, t.family == nft.IPv6)
 	if len(addrs) == 0 {
 		t.edits[nodePart] = nil
@@ -194,23 +200,45 @@ func (t *tableCompiler) setPods(p pods) {
 	}
 }
 
-// learningEntrances are those by which a service with session affinity is
-// reached.
-func (t *tableCompiler) learningEntrances() []*entrance {
-	var list []*entrance
-	for _, e := range []*entrance{t.address, t.nodePort} {
-		if t.learners[e] > 0 {
-			list = append(list, e)
+// setRanges is about what is in t.parts; edits are counted when they are made.
+func (t *tableCompiler) setRanges(ranges treap.Map[string, netip.Prefix]) {
+	t.ranges, t.outside = ranges, 0
+	for _, part := range t.parts.All() {
+		for _, e := range part.Elements {
+			t.countOutside(e, 1)
 		}
 	}
-	return list
 }
 
-// setLeaving builds the chains that see connections last, with the rules that
-// remember clients only while a service needs them: each costs every connection
-// that is set up 0.6 % or more, and nft 1.0.6 prints them, but reads them no more.
-func (t *tableCompiler) setLeaving(s service.Snapshot) {
-	for _, chain := range leavingChains(&t.cfg, t.family, s.ServiceCIDRs, t.learning) {
+// countOutside keeps track of cluster IPs that are in no range.
+func (t *tableCompiler) countOutside(e nft.Element, by int) {
+	if e.Set != clusterIPs {
+		return
+	}
+	a := addrOf(e.Key)
+	for _, r := range t.ranges.All() {
+		if r.Contains(a) {
+			return
+		}
+	}
+	t.outside += by
+}
+
+// leaving is what services need of the chains that see connections last.
+func (t *tableCompiler) leaving() leaving {
+	l := leaving{unlisted: t.outside > 0}
+	for _, e := range []*entrance{t.address, t.nodePort} {
+		if t.learners[e] > 0 {
+			l.learning = append(l.learning, e)
+		}
+	}
+	return l
+}
+
+// setLeaving builds the chains that see connections last.
+func (t *tableCompiler) setLeaving(l leaving) {
+	t.left = l
+	for _, chain := range leavingChains(&t.cfg, t.family, t.ranges, l) {
 		t.chains = t.chains.Set(chain.Name, chain)
 	}
 }
@@ -272,6 +300,7 @@ func (t *tableCompiler) count(part *nft.Part, by int) {
 		return
 	}
 	for _, e := range part.Elements {
+		t.countOutside(e, by)
 		chain := e.Verdict.Chain
 		if chain == "" || fixed(chain) {
 			continue

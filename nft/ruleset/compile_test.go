@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -32,7 +33,7 @@ func newHistory(rng *rand.Rand) *randomHistory {
 }
 
 // next makes a few changes, or many, or none; now and then the node changes
-// too, and seldom it gets another name.
+// too, or the ranges that cluster IPs come from, and seldom it gets another name.
 func (h *randomHistory) next() service.Snapshot {
 	if h.rng.IntN(30) == 0 {
 		h.node.Name = fmt.Sprint("node-", h.rng.IntN(3))
@@ -52,6 +53,9 @@ func (h *randomHistory) next() service.Snapshot {
 		h.node = rulesettest.Node(h.rng)
 		h.node.Name = name
 		h.builder.SetNode(h.node)
+	}
+	if h.rng.IntN(10) == 0 {
+		h.builder.SetServiceCIDRs(rulesettest.ServiceCIDRs(h.rng))
 	}
 	return h.builder.Snapshot()
 }
@@ -75,6 +79,39 @@ func TestMemoised(t *testing.T) {
 			before, last = s, got
 		}
 	})
+}
+
+// TestUnlistedClusterIPs: connections look for cluster IPs last of all only while
+// there is one that is in no ServiceCIDR.
+func TestUnlistedClusterIPs(t *testing.T) {
+	b := service.NewBuilder(service.Node{Name: "node-1"})
+	c := ruleset.NewCompiler(ruleset.Config{Table: "t"})
+	svc := func(name, ip string) *service.Service {
+		return &service.Service{
+			Name: service.Name(name), ClusterIPs: []netip.Addr{netip.MustParseAddr(ip)},
+			Ports: []service.Port{{Name: "http", Protocol: service.TCP, Port: 80}},
+		}
+	}
+	want := func(what string, unlisted bool) {
+		t.Helper()
+		postrouting := nft.AddRules{Chain: c.Compile(b.Snapshot()).IPv4.Chains.At("postrouting")}.Text()
+		if got := strings.Contains(postrouting, "@cluster-ips"); got != unlisted {
+			t.Errorf("%s: cluster IPs are looked for: %v, want %v:\n%s", what, got, unlisted, postrouting)
+		}
+	}
+	want("no service", false)
+	b.Set(svc("default/a", "10.96.0.1"))
+	want("no ranges", true)
+	b.SetServiceCIDRs([]netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")})
+	want("a range that has it", false)
+	b.Set(svc("default/b", "10.97.0.1"))
+	want("another service outside", true)
+	b.SetServiceCIDRs([]netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("10.97.0.0/16")})
+	want("a range for it", false)
+	b.SetServiceCIDRs([]netip.Prefix{netip.MustParsePrefix("10.97.0.0/16")})
+	want("the other range gone", true)
+	b.Delete("default/a")
+	want("its service gone too", false)
 }
 
 // wantShared: what has not changed is the same object as before.
