@@ -18,6 +18,8 @@ import (
 	"syscall"
 	"testing"
 	"testing/fstest"
+
+	"golang.org/x/sys/unix"
 )
 
 // shared is where the tests keep the built nftproxy, readable for everybody.
@@ -84,7 +86,7 @@ type run struct {
 	*testing.T
 	cmd    *exec.Cmd
 	tmp    string
-	pipe   io.Closer // the reading end of stdout
+	pipe   io.Closer // the reading end of stdout; see rendezvous
 	stdout *bufio.Reader
 	output bytes.Buffer // of stdout, as far as it was read
 	stderr bytes.Buffer
@@ -114,20 +116,41 @@ func startDemo(t *testing.T, ordinary bool, args ...string) *run {
 	case os.Geteuid() == 0:
 		r.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	}
-	out, err := r.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.pipe = out
+	out, in := rendezvous(t)
+	r.pipe, r.cmd.Stdout = out, in
 	r.stdout = bufio.NewReader(io.TeeReader(out, &r.output))
-	if err := r.cmd.Start(); err != nil {
+	err = r.cmd.Start()
+	_ = in.Close() // the command has its own
+	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = r.cmd.Process.Kill() }) // after a failure; else it has ended
 	return r
 }
 
-// until reads the output up to a line with the text.
+// rendezvous is a pipe that has room for one write, whatever its length: who
+// writes waits until the write before was read. So the demo, which writes line by
+// line, cannot be over when a test does something to it at one of its steps,
+// however late the test gets a CPU: the last ones take a few milliseconds.
+func rendezvous(t *testing.T) (out, in *os.File) {
+	t.Helper()
+	var ends [2]int
+	// Each write is a packet in a slot of its own then. A packet that does not fit
+	// into the reader's buffer would be cut off: lines do.
+	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_DIRECT); err != nil {
+		t.Fatalf("make a pipe of packets: %v", err)
+	}
+	out, in = os.NewFile(uintptr(ends[0]), "reading end"), os.NewFile(uintptr(ends[1]), "writing end")
+	t.Cleanup(func() { _ = out.Close() })
+	const oneSlot = 1 // byte, which the kernel rounds up to a page
+	if _, err := unix.FcntlInt(in.Fd(), unix.F_SETPIPE_SZ, oneSlot); err != nil {
+		t.Fatalf("leave the pipe one slot: %v", err)
+	}
+	return out, in
+}
+
+// until reads the output up to a line with the text; the demo goes no further than
+// the next line but one before there is more reading.
 func (r *run) until(text string) {
 	r.Helper()
 	for {
@@ -136,6 +159,7 @@ func (r *run) until(text string) {
 			return
 		}
 		if err != nil {
+			_ = r.cmd.Wait() // all of stderr is there then
 			r.mayNot()
 			r.Fatalf("no %q in the output: %v\n%s%s", text, err, &r.output, &r.stderr)
 		}
