@@ -332,12 +332,26 @@ func TestClosedPipe(t *testing.T) {
 
 // TestProxyDies: the rules stay, so most of the demo would go on as before.
 func TestProxyDies(t *testing.T) {
-	for _, at := range []string{"Connections spread", "Replace every pod", "The table, read back"} {
-		t.Run(at, func(t *testing.T) {
+	for _, at := range [][]string{
+		{"Connections spread"},
+		{"Replace every pod"},
+		{"The table, read back"},
+		// After the look at how the step went: what comes next, a restart or the end of
+		// all, asks the proxy to end by itself.
+		{"Replace every pod", "ok, "},
+		{"How long each kernel update took", "ok, "},
+	} {
+		t.Run(strings.Join(at, " "), func(t *testing.T) {
 			r := startDemo(t, false)
-			r.until(at)
-			if err := syscall.Kill(r.proxy(), syscall.SIGKILL); err != nil {
+			for _, text := range at {
+				r.until(text)
+			}
+			proxy := r.proxy()
+			if err := syscall.Kill(proxy, syscall.SIGKILL); err != nil {
 				t.Fatal(err)
+			}
+			for syscall.Kill(proxy, 0) == nil {
+				// The demo, waiting for its reader, has not collected it yet.
 			}
 			r.end(1)
 			for _, want := range []string{"signal: killed", "Not as it should be."} {

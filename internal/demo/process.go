@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"strings"
 	"sync"
@@ -129,7 +130,7 @@ func (p *process) next(ctx context.Context) (syncReport, error) {
 		case <-ctx.Done():
 			return syncReport{}, context.Cause(ctx)
 		case <-p.ended:
-			return syncReport{}, &mismatch{"nftproxy", "that it runs on", "its end: " + endText(p.err)}
+			return syncReport{}, p.alive()
 		case <-timeout.C:
 			return syncReport{}, &mismatch{"nftproxy's log", "a sync", fmt.Sprintf("none in %v", patience)}
 		}
@@ -147,15 +148,25 @@ func (p *process) take() (syncReport, bool) {
 	return r, true
 }
 
-// stop asks it to end, as a kubelet does, and waits. An end that was not a
-// clean one is an error; one before that is not, as its finder has told it.
-func (p *process) stop() error {
+// alive expects that it runs: most of what the demo shows would go on without
+// it, since the rules stay.
+func (p *process) alive() error {
 	select {
 	case <-p.ended:
-		return nil
+		return &mismatch{"nftproxy", "that it runs on", "its end: " + endText(p.err)}
 	default:
+		return nil
 	}
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+}
+
+// stop asks it to end, as a kubelet does, and waits. An end that was not a clean
+// one is an error, and so is one before it was asked to.
+func (p *process) stop() error {
+	switch err := p.cmd.Process.Signal(syscall.SIGTERM); {
+	case errors.Is(err, os.ErrProcessDone):
+		<-p.ended
+		return p.alive()
+	case err != nil:
 		return fmt.Errorf("stop nftproxy: %w", err)
 	}
 	select {
