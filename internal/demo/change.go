@@ -24,7 +24,7 @@ func (w *world) change(ctx context.Context, what string, endpoints []endpoint) e
 	if err := writeManifest(w.config.manifests, w.dir, endpointsFile, newState(w.net.NodeAddrs, endpoints)); err != nil {
 		return err
 	}
-	report, err := w.awaitWrite(ctx)
+	report, err := w.awaitWrite(ctx, start)
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
@@ -32,10 +32,11 @@ func (w *world) change(ctx context.Context, what string, endpoints []endpoint) e
 	return nil
 }
 
-// awaitWrite waits for the sync that brings the manifests into the kernel. Other
-// syncs may come before it: the addresses on the node's interfaces change as
-// pods come and go.
-func (w *world) awaitWrite(ctx context.Context) (syncReport, error) {
+// awaitWrite waits for the sync that brings the manifests into the kernel, as they
+// are since the given time. Other syncs may come before it: the addresses on the
+// node's interfaces change as pods come and go, and chains that nobody uses go
+// after a while.
+func (w *world) awaitWrite(ctx context.Context, since time.Time) (syncReport, error) {
 	want, err := w.wanted(ctx)
 	if err != nil {
 		return syncReport{}, err
@@ -45,7 +46,7 @@ func (w *world) awaitWrite(ctx context.Context) (syncReport, error) {
 		if err != nil {
 			return syncReport{}, err
 		}
-		if report.Written == 0 {
+		if report.Written == 0 || report.begun().Before(since) {
 			continue
 		}
 		if held, err := w.holds(want); held || err != nil {

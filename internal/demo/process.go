@@ -28,6 +28,12 @@ type syncReport struct {
 	at time.Time
 }
 
+// parts is how long what the sync did took.
+func (r syncReport) parts() time.Duration { return r.Compile + r.Read + r.Plan + r.Apply }
+
+// begun is when the sync began at the latest.
+func (r syncReport) begun() time.Time { return r.at.Add(-r.parts()) }
+
 // process is a running nftproxy.
 type process struct {
 	cmd *exec.Cmd

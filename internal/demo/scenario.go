@@ -112,7 +112,7 @@ func startProxy(ctx context.Context, w *world, tell tellFunc) ([]block, error) {
 	if err := w.launch(); err != nil {
 		return nil, err
 	}
-	report, err := w.awaitWrite(ctx)
+	report, err := w.awaitWrite(ctx, start)
 	if err != nil {
 		return nil, err
 	}
