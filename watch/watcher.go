@@ -22,6 +22,10 @@ type Options struct {
 	// but no longer than PodCIDRTimeout; 0 means 5 min, kube-proxy's own.
 	AwaitPodCIDRs  bool
 	PodCIDRTimeout time.Duration
+	// Synced is called once, when all that the first snapshot is made of is there,
+	// and before it is made: whatever else it has to wait for, it has waited for.
+	// It must not wait. Nil drops it.
+	Synced func()
 	// Report is called with every problem, from one goroutine at a time and
 	// never while the watcher holds a lock. Nil drops them.
 	Report func(Problem)
@@ -57,6 +61,9 @@ func NewWatcher(opts Options, out *service.Mailbox) *Watcher {
 	}
 	if opts.PodCIDRTimeout == 0 {
 		opts.PodCIDRTimeout = 5 * time.Minute
+	}
+	if opts.Synced == nil {
+		opts.Synced = func() {}
 	}
 	if opts.Report == nil {
 		opts.Report = func(Problem) {}
@@ -124,6 +131,7 @@ func (w *Watcher) awaitPodCIDRs(ctx context.Context) {
 
 // setSynced lets the first update go.
 func (w *Watcher) setSynced() {
+	w.opts.Synced()
 	w.change(func(ix *index) {
 		w.synced, w.since = true, time.Now()
 		ix.missNode()
