@@ -46,7 +46,9 @@ func (d *daemon) run(ctx context.Context) error {
 	registry := metrics.NewRegistry()
 	counts := metrics.New(registry)
 	mailbox := service.NewMailbox()
-	watcher, err := d.newWatcher(mailbox, counts)
+	load := newFirstLoad(restCollector)
+	defer load.end()
+	watcher, err := d.newWatcher(mailbox, counts, load.begin)
 	if err != nil {
 		return err
 	}
@@ -60,10 +62,13 @@ func (d *daemon) run(ctx context.Context) error {
 	ports := d.newHealthPorts(judge, counts)
 	var sysctls func(proxy.Sync)
 	config := d.loopConfig()
-	config.Begin = cleaner.Begin
+	config.Begin = func() {
+		load.beforeRead(func() bool { return d.tablesThere(conn) })
+		cleaner.Begin()
+	}
 	// The cleaner comes first: until it knows of a sync it removes nothing.
 	loop = proxy.New(config, conn, ruleset.NewCompiler(d.ruleset).Compile, d.cleanAfter(cleaner),
-		d.syncLogger(watcher), counts.Observe, judge.Observe, ports.Notify, func(s proxy.Sync) {
+		load.observe, d.syncLogger(watcher), counts.Observe, judge.Observe, ports.Notify, func(s proxy.Sync) {
 			eligible.Store(s.Snapshot.Node.Eligible)
 			sweeper.Notify(s.Applied, s.Adopted)
 			sysctls(s)
@@ -162,7 +167,7 @@ func (d *daemon) newHealthPorts(judge *health.Health, counts *metrics.Metrics) *
 // newWatcher makes a watcher that has the node's addresses from the start. They
 // are followed later, but the first program needs them: a restart would else
 // take --nodeport-addresses away for a moment.
-func (d *daemon) newWatcher(out *service.Mailbox, counts *metrics.Metrics) (*watch.Watcher, error) {
+func (d *daemon) newWatcher(out *service.Mailbox, counts *metrics.Metrics, synced func()) (*watch.Watcher, error) {
 	addrs, err := hostaddr.List()
 	if err != nil {
 		return nil, err
@@ -170,6 +175,7 @@ func (d *daemon) newWatcher(out *service.Mailbox, counts *metrics.Metrics) (*wat
 	w := watch.NewWatcher(watch.Options{
 		Node:          d.node,
 		AwaitPodCIDRs: d.ruleset.NodeCIDR,
+		Synced:        synced,
 		Report:        func(p watch.Problem) { d.logProblem(p, counts) },
 		Answers:       func() { d.log.Info("the API server answers again") },
 	}, out)

@@ -1,0 +1,193 @@
+package main
+
+import (
+	"errors"
+	"io"
+	"math"
+	"net/http"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"nftproxy/internal/proxy"
+	"nftproxy/internal/testnet"
+)
+
+// collector counts what a firstLoad does with it.
+type collector struct {
+	mu   sync.Mutex
+	said []string
+}
+
+func (c *collector) say(what string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.said = append(c.said, what)
+}
+
+func (c *collector) rest() func() {
+	c.say("rest")
+	return func() { c.say("resume") }
+}
+
+// TestFirstLoad: the collector rests once, and works again after whatever comes
+// first, for good.
+func TestFirstLoad(t *testing.T) {
+	found := func(there bool) func() bool { return func() bool { return there } }
+	late := func(*firstLoad) {
+		time.Sleep(longestFirstLoad)
+		synctest.Wait()
+	}
+	begin := (*firstLoad).begin
+	applied := func(f *firstLoad) { f.observe(proxy.Sync{}) }
+	failed := func(f *firstLoad) { f.observe(proxy.Sync{Err: errors.New("refused")}) }
+	nothing := func(f *firstLoad) { f.beforeRead(found(false)) }
+	tables := func(f *firstLoad) { f.beforeRead(found(true)) }
+	for name, c := range map[string]struct {
+		events []func(*firstLoad)
+		want   string
+	}{
+		"begun":                        {[]func(*firstLoad){begin}, "rest"},
+		"begun twice":                  {[]func(*firstLoad){begin, begin}, "rest"},
+		"nothing to read":              {[]func(*firstLoad){begin, nothing}, "rest"},
+		"applied":                      {[]func(*firstLoad){begin, nothing, applied}, "rest resume"},
+		"failed":                       {[]func(*firstLoad){begin, nothing, failed, applied}, "rest resume"},
+		"tables were there":            {[]func(*firstLoad){begin, tables, applied}, "rest resume"},
+		"took too long":                {[]func(*firstLoad){begin, late}, "rest resume"},
+		"took too long, then applied":  {[]func(*firstLoad){begin, late, nothing, applied}, "rest resume"},
+		"applied, and a long time on":  {[]func(*firstLoad){begin, applied, late}, "rest resume"},
+		"begun again":                  {[]func(*firstLoad){begin, applied, begin}, "rest resume"},
+		"over before it begins":        {[]func(*firstLoad){(*firstLoad).end, begin, applied}, ""},
+		"tables without a rest before": {[]func(*firstLoad){tables, begin, applied}, "rest resume"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var worker collector
+				f := newFirstLoad(worker.rest)
+				for _, event := range c.events {
+					event(f)
+				}
+				if got := strings.Join(worker.said, " "); got != c.want {
+					t.Errorf("the collector does %q, want %q", got, c.want)
+				}
+				f.end()
+			})
+		})
+	}
+}
+
+// TestFirstLoadFromEverywhere: whoever begins and ends it at the same time, a
+// rest ends once.
+func TestFirstLoadFromEverywhere(t *testing.T) {
+	rested := 0
+	for range 200 {
+		var c collector
+		f := newFirstLoad(c.rest)
+		var all sync.WaitGroup
+		for _, event := range []func(){f.begin, f.begin, f.end, f.end, func() { f.observe(proxy.Sync{}) },
+			func() { f.beforeRead(func() bool { return true }) }} {
+			all.Go(event)
+		}
+		all.Wait()
+		switch {
+		case slices.Equal(c.said, []string{"rest", "resume"}):
+			rested++
+		case c.said != nil:
+			t.Fatalf("the collector does %q", c.said)
+		}
+	}
+	if rested == 0 {
+		t.Error("it never rested")
+	}
+}
+
+// settings reads what the operator set.
+func settings() (percent int, limit int64) {
+	percent = debug.SetGCPercent(-1)
+	debug.SetGCPercent(percent)
+	return percent, debug.SetMemoryLimit(-1)
+}
+
+// TestRestCollector: the collector is off under a guard, and the operator's
+// settings come back, whatever they are.
+func TestRestCollector(t *testing.T) {
+	percent, limit := settings()
+	defer func() {
+		debug.SetGCPercent(percent)
+		debug.SetMemoryLimit(limit)
+	}()
+	for name, c := range map[string]struct {
+		percent int
+		limit   int64
+		guarded bool
+	}{
+		"Go's own":       {100, math.MaxInt64, true},
+		"GOGC":           {37, math.MaxInt64, true},
+		"a large limit":  {100, 1 << 50, true},
+		"a small limit":  {100, 1 << 20, false},
+		"off":            {-1, math.MaxInt64, false},
+		"off in a limit": {-1, 1 << 40, false},
+	} {
+		debug.SetGCPercent(c.percent)
+		debug.SetMemoryLimit(c.limit)
+		resume := restCollector()
+		percent, limit := settings()
+		if percent != -1 {
+			t.Errorf("%s: the collector works at %d %%", name, percent)
+		}
+		if limit > c.limit || c.guarded != (limit < c.limit) {
+			t.Errorf("%s: memory may grow to %d, and %d is the operator's", name, limit, c.limit)
+		}
+		resume()
+		if percent, limit = settings(); percent != c.percent || limit != c.limit {
+			t.Errorf("%s: %d %% and %d come back, want %d %% and %d", name, percent, limit, c.percent, c.limit)
+		}
+	}
+}
+
+func TestGuard(t *testing.T) {
+	for _, c := range []struct {
+		inUse   uint64
+		percent int
+		want    int64
+	}{{1000, 100, 3000}, {1000, 50, 2000}, {1000, 0, 1000}, {1 << 40, 1 << 30, math.MaxInt64}} {
+		if got := guard(c.inUse, c.percent); got != c.want {
+			t.Errorf("from %d at %d %%: %d, want %d", c.inUse, c.percent, got, c.want)
+		}
+	}
+	if n := memoryInUse(); n == 0 || n > 1<<40 {
+		t.Errorf("%d bytes are in use", n)
+	}
+}
+
+// TestCollectorWorksAgain: after the first sync, of a start and of a restart,
+// the operator's settings are in force.
+func TestCollectorWorksAgain(t *testing.T) {
+	ns := testnet.NamespaceForTest(t, "collector")
+	t.Setenv("GOGC", "77")
+	t.Setenv("GOMEMLIMIT", "3GiB")
+	client := &http.Client{Transport: &http.Transport{DialContext: ns.Dial, DisableKeepAlives: true}}
+	manifests := manifest(t, nodePortManifest)
+	for _, what := range []string{"start", "restart"} {
+		r := start(t, ns, "--manifests", manifests, "--metrics-bind-address", "127.0.0.1:10249")
+		r.awaitSync()
+		answer, err := client.Get("http://127.0.0.1:10249/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(answer.Body)
+		if err := errors.Join(err, answer.Body.Close()); err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{"\ngo_gc_gogc_percent 77\n", "\ngo_gc_gomemlimit_bytes 3.221225472e+09\n"} {
+			if !strings.Contains(string(body), want) {
+				t.Errorf("after a %s the metrics lack %q", what, want)
+			}
+		}
+		r.end()
+	}
+}
