@@ -16,14 +16,20 @@ type Builder struct {
 	// edits are the services that have changed since the last snapshot, nil for
 	// one that has gone. They go into the map all at once: a first snapshot is
 	// thousands of them.
-	edits map[Name]*Service
-	// claimants of each claim, the one that has it first.
-	claimants map[Claim][]*Service
+	edits     map[Name]*Service
+	claimants claimants
 }
 
 // NewBuilder starts from a snapshot without services.
 func NewBuilder(node Node) *Builder {
-	return &Builder{snapshot: Snapshot{Node: &node}, edits: map[Name]*Service{}, claimants: map[Claim][]*Service{}}
+	return &Builder{snapshot: Snapshot{Node: &node}, edits: map[Name]*Service{}, claimants: newClaimants()}
+}
+
+// Expect makes room for changes of n services, which saves time where n is
+// large: at the start it is all of them.
+func (b *Builder) Expect(n int) {
+	b.edits = roomFor(n, b.edits)
+	b.claimants.expect(n)
 }
 
 // Snapshot returns the state after the changes so far. As long as nothing
@@ -92,12 +98,19 @@ func (b *Builder) replace(name Name, old, s *Service) {
 	}
 	b.edits[name] = s
 	if old != nil && s != nil && slices.Equal(before, after) && old.Created.Equal(s.Created) && old.Firewall().equal(s.Firewall()) {
-		b.swap(before, old, s)
+		// The usual case: only endpoints have changed.
+		for _, c := range before {
+			b.claimants.swap(c, old, s)
+		}
 		return
 	}
 	concerned := map[Name]*Service{}
-	b.withdraw(before, old, concerned)
-	b.assert(after, s, concerned)
+	for _, c := range before {
+		concern(concerned, b.claimants.remove(c, old))
+	}
+	for _, c := range after {
+		concern(concerned, b.claimants.add(c, s))
+	}
 	delete(concerned, name)
 	for _, other := range concerned {
 		b.judge(other, other.claims())
@@ -110,40 +123,9 @@ func (b *Builder) replace(name Name, old, s *Service) {
 	}
 }
 
-// swap puts s in old's place in each claim: the usual case, in which only
-// endpoints have changed.
-func (b *Builder) swap(claims []Claim, old, s *Service) {
-	for _, c := range claims {
-		for i, other := range b.claimants[c] {
-			if other == old {
-				b.claimants[c][i] = s
-			}
-		}
-	}
-}
-
-func (b *Builder) withdraw(claims []Claim, old *Service, concerned map[Name]*Service) {
-	for _, c := range claims {
-		left := slices.DeleteFunc(b.claimants[c], func(o *Service) bool { return o == old })
-		if len(left) == 0 {
-			delete(b.claimants, c)
-			continue
-		}
-		b.claimants[c] = left
-		for _, o := range left {
-			concerned[o.Name] = o
-		}
-	}
-}
-
-func (b *Builder) assert(claims []Claim, s *Service, concerned map[Name]*Service) {
-	for _, c := range claims {
-		have := b.claimants[c]
-		at, _ := slices.BinarySearchFunc(have, s, c.precedence)
-		for _, o := range have {
-			concerned[o.Name] = o
-		}
-		b.claimants[c] = slices.Insert(have, at, s)
+func concern(concerned map[Name]*Service, services []*Service) {
+	for _, s := range services {
+		concerned[s.Name] = s
 	}
 }
 
@@ -153,7 +135,10 @@ func (b *Builder) judge(s *Service, claims []Claim) {
 	var lost []Conflict
 	var restricted []Restriction
 	for _, c := range claims {
-		claimants := b.claimants[c]
+		claimants, contested := b.claimants.contested[c]
+		if !contested {
+			continue
+		}
 		if owner := claimants[0]; owner != s {
 			lost = append(lost, Conflict{c, owner.Name})
 			continue
