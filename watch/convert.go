@@ -18,15 +18,17 @@ import (
 // name the object.
 type identity struct {
 	metav1.ObjectMeta
+	key service.Name
 }
 
 func identify(m *metav1.ObjectMeta) identity {
-	return identity{metav1.ObjectMeta{
-		Namespace: m.Namespace, Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion,
-	}}
+	return identity{
+		metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion},
+		service.NewName(m.Namespace, m.Name),
+	}
 }
 
-func (i *identity) name() service.Name { return service.NewName(i.Namespace, i.Name) }
+func (i *identity) name() service.Name { return i.key }
 
 // maxProblems is how many problems one object may have before the rest are
 // only counted: a slice can have 1,000 endpoints, each of them wrong.

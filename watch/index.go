@@ -94,24 +94,24 @@ func (ix *index) deleteService(name service.Name) {
 func (ix *index) setSlice(s *sliceObject) {
 	name := s.name()
 	old, ok := ix.slices[name]
+	ix.slices[name] = s
 	if !ok {
-		old = &sliceObject{}
+		ix.report(nil, s.problems)
+		ix.own(s)
+		return
 	}
 	ix.report(old.problems, s.problems)
 	same := s.share(old)
-	ix.slices[name] = s
 	if old.owner != s.owner {
 		ix.disown(old)
+		ix.own(s)
+		return
 	}
 	if s.owner == "" {
 		return
 	}
 	siblings := ix.owned[s.owner]
-	if at := slices.Index(siblings, old); at >= 0 {
-		siblings[at] = s
-	} else {
-		ix.owned[s.owner] = append(siblings, s)
-	}
+	siblings[slices.Index(siblings, old)] = s
 	if !same {
 		ix.dirty[s.owner] = struct{}{}
 	}
@@ -121,6 +121,14 @@ func (ix *index) deleteSlice(name service.Name) {
 	if old, ok := ix.slices[name]; ok {
 		delete(ix.slices, name)
 		ix.disown(old)
+	}
+}
+
+// own gives a slice to its Service.
+func (ix *index) own(s *sliceObject) {
+	if s.owner != "" {
+		ix.owned[s.owner] = append(ix.owned[s.owner], s)
+		ix.dirty[s.owner] = struct{}{}
 	}
 }
 
@@ -237,6 +245,7 @@ func (ix *index) setHostAddresses(addrs []netip.Addr) {
 // flush brings the snapshot up to date.
 func (ix *index) flush() service.Snapshot {
 	before := ix.builder.Snapshot()
+	ix.builder.Expect(len(ix.dirty))
 	for name := range ix.dirty {
 		ix.rebuild(name)
 	}
@@ -277,7 +286,7 @@ func (ix *index) rebuild(name service.Name) {
 // endpoints are those of one port. They are the slice's own list if only one
 // slice has any.
 func (ix *index) endpoints(name service.Name, key portKey) []service.Endpoint {
-	var lists [][]service.Endpoint
+	lists := make([][]service.Endpoint, 0, 4) // on the stack
 	for _, s := range ix.owned[name] {
 		if list := s.port(key); len(list) > 0 {
 			lists = append(lists, list)

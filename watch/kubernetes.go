@@ -33,8 +33,7 @@ const (
 // is away or refuses is reported, asked again and again, and the last state
 // stays.
 func (w *Watcher) RunKubernetes(ctx context.Context, client kubernetes.Interface) error {
-	services := newStore(w, convertService, (*index).setService, (*index).deleteService, (*index).serviceNames)
-	slices := newStore(w, convertSlice, (*index).setSlice, (*index).deleteSlice, (*index).sliceNames)
+	services, slices := newServiceStore(w), newSliceStore(w)
 	cidrs := newStore(w, convertCIDR, (*index).setCIDR, (*index).deleteCIDR, (*index).cidrNames)
 	node := newStore(w, convertNode, (*index).setNode, (*index).deleteNode, (*index).nodeNames)
 

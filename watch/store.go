@@ -3,6 +3,8 @@ package watch
 import (
 	"fmt"
 
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
@@ -10,9 +12,15 @@ import (
 	"nftproxy/internal/service"
 )
 
+// kept is what objects are converted to.
+type kept interface {
+	metav1.Object
+	name() service.Name
+}
+
 // store is where a reflector puts objects of one kind: it converts them and
 // edits the index. O is the API's type, K what is kept of it.
-type store[O, K metav1.Object] struct {
+type store[O metav1.Object, K kept] struct {
 	watcher *Watcher
 	convert func(O) K
 	set     func(*index, K)
@@ -22,9 +30,17 @@ type store[O, K metav1.Object] struct {
 	synced chan struct{}
 }
 
-func newStore[O, K metav1.Object](w *Watcher, convert func(O) K, set func(*index, K),
+func newStore[O metav1.Object, K kept](w *Watcher, convert func(O) K, set func(*index, K),
 	remove func(*index, service.Name), known func(*index) []service.Name) *store[O, K] {
 	return &store[O, K]{watcher: w, convert: convert, set: set, remove: remove, known: known, synced: make(chan struct{})}
+}
+
+func newServiceStore(w *Watcher) *store[*corev1.Service, *serviceObject] {
+	return newStore(w, convertService, (*index).setService, (*index).deleteService, (*index).serviceNames)
+}
+
+func newSliceStore(w *Watcher) *store[*discoveryv1.EndpointSlice, *sliceObject] {
+	return newStore(w, convertSlice, (*index).setSlice, (*index).deleteSlice, (*index).sliceNames)
 }
 
 // Transformer has the reflector keep converted objects, not the API's large
@@ -75,20 +91,14 @@ func (s *store[O, K]) Delete(obj any) error {
 // watch was lost.
 func (s *store[O, K]) Replace(list []any, _ string) error {
 	objects := make([]K, len(list))
-	listed := make(map[service.Name]bool, len(list))
 	for i, obj := range list {
 		var err error
 		if objects[i], err = s.kept(obj); err != nil {
 			return err
 		}
-		listed[service.NewName(objects[i].GetNamespace(), objects[i].GetName())] = true
 	}
 	s.watcher.change(func(ix *index) {
-		for _, name := range s.known(ix) {
-			if !listed[name] {
-				s.remove(ix, name)
-			}
-		}
+		s.removeOthers(ix, objects)
 		for _, o := range objects {
 			s.set(ix, o)
 		}
@@ -99,6 +109,23 @@ func (s *store[O, K]) Replace(list []any, _ string) error {
 		close(s.synced)
 	}
 	return nil
+}
+
+// removeOthers removes what is not in the list.
+func (s *store[O, K]) removeOthers(ix *index, list []K) {
+	known := s.known(ix)
+	if len(known) == 0 { // the start
+		return
+	}
+	listed := make(map[service.Name]bool, len(list))
+	for _, o := range list {
+		listed[o.name()] = true
+	}
+	for _, name := range known {
+		if !listed[name] {
+			s.remove(ix, name)
+		}
+	}
 }
 
 // Resync has nothing to do: the index never forgets what it was told.
