@@ -76,7 +76,7 @@ func (w *Watcher) ServiceObject(name service.Name) Object {
 	o := Object{Kind: "Service", Namespace: namespace, Name: base}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if s, ok := w.index.services[name]; ok {
+	if s := w.index.service(name); s != nil {
 		o.UID = string(s.UID)
 	}
 	return o

@@ -15,12 +15,9 @@ import (
 // event costs what its service is large. It is not safe for concurrent use.
 type index struct {
 	builder *service.Builder
-	// services are those that are a proxy's business.
-	services map[service.Name]*serviceObject
-	// slices go by their own names, owned by those of the Services that they
-	// say they belong to, whether there is such a Service or not.
+	// joined go by the Services' names, slices by their own.
+	joined map[service.Name]*joined
 	slices map[service.Name]*sliceObject
-	owned  map[service.Name][]*sliceObject
 
 	// cidrs are the ServiceCIDR objects.
 	cidrs map[service.Name]*cidrObject
@@ -30,26 +27,45 @@ type index struct {
 	// podCIDRs is closed once the Node has had any.
 	podCIDRs chan struct{}
 
-	dirty    map[service.Name]struct{}
+	// dirty are those that flush rebuilds, in the order of the events.
+	dirty    []*joined
 	problems []Problem
+}
+
+// joined is a Service with the slices that say they belong to it, as far as
+// they are there.
+type joined struct {
+	name service.Name
+	// object is nil where there is no Service that is a proxy's business.
+	object *serviceObject
+	slices []*sliceObject
+	// dirty says that it is among the index's.
+	dirty bool
 }
 
 func newIndex(node string) *index {
 	return &index{
 		builder:  service.NewBuilder(service.Node{Name: node}),
-		services: map[service.Name]*serviceObject{},
+		joined:   map[service.Name]*joined{},
 		slices:   map[service.Name]*sliceObject{},
-		owned:    map[service.Name][]*sliceObject{},
 		cidrs:    map[service.Name]*cidrObject{},
 		podCIDRs: make(chan struct{}),
-		dirty:    map[service.Name]struct{}{},
 	}
 }
 
 // The names of the objects that are there, in no order.
 
-func (ix *index) serviceNames() []service.Name { return slices.Collect(maps.Keys(ix.services)) }
-func (ix *index) sliceNames() []service.Name   { return slices.Collect(maps.Keys(ix.slices)) }
+func (ix *index) serviceNames() []service.Name {
+	var names []service.Name
+	for name, j := range ix.joined {
+		if j.object != nil {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+func (ix *index) sliceNames() []service.Name { return slices.Collect(maps.Keys(ix.slices)) }
 
 func (ix *index) cidrNames() []service.Name { return slices.Collect(maps.Keys(ix.cidrs)) }
 
@@ -75,19 +91,47 @@ func (ix *index) setService(s *serviceObject) {
 		ix.deleteService(name)
 		return
 	}
+	j := ix.join(name)
 	var old []Problem
-	if have, ok := ix.services[name]; ok {
-		old = have.problems
+	if j.object != nil {
+		old = j.object.problems
 	}
 	ix.report(old, s.problems)
-	ix.services[name] = s
-	ix.dirty[name] = struct{}{}
+	j.object = s
+	ix.touch(j)
 }
 
 func (ix *index) deleteService(name service.Name) {
-	if _, ok := ix.services[name]; ok {
-		delete(ix.services, name)
-		ix.dirty[name] = struct{}{}
+	if j, ok := ix.joined[name]; ok && j.object != nil {
+		j.object = nil
+		ix.touch(j)
+	}
+}
+
+// service is the object of a Service that is a proxy's business, nil for none.
+func (ix *index) service(name service.Name) *serviceObject {
+	if j, ok := ix.joined[name]; ok {
+		return j.object
+	}
+	return nil
+}
+
+// join returns what is joined under a Service's name. Whoever makes it touches
+// it: flush forgets what nothing was put into.
+func (ix *index) join(name service.Name) *joined {
+	j, ok := ix.joined[name]
+	if !ok {
+		j = &joined{name: name}
+		ix.joined[name] = j
+	}
+	return j
+}
+
+// touch has flush rebuild it.
+func (ix *index) touch(j *joined) {
+	if !j.dirty {
+		j.dirty = true
+		ix.dirty = append(ix.dirty, j)
 	}
 }
 
@@ -110,10 +154,10 @@ func (ix *index) setSlice(s *sliceObject) {
 	if s.owner == "" {
 		return
 	}
-	siblings := ix.owned[s.owner]
-	siblings[slices.Index(siblings, old)] = s
+	j := ix.joined[s.owner]
+	j.slices[slices.Index(j.slices, old)] = s
 	if !same {
-		ix.dirty[s.owner] = struct{}{}
+		ix.touch(j)
 	}
 }
 
@@ -127,8 +171,9 @@ func (ix *index) deleteSlice(name service.Name) {
 // own gives a slice to its Service.
 func (ix *index) own(s *sliceObject) {
 	if s.owner != "" {
-		ix.owned[s.owner] = append(ix.owned[s.owner], s)
-		ix.dirty[s.owner] = struct{}{}
+		j := ix.join(s.owner)
+		j.slices = append(j.slices, s)
+		ix.touch(j)
 	}
 }
 
@@ -137,13 +182,9 @@ func (ix *index) disown(s *sliceObject) {
 	if s.owner == "" {
 		return
 	}
-	left := slices.DeleteFunc(ix.owned[s.owner], func(o *sliceObject) bool { return o == s })
-	if len(left) == 0 {
-		delete(ix.owned, s.owner)
-	} else {
-		ix.owned[s.owner] = left
-	}
-	ix.dirty[s.owner] = struct{}{}
+	j := ix.joined[s.owner]
+	j.slices = slices.DeleteFunc(j.slices, func(o *sliceObject) bool { return o == s })
+	ix.touch(j)
 }
 
 // share takes from the last version of the slice the endpoints of every port
@@ -246,11 +287,11 @@ func (ix *index) setHostAddresses(addrs []netip.Addr) {
 func (ix *index) flush() service.Snapshot {
 	before := ix.builder.Snapshot()
 	ix.builder.Expect(len(ix.dirty))
-	for name := range ix.dirty {
-		ix.rebuild(name)
+	for _, j := range ix.dirty {
+		j.dirty = false
+		ix.rebuild(j)
 	}
-	// A map that was emptied costs what it once held: at the start, all.
-	ix.dirty = map[service.Name]struct{}{}
+	ix.dirty = nil // it may have been long: at the start, all
 	after := ix.builder.Snapshot()
 	ix.reportConflicts(before, after)
 	return after
@@ -264,18 +305,20 @@ func (ix *index) takeProblems() []Problem {
 	return list
 }
 
-func (ix *index) rebuild(name service.Name) {
-	object, ok := ix.services[name]
-	if !ok {
-		ix.builder.Delete(name)
+func (ix *index) rebuild(j *joined) {
+	if j.object == nil {
+		ix.builder.Delete(j.name)
+		if len(j.slices) == 0 {
+			delete(ix.joined, j.name)
+		}
 		return
 	}
-	last := ix.builder.Service(name)
-	s := *object.part
+	last := ix.builder.Service(j.name)
+	s := *j.object.part
 	s.Ports = slices.Clone(s.Ports)
 	for i := range s.Ports {
 		p := &s.Ports[i]
-		p.Endpoints = ix.endpoints(name, portKey{p.Name, p.Protocol})
+		p.Endpoints = j.endpoints(portKey{p.Name, p.Protocol})
 		if last != nil && i < len(last.Ports) && slices.Equal(last.Ports[i].Endpoints, p.Endpoints) {
 			p.Endpoints = last.Ports[i].Endpoints
 		}
@@ -285,9 +328,9 @@ func (ix *index) rebuild(name service.Name) {
 
 // endpoints are those of one port. They are the slice's own list if only one
 // slice has any.
-func (ix *index) endpoints(name service.Name, key portKey) []service.Endpoint {
+func (j *joined) endpoints(key portKey) []service.Endpoint {
 	lists := make([][]service.Endpoint, 0, 4) // on the stack
-	for _, s := range ix.owned[name] {
+	for _, s := range j.slices {
 		if list := s.port(key); len(list) > 0 {
 			lists = append(lists, list)
 		}
@@ -309,7 +352,7 @@ func (ix *index) reportConflicts(before, after service.Snapshot) {
 		}
 		namespace, name := c.Key.Split()
 		object := Object{Kind: "Service", Namespace: namespace, Name: name}
-		if s, ok := ix.services[c.Key]; ok {
+		if s := ix.service(c.Key); s != nil {
 			object.UID = string(s.UID)
 		}
 		for _, l := range c.New.Lost {

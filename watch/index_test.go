@@ -174,11 +174,14 @@ func checkHistory(t *testing.T, rng *rand.Rand, n int) {
 		step()
 	}
 	compareSnapshots(t, "fresh build", fresh.flush(), end)
-	if len(ix.services) > len(o.services) || len(ix.slices) != len(o.slices) {
-		t.Fatalf("the index keeps %d services and %d slices of %d and %d", len(ix.services), len(ix.slices), len(o.services), len(o.slices))
+	if n := len(ix.serviceNames()); n > len(o.services) || len(ix.slices) != len(o.slices) {
+		t.Fatalf("the index keeps %d services and %d slices of %d and %d", n, len(ix.slices), len(o.services), len(o.slices))
 	}
-	for owner, list := range ix.owned {
-		for _, s := range list {
+	for owner, j := range ix.joined {
+		if j.object == nil && len(j.slices) == 0 || j.dirty {
+			t.Fatalf("%s is left though nothing is joined there, or waits for a flush: %t", owner, j.dirty)
+		}
+		for _, s := range j.slices {
 			if ix.slices[s.name()] != s || s.owner != owner {
 				t.Fatalf("slice %s is left with %s", s.name(), owner)
 			}
