@@ -139,12 +139,16 @@ func (o *options) parts(log io.Writer) ([]part, error) {
 func (o *options) controlPlane(log io.Writer) (part, error) {
 	c := control.Config{NFTProxy: o.nftproxy, Sizes: control.Sizes(), Limit: o.limit, Samples: control.Full(), Log: log}
 	p := part{name: "control"}
+	sizes := o.sizes
 	if o.quick {
-		c.Sizes, c.Samples, p.leftOut = c.Sizes[:1], control.Quick(), control.LeftOut()
+		c.Samples, p.leftOut = control.Quick(), control.LeftOut()
+		if len(sizes) == 0 {
+			sizes = []string{result.Small}
+		}
 	}
-	if len(o.sizes) > 0 {
+	if len(sizes) > 0 {
 		c.Sizes = nil
-		for _, text := range o.sizes {
+		for _, text := range sizes {
 			s, err := control.Find(text)
 			if err != nil {
 				return p, fmt.Errorf("--size: %w", err)

@@ -2,6 +2,7 @@ package chart_test
 
 import (
 	"bytes"
+	"errors"
 	"flag"
 	"os"
 	"path/filepath"
@@ -45,6 +46,7 @@ func fixed() *result.Report {
 		refused.Failed = "no iptables command"
 		if i == 2 {
 			slow.Over, slow.Values = true, map[string]float64{result.Value: 180}
+			cell(result.ChangeInside, result.NFTCommand, "ms", nil).NotBegun(errors.New("no first program"))
 		}
 		for _, q := range []string{result.ScaleInside, result.ChangeInside} {
 			cell(q, result.NFTProxy, "ms", map[string]float64{result.P50: 0.2 * grown, result.P99: 0.9, result.Min: 0.1, result.Samples: 100, "encode": 0.01, "commit": 0.05 * grown})

@@ -139,6 +139,9 @@ func (t *table) text(c *result.Cell) string {
 		}
 	}
 	text := strings.Join(words, " / ")
+	if c.Over && len(words) == 0 {
+		text = "limit"
+	}
 	if c.Over {
 		text = "> " + text
 	}

@@ -43,16 +43,24 @@ type Samples struct {
 	SlowChanges, SlowOthers int
 	// Churn is how long the changes at a constant rate go on.
 	Churn time.Duration
-	// SlowChurn has the proxies that take their time go through the rolling
-	// replacement and the changes at constant rates too.
-	SlowChurn bool
-	// Budget ends a series of changes, once a few have been made.
+	// SlowChurn is the same for proxies that take their time, and ShortChurn at
+	// the sizes where it may be shorter. Without, they go through neither those
+	// changes nor the rolling replacement.
+	SlowChurn, ShortChurn time.Duration
+	// Drain is how long proxies that take their time have afterwards for what
+	// they have not done yet.
+	Drain time.Duration
+	// Budget ends a series of changes, and of starts after a third of it; one is
+	// made whatever it takes.
 	Budget time.Duration
 }
 
 // Full is what a whole run measures.
 func Full() Samples {
-	return Samples{Starts: 3, Changes: 200, Others: 100, SlowChanges: 20, SlowOthers: 10, Churn: time.Minute, SlowChurn: true, Budget: time.Minute}
+	return Samples{
+		Starts: 3, Changes: 200, Others: 100, SlowChanges: 20, SlowOthers: 10,
+		Churn: time.Minute, SlowChurn: time.Minute, ShortChurn: 20 * time.Second, Drain: 30 * time.Second, Budget: 30 * time.Second,
+	}
 }
 
 // Quick is what a run of a minute or two at the smallest size measures.
@@ -63,8 +71,10 @@ func Quick() Samples {
 // LeftOut says what a quick run does without.
 func LeftOut() []string {
 	var rest string
-	for _, s := range Sizes()[1:] {
-		rest += ", " + s.Name
+	for _, s := range Sizes() {
+		if s.Name != result.Small {
+			rest += ", " + s.Name
+		}
 	}
 	return []string{
 		"control plane: the sizes " + rest[2:],
@@ -153,6 +163,18 @@ func (r *run) doing(who, what string) { r.Doing(r.size.Name + ", " + who + ": " 
 // cell is the frame of a measurement.
 func (r *run) cell(question, backend, unit string) result.Cell {
 	return r.size.cell(question, backend, unit)
+}
+
+// churnTime is how long changes at a constant rate go on for a proxy. At the sizes
+// that targets do not name, slow ones show within less what they can.
+func (r *run) churnTime(ours bool) time.Duration {
+	switch {
+	case ours:
+		return r.Samples.Churn
+	case r.size.Name == result.Small || r.size.Name == result.Usual:
+		return r.Samples.SlowChurn
+	}
+	return r.Samples.ShortChurn
 }
 
 // over is a cell that was stopped at the limit.

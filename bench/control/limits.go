@@ -37,30 +37,18 @@ func (r *run) limits(ctx context.Context) error {
 	for _, l := range []struct {
 		name      string
 		questions []string
-		measure   func(context.Context, *programs, func(result.Cell)) error
+		measure   func(context.Context, *programs, *answers) error
 	}{
 		{result.NFTCommand, nftQuestions(), r.nftCommand},
 		{result.BareNetlink, bareQuestions(), r.bare},
 	} {
 		r.doing(l.name, "first program and changes")
-		put := map[string]bool{}
-		err := l.measure(ctx, p, func(c result.Cell) {
-			put[c.Question] = true
-			r.Put(c)
-		})
+		a := &answers{run: r, who: l.name}
+		err := l.measure(ctx, p, a)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		for _, q := range l.questions {
-			if !put[q] {
-				c := r.cell(q, l.name, "")
-				c.Failed = "not measured"
-				if err != nil {
-					c.Failed = oneLine(err)
-				}
-				r.Put(c)
-			}
-		}
+		a.missing(l.questions, err)
 	}
 	return nil
 }
@@ -68,7 +56,7 @@ func (r *run) limits(ctx context.Context) error {
 // bareStarts is how often the bare kernel loads the first program.
 const bareStarts = 5
 
-func (r *run) bare(ctx context.Context, p *programs, put func(result.Cell)) error {
+func (r *run) bare(ctx context.Context, p *programs, a *answers) error {
 	whole, err := encode(load(p.whole))
 	if err != nil {
 		return err
@@ -98,8 +86,8 @@ func (r *run) bare(ctx context.Context, p *programs, put func(result.Cell)) erro
 	}
 	c := medianCell(r.cell(result.FirstProgram, result.BareNetlink, "s"), took, nil)
 	c.Values["MB"] = float64(len(whole[0])) / 1e6
-	put(c)
-	return r.swaps(ctx, p, put, result.BareNetlink, r.Samples.Others, func(b nft.Batch) (timed, error) {
+	a.answer(c)
+	return a.swaps(ctx, p, r.Samples.Others, func(b nft.Batch) (timed, error) {
 		e, err := encode(b)
 		return func() (time.Duration, error) { return socket.send(e) }, err
 	})
@@ -110,7 +98,7 @@ type timed func() (time.Duration, error)
 
 // swaps makes changes there and back. A kind of change that cannot be made has
 // cells that say why.
-func (r *run) swaps(ctx context.Context, p *programs, put func(result.Cell), name string, count int, prepare func(nft.Batch) (timed, error)) error {
+func (a *answers) swaps(ctx context.Context, p *programs, count int, prepare func(nft.Batch) (timed, error)) error {
 	for _, q := range []struct {
 		swap        swap
 		there, back string // questions
@@ -120,7 +108,7 @@ func (r *run) swaps(ctx context.Context, p *programs, put func(result.Cell), nam
 		{p.add, result.AddInside, result.DeleteInside},
 	} {
 		samples := map[string][]float64{q.there: nil, q.back: nil}
-		err := swapping(ctx, q.swap, count, prepare, func(back bool, took time.Duration) {
+		err := a.swapping(ctx, q.swap, count, prepare, func(back bool, took time.Duration) {
 			question := q.there
 			if back {
 				question = q.back
@@ -131,18 +119,22 @@ func (r *run) swaps(ctx context.Context, p *programs, put func(result.Cell), nam
 			return ctx.Err()
 		}
 		for question, list := range samples {
-			c := r.cell(question, name, "ms")
-			if c.Values = result.Quantiles(list); err != nil {
-				c.Unit, c.Values, c.Failed = "", nil, oneLine(err)
+			c := a.cell(question, a.who, "ms")
+			switch c.Values = result.Quantiles(list); {
+			case errors.Is(err, context.DeadlineExceeded):
+				c = a.over(question, a.who, "ms")
+			case err != nil:
+				c.Fail(err)
 			}
-			put(c)
+			a.answer(c)
 		}
 	}
 	return nil
 }
 
-// swapping goes there and back in turn, and ends where it began.
-func swapping(ctx context.Context, s swap, count int, prepare func(nft.Batch) (timed, error), note func(back bool, took time.Duration)) error {
+// swapping goes there and back in turn until the budget is spent, and ends where
+// it began.
+func (r *run) swapping(ctx context.Context, s swap, count int, prepare func(nft.Batch) (timed, error), note func(back bool, took time.Duration)) error {
 	var first, back, again timed
 	for _, b := range []struct {
 		batch nft.Batch
@@ -156,7 +148,11 @@ func swapping(ctx context.Context, s swap, count int, prepare func(nft.Batch) (t
 	if _, err := first(); err != nil {
 		return err
 	}
+	began := time.Now()
 	for k := range 2 * (count / 2) {
+		if k > 0 && k%2 == 0 && time.Since(began) > r.Samples.Budget {
+			break
+		}
 		// At rest, as the proxy is when its changes come.
 		if err := pause(ctx, ourRest); err != nil {
 			return err
@@ -178,7 +174,7 @@ func swapping(ctx context.Context, s swap, count int, prepare func(nft.Batch) (t
 // nftChanges is how many changes of each kind go through nft.
 const nftChanges = 10
 
-func (r *run) nftCommand(ctx context.Context, p *programs, put func(result.Cell)) error {
+func (r *run) nftCommand(ctx context.Context, p *programs, a *answers) error {
 	command, version, err := findNFT(ctx)
 	if err != nil {
 		return err
@@ -195,8 +191,8 @@ func (r *run) nftCommand(ctx context.Context, p *programs, put func(result.Cell)
 	script := nftScript{command.Path(), ns}
 	took, usage, err := script.run(limited, text)
 	if errors.Is(limited.Err(), context.DeadlineExceeded) {
-		put(r.over(result.FirstProgram, result.NFTCommand, "s"))
-		return fmt.Errorf("no first program within %v", r.Limit)
+		a.answer(r.over(result.FirstProgram, result.NFTCommand, "s"))
+		return tooSlow(r.Limit)
 	}
 	if err != nil {
 		return err
@@ -211,12 +207,17 @@ func (r *run) nftCommand(ctx context.Context, p *programs, put func(result.Cell)
 	} {
 		c := r.cell(v.question, result.NFTCommand, v.unit)
 		c.Values = map[string]float64{result.Value: v.value}
-		put(c)
+		a.answer(c)
 	}
-	return r.swaps(ctx, p, put, result.NFTCommand, nftChanges, func(b nft.Batch) (timed, error) {
+	return a.swaps(ctx, p, nftChanges, func(b nft.Batch) (timed, error) {
 		text := b.String()
 		return func() (time.Duration, error) {
+			limited, cancel := context.WithTimeout(ctx, r.Limit)
+			defer cancel()
 			d, _, err := script.run(limited, text)
+			if limited.Err() != nil {
+				err = limited.Err() // and not that it was killed
+			}
 			return d, err
 		}, nil
 	})

@@ -192,7 +192,7 @@ func settledKernelBytes(ctx context.Context) (int64, error) {
 		calm   = 5 // periods
 		still  = 256 << 10
 	)
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	ticks := time.NewTicker(period)
 	defer ticks.Stop()

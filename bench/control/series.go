@@ -11,10 +11,6 @@ import (
 	"nftproxy/internal/child"
 )
 
-// least is how many changes of a series are made whatever they take, within the
-// limit.
-const least = 3
-
 // series is what came of changes that were made one after the other.
 type series struct {
 	// seen is from the request to the kernel's notice, accepted from the API
@@ -55,7 +51,7 @@ func (s *subject) series(ctx context.Context, c changes) (out series, err error)
 	}
 	began := time.Now()
 	for k, change := range c.list {
-		if k >= least && time.Since(began) > s.Samples.Budget || limited.Err() != nil {
+		if k > 0 && time.Since(began) > s.Samples.Budget || limited.Err() != nil {
 			break
 		}
 		if err := s.change(limited, change, &out); err != nil {
@@ -129,13 +125,15 @@ func (s *subject) change(ctx context.Context, c change, out *series) error {
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// answers puts the cells of a series: as seen from outside and, for our own
+// answerSeries puts the cells of a series: as seen from outside and, for our own
 // proxy, inside.
-func (s *subject) answers(outside, inside string, out series) {
+func (s *subject) answerSeries(outside, inside string, out series) {
 	s.answer(s.seen(outside, out))
 	if s.Ours {
 		c := s.cell(inside, s.Name, "ms")
-		c.Values = insideValues(out.latency, out.parts)
+		if c.Values = insideValues(out.latency, out.parts); c.Values == nil {
+			c = s.over(inside, s.Name, "ms")
+		}
 		s.answer(c)
 	}
 }
@@ -179,9 +177,12 @@ func (s *subject) oneEndpoint(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.answers(result.ChangeSeen, result.ChangeInside, out)
+	s.answerSeries(result.ChangeSeen, result.ChangeInside, out)
 	cpu := s.cell(result.ChangeCPU, s.Name, "ms")
 	cpu.Values = map[string]float64{result.Value: ms(out.cpu) / float64(out.written), result.Samples: float64(out.written)}
+	if out.written == 0 {
+		cpu.NotBegun(fmt.Errorf("the limit of %v was over before the first change", s.Limit))
+	}
 	s.answer(cpu)
 	peak := s.cell(result.PeakMemory, s.Name, "MB")
 	peak.Values = map[string]float64{result.Value: s.meter.peakMB()}
@@ -192,7 +193,7 @@ func (s *subject) oneEndpoint(ctx context.Context) error {
 func (s *subject) scale(ctx context.Context) error {
 	out, err := s.series(ctx, s.world.scalings(s.count(s.Samples.Others, s.Samples.SlowOthers)))
 	if err == nil {
-		s.answers(result.ScaleSeen, result.ScaleInside, out)
+		s.answerSeries(result.ScaleSeen, result.ScaleInside, out)
 	}
 	return err
 }
@@ -203,11 +204,11 @@ func (s *subject) addAndDelete(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.answers(result.AddSeen, result.AddInside, added)
+	s.answerSeries(result.AddSeen, result.AddInside, added)
 	deleted, err := s.series(ctx, s.world.removals(extra, added.written))
 	if err != nil {
 		return err
 	}
-	s.answers(result.DeleteSeen, result.DeleteInside, deleted)
+	s.answerSeries(result.DeleteSeen, result.DeleteInside, deleted)
 	return nil
 }

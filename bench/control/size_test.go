@@ -3,11 +3,14 @@ package control
 import (
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"nftproxy/bench/result"
 )
 
 func TestFind(t *testing.T) {
@@ -117,6 +120,21 @@ func TestRanges(t *testing.T) {
 	}
 	if cidr := netip.MustParsePrefix("10.96.0.0/12"); !cidr.Contains(clusterIP(0)) || !cidr.Contains(extraIP(1<<16)) {
 		t.Error("addresses of services outside of the ServiceCIDR")
+	}
+}
+
+// TestChurnTime: only the sizes that targets name have slow proxies go on for as
+// long as nftproxy.
+func TestChurnTime(t *testing.T) {
+	for _, s := range Sizes() {
+		r := &run{Config: Config{Samples: Full()}, size: s}
+		whole := s.Name == result.Small || s.Name == result.Usual
+		if ours, slow := r.churnTime(true), r.churnTime(false); ours != time.Minute || (slow == ours) != whole {
+			t.Errorf("%s: %v for nftproxy, %v for others", s.Name, ours, slow)
+		}
+	}
+	if _, err := Find(result.Small); err != nil {
+		t.Errorf("the size of a quick run: %v", err)
 	}
 }
 

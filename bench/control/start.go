@@ -32,7 +32,7 @@ func (s *subject) firstPrograms(ctx context.Context) error {
 			for _, q := range []string{result.FirstProgram, result.StartToProgram} {
 				s.answer(s.over(q, s.Name, "s"))
 			}
-			return fmt.Errorf("no first program within %v", s.Limit)
+			return tooSlow(s.Limit)
 		}
 		if err != nil {
 			return err

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sort"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -194,16 +195,20 @@ func (s *subject) rolling(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := s.stream(limited, list, 0, s.world.update); err != nil {
+	err = s.stream(limited, list, 0, s.world.update)
+	if err != nil && limited.Err() == nil || ctx.Err() != nil {
 		return err
 	}
 	wrote := time.Now()
 	out := s.collect(limited, list)
-	after, err := s.meter.settledCPU(limited)
-	if err != nil {
-		return err
+	if s.process.Ended() {
+		return fmt.Errorf("%w: %v", child.ErrEnded, s.process.Err())
 	}
-	if out.missing > 0 {
+	after, settleErr := s.meter.settledCPU(limited)
+	if settleErr != nil {
+		return settleErr
+	}
+	if err != nil || out.missing > 0 {
 		s.monitor.Forget()
 		s.answer(s.over(result.Rolling, s.Name, "s"))
 		return nil
@@ -257,23 +262,26 @@ func (s *subject) churn(ctx context.Context, rate float64, write update, lagQues
 	if err := pause(ctx, s.rest); err != nil {
 		return err
 	}
-	list := s.world.replacementsAt(s.world.scattered(int(rate * s.Samples.Churn.Seconds())))
+	going, patience := s.churnTime(s.Ours), s.Limit
+	if !s.Ours {
+		patience = min(patience, s.Samples.Drain)
+	}
+	list := s.world.replacementsAt(s.world.scattered(int(rate * going.Seconds())))
 	mark := s.process.Mark()
 	before, err := s.meter.settledCPU(ctx)
 	if err != nil {
 		return err
 	}
 	start := time.Now()
-	// Whoever cannot take as many has as long again.
-	limited, cancel := context.WithTimeout(ctx, 2*s.Samples.Churn)
+	// Where not as many can be written they have some longer.
+	limited, cancel := context.WithTimeout(ctx, going+min(going, patience))
 	err = s.stream(limited, list, rate, write)
 	cancel()
 	if err != nil && (ctx.Err() != nil || limited.Err() == nil) {
 		return err
 	}
 	wrote := time.Since(start)
-	written := len(slices.DeleteFunc(slices.Clone(list), func(r *replacement) bool { return r.seen == nil }))
-	limited, cancel = context.WithTimeout(ctx, s.Limit)
+	limited, cancel = context.WithTimeout(ctx, patience)
 	out := s.collect(limited, list)
 	cancel()
 	s.monitor.Forget()
@@ -284,23 +292,33 @@ func (s *subject) churn(ctx context.Context, rate float64, write update, lagQues
 	if err != nil {
 		return err
 	}
-	s.churnCells(lagQuestion, cpuQuestion, out, wrote, used-before, written, s.batches(mark))
-	return nil
-}
-
-func (s *subject) churnCells(lagQuestion, cpuQuestion string, out outcome, wrote, cpu time.Duration, written, batches int) {
 	lag := s.cell(lagQuestion, s.Name, "ms")
-	lag.Values = result.Quantiles(out.lags)
-	lag.Values[result.WritesASecond] = float64(written) / wrote.Seconds()
-	lag.Values["batches a second"] = float64(batches) / wrote.Seconds()
-	lag.Over = out.missing > 0
-	if out.missing > 0 {
-		lag.Note = fmt.Sprintf("%d of %d never arrived", out.missing, written)
-	}
-	s.answer(lag)
+	lag.Values, lag.Over = out.values(wrote, s.batches(mark)), out.missing > 0
 	share := s.cell(cpuQuestion, s.Name, "cores")
 	// Of the time in which changes were made: what is still worked off
 	// afterwards was caused then.
-	share.Values = map[string]float64{result.Value: cpu.Seconds() / wrote.Seconds()}
+	share.Values = map[string]float64{result.Value: (used - before).Seconds() / wrote.Seconds()}
+	var notes []string
+	if going < s.Samples.Churn {
+		notes = append(notes, fmt.Sprintf("%v of changes", going))
+	}
+	if out.missing > 0 {
+		notes = append(notes, fmt.Sprintf("%d of %d had not arrived %v after the last one was written", out.missing, len(out.lags), patience))
+	}
+	lag.Note = strings.Join(notes, "; ")
+	share.Note = lag.Note
+	s.answer(lag)
 	s.answer(share)
+	return nil
+}
+
+// values are those of the cell about lag. They were written in so much time.
+func (out outcome) values(wrote time.Duration, batches int) map[string]float64 {
+	values := result.Quantiles(out.lags)
+	if values == nil {
+		values = map[string]float64{}
+	}
+	values[result.WritesASecond] = float64(len(out.lags)) / wrote.Seconds()
+	values["batches a second"] = float64(batches) / wrote.Seconds()
+	return values
 }

@@ -23,8 +23,7 @@ type subject struct {
 	process *child.Process
 	monitor *nftmonitor.Monitor
 	meter   *meter
-	// put are the questions that have been answered.
-	put []string
+	*answers
 }
 
 // step answers some questions.
@@ -52,7 +51,7 @@ func (s *subject) steps() []step {
 
 // asked leaves out what cannot be asked of the proxy, or is not.
 func (s *subject) asked() []step {
-	return slices.DeleteFunc(s.steps(), func(st step) bool { return st.slow && !s.Ours && !s.Samples.SlowChurn })
+	return slices.DeleteFunc(s.steps(), func(st step) bool { return st.slow && s.churnTime(s.Ours) == 0 })
 }
 
 // proxyQuestions lists what a whole run asks of a proxy.
@@ -74,7 +73,7 @@ func (s *subject) of(st step) []string {
 
 // backend measures one proxy. Whatever goes wrong is in the cells.
 func (r *run) backend(ctx context.Context, b backend) {
-	s := &subject{run: r, backend: b}
+	s := &subject{run: r, backend: b, answers: &answers{run: r, who: b.Name}}
 	err := b.Missing
 	if err == nil {
 		r.doing(b.Name, "node")
@@ -89,6 +88,10 @@ func (r *run) backend(ctx context.Context, b backend) {
 		r.doing(b.Name, st.name)
 		err := st.do(ctx)
 		if ctx.Err() != nil {
+			return
+		}
+		if errors.As(err, new(tooSlow)) {
+			s.fail(s.asked(), err)
 			return
 		}
 		s.fail([]step{st}, err)
@@ -110,17 +113,7 @@ func (r *run) backend(ctx context.Context, b backend) {
 // fail says why the questions of steps have no answer, where they have none.
 func (s *subject) fail(steps []step, err error) {
 	for _, st := range steps {
-		for _, q := range s.of(st) {
-			if slices.Contains(s.put, q) {
-				continue
-			}
-			c := s.cell(q, s.Name, "")
-			c.Failed = "not measured"
-			if err != nil {
-				c.Failed = oneLine(err)
-			}
-			s.answer(c)
-		}
+		s.missing(s.of(st), err)
 	}
 }
 
@@ -132,22 +125,8 @@ func (r *run) complain(s *subject, st step, err error) {
 	}
 }
 
-func oneLine(err error) string {
-	const most = 200
-	text := strings.Join(strings.Fields(err.Error()), " ")
-	if len(text) > most {
-		text = text[:most] + "..."
-	}
-	return text
-}
-
-func (s *subject) answer(c result.Cell) {
-	s.put = append(s.put, c.Question)
-	s.Put(c)
-}
-
 // start runs the proxy until its first program is in the kernel. On an error it
-// does not run.
+// does not run, nor anything that it started.
 func (s *subject) start(ctx context.Context) (proxies.First, error) {
 	p, err := s.Start(s.node)
 	if err != nil {
@@ -156,7 +135,8 @@ func (s *subject) start(ctx context.Context) (proxies.First, error) {
 	s.process, s.meter = p, newMeter(p.PID())
 	first, err := s.First(ctx, p)
 	if err != nil {
-		return proxies.First{}, errors.Join(err, s.end(context.WithoutCancel(ctx)))
+		s.meter.stopNow()
+		return proxies.First{}, errors.Join(err, p.Kill())
 	}
 	return first, nil
 }

@@ -196,7 +196,7 @@ func (r *run) put(ctx context.Context, question, unit string, s *series, values 
 			c.Note = noteOn(at, question)
 			switch err := s.failed[at]; {
 			case err != nil:
-				c.Unit, c.Note, c.Failed = "", "", oneLine(err)
+				c.Fail(err)
 			case values != nil:
 				c.Values = values(at)
 			case at.backend == result.NFTProxy:
@@ -238,13 +238,4 @@ func (r *run) at(services int) []*site {
 // second is the second node with the static rule, if there is one.
 func (r *run) second() []*site {
 	return slices.DeleteFunc(slices.Clone(r.sites), func(s *site) bool { return s.backend != again })
-}
-
-func oneLine(err error) string {
-	const most = 200
-	text := strings.Join(strings.Fields(err.Error()), " ")
-	if len(text) > most {
-		text = text[:most] + "..."
-	}
-	return text
 }

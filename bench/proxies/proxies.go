@@ -63,14 +63,15 @@ func (p *Proxy) First(ctx context.Context, process *child.Process) (First, error
 
 // Stop ends a process that Start returned; its rules stay.
 func (p *Proxy) Stop(ctx context.Context, process *child.Process) error {
+	if !p.Ours {
+		// It would die of SIGTERM too, but the command that it has just started
+		// would go on without it.
+		return process.Kill()
+	}
 	const patience = 20 * time.Second
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	err := process.Stop(ctx)
-	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && !p.Ours {
-		return nil // kube-proxy dies of SIGTERM
-	}
-	return err
+	return process.Stop(ctx)
 }
 
 // Ours is nftproxy with its default periods, its servers off.

@@ -65,7 +65,9 @@ type Cell struct {
 	// Unit is "s", "ms", "us", "MB" (10^6 bytes), "1/s", "Gbit/s" or "cores".
 	Unit   string             `json:"unit"`
 	Values map[string]float64 `json:"values,omitempty"`
-	// Over says that it was stopped at the limit, which Values then hold.
+	// Over says that it was stopped at the limit, which Values then hold. Without
+	// Values it was not even begun, for what has to come before took longer than
+	// that: Note says what.
 	Over bool `json:"over,omitempty"`
 	// Failed is why it could not be measured; such a cell is printed all the
 	// same.
@@ -82,6 +84,30 @@ func (c *Cell) Main() (float64, bool) {
 		}
 	}
 	return 0, false
+}
+
+// Fail makes it a cell that has no figure and says why.
+func (c *Cell) Fail(err error) {
+	c.Unit, c.Values, c.Over, c.Note = "", nil, false, ""
+	c.Failed = "not measured"
+	if err != nil {
+		c.Failed = oneLine(err)
+	}
+}
+
+// NotBegun makes it a cell of what the limit has not even let begin.
+func (c *Cell) NotBegun(err error) {
+	c.Fail(err)
+	c.Over, c.Note, c.Failed = true, c.Failed, ""
+}
+
+func oneLine(err error) string {
+	const most = 200
+	text := strings.Join(strings.Fields(err.Error()), " ")
+	if len(text) > most {
+		text = text[:most] + "..."
+	}
+	return text
 }
 
 // Cell returns the measurement of a backend at a size, or nil.

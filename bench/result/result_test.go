@@ -1,6 +1,7 @@
 package result_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -62,6 +63,35 @@ func TestWriteRead(t *testing.T) {
 	}
 	if files, _ := os.ReadDir(filepath.Dir(path)); len(files) != 1 {
 		t.Errorf("files left: %v", files)
+	}
+}
+
+// TestNoFigure: whatever a cell had, it is gone when it cannot be measured, or
+// was not begun, and the reason is in one line.
+func TestNoFigure(t *testing.T) {
+	had := result.Cell{
+		Question: "q", Backend: "b", Size: "s", Services: 1, Endpoints: 2, Unit: "ms", Note: "n",
+		Values: map[string]float64{result.Value: 1},
+	}
+	frame := result.Cell{Question: "q", Backend: "b", Size: "s", Services: 1, Endpoints: 2}
+	failed, notAsked, notBegun := had, had, had
+	failed.Over = true
+	failed.Fail(errors.New("line\n\tline"))
+	notAsked.Fail(nil)
+	notBegun.NotBegun(errors.New("no first program"))
+	for _, c := range []struct {
+		got  result.Cell
+		want func(*result.Cell)
+	}{
+		{failed, func(c *result.Cell) { c.Failed = "line line" }},
+		{notAsked, func(c *result.Cell) { c.Failed = "not measured" }},
+		{notBegun, func(c *result.Cell) { c.Over, c.Note = true, "no first program" }},
+	} {
+		want := frame
+		c.want(&want)
+		if diff := cmp.Diff(want, c.got); diff != "" {
+			t.Errorf("cell (-want +got):\n%s", diff)
+		}
 	}
 }
 

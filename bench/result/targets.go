@@ -181,6 +181,8 @@ func unmeasured(c *Cell, what string) string {
 		return "no " + what + "; "
 	case c.Failed != "":
 		return what + ": " + c.Failed + "; "
+	case c.Over && len(c.Values) == 0:
+		return what + ": > limit, " + c.Note + "; "
 	}
 	return ""
 }

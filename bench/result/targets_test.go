@@ -1,6 +1,7 @@
 package result_test
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -26,6 +27,8 @@ func TestTargets(t *testing.T) {
 	stopped.Over = true
 	failed := cell(result.FirstProgram, kube, result.Usual, nil)
 	failed.Failed = "no such binary"
+	notBegun := cell(result.ChangeCPU, kube, result.Usual, nil)
+	notBegun.NotBegun(errors.New("no first program within 3m0s"))
 	large := func(c result.Cell, services int) result.Cell { c.Services = services; return c }
 
 	for name, test := range map[string]struct {
@@ -53,6 +56,10 @@ func TestTargets(t *testing.T) {
 		"the other failed": {
 			"first program, against kube-proxy", []result.Cell{cell(result.FirstProgram, ours, result.Usual, value(10)), failed},
 			result.NotMeasured, "no such binary",
+		},
+		"the other did not get as far": {
+			"CPU per one-endpoint change", []result.Cell{cell(result.ChangeCPU, ours, result.Usual, value(1)), notBegun},
+			result.NotMeasured, "> limit, no first program within 3m0s",
 		},
 		"only another size": {
 			"first program, against kube-proxy", []result.Cell{cell(result.FirstProgram, ours, result.Wide, value(0.1)), cell(result.FirstProgram, kube, result.Wide, value(4))},
