@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -50,6 +51,7 @@ type options struct {
 	json     string
 	nftproxy string
 	check    bool
+	add      bool
 }
 
 func newCommand() *cobra.Command {
@@ -71,6 +73,7 @@ func newCommand() *cobra.Command {
 	f.StringVar(&o.out, "out", "", "directory for the JSON and the pictures (default docs/bench; of a quick run bin/bench)")
 	f.StringVar(&o.json, "json", "report.json", "name of the JSON file in that directory")
 	f.StringVar(&o.nftproxy, "nftproxy", filepath.Join("bin", "nftproxy"), "the binary that is measured")
+	f.BoolVar(&o.add, "add", false, "put the figures into the report that is there already, in place of the same ones of earlier runs on this machine")
 	f.BoolVar(&o.check, "check", false, "a target that is not met is an error")
 	cmd.AddCommand(newShowCommand())
 	return cmd
@@ -176,7 +179,18 @@ func (o *options) run(ctx context.Context, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	r := newRecorder(result.Report{Facts: facts, Started: time.Now(), Quick: o.quick}, filepath.Join(o.out, o.json), os.Stderr)
+	ctx, abort := context.WithCancelCause(ctx)
+	defer abort(nil)
+	r := newRecorder(result.Report{Facts: facts, Started: time.Now(), Quick: o.quick}, filepath.Join(o.out, o.json), os.Stderr, abort)
+	if o.add {
+		before, err := result.Read(r.path)
+		if err == nil {
+			err = r.addTo(before)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // there is none: the first piece
+			return err
+		}
+	}
 	parts, err := o.parts(r)
 	if err != nil {
 		return err
@@ -187,16 +201,17 @@ func (o *options) run(ctx context.Context, w io.Writer) error {
 	}
 	var failed []error
 	for _, p := range parts {
-		if err := p.run(ctx, r); err != nil {
-			failed = append(failed, err)
-		}
+		err := p.run(ctx, r)
 		if ctx.Err() != nil {
+			failed = append(failed, fmt.Errorf("interrupted, and shown is what was measured by then: %w", context.Cause(ctx)))
 			break
 		}
+		failed = append(failed, err)
 	}
-	failed = append(failed, r.finish(), show(w, &r.report, o.out))
+	report, err := r.finish()
+	failed = append(failed, err, show(w, report, o.out))
 	if o.check {
-		failed = append(failed, unmet(&r.report))
+		failed = append(failed, unmet(report))
 	}
 	return errors.Join(failed...)
 }
