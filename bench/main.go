@@ -24,6 +24,7 @@ import (
 
 	"nftproxy/bench/chart"
 	"nftproxy/bench/control"
+	"nftproxy/bench/proxies"
 	"nftproxy/bench/result"
 )
 
@@ -140,7 +141,8 @@ func (o *options) parts(log io.Writer) ([]part, error) {
 }
 
 func (o *options) controlPlane(log io.Writer) (part, error) {
-	c := control.Config{NFTProxy: o.nftproxy, Sizes: control.Sizes(), Limit: o.limit, Samples: control.Full(), Log: log}
+	setup := proxies.Setup{NFTProxy: o.nftproxy, Limit: o.limit, Log: log}
+	c := control.Config{Setup: setup, Sizes: control.Sizes(), Samples: control.Full()}
 	p := part{name: "control"}
 	sizes := o.sizes
 	if o.quick {

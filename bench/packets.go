@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"nftproxy/bench/data"
+	"nftproxy/bench/proxies"
 )
 
 // patienceOfData is how much longer than a cell a proxy may take for its first
@@ -15,7 +16,8 @@ const patienceOfData = 5
 
 // dataPlane is the part about packets.
 func (o *options) dataPlane(log io.Writer) (part, error) {
-	c := data.Config{NFTProxy: o.nftproxy, Sizes: data.Sizes(), Limit: patienceOfData * o.limit, Effort: data.Full(), Log: log}
+	setup := proxies.Setup{NFTProxy: o.nftproxy, Limit: patienceOfData * o.limit, Log: log}
+	c := data.Config{Setup: setup, Sizes: data.Sizes(), Effort: data.Full()}
 	p := part{name: "data"}
 	if o.quick {
 		c.Sizes, c.Effort, p.leftOut = data.QuickSizes(), data.Quick(), data.LeftOut()

@@ -65,7 +65,7 @@ func (r *recorder) whole() (*result.Report, error) {
 // expect announces cells.
 func (r *recorder) expect(cells int) { r.bar.ChangeMax(r.bar.GetMax() + cells) }
 
-// Put is part of control.Sink. The file has the cell before it returns: what was
+// Put is part of result.Sink. The file has the cell before it returns: what was
 // measured is there, however the run ends.
 func (r *recorder) Put(c result.Cell) {
 	r.mu.Lock()
@@ -91,10 +91,10 @@ func (r *recorder) fail(err error) {
 	}
 }
 
-// Doing is part of control.Sink.
+// Doing is part of result.Sink.
 func (r *recorder) Doing(what string) { r.bar.Describe(fmt.Sprintf("%-58s", what)) }
 
-// Version is part of control.Sink.
+// Version is part of result.Sink.
 func (r *recorder) Version(program, version string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -8,6 +8,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"nftproxy/bench/objects"
 )
 
 // change is one write, and the address by which the kernel shows that it has
@@ -101,14 +103,14 @@ func (w *world) extraServices(count int) []extraService {
 func (w *world) additions(extra []extraService) changes {
 	c := changes{prepare: func(ctx context.Context) error {
 		for _, x := range extra {
-			if _, err := w.client.DiscoveryV1().EndpointSlices(namespace).Create(ctx, x.slice, metav1.CreateOptions{}); err != nil {
+			if _, err := w.client.DiscoveryV1().EndpointSlices(objects.Namespace).Create(ctx, x.slice, metav1.CreateOptions{}); err != nil {
 				return fmt.Errorf("create EndpointSlice %s: %w", x.slice.Name, err)
 			}
 		}
 		return nil
 	}}
 	for _, x := range extra {
-		var object runtime.Object = newService(x.name, x.ip)
+		var object runtime.Object = objects.Service(x.name, x.ip)
 		c.list = append(c.list, change{
 			write: func(ctx context.Context) error { return w.plane.Cluster.Seed(ctx, object) },
 			seen:  x.first,
@@ -121,7 +123,7 @@ func (w *world) additions(extra []extraService) changes {
 func (w *world) removals(extra []extraService, added int) changes {
 	c := changes{clean: func(ctx context.Context) error {
 		for _, x := range extra {
-			if err := w.client.DiscoveryV1().EndpointSlices(namespace).Delete(ctx, x.slice.Name, metav1.DeleteOptions{}); err != nil {
+			if err := w.client.DiscoveryV1().EndpointSlices(objects.Namespace).Delete(ctx, x.slice.Name, metav1.DeleteOptions{}); err != nil {
 				return fmt.Errorf("delete EndpointSlice %s: %w", x.slice.Name, err)
 			}
 		}
@@ -130,7 +132,7 @@ func (w *world) removals(extra []extraService, added int) changes {
 	for _, x := range extra[:added] {
 		c.list = append(c.list, change{
 			write: func(ctx context.Context) error {
-				if err := w.client.CoreV1().Services(namespace).Delete(ctx, x.name, metav1.DeleteOptions{}); err != nil {
+				if err := w.client.CoreV1().Services(objects.Namespace).Delete(ctx, x.name, metav1.DeleteOptions{}); err != nil {
 					return fmt.Errorf("delete Service %s: %w", x.name, err)
 				}
 				return nil

@@ -12,8 +12,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"time"
 
 	"nftproxy/bench/proxies"
@@ -22,14 +20,9 @@ import (
 
 // Config says what is measured.
 type Config struct {
-	// NFTProxy is the path of the binary.
-	NFTProxy string
-	Sizes    []Size
-	// Limit is how long a cell may take.
-	Limit   time.Duration
+	proxies.Setup
+	Sizes   []Size
 	Samples Samples
-	// Log takes what a reader wants to see when something has gone wrong.
-	Log io.Writer
 }
 
 // Samples is how much is measured of what.
@@ -83,16 +76,6 @@ func LeftOut() []string {
 	}
 }
 
-// Sink takes what is measured.
-type Sink interface {
-	// Put takes a cell as soon as it is measured.
-	Put(result.Cell)
-	// Doing tells what is going on.
-	Doing(what string)
-	// Version tells which program was measured.
-	Version(program, version string)
-}
-
 // Cells is how many cells Run puts.
 func (c Config) Cells() int {
 	n := 0
@@ -107,17 +90,14 @@ func (c Config) Cells() int {
 
 // Run measures all of it. What cannot be measured is a cell that says why; an
 // error is one of the whole run.
-func Run(ctx context.Context, c Config, sink Sink) error {
-	if os.Geteuid() != 0 {
-		return errors.New("control plane: needs root")
+func Run(ctx context.Context, c Config, sink result.Sink) error {
+	list, err := c.All(ctx, sink)
+	if err != nil {
+		return fmt.Errorf("control plane: %w", err)
 	}
-	sink.Doing("finding kube-proxy, nft and iptables")
 	var backends []backend
-	for _, p := range proxies.All(ctx, c.NFTProxy) {
+	for _, p := range list {
 		backends = append(backends, newBackend(p))
-		for program, version := range p.Versions {
-			sink.Version(program, version)
-		}
 	}
 	for _, s := range c.Sizes {
 		if err := c.size(ctx, s, backends, sink); err != nil {
@@ -130,12 +110,12 @@ func Run(ctx context.Context, c Config, sink Sink) error {
 // run is the measuring at one size.
 type run struct {
 	Config
-	Sink
+	result.Sink
 	size  Size
 	world *world
 }
 
-func (c Config) size(ctx context.Context, s Size, backends []backend, sink Sink) (err error) {
+func (c Config) size(ctx context.Context, s Size, backends []backend, sink result.Sink) (err error) {
 	sink.Doing(s.Name + ": API server and objects")
 	w, err := newWorld(ctx, s, c.Log)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"nftproxy/bench/proxies"
 	"nftproxy/bench/result"
 	"nftproxy/internal/cluster/controlplane/controlplanetest"
 )
@@ -45,7 +46,7 @@ func TestRun(t *testing.T) {
 	}
 	size.OursOnly = true
 	c := Config{
-		NFTProxy: binary, Sizes: []Size{size}, Limit: time.Minute, Log: os.Stderr,
+		Setup: proxies.Setup{NFTProxy: binary, Limit: time.Minute, Log: os.Stderr}, Sizes: []Size{size},
 		Samples: Samples{Starts: 2, Changes: 5, Others: 4, Churn: time.Second, Budget: time.Minute},
 	}
 	var sink recorded

@@ -13,6 +13,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"nftproxy/bench/objects"
+	"nftproxy/bench/proxies"
 	"nftproxy/internal/cluster"
 	"nftproxy/internal/cluster/controlplane"
 )
@@ -44,22 +46,16 @@ type world struct {
 // newWorld starts an API server and stores the objects. Nothing stays behind
 // when it returns an error.
 func newWorld(ctx context.Context, size Size, log io.Writer) (*world, error) {
-	plane, err := controlplane.Start(ctx, cluster.Config{
-		ListenAddr: netip.MustParseAddr("172.30.0.1"),
-		// Who makes ServiceCIDRs ready; others would take part in every change.
-		Controllers:   []string{"service-cidr-controller"},
-		NodePortRange: NodePortRange,
-		Log:           log,
-	})
+	plane, err := proxies.StartPlane(ctx, log)
 	if err != nil {
-		return nil, fmt.Errorf("start a control plane: %w", err)
+		return nil, err
 	}
 	w := newIndex(size)
 	w.plane, w.past = plane, plane.Cluster.NewWriter()
 	config := rest.CopyConfig(plane.Cluster.Client())
 	config.ContentType = runtime.ContentTypeProtobuf
 	if w.client, err = kubernetes.NewForConfig(config); err == nil {
-		err = size.objects(func(objects []runtime.Object) error { return plane.Cluster.Seed(ctx, objects...) })
+		err = size.objects(func(some []runtime.Object) error { return plane.Cluster.Seed(ctx, some...) })
 	}
 	if err != nil {
 		return nil, joinClose(err, w.stop)
@@ -103,7 +99,7 @@ func (w *world) slicesOf(service int) int {
 
 // update writes a slice to the API server, whatever that has.
 func (w *world) update(ctx context.Context, s *discoveryv1.EndpointSlice) error {
-	if _, err := w.client.DiscoveryV1().EndpointSlices(namespace).Update(ctx, s, metav1.UpdateOptions{}); err != nil {
+	if _, err := w.client.DiscoveryV1().EndpointSlices(objects.Namespace).Update(ctx, s, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("update EndpointSlice %s: %w", s.Name, err)
 	}
 	w.note(s)

@@ -15,8 +15,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"time"
 
 	"nftproxy/bench/proxies"
@@ -25,15 +23,10 @@ import (
 
 // Config says what is measured.
 type Config struct {
-	// NFTProxy is the path of the binary.
-	NFTProxy string
+	proxies.Setup
 	// Sizes are numbers of Services, growing.
-	Sizes []int
-	// Limit is how long a proxy may take for its first program.
-	Limit  time.Duration
+	Sizes  []int
 	Effort Effort
-	// Log takes what a reader wants to see when something has gone wrong.
-	Log io.Writer
 }
 
 // Effort is how much is measured.
@@ -90,16 +83,6 @@ func LeftOut() []string {
 	}
 }
 
-// Sink takes what is measured.
-type Sink interface {
-	// Put takes a cell as soon as it is measured.
-	Put(result.Cell)
-	// Doing tells what is going on.
-	Doing(what string)
-	// Version tells which program was measured.
-	Version(program, version string)
-}
-
 // Validate says what is wrong with the sizes.
 func (c Config) Validate() error {
 	before := 0
@@ -128,19 +111,13 @@ const again = "a second one"
 
 // Run measures all of it. What cannot be measured is a cell that says why; an
 // error is one of the whole run.
-func Run(ctx context.Context, c Config, sink Sink) (err error) {
-	if os.Geteuid() != 0 {
-		return errors.New("data plane: needs root")
-	}
+func Run(ctx context.Context, c Config, sink result.Sink) (err error) {
 	if err := c.Validate(); err != nil {
 		return fmt.Errorf("data plane: %w", err)
 	}
-	sink.Doing("data plane: finding kube-proxy, nft and iptables")
-	list := proxies.All(ctx, c.NFTProxy)
-	for _, p := range list {
-		for program, version := range p.Versions {
-			sink.Version(program, version)
-		}
+	list, err := c.All(ctx, sink)
+	if err != nil {
+		return fmt.Errorf("data plane: %w", err)
 	}
 	r := &run{Config: c, Sink: sink}
 	defer func() { err = errors.Join(err, r.close()) }()
@@ -156,7 +133,7 @@ func Run(ctx context.Context, c Config, sink Sink) (err error) {
 // run is the measuring.
 type run struct {
 	Config
-	Sink
+	result.Sink
 	sites []*site
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nftproxy/bench/objects"
 	"nftproxy/bench/result"
 	"nftproxy/internal/nftcmd"
 	"nftproxy/internal/testnet"
@@ -149,7 +150,7 @@ func TestRefusal(t *testing.T) {
 	if took, err := refusal(s.pod.NS, netip.AddrPortFrom(server, closedPort)); err != nil || took <= 0 {
 		t.Errorf("%v, %v", took, err)
 	}
-	if _, err := refusal(s.pod.NS, netip.AddrPortFrom(server, targetPort)); err == nil {
+	if _, err := refusal(s.pod.NS, netip.AddrPortFrom(server, objects.TargetPort)); err == nil {
 		t.Error("an answer is taken for a refusal")
 	}
 }

@@ -1,22 +1,18 @@
 package data
 
 import (
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
+
+	"nftproxy/bench/objects"
 )
 
 const (
-	namespace   = "default"
-	servicePort = 80
-	targetPort  = 8080
 	// closedPort is one of the server's that nobody listens on.
 	closedPort = 8081
 	// endpointCount is that of each service that is measured.
@@ -28,32 +24,21 @@ const (
 	maxServices = 60_000
 )
 
-// nodePortRange is what the API server has to be started with. It ends below
-// what the kernel gives to clients.
-const nodePortRange = "20000-32767"
-
-// address counts on from a first address.
-func address(first string, n int) netip.Addr {
-	b := netip.MustParseAddr(first).As4()
-	binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])+uint32(n))
-	return netip.AddrFrom4(b)
-}
-
 // The addresses of services: by their number, of those with session affinity by
 // the number of services at the time when they were created, and of that
 // without endpoints.
-func clusterIP(service int) netip.Addr   { return address("10.100.0.1", service) }
-func affinityIP(services int) netip.Addr { return address("10.102.0.0", services) }
+func clusterIP(service int) netip.Addr   { return objects.Address("10.100.0.1", service) }
+func affinityIP(services int) netip.Addr { return objects.Address("10.102.0.0", services) }
 func refusingIP() netip.Addr             { return netip.MustParseAddr("10.104.0.1") }
 
 // otherIP is the endpoint of a service that is there for its number only.
-func otherIP(service int) netip.Addr { return address("10.128.0.0", service) }
+func otherIP(service int) netip.Addr { return objects.Address("10.128.0.0", service) }
 
 // endpointIPs are the addresses of the pod that answers for the others.
 func endpointIPs() []netip.Addr {
 	var list []netip.Addr
 	for n := range endpointCount {
-		list = append(list, address("10.244.0.100", n))
+		list = append(list, objects.Address("10.244.0.100", n))
 	}
 	return list
 }
@@ -62,44 +47,18 @@ func endpointIPs() []netip.Addr {
 // of ten come first, then those of others, of which only the last of a size has
 // one.
 func nodePort(service int) uint16 {
-	const first, others = 20_000, 26_500
+	const first, others = objects.FirstNodePort, 26_500
 	if service%everyPort == 0 {
 		return uint16(first + service/everyPort)
 	}
 	return uint16(others + service/everyPort)
 }
 
-// newService is a Service without selector, as the API server would store it.
-func newService(name string, ip netip.Addr) *corev1.Service {
-	return &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
-		Spec: corev1.ServiceSpec{
-			Type:                  corev1.ServiceTypeClusterIP,
-			ClusterIPs:            []string{ip.String()},
-			SessionAffinity:       corev1.ServiceAffinityNone,
-			InternalTrafficPolicy: ptr.To(corev1.ServiceInternalTrafficPolicyCluster),
-			Ports: []corev1.ServicePort{{
-				Name: "http", Protocol: corev1.ProtocolTCP, Port: servicePort, TargetPort: intstr.FromInt32(targetPort),
-			}},
-		},
-	}
-}
-
 // newSlice is the EndpointSlice of a service, with ready endpoints.
 func newSlice(service string, ips ...netip.Addr) *discoveryv1.EndpointSlice {
-	s := &discoveryv1.EndpointSlice{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: service, Labels: map[string]string{
-			discoveryv1.LabelServiceName: service, discoveryv1.LabelManagedBy: "bench.nftproxy",
-		}},
-		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports: []discoveryv1.EndpointPort{{
-			Name: ptr.To("http"), Protocol: ptr.To(corev1.ProtocolTCP), Port: ptr.To[int32](targetPort),
-		}},
-	}
+	s := objects.Slice(service, service)
 	for _, ip := range ips {
-		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{ip.String()}, Conditions: discoveryv1.EndpointConditions{
-			Ready: ptr.To(true), Serving: ptr.To(true), Terminating: ptr.To(false),
-		}})
+		s.Endpoints = append(s.Endpoints, objects.Endpoint(ip, nil))
 	}
 	return s
 }
@@ -108,11 +67,9 @@ func newSlice(service string, ips ...netip.Addr) *discoveryv1.EndpointSlice {
 // their endpoints in the pod that answers, and a node port.
 func service(i int, measured bool) []runtime.Object {
 	name := fmt.Sprintf("service-%05d", i)
-	o := newService(name, clusterIP(i))
+	o := objects.Service(name, clusterIP(i))
 	if measured || i%everyPort == 0 {
-		o.Spec.Type = corev1.ServiceTypeNodePort
-		o.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster
-		o.Spec.Ports[0].NodePort = int32(nodePort(i))
+		objects.SetNodePort(o, corev1.ServiceTypeNodePort, int32(nodePort(i)))
 	}
 	if measured {
 		return []runtime.Object{o, newSlice(name, endpointIPs()...)}
@@ -123,7 +80,7 @@ func service(i int, measured bool) []runtime.Object {
 // affinityService is the one that is created when there are so many services.
 func affinityService(services int) []runtime.Object {
 	name := fmt.Sprintf("affinity-%05d", services)
-	o := newService(name, affinityIP(services))
+	o := objects.Service(name, affinityIP(services))
 	o.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 	o.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{
 		ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To(corev1.DefaultClientIPServiceAffinitySeconds)},
@@ -139,7 +96,7 @@ func steps(from, to int) [][]runtime.Object {
 	var first, between, last []runtime.Object
 	if from == 0 {
 		first = append(service(0, true), affinityService(1)...)
-		first = append(first, newService("refusing", refusingIP()))
+		first = append(first, objects.Service("refusing", refusingIP()))
 	}
 	for i := max(from, 1); i < to-1; i++ {
 		between = append(between, service(i, false)...)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -15,9 +14,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"nftproxy/bench/objects"
 	"nftproxy/bench/proxies"
 	"nftproxy/bench/result"
-	"nftproxy/internal/cluster"
 	"nftproxy/internal/cluster/controlplane"
 )
 
@@ -36,15 +35,9 @@ func (r *run) prepare(ctx context.Context, list []proxies.Proxy) (err error) {
 		r.sites = append(r.sites, s)
 	}
 	r.Doing("data plane: API server")
-	plane, err := controlplane.Start(ctx, cluster.Config{
-		ListenAddr: netip.MustParseAddr("172.30.0.1"),
-		// Who makes ServiceCIDRs ready, which proxies look at.
-		Controllers:   []string{"service-cidr-controller"},
-		NodePortRange: nodePortRange,
-		Log:           r.Log,
-	})
+	plane, err := proxies.StartPlane(ctx, r.Log)
 	if err != nil {
-		return fmt.Errorf("start a control plane: %w", err)
+		return err
 	}
 	defer func() { err = errors.Join(err, plane.Stop()) }()
 	before := 0
@@ -61,8 +54,8 @@ func (r *run) prepare(ctx context.Context, list []proxies.Proxy) (err error) {
 // cannot has a site that says why.
 func (r *run) programSize(ctx context.Context, plane *controlplane.Plane, list []proxies.Proxy, before, services int) error {
 	r.Doing("data plane: " + result.Count(services) + " services")
-	for _, objects := range steps(before, services) {
-		if err := plane.Cluster.Seed(ctx, objects...); err != nil {
+	for _, step := range steps(before, services) {
+		if err := plane.Cluster.Seed(ctx, step...); err != nil {
 			return err
 		}
 	}
@@ -99,9 +92,9 @@ func awaitServed(ctx context.Context, plane *controlplane.Plane, services int) e
 	name := affinityService(services)[0].(metav1.Object).GetName()
 	cached := metav1.GetOptions{ResourceVersion: "0"} // from where informers list
 	err := wait.PollUntilContextTimeout(ctx, 10*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
-		_, err := plane.Client.CoreV1().Services(namespace).Get(ctx, name, cached)
+		_, err := plane.Client.CoreV1().Services(objects.Namespace).Get(ctx, name, cached)
 		if err == nil {
-			_, err = plane.Client.DiscoveryV1().EndpointSlices(namespace).Get(ctx, name, cached)
+			_, err = plane.Client.DiscoveryV1().EndpointSlices(objects.Namespace).Get(ctx, name, cached)
 		}
 		if apierrors.IsNotFound(err) {
 			return false, nil

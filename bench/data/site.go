@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"time"
 
+	"nftproxy/bench/objects"
 	"nftproxy/bench/proxies"
 	"nftproxy/bench/result"
 	"nftproxy/internal/child"
@@ -38,7 +39,7 @@ func (s *site) furnish(t *testnet.Topology) (err error) {
 	if err != nil {
 		return err
 	}
-	if s.server, err = listen(server.NS, targetPort); err != nil {
+	if s.server, err = listen(server.NS, objects.TargetPort); err != nil {
 		return err
 	}
 	// Where there is no proxy, those outside ask the pods themselves.

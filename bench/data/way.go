@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"nftproxy/bench/objects"
 	"nftproxy/bench/result"
 )
 
@@ -46,18 +47,18 @@ func (t target) service(services int, node netip.Addr) netip.AddrPort {
 	}
 	switch {
 	case t.refused:
-		return netip.AddrPortFrom(refusingIP(), servicePort)
+		return netip.AddrPortFrom(refusingIP(), objects.ServicePort)
 	case t.outside:
 		return netip.AddrPortFrom(node, nodePort(last))
 	case t.affinity:
-		return netip.AddrPortFrom(affinityIP(last+1), servicePort)
+		return netip.AddrPortFrom(affinityIP(last+1), objects.ServicePort)
 	}
-	return netip.AddrPortFrom(clusterIP(last), servicePort)
+	return netip.AddrPortFrom(clusterIP(last), objects.ServicePort)
 }
 
 // direct is where packets end up in the end, without anybody in between.
 func (t target) direct() netip.AddrPort {
-	port := uint16(targetPort)
+	port := uint16(objects.TargetPort)
 	if t.refused {
 		port = closedPort
 	}

@@ -4,10 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"nftproxy/bench/objects"
+	"nftproxy/internal/cluster"
 	"nftproxy/internal/cluster/controlplane"
 	"nftproxy/internal/testnet"
 )
@@ -31,6 +35,22 @@ func NewNode(ctx context.Context, plane *controlplane.Plane) (*Node, error) {
 		return nil, errors.Join(err, topology.Close())
 	}
 	return n, nil
+}
+
+// StartPlane starts the control plane that the proxies learn from.
+func StartPlane(ctx context.Context, log io.Writer) (*controlplane.Plane, error) {
+	plane, err := controlplane.Start(ctx, cluster.Config{
+		ListenAddr: netip.MustParseAddr("172.30.0.1"),
+		// Who makes ServiceCIDRs ready, which proxies look at; others would take
+		// part in every change.
+		Controllers:   []string{"service-cidr-controller"},
+		NodePortRange: objects.NodePortRange,
+		Log:           log,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("start a control plane: %w", err)
+	}
+	return plane, nil
 }
 
 func (n *Node) register(ctx context.Context, plane *controlplane.Plane) error {

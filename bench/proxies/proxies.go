@@ -8,6 +8,7 @@ package proxies
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -27,8 +28,6 @@ type Proxy struct {
 	Ours bool
 	// Missing is why it cannot run here; nil if it can.
 	Missing error
-	// Versions are what it and what it runs say of themselves, by program.
-	Versions map[string]string
 
 	command func(*Node) *exec.Cmd
 	first   func(context.Context, *child.Process) (First, error)
@@ -43,9 +42,26 @@ type First struct {
 	Line child.Line
 }
 
-// All lists the proxies, with the nftproxy of a path.
-func All(ctx context.Context, nftproxy string) []Proxy {
-	return []Proxy{Ours(nftproxy), KubeProxy(ctx, result.KubeProxyNFTables), KubeProxy(ctx, result.KubeProxyIPTables)}
+// Setup is what every benchmark of the proxies is given.
+type Setup struct {
+	// NFTProxy is the path of the binary.
+	NFTProxy string
+	// Limit is how long one thing that is measured may take, the first program
+	// above all.
+	Limit time.Duration
+	// Log takes what a reader wants to see when something has gone wrong.
+	Log io.Writer
+}
+
+// All lists the proxies. The sink hears their versions.
+func (s Setup) All(ctx context.Context, sink result.Sink) ([]Proxy, error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("needs root")
+	}
+	sink.Doing("finding kube-proxy, nft and iptables")
+	return []Proxy{
+		ours(s.NFTProxy), kubeProxy(ctx, result.KubeProxyNFTables, sink), kubeProxy(ctx, result.KubeProxyIPTables, sink),
+	}, nil
 }
 
 // Start starts it on a node.
@@ -74,8 +90,8 @@ func (p *Proxy) Stop(ctx context.Context, process *child.Process) error {
 	return process.Stop(ctx)
 }
 
-// Ours is nftproxy with its default periods, its servers off.
-func Ours(binary string) Proxy {
+// ours is nftproxy with its default periods, its servers off.
+func ours(binary string) Proxy {
 	p := Proxy{Name: result.NFTProxy, Ours: true, first: firstOfOurs}
 	path, err := filepath.Abs(binary)
 	if err == nil {
@@ -94,11 +110,11 @@ func firstOfOurs(ctx context.Context, p *child.Process) (First, error) {
 	return First{Took: l.Latency, At: l.At, Line: l}, err
 }
 
-// KubeProxy is kube-proxy in the mode that the backend's name ends with, with
+// kubeProxy is kube-proxy in the mode that the backend's name ends with, with
 // the periods that it has by default, its health server off.
-func KubeProxy(ctx context.Context, name string) Proxy {
+func kubeProxy(ctx context.Context, name string, sink result.Sink) Proxy {
 	mode := name[strings.LastIndex(name, " ")+1:]
-	p := Proxy{Name: name, first: firstOfKubeProxy, Versions: map[string]string{}}
+	p := Proxy{Name: name, first: firstOfKubeProxy}
 	tool, debian := "nft", "nftables"
 	if mode == "iptables" {
 		tool, debian = "iptables", "iptables"
@@ -108,8 +124,8 @@ func KubeProxy(ctx context.Context, name string) Proxy {
 	if p.Missing = errors.Join(err, toolErr); p.Missing != nil {
 		return p
 	}
-	p.Versions["kube-proxy"] = strings.TrimPrefix(FirstLine(exec.CommandContext(ctx, binary, "--version")), "Kubernetes ")
-	p.Versions[tool] = FirstLine(exec.CommandContext(ctx, toolPath, "--version"))
+	sink.Version("kube-proxy", strings.TrimPrefix(FirstLine(exec.CommandContext(ctx, binary, "--version")), "Kubernetes "))
+	sink.Version(tool, FirstLine(exec.CommandContext(ctx, toolPath, "--version")))
 	p.command = func(n *Node) *exec.Cmd {
 		cmd := exec.Command(binary, "--proxy-mode="+mode, "--hostname-override="+n.Name, "--cluster-cidr="+n.clusterCIDR(),
 			"--kubeconfig="+n.kubeconfig, "--conntrack-max-per-core=0", "-v=2",
