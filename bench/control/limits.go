@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"nftproxy/bench/result"
+	"nftproxy/internal/nftmonitor"
 	"nftproxy/internal/testnet"
 	"nftproxy/nft"
 )
@@ -63,9 +64,9 @@ func (r *run) bare(ctx context.Context, p *programs, a *answers) error {
 	}
 	var took []float64
 	var socket *bareSocket
+	var ns *testnet.Namespace
 	for n := range bareStarts {
-		ns, err := testnet.New("bare")
-		if err != nil {
+		if ns, err = testnet.New("bare"); err != nil {
 			return err
 		}
 		defer ns.Close()
@@ -87,7 +88,7 @@ func (r *run) bare(ctx context.Context, p *programs, a *answers) error {
 	c := medianCell(r.cell(result.FirstProgram, result.BareNetlink, "s"), took, nil)
 	c.Values["MB"] = float64(len(whole[0])) / 1e6
 	a.answer(c)
-	return a.swaps(ctx, p, r.Samples.Others, func(b nft.Batch) (timed, error) {
+	return a.swaps(ctx, p, ns, r.Samples.Others, func(b nft.Batch) (timed, error) {
 		e, err := encode(b)
 		return func() (time.Duration, error) { return socket.send(e) }, err
 	})
@@ -96,9 +97,15 @@ func (r *run) bare(ctx context.Context, p *programs, a *answers) error {
 // timed does something that was prepared before, and returns how long it took.
 type timed func() (time.Duration, error)
 
-// swaps makes changes there and back. A kind of change that cannot be made has
-// cells that say why.
-func (a *answers) swaps(ctx context.Context, p *programs, count int, prepare func(nft.Batch) (timed, error)) error {
+// swaps makes changes there and back in a network namespace. A kind of change
+// that cannot be made has cells that say why.
+func (a *answers) swaps(ctx context.Context, p *programs, ns *testnet.Namespace, count int, prepare func(nft.Batch) (timed, error)) error {
+	// As with a proxy, somebody listens, for whom the kernel writes notices.
+	monitor, err := nftmonitor.Listen(ns.Fd())
+	if err != nil {
+		return err
+	}
+	defer monitor.Close()
 	for _, q := range []struct {
 		swap        swap
 		there, back string // questions
@@ -149,12 +156,18 @@ func (r *run) swapping(ctx context.Context, s swap, count int, prepare func(nft.
 		return err
 	}
 	began := time.Now()
+	// As with a proxy, the API server has just worked: with everything still in
+	// the processor's caches the kernel would be faster than it can be for one.
+	writes := r.world.replacements(count)
 	for k := range 2 * (count / 2) {
 		if k > 0 && k%2 == 0 && time.Since(began) > r.Samples.Budget {
 			break
 		}
 		// At rest, as the proxy is when its changes come.
 		if err := pause(ctx, ourRest); err != nil {
+			return err
+		}
+		if err := writes.list[k].write(ctx); err != nil {
 			return err
 		}
 		do := back
@@ -209,7 +222,7 @@ func (r *run) nftCommand(ctx context.Context, p *programs, a *answers) error {
 		c.Values = map[string]float64{result.Value: v.value}
 		a.answer(c)
 	}
-	return a.swaps(ctx, p, nftChanges, func(b nft.Batch) (timed, error) {
+	return a.swaps(ctx, p, ns, nftChanges, func(b nft.Batch) (timed, error) {
 		text := b.String()
 		return func() (time.Duration, error) {
 			limited, cancel := context.WithTimeout(ctx, r.Limit)
