@@ -329,7 +329,7 @@ func (ix *index) rebuild(j *joined) {
 // endpoints are those of one port. They are the slice's own list if only one
 // slice has any.
 func (j *joined) endpoints(key portKey) []service.Endpoint {
-	lists := make([][]service.Endpoint, 0, 4) // on the stack
+	var lists [][]service.Endpoint
 	for _, s := range j.slices {
 		if list := s.port(key); len(list) > 0 {
 			lists = append(lists, list)
