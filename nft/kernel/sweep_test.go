@@ -59,6 +59,25 @@ func learnt(t *testing.T, c *kernel.Conn, f nft.Family, set *nft.Set) map[nft.Va
 	return all
 }
 
+// awaitLearnt waits until dumps have all entries of a dynamic map that was filled
+// just now: while a worker of the kernel goes on resizing its hash, they can leave
+// some out. The kernel does not tell when it is done, and one whole dump may be
+// from before the worker begins, so it takes several.
+func awaitLearnt(t *testing.T, c *kernel.Conn, f nft.Family, set *nft.Set, all int) {
+	t.Helper()
+	const row, patience = 10, time.Minute
+	deadline := time.Now().Add(patience)
+	for whole := 0; whole < row; {
+		n := len(learnt(t, c, f, set))
+		if whole++; n != all {
+			whole = 0
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the last dump has %d entries of %d, still not %d in a row all after %v", n, all, row, patience)
+		}
+	}
+}
+
 func kept(entries []kernel.Entry, keep func(key, data nft.Value) bool) map[nft.Value]nft.Value {
 	all := map[nft.Value]nft.Value{}
 	for _, e := range entries {
@@ -221,6 +240,7 @@ func TestSweepIsCutShort(t *testing.T) {
 		set := p.Table(f).Set("affinity")
 		const all = 10_000 // some 30 datagrams
 		must(t, c.Remember(table(f), set, rememberedBy(f, 0, all)))
+		awaitLearnt(t, c, f, set, all)
 		for _, enough := range []int{0, 1, all / 100, all - 1, all} {
 			ctx, cancel := context.WithCancel(t.Context())
 			judged := 0
