@@ -40,8 +40,35 @@ func (a *answers) missing(questions []string, err error) {
 
 // tooSlow is the error of whoever has no first program within a limit: nothing
 // else can be asked of it.
-type tooSlow time.Duration
+type tooSlow struct {
+	limit time.Duration
+	// note is why the limit was not the usual one; empty if it was.
+	note string
+}
 
-func (limit tooSlow) Error() string {
-	return fmt.Sprintf("no first program within %v", time.Duration(limit))
+func (e tooSlow) Error() string {
+	text := fmt.Sprintf("no first program within %v", e.limit)
+	if e.note != "" {
+		text += "; " + e.note
+	}
+	return text
+}
+
+// failures are the sizes at which backends had no first program within the whole
+// limit.
+type failures map[string][]Size
+
+// hopeless is the part of the limit that a backend has at a size which is no
+// smaller than one at which the whole was not enough: it is tried all the same.
+const hopeless = 6
+
+// limit is how long a backend may take for its first program at a size, and why
+// it is not as long as others.
+func (f failures) limit(whole time.Duration, backend string, s Size) (limit time.Duration, note string) {
+	for _, failed := range f[backend] {
+		if failed.entries() <= s.entries() {
+			return whole / hopeless, fmt.Sprintf("at %s it had none within %v", failed.Name, whole)
+		}
+	}
+	return whole, ""
 }

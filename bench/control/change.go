@@ -6,6 +6,7 @@ import (
 	"net/netip"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -119,16 +120,25 @@ func (w *world) additions(extra []extraService) changes {
 	return c
 }
 
-// removals delete those that were added; the slices of all go in the end.
-func (w *world) removals(extra []extraService, added int) changes {
-	c := changes{clean: func(ctx context.Context) error {
-		for _, x := range extra {
-			if err := w.client.DiscoveryV1().EndpointSlices(objects.Namespace).Delete(ctx, x.slice.Name, metav1.DeleteOptions{}); err != nil {
-				return fmt.Errorf("delete EndpointSlice %s: %w", x.slice.Name, err)
-			}
+// clear deletes all that is left of extra services.
+func (w *world) clear(ctx context.Context, extra []extraService) error {
+	for _, x := range extra {
+		err := w.client.DiscoveryV1().EndpointSlices(objects.Namespace).Delete(ctx, x.slice.Name, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("delete EndpointSlice %s: %w", x.slice.Name, err)
 		}
-		return nil
-	}}
+		err = w.client.CoreV1().Services(objects.Namespace).Delete(ctx, x.name, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("delete Service %s: %w", x.name, err)
+		}
+	}
+	return nil
+}
+
+// removals delete those that were added; the slices of all go in the end, and
+// the services for which there was no time.
+func (w *world) removals(extra []extraService, added int) changes {
+	c := changes{clean: func(ctx context.Context) error { return w.clear(ctx, extra) }}
 	for _, x := range extra[:added] {
 		c.list = append(c.list, change{
 			write: func(ctx context.Context) error {

@@ -41,10 +41,12 @@ type Samples struct {
 	// changes nor the rolling replacement.
 	SlowChurn, ShortChurn time.Duration
 	// Drain is how long proxies that take their time have afterwards for what
-	// they have not done yet.
+	// they have not done yet; half of it at the sizes where ShortChurn counts.
 	Drain time.Duration
-	// Budget ends a series of changes, and of starts after a third of it; one is
-	// made whatever it takes.
+	// Budget ends a series of one-endpoint changes; half of it, one of other
+	// changes; and half again for proxies that take their time, at the same
+	// sizes. After a third of it no more starts are made. One change and one start
+	// are made whatever they take.
 	Budget time.Duration
 }
 
@@ -99,8 +101,10 @@ func Run(ctx context.Context, c Config, sink result.Sink) error {
 	for _, p := range list {
 		backends = append(backends, newBackend(p))
 	}
+	failed := failures{}
 	for _, s := range c.Sizes {
-		if err := c.size(ctx, s, backends, sink); err != nil {
+		r := &run{Config: c, Sink: sink, size: s, failures: failed}
+		if err := r.all(ctx, backends); err != nil {
 			return fmt.Errorf("control plane, %s: %w", s.Name, err)
 		}
 	}
@@ -111,23 +115,22 @@ func Run(ctx context.Context, c Config, sink result.Sink) error {
 type run struct {
 	Config
 	result.Sink
-	size  Size
-	world *world
+	size     Size
+	world    *world
+	failures failures // at the sizes before
 }
 
-func (c Config) size(ctx context.Context, s Size, backends []backend, sink result.Sink) (err error) {
-	sink.Doing(s.Name + ": API server and objects")
-	w, err := newWorld(ctx, s, c.Log)
-	if err != nil {
+func (r *run) all(ctx context.Context, backends []backend) (err error) {
+	r.Doing(r.size.Name + ": API server and objects")
+	if r.world, err = newWorld(ctx, r.size, r.Log); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, w.stop()) }()
-	r := &run{Config: c, Sink: sink, size: s, world: w}
+	defer func() { err = errors.Join(err, r.world.stop()) }()
 	if err := r.limits(ctx); err != nil {
 		return err
 	}
 	for _, b := range backends {
-		if s.OursOnly && !b.Ours {
+		if r.size.OursOnly && !b.Ours {
 			continue
 		}
 		r.backend(ctx, b)
@@ -145,16 +148,41 @@ func (r *run) cell(question, backend, unit string) result.Cell {
 	return r.size.cell(question, backend, unit)
 }
 
-// churnTime is how long changes at a constant rate go on for a proxy. At the sizes
-// that targets do not name, slow ones show within less what they can.
+// brief says that a proxy has less time, in which it shows what it can: slow ones
+// have, where the size is not one that nftproxy is held against them at.
+func (r *run) brief(ours bool) bool {
+	return !ours && r.size.Name != result.Small && r.size.Name != result.Usual
+}
+
+// churnTime is how long changes at a constant rate go on for a proxy.
 func (r *run) churnTime(ours bool) time.Duration {
 	switch {
 	case ours:
 		return r.Samples.Churn
-	case r.size.Name == result.Small || r.size.Name == result.Usual:
-		return r.Samples.SlowChurn
+	case r.brief(ours):
+		return r.Samples.ShortChurn
 	}
-	return r.Samples.ShortChurn
+	return r.Samples.SlowChurn
+}
+
+// budget is when a series of a proxy's changes ends.
+func (r *run) budget(ours bool) time.Duration {
+	if r.brief(ours) {
+		return r.Samples.Budget / 2
+	}
+	return r.Samples.Budget
+}
+
+// drain is how long a proxy has for what it has not done when no more changes
+// come.
+func (r *run) drain(ours bool) time.Duration {
+	switch {
+	case ours:
+		return r.Limit
+	case r.brief(ours):
+		return min(r.Limit, r.Samples.Drain/2)
+	}
+	return min(r.Limit, r.Samples.Drain)
 }
 
 // over is a cell that was stopped at the limit.

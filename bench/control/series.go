@@ -30,7 +30,7 @@ type series struct {
 
 // series makes changes until all are made, or the budget is spent, or the limit
 // is reached.
-func (s *subject) series(ctx context.Context, c changes) (out series, err error) {
+func (s *subject) series(ctx context.Context, c changes, budget time.Duration) (out series, err error) {
 	out.parts = map[string][]float64{}
 	if err := s.listen(); err != nil {
 		return out, err
@@ -51,7 +51,7 @@ func (s *subject) series(ctx context.Context, c changes) (out series, err error)
 	}
 	began := time.Now()
 	for k, change := range c.list {
-		if k > 0 && time.Since(began) > s.Samples.Budget || limited.Err() != nil {
+		if k > 0 && time.Since(began) > budget || limited.Err() != nil {
 			break
 		}
 		if err := s.change(limited, change, &out); err != nil {
@@ -83,7 +83,13 @@ func (s *subject) change(ctx context.Context, c change, out *series) error {
 		arrived = s.monitor.Expect(c.seen)
 	}
 	start := time.Now()
-	if err := c.write(ctx); err != nil {
+	err := c.write(ctx)
+	if ctx.Err() != nil { // so it may have been written or not
+		s.monitor.Forget()
+		out.givenUp = time.Since(start)
+		return nil
+	}
+	if err != nil {
 		return err
 	}
 	accepted := time.Now()
@@ -173,7 +179,7 @@ func (s *subject) count(ours, slow int) int {
 }
 
 func (s *subject) oneEndpoint(ctx context.Context) error {
-	out, err := s.series(ctx, s.world.replacements(s.count(s.Samples.Changes, s.Samples.SlowChanges)))
+	out, err := s.series(ctx, s.world.replacements(s.count(s.Samples.Changes, s.Samples.SlowChanges)), s.budget(s.Ours))
 	if err != nil {
 		return err
 	}
@@ -191,21 +197,26 @@ func (s *subject) oneEndpoint(ctx context.Context) error {
 }
 
 func (s *subject) scale(ctx context.Context) error {
-	out, err := s.series(ctx, s.world.scalings(s.count(s.Samples.Others, s.Samples.SlowOthers)))
+	out, err := s.series(ctx, s.world.scalings(s.count(s.Samples.Others, s.Samples.SlowOthers)), s.budget(s.Ours)/2)
 	if err == nil {
 		s.answerSeries(result.ScaleSeen, result.ScaleInside, out)
 	}
 	return err
 }
 
-func (s *subject) addAndDelete(ctx context.Context) error {
+func (s *subject) addAndDelete(ctx context.Context) (err error) {
 	extra := s.world.extraServices(s.count(s.Samples.Others, s.Samples.SlowOthers))
-	added, err := s.series(ctx, s.world.additions(extra))
+	defer func() {
+		if err != nil { // nothing stays behind for the next backend
+			err = errors.Join(err, s.world.clear(ctx, extra))
+		}
+	}()
+	added, err := s.series(ctx, s.world.additions(extra), s.budget(s.Ours)/2)
 	if err != nil {
 		return err
 	}
 	s.answerSeries(result.AddSeen, result.AddInside, added)
-	deleted, err := s.series(ctx, s.world.removals(extra, added.written))
+	deleted, err := s.series(ctx, s.world.removals(extra, added.written), s.budget(s.Ours)/2)
 	if err != nil {
 		return err
 	}

@@ -95,6 +95,16 @@ func (s Size) total() int {
 	return n
 }
 
+// entries is how many addresses a proxy has to know, of services and of
+// endpoints: by that one size is larger than another.
+func (s Size) entries() int {
+	addresses := 1
+	if s.LoadBalancer {
+		addresses += 3 // a node port and two of ingress
+	}
+	return s.Services*addresses + s.total()
+}
+
 // cell is a measurement's frame.
 func (s Size) cell(question, backend, unit string) result.Cell {
 	return result.Cell{Question: question, Backend: backend, Size: s.Name, Services: s.Services, Endpoints: s.total(), Unit: unit}

@@ -2,6 +2,7 @@ package control
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -133,8 +134,34 @@ func TestChurnTime(t *testing.T) {
 			t.Errorf("%s: %v for nftproxy, %v for others", s.Name, ours, slow)
 		}
 	}
-	if _, err := Find(result.Small); err != nil {
-		t.Errorf("the size of a quick run: %v", err)
+	if got, err := Find(result.Small); err != nil {
+		t.Errorf("the size of a quick run: %+v, error %v", got, err)
+	}
+}
+
+// TestHopeless: who failed at a size is tried at those that are no smaller, for
+// some of the limit, and nobody else is.
+func TestHopeless(t *testing.T) {
+	find := func(name string) Size {
+		t.Helper()
+		s, err := Find(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	failed := failures{result.KubeProxyIPTables: {find(result.Usual)}}
+	for name, want := range map[string]time.Duration{
+		result.Usual: 30 * time.Second, result.Wide: 30 * time.Second, "30,000x3": 30 * time.Second, "5,000x20 LB": 30 * time.Second,
+		result.Small: 3 * time.Minute, result.Many: 3 * time.Minute, "1x10,000": 3 * time.Minute,
+	} {
+		got, note := failed.limit(3*time.Minute, result.KubeProxyIPTables, find(name))
+		if got != want || strings.Contains(note, result.Usual) != (got < 3*time.Minute) {
+			t.Errorf("%s: %v, %q; want %v", name, got, note, want)
+		}
+		if got, note := failed.limit(3*time.Minute, result.KubeProxyNFTables, find(name)); got != 3*time.Minute || note != "" {
+			t.Errorf("%s, who never failed: %v, %q", name, got, note)
+		}
 	}
 }
 

@@ -24,15 +24,13 @@ func (s *subject) firstPrograms(ctx context.Context) error {
 				return fmt.Errorf("make the node empty again: %w", err)
 			}
 		}
-		limited, cancel := context.WithTimeout(ctx, s.Limit)
+		limit, note := s.failures.limit(s.Limit, s.Name, s.size)
+		limited, cancel := context.WithTimeout(ctx, limit)
 		start := time.Now()
 		first, err := s.start(limited)
 		cancel()
 		if errors.Is(err, context.DeadlineExceeded) {
-			for _, q := range []string{result.FirstProgram, result.StartToProgram} {
-				s.answer(s.over(q, s.Name, "s"))
-			}
-			return tooSlow(s.Limit)
+			return s.noProgram(tooSlow{limit, note})
 		}
 		if err != nil {
 			return err
@@ -54,6 +52,19 @@ func (s *subject) firstPrograms(ctx context.Context) error {
 		s.answer(medianCell(s.cell(a.question, s.Name, "s"), a.samples, a.parts))
 	}
 	return nil
+}
+
+// noProgram answers that there was none within the limit.
+func (s *subject) noProgram(err tooSlow) error {
+	for _, q := range []string{result.FirstProgram, result.StartToProgram} {
+		c := s.over(q, s.Name, "s")
+		c.Values[result.Value], c.Note = err.limit.Seconds(), err.note
+		s.answer(c)
+	}
+	if err.limit == s.Limit {
+		s.failures[s.Name] = append(s.failures[s.Name], s.size)
+	}
+	return err
 }
 
 // medianCell has the median as its value, and those of the parts.

@@ -262,10 +262,7 @@ func (s *subject) churn(ctx context.Context, rate float64, write update, lagQues
 	if err := pause(ctx, s.rest); err != nil {
 		return err
 	}
-	going, patience := s.churnTime(s.Ours), s.Limit
-	if !s.Ours {
-		patience = min(patience, s.Samples.Drain)
-	}
+	going, patience := s.churnTime(s.Ours), s.drain(s.Ours)
 	list := s.world.replacementsAt(s.world.scattered(int(rate * going.Seconds())))
 	mark := s.process.Mark()
 	before, err := s.meter.settledCPU(ctx)
