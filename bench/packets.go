@@ -5,18 +5,19 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"time"
 
 	"nftproxy/bench/data"
 	"nftproxy/bench/proxies"
 )
 
-// patienceOfData is how much longer than a cell a proxy may take for its first
+// morePatience is how much longer than a cell a proxy may take for its first
 // program, on which all cells of the data plane at that size depend.
-const patienceOfData = 5
+const morePatience = 2 * time.Minute
 
 // dataPlane is the part about packets.
 func (o *options) dataPlane(log io.Writer) (part, error) {
-	setup := proxies.Setup{NFTProxy: o.nftproxy, Limit: patienceOfData * o.limit, Log: log}
+	setup := proxies.Setup{NFTProxy: o.nftproxy, Limit: o.limit + morePatience, Log: log}
 	c := data.Config{Setup: setup, Sizes: data.Sizes(), Effort: data.Full()}
 	p := part{name: "data"}
 	if o.quick {

@@ -56,7 +56,7 @@ type Effort struct {
 // Full is what a whole run measures.
 func Full() Effort {
 	return Effort{
-		Rounds: 100, LeastRounds: 15, Budget: 2 * time.Minute, Burst: 1000, LeastBurst: 100, Turn: 50 * time.Millisecond,
+		Rounds: 100, LeastRounds: 15, Budget: 90 * time.Second, Burst: 1000, LeastBurst: 100, Turn: 50 * time.Millisecond,
 		RateRounds: 30, StreamRounds: 100, Slice: 50 * time.Millisecond, Refusals: 50, SlowRefusals: 5, First: true, Again: true,
 	}
 }
