@@ -129,7 +129,7 @@ func (o *options) parts(log io.Writer) ([]part, error) {
 		return nil, err
 	}
 	var parts []part
-	for _, p := range []part{controlPlane, dataPlane} {
+	for _, p := range []part{dataPlane, controlPlane} {
 		if o.only == "" || o.only == p.name {
 			parts = append(parts, p)
 		}
