@@ -24,7 +24,7 @@ conformance: build ## run every scenario beside the real kube-proxy, and print w
 demo: build ## show the proxy at work on real traffic, without a cluster
 	bin/nftproxy demo
 
-bench: build ## compare with kube-proxy, nft and the bare kernel at every size; about an hour, as root
+bench: build ## compare with kube-proxy, nft and the bare kernel at every size; an hour and a quarter, as root
 	hack/build-tools.sh
 	hack/build-tools.sh kube-proxy
 	$(GO) run ./bench
