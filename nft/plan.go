@@ -167,7 +167,14 @@ func (p *tablePlan) planChains(have tableState) (treap.Map[string, *Chain], map[
 				since = p.now
 			}
 			idle[c.Key] = since
-			chains = chains.Set(c.Key, c.Old)
+			left := c.Old
+			if left.unknown() {
+				// Nobody knows which sets it refers to, and so keeps from being
+				// made anew. Nothing leads to it after this batch.
+				p.flushes = append(p.flushes, FlushChain{id, c.Key})
+				left = &Chain{Name: c.Key}
+			}
+			chains = chains.Set(c.Key, left)
 		}
 	}
 	return chains, idle

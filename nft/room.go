@@ -128,16 +128,23 @@ func (p *tablePlan) counted(have map[string]int) map[string]int {
 	return counts
 }
 
-// refersTo says whether a rule of the chain looks into the set or map.
+// refersTo says whether a rule of the chain looks into the set or map, as far as
+// that is known: an Unknown rule may look into any.
 func (c *Chain) refersTo(set string) bool {
-	for _, r := range c.Rules {
-		for _, s := range r {
-			if name, _ := setOf(s); name == set {
-				return true
-			}
-		}
-	}
-	return false
+	return c.any(func(s Statement) bool {
+		name, _ := setOf(s)
+		return name == set || s == Unknown{}
+	})
+}
+
+// unknown says that a reader did not recognise all of the chain's rules.
+func (c *Chain) unknown() bool {
+	return c.any(func(s Statement) bool { return s == Unknown{} })
+}
+
+// any says whether something holds for one of the chain's statements.
+func (c *Chain) any(holds func(Statement) bool) bool {
+	return slices.ContainsFunc(c.Rules, func(r Rule) bool { return slices.ContainsFunc(r, holds) })
 }
 
 // setOf is the set or map that a statement refers to, and its kind as nft's

@@ -79,11 +79,26 @@ func (e *BatchError) Unwrap() []error {
 }
 
 // Parts lists the parts that the refused elements belong to, each once, sorted.
-// Refusals that are not about an element have none.
+// Refusals that are not about an element have none, and neither have those of
+// elements whose set was refused itself: the kernel goes on with the batch, and
+// what it says of them then is not their fault.
 func (e *BatchError) Parts() []string {
+	type set struct {
+		table nft.TableID
+		name  string
+	}
+	refused := map[set]bool{}
+	for i := range e.Errors {
+		switch op := e.Errors[i].Op.(type) {
+		case nft.AddSet:
+			refused[set{op.Table, op.Set.Name}] = true
+		case nft.DeleteSet:
+			refused[set{op.Table, op.Set}] = true
+		}
+	}
 	var parts []string
 	for i := range e.Errors {
-		if element := e.Errors[i].Element; element != nil {
+		if element := e.Errors[i].Element; element != nil && !refused[set{e.Errors[i].Table, element.Set}] {
 			parts = append(parts, element.Part)
 		}
 	}

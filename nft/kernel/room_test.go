@@ -1,12 +1,16 @@
 package kernel_test
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/nft"
+	"nftproxy/nft/kernel"
+	"nftproxy/nft/nfttest"
 )
 
 // grown is a program of services whose number of endpoints goes up with theirs,
@@ -60,16 +64,18 @@ func TestOutgrown(t *testing.T) {
 	}
 }
 
-// A table of a version that declared no sizes gets them, in one transaction.
+// A table of a version that declared no sizes gets them, in one transaction, also
+// where chains are left in it that nobody wants any more: their rules, which are
+// not recognised, look into the sets that are made anew.
 func TestSizesForATableWithout(t *testing.T) {
 	_, c := open(t)
 	p := grown(50)
-	must(t, c.Apply(load(unlimited(p))))
+	must(t, c.Apply(load(unlimited(grown(60)))))
 	have, err := c.Read(p)
 	must(t, err)
 	before, err := c.Generation()
 	must(t, err)
-	b, _ := nft.Adopt(have, p).Plan(p, timeZero)
+	b, s := nft.Adopt(have, p).Plan(p, timeZero)
 	must(t, c.Apply(b))
 	after, err := c.Generation()
 	must(t, err)
@@ -78,7 +84,51 @@ func TestSizesForATableWithout(t *testing.T) {
 	}
 	got, err := c.Read(p)
 	must(t, err)
-	if diff := cmp.Diff(p.String(), got.String()); diff != "" {
+	if idle := nfttest.IdleChains(p, got); len(idle) == 0 {
+		t.Error("no chain was left: the test shows nothing")
+	}
+	// They are wanted again, and go when nobody has wanted them for long enough.
+	again := grown(60)
+	b, s = s.Plan(again, timeZero)
+	must(t, c.Apply(b))
+	got, err = c.Read(again)
+	must(t, err)
+	if diff := nfttest.Diff(again, got); diff != "" {
+		t.Errorf("wanted again and read (-want +got):\n%s", diff)
+	}
+	b, s = s.Plan(p, timeZero)
+	must(t, c.Apply(b))
+	b, _ = s.Plan(p, timeZero.Add(nft.IdleChainLife))
+	must(t, c.Apply(b))
+	got, err = c.Read(p)
+	must(t, err)
+	if diff := nfttest.Diff(p, got); diff != "" {
 		t.Errorf("wanted and read (-want +got):\n%s", diff)
+	}
+	if idle := nfttest.IdleChains(p, got); len(idle) > 0 {
+		t.Errorf("still there: %v", idle)
+	}
+}
+
+// What the kernel says of elements is not their fault where their set was refused.
+func TestRefusedSetBlamesNoElement(t *testing.T) {
+	_, c := open(t)
+	p := grown(8)
+	must(t, c.Apply(load(p)))
+	set := p.IPv4.Set("endpoints")
+	element := nft.Element{Set: set.Name, Key: servicePrefix(nft.IPv4, 0, 6, 80).WithIndex(0), Data: endpoint(nft.IPv4, 77, 77)}
+	services := p.IPv4.Set("services")
+	bad := nft.Element{Set: services.Name, Key: servicePrefix(nft.IPv4, 0, 6, 80), Verdict: nft.Verdict{Code: nft.Drop}}
+	err := c.Apply(nft.Batch{Ops: []nft.Op{
+		nft.DeleteSet{Table: table(nft.IPv4), Set: set.Name}, // busy
+		nft.AddElements{Table: table(nft.IPv4), Set: set, Elements: []nft.OwnedElement{owned("innocent", element)}},
+		nft.AddElements{Table: table(nft.IPv4), Set: services, Elements: []nft.OwnedElement{owned("guilty", bad)}},
+	}})
+	if n := len(refusals(t, err)); n != 3 {
+		t.Errorf("%d refusals: %v", n, err)
+	}
+	batch := (*kernel.BatchError)(nil)
+	if errors.As(err, &batch); !slices.Equal(batch.Parts(), []string{"guilty"}) {
+		t.Errorf("blamed are %v", batch.Parts())
 	}
 }
