@@ -109,9 +109,10 @@ type tablePlan struct {
 
 	// newSets come first of all. The others are for sets that are made anew:
 	// what takes the old ones away, the new ones, and the rules that refer to
-	// them, by the chains that have been refilled.
+	// them, by the chains that have been emptied; unfilled are those that stay so.
 	newSets, emptied, remade, refills []Op
 	refilled                          map[string]bool
+	unfilled                          []string
 }
 
 // elementChanges of one set: deletions come before additions, so that a key
@@ -134,6 +135,9 @@ func (p *tablePlan) run(have tableState) tableState {
 	parts := p.planParts(have)
 	counts := p.counted(have.counts)
 	sets := p.planSets(have, chains, parts, counts)
+	for _, name := range p.unfilled {
+		chains = chains.Set(name, &Chain{Name: name})
+	}
 	p.assemble(have.applied)
 	return tableState{
 		applied: &Table{id.Family, id.Name, sets, chains, parts}, wanted: p.want,
@@ -167,14 +171,7 @@ func (p *tablePlan) planChains(have tableState) (treap.Map[string, *Chain], map[
 				since = p.now
 			}
 			idle[c.Key] = since
-			left := c.Old
-			if left.unknown() {
-				// Nobody knows which sets it refers to, and so keeps from being
-				// made anew. Nothing leads to it after this batch.
-				p.flushes = append(p.flushes, FlushChain{id, c.Key})
-				left = &Chain{Name: c.Key}
-			}
-			chains = chains.Set(c.Key, left)
+			chains = chains.Set(c.Key, c.Old)
 		}
 	}
 	return chains, idle

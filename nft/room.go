@@ -94,11 +94,18 @@ func (p *tablePlan) anyOutgrown(have *Table, counts map[string]int) bool {
 func (p *tablePlan) remake(s *Set, chains treap.Map[string, *Chain], parts treap.Map[string, *Part]) {
 	id := p.want.ID()
 	for _, c := range chains.All() {
-		if c.refersTo(s.Name) && !p.refilled[c.Name] {
-			p.refilled[c.Name] = true
-			p.emptied = append(p.emptied, FlushChain{id, c.Name})
-			p.refills = append(p.refills, AddRules{id, c})
+		if !c.refersTo(s.Name) || p.refilled[c.Name] {
+			continue
 		}
+		p.refilled[c.Name] = true
+		p.emptied = append(p.emptied, FlushChain{id, c.Name})
+		if c.unknown() {
+			// One that was found and that nobody wants: nothing leads to it any
+			// more after this batch.
+			p.unfilled = append(p.unfilled, c.Name)
+			continue
+		}
+		p.refills = append(p.refills, AddRules{id, c})
 	}
 	p.emptied = append(p.emptied, DeleteSet{id, s.Name})
 	p.remade = append(p.remade, AddSet{id, s})
