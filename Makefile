@@ -1,25 +1,31 @@
 # nftproxy: each target says in one line what it does; `make help` lists them.
 GO ?= go
 
-.PHONY: help build test test-short conformance demo bench bench-quick bench-stages lint clean
+.PHONY: help build test test-short golden conformance demo bench bench-quick bench-stages lint clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
-build: ## build bin/nftproxy, a static binary
-	CGO_ENABLED=0 $(GO) build -trimpath -o bin/nftproxy ./cmd/nftproxy
+build: ## build bin/nftproxy, the static binary that is in the image
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/nftproxy ./cmd/nftproxy
 
 test: build lint ## run every test: unit and property, as root also kernel and API server
 	@test "$$(id -u)" -ne 0 || hack/build-tools.sh
 	$(GO) test -timeout 30m ./...
 
 test-short: ## run the tests that need neither root nor an API server
-	$(GO) test -short ./...
+	$(GO) test -short -p 6 -ldflags="-s -w" ./...
+
+golden: ## write the golden files anew: programs, pages of docs/services, docs/dependencies.md; look at the diff
+	$(GO) test ./test/scenario -run 'TestInterpreter|TestPages' -update
+	$(GO) test ./nft/ruleset -run TestGolden -update
+	$(GO) test ./watch -run TestGolden -update
+	$(GO) test . -run TestDependencies -update
 
 conformance: build ## run every scenario beside the real kube-proxy, and print what differs
 	hack/build-tools.sh
 	hack/build-tools.sh kube-proxy
-	NFTPROXY_CONFORMANCE=1 $(GO) test -count=1 -timeout 30m -v -run 'TestConformance|TestDifferences' ./internal/e2e
+	NFTPROXY_CONFORMANCE=1 $(GO) test -count=1 -timeout 30m -v -run 'TestConformance|TestDifferences' ./test/e2e
 
 demo: build ## show the proxy at work on real traffic, without a cluster
 	bin/nftproxy demo
@@ -35,7 +41,7 @@ bench-quick: build ## the same at the smallest size, in under three minutes
 	$(GO) run ./bench --quick
 
 bench-stages: ## benchmark each stage (decoding, compile, plan, encode, apply, dump), with allocations
-	$(GO) test -run '^$$' -bench . -benchmem ./internal/treap ./internal/service ./watch ./nft/ruleset ./nft/kernel ./internal/affinity ./conntrack
+	$(GO) test -run '^$$' -bench . -benchmem ./model/treap ./model/service ./watch ./nft/ruleset ./nft/kernel ./daemon/affinity ./conntrack
 
 lint: ## gofmt, go vet and staticcheck at its pinned version
 	@unformatted=$$(gofmt -l .) && test -z "$$unformatted" || { echo "not gofmt-clean:"; echo "$$unformatted"; exit 1; }

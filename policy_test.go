@@ -1,5 +1,5 @@
-// Package nftproxy_test holds the rules of the house: who may import what,
-// that every package says what it promises, and how long a file may be.
+// Package nftproxy_test holds the rules of the house. ARCHITECTURE.md states
+// the floors and the rooms; the tests here hold the code to that page.
 package nftproxy_test
 
 import (
@@ -19,109 +19,205 @@ import (
 // maxLines is the longest Go file: what does not fit holds two promises.
 const maxLines = 500
 
-// rule says which packages may import a group of others.
-type rule struct {
-	name    string
-	matches func(importPath string) bool
-	// within says which files are bound; nil stands for all of them.
-	within func(file string) bool
-	// allowed lists the directories that may, with all below them.
-	allowed []string
-	// tests says that test files are bound too.
-	tests bool
+// touches lists what a room can touch outside the process, in the words of the
+// column "May touch" in ARCHITECTURE.md, with the imports that stand for each.
+// An import that ends in a slash stands for all below it. The clock is told by
+// calls, since package time has durations too.
+func touches() map[string][]string {
+	return map[string][]string{
+		"Kubernetes":     {"k8s.io/", "sigs.k8s.io/"},
+		"kernel":         {"github.com/google/nftables", "github.com/mdlayher/", "github.com/ti-mo/", "github.com/vishvananda/", "golang.org/x/sys/", "syscall"},
+		"files":          {"io/fs", "os"},
+		"sockets":        {"net", "net/http"},
+		"processes":      {"os/exec"},
+		"log":            {"log", "log/slog"},
+		"random numbers": {"crypto/rand", "math/rand", "math/rand/v2"},
+		"clock":          {"time.Now", "time.Since", "time.Until", "time.After", "time.AfterFunc", "time.Sleep", "time.NewTimer", "time.NewTicker", "time.Tick"},
+	}
 }
 
-func (r *rule) binds(file string) bool {
-	return (r.tests || !strings.HasSuffix(file, "_test.go")) &&
-		(r.within == nil || r.within(file)) &&
-		!slices.ContainsFunc(r.allowed, func(dir string) bool { return strings.HasPrefix(file, dir+"/") })
-}
-
-// core says of a file whether it belongs to the packages that are pure: what
-// they do depends on their arguments alone.
-func core(file string) bool {
-	return slices.Contains([]string{"nft", "nft/ruleset", "internal/service", "internal/treap"}, path.Dir(file))
-}
-
-func rules() []rule {
-	prefixed := func(prefixes ...string) func(string) bool {
-		return func(p string) bool {
-			return slices.ContainsFunc(prefixes, func(prefix string) bool {
-				return p == strings.TrimSuffix(prefix, "/") || strings.HasPrefix(p, prefix)
-			})
+// TestFloors: a package imports from the floors below its own, never from a
+// floor above, and from its own floor only within its own folder. The test
+// apparatus stands beside the house: the commands for people who try and
+// measure (demo, bench) and all tests may use it.
+func TestFloors(t *testing.T) {
+	house := readHouse(t)
+	for file, parsed := range goFiles(t, parser.ImportsOnly) {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		from := topFolder(file)
+		if _, known := house.floors[from]; !known {
+			t.Errorf("%s: ARCHITECTURE.md has no floor with the folder %s", file, from)
+		}
+		for _, p := range importPaths(parsed) {
+			own, inside := strings.CutPrefix(p, "nftproxy/")
+			if to := topFolder(own); inside && !house.mayImport(from, to) {
+				t.Errorf("%s imports %s: %s (%s) must not use %s (%s)", file, p, from, house.floors[from], to, house.floors[to])
+			}
 		}
 	}
-	exactly := func(paths ...string) func(string) bool {
-		return func(p string) bool { return slices.Contains(paths, p) }
-	}
-	return []rule{
-		{
-			name: "the core reads no file, opens no socket, throws no dice and says nothing", within: core,
-			matches: exactly("os", "io/fs", "net", "log", "log/slog", "math/rand", "math/rand/v2", "crypto/rand"),
-		},
-		{
-			name:    "what is for tests stays out of the program",
-			matches: prefixed("nftproxy/bench", "nftproxy/internal/aptget", "nftproxy/internal/child", "nftproxy/internal/cluster", "nftproxy/internal/nftcmd", "nftproxy/internal/nftmonitor", "nftproxy/internal/testnet", "nftproxy/internal/scenario", "nftproxy/nft/nfttest", "nftproxy/nft/ruleset/rulesettest", "nftproxy/internal/service/servicetest"),
-			// The demo is a test that a person looks at, and a stage is nothing
-			// but a testnet. Benchmarks are apart from the program too.
-			allowed: []string{"internal/demo", "cmd", "internal/testnet", "internal/scenario/scenariotest", "internal/scenario/stage", "internal/cluster/controlplane", "internal/nftcmd", "nft/ruleset/rulesettest", "bench"},
-		},
-		{
-			name: "k8s.io stays at the edge", matches: prefixed("k8s.io/", "sigs.k8s.io/"),
-			// internal/cluster is a real control plane for tests, and
-			// internal/scenario reads manifests for them.
-			allowed: []string{"watch", "cmd", "internal/cluster", "internal/scenario", "bench"},
-		},
-		{
-			name:    "only the edges talk to the kernel",
-			matches: prefixed("github.com/mdlayher/", "github.com/google/nftables", "github.com/ti-mo/", "github.com/vishvananda/"),
-			// testnet makes network namespaces for tests and the demo, and
-			// nftmonitor and bench judge by the kernel alone.
-			allowed: []string{"nft/kernel", "conntrack", "internal/hostaddr", "internal/testnet", "internal/cluster", "internal/nftmonitor", "bench"},
-		},
-		{
-			name: "no kubernetes/kubernetes in this module", matches: prefixed("k8s.io/kubernetes"), tests: true,
-		},
-		{
-			name: "the pure core runs no program and opens no socket", matches: prefixed("os/exec", "net/http", "syscall", "golang.org/x/sys/"),
-			allowed: []string{"nft/kernel", "watch", "cmd", "conntrack", "internal/health", "internal/healthport", "internal/metrics", "internal/hostaddr", "internal/testnet", "internal/aptget", "internal/child", "internal/cluster", "internal/nftcmd", "internal/nftmonitor", "internal/demo", "internal/scenario/stage", "bench"},
-		},
-	}
 }
 
-func TestImports(t *testing.T) {
-	for file, parsed := range goFiles(t, parser.ImportsOnly) {
-		for _, r := range rules() {
-			if !r.binds(file) {
-				continue
-			}
-			for _, i := range parsed.Imports {
-				if p := strings.Trim(i.Path.Value, `"`); r.matches(p) {
-					t.Errorf("%s imports %s: %s", file, p, r.name)
+// TestRooms: each package has a row in the table of rooms, each row has its
+// package, and a package touches just what its row says.
+func TestRooms(t *testing.T) {
+	house := readHouse(t)
+	touched := map[string]map[string]string{} // by room and word, an example
+	for file, parsed := range goFiles(t, parser.SkipObjectResolution) {
+		room := path.Dir(file)
+		if touched[room] == nil {
+			touched[room] = map[string]string{}
+		}
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		for word, names := range touches() {
+			for _, used := range append(importPaths(parsed), clockCalls(parsed)...) {
+				if slices.ContainsFunc(names, func(n string) bool { return used == n || strings.HasSuffix(n, "/") && strings.HasPrefix(used, n) }) {
+					touched[room][word] = file + " has " + used
 				}
 			}
 		}
 	}
+	delete(touched, ".") // these rules
+	for room, words := range touched {
+		allowed, listed := house.rooms[room]
+		if !listed {
+			t.Errorf("ARCHITECTURE.md has no row for the room %s", room)
+		}
+		for word, example := range words {
+			if !slices.Contains(allowed, word) {
+				t.Errorf("%s: the room %s must not touch: %s", example, room, word)
+			}
+		}
+	}
+	for room, words := range house.rooms {
+		if touched[room] == nil {
+			t.Errorf("ARCHITECTURE.md has a row for %s, which is no package", room)
+		}
+		for _, word := range words {
+			if touches()[word] == nil {
+				t.Errorf("ARCHITECTURE.md: %q of the room %s is none of the words for what can be touched", word, room)
+			} else if touched[room][word] == "" {
+				t.Errorf("ARCHITECTURE.md says that %s may touch: %s. It does not", room, word)
+			}
+		}
+	}
 }
 
-// TestNoClock: the core takes the time as an argument where it needs one.
-func TestNoClock(t *testing.T) {
-	for file, parsed := range goFiles(t, parser.SkipObjectResolution) {
-		if !core(file) || strings.HasSuffix(file, "_test.go") {
+// TestNoKubernetesRepository: the module k8s.io/kubernetes is for hack/tools.
+func TestNoKubernetesRepository(t *testing.T) {
+	for file, parsed := range goFiles(t, parser.ImportsOnly) {
+		for _, p := range importPaths(parsed) {
+			if p == "k8s.io/kubernetes" || strings.HasPrefix(p, "k8s.io/kubernetes/") {
+				t.Errorf("%s imports %s", file, p)
+			}
+		}
+	}
+}
+
+// house is what ARCHITECTURE.md says of the structure.
+type house struct {
+	// order lists the floors, the highest first; floors tells that of each top
+	// folder.
+	order  []string
+	floors map[string]string
+	// rooms tells what each package may touch.
+	rooms map[string][]string
+}
+
+// apparatus is the folder, and the floor, beside the house.
+const apparatus = "test"
+
+// readHouse reads the picture of the floors (a line each: the name and the
+// folders, with two spaces or more between them) and the table of rooms.
+func readHouse(t *testing.T) house {
+	t.Helper()
+	b, err := os.ReadFile("ARCHITECTURE.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := house{floors: map[string]string{}, rooms: map[string][]string{}}
+	_, picture, _ := strings.Cut(section(t, string(b), "## The floors"), "```\n")
+	picture, _, _ = strings.Cut(picture, "```")
+	for line := range strings.Lines(picture) {
+		name, rest, _ := strings.Cut(line, " ")
+		folders, _, _ := strings.Cut(rest, "-- ")
+		h.order = append(h.order, name)
+		for _, folder := range strings.Fields(folders) {
+			h.floors[folder] = name
+		}
+	}
+	for line := range strings.Lines(section(t, string(b), "## The rooms")) {
+		cells := strings.Split(line, "|")
+		if len(cells) != 5 || !strings.Contains(cells[1], "`") {
 			continue
 		}
-		ast.Inspect(parsed, func(n ast.Node) bool {
-			s, ok := n.(*ast.SelectorExpr)
-			if !ok {
-				return true
-			}
-			x, ok := s.X.(*ast.Ident)
-			if ok && x.Name == "time" && slices.Contains([]string{"Now", "Since", "Until", "After", "AfterFunc", "Sleep", "NewTimer", "NewTicker", "Tick"}, s.Sel.Name) {
-				t.Errorf("%s uses time.%s: the core has no clock", file, s.Sel.Name)
-			}
-			return true
-		})
+		room := strings.Trim(cells[1], " `")
+		h.rooms[room] = nil
+		if words := strings.TrimSpace(cells[3]); words != "nothing" {
+			h.rooms[room] = strings.Split(words, ", ")
+		}
 	}
+	if len(h.order) < 4 || len(h.rooms) < 20 {
+		t.Fatalf("ARCHITECTURE.md has %d floors and %d rooms", len(h.order), len(h.rooms))
+	}
+	return h
+}
+
+// section is the text from a heading to the next of its level.
+func section(t *testing.T, text, heading string) string {
+	t.Helper()
+	_, after, found := strings.Cut(text, "\n"+heading+"\n")
+	if !found {
+		t.Fatalf("ARCHITECTURE.md has no %q", heading)
+	}
+	after, _, _ = strings.Cut(after, "\n## ")
+	return after
+}
+
+// mayImport says whether code in one top folder may import what is in another.
+func (h *house) mayImport(from, to string) bool {
+	switch {
+	case from == to:
+		return true
+	case to == apparatus:
+		return from == "demo" || from == "bench"
+	case from == apparatus:
+		return h.level(to) > 0
+	}
+	return h.level(from) < h.level(to)
+}
+
+// level is 0 for the highest floor.
+func (h *house) level(folder string) int { return slices.Index(h.order, h.floors[folder]) }
+
+func topFolder(p string) string {
+	top, _, _ := strings.Cut(p, "/")
+	return top
+}
+
+func importPaths(f *ast.File) []string {
+	var paths []string
+	for _, i := range f.Imports {
+		paths = append(paths, strings.Trim(i.Path.Value, `"`))
+	}
+	return paths
+}
+
+// clockCalls lists what the file has of package time, as "time.Now".
+func clockCalls(f *ast.File) []string {
+	var calls []string
+	ast.Inspect(f, func(n ast.Node) bool {
+		if s, ok := n.(*ast.SelectorExpr); ok {
+			if x, ok := s.X.(*ast.Ident); ok && x.Name == "time" {
+				calls = append(calls, "time."+s.Sel.Name)
+			}
+		}
+		return true
+	})
+	return calls
 }
 
 // TestPackageDocs: each package has one package comment, which says what it is

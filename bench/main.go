@@ -4,7 +4,7 @@
 // own.
 //
 // It writes tables to the terminal, and the figures as JSON and pictures to a
-// directory. What it measures is in packages control and data.
+// directory. What it measures is in packages control, data and flows.
 package main
 
 import (
@@ -51,6 +51,7 @@ type options struct {
 	out      string
 	json     string
 	nftproxy string
+	earlier  string
 	check    bool
 	add      bool
 }
@@ -68,12 +69,13 @@ func newCommand() *cobra.Command {
 	f := cmd.Flags()
 	f.BoolVar(&o.quick, "quick", false, "the smallest size and few samples: under three minutes")
 	f.DurationVar(&o.limit, "limit", 3*time.Minute, "how long one cell may take; what takes longer is stopped and reported as more than that")
-	f.StringVar(&o.only, "only", "", "one part: control or data (default both)")
+	f.StringVar(&o.only, "only", "", "one part: control, data or flows (default all)")
 	f.StringSliceVar(&o.sizes, "size", nil, `control plane: Services x endpoints of each, such as 1000x10 or "5000x20 LB" (default all)`)
 	f.IntSliceVar(&o.services, "services", nil, "data plane: numbers of Services (default all)")
 	f.StringVar(&o.out, "out", "", "directory for the JSON and the pictures (default docs/bench; of a quick run bin/bench)")
 	f.StringVar(&o.json, "json", "report.json", "name of the JSON file in that directory")
 	f.StringVar(&o.nftproxy, "nftproxy", filepath.Join("bin", "nftproxy"), "the binary that is measured")
+	f.StringVar(&o.earlier, "earlier", "", "data plane: another build of nftproxy, measured in place of kube-proxy (with --only data)")
 	f.BoolVar(&o.add, "add", false, "put the figures into the report that is there already, in place of the same ones of earlier runs on this machine")
 	f.BoolVar(&o.check, "check", false, "a target that is not met is an error")
 	cmd.AddCommand(newShowCommand())
@@ -102,7 +104,7 @@ func show(w io.Writer, r *result.Report, dir string) error {
 	if err := chart.Tables(w, r); err != nil {
 		return err
 	}
-	files, err := chart.Plots(dir, r)
+	files, err := chart.Pictures(dir, r)
 	if err != nil {
 		return err
 	}
@@ -128,14 +130,18 @@ func (o *options) parts(log io.Writer) ([]part, error) {
 	if err != nil {
 		return nil, err
 	}
+	flows, err := o.flows(log)
+	if err != nil {
+		return nil, err
+	}
 	var parts []part
-	for _, p := range []part{dataPlane, controlPlane} {
+	for _, p := range []part{dataPlane, flows, controlPlane} {
 		if o.only == "" || o.only == p.name {
 			parts = append(parts, p)
 		}
 	}
 	if len(parts) == 0 {
-		return nil, fmt.Errorf("--only: %q: want control or data", o.only)
+		return nil, fmt.Errorf("--only: %q: want control, data or flows", o.only)
 	}
 	return parts, nil
 }
@@ -168,9 +174,12 @@ func (o *options) controlPlane(log io.Writer) (part, error) {
 
 // run measures, and shows whatever could be measured.
 func (o *options) run(ctx context.Context, w io.Writer) error {
+	if o.earlier != "" && o.only != "data" {
+		return errors.New("--earlier: only the data plane compares builds: it goes with --only data")
+	}
 	if o.out == "" {
 		o.out = filepath.Join("docs", "bench")
-		if o.quick { // its figures are not to replace those of a whole run
+		if o.quick || o.earlier != "" { // its figures are not to replace those of a whole run
 			o.out = filepath.Join("bin", "bench")
 		}
 	}

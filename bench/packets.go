@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"nftproxy/bench/data"
+	"nftproxy/bench/flows"
 	"nftproxy/bench/proxies"
 )
 
@@ -17,7 +18,7 @@ const morePatience = 2 * time.Minute
 
 // dataPlane is the part about packets.
 func (o *options) dataPlane(log io.Writer) (part, error) {
-	setup := proxies.Setup{NFTProxy: o.nftproxy, Limit: o.limit + morePatience, Log: log}
+	setup := proxies.Setup{NFTProxy: o.nftproxy, Earlier: o.earlier, Limit: o.limit + morePatience, Log: log}
 	c := data.Config{Setup: setup, Sizes: data.Sizes(), Effort: data.Full()}
 	p := part{name: "data"}
 	if o.quick {
@@ -31,5 +32,17 @@ func (o *options) dataPlane(log io.Writer) (part, error) {
 	}
 	p.cells = c.Cells()
 	p.run = func(ctx context.Context, r *recorder) error { return data.Run(ctx, c, r) }
+	return p, nil
+}
+
+// flows is the part about UDP flows in a rolling update.
+func (o *options) flows(log io.Writer) (part, error) {
+	c := flows.Full(proxies.Setup{NFTProxy: o.nftproxy, Limit: o.limit, Log: log})
+	p := part{name: "flows"}
+	if o.quick {
+		c.Sizes, p.leftOut = c.Sizes[:1], []string{"flows: more than 10,000"}
+	}
+	p.cells = c.Cells()
+	p.run = func(ctx context.Context, r *recorder) error { return flows.Run(ctx, c, r) }
 	return p, nil
 }

@@ -11,8 +11,8 @@ import (
 
 var errMalformed = errors.New("malformed conntrack message")
 
-// attribute is one netlink attribute; its data is part of the message. It is
-// decoded here rather than by a library because that takes no allocation.
+// attribute is one netlink attribute. Its data is part of the message. The package
+// decodes attributes itself because the libraries allocate memory for each.
 type attribute struct {
 	kind uint16
 	data []byte

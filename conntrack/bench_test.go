@@ -17,15 +17,15 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nftproxy/internal/service"
-	"nftproxy/internal/testnet"
+	"nftproxy/model/service"
+	"nftproxy/test/testnet"
 )
 
-// benchStale is how many flows lead to an endpoint that is removed, all of one
-// service.
+// benchStale is the number of flows to the endpoint that is removed. All go to one
+// Service.
 const benchStale = 2000
 
-// benchFlows is the number of flows.
+// benchFlows returns the number of flows, which CONNTRACK_FLOWS can set.
 func benchFlows(b *testing.B) int {
 	s := os.Getenv("CONNTRACK_FLOWS")
 	if s == "" {
@@ -38,23 +38,23 @@ func benchFlows(b *testing.B) int {
 	return n
 }
 
-// BenchmarkRemove removes the flows to an endpoint that has gone, in one run by
-// turns: in the scope of the change, by a pass over everything, and by ti-mo's
-// dump and deletions. Run as root, for example:
+// BenchmarkRemove removes the flows to an endpoint that is gone. It compares three ways
+// by turns in one run: a pass in the scope of the change, a pass over everything, and
+// ti-mo's dump and deletions. Run as root, for example:
 //
 //	go test ./conntrack -run '^$' -bench Remove -benchtime 10x
 //
-// CONNTRACK_FLOWS sets the number of flows. More than one namespace may hold
-// are spread over several: the kernel keeps them all in one hash table, which
-// each dump walks, and the other namespaces are passed over as well.
+// CONNTRACK_FLOWS sets the number of flows. If one namespace cannot hold all of them,
+// several do: the kernel keeps the entries of all namespaces in one hash table, and
+// each dump walks past the entries of the others.
 func BenchmarkRemove(b *testing.B) {
 	for _, f := range benchFamilies() {
 		b.Run(f.name, func(b *testing.B) { benchmarkRemove(b, &f) })
 	}
 }
 
-// benchFamily says which addresses a family's flows have, and how many of them
-// lead to the endpoint that stays.
+// benchFamily has the addresses of a family's flows, and the number of flows to the
+// endpoint that stays.
 type benchFamily struct {
 	name, clusterIP, endpoint, outside string
 	live                               int
@@ -67,7 +67,7 @@ func benchFamilies() []benchFamily {
 	return []benchFamily{v4, busy, {"IPv6", "fd00:96::53", "fd00::%d", "2001:db8::1", benchStale}}
 }
 
-// snapshot has a DNS service with as many endpoints.
+// snapshot has a DNS Service with so many endpoints.
 func (f *benchFamily) snapshot(b testing.TB, endpoints int) service.Snapshot {
 	text := "node n1\nservice kube-system/dns created 2026-01-01T00:00:00Z\n  cluster-ip " + f.clusterIP + "\n  port dns udp 53\n"
 	for i := range endpoints {
@@ -80,7 +80,7 @@ func (f *benchFamily) at(endpoint int) netip.Addr {
 	return netip.MustParseAddr(fmt.Sprintf(f.endpoint, endpoint))
 }
 
-// flow is the one numbered i of those to a destination, DNATed if to is valid.
+// flow returns flow number i to a destination. It has DNAT if to is valid.
 func (f *benchFamily) flow(i int, dst netip.Addr, port uint16, to netip.Addr) Flow {
 	a := f.at(0).AsSlice()
 	n := len(a)
@@ -94,13 +94,13 @@ func (f *benchFamily) flow(i int, dst netip.Addr, port uint16, to netip.Addr) Fl
 	return flow
 }
 
-// stale leads to the second endpoint.
+// stale returns stale flow number i, which leads to the second endpoint.
 func (f *benchFamily) stale(i int) Flow {
 	return f.flow(i, netip.MustParseAddr(f.clusterIP), 53, f.at(2))
 }
 
-// others are flows that stay, numbered after the stale ones: to the first
-// endpoint, and by halves to another service and past all services.
+// others returns a flow that stays; its number comes after the stale ones. It leads to
+// the first endpoint, to another Service, or to no Service.
 func (f *benchFamily) others(i int) Flow {
 	switch {
 	case i < benchStale+f.live:
@@ -111,8 +111,8 @@ func (f *benchFamily) others(i int) Flow {
 	return f.flow(i, netip.MustParseAddr(f.outside), 443, netip.Addr{})
 }
 
-// fillTable makes a namespace with all the flows but the stale ones, or as many
-// as one may have and others with the rest.
+// fillTable makes a namespace with all flows except the stale ones. If they are too many
+// for one, other namespaces have the rest.
 func (f *benchFamily) fillTable(b testing.TB, flows int) *testnet.Namespace {
 	var first *testnet.Namespace
 	for from, to := benchStale, flows; from < to; {
@@ -133,7 +133,7 @@ func (f *benchFamily) fillTable(b testing.TB, flows int) *testnet.Namespace {
 	return first
 }
 
-// way is one of removing the stale flows, and what it took so far.
+// way is a way to remove the stale flows, with its costs so far.
 type way struct {
 	name   string
 	remove func() int
@@ -142,7 +142,7 @@ type way struct {
 
 func benchmarkRemove(b *testing.B, f *benchFamily) {
 	ns := f.fillTable(b, benchFlows(b))
-	scoped, whole := f.sweeps(b, ns)
+	scoped, whole := f.passes(b, ns)
 	ways := []way{
 		{name: "scope", remove: scoped},
 		{name: "pass", remove: whole},
@@ -159,7 +159,7 @@ func benchmarkRemove(b *testing.B, f *benchFamily) {
 			ways[i].costs = append(ways[i].costs, c)
 		}
 	}
-	b.ReportMetric(0, "ns/op") // of all ways and the preparations
+	b.ReportMetric(0, "ns/op") // It would include all ways and the preparations.
 	for _, w := range ways {
 		w.report(b)
 	}
@@ -168,9 +168,9 @@ func benchmarkRemove(b *testing.B, f *benchFamily) {
 	b.ReportMetric(quantile(ways[2].costs, 0.5, wall)/quantile(ways[1].costs, 0.5, wall), "ti-mo/pass")
 }
 
-// sweeps are what removes the flows to the endpoint that has gone, in the scope
-// of the change and by a pass over everything.
-func (f *benchFamily) sweeps(b testing.TB, ns *testnet.Namespace) (scoped, whole func() int) {
+// passes returns two ways to remove the flows to the endpoint that has gone: a pass
+// in the scope of the change, and one over everything.
+func (f *benchFamily) passes(b testing.TB, ns *testnet.Namespace) (scoped, whole func() int) {
 	index := NewIndex(Options{})
 	index.Update(f.snapshot(b, 2))
 	scope := index.Update(f.snapshot(b, 1))
@@ -178,26 +178,26 @@ func (f *benchFamily) sweeps(b testing.TB, ns *testnet.Namespace) (scoped, whole
 		b.Fatalf("scope of one endpoint's removal: %+v", scope)
 	}
 	cleaner := NewCleaner(open(b, ns), index, nil)
-	sweep := func(s Scope) func() int {
+	clean := func(s Scope) func() int {
 		return func() int {
-			removed := map[Reason]int{}
-			if _, err := cleaner.sweep(b.Context(), s, removed); err != nil {
+			p := newPass(s)
+			if err := cleaner.clean(b.Context(), p); err != nil {
 				b.Fatal(err)
 			}
-			return removed[EndpointGone]
+			return p.run.Removed[EndpointGone]
 		}
 	}
-	return sweep(scope), sweep(Scope{Everything: true})
+	return clean(scope), clean(Scope{Everything: true})
 }
 
-// report has the median times and the largest memory.
+// report reports the median times and the largest memory.
 func (w *way) report(b *testing.B) {
 	b.ReportMetric(quantile(w.costs, 0.5, func(c cost) float64 { return c.wall.Seconds() * 1e3 }), w.name+"-ms")
 	b.ReportMetric(quantile(w.costs, 0.5, func(c cost) float64 { return c.cpu.Seconds() * 1e3 }), w.name+"-cpu-ms")
 	b.ReportMetric(slices.MaxFunc(w.costs, func(x, y cost) int { return cmp.Compare(x.memory, y.memory) }).memory, w.name+"-peak-MiB")
 }
 
-// removeByTimo is the same by the library alone.
+// removeByTimo removes the stale flows by the library alone.
 func removeByTimo(b testing.TB, ns *testnet.Namespace, f *benchFamily) (removed int) {
 	conn := dialCreator(b, ns)
 	list, err := conn.Dump(nil)
@@ -216,8 +216,8 @@ func removeByTimo(b testing.TB, ns *testnet.Namespace, f *benchFamily) (removed 
 	return removed
 }
 
-// cost is what something took: its wall time, the process's CPU time, and by
-// how many MiB the process's memory grew at most.
+// cost has a function's wall time, the process's CPU time, and the largest growth of the
+// process's memory in MiB.
 type cost struct {
 	wall, cpu time.Duration
 	memory    float64
@@ -241,7 +241,7 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// memory returns a line of /proc/self/status in KiB.
+// memory returns the value of a line of /proc/self/status, in KiB.
 func memory(b *testing.B, key string) int {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -269,11 +269,11 @@ func quantile[T any](list []T, q float64, of func(T) float64) float64 {
 	return values[int(q*float64(len(values)-1))]
 }
 
-// BenchmarkSyncBesidePass is how long a sync takes that replaces one endpoint
-// of a thousand services' ten thousand: with nothing beside it and, by turns,
-// while another goroutine only computes, and while one makes passes over the
-// whole table without a pause. What the passes do to it beyond taking a core is
-// the difference of these two. Run as root, for example:
+// BenchmarkSyncBesidePass measures the time of a sync that replaces one endpoint. There
+// are a thousand Services with ten endpoints each. By turns the sync runs alone, beside
+// a goroutine that only computes, and beside one that makes passes over the whole table
+// without a pause. The difference of the last two is the effect of the passes beyond
+// taking a core. Run as root, for example:
 //
 //	go test ./conntrack -run '^$' -bench SyncBesidePass -benchtime 20x
 func BenchmarkSyncBesidePass(b *testing.B) {
@@ -291,7 +291,7 @@ func BenchmarkSyncBesidePass(b *testing.B) {
 	}
 	sync()
 
-	const turn, pause = 100, 3 * time.Millisecond // syncs, and so that they meet a pass anywhere
+	const turn, pause = 100, 3 * time.Millisecond // the syncs of a turn, and a pause so that they meet any part of a pass
 	latencies := map[string][]float64{}
 	sample := func(name string) {
 		for range turn {
@@ -302,15 +302,14 @@ func BenchmarkSyncBesidePass(b *testing.B) {
 	passes := 0
 	pass := func(ctx context.Context) error {
 		passes++
-		_, err := cleaner.sweep(ctx, Scope{Everything: true}, map[Reason]int{})
-		return err
+		return cleaner.clean(ctx, newPass(Scope{Everything: true}))
 	}
 	for b.Loop() {
 		sample("alone")
 		beside(b, func(ctx context.Context) error { return ctx.Err() }, func() { sample("beside-computing") })
 		beside(b, pass, func() { sample("beside-passes") })
 	}
-	b.ReportMetric(0, "ns/op") // of all three
+	b.ReportMetric(0, "ns/op") // It would include all three.
 	for name, list := range latencies {
 		for percent, q := range map[string]float64{"p50": 0.5, "p90": 0.9, "p99": 0.99} {
 			b.ReportMetric(quantile(list, q, func(µs float64) float64 { return µs }), name+"-"+percent+"-µs")
@@ -319,8 +318,8 @@ func BenchmarkSyncBesidePass(b *testing.B) {
 	b.ReportMetric(float64(passes), "passes")
 }
 
-// beside calls f while another goroutine calls load again and again, which
-// fails once its context is done.
+// beside calls f while another goroutine calls load again and again. load must fail once
+// its context is done.
 func beside(b *testing.B, load func(context.Context) error, f func()) {
 	ctx, stop := context.WithCancel(b.Context())
 	done := make(chan error, 1)
@@ -338,8 +337,8 @@ func beside(b *testing.B, load func(context.Context) error, f func()) {
 	}
 }
 
-// manyServices are a thousand with ten endpoints each, and the same with one of
-// these replaced.
+// manyServices returns a snapshot of a thousand Services with ten endpoints each, and the
+// same with one endpoint replaced.
 func manyServices(b *testing.B) [2]service.Snapshot {
 	var text strings.Builder
 	text.WriteString("node n1\n")
@@ -353,8 +352,9 @@ func manyServices(b *testing.B) [2]service.Snapshot {
 	after := before
 	changed := *before.Services.At("default/s0500")
 	changed.Ports = slices.Clone(changed.Ports)
-	changed.Ports[0].Endpoints = slices.Clone(changed.Ports[0].Endpoints)
-	changed.Ports[0].Endpoints[9].Addr = netip.MustParseAddrPort("10.20.0.1:80")
+	list := slices.Collect(changed.Ports[0].Endpoints.All())
+	list[9].Addr = netip.MustParseAddrPort("10.20.0.1:80")
+	changed.Ports[0].Endpoints = service.MergeEndpoints(list)
 	after.Services = before.Services.Set(changed.Name, &changed)
 	return [2]service.Snapshot{before, after}
 }

@@ -4,35 +4,35 @@ import (
 	"net/netip"
 	"slices"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
-// maxDeparted bounds how many departures are remembered where no pass succeeds
-// for long, as without the permission to dump the table. Those of the first
-// update that has any come on top: they are no more than what there was before.
+// maxDeparted bounds the number of departures that are remembered while no pass
+// succeeds, as without the permission to dump the table. The departures of the
+// earliest update do not count: they are no more than the endpoints before it.
 const maxDeparted = 1 << 16
 
-// departed remembers, for a while, where addresses and ports led that have
-// lost endpoints, or their service. What is nobody's any more shows only so
-// whether a flow to it was ours.
+// departed remembers for a while the endpoints that claims had and have lost. Once no
+// Service has a claim, only this shows whether our rules made a flow to it.
 type departed struct {
 	from  map[service.Claim][]departure
 	count int
-	// epoch counts the updates of the index. first is the earliest of those
-	// that are remembered, and later counts departures since.
+	// epoch counts the updates of the index. first is the earliest epoch that is
+	// remembered, and later counts the departures of later epochs.
 	epoch, first uint64
 	later        int
 }
 
-// departure is some endpoints that an address and port had until an epoch; it
-// shares them with the service that was.
+// departure has the endpoints that a claim had until an epoch. It shares their memory
+// with the former Service.
 type departure struct {
-	endpoints []service.Endpoint
+	endpoints service.Endpoints
 	epoch     uint64
 }
 
-func (d *departed) add(c service.Claim, endpoints []service.Endpoint) {
-	if len(endpoints) == 0 {
+// add remembers endpoints that a claim lost in the current epoch.
+func (d *departed) add(c service.Claim, endpoints service.Endpoints) {
+	if endpoints.Len() == 0 {
 		return
 	}
 	switch {
@@ -47,11 +47,12 @@ func (d *departed) add(c service.Claim, endpoints []service.Endpoint) {
 	d.count++
 }
 
+// has says whether addr was an endpoint of the claim.
 func (d *departed) has(c service.Claim, addr netip.AddrPort) bool {
 	return slices.ContainsFunc(d.from[c], func(one departure) bool { return endpoint(one.endpoints, addr) != nil })
 }
 
-// forget drops what departed up to an epoch.
+// forget drops the departures up to an epoch.
 func (d *departed) forget(epoch uint64) {
 	d.first, d.later = max(d.first, epoch+1), 0
 	for c, list := range d.from {

@@ -12,14 +12,14 @@ import (
 	"testing"
 	"time"
 
-	"nftproxy/internal/service"
-	"nftproxy/internal/testnet"
+	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/testnet"
 )
 
-// rules are the project's own in a namespace.
+// rules are nftproxy's own rules in a namespace.
 type rules struct {
 	conn     *kernel.Conn
 	compiler *ruleset.Compiler
@@ -40,7 +40,7 @@ func newRules(t testing.TB, ns *testnet.Namespace) *rules {
 	return r
 }
 
-// sync brings the kernel to the snapshot.
+// sync writes the snapshot's program to the kernel.
 func (r *rules) sync(t testing.TB, s service.Snapshot) {
 	t.Helper()
 	batch, next := r.state.Plan(r.compiler.Compile(s), time.Now())
@@ -53,10 +53,13 @@ func (r *rules) sync(t testing.TB, s service.Snapshot) {
 	r.state = next
 }
 
-// What becomes of a client that is connected to a pod which vanishes, by what
-// is done with established connections: left alone it hears nothing, or its
-// next packet is answered by a reset, of another endpoint or of the rules.
+// A client is connected to a pod that vanishes. If its established connection is left
+// alone, it gets no answer. If the entry is removed, its next packet is answered by a
+// reset, from another endpoint or from the rules.
 func TestEstablishedConnection(t *testing.T) {
+	if testing.Short() {
+		t.Skip("each case waits for a second")
+	}
 	for _, family := range []string{"IPv4", "IPv6"} {
 		for _, test := range []struct {
 			name        string
@@ -80,27 +83,27 @@ func TestEstablishedConnection(t *testing.T) {
 				if test.another {
 					left = append(left, staying)
 				}
-				// The link first: like a node that has lost its power, the pod
-				// does not close its connections.
+				// The link goes first: like a node without power, the pod does not
+				// close its connections.
 				end := testnet.End{NS: w.Node, Link: w.Pod("vanishing").HostInterface}
 				if err := end.Remove(); err != nil {
 					t.Fatal(err)
 				}
 				after := w.web(t, left...)
 				r.sync(t, after)
-				index, removed := NewIndex(Options{Established: test.established}), map[Reason]int{}
+				index, whole := NewIndex(Options{Established: test.established}), newPass(Scope{Everything: true})
 				index.Update(after)
-				if _, err := NewCleaner(table, index, nil).sweep(t.Context(), Scope{Everything: true}, removed); err != nil {
+				if err := NewCleaner(table, index, nil).clean(t.Context(), whole); err != nil {
 					t.Fatal(err)
 				}
-				if want := map[bool]int{true: 1}[test.reset]; removed[EndpointGone] != want {
-					t.Errorf("removed %v, want %d of them because the endpoint is gone", removed, want)
+				if want := map[bool]int{true: 1}[test.reset]; whole.run.Removed[EndpointGone] != want {
+					t.Errorf("removed %v, want %d of them because the endpoint is gone", whole.run.Removed, want)
 				}
 
 				if _, err := client.Write([]byte("anybody there?\n")); err != nil {
 					t.Fatal(err)
 				}
-				// A reset comes at once; that nothing comes takes a wait.
+				// A reset comes at once. Only a wait shows that none comes.
 				patience := map[bool]time.Duration{true: 30 * time.Second, false: time.Second}[test.reset]
 				if err := client.SetReadDeadline(time.Now().Add(patience)); err != nil {
 					t.Fatal(err)
@@ -135,7 +138,7 @@ func (w *world) endpoint(t *testing.T, name string) netip.AddrPort {
 	return at
 }
 
-// web is a service with the endpoints.
+// web returns a snapshot of a Service with the endpoints.
 func (w *world) web(t *testing.T, endpoints ...netip.AddrPort) service.Snapshot {
 	t.Helper()
 	text := fmt.Sprintf("node node\nservice default/web created 2026-01-01T00:00:00Z\n  cluster-ip %v\n  port http tcp 80\n", w.clusterIP)
@@ -145,7 +148,7 @@ func (w *world) web(t *testing.T, endpoints ...netip.AddrPort) service.Snapshot 
 	return parse(t, text)
 }
 
-// connect connects the client to the service, and has one answer.
+// connect connects the client to the Service and reads one answer.
 func (w *world) connect(t *testing.T, want string) net.Conn {
 	t.Helper()
 	conn, err := w.pod.NS.Dial(t.Context(), "tcp", netip.AddrPortFrom(w.clusterIP, 80).String())

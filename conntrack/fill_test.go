@@ -7,10 +7,11 @@ import (
 	"github.com/ti-mo/netfilter"
 	"golang.org/x/sys/unix"
 
-	"nftproxy/internal/testnet"
+	"nftproxy/test/testnet"
 )
 
-// fill creates the flows numbered from (included) to to, over ctnetlink.
+// fill creates the flows with the numbers from, up to but not including to, over
+// ctnetlink.
 func fill(b testing.TB, ns *testnet.Namespace, from, to int, flow func(int) Flow) {
 	b.Helper()
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: ns.Fd(), MessageBufferSize: 4096})
@@ -18,7 +19,7 @@ func fill(b testing.TB, ns *testnet.Namespace, from, to int, flow func(int) Flow
 		b.Fatal(err)
 	}
 	defer func() { _ = conn.Close() }()
-	const most = 128 // answers that a socket's default memory has room for
+	const most = 128 // the number of answers that fit into a socket's default memory
 	for from < to {
 		batch := make([]netlink.Message, min(most, to-from))
 		for i := range batch {
@@ -37,8 +38,8 @@ func fill(b testing.TB, ns *testnet.Namespace, from, to int, flow func(int) Flow
 	}
 }
 
-// createRequest makes an entry as a first packet would, DNATed if the reply's
-// source says so.
+// createRequest makes the request for an entry like that of a first packet. It has DNAT
+// if the reply's source is another address than the destination.
 func createRequest(f *Flow) netlink.Message {
 	const (
 		ctNew            = 0

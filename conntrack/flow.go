@@ -7,45 +7,44 @@ import (
 	"strings"
 	"time"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
-// Flow is one entry of the kernel's connection tracking table, as far as this
-// package has a use for it.
+// Flow is one entry of the kernel's connection tracking table, with the fields that
+// this package uses.
 type Flow struct {
-	// Protocol is any IP protocol, not only those that services have.
+	// Protocol is any IP protocol, also one that Services cannot have.
 	Protocol service.Protocol
-	// Original is the first packet's tuple as it came in, before any NAT;
-	// Reply is what an answer looks like, so its Src is where a DNATed
-	// connection really went.
+	// Original is the tuple of the first packet, before any NAT. Reply is the tuple
+	// of an answer, so its Src is where a DNATed connection leads.
 	Original, Reply Tuple
 	Status          Status
-	// Zone keeps apart connections with equal tuples; 0 is the default one. It
-	// may hold for one direction only.
+	// Zone separates connections with equal tuples; 0 is the default zone. It may
+	// apply to one direction only.
 	Zone uint16
-	// ID tells this entry from a later one with the same tuple.
+	// ID distinguishes this entry from a later one with the same tuple.
 	ID uint32
-	// Timeout is how long the entry stays if no further packet comes, in whole
-	// seconds.
+	// Timeout is the time until the kernel drops the entry if no further packet
+	// comes, in whole seconds.
 	Timeout time.Duration
-	// Start is when the entry was made, by the node's clock and in UTC. It is
-	// zero unless net.netfilter.nf_conntrack_timestamp was on by then.
+	// Start is the time when the entry was made, by the node's clock and in UTC. It
+	// is zero unless net.netfilter.nf_conntrack_timestamp was on then.
 	Start time.Time
-	// TCPState is 0 for other protocols, and for entries that were not made by
-	// packets.
+	// TCPState is 0 for other protocols, and for entries that a program made rather
+	// than a packet.
 	TCPState TCPState
 }
 
-// Tuple is one direction of a flow. The ports of an ICMP flow are, as in the
-// kernel's own tuple, its identifier (Src) and type * 256 + code (Dst); those
-// of a protocol without ports are 0.
+// Tuple is one direction of a flow. As in the kernel's own tuple, the ports of an ICMP
+// flow are its identifier (Src) and type * 256 + code (Dst). The ports of a protocol
+// without ports are 0.
 type Tuple struct {
 	Src, Dst netip.AddrPort
 }
 
 func (t Tuple) String() string { return fmt.Sprintf("%v -> %v", t.Src, t.Dst) }
 
-// V6 says whether the flow is of IPv6.
+// V6 says whether the flow is an IPv6 flow.
 func (f Flow) V6() bool { return f.Original.Dst.Addr().Is6() }
 
 func (f Flow) String() string {
@@ -56,15 +55,15 @@ func (f Flow) String() string {
 type Status uint32
 
 const (
-	// SeenReply means that there were packets both ways.
+	// SeenReply means that packets went in both directions.
 	SeenReply Status = 1 << 1
-	// Assured means that the entry is not dropped early when the table is
+	// Assured means that the kernel does not drop the entry early when the table is
 	// full: a TCP or SCTP handshake was completed, or a UDP exchange lasted.
 	Assured Status = 1 << 2
-	// SrcNAT means that the source of original packets is rewritten.
+	// SrcNAT means that the kernel rewrites the source of original packets.
 	SrcNAT Status = 1 << 4
-	// DstNAT means that the destination of original packets is rewritten. A
-	// DNAT to the very destination that the packet has does not set it.
+	// DstNAT means that the kernel rewrites the destination of original packets. A
+	// DNAT to the destination that the packet already has does not set it.
 	DstNAT Status = 1 << 5
 )
 
@@ -81,8 +80,8 @@ func (s Status) String() string {
 	return strings.Join(names, " ")
 }
 
-// TCPState is how far a TCP connection has come, as the kernel tracks it
-// (Linux, nf_conntrack_tcp.h).
+// TCPState is the state of a TCP connection as the kernel tracks it (Linux,
+// nf_conntrack_tcp.h).
 type TCPState uint8
 
 const (
@@ -94,7 +93,7 @@ const (
 	TCPLastAck
 	TCPTimeWait
 	TCPClosed
-	// TCPSynSent2 means that both ends sent a SYN, each before the other's came.
+	// TCPSynSent2 means that each end sent a SYN before the SYN of the other came.
 	TCPSynSent2
 )
 
@@ -124,18 +123,23 @@ func (s TCPState) String() string {
 	return strconv.Itoa(int(s))
 }
 
-// Filter selects flows; the zero value selects all of them. Where the kernel
-// cannot tell by itself, the answer is the same, slower.
+// Filter selects flows; the zero value selects all of them. The kernel compares as
+// many of the fields as it can, and this package the others: the result is the same
+// but takes longer.
 type Filter struct {
-	// A flow is selected if its status has Status in the bits of Mask. The
-	// kernel can tell from 5.15 on.
+	// A selected flow has Status in the bits of Mask. The kernel compares it from
+	// 5.15 on.
 	Status, Mask Status
-	// Protocol, Dst and Port are of the original destination; zero values
-	// select all. The kernel can tell from 5.8 on, but neither IPv6 addresses
-	// nor ports of other protocols than TCP and UDP, nor those without one.
+	// Protocol, Dst and Port are those of the original destination; a zero value
+	// selects all. The kernel compares them from 5.8 on, except IPv6 addresses, and
+	// ports with another protocol than TCP and UDP or without a protocol.
 	Protocol service.Protocol
 	Dst      netip.Addr
 	Port     uint16
+	// Endpoint is where the flow leads, the source of its replies; the zero value
+	// selects all. The kernel compares the same parts of it as of Dst and Port, if
+	// there is a Protocol.
+	Endpoint netip.AddrPort
 }
 
 // Selects says whether the filter selects the flow.
@@ -143,5 +147,6 @@ func (f Filter) Selects(flow *Flow) bool {
 	return flow.Status&f.Mask == f.Status &&
 		(f.Protocol == 0 || f.Protocol == flow.Protocol) &&
 		(!f.Dst.IsValid() || f.Dst == flow.Original.Dst.Addr()) &&
-		(f.Port == 0 || f.Port == flow.Original.Dst.Port())
+		(f.Port == 0 || f.Port == flow.Original.Dst.Port()) &&
+		(!f.Endpoint.IsValid() || f.Endpoint == flow.Reply.Src)
 }

@@ -14,13 +14,13 @@ import (
 	"github.com/ti-mo/netfilter"
 	"golang.org/x/sys/unix"
 
-	"nftproxy/internal/service"
-	"nftproxy/internal/testnet"
+	"nftproxy/model/service"
+	"nftproxy/test/testnet"
 )
 
-// A packet that went past the nat hook before the rules were in, and makes its
-// entry only after the first pass: a network policy engine that judges first
-// packets in user space holds them for so long. The second pass is for it.
+// A packet passes the nat hook before the rules are in, and makes its entry only after
+// the first pass: a network policy engine that judges first packets in user space can
+// hold it for so long. The second pass finds the entry.
 func TestCleanerFindsHeldPacket(t *testing.T) {
 	w := worlds(t)["IPv4"]
 	loadRules(t, w.Node, w.rules())
@@ -34,7 +34,7 @@ func TestCleanerFindsHeldPacket(t *testing.T) {
 	runs, done := make(chan Run, 3), make(chan error)
 	c := NewCleaner(table, NewIndex(Options{}), func(r Run) { runs <- r })
 	go func() { done <- c.Run(ctx) }()
-	c.Notify(w.snapshot(t), true)
+	c.SyncDone(w.snapshot(t), true)
 	if run := <-runs; run.Err != nil || len(run.Removed) > 0 {
 		t.Errorf("first pass: %+v, want nothing found", run)
 	}
@@ -49,7 +49,7 @@ func TestCleanerFindsHeldPacket(t *testing.T) {
 	}
 }
 
-// queue is a queue of packets that wait for a verdict.
+// queue is a kernel queue of packets that wait for a verdict.
 type queue struct {
 	conn *netlink.Conn
 }
@@ -67,8 +67,8 @@ const (
 	queueNumber = 7
 )
 
-// hold makes every forwarded IPv4 packet wait. The rule is the one that
-// iptables-nft writes, since not all kernels have nftables' own.
+// hold puts every forwarded IPv4 packet into the queue. Its rule is the one of
+// iptables-nft, since not all kernels have the queue statement of nftables.
 func hold(t *testing.T, ns *testnet.Namespace) *queue {
 	t.Helper()
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: ns.Fd()})
@@ -133,7 +133,7 @@ func (q *queue) next(t *testing.T) uint32 {
 	return 0
 }
 
-// release lets a packet go on.
+// release accepts a packet.
 func (q *queue) release(t *testing.T, id uint32) {
 	t.Helper()
 	const accept = 1

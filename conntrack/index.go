@@ -4,56 +4,57 @@ import (
 	"net/netip"
 	"slices"
 
-	"nftproxy/internal/service"
-	"nftproxy/internal/treap"
+	"nftproxy/model/service"
+	"nftproxy/model/treap"
 )
 
-// Options are what an Index must know beside the services.
+// Options are the facts that an Index needs besides the Services.
 type Options struct {
-	// NodePortAddresses are where the node serves node ports.
+	// NodePortAddresses are the addresses on which the node serves node ports.
 	NodePortAddresses service.NodePortAddresses
-	// Established has the protocols (TCP, SCTP) whose established connections
-	// are stale as well once their endpoint has gone. Otherwise they stay, and
-	// end by their own time-outs or the pod's last words.
+	// Established has the protocols (TCP, SCTP) whose established connections are
+	// stale too when their endpoint is gone. Other established connections stay until
+	// they time out, or until the pod closes them.
 	Established []service.Protocol
-	// Pod says whether an address is a pod's; known is false where that cannot
-	// be told. Nil stands for never known.
+	// Pod says whether an address is a pod's. known is false if that is unknown. A
+	// nil Pod means that it is always unknown.
 	Pod func(node *service.Node, a netip.Addr) (pod, known bool)
 }
 
-// Index answers, for a snapshot, which flows are stale. An Index is not safe
-// for concurrent use.
+// Index says which flows are stale by a snapshot. It is not safe for concurrent use.
 type Index struct {
 	options  Options
 	snapshot service.Snapshot
 	cidrs    []netip.Prefix // of the snapshot
 
-	// claims has who asks for an address and port, node port or cluster IP;
-	// the snapshot's conflicts say which of them has it.
+	// claims has the claimants of each address and port, node port or cluster IP.
+	// The snapshot's conflicts say which claimant has it.
 	claims map[service.Claim][]claimant
-	// departed has what was there before.
+	// departed has endpoints that claims had before.
 	departed departed
 
-	// local are the addresses on the node's interfaces, serving those that
-	// serve node ports.
+	// local has the addresses on the node's interfaces. serving has the addresses
+	// that serve node ports.
 	local, serving map[netip.Addr]bool
-	// sources has who is let in to a claim, as far as it was asked since the
+	// sources has the admitted clients of claims. It caches the answers since the
 	// last Update.
 	sources map[service.Claim]admitted
 }
 
-// claimant is a service port; a cluster IP as a whole has no port.
+// claimant is a Service port that asks for a claim. The port is nil if the claim is a
+// whole cluster IP.
 type claimant struct {
 	service *service.Service
 	port    *service.Port
 }
 
+// admitted are the clients that a claim lets in.
 type admitted struct {
 	ranges    []netip.Prefix
 	everybody bool
 }
 
-// NewIndex makes an index of nothing.
+// NewIndex makes an index of an empty snapshot.
 func NewIndex(o Options) *Index {
 	return &Index{
 		options: o, claims: map[service.Claim][]claimant{},
@@ -62,54 +63,54 @@ func NewIndex(o Options) *Index {
 	}
 }
 
-// Update makes x the index of the snapshot. It costs O(what has changed since
-// the last Update). It returns where the flows are that x may now call stale
-// and did not before.
+// Update makes x the index of the snapshot. Its cost grows with the changes since the
+// last Update, not with the snapshot. It returns the scope of the flows that may be
+// stale now and were not before.
 func (x *Index) Update(s service.Snapshot) Scope {
 	u := update{Index: x, old: x.snapshot}
 	x.departed.epoch++
 	x.snapshot = s
 	clear(x.sources)
-	u.setNode()
+	u.followNode()
 	for change := range treap.Diff(u.old.ServiceCIDRs, s.ServiceCIDRs) {
 		if change.HadOld {
 			x.cidrs = slices.DeleteFunc(x.cidrs, func(cidr netip.Prefix) bool { return cidr == change.Old })
 		}
 		if change.HasNew {
 			x.cidrs = append(x.cidrs, change.New)
-			u.scope.all()
+			u.scope.addAll()
 		}
 	}
 	for change := range treap.Diff(u.old.Services, s.Services) {
 		u.replace(change.Old, change.New)
 	}
-	u.conflicts()
+	u.followConflicts()
 	return u.scope
 }
 
 // Epoch counts the updates.
 func (x *Index) Epoch() uint64 { return x.departed.epoch }
 
-// Forget says that all flows that the updates up to an epoch made stale have
-// been found, so that what departed then need not be remembered.
+// Forget says that a pass has found all flows that the updates up to an epoch made
+// stale. The index then forgets the endpoints that departed by that epoch.
 func (x *Index) Forget(epoch uint64) { x.departed.forget(epoch) }
 
-// Owner says whose flow it is: which port of which service, if any, has the
-// address and port that it goes to. Whether the flow leads to an endpoint of it
-// is another question (Stale).
+// Owner returns the Service and port that have the address and port that the flow
+// goes to; ok is false if none has. Whether the flow leads to one of its endpoints is
+// another question (see Stale).
 func (x *Index) Owner(f Flow) (s *service.Service, p *service.Port, ok bool) {
 	o, ok := x.owner(&f)
 	return o.service, o.port, ok
 }
 
-// owner is the service port that has what a flow goes to.
+// owner is the Service port that has the destination of a flow.
 type owner struct {
 	claimant
-	// nodePort says that it is asked by its node port.
+	// nodePort says that the flow goes to its node port.
 	nodePort bool
 }
 
-// owner follows the order of the rules: addresses, then node ports.
+// owner looks for the owner in the order of the rules: addresses, then node ports.
 func (x *Index) owner(f *Flow) (o owner, ok bool) {
 	if o.claimant, ok = x.holder(addressClaim(f)); ok {
 		return o, true
@@ -140,38 +141,45 @@ func unspecified(v6 bool) netip.Addr {
 	return netip.IPv4Unspecified()
 }
 
-// holder is the one of the claimants that has not lost the claim to another.
+// holder returns the claimant that has the claim. There is none if the claim is
+// protected from all claimants.
 func (x *Index) holder(c service.Claim) (claimant, bool) {
 	list := x.claims[c]
-	// A packet may have any protocol number, 0 too, by which claims on whole
-	// cluster IPs are told: they have no port.
+	// Protocol 0 stands for claims to whole cluster IPs, which have no port. But a
+	// packet may have protocol number 0 as well.
 	if len(list) == 0 || c.Protocol == 0 {
 		return claimant{}, false
 	}
-	for _, one := range list[:len(list)-1] {
-		if !x.snapshot.Conflicts.At(one.service.Name).Has(c) {
+	owner := service.Name("")
+	if len(list) > 1 {
+		owner = x.snapshot.Owners.Of(c)
+	}
+	for _, one := range list {
+		// Where several ask for the claim, only its owner can have it.
+		if (owner == "" || owner == one.service.Name) && !x.snapshot.Conflicts.At(one.service.Name).Has(c) {
 			return one, true
 		}
 	}
-	return list[len(list)-1], true
+	return claimant{}, false
 }
 
-// refused says that the address is a cluster IP, and not bound on the node: as
-// NodeLocal DNSCache does, which keeps its other ports.
+// refused says that the rules refuse unknown ports of the address: it is a cluster IP
+// and not bound on the node. NodeLocal DNSCache binds cluster IPs on the node and
+// keeps their other ports.
 func (x *Index) refused(a netip.Addr) bool {
 	return len(x.claims[service.Claim{Addr: a}]) > 0 && !x.local[a]
 }
 
-// unallocated says that the address comes from a ServiceCIDR, no service has it
-// as cluster IP, and it is not the node's own.
+// unallocated says that the address is in a ServiceCIDR, no Service has it as cluster
+// IP, and it is not the node's own.
 func (x *Index) unallocated(a netip.Addr) bool {
 	return slices.ContainsFunc(x.cidrs, func(cidr netip.Prefix) bool { return cidr.Contains(a) }) &&
 		!x.local[a] && len(x.claims[service.Claim{Addr: a}]) == 0
 }
 
-// admits says whether a service's address, which a flow from src goes to, lets
-// it in: the service's own source ranges, or those of another one that has the
-// same address for a load balancer.
+// admits says whether the claim lets in flows from src. The source ranges are those
+// of the Service, or of another Service that has the same address for a load
+// balancer.
 func (x *Index) admits(s *service.Service, c service.Claim, src netip.Addr) bool {
 	a, ok := x.sources[c]
 	if !ok {

@@ -5,12 +5,12 @@ import (
 	"strings"
 	"testing"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
-// cluster has a service with and one without endpoints (udp), one on an
-// address that NodeLocal DNSCache binds on the node, and an ingress on the
-// host network that is its own external address and node port.
+// cluster has a Service with endpoints, one without (udp), one on an address that
+// NodeLocal DNSCache binds on the node, and an ingress on the host network whose endpoint
+// has the Service's own external address and node port.
 const cluster = `
 node n1
   address 192.168.0.2
@@ -149,8 +149,8 @@ func TestStaleSparesOtherZones(t *testing.T) {
 	}
 }
 
-// A packet may have any protocol number: 0 stands for none in a claim on a
-// cluster IP as a whole, and is not to be taken for a port of the service.
+// A packet may have any protocol number. In a claim to a whole cluster IP, 0 stands for no
+// protocol; a packet with number 0 must not count as one to a port of the Service.
 func TestStaleTakesAnyProtocol(t *testing.T) {
 	x := NewIndex(Options{})
 	x.Update(parse(t, cluster))
@@ -175,16 +175,16 @@ func TestStaleTakesAnyProtocol(t *testing.T) {
 
 func keep(s string) string { return s }
 
-func replace(old, new string) func(string) string {
+func replace(from, to string) func(string) string {
 	return func(s string) string {
-		if !strings.Contains(s, old) {
-			panic("nothing to replace: " + old)
+		if !strings.Contains(s, from) {
+			panic("nothing to replace: " + from)
 		}
-		return strings.Replace(s, old, new, 1)
+		return strings.Replace(s, from, to, 1)
 	}
 }
 
-// without cuts from one text up to the next.
+// without returns a function that cuts the text from one word up to another.
 func without(from, to string) func(string) string {
 	return func(s string) string {
 		i := strings.Index(s, from)
@@ -192,12 +192,12 @@ func without(from, to string) func(string) string {
 	}
 }
 
-// until cuts from a text on.
+// until returns a function that cuts the text from a word to the end.
 func until(text string) func(string) string {
 	return func(s string) string { return s[:strings.Index(s, text)] }
 }
 
-// become brings the builder to the snapshot, so that what is equal is shared.
+// become gives the builder the snapshot's Services. What is equal stays shared.
 func become(b *service.Builder, want service.Snapshot) service.Snapshot {
 	b.SetNode(*want.Node)
 	var cidrs []netip.Prefix

@@ -17,13 +17,13 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"nftproxy/internal/nftcmd"
-	"nftproxy/internal/service"
-	"nftproxy/internal/testnet"
+	"nftproxy/model/service"
+	"nftproxy/test/nftcmd"
+	"nftproxy/test/testnet"
 )
 
-// loadRules loads nft text. Whatever has a chain of type nat makes connections
-// be tracked in the namespace.
+// loadRules loads nft text. A chain of type nat makes the kernel track connections in the
+// namespace.
 func loadRules(t testing.TB, ns *testnet.Namespace, rules string) {
 	t.Helper()
 	if err := nftcmd.ForTest(t).Load(ns, rules); err != nil {
@@ -31,7 +31,7 @@ func loadRules(t testing.TB, ns *testnet.Namespace, rules string) {
 	}
 }
 
-// entry is what a test knows of a flow beforehand.
+// entry is the part of a flow that a test knows before the flow exists.
 type entry struct {
 	protocol service.Protocol
 	original Tuple
@@ -47,7 +47,7 @@ func entries(flows []Flow) map[entry]Status {
 	return m
 }
 
-// events tells of entries that come into the table.
+// events reports the entries that come into the table.
 type events struct {
 	conn *netlink.Conn
 	seen map[entry]bool
@@ -66,7 +66,7 @@ func listen(t testing.TB, ns *testnet.Namespace) *events {
 	return &events{conn, map[entry]bool{}}
 }
 
-// await returns once the entry has been made.
+// await waits until the entry exists.
 func (e *events) await(t testing.TB, want entry) {
 	t.Helper()
 	for !e.seen[want] {
@@ -84,11 +84,11 @@ func (e *events) await(t testing.TB, want entry) {
 	}
 }
 
-// world is one family's addresses in a topology.
+// world is a topology with the addresses of one family.
 type world struct {
 	*testnet.Topology
 	pod                                *testnet.Pod
-	family                             string // of nft
+	family                             string // as nft names it
 	podAddr, nodeAddr, outside         netip.Addr
 	clusterIP, dnatedIP, unallocatedIP netip.Addr
 	icmp                               service.Protocol
@@ -110,7 +110,7 @@ func worlds(t *testing.T) map[string]*world {
 	}
 }
 
-// rules DNAT one address and track everything.
+// rules returns rules that DNAT one address and track all connections.
 func (w *world) rules() string {
 	return strings.NewReplacer("FAMILY", w.family, "DNATED", w.dnatedIP.String(), "OUTSIDE", w.outside.String()).Replace(`
 table FAMILY other {
@@ -121,8 +121,8 @@ table FAMILY other {
 }`)
 }
 
-// snapshot is what the services are once they are there: the cluster IP with
-// three ports without endpoints, and one with the DNATed address.
+// snapshot returns the Services: a cluster IP with three ports without endpoints, and a
+// Service with the DNATed address.
 func (w *world) snapshot(t *testing.T) service.Snapshot {
 	return parse(t, fmt.Sprintf(`
 node node
@@ -140,7 +140,7 @@ service default/dnated created 2026-01-01T00:00:00Z
 `, w.nodeAddr, w.clusterIP, w.dnatedIP, netip.AddrPortFrom(w.outside, 53)))
 }
 
-// Real flows to addresses that are nobody's yet; then the services come.
+// Real flows go to addresses that no Service has yet; then the Services come.
 func TestCleaner(t *testing.T) {
 	for name, w := range worlds(t) {
 		t.Run(name, func(t *testing.T) {
@@ -197,7 +197,7 @@ func TestCleaner(t *testing.T) {
 	}
 }
 
-// cleanOnce runs a Cleaner up to its first pass.
+// cleanOnce runs a Cleaner until its first pass is over.
 func cleanOnce(t *testing.T, table *Table, s service.Snapshot) Run {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
@@ -207,7 +207,7 @@ func cleanOnce(t *testing.T, table *Table, s service.Snapshot) Run {
 		stop()
 	})
 	go func() { done <- c.Run(ctx) }()
-	c.Notify(s, true)
+	c.SyncDone(s, true)
 	run := <-runs
 	if err := <-done; err != nil {
 		t.Error(err)
@@ -219,7 +219,7 @@ func (w *world) tuple(from uint16, to netip.Addr, port uint16) Tuple {
 	return Tuple{netip.AddrPortFrom(w.podAddr, from), netip.AddrPortFrom(to, port)}
 }
 
-// send has the pod send a first packet, and returns the entry that it makes.
+// send lets the pod send a first packet and returns the entry that the packet makes.
 func (w *world) send(t *testing.T, protocol service.Protocol, from uint16, to netip.Addr, port uint16) entry {
 	t.Helper()
 	e := entry{protocol, w.tuple(from, to, port)}
@@ -242,8 +242,8 @@ func (w *world) send(t *testing.T, protocol service.Protocol, from uint16, to ne
 	return e
 }
 
-// sendSYN begins to connect. The socket lives as long as the test, since the
-// kernel would not go on trying without it.
+// sendSYN begins to connect. The socket stays open until the end of the test, since the
+// kernel would not repeat the SYN without it.
 func sendSYN(t *testing.T, tuple Tuple) error {
 	family := unix.AF_INET
 	if tuple.Dst.Addr().Is6() {
@@ -270,7 +270,7 @@ func sockaddr(a netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}
 }
 
-// ping has the pod send an echo request.
+// ping lets the pod send an echo request.
 func (w *world) ping(t *testing.T, to netip.Addr) entry {
 	t.Helper()
 	const id = 0x1234
@@ -280,7 +280,7 @@ func (w *world) ping(t *testing.T, to netip.Addr) entry {
 		t.Fatal(err)
 	}
 	packet := []byte{w.echo, 0, 0, 0, id >> 8, id & 0xff, 0, 1}
-	// The checksum of IPv6 is the kernel's business.
+	// The kernel computes the checksum of ICMPv6.
 	sum := ^(uint16(w.echo)<<8 + id + 1)
 	packet[2], packet[3] = byte(sum>>8), byte(sum)
 	_, err = conn.Write(packet)
@@ -292,8 +292,8 @@ func (w *world) ping(t *testing.T, to netip.Addr) entry {
 	return e
 }
 
-// establish connects the pod to a listener on the node, and uses the
-// connection once.
+// establish connects the pod to a listener on the node, and sends once over the
+// connection.
 func (w *world) establish(t *testing.T, from uint16, to netip.Addr, port uint16) entry {
 	t.Helper()
 	e := entry{service.TCP, w.tuple(from, to, port)}
@@ -321,8 +321,8 @@ func (w *world) establish(t *testing.T, from uint16, to netip.Addr, port uint16)
 	return e
 }
 
-// A SYN and a datagram that leaked before the service was there reach it once
-// the rules are in and the cleaner has run, without the client starting anew.
+// A SYN and a datagram leaked before there was a Service. Once the rules are in and the
+// Cleaner has made a pass, the same client reaches the Service without a new start.
 func TestLeakedFlowsReachTheirService(t *testing.T) {
 	for name, w := range worlds(t) {
 		t.Run(name, func(t *testing.T) {

@@ -6,14 +6,14 @@ import (
 	"testing"
 	"time"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
-// One endpoint goes where there are 200,000 flows: the 2,000 that led to it are
-// found and removed in a tenth of the time that ti-mo's dump and deletions take,
-// and in little memory, however large the table is. The kernel returns what goes
-// to the service, and nothing else. The times are compared by turns in one run,
-// and one round that shows it is enough: other work may have come between.
+// An endpoint goes away in a table of 200,000 flows. The Cleaner finds and removes the
+// 2,000 flows to it in a tenth of the time of ti-mo's dump and deletions, and in little
+// memory, however large the table is. The kernel returns only the flows to the Service.
+// Both ways run by turns, and one round that shows the difference is enough: other work
+// on the machine may disturb the others.
 func TestRemoveFromLargeTable(t *testing.T) {
 	const flows, share, rounds, memory = 200_000, 10, 10, 20e6
 	if testing.Short() {
@@ -21,7 +21,7 @@ func TestRemoveFromLargeTable(t *testing.T) {
 	}
 	f := benchFamilies()[0]
 	ns := f.fillTable(t, flows)
-	scoped, _ := f.sweeps(t, ns)
+	scoped, _ := f.passes(t, ns)
 	table := open(t, ns)
 	entries, _, err := table.Count(t.Context())
 	if err != nil {
@@ -30,7 +30,7 @@ func TestRemoveFromLargeTable(t *testing.T) {
 	round := func(remove func() int) (took time.Duration, allocated uint64) {
 		t.Helper()
 		fill(t, ns, 0, benchStale, f.stale)
-		runtime.GC() // of what the round before has left behind
+		runtime.GC() // the garbage of the round before
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		start := time.Now()
@@ -60,7 +60,7 @@ func TestRemoveFromLargeTable(t *testing.T) {
 		theirs, theirMemory := round(func() int { return removeByTimo(t, ns, &f) })
 		t.Logf("round %d: %v and %.1f MB, ti-mo %v and %.1f MB: a %.1fth of the time",
 			i+1, ours.Round(time.Millisecond), float64(ourMemory)/1e6, theirs.Round(time.Millisecond), float64(theirMemory)/1e6, theirs.Seconds()/ours.Seconds())
-		if ourMemory > memory { // all that was ever allocated: the heap has not grown by more
+		if ourMemory > memory { // All allocations together: the heap has grown by no more than that.
 			t.Errorf("allocated %d bytes, want at most %.0f", ourMemory, memory)
 		}
 		if share*ours <= theirs {
@@ -70,7 +70,8 @@ func TestRemoveFromLargeTable(t *testing.T) {
 	t.Errorf("in none of %d rounds it took a %dth of the time or less", rounds, share)
 }
 
-// returned counts what the kernel has for a filter, before it is judged again.
+// returned counts the entries that the kernel returns for a filter, before Flows compares
+// them again.
 func returned(t *testing.T, table *Table, filter Filter) (n int) {
 	t.Helper()
 	for _, request := range dumpRequests(filter) {

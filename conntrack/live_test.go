@@ -15,19 +15,18 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"nftproxy/internal/service"
-	"nftproxy/internal/testnet"
+	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/testnet"
 )
 
-// patience is when a test gives up on what does not come.
+// patience is how long a test waits for an event.
 const patience = 20 * time.Second
 
-// live is a node in network namespaces, for one family, with the program of
-// some services in force, a Cleaner after it, pods that answer datagrams and
-// clients that send them.
+// live is a node in network namespaces, for one family. The program of some Services is in
+// force, a Cleaner follows it, pods answer datagrams, and clients send them.
 type live struct {
 	*testing.T
 	*testnet.Topology
@@ -39,24 +38,24 @@ type live struct {
 	state   nft.State
 	builder *service.Builder
 	table   *Table
-	// heard has the names of the pods that were sent a datagram at silentPort.
+	// heard has the names of the pods that got a datagram at silentPort.
 	heard chan string
 
 	cleaner *Cleaner
 	passes  chan passed
-	updates uint64 // how many the cleaner was told of
-	// bystanders are flows that no change concerns.
+	updates uint64 // the number of updates that the Cleaner knows of
+	// bystanders are flows that no change affects.
 	bystanders map[string]*conn
 	ids        map[string]uint32
 }
 
-// passed is a pass, and what the index had seen by then.
+// passed is a pass, and the epoch of the index at its end.
 type passed struct {
 	Run
 	epoch uint64
 }
 
-// Pods answer with their name at the first port, and never at the second.
+// Pods answer with their name at the first port, and do not answer at the second.
 const (
 	echoPort   = 5300
 	silentPort = 8125
@@ -65,6 +64,9 @@ const (
 // families runs a test for each family, with a node of its own.
 func families(t *testing.T, test func(l *live)) {
 	for _, v6 := range []bool{false, true} {
+		if testing.Short() && v6 {
+			continue
+		}
 		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(t *testing.T) { test(newLive(t, v6)) })
 	}
 }
@@ -87,7 +89,7 @@ func newLive(t *testing.T, v6 bool) *live {
 	l.must(err)
 	t.Cleanup(func() { _ = l.kernel.Close() })
 	l.table = open(t, l.Node)
-	// All that services have leads from outside to the node.
+	// From outside, all addresses of Services lead to the node.
 	l.must(l.Outside.AddRoute(netip.MustParsePrefix(l.of("203.0.113.0/24", "2001:db8:113::/48")), l.addr(l.NodeAddrs)))
 	l.must(l.Node.AddAddr(l.Uplink, netip.MustParsePrefix(l.of("192.168.100.77/24", "fd00:100::77/64"))))
 	words := []string{
@@ -130,7 +132,7 @@ func (l *live) addr(a testnet.Addrs) netip.Addr {
 	return a.V4()
 }
 
-// listenSilently tells of datagrams, and answers none.
+// listenSilently reports datagrams and answers none.
 func (l *live) listenSilently(ns *testnet.Namespace, at netip.AddrPort, name string) {
 	socket, err := ns.ListenPacket(l.Context(), "udp", at.String())
 	l.must(err)
@@ -146,12 +148,13 @@ func (l *live) listenSilently(ns *testnet.Namespace, at netip.AddrPort, name str
 	}()
 }
 
-// startCleaner starts one as a new process has it: it knows nothing yet.
+// startCleaner starts a Cleaner as a new process does: it knows no Services yet.
 func (l *live) startCleaner() (stop func()) {
 	index := NewIndex(Options{Pod: l.cfg.Pod})
 	passes := make(chan passed, 1)
 	c := NewCleaner(open(l, l.Node), index, func(r Run) { passes <- passed{r, index.Epoch()} })
-	c.prompt.Pause, c.whole.Pause, c.whole.IdlePause = 0, 0, 0 // TestCleanerPace is about that
+	c.pacing = pacing{} // TestCleanerPace is about that
+	c.pacing.budget.Rest = 1
 	l.cleaner, l.passes, l.updates = c, passes, 0
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -161,7 +164,7 @@ func (l *live) startCleaner() (stop func()) {
 	}()
 	stop = func() {
 		cancel()
-		for range passes { // in its way to the end
+		for range passes { // Run may be about to report a pass.
 		}
 	}
 	l.Cleanup(func() {
@@ -173,12 +176,12 @@ func (l *live) startCleaner() (stop func()) {
 	return stop
 }
 
-// cluster is the text of a cluster in which the words of l.addrs are replaced.
+// cluster returns the text of a cluster with the addresses in place of their words.
 func (l *live) cluster(services string) string {
 	return l.addrs.Replace("node node\n  address NODE\n  host-address NODE\n  host-address SECOND\n" + services)
 }
 
-// write brings the kernel to the services, and returns their snapshot.
+// write writes the Services' program to the kernel and returns their snapshot.
 func (l *live) write(services string) service.Snapshot {
 	l.Helper()
 	s := become(l.builder, parse(l, l.cluster(services)))
@@ -188,17 +191,17 @@ func (l *live) write(services string) service.Snapshot {
 	return s
 }
 
-// become brings the kernel to the services, has the cleaner follow, and checks
-// what that removed: "reason: count" each, with commas.
+// become writes the Services' program to the kernel, lets the Cleaner follow, and checks
+// the removals: "reason: count" for each reason, separated by commas.
 func (l *live) become(services, removed string) {
 	l.Helper()
-	l.cleaner.Notify(l.write(services), l.updates == 0)
+	l.cleaner.SyncDone(l.write(services), l.updates == 0)
 	l.updates++
 	l.wantRemoved(removed)
 	l.unconcerned()
 }
 
-// wantRemoved waits for the pass that follows what the cleaner was told.
+// wantRemoved waits for the pass that follows the last report to the Cleaner.
 func (l *live) wantRemoved(want string) {
 	l.Helper()
 	removed := map[Reason]int{}
@@ -220,7 +223,7 @@ func (l *live) wantRemoved(want string) {
 	}
 }
 
-// conn is a client's socket, which is never another.
+// conn is a client's socket. It stays the same for the whole test.
 type conn struct {
 	*live
 	net.Conn
@@ -234,7 +237,7 @@ func (l *live) dial(from *testnet.Namespace, to string) *conn {
 	return &conn{l, c}
 }
 
-// send sends a datagram. That an earlier one was refused does not matter.
+// send sends a datagram. An error about an earlier refusal does not matter.
 func (c *conn) send() {
 	c.Helper()
 	c.must(c.SetDeadline(time.Now().Add(patience)))
@@ -245,7 +248,7 @@ func (c *conn) send() {
 	c.must(err)
 }
 
-// ask sends a datagram and returns who answers, or "refused".
+// ask sends a datagram and returns the name in the answer, or "refused".
 func (c *conn) ask() string {
 	c.Helper()
 	c.send()
@@ -267,7 +270,8 @@ func (c *conn) wantAnswer(want string) {
 	}
 }
 
-// tell sends a datagram to a port that answers none, and returns who heard it.
+// tell sends a datagram to a port that does not answer, and returns the name of the pod
+// that got it.
 func (c *conn) tell() string {
 	c.Helper()
 	c.send()
@@ -287,7 +291,7 @@ func (c *conn) wantHeard(want string) {
 	}
 }
 
-// tuple is how a first datagram comes in.
+// tuple returns the tuple of a first datagram.
 func (c *conn) tuple() Tuple {
 	at := func(a net.Addr) netip.AddrPort {
 		p := a.(*net.UDPAddr).AddrPort()
@@ -296,7 +300,7 @@ func (c *conn) tuple() Tuple {
 	return Tuple{at(c.LocalAddr()), at(c.RemoteAddr())}
 }
 
-// entry is the conn's in the table.
+// entry returns the conn's entry in the table.
 func (c *conn) entry() (f Flow, found bool) {
 	c.Helper()
 	want := c.tuple()
@@ -315,10 +319,9 @@ func (c *conn) wantNoEntry() {
 	}
 }
 
-// standBy makes flows that no change of the service under test concerns: to a
-// service that stays, from pod to pod, and through somebody else's DNAT, of
-// which one is to the number of a node port on an address that does not serve
-// node ports.
+// standBy makes flows that no change of the tested Service affects: to a Service that
+// stays, from pod to pod, and through another program's DNAT. One of these goes to the
+// number of a node port on an address that does not serve node ports.
 func (l *live) standBy() {
 	l.Helper()
 	loadRules(l, l.Node, l.addrs.Replace(`table FAMILY other {
@@ -344,12 +347,12 @@ func (l *live) standBy() {
 	}
 }
 
-// at is an address with a port, for dial.
+// at returns an address with a port, for dial.
 func (l *live) at(word string, port int) string {
 	return net.JoinHostPort(l.addrs.Replace(word), fmt.Sprint(port))
 }
 
-// bracketed is "WORD:PORT" as it is for IPv6 addresses.
+// bracketed returns "WORD:PORT" with brackets for an IPv6 address.
 func bracketed(to string) string {
 	if word, port, found := strings.Cut(to, ":"); found {
 		return "[" + word + "]:" + port
@@ -357,7 +360,7 @@ func bracketed(to string) string {
 	return to
 }
 
-// bystander is the service that stays.
+// bystander is the Service that stays.
 const bystander = `
 service default/other created 2026-01-01T00:00:00Z
   cluster-ip OTHER
@@ -365,7 +368,7 @@ service default/other created 2026-01-01T00:00:00Z
     endpoint ONE-POD node ready serving
 `
 
-// unconcerned checks that the bystanders' entries are the same.
+// unconcerned checks that the bystanders still have the same entries.
 func (l *live) unconcerned() {
 	l.Helper()
 	for name, c := range l.bystanders {

@@ -9,7 +9,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"github.com/ti-mo/netfilter"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
 // Messages and attributes of ctnetlink (Linux, nfnetlink_conntrack.h).
@@ -52,6 +52,7 @@ const (
 	ctaProtoInfoTCPState = 1
 	ctaTimestampStart    = 1
 	ctaFilterOrigFlags   = 1
+	ctaFilterReplyFlags  = 2
 
 	ctaStatsEntries    = 1
 	ctaStatsMaxEntries = 2
@@ -60,7 +61,7 @@ const (
 	icmpv6 = 58
 )
 
-// request marshals attributes that were made here: it cannot fail on them.
+// request makes a message. Marshaling cannot fail, since the attributes are our own.
 func request(kind netfilter.MessageType, family netfilter.ProtoFamily, flags netlink.HeaderFlags, attrs ...netfilter.Attribute) netlink.Message {
 	m, err := netfilter.MarshalNetlink(netfilter.Header{
 		SubsystemID: netfilter.NFSubsysCTNetlink, MessageType: kind, Family: family, Flags: netlink.Request | flags,
@@ -71,26 +72,20 @@ func request(kind netfilter.MessageType, family netfilter.ProtoFamily, flags net
 	return m
 }
 
-// What CTA_FILTER says is to be compared of the original tuple (Linux,
-// nf_internals.h).
+// The parts of a tuple that CTA_FILTER has the kernel compare (Linux, nf_internals.h).
 const (
+	filterIPSrc    = 1 << 0
 	filterIPDst    = 1 << 1
 	filterProtoNum = 1 << 3
+	filterSrcPort  = 1 << 4
 	filterDstPort  = 1 << 5
 )
 
-// dumpRequests makes the dumps that select as much of the filter as the kernel
-// can. Kernels before 5.8 ignore the tuple, those before 5.15 the status.
+// dumpRequests makes the requests for dumps with the parts of the filter that the
+// kernel can compare. Kernels before 5.8 ignore the tuples, those before 5.15 the
+// status.
 func dumpRequests(f Filter) []netlink.Message {
-	families := []netfilter.ProtoFamily{netfilter.ProtoUnspec}
-	switch {
-	case f.Dst.Is4():
-		families[0] = netfilter.ProtoIPv4
-	case f.Dst.IsValid():
-		families[0] = netfilter.ProtoIPv6
-	case f.Protocol != 0: // a tuple needs a family
-		families = []netfilter.ProtoFamily{netfilter.ProtoIPv4, netfilter.ProtoIPv6}
-	}
+	families := f.families()
 	requests := make([]netlink.Message, len(families))
 	for i, family := range families {
 		requests[i] = request(ctGet, family, netlink.Dump, filterAttributes(f)...)
@@ -98,37 +93,78 @@ func dumpRequests(f Filter) []netlink.Message {
 	return requests
 }
 
+// families returns the families to dump, with a request for each.
+func (f Filter) families() []netfilter.ProtoFamily {
+	a := f.Dst
+	if !a.IsValid() {
+		a = f.Endpoint.Addr()
+	}
+	switch {
+	case a.Is4():
+		return []netfilter.ProtoFamily{netfilter.ProtoIPv4}
+	case a.IsValid():
+		return []netfilter.ProtoFamily{netfilter.ProtoIPv6}
+	case f.Protocol != 0: // A tuple needs a family.
+		return []netfilter.ProtoFamily{netfilter.ProtoIPv4, netfilter.ProtoIPv6}
+	}
+	return []netfilter.ProtoFamily{netfilter.ProtoUnspec}
+}
+
+// end is the part of a filter about one end of a tuple, with the kernel's names for it.
+type end struct {
+	addr     netip.Addr
+	protocol service.Protocol
+	port     uint16
+
+	ipv4, portKind       uint16 // attributes
+	byAddr, byPort       uint32 // flags
+	tupleKind, flagsKind uint16 // attributes
+}
+
 func filterAttributes(f Filter) []netfilter.Attribute {
-	var attrs, tuple []netfilter.Attribute
-	var compare uint32
-	if f.Mask != 0 { // the kernel refuses an empty mask
+	var attrs, compare []netfilter.Attribute
+	if f.Mask != 0 { // The kernel refuses an empty mask.
 		attrs = append(attrs, be32(ctaStatus, uint32(f.Status)), be32(ctaStatusMask, uint32(f.Mask)))
 	}
-	// Not an IPv6 address: kernels from 5.8 to at least 6.18 compare it the
-	// wrong way round, and select all entries but the wanted ones.
-	if f.Dst.Is4() {
-		compare |= filterIPDst
-		tuple = append(tuple, nested(ctaTupleIP, netfilter.Attribute{Type: ctaIPv4Dst, Data: f.Dst.AsSlice()}))
-	}
-	if f.Protocol != 0 {
-		compare |= filterProtoNum
-		proto := []netfilter.Attribute{{Type: ctaProtoNum, Data: []byte{uint8(f.Protocol)}}}
-		if f.Port != 0 && (f.Protocol == service.TCP || f.Protocol == service.UDP) { // it compares no others
-			compare |= filterDstPort
-			proto = append(proto, be16(ctaProtoDstPort, f.Port))
+	for _, e := range []end{
+		{f.Dst, f.Protocol, f.Port, ctaIPv4Dst, ctaProtoDstPort, filterIPDst, filterDstPort, ctaTupleOrig, ctaFilterOrigFlags},
+		{f.Endpoint.Addr(), f.Protocol, f.Endpoint.Port(), ctaIPv4Src, ctaProtoSrcPort, filterIPSrc, filterSrcPort, ctaTupleReply, ctaFilterReplyFlags},
+	} {
+		if tuple, flags := e.tuple(); flags != 0 {
+			attrs = append(attrs, nested(e.tupleKind, tuple...))
+			// The flags are in the machine's byte order, unlike all other numbers.
+			compare = append(compare, netfilter.Attribute{Type: e.flagsKind, Data: binary.NativeEndian.AppendUint32(nil, flags)})
 		}
-		tuple = append(tuple, nested(ctaTupleProto, proto...))
 	}
-	if compare != 0 {
-		attrs = append(attrs, nested(ctaTupleOrig, tuple...),
-			// In the byte order of the machine, unlike all else.
-			nested(ctaFilter, netfilter.Attribute{Type: ctaFilterOrigFlags, Data: binary.NativeEndian.AppendUint32(nil, compare)}))
+	if len(compare) > 0 {
+		attrs = append(attrs, nested(ctaFilter, compare...))
 	}
 	return attrs
 }
 
-// deleteRequest names the entry by its original tuple and its ID, so that the
-// kernel leaves alone a younger entry with the same tuple.
+// tuple returns the attributes that the kernel can compare, and the flags that select
+// them.
+func (e *end) tuple() (attrs []netfilter.Attribute, flags uint32) {
+	// IPv6 addresses are left out: kernels from 5.8 to at least 6.18 compare them the
+	// wrong way round, and select all entries but the wanted ones.
+	if e.addr.Is4() {
+		flags |= e.byAddr
+		attrs = append(attrs, nested(ctaTupleIP, netfilter.Attribute{Type: e.ipv4, Data: e.addr.AsSlice()}))
+	}
+	if e.protocol != 0 {
+		flags |= filterProtoNum
+		proto := []netfilter.Attribute{{Type: ctaProtoNum, Data: []byte{uint8(e.protocol)}}}
+		if e.port != 0 && (e.protocol == service.TCP || e.protocol == service.UDP) { // The kernel compares no other ports.
+			flags |= e.byPort
+			proto = append(proto, be16(e.portKind, e.port))
+		}
+		attrs = append(attrs, nested(ctaTupleProto, proto...))
+	}
+	return attrs, flags
+}
+
+// deleteRequest makes the deletion of an entry, with its original tuple and its ID. By
+// the ID the kernel spares a younger entry with the same tuple.
 func deleteRequest(f *Flow) netlink.Message {
 	family, src, dst := netfilter.ProtoIPv4, uint16(ctaIPv4Src), uint16(ctaIPv4Dst)
 	if f.V6() {
@@ -174,11 +210,11 @@ func be16(kind, v uint16) netfilter.Attribute {
 	return netfilter.Attribute{Type: kind, Data: binary.BigEndian.AppendUint16(nil, v)}
 }
 
-// nfgenmsgLen is the length of what precedes the attributes.
+// nfgenmsgLen is the length of the header before the attributes, in bytes.
 const nfgenmsgLen = 4
 
-// parseFlow decodes an entry. It does not allocate, since a table may hold a
-// million of them.
+// parseFlow decodes an entry. It allocates no memory, since a table may have a million
+// entries.
 func parseFlow(b []byte) (Flow, error) {
 	var f Flow
 	if len(b) < nfgenmsgLen {
@@ -224,7 +260,7 @@ func (f *Flow) set(a attribute) (err error) {
 	return err
 }
 
-// parseStart decodes when the entry was made, in nanoseconds since 1970.
+// parseStart decodes the time when the entry was made, in nanoseconds since 1970.
 func parseStart(b []byte) (start time.Time, err error) {
 	for a, err := range attributes(b) {
 		if err == nil && a.kind == ctaTimestampStart {
@@ -283,8 +319,8 @@ func parseCount(b []byte) (entries, limit int, err error) {
 	return entries, limit, nil
 }
 
-// parseTuple decodes one direction, and what both have or only it may have: the
-// protocol and, where a zone holds for one direction, the zone.
+// parseTuple decodes one direction. It sets the flow's protocol, which both directions
+// have, and its zone, which may be in one direction only.
 func (f *Flow) parseTuple(b []byte) (Tuple, error) {
 	var src, dst netip.Addr
 	var ports ports
@@ -320,7 +356,7 @@ func (f *Flow) parseTuple(b []byte) (Tuple, error) {
 	return Tuple{netip.AddrPortFrom(src, ports.src), netip.AddrPortFrom(dst, ports.dst)}, nil
 }
 
-// ports are a Tuple's.
+// ports are the ports of a Tuple.
 type ports struct{ src, dst uint16 }
 
 func (p *ports) set(a attribute) (err error) {

@@ -7,10 +7,10 @@ import (
 
 	"github.com/ti-mo/netfilter"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
-// What a deletion names is the flow that it was made from.
+// A deletion names the flow from which it was made.
 func TestDeleteRequestNamesFlow(t *testing.T) {
 	v4 := Tuple{netip.MustParseAddrPort("10.0.0.1:40000"), netip.MustParseAddrPort("10.96.0.1:2048")}
 	v6 := Tuple{netip.MustParseAddrPort("[fd00::1]:40000"), netip.MustParseAddrPort("[fd00:96::1]:32768")}
@@ -32,7 +32,7 @@ func TestDeleteRequestNamesFlow(t *testing.T) {
 	}
 }
 
-// A zone that holds for one direction stands with that direction's tuple.
+// The attribute of a zone for one direction is in that direction's tuple.
 func TestParseFlowZoneOfOneDirection(t *testing.T) {
 	f := flow(service.UDP, "10.96.0.1:80", 0)
 	addrs := nested(ctaTupleIP,
@@ -46,8 +46,8 @@ func TestParseFlowZoneOfOneDirection(t *testing.T) {
 	}
 }
 
-// Any truncation of a message is an error and not a wrong flow, unless only
-// whole attributes are missing.
+// A truncated message is an error and not a wrong flow, unless only whole attributes are
+// missing.
 func TestParseFlowTruncated(t *testing.T) {
 	f := flow(service.UDP, "10.96.0.1:80", 0)
 	f.ID = 7

@@ -7,25 +7,25 @@ import (
 
 // Occupancy is how full the table is.
 type Occupancy struct {
-	// Entries are those of this network namespace, Limit how many it may have
-	// before the kernel drops packets of new connections; 0 is no limit.
+	// Entries is the number of entries of this network namespace. Limit is the
+	// number from which the kernel drops packets of new connections; 0 is no limit.
 	Entries, Limit int
-	// Full says that the limit was reached, give or take a hundredth: at the
-	// limit itself entries come and go all the time. It stays until a tenth of
-	// the table is free again.
+	// Full says that the table reached 99 % of the limit: at the limit itself,
+	// entries come and go all the time. It stays true until a tenth of the table is
+	// free again.
 	Full bool
-	// Err is why nothing is known; Full is as it was then.
+	// Err says why the count failed; Full is then the same as before.
 	Err error
 }
 
-// Shares of the limit, in percent, from which on the table counts as full, and
-// below which no longer.
+// The table counts as full from fullFrom percent of the limit on, until it is below
+// fullUntil percent.
 const (
 	fullFrom  = 99
 	fullUntil = 90
 )
 
-// next is what follows o when the kernel has counted anew.
+// next returns the occupancy after o, from a new count.
 func (o Occupancy) next(entries, limit int, err error) Occupancy {
 	if err != nil {
 		return Occupancy{Full: o.Full, Err: err}
@@ -37,10 +37,9 @@ func (o Occupancy) next(entries, limit int, err error) Occupancy {
 	return Occupancy{Entries: entries, Limit: limit, Full: limit > 0 && entries*100 >= limit*share}
 }
 
-// FollowOccupancy asks at once, and then once in every period, how full the
-// table is, until the context is done, and then returns nil. That costs one
-// message, whatever the size of the table. Meanwhile nobody else is to call
-// Count.
+// FollowOccupancy reports how full the table is to observe, at once and then once in
+// every period. It returns nil when the context ends. A count costs one message,
+// whatever the size of the table.
 func FollowOccupancy(ctx context.Context, table interface {
 	Count(ctx context.Context) (entries, limit int, err error)
 }, period time.Duration, observe func(Occupancy)) error {

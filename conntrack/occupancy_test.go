@@ -12,10 +12,10 @@ import (
 	"nftproxy/conntrack"
 )
 
-// counter counts what it is told to, and the same from then on.
+// counter returns the counts in its list, and then the last one again and again.
 type counter struct {
 	counts [][2]int
-	err    error // in the place of a count of -1 entries
+	err    error // instead of a count of -1 entries
 }
 
 func (c *counter) Count(context.Context) (entries, limit int, err error) {

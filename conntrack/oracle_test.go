@@ -5,23 +5,23 @@ import (
 	"slices"
 
 	"nftproxy/conntrack"
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 	"nftproxy/nft/ruleset"
 )
 
-// oracle says which flows are stale in the slowest and plainest way: it asks
-// every service in turn, and remembers whole snapshots.
+// oracle says which flows are stale, in the slowest and simplest way: it asks every
+// Service in turn and remembers whole snapshots.
 type oracle struct {
 	cfg         *ruleset.Config
 	established []service.Protocol
-	// history is what was in force since all was last forgotten, the present
+	// history has the snapshots since the oracle last forgot all, the present one
 	// last.
 	history []service.Snapshot
 }
 
 func (o *oracle) now() service.Snapshot { return o.history[len(o.history)-1] }
 
-// ask is what a flow asks for, in one snapshot.
+// ask is the destination of a flow in one snapshot.
 type ask struct {
 	s        *service.Service
 	p        *service.Port
@@ -36,7 +36,7 @@ func byNodePort(s *service.Service, p *service.Port, f *conntrack.Flow) bool {
 	return p.NodePort != 0 && p.NodePort == f.Original.Dst.Port() && p.Protocol == f.Protocol && s.InFamily(f.V6())
 }
 
-// asks finds the service that has what the flow goes to.
+// asks finds the Service that has the destination of the flow.
 func (o *oracle) asks(f *conntrack.Flow) *ask {
 	s, dst := o.now(), f.Original.Dst
 	for name, svc := range s.Services.All() {
@@ -125,7 +125,7 @@ func (o *oracle) missed(f *conntrack.Flow, a *ask) conntrack.Reason {
 	case f.Status&conntrack.Assured != 0 && (f.Protocol == service.TCP || f.Protocol == service.SCTP):
 		return ""
 	case a != nil && find(a.p, dst) != nil:
-		return "" // translated to what it was
+		return "" // The translation did not change the address.
 	case a != nil && a.nodePort:
 		return conntrack.NodePort
 	case a != nil:
@@ -138,7 +138,7 @@ func (o *oracle) missed(f *conntrack.Flow, a *ask) conntrack.Reason {
 	return ""
 }
 
-// was says that the flow led to an endpoint of what it asks for at some time.
+// was says that the flow leads to an endpoint that its destination had at some time.
 func (o *oracle) was(f *conntrack.Flow) bool {
 	for _, s := range o.history[:len(o.history)-1] {
 		for _, svc := range s.Services.All() {
@@ -155,9 +155,9 @@ func (o *oracle) was(f *conntrack.Flow) bool {
 }
 
 func find(p *service.Port, addr netip.AddrPort) *service.Endpoint {
-	for i := range p.Endpoints {
-		if p.Endpoints[i].Addr == addr {
-			return &p.Endpoints[i]
+	for e := range p.Endpoints.All() {
+		if e.Addr == addr {
+			return &e
 		}
 	}
 	return nil
@@ -180,7 +180,7 @@ func (o *oracle) admitted(f *conntrack.Flow, a *ask) bool {
 	return slices.ContainsFunc(sources, func(p netip.Prefix) bool { return p.Contains(f.Original.Src.Addr()) })
 }
 
-// restrictedToNode says that the client gets endpoints of this node only.
+// restrictedToNode says that the client gets only endpoints of this node.
 func (o *oracle) restrictedToNode(f *conntrack.Flow, a *ask) bool {
 	if !a.nodePort && slices.Contains(a.s.ClusterIPs, f.Original.Dst.Addr()) {
 		return a.s.InternalPolicy == service.Local

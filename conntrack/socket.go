@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readBuffer is the most that the kernel puts into one datagram of a dump, once
-// it has seen a reader that takes as much.
+// readBuffer is the largest datagram of a dump, in bytes. The kernel fills it once it
+// has seen a reader with such a buffer.
 const readBuffer = 32 << 10
 
-// socket is a netlink socket to ctnetlink. mdlayher/netlink opens it and sends;
-// answers are received past it, since it copies each entry of a dump, and waits
-// for ever for more after the answer to a question about the whole table, which
-// the kernel marks as one of many.
+// socket is a netlink socket to ctnetlink. mdlayher/netlink opens it and sends the
+// requests. The package reads the answers itself: the library copies each entry of a
+// dump. It also waits for ever after the answer to a count, since the kernel marks
+// that answer as one of several.
 type socket struct {
 	conn *netlink.Conn
 	raw  syscall.RawConn
@@ -46,8 +46,8 @@ type message struct {
 	data     []byte
 }
 
-// receive waits for a datagram and yields its messages, which are valid until
-// the next call.
+// receive waits for a datagram and yields its messages. They are valid until the next
+// call.
 func (s *socket) receive() iter.Seq2[message, error] {
 	return func(yield func(message, error) bool) {
 		b, err := s.read()
@@ -95,8 +95,8 @@ func (s *socket) read() ([]byte, error) {
 	return s.buf[:n], os.NewSyscallError("recvmsg", err)
 }
 
-// err returns the error that the message says, or nil. Both an acknowledgement
-// and the end of a dump have one.
+// err returns the error in the message, or nil. An acknowledgement and the end of a
+// dump can have one.
 func (m message) err() error {
 	if m.kind != netlink.Error && m.kind != netlink.Done {
 		return nil

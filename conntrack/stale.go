@@ -4,53 +4,51 @@ import (
 	"net/netip"
 	"slices"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
 // Reason says why a flow is stale.
 type Reason string
 
-// The reasons why an entry that was never DNATed is stale: a service should
-// have had it.
+// The reasons why an entry without DNAT is stale: a Service should have had it.
 const (
-	// ServiceAddress: it goes to an address and port of a service, which has
-	// endpoints or refuses.
+	// ServiceAddress: it goes to an address and port of a Service.
 	ServiceAddress Reason = "service address"
-	// ClusterIP: it goes to a cluster IP, by a port or protocol that the
-	// service does not have, and would be refused now.
+	// ClusterIP: it goes to a cluster IP with a port or protocol that the Service
+	// does not have. The rules would refuse it now.
 	ClusterIP Reason = "unknown port of a cluster IP"
-	// Unallocated: it goes to an address that cluster IPs come from but that no
-	// service has, and would be dropped now.
+	// Unallocated: it goes to an address of a ServiceCIDR that no Service has. The
+	// rules would drop it now.
 	Unallocated Reason = "unallocated address"
 	// NodePort: it goes to a node port on an address that serves node ports.
 	NodePort Reason = "node port"
 )
 
-// The reasons why an entry that was DNATed is stale: it leads where no service
-// leads any more.
+// The reasons why an entry with DNAT is stale: the rules would not lead it there any
+// more.
 const (
-	// EndpointGone: it leads to what is not, or no longer, an endpoint of the
-	// service that it goes to.
+	// EndpointGone: it leads to an address that is not, or no longer, an endpoint of
+	// the Service that it goes to.
 	EndpointGone Reason = "endpoint gone"
-	// ServiceGone: nobody has the address and port that it goes to any more, and
-	// it leads to what was an endpoint there.
+	// ServiceGone: no Service has the address and port that it goes to any more, and
+	// it leads to a former endpoint of them.
 	ServiceGone Reason = "service gone"
-	// ForbiddenSource: it was not answered yet, and its client is not among
-	// those that loadBalancerSourceRanges lets in.
+	// ForbiddenSource: it is unanswered, and loadBalancerSourceRanges does not let in
+	// its client.
 	ForbiddenSource Reason = "source not in the ranges"
-	// ForbiddenPolicy: it was not answered yet, and leads to another node's
-	// endpoint where the traffic policy is Local.
+	// ForbiddenPolicy: it is unanswered and leads to another node's endpoint, but the
+	// traffic policy is Local.
 	ForbiddenPolicy Reason = "traffic policy"
 )
 
-// Stale says whether the flow has to go, and why: its packets miss the service
-// that they are for, or reach an endpoint that is none any more. A flow that
-// the rules would make today as it is, is never stale.
+// Stale says whether the flow is stale, and why: its packets miss their Service, or
+// reach a former endpoint. A flow is never stale if the rules would make it again in
+// the same way.
 func (x *Index) Stale(f Flow) (reason Reason, stale bool) {
 	switch {
 	case f.Zone != 0:
-		// Our rules use the default zone. In others, such as a software
-		// switch's, flows to service addresses are un-DNATed by design.
+		// Our rules use the default zone. In other zones, such as those of a
+		// software switch, flows to Service addresses have no DNAT by design.
 	case f.Status&DstNAT == 0:
 		reason = x.missed(&f)
 	default:
@@ -59,28 +57,27 @@ func (x *Index) Stale(f Flow) (reason Reason, stale bool) {
 	return reason, reason != ""
 }
 
-// missed is about an entry that was never DNATed; no reason means that it may
-// stay.
+// missed judges an entry without DNAT. An empty reason means that it may stay.
 func (x *Index) missed(f *Flow) Reason {
-	// An assured entry of a protocol with connections has a peer that finished
-	// the handshake: a local listener on a node-port number, say, that was
-	// there before the service. That connection works and would not survive,
-	// since a new entry in its middle is sent to an endpoint that never heard
-	// of it. Nothing un-DNATed can be assured that should be a service's: from
-	// a black hole no handshake comes back. New connections get the service.
-	// A UDP flow, however, has no beginning that a later datagram lacks, and
-	// as long as it talks its entry would keep the service away.
+	// An assured entry of TCP or SCTP has a peer that finished the handshake: for
+	// example a local listener on the number of a node port, older than the Service.
+	// That connection works, and removing the entry would break it: the rules would
+	// send its next packet to an endpoint that does not know the connection. New
+	// connections go to the Service. No connection that misses its Service can be
+	// assured, since no handshake comes back from nowhere. UDP is different: each
+	// datagram can begin a flow anew, and while the client sends, the old entry would
+	// keep the flow away from the Service.
 	if f.Status&Assured != 0 && (f.Protocol == service.TCP || f.Protocol == service.SCTP) {
 		return ""
 	}
 	dst := f.Original.Dst
 	o, ok := x.owner(f)
 	if ok && endpoint(o.port.Endpoints, dst) != nil {
-		// The kernel does not set IPS_DST_NAT for a DNAT that changes nothing
-		// (nf_nat_setup_info): this is what a flow looks like that the rules
-		// sent where it was going, as with an ingress on the host network
-		// whose external IP is the node's. It counts until the endpoint is
-		// removed, since one that is only not ready keeps its flows.
+		// The kernel does not set IPS_DST_NAT for a DNAT to the destination that the
+		// packet already has (nf_nat_setup_info). So this is a flow that the rules
+		// sent to its own destination, such as an ingress on the host network whose
+		// external IP is the node's address. It stays until the endpoint is removed:
+		// an endpoint that is only unready keeps its flows.
 		return ""
 	}
 	switch {
@@ -96,7 +93,7 @@ func (x *Index) missed(f *Flow) Reason {
 	return ""
 }
 
-// misled is about an entry that was DNATed; no reason means that it may stay.
+// misled judges an entry with DNAT. An empty reason means that it may stay.
 func (x *Index) misled(f *Flow) Reason {
 	o, ok := x.owner(f)
 	if !ok {
@@ -109,11 +106,11 @@ func (x *Index) misled(f *Flow) Reason {
 	case e == nil:
 		return ""
 	case f.Protocol == service.UDP && !e.Ready && !e.Serving:
-		// Connections stay with a pod that is only unready, but datagrams
-		// that it does not serve have somewhere better to go.
+		// Connections stay with a pod that is only unready. Datagrams that it does
+		// not serve go to another endpoint.
 		return EndpointGone
 	case f.Status&SeenReply != 0:
-		return "" // it works, and what is in use is not taken away
+		return "" // It is answered: it works, and stays.
 	case !o.nodePort && !x.admits(o.service, addressClaim(f), f.Original.Src.Addr()):
 		return ForbiddenSource
 	case x.elsewhere(&o, f, e):
@@ -122,12 +119,12 @@ func (x *Index) misled(f *Flow) Reason {
 	return ""
 }
 
-// orphaned is about an entry that goes to what no service has, DNATed by our
-// rules as they were, or by somebody else: Docker and the portmap plugin
-// publish ports in the same way, and a service with the label
-// service.kubernetes.io/service-proxy-name is another proxy's, be its address
-// one of a ServiceCIDR. So it must lead to what was an endpoint of the very
-// address and port.
+// orphaned judges an entry with DNAT whose destination no Service has. Our former
+// rules may have made it, or another program: Docker and the portmap plugin publish
+// ports in the same way. A Service with the label
+// service.kubernetes.io/service-proxy-name belongs to another proxy, even if its
+// address is in a ServiceCIDR. So the entry is stale only if it leads to a former
+// endpoint of exactly its address and port.
 func (x *Index) orphaned(f *Flow) Reason {
 	if !x.expendable(f) {
 		return ""
@@ -139,16 +136,16 @@ func (x *Index) orphaned(f *Flow) Reason {
 	return ""
 }
 
-// expendable says that an entry which leads nowhere goes: that of a datagram's
-// flow, since the next datagram makes a better one; one without an answer,
-// since nothing is lost; and others if so asked.
+// expendable says that an entry without a valid endpoint may be removed. The next
+// datagram of a UDP flow makes a new entry, and an unanswered flow loses nothing.
+// Other entries may be removed if Options.Established has their protocol.
 func (x *Index) expendable(f *Flow) bool {
 	return f.Protocol == service.UDP || f.Status&SeenReply == 0 || slices.Contains(x.options.Established, f.Protocol)
 }
 
-// elsewhere says that the endpoint is on another node although the traffic
-// policy that the client is under wants one on this node. Which of the node's
-// endpoints it is, and how ready, is not asked: that is as good as any.
+// elsewhere says that the endpoint is on another node, although the traffic policy
+// for this client allows only endpoints on this node. Any endpoint on this node is
+// fine, ready or not.
 func (x *Index) elsewhere(o *owner, f *Flow, e *service.Endpoint) bool {
 	node := x.snapshot.Node
 	if node == nil || e.Node == node.Name {
@@ -160,7 +157,7 @@ func (x *Index) elsewhere(o *owner, f *Flow, e *service.Endpoint) bool {
 	return o.service.ExternalPolicy == service.Local && x.outsider(node, f.Original.Src.Addr())
 }
 
-// outsider says that the address is, for sure, neither the node's nor a pod's.
+// outsider says that the address is certainly neither the node's nor a pod's.
 func (x *Index) outsider(node *service.Node, a netip.Addr) bool {
 	if x.local[a] || a.IsLoopback() || x.options.Pod == nil {
 		return false
@@ -169,13 +166,7 @@ func (x *Index) outsider(node *service.Node, a netip.Addr) bool {
 	return known && !pod
 }
 
-// endpoint finds the one of the address in a sorted list; nil if there is none.
-func endpoint(list []service.Endpoint, addr netip.AddrPort) *service.Endpoint {
-	i, found := slices.BinarySearchFunc(list, addr, func(e service.Endpoint, a netip.AddrPort) int {
-		return e.Addr.Compare(a)
-	})
-	if !found {
-		return nil
-	}
-	return &list[i]
+// endpoint returns the endpoint with the address; nil if there is none.
+func endpoint(list service.Endpoints, addr netip.AddrPort) *service.Endpoint {
+	return list.Find(service.Endpoint{Addr: addr})
 }

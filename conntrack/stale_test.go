@@ -7,12 +7,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
-// dnatedCluster has all that makes a DNATed flow stale or not: pods that serve
-// or not, terminate or not, here and elsewhere; traffic policies; source
-// ranges; a claim that two services have. Pods are of 10.0.0.0/16.
+// dnatedCluster has everything that decides whether a DNATed flow is stale: pods that serve
+// or not, terminate or not, on this node and elsewhere; traffic policies; source ranges;
+// a claim that two Services ask for. Pods have addresses of 10.0.0.0/16.
 const dnatedCluster = `
 node n1
   address 192.168.0.2
@@ -65,7 +65,7 @@ func dnated(protocol service.Protocol, src, dst, endpoint string, status Status)
 	}
 }
 
-// podRange tells pods by their addresses, as --cluster-cidr does.
+// podRange recognizes pods by their addresses, as --cluster-cidr does.
 func podRange(_ *service.Node, a netip.Addr) (pod, known bool) {
 	return netip.MustParsePrefix("10.0.0.0/16").Contains(a), true
 }
@@ -155,8 +155,8 @@ func TestStaleDNATed(t *testing.T) {
 	}
 }
 
-// Where pods cannot be told from others, nobody is kept from an endpoint that
-// pods may have.
+// Where pods cannot be recognized, every client may reach the endpoints that pods may
+// reach.
 func TestStalePolicyWhereNobodyKnowsPods(t *testing.T) {
 	for name, pod := range map[string]func(*service.Node, netip.Addr) (bool, bool){
 		"never": nil, "not by address": func(*service.Node, netip.Addr) (pod, known bool) { return false, false },
@@ -171,8 +171,8 @@ func TestStalePolicyWhereNobodyKnowsPods(t *testing.T) {
 	}
 }
 
-// A load balancer on the nodes themselves (klipper-lb) has their addresses, and
-// its source ranges are not for their node ports.
+// A load balancer on the nodes themselves (klipper-lb) has their addresses. Its source
+// ranges do not restrict the node ports.
 func TestStaleSourceRangesOnTheNode(t *testing.T) {
 	x := NewIndex(Options{})
 	x.Update(parse(t, replace("load-balancer-ip 203.0.113.8\n", "load-balancer-ip 192.168.0.2\n")(dnatedCluster)))
@@ -202,14 +202,14 @@ func TestStaleEstablished(t *testing.T) {
 	}
 }
 
-// What was a service's, and is nobody's any more, is known until it is
-// forgotten; DNATs of others to the same address are not.
+// The index knows the flows of a former Service until it forgets the endpoints. DNATs of
+// other programs to the same address are never stale.
 func TestStaleServiceGone(t *testing.T) {
 	const web = "service default/web created 2026-01-01T00:00:00Z"
 	noCIDR := replace("service-cidr 10.96.0.0/16\n", "")
 	for name, c := range map[string]struct {
-		changes []func(string) string // one after the other
-		gone    string                // empty: nothing is
+		changes []func(string) string // in this order
+		gone    string                // empty if no flow is stale
 	}{
 		"no change":         {[]func(string) string{keep}, ""},
 		"service deleted":   {[]func(string) string{without(web, "service default/local")}, "10.96.0.1:53 203.0.113.5:53 192.168.0.2:30053"},
@@ -225,7 +225,7 @@ func TestStaleServiceGone(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// Without the younger claimant of the external IP, which would have it.
+			// Without the younger claimant, which would get the external IP.
 			cluster := noCIDR(dnatedCluster)
 			cluster = cluster[:strings.Index(cluster, "service default/younger")]
 			x, b := NewIndex(Options{}), service.NewBuilder(service.Node{})
@@ -262,11 +262,11 @@ func TestStaleServiceGone(t *testing.T) {
 	}
 }
 
-// Where no pass succeeds, what departs must not fill the memory. But all that
-// one update takes away is remembered until a pass has looked for it.
+// Where no pass succeeds, departed endpoints must not fill the memory. But the index
+// remembers all that one update removes until a pass has looked for their flows.
 func TestDepartedIsBounded(t *testing.T) {
 	d := departed{from: map[service.Claim][]departure{}}
-	e := []service.Endpoint{{}}
+	e := service.MergeEndpoints([]service.Endpoint{{}})
 	d.epoch++
 	for i := range 2 * maxDeparted {
 		d.add(service.Claim{Port: uint16(i), Protocol: service.Protocol(i >> 16)}, e)

@@ -14,36 +14,35 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sysctls are the kernel settings net.netfilter.nf_conntrack_* that a service
-// proxy looks after, with kube-proxy's meanings.
+// Sysctls are the wanted values of the kernel settings net.netfilter.nf_conntrack_*,
+// with the same meaning as in kube-proxy.
 type Sysctls struct {
-	// MaxPerCore is how many entries the table is to have room for, for each
-	// online CPU; the product is cut at 1,048,576 (kube-proxy's bound, which
-	// keeps machines with many cores from huge tables). 0 leaves the table's
-	// size alone, whatever Min is.
+	// MaxPerCore is the number of entries that the table must have room for, for
+	// each online CPU. The product is at most 1,048,576: that is kube-proxy's bound,
+	// against huge tables on machines with many cores. 0 leaves the table's size
+	// alone, whatever Min is.
 	MaxPerCore int
-	// Min is the least number of entries that the table is to have room for.
+	// Min is the least number of entries that the table must have room for.
 	Min int
-	// TCPEstablished, TCPCloseWait, UDP and UDPStream are how long idle entries
-	// stay: established TCP connections, those half closed, UDP flows, and UDP
-	// flows with packets both ways. Parts of a second count as a whole one; 0
-	// leaves a time-out as it is.
+	// These are the time-outs of idle entries: of established TCP connections, of
+	// half closed ones, of UDP flows, and of UDP flows with packets in both
+	// directions. Parts of a second are rounded up; 0 leaves a time-out alone.
 	TCPEstablished, TCPCloseWait, UDP, UDPStream time.Duration
-	// BeLiberal has the kernel take TCP packets outside of the window as
-	// belonging to the connection. False leaves the setting as it is.
+	// BeLiberal lets the kernel count TCP packets outside of the window as part of
+	// their connection. False leaves the setting alone.
 	BeLiberal bool
 }
 
-// DefaultSysctls are kube-proxy's (v1.36).
+// DefaultSysctls returns kube-proxy's defaults (v1.36).
 func DefaultSysctls() Sysctls {
 	return Sysctls{MaxPerCore: 32 << 10, Min: 128 << 10, TCPEstablished: 24 * time.Hour, TCPCloseWait: time.Hour}
 }
 
-// maxLimit bounds what MaxPerCore asks for.
+// maxLimit bounds the product of MaxPerCore and the number of CPUs.
 const maxLimit = 1 << 20
 
-// Entries is how many entries the table of a machine with so many CPUs is to
-// have room for; 0 for as many as it has now.
+// Entries returns the number of entries that the table must have room for on a machine
+// with so many CPUs; 0 leaves the size alone.
 func (c Sysctls) Entries(cpus int) int {
 	switch n := c.MaxPerCore * cpus; {
 	case c.MaxPerCore <= 0:
@@ -55,20 +54,20 @@ func (c Sysctls) Entries(cpus int) int {
 	}
 }
 
-// Where the kernel shows its settings.
+// The directories in which the kernel shows its settings and its CPUs.
 const (
 	DefaultSettingsDir = "/proc/sys/net/netfilter"
 	DefaultCPUDir      = "/sys/devices/system/cpu"
 )
 
-// Files says where the kernel's files are. The zero value has them in their
-// usual places.
+// Files says where the kernel's files are. The zero value stands for the usual
+// directories.
 type Files struct {
-	// Settings is a directory with the files nf_conntrack_max and so on; empty
-	// for DefaultSettingsDir. What it shows are the settings of the reader's
-	// network namespace, but for the table's size, which all share.
+	// Settings is a directory with the files nf_conntrack_max and so on; empty for
+	// DefaultSettingsDir. They show the settings of the reader's network namespace.
+	// All namespaces share the table's size.
 	Settings string
-	// CPUs has the file online; empty for DefaultCPUDir.
+	// CPUs is the directory with the file online; empty for DefaultCPUDir.
 	CPUs string
 }
 
@@ -79,10 +78,9 @@ func (f Files) setting(file string) string {
 	return filepath.Join(f.Settings, file)
 }
 
-// OnlineCPUs counts those of the machine, hardware threads each, as kube-proxy
-// does: the process itself may be confined to some of them
-// (kubernetes/kubernetes #99225). Where the kernel does not say, it is those
-// that the process may use.
+// OnlineCPUs counts the machine's CPUs (hardware threads), as kube-proxy does. The
+// process itself may be confined to some of them (kubernetes/kubernetes #99225). If
+// the kernel does not say, OnlineCPUs counts the CPUs that the process may use.
 func (f Files) OnlineCPUs() int {
 	dir := f.CPUs
 	if dir == "" {
@@ -95,12 +93,12 @@ func (f Files) OnlineCPUs() int {
 	return runtime.NumCPU()
 }
 
-// countList counts what a list such as 0-3,8 has (Linux, cputopology.rst); 0
-// for what is none.
+// countList counts the CPUs in a list such as 0-3,8 (Linux, cputopology.rst). It
+// returns 0 for a text that is no list.
 func countList(text string) int {
 	n := 0
-	for part := range strings.SplitSeq(text, ",") {
-		first, last, isRange := strings.Cut(part, "-")
+	for word := range strings.SplitSeq(text, ",") {
+		first, last, isRange := strings.Cut(word, "-")
 		if !isRange {
 			last = first
 		}
@@ -114,31 +112,46 @@ func countList(text string) int {
 	return n
 }
 
-// Setting is one of the kernel's settings: what it is, and what it should be.
+// Buckets returns the number of buckets of the kernel's hash table of entries, which
+// all network namespaces share; 0 if the kernel does not say.
+func (f Files) Buckets() int {
+	text, err := os.ReadFile(f.setting("nf_conntrack_buckets"))
+	if err != nil {
+		return 0
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// Setting is one of the kernel's settings: its current value and the wanted one.
 type Setting struct {
-	// Name is as sysctl(8) has it: net.netfilter.nf_conntrack_max.
+	// Name is the name for sysctl(8), such as net.netfilter.nf_conntrack_max.
 	Name string
-	// Current is the kernel's own text, empty where it could not be read.
-	// Time-outs are in seconds.
+	// Current is the kernel's own text; empty if it could not be read. Time-outs are
+	// in seconds.
 	Current string
-	// Wanted is empty for a setting that is left as it is.
+	// Wanted is empty for a setting that is left alone.
 	Wanted string
-	// AtLeast says that more than what is wanted is fine too: a limit is raised
-	// but never lowered.
+	// AtLeast says that a larger value than the wanted one is fine too: limits are
+	// raised but never lowered.
 	AtLeast bool
 	// Set says that Apply has written it.
 	Set bool
-	// Err is why it could not be read or set. It matches fs.ErrNotExist as long
-	// as the kernel has no connection tracking, ErrHostOnly, unix.EROFS where
-	// /proc/sys is mounted read-only, or another error of the kernel's.
+	// Err says why the setting could not be read or set. It matches fs.ErrNotExist
+	// while the kernel has no connection tracking, unix.EROFS if /proc/sys is mounted
+	// read-only, ErrHostOnly, or another error of the kernel.
 	Err error
 }
 
-// ErrHostOnly: the size of the table is common to all network namespaces; those
-// but the host's see it without write permission (Linux 5.10 and newer).
+// ErrHostOnly is the error for the size of the table outside of the host's network
+// namespace. All namespaces share the size; the others cannot write it (Linux 5.10 and
+// newer).
 var ErrHostOnly = errors.New("can be set in the host's own network namespace only")
 
-// Differs says whether the setting is known and is not what it should be.
+// Differs says whether the setting is known and does not have the wanted value.
 func (s Setting) Differs() bool {
 	if s.Wanted == "" || s.Current == "" || s.Current == s.Wanted {
 		return false
@@ -151,8 +164,8 @@ func (s Setting) Differs() bool {
 	return err != nil || err2 != nil || current < wanted
 }
 
-// Plan reads the settings and changes nothing. All are in the list, in a fixed
-// order, those too that are left as they are.
+// Plan reads the settings and changes nothing. The list has all settings in a fixed
+// order, including those that are left alone.
 func (c Sysctls) Plan(f Files) []Setting {
 	list := c.wanted(f)
 	for i := range list {
@@ -161,8 +174,8 @@ func (c Sysctls) Plan(f Files) []Setting {
 	return list
 }
 
-// Apply sets what differs and returns what came of it: the settings as they are
-// now. One that cannot be set does not hold up the others.
+// Apply sets the settings that differ and returns all settings as they are now. If one
+// cannot be set, Apply still sets the others.
 func (c Sysctls) Apply(f Files) []Setting {
 	list := c.Plan(f)
 	for i := range list {
@@ -177,10 +190,10 @@ const settingPrefix = "net.netfilter."
 
 func (s *Setting) file() string { return strings.TrimPrefix(s.Name, settingPrefix) }
 
-// wanted lists the settings before anything has been read. The buckets are the
-// hash table's lists: kube-proxy wants at least one to four entries. It sets
-// them as /sys/module/nf_conntrack/parameters/hashsize, which is the same, but
-// can be written from every network namespace.
+// wanted lists the settings with their wanted values and no current ones. As
+// kube-proxy does, it wants at least one bucket of the hash table for four entries.
+// kube-proxy sets the buckets in /sys/module/nf_conntrack/parameters/hashsize. That is
+// the same setting, but it can be written from every network namespace.
 func (c Sysctls) wanted(f Files) []Setting {
 	entries := c.Entries(f.OnlineCPUs())
 	liberal := ""
@@ -205,8 +218,8 @@ func positive(n int) string {
 	return strconv.Itoa(n)
 }
 
-// seconds rounds up: an entry must not go sooner than asked for, and 0 s at
-// once.
+// seconds rounds up: an entry must not end sooner than asked for, and 0 s would end it
+// at once.
 func seconds(d time.Duration) string { return positive(int((d + time.Second - 1) / time.Second)) }
 
 func (s *Setting) read(f Files) {
@@ -218,8 +231,8 @@ func (s *Setting) read(f Files) {
 	s.Current = strings.TrimSpace(string(text))
 }
 
-// write sets a setting that has been read, and reads it again: the kernel
-// rounds some.
+// write sets a setting that was read before, and reads it again: the kernel rounds
+// some values.
 func (s *Setting) write(f Files) {
 	if err := writeSetting(f.setting(s.file()), s.Wanted, s.AtLeast); err != nil {
 		s.Err = fmt.Errorf("set %s to %s: %w", s.Name, s.Wanted, explainSetting(err))
@@ -229,9 +242,9 @@ func (s *Setting) write(f Files) {
 	s.read(f)
 }
 
-// writeSetting makes no file that is not there. A limit without write permission
-// is another network namespace's view of the host's: the mode is looked at,
-// since not everything holds root to it.
+// writeSetting writes a file that exists. A limit without write permission is the
+// host's limit as another network namespace sees it. writeSetting checks the file's
+// mode itself, since root can open files without write permission.
 func writeSetting(path, text string, limit bool) error {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -248,7 +261,7 @@ func writeSetting(path, text string, limit bool) error {
 	return errors.Join(err, file.Close())
 }
 
-// explainSetting leaves the path out and adds what the error means here.
+// explainSetting drops the path from an error and adds what the error means here.
 func explainSetting(err error) error {
 	if path := (*fs.PathError)(nil); errors.As(err, &path) {
 		err = path.Err

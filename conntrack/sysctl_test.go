@@ -14,10 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/conntrack"
-	"nftproxy/internal/testnet"
+	"nftproxy/test/testnet"
 )
 
-// machine makes a directory with the settings and CPUs of a machine of its own.
+// machine makes a directory with the settings and CPUs of an imaginary machine.
 func machine(t *testing.T, online string, settings map[string]string) conntrack.Files {
 	t.Helper()
 	f := conntrack.Files{Settings: t.TempDir(), CPUs: t.TempDir()}
@@ -46,7 +46,7 @@ func kernelDefaults() map[string]string {
 	}
 }
 
-// contents reads what is in the directory of settings.
+// contents reads the files in the directory of settings.
 func contents(t *testing.T, f conntrack.Files) map[string]string {
 	t.Helper()
 	entries, err := os.ReadDir(f.Settings)
@@ -88,14 +88,14 @@ func TestSysctlsEntries(t *testing.T) {
 func TestOnlineCPUs(t *testing.T) {
 	for text, want := range map[string]int{
 		"0": 1, "0-1": 2, "0-3,8": 5, "0,2,4-7": 6, "0-127,256-383": 256,
-		// What is no list, or not there, says nothing.
+		// A text that is no list, or a missing file, gives no number.
 		"": runtime.NumCPU(), "none": runtime.NumCPU(), "3-1": runtime.NumCPU(), "0-": runtime.NumCPU(),
 	} {
 		if got := machine(t, text, nil).OnlineCPUs(); got != want {
 			t.Errorf("online %q: %d CPUs, want %d", text, got, want)
 		}
 	}
-	// The machine's own: the process runs on one of them at least.
+	// This machine: the process runs on at least one of its CPUs.
 	if got := (conntrack.Files{}).OnlineCPUs(); got < runtime.NumCPU() {
 		t.Errorf("%d CPUs online, but %d to be used", got, runtime.NumCPU())
 	}
@@ -105,7 +105,7 @@ func TestSysctlsApply(t *testing.T) {
 	for name, c := range map[string]struct {
 		sysctls conntrack.Sysctls
 		online  string
-		// have and want differ from kernelDefaults.
+		// have and want list the differences from kernelDefaults.
 		have, want map[string]string
 	}{
 		"defaults: time-outs as asked for, a larger limit stays": {
@@ -171,7 +171,8 @@ func TestSysctlsApply(t *testing.T) {
 	}
 }
 
-// TestSysctlsThatCannotBeSet: each says why, and the others are set.
+// TestSysctlsThatCannotBeSet: each setting says why it cannot be set, and Apply sets the
+// others.
 func TestSysctlsThatCannotBeSet(t *testing.T) {
 	wanted := conntrack.Sysctls{MaxPerCore: 1 << 20, TCPEstablished: time.Hour, TCPCloseWait: time.Hour}
 	results := func(list []conntrack.Setting) map[string]conntrack.Setting {
@@ -243,8 +244,8 @@ func TestSysctlsThatCannotBeSet(t *testing.T) {
 	})
 }
 
-// readOnly calls fn where the directory is mounted read-only, on a thread that
-// has mounts of its own and ends with it.
+// readOnly calls fn with the directory mounted read-only, on a thread that has its own
+// mounts and ends with the call.
 func readOnly(t *testing.T, dir string, fn func()) {
 	t.Helper()
 	done := make(chan error)
@@ -268,8 +269,8 @@ func readOnly(t *testing.T, dir string, fn func()) {
 	testnet.Require(t, <-done)
 }
 
-// TestSysctlsOfANamespace sets time-outs in a network namespace's own settings,
-// where the machine's limits can be seen but not touched.
+// TestSysctlsOfANamespace sets time-outs in the settings of a network namespace. It sees
+// the machine's limits there, and cannot change them.
 func TestSysctlsOfANamespace(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "sysctl")
 	limit := filepath.Join(conntrack.DefaultSettingsDir, "nf_conntrack_max")

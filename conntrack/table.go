@@ -4,44 +4,47 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/mdlayher/netlink"
 	"github.com/ti-mo/netfilter"
 	"golang.org/x/sys/unix"
 )
 
-// Config says where to work.
+// Config says in which network namespace to work.
 type Config struct {
-	// NetNS is a file descriptor of the network namespace to work in. 0 is the
-	// one of the calling thread, which all threads should be in: a socket may
-	// have to be opened again. It can be closed after Open.
+	// NetNS is a file descriptor of the network namespace. It can be closed after
+	// Open. 0 is the namespace of the calling thread. All threads should be in that
+	// one, since a Table may have to open a socket again later.
 	NetNS int
 }
 
-// Table is the connection tracking table of one network namespace, of both
-// families. Flows, Delete and Count may run side by side, also one inside the
-// other, but two calls of the same one may not.
+// Table is the connection tracking table of one network namespace, with both
+// families. Flows, Delete, Count and Size may run at the same time, also one inside
+// another. But Flows must not run twice at the same time, nor must Delete.
 type Table struct {
-	// A dump keeps its socket busy to the end, so the others have their own.
+	// A dump keeps its socket busy until its end, so the others have their own.
 	dumps, deletes, counts *socket
-	// netns is where, our own descriptor; 0 is the calling thread's namespace.
+	// counting guards counts.
+	counting sync.Mutex
+	// netns is the Table's own descriptor of the namespace, or 0.
 	netns int
-	// broken says that a dump was not read to its end. The kernel begins no
-	// other on the same socket (EBUSY), and may never say more about that one.
+	// broken says that a dump was not read to its end. The kernel begins no other
+	// dump on that socket (EBUSY), and may never send the rest.
 	broken bool
 }
 
 const (
-	// deleteBatch is how many deletions go out in one datagram. Only the last
-	// is acknowledged, but each may fail, which is answered by a datagram of up
-	// to about 1 KiB of kernel memory.
+	// deleteBatch is the number of deletions in one datagram. The kernel acknowledges
+	// only the last one. But each may fail, and the answer to that is a datagram of
+	// up to about 1 KiB of kernel memory.
 	deleteBatch = 256
-	// ackMemory leaves room for the answers, whatever net.core.rmem_default is.
+	// ackMemory is room for the answers, in bytes, whatever net.core.rmem_default is.
 	ackMemory = 1 << 20
 )
 
-// Open opens the sockets. It needs CAP_NET_ADMIN in the namespace only once
-// they are used, and only then finds that conntrack is missing.
+// Open opens the sockets. Only their use needs CAP_NET_ADMIN in the namespace, and
+// only their use shows whether the kernel has connection tracking.
 func Open(config Config) (*Table, error) {
 	var t Table
 	if config.NetNS != 0 {
@@ -56,8 +59,8 @@ func Open(config Config) (*Table, error) {
 			return nil, errors.Join(fmt.Errorf("open conntrack socket: %w", err), t.Close())
 		}
 	}
-	// Best effort: without CAP_NET_ADMIN it gets what rmem_max allows, and
-	// deletions fail with EPERM anyway.
+	// An error does no harm: without CAP_NET_ADMIN the buffer is as large as rmem_max
+	// allows, and deletions fail with EPERM anyway.
 	_ = t.deletes.conn.SetReadBuffer(ackMemory)
 	return &t, nil
 }
@@ -76,14 +79,14 @@ func (t *Table) Close() error {
 	return failed
 }
 
-// ErrInterrupted says that a dump may have missed entries, since the table
-// changed shape under it.
+// ErrInterrupted says that a dump may have missed entries, since the kernel resized
+// the table meanwhile.
 var ErrInterrupted = errors.New("dump interrupted")
 
-// Flows calls yield for each flow that the filter selects, as the kernel walks
-// its table: entries that come or go meanwhile may be missed. Memory does not
-// grow with the table. An error of yield ends the call and is returned as it
-// is. Kernel errors match unix.EPERM (no CAP_NET_ADMIN) or unix.EINVAL (no
+// Flows calls yield for each flow that the filter selects, while the kernel walks its
+// table. It may miss entries that come or go meanwhile. Its memory does not grow with
+// the table. An error of yield ends the call, and Flows returns it unchanged. Kernel
+// errors match unix.EPERM (no CAP_NET_ADMIN) or unix.EINVAL (no
 // nf_conntrack_netlink in the kernel).
 func (t *Table) Flows(ctx context.Context, filter Filter, yield func(Flow) error) error {
 	for _, request := range dumpRequests(filter) {
@@ -95,7 +98,7 @@ func (t *Table) Flows(ctx context.Context, filter Filter, yield func(Flow) error
 }
 
 func (t *Table) dump(ctx context.Context, request netlink.Message, filter Filter, yield func(Flow) error) error {
-	if err := t.mend(); err != nil {
+	if err := t.reopenDumps(); err != nil {
 		return fmt.Errorf("dump conntrack table: %w", err)
 	}
 	request, err := t.dumps.conn.Send(request)
@@ -109,7 +112,7 @@ func (t *Table) dump(ctx context.Context, request netlink.Message, filter Filter
 		}
 		for m, err := range t.dumps.receive() {
 			if err == nil {
-				err = d.take(m)
+				err = d.handle(m)
 			}
 			if err != nil {
 				t.broken = !d.done
@@ -123,8 +126,8 @@ func (t *Table) dump(ctx context.Context, request netlink.Message, filter Filter
 	return d.failed
 }
 
-// mend opens the socket for dumps again if it is of no more use.
-func (t *Table) mend() error {
+// reopenDumps opens the socket for dumps again if a dump has broken it.
+func (t *Table) reopenDumps() error {
 	if !t.broken {
 		return nil
 	}
@@ -137,8 +140,8 @@ func (t *Table) mend() error {
 	return old.conn.Close()
 }
 
-// dumping is a dump under way. What is left of it after a failure is read and
-// dropped, since the kernel begins no other before its end.
+// dumping is a dump under way. After a failure its rest is read and dropped, since the
+// kernel begins no other dump before the end of this one.
 type dumping struct {
 	sequence uint32
 	filter   Filter
@@ -148,10 +151,10 @@ type dumping struct {
 	interrupted, done bool
 }
 
-// take takes a message. It returns the kernel's errors, which end the dump.
-func (d *dumping) take(m message) error {
+// handle handles a message. It returns the kernel's errors, which end the dump.
+func (d *dumping) handle(m message) error {
 	switch {
-	case m.sequence != d.sequence: // left behind by a dump that could not be read to its end
+	case m.sequence != d.sequence: // from an earlier dump that was not read to its end
 		return nil
 	case m.kind == netlink.Done || m.kind == netlink.Error:
 		d.done = true
@@ -170,7 +173,7 @@ func (d *dumping) take(m message) error {
 	return nil
 }
 
-// explain adds what the kernel's bare number means here.
+// explain adds the meaning of the kernel's error number.
 func explain(err error) error {
 	switch {
 	case errors.Is(err, unix.EINVAL):
@@ -181,11 +184,10 @@ func explain(err error) error {
 	return err
 }
 
-// Delete removes those of the flows that are still there and returns how many
-// these were. An entry that took a flow's place with the same tuple stays. One
-// that the kernel does not remove, such as one that is offloaded to hardware or
-// a flow table (unix.EBUSY), does not keep the others: the first error of all is
-// returned in the end.
+// Delete removes the flows that are still there and returns their number. A younger
+// entry with the same tuple stays. The kernel may refuse to remove an entry, such as
+// one that is offloaded to hardware or a flow table (unix.EBUSY). Delete still removes
+// the others, and returns the first error at the end.
 func (t *Table) Delete(ctx context.Context, flows []Flow) (n int, err error) {
 	for len(flows) > 0 {
 		if err := ctx.Err(); err != nil {
@@ -207,7 +209,7 @@ func (t *Table) deleteBatch(flows []Flow) (n int, err error) {
 	for i := range flows {
 		requests[i] = deleteRequest(&flows[i])
 	}
-	// The kernel has carried all of them out when it acknowledges the last.
+	// The kernel has handled all of them when it acknowledges the last one.
 	requests[len(requests)-1].Header.Flags |= netlink.Acknowledge
 	if requests, err = t.deletes.conn.SendMessages(requests); err != nil {
 		return 0, err
@@ -218,14 +220,14 @@ func (t *Table) deleteBatch(flows []Flow) (n int, err error) {
 	for {
 		for m, err := range t.deletes.receive() {
 			if err != nil {
-				return 0, err // further answers may be lost: nobody knows how many are gone
+				return 0, err // Other answers may be lost: the number of deletions is unknown.
 			}
 			if m.sequence-first > last-first {
-				continue // left behind by a call that ended like that
+				continue // from an earlier call that ended with such an error
 			}
 			if err := m.err(); err != nil {
 				n--
-				if failed == nil && !errors.Is(err, unix.ENOENT) { // gone by itself
+				if failed == nil && !errors.Is(err, unix.ENOENT) { // ENOENT: it ended by itself.
 					failed = err
 				}
 			}
@@ -236,14 +238,15 @@ func (t *Table) deleteBatch(flows []Flow) (n int, err error) {
 	}
 }
 
-// Count returns how many entries the table has, and how many it may have before
-// the kernel drops packets of new connections; 0 means that there is no limit.
-// Kernels before 4.18 do not say, which is 0 as well. It takes no walk of the
-// table.
+// Count returns the number of entries in the table, and the number from which the
+// kernel drops packets of new connections. A limit of 0 means that there is none, or
+// that the kernel does not say (before 4.18). Count does not walk the table.
 func (t *Table) Count(ctx context.Context) (entries, limit int, err error) {
 	if err := ctx.Err(); err != nil {
 		return 0, 0, err
 	}
+	t.counting.Lock()
+	defer t.counting.Unlock()
 	sent, err := t.counts.conn.Send(request(ctStats, netfilter.ProtoUnspec, 0))
 	if err != nil {
 		return 0, 0, fmt.Errorf("count conntrack entries: %w", err)
@@ -265,4 +268,11 @@ func (t *Table) Count(ctx context.Context) (entries, limit int, err error) {
 			return entries, limit, nil
 		}
 	}
+}
+
+// Size returns the number of entries in the table, and the number of buckets in the
+// hash table that the kernel walks for a dump; 0 buckets if the kernel does not say.
+func (t *Table) Size(ctx context.Context) (entries, buckets int, err error) {
+	entries, _, err = t.Count(ctx)
+	return entries, Files{}.Buckets(), err
 }

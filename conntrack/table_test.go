@@ -17,8 +17,8 @@ import (
 	timo "github.com/ti-mo/conntrack"
 	"golang.org/x/sys/unix"
 
-	"nftproxy/internal/service"
-	"nftproxy/internal/testnet"
+	"nftproxy/model/service"
+	"nftproxy/test/testnet"
 )
 
 func open(t testing.TB, ns *testnet.Namespace) *Table {
@@ -74,7 +74,7 @@ func TestTableDelete(t *testing.T) {
 			t.Errorf("Delete() = %d, %v, want %d", n, err, want)
 		}
 	}
-	// One of another ID has taken the place of what was seen.
+	// An entry with another ID has taken the place of the one that was read.
 	changed := slices.Clone(all)
 	for i := range changed {
 		changed[i].ID++
@@ -114,7 +114,7 @@ func TestTableFlows(t *testing.T) {
 	table, creator := open(t, ns), dialCreator(t, ns)
 	src, dst := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
 	const assured = timo.StatusConfirmed | timo.StatusSeenReply | timo.StatusAssured
-	for port := range uint16(500) { // several datagrams' worth
+	for port := range uint16(500) { // more than one datagram holds
 		create(t, creator, timo.NewFlow(17, assured, src, dst, 1000+port, 53, 600, 0))
 	}
 	create(t, creator, timo.NewFlow(17, timo.StatusConfirmed, src, dst, 1, 53, 600, 0))
@@ -159,8 +159,8 @@ func TestTableFlows(t *testing.T) {
 	}
 }
 
-// A deletion that the kernel refuses keeps none of the others, in its own batch
-// or a later one.
+// A deletion that the kernel refuses does not hold up the others, in its own batch or in a
+// later one.
 func TestTableDeleteGoesOn(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "node")
 	table, creator := open(t, ns), dialCreator(t, ns)
@@ -170,7 +170,7 @@ func TestTableDeleteGoesOn(t *testing.T) {
 	}
 	all := flows(t, table, Filter{})
 	refused := all[0]
-	refused.Original.Dst = netip.AddrPortFrom(netip.MustParseAddr("fd00::2"), 53) // no tuple is of two families
+	refused.Original.Dst = netip.AddrPortFrom(netip.MustParseAddr("fd00::2"), 53) // A tuple cannot have two families.
 	n, err := table.Delete(t.Context(), slices.Insert(slices.Clone(all), 1, refused))
 	if n != len(all) || !errors.Is(err, unix.ERANGE) {
 		t.Errorf("Delete() = %d, %v, want %d and ERANGE", n, err, len(all))
@@ -180,17 +180,17 @@ func TestTableDeleteGoesOn(t *testing.T) {
 	}
 }
 
-// A dump that was not read to its end leaves nothing behind for the next.
+// A dump that was not read to its end does not disturb the next one.
 func TestTableFlowsAfterBrokenReceive(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "node")
 	table, creator := open(t, ns), dialCreator(t, ns)
-	for port := range uint16(1000) { // more than a socket's memory has room for
+	for port := range uint16(1000) { // more than a socket's memory holds
 		create(t, creator, timo.NewFlow(17, timo.StatusConfirmed, netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), 1000+port, 53, 600, 0))
 	}
 	interrupt := func() {
 		t.Helper()
 		s, whole := table.dumps, table.dumps.buf
-		s.buf = make([]byte, unix.SizeofNlMsghdr+4) // cuts the first datagram
+		s.buf = make([]byte, unix.SizeofNlMsghdr+4) // The first datagram does not fit.
 		if err := table.Flows(t.Context(), Filter{}, func(Flow) error { return nil }); !errors.Is(err, errMalformed) {
 			t.Fatalf("Flows() = %v, want it malformed", err)
 		}
@@ -213,9 +213,8 @@ func TestTableFlowsAfterBrokenReceive(t *testing.T) {
 	}
 }
 
-// The kernel does what the filter says, and where it does not, as before Linux
-// 5.8 or 5.15, Flows does: both answers are those of a dump of everything that
-// is judged by Selects.
+// The kernel filters, and Flows filters where the kernel does not, as before Linux 5.8 or
+// 5.15. The result equals that of a dump of everything, filtered by Selects.
 func TestTableFilters(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "node")
 	table, creator := open(t, ns), dialCreator(t, ns)
@@ -244,8 +243,8 @@ func TestTableFilters(t *testing.T) {
 	for _, test := range []struct {
 		filter Filter
 		want   int
-		// told is what the kernel can tell of it, v6 that it can tell no
-		// address, but that the family is IPv6.
+		// told is the part of the filter that the kernel compares. v6 says that it
+		// compares the family IPv6 but no address.
 		told Filter
 		v6   bool
 	}{
@@ -267,10 +266,18 @@ func TestTableFilters(t *testing.T) {
 			filter: Filter{Status: Assured, Mask: Assured, Protocol: service.UDP, Dst: dsts[2], Port: 53}, want: 1,
 			told: Filter{Status: Assured, Mask: Assured, Protocol: service.UDP, Port: 53}, v6: true,
 		},
+		{
+			filter: Filter{Protocol: service.UDP, Endpoint: netip.AddrPortFrom(dsts[0], 53)}, want: 3,
+			told: Filter{Protocol: service.UDP, Endpoint: netip.AddrPortFrom(dsts[0], 53)},
+		},
+		{
+			filter: Filter{Mask: Assured, Protocol: service.TCP, Endpoint: netip.AddrPortFrom(dsts[2], 80)}, want: 1,
+			told: Filter{Mask: Assured, Protocol: service.TCP, Port: 80}, v6: true,
+		},
 		{filter: Filter{Protocol: icmp, Port: 53}, want: 0, told: Filter{Protocol: icmp}},
 		{filter: Filter{Dst: src}, want: 0, told: Filter{Dst: src}},
 	} {
-		t.Run(fmt.Sprintf("%v %v %d %v", test.filter.Protocol, test.filter.Dst, test.filter.Port, test.filter.Mask), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%v %v %d %v %v", test.filter.Protocol, test.filter.Dst, test.filter.Port, test.filter.Endpoint, test.filter.Mask), func(t *testing.T) {
 			want := selected(everything, test.filter.Selects)
 			if len(want) != test.want {
 				t.Errorf("Selects has %d flows, want %d", len(want), test.want)
@@ -309,7 +316,7 @@ func dump(t *testing.T, table *Table, requests []netlink.Message, filter Filter)
 	return list
 }
 
-// What a flow tells beside its tuples.
+// The fields of a flow besides its tuples.
 func TestTableFlowDetails(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "node")
 	table, creator := open(t, ns), dialCreator(t, ns)
@@ -335,14 +342,14 @@ func TestTableFlowDetails(t *testing.T) {
 func TestTableCount(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "node")
 	table, creator := open(t, ns), dialCreator(t, ns)
-	max, err := ns.ReadSysctl("net.netfilter.nf_conntrack_max")
+	wantLimit, err := ns.ReadSysctl("net.netfilter.nf_conntrack_max")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for want := range 3 {
 		entries, limit, err := table.Count(t.Context())
-		if entries != want || fmt.Sprint(limit) != max || err != nil {
-			t.Errorf("Count() = %d, %d, %v, want %d of %s", entries, limit, err, want, max)
+		if entries != want || fmt.Sprint(limit) != wantLimit || err != nil {
+			t.Errorf("Count() = %d, %d, %v, want %d of %s", entries, limit, err, want, wantLimit)
 		}
 		create(t, creator, timo.NewFlow(17, timo.StatusConfirmed, netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), uint16(want), 53, 600, 0))
 	}
@@ -353,13 +360,13 @@ func TestTableCount(t *testing.T) {
 	}
 }
 
-// Without the capability every call say so, and what is needed.
+// Without the capability, every call fails and names the capability.
 func TestTableWithoutCapability(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "node")
 	table := open(t, ns)
 	listed, deleted, counted := make(chan error, 1), make(chan error, 1), make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // for ever: the thread ends with the goroutine
+		runtime.LockOSThread() // There is no unlock: the thread ends with the goroutine.
 		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		var none [2]unix.CapUserData
 		if err := unix.Capset(&header, &none[0]); err != nil {
@@ -379,7 +386,7 @@ func TestTableWithoutCapability(t *testing.T) {
 			t.Errorf("%s() = %v, want EPERM with what is needed", what, err)
 		}
 	}
-	if list := flows(t, table, Filter{}); len(list) > 0 { // the sockets are in step
+	if list := flows(t, table, Filter{}); len(list) > 0 { // The sockets have read all answers.
 		t.Errorf("flows: %v", list)
 	}
 }

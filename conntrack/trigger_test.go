@@ -6,16 +6,16 @@ import (
 	"strings"
 	"testing"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
-// web is the service under test with its endpoints, which are ready and serve
-// if nothing else is said: "ONE-POD", "TWO-POD terminating".
+// web returns the tested Service with its endpoints. They are ready and serve unless their
+// text says otherwise: "ONE-POD", "TWO-POD terminating".
 func web(endpoints ...string) string {
 	return webWith("  port dns udp 53 node-port 30053\n", endpoints...)
 }
 
-// webWith is the same with other lines up to the endpoints.
+// webWith returns the same with other lines before the endpoints.
 func webWith(lines string, endpoints ...string) string {
 	text := bystander + "service default/web created 2026-01-01T00:00:00Z\n"
 	if !strings.Contains(lines, "cluster-ip") {
@@ -36,10 +36,9 @@ func webWith(lines string, endpoints ...string) string {
 	return text
 }
 
-// TestEndpointRemoval and those that follow have what can make a flow stale,
-// each on real flows: a client that keeps sending from one socket reaches a live
-// endpoint with its next datagram, or is refused, and nobody else's flow is
-// touched.
+// TestEndpointRemoval and the tests after it each have one change that can make real flows
+// stale. A client keeps sending from one socket. Its next datagram reaches a live endpoint
+// or is refused, and no other flow is touched.
 func TestEndpointRemoval(t *testing.T) {
 	families(t, func(l *live) {
 		l.become(web("ONE-POD", "TWO-POD"), "")
@@ -64,7 +63,7 @@ func TestEndpointRemoval(t *testing.T) {
 	})
 }
 
-// An endpoint that terminates keeps its flows as long as it serves.
+// A terminating endpoint keeps its flows as long as it serves.
 func TestEndpointTerminates(t *testing.T) {
 	families(t, func(l *live) {
 		l.become(web("ONE-POD"), "")
@@ -114,7 +113,7 @@ func TestServiceAddressChange(t *testing.T) {
 	}
 }
 
-// A client was there before the service had an endpoint.
+// A client sends before the Service has an endpoint.
 func TestFirstEndpoint(t *testing.T) {
 	families(t, func(l *live) {
 		l.become(web(), "")
@@ -126,7 +125,7 @@ func TestFirstEndpoint(t *testing.T) {
 	})
 }
 
-// A client was there before the address was.
+// A client sends before a Service has the address.
 func TestAddressAppears(t *testing.T) {
 	families(t, func(l *live) {
 		l.become(web("ONE-POD"), "")
@@ -141,7 +140,7 @@ func TestAddressAppears(t *testing.T) {
 		l.become(webWith("  external-ip EXTERNAL\n  port dns udp 53\n", "TWO-POD"), "")
 		c.wantAnswer("two")
 
-		// A process on the node has a node port's number, until it stops.
+		// A process on the node listens on the number of a node port, until it stops.
 		l.listenSilently(l.Node, netip.AddrPortFrom(l.addr(l.NodeAddrs), 30054), "node")
 		n.wantHeard("node")
 		l.become(webWith("  external-ip EXTERNAL\n  port dns udp 53 node-port 30054\n", "TWO-POD"), "node port: 1")
@@ -149,7 +148,7 @@ func TestAddressAppears(t *testing.T) {
 	})
 }
 
-// Source ranges that come to exclude a client whom nobody has answered yet.
+// New source ranges exclude a client that has had no answer yet.
 func TestSourceRangesChange(t *testing.T) {
 	families(t, func(l *live) {
 		ranges := func(r string) string {
@@ -169,8 +168,7 @@ func TestSourceRangesChange(t *testing.T) {
 	})
 }
 
-// A traffic policy that comes to forbid the endpoint of a client whom nobody
-// has answered yet.
+// A new traffic policy forbids the endpoint of a client that has had no answer yet.
 func TestTrafficPolicyChange(t *testing.T) {
 	families(t, func(l *live) {
 		policy := func(lines string, endpoints ...string) string {

@@ -5,38 +5,40 @@ import (
 	"net/netip"
 	"slices"
 
-	"nftproxy/internal/service"
-	"nftproxy/internal/treap"
+	"nftproxy/model/service"
+	"nftproxy/model/sorted"
+	"nftproxy/model/treap"
 )
 
-// update is an Index on its way from the old snapshot to the one that it
-// has.
+// update is one call of Index.Update: the index already has the new snapshot and
+// follows its changes from the old one.
 type update struct {
 	*Index
 	old   service.Snapshot
 	scope Scope
-	// last is the latest comparison of two ports: a port has several claims.
+	// last is the latest comparison of two ports. The several claims of a port share
+	// it.
 	last portChange
 }
 
-// setNode follows the node's addresses.
-func (u *update) setNode() {
+// followNode follows the changes of the node.
+func (u *update) followNode() {
 	old, node := u.old.Node, u.snapshot.Node
 	if old == node {
 		return
 	}
 	before, served := u.local, u.serving
-	u.local, u.serving = u.options.on(node)
+	u.local, u.serving = u.options.addresses(node)
 	if old == nil || node == nil || old.Name != node.Name ||
 		!slices.Equal(old.Addresses, node.Addresses) || !slices.Equal(old.PodCIDRs, node.PodCIDRs) {
-		u.scope.all()
+		u.scope.addAll()
 		return
 	}
 	for a := range before {
-		// The link-local address of a pod's interface comes and goes with it.
-		// It is no service's, and whoever sent from it sends no more.
+		// The link-local address of a pod's interface comes and goes with the pod. No
+		// Service has it, and no program sends from it any more.
 		if !u.local[a] && !a.IsLinkLocalUnicast() {
-			u.scope.all()
+			u.scope.addAll()
 		}
 	}
 	for a := range u.serving {
@@ -46,9 +48,9 @@ func (u *update) setNode() {
 	}
 }
 
-// on returns the addresses on the node's interfaces, and those that serve node
+// addresses returns the addresses on the node's interfaces, and those that serve node
 // ports.
-func (o *Options) on(node *service.Node) (local, serving map[netip.Addr]bool) {
+func (o *Options) addresses(node *service.Node) (local, serving map[netip.Addr]bool) {
 	local, serving = map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	if node == nil {
 		return local, serving
@@ -70,7 +72,7 @@ func (o *Options) on(node *service.Node) (local, serving map[netip.Addr]bool) {
 	return local, serving
 }
 
-// claims yields what the service asks for, with the port that is for it.
+// claims yields the claims of a Service, with the port of each.
 func claims(s *service.Service) iter.Seq2[service.Claim, *service.Port] {
 	return func(yield func(service.Claim, *service.Port) bool) {
 		if s == nil {
@@ -98,127 +100,161 @@ func claims(s *service.Service) iter.Seq2[service.Claim, *service.Port] {
 	}
 }
 
-// replace puts a service in the place of another of its name; nil is none.
+// replace replaces a Service by another one of the same name; nil stands for none.
 func (u *update) replace(old, s *service.Service) {
-	by := func(c claimant) bool { return old != nil && c.service == old }
+	isOld := func(c claimant) bool { return old != nil && c.service == old }
 	for c, p := range claims(s) {
-		list := u.claims[c]
-		i := slices.IndexFunc(list, by)
+		list, i := u.claims[c], -1
+		if old != nil { // A new Service skips the search: thousands may ask for one claim.
+			i = slices.IndexFunc(list, isOld)
+		}
 		if i < 0 {
 			u.claims[c] = append(list, claimant{s, p})
-			u.gained(c)
+			u.gainClaim(c)
 			continue
 		}
 		before := list[i]
 		list[i] = claimant{s, p}
 		if p != nil {
-			u.kept(c, before, list[i])
+			u.keepClaim(c, before, list[i])
 		}
 	}
 	for c, p := range claims(old) {
 		list := u.claims[c]
-		i := slices.IndexFunc(list, by)
+		i := slices.IndexFunc(list, isOld)
 		if i < 0 {
-			continue // it is s's now
+			continue // The new Service has it.
 		}
 		if list = slices.Delete(list, i, i+1); len(list) > 0 {
 			u.claims[c] = list
 		} else {
 			delete(u.claims, c)
 		}
-		u.lost(c, p)
+		u.loseClaim(c, p)
 	}
 }
 
-// gained: what goes there and was never DNATed, or to another's endpoint.
-func (u *update) gained(c service.Claim) { u.scope.claim(c, Filter{}) }
+// gainClaim adds the flows to a claim that the Service has gained: flows without
+// DNAT, and flows to the endpoints of another Service.
+func (u *update) gainClaim(c service.Claim) { u.scope.addClaim(c) }
 
-// lost: what was sent there leads to nobody's endpoint, or another's.
-func (u *update) lost(c service.Claim, p *service.Port) {
+// loseClaim adds the flows to a claim that the Service has lost: they lead to its
+// former endpoints.
+func (u *update) loseClaim(c service.Claim, p *service.Port) {
 	if p == nil {
-		u.scope.claim(c, Filter{})
+		u.scope.addClaim(c)
 		return
 	}
 	u.departed.add(c, p.Endpoints)
-	u.scope.claim(c, u.affected(c, p.Endpoints))
+	u.loseEndpoints(c, p.Endpoints, 1)
 }
 
-// kept: the claim is still the service's, which may have changed.
-func (u *update) kept(c service.Claim, old, new claimant) {
-	if u.last.old != old.port || u.last.new != new.port {
-		u.last = comparePorts(old.port, new.port)
+// keepClaim adds the flows to a claim that the Service still has, as far as the
+// change of the Service makes them stale.
+func (u *update) keepClaim(c service.Claim, before, after claimant) {
+	if u.last.before != before.port || u.last.after != after.port {
+		u.last = comparePorts(before.port, after.port)
 	}
 	change := &u.last
 	u.departed.add(c, change.gone)
 	switch {
-	case narrowed(old.service, new.service) || change.first || change.moved:
-		u.scope.claim(c, Filter{})
-	case len(change.gone) > 0 || change.unserved && c.Protocol == service.UDP:
-		u.scope.claim(c, u.affected(c, change.gone))
+	case narrowed(before.service, after.service) || change.first || change.moved:
+		u.scope.addClaim(c)
+	case c.Protocol == service.UDP:
+		u.loseEndpoints(c, change.useless, after.claims())
+	default:
+		u.loseEndpoints(c, change.gone, after.claims())
 	}
 }
 
-// affected selects by their status the flows that the loss of endpoints can make
-// stale. A busy service has many connections, of which only few are unanswered.
-func (u *update) affected(c service.Claim, gone []service.Endpoint) Filter {
-	identity := slices.ContainsFunc(gone, func(e service.Endpoint) bool {
-		return e.Addr.Port() == c.Port && (e.Addr.Addr() == c.Addr || c.Addr.IsUnspecified())
-	})
+// loseEndpoints adds the flows to a claim that lead to one of the lost endpoints. Up
+// to few endpoints get a filter of their own; few is the number of claims that have
+// lost them. Such a filter finds the flows of all these claims, and selects only
+// stale flows, however busy the Service is.
+func (u *update) loseEndpoints(c service.Claim, endpoints service.Endpoints, few int) {
+	if endpoints.Len() == 0 {
+		return
+	}
+	status := u.affectedStatus(c, endpoints)
+	if whole := claimFilter(c, status); endpoints.Len() > few || u.scope.covers(whole) {
+		u.scope.add(whole)
+		return
+	}
+	for e := range endpoints.All() {
+		u.scope.addEndpoint(c.Protocol, e.Addr, status)
+	}
+}
+
+// claims returns the number of claims of the port: addresses, and the node port.
+func (c claimant) claims() int {
+	n := len(c.service.ClusterIPs) + len(c.service.ExternalIPs) + len(c.service.LoadBalancerIPs)
+	if c.port.NodePort != 0 {
+		n++
+	}
+	return n
+}
+
+// affectedStatus returns a filter by status for the flows that the loss of endpoints
+// can make stale. A busy Service has many connections, and few of them are unanswered.
+func (u *update) affectedStatus(c service.Claim, gone service.Endpoints) Filter {
+	identity := false
+	for e := range gone.All() {
+		identity = identity || e.Addr.Port() == c.Port && (e.Addr.Addr() == c.Addr || c.Addr.IsUnspecified())
+	}
 	if c.Protocol == service.UDP || identity || slices.Contains(u.options.Established, c.Protocol) {
 		return Filter{}
 	}
 	return Filter{Mask: SeenReply}
 }
 
-// narrowed says whether connections may be forbidden now that were not.
-func narrowed(old, new *service.Service) bool {
-	return old.InternalPolicy != new.InternalPolicy || old.ExternalPolicy != new.ExternalPolicy ||
-		!old.Sources.Equal(new.Sources) ||
-		!slices.Equal(old.LoadBalancerIPs, new.LoadBalancerIPs) || !slices.Equal(old.ClusterIPs, new.ClusterIPs)
+// narrowed says whether the change of a Service may forbid flows that were allowed.
+func narrowed(before, after *service.Service) bool {
+	return before.InternalPolicy != after.InternalPolicy || before.ExternalPolicy != after.ExternalPolicy ||
+		!before.Sources.Equal(after.Sources) ||
+		!slices.Equal(before.LoadBalancerIPs, after.LoadBalancerIPs) || !slices.Equal(before.ClusterIPs, after.ClusterIPs)
 }
 
-// portChange is what became of a port's endpoints.
+// portChange is the change of a port's endpoints.
 type portChange struct {
-	old, new *service.Port
-	// gone are the endpoints that are no longer there, sorted.
-	gone []service.Endpoint
-	// first says that there was no endpoint before, unserved that one no
-	// longer serves, moved that one is on another node.
-	first, unserved, moved bool
+	before, after *service.Port
+	// gone has the endpoints that were removed. useless has these and the endpoints
+	// that no longer serve.
+	gone, useless service.Endpoints
+	// first says that there was no endpoint before. moved says that an endpoint is
+	// now on another node.
+	first, moved bool
 }
 
-// comparePorts goes through both lists, which are sorted, side by side.
-func comparePorts(old, new *service.Port) portChange {
-	c := portChange{old: old, new: new, first: len(old.Endpoints) == 0 && len(new.Endpoints) > 0}
-	left := new.Endpoints
-	if len(left) > 0 && len(left) == len(old.Endpoints) && &left[0] == &old.Endpoints[0] {
-		return c // shared
-	}
-	for _, e := range old.Endpoints {
-		for len(left) > 0 && left[0].Addr.Compare(e.Addr) < 0 {
-			left = left[1:]
+// comparePorts compares the endpoints of two ports. Its cost grows with their
+// difference.
+func comparePorts(before, after *service.Port) portChange {
+	c := portChange{before: before, after: after, first: before.Endpoints.Len() == 0 && after.Endpoints.Len() > 0}
+	var gone, useless []service.Endpoint
+	for change := range sorted.Diff(before.Endpoints, after.Endpoints) {
+		was, is := change.Old, change.New
+		switch {
+		case is == nil:
+			gone, useless = append(gone, *was), append(useless, *was)
+		case was != nil:
+			if (was.Ready || was.Serving) && !is.Ready && !is.Serving {
+				useless = append(useless, *was)
+			}
+			c.moved = c.moved || was.Node != is.Node
 		}
-		if len(left) == 0 || left[0].Addr != e.Addr {
-			c.gone = append(c.gone, e)
-			continue
-		}
-		c.unserved = c.unserved || (e.Ready || e.Serving) && !left[0].Ready && !left[0].Serving
-		c.moved = c.moved || e.Node != left[0].Node
 	}
+	c.gone, c.useless = sorted.Of(gone), sorted.Of(useless)
 	return c
 }
 
-// conflicts follows who has what several ask for, where the claims stay and only
-// the ages change. Who keeps others from an address has a claim on it, too.
-func (u *update) conflicts() {
+// followConflicts adds the flows to claims that changed hands although the Services'
+// claims stayed the same, as when only their ages changed. The claim of a conflict has
+// another claimant, or is protected.
+func (u *update) followConflicts() {
 	for change := range treap.Diff(u.old.Conflicts, u.snapshot.Conflicts) {
 		for _, pair := range [][2]*service.Conflicts{{change.Old, change.New}, {change.New, change.Old}} {
-			if pair[0] == nil {
-				continue
-			}
-			for _, lost := range pair[0].Lost {
+			for lost := range pair[0].Since(pair[1]) {
 				if lost.Claim.Protocol != 0 && !pair[1].Has(lost.Claim) {
-					u.scope.claim(lost.Claim, Filter{})
+					u.scope.addClaim(lost.Claim)
 				}
 			}
 		}

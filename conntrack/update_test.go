@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
 func (s Scope) text() string {
@@ -28,6 +28,9 @@ func (s Scope) text() string {
 		if f.Protocol != 0 {
 			text += "/" + f.Protocol.String()
 		}
+		if f.Endpoint.IsValid() {
+			text += " to " + f.Endpoint.String()
+		}
 		if f.Mask != 0 {
 			text += fmt.Sprintf(" if [%v] of [%v]", f.Status, f.Mask)
 		}
@@ -43,8 +46,8 @@ func TestUpdateScope(t *testing.T) {
 		endpoint = "    endpoint 10.0.0.1:53 n1 ready serving\n"
 		unserved = "    endpoint 10.0.0.1:53 n1\n"
 		http     = "    endpoint 10.0.0.3:8080 n1 terminating\n"
-		udp      = "10.96.0.1:53/udp, 203.0.113.5:53/udp, :30053/udp"
-		tcp      = "10.96.0.1:80/tcp if [] of [seen-reply], 203.0.113.5:80/tcp if [] of [seen-reply], :30080/tcp if [] of [seen-reply]"
+		udp      = "/udp to 10.0.0.1:53"
+		moved    = "10.96.0.1:53/udp, 203.0.113.5:53/udp, :30053/udp"
 	)
 	tests := []struct {
 		name     string
@@ -56,30 +59,31 @@ func TestUpdateScope(t *testing.T) {
 		{"endpoint gone", keep, replace(endpoint, ""), udp},
 		{"endpoint no longer serves", keep, replace(endpoint, unserved), udp},
 		{"endpoint serves again", replace(endpoint, unserved), keep, ""},
-		{"TCP endpoint gone", keep, replace(http, ""), tcp},
+		{"TCP endpoint gone", keep, replace(http, ""), "/tcp to 10.0.0.3:8080 if [] of [seen-reply]"},
 		{"TCP endpoint that was the address gone", replace(http, http+"    endpoint 203.0.113.5:80 n1 ready serving\n"), keep,
-			strings.Replace(tcp, "203.0.113.5:80/tcp if [] of [seen-reply]", "203.0.113.5:80/tcp", 1)},
+			"/tcp to 203.0.113.5:80"},
 		{"TCP endpoint that was the node port gone", replace(http, http+"    endpoint 192.168.0.2:30080 n1 ready serving\n"), keep,
-			strings.Replace(tcp, ":30080/tcp if [] of [seen-reply]", ":30080/tcp", 1)},
+			"/tcp to 192.168.0.2:30080"},
 		{"TCP endpoint no longer ready", keep, replace("8080 n1 ready serving", "8080 n1"), ""},
 		{"first endpoint", keep, replace("port empty udp 81\n", "port empty udp 81\n    endpoint 10.0.0.1:81 n1 ready serving\n"),
 			"10.96.0.1:81/udp, 203.0.113.5:81/udp"},
 		{"last endpoint gone", replace("port empty udp 81\n", "port empty udp 81\n    endpoint 10.0.0.1:81 n1 ready serving\n"), keep,
-			"10.96.0.1:81/udp, 203.0.113.5:81/udp"},
-		{"endpoint moved to another node", keep, replace(endpoint, "    endpoint 10.0.0.1:53 n2 ready serving\n"), udp},
+			"/udp to 10.0.0.1:81"},
+		{"many endpoints gone", keep, without("    endpoint 10.0.0.1:53 n1 ready serving\n", "  port http tcp"), moved},
+		{"endpoint moved to another node", keep, replace(endpoint, "    endpoint 10.0.0.1:53 n2 ready serving\n"), moved},
 		{"new service", until("service default/younger"), keep, "10.96.0.4, 203.0.113.5:53/udp"},
 		{"new services", until("service default/local"), keep, "everything"},
 		{"new service, its address free", without("service default/restricted", "service default/younger"), keep,
 			"10.96.0.3, 203.0.113.8:53/udp, :30055/udp"},
 		{"service gone", keep, without("service default/restricted", "service default/younger"),
-			"10.96.0.3, 203.0.113.8:53/udp, :30055/udp"},
+			"/udp to 10.0.0.1:53, 10.96.0.3"},
 		{"new node port", replace(" node-port 30055", ""), keep, ":30055/udp"},
-		{"other node port", keep, replace("node-port 30055", "node-port 30056"), ":30055/udp, :30056/udp"},
+		{"other node port", keep, replace("node-port 30055", "node-port 30056"), "/udp to 10.0.0.1:53, :30056/udp"},
 		{"other cluster IP", keep, replace("cluster-ip 10.96.0.4\n", "cluster-ip 10.96.0.5\n"), "10.96.0.4, 10.96.0.5, 203.0.113.5:53/udp"},
 		{"other port", keep, replace("port empty udp 81", "port empty udp 82"),
-			"10.96.0.1:81/udp, 10.96.0.1:82/udp, 203.0.113.5:81/udp, 203.0.113.5:82/udp"},
+			"10.96.0.1:82/udp, 203.0.113.5:82/udp"},
 		{"the older claimant goes", keep, without("  external-ip 203.0.113.5\n", "  port dns"),
-			"203.0.113.5:53/udp, 203.0.113.5:80/tcp if [] of [seen-reply], 203.0.113.5:81/udp"},
+			"203.0.113.5:53/udp, 203.0.113.5:80/tcp if [] of [seen-reply]"},
 		{"the older claimant is made anew", keep, replace("service default/web created 2026-01-01", "service default/web created 2026-03-01"),
 			"203.0.113.5:53/udp"},
 		{"source ranges", keep, replace("source-range 198.51.100.0/28\n  port", "source-range 198.51.100.0/29\n  port"),
@@ -120,7 +124,7 @@ func TestUpdateScopeEstablished(t *testing.T) {
 	x, b := NewIndex(Options{Established: []service.Protocol{service.TCP}}), service.NewBuilder(service.Node{})
 	x.Update(become(b, parse(t, dnatedCluster)))
 	to := replace("    endpoint 10.0.0.3:8080 n1 terminating\n", "")
-	if got, want := x.Update(become(b, parse(t, to(dnatedCluster)))).text(), "10.96.0.1:80/tcp, 203.0.113.5:80/tcp, :30080/tcp"; got != want {
+	if got, want := x.Update(become(b, parse(t, to(dnatedCluster)))).text(), "/tcp to 10.0.0.3:8080"; got != want {
 		t.Errorf("scope: %q, want %q", got, want)
 	}
 }

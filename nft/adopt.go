@@ -4,20 +4,19 @@ import (
 	"maps"
 	"slices"
 
-	"nftproxy/internal/treap"
+	"nftproxy/model/treap"
 )
 
-// Unowned is the part that Adopt gives the elements which belong to nothing in
-// the wanted program. No program has a part of that name, so the next Plan
-// deletes them.
+// Unowned is the name of the part to which Adopt gives elements that no part of the
+// wanted program has. No program has a part of that name, so the next Plan deletes them.
 const Unowned = ""
 
-// Adopt makes a State of tables that were read from a kernel: each element is
-// given to the part of the wanted program that has its key, so that the next
-// Plan finds what differs and keeps what does not. A table whose sets are
-// declared otherwise than wanted, or whose chains have other hooks, will be
-// replaced as a whole: neither can be changed, and what points to a chain
-// keeps it from being deleted.
+// Adopt makes a State of tables that were read from a kernel. Each element goes to
+// the part of the wanted program that has its key, so the next Plan changes only
+// what differs. The next Plan replaces a table as a whole if one of its sets is
+// declared otherwise than wanted, or one of its chains has another hook: the kernel
+// can change neither, and deletes no chain that something points to. Sets and
+// chains that are not wanted stay for IdleLife.
 func Adopt(m *Model, want *Program) State {
 	var s State
 	for i, f := range Families() {
@@ -33,13 +32,15 @@ func adoptTable(c *Contents, want *Table) tableState {
 	applied := &Table{Family: want.Family, Name: want.Name}
 	for _, name := range slices.Sorted(maps.Keys(c.Sets)) {
 		have, wanted := c.Sets[name].Set, want.Set(name)
-		if wanted == nil || !wanted.sameAs(have, want.Family) {
+		switch {
+		case wanted == nil:
+			have = &Set{Name: name} // its elements are deleted with it
+		case !wanted.sameAs(have, want.Family):
 			return tableState{applied: applied, replace: true}
+		case wanted.MinSize == 0:
+			have = wanted
 		}
-		if wanted.Room > 0 {
-			wanted = have
-		}
-		applied.Sets = append(applied.Sets, wanted)
+		applied.Sets = applied.Sets.Set(name, have)
 	}
 	for name, chain := range c.Chains {
 		if wanted, ok := want.Chains.Get(name); ok && !wanted.sameHook(chain) {
@@ -49,13 +50,17 @@ func adoptTable(c *Contents, want *Table) tableState {
 	}
 	left, counts := map[string]map[Value]Element{}, map[string]int{}
 	for name, s := range c.Sets {
-		if !s.Set.Dynamic {
-			left[name], counts[name] = maps.Clone(s.Elements), len(s.Elements)
+		if s.Set.Dynamic || want.Set(name) == nil {
+			continue
+		}
+		left[name] = maps.Clone(s.Elements)
+		if wanted := want.Set(name); wanted != nil && wanted.MinSize > 0 {
+			counts[name] = len(s.Elements)
 		}
 	}
 	parts := make([]treap.Edit[string, *Part], 0, want.Parts.Len())
 	for name, part := range want.Parts.All() {
-		if p := claim(left, part); p != nil {
+		if p := matchPart(left, part); p != nil {
 			parts = append(parts, treap.Edit[string, *Part]{Key: name, Value: p})
 		}
 	}
@@ -67,12 +72,12 @@ func adoptTable(c *Contents, want *Table) tableState {
 	if len(rest) > 0 {
 		applied.Parts = applied.Parts.Set(Unowned, NewPart(rest, nil))
 	}
-	return tableState{applied: applied, counts: counts}
+	return tableState{applied: applied, counts: treap.Map[string, int]{}.Apply(treap.Edits(counts))}
 }
 
-// claim moves what has the keys of the wanted part from left into a part of
-// its own; nil where there is nothing.
-func claim(left map[string]map[Value]Element, want *Part) *Part {
+// matchPart moves the elements with the keys of the wanted part out of left, and
+// returns them as a part; nil where there are none.
+func matchPart(left map[string]map[Value]Element, want *Part) *Part {
 	var elements []Element
 	for _, e := range want.Elements {
 		if have, ok := left[e.Set][e.Key]; ok {
@@ -82,18 +87,18 @@ func claim(left map[string]map[Value]Element, want *Part) *Part {
 	}
 	var pools []Pool
 	for _, w := range want.Pools {
-		pool := Pool{Map: w.Map, Prefix: w.Prefix}
+		var targets []Value
 		for i := 0; ; i++ {
 			key := w.Prefix.WithIndex(i)
 			have, ok := left[w.Map][key]
 			if !ok {
 				break
 			}
-			pool.Targets = append(pool.Targets, have.Data)
+			targets = append(targets, have.Data)
 			delete(left[w.Map], key)
 		}
-		if len(pool.Targets) > 0 {
-			pools = append(pools, pool)
+		if len(targets) > 0 {
+			pools = append(pools, w.withOrder(targets))
 		}
 	}
 	if elements == nil && pools == nil {

@@ -9,20 +9,21 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/nft"
-	"nftproxy/nft/nfttest"
+	"nftproxy/test/nfttest"
 )
 
-// shuffled is the model of the program with every pool in some other order,
-// as a long history may have left it.
+// shuffled is the model of the program with every pool in a random order, as a long
+// history may leave it.
 func shuffled(rng *rand.Rand, p *nft.Program) *nft.Model {
 	m := p.Model()
 	for _, f := range nft.Families() {
 		set := m.Table(p.Table(f).ID()).Sets[pools]
 		for _, part := range p.Table(f).Parts.All() {
 			for _, pool := range part.Pools {
-				for i, from := range rng.Perm(len(pool.Targets)) {
+				targets := slices.Collect(pool.Targets.All())
+				for i, from := range rng.Perm(len(targets)) {
 					key := pool.Prefix.WithIndex(i)
-					set.Elements[key] = nft.Element{Set: pools, Key: key, Data: pool.Targets[from]}
+					set.Elements[key] = nft.Element{Set: pools, Key: key, Data: targets[from]}
 				}
 			}
 		}
@@ -31,7 +32,7 @@ func shuffled(rng *rand.Rand, p *nft.Program) *nft.Model {
 }
 
 func TestAdopt(t *testing.T) {
-	seeds(t, 200, func(t *testing.T, rng *rand.Rand) {
+	withSeeds(t, 200, func(t *testing.T, rng *rand.Rand) {
 		h := newHistory(rng)
 		for range 20 {
 			h.next()
@@ -39,9 +40,9 @@ func TestAdopt(t *testing.T) {
 		a := h.last
 		m := shuffled(rng, a)
 		for range 5 {
-			visit(rng, m)
+			sendPackets(rng, m)
 		}
-		rest, memory := forgetful(m, a)
+		rest, memory := splitMemory(m, a)
 		text := rest.String()
 		s := nft.Adopt(m, rebuilt(a))
 		if diff := cmp.Diff(text, s.Applied().String()); diff != "" {
@@ -54,19 +55,19 @@ func TestAdopt(t *testing.T) {
 		s = nft.Adopt(m, b)
 		_, s = apply(t, m, s, b, epoch)
 		wantModel(t, b, m)
-		for range 5 { // An adopted state goes on like any other.
+		for range 5 { // Plans from an adopted state are like any other.
 			_, s = apply(t, m, s, h.next(), epoch)
 			wantModel(t, h.last, m)
 		}
-		if _, after := forgetful(m, a); after != memory {
+		if _, after := splitMemory(m, a); after != memory {
 			t.Errorf("learned before the restart\n%s and after it\n%s", memory, after)
 		}
 	})
 }
 
-// TestAdoptNothing: no table is there, or only one.
+// TestAdoptNothing: the kernel has none of the two tables, or only one.
 func TestAdoptNothing(t *testing.T) {
-	seeds(t, 20, func(t *testing.T, rng *rand.Rand) {
+	withSeeds(t, 20, func(t *testing.T, rng *rand.Rand) {
 		h := newHistory(rng)
 		h.next()
 		for _, f := range nft.Families() {
@@ -80,19 +81,19 @@ func TestAdoptNothing(t *testing.T) {
 	})
 }
 
-// TestAdoptTampered: whatever others have made of the tables, one plan brings
-// them to the program, and nothing foreign is left when idle chains have gone.
+// TestAdoptTampered: whatever others have changed in the tables, one batch makes them
+// what the program says. Nothing foreign is left when idle chains have been deleted.
 func TestAdoptTampered(t *testing.T) {
-	seeds(t, 500, func(t *testing.T, rng *rand.Rand) {
+	withSeeds(t, 500, func(t *testing.T, rng *rand.Rand) {
 		h := newHistory(rng)
 		for range 20 {
 			h.next()
 		}
 		m, want := shuffled(rng, h.last), h.next()
-		visit(rng, m)
+		sendPackets(rng, m)
 		for _, f := range nft.Families() {
 			for range rng.IntN(4) {
-				tamper(rng, m.Table(want.Table(f).ID()))
+				tamperWith(rng, m.Table(want.Table(f).ID()))
 			}
 		}
 		if err := m.Apply(nft.Batch{}); err != nil {
@@ -100,16 +101,16 @@ func TestAdoptTampered(t *testing.T) {
 		}
 		_, s := apply(t, m, nft.Adopt(m, want), want, epoch)
 		wantModel(t, want, m)
-		apply(t, m, s, want, epoch.Add(nft.IdleChainLife))
+		apply(t, m, s, want, epoch.Add(nft.IdleLife))
 		wantModel(t, want, m)
-		if idle := nfttest.IdleChains(want, m); idle != nil {
+		if idle := nfttest.Idle(want, m); idle != nil {
 			t.Errorf("still there: %v", idle)
 		}
 	})
 }
 
-// tamper makes one edit that a kernel would let others make.
-func tamper(rng *rand.Rand, c *nft.Contents) {
+// tamperWith makes one edit that a kernel would let others make.
+func tamperWith(rng *rand.Rand, c *nft.Contents) {
 	set := c.Sets[[]string{plainSet, verdicts, pools, ranges, learned}[rng.IntN(5)]]
 	family := c.Table.Family
 	switch rng.IntN(9) {
@@ -117,7 +118,7 @@ func tamper(rng *rand.Rand, c *nft.Contents) {
 		if keys := slices.Sorted(maps.Keys(set.Elements)); len(keys) > 0 {
 			delete(set.Elements, keys[rng.IntN(len(keys))])
 		}
-	case 1: // a foreign element, in a pool perhaps far behind its end
+	case 1: // a foreign element; in a pool perhaps far beyond its end
 		if e := foreignElement(rng, family, set.Set); set.Set.Name != ranges || !overlapping(c, e) {
 			set.Elements[e.Key] = e
 		}
@@ -138,7 +139,7 @@ func tamper(rng *rand.Rand, c *nft.Contents) {
 		}}
 	case 4: // a foreign base chain
 		c.Chains["filter"] = &nft.Chain{Name: "filter", Hook: &nft.Hook{Name: nft.Output, Priority: 7}, Rules: []nft.Rule{{nft.Verdict{Code: nft.Drop}}}}
-	case 5: // a rule that we do not understand
+	case 5: // a rule that the reader does not recognise
 		d := c.Chains["dispatch"]
 		c.Chains["dispatch"] = &nft.Chain{Name: d.Name, Hook: d.Hook, Rules: append([]nft.Rule{{nft.Unknown{}}}, d.Rules...)}
 	case 6: // another hook
@@ -160,19 +161,18 @@ func foreignElement(rng *rand.Rand, f nft.Family, s *nft.Set) nft.Element {
 		e.Key, e.Verdict = nft.Value(nft.AppendPort(nil, uint16(n))), nft.Verdict{Code: nft.Accept}
 	case pools:
 		e.Key = nft.Value(nft.AppendProto(nil, uint8(n))).WithIndex(rng.IntN(12))
-		e.Data = pool(f, 0, n).Targets[0] // perhaps one that the pool has already
+		e.Data = poolTarget(f, n) // perhaps one that the pool has already
 	case ranges:
 		from := rng.IntN(250)
 		e = interval(f, 1, 20, from, from+rng.IntN(6), "foreign")
 	case learned:
 		e.Key = address(f, n) + nft.Value(nft.AppendPort(nil, 80))
-		e.Data = pool(f, 0, n).Targets[0]
+		e.Data = poolTarget(f, n)
 	}
 	return e
 }
 
-// overlapping asks a model whether it takes the interval beside those that are
-// there.
+// overlapping says whether a model refuses the interval because of those that it has.
 func overlapping(c *nft.Contents, e nft.Element) bool {
 	m := nft.NewModel()
 	m.Put(c)

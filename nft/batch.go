@@ -2,13 +2,17 @@ package nft
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
-// Batch is what one transaction does, operation by operation. All of it takes
-// effect, or none.
+// Batch is the operations that turn a State into a Program, in their order. Mostly
+// they are one transaction: all of them take effect, or none (see Transactions).
 type Batch struct {
 	Ops []Op
+	// ahead is how many of the operations, from the first, have a transaction of
+	// their own before the rest.
+	ahead int
 }
 
 // Empty says that there is nothing to do.
@@ -18,7 +22,7 @@ func (b Batch) Empty() bool { return len(b.Ops) == 0 }
 type Op interface {
 	// Text is the operation as one or more nft commands, each on a line.
 	Text() string
-	// table is the table that it is about.
+	// table is the table that the operation is about.
 	table() TableID
 }
 
@@ -79,15 +83,15 @@ type AddRules struct {
 	Chain *Chain
 }
 
-// OwnedElement is an element and the part that it belongs to, which is what an
-// error about it concerns.
+// OwnedElement is an element and the part that it belongs to. The part is at fault if
+// the kernel refuses the element.
 type OwnedElement struct {
 	Element
 	Part string
 }
 
-// AddElements adds elements to one set. A key that is there with other data is
-// an error, with the same data it is none.
+// AddElements adds elements to one set. A key that is there with other data is an
+// error. One that is there with the same data is none.
 type AddElements struct {
 	Table    TableID
 	Set      *Set
@@ -191,15 +195,34 @@ func (b Batch) Size() int {
 	return n
 }
 
-// Only is the part of the batch that concerns the tables of one family.
-func (b Batch) Only(f Family) Batch {
-	var only Batch
-	for _, op := range b.Ops {
-		if op.table().Family == f {
-			only.Ops = append(only.Ops, op)
-		}
+// Join is several batches as one. What goes ahead in one of them goes ahead of all.
+func Join(batches ...Batch) Batch {
+	var joined Batch
+	count := 0
+	for _, b := range batches {
+		joined.ahead += b.ahead
+		count += len(b.Ops)
 	}
-	return only
+	if count == 0 {
+		return joined
+	}
+	joined.Ops = make([]Op, 0, count)
+	for _, b := range batches {
+		joined.Ops = append(joined.Ops, b.Ops[:b.ahead]...)
+	}
+	for _, b := range batches {
+		joined.Ops = append(joined.Ops, b.Ops[b.ahead:]...)
+	}
+	return joined
+}
+
+// Only is the batch's operations on the tables of one family.
+func (b Batch) Only(f Family) Batch {
+	ofFamily := func(ops []Op) []Op {
+		return slices.DeleteFunc(slices.Clone(ops), func(op Op) bool { return op.table().Family != f })
+	}
+	ahead := ofFamily(b.Ops[:b.ahead])
+	return Batch{append(ahead, ofFamily(b.Ops[b.ahead:])...), len(ahead)}
 }
 
 func (o AddTable) table() TableID       { return o.Table }

@@ -1,15 +1,15 @@
 package nft
 
 // Learned is an element that a rule (Update) added to a dynamic map, or whose
-// time it started anew.
+// time-out it restarted.
 type Learned struct {
 	Table   TableID
 	Element Element
 }
 
-// Learn carries out what a packet's trace would have left in the dynamic maps.
-// As in the kernel, an element that is there keeps its data, and a full map
-// takes no other. A Model has no clock: nothing leaves.
+// Learn adds to the dynamic maps what a traced packet leaves in them. As in the
+// kernel, an element that is there keeps its data, and a full map takes no new one.
+// A Model has no clock, so no element expires.
 func (m *Model) Learn(r Result) {
 	for _, l := range r.Learned {
 		s := m.tables[l.Table].Sets[l.Element.Set]
@@ -19,13 +19,13 @@ func (m *Model) Learn(r Result) {
 	}
 }
 
-// full says that the set takes no element besides those that it has and as many
-// more.
+// full says that the set has no room for another element once it has so many more.
 func (s *SetContents) full(more int) bool {
-	return s.Set.Size > 0 && len(s.Elements)+more >= int(s.Set.Size)
+	limited := s.Set.Dynamic || s.Set.Size > 0
+	return limited && len(s.Elements)+more >= s.Set.Limit()
 }
 
-// update notes what the statement adds; false if the map is full.
+// update notes what the statement adds to its map; false if the map is full.
 func (w *walk) update(t *Contents, s Update) bool {
 	l := Learned{t.Table, Element{Set: s.Map, Key: w.key(s.Key), Data: w.key(s.Data)}}
 	set := t.Sets[s.Map]
@@ -74,8 +74,8 @@ func (s *SetContents) overlaps(f Family, e Element) bool {
 	return false
 }
 
-// eachField says whether something holds for every field of a concatenation,
-// given where its bytes are.
+// eachField says whether holds is true of every field of a concatenation. It is told
+// where the field's bytes start and end.
 func (fs Fields) eachField(family Family, holds func(at, end int) bool) bool {
 	at := 0
 	for _, f := range fs {

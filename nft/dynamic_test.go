@@ -14,8 +14,8 @@ import (
 	"nftproxy/nft"
 )
 
-// The keys of a table with affinity: of a service, of its client, and both as
-// they were before translation.
+// The keys of a table with affinity: those of a service and of its client, and both
+// with the fields from before translation.
 var (
 	serviceKey     = nft.Fields{nft.Daddr, nft.L4Proto, nft.Dport}
 	clientKey      = nft.Fields{nft.Saddr, nft.Daddr, nft.L4Proto, nft.Dport}
@@ -24,17 +24,17 @@ var (
 	origClientKey  = nft.Fields{nft.OrigSaddr, nft.OrigDaddr, nft.L4Proto, nft.OrigDport}
 )
 
-// affinityOf is a table of one service, port 80 of address 100, by UDP, with
-// affinity for two clients. Its endpoints are port 8080 of the addresses given;
-// the last of them must not be learned. Clients 0 to 9 and 20 to 29 are admitted.
+// affinityOf is a table of one service: UDP port 80 of address 100. It has affinity
+// for two clients. Its endpoints are port 8080 of the addresses given. The table does not
+// learn the last of them. It admits the clients 0 to 9 and 20 to 29.
 func affinityOf(f nft.Family, endpoints ...int) *nft.Table {
-	t := &nft.Table{Family: f, Name: "random", Sets: []*nft.Set{
+	t := &nft.Table{Family: f, Name: "random", Sets: nft.SetsByName([]*nft.Set{
 		{Name: "affinity", Key: clientKey, Data: target, Dynamic: true, Size: 2},
 		{Name: "affinity-endpoints", Key: slices.Concat(serviceKey, target)},
 		{Name: "affinity-services", Key: serviceKey, Verdicts: true},
 		{Name: "endpoints", Key: append(slices.Clip(serviceKey), nft.Index), Data: target},
 		{Name: "sources", Key: nft.Fields{nft.Dport, nft.Saddr}, Verdicts: true, Interval: true},
-	}}
+	}...)}
 	for _, c := range []*nft.Chain{
 		{Name: "prerouting", Hook: &nft.Hook{Name: nft.Prerouting, Priority: -100}, Rules: []nft.Rule{{nft.VMap{Key: nft.Fields{nft.Dport, nft.Saddr}, Map: "sources"}}}},
 		{Name: "input", Hook: &nft.Hook{Name: nft.Input, Priority: 99}, Rules: []nft.Rule{
@@ -57,7 +57,7 @@ func affinityOf(f nft.Family, endpoints ...int) *nft.Table {
 		t.Chains = t.Chains.Set(c.Name, c)
 	}
 	service := nft.Value(nft.AppendPort(nft.AppendProto([]byte(address(f, 100)), 17), 80))
-	pool := nft.Pool{Map: "endpoints", Prefix: service}
+	var targets []nft.Value
 	source := func(port uint16, i int) nft.Value { return nft.Value(nft.AppendPort(nil, port)) + address(f, i) }
 	elements := []nft.Element{
 		{Set: "affinity-services", Key: service, Verdict: nft.Verdict{Code: nft.Jump, Chain: "learn"}},
@@ -65,11 +65,12 @@ func affinityOf(f nft.Family, endpoints ...int) *nft.Table {
 		{Set: "sources", Key: source(80, 20), KeyEnd: source(80, 29), Verdict: nft.Verdict{Code: nft.Goto, Chain: "service"}},
 	}
 	for i, e := range endpoints {
-		pool.Targets = append(pool.Targets, endpoint(f, e))
+		targets = append(targets, endpoint(f, e))
 		if i < len(endpoints)-1 {
 			elements = append(elements, nft.Element{Set: "affinity-endpoints", Key: service + endpoint(f, e)})
 		}
 	}
+	pool := nft.Pool{Map: "endpoints", Prefix: service, Targets: nft.NewTargets(targets...)}
 	t.Parts = t.Parts.Set("service", nft.NewPart(elements, []nft.Pool{pool}))
 	return t
 }
@@ -96,9 +97,9 @@ func trace(m *nft.Model, f nft.Family, client int, random uint32) nft.Result {
 	})
 }
 
-// TestTraceLearns: what a packet leaves in a dynamic map is its client and service
-// as they were before translation and the endpoint it was translated to, whether
-// that is remote or the node's own; and the next packet finds it there.
+// TestTraceLearns: a packet leaves its client and service, as they were before
+// translation, in a dynamic map, with the endpoint that it was translated to. The
+// endpoint may be remote or on the node. The next packet finds it there.
 func TestTraceLearns(t *testing.T) {
 	for _, f := range nft.Families() {
 		t.Run(f.String(), func(t *testing.T) {
@@ -116,13 +117,13 @@ func TestTraceLearns(t *testing.T) {
 				to     int
 				want   []nft.Learned
 			}{
-				{1, 2, 51, nil}, // not to be learned
+				{1, 1, 51, nil}, // not to be learned
 				{1, 0, 50, learns(1, 50)},
 				{1, 1, 50, learns(1, 50)}, // the client stays, and its time starts anew
-				{2, 1, 200, learns(2, 200)},
+				{2, 2, 200, learns(2, 200)},
 				{20, 0, 50, nil}, // the map is full
-				{20, 1, 200, nil},
-				{2, 0, 200, learns(2, 200)}, // who is in the full map stays in it
+				{20, 2, 200, nil},
+				{2, 0, 200, learns(2, 200)}, // a client in the full map stays in it
 				{1, 1, 50, learns(1, 50)},
 			} {
 				r := trace(m, f, step.client, step.random)
@@ -141,8 +142,8 @@ func TestTraceLearns(t *testing.T) {
 	}
 }
 
-// TestLearnInAFullMap: of several packets that were traced before any of them was
-// learned, no more are learned than the map has room for.
+// TestLearnInAFullMap: several packets are traced before the map learns any of them. It
+// learns no more than it has room for.
 func TestLearnInAFullMap(t *testing.T) {
 	m := affinityModel(50, 51)
 	var results []nft.Result
@@ -168,13 +169,13 @@ func TestLearnInAFullMap(t *testing.T) {
 	}
 }
 
-// TestUpdateTwice: a packet that two rules remember takes one place, or two of a
-// map that has them.
+// TestUpdateTwice: a packet meets three rules that update a map, with two keys. It takes
+// two places, or one if the map has no more.
 func TestUpdateTwice(t *testing.T) {
 	for _, c := range []struct {
 		size, want int
 	}{{1, 1}, {2, 2}, {3, 2}} {
-		table := &nft.Table{Family: nft.IPv4, Name: "random", Sets: []*nft.Set{{Name: "m", Key: nft.Fields{nft.Saddr}, Data: nft.Fields{nft.Daddr}, Dynamic: true, Size: uint32(c.size)}}}
+		table := &nft.Table{Family: nft.IPv4, Name: "random", Sets: nft.SetsByName(&nft.Set{Name: "m", Key: nft.Fields{nft.Saddr}, Data: nft.Fields{nft.Daddr}, Dynamic: true, Size: uint32(c.size)})}
 		update := func(key nft.Field) nft.Rule {
 			return nft.Rule{nft.Update{Map: "m", Key: nft.Fields{key}, Data: nft.Fields{nft.Daddr}, Timeout: time.Second}}
 		}
@@ -189,8 +190,8 @@ func TestUpdateTwice(t *testing.T) {
 	}
 }
 
-// TestModelRefusesSets: what a kernel refuses of interval sets and dynamic maps,
-// or cannot print, the model refuses, and then nothing of the batch is in.
+// TestModelRefusesSets: the model refuses what a kernel refuses of interval sets and
+// dynamic maps, and what nft cannot print. Then it has nothing of the batch.
 func TestModelRefusesSets(t *testing.T) {
 	for _, f := range nft.Families() {
 		id := nft.TableID{Family: f, Name: "random"}
@@ -227,27 +228,27 @@ func TestModelRefusesSets(t *testing.T) {
 			ops  []nft.Op
 			want error // nil: any error
 		}{
-			"interval in the middle of one":     {[]nft.Op{interval(80, 80, 3, 4)}, nft.ErrExists},
-			"interval around one":               {[]nft.Op{interval(1, 100, 0, 255)}, nft.ErrExists},
-			"interval over one's end":           {[]nft.Op{interval(81, 90, 9, 10)}, nft.ErrExists},
-			"interval over one's start":         {[]nft.Op{interval(70, 80, 25, 25)}, nft.ErrExists},
-			"interval shorter than the same":    {[]nft.Op{interval(80, 80, 0, 9)}, nft.ErrExists},
-			"interval without end":              {[]nft.Op{add("sources", nft.Element{Key: source(90, 1), Verdict: drop})}, nil},
-			"interval with half an end":         {[]nft.Op{add("sources", nft.Element{Key: source(90, 1), KeyEnd: source(90, 1)[:4], Verdict: drop})}, nil},
-			"an end without intervals":          {[]nft.Op{add("affinity-endpoints", nft.Element{Key: address(f, 1), KeyEnd: address(f, 1)})}, nil},
-			"delete a part of an interval":      {[]nft.Op{nft.DeleteElements{Table: id, Set: sources, Elements: []nft.OwnedElement{{Element: nft.Element{Key: source(80, 0), KeyEnd: source(81, 8)}}}}}, nft.ErrNotFound},
-			"more than fit":                     {[]nft.Op{sized, three}, nft.ErrFull},
-			"element of a dynamic map":          {[]nft.Op{one}, nil},
-			"intervals of one field":            {[]nft.Op{set(nft.Set{Key: nft.Fields{nft.Daddr}, Interval: true})}, nil},
-			"dynamic intervals":                 {[]nft.Op{set(nft.Set{Key: clientKey, Data: target, Interval: true, Dynamic: true, Size: 1})}, nil},
-			"dynamic map of any size":           {[]nft.Op{set(nft.Set{Key: clientKey, Data: target, Dynamic: true})}, nil},
-			"dynamic set":                       {[]nft.Op{set(nft.Set{Key: clientKey, Dynamic: true, Size: 1})}, nil},
-			"dynamic map of verdicts":           {[]nft.Op{set(nft.Set{Key: clientKey, Verdicts: true, Dynamic: true, Size: 1})}, nil},
-			"update of a map that is not there": {[]nft.Op{of(func(u *nft.Update) { u.Map = "nowhere" })}, nft.ErrNotFound},
-			"update of a set":                   {[]nft.Op{of(func(u *nft.Update) { u.Map = "affinity-endpoints" })}, nft.ErrNotFound},
-			"update of what is not dynamic":     {[]nft.Op{of(func(u *nft.Update) { u.Map = "endpoints" })}, nil},
-			"update without time-out":           {[]nft.Op{of(func(u *nft.Update) { u.Timeout = 0 })}, nil},
-			"update for a split second":         {[]nft.Op{of(func(u *nft.Update) { u.Timeout = 1500 * time.Millisecond })}, nil},
+			"interval in the middle of one":      {[]nft.Op{interval(80, 80, 3, 4)}, nft.ErrExists},
+			"interval around one":                {[]nft.Op{interval(1, 100, 0, 255)}, nft.ErrExists},
+			"interval over one's end":            {[]nft.Op{interval(81, 90, 9, 10)}, nft.ErrExists},
+			"interval over one's start":          {[]nft.Op{interval(70, 80, 25, 25)}, nft.ErrExists},
+			"interval shorter than the same":     {[]nft.Op{interval(80, 80, 0, 9)}, nft.ErrExists},
+			"interval without end":               {[]nft.Op{add("sources", nft.Element{Key: source(90, 1), Verdict: drop})}, nil},
+			"interval with half an end":          {[]nft.Op{add("sources", nft.Element{Key: source(90, 1), KeyEnd: source(90, 1)[:4], Verdict: drop})}, nil},
+			"an end without intervals":           {[]nft.Op{add("affinity-endpoints", nft.Element{Key: address(f, 1), KeyEnd: address(f, 1)})}, nil},
+			"delete a shorter interval":          {[]nft.Op{nft.DeleteElements{Table: id, Set: sources, Elements: []nft.OwnedElement{{Element: nft.Element{Key: source(80, 0), KeyEnd: source(81, 8)}}}}}, nft.ErrNotFound},
+			"more than fit":                      {[]nft.Op{sized, three}, nft.ErrFull},
+			"element of a dynamic map":           {[]nft.Op{one}, nil},
+			"intervals of a protocol":            {[]nft.Op{set(nft.Set{Key: nft.Fields{nft.L4Proto}, Interval: true})}, nil},
+			"intervals of one field with a size": {[]nft.Op{set(nft.Set{Key: nft.Fields{nft.Daddr}, Interval: true, Size: 9})}, nil},
+			"dynamic intervals":                  {[]nft.Op{set(nft.Set{Key: clientKey, Data: target, Interval: true, Dynamic: true, Size: 1})}, nil},
+			"dynamic set":                        {[]nft.Op{set(nft.Set{Key: clientKey, Dynamic: true, Size: 1})}, nil},
+			"dynamic map of verdicts":            {[]nft.Op{set(nft.Set{Key: clientKey, Verdicts: true, Dynamic: true, Size: 1})}, nil},
+			"update of a map that is not there":  {[]nft.Op{of(func(u *nft.Update) { u.Map = "nowhere" })}, nft.ErrNotFound},
+			"update of a set":                    {[]nft.Op{of(func(u *nft.Update) { u.Map = "affinity-endpoints" })}, nft.ErrNotFound},
+			"update of what is not dynamic":      {[]nft.Op{of(func(u *nft.Update) { u.Map = "endpoints" })}, nil},
+			"update without time-out":            {[]nft.Op{of(func(u *nft.Update) { u.Timeout = 0 })}, nil},
+			"update for a split second":          {[]nft.Op{of(func(u *nft.Update) { u.Timeout = 1500 * time.Millisecond })}, nil},
 			"update of more than the registers hold": {[]nft.Op{of(func(u *nft.Update) {
 				u.Key = slices.Concat(u.Key, u.Key, u.Key, u.Key)
 			})}, nil},

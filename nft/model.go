@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// Model is tables as a kernel holds them: flat, without parts. It stands for a
-// kernel in tests, strict about what the kernel is strict about, and is the
-// form in which nft/kernel returns what it read.
+// Model is tables as a kernel holds them: flat, without parts. In tests it stands for
+// a kernel, and refuses what a kernel refuses. Package nft/kernel returns the tables
+// that it read in this form.
 type Model struct {
 	tables map[TableID]*Contents
 }
@@ -28,8 +28,8 @@ type SetContents struct {
 	Elements map[Value]Element
 }
 
-// Unknown is a rule's content that the reader of a kernel's table does not
-// recognise; no program contains it, so a chain with it is always rewritten.
+// Unknown stands for a rule that the reader of a kernel's table does not recognise. No
+// program contains it, so Plan rewrites a wanted chain that has it.
 type Unknown struct{}
 
 func (Unknown) statement() {}
@@ -75,19 +75,19 @@ func (m *Model) Apply(b Batch) error {
 		work.tables[id] = c.clone()
 	}
 	for _, op := range b.Ops {
-		if err := work.apply(op); err != nil {
+		if err := work.applyOp(op); err != nil {
 			command, _, _ := strings.Cut(op.Text(), "\n")
 			return fmt.Errorf("%s: %w", command, err)
 		}
 	}
-	if err := work.check(); err != nil {
+	if err := work.checkReferences(); err != nil {
 		return err
 	}
 	m.tables = work.tables
 	return nil
 }
 
-func (m *Model) apply(op Op) error {
+func (m *Model) applyOp(op Op) error {
 	switch op := op.(type) {
 	case AddTable:
 		if m.tables[op.Table] == nil {
@@ -101,11 +101,11 @@ func (m *Model) apply(op Op) error {
 		delete(m.tables, op.Table)
 		return nil
 	case AddSet:
-		return m.in(op.Table, func(c *Contents) error { return c.addSet(op.Set) })
+		return m.inTable(op.Table, func(c *Contents) error { return c.addSet(op.Set) })
 	case DeleteSet:
-		return m.in(op.Table, func(c *Contents) error { return c.deleteSet(op.Set) })
+		return m.inTable(op.Table, func(c *Contents) error { return c.deleteSet(op.Set) })
 	case AddChain:
-		return m.in(op.Table, func(c *Contents) error { return c.addChain(op.Chain) })
+		return m.inTable(op.Table, func(c *Contents) error { return c.addChain(op.Chain) })
 	case FlushChain:
 		return m.inChain(op.Table, op.Chain, func(c *Contents, ch *Chain) { c.Chains[op.Chain] = &Chain{Name: ch.Name, Hook: ch.Hook} })
 	case DeleteChain:
@@ -115,14 +115,14 @@ func (m *Model) apply(op Op) error {
 			c.Chains[ch.Name] = &Chain{ch.Name, ch.Hook, append(slices.Clone(ch.Rules), op.Chain.Rules...)}
 		})
 	case AddElements:
-		return m.inSet(op.Table, op.Set, op.Elements, (*SetContents).add)
+		return m.inSet(op.Table, op.Set, op.Elements, (*SetContents).addElement)
 	case DeleteElements:
-		return m.inSet(op.Table, op.Set, op.Elements, (*SetContents).delete)
+		return m.inSet(op.Table, op.Set, op.Elements, (*SetContents).deleteElement)
 	}
 	return fmt.Errorf("unknown operation %T", op)
 }
 
-func (m *Model) in(id TableID, do func(*Contents) error) error {
+func (m *Model) inTable(id TableID, do func(*Contents) error) error {
 	c := m.tables[id]
 	if c == nil {
 		return ErrNotFound
@@ -131,7 +131,7 @@ func (m *Model) in(id TableID, do func(*Contents) error) error {
 }
 
 func (m *Model) inChain(id TableID, name string, do func(*Contents, *Chain)) error {
-	return m.in(id, func(c *Contents) error {
+	return m.inTable(id, func(c *Contents) error {
 		chain := c.Chains[name]
 		if chain == nil {
 			return ErrNotFound
@@ -142,7 +142,7 @@ func (m *Model) inChain(id TableID, name string, do func(*Contents, *Chain)) err
 }
 
 func (m *Model) inSet(id TableID, set *Set, elements []OwnedElement, do func(*SetContents, Family, Element) error) error {
-	return m.in(id, func(c *Contents) error {
+	return m.inTable(id, func(c *Contents) error {
 		s := c.Sets[set.Name]
 		if s == nil {
 			return ErrNotFound
@@ -188,7 +188,7 @@ func (c *Contents) addChain(chain *Chain) error {
 	return nil
 }
 
-func (s *SetContents) add(f Family, e Element) error {
+func (s *SetContents) addElement(f Family, e Element) error {
 	if len(e.Key) != s.Set.Key.Len(f) || len(e.Data) != s.Set.Data.Len(f) || (e.Verdict != Verdict{}) != s.Set.Verdicts {
 		return fmt.Errorf("does not fit %q", s.Set.declaration(f))
 	}
@@ -214,7 +214,7 @@ func (s *SetContents) add(f Family, e Element) error {
 	return nil
 }
 
-func (s *SetContents) delete(_ Family, e Element) error {
+func (s *SetContents) deleteElement(_ Family, e Element) error {
 	if have, ok := s.Elements[e.Key]; !ok || have.KeyEnd != e.KeyEnd {
 		return ErrNotFound
 	}
@@ -222,9 +222,9 @@ func (s *SetContents) delete(_ Family, e Element) error {
 	return nil
 }
 
-// check holds what the kernel checks for a whole transaction: every chain and
-// set that is referred to exists, and so does each jump's target.
-func (m *Model) check() error {
+// checkReferences checks what the kernel checks of a whole transaction: every chain
+// and set that a rule or element refers to exists.
+func (m *Model) checkReferences() error {
 	for id, c := range m.tables {
 		for _, chain := range c.Chains {
 			for _, r := range chain.Rules {
@@ -284,7 +284,7 @@ func (c *Contents) checkVerdict(v Verdict) error {
 func (m *Model) String() string {
 	var b strings.Builder
 	for _, id := range slices.SortedFunc(maps.Keys(m.tables), func(a, b TableID) int { return strings.Compare(a.String(), b.String()) }) {
-		m.tables[id].write(&b)
+		m.tables[id].writeText(&b)
 	}
 	return b.String()
 }

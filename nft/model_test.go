@@ -10,8 +10,8 @@ import (
 	"nftproxy/nft"
 )
 
-// TestModelRefuses: what a kernel refuses, the model refuses, and then nothing
-// of the batch is in.
+// TestModelRefuses: the model refuses what a kernel refuses. Then it has nothing of the
+// batch.
 func TestModelRefuses(t *testing.T) {
 	program := oneVerdict("shared-1")
 	program.IPv4.Parts = program.IPv4.Parts.Set("pool", nft.NewPart(nil, []nft.Pool{pool(nft.IPv4, 6, 1, 2)}))
@@ -49,7 +49,7 @@ func TestModelRefuses(t *testing.T) {
 			Set: verdicts, Key: port(80), Verdict: drop,
 		})}, nft.ErrExists},
 		"key with other data": {nft.AddElements{Table: id, Set: set(pools), Elements: elements(nft.Element{
-			Set: pools, Key: pool(nft.IPv4, 6).Prefix.WithIndex(0), Data: pool(nft.IPv4, 6, 9).Targets[0],
+			Set: pools, Key: pool(nft.IPv4, 6).Prefix.WithIndex(0), Data: poolTarget(nft.IPv4, 9),
 		})}, nft.ErrExists},
 		"delete a missing element": {nft.DeleteElements{Table: id, Set: set(verdicts), Elements: elements(nft.Element{
 			Set: verdicts, Key: port(81),
@@ -82,7 +82,7 @@ func TestModelRefuses(t *testing.T) {
 	}
 }
 
-// TestModelAllows: what a kernel allows that one might doubt.
+// TestModelAllows: the model allows what a kernel allows, where one might doubt it.
 func TestModelAllows(t *testing.T) {
 	program := oneVerdict("shared-1")
 	table := program.IPv4

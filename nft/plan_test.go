@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/nft"
-	"nftproxy/nft/nfttest"
+	"nftproxy/test/nfttest"
 )
 
 var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -32,20 +32,20 @@ func wantModel(t *testing.T, want *nft.Program, m *nft.Model) {
 	}
 }
 
-// TestPlan: through one State, whatever the history, the model has what the
-// program says, and the State knows exactly what the model has, but for what
-// dynamic maps have learned, which no plan touches.
+// TestPlan: after each batch of a random history, the model has what the program says.
+// The State has exactly what the model has, without what dynamic maps have learned. No
+// batch changes what they have learned.
 func TestPlan(t *testing.T) {
-	seeds(t, 80, func(t *testing.T, rng *rand.Rand) {
+	withSeeds(t, 80, func(t *testing.T, rng *rand.Rand) {
 		h, m, s, now := newHistory(rng), nft.NewModel(), nft.State{}, epoch
 		for range 50 {
 			want := h.next()
 			text := want.String()
-			visit(rng, m)
-			_, before := forgetful(m, want)
+			sendPackets(rng, m)
+			_, before := splitMemory(m, want)
 			_, s = apply(t, m, s, want, now)
 			wantModel(t, want, m)
-			rest, after := forgetful(m, want)
+			rest, after := splitMemory(m, want)
 			if diff := cmp.Diff(rest.String(), s.Applied().String()); diff != "" {
 				t.Fatalf("state after the batch (-model +state):\n%s", diff)
 			}
@@ -66,9 +66,9 @@ func TestPlan(t *testing.T) {
 	})
 }
 
-// TestPlanFromAnywhere: from the model of one program to any other.
+// TestPlanFromAnywhere: one batch leads from any program to any other.
 func TestPlanFromAnywhere(t *testing.T) {
-	seeds(t, 300, func(t *testing.T, rng *rand.Rand) {
+	withSeeds(t, 300, func(t *testing.T, rng *rand.Rand) {
 		a, b := newHistory(rng), newHistory(rng)
 		for range 20 {
 			a.next()
@@ -79,8 +79,8 @@ func TestPlanFromAnywhere(t *testing.T) {
 		wantModel(t, a.last, m)
 		_, s = apply(t, m, s, b.last, epoch)
 		wantModel(t, b.last, m)
-		_, s = apply(t, m, s, b.last, epoch.Add(nft.IdleChainLife))
-		if idle := nfttest.IdleChains(b.last, m); idle != nil {
+		_, s = apply(t, m, s, b.last, epoch.Add(nft.IdleLife))
+		if idle := nfttest.Idle(b.last, m); idle != nil {
 			t.Errorf("still there: %v", idle)
 		}
 		if due := s.Due(); !due.IsZero() {
@@ -89,12 +89,13 @@ func TestPlanFromAnywhere(t *testing.T) {
 	})
 }
 
-// TestFamilies: a batch taken apart by family does the same as the whole.
+// TestFamilies: the two families' operations of a batch do the same as the whole batch.
 func TestFamilies(t *testing.T) {
-	seeds(t, 50, func(t *testing.T, rng *rand.Rand) {
+	withSeeds(t, 50, func(t *testing.T, rng *rand.Rand) {
 		h, m, s := newHistory(rng), nft.NewModel(), nft.State{}
 		for range 20 {
-			batch, next := s.Plan(h.next(), epoch)
+			want := h.next()
+			batch, _ := s.Plan(want, epoch)
 			first, second := nft.IPv4, nft.IPv6
 			if rng.IntN(2) == 0 {
 				first, second = second, first
@@ -105,14 +106,14 @@ func TestFamilies(t *testing.T) {
 			if err := m.Apply(batch.Only(first)); err != nil {
 				t.Fatal(err)
 			}
-			s = s.With(first, next)
-			if rng.IntN(2) == 0 { // The other one fails, and is made up for later.
+			_, s = s.PlanTable(want.Table(first), epoch)
+			if rng.IntN(2) == 0 { // The other family fails, and the next batch makes up for it.
 				continue
 			}
 			if err := m.Apply(batch.Only(second)); err != nil {
 				t.Fatal(err)
 			}
-			s = s.With(second, next)
+			_, s = s.PlanTable(want.Table(second), epoch)
 			wantModel(t, h.last, m)
 		}
 	})
@@ -120,12 +121,13 @@ func TestFamilies(t *testing.T) {
 
 // onePool is a program whose IPv4 table has one pool with these targets.
 func onePool(targets ...int) *nft.Program {
-	p := newHistory(nil).empty()
+	p := newHistory(nil).program()
 	p.IPv4.Parts = p.IPv4.Parts.Set("part", nft.NewPart(nil, []nft.Pool{pool(nft.IPv4, 6, targets...)}))
 	return p
 }
 
-func (h *history) empty() *nft.Program {
+// program is the history's program as it is, without pointers of an earlier one.
+func (h *history) program() *nft.Program {
 	return &nft.Program{IPv4: h.tables[0].program(nft.IPv4), IPv6: h.tables[1].program(nft.IPv6)}
 }
 
@@ -190,10 +192,10 @@ add element ip random pools {
 	}
 }
 
-// TestPoolStaysPut: a target that stays in the pool stays at its index, if the
-// pool still has that index; so no change costs more than it must.
+// TestPoolStaysPut: a target that stays in the pool stays at its index, if the pool
+// still has that index. So no change costs more than it must.
 func TestPoolStaysPut(t *testing.T) {
-	seeds(t, 100, func(t *testing.T, rng *rand.Rand) {
+	withSeeds(t, 100, func(t *testing.T, rng *rand.Rand) {
 		m, s, targets := nft.NewModel(), nft.State{}, []int{1, 2, 3}
 		_, s = apply(t, m, s, onePool(targets...), epoch)
 		for range 50 {
@@ -227,7 +229,7 @@ func poolOf(m *nft.Model) []nft.Value {
 // TestReplaceOne: whatever the size, one replaced target is one deletion and
 // one addition.
 func TestReplaceOne(t *testing.T) {
-	seeds(t, 50, func(t *testing.T, rng *rand.Rand) {
+	withSeeds(t, 50, func(t *testing.T, rng *rand.Rand) {
 		all := rng.Perm(250)
 		n := 1 + rng.IntN(249)
 		have, want := slices.Clone(all[:n]), slices.Clone(all[1:n+1])
@@ -260,11 +262,11 @@ func oneVerdict(chain string) *nft.Program {
 		h.tables[0].verdicts[80] = ownedVerdict{"part", chain, ""}
 		h.tables[0].rules[chain] = 2
 	}
-	return h.empty()
+	return h.program()
 }
 
-// TestIdleChains: a chain stays for a while after its last user has gone, is
-// used again as it is, and goes when its time is over.
+// TestIdleChains: a chain stays for IdleLife after its last user has gone, and is
+// deleted then. In between it can be used again as it is.
 func TestIdleChains(t *testing.T) {
 	m, s, now := nft.NewModel(), nft.State{}, epoch
 	step := func(want *nft.Program, after time.Duration, batch string, idle ...string) {
@@ -277,7 +279,7 @@ func TestIdleChains(t *testing.T) {
 				t.Errorf("batch (-want +got):\n%s", diff)
 			}
 		}
-		if diff := cmp.Diff(idle, nfttest.IdleChains(want, m)); diff != "" {
+		if diff := cmp.Diff(idle, nfttest.Idle(want, m)); diff != "" {
 			t.Errorf("idle chains (-want +got):\n%s", diff)
 		}
 	}
@@ -296,7 +298,7 @@ add element ip random verdicts {
 	80 : goto shared-2,
 }
 `, "ip shared-1")
-	if want := now.Add(nft.IdleChainLife); !s.Due().Equal(want) {
+	if want := now.Add(nft.IdleLife); !s.Due().Equal(want) {
 		t.Errorf("due at %v, want %v", s.Due(), want)
 	}
 	step(oneVerdict("shared-1"), time.Second, `
@@ -312,8 +314,8 @@ delete element ip random verdicts {
 	80,
 }
 `, "ip shared-1", "ip shared-2")
-	// shared-2 has been idle for longer, and goes first.
-	step(oneVerdict(""), nft.IdleChainLife-2*time.Second, `
+	// shared-2 has been idle for longer, and is deleted first.
+	step(oneVerdict(""), nft.IdleLife-2*time.Second, `
 flush chain ip random shared-2
 delete chain ip random shared-2
 `, "ip shared-1")
@@ -339,5 +341,131 @@ func TestChainRules(t *testing.T) {
 		fmt.Sprintln("add rule ip random shared-1 dnat to meta l4proto . numgen random mod 1 map @pools")
 	if diff := cmp.Diff(want, b.String()); diff != "" {
 		t.Errorf("batch (-want +got):\n%s", diff)
+	}
+}
+
+// TestIdleSets: a set comes with the chain that looks into it, and gets its elements
+// before anything leads to the chain. It stays for IdleLife after its last user has
+// gone, and can be used again as it is.
+func TestIdleSets(t *testing.T) {
+	m, s, now := nft.NewModel(), nft.State{}, epoch
+	step := func(want *nft.Program, after time.Duration, transactions string, idle ...string) {
+		t.Helper()
+		now = now.Add(after)
+		b, next := s.Plan(want, now)
+		text := "\n"
+		for i, transaction := range b.Transactions() {
+			text += fmt.Sprintf("# transaction %d\n%s", i+1, transaction)
+			if err := m.Apply(transaction); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s = next
+		wantModel(t, want, m)
+		if diff := cmp.Diff(transactions, text); diff != "" {
+			t.Errorf("transactions (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff(idle, nfttest.Idle(want, m)); diff != "" {
+			t.Errorf("idle (-want +got):\n%s", diff)
+		}
+	}
+	one := func(chain string) *nft.Program {
+		h := newHistory(nil)
+		h.tables[0].rules[chain] = 1
+		if chain != "" {
+			h.tables[0].verdicts[80] = ownedVerdict{part: "a", chain: chain}
+		}
+		return h.program()
+	}
+	_, s = apply(t, m, s, one(""), now)
+	step(one("shared-3"), time.Second, `
+# transaction 1
+add set ip random of-shared-3 { typeof ip daddr; size 6; }
+add chain ip random shared-3
+add rule ip random shared-3 dnat to meta l4proto . numgen random mod 1 map @pools
+add rule ip random shared-3 ip daddr @of-shared-3 drop
+add element ip random of-shared-3 {
+	10.0.0.0,
+	10.0.0.1,
+	10.0.0.2,
+}
+# transaction 2
+add element ip random verdicts {
+	80 : goto shared-3,
+}
+`)
+	step(one(""), time.Second, `
+# transaction 1
+delete element ip random of-shared-3 {
+	10.0.0.0,
+	10.0.0.1,
+	10.0.0.2,
+}
+delete element ip random verdicts {
+	80,
+}
+`, "ip of-shared-3", "ip shared-3")
+	step(one("shared-3"), nft.IdleLife-1, `
+# transaction 1
+add element ip random of-shared-3 {
+	10.0.0.0,
+	10.0.0.1,
+	10.0.0.2,
+}
+add element ip random verdicts {
+	80 : goto shared-3,
+}
+`)
+	step(one(""), 2*nft.IdleLife, `
+# transaction 1
+delete element ip random of-shared-3 {
+	10.0.0.0,
+	10.0.0.1,
+	10.0.0.2,
+}
+delete element ip random verdicts {
+	80,
+}
+`, "ip of-shared-3", "ip shared-3")
+	if want := now.Add(nft.IdleLife); !s.Due().Equal(want) {
+		t.Errorf("due at %v, want %v", s.Due(), want)
+	}
+	step(one(""), nft.IdleLife, `
+# transaction 1
+flush chain ip random shared-3
+delete set ip random of-shared-3
+delete chain ip random shared-3
+`)
+	if due := s.Due(); !due.IsZero() {
+		t.Errorf("due at %v with nothing idle", due)
+	}
+}
+
+// TestSetFoundAndWantedLater: a reader reports only the name of a set that is not wanted.
+// If a later program wants the set, it is made anew. If not, it is deleted with its chain.
+func TestSetFoundAndWantedLater(t *testing.T) {
+	for _, later := range []bool{false, true} {
+		h := newHistory(nil)
+		h.tables[0].rules["shared-4"] = 2
+		h.tables[0].verdicts[80] = ownedVerdict{part: "a", chain: "shared-4"}
+		with := h.program()
+		delete(h.tables[0].verdicts, 80)
+		without := h.program()
+		m := with.Model()
+		c := m.Table(with.IPv4.ID())
+		c.Sets["of-shared-4"] = &nft.SetContents{Set: &nft.Set{Name: "of-shared-4"}, Elements: map[nft.Value]nft.Element{}}
+		_, s := apply(t, m, nft.Adopt(m, without), without, epoch)
+		wantModel(t, without, m)
+		last := without
+		if later {
+			last = with
+		}
+		_, s = apply(t, m, s, last, epoch.Add(time.Second))
+		wantModel(t, last, m)
+		apply(t, m, s, last, epoch.Add(nft.IdleLife))
+		wantModel(t, last, m)
+		if idle := nfttest.Idle(last, m); idle != nil {
+			t.Errorf("wanted later %v: still there: %v", later, idle)
+		}
 	}
 }

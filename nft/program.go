@@ -5,7 +5,7 @@ import (
 	"errors"
 	"slices"
 
-	"nftproxy/internal/treap"
+	"nftproxy/model/treap"
 )
 
 // Program is the whole of what the proxy wants in the kernel: one table in
@@ -22,14 +22,15 @@ func (p *Program) Table(f Family) *Table {
 	return p.IPv4
 }
 
-// Table is one table's contents. Sets, and chains with a hook, stay the same
-// for the life of the table; shared chains come and go with their users; parts
-// are the elements.
+// Table is one table's contents. Chains with a hook stay the same for the life
+// of the table; other chains and sets come and go with their users; parts are
+// the elements.
 type Table struct {
 	Family Family
 	Name   string
-	// Sets are the declarations of sets and maps, in the order of their names.
-	Sets []*Set
+	// Sets are the declarations of sets and maps by name. The declaration of a
+	// name never changes.
+	Sets treap.Map[string, *Set]
 	// Chains by name.
 	Chains treap.Map[string, *Chain]
 	// Parts hold the elements by what they belong to, such as a service. A key
@@ -37,20 +38,22 @@ type Table struct {
 	Parts treap.Map[string, *Part]
 }
 
-// Clone is a table of its own that shares everything with the old one.
+// Clone is a copy of the table. It shares sets, chains and parts with the old one.
 func (t *Table) Clone() *Table {
 	c := *t
 	return &c
 }
 
 // Set returns the declaration of the set or map of that name, or nil.
-func (t *Table) Set(name string) *Set {
-	for _, s := range t.Sets {
-		if s.Name == name {
-			return s
-		}
+func (t *Table) Set(name string) *Set { return t.Sets.At(name) }
+
+// SetsByName is the declarations in the form that a Table has them.
+func SetsByName(list ...*Set) treap.Map[string, *Set] {
+	sets := make(map[string]*Set, len(list))
+	for _, s := range list {
+		sets[s.Name] = s
 	}
-	return nil
+	return treap.Map[string, *Set]{}.Apply(treap.Edits(sets))
 }
 
 // Set declares a set (no data), a verdict map or a data map.
@@ -62,37 +65,56 @@ type Set struct {
 	// Data makes it a data map.
 	Data Fields
 	// Interval makes each element cover all keys from its Key to its KeyEnd,
-	// field by field. Elements must not overlap (the kernel's pipapo refuses most
-	// that do, but takes one that encloses another).
-	// The key is a concatenation. Needs Linux 5.6.
+	// field by field. Elements must not overlap (the kernel refuses most that do,
+	// but its pipapo takes one that encloses another).
+	//
+	// A key of one field, which is addresses or ports, goes into a tree, whose
+	// cost for a packet grows with the logarithm of the elements. A concatenation
+	// goes into a pipapo, whose cost grows with the elements, and that of a commit
+	// with their square; it needs Linux 5.6.
 	Interval bool
 	// Dynamic lets rules add elements (Update), which leave again after their
-	// time-outs. It is a map of data and has a Size. A program has no elements
-	// of such a set: what is in it is the kernel's, and neither Plan nor Adopt
-	// touches it.
+	// time-outs. It is a map of data. A program has no elements of such a set:
+	// what is in it is the kernel's, and neither Plan nor Adopt touches it.
 	Dynamic bool
-	// Size is the greatest number of elements; 0 sets no limit.
+	// Size is the greatest number of elements. 0 sets no limit, but for a dynamic
+	// map, which then has DynamicLimit. Intervals of one field have none: some
+	// kernels count each for two.
 	Size uint32
-	// Room, in place of a Size, leaves that to Plan: it declares one for Room
-	// elements at least and always more than there are, and makes a set anew
-	// that has outgrown it. Neither for dynamic sets nor for intervals.
-	Room uint32
+	// MinSize, instead of a Size, lets Plan choose the size: for MinSize elements at least,
+	// and always for more than there are. Plan makes a set anew that has outgrown
+	// its size. Dynamic sets and intervals have no MinSize.
+	MinSize uint32
 }
 
-// Check says what of the declaration no kernel takes, or nft does not print as
-// it is written here.
+// DynamicLimit is the greatest number of elements of a dynamic map without a Size. The
+// kernel sets it when the first rule that adds to the map comes (nft_dynset_init), and
+// shows it as the size from then on. With a Size the kernel makes room for all elements
+// at once, 2 MB for so many; without one the map grows with its elements.
+const DynamicLimit = 65_535
+
+// Limit is the greatest number of elements that rules can add to a dynamic map.
+func (s *Set) Limit() int {
+	if s.Size == 0 {
+		return DynamicLimit
+	}
+	return int(s.Size)
+}
+
+// Check returns an error for a declaration that no kernel takes, or that nft prints
+// otherwise than Op.Text does.
 func (s *Set) Check() error {
 	switch {
 	case s.Interval && s.Dynamic:
 		return errors.New("rules cannot add intervals")
-	case s.Interval && len(s.Key) < 2:
-		return errors.New("only concatenations have intervals")
+	case s.Interval && len(s.Key) == 1 && !slices.Contains([]Field{Saddr, Daddr, Dport}, s.Key[0]):
+		return errors.New("intervals of one field are of addresses or ports")
+	case s.Interval && len(s.Key) == 1 && s.Size > 0:
+		return errors.New("intervals of one field have no size")
 	case s.Dynamic && len(s.Data) == 0:
 		return errors.New("only maps of data are dynamic")
-	case s.Room > 0 && (s.Interval || s.Dynamic || s.Size > 0):
+	case s.MinSize > 0 && (s.Interval || s.Dynamic || s.Size > 0):
 		return errors.New("only plain sets without a size have room")
-	case s.Dynamic && s.Size == 0:
-		return errors.New("a dynamic map needs a size")
 	}
 	return nil
 }
@@ -139,10 +161,10 @@ func (h HookName) String() string {
 	return "unknown"
 }
 
-// Rule is a list of statements: each is evaluated until one does not match.
+// Rule is a list of statements, evaluated in order until one does not match.
 type Rule []Statement
 
-// Element is one entry of a set or map.
+// Element is one member of a set or map.
 type Element struct {
 	Set string
 	Key Value
@@ -164,25 +186,6 @@ func compareKeys(a, b Element) int {
 	return cmp.Or(cmp.Compare(a.Set, b.Set), cmp.Compare(a.Key, b.Key))
 }
 
-// Pool is a list of interchangeable entries of a data map: key Prefix.0 to
-// Prefix.n-1, one for each target. The program does not say which target has
-// which index: Plan leaves each where it is, so that one replaced target is one
-// replaced element.
-type Pool struct {
-	Map     string
-	Prefix  Value
-	Targets []Value
-}
-
-func comparePools(a, b Pool) int {
-	return cmp.Or(cmp.Compare(a.Map, b.Map), cmp.Compare(a.Prefix, b.Prefix))
-}
-
-// element is the pool's entry at the index.
-func (p *Pool) element(i int) Element {
-	return Element{Set: p.Map, Key: p.Prefix.WithIndex(i), Data: p.Targets[i]}
-}
-
 // Part is the elements that come and go together.
 type Part struct {
 	// Elements are sorted by set and key, and Pools by map and prefix.
@@ -190,14 +193,26 @@ type Part struct {
 	Pools    []Pool
 }
 
-// NewPart sorts what it is given.
+// NewPart is a part of these elements and pools. It sorts and keeps both slices.
 func NewPart(elements []Element, pools []Pool) *Part {
 	slices.SortFunc(elements, compareKeys)
 	slices.SortFunc(pools, comparePools)
 	return &Part{elements, pools}
 }
 
-// all yields every element, those of the pools in their present order.
+// Len is the number of elements, 0 of a nil part.
+func (p *Part) Len() int {
+	if p == nil {
+		return 0
+	}
+	n := len(p.Elements)
+	for i := range p.Pools {
+		n += p.Pools[i].count()
+	}
+	return n
+}
+
+// all yields every element, those of a pool in the pool's order.
 func (p *Part) all(yield func(Element)) {
 	if p == nil {
 		return
@@ -207,20 +222,6 @@ func (p *Part) all(yield func(Element)) {
 	}
 	for i := range p.Pools {
 		p.Pools[i].all(yield)
-	}
-}
-
-// all yields every entry. The keys are cut from one string, so that a large
-// pool costs one allocation.
-func (p *Pool) all(yield func(Element)) {
-	size := len(p.Prefix) + indexLen
-	keys := make([]byte, 0, size*len(p.Targets))
-	for i := range p.Targets {
-		keys = AppendIndex(append(keys, p.Prefix...), uint32(i))
-	}
-	text := Value(keys)
-	for i, target := range p.Targets {
-		yield(Element{Set: p.Map, Key: text[i*size : (i+1)*size], Data: target})
 	}
 }
 
@@ -239,10 +240,7 @@ func (p *Program) Counts() Counts {
 			c.Rules += len(chain.Rules)
 		}
 		for _, part := range t.Parts.All() {
-			c.Elements += len(part.Elements)
-			for i := range part.Pools {
-				c.Elements += len(part.Pools[i].Targets)
-			}
+			c.Elements += part.Len()
 		}
 	}
 	return c

@@ -10,13 +10,13 @@ import (
 	"testing"
 	"time"
 
-	"nftproxy/internal/treap"
+	"nftproxy/model/treap"
 	"nftproxy/nft"
 )
 
-// seeds runs the test with n sources of randomness, always the same; with
-// -short, which goes with the race detector, with an eighth of them.
-func seeds(t *testing.T, n int, test func(t *testing.T, rng *rand.Rand)) {
+// withSeeds runs the test with n random sources, always the same. With -short, which
+// runs of the race detector use, it takes an eighth of them.
+func withSeeds(t *testing.T, n int, test func(t *testing.T, rng *rand.Rand)) {
 	if testing.Short() {
 		n = (n + 7) / 8
 	}
@@ -37,28 +37,28 @@ const (
 func declarations() []*nft.Set {
 	return []*nft.Set{
 		{Name: learned, Key: nft.Fields{nft.Saddr, nft.Dport}, Data: nft.Fields{nft.Daddr, nft.Dport}, Dynamic: true, Size: 5},
-		{Name: plainSet, Key: nft.Fields{nft.Daddr}, Room: 1},
-		{Name: pools, Key: nft.Fields{nft.L4Proto, nft.Index}, Data: nft.Fields{nft.Daddr, nft.Dport}, Room: 1},
+		{Name: plainSet, Key: nft.Fields{nft.Daddr}, MinSize: 1},
+		{Name: pools, Key: nft.Fields{nft.L4Proto, nft.Index}, Data: nft.Fields{nft.Daddr, nft.Dport}, MinSize: 1},
 		{Name: ranges, Key: nft.Fields{nft.L4Proto, nft.Saddr}, Interval: true},
-		{Name: verdicts, Key: nft.Fields{nft.Dport}, Verdicts: true, Room: 1},
+		{Name: verdicts, Key: nft.Fields{nft.Dport}, Verdicts: true, MinSize: 1},
 	}
 }
 
-// history is a program that changes at random. Keys wander between parts,
-// chains come and go with the verdicts that point to them, and what has not
-// changed keeps its pointers from one program to the next.
+// history is a program that changes at random. Keys move between parts. Chains come and
+// go with the verdicts that point to them, and sets with the rules of these chains. What
+// has not changed keeps its pointers from one program to the next.
 type history struct {
 	rng    *rand.Rand
 	tables [2]randomTable
 	last   *nft.Program
 }
 
-// randomTable says which part each key belongs to and what it holds there.
+// randomTable says which part each key belongs to, and with which content.
 type randomTable struct {
 	plain    map[int]string
 	verdicts map[int]ownedVerdict
 	pools    map[int]ownedPool
-	// ranges have their first address from 16 times the number on.
+	// ranges start at address 16 times their number, or up to 15 after it.
 	ranges map[int]ownedRange
 	// rules is the number of rules of each chain.
 	rules map[string]int
@@ -73,7 +73,7 @@ type ownedPool struct {
 	targets []int
 }
 
-// ownedRange reaches over some addresses of 16, and over protocols from 1 on.
+// ownedRange covers some addresses of 16, and protocols from 1 on.
 type ownedRange struct {
 	part, comment       string
 	from, to, protocols int
@@ -87,7 +87,7 @@ func newHistory(rng *rand.Rand) *history {
 	return h
 }
 
-// next makes some changes, few or many, and returns the program.
+// next changes the program, a little or much, and returns it.
 func (h *history) next() *nft.Program {
 	n := h.rng.IntN(4)
 	if h.rng.IntN(8) == 0 {
@@ -98,7 +98,7 @@ func (h *history) next() *nft.Program {
 	}
 	p := &nft.Program{IPv4: h.tables[0].program(nft.IPv4), IPv6: h.tables[1].program(nft.IPv6)}
 	if h.last != nil {
-		p.IPv4, p.IPv6 = share(h.last.IPv4, p.IPv4), share(h.last.IPv6, p.IPv6)
+		p.IPv4, p.IPv6 = sharePointers(h.last.IPv4, p.IPv4), sharePointers(h.last.IPv6, p.IPv6)
 	}
 	h.last = p
 	return p
@@ -114,7 +114,7 @@ func (t *randomTable) change(rng *rand.Rand) {
 			delete(t.plain, key)
 		}
 	case 1:
-		v := ownedVerdict{part, fmt.Sprint("shared-", rng.IntN(5)), fmt.Sprint("comment ", rng.IntN(3))}
+		v := ownedVerdict{part, fmt.Sprint("shared-", rng.IntN(6)), fmt.Sprint("comment ", rng.IntN(3))}
 		if rng.IntN(6) == 0 {
 			v.chain = ""
 		}
@@ -132,7 +132,7 @@ func (t *randomTable) change(rng *rand.Rand) {
 			delete(t.pools, key)
 		}
 	case 4:
-		t.rules[fmt.Sprint("shared-", rng.IntN(5))] = rng.IntN(3)
+		t.rules[fmt.Sprint("shared-", rng.IntN(6))] = rng.IntN(3)
 	case 5:
 		from := rng.IntN(16)
 		t.ranges[key] = ownedRange{part, fmt.Sprint("comment ", rng.IntN(3)), from, from + rng.IntN(16-from), 1 + rng.IntN(20)}
@@ -160,11 +160,11 @@ func changeTargets(rng *rand.Rand, old []int) []int {
 
 // program builds everything anew.
 func (t *randomTable) program(f nft.Family) *nft.Table {
-	table := &nft.Table{Family: f, Name: "random", Sets: declarations()}
+	table := &nft.Table{Family: f, Name: "random", Sets: nft.SetsByName(declarations()...)}
 	for _, c := range baseChains() {
 		table.Chains = table.Chains.Set(c.Name, c)
 	}
-	elements, lists := map[string][]nft.Element{}, map[string][]nft.Pool{}
+	elements, poolsOf := map[string][]nft.Element{}, map[string][]nft.Pool{}
 	for key, part := range t.plain {
 		elements[part] = append(elements[part], nft.Element{Set: plainSet, Key: address(f, key)})
 	}
@@ -173,6 +173,10 @@ func (t *randomTable) program(f nft.Family) *nft.Table {
 		if v.chain != "" {
 			e.Verdict = nft.Verdict{Code: nft.Goto, Chain: v.chain}
 			table.Chains = table.Chains.Set(v.chain, sharedChain(v.chain, t.rules[v.chain]))
+			if s := setOfChain(v.chain, t.rules[v.chain]); s != nil {
+				table.Sets = table.Sets.Set(s.Name, s)
+				elements[s.Name] = elementsOf(f, s, t.rules[v.chain])
+			}
 		}
 		elements[v.part] = append(elements[v.part], e)
 	}
@@ -180,26 +184,28 @@ func (t *randomTable) program(f nft.Family) *nft.Table {
 		elements[r.part] = append(elements[r.part], interval(f, 1, r.protocols, 16*key+r.from, 16*key+r.to, r.comment))
 	}
 	for key, p := range t.pools {
-		lists[p.part] = append(lists[p.part], pool(f, key, p.targets...))
+		poolsOf[p.part] = append(poolsOf[p.part], pool(f, key, p.targets...))
 	}
-	names := append(slices.Collect(maps.Keys(elements)), slices.Collect(maps.Keys(lists))...)
+	names := append(slices.Collect(maps.Keys(elements)), slices.Collect(maps.Keys(poolsOf))...)
 	for _, part := range names {
 		if _, done := table.Parts.Get(part); !done {
-			table.Parts = table.Parts.Set(part, nft.NewPart(elements[part], lists[part]))
+			table.Parts = table.Parts.Set(part, nft.NewPart(elements[part], poolsOf[part]))
 		}
 	}
 	return table
 }
 
-// share puts old pointers in the place of new ones to the same thing.
-func share(old, new *nft.Table) *nft.Table {
-	new.Parts, new.Chains = keep(old.Parts, new.Parts), keep(old.Chains, new.Chains)
-	return new
+// sharePointers replaces the table's pointers by old ones to equal values.
+func sharePointers(old, table *nft.Table) *nft.Table {
+	table.Parts = keepPointers(old.Parts, table.Parts)
+	table.Chains = keepPointers(old.Chains, table.Chains)
+	table.Sets = keepPointers(old.Sets, table.Sets)
+	return table
 }
 
-func keep[V any](old, new treap.Map[string, *V]) treap.Map[string, *V] {
+func keepPointers[V any](old, wanted treap.Map[string, *V]) treap.Map[string, *V] {
 	result := old
-	for c := range treap.Diff(old, new) {
+	for c := range treap.Diff(old, wanted) {
 		switch {
 		case !c.HasNew:
 			result = result.Delete(c.Key)
@@ -232,7 +238,47 @@ func sharedChain(name string, rules int) *nft.Chain {
 	for i := range rules {
 		c.Rules = append(c.Rules, nft.Rule{nft.DNAT{Key: nft.Fields{nft.L4Proto}, Mod: uint32(i + 1), Map: pools}})
 	}
+	switch s := setOfChain(name, rules); {
+	case s == nil:
+	case s.Dynamic:
+		c.Rules = append(c.Rules, nft.Rule{nft.DNAT{Key: s.Key, Map: s.Name}})
+	default:
+		c.Rules = append(c.Rules, nft.Rule{nft.InSet{Key: s.Key, Set: s.Name}, nft.Verdict{Code: nft.Drop}})
+	}
 	return c
+}
+
+// setOfChain is the set that only this chain looks into; nil where a chain with so many
+// rules has none.
+func setOfChain(chain string, rules int) *nft.Set {
+	s := &nft.Set{Name: "of-" + chain}
+	switch {
+	case chain < "shared-3" || rules == 0:
+		return nil
+	case chain == "shared-3":
+		s.Key, s.MinSize = nft.Fields{nft.Daddr}, 1
+	case chain == "shared-4":
+		s.Key, s.Interval = nft.Fields{nft.L4Proto, nft.Saddr}, true
+	default:
+		s.Key, s.Data, s.Dynamic, s.Size = nft.Fields{nft.Saddr}, nft.Fields{nft.Daddr, nft.Dport}, true, 5
+	}
+	return s
+}
+
+// elementsOf are three elements of a chain's set for each of its rules.
+func elementsOf(f nft.Family, s *nft.Set, rules int) []nft.Element {
+	var list []nft.Element
+	for i := range 3 * rules {
+		switch {
+		case s.Interval:
+			e := interval(f, 1, 20, 8*i, 8*i+rules, "")
+			e.Set = s.Name
+			list = append(list, e)
+		case !s.Dynamic:
+			list = append(list, nft.Element{Set: s.Name, Key: address(f, i)})
+		}
+	}
+	return list
 }
 
 func address(f nft.Family, i int) nft.Value {
@@ -249,8 +295,8 @@ func interval(f nft.Family, firstProto, lastProto, first, last int, comment stri
 	return nft.Element{Set: ranges, Key: key(firstProto, first), KeyEnd: key(lastProto, last), Comment: comment}
 }
 
-// visit sends some packets through the tables, which learn from them.
-func visit(rng *rand.Rand, m *nft.Model) {
+// sendPackets sends some packets through the tables, which learn from them.
+func sendPackets(rng *rand.Rand, m *nft.Model) {
 	for range rng.IntN(4) {
 		f := nft.Families()[rng.IntN(2)]
 		at := func(port int) netip.AddrPort {
@@ -264,9 +310,8 @@ func visit(rng *rand.Rand, m *nft.Model) {
 	}
 }
 
-// forgetful takes what dynamic maps have learned out of a model, and returns it
-// as text.
-func forgetful(m *nft.Model, p *nft.Program) (rest *nft.Model, memory string) {
+// splitMemory returns the model without the elements of dynamic maps, and these as text.
+func splitMemory(m *nft.Model, p *nft.Program) (rest *nft.Model, memory string) {
 	rest = nft.NewModel()
 	for _, f := range nft.Families() {
 		c := m.Table(p.Table(f).ID())
@@ -287,22 +332,32 @@ func forgetful(m *nft.Model, p *nft.Program) (rest *nft.Model, memory string) {
 	return rest, memory
 }
 
-// pool has the targets given by number, which must be sorted.
+func poolTarget(f nft.Family, n int) nft.Value {
+	return nft.Value(nft.AppendPort([]byte(address(f, n)), 8080))
+}
+
+// pool has the targets given by number.
 func pool(f nft.Family, key int, targets ...int) nft.Pool {
 	p := nft.Pool{Map: pools, Prefix: nft.Value(nft.AppendProto(nil, uint8(key)))}
+	var values []nft.Value
 	for _, t := range targets {
-		p.Targets = append(p.Targets, nft.Value(nft.AppendPort([]byte(address(f, t)), 8080)))
+		values = append(values, poolTarget(f, t))
 	}
+	p.Targets = nft.NewTargets(values...)
 	return p
 }
 
-// rebuilt is a program of the same value without a pointer in common.
+// rebuilt is an equal program that shares no pointer with p.
 func rebuilt(p *nft.Program) *nft.Program {
 	return &nft.Program{IPv4: copyTable(p.IPv4), IPv6: copyTable(p.IPv6)}
 }
 
 func copyTable(t *nft.Table) *nft.Table {
-	n := &nft.Table{Family: t.Family, Name: t.Name, Sets: declarations()}
+	n := &nft.Table{Family: t.Family, Name: t.Name}
+	for name, s := range t.Sets.All() {
+		declared := *s
+		n.Sets = n.Sets.Set(name, &declared)
+	}
 	for name, c := range t.Chains.All() {
 		n.Chains = n.Chains.Set(name, &nft.Chain{Name: c.Name, Hook: c.Hook, Rules: slices.Clone(c.Rules)})
 	}

@@ -27,7 +27,7 @@ type MatchAddr struct {
 type MatchProto struct{ Protocol uint8 }
 
 // MatchLocal matches an address that the node's routing table calls local (with
-// Not: that it does not).
+// Not: one that it does not).
 type MatchLocal struct {
 	Field Field // Saddr or Daddr
 	Not   bool
@@ -37,7 +37,7 @@ type MatchLocal struct {
 // with Prefix by how its name begins. A packet that the node sends has none.
 type MatchInput struct {
 	Not    bool
-	Name   string // 1 to 15 bytes; with Prefix to 14, or nft could not read it back
+	Name   string // 1 to 15 bytes; with Prefix to 14, since nft cannot read more back
 	Prefix bool
 }
 
@@ -60,19 +60,18 @@ type VMap struct {
 }
 
 // DNAT sends the connection to the address and port that a data map has for
-// the key, which is followed by a random index below Mod unless Mod is 0. No
-// entry: the rule ends there.
+// the key. Unless Mod is 0, a random index below Mod follows the key. Where the map
+// has no such element, the rule ends.
 type DNAT struct {
 	Key Fields
 	Mod uint32
 	Map string
 }
 
-// Update remembers the data in a dynamic map under the key. Where something is
-// there already, only its time starts anew: the data stays what it was. In a
-// full map (Set.Size) nothing is remembered, and the rule ends there; what has
-// a place in it keeps it. Key and data together fit the 64 bytes of a rule's
-// registers. Needs Linux 4.1.
+// Update adds the key with the data to a dynamic map. Where the key is there already,
+// its data stays, and only its time-out starts anew. A full map (Set.Size) takes no new
+// key, and the rule ends there; its elements stay. Key and data together fit the 64
+// bytes of a rule's registers. Needs Linux 4.1.
 type Update struct {
 	Map       string
 	Key, Data Fields
@@ -80,7 +79,7 @@ type Update struct {
 	Timeout time.Duration
 }
 
-// SetMark sets the bits of the mask in the packet's mark, ClearMark clears them.
+// SetMark sets the bits of the mask in the packet's mark.
 type SetMark struct{ Mask uint32 }
 
 // ClearMark clears the bits of the mask in the packet's mark.
@@ -132,10 +131,10 @@ func (Verdict) statement()     {}
 
 // Text is, for example, "ip saddr != 10.0.0.0/8".
 func (s MatchAddr) Text(f Family) string {
-	return fmt.Sprintf("%s %s%s", s.Field.Text(f), not(s.Not), s.Prefix)
+	return fmt.Sprintf("%s %s%s", s.Field.Text(f), negation(s.Not), s.Prefix)
 }
 
-func not(n bool) string {
+func negation(n bool) string {
 	if n {
 		return "!= "
 	}
@@ -151,7 +150,7 @@ func (s MatchLocal) Text(Family) string {
 	if s.Field == Saddr {
 		side = "saddr"
 	}
-	return fmt.Sprintf("fib %s type %slocal", side, not(s.Not))
+	return fmt.Sprintf("fib %s type %slocal", side, negation(s.Not))
 }
 
 // Text is, for example, `iifname != "veth*"`.
@@ -160,7 +159,7 @@ func (s MatchInput) Text(Family) string {
 	if s.Prefix {
 		wildcard = "*"
 	}
-	return fmt.Sprintf("iifname %s\"%s%s\"", not(s.Not), s.Name, wildcard)
+	return fmt.Sprintf("iifname %s\"%s%s\"", negation(s.Not), s.Name, wildcard)
 }
 
 // Text is, for example, "meta mark & 0x00004000 != 0x00000000".
@@ -189,11 +188,11 @@ func (s DNAT) Text(f Family) string {
 // Text is, for example, "update @affinity { ct original ip saddr timeout 3h :
 // ip daddr }".
 func (s Update) Text(f Family) string {
-	return fmt.Sprintf("update @%s { %s timeout %s : %s }", s.Map, s.Key.Text(f), seconds(s.Timeout), s.Data.Text(f))
+	return fmt.Sprintf("update @%s { %s timeout %s : %s }", s.Map, s.Key.Text(f), secondsText(s.Timeout), s.Data.Text(f))
 }
 
-// Check says what of the statement no kernel takes, or nft does not print as it
-// is written here.
+// Check returns an error for a statement that no kernel takes, or that nft prints
+// otherwise than Text does.
 func (s Update) Check(f Family) error {
 	const registers = 64 // bytes
 	if n := s.Key.Len(f) + s.Data.Len(f); n > registers {
@@ -205,8 +204,8 @@ func (s Update) Check(f Family) error {
 	return nil
 }
 
-// seconds is a time as nft prints it: 1d2h3m4s without what is zero.
-func seconds(d time.Duration) string {
+// secondsText is a time as nft prints it: 1d2h3m4s without what is zero.
+func secondsText(d time.Duration) string {
 	var b strings.Builder
 	for _, unit := range []struct {
 		length time.Duration

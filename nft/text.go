@@ -72,9 +72,9 @@ func (e Element) text(f Family, s *Set) string {
 	return b.String()
 }
 
-// write prints the table as nft -f reads it: sets, then chains, each sorted by
+// writeText prints the table as nft -f reads it: sets, then chains, each sorted by
 // name, elements by key.
-func (c *Contents) write(b *strings.Builder) {
+func (c *Contents) writeText(b *strings.Builder) {
 	f := c.Table.Family
 	fmt.Fprintf(b, "table %s {\n", c.Table)
 	for _, name := range slices.Sorted(maps.Keys(c.Sets)) {
@@ -113,7 +113,7 @@ func (p *Program) Model() *Model {
 	for _, f := range Families() {
 		t := p.Table(f)
 		c := NewContents(t.ID())
-		for _, s := range t.Sets {
+		for _, s := range t.Sets.All() {
 			c.Sets[s.Name] = &SetContents{s, map[Value]Element{}}
 		}
 		for name, chain := range t.Chains.All() {

@@ -8,15 +8,15 @@ import (
 	"strings"
 )
 
-// Packet is the first packet of a connection, as conntrack sees it new.
+// Packet is the first packet of a connection.
 type Packet struct {
 	Src, Dst netip.AddrPort
 	// Protocol is the IP protocol's number.
 	Protocol uint8
-	// Input is the interface that it comes in by; empty where that does not
-	// matter, and for FromNode.
+	// Input is the interface that the packet comes in by; empty where that does not
+	// matter, and with FromNode.
 	Input string
-	// FromNode is a packet that a process of the node itself sends; any other
+	// FromNode says that a process of the node sends the packet. Any other packet
 	// comes in through an interface.
 	FromNode bool
 }
@@ -32,7 +32,7 @@ func (p Packet) String() string {
 	return fmt.Sprintf("%s%s -> %s/%s", from, p.Src, p.Dst, ProtocolText(p.Protocol))
 }
 
-// Host is what the interpreter must know about the node beside its tables.
+// Host is what the interpreter must know about the node besides its tables.
 type Host struct {
 	// Local says whether the routing table calls an address local.
 	Local func(netip.Addr) bool
@@ -53,7 +53,7 @@ const (
 	Unreachable Fate = "unreachable"
 )
 
-// Result is what became of one packet.
+// Result says where one packet went and what it left behind.
 type Result struct {
 	Fate Fate
 	// To is the new destination of a DNATed packet.
@@ -62,7 +62,7 @@ type Result struct {
 	Masqueraded bool
 	// Mark is what is left in the mark of a packet that leaves.
 	Mark uint32
-	// Learned is what it added to dynamic maps; Model.Learn keeps it there.
+	// Learned is what the packet adds to dynamic maps. Model.Learn puts it there.
 	Learned []Learned
 	// Path lists the rules that matched, "hook/chain: rule".
 	Path []string
@@ -76,11 +76,11 @@ func (m *Model) Trace(p Packet, h Host) Result {
 	if p.FromNode {
 		first = Output
 	}
-	if w.hook(m, first) {
+	if w.runHook(m, first) {
 		if w.host.Local(w.dst.Addr()) && !p.FromNode {
-			w.hook(m, Input)
+			w.runHook(m, Input)
 		} else {
-			w.hook(m, Postrouting)
+			w.runHook(m, Postrouting)
 		}
 	}
 	switch w.result.Fate {
@@ -104,7 +104,7 @@ func (m *Model) Outcomes(p Packet, local func(netip.Addr) bool) []Result {
 			return i % n
 		}})
 		r.Path, r.Learned = nil, nil
-		if !slices.ContainsFunc(all, r.same) {
+		if !slices.ContainsFunc(all, r.sameAs) {
 			all = append(all, r)
 		}
 	}
@@ -114,7 +114,7 @@ func (m *Model) Outcomes(p Packet, local func(netip.Addr) bool) []Result {
 	return all
 }
 
-func (r Result) same(o Result) bool {
+func (r Result) sameAs(o Result) bool {
 	return r.Fate == o.Fate && r.To == o.To && r.Masqueraded == o.Masqueraded && r.Mark == o.Mark
 }
 
@@ -146,15 +146,15 @@ type walk struct {
 type outcome int
 
 const (
-	next outcome = iota // the rule did not match, or had no verdict
-	back                // return to the calling chain
-	done                // the hook is through, the packet goes on
-	stop                // the packet is gone
+	nextRule   outcome = iota // the rule did not match, or had no verdict
+	toCaller                  // the evaluation returns to the calling chain
+	hookDone                  // no more rules of the hook; the packet goes on
+	packetGone                // the packet was dropped or refused
 )
 
-// hook runs the base chains of one hook in the order of their priorities; it
-// reports whether the packet goes on.
-func (w *walk) hook(m *Model, at HookName) bool {
+// runHook runs the base chains of one hook in the order of their priorities. It
+// returns whether the packet goes on.
+func (w *walk) runHook(m *Model, at HookName) bool {
 	w.at = at
 	family := IPv4
 	if w.packet.Dst.Addr().Is6() {
@@ -177,12 +177,12 @@ func (w *walk) hook(m *Model, at HookName) bool {
 	})
 	translated := false
 	for _, b := range bases {
-		// A nat hook asks no further chain once one has translated.
+		// A nat hook runs no further chain once one has translated.
 		if translated {
 			break
 		}
 		before := w.result
-		if w.chain(b.table, b.chain) == stop {
+		if w.runChain(b.table, b.chain) == packetGone {
 			return false
 		}
 		translated = before.Fate != w.result.Fate || before.Masqueraded != w.result.Masqueraded
@@ -190,58 +190,58 @@ func (w *walk) hook(m *Model, at HookName) bool {
 	return true
 }
 
-func (w *walk) chain(t *Contents, c *Chain) outcome {
+func (w *walk) runChain(t *Contents, c *Chain) outcome {
 	for _, r := range c.Rules {
-		switch o := w.rule(t, c, r); o {
-		case next:
-		case back:
-			return next
+		switch o := w.runRule(t, c, r); o {
+		case nextRule:
+		case toCaller:
+			return nextRule
 		default:
 			return o
 		}
 	}
-	return next
+	return nextRule
 }
 
-func (w *walk) rule(t *Contents, c *Chain, r Rule) outcome {
+func (w *walk) runRule(t *Contents, c *Chain, r Rule) outcome {
 	for i, s := range r {
-		o, matched := w.statement(t, c, s)
+		o, matched := w.runStatement(t, c, s)
 		if !matched {
-			return next
+			return nextRule
 		}
-		if i == len(r)-1 || o != next {
+		if i == len(r)-1 || o != nextRule {
 			w.result.Path = append(w.result.Path, fmt.Sprintf("%s/%s: %s", w.at, c.Name, r.Text(t.Table.Family)))
 		}
-		if o != next {
+		if o != nextRule {
 			return o
 		}
 	}
-	return next
+	return nextRule
 }
 
-func (w *walk) statement(t *Contents, c *Chain, s Statement) (o outcome, matched bool) {
+func (w *walk) runStatement(t *Contents, c *Chain, s Statement) (o outcome, matched bool) {
 	switch s := s.(type) {
 	case MatchAddr:
-		return next, s.Prefix.Contains(w.addr(s.Field)) != s.Not
+		return nextRule, s.Prefix.Contains(w.addr(s.Field)) != s.Not
 	case MatchProto:
-		return next, w.packet.Protocol == s.Protocol
+		return nextRule, w.packet.Protocol == s.Protocol
 	case MatchLocal:
-		return next, w.host.Local(w.addr(s.Field)) != s.Not
+		return nextRule, w.host.Local(w.addr(s.Field)) != s.Not
 	case MatchInput:
-		return next, s.matches(w.packet.Input) != s.Not
+		return nextRule, s.matches(w.packet.Input) != s.Not
 	case MatchMark:
-		return next, w.mark&s.Mask != 0
+		return nextRule, w.mark&s.Mask != 0
 	case MatchDNATed:
-		return next, w.result.Fate == DNATed
+		return nextRule, w.result.Fate == DNATed
 	case InSet:
 		_, found := t.Sets[s.Set].find(t.Table.Family, w.key(s.Key))
-		return next, found
+		return nextRule, found
 	case VMap:
 		e, found := t.Sets[s.Map].find(t.Table.Family, w.key(s.Key))
 		if !found {
-			return next, false
+			return nextRule, false
 		}
-		return w.verdict(t, e.Verdict), true
+		return w.runVerdict(t, e.Verdict), true
 	case DNAT:
 		key := w.key(s.Key)
 		if s.Mod > 0 {
@@ -249,19 +249,19 @@ func (w *walk) statement(t *Contents, c *Chain, s Statement) (o outcome, matched
 		}
 		e, found := t.Sets[s.Map].find(t.Table.Family, key)
 		if !found {
-			return next, false
+			return nextRule, false
 		}
 		w.dst = addrPort(e.Data, t.Table.Family)
 		w.result.Fate, w.result.To = DNATed, w.dst
-		return done, true
+		return hookDone, true
 	case Update:
-		return next, w.update(t, s)
+		return nextRule, w.update(t, s)
 	}
-	return w.action(t, s), true
+	return w.runAction(t, s), true
 }
 
-// action carries out a statement that always holds.
-func (w *walk) action(t *Contents, s Statement) outcome {
+// runAction carries out a statement that always holds.
+func (w *walk) runAction(t *Contents, s Statement) outcome {
 	switch s := s.(type) {
 	case SetMark:
 		w.mark |= s.Mask
@@ -269,39 +269,39 @@ func (w *walk) action(t *Contents, s Statement) outcome {
 		w.mark &^= s.Mask
 	case Masquerade:
 		w.result.Masqueraded = true
-		return done
+		return hookDone
 	case Reject:
 		w.result.Fate = Unreachable
 		if s.TCPReset {
 			w.result.Fate = Reset
 		}
-		return stop
+		return packetGone
 	case Verdict:
-		return w.verdict(t, s)
+		return w.runVerdict(t, s)
 	default:
 		panic(fmt.Sprintf("statement %T has no evaluation", s))
 	}
-	return next
+	return nextRule
 }
 
-func (w *walk) verdict(t *Contents, v Verdict) outcome {
+func (w *walk) runVerdict(t *Contents, v Verdict) outcome {
 	switch v.Code {
 	case Drop:
 		w.result.Fate = Dropped
-		return stop
+		return packetGone
 	case Accept:
-		return done
+		return hookDone
 	case Return:
-		return back
+		return toCaller
 	case Jump:
-		return w.chain(t, t.Chains[v.Chain])
+		return w.runChain(t, t.Chains[v.Chain])
 	case Goto:
 		// The rules behind a goto are not evaluated: it returns to the caller's
 		// caller, or ends the base chain.
-		if o := w.chain(t, t.Chains[v.Chain]); o != next {
+		if o := w.runChain(t, t.Chains[v.Chain]); o != nextRule {
 			return o
 		}
-		return back
+		return toCaller
 	}
 	panic(fmt.Sprintf("verdict %d has no evaluation", v.Code))
 }

@@ -37,15 +37,15 @@ func (f Family) AddrLen() int {
 	return 4
 }
 
-// Field is something of a packet that can stand in a set's key or in a map's
-// data. In a concatenation each takes a multiple of four bytes.
+// Field is a field of a packet that a set's key or a map's data can have. In a
+// concatenation each takes a multiple of four bytes.
 type Field uint8
 
 // The fields. Index is the result of numgen: a number in host byte order. The
 // Orig fields are those of the connection's first packet as it arrived, before
-// any translation (Linux 4.17); sets are declared by the plain ones, since nft
-// 1.0.6 prints a declaration by "ct original" wrongly. It also prints OrigDport in
-// a concatenation, but only 1.1 and newer parse that.
+// any translation (Linux 4.17). Sets are declared with the plain fields, since nft
+// 1.0.6 prints a declaration with "ct original" wrongly. It also prints OrigDport in
+// a concatenation, but only nft 1.1 and newer parse that.
 const (
 	Saddr Field = iota + 1
 	Daddr
@@ -57,8 +57,8 @@ const (
 	OrigDport
 )
 
-// Text is nft's expression for the field in a rule of the family, as it also
-// stands behind typeof in a set's declaration.
+// Text is nft's expression for the field, in a rule and behind typeof in a set's
+// declaration.
 func (f Field) Text(family Family) string {
 	switch f {
 	case Saddr:
@@ -195,8 +195,8 @@ func ProtocolText(p uint8) string {
 	return strconv.Itoa(int(p))
 }
 
-// AppendAddr, AppendProto, AppendPort and AppendIndex add one field to a
-// concatenation that is being built.
+// AppendAddr adds an address to a concatenation, as AppendProto, AppendPort and
+// AppendIndex add other fields.
 func AppendAddr(b []byte, a netip.Addr) []byte {
 	if a.Is4() {
 		v4 := a.As4()

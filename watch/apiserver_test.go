@@ -42,10 +42,10 @@ type resource struct {
 	kind, apiVersion string
 	objects          map[string]metav1.Object
 	history          []change
-	// gate, if set, holds requests back until it is closed; refused answers
-	// them with 403.
+	// gate, if set, holds requests back until it is closed; refused, if not
+	// zero, is the status that answers them.
 	gate    chan struct{}
-	refused bool
+	refused int
 }
 
 type change struct {
@@ -137,6 +137,13 @@ func (s *apiServer) event(kind string, object any) []byte {
 	return append(data, '\n')
 }
 
+// refuse has requests for a resource answered with a status; 0 is no refusal.
+func (s *apiServer) refuse(name string, status int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.resources[name].refused = status
+}
+
 // seen are the queries of all requests for a resource.
 func (s *apiServer) seen(name string) []url.Values {
 	s.mu.Lock()
@@ -172,8 +179,15 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	w.Header().Set("Content-Type", "application/json")
-	if resource.refused {
-		s.status(w, http.StatusForbidden, metav1.StatusReasonForbidden, name+" is forbidden")
+	s.mu.Lock()
+	refused := resource.refused
+	s.mu.Unlock()
+	switch refused {
+	case http.StatusForbidden:
+		s.status(w, refused, metav1.StatusReasonForbidden, name+" is forbidden")
+		return
+	case http.StatusNotFound:
+		s.status(w, refused, metav1.StatusReasonNotFound, "the server could not find the requested resource")
 		return
 	}
 	if r.URL.Query().Get("watch") == "" {

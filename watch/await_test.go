@@ -10,7 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
 func nodeWithPods(podCIDRs ...string) *corev1.Node {
@@ -41,7 +41,7 @@ func TestAwaitPodCIDRs(t *testing.T) {
 			}
 			s.set("services", kindService(uniformService(0)))
 			s.set("endpointslices", kindSlice(uniformSlice(0, 2)))
-			o := observe(t, s, Options{AwaitPodCIDRs: true, PodCIDRTimeout: time.Hour})
+			o := observe(t, s, Options{AwaitPodCIDRs: true, PodCIDRTimeout: time.Hour, NodeTimeout: time.Millisecond})
 			o.awaitProblem(waits)
 			if _, ok := o.out.Take(); ok {
 				t.Fatal("published without podCIDRs")
@@ -63,8 +63,7 @@ func TestAwaitPodCIDRs(t *testing.T) {
 	}
 }
 
-// TestPodCIDRsAreThere: where they are there from the start nobody hears of
-// waiting.
+// TestPodCIDRsAreThere: where the Node has podCIDRs from the start, no wait is reported.
 func TestPodCIDRsAreThere(t *testing.T) {
 	s := newAPIServer(t)
 	s.set("nodes", nodeWithPods("10.244.1.0/24"))

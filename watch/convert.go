@@ -10,12 +10,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	netutils "k8s.io/utils/net"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
-// identity is what is kept of an object's metadata: enough for an informer's
-// store to file what was converted under the same key, and for a problem to
-// name the object.
+// identity is the part of an object's metadata that the index keeps: the store finds
+// the converted object by it, and a problem names the object by it.
 type identity struct {
 	metav1.ObjectMeta
 	key service.Name
@@ -30,11 +29,11 @@ func identify(m *metav1.ObjectMeta) identity {
 
 func (i *identity) name() service.Name { return i.key }
 
-// maxProblems is how many problems one object may have before the rest are
-// only counted: a slice can have 1,000 endpoints, each of them wrong.
+// maxProblems is how many problems of one object are listed. The others are counted: a
+// slice can have 1,000 endpoints, each of them wrong.
 const maxProblems = 10
 
-// problemList gathers what is wrong in one object.
+// problemList collects the problems of one object.
 type problemList struct {
 	object Object
 	list   []Problem
@@ -53,19 +52,19 @@ func (p *problemList) add(field string, err error) {
 	p.list = append(p.list, Problem{Object: p.object, Field: field, Err: err})
 }
 
-func (p *problemList) value(field, value, reason string) {
+func (p *problemList) addValue(field, value, reason string) {
 	p.add(field, &ValueError{Value: value, Reason: reason})
 }
 
 func (p *problemList) all() []Problem {
 	if p.more > 0 {
-		return append(p.list, Problem{Object: p.object, Err: fmt.Errorf("and %d problems more", p.more)})
+		return append(p.list, Problem{Object: p.object, Err: fmt.Errorf("and %d more problems", p.more)})
 	}
 	return p.list
 }
 
-// parseAddr reads an address as kube-proxy does: leading zeros are decimal and
-// an IPv4 address in IPv6 clothes is IPv4; zones are refused.
+// parseAddr reads an address as kube-proxy does: numbers with leading zeros are
+// decimal, and an IPv4-mapped IPv6 address is IPv4. An address with a zone is an error.
 func parseAddr(text string) (netip.Addr, error) {
 	addr, err := netip.ParseAddr(text)
 	if err != nil || addr.Zone() != "" {
@@ -80,8 +79,8 @@ func parseAddr(text string) (netip.Addr, error) {
 	return addr, nil
 }
 
-// parseCIDR reads a range as kube-proxy does, with leading zeros and with bits
-// behind its length; IPv4 in IPv6 clothes is IPv4.
+// parseCIDR reads a range as kube-proxy does: numbers may have leading zeros, the
+// address may have bits beyond the length, and an IPv4-mapped IPv6 range is IPv4.
 func parseCIDR(text string) (netip.Prefix, error) {
 	_, ipnet, err := netutils.ParseCIDRSloppy(text)
 	if err != nil {
@@ -103,7 +102,7 @@ func family(a netip.Addr) corev1.IPFamily {
 	return corev1.IPv4Protocol
 }
 
-// parseProtocol fills in the API's default, TCP.
+// parseProtocol reads a protocol. A missing one is TCP, the API's default.
 func parseProtocol(p *corev1.Protocol) (service.Protocol, error) {
 	if p == nil || *p == "" {
 		return service.TCP, nil
@@ -122,9 +121,8 @@ func parsePort(n int32) (uint16, error) {
 	return uint16(n), nil
 }
 
-// checkName refuses what the API server would never let through and what would
-// break the text forms that names end up in. It does not hold names to the
-// letter of RFC 1123.
+// checkName returns an error for a name that no API server accepts and that would
+// break the texts with names in them. It checks less than RFC 1123 asks.
 func checkName(s string) error {
 	for _, c := range []byte(s) {
 		switch {

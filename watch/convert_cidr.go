@@ -6,7 +6,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 )
 
-// cidrObject is what is kept of a ServiceCIDR (KEP-1880).
+// cidrObject is a ServiceCIDR (KEP-1880) as the index keeps it.
 type cidrObject struct {
 	identity
 	cidrs    []netip.Prefix

@@ -10,10 +10,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
-// loadBalancerIPs are the addresses of the load balancers that deliver packets
+// loadBalancerIPs returns the addresses of those load balancers that deliver packets
 // with their own address as destination (KEP-1860).
 func loadBalancerIPs(s *corev1.Service, p *problemList) []netip.Addr {
 	addrs := addressList{spec: &s.Spec, problems: p}
@@ -25,9 +25,10 @@ func loadBalancerIPs(s *corev1.Service, p *problemList) []netip.Addr {
 	return addrs.list
 }
 
-// sources are nil where no range is given. A blank entry is none, a bad one
-// lets nobody in but closes the addresses all the same: who lists ranges means
-// to keep somebody out. kube-proxy leaves a family open that no range is of.
+// sources returns nil where the Service lists no range; a blank one does not count. A
+// bad range admits no client and still closes the addresses, since a user who lists
+// ranges wants to exclude the rest. kube-proxy instead leaves a family open for which
+// there is no range.
 func sources(spec *corev1.ServiceSpec, balancers []netip.Addr, p *problemList) *service.Sources {
 	const field = "spec.loadBalancerSourceRanges"
 	var ranges []netip.Prefix
@@ -59,15 +60,15 @@ func sources(spec *corev1.ServiceSpec, balancers []netip.Addr, p *problemList) *
 	return list
 }
 
-// affinityTimeout is 0 without session affinity. A time-out that is missing or
-// below a second is the API's default, one over a day (the API's limit) a day.
+// affinityTimeout is 0 without session affinity. A time-out that is missing or below a
+// second becomes the API's default, and one above a day (the API's limit) a day.
 func affinityTimeout(spec *corev1.ServiceSpec, p *problemList) time.Duration {
 	switch spec.SessionAffinity {
 	case "", corev1.ServiceAffinityNone:
 		return 0
 	case corev1.ServiceAffinityClientIP:
 	default:
-		p.value("spec.sessionAffinity", string(spec.SessionAffinity), "not None or ClientIP; None is in force")
+		p.addValue("spec.sessionAffinity", string(spec.SessionAffinity), "not None or ClientIP; None is in force")
 		return 0
 	}
 	const most = corev1.DefaultClientIPServiceAffinitySeconds * 8 // 86,400 (API documentation of ClientIPConfig)
@@ -77,9 +78,9 @@ func affinityTimeout(spec *corev1.ServiceSpec, p *problemList) time.Duration {
 		given := *c.ClientIP.TimeoutSeconds
 		switch {
 		case given < 1:
-			p.value(field, strconv.Itoa(int(given)), fmt.Sprintf("not in 1 to %d; %d is in force", most, seconds))
+			p.addValue(field, strconv.Itoa(int(given)), fmt.Sprintf("not in 1 to %d; %d is in force", most, seconds))
 		case given > most:
-			p.value(field, strconv.Itoa(int(given)), fmt.Sprintf("not in 1 to %d; %d is in force", most, most))
+			p.addValue(field, strconv.Itoa(int(given)), fmt.Sprintf("not in 1 to %d; %d is in force", most, most))
 			seconds = most
 		default:
 			seconds = given
@@ -88,8 +89,8 @@ func affinityTimeout(spec *corev1.ServiceSpec, p *problemList) time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// healthCheckNodePort is 0 for none. It counts for load balancers with policy
-// Local only, for others it is a left-over.
+// healthCheckNodePort is 0 for none. The field counts only for load balancers with
+// policy Local: other Services may have kept it from earlier.
 func healthCheckNodePort(spec *corev1.ServiceSpec, external service.TrafficPolicy, p *problemList) uint16 {
 	if spec.Type != corev1.ServiceTypeLoadBalancer || external != service.Local {
 		return 0

@@ -6,23 +6,25 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
 // taintToBeDeleted is the key of the taint that the cluster autoscaler gives a
 // node before it takes the machine away.
 const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
-// nodeObject is what is kept of a Node.
+// nodeObject is a Node as the index keeps it.
 type nodeObject struct {
 	identity
-	// facts are what the Node says, in a service.Node without host addresses.
-	facts    service.Node
-	problems []Problem
+	// facts is the Node as the model has it, without host addresses.
+	facts service.Node
+	// kubeletPort is the port on which its kubelet listens.
+	kubeletPort uint16
+	problems    []Problem
 }
 
-// convertNode keeps a Node's zone, whether it is to stay, its pods' ranges, and
-// its InternalIPs and then its ExternalIPs, all in the object's order.
+// convertNode keeps a Node's zone, whether load balancers may choose it, its podCIDRs,
+// and its InternalIPs and then its ExternalIPs, each in the object's order.
 func convertNode(n *corev1.Node) *nodeObject {
 	object := &nodeObject{identity: identify(&n.ObjectMeta)}
 	p := problemsOf("Node", &n.ObjectMeta)
@@ -32,8 +34,22 @@ func convertNode(n *corev1.Node) *nodeObject {
 		zone = ""
 	}
 	object.facts = service.Node{Name: n.Name, Zone: zone, Eligible: eligible(n), PodCIDRs: podCIDRs(&n.Spec, p), Addresses: nodeAddresses(n, p)}
+	object.kubeletPort = kubeletPort(n, p)
 	object.problems = p.all()
 	return object
+}
+
+func kubeletPort(n *corev1.Node, p *problemList) uint16 {
+	given := n.Status.DaemonEndpoints.KubeletEndpoint.Port
+	if given == 0 {
+		return defaultKubeletPort
+	}
+	port, err := parsePort(given)
+	if err != nil {
+		p.add("status.daemonEndpoints.kubeletEndpoint.Port", err)
+		return defaultKubeletPort
+	}
+	return port
 }
 
 // eligible says whether load balancers may choose the node (KEP-3836).
@@ -62,8 +78,8 @@ func nodeAddresses(n *corev1.Node, p *problemList) []netip.Addr {
 	return addrs
 }
 
-// podCIDRs are those of spec.podCIDRs; where there are none, spec.podCIDR is
-// what one had before dual-stack.
+// podCIDRs returns spec.podCIDRs, or else spec.podCIDR, which Nodes had before
+// dual-stack.
 func podCIDRs(spec *corev1.NodeSpec, p *problemList) []netip.Prefix {
 	if len(spec.PodCIDRs) == 0 && spec.PodCIDR != "" {
 		cidr, err := parseCIDR(spec.PodCIDR)

@@ -8,43 +8,45 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
-// Labels that take an object out of a service proxy's hands.
+// Objects with one of these labels are not for this proxy.
 const (
 	labelProxyName = "service.kubernetes.io/service-proxy-name"
 	labelHeadless  = corev1.IsHeadlessService
 )
 
-// serviceObject is what is kept of a Service.
+// serviceObject is a Service as the index keeps it.
 type serviceObject struct {
 	identity
-	// part is the service without its endpoints; nil for one that is none of
-	// a proxy's business: headless, an ExternalName, another proxy's, or one
-	// without address yet.
-	part     *service.Service
+	// bare is the service without its endpoints. It is nil for a Service that this
+	// proxy does not serve: headless, an ExternalName, another proxy's, or one
+	// without an address yet.
+	bare     *service.Service
 	problems []Problem
+	// reportedLeftOut says that the size of this version was reported.
+	reportedLeftOut bool
 }
 
-// convertService turns a Service into the model's, endpoints aside.
+// convertService turns a Service into the model's, without endpoints.
 func convertService(s *corev1.Service) *serviceObject {
 	object := &serviceObject{identity: identify(&s.ObjectMeta)}
 	if !watched(s) {
 		return object
 	}
 	p := problemsOf("Service", &s.ObjectMeta)
-	part := &service.Service{Name: object.name(), Created: s.CreationTimestamp.UTC()}
-	part.ClusterIPs = clusterIPs(&s.Spec, p)
-	part.ExternalIPs = externalIPs(&s.Spec, p)
-	part.LoadBalancerIPs = loadBalancerIPs(s, p)
-	part.Sources = sources(&s.Spec, part.LoadBalancerIPs, p)
-	part.Ports = servicePorts(s.Spec.Ports, p)
-	part.InternalPolicy = internalPolicy(&s.Spec, p)
-	part.ExternalPolicy = externalPolicy(&s.Spec, p)
-	part.AffinityTimeout = affinityTimeout(&s.Spec, p)
-	part.HealthCheckNodePort = healthCheckNodePort(&s.Spec, part.ExternalPolicy, p)
-	object.part, object.problems = part, p.all()
+	bare := &service.Service{Name: object.name(), Created: s.CreationTimestamp.UTC()}
+	bare.ClusterIPs = clusterIPs(&s.Spec, p)
+	bare.ExternalIPs = externalIPs(&s.Spec, p)
+	bare.LoadBalancerIPs = loadBalancerIPs(s, p)
+	bare.Sources = sources(&s.Spec, bare.LoadBalancerIPs, p)
+	bare.Ports = servicePorts(s.Spec.Ports, p)
+	bare.InternalPolicy = internalPolicy(&s.Spec, p)
+	bare.ExternalPolicy = externalPolicy(&s.Spec, p)
+	bare.AffinityTimeout = affinityTimeout(&s.Spec, p)
+	bare.HealthCheckNodePort = healthCheckNodePort(&s.Spec, bare.ExternalPolicy, p)
+	object.bare, object.problems = bare, p.all()
 	return object
 }
 
@@ -54,8 +56,8 @@ func watched(s *corev1.Service) bool {
 		s.Spec.ClusterIP != "" && s.Spec.ClusterIP != corev1.ClusterIPNone
 }
 
-// clusterIPs are the service's addresses, by the order of its families. Where
-// ipFamilies is empty only clusterIP counts, as in kube-proxy.
+// clusterIPs returns the service's addresses in the order of its families. Where
+// ipFamilies is empty, only clusterIP counts, as in kube-proxy.
 func clusterIPs(spec *corev1.ServiceSpec, p *problemList) []netip.Addr {
 	if len(spec.IPFamilies) == 0 {
 		addr, err := parseAddr(spec.ClusterIP)
@@ -76,11 +78,11 @@ func clusterIPs(spec *corev1.ServiceSpec, p *problemList) []netip.Addr {
 		case err != nil:
 			p.add(field, err)
 		case i >= len(spec.IPFamilies):
-			p.value(field, text, "spec.ipFamilies has no entry for it")
+			p.addValue(field, text, "spec.ipFamilies has no entry for it")
 		case family(addr) != spec.IPFamilies[i]:
-			p.value(field, text, "spec.ipFamilies says "+string(spec.IPFamilies[i]))
+			p.addValue(field, text, "spec.ipFamilies says "+string(spec.IPFamilies[i]))
 		case slices.ContainsFunc(addrs, func(a netip.Addr) bool { return a.Is6() == addr.Is6() }):
-			p.value(field, text, "a second address of its family")
+			p.addValue(field, text, "a second address of its family")
 		default:
 			addrs = append(addrs, addr)
 		}
@@ -96,13 +98,14 @@ func externalIPs(spec *corev1.ServiceSpec, p *problemList) []netip.Addr {
 	return addrs.list
 }
 
-// addressList is external addresses without duplicates and of the families that
-// the service has. One of another family has no cluster IP beside it, which
-// kube-proxy takes for a service that does not exist in that family.
+// addressList collects external addresses without duplicates. It takes only the
+// families of the service's cluster IPs: for kube-proxy, too, the service does not
+// exist in another family.
 type addressList struct {
 	spec     *corev1.ServiceSpec
 	problems *problemList
 	list     []netip.Addr
+	seen     map[netip.Addr]bool
 }
 
 func (l *addressList) add(field, text string) {
@@ -111,13 +114,17 @@ func (l *addressList) add(field, text string) {
 	case err != nil:
 		l.problems.add(field, err)
 	case !hasFamily(l.spec, family(addr)):
-		l.problems.value(field, text, "the service has no "+string(family(addr))+" cluster IP")
-	case !slices.Contains(l.list, addr):
+		l.problems.addValue(field, text, "the service has no "+string(family(addr))+" cluster IP")
+	case !l.seen[addr]:
+		if l.seen == nil {
+			l.seen = map[netip.Addr]bool{}
+		}
+		l.seen[addr] = true
 		l.list = append(l.list, addr)
 	}
 }
 
-// internalPolicy is Cluster where nothing is said.
+// internalPolicy is Cluster where the Service has none.
 func internalPolicy(spec *corev1.ServiceSpec, p *problemList) service.TrafficPolicy {
 	if spec.InternalTrafficPolicy == nil {
 		return service.Cluster
@@ -125,8 +132,8 @@ func internalPolicy(spec *corev1.ServiceSpec, p *problemList) service.TrafficPol
 	return policy("spec.internalTrafficPolicy", string(*spec.InternalTrafficPolicy), p)
 }
 
-// externalPolicy counts only where there is external traffic to have a policy
-// for: a ClusterIP service without external IPs may carry a left-over one.
+// externalPolicy is Cluster where the service has no external traffic: a ClusterIP
+// service without external IPs may have kept a policy from earlier.
 func externalPolicy(spec *corev1.ServiceSpec, p *problemList) service.TrafficPolicy {
 	if spec.ExternalTrafficPolicy == "" {
 		return service.Cluster
@@ -142,12 +149,12 @@ func policy(field, text string, p *problemList) service.TrafficPolicy {
 	case "Local":
 		return service.Local
 	}
-	p.value(field, text, "not Cluster or Local; Cluster is in force")
+	p.addValue(field, text, "not Cluster or Local; Cluster is in force")
 	return service.Cluster
 }
 
-// hasFamily asks the spec, not the addresses: a bad cluster IP does not cost
-// the service its external ones.
+// hasFamily reads the spec, not the parsed addresses: a service with a bad cluster
+// IP keeps its external addresses.
 func hasFamily(spec *corev1.ServiceSpec, f corev1.IPFamily) bool {
 	if len(spec.IPFamilies) > 0 {
 		return slices.Contains(spec.IPFamilies, f)
@@ -166,11 +173,11 @@ func servicePorts(ports []corev1.ServicePort, p *problemList) []service.Port {
 		}
 		same := func(a, b uint16) bool { return a == b && a != 0 }
 		if slices.ContainsFunc(list, func(o service.Port) bool { return o.Protocol == port.Protocol && o.Port == port.Port }) {
-			p.value(field, strconv.Itoa(int(port.Port))+"/"+port.Protocol.String(), "an earlier port has the same number and protocol")
+			p.addValue(field, strconv.Itoa(int(port.Port))+"/"+port.Protocol.String(), "an earlier port has the same number and protocol")
 			continue
 		}
 		if slices.ContainsFunc(list, func(o service.Port) bool { return o.Protocol == port.Protocol && same(o.NodePort, port.NodePort) }) {
-			p.value(field+".nodePort", strconv.Itoa(int(port.NodePort)), "an earlier port has the same node port")
+			p.addValue(field+".nodePort", strconv.Itoa(int(port.NodePort)), "an earlier port has the same node port")
 			port.NodePort = 0
 		}
 		list = append(list, port)
@@ -178,13 +185,13 @@ func servicePorts(ports []corev1.ServicePort, p *problemList) []service.Port {
 	return list
 }
 
-// servicePort reads one port; false means that nothing of it can be used.
+// servicePort reads one port. It returns false for a port that cannot be used.
 func servicePort(sp *corev1.ServicePort, field string, p *problemList) (service.Port, bool) {
 	port := service.Port{Name: intern(sp.Name)}
 	ok := true
-	check := func(part string, err error) {
+	check := func(subfield string, err error) {
 		if err != nil {
-			p.add(field+part, err)
+			p.add(field+subfield, err)
 			ok = false
 		}
 	}
@@ -195,8 +202,8 @@ func servicePort(sp *corev1.ServicePort, field string, p *problemList) (service.
 	port.Port, err = parsePort(sp.Port)
 	check(".port", err)
 	if sp.NodePort != 0 {
-		// Whatever the type: an API server leaves the number in place only
-		// where it is meant.
+		// The type does not matter: the API server keeps the number only where it
+		// is in use.
 		if port.NodePort, err = parsePort(sp.NodePort); err != nil {
 			p.add(field+".nodePort", err)
 		}

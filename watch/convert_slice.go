@@ -9,7 +9,7 @@ import (
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
 // portKey is what joins a Service's port with the ports of its slices.
@@ -18,36 +18,43 @@ type portKey struct {
 	protocol service.Protocol
 }
 
-// sliceObject is what is kept of an EndpointSlice.
+// sliceObject is an EndpointSlice as the index keeps it.
 type sliceObject struct {
 	identity
-	// owner is the Service that it belongs to, empty if it is of no use.
+	// owner is the Service that it belongs to, empty if it belongs to none.
 	owner service.Name
 	ports []slicePort
-	// names keeps the one copy of each name of a node, or of a list of hints,
-	// alive that all endpoints with it share, in this slice and in others.
+	// names keeps the shared copies of nodes' names and of lists of hints alive: all
+	// endpoints with an equal name, in this slice and in others, use the same copy.
 	names    []unique.Handle[string]
 	problems []Problem
 }
 
-// slicePort is one port of a slice with the slice's endpoints, as
-// service.MergeEndpoints leaves them. They are shared by the snapshots: where a
-// port has one slice, which is the rule, there is no second copy.
+// slicePort is one port of a slice with the slice's endpoints. Snapshots share the
+// endpoints: there is no second copy where a port has only one slice, which is usual.
 type slicePort struct {
 	key       portKey
-	endpoints []service.Endpoint
+	endpoints service.Endpoints
 }
 
-func (s *sliceObject) port(k portKey) []service.Endpoint {
+// port returns the endpoints of a port. The slice may be nil.
+func (s *sliceObject) port(k portKey) service.Endpoints {
+	if s == nil {
+		return service.Endpoints{}
+	}
 	for i := range s.ports {
 		if s.ports[i].key == k {
 			return s.ports[i].endpoints
 		}
 	}
-	return nil
+	return service.Endpoints{}
 }
 
-// intern makes all equal strings of the objects one.
+func (s *sliceObject) has(k portKey) bool {
+	return slices.ContainsFunc(s.ports, func(p slicePort) bool { return p.key == k })
+}
+
+// intern returns one shared copy for all equal strings.
 func intern(s string) string { return unique.Make(s).Value() }
 
 // convertSlice turns an EndpointSlice into the endpoints of each of its ports.
@@ -67,11 +74,11 @@ func convertSlice(s *discoveryv1.EndpointSlice) *sliceObject {
 	switch s.AddressType {
 	case discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6:
 	default:
-		p.value("addressType", string(s.AddressType), "not IPv4 or IPv6: a packet cannot be sent to its endpoints")
+		p.addValue("addressType", string(s.AddressType), "not IPv4 or IPv6: a packet cannot be sent to its endpoints")
 		return object
 	}
-	if len(s.Endpoints) > 0 && len(s.Ports) == 0 {
-		p.add("ports", errors.New("none: its endpoints have no port number"))
+	if len(s.Ports) == 0 {
+		// The Service's targetPort is a name that none of these pods has.
 		return object
 	}
 	endpoints := object.sliceEndpoints(s, p)
@@ -79,8 +86,8 @@ func convertSlice(s *discoveryv1.EndpointSlice) *sliceObject {
 	return object
 }
 
-// sliceEndpoints are the endpoints without port. Of the addresses of one
-// endpoint only the first counts (API documentation of Endpoint.addresses).
+// sliceEndpoints returns the endpoints, without ports. Only the first address of an
+// endpoint counts (API documentation of Endpoint.addresses).
 func (object *sliceObject) sliceEndpoints(s *discoveryv1.EndpointSlice, p *problemList) []service.Endpoint {
 	list := make([]service.Endpoint, 0, len(s.Endpoints))
 	names := sharedNames{object: object, known: map[string]string{}}
@@ -138,8 +145,8 @@ func (n *sharedNames) share(name string) string {
 	return shared
 }
 
-// hints are the names of one kind of hint. A name that cannot be one is
-// reported, and the others count.
+// hints returns the names in one kind of hint. It reports a bad name, and the others
+// count.
 func hints[T any](names *sharedNames, list []T, name func(T) string, field string, p *problemList) service.Hints {
 	if len(list) == 0 {
 		return ""
@@ -155,10 +162,11 @@ func hints[T any](names *sharedNames, list []T, name func(T) string, field strin
 	return service.Hints(names.share(string(service.NewHints(good))))
 }
 
-// slicePorts gives each port its endpoints. Two ports of one name and protocol
-// but with different numbers give two endpoints for each address.
+// slicePorts returns each port with its endpoints. Two ports with the same name and
+// protocol but different numbers give two endpoints for each address.
 func slicePorts(ports []discoveryv1.EndpointPort, endpoints []service.Endpoint, p *problemList) []slicePort {
 	var list []slicePort
+	var all [][]service.Endpoint // of each port in list
 	for i := range ports {
 		key, number, ok := endpointPort(&ports[i], item("ports", i), p)
 		if !ok {
@@ -167,21 +175,28 @@ func slicePorts(ports []discoveryv1.EndpointPort, endpoints []service.Endpoint, 
 		at := slices.IndexFunc(list, func(o slicePort) bool { return o.key == key })
 		if at < 0 {
 			at = len(list)
-			list = append(list, slicePort{key: key, endpoints: make([]service.Endpoint, 0, len(endpoints))})
+			list = append(list, slicePort{key: key})
+			var room []service.Endpoint
+			if len(ports) == 1 {
+				room = endpoints[:0] // each endpoint goes to the place where it was read
+			} else {
+				room = make([]service.Endpoint, 0, len(endpoints))
+			}
+			all = append(all, room)
 		}
 		for _, e := range endpoints {
 			e.Addr = netip.AddrPortFrom(e.Addr.Addr(), number)
-			list[at].endpoints = append(list[at].endpoints, e)
+			all[at] = append(all[at], e)
 		}
 	}
 	for i := range list {
-		list[i].endpoints = service.MergeEndpoints(list[i].endpoints)
+		list[i].endpoints = service.MergeEndpoints(all[i])
 	}
 	return list
 }
 
-// endpointPort reads one port; false means that it cannot be used. A missing
-// name is the empty one, as the API's default has it.
+// endpointPort reads one port. It returns false for a port that cannot be used. A
+// missing name is the empty one, the API's default.
 func endpointPort(port *discoveryv1.EndpointPort, field string, p *problemList) (portKey, uint16, bool) {
 	var key portKey
 	if port.Name != nil {

@@ -16,11 +16,11 @@ import (
 	strictjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
-// manifestKey names an object among those of the manifests. The zero value
-// stands for one that could not be read far enough to know.
+// manifestKey names an object of the manifests. The zero value stands for an object
+// whose kind or name could not be read.
 type manifestKey struct {
 	kind string
 	name service.Name
@@ -33,20 +33,20 @@ type manifestObject struct {
 	value any
 }
 
-// document is what came of one document of a manifest.
+// document is what one document of a manifest contains.
 type document struct {
 	objects []manifestObject
-	// broken are the objects that it should define but that cannot be read.
+	// broken names the objects in it that cannot be read.
 	broken   []manifestKey
 	problems []Problem
 }
 
-func (d *document) fail(key manifestKey, field string, err error) {
+func (d *document) addBroken(key manifestKey, field string, err error) {
 	d.broken = append(d.broken, key)
-	d.note(key, field, err)
+	d.addProblem(key, field, err)
 }
 
-func (d *document) note(key manifestKey, field string, err error) {
+func (d *document) addProblem(key manifestKey, field string, err error) {
 	namespace, name := key.name.Split()
 	d.problems = append(d.problems, Problem{Object: Object{Kind: key.kind, Namespace: namespace, Name: name}, Field: field, Err: err})
 }
@@ -58,14 +58,14 @@ type chunk struct {
 	text []byte
 }
 
-// split cuts a file into its documents: at YAML's separator lines and, where
-// a piece is JSON, after each value. Pieces without contents are left out.
-func split(file []byte) []chunk {
+// splitDocuments cuts a file into its documents: at YAML's separator lines and, where
+// a piece is JSON, after each value. It leaves out empty pieces.
+func splitDocuments(file []byte) []chunk {
 	var list []chunk
 	add := func(line int, text []byte) {
 		text = bytes.TrimRight(text, " \t\r\n")
 		blank := text[:len(text)-len(bytes.TrimLeft(text, " \t\r\n"))]
-		blank = blank[:bytes.LastIndexByte(blank, '\n')+1] // The first line's indentation means something.
+		blank = blank[:bytes.LastIndexByte(blank, '\n')+1] // The first line keeps its indentation, which YAML needs.
 		if len(text) > 0 {
 			list = append(list, splitJSON(chunk{line + bytes.Count(blank, []byte("\n")), text[len(blank):]})...)
 		}
@@ -77,9 +77,9 @@ func split(file []byte) []chunk {
 		if n := bytes.IndexByte(file[at:], '\n'); n >= 0 {
 			end = at + n + 1
 		}
-		if text := bytes.TrimRight(file[at:end], " \t\r\n"); separator(text) {
+		if text := bytes.TrimRight(file[at:end], " \t\r\n"); isSeparator(text) {
 			add(startLine, file[start:at])
-			start, startLine = at+3, line // What follows on the same line belongs to it.
+			start, startLine = at+3, line // The rest of the line belongs to the document.
 		}
 		at = end
 	}
@@ -87,13 +87,13 @@ func split(file []byte) []chunk {
 	return list
 }
 
-func separator(line []byte) bool {
+func isSeparator(line []byte) bool {
 	return (bytes.HasPrefix(line, []byte("---")) || bytes.HasPrefix(line, []byte("..."))) &&
 		(len(line) == 3 || line[3] == ' ' || line[3] == '\t')
 }
 
-// splitJSON cuts a piece that starts like JSON into its values. Where it stops
-// being JSON the rest is one piece.
+// splitJSON cuts a piece that starts like JSON into its values. From the first text
+// that is not JSON on, the rest is one piece.
 func splitJSON(c chunk) []chunk {
 	rest := bytes.TrimLeft(c.text, " \t\r\n\ufeff")
 	if len(rest) == 0 || rest[0] != '{' {
@@ -120,24 +120,24 @@ func splitJSON(c chunk) []chunk {
 	return list
 }
 
-// read turns the text into objects. It decodes strictly, says what is unknown
-// or there twice, and then makes do with what there is.
+// read turns the text into objects. It reports fields that are unknown or there twice,
+// and still uses the others.
 func (c chunk) read() document {
 	var d document
-	if bytes.HasPrefix(c.text, []byte("{")) && json.Valid(c.text) { // YAML minds tabs.
+	if bytes.HasPrefix(c.text, []byte("{")) && json.Valid(c.text) { // YAML does not allow its tabs.
 		d.decode(c.text, "")
 		return d
 	}
 	data, err := yaml.YAMLToJSONStrict(c.text)
 	if err != nil {
-		// Duplicate keys are the one thing that only the strict reading minds.
+		// Only duplicate keys are errors for the strict reading and not for the other.
 		lenient, hard := yaml.YAMLToJSON(c.text)
 		if hard != nil {
-			d.fail(c.guess(), "", c.syntaxError())
+			d.addBroken(c.guessKey(), "", c.syntaxError())
 			return d
 		}
 		data = lenient
-		d.note(c.guess(), "", c.syntaxError())
+		d.addProblem(c.guessKey(), "", c.syntaxError())
 	}
 	if !bytes.Equal(data, []byte("null")) {
 		d.decode(data, "")
@@ -145,8 +145,8 @@ func (c chunk) read() document {
 	return d
 }
 
-// syntaxError parses again with as many empty lines in front as there are in
-// the file, so that the parser's line numbers are the file's.
+// syntaxError parses the text again behind as many empty lines as the file has lines
+// before it: then the parser's line numbers are those of the file.
 func (c chunk) syntaxError() error {
 	_, err := yaml.YAMLToJSONStrict(append(bytes.Repeat([]byte("\n"), c.line-1), c.text...))
 	if err == nil {
@@ -156,10 +156,9 @@ func (c chunk) syntaxError() error {
 	return errors.New(strings.Join(strings.Fields(text), " "))
 }
 
-// guess says by a look at the text which object a document that does not parse
-// is meant to be. It knows it only where kind and name each stand there once
-// and where one would write them.
-func (c chunk) guess() manifestKey {
+// guessKey finds kind and name in the text of a document that does not parse. It
+// returns the zero key unless each stands there exactly once, at the usual place.
+func (c chunk) guessKey() manifestKey {
 	one := func(pattern string) string {
 		found := regexp.MustCompile(pattern).FindAllSubmatch(c.text, 2)
 		if len(found) != 1 {
@@ -185,7 +184,7 @@ func keyOf(kind, namespace, name string) manifestKey {
 	return manifestKey{kind, service.NewName(namespace, name)}
 }
 
-// header is what all kinds have in common.
+// header has the fields that all kinds have.
 type header struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -196,13 +195,13 @@ type header struct {
 	Items []json.RawMessage `json:"items"`
 }
 
-// decode reads one object, or a list of them; itemKind is the kind of the
-// items of a typed list, which need not say it themselves.
+// decode reads one object or a list. itemKind is the kind of the items of a typed
+// list, where an item may leave out its own.
 func (d *document) decode(data []byte, itemKind string) {
 	var h header
 	if err := json.Unmarshal(data, &h); err != nil {
 		field, err := typeError(err)
-		d.fail(manifestKey{}, field, err)
+		d.addBroken(manifestKey{}, field, err)
 		return
 	}
 	if h.Kind == "" {
@@ -222,24 +221,24 @@ func (d *document) decode(data []byte, itemKind string) {
 		return
 	case "Service", "EndpointSlice", "Node", "ServiceCIDR":
 	case "":
-		d.fail(manifestKey{}, "kind", errors.New("missing"))
+		d.addBroken(manifestKey{}, "kind", errors.New("missing"))
 		return
 	default:
-		d.note(key, "", ErrIgnoredKind)
+		d.addProblem(key, "", ErrIgnoredKind)
 		return
 	}
 	if want := apiVersion(h.Kind); h.APIVersion != want && (h.APIVersion != "" || itemKind == "") {
-		d.fail(key, "apiVersion", &ValueError{Value: h.APIVersion, Reason: "want " + want})
+		d.addBroken(key, "apiVersion", &ValueError{Value: h.APIVersion, Reason: "want " + want})
 		return
 	}
 	if h.Metadata.Name == "" {
-		d.fail(manifestKey{}, "metadata.name", errors.New("missing"))
+		d.addBroken(manifestKey{}, "metadata.name", errors.New("missing"))
 		return
 	}
 	for _, f := range [][2]string{{"metadata.name", h.Metadata.Name}, {"metadata.namespace", h.Metadata.Namespace}} {
 		if err := checkName(f[1]); err != nil {
-			d.broken = append(d.broken, manifestKey{}) // It is not what it says it is.
-			d.note(key, f[0], err)
+			d.broken = append(d.broken, manifestKey{}) // The bad name may stand for any object.
+			d.addProblem(key, f[0], err)
 			return
 		}
 	}
@@ -267,7 +266,7 @@ func (d *document) object(key manifestKey, data []byte) {
 		}
 		s.Namespace = namespace
 		if err := fillService(&s); err != nil {
-			d.fail(key, "spec.clusterIP", err)
+			d.addBroken(key, "spec.clusterIP", err)
 			return
 		}
 		d.objects = append(d.objects, manifestObject{key, convertService(&s)})
@@ -292,16 +291,16 @@ func (d *document) object(key manifestKey, data []byte) {
 	}
 }
 
-// unmarshal decodes data; false means that it does not fit the kind.
+// unmarshal decodes data. It returns false where data does not fit the kind.
 func (d *document) unmarshal(key manifestKey, data []byte, into any) bool {
 	strict, err := strictjson.UnmarshalStrict(data, into)
 	if err != nil {
-		// The standard library's error says the field in a form of its own.
+		// The standard library's error names the field in another way.
 		if e := json.Unmarshal(data, into); e != nil {
 			err = e
 		}
 		field, err := typeError(err)
-		d.fail(key, field, err)
+		d.addBroken(key, field, err)
 		return false
 	}
 	for _, err := range strict {
@@ -310,7 +309,7 @@ func (d *document) unmarshal(key manifestKey, data []byte, into any) bool {
 			field = f.FieldPath()
 		}
 		reason, _, _ := strings.Cut(err.Error(), " \"")
-		d.note(key, field, errors.New(reason))
+		d.addProblem(key, field, errors.New(reason))
 	}
 	return true
 }
@@ -323,7 +322,7 @@ func typeError(err error) (field string, _ error) {
 	return "", err
 }
 
-// jsonType says a Go kind in the words of who writes manifests.
+// jsonType names a Go kind as JSON does, for people who write manifests.
 func jsonType(kind string) string {
 	switch {
 	case strings.HasPrefix(kind, "int"), strings.HasPrefix(kind, "uint"):
@@ -336,8 +335,8 @@ func jsonType(kind string) string {
 	return kind
 }
 
-// fillService gives a Service what the API server would have: families and
-// the two forms of its addresses. It cannot allocate one.
+// fillService sets the fields that an API server would set: the families, and
+// clusterIP and clusterIPs from each other. It cannot allocate an address.
 func fillService(s *corev1.Service) error {
 	spec := &s.Spec
 	switch {

@@ -11,7 +11,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
 // udpServices are four services with every port name that TestSliceChanges
@@ -75,11 +75,11 @@ func endpointsOf(s service.Snapshot) string {
 		_, short := name.Split()
 		for i := range svc.Ports {
 			p := &svc.Ports[i]
-			if len(p.Endpoints) == 0 {
+			if p.Endpoints.Len() == 0 {
 				continue
 			}
 			fmt.Fprintf(&b, "%s %s", short, p.Name)
-			for _, e := range p.Endpoints {
+			for e := range p.Endpoints.All() {
 				fmt.Fprintf(&b, " %s@%s", e.Addr, e.Node)
 				if e.Terminating {
 					b.WriteByte('!')

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 
@@ -19,10 +20,10 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
-// Reason is an event's, by which people and programs tell one sort from another.
+// Reason is the reason of an event: people and programs distinguish events by it.
 type Reason string
 
 const (
@@ -30,6 +31,15 @@ const (
 	ReasonInvalid Reason = "Invalid"
 	// ReasonConflict: an address, port or node port belongs to another Service.
 	ReasonConflict Reason = "Conflict"
+	// ReasonProtected: an address and port is the API server's, or the node's.
+	ReasonProtected Reason = "Protected"
+	// ReasonTooLarge: the Service asks for more than one Service may cost.
+	ReasonTooLarge Reason = "TooLarge"
+	// ReasonWithoutAffinity: the Service is served without session affinity, since the
+	// ports that have it are already as many as may.
+	ReasonWithoutAffinity Reason = "WithoutAffinity"
+	// ReasonExternalIPsIgnored: spec.externalIPs are not served.
+	ReasonExternalIPsIgnored Reason = "ExternalIPsIgnored"
 	// ReasonRefused: the node's kernel refuses the Service, which is left out.
 	ReasonRefused Reason = "RefusedByKernel"
 	// ReasonSysctl: a setting of the node's kernel is not what was asked for.
@@ -38,11 +48,13 @@ const (
 	ReasonConntrackFull Reason = "ConntrackFull"
 )
 
-// everywhere says whether each node finds the same, since the cause is in the
-// API server's objects alone.
-func (r Reason) everywhere() bool { return r == ReasonInvalid || r == ReasonConflict }
+// everywhere returns whether all nodes report the same event: its cause is only in the
+// API server's objects and the cluster's configuration.
+func (r Reason) everywhere() bool {
+	return slices.Contains([]Reason{ReasonInvalid, ReasonConflict, ReasonTooLarge, ReasonWithoutAffinity, ReasonExternalIPsIgnored}, r)
+}
 
-// Event is a warning for whoever looks at an object with kubectl describe.
+// Event is a warning about an object, for people who run kubectl describe.
 type Event struct {
 	Object Object
 	// Field is a path like spec.externalIPs[1], empty for the whole object.
@@ -52,16 +64,29 @@ type Event struct {
 	Note string
 }
 
-// Event is what to tell of the problem, and whether there is anything: not of
-// requests that fail, and not without an object.
+// Event returns the problem's event, and whether there is one. Failed requests and
+// problems without an object have none.
 func (p Problem) Event() (Event, bool) {
 	request := (*RequestError)(nil)
 	if p.Object.Name == "" || errors.As(p, &request) || errors.Is(p, ErrIgnoredKind) {
 		return Event{}, false
 	}
 	e := Event{Object: p.Object, Field: p.Field, Reason: ReasonInvalid, Note: Problem{Field: p.Field, Err: p.Err}.Error()}
-	if conflict := (*ConflictError)(nil); errors.As(p, &conflict) {
+	var conflict *ConflictError
+	var protected *ProtectedError
+	var size *SizeError
+	var affinity *AffinityError
+	switch {
+	case errors.As(p, &conflict):
 		e.Reason = ReasonConflict
+	case errors.As(p, &protected):
+		e.Reason = ReasonProtected
+	case errors.As(p, &size):
+		e.Reason = ReasonTooLarge
+	case errors.As(p, &affinity):
+		e.Reason = ReasonWithoutAffinity
+	case errors.Is(p, ErrExternalIPsIgnored):
+		e.Reason = ReasonExternalIPsIgnored
 	}
 	return e, true
 }
@@ -82,9 +107,8 @@ func (w *Watcher) ServiceObject(name service.Name) Object {
 	return o
 }
 
-// reference is how an event names an object. A Node goes by its name in the
-// place of the UID, as with the kubelet and kube-proxy: kubectl describe looks
-// for that.
+// reference names the object for an event. For a Node the UID is its name, as with the
+// kubelet and kube-proxy: kubectl describe looks for that.
 func (e *Event) reference() *corev1.ObjectReference {
 	o := &e.Object
 	r := &corev1.ObjectReference{APIVersion: "v1", Kind: o.Kind, Namespace: o.Namespace, Name: o.Name, UID: types.UID(o.UID), FieldPath: e.Field}
@@ -99,44 +123,43 @@ func (e *Event) reference() *corev1.ObjectReference {
 	return r
 }
 
-// What the API server takes: a note's length in bytes (events.k8s.io), an
-// object's name's.
+// The API server accepts a note of at most maxNote bytes (events.k8s.io) and an
+// object's name of at most maxName.
 const (
 	maxNote = 1024
 	maxName = 253
 )
 
-// Recorder writes events to the API server: beside everything else, one after
-// the other, five a second, and no more than client-go lets through of one
-// object (25, then one in five minutes; repeated ones are counted in one event,
-// and of many alike one is kept). What is too much is dropped. Safe for
-// concurrent use.
+// Recorder writes events to the API server, in the background, one after the other and
+// five a second. client-go bounds those of one object: 25, then one in five minutes; it
+// counts repeated events in one, and keeps one of many that are alike. The Recorder
+// drops the rest. It is safe for concurrent use.
 type Recorder struct {
 	client record.EventRecorder
 }
 
-// component is the name that events are reported under.
+// component is the name of the writer in the events.
 const component = "nftproxy"
 
-// EventClientConfig is a copy of the client's configuration with the rate that
-// kube-proxy writes events at.
+// EventClientConfig copies the client's configuration and sets kube-proxy's rate for
+// events: 5 a second, 10 at once.
 func EventClientConfig(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.QPS, config.Burst = 5, 10
 	return config
 }
 
-// NewRecorder starts a Recorder, which works until the context ends. The client
-// should be limited (EventClientConfig). unwritten is called when an event
-// could not be written, but once only until one could again, and by one
-// goroutine at a time. Nothing else depends on events.
+// NewRecorder starts a Recorder, which works until the context ends. The client should
+// be limited (EventClientConfig). The Recorder calls unwritten when it cannot write an
+// event, and not again before it has written one; from one goroutine at a time. Nothing
+// else depends on events.
 func NewRecorder(ctx context.Context, client kubernetes.Interface, node string, unwritten func(error)) *Recorder {
 	sink := &typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")}
 	return newRecorder(ctx, sink, node, unwritten)
 }
 
 func newRecorder(ctx context.Context, to record.EventSink, node string, unwritten func(error)) *Recorder {
-	// client-go would log each attempt for each event, with all of the event.
+	// client-go would log each attempt to write an event, with the whole event.
 	silent := klog.Logger{}
 	broadcaster := record.NewBroadcaster(record.WithContext(klog.NewContext(ctx, silent)))
 	broadcaster.StartRecordingToSink(&sink{to: to, unwritten: unwritten})
@@ -153,9 +176,9 @@ func (r *Recorder) Record(e Event) {
 	r.client.Event(e.reference(), corev1.EventTypeWarning, string(e.Reason), note)
 }
 
-// sink is the API server's events, with names of our own for those that every
-// node has: the first node makes the event, the others find it there. In a
-// cluster of 5,000 nodes a bad field would else be told of 5,000 times.
+// sink writes events to the API server. An event that all nodes report gets the same
+// name on each: the first node creates it, and the others find it there. Otherwise a
+// bad field in a cluster of 5,000 nodes would have 5,000 events.
 type sink struct {
 	to        record.EventSink
 	unwritten func(error)
@@ -186,8 +209,8 @@ func (s *sink) Patch(e *corev1.Event, patch []byte) (*corev1.Event, error) {
 	return made, s.result("patch", err)
 }
 
-// result reports what is worth it. An event that is there is as good as made,
-// and one that is gone client-go makes anew.
+// result reports the first error of a series. An event that already exists counts as
+// written. client-go creates an event again that is not found.
 func (s *sink) result(verb string, err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -202,7 +225,7 @@ func (s *sink) result(verb string, err error) error {
 	return err
 }
 
-// sharedName is the same for equal events about an object, whoever makes them.
+// sharedName returns the same name on all nodes for equal events about an object.
 func sharedName(e *corev1.Event) string {
 	o := &e.InvolvedObject
 	sum := sha256.Sum256([]byte(strings.Join([]string{

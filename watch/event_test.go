@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
 // eventStore keeps events as the API server does, by their names.
@@ -118,8 +118,28 @@ func TestProblemEvent(t *testing.T) {
 			Event{web, "spec.externalIPs[1]", ReasonInvalid, `spec.externalIPs[1]: "1.2.3": not an IP address`},
 		},
 		"a conflict": {
-			Problem{Object: web, Err: &ConflictError{Claim: claim, Owner: "shop/older"}},
+			Problem{Object: web, Err: &ConflictError{ConflictList{Conflicts: []string{claim.String() + " belongs to Service shop/older"}}}},
 			Event{web, "", ReasonConflict, "203.0.113.7:80/tcp belongs to Service shop/older"},
+		},
+		"a claim that the node needs": {
+			Problem{Object: web, Err: &ProtectedError{ConflictList{Conflicts: []string{claim.String() + ": the kubelet's"}, More: 2}}},
+			Event{web, "", ReasonProtected, "not served: 203.0.113.7:80/tcp: the kubelet's; and 2 more"},
+		},
+		"too large": {
+			Problem{Object: web, Err: &SizeError{service.LeftOut{Limit: 100, ExternalIPs: 2}}},
+			Event{web, "", ReasonTooLarge, "left out: 2 external IPs: the service would take more than 100 elements (--max-service-elements)"},
+		},
+		"without affinity": {
+			Problem{Object: web, Err: &AffinityError{service.WithoutAffinity{Ports: 1, Limit: 25, Namespace: true}}},
+			Event{web, "", ReasonWithoutAffinity, "served without session affinity: the services of one namespace may have it on 25 ports, the oldest first (a quarter of --max-affinity-ports)"},
+		},
+		"too many for affinity": {
+			Problem{Object: web, Err: &AffinityError{service.WithoutAffinity{Ports: 1, Limit: 100}}},
+			Event{web, "", ReasonWithoutAffinity, "served without session affinity: all services together may have it on 100 ports, the oldest first (--max-affinity-ports)"},
+		},
+		"externalIPs ignored": {
+			Problem{Object: web, Field: "spec.externalIPs", Err: ErrExternalIPsIgnored},
+			Event{web, "spec.externalIPs", ReasonExternalIPsIgnored, "spec.externalIPs: ignored: --allow-service-external-ips is off"},
 		},
 		"no Node": {
 			Problem{Object: NodeObject("n"), Err: ErrNoNode},
@@ -247,7 +267,7 @@ func TestSharedName(t *testing.T) {
 	}
 }
 
-// TestRecorderRefused: a missing right is told of once, and again after events
+// TestRecorderRefused: a missing right is reported once, and again after events
 // could be written.
 func TestRecorderRefused(t *testing.T) {
 	store := newEventStore()
@@ -293,7 +313,7 @@ func (s stuckStore) Create(*corev1.Event) (*corev1.Event, error) {
 	return nil, s.ctx.Err()
 }
 
-// TestRecorderDoesNotBlock: an API server that does not answer holds up nobody.
+// TestRecorderDoesNotBlock: an API server that does not answer does not block Record.
 func TestRecorderDoesNotBlock(t *testing.T) {
 	r := newRecorder(t.Context(), stuckStore{newEventStore(), t.Context()}, "node-1", func(error) {})
 	for i := range 5000 { // more than any queue has room for

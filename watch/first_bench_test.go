@@ -3,7 +3,7 @@ package watch
 import (
 	"testing"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
 // BenchmarkFirstSnapshot is what there is to do at the start once the lists of

@@ -17,7 +17,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	"sigs.k8s.io/yaml"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
 var update = flag.Bool("update", false, "rewrite the goldens")
@@ -88,7 +88,7 @@ func (s *script) step(f *txtar.File) {
 	step, argument, _ := strings.Cut(f.Name, " ")
 	switch step {
 	case "apply":
-		for _, c := range split(f.Data) {
+		for _, c := range splitDocuments(f.Data) {
 			applyRaw(s.T, s.index, c.text)
 		}
 	case "delete":

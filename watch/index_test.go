@@ -15,7 +15,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
 // objects are the API objects of a small cluster, by name.
@@ -117,6 +117,7 @@ func (o objects) oracle() service.Snapshot {
 			if p.Protocol == corev1.ProtocolUDP {
 				port.Protocol = service.UDP
 			}
+			var endpoints []service.Endpoint
 			for _, slice := range o.slices {
 				for _, sp := range slice.Ports {
 					if slice.Labels[discoveryv1.LabelServiceName] != s.Name || *sp.Name != p.Name || port.Protocol != service.TCP {
@@ -132,11 +133,11 @@ func (o objects) oracle() service.Snapshot {
 						if e.NodeName != nil {
 							endpoint.Node = *e.NodeName
 						}
-						port.Endpoints = append(port.Endpoints, endpoint)
+						endpoints = append(endpoints, endpoint)
 					}
 				}
 			}
-			port.Endpoints = service.MergeEndpoints(port.Endpoints)
+			port.Endpoints = service.MergeEndpoints(endpoints)
 			out.Ports = append(out.Ports, port)
 		}
 		b.Set(out)
@@ -266,13 +267,13 @@ func TestUnrelatedKeepItsPointer(t *testing.T) {
 		}
 	}
 	old, now := before.Services.At("ns-1/svc-1"), after.Services.At("ns-1/svc-1")
-	if len(now.Ports) != 2 || len(now.Ports[1].Endpoints) != 3 {
+	if len(now.Ports) != 2 || now.Ports[1].Endpoints.Len() != 3 {
 		t.Fatalf("the second port is not there:\n%s", now)
 	}
-	if &old.Ports[0].Endpoints[0] != &now.Ports[0].Endpoints[0] {
+	if !old.Ports[0].Endpoints.Same(now.Ports[0].Endpoints) {
 		t.Error("the port that did not change has a copy of its endpoints")
 	}
-	if held := ix.slices["ns-1/slice-1"].ports[0].endpoints; &held[0] != &now.Ports[0].Endpoints[0] {
+	if held := ix.slices["ns-1/slice-1"].ports[0].endpoints; !held.Same(now.Ports[0].Endpoints) {
 		t.Error("the slice and the service hold the same endpoints twice")
 	}
 }
@@ -306,7 +307,7 @@ func TestLimits(t *testing.T) {
 	}
 	s := snapshot.Services.At(service.NewName(long, long))
 	got := map[netip.AddrPort]bool{}
-	for _, a := range s.Choose(&s.Ports[0], &service.Node{}, false).Cluster {
+	for a := range s.Choose(&s.Ports[0], &service.Node{}, false).Cluster.All() {
 		got[a] = true
 	}
 	if !maps.Equal(want, got) || s.ID(&s.Ports[0]) != long+"/"+long+":"+long {

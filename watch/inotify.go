@@ -16,19 +16,19 @@ import (
 // names is a set of file names in a directory; nil stands for all of them.
 type names map[string]bool
 
-// notifier tells when files in some directories have changed. It is inotify
-// itself and not a portable library over it, since those do not tell when a
-// writer has closed a file (IN_CLOSE_WRITE, inotify(7)): without that a file
-// that is truncated and then written is read when it is empty or half there.
+// notifier reports changes of files in some directories. It uses inotify directly.
+// Portable libraries do not report that a writer has closed a file (IN_CLOSE_WRITE,
+// inotify(7)): with them, a file that is truncated and then written would be read while
+// it is empty or incomplete.
 type notifier struct {
 	file *os.File
-	// fd is file's. Asking file for it would make its reads block a thread.
+	// fd is file's descriptor. Calling file.Fd would make its reads block a thread.
 	fd int
-	// events carries what has been read, in order; closed at the end.
+	// events carries the events in order. It is closed at the end.
 	events chan []event
-	// dirs are by their watch descriptors.
+	// The keys of dirs are watch descriptors.
 	dirs map[uint32]directory
-	// writing are the files that somebody has changed and not closed yet.
+	// writing has the files that a process has changed and not closed yet.
 	writing map[string]bool
 }
 
@@ -45,12 +45,12 @@ type event struct {
 }
 
 const (
-	// started means that a file's contents are in flux.
-	started = unix.IN_MODIFY
-	// done means that something is there, or gone, for good.
-	done     = unix.IN_CLOSE_WRITE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE | unix.IN_ATTRIB
-	selfGone = unix.IN_DELETE_SELF | unix.IN_MOVE_SELF
-	followed = started | done | selfGone | unix.IN_CREATE | unix.IN_ONLYDIR
+	// writeBegun means that a process is writing the file.
+	writeBegun = unix.IN_MODIFY
+	// writeDone means that a file is complete, or gone.
+	writeDone = unix.IN_CLOSE_WRITE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE | unix.IN_ATTRIB
+	selfGone  = unix.IN_DELETE_SELF | unix.IN_MOVE_SELF
+	allEvents = writeBegun | writeDone | selfGone | unix.IN_CREATE | unix.IN_ONLYDIR
 )
 
 func newNotifier() (*notifier, error) {
@@ -72,7 +72,7 @@ func newNotifier() (*notifier, error) {
 // close ends the reading; events is closed afterwards.
 func (n *notifier) close() {
 	n.file.Close()
-	for range n.events { // Let go of a reader that waits with events.
+	for range n.events { // The reader may wait to send.
 	}
 }
 
@@ -82,7 +82,7 @@ func (n *notifier) read() {
 	for {
 		size, err := n.file.Read(buffer)
 		if err != nil {
-			return // Closed: nothing else makes the read of an inotify descriptor fail.
+			return // The file is closed: the read of an inotify descriptor fails for no other reason.
 		}
 		n.events <- parseEvents(buffer[:size])
 	}
@@ -100,43 +100,43 @@ func parseEvents(data []byte) []event {
 	return list
 }
 
-// follow makes want, names by directory, all that is followed, and says
-// whether that is anything new: if so, it may have changed before.
+// follow watches exactly the directories in want, each for the names there. It returns
+// whether a directory is new: that one may have changed before the watch.
 func (n *notifier) follow(want map[string]names) (bool, error) {
 	old := maps.Clone(n.dirs)
 	clear(n.dirs)
 	added := false
-	for path, names := range want {
-		wd, err := unix.InotifyAddWatch(n.fd, path, followed)
+	for path, files := range want {
+		wd, err := unix.InotifyAddWatch(n.fd, path, allEvents)
 		switch err {
 		case nil:
 		case unix.ENOENT, unix.ENOTDIR, unix.EACCES:
-			continue // Its parent tells when that changes.
+			continue // An event of its parent comes when that changes.
 		default:
 			return false, fmt.Errorf("watch directory %s: %w", path, err)
 		}
 		if _, known := old[uint32(wd)]; !known {
 			added = true
 		}
-		n.dirs[uint32(wd)] = directory{path, names}
+		n.dirs[uint32(wd)] = directory{path, files}
 	}
 	for wd := range old {
 		if _, still := n.dirs[wd]; !still {
-			// It fails for a directory that is gone, whose watch is gone too.
+			// It fails for a directory that is gone: its watch is gone, too.
 			_, _ = unix.InotifyRmWatch(n.fd, wd)
 		}
 	}
 	return added, nil
 }
 
-// handle keeps account of files that are being written, and says whether
-// anything is worth another look.
+// handle keeps track of the files that are being written. It returns whether the
+// manifests have to be read again.
 func (n *notifier) handle(events []event) bool {
-	look := false
+	reload := false
 	for _, e := range events {
 		if e.mask&unix.IN_Q_OVERFLOW != 0 {
 			clear(n.writing)
-			look = true
+			reload = true
 			continue
 		}
 		dir, known := n.dirs[e.wd]
@@ -145,20 +145,20 @@ func (n *notifier) handle(events []event) bool {
 		}
 		path := filepath.Join(dir.path, e.name)
 		switch {
-		case e.mask&unix.IN_ISDIR == 0 && (e.mask&started != 0 || e.mask&unix.IN_CREATE != 0 && beingWritten(path)):
+		case e.mask&unix.IN_ISDIR == 0 && (e.mask&writeBegun != 0 || e.mask&unix.IN_CREATE != 0 && beingWritten(path)):
 			n.writing[path] = true
 		default:
-			if e.mask&done != unix.IN_ATTRIB {
+			if e.mask&writeDone != unix.IN_ATTRIB {
 				delete(n.writing, path)
 			}
-			look = true
+			reload = true
 		}
 	}
-	return look
+	return reload
 }
 
-// beingWritten says of a file that has just come whether it is a new one, which
-// its maker is going to close, and not a link, which is there at once.
+// beingWritten returns whether a file that has just appeared is new, so that its writer
+// will close it. A link is complete at once.
 func beingWritten(path string) bool {
 	info, err := os.Lstat(path)
 	if err != nil || !info.Mode().IsRegular() {

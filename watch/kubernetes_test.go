@@ -3,6 +3,7 @@ package watch
 import (
 	"context"
 	"errors"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -13,8 +14,9 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
 func kindService(s *corev1.Service) *corev1.Service {
@@ -50,16 +52,22 @@ func observe(t *testing.T, s *apiServer, opts Options) *observer {
 	opts.Node = "node-0"
 	opts.Report = func(p Problem) { o.reported <- p }
 	o.Watcher = NewWatcher(opts, o.out)
+	o.run(s.client())
+	return o
+}
+
+// run follows the client until the test ends.
+func (o *observer) run(client kubernetes.Interface) {
+	t := o.T
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- o.RunKubernetes(ctx, s.client()) }()
+	go func() { ended <- o.RunKubernetes(ctx, client) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {
 			t.Errorf("RunKubernetes: %v", err)
 		}
 	})
-	return o
 }
 
 // await takes updates until the snapshot reads as wanted.
@@ -169,26 +177,106 @@ func TestKubernetes(t *testing.T) {
 	}
 }
 
-// TestNoNode: everything but the addresses works without a Node, and the Node
-// counts when it comes.
+// textNoNode is a node whose object, or the address in it, has not come.
+const textNoNode = "node node-0\n  address-pending\n"
+
+// TestNoNode: nothing comes out before the Node, until the time-out; then
+// everything but the addresses works without, and the Node counts when it comes.
 func TestNoNode(t *testing.T) {
 	s := newAPIServer(t)
 	s.set("services", kindService(uniformService(0)))
-	o := observe(t, s, Options{})
-	o.await("node node-0\n" + textSvc0)
-	o.awaitProblem(func(p Problem) bool { return errors.Is(p, ErrNoNode) && p.Object.String() == "Node node-0" })
+	o := observe(t, s, Options{NodeTimeout: 2 * awaitPatience})
+	o.awaitProblem(func(p Problem) bool {
+		e := (*AwaitError)(nil)
+		return errors.As(p, &e) && slices.Equal(e.For, []string{"Node node-0"}) && e.Limit == 2*awaitPatience
+	})
+	if _, ok := o.out.Take(); ok || !slices.Equal(o.Awaiting(), []string{"Node node-0"}) {
+		t.Errorf("published without Node: %t, waiting for %q", ok, o.Awaiting())
+	}
+	o.await(textNoNode + textSvc0)
+	o.awaitProblem(func(p Problem) bool {
+		return errors.Is(p, ErrNoNode) && p.Object.String() == "Node node-0" && strings.Contains(p.Error(), "node ports are open on no address")
+	})
+	if len(o.Awaiting()) > 0 {
+		t.Errorf("still waiting for %q", o.Awaiting())
+	}
 	s.set("nodes", node("192.168.0.2"))
 	o.await(textNode + textSvc0)
+}
+
+// TestNodeComesLate: the first update has the Node that comes after the list
+// which did not have it.
+func TestNodeComesLate(t *testing.T) {
+	s := newAPIServer(t)
+	s.set("services", kindService(uniformService(0)))
+	o := observe(t, s, Options{NodeTimeout: time.Hour})
+	o.awaitProblem(func(p Problem) bool { return errors.As(p, new(*AwaitError)) })
+	s.set("nodes", node("192.168.0.2"))
+	o.await(textNode + textSvc0)
+	if o.first != textNode+textSvc0 {
+		t.Errorf("the first update was\n%s", o.first)
+	}
+}
+
+// TestNodeWithoutAddress: services need not wait for what a cloud's controller
+// gives the Node, but nothing is primary until then.
+func TestNodeWithoutAddress(t *testing.T) {
+	s := newAPIServer(t)
+	bare := node("192.168.0.2")
+	bare.Status.Addresses = nil
+	s.set("nodes", bare)
+	s.set("services", kindService(uniformService(0)))
+	o := observe(t, s, Options{NodeTimeout: time.Hour})
+	o.await("node node-0\n  eligible\n  address-pending\n" + textSvc0)
+	o.awaitProblem(func(p Problem) bool { return errors.Is(p, ErrNoNodeAddress) && p.Field == "status.addresses" })
+	s.set("nodes", node("192.168.0.2"))
+	o.await(textNode + textSvc0)
+}
+
+// TestLateLists: the first update has the Node and the ServiceCIDRs although
+// their lists come later than all else, and says what it waits for.
+func TestLateLists(t *testing.T) {
+	s := newAPIServer(t)
+	gate := make(chan struct{})
+	s.resources["nodes"].gate, s.resources["servicecidrs"].gate = gate, gate
+	s.set("nodes", node("192.168.0.2"))
+	s.set("servicecidrs", serviceCIDR("kubernetes", "10.96.0.0/12"))
+	s.set("services", kindService(uniformService(0)))
+	o := observe(t, s, Options{ListTimeout: time.Hour})
+	p := o.awaitProblem(func(p Problem) bool { return errors.As(p, new(*AwaitError)) })
+	if want := "waiting for Node node-0, ServiceCIDRs, for 30s at most; until then the rules stay as they are"; p.Error() != want {
+		t.Errorf("said %q, want %q", p.Error(), want)
+	}
+	close(gate)
+	const cidr = "service-cidr 10.96.0.0/12\n"
+	o.await(textNode + cidr + textSvc0)
+	if o.first != textNode+cidr+textSvc0 {
+		t.Errorf("the first update was\n%s", o.first)
+	}
+}
+
+// TestListTimeout: a list that never comes ends the wait for it, and what comes
+// of that is said.
+func TestListTimeout(t *testing.T) {
+	s := newAPIServer(t)
+	s.resources["servicecidrs"].gate = make(chan struct{})
+	s.set("nodes", node("192.168.0.2"))
+	o := observe(t, s, Options{ListTimeout: time.Millisecond})
+	o.await(textNode)
+	p := o.awaitProblem(func(p Problem) bool { return errors.As(p, new(*AwaitError)) })
+	if want := "ServiceCIDRs: not there after 1ms; going on without: "; !strings.HasPrefix(p.Error(), want) {
+		t.Errorf("said %q, want %q", p.Error(), want)
+	}
 }
 
 // TestNodeRefused: an account that may not read Nodes gets its services all
 // the same, after the time-out.
 func TestNodeRefused(t *testing.T) {
 	s := newAPIServer(t)
-	s.resources["nodes"].refused = true
+	s.refuse("nodes", http.StatusForbidden)
 	s.set("services", kindService(uniformService(0)))
 	o := observe(t, s, Options{NodeTimeout: time.Millisecond})
-	o.await("node node-0\n" + textSvc0)
+	o.await(textNoNode + textSvc0)
 	o.awaitProblem(func(p Problem) bool {
 		e := (*RequestError)(nil)
 		return errors.As(p, &e) && e.Resource == "nodes" && strings.Contains(p.Error(), "nodes is forbidden")
@@ -210,15 +298,22 @@ func TestServiceCIDRs(t *testing.T) {
 	o.await(textNode + "service-cidr 10.112.0.0/16\nservice-cidr 10.96.0.0/12\n")
 }
 
-// TestServiceCIDRsRefused: an API server that has none, or an account that may
-// not read them, holds nothing up.
+// TestServiceCIDRsRefused: an API server that has none holds nothing up, and an
+// account that may not read them, which can be for a moment only, the time-out.
 func TestServiceCIDRsRefused(t *testing.T) {
-	s := newAPIServer(t)
-	s.resources["servicecidrs"].refused = true
-	s.set("nodes", node("192.168.0.2"))
-	s.set("services", kindService(uniformService(0)))
-	o := observe(t, s, Options{NodeTimeout: time.Hour})
-	o.await(textNode + textSvc0)
+	for name, c := range map[string]struct {
+		code    int
+		timeout time.Duration
+	}{"none": {http.StatusNotFound, time.Hour}, "forbidden": {http.StatusForbidden, time.Millisecond}} {
+		t.Run(name, func(t *testing.T) {
+			s := newAPIServer(t)
+			s.refuse("servicecidrs", c.code)
+			s.set("nodes", node("192.168.0.2"))
+			s.set("services", kindService(uniformService(0)))
+			o := observe(t, s, Options{ListTimeout: c.timeout})
+			o.await(textNode + textSvc0)
+		})
+	}
 }
 
 func serviceCIDR(name string, cidrs ...string) *networkingv1.ServiceCIDR {
@@ -241,12 +336,20 @@ func TestAPIServerAway(t *testing.T) {
 		e := (*RequestError)(nil)
 		return errors.As(p, &e) && strings.Contains(p.Error(), "connection refused")
 	}
-	answers := make(chan struct{}, 100)
-	o := observe(t, s, Options{Answers: func() { answers <- struct{}{} }})
+	answers := make(chan []string, 100)
+	o := observe(t, s, Options{Answers: func(behind []string) { answers <- behind }})
+	upToDate := func() {
+		t.Helper()
+		for behind := range answers {
+			if len(behind) == 0 {
+				return
+			}
+		}
+	}
 	o.awaitProblem(refused)
 	s.start()
 	o.await(textNode + textSvc0Two)
-	<-answers
+	upToDate()
 	for len(o.reported) > 0 { // Of this outage: each resource says it.
 		<-o.reported
 	}
@@ -264,7 +367,49 @@ func TestAPIServerAway(t *testing.T) {
   cluster-ip 172.30.0.1
   port http tcp 80
 `)
-	<-answers
+	upToDate()
+}
+
+// TestAnswersWhenAllIsFresh: an API server that comes back refuses EndpointSlices
+// for a while, as it does until it knows the roles. It is said to answer only when
+// they are there too and have been published, and before that who is behind.
+func TestAnswersWhenAllIsFresh(t *testing.T) {
+	s := newAPIServer(t)
+	s.set("nodes", node("192.168.0.2"))
+	s.set("services", kindService(uniformService(0)))
+	s.set("endpointslices", kindSlice(uniformSlice(0, 0)))
+	answers := make(chan []string, 100)
+	o := observe(t, s, Options{Answers: func(behind []string) { answers <- behind }})
+	o.await(textNode + textSvc0)
+	s.stop()
+	o.awaitProblem(func(p Problem) bool {
+		e := (*RequestError)(nil)
+		return errors.As(p, &e) && strings.Contains(p.Error(), "connection refused")
+	})
+	s.refuse("endpointslices", http.StatusForbidden)
+	s.set("endpointslices", kindSlice(uniformSlice(0, 2)))
+	s.forget()
+	s.start()
+	for behind := range answers {
+		if len(behind) == 0 {
+			t.Fatal("said to answer without EndpointSlices")
+		}
+		if slices.Equal(behind, []string{"endpointslices"}) {
+			break
+		}
+	}
+	s.refuse("endpointslices", 0)
+	for behind := range answers {
+		if len(behind) == 0 {
+			break
+		}
+	}
+	o.Watcher.mu.Lock()
+	published := o.published.String()
+	o.Watcher.mu.Unlock()
+	if published != textNode+textSvc0Two {
+		t.Errorf("said to answer while the last snapshot was\n%s", published)
+	}
 }
 
 // TestHostAddresses: they may come before the start and at any time after.
@@ -330,14 +475,14 @@ func TestNothingBeforeSync(t *testing.T) {
 	w := NewWatcher(Options{Node: "node-0"}, out)
 	w.change(func(ix *index) { ix.setService(convertService(uniformService(0))) })
 	for range 50 { // A wrong select would choose at random.
-		w.awaitSync(ended, closed, open, closed, closed)
+		w.awaitSync(ended, awaited{there: closed}, awaited{there: open})
 		w.publish()
 		if _, ok := out.Take(); ok {
 			t.Fatal("published without EndpointSlices")
 		}
 	}
 	before := time.Now()
-	w.awaitSync(context.Background(), closed, closed, closed, closed)
+	w.awaitSync(context.Background(), awaited{there: closed}, awaited{there: closed})
 	w.publish()
 	u, ok := out.Take()
 	if !ok || u.Snapshot.Services.Len() != 1 || u.Since.Before(before) {

@@ -15,9 +15,9 @@ import (
 
 // RunManifests follows the manifests at path, a file or a directory of *.yaml,
 // *.yml and *.json files, until ctx ends, and returns nil then. A path that
-// cannot be read at the start is an error; later the last state stays in force.
-// So do the objects of a document that is broken, and of a file that somebody
-// is writing or that cannot be read.
+// cannot be read at the start is an error. Later the last good state stays in force:
+// of path, of a document that is broken, and of a file that cannot be read or that
+// another process is writing.
 func (w *Watcher) RunManifests(ctx context.Context, path string) error {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -51,37 +51,38 @@ func (w *Watcher) RunManifests(ctx context.Context, path string) error {
 	}
 }
 
-// manifests is what is known of the files at path.
+// manifests are the files at path, as they were read last.
 type manifests struct {
 	watcher  *Watcher
 	path     string
 	notifier *notifier
-	// files are those that count, in the order of their names: os.ReadDir's.
+	// files are in the order of their names, as os.ReadDir returns them.
 	files []*manifestFile
-	// current is what the index has been told, reported what has been said.
+	// current has the objects that the index has, reported the texts of the
+	// problems that were reported.
 	current  map[manifestKey]any
 	reported map[string]bool
 }
 
-// manifestFile is what came of one file.
+// manifestFile is one file and what was read in it.
 type manifestFile struct {
 	path string
 	sum  [sha256.Size]byte
-	// entries are its objects, those of broken documents' last good state at
-	// the end.
-	entries  []manifestEntry
+	// objects are the file's. The last good versions of objects in broken
+	// documents are at the end.
+	objects  []sourcedObject
 	problems []Problem
 	// clean are the documents without any problem, by the sum of their text.
 	clean map[[sha256.Size]byte]document
 }
 
-type manifestEntry struct {
+type sourcedObject struct {
 	manifestObject
 	source string
 }
 
-// load reads what has changed and tells the index. An error means that path
-// cannot be read or followed, and that nothing has changed.
+// load reads the files that have changed and edits the index. An error means that
+// path cannot be read or followed; the index then stays as it is.
 func (m *manifests) load() error {
 	paths, err := m.survey()
 	if err != nil {
@@ -99,9 +100,9 @@ func (m *manifests) load() error {
 	return nil
 }
 
-// survey lists the files and follows every directory on the way to them. A
-// directory that is followed for the first time may have changed before, so
-// that it takes another look.
+// survey lists the files and follows every directory on the way to them. It lists
+// again when it follows a directory for the first time: that directory may have
+// changed between the two steps.
 func (m *manifests) survey() ([]string, error) {
 	for {
 		t := targets{}
@@ -116,7 +117,7 @@ func (m *manifests) survey() ([]string, error) {
 	}
 }
 
-// file reads one file; nil means that there is none.
+// file reads one file. It returns nil where there is none.
 func (m *manifests) file(path string) *manifestFile {
 	old := &manifestFile{path: path}
 	if at, found := slices.BinarySearchFunc(m.files, path, func(f *manifestFile, path string) int {
@@ -124,7 +125,7 @@ func (m *manifests) file(path string) *manifestFile {
 	}); found {
 		old = m.files[at]
 	}
-	if real, err := filepath.EvalSymlinks(path); err == nil && m.notifier.writing[real] {
+	if target, err := filepath.EvalSymlinks(path); err == nil && m.notifier.writing[target] {
 		return old
 	}
 	data, err := os.ReadFile(path)
@@ -132,8 +133,8 @@ func (m *manifests) file(path string) *manifestFile {
 		if _, gone := os.Lstat(path); errors.Is(gone, fs.ErrNotExist) {
 			return nil
 		}
-		// The sum stays empty: whatever can be read next is new.
-		return &manifestFile{path: path, entries: old.entries, problems: []Problem{{Source: path, Err: errors.Unwrap(err)}}}
+		// The sum stays empty: the next read that succeeds counts as a change.
+		return &manifestFile{path: path, objects: old.objects, problems: []Problem{{Source: path, Err: errors.Unwrap(err)}}}
 	}
 	sum := sha256.Sum256(data)
 	if sum == old.sum {
@@ -142,12 +143,12 @@ func (m *manifests) file(path string) *manifestFile {
 	return readManifest(path, data, sum, old)
 }
 
-// readManifest reads the documents of a file. What has not changed since old
-// is the same object.
+// readManifest reads the documents of a file. A document that is equal to one in old
+// keeps that one's objects.
 func readManifest(path string, data []byte, sum [sha256.Size]byte, old *manifestFile) *manifestFile {
 	f := &manifestFile{path: path, sum: sum, clean: map[[sha256.Size]byte]document{}}
 	good, broken := map[manifestKey]bool{}, map[manifestKey]bool{}
-	for i, c := range split(data) {
+	for i, c := range splitDocuments(data) {
 		source := fmt.Sprintf("%s document %d (line %d)", path, i+1, c.line)
 		sum := sha256.Sum256(c.text)
 		d, known := old.clean[sum]
@@ -160,8 +161,8 @@ func readManifest(path string, data []byte, sum [sha256.Size]byte, old *manifest
 		}
 		f.problems = append(f.problems, d.problems...)
 		for _, o := range d.objects {
-			clean = attribute(o.value, source) && clean
-			f.entries = append(f.entries, manifestEntry{o, source})
+			clean = setSource(o.value, source) && clean
+			f.objects = append(f.objects, sourcedObject{o, source})
 			good[o.key] = true
 		}
 		for _, key := range d.broken {
@@ -171,21 +172,21 @@ func readManifest(path string, data []byte, sum [sha256.Size]byte, old *manifest
 			f.clean[sum] = d
 		}
 	}
-	for _, e := range old.entries {
-		// One of which nobody can say what it was may have been any of those
-		// that are not there any more.
+	for _, e := range old.objects {
+		// A broken document without kind and name may be any object of old that is
+		// missing now.
 		if !good[e.key] && (broken[e.key] || broken[manifestKey{}]) {
-			f.entries = append(f.entries, e)
+			f.objects = append(f.objects, e)
 		}
 	}
 	return f
 }
 
-// attribute says in a converted object's problems where it was read, and
-// whether it has none.
-func attribute(converted any, source string) (clean bool) {
+// setSource writes the source into a converted object's problems. It returns whether
+// the object has no problem.
+func setSource(object any, source string) (clean bool) {
 	var problems []Problem
-	switch o := converted.(type) {
+	switch o := object.(type) {
 	case *serviceObject:
 		problems = o.problems
 	case *sliceObject:
@@ -201,7 +202,7 @@ func attribute(converted any, source string) (clean bool) {
 	return len(problems) == 0
 }
 
-// problems are all that there are in the files.
+// problems returns those of all files.
 func (m *manifests) problems() []Problem {
 	var list []Problem
 	for _, f := range m.files {
@@ -216,7 +217,7 @@ func (m *manifests) merge() (map[manifestKey]any, []Problem) {
 	sources := map[manifestKey]string{}
 	var problems []Problem
 	for _, f := range m.files {
-		for _, e := range f.entries {
+		for _, e := range f.objects {
 			if _, there := wanted[e.key]; there {
 				namespace, name := e.key.name.Split()
 				problems = append(problems, Problem{
@@ -232,8 +233,8 @@ func (m *manifests) merge() (map[manifestKey]any, []Problem) {
 	return wanted, problems
 }
 
-// submit tells the index what differs, in one step, and reports the problems
-// that are new.
+// submit puts the objects that differ into the index, in one step, and reports the
+// new problems.
 func (m *manifests) submit(problems []Problem, wanted map[manifestKey]any) {
 	reported := map[string]bool{}
 	var fresh []Problem
@@ -261,8 +262,8 @@ func (m *manifests) submit(problems []Problem, wanted map[manifestKey]any) {
 	m.current = wanted
 }
 
-func (ix *index) setObject(converted any) {
-	switch o := converted.(type) {
+func (ix *index) setObject(object any) {
+	switch o := object.(type) {
 	case *serviceObject:
 		ix.setService(o)
 	case *sliceObject:
@@ -287,13 +288,13 @@ func (ix *index) deleteObject(key manifestKey) {
 	}
 }
 
-// targets are the directories, by their real paths, and the names in them
-// where a change can change what the manifests say.
+// targets has directories, by their real paths, and in each the names of the files
+// whose change may change the manifests.
 type targets map[string]names
 
-// list resolves path and returns the manifests there.
+// list resolves path and returns the paths of the manifests there.
 func (t targets) list(path string) ([]string, error) {
-	real := t.resolve(path)
+	resolved := t.resolve(path)
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, err
@@ -301,7 +302,7 @@ func (t targets) list(path string) ([]string, error) {
 	if !info.IsDir() {
 		return []string{path}, nil
 	}
-	t[real] = nil
+	t[resolved] = nil
 	entries, err := os.ReadDir(path)
 	if err != nil {
 		return nil, err
@@ -332,26 +333,26 @@ func (t targets) list(path string) ([]string, error) {
 // (path_resolution(7)).
 const maxLinks = 40
 
-// resolve goes along an absolute path as the kernel does, adds each link on
-// the way, and the last component, and returns the real path.
+// resolve follows an absolute path as the kernel does and returns the real path. It
+// adds each symbolic link on the way, and the last component, to the targets.
 func (t targets) resolve(path string) string {
-	real, links := "/", 0
+	resolved, links := "/", 0
 	rest := strings.Split(strings.Trim(path, "/"), "/")
 	for len(rest) > 0 {
 		name := rest[0]
 		rest = rest[1:]
 		if name == ".." {
-			real = filepath.Dir(real)
+			resolved = filepath.Dir(resolved)
 			continue
 		}
-		next := filepath.Join(real, name)
+		next := filepath.Join(resolved, name)
 		info, err := os.Lstat(next)
 		link := err == nil && info.Mode()&fs.ModeSymlink != 0
 		if err != nil || link || len(rest) == 0 {
-			t.add(real, name)
+			t.add(resolved, name)
 		}
 		if !link {
-			real = next
+			resolved = next
 			continue
 		}
 		target, err := os.Readlink(next)
@@ -359,11 +360,11 @@ func (t targets) resolve(path string) string {
 			return next
 		}
 		if filepath.IsAbs(target) {
-			real = "/"
+			resolved = "/"
 		}
 		rest = append(strings.Split(strings.Trim(target, "/"), "/"), rest...)
 	}
-	return real
+	return resolved
 }
 
 func (t targets) add(dir, name string) {

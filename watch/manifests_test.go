@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
 // patience is how long a test waits for what must come before it gives up. No
@@ -305,8 +305,8 @@ func TestManifestsStart(t *testing.T) {
 func TestUnchangedDocumentIsNotReadAgain(t *testing.T) {
 	old := readManifest("f", append(manifest("a", "10.96.0.1"), "---\n"+string(manifest("b", "10.96.0.2"))...), [32]byte{1}, &manifestFile{})
 	now := readManifest("f", append(manifest("c", "10.96.0.3"), "---\n"+string(manifest("a", "10.96.0.1"))...), [32]byte{2}, old)
-	if len(now.entries) != 2 || now.entries[1].value != old.entries[0].value {
-		t.Fatalf("document was converted again: %v, %v", old.entries, now.entries)
+	if len(now.objects) != 2 || now.objects[1].value != old.objects[0].value {
+		t.Fatalf("document was converted again: %v, %v", old.objects, now.objects)
 	}
 }
 
@@ -326,17 +326,17 @@ func FuzzReadManifest(f *testing.F) {
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		for _, c := range split(data) {
+		for _, c := range splitDocuments(data) {
 			if c.line < 1 || c.line > strings.Count(string(data), "\n")+1 {
 				t.Fatalf("line %d of %q", c.line, data)
 			}
 		}
 		file := readManifest("f", slices.Concat(data, []byte("\n---\n"), manifest("last-one", "10.96.0.77")), [32]byte{1}, &manifestFile{})
-		if !slices.ContainsFunc(file.entries, func(e manifestEntry) bool { return e.key.name == "default/last-one" }) {
+		if !slices.ContainsFunc(file.objects, func(e sourcedObject) bool { return e.key.name == "default/last-one" }) {
 			t.Fatalf("the document after it is lost; problems: %v", file.problems)
 		}
 		ix := newIndex("node-0")
-		for _, e := range file.entries {
+		for _, e := range file.objects {
 			ix.setObject(e.value)
 		}
 		text := ix.flush().String()

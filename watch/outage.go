@@ -1,43 +1,93 @@
 package watch
 
-// outage knows the resources whose last request failed. One that the API server
-// refuses, such as ServiceCIDRs by a server that has none, it answers all the
-// same.
+import (
+	"maps"
+	"slices"
+)
+
+// outage knows of each resource whether it is up to date. An outage begins with a
+// request that the API server does not answer. It is over when all resources are up to
+// date, not when the first one is. The zero value is ready.
 type outage struct {
-	// failing says of each of them whether it is refused.
-	failing map[string]bool
-	// over says that the last unanswered one has been answered.
-	over bool
+	resources map[string]*currency
+	// lasting says that the outage is not over.
+	lasting bool
+	// behind has the resources that are not up to date. It counts while news is true:
+	// the caller of takeNews does not have it yet.
+	behind []string
+	news   bool
 }
+
+// currency says whether a resource is up to date.
+type currency struct {
+	// current says that its watch is open and that the index has every object from
+	// before the watch.
+	current bool
+	// required says that the outage lasts until the resource is current: because it
+	// was current before, or because the proxy cannot work without it. An API server
+	// that starts refuses requests for a while. The outage does not wait for any other
+	// resource that is refused, such as ServiceCIDRs by a server that has none.
+	required bool
+	refused  bool
+}
+
+func (o *outage) of(resource string) *currency {
+	c := o.resources[resource]
+	if c == nil {
+		if o.resources == nil {
+			o.resources = map[string]*currency{}
+		}
+		c = &currency{}
+		o.resources[resource] = c
+	}
+	return c
+}
+
+// require notes that the proxy cannot work without the resource.
+func (o *outage) require(resource string) { o.of(resource).required = true }
 
 // failed notes a request that failed, and whether it was refused.
 func (o *outage) failed(resource string, refused bool) {
-	before := o.unanswered()
-	if o.failing == nil {
-		o.failing = map[string]bool{}
+	c := o.of(resource)
+	c.current, c.refused = false, refused
+	if !refused {
+		o.lasting = true
 	}
-	o.failing[resource] = refused
-	o.over = (o.over || before) && !o.unanswered()
+	o.update(false)
 }
 
-// succeeded notes a request that did not fail.
-func (o *outage) succeeded(resource string) {
-	delete(o.failing, resource)
-	o.over = !o.unanswered()
+// ended notes that a watch has ended, as each does after some minutes. The next one
+// follows, or fails.
+func (o *outage) ended(resource string) { o.of(resource).current = false }
+
+// current notes that a resource is up to date.
+func (o *outage) current(resource string) {
+	*o.of(resource) = currency{current: true, required: true}
+	o.update(true)
 }
 
-func (o *outage) unanswered() bool {
-	for _, refused := range o.failing {
-		if !refused {
-			return true
+// update keeps the resources that are behind as news: when there are fewer (better),
+// and when there are none, which ends the outage.
+func (o *outage) update(better bool) {
+	if !o.lasting {
+		return
+	}
+	var behind []string
+	for _, resource := range slices.Sorted(maps.Keys(o.resources)) {
+		if c := o.resources[resource]; !c.current && (c.required || !c.refused) {
+			behind = append(behind, resource)
 		}
 	}
-	return false
+	if len(behind) == 0 || better {
+		o.behind, o.news = behind, true
+		o.lasting = len(behind) > 0
+	}
 }
 
-// takeOver says whether the outage has ended since the last call.
-func (o *outage) takeOver() bool {
-	over := o.over
-	o.over = false
-	return over
+// takeNews returns the resources that are behind, and whether they have become fewer
+// since the last call. When there are none, the outage is over.
+func (o *outage) takeNews() (behind []string, news bool) {
+	behind, news = o.behind, o.news
+	o.behind, o.news = nil, false
+	return behind, news
 }

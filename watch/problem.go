@@ -4,14 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-
-	"nftproxy/internal/service"
+	"time"
 )
 
 // Object names the Kubernetes object that a problem is about.
 type Object struct {
-	// Kind is Service, EndpointSlice, Node, or another kind in a manifest;
-	// empty if a manifest could not be read far enough to know.
+	// Kind is Service, EndpointSlice, Node, or another kind in a manifest. It is empty
+	// if the kind in a manifest could not be read.
 	Kind string
 	// Namespace is empty for a Node.
 	Namespace, Name string
@@ -29,19 +28,19 @@ func (o Object) String() string {
 	return fmt.Sprintf("%s %s/%s", o.Kind, o.Namespace, o.Name)
 }
 
-// Problem is something in an object that cannot be used as it stands. The rest
-// of the object is used. It is reported once for each change of the object
-// that brings it, and is an error itself.
+// Problem is a part of an object that cannot be used. The rest of the object is used.
+// The watcher reports a problem once for each change of the object that causes it.
+// A Problem is an error.
 type Problem struct {
 	// Source is the manifest's file, document and line; empty for an object
 	// from the API server.
 	Source string
 	Object Object
-	// Field is a path like spec.externalIPs[1], empty when the problem is not
-	// with one field.
+	// Field is a path like spec.externalIPs[1]. It is empty when the problem is not in
+	// one field.
 	Field string
-	// Err is one of this package's errors, or wraps one, where the reader of
-	// the problem may want to tell it from others.
+	// Err is or wraps one of this package's errors, where a caller may want to
+	// distinguish the problem from others.
 	Err error
 }
 
@@ -61,17 +60,21 @@ func (p Problem) Error() string {
 // Unwrap returns Err.
 func (p Problem) Unwrap() error { return p.Err }
 
-// Problems that a reader may want to treat differently from a bad field.
+// Problems that a caller may want to treat differently from a bad field.
 var (
-	// ErrIgnoredKind: a manifest of a kind that no service proxy reads. It is
-	// worth a debug line at most.
+	// ErrIgnoredKind: a manifest has a kind that no service proxy reads. It deserves a
+	// debug line at most.
 	ErrIgnoredKind = errors.New("ignored: not a Service, EndpointSlice, Node or ServiceCIDR")
-	// ErrNoNode: there is no Node object of the node's name (yet). Everything
-	// works except what depends on the node's own addresses.
+	// ErrNoNode: there is no Node object with the node's name (yet). Everything works
+	// that does not need the node's own addresses.
 	ErrNoNode = errors.New("no such Node: the node's own addresses are unknown")
-	// ErrNoPodCIDRs: the Node has no usable podCIDRs (yet), though pods are to
-	// be told by them.
+	// ErrNoNodeAddress: the Node has no usable address (yet).
+	ErrNoNodeAddress = errors.New("none that is usable: the node's own addresses are unknown")
+	// ErrNoPodCIDRs: the Node has no usable podCIDRs (yet), and the proxy shall
+	// recognize pods by them.
 	ErrNoPodCIDRs = errors.New("none that is usable")
+	// ErrExternalIPsIgnored: no Service gets addresses by spec.externalIPs.
+	ErrExternalIPsIgnored = errors.New("ignored: --allow-service-external-ips is off")
 )
 
 // ValueError is a field value that cannot be used.
@@ -82,12 +85,49 @@ type ValueError struct {
 
 func (e *ValueError) Error() string { return fmt.Sprintf("%q: %s", e.Value, e.Reason) }
 
-// ConflictError is a claim that another service has the better right to.
-type ConflictError struct {
-	Claim service.Claim
-	Owner service.Name
+// AwaitError says that the first snapshot waits for objects, or that it goes on without
+// them. It is about no single object.
+type AwaitError struct {
+	// For names in words what has not come.
+	For []string
+	// Limit is the longest time of the wait; 0 means no limit.
+	Limit time.Duration
+	// Past says that the limit is over. Without then says what happens without the
+	// objects.
+	Past    bool
+	Without string
 }
 
-func (e *ConflictError) Error() string {
-	return fmt.Sprintf("%s belongs to Service %s", e.Claim, e.Owner)
+func (e *AwaitError) Error() string {
+	list := strings.Join(e.For, ", ")
+	switch {
+	case e.Past:
+		return fmt.Sprintf("%s: not there after %s; going on without: %s", list, e.Limit, e.Without)
+	case e.Limit == 0:
+		return fmt.Sprintf("waiting for %s; until then the rules stay as they are", list)
+	}
+	return fmt.Sprintf("waiting for %s, for %s at most; until then the rules stay as they are", list, e.Limit)
+}
+
+// OmittedError counts the problems that were not reported, since there were too many.
+type OmittedError struct {
+	// Kinds has the number of problems by the kind of the object.
+	Kinds map[string]int
+	// Namespaces is the number of namespaces of the objects.
+	Namespaces int
+	// Example is the last of them.
+	Example Problem
+}
+
+// Count is how many problems were left out.
+func (e *OmittedError) Count() int {
+	n := 0
+	for _, of := range e.Kinds {
+		n += of
+	}
+	return n
+}
+
+func (e *OmittedError) Error() string {
+	return fmt.Sprintf("%d more problems (namespaces: %d), the last of them: %v", e.Count(), e.Namespaces, e.Example)
 }

@@ -9,18 +9,18 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
-// kept is what objects are converted to.
-type kept interface {
+// converted is an object as the index keeps it.
+type converted interface {
 	metav1.Object
 	name() service.Name
 }
 
-// store is where a reflector puts objects of one kind: it converts them and
-// edits the index. O is the API's type, K what is kept of it.
-type store[O metav1.Object, K kept] struct {
+// store takes objects of one kind from a reflector, converts them and edits the index.
+// O is the API's type and K the converted one.
+type store[O metav1.Object, K converted] struct {
 	watcher *Watcher
 	convert func(O) K
 	set     func(*index, K)
@@ -28,11 +28,13 @@ type store[O metav1.Object, K kept] struct {
 	known   func(*index) []service.Name
 	// synced is closed once the first full list is in the index.
 	synced chan struct{}
+	// replaced is called when the index has a full list. The index is locked then.
+	replaced func()
 }
 
-func newStore[O metav1.Object, K kept](w *Watcher, convert func(O) K, set func(*index, K),
+func newStore[O metav1.Object, K converted](w *Watcher, convert func(O) K, set func(*index, K),
 	remove func(*index, service.Name), known func(*index) []service.Name) *store[O, K] {
-	return &store[O, K]{watcher: w, convert: convert, set: set, remove: remove, known: known, synced: make(chan struct{})}
+	return &store[O, K]{watcher: w, convert: convert, set: set, remove: remove, known: known, synced: make(chan struct{}), replaced: func() {}}
 }
 
 func newServiceStore(w *Watcher) *store[*corev1.Service, *serviceObject] {
@@ -43,17 +45,16 @@ func newSliceStore(w *Watcher) *store[*discoveryv1.EndpointSlice, *sliceObject] 
 	return newStore(w, convertSlice, (*index).setSlice, (*index).deleteSlice, (*index).sliceNames)
 }
 
-// Transformer has the reflector keep converted objects, not the API's large
-// ones, while it receives the first list as a stream.
+// Transformer converts objects while the reflector receives the first list as a stream,
+// so that it does not hold the API's large ones.
 func (s *store[O, K]) Transformer() cache.TransformFunc {
 	return func(obj any) (any, error) {
-		kept, err := s.kept(obj)
-		return kept, err
+		return s.converted(obj)
 	}
 }
 
-// kept converts what has not been converted yet.
-func (s *store[O, K]) kept(obj any) (K, error) {
+// converted converts obj, unless that has been done.
+func (s *store[O, K]) converted(obj any) (K, error) {
 	switch v := obj.(type) {
 	case K:
 		return v, nil
@@ -67,17 +68,17 @@ func (s *store[O, K]) kept(obj any) (K, error) {
 // Add is Update.
 func (s *store[O, K]) Add(obj any) error { return s.Update(obj) }
 
-// Update puts the object in the place of the one of its name.
+// Update puts the object in the place of the one with its name.
 func (s *store[O, K]) Update(obj any) error {
-	kept, err := s.kept(obj)
+	object, err := s.converted(obj)
 	if err != nil {
 		return err
 	}
-	s.watcher.change(func(ix *index) { s.set(ix, kept) })
+	s.watcher.change(func(ix *index) { s.set(ix, object) })
 	return nil
 }
 
-// Delete removes the object of this one's name.
+// Delete removes the object with the name of obj.
 func (s *store[O, K]) Delete(obj any) error {
 	m, err := meta.Accessor(obj)
 	if err != nil {
@@ -87,13 +88,13 @@ func (s *store[O, K]) Delete(obj any) error {
 	return nil
 }
 
-// Replace makes the list all there is, in one step: at the start, and after a
-// watch was lost.
+// Replace puts the list in the place of all objects, in one step. The reflector calls it
+// at the start, and when it has to list again.
 func (s *store[O, K]) Replace(list []any, _ string) error {
 	objects := make([]K, len(list))
 	for i, obj := range list {
 		var err error
-		if objects[i], err = s.kept(obj); err != nil {
+		if objects[i], err = s.converted(obj); err != nil {
 			return err
 		}
 	}
@@ -102,16 +103,15 @@ func (s *store[O, K]) Replace(list []any, _ string) error {
 		for _, o := range objects {
 			s.set(ix, o)
 		}
+		s.replaced()
 	})
-	select {
-	case <-s.synced:
-	default:
-		close(s.synced)
-	}
+	closeOnce(s.synced)
 	return nil
 }
 
-// removeOthers removes what is not in the list.
+func (s *store[O, K]) onReplace(call func()) { s.replaced = call }
+
+// removeOthers removes the objects that are not in the list.
 func (s *store[O, K]) removeOthers(ix *index, list []K) {
 	known := s.known(ix)
 	if len(known) == 0 { // the start
@@ -128,5 +128,5 @@ func (s *store[O, K]) removeOthers(ix *index, list []K) {
 	}
 }
 
-// Resync has nothing to do: the index never forgets what it was told.
+// Resync has nothing to do: the index keeps all objects.
 func (s *store[O, K]) Resync() error { return nil }

@@ -8,11 +8,11 @@ import (
 	"testing"
 	"time"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
-// TestSynced: whoever asks is told once, when the objects are there and nothing
-// has been made of them, and when nothing is waited for any more.
+// TestSynced: Synced is called once, when the objects are there and the update waits for
+// nothing more, and before the first snapshot is made.
 func TestSynced(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "a.yaml"), manifest("a", "10.96.0.1"))
@@ -24,14 +24,14 @@ func TestSynced(t *testing.T) {
 	} {
 		t.Run(source, func(t *testing.T) {
 			var w *Watcher
-			var told atomic.Int32
+			var called atomic.Int32
 			out := service.NewMailbox()
-			w = NewWatcher(Options{Node: "node-0", AwaitPodCIDRs: true, PodCIDRTimeout: time.Millisecond, Synced: func() {
-				told.Add(1)
+			w = NewWatcher(Options{Node: "node-0", NodeTimeout: time.Millisecond, AwaitPodCIDRs: true, PodCIDRTimeout: time.Millisecond, Synced: func() {
+				called.Add(1)
 				w.mu.Lock()
 				defer w.mu.Unlock()
 				if objects, made := len(w.index.serviceNames()), w.index.builder.Snapshot().Services.Len(); objects != 1 || made != 0 || w.synced {
-					t.Errorf("told with %d objects, %d services made of them, update let go: %t", objects, made, w.synced)
+					t.Errorf("called with %d objects, %d services made of them, update let go: %t", objects, made, w.synced)
 				}
 			}}, out)
 			ctx, cancel := context.WithCancel(context.Background())
@@ -50,8 +50,8 @@ func TestSynced(t *testing.T) {
 			if err := <-ended; err != nil {
 				t.Error(err)
 			}
-			if n := told.Load(); n != 1 {
-				t.Errorf("told %d times", n)
+			if n := called.Load(); n != 1 {
+				t.Errorf("called %d times", n)
 			}
 		})
 	}

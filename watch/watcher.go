@@ -2,37 +2,53 @@ package watch
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"sync"
 	"time"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
 // Options are what a Watcher needs to know besides its source.
 type Options struct {
-	// Node is the name of this node's Node object, already lower-cased.
+	// Node is the name of this node's Node object, in lower case.
 	Node string
-	// NodeTimeout is how long the first update waits for the Node once
-	// Services and EndpointSlices are there; 0 means 5 s.
+	// NodeTimeout is how long the first update waits for the Node of an API
+	// server once Services and EndpointSlices are there; 0 means 30 s,
+	// kube-proxy's own. Manifests need not have one.
 	NodeTimeout time.Duration
-	// AwaitPodCIDRs holds the first update back until the Node has podCIDRs,
-	// for whoever tells pods by them (kube-proxy's detect-local mode NodeCIDR),
-	// but no longer than PodCIDRTimeout; 0 means 5 min, kube-proxy's own.
+	// ListTimeout is how long the first update then waits for the list of
+	// ServiceCIDRs; 0 means 5 s. It may be long where the rules of an earlier run are
+	// in force.
+	ListTimeout time.Duration
+	// AwaitPodCIDRs holds the first update back until the Node has podCIDRs, which the
+	// detect-local mode NodeCIDR needs, but no longer than PodCIDRTimeout; 0 means
+	// 5 min, kube-proxy's own.
 	AwaitPodCIDRs  bool
 	PodCIDRTimeout time.Duration
-	// Synced is called once, when all that the first snapshot is made of is there,
-	// and before it is made: whatever else it has to wait for, it has waited for.
-	// It must not wait. Nil drops it.
+	// IgnoreExternalIPs says that no Service gets its spec.externalIPs. The watcher
+	// reports it for each Service that has any.
+	IgnoreExternalIPs bool
+	// MaxElements is how many elements of the node's tables one Service may
+	// cost; 0 means service.DefaultMaxElements.
+	MaxElements int
+	// MaxAffinityPorts is how many ports of Services may have session affinity, a
+	// quarter of them in one namespace; 0 means service.DefaultMaxAffinityPorts.
+	MaxAffinityPorts int
+	// OwnPorts are ports of the node that no externalIP and no load balancer's
+	// address takes, beside the kubelet's and those of the API server.
+	OwnPorts []OwnPort
+	// Synced is called once, after the first update has waited for everything and
+	// before the first snapshot is made. It must not block. It may be nil.
 	Synced func()
-	// Report is called with every problem, from one goroutine at a time and
-	// never while the watcher holds a lock. Nil drops them.
+	// Report is called with every problem, from one goroutine at a time and never while
+	// the watcher holds a lock. It may be nil.
 	Report func(Problem)
-	// Answers is called, from the same goroutine as Report, when the API server
-	// answers again after a RequestError: each request that had failed has
-	// succeeded, or is refused. Nil drops it.
-	Answers func()
+	// Answers is called, from the same goroutine as Report, when the API server answers
+	// again after a RequestError. It gets the resources that are still behind, each time
+	// that there are fewer of them, and none when all are up to date and published. It
+	// may be nil.
+	Answers func(behind []string)
 }
 
 // Watcher keeps a mailbox filled with the latest snapshot of one source. It
@@ -46,18 +62,26 @@ type Watcher struct {
 	mu     sync.Mutex
 	index  *index
 	outage outage
+	// lastFailure is the last request that the API server did not answer, or refused.
+	lastFailure error
 	// since is when the oldest change that is not published yet arrived.
 	since  time.Time
 	synced bool
-	// published is the last snapshot that went out; its zero value equals none
-	// of the index's, which always have a Node.
+	// awaited is what the first update waits for.
+	awaited []awaited
+	bounds  *bounds
+	// published is the last snapshot in the mailbox. Its zero value differs from each
+	// snapshot of the index, which always has a Node.
 	published service.Snapshot
 }
 
 // NewWatcher returns a Watcher that has not started.
 func NewWatcher(opts Options, out *service.Mailbox) *Watcher {
 	if opts.NodeTimeout == 0 {
-		opts.NodeTimeout = 5 * time.Second
+		opts.NodeTimeout = 30 * time.Second
+	}
+	if opts.ListTimeout == 0 {
+		opts.ListTimeout = 5 * time.Second
 	}
 	if opts.PodCIDRTimeout == 0 {
 		opts.PodCIDRTimeout = 5 * time.Minute
@@ -69,19 +93,34 @@ func NewWatcher(opts Options, out *service.Mailbox) *Watcher {
 		opts.Report = func(Problem) {}
 	}
 	if opts.Answers == nil {
-		opts.Answers = func() {}
+		opts.Answers = func([]string) {}
 	}
-	return &Watcher{opts: opts, out: out, wake: make(chan struct{}, 1), index: newIndex(opts.Node)}
+	ix := newIndex(opts.Node)
+	ix.ignoreExternalIPs, ix.ownPorts = opts.IgnoreExternalIPs, opts.OwnPorts
+	if opts.MaxElements > 0 {
+		ix.builder.SetMaxElements(opts.MaxElements)
+	}
+	if opts.MaxAffinityPorts > 0 {
+		ix.builder.SetMaxAffinityPorts(opts.MaxAffinityPorts)
+	}
+	return &Watcher{opts: opts, out: out, wake: make(chan struct{}, 1), index: ix}
 }
 
-// SetHostAddresses tells the addresses on the node's interfaces, in any order.
+// AddAPIServer adds an address at which the proxy has reached the API server: no Service
+// can take it by an externalIP or a load balancer's address. It may be called at any
+// time, before and during a run, from any goroutine.
+func (w *Watcher) AddAPIServer(a netip.AddrPort) {
+	w.change(func(ix *index) { ix.addAPIServer(a) })
+}
+
+// SetHostAddresses sets the addresses on the node's interfaces, in any order.
 // It may be called at any time, before and during a run, from any goroutine.
 func (w *Watcher) SetHostAddresses(addrs []netip.Addr) {
 	w.change(func(ix *index) { ix.setHostAddresses(addrs) })
 }
 
-// change edits the index. What comes of it is worked out later, once for all
-// events that have arrived by then.
+// change edits the index and wakes the loop, which later makes one snapshot of all the
+// changes until then.
 func (w *Watcher) change(edit func(*index)) {
 	now := time.Now()
 	w.mu.Lock()
@@ -92,66 +131,32 @@ func (w *Watcher) change(edit func(*index)) {
 	w.mu.Unlock()
 	select {
 	case w.wake <- struct{}{}:
-	default: // Somebody has left a token already.
+	default: // There is a token already.
 	}
-}
-
-// release lets the first update go, unless ctx has ended: the index has seen
-// every object, but for the Node's podCIDRs, which may take their time.
-func (w *Watcher) release(ctx context.Context) {
-	if w.opts.AwaitPodCIDRs {
-		w.awaitPodCIDRs(ctx)
-	}
-	if ctx.Err() == nil {
-		w.setSynced()
-	}
-}
-
-// awaitPodCIDRs waits, within bounds, and says that it does.
-func (w *Watcher) awaitPodCIDRs(ctx context.Context) {
-	select {
-	case <-w.index.podCIDRs:
-		return
-	default:
-	}
-	w.change(func(ix *index) {
-		ix.missPodCIDRs(fmt.Sprintf("the first rules wait for one, up to %s", w.opts.PodCIDRTimeout))
-	})
-	timeout, cancel := context.WithTimeout(ctx, w.opts.PodCIDRTimeout)
-	defer cancel()
-	select {
-	case <-w.index.podCIDRs:
-	case <-timeout.Done():
-		if ctx.Err() != nil {
-			return
-		}
-		w.change(func(ix *index) { ix.missPodCIDRs("going on without: pods are not told from other sources") })
-	}
-}
-
-// setSynced lets the first update go.
-func (w *Watcher) setSynced() {
-	w.opts.Synced()
-	w.change(func(ix *index) {
-		w.synced, w.since = true, time.Now()
-		ix.missNode()
-	})
 }
 
 // loop publishes until ctx ends.
 func (w *Watcher) loop(ctx context.Context) {
+	summary := time.NewTimer(0)
+	summary.Stop()
+	defer summary.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-w.wake:
 			w.publish()
+		case <-summary.C:
+			w.report(w.bounds.summary(time.Now()))
+		}
+		if due, ok := w.bounds.summaryDue(); ok {
+			summary.Reset(max(0, time.Until(due)))
 		}
 	}
 }
 
-// publish puts the state into the mailbox if it has changed, and then reports
-// the problems that came with it.
+// publish puts the snapshot into the mailbox if it has changed, and then reports the
+// problems since the last call.
 func (w *Watcher) publish() {
 	w.mu.Lock()
 	update, changed := service.Update{Since: w.since}, false
@@ -160,16 +165,21 @@ func (w *Watcher) publish() {
 		changed = update.Snapshot != w.published
 		w.published, w.since = update.Snapshot, time.Time{}
 	}
-	problems, answers := w.index.takeProblems(), w.outage.takeOver()
+	problems := w.index.takeProblems()
+	behind, answers := w.outage.takeNews()
 	w.mu.Unlock()
 
 	if changed {
 		w.out.Put(update)
 	}
+	w.report(w.bounds.admit(time.Now(), problems))
+	if answers {
+		w.opts.Answers(behind)
+	}
+}
+
+func (w *Watcher) report(problems []Problem) {
 	for _, p := range problems {
 		w.opts.Report(p)
-	}
-	if answers {
-		w.opts.Answers()
 	}
 }

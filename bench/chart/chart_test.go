@@ -1,4 +1,4 @@
-package chart_test
+package chart
 
 import (
 	"bytes"
@@ -6,14 +6,11 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
-	"nftproxy/bench/chart"
 	"nftproxy/bench/result"
 )
 
@@ -60,7 +57,7 @@ func fixed() *result.Report {
 
 func TestTables(t *testing.T) {
 	var b bytes.Buffer
-	if err := chart.Tables(&b, fixed()); err != nil {
+	if err := Tables(&b, fixed()); err != nil {
 		t.Fatal(err)
 	}
 	golden := filepath.Join("testdata", "tables.txt")
@@ -75,41 +72,5 @@ func TestTables(t *testing.T) {
 	}
 	if diff := cmp.Diff(string(want), b.String()); diff != "" {
 		t.Errorf("tables (-want +got), -update writes them anew:\n%s", diff)
-	}
-}
-
-// TestPlots: a picture for each question, with the names of sizes, of backends
-// and of the axes in it.
-func TestPlots(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "new")
-	files, err := chart.Plots(dir, fixed())
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := []string{"first-program.svg", "one-endpoint-change-inside-the-process.svg", "scale-change-inside-the-process.svg", "a-question-of-another-part.svg"}
-	if diff := cmp.Diff(want, files); diff != "" {
-		t.Fatalf("files (-want +got):\n%s", diff)
-	}
-	for file, words := range map[string][]string{
-		want[0]: {"first program", "seconds", "services + endpoints", "1,000x10", "44,000x1", "bare netlink", "kube-proxy nftables; triangle: stopped at the limit"},
-		want[2]: {"milliseconds", "nftproxy (p50, p99 dashed)", "bare netlink (p50, p99 dashed)"},
-	} {
-		b, err := os.ReadFile(filepath.Join(dir, file))
-		if err != nil {
-			t.Fatal(err)
-		}
-		missing := slices.DeleteFunc(words, func(w string) bool { return strings.Contains(string(b), ">"+w+"<") })
-		if len(missing) > 0 {
-			t.Errorf("%s lacks %q", file, missing)
-		}
-	}
-}
-
-// TestNothingToPlot: a question that nobody could answer has no picture.
-func TestNothingToPlot(t *testing.T) {
-	r := &result.Report{Cells: []result.Cell{{Question: result.FirstProgram, Backend: result.NFTProxy, Size: "1x1", Failed: "no kernel"}}}
-	files, err := chart.Plots(t.TempDir(), r)
-	if err != nil || len(files) > 0 {
-		t.Errorf("files %v, error %v", files, err)
 	}
 }

@@ -1,7 +1,7 @@
-// Package chart promises that a report can be read: as tables in a terminal and
-// as pictures, one for each question.
+// Package chart promises that people can read a report: as tables in a terminal, one
+// for each question, and as pictures, one for each claim about nftproxy.
 //
-// It computes nothing that the report does not have.
+// It measures nothing: tables and pictures have only what the report has.
 package chart
 
 import (
@@ -81,7 +81,7 @@ func newTable(cells []result.Cell) *table {
 	for _, c := range cells {
 		t.backends = appendNew(t.backends, c.Backend)
 		t.sizes = appendNew(t.sizes, c.Size)
-		if c.Unit != "" { // it could be measured
+		if c.Unit != "" { // a cell without a figure has none
 			t.units = appendNew(t.units, c.Unit)
 		}
 	}
@@ -156,7 +156,7 @@ func (t *table) note(text string) string {
 	return fmt.Sprintf("(%d)", slices.Index(t.notes, text)+1)
 }
 
-// parts lists the values that are parts of the whole, in the order of work.
+// parts lists the values that are parts of the whole, in the order of a sync.
 func (t *table) parts(backend string) []string {
 	order := []string{"snapshot", "compile", "read", "plan", "encode", "commit", "rest of apply"}
 	whole := []string{result.Value, result.P50, result.P99, result.Min, result.Max, result.Samples}
@@ -194,19 +194,19 @@ func partText(c *result.Cell, part string) string {
 
 // grid writes rows with columns of equal width, the first one to the left.
 func (p *printer) grid(rows [][]string) {
-	var width []int
+	var widths []int
 	for _, row := range rows {
 		for i, text := range row {
-			if i == len(width) {
-				width = append(width, 0)
+			if i == len(widths) {
+				widths = append(widths, 0)
 			}
-			width[i] = max(width[i], utf8.RuneCountInString(text))
+			widths[i] = max(widths[i], utf8.RuneCountInString(text))
 		}
 	}
 	for _, row := range rows {
 		var b strings.Builder
 		for i, text := range row {
-			pad := strings.Repeat(" ", width[i]-utf8.RuneCountInString(text))
+			pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(text))
 			if i == 0 {
 				b.WriteString("  " + text + pad)
 			} else {

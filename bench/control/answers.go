@@ -38,8 +38,8 @@ func (a *answers) missing(questions []string, err error) {
 	}
 }
 
-// tooSlow is the error of whoever has no first program within a limit: nothing
-// else can be asked of it.
+// tooSlow is the error of a proxy that has no first program within a limit. The run then
+// measures nothing else of it.
 type tooSlow struct {
 	limit time.Duration
 	// note is why the limit was not the usual one; empty if it was.

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"nftproxy/bench/proxies"
-	"nftproxy/internal/child"
-	"nftproxy/internal/nftcmd"
+	"nftproxy/test/child"
+	"nftproxy/test/nftcmd"
 )
 
 // backend is a proxy with what is known of its ways.
@@ -35,8 +35,8 @@ func newBackend(p proxies.Proxy) backend {
 	return backend{p, proxies.KubeProxySynced, kubeProxyRest}
 }
 
-// partsOf is what a sync of nftproxy's was spent on; nil of others, whose logs do
-// not tell.
+// partsOf returns the durations of the stages of a sync of nftproxy. It returns nil for
+// other proxies, whose logs do not have them.
 func partsOf(l child.Line, unit time.Duration) map[string]float64 {
 	if !l.Synced() {
 		return nil

@@ -15,8 +15,8 @@ import (
 	"nftproxy/nft/kernel"
 )
 
-// bareSocket sends batches that were encoded before: what it takes is what the
-// kernel takes.
+// bareSocket sends batches that were encoded before, so that only the kernel's time is
+// measured.
 type bareSocket struct {
 	conn *netlink.Conn
 	raw  syscall.RawConn

@@ -7,12 +7,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"nftproxy/internal/service"
-	"nftproxy/internal/service/servicetest"
-	"nftproxy/internal/testnet"
+	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/servicetest"
+	"nftproxy/test/testnet"
 )
 
 // program has services of the given numbers of endpoints.
@@ -58,8 +58,8 @@ func TestSwap(t *testing.T) {
 	}
 }
 
-// TestBare: the kernel has the program with the sizes that were declared; what it
-// refuses is an error.
+// TestBare: the kernel has the program with the declared sizes, and a refusal is an
+// error.
 func TestBare(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "bare")
 	want := program(t, 3, 300, 2)

@@ -1,11 +1,11 @@
-// Package control promises what the control plane costs: how long proxies take
-// until Services that an API server has are in the kernel, at several sizes, and
-// what it costs beside time. Each proxy sees the same objects of the same API
-// server, one after the other, in network namespaces of their own.
+// Package control promises the cost of the control plane at several sizes: how long
+// proxies take until an API server's Services are in the kernel, and what CPU time and
+// memory that takes. Each proxy sees the same objects of the same API server, one proxy
+// after the other, each in network namespaces of its own.
 //
-// What it measures it hands over cell by cell; it neither prints nor judges.
-// Whether a change is in the kernel says the kernel itself, to a listener that
-// shares nothing with the proxy.
+// The package returns its measurements cell by cell; it neither prints nor compares them.
+// The kernel itself says when a change is in force, to a listener that shares nothing
+// with the proxy.
 package control
 
 import (
@@ -148,8 +148,8 @@ func (r *run) cell(question, backend, unit string) result.Cell {
 	return r.size.cell(question, backend, unit)
 }
 
-// brief says that a proxy has less time, in which it shows what it can: slow ones
-// have, where the size is not one that nftproxy is held against them at.
+// brief returns whether a proxy gets less time. Other proxies than nftproxy do at the
+// sizes where no target compares the two.
 func (r *run) brief(ours bool) bool {
 	return !ours && r.size.Name != result.Small && r.size.Name != result.Usual
 }
@@ -173,8 +173,7 @@ func (r *run) budget(ours bool) time.Duration {
 	return r.Samples.Budget
 }
 
-// drain is how long a proxy has for what it has not done when no more changes
-// come.
+// drain is how long a proxy has for its outstanding changes after the last one.
 func (r *run) drain(ours bool) time.Duration {
 	switch {
 	case ours:

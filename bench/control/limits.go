@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"nftproxy/bench/result"
-	"nftproxy/internal/nftmonitor"
-	"nftproxy/internal/testnet"
 	"nftproxy/nft"
+	"nftproxy/test/nftmonitor"
+	"nftproxy/test/testnet"
 )
 
 // insideQuestions are the kinds of changes, by how their batches are called.
@@ -27,8 +27,7 @@ func nftQuestions() []string {
 
 func bareQuestions() []string { return append([]string{result.FirstProgram}, insideQuestions()...) }
 
-// limits measures who is no proxy: the nft command and the bare kernel, with
-// nftproxy's own programs.
+// limits measures the nft command and the bare kernel, with nftproxy's own programs.
 func (r *run) limits(ctx context.Context) error {
 	r.doing("nft and bare netlink", "programs")
 	p, err := r.world.programs(ctx)

@@ -108,9 +108,9 @@ func descendants(pid int) []int {
 	return pids
 }
 
-// cpuTime is what a process has used, to the nanosecond, and its children that
+// CPUTime is what a process has used, to the nanosecond, and its children that
 // have ended, in the kernel's ticks of 10 ms.
-func cpuTime(pid int) (time.Duration, error) {
+func CPUTime(pid int) (time.Duration, error) {
 	// The clock of another process's CPU time: clock_getcpuclockid(3).
 	const schedulerClock = 2
 	var now unix.Timespec
@@ -141,7 +141,7 @@ func childTicks(stat string) (int64, error) {
 	return user + system, errors.Join(userErr, systemErr)
 }
 
-// settledCPU is cpuTime once no child runs, or when the context ends: only
+// settledCPU is CPUTime once no child runs, or when the context ends: only
 // children that have been waited for count.
 func (m *meter) settledCPU(ctx context.Context) (time.Duration, error) {
 	ticks := time.NewTicker(samplePeriod / 4)
@@ -149,11 +149,11 @@ func (m *meter) settledCPU(ctx context.Context) (time.Duration, error) {
 	for len(descendants(m.pid)) > 0 {
 		select {
 		case <-ctx.Done():
-			return cpuTime(m.pid)
+			return CPUTime(m.pid)
 		case <-ticks.C:
 		}
 	}
-	return cpuTime(m.pid)
+	return CPUTime(m.pid)
 }
 
 // kernelBytes is what the kernel has taken for itself and cannot give back:

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"nftproxy/internal/child"
+	"nftproxy/test/child"
 )
 
 // here is the namespace that the test is in.
@@ -55,11 +55,11 @@ func TestCPUTime(t *testing.T) {
 	} {
 		p := runScript(t, script)
 		idle := runScript(t, "echo ready; sleep 1000")
-		worked, err := cpuTime(p.PID())
+		worked, err := CPUTime(p.PID())
 		if err != nil {
 			t.Fatal(err)
 		}
-		rested, err := cpuTime(idle.PID())
+		rested, err := CPUTime(idle.PID())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -67,7 +67,7 @@ func TestCPUTime(t *testing.T) {
 			t.Errorf("%s: %v for 200,000 turns of a loop, %v for none", name, worked, rested)
 		}
 	}
-	if _, err := cpuTime(1 << 30); err == nil {
+	if _, err := CPUTime(1 << 30); err == nil {
 		t.Error("the time of a process that there is not")
 	}
 }

@@ -5,10 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/watch"
@@ -124,8 +123,10 @@ func (c changes) once(ctx context.Context, next func() (service.Snapshot, error)
 func sendsTo(s service.Snapshot, a netip.Addr) *service.Service {
 	for _, svc := range s.Services.All() {
 		for _, p := range svc.Ports {
-			if slices.ContainsFunc(p.Endpoints, func(e service.Endpoint) bool { return e.Addr.Addr() == a }) {
-				return svc
+			for e := range p.Endpoints.All() {
+				if e.Addr.Addr() == a {
+					return svc
+				}
 			}
 		}
 	}

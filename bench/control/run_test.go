@@ -10,7 +10,7 @@ import (
 
 	"nftproxy/bench/proxies"
 	"nftproxy/bench/result"
-	"nftproxy/internal/cluster/controlplane/controlplanetest"
+	"nftproxy/test/cluster/controlplane/controlplanetest"
 )
 
 // recorded is a sink for tests.

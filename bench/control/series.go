@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"nftproxy/bench/result"
-	"nftproxy/internal/child"
+	"nftproxy/test/child"
 )
 
 // series is what came of changes that were made one after the other.

@@ -21,8 +21,8 @@ type Size struct {
 	OursOnly bool
 }
 
-// Sizes lists those that are measured, in that order: what most targets name
-// comes first, for those who do not wait for the end.
+// Sizes lists the sizes in the order in which they are measured. The one that most targets
+// name is first, so that an interrupted run has it.
 func Sizes() []Size {
 	sizes := []Size{
 		{Services: 10_000, Endpoints: 10},

@@ -14,7 +14,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"nftproxy/bench/result"
-	"nftproxy/internal/child"
+	"nftproxy/test/child"
 )
 
 // replacement is one endpoint that gets another address in a stream of them.

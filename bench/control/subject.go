@@ -10,9 +10,9 @@ import (
 
 	"nftproxy/bench/proxies"
 	"nftproxy/bench/result"
-	"nftproxy/internal/child"
-	"nftproxy/internal/nftcmd"
-	"nftproxy/internal/nftmonitor"
+	"nftproxy/test/child"
+	"nftproxy/test/nftcmd"
+	"nftproxy/test/nftmonitor"
 )
 
 // subject is a proxy at work.

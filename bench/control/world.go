@@ -15,8 +15,8 @@ import (
 
 	"nftproxy/bench/objects"
 	"nftproxy/bench/proxies"
-	"nftproxy/internal/cluster"
-	"nftproxy/internal/cluster/controlplane"
+	"nftproxy/test/cluster"
+	"nftproxy/test/cluster/controlplane"
 )
 
 // writers is how many writes to the API server are under way at once, where the
@@ -63,7 +63,7 @@ func newWorld(ctx context.Context, size Size, log io.Writer) (*world, error) {
 	return w, nil
 }
 
-// newIndex is a world without an API server: who is where.
+// newIndex returns a world without an API server. It has the places of all endpoints.
 func newIndex(size Size) *world {
 	w := &world{size: size, changed: map[string]*discoveryv1.EndpointSlice{}}
 	n := 0

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nftproxy/internal/testnet"
+	"nftproxy/test/testnet"
 )
 
 // patience is how long a connect() waits. What takes longer is an error.

@@ -1,20 +1,19 @@
-// Package data promises what a proxy's rules cost the packets: how long
-// connections take to set up, how many there can be in a second, what
-// established ones carry, and how soon a connection that nobody takes is
-// refused.
+// Package data promises the cost of a proxy's rules for packets: how long a connection
+// takes to set up, how many connections fit in a second, how much data established ones
+// carry, and how soon a connection without an endpoint is refused.
 //
-// The rules of each proxy at each number of Services stay in a network
-// namespace of their own, after the proxy has ended. Beside them are a node
-// without a proxy and one with the least that a rule can do. All are measured in
-// turn, a few milliseconds each, so that what else the machine does meets them
-// alike, and compared round by round. Package control measures the proxies
-// themselves.
+// The rules of each proxy at each number of Services stay in a network namespace of their
+// own after the proxy has ended. Two more nodes have no proxy, and the smallest possible
+// rule. The package measures all nodes in turn, a few milliseconds each, so that other
+// work on the machine affects them alike, and compares them round by round. It does not
+// measure the proxies themselves: package control does.
 package data
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"nftproxy/bench/proxies"
@@ -100,9 +99,13 @@ func (c Config) Cells() int {
 	return len(c.Sizes) * len(c.backends()) * len(c.Effort.questions())
 }
 
-// backends lists who is compared, in the order of tables.
+// backends lists what the package compares, in the order of the tables.
 func (c Config) backends() []string {
-	return []string{result.NFTProxy, result.KubeProxyNFTables, result.KubeProxyIPTables, result.OneStaticRule, result.NoProxy}
+	others := []string{result.KubeProxyNFTables, result.KubeProxyIPTables}
+	if c.Earlier != "" {
+		others = []string{result.Earlier}
+	}
+	return slices.Concat([]string{result.NFTProxy}, others, []string{result.OneStaticRule, result.NoProxy})
 }
 
 // again is a second node with the static rule. It has no cells: the ratio of the

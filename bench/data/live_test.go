@@ -15,8 +15,8 @@ import (
 
 	"nftproxy/bench/objects"
 	"nftproxy/bench/result"
-	"nftproxy/internal/nftcmd"
-	"nftproxy/internal/testnet"
+	"nftproxy/test/nftcmd"
+	"nftproxy/test/testnet"
 )
 
 // bareSite is a site without a proxy, for a test.
@@ -143,7 +143,7 @@ func TestStream(t *testing.T) {
 	}
 }
 
-// TestRefusal: who is answered, or hears nothing, is not refused.
+// TestRefusal: an answered connection, and one without any answer, are not refused.
 func TestRefusal(t *testing.T) {
 	s := bareSite(t, result.NoProxy)
 	server := endpointIPs()[0]

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"nftproxy/bench/result"
-	"nftproxy/internal/nftcmd"
+	"nftproxy/test/nftcmd"
 )
 
 // measure asks all questions.

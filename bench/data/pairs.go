@@ -71,8 +71,8 @@ func pairedRatio(a, b []float64) (float64, bool) {
 	return result.Median(quotients), len(quotients) > 0
 }
 
-// rotated is the order in a round: each round begins with another one, and every
-// second one goes backwards, so that nobody always follows the same.
+// rotated returns the order in a round. Each round begins with another member, and every
+// second round goes backwards, so that no member always follows the same one.
 func rotated[T any](list []T, round int) []T {
 	n := len(list)
 	order := make([]T, 0, n)

@@ -43,8 +43,8 @@ func TestPairedRatio(t *testing.T) {
 	}
 }
 
-// TestRotated: in each round each has its turn, all begin as often, and nobody
-// follows the same one more often than its neighbour on the other side.
+// TestRotated: each member is in each round once, all are equally often the first, and
+// each follows its two neighbours equally often.
 func TestRotated(t *testing.T) {
 	for n := 1; n <= 7; n++ {
 		list := make([]int, n)

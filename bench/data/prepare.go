@@ -17,7 +17,7 @@ import (
 	"nftproxy/bench/objects"
 	"nftproxy/bench/proxies"
 	"nftproxy/bench/result"
-	"nftproxy/internal/cluster/controlplane"
+	"nftproxy/test/cluster/controlplane"
 )
 
 // prepare makes all sites. The API server that the proxies learn from is gone
@@ -107,22 +107,22 @@ func awaitServed(ctx context.Context, plane *controlplane.Plane, services int) e
 	return nil
 }
 
-// awaited tells who has not finished yet. Its methods are safe for concurrent
-// use.
+// awaited reports the names of those that have not finished yet. Its methods are safe
+// for concurrent use.
 type awaited struct {
-	tell func(names string)
+	report func(names string)
 
 	mu    sync.Mutex
 	names []string
 }
 
-func newAwaited(tell func(string)) *awaited { return &awaited{tell: tell} }
+func newAwaited(report func(names string)) *awaited { return &awaited{report: report} }
 
 func (a *awaited) add(name string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.names = append(a.names, name)
-	a.tell(strings.Join(a.names, ", "))
+	a.report(strings.Join(a.names, ", "))
 }
 
 func (a *awaited) remove(name string) {
@@ -130,6 +130,6 @@ func (a *awaited) remove(name string) {
 	defer a.mu.Unlock()
 	a.names = slices.DeleteFunc(a.names, func(n string) bool { return n == name })
 	if len(a.names) > 0 {
-		a.tell(strings.Join(a.names, ", "))
+		a.report(strings.Join(a.names, ", "))
 	}
 }

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"nftproxy/internal/testnet"
+	"nftproxy/test/testnet"
 )
 
 // mostThreads bounds the clients that connect at once: what they make between

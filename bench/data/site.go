@@ -10,13 +10,13 @@ import (
 	"nftproxy/bench/objects"
 	"nftproxy/bench/proxies"
 	"nftproxy/bench/result"
-	"nftproxy/internal/child"
-	"nftproxy/internal/nftcmd"
-	"nftproxy/internal/testnet"
+	"nftproxy/test/child"
+	"nftproxy/test/nftcmd"
+	"nftproxy/test/testnet"
 )
 
-// site is a node with the rules of one backend, a pod and somebody outside who
-// connect, and a pod that is connected to.
+// site is a node with the rules of one backend. A pod and a client outside connect to
+// another pod.
 type site struct {
 	backend string
 	// services is how many the rules are for; 0 if they are for one target, or
@@ -136,7 +136,7 @@ const probes = 60
 
 // check tells whether connections to a target end where they should: at all of
 // the endpoints in turn where a proxy spreads them, at one where it must not, or
-// where nobody spreads.
+// where no proxy runs.
 func (s *site) check(t target) error {
 	if err := s.topology.Node.FlushConntrack(); err != nil {
 		return err

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
-	"nftproxy/internal/testnet"
+	"nftproxy/test/testnet"
 )
 
 // chunk is how much is written at once.

@@ -11,9 +11,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nftproxy/bench/objects"
-	"nftproxy/internal/cluster"
-	"nftproxy/internal/cluster/controlplane"
-	"nftproxy/internal/testnet"
+	"nftproxy/test/cluster"
+	"nftproxy/test/cluster/controlplane"
+	"nftproxy/test/testnet"
 )
 
 // Node is where a proxy works: a network namespace of its own, with a link to

@@ -1,6 +1,6 @@
 // Package proxies promises the service proxies that are compared, each on a
 // node of its own and started in the same way by every benchmark: nftproxy, and
-// kube-proxy in its two modes.
+// kube-proxy in its two modes or an earlier build of nftproxy.
 //
 // It measures nothing.
 package proxies
@@ -16,9 +16,9 @@ import (
 	"time"
 
 	"nftproxy/bench/result"
-	"nftproxy/internal/aptget"
-	"nftproxy/internal/child"
-	"nftproxy/internal/cluster"
+	"nftproxy/test/aptget"
+	"nftproxy/test/child"
+	"nftproxy/test/cluster"
 )
 
 // Proxy is a program that can be run on a node.
@@ -46,6 +46,9 @@ type First struct {
 type Setup struct {
 	// NFTProxy is the path of the binary.
 	NFTProxy string
+	// Earlier is the path of an earlier build, which takes the place of
+	// kube-proxy; empty for none.
+	Earlier string
 	// Limit is how long one thing that is measured may take, the first program
 	// above all.
 	Limit time.Duration
@@ -58,9 +61,12 @@ func (s Setup) All(ctx context.Context, sink result.Sink) ([]Proxy, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("needs root")
 	}
+	if s.Earlier != "" {
+		return []Proxy{ours(result.NFTProxy, s.NFTProxy), ours(result.Earlier, s.Earlier)}, nil
+	}
 	sink.Doing("finding kube-proxy, nft and iptables")
 	return []Proxy{
-		ours(s.NFTProxy), kubeProxy(ctx, result.KubeProxyNFTables, sink), kubeProxy(ctx, result.KubeProxyIPTables, sink),
+		ours(result.NFTProxy, s.NFTProxy), kubeProxy(ctx, result.KubeProxyNFTables, sink), kubeProxy(ctx, result.KubeProxyIPTables, sink),
 	}, nil
 }
 
@@ -91,8 +97,8 @@ func (p *Proxy) Stop(ctx context.Context, process *child.Process) error {
 }
 
 // ours is nftproxy with its default periods, its servers off.
-func ours(binary string) Proxy {
-	p := Proxy{Name: result.NFTProxy, Ours: true, first: firstOfOurs}
+func ours(name, binary string) Proxy {
+	p := Proxy{Name: name, Ours: true, first: firstOfOurs}
 	path, err := filepath.Abs(binary)
 	if err == nil {
 		_, err = os.Stat(path)

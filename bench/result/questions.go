@@ -36,6 +36,13 @@ const (
 	Refusal         = "refusal of a TCP connection"
 )
 
+// The questions about UDP flows in a rolling update.
+const (
+	StaleFlows     = "UDP flows in a rolling update, sync to last deletion"
+	StaleFlowsSeen = "UDP flows in a rolling update, API write to last deletion"
+	StaleFlowsCPU  = "CPU of a rolling update with UDP flows"
+)
+
 // Question is what a table is about.
 type Question struct {
 	Name string
@@ -64,6 +71,9 @@ func Asked() []Question {
 		{Churn100CPU, "of the process and its children"},
 		{Churn1000, "from the request to store it to the kernel's notice; written to etcd past the API server, which serves it: its own writing would take the machine; for a minute, or as long as the cell's note says"},
 		{Churn1000CPU, "of the process and its children"},
+		{StaleFlows, "100 endpoints, one replaced every 100 ms: from the kernel's notice of the rules without an endpoint to its notice of the end of the last conntrack entry that led there"},
+		{StaleFlowsSeen, "the same from the request to the API server"},
+		{StaleFlowsCPU, "of the process and its children, from the first change until no flow leads to an endpoint that has gone"},
 		{PeakMemory, "resident, of the process and the children that it had at the same time, up to the first program and through one-endpoint changes"},
 		{KernelMemory, "what the kernel got back (unreclaimable slab, vmalloc, per-CPU) when the tables were deleted"},
 	}

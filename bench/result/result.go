@@ -20,10 +20,12 @@ const (
 	NFTProxy          = "nftproxy"
 	KubeProxyNFTables = "kube-proxy nftables"
 	KubeProxyIPTables = "kube-proxy iptables"
-	NFTCommand        = "nft -f"
-	BareNetlink       = "bare netlink"
-	NoProxy           = "no proxy"
-	OneStaticRule     = "one static rule"
+	// Earlier is another build of nftproxy, from before a change.
+	Earlier       = "nftproxy, earlier"
+	NFTCommand    = "nft -f"
+	BareNetlink   = "bare netlink"
+	NoProxy       = "no proxy"
+	OneStaticRule = "one static rule"
 )
 
 // The keys of Cell.Values that tables and pictures know. What else is there is
@@ -54,8 +56,7 @@ type Report struct {
 
 // Cell is one measurement of one backend at one size.
 type Cell struct {
-	// Question is what was asked, such as FirstProgram: one table and one
-	// picture each.
+	// Question is what was asked, such as FirstProgram. Each has a table.
 	Question string `json:"question"`
 	Backend  string `json:"backend"`
 	// Size is, for example, "10,000x10".

@@ -32,6 +32,9 @@ const (
 	Wide    = "5,006x50"
 	Many    = "44,000x1"
 	Largest = "30,000x10"
+
+	ManyFlows = "10,000 flows"
+	MostFlows = "200,000 flows"
 )
 
 // Judge fills in Targets from the cells.
@@ -68,12 +71,14 @@ func (j judge) controlPlane() []Target {
 		j.bound("API write to kernel, default minSyncPeriod"+j.at, "p50 at most 15 ms, p99 at most 50 ms", ChangeSeen, j.usual, map[string]float64{P50: 15, P99: 50}),
 		j.sustained(1000, j.bound("1,000 endpoint changes a second: lag"+j.at, "p99 under 100 ms", Churn1000, j.usual, map[string]float64{P99: 100})),
 		j.sustained(1000, j.bound("1,000 endpoint changes a second: CPU"+j.at, "under half a core", Churn1000CPU, j.usual, map[string]float64{Value: 0.5})),
+		j.bound("UDP flows in a rolling update, "+ManyFlows+": sync to last deletion", "p99 under 200 ms", StaleFlows, ManyFlows, map[string]float64{P99: 200}),
+		j.bound("the same, "+MostFlows, "p99 under 1 s", StaleFlows, MostFlows, map[string]float64{P99: 1000}),
 		j.ratio("peak memory, against kube-proxy nftables"+j.at, 1.0/4, PeakMemory, j.usual, Value, NFTProxy, KubeProxyNFTables),
 	}
 }
 
-// kernelTime is what a batch took, encoded and committed, from its median; for
-// who does nothing else it is all there is.
+// kernelTime is what a batch took, encoded and committed, from its median. A
+// backend that does nothing else has no other time.
 func kernelTime(c *Cell) (float64, bool) {
 	encode, coded := c.Values["encode"]
 	commit, committed := c.Values["commit"]

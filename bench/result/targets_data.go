@@ -21,10 +21,21 @@ func (j judge) dataPlane() []Target {
 		targets = append(targets, j.everywhere("connection set-up "+key+", against one static dnat rule", "at most 1.05x at any size",
 			ConnectionSetup, key, OneStaticRule, func(ratio float64, _ int) bool { return ratio <= 1.05 }))
 	}
+	if j.has(Earlier) {
+		for _, key := range []string{P50, P99} {
+			targets = append(targets, j.everywhere("connection set-up "+key+", against the earlier build", "no slower",
+				ConnectionSetup, key, Earlier, func(ratio float64, _ int) bool { return ratio <= 1+noise }))
+		}
+	}
 	return append(targets,
 		j.everywhere("established throughput, against no proxy", "at least 0.98x", Throughput, "", NoProxy,
 			func(ratio float64, _ int) bool { return ratio >= 0.98 }),
 		j.refusal())
+}
+
+// has says that a backend was measured.
+func (j judge) has(backend string) bool {
+	return slices.ContainsFunc(j.Cells, func(c Cell) bool { return c.Backend == backend })
 }
 
 // PairKey is where a cell of nftproxy's has the ratio of a value to that of

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"nftproxy/internal/testnet"
+	"nftproxy/test/testnet"
 )
 
 // stickyManifest is a service with session affinity and its endpoints.
@@ -91,7 +91,7 @@ func TestAffinity(t *testing.T) {
 	}
 	swept := 0
 	for swept < 2 {
-		l := r.await("clients that are forgotten", func(l logged) bool { return strings.HasPrefix(l.Msg, "clients of endpoints that have gone") })
+		l := r.await("clients that are forgotten", func(l logged) bool { return strings.HasPrefix(l.Msg, "forgot clients of endpoints") })
 		swept += l.Clients
 	}
 	if swept != 2 {

@@ -15,13 +15,13 @@ func newCleanupCommand() *cobra.Command {
 	var table string
 	cmd := &cobra.Command{
 		Use:   "cleanup",
-		Short: "Remove what run made",
-		Long: `cleanup removes the tables "ip nftproxy" and "ip6 nftproxy", and with them every
-service from this node. Start kube-proxy (or another proxy) first and clean up
-afterwards: open connections go on through the tables of both.
+		Short: "Remove the tables that run made",
+		Long: `cleanup removes every Service from this node: the tables "ip nftproxy" and
+"ip6 nftproxy", and tables that earlier runs with another --table left. Start
+kube-proxy (or another proxy) before cleanup, so that open connections go on.
 
-A running nftproxy owns its tables, and the kernel lets nobody else delete
-them: stop it first.`,
+A running nftproxy owns its tables, and the kernel lets no other process delete
+them. Stop nftproxy first.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			conn, err := kernel.Open(kernel.Config{})
@@ -41,15 +41,20 @@ func cleanup(cmd *cobra.Command, conn *kernel.Conn, table string) error {
 	if err != nil {
 		return fmt.Errorf("list tables: %w", err)
 	}
-	if len(tables) == 0 {
+	former, err := abandonedTables(conn, table)
+	if err != nil {
+		return fmt.Errorf("list tables: %w", err)
+	}
+	if len(tables)+len(former) == 0 {
 		fmt.Fprintf(cmd.OutOrStdout(), "no table %s: nothing to remove\n", table)
 		return nil
 	}
-	err = conn.DeleteTables(table)
+	tables = append(tables, former...)
+	err = conn.Delete(tables)
 	if errors.Is(err, syscall.EPERM) {
 		for _, t := range tables {
 			if t.Owner != 0 {
-				return fmt.Errorf("table %s belongs to a running process, %s: stop it first (kubectl -n kube-system delete daemonset nftproxy, or kill it), then run cleanup again", t.ID, owner(t.Owner))
+				return fmt.Errorf("table %s belongs to a running process, %s: stop it first (kubectl -n kube-system delete daemonset nftproxy, or kill it), then run cleanup again", t.ID, ownerText(t.Owner))
 			}
 		}
 	}

@@ -13,8 +13,8 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"nftproxy": main})
 }
 
-// TestScripts runs the commands as a person would: what they print, and how
-// they end. They run where the test does, whose settings are not theirs.
+// TestScripts runs the commands as a person would, and checks their output and exit code.
+// They run in the test's own namespace and must not change the machine's settings.
 func TestScripts(t *testing.T) {
 	before := conntrack.Sysctls{}.Plan(conntrack.Files{})
 	t.Cleanup(func() {

@@ -7,50 +7,53 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
 func newConntrackCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "conntrack",
-		Short: "See and clean this node's connections through services",
-		Long: `The kernel remembers for each connection or UDP flow where it was sent, in its
-connection tracking table, and asks the rules for the first packet only. So a
-flow can go on to an endpoint that is gone, or past a service that has come
-since. Such a flow is stale. A running nftproxy removes stale flows by itself,
-after each change; these commands show what is there, and remove by hand.
+		Short: "List and remove this node's connections to Services",
+		Long: `The kernel keeps an entry for each connection or UDP flow in its connection
+tracking table. The rules decide about the first packet only; the entry sends all
+others the same way. So a flow can go on to an endpoint that is gone, or miss a
+Service that is younger than the flow. Such a flow is stale. A running nftproxy
+removes stale flows by itself after each change. These commands show the flows,
+and remove some of them by hand.
 
-A flow is stale if
-  service address, node port    it was there before the service, and passes it by
-  unknown port of a cluster IP  it goes to a cluster IP by a port that is refused
-  unallocated address           it goes to an address for services that none has
-  endpoint gone                 it leads to what is no endpoint of its service any more
-  service gone                  its service has gone, or that address or port of it
-  source not in the ranges      unanswered, and loadBalancerSourceRanges forbids it now
-  traffic policy                unanswered, and the traffic policy Local forbids it now
+A flow is stale for one of these reasons:
+  service address, node port    it is older than the Service and misses it
+  unknown port of a cluster IP  it goes to a port of a cluster IP that is refused now
+  unallocated address           it goes to a Service address that no Service has
+  endpoint gone                 it goes to an address that is not, or no longer, an
+                                endpoint of the Service
+  service gone                  its Service is gone, or the Service's address or port
+  source not in the ranges      unanswered; loadBalancerSourceRanges forbids it now
+  traffic policy                unanswered; the traffic policy Local forbids it now
 
-Established TCP and SCTP connections to endpoints that are gone are left to end
-by themselves, unless --conntrack-clean-established=tcp,sctp is given. Flows that
-have nothing to do with services, such as those of published container ports, are
-neither shown nor removed.
+Established TCP and SCTP connections to endpoints that are gone stay until they
+end by themselves. With --conntrack-clean-established=tcp,sctp they are stale too.
+The commands neither show nor remove flows that have nothing to do with Services,
+such as those of published container ports.
 
-What is safe: list, sysctl and clean --dry-run change nothing. clean removes
-stale flows only: the next packet of such a flow is sent to a live endpoint, or
-refused. With neither an API server nor manifests, UDP flows to endpoints that
-are terminating or left out count as stale (see below), and so do established
-connections to them with --conntrack-clean-established: these break. clean
---all-service-flows removes valid ones as well: UDP flows may get another
-endpoint, and TCP connections break.
+The Services come from one of three sources:
+  --kubeconfig or --master  the API server; give the same flags as to run
+  --manifests               files; give the same flags as to run
+  none of these             nftproxy's tables in this node's kernel; needs no flags
 
-The services are those of an API server (--kubeconfig, --master), or of
---manifests, with the same flags as run; with neither, those that the tables of
-nftproxy in this node's kernel serve. These need no flags, but have only endpoints
-that get new connections: a UDP flow to another one (terminating, or left out by
-topology or policy since) counts as stale then; with --conntrack-clean-established
-an established TCP or SCTP connection to one as well.`,
-		Example: `  nftproxy conntrack list                          all flows of services, with why they are stale
+The tables have only the endpoints that get new connections. So by the tables a UDP
+flow to any other endpoint is stale: to one that is terminating, or that topology
+or a traffic policy leaves out now. With --conntrack-clean-established,
+established TCP and SCTP connections to such an endpoint are stale as well.
+
+What is safe: list, sysctl and clean --dry-run change nothing. clean removes stale
+flows only. The next packet of such a flow goes to a live endpoint or is refused.
+But by the tables alone, clean with --conntrack-clean-established also breaks
+connections to endpoints that still serve them. clean --all-service-flows removes
+valid flows too: UDP flows may get another endpoint, and TCP connections break.`,
+		Example: `  nftproxy conntrack list                          all flows of Services, and why some are stale
   nftproxy conntrack list --stale -o json
-  nftproxy conntrack clean --dry-run               what clean would remove
+  nftproxy conntrack clean --dry-run               the flows that clean would remove
   nftproxy conntrack clean --service shop/cart --protocol udp
   nftproxy conntrack sysctl                        the table's size and time-outs
   kubectl -n kube-system exec POD -- /nftproxy conntrack list`,
@@ -73,10 +76,8 @@ type flowOptions struct {
 func (o *flowOptions) addFlags(cmd *cobra.Command) {
 	o.sourceOptions.addFlags(cmd)
 	f := cmd.Flags()
-	f.Lookup("cluster-cidr").Usage = "CIDR of the pods, or one of each family with a comma"
-	f.Lookup("manifests").Usage = "file or directory of Service, EndpointSlice and Node manifests"
 	addCleanEstablished(f, &o.established)
-	f.StringVar(&o.service, "service", "", "only flows of this service, NAMESPACE/NAME")
+	f.StringVar(&o.service, "service", "", "only flows of this Service, NAMESPACE/NAME")
 	f.StringVar(&o.protocol, "protocol", "", "only flows of this protocol: tcp, udp or sctp")
 	addOutput(cmd, &o.output)
 }
@@ -129,7 +130,7 @@ func (o *flowOptions) parse() (*flowSource, flowFilter, error) {
 	return s, filter, checkOutput(o.output)
 }
 
-// flowFilter selects rows; zero values select all.
+// flowFilter selects rows. A zero field selects all.
 type flowFilter struct {
 	service  service.Name
 	protocol service.Protocol
@@ -141,7 +142,7 @@ func (f flowFilter) selects(r *flowRow) bool {
 		(f.protocol == 0 || f.protocol == r.flow.Protocol) && (!f.stale || r.Stale)
 }
 
-// known says whether the filter's service is there to have flows.
+// known says whether the snapshot has the filter's Service.
 func (f flowFilter) known(s service.Snapshot) bool {
 	if f.service == "" {
 		return true

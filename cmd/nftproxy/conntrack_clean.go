@@ -18,21 +18,23 @@ func newConntrackCleanCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "clean",
 		Short: "Remove stale flows",
-		Long: `clean removes what list --stale shows, and prints it. The next packet of such a
-flow asks the rules: it gets a live endpoint or, where there is none, a refusal.
-Nothing else is touched. --dry-run prints the same and removes nothing.
+		Long: `clean removes the flows that list --stale shows, and prints them. The next packet
+of such a flow goes to a live endpoint or, if there is none, is refused. clean
+touches nothing else. With --dry-run it prints the same and removes nothing.
 
-With neither --kubeconfig, --master nor --manifests, the rules in the kernel say
-what is stale, and they have only endpoints that get new connections. UDP flows to
-endpoints that are terminating, or left out by topology or policy, are removed
-then; with --conntrack-clean-established, established connections to them, too.
+Without --kubeconfig, --master and --manifests, clean knows the Services from the
+tables in the kernel, which have only the endpoints that get new connections. Then
+it also removes UDP flows to endpoints that are terminating, or that topology or a
+traffic policy leaves out now. With --conntrack-clean-established it also breaks
+established connections to such endpoints.
 
---all-service-flows removes the valid flows as well, of one service (--service)
-or, with --yes, of all: UDP flows may then get another endpoint, and established
-TCP connections break.
+--all-service-flows removes valid flows as well: those of one Service (--service),
+or with --yes those of all. UDP flows may then get another endpoint, and
+established TCP connections break.
 
--o json prints an object: source, dryRun, removed (how many: flows that ended by
-themselves meanwhile do not count) and flows, as list has them.`,
+-o json prints an object with source, dryRun, removed and flows. removed is a
+number; it does not count flows that ended by themselves meanwhile. flows is the
+same as in the output of list.`,
 		Example: `  nftproxy conntrack clean --dry-run
   nftproxy conntrack clean --service kube-system/kube-dns
   nftproxy conntrack clean --service shop/cart --protocol udp --all-service-flows`,
@@ -40,7 +42,7 @@ themselves meanwhile do not count) and flows, as list has them.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			source, filter, err := o.parse()
 			if err == nil && c.all && o.service == "" && !c.yes && !c.dryRun {
-				err = errors.New("--all-service-flows breaks every connection through services on this node: name one with --service, or add --yes")
+				err = errors.New("--all-service-flows breaks every connection to Services on this node: name one with --service, or add --yes")
 			}
 			if err != nil {
 				return usageError{err}
@@ -51,9 +53,9 @@ themselves meanwhile do not count) and flows, as list has them.`,
 	}
 	o.addFlags(cmd)
 	f := cmd.Flags()
-	f.BoolVar(&c.dryRun, "dry-run", false, "print what would be removed, and remove nothing")
-	f.BoolVar(&c.all, "all-service-flows", false, "remove valid flows of services as well; TCP connections break")
-	f.BoolVar(&c.yes, "yes", false, "yes, those of all services")
+	f.BoolVar(&c.dryRun, "dry-run", false, "print the flows that clean would remove, and remove nothing")
+	f.BoolVar(&c.all, "all-service-flows", false, "remove valid flows of Services as well; TCP connections break")
+	f.BoolVar(&c.yes, "yes", false, "confirm --all-service-flows for all Services")
 	return cmd
 }
 
@@ -62,7 +64,7 @@ type cleaning struct {
 	dryRun, all, yes bool
 }
 
-// cleanResult is what clean prints as JSON.
+// cleanResult is the JSON that clean prints.
 type cleanResult struct {
 	Source  string    `json:"source"`
 	DryRun  bool      `json:"dryRun"`
@@ -100,9 +102,9 @@ func (c *cleaning) clean(cmd *cobra.Command, source *flowSource, filter flowFilt
 	return nil
 }
 
-// confirm judges the flows again, by what the services are now. A flow may have
-// been made by rules that are younger than what it was judged by first: its
-// endpoint would have seemed gone when it was only new.
+// confirm judges the flows again, by the Services as they are now, and returns those
+// that are still selected. Rules that are younger than the Services of the first
+// judgment may have made a flow: its endpoint would seem gone when it is only new.
 func (s *flowSource) confirm(ctx context.Context, rows []flowRow, filter flowFilter) ([]flowRow, error) {
 	if len(rows) == 0 {
 		return rows, nil

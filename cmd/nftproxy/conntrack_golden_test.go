@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/conntrack"
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
 // TestConntrackGolden: what people and programs read, as it stands in

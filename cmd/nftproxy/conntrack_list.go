@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"nftproxy/conntrack"
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 	"nftproxy/nft"
 )
 
@@ -25,24 +25,25 @@ func newConntrackListCommand() *cobra.Command {
 	var stale bool
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "List the flows of services, and why some are stale",
-		Long: `list prints the connections and UDP flows of this node that go to services:
+		Short: "List the flows of Services, and why some are stale",
+		Long: `list prints the connections and UDP flows of this node that go to Services:
 
-  CLIENT    who began it, as it came in
-  SERVICE   namespace/name and the port's name or number; - if none has the address
-  ADDRESS   where the client sent it: a cluster IP, an external address, or
-            a node port
-  ENDPOINT  where the rules sent it; - if they did not
-  STATE     TCP's own; otherwise unreplied, replied (packets both ways), or
-            assured (for a while already)
-  AGE       - unless the kernel notes it (sysctl net.netfilter.nf_conntrack_timestamp=1)
-  EXPIRES   when the kernel forgets it if no further packet comes
-  STALE     why it is stale, see nftproxy conntrack --help; - if it is not
+  CLIENT    the client's address and port, before any NAT
+  SERVICE   namespace/name and the port's name or number; - if no Service has ADDRESS
+  ADDRESS   the address and port that the client sent to: a cluster IP, an external
+            address, or a node port
+  ENDPOINT  the address and port that the rules chose; - if they chose none
+  STATE     the TCP state; for other protocols unreplied, replied (packets in both
+            directions), or assured (replied for a while)
+  AGE       - unless the kernel records it (sysctl net.netfilter.nf_conntrack_timestamp=1)
+  EXPIRES   the time until the kernel forgets the flow if no further packet comes
+  STALE     the reason, see nftproxy conntrack --help; - if the flow is not stale
 
--o json prints an object: source (kubernetes, manifests or table) and flows, each
-with protocol, client, service (namespace/name), port, address, endpoint, state,
-ageSeconds (null if unknown), expiresSeconds, stale (true or false) and reason.
-What does not apply is an empty string. Fields may be added, but not change.`,
+-o json prints an object with source (kubernetes, manifests or table) and flows.
+Each flow has protocol, client, service (namespace/name), port, address, endpoint,
+state, ageSeconds (null if unknown), expiresSeconds, stale (true or false) and
+reason. A string that does not apply is empty. Later versions may add fields; they
+do not change these.`,
 		Example: `  nftproxy conntrack list --stale
   nftproxy conntrack list --service kube-system/kube-dns --protocol udp
   nftproxy conntrack list -o json --kubeconfig /etc/kubernetes/proxy.conf`,
@@ -53,7 +54,7 @@ What does not apply is an empty string. Fields may be added, but not change.`,
 				return usageError{err}
 			}
 			filter.stale = stale
-			return list(cmd, source, filter, o.output)
+			return listFlows(cmd, source, filter, o.output)
 		},
 	}
 	o.addFlags(cmd)
@@ -61,7 +62,7 @@ What does not apply is an empty string. Fields may be added, but not change.`,
 	return cmd
 }
 
-func list(cmd *cobra.Command, source *flowSource, filter flowFilter, output string) error {
+func listFlows(cmd *cobra.Command, source *flowSource, filter flowFilter, output string) error {
 	notes := cmd.ErrOrStderr()
 	table, rows, err := source.flows(cmd.Context(), filter, notes)
 	if err != nil {
@@ -84,9 +85,9 @@ func list(cmd *cobra.Command, source *flowSource, filter flowFilter, output stri
 	return nil
 }
 
-// flows are the selected ones of the kernel's table, which stays open.
+// flows returns the selected flows of the kernel's table, and the table, still open.
 func (s *flowSource) flows(ctx context.Context, filter flowFilter, notes io.Writer) (*conntrack.Table, []flowRow, error) {
-	index, err := s.open(ctx, filter, notes)
+	index, err := s.openIndex(ctx, filter, notes)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -101,15 +102,15 @@ func (s *flowSource) flows(ctx context.Context, filter flowFilter, notes io.Writ
 	return table, rows, nil
 }
 
-// open is index for a person, who is told what it goes by.
-func (s *flowSource) open(ctx context.Context, filter flowFilter, notes io.Writer) (*conntrack.Index, error) {
+// openIndex makes an index and prints to notes what Services it has and from where.
+func (s *flowSource) openIndex(ctx context.Context, filter flowFilter, notes io.Writer) (*conntrack.Index, error) {
 	index, snapshot, err := s.index(ctx, notes)
 	if err != nil {
 		return nil, err
 	}
 	fmt.Fprintf(notes, "nftproxy: %s, from %s\n", plural(snapshot.Services.Len(), "service"), s)
 	if !filter.known(snapshot) {
-		fmt.Fprintf(notes, "nftproxy: none of them is %s\n", filter.service)
+		fmt.Fprintf(notes, "nftproxy: %s is not among them\n", filter.service)
 	}
 	return index, nil
 }
@@ -121,13 +122,13 @@ func plural(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// flowList is what list prints as JSON.
+// flowList is the JSON that list prints.
 type flowList struct {
 	Source string    `json:"source"`
 	Flows  []flowRow `json:"flows"`
 }
 
-// flowRow is one flow of a service. The JSON's names are promised in the help.
+// flowRow is one flow of a Service. The help promises the names in the JSON.
 type flowRow struct {
 	Protocol       string `json:"protocol"`
 	Client         string `json:"client"`
@@ -145,8 +146,8 @@ type flowRow struct {
 	flow conntrack.Flow
 }
 
-// readFlows returns the selected flows of services, and stale ones that are
-// nobody's, in the order of the services.
+// readFlows returns the selected flows of Services, and the stale flows that no
+// Service owns, in the order of the Services' names.
 func readFlows(ctx context.Context, table *conntrack.Table, index *conntrack.Index, filter flowFilter, notes io.Writer) ([]flowRow, error) {
 	rows, now := []flowRow{}, time.Now()
 	err := table.Flows(ctx, conntrack.Filter{Protocol: filter.protocol}, func(f conntrack.Flow) error {
@@ -166,7 +167,8 @@ func readFlows(ctx context.Context, table *conntrack.Table, index *conntrack.Ind
 	return rows, err
 }
 
-// newFlowRow describes a flow; false if it has nothing to do with services.
+// newFlowRow describes a flow. It returns false if the flow has nothing to do with
+// Services.
 func newFlowRow(f conntrack.Flow, index *conntrack.Index, now time.Time) (flowRow, bool) {
 	reason, stale := index.Stale(f)
 	s, p, owned := index.Owner(f)
@@ -181,7 +183,7 @@ func newFlowRow(f conntrack.Flow, index *conntrack.Index, now time.Time) (flowRo
 		r.name, r.Service = s.Name, string(s.Name)
 		r.Port = cmp.Or(p.Name, strconv.Itoa(int(p.Port)))
 	}
-	// A DNAT that changes nothing leaves no trace in the entry.
+	// A DNAT to the address that the packet already has does not show in the entry.
 	if f.Status&conntrack.DstNAT != 0 || owned && leadsTo(p, f.Reply.Src) {
 		r.Endpoint = f.Reply.Src.String()
 	}
@@ -192,8 +194,9 @@ func newFlowRow(f conntrack.Flow, index *conntrack.Index, now time.Time) (flowRo
 	return r, true
 }
 
-// addressText leaves out what is no port: an echo request, too, can go to an
-// address for services that none has.
+// addressText returns the address, with a port for the protocols that have ports.
+// Flows of other protocols are listed too: an echo request can go to an unallocated
+// Service address.
 func addressText(f *conntrack.Flow, a netip.AddrPort) string {
 	switch f.Protocol {
 	case service.TCP, service.UDP, service.SCTP:
@@ -203,7 +206,7 @@ func addressText(f *conntrack.Flow, a netip.AddrPort) string {
 }
 
 func leadsTo(p *service.Port, addr netip.AddrPort) bool {
-	return slices.ContainsFunc(p.Endpoints, func(e service.Endpoint) bool { return e.Addr == addr })
+	return p.Endpoints.Find(service.Endpoint{Addr: addr}) != nil
 }
 
 func flowState(f *conntrack.Flow) string {

@@ -12,18 +12,18 @@ import (
 	"k8s.io/klog/v2"
 
 	"nftproxy/conntrack"
-	"nftproxy/internal/hostaddr"
-	"nftproxy/internal/service"
+	"nftproxy/daemon/hostaddr"
+	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
 	"nftproxy/watch"
 )
 
-// sourceTimeout is how long the objects may take to come.
+// sourceTimeout is how long the commands wait for the objects of the source.
 const sourceTimeout = 30 * time.Second
 
-// flowSource says what services there are, so that flows can be judged.
+// flowSource provides the Services by which the commands judge flows.
 type flowSource struct {
 	options     sourceOptions
 	node        string
@@ -31,7 +31,7 @@ type flowSource struct {
 	established []service.Protocol
 }
 
-// kind is the name of the source in the output.
+// kind returns the name of the source in the JSON output.
 func (s *flowSource) kind() string {
 	switch {
 	case s.options.manifests != "":
@@ -42,7 +42,7 @@ func (s *flowSource) kind() string {
 	return "table"
 }
 
-// String is for people.
+// String describes the source to a person.
 func (s *flowSource) String() string {
 	switch s.kind() {
 	case "manifests":
@@ -53,10 +53,10 @@ func (s *flowSource) String() string {
 	return fmt.Sprintf("the kernel's tables ip and ip6 %s", s.options.table)
 }
 
-// index asks the source, and returns what judges flows by its answer. What
-// cannot be used of it is told to notes.
+// index reads the source and returns an index of its Services, and the snapshot. It
+// prints to notes the parts of the objects that cannot be used.
 func (s *flowSource) index(ctx context.Context, notes io.Writer) (*conntrack.Index, service.Snapshot, error) {
-	addrs, err := hostaddr.List()
+	addrs, err := hostaddr.List(ctx)
 	if err != nil {
 		return nil, service.Snapshot{}, err
 	}
@@ -66,7 +66,7 @@ func (s *flowSource) index(ctx context.Context, notes io.Writer) (*conntrack.Ind
 			return nil, service.Snapshot{}, err
 		}
 		if tables == nil {
-			return nil, service.Snapshot{}, fmt.Errorf("there is no table %s in this network namespace that says which flows are services': start nftproxy run, or give --kubeconfig or --manifests", s.options.table)
+			return nil, service.Snapshot{}, fmt.Errorf("no table %s in this network namespace says which flows go to Services: start nftproxy run, or give --kubeconfig or --manifests", s.options.table)
 		}
 		config := ruleset.ReadBackConfig(tables, s.options.table)
 		snapshot := ruleset.ReadBack(tables, s.options.table, &service.Node{Name: s.node, HostAddresses: addrs})
@@ -75,7 +75,7 @@ func (s *flowSource) index(ctx context.Context, notes io.Writer) (*conntrack.Ind
 		return index, snapshot, nil
 	}
 	if err != nil {
-		fmt.Fprintf(notes, "nftproxy: flows of services that have gone are not recognised: %v\n", err)
+		fmt.Fprintf(notes, "nftproxy: cannot recognize flows of Services that are gone: %v\n", err)
 	}
 	snapshot, err := s.objects(ctx, addrs, notes)
 	if err != nil {
@@ -83,7 +83,8 @@ func (s *flowSource) index(ctx context.Context, notes io.Writer) (*conntrack.Ind
 	}
 	index := s.newIndex(s.config)
 	if tables != nil {
-		// What the rules lead to that is not there any more is what departed.
+		// The index compares the Services in the rules with the objects, and so learns
+		// which Services and endpoints are gone.
 		index.Update(ruleset.ReadBack(tables, s.options.table, snapshot.Node))
 	}
 	index.Update(snapshot)
@@ -96,7 +97,7 @@ func (s *flowSource) newIndex(config ruleset.Config) *conntrack.Index {
 	})
 }
 
-// tables reads those of the kernel; nil for none.
+// tables reads nftproxy's tables from the kernel. It returns nil if there are none.
 func (s *flowSource) tables() (*nft.Model, error) {
 	conn, err := kernel.Open(kernel.Config{})
 	if err != nil {
@@ -116,27 +117,28 @@ func (s *flowSource) tables() (*nft.Model, error) {
 	return nil, nil
 }
 
-// objects takes one snapshot of the API server's, or the manifests'.
+// objects reads one snapshot from the API server or the manifests.
 func (s *flowSource) objects(ctx context.Context, addrs []netip.Addr, notes io.Writer) (service.Snapshot, error) {
-	// client-go would log what is reported here anyway.
+	// client-go would log the errors that are reported here.
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithTimeoutCause(ctx, sourceTimeout, fmt.Errorf("%s did not answer within %s", s, sourceTimeout))
 	defer cancel()
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
 	mailbox := service.NewMailbox()
-	w := watch.NewWatcher(watch.Options{
-		Node: s.node, AwaitPodCIDRs: s.config.NodeCIDR, PodCIDRTimeout: sourceTimeout / 2,
-		Report: func(p watch.Problem) {
-			request := (*watch.RequestError)(nil)
-			switch {
-			case errors.As(p, &request) && (request.Resource == "services" || request.Resource == "endpointslices"):
-				fail(fmt.Errorf("%s: %s %s: %w", s, request.Verb, request.Resource, request.Err))
-			case !errors.Is(p, watch.ErrIgnoredKind):
-				fmt.Fprintf(notes, "nftproxy: %v\n", p)
-			}
-		},
-	}, mailbox)
+	o := s.options.claims.watchOptions(ownServers(defaultMetricsAddress, defaultHealthAddress))
+	o.Node, o.AwaitPodCIDRs, o.PodCIDRTimeout = s.node, s.config.NodeCIDR, sourceTimeout/2
+	o.NodeTimeout = sourceTimeout / 6
+	o.Report = func(p watch.Problem) {
+		request := (*watch.RequestError)(nil)
+		switch {
+		case errors.As(p, &request) && (request.Resource == "services" || request.Resource == "endpointslices"):
+			fail(fmt.Errorf("%s: %s %s: %w", s, request.Verb, request.Resource, request.Err))
+		case !errors.Is(p, watch.ErrIgnoredKind):
+			fmt.Fprintf(notes, "nftproxy: %v\n", p)
+		}
+	}
+	w := watch.NewWatcher(o, mailbox)
 	w.SetHostAddresses(addrs)
 	ended := make(chan error, 1)
 	go func() { ended <- s.watch(ctx, w) }()
@@ -157,7 +159,7 @@ func (s *flowSource) watch(ctx context.Context, w *watch.Watcher) error {
 	from := api{manifests: s.options.manifests}
 	if s.kind() == "kubernetes" {
 		var err error
-		if _, from.client, err = s.options.client(); err != nil {
+		if _, from.client, from.dialer, err = s.options.client(); err != nil {
 			return err
 		}
 	}

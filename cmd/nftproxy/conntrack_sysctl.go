@@ -16,15 +16,16 @@ func newConntrackSysctlCommand() *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "sysctl",
-		Short: "Compare the kernel's settings of connection tracking with what is wanted",
-		Long: `sysctl prints the kernel settings that nftproxy run looks after: what each is,
-what the same flags of run ask for, and whether that differs. It changes nothing:
-run sets them when it starts. Limits (>=) are raised but never lowered; a setting
-without a wanted value is left as it is. Time-outs are in seconds.
+		Short: "Compare the kernel's settings of connection tracking with the wanted ones",
+		Long: `sysctl prints the kernel settings that nftproxy run sets when it starts. For each
+it prints the current value, the value that the same flags ask run for, and
+whether they differ. sysctl itself changes nothing. run raises limits (>=) but
+never lowers them, and leaves a setting without a wanted value alone. Time-outs
+are in seconds.
 
--o json prints an object: entries and limit (how full the table is, both null if
-that is not known) and settings, each with name, current, wanted (empty if it is
-left alone), atLeast and differs (true or false) and error.`,
+-o json prints an object with entries and limit (how full the table is; both null
+if unknown) and settings. Each setting has name, current, wanted (empty if run
+leaves it alone), atLeast and differs (true or false) and error.`,
 		Example: `  nftproxy conntrack sysctl
   nftproxy conntrack sysctl --conntrack-tcp-timeout-established=2h -o json`,
 		Args: cobra.NoArgs,
@@ -44,7 +45,7 @@ left alone), atLeast and differs (true or false) and error.`,
 	return cmd
 }
 
-// sysctlList is what sysctl prints as JSON.
+// sysctlList is the JSON that sysctl prints.
 type sysctlList struct {
 	Entries  *int         `json:"entries"`
 	Limit    *int         `json:"limit"`
@@ -70,7 +71,7 @@ func showSysctls(cmd *cobra.Command, o sysctlOptions, output string) error {
 		result.Settings = append(result.Settings, row)
 	}
 	if entries, limit, err := countEntries(cmd); err != nil {
-		fmt.Fprintf(cmd.ErrOrStderr(), "nftproxy: how full the table is, is not known: %v\n", err)
+		fmt.Fprintf(cmd.ErrOrStderr(), "nftproxy: cannot count the entries of the table: %v\n", err)
 	} else {
 		result.Entries, result.Limit = &entries, &limit
 	}

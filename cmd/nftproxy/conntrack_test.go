@@ -16,14 +16,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"nftproxy/internal/service"
-	"nftproxy/internal/testnet"
+	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/testnet"
 )
 
-// flows is a node with pods and flows between them, whose rules nobody keeps.
+// flows is a node with pods and flows between them. No proxy runs on it.
 type flows struct {
 	*testing.T
 	*testnet.Topology
@@ -48,8 +48,8 @@ func newFlows(t *testing.T) *flows {
 	return f
 }
 
-// services is the text of shop/cart on one pod and shop/other on another, and
-// of shop/late without endpoints.
+// services returns the text of three Services: shop/cart on one pod, shop/other on another,
+// and shop/late without endpoints.
 func (f *flows) services(cart, other *testnet.Pod) string {
 	return fmt.Sprintf(`node node
   address %s
@@ -75,7 +75,7 @@ service shop/late created 2026-01-01T00:00:00Z
 
 func at(a netip.Addr) netip.AddrPort { return netip.AddrPortFrom(a, 8080) }
 
-// rules brings the kernel's tables to the services; nobody owns them.
+// rules writes the Services' program to the kernel. No process owns the tables.
 func (f *flows) rules(services string) {
 	f.Helper()
 	s, err := service.Parse(strings.NewReader(services))
@@ -100,7 +100,7 @@ func (f *flows) rules(services string) {
 	}
 }
 
-// ask sends a datagram from a port of its own and returns who answers.
+// ask sends a datagram from the address src and returns the name in the answer.
 func (f *flows) ask(from *testnet.Namespace, src, dst string) string {
 	f.Helper()
 	a, err := from.AskFrom(f.Context(), testnet.UDP, netip.MustParseAddrPort(src), netip.MustParseAddrPort(dst), 10*time.Second)
@@ -110,8 +110,8 @@ func (f *flows) ask(from *testnet.Namespace, src, dst string) string {
 	return a.ID
 }
 
-// unanswered sends a datagram that nobody answers, and returns when it has
-// passed the node.
+// unanswered sends a datagram that gets no answer, and waits until it has passed the
+// node.
 func (f *flows) unanswered(src, dst string) {
 	f.Helper()
 	conn, err := f.client.NS.DialFrom(f.Context(), "udp", src, dst)
@@ -122,7 +122,7 @@ func (f *flows) unanswered(src, dst string) {
 	if _, err := conn.Write([]byte("anybody?")); err != nil {
 		f.Fatal(err)
 	}
-	// What is sent behind it overtakes nothing.
+	// A later packet does not overtake it.
 	a, err := f.client.NS.Ask(f.Context(), testnet.ICMP, netip.AddrPortFrom(f.NodeAddrs.V4(), 0), 10*time.Second)
 	if err != nil || a.Outcome != testnet.Answered {
 		f.Fatalf("ask the node: %+v, %v", a, err)
@@ -152,8 +152,7 @@ func (f *flows) command(args ...string) (stdout, stderr string, code int) {
 	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
 }
 
-// rows runs a command that is to work, and returns a line for each flow of its
-// JSON.
+// rows runs a command that must succeed, and returns a line for each flow in its JSON.
 func (f *flows) rows(args ...string) []string {
 	f.Helper()
 	out, errs, code := f.command(append(args, "-o", "json")...)
@@ -201,15 +200,15 @@ func (f *flows) want(what string, got []string, want ...string) {
 	}
 }
 
-// TestConntrackCommand: flows are shown with what they are for, as stale once
-// the rules lead elsewhere, and cleaned, so that the next packet goes right.
+// TestConntrackCommand: list shows flows with their Services, and as stale once the rules
+// lead elsewhere. clean removes the stale ones, so that the next packet goes right.
 func TestConntrackCommand(t *testing.T) {
 	f := newFlows(t)
 	client4, client6 := f.client.Addrs.V4().String(), "["+f.client.Addrs.V6().String()+"]"
 	late := client4 + ":4012"
 	f.rules("node node\n")
 	f.unanswered(late, "10.96.0.12:53")
-	f.unanswered(client4+":4013", "10.96.0.99:53") // nobody's, of the ServiceCIDR
+	f.unanswered(client4+":4013", "10.96.0.99:53") // an address of the ServiceCIDR that no Service has
 	f.rules(f.services(f.one, f.two))
 	for _, flow := range [][2]string{{client4 + ":4010", "10.96.0.10:53"}, {client6 + ":4010", "[fd00:96::a]:53"}} {
 		if got := f.ask(f.client.NS, flow[0], flow[1]); got != "one" {
@@ -218,7 +217,7 @@ func TestConntrackCommand(t *testing.T) {
 	}
 	f.ask(f.client.NS, client4+":4011", "10.96.0.11:53")
 	f.ask(f.Outside, f.OutsideAddrs.V4().String()+":4030", f.NodeAddrs.V4().String()+":30053")
-	f.ask(f.client.NS, client4+":4099", f.two.Addrs.V4().String()+":8080") // not for a service
+	f.ask(f.client.NS, client4+":4099", f.two.Addrs.V4().String()+":8080") // not to a Service
 	conn := f.dial("10.96.0.10:80")
 
 	f.want("flows of the services", f.rows("list"),
@@ -277,8 +276,8 @@ func TestConntrackCommand(t *testing.T) {
 	f.want("none is left", f.rows("list"))
 }
 
-// TestConntrackManifests: what counts are the manifests, and what the rules
-// lead to that is not in them has gone.
+// TestConntrackManifests: the manifests decide. A Service in the rules that is not in the
+// manifests is gone.
 func TestConntrackManifests(t *testing.T) {
 	f := newFlows(t)
 	client := f.client.Addrs.V4().String()
@@ -315,14 +314,14 @@ endpoints: [{addresses: ["%s"]}]
 	f.want("cleaned", f.rows(append([]string{"clean"}, flags...)...), slices.Clone(want)...)
 	f.want("none is left", f.rows(append([]string{"list"}, flags...)...))
 	_, errs, _ := f.command(append([]string{"list", "--service", "shop/other"}, flags...)...)
-	for _, says := range []string{"1 service, from the manifests at " + path, "none of them is shop/other"} {
+	for _, says := range []string{"1 service, from the manifests at " + path, "shop/other is not among them"} {
 		if !strings.Contains(errs, says) {
 			t.Errorf("list says nothing of %q:\n%s", says, errs)
 		}
 	}
 }
 
-// TestConntrackText: tables for people, from a real one.
+// TestConntrackText: list prints a table for people, from a real conntrack table.
 func TestConntrackText(t *testing.T) {
 	f := newFlows(t)
 	if err := f.Node.Sysctl("net.netfilter.nf_conntrack_timestamp", "1"); err != nil {
@@ -338,7 +337,7 @@ func TestConntrackText(t *testing.T) {
 	}
 }
 
-// TestConntrackNoSource: without tables there is something to do.
+// TestConntrackNoSource: without tables in the kernel, the error says what to do.
 func TestConntrackNoSource(t *testing.T) {
 	f := &flows{T: t, Topology: &testnet.Topology{Node: testnet.NamespaceForTest(t, "empty")}}
 	for _, command := range []string{"list", "clean"} {

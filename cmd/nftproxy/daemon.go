@@ -6,69 +6,76 @@ import (
 	"fmt"
 	"net/netip"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"nftproxy/conntrack"
-	"nftproxy/internal/affinity"
-	"nftproxy/internal/health"
-	"nftproxy/internal/healthport"
-	"nftproxy/internal/hostaddr"
-	"nftproxy/internal/metrics"
-	"nftproxy/internal/proxy"
-	"nftproxy/internal/service"
+	"nftproxy/daemon/affinity"
+	"nftproxy/daemon/health"
+	"nftproxy/daemon/healthport"
+	"nftproxy/daemon/hostaddr"
+	"nftproxy/daemon/metrics"
+	"nftproxy/daemon/proxy"
+	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
 	"nftproxy/watch"
 )
 
-// run works until the context ends; the rules stay.
+// run runs the proxy until the context ends. The rules stay in the kernel.
 func (d *daemon) run(ctx context.Context) error {
+	api, err := d.newAPI(ctx)
+	if err != nil {
+		return err
+	}
 	conn, err := kernel.Open(kernel.Config{})
 	if err != nil {
 		return fmt.Errorf("open nftables: %w", err)
 	}
 	defer conn.Close()
+	inForce, err := d.rulesThere(conn)
+	if err != nil {
+		return err
+	}
+	defer d.keepTable()()
 	flows, err := conntrack.Open(conntrack.Config{})
 	if err != nil {
 		return err
 	}
 	defer flows.Close()
 
-	api, err := d.newAPI(ctx)
-	if err != nil {
-		return err
-	}
 	d.record = api.record
 	registry := metrics.NewRegistry()
 	counts := metrics.New(registry)
 	mailbox := service.NewMailbox()
 	load := newFirstLoad(restCollector)
 	defer load.end()
-	watcher, err := d.newWatcher(mailbox, counts, load.begin)
+	watcher, err := d.newWatcher(ctx, inForce, mailbox, counts, load.begin)
 	if err != nil {
 		return err
 	}
 	cleaner := d.newCleaner(flows, counts)
-	sweeper := d.newSweeper(conn, counts, cleaner.Again)
+	sweeper := d.newSweeper(conn, counts, cleaner.CheckAll)
 	var loop *proxy.Loop
 	var eligible atomic.Bool
 	judge := health.New(health.Config{
 		Busy: func() time.Time { return loop.Busy() }, NodeEligible: d.nodeEligible(&eligible), Answered: counts.CountHealth,
+		Awaiting: watcher.Awaiting,
 	})
 	ports := d.newHealthPorts(judge, counts)
 	var sysctls func(proxy.Sync)
 	config := d.loopConfig()
 	config.Begin = func() {
 		load.beforeRead(func() bool { return d.tablesThere(conn) })
-		cleaner.Begin()
+		cleaner.SyncBegins()
 	}
-	// The cleaner comes first: until it knows of a sync it removes nothing.
+	// The cleaner comes first: it removes nothing until it knows the outcome of a sync.
 	loop = proxy.New(config, conn, ruleset.NewCompiler(d.ruleset).Compile, d.cleanAfter(cleaner),
-		load.observe, d.syncLogger(watcher), counts.Observe, judge.Observe, ports.Notify, func(s proxy.Sync) {
+		load.observe, d.syncLogger(watcher), counts.Observe, judge.Observe, ports.Notify, d.newFormerTables(conn).observe, func(s proxy.Sync) {
 			eligible.Store(s.Snapshot.Node.Eligible)
 			sweeper.Notify(s.Applied, s.Adopted)
 			sysctls(s)
@@ -79,6 +86,8 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 
 	d.log.Info("starting", "version", version(), "node", d.node, "table", d.ruleset.Table)
+	d.logNotes()
+	d.setOOMScoreAdj()
 	sysctls = d.applySysctls()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return api.watch(ctx, watcher) })
@@ -98,8 +107,23 @@ func (d *daemon) run(ctx context.Context) error {
 	return err
 }
 
-// nodeEligible is what the health server says of the node: the latest that is
-// known of it. Manifests say nothing as a rule, and no load balancer asks.
+// rulesThere says whether an earlier run left rules. The kernel answers no process
+// without the capability CAP_NET_ADMIN. So its lack shows here, and ends the process:
+// a further try would not help.
+func (d *daemon) rulesThere(conn *kernel.Conn) (bool, error) {
+	tables, err := conn.Tables(d.ruleset.Table)
+	if errors.Is(err, syscall.EPERM) {
+		return false, errors.New("the kernel refuses access to nftables: run needs CAP_NET_ADMIN in its network namespace (be root, or give the container the capability NET_ADMIN)")
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for rules of an earlier run: %w", err)
+	}
+	return len(tables) > 0, nil
+}
+
+// nodeEligible returns the function by which the health server knows whether the node
+// is eligible for traffic. It is nil with manifests, which seldom say so; no load
+// balancer asks then.
 func (d *daemon) nodeEligible(latest *atomic.Bool) func() bool {
 	if d.options.manifests != "" {
 		return nil
@@ -117,38 +141,40 @@ func (d *daemon) newCleaner(flows *conntrack.Table, counts *metrics.Metrics) *co
 	})
 }
 
-// cleanAfter tells the cleaner how each sync has ended.
+// cleanAfter returns an observer that tells the cleaner the outcome of each sync.
 func (d *daemon) cleanAfter(cleaner flowCleaner) func(proxy.Sync) {
 	return func(s proxy.Sync) {
 		if s.Found != nil {
-			cleaner.Inherit(func() service.Snapshot { return ruleset.ReadBack(s.Found, d.ruleset.Table, s.Snapshot.Node) })
+			cleaner.ServedBefore(func() service.Snapshot { return ruleset.ReadBack(s.Found, d.ruleset.Table, s.Snapshot.Node) })
 		}
 		unknown := func(f nft.Family) bool { return errors.Is(s.FamilyErr(f), kernel.ErrOutcomeUnknown) }
 		switch {
-		// One family's trouble is not to leave the other's entries behind.
-		// Where the program is not in force yet, an entry too many goes.
+		// A failure in one family must not keep the other's stale entries. In the
+		// family that failed, the cleaner may remove an entry that is not stale yet.
 		case s.InForce(nft.IPv4) || s.InForce(nft.IPv6):
-			cleaner.Notify(s.Snapshot, s.Adopted)
+			cleaner.SyncDone(s.Snapshot, s.Adopted)
 		case !unknown(nft.IPv4) && !unknown(nft.IPv6):
-			cleaner.Unchanged()
+			cleaner.SyncChangedNothing()
 		}
-		// Else it may be in force or not: nothing is removed until the retry.
+		// Otherwise it is unknown whether the rules are in force. The cleaner removes
+		// nothing until the retry.
 	}
 }
 
-// flowCleaner is what a conntrack.Cleaner hears of syncs.
+// flowCleaner is the part of a conntrack.Cleaner that takes the outcome of syncs.
 type flowCleaner interface {
-	Inherit(func() service.Snapshot)
-	Notify(s service.Snapshot, unknown bool)
-	Unchanged()
+	ServedBefore(func() service.Snapshot)
+	SyncDone(s service.Snapshot, unknown bool)
+	SyncChangedNothing()
 }
 
-// newSweeper makes a sweeper that tells when it has found something: until then
-// the client may have been sent where its endpoint was.
+// newSweeper makes a sweeper. It calls swept after a sweep that removed clients:
+// until then, connections of these clients may have gone to the removed endpoint.
 func (d *daemon) newSweeper(conn *kernel.Conn, counts *metrics.Metrics, swept func()) *affinity.Sweeper {
+	log := d.sweepLogger()
 	return affinity.NewSweeper(conn, func(r affinity.Run) {
 		counts.ObserveAffinity(r)
-		d.logSweep(r)
+		log(r)
 		if r.Swept > 0 {
 			swept()
 		}
@@ -164,26 +190,41 @@ func (d *daemon) newHealthPorts(judge *health.Health, counts *metrics.Metrics) *
 	})
 }
 
-// newWatcher makes a watcher that has the node's addresses from the start. They
-// are followed later, but the first program needs them: a restart would else
-// take --nodeport-addresses away for a moment.
-func (d *daemon) newWatcher(out *service.Mailbox, counts *metrics.Metrics, synced func()) (*watch.Watcher, error) {
-	addrs, err := hostaddr.List()
-	if err != nil {
+// restartPatience is how long the first program waits for lists that only narrow it,
+// while the rules of an earlier run are in force.
+const restartPatience = 30 * time.Second
+
+// addressPatience is how long the start waits for a complete list of the node's
+// addresses. A change of the addresses interrupts a list.
+const addressPatience = 10 * time.Second
+
+// newWatcher makes a watcher that has the node's addresses from the start. The first
+// program needs them: without them a restart would take --nodeport-addresses away
+// for a moment. Later, run follows their changes.
+func (d *daemon) newWatcher(ctx context.Context, inForce bool, out *service.Mailbox, counts *metrics.Metrics, synced func()) (*watch.Watcher, error) {
+	soon, cancel := context.WithTimeout(ctx, addressPatience)
+	defer cancel()
+	addrs, err := hostaddr.List(soon)
+	switch {
+	case err != nil && soon.Err() == nil:
 		return nil, err
+	case err != nil:
+		d.log.Warn("the node's addresses change too fast to be listed; starting without them", "err", err)
 	}
-	w := watch.NewWatcher(watch.Options{
-		Node:          d.node,
-		AwaitPodCIDRs: d.ruleset.NodeCIDR,
-		Synced:        synced,
-		Report:        func(p watch.Problem) { d.logProblem(p, counts) },
-		Answers:       func() { d.log.Info("the API server answers again") },
-	}, out)
+	patience := time.Duration(0) // the default
+	if inForce {
+		patience = restartPatience
+	}
+	o := d.options.claims.watchOptions(ownServers(d.options.metricsAddress, d.options.healthAddress))
+	o.Node, o.ListTimeout, o.AwaitPodCIDRs, o.Synced = d.node, patience, d.ruleset.NodeCIDR, synced
+	o.Report = func(p watch.Problem) { d.logProblem(p, counts) }
+	o.Answers = d.logAnswers
+	w := watch.NewWatcher(o, out)
 	w.SetHostAddresses(addrs)
 	return w, nil
 }
 
-// servers answer probes and Prometheus.
+// servers returns the servers for probes and for Prometheus.
 func (d *daemon) servers(judge *health.Health, registry *prometheus.Registry) ([]*health.Server, error) {
 	probes, err := health.NewServer("health", d.options.healthAddress, judge.Handler(), d.log)
 	if err != nil {
@@ -196,8 +237,8 @@ func (d *daemon) servers(judge *health.Health, registry *prometheus.Registry) ([
 	return []*health.Server{probes, scrapes}, nil
 }
 
-// loopConfig takes an unset or zero period for our own default: kube-proxy's
-// second, or kubeadm's 0s, were made for another kind of write.
+// loopConfig returns the loop's configuration. A zero --min-sync-period stands for
+// our own default: kube-proxy's second and kubeadm's 0s are for slower writes.
 func (d *daemon) loopConfig() proxy.Config {
 	c := proxy.DefaultConfig()
 	if p := d.options.minSyncPeriod; p > 0 {

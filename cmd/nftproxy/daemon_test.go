@@ -9,11 +9,10 @@ import (
 	"syscall"
 	"testing"
 
-	"nftproxy/internal/testnet"
+	"nftproxy/test/testnet"
 )
 
-// running is `nftproxy run` as node-1 in a network namespace, which says what
-// happens in its log.
+// running is `nftproxy run` as node-1 in a network namespace, with its log.
 type running struct {
 	*testing.T
 	cmd   *exec.Cmd
@@ -21,7 +20,7 @@ type running struct {
 	log   strings.Builder
 }
 
-// logged is what the tests look for in a log line.
+// logged has the fields of a log line that the tests read.
 type logged struct {
 	Msg, Address     string
 	Written, Clients int
@@ -44,7 +43,7 @@ func start(t *testing.T, ns *testnet.Namespace, flags ...string) *running {
 		if r.cmd.ProcessState != nil {
 			return
 		}
-		_ = r.cmd.Process.Signal(syscall.SIGTERM) // If it has ended, Wait says how.
+		_ = r.cmd.Process.Signal(syscall.SIGTERM) // If the process has ended, Wait returns its error.
 		_, _ = io.Copy(io.Discard, stderr)
 		if err := r.cmd.Wait(); err != nil {
 			t.Errorf("nftproxy run: %v, log:\n%s", err, r.log.String())
@@ -53,7 +52,7 @@ func start(t *testing.T, ns *testnet.Namespace, flags ...string) *running {
 	return r
 }
 
-// await returns the first line from here on that is looked for.
+// await returns the next line for which is returns true.
 func (r *running) await(what string, is func(logged) bool) logged {
 	r.Helper()
 	for r.lines.Scan() {
@@ -67,13 +66,13 @@ func (r *running) await(what string, is func(logged) bool) logged {
 	return logged{}
 }
 
-// awaitSync returns how much the next sync wrote.
+// awaitSync returns the number of objects that the next sync wrote.
 func (r *running) awaitSync() int {
 	r.Helper()
 	return r.await("a sync", func(l logged) bool { return l.Msg == "synced" }).Written
 }
 
-// end ends it as an init system does.
+// end ends the process as an init system does.
 func (r *running) end() {
 	r.Helper()
 	if err := r.cmd.Process.Signal(syscall.SIGTERM); err != nil {
@@ -87,7 +86,8 @@ func (r *running) end() {
 	}
 }
 
-// firstSync runs it until its first sync and returns how much that wrote.
+// firstSync runs the process until its first sync, and returns the number of objects that
+// it wrote.
 func firstSync(t *testing.T, ns *testnet.Namespace, flags ...string) int {
 	t.Helper()
 	r := start(t, ns, flags...)

@@ -8,43 +8,43 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"nftproxy/internal/demo"
-	"nftproxy/internal/testnet/userns"
+	"nftproxy/demo"
 )
 
-// interrupted is the exit code of a program that SIGINT ended, as a shell has it.
+// interrupted is the exit code that shells give to a program that SIGINT ended.
 const interrupted exitStatus = 128 + exitStatus(syscall.SIGINT)
 
 func newDemoCommand() *cobra.Command {
 	var full bool
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "See the proxy at work on real traffic, without a cluster",
+		Short: "Show the proxy at work on real traffic, without a cluster",
 		Long: `demo makes a node, pods and clients out of network namespaces, runs nftproxy on
-the node with services from manifests, and sends real connections through it:
-how they spread, a refusal, hairpin, a NodePort, a scale-up, and a rolling
-replacement of all pods under traffic. It checks everything it shows, and exits
-with 0 only if all of it came out as it should. It removes what it made.
+the node with Services from manifests, and sends real connections through it. It
+shows how connections spread, a refusal, a pod that reaches itself, a NodePort, a
+scale-up, and a rolling replacement of all pods under traffic. It checks
+everything it shows, and exits with 0 only if every check passes. It removes
+everything it made.
 
-It runs as root or as an ordinary user, then in a user namespace of its own, and
-does not touch the machine's network.`,
+demo needs no root: for an ordinary user it runs in a user namespace of its own.
+It does not touch the machine's network.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			code, done, err := userns.Reexec()
+			code, done, err := demo.Reexec()
 			if err != nil {
 				return fmt.Errorf("get permission to make network namespaces: %w", err)
 			}
 			if done {
 				return exitStatus(code).asError()
 			}
-			// A closed terminal or pipe is to leave nothing behind either.
+			// The demo removes everything it made also when its terminal or pipe closes.
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGHUP, syscall.SIGPIPE)
 			defer stop()
 			err = demo.Run(ctx, demo.Config{Out: cmd.OutOrStdout(), Executable: "/proc/self/exe", FullTable: full})
 			switch {
 			case errors.Is(err, demo.ErrInterrupted):
 				return interrupted
-			case err != nil: // which demo has shown in its place
+			case err != nil: // The demo has printed it where it happened.
 				return exitStatus(1)
 			}
 			return nil
@@ -54,7 +54,7 @@ does not touch the machine's network.`,
 	return cmd
 }
 
-// exitStatus is the code to exit with when everything has been said already.
+// exitStatus is the exit code of a command that has printed everything itself.
 type exitStatus int
 
 func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }

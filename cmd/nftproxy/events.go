@@ -6,24 +6,26 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 	"nftproxy/watch"
 )
 
-// api is where objects come from and events go to: an API server, or manifests.
+// api is the source of the objects: an API server, which also takes events, or
+// manifests.
 type api struct {
 	manifests string
 	client    kubernetes.Interface // nil with manifests
+	dialer    *dialer              // of the client
 	record    func(watch.Event)
 }
 
-// newAPI reads the client's configuration and asks nobody anything. Events are
-// written until the context ends; with manifests there is only the log.
+// newAPI reads the client's configuration and sends no request. It writes events
+// until the context ends; with manifests it writes none.
 func (d *daemon) newAPI(ctx context.Context) (api, error) {
 	if path := d.options.manifests; path != "" {
 		return api{manifests: path, record: func(watch.Event) {}}, nil
 	}
-	config, client, err := d.options.client()
+	config, client, dialer, err := d.options.client()
 	if err != nil {
 		return api{}, err
 	}
@@ -32,9 +34,9 @@ func (d *daemon) newAPI(ctx context.Context) (api, error) {
 		return api{}, fmt.Errorf("make a client for events: %w", err)
 	}
 	recorder := watch.NewRecorder(ctx, events, d.node, func(err error) {
-		d.log.Warn("events cannot be written; the log has all of it", "err", err)
+		d.log.Warn("cannot write events; the log has the same information", "err", err)
 	})
-	return api{client: client, record: recorder.Record}, nil
+	return api{client: client, dialer: dialer, record: recorder.Record}, nil
 }
 
 // watch keeps the watcher's mailbox filled until the context ends.
@@ -42,11 +44,12 @@ func (a api) watch(ctx context.Context, w *watch.Watcher) error {
 	if a.client == nil {
 		return w.RunManifests(ctx, a.manifests)
 	}
+	a.dialer.reportTo(w.AddAPIServer)
 	return w.RunKubernetes(ctx, a.client)
 }
 
-// recordRefused tells of a Service that the kernel refuses. What else a part of
-// the program may be is no object.
+// recordRefused writes an event for a Service that the kernel refuses. It writes
+// none for a part of the program that is no object.
 func (d *daemon) recordRefused(w *watch.Watcher, part string, err error) {
 	o := w.ServiceObject(service.Name(part))
 	if o.UID != "" {

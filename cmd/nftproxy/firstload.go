@@ -7,23 +7,23 @@ import (
 	"sync"
 	"time"
 
-	"nftproxy/internal/proxy"
+	"nftproxy/daemon/proxy"
 	"nftproxy/nft/kernel"
 )
 
-// longestFirstLoad ends the collector's rest whatever happens.
+// longestFirstLoad is the longest time that the collector rests.
 const longestFirstLoad = 5 * time.Second
 
-// firstLoad gives the garbage collector a rest while the first program is made:
-// nearly all that is allocated then stays, and to mark it over and over takes
-// time while services wait. It begins at most once and ends for good, whoever
-// is first to end it. It is safe for concurrent use.
+// firstLoad stops the garbage collector while the proxy makes the first program.
+// Nearly all memory that is allocated then stays in use, and marking it again and
+// again takes time while Services wait. The rest begins at most once, and the first
+// call of end finishes it for good. It is safe for concurrent use.
 type firstLoad struct {
-	// rest stops the collector and returns what puts it to work again.
+	// rest stops the collector. resume starts it again.
 	rest func() (resume func())
 
 	mu sync.Mutex
-	// resume is there while the collector rests.
+	// resume is set while the collector rests.
 	resume func()
 	timer  *time.Timer
 	over   bool
@@ -31,7 +31,7 @@ type firstLoad struct {
 
 func newFirstLoad(rest func() (resume func())) *firstLoad { return &firstLoad{rest: rest} }
 
-// begin is for when everything has been listed and nothing made of it.
+// begin starts the rest. Call it when all objects are listed and not yet compiled.
 func (f *firstLoad) begin() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -42,7 +42,7 @@ func (f *firstLoad) begin() {
 	f.timer = time.AfterFunc(longestFirstLoad, f.end)
 }
 
-// end puts the collector to work again. Without a begin there will be none.
+// end starts the collector again. A later begin has no effect.
 func (f *firstLoad) end() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -54,7 +54,7 @@ func (f *firstLoad) end() {
 	}
 }
 
-// beforeRead ends it where there are tables: to read them makes much garbage.
+// beforeRead ends the rest if there are tables: reading them makes much garbage.
 func (f *firstLoad) beforeRead(tables func() (found bool)) {
 	f.mu.Lock()
 	resting := f.resume != nil
@@ -64,15 +64,15 @@ func (f *firstLoad) beforeRead(tables func() (found bool)) {
 	}
 }
 
-// observe ends it with the first sync, however that went.
+// observe ends the rest with the first sync, successful or not.
 func (f *firstLoad) observe(proxy.Sync) { f.end() }
 
-// restCollector switches the collector off, but for a limit on memory that it
-// works to keep, never above the operator's GOMEMLIMIT. Resume restores what
-// the operator set.
+// restCollector switches the collector off. Only when memory reaches a limit, which
+// is never above the operator's GOMEMLIMIT, does the collector work. resume restores
+// the operator's settings.
 func restCollector() (resume func()) {
 	percent := debug.SetGCPercent(-1)
-	limit := debug.SetMemoryLimit(-1) // reads it
+	limit := debug.SetMemoryLimit(-1) // A negative limit only reads the current one.
 	if percent >= 0 {
 		debug.SetMemoryLimit(min(limit, guard(memoryInUse(), percent)))
 	}
@@ -82,8 +82,9 @@ func restCollector() (resume func()) {
 	}
 }
 
-// guard is what memory may grow to from what is in use. The load about doubles
-// what lives, so that GOGC would soon let it grow by twice as much as now.
+// guard returns the limit for memory, from the bytes in use and GOGC in percent. The
+// load about doubles the live memory, so GOGC would soon let it grow by twice as
+// much as now.
 func guard(inUse uint64, percent int) int64 {
 	grown := float64(inUse) * (1 + 2*float64(percent)/100)
 	if grown >= math.MaxInt64 {
@@ -92,14 +93,15 @@ func guard(inUse uint64, percent int) int64 {
 	return int64(grown)
 }
 
-// memoryInUse is what a memory limit counts.
+// memoryInUse returns the bytes that count for a memory limit.
 func memoryInUse() uint64 {
 	samples := []metrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
 	metrics.Read(samples)
 	return samples[0].Value.Uint64() - samples[1].Value.Uint64()
 }
 
-// tablesThere says whether an earlier run has left tables; unknown counts as yes.
+// tablesThere says whether an earlier run left tables. If that is unknown, it says
+// yes.
 func (d *daemon) tablesThere(conn *kernel.Conn) bool {
 	tables, err := conn.Tables(d.ruleset.Table)
 	return err != nil || len(tables) > 0

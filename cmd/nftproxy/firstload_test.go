@@ -13,11 +13,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"nftproxy/internal/proxy"
-	"nftproxy/internal/testnet"
+	"nftproxy/daemon/proxy"
+	"nftproxy/test/testnet"
 )
 
-// collector counts what a firstLoad does with it.
+// collector records the calls of a firstLoad.
 type collector struct {
 	mu   sync.Mutex
 	said []string
@@ -34,8 +34,8 @@ func (c *collector) rest() func() {
 	return func() { c.say("resume") }
 }
 
-// TestFirstLoad: the collector rests once, and works again after whatever comes
-// first, for good.
+// TestFirstLoad: the collector rests once. The first event that ends the rest ends it for
+// good.
 func TestFirstLoad(t *testing.T) {
 	found := func(there bool) func() bool { return func() bool { return there } }
 	late := func(*firstLoad) {
@@ -80,7 +80,7 @@ func TestFirstLoad(t *testing.T) {
 	}
 }
 
-// TestFirstLoadFromEverywhere: whoever begins and ends it at the same time, a
+// TestFirstLoadFromEverywhere: many goroutines begin and end it at the same time, and a
 // rest ends once.
 func TestFirstLoadFromEverywhere(t *testing.T) {
 	rested := 0
@@ -105,14 +105,14 @@ func TestFirstLoadFromEverywhere(t *testing.T) {
 	}
 }
 
-// settings reads what the operator set.
+// settings reads the settings of the operator.
 func settings() (percent int, limit int64) {
 	percent = debug.SetGCPercent(-1)
 	debug.SetGCPercent(percent)
 	return percent, debug.SetMemoryLimit(-1)
 }
 
-// TestRestCollector: the collector is off under a guard, and the operator's
+// TestRestCollector: the collector is off, under a limit for memory. Later the operator's
 // settings come back, whatever they are.
 func TestRestCollector(t *testing.T) {
 	percent, limit := settings()
@@ -164,8 +164,8 @@ func TestGuard(t *testing.T) {
 	}
 }
 
-// TestCollectorWorksAgain: after the first sync, of a start and of a restart,
-// the operator's settings are in force.
+// TestCollectorWorksAgain: after the first sync of a start and of a restart, the
+// operator's settings are in force.
 func TestCollectorWorksAgain(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "collector")
 	t.Setenv("GOGC", "77")

@@ -8,11 +8,11 @@ import (
 	"strings"
 	"testing"
 
-	"nftproxy/internal/testnet"
+	"nftproxy/test/testnet"
 )
 
-// TestHealthCheckNodePort: without the health server, which kube-proxy needs
-// for it, and on the node's addresses as they come and go.
+// TestHealthCheckNodePort: health check node ports work on the node's addresses as they
+// come and go. They do not need the health server, as they do in kube-proxy.
 func TestHealthCheckNodePort(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "node")
 	change := func(change func(string, netip.Prefix) error, prefix string) {

@@ -1,6 +1,7 @@
-// Command nftproxy is a Kubernetes service proxy for Linux nodes: it turns
-// Services and EndpointSlices into one nftables program and keeps the kernel
-// after it. It parses, wires and exits; the work is in the packages.
+// Command nftproxy is a Kubernetes service proxy for Linux nodes. It turns
+// Services and EndpointSlices into one nftables program and keeps the kernel's
+// tables up to date with it. This package parses flags, connects the parts and
+// sets the exit code; the work is in the other packages.
 package main
 
 import (
@@ -23,9 +24,9 @@ func main() {
 	os.Exit(code)
 }
 
-// execute runs one command and returns the exit code: 0, 1 for an error, which
-// it prints, or 2 for a command line that it does not understand. A command
-// that has said everything itself ends with an exitStatus.
+// execute runs one command and returns the exit code: 0, 1 for an error, or 2 for
+// an invalid command line. It prints the error, except an exitStatus: a command
+// returns that when it has printed everything itself.
 func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	cmd := newCommand()
 	cmd.SetArgs(args)
@@ -45,18 +46,18 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return 1
 }
 
-// usageError is a command line that makes no sense.
+// usageError is the error about an invalid command line.
 type usageError struct{ error }
 
 func newCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "nftproxy",
 		Short: "A Kubernetes service proxy that programs nftables over netlink",
-		Long: `nftproxy replaces kube-proxy on a Linux node: it follows Services and
-EndpointSlices and keeps one nftables table per family in step with them.
+		Long: `nftproxy replaces kube-proxy on a Linux node. It follows Services and
+EndpointSlices and keeps one nftables table per address family up to date.
 
-Start here:  nftproxy demo                          see it work, no cluster needed
-On a node:   nftproxy run --kubeconfig FILE         or in-cluster, or --manifests
+Start here:  nftproxy demo                          see it work, without a cluster
+On a node:   nftproxy run --kubeconfig FILE         or --manifests, or neither in a pod
 To go back:  start kube-proxy, stop nftproxy, then  nftproxy cleanup`,
 		Version:       version(),
 		SilenceErrors: true,
@@ -64,12 +65,25 @@ To go back:  start kube-proxy, stop nftproxy, then  nftproxy cleanup`,
 		Args:          cobra.NoArgs,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	cmd.AddCommand(newRunCommand(), newConntrackCommand(), newCleanupCommand(), newDemoCommand())
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagError(err)} })
+	cmd.AddCommand(newRunCommand(), newConntrackCommand(), newCleanupCommand(), newDemoCommand(), newVersionCommand())
 	return cmd
 }
 
-// version is the module's version or the commit it was built from.
+// newVersionCommand makes the command version, which prints the same as --version.
+func newVersionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "nftproxy version %s\n", version())
+			return err
+		},
+	}
+}
+
+// version returns the module's version, or the commit that the binary was built from.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

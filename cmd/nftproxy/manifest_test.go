@@ -18,8 +18,8 @@ func manifest(t *testing.T, text string) string {
 	return path
 }
 
-// webManifest is a Service "web" with port 80 and what else the spec says, and
-// its endpoints at port 8080, given as ADDRESS or ADDRESS@NODE.
+// webManifest returns a Service "web" with port 80 and more fields of its spec, and its
+// endpoints at port 8080, given as ADDRESS or ADDRESS@NODE.
 func webManifest(spec string, endpoints ...string) string {
 	text := fmt.Sprintf(`
 apiVersion: v1

@@ -4,8 +4,8 @@ import (
 	"strings"
 	"testing"
 
-	"nftproxy/internal/nftcmd"
-	"nftproxy/internal/testnet"
+	"nftproxy/test/nftcmd"
+	"nftproxy/test/testnet"
 )
 
 const podCIDRManifest = `
@@ -20,7 +20,7 @@ func TestMasqueradeFlags(t *testing.T) {
 	nft := nftcmd.ForTest(t)
 	for name, c := range map[string]struct {
 		flags []string
-		// want and not are in the listing, or not.
+		// want has texts that the listing must have, not has texts that it must not have.
 		want, not []string
 	}{
 		"by the Node's podCIDRs, another bit": {

@@ -6,12 +6,12 @@ import (
 	"time"
 
 	"nftproxy/conntrack"
-	"nftproxy/internal/metrics"
+	"nftproxy/daemon/metrics"
 	"nftproxy/watch"
 )
 
-// occupancyPeriod is how often the kernel is asked how full its table is. An
-// answer takes it microseconds.
+// occupancyPeriod is the time between two counts of the conntrack table's entries. A
+// count takes the kernel microseconds.
 const occupancyPeriod = 10 * time.Second
 
 func (d *daemon) followOccupancy(ctx context.Context, flows *conntrack.Table, counts *metrics.Metrics) error {
@@ -22,19 +22,19 @@ func (d *daemon) followOccupancy(ctx context.Context, flows *conntrack.Table, co
 	})
 }
 
-// occupancyLogger warns of a full table once while it is, and says when it no
-// longer is. That it cannot be counted, the cleaner has said.
+// occupancyLogger warns once when the table is full, and logs when it has room again.
+// The cleaner has already warned of a table that cannot be counted.
 func (d *daemon) occupancyLogger() func(conntrack.Occupancy) {
 	const hint = "raise --conntrack-min or --conntrack-max-per-core, or net.netfilter.nf_conntrack_max on the host; " +
-		"nftproxy conntrack list shows what the entries are"
+		"nftproxy conntrack list shows the entries of Services"
 	full, uncounted := false, false
 	return func(o conntrack.Occupancy) {
 		switch {
 		case o.Err != nil && !uncounted:
-			d.log.Debug("cannot tell how full the conntrack table is", "err", o.Err)
+			d.log.Debug("cannot count the conntrack entries", "err", o.Err)
 		case o.Err != nil:
 		case o.Full && !full:
-			d.log.Warn("the conntrack table is full: new connections are dropped", "entries", o.Entries, "limit", o.Limit, "hint", hint)
+			d.log.Warn("the conntrack table is full: the kernel drops new connections", "entries", o.Entries, "limit", o.Limit, "hint", hint)
 			d.record(watch.Event{
 				Object: watch.NodeObject(d.node), Reason: watch.ReasonConntrackFull,
 				Note: fmt.Sprintf("the connection tracking table has %d of %d entries, and the kernel drops new connections: %s", o.Entries, o.Limit, hint),

@@ -8,10 +8,10 @@ import (
 	"strings"
 )
 
-// owner describes the process behind a netlink port ID in this network
-// namespace. The kernel gives a process's first socket its PID as port ID, but
-// later ones any number: so the socket's inode is looked for in /proc.
-func owner(port uint32) string {
+// ownerText describes the process that has a netlink port ID in this network
+// namespace. The port ID of a process's first socket is its PID, but later sockets
+// get any number. So ownerText looks for the socket's inode in /proc.
+func ownerText(port uint32) string {
 	inode, err := netlinkInode(port)
 	if err != nil {
 		return fmt.Sprintf("netlink port %d", port)
@@ -27,8 +27,8 @@ func owner(port uint32) string {
 	return fmt.Sprintf("netlink port %d, in another PID namespace", port)
 }
 
-// netlinkInode finds a netfilter socket's inode in /proc/net/netlink, whose
-// columns are: sk Eth Pid Groups Rmem Wmem Dump Locks Drops Inode.
+// netlinkInode finds a netfilter socket's inode in /proc/net/netlink. Its columns
+// are: sk Eth Pid Groups Rmem Wmem Dump Locks Drops Inode.
 func netlinkInode(port uint32) (string, error) {
 	f, err := os.Open("/proc/thread-self/net/netlink")
 	if err != nil {

@@ -7,16 +7,15 @@ import (
 	"testing"
 
 	"nftproxy/conntrack"
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/nft/ruleset/rulesettest"
+	"nftproxy/test/rulesettest"
 )
 
-// TestFlowsByTable: flows are told by the kernel's table as they are by the
-// objects. Flows that the rules make as they are now are stale by neither; what
-// is stale by the objects is stale by the table, and belongs to the same
-// service.
+// TestFlowsByTable: the kernel's tables and the objects give the same judgment of flows. A
+// flow that the present rules make is stale by neither. A flow that is stale by the objects
+// is stale by the tables, and belongs to the same Service.
 func TestFlowsByTable(t *testing.T) {
 	seen := map[string]int{}
 	for seed := range uint64(150) {
@@ -36,7 +35,7 @@ func TestFlowsByTable(t *testing.T) {
 		objects.Update(snapshot)
 		back := ruleset.ReadBackConfig(kernel, cfg.Table)
 		table := conntrack.NewIndex(conntrack.Options{NodePortAddresses: back.NodePortAddresses, Pod: back.Pod})
-		// As the command has it, which knows no Node object.
+		// The command knows no Node object either.
 		table.Update(ruleset.ReadBack(kernel, cfg.Table, &service.Node{Name: node.Name, HostAddresses: node.HostAddresses}))
 
 		local := func(a netip.Addr) bool { return a.IsLoopback() || slices.Contains(node.HostAddresses, a) }
@@ -53,7 +52,7 @@ func TestFlowsByTable(t *testing.T) {
 					}
 				case nft.Untouched:
 				default:
-					continue // leaves no entry
+					continue // It makes no entry.
 				}
 				for name, index := range map[string]*conntrack.Index{"objects": objects, "table": table} {
 					if reason, stale := index.Stale(f); stale {
@@ -91,7 +90,7 @@ func ownerOf(x *conntrack.Index, f conntrack.Flow) string {
 	return s.ID(p)
 }
 
-// anyFlow is one that some rules may have made.
+// anyFlow returns a flow that some rules may have made.
 func anyFlow(rng *rand.Rand, p nft.Packet, services []*service.Service) conntrack.Flow {
 	f := conntrack.Flow{
 		Protocol: service.Protocol(p.Protocol), Original: conntrack.Tuple{Src: p.Src, Dst: p.Dst}, Reply: conntrack.Tuple{Src: p.Dst, Dst: p.Src},
@@ -103,7 +102,7 @@ func anyFlow(rng *rand.Rand, p nft.Packet, services []*service.Service) conntrac
 	f.Status |= conntrack.DstNAT
 	f.Reply.Src = netip.AddrPortFrom(p.Dst.Addr(), 9)
 	s := services[rng.IntN(len(services))]
-	for _, e := range s.Ports[0].Endpoints {
+	for e := range s.Ports[0].Endpoints.All() {
 		if e.Addr.Addr().Is6() == f.V6() && rng.IntN(2) == 0 {
 			f.Reply.Src = e.Addr
 		}

@@ -19,13 +19,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/conntrack"
-	"nftproxy/internal/proxy"
-	"nftproxy/internal/service"
+	"nftproxy/daemon/affinity"
+	"nftproxy/daemon/proxy"
+	"nftproxy/model/service"
 	"nftproxy/nft"
+	"nftproxy/nft/ruleset"
 	"nftproxy/watch"
 )
 
-// listener is a daemon that does nothing but tell, and what it told.
+// listener is a daemon that only reports, with its log and its events.
 type listener struct {
 	*daemon
 	mu     sync.Mutex
@@ -49,6 +51,13 @@ func (l *listener) Write(b []byte) (int, error) {
 	return l.log.Write(b)
 }
 
+// count counts a text in the log.
+func (l *listener) count(text string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.log.String(), text)
+}
+
 // lines returns the log by level and message.
 func (l *listener) lines(t *testing.T) []string {
 	t.Helper()
@@ -65,7 +74,7 @@ func (l *listener) lines(t *testing.T) []string {
 	return lines
 }
 
-// TestOccupancyLogger: a full table is told of once while it is full.
+// TestOccupancyLogger: the log warns of a full table once while it is full.
 func TestOccupancyLogger(t *testing.T) {
 	l := newListener()
 	observe := l.occupancyLogger()
@@ -77,9 +86,9 @@ func TestOccupancyLogger(t *testing.T) {
 		observe(o)
 	}
 	want := []string{
-		"WARN the conntrack table is full: new connections are dropped",
+		"WARN the conntrack table is full: the kernel drops new connections",
 		"INFO the conntrack table has room again",
-		"WARN the conntrack table is full: new connections are dropped",
+		"WARN the conntrack table is full: the kernel drops new connections",
 	}
 	if diff := cmp.Diff(want, l.lines(t)); diff != "" {
 		t.Errorf("log (-want +got):\n%s", diff)
@@ -94,8 +103,29 @@ func TestOccupancyLogger(t *testing.T) {
 	}
 }
 
-// TestReportSysctls: each setting is in the log, and the Node gets one event
-// for each reason.
+// TestSweepLogger: the log has a failure once while it lasts. It warns of a Service port
+// without room for more clients once while that lasts.
+func TestSweepLogger(t *testing.T) {
+	l := newListener()
+	observe := l.sweepLogger()
+	full := affinity.Run{Name: ruleset.AffinityName{Service: "ns/web", Map: "affinity-ns/web/tcp/80"}, Clients: 65_535, Limit: 65_535}
+	swept := full
+	swept.Swept, swept.Clients = 5, 65_530
+	for _, r := range []affinity.Run{
+		{Limit: 65_535}, full, full, swept, {Name: full.Name, Clients: 10, Limit: 65_535}, full,
+		{Err: errors.New("no"), Limit: 65_535}, {Err: errors.New("no"), Repeated: true, Limit: 65_535},
+	} {
+		observe(r)
+	}
+	const isFull = "WARN a Service port cannot remember more clients; further clients are served without session affinity"
+	want := []string{isFull, "INFO forgot clients of endpoints that are gone", isFull, "WARN could not sweep the remembered clients; will try again"}
+	if diff := cmp.Diff(want, l.lines(t)); diff != "" {
+		t.Errorf("log (-want +got):\n%s", diff)
+	}
+}
+
+// TestReportSysctls: the log has each setting, and the Node gets one event for each
+// reason.
 func TestReportSysctls(t *testing.T) {
 	l := newListener()
 	failed := func(name, current, wanted string, err error) conntrack.Setting {
@@ -108,10 +138,10 @@ func TestReportSysctls(t *testing.T) {
 		failed("a", "1", "2", unix.EROFS), failed("b", "3", "4", unix.EROFS), failed("c", "", "6", conntrack.ErrHostOnly),
 	})
 	want := []string{
-		"INFO kernel setting changed",
-		"WARN a kernel setting is not as asked for; going on",
-		"WARN a kernel setting is not as asked for; going on",
-		"WARN a kernel setting is not as asked for; going on",
+		"INFO changed a kernel setting",
+		"WARN could not set a kernel setting; going on without it",
+		"WARN could not set a kernel setting; going on without it",
+		"WARN could not set a kernel setting; going on without it",
 	}
 	if diff := cmp.Diff(want, l.lines(t)); diff != "" {
 		t.Errorf("log (-want +got):\n%s", diff)
@@ -131,8 +161,8 @@ func TestReportSysctls(t *testing.T) {
 	}
 }
 
-// TestSysctlsAppear: settings that the first rules bring are set after them,
-// once, and nobody is told that they were missing before.
+// TestSysctlsAppear: settings that appear with the first rules are set after them, once.
+// No report says that they were missing before.
 func TestSysctlsAppear(t *testing.T) {
 	l := newListener()
 	l.options.sysctls = sysctlOptions{Sysctls: conntrack.Sysctls{TCPEstablished: time.Hour, TCPCloseWait: time.Hour}, dir: t.TempDir()}
@@ -161,7 +191,7 @@ func TestSysctlsAppear(t *testing.T) {
 	afterSync(proxy.Sync{Err: proxy.FamilyErrors{nft.IPv4: failed, nft.IPv6: failed}})
 	expect("after a failure", "432000\n")
 	afterSync(proxy.Sync{})
-	said := []string{"INFO kernel setting changed", "WARN a kernel setting is not as asked for; going on"}
+	said := []string{"INFO changed a kernel setting", "WARN could not set a kernel setting; going on without it"}
 	expect("after the first sync", "3600\n", said...)
 	write("established", "5\n")
 	afterSync(proxy.Sync{})
@@ -171,8 +201,8 @@ func TestSysctlsAppear(t *testing.T) {
 	}
 }
 
-// TestSysctlsToldOnce: what has failed at the start is not told again because
-// something else was missing then.
+// TestSysctlsToldOnce: a failure at the start is not reported again when another setting,
+// missing then, is set later.
 func TestSysctlsToldOnce(t *testing.T) {
 	l, dir := newListener(), t.TempDir()
 	l.options.sysctls = sysctlOptions{Sysctls: conntrack.Sysctls{MaxPerCore: 1, Min: 1 << 20, TCPEstablished: time.Hour}, dir: dir}
@@ -181,7 +211,7 @@ func TestSysctlsToldOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	const failed, changed = "WARN a kernel setting is not as asked for; going on", "INFO kernel setting changed"
+	const failed, changed = "WARN could not set a kernel setting; going on without it", "INFO changed a kernel setting"
 	afterSync := l.applySysctls()
 	if diff := cmp.Diff([]string{failed, changed}, l.lines(t)); diff != "" || len(l.events) != 1 {
 		t.Errorf("%d events at the start, log (-want +got):\n%s", len(l.events), diff)
@@ -196,8 +226,8 @@ func TestSysctlsToldOnce(t *testing.T) {
 	}
 }
 
-// TestQuarantineEvents: a Service that the kernel refuses is told of when it is
-// and when the reason changes, and nobody asks for an event about what is none.
+// TestQuarantineEvents: a Service gets an event when the kernel refuses it, and another
+// when the reason changes. A refused part that is no Service gets none.
 func TestQuarantineEvents(t *testing.T) {
 	path := manifest(t, `
 apiVersion: v1
@@ -234,7 +264,7 @@ spec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}
 	}
 }
 
-// missingTable is what a kernel without ctnetlink answers, until it has it.
+// missingTable answers as a kernel without ctnetlink, until the module is loaded.
 type missingTable struct {
 	mu     sync.Mutex
 	loaded bool
@@ -249,10 +279,17 @@ func (m *missingTable) Flows(context.Context, conntrack.Filter, func(conntrack.F
 	return fmt.Errorf("dump conntrack table: %w (is the kernel module nf_conntrack_netlink missing?)", unix.EINVAL)
 }
 
+func (m *missingTable) Size(context.Context) (entries, buckets int, err error) {
+	return 0, 0, unix.EINVAL
+}
+
 func (m *missingTable) Delete(context.Context, []conntrack.Flow) (int, error) { return 0, nil }
 
-// TestConntrackMissing: the clean-up goes on trying and says so once.
+// TestConntrackMissing: the Cleaner repeats its pass, and the log says so once.
 func TestConntrackMissing(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits for three seconds")
+	}
 	l, table, runs := newListener(), &missingTable{}, make(chan conntrack.Run, 100)
 	cleaner := conntrack.NewCleaner(table, conntrack.NewIndex(conntrack.Options{}), func(r conntrack.Run) {
 		l.logPass(r)
@@ -261,7 +298,7 @@ func TestConntrackMissing(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- cleaner.Run(ctx) }()
-	cleaner.Notify(service.NewBuilder(service.Node{Name: "node-1"}).Snapshot(), true)
+	cleaner.SyncDone(service.NewBuilder(service.Node{Name: "node-1"}).Snapshot(), true)
 	for range 2 {
 		if r := <-runs; !errors.Is(r.Err, unix.EINVAL) {
 			t.Errorf("%+v", r)
@@ -279,7 +316,7 @@ func TestConntrackMissing(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	if diff := cmp.Diff([]string{"WARN cleaning conntrack"}, l.lines(t)); diff != "" {
+	if diff := cmp.Diff([]string{"WARN could not remove all stale conntrack entries; will try again"}, l.lines(t)); diff != "" {
 		t.Errorf("log (-want +got):\n%s", diff)
 	}
 	if !bytes.Contains(l.log.Bytes(), []byte("nf_conntrack_netlink missing")) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -8,15 +9,17 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"nftproxy/internal/proxy"
-	"nftproxy/internal/service"
+	"nftproxy/daemon/health"
+	"nftproxy/daemon/proxy"
+	"nftproxy/model/service"
 	"nftproxy/nft/ruleset"
 	"nftproxy/watch"
 )
 
-// runOptions are the flags of run, under kube-proxy's names where it has them.
+// runOptions are the flags of run. A flag that kube-proxy has too has its name.
 type runOptions struct {
 	sourceOptions
+	config                        configOptions
 	masqueradeAll                 bool
 	masqueradeBit                 int
 	metricsAddress, healthAddress string
@@ -24,76 +27,113 @@ type runOptions struct {
 	cleanEstablished              []string
 	minSyncPeriod                 time.Duration
 	verbosity                     int
+	oomScoreAdj                   string
 }
+
+// The addresses on which the servers listen by default, as in kube-proxy.
+const (
+	defaultMetricsAddress = "127.0.0.1:10249"
+	defaultHealthAddress  = "0.0.0.0:10256"
+)
 
 func newRunCommand() *cobra.Command {
 	var o runOptions
 	cmd := &cobra.Command{
 		Use:   "run",
-		Short: "Follow services and keep the node's nftables in step",
+		Short: "Serve this node's Services: keep its nftables tables up to date",
 		Long: `run follows Services and EndpointSlices, from the API server or from manifests,
-and keeps the tables "ip nftproxy" and "ip6 nftproxy" in step until it gets
-SIGTERM or SIGINT. The rules stay when it ends: connections go on, and the next
-start writes only what has changed since.`,
+and keeps the tables "ip nftproxy" and "ip6 nftproxy" up to date. SIGTERM or
+SIGINT ends it. The tables stay then: connections go on, and the next start
+writes only the changes since.`,
 		Example: `  nftproxy run --kubeconfig /etc/kubernetes/proxy.conf --cluster-cidr 10.244.0.0/16
   nftproxy run --manifests ./services --hostname-override node-1`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.config.resolve(cmd.Flags()); err != nil {
+				return usageError{err}
+			}
+			if o.config.writeTo != "" {
+				if err := writeDefaults(o.config.writeTo); err != nil {
+					return usageError{err}
+				}
+				return nil
+			}
 			d, err := o.daemon(newLogger(os.Stderr, o.verbosity))
 			if err != nil {
-				return usageError{err}
+				return usageError{o.config.rename(err)}
+			}
+			if o.config.initOnly {
+				return d.initialise()
 			}
 			return d.run(cmd.Context())
 		},
 	}
 	f := cmd.Flags()
 	o.addFlags(cmd)
-	f.Lookup("kubeconfig").Usage += "; without it and --master the pod's service account is used"
-	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "masquerade everything that goes to a cluster IP")
-	f.IntVar(&o.masqueradeBit, "masquerade-bit", ruleset.DefaultMasqueradeBit, "bit of the packet mark, 0 to 31, that says inside the node what to masquerade")
-	f.StringVar(&o.metricsAddress, "metrics-bind-address", "127.0.0.1:10249", "address and port of the metrics server; empty to switch it off")
-	f.StringVar(&o.healthAddress, "healthz-bind-address", "0.0.0.0:10256", "address and port of the health server; empty to switch it off")
+	o.config.addFlags(f)
+	addIgnoredFlags(f)
+	addAliasFlags(f)
+	f.StringVar(&o.oomScoreAdj, "oom-score-adj", "", "`number`, -1000 to 1000: the higher, the sooner the kernel ends the process when memory runs out; empty leaves it alone")
+	f.Lookup("kubeconfig").Usage += "; without it and --master, run uses the pod's service account"
+	f.Lookup("manifests").Usage += "; run follows their changes"
+	f.Lookup("cluster-cidr").Usage += "; run masquerades traffic from all other addresses to cluster IPs"
+	f.Lookup("table").Usage += "; run removes the tables of earlier runs with other names"
+	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "masquerade all traffic to cluster IPs")
+	f.IntVar(&o.masqueradeBit, "masquerade-bit", ruleset.DefaultMasqueradeBit, "bit of the packet mark, 0 to 31, that marks packets to be masqueraded, inside the node only")
+	f.StringVar(&o.metricsAddress, "metrics-bind-address", defaultMetricsAddress, "address and port of the metrics server; empty to switch it off")
+	f.StringVar(&o.healthAddress, "healthz-bind-address", defaultHealthAddress, "address and port of the health server; empty to switch it off")
 	addCleanEstablished(f, &o.cleanEstablished)
 	o.sysctls.addFlags(f)
-	f.DurationVar(&o.minSyncPeriod, "min-sync-period", proxy.DefaultConfig().MinSyncPeriod, "least time between two syncs; a change after a rest is never held up")
-	f.IntVarP(&o.verbosity, "v", "v", 0, "log verbosity; from 2 on every sync is logged")
+	f.DurationVar(&o.minSyncPeriod, "min-sync-period", proxy.DefaultConfig().MinSyncPeriod, "least time between two syncs; a change after a longer rest does not wait")
+	f.IntVarP(&o.verbosity, "v", "v", 0, "log verbosity; from 2 on the log has every sync, below 2 the number of lines with the same message is bounded")
 	return cmd
 }
 
-// maxMasqueradeBit is the highest of the 32 bits that a packet's mark has.
+// maxMasqueradeBit is the highest bit of a packet's mark, which has 32 bits.
 const maxMasqueradeBit = 31
 
-// daemon is what the flags describe, checked but not started.
+// daemon is the proxy that the flags describe. The flags are checked; run starts it.
 type daemon struct {
 	options runOptions
 	node    string
 	ruleset ruleset.Config
-	// established has the protocols whose connections to endpoints that have
-	// gone are cut.
+	// established has the protocols of which even established connections are
+	// stale when their endpoint is gone.
 	established []service.Protocol
 	log         *slog.Logger
-	// record writes an event; run sets it.
+	// record writes an event to the API server. run sets it.
 	record func(watch.Event)
 }
 
+// daemon checks all flags and joins an error for each bad one.
 func (o runOptions) daemon(log *slog.Logger) (*daemon, error) {
 	d := &daemon{options: o, log: log}
+	var errs []error
+	check := func(err error) { errs = append(errs, err) }
 	if o.minSyncPeriod < 0 {
-		return nil, fmt.Errorf("--min-sync-period: %s is negative", o.minSyncPeriod)
+		check(fmt.Errorf("--min-sync-period: %s is negative", o.minSyncPeriod))
 	}
-	if err := o.sysctls.check(); err != nil {
-		return nil, err
+	if o.verbosity < 0 {
+		check(fmt.Errorf("--v: %d is negative", o.verbosity))
 	}
+	for _, c := range [][2]string{{"--healthz-bind-address", o.healthAddress}, {"--metrics-bind-address", o.metricsAddress}} {
+		if err := health.CheckAddress(c[1]); err != nil {
+			check(fmt.Errorf("%s: %w", c[0], err))
+		}
+	}
+	check(o.sysctls.check())
 	var err error
-	if d.established, err = cleanEstablished(o.cleanEstablished); err != nil {
-		return nil, err
-	}
-	if d.node, d.ruleset, err = o.parse(); err != nil {
-		return nil, err
-	}
+	d.established, err = cleanEstablished(o.cleanEstablished)
+	check(err)
+	d.node, d.ruleset, err = o.parse()
+	check(err)
 	if o.masqueradeBit < 0 || o.masqueradeBit > maxMasqueradeBit {
-		return nil, fmt.Errorf("--masquerade-bit: %d: want 0 to %d", o.masqueradeBit, maxMasqueradeBit)
+		check(fmt.Errorf("--masquerade-bit: %d: want 0 to %d", o.masqueradeBit, maxMasqueradeBit))
 	}
+	check(checkOOMScoreAdj(o.oomScoreAdj))
 	d.ruleset.MasqueradeAll, d.ruleset.MasqueradeBit = o.masqueradeAll, uint8(o.masqueradeBit)
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
 	return d, nil
 }

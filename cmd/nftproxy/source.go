@@ -1,8 +1,11 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
+	"net/url"
 	"os"
 	"strings"
 
@@ -10,13 +13,13 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 	"nftproxy/nft/ruleset"
 	"nftproxy/watch"
 )
 
-// sourceOptions are the flags, under kube-proxy's names where it has them, that
-// say where services come from, and what of the node decides what is for them.
+// sourceOptions are the flags that say where Services come from and how to tell
+// their traffic on this node. A flag that kube-proxy has too has its name.
 type sourceOptions struct {
 	kubeconfig, master, manifests string
 	hostnameOverride              string
@@ -25,55 +28,109 @@ type sourceOptions struct {
 	podBridge, podInterfacePrefix string
 	nodePortAddresses             []string
 	table                         string
+	claims                        claimOptions
 }
 
 func (o *sourceOptions) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file")
-	f.StringVar(&o.master, "master", "", "address of the API server; overrides the kubeconfig's")
-	f.StringVar(&o.manifests, "manifests", "", "file or directory of Service, EndpointSlice and Node manifests to follow instead of an API server")
+	f.StringVar(&o.master, "master", "", "address of the API server; overrides the address in the kubeconfig")
+	f.StringVar(&o.manifests, "manifests", "", "file or directory of Service, EndpointSlice and Node manifests, instead of an API server")
 	f.StringVar(&o.hostnameOverride, "hostname-override", "", "name of this node's Node object (default the host's name)")
-	f.StringVar(&o.clusterCIDR, "cluster-cidr", "", "CIDR of the pods, or one of each family with a comma; what comes from elsewhere to a cluster IP is masqueraded")
-	f.StringVar(&o.detectLocalMode, "detect-local-mode", detectClusterCIDR, "how pods' traffic is told: ClusterCIDR, NodeCIDR (by the Node's podCIDRs), BridgeInterface or InterfaceNamePrefix")
-	f.StringVar(&o.podBridge, "pod-bridge-interface", "", "bridge that pods' traffic comes in by, for BridgeInterface")
-	f.StringVar(&o.podInterfacePrefix, "pod-interface-name-prefix", "", "how the names of pods' interfaces begin, for InterfaceNamePrefix")
-	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "CIDRs of the node's addresses that serve node ports, or \"primary\" (default primary)")
+	f.StringVar(&o.clusterCIDR, "cluster-cidr", "", "CIDR of the pods, or one CIDR of each family, separated by a comma")
+	f.StringVar(&o.detectLocalMode, "detect-local-mode", detectClusterCIDR, "how to recognize traffic from pods: ClusterCIDR, NodeCIDR (by the Node's podCIDRs), BridgeInterface or InterfaceNamePrefix")
+	f.StringVar(&o.podBridge, "pod-bridge-interface", "", "bridge through which traffic from pods comes in, for --detect-local-mode=BridgeInterface")
+	f.StringVar(&o.podInterfacePrefix, "pod-interface-name-prefix", "", "prefix of the names of pods' interfaces, for --detect-local-mode=InterfaceNamePrefix")
+	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "CIDRs of the node's addresses that serve node ports, or \"primary\": the node's first address of each family (default primary)")
 	f.StringVar(&o.table, "table", ruleset.DefaultTable, "name of the nftables tables")
+	o.claims.addFlags(f)
 }
 
-// parse checks the flags and returns the node's name and the configuration.
+// parse checks the flags and returns the node's name and the configuration. The
+// error joins one for each bad flag.
 func (o *sourceOptions) parse() (node string, c ruleset.Config, err error) {
+	var errs []error
+	named := func(flag string, err error) {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("--%s: %w", flag, err))
+		}
+	}
 	if o.manifests != "" && (o.kubeconfig != "" || o.master != "") {
-		return "", c, fmt.Errorf("--manifests cannot be combined with --kubeconfig or --master")
+		errs = append(errs, errors.New("--manifests cannot be combined with --kubeconfig or --master"))
 	}
 	if node, err = nodeName(o.hostnameOverride); err != nil {
-		return "", c, err
+		errs = append(errs, err)
 	}
+	errs = append(errs, o.checkSource())
+	if !isTableName(o.table) {
+		named("table", fmt.Errorf("%q is not a valid table name: want 1 to %d letters, digits, '_' and '-', and a letter first", o.table, maxTableName))
+	}
+	errs = append(errs, o.claims.parse())
 	c.Table = o.table
-	if c.ClusterCIDRs, err = parseClusterCIDR(o.clusterCIDR); err != nil {
-		return "", c, fmt.Errorf("--cluster-cidr: %w", err)
-	}
+	c.ClusterCIDRs, err = parseClusterCIDR(o.clusterCIDR)
+	named("cluster-cidr", err)
 	c.NodeCIDR = o.detectLocalMode == detectNodeCIDR
 	if c.PodInterface, err = o.podInterface(); err != nil {
-		return "", c, err
+		errs = append(errs, err)
 	}
-	if c.NodePortAddresses, err = service.ParseNodePortAddresses(o.nodePortAddresses); err != nil {
-		return "", c, fmt.Errorf("--nodeport-addresses: %w", err)
-	}
-	return node, c, nil
+	c.NodePortAddresses, err = service.ParseNodePortAddresses(o.nodePortAddresses)
+	named("nodeport-addresses", err)
+	return node, c, errors.Join(errs...)
 }
 
-// client is that of the API server. Nobody is asked anything yet.
-func (o *sourceOptions) client() (*rest.Config, *kubernetes.Clientset, error) {
+// checkSource checks the flags without a request to the API server.
+func (o *sourceOptions) checkSource() error {
+	for _, c := range [][2]string{{"--manifests", o.manifests}, {"--kubeconfig", o.kubeconfig}} {
+		if c[1] == "" {
+			continue
+		}
+		if _, err := os.Stat(c[1]); err != nil {
+			reason := err
+			if path := (*fs.PathError)(nil); errors.As(err, &path) {
+				reason = path.Err
+			}
+			return fmt.Errorf("%s: %q: %w", c[0], c[1], reason)
+		}
+	}
+	if o.master != "" {
+		if u, err := url.Parse(o.master); err != nil || u.Host == "" && strings.Contains(o.master, ":") {
+			return fmt.Errorf("--master: %q is not the address of an API server, such as https://192.0.2.1:6443", o.master)
+		}
+	}
+	return nil
+}
+
+// maxTableName is well below the length that nft takes.
+const maxTableName = 63
+
+// isTableName says whether the name is valid: nft and people must see where it
+// ends.
+func isTableName(s string) bool {
+	for i, c := range []byte(s) {
+		switch {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z':
+		case i > 0 && ('0' <= c && c <= '9' || c == '_' || c == '-'):
+		default:
+			return false
+		}
+	}
+	return s != "" && len(s) <= maxTableName
+}
+
+// client returns the API server's client, its configuration and the dialer that it
+// uses. It sends no request.
+func (o *sourceOptions) client() (*rest.Config, *kubernetes.Clientset, *dialer, error) {
 	config, err := watch.ClientConfig(o.kubeconfig, o.master)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
+	d := &dialer{}
+	config.Dial = d.DialContext
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return nil, nil, fmt.Errorf("make a client: %w", err)
+		return nil, nil, nil, fmt.Errorf("make a client: %w", err)
 	}
-	return config, client, nil
+	return config, client, d, nil
 }
 
 // The values of --detect-local-mode, as in kube-proxy.
@@ -84,7 +141,8 @@ const (
 	detectInterfacePrefix = "InterfaceNamePrefix"
 )
 
-// podInterface is where pods' traffic comes in, in the modes that go by that.
+// podInterface returns the interface that traffic from pods comes in by. It is empty
+// for modes that do not use one.
 func (o *sourceOptions) podInterface() (ruleset.Interface, error) {
 	i, flag, most := ruleset.Interface{}, "", ruleset.MaxInterfaceName
 	switch o.detectLocalMode {
@@ -103,8 +161,8 @@ func (o *sourceOptions) podInterface() (ruleset.Interface, error) {
 	return i, nil
 }
 
-// nodeName is the override or the host's name, trimmed and in lower case, as
-// kube-proxy and the kubelet have it.
+// nodeName returns the override or the host's name, trimmed and in lower case, as
+// kube-proxy and the kubelet do.
 func nodeName(override string) (string, error) {
 	name := override
 	if name == "" {
@@ -126,7 +184,7 @@ func parseClusterCIDR(s string) ([]netip.Prefix, error) {
 		if word = strings.TrimSpace(word); word == "" {
 			continue
 		}
-		p, err := netip.ParsePrefix(word)
+		p, err := service.ParseRange(word)
 		if err != nil {
 			return nil, err
 		}

@@ -11,11 +11,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"nftproxy/internal/testnet"
+	"nftproxy/test/testnet"
 )
 
-// dnsManifest is a service of datagrams with its endpoints, by an external
-// address, in both families.
+// dnsManifest returns a UDP Service with its endpoints, in both families.
 func dnsManifest(endpoints ...netip.Addr) string {
 	text := `
 apiVersion: v1
@@ -40,9 +39,8 @@ endpoints: [{addresses: ["%s"]}]
 	return text
 }
 
-// TestStaleFlows: a client that keeps sending from one socket is led away from
-// an endpoint that goes, also while no proxy runs; and so is one whose service
-// goes then.
+// TestStaleFlows: a client keeps sending from one socket. Its flow is removed when the
+// endpoint goes, also while no proxy runs, and when its Service goes then.
 func TestStaleFlows(t *testing.T) {
 	topology := testnet.NewForTest(t, testnet.Config{})
 	pods := map[string]*testnet.Pod{}
@@ -125,7 +123,7 @@ func TestStaleFlows(t *testing.T) {
 	wantAnswer("three")
 	r.end()
 
-	// Only the tables know of the service now.
+	// Only the tables know the former Service now.
 	become(strings.ReplaceAll(strings.ReplaceAll(dnsManifest(pods["three"].Addrs...), "10.96.0.10", "10.96.0.11"), "fd00:96::a", "fd00:96::b"))
 	r = run()
 	wantRemoved(r, map[string]int{"service gone": 2})

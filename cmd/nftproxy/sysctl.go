@@ -9,15 +9,14 @@ import (
 	"strings"
 
 	"nftproxy/conntrack"
-	"nftproxy/internal/proxy"
+	"nftproxy/daemon/proxy"
 	"nftproxy/nft"
 	"nftproxy/watch"
 )
 
-// applySysctls sets the kernel's settings before anything else is done. What is
-// not there yet has another chance after the first sync, by the function that
-// is returned: the module that has them may be loaded by the first rules. What
-// has failed otherwise is told once.
+// applySysctls sets the kernel's settings at the start. The function that it returns
+// sets the ones that did not exist, after the first sync: the first rules may load
+// the kernel module that has them. Every other failure is reported once.
 func (d *daemon) applySysctls() (afterSync func(proxy.Sync)) {
 	list := d.options.sysctls.Apply(d.options.sysctls.files())
 	missing := func(s conntrack.Setting) bool { return errors.Is(s.Err, fs.ErrNotExist) }
@@ -38,22 +37,23 @@ func (d *daemon) applySysctls() (afterSync func(proxy.Sync)) {
 	}
 }
 
-// reportSysctls tells what was set, and what is wanted and was not: each in the
-// log, and all in one event for each reason.
+// reportSysctls reports the settings that were set, and those that are wanted and
+// could not be set. Each has a line in the log. The failures with the same reason
+// share one event.
 func (d *daemon) reportSysctls(list []conntrack.Setting) {
 	failed := map[string][]string{}
 	for _, s := range list {
 		switch {
 		case s.Wanted == "":
 		case s.Err != nil:
-			d.log.Warn("a kernel setting is not as asked for; going on", "setting", s.Name, "current", s.Current, "wanted", s.Wanted, "err", s.Err)
+			d.log.Warn("could not set a kernel setting; going on without it", "setting", s.Name, "current", s.Current, "wanted", s.Wanted, "err", s.Err)
 			why := s.Err.Error()
 			if cause := errors.Unwrap(s.Err); cause != nil {
 				why = cause.Error() // without the setting's name
 			}
 			failed[why] = append(failed[why], fmt.Sprintf("%s=%s (is %s)", s.Name, s.Wanted, cmp.Or(s.Current, "unknown")))
 		case s.Set:
-			d.log.Info("kernel setting changed", "setting", s.Name, "value", s.Current)
+			d.log.Info("changed a kernel setting", "setting", s.Name, "value", s.Current)
 		}
 	}
 	for why, settings := range failed {

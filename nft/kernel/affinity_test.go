@@ -10,13 +10,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"nftproxy/internal/testnet"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
+	"nftproxy/test/testnet"
 )
 
-// Every client stays with the endpoint that its first connection went to, wherever
-// that is, until it is forgotten.
+// Every client stays with the endpoint of its first connection, wherever that is, until
+// the map forgets the client.
 func TestAffinity(t *testing.T) {
 	n := newAffinityNet(t, 100)
 	everyAffinity(t, n, func(t *testing.T, f nft.Family, proto string) {
@@ -26,10 +26,10 @@ func TestAffinity(t *testing.T) {
 				if forgotten == 200 { // 4 * (3/4)^200: never
 					t.Fatalf("%s has only seen %v", client, seen)
 				}
-				n.forget(t, f)
-				id := n.answer(t, client, proto, f, anyServer)
-				want := map[nft.Value]nft.Value{n.key(client, proto, f, anyServer): n.endpoint(f, id)}
-				if diff := cmp.Diff(want, learnt(t, n.c, f, n.set(f))); diff != "" {
+				n.forgetClients(t, f)
+				id := n.answererOf(t, client, proto, f, anyServer)
+				want := map[nft.Value]nft.Value{n.clientKey(client, proto, f, anyServer): n.endpointValue(f, id)}
+				if diff := cmp.Diff(want, learnt(t, n.c, f, n.affinityMap(f))); diff != "" {
 					t.Fatalf("remembered of %s, answered by %s (-want +got):\n%s", client, id, diff)
 				}
 				if seen[id] {
@@ -37,7 +37,7 @@ func TestAffinity(t *testing.T) {
 				}
 				seen[id] = true
 				for range 10 {
-					if again := n.answer(t, client, proto, f, anyServer); again != id {
+					if again := n.answererOf(t, client, proto, f, anyServer); again != id {
 						t.Fatalf("%s asks %s, then %s", client, id, again)
 					}
 				}
@@ -46,58 +46,58 @@ func TestAffinity(t *testing.T) {
 	})
 }
 
-// What is not to be learned is not; an endpoint that is its own client is learned
-// before its packets are masqueraded.
-func TestWhatIsLearned(t *testing.T) {
+// The map does not learn an endpoint that is not in affinity-endpoints. It learns an endpoint
+// that is its own client before the packets are masqueraded.
+func TestLearnedEndpoints(t *testing.T) {
 	n := newAffinityNet(t, 100)
 	everyAffinity(t, n, func(t *testing.T, f nft.Family, proto string) {
-		n.forget(t, f)
+		n.forgetClients(t, f)
 		want := map[nft.Value]nft.Value{}
 		for service, server := range map[int]string{onlyFar: "far", onlyNode: "node", onlyWeb: "web-1", notLearned: "web-2"} {
-			if id := n.answer(t, "client-1", proto, f, service); id != server {
+			if id := n.answererOf(t, "client-1", proto, f, service); id != server {
 				t.Errorf("service %d is answered by %s", service, id)
 			}
 			if service != notLearned {
-				want[n.key("client-1", proto, f, service)] = n.endpoint(f, server)
+				want[n.clientKey("client-1", proto, f, service)] = n.endpointValue(f, server)
 			}
 		}
-		a := n.ask(t, "web-1", proto, f, onlyWeb, enough)
+		a := n.askService(t, "web-1", proto, f, onlyWeb, enough)
 		if a.Outcome != testnet.Answered || a.Peer.Addr() == a.Local.Addr() {
 			t.Errorf("an endpoint that asks itself: %+v, want an answer to somebody else", a)
 		}
-		want[n.key("web-1", proto, f, onlyWeb)] = n.endpoint(f, "web-1")
-		if diff := cmp.Diff(want, learnt(t, n.c, f, n.set(f))); diff != "" {
+		want[n.clientKey("web-1", proto, f, onlyWeb)] = n.endpointValue(f, "web-1")
+		if diff := cmp.Diff(want, learnt(t, n.c, f, n.affinityMap(f))); diff != "" {
 			t.Errorf("remembered (-want +got):\n%s", diff)
 		}
 	})
 }
 
-// A new connection starts the time anew and leaves the endpoint as it is; packets
-// of one that is open do neither.
+// A new connection restarts the time-out and keeps the endpoint. Packets of an open
+// connection do not restart the time-out.
 func TestAffinityTimeout(t *testing.T) {
 	n := newAffinityNet(t, 100)
 	for _, f := range nft.Families() {
 		t.Run(f.String(), func(t *testing.T) {
-			id := n.answer(t, "client-1", testnet.TCP, f, anyServer)
+			id := n.answererOf(t, "client-1", testnet.TCP, f, anyServer)
 			conn, err := n.clients["client-1"].ns.Dial(context.Background(), "tcp", netip.AddrPortFrom(addr(f, anyServer), servicePort).String())
 			must(t, err)
 			defer func() { must(t, conn.Close()) }()
 
-			n.forget(t, f)
-			// As if the client had come two hours ago.
+			n.forgetClients(t, f)
+			// The entry is as if the client had come two hours ago.
 			entry := kernel.Entry{
-				Key:     n.key("client-1", testnet.TCP, f, anyServer),
+				Key:     n.clientKey("client-1", testnet.TCP, f, anyServer),
 				Timeout: affinityTimeout, Expires: affinityTimeout - 2*time.Hour,
 			}
 			other := "far"
 			if id == other {
 				other = "node"
 			}
-			entry.Data = n.endpoint(f, other)
-			must(t, n.c.Remember(table(f), n.set(f), []kernel.Entry{entry}))
+			entry.Data = n.endpointValue(f, other)
+			must(t, n.c.Remember(table(f), n.affinityMap(f), []kernel.Entry{entry}))
 			check := func(what string, fresh bool) {
 				t.Helper()
-				got, err := n.c.Learned(table(f), n.set(f))
+				got, err := n.c.Learned(table(f), n.affinityMap(f))
 				must(t, err)
 				if len(got) != 1 || got[0].Key != entry.Key || got[0].Data != entry.Data || got[0].Timeout != affinityTimeout || got[0].Expires > entry.Expires != fresh {
 					t.Errorf("after %s: remembered %+v", what, got)
@@ -106,10 +106,10 @@ func TestAffinityTimeout(t *testing.T) {
 			_, err = conn.Write([]byte("more\n"))
 			must(t, err)
 			buf := make([]byte, 100)
-			_, err = conn.Read(buf) // the server's line or an echo: it has come through
+			_, err = conn.Read(buf) // the server's line or an echo: the packet has come through
 			must(t, err)
 			check("packets of an open connection", false)
-			if again := n.answer(t, "client-1", testnet.TCP, f, anyServer); again != other {
+			if again := n.answererOf(t, "client-1", testnet.TCP, f, anyServer); again != other {
 				t.Errorf("a new connection goes to %s, not to %s", again, other)
 			}
 			check("a new connection", true)
@@ -117,19 +117,19 @@ func TestAffinityTimeout(t *testing.T) {
 	}
 }
 
-// A full map takes no more clients, keeps those that it has and breaks nobody's
-// connections.
+// A full map takes no more clients, keeps those that it has, and breaks no
+// connection.
 func TestAffinityOfMoreClientsThanFit(t *testing.T) {
 	const size = 2
 	n := newAffinityNet(t, size)
 	everyAffinity(t, n, func(t *testing.T, f nft.Family, proto string) {
-		n.forget(t, f)
+		n.forgetClients(t, f)
 		var full map[nft.Value]nft.Value
 		for i, client := range slices.Sorted(maps.Keys(n.clients)) {
 			for range 5 {
-				n.answer(t, client, proto, f, anyServer)
+				n.answererOf(t, client, proto, f, anyServer)
 			}
-			got := learnt(t, n.c, f, n.set(f))
+			got := learnt(t, n.c, f, n.affinityMap(f))
 			if want := min(i+1, size); len(got) != want {
 				t.Errorf("%d clients are remembered after the %d., want %d", len(got), i+1, want)
 			}
@@ -137,35 +137,35 @@ func TestAffinityOfMoreClientsThanFit(t *testing.T) {
 				full = got
 			}
 		}
-		if diff := cmp.Diff(full, learnt(t, n.c, f, n.set(f))); diff != "" {
+		if diff := cmp.Diff(full, learnt(t, n.c, f, n.affinityMap(f))); diff != "" {
 			t.Errorf("remembered at first and at last (-first +last):\n%s", diff)
 		}
 	})
 }
 
-// An endpoint that a service no longer has is swept, and its clients go elsewhere
-// at their next connection.
+// A sweep deletes the entries of an endpoint that has gone, and its clients get another
+// one at their next connection.
 func TestAffinityToAnEndpointThatHasGone(t *testing.T) {
 	n := newAffinityNet(t, 100)
 	everyAffinity(t, n, func(t *testing.T, f nft.Family, proto string) {
-		n.forget(t, f)
-		gone := n.answer(t, "client-1", proto, f, anyServer)
+		n.forgetClients(t, f)
+		gone := n.answererOf(t, "client-1", proto, f, anyServer)
 		left := slices.DeleteFunc(serviceEndpoints()[anyServer], func(name string) bool { return name == gone })
-		p := n.with(f, anyServer, proto, left...)
+		p := n.withEndpoints(f, anyServer, proto, left...)
 		_, before := nft.State{}.Plan(n.p, timeZero)
 		b, after := before.Plan(p, timeZero)
 		must(t, n.c.Apply(b))
-		stale := n.endpoint(f, gone)
-		_, swept, err := n.c.Sweep(t.Context(), table(f), n.set(f), func(_, data nft.Value) bool { return data != stale })
+		stale := n.endpointValue(f, gone)
+		_, swept, err := n.c.Sweep(t.Context(), table(f), n.affinityMap(f), func(_, data nft.Value) bool { return data != stale })
 		if err != nil || swept != 1 {
 			t.Errorf("swept %d, error %v", swept, err)
 		}
-		id := n.answer(t, "client-1", proto, f, anyServer)
+		id := n.answererOf(t, "client-1", proto, f, anyServer)
 		if id == gone {
 			t.Errorf("%s, which is no endpoint any more, answers", gone)
 		}
 		for range 10 {
-			if again := n.answer(t, "client-1", proto, f, anyServer); again != id {
+			if again := n.answererOf(t, "client-1", proto, f, anyServer); again != id {
 				t.Errorf("the client goes to %s, then to %s", id, again)
 			}
 		}

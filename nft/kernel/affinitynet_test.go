@@ -11,22 +11,22 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nftproxy/internal/testnet"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
+	"nftproxy/test/testnet"
 )
 
-// The ports that clients ask, and those where endpoints serve.
+// The ports of services, and of endpoints.
 const (
 	servicePort, endpointPort = 80, 8080
 	affinityTimeout           = 3 * time.Hour
 )
 
-// enough is a time-out that no answer reaches, little one for what must not be
-// answered.
+// enough is a time-out that every answer keeps. little is for packets that must get no
+// answer.
 const enough, little = 10 * time.Second, 50 * time.Millisecond
 
-// protocols by the names that testnet has for them.
+// protocols are by testnet's names for them.
 func protocols() map[string]uint8 {
 	return map[string]uint8{testnet.TCP: unix.IPPROTO_TCP, testnet.UDP: unix.IPPROTO_UDP, testnet.SCTP: unix.IPPROTO_SCTP}
 }
@@ -36,11 +36,11 @@ type affinityNet struct {
 	*testnet.Topology
 	c *kernel.Conn
 	p *nft.Program
-	// servers are the addresses of the endpoints by what they answer.
+	// servers are the addresses of the endpoints, by the name that each answers with.
 	servers map[string]testnet.Addrs
 	clients map[string]client
-	// port is the source of the last question. Each has another, so that none is
-	// taken for a packet of an earlier one's connection.
+	// port is the source port of the last question. Each question has another port, so
+	// that none belongs to an earlier connection.
 	port uint16
 }
 
@@ -133,7 +133,8 @@ func (n *affinityNet) table(f nft.Family, size uint32) *nft.Table {
 		{Name: "hairpin", Key: nft.Fields{nft.Saddr, nft.Daddr}},
 		{Name: "services", Key: serviceKey, Verdicts: true},
 		{Name: "services-restricted", Key: serviceKey, Verdicts: true},
-		{Name: "source-ranges", Key: sourceKey, Interval: true},
+		{Name: sourceRanges(restricted), Key: nft.Fields{nft.Saddr}, Interval: true},
+		{Name: sourceRanges(restrictedToOne), Key: nft.Fields{nft.Saddr}, Interval: true},
 	}, []*nft.Chain{
 		{Name: "prerouting", Hook: &nft.Hook{Name: nft.Prerouting, Priority: -100}, Rules: dispatch},
 		{Name: "output", Hook: &nft.Hook{Name: nft.Output, Priority: -100}, Rules: dispatch},
@@ -145,11 +146,18 @@ func (n *affinityNet) table(f nft.Family, size uint32) *nft.Table {
 			nft.InSet{Key: slices.Concat(origServiceKey, target), Set: "affinity-endpoints"},
 			nft.Update{Map: "affinity", Key: origClientKey, Data: target, Timeout: affinityTimeout},
 		}}},
-		{Name: "source-ranges", Rules: []nft.Rule{
-			{nft.InSet{Key: sourceKey, Set: "source-ranges"}, nft.VMap{Key: serviceKey, Map: "services-restricted"}},
-			{nft.Verdict{Code: nft.Drop}},
-		}},
+		sourceRangesChain(restricted), sourceRangesChain(restrictedToOne),
+		{Name: "services-restricted", Rules: []nft.Rule{{nft.VMap{Key: serviceKey, Map: "services-restricted"}}, {nft.Verdict{Code: nft.Drop}}}},
 	}, nil)
+	for _, i := range []int{restricted, restrictedToOne} {
+		var ranges []nft.Element
+		for _, p := range n.admitted(f, i) {
+			ranges = append(ranges, nft.Element{
+				Set: sourceRanges(i), Key: nft.Value(p.Masked().Addr().AsSlice()), KeyEnd: nft.Value(nft.LastAddr(p).AsSlice()),
+			})
+		}
+		t.Parts = t.Parts.Set(sourceRanges(i), nft.NewPart(ranges, nil))
+	}
 	var hairpins []nft.Element
 	for _, as := range n.servers {
 		a := of(f, as)
@@ -165,43 +173,38 @@ func (n *affinityNet) table(f nft.Family, size uint32) *nft.Table {
 		}}
 		t.Chains = t.Chains.Set(chain.Name, chain)
 		for proto, number := range protocols() {
-			t.Parts = t.Parts.Set(fmt.Sprintf("%s-%d", proto, i), n.part(f, i, names, number, chain.Name))
+			t.Parts = t.Parts.Set(fmt.Sprintf("%s-%d", proto, i), n.servicePart(f, i, names, number, chain.Name))
 		}
 	}
 	return t
 }
 
-// part is one service by one protocol.
-func (n *affinityNet) part(f nft.Family, i int, names []string, proto uint8, chain string) *nft.Part {
+// servicePart is the part of one service and protocol.
+func (n *affinityNet) servicePart(f nft.Family, i int, names []string, proto uint8, chain string) *nft.Part {
 	service := servicePrefix(f, i, proto, servicePort)
-	pool := nft.Pool{Map: "endpoints", Prefix: service}
+	var targets []nft.Value
 	elements := []nft.Element{{Set: "affinity-services", Key: service, Verdict: jump("learn-10800")}}
 	for _, name := range names {
 		a := of(f, n.servers[name])
-		pool.Targets = append(pool.Targets, at(a, endpointPort))
+		targets = append(targets, at(a, endpointPort))
 		if i != notLearned {
 			elements = append(elements, nft.Element{Set: "affinity-endpoints", Key: service + at(a, endpointPort)})
 		}
 	}
-	slices.Sort(pool.Targets)
+	pool := nft.Pool{Map: "endpoints", Prefix: service, Targets: nft.NewTargets(targets...)}
 	open := nft.Element{Set: "services", Key: service, Verdict: goTo(chain)}
-	if from := n.admitted(f, i); len(from) > 0 {
-		open.Verdict = goTo("source-ranges")
+	if len(n.admitted(f, i)) > 0 {
+		open.Verdict = goTo(sourceRanges(i))
 		elements = append(elements, nft.Element{Set: "services-restricted", Key: service, Verdict: goTo(chain)})
-		for _, p := range from {
-			elements = append(elements, nft.Element{
-				Set: "source-ranges", Key: service + nft.Value(p.Addr().AsSlice()), KeyEnd: service + nft.Value(nft.LastAddr(p).AsSlice()),
-			})
-		}
 	}
 	return nft.NewPart(append(elements, open), []nft.Pool{pool})
 }
 
-// with is the program with other endpoints of one service.
-func (n *affinityNet) with(f nft.Family, service int, proto string, names ...string) *nft.Program {
+// withEndpoints is the program with other endpoints for one service.
+func (n *affinityNet) withEndpoints(f nft.Family, service int, proto string, names ...string) *nft.Program {
 	changed, p := *n.p.Table(f), *n.p
 	chain := fmt.Sprintf("endpoints-%d-affinity", len(serviceEndpoints()[service]))
-	changed.Parts = changed.Parts.Set(fmt.Sprintf("%s-%d", proto, service), n.part(f, service, names, protocols()[proto], chain))
+	changed.Parts = changed.Parts.Set(fmt.Sprintf("%s-%d", proto, service), n.servicePart(f, service, names, protocols()[proto], chain))
 	if f == nft.IPv4 {
 		p.IPv4 = &changed
 	} else {
@@ -210,15 +213,25 @@ func (n *affinityNet) with(f nft.Family, service int, proto string, names ...str
 	return &p
 }
 
-// admitted are the sources that a service is restricted to: one range lies within
-// another service's.
+// sourceRanges is the name of the set, and of the chain, with a service's sources.
+func sourceRanges(service int) string { return fmt.Sprintf("source-ranges-%d", service) }
+
+func sourceRangesChain(service int) *nft.Chain {
+	return &nft.Chain{Name: sourceRanges(service), Rules: []nft.Rule{
+		{nft.InSet{Key: nft.Fields{nft.Saddr}, Set: sourceRanges(service)}, goTo("services-restricted")},
+		{nft.Verdict{Code: nft.Drop}},
+	}}
+}
+
+// admitted is the sources that may reach a service; all may where there are none. One
+// service's range lies within another's.
 func (n *affinityNet) admitted(f nft.Family, i int) []netip.Prefix {
 	one := of(f, n.Pod("client-2").Addrs)
 	switch i {
 	case restricted:
 		p, err := one.Prefix(one.BitLen() - 8)
 		if err != nil {
-			panic(err) // not with an address's own length
+			panic(err) // no error with an address's own length
 		}
 		outside := of(f, n.OutsideAddrs)
 		return []netip.Prefix{p, netip.PrefixFrom(outside, outside.BitLen())}
@@ -228,54 +241,54 @@ func (n *affinityNet) admitted(f nft.Family, i int) []netip.Prefix {
 	return nil
 }
 
-// who is a client by name. The one outside is nobody's client where an endpoint's
-// answer may pass the node by.
-func (n *affinityNet) who(name string) client {
+// clientNamed is a client by name. The one outside is not among clients, since an
+// endpoint's answer to it may not come through the node.
+func (n *affinityNet) clientNamed(name string) client {
 	if name == "outside" {
 		return client{n.Outside, n.OutsideAddrs}
 	}
 	return n.clients[name]
 }
 
-func (n *affinityNet) ask(t *testing.T, name, proto string, f nft.Family, service int, timeout time.Duration) testnet.Answer {
+func (n *affinityNet) askService(t *testing.T, name, proto string, f nft.Family, service int, timeout time.Duration) testnet.Answer {
 	t.Helper()
 	n.port++
-	from := netip.AddrPortFrom(of(f, n.who(name).addrs), n.port)
-	a, err := n.who(name).ns.AskFrom(context.Background(), proto, from, netip.AddrPortFrom(addr(f, service), servicePort), timeout)
+	from := netip.AddrPortFrom(of(f, n.clientNamed(name).addrs), n.port)
+	a, err := n.clientNamed(name).ns.AskFrom(context.Background(), proto, from, netip.AddrPortFrom(addr(f, service), servicePort), timeout)
 	must(t, err)
 	return a
 }
 
-// answer asks and returns who answered.
-func (n *affinityNet) answer(t *testing.T, name, proto string, f nft.Family, service int) string {
+// answererOf asks a service and returns the name of the endpoint that answered.
+func (n *affinityNet) answererOf(t *testing.T, name, proto string, f nft.Family, service int) string {
 	t.Helper()
-	a := n.ask(t, name, proto, f, service, enough)
+	a := n.askService(t, name, proto, f, service, enough)
 	if a.Outcome != testnet.Answered {
 		t.Fatalf("%s asks service %d by %s: %s", name, service, proto, a.Outcome)
 	}
 	return a.ID
 }
 
-// key is what a client is remembered by.
-func (n *affinityNet) key(name, proto string, f nft.Family, service int) nft.Value {
-	return nft.Value(of(f, n.who(name).addrs).AsSlice()) + servicePrefix(f, service, protocols()[proto], servicePort)
+// clientKey is the key of the client's element.
+func (n *affinityNet) clientKey(name, proto string, f nft.Family, service int) nft.Value {
+	return nft.Value(of(f, n.clientNamed(name).addrs).AsSlice()) + servicePrefix(f, service, protocols()[proto], servicePort)
 }
 
-// endpoint is what a client of the server is remembered with.
-func (n *affinityNet) endpoint(f nft.Family, server string) nft.Value {
+// endpointValue is the data of the element of a client of this server.
+func (n *affinityNet) endpointValue(f nft.Family, server string) nft.Value {
 	return at(of(f, n.servers[server]), endpointPort)
 }
 
-func (n *affinityNet) set(f nft.Family) *nft.Set { return n.p.Table(f).Set("affinity") }
+func (n *affinityNet) affinityMap(f nft.Family) *nft.Set { return n.p.Table(f).Set("affinity") }
 
-// forget empties the map.
-func (n *affinityNet) forget(t *testing.T, f nft.Family) {
+// forgetClients empties the map.
+func (n *affinityNet) forgetClients(t *testing.T, f nft.Family) {
 	t.Helper()
-	_, _, err := n.c.Sweep(t.Context(), table(f), n.set(f), func(key, data nft.Value) bool { return false })
+	_, _, err := n.c.Sweep(t.Context(), table(f), n.affinityMap(f), func(key, data nft.Value) bool { return false })
 	must(t, err)
 }
 
-// everyAffinity runs a test in each family and by each protocol.
+// everyAffinity runs a test for each family and protocol.
 func everyAffinity(t *testing.T, n *affinityNet, test func(t *testing.T, f nft.Family, proto string)) {
 	for _, f := range nft.Families() {
 		for _, proto := range slices.Sorted(maps.Keys(protocols())) {

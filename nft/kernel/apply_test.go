@@ -14,7 +14,7 @@ import (
 	"nftproxy/nft/kernel"
 )
 
-// refusals returns the errors of a batch that has to be refused.
+// refusals returns the errors of a batch that the kernel must refuse.
 func refusals(t *testing.T, err error) []kernel.OpError {
 	t.Helper()
 	var batch *kernel.BatchError
@@ -122,7 +122,7 @@ func TestErrorText(t *testing.T) {
 			err := c.Apply(nft.Batch{Ops: []nft.Op{test.op}})
 			got := map[string]syscall.Errno{}
 			for _, e := range refusals(t, err) {
-				e.Hint = "" // advice, not the finding
+				e.Hint = "" // the test is not about the advice
 				got[e.Error()] = e.Errno
 			}
 			if diff := cmp.Diff(test.errs, got); diff != "" {
@@ -132,8 +132,8 @@ func TestErrorText(t *testing.T) {
 	}
 }
 
-// A kernel that does not take a set of intervals says no more than EINVAL. This
-// one has them, but not of 80 bytes.
+// A kernel that has no interval concatenations only says EINVAL. This kernel has them, but
+// none of 80 bytes.
 func TestHintAboutIntervals(t *testing.T) {
 	c, _ := setsOnly(t)
 	set := &nft.Set{Name: "wide", Key: nft.Fields{nft.Saddr, nft.Daddr, nft.Saddr, nft.Daddr, nft.Saddr}, Interval: true}
@@ -143,8 +143,8 @@ func TestHintAboutIntervals(t *testing.T) {
 	}
 }
 
-// One batch, several refusals, in both families and several operations; among
-// them what would have gone in.
+// A batch has several refusals, in both families and in several operations, with good
+// elements between them.
 func TestAllErrorsOfABatch(t *testing.T) {
 	c, p := setsOnly(t)
 	var b nft.Batch
@@ -175,7 +175,7 @@ func TestAllErrorsOfABatch(t *testing.T) {
 	}
 }
 
-// A table that has gone is no element's fault.
+// No element is at fault if the table has gone.
 func TestMissingTableIsNoElementsFault(t *testing.T) {
 	c, p := setsOnly(t)
 	must(t, c.DeleteTables(tableName))
@@ -193,8 +193,8 @@ func TestMissingTableIsNoElementsFault(t *testing.T) {
 	}
 }
 
-// The kernel's queue holds 256 errors; the rest is lost, which must not make a
-// failed batch look like a success, nor disturb the next one.
+// The kernel's queue holds 256 errors and loses the rest. The loss must not make a failed
+// batch look like a success, and must not disturb the next batch.
 func TestMoreErrorsThanTheQueueHolds(t *testing.T) {
 	c, p := setsOnly(t)
 	set := p.IPv4.Set("addresses")
@@ -213,7 +213,7 @@ func TestMoreErrorsThanTheQueueHolds(t *testing.T) {
 	}
 }
 
-// What only the end of a transaction can find concerns no single operation.
+// An error that the kernel finds at the end of a transaction names no operation.
 func TestLoopIsAnErrorOfTheTransaction(t *testing.T) {
 	_, c := open(t)
 	loop := []*nft.Chain{
@@ -237,7 +237,7 @@ func TestLoopIsAnErrorOfTheTransaction(t *testing.T) {
 }
 
 // An operation that cannot be encoded is refused before anything is sent.
-func TestUnencodable(t *testing.T) {
+func TestOperationWithoutEncoding(t *testing.T) {
 	c, p := setsOnly(t)
 	before, err := c.Generation()
 	must(t, err)
@@ -267,11 +267,14 @@ func TestUnencodable(t *testing.T) {
 	}
 }
 
-// 10,000 services with 10 endpoints each: one transaction of several MB, read
-// back in full, changed and emptied.
+// 10,000 services with 10 endpoints each go in with one transaction of several MB. Read
+// returns all of them, and further batches change and delete them.
 func TestLargeBatch(t *testing.T) {
 	_, c := open(t)
-	const n, endpoints = 10_000, 10
+	n, endpoints := 10_000, 10
+	if testing.Short() {
+		n = 2_000
+	}
 	p := services(n, endpoints)
 	before, err := c.Generation()
 	must(t, err)

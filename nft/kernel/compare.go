@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sameExpressions says that a rule's expressions as the kernel dumps them do
-// what the encoded ones do. The kernel leaves out what it does not keep and
-// spells out defaults, in an order of its own; kernels differ in both.
+// sameExpressions says that a rule's expressions, as the kernel dumps them, do the same as
+// the encoded ones. The kernel leaves some attributes out, spells defaults out, and has an
+// order of its own. Kernels differ in all of this.
 func sameExpressions(want, have []byte) bool {
 	return sameList(want, have, sameExpression)
 }
@@ -38,8 +38,8 @@ func sameExpression(want, have []byte) bool {
 	return sameAttributes(name, attribute(want, unix.NFTA_EXPR_DATA), attribute(have, unix.NFTA_EXPR_DATA))
 }
 
-// sameAttributes compares by type. An attribute that only one side has must be
-// one that says nothing: a zero number.
+// sameAttributes compares attributes by type. If only one side has an attribute, it must
+// be one that says nothing: a zero number.
 func sameAttributes(name string, want, have []byte) bool {
 	for kind, v := range attributes(have) {
 		if attribute(want, kind) == nil && !saysNothing(name, kind, v) {
@@ -59,7 +59,7 @@ func sameAttributes(name string, want, have []byte) bool {
 				return false
 			}
 		case flagged&unix.NLA_F_NESTED != 0:
-			// Below the expression's own attributes, numbers differ in meaning.
+			// In nested attributes, a number's meaning depends on the expression.
 			if !sameAttributes("", wanted, found) {
 				return false
 			}
@@ -75,8 +75,8 @@ func saysNothing(name string, kind uint16, v []byte) bool {
 	case name == "lookup" && kind == unix.NFTA_LOOKUP_SET_ID:
 		return true // only within a transaction; never dumped
 	case name == "nat" && kind == unix.NFTA_NAT_FLAGS:
-		// That address and port are given (NF_NAT_RANGE_MAP_IPS and
-		// _PROTO_SPECIFIED) follows from the registers.
+		// NF_NAT_RANGE_MAP_IPS and _PROTO_SPECIFIED say that address and port are
+		// given. The registers say so already.
 		return number(v)&^3 == 0
 	}
 	for _, c := range v {

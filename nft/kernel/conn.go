@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,23 +17,22 @@ import (
 
 // Config says where to work.
 type Config struct {
-	// NetNS is a file descriptor of the network namespace to work in. 0 is the
-	// one of the calling thread. It can be closed after Open.
+	// NetNS is a file descriptor of the network namespace to work in. 0 stands for the
+	// namespace of the calling thread. The caller can close it after Open.
 	NetNS int
 }
 
 // Conn works on the tables of one network namespace. Its methods are safe for
-// concurrent use; Apply, Claim and Read are done one after the other, and Sweep
-// beside them.
+// concurrent use. Apply, Own and Read wait for each other; Sweep runs beside them.
 type Conn struct {
-	// exclusive is held over a transaction and over a Read.
+	// exclusive is held during a transaction and during a Read.
 	exclusive sync.Mutex
 	writer    *socket
 	// encoder and fences are memory for the next batch.
 	encoder batchEncoder
 	fences  encoder
 	seq     uint32
-	// spent is of the last Apply.
+	// spent is the time that the last Apply took.
 	spent spent
 	// withoutOwner is set once the kernel has refused the flags of an owned table.
 	withoutOwner bool
@@ -41,20 +41,19 @@ type Conn struct {
 	// has refused it.
 	destroy        uint16
 	withoutDestroy bool
-	// sweeps is how many transactions of Sweep's the kernel is known to have
-	// made. None counts that might have been empty: counted all the same, it
-	// would hide somebody else's.
+	// sweeps is how many transactions Sweep has certainly made. One that may have been
+	// empty does not count: it would hide a transaction of another process.
 	sweeps uint32
 
 	reader requester
-	// sweeper is for dumps of dynamic maps, which take long and which nothing
-	// else is to wait for.
+	// sweeper is for dumps of dynamic maps. They take long, and nothing else should wait
+	// for them.
 	sweeper requester
 }
 
-// Open opens a socket for writing, which owns the tables where the kernel has
-// ownership, and two for reading. It needs CAP_NET_ADMIN in the namespace only
-// once something is read or written.
+// Open opens one socket for writing and two for reading. The one for writing owns the
+// tables where the kernel has ownership. Open itself needs no rights; reading and
+// writing need CAP_NET_ADMIN in the namespace.
 func Open(config Config) (*Conn, error) {
 	c := &Conn{destroy: destroyElements}
 	for _, s := range []struct {
@@ -69,29 +68,29 @@ func Open(config Config) (*Conn, error) {
 	return c, nil
 }
 
-// Close closes all sockets. Tables stay; owned ones become orphans, which
-// anyone may change until they are claimed.
+// Close closes all sockets. Tables stay. Owned tables become orphans, which any process
+// may change until one owns them.
 func (c *Conn) Close() error {
 	var errs []error
 	for _, s := range []*socket{c.writer, c.reader.socket, c.sweeper.socket} {
 		if s != nil {
-			errs = append(errs, s.close())
+			errs = append(errs, s.closeConn())
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// Apply carries out the batch as one transaction: all of it takes effect, or,
-// with a *BatchError, nothing. An error that matches ErrOutcomeUnknown leaves
-// open what did. An empty batch does nothing. Chains that are new to a table in
-// use have a transaction of their own before (nft.Batch.Transactions), and stay
-// when the rest is refused; nothing points to them then.
+// Apply carries out the batch. Each of its transactions (nft.Batch.Transactions) takes
+// effect as a whole, or not at all. A refusal is a *BatchError. Operations that went ahead
+// stay when the rest is refused; no packet meets them then. An error that matches
+// ErrOutcomeUnknown means that some or all of the batch may be in the kernel. An empty
+// batch does nothing.
 //
-// A transaction has to fit the socket's send buffer, which grows as needed.
-// Where that is forbidden (without CAP_NET_ADMIN over the first user
-// namespace), a batch that is larger than twice net.core.wmem_max (212,992 on most
-// kernels: 0.4 MB, some 7,000 elements) is carried out in its order as several
-// transactions.
+// A transaction has to fit the socket's send buffer, which grows as needed. In a user
+// namespace without CAP_NET_ADMIN over the first one, it cannot grow beyond twice
+// net.core.wmem_max (212,992 on most kernels, so 0.4 MB: some 7,000 elements). A larger
+// transaction becomes several, cut between two messages in the order of the batch's phases.
+// So does one that the kernel has no memory to receive.
 func (c *Conn) Apply(b nft.Batch) error {
 	if b.Empty() {
 		return nil
@@ -100,27 +99,27 @@ func (c *Conn) Apply(b nft.Batch) error {
 	defer c.exclusive.Unlock()
 	c.spent = spent{}
 	for _, transaction := range b.Transactions() {
-		if err := c.applyOne(transaction); err != nil {
+		if err := c.applyTransaction(transaction); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (c *Conn) applyOne(b nft.Batch) error {
-	err := c.apply(b, false)
+func (c *Conn) applyTransaction(b nft.Batch) error {
+	err := c.applyOnce(b, false)
 	if c.refusesOwner(err) {
 		c.withoutOwner = true
-		err = c.apply(b, false)
+		err = c.applyOnce(b, false)
 	}
 	if hidesElement(err) {
-		// Refused again, message by message, which tells the element.
-		err = c.apply(b, true)
+		// With a message for each element, the kernel's answer says which it refuses.
+		err = c.applyOnce(b, true)
 	}
 	return err
 }
 
-func (c *Conn) apply(b nft.Batch, single bool) error {
+func (c *Conn) applyOnce(b nft.Batch, single bool) error {
 	flags, err := c.tableFlags(b)
 	if err != nil {
 		return err
@@ -128,74 +127,71 @@ func (c *Conn) apply(b nft.Batch, single bool) error {
 	begin := c.seq + 1
 	start := time.Now()
 	c.encoder.reset(begin+1, flags, single)
-	err = c.encoder.batch(b)
+	err = c.encoder.addBatch(b)
 	c.spent.encode += time.Since(start)
 	if err != nil {
 		return err
 	}
 	c.seq = begin + uint32(len(c.encoder.spans)) + 1
-	parts, err := c.split()
+	return c.commitEncoded(b, begin)
+}
+
+// commitEncoded sends the encoded messages as one transaction, or as several where one
+// datagram does not hold them. They are in the order of the batch's phases, and each needs
+// only earlier ones. So it may cut between any two.
+func (c *Conn) commitEncoded(b nft.Batch, begin uint32) error {
+	const fences = 2 * (headerLen + nfgenmsgLen)
+	limit, err := c.writer.writeLimit(len(c.encoder.b) + fences)
 	if err != nil {
 		return err
 	}
-	for i, part := range parts {
+	for first := 0; first < len(c.encoder.spans); {
+		end := c.encoder.endOfFitting(first, limit-fences)
+		datagram := c.encoder.messagesBetween(first, end)
 		start := time.Now()
-		answers, err := c.transact(begin, part)
+		answers, err := c.commitMessages(begin, datagram)
 		c.spent.commit += time.Since(start)
+		var unsent *unsentError
+		tooLarge := errors.As(err, &unsent) && causeOf(unsent.errno) == ofShortage
 		switch {
-		case err != nil && i > 0:
-			return fmt.Errorf("transaction %d of %d: %w: %w", i+1, len(parts), ErrOutcomeUnknown, err)
+		case tooLarge && end-first > 1:
+			limit = len(datagram)/2 + fences
+			continue
+		case tooLarge:
+			return &BatchError{Errors: []OpError{{Errno: unsent.errno}}, Partial: first > 0}
+		case err != nil && first > 0:
+			return fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
 		case err != nil:
 			return err
 		case len(answers) > 0:
-			return c.batchError(b, answers, i > 0)
+			return c.batchError(b, answers, first > 0)
 		}
+		first = end
 	}
 	return nil
 }
 
-// split cuts the messages where they do not fit into one transaction. Each
-// operation needs only what came before it, so any cut will do.
-func (c *Conn) split() ([][]byte, error) {
-	const fences = 2 * (headerLen + nfgenmsgLen)
-	b, spans := c.encoder.b, c.encoder.spans
-	limit, err := c.writer.writeLimit(len(b) + fences)
-	if err != nil {
-		return nil, err
-	}
-	var parts [][]byte
-	start := 0
-	for i := range spans {
-		end := len(b)
-		if i+1 < len(spans) {
-			end = spans[i+1].at
-		}
-		if at := spans[i].at; end-start+fences > limit && at > start {
-			parts = append(parts, b[start:at])
-			start = at
-		}
-	}
-	return append(parts, b[start:]), nil
-}
-
-// transact sends messages as one transaction and returns the kernel's refusals.
-// The begin's sequence number is begin, the end's is the Conn's.
-func (c *Conn) transact(begin uint32, messages []byte) ([]answer, error) {
+// commitMessages sends messages as one transaction and returns the kernel's refusals.
+// The transaction's first message has the sequence number begin, and its last c.seq.
+func (c *Conn) commitMessages(begin uint32, messages []byte) ([]answer, error) {
 	c.fences.b = c.fences.b[:0]
-	c.fences.fence(unix.NFNL_MSG_BATCH_BEGIN, 0, begin)
+	c.fences.addFence(unix.NFNL_MSG_BATCH_BEGIN, 0, begin)
 	at := len(c.fences.b)
-	// Only the end is acknowledged, and not by all kernels: one reply instead of
-	// thousands, which would not fit the receive buffer.
-	c.fences.fence(unix.NFNL_MSG_BATCH_END, unix.NLM_F_ACK, c.seq)
+	// Only the end asks for an acknowledgement, which not all kernels send. Thousands of
+	// replies would not fit the receive buffer.
+	c.fences.addFence(unix.NFNL_MSG_BATCH_END, unix.NLM_F_ACK, c.seq)
 	if err := c.writer.send(c.fences.b[:at], messages, c.fences.b[at:]); err != nil {
 		c.writer.drain()
+		if errno := syscall.Errno(0); errors.As(err, &errno) {
+			return nil, &unsentError{errno}
+		}
 		return nil, err
 	}
 	return c.answers(begin)
 }
 
-// answers reads what the kernel queued during the send. No refusal means that
-// the transaction was made: a failed one always has one.
+// answers reads what the kernel queued during the send. Without a refusal the
+// transaction was made: a failed one always has a refusal.
 func (c *Conn) answers(begin uint32) ([]answer, error) {
 	var refused []answer
 	done, lost := false, error(nil)
@@ -205,7 +201,7 @@ func (c *Conn) answers(begin uint32) ([]answer, error) {
 			break
 		}
 		if errors.Is(err, unix.ENOBUFS) {
-			lost = err // reported once; what did fit is still queued
+			lost = err // reported once; the answers that fit are still queued
 			continue
 		}
 		if err != nil {
@@ -215,7 +211,7 @@ func (c *Conn) answers(begin uint32) ([]answer, error) {
 			a, ok := parseAnswer(m)
 			switch {
 			case !ok || a.seq-begin > c.seq-begin:
-				// Of no message of ours.
+				// An answer to no message of ours.
 			case a.errno != 0:
 				refused = append(refused, a)
 			default:
@@ -234,29 +230,29 @@ func (c *Conn) batchError(b nft.Batch, answers []answer, partial bool) error {
 	for _, a := range answers {
 		op := c.encoder.opError(b, a)
 		if op.Hint == "" {
-			op.Hint = c.hint(op)
+			op.Hint = c.hintFor(op)
 		}
 		e.Errors = append(e.Errors, op)
 	}
 	return e
 }
 
-// needsAdmin is what helps where the kernel refuses everything.
+// needsAdmin is the hint for a kernel that refuses everything.
 const needsAdmin = "needs CAP_NET_ADMIN in the network namespace"
 
-// hint says what helps against a refusal.
-func (c *Conn) hint(e OpError) string {
+// hintFor returns what helps against a refusal, or nothing where that is not known.
+func (c *Conn) hintFor(e OpError) string {
 	_, chain := e.Op.(nft.AddChain)
 	set, _ := e.Op.(nft.AddSet)
 	switch {
 	case e.Errno == unix.EPERM && e.Op == nil:
 		return needsAdmin
 	case e.Errno == unix.EPERM:
-		t, found, err := c.table(e.Table)
+		t, found, err := c.lookUpTable(e.Table)
 		if err == nil && found && t.Owner != 0 && t.Owner != c.writer.conn.PID() {
 			return fmt.Sprintf("table %s is owned by the process with netlink port %d: stop it first", e.Table, t.Owner)
 		}
-	case set.Set != nil && set.Set.Interval && (e.Errno == unix.EINVAL || e.Errno == unix.EOPNOTSUPP):
+	case set.Set != nil && setFlags(set.Set)&setConcat != 0 && (e.Errno == unix.EINVAL || e.Errno == unix.EOPNOTSUPP):
 		return "do intervals of this concatenation fit the kernel? Linux has them since 5.6"
 	case e.Errno == unix.ENOENT && chain:
 		return "does the kernel lack the module nft_chain_nat?"
@@ -264,8 +260,8 @@ func (c *Conn) hint(e OpError) string {
 	return ""
 }
 
-// refusesOwner says that a batch failed since the kernel does not know the flags
-// of an owned table.
+// refusesOwner says that a batch failed because the kernel does not know the flags of
+// an owned table.
 func (c *Conn) refusesOwner(err error) bool {
 	var batch *BatchError
 	if c.withoutOwner || !errors.As(err, &batch) {
@@ -278,8 +274,8 @@ func (c *Conn) refusesOwner(err error) bool {
 	})
 }
 
-// hidesElement says that nothing was done because of some element, and that the
-// kernel did not say which: 5.10 has no offsets for elements.
+// hidesElement says that the kernel refused a batch because of an element and did not say
+// which: Linux 5.10 has no offsets for elements.
 func hidesElement(err error) bool {
 	var batch *BatchError
 	if !errors.As(err, &batch) || batch.Partial {
@@ -288,18 +284,18 @@ func hidesElement(err error) bool {
 	return slices.ContainsFunc(batch.Errors, func(e OpError) bool {
 		switch e.Op.(type) {
 		case nft.AddElements, nft.DeleteElements:
-			return e.Element == nil && !e.located
+			return e.Element == nil && !e.located && causeOf(e.Errno) == ofPart
 		}
 		return false
 	})
 }
 
-// Generation returns the number of the namespace's ruleset, which each
-// transaction of anybody raises by one, but none that this Conn's Sweep made in
-// a table which others can change as well: what it deletes is no part of any
-// program. In a table of our own Sweep may raise it, and there nobody asks.
+// Generation returns the number of the namespace's ruleset. Each transaction of any
+// process raises it by one. Transactions of this Conn's Sweep do not count in tables that
+// others can change too: the elements that they delete are in no program. In owned
+// tables they may count; nothing compares generations there.
 func (c *Conn) Generation() (uint32, error) {
-	c.exclusive.Lock() // so that no sweep is between its transaction and the count
+	c.exclusive.Lock() // so that no sweep has made its transaction and not yet counted it
 	defer c.exclusive.Unlock()
 	c.reader.Lock()
 	defer c.reader.Unlock()

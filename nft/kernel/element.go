@@ -3,20 +3,22 @@ package kernel
 import (
 	"strings"
 
-	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
 	"nftproxy/nft"
 )
 
-// elementDecoder turns dumped elements into those of a program.
+// elementDecoder turns dumped elements into nft.Elements.
 type elementDecoder struct {
 	set   *nft.Set
 	shape setShape
 	// chains has the name of each chain, so that verdicts share it.
 	chains map[string]string
-	// foreign says that there was an element that no program has.
+	// foreign says that an element had a form that no program's element has.
 	foreign bool
+
+	// ends are the keys that follow intervals of one field (see pairIntervals).
+	ends map[nft.Value]bool
 
 	arena []byte
 	found []element
@@ -26,6 +28,8 @@ type elementDecoder struct {
 type element struct {
 	key, keyEnd, data, comment [2]int
 	verdict                    nft.Verdict
+	// end says that this is no element of the program, but the end of an interval.
+	end bool
 }
 
 // decode adds the elements of one message to the map and returns their number.
@@ -39,12 +43,16 @@ func (d *elementDecoder) decode(list []byte, to map[nft.Value]nft.Element) int {
 		}
 		d.found = append(d.found, e)
 	}
-	// One string for all, instead of three for each.
+	// All elements share one string, instead of three each.
 	arena := string(d.arena)
 	cut := func(at [2]int) string { return arena[at[0]:at[1]] }
 	for i := range d.found {
 		e := &d.found[i]
 		key := nft.Value(cut(e.key))
+		if e.end {
+			d.ends[key] = true
+			continue
+		}
 		to[key] = nft.Element{
 			Set: d.set.Name, Key: key, KeyEnd: nft.Value(cut(e.keyEnd)), Data: nft.Value(cut(e.data)),
 			Verdict: e.verdict, Comment: cut(e.comment),
@@ -63,7 +71,7 @@ func (d *elementDecoder) element(attrs []byte) (e element, ok bool) {
 			}
 		case attrElementKeyEnd:
 			e.keyEnd, ok = d.value(v, d.shape.keyKernel, d.shape.key)
-			if !ok || !d.shape.interval {
+			if !ok || !d.shape.interval || d.shape.paired {
 				return e, false
 			}
 		case unix.NFTA_SET_ELEM_DATA:
@@ -76,23 +84,30 @@ func (d *elementDecoder) element(attrs []byte) (e element, ok bool) {
 				return e, false
 			}
 		case unix.NFTA_SET_ELEM_USERDATA:
-			if len(v) < 2 || v[0] != byte(userdata.NFTNL_UDATA_SET_ELEM_COMMENT) || int(v[1]) != len(v)-2 {
+			comment, ok := readUserdata(v)
+			if !ok {
 				return e, false
 			}
 			e.comment[0] = len(d.arena)
-			d.arena = append(d.arena, v[2:len(v)-1]...)
+			d.arena = append(d.arena, comment...)
 			e.comment[1] = len(d.arena)
+		case unix.NFTA_SET_ELEM_FLAGS:
+			e.end = number(v) == unix.NFT_SET_ELEM_INTERVAL_END
+			if !e.end || !d.shape.paired {
+				return e, false
+			}
 		case unix.NFTA_SET_ELEM_PAD:
 		default:
-			// Flags (an interval's end, a catch-all), a time-out, a counter.
+			// A time-out, a counter.
 			return e, false
 		}
 	}
-	if d.shape.interval && e.keyEnd[1] == 0 {
-		e.keyEnd = e.key // as the kernel takes it
+	if d.shape.interval && !d.shape.paired && e.keyEnd[1] == 0 {
+		e.keyEnd = e.key // as the kernel reads it
 	}
 	hasData := e.data[1] > e.data[0] || e.verdict.Code != 0
-	return e, e.key[1] > e.key[0] && hasData == (d.shape.verdicts || d.shape.data > 0)
+	wantsData := !e.end && (d.shape.verdicts || d.shape.data > 0)
+	return e, e.key[1] > e.key[0] && hasData == wantsData
 }
 
 // value copies an NFTA_DATA_VALUE to the arena, padded to the length that a

@@ -4,32 +4,33 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sort"
 	"strings"
 
-	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
 	"nftproxy/nft"
 )
 
-// maxElementList is where a list of elements goes on in another message. An
-// attribute's length has 16 bits; one more element, which has at most a
-// verdict's chain name (255 bytes) and a comment, still fits.
+// maxElementList is the length, in bytes, from which on a list of elements continues in
+// another message. An attribute's length has 16 bits. One more element still fits: it has
+// at most a verdict's chain name (255 bytes) and a comment.
 const maxElementList = 1<<16 - 2048
 
-// The table flags that make a table its creator's own for as long as the
-// socket lives, and let it stay after that (Linux 6.9).
+// tableOwner makes the creator of a table its owner as long as the socket lives. tablePersist
+// lets the table stay after that (Linux 6.9).
 const (
 	tableOwner   = 0x2
 	tablePersist = 0x4
 	ownedTable   = tableOwner | tablePersist
 )
 
-// tableDormant takes a table's chains off their hooks.
+// tableDormant detaches a table's chains from their hooks.
 const tableDormant = unix.NFT_TABLE_F_DORMANT
 
-// span is where one message of an encoded batch starts, and what it is about.
+// span says where one message of an encoded batch starts, and what it is about.
 type span struct {
+	// at is the offset in the encoder's buffer, in bytes.
 	at int
 	// op is the index of the operation in the batch.
 	op int
@@ -46,21 +47,39 @@ type batchEncoder struct {
 	// single makes each element a message of its own.
 	single bool
 	// seq is the sequence number of the first message; the others follow.
-	seq  uint32
+	seq uint32
+	// sets is how many sets were declared.
 	sets uint32
 }
 
 // reset starts a new batch in the same memory.
 func (e *batchEncoder) reset(seq uint32, flags map[int]uint32, single bool) {
-	// What an unusually large batch took is given back.
-	const keep = 1 << 20
-	if cap(e.b) > keep {
+	// Memory that an unusually large batch needed is freed.
+	const most = 1 << 20
+	if cap(e.b) > most {
 		e.b = nil
 	}
 	*e = batchEncoder{encoder: encoder{e.b[:0]}, spans: e.spans[:0], seq: seq, flags: flags, single: single}
 }
 
-func (e *batchEncoder) batch(b nft.Batch) error {
+// messagesBetween is the messages from first up to end, without end.
+func (e *batchEncoder) messagesBetween(first, end int) []byte {
+	if end == len(e.spans) {
+		return e.b[e.spans[first].at:]
+	}
+	return e.b[e.spans[first].at:e.spans[end].at]
+}
+
+// endOfFitting is the end of as many messages from first on as fit the limit together, in
+// bytes. It is one message at least.
+func (e *batchEncoder) endOfFitting(first, limit int) (end int) {
+	more := sort.Search(len(e.spans)-first-1, func(i int) bool {
+		return len(e.messagesBetween(first, first+i+2)) > limit
+	})
+	return first + 1 + more
+}
+
+func (e *batchEncoder) addBatch(b nft.Batch) error {
 	// An element takes 60 to 80 bytes in IPv4, without comment.
 	const elementSize = 80
 	elements := 0
@@ -74,90 +93,91 @@ func (e *batchEncoder) batch(b nft.Batch) error {
 	}
 	e.b = slices.Grow(e.b, elements*elementSize)
 	for i, op := range b.Ops {
-		if err := e.op(i, op); err != nil {
+		if err := e.addOp(i, op); err != nil {
 			return unfit(op, err)
 		}
 	}
 	return nil
 }
 
-func (e *batchEncoder) begin(op, first int, kind, flags uint16, family nft.Family) int {
+func (e *batchEncoder) beginSpan(op, first int, kind, flags uint16, family nft.Family) int {
 	e.spans = append(e.spans, span{len(e.b), op, first})
-	return e.message(kind, flags, e.seq+uint32(len(e.spans)-1), family)
+	return e.beginMessage(kind, flags, e.seq+uint32(len(e.spans)-1), family)
 }
 
-func (e *batchEncoder) op(i int, op nft.Op) error {
+func (e *batchEncoder) addOp(i int, op nft.Op) error {
 	switch op := op.(type) {
 	case nft.AddTable:
-		at := e.begin(i, 0, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, op.Table.Family)
-		e.string(unix.NFTA_TABLE_NAME, op.Table.Name)
+		at := e.beginSpan(i, 0, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, op.Table.Family)
+		e.addString(unix.NFTA_TABLE_NAME, op.Table.Name)
 		if flags, given := e.flags[i]; given {
-			e.uint32(unix.NFTA_TABLE_FLAGS, flags)
+			e.addUint32(unix.NFTA_TABLE_FLAGS, flags)
 		}
-		e.end(at)
+		e.addBytes(attrTableUserdata, tableUserdata()) // an existing table keeps its own
+		e.endMessage(at)
 	case nft.DeleteTable:
-		at := e.begin(i, 0, unix.NFT_MSG_DELTABLE, 0, op.Table.Family)
-		e.string(unix.NFTA_TABLE_NAME, op.Table.Name)
-		e.end(at)
+		at := e.beginSpan(i, 0, unix.NFT_MSG_DELTABLE, 0, op.Table.Family)
+		e.addString(unix.NFTA_TABLE_NAME, op.Table.Name)
+		e.endMessage(at)
 	case nft.AddSet:
 		return e.addSet(i, op)
 	case nft.DeleteSet:
-		at := e.begin(i, 0, unix.NFT_MSG_DELSET, 0, op.Table.Family)
-		e.string(unix.NFTA_SET_TABLE, op.Table.Name)
-		e.string(unix.NFTA_SET_NAME, op.Set)
-		e.end(at)
+		at := e.beginSpan(i, 0, unix.NFT_MSG_DELSET, 0, op.Table.Family)
+		e.addString(unix.NFTA_SET_TABLE, op.Table.Name)
+		e.addString(unix.NFTA_SET_NAME, op.Set)
+		e.endMessage(at)
 	case nft.AddChain:
 		e.addChain(i, op)
 	case nft.FlushChain:
-		at := e.begin(i, 0, unix.NFT_MSG_DELRULE, 0, op.Table.Family)
-		e.string(unix.NFTA_RULE_TABLE, op.Table.Name)
-		e.string(unix.NFTA_RULE_CHAIN, op.Chain)
-		e.end(at)
+		at := e.beginSpan(i, 0, unix.NFT_MSG_DELRULE, 0, op.Table.Family)
+		e.addString(unix.NFTA_RULE_TABLE, op.Table.Name)
+		e.addString(unix.NFTA_RULE_CHAIN, op.Chain)
+		e.endMessage(at)
 	case nft.DeleteChain:
-		at := e.begin(i, 0, unix.NFT_MSG_DELCHAIN, 0, op.Table.Family)
-		e.string(unix.NFTA_CHAIN_TABLE, op.Table.Name)
-		e.string(unix.NFTA_CHAIN_NAME, op.Chain)
-		e.end(at)
+		at := e.beginSpan(i, 0, unix.NFT_MSG_DELCHAIN, 0, op.Table.Family)
+		e.addString(unix.NFTA_CHAIN_TABLE, op.Table.Name)
+		e.addString(unix.NFTA_CHAIN_NAME, op.Chain)
+		e.endMessage(at)
 	case nft.AddRules:
 		return e.addRules(i, op)
 	case nft.AddElements:
-		return e.elements(i, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, op.Table, op.Set, op.Elements)
+		return e.addElements(i, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, op.Table, op.Set, op.Elements)
 	case nft.DeleteElements:
-		return e.elements(i, unix.NFT_MSG_DELSETELEM, 0, op.Table, op.Set, op.Elements)
+		return e.addElements(i, unix.NFT_MSG_DELSETELEM, 0, op.Table, op.Set, op.Elements)
 	default:
 		return fmt.Errorf("unknown operation %T", op)
 	}
 	return nil
 }
 
-// addSet and addChain are exclusive: an object that is there already means that
-// the plan was made against something else than the kernel has.
+// addSet and addChain fail where the object is there already: then the kernel has other
+// tables than the plan was made for.
 func (e *batchEncoder) addSet(i int, op nft.AddSet) error {
 	if err := op.Set.Check(); err != nil {
 		return err
 	}
-	at := e.begin(i, 0, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE|unix.NLM_F_EXCL, op.Table.Family)
-	e.string(unix.NFTA_SET_TABLE, op.Table.Name)
-	e.string(unix.NFTA_SET_NAME, op.Set.Name)
+	at := e.beginSpan(i, 0, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE|unix.NLM_F_EXCL, op.Table.Family)
+	e.addString(unix.NFTA_SET_TABLE, op.Table.Name)
+	e.addString(unix.NFTA_SET_NAME, op.Set.Name)
 	e.sets++
-	e.uint32(unix.NFTA_SET_ID, e.sets) // demanded, though names do
-	e.declaration(op.Set, op.Table.Family)
-	e.end(at)
+	e.addUint32(unix.NFTA_SET_ID, e.sets) // the kernel demands it, though the name would do
+	e.addDeclaration(op.Set, op.Table.Family)
+	e.endMessage(at)
 	return nil
 }
 
 func (e *batchEncoder) addChain(i int, op nft.AddChain) {
-	at := e.begin(i, 0, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE|unix.NLM_F_EXCL, op.Table.Family)
-	e.string(unix.NFTA_CHAIN_TABLE, op.Table.Name)
-	e.string(unix.NFTA_CHAIN_NAME, op.Chain.Name)
+	at := e.beginSpan(i, 0, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE|unix.NLM_F_EXCL, op.Table.Family)
+	e.addString(unix.NFTA_CHAIN_TABLE, op.Table.Name)
+	e.addString(unix.NFTA_CHAIN_NAME, op.Chain.Name)
 	if h := op.Chain.Hook; h != nil {
-		hook := e.nest(unix.NFTA_CHAIN_HOOK)
-		e.uint32(unix.NFTA_HOOK_HOOKNUM, uint32(h.Name))
-		e.uint32(unix.NFTA_HOOK_PRIORITY, uint32(h.Priority))
-		e.close(hook)
-		e.string(unix.NFTA_CHAIN_TYPE, natChain)
+		hook := e.beginNest(unix.NFTA_CHAIN_HOOK)
+		e.addUint32(unix.NFTA_HOOK_HOOKNUM, uint32(h.Name))
+		e.addUint32(unix.NFTA_HOOK_PRIORITY, uint32(h.Priority))
+		e.endNest(hook)
+		e.addString(unix.NFTA_CHAIN_TYPE, natChain)
 	}
-	e.end(at)
+	e.endMessage(at)
 }
 
 // natChain is the type of all base chains.
@@ -165,37 +185,38 @@ const natChain = "nat"
 
 func (e *batchEncoder) addRules(i int, op nft.AddRules) error {
 	for j, r := range op.Chain.Rules {
-		at := e.begin(i, j, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, op.Table.Family)
-		e.string(unix.NFTA_RULE_TABLE, op.Table.Name)
-		e.string(unix.NFTA_RULE_CHAIN, op.Chain.Name)
-		if err := e.rule(r, op.Table.Family); err != nil {
+		at := e.beginSpan(i, j, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, op.Table.Family)
+		e.addString(unix.NFTA_RULE_TABLE, op.Table.Name)
+		e.addString(unix.NFTA_RULE_CHAIN, op.Chain.Name)
+		if err := e.addRule(r, op.Table.Family); err != nil {
 			return err
 		}
-		e.end(at)
+		e.endMessage(at)
 	}
 	return nil
 }
 
-func (e *batchEncoder) elements(i int, kind, flags uint16, table nft.TableID, set *nft.Set, elements []nft.OwnedElement) error {
+func (e *batchEncoder) addElements(i int, kind, flags uint16, table nft.TableID, set *nft.Set, elements []nft.OwnedElement) error {
 	shape := shapeOf(set, table.Family)
 	for next := 0; next < len(elements); {
-		at := e.begin(i, next, kind, flags, table.Family)
-		e.string(unix.NFTA_SET_ELEM_LIST_TABLE, table.Name)
-		e.string(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
-		list := e.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+		at := e.beginSpan(i, next, kind, flags, table.Family)
+		e.addString(unix.NFTA_SET_ELEM_LIST_TABLE, table.Name)
+		e.addString(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
+		list := e.beginNest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 		for full := false; next < len(elements) && !full; full = e.single || len(e.b)-list >= maxElementList {
-			if err := e.element(&elements[next].Element, shape, kind != unix.NFT_MSG_NEWSETELEM); err != nil {
+			if err := e.addElement(&elements[next].Element, shape, kind != unix.NFT_MSG_NEWSETELEM); err != nil {
 				return &misfit{next, err}
 			}
 			next++
 		}
-		e.close(list)
-		e.end(at)
+		e.endNest(list)
+		e.endMessage(at)
 	}
 	return nil
 }
 
-// misfit is an element that its set cannot hold, by its place in the operation.
+// misfit is the error for an element that its set cannot hold. at is the element's index in
+// the operation.
 type misfit struct {
 	at  int
 	err error
@@ -203,8 +224,8 @@ type misfit struct {
 
 func (m *misfit) Error() string { return fmt.Sprintf("element %d: %v", m.at, m.err) }
 
-// unfit is the error for an operation that has no encoding. An element's is
-// what the kernel would say of it, so that it is dealt with in the same way.
+// unfit is the error for an operation that has no encoding. For an element it is the
+// error that a kernel would return, so callers treat both alike.
 func unfit(op nft.Op, err error) error {
 	var m *misfit
 	if !errors.As(err, &m) {
@@ -222,16 +243,18 @@ func unfit(op nft.Op, err error) error {
 	return &BatchError{Errors: []OpError{refusal}}
 }
 
-// setShape is what an element of a set has to look like: lengths in bytes of a
-// Value and of what the kernel has of it.
+// setShape says which form a set's elements have. Lengths are in bytes: those of a Value,
+// and those in the kernel.
 type setShape struct {
-	verdicts, interval               bool
+	verdicts, interval bool
+	// paired says that an interval is two elements in the kernel.
+	paired                           bool
 	key, keyKernel, data, dataKernel int
 }
 
 func shapeOf(s *nft.Set, family nft.Family) setShape {
 	return setShape{
-		verdicts: s.Verdicts, interval: s.Interval,
+		verdicts: s.Verdicts, interval: s.Interval, paired: s.Interval && len(s.Key) == 1,
 		key: s.Key.Len(family), keyKernel: kernelLen(s.Key, family),
 		data: s.Data.Len(family), dataKernel: kernelLen(s.Data, family),
 	}
@@ -248,32 +271,41 @@ func (s setShape) keyEnd() int {
 // attrElementKeyEnd is NFTA_SET_ELEM_KEY_END, which x/sys/unix lacks.
 const attrElementKeyEnd = 10
 
-func (e *encoder) element(el *nft.Element, shape setShape, keyOnly bool) error {
+func (e *encoder) addElement(el *nft.Element, shape setShape, keyOnly bool) error {
 	if len(el.Key) != shape.key {
 		return fmt.Errorf("key of %d bytes, not %d", len(el.Key), shape.key)
 	}
 	if end := shape.keyEnd(); len(el.KeyEnd) != end {
 		return fmt.Errorf("last key of %d bytes, not %d", len(el.KeyEnd), end)
 	}
-	at := e.nest(unix.NFTA_LIST_ELEM)
-	key := e.nest(unix.NFTA_SET_ELEM_KEY)
-	e.raw(unix.NFTA_DATA_VALUE, string(el.Key[:shape.keyKernel]))
-	e.close(key)
-	if shape.interval {
-		last := e.nest(attrElementKeyEnd)
-		e.raw(unix.NFTA_DATA_VALUE, string(el.KeyEnd[:shape.keyKernel]))
-		e.close(last)
+	var end []byte
+	open := false
+	if shape.paired {
+		end, open = keyAfter(el.KeyEnd, shape.keyKernel)
+	}
+	at := e.beginNest(unix.NFTA_LIST_ELEM)
+	key := e.beginNest(unix.NFTA_SET_ELEM_KEY)
+	e.addText(unix.NFTA_DATA_VALUE, string(el.Key[:shape.keyKernel]))
+	e.endNest(key)
+	if shape.interval && !shape.paired {
+		last := e.beginNest(attrElementKeyEnd)
+		e.addText(unix.NFTA_DATA_VALUE, string(el.KeyEnd[:shape.keyKernel]))
+		e.endNest(last)
 	}
 	if !keyOnly {
-		if err := e.elementData(el, shape); err != nil {
+		if err := e.addElementData(el, shape); err != nil {
 			return err
 		}
+		e.addElementUserdata(el.Comment, open)
 	}
-	e.close(at)
+	e.endNest(at)
+	if shape.paired && !open {
+		e.addIntervalEnd(end)
+	}
 	return nil
 }
 
-func (e *encoder) elementData(el *nft.Element, shape setShape) error {
+func (e *encoder) addElementData(el *nft.Element, shape setShape) error {
 	switch {
 	case len(el.Data) != shape.data:
 		return fmt.Errorf("data of %d bytes, not %d", len(el.Data), shape.data)
@@ -285,31 +317,24 @@ func (e *encoder) elementData(el *nft.Element, shape setShape) error {
 		return fmt.Errorf("chain name of %d bytes: at most %d", len(el.Verdict.Chain), unix.NFT_CHAIN_MAXNAMELEN-1)
 	}
 	if shape.verdicts || shape.data > 0 {
-		data := e.nest(unix.NFTA_SET_ELEM_DATA)
+		data := e.beginNest(unix.NFTA_SET_ELEM_DATA)
 		if shape.verdicts {
-			e.verdict(el.Verdict)
+			e.addVerdict(el.Verdict)
 		} else {
-			e.raw(unix.NFTA_DATA_VALUE, string(el.Data[:shape.dataKernel]))
+			e.addText(unix.NFTA_DATA_VALUE, string(el.Data[:shape.dataKernel]))
 		}
-		e.close(data)
-	}
-	if el.Comment != "" {
-		// As userdata.AppendString, without its copies.
-		e.attrHeader(unix.NFTA_SET_ELEM_USERDATA, len(el.Comment)+3)
-		e.b = append(e.b, byte(userdata.NFTNL_UDATA_SET_ELEM_COMMENT), byte(len(el.Comment)+1))
-		e.b = append(append(e.b, el.Comment...), 0)
-		e.pad()
+		e.endNest(data)
 	}
 	return nil
 }
 
-func (e *encoder) verdict(v nft.Verdict) {
-	at := e.nest(unix.NFTA_DATA_VERDICT)
-	e.uint32(unix.NFTA_VERDICT_CODE, uint32(verdictCode(v)))
+func (e *encoder) addVerdict(v nft.Verdict) {
+	at := e.beginNest(unix.NFTA_DATA_VERDICT)
+	e.addUint32(unix.NFTA_VERDICT_CODE, uint32(verdictCode(v)))
 	if v.Chain != "" {
-		e.string(unix.NFTA_VERDICT_CHAIN, v.Chain)
+		e.addString(unix.NFTA_VERDICT_CHAIN, v.Chain)
 	}
-	e.close(at)
+	e.endNest(at)
 }
 
 // summary is an operation on one line, for errors.

@@ -3,27 +3,25 @@ package kernel
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"syscall"
 
 	"nftproxy/nft"
 )
 
-// ErrOutcomeUnknown says that a batch, or a part of it, may be in the kernel
-// although Apply returned an error. The caller has to read the tables again
-// before it plans anything against them.
+// ErrOutcomeUnknown says that some or all of a batch may be in the kernel although Apply
+// returned an error. The caller has to read the tables again before it plans the next
+// batch.
 var ErrOutcomeUnknown = errors.New("outcome unknown")
 
 // BatchError is the kernel's refusal of a batch.
 type BatchError struct {
-	// Errors has at least one entry. The kernel goes on after the first refused
-	// message, so these are all that it found in the batch, up to the 256 that
-	// its queue holds; of the elements of one message, only the first.
+	// Errors has at least one item. The kernel goes on after a refused message, so these
+	// are all refusals in the batch, up to the 256 that its queue holds. Of the elements
+	// of one message it reports only the first.
 	Errors []OpError
-	// Partial says that earlier transactions of the batch are in the kernel: it
-	// did not fit into one (see Conn.Apply). Such an error matches
-	// ErrOutcomeUnknown.
+	// Partial says that some of the refused transaction is in the kernel, since it did not
+	// fit one datagram (see Conn.Apply). Such an error matches ErrOutcomeUnknown.
 	Partial bool
 }
 
@@ -39,10 +37,10 @@ type OpError struct {
 	Table nft.TableID
 	// Errno is the kernel's answer.
 	Errno syscall.Errno
-	// Hint says what can be done about it, where that is known.
+	// Hint says what helps, where that is known.
 	Hint string
 
-	// located says that the kernel told what of the message is wrong.
+	// located says that the kernel told where in the message the error is.
 	located bool
 }
 
@@ -78,34 +76,6 @@ func (e *BatchError) Unwrap() []error {
 	return errs
 }
 
-// Parts lists the parts that the refused elements belong to, each once, sorted.
-// Refusals that are not about an element have none, and neither have those of
-// elements whose set was refused itself: the kernel goes on with the batch, and
-// what it says of them then is not their fault.
-func (e *BatchError) Parts() []string {
-	type set struct {
-		table nft.TableID
-		name  string
-	}
-	refused := map[set]bool{}
-	for i := range e.Errors {
-		switch op := e.Errors[i].Op.(type) {
-		case nft.AddSet:
-			refused[set{op.Table, op.Set.Name}] = true
-		case nft.DeleteSet:
-			refused[set{op.Table, op.Set}] = true
-		}
-	}
-	var parts []string
-	for i := range e.Errors {
-		if element := e.Errors[i].Element; element != nil && !refused[set{e.Errors[i].Table, element.Set}] {
-			parts = append(parts, element.Part)
-		}
-	}
-	slices.Sort(parts)
-	return slices.Compact(parts)
-}
-
 // Error is, for example, `add element ip nftproxy services { 10.96.0.10 . tcp .
 // 53 : goto endpoints-2 } (default/dns): file exists`.
 func (e *OpError) Error() string {
@@ -127,3 +97,10 @@ func (e *OpError) Error() string {
 
 // Unwrap is the errno, so that errors.Is(err, unix.EEXIST) works.
 func (e *OpError) Unwrap() error { return e.Errno }
+
+// unsentError says that the kernel did not take a datagram, and so has done nothing.
+type unsentError struct{ errno syscall.Errno }
+
+func (e *unsentError) Error() string { return "sendmsg: " + e.errno.Error() }
+
+func (e *unsentError) Unwrap() error { return e.errno }

@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"encoding/binary"
+	"runtime"
 	"slices"
 	"time"
 
@@ -11,48 +12,78 @@ import (
 	"nftproxy/nft"
 )
 
-// HideOffsets makes the kernel answer as those do that know no offsets.
+// HideOffsets makes the kernel answer like one that reports no offsets.
 func (c *Conn) HideOffsets() error {
 	return c.writer.conn.SetOption(netlink.ExtendedAcknowledge, false)
 }
 
-// HideDestroy makes the kernel answer to Sweep as those do that cannot destroy
-// elements.
+// HideDestroy makes the kernel answer Sweep like one that cannot destroy elements.
 func (c *Conn) HideDestroy() { c.destroy = 250 }
 
-// HideOwnership makes tables as on kernels that have no owned ones (before 6.9).
+// HideOwnership makes tables as on kernels without ownership (before 6.9).
 func (c *Conn) HideOwnership() { c.withoutOwner = true }
 
-// Remember adds entries to a dynamic map as rules would. Expires may be 0, for
-// all of the time-out.
+// LimitSend makes the kernel refuse datagrams of more bytes, like one that has no memory
+// for them.
+func (c *Conn) LimitSend(most int, errno unix.Errno) {
+	c.writer.sendmsg = func(fd int, buffers [][]byte, oob []byte, to unix.Sockaddr, flags int) (int, error) {
+		n := 0
+		for _, p := range buffers {
+			n += len(p)
+		}
+		if n > most {
+			return 0, errno
+		}
+		return unix.SendmsgBuffers(fd, buffers, oob, to, flags)
+	}
+}
+
+// AroundSend lets the function make each system call that sends a batch. The thread stays
+// the same meanwhile.
+func (c *Conn) AroundSend(around func(call func())) {
+	c.writer.sendmsg = func(fd int, buffers [][]byte, oob []byte, to unix.Sockaddr, flags int) (n int, err error) {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		around(func() { n, err = unix.SendmsgBuffers(fd, buffers, oob, to, flags) })
+		return n, err
+	}
+}
+
+// Cause is the cause of an errno: "part", "shortage" or "others".
+func Cause(errno unix.Errno) string {
+	return map[cause]string{ofPart: "part", ofShortage: "shortage", ofOthers: "others"}[causeOf(errno)]
+}
+
+// Remember adds entries to a dynamic map as rules would. An Expires of 0 stands for the
+// whole time-out.
 func (c *Conn) Remember(table nft.TableID, set *nft.Set, entries []Entry) error {
 	c.exclusive.Lock()
 	defer c.exclusive.Unlock()
 	for chunk := range slices.Chunk(entries, sweepBatch) {
 		begin := c.seq + 1
 		c.encoder.reset(begin+1, nil, false)
-		at := c.encoder.begin(0, 0, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, table.Family)
-		c.encoder.string(unix.NFTA_SET_ELEM_LIST_TABLE, table.Name)
-		c.encoder.string(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
-		list := c.encoder.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+		at := c.encoder.beginSpan(0, 0, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, table.Family)
+		c.encoder.addString(unix.NFTA_SET_ELEM_LIST_TABLE, table.Name)
+		c.encoder.addString(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
+		list := c.encoder.beginNest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 		for _, entry := range chunk {
-			e := c.encoder.nest(unix.NFTA_LIST_ELEM)
+			e := c.encoder.beginNest(unix.NFTA_LIST_ELEM)
 			for kind, v := range map[uint16]nft.Value{unix.NFTA_SET_ELEM_KEY: entry.Key, unix.NFTA_SET_ELEM_DATA: entry.Data} {
-				value := c.encoder.nest(kind)
-				c.encoder.raw(unix.NFTA_DATA_VALUE, string(v))
-				c.encoder.close(value)
+				value := c.encoder.beginNest(kind)
+				c.encoder.addText(unix.NFTA_DATA_VALUE, string(v))
+				c.encoder.endNest(value)
 			}
 			for kind, d := range map[uint16]time.Duration{unix.NFTA_SET_ELEM_TIMEOUT: entry.Timeout, unix.NFTA_SET_ELEM_EXPIRATION: entry.Expires} {
 				if d > 0 {
-					c.encoder.bytes(kind, binary.BigEndian.AppendUint64(nil, uint64(d.Milliseconds())))
+					c.encoder.addBytes(kind, binary.BigEndian.AppendUint64(nil, uint64(d.Milliseconds())))
 				}
 			}
-			c.encoder.close(e)
+			c.encoder.endNest(e)
 		}
-		c.encoder.close(list)
-		c.encoder.end(at)
+		c.encoder.endNest(list)
+		c.encoder.endMessage(at)
 		c.seq = begin + 2
-		answers, err := c.transact(begin, c.encoder.b)
+		answers, err := c.commitMessages(begin, c.encoder.b)
 		if err != nil {
 			return err
 		}

@@ -11,18 +11,18 @@ import (
 	"nftproxy/nft/kernel"
 )
 
-// claim claims all of a program's tables.
-func claim(c *kernel.Conn, p *nft.Program) error {
+// own makes the Conn the owner of a program's tables.
+func own(c *kernel.Conn, p *nft.Program) error {
 	var errs []error
 	for _, f := range nft.Families() {
-		errs = append(errs, c.Claim(p.Table(f).ID()))
+		errs = append(errs, c.Own(p.Table(f).ID()))
 	}
 	return errors.Join(errs...)
 }
 
-// One family's table can be claimed, read and written while the other's is
-// another process's.
-func TestOtherFamilyIsSomebodyElses(t *testing.T) {
+// A Conn can own, read and write one family's table while another process owns the other
+// family's.
+func TestForeignFamily(t *testing.T) {
 	ns, other := open(t)
 	must(t, other.Apply(nft.Batch{Ops: []nft.Op{nft.AddTable{Table: table(nft.IPv6)}}}))
 	if owned, err := other.Owned(table(nft.IPv6)); err != nil || !owned {
@@ -30,7 +30,7 @@ func TestOtherFamilyIsSomebodyElses(t *testing.T) {
 	}
 	c := openIn(t, ns)
 	p := everything()
-	must(t, c.Claim(table(nft.IPv4)))
+	must(t, c.Own(table(nft.IPv4)))
 	must(t, c.Apply(load(p).Only(nft.IPv4)))
 	contents, err := c.ReadTable(p.IPv4)
 	must(t, err)
@@ -40,10 +40,10 @@ func TestOtherFamilyIsSomebodyElses(t *testing.T) {
 	if got.String() != want.String() {
 		t.Errorf("read\n%s\nwant\n%s", got, want)
 	}
-	if err := c.Claim(table(nft.IPv6)); !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "claim table ip6 ") {
-		t.Errorf("claim of the other's table: %v", err)
+	if err := c.Own(table(nft.IPv6)); !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "own table ip6 ") {
+		t.Errorf("own the other's table: %v", err)
 	}
-	// Reading is open to all, and shows what there is: nothing.
+	// Any process can read the table, which is empty.
 	if contents, err = c.ReadTable(p.IPv6); err != nil || contents == nil || len(contents.Chains) > 0 {
 		t.Errorf("read of the other's table: %+v, %v", contents, err)
 	}

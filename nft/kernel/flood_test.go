@@ -11,12 +11,12 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"nftproxy/internal/testnet"
 	"nftproxy/nft"
+	"nftproxy/test/testnet"
 )
 
-// crowd gives a pod many addresses more, and returns them by number.
-func (n *affinityNet) crowd(t *testing.T, f nft.Family, pod string) func(i int) netip.Addr {
+// addAddresses gives a pod many more addresses, and returns them by number.
+func (n *affinityNet) addAddresses(t *testing.T, f nft.Family, pod string) func(i int) netip.Addr {
 	t.Helper()
 	prefix := netip.MustParsePrefix("10.50.0.0/16")
 	if f == nft.IPv6 {
@@ -24,7 +24,7 @@ func (n *affinityNet) crowd(t *testing.T, f nft.Family, pod string) func(i int) 
 	}
 	p := n.Pod(pod)
 	must(t, n.Node.AddRoute(prefix, of(f, p.Addrs)))
-	must(t, p.NS.Sysctl("net.ipv6.ip_nonlocal_bind", "1")) // in IPv4 the route is enough
+	must(t, p.NS.Sysctl("net.ipv6.ip_nonlocal_bind", "1")) // IPv4 needs only the route
 	lo, err := p.NS.Handle().LinkByName("lo")
 	must(t, err)
 	must(t, p.NS.Handle().RouteAdd(&netlink.Route{
@@ -40,9 +40,9 @@ func (n *affinityNet) crowd(t *testing.T, f nft.Family, pod string) func(i int) 
 	}
 }
 
-// flood sends single datagrams to a service, each from another client and from a
-// new port, until stop. It counts them.
-func (n *affinityNet) flood(pod string, clients func(int) netip.Addr, to netip.AddrPort, sent *atomic.Int64, stop <-chan struct{}) error {
+// sendDatagrams sends single datagrams to a service until stop, each from another client
+// and a new port. It counts them.
+func (n *affinityNet) sendDatagrams(pod string, clients func(int) netip.Addr, to netip.AddrPort, sent *atomic.Int64, stop <-chan struct{}) error {
 	const crowd = 5000
 	return n.Pod(pod).NS.Do(func() error {
 		for i := 0; ; i++ {
@@ -67,21 +67,24 @@ func (n *affinityNet) flood(pod string, clients func(int) netip.Addr, to netip.A
 	})
 }
 
-// However many clients come in while an endpoint is swapped for another, once the
-// map is swept none of them is remembered with the old one, and none will be.
+// Many clients come in while one endpoint replaces another. Once the map is swept, it
+// remembers none of them with the old endpoint, and it learns none any more.
 func TestSwapUnderAFlood(t *testing.T) {
-	const swaps = 20
+	swaps := 20
+	if testing.Short() {
+		swaps = 5
+	}
 	n := newAffinityNet(t, 65536)
 	for _, f := range nft.Families() {
 		t.Run(f.String(), func(t *testing.T) {
-			clients := n.crowd(t, f, "client-1")
+			clients := n.addAddresses(t, f, "client-1")
 			stop := make(chan struct{})
 			var sent atomic.Int64
 			var flooding sync.WaitGroup
 			end := sync.OnceFunc(func() { close(stop); flooding.Wait() })
 			defer end()
 			flooding.Go(func() {
-				if err := n.flood("client-1", clients, netip.AddrPortFrom(addr(f, anyServer), servicePort), &sent, stop); err != nil {
+				if err := n.sendDatagrams("client-1", clients, netip.AddrPortFrom(addr(f, anyServer), servicePort), &sent, stop); err != nil {
 					t.Error(err)
 				}
 			})
@@ -92,23 +95,23 @@ func TestSwapUnderAFlood(t *testing.T) {
 				if i%2 == 1 {
 					now, before = before, now
 				}
-				p := n.with(f, anyServer, testnet.UDP, now)
+				p := n.withEndpoints(f, anyServer, testnet.UDP, now)
 				b, next := state.Plan(p, timeZero)
 				must(t, n.c.Apply(b))
 				state = next
-				stale := n.endpoint(f, before)
+				stale := n.endpointValue(f, before)
 				keep := func(_, data nft.Value) bool { return data != stale }
 				if i == 0 {
-					keep = func(_, data nft.Value) bool { return data == n.endpoint(f, now) }
+					keep = func(_, data nft.Value) bool { return data == n.endpointValue(f, now) }
 				}
-				_, count, err := n.c.Sweep(t.Context(), table(f), n.set(f), keep)
+				_, count, err := n.c.Sweep(t.Context(), table(f), n.affinityMap(f), keep)
 				must(t, err)
 				swept += count
-				// Then enough clients come for the map to be filled anew.
+				// Then enough clients come to fill the map again.
 				for goal := sent.Load() + 500; sent.Load() < goal && !t.Failed(); {
-					left := learnt(t, n.c, f, n.set(f))
+					left := learnt(t, n.c, f, n.affinityMap(f))
 					for key, data := range left {
-						if data != n.endpoint(f, now) {
+						if data != n.endpointValue(f, now) {
 							t.Fatalf("swap %d: remembered is %s : %s", i, clientKey.Format(f, key), target.Format(f, data))
 						}
 					}

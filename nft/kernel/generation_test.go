@@ -9,8 +9,8 @@ import (
 	"nftproxy/nft/kernel"
 )
 
-// generations counts transactions: those that one Conn sees, and all of them by
-// another that sweeps nothing.
+// generations counts transactions: those that one Conn counts, and all of them, by another
+// Conn that sweeps nothing.
 type generations struct{ c, other *kernel.Conn }
 
 func (g generations) during(t *testing.T, do func()) (seen, all uint32) {
@@ -28,11 +28,11 @@ func (g generations) during(t *testing.T, do func()) (seen, all uint32) {
 	return seen - seenBefore, all - allBefore
 }
 
-// sweepDuring sweeps the map of the table of IPv4, and does something else after
-// the first entry was seen.
+// sweepDuring sweeps the map of the IPv4 table, and calls a function after the first
+// entry.
 func sweepDuring(t *testing.T, c *kernel.Conn, set *nft.Set, during func(), stale ...int) {
 	t.Helper()
-	once, keep := sync.OnceFunc(during), unless(nft.IPv4, stale...)
+	once, keep := sync.OnceFunc(during), unlessEndpoint(nft.IPv4, stale...)
 	_, _, err := c.Sweep(t.Context(), table(nft.IPv4), set, func(key, data nft.Value) bool {
 		once()
 		return keep(key, data)
@@ -40,7 +40,7 @@ func sweepDuring(t *testing.T, c *kernel.Conn, set *nft.Set, during func(), stal
 	must(t, err)
 }
 
-// forgetting deletes what clients below a number are remembered with an endpoint.
+// forgetting deletes the elements of the clients below a number for an endpoint.
 func forgetting(c *kernel.Conn, set *nft.Set, below, endpoint int) error {
 	var gone []nft.OwnedElement
 	for i := endpoint; i < below; i += 10 {
@@ -49,8 +49,8 @@ func forgetting(c *kernel.Conn, set *nft.Set, below, endpoint int) error {
 	return c.Apply(nft.Batch{Ops: []nft.Op{nft.DeleteElements{Table: table(nft.IPv4), Set: set, Elements: gone}}})
 }
 
-// Where others can change our table, Generation tells what they write from what
-// Sweep does: also in the middle of a sweep, and if it is what Sweep was about to.
+// Where others can change our table, Generation counts their transactions and not those of
+// Sweep. It does so even in the middle of a sweep, and if others do what Sweep was about to do.
 func TestGenerationLeavesOutSweeps(t *testing.T) {
 	const clients = 10_000
 	for name, hide := range map[string]func(*kernel.Conn){
@@ -76,7 +76,7 @@ func TestGenerationLeavesOutSweeps(t *testing.T) {
 			for _, step := range []struct {
 				what string
 				do   func()
-				// seen of at least all: more if a dump leaves out some entries.
+				// all is the least number: a sweep makes more if a dump leaves out entries.
 				seen, all uint32
 			}{
 				{"nothing stale", func() { sweepDuring(t, c, set, nothing) }, 0, 0},
@@ -99,7 +99,7 @@ func TestGenerationLeavesOutSweeps(t *testing.T) {
 	}
 }
 
-// In an owned table a sweep may be no transaction at all, and none is left out.
+// In an owned table a sweep may make no transaction. There Generation counts all.
 func TestGenerationWithAnOwnedTable(t *testing.T) {
 	ns, c := open(t)
 	g := generations{c, openIn(t, ns)}

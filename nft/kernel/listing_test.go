@@ -8,14 +8,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"nftproxy/internal/nftcmd"
-	"nftproxy/internal/testnet"
 	"nftproxy/nft"
+	"nftproxy/test/nftcmd"
+	"nftproxy/test/testnet"
 )
 
-// ownerMarks are what a listing shows of who owns a table: nft 1.0.6 prints the
-// flags that it knows, and the owner as a comment.
-var ownerMarks = regexp.MustCompile(`(?m)^\tflags [^\n]*\n\n?| # progname [^\n]*`)
+// ownerMarks match what a listing shows about a table's owner: the flags that nft knows, a
+// comment with the owner, and our own comment.
+var ownerMarks = regexp.MustCompile(`(?m)^\tcomment [^\n]*\n\n?|^\tflags [^\n]*\n\n?| # progname [^\n]*`)
 
 func ruleset(t *testing.T, cmd nftcmd.Command, ns *testnet.Namespace) string {
 	t.Helper()
@@ -42,8 +42,8 @@ func parsesOriginalPorts(t *testing.T, cmd nftcmd.Command) bool {
 	return err == nil
 }
 
-// What Apply writes has to list as the same program's text does after nft -f,
-// and the listing has to be accepted back.
+// A table that Apply wrote has the same listing as one that nft -f made of the program's
+// text. nft accepts the listing.
 func TestListing(t *testing.T) {
 	cmd := nftcmd.ForTest(t)
 	batch := load(parsable(t, cmd))
@@ -68,8 +68,11 @@ func TestListing(t *testing.T) {
 	}
 }
 
-// Each statement also alone, so that a difference names it.
+// The same for each statement alone, so that a failure names the statement.
 func TestListingOfEachRule(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: the tests of whole tables compare the same rules")
+	}
 	cmd := nftcmd.ForTest(t)
 	learns := parsesOriginalPorts(t, cmd)
 	for _, f := range nft.Families() {
@@ -101,8 +104,8 @@ func TestListingOfEachRule(t *testing.T) {
 	}
 }
 
-// The rules that nft 1.0.6 does not parse are printed by every nft just as they
-// are written here.
+// Every nft prints the rules that nft 1.0.6 does not parse in the text that the program has
+// for them.
 func TestListingOfLearning(t *testing.T) {
 	cmd := nftcmd.ForTest(t)
 	ns, c := open(t)

@@ -8,16 +8,15 @@ import (
 	"nftproxy/nft"
 )
 
-// The sizes of what stands before a message's attributes: struct nlmsghdr,
-// struct nfgenmsg and, within an error message, an int before the header that
-// it is about.
+// The sizes of the headers before a message's attributes (struct nlmsghdr, struct
+// nfgenmsg), and of the header of an attribute.
 const (
 	headerLen   = unix.SizeofNlMsghdr
 	nfgenmsgLen = 4
 	attrHeader  = unix.SizeofNlAttr
 )
 
-// typeMask takes the flags (nested, byte order) off an attribute's type.
+// typeMask removes the flags (nested, byte order) from an attribute's type.
 const typeMask = ^uint16(unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
 
 // align is netlink's padding, of messages and attributes alike.
@@ -26,24 +25,24 @@ func align(n int) int { return (n + 3) &^ 3 }
 // encoder appends netlink messages and attributes to one buffer.
 type encoder struct{ b []byte }
 
-// message starts a message of nf_tables and returns its offset, for end.
-func (e *encoder) message(kind, flags uint16, seq uint32, family nft.Family) int {
-	at := e.header(unix.NFNL_SUBSYS_NFTABLES<<8|kind, unix.NLM_F_REQUEST|flags, seq)
+// beginMessage starts a message of nf_tables and returns its offset, for endMessage.
+func (e *encoder) beginMessage(kind, flags uint16, seq uint32, family nft.Family) int {
+	at := e.addHeader(unix.NFNL_SUBSYS_NFTABLES<<8|kind, unix.NLM_F_REQUEST|flags, seq)
 	e.b = append(e.b, byte(family), unix.NFNETLINK_V0, 0, 0)
 	return at
 }
 
-// fence is the message that begins or ends a batch.
-func (e *encoder) fence(kind, flags uint16, seq uint32) {
-	at := e.header(kind, unix.NLM_F_REQUEST|flags, seq)
+// addFence adds the message that begins or ends a transaction.
+func (e *encoder) addFence(kind, flags uint16, seq uint32) {
+	at := e.addHeader(kind, unix.NLM_F_REQUEST|flags, seq)
 	e.b = append(e.b, unix.AF_UNSPEC, unix.NFNETLINK_V0)
 	e.b = binary.BigEndian.AppendUint16(e.b, unix.NFNL_SUBSYS_NFTABLES) // res_id
-	e.end(at)
+	e.endMessage(at)
 }
 
-func (e *encoder) header(kind, flags uint16, seq uint32) int {
+func (e *encoder) addHeader(kind, flags uint16, seq uint32) int {
 	at := len(e.b)
-	e.b = append(e.b, 0, 0, 0, 0) // the length: see end
+	e.b = append(e.b, 0, 0, 0, 0) // the length: see endMessage
 	e.b = binary.NativeEndian.AppendUint16(e.b, kind)
 	e.b = binary.NativeEndian.AppendUint16(e.b, flags)
 	e.b = binary.NativeEndian.AppendUint32(e.b, seq)
@@ -51,64 +50,64 @@ func (e *encoder) header(kind, flags uint16, seq uint32) int {
 	return at
 }
 
-// end fills in the length of the message that starts at the offset.
-func (e *encoder) end(at int) {
+// endMessage fills in the length of the message that starts at the offset.
+func (e *encoder) endMessage(at int) {
 	binary.NativeEndian.PutUint32(e.b[at:], uint32(len(e.b)-at))
 }
 
-// nest starts an attribute that contains others, and returns its offset, for
-// close.
-func (e *encoder) nest(kind uint16) int {
+// beginNest starts an attribute that contains others, and returns its offset, for
+// endNest.
+func (e *encoder) beginNest(kind uint16) int {
 	at := len(e.b)
-	e.attrHeader(kind|unix.NLA_F_NESTED, 0)
+	e.addAttrHeader(kind|unix.NLA_F_NESTED, 0)
 	return at
 }
 
-// close fills in the length of the attribute that starts at the offset.
-func (e *encoder) close(at int) {
+// endNest fills in the length of the attribute that starts at the offset.
+func (e *encoder) endNest(at int) {
 	binary.NativeEndian.PutUint16(e.b[at:], uint16(len(e.b)-at))
 }
 
-func (e *encoder) attrHeader(kind uint16, size int) {
+func (e *encoder) addAttrHeader(kind uint16, size int) {
 	e.b = binary.NativeEndian.AppendUint16(e.b, uint16(attrHeader+size))
 	e.b = binary.NativeEndian.AppendUint16(e.b, kind)
 }
 
-func (e *encoder) pad() {
+func (e *encoder) addPadding() {
 	for len(e.b)&3 != 0 {
 		e.b = append(e.b, 0)
 	}
 }
 
-// bytes adds an attribute.
-func (e *encoder) bytes(kind uint16, value []byte) {
-	e.attrHeader(kind, len(value))
+// addBytes adds an attribute of bytes.
+func (e *encoder) addBytes(kind uint16, value []byte) {
+	e.addAttrHeader(kind, len(value))
 	e.b = append(e.b, value...)
-	e.pad()
+	e.addPadding()
 }
 
-// raw is bytes without copying a string first.
-func (e *encoder) raw(kind uint16, value string) {
-	e.attrHeader(kind, len(value))
+// addText is addBytes for a string, without a copy.
+func (e *encoder) addText(kind uint16, value string) {
+	e.addAttrHeader(kind, len(value))
 	e.b = append(e.b, value...)
-	e.pad()
+	e.addPadding()
 }
 
-// string adds an attribute with a string and its final zero.
-func (e *encoder) string(kind uint16, value string) {
-	e.attrHeader(kind, len(value)+1)
+// addString adds an attribute with a string and its final zero.
+func (e *encoder) addString(kind uint16, value string) {
+	e.addAttrHeader(kind, len(value)+1)
 	e.b = append(append(e.b, value...), 0)
-	e.pad()
+	e.addPadding()
 }
 
-// uint32 adds a number in network byte order, as nf_tables has them all.
-func (e *encoder) uint32(kind uint16, value uint32) {
-	e.attrHeader(kind, 4)
+// addUint32 adds a number in network byte order, as all numbers of nf_tables are.
+func (e *encoder) addUint32(kind uint16, value uint32) {
+	e.addAttrHeader(kind, 4)
 	e.b = binary.BigEndian.AppendUint32(e.b, value)
 }
 
-// attributes yields the attributes in b, their types without flags. It ends at
-// the first that is malformed: the kernel sends none.
+// attributes yields the attributes in b, their types without flags. It stops at a
+// malformed one; the kernel sends none.
 func attributes(b []byte) func(yield func(kind uint16, value []byte) bool) {
 	return func(yield func(uint16, []byte) bool) {
 		for len(b) >= attrHeader {
@@ -156,11 +155,11 @@ func text(v []byte) string {
 type message struct {
 	kind, flags uint16
 	seq         uint32
-	// body is all after the header.
+	// body is everything after the header.
 	body []byte
 }
 
-// attrs is what follows the nfgenmsg.
+// attrs is the bytes after the nfgenmsg: the attributes.
 func (m message) attrs() []byte {
 	if len(m.body) < nfgenmsgLen {
 		return nil

@@ -8,12 +8,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"nftproxy/internal/nftcmd"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
+	"nftproxy/test/nftcmd"
 )
 
-// withOwnership skips where the kernel has none (before Linux 6.9).
+// withOwnership skips the test where the kernel has no ownership (before Linux 6.9).
 func withOwnership(t *testing.T, c *kernel.Conn) {
 	t.Helper()
 	for _, f := range nft.Families() {
@@ -46,18 +46,18 @@ func TestOwnedTableIsOurs(t *testing.T) {
 	other := openIn(t, ns)
 	for what, err := range map[string]error{
 		"delete": other.DeleteTables(tableName),
-		"claim":  claim(other, p),
+		"own":    own(other, p),
 		"change": other.Apply(nft.Batch{Ops: []nft.Op{nft.FlushChain{Table: table(nft.IPv4), Chain: "refuse"}}}),
 	} {
 		if !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "stop it first") {
 			t.Errorf("another Conn's %s: %v", what, err)
 		}
 	}
-	// The owner itself adds to its table as before.
+	// The owner itself can still add to its table.
 	must(t, c.Apply(nft.Batch{Ops: []nft.Op{nft.AddTable{Table: table(nft.IPv4)}, nft.AddChain{Table: table(nft.IPv4), Chain: &nft.Chain{Name: "more"}}}}))
 }
 
-func TestClaimAfterRestart(t *testing.T) {
+func TestOwnAfterRestart(t *testing.T) {
 	cmd := nftcmd.ForTest(t)
 	ns, c := open(t)
 	p := everything()
@@ -74,11 +74,11 @@ func TestClaimAfterRestart(t *testing.T) {
 			t.Errorf("table %s is no orphan after Close: %+v", table.ID, table)
 		}
 	}
-	must(t, claim(next, p))
+	must(t, own(next, p))
 	withOwnership(t, next)
 	generation, err := next.Generation()
 	must(t, err)
-	must(t, claim(next, p)) // nothing to claim, nothing written
+	must(t, own(next, p)) // there is nothing to own, and nothing is written
 	again, err := next.Generation()
 	must(t, err)
 	if again != generation {
@@ -94,8 +94,8 @@ func TestClaimAfterRestart(t *testing.T) {
 	}
 }
 
-// An AddTable finds an orphan, a table made without owner, and none.
-func TestAddTableOverWhatIsThere(t *testing.T) {
+// AddTable makes its Conn own a new table and an orphan, but no table that nft made.
+func TestAddTableThatExists(t *testing.T) {
 	cmd := nftcmd.ForTest(t)
 	ns, c := open(t)
 	_, err := cmd.Run(ns, "", "add", "table", "ip", tableName)
@@ -110,33 +110,33 @@ func TestAddTableOverWhatIsThere(t *testing.T) {
 	if owned, err = c.Owned(table(nft.IPv4)); err != nil || owned {
 		t.Errorf("table that nft made: owned is %v, error %v", owned, err)
 	}
-	must(t, claim(c, everything())) // leaves it as it is
+	must(t, own(c, everything())) // the table stays without an owner
 	must(t, c.Close())
 	next := openIn(t, ns)
 	must(t, next.Apply(add))
 	if owned, err = next.Owned(table(nft.IPv6)); err != nil || !owned {
 		t.Errorf("orphan after AddTable: owned is %v, error %v", owned, err)
 	}
-	// Replaced as a whole, it becomes ours.
+	// A table that is replaced as a whole gets our Conn as owner.
 	must(t, next.Apply(nft.Batch{Ops: []nft.Op{nft.DeleteTable{Table: table(nft.IPv4)}, nft.AddTable{Table: table(nft.IPv4)}}}))
 	if owned, err = next.Owned(table(nft.IPv4)); err != nil || !owned {
 		t.Errorf("table made anew: owned is %v, error %v", owned, err)
 	}
 }
 
-// A dormant table does nothing until Claim wakes it. Nobody can send one to sleep
-// that has, or waits for, an owner.
-func TestClaimWakesADormantTable(t *testing.T) {
+// A dormant table does nothing until Own wakes it. A table that has an owner, or is an
+// orphan, cannot become dormant.
+func TestOwnWakesADormantTable(t *testing.T) {
 	cmd := nftcmd.ForTest(t)
 	ns, c := open(t)
 	must(t, cmd.Load(ns, load(parsable(t, cmd)).String()))
 	_, err := cmd.Run(ns, "", "add table ip "+tableName+" { flags dormant; }")
 	must(t, err)
-	must(t, claim(c, everything()))
+	must(t, own(c, everything()))
 	tables, err := c.Tables(tableName)
 	must(t, err)
 	if len(tables) != 2 || tables[0].Flags != 0 || tables[1].Flags != 0 {
-		t.Errorf("tables after Claim: %+v", tables)
+		t.Errorf("tables after Own: %+v", tables)
 	}
 }
 
@@ -150,7 +150,7 @@ func TestDeleteTables(t *testing.T) {
 	if diff := cmp.Diff("table ip other {\n\tchain c {\n\t}\n}\n", ruleset(t, cmd, ns)); diff != "" {
 		t.Errorf("listing after DeleteTables (-want +got):\n%s", diff)
 	}
-	// An orphan goes as well.
+	// DeleteTables deletes an orphan too.
 	must(t, c.Apply(load(everything())))
 	must(t, c.Close())
 	next := openIn(t, ns)

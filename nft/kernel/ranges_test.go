@@ -8,12 +8,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nftproxy/internal/testnet"
 	"nftproxy/nft"
+	"nftproxy/nft/kernel"
+	"nftproxy/test/testnet"
 )
 
-// Only those within a service's ranges get through, and the interpreter says so
-// too.
+// Only sources within a service's ranges reach it, and the interpreter says the same.
 func TestSourceRanges(t *testing.T) {
 	n := newAffinityNet(t, 100)
 	model := n.p.Model()
@@ -26,12 +26,12 @@ func TestSourceRanges(t *testing.T) {
 				if !through[i] {
 					timeout = little
 				}
-				a := n.ask(t, client, proto, f, service, timeout)
+				a := n.askService(t, client, proto, f, service, timeout)
 				if got := a.Outcome == testnet.Answered; got != through[i] {
 					t.Errorf("%s asks service %d: %s", client, service, a.Outcome)
 				}
 				packet := nft.Packet{
-					Src: netip.AddrPortFrom(of(f, n.who(client).addrs), 50000), Dst: netip.AddrPortFrom(addr(f, service), servicePort),
+					Src: netip.AddrPortFrom(of(f, n.clientNamed(client).addrs), 50000), Dst: netip.AddrPortFrom(addr(f, service), servicePort),
 					Protocol: protocols()[proto], FromNode: client == "node",
 				}
 				r := model.Trace(packet, nft.Host{
@@ -46,40 +46,50 @@ func TestSourceRanges(t *testing.T) {
 	})
 }
 
-// Intervals of one service that overlap are refused: who writes them has to merge
-// them before. The kernel looks only where the ends of the new one lie, so it
-// takes one that encloses an old one; there the model is stricter.
+// The kernel refuses intervals that overlap, so a program must merge them. The kernel only
+// looks where the ends of the new interval lie. So it takes one that encloses an old one;
+// there the model is stricter.
 func TestOverlappingRangesAreRefused(t *testing.T) {
 	_, c := open(t)
 	p := everything()
 	must(t, c.Apply(load(p)))
 	model := p.Model()
 	for _, f := range nft.Families() {
-		set := p.Table(f).Set("source-ranges")
-		service := servicePrefix(f, 200, 6, 80)
-		add := func(from, to int) nft.Batch {
-			return nft.Batch{Ops: []nft.Op{nft.AddElements{Table: table(f), Set: set, Elements: []nft.OwnedElement{owned("default/web", nft.Element{
-				Set: set.Name, Key: service + addrValue(f, from), KeyEnd: service + addrValue(f, to),
-			})}}}}
+		for _, s := range []struct {
+			name   string
+			prefix nft.Value
+		}{{"source-ranges", servicePrefix(f, 200, 6, 80)}, {addressRanges, ""}} {
+			refusesOverlaps(t, c, model, f, p.Table(f).Set(s.name), s.prefix)
 		}
-		for _, test := range []struct {
-			from, to int
-			fits     bool
-		}{
-			{16, 31, true}, {16, 31, true}, {20, 21, false}, {0, 16, false}, {31, 40, false}, {16, 30, false},
-			{32, 32, true}, {15, 15, true}, {0, 14, true},
-		} {
-			b := add(test.from, test.to)
-			inKernel, inModel := c.Apply(b), model.Apply(b)
-			if (inKernel == nil) != test.fits || (inModel == nil) != test.fits {
-				t.Errorf("%s %d-%d: kernel says %v, model %v", f, test.from, test.to, inKernel, inModel)
-			}
-			if !test.fits && (!errors.Is(inKernel, unix.EEXIST) || !errors.Is(inModel, nft.ErrExists)) {
-				t.Errorf("%s %d-%d: kernel says %v, model %v", f, test.from, test.to, inKernel, inModel)
-			}
+	}
+}
+
+// refusesOverlaps adds ranges of addresses from 1024 on, after a prefix.
+func refusesOverlaps(t *testing.T, c *kernel.Conn, model *nft.Model, f nft.Family, set *nft.Set, prefix nft.Value) {
+	t.Helper()
+	const base = 1024
+	add := func(from, to int) nft.Batch {
+		return nft.Batch{Ops: []nft.Op{nft.AddElements{Table: table(f), Set: set, Elements: []nft.OwnedElement{owned("default/web", nft.Element{
+			Set: set.Name, Key: prefix + addrValue(f, base+from), KeyEnd: prefix + addrValue(f, base+to),
+		})}}}}
+	}
+	for _, test := range []struct {
+		from, to int
+		fits     bool
+	}{
+		{16, 31, true}, {16, 31, true}, {20, 21, false}, {0, 16, false}, {31, 40, false}, {16, 30, false},
+		{32, 32, true}, {15, 15, true}, {0, 14, true},
+	} {
+		b := add(test.from, test.to)
+		inKernel, inModel := c.Apply(b), model.Apply(b)
+		if (inKernel == nil) != test.fits || (inModel == nil) != test.fits {
+			t.Errorf("%s %d-%d: kernel says %v, model %v", f, test.from, test.to, inKernel, inModel)
 		}
-		if err := model.Apply(add(0, 63)); !errors.Is(err, nft.ErrExists) {
-			t.Errorf("%s: one that encloses others: %v", f, err)
+		if !test.fits && (!errors.Is(inKernel, unix.EEXIST) || !errors.Is(inModel, nft.ErrExists)) {
+			t.Errorf("%s %d-%d: kernel says %v, model %v", f, test.from, test.to, inKernel, inModel)
 		}
+	}
+	if err := model.Apply(add(0, 63)); !errors.Is(err, nft.ErrExists) {
+		t.Errorf("%s: one that encloses others: %v", f, err)
 	}
 }

@@ -11,23 +11,24 @@ import (
 	"nftproxy/nft"
 )
 
-// readTries is how often a Read that saw a foreign transaction go by starts
-// again. Beside a busy ruleset it may never see none: then the last one counts,
-// since transactions on other tables do no harm.
+// readTries is how often ReadTable reads a table until no foreign transaction came in
+// between. In a busy namespace one may always come. Then the last read counts, since
+// transactions on other tables do no harm.
 const readTries = 4
 
 // errChanged says that a table changed while it was read.
 var errChanged = errors.New("the ruleset changed during the dump")
 
-// Read returns the tables that want names, as the kernel has them. A set or
-// chain that is exactly as want has it is returned as want's own pointer; a set
-// that is not, or that has elements of a form that no program has, as a Set
-// without key and without elements; a dynamic map is returned without what
-// rules have added to it (see Learned); and a chain that is not, with nft.Unknown
-// in place of those rules that are more than matches, lookups and a verdict.
+// Read returns the tables that want names, as the kernel has them. A set or chain that is
+// exactly as wanted is returned as want's own pointer. Others are returned as follows:
+//   - a set: as a Set without key and elements if it is declared otherwise than wanted, or
+//     if no program could have its declaration or one of its elements;
+//   - a dynamic map: without the elements that rules have added (see Learned);
+//   - a chain: with nft.Unknown for each rule that does not consist of matches, lookups and a
+//     verdict.
 //
-// A table is read until no transaction came in between, at most four times. One
-// that this Conn owns cannot change and is read once.
+// Read reads a table until no transaction came in between, at most four times. A table
+// that this Conn owns cannot change, so one read is enough.
 func (c *Conn) Read(want *nft.Program) (*nft.Model, error) {
 	m := nft.NewModel()
 	for _, f := range nft.Families() {
@@ -42,7 +43,7 @@ func (c *Conn) Read(want *nft.Program) (*nft.Model, error) {
 	return m, nil
 }
 
-// ReadTable is Read for one table; without such a table it returns nil.
+// ReadTable is Read for one table. It returns nil if the kernel has no such table.
 func (c *Conn) ReadTable(want *nft.Table) (*nft.Contents, error) {
 	c.exclusive.Lock()
 	defer c.exclusive.Unlock()
@@ -62,7 +63,7 @@ func (c *Conn) ReadTable(want *nft.Table) (*nft.Contents, error) {
 	}
 }
 
-// readOnce also says whether the contents may be of two moments.
+// readOnce reads the table. changed says that it may have changed meanwhile.
 func (c *Conn) readOnce(want *nft.Table, owned bool) (contents *nft.Contents, changed bool, err error) {
 	c.reader.Lock()
 	defer c.reader.Unlock()
@@ -71,7 +72,7 @@ func (c *Conn) readOnce(want *nft.Table, owned bool) (contents *nft.Contents, ch
 		return nil, false, err
 	}
 	r := tableReader{conn: c, want: want, owned: owned}
-	if contents, err = r.read(); err != nil {
+	if contents, err = r.readTable(); err != nil {
 		return nil, false, err
 	}
 	after, err := c.generation()
@@ -85,10 +86,10 @@ func (c *Conn) readOnce(want *nft.Table, owned bool) (contents *nft.Contents, ch
 type tableReader struct {
 	conn *Conn
 	want *nft.Table
-	// owned says that only we can change the table, so that the kernel's hint
-	// that a dump was interrupted concerns others.
+	// owned says that only this process can change the table. Then the kernel's hint that a
+	// dump was interrupted is about other tables.
 	owned bool
-	// changed says that a dump may have missed something.
+	// changed says that a dump may be incomplete.
 	changed bool
 	rules   map[string][]rawRule
 	names   map[string]string
@@ -97,14 +98,14 @@ type tableReader struct {
 // rawRule is a rule as the kernel dumps it.
 type rawRule struct {
 	expressions []byte
-	// more says that there is something besides, such as a comment.
+	// more says that the rule has more than expressions, such as a comment.
 	more bool
 }
 
-// read returns nil if there is no such table.
-func (r *tableReader) read() (*nft.Contents, error) {
+// readTable returns nil if there is no such table.
+func (r *tableReader) readTable() (*nft.Contents, error) {
 	id := r.want.ID()
-	_, err := r.conn.reader.request(unix.NFT_MSG_GETTABLE, id.Family, func(e *encoder) { e.string(unix.NFTA_TABLE_NAME, id.Name) })
+	_, err := r.conn.reader.request(unix.NFT_MSG_GETTABLE, id.Family, func(e *encoder) { e.addString(unix.NFTA_TABLE_NAME, id.Name) })
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}
@@ -113,12 +114,12 @@ func (r *tableReader) read() (*nft.Contents, error) {
 	}
 	r.rules, r.names = map[string][]rawRule{}, map[string]string{}
 	contents := nft.NewContents(id)
-	err = r.dump(unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, nil, r.rule)
+	err = r.dumpObjects(unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, nil, r.keepRule)
 	if err != nil {
 		return nil, fmt.Errorf("rules: %w", err)
 	}
-	err = r.dump(unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, nil, func(attrs []byte) error {
-		chain := r.chain(attrs)
+	err = r.dumpObjects(unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, nil, func(attrs []byte) error {
+		chain := r.chainOf(attrs)
 		contents.Chains[chain.Name] = chain
 		r.names[chain.Name] = chain.Name
 		return nil
@@ -126,8 +127,8 @@ func (r *tableReader) read() (*nft.Contents, error) {
 	if err != nil {
 		return nil, fmt.Errorf("chains: %w", err)
 	}
-	err = r.dump(unix.NFT_MSG_GETSET, unix.NFTA_SET_TABLE, nil, func(attrs []byte) error {
-		s := r.set(attrs)
+	err = r.dumpObjects(unix.NFT_MSG_GETSET, unix.NFTA_SET_TABLE, nil, func(attrs []byte) error {
+		s := r.setOf(attrs)
 		contents.Sets[s.Set.Name] = s
 		return nil
 	})
@@ -135,19 +136,19 @@ func (r *tableReader) read() (*nft.Contents, error) {
 		return nil, fmt.Errorf("sets: %w", err)
 	}
 	for name, s := range contents.Sets {
-		if err := r.elements(s); err != nil {
+		if err := r.readElements(s); err != nil {
 			return nil, fmt.Errorf("elements of %s: %w", name, err)
 		}
 	}
 	return contents, nil
 }
 
-// dump visits the table's objects of a kind. The table's name has the same
-// attribute in the request and in each object.
-func (r *tableReader) dump(kind, table uint16, fill func(*encoder), visit func(attrs []byte) error) error {
+// dumpObjects visits the table's objects of a kind. The attribute table has the table's
+// name, in the request and in each object.
+func (r *tableReader) dumpObjects(kind, table uint16, fill func(*encoder), visit func(attrs []byte) error) error {
 	name := r.want.Name
 	err := r.conn.reader.receive(kind, unix.NLM_F_DUMP, r.want.Family, func(e *encoder) {
-		e.string(table, name)
+		e.addString(table, name)
 		if fill != nil {
 			fill(e)
 		}
@@ -167,7 +168,7 @@ func (r *tableReader) dump(kind, table uint16, fill func(*encoder), visit func(a
 	return err
 }
 
-func (r *tableReader) rule(attrs []byte) error {
+func (r *tableReader) keepRule(attrs []byte) error {
 	chain := text(attribute(attrs, unix.NFTA_RULE_CHAIN))
 	r.rules[chain] = append(r.rules[chain], rawRule{
 		expressions: slices.Clone(attribute(attrs, unix.NFTA_RULE_EXPRESSIONS)),
@@ -176,10 +177,11 @@ func (r *tableReader) rule(attrs []byte) error {
 	return nil
 }
 
-// otherHook is the hook of a chain that is not of type nat, or drops by policy.
+// otherHook stands for the hook of a chain that is not of type nat, or whose policy is
+// not accept.
 const otherHook nft.HookName = 0xff
 
-func (r *tableReader) chain(attrs []byte) *nft.Chain {
+func (r *tableReader) chainOf(attrs []byte) *nft.Chain {
 	have := &nft.Chain{Name: text(attribute(attrs, unix.NFTA_CHAIN_NAME))}
 	if hook := attribute(attrs, unix.NFTA_CHAIN_HOOK); hook != nil {
 		have.Hook = &nft.Hook{
@@ -196,7 +198,7 @@ func (r *tableReader) chain(attrs []byte) *nft.Chain {
 		return want
 	}
 	for _, raw := range rules {
-		rule, ok := recognise(raw, r.want.Family)
+		rule, ok := recogniseRule(raw, r.want.Family)
 		if !ok {
 			rule = nft.Rule{nft.Unknown{}}
 		}
@@ -213,33 +215,35 @@ func (r *tableReader) sameRules(want []nft.Rule, have []rawRule) bool {
 	return slices.EqualFunc(want, have, func(w nft.Rule, h rawRule) bool { return sameRule(w, h, r.want.Family) })
 }
 
-func (r *tableReader) set(attrs []byte) *nft.SetContents {
+func (r *tableReader) setOf(attrs []byte) *nft.SetContents {
 	name := text(attribute(attrs, unix.NFTA_SET_NAME))
 	want := r.want.Set(name)
 	switch {
-	case want == nil || !declaredAs(attrs, want, r.want.Family):
+	case want == nil:
+		want = recogniseSet(attrs, name, r.want.Family)
+	case !declaredAs(attrs, want, r.want.Family):
 		want = &nft.Set{Name: name}
-	case want.Room > 0:
+	case want.MinSize > 0:
 		have := *want
-		have.Size, have.Room = attributeUint32(attribute(attrs, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC_SIZE), 0
+		have.Size, have.MinSize = attributeUint32(attribute(attrs, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC_SIZE), 0
 		want = &have
 	}
-	// The count is there since Linux 6.16, and no more than a hint: with a hash
-	// that is full of it, nothing is copied while it is filled.
+	// Linux has the count since 6.16. It is only a hint that sizes the map, so that the
+	// map need not grow.
 	return &nft.SetContents{Set: want, Elements: make(map[nft.Value]nft.Element, min(attributeUint32(attrs, attrSetCount), 1<<20))}
 }
 
 // attrSetCount is NFTA_SET_COUNT, which x/sys/unix lacks.
 const attrSetCount = 20
 
-func (r *tableReader) elements(s *nft.SetContents) error {
+func (r *tableReader) readElements(s *nft.SetContents) error {
 	if len(s.Set.Key) == 0 || s.Set.Dynamic {
 		return nil
 	}
-	d := elementDecoder{set: s.Set, shape: shapeOf(s.Set, r.want.Family), chains: r.names}
+	d := elementDecoder{set: s.Set, shape: shapeOf(s.Set, r.want.Family), chains: r.names, ends: map[nft.Value]bool{}}
 	seen := 0
-	err := r.dump(unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_TABLE, func(e *encoder) {
-		e.string(unix.NFTA_SET_ELEM_LIST_SET, s.Set.Name)
+	err := r.dumpObjects(unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_TABLE, func(e *encoder) {
+		e.addString(unix.NFTA_SET_ELEM_LIST_SET, s.Set.Name)
 	}, func(attrs []byte) error {
 		n := d.decode(attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS), s.Elements)
 		seen += n
@@ -248,14 +252,13 @@ func (r *tableReader) elements(s *nft.SetContents) error {
 	if err != nil {
 		return err
 	}
-	if d.foreign {
-		s.Set, s.Elements = &nft.Set{Name: s.Set.Name}, map[nft.Value]nft.Element{}
-		return nil
-	}
-	// A hash that the kernel resizes during the dump gives some elements twice
-	// and, one must suppose, some not at all.
-	if seen != len(s.Elements) {
+	// If the kernel resizes a hash during the dump, it gives some elements twice and may
+	// leave out others.
+	if seen != len(s.Elements)+len(d.ends) {
 		r.changed = true
+	}
+	if d.foreign || d.shape.paired && !pairIntervals(s.Elements, d.ends, d.shape) {
+		s.Set, s.Elements = &nft.Set{Name: s.Set.Name}, map[nft.Value]nft.Element{}
 	}
 	return nil
 }

@@ -7,12 +7,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"nftproxy/internal/nftcmd"
 	"nftproxy/nft"
+	"nftproxy/test/nftcmd"
 )
 
-// Rules of matches, lookups and verdicts are read whatever is wanted, others
-// are left unknown, and so is anything that is not quite what we would write.
+// Read recognises rules of matches, lookups and verdicts, even if they are not wanted. Other
+// rules are Unknown, and so are rules that differ from what Apply would write.
 func TestReadRecognises(t *testing.T) {
 	cmd := nftcmd.ForTest(t)
 	for _, f := range nft.Families() {

@@ -14,13 +14,13 @@ import (
 type answer struct {
 	seq   uint32
 	errno syscall.Errno
-	// offset of what is wrong, from the message's start; -1 if not told.
+	// offset is where the error is, in bytes from the message's start; -1 if unknown.
 	offset int
 }
 
-// parseAnswer reads an NLMSG_ERROR: struct nlmsgerr, which has the message's
-// header and, unless capped, the rest of the message; then, if flagged,
-// attributes (uapi/linux/netlink.h).
+// parseAnswer reads an NLMSG_ERROR (uapi/linux/netlink.h). It starts with a struct nlmsgerr,
+// which has the header of our message and, unless capped, the rest of it. Attributes
+// follow if a flag says so.
 func parseAnswer(m message) (answer, bool) {
 	const errorLen = 4
 	if m.kind != unix.NLMSG_ERROR || len(m.body) < errorLen+headerLen {
@@ -48,7 +48,7 @@ func parseAnswer(m message) (answer, bool) {
 	return a, true
 }
 
-// opError says what an answer is about.
+// opError returns the answer as an error of the operation that it is about.
 func (e *batchEncoder) opError(b nft.Batch, a answer) OpError {
 	i := a.seq - e.seq // the batch's begin is one before the first message
 	if i >= uint32(len(e.spans)) {
@@ -62,27 +62,28 @@ func (e *batchEncoder) opError(b nft.Batch, a answer) OpError {
 		chain.Rules = chain.Rules[s.first : s.first+1]
 		op.Chain = &chain
 		result.Op = op
-		result.Hint = e.lacking(int(i), a)
+		result.Hint = e.missingExpression(int(i), a)
 	case nft.AddElements:
-		op.Elements, result.Element = e.refused(op.Elements, int(i), a.offset)
+		op.Elements, result.Element = e.refusedElements(op.Elements, int(i), a.offset)
 		result.Op = op
 	case nft.DeleteElements:
-		op.Elements, result.Element = e.refused(op.Elements, int(i), a.offset)
+		op.Elements, result.Element = e.refusedElements(op.Elements, int(i), a.offset)
 		result.Op = op
 	}
 	return result
 }
 
-// refused narrows the elements of an operation to those of the message and, if
-// the answer tells it or tells nothing and there is no other, to the one that it
-// is about.
-func (e *batchEncoder) refused(elements []nft.OwnedElement, i, offset int) ([]nft.OwnedElement, *nft.OwnedElement) {
+// refusedElements returns the elements of message i, and the refused one where that is
+// known: from the offset, or because the message has only one.
+func (e *batchEncoder) refusedElements(elements []nft.OwnedElement, i, offset int) ([]nft.OwnedElement, *nft.OwnedElement) {
 	which, count := -1, 0
-	for _, holds := range e.items(i, unix.NFTA_SET_ELEM_LIST_ELEMENTS, offset) {
-		if holds {
-			which = count
+	for item, holds := range e.listItems(i, unix.NFTA_SET_ELEM_LIST_ELEMENTS, offset) {
+		if !endsInterval(item) {
+			count++
 		}
-		count++
+		if holds {
+			which = count - 1
+		}
 	}
 	if count == 1 && offset < 0 {
 		which = 0
@@ -95,14 +96,13 @@ func (e *batchEncoder) refused(elements []nft.OwnedElement, i, offset int) ([]nf
 	return elements[which : which+1], &elements[which]
 }
 
-// lacking names the expression that a kernel does not have: looking for it, it
-// finds neither the expression nor a module. In expressions that all kernels
-// have, ENOENT is about a chain or a set.
-func (e *batchEncoder) lacking(i int, a answer) string {
+// missingExpression is the hint for an expression that the kernel has neither built in nor
+// as a module. In expressions that all kernels have, ENOENT is about a chain or a set.
+func (e *batchEncoder) missingExpression(i int, a answer) string {
 	if a.errno != unix.ENOENT {
 		return ""
 	}
-	for item, holds := range e.items(i, unix.NFTA_RULE_EXPRESSIONS, a.offset) {
+	for item, holds := range e.listItems(i, unix.NFTA_RULE_EXPRESSIONS, a.offset) {
 		name := text(attribute(item, unix.NFTA_EXPR_NAME))
 		if holds && name != "immediate" && name != "lookup" {
 			return fmt.Sprintf("the kernel has no nftables expression %q, nor a module for it", name)
@@ -111,9 +111,9 @@ func (e *batchEncoder) lacking(i int, a answer) string {
 	return ""
 }
 
-// items yields the items of a message's last attribute, a list, and for each
-// whether the offset, counted from the message's start, lies in it.
-func (e *batchEncoder) items(i int, list uint16, offset int) func(yield func(item []byte, holds bool) bool) {
+// listItems yields the items of a message's last attribute, which is a list. holds says
+// whether the offset, in bytes from the message's start, is in the item.
+func (e *batchEncoder) listItems(i int, list uint16, offset int) func(yield func(item []byte, holds bool) bool) {
 	at := e.spans[i].at
 	size := int(binary.NativeEndian.Uint32(e.b[at:]))
 	items := attribute(e.b[at+headerLen+nfgenmsgLen:at+size], list)

@@ -8,14 +8,14 @@ import (
 	"nftproxy/nft"
 )
 
-// A kernel without an expression says ENOENT at the expression's offset.
+// A kernel that lacks an expression answers ENOENT with the expression's offset.
 func TestLackingExpression(t *testing.T) {
 	id := nft.TableID{Family: nft.IPv4, Name: "t"}
 	rule := nft.Rule{nft.MatchLocal{Field: nft.Daddr}, nft.Verdict{Code: nft.Goto, Chain: "x"}}
 	b := nft.Batch{Ops: []nft.Op{nft.AddTable{Table: id}, nft.AddRules{Table: id, Chain: &nft.Chain{Name: "c", Rules: []nft.Rule{rule}}}}}
 	var e batchEncoder
 	e.reset(100, nil, false)
-	if err := e.batch(b); err != nil {
+	if err := e.addBatch(b); err != nil {
 		t.Fatal(err)
 	}
 	var offsets []int
@@ -38,20 +38,20 @@ func TestLackingExpression(t *testing.T) {
 func expressionsOf(t *testing.T, r nft.Rule) []byte {
 	t.Helper()
 	var e encoder
-	if err := e.rule(r, nft.IPv4); err != nil {
+	if err := e.addRule(r, nft.IPv4); err != nil {
 		t.Fatal(err)
 	}
 	return e.b[attrHeader:]
 }
 
-// What the kernel sends is trusted to be well-formed, but no more than that: no
-// datagram makes a decoder panic.
+// Decoders rely on well-formed datagrams of the kernel, but no datagram makes them
+// panic.
 func FuzzDecode(f *testing.F) {
 	id := nft.TableID{Family: nft.IPv4, Name: "t"}
 	set := &nft.Set{Name: "s", Key: nft.Fields{nft.Dport}, Verdicts: true}
 	var e batchEncoder
 	e.reset(1, nil, false)
-	err := e.batch(nft.Batch{Ops: []nft.Op{
+	err := e.addBatch(nft.Batch{Ops: []nft.Op{
 		nft.AddSet{Table: id, Set: set},
 		nft.AddRules{Table: id, Chain: &nft.Chain{Name: "c", Rules: []nft.Rule{{nft.MatchProto{Protocol: 6}, nft.Reject{}}}}},
 		nft.AddElements{Table: id, Set: set, Elements: []nft.OwnedElement{{Element: nft.Element{
@@ -69,7 +69,7 @@ func FuzzDecode(f *testing.F) {
 			attrs := m.attrs()
 			declaredAs(attrs, set, id.Family)
 			r := tableReader{want: &nft.Table{Family: id.Family, Name: id.Name}}
-			r.chain(attrs)
+			r.chainOf(attrs)
 			sameExpressions(want, attribute(attrs, unix.NFTA_RULE_EXPRESSIONS))
 			d := elementDecoder{set: set, shape: shapeOf(set, id.Family), chains: map[string]string{}}
 			d.decode(attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS), map[nft.Value]nft.Element{})

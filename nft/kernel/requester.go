@@ -11,8 +11,8 @@ import (
 	"nftproxy/nft"
 )
 
-// requester asks the kernel for what it has, on a socket of its own. The lock is
-// held over a request and its answer.
+// requester asks the kernel for objects, on a socket of its own. The lock is held from a
+// request to the end of its answer.
 type requester struct {
 	sync.Mutex
 	socket *socket
@@ -35,20 +35,20 @@ func (r *requester) request(kind uint16, family nft.Family, fill func(*encoder))
 
 // receive sends a request and visits each message of the answer.
 func (r *requester) receive(kind, flags uint16, family nft.Family, fill func(*encoder), visit func(message) error) error {
-	r.socket.drain() // left over by a visit that failed
+	r.socket.drain() // of answers that a failed visit left
 	r.seq++
 	var e encoder
-	at := e.message(kind, flags, r.seq, family)
+	at := e.beginMessage(kind, flags, r.seq, family)
 	if fill != nil {
 		fill(&e)
 	}
-	e.end(at)
+	e.endMessage(at)
 	if err := r.socket.send(e.b); err != nil {
 		return err
 	}
 	for {
-		// The kernel has queued the first datagram during the send, and queues
-		// each further one when the one before is taken.
+		// The kernel queues the first datagram during the send, and each further one when
+		// the one before is read.
 		b, err := r.socket.queued()
 		if err == io.EOF && flags&unix.NLM_F_DUMP == 0 {
 			return nil

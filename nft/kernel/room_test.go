@@ -10,11 +10,11 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
-	"nftproxy/nft/nfttest"
+	"nftproxy/test/nfttest"
 )
 
-// grown is a program of services whose number of endpoints goes up with theirs,
-// so that each has chains that the one before has not.
+// grown is a program of services whose number of endpoints grows with the number of
+// services, so that each program has chains that the one before has not.
 func grown(n int) *nft.Program {
 	p := services(n, 1)
 	for i := range n {
@@ -28,8 +28,8 @@ func grown(n int) *nft.Program {
 	return p
 }
 
-// The kernel takes what Plan does with sets that outgrow their sizes, one after
-// the other and both at once, and has what the model has.
+// The kernel takes batches that make sets anew which have outgrown their sizes, one set or
+// two at once. Then it has what the model has.
 func TestOutgrown(t *testing.T) {
 	_, c := open(t)
 	want, s, seen := nft.NewModel(), nft.State{}, map[string]uint32{}
@@ -64,10 +64,9 @@ func TestOutgrown(t *testing.T) {
 	}
 }
 
-// A table of a version that declared no sizes gets them, in one transaction, also
-// where chains are left in it that nobody wants any more: their rules, which are
-// not recognised, look into the sets that are made anew.
-func TestSizesForATableWithout(t *testing.T) {
+// A table of a version that declared no sizes gets them in one transaction. It gets them
+// even if idle chains with unknown rules look into the sets that are made anew.
+func TestTableWithoutSizes(t *testing.T) {
 	_, c := open(t)
 	p := grown(50)
 	must(t, c.Apply(load(unlimited(grown(60)))))
@@ -84,10 +83,10 @@ func TestSizesForATableWithout(t *testing.T) {
 	}
 	got, err := c.Read(p)
 	must(t, err)
-	if idle := nfttest.IdleChains(p, got); len(idle) == 0 {
+	if idle := nfttest.Idle(p, got); len(idle) == 0 {
 		t.Error("no chain was left: the test shows nothing")
 	}
-	// They are wanted again, and go when nobody has wanted them for long enough.
+	// The chains are wanted again. Later they are idle, and are deleted after IdleLife.
 	again := grown(60)
 	b, s = s.Plan(again, timeZero)
 	must(t, c.Apply(b))
@@ -98,19 +97,19 @@ func TestSizesForATableWithout(t *testing.T) {
 	}
 	b, s = s.Plan(p, timeZero)
 	must(t, c.Apply(b))
-	b, _ = s.Plan(p, timeZero.Add(nft.IdleChainLife))
+	b, _ = s.Plan(p, timeZero.Add(nft.IdleLife))
 	must(t, c.Apply(b))
 	got, err = c.Read(p)
 	must(t, err)
 	if diff := nfttest.Diff(p, got); diff != "" {
 		t.Errorf("wanted and read (-want +got):\n%s", diff)
 	}
-	if idle := nfttest.IdleChains(p, got); len(idle) > 0 {
+	if idle := nfttest.Idle(p, got); len(idle) > 0 {
 		t.Errorf("still there: %v", idle)
 	}
 }
 
-// What the kernel says of elements is not their fault where their set was refused.
+// Elements are not at fault where the kernel refused their set.
 func TestRefusedSetBlamesNoElement(t *testing.T) {
 	_, c := open(t)
 	p := grown(8)

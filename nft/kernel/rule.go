@@ -28,9 +28,8 @@ const (
 	icmpv6PortUnreachable = 4 // ICMPV6_PORT_UNREACH
 )
 
-// register is the number of the register that starts at the 32-bit word. The
-// kernel's dump calls each fourth by the number of the 128-bit register, and so
-// does nft.
+// register is the number of the register that starts at the 32-bit word. Each fourth word
+// has the number of the 128-bit register, as in the kernel's dumps and in nft.
 func register(word int) uint32 {
 	if word%4 == 0 {
 		return uint32(unix.NFT_REG_1 + word/4)
@@ -38,12 +37,12 @@ func register(word int) uint32 {
 	return uint32(unix.NFT_REG32_00 + word)
 }
 
-// rule adds the expressions of a rule as an attribute. They are those that nft
-// writes for the rule's text, since nft has to print them.
-func (e *encoder) rule(r nft.Rule, family nft.Family) error {
-	list := e.nest(unix.NFTA_RULE_EXPRESSIONS)
+// addRule adds the expressions of a rule as an attribute. They are the same that nft writes
+// for the rule's text, so nft can print them.
+func (e *encoder) addRule(r nft.Rule, family nft.Family) error {
+	list := e.beginNest(unix.NFTA_RULE_EXPRESSIONS)
 	for _, s := range r {
-		exprs, err := expressions(s, family)
+		exprs, err := statementExpressions(s, family)
 		if err != nil {
 			return err
 		}
@@ -52,54 +51,54 @@ func (e *encoder) rule(r nft.Rule, family nft.Family) error {
 			if err != nil {
 				return fmt.Errorf("encode %T of %q: %w", x, s.Text(family), err)
 			}
-			e.bytes(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, b)
+			e.addBytes(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, b)
 		}
 	}
-	e.close(list)
+	e.endNest(list)
 	return nil
 }
 
-func expressions(s nft.Statement, family nft.Family) ([]expr.Any, error) {
+func statementExpressions(s nft.Statement, family nft.Family) ([]expr.Any, error) {
 	switch s := s.(type) {
 	case nft.MatchAddr:
-		return matchAddr(s, family)
+		return matchAddrExpressions(s, family)
 	case nft.MatchProto:
-		return []expr.Any{load(nft.L4Proto, family, 0), compare(false, []byte{s.Protocol})}, nil
+		return []expr.Any{loadField(nft.L4Proto, family, 0), compareExpression(false, []byte{s.Protocol})}, nil
 	case nft.MatchLocal:
 		return []expr.Any{
 			&expr.Fib{Register: register(0), ResultADDRTYPE: true, FlagSADDR: s.Field == nft.Saddr, FlagDADDR: s.Field == nft.Daddr},
-			compare(s.Not, hostOrder(unix.RTN_LOCAL)),
+			compareExpression(s.Not, hostOrder(unix.RTN_LOCAL)),
 		}, nil
 	case nft.MatchInput:
-		return matchInput(s)
+		return matchInputExpressions(s)
 	case nft.MatchMark:
 		return []expr.Any{
 			&expr.Meta{Key: expr.MetaKeyMARK, Register: register(0)},
-			bitwise(hostOrder(s.Mask), hostOrder(0)), compare(true, hostOrder(0)),
+			bitwiseExpression(hostOrder(s.Mask), hostOrder(0)), compareExpression(true, hostOrder(0)),
 		}, nil
 	case nft.MatchDNATed:
 		return []expr.Any{
 			&expr.Ct{Key: expr.CtKeySTATUS, Register: register(0)},
-			bitwise(hostOrder(statusDNAT), hostOrder(0)), compare(true, hostOrder(0)),
+			bitwiseExpression(hostOrder(statusDNAT), hostOrder(0)), compareExpression(true, hostOrder(0)),
 		}, nil
 	case nft.InSet:
-		return append(loads(s.Key, family, 0), &expr.Lookup{SourceRegister: register(0), SetName: s.Set}), nil
+		return append(loadFields(s.Key, family, 0), &expr.Lookup{SourceRegister: register(0), SetName: s.Set}), nil
 	case nft.VMap:
-		return append(loads(s.Key, family, 0), &expr.Lookup{
+		return append(loadFields(s.Key, family, 0), &expr.Lookup{
 			SourceRegister: register(0), DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: s.Map,
 		}), nil
 	case nft.DNAT:
-		return dnat(s, family), nil
+		return dnatExpressions(s, family), nil
 	case nft.Update:
-		return update(s, family)
+		return updateExpressions(s, family)
 	case nft.SetMark:
-		return changeMark(s.Mask, s.Mask), nil
+		return markExpressions(s.Mask, s.Mask), nil
 	case nft.ClearMark:
-		return changeMark(s.Mask, 0), nil
+		return markExpressions(s.Mask, 0), nil
 	case nft.Masquerade:
 		return []expr.Any{&expr.Masq{FullyRandom: true}}, nil
 	case nft.Reject:
-		return []expr.Any{reject(s, family)}, nil
+		return []expr.Any{rejectExpression(s, family)}, nil
 	case nft.Verdict:
 		return []expr.Any{&expr.Verdict{Kind: expr.VerdictKind(verdictCode(s)), Chain: s.Chain}}, nil
 	}
@@ -114,27 +113,27 @@ func verdictCode(v nft.Verdict) int32 {
 	return int32(v.Code)
 }
 
-// matchAddr compares as many whole bytes as the prefix has, where it has no
-// other bits, as nft does.
-func matchAddr(s nft.MatchAddr, family nft.Family) ([]expr.Any, error) {
+// matchAddrExpressions compares only the bytes of a prefix that ends at a byte, as nft
+// does. For any other prefix it masks the address.
+func matchAddrExpressions(s nft.MatchAddr, family nft.Family) ([]expr.Any, error) {
 	addr, bits := s.Prefix.Masked().Addr(), s.Prefix.Bits()
 	if bits < 0 || addr.BitLen() != 8*family.AddrLen() {
 		return nil, fmt.Errorf("prefix %v does not fit a table of family %s", s.Prefix, family)
 	}
-	field := load(s.Field, family, 0)
+	field := loadField(s.Field, family, 0)
 	if bits > 0 && bits%8 == 0 {
 		field.(*expr.Payload).Len = uint32(bits / 8)
-		return []expr.Any{field, compare(s.Not, addr.AsSlice()[:bits/8])}, nil
+		return []expr.Any{field, compareExpression(s.Not, addr.AsSlice()[:bits/8])}, nil
 	}
 	mask := make([]byte, family.AddrLen())
 	for i := range bits {
 		mask[i/8] |= 0x80 >> (i % 8)
 	}
-	return []expr.Any{field, bitwise(mask, make([]byte, len(mask))), compare(s.Not, addr.AsSlice())}, nil
+	return []expr.Any{field, bitwiseExpression(mask, make([]byte, len(mask))), compareExpression(s.Not, addr.AsSlice())}, nil
 }
 
-// load brings a field into the register that starts at the word.
-func load(f nft.Field, family nft.Family, word int) expr.Any {
+// loadField loads a field into the register that starts at the word.
+func loadField(f nft.Field, family nft.Family, word int) expr.Any {
 	header := func(v4, v6 uint32) *expr.Payload {
 		offset := v4
 		if family == nft.IPv6 {
@@ -158,18 +157,18 @@ func load(f nft.Field, family nft.Family, word int) expr.Any {
 			Offset: dportOffset, Len: 2,
 		}
 	case nft.OrigSaddr:
-		return original(family, expr.CtKeySRCIP, expr.CtKeySRCIP6, word)
+		return originalField(family, expr.CtKeySRCIP, expr.CtKeySRCIP6, word)
 	case nft.OrigDaddr:
-		return original(family, expr.CtKeyDSTIP, expr.CtKeyDSTIP6, word)
+		return originalField(family, expr.CtKeyDSTIP, expr.CtKeyDSTIP6, word)
 	case nft.OrigDport:
-		return original(family, expr.CtKeyPROTODST, expr.CtKeyPROTODST, word)
+		return originalField(family, expr.CtKeyPROTODST, expr.CtKeyPROTODST, word)
 	}
-	return index(numgenMod, word)
+	return indexExpression(numgenMod, word)
 }
 
-// original is a field of the connection's first packet as it arrived. nft reads
+// originalField is a field of the connection's first packet as it arrived. nft reads
 // addresses by keys that say the family (Linux 4.17).
-func original(family nft.Family, v4, v6 expr.CtKey, word int) expr.Any {
+func originalField(family nft.Family, v4, v6 expr.CtKey, word int) expr.Any {
 	key := v4
 	if family == nft.IPv6 {
 		key = v6
@@ -177,26 +176,26 @@ func original(family nft.Family, v4, v6 expr.CtKey, word int) expr.Any {
 	return &expr.Ct{Key: key, Register: register(word), OptDirection: true, Direction: expr.CtDirOriginal}
 }
 
-func index(mod uint32, word int) expr.Any {
+func indexExpression(mod uint32, word int) expr.Any {
 	return &expr.Numgen{Register: register(word), Modulus: mod, Type: unix.NFT_NG_RANDOM}
 }
 
-// loads brings a concatenation into the registers from the word on.
-func loads(fs nft.Fields, family nft.Family, word int) []expr.Any {
-	exprs := make([]expr.Any, 0, len(fs)+3)
-	for i, f := range fs {
-		exprs = append(exprs, load(f, family, word+fs[:i].Len(family)/4))
+// loadFields loads a concatenation into the registers from the word on.
+func loadFields(fields nft.Fields, family nft.Family, word int) []expr.Any {
+	exprs := make([]expr.Any, 0, len(fields)+3)
+	for i, f := range fields {
+		exprs = append(exprs, loadField(f, family, word+fields[:i].Len(family)/4))
 	}
 	return exprs
 }
 
-func dnat(s nft.DNAT, family nft.Family) []expr.Any {
-	// What the map has for the key replaces it in the registers: the address,
-	// then the port. The kernel's dump gives each range's end, too.
+func dnatExpressions(s nft.DNAT, family nft.Family) []expr.Any {
+	// The map's data replaces the key in the registers: the address, then the port. The
+	// kernel's dump also has the end of each range.
 	addr, port := register(0), register(family.AddrLen()/4)
-	exprs := loads(s.Key, family, 0)
+	exprs := loadFields(s.Key, family, 0)
 	if s.Mod > 0 {
-		exprs = append(exprs, index(s.Mod, s.Key.Len(family)/4))
+		exprs = append(exprs, indexExpression(s.Mod, s.Key.Len(family)/4))
 	}
 	return append(exprs,
 		&expr.Lookup{SourceRegister: register(0), DestRegister: register(0), IsDestRegSet: true, SetName: s.Map},
@@ -206,35 +205,35 @@ func dnat(s nft.DNAT, family nft.Family) []expr.Any {
 		})
 }
 
-// wordsOfOne is how many words nft keeps for a field that is no concatenation:
-// a whole 128-bit register.
+// wordsOfOne is how many 32-bit words nft uses for a single field: a whole 128-bit
+// register.
 const wordsOfOne = 4
 
-// update brings key and data into the registers, one behind the other.
-func update(s nft.Update, family nft.Family) ([]expr.Any, error) {
+// updateExpressions loads the key into the registers and the data after it.
+func updateExpressions(s nft.Update, family nft.Family) ([]expr.Any, error) {
 	if err := s.Check(family); err != nil {
 		return nil, fmt.Errorf("%q: %w", s.Text(family), err)
 	}
-	behind := s.Key.Len(family) / 4
+	dataWord := s.Key.Len(family) / 4
 	if len(s.Key) == 1 {
-		behind = wordsOfOne
+		dataWord = wordsOfOne
 	}
-	return append(slices.Concat(loads(s.Key, family, 0), loads(s.Data, family, behind)), &expr.Dynset{
-		SrcRegKey: register(0), SrcRegData: register(behind), SetName: s.Map,
+	return append(slices.Concat(loadFields(s.Key, family, 0), loadFields(s.Data, family, dataWord)), &expr.Dynset{
+		SrcRegKey: register(0), SrcRegData: register(dataWord), SetName: s.Map,
 		Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: s.Timeout,
 	}), nil
 }
 
-// changeMark clears the bits of the mask and sets those given.
-func changeMark(mask, set uint32) []expr.Any {
+// markExpressions clears the bits of the mask and sets those given.
+func markExpressions(mask, set uint32) []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: register(0)},
-		bitwise(hostOrder(^mask), hostOrder(set)),
+		bitwiseExpression(hostOrder(^mask), hostOrder(set)),
 		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: register(0)},
 	}
 }
 
-func reject(s nft.Reject, family nft.Family) expr.Any {
+func rejectExpression(s nft.Reject, family nft.Family) expr.Any {
 	switch {
 	case s.TCPReset:
 		return &expr.Reject{Type: unix.NFT_REJECT_TCP_RST}
@@ -244,8 +243,9 @@ func reject(s nft.Reject, family nft.Family) expr.Any {
 	return &expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: icmpPortUnreachable}
 }
 
-// compare goes on if the first register holds (with not: does not hold) the data.
-func compare(not bool, data []byte) expr.Any {
+// compareExpression ends the rule unless the first register holds the data (with not: unless
+// it holds other data).
+func compareExpression(not bool, data []byte) expr.Any {
 	op := expr.CmpOpEq
 	if not {
 		op = expr.CmpOpNeq
@@ -253,8 +253,8 @@ func compare(not bool, data []byte) expr.Any {
 	return &expr.Cmp{Op: op, Register: register(0), Data: data}
 }
 
-// matchInput compares the whole name with what pads it, a prefix without.
-func matchInput(s nft.MatchInput) ([]expr.Any, error) {
+// matchInputExpressions compares a name with its padding, and a prefix without any.
+func matchInputExpressions(s nft.MatchInput) ([]expr.Any, error) {
 	most := unix.IFNAMSIZ - 1
 	if s.Prefix {
 		most-- // nft counts its asterisk
@@ -267,11 +267,11 @@ func matchInput(s nft.MatchInput) ([]expr.Any, error) {
 		name = make([]byte, unix.IFNAMSIZ)
 		copy(name, s.Name)
 	}
-	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: register(0)}, compare(s.Not, name)}, nil
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: register(0)}, compareExpression(s.Not, name)}, nil
 }
 
-// bitwise is (first register & mask) ^ xor.
-func bitwise(mask, xor []byte) expr.Any {
+// bitwiseExpression is (first register & mask) ^ xor.
+func bitwiseExpression(mask, xor []byte) expr.Any {
 	return &expr.Bitwise{
 		SourceRegister: register(0), DestRegister: register(0),
 		Len: uint32(len(mask)), Mask: mask, Xor: xor,

@@ -10,8 +10,8 @@ import (
 	"nftproxy/nft"
 )
 
-// nft's numbers of data types (datatype.h), which the kernel only stores. A
-// concatenation's number is those of its fields, six bits each.
+// nft's numbers of data types (datatype.h), which the kernel only stores. The number of a
+// concatenation has six bits for each field.
 const (
 	typeInteger   = 4
 	typeIPAddr    = 7
@@ -44,31 +44,30 @@ const (
 	numgenMod = 2 // as nft.Index.Text says it
 )
 
-// The byte orders in nft's user data; it writes none for concatenations and
-// verdicts.
+// The byte orders in nft's user data. Concatenations and verdicts have none.
 const (
 	orderNone = 0
 	orderHost = 1
 	orderBig  = 2
 )
 
-// Attributes of sets that x/sys/unix lacks (enum nft_set_attributes): statements
-// of each element, such as counters.
+// Attributes of sets that x/sys/unix lacks (enum nft_set_attributes). They hold statements
+// that each element has, such as counters.
 const (
 	attrSetExpr        = 17
 	attrSetExpressions = 18
 )
 
-// What x/sys/unix lacks of interval concatenations (Linux 5.6): the flag, the
-// list of the fields' lengths in a set's description, and one such length.
+// Numbers for interval concatenations (Linux 5.6) that x/sys/unix lacks: the flag, the list
+// of the fields' lengths in a set's description, and one such length.
 const (
 	setConcat     = 0x80 // NFT_SET_CONCAT
 	attrDescList  = 2    // NFTA_SET_DESC_CONCAT
 	attrDescField = 1    // NFTA_SET_FIELD_LEN
 )
 
-// maxTypeofFields is how many fields of a concatenation nft describes in the
-// user data. It lists a set that has more by type instead of typeof.
+// maxTypeofFields is how many fields of a concatenation nft describes in the user data. nft
+// lists a set with more fields by "type" instead of "typeof".
 const maxTypeofFields = 4
 
 // setFlags are NFTA_SET_FLAGS.
@@ -78,7 +77,10 @@ func setFlags(s *nft.Set) uint32 {
 		flags |= unix.NFT_SET_MAP
 	}
 	if s.Interval {
-		flags |= unix.NFT_SET_INTERVAL | setConcat
+		flags |= unix.NFT_SET_INTERVAL
+		if len(s.Key) > 1 {
+			flags |= setConcat
+		}
 	}
 	if s.Dynamic {
 		flags |= unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT
@@ -87,9 +89,9 @@ func setFlags(s *nft.Set) uint32 {
 }
 
 // dataType is nft's number for the concatenation.
-func dataType(fs nft.Fields, family nft.Family) uint32 {
+func dataType(fields nft.Fields, family nft.Family) uint32 {
 	var n uint32
-	for _, f := range fs {
+	for _, f := range fields {
 		n = n<<typeBits | fieldType(f, family)
 	}
 	return n
@@ -112,74 +114,77 @@ func fieldType(f nft.Field, family nft.Family) uint32 {
 
 // kernelLen is a value's length in the kernel: that of a single field without
 // padding, that of a concatenation with it.
-func kernelLen(fs nft.Fields, family nft.Family) int {
-	if len(fs) == 1 {
-		return fs[0].Len(family)
+func kernelLen(fields nft.Fields, family nft.Family) int {
+	if len(fields) == 1 {
+		return fields[0].Len(family)
 	}
-	return fs.Len(family)
+	return fields.Len(family)
 }
 
-// declaration adds the attributes by which a set is declared, and by which one
-// that was read is recognised.
-func (e *encoder) declaration(s *nft.Set, family nft.Family) {
+// addDeclaration adds the attributes that declare a set. declaredAs compares them with a
+// set that was read.
+func (e *encoder) addDeclaration(s *nft.Set, family nft.Family) {
 	if flags := setFlags(s); flags != 0 {
-		e.uint32(unix.NFTA_SET_FLAGS, flags)
+		e.addUint32(unix.NFTA_SET_FLAGS, flags)
 	}
-	e.uint32(unix.NFTA_SET_KEY_TYPE, dataType(s.Key, family))
-	e.uint32(unix.NFTA_SET_KEY_LEN, uint32(kernelLen(s.Key, family)))
+	e.addUint32(unix.NFTA_SET_KEY_TYPE, dataType(s.Key, family))
+	e.addUint32(unix.NFTA_SET_KEY_LEN, uint32(kernelLen(s.Key, family)))
 	switch {
 	case s.Verdicts:
-		e.uint32(unix.NFTA_SET_DATA_TYPE, typeVerdict)
+		e.addUint32(unix.NFTA_SET_DATA_TYPE, typeVerdict)
 	case len(s.Data) > 0:
-		e.uint32(unix.NFTA_SET_DATA_TYPE, dataType(s.Data, family))
-		e.uint32(unix.NFTA_SET_DATA_LEN, uint32(kernelLen(s.Data, family)))
+		e.addUint32(unix.NFTA_SET_DATA_TYPE, dataType(s.Data, family))
+		e.addUint32(unix.NFTA_SET_DATA_LEN, uint32(kernelLen(s.Data, family)))
 	}
-	e.description(s, family)
-	e.bytes(unix.NFTA_SET_USERDATA, setUserdata(s, family))
+	e.addDescription(s, family)
+	e.addBytes(unix.NFTA_SET_USERDATA, setUserdata(s, family))
 }
 
-// description adds the size and, for intervals, the lengths of the fields, by
-// which the kernel takes the concatenation apart.
-func (e *encoder) description(s *nft.Set, family nft.Family) {
-	if s.Size == 0 && !s.Interval {
+// addDescription adds the size. For intervals of a concatenation it adds the lengths of the
+// fields, which the kernel needs to split keys.
+func (e *encoder) addDescription(s *nft.Set, family nft.Family) {
+	concat := setFlags(s)&setConcat != 0
+	if s.Size == 0 && !concat {
 		return
 	}
-	desc := e.nest(unix.NFTA_SET_DESC)
+	desc := e.beginNest(unix.NFTA_SET_DESC)
 	if s.Size > 0 {
-		e.uint32(unix.NFTA_SET_DESC_SIZE, s.Size)
+		e.addUint32(unix.NFTA_SET_DESC_SIZE, s.Size)
 	}
-	if s.Interval {
-		list := e.nest(attrDescList)
+	if concat {
+		list := e.beginNest(attrDescList)
 		for _, f := range s.Key {
-			field := e.nest(unix.NFTA_LIST_ELEM)
-			e.uint32(attrDescField, uint32(f.Len(family)))
-			e.close(field)
+			field := e.beginNest(unix.NFTA_LIST_ELEM)
+			e.addUint32(attrDescField, uint32(f.Len(family)))
+			e.endNest(field)
 		}
-		e.close(list)
+		e.endNest(list)
 	}
-	e.close(desc)
+	e.endNest(desc)
 }
 
-// sameDescription says that two descriptions have the same size and fields.
-func sameDescription(want, have []byte) bool {
-	return attributeUint32(want, unix.NFTA_SET_DESC_SIZE) == attributeUint32(have, unix.NFTA_SET_DESC_SIZE) &&
+// sameDescription says that two descriptions have the same size and fields. A dynamic map
+// that was declared without a size has nft.DynamicLimit once a rule adds to it.
+func sameDescription(want, have []byte, dynamic bool) bool {
+	wanted, size := attributeUint32(want, unix.NFTA_SET_DESC_SIZE), attributeUint32(have, unix.NFTA_SET_DESC_SIZE)
+	return (wanted == size || dynamic && wanted == 0 && size == nft.DynamicLimit) &&
 		sameList(attribute(want, attrDescList), attribute(have, attrDescList), func(want, have []byte) bool {
 			return attributeUint32(want, attrDescField) == attributeUint32(have, attrDescField)
 		})
 }
 
-// declaredAs says that the attributes of a set that was read are those of the
-// declaration, and that it has none that changes what a set does. Where the
-// declaration has Room, any size will do.
+// declaredAs says that a set with these attributes, which were read, is declared as s. It
+// must have no other attribute that changes what a set does. If s has MinSize, any size is
+// right.
 func declaredAs(attrs []byte, s *nft.Set, family nft.Family) bool {
 	var want encoder
-	want.declaration(s, family)
+	want.addDeclaration(s, family)
 	for kind, value := range attributes(want.b) {
 		if kind != unix.NFTA_SET_DESC && !bytes.Equal(attribute(attrs, kind), value) {
 			return false
 		}
 	}
-	if s.Room == 0 && !sameDescription(attribute(want.b, unix.NFTA_SET_DESC), attribute(attrs, unix.NFTA_SET_DESC)) {
+	if s.MinSize == 0 && !sameDescription(attribute(want.b, unix.NFTA_SET_DESC), attribute(attrs, unix.NFTA_SET_DESC), s.Dynamic) {
 		return false
 	}
 	for kind, value := range attributes(attrs) {
@@ -214,28 +219,28 @@ func setUserdata(s *nft.Set, family nft.Family) []byte {
 	return udataUint32(b, userdata.NFTNL_UDATA_SET_DATA_INTERVAL, 0)
 }
 
-func byteOrder(fs nft.Fields) uint32 {
-	if len(fs) != 1 {
+func byteOrder(fields nft.Fields) uint32 {
+	if len(fields) != 1 {
 		return orderNone
 	}
-	if fs[0] == nft.L4Proto || fs[0] == nft.Index {
+	if fields[0] == nft.L4Proto || fields[0] == nft.Index {
 		return orderHost
 	}
 	return orderBig
 }
 
-// typeof is an expression as nft describes it: its kind, then what is
-// particular to it.
-func typeof(kind uint32, particulars []byte) []byte {
-	return userdata.Append(udataUint32(nil, 0, kind), 1, particulars)
+// typeof is nft's description of an expression: its kind, and details that depend on the
+// kind.
+func typeof(kind uint32, details []byte) []byte {
+	return userdata.Append(udataUint32(nil, 0, kind), 1, details)
 }
 
-func typeofFields(fs nft.Fields, family nft.Family) []byte {
-	if len(fs) == 1 {
-		return typeofField(fs[0], family)
+func typeofFields(fields nft.Fields, family nft.Family) []byte {
+	if len(fields) == 1 {
+		return typeofField(fields[0], family)
 	}
 	var all []byte
-	for i, f := range fs[:min(len(fs), maxTypeofFields)] {
+	for i, f := range fields[:min(len(fields), maxTypeofFields)] {
 		all = userdata.Append(all, userdata.Type(i), typeofField(f, family))
 	}
 	return typeof(exprConcat, all)

@@ -11,21 +11,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readBuffer holds a whole datagram of a dump. The kernel fills at most 32 KiB
-// once it has seen a reader that takes as much. Each datagram of a dump of
-// elements is looked for from the set's start, so small ones cost much.
+// readBuffer holds a whole datagram of a dump, in bytes. The kernel fills at most 32 KiB,
+// once it has seen that the reader takes as much. For each datagram of a dump of elements
+// it searches its place from the set's start, so small datagrams cost much.
 const readBuffer = 64 << 10
 
 // errTruncated should not happen: the kernel keeps below 32 KiB.
 var errTruncated = errors.New("netlink datagram larger than the buffer")
 
-// socket is a netlink socket to nf_tables. mdlayher/netlink opens and sets it
-// up; messages are sent and received past it, since it keeps neither all errors
-// of a batch nor the errno of capped acknowledgements.
+// socket is a netlink socket to nf_tables. mdlayher/netlink opens and configures it. socket
+// sends and receives by itself, since mdlayher/netlink keeps neither all errors of a batch
+// nor the errno of capped acknowledgements.
 type socket struct {
 	conn *netlink.Conn
 	raw  syscall.RawConn
 	buf  []byte
+	// sendmsg is the system call.
+	sendmsg func(fd int, buffers [][]byte, oob []byte, to unix.Sockaddr, flags int) (int, error)
 }
 
 func dial(netns int) (*socket, error) {
@@ -33,7 +35,7 @@ func dial(netns int) (*socket, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &socket{conn: conn, buf: make([]byte, readBuffer)}
+	s := &socket{conn: conn, buf: make([]byte, readBuffer), sendmsg: unix.SendmsgBuffers}
 	// CapAcknowledge: without it the kernel echoes each failed message, and
 	// three of 60 KB fill the receive buffer.
 	for _, o := range []netlink.ConnOption{netlink.ExtendedAcknowledge, netlink.CapAcknowledge} {
@@ -47,16 +49,15 @@ func dial(netns int) (*socket, error) {
 	return s, nil
 }
 
-func (s *socket) close() error { return s.conn.Close() }
+func (s *socket) closeConn() error { return s.conn.Close() }
 
-// send sends the parts as one datagram. nf_tables has carried it out when send
-// returns.
-func (s *socket) send(parts ...[]byte) error {
+// send sends the buffers as one datagram. When send returns, nf_tables has carried it out.
+func (s *socket) send(buffers ...[]byte) error {
 	var err error
-	kernel := &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
+	toKernel := &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
 	controlErr := s.raw.Control(func(fd uintptr) {
 		for {
-			if _, err = unix.SendmsgBuffers(int(fd), parts, nil, kernel, 0); err != unix.EINTR {
+			if _, err = s.sendmsg(int(fd), buffers, nil, toKernel, 0); err != unix.EINTR {
 				return
 			}
 		}
@@ -93,7 +94,7 @@ func (s *socket) queued() ([]byte, error) {
 	return s.buf[:n], nil
 }
 
-// drain throws away what is queued, the pending error included.
+// drain discards all queued datagrams, and a pending error.
 func (s *socket) drain() {
 	for {
 		_, err := s.queued()
@@ -103,18 +104,18 @@ func (s *socket) drain() {
 	}
 }
 
-// writeLimit returns how long a datagram may be, after trying to make it as
-// long as wanted. Past wmem_max this needs CAP_NET_ADMIN over the first user
+// writeLimit returns how long a datagram may be, in bytes. It first grows the send buffer
+// as far as wanted. Beyond wmem_max that needs CAP_NET_ADMIN over the first user
 // namespace.
 func (s *socket) writeLimit(want int) (int, error) {
-	// What netlink_sendmsg keeps for itself.
+	// netlink_sendmsg keeps so much for itself.
 	const reserve = 32
 	have, err := s.conn.WriteBuffer()
 	if err != nil {
 		return 0, fmt.Errorf("read send buffer size: %w", err)
 	}
 	if want+reserve > have {
-		// The kernel doubles what is asked for, and reports the double.
+		// The kernel doubles the size that it is given, and reports the double.
 		if err := s.conn.SetWriteBuffer(want + reserve); err != nil {
 			return 0, fmt.Errorf("set send buffer size: %w", err)
 		}

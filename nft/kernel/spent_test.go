@@ -12,7 +12,7 @@ import (
 	"nftproxy/nft/kernel"
 )
 
-// TestSpent: both parts of an Apply take time, and they are of the last one.
+// TestSpent: encoding and committing both take time. Spent is about the last Apply.
 func TestSpent(t *testing.T) {
 	_, c := open(t)
 	if encode, commit := c.Spent(); encode != 0 || commit != 0 {
@@ -36,7 +36,7 @@ func TestSpent(t *testing.T) {
 	}
 }
 
-// TestEncode: what it returns is all that it takes to have the same tables.
+// TestEncode: sending the datagram makes the same tables as Apply.
 func TestEncode(t *testing.T) {
 	ns, c := open(t)
 	p := services(20, 3)

@@ -14,34 +14,34 @@ import (
 	"nftproxy/nft"
 )
 
-// destroyElements is NFT_MSG_DESTROYSETELEM, which x/sys/unix lacks: a deletion
-// to which a missing element is no error (Linux 6.3).
+// destroyElements is NFT_MSG_DESTROYSETELEM, which x/sys/unix lacks: a deletion for which a
+// missing element is no error (Linux 6.3).
 const destroyElements = 30
 
 const (
-	// sweepBatch is how many elements one transaction deletes: few enough for
-	// any send buffer, and to be done in about a millisecond.
+	// sweepBatch is how many elements one transaction deletes at most. So many fit any send
+	// buffer, and the kernel deletes them in about a millisecond.
 	sweepBatch = 500
-	// sweepPasses is how often one Sweep looks at most.
+	// sweepPasses is how often one Sweep dumps the map at most.
 	sweepPasses = 8
-	// sweepOnce is how many entries are looked at again only if a dump was
-	// visibly incomplete. The time of a dump grows with the square of the number,
-	// since the kernel looks for its place from the start for each datagram of
-	// 32 KiB: 7 ms for 10,000, but 0.5 s for 100,000 and 3.8 to 4.9 s for 262,144
+	// sweepOnce is the number of entries from which on Sweep dumps a map again only if a
+	// dump was visibly incomplete. The time of a dump grows with the square of the number:
+	// for each datagram of 32 KiB, the kernel searches its place from the start. A dump
+	// takes 7 ms for 10,000 entries, 0.5 s for 100,000 and 3.8 to 4.9 s for 262,144
 	// (BenchmarkSweep; Linux 6.18, two cores).
 	sweepOnce = 50_000
 )
 
-// Entry is what rules have put into a dynamic map.
+// Entry is an element that a rule has added to a dynamic map.
 type Entry struct {
 	Key, Data nft.Value
-	// Timeout is how long the entry stays after its last update, Expires how
-	// much of that is left. Both are 0 in an entry that stays for ever.
+	// Timeout is how long the entry stays after its last update, and Expires how much of
+	// that is left, 0 in its last moment. Both are 0 in an entry that stays for ever.
 	Timeout, Expires time.Duration
 }
 
-// Learned returns the entries of a dynamic map in no order; none if there is no
-// such table or map. While rules go on adding many, some may be missing.
+// Learned returns the entries of a dynamic map in no order, and none if there is no such
+// table or map. Some may be missing while rules add many.
 func (c *Conn) Learned(table nft.TableID, set *nft.Set) ([]Entry, error) {
 	for pass := 1; ; pass++ {
 		var all []Entry
@@ -55,22 +55,20 @@ func (c *Conn) Learned(table nft.TableID, set *nft.Set) ([]Entry, error) {
 	}
 }
 
-// Sweep deletes the entries of a dynamic map that keep refuses, and returns how
-// many, and how many it left. Those that expired in the meantime may count among
-// either. That there is no such table or map is no error: there is nothing to
-// sweep.
+// Sweep deletes the entries of a dynamic map that keep refuses. It returns how many it
+// left and how many it deleted. An entry that expires meanwhile may count as either. A
+// missing table or map is no error: then there is nothing to sweep.
 //
-// The map is dumped without holding up Apply, which waits for no more than 500
-// deletions. A dump can miss entries while others come and go, so Sweep looks
-// again until it finds nothing more, at most eight times; in a map of more than
-// 50,000 entries only after a dump that was visibly incomplete, since it takes
-// long. Whoever sweeps after endpoints have gone does so again a little later. An
-// entry that expires and is learned anew between the dump and its deletion goes
-// too, and its client is remembered at its next connection. keep must not call
-// Learned or Sweep.
+// Dumps do not hold up Apply, which waits for 500 deletions at most. A dump can miss entries
+// while others come and go. So Sweep dumps the map again until it finds nothing more, at
+// most eight times. A map of more than 50,000 entries takes long, so Sweep dumps it again
+// only after a dump that was visibly incomplete. A caller that sweeps because endpoints
+// have gone should sweep again a little later. If an entry expires and is learned anew
+// between the dump and its deletion, it is deleted too; its client is remembered at its next
+// connection. keep must not call Learned or Sweep.
 //
-// A context that ends is an error that matches its own; it takes effect at the
-// next entry, or the next 500 deletions.
+// When the context ends, Sweep returns an error that matches the context's. It looks at
+// the context before each entry and before each 500 deletions.
 func (c *Conn) Sweep(ctx context.Context, table nft.TableID, set *nft.Set, keep func(key, data nft.Value) bool) (left, swept int, err error) {
 	if !set.Dynamic {
 		return 0, 0, fmt.Errorf("sweep map %s %s: it is not dynamic", table, set.Name)
@@ -78,7 +76,7 @@ func (c *Conn) Sweep(ctx context.Context, table nft.TableID, set *nft.Set, keep 
 	for pass, clean := 1, 0; pass <= sweepPasses && clean < 2; pass++ {
 		var refused []nft.OwnedElement
 		var complete bool
-		left, refused, complete, err = c.judge(ctx, table, set, keep)
+		left, refused, complete, err = c.findRefused(ctx, table, set, keep)
 		if err != nil {
 			return left, swept, err
 		}
@@ -101,9 +99,9 @@ func (c *Conn) Sweep(ctx context.Context, table nft.TableID, set *nft.Set, keep 
 	return left, swept, nil
 }
 
-// judge counts the entries of a map that keep lets stay, and returns the others;
-// see dumpEntries.
-func (c *Conn) judge(ctx context.Context, table nft.TableID, set *nft.Set, keep func(key, data nft.Value) bool) (kept int, refused []nft.OwnedElement, complete bool, err error) {
+// findRefused dumps a map. It counts the entries that keep accepts, and returns the others.
+// For complete see dumpEntries.
+func (c *Conn) findRefused(ctx context.Context, table nft.TableID, set *nft.Set, keep func(key, data nft.Value) bool) (kept int, refused []nft.OwnedElement, complete bool, err error) {
 	if ctx.Err() != nil {
 		return 0, nil, false, fmt.Errorf("dump map %s %s: %w", table, set.Name, ctx.Err())
 	}
@@ -121,20 +119,19 @@ func (c *Conn) judge(ctx context.Context, table nft.TableID, set *nft.Set, keep 
 	return kept, refused, complete, err
 }
 
-// dumpEntries visits each entry once, until one visit fails. It may not be
-// complete if the kernel gave some twice: it finds its place in a hash again by
-// counting, so one that has been resized meanwhile gives some twice and leaves
-// out others.
+// dumpEntries visits each entry once, until a visit fails. The dump is not complete if the
+// kernel gave some entries twice. The kernel finds its place in a hash by counting. After
+// it resizes the hash, it gives some entries twice and leaves out others.
 func (c *Conn) dumpEntries(table nft.TableID, set *nft.Set, visit func(Entry) error) (complete bool, err error) {
 	c.sweeper.Lock()
 	defer c.sweeper.Unlock()
 	shape := shapeOf(set, table.Family)
 	seed := maphash.MakeSeed()
-	seen := map[uint64]struct{}{} // of the keys' hashes: the keys themselves take tens of MB
+	seen := map[uint64]struct{}{} // hashes of keys; the keys themselves would take tens of MB
 	count := 0
 	err = c.sweeper.receive(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, table.Family, func(e *encoder) {
-		e.string(unix.NFTA_SET_ELEM_LIST_TABLE, table.Name)
-		e.string(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
+		e.addString(unix.NFTA_SET_ELEM_LIST_TABLE, table.Name)
+		e.addString(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
 	}, func(m message) error {
 		for _, attrs := range attributes(attribute(m.attrs(), unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
 			entry, err := decodeEntry(attrs, shape)
@@ -163,7 +160,7 @@ func (c *Conn) dumpEntries(table nft.TableID, set *nft.Set, visit func(Entry) er
 	return count == len(seen), nil
 }
 
-// errOtherShape should not happen: Read knows such a map for what it is.
+// errOtherShape should not happen: Read finds a map that is declared otherwise.
 var errOtherShape = errors.New("the map is declared otherwise")
 
 func decodeEntry(attrs []byte, shape setShape) (Entry, error) {
@@ -195,12 +192,13 @@ func milliseconds(v []byte) time.Duration {
 	return time.Duration(binary.BigEndian.Uint64(v)) * time.Millisecond
 }
 
-// destroyEntries deletes elements of which some may have gone, and returns how
-// many it found, or may have found where the kernel does not say.
+// destroyEntries deletes elements, of which some may have gone. It returns how many it
+// deleted, or how many it tried where the kernel does not say.
 //
-// What destroys elements may find none, and then it is no transaction. In a table
-// that others can change as well they are deleted instead, so that it is known
-// how often the generation was raised, and any other change of it is theirs.
+// NFT_MSG_DESTROYSETELEM may find no element, and then the kernel makes no transaction. In
+// a table that others can change too, destroyEntries uses NFT_MSG_DELSETELEM instead. Then
+// it knows how often it has raised the generation, and that others made any other
+// change.
 func (c *Conn) destroyEntries(ctx context.Context, op nft.DeleteElements) (int, error) {
 	c.exclusive.Lock()
 	defer c.exclusive.Unlock()
@@ -223,9 +221,9 @@ func (c *Conn) destroyEntries(ctx context.Context, op nft.DeleteElements) (int, 
 			return len(op.Elements), nil
 		case !errors.As(err, &refused):
 			return 0, err
-		case destroy && refused.all(unix.EINVAL):
+		case destroy && refused.allAre(unix.EINVAL):
 			c.withoutDestroy = true // a message that the kernel does not know
-		case !refused.all(unix.ENOENT):
+		case !refused.allAre(unix.ENOENT):
 			return 0, err
 		case destroy || refused.Errors[0].Element == nil:
 			return 0, nil // no such table or map
@@ -240,8 +238,8 @@ func (c *Conn) destroyEntries(ctx context.Context, op nft.DeleteElements) (int, 
 	return 0, nil
 }
 
-// destroyOnce deletes in one transaction. Where a missing element is an error,
-// each is a message of its own, so that the answers tell which.
+// destroyOnce deletes elements in one transaction. Where a missing element is an error,
+// each element has its own message, so that the answers say which is missing.
 func (c *Conn) destroyOnce(op nft.DeleteElements, destroy bool) error {
 	kind := c.destroy
 	if !destroy {
@@ -249,18 +247,18 @@ func (c *Conn) destroyOnce(op nft.DeleteElements, destroy bool) error {
 	}
 	begin := c.seq + 1
 	c.encoder.reset(begin+1, nil, !destroy)
-	if err := c.encoder.elements(0, kind, 0, op.Table, op.Set, op.Elements); err != nil {
+	if err := c.encoder.addElements(0, kind, 0, op.Table, op.Set, op.Elements); err != nil {
 		return err
 	}
 	c.seq = begin + uint32(len(c.encoder.spans)) + 1
-	answers, err := c.transact(begin, c.encoder.b)
+	answers, err := c.commitMessages(begin, c.encoder.b)
 	if err == nil && len(answers) > 0 {
 		err = c.batchError(nft.Batch{Ops: []nft.Op{op}}, answers, false)
 	}
 	return err
 }
 
-// all says that each refusal is for the same reason.
-func (e *BatchError) all(errno unix.Errno) bool {
+// allAre says that each refusal has this errno.
+func (e *BatchError) allAre(errno unix.Errno) bool {
 	return !slices.ContainsFunc(e.Errors, func(o OpError) bool { return o.Errno != errno })
 }

@@ -12,13 +12,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"nftproxy/internal/nftcmd"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
+	"nftproxy/test/nftcmd"
 )
 
-// remembered is what the i-th client of a service is remembered with: one of
-// ten endpoints.
+// remembered is the entry of the i-th client of a service, with one of ten endpoints.
 func remembered(f nft.Family, i int) kernel.Entry {
 	return kernel.Entry{
 		Key:     addrValue(f, i) + servicePrefix(f, 1, 6, 80),
@@ -35,8 +34,8 @@ func rememberedBy(f nft.Family, from, to int) []kernel.Entry {
 	return all
 }
 
-// unless refuses what is remembered with one of the endpoints.
-func unless(f nft.Family, endpoints ...int) func(key, data nft.Value) bool {
+// unlessEndpoint refuses the entries with one of the endpoints.
+func unlessEndpoint(f nft.Family, endpoints ...int) func(key, data nft.Value) bool {
 	var gone []nft.Value
 	for _, i := range endpoints {
 		gone = append(gone, endpoint(f, 1000+i, 8080))
@@ -44,14 +43,15 @@ func unless(f nft.Family, endpoints ...int) func(key, data nft.Value) bool {
 	return func(_, data nft.Value) bool { return !slices.Contains(gone, data) }
 }
 
-// learnt is what a dynamic map holds, without times.
+// learnt is the contents of a dynamic map, without times.
 func learnt(t *testing.T, c *kernel.Conn, f nft.Family, set *nft.Set) map[nft.Value]nft.Value {
 	t.Helper()
 	entries, err := c.Learned(table(f), set)
 	must(t, err)
 	all := map[nft.Value]nft.Value{}
 	for _, e := range entries {
-		if e.Expires <= 0 || e.Expires > e.Timeout {
+		// The kernel lists 0 for an entry whose time has run out since it looked whether to list it.
+		if e.Expires < 0 || e.Expires > e.Timeout || e.Timeout == 0 {
 			t.Errorf("entry %q expires in %v of %v", set.Key.Format(f, e.Key), e.Expires, e.Timeout)
 		}
 		all[e.Key] = e.Data
@@ -59,10 +59,10 @@ func learnt(t *testing.T, c *kernel.Conn, f nft.Family, set *nft.Set) map[nft.Va
 	return all
 }
 
-// awaitLearnt waits until dumps have all entries of a dynamic map that was filled
-// just now: while a worker of the kernel goes on resizing its hash, they can leave
-// some out. The kernel does not tell when it is done, and one whole dump may be
-// from before the worker begins, so it takes several.
+// awaitLearnt waits until dumps have all entries of a dynamic map that was just filled.
+// Dumps can leave some out while a worker of the kernel resizes the hash. The kernel
+// does not say when the worker has finished. One complete dump may be from before the
+// worker starts, so awaitLearnt waits for several.
 func awaitLearnt(t *testing.T, c *kernel.Conn, f nft.Family, set *nft.Set, all int) {
 	t.Helper()
 	const row, patience = 10, time.Minute
@@ -88,11 +88,14 @@ func kept(entries []kernel.Entry, keep func(key, data nft.Value) bool) map[nft.V
 	return all
 }
 
-// withoutDestroy runs a test also as on a kernel that cannot destroy elements
-// (before 6.3), in both families.
+// withoutDestroy runs a test in both families, and once more as on a kernel that cannot
+// destroy elements (before 6.3).
 func withoutDestroy(t *testing.T, test func(t *testing.T, f nft.Family, open func(t *testing.T) *kernel.Conn)) {
 	for _, hidden := range []bool{false, true} {
 		for _, f := range nft.Families() {
+			if testing.Short() && hidden == (f == nft.IPv4) {
+				continue // each family once
+			}
 			t.Run(fmt.Sprintf("%s, without destroy %v", f, hidden), func(t *testing.T) {
 				test(t, f, func(t *testing.T) *kernel.Conn {
 					_, c := open(t)
@@ -121,7 +124,7 @@ func TestSweep(t *testing.T) {
 		for _, test := range []struct {
 			keep func(key, data nft.Value) bool
 			want int
-		}{{all, 0}, {unless(f, 3, 7), 1000}, {unless(f, 3, 7), 0}, {unless(f, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9), 4000}, {all, 0}} {
+		}{{all, 0}, {unlessEndpoint(f, 3, 7), 1000}, {unlessEndpoint(f, 3, 7), 0}, {unlessEndpoint(f, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9), 4000}, {all, 0}} {
 			_, swept, err := c.Sweep(t.Context(), table(f), set, test.keep)
 			if err != nil || swept != test.want {
 				t.Fatalf("swept %d, error %v, want %d", swept, err, test.want)
@@ -131,7 +134,7 @@ func TestSweep(t *testing.T) {
 				t.Errorf("entries after the sweep (-want +got):\n%s", diff)
 			}
 		}
-		// What is not remembered has stayed as it was.
+		// All other elements have stayed.
 		m, err := c.Read(p)
 		must(t, err)
 		if b, _ := nft.Adopt(m, p).Plan(p, timeZero); !b.Empty() {
@@ -140,16 +143,16 @@ func TestSweep(t *testing.T) {
 	})
 }
 
-// An entry that has gone between the dump and its deletion keeps none of the
-// others.
-func TestSweepOfWhatHasGone(t *testing.T) {
+// An entry disappears between the dump and its deletion. Sweep deletes the others all the
+// same.
+func TestSweepOfDeletedEntries(t *testing.T) {
 	withoutDestroy(t, func(t *testing.T, f nft.Family, open func(t *testing.T) *kernel.Conn) {
 		c := open(t)
 		p := everything()
 		must(t, c.Apply(load(p)))
 		set := p.Table(f).Set("affinity")
 		must(t, c.Remember(table(f), set, rememberedBy(f, 0, 1500)))
-		// More than the kernel's queue has room for refusals.
+		// These are more entries than the kernel's queue has room for refusals.
 		var goes []nft.OwnedElement
 		for i := range 700 {
 			goes = append(goes, owned("", nft.Element{Set: set.Name, Key: remembered(f, 2*i).Key}))
@@ -168,8 +171,8 @@ func TestSweepOfWhatHasGone(t *testing.T) {
 	})
 }
 
-// The same with one that expires by itself.
-func TestSweepOfWhatExpires(t *testing.T) {
+// An entry expires between the dump and its deletion.
+func TestSweepOfExpiringEntries(t *testing.T) {
 	withoutDestroy(t, func(t *testing.T, f nft.Family, open func(t *testing.T) *kernel.Conn) {
 		c := open(t)
 		p := everything()
@@ -177,7 +180,7 @@ func TestSweepOfWhatExpires(t *testing.T) {
 		set := p.Table(f).Set("affinity")
 		short, long := remembered(f, 1), remembered(f, 2)
 		seen := false
-		for short.Timeout = 20 * time.Millisecond; !seen; short.Timeout *= 2 { // until it lives to be dumped
+		for short.Timeout = 20 * time.Millisecond; !seen; short.Timeout *= 2 { // until a dump has it
 			must(t, c.Remember(table(f), set, []kernel.Entry{short, long}))
 			_, _, err := c.Sweep(t.Context(), table(f), set, func(key, data nft.Value) bool {
 				if key == short.Key {
@@ -215,7 +218,7 @@ func TestSweepOfNothing(t *testing.T) {
 		must(t, c.Apply(nft.Batch{Ops: []nft.Op{nft.AddSet{Table: table(f), Set: set}}}))
 		nothing("an empty map")
 
-		// A table that goes between dump and deletion.
+		// The table disappears between dump and deletion.
 		must(t, c.Remember(table(f), set, rememberedBy(f, 0, 10)))
 		var once sync.Once
 		_, _, err := c.Sweep(t.Context(), table(f), set, func(key, data nft.Value) bool {
@@ -230,8 +233,8 @@ func TestSweepOfNothing(t *testing.T) {
 	})
 }
 
-// The end of the context ends a sweep of however large a map at the next entry or
-// batch, and the Conn can be used as before.
+// The end of the context ends a sweep at the next entry or batch, however large the map
+// is. The Conn works as before.
 func TestSweepIsCutShort(t *testing.T) {
 	withoutDestroy(t, func(t *testing.T, f nft.Family, open func(t *testing.T) *kernel.Conn) {
 		c := open(t)
@@ -264,14 +267,14 @@ func TestSweepIsCutShort(t *testing.T) {
 			}
 			must(t, c.Apply(nft.Batch{Ops: []nft.Op{nft.FlushChain{Table: table(f), Chain: "empty"}}}))
 		}
-		_, swept, err := c.Sweep(t.Context(), table(f), set, unless(f, 3))
+		_, swept, err := c.Sweep(t.Context(), table(f), set, unlessEndpoint(f, 3))
 		if err != nil || swept != all/10 {
 			t.Errorf("the next one swept %d, error %v", swept, err)
 		}
 	})
 }
 
-// A table that another process owns is not swept, and the error says what helps.
+// Sweep deletes nothing in a table that another process owns, and the error says what helps.
 func TestSweepOfAForeignTable(t *testing.T) {
 	ns, c := open(t)
 	p := everything()
@@ -289,17 +292,20 @@ func TestSweepOfAForeignTable(t *testing.T) {
 	}
 }
 
-// While other clients come in, so that the kernel resizes its hash and the dump
-// is no snapshot, nothing that is refused is left.
+// Other clients come in during a sweep, so that the kernel resizes its hash and a dump is
+// no snapshot. Sweep deletes every entry that keep refuses all the same.
 func TestSweepUnderAFlood(t *testing.T) {
 	withoutDestroy(t, func(t *testing.T, f nft.Family, open func(t *testing.T) *kernel.Conn) {
 		c := open(t)
 		p := everything()
 		must(t, c.Apply(load(p)))
 		set := p.Table(f).Set("affinity")
-		const before, flood = 20_000, 30_000
+		before, flood := 20_000, 30_000
+		if testing.Short() {
+			before, flood = 2_000, 3_000
+		}
 		must(t, c.Remember(table(f), set, rememberedBy(f, 0, before)))
-		keep := unless(f, 3, 7)
+		keep := unlessEndpoint(f, 3, 7)
 		var flooding sync.WaitGroup
 		flooding.Go(func() {
 			admitted := slices.DeleteFunc(rememberedBy(f, before, before+flood), func(e kernel.Entry) bool { return !keep(e.Key, e.Data) })
@@ -320,13 +326,16 @@ func TestSweepUnderAFlood(t *testing.T) {
 	})
 }
 
-// While the kernel collects tens of thousands of entries that have expired, as it
-// does once a second, dumps leave out some of the others. No stale one outlives a
-// row of sweeps as internal/affinity makes it. Here they follow each other at
-// once, so that as many as can be fall into that time.
+// Once a second the kernel collects expired entries, here tens of thousands. Meanwhile
+// dumps leave out some of the others. No stale entry is left after several sweeps, as
+// daemon/affinity makes them. Here they follow each other at once, so that most of them
+// meet the collection.
 func TestRowOfSweepsWhileEntriesExpire(t *testing.T) {
-	// A dump takes about as long as it is from one collection to the next. Each
-	// misses a few in a hundred, of those that are left; so ten cannot.
+	if testing.Short() {
+		t.Skip("-short: the kernel collects so many entries for seconds")
+	}
+	// A dump takes about as long as the time between two collections. Each dump misses a
+	// few in a hundred of the entries that are left. So ten sweeps are enough.
 	const row, all = 10, 110_000
 	const f = nft.IPv4
 	_, c := open(t)
@@ -340,12 +349,12 @@ func TestRowOfSweepsWhileEntriesExpire(t *testing.T) {
 			entries[i].Data = gone
 			stale++
 		case 1, 3, 5, 7, 9, 11, 13, 15:
-			entries[i].Timeout = time.Duration(500+i%3000) * time.Millisecond // several collections have some
+			entries[i].Timeout = time.Duration(500+i%3000) * time.Millisecond // so that several collections have work
 		}
 	}
 	must(t, c.Remember(table(f), set, entries))
 	for len(learnt(t, c, f, set)) == all {
-		// None has expired yet.
+		// No entry has expired yet.
 	}
 	var found []int
 	for len(found) < row && stale > 0 {
@@ -360,7 +369,7 @@ func TestRowOfSweepsWhileEntriesExpire(t *testing.T) {
 	}
 }
 
-// A restart knows its maps again and leaves what was remembered in them alone.
+// After a restart the maps are recognised, and keep what they have learned.
 func TestRestartKeepsWhatWasLearned(t *testing.T) {
 	cmd := nftcmd.ForTest(t)
 	ns, c := open(t)
@@ -372,7 +381,7 @@ func TestRestartKeepsWhatWasLearned(t *testing.T) {
 	must(t, c.Close())
 
 	next := openIn(t, ns)
-	must(t, claim(next, p))
+	must(t, own(next, p))
 	m, err := next.Read(p)
 	must(t, err)
 	if b, _ := nft.Adopt(m, p).Plan(p, timeZero); !b.Empty() {

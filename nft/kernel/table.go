@@ -4,32 +4,42 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
 	"nftproxy/nft"
 )
 
-// attrTableOwner is NFTA_TABLE_OWNER, which x/sys/unix lacks.
-const attrTableOwner = 7
+// NFTA_TABLE_USERDATA and NFTA_TABLE_OWNER, which x/sys/unix lacks.
+const (
+	attrTableUserdata = 6
+	attrTableOwner    = 7
+)
 
-// TableInfo says whose a table is.
+// tableComment is the comment of each table that a Conn has made; nft prints it. By the
+// comment, tables of nftproxy are known under any name. Linux keeps it since 5.10.
+const tableComment = "kept by nftproxy, a Kubernetes service proxy"
+
+// TableInfo says which process owns a table, and whether an nftproxy made it.
 type TableInfo struct {
 	ID nft.TableID
 	// Flags are the kernel's NFT_TABLE_F_*: 1 dormant, 2 owner, 4 persist.
 	Flags uint32
-	// Owner is the netlink port ID of the socket that owns it (usually the
+	// Owner is the netlink port ID of the socket that owns the table (usually the
 	// process's PID), or 0.
 	Owner uint32
+	// Ours says that an nftproxy has made the table.
+	Ours bool
 }
 
-// Orphan says that the table's owner has gone and that it waits for another.
+// Orphan says that the table's owner has gone. Another process can own it.
 func (t TableInfo) Orphan() bool { return t.Flags&ownedTable == tablePersist }
 
 // Tables returns the tables of that name, in both families.
 func (c *Conn) Tables(name string) ([]TableInfo, error) {
 	var tables []TableInfo
 	for _, f := range nft.Families() {
-		t, found, err := c.table(nft.TableID{Family: f, Name: name})
+		t, found, err := c.lookUpTable(nft.TableID{Family: f, Name: name})
 		if err != nil {
 			return nil, err
 		}
@@ -40,10 +50,10 @@ func (c *Conn) Tables(name string) ([]TableInfo, error) {
 	return tables, nil
 }
 
-func (c *Conn) table(id nft.TableID) (t TableInfo, found bool, err error) {
+func (c *Conn) lookUpTable(id nft.TableID) (t TableInfo, found bool, err error) {
 	c.reader.Lock()
 	defer c.reader.Unlock()
-	attrs, err := c.reader.request(unix.NFT_MSG_GETTABLE, id.Family, func(e *encoder) { e.string(unix.NFTA_TABLE_NAME, id.Name) })
+	attrs, err := c.reader.request(unix.NFT_MSG_GETTABLE, id.Family, func(e *encoder) { e.addString(unix.NFTA_TABLE_NAME, id.Name) })
 	if errors.Is(err, unix.ENOENT) {
 		return TableInfo{}, false, nil
 	}
@@ -53,17 +63,56 @@ func (c *Conn) table(id nft.TableID) (t TableInfo, found bool, err error) {
 	if err != nil {
 		return TableInfo{}, false, fmt.Errorf("look up table %s: %w", id, err)
 	}
-	return TableInfo{id, attributeUint32(attrs, unix.NFTA_TABLE_FLAGS), attributeUint32(attrs, attrTableOwner)}, true, nil
+	return tableInfo(id, attrs), true, nil
 }
 
-// DeleteTables deletes the tables of that name, in both families, in one
-// transaction. That there is none is no error. A table that another process
-// owns is an error that matches EPERM.
+func tableInfo(id nft.TableID, attrs []byte) TableInfo {
+	return TableInfo{
+		ID: id, Flags: attributeUint32(attrs, unix.NFTA_TABLE_FLAGS), Owner: attributeUint32(attrs, attrTableOwner),
+		Ours: string(attribute(attrs, attrTableUserdata)) == string(tableUserdata()),
+	}
+}
+
+func tableUserdata() []byte {
+	return userdata.AppendString(nil, userdata.TypeComment, tableComment)
+}
+
+// OurTables returns the tables that an nftproxy has made, under any name, in both families.
+// Tables of versions that set no comment are not among them.
+func (c *Conn) OurTables() ([]TableInfo, error) {
+	c.reader.Lock()
+	defer c.reader.Unlock()
+	var tables []TableInfo
+	for _, f := range nft.Families() {
+		err := c.reader.receive(unix.NFT_MSG_GETTABLE, unix.NLM_F_DUMP, f, nil, func(m message) error {
+			attrs := m.attrs()
+			id := nft.TableID{Family: f, Name: text(attribute(attrs, unix.NFTA_TABLE_NAME))}
+			if t := tableInfo(id, attrs); t.Ours {
+				tables = append(tables, t)
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list tables of family %s: %w", f, err)
+		}
+	}
+	return tables, nil
+}
+
+// DeleteTables deletes the tables of that name, in both families, in one transaction.
+// Missing tables are no error. A table that another process owns is an error that matches
+// EPERM.
 func (c *Conn) DeleteTables(name string) error {
 	tables, err := c.Tables(name)
 	if err != nil {
 		return err
 	}
+	return c.Delete(tables)
+}
+
+// Delete deletes the tables with their contents, in one transaction. A missing table is an
+// error. A table that another process owns is an error that matches EPERM.
+func (c *Conn) Delete(tables []TableInfo) error {
 	var b nft.Batch
 	for _, t := range tables {
 		b.Ops = append(b.Ops, nft.DeleteTable{Table: t.ID})
@@ -71,36 +120,34 @@ func (c *Conn) DeleteTables(name string) error {
 	return c.Apply(b)
 }
 
-// Owned says whether the table is this Conn's own, so that nobody else can
-// change it. It is not where the kernel lacks ownership (before Linux 6.9), nor
-// where the table was made without it.
+// Owned says whether this Conn owns the table, so that no other process can change it.
+// Kernels before Linux 6.9 have no ownership, and a table that was made without an owner
+// has none.
 func (c *Conn) Owned(id nft.TableID) (bool, error) {
-	t, _, err := c.table(id)
+	t, _, err := c.lookUpTable(id)
 	return t.Owner != 0 && t.Owner == c.writer.conn.PID(), err
 }
 
-// Claim takes the table, if it was left by an owner, into possession with its
-// contents, and wakes a dormant one. Any other stays as it is: see Owned. A table
-// that another process owns is an error that matches EPERM. Where there is
-// nothing to do, nothing is written.
-func (c *Conn) Claim(id nft.TableID) error {
-	t, found, err := c.table(id)
+// Own makes this Conn the owner of an orphan, with its contents, and wakes a dormant table.
+// Any other table stays as it is (see Owned), and then Own writes nothing. A table that
+// another process owns is an error that matches EPERM.
+func (c *Conn) Own(id nft.TableID) error {
+	t, found, err := c.lookUpTable(id)
 	if err != nil {
-		return fmt.Errorf("claim table %s: %w", id, err)
+		return fmt.Errorf("own table %s: %w", id, err)
 	}
 	foreign := t.Owner != 0 && t.Owner != c.writer.conn.PID()
 	if !found || !t.Orphan() && !foreign && t.Flags&tableDormant == 0 {
 		return nil
 	}
 	if err := c.Apply(nft.Batch{Ops: []nft.Op{nft.AddTable{Table: id}}}); err != nil {
-		return fmt.Errorf("claim table %s: %w", id, err)
+		return fmt.Errorf("own table %s: %w", id, err)
 	}
 	return nil
 }
 
-// tableFlags returns the flags with which to add the batch's tables, by the
-// operation's index. An existing table takes none that concern its owner, except
-// that an orphan can be claimed.
+// tableFlags returns the flags with which to add the batch's tables, by the operation's
+// index. The kernel takes owner flags only for a new table and for an orphan.
 func (c *Conn) tableFlags(b nft.Batch) (map[int]uint32, error) {
 	var flags map[int]uint32
 	deleted := map[nft.TableID]bool{}
@@ -115,7 +162,7 @@ func (c *Conn) tableFlags(b nft.Batch) (map[int]uint32, error) {
 		case nft.DeleteTable:
 			deleted[op.Table] = true
 		case nft.AddTable:
-			t, found, err := c.table(op.Table)
+			t, found, err := c.lookUpTable(op.Table)
 			switch {
 			case err != nil:
 				return nil, err

@@ -16,12 +16,12 @@ import (
 	"nftproxy/nft/kernel"
 )
 
-// inUserNamespace marks the process that TestInUserNamespace starts; its value is
-// net.core.wmem_max.
+// inUserNamespace is the environment variable of the process that TestInUserNamespace
+// starts. Its value is net.core.wmem_max.
 const inUserNamespace = "NFTPROXY_TEST_USER_NAMESPACE"
 
-// Without privileges over the first user namespace, the send buffer cannot grow
-// past wmem_max: a large batch goes in by several transactions.
+// Without privileges over the first user namespace, the send buffer cannot grow beyond
+// wmem_max. A large batch goes in as several transactions.
 func TestInUserNamespace(t *testing.T) {
 	if limit := os.Getenv(inUserNamespace); limit != "" {
 		n, err := strconv.Atoi(limit)
@@ -29,8 +29,11 @@ func TestInUserNamespace(t *testing.T) {
 		splitBatch(t, n)
 		return
 	}
-	// Read here, since on some kernels (6.1) only the first network namespace
-	// shows it.
+	if testing.Short() {
+		t.Skip("-short: a batch larger than wmem_max takes seconds; TestTooLargeToSend splits a small one")
+	}
+	// The test reads wmem_max here, since some kernels (6.1) show it only in the first
+	// network namespace.
 	limit, err := os.ReadFile("/proc/sys/net/core/wmem_max")
 	must(t, err)
 	cmd := exec.Command("/proc/self/exe", "-test.run=^TestInUserNamespace$", "-test.v")
@@ -49,12 +52,12 @@ func TestInUserNamespace(t *testing.T) {
 	}
 }
 
-// splitBatch applies a batch that takes more than limit, the wmem_max.
+// splitBatch applies a batch that needs more bytes than limit, which is wmem_max.
 func splitBatch(t *testing.T, limit int) {
 	c, err := kernel.Open(kernel.Config{})
 	must(t, err)
 	defer func() { must(t, c.Close()) }()
-	// Twice wmem_max fits into the buffer: make it half as much again.
+	// The buffer holds twice wmem_max, so the batch has half as much again.
 	var elements []nft.Element
 	comment := strings.Repeat("x", nft.MaxComment)
 	for i := range 3 * limit / (len(comment) + 16) {

@@ -2,41 +2,116 @@ package ruleset
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"iter"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
-	"nftproxy/internal/treap"
+	"nftproxy/model/service"
+	"nftproxy/model/treap"
 	"nftproxy/nft"
 )
 
-// affinitySize is the greatest number of clients that each of the dynamic maps
-// remembers. A client that finds no room is served without affinity.
-const affinitySize = 262_144
+// clients stands for a Service port whose clients are remembered. The zero value
+// stands for no port.
+type clients struct {
+	// name is part of the names of the port's maps and chains.
+	name     string
+	protocol service.Protocol
+}
+
+// maxClientsName is the longest name of clients, in bytes. With its prefix and suffix
+// it fits the 255 bytes of a chain's name.
+const maxClientsName = 160
+
+// clientsOf names the clients of a Service port, for example "default/web/tcp/80".
+// It cuts a name that is too long and appends a hash, with an underline before it,
+// which no Service's name has.
+func clientsOf(name service.Name, p *service.Port) clients {
+	text := fmt.Sprintf("%s/%s/%d", name, p.Protocol, p.Port)
+	if len(text) > maxClientsName {
+		const digits = 32
+		hash := sha256.Sum256([]byte(text))
+		text = text[:maxClientsName-digits-1] + "_" + hex.EncodeToString(hash[:])[:digits]
+	}
+	return clients{text, p.Protocol}
+}
+
+// clientList is a set of the two lists of endpoints that a Service port can have.
+// Each list has a map of its own for clients, since an endpoint of one list need not
+// be in the other.
+type clientList uint8
+
+const (
+	// clusterList is for clients that may go to any node.
+	clusterList clientList = 1 << iota
+	// localList is for clients that only get endpoints on this node.
+	localList
+)
+
+// mapName names the dynamic map that remembers the clients of one list.
+func (l clientList) mapName(of clients) string {
+	if l == localList {
+		return "local-affinity-" + of.name
+	}
+	return "affinity-" + of.name
+}
+
+// suffix is the end of the name of the chain that remembers clients for the lists.
+func (l clientList) suffix() string {
+	switch l {
+	case clusterList:
+		return ""
+	case localList:
+		return "-local"
+	}
+	return "-both"
+}
+
+// each yields the single lists of the set.
+func (l clientList) each() iter.Seq[clientList] {
+	return func(yield func(clientList) bool) {
+		for _, one := range []clientList{clusterList, localList} {
+			if l&one != 0 && !yield(one) {
+				return
+			}
+		}
+	}
+}
+
+// affinityMap declares the map of a Service port's clients. It declares no size: the
+// kernel sets one. A map with a declared size would take 2 MB from the start.
+func affinityMap(name string) *nft.Set {
+	return &nft.Set{Name: name, Key: client(), Data: target(), Dynamic: true}
+}
 
 // learningRules send translated connections to the chain that remembers them.
-// That chain returns: masquerade is still to come.
+// That chain returns, since masquerade comes later.
 //
-// A node port is known by its number alone: a connection to that port of
-// another address of services may be remembered for the node port as well, if
-// it went to one of the node port's own endpoints. That does no harm.
-func learningRules(learning []*entrance) []nft.Rule {
+// The rules know a node port by its number alone. So a connection to that port of
+// another service's address may also be remembered for the node port, if it went to
+// one of the node port's own endpoints. That does no harm.
+func learningRules(learning []*access) []nft.Rule {
 	var rules []nft.Rule
-	for _, e := range learning {
-		rules = append(rules, nft.Rule{nft.MatchDNATed{}, nft.VMap{Key: e.original, Map: e.learners}})
+	for _, a := range learning {
+		rules = append(rules, nft.Rule{nft.MatchDNATed{}, nft.VMap{Key: a.original, Map: a.learners}})
 	}
 	return rules
 }
 
-// learnRules remember where a connection was sent, in each list that has the
-// endpoint now. It may have been translated by the rules before a change: then
-// the endpoint may be in neither.
-func (e *entrance) learnRules(timeout time.Duration) []nft.Rule {
+// learnRules remember the endpoint of a connection, in the map of each list that has
+// the endpoint now. The rules of the last program may have translated the connection;
+// then neither list may have the endpoint.
+func (a *access) learnRules(of clients, lists clientList, timeout time.Duration) []nft.Rule {
 	var rules []nft.Rule
-	for _, p := range e.pools() {
+	for list := range lists.each() {
 		rules = append(rules, nft.Rule{
-			nft.InSet{Key: join(e.original, target()...), Set: p.affinityEndpoints},
-			nft.Update{Map: p.affinity, Key: join(nft.Fields{nft.OrigSaddr}, e.original...), Data: target(), Timeout: timeout},
+			nft.InSet{Key: join(a.original, target()...), Set: a.rememberable(list)},
+			nft.Update{Map: list.mapName(of), Key: nft.Fields{nft.OrigSaddr}, Data: target(), Timeout: timeout},
 		})
 	}
 	return rules
@@ -47,93 +122,169 @@ type AffinityName struct {
 	Family nft.Family
 	// Map is the set's name.
 	Map string
+	// Service is the one whose clients the map remembers.
+	Service service.Name
 }
 
 // AffinityMap is one of the dynamic maps that remember clients.
 type AffinityMap struct {
 	Name  AffinityName
 	Table nft.TableID
-	// Set is nil in a table without sets, which stands for none.
-	Set *nft.Set
-	// Keep says whether the program the map is of may send the client there.
-	// Any other entry is stale: it would send the client to an endpoint that
-	// its service address no longer uses, for as long as the client comes back.
-	// The first call looks at every service: some 20 ms for 10,000 of them with
-	// ten endpoints each.
+	Set   *nft.Set
+	// Keep says whether an element may stay: whether the map's program may send the
+	// client to that endpoint. Any other element is stale. It would send the client to
+	// an endpoint that its Service no longer uses, for as long as the client comes
+	// back. The first call goes through the Service's endpoints.
 	Keep func(key, data nft.Value) bool
 }
 
-// affinityPools are the lists of endpoints of which a table remembers clients,
-// each in a map of its own.
-func affinityPools() []pool {
-	var all []pool
-	for _, e := range entrances() {
-		pools := e.pools()
-		all = append(all, pools[:]...)
+// AffinityMaps returns the program's maps that remember clients, of both tables. Its
+// cost grows with the program.
+func AffinityMaps(p *nft.Program) []AffinityMap {
+	var all []AffinityMap
+	for _, f := range nft.Families() {
+		t := p.Table(f)
+		for name, part := range t.Parts.All() {
+			for _, list := range rememberedLists(t, part) {
+				all = append(all, list.affinityMap(t, service.Name(name)))
+			}
+		}
 	}
 	return all
 }
 
-// AffinityMaps are the program's maps that remember clients, in both tables.
-func AffinityMaps(p *nft.Program) []AffinityMap {
-	var maps []AffinityMap
-	for _, f := range nft.Families() {
-		t := p.Table(f)
-		for _, pool := range affinityPools() {
-			allowed := sync.OnceValue(func() map[nft.Value]bool { return keysOf(t, pool.affinityEndpoints) })
-			maps = append(maps, AffinityMap{AffinityName{f, pool.affinity}, t.ID(), t.Set(pool.affinity), func(key, data nft.Value) bool {
-				// The client's address, then the service's.
-				return allowed()[key[f.AddrLen():]+data]
-			}})
+// AffinityOf returns the program's map of that name; ok is false if it has none.
+func AffinityOf(p *nft.Program, name AffinityName) (m AffinityMap, ok bool) {
+	t := p.Table(name.Family)
+	for _, list := range rememberedLists(t, t.Parts.At(string(name.Service))) {
+		if list.clients == name.Map {
+			return list.affinityMap(t, name.Service), true
 		}
 	}
-	return maps
+	return AffinityMap{}, false
 }
 
-// keysOf are the keys of a set's elements, of all parts.
-func keysOf(t *nft.Table, set string) map[nft.Value]bool {
-	keys := map[nft.Value]bool{}
-	for _, part := range t.Parts.All() {
-		for _, element := range elementsOf(part, set) {
-			keys[element.Key] = true
-		}
-	}
-	return keys
-}
-
-// AffinityShrunk returns the maps of clients that the old program let have an
-// endpoint which the new one does not, at the same address or port: they may
-// hold stale entries, and no others do. They are in no order. The cost follows
-// what has changed.
-func AffinityShrunk(old, new *nft.Program) []AffinityName {
+// AffinityShrunk returns the maps of clients that may hold elements which are stale
+// by the next program, in no order. These are the maps whose Service port has lost an
+// endpoint, and the maps that the old program did not have: a map stays in the kernel
+// for a while after its last program, with its clients. The cost grows with what has
+// changed.
+func AffinityShrunk(old, next *nft.Program) []AffinityName {
 	var shrunk []AffinityName
 	for _, f := range nft.Families() {
-		rest := affinityPools()
-		for c := range treap.Diff(old.Table(f).Parts, new.Table(f).Parts) {
-			rest = slices.DeleteFunc(rest, func(p pool) bool {
-				gone := lost(elementsOf(c.Old, p.affinityEndpoints), elementsOf(c.New, p.affinityEndpoints))
-				if gone {
-					shrunk = append(shrunk, AffinityName{f, p.affinity})
+		for c := range treap.Diff(old.Table(f).Parts, next.Table(f).Parts) {
+			before := rememberedLists(old.Table(f), c.Old)
+			for _, list := range rememberedLists(next.Table(f), c.New) {
+				at := slices.IndexFunc(before, func(b rememberedList) bool { return b.clients == list.clients })
+				if at < 0 || !containsAll(list.endpoints(), before[at].endpoints()) {
+					shrunk = append(shrunk, AffinityName{f, list.clients, service.Name(c.Key)})
 				}
-				return gone
-			})
+			}
 		}
 	}
 	return shrunk
 }
 
-// lost says whether a key of old is not in new; both are sorted.
-func lost(old, new []nft.Element) bool {
-	for _, e := range old {
-		_, found := slices.BinarySearchFunc(new, e.Key, func(n nft.Element, key nft.Value) int { return cmp.Compare(n.Key, key) })
-		if !found {
-			return true
-		}
-	}
-	return false
+// rememberedList is a list of endpoints of a Service port whose clients are
+// remembered.
+type rememberedList struct {
+	// clients is the map of its clients.
+	clients string
+	// frontends has the endpoints that may be remembered, once for each of the
+	// Service port's frontends.
+	frontends []rememberedFrontend
 }
 
-// elementsOf are the part's elements of one set; no part has none.
+// rememberedFrontend is one frontend. The keys of its elements begin with at.
+type rememberedFrontend struct {
+	at       nft.Value
+	elements []nft.Element
+}
+
+// rememberedLists finds the lists of a part by the rules that remember. Each frontend
+// of the part leads to a chain. That chain names the set of endpoints that may be
+// remembered, and the map of clients.
+func rememberedLists(t *nft.Table, part *nft.Part) []rememberedList {
+	var lists []rememberedList
+	for _, a := range allAccess() {
+		for _, at := range elementsOf(part, a.learners) {
+			for from, to := range rememberingRules(t.Chains.At(at.Verdict.Chain)) {
+				i := slices.IndexFunc(lists, func(l rememberedList) bool { return l.clients == to.Map })
+				if i < 0 {
+					i, lists = len(lists), append(lists, rememberedList{clients: to.Map})
+				}
+				lists[i].frontends = append(lists[i].frontends, rememberedFrontend{at.Key, startingWith(elementsOf(part, from.Set), at.Key)})
+			}
+		}
+	}
+	return lists
+}
+
+// rememberingRules yields the set that each rule of a chain asks and the map in which
+// it remembers. A chain of another version may have other rules; they are skipped.
+func rememberingRules(chain *nft.Chain) iter.Seq2[nft.InSet, nft.Update] {
+	return func(yield func(nft.InSet, nft.Update) bool) {
+		if chain == nil {
+			return
+		}
+		for _, r := range chain.Rules {
+			if len(r) != 2 {
+				continue
+			}
+			from, asks := r[0].(nft.InSet)
+			to, remembers := r[1].(nft.Update)
+			if asks && remembers && !yield(from, to) {
+				return
+			}
+		}
+	}
+}
+
+// endpoints returns the endpoints that may be remembered, sorted, each once.
+func (l rememberedList) endpoints() []nft.Value {
+	var all []nft.Value
+	for _, f := range l.frontends {
+		for _, e := range f.elements {
+			all = append(all, e.Key[len(f.at):])
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+func (l rememberedList) affinityMap(t *nft.Table, of service.Name) AffinityMap {
+	rememberable := sync.OnceValue(func() map[nft.Value]bool {
+		set := map[nft.Value]bool{}
+		for _, e := range l.endpoints() {
+			set[e] = true
+		}
+		return set
+	})
+	return AffinityMap{
+		AffinityName{t.Family, l.clients, of}, t.ID(), t.Set(l.clients),
+		func(_, data nft.Value) bool { return rememberable()[data] },
+	}
+}
+
+// containsAll says whether the sorted list has all of the values.
+func containsAll(list, values []nft.Value) bool {
+	return !slices.ContainsFunc(values, func(v nft.Value) bool {
+		_, found := slices.BinarySearch(list, v)
+		return !found
+	})
+}
+
+// startingWith returns the elements, sorted by key, whose keys begin with the prefix.
+func startingWith(elements []nft.Element, prefix nft.Value) []nft.Element {
+	first, _ := slices.BinarySearchFunc(elements, prefix, func(e nft.Element, prefix nft.Value) int { return cmp.Compare(e.Key, prefix) })
+	end := first
+	for end < len(elements) && strings.HasPrefix(string(elements[end].Key), string(prefix)) {
+		end++
+	}
+	return elements[first:end]
+}
+
+// elementsOf returns the part's elements in one set. The part may be nil.
 func elementsOf(p *nft.Part, set string) []nft.Element {
 	if p == nil {
 		return nil

@@ -6,10 +6,10 @@ import (
 	"testing"
 	"time"
 
-	"nftproxy/internal/service"
-	"nftproxy/internal/service/servicetest"
+	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/servicetest"
 )
 
 func benchConfig() ruleset.Config {
@@ -82,6 +82,7 @@ func BenchmarkOneEndpoint(b *testing.B) {
 // every service has it.
 func BenchmarkAffinity(b *testing.B) {
 	builder := service.NewBuilder(servicetest.Node())
+	builder.SetMaxAffinityPorts(1 << 20)
 	set := func(s *service.Service) {
 		s.AffinityTimeout = 3 * time.Hour
 		builder.Set(s)

@@ -3,59 +3,49 @@ package ruleset
 import (
 	"net/netip"
 	"slices"
-	"strings"
 
-	"nftproxy/internal/service"
-	"nftproxy/internal/treap"
+	"nftproxy/model/service"
+	"nftproxy/model/treap"
 	"nftproxy/nft"
 )
 
 // The sets and maps of each table.
 const (
-	// services sends address . protocol . port to a shared chain.
+	// services leads address . protocol . port to a shared chain.
 	services = "services"
 	// endpoints holds all endpoints of all addresses, by index.
 	endpoints = "endpoints"
-	// An address with external policy Local has two lists: servicesCluster
-	// sends pods and the node to the one in endpoints, servicesLocal everybody
-	// else to the one in localEndpoints.
+	// An address with external policy Local has two lists of endpoints. By
+	// servicesCluster pods and the node get the list in endpoints. By servicesLocal
+	// everybody else gets the list in localEndpoints.
 	servicesCluster = "services-cluster"
 	servicesLocal   = "services-local"
 	localEndpoints  = "local-endpoints"
-	// clusterIPs are the known cluster IPs, whose other ports are refused.
+	// clusterIPs holds the known cluster IPs. Their other ports are refused.
 	clusterIPs = "cluster-ips"
-	// The same for node ports, which have no address: with all addresses
-	// accepted they cannot be keyed by one.
+	// Node ports have the same sets. Their keys have no address: a node port may be
+	// served on all addresses of the node.
 	nodePorts              = "node-ports"
 	nodePortEndpoints      = "node-port-endpoints"
 	nodePortsCluster       = "node-ports-cluster"
 	nodePortsLocal         = "node-ports-local"
 	nodePortLocalEndpoints = "node-port-local-endpoints"
-	// Services with session affinity. affinityServices sends connections to the
-	// chain that remembers them in affinity, which then says where a client's
-	// next goes; affinityEndpoints are the endpoints that may be remembered for
-	// an address, so that a connection underway while one goes cannot bring it
-	// back. Each list of endpoints has maps of its own, since what a client was
-	// sent to by one may not be in the other.
-	affinity                       = "affinity"
+	// Services with session affinity have more. affinityServices leads connections to
+	// the chain that remembers them in the map of the Service port (affinityMap). That
+	// map says where the client's next connection goes, to whichever address it comes.
+	// affinityEndpoints holds the endpoints that may be remembered for an address: a
+	// connection that is under way while an endpoint goes cannot bring it back.
+	// localAffinityEndpoints holds the same for lists of endpoints on this node.
 	affinityEndpoints              = "affinity-endpoints"
 	affinityServices               = "affinity-services"
-	localAffinity                  = "local-affinity"
 	localAffinityEndpoints         = "local-affinity-endpoints"
-	nodePortAffinity               = "node-port-affinity"
 	nodePortAffinityEndpoints      = "node-port-affinity-endpoints"
 	nodePortAffinityServices       = "node-port-affinity-services"
-	nodePortLocalAffinity          = "node-port-local-affinity"
 	nodePortLocalAffinityEndpoints = "node-port-local-affinity-endpoints"
-	// nodePortAddresses are where node ports are served.
+	// nodePortAddresses holds the addresses that serve node ports.
 	nodePortAddresses = "node-port-addresses"
-	// A load balancer's address that only some sources may reach goes through
-	// the chain of the name sourceRanges: the set has who is let in to what, and
-	// servicesRestricted what services would have had for the address.
-	sourceRanges       = "source-ranges"
-	servicesRestricted = "services-restricted"
-	// hairpin holds local endpoints as pairs of themselves: a connection that
-	// comes back to its own pod must be masqueraded, or the pod would answer
+	// hairpin holds each local endpoint twice, as source . destination. A connection
+	// that comes back to its own pod must be masqueraded, or the pod would answer
 	// itself directly.
 	hairpin = "hairpin"
 )
@@ -68,85 +58,83 @@ const (
 	input       = "input"
 	dispatch    = "dispatch"
 	refuse      = "refuse"
-	// externalLocal and nodePortExternalLocal choose between the two lists of
+	// externalLocal and nodePortExternalLocal choose one of the two lists of
 	// external policy Local.
 	externalLocal         = "external-local"
 	nodePortExternalLocal = "node-port-external-local"
 )
 
-// entrance is a way in to services: by address or by node port. Both work
-// alike, each with maps and chains of its own.
-type entrance struct {
-	// key is what the maps are looked up by, and original the same of the
-	// connection's first packet before it was translated.
+// access is a way to reach services: by address or by node port. Both ways work
+// alike. Each has maps and chains of its own; access has their names.
+type access struct {
+	// key is the key of the maps. original is the same key as it was in the
+	// connection's first packet, before translation.
 	key, original nft.Fields
-	// verdicts says what a service gets, and all has its endpoints.
-	verdicts string
-	all      pool
-	// Under external policy Local the chain external chooses between the
-	// verdicts of cluster and local; the endpoints of the latter are own.
-	external, cluster, local string
-	own                      pool
-	// learners sends connections to the chain that remembers them.
-	learners string
-	// chains is how the names of its shared chains begin.
-	chains string
+	// verdicts is the map from keys to chains, endpoints the map of endpoints.
+	verdicts, endpoints string
+	// externalChain serves external policy Local. It asks clusterVerdicts, whose
+	// endpoints are in endpoints, or localVerdicts, whose endpoints are in
+	// localEndpoints.
+	externalChain, clusterVerdicts, localVerdicts, localEndpoints string
+	// learners leads connections to the chain that remembers them. The sets
+	// clusterRememberable and localRememberable hold the endpoints of each list that
+	// may be remembered.
+	learners, clusterRememberable, localRememberable string
+	// chainPrefix begins the names of the shared chains.
+	chainPrefix string
 }
 
-// pool is the maps that have a list of endpoints for each service, and the
-// clients that were sent to them.
-type pool struct {
-	endpoints, affinity, affinityEndpoints string
-}
-
-func byAddress() *entrance {
-	return &entrance{
+func byAddress() *access {
+	return &access{
 		key: addressKey(), original: nft.Fields{nft.OrigDaddr, nft.L4Proto, nft.OrigDport},
-		verdicts: services, all: pool{endpoints, affinity, affinityEndpoints},
-		external: externalLocal, cluster: servicesCluster, local: servicesLocal,
-		own:      pool{localEndpoints, localAffinity, localAffinityEndpoints},
-		learners: affinityServices,
+		verdicts: services, endpoints: endpoints,
+		externalChain: externalLocal, clusterVerdicts: servicesCluster, localVerdicts: servicesLocal, localEndpoints: localEndpoints,
+		learners: affinityServices, clusterRememberable: affinityEndpoints, localRememberable: localAffinityEndpoints,
 	}
 }
 
-func byNodePort() *entrance {
-	return &entrance{
+func byNodePort() *access {
+	return &access{
 		key: nodePortKey(), original: nft.Fields{nft.L4Proto, nft.OrigDport},
-		verdicts: nodePorts, all: pool{nodePortEndpoints, nodePortAffinity, nodePortAffinityEndpoints},
-		external: nodePortExternalLocal, cluster: nodePortsCluster, local: nodePortsLocal,
-		own:      pool{nodePortLocalEndpoints, nodePortLocalAffinity, nodePortLocalAffinityEndpoints},
-		learners: nodePortAffinityServices,
-		chains:   "node-port-",
+		verdicts: nodePorts, endpoints: nodePortEndpoints,
+		externalChain: nodePortExternalLocal, clusterVerdicts: nodePortsCluster, localVerdicts: nodePortsLocal, localEndpoints: nodePortLocalEndpoints,
+		learners: nodePortAffinityServices, clusterRememberable: nodePortAffinityEndpoints, localRememberable: nodePortLocalAffinityEndpoints,
+		chainPrefix: "node-port-",
 	}
 }
 
-func entrances() [2]*entrance { return [2]*entrance{byAddress(), byNodePort()} }
+func allAccess() [2]*access { return [2]*access{byAddress(), byNodePort()} }
 
-func (e *entrance) pools() [2]pool { return [2]pool{e.all, e.own} }
+// rememberable names the set of the list's endpoints that may be remembered.
+func (a *access) rememberable(list clientList) string {
+	if list == localList {
+		return a.localRememberable
+	}
+	return a.clusterRememberable
+}
 
-// externalLocalChain serves external policy Local: pods and the node itself
-// may use every endpoint, everybody else those on this node. Where there is
-// none, the packet is dropped, so that a load balancer looks elsewhere.
-func (e *entrance) externalLocalChain(cfg *Config, p pods) *nft.Chain {
-	cluster := nft.VMap{Key: e.key, Map: e.cluster}
+// externalLocalChain serves external policy Local. Pods and the node itself may use
+// every endpoint. Everybody else may use the endpoints on this node; without one the
+// packet is dropped, so that a load balancer tries another node.
+func (a *access) externalLocalChain(cfg *Config, p pods) *nft.Chain {
+	cluster := nft.VMap{Key: a.key, Map: a.clusterVerdicts}
 	var rules []nft.Rule
 	if pods, ok := p.match(false); ok {
 		rules = append(rules, nft.Rule{pods, cluster})
 	}
-	return &nft.Chain{Name: e.external, Rules: append(rules,
+	return &nft.Chain{Name: a.externalChain, Rules: append(rules,
 		nft.Rule{nft.MatchLocal{Field: nft.Saddr}, nft.SetMark{Mask: cfg.mark()}, cluster},
-		nft.Rule{nft.VMap{Key: e.key, Map: e.local}},
+		nft.Rule{nft.VMap{Key: a.key, Map: a.localVerdicts}},
 		nft.Rule{nft.Verdict{Code: nft.Drop}},
 	)}
 }
 
 const (
 	priorityDstnat int32 = -100
-	// priorityLeaving is before the source NAT of anybody else, which would end
-	// nat evaluation: our mark would stay on the packet, and what was chosen for
-	// its client would not be remembered. Priorities order nat chains among
-	// themselves only, wherever the hook has nat; the kernel asks for more than
-	// -200.
+	// priorityLeaving comes before the source NAT of others. That would end nat
+	// evaluation: our mark would stay on the packet, and the client's endpoint would
+	// not be remembered. Priorities order only nat chains among themselves. The
+	// kernel wants a priority above -200.
 	priorityLeaving int32 = -190
 )
 
@@ -158,8 +146,8 @@ func daddr() nft.Fields       { return nft.Fields{nft.Daddr} }
 func target() nft.Fields      { return nft.Fields{nft.Daddr, nft.Dport} }
 func pair() nft.Fields        { return nft.Fields{nft.Saddr, nft.Daddr} }
 
-// clientKey is the key of what is remembered of a client.
-func (e *entrance) clientKey() nft.Fields { return join(nft.Fields{nft.Saddr}, e.key...) }
+// client is the key of the maps that remember clients.
+func client() nft.Fields { return nft.Fields{nft.Saddr} }
 
 // join is a concatenation with more fields.
 func join(fields nft.Fields, more ...nft.Field) nft.Fields {
@@ -167,59 +155,48 @@ func join(fields nft.Fields, more ...nft.Field) nft.Fields {
 }
 
 const (
-	// room is what sets have room for from the start: buckets of 32 kB each.
-	room = 3072
-	// roomBehind is that of verdict maps behind other verdicts. A kernel that
-	// does not remember which chains it has validated walks through all buckets
-	// of such a map for every element that leads there.
-	roomBehind = 48
+	// minSize is how many elements a set has space for from the start. Its buckets take
+	// 32 kB.
+	minSize = 3072
+	// minSizeBehind is the same for verdict maps that other verdicts lead to. Some
+	// kernels do not remember which chains they have validated: they walk through all
+	// buckets of such a map for every element that leads there.
+	minSizeBehind = 48
 )
 
-// sets declares the table's sets and maps, sorted by name.
-func sets() []*nft.Set {
+// sets declares the table's sets and maps.
+func sets() treap.Map[string, *nft.Set] {
 	list := []*nft.Set{
-		{Name: clusterIPs, Key: daddr(), Room: room},
-		{Name: hairpin, Key: pair(), Room: room},
-		{Name: nodePortAddresses, Key: daddr(), Room: roomBehind},
-		{Name: servicesRestricted, Key: addressKey(), Verdicts: true, Room: roomBehind},
-		{Name: sourceRanges, Key: sourceKey(), Interval: true},
+		{Name: clusterIPs, Key: daddr(), MinSize: minSize},
+		{Name: hairpin, Key: pair(), MinSize: minSize},
+		{Name: loadBalancerSources, Key: sourceKey(), MinSize: minSizeBehind},
+		{Name: nodePortAddresses, Key: daddr(), MinSize: minSizeBehind},
+		{Name: servicesRestricted, Key: addressKey(), Verdicts: true, MinSize: minSizeBehind},
 	}
-	for _, e := range entrances() {
+	for _, a := range allAccess() {
 		list = append(list,
-			&nft.Set{Name: e.verdicts, Key: e.key, Verdicts: true, Room: room},
-			&nft.Set{Name: e.cluster, Key: e.key, Verdicts: true, Room: roomBehind},
-			&nft.Set{Name: e.local, Key: e.key, Verdicts: true, Room: roomBehind},
-			&nft.Set{Name: e.learners, Key: e.key, Verdicts: true, Room: room},
+			&nft.Set{Name: a.verdicts, Key: a.key, Verdicts: true, MinSize: minSize},
+			&nft.Set{Name: a.clusterVerdicts, Key: a.key, Verdicts: true, MinSize: minSizeBehind},
+			&nft.Set{Name: a.localVerdicts, Key: a.key, Verdicts: true, MinSize: minSizeBehind},
+			&nft.Set{Name: a.learners, Key: a.key, Verdicts: true, MinSize: minSize},
 		)
-		for _, p := range e.pools() {
-			list = append(list,
-				&nft.Set{Name: p.endpoints, Key: join(e.key, nft.Index), Data: target(), Room: room},
-				&nft.Set{Name: p.affinity, Key: e.clientKey(), Data: target(), Dynamic: true, Size: affinitySize},
-				&nft.Set{Name: p.affinityEndpoints, Key: join(e.key, target()...), Room: room},
-			)
+		for _, name := range []string{a.endpoints, a.localEndpoints} {
+			list = append(list, &nft.Set{Name: name, Key: join(a.key, nft.Index), Data: target(), MinSize: minSize})
+		}
+		for _, name := range []string{a.clusterRememberable, a.localRememberable} {
+			list = append(list, &nft.Set{Name: name, Key: join(a.key, target()...), MinSize: minSize})
 		}
 	}
-	slices.SortFunc(list, func(a, b *nft.Set) int { return strings.Compare(a.Name, b.Name) })
-	return list
+	return nft.SetsByName(list...)
 }
 
-// sourceRangesChain lets in who may reach an address. It stands before
-// translation and before refusal, so that outsiders cannot tell whether there
-// is anything behind the address.
-func sourceRangesChain() *nft.Chain {
-	return &nft.Chain{Name: sourceRanges, Rules: []nft.Rule{
-		{nft.InSet{Key: sourceKey(), Set: sourceRanges}, nft.VMap{Key: addressKey(), Map: servicesRestricted}},
-		{nft.Verdict{Code: nft.Drop}},
-	}}
-}
-
-// fixedChains are the chains that depend on nothing. The base chains look for the
-// address themselves: a jump to a chain that does would cost each connection 0.9 %
-// of what setting it up takes.
+// fixedChains are the chains that are the same in every program. The base chains
+// look for the address themselves: a jump to a chain that does so would make the
+// set-up of each connection 0.9 % dearer.
 func fixedChains() []*nft.Chain {
 	arriving := []nft.Rule{{nft.VMap{Key: addressKey(), Map: services}}, {jump(dispatch)}}
 	return []*nft.Chain{
-		sourceRangesChain(),
+		restrictedChain(),
 		{Name: prerouting, Hook: &nft.Hook{Name: nft.Prerouting, Priority: priorityDstnat}, Rules: arriving},
 		{Name: output, Hook: &nft.Hook{Name: nft.Output, Priority: priorityDstnat}, Rules: arriving},
 		{
@@ -234,27 +211,29 @@ func fixedChains() []*nft.Chain {
 	}
 }
 
-// leaving is what the chains depend on that see connections last. Each rule there
-// costs every connection that is set up 0.6 % or more, so they have none that no
-// service needs.
+// leaving says which rules the chains need that see connections last. Each rule
+// there makes the set-up of every connection 0.6 % dearer or more, so the chains
+// have no rule that no service needs.
 type leaving struct {
-	// learning are the entrances by which a service with session affinity is
-	// reached. (nft 1.0.6 prints the rules that remember clients, but reads them
-	// no more.)
-	learning []*entrance
+	// learning has the access ways by which clients reach services with session
+	// affinity. (nft 1.0.6 prints the rules that remember clients, but cannot read
+	// them back.)
+	learning []*access
 	// unlisted says that there is a cluster IP which is in no ServiceCIDR.
 	unlisted bool
 }
 
-// leavingChains see connections once they are translated: what may have to be
-// masqueraded, and what goes to an endpoint on the node itself, which never
-// gets to postrouting; there is no source to hide, but a mark to take off. Both
-// remember where clients were sent that came in by one of the learning entrances,
-// before all that, since masquerade ends the evaluation.
+// leavingChains are the chains that see connections after translation. postrouting
+// masquerades. input sees connections to endpoints on the node itself, which never
+// get to postrouting: it has no source to hide, but a mark to clear. Both remember
+// the clients that came by one of the learning access ways. They do so first, since
+// masquerade ends the evaluation.
 //
-// Nothing leaves for an address of services: what another table has translated
-// before us never gets to dispatch, and may have been translated to one. nat
-// chains of postrouting can drop but not refuse.
+// postrouting also drops what would leave for an address of services that no service
+// has. It is the first hook where every translation is over, ours and that of others:
+// the kernel asks nat chains one after the other until one has translated, so chains
+// of another service proxy may come behind ours. A nat chain of postrouting can drop
+// but not refuse.
 func leavingChains(cfg *Config, f nft.Family, ranges treap.Map[string, netip.Prefix], l leaving) []*nft.Chain {
 	rules := learningRules(l.learning)
 	unserved := rangeRules(f, ranges)
@@ -278,17 +257,18 @@ func leavingChains(cfg *Config, f nft.Family, ranges treap.Map[string, netip.Pre
 	}
 }
 
-// notOwn spares addresses that are the node's own: a cluster IP that is bound
-// there, as NodeLocal DNSCache does, keeps its other ports.
+// notOwn spares the node's own addresses. NodeLocal DNSCache binds a cluster IP on
+// the node; that address keeps its other ports.
 func notOwn() nft.Statement { return nft.MatchLocal{Field: nft.Daddr, Not: true} }
 
-// clusterIPRule is for what goes to a cluster IP and is not to be translated.
+// clusterIPRule gives the verdict to packets to a cluster IP that were not
+// translated.
 func clusterIPRule(v nft.Verdict) nft.Rule {
 	return nft.Rule{nft.InSet{Key: daddr(), Set: clusterIPs}, notOwn(), v}
 }
 
-// rangeRules drop what goes to an address that cluster IPs come from and is not to
-// be translated: where no service has it, it would only wander about.
+// rangeRules drop packets to a ServiceCIDR that were not translated. No service has
+// their address, so no host does.
 func rangeRules(f nft.Family, ranges treap.Map[string, netip.Prefix]) []nft.Rule {
 	var rules []nft.Rule
 	for _, cidr := range ranges.All() {
@@ -299,12 +279,13 @@ func rangeRules(f nft.Family, ranges treap.Map[string, netip.Prefix]) []nft.Rule
 	return rules
 }
 
-// dispatchChain finds out what a new connection is for that goes to no service's
-// address and port.
-func dispatchChain(cfg *Config, f nft.Family, s service.Snapshot) *nft.Chain {
-	rules := append([]nft.Rule{clusterIPRule(nft.Verdict{Code: nft.Goto, Chain: refuse})}, rangeRules(f, s.ServiceCIDRs)...)
+// dispatchChain takes new connections that go to no service's address and port. It
+// refuses other ports of cluster IPs and looks up node ports. It leaves other
+// addresses of ServiceCIDRs alone: a Service of another proxy may have them.
+func dispatchChain(cfg *Config, f nft.Family, node *service.Node) *nft.Chain {
+	rules := []nft.Rule{clusterIPRule(nft.Verdict{Code: nft.Goto, Chain: refuse})}
 	lookup := nft.VMap{Key: nodePortKey(), Map: nodePorts}
-	if _, all := cfg.NodePortAddresses.On(s.Node, f == nft.IPv6); all {
+	if _, all := cfg.NodePortAddresses.On(node, f == nft.IPv6); all {
 		rules = append(rules, nft.Rule{nft.MatchLocal{Field: nft.Daddr}, nft.MatchAddr{Field: nft.Daddr, Not: true, Prefix: loopback(f)}, lookup})
 	} else {
 		rules = append(rules, nft.Rule{nft.InSet{Key: daddr(), Set: nodePortAddresses}, lookup})

@@ -5,22 +5,22 @@ import (
 	"net/netip"
 	"slices"
 
-	"nftproxy/internal/service"
-	"nftproxy/internal/treap"
+	"nftproxy/model/service"
+	"nftproxy/model/treap"
 	"nftproxy/nft"
 )
 
 // Compile compiles a snapshot from scratch.
 func Compile(cfg Config, s service.Snapshot) *nft.Program { return NewCompiler(cfg).Compile(s) }
 
-// Compiler compiles one snapshot after the other and builds only what has
-// changed in between: the cost follows the changed services. It is not safe
-// for concurrent use; the programs are.
+// Compiler compiles one snapshot after the other. It builds only what has changed in
+// between, so its cost grows with the changed services. A Compiler is not safe for
+// concurrent use; the programs are.
 type Compiler struct {
 	tables [2]*tableCompiler
 	last   service.Snapshot
-	// restricted are the services whose source ranges are compared with the
-	// node's addresses.
+	// restricted has the services whose source ranges are compared with the node's
+	// addresses.
 	restricted map[service.Name]bool
 }
 
@@ -33,8 +33,8 @@ func NewCompiler(cfg Config) *Compiler {
 	return c
 }
 
-// Compile returns the program for the snapshot. It equals what Compile from
-// scratch gives; what has not changed keeps its pointers.
+// Compile returns the program for the snapshot. It equals the program that Compile
+// makes from scratch. Parts that have not changed keep their pointers.
 func (c *Compiler) Compile(s service.Snapshot) *nft.Program {
 	changed := c.changed(s)
 	node, ranges := s.Node != c.last.Node, s.ServiceCIDRs != c.last.ServiceCIDRs
@@ -42,8 +42,8 @@ func (c *Compiler) Compile(s service.Snapshot) *nft.Program {
 		if ranges {
 			t.setRanges(s.ServiceCIDRs)
 		}
-		if node || ranges {
-			t.setNode(s)
+		if node {
+			t.setNode(s.Node)
 		}
 		t.setServices(changed, s)
 		t.applyEdits()
@@ -58,24 +58,24 @@ func (c *Compiler) Compile(s service.Snapshot) *nft.Program {
 	return &nft.Program{IPv4: c.tables[0].program(), IPv6: c.tables[1].program()}
 }
 
-// changed lists the services that may compile to something else than before,
+// changed lists the services that may compile to something else than last time,
 // sorted, each once.
 func (c *Compiler) changed(s service.Snapshot) []service.Name {
 	var names []service.Name
-	// Which endpoints are local, and near, depends on the node.
-	everywhere := s.Node.Name != c.last.Node.Name || s.Node.Zone != c.last.Node.Zone
-	if everywhere {
+	// The node decides which endpoints are local and which are near.
+	moved := s.Node.Name != c.last.Node.Name || s.Node.Zone != c.last.Node.Zone
+	if moved {
 		for name := range s.Services.All() {
 			names = append(names, name)
 		}
 	}
 	for d := range treap.Diff(c.last.Services, s.Services) {
-		if !d.HasNew || !everywhere {
+		if !d.HasNew || !moved {
 			names = append(names, d.Key)
 		}
 	}
-	if everywhere {
-		return sorted(names)
+	if moved {
+		return sortedOnce(names)
 	}
 	for d := range treap.Diff(c.last.Conflicts, s.Conflicts) {
 		names = append(names, d.Key)
@@ -83,19 +83,20 @@ func (c *Compiler) changed(s service.Snapshot) []service.Name {
 	for d := range treap.Diff(c.last.Restrictions, s.Restrictions) {
 		names = append(names, d.Key)
 	}
-	// Who may reach a restricted address depends on the node's own.
+	// The node's own addresses decide who may reach a restricted address.
 	if !slices.Equal(s.Node.Addresses, c.last.Node.Addresses) {
 		names = slices.AppendSeq(names, maps.Keys(c.restricted))
 	}
-	return sorted(names)
+	return sortedOnce(names)
 }
 
-func sorted(names []service.Name) []service.Name {
+// sortedOnce sorts the names and drops duplicates, in place.
+func sortedOnce(names []service.Name) []service.Name {
 	slices.Sort(names)
 	return slices.Compact(names)
 }
 
-// setRestricted keeps the list of services with a restricted address.
+// setRestricted notes whether the service has a restricted address.
 func (c *Compiler) setRestricted(name service.Name, s service.Snapshot) {
 	svc, ok := s.Services.Get(name)
 	if ok && (svc.Sources != nil && len(svc.LoadBalancerIPs) > 0 || s.Restrictions.At(name) != nil) {
@@ -105,47 +106,54 @@ func (c *Compiler) setRestricted(name service.Name, s service.Snapshot) {
 	delete(c.restricted, name)
 }
 
-// tableCompiler holds the table as compiled so far and what is counted in it.
+// tableCompiler holds the table as last compiled, with its counts.
 type tableCompiler struct {
 	cfg    Config
 	family nft.Family
-	// address and nodePort are the ways in to services.
-	address, nodePort *entrance
-	sets              []*nft.Set
+	// address and nodePort are the two ways to reach services.
+	address, nodePort *access
+	sets              treap.Map[string, *nft.Set]
 	chains            treap.Map[string, *nft.Chain]
-	// parts are those of the last program, and edits what this one has
-	// otherwise, nil for a part that goes. They go in all at once.
+	// parts has the parts of the last program. edits has the parts that the next
+	// program changes, nil for a part that goes. They go in all at once.
 	parts treap.Map[string, *nft.Part]
 	edits map[string]*nft.Part
-	// node is what local endpoints are compared with.
+	// node decides which endpoints are local.
 	node *service.Node
-	// pods is how they are told at present.
+	// pods tells pods from others.
 	pods pods
-	// shared are the shared chains in use, by name.
-	shared map[string]*use
-	// ranges are those that cluster IPs come from, and outside is how many cluster
-	// IPs are in none of them.
+	// shared has the shared chains in use, by name.
+	shared map[string]*chainUse
+	// lists has the lists of source ranges in use, by name.
+	lists map[string]*listUse
+	// clientMaps counts the shared chains that refer to each map of clients.
+	clientMaps map[string]int
+	// ranges are the ServiceCIDRs. outside counts the cluster IPs that are in none.
 	ranges  treap.Map[string, netip.Prefix]
 	outside int
-	// learners counts, by entrance, the elements that point to chains that
-	// remember clients.
-	learners map[*entrance]int
-	// left is what the chains depend on that see connections last.
+	// learners counts, for each access, the elements that lead to chains which remember
+	// clients.
+	learners map[*access]int
+	// left is what the chains were built for that see connections last.
 	left leaving
-	// local holds the local endpoint addresses of each service that has any,
-	// and locals counts the services of each address.
-	local  map[service.Name][]netip.Addr
+	// local holds the endpoints on the node of each service that has any, and
+	// locals counts those of each address.
+	local  map[service.Name][]service.Addresses
 	locals map[netip.Addr]int
+	// ports has the last lists of services with many endpoints.
+	ports map[service.Name][]portLists
 }
 
 func newTableCompiler(cfg Config, f nft.Family) *tableCompiler {
 	t := &tableCompiler{
 		cfg: cfg, family: f, address: byAddress(), nodePort: byNodePort(), sets: sets(),
-		edits:    map[string]*nft.Part{},
-		shared:   map[string]*use{},
-		learners: map[*entrance]int{},
-		local:    map[service.Name][]netip.Addr{},
+		edits:  map[string]*nft.Part{},
+		shared: map[string]*chainUse{}, clientMaps: map[string]int{},
+		lists:    map[string]*listUse{},
+		learners: map[*access]int{},
+		local:    map[service.Name][]service.Addresses{},
 		locals:   map[netip.Addr]int{},
+		ports:    map[service.Name][]portLists{},
 	}
 	for _, chain := range fixedChains() {
 		t.chains = t.chains.Set(chain.Name, chain)
@@ -154,28 +162,28 @@ func newTableCompiler(cfg Config, f nft.Family) *tableCompiler {
 	return t
 }
 
-// use is a shared chain and the number of elements that point to it.
-type use struct {
-	chain    sharedChain
-	elements int
+// chainUse is a shared chain and the number of elements and chains that lead to it.
+type chainUse struct {
+	chain sharedChain
+	users int
 }
 
 func (t *tableCompiler) program() *nft.Table {
 	return &nft.Table{Family: t.family, Name: t.cfg.Table, Sets: t.sets, Chains: t.chains, Parts: t.parts}
 }
 
-// nodePart holds the elements that belong to the node itself. It cannot be
-// taken for a service, whose name has a slash.
+// nodePart names the part with the node's own elements. No service has this name,
+// since services have a slash in theirs.
 const nodePart = "node"
 
-// setNode compiles what is not about single services.
-func (t *tableCompiler) setNode(s service.Snapshot) {
-	t.node = s.Node
-	if p := t.cfg.pods(t.family, s.Node); p != t.pods {
+// setNode compiles what depends on the node alone.
+func (t *tableCompiler) setNode(node *service.Node) {
+	t.node = node
+	if p := t.cfg.pods(t.family, node); p != t.pods {
 		t.setPods(p)
 	}
-	t.chains = t.chains.Set(dispatch, dispatchChain(&t.cfg, t.family, s))
-	addrs, _ := t.cfg.NodePortAddresses.On(s.Node, t.family == nft.IPv6)
+	t.chains = t.chains.Set(dispatch, dispatchChain(&t.cfg, t.family, node))
+	addrs, _ := t.cfg.NodePortAddresses.On(node, t.family == nft.IPv6)
 	if len(addrs) == 0 {
 		t.edits[nodePart] = nil
 		return
@@ -190,8 +198,8 @@ func (t *tableCompiler) setNode(s service.Snapshot) {
 // setPods builds the chains that tell pods from others.
 func (t *tableCompiler) setPods(p pods) {
 	t.pods = p
-	for _, e := range []*entrance{t.address, t.nodePort} {
-		t.chains = t.chains.Set(e.external, e.externalLocalChain(&t.cfg, p))
+	for _, a := range []*access{t.address, t.nodePort} {
+		t.chains = t.chains.Set(a.externalChain, a.externalLocalChain(&t.cfg, p))
 	}
 	for name, u := range t.shared {
 		if u.chain.tellsPods() {
@@ -200,7 +208,8 @@ func (t *tableCompiler) setPods(p pods) {
 	}
 }
 
-// setRanges is about what is in t.parts; edits are counted when they are made.
+// setRanges sets the ServiceCIDRs and counts the cluster IPs outside of them anew. It
+// counts t.parts only; setService counts the edits.
 func (t *tableCompiler) setRanges(ranges treap.Map[string, netip.Prefix]) {
 	t.ranges, t.outside = ranges, 0
 	for _, part := range t.parts.All() {
@@ -210,7 +219,7 @@ func (t *tableCompiler) setRanges(ranges treap.Map[string, netip.Prefix]) {
 	}
 }
 
-// countOutside keeps track of cluster IPs that are in no range.
+// countOutside counts the element if it is a cluster IP that is in no range.
 func (t *tableCompiler) countOutside(e nft.Element, by int) {
 	if e.Set != clusterIPs {
 		return
@@ -224,12 +233,12 @@ func (t *tableCompiler) countOutside(e nft.Element, by int) {
 	t.outside += by
 }
 
-// leaving is what services need of the chains that see connections last.
+// leaving says which rules the services need in the chains that see connections last.
 func (t *tableCompiler) leaving() leaving {
 	l := leaving{unlisted: t.outside > 0}
-	for _, e := range []*entrance{t.address, t.nodePort} {
-		if t.learners[e] > 0 {
-			l.learning = append(l.learning, e)
+	for _, a := range []*access{t.address, t.nodePort} {
+		if t.learners[a] > 0 {
+			l.learning = append(l.learning, a)
 		}
 	}
 	return l
@@ -243,8 +252,8 @@ func (t *tableCompiler) setLeaving(l leaving) {
 	}
 }
 
-// setServices compiles services of the snapshot, and takes away those that it
-// has no longer.
+// setServices compiles the named services of the snapshot. Services that are not in
+// it any more leave the table.
 func (t *tableCompiler) setServices(names []service.Name, s service.Snapshot) {
 	compiled := make([]compiledService, len(names))
 	inParallel(len(names), func(i int) { compiled[i] = t.compile(names[i], s) })
@@ -256,13 +265,18 @@ func (t *tableCompiler) setServices(names []service.Name, s service.Snapshot) {
 // compiledService is what a service compiles to; the zero value is nothing.
 type compiledService struct {
 	part *nft.Part
-	// local are the addresses of endpoints on the node, each once.
-	local []netip.Addr
-	// wanted are the shared chains that the elements point to, by name.
+	// local has the endpoints on the node, of each port that has any.
+	local []service.Addresses
+	// wanted has the shared chains that the elements lead to, by name.
 	wanted map[string]sharedChain
+	// sourceLists has the lists of source ranges that they lead to, by name.
+	sourceLists map[string]sourceList
+	// ports has the lists to keep for the next compilation; nil for none.
+	ports []portLists
 }
 
-// compile changes nothing in t, so services can be compiled side by side.
+// compile compiles one service. It changes nothing in t, so services can be compiled
+// side by side.
 func (t *tableCompiler) compile(name service.Name, s service.Snapshot) compiledService {
 	svc, ok := s.Services.Get(name)
 	if !ok {
@@ -270,32 +284,35 @@ func (t *tableCompiler) compile(name service.Name, s service.Snapshot) compiledS
 	}
 	c := serviceCompiler{
 		tableCompiler: t, svc: svc,
-		lost: s.Conflicts.At(name), restrictions: s.Restrictions.At(name),
+		conflicts: s.Conflicts.At(name), restrictions: s.Restrictions.At(name), last: t.ports[name],
 	}
 	return c.compile()
 }
 
-// setService puts a compiled service in place of what it was.
+// setService replaces what the service compiled to last time.
 func (t *tableCompiler) setService(name service.Name, c compiledService) {
 	for name, chain := range c.wanted {
-		if t.shared[name] == nil {
-			t.shared[name] = &use{chain: chain}
-			t.chains = t.chains.Set(name, chain.chain(&t.cfg, t.pods))
-		}
+		t.addChain(name, chain)
 	}
+	t.addLists(c.sourceLists)
 	key := string(name)
 	old := t.parts.At(key)
-	t.count(c.part, 1)
-	t.count(old, -1)
+	t.countElements(c.part, 1)
+	t.countElements(old, -1)
 	if c.part != nil || old != nil {
 		t.edits[key] = c.part
 	}
 	t.setLocal(name, c.local)
+	if c.ports != nil {
+		t.ports[name] = c.ports
+	} else {
+		delete(t.ports, name)
+	}
 }
 
-// count keeps track of who points to which shared chain; one that nobody
-// points to any more leaves the program.
-func (t *tableCompiler) count(part *nft.Part, by int) {
+// countElements counts the part's elements for the chains that they lead to. A chain
+// leaves the program with its last element.
+func (t *tableCompiler) countElements(part *nft.Part, by int) {
 	if part == nil {
 		return
 	}
@@ -305,47 +322,62 @@ func (t *tableCompiler) count(part *nft.Part, by int) {
 		if chain == "" || fixed(chain) {
 			continue
 		}
-		u := t.shared[chain]
-		if u.chain.learn > 0 {
-			t.learners[u.chain.entrance] += by
+		if l := t.lists[chain]; l != nil {
+			t.countList(l, by)
+			continue
 		}
-		if u.elements += by; u.elements == 0 {
-			delete(t.shared, chain)
-			t.chains = t.chains.Delete(chain)
+		if u := t.shared[chain]; u.chain.learn > 0 {
+			t.learners[u.chain.access] += by
 		}
+		t.countUser(chain, by)
 	}
 }
 
-// fixed says that a chain is there whoever points to it.
-func fixed(chain string) bool {
-	return chain == refuse || chain == externalLocal || chain == nodePortExternalLocal || chain == sourceRanges
-}
-
-// setLocal keeps one hairpin element for each address of a local endpoint,
-// however many services it is behind.
-func (t *tableCompiler) setLocal(name service.Name, addrs []netip.Addr) {
-	old := t.local[name]
-	for _, a := range addrs {
-		t.locals[a]++
-	}
-	for _, a := range old {
-		t.locals[a]--
-	}
-	for _, a := range addrs {
-		t.setHairpin(a)
-	}
-	for _, a := range old {
-		t.setHairpin(a)
-	}
-	if len(addrs) == 0 {
-		delete(t.local, name)
+// addChain adds a shared chain and what it refers to, unless the program has it.
+func (t *tableCompiler) addChain(name string, chain sharedChain) {
+	if t.shared[name] != nil {
 		return
 	}
-	t.local[name] = addrs
+	t.shared[name] = &chainUse{chain: chain}
+	t.chains = t.chains.Set(name, chain.chain(&t.cfg, t.pods))
+	for _, name := range chain.clientMaps() {
+		if t.clientMaps[name]++; t.clientMaps[name] == 1 {
+			t.sets = t.sets.Set(name, affinityMap(name))
+		}
+	}
+	if next, ok := chain.next(); ok {
+		t.addChain(next.name(), next)
+		t.countUser(next.name(), 1)
+	}
 }
 
-// setHairpin adds or removes the element of an address by how many services it
-// is behind now.
+// countUser counts the elements and chains that lead to a shared chain. The chain
+// leaves the program with the last of them.
+func (t *tableCompiler) countUser(name string, by int) {
+	u := t.shared[name]
+	if u.users += by; u.users > 0 {
+		return
+	}
+	delete(t.shared, name)
+	t.chains = t.chains.Delete(name)
+	for _, name := range u.chain.clientMaps() {
+		if t.clientMaps[name]--; t.clientMaps[name] == 0 {
+			delete(t.clientMaps, name)
+			t.sets = t.sets.Delete(name)
+		}
+	}
+	if next, ok := u.chain.next(); ok {
+		t.countUser(next.name(), -1)
+	}
+}
+
+// fixed says whether every program has the chain.
+func fixed(chain string) bool {
+	return chain == refuse || chain == externalLocal || chain == nodePortExternalLocal
+}
+
+// setHairpin adds or removes the element of a local endpoint's address, by the number
+// of services that have it.
 func (t *tableCompiler) setHairpin(a netip.Addr) {
 	name := hairpinPart(a)
 	_, there := t.parts.Get(name)
@@ -363,7 +395,7 @@ func (t *tableCompiler) setHairpin(a netip.Addr) {
 	}
 }
 
-// applyEdits makes the parts what the edits say.
+// applyEdits applies the edits to the parts.
 func (t *tableCompiler) applyEdits() {
 	t.parts = t.parts.Apply(treap.Edits(t.edits))
 	t.edits = map[string]*nft.Part{} // to clear a large one would cost as much each time

@@ -11,12 +11,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"nftproxy/internal/service"
-	"nftproxy/internal/service/servicetest"
+	"nftproxy/model/service"
 	"nftproxy/nft"
-	"nftproxy/nft/nfttest"
 	"nftproxy/nft/ruleset"
-	"nftproxy/nft/ruleset/rulesettest"
+	"nftproxy/test/nfttest"
+	"nftproxy/test/rulesettest"
+	"nftproxy/test/servicetest"
 )
 
 // randomHistory is a cluster that changes at random.
@@ -60,7 +60,7 @@ func (h *randomHistory) next() service.Snapshot {
 	return h.builder.Snapshot()
 }
 
-// TestMemoised: a compiler with a history gives what a new one does.
+// TestMemoised: a compiler with a history makes the same program as a new one.
 func TestMemoised(t *testing.T) {
 	seeds(t, 25, func(t *testing.T, rng *rand.Rand) {
 		cfg, _ := rulesettest.Config(rng)
@@ -81,8 +81,8 @@ func TestMemoised(t *testing.T) {
 	})
 }
 
-// TestUnlistedClusterIPs: connections look for cluster IPs last of all only while
-// there is one that is in no ServiceCIDR.
+// TestUnlistedClusterIPs: postrouting looks for cluster IPs only while there is one that
+// is in no ServiceCIDR.
 func TestUnlistedClusterIPs(t *testing.T) {
 	b := service.NewBuilder(service.Node{Name: "node-1"})
 	c := ruleset.NewCompiler(ruleset.Config{Table: "t"})
@@ -136,7 +136,8 @@ func wantShared(t *testing.T, a, b service.Snapshot, before, after *nft.Program)
 	}
 }
 
-// TestOrderDoesNotMatter: neither that of services nor that inside of one.
+// TestOrderDoesNotMatter: the program does not depend on the order of services, or of the
+// lists in a service.
 func TestOrderDoesNotMatter(t *testing.T) {
 	seeds(t, 60, func(t *testing.T, rng *rand.Rand) {
 		cfg, _ := rulesettest.Config(rng)
@@ -165,15 +166,15 @@ func turned(rng *rand.Rand, s *service.Service) *service.Service {
 	slices.Reverse(next.ExternalIPs)
 	for i := range next.Ports {
 		p := &next.Ports[i]
-		p.Endpoints = slices.Clone(p.Endpoints)
-		slices.Reverse(p.Endpoints)
-		p.Endpoints = service.MergeEndpoints(p.Endpoints)
+		list := slices.Collect(p.Endpoints.All())
+		slices.Reverse(list)
+		p.Endpoints = service.MergeEndpoints(list)
 	}
 	return &next
 }
 
-// TestSequences: the whole way from snapshots to tables, with the memory of
-// compiler and plan, ends where a fresh start does; a restart writes nothing.
+// TestSequences: after each of many snapshots, compiler and plan leave the same tables as
+// a fresh start. A restart writes nothing.
 func TestSequences(t *testing.T) {
 	seeds(t, 25, func(t *testing.T, rng *rand.Rand) {
 		cfg, _ := rulesettest.Config(rng)
@@ -197,8 +198,8 @@ func TestSequences(t *testing.T) {
 	})
 }
 
-// TestOneEndpoint: whatever the size of the cluster and the service, one
-// endpoint replaced is one element less and one more for each address.
+// TestOneEndpoint: to replace one endpoint, plan deletes one element and adds one for each
+// address, whatever the size of the cluster and the service.
 func TestOneEndpoint(t *testing.T) {
 	cfg := ruleset.Config{Table: ruleset.DefaultTable}
 	b := service.NewBuilder(servicetest.Node())
@@ -242,9 +243,9 @@ add element ip nftproxy node-port-endpoints {
 
 // withEndpoint replaces the i-th endpoint of the only port.
 func withEndpoint(s *service.Service, i int, addr string) *service.Service {
-	e := &s.Ports[0].Endpoints[i]
-	e.Addr, e.Node = netip.MustParseAddrPort(addr), "node-9"
-	s.Ports[0].Endpoints = service.MergeEndpoints(s.Ports[0].Endpoints)
+	list := slices.Collect(s.Ports[0].Endpoints.All())
+	list[i].Addr, list[i].Node = netip.MustParseAddrPort(addr), "node-9"
+	s.Ports[0].Endpoints = service.MergeEndpoints(list)
 	return s
 }
 

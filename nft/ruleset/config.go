@@ -3,7 +3,7 @@ package ruleset
 import (
 	"net/netip"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 	"nftproxy/nft"
 )
 
@@ -14,37 +14,37 @@ const DefaultTable = "nftproxy"
 // DefaultMasqueradeBit is kube-proxy's: mark 0x4000.
 const DefaultMasqueradeBit = 14
 
-// Config is what the program depends on beside the snapshot.
+// Config is all that the program depends on beside the snapshot.
 type Config struct {
 	// Table is the name of both tables.
 	Table string
-	// ClusterCIDRs are the ranges that pods have their addresses from. The
-	// first of each family counts; traffic from elsewhere to a cluster IP is
-	// masqueraded. Without one of a family nothing is, in that family.
+	// ClusterCIDRs are the ranges of pods' addresses. The first of each family counts:
+	// traffic from other addresses to a cluster IP is masqueraded. A family without a
+	// range masquerades no such traffic.
 	ClusterCIDRs []netip.Prefix
-	// NodeCIDR takes the ranges that the snapshot's node has for its pods
-	// instead, again the first of each family.
+	// NodeCIDR has the pod ranges of the snapshot's node count instead, again the
+	// first of each family.
 	NodeCIDR bool
-	// PodInterface, if it has a name, says where pods' traffic comes in; then
-	// it decides what is masqueraded, and ranges do not.
+	// PodInterface, if it has a name, is where pods' traffic comes in. Then it decides
+	// what is masqueraded, and ranges do not.
 	PodInterface Interface
-	// MasqueradeAll masquerades everything that goes to a cluster IP.
+	// MasqueradeAll masquerades all connections to cluster IPs.
 	MasqueradeAll bool
-	// MasqueradeBit (0 to 31) is the bit of the packet mark that the first
-	// packet of a connection to masquerade carries inside the node.
+	// MasqueradeBit (0 to 31) is a bit of the packet mark. The first packet of a
+	// connection that is to be masqueraded carries it inside the node.
 	MasqueradeBit uint8
-	// NodePortAddresses says where node ports are served.
+	// NodePortAddresses says which addresses serve node ports.
 	NodePortAddresses service.NodePortAddresses
 }
 
-// Interface is the name of an interface, or with Prefix how names begin.
+// Interface is the name of an interface, or with Prefix the beginning of names.
 type Interface struct {
 	Name   string
 	Prefix bool
 }
 
-// The longest name, in bytes, that Linux gives interfaces, and the longest
-// prefix that nft can read back from its own listing.
+// The longest name of an interface in Linux, in bytes, and the longest prefix that
+// nft can read back from its own listing.
 const (
 	MaxInterfaceName   = 15
 	MaxInterfacePrefix = 14
@@ -52,7 +52,8 @@ const (
 
 func (c *Config) mark() uint32 { return 1 << c.MasqueradeBit }
 
-// pods says how to tell pods in one family. The zero value is that nobody can.
+// pods says how the rules of one family tell pods from others. By the zero value they
+// cannot.
 type pods struct {
 	in   Interface
 	from netip.Prefix
@@ -74,8 +75,8 @@ func (c *Config) pods(f nft.Family, node *service.Node) pods {
 	return pods{}
 }
 
-// Pod says whether the rules take what comes from an address for a pod's; known
-// is false where they go by interfaces.
+// Pod says whether the rules take packets from the address for packets of a pod. If
+// the rules go by interfaces, known is false.
 func (c *Config) Pod(node *service.Node, a netip.Addr) (pod, known bool) {
 	f := nft.IPv4
 	if a.Is6() {
@@ -85,8 +86,8 @@ func (c *Config) Pod(node *service.Node, a netip.Addr) (pod, known bool) {
 	return p.from.IsValid() && p.from.Contains(a), p.in.Name == ""
 }
 
-// match matches what pods send or, with not, what everybody else does; false
-// means that they cannot be told.
+// match returns a statement that matches packets of pods or, with not, of everybody
+// else. It returns false if pods cannot be told from others.
 func (p pods) match(not bool) (nft.Statement, bool) {
 	switch {
 	case p.in.Name != "":

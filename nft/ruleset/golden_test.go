@@ -14,15 +14,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/tools/txtar"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 )
 
-// TestGolden compiles the snapshot of each file under testdata, compares the
-// program's text and sends packets through it: first its connections, one after
-// the other, which the program remembers, then those of its traces. With
-// -update the program is written back; the packets are claims and never are.
+// TestGolden compiles the snapshot of each file under testdata and compares the program's
+// text. Then it sends packets through the program: first the file's connections, whose
+// clients the program remembers, then its traces. With -update it writes the program
+// into the file, but never the packets' results: people write those.
 func TestGolden(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(files) == 0 {

@@ -1,25 +1,27 @@
 package ruleset_test
 
 import (
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
-	"nftproxy/internal/service"
-	"nftproxy/internal/service/servicetest"
+	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/nft/ruleset/rulesettest"
+	"nftproxy/test/rulesettest"
+	"nftproxy/test/servicetest"
 )
 
-// lookups is the order in which a packet may ask sets and maps. The kernel
-// changes all of them at one moment: what a packet asks before it says what
-// was, and what it asks after it what is.
+// lookups is the order in which a packet may ask sets and maps. The kernel changes all
+// of them at one moment. Lookups before that moment see the old elements, lookups after
+// it the new ones.
 func lookups() [][]string {
 	return [][]string{
 		{"services"}, {"cluster-ips"}, {"node-port-addresses"}, {"node-ports"},
-		{"source-ranges"}, {"services-restricted"},
+		{sourceLists}, {"load-balancer-sources"}, {"services-restricted"},
 		{"services-cluster", "services-local", "node-ports-cluster", "node-ports-local"},
 		{"endpoints", "local-endpoints", "node-port-endpoints", "node-port-local-endpoints"},
 		{againClusterIPs},
@@ -29,15 +31,19 @@ func lookups() [][]string {
 	}
 }
 
+// sourceLists stands for the sets of source ranges. What is in one never changes,
+// but it comes and goes.
+const sourceLists = "source-ranges-"
+
 // againClusterIPs stands for cluster-ips as postrouting asks it.
 const againClusterIPs = "cluster-ips again"
 
-// TestInTheMiddle: a transaction comes between two lookups of a packet, any
-// two. The packet must go to an endpoint that its address had or has or, if
-// need be, nowhere; it must never leave the node as it came. A drop is fair
-// only where policy Local, source ranges or the service itself have to do with
-// it: else index 0 is there to take it. What it leaves in the maps of clients
-// is never something that the new program would sweep.
+// TestInTheMiddle: a transaction comes between any two lookups of a packet. The packet
+// must go to an endpoint that its address had before or has after it. It may be dropped
+// where policy Local or source ranges apply, or where the service had or has no
+// endpoint; else index 0 must take it. It must not leave the node as it came, unless the
+// ServiceCIDR that kept it goes. The maps of clients must not remember an endpoint that
+// the new program would sweep.
 func TestInTheMiddle(t *testing.T) {
 	seen := map[string]int{}
 	seeds(t, 150, func(t *testing.T, rng *rand.Rand) {
@@ -106,10 +112,10 @@ func (m *middle) check(t *testing.T, cut int, leaving bool) {
 			p = m.before.clients[m.before.rng.IntN(len(m.before.clients))]
 		}
 		for _, r := range kernel.Outcomes(p, local) {
-			m.judge(t, cut, p, r)
+			m.wantFair(t, cut, p, r)
 		}
 		r := kernel.Trace(p, nft.Host{Local: local, Random: m.before.rng.Uint32N})
-		if cut < 11 { // The endpoints that may be remembered are the new ones.
+		if cut < 12 { // The endpoints that may be remembered are the new ones.
 			m.wantKept(t, p, r)
 		}
 	}
@@ -126,14 +132,27 @@ func (m *middle) kernel(t *testing.T, cut int, leaving bool) *nft.Model {
 		c := nft.NewContents(id)
 		again(old)
 		again(fresh)
-		for name, s := range fresh.Sets {
-			switch at := slices.IndexFunc(lookups(), func(names []string) bool { return slices.Contains(names, name) }); {
+		sets := maps.Clone(old.Sets)
+		maps.Copy(sets, fresh.Sets)
+		for name, s := range sets {
+			is := func(n string) bool { return n == name || n == sourceLists && strings.HasPrefix(name, n) }
+			at := slices.IndexFunc(lookups(), func(names []string) bool { return slices.ContainsFunc(names, is) })
+			from := fresh
+			switch {
 			case at < 0 && !s.Set.Dynamic:
 				t.Fatalf("when is %s asked?", name)
-			case at < cut: // Clients are remembered over changes.
-				s = old.Sets[name]
+			case at < cut && !s.Set.Dynamic:
+				from = old
 			}
-			c.Sets[name] = s
+			c.Sets[name] = from.Sets[name]
+			if c.Sets[name] == nil { // It comes, or it goes.
+				c.Sets[name] = &nft.SetContents{Set: s.Set}
+			}
+		}
+		for name, s := range old.Sets {
+			if s.Set.Dynamic { // Clients are remembered over changes.
+				c.Sets[name] = s
+			}
 		}
 		for name, chain := range fresh.Chains {
 			c.Chains[name] = chain
@@ -167,10 +186,12 @@ func again(c *nft.Contents) {
 	c.Chains["postrouting"] = &next
 }
 
-func (m *middle) judge(t *testing.T, cut int, p nft.Packet, r nft.Result) {
+// wantFair fails if what became of the packet is right neither before nor after the
+// transaction, nor excused in between.
+func (m *middle) wantFair(t *testing.T, cut int, p nft.Packet, r nft.Result) {
 	t.Helper()
-	had, was := m.before.judgement(p)
-	has, is := m.after.judgement(p)
+	had, was := m.before.expected(p)
+	has, is := m.after.expected(p)
 	fates := append(was.fates, is.fates...)
 	switch {
 	case r.Fate == nft.DNATed && slices.Contains(had, r.To) && slices.Contains(has, r.To):
@@ -181,6 +202,8 @@ func (m *middle) judge(t *testing.T, cut int, p nft.Packet, r nft.Result) {
 		m.seen["endpoint is"]++
 	case r.Fate == nft.Untouched && slices.Contains(fates, nft.Untouched):
 		m.seen["untouched"]++
+	case r.Fate == nft.Untouched && m.before.inServiceCIDR(p.Dst.Addr()) && !m.after.inServiceCIDR(p.Dst.Addr()):
+		m.seen["untouched, its ServiceCIDR goes"]++
 	case r.Fate == nft.Dropped && slices.Contains(fates, nft.Dropped):
 		m.seen["dropped"]++
 	case r.Fate == nft.Dropped && slices.ContainsFunc(slices.Concat(had, has), m.isClusterIP):
@@ -196,17 +219,17 @@ func (m *middle) judge(t *testing.T, cut int, p nft.Packet, r nft.Result) {
 	}
 }
 
-// verdict is what may become of a packet.
-type verdict struct {
+// expectation is what may become of a packet.
+type expectation struct {
 	fates []nft.Fate
-	// delicate: policy Local or source ranges have a say in it.
+	// delicate: policy Local or source ranges may drop the packet.
 	delicate bool
 }
 
-// judgement is what may become of a packet, and which endpoints there are for
-// the address and port, or the node port, that it is for.
-func (o *oracle) judgement(p nft.Packet) ([]netip.AddrPort, verdict) {
-	var v verdict
+// expected returns what may become of a packet, and the endpoints of the frontend that it
+// goes to.
+func (o *oracle) expected(p nft.Packet) ([]netip.AddrPort, expectation) {
+	var v expectation
 	for _, r := range o.outcomes(p) {
 		v.fates = append(v.fates, r.Fate)
 	}

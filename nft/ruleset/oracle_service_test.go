@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 	"nftproxy/nft"
 )
 
@@ -22,22 +22,32 @@ type target struct {
 }
 
 // address is the oldest service that has the address as cluster IP and serves
-// the port on it; failing that the oldest that has it as external address or
-// load balancer's; nil for none.
+// the port on it; failing that the oldest that has it from its load balancer,
+// then as external address; nil for none.
 func (o *oracle) address(dst netip.AddrPort, protocol service.Protocol) *target {
-	var external *target
+	var external, balanced *target
 	for _, s := range o.byAge() {
 		i := slices.IndexFunc(s.Ports, func(p service.Port) bool { return p.Protocol == protocol && p.Port == dst.Port() })
 		switch {
 		case i < 0 || !inFamily(s, dst.Addr().Is6()):
 		case slices.Contains(s.ClusterIPs, dst.Addr()):
-			if external != nil {
+			if external != nil || balanced != nil {
 				o.saw("conflict: cluster IP before an older external address")
 			}
 			return &target{s, &s.Ports[i], dst}
-		case external == nil && (slices.Contains(s.ExternalIPs, dst.Addr()) || slices.Contains(s.LoadBalancerIPs, dst.Addr())):
+		case slices.Contains(s.LoadBalancerIPs, dst.Addr()):
+			if balanced == nil {
+				balanced = &target{s, &s.Ports[i], dst}
+			}
+		case external == nil && slices.Contains(s.ExternalIPs, dst.Addr()):
 			external = &target{s, &s.Ports[i], dst}
 		}
+	}
+	if balanced != nil {
+		if external != nil {
+			o.saw("conflict: load balancer's address before an external one")
+		}
+		external = balanced
 	}
 	if external != nil && o.isClusterIP(dst.Addr()) {
 		o.saw("conflict: external address on another's cluster IP")
@@ -55,14 +65,14 @@ func (o *oracle) target(p nft.Packet) *target {
 
 // nodePort is the oldest service of the family that has the node port.
 func (o *oracle) nodePort(dst netip.AddrPort, protocol service.Protocol) *target {
-	any := netip.IPv4Unspecified()
+	unspecified := netip.IPv4Unspecified()
 	if dst.Addr().Is6() {
-		any = netip.IPv6Unspecified()
+		unspecified = netip.IPv6Unspecified()
 	}
 	for _, s := range o.byAge() {
 		for i, p := range s.Ports {
 			if p.NodePort != 0 && p.NodePort == dst.Port() && p.Protocol == protocol && inFamily(s, dst.Addr().Is6()) {
-				return &target{s, &s.Ports[i], netip.AddrPortFrom(any, p.NodePort)}
+				return &target{s, &s.Ports[i], netip.AddrPortFrom(unspecified, p.NodePort)}
 			}
 		}
 	}
@@ -92,7 +102,7 @@ func (o *oracle) choose(p *service.Port, v6, here bool) []netip.AddrPort {
 		near = o.topology(p, v6)
 	}
 	var ready, terminating []netip.AddrPort
-	for _, e := range p.Endpoints {
+	for e := range p.Endpoints.All() {
 		switch {
 		case e.Addr.Addr().Is6() != v6 || here && e.Node != o.node.Name:
 		case e.Ready && near(e):
@@ -116,7 +126,7 @@ func (o *oracle) onNode(a netip.Addr) bool {
 	for _, s := range o.services {
 		for i := range s.Ports {
 			for _, to := range o.reachable(s, &s.Ports[i], a.Is6()) {
-				if to.Addr() == a && slices.ContainsFunc(s.Ports[i].Endpoints, func(e service.Endpoint) bool {
+				if to.Addr() == a && slices.ContainsFunc(slices.Collect(s.Ports[i].Endpoints.All()), func(e service.Endpoint) bool {
 					return e.Addr == to && e.Node == o.node.Name
 				}) {
 					return true
@@ -130,7 +140,7 @@ func (o *oracle) onNode(a netip.Addr) bool {
 // topology: if all ready endpoints have node hints and one is for this node,
 // those; else the same with zones; else all.
 func (o *oracle) topology(p *service.Port, v6 bool) func(service.Endpoint) bool {
-	ready := slices.DeleteFunc(slices.Clone(p.Endpoints), func(e service.Endpoint) bool { return !e.Ready || e.Addr.Addr().Is6() != v6 })
+	ready := slices.DeleteFunc(slices.Collect(p.Endpoints.All()), func(e service.Endpoint) bool { return !e.Ready || e.Addr.Addr().Is6() != v6 })
 	forNode := func(e service.Endpoint) bool {
 		return slices.Contains(strings.Split(string(e.Nodes), ","), o.node.Name)
 	}

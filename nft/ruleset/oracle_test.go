@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 )
@@ -204,7 +204,7 @@ func (o *oracle) deliver(p nft.Packet, t *target, list string, masquerade bool) 
 	if len(chosen) == 0 {
 		return refusal(p)
 	}
-	if before, found := o.memory[visit{p.Src.Addr(), t.at, p.Protocol, list}]; found {
+	if before, found := o.memory[o.visit(p.Src.Addr(), t, list)]; found {
 		if len(chosen) > 1 {
 			o.saw("affinity: came back, list " + list)
 			if t.at.Addr().IsUnspecified() {
@@ -250,18 +250,27 @@ func refusal(p nft.Packet) []nft.Result {
 	return []nft.Result{{Fate: nft.Unreachable}}
 }
 
-// visit is a client at a target, served from one of its lists.
+// visit is a client at a Service port, by whichever address, served from one of
+// its lists.
 type visit struct {
 	client   netip.Addr
-	at       netip.AddrPort
-	protocol uint8
-	list     string
+	service  service.Name
+	port     uint16
+	protocol service.Protocol
+	// local says that the list has endpoints on the node only.
+	local bool
+}
+
+func (o *oracle) visit(client netip.Addr, t *target, list string) visit {
+	internal := slices.Contains(t.s.ClusterIPs, t.at.Addr())
+	local := list == own || internal && t.s.InternalPolicy == service.Local
+	return visit{client, t.s.Name, t.port.Port, t.port.Protocol, local}
 }
 
 // unserved: packets that are not translated, or no more, do not get to the
 // address, since it is for services.
 func (o *oracle) unserved(a netip.Addr) bool {
-	inRange := slices.ContainsFunc(o.serviceCIDRs, func(c netip.Prefix) bool { return c.Contains(a) })
+	inRange := o.inServiceCIDR(a)
 	return (inRange || o.isClusterIP(a)) && !o.local(a)
 }
 
@@ -273,7 +282,7 @@ func (o *oracle) remember(p nft.Packet, r nft.Result) {
 		return
 	}
 	for list, endpoints := range o.lists(t) {
-		v := visit{p.Src.Addr(), t.at, p.Protocol, list}
+		v := o.visit(p.Src.Addr(), t, list)
 		if _, found := o.memory[v]; found || !slices.Contains(endpoints, r.To) {
 			continue
 		}
@@ -289,18 +298,58 @@ func (o *oracle) remember(p nft.Packet, r nft.Result) {
 }
 
 // forget: the services have changed, and clients forget endpoints that are no
-// longer in the list.
+// longer in the list, or of which no address uses the list any more.
 func (o *oracle) forget() {
 	for v, to := range o.memory {
-		t := o.address(v.at, service.Protocol(v.protocol))
-		if v.at.Addr().IsUnspecified() {
-			t = o.nodePort(v.at, service.Protocol(v.protocol))
-		}
-		if t != nil && t.s.AffinityTimeout > 0 && slices.Contains(o.lists(t)[v.list], to) {
+		if o.keeps(v, to) {
 			o.saw("affinity: kept over a change")
 			continue
 		}
 		o.saw("affinity: forgotten")
 		delete(o.memory, v)
 	}
+}
+
+func (o *oracle) inServiceCIDR(a netip.Addr) bool {
+	return slices.ContainsFunc(o.serviceCIDRs, func(c netip.Prefix) bool { return c.Contains(a) })
+}
+
+func (o *oracle) keeps(v visit, to netip.AddrPort) bool {
+	for _, t := range o.targets(v) {
+		for list, endpoints := range o.lists(t) {
+			if t.s.AffinityTimeout > 0 && o.visit(v.client, t, list) == v && slices.Contains(endpoints, to) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// targets are the addresses by which the client reaches the Service port, and its
+// node port.
+func (o *oracle) targets(v visit) []*target {
+	i := slices.IndexFunc(o.services, func(s *service.Service) bool { return s.Name == v.service })
+	if i < 0 {
+		return nil
+	}
+	s := o.services[i]
+	var all []*target
+	add := func(t *target) {
+		if t != nil && t.s == s && t.port.Port == v.port && t.port.Protocol == v.protocol && t.at.Addr().Is6() == v.client.Is6() {
+			all = append(all, t)
+		}
+	}
+	for _, a := range s.Addresses() {
+		add(o.address(netip.AddrPortFrom(a, v.port), v.protocol))
+	}
+	unspecified := netip.IPv4Unspecified()
+	if v.client.Is6() {
+		unspecified = netip.IPv6Unspecified()
+	}
+	for _, p := range s.Ports {
+		if p.NodePort != 0 {
+			add(o.nodePort(netip.AddrPortFrom(unspecified, p.NodePort), v.protocol))
+		}
+	}
+	return all
 }

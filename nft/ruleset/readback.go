@@ -6,107 +6,134 @@ import (
 	"slices"
 	"strings"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 	"nftproxy/nft"
 )
 
-// ReadBack turns tables that were read from a kernel into a snapshot of what
-// they serve: with the configuration that the tables were made with, Compile
-// makes the same elements of it. The node is the one that the snapshot is for;
-// it must have a name.
+// ReadBack turns tables that were read from a kernel into a snapshot of the Services
+// that they serve. With the configuration of the tables, Compile makes the same
+// elements of that snapshot. The snapshot is for the given node, which must have a
+// name.
 //
-// A table tells what becomes of new connections and no more. It does not tell
-//   - endpoints that get none: those that are not ready, terminate beside ready
-//     ones, or are left out by topology or a traffic policy. The others all
-//     count as ready. They are on the node where the table treats them so, and
-//     on one without name elsewhere; hints say what topology has left out.
-//   - services without cluster IP, what other services had a better claim to,
-//     and what the kernel had refused. What a service would have by its addresses
-//     and ports, and has not, is among the snapshot's Conflicts; where nobody has
-//     it, the owner is empty. A service that lost its cluster IP gets somebody's,
-//     with all claims on it lost.
-//   - which external addresses are load balancers', but for those that source
-//     ranges restrict; and of these more than what the rules compare with.
-//   - names that do not fit a comment (nft.MaxComment). A port's is then cut, and
-//     so is a service's that no cluster IP gives away; services that cannot be
-//     told apart by what is left are each entry by itself.
-//   - the number of a port that only has a node port left and a name: it is 0.
-//   - ages, zones, node ports of health checks, and the affinity of services
-//     without endpoints.
+// These facts are exact:
 //
-// What no program of ours has is passed over, and so are sets and rules that
-// the reader did not recognise.
+//	fact                               read from
+//	Services and their cluster IPs     comments in cluster-ips
+//	a cluster IP of several Services   comments "cluster IP also of ..." in services
+//	protocols, ports, other addresses  keys in services
+//	node ports                         keys in node-ports
+//	names of ports                     comments in services and node-ports
+//	endpoints that get connections     the maps of endpoints
+//	external policy                    verdicts that lead to external-local
+//	session affinity, its time-out     names of the chains learn-...
+//	source ranges, and whose they are  sets source-ranges-..., comments in services-restricted
+//	conflicts (without the owner)      keys that the Service would have, and does not
+//	ServiceCIDRs                       rules of postrouting
+//
+// These facts are chosen so that the same rules come of them. The Service may say
+// something else:
+//
+//	fact                               value
+//	internal policy                    Local if cluster IPs and other frontends differ (internalPolicy)
+//	endpoint's node                    the node's for local and hairpin endpoints, else none
+//	endpoint's conditions              ready
+//	endpoint's hints                   this node, where the list of policy Cluster lacks local endpoints
+//	external IP or load balancer's     external IP, unless the Service has source ranges there
+//	cluster IP with all ports lost     unknownClusterIP
+//
+// Comments have 128 bytes at most (nft.MaxComment). Only a Service whose comments
+// were cut is guessed, in this order:
+//
+//	fact                               value
+//	name at its cluster IP             the Service that has the cluster IP, if it begins so
+//	name elsewhere                     the only Service with a cluster IP that begins so
+//	else                               each frontend is a Service by itself
+//	port of a node port                the port of that text; of several the one with the same endpoints
+//
+// A wrong name does no harm: conntrack judges a flow by the address and port that it
+// goes to, and the command conntrack prints another name. A wrong port of a node port
+// has other endpoints, so a flow by that node port may be called stale that is not.
+//
+// Tables do not tell endpoints without new connections, the number of a named port
+// that only its node port is left of (it is 0), ages, zones, node ports of health
+// checks, the affinity of Services without endpoints, claims that the kernel refused,
+// and Services without cluster IP. Versions before the comment "cluster IP also of"
+// wrote none; of their tables such a cluster IP comes back as an external IP.
+//
+// Sets, elements and rules that no program of ours has are passed over.
 func ReadBack(m *nft.Model, table string, node *service.Node) service.Snapshot {
-	r := readback{node: node, services: map[service.Name]*served{}, owners: map[service.Claim]service.Name{}}
+	r := readback{node: node, services: map[service.Name]*servedService{}, owners: map[service.Claim]service.Name{}}
 	snapshot := service.Snapshot{Node: node}
-	var entries []*readEntry
+	var frontends []*servedFrontend
 	for i, f := range nft.Families() {
 		c := m.Table(nft.TableID{Family: f, Name: table})
 		if c == nil {
 			continue
 		}
 		r.readClusterIPs(i, c)
-		entries = append(entries, readEntries(f, c)...)
+		frontends = append(frontends, readFrontends(f, c)...)
 		for _, cidr := range serviceCIDRs(c) {
 			snapshot.ServiceCIDRs = snapshot.ServiceCIDRs.Set(cidr.String(), cidr)
 		}
 	}
 	r.names = slices.Sorted(maps.Keys(r.services))
+	// Frontends by address tell the ports that node ports belong to.
 	for _, nodePorts := range []bool{false, true} {
-		for _, e := range entries {
-			if e.nodePort() == nodePorts {
-				r.take(e)
+		for _, f := range frontends {
+			if f.isNodePort() == nodePorts {
+				r.addFrontend(f)
 			}
 		}
 	}
 	for name, s := range r.services {
 		svc := s.service(&r)
 		snapshot.Services = snapshot.Services.Set(name, svc)
-		if lost := svc.ConflictsBy(func(c service.Claim) service.Name { return r.owners[c] }); lost != nil {
-			snapshot.Conflicts = snapshot.Conflicts.Set(name, lost)
+		if conflicts := svc.ConflictsGivenOwners(func(c service.Claim) service.Name { return r.owners[c] }); conflicts != nil {
+			snapshot.Conflicts = snapshot.Conflicts.Set(name, conflicts)
 		}
-		if by := s.restrictions(svc); by != nil {
-			snapshot.Restrictions = snapshot.Restrictions.Set(name, by)
+		if restrictions := s.restrictions(svc); restrictions != nil {
+			snapshot.Restrictions = snapshot.Restrictions.Set(name, restrictions)
 		}
 	}
 	return snapshot
 }
 
-// readback puts the services of both families together.
+// readback collects the Services of both families.
 type readback struct {
 	node *service.Node
-	// families have what belongs to no service alone.
+	// families has the facts that belong to no single Service.
 	families [2]struct {
-		// clusterIPs by address, with whose they are.
+		// clusterIPs names the owner of each cluster IP.
 		clusterIPs map[netip.Addr]service.Name
-		// onNode are the addresses of endpoints on the node.
+		// onNode has the addresses of endpoints on the node.
 		onNode map[netip.Addr]bool
 	}
-	services map[service.Name]*served
-	// names are those that cluster IPs tell, sorted.
+	services map[service.Name]*servedService
+	// names has the names that stand in cluster-ips, sorted.
 	names  []service.Name
 	owners map[service.Claim]service.Name
-	// masqueradesAll says that what goes to cluster IPs is masqueraded, too.
-	masqueradesAll bool
 }
 
-// family is the index of a family in lists of two.
-func family(v6 bool) int {
+// familyIndex is the index of a family in lists of two.
+func familyIndex(v6 bool) int {
 	if v6 {
 		return 1
 	}
 	return 0
 }
 
-func (r *readback) service(name service.Name) *served {
+// service returns the Service of that name, a new one the first time.
+func (r *readback) service(name service.Name) *servedService {
 	s := r.services[name]
 	if s == nil {
-		s = &served{name: name}
+		s = &servedService{name: name}
 		r.services[name] = s
 	}
 	return s
 }
 
+// readClusterIPs reads the names of the Services with their cluster IPs, and the
+// endpoints on the node.
 func (r *readback) readClusterIPs(i int, c *nft.Contents) {
 	family := &r.families[i]
 	family.clusterIPs, family.onNode = map[netip.Addr]service.Name{}, map[netip.Addr]bool{}
@@ -116,8 +143,8 @@ func (r *readback) readClusterIPs(i int, c *nft.Contents) {
 		if !isName(name) {
 			continue
 		}
-		if s := r.services[name]; cutShort(e.Comment) && s != nil && len(s.clusterIPs[i]) > 0 {
-			name = apart(e.Comment, a.String())
+		if s := r.services[name]; isCut(e.Comment) && s != nil && len(s.clusterIPs[i]) > 0 {
+			name = nameByItself(e.Comment, a.String())
 		}
 		s := r.service(name)
 		s.clusterIPs[i] = append(s.clusterIPs[i], a)
@@ -129,66 +156,52 @@ func (r *readback) readClusterIPs(i int, c *nft.Contents) {
 	}
 }
 
-// take gives the entry to its service.
-func (r *readback) take(e *readEntry) {
-	name, port := r.nameOf(e)
+// addFrontend gives the frontend to its Service.
+func (r *readback) addFrontend(f *servedFrontend) {
+	name, port := r.nameOf(f)
 	if !isName(name) {
 		return
 	}
-	r.owners[e.claim()] = name
-	if r.families[family(e.v6)].clusterIPs[e.addr] == name {
-		r.masqueradesAll = r.masqueradesAll || e.masquerade
-	}
+	r.owners[f.claim()] = name
 	s := r.service(name)
-	s.add(e, port)
+	if i := familyIndex(f.v6); f.alsoClusterIP && !slices.Contains(s.clusterIPs[i], f.addr) {
+		s.clusterIPs[i] = append(s.clusterIPs[i], f.addr)
+	}
+	s.addFrontend(f, port)
 }
 
-// nameOf reads the entry's comment: whose it is, and the rest of it, which says
-// for which port.
-func (r *readback) nameOf(e *readEntry) (name service.Name, port string) {
-	if at := strings.LastIndexByte(e.comment, ':'); at >= 0 {
-		return service.Name(e.comment[:at]), e.comment[at+1:]
+// nameOf reads the comment: the Service's name, and the text after it, which names
+// the port. It guesses the name if the comment was cut.
+func (r *readback) nameOf(f *servedFrontend) (name service.Name, port string) {
+	if at := strings.LastIndexByte(f.comment, ':'); at >= 0 {
+		return service.Name(f.comment[:at]), f.comment[at+1:]
 	}
-	if !cutShort(e.comment) {
+	if !f.commentCut {
 		return "", ""
 	}
-	stem := service.Name(strings.TrimSuffix(e.comment, cut))
-	if owner := r.families[family(e.v6)].clusterIPs[e.addr]; strings.HasPrefix(string(owner), string(stem)) {
+	beginning := strings.TrimSuffix(f.comment, ellipsis)
+	if owner := r.families[familyIndex(f.v6)].clusterIPs[f.addr]; !f.alsoClusterIP && strings.HasPrefix(string(owner), beginning) {
 		return owner, ""
 	}
-	at, _ := slices.BinarySearch(r.names, stem)
-	matching := func(i int) bool { return i < len(r.names) && strings.HasPrefix(string(r.names[i]), string(stem)) }
-	if matching(at) && !matching(at+1) {
-		return r.names[at], ""
+	first, _ := slices.BinarySearch(r.names, service.Name(beginning))
+	beginsSo := func(i int) bool { return i < len(r.names) && strings.HasPrefix(string(r.names[i]), beginning) }
+	if beginsSo(first) && !beginsSo(first+1) {
+		return r.names[first], ""
 	}
-	return apart(e.comment, e.claim().String()), ""
+	return nameByItself(f.comment, f.claim().String()), ""
 }
 
-// isName says that there is a namespace and a name: others were not ours.
+// isName says whether there is a namespace and a name. Our comments have both.
 func isName(n service.Name) bool {
 	namespace, name := n.Split()
 	return namespace != "" && name != ""
 }
 
-// apart is a name for one of several that are the same as far as they go.
-func apart(comment, what string) service.Name { return service.Name(comment + " (" + what + ")") }
+// nameByItself names a Service of which only a cut comment is known, by what it has.
+func nameByItself(comment, has string) service.Name { return service.Name(comment + " (" + has + ")") }
 
-// readEntries are all entries of one table.
-func readEntries(f nft.Family, c *nft.Contents) []*readEntry {
-	var entries []*readEntry
-	for _, e := range entrances() {
-		t := entranceReader{
-			entrance: e, contents: c, family: f,
-			all: poolTargets(c, e.all.endpoints, f), own: poolTargets(c, e.own.endpoints, f), sources: readSources(c, f),
-		}
-		for _, element := range sortedElements(c, e.verdicts) {
-			entries = append(entries, t.read(element))
-		}
-	}
-	return entries
-}
-
-// sortedElements of a set, by key; none where the table has no such set.
+// sortedElements returns the elements of a set by key, none if the table has no such
+// set.
 func sortedElements(c *nft.Contents, set string) []nft.Element {
 	s := c.Sets[set]
 	if s == nil {
@@ -197,13 +210,13 @@ func sortedElements(c *nft.Contents, set string) []nft.Element {
 	return slices.SortedFunc(maps.Values(s.Elements), func(a, b nft.Element) int { return strings.Compare(string(a.Key), string(b.Key)) })
 }
 
-// serviceCIDRs are the ranges that the table drops packets to.
+// serviceCIDRs returns the ranges that the table drops packets to.
 func serviceCIDRs(c *nft.Contents) []netip.Prefix {
 	var list []netip.Prefix
-	if c.Chains[dispatch] == nil {
+	if c.Chains[postrouting] == nil {
 		return nil
 	}
-	for _, r := range c.Chains[dispatch].Rules {
+	for _, r := range c.Chains[postrouting].Rules {
 		if len(r) != 3 || r[1] != (nft.MatchLocal{Field: nft.Daddr, Not: true}) || r[2] != (nft.Verdict{Code: nft.Drop}) {
 			continue
 		}

@@ -11,14 +11,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"nftproxy/internal/service"
-	"nftproxy/internal/service/servicetest"
+	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/nft/ruleset/rulesettest"
+	"nftproxy/test/rulesettest"
+	"nftproxy/test/servicetest"
 )
 
-// TestReadBack: what a table is read back as serves the same.
+// TestReadBack: the snapshot that is read back of a table serves the same.
 func TestReadBack(t *testing.T) {
 	seen := map[string]int{}
 	seeds(t, 300, func(t *testing.T, rng *rand.Rand) {
@@ -38,14 +38,15 @@ func TestReadBack(t *testing.T) {
 		}
 		count(seen, got)
 	})
-	for _, what := range []string{"cluster IP", "external", "restricted", "node port", "lost", "internal Local", "external Local", "affinity", "hints", "local endpoint"} {
+	for _, what := range []string{"cluster IP", "external", "restricted", "node port", "conflict", "internal Local", "external Local", "affinity", "hints", "local endpoint"} {
 		if seen[what] == 0 {
 			t.Errorf("no cluster had any %q", what)
 		}
 	}
 }
 
-// TestReadBackConfig: what decides whose a flow is.
+// TestReadBackConfig: node ports are served on the same addresses, and the same addresses
+// are pods'.
 func TestReadBackConfig(t *testing.T) {
 	seeds(t, 300, func(t *testing.T, rng *rand.Rand) {
 		cfg, list := rulesettest.Config(rng)
@@ -74,7 +75,7 @@ func TestReadBackConfig(t *testing.T) {
 	})
 }
 
-// TestReadBackNothing: there is no table, and no program of ours in it.
+// TestReadBackNothing: without a table of ours no service comes back.
 func TestReadBackNothing(t *testing.T) {
 	node := servicetest.Node()
 	for name, m := range map[string]*nft.Model{"no table": nft.NewModel(), "foreign": foreignTables()} {
@@ -172,7 +173,7 @@ func TestReadBackNames(t *testing.T) {
 func reachable(s service.Snapshot) []string {
 	var all []string
 	for name, svc := range s.Services.All() {
-		lost := s.Conflicts.At(name)
+		conflicts := s.Conflicts.At(name)
 		for i := range svc.Ports {
 			port := &svc.Ports[i]
 			targets := map[string]service.Claim{}
@@ -186,16 +187,16 @@ func reachable(s service.Snapshot) []string {
 				}
 			}
 			for text, c := range targets {
-				if lost.Has(c) {
+				if conflicts.Has(c) {
 					continue
 				}
 				all = append(all, fmt.Sprintf("%s %s", text, svc.ID(port)))
 				choice := svc.Choose(port, s.Node, c.Addr.Is6())
-				lists := [][]netip.AddrPort{choice.Cluster, choice.Local}
+				lists := [][]netip.AddrPort{slices.Collect(choice.Cluster.All()), slices.Collect(choice.Local.All())}
 				if slices.Contains(svc.ClusterIPs, c.Addr) {
 					lists = lists[:1]
 					if svc.InternalPolicy == service.Local {
-						lists[0] = choice.Local
+						lists[0] = slices.Collect(choice.Local.All())
 					}
 				} else if svc.ExternalPolicy == service.Cluster {
 					lists = lists[:1]
@@ -212,25 +213,59 @@ func reachable(s service.Snapshot) []string {
 	return all
 }
 
-// legible is the program with what nobody can tell from the table made alike:
-// cluster IPs with endpoints on other nodes only are refused, and nothing is
-// said of hairpins, since services that serve nothing may have some, and random
-// ones do not agree on where an address is.
+// legible is the text of the program without facts that no table tells. A cluster IP
+// with endpoints on other nodes only is refused instead of dropped. There are no
+// hairpins: services without frontends have some, and random services disagree on the
+// node of an address. Each address and port has its admitted sources in place of the
+// name of a list.
 func legible(p *nft.Program) string {
 	next := &nft.Program{IPv4: p.IPv4.Clone(), IPv6: p.IPv6.Clone()}
 	for _, table := range []*nft.Table{next.IPv4, next.IPv6} {
 		for name, part := range table.Parts.All() {
 			elements := slices.Clone(part.Elements)
 			for i := range elements {
-				if elements[i].Verdict.Code == nft.Drop {
-					elements[i].Verdict = nft.Verdict{Code: nft.Goto, Chain: "refuse"}
+				e := &elements[i]
+				switch {
+				case e.Verdict.Code == nft.Drop:
+					e.Verdict = nft.Verdict{Code: nft.Goto, Chain: "refuse"}
+				case strings.HasPrefix(e.Verdict.Chain, "source-ranges-"):
+					e.Verdict.Chain = fmt.Sprint(admitted(table, e.Verdict.Chain, part, e.Key))
 				}
 			}
-			elements = slices.DeleteFunc(elements, func(e nft.Element) bool { return e.Set == "hairpin" })
+			elements = slices.DeleteFunc(elements, func(e nft.Element) bool { return e.Set == "hairpin" || e.Set == "load-balancer-sources" })
 			table.Parts = table.Parts.Set(name, nft.NewPart(elements, part.Pools))
+		}
+		for name := range table.Chains.All() {
+			if strings.HasPrefix(name, "source-ranges-") {
+				table.Chains, table.Sets, table.Parts = table.Chains.Delete(name), table.Sets.Delete(name), table.Parts.Delete(name)
+			}
 		}
 	}
 	return next.Model().String()
+}
+
+// admitted returns the sources that may reach an address and port of a part: the ranges
+// of a list, and the load balancer's addresses.
+func admitted(table *nft.Table, list string, part *nft.Part, at nft.Value) []netip.Prefix {
+	var ranges []netip.Prefix
+	address := func(v nft.Value) netip.Addr {
+		a, _ := netip.AddrFromSlice([]byte(v))
+		return a
+	}
+	for _, e := range table.Parts.At(list).Elements {
+		for first, bits := address(e.Key), 0; bits <= first.BitLen(); bits++ {
+			if p := netip.PrefixFrom(first, bits); p == p.Masked() && nft.LastAddr(p) == address(e.KeyEnd) {
+				ranges = append(ranges, p)
+			}
+		}
+	}
+	for _, e := range part.Elements {
+		if source, ok := strings.CutPrefix(string(e.Key), string(at)); ok && e.Set == "load-balancer-sources" {
+			a := address(nft.Value(source))
+			ranges = append(ranges, netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
+	return service.NewSources(ranges).Ranges()
 }
 
 func count(seen map[string]int, s service.Snapshot) {
@@ -248,13 +283,13 @@ func count(seen map[string]int, s service.Snapshot) {
 		}
 		for _, p := range svc.Ports {
 			seen["node port"] += min(1, int(p.NodePort))
-			for _, e := range p.Endpoints {
+			for e := range p.Endpoints.All() {
 				seen["hints"] += min(1, len(e.Nodes))
 				seen["local endpoint"] += strings.Count(e.Node, s.Node.Name)
 			}
 		}
 	}
 	for _, c := range s.Conflicts.All() {
-		seen["lost"] += len(c.Lost)
+		seen["conflict"] += c.Len()
 	}
 }

@@ -3,25 +3,25 @@ package ruleset
 import (
 	"net/netip"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 	"nftproxy/nft"
 )
 
-// ReadBackConfig tells from tables that were read from a kernel with what
-// configuration they were made, as far as it decides which flows are for
-// services and who is a pod: ClusterCIDRs (which may have come from the node's
-// own ranges), PodInterface and NodePortAddresses. In a family without table
-// node ports are served on all addresses, and nobody is a pod.
+// ReadBackConfig reads from tables the configuration that they were made with, as far
+// as it decides which flows go to services and which addresses are pods'. These are
+// ClusterCIDRs (which may be the node's own ranges), PodInterface and
+// NodePortAddresses. In a family without a table all addresses serve node ports, and no
+// address is a pod's.
 func ReadBackConfig(m *nft.Model, table string) Config {
 	cfg := Config{Table: table}
 	var nodePorts []string
 	for _, f := range nft.Families() {
 		c := m.Table(nft.TableID{Family: f, Name: table})
 		if c == nil {
-			nodePorts = append(nodePorts, everywhere(f).String())
+			nodePorts = append(nodePorts, allAddresses(f).String())
 			continue
 		}
-		for _, s := range firsts(c, externalLocal) {
+		for _, s := range firstStatements(c, externalLocal) {
 			switch s := s.(type) {
 			case nft.MatchAddr:
 				cfg.ClusterCIDRs = append(cfg.ClusterCIDRs, s.Prefix)
@@ -37,8 +37,8 @@ func ReadBackConfig(m *nft.Model, table string) Config {
 	return cfg
 }
 
-// firsts are the first statements of a chain's rules.
-func firsts(c *nft.Contents, chain string) []nft.Statement {
+// firstStatements returns the first statement of each of the chain's rules.
+func firstStatements(c *nft.Contents, chain string) []nft.Statement {
 	var list []nft.Statement
 	if c.Chains[chain] == nil {
 		return nil
@@ -51,29 +51,29 @@ func firsts(c *nft.Contents, chain string) []nft.Statement {
 	return list
 }
 
-// nodePortPrefixes are what holds the addresses of one family that serve node
-// ports, and no others of the node.
+// nodePortPrefixes returns prefixes that contain the addresses of one family that serve
+// node ports, and no other address of the node.
 func nodePortPrefixes(c *nft.Contents, f nft.Family) []netip.Prefix {
 	var list []netip.Prefix
 	for _, e := range sortedElements(c, nodePortAddresses) {
 		a := addrOf(e.Key)
 		list = append(list, netip.PrefixFrom(a, a.BitLen()))
 	}
-	for _, s := range firsts(c, dispatch) {
+	for _, s := range firstStatements(c, dispatch) {
 		if in, ok := s.(nft.InSet); ok && in.Set == nodePortAddresses && len(list) == 0 {
-			// None does, and the node never has the unspecified address.
-			nowhere := everywhere(f).Addr()
+			// No address does. The node never has the unspecified address.
+			nowhere := allAddresses(f).Addr()
 			return []netip.Prefix{netip.PrefixFrom(nowhere, nowhere.BitLen())}
 		}
 	}
 	if len(list) == 0 {
-		return []netip.Prefix{everywhere(f)}
+		return []netip.Prefix{allAddresses(f)}
 	}
 	return list
 }
 
-// everywhere is the prefix of all addresses of the family.
-func everywhere(f nft.Family) netip.Prefix {
+// allAddresses is the prefix of all addresses of the family.
+func allAddresses(f nft.Family) netip.Prefix {
 	if f == nft.IPv6 {
 		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 	}

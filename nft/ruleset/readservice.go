@@ -1,154 +1,198 @@
 package ruleset
 
 import (
-	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 )
 
-// served is what the tables tell of one service.
-type served struct {
+// servedService is one Service as the tables serve it.
+type servedService struct {
 	name service.Name
-	// clusterIPs of each family, as far as the tables say whose they are.
+	// clusterIPs has those of each family that the tables name.
 	clusterIPs [2][]netip.Addr
 	ports      []*servedPort
 }
 
-// servedPort is a port with its entries in both families.
+// servedPort is a port with its frontends in both families.
 type servedPort struct {
 	service.Port
-	// text is what the comments say of it: name, number, a part, or nothing.
-	text    string
-	entries []*readEntry
+	// text is the port's text in comments: its name or number, cut or whole.
+	text      string
+	frontends []*servedFrontend
 }
 
-// add files an entry. Those by address have to come before node ports, which do
-// not tell the port's number.
-func (s *served) add(e *readEntry, text string) {
-	p := s.portOf(e, text)
-	p.entries = append(p.entries, e)
-	if e.nodePort() {
-		p.NodePort = e.port
+// addFrontend adds a frontend to its port. text is the port's text in the frontend's
+// comment. Frontends by address come before node ports.
+func (s *servedService) addFrontend(f *servedFrontend, text string) {
+	var p *servedPort
+	if f.isNodePort() {
+		p = s.portOfNodePort(f, text)
+	} else {
+		p = s.portOfAddress(f)
+	}
+	if p == nil {
+		p = newServedPort(f, text)
+		s.ports = append(s.ports, p)
+	}
+	p.frontends = append(p.frontends, f)
+	if f.isNodePort() {
+		p.NodePort = f.port
 	}
 }
 
-func (s *served) portOf(e *readEntry, text string) *servedPort {
-	var candidates []*servedPort
+// portOfAddress finds the port by its number; nil if it is new.
+func (s *servedService) portOfAddress(f *servedFrontend) *servedPort {
+	for _, p := range s.ports {
+		if p.Protocol == f.protocol && p.Port.Port == f.port {
+			return p
+		}
+	}
+	return nil
+}
+
+// portOfNodePort finds the port by its node port, which the other family may have
+// told, or by its text; nil if it is new. Of several ports with the same text, which
+// was cut, it takes one with the same endpoints, or else the first.
+func (s *servedService) portOfNodePort(f *servedFrontend, text string) *servedPort {
+	var sameText []*servedPort
 	for _, p := range s.ports {
 		switch {
-		case p.Protocol != e.protocol:
-		case !e.nodePort() && p.Port.Port == e.port, e.nodePort() && p.NodePort == e.port:
+		case p.Protocol != f.protocol:
+		case p.NodePort == f.port:
 			return p
-		case e.nodePort() && p.NodePort == 0 && p.text == text:
-			candidates = append(candidates, p)
+		case p.NodePort == 0 && p.text == text:
+			sameText = append(sameText, p)
 		}
 	}
-	// Texts that were cut short may be the same: then one with these endpoints.
-	for _, p := range candidates {
-		if slices.ContainsFunc(p.entries, func(o *readEntry) bool { return slices.Equal(o.all, e.all) }) {
+	for _, p := range sameText {
+		if slices.ContainsFunc(p.frontends, func(o *servedFrontend) bool { return slices.Equal(o.cluster, f.cluster) }) {
 			return p
 		}
 	}
-	if len(candidates) > 0 {
-		return candidates[0]
+	if len(sameText) > 0 {
+		return sameText[0]
 	}
-	p := &servedPort{Port: service.Port{Name: text, Protocol: e.protocol}, text: text}
-	if n, err := strconv.ParseUint(text, 10, 16); e.nodePort() && err == nil {
+	return nil
+}
+
+// newServedPort makes the port of its first frontend. The number of a node port's port
+// is in the text, if that is a number, or else the frontend's.
+func newServedPort(f *servedFrontend, text string) *servedPort {
+	p := &servedPort{Port: service.Port{Name: text, Protocol: f.protocol, Port: f.servicePort}, text: text}
+	if n, err := strconv.ParseUint(text, 10, 16); f.isNodePort() && err == nil {
 		p.Port.Port = uint16(n)
-	} else if !e.nodePort() {
-		p.Port.Port = e.port
 	}
 	if text == strconv.Itoa(int(p.Port.Port)) {
 		p.Name = ""
 	}
-	s.ports = append(s.ports, p)
 	return p
 }
 
-// service is the service as far as the tables tell it.
-func (s *served) service(r *readback) *service.Service {
+// service makes the Service: addresses first, then policies, then endpoints.
+func (s *servedService) service(r *readback) *service.Service {
 	svc := &service.Service{Name: s.name}
-	for i := range r.families {
-		svc.ClusterIPs = append(svc.ClusterIPs, s.clusterIPsOf(r, i)...)
-	}
-	for e := range s.entries() {
-		svc.ExternalPolicy = svc.ExternalPolicy || service.TrafficPolicy(e.external)
-		svc.AffinityTimeout = max(svc.AffinityTimeout, e.affinity)
-		if !e.nodePort() && !slices.Contains(svc.ClusterIPs, e.addr) && !slices.Contains(svc.ExternalIPs, e.addr) {
-			svc.ExternalIPs = append(svc.ExternalIPs, e.addr)
-		}
-	}
+	s.setAddresses(svc)
 	s.setFirewall(svc)
-	for _, p := range s.ports {
-		for i := range r.families {
-			if p.lists(svc, i == 1).internalOnly() {
-				svc.InternalPolicy = service.Local
-			}
-		}
+	for f := range s.frontends() {
+		svc.ExternalPolicy = svc.ExternalPolicy || service.TrafficPolicy(f.external)
+		svc.AffinityTimeout = max(svc.AffinityTimeout, f.affinity)
 	}
+	svc.InternalPolicy = s.internalPolicy(svc)
 	for _, p := range s.ports {
 		port := p.Port
+		var endpoints []service.Endpoint
 		for i := range r.families {
-			port.Endpoints = append(port.Endpoints, p.lists(svc, i == 1).endpoints(r, svc, i)...)
+			endpoints = append(endpoints, p.inFamily(svc, i == 1).endpoints(r, svc, i)...)
 		}
-		port.Endpoints = service.MergeEndpoints(port.Endpoints)
+		port.Endpoints = service.MergeEndpoints(endpoints)
 		svc.Ports = append(svc.Ports, port)
 	}
 	return svc
 }
 
-// setFirewall finds the addresses that the service itself restricts: at all of
-// its ports.
-func (s *served) setFirewall(svc *service.Service) {
-	open, ranged := map[netip.Addr]bool{}, [2]bool{}
-	var sources []netip.Prefix
-	for e := range s.entries() {
-		switch {
-		case e.nodePort():
-		case e.restricted && e.by == e.comment:
-			ranged[family(e.v6)] = true
-			sources = append(sources, e.sources...)
-		case !e.restricted || e.by != "":
-			open[e.addr] = true
+// setAddresses sets the cluster IPs of each family in which the Service has a
+// frontend. All other addresses are external IPs, until setFirewall.
+func (s *servedService) setAddresses(svc *service.Service) {
+	var served [2]bool
+	for f := range s.frontends() {
+		served[familyIndex(f.v6)] = true
+	}
+	for i, list := range s.clusterIPs {
+		if len(list) == 0 && served[i] {
+			list = []netip.Addr{unknownClusterIP(i == 1)}
+		}
+		svc.ClusterIPs = append(svc.ClusterIPs, list...)
+	}
+	for f := range s.frontends() {
+		if !f.isNodePort() && !slices.Contains(svc.ClusterIPs, f.addr) && !slices.Contains(svc.ExternalIPs, f.addr) {
+			svc.ExternalIPs = append(svc.ExternalIPs, f.addr)
 		}
 	}
-	for e := range s.entries() {
-		// Where nobody is let in, nothing says by whom.
-		own := e.by == e.comment || e.by == "" && !ranged[family(e.v6)]
-		if e.restricted && own && !open[e.addr] && !slices.Contains(svc.LoadBalancerIPs, e.addr) {
-			svc.LoadBalancerIPs = append(svc.LoadBalancerIPs, e.addr)
+}
+
+// unknownClusterIP stands for the cluster IP of a Service that has lost all ports on
+// it to others, so that no table names it. A Service is served only in families where
+// it has a cluster IP. No packet goes to this address, and no Service has it.
+func unknownClusterIP(v6 bool) netip.Addr {
+	if v6 {
+		return netip.AddrFrom16([16]byte{0: 0x01}) // 100::, of the range for discarding (RFC 6666)
+	}
+	return netip.AddrFrom4([4]byte{3: 1}) // 0.0.0.1, of "this network" (RFC 1122)
+}
+
+// setFirewall makes the addresses load balancers' at which the Service's own source
+// ranges restrict all of its ports.
+func (s *servedService) setFirewall(svc *service.Service) {
+	otherwise, lists := map[netip.Addr]bool{}, map[*service.Sources]bool{}
+	for f := range s.frontends() {
+		if f.restrictedByItself() {
+			lists[f.sources] = true
+		} else {
+			otherwise[f.addr] = true
+		}
+	}
+	for f := range s.frontends() {
+		if f.restrictedByItself() && !otherwise[f.addr] && !slices.Contains(svc.LoadBalancerIPs, f.addr) {
+			svc.LoadBalancerIPs = append(svc.LoadBalancerIPs, f.addr)
 		}
 	}
 	if len(svc.LoadBalancerIPs) == 0 {
 		return
 	}
+	var sources []netip.Prefix
+	for list := range lists {
+		sources = append(sources, list.Ranges()...)
+	}
 	svc.Sources = service.NewSources(sources)
 	svc.ExternalIPs = slices.DeleteFunc(svc.ExternalIPs, func(a netip.Addr) bool { return slices.Contains(svc.LoadBalancerIPs, a) })
 }
 
-// restrictions are those that the service has by others; nil for none.
-func (s *served) restrictions(svc *service.Service) *service.Restrictions {
+// restrictedByItself says whether the firewall is that of the frontend's Service.
+func (f *servedFrontend) restrictedByItself() bool { return f.restricted && f.by == f.comment }
+
+// restrictions returns the restrictions by other Services; nil for none.
+func (s *servedService) restrictions(svc *service.Service) *service.Restrictions {
 	var list []service.Restriction
-	for e := range s.entries() {
-		if e.restricted && !svc.Firewall().Restricts(e.claim()) {
+	for f := range s.frontends() {
+		if f.restricted && !svc.Firewall().Restricts(f.claim()) {
 			list = append(list, service.Restriction{
-				Claim: e.claim(), By: service.Name(e.by),
-				Firewall: service.Firewall{Sources: service.NewSources(e.sources), Addresses: []netip.Addr{e.addr}},
+				Claim: f.claim(), By: service.Name(f.by),
+				Firewall: service.Firewall{Sources: f.sources, Addresses: []netip.Addr{f.addr}},
 			})
 		}
 	}
 	return service.NewRestrictions(list)
 }
 
-// entries yields those of all ports.
-func (s *served) entries() func(yield func(*readEntry) bool) {
-	return func(yield func(*readEntry) bool) {
+// frontends yields the frontends of all ports.
+func (s *servedService) frontends() func(yield func(*servedFrontend) bool) {
+	return func(yield func(*servedFrontend) bool) {
 		for _, p := range s.ports {
-			for _, e := range p.entries {
-				if !yield(e) {
+			for _, f := range p.frontends {
+				if !yield(f) {
 					return
 				}
 			}
@@ -156,132 +200,62 @@ func (s *served) entries() func(yield func(*readEntry) bool) {
 	}
 }
 
-// clusterIPsOf are the service's cluster IPs in a family. It has one where it
-// is served, but the table does not say so of one that another service has:
-// then the service's entries tell or, with all of them lost, it is any on which
-// others have all of its ports.
-func (s *served) clusterIPsOf(r *readback, i int) []netip.Addr {
-	if len(s.clusterIPs[i]) > 0 {
-		return s.clusterIPs[i]
-	}
-	isServed, shared := false, map[netip.Addr]sharing{}
-	var external []netip.Addr
-	isShared := func(e *readEntry) bool { _, known := r.families[i].clusterIPs[e.addr]; return known }
-	for _, p := range s.ports {
-		for _, e := range p.entries {
-			if e.v6 != (i == 1) {
-				continue
-			}
-			isServed = true
-			if isShared(e) {
-				shared[e.addr] = max(shared[e.addr], s.sharing(p, e, isShared))
-			} else if !e.nodePort() {
-				external = append(external, e.addr)
-			}
-		}
-	}
-	if !isServed {
-		return nil
-	}
-	like := func(wanted sharing) []netip.Addr {
-		list := slices.SortedFunc(maps.Keys(shared), netip.Addr.Compare)
-		return slices.DeleteFunc(list, func(a netip.Addr) bool { return shared[a] != wanted })
-	}
-	var candidates []netip.Addr
-	candidates = append(candidates, like(asClusterIP)...)
-	if r.masqueradesAll {
-		candidates = append(candidates, like(masqueraded)...)
-	}
-	candidates = append(candidates, like(refused)...)
-	candidates = append(candidates, s.lostCompletely(r, i)...)
-	candidates = append(candidates, like(masqueraded)...)
-	candidates = append(candidates, external...)
-	return candidates[:min(1, len(candidates))]
+// portInFamily has the frontends of a port in one family that tell its endpoints. One
+// is nil if the port has no such frontend.
+type portInFamily struct {
+	internal, external *servedFrontend
 }
 
-// sharing says what the entries of a service on another's cluster IP are like.
-type sharing int
-
-const (
-	// refused fits cluster IPs and external addresses alike, masqueraded does
-	// so if everything is masqueraded; asClusterIP and asExternal are certain.
-	refused sharing = 1 + iota
-	masqueraded
-	asClusterIP
-	asExternal
-)
-
-func (s *served) sharing(p *servedPort, e *readEntry, isShared func(*readEntry) bool) sharing {
-	policyLocal := false
-	for o := range s.entries() {
-		policyLocal = policyLocal || o.external
-	}
-	unlike := slices.ContainsFunc(p.entries, func(o *readEntry) bool {
-		return o.v6 == e.v6 && !isShared(o) && !slices.Equal(o.all, e.all)
-	})
-	switch {
-	case e.external:
-		return asExternal
-	case e.drop, unlike, len(e.all) > 0 && (!e.masquerade || policyLocal):
-		return asClusterIP
-	case len(e.all) > 0:
-		return masqueraded
-	}
-	return refused
-}
-
-// lostCompletely are the cluster IPs on which others have all of the ports.
-func (s *served) lostCompletely(r *readback, i int) []netip.Addr {
-	return slices.DeleteFunc(slices.SortedFunc(maps.Keys(r.families[i].clusterIPs), netip.Addr.Compare), func(a netip.Addr) bool {
-		return slices.ContainsFunc(s.ports, func(p *servedPort) bool {
-			owner := r.owners[service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port.Port}]
-			return p.Port.Port != 0 && (owner == "" || owner == s.name)
-		})
-	})
-}
-
-// endpointLists are those of a port in one family. An entry is nil where the
-// port has none of the kind.
-type endpointLists struct {
-	internal, external *readEntry
-}
-
-func (p *servedPort) lists(s *service.Service, v6 bool) (l endpointLists) {
-	for _, e := range p.entries {
+func (p *servedPort) inFamily(svc *service.Service, v6 bool) (in portInFamily) {
+	for _, f := range p.frontends {
 		switch {
-		case e.v6 != v6:
-		case slices.Contains(s.ClusterIPs, e.addr):
-			l.internal = e
-		case l.external == nil || e.external:
-			l.external = e
+		case f.v6 != v6:
+		case slices.Contains(svc.ClusterIPs, f.addr):
+			in.internal = f
+		case in.external == nil || f.external:
+			in.external = f
 		}
 	}
-	return l
+	return in
 }
 
-// internalOnly says that a cluster IP has other endpoints than everybody else
-// has: only internal policy Local does that.
-func (l endpointLists) internalOnly() bool {
-	return l.internal != nil && (l.internal.drop || l.external != nil && !slices.Equal(l.internal.all, l.external.all))
+// internalPolicy is Local if a port shows it. Else Cluster makes the same rules.
+func (s *servedService) internalPolicy(svc *service.Service) service.TrafficPolicy {
+	for _, p := range s.ports {
+		for _, v6 := range []bool{false, true} {
+			if p.inFamily(svc, v6).showsInternalLocal() {
+				return service.Local
+			}
+		}
+	}
+	return service.Cluster
 }
 
-// elsewhere is a hint for a node that is not this one; no node has such a name.
+// showsInternalLocal says whether the cluster IP drops packets, remembers its clients
+// apart, or has other endpoints than everybody else gets elsewhere. Only internal
+// policy Local does so.
+func (in portInFamily) showsInternalLocal() bool {
+	return in.internal != nil && (in.internal.dropped || in.internal.localOnly ||
+		in.external != nil && !slices.Equal(in.internal.cluster, in.external.cluster))
+}
+
+// elsewhere is a hint for another node: no node has this name.
 const elsewhere service.Hints = "-"
 
-// endpoints are those of all lists, such that Choose makes the same lists.
-func (l endpointLists) endpoints(r *readback, s *service.Service, i int) []service.Endpoint {
+// endpoints returns the endpoints of all lists, such that Choose makes the same lists.
+func (in portInFamily) endpoints(r *readback, svc *service.Service, i int) []service.Endpoint {
 	var cluster, local []netip.AddrPort
 	switch {
-	case l.external != nil:
-		cluster = l.external.all
-	case l.internal != nil && s.InternalPolicy == service.Cluster:
-		cluster = l.internal.all
+	case in.external != nil:
+		cluster = in.external.cluster
+	case in.internal != nil && svc.InternalPolicy == service.Cluster:
+		cluster = in.internal.cluster
 	}
 	switch {
-	case l.internal != nil && s.InternalPolicy == service.Local:
-		local = l.internal.all
-	case l.external != nil && l.external.external:
-		local = l.external.own
+	case in.internal != nil && svc.InternalPolicy == service.Local:
+		local = in.internal.cluster
+	case in.external != nil && in.external.external:
+		local = in.external.local
 	default:
 		for _, a := range cluster {
 			if r.families[i].onNode[a.Addr()] {

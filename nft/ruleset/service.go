@@ -5,205 +5,214 @@ import (
 	"slices"
 	"strings"
 
-	"nftproxy/internal/service"
+	"nftproxy/model/service"
 	"nftproxy/nft"
 )
 
-// serviceCompiler compiles one service for one family. It changes nothing in
-// the table's compiler.
+// serviceCompiler compiles one service for one family. It changes nothing in the
+// table's compiler.
 type serviceCompiler struct {
 	*tableCompiler
-	svc  *service.Service
-	lost *service.Conflicts
-	// restrictions are those of other services.
+	svc *service.Service
+	// conflicts has the claims that the service does not get.
+	conflicts *service.Conflicts
+	// restrictions has the source ranges of other services.
 	restrictions *service.Restrictions
+	// last has what the ports compiled to before.
+	last []portLists
 
 	elements []nft.Element
 	pools    []nft.Pool
-	wanted   map[string]sharedChain
+	// wanted has the shared chains that the elements lead to, by name.
+	wanted map[string]sharedChain
+	// sourceLists has the lists of ranges that the elements lead to, by name.
+	sourceLists map[string]sourceList
+	// clients has the clients of the port that is being compiled.
+	clients clients
 }
 
-// compile returns what the service is in the family: something where it has a
-// cluster IP there.
+// compile returns the service's elements in the family, none if it has no cluster IP
+// there.
 func (c *serviceCompiler) compile() compiledService {
 	if !c.svc.InFamily(c.v6()) {
 		return compiledService{}
 	}
-	c.wanted = map[string]sharedChain{}
-	// One cluster IP, and for each port an address: what most services have.
+	c.wanted, c.sourceLists = map[string]sharedChain{}, map[string]sourceList{}
+	// Most services have one cluster IP, and an element for each port.
 	c.elements = make([]nft.Element, 0, 1+len(c.svc.Ports))
-	var local []netip.Addr
 	for _, a := range c.svc.ClusterIPs {
-		if c.ours(a) && !c.lost.Has(service.Claim{Addr: a}) {
+		if c.ours(a) && !c.conflicts.Has(service.Claim{Addr: a}) {
 			c.elements = append(c.elements, nft.Element{
 				Set: clusterIPs, Key: nft.Value(nft.AppendAddr(nil, a)), Comment: comment(string(c.svc.Name)),
 			})
 		}
 	}
+	compiled := compiledService{wanted: c.wanted, sourceLists: c.sourceLists}
 	for i := range c.svc.Ports {
 		p := &c.svc.Ports[i]
-		choice := c.svc.Choose(p, c.node, c.v6())
-		c.port(p, choice)
-		local = append(local, choice.OnNode(p, c.node)...)
+		var last *portLists
+		if i < len(c.last) {
+			last = &c.last[i]
+		}
+		now := c.listsAfter(last, p)
+		c.compilePort(p, now.endpointLists)
+		compiled.keepPort(i, c.svc, &now)
 	}
-	slices.SortFunc(local, netip.Addr.Compare)
-	return compiledService{nft.NewPart(c.elements, c.pools), slices.Compact(local), c.wanted}
+	compiled.part = nft.NewPart(c.elements, c.pools)
+	return compiled
 }
 
 func (c *serviceCompiler) ours(a netip.Addr) bool { return a.Is6() == c.v6() }
 
 func (c *serviceCompiler) v6() bool { return c.family == nft.IPv6 }
 
-func (c *serviceCompiler) port(p *service.Port, choice service.Choice) {
-	lists := lists{cluster: c.targets(choice.Cluster), local: c.targets(choice.Local), anywhere: choice.Anywhere}
+// compilePort adds the elements of all frontends of a port.
+func (c *serviceCompiler) compilePort(p *service.Port, l endpointLists) {
+	if c.svc.AffinityTimeout > 0 {
+		c.clients = clientsOf(c.svc.Name, p)
+	}
 	for _, a := range c.svc.Addresses() {
 		claim := service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}
-		if !c.ours(a) || c.lost.Has(claim) {
+		if !c.ours(a) || c.conflicts.Has(claim) {
 			continue
 		}
 		key := make([]byte, 0, c.family.AddrLen()+8)
 		key = nft.AppendPort(nft.AppendProto(nft.AppendAddr(key, a), uint8(p.Protocol)), p.Port)
-		e := entry{c.address, c.address.verdicts, nft.Value(key), comment(c.svc.ID(p))}
+		f := frontend{access: c.address, verdicts: c.address.verdicts, at: nft.Value(key), comment: comment(c.beforeID(a) + c.svc.ID(p))}
 		if own := c.svc.Firewall(); own.Restricts(claim) {
-			e = c.restricted(e, own, e.comment)
+			f = c.restrict(f, own, f.comment)
 		} else if other, found := c.restrictions.On(claim); found {
-			e = c.restricted(e, other.Firewall, comment(string(other.By)))
+			f = c.restrict(f, other.Firewall, comment(string(other.By)))
 		}
 		if slices.Contains(c.svc.ClusterIPs, a) {
-			c.internal(e, lists)
+			c.serveInternal(f, l)
 		} else {
-			c.external(e, lists)
+			c.serveExternal(f, l)
 		}
 	}
-	if p.NodePort != 0 && !c.lost.Has(service.NodePortClaim(c.v6(), p)) {
+	if p.NodePort != 0 && !c.conflicts.Has(service.NodePortClaim(c.v6(), p)) {
 		key := nft.AppendPort(nft.AppendProto(nil, uint8(p.Protocol)), p.NodePort)
-		c.external(entry{c.nodePort, c.nodePort.verdicts, nft.Value(key), comment(c.svc.ID(p))}, lists)
+		f := frontend{access: c.nodePort, verdicts: c.nodePort.verdicts, at: nft.Value(key), comment: comment(c.svc.ID(p))}
+		c.serveExternal(f, l)
 	}
 }
 
-// restricted lets only whom the firewall admits in to an entry, and returns what
-// they get in to; by says whose firewall it is. A load balancer's address that
-// is also another of the service's, or of another service's, is restricted all
-// the same, as in kube-proxy, whose firewall comes first.
-func (c *serviceCompiler) restricted(e entry, f service.Firewall, by string) entry {
-	c.verdict(e, e.verdicts, nft.Verdict{Code: nft.Goto, Chain: sourceRanges})
-	from := func(a netip.Addr) nft.Value { return e.at + nft.Value(nft.AppendAddr(nil, a)) }
-	sources, _ := f.Admitted(c.node, c.v6())
-	for _, r := range sources {
-		c.elements = append(c.elements, nft.Element{
-			Set: sourceRanges, Key: from(r.Addr()), KeyEnd: from(nft.LastAddr(r)), Comment: by,
-		})
+// beforeID is what stands before the service's ID in comments at an address.
+func (c *serviceCompiler) beforeID(a netip.Addr) string {
+	if c.conflicts.Has(service.Claim{Addr: a}) && slices.Contains(c.svc.ClusterIPs, a) {
+		return alsoClusterIPOf
 	}
-	e.verdicts = servicesRestricted
-	return e
+	return ""
 }
 
-// lists is a service.Choice in the form of the program.
-type lists struct {
-	cluster, local []nft.Value
-	anywhere       bool
-}
-
-// entry is one address and port, or node port, of the service.
-type entry struct {
-	*entrance
-	// verdicts is the map that says what the entry gets.
+// frontend is one address with protocol and port, or one node port, of the service.
+type frontend struct {
+	*access
+	// verdicts is the map that has the frontend's verdict.
 	verdicts string
-	at       nft.Value
-	comment  string
+	// at is the frontend's key in the maps.
+	at      nft.Value
+	comment string
+	// by names the service whose firewall stands before servicesRestricted.
+	by string
 }
 
-// internal serves a cluster IP.
-func (c *serviceCompiler) internal(e entry, l lists) {
-	targets := l.cluster
+// serveInternal serves a cluster IP.
+func (c *serviceCompiler) serveInternal(f frontend, l endpointLists) {
+	targets, list := l.cluster, clusterList
 	if c.svc.InternalPolicy == service.Local {
-		targets = l.local
+		targets, list = l.local, localList
 	}
-	if len(targets) == 0 && l.anywhere {
-		c.verdict(e, e.verdicts, nft.Verdict{Code: nft.Drop})
+	if targets.Len() == 0 && l.anywhere {
+		c.addVerdict(f, f.verdicts, nft.Verdict{Code: nft.Drop})
 		return
 	}
-	m := fromOutside
+	m := masqueradeOutsiders
 	if c.cfg.MasqueradeAll {
-		m = always
+		m = masqueradeAll
 	}
-	c.send(e, e.verdicts, targets, m)
+	c.learnClients(f, c.addTargets(f, f.verdicts, targets, m, list))
 }
 
-// external serves an external address or a node port.
-func (c *serviceCompiler) external(e entry, l lists) {
+// serveExternal serves an external address or a node port.
+func (c *serviceCompiler) serveExternal(f frontend, l endpointLists) {
 	if c.svc.ExternalPolicy == service.Cluster || !l.anywhere {
-		c.send(e, e.verdicts, l.cluster, always)
+		c.learnClients(f, c.addTargets(f, f.verdicts, l.cluster, masqueradeAll, clusterList))
 		return
 	}
-	c.verdict(e, e.verdicts, nft.Verdict{Code: nft.Goto, Chain: e.entrance.external})
-	c.send(e, e.cluster, l.cluster, fromOutside)
-	if len(l.local) > 0 {
-		c.send(e, e.entrance.local, l.local, never)
+	c.addVerdict(f, f.verdicts, nft.Verdict{Code: nft.Goto, Chain: f.externalChain})
+	remembered := c.addTargets(f, f.clusterVerdicts, l.cluster, masqueradeOutsiders, clusterList)
+	if l.local.Len() > 0 {
+		remembered |= c.addTargets(f, f.localVerdicts, l.local, masqueradeNone, localList)
+	}
+	c.learnClients(f, remembered)
+}
+
+// addVerdict adds the frontend's element in a map of verdicts.
+func (c *serviceCompiler) addVerdict(f frontend, vmap string, v nft.Verdict) {
+	text := f.comment
+	if vmap == servicesRestricted {
+		text = f.by
+	}
+	c.elements = append(c.elements, nft.Element{Set: vmap, Key: f.at, Verdict: v, Comment: text})
+}
+
+// addTargets leads the frontend to the shared chain for the targets, and to refusal
+// without targets. It returns the list if its clients are to be remembered, else none.
+func (c *serviceCompiler) addTargets(f frontend, vmap string, targets nft.Targets, m masquerading, list clientList) clientList {
+	shared := sharedChain{access: f.access, endpoints: targets.Len(), masquerade: m}
+	if targets.Len() == 0 {
+		c.addVerdict(f, vmap, nft.Verdict{Code: nft.Goto, Chain: shared.name()})
+		return 0
+	}
+	if c.clients == (clients{}) {
+		list = 0
+	} else {
+		shared.clients, shared.lists = c.clients, list
+		for t := range targets.All() {
+			c.elements = append(c.elements, nft.Element{Set: f.rememberable(list), Key: f.at + t})
+		}
+	}
+	c.addVerdict(f, vmap, c.verdictTo(nft.Goto, shared))
+	c.pools = append(c.pools, nft.Pool{Map: shared.pool(), Prefix: f.at, Targets: targets})
+	return list
+}
+
+// learnClients leads the frontend to the chain that remembers its clients for the
+// lists, if there are any.
+func (c *serviceCompiler) learnClients(f frontend, lists clientList) {
+	if lists != 0 {
+		c.addVerdict(f, f.learners, c.verdictTo(nft.Jump, sharedChain{
+			access: f.access, clients: c.clients, lists: lists, learn: c.svc.AffinityTimeout,
+		}))
 	}
 }
 
-func (c *serviceCompiler) verdict(e entry, vmap string, v nft.Verdict) {
-	c.elements = append(c.elements, nft.Element{Set: vmap, Key: e.at, Verdict: v, Comment: e.comment})
+// verdictTo returns the verdict that leads to a shared chain, and notes that the
+// program needs the chain.
+func (c *serviceCompiler) verdictTo(code nft.VerdictCode, chain sharedChain) nft.Verdict {
+	name := chain.name()
+	c.wanted[name] = chain
+	return nft.Verdict{Code: code, Chain: name}
 }
 
-// send sends an entry to the shared chain for the targets; without any it is
-// refused.
-func (c *serviceCompiler) send(e entry, vmap string, targets []nft.Value, m masquerading) {
-	shared := sharedChain{entrance: e.entrance, endpoints: len(targets), masquerade: m, affinity: c.svc.AffinityTimeout > 0}
-	name := shared.name()
-	c.verdict(e, vmap, nft.Verdict{Code: nft.Goto, Chain: name})
-	if len(targets) == 0 {
-		return
+// comment cuts a text that is longer than nft accepts. Namespace, service and port may
+// have names of 63 bytes each, and some services names of 253 bytes.
+func comment(text string) string {
+	if len(text) <= nft.MaxComment {
+		return text
 	}
-	c.wanted[name] = shared
-	c.pools = append(c.pools, nft.Pool{Map: shared.pool().endpoints, Prefix: e.at, Targets: targets})
-	if !shared.affinity {
-		return
-	}
-	for _, t := range targets {
-		c.elements = append(c.elements, nft.Element{Set: shared.pool().affinityEndpoints, Key: e.at + t})
-	}
-	// Where outsiders have a list of their own, which is never masqueraded,
-	// there is another as well, and one chain remembers for both.
-	if m != never {
-		learn := sharedChain{entrance: e.entrance, learn: c.svc.AffinityTimeout}
-		c.wanted[learn.name()] = learn
-		c.verdict(e, e.learners, nft.Verdict{Code: nft.Jump, Chain: learn.name()})
-	}
+	return text[:nft.MaxComment-len(ellipsis)] + ellipsis
 }
 
-// targets are addresses in the form of the program, cut from one string so that
-// a service of many endpoints costs one allocation.
-func (c *serviceCompiler) targets(addrs []netip.AddrPort) []nft.Value {
-	if len(addrs) == 0 {
-		return nil
-	}
-	size := c.family.AddrLen() + 4
-	all := make([]byte, 0, size*len(addrs))
-	for _, a := range addrs {
-		all = nft.AppendPort(nft.AppendAddr(all, a.Addr()), a.Port())
-	}
-	text, targets := nft.Value(all), make([]nft.Value, len(addrs))
-	for i := range targets {
-		targets[i] = text[i*size : (i+1)*size]
-	}
-	return targets
-}
+// alsoClusterIPOf begins the comments of frontends on a Service's cluster IP if another
+// Service has that cluster IP. cluster-ips names the other one only.
+const alsoClusterIPOf = "cluster IP also of "
 
-// comment cuts what nft would refuse: names may have 63 bytes for each of
-// namespace, service and port, and some service names 253.
-func comment(s string) string {
-	if len(s) <= nft.MaxComment {
-		return s
-	}
-	return s[:nft.MaxComment-len(cut)] + cut
-}
+// ellipsis ends a comment that was cut.
+const ellipsis = "..."
 
-// cut stands at the end of a comment that was cut short.
-const cut = "..."
-
-// cutShort says whether a comment may have been.
-func cutShort(comment string) bool {
-	return len(comment) == nft.MaxComment && strings.HasSuffix(comment, cut)
+// isCut says whether comment may have cut a comment.
+func isCut(comment string) bool {
+	return len(comment) == nft.MaxComment && strings.HasSuffix(comment, ellipsis)
 }

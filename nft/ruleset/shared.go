@@ -11,69 +11,94 @@ import (
 type masquerading uint8
 
 const (
-	// fromOutside masquerades what does not come from the cluster's pods.
-	fromOutside masquerading = iota
-	always
-	// never keeps the client's address, which is what external policy Local is
-	// asked for.
-	never
+	// masqueradeOutsiders masquerades connections that do not come from the
+	// cluster's pods.
+	masqueradeOutsiders masquerading = iota
+	masqueradeAll
+	// masqueradeNone keeps the client's address, as external policy Local promises.
+	masqueradeNone
 )
 
-// sharedChain is what a chain depends on that services with the same number of
-// endpoints share; its name says it all. Chains of an entrance's own endpoints
-// never masquerade, and no others do not.
+// sharedChain is all that a shared chain depends on; its name says the same. Services
+// with the same number of endpoints share a chain. So do the addresses of a Service
+// port whose clients are remembered. Only chains that use the map localEndpoints
+// never masquerade.
 type sharedChain struct {
-	entrance   *entrance
+	access     *access
 	endpoints  int
 	masquerade masquerading
-	// affinity sends a client to where it was sent before.
-	affinity bool
-	// learn, if it is not 0, makes it another kind of chain, which nothing
-	// above concerns but the entrance: it remembers clients for that long.
+	// clients makes it the chain that sends each remembered client to its endpoint,
+	// by the map of the list in lists. It sends others on to the chain without
+	// clients.
+	clients clients
+	lists   clientList
+	// learn, if not 0, makes it the chain that remembers clients for so long, in the
+	// maps of the lists. Then only access, clients and lists count beside it.
 	learn time.Duration
 }
 
 func (s sharedChain) name() string {
-	name := s.entrance.chains
+	name := s.access.chainPrefix
 	switch {
 	case s.learn > 0:
-		return fmt.Sprintf("%slearn-%d", name, s.learn/time.Second)
+		return fmt.Sprintf("%slearn-%d-%s%s", name, s.learn/time.Second, s.clients.name, s.lists.suffix())
 	case s.endpoints == 0:
 		return refuse
-	case s.masquerade == never:
+	case s.masquerade == masqueradeNone:
 		name += fmt.Sprintf("local-endpoints-%d", s.endpoints)
-	case s.masquerade == always:
+	case s.masquerade == masqueradeAll:
 		name += fmt.Sprintf("endpoints-%d-masquerade", s.endpoints)
 	default:
 		name += fmt.Sprintf("endpoints-%d", s.endpoints)
 	}
-	if s.affinity {
-		name += "-affinity"
+	if s.clients != (clients{}) {
+		name += "-" + s.lists.mapName(s.clients)
 	}
 	return name
 }
 
-// pool is the maps that have the chain's endpoints.
-func (s sharedChain) pool() pool {
-	if s.masquerade == never {
-		return s.entrance.own
-	}
-	return s.entrance.all
+// next is the chain that this one sends connections on to, if there is one.
+func (s sharedChain) next() (next sharedChain, ok bool) {
+	ok = s.clients != clients{} && s.learn == 0
+	s.clients, s.lists = clients{}, 0
+	return s, ok
 }
 
-// chain builds the shared chain. Maps and rules change in one transaction, but
-// a packet in between two lookups may see the old count and the new endpoints:
-// then index 0, which is there as long as there is any endpoint, takes it; and
-// where there is none, it must not leave the node as it came.
+// clientMaps names the maps of clients that the chain refers to.
+func (s sharedChain) clientMaps() []string {
+	var names []string
+	for list := range s.lists.each() {
+		names = append(names, list.mapName(s.clients))
+	}
+	return names
+}
+
+// pool is the map that has the chain's endpoints.
+func (s sharedChain) pool() string {
+	if s.masquerade == masqueradeNone {
+		return s.access.localEndpoints
+	}
+	return s.access.endpoints
+}
+
+// chain builds the shared chain. Maps and rules change in one transaction, but a
+// packet between two lookups may see the old number of endpoints and the new
+// endpoints. Then it goes to index 0, which exists as long as any endpoint does.
+// Without endpoints it is dropped: it must not leave the node with the service's
+// address on it.
 func (s sharedChain) chain(cfg *Config, p pods) *nft.Chain {
 	if s.learn > 0 {
-		return &nft.Chain{Name: s.name(), Rules: s.entrance.learnRules(s.learn)}
+		return &nft.Chain{Name: s.name(), Rules: s.access.learnRules(s.clients, s.lists, s.learn)}
 	}
-	rules := s.marking(cfg, p)
-	if s.affinity {
-		rules = append(rules, nft.Rule{nft.DNAT{Key: s.entrance.clientKey(), Map: s.pool().affinity}})
+	rules := s.markRules(cfg, p)
+	if next, ok := s.next(); ok {
+		return &nft.Chain{Name: s.name(), Rules: append(rules,
+			// The protocol is known; but nft reads no translation of ports without it.
+			nft.Rule{nft.MatchProto{Protocol: uint8(s.clients.protocol)}, nft.DNAT{Key: client(), Map: s.lists.mapName(s.clients)}},
+			nft.Rule{nft.Verdict{Code: nft.Goto, Chain: next.name()}},
+		)}
 	}
-	dnat := nft.DNAT{Key: s.entrance.key, Mod: uint32(s.endpoints), Map: s.pool().endpoints}
+	dnat := nft.DNAT{Key: s.access.key, Mod: uint32(s.endpoints), Map: s.pool()}
 	rules = append(rules, nft.Rule{dnat})
 	if s.endpoints > 1 {
 		dnat.Mod = 1
@@ -82,16 +107,16 @@ func (s sharedChain) chain(cfg *Config, p pods) *nft.Chain {
 	return &nft.Chain{Name: s.name(), Rules: append(rules, nft.Rule{nft.Verdict{Code: nft.Drop}})}
 }
 
-// tellsPods says whether the chain depends on who is a pod.
-func (s sharedChain) tellsPods() bool { return s.learn == 0 && s.masquerade == fromOutside }
+// tellsPods says whether the chain treats pods and others differently.
+func (s sharedChain) tellsPods() bool { return s.learn == 0 && s.masquerade == masqueradeOutsiders }
 
-// marking is the rule that marks what is to be masqueraded, if there is one.
-func (s sharedChain) marking(cfg *Config, p pods) []nft.Rule {
+// markRules has the rule that marks what is to be masqueraded, if there is one.
+func (s sharedChain) markRules(cfg *Config, p pods) []nft.Rule {
 	mark := nft.SetMark{Mask: cfg.mark()}
 	switch others, ok := p.match(true); {
-	case s.masquerade == always:
+	case s.masquerade == masqueradeAll:
 		return []nft.Rule{{mark}}
-	case s.masquerade == fromOutside && ok:
+	case s.masquerade == masqueradeOutsiders && ok:
 		return []nft.Rule{{others, mark}}
 	}
 	return nil

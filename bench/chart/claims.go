@@ -1,0 +1,103 @@
+package chart
+
+import (
+	"fmt"
+	"slices"
+
+	"nftproxy/bench/result"
+)
+
+// claim is a sentence about nftproxy that a picture shows.
+type claim struct {
+	file string
+	// question and key say which figures of a report the picture has.
+	question, key string
+	// backends are those that are drawn, where the report has them: the first one
+	// below the others.
+	backends []string
+	// about says what was measured.
+	about string
+	// sentence is the claim, with the figures of the report.
+	sentence func(figures) string
+}
+
+// figures are what the sentence of a claim is made of, as text.
+type figures struct {
+	// services is the number of Services that the sentence is about, ours what
+	// nftproxy did with them, and theirs what kube-proxy in nftables mode did: ""
+	// if the report has no figure of it.
+	services, ours, theirs string
+	// few and many are the least and the greatest number of Services with which
+	// nftproxy was measured; withFew and withMany are what it did with them.
+	few, many, withFew, withMany string
+}
+
+// claims lists them in the order in which people should see them.
+func claims() []claim {
+	// At most sizes kube-proxy has no program in iptables mode, so that most pictures
+	// would have no line of it, only a point.
+	both := []string{result.NFTProxy, result.Earlier, result.KubeProxyNFTables}
+	all := append(slices.Clone(both), result.KubeProxyIPTables)
+	return []claim{
+		{
+			file: "first-program.svg", question: result.FirstProgram, key: result.Value,
+			backends: append(slices.Clone(all), result.BareNetlink),
+			about:    "Time from the loaded objects to rules in the kernel",
+			sentence: func(f figures) string {
+				return compare("nftproxy has %[1]s Services in the kernel after %[2]s", ", kube-proxy after %s", f)
+			},
+		},
+		{
+			file: "restart.svg", question: result.Restart, key: result.Value, backends: both,
+			about: "Time from the loaded objects to the end of the first sync",
+			sentence: func(f figures) string {
+				return compare("A restart with nothing changed takes nftproxy %[2]s", ", kube-proxy %s", f)
+			},
+		},
+		{
+			file: "endpoint-change.svg", question: result.ChangeSeen, key: result.P50, backends: both,
+			about: "Time from the API request to the kernel; median",
+			sentence: func(f figures) string {
+				return compare("nftproxy has a changed endpoint in the kernel after %[2]s", ", kube-proxy after %s", f)
+			},
+		},
+		{
+			file: "1000-changes-a-second.svg", question: result.Churn1000, key: result.P99, backends: both,
+			about: "Time from the request to the kernel; 99th percentile",
+			sentence: func(f figures) string {
+				return compare("At 1,000 endpoint changes a second, nftproxy lags by %[2]s", ", kube-proxy by %s", f)
+			},
+		},
+		{
+			file: "memory.svg", question: result.PeakMemory, key: result.Value, backends: both,
+			about: "Peak of resident memory, children included",
+			sentence: func(f figures) string {
+				return compare("nftproxy needs %[2]s of memory for %[1]s Services", ", kube-proxy %s", f)
+			},
+		},
+		{
+			file: "connection.svg", question: result.ConnectionSetup + ", pod to cluster IP, last service", key: result.P50, backends: all,
+			about: "Time that connect() takes, from a pod to a cluster IP; median",
+			sentence: func(f figures) string {
+				text := fmt.Sprintf("With nftproxy, a connection takes %s to set up with %s Services", f.withMany, f.many)
+				switch {
+				case f.few == f.many:
+					return text
+				case f.withFew == f.withMany:
+					return text + ", as with " + f.few
+				}
+				return text + fmt.Sprintf(", and %s with %s", f.withFew, f.few)
+			},
+		},
+	}
+}
+
+// compare makes a sentence of two clauses: one about nftproxy, of the number of
+// Services and its figure, and one about kube-proxy, of its figure.
+func compare(ours, theirs string, f figures) string {
+	text := fmt.Sprintf(ours, f.services, f.ours)
+	if f.theirs != "" {
+		text += fmt.Sprintf(theirs, f.theirs)
+	}
+	return text
+}

@@ -1,0 +1,128 @@
+package chart
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"nftproxy/bench/result"
+)
+
+// Pictures writes an SVG file for each claim that the report has figures for, and
+// returns the names of the files. Equal reports make equal files.
+func Pictures(dir string, r *result.Report) ([]string, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("make pictures: %w", err)
+	}
+	var files []string
+	for _, c := range claims() {
+		p := newPicture(c, r)
+		if p == nil {
+			continue
+		}
+		if err := os.WriteFile(filepath.Join(dir, c.file), p.draw(), 0o644); err != nil {
+			return files, fmt.Errorf("make picture of %q: %w", c.question, err)
+		}
+		files = append(files, c.file)
+	}
+	return files, nil
+}
+
+// picture is a claim with its figures.
+type picture struct {
+	claim
+	series []series
+	ours   *series
+	// services is the number of Services that the claim is about: the greatest with a
+	// figure of nftproxy and one of kube-proxy in nftables mode.
+	services int
+	// endpoints says that the report counts them: perService for each Service.
+	endpoints bool
+}
+
+// newPicture returns nil if the report has no figure of nftproxy.
+func newPicture(c claim, r *result.Report) *picture {
+	p := &picture{claim: c}
+	cells := r.Of(c.question)
+	p.endpoints = slices.ContainsFunc(cells, func(cell result.Cell) bool { return cell.Endpoints > 0 })
+	for _, backend := range c.backends {
+		if s, found := newSeries(cells, backend, c.key); found {
+			p.series = append(p.series, s)
+		}
+	}
+	p.ours = p.of(result.NFTProxy)
+	if p.ours == nil || len(p.ours.points) == 0 {
+		return nil
+	}
+	p.services = p.ours.points[len(p.ours.points)-1].services
+	if theirs := p.of(result.KubeProxyNFTables); theirs != nil {
+		for _, both := range theirs.points {
+			if p.ours.at(both.services) != nil {
+				p.services = both.services
+			}
+		}
+	}
+	return p
+}
+
+func (p *picture) of(backend string) *series {
+	i := slices.IndexFunc(p.series, func(s series) bool { return s.backend == backend })
+	if i < 0 {
+		return nil
+	}
+	return &p.series[i]
+}
+
+func (p *picture) title() string {
+	first, last := &p.ours.points[0], &p.ours.points[len(p.ours.points)-1]
+	f := figures{
+		services: result.Count(p.services), ours: p.ours.text(p.ours.at(p.services)),
+		few: result.Count(first.services), withFew: p.ours.text(first),
+		many: result.Count(last.services), withMany: p.ours.text(last),
+	}
+	if theirs := p.of(result.KubeProxyNFTables); theirs != nil && theirs.at(p.services) != nil {
+		f.theirs = theirs.text(theirs.at(p.services))
+	}
+	return p.sentence(f)
+}
+
+// axisName is that of the horizontal axis.
+func (p *picture) axisName() string {
+	if p.endpoints {
+		return fmt.Sprintf("number of Services, with %d endpoints each", perService)
+	}
+	return "number of Services"
+}
+
+// description is the picture in words.
+func (p *picture) description() string {
+	words := []string{p.about + ", by the " + p.axisName() + "."}
+	for i := range p.series {
+		words = append(words, p.series[i].describe())
+	}
+	return strings.Join(append(words, p.footnotes()...), " ")
+}
+
+// footnotes say why kube-proxy's lines end before nftproxy's.
+func (p *picture) footnotes() []string {
+	most := p.ours.points[len(p.ours.points)-1].services
+	if most == p.services {
+		return nil // the labels say it
+	}
+	var notes []string
+	for _, s := range p.series {
+		if s.at(most) != nil || !strings.HasPrefix(s.backend, "kube-proxy") {
+			continue
+		}
+		note := "kube-proxy was not run with " + result.Count(most) + " Services."
+		if why := s.gapAt(most); why != "" {
+			note = "kube-proxy with " + result.Count(most) + " Services: " + why + "."
+		}
+		if !slices.Contains(notes, note) {
+			notes = append(notes, note)
+		}
+	}
+	return notes
+}

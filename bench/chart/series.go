@@ -1,0 +1,115 @@
+package chart
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"nftproxy/bench/result"
+)
+
+// series is what one backend did, by the number of Services.
+type series struct {
+	backend string
+	unit    string
+	points  []point // in the order of Services
+	gaps    []gap   // likewise
+}
+
+// point is a figure.
+type point struct {
+	services int
+	value    float64
+	// over says that the value is a limit, and that the backend exceeded it.
+	over bool
+}
+
+// gap is a number of Services with which there is no figure.
+type gap struct {
+	services int
+	why      string
+}
+
+// perService is the number of endpoints of each Service in all pictures of the
+// control plane: a line must not join clusters of different shape.
+const perService = 10
+
+// onAxis says whether a cell belongs on the axis of a picture: the data plane
+// does not count endpoints.
+func onAxis(c *result.Cell) bool {
+	return c.Endpoints == 0 || strings.HasSuffix(c.Size, fmt.Sprintf("x%d", perService))
+}
+
+// newSeries collects the figures of a backend; it says false if there are none and
+// nothing says why.
+func newSeries(cells []result.Cell, backend, key string) (series, bool) {
+	s := series{backend: backend}
+	for i := range cells {
+		c := &cells[i]
+		if c.Backend != backend || !onAxis(c) {
+			continue
+		}
+		if v := c.Values[key]; c.Failed == "" && v > 0 {
+			s.points = append(s.points, point{services: c.Services, value: v, over: c.Over})
+			s.unit = c.Unit
+		} else {
+			s.gaps = append(s.gaps, gap{services: c.Services, why: reason(c)})
+		}
+	}
+	slices.SortFunc(s.points, func(a, b point) int { return cmp.Compare(a.services, b.services) })
+	slices.SortFunc(s.gaps, func(a, b gap) int { return cmp.Compare(a.services, b.services) })
+	return s, len(s.points)+len(s.gaps) > 0
+}
+
+// at is the figure with so many Services, or nil.
+func (s *series) at(services int) *point {
+	for i := range s.points {
+		if s.points[i].services == services {
+			return &s.points[i]
+		}
+	}
+	return nil
+}
+
+func (s *series) text(p *point) string {
+	text := amount(p.value, s.unit)
+	if p.over {
+		text = "more than " + text
+	}
+	return text
+}
+
+// describe says all of it in a sentence, for those who do not see the picture.
+func (s *series) describe() string {
+	var words []string
+	for i := range s.points {
+		p := &s.points[i]
+		words = append(words, fmt.Sprintf("%s with %s Services", s.text(p), result.Count(p.services)))
+	}
+	for _, g := range s.gaps {
+		words = append(words, fmt.Sprintf("%s with %s Services", g.why, result.Count(g.services)))
+	}
+	return s.backend + ": " + strings.Join(words, ", ") + "."
+}
+
+// label says what the backend did with a number of Services.
+func (s *series) label(services int) string {
+	if p := s.at(services); p != nil {
+		return s.text(p)
+	}
+	if why := s.gapAt(services); why != "" {
+		return why
+	}
+	return "not measured"
+}
+
+// gapAt says why there is no figure with so many Services; "" if nothing says it.
+func (s *series) gapAt(services int) string {
+	for _, g := range s.gaps {
+		if g.services == services {
+			return g.why
+		}
+	}
+	return ""
+}

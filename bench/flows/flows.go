@@ -1,0 +1,143 @@
+// Package flows promises how long UDP flows stay with endpoints that have gone,
+// in a rolling update: from the moment when the kernel has the rules without an
+// endpoint to the deletion of the last conntrack entry that led there.
+//
+// The flows are datagrams of many clients, which go on talking all the time. The
+// kernel alone is asked: its notices of rules and of entries that end.
+package flows
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"nftproxy/bench/proxies"
+	"nftproxy/bench/result"
+	"nftproxy/test/cluster/controlplane"
+)
+
+// Config says what is measured.
+type Config struct {
+	proxies.Setup
+	// Sizes are numbers of flows.
+	Sizes []int
+	// Endpoints are replaced one after the other, one in every Period.
+	Endpoints int
+	Period    time.Duration
+}
+
+// Full is the update of a whole run.
+func Full(setup proxies.Setup) Config {
+	return Config{Setup: setup, Sizes: []int{10_000, 200_000}, Endpoints: maxEndpoints, Period: 100 * time.Millisecond}
+}
+
+// maxEndpoints and maxFlows are how many have addresses and ports.
+const (
+	maxEndpoints = 100
+	maxFlows     = portsOfClient * clientCount
+)
+
+// Validate says what is wrong with the sizes.
+func (c Config) Validate() error {
+	for _, n := range c.Sizes {
+		if n < 1 || n > maxFlows {
+			return fmt.Errorf("%d flows: want 1 to %d", n, maxFlows)
+		}
+	}
+	if c.Endpoints < 1 || c.Endpoints > maxEndpoints {
+		return fmt.Errorf("%d endpoints: want 1 to %d", c.Endpoints, maxEndpoints)
+	}
+	return nil
+}
+
+func questions() []string {
+	return []string{result.StaleFlows, result.StaleFlowsSeen, result.StaleFlowsCPU}
+}
+
+// backends are the proxies that write nftables: the kernel's notices show the end of
+// their syncs.
+func backends() []string { return []string{result.NFTProxy, result.KubeProxyNFTables} }
+
+// Cells is how many cells Run puts.
+func (c Config) Cells() int { return len(c.Sizes) * len(backends()) * len(questions()) }
+
+// Run measures all of it. What cannot be measured is a cell that says why; an
+// error is one of the whole run.
+func Run(ctx context.Context, c Config, sink result.Sink) (err error) {
+	if err := c.Validate(); err != nil {
+		return fmt.Errorf("flows: %w", err)
+	}
+	list, err := c.All(ctx, sink)
+	if err != nil {
+		return fmt.Errorf("flows: %w", err)
+	}
+	sink.Doing("flows: API server")
+	plane, err := proxies.StartPlane(ctx, c.Log)
+	if err != nil {
+		return fmt.Errorf("flows: %w", err)
+	}
+	defer func() { err = errors.Join(err, plane.Stop()) }()
+	for _, size := range c.Sizes {
+		for _, p := range list {
+			if p.Name != result.NFTProxy && p.Name != result.KubeProxyNFTables {
+				continue
+			}
+			sink.Doing(fmt.Sprintf("flows: %s, %s", sizeName(size), p.Name))
+			c.put(sink, size, p, c.measure(ctx, plane, size, p))
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func sizeName(flows int) string { return result.Count(flows) + " flows" }
+
+// figures is what came of one update.
+type figures struct {
+	// fromSync and fromWrite are in ms, of each endpoint that had flows.
+	fromSync, fromWrite []float64
+	// cpu is the process's CPU time, in s.
+	cpu float64
+	err error
+}
+
+func (c Config) put(sink result.Sink, size int, p proxies.Proxy, f figures) {
+	for _, cell := range []result.Cell{
+		{Question: result.StaleFlows, Unit: "ms", Values: result.Quantiles(f.fromSync)},
+		{Question: result.StaleFlowsSeen, Unit: "ms", Values: result.Quantiles(f.fromWrite)},
+		{Question: result.StaleFlowsCPU, Unit: "s", Values: map[string]float64{result.Value: f.cpu}},
+	} {
+		cell.Backend, cell.Size, cell.Services, cell.Endpoints = p.Name, sizeName(size), 1, c.Endpoints
+		if f.err != nil {
+			cell.Fail(f.err)
+		}
+		sink.Put(cell)
+	}
+}
+
+// measure has one proxy go through one update, on a node of its own.
+func (c Config) measure(ctx context.Context, plane *controlplane.Plane, size int, p proxies.Proxy) (f figures) {
+	if p.Missing != nil {
+		return figures{err: p.Missing}
+	}
+	u, err := c.newUpdate(ctx, plane, size)
+	if err != nil {
+		return figures{err: err}
+	}
+	defer func() { f.err = errors.Join(f.err, u.close()) }()
+	process, err := p.Start(u.node)
+	if err != nil {
+		return figures{err: err}
+	}
+	limited, cancel := context.WithTimeout(ctx, c.Limit)
+	defer cancel()
+	if _, err := p.First(limited, process); err != nil {
+		return figures{err: errors.Join(fmt.Errorf("%w\n%s", err, process.Tail(20)), process.Kill())}
+	}
+	f = u.run(limited, process.PID())
+	f.err = errors.Join(f.err, p.Stop(context.WithoutCancel(ctx), process))
+	return f
+}

@@ -1,0 +1,268 @@
+package flows
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"nftproxy/bench/control"
+	"nftproxy/bench/objects"
+	"nftproxy/bench/proxies"
+	"nftproxy/conntrack"
+	"nftproxy/model/service"
+	"nftproxy/test/cluster/controlplane"
+	"nftproxy/test/nftmonitor"
+)
+
+const name = "rolled"
+
+func serviceAddr() netip.AddrPort {
+	return netip.AddrPortFrom(netip.MustParseAddr("10.100.0.1"), objects.ServicePort)
+}
+
+// endpointIP is that of the i-th endpoint before or after it was replaced.
+func endpointIP(generation, i int) netip.Addr {
+	return objects.Address("10.244.0.20", generation*maxEndpoints+i)
+}
+
+// update is a rolling update of a service on a node.
+type update struct {
+	Config
+	plane   *controlplane.Plane
+	node    *proxies.Node
+	flows   *conntrack.Table
+	clients *clients
+	slice   *discoveryv1.EndpointSlice
+	// closers are what goes with the update, the latest first.
+	closers []func() error
+}
+
+func (u *update) close() error {
+	var errs []error
+	for i := len(u.closers) - 1; i >= 0; i-- {
+		errs = append(errs, u.closers[i]())
+	}
+	return errors.Join(errs...)
+}
+
+// newUpdate makes a node with clients and endpoints, and the objects.
+func (c Config) newUpdate(ctx context.Context, plane *controlplane.Plane, size int) (u *update, err error) {
+	u = &update{Config: c, plane: plane}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, u.close())
+		}
+	}()
+	if u.node, err = proxies.NewNode(ctx, plane); err != nil {
+		return nil, err
+	}
+	u.closers = append(u.closers, u.node.Close)
+	var all []netip.Addr
+	for generation := range 2 {
+		for i := range c.Endpoints {
+			all = append(all, endpointIP(generation, i))
+		}
+	}
+	server, err := u.node.AddPod("server", all...)
+	if err != nil {
+		return nil, err
+	}
+	// It answers nothing, and needs nobody to read: what it has no room for is
+	// dropped there.
+	sink, err := server.NS.ListenPacket(ctx, "udp4", fmt.Sprintf("0.0.0.0:%d", objects.TargetPort))
+	if err != nil {
+		return nil, err
+	}
+	u.closers = append(u.closers, sink.Close)
+	pod, err := u.node.AddPod("client", clientIPs()...)
+	if err != nil {
+		return nil, err
+	}
+	for key, value := range map[string]string{
+		"net.netfilter.nf_conntrack_udp_timeout": "3600", "net.netfilter.nf_conntrack_events": "1",
+	} {
+		if err := u.node.Node.Sysctl(key, value); err != nil {
+			return nil, err
+		}
+	}
+	if u.clients, err = newClients(pod.NS, size, serviceAddr()); err != nil {
+		return nil, err
+	}
+	u.closers = append(u.closers, u.clients.close)
+	if u.flows, err = conntrack.Open(conntrack.Config{NetNS: u.node.Node.Fd()}); err != nil {
+		return nil, err
+	}
+	u.closers = append(u.closers, u.flows.Close)
+	return u, u.create(ctx)
+}
+
+// create has the objects as they are before the update, whatever there was.
+func (u *update) create(ctx context.Context) error {
+	s := objects.Service(name, serviceAddr().Addr())
+	s.Spec.ClusterIP = serviceAddr().Addr().String()
+	s.Spec.Ports[0].Protocol = corev1.ProtocolUDP
+	slice := objects.Slice(name, name)
+	slice.UID = ""
+	slice.Ports[0].Protocol = ptr.To(corev1.ProtocolUDP)
+	for i := range u.Endpoints {
+		slice.Endpoints = append(slice.Endpoints, objects.Endpoint(endpointIP(0, i), nil))
+	}
+	services := u.plane.Client.CoreV1().Services(objects.Namespace)
+	_, err := services.Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		_, err = services.Create(ctx, s, metav1.CreateOptions{})
+	}
+	if err != nil {
+		return err
+	}
+	endpointSlices := u.plane.Client.DiscoveryV1().EndpointSlices(objects.Namespace)
+	if err := endpointSlices.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	u.slice, err = endpointSlices.Create(ctx, slice, metav1.CreateOptions{})
+	return err
+}
+
+// replaced is an endpoint that was.
+type replaced struct {
+	old     netip.Addr
+	written time.Time
+	synced  <-chan time.Time
+}
+
+// run replaces the endpoints while the flows talk. Before, each flow has led to
+// one of them.
+func (u *update) run(ctx context.Context, pid int) (f figures) {
+	heard, err := listen(u.node.Node)
+	if err != nil {
+		return figures{err: err}
+	}
+	defer func() { f.err = errors.Join(f.err, heard.close()) }()
+	if err := u.clients.all(ctx); err != nil {
+		return figures{err: err}
+	}
+	if err := u.check(ctx); err != nil {
+		return figures{err: err}
+	}
+	monitor, err := nftmonitor.Listen(u.node.Node.Fd())
+	if err != nil {
+		return figures{err: err}
+	}
+	defer func() { f.err = errors.Join(f.err, monitor.Close()) }()
+	talking, stop := context.WithCancel(ctx)
+	talked := make(chan error, 1)
+	const perSecond = 4000
+	go func() { talked <- u.clients.talk(talking, min(perSecond, u.clients.flows)) }()
+	defer func() {
+		stop()
+		f.err = errors.Join(f.err, <-talked)
+	}()
+
+	before, err := control.CPUTime(pid)
+	if err != nil {
+		return figures{err: err}
+	}
+	list, err := u.roll(ctx, monitor)
+	if err == nil {
+		err = u.awaitNoStaleFlow(ctx, list)
+	}
+	after, cpuErr := control.CPUTime(pid)
+	f.cpu = (after - before).Seconds()
+	if f.err = errors.Join(err, cpuErr, heard.broken()); f.err != nil {
+		return f
+	}
+	for _, r := range list {
+		if last, count := heard.of(r.old); count > 0 {
+			f.fromWrite = append(f.fromWrite, ms(last.Sub(r.written)))
+			f.fromSync = append(f.fromSync, ms(last.Sub(<-r.synced)))
+		}
+	}
+	return f
+}
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// check sees to it that the flows are those that are to be measured.
+func (u *update) check(ctx context.Context) error {
+	led, err := u.led(ctx)
+	if err != nil {
+		return err
+	}
+	n := 0
+	for i := range u.Endpoints {
+		n += led[endpointIP(0, i)]
+	}
+	if n != u.clients.flows {
+		return fmt.Errorf("%d flows lead to the endpoints, want %d", n, u.clients.flows)
+	}
+	return nil
+}
+
+// led counts the flows that lead to each endpoint.
+func (u *update) led(ctx context.Context) (map[netip.Addr]int, error) {
+	counts := map[netip.Addr]int{}
+	all := conntrack.Filter{Protocol: service.UDP, Dst: serviceAddr().Addr(), Port: serviceAddr().Port()}
+	err := u.flows.Flows(ctx, all, func(f conntrack.Flow) error {
+		counts[f.Reply.Src.Addr()]++
+		return nil
+	})
+	return counts, err
+}
+
+// roll writes the changes.
+func (u *update) roll(ctx context.Context, monitor *nftmonitor.Monitor) (list []replaced, err error) {
+	ticks := time.NewTicker(u.Period)
+	defer ticks.Stop()
+	endpointSlices := u.plane.Client.DiscoveryV1().EndpointSlices(objects.Namespace)
+	for i := range u.Endpoints {
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-ticks.C:
+		}
+		u.slice.Endpoints[i] = objects.Endpoint(endpointIP(1, i), nil)
+		r := replaced{endpointIP(0, i), time.Now(), monitor.Expect(endpointIP(1, i))}
+		if u.slice, err = endpointSlices.Update(ctx, u.slice, metav1.UpdateOptions{}); err != nil {
+			return nil, err
+		}
+		list = append(list, r)
+	}
+	return list, nil
+}
+
+// awaitNoStaleFlow waits until no flow leads to an endpoint that has gone. It reads the
+// table rarely, since the times of the deletions come from the kernel's notices.
+func (u *update) awaitNoStaleFlow(ctx context.Context, list []replaced) error {
+	const patience, pause = 60 * time.Second, 3 * time.Second
+	for end := time.Now().Add(patience); ; {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(pause):
+		}
+		led, err := u.led(ctx)
+		if err != nil {
+			return err
+		}
+		left, endpoints := 0, 0
+		for _, r := range list {
+			if n := led[r.old]; n > 0 {
+				left, endpoints = left+n, endpoints+1
+			}
+		}
+		switch {
+		case left == 0:
+			return nil
+		case time.Now().After(end):
+			return fmt.Errorf("%d flows still lead to %d endpoints %v after the last change", left, endpoints, patience)
+		}
+	}
+}

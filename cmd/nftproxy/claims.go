@@ -1,0 +1,108 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"nftproxy/model/service"
+	"nftproxy/watch"
+)
+
+// claimOptions are the flags that limit the claims of Services.
+type claimOptions struct {
+	allowExternalIPs bool
+	maxElements      int
+	maxAffinityPorts int
+	protectedPorts   []string
+	ports            []uint16 // of protectedPorts
+}
+
+func (o *claimOptions) addFlags(f *pflag.FlagSet) {
+	f.BoolVar(&o.allowExternalIPs, "allow-service-external-ips", true, "serve spec.externalIPs; if false, run ignores them and writes an event for each Service that has some (kube-proxy's feature gate AllowServiceExternalIPs)")
+	f.IntVar(&o.maxElements, "max-service-elements", service.DefaultMaxElements, "maximum number of elements that one Service may have in the node's tables: (addresses and node ports) x ports x endpoints; run leaves out the rest, externalIPs first")
+	f.IntVar(&o.maxAffinityPorts, "max-affinity-ports", service.DefaultMaxAffinityPorts, "maximum number of Service ports with session affinity on this node, and a quarter of it in one namespace; the oldest Services have it, run serves the others without it")
+	f.StringSliceVar(&o.protectedPorts, "protected-node-ports", []string{"22"}, "TCP ports of the node's own addresses that no externalIP or load balancer's address can take, besides the ports of the kubelet, the API server and the proxy; empty for none")
+}
+
+func (o *claimOptions) parse() error {
+	if o.maxElements < 1 {
+		return fmt.Errorf("--max-service-elements: %d: want 1 or more; use a large number for no limit", o.maxElements)
+	}
+	if o.maxAffinityPorts < 1 {
+		return fmt.Errorf("--max-affinity-ports: %d: want 1 or more; use a large number for no limit", o.maxAffinityPorts)
+	}
+	o.ports = nil
+	for _, text := range o.protectedPorts {
+		port, err := strconv.ParseUint(text, 10, 16)
+		if err != nil || port == 0 {
+			return fmt.Errorf("--protected-node-ports: %q: want a port, 1 to 65535", text)
+		}
+		o.ports = append(o.ports, uint16(port))
+	}
+	return nil
+}
+
+// ownServers returns the addresses of the proxy's own servers, by server.
+func ownServers(metrics, health string) map[string]string {
+	return map[string]string{"nftproxy's metrics": metrics, "nftproxy's health server": health}
+}
+
+// watchOptions returns the flags as a watcher's options. servers has the addresses
+// of the proxy's own servers; an empty address stands for a server that is off.
+func (o *claimOptions) watchOptions(servers map[string]string) watch.Options {
+	w := watch.Options{IgnoreExternalIPs: !o.allowExternalIPs, MaxElements: o.maxElements, MaxAffinityPorts: o.maxAffinityPorts}
+	for _, port := range o.ports {
+		w.OwnPorts = append(w.OwnPorts, watch.OwnPort{Port: port, Whose: fmt.Sprintf("the node itself (--protected-node-ports=%d)", port)})
+	}
+	for whose, address := range servers {
+		// The server itself reports an address that it cannot listen on.
+		at, err := net.ResolveTCPAddr("tcp", address)
+		if address == "" || err != nil || at.Port == 0 {
+			continue
+		}
+		own := watch.OwnPort{Port: uint16(at.Port), Whose: whose}
+		if a, ok := netip.AddrFromSlice(at.IP); ok && !a.Unmap().IsUnspecified() {
+			own.Addr = a.Unmap()
+		}
+		w.OwnPorts = append(w.OwnPorts, own)
+	}
+	return w
+}
+
+// dialer connects to the API server and reports the IP address of each connection,
+// which a configuration with a host name does not have.
+type dialer struct {
+	mu     sync.Mutex
+	report func(netip.AddrPort)
+}
+
+// DialContext dials as client-go does by default, but for the time-out: client-go's
+// 30 s would be the time until anybody hears of an address that is wrong.
+func (d *dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	const timeout, keepAlive = 5 * time.Second, 30 * time.Second
+	conn, err := (&net.Dialer{Timeout: timeout, KeepAlive: keepAlive}).DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	report := d.report
+	d.mu.Unlock()
+	if tcp, ok := conn.RemoteAddr().(*net.TCPAddr); ok && report != nil {
+		report(tcp.AddrPort())
+	}
+	return conn, nil
+}
+
+// reportTo has the dialer report the addresses of connections from now on.
+func (d *dialer) reportTo(report func(netip.AddrPort)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.report = report
+}

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/spf13/pflag"
+
+	"nftproxy/watch"
+)
+
+// TestDialerTellsTheAddress: the API server is known by the address that it was
+// reached by, where the configuration has a name.
+func TestDialerTellsTheAddress(t *testing.T) {
+	server := httptest.NewServer(http.NotFoundHandler())
+	defer server.Close()
+	want := server.Listener.Addr().(*net.TCPAddr).AddrPort()
+	o := sourceOptions{master: strings.Replace(server.URL, "127.0.0.1", "localhost", 1)}
+	_, client, dialer, err := o.client()
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := make(chan netip.AddrPort, 10)
+	dialer.reportTo(func(a netip.AddrPort) { told <- a })
+	if _, err := client.Discovery().ServerVersion(); err == nil {
+		t.Fatal("a server that has nothing told its version")
+	}
+	if got := <-told; got != want {
+		t.Errorf("told %s, want %s", got, want)
+	}
+}
+
+// TestOwnPorts: what the flags say of the ports that no Service takes.
+func TestOwnPorts(t *testing.T) {
+	for _, test := range []struct {
+		flags           []string
+		metrics, health string
+		want            []watch.OwnPort
+	}{
+		{nil, defaultMetricsAddress, defaultHealthAddress, []watch.OwnPort{
+			{Port: 22}, {Port: 10249, Addr: netip.MustParseAddr("127.0.0.1")}, {Port: 10256},
+		}},
+		{[]string{"--protected-node-ports="}, "", "", nil},
+		{[]string{"--protected-node-ports=22,8443"}, "[::]:1", "no address", []watch.OwnPort{{Port: 1}, {Port: 22}, {Port: 8443}}},
+	} {
+		var o claimOptions
+		f := pflag.NewFlagSet("", pflag.ContinueOnError)
+		o.addFlags(f)
+		if err := f.Parse(test.flags); err != nil {
+			t.Fatal(err)
+		}
+		if err := o.parse(); err != nil {
+			t.Fatal(err)
+		}
+		got := o.watchOptions(ownServers(test.metrics, test.health))
+		if diff := cmp.Diff(test.want, got.OwnPorts, cmpopts.IgnoreFields(watch.OwnPort{}, "Whose"), cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty(),
+			cmpopts.SortSlices(func(a, b watch.OwnPort) bool { return a.Port < b.Port })); diff != "" {
+			t.Errorf("%v (-want +got):\n%s", test.flags, diff)
+		}
+		if got.IgnoreExternalIPs || got.MaxElements != 1<<18 || got.MaxAffinityPorts != 2000 {
+			t.Errorf("%v: %+v", test.flags, got)
+		}
+	}
+}

@@ -1,0 +1,133 @@
+package main
+
+import (
+	"bufio"
+	"crypto/rand"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+
+	"nftproxy/daemon/proxy"
+	"nftproxy/nft"
+	"nftproxy/nft/kernel"
+)
+
+// formerTables removes the tables that an earlier run with another --table left.
+// Otherwise they would serve the Services of that time for ever. It handles each
+// family once, when our own table is in force there, so that there is no gap.
+type formerTables struct {
+	conn  *kernel.Conn
+	table string
+	log   *slog.Logger
+	done  map[nft.Family]bool
+	// failure is the error that was logged last.
+	failure string
+}
+
+func (d *daemon) newFormerTables(conn *kernel.Conn) *formerTables {
+	return &formerTables{conn: conn, table: d.ruleset.Table, log: d.log, done: map[nft.Family]bool{}}
+}
+
+// observe removes a family's tables after the first sync that is in force there, and
+// repeats that after each further sync until it succeeds.
+func (o *formerTables) observe(s proxy.Sync) {
+	for _, f := range nft.Families() {
+		if o.done[f] || !s.InForce(f) {
+			continue
+		}
+		err := o.remove(f)
+		o.done[f] = err == nil
+		if err != nil && err.Error() != o.failure {
+			o.failure = err.Error()
+			o.log.Warn("could not remove the table of an earlier run with another --table; will try again", "err", err)
+		}
+	}
+}
+
+func (o *formerTables) remove(f nft.Family) error {
+	found, err := abandonedTables(o.conn, o.table)
+	if err != nil {
+		return err
+	}
+	found = slices.DeleteFunc(found, func(t kernel.TableInfo) bool { return t.ID.Family != f })
+	for _, t := range found {
+		err := o.conn.Delete([]kernel.TableInfo{t})
+		if errors.Is(err, syscall.EPERM) {
+			continue // Another process owns it by now.
+		}
+		if err != nil {
+			return fmt.Errorf("remove table %s: %w", t.ID, err)
+		}
+		o.log.Info("removed the table of an earlier run with another --table", "table", t.ID.String())
+	}
+	return nil
+}
+
+// abandonedTables lists the tables with other names that nftproxy has made and that
+// no running nftproxy uses. A used table has an owner, or on kernels without owners
+// a process that keeps it (see keepTable).
+func abandonedTables(conn *kernel.Conn, except string) ([]kernel.TableInfo, error) {
+	tables, err := conn.OurTables()
+	if err != nil {
+		return nil, err
+	}
+	kept, err := keptTables()
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(tables, func(t kernel.TableInfo) bool {
+		return t.ID.Name == except || t.Owner != 0 || kept(t.ID.Name)
+	}), nil
+}
+
+// keeperPrefix begins the names of the abstract sockets by which processes say which
+// tables they keep. A socket is visible in the network namespace, as the tables are.
+// It disappears with its process, however that ends.
+const keeperPrefix = "@nftproxy-table-"
+
+// keepTable says that this process keeps its tables, until end is called or the
+// process ends.
+func (d *daemon) keepTable() (end func()) {
+	name := d.ruleset.Table
+	socket, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Net: "unixgram", Name: keeperOf(name) + rand.Text()})
+	if err != nil {
+		d.log.Warn("cannot mark our tables as in use: a run with another --table may remove them", "table", name, "err", err)
+		return func() {}
+	}
+	return func() { _ = socket.Close() } // It has no data to lose.
+}
+
+// keeperOf returns the beginning of the sockets' names for a table. It has a hash,
+// since the table's name may be longer than a socket's name can be.
+func keeperOf(table string) string {
+	return fmt.Sprintf("%s%x-", keeperPrefix, sha256.Sum256([]byte(table)))
+}
+
+// keptTables returns a function that says whether a process keeps a table.
+func keptTables() (kept func(table string) bool, err error) {
+	f, err := os.Open("/proc/thread-self/net/unix")
+	if err != nil {
+		return nil, fmt.Errorf("look for other processes: %w", err)
+	}
+	defer f.Close()
+	var keepers []string
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		words := strings.Fields(lines.Text())
+		if n := len(words); n > 0 && strings.HasPrefix(words[n-1], keeperPrefix) {
+			keepers = append(keepers, words[n-1])
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("look for other processes: %w", err)
+	}
+	return func(table string) bool {
+		return slices.ContainsFunc(keepers, func(k string) bool { return strings.HasPrefix(k, keeperOf(table)) })
+	}, nil
+}

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"nftproxy/nft/kernel"
+	"nftproxy/test/nftcmd"
+	"nftproxy/test/testnet"
+)
+
+const oursWithoutOwner = `add table %s { comment "kept by nftproxy, a Kubernetes service proxy"; }`
+
+// formerWorld is a network namespace with tables.
+type formerWorld struct {
+	*testing.T
+	ns  *testnet.Namespace
+	cmd nftcmd.Command
+}
+
+func newFormerWorld(t *testing.T) formerWorld {
+	return formerWorld{t, testnet.NamespaceForTest(t, "former"), nftcmd.ForTest(t)}
+}
+
+// run starts `nftproxy run` with a table of that name and waits for its first sync.
+func (w formerWorld) run(table string) *running {
+	w.Helper()
+	r := start(w.T, w.ns, "--manifests", manifest(w.T, webManifest("", "10.244.0.1")), "--table", table)
+	r.awaitSync()
+	return r
+}
+
+func (w formerWorld) load(script string) {
+	w.Helper()
+	if err := w.cmd.Load(w.ns, script); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// cleanup runs `nftproxy cleanup` and returns its output.
+func (w formerWorld) cleanup() string {
+	w.Helper()
+	var out strings.Builder
+	cmd := exec.Command("nftproxy", "cleanup")
+	cmd.Stdout = &out
+	if err := w.ns.Start(cmd); err != nil {
+		w.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		w.Errorf("cleanup: %v", err)
+	}
+	return out.String()
+}
+
+func (w formerWorld) want(what string, tables ...string) {
+	w.Helper()
+	listing, err := w.cmd.Run(w.ns, "", "list", "tables")
+	if err != nil {
+		w.Fatal(err)
+	}
+	var got []string
+	for line := range strings.Lines(listing) {
+		got = append(got, strings.TrimPrefix(strings.TrimSpace(line), "table "))
+	}
+	slices.Sort(got)
+	slices.Sort(tables)
+	if !slices.Equal(got, tables) {
+		w.Errorf("%s: tables %q, want %q", what, got, tables)
+	}
+}
+
+func (w formerWorld) withOwners() bool {
+	w.Helper()
+	var owned bool
+	err := w.ns.Do(func() error {
+		conn, err := kernel.Open(kernel.Config{})
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		tables, err := conn.OurTables()
+		owned = len(tables) > 0 && (tables[0].Owner != 0 || tables[0].Orphan())
+		return err
+	})
+	if err != nil {
+		w.Fatal(err)
+	}
+	return owned
+}
+
+// TestOtherTableAtRestart: a run with another --table removes the tables of the run before,
+// in both families, once its own are in force. It removes no tables of other programs,
+// even if they have our default name.
+func TestOtherTableAtRestart(t *testing.T) {
+	w := newFormerWorld(t)
+	w.load("add table ip nftproxy; add table ip6 mine { chain endpoints-1 { }; }; add table inet mine")
+	others := []string{"ip nftproxy", "ip6 mine", "inet mine"}
+	w.run("old").end()
+	w.want("after the first run", append(others, "ip old", "ip6 old")...)
+	w.run("new").end()
+	w.want("after the second run", append(others, "ip new", "ip6 new")...)
+	if got, want := w.cleanup(), "removed table ip nftproxy\nremoved table ip new\nremoved table ip6 new\n"; got != want {
+		t.Errorf("cleanup says %q, want %q", got, want)
+	}
+	w.want("after cleanup", "ip6 mine", "inet mine")
+}
+
+// TestTablesOfARunningProcess: the tables of another running nftproxy stay, whether the
+// kernel has owners of tables or not.
+func TestTablesOfARunningProcess(t *testing.T) {
+	for _, owned := range []bool{true, false} {
+		name := map[bool]string{true: "owned", false: "without owner"}[owned]
+		t.Run(name, func(t *testing.T) {
+			w := newFormerWorld(t)
+			if !owned { // as kernels before 6.9 make them
+				w.load(strings.ReplaceAll(oursWithoutOwner, "%s", "ip one"))
+				w.load(strings.ReplaceAll(oursWithoutOwner, "%s", "ip6 one"))
+			}
+			one := w.run("one")
+			if got := w.withOwners(); got != owned && !owned {
+				t.Fatalf("tables with owner: %v", got)
+			}
+			two := w.run("two")
+			three := w.run("three") // by now two has looked for former tables
+			all := []string{"ip one", "ip6 one", "ip two", "ip6 two", "ip three", "ip6 three"}
+			w.want("with three running", all...)
+			if got, want := w.cleanup(), "no table nftproxy: nothing to remove\n"; got != want {
+				t.Errorf("cleanup says %q, want %q", got, want)
+			}
+			w.want("after a cleanup beside them", all...)
+			one.end()
+			three.end()
+			four := w.run("four")
+			four.end()
+			w.want("with two and four", "ip two", "ip6 two", "ip four", "ip6 four")
+			two.end()
+		})
+	}
+}

@@ -1,0 +1,106 @@
+package health
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"nftproxy/daemon/proxy"
+	"nftproxy/nft"
+)
+
+// Handler serves the paths for kubelets and load balancers:
+//
+//   - /healthz: 200 if every family is healthy and the node is eligible, else 503
+//   - /livez: the same without the node, since restarting the proxy would not make it
+//     eligible
+//   - /readyz: 200 once the program has been in force in both families, else 503 with
+//     a reason for each family
+func (h *Health) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/healthz", h.serveHealthz)
+	mux.HandleFunc("/livez", h.serveLivez)
+	mux.HandleFunc("/readyz", h.serveReadyz)
+	return mux
+}
+
+func (h *Health) serveHealthz(w http.ResponseWriter, r *http.Request) {
+	s := h.Status()
+	well := s.Healthy
+	if h.config.NodeEligible != nil {
+		eligible := h.config.NodeEligible()
+		s.NodeEligible = &eligible
+		well = well && eligible
+	}
+	h.answer(w, r, s, well)
+}
+
+func (h *Health) serveLivez(w http.ResponseWriter, r *http.Request) {
+	s := h.Status()
+	h.answer(w, r, s, s.Healthy)
+}
+
+func (h *Health) answer(w http.ResponseWriter, r *http.Request, s Status, well bool) {
+	code := http.StatusServiceUnavailable
+	if well {
+		code = http.StatusOK
+		s.LastUpdated = s.CurrentTime
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(code)
+	// An error here means that the client has gone away.
+	_ = json.NewEncoder(w).Encode(s)
+	h.config.Answered(r.URL.Path, code)
+}
+
+func (h *Health) serveReadyz(w http.ResponseWriter, r *http.Request) {
+	code, text := http.StatusOK, "ok"
+	if waiting := h.Waiting(); len(waiting) > 0 {
+		code, text = http.StatusServiceUnavailable, explain(waiting, h.config.Awaiting())
+	}
+	plain(w, code, text)
+	h.config.Answered(r.URL.Path, code)
+}
+
+// explain has a line for each family that waits.
+func explain(waiting map[nft.Family]error, awaiting []string) string {
+	var lines []string
+	for _, f := range nft.Families() {
+		err, ok := waiting[f]
+		if !ok {
+			continue
+		}
+		line := proxy.IPFamily(f) + ": the program has not been in force yet"
+		if err != nil {
+			line += ": " + err.Error()
+		} else if len(awaiting) > 0 {
+			line += ": waiting for " + strings.Join(awaiting, ", ")
+		}
+		lines = append(lines, line)
+	}
+	return strings.Join(lines, "\n")
+}
+
+// MetricsHandler serves the paths of kube-proxy's metrics server: /metrics, /healthz
+// and /proxyMode. /healthz says only that the process answers. Tools read the kind of
+// the proxy from /proxyMode.
+func MetricsHandler(g prometheus.Gatherer) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{}))
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { plain(w, http.StatusOK, "ok") })
+	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) { plain(w, http.StatusOK, "nftables") })
+	return mux
+}
+
+// plain answers with a text.
+func plain(w http.ResponseWriter, code int, text string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(code)
+	_, _ = fmt.Fprint(w, text)
+}

@@ -1,0 +1,156 @@
+package healthport
+
+import (
+	"maps"
+	"net/netip"
+
+	"nftproxy/model/service"
+	"nftproxy/model/sorted"
+	"nftproxy/model/treap"
+)
+
+// answer is the answer of one port.
+type answer struct {
+	service service.Name
+	// local counts the distinct addresses of the Service's ready endpoints on
+	// this node, over all of its ports, in the family of the listener.
+	local int
+}
+
+// index knows the listeners of one family and their answers. A snapshot may be in
+// force in one family and not in the other, so each family has an index of its own.
+// The cost of an update grows with its difference from the last one. If that concerns
+// any health port, it also grows with the number of Services that have one.
+type index struct {
+	nodePorts service.NodePortAddresses
+	v6        bool
+
+	// The last update.
+	snapshot service.Snapshot
+	refused  map[string]error
+
+	checks map[service.Name]check
+	wanted map[netip.AddrPort]answer
+}
+
+// check is a Service with a health port.
+type check struct {
+	service *service.Service
+	// local counts the endpoints of the Service on this node by their address.
+	local map[netip.Addr]int
+}
+
+func newIndex(nodePorts service.NodePortAddresses, v6 bool) *index {
+	return &index{nodePorts: nodePorts, v6: v6, checks: map[service.Name]check{}}
+}
+
+// update follows a snapshot whose program is in force without the refused parts. It
+// returns whether any answer changes.
+func (x *index) update(s service.Snapshot, refused map[string]error) bool {
+	before := x.snapshot
+	concerned := before.Node != s.Node || len(refused) > 0 || len(x.refused) > 0
+	if before.Node == nil || before.Node.Name != s.Node.Name {
+		before = service.Snapshot{} // The counts are those of another node.
+		clear(x.checks)
+	}
+	for c := range treap.Diff(before.Services, s.Services) {
+		last, had := x.checks[c.Key]
+		delete(x.checks, c.Key)
+		has := c.HasNew && c.New.HealthCheckNodePort != 0 && c.New.InFamily(x.v6)
+		if has {
+			next := check{c.New, last.local}
+			if !had {
+				next.local = map[netip.Addr]int{}
+			}
+			next.count(last.service, s.Node, x.v6)
+			x.checks[c.Key] = next
+		}
+		concerned = concerned || had || has
+	}
+	x.snapshot, x.refused = s, refused
+	if !concerned {
+		return false
+	}
+	wanted := x.build()
+	changed := !maps.Equal(wanted, x.wanted)
+	x.wanted = wanted
+	return changed
+}
+
+// build returns the answers by the addresses of their listeners. Of several Services
+// with one port the oldest has it.
+func (x *index) build() map[netip.AddrPort]answer {
+	owners := map[uint16]check{}
+	for _, c := range x.checks {
+		port := c.service.HealthCheckNodePort
+		if other, taken := owners[port]; !taken || service.CompareAge(c.service, other.service) < 0 {
+			owners[port] = c
+		}
+	}
+	wanted := map[netip.AddrPort]answer{}
+	for _, addr := range listenAddresses(x.nodePorts, x.snapshot.Node, x.v6) {
+		for port, c := range owners {
+			a := answer{c.service.Name, len(c.local)}
+			if x.refused[string(a.service)] != nil {
+				// The kernel has no rules for the Service: no packet would reach it.
+				a.local = 0
+			}
+			wanted[netip.AddrPortFrom(addr, port)] = a
+		}
+	}
+	return wanted
+}
+
+// listenAddresses are the addresses of the node that serve node ports; the unspecified
+// address stands for all of its family. IPv6 link-local addresses are left out: they
+// mean nothing without an interface.
+func listenAddresses(nodePorts service.NodePortAddresses, node *service.Node, v6 bool) []netip.Addr {
+	addrs, all := nodePorts.On(node, v6)
+	if all && v6 {
+		return []netip.Addr{netip.IPv6Unspecified()}
+	}
+	if all {
+		return []netip.Addr{netip.IPv4Unspecified()}
+	}
+	var list []netip.Addr
+	for _, a := range addrs {
+		if !v6 || !a.IsLinkLocalUnicast() {
+			list = append(list, a)
+		}
+	}
+	return list
+}
+
+// count updates the count of local endpoints from an earlier version of the Service,
+// nil for none. It counts addresses, not endpoints: a pod behind several ports is one
+// target of the load balancer. A terminating endpoint does not count although it may
+// still get traffic, since the load balancer has to choose another node.
+func (c *check) count(before *service.Service, node *service.Node, v6 bool) {
+	countEndpoint := func(e *service.Endpoint, by int) {
+		if e == nil || !e.Ready || e.Node != node.Name || e.Addr.Addr().Is6() != v6 {
+			return
+		}
+		a := e.Addr.Addr()
+		if c.local[a] += by; c.local[a] == 0 {
+			delete(c.local, a)
+		}
+	}
+	var old, now []service.Port
+	if before != nil {
+		old = before.Ports
+	}
+	now = c.service.Ports
+	for i := range max(len(old), len(now)) {
+		var was, is service.Endpoints
+		if i < len(old) {
+			was = old[i].Endpoints
+		}
+		if i < len(now) {
+			is = now[i].Endpoints
+		}
+		for d := range sorted.Diff(was, is) {
+			countEndpoint(d.Old, -1)
+			countEndpoint(d.New, 1)
+		}
+	}
+}

@@ -1,0 +1,162 @@
+package kubeproxyconfig
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/kube-proxy/config/v1alpha1"
+	kjson "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+)
+
+const (
+	apiVersion = "kubeproxy.config.k8s.io/v1alpha1"
+	kind       = "KubeProxyConfiguration"
+
+	healthzPort = 10256
+	metricsPort = 10249
+)
+
+// The modes of kube-proxy on Linux. An empty mode is iptables (kube-proxy 1.36).
+const (
+	modeIPTables = "iptables"
+	modeIPVS     = "ipvs"
+	modeNFTables = "nftables"
+)
+
+// File is a configuration file that was read.
+type File struct {
+	// Config is the file, with the addresses of the servers completed.
+	Config v1alpha1.KubeProxyConfiguration
+	// Notes lists what the operator should know, in the order of the file's type:
+	// fields without effect here, and fields that nobody knows.
+	Notes []string
+}
+
+// Parse reads a file in YAML or JSON. An unknown or repeated field is a note and
+// no error, as with kube-proxy. The error joins one error for each bad field.
+func Parse(text []byte) (*File, error) {
+	f := &File{}
+	document, strictErr := yaml.YAMLToJSONStrict(text)
+	if strictErr != nil {
+		var err error
+		if document, err = yaml.YAMLToJSON(text); err != nil {
+			return nil, fmt.Errorf("not YAML: %w", err)
+		}
+		f.Notes = append(f.Notes, fmt.Sprintf("%v; the last one counts", strictErr))
+	}
+	unknown, err := kjson.UnmarshalStrict(document, &f.Config)
+	if err != nil {
+		return nil, err
+	}
+	if got := f.Config.APIVersion; got != apiVersion {
+		return nil, fmt.Errorf("apiVersion: %q: want %s", got, apiVersion)
+	}
+	if got := f.Config.Kind; got != kind {
+		return nil, fmt.Errorf("kind: %q: want %s", got, kind)
+	}
+	for _, u := range unknown {
+		f.Notes = append(f.Notes, fmt.Sprintf("%v; it is ignored", u))
+	}
+	f.Notes = append(f.Notes, ignored(&f.Config)...)
+	if err := check(&f.Config); err != nil {
+		return nil, err
+	}
+	setDefaults(&f.Config)
+	return f, nil
+}
+
+// check judges the fields that no flag of nftproxy judges.
+func check(c *v1alpha1.KubeProxyConfiguration) error {
+	var errs []error
+	bad := func(field string, value any, want string) {
+		errs = append(errs, fmt.Errorf("%s: %v: want %s", field, value, want))
+	}
+	if !IsMode(string(c.Mode)) {
+		bad("mode", strconv.Quote(string(c.Mode)), "iptables, ipvs, nftables or nothing")
+	}
+	if a := c.OOMScoreAdj; a != nil && (*a < -1000 || *a > 1000) {
+		bad("oomScoreAdj", *a, "-1000 to 1000")
+	}
+	if b := c.ClientConnection.Burst; b < 0 {
+		bad("clientConnection.burst", b, "0 or more")
+	}
+	if d := c.ConfigSyncPeriod.Duration; d < 0 {
+		bad("configSyncPeriod", d, "more than 0")
+	}
+	if a := c.BindAddress; a != "" {
+		if _, err := netip.ParseAddr(a); err != nil {
+			bad("bindAddress", strconv.Quote(a), "an IP address")
+		}
+	}
+	for i, a := range c.NodePortAddresses {
+		if a == "" {
+			bad(fmt.Sprintf("nodePortAddresses[%d]", i), `""`, "a CIDR, or primary alone")
+		}
+	}
+	for _, p := range []struct {
+		field     string
+		sync, min metav1.Duration
+	}{
+		{modeIPTables, c.IPTables.SyncPeriod, c.IPTables.MinSyncPeriod},
+		{modeIPVS, c.IPVS.SyncPeriod, c.IPVS.MinSyncPeriod},
+		{modeNFTables, c.NFTables.SyncPeriod, c.NFTables.MinSyncPeriod},
+	} {
+		if p.sync.Duration < 0 {
+			bad(p.field+".syncPeriod", p.sync.Duration, "more than 0")
+		}
+		if p.field != section(c) && p.min.Duration < 0 {
+			bad(p.field+".minSyncPeriod", p.min.Duration, "0 or more")
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// section is the field with the settings of the file's mode. kube-proxy takes
+// masqueradeAll and masqueradeBit of ipvs mode from iptables.
+func section(c *v1alpha1.KubeProxyConfiguration) string {
+	switch c.Mode {
+	case modeIPVS, modeNFTables:
+		return string(c.Mode)
+	}
+	return modeIPTables
+}
+
+// IsMode says whether kube-proxy on Linux has the mode; an empty one is its default.
+func IsMode(mode string) bool {
+	return slices.Contains([]string{"", modeIPTables, modeIPVS, modeNFTables}, mode)
+}
+
+// setDefaults completes the addresses of the servers, whose defaults depend on
+// bindAddress. The defaults of all other fields are those of nftproxy's flags.
+func setDefaults(c *v1alpha1.KubeProxyConfiguration) {
+	healthz, metrics := ServerAddresses(c.BindAddress)
+	c.HealthzBindAddress = WithPort(cmp.Or(c.HealthzBindAddress, healthz), healthzPort)
+	c.MetricsBindAddress = WithPort(cmp.Or(c.MetricsBindAddress, metrics), metricsPort)
+}
+
+// ServerAddresses returns the addresses and ports of the health and metrics servers
+// that kube-proxy takes by default, of the family of its bind address.
+func ServerAddresses(bindAddress string) (healthz, metrics string) {
+	every, loopback := "0.0.0.0", "127.0.0.1"
+	if a, err := netip.ParseAddr(bindAddress); err == nil && a.Is6() {
+		every, loopback = "::", "::1"
+	}
+	return WithPort(every, healthzPort), WithPort(loopback, metricsPort)
+}
+
+// WithPort adds the port to an IP address without one, as kube-proxy does. Any
+// other text stays as it is.
+func WithPort(address string, port int) string {
+	if a, err := netip.ParseAddr(strings.Trim(address, "[]")); err == nil {
+		return net.JoinHostPort(a.String(), strconv.Itoa(port))
+	}
+	return address
+}

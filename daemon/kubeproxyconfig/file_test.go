@@ -1,0 +1,116 @@
+package kubeproxyconfig_test
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/tools/txtar"
+
+	"nftproxy/daemon/kubeproxyconfig"
+)
+
+var update = flag.Bool("update", false, "write what the files give into testdata")
+
+// TestFiles reads files as installers write them: the settings that they give,
+// and the notes, are in the same archive.
+func TestFiles(t *testing.T) {
+	paths, err := filepath.Glob("testdata/*.txtar")
+	if err != nil || len(paths) < 3 {
+		t.Fatalf("%d files: %v", len(paths), err)
+	}
+	for _, path := range paths {
+		t.Run(strings.TrimSuffix(filepath.Base(path), ".txtar"), func(t *testing.T) {
+			archive, err := txtar.ParseFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			file, err := kubeproxyconfig.Parse(archive.Files[0].Data)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var settings strings.Builder
+			for _, s := range file.Settings() {
+				fmt.Fprintf(&settings, "--%s=%s (%s)\n", s.Flag, s.Value, s.Field)
+			}
+			got := []txtar.File{archive.Files[0], {Name: "flags", Data: []byte(settings.String())}, {Name: "notes", Data: []byte(strings.Join(append(file.Notes, ""), "\n"))}}
+			want := string(txtar.Format(archive))
+			archive.Files = got
+			text := string(txtar.Format(archive))
+			if *update {
+				if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			} else if text != want {
+				t.Errorf("%s is not what it gives (-update writes it):\n%s", path, text)
+			}
+		})
+	}
+}
+
+// TestErrors: all bad fields are told at once, each by its name.
+func TestErrors(t *testing.T) {
+	const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+	for name, c := range map[string]struct {
+		text string
+		want []string
+	}{
+		"no YAML":      {"a: [", []string{"not YAML"}},
+		"another kind": {"apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeletConfiguration\n", []string{`kind: "KubeletConfiguration": want KubeProxyConfiguration`}},
+		"no version":   {"kind: KubeProxyConfiguration\n", []string{`apiVersion: "": want kubeproxy.config.k8s.io/v1alpha1`}},
+		"wrong type":   {head + "oomScoreAdj: low\n", []string{"oomScoreAdj"}},
+		"several fields": {
+			head + "mode: userspace\noomScoreAdj: -1001\nbindAddress: node1\nconfigSyncPeriod: -1s\nclientConnection: {burst: -1}\nnftables: {syncPeriod: -1s}\nnodePortAddresses: [primary, \"\"]\nipvs: {minSyncPeriod: -1s}\n",
+			[]string{`mode: "userspace": want`, "oomScoreAdj: -1001: want -1000 to 1000", `bindAddress: "node1": want an IP address`, "configSyncPeriod: -1s: want", "clientConnection.burst: -1: want", "nftables.syncPeriod: -1s: want", `nodePortAddresses[1]: "": want`, "ipvs.minSyncPeriod: -1s: want"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := kubeproxyconfig.Parse([]byte(c.text))
+			if err == nil {
+				t.Fatal("no error")
+			}
+			for _, want := range c.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error %q does not have %q", err, want)
+				}
+			}
+		})
+	}
+}
+
+// TestRepeatedField: a field that stands twice is a note, and the last one counts.
+func TestRepeatedField(t *testing.T) {
+	file, err := kubeproxyconfig.Parse([]byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\nclusterCIDR: 10.0.0.0/8\nclusterCIDR: 11.0.0.0/8\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if file.Config.ClusterCIDR != "11.0.0.0/8" || len(file.Notes) != 1 || !strings.Contains(file.Notes[0], "clusterCIDR") {
+		t.Errorf("clusterCIDR %s, notes %q", file.Config.ClusterCIDR, file.Notes)
+	}
+}
+
+// TestServers: the addresses of the servers follow bindAddress, and lack of a
+// port, as in kube-proxy.
+func TestServers(t *testing.T) {
+	const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+	for text, want := range map[string][2]string{
+		"":                                        {"0.0.0.0:10256", "127.0.0.1:10249"},
+		"bindAddress: 192.0.2.1\n":                {"0.0.0.0:10256", "127.0.0.1:10249"},
+		"bindAddress: '::'\n":                     {"[::]:10256", "[::1]:10249"},
+		"healthzBindAddress: 192.0.2.1\n":         {"192.0.2.1:10256", "127.0.0.1:10249"},
+		"metricsBindAddress: '[::]'\n":            {"0.0.0.0:10256", "[::]:10249"},
+		"metricsBindAddress: 0.0.0.0:9000\n":      {"0.0.0.0:10256", "0.0.0.0:9000"},
+		"healthzBindAddress: '[2001:db8::1]:1'\n": {"[2001:db8::1]:1", "127.0.0.1:10249"},
+	} {
+		file, err := kubeproxyconfig.Parse([]byte(head + text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := [2]string{file.Config.HealthzBindAddress, file.Config.MetricsBindAddress}; got != want {
+			t.Errorf("%q: servers at %v, want %v", text, got, want)
+		}
+	}
+}

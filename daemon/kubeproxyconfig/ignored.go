@@ -1,0 +1,79 @@
+package kubeproxyconfig
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"k8s.io/kube-proxy/config/v1alpha1"
+)
+
+// GateExternalIPs is the one feature gate of kube-proxy that has a meaning here
+// (KEP-5707): whether spec.externalIPs are served.
+const GateExternalIPs = "AllowServiceExternalIPs"
+
+// noteTo returns a function that adds a note for a field that is set.
+func noteTo(notes *[]string) func(set bool, field, reason string) {
+	return func(set bool, field, reason string) {
+		if set {
+			*notes = append(*notes, fmt.Sprintf("%s has no effect: %s", field, reason))
+		}
+	}
+}
+
+// ignored lists the fields that are set to something and have no effect, each
+// with the reason. Fields of the modes that the file does not choose are left
+// out: they have no effect in kube-proxy either.
+func ignored(c *v1alpha1.KubeProxyConfiguration) []string {
+	var notes []string
+	note := noteTo(&notes)
+	note(c.Mode != modeNFTables && c.Mode != "", "mode: "+string(c.Mode), "nftproxy always programs nftables")
+	if c.Mode != modeNFTables && len(c.NodePortAddresses) == 0 {
+		notes = append(notes, "nodePortAddresses is empty: node ports are served on the node's primary addresses, as in kube-proxy's nftables mode; its other modes serve them on all addresses")
+	}
+	for _, gate := range slices.Sorted(maps.Keys(c.FeatureGates)) {
+		note(gate != GateExternalIPs, "featureGates."+gate, "nftproxy has no such gate")
+	}
+	const protobuf = "nftproxy asks for protobuf"
+	client := c.ClientConnection
+	note(client.AcceptContentTypes != "", "clientConnection.acceptContentTypes", protobuf)
+	note(client.ContentType != "" && client.ContentType != "application/vnd.kubernetes.protobuf", "clientConnection.contentType", protobuf)
+	const unlimited = "nftproxy sends a handful of requests and has no limit of its own"
+	note(client.QPS != 0, "clientConnection.qps", unlimited)
+	note(client.Burst != 0, "clientConnection.burst", unlimited)
+	const logs = "nftproxy logs JSON, or text on a terminal"
+	note(c.Logging.Format != "" && c.Logging.Format != "json", "logging.format", logs)
+	note(len(c.Logging.VModule) > 0, "logging.vmodule", "nftproxy has one verbosity for all of its log")
+	note(c.BindAddress != "" && c.BindAddress != "0.0.0.0" && c.BindAddress != "::", "bindAddress", "the node's primary addresses are those of its Node object")
+	note(c.BindAddressHardFail, "bindAddressHardFail", "nftproxy tries again until the address is free")
+	note(c.EnableProfiling, "enableProfiling", "nftproxy has no profiling server")
+	note(c.ShowHiddenMetricsForVersion != "", "showHiddenMetricsForVersion", "nftproxy hides no metrics")
+	note(c.ConfigSyncPeriod.Duration != 0 && c.ConfigSyncPeriod.Duration != 15*time.Minute, "configSyncPeriod", "nftproxy has each change from its watches")
+	note(c.PortRange != "", "portRange", "kube-proxy ignores it too")
+	note(c.WindowsRunAsService, "windowsRunAsService", "it is for Windows")
+	note(c.Winkernel != v1alpha1.KubeProxyWinkernelConfiguration{}, "winkernel", "it is for Windows")
+	return append(notes, ignoredOfMode(c)...)
+}
+
+// ignoredOfMode lists the fields without effect of the section that the file's
+// mode chooses.
+func ignoredOfMode(c *v1alpha1.KubeProxyConfiguration) []string {
+	var notes []string
+	note := noteTo(&notes)
+	const events = "nftproxy follows changes and repairs what others change"
+	switch section(c) {
+	case modeNFTables:
+		note(c.NFTables.SyncPeriod.Duration != 0, "nftables.syncPeriod", events)
+	case modeIPTables:
+		note(c.IPTables.SyncPeriod.Duration != 0, "iptables.syncPeriod", events)
+		local := c.IPTables.LocalhostNodePorts
+		note(local != nil && *local, "iptables.localhostNodePorts", "node ports on loopback addresses need iptables mode")
+	case modeIPVS:
+		i := c.IPVS
+		set := i.SyncPeriod.Duration != 0 || i.Scheduler != "" || len(i.ExcludeCIDRs) > 0 || i.StrictARP ||
+			i.TCPTimeout.Duration != 0 || i.TCPFinTimeout.Duration != 0 || i.UDPTimeout.Duration != 0
+		note(set, "ipvs", "nftproxy does not use IPVS; endpoints are chosen at random")
+	}
+	return notes
+}

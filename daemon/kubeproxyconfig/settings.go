@@ -1,0 +1,81 @@
+package kubeproxyconfig
+
+import (
+	"strconv"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Setting is one field of a file as the flag of nftproxy that means the same.
+type Setting struct {
+	// Field is the path in the file, such as "conntrack.min"; Flag is the flag's
+	// name without dashes, and Value what would stand behind it.
+	Field, Flag, Value string
+}
+
+// Settings lists what nftproxy takes from the file. A field that the file leaves
+// empty is not in the list, unless its default depends on another field. A mode
+// other than nftables chooses the section that kube-proxy would use in that mode.
+func (f *File) Settings() []Setting {
+	c := &f.Config
+	var list []Setting
+	text := func(field, flag, value string) {
+		if value != "" {
+			list = append(list, Setting{field, flag, value})
+		}
+	}
+	number := func(field, flag string, value *int32) {
+		if value != nil {
+			text(field, flag, strconv.Itoa(int(*value)))
+		}
+	}
+	yes := func(field, flag string, value bool) {
+		if value {
+			text(field, flag, "true")
+		}
+	}
+	duration := func(field, flag string, value *metav1.Duration) {
+		if value != nil {
+			text(field, flag, value.Duration.String())
+		}
+	}
+	text("clientConnection.kubeconfig", "kubeconfig", c.ClientConnection.Kubeconfig)
+	text("hostnameOverride", "hostname-override", c.HostnameOverride)
+	text("healthzBindAddress", "healthz-bind-address", c.HealthzBindAddress)
+	text("metricsBindAddress", "metrics-bind-address", c.MetricsBindAddress)
+	text("clusterCIDR", "cluster-cidr", c.ClusterCIDR)
+	text("detectLocalMode", "detect-local-mode", string(c.DetectLocalMode))
+	text("detectLocal.bridgeInterface", "pod-bridge-interface", c.DetectLocal.BridgeInterface)
+	text("detectLocal.interfaceNamePrefix", "pod-interface-name-prefix", c.DetectLocal.InterfaceNamePrefix)
+	text("nodePortAddresses", "nodeport-addresses", strings.Join(c.NodePortAddresses, ","))
+	if verbosity := c.Logging.Verbosity; verbosity != 0 {
+		text("logging.verbosity", "v", strconv.FormatUint(uint64(verbosity), 10))
+	}
+	if allow, set := c.FeatureGates[GateExternalIPs]; set {
+		text("featureGates."+GateExternalIPs, "allow-service-external-ips", strconv.FormatBool(allow))
+	}
+	number("oomScoreAdj", "oom-score-adj", c.OOMScoreAdj)
+	number("conntrack.maxPerCore", "conntrack-max-per-core", c.Conntrack.MaxPerCore)
+	number("conntrack.min", "conntrack-min", c.Conntrack.Min)
+	duration("conntrack.tcpEstablishedTimeout", "conntrack-tcp-timeout-established", c.Conntrack.TCPEstablishedTimeout)
+	duration("conntrack.tcpCloseWaitTimeout", "conntrack-tcp-timeout-close-wait", c.Conntrack.TCPCloseWaitTimeout)
+	yes("conntrack.tcpBeLiberal", "conntrack-tcp-be-liberal", c.Conntrack.TCPBeLiberal)
+	duration("conntrack.udpTimeout", "conntrack-udp-timeout", &c.Conntrack.UDPTimeout)
+	duration("conntrack.udpStreamTimeout", "conntrack-udp-timeout-stream", &c.Conntrack.UDPStreamTimeout)
+	switch section(c) {
+	case modeNFTables:
+		yes("nftables.masqueradeAll", "masquerade-all", c.NFTables.MasqueradeAll)
+		number("nftables.masqueradeBit", "masquerade-bit", c.NFTables.MasqueradeBit)
+		duration("nftables.minSyncPeriod", "min-sync-period", &c.NFTables.MinSyncPeriod)
+		return list
+	case modeIPVS:
+		duration("ipvs.minSyncPeriod", "min-sync-period", &c.IPVS.MinSyncPeriod)
+	default:
+		duration("iptables.minSyncPeriod", "min-sync-period", &c.IPTables.MinSyncPeriod)
+	}
+	// ipvs mode takes these from iptables as well.
+	yes("iptables.masqueradeAll", "masquerade-all", c.IPTables.MasqueradeAll)
+	number("iptables.masqueradeBit", "masquerade-bit", c.IPTables.MasqueradeBit)
+	return list
+}

@@ -1,0 +1,353 @@
+// Package metrics promises the proxy's metrics for Prometheus. A metric that
+// kube-proxy has too has its name and labels (kubeproxy_...), so that dashboards and
+// alerts go on working. All others begin with nftproxy_.
+//
+// The package only counts. It serves no HTTP (package health does) and decides nothing.
+package metrics
+
+import (
+	"math"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+
+	"nftproxy/conntrack"
+	"nftproxy/daemon/affinity"
+	"nftproxy/daemon/proxy"
+	"nftproxy/nft"
+)
+
+// Metrics are all metrics of one proxy. Its methods are safe for concurrent
+// use.
+type Metrics struct {
+	// The metrics of kube-proxy v1.36.
+	duration             *prometheus.HistogramVec
+	lastSync, lastQueued *prometheus.GaugeVec
+	failures             *prometheus.CounterVec
+	noLocal              noLocal
+	conntrackDuration    prometheus.Histogram
+	conntrackDeleted     prometheus.Counter
+	healthz, livez       *prometheus.CounterVec
+
+	// Our own metrics.
+	stage               *prometheus.HistogramVec
+	latency             prometheus.Histogram
+	written             prometheus.Counter
+	quarantined         prometheus.Gauge
+	services, conflicts prometheus.Gauge
+	problems            *prometheus.CounterVec
+	conntrackRemoved    *prometheus.CounterVec
+	conntrackScanned    prometheus.Counter
+	conntrackFailures   prometheus.Counter
+	conntrackPasses     *prometheus.CounterVec
+	conntrackCPU        prometheus.Counter
+	conntrackLag        prometheus.Histogram
+	conntrackEntries    prometheus.Gauge
+	conntrackLimit      prometheus.Gauge
+	healthListeners     *prometheus.GaugeVec
+	affinityDuration    prometheus.Histogram
+	affinitySwept       prometheus.Counter
+	affinityFailures    prometheus.Counter
+	affinityEntries     *prometheus.HistogramVec
+	program             programSize
+}
+
+// NewRegistry makes a registry with the metrics of the Go runtime and of the process,
+// as in kube-proxy.
+func NewRegistry() *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		collectors.NewBuildInfoCollector(),
+	)
+	return r
+}
+
+// New makes the metrics and registers them. It panics if the registerer has one of the
+// names already: a registry can have one Metrics only.
+func New(r prometheus.Registerer) *Metrics {
+	m := &Metrics{}
+	m.registerKubeProxys(promauto.With(r))
+	m.registerOwn(promauto.With(r))
+	r.MustRegister(&m.program)
+	return m
+}
+
+// buckets go from 50 microseconds to 26 seconds. kube-proxy's begin with a millisecond,
+// but a small change takes a fraction of that.
+func buckets() []float64 { return prometheus.ExponentialBuckets(50e-6, 2, 20) }
+
+func (m *Metrics) registerKubeProxys(f promauto.Factory) {
+	m.duration = f.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "kubeproxy_sync_proxy_rules_duration_seconds",
+		Help:    "Time that a sync took, from the snapshot to the kernel's answer. Both families are in one sync.",
+		Buckets: buckets(),
+	}, []string{"ip_family"})
+	m.lastSync = f.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+		Help: "When the family's rules were last known to be in force, in seconds since 1970.",
+	}, []string{"ip_family"})
+	m.lastQueued = f.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
+		Help: "When the last sync began that had a change, in seconds since 1970.",
+	}, []string{"ip_family"})
+	m.failures = f.NewCounterVec(prometheus.CounterOpts{
+		Name: "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
+		Help: "Syncs after which the family's rules were not in force.",
+	}, []string{"ip_family"})
+	for _, family := range nft.Families() {
+		m.failures.WithLabelValues(proxy.IPFamily(family)) // The metric is then 0 and not missing.
+	}
+	m.noLocal.gauge = f.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
+		Help: "Service ports with traffic policy Local that have endpoints, but none on this node.",
+	}, []string{"traffic_policy", "ip_family"})
+	m.conntrackDuration = f.NewHistogram(prometheus.HistogramOpts{
+		Name:    "kubeproxy_conntrack_reconciler_sync_duration_seconds",
+		Help:    "Time that a pass over the conntrack table took, both families together.",
+		Buckets: buckets(),
+	})
+	m.conntrackDeleted = f.NewCounter(prometheus.CounterOpts{
+		Name: "kubeproxy_conntrack_reconciler_deleted_entries_total",
+		Help: "Stale conntrack entries that were removed.",
+	})
+	m.healthz = f.NewCounterVec(prometheus.CounterOpts{
+		Name: "kubeproxy_proxy_healthz_total",
+		Help: "Answers of /healthz by HTTP status code.",
+	}, []string{"code"})
+	m.livez = f.NewCounterVec(prometheus.CounterOpts{
+		Name: "kubeproxy_proxy_livez_total",
+		Help: "Answers of /livez by HTTP status code.",
+	}, []string{"code"})
+}
+
+func (m *Metrics) registerOwn(f promauto.Factory) {
+	m.stage = f.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "nftproxy_sync_stage_duration_seconds",
+		Help:    "Time that the stages of a sync took: compile, read (only after a start or an error), plan and apply (only if something was written).",
+		Buckets: buckets(),
+	}, []string{"stage"})
+	m.latency = f.NewHistogram(prometheus.HistogramOpts{
+		Name:    "nftproxy_change_latency_seconds",
+		Help:    "Time from the arrival of a change in this process until it was in force in the kernel. Of several changes in one sync the oldest counts.",
+		Buckets: buckets(),
+	})
+	m.written = f.NewCounter(prometheus.CounterOpts{
+		Name: "nftproxy_written_objects_total",
+		Help: "Elements, rules, chains and other objects that were added to the kernel's tables or removed.",
+	})
+	m.quarantined = f.NewGauge(prometheus.GaugeOpts{
+		Name: "nftproxy_quarantined_parts",
+		Help: "Services and other parts of the program that are left out because the kernel refused them.",
+	})
+	m.services = f.NewGauge(prometheus.GaugeOpts{
+		Name: "nftproxy_services",
+		Help: "Services in the latest snapshot.",
+	})
+	m.conflicts = f.NewGauge(prometheus.GaugeOpts{
+		Name: "nftproxy_conflicting_services",
+		Help: "Services without an address, port or node port that they claim, because another Service has it or the node needs it.",
+	})
+	m.problems = f.NewCounterVec(prometheus.CounterOpts{
+		Name: "nftproxy_object_problems_total",
+		Help: "Fields of API objects or manifests that could not be used, by the kind of the object.",
+	}, []string{"kind"})
+	m.conntrackRemoved = f.NewCounterVec(prometheus.CounterOpts{
+		Name: "nftproxy_conntrack_removed_entries_total",
+		Help: "Stale conntrack entries that were removed, by the reason why they were stale.",
+	}, []string{"reason"})
+	m.conntrackScanned = f.NewCounter(prometheus.CounterOpts{
+		Name: "nftproxy_conntrack_scanned_entries_total",
+		Help: "Conntrack entries that passes have looked at.",
+	})
+	m.conntrackPasses = f.NewCounterVec(prometheus.CounterOpts{
+		Name: "nftproxy_conntrack_passes_total",
+		Help: "Passes over the conntrack table: a whole one asks the kernel for all entries, a filtered one for some.",
+	}, []string{"kind"})
+	m.conntrackCPU = f.NewCounter(prometheus.CounterOpts{
+		Name: "nftproxy_conntrack_cpu_seconds_total",
+		Help: "CPU time of passes over the conntrack table, in this process and in the kernel.",
+	})
+	m.conntrackLag = f.NewHistogram(prometheus.HistogramOpts{
+		Name:    "nftproxy_conntrack_lag_seconds",
+		Help:    "Time from the end of a sync that can have made entries stale to the end of the first pass that looked for them. Of several syncs before one pass the oldest counts.",
+		Buckets: buckets(),
+	})
+	m.conntrackFailures = f.NewCounter(prometheus.CounterOpts{
+		Name: "nftproxy_conntrack_failures_total",
+		Help: "Passes over the conntrack table that were incomplete.",
+	})
+	m.conntrackEntries = f.NewGauge(prometheus.GaugeOpts{
+		Name: "nftproxy_conntrack_entries",
+		Help: "Entries of the conntrack table, stale or not.",
+	})
+	m.conntrackLimit = f.NewGauge(prometheus.GaugeOpts{
+		Name: "nftproxy_conntrack_limit",
+		Help: "Entries that the conntrack table can have before new connections are dropped; 0 if there is no limit.",
+	})
+	m.healthListeners = f.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "nftproxy_health_check_listeners",
+		Help: "Listeners for the health check node ports of Services, one for each port and address. The failed ones could not be opened and are tried again.",
+	}, []string{"state"})
+	m.ObserveHealthPorts(0, 0)
+	m.affinityDuration = f.NewHistogram(prometheus.HistogramOpts{
+		Name:    "nftproxy_affinity_sweep_duration_seconds",
+		Help:    "Time that a sweep of a Service port's remembered clients (session affinity) took.",
+		Buckets: buckets(),
+	})
+	m.affinitySwept = f.NewCounter(prometheus.CounterOpts{
+		Name: "nftproxy_affinity_swept_entries_total",
+		Help: "Remembered clients (session affinity) that sweeps removed because their endpoint had gone.",
+	})
+	m.affinityFailures = f.NewCounter(prometheus.CounterOpts{
+		Name: "nftproxy_affinity_sweep_failures_total",
+		Help: "Sweeps of a Service port's remembered clients (session affinity) that were incomplete.",
+	})
+	m.affinityEntries = f.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "nftproxy_affinity_entries",
+		Help: "Remembered clients of a Service port (session affinity) after each sweep: at the start, and when endpoints have gone. A Service port above the last limit is full and serves other clients without affinity.",
+		// The last limit is one less than a map has room for.
+		Buckets: []float64{0, 10, 100, 1000, 10_000, nft.DynamicLimit - 1},
+	}, []string{"ip_family"})
+}
+
+// Observe counts one sync.
+func (m *Metrics) Observe(s proxy.Sync) {
+	for _, f := range nft.Families() {
+		m.duration.WithLabelValues(proxy.IPFamily(f)).Observe(s.End().Sub(s.Start).Seconds())
+		if !s.Since.IsZero() {
+			m.lastQueued.WithLabelValues(proxy.IPFamily(f)).Set(seconds(s.Start))
+		}
+		if s.InForce(f) {
+			m.lastSync.WithLabelValues(proxy.IPFamily(f)).Set(seconds(s.End()))
+		} else {
+			m.failures.WithLabelValues(proxy.IPFamily(f)).Inc()
+		}
+	}
+	m.noLocal.observe(&s)
+	m.observeStages(&s)
+	if s.Err == nil && !s.Since.IsZero() {
+		m.latency.Observe(s.Latency().Seconds())
+	}
+	m.written.Add(float64(s.Written))
+	m.quarantined.Set(float64(len(s.Quarantined)))
+	m.services.Set(float64(s.Snapshot.Services.Len()))
+	m.conflicts.Set(float64(s.Snapshot.Conflicts.Len()))
+	m.program.latest.Store(s.Program)
+}
+
+func (m *Metrics) observeStages(s *proxy.Sync) {
+	m.stage.WithLabelValues("compile").Observe(s.Compile.Seconds())
+	if s.Read > 0 {
+		m.stage.WithLabelValues("read").Observe(s.Read.Seconds())
+	}
+	m.stage.WithLabelValues("plan").Observe(s.Plan.Seconds())
+	if s.Apply > 0 {
+		m.stage.WithLabelValues("apply").Observe(s.Apply.Seconds())
+	}
+}
+
+// ObserveConntrack counts one pass over the conntrack table.
+func (m *Metrics) ObserveConntrack(r conntrack.Run) {
+	m.conntrackDuration.Observe(r.Duration.Seconds())
+	m.conntrackScanned.Add(float64(r.Scanned))
+	kind := "whole"
+	if r.Walks > 0 {
+		kind = "filtered"
+	}
+	m.conntrackPasses.WithLabelValues(kind).Inc()
+	m.conntrackCPU.Add(r.CPU.Seconds())
+	if r.Lag > 0 {
+		m.conntrackLag.Observe(r.Lag.Seconds())
+	}
+	for reason, n := range r.Removed {
+		m.conntrackDeleted.Add(float64(n))
+		m.conntrackRemoved.WithLabelValues(string(reason)).Add(float64(n))
+	}
+	if r.Err != nil {
+		m.conntrackFailures.Inc()
+	}
+}
+
+// ObserveOccupancy takes note of how full the conntrack table is. If that is not known,
+// both numbers are NaN.
+func (m *Metrics) ObserveOccupancy(o conntrack.Occupancy) {
+	entries, limit := float64(o.Entries), float64(o.Limit)
+	if o.Err != nil {
+		entries, limit = math.NaN(), math.NaN()
+	}
+	m.conntrackEntries.Set(entries)
+	m.conntrackLimit.Set(limit)
+}
+
+// ObserveAffinity counts one sweep of a Service port's remembered clients.
+func (m *Metrics) ObserveAffinity(r affinity.Run) {
+	m.affinityDuration.Observe(r.Duration.Seconds())
+	m.affinitySwept.Add(float64(r.Swept))
+	if r.Err != nil {
+		m.affinityFailures.Inc()
+	}
+	m.affinityEntries.WithLabelValues(proxy.IPFamily(r.Name.Family)).Observe(float64(r.Clients))
+}
+
+// ObserveHealthPorts takes note of the number of open listeners for health check node
+// ports, and of the failed ones.
+func (m *Metrics) ObserveHealthPorts(open, failed int) {
+	m.healthListeners.WithLabelValues("open").Set(float64(open))
+	m.healthListeners.WithLabelValues("failed").Set(float64(failed))
+}
+
+// CountProblems counts n problems in objects of the kind. There must be few kinds: only
+// those that the proxy reads.
+func (m *Metrics) CountProblems(kind string, n int) { m.problems.WithLabelValues(kind).Add(float64(n)) }
+
+// CountHealth counts an answer of /healthz or /livez. It does not count other paths.
+func (m *Metrics) CountHealth(path string, code int) {
+	switch path {
+	case "/healthz":
+		m.healthz.WithLabelValues(strconv.Itoa(code)).Inc()
+	case "/livez":
+		m.livez.WithLabelValues(strconv.Itoa(code)).Inc()
+	}
+}
+
+func seconds(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }
+
+// programSize collects the size of the latest program. Collect counts it, since a sync
+// must not cost a walk over the whole program.
+type programSize struct {
+	latest atomic.Pointer[nft.Program]
+}
+
+func programSizeDescs() (elements, chains, rules *prometheus.Desc) {
+	desc := func(name, help string) *prometheus.Desc { return prometheus.NewDesc(name, help, nil, nil) }
+	return desc("nftproxy_program_elements", "Map and set elements of the latest program, both families together."),
+		desc("nftproxy_program_chains", "Chains of the latest program, both families together."),
+		desc("nftproxy_program_rules", "Rules of the latest program, both families together.")
+}
+
+// Describe is part of prometheus.Collector.
+func (p *programSize) Describe(out chan<- *prometheus.Desc) {
+	elements, chains, rules := programSizeDescs()
+	out <- elements
+	out <- chains
+	out <- rules
+}
+
+// Collect is part of prometheus.Collector. Before the first sync it collects nothing.
+func (p *programSize) Collect(out chan<- prometheus.Metric) {
+	program := p.latest.Load()
+	if program == nil {
+		return
+	}
+	c := program.Counts()
+	elements, chains, rules := programSizeDescs()
+	for desc, n := range map[*prometheus.Desc]int{elements: c.Elements, chains: c.Chains, rules: c.Rules} {
+		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(n))
+	}
+}

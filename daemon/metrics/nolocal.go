@@ -1,0 +1,83 @@
+package metrics
+
+import (
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"nftproxy/daemon/proxy"
+	"nftproxy/model/service"
+	"nftproxy/model/treap"
+	"nftproxy/nft"
+)
+
+// noLocal counts the Service ports with traffic policy Local that have endpoints, but
+// none on this node: the node drops their connections. The cost of a sync grows with
+// what has changed since the last one.
+type noLocal struct {
+	gauge *prometheus.GaugeVec
+
+	mu       sync.Mutex
+	families [2]noLocalFamily
+}
+
+// noLocalFamily is the snapshot in force in one family, with its count.
+type noLocalFamily struct {
+	snapshot service.Snapshot
+	ports    noLocalPorts
+}
+
+// noLocalPorts are the numbers of ports, by the policy that is Local.
+type noLocalPorts struct{ internal, external int }
+
+// observe takes note of a sync, in the families where its program is in force.
+func (n *noLocal) observe(s *proxy.Sync) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for i, f := range nft.Families() {
+		if !s.InForce(f) {
+			continue
+		}
+		family := &n.families[i]
+		family.update(s.Snapshot, f == nft.IPv6)
+		n.gauge.WithLabelValues("internal", proxy.IPFamily(f)).Set(float64(family.ports.internal))
+		n.gauge.WithLabelValues("external", proxy.IPFamily(f)).Set(float64(family.ports.external))
+	}
+}
+
+// update follows a snapshot.
+func (f *noLocalFamily) update(s service.Snapshot, v6 bool) {
+	before := f.snapshot
+	if before.Node == nil || s.Node == nil || before.Node.Name != s.Node.Name {
+		before = service.Snapshot{} // The counts are those of another node.
+		f.ports = noLocalPorts{}
+	}
+	for c := range treap.Diff(before.Services, s.Services) {
+		if c.HadOld {
+			f.ports.add(c.Old, before.Node, v6, -1)
+		}
+		if c.HasNew {
+			f.ports.add(c.New, s.Node, v6, 1)
+		}
+	}
+	f.snapshot = s
+}
+
+// add counts the ports of a Service; a sign of -1 takes them off.
+func (n *noLocalPorts) add(s *service.Service, node *service.Node, v6 bool, sign int) {
+	if !s.InFamily(v6) || s.InternalPolicy != service.Local && s.ExternalPolicy != service.Local {
+		return
+	}
+	for i := range s.Ports {
+		p := &s.Ports[i]
+		if c := s.Choose(p, node, v6); c.Local.Len() > 0 || !c.Anywhere {
+			continue
+		}
+		if s.InternalPolicy == service.Local {
+			n.internal += sign
+		}
+		if s.ExternalPolicy == service.Local && s.External(p, v6) {
+			n.external += sign
+		}
+	}
+}

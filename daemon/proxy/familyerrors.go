@@ -1,0 +1,42 @@
+package proxy
+
+import (
+	"fmt"
+	"strings"
+
+	"nftproxy/nft"
+)
+
+// FamilyErrors says why the program is not in force in some families. It is in
+// force in the families that are not listed.
+type FamilyErrors map[nft.Family]error
+
+// IPFamily is the Kubernetes API's name for the family, "IPv4" or "IPv6". Metrics
+// and health use it too.
+func IPFamily(f nft.Family) string {
+	if f == nft.IPv6 {
+		return "IPv6"
+	}
+	return "IPv4"
+}
+
+func (e FamilyErrors) Error() string {
+	var words []string
+	for _, f := range nft.Families() {
+		if e[f] != nil {
+			words = append(words, fmt.Sprintf("family %s: %v", f, e[f]))
+		}
+	}
+	return strings.Join(words, "; ")
+}
+
+// Unwrap yields the errors in the order of the families.
+func (e FamilyErrors) Unwrap() []error {
+	var errs []error
+	for _, f := range nft.Families() {
+		if e[f] != nil {
+			errs = append(errs, e[f])
+		}
+	}
+	return errs
+}

@@ -1,0 +1,216 @@
+package proxy
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"nftproxy/model/service"
+	"nftproxy/nft"
+)
+
+// Kernel is the kernel's nftables: the loop writes to it and, after a start or an
+// error, reads from it.
+type Kernel interface {
+	// Own makes this process the owner of an existing table before it is read.
+	Own(nft.TableID) error
+	// ReadTable returns the contents of the table, nil if there is none.
+	ReadTable(want *nft.Table) (*nft.Contents, error)
+	// Apply carries out all of the batch. With an error it carries out nothing, as
+	// a rule: the loop reads before it plans again. An error about certain parts
+	// has a method Parts() []string.
+	Apply(nft.Batch) error
+	// Spent says how much of the last Apply the encoding took, and how much the
+	// kernel.
+	Spent() (encode, commit time.Duration)
+	// Generation is the number of the ruleset. Every transaction of any program
+	// raises it by one. A change of the clients that maps remember may leave it as
+	// it is.
+	Generation() (uint32, error)
+	// Owned says whether no other program can change the table.
+	Owned(nft.TableID) (bool, error)
+}
+
+// Config says how often the loop works.
+type Config struct {
+	// MinSyncPeriod is the least time between the end of one sync and the start
+	// of the next. The first change after a rest does not wait.
+	MinSyncPeriod time.Duration
+	// RetryPeriod is the time after which a failed sync is repeated although
+	// nothing has changed.
+	RetryPeriod time.Duration
+	// CheckPeriod is how often the loop checks for changes to the ruleset by other
+	// programs; 0 means never. A check costs microseconds. After such a change the
+	// loop reads the tables that we do not own, and repairs them if need be.
+	CheckPeriod time.Duration
+	// Begin is called in each sync before anything is written, if it is not nil.
+	// The observers hear how the sync ended. Begin must not wait.
+	Begin func()
+	// Jitter spreads the retries of refused parts: it returns a number from 0 to
+	// 1, not included. Nil is a random one.
+	Jitter func() float64
+}
+
+// readShare bounds what a busy ruleset of other programs costs: of the time, at
+// most one part in so many goes into reading our tables.
+const readShare = 50
+
+// DefaultConfig has the periods that suit a kernel which takes a batch in less
+// than a millisecond.
+func DefaultConfig() Config {
+	return Config{MinSyncPeriod: 10 * time.Millisecond, RetryPeriod: time.Second, CheckPeriod: time.Second}
+}
+
+// Loop applies the newest snapshot of a mailbox to the kernel.
+type Loop struct {
+	config  Config
+	compile func(service.Snapshot) *nft.Program
+	observe []func(Sync)
+
+	applier applier
+	update  service.Update
+	// since is when the oldest change arrived that is not in force.
+	since time.Time
+	// checkAfter is when a check may next lead to a read.
+	checkAfter time.Time
+	// busy is when the sync under way began, nil between syncs.
+	busy atomic.Pointer[time.Time]
+}
+
+// New makes a loop. The loop calls the observers after each sync, in order and
+// before the next one: they must not wait for anything.
+func New(c Config, k Kernel, compile func(service.Snapshot) *nft.Program, observe ...func(Sync)) *Loop {
+	if c.Jitter == nil {
+		c.Jitter = rand.Float64
+	}
+	return &Loop{config: c, compile: compile, observe: observe, applier: newApplier(k, c.Jitter)}
+}
+
+// Busy is when the sync under way began, or the zero time between syncs. A sync
+// that never ends, its observers included, shows only here. Busy is safe for
+// concurrent use.
+func (l *Loop) Busy() time.Time {
+	if start := l.busy.Load(); start != nil {
+		return *start
+	}
+	return time.Time{}
+}
+
+// Run works until the context ends; the tables stay. It returns nil.
+func (l *Loop) Run(ctx context.Context, in *service.Mailbox) error {
+	wake := time.NewTimer(0)
+	wake.Stop()
+	defer wake.Stop()
+	check, stop := ticks(l.config.CheckPeriod)
+	defer stop()
+	for {
+		tampered := false
+		select {
+		case <-ctx.Done():
+		case <-check:
+			if tampered = l.tampered(); !tampered {
+				continue
+			}
+			l.takeNewest(in)
+		case <-in.C():
+			if !l.takeNewest(in) { // An earlier sync has taken it already.
+				continue
+			}
+		case <-wake.C:
+			l.takeNewest(in)
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		wake.Stop()
+		s := l.sync(tampered)
+		if at := l.nextSync(s); !at.IsZero() {
+			wake.Reset(max(0, time.Until(at)))
+		}
+		if s.Err == nil && s.Written == 0 {
+			// Nothing went to the kernel, so the next change is the first after a
+			// rest. A pod's new interface, for example, changes the node's
+			// addresses just before its endpoint comes.
+			continue
+		}
+		if !pause(ctx, l.config.MinSyncPeriod) {
+			return nil
+		}
+	}
+}
+
+// takeNewest takes the newest snapshot; false means that there is no newer one.
+func (l *Loop) takeNewest(in *service.Mailbox) bool {
+	u, ok := in.Take()
+	if !ok {
+		return false
+	}
+	l.update = u
+	if l.since.IsZero() {
+		l.since = u.Since
+	}
+	return true
+}
+
+// sync applies the newest snapshot and calls the observers.
+func (l *Loop) sync(check bool) Sync {
+	s := Sync{Snapshot: l.update.Snapshot, Since: l.since, Start: time.Now(), Check: check}
+	l.busy.Store(&s.Start)
+	defer l.busy.Store(nil)
+	s.Program = l.compile(s.Snapshot)
+	s.Compile = time.Since(s.Start)
+	if l.config.Begin != nil {
+		l.config.Begin()
+	}
+	s.Err = l.applier.applyProgram(&s)
+	if s.Err == nil {
+		l.since = time.Time{}
+	}
+	l.checkAfter = s.End().Add(readShare * s.Read)
+	for _, o := range l.observe {
+		o(s)
+	}
+	return s
+}
+
+// tampered says whether another program may have changed our tables.
+func (l *Loop) tampered() bool {
+	return !time.Now().Before(l.checkAfter) && l.applier.tampered()
+}
+
+// ticks is a ticker's channel and the function that stops it; a period of 0 never
+// ticks.
+func ticks(period time.Duration) (<-chan time.Time, func()) {
+	if period <= 0 {
+		return nil, func() {}
+	}
+	t := time.NewTicker(period)
+	return t.C, t.Stop
+}
+
+// nextSync is when the loop has work although no snapshot comes: to remove idle
+// chains or to try refused parts again. After a sync that failed all of it waits
+// for RetryPeriod, since it could not be done before.
+func (l *Loop) nextSync(s Sync) time.Time {
+	retry := time.Now().Add(l.config.RetryPeriod)
+	switch {
+	case s.Err != nil:
+		return retry
+	case l.applier.mustRead():
+		return earlier(l.applier.due(), retry)
+	}
+	return l.applier.due()
+}
+
+// pause waits; false means that the context ended.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}

@@ -1,0 +1,116 @@
+package proxy
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+	"time"
+
+	"nftproxy/nft"
+)
+
+const (
+	// largeBatch is how many elements make a batch that may be refused for its
+	// size. The kernel's memory for a smaller one is far below a megabyte.
+	largeBatch = 1000
+	// patience is how many syncs in a row fail for want of memory, with small
+	// batches, before the largest parts of the program are left out.
+	patience = 5
+)
+
+// shortage is how long the kernel has had no memory even for small batches.
+type shortage struct {
+	// syncs are the failed ones in a row.
+	syncs int
+}
+
+// syncEnded counts a sync that failed for want of memory in some family.
+func (s *shortage) syncEnded(failed FamilyErrors) {
+	if !isShort(failed) {
+		s.syncs = 0
+		return
+	}
+	s.syncs++
+}
+
+// isShort says that the kernel had no memory or no room for a batch.
+func isShort(err error) bool {
+	var short interface{ Short() bool }
+	return errors.As(err, &short) && short.Short()
+}
+
+// makeRoom leaves out the largest parts, twice as many each time, so that the
+// rest goes in. False means that there is nothing to be left out.
+//
+// A large batch is split in this way: the parts to which it adds most have
+// transactions of their own when the rest is in force. A small batch fails, and
+// what is in force stays. If small batches go on failing, the largest parts of
+// the whole program make room for all others.
+func (i *inquiry) makeRoom(batch nft.Batch, err error) bool {
+	i.aside = max(1, 2*i.aside)
+	now := time.Now()
+	if additions, total := i.additions(batch); total >= largeBatch {
+		names := largest(additions, i.aside)
+		for _, name := range names {
+			i.quarantine().setAside(name, partsOf(i.sync.Program, name), err, now)
+		}
+		return len(names) > 0
+	}
+	if i.applier.shortage.syncs < patience {
+		return false
+	}
+	names := largest(i.sizes(), i.aside)
+	for _, name := range names {
+		i.quarantine().refused(name, partsOf(i.sync.Program, name), err, now)
+	}
+	return len(names) > 0
+}
+
+// additions counts the elements that the batch adds: to each part that can be
+// left out, and in total. A batch that makes a set anew adds also parts that are
+// in force and have not changed: they have not asked for more, and are not left
+// out for it.
+func (i *inquiry) additions(batch nft.Batch) (additions map[string]int, total int) {
+	additions = map[string]int{}
+	for _, op := range batch.Ops {
+		add, ok := op.(nft.AddElements)
+		if !ok {
+			continue
+		}
+		total += len(add.Elements)
+		for _, e := range add.Elements {
+			additions[e.Part]++
+		}
+	}
+	unchanged := inForce(i.applier.tables)
+	for name := range additions {
+		content := partsOf(i.sync.Program, name)
+		if i.quarantine().leavesOut(name) || content.empty() || content == partsOf(unchanged, name) {
+			delete(additions, name)
+		}
+	}
+	return additions, total
+}
+
+// sizes counts the elements of each part of the program that is not left out.
+func (i *inquiry) sizes() map[string]int {
+	sizes := map[string]int{}
+	for _, f := range nft.Families() {
+		for name, part := range i.sync.Program.Table(f).Parts.All() {
+			if !i.quarantine().leavesOut(name) {
+				sizes[name] += part.Len()
+			}
+		}
+	}
+	return sizes
+}
+
+// largest returns the names of the n largest, the largest first.
+func largest(sizes map[string]int, n int) []string {
+	names := make([]string, 0, len(sizes))
+	for name := range sizes {
+		names = append(names, name)
+	}
+	slices.SortFunc(names, func(a, b string) int { return cmp.Or(cmp.Compare(sizes[b], sizes[a]), cmp.Compare(a, b)) })
+	return names[:min(n, len(names))]
+}

@@ -1,0 +1,83 @@
+package proxy
+
+import (
+	"errors"
+	"time"
+
+	"nftproxy/model/service"
+	"nftproxy/nft"
+)
+
+// Sync is the result of one round of the loop.
+type Sync struct {
+	Snapshot service.Snapshot
+	// Since is when the oldest change arrived that was not in force before this
+	// sync. Earlier syncs may have tried to apply it. It is zero if there was no
+	// change and the sync only removed idle chains.
+	Since time.Time
+	// Start is when the sync began; the durations are those of its steps.
+	Start                      time.Time
+	Compile, Read, Plan, Apply time.Duration
+	// Encode and Commit are the two parts of Apply.
+	Encode, Commit time.Duration
+	// Program is the wanted program.
+	Program *nft.Program
+	// Applied is the program in force: Program without the parts in quarantine. In
+	// a family where Program is not in force, Applied has the last table that went
+	// in, as far as known; a table without sets means that none did yet.
+	Applied *nft.Program
+	// Adopted says that the loop read a table whose contents were, as far as
+	// known, not those of the last Applied. Nobody knows then what its rules did.
+	Adopted bool
+	// Found is what the kernel had in our tables before this loop wrote to them. It
+	// has the families that this sync read for the first time, and is nil if there
+	// are none.
+	Found *nft.Model
+	// Written is the number of elements, rules and other objects that the
+	// batches touched; 0 means that the kernel had everything already.
+	Written int
+	// Check says that the loop made this sync because another program had changed
+	// the ruleset. Whatever it wrote is repair.
+	Check bool
+	// Quarantined lists the parts that the kernel refused, each with the first error
+	// for its present content. Everything else is in force. The loop tries them again.
+	Quarantined map[string]error
+	// Err is why the program is not in force in at least one family; InForce says
+	// in which.
+	Err error
+}
+
+// InForce says whether the program, without the parts in quarantine, is in force in
+// the family.
+func (s *Sync) InForce(f nft.Family) bool { return s.FamilyErr(f) == nil }
+
+// FamilyErr is why the program is not in force in the family; nil if it is.
+func (s *Sync) FamilyErr(f nft.Family) error {
+	var failed FamilyErrors
+	if errors.As(s.Err, &failed) {
+		return failed[f]
+	}
+	return s.Err
+}
+
+// Serves says whether any Service is in the family. Without one, nobody misses a
+// program that is not in force. At worst it visits all Services.
+func (s *Sync) Serves(f nft.Family) bool {
+	for _, svc := range s.Snapshot.Services.All() {
+		if svc.InFamily(f == nft.IPv6) {
+			return true
+		}
+	}
+	return false
+}
+
+// Latency is the time from the oldest change to the end of the sync.
+func (s *Sync) Latency() time.Duration {
+	if s.Since.IsZero() {
+		return 0
+	}
+	return s.End().Sub(s.Since)
+}
+
+// End is when the last step ended.
+func (s *Sync) End() time.Time { return s.Start.Add(s.Compile + s.Read + s.Plan + s.Apply) }

@@ -1,0 +1,120 @@
+package proxy
+
+import (
+	"time"
+
+	"nftproxy/nft"
+)
+
+// knowledge is how the applier knows one family's table. Its transitions are the
+// methods of familyTable:
+//
+//	unread ──wasRead──▶ read ──wasWritten──▶ written
+//	   ▲                  │                     │
+//	   └────mustBeRead────┴─────mustBeRead──────┘
+type knowledge uint8
+
+const (
+	// unread: the table has to be read before the next plan.
+	unread knowledge = iota
+	// read: the table was read in this sync, and the loop has not written since.
+	read
+	// written: the loop wrote the table last, and knows its contents as long as no
+	// other program writes to it.
+	written
+)
+
+// familyTable is the table of one family, as far as the applier knows it.
+type familyTable struct {
+	family nft.Family
+	known  knowledge
+	// state is what the kernel holds of the family. It may be out of date while the
+	// table is unread.
+	state nft.State
+	// inForce is the table that went in last. Before the first one it has no sets.
+	inForce *nft.Table
+	// everRead says that the table was read at least once since the start.
+	everRead bool
+}
+
+func newFamilyTables() [2]*familyTable {
+	var tables [2]*familyTable
+	for i, f := range nft.Families() {
+		tables[i] = &familyTable{family: f, inForce: &nft.Table{Family: f}}
+	}
+	return tables
+}
+
+// wasRead keeps the state that was read. first says that the table was never read
+// before.
+func (t *familyTable) wasRead(state nft.State) (first bool) {
+	first = !t.everRead
+	t.known, t.state, t.everRead = read, state, true
+	return first
+}
+
+// wasWritten keeps the state after a batch that went in, and the table that the batch
+// put in force.
+func (t *familyTable) wasWritten(state nft.State, inForce *nft.Table) {
+	t.known, t.state, t.inForce = written, state, inForce
+}
+
+// mustBeRead has the table read before the next plan.
+func (t *familyTable) mustBeRead() { t.known = unread }
+
+// everInForce says whether the loop has put any table in force in the family.
+func (t *familyTable) everInForce() bool { return t.inForce.Sets.Len() > 0 }
+
+// adoptedBy says whether a batch adopts contents that the loop did not write: the table
+// was read, and the batch changes something or is the first one. A batch for both
+// families counts as a whole.
+func (t *familyTable) adoptedBy(b nft.Batch) bool {
+	return t.known == read && (!b.Empty() || !t.everInForce())
+}
+
+// exists says whether the kernel had the table when it was last read or written.
+func (t *familyTable) exists() bool { return t.inKernel().Name != "" }
+
+// inKernel is the table that the kernel holds, without a name if there is none.
+func (t *familyTable) inKernel() *nft.Table { return t.state.Applied().Table(t.family) }
+
+// tablesThatAre lists the tables that are known in this way.
+func tablesThatAre(known knowledge, tables []*familyTable) []*familyTable {
+	var list []*familyTable
+	for _, t := range tables {
+		if t.known == known {
+			list = append(list, t)
+		}
+	}
+	return list
+}
+
+// allMustBeRead has all of the tables read before the next plan.
+func allMustBeRead(tables []*familyTable) {
+	for _, t := range tables {
+		t.mustBeRead()
+	}
+}
+
+// inForce is the program that went in last, family by family.
+func inForce(tables [2]*familyTable) *nft.Program {
+	p := &nft.Program{}
+	for _, t := range tables {
+		if t.family == nft.IPv4 {
+			p.IPv4 = t.inForce
+		} else {
+			p.IPv6 = t.inForce
+		}
+	}
+	return p
+}
+
+// idleDue is when a chain or set in some table has been idle for long enough to
+// be removed; the zero time means never.
+func idleDue(tables [2]*familyTable) time.Time {
+	var due time.Time
+	for _, t := range tables {
+		due = earlier(due, t.state.Due())
+	}
+	return due
+}

@@ -1,0 +1,138 @@
+package demo
+
+import (
+	"embed"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"nftproxy/test/testnet"
+)
+
+//go:embed manifests
+var embeddedManifests embed.FS
+
+// endpointsFile is the manifest that changes when pods come and go.
+const endpointsFile = "web-endpoints.yaml"
+
+const (
+	nodeName    = "node-1"
+	servicePort = 80
+	podPort     = 8080
+	nodePort    = 30080
+)
+
+// webAddrs are the cluster IPs of the service default/web, emptyAddrs those of
+// default/empty, which has no endpoints.
+func webAddrs() testnet.Addrs {
+	return testnet.Addrs{netip.MustParseAddr("172.30.0.10"), netip.MustParseAddr("fd00:172::10")}
+}
+
+func emptyAddrs() testnet.Addrs {
+	return testnet.Addrs{netip.MustParseAddr("172.30.0.20"), netip.MustParseAddr("fd00:172::20")}
+}
+
+// state is what the manifests are made from.
+type state struct {
+	nodeAddrs testnet.Addrs
+	endpoints []endpoint
+}
+
+// values are the names that the manifests have in "${...}", and what stands for
+// them.
+func (s state) values() map[string]string {
+	return map[string]string{
+		"NODE": nodeName, "NODE_ADDRESSES": s.nodeAddresses(),
+		"WEB_IPV4": webAddrs().V4().String(), "WEB_IPV6": webAddrs().V6().String(),
+		"EMPTY_IPV4": emptyAddrs().V4().String(), "EMPTY_IPV6": emptyAddrs().V6().String(),
+		"PORT": strconv.Itoa(servicePort), "POD_PORT": strconv.Itoa(podPort), "NODE_PORT": strconv.Itoa(nodePort),
+		"ENDPOINTS_IPV4": s.endpointList(testnet.Addrs.V4), "ENDPOINTS_IPV6": s.endpointList(testnet.Addrs.V6),
+	}
+}
+
+func (s state) nodeAddresses() string {
+	var b strings.Builder
+	for _, a := range s.nodeAddrs {
+		fmt.Fprintf(&b, "\n  - {type: InternalIP, address: %q}", a)
+	}
+	return b.String()
+}
+
+// endpointList lists the endpoints with their addresses of one family.
+func (s state) endpointList(family func(testnet.Addrs) netip.Addr) string {
+	if len(s.endpoints) == 0 {
+		return " []"
+	}
+	var b strings.Builder
+	for _, e := range s.endpoints {
+		fmt.Fprintf(&b, "\n- addresses: [%q] # %s\n  nodeName: %s\n  conditions: {ready: %t, serving: true, terminating: %t}",
+			family(e.Addrs), e.Name, nodeName, !e.Terminating, e.Terminating)
+	}
+	return b.String()
+}
+
+// endpoint is a pod as an EndpointSlice lists it. One that is terminating is
+// not ready any more but still serves.
+type endpoint struct {
+	Name        string
+	Addrs       testnet.Addrs
+	Terminating bool
+}
+
+// writeManifests writes every manifest into the directory.
+func writeManifests(templates fs.FS, dir string, s state) error {
+	entries, err := fs.ReadDir(templates, "manifests")
+	if err != nil {
+		return fmt.Errorf("list manifests: %w", err)
+	}
+	for _, e := range entries {
+		if err := writeManifest(templates, dir, e.Name(), s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeManifest replaces one manifest as an operator should: by a rename, so that the
+// proxy never reads half of it.
+func writeManifest(templates fs.FS, dir, name string, s state) error {
+	text, err := renderManifest(templates, name, s)
+	if err != nil {
+		return fmt.Errorf("render manifest %s: %w", name, err)
+	}
+	draft := filepath.Join(dir, "."+name+".new")
+	if err := os.WriteFile(draft, text, 0o644); err != nil {
+		return fmt.Errorf("write manifest: %w", err)
+	}
+	if err := os.Rename(draft, filepath.Join(dir, name)); err != nil {
+		return fmt.Errorf("replace manifest: %w", err)
+	}
+	return nil
+}
+
+// renderManifest puts the values into a manifest. It does without text/template,
+// which calls methods by name: with it the linker keeps every exported method of
+// the whole program, and the binary is half as large again.
+func renderManifest(templates fs.FS, name string, s state) ([]byte, error) {
+	text, err := fs.ReadFile(templates, "manifests/"+name)
+	if err != nil {
+		return nil, err
+	}
+	values := s.values()
+	var unknown []string
+	rendered := os.Expand(string(text), func(name string) string {
+		value, known := values[name]
+		if !known {
+			unknown = append(unknown, name)
+		}
+		return value
+	})
+	if len(unknown) > 0 {
+		return nil, fmt.Errorf("no value for %s", strings.Join(unknown, ", "))
+	}
+	return []byte(rendered), nil
+}

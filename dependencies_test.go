@@ -1,0 +1,118 @@
+package nftproxy_test
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+)
+
+func init() { flag.Bool("update", false, "write docs/dependencies.md") }
+
+// dependenciesPage lists what is linked into the binary.
+const dependenciesPage = "docs/dependencies.md"
+
+// TestDependencies holds that docs/dependencies.md has each module that is
+// linked into nftproxy. With -update the page is written.
+func TestDependencies(t *testing.T) {
+	page := dependencies(linkedPackages(t))
+	if flag.Lookup("update").Value.String() == "true" {
+		if err := os.WriteFile(dependenciesPage, []byte(page), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	have, err := os.ReadFile(dependenciesPage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := gocmp.Diff(string(have), page); diff != "" {
+		t.Errorf("%s is stale: run go test . -run TestDependencies -update (-have +want):\n%s", dependenciesPage, diff)
+	}
+}
+
+// linked is a package of the binary, as go list tells of it.
+type linked struct {
+	ImportPath string
+	Standard   bool
+	Imports    []string
+	Module     *struct{ Path, Version string }
+}
+
+func linkedPackages(t *testing.T) []linked {
+	t.Helper()
+	c := exec.Command("go", "list", "-deps", "-json=ImportPath,Standard,Imports,Module", "./cmd/nftproxy")
+	c.Env = append(os.Environ(), "GOOS=linux", "GOARCH=amd64", "CGO_ENABLED=0", "GOFLAGS=")
+	c.Stderr = os.Stderr
+	out, err := c.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var packages []linked
+	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p linked
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			return packages
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		packages = append(packages, p)
+	}
+}
+
+// dependencies is the text of the page.
+func dependencies(packages []linked) string {
+	type module struct {
+		version  string
+		packages int
+		rooms    map[string]bool // those of nftproxy that import it
+	}
+	modules, of := map[string]*module{}, map[string]string{}
+	for _, p := range packages {
+		if p.Standard || p.Module.Path == "nftproxy" {
+			continue
+		}
+		of[p.ImportPath] = p.Module.Path
+		if modules[p.Module.Path] == nil {
+			modules[p.Module.Path] = &module{version: p.Module.Version, rooms: map[string]bool{}}
+		}
+		modules[p.Module.Path].packages++
+	}
+	for _, p := range packages {
+		room, ours := strings.CutPrefix(p.ImportPath, "nftproxy/")
+		for _, imported := range p.Imports {
+			if m := modules[of[imported]]; ours && m != nil {
+				m.rooms["`"+room+"`"] = true
+			}
+		}
+	}
+	var b strings.Builder
+	direct := 0
+	for _, m := range modules {
+		if len(m.rooms) > 0 {
+			direct++
+		}
+	}
+	fmt.Fprintf(&b, "<!-- Written by: go test . -run TestDependencies -update -->\n\n# Dependencies\n\n"+
+		"The binary has packages of %d modules beside Go's standard library. nftproxy imports %d of them itself; the others come with these.\n"+
+		"What they cost in bytes stands in [CONTRIBUTING.md](../CONTRIBUTING.md#the-size-of-the-binary).\n\n"+
+		"| Module | Version | Packages | Imported by |\n|---|---|---|---|\n", len(modules), direct)
+	names := slices.SortedFunc(maps.Keys(modules), func(a, b string) int {
+		return cmp.Or(cmp.Compare(min(1, len(modules[b].rooms)), min(1, len(modules[a].rooms))), cmp.Compare(a, b))
+	})
+	for _, name := range names {
+		m := modules[name]
+		rooms := strings.Join(slices.Sorted(maps.Keys(m.rooms)), ", ")
+		fmt.Fprintf(&b, "| %s | %s | %d | %s |\n", name, m.version, m.packages, cmp.Or(rooms, "other modules"))
+	}
+	return b.String()
+}

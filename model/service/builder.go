@@ -1,0 +1,242 @@
+package service
+
+import (
+	"net/netip"
+
+	"nftproxy/model/treap"
+)
+
+// Builder turns a stream of changes into snapshots and decides which service has which
+// claim. The snapshot depends only on the last version of each service, not on the
+// order of changes. A change costs O(log n) for each claim of the service that it
+// changes, and for each claim that passes from one service to another by it, however
+// many services make the claim. Endpoints that a service shares with its last version
+// cost nothing. A Builder is not safe for concurrent use; its snapshots are.
+type Builder struct {
+	snapshot Snapshot
+	// edits has the services that have changed since the last snapshot, as they were
+	// set, nil for a deleted one. They go into the map all at once: a first snapshot
+	// has thousands.
+	edits map[Name]*Service
+	// whole has the services that ask for more than the snapshot has of them, as they
+	// were set.
+	whole map[Name]*Service
+	// limit is the bound on the elements of one service.
+	limit int
+	// affinity decides which services have session affinity.
+	affinity  affinity
+	contests  contests
+	protected Protected
+	// pending has the claims of services that have to be decided again.
+	pending []pendingClaim
+}
+
+// NewBuilder starts from a snapshot without services. One service may have
+// DefaultMaxElements, and DefaultMaxAffinityPorts ports may have session affinity.
+func NewBuilder(node Node) *Builder {
+	return &Builder{
+		snapshot: Snapshot{Node: &node}, edits: map[Name]*Service{}, whole: map[Name]*Service{},
+		limit: DefaultMaxElements, affinity: newAffinity(DefaultMaxAffinityPorts), contests: newContests(),
+	}
+}
+
+// SetMaxElements sets the bound on the elements of one service, 1 or more. It must be
+// called before the first service is set.
+func (b *Builder) SetMaxElements(limit int) { b.limit = limit }
+
+// SetMaxAffinityPorts sets the bound on the ports of all services that have session
+// affinity, 1 or more. The services of one namespace may have a quarter of it. It must
+// be called before the first service is set.
+func (b *Builder) SetMaxAffinityPorts(limit int) { b.affinity = newAffinity(limit) }
+
+// Expect makes room for changes of n services. That saves time if n is large, as at the
+// start, when all services come.
+func (b *Builder) Expect(n int) {
+	b.edits = roomFor(n, b.edits)
+	b.contests.expect(n)
+}
+
+// Snapshot returns the state after the changes so far. While nothing differs, it returns
+// the same contents, pointer for pointer.
+func (b *Builder) Snapshot() Snapshot {
+	b.decideClaims()
+	b.boundEdits()
+	if len(b.edits) > 0 {
+		b.snapshot.Services = b.snapshot.Services.Apply(treap.Edits(b.edits))
+		b.edits = map[Name]*Service{} // to clear a large one would cost as much each time
+	}
+	return b.snapshot
+}
+
+// Service returns the service of that name as it was last set, or nil. The snapshot's
+// service lacks what is beyond the bounds. Claims go by the service that was set.
+func (b *Builder) Service(name Name) *Service {
+	if s, edited := b.edits[name]; edited {
+		return s
+	}
+	if s, cut := b.whole[name]; cut {
+		return s
+	}
+	return b.snapshot.Services.At(name)
+}
+
+// Node is the node that snapshots are for.
+func (b *Builder) Node() *Node { return b.snapshot.Node }
+
+// SetNode replaces the node.
+func (b *Builder) SetNode(node Node) {
+	if !b.snapshot.Node.equal(&node) {
+		b.snapshot.Node = &node
+	}
+}
+
+// SetServiceCIDRs replaces the ranges of cluster IPs. Order and duplicates do not
+// matter.
+func (b *Builder) SetServiceCIDRs(ranges []netip.Prefix) {
+	var next treap.Map[string, netip.Prefix]
+	for _, r := range ranges {
+		next = next.Set(r.String(), r)
+	}
+	for range treap.Diff(b.snapshot.ServiceCIDRs, next) {
+		b.snapshot.ServiceCIDRs = next
+		return
+	}
+}
+
+// SetProtected replaces the claims that are kept from services. It costs the size of the
+// old and the new map. The caller must not change the map afterwards.
+func (b *Builder) SetProtected(p Protected) {
+	decideAgain := func(c Claim) {
+		b.contests.claimants(c, func(name Name) { b.pending = append(b.pending, pendingClaim{name, c}) })
+	}
+	for c := range b.protected {
+		if b.protected[c] != p[c] {
+			decideAgain(c)
+		}
+	}
+	for c := range p {
+		if _, known := b.protected[c]; !known {
+			decideAgain(c)
+		}
+	}
+	b.protected = p
+}
+
+// Set adds the service, or replaces the one of its name. If it equals that one, it
+// changes nothing: the old pointer stays.
+func (b *Builder) Set(s *Service) {
+	old := b.Service(s.Name)
+	if old != nil && old.equal(s) {
+		return
+	}
+	b.edits[s.Name] = s
+	b.affinity.replace(old, s)
+	b.replaceClaims(s.Name, old, s)
+}
+
+// Delete removes the service, if there is one.
+func (b *Builder) Delete(name Name) {
+	old := b.Service(name)
+	if old == nil {
+		return
+	}
+	b.edits[name] = nil
+	b.affinity.replace(old, nil)
+	b.replaceClaims(name, old, nil)
+}
+
+// boundEdits replaces each edit by the service that is to be served. It adds the
+// services that have got or lost session affinity by the edits of others.
+func (b *Builder) boundEdits() {
+	for _, r := range b.affinity.moved {
+		if name := r.name(); b.Service(name) != nil {
+			b.edits[name] = b.Service(name)
+		}
+	}
+	b.affinity.moved = nil
+	for name, s := range b.edits {
+		b.edits[name] = b.bounded(name, s)
+	}
+}
+
+// bounded returns the part of the service that is within the bounds, and notes what is
+// left out. The service is nil if it was deleted.
+func (b *Builder) bounded(name Name, s *Service) *Service {
+	var served *Service
+	var left *LeftOut
+	var without *WithoutAffinity
+	if s != nil {
+		served, left = s.bounded(b.limit)
+		if without = b.affinity.reasonWithout(s); without != nil {
+			plain := *served
+			plain.AffinityTimeout = 0
+			served = &plain
+		}
+	}
+	b.snapshot.LeftOut = setUnlessEqual(b.snapshot.LeftOut, name, left, func(a, b *LeftOut) bool { return *a == *b })
+	b.snapshot.WithoutAffinity = setUnlessEqual(b.snapshot.WithoutAffinity, name, without, func(a, b *WithoutAffinity) bool { return *a == *b })
+	if served == s {
+		delete(b.whole, name)
+		return s
+	}
+	b.whole[name] = s
+	if have := b.snapshot.Services.At(name); have != nil && have.equal(served) {
+		return have
+	}
+	return served
+}
+
+// replaceClaims replaces the claims of a service's version old by those of s. Either may
+// be nil.
+func (b *Builder) replaceClaims(name Name, old, s *Service) {
+	var before, after []rankedClaim
+	if old != nil && s != nil && old.sameClaims(s) {
+		return
+	}
+	if old != nil {
+		before = old.claims(b.limit)
+	}
+	if s != nil {
+		after = s.claims(b.limit)
+	}
+	// A claim stays if nothing has changed that matters to other services.
+	sameAge := old != nil && s != nil && old.Created.Equal(s.Created)
+	sameFirewall := sameAge && old.Firewall().equal(s.Firewall())
+	oldRights, newRights := rights{service: old}, rights{service: s}
+	for len(before) > 0 || len(after) > 0 {
+		order := 0
+		switch {
+		case len(before) == 0:
+			order = 1
+		case len(after) == 0:
+			order = -1
+		default:
+			order = compareClaims(before[0].claim, after[0].claim)
+		}
+		if order == 0 && before[0] == after[0] && sameAge && (sameFirewall || !after[0].restricted) {
+			before, after = before[1:], after[1:]
+			continue
+		}
+		if order <= 0 {
+			c := before[0]
+			b.changeClaim(name, c.claim, oldRights.to(c.rank, c.restricted), false)
+			before = before[1:]
+		}
+		if order >= 0 {
+			c := after[0]
+			b.changeClaim(name, c.claim, newRights.to(c.rank, c.restricted), true)
+			after = after[1:]
+		}
+	}
+}
+
+// setUnlessEqual sets the value of a name, nil for none. An equal value stays.
+func setUnlessEqual[V any](m treap.Map[Name, *V], name Name, next *V, equal func(a, b *V) bool) treap.Map[Name, *V] {
+	if next == nil {
+		return m.Delete(name)
+	}
+	if have, ok := m.Get(name); ok && equal(have, next) {
+		return m
+	}
+	return m.Set(name, next)
+}

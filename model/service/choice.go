@@ -1,0 +1,272 @@
+package service
+
+import (
+	"net/netip"
+	"slices"
+
+	"nftproxy/model/sorted"
+)
+
+// Addresses are addresses and ports of endpoints.
+type Addresses = sorted.List[netip.AddrPort]
+
+// Choice has the endpoints for new connections to a service port, in one family.
+type Choice struct {
+	// Cluster is the list for policy Cluster. Under external policy Local it is the
+	// list for pods and the node itself.
+	Cluster Addresses
+	// Local is the list for policy Local: endpoints on the node.
+	Local Addresses
+	// OnNode has the endpoints of both lists that run on the node. They can reach
+	// themselves through the service.
+	OnNode Addresses
+	// Anywhere says whether there is any endpoint, on this node or another one.
+	// Without any, connections are refused. If there are endpoints on other nodes
+	// only, policy Local drops packets, so that a load balancer tries another node.
+	Anywhere bool
+
+	// ChooseAfter compares these with the next endpoints.
+	endpoints Endpoints
+	place     place
+	tally     tally
+	chosen    selection
+}
+
+// Choose chooses the endpoints of the service's port in one family. Each list has the
+// ready endpoints. Without a ready one it has those that still serve while they
+// terminate (KEP-1669, KEP-1672). Topology hints narrow only the ready endpoints of the
+// list Cluster.
+func (s *Service) Choose(p *Port, node *Node, v6 bool) Choice {
+	c := Choice{endpoints: p.Endpoints, place: place{node.Name, node.Zone, v6}}
+	for chunk := range p.Endpoints.Chunks() {
+		for i := range chunk {
+			c.tally.add(c.place.traits(&chunk[i]), 1)
+		}
+	}
+	c.chosen = c.tally.selection(s.wants(p, v6))
+	c.Anywhere = c.tally.anywhere()
+	cluster := make([]netip.AddrPort, 0, c.tally.count(c.chosen.cluster))
+	local := make([]netip.AddrPort, 0, c.tally.count(c.chosen.local))
+	var onNode []netip.AddrPort
+	for chunk := range p.Endpoints.Chunks() {
+		for i := range chunk {
+			e, t := &chunk[i], c.place.traits(&chunk[i])
+			if t.all(c.chosen.cluster) {
+				cluster = append(cluster, e.Addr)
+			}
+			if t.all(c.chosen.local) {
+				local = append(local, e.Addr)
+			}
+			if c.chosen.onNode(t) {
+				onNode = append(onNode, e.Addr)
+			}
+		}
+	}
+	c.Cluster, c.Local, c.OnNode = sorted.Of(cluster), sorted.Of(local), sorted.Of(onNode)
+	return c
+}
+
+// ChooseAfter returns the same as Choose. last is the last choice for the same port, nil
+// for none. If the lists take endpoints of the same kind as then, it costs what has
+// changed in between.
+func (s *Service) ChooseAfter(last *Choice, p *Port, node *Node, v6 bool) Choice {
+	if last == nil || !last.endpoints.Long() || !p.Endpoints.Long() || last.place != (place{node.Name, node.Zone, v6}) {
+		return s.Choose(p, node, v6)
+	}
+	c := *last
+	var cluster, local, onNode []sorted.Edit[netip.AddrPort]
+	for change := range sorted.Diff(c.endpoints, p.Endpoints) {
+		var old, now traits
+		var addr netip.AddrPort
+		if change.Old != nil {
+			old, addr = c.place.traits(change.Old), change.Old.Addr
+			c.tally.add(old, -1)
+		}
+		if change.New != nil {
+			now, addr = c.place.traits(change.New), change.New.Addr
+			c.tally.add(now, 1)
+		}
+		cluster = appendEdit(cluster, addr, old.all(c.chosen.cluster), now.all(c.chosen.cluster))
+		local = appendEdit(local, addr, old.all(c.chosen.local), now.all(c.chosen.local))
+		onNode = appendEdit(onNode, addr, c.chosen.onNode(old), c.chosen.onNode(now))
+	}
+	if c.tally.selection(s.wants(p, v6)) != c.chosen {
+		return s.Choose(p, node, v6)
+	}
+	c.endpoints, c.Anywhere = p.Endpoints, c.tally.anywhere()
+	c.Cluster, c.Local, c.OnNode = c.Cluster.Edit(cluster), c.Local.Edit(local), c.OnNode.Edit(onNode)
+	return c
+}
+
+// appendEdit appends the edit for an address that was in a list, or is in it now.
+func appendEdit(edits []sorted.Edit[netip.AddrPort], a netip.AddrPort, was, is bool) []sorted.Edit[netip.AddrPort] {
+	if was == is {
+		return edits
+	}
+	return append(edits, sorted.Edit[netip.AddrPort]{Item: a, Gone: was})
+}
+
+// wants says which lists the service needs for the port.
+func (s *Service) wants(p *Port, v6 bool) (cluster, local bool) {
+	external := s.External(p, v6)
+	return s.InternalPolicy == Cluster || external, s.InternalPolicy == Local || s.ExternalPolicy == Local && external
+}
+
+// External says whether the port can be reached, in one family, other than by a
+// cluster IP.
+func (s *Service) External(p *Port, v6 bool) bool {
+	ours := func(a netip.Addr) bool { return a.Is6() == v6 }
+	return p.NodePort != 0 || slices.ContainsFunc(s.ExternalIPs, ours) || slices.ContainsFunc(s.LoadBalancerIPs, ours)
+}
+
+// place is the node and family of a choice.
+type place struct {
+	node, zone string
+	v6         bool
+}
+
+// traits are the facts about an endpoint that matter at a place.
+type traits uint8
+
+const (
+	ready traits = 1 << iota
+	// draining: the endpoint is not ready, but serves while it terminates.
+	draining
+	onNode
+	// Only ready endpoints have these: hints for nodes or zones, and whether the hints
+	// name this one.
+	nodeHints
+	thisNode
+	zoneHints
+	thisZone
+)
+
+func (p *place) traits(e *Endpoint) traits {
+	var t traits
+	switch {
+	case e.Addr.Addr().Is6() != p.v6:
+		return 0
+	case e.Ready:
+		t = ready
+		if e.Nodes != "" {
+			t |= nodeHints
+			if e.Nodes.Has(p.node) {
+				t |= thisNode
+			}
+		}
+		if e.Zones != "" {
+			t |= zoneHints
+			if e.Zones.Has(p.zone) {
+				t |= thisZone
+			}
+		}
+	case e.Serving && e.Terminating:
+		t = draining
+	default:
+		return 0
+	}
+	if e.Node == p.node {
+		t |= onNode
+	}
+	return t
+}
+
+// all says whether t has all wanted traits, and there are wanted ones.
+func (t traits) all(wanted traits) bool { return wanted != 0 && t&wanted == wanted }
+
+// selection has the traits that the endpoints of each list must have. A list without
+// traits is empty.
+type selection struct {
+	cluster, local traits
+}
+
+func (s selection) onNode(t traits) bool {
+	return t&onNode != 0 && (t.all(s.cluster) || t.all(s.local))
+}
+
+// tally counts endpoints by their traits.
+type tally struct {
+	ready, draining         int
+	readyHere, drainingHere int
+	nodeHints, thisNode     int
+	zoneHints, thisZone     int
+}
+
+func (c *tally) add(t traits, by int) {
+	if t&draining != 0 {
+		c.draining += by
+		if t&onNode != 0 {
+			c.drainingHere += by
+		}
+	}
+	if t&ready == 0 {
+		return
+	}
+	c.ready += by
+	if t&onNode != 0 {
+		c.readyHere += by
+	}
+	if t&(nodeHints|zoneHints) == 0 {
+		return
+	}
+	if t&nodeHints != 0 {
+		c.nodeHints += by
+	}
+	if t&thisNode != 0 {
+		c.thisNode += by
+	}
+	if t&zoneHints != 0 {
+		c.zoneHints += by
+	}
+	if t&thisZone != 0 {
+		c.thisZone += by
+	}
+}
+
+// count is the number of endpoints with the traits, which are a list's of a selection.
+func (c *tally) count(of traits) int {
+	switch of {
+	case ready:
+		return c.ready
+	case draining:
+		return c.draining
+	case ready | thisNode:
+		return c.thisNode
+	case ready | thisZone:
+		return c.thisZone
+	case ready | onNode:
+		return c.readyHere
+	case draining | onNode:
+		return c.drainingHere
+	}
+	return 0
+}
+
+func (c *tally) anywhere() bool { return c.ready+c.draining > 0 }
+
+// selection says which endpoints the wanted lists have. Of the ready endpoints, the list
+// Cluster has those hinted for this node (KEP-3015, PreferSameNode), else those hinted
+// for its zone, else all. Hints of a kind count only if every ready endpoint has them
+// and at least one names this node or zone.
+func (c *tally) selection(cluster, local bool) selection {
+	var s selection
+	switch {
+	case !cluster:
+	case c.ready == 0:
+		s.cluster = draining
+	case c.nodeHints == c.ready && c.thisNode > 0:
+		s.cluster = ready | thisNode
+	case c.zoneHints == c.ready && c.thisZone > 0:
+		s.cluster = ready | thisZone
+	default:
+		s.cluster = ready
+	}
+	switch {
+	case !local:
+	case c.readyHere == 0:
+		s.local = draining | onNode
+	default:
+		s.local = ready | onNode
+	}
+	return s
+}

@@ -1,0 +1,121 @@
+package service
+
+import (
+	"encoding/binary"
+	"iter"
+	"net/netip"
+
+	"nftproxy/model/treap"
+)
+
+// claimKey is a claim as a key that sorts like claims: IPv4 first, then by address,
+// protocol and port. It has no zone, since no service's address has one.
+type claimKey string
+
+func (c Claim) key() claimKey {
+	var b [1 + 16 + 3]byte
+	if c.Addr.Is6() {
+		b[0] = 1
+	}
+	addr := c.Addr.As16()
+	copy(b[1:], addr[:])
+	b[17] = byte(c.Protocol)
+	binary.BigEndian.PutUint16(b[18:], c.Port)
+	return claimKey(b[:])
+}
+
+func (k claimKey) claim() Claim {
+	addr := netip.AddrFrom16([16]byte([]byte(k[1:17])))
+	if k[0] == 0 {
+		addr = addr.Unmap()
+	}
+	return Claim{addr, Protocol(k[17]), uint16(k[18])<<8 | uint16(k[19])}
+}
+
+// Conflicts are the claims that one service makes and does not get. They never change;
+// the next version shares the equal part with the last one.
+type Conflicts struct {
+	byClaim treap.Map[claimKey, Protection]
+}
+
+// Conflict is a claim that a service does not get.
+type Conflict struct {
+	Claim Claim
+	// Protected says why the claim is protected. It is empty if another service has
+	// the claim; the snapshot's Owners name that service.
+	Protected Protection
+}
+
+// Has says whether the claim is a conflict; a nil receiver has none.
+func (c *Conflicts) Has(claim Claim) bool {
+	if c == nil {
+		return false
+	}
+	_, found := c.byClaim.Get(claim.key())
+	return found
+}
+
+// Len is the number of conflicts; a nil receiver has none.
+func (c *Conflicts) Len() int {
+	if c == nil {
+		return 0
+	}
+	return c.byClaim.Len()
+}
+
+// All yields the conflicts in the order of the claims.
+func (c *Conflicts) All() iter.Seq[Conflict] { return c.Since(nil) }
+
+// Since yields, in the order of the claims, the conflicts that were not there before, or
+// had another reason. It costs what differs. Both may be nil.
+func (c *Conflicts) Since(before *Conflicts) iter.Seq[Conflict] {
+	var old, now treap.Map[claimKey, Protection]
+	if before != nil {
+		old = before.byClaim
+	}
+	if c != nil {
+		now = c.byClaim
+	}
+	return func(yield func(Conflict) bool) {
+		for d := range treap.Diff(old, now) {
+			if d.HasNew && !yield(Conflict{d.Key.claim(), d.New}) {
+				return
+			}
+		}
+	}
+}
+
+// Protection says, in words for people, what needs an address and port. A service gets
+// them only if the address is its cluster IP.
+type Protection string
+
+// Protected has the claims that are protected from external addresses. A service still
+// gets its own cluster IP.
+type Protected map[Claim]Protector
+
+// Protector says why a claim is protected.
+type Protector struct {
+	Protection Protection
+	// FromLoadBalancers protects the claim from addresses of status.loadBalancer too,
+	// not only from those of spec.externalIPs.
+	FromLoadBalancers bool
+}
+
+// protection returns what protects a claim from services of that rank; empty for
+// nothing.
+func (p Protected) protection(c Claim, r rank) Protection {
+	if guard, ok := p[c]; ok && (r == asExternalIP || r == asLoadBalancer && guard.FromLoadBalancers) {
+		return guard.Protection
+	}
+	return ""
+}
+
+// Owners names the owners of claims that several services make.
+type Owners struct {
+	names treap.Map[claimKey, Name]
+}
+
+// Of returns the service with the best right to a claim that several services make;
+// empty if at most one makes it. That service does not have the claim if it is among its
+// Conflicts: the claim is protected.
+func (o Owners) Of(c Claim) Name { return o.names.At(c.key()) }

@@ -1,0 +1,154 @@
+package service_test
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"nftproxy/model/service"
+	"nftproxy/test/servicetest"
+)
+
+// crowded is the i-th of many services that all ask for the same ports of one
+// external address. The later ones are older: each of them takes all of it.
+func crowded(i, ports int) *service.Service {
+	s := &service.Service{
+		Name:        service.NewName("tenant", fmt.Sprintf("svc-%05d", i)),
+		Created:     time.Date(2026, 1, 1, 0, 0, -i, 0, time.UTC),
+		ClusterIPs:  []netip.Addr{netip.AddrFrom4([4]byte{10, 100, byte(i >> 8), byte(i)})},
+		ExternalIPs: addrs("198.51.100.1"),
+	}
+	for p := range ports {
+		s.Ports = append(s.Ports, service.Port{Name: fmt.Sprint("p", p), Protocol: service.TCP, Port: uint16(80 + p)})
+	}
+	return s
+}
+
+// wide asks for many addresses.
+func wide(name string, created, n, ports int) *service.Service {
+	s := crowded(0, ports)
+	s.Name, s.Created, s.ExternalIPs = service.NewName("tenant", name), time.Date(2026, 1, 1, 0, 0, created, 0, time.UTC), nil
+	s.ClusterIPs = []netip.Addr{netip.AddrFrom4([4]byte{10, 101, 0, byte(created)})}
+	for i := range n {
+		s.ExternalIPs = append(s.ExternalIPs, netip.AddrFrom4([4]byte{172, 16, byte(i >> 8), byte(i)}))
+	}
+	return s
+}
+
+func crowd(n int) *service.Builder {
+	b := service.NewBuilder(servicetest.Node())
+	b.Expect(n)
+	for i := range n {
+		b.Set(crowded(i, 10))
+	}
+	b.Snapshot()
+	return b
+}
+
+// allocations counts what a call allocates, which depends on no clock.
+func allocations(do func()) float64 { return testing.AllocsPerRun(1, do) }
+
+// TestContestedClaimsScale: the cost of services that all make the same claims grows
+// with their number. The cost of a change does not.
+func TestContestedClaimsScale(t *testing.T) {
+	const n = 200
+	small, large := allocations(func() { crowd(n) }), allocations(func() { crowd(4 * n) })
+	if ratio := large / small; ratio > 8 {
+		t.Errorf("%.0f allocations for %d services, %.0f for %d: %.1f times as many", small, n, large, 4*n, ratio)
+	}
+	// What changes hands, stays with whom it was, or goes to the next.
+	for what, change := range map[string]func(b *service.Builder, n int){
+		"the oldest goes and comes": func(b *service.Builder, n int) {
+			b.Delete(crowded(n-1, 10).Name)
+			b.Snapshot()
+			b.Set(crowded(n-1, 10))
+		},
+		"another goes and comes": func(b *service.Builder, n int) {
+			b.Delete(crowded(n/2, 10).Name)
+			b.Snapshot()
+			b.Set(crowded(n/2, 10))
+		},
+		"one has other endpoints": func(b *service.Builder, n int) {
+			b.Set(withEndpoints(crowded(n/2, 10), 1))
+			b.Snapshot()
+			b.Set(crowded(n/2, 10))
+		},
+		"one asks for one port less": func(b *service.Builder, n int) { b.Set(crowded(n/2, 9)); b.Snapshot(); b.Set(crowded(n/2, 10)) },
+	} {
+		few, many := crowd(n), crowd(8*n)
+		a := allocations(func() { change(few, n); few.Snapshot() })
+		b := allocations(func() { change(many, 8*n); many.Snapshot() })
+		if b > 3*a {
+			t.Errorf("%s: %.0f allocations with %d services, %.0f with %d", what, a, n, b, 8*n)
+		}
+	}
+}
+
+func withEndpoints(s *service.Service, n int) *service.Service {
+	for i := range s.Ports {
+		var list []service.Endpoint
+		for e := range n {
+			list = append(list, service.Endpoint{
+				Addr:  netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte(e >> 8), byte(e)}), 8080),
+				Ready: true, Serving: true,
+			})
+		}
+		s.Ports[i].Endpoints = service.MergeEndpoints(list)
+	}
+	return s
+}
+
+// TestWideContestsScale: a service has a conflict over each of its claims. Another
+// service takes one of these claims and leaves it. That costs no more with thousands of
+// claims than with few.
+func TestWideContestsScale(t *testing.T) {
+	cost := func(n int) float64 {
+		b := service.NewBuilder(servicetest.Node())
+		b.Set(wide("older", 1, n, 4))
+		b.Set(wide("younger", 2, n, 4))
+		one := wide("one", 0, 1, 1)
+		b.Snapshot()
+		conflicts := b.Snapshot().Conflicts.At("tenant/younger")
+		if conflicts.Len() != 4*n {
+			t.Fatalf("%d conflicts over %d claims", conflicts.Len(), 4*n)
+		}
+		return allocations(func() {
+			b.Set(one)
+			b.Snapshot()
+			b.Delete(one.Name)
+			b.Snapshot()
+		})
+	}
+	if few, many := cost(10), cost(1000); many > 4*few {
+		t.Errorf("%.0f allocations with 10 addresses, %.0f with 1000", few, many)
+	}
+}
+
+// BenchmarkContested is what 4,000 services cost that ask for 10 ports of one
+// address: the first snapshot, and one change: the one that has all goes and
+// comes back.
+func BenchmarkContested(b *testing.B) {
+	b.Run("first", func(b *testing.B) {
+		for b.Loop() {
+			crowd(4000)
+		}
+	})
+	b.Run("change", func(b *testing.B) {
+		builder := crowd(4000)
+		for b.Loop() {
+			builder.Delete(crowded(3999, 10).Name)
+			builder.Snapshot()
+			builder.Set(crowded(3999, 10))
+			builder.Snapshot()
+		}
+	})
+	b.Run("wide", func(b *testing.B) {
+		for b.Loop() {
+			builder := service.NewBuilder(servicetest.Node())
+			builder.Set(wide("older", 1, 1000, 4))
+			builder.Set(wide("younger", 2, 1000, 4))
+			builder.Snapshot()
+		}
+	})
+}

@@ -1,0 +1,45 @@
+package service
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"nftproxy/model/sorted"
+)
+
+// Endpoints are the endpoints of a service port, sorted by address and port, each once.
+type Endpoints = sorted.List[Endpoint]
+
+// Compare orders endpoints by address and port, and by nothing else.
+func (e Endpoint) Compare(o Endpoint) int { return e.Addr.Compare(o.Addr) }
+
+// MergeEndpoints makes Endpoints of the endpoints in all slices of one service port. Of
+// duplicates (the same pod in two slices) it keeps one: not terminating goes before
+// terminating, then ready before not ready, then serving before not serving. Then the
+// node name that sorts first decides, then the hints. So the result does not depend on
+// the order of the slices. MergeEndpoints sorts in place and keeps the slice.
+func MergeEndpoints(endpoints []Endpoint) Endpoints {
+	slices.SortFunc(endpoints, func(a, b Endpoint) int {
+		if c := a.Compare(b); c != 0 {
+			return c
+		}
+		return cmp.Or(b.rank()-a.rank(), strings.Compare(a.Node, b.Node), cmp.Compare(a.Nodes, b.Nodes), cmp.Compare(a.Zones, b.Zones))
+	})
+	return sorted.Of(slices.CompactFunc(endpoints, func(a, b Endpoint) bool { return a.Addr == b.Addr }))
+}
+
+// rank orders duplicates; the highest is kept.
+func (e Endpoint) rank() int {
+	rank := 0
+	if !e.Terminating {
+		rank += 4
+	}
+	if e.Ready {
+		rank += 2
+	}
+	if e.Serving {
+		rank++
+	}
+	return rank
+}

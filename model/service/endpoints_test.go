@@ -1,0 +1,207 @@
+package service_test
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+
+	"nftproxy/model/service"
+	"nftproxy/test/servicetest"
+)
+
+func endpoint(addr, node string, conditions ...string) service.Endpoint {
+	return service.Endpoint{
+		Addr: netip.MustParseAddrPort(addr), Node: node,
+		Ready:       slices.Contains(conditions, "ready"),
+		Serving:     slices.Contains(conditions, "serving"),
+		Terminating: slices.Contains(conditions, "terminating"),
+	}
+}
+
+func TestMergeEndpoints(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		in, want []service.Endpoint
+	}{
+		{name: "none"},
+		{
+			name: "sorted by address, not by its text",
+			in:   []service.Endpoint{endpoint("10.0.1.10:80", ""), endpoint("[fd00::1]:80", ""), endpoint("10.0.1.9:80", ""), endpoint("10.0.1.9:8", "")},
+			want: []service.Endpoint{endpoint("10.0.1.9:8", ""), endpoint("10.0.1.9:80", ""), endpoint("10.0.1.10:80", ""), endpoint("[fd00::1]:80", "")},
+		}, {
+			name: "one that does not terminate wins, even if it is not ready",
+			in:   []service.Endpoint{endpoint("10.0.0.1:80", "a", "ready", "serving", "terminating"), endpoint("10.0.0.1:80", "b")},
+			want: []service.Endpoint{endpoint("10.0.0.1:80", "b")},
+		}, {
+			name: "then a ready one",
+			in:   []service.Endpoint{endpoint("10.0.0.1:80", "a", "serving"), endpoint("10.0.0.1:80", "b", "ready")},
+			want: []service.Endpoint{endpoint("10.0.0.1:80", "b", "ready")},
+		}, {
+			name: "then a serving one",
+			in:   []service.Endpoint{endpoint("10.0.0.1:80", "a", "terminating"), endpoint("10.0.0.1:80", "b", "serving", "terminating")},
+			want: []service.Endpoint{endpoint("10.0.0.1:80", "b", "serving", "terminating")},
+		}, {
+			name: "then the node's name",
+			in:   []service.Endpoint{endpoint("10.0.0.1:80", "b", "ready"), endpoint("10.0.0.1:80", "a", "ready")},
+			want: []service.Endpoint{endpoint("10.0.0.1:80", "a", "ready")},
+		}, {
+			name: "one address, two ports: two endpoints",
+			in:   []service.Endpoint{endpoint("10.0.0.1:81", "a", "ready"), endpoint("10.0.0.1:80", "a", "ready")},
+			want: []service.Endpoint{endpoint("10.0.0.1:80", "a", "ready"), endpoint("10.0.0.1:81", "a", "ready")},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if diff := gocmp.Diff(test.want, slices.Collect(service.MergeEndpoints(test.in).All()), byValue); diff != "" {
+				t.Fatalf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestMergeEndpointsOrder: whatever order and grouping the endpoints of one
+// port come in, the same list comes out.
+func TestMergeEndpointsOrder(t *testing.T) {
+	opts := servicetest.Options{Endpoints: 10}
+	seeds(t, 100, func(t *testing.T, rng *rand.Rand) {
+		var all []service.Endpoint
+		for range 4 { // four slices with overlapping addresses
+			for _, p := range servicetest.Random(rng, opts).Ports {
+				all = slices.AppendSeq(all, p.Endpoints.All())
+			}
+		}
+		want := service.MergeEndpoints(slices.Clone(all))
+		rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+		if diff := gocmp.Diff(want, service.MergeEndpoints(slices.Clone(all)), byValue); diff != "" {
+			t.Fatalf("shuffled (-want +got):\n%s", diff)
+		}
+		cut := rng.IntN(len(all) + 1)
+		parts := slices.Collect(service.MergeEndpoints(slices.Clone(all[:cut])).All())
+		parts = slices.AppendSeq(parts, service.MergeEndpoints(slices.Clone(all[cut:])).All())
+		if diff := gocmp.Diff(want, service.MergeEndpoints(parts), byValue); diff != "" {
+			t.Fatalf("in two parts (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestChoose(t *testing.T) {
+	const v4, v6 = false, true
+	all := []service.Endpoint{
+		endpoint("10.0.0.1:80", "a", "ready", "serving"),
+		endpoint("10.0.0.2:80", "a"),
+		endpoint("10.0.0.3:80", "b", "serving", "terminating"),
+		endpoint("10.0.0.4:80", "b", "terminating"),
+		endpoint("10.0.0.5:80", "b", "serving"),
+		endpoint("10.0.0.6:80", "b", "ready", "serving", "terminating"),
+		endpoint("[fd00::1]:80", "a", "serving", "terminating"),
+		endpoint("[fd00::2]:80", "a"),
+	}
+	for _, test := range []struct {
+		name      string
+		endpoints []service.Endpoint
+		v6        bool
+		want      []string
+		local     []string // on node a
+	}{
+		{"no endpoint", nil, v4, nil, nil},
+		{"ready only, publishNotReadyAddresses' terminating one included", all, v4, []string{"10.0.0.1:80", "10.0.0.6:80"}, []string{"10.0.0.1"}},
+		{"the families fall back on their own", all, v6, []string{"[fd00::1]:80"}, []string{"fd00::1"}},
+		{"none ready: serving while terminating", all[1:5], v4, []string{"10.0.0.3:80"}, nil},
+		{"serving but neither ready nor terminating is never used", all[4:5], v4, nil, nil},
+		{"neither ready nor serving", all[7:], v6, nil, nil},
+		{"none of the family", all[:6], v6, nil, nil},
+		{
+			"one local address, two ports",
+			[]service.Endpoint{endpoint("10.0.0.1:80", "a", "ready"), endpoint("10.0.0.1:81", "a", "ready")},
+			v4, []string{"10.0.0.1:80", "10.0.0.1:81"}, []string{"10.0.0.1"},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p := service.Port{Endpoints: service.MergeEndpoints(slices.Clone(test.endpoints))}
+			var want []netip.AddrPort
+			for _, a := range test.want {
+				want = append(want, netip.MustParseAddrPort(a))
+			}
+			var local []netip.Addr
+			for _, a := range test.local {
+				local = append(local, netip.MustParseAddr(a))
+			}
+			node := service.Node{Name: "a"}
+			c := (&service.Service{}).Choose(&p, &node, test.v6)
+			if diff := gocmp.Diff(choice{cluster: want, anywhere: len(want) > 0}, choiceOf(c), byChoice, byValue); diff != "" {
+				t.Errorf("Choose (-want +got):\n%s", diff)
+			}
+			if diff := gocmp.Diff(local, onNode(c), byValue); diff != "" {
+				t.Errorf("OnNode (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestChoosePolicy: which lists a service uses, and that each falls back to
+// terminating endpoints on its own.
+func TestChoosePolicy(t *testing.T) {
+	remote := endpoint("10.0.0.1:80", "b", "ready", "serving")
+	local := endpoint("10.0.0.2:80", "a", "ready", "serving")
+	leaving := endpoint("10.0.0.3:80", "a", "serving", "terminating")
+	leavingRemote := endpoint("10.0.0.4:80", "b", "serving", "terminating")
+	unready := endpoint("10.0.0.5:80", "a")
+	for _, test := range []struct {
+		name               string
+		internal, external service.TrafficPolicy
+		nodePort           uint16
+		endpoints          []service.Endpoint
+		cluster, local     string
+		anywhere           bool
+	}{
+		{"internal Local, nothing external: no cluster list", service.Local, service.Cluster, 0, []service.Endpoint{remote, local}, "", "10.0.0.2:80", true},
+		{"internal Local beside a node port needs both", service.Local, service.Cluster, 30000, []service.Endpoint{remote, local}, "10.0.0.1:80 10.0.0.2:80", "10.0.0.2:80", true},
+		{"external Local without anything external: no local list", service.Cluster, service.Local, 0, []service.Endpoint{remote, local}, "10.0.0.1:80 10.0.0.2:80", "", true},
+		{"external Local", service.Cluster, service.Local, 30000, []service.Endpoint{remote, local}, "10.0.0.1:80 10.0.0.2:80", "10.0.0.2:80", true},
+		{"local falls back to terminating, cluster does not", service.Cluster, service.Local, 30000, []service.Endpoint{remote, leaving, unready}, "10.0.0.1:80", "10.0.0.3:80", true},
+		{"only elsewhere", service.Local, service.Cluster, 0, []service.Endpoint{remote}, "", "", true},
+		{"only terminating elsewhere", service.Local, service.Cluster, 0, []service.Endpoint{leavingRemote}, "", "", true},
+		{"nothing usable", service.Local, service.Local, 30000, []service.Endpoint{unready}, "", "", false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := service.Service{InternalPolicy: test.internal, ExternalPolicy: test.external}
+			p := service.Port{NodePort: test.nodePort, Endpoints: service.MergeEndpoints(slices.Clone(test.endpoints))}
+			want := choice{addrPorts(test.cluster), addrPorts(test.local), test.anywhere}
+			if diff := gocmp.Diff(want, choiceOf(s.Choose(&p, &service.Node{Name: "a"}, false)), byChoice, byValue); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func addrPorts(words string) []netip.AddrPort {
+	var list []netip.AddrPort
+	for _, w := range strings.Fields(words) {
+		list = append(list, netip.MustParseAddrPort(w))
+	}
+	return list
+}
+
+// choice is a service.Choice for comparisons.
+type choice struct {
+	cluster, local []netip.AddrPort
+	anywhere       bool
+}
+
+var byChoice = gocmp.AllowUnexported(choice{})
+
+func choiceOf(c service.Choice) choice {
+	return choice{slices.Collect(c.Cluster.All()), slices.Collect(c.Local.All()), c.Anywhere}
+}
+
+// onNode are the distinct addresses of the chosen endpoints on the node.
+func onNode(c service.Choice) []netip.Addr {
+	var list []netip.Addr
+	for a := range c.OnNode.All() {
+		list = append(list, a.Addr())
+	}
+	return slices.Compact(list)
+}

@@ -1,0 +1,75 @@
+package service_test
+
+import (
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"nftproxy/model/service"
+)
+
+func lit(m *service.Mailbox) bool {
+	select {
+	case <-m.C():
+		return true
+	default:
+		return false
+	}
+}
+
+func TestMailbox(t *testing.T) {
+	m := service.NewMailbox()
+	if _, ok := m.Take(); ok || lit(m) {
+		t.Fatal("a new mailbox is not empty")
+	}
+	start := time.Now()
+	update := func(node string, after time.Duration) service.Update {
+		return service.Update{Snapshot: service.NewBuilder(service.Node{Name: node}).Snapshot(), Since: start.Add(after)}
+	}
+	m.Put(update("first", 1*time.Second))
+	m.Put(update("second", 2*time.Second))
+	if !lit(m) || lit(m) {
+		t.Fatal("want one signal for any number of updates")
+	}
+	u, ok := m.Take()
+	if !ok || u.Snapshot.Node.Name != "second" || !u.Since.Equal(start.Add(time.Second)) {
+		t.Fatalf("took %v from %s, since %v", ok, u.Snapshot.Node.Name, u.Since.Sub(start))
+	}
+	if _, ok := m.Take(); ok {
+		t.Fatal("took the same twice")
+	}
+	m.Put(update("third", 3*time.Second))
+	if u, ok := m.Take(); !ok || !u.Since.Equal(start.Add(3*time.Second)) {
+		t.Fatalf("what has been read still counts: since %v", u.Since.Sub(start))
+	}
+}
+
+// TestMailboxLosesNothing: a reader that takes at each signal ends with what
+// was put last.
+func TestMailboxLosesNothing(t *testing.T) {
+	m := service.NewMailbox()
+	const last = 1000
+	var writers sync.WaitGroup
+	writers.Go(func() {
+		for i := range last + 1 {
+			m.Put(service.Update{Snapshot: service.NewBuilder(service.Node{Name: strconv.Itoa(i)}).Snapshot()})
+		}
+	})
+	timeout := time.After(20 * time.Second)
+	for seen := -1; seen < last; {
+		select {
+		case <-m.C():
+			if u, ok := m.Take(); ok {
+				n, err := strconv.Atoi(u.Snapshot.Node.Name)
+				if err != nil || n < seen {
+					t.Fatalf("%s after %d", u.Snapshot.Node.Name, seen)
+				}
+				seen = n
+			}
+		case <-timeout:
+			t.Fatalf("the last update was lost after %d", seen)
+		}
+	}
+	writers.Wait()
+}

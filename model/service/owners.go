@@ -1,0 +1,31 @@
+package service
+
+import "slices"
+
+// ConflictsGivenOwners returns the claims of the service that owner gives to others, or
+// to none; nil if there are none. It is for snapshots that no Builder made.
+func (s *Service) ConflictsGivenOwners(owner func(Claim) Name) *Conflicts {
+	var conflicts Conflicts
+	for _, c := range s.claims(DefaultMaxElements) {
+		if owner(c.claim) != s.Name {
+			conflicts.byClaim = conflicts.byClaim.Set(c.claim.key(), "")
+		}
+	}
+	if conflicts.Len() == 0 {
+		return nil
+	}
+	return &conflicts
+}
+
+// NewRestrictions makes Restrictions of a list in any order; nil for none.
+func NewRestrictions(list []Restriction) *Restrictions {
+	if len(list) == 0 {
+		return nil
+	}
+	var r Restrictions
+	list = slices.Clone(list)
+	for i := range list {
+		r.byClaim = r.byClaim.Set(list[i].Claim.key(), &list[i])
+	}
+	return &r
+}

@@ -1,0 +1,138 @@
+package service
+
+import (
+	"cmp"
+	"slices"
+
+	"nftproxy/model/treap"
+)
+
+// pendingClaim is a claim of a service that has to be decided again: its owner, or the
+// service that restricts it, may have changed.
+type pendingClaim struct {
+	name  Name
+	claim Claim
+}
+
+// changeClaim adds a service to the claimants of a claim, or removes it. It notes the
+// services for which the claim has to be decided again. These are the service itself
+// and, if the owner or the restriction changes, the owners before and after. All other
+// claimants lack the claim before and after.
+func (b *Builder) changeClaim(name Name, claim Claim, r right, add bool) {
+	if _, guarded := b.protected[claim]; !guarded && b.contests.changeSole(claim, r, add) {
+		return
+	}
+	before := b.contests.winners(claim)
+	if add {
+		b.contests.add(claim, r)
+	} else {
+		b.contests.remove(claim, r)
+	}
+	after := b.contests.winners(claim)
+	b.pending = append(b.pending, pendingClaim{name, claim})
+	if before != after {
+		for _, r := range []right{before.owner, after.owner} {
+			if r != "" {
+				b.pending = append(b.pending, pendingClaim{r.name(), claim})
+			}
+		}
+	}
+}
+
+// decideClaims updates the snapshot's owners, conflicts and restrictions by the pending
+// claims.
+func (b *Builder) decideClaims() {
+	if len(b.pending) == 0 {
+		return
+	}
+	list := b.pending
+	b.pending = nil
+	owners := map[claimKey]Name{}
+	for _, p := range list {
+		owners[p.claim.key()] = ""
+		if b.contests.contested[p.claim] != nil {
+			owners[p.claim.key()] = b.contests.winners(p.claim).owner.name()
+		}
+	}
+	b.snapshot.Owners.names = b.snapshot.Owners.names.Apply(treap.Edits(owners))
+
+	slices.SortFunc(list, func(a, b pendingClaim) int {
+		return cmp.Or(cmp.Compare(a.name, b.name), compareClaims(a.claim, b.claim))
+	})
+	list = slices.Compact(list)
+	conflicts, restrictions := map[Name]*Conflicts{}, map[Name]*Restrictions{}
+	for len(list) > 0 {
+		n := 1
+		for n < len(list) && list[n].name == list[0].name {
+			n++
+		}
+		b.decideService(list[:n], conflicts, restrictions)
+		list = list[n:]
+	}
+	b.snapshot.Conflicts = b.snapshot.Conflicts.Apply(treap.Edits(conflicts))
+	b.snapshot.Restrictions = b.snapshot.Restrictions.Apply(treap.Edits(restrictions))
+}
+
+// decideService decides claims of one service, which are sorted. It puts the service's
+// conflicts and restrictions into the maps if they change.
+func (b *Builder) decideService(list []pendingClaim, conflicts map[Name]*Conflicts, restrictions map[Name]*Restrictions) {
+	name := list[0].name
+	var conflicting Conflicts
+	if have := b.snapshot.Conflicts.At(name); have != nil {
+		conflicting = *have
+	}
+	var restricted Restrictions
+	if have := b.snapshot.Restrictions.At(name); have != nil {
+		restricted = *have
+	}
+	conflictingBefore, restrictedBefore := conflicting, restricted
+	conflictEdits := make([]treap.Edit[claimKey, Protection], 0, len(list))
+	restrictionEdits := make([]treap.Edit[claimKey, *Restriction], 0, len(list))
+	for _, p := range list {
+		key := p.claim.key()
+		conflict, restriction := b.decideClaim(p)
+		edit := treap.Edit[claimKey, Protection]{Key: key, Gone: conflict == nil}
+		if conflict != nil {
+			edit.Value = conflict.Protected
+		}
+		if have := restricted.byClaim.At(key); have != nil && restriction != nil && have.equal(restriction) {
+			restriction = have
+		}
+		conflictEdits = append(conflictEdits, edit)
+		restrictionEdits = append(restrictionEdits, treap.Edit[claimKey, *Restriction]{Key: key, Value: restriction, Gone: restriction == nil})
+	}
+	conflicting.byClaim, restricted.byClaim = conflicting.byClaim.Apply(conflictEdits), restricted.byClaim.Apply(restrictionEdits)
+	if conflicting != conflictingBefore {
+		conflicts[name] = nil
+		if conflicting.Len() > 0 {
+			conflicts[name] = &conflicting
+		}
+	}
+	if restricted != restrictedBefore {
+		restrictions[name] = nil
+		if restricted.byClaim.Len() > 0 {
+			restrictions[name] = &restricted
+		}
+	}
+}
+
+// decideClaim says of one claim of a service whether it is a conflict, and if not,
+// which other service restricts it.
+func (b *Builder) decideClaim(p pendingClaim) (*Conflict, *Restriction) {
+	r, found := b.contests.find(p.claim, p.name)
+	if !found {
+		return nil, nil
+	}
+	if why := b.protected.protection(p.claim, r.rank()); why != "" {
+		return &Conflict{Claim: p.claim, Protected: why}, nil
+	}
+	best := b.contests.winners(p.claim)
+	switch {
+	case best.owner != r:
+		return &Conflict{Claim: p.claim}, nil
+	case best.restricting == "" || best.restricting == r:
+		return nil, nil
+	}
+	by := best.restricting.name()
+	return nil, &Restriction{Claim: p.claim, By: by, Firewall: b.Service(by).Firewall()}
+}

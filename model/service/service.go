@@ -1,0 +1,208 @@
+package service
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Name is a Service's "namespace/name".
+type Name string
+
+// NewName joins the two parts of a Service's name.
+func NewName(namespace, name string) Name { return Name(namespace + "/" + name) }
+
+// Split returns the namespace and the name within it.
+func (n Name) Split() (namespace, name string) {
+	namespace, name, _ = strings.Cut(string(n), "/")
+	return namespace, name
+}
+
+// Protocol is a transport protocol by its IANA number.
+type Protocol uint8
+
+// The protocols that a Service port can have.
+const (
+	TCP  Protocol = 6
+	UDP  Protocol = 17
+	SCTP Protocol = 132
+)
+
+// ParseProtocol reads "TCP", "UDP" or "SCTP", in either case.
+func ParseProtocol(s string) (Protocol, error) {
+	switch strings.ToLower(s) {
+	case "tcp":
+		return TCP, nil
+	case "udp":
+		return UDP, nil
+	case "sctp":
+		return SCTP, nil
+	}
+	return 0, fmt.Errorf("unknown protocol %q", s)
+}
+
+func (p Protocol) String() string {
+	switch p {
+	case TCP:
+		return "tcp"
+	case UDP:
+		return "udp"
+	case SCTP:
+		return "sctp"
+	}
+	return fmt.Sprintf("protocol-%d", uint8(p))
+}
+
+// Service is one Service with its endpoints. It must not change once a Builder has it: a
+// change is a new Service. An unchanged one keeps its pointer, by which all later stages
+// know that they can skip it.
+type Service struct {
+	Name Name
+	// Created decides conflicts: the older service keeps a claim of equal rank.
+	Created time.Time
+	// ClusterIPs holds at most one address of each family.
+	ClusterIPs []netip.Addr
+	// ExternalIPs are the addresses in spec.externalIPs. LoadBalancerIPs are those in
+	// status.loadBalancer.ingress with ipMode VIP. Neither has duplicates.
+	ExternalIPs, LoadBalancerIPs []netip.Addr
+	// Sources says which sources may reach the LoadBalancerIPs; nil is everybody. It
+	// does not concern other addresses.
+	Sources *Sources
+	// InternalPolicy is for the cluster IPs, ExternalPolicy for external
+	// addresses and node ports.
+	InternalPolicy, ExternalPolicy TrafficPolicy
+	// AffinityTimeout is how long a client keeps its endpoint after its last new
+	// connection, in whole seconds (the API has 1 s to 1 day). 0 is no session affinity.
+	AffinityTimeout time.Duration
+	// HealthCheckNodePort is the port where load balancers ask whether the node has
+	// endpoints of its own; 0 for none.
+	HealthCheckNodePort uint16
+	Ports               []Port
+}
+
+// TrafficPolicy says which endpoints get the connections to an address.
+type TrafficPolicy bool
+
+// The traffic policies: all endpoints, or only those on the node.
+const (
+	Cluster TrafficPolicy = false
+	Local   TrafficPolicy = true
+)
+
+func (p TrafficPolicy) String() string {
+	if p == Local {
+		return "Local"
+	}
+	return "Cluster"
+}
+
+// Port is one port of a Service.
+type Port struct {
+	// Name may be empty if the service has only one port.
+	Name     string
+	Protocol Protocol
+	Port     uint16
+	// NodePort is 0 for none.
+	NodePort uint16
+	// Endpoints has the endpoints in all slices, of both families.
+	Endpoints Endpoints
+}
+
+// Endpoint is one address and port behind a service port.
+type Endpoint struct {
+	Addr netip.AddrPort
+	// Node is the name of the node it runs on, empty if unknown.
+	Node string
+	// Ready, Serving and Terminating are the EndpointSlice conditions, with
+	// the API's defaults (true, true, false) filled in.
+	Ready, Serving, Terminating bool
+	// Nodes and Zones are the endpoint's hints: the nodes and zones that it is meant
+	// for. Empty for none.
+	Nodes, Zones Hints
+}
+
+// Hints is a list of node or zone names, sorted, with commas between them. It is one
+// string so that endpoints can be compared.
+type Hints string
+
+// NewHints makes a list of names, in any order; empty ones are left out.
+func NewHints(names []string) Hints {
+	names = slices.DeleteFunc(slices.Clone(names), func(s string) bool { return s == "" })
+	slices.Sort(names)
+	return Hints(strings.Join(slices.Compact(names), ","))
+}
+
+// Has says whether the name is in the list. No list has the empty name.
+func (h Hints) Has(name string) bool {
+	for len(h) > 0 && name != "" {
+		first, rest, _ := strings.Cut(string(h), ",")
+		if first == name {
+			return true
+		}
+		h = Hints(rest)
+	}
+	return false
+}
+
+// Node has the facts about the node that a snapshot is for.
+type Node struct {
+	Name string
+	// Zone is the node's label topology.kubernetes.io/zone, empty for none.
+	Zone string
+	// Eligible says that load balancers may choose the node: the Node object has come,
+	// and neither it nor its machine is about to be deleted (KEP-3836).
+	Eligible bool
+	// PodCIDRs are the ranges that the cluster gave the node for its pods.
+	PodCIDRs []netip.Prefix
+	// Addresses are the addresses in the Node object: InternalIPs before ExternalIPs,
+	// each in the object's order.
+	Addresses []netip.Addr
+	// AddressPending says that no address is known yet: the Node object or its status
+	// has not come. Until then no address is primary.
+	AddressPending bool
+	// HostAddresses are the addresses on the node's interfaces, sorted. If node ports
+	// are configured by CIDRs, the addresses in these CIDRs serve them.
+	HostAddresses []netip.Addr
+}
+
+// ID names a service port in messages: "namespace/name:port", with the number
+// for a port without name.
+func (s *Service) ID(p *Port) string {
+	if p.Name == "" {
+		return fmt.Sprintf("%s:%d", s.Name, p.Port)
+	}
+	return fmt.Sprintf("%s:%s", s.Name, p.Name)
+}
+
+// CompareAge orders services by age, the oldest first. Creation times have whole seconds;
+// the name decides between equal ones.
+func CompareAge(a, b *Service) int {
+	if c := a.Created.Compare(b.Created); c != 0 {
+		return c
+	}
+	return strings.Compare(string(a.Name), string(b.Name))
+}
+
+// equal compares by value. It does not use reflection, which takes some 50 times as long:
+// a service can have thousands of endpoints. Endpoints that both services share cost
+// nothing.
+func (s *Service) equal(o *Service) bool {
+	return s == o || s.Name == o.Name && s.Created.Equal(o.Created) &&
+		slices.Equal(s.ClusterIPs, o.ClusterIPs) && slices.Equal(s.ExternalIPs, o.ExternalIPs) &&
+		slices.Equal(s.LoadBalancerIPs, o.LoadBalancerIPs) && s.Sources.Equal(o.Sources) &&
+		s.InternalPolicy == o.InternalPolicy && s.ExternalPolicy == o.ExternalPolicy &&
+		s.AffinityTimeout == o.AffinityTimeout && s.HealthCheckNodePort == o.HealthCheckNodePort &&
+		slices.EqualFunc(s.Ports, o.Ports, Port.equal)
+}
+
+func (p Port) equal(o Port) bool {
+	return p.Name == o.Name && p.Protocol == o.Protocol && p.Port == o.Port && p.NodePort == o.NodePort &&
+		p.Endpoints.Equal(o.Endpoints)
+}
+
+func (n *Node) equal(o *Node) bool {
+	return n.Name == o.Name && n.Zone == o.Zone && n.Eligible == o.Eligible && n.AddressPending == o.AddressPending && slices.Equal(n.PodCIDRs, o.PodCIDRs) &&
+		slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.HostAddresses, o.HostAddresses)
+}

@@ -1,0 +1,104 @@
+package service
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"nftproxy/model/treap"
+)
+
+// Snapshot has all services as they should be served at one moment. It never changes.
+// Two snapshots share what is equal in them.
+type Snapshot struct {
+	// Node is replaced by a new pointer whenever any part of it changes.
+	Node     *Node
+	Services treap.Map[Name, *Service]
+	// ServiceCIDRs are the ranges of cluster IPs, by their text. Packets to an address
+	// in one that no service has are dropped.
+	ServiceCIDRs treap.Map[string, netip.Prefix]
+	// Conflicts has, for each service that does not get all of its claims, those that it
+	// does not get.
+	Conflicts treap.Map[Name, *Conflicts]
+	// Owners names the owners of claims that several services make.
+	Owners Owners
+	// Restrictions has, for each service, its claims that the source ranges of other
+	// services restrict.
+	Restrictions treap.Map[Name, *Restrictions]
+	// LeftOut says, for each service beyond the bound on one service, how much of it is
+	// not in Services.
+	LeftOut treap.Map[Name, *LeftOut]
+	// WithoutAffinity says why a service that asks for session affinity has no
+	// AffinityTimeout in Services.
+	WithoutAffinity treap.Map[Name, *WithoutAffinity]
+}
+
+// Claim is the right to something that only one service can have: an address with
+// protocol and port, a node port (the family's unspecified address), or a whole cluster
+// IP (neither protocol nor port). The unused ports of a cluster IP belong to the owner of
+// the whole one.
+type Claim struct {
+	Addr     netip.Addr
+	Protocol Protocol
+	Port     uint16
+}
+
+func (c Claim) String() string {
+	switch {
+	case c.Protocol == 0:
+		return fmt.Sprintf("cluster IP %s", c.Addr)
+	case c.Addr.IsUnspecified():
+		return fmt.Sprintf("node port %d/%s", c.Port, c.Protocol)
+	}
+	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(c.Addr, c.Port), c.Protocol)
+}
+
+func compareClaims(a, b Claim) int {
+	return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
+}
+
+// NodePortClaim is the claim on a port's node port in one family.
+func NodePortClaim(v6 bool, p *Port) Claim {
+	unspecified := netip.IPv4Unspecified()
+	if v6 {
+		unspecified = netip.IPv6Unspecified()
+	}
+	return Claim{unspecified, p.Protocol, p.NodePort}
+}
+
+// InFamily says whether the service is served in a family: whether it has a cluster IP
+// there, as in kube-proxy.
+func (s *Service) InFamily(v6 bool) bool {
+	return slices.ContainsFunc(s.ClusterIPs, func(a netip.Addr) bool { return a.Is6() == v6 })
+}
+
+// Addresses returns the cluster IPs, then the external IPs, then load balancers'
+// addresses, each once, in the families where the service is served.
+func (s *Service) Addresses() []netip.Addr {
+	if len(s.ExternalIPs) == 0 && len(s.LoadBalancerIPs) == 0 {
+		return s.ClusterIPs
+	}
+	all := slices.Concat(s.ClusterIPs, s.ExternalIPs, s.LoadBalancerIPs)
+	return distinct(slices.DeleteFunc(all, func(a netip.Addr) bool { return !s.InFamily(a.Is6()) }))
+}
+
+// distinct drops duplicates and keeps the order, in place. A service may have tens of
+// thousands of addresses.
+func distinct(addrs []netip.Addr) []netip.Addr {
+	const few = 16
+	seen, list := map[netip.Addr]bool(nil), addrs[:0]
+	if len(addrs) > few {
+		seen = make(map[netip.Addr]bool, len(addrs))
+	}
+	for _, a := range addrs {
+		if seen == nil && slices.Contains(list, a) || seen[a] {
+			continue
+		}
+		if seen != nil {
+			seen[a] = true
+		}
+		list = append(list, a)
+	}
+	return list
+}

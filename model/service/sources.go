@@ -1,0 +1,211 @@
+package service
+
+import (
+	"crypto/sha256"
+	"iter"
+	"net/netip"
+	"slices"
+
+	"nftproxy/model/treap"
+)
+
+// Sources are the ranges of client addresses that loadBalancerSourceRanges
+// lets in. It never changes.
+type Sources struct {
+	ranges []netip.Prefix
+	// v6 is where those of IPv6 begin.
+	v6 int
+	// digests tell the lists of the families apart.
+	digests [2]Digest
+}
+
+// Digest identifies a list of ranges. Equal lists have the same digest, and nobody can
+// make different lists that have the same (SHA-256, cut to 160 bits).
+type Digest [20]byte
+
+// NewSources makes Sources of ranges that may overlap, in any order. A family without a
+// range lets nobody in: an operator who lists ranges means to keep all others out.
+func NewSources(ranges []netip.Prefix) *Sources {
+	list := make([]netip.Prefix, len(ranges))
+	for i, r := range ranges {
+		list[i] = r.Masked()
+	}
+	// If two prefixes overlap, one contains the other and sorts before it.
+	slices.SortFunc(list, netip.Prefix.Compare)
+	var disjoint []netip.Prefix
+	for _, r := range list {
+		if n := len(disjoint); n == 0 || !disjoint[n-1].Overlaps(r) {
+			disjoint = append(disjoint, r)
+		}
+	}
+	s := &Sources{ranges: disjoint, v6: len(disjoint)}
+	if i := slices.IndexFunc(disjoint, func(r netip.Prefix) bool { return r.Addr().Is6() }); i >= 0 {
+		s.v6 = i
+	}
+	s.digests = [2]Digest{digest(disjoint[:s.v6]), digest(disjoint[s.v6:])}
+	return s
+}
+
+func digest(ranges []netip.Prefix) Digest {
+	all := make([]byte, 0, len(ranges)*len("255.255.255.255/32\n"))
+	for _, r := range ranges {
+		all = append(r.AppendTo(all), '\n')
+	}
+	sum := sha256.Sum256(all)
+	return Digest(sum[:len(Digest{})])
+}
+
+// Ranges returns all ranges, disjoint and sorted.
+func (s *Sources) Ranges() []netip.Prefix {
+	if s == nil {
+		return nil
+	}
+	return s.ranges
+}
+
+// Of returns the ranges of one family; all says that everybody is let in.
+func (s *Sources) Of(v6 bool) (ranges []netip.Prefix, all bool) {
+	if s == nil {
+		return nil, true
+	}
+	ranges = s.ranges[:s.v6]
+	if v6 {
+		ranges = s.ranges[s.v6:]
+	}
+	switch {
+	case len(ranges) == 0:
+		return nil, false
+	case ranges[0].Bits() == 0:
+		return nil, true
+	}
+	return slices.Clip(ranges), false
+}
+
+// Digest returns the digest of one family's ranges.
+func (s *Sources) Digest(v6 bool) Digest {
+	if v6 {
+		return s.digests[1]
+	}
+	return s.digests[0]
+}
+
+// contains says whether one of the ranges contains the address.
+func (s *Sources) contains(a netip.Addr) bool {
+	after, _ := slices.BinarySearchFunc(s.ranges, a, func(r netip.Prefix, a netip.Addr) int {
+		if r.Addr().Compare(a) <= 0 {
+			return -1
+		}
+		return 1
+	})
+	return after > 0 && s.ranges[after-1].Contains(a)
+}
+
+// restrictedFamilies says, for IPv4 and IPv6, whether anybody is kept out.
+func (s *Sources) restrictedFamilies() (restricted [2]bool) {
+	for i, v6 := range []bool{false, true} {
+		_, all := s.Of(v6)
+		restricted[i] = !all
+	}
+	return restricted
+}
+
+// Equal says whether both let in the same ranges.
+func (s *Sources) Equal(o *Sources) bool {
+	return s == o || s != nil && o != nil && slices.Equal(s.ranges, o.ranges)
+}
+
+// Firewall says which sources may reach a load balancer's addresses.
+type Firewall struct {
+	Sources *Sources
+	// Addresses are the load balancer's addresses of both families.
+	Addresses []netip.Addr
+}
+
+// Firewall returns the service's own firewall.
+func (s *Service) Firewall() Firewall { return Firewall{s.Sources, s.LoadBalancerIPs} }
+
+// Restricts says whether the firewall keeps anybody from the claim's address and port. It
+// never restricts a whole cluster IP or a node port.
+func (f Firewall) Restricts(c Claim) bool {
+	_, all := f.Sources.Of(c.Addr.Is6())
+	return !all && c.Protocol != 0 && slices.Contains(f.Addresses, c.Addr)
+}
+
+// Itself returns the load balancer's addresses of one family that may reach each other,
+// beside the sources in the ranges. If the ranges contain the node, these are all others:
+// where a load balancer's address is bound on the node, the node may send from it
+// (kube-proxy does the same).
+func (f Firewall) Itself(node *Node, v6 bool) []netip.Addr {
+	mayReach := func(a netip.Addr) bool { return a.Is6() == v6 && f.Sources.contains(a) }
+	if _, all := f.Sources.Of(v6); all || !slices.ContainsFunc(node.Addresses, mayReach) {
+		return nil
+	}
+	var itself []netip.Addr
+	for _, a := range f.Addresses {
+		if a.Is6() == v6 && !f.Sources.contains(a) {
+			itself = append(itself, a)
+		}
+	}
+	slices.SortFunc(itself, netip.Addr.Compare)
+	return slices.Compact(itself)
+}
+
+// Admitted returns the sources that may reach the addresses of one family, disjoint; all
+// says that everybody may.
+func (f Firewall) Admitted(node *Node, v6 bool) (sources []netip.Prefix, all bool) {
+	ranges, all := f.Sources.Of(v6)
+	itself := f.Itself(node, v6)
+	if len(itself) == 0 {
+		return ranges, all
+	}
+	for _, a := range itself {
+		ranges = append(ranges, netip.PrefixFrom(a, a.BitLen()))
+	}
+	ranges, _ = NewSources(ranges).Of(v6)
+	return ranges, false
+}
+
+func (f Firewall) equal(o Firewall) bool {
+	return f.Sources.Equal(o.Sources) && slices.Equal(f.Addresses, o.Addresses)
+}
+
+// Restrictions are a service's claims that another service restricts. Source ranges go
+// with the load balancer's address and port, whichever service it leads to (as in
+// kube-proxy). They never change.
+type Restrictions struct {
+	byClaim treap.Map[claimKey, *Restriction]
+}
+
+// Restriction is one such claim. If several services restrict it, By is the one with the
+// best right to it.
+type Restriction struct {
+	Claim    Claim
+	By       Name
+	Firewall Firewall
+}
+
+// On returns the restriction of a claim; a nil receiver has none.
+func (r *Restrictions) On(claim Claim) (Restriction, bool) {
+	if r == nil {
+		return Restriction{}, false
+	}
+	if found := r.byClaim.At(claim.key()); found != nil {
+		return *found, true
+	}
+	return Restriction{}, false
+}
+
+// All yields them in the order of the claims.
+func (r *Restrictions) All() iter.Seq[Restriction] {
+	return func(yield func(Restriction) bool) {
+		for _, one := range r.byClaim.All() {
+			if !yield(*one) {
+				return
+			}
+		}
+	}
+}
+
+func (r *Restriction) equal(o *Restriction) bool {
+	return r.Claim == o.Claim && r.By == o.By && r.Firewall.equal(o.Firewall)
+}

@@ -1,0 +1,149 @@
+package service
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// String is the snapshot's text form, one fact a line, sorted; Parse reads it.
+// Conflicts and restrictions follow from the services; they are comments. So are the
+// counts of what was left out of a service.
+func (s Snapshot) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "node %s\n", dash(s.Node.Name))
+	if s.Node.Zone != "" {
+		fmt.Fprintf(&b, "  zone %s\n", s.Node.Zone)
+	}
+	if s.Node.Eligible {
+		fmt.Fprintf(&b, "  eligible\n")
+	}
+	if s.Node.AddressPending {
+		fmt.Fprintf(&b, "  address-pending\n")
+	}
+	for _, a := range s.Node.Addresses {
+		fmt.Fprintf(&b, "  address %s\n", a)
+	}
+	for _, a := range s.Node.HostAddresses {
+		fmt.Fprintf(&b, "  host-address %s\n", a)
+	}
+	for _, r := range s.Node.PodCIDRs {
+		fmt.Fprintf(&b, "  pod-cidr %s\n", r)
+	}
+	for text := range s.ServiceCIDRs.All() {
+		fmt.Fprintf(&b, "service-cidr %s\n", text)
+	}
+	for name, svc := range s.Services.All() {
+		svc.write(&b)
+		if conflicts, ok := s.Conflicts.Get(name); ok {
+			for c := range conflicts.All() {
+				if c.Protected != "" {
+					fmt.Fprintf(&b, "  # %s is protected: %s\n", c.Claim, c.Protected)
+					continue
+				}
+				fmt.Fprintf(&b, "  # %s belongs to %s\n", c.Claim, dash(string(s.Owners.Of(c.Claim))))
+			}
+		}
+		if restricted, ok := s.Restrictions.Get(name); ok {
+			for r := range restricted.All() {
+				fmt.Fprintf(&b, "  # %s is restricted by %s\n", r.Claim, r.By)
+			}
+		}
+		if left, ok := s.LeftOut.Get(name); ok {
+			fmt.Fprintf(&b, "  # %s\n", left)
+		}
+		if without, ok := s.WithoutAffinity.Get(name); ok {
+			fmt.Fprintf(&b, "  # %s\n", without)
+		}
+	}
+	return b.String()
+}
+
+// String is the service's part of the snapshot's text form.
+func (s *Service) String() string {
+	var b strings.Builder
+	s.write(&b)
+	return b.String()
+}
+
+func (s *Service) write(b *strings.Builder) {
+	fmt.Fprintf(b, "service %s created %s\n", s.Name, s.Created.UTC().Format(time.RFC3339Nano))
+	for _, a := range s.ClusterIPs {
+		fmt.Fprintf(b, "  cluster-ip %s\n", a)
+	}
+	for _, a := range s.ExternalIPs {
+		fmt.Fprintf(b, "  external-ip %s\n", a)
+	}
+	for _, a := range s.LoadBalancerIPs {
+		fmt.Fprintf(b, "  load-balancer-ip %s\n", a)
+	}
+	s.Sources.write(b)
+	if s.InternalPolicy != Cluster {
+		fmt.Fprintf(b, "  internal-policy %s\n", s.InternalPolicy)
+	}
+	if s.ExternalPolicy != Cluster {
+		fmt.Fprintf(b, "  external-policy %s\n", s.ExternalPolicy)
+	}
+	if s.AffinityTimeout != 0 {
+		fmt.Fprintf(b, "  affinity %ds\n", int64(s.AffinityTimeout/time.Second))
+	}
+	if s.HealthCheckNodePort != 0 {
+		fmt.Fprintf(b, "  health-check-node-port %d\n", s.HealthCheckNodePort)
+	}
+	for i := range s.Ports {
+		p := &s.Ports[i]
+		fmt.Fprintf(b, "  port %s %s %d", dash(p.Name), p.Protocol, p.Port)
+		if p.NodePort != 0 {
+			fmt.Fprintf(b, " node-port %d", p.NodePort)
+		}
+		b.WriteByte('\n')
+		for e := range p.Endpoints.All() {
+			fmt.Fprintf(b, "    endpoint %s %s%s\n", e.Addr, dash(e.Node), e.conditions())
+		}
+	}
+}
+
+// write prints a line for each range; "none" stands for a list of none, which
+// lets nobody in, while nothing at all lets everybody in.
+func (s *Sources) write(b *strings.Builder) {
+	if s != nil && len(s.ranges) == 0 {
+		fmt.Fprintf(b, "  source-range none\n")
+	}
+	for _, r := range s.Ranges() {
+		fmt.Fprintf(b, "  source-range %s\n", r)
+	}
+}
+
+func (e Endpoint) conditions() string {
+	var b strings.Builder
+	for _, c := range []struct {
+		set  bool
+		name string
+	}{{e.Ready, " ready"}, {e.Serving, " serving"}, {e.Terminating, " terminating"}} {
+		if c.set {
+			b.WriteString(c.name)
+		}
+	}
+	if e.Nodes != "" {
+		fmt.Fprintf(&b, " for-nodes=%s", e.Nodes)
+	}
+	if e.Zones != "" {
+		fmt.Fprintf(&b, " for-zones=%s", e.Zones)
+	}
+	return b.String()
+}
+
+// dash returns a dash for an empty name, which nobody would see between blanks.
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+func undash(s string) string {
+	if s == "-" {
+		return ""
+	}
+	return s
+}

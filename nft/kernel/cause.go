@@ -1,0 +1,101 @@
+package kernel
+
+import (
+	"maps"
+	"slices"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"nftproxy/nft"
+)
+
+// cause says by the errno what a refusal of an element is about.
+type cause uint8
+
+const (
+	// ofPart: the element itself is wrong, whatever else is in the batch.
+	ofPart cause = iota
+	// ofShortage: the kernel has no memory for it, or its set no room.
+	ofShortage
+	// ofOthers: it is about the moment, the process, or what parts share.
+	ofOthers
+)
+
+// causeOf is ofPart for every errno that is not listed below: EEXIST (the key is there
+// with other data, or another interval overlaps), EBUSY (older kernels' word for it),
+// EINVAL, ERANGE and EOPNOTSUPP (the element does not fit the set). Unforeseen errors
+// count as the part's too. Otherwise one part could keep all others out.
+func causeOf(errno syscall.Errno) cause {
+	switch errno {
+	case unix.ENOMEM, // for the element, for its chain, or for the undo log
+		unix.ENOBUFS,  // for the datagram or the answer
+		unix.EMSGSIZE, // the datagram does not fit the send buffer
+		unix.ENFILE,   // the set is full, which many parts share
+		unix.ENOSPC:   // older kernels' word for it
+		return ofShortage
+	case unix.ELOOP, unix.EMLINK, // chains in a loop, which the commit finds and blames on the first message
+		unix.EPERM, unix.EACCES, // the process's rights, or the table's owner
+		unix.EINTR, unix.EAGAIN, // a signal, or a module that is being loaded
+		unix.ERESTART,  // the batch is of an older generation
+		unix.EMFILE,    // a shared chain has too many users
+		unix.ETIMEDOUT: // as EINTR
+		return ofOthers
+	}
+	return ofPart
+}
+
+// Parts lists the parts that are at fault themselves, each once, sorted: those of the
+// refused elements. Three kinds of refusals name no part: those whose errno is not about an
+// element; those of elements whose set or chain was refused too, since the kernel goes on
+// with the batch and then refuses the elements for that; and deletions of an element that is
+// missing, since another process deleted it first.
+func (e *BatchError) Parts() []string {
+	shared := e.refusedShared()
+	parts := map[string]bool{}
+	for i := range e.Errors {
+		o := &e.Errors[i]
+		_, deletes := o.Op.(nft.DeleteElements)
+		switch {
+		case o.Element == nil, causeOf(o.Errno) != ofPart, deletes && o.Errno == unix.ENOENT,
+			shared[sharedObject{o.Table, o.Element.Set}], shared[sharedObject{o.Table, o.Element.Verdict.Chain}]:
+		default:
+			parts[o.Element.Part] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(parts))
+}
+
+// Short says that the kernel had no memory for some of the batch, or a set no room. A
+// smaller batch may go in.
+func (e *BatchError) Short() bool {
+	for i := range e.Errors {
+		if causeOf(e.Errors[i].Errno) == ofShortage {
+			return true
+		}
+	}
+	return false
+}
+
+// sharedObject is a set or a chain. A program's table has no set and chain of one name. If
+// one had, Parts would only name a part less.
+type sharedObject struct {
+	table nft.TableID
+	name  string
+}
+
+// refusedShared is the sets and chains that the kernel refused.
+func (e *BatchError) refusedShared() map[sharedObject]bool {
+	refused := map[sharedObject]bool{}
+	for i := range e.Errors {
+		switch op := e.Errors[i].Op.(type) {
+		case nft.AddSet:
+			refused[sharedObject{op.Table, op.Set.Name}] = true
+		case nft.DeleteSet:
+			refused[sharedObject{op.Table, op.Set}] = true
+		case nft.AddChain:
+			refused[sharedObject{op.Table, op.Chain.Name}] = true
+		}
+	}
+	return refused
+}

@@ -1,0 +1,255 @@
+package nft
+
+import (
+	"cmp"
+	"iter"
+	"slices"
+	"strings"
+
+	"nftproxy/model/sorted"
+)
+
+// Targets are the data of a pool's elements.
+type Targets = sorted.List[Value]
+
+// NewTargets are targets in any order. It sorts and keeps what it is given.
+func NewTargets(values ...Value) Targets {
+	slices.Sort(values)
+	return sorted.Of(slices.Compact(values))
+}
+
+// Compare orders values as byte strings.
+func (v Value) Compare(o Value) int { return strings.Compare(string(v), string(o)) }
+
+// Pool is a list of interchangeable elements of a data map, with the keys Prefix.0 to
+// Prefix.n-1, one for each target. The program does not say which target has which
+// index. Plan leaves each target where it is, so one replaced target is one replaced
+// element.
+type Pool struct {
+	Map     string
+	Prefix  Value
+	Targets Targets
+	// order says which target has which index. It is nil in a program. In a State, nil
+	// means the order of Targets. A pool that a kernel has in another order has no
+	// Targets after Adopt, only an order.
+	order *order
+}
+
+func comparePools(a, b Pool) int {
+	return cmp.Or(cmp.Compare(a.Map, b.Map), cmp.Compare(a.Prefix, b.Prefix))
+}
+
+// count is the number of elements.
+func (p *Pool) count() int {
+	if p.order != nil {
+		return p.order.slots.count
+	}
+	return p.Targets.Len()
+}
+
+// targets yields the target of each index.
+func (p *Pool) targets() iter.Seq[Value] {
+	if p.order != nil {
+		return p.order.slots.all()
+	}
+	return p.Targets.All()
+}
+
+// element is the pool's element at an index.
+func (p *Pool) element(i int, target Value) Element {
+	return Element{Set: p.Map, Key: p.Prefix.WithIndex(i), Data: target}
+}
+
+// all yields every element. The keys are cut from one string, so that the keys of a
+// large pool cost one allocation.
+func (p *Pool) all(yield func(Element)) {
+	size := len(p.Prefix) + indexLen
+	keys := make([]byte, 0, size*p.count())
+	for i := range p.count() {
+		keys = AppendIndex(append(keys, p.Prefix...), uint32(i))
+	}
+	text := Value(keys)
+	for i, target := range p.byIndex() {
+		yield(Element{Set: p.Map, Key: text[i*size : (i+1)*size], Data: target})
+	}
+}
+
+// withOrder is the pool with the targets that it has in a kernel, by index.
+func (p Pool) withOrder(targets []Value) Pool {
+	if !slices.Equal(p.byIndex(), targets) {
+		p.Targets, p.order = Targets{}, &order{slots: slotsOf(targets)}
+	}
+	return p
+}
+
+// byIndex is the targets by index, as a slice.
+func (p *Pool) byIndex() []Value {
+	switch {
+	case p.order != nil && len(p.order.slots.pages) == 1:
+		return p.order.slots.pages[0]
+	case p.order == nil && !p.Targets.Long():
+		return p.Targets.Few()
+	}
+	return slices.AppendSeq(make([]Value, 0, p.count()), p.targets())
+}
+
+// slotChange is an index that gets another target. An empty Value stands for none.
+type slotChange struct {
+	index    int
+	from, to Value
+}
+
+// placeTargets returns the wanted pool with an order, and the changes that lead there,
+// sorted by index. Targets that have (nil for no pool) has already stay at their
+// index. New targets fill the gaps in sorted order. Of two long pools the cost follows
+// the changes.
+func placeTargets(have, want *Pool) (Pool, []slotChange) {
+	placed := *want
+	if have == nil {
+		have = &Pool{}
+	}
+	if want.Targets.Long() {
+		known := have.order
+		if known == nil && have.Targets.Long() {
+			known = newOrder(have.byIndex())
+		}
+		if known != nil && known.at.Len() > 0 {
+			changes := known.changes(have.Targets, want.Targets)
+			placed.order = known.after(changes, want.Targets.Len())
+			return placed, changes
+		}
+	}
+	old, wanted := have.byIndex(), want.byIndex()
+	targets := arrangeTargets(old, wanted)
+	if want.Targets.Long() {
+		placed.order = newOrder(targets)
+	} else if !slices.Equal(targets, wanted) {
+		placed.order = &order{slots: slotsOf(targets)}
+	}
+	return placed, compareSlots(old, targets)
+}
+
+// arrangeTargets orders want (sorted, no duplicates). A target that have holds at an
+// index which still exists stays there. The others fill the gaps in want's order.
+func arrangeTargets(have, want []Value) []Value {
+	result := make([]Value, len(want))
+	stays := make([]bool, len(want))
+	for i := range min(len(have), len(want)) {
+		if at, found := slices.BinarySearchFunc(want, have[i], cmp.Compare[Value]); found && !stays[at] {
+			result[i], stays[at] = have[i], true
+		}
+	}
+	next := 0
+	for i := range result {
+		if result[i] != "" {
+			continue
+		}
+		for stays[next] {
+			next++
+		}
+		result[i] = want[next]
+		next++
+	}
+	return result
+}
+
+// compareSlots compares index by index. Either may be the longer one.
+func compareSlots(have, want []Value) []slotChange {
+	var changes []slotChange
+	for i := range max(len(have), len(want)) {
+		c := slotChange{index: i}
+		if i < len(have) {
+			c.from = have[i]
+		}
+		if i < len(want) {
+			c.to = want[i]
+		}
+		if c.from != c.to {
+			changes = append(changes, c)
+		}
+	}
+	return changes
+}
+
+// order says which target of a pool has which index. It never changes.
+type order struct {
+	slots slots
+	// at says where each target is. Only the order of a long pool has it, and only if
+	// Plan made the order.
+	at sorted.List[spot]
+}
+
+// spot is where a target is.
+type spot struct {
+	target Value
+	index  int
+}
+
+// Compare orders spots by their targets.
+func (s spot) Compare(o spot) int { return s.target.Compare(o.target) }
+
+// newOrder has each of the targets once.
+func newOrder(targets []Value) *order {
+	spots := make([]spot, len(targets))
+	for i, t := range targets {
+		spots[i] = spot{t, i}
+	}
+	slices.SortFunc(spots, spot.Compare)
+	return &order{slotsOf(targets), sorted.Of(spots)}
+}
+
+// changes is the same changes that arrangeTargets and compareSlots would give.
+func (o *order) changes(have, want Targets) []slotChange {
+	var indices []int
+	var coming []Value
+	for c := range sorted.Diff(have, want) {
+		if c.Old != nil {
+			indices = append(indices, o.at.Find(spot{target: *c.Old}).index)
+		} else {
+			coming = append(coming, *c.New)
+		}
+	}
+	// The pool loses indices, or gains some.
+	for i := want.Len(); i < have.Len(); i++ {
+		indices = append(indices, i)
+		if target := o.slots.at(i); want.Find(target) != nil {
+			coming = append(coming, target)
+		}
+	}
+	for i := have.Len(); i < want.Len(); i++ {
+		indices = append(indices, i)
+	}
+	slices.Sort(indices)
+	slices.Sort(coming)
+	var changes []slotChange
+	for _, i := range slices.Compact(indices) {
+		c := slotChange{index: i}
+		if i < have.Len() {
+			c.from = o.slots.at(i)
+		}
+		if i < want.Len() {
+			c.to, coming = coming[0], coming[1:]
+		}
+		changes = append(changes, c)
+	}
+	return changes
+}
+
+// after is the order after the changes, when the pool has n elements.
+func (o *order) after(changes []slotChange, n int) *order {
+	where := map[Value]int{}
+	for _, c := range changes {
+		if _, moved := where[c.from]; c.from != "" && !moved {
+			where[c.from] = -1
+		}
+		if c.to != "" {
+			where[c.to] = c.index
+		}
+	}
+	edits := make([]sorted.Edit[spot], 0, len(where))
+	for target, index := range where {
+		edits = append(edits, sorted.Edit[spot]{Item: spot{target, index}, Gone: index < 0})
+	}
+	slices.SortFunc(edits, func(a, b sorted.Edit[spot]) int { return a.Item.Compare(b.Item) })
+	return &order{o.slots.after(changes, n), o.at.Edit(edits)}
+}

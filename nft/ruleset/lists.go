@@ -1,0 +1,125 @@
+package ruleset
+
+import (
+	"net/netip"
+	"slices"
+
+	"nftproxy/model/service"
+	"nftproxy/model/sorted"
+	"nftproxy/nft"
+)
+
+// endpointLists is a service.Choice in the form of the program.
+type endpointLists struct {
+	cluster, local nft.Targets
+	anywhere       bool
+}
+
+// portLists are the lists of a port and the choice that they come from. A compiler
+// keeps them for ports with many endpoints: then the next lists cost what differs.
+type portLists struct {
+	endpointLists
+	choice service.Choice
+}
+
+// listsAfter returns the lists of a port; last has its previous lists, nil if unknown.
+func (c *serviceCompiler) listsAfter(last *portLists, p *service.Port) portLists {
+	if last == nil {
+		last = &portLists{}
+	}
+	choice := c.svc.ChooseAfter(&last.choice, p, c.node, c.v6())
+	return portLists{endpointLists{
+		c.targetsAfter(last.cluster, last.choice.Cluster, choice.Cluster),
+		c.targetsAfter(last.local, last.choice.Local, choice.Local),
+		choice.Anywhere,
+	}, choice}
+}
+
+// targetsAfter returns the targets of the addresses. known has the targets of the
+// previous addresses.
+func (c *serviceCompiler) targetsAfter(known nft.Targets, previous, addrs service.Addresses) nft.Targets {
+	if !previous.Long() || !addrs.Long() {
+		return sorted.Of(c.targets(addrs))
+	}
+	var edits []sorted.Edit[nft.Value]
+	for change := range sorted.Diff(previous, addrs) {
+		a := change.New
+		if a == nil {
+			a = change.Old
+		}
+		edits = append(edits, sorted.Edit[nft.Value]{Item: nft.Value(appendTarget(nil, *a)), Gone: change.New == nil})
+	}
+	return known.Edit(edits)
+}
+
+// targets returns the addresses in the form of the program. They are cut from one
+// string, so that a service of many endpoints costs one allocation.
+func (c *serviceCompiler) targets(addrs service.Addresses) []nft.Value {
+	if addrs.Len() == 0 {
+		return nil
+	}
+	size := c.family.AddrLen() + 4
+	all := make([]byte, 0, size*addrs.Len())
+	for chunk := range addrs.Chunks() {
+		for _, a := range chunk {
+			all = appendTarget(all, a)
+		}
+	}
+	text, targets := nft.Value(all), make([]nft.Value, addrs.Len())
+	for i := range targets {
+		targets[i] = text[i*size : (i+1)*size]
+	}
+	return targets
+}
+
+func appendTarget(b []byte, a netip.AddrPort) []byte {
+	return nft.AppendPort(nft.AppendAddr(b, a.Addr()), a.Port())
+}
+
+// keepPort keeps what the table needs of the i-th port: the endpoints on the node, to
+// count them, and long lists, for the next compilation.
+func (c *compiledService) keepPort(i int, svc *service.Service, p *portLists) {
+	if p.choice.OnNode.Len() > 0 {
+		c.local = append(c.local, p.choice.OnNode)
+	}
+	if !svc.Ports[i].Endpoints.Long() {
+		return
+	}
+	if c.ports == nil {
+		c.ports = make([]portLists, len(svc.Ports))
+	}
+	c.ports[i] = *p
+}
+
+// setLocal sets the lists of a service's endpoints on the node. The table has one
+// hairpin element for each address in any such list.
+func (t *tableCompiler) setLocal(name service.Name, lists []service.Addresses) {
+	old := t.local[name]
+	var touched []netip.Addr
+	for i := range max(len(old), len(lists)) {
+		var before, after service.Addresses
+		if i < len(old) {
+			before = old[i]
+		}
+		if i < len(lists) {
+			after = lists[i]
+		}
+		for c := range sorted.Diff(before, after) {
+			if c.Old != nil {
+				t.locals[c.Old.Addr()]--
+				touched = append(touched, c.Old.Addr())
+			} else {
+				t.locals[c.New.Addr()]++
+				touched = append(touched, c.New.Addr())
+			}
+		}
+	}
+	for _, a := range slices.Compact(touched) {
+		t.setHairpin(a)
+	}
+	if len(lists) == 0 {
+		delete(t.local, name)
+		return
+	}
+	t.local[name] = lists
+}

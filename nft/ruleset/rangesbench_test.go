@@ -1,0 +1,136 @@
+package ruleset_test
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"nftproxy/model/service"
+	"nftproxy/nft"
+	"nftproxy/nft/kernel"
+	"nftproxy/nft/ruleset"
+)
+
+// BenchmarkRanges loads a list of source ranges, changes one of them (which takes
+// the list away and brings another), and takes the last one away.
+func BenchmarkRanges(b *testing.B) {
+	for _, n := range []int{5000, 20_000} {
+		program := func(others ...int) *nft.Program {
+			return rangesProgram(withRanges("ns/a", netip.MustParseAddr("10.96.0.1"), restrictedAddress, 1, n, others...))
+		}
+		none := rangesProgram(withRanges("ns/a", netip.MustParseAddr("10.96.0.1"), restrictedAddress, 1, 0))
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			_, c := open(b)
+			least := [3]time.Duration{time.Hour, time.Hour, time.Hour}
+			for b.Loop() {
+				first, state := nft.State{}.Plan(none, time.Time{})
+				must(b, c.Apply(first))
+				for i, p := range []*nft.Program{program(), program(1), none} {
+					batch, next := state.Plan(p, time.Time{})
+					start := time.Now()
+					must(b, c.Apply(batch))
+					least[i] = min(least[i], time.Since(start))
+					state = next
+				}
+				must(b, c.DeleteTables(ruleset.DefaultTable))
+			}
+			for i, what := range []string{"load", "change", "removal"} {
+				b.ReportMetric(float64(least[i].Microseconds())/1000, "least-"+what+"-ms")
+			}
+		})
+	}
+}
+
+// BenchmarkFirstPacket sends first packets to an address without source ranges,
+// and to one with, from within and from outside.
+func BenchmarkFirstPacket(b *testing.B) {
+	for _, c := range rangesCases() {
+		ports, ranges := c[0], c[1]
+		s := newSender(b)
+		must(b, s.c.Apply(load(openAndRestricted(ports, ranges))))
+		port := uint16(firstPort + ports/2)
+		for _, way := range []struct {
+			name string
+			from func(int) netip.Addr
+			to   netip.Addr
+			end  error
+		}{
+			{"open", inRanges(ranges), openAddress, translated},
+			{"admitted", inRanges(ranges), restrictedAddress, translated},
+			{"refused", inNone(ranges), restrictedAddress, dropped},
+		} {
+			b.Run(fmt.Sprintf("%dx%d/%s", ports, ranges, way.name), func(b *testing.B) {
+				s.time(b, b.N, way.from, netip.AddrPortFrom(way.to, port), way.end)
+			})
+		}
+	}
+}
+
+// BenchmarkCommitBesideLists replaces one endpoint of a service, and gives one a
+// first endpoint and takes it away (which changes a verdict), beside 1,000
+// services of 20 ports with as many distinct lists of source ranges, with one list
+// in common and with none.
+func BenchmarkCommitBesideLists(b *testing.B) {
+	const services, ports = 1000, 20
+	for _, kind := range []string{"no lists", "one list", "distinct lists"} {
+		var all []*service.Service
+		for i := range services {
+			ranges, others := 2, []int{i}
+			switch kind {
+			case "no lists":
+				ranges = 0
+			case "one list":
+				others = nil
+			}
+			all = append(all, withRanges(fmt.Sprintf("ns/svc-%d", i), netip.AddrFrom4([4]byte{10, 96, 1 + byte(i>>8), byte(i)}),
+				netip.AddrFrom4([4]byte{198, 51, 1 + byte(i>>8), byte(i)}), ports, ranges, others...))
+		}
+		program := func(endpoints ...string) *nft.Program {
+			s := &service.Service{Name: "ns/other", ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}, Ports: []service.Port{{Protocol: service.TCP, Port: 80}}}
+			var list []service.Endpoint
+			for _, e := range endpoints {
+				list = append(list, service.Endpoint{Addr: netip.MustParseAddrPort(e), Ready: true, Serving: true})
+			}
+			s.Ports[0].Endpoints = service.MergeEndpoints(list)
+			return rangesProgram(append(all, s)...)
+		}
+		one, other, none := program("198.18.0.2:80"), program("198.18.0.3:80"), program()
+		for what, pair := range map[string][2]*nft.Program{"endpoint": {one, other}, "verdict": {one, none}} {
+			b.Run(kind+"/"+what, func(b *testing.B) { alternate(b, pair) })
+		}
+	}
+}
+
+// alternate applies one program after the other.
+func alternate(b *testing.B, pair [2]*nft.Program) {
+	_, c := open(b)
+	var batches [2]nft.Batch
+	first, state := nft.State{}.Plan(pair[0], time.Time{})
+	must(b, c.Apply(first))
+	batches[0], state = state.Plan(pair[1], time.Time{})
+	must(b, c.Apply(batches[0]))
+	batches[1], _ = state.Plan(pair[0], time.Time{})
+	must(b, c.Apply(batches[1]))
+	settle(b, c, pair, &batches)
+	least := time.Hour
+	for i := 0; b.Loop(); i++ {
+		start := time.Now()
+		must(b, c.Apply(batches[i%2]))
+		least = min(least, time.Since(start))
+	}
+	b.ReportMetric(float64(least.Nanoseconds())/1000, "least-us")
+}
+
+// settle leaves batches that can be applied in turn: the first ones may add chains.
+func settle(b *testing.B, c *kernel.Conn, pair [2]*nft.Program, batches *[2]nft.Batch) {
+	b.Helper()
+	_, state := nft.State{}.Plan(pair[0], time.Time{})
+	_, state = state.Plan(pair[1], time.Time{})
+	_, state = state.Plan(pair[0], time.Time{})
+	batches[0], state = state.Plan(pair[1], time.Time{})
+	batches[1], _ = state.Plan(pair[0], time.Time{})
+	for _, batch := range batches {
+		must(b, c.Apply(batch))
+	}
+}

@@ -1,0 +1,103 @@
+package ruleset_test
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"nftproxy/nft"
+	"nftproxy/test/nfttest"
+)
+
+// withOldRanges is the program as the version before had it: all source ranges in
+// one set, together with the address and port.
+func withOldRanges(p *nft.Program) *nft.Program {
+	old := &nft.Program{IPv4: p.IPv4.Clone(), IPv6: p.IPv6}
+	t := old.IPv4
+	key := nft.Fields{nft.Daddr, nft.L4Proto, nft.Dport}
+	sources := append(key[:3:3], nft.Saddr)
+	for name := range p.IPv4.Chains.All() {
+		if strings.HasPrefix(name, "source-ranges-") {
+			t.Chains, t.Sets, t.Parts = t.Chains.Delete(name), t.Sets.Delete(name), t.Parts.Delete(name)
+		}
+	}
+	t.Chains, t.Sets = t.Chains.Delete("services-restricted"), t.Sets.Delete("load-balancer-sources")
+	t.Sets = t.Sets.Set("source-ranges", &nft.Set{Name: "source-ranges", Key: sources, Interval: true})
+	t.Chains = t.Chains.Set("source-ranges", &nft.Chain{Name: "source-ranges", Rules: []nft.Rule{
+		{nft.InSet{Key: sources, Set: "source-ranges"}, nft.VMap{Key: key, Map: "services-restricted"}},
+		{nft.Verdict{Code: nft.Drop}},
+	}})
+	for name, part := range t.Parts.All() {
+		var elements []nft.Element
+		for _, e := range part.Elements {
+			list := e.Verdict.Chain
+			if strings.HasPrefix(list, "source-ranges-") {
+				e.Verdict.Chain = "source-ranges"
+				for _, r := range p.IPv4.Parts.At(list).Elements {
+					elements = append(elements, nft.Element{Set: "source-ranges", Key: e.Key + r.Key, KeyEnd: e.Key + r.KeyEnd, Comment: e.Comment})
+				}
+			}
+			elements = append(elements, e)
+		}
+		t.Parts = t.Parts.Set(name, nft.NewPart(elements, part.Pools))
+	}
+	return old
+}
+
+// The tables of the version before become those of this one without being
+// replaced, and meanwhile every packet meets what it should.
+func TestUpgradeOfSourceRanges(t *testing.T) {
+	const ports, ranges = 2, 300
+	s := newSender(t)
+	p := openAndRestricted(ports, ranges)
+	must(t, s.c.Apply(load(withOldRanges(p))))
+	have, err := s.c.Read(p)
+	must(t, err)
+	b, state := nft.Adopt(have, p).Plan(p, time.Time{})
+	for _, op := range b.Ops {
+		if _, replaced := op.(nft.DeleteTable); replaced {
+			t.Fatalf("the table is replaced: %s", op.Text())
+		}
+	}
+
+	stop := make(chan struct{})
+	var sending sync.WaitGroup
+	end := sync.OnceFunc(func() { close(stop); sending.Wait() })
+	defer end()
+	began := make(chan struct{})
+	started := sync.OnceFunc(func() { close(began) })
+	sending.Go(func() {
+		defer started()
+		for {
+			_, admitted := s.send(20, inRanges(ranges), netip.AddrPortFrom(restrictedAddress, firstPort), translated)
+			_, refused := s.send(20, inNone(ranges), netip.AddrPortFrom(restrictedAddress, firstPort+1), dropped)
+			if err := errors.Join(admitted, refused); err != nil {
+				t.Error(err)
+				return
+			}
+			started()
+			select {
+			case <-stop:
+				return
+			default:
+			}
+		}
+	})
+	<-began
+	must(t, s.c.Apply(b))
+	rest, _ := state.Plan(p, time.Time{}.Add(nft.IdleLife))
+	must(t, s.c.Apply(rest))
+	end()
+
+	got, err := s.c.Read(p)
+	must(t, err)
+	if diff := nfttest.Diff(p, got); diff != "" {
+		t.Errorf("wanted and read (-want +got):\n%s", diff)
+	}
+	if idle := nfttest.Idle(p, got); len(idle) > 0 {
+		t.Errorf("left over: %v", idle)
+	}
+}

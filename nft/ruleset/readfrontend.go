@@ -1,0 +1,235 @@
+package ruleset
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"nftproxy/model/service"
+	"nftproxy/nft"
+)
+
+// servedFrontend is a frontend as a table serves it.
+type servedFrontend struct {
+	v6 bool
+	// addr is not valid for a node port.
+	addr     netip.Addr
+	protocol service.Protocol
+	port     uint16
+	// comment is the element's, without alsoClusterIPOf. commentCut says that the
+	// element's comment was cut.
+	comment    string
+	commentCut bool
+	// alsoClusterIP says that addr is a cluster IP of the Service, which another
+	// Service has.
+	alsoClusterIP bool
+
+	// restricted says that only sources may reach the frontend. sources includes the
+	// load balancer's own addresses; by is the comment that names the Service whose
+	// firewall it is.
+	restricted bool
+	sources    *service.Sources
+	by         string
+	// external says that outsiders get the list local. Everybody else gets the list
+	// cluster; without external, outsiders get it too.
+	external       bool
+	cluster, local []netip.AddrPort
+	// dropped says that there are endpoints, but none on the node.
+	dropped bool
+	// affinity is how long clients are remembered, 0 if they are not. localOnly says
+	// that they are remembered in the list of endpoints on the node.
+	affinity  time.Duration
+	localOnly bool
+	// servicePort is the Service's port. A node port has it from the names of clients'
+	// maps and chains; 0 if there are none.
+	servicePort uint16
+}
+
+func (f *servedFrontend) isNodePort() bool { return !f.addr.IsValid() }
+
+func (f *servedFrontend) claim() service.Claim {
+	if f.isNodePort() {
+		return service.NodePortClaim(f.v6, &service.Port{Protocol: f.protocol, NodePort: f.port})
+	}
+	return service.Claim{Addr: f.addr, Protocol: f.protocol, Port: f.port}
+}
+
+// readFrontends reads all frontends of one table.
+func readFrontends(f nft.Family, c *nft.Contents) []*servedFrontend {
+	var frontends []*servedFrontend
+	sources, itself := readSources(c, f), readItself(c, f)
+	for _, a := range allAccess() {
+		r := frontendReader{
+			access: a, contents: c, family: f,
+			cluster: poolTargets(c, a.endpoints, f), local: poolTargets(c, a.localEndpoints, f), sources: sources, itself: itself,
+		}
+		for _, element := range sortedElements(c, a.verdicts) {
+			frontends = append(frontends, r.read(element))
+		}
+	}
+	return frontends
+}
+
+// frontendReader reads the frontends of one access.
+type frontendReader struct {
+	*access
+	contents *nft.Contents
+	family   nft.Family
+	// cluster and local have the targets of each frontend's lists.
+	cluster, local map[nft.Value][]netip.AddrPort
+	// sources has the ranges that each chain lets in, itself the load balancers'
+	// addresses that may reach each frontend.
+	sources map[string]*service.Sources
+	itself  map[nft.Value][]netip.Prefix
+}
+
+func (r *frontendReader) read(element nft.Element) *servedFrontend {
+	f := &servedFrontend{v6: r.family == nft.IPv6, commentCut: isCut(element.Comment)}
+	f.comment, f.alsoClusterIP = strings.CutPrefix(element.Comment, alsoClusterIPOf)
+	key := fieldReader{element.Key, r.family}
+	if r.key[0] == nft.Daddr {
+		f.addr = key.addr()
+	}
+	f.protocol, f.port = key.protocol(), key.port()
+	verdict := element.Verdict
+	if sources, restricted := r.sources[verdict.Chain]; restricted {
+		behind := r.element(servicesRestricted, element.Key)
+		f.restricted, f.sources, verdict = true, sources, behind.Verdict
+		f.by, _ = strings.CutPrefix(behind.Comment, alsoClusterIPOf)
+		if itself := r.itself[element.Key]; len(itself) > 0 {
+			f.sources = service.NewSources(append(itself, sources.Ranges()...))
+		}
+	}
+	f.external = verdict.Chain == r.externalChain
+	f.dropped = verdict.Code == nft.Drop
+	f.localOnly = strings.HasSuffix(kindOfChain(verdict.Chain), "-local-")
+	if !f.dropped && verdict.Chain != refuse {
+		f.cluster, f.local = r.cluster[element.Key], r.local[element.Key]
+	}
+	f.affinity, f.servicePort = parseLearner(r.element(r.learners, element.Key).Verdict.Chain)
+	if !f.isNodePort() {
+		f.servicePort = f.port
+	}
+	return f
+}
+
+// kindOfChain is the name of a shared chain without the name of its clients, which may
+// contain anything.
+func kindOfChain(chain string) string {
+	kind, _, _ := strings.Cut(chain, "affinity")
+	return kind
+}
+
+// parseLearner reads the name of a chain that remembers clients: for how long, 0 for
+// another chain, and of which port of the Service, 0 if the name was cut.
+func parseLearner(chain string) (timeout time.Duration, port uint16) {
+	_, rest, _ := strings.Cut(chain, "learn-")
+	seconds, of, _ := strings.Cut(rest, "-")
+	n, _ := strconv.Atoi(seconds)
+	for _, lists := range []clientList{localList, clusterList | localList} {
+		of = strings.TrimSuffix(of, lists.suffix())
+	}
+	number, _ := strconv.ParseUint(of[strings.LastIndexByte(of, '/')+1:], 10, 16)
+	return time.Duration(n) * time.Second, uint16(number)
+}
+
+func (r *frontendReader) element(set string, key nft.Value) nft.Element {
+	if s := r.contents.Sets[set]; s != nil {
+		return s.Elements[key]
+	}
+	return nft.Element{}
+}
+
+// poolTargets returns the targets of each list in a map of endpoints, sorted.
+func poolTargets(c *nft.Contents, name string, f nft.Family) map[nft.Value][]netip.AddrPort {
+	s := c.Sets[name]
+	if s == nil {
+		return nil
+	}
+	// One piece of memory for all lists.
+	counts := map[nft.Value]int{}
+	for key := range s.Elements {
+		at, _ := key.SplitIndex()
+		counts[at]++
+	}
+	lists, all := make(map[nft.Value][]netip.AddrPort, len(counts)), make([]netip.AddrPort, len(s.Elements))
+	for at, n := range counts {
+		lists[at], all = all[:0:n], all[n:]
+	}
+	for key, e := range s.Elements {
+		at, _ := key.SplitIndex()
+		data := fieldReader{e.Data, f}
+		lists[at] = append(lists[at], netip.AddrPortFrom(data.addr(), data.port()))
+	}
+	for at, list := range lists {
+		slices.SortFunc(list, netip.AddrPort.Compare)
+		lists[at] = slices.Compact(list)
+	}
+	return lists
+}
+
+// readSources returns the lists of ranges, by the name of their set and chain.
+func readSources(c *nft.Contents, f nft.Family) map[string]*service.Sources {
+	sources := map[string]*service.Sources{}
+	for name, s := range c.Sets {
+		if !strings.HasPrefix(name, sourceRanges) || !s.Set.Interval || s.Set.Key.Len(f) != f.AddrLen() {
+			continue
+		}
+		ranges := make([]netip.Prefix, 0, len(s.Elements))
+		for _, e := range s.Elements {
+			if p, ok := prefixOf(addrOf(e.Key), addrOf(e.KeyEnd)); ok {
+				ranges = append(ranges, p)
+			}
+		}
+		sources[name] = service.NewSources(ranges)
+	}
+	return sources
+}
+
+// readItself returns the load balancers' addresses that may reach each frontend.
+func readItself(c *nft.Contents, f nft.Family) map[nft.Value][]netip.Prefix {
+	itself := map[nft.Value][]netip.Prefix{}
+	for _, e := range sortedElements(c, loadBalancerSources) {
+		at := len(e.Key) - f.AddrLen()
+		a := addrOf(e.Key[at:])
+		itself[e.Key[:at]] = append(itself[e.Key[:at]], netip.PrefixFrom(a, a.BitLen()))
+	}
+	return itself
+}
+
+// prefixOf returns the prefix from the first address to the last, if there is one.
+func prefixOf(first, last netip.Addr) (netip.Prefix, bool) {
+	for bits := range first.BitLen() + 1 {
+		if p := netip.PrefixFrom(first, bits); p == p.Masked() && nft.LastAddr(p) == last {
+			return p, true
+		}
+	}
+	return netip.Prefix{}, false
+}
+
+// addrOf reads a value that is an address and nothing else.
+func addrOf(v nft.Value) netip.Addr {
+	a, _ := netip.AddrFromSlice([]byte(v))
+	return a
+}
+
+// fieldReader reads the fields of a value one after the other.
+type fieldReader struct {
+	left   nft.Value
+	family nft.Family
+}
+
+func (r *fieldReader) addr() netip.Addr { return addrOf(r.next(r.family.AddrLen())) }
+
+func (r *fieldReader) protocol() service.Protocol { return service.Protocol(r.next(4)[0]) }
+
+func (r *fieldReader) port() uint16 { return binary.BigEndian.Uint16([]byte(r.next(4))) }
+
+func (r *fieldReader) next(n int) nft.Value {
+	field := r.left[:n]
+	r.left = r.left[n:]
+	return field
+}

@@ -1,0 +1,108 @@
+// Package controlplane promises a real control plane in a network namespace of its own,
+// with a link to each node of a test or benchmark.
+//
+// It makes no nodes: those are network namespaces of the caller's.
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"k8s.io/client-go/kubernetes"
+
+	"nftproxy/test/cluster"
+	"nftproxy/test/testnet"
+)
+
+// Plane is a running control plane.
+type Plane struct {
+	// NS is where it runs.
+	NS *testnet.Namespace
+	// Config is what it was started with.
+	Config  cluster.Config
+	Cluster *cluster.Cluster
+	Client  *kubernetes.Clientset
+	// nodes is how many have been connected so far.
+	nodes int
+}
+
+// Start starts a control plane whose API server listens on config.ListenAddr, which
+// must be a single IPv4 address and not a loopback one, so that the Service
+// default/kubernetes has an endpoint.
+func Start(ctx context.Context, config cluster.Config) (*Plane, error) {
+	ns, err := testnet.New("control-plane")
+	if err != nil {
+		return nil, err
+	}
+	p := &Plane{NS: ns, Config: config}
+	if err := p.start(ctx); err != nil {
+		return nil, errors.Join(err, p.Stop())
+	}
+	return p, nil
+}
+
+func (p *Plane) start(ctx context.Context) error {
+	if err := p.NS.AddAddr("lo", p.apiPrefix()); err != nil {
+		return err
+	}
+	p.Config.NetNS = p.NS.Path()
+	var err error
+	if p.Cluster, err = cluster.Start(ctx, p.Config); err != nil {
+		return err
+	}
+	if p.Client, err = kubernetes.NewForConfig(p.Cluster.Client()); err != nil {
+		return fmt.Errorf("make a client: %w", err)
+	}
+	return nil
+}
+
+// apiPrefix is the address that the API server listens on, alone.
+func (p *Plane) apiPrefix() netip.Prefix { return netip.PrefixFrom(p.Config.ListenAddr, 32) }
+
+// Nodes is how many nodes have been connected so far.
+func (p *Plane) Nodes() int { return p.nodes }
+
+// Connect joins a node with the control plane, by a link of their own, which is
+// called mgmt on the node.
+func (p *Plane) Connect(node *testnet.Namespace) error {
+	p.nodes++
+	near, far := "mgmt", fmt.Sprintf("node%d", p.nodes)
+	// Networks of four addresses out of 172.31.0.0/16.
+	planeEnd := netip.AddrFrom4([4]byte{172, 31, byte(p.nodes >> 6), byte(p.nodes<<2) + 1})
+	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: near}, PeerName: far, PeerNamespace: netlink.NsFd(p.NS.Fd())}
+	err := node.Handle().LinkAdd(veth)
+	for _, end := range []struct {
+		ns   *testnet.Namespace
+		link string
+		addr netip.Addr
+	}{{p.NS, far, planeEnd}, {node, near, planeEnd.Next()}} {
+		if err == nil {
+			err = end.ns.AddAddr(end.link, netip.PrefixFrom(end.addr, 30))
+		}
+		var link netlink.Link
+		if err == nil {
+			link, err = end.ns.Handle().LinkByName(end.link)
+		}
+		if err == nil {
+			err = end.ns.Handle().LinkSetUp(link)
+		}
+	}
+	if err == nil {
+		err = node.AddRoute(p.apiPrefix(), planeEnd)
+	}
+	if err != nil {
+		return fmt.Errorf("connect a node with the control plane: %w", err)
+	}
+	return nil
+}
+
+// Stop ends it and removes its namespace.
+func (p *Plane) Stop() error {
+	if p.Cluster != nil {
+		p.Cluster.Stop()
+	}
+	return p.NS.Close()
+}

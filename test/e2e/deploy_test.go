@@ -1,0 +1,363 @@
+package e2e
+
+import (
+	"fmt"
+	"maps"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"nftproxy/conntrack"
+	"nftproxy/test/testnet"
+)
+
+// deployed is the name of everything in deploy/.
+const deployed = "nftproxy"
+
+// TestDeploy applies deploy/ to the API server and runs the proxy as the
+// DaemonSet's container would: with its arguments, environment, service account,
+// capabilities and read-only root.
+func TestDeploy(t *testing.T) {
+	n := newNode(t)
+	n.applyDeploy()
+	daemonSet, err := n.plane.client.AppsV1().DaemonSets("kube-system").Get(n.ctx, deployed, metav1.GetOptions{})
+	n.must(err)
+	n.admitPod(daemonSet)
+
+	client := n.addClient()
+	web := n.create(service("web", "web"))
+	n.runPod("web-1", "web")
+	spec := &daemonSet.Spec.Template.Spec
+	container := &spec.Containers[0]
+	p := n.run(n.containerCommand(spec))
+	p.awaitSync(0)
+	n.soon("the readiness probe", func() error { return n.probe(container, container.ReadinessProbe) })
+	n.soon("the liveness probe", func() error { return n.probe(container, container.LivenessProbe) })
+	p.until("the pod serves", func() error {
+		return everywhere(func(protocol string, v6 bool) error {
+			return n.reaches(client, protocol, address(web, protocol, v6), "web-1")
+		})
+	})
+	// The configuration's cluster CIDR has arrived: from elsewhere, masqueraded.
+	peer, err := n.peer(n.Node, testnet.TCP, address(web, testnet.TCP, false))
+	if n.must(err); peer != n.NodeAddrs.V4() {
+		t.Errorf("the server saw %v, want the node masqueraded as %v", peer, n.NodeAddrs.V4())
+	}
+	n.runPod("web-2", "web")
+	p.until("two pods serve", func() error {
+		return n.reaches(client, testnet.TCP, address(web, testnet.TCP, false), "web-1", "web-2")
+	})
+
+	const netAdmin = "0000000000001000" // 1 << CAP_NET_ADMIN
+	if diff := cmp.Diff([]string{netAdmin, netAdmin, netAdmin, "1"}, p.status("CapPrm", "CapEff", "CapBnd", "NoNewPrivs")); diff != "" {
+		t.Errorf("rights of the process (-want +got):\n%s", diff)
+	}
+	const timeout = "net.netfilter.nf_conntrack_tcp_timeout_established"
+	if got, err := n.Node.ReadSysctl(timeout); got != "86400" || err != nil {
+		t.Errorf("%s is %q (%v), want kube-proxy's 86400", timeout, got, err)
+	}
+	lines, _ := p.Logged(0)
+	for _, l := range lines {
+		if l.Has("net.netfilter.nf_conntrack", conntrack.ErrHostOnly.Error()) {
+			continue // The test's machine has a small table, and the node is not its own network namespace.
+		}
+		if l.Level == "WARN" && l.Has("waiting for ") && !strings.Contains(l.Text, "forbidden") {
+			continue // A list that takes longer than a second is no fault of the manifests.
+		}
+		if l.Level == "WARN" || l.Level == "ERROR" || strings.Contains(l.Text, "forbidden") {
+			t.Errorf("in the log: %s", l.Text)
+		}
+	}
+	p.stop()
+}
+
+// TestRBAC checks that the service account may do what the informers need, and
+// write events (TestEvents), and nothing more than any other, and that a right that is missing is named.
+func TestRBAC(t *testing.T) {
+	n := newNode(t)
+	n.applyDeploy()
+	got := n.rights(deployed)
+	for right := range n.rights("default") {
+		delete(got, right)
+	}
+	var want []string
+	for _, resource := range []string{"/nodes", "/services", "discovery.k8s.io/endpointslices", "networking.k8s.io/servicecidrs"} {
+		want = append(want, resource+" list", resource+" watch")
+	}
+	all := slices.Sorted(slices.Values(append([]string{"/events create", "/events patch"}, want...)))
+	if diff := cmp.Diff(all, slices.Sorted(maps.Keys(got))); diff != "" {
+		t.Fatalf("rights beyond those of every service account (-want +got):\n%s", diff)
+	}
+
+	kubeconfig, err := n.plane.cluster.ServiceAccountKubeconfig(n.ctx, "kube-system", deployed)
+	n.must(err)
+	for _, right := range want {
+		t.Run("without "+right, func(t *testing.T) {
+			resource, verb, _ := strings.Cut(right, " ")
+			_, resource, _ = strings.Cut(resource, "/")
+			t.Cleanup(n.applyDeploy)
+			n.revoke(resource, verb)
+			cmd := n.proxyCommand("--kubeconfig=" + kubeconfig)
+			// As with an API server that does not stream lists, so that both verbs count.
+			cmd.Env = append(os.Environ(), "KUBE_FEATURE_WatchListClient=false")
+			p := runIn(t, n.Node, cmd)
+			p.awaitText(0, "WARN", verb+" "+resource, "forbidden", "cannot "+verb+" resource", "trying again")
+			p.stop()
+		})
+	}
+}
+
+// applyDeploy applies the manifests with the configuration that a person would
+// enter: where the API server is.
+func (n *node) applyDeploy() {
+	n.t.Helper()
+	api, err := url.Parse(n.plane.cluster.Client().Host)
+	n.must(err)
+	var manifests []string
+	for _, name := range []string{"config.yaml", "rbac.yaml", "daemonset.yaml"} {
+		text, err := os.ReadFile(filepath.Join("..", "..", "deploy", name))
+		n.must(err)
+		edited := strings.NewReplacer(`"192.0.2.1"`, `"`+api.Hostname()+`"`, `"6443"`, `"`+api.Port()+`"`).Replace(string(text))
+		if name == "config.yaml" && strings.Count(edited, api.Port()) != 1 {
+			n.t.Fatalf("%s has no place for the API server's port", name)
+		}
+		manifests = append(manifests, edited)
+	}
+	n.must(n.plane.cluster.Apply(n.ctx, manifests...))
+	// A right that an earlier test has taken away may be the last to come back.
+	for resource, verbs := range deployedRights() {
+		for _, verb := range verbs {
+			n.awaitAccess(resource, verb, true)
+		}
+	}
+}
+
+// deployedRights are what the informers and the writer of events need.
+func deployedRights() map[string][]string {
+	follow := []string{"list", "watch"}
+	return map[string][]string{
+		"nodes": follow, "services": follow, "endpointslices": follow, "servicecidrs": follow, "events": {"create", "patch"},
+	}
+}
+
+// admitPod has the API server admit a pod of the DaemonSet, but not keep it.
+func (n *node) admitPod(d *appsv1.DaemonSet) {
+	n.t.Helper()
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: deployed + "-", Labels: d.Spec.Template.Labels},
+		Spec:       d.Spec.Template.Spec,
+	}
+	pod.Spec.NodeName = n.name
+	made, err := n.plane.client.CoreV1().Pods("kube-system").Create(n.ctx, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	n.must(err)
+	if made.Spec.Priority == nil || *made.Spec.Priority < 2_000_000_000 {
+		n.t.Errorf("the pod's priority is %v, want that of a critical one", made.Spec.Priority)
+	}
+}
+
+// containerCommand runs the binary as the container runtime would: in a mount
+// namespace with a read-only root and the service account's token, with the
+// container's environment and volumes, with its own /proc/sys read-only, and
+// with no capability but those it adds.
+func (n *node) containerCommand(spec *corev1.PodSpec) *exec.Cmd {
+	n.t.Helper()
+	c := &spec.Containers[0]
+	env := n.containerEnv(c)
+	account := n.accountFiles()
+	capabilities := "-all"
+	for _, add := range c.SecurityContext.Capabilities.Add {
+		capabilities += ",+" + strings.ToLower(string(add))
+	}
+	if drop := c.SecurityContext.Capabilities.Drop; !slices.Contains(drop, "ALL") {
+		n.t.Fatalf("the container drops %v, want all capabilities", drop)
+	}
+	if !*c.SecurityContext.ReadOnlyRootFilesystem || *c.SecurityContext.AllowPrivilegeEscalation {
+		n.t.Fatal("the container's root is writable, or privileges can grow")
+	}
+	const enter = `set -e
+		mount -t tmpfs tmpfs /run
+		mkdir -p /run/secrets/kubernetes.io
+		mv "$ACCOUNT" /run/secrets/kubernetes.io/serviceaccount
+		test -e /var/run/secrets/kubernetes.io/serviceaccount/token
+		echo "$VOLUMES" | while read -r host inside; do
+			mkdir -p "$inside"
+			mount --bind "$host" "$inside"
+		done
+		mount --bind /proc/sys /proc/sys
+		mount -o remount,bind,ro /proc/sys
+		mount -o remount,bind,ro /
+		exec setpriv --no-new-privs --inh-caps=-all --ambient-caps=-all --bounding-set="$CAPABILITIES" "$@"`
+	args := []string{"--mount", "sh", "-c", enter, "sh", shared.nftproxy(n.t)}
+	for _, a := range c.Args {
+		args = append(args, os.Expand(strings.NewReplacer("$(", "${", ")", "}").Replace(a), func(name string) string { return env[name] }))
+	}
+	cmd := exec.Command("unshare", args...)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "ACCOUNT=" + account, "CAPABILITIES=" + capabilities, "VOLUMES=" + n.hostPaths(spec)}
+	for name, value := range env {
+		cmd.Env = append(cmd.Env, name+"="+value)
+	}
+	return cmd
+}
+
+// hostPaths lists the directories of the host that the container is given, one
+// in a line with the path in it. They have to be where the test can make them.
+func (n *node) hostPaths(spec *corev1.PodSpec) string {
+	n.t.Helper()
+	var lines []string
+	for _, m := range spec.Containers[0].VolumeMounts {
+		at := slices.IndexFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })
+		if at < 0 || spec.Volumes[at].HostPath == nil || !strings.HasPrefix(m.MountPath, "/run/") || m.ReadOnly {
+			n.t.Fatalf("volume mount %v: want a directory of the host, writable and in /run", m)
+		}
+		lines = append(lines, spec.Volumes[at].HostPath.Path+" "+m.MountPath)
+	}
+	return strings.Join(lines, "\n")
+}
+
+// containerEnv is the container's environment on the node.
+func (n *node) containerEnv(c *corev1.Container) map[string]string {
+	n.t.Helper()
+	env := map[string]string{}
+	for _, from := range c.EnvFrom {
+		config, err := n.plane.client.CoreV1().ConfigMaps("kube-system").Get(n.ctx, from.ConfigMapRef.Name, metav1.GetOptions{})
+		n.must(err)
+		maps.Copy(env, config.Data)
+	}
+	for _, e := range c.Env {
+		if e.ValueFrom == nil || e.ValueFrom.FieldRef.FieldPath != "spec.nodeName" {
+			n.t.Fatalf("environment variable %s: %v", e.Name, e)
+		}
+		env[e.Name] = n.name
+	}
+	return env
+}
+
+// accountFiles makes a directory as the kubelet projects it into pods.
+func (n *node) accountFiles() string {
+	n.t.Helper()
+	kubeconfig, err := n.plane.cluster.ServiceAccountKubeconfig(n.ctx, "kube-system", deployed)
+	n.must(err)
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	n.must(err)
+	dir := filepath.Join(n.t.TempDir(), "serviceaccount")
+	n.must(os.Mkdir(dir, 0o755),
+		os.WriteFile(filepath.Join(dir, "token"), []byte(config.BearerToken), 0o600),
+		os.WriteFile(filepath.Join(dir, "ca.crt"), config.CAData, 0o600),
+		os.WriteFile(filepath.Join(dir, "namespace"), []byte("kube-system"), 0o600))
+	return dir
+}
+
+// status reads fields of /proc/PID/status.
+func (p *process) status(fields ...string) []string {
+	p.t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	values := make([]string, len(fields))
+	for l := range strings.Lines(string(text)) {
+		name, value, _ := strings.Cut(l, ":")
+		if i := slices.Index(fields, name); i >= 0 {
+			values[i] = strings.TrimSpace(value)
+		}
+	}
+	return values
+}
+
+// rights lists what a service account of kube-system may do, as "group/resource
+// verb" or "URL verb".
+func (n *node) rights(account string) map[string]bool {
+	n.t.Helper()
+	kubeconfig, err := n.plane.cluster.ServiceAccountKubeconfig(n.ctx, "kube-system", account)
+	n.must(err)
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	n.must(err)
+	config.Dial = n.plane.cluster.Client().Dial
+	client, err := kubernetes.NewForConfig(config)
+	n.must(err)
+	review, err := client.AuthorizationV1().SelfSubjectRulesReviews().Create(n.ctx, &authorizationv1.SelfSubjectRulesReview{
+		Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: "kube-system"},
+	}, metav1.CreateOptions{})
+	n.must(err)
+	if review.Status.Incomplete {
+		n.t.Logf("the review is incomplete: %s", review.Status.EvaluationError)
+	}
+	rights := map[string]bool{}
+	for _, r := range review.Status.ResourceRules {
+		for _, group := range r.APIGroups {
+			for _, resource := range r.Resources {
+				for _, verb := range r.Verbs {
+					rights[group+"/"+resource+" "+verb] = true
+				}
+			}
+		}
+	}
+	for _, r := range review.Status.NonResourceRules {
+		for _, u := range r.NonResourceURLs {
+			for _, verb := range r.Verbs {
+				rights[u+" "+verb] = true
+			}
+		}
+	}
+	return rights
+}
+
+// revoke takes one verb on one resource from the role, and returns when the API
+// server's authorizer has noticed.
+func (n *node) revoke(resource, verb string) {
+	n.t.Helper()
+	roles := n.plane.client.RbacV1().ClusterRoles()
+	role, err := roles.Get(n.ctx, deployed, metav1.GetOptions{})
+	n.must(err)
+	var rules []rbacv1.PolicyRule
+	for _, r := range role.Rules {
+		for _, one := range r.Resources {
+			left := rbacv1.PolicyRule{APIGroups: r.APIGroups, Resources: []string{one}, Verbs: slices.Clone(r.Verbs)}
+			if one == resource {
+				left.Verbs = slices.DeleteFunc(left.Verbs, func(v string) bool { return v == verb })
+			}
+			rules = append(rules, left)
+		}
+	}
+	role.Rules = rules
+	_, err = roles.Update(n.ctx, role, metav1.UpdateOptions{})
+	n.must(err)
+	n.awaitAccess(resource, verb, false)
+}
+
+// awaitAccess asks the authorizer, which follows roles a little behind, until it
+// answers as wanted.
+func (n *node) awaitAccess(resource, verb string, want bool) {
+	n.t.Helper()
+	attributes := &authorizationv1.ResourceAttributes{Resource: resource, Verb: verb}
+	switch resource {
+	case "endpointslices":
+		attributes.Group = "discovery.k8s.io"
+	case "servicecidrs":
+		attributes.Group = "networking.k8s.io"
+	}
+	for {
+		review, err := n.plane.client.AuthorizationV1().SubjectAccessReviews().Create(n.ctx, &authorizationv1.SubjectAccessReview{
+			Spec: authorizationv1.SubjectAccessReviewSpec{
+				User: "system:serviceaccount:kube-system:" + deployed, Groups: []string{"system:serviceaccounts"}, ResourceAttributes: attributes,
+			},
+		}, metav1.CreateOptions{})
+		n.must(err) // at the end of the context, if not before
+		if review.Status.Allowed == want {
+			return
+		}
+	}
+}

@@ -1,0 +1,174 @@
+// Package e2e promises that all parts work together: a real etcd, kube-apiserver and
+// kube-controller-manager in a network namespace, the nftproxy binary as a child process
+// in the namespace of a node, and real connections from pods, from the node and from
+// outside.
+//
+// The tests share one control plane. Each has a node, pods, a client outside and a
+// Kubernetes namespace of its own, so that they can run in any order. They wait for
+// events: log lines, watches, packets and the kernel's own notices. They need root, and
+// -short skips them. They print durations; no test fails for one, but that TestAtOnce
+// wants one of 20 changes in the kernel within a second.
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+
+	"nftproxy/test/cluster"
+	"nftproxy/test/cluster/controlplane"
+	"nftproxy/test/cluster/controlplane/controlplanetest"
+	"nftproxy/test/testnet"
+)
+
+// shared has what the tests of one run share.
+var shared fixture
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	shared.close()
+	os.Exit(code)
+}
+
+// fixture holds what is slow to make. The first test that needs it makes it.
+type fixture struct {
+	mu     sync.Mutex
+	dir    string
+	binary string
+	plane  *controlPlane
+	// scenarios is the control plane for the scenario files.
+	scenarios *controlPlane
+}
+
+// nftproxy returns the path of the binary, built as `make build` does.
+func (f *fixture) nftproxy(t *testing.T) string {
+	t.Helper()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.binary != "" {
+		return f.binary
+	}
+	if f.dir == "" {
+		dir, err := os.MkdirTemp("", "nftproxy-e2e-")
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.dir = dir
+	}
+	path := filepath.Join(f.dir, "nftproxy")
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "../../cmd/nftproxy")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build nftproxy: %v\n%s", err, out)
+	}
+	f.binary = path
+	return path
+}
+
+// controlPlane returns the one that tests share. Tests that need one for
+// themselves start their own.
+func (f *fixture) controlPlane(t *testing.T) *controlPlane {
+	t.Helper()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.plane == nil {
+		f.plane = startForTest(t, planeConfig())
+	}
+	return f.plane
+}
+
+// scenarioPlane returns the one that scenario files share.
+func (f *fixture) scenarioPlane(t *testing.T) *controlPlane {
+	t.Helper()
+	controlplanetest.Require(t)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.scenarios == nil {
+		f.scenarios = startForTest(t, scenarioPlaneConfig())
+	}
+	return f.scenarios
+}
+
+// stopPlanes stops the shared control planes, so that they take no CPU time from a large
+// test. The next test that needs one starts it again.
+func (f *fixture) stopPlanes() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, plane := range []**controlPlane{&f.plane, &f.scenarios} {
+		if *plane != nil {
+			(*plane).stop()
+			*plane = nil
+		}
+	}
+}
+
+func (f *fixture) close() {
+	f.stopPlanes()
+	if f.dir != "" {
+		os.RemoveAll(f.dir)
+	}
+}
+
+// controlPlane is a running one, in a namespace with a link to each node.
+type controlPlane struct {
+	*controlplane.Plane
+	cluster *cluster.Cluster
+	client  *kubernetes.Clientset
+	markers int // of scenarios; see world
+}
+
+// ownControlPlane starts a control plane for a test that would disturb others: after a
+// restart of the API server the controllers need up to half a minute.
+func ownControlPlane(t *testing.T) *controlPlane {
+	t.Helper()
+	controlplanetest.Require(t)
+	plane := startForTest(t, planeConfig())
+	t.Cleanup(plane.stop)
+	return plane
+}
+
+// planeConfig has the API server listen on no loopback address, so that the
+// Service default/kubernetes has an endpoint.
+func planeConfig() cluster.Config {
+	return cluster.Config{ListenAddr: netip.MustParseAddr("172.30.0.1"), Log: os.Stderr}
+}
+
+func startForTest(t *testing.T, config cluster.Config) *controlPlane {
+	t.Helper()
+	plane, err := controlplane.Start(testContext(t), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &controlPlane{Plane: plane, cluster: plane.Cluster, client: plane.Client}
+}
+
+// connect joins a node with the control plane, by a link of their own.
+func (c *controlPlane) connect(t *testing.T, node *testnet.Namespace) {
+	t.Helper()
+	if err := c.Connect(node); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (c *controlPlane) stop() {
+	if err := c.Stop(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+}
+
+// patience bounds every wait for an event that must come.
+const patience = time.Minute
+
+func testContext(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}

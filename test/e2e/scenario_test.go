@@ -1,0 +1,210 @@
+package e2e
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	model "nftproxy/model/service"
+	"nftproxy/test/nftcmd"
+	"nftproxy/test/nftmonitor"
+	"nftproxy/test/scenario"
+	"nftproxy/test/scenario/stage"
+	"nftproxy/watch"
+)
+
+// TestScenarios runs every scenario file from the API server to the servers
+// that its flows reach.
+func TestScenarios(t *testing.T) {
+	plane := shared.scenarioPlane(t)
+	eachScenario(t, func(t *testing.T, s *scenario.Scenario) {
+		p := newPlay(t, plane, s)
+		ours := p.addSide(ourCommand(t, plane, s))
+		for n := range s.Steps {
+			p.enter(n)
+			if !ours.awaitMarker(patience) {
+				t.Fatalf("step %d: not in the kernel within %v", n+1, patience)
+			}
+			for _, err := range ours.check(n) {
+				t.Errorf("step %d: %v", n+1, err)
+			}
+		}
+	})
+}
+
+// play is a scenario on an API server, with a stage for each proxy that is to
+// take part.
+type play struct {
+	t        *testing.T
+	world    *world
+	scenario *scenario.Scenario
+	sides    []*side
+	// begun is when the present step's first change was made at the earliest.
+	begun time.Time
+}
+
+// side is a proxy on the node of a stage.
+type side struct {
+	*play
+	stage   *stage.Stage
+	command *exec.Cmd
+	process *process // nil before the first step
+	notices *nftmonitor.Monitor
+	// stuck has the target that each client of a sticky flow got last.
+	stuck map[string]scenario.Target
+	// marked yields when the proxy knows the present step.
+	marked <-chan time.Time
+}
+
+func newPlay(t *testing.T, plane *controlPlane, s *scenario.Scenario) *play {
+	t.Helper()
+	return &play{t: t, world: newWorld(t, plane, s), scenario: s}
+}
+
+func (p *play) addSide(command *exec.Cmd) *side {
+	p.t.Helper()
+	s := &side{play: p, command: command, stuck: map[string]scenario.Target{}, stage: stage.NewForTest(p.t, stage.Config{Bridge: p.scenario.Bridge()})}
+	p.world.plane.connect(p.t, s.stage.Node)
+	s.notices = listenIn(p.t, s.stage.Node)
+	if p.scenario.OtherTables != "" {
+		p.world.must(nftcmd.ForTest(p.t).Load(s.stage.Node, p.scenario.OtherTables))
+	}
+	p.sides = append(p.sides, s)
+	return s
+}
+
+// flows are all of a step.
+func (p *play) flows(n int) []scenario.Flow {
+	return slices.Concat(p.scenario.Steps[n].Flows, p.scenario.Steps[n].Packets)
+}
+
+// enter begins a step on the API server and all stages. The proxies are started
+// once the first step's objects are there.
+func (p *play) enter(n int) {
+	p.t.Helper()
+	step := &p.scenario.Steps[n]
+	snapshot := p.snapshot(step)
+	p.begun = time.Now()
+	for _, s := range p.sides {
+		p.world.must(s.stage.Enter(step, snapshot))
+		s.marked = s.notices.Expect(p.world.nextMarker()...)
+	}
+	p.world.apply(step)
+	for _, s := range p.sides {
+		if s.process == nil {
+			s.start()
+		}
+	}
+}
+
+func (s *side) start() {
+	s.t.Helper()
+	s.process = runIn(s.t, s.stage.Node, exec.Command(s.command.Path, s.command.Args[1:]...))
+}
+
+// snapshot is what the proxy makes of a step, which the stage wants to know for
+// the endpoints.
+func (p *play) snapshot(step *scenario.Step) model.Snapshot {
+	p.t.Helper()
+	var manifests strings.Builder
+	for _, o := range step.Objects {
+		manifests.WriteString("---\n" + o.YAML)
+	}
+	file := filepath.Join(p.t.TempDir(), "objects.yaml")
+	p.world.must(os.WriteFile(file, []byte(manifests.String()), 0o600))
+	mailbox := model.NewMailbox()
+	watcher := watch.NewWatcher(watch.Options{Node: scenario.NodeName}, mailbox)
+	ctx, cancel := context.WithTimeout(p.world.ctx, patience)
+	ended := make(chan error, 1)
+	go func() { ended <- watcher.RunManifests(ctx, file) }()
+	select {
+	case <-mailbox.C():
+	case <-ctx.Done():
+	}
+	update, found := mailbox.Take()
+	cancel()
+	if err := <-ended; err != nil || !found {
+		p.t.Fatalf("no snapshot of the step's manifests: %v", err)
+	}
+	return update.Snapshot
+}
+
+// ourCommand runs nftproxy for a scenario.
+func ourCommand(t *testing.T, plane *controlPlane, s *scenario.Scenario) *exec.Cmd {
+	t.Helper()
+	return exec.Command(shared.nftproxy(t), append([]string{
+		"run", "--hostname-override=" + scenario.NodeName, "-v=2", "--kubeconfig=" + plane.cluster.AdminKubeconfig(),
+		"--healthz-bind-address=", "--metrics-bind-address=",
+	}, s.CommandLine()...)...)
+}
+
+// awaitMarker waits until the proxy has put all that it needs to know about the
+// step into the kernel, and says whether it has.
+func (s *side) awaitMarker(most time.Duration) bool {
+	s.t.Helper()
+	select {
+	case <-s.marked:
+		return true
+	case <-s.process.Exited():
+		s.t.Logf("%s ended: %v", s.process, s.process.Err())
+	case <-time.After(most):
+	}
+	return false
+}
+
+// check sends the flows of a step as they are wanted.
+func (s *side) check(n int) []error {
+	s.t.Helper()
+	var errs []error
+	s.repeatUntilDone(n, patience, func() bool {
+		errs = s.stage.Check(s.world.ctx, s.flows(n))
+		return len(errs) == 0
+	})
+	return errs
+}
+
+// lag is how long kube-proxy is waited for.
+const lag = 5 * time.Second
+
+// repeatUntilDone calls attempt once. If the step has changes without a marker (of
+// Nodes, of ServiceCIDRs, of the node's addresses), it calls attempt again after each
+// change of the node's nftables, until attempt returns true or the time is over.
+func (s *side) repeatUntilDone(n int, most time.Duration, attempt func() bool) {
+	s.t.Helper()
+	timeout := time.After(most)
+	for {
+		_, next := s.notices.Last()
+		done := attempt()
+		switch {
+		case !s.unmarked(n):
+			return
+		case done:
+			last, _ := s.notices.Last()
+			s.t.Logf("step %d: %s had it all in the kernel at the latest %v after the first change", n+1, s.name(), last.Sub(s.begun).Round(time.Millisecond))
+			return
+		}
+		select {
+		case <-next:
+		case <-s.process.Exited():
+			return
+		case <-timeout:
+			return
+		}
+	}
+}
+
+// name is the program's.
+func (s *side) name() string { return filepath.Base(s.command.Path) }
+
+func (s *side) unmarked(n int) bool {
+	step := &s.scenario.Steps[n]
+	isUnmarked := func(kind string) bool { return kind == "Node" || kind == "ServiceCIDR" }
+	return n > 0 && (!slices.Equal(step.Addresses, s.scenario.Steps[n-1].Addresses) ||
+		slices.ContainsFunc(step.Changed, func(o scenario.Object) bool { return isUnmarked(o.Kind) }) ||
+		slices.ContainsFunc(step.Deleted, func(k scenario.Key) bool { return isUnmarked(k.Kind) }))
+}

@@ -1,0 +1,150 @@
+// Package rulesettest promises random clusters with all features, random configurations
+// of the proxy, and packets that aim at services. The same source of randomness gives the
+// same.
+//
+// The package makes no assertion. It compiles and sends nothing.
+package rulesettest
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+
+	"nftproxy/model/service"
+	"nftproxy/nft/ruleset"
+	"nftproxy/test/servicetest"
+)
+
+// Config returns a random configuration, and its value of --nodeport-addresses.
+func Config(rng *rand.Rand) (ruleset.Config, []string) {
+	cidrs := [][]string{
+		nil, {"10.0.0.0/29"}, {"fd00:1::/125"}, {"10.0.0.0/8", "fd00:1::/64"}, {"10.0.0.5/28", "10.0.0.0/8"},
+	}[rng.IntN(5)]
+	cfg := ruleset.Config{Table: ruleset.DefaultTable, MasqueradeBit: uint8(rng.IntN(32))}
+	for _, c := range cidrs {
+		cfg.ClusterCIDRs = append(cfg.ClusterCIDRs, netip.MustParsePrefix(c))
+	}
+	cfg.NodeCIDR = rng.IntN(3) == 0
+	cfg.MasqueradeAll = rng.IntN(4) == 0
+	if rng.IntN(3) == 0 {
+		cfg.PodInterface = []ruleset.Interface{{Name: "cni0"}, {Name: "veth", Prefix: true}}[rng.IntN(2)]
+	}
+	list := nodePortLists()[rng.IntN(len(nodePortLists()))]
+	var err error
+	if cfg.NodePortAddresses, err = service.ParseNodePortAddresses(list); err != nil {
+		panic(err) // the lists are right
+	}
+	return cfg, list
+}
+
+func nodePortLists() [][]string {
+	return [][]string{
+		nil, {"primary"}, {"0.0.0.0/0", "::/0"}, {"192.168.0.0/24"}, {"192.168.1.0/24", "2001:db8::/64"}, {"127.0.0.0/8", "::/0"},
+	}
+}
+
+// ServiceCIDRs returns ranges that contain cluster IPs of the pools and a few more
+// addresses. Some ranges are nested.
+func ServiceCIDRs(rng *rand.Rand) []netip.Prefix {
+	var list []netip.Prefix
+	for _, s := range []string{"10.96.0.0/28", "10.96.0.0/29", "fd00:96::/124", "fd00:96::/125"} {
+		if rng.IntN(4) == 0 {
+			list = append(list, netip.MustParsePrefix(s))
+		}
+	}
+	return list
+}
+
+// Node returns servicetest's node, often with other addresses. One of them is a cluster
+// IP that is bound on the node.
+func Node(rng *rand.Rand) service.Node {
+	n := servicetest.Node()
+	more := []netip.Addr{
+		netip.MustParseAddr("10.96.0.3"), netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("192.168.1.2"),
+		netip.MustParseAddr("2001:db8:1::2"), netip.MustParseAddr("fd00:96::3"), netip.MustParseAddr("::1"),
+	}
+	for _, a := range more {
+		if rng.IntN(2) == 0 {
+			n.HostAddresses = append(n.HostAddresses, a)
+		}
+	}
+	slices.SortFunc(n.HostAddresses, netip.Addr.Compare)
+	switch rng.IntN(5) {
+	case 0:
+		n.Addresses = nil
+	case 1:
+		n.Addresses = n.Addresses[:1]
+	case 2:
+		slices.Reverse(n.Addresses)
+	}
+	n.PodCIDRs = servicetest.PodCIDRs(rng)
+	return n
+}
+
+// Services returns up to 14 services. Some endpoints have the node's address, as pods on
+// the host's network have.
+func Services(rng *rand.Rand, node *service.Node) []*service.Service {
+	var list []*service.Service
+	for i := range 14 {
+		if rng.IntN(3) == 0 {
+			continue
+		}
+		s := servicetest.Named(rng, servicetest.Name(i), Everything())
+		if rng.IntN(4) == 0 {
+			s = onHost(rng, s, node)
+		}
+		if rng.IntN(3) == 0 {
+			s = anyConditions(rng, s)
+		}
+		list = append(list, s)
+	}
+	return list
+}
+
+// onHost adds the node as an endpoint of one of the ports.
+func onHost(rng *rand.Rand, s *service.Service, node *service.Node) *service.Service {
+	next := *s
+	next.Ports = slices.Clone(s.Ports)
+	p := &next.Ports[rng.IntN(len(next.Ports))]
+	endpoints := slices.Collect(p.Endpoints.All())
+	for _, a := range node.HostAddresses[:1] {
+		if slices.ContainsFunc(s.ClusterIPs, func(c netip.Addr) bool { return c.Is6() == a.Is6() }) {
+			endpoints = append(endpoints, service.Endpoint{Addr: netip.AddrPortFrom(a, 9100), Node: node.Name, Ready: true, Serving: true})
+		}
+	}
+	p.Endpoints = service.MergeEndpoints(endpoints)
+	return &next
+}
+
+// anyConditions gives the endpoints every mix of conditions, also those that no
+// controller makes.
+func anyConditions(rng *rand.Rand, s *service.Service) *service.Service {
+	next := *s
+	next.Ports = slices.Clone(s.Ports)
+	for i := range next.Ports {
+		p := &next.Ports[i]
+		list := slices.Collect(p.Endpoints.All())
+		for j := range list {
+			e := &list[j]
+			e.Ready, e.Serving, e.Terminating = rng.IntN(4) == 0, rng.IntN(2) == 0, rng.IntN(2) == 0
+		}
+		p.Endpoints = service.MergeEndpoints(list)
+	}
+	return &next
+}
+
+// Mutated is the service with a small change or, now and then, a larger one.
+func Mutated(rng *rand.Rand, s *service.Service) *service.Service {
+	switch rng.IntN(8) {
+	case 0:
+		return servicetest.Named(rng, s.Name, Everything())
+	case 1:
+		return anyConditions(rng, s)
+	}
+	return servicetest.Mutate(rng, s, Everything())
+}
+
+// Everything makes services with all features.
+func Everything() servicetest.Options {
+	return servicetest.Options{LoadBalancers: true, Affinity: true}
+}

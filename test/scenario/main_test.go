@@ -1,0 +1,9 @@
+package scenario_test
+
+import (
+	"testing"
+
+	"nftproxy/test/testnet/userns"
+)
+
+func TestMain(m *testing.M) { userns.Main(m) }

@@ -1,0 +1,107 @@
+package watch
+
+import (
+	"fmt"
+	"slices"
+
+	"nftproxy/model/service"
+)
+
+// nodeState is what the index knows of this node's Node object, apart from its facts.
+type nodeState struct {
+	there    bool
+	problems []Problem
+	// expected says that a Node with an address is to come: the source is an API
+	// server.
+	expected bool
+	// seen is closed when the Node has come, podCIDRs when it has had podCIDRs.
+	seen, podCIDRs chan struct{}
+}
+
+func newNodeState() nodeState {
+	return nodeState{seen: make(chan struct{}), podCIDRs: make(chan struct{})}
+}
+
+// expectNode says that the Node is to come.
+func (ix *index) expectNode() {
+	ix.node.expected = true
+	node := *ix.builder.Snapshot().Node
+	node.AddressPending = len(node.Addresses) == 0
+	ix.builder.SetNode(node)
+}
+
+func (ix *index) nodeNames() []service.Name {
+	if !ix.node.there {
+		return nil
+	}
+	return []service.Name{service.NewName("", ix.builder.Snapshot().Node.Name)}
+}
+
+// setNode takes this node's object. It ignores other Nodes.
+func (ix *index) setNode(n *nodeObject) {
+	last := ix.builder.Snapshot().Node
+	if n.Name != last.Name {
+		return
+	}
+	ix.reportNew(ix.node.problems, n.problems)
+	ix.node.there, ix.node.problems = true, n.problems
+	node := n.facts
+	node.HostAddresses = last.HostAddresses
+	node.AddressPending = ix.node.expected && len(node.Addresses) == 0
+	ix.builder.SetNode(node)
+	ix.kubeletPort, ix.unprotected = n.kubeletPort, true
+	closeOnce(ix.node.seen)
+	if len(node.PodCIDRs) > 0 {
+		closeOnce(ix.node.podCIDRs)
+	}
+}
+
+// closeOnce closes a channel that is not closed yet. No other goroutine may close it
+// at the same time.
+func closeOnce(c chan struct{}) {
+	select {
+	case <-c:
+	default:
+		close(c)
+	}
+}
+
+// deleteNode reports that the Node is gone and keeps its facts: the node's interfaces
+// still have the addresses.
+func (ix *index) deleteNode(name service.Name) {
+	if ix.node.there && slices.Contains(ix.nodeNames(), name) {
+		ix.node.there, ix.node.problems = false, nil
+		ix.missNode()
+	}
+}
+
+// missNode reports that there is no Node, or none with an address, and which node
+// ports are open in that case.
+func (ix *index) missNode() {
+	pending := ix.builder.Snapshot().Node.AddressPending
+	p := Problem{Object: ix.nodeName()}
+	switch {
+	case !ix.node.there && pending:
+		p.Err = fmt.Errorf("%w; %s", ErrNoNode, closedNodePorts)
+	case !ix.node.there:
+		p.Err = ErrNoNode
+	case pending:
+		p.Field, p.Err = "status.addresses", fmt.Errorf("%w; %s", ErrNoNodeAddress, closedNodePorts)
+	default:
+		return
+	}
+	ix.problems = append(ix.problems, p)
+}
+
+// closedNodePorts says which node ports are open without an address of the Node.
+const closedNodePorts = "until it has one, node ports are open on no address, or on those of --nodeport-addresses"
+
+// missPodCIDRs reports that the Node has no podCIDRs, and the consequence.
+func (ix *index) missPodCIDRs(consequence string) {
+	err := fmt.Errorf("%w: %s", ErrNoPodCIDRs, consequence)
+	ix.problems = append(ix.problems, Problem{Object: ix.nodeName(), Field: "spec.podCIDRs", Err: err})
+}
+
+func (ix *index) nodeName() Object {
+	return Object{Kind: "Node", Name: ix.builder.Snapshot().Node.Name}
+}

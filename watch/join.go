@@ -1,0 +1,103 @@
+package watch
+
+import (
+	"net/netip"
+	"slices"
+
+	"nftproxy/model/service"
+	"nftproxy/model/sorted"
+)
+
+// sliceChange has a slice before and after an event. One of the two is nil where the
+// event added or deleted the slice.
+type sliceChange struct {
+	before, after *sliceObject
+}
+
+// noteChange keeps a change for the next rebuild. The first rebuild reads all slices
+// and needs no changes.
+func (j *joined) noteChange(before, after *sliceObject) {
+	if j.built {
+		j.changes = append(j.changes, sliceChange{before, after})
+	}
+}
+
+// endpoints returns the endpoints of one port; have are those before the changes. If
+// only one slice has any, the list is that slice's own. If several have, and the
+// changes are few, the cost is that of finding the changed addresses in each slice.
+func (j *joined) endpoints(key portKey, have service.Endpoints, changes []sliceChange) service.Endpoints {
+	var lists []service.Endpoints
+	total := 0
+	for _, s := range j.slices {
+		if list := s.port(key); list.Len() > 0 {
+			lists = append(lists, list)
+			total += list.Len()
+		}
+	}
+	switch len(lists) {
+	case 0:
+		return service.Endpoints{}
+	case 1:
+		return lists[0]
+	}
+	if have.Long() {
+		addrs := changedAddrs(key, changes)
+		if len(addrs)*len(lists) < total {
+			return edited(have, lists, addrs)
+		}
+	}
+	all := make([]service.Endpoint, 0, total)
+	for _, list := range lists {
+		for chunk := range list.Chunks() {
+			all = append(all, chunk...)
+		}
+	}
+	return sorted.Reuse(have, service.MergeEndpoints(all))
+}
+
+// changedAddrs returns the addresses whose endpoints differ in some change, sorted,
+// each once.
+func changedAddrs(key portKey, changes []sliceChange) []netip.AddrPort {
+	var addrs []netip.AddrPort
+	for _, c := range changes {
+		for e := range sorted.Diff(c.before.port(key), c.after.port(key)) {
+			if e.Old != nil {
+				addrs = append(addrs, e.Old.Addr)
+			} else {
+				addrs = append(addrs, e.New.Addr)
+			}
+		}
+	}
+	slices.SortFunc(addrs, netip.AddrPort.Compare)
+	return slices.Compact(addrs)
+}
+
+// edited returns have with the endpoints at addrs replaced by those in the lists.
+func edited(have service.Endpoints, lists []service.Endpoints, addrs []netip.AddrPort) service.Endpoints {
+	var found []service.Endpoint
+	for _, list := range lists {
+		for _, a := range addrs {
+			if e := list.Find(service.Endpoint{Addr: a}); e != nil {
+				found = append(found, *e)
+			}
+		}
+	}
+	merged := service.MergeEndpoints(found)
+	edits := make([]sorted.Edit[service.Endpoint], len(addrs))
+	for i, a := range addrs {
+		edits[i] = sorted.Edit[service.Endpoint]{Item: service.Endpoint{Addr: a}, Gone: true}
+		if e := merged.Find(edits[i].Item); e != nil {
+			edits[i] = sorted.Edit[service.Endpoint]{Item: *e}
+		}
+	}
+	return have.Edit(edits)
+}
+
+// endpointsOfPort returns the endpoints of a service's i-th port if that port has the
+// name and protocol of p, and else none. The service may be nil.
+func endpointsOfPort(s *service.Service, i int, p *service.Port) service.Endpoints {
+	if s != nil && i < len(s.Ports) && s.Ports[i].Name == p.Name && s.Ports[i].Protocol == p.Protocol {
+		return s.Ports[i].Endpoints
+	}
+	return service.Endpoints{}
+}

@@ -1,0 +1,111 @@
+package watch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
+)
+
+// requests follows the requests for one resource. It reports one that fails, and not
+// again while it fails in the same way. It notes in the outage when the resource is up
+// to date and when it no longer is. One reflector uses it, from one goroutine.
+type requests struct {
+	watcher  *Watcher
+	resource string
+	// last has the text of the last failure of each verb, empty for none.
+	last map[string]string
+	// streaming says that the open watch sends the list.
+	streaming bool
+	// absent is closed when the API server has no such resource: before 1.33 it has no
+	// ServiceCIDRs, and the watcher does not wait for them.
+	absent chan struct{}
+}
+
+func (w *Watcher) newRequests(resource string) *requests {
+	return &requests{watcher: w, resource: resource, last: map[string]string{}, absent: make(chan struct{})}
+}
+
+func (r *requests) done(ctx context.Context, verb string, err error) {
+	switch {
+	case err == nil:
+		r.last[verb] = ""
+		r.watcher.mu.Lock()
+		defer r.watcher.mu.Unlock()
+		r.watcher.lastFailure = nil
+		return
+	case ctx.Err() != nil, apierrors.IsResourceExpired(err), apierrors.IsGone(err), apierrors.IsInvalid(err):
+		// The end of the run, or an error that reflectors handle: the version of a
+		// watch is too old, or the server cannot stream lists.
+		return
+	}
+	// The URL has a random time-out in it, which would make each error text different.
+	if request := (*url.Error)(nil); errors.As(err, &request) {
+		err = request.Err
+	}
+	err = &RequestError{Verb: verb, Resource: r.resource, Err: err}
+	if apierrors.IsNotFound(err) {
+		closeOnce(r.absent)
+	}
+	text := err.Error()
+	news := text != r.last[verb]
+	r.last[verb] = text
+	r.watcher.change(func(ix *index) {
+		if news {
+			ix.problems = append(ix.problems, Problem{Err: err})
+		}
+		r.watcher.lastFailure = err
+		r.watcher.outage.failed(r.resource, apierrors.IsNotFound(err) || apierrors.IsForbidden(err))
+	})
+}
+
+// follow notes that a watch is open, and when it ends. A watch that sends the whole list
+// first brings the resource up to date with the end of the list, any other at once.
+func (r *requests) follow(stream apiwatch.Interface, list bool) apiwatch.Interface {
+	if r.streaming = list; !list {
+		r.watcher.change(func(*index) { r.watcher.outage.current(r.resource) })
+	}
+	return &openWatch{Interface: stream, ended: func() {
+		r.watcher.change(func(*index) { r.watcher.outage.ended(r.resource) })
+	}}
+}
+
+// replaced notes that the list is in the index, which is locked. After a list request
+// the resource is up to date only when the watch that continues it is open.
+func (r *requests) replaced() {
+	if r.streaming {
+		r.watcher.outage.current(r.resource)
+	}
+}
+
+// openWatch is a watch that calls ended when its reader stops it, as every reader does.
+type openWatch struct {
+	apiwatch.Interface
+	once  sync.Once
+	ended func()
+}
+
+// Stop ends the watch.
+func (o *openWatch) Stop() {
+	o.Interface.Stop()
+	o.once.Do(o.ended)
+}
+
+// RequestError is a request that the API server does not answer, or refuses. The watcher
+// sends it again; until it succeeds the last state stays.
+type RequestError struct {
+	// Verb is list or watch.
+	Verb, Resource string
+	Err            error
+}
+
+func (e *RequestError) Error() string {
+	return fmt.Sprintf("%s %s: %v: trying again", e.Verb, e.Resource, e.Err)
+}
+
+// Unwrap returns the client's error.
+func (e *RequestError) Unwrap() error { return e.Err }

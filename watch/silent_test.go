@@ -1,0 +1,45 @@
+package watch
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"strings"
+	"testing"
+
+	"k8s.io/client-go/kubernetes"
+
+	"nftproxy/model/service"
+)
+
+// TestAPIServerSilent: an API server that never answers, as behind a wrong address, is
+// reported like one that refuses. client-go takes the time-out of a watch for its end.
+func TestAPIServerSilent(t *testing.T) {
+	config, err := ClientConfig("", "http://192.0.2.1:6443")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.Dial = func(context.Context, string, string) (net.Conn, error) {
+		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.ErrDeadlineExceeded}
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := &observer{T: t, out: service.NewMailbox(), reported: make(chan Problem, 1000)}
+	o.Watcher = NewWatcher(Options{Node: "node-0", Report: func(p Problem) { o.reported <- p }}, o.out)
+	o.run(client)
+	for _, resource := range []string{"services", "endpointslices"} {
+		p := o.awaitProblem(func(p Problem) bool {
+			e := (*RequestError)(nil)
+			return errors.As(p, &e) && e.Resource == resource
+		})
+		if want := "no answer from the API server at 192.0.2.1:6443 "; !strings.Contains(p.Error(), want) {
+			t.Errorf("%s: %q does not have %q", resource, p.Error(), want)
+		}
+	}
+	if words := strings.Join(o.Awaiting(), ", "); !strings.Contains(words, "Services") || !strings.Contains(words, "192.0.2.1:6443") {
+		t.Errorf("waiting for %q: the address is missing", words)
+	}
+}
