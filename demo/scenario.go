@@ -98,7 +98,7 @@ func (w *world) launch() error {
 	}
 	var err error
 	w.proxy, err = startProcess(w.net.Node, w.config.Executable, "run",
-		"--manifests", w.dir,
+		"--nftproxy-manifests", w.dir,
 		"--hostname-override", nodeName,
 		"--cluster-cidr", strings.Join(cidrs, ","),
 		"--conntrack-max-per-core", "0", // The table's size is the machine's.

@@ -130,7 +130,7 @@ func (e *ProtectedError) Error() string { return "not served: " + e.String() }
 // SizeError says that a Service would take more elements than one Service may.
 type SizeError struct{ service.LeftOut }
 
-func (e *SizeError) Error() string { return e.String() + " (--max-service-elements)" }
+func (e *SizeError) Error() string { return e.String() + " (--nftproxy-max-service-elements)" }
 
 // AffinityError says that a Service asks for session affinity and does not get it:
 // older Services, or its own ports, already have all that there is.
@@ -138,7 +138,7 @@ type AffinityError struct{ service.WithoutAffinity }
 
 func (e *AffinityError) Error() string {
 	if e.Namespace {
-		return e.String() + " (a quarter of --max-affinity-ports)"
+		return e.String() + " (a quarter of --nftproxy-max-affinity-ports)"
 	}
-	return e.String() + " (--max-affinity-ports)"
+	return e.String() + " (--nftproxy-max-affinity-ports)"
 }

@@ -87,7 +87,7 @@ func TestTooLargeIsReportedOnce(t *testing.T) {
 	ix, s := w.index, grabbing("large", 0, "10.96.0.1", "198.51.100.1", "198.51.100.2")
 	ix.setService(convertService(s))
 	ix.flush()
-	want := "Service tenant/large: left out: 1 external IP: the service would take more than 25 elements (--max-service-elements)"
+	want := "Service tenant/large: left out: 1 external IP: the service would take more than 25 elements (--nftproxy-max-service-elements)"
 	if got := texts(ix.takeProblems()); got != want {
 		t.Errorf("reported:\n%s\nwant:\n%s", got, want)
 	}
@@ -130,7 +130,7 @@ func TestWithoutAffinityIsReported(t *testing.T) {
 	if got := ix.flush().Services.At("tenant/third"); got.AffinityTimeout != 0 {
 		t.Errorf("it is\n%s", got)
 	}
-	want := "Service tenant/third: served without session affinity: the services of one namespace may have it on 20 ports, the oldest first (a quarter of --max-affinity-ports)"
+	want := "Service tenant/third: served without session affinity: the services of one namespace may have it on 20 ports, the oldest first (a quarter of --nftproxy-max-affinity-ports)"
 	if got := texts(ix.takeProblems()); got != want {
 		t.Errorf("reported:\n%s\nwant:\n%s", got, want)
 	}

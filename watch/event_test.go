@@ -127,19 +127,19 @@ func TestProblemEvent(t *testing.T) {
 		},
 		"too large": {
 			Problem{Object: web, Err: &SizeError{service.LeftOut{Limit: 100, ExternalIPs: 2}}},
-			Event{web, "", ReasonTooLarge, "left out: 2 external IPs: the service would take more than 100 elements (--max-service-elements)"},
+			Event{web, "", ReasonTooLarge, "left out: 2 external IPs: the service would take more than 100 elements (--nftproxy-max-service-elements)"},
 		},
 		"without affinity": {
 			Problem{Object: web, Err: &AffinityError{service.WithoutAffinity{Ports: 1, Limit: 25, Namespace: true}}},
-			Event{web, "", ReasonWithoutAffinity, "served without session affinity: the services of one namespace may have it on 25 ports, the oldest first (a quarter of --max-affinity-ports)"},
+			Event{web, "", ReasonWithoutAffinity, "served without session affinity: the services of one namespace may have it on 25 ports, the oldest first (a quarter of --nftproxy-max-affinity-ports)"},
 		},
 		"too many for affinity": {
 			Problem{Object: web, Err: &AffinityError{service.WithoutAffinity{Ports: 1, Limit: 100}}},
-			Event{web, "", ReasonWithoutAffinity, "served without session affinity: all services together may have it on 100 ports, the oldest first (--max-affinity-ports)"},
+			Event{web, "", ReasonWithoutAffinity, "served without session affinity: all services together may have it on 100 ports, the oldest first (--nftproxy-max-affinity-ports)"},
 		},
 		"externalIPs ignored": {
 			Problem{Object: web, Field: "spec.externalIPs", Err: ErrExternalIPsIgnored},
-			Event{web, "spec.externalIPs", ReasonExternalIPsIgnored, "spec.externalIPs: ignored: --allow-service-external-ips is off"},
+			Event{web, "spec.externalIPs", ReasonExternalIPsIgnored, "spec.externalIPs: ignored: the feature gate AllowServiceExternalIPs is off"},
 		},
 		"no Node": {
 			Problem{Object: NodeObject("n"), Err: ErrNoNode},

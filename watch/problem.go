@@ -74,7 +74,7 @@ var (
 	// recognize pods by them.
 	ErrNoPodCIDRs = errors.New("none that is usable")
 	// ErrExternalIPsIgnored: no Service gets addresses by spec.externalIPs.
-	ErrExternalIPsIgnored = errors.New("ignored: --allow-service-external-ips is off")
+	ErrExternalIPsIgnored = errors.New("ignored: the feature gate AllowServiceExternalIPs is off")
 )
 
 // ValueError is a field value that cannot be used.

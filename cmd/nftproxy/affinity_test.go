@@ -60,7 +60,7 @@ func TestAffinity(t *testing.T) {
 		all = append(all, pods[name].Addrs...)
 	}
 	path := manifest(t, stickyManifest(all...))
-	r := start(t, topology.Node, "--manifests", path, "--cluster-cidr", "10.244.0.0/16,fd00:244::/56")
+	r := start(t, topology.Node, "--nftproxy-manifests", path, "--cluster-cidr", "10.244.0.0/16,fd00:244::/56")
 	r.awaitSync()
 	chosen := map[string]string{}
 	for _, address := range addresses {
@@ -69,7 +69,7 @@ func TestAffinity(t *testing.T) {
 	stay("at first", chosen)
 	r.end()
 	stay("without the proxy", chosen)
-	r = start(t, topology.Node, "--manifests", path, "--cluster-cidr", "10.244.0.0/16,fd00:244::/56")
+	r = start(t, topology.Node, "--nftproxy-manifests", path, "--cluster-cidr", "10.244.0.0/16,fd00:244::/56")
 	r.awaitSync()
 	stay("after a restart", chosen)
 

@@ -16,8 +16,8 @@ import (
 // before it has done anything.
 func TestWithoutCapability(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "node")
-	cmd := exec.Command("nftproxy", "run", "--manifests", manifest(t, webManifest("")), "--hostname-override", "node-1",
-		"--metrics-bind-address=", "--healthz-bind-address=", "--conntrack-sysctl-dir", t.TempDir())
+	cmd := exec.Command("nftproxy", "run", "--nftproxy-manifests", manifest(t, webManifest("")), "--hostname-override", "node-1",
+		"--metrics-bind-address=", "--healthz-bind-address=", "--nftproxy-conntrack-sysctl-dir", t.TempDir())
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	started := make(chan error)

@@ -12,6 +12,6 @@ func TestStartsWhileInterfacesChange(t *testing.T) {
 	testnet.ChurnForTest(t, ns)
 	path := manifest(t, webManifest(", type: NodePort", "10.244.0.5"))
 	for range 25 {
-		firstSync(t, ns, "--manifests", path, "--nodeport-addresses", "10.0.0.0/8,fd00::/8")
+		firstSync(t, ns, "--nftproxy-manifests", path, "--nodeport-addresses", "10.0.0.0/8,fd00::/8")
 	}
 }

@@ -6,45 +6,72 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/spf13/pflag"
 
+	"nftproxy/daemon/kubeproxyconfig"
 	"nftproxy/model/service"
 	"nftproxy/watch"
 )
 
 // claimOptions are the flags that limit the claims of Services.
 type claimOptions struct {
-	allowExternalIPs bool
-	maxElements      int
-	maxAffinityPorts int
-	protectedPorts   []string
-	ports            []uint16 // of protectedPorts
+	featureGates      []string
+	ignoreExternalIPs bool     // by featureGates
+	withoutEffect     []string // of featureGates
+	maxElements       int
+	maxAffinityPorts  int
+	protectedPorts    []string
+	ports             []uint16 // of protectedPorts
 }
 
 func (o *claimOptions) addFlags(f *pflag.FlagSet) {
-	f.BoolVar(&o.allowExternalIPs, "allow-service-external-ips", true, "serve spec.externalIPs; if false, run ignores them and writes an event for each Service that has some (kube-proxy's feature gate AllowServiceExternalIPs)")
-	f.IntVar(&o.maxElements, "max-service-elements", service.DefaultMaxElements, "maximum number of elements that one Service may have in the node's tables: (addresses and node ports) x ports x endpoints; run leaves out the rest, externalIPs first")
-	f.IntVar(&o.maxAffinityPorts, "max-affinity-ports", service.DefaultMaxAffinityPorts, "maximum number of Service ports with session affinity on this node, and a quarter of it in one namespace; the oldest Services have it, run serves the others without it")
-	f.StringSliceVar(&o.protectedPorts, "protected-node-ports", []string{"22"}, "TCP ports of the node's own addresses that no externalIP or load balancer's address can take, besides the ports of the kubelet, the API server and the proxy; empty for none")
+	f.StringSliceVar(&o.featureGates, "feature-gates", nil, "feature gates of kube-proxy, as NAME=true or NAME=false; with "+kubeproxyconfig.GateExternalIPs+"=false, run ignores spec.externalIPs and writes an event for each Service that has some; the other gates have no effect")
+	f.IntVar(&o.maxElements, ownPrefix+"max-service-elements", service.DefaultMaxElements, "maximum number of elements that one Service may have in the node's tables: (addresses and node ports) x ports x endpoints; run leaves out the rest, externalIPs first")
+	f.IntVar(&o.maxAffinityPorts, ownPrefix+"max-affinity-ports", service.DefaultMaxAffinityPorts, "maximum number of Service ports with session affinity on this node, and a quarter of it in one namespace; the oldest Services have it, run serves the others without it")
+	f.StringSliceVar(&o.protectedPorts, ownPrefix+"protected-node-ports", []string{"22"}, "TCP ports of the node's own addresses that no externalIP or load balancer's address can take, besides the ports of the kubelet, the API server and the proxy; empty for none")
 }
 
 func (o *claimOptions) parse() error {
+	if err := o.parseGates(); err != nil {
+		return err
+	}
 	if o.maxElements < 1 {
-		return fmt.Errorf("--max-service-elements: %d: want 1 or more; use a large number for no limit", o.maxElements)
+		return fmt.Errorf("--nftproxy-max-service-elements: %d: want 1 or more; use a large number for no limit", o.maxElements)
 	}
 	if o.maxAffinityPorts < 1 {
-		return fmt.Errorf("--max-affinity-ports: %d: want 1 or more; use a large number for no limit", o.maxAffinityPorts)
+		return fmt.Errorf("--nftproxy-max-affinity-ports: %d: want 1 or more; use a large number for no limit", o.maxAffinityPorts)
 	}
 	o.ports = nil
 	for _, text := range o.protectedPorts {
 		port, err := strconv.ParseUint(text, 10, 16)
 		if err != nil || port == 0 {
-			return fmt.Errorf("--protected-node-ports: %q: want a port, 1 to 65535", text)
+			return fmt.Errorf("--nftproxy-protected-node-ports: %q: want a port, 1 to 65535", text)
 		}
 		o.ports = append(o.ports, uint16(port))
+	}
+	return nil
+}
+
+// parseGates reads --feature-gates. Of a gate that is given twice the last value
+// counts, as with kube-proxy.
+func (o *claimOptions) parseGates() error {
+	o.ignoreExternalIPs, o.withoutEffect = false, nil
+	for _, word := range o.featureGates {
+		word = strings.TrimSpace(word)
+		name, value, _ := strings.Cut(word, "=")
+		on, err := strconv.ParseBool(strings.TrimSpace(value))
+		switch {
+		case err != nil:
+			return fmt.Errorf("--feature-gates: %q: want NAME=true or NAME=false", word)
+		case strings.TrimSpace(name) == kubeproxyconfig.GateExternalIPs:
+			o.ignoreExternalIPs = !on
+		default:
+			o.withoutEffect = append(o.withoutEffect, word)
+		}
 	}
 	return nil
 }
@@ -57,9 +84,9 @@ func ownServers(metrics, health string) map[string]string {
 // watchOptions returns the flags as a watcher's options. servers has the addresses
 // of the proxy's own servers; an empty address stands for a server that is off.
 func (o *claimOptions) watchOptions(servers map[string]string) watch.Options {
-	w := watch.Options{IgnoreExternalIPs: !o.allowExternalIPs, MaxElements: o.maxElements, MaxAffinityPorts: o.maxAffinityPorts}
+	w := watch.Options{IgnoreExternalIPs: o.ignoreExternalIPs, MaxElements: o.maxElements, MaxAffinityPorts: o.maxAffinityPorts}
 	for _, port := range o.ports {
-		w.OwnPorts = append(w.OwnPorts, watch.OwnPort{Port: port, Whose: fmt.Sprintf("the node itself (--protected-node-ports=%d)", port)})
+		w.OwnPorts = append(w.OwnPorts, watch.OwnPort{Port: port, Whose: fmt.Sprintf("the node itself (--nftproxy-protected-node-ports=%d)", port)})
 	}
 	for whose, address := range servers {
 		// The server itself reports an address that it cannot listen on.

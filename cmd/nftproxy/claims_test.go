@@ -1,6 +1,7 @@
 package main
 
 import (
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"nftproxy/watch"
@@ -46,8 +48,8 @@ func TestOwnPorts(t *testing.T) {
 		{nil, defaultMetricsAddress, defaultHealthAddress, []watch.OwnPort{
 			{Port: 22}, {Port: 10249, Addr: netip.MustParseAddr("127.0.0.1")}, {Port: 10256},
 		}},
-		{[]string{"--protected-node-ports="}, "", "", nil},
-		{[]string{"--protected-node-ports=22,8443"}, "[::]:1", "no address", []watch.OwnPort{{Port: 1}, {Port: 22}, {Port: 8443}}},
+		{[]string{"--nftproxy-protected-node-ports="}, "", "", nil},
+		{[]string{"--nftproxy-protected-node-ports=22,8443"}, "[::]:1", "no address", []watch.OwnPort{{Port: 1}, {Port: 22}, {Port: 8443}}},
 	} {
 		var o claimOptions
 		f := pflag.NewFlagSet("", pflag.ContinueOnError)
@@ -66,5 +68,24 @@ func TestOwnPorts(t *testing.T) {
 		if got.IgnoreExternalIPs || got.MaxElements != 1<<18 || got.MaxAffinityPorts != 2000 {
 			t.Errorf("%v: %+v", test.flags, got)
 		}
+	}
+}
+
+// TestClaimsReachTheWatcher: what the command line says of claims is what the daemon
+// hands to its watcher.
+func TestClaimsReachTheWatcher(t *testing.T) {
+	var o runOptions
+	cmd := &cobra.Command{}
+	o.addFlags(cmd)
+	if err := cmd.ParseFlags([]string{"--hostname-override=node-1", "--nftproxy-protected-node-ports=2222", "--feature-gates=AllowServiceExternalIPs=false"}); err != nil {
+		t.Fatal(err)
+	}
+	d, err := o.daemon(slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := d.options.claims.watchOptions(nil)
+	if len(got.OwnPorts) != 1 || got.OwnPorts[0].Port != 2222 || !got.IgnoreExternalIPs {
+		t.Errorf("own ports %+v, externalIPs ignored: %t; want port 2222 and true", got.OwnPorts, got.IgnoreExternalIPs)
 	}
 }

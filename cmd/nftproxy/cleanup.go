@@ -17,8 +17,8 @@ func newCleanupCommand() *cobra.Command {
 		Use:   "cleanup",
 		Short: "Remove the tables that run made",
 		Long: `cleanup removes every Service from this node: the tables "ip nftproxy" and
-"ip6 nftproxy", and tables that earlier runs with another --table left. Start
-kube-proxy (or another proxy) before cleanup, so that open connections go on.
+"ip6 nftproxy", and tables that earlier runs with another --nftproxy-table left.
+Start kube-proxy (or another proxy) before cleanup, so that open connections go on.
 
 A running nftproxy owns its tables, and the kernel lets no other process delete
 them. Stop nftproxy first.`,
@@ -32,7 +32,7 @@ them. Stop nftproxy first.`,
 			return cleanup(cmd, conn, table)
 		},
 	}
-	cmd.Flags().StringVar(&table, "table", ruleset.DefaultTable, "name of the nftables tables")
+	cmd.Flags().StringVar(&table, ownPrefix+"table", ruleset.DefaultTable, "name of the nftables tables")
 	return cmd
 }
 

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -16,7 +15,6 @@ import (
 // configOptions are the flags of kube-proxy about its configuration as a whole.
 type configOptions struct {
 	file, writeTo string
-	featureGates  []string
 	initOnly      bool
 	// origin names the field of the file that each flag's value came from.
 	origin map[string]string
@@ -28,17 +26,13 @@ func (o *configOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.file, "config", "", "configuration file of kube-proxy (kubeproxy.config.k8s.io/v1alpha1); it overrides kube-proxy's other flags, except --hostname-override, --master and -v")
 	f.StringVar(&o.writeTo, "write-config-to", "", "write kube-proxy's default configuration to this file and exit")
 	f.BoolVar(&o.initOnly, "init-only", false, "set the kernel's settings of connection tracking and exit")
-	f.StringSliceVar(&o.featureGates, "feature-gates", nil, "feature gates of kube-proxy, as NAME=true or NAME=false; "+kubeproxyconfig.GateExternalIPs+" is --allow-service-external-ips, the others have no effect")
 }
 
-// overFile lists the flags that decide although there is a configuration file:
-// those that do so with kube-proxy, and nftproxy's own.
-func overFile() []string {
-	return []string{
-		"config", "write-config-to", "init-only", "hostname-override", "master", "v",
-		"manifests", "table", "allow-service-external-ips", "max-service-elements", "max-affinity-ports", "protected-node-ports",
-		"masquerade-bit", "min-sync-period", "conntrack-sysctl-dir", cleanEstablishedFlag,
-	}
+// overFile says whether a flag decides although there is a configuration file: as
+// some do with kube-proxy, and nftproxy's own.
+func overFile(flag string) bool {
+	return strings.HasPrefix(flag, ownPrefix) ||
+		slices.Contains([]string{"config", "write-config-to", "init-only", "hostname-override", "master", "v"}, flag)
 }
 
 // resolve gives each flag the value that counts: kube-proxy's deprecated flags
@@ -47,7 +41,7 @@ func (o *configOptions) resolve(f *pflag.FlagSet) error {
 	o.origin = map[string]string{}
 	if o.file == "" {
 		o.notes = append(o.notes, ignoredFlags(f)...)
-		return errors.Join(resolveMode(f), o.resolveGates(f), resolvePorts(f), resolveAliases(f))
+		return errors.Join(resolveMode(f), resolvePorts(f), resolvePeriod(f))
 	}
 	text, err := os.ReadFile(o.file)
 	if err != nil {
@@ -57,9 +51,8 @@ func (o *configOptions) resolve(f *pflag.FlagSet) error {
 	if err != nil {
 		return fmt.Errorf("--config: %s: %w", o.file, err)
 	}
-	over := overFile()
 	f.Visit(func(g *pflag.Flag) {
-		if !slices.Contains(over, g.Name) {
+		if !overFile(g.Name) {
 			o.notes = append(o.notes, fmt.Sprintf("--%s has no effect: the configuration file decides", g.Name))
 			resetFlag(g)
 		}
@@ -67,8 +60,8 @@ func (o *configOptions) resolve(f *pflag.FlagSet) error {
 	o.notes = append(o.notes, file.Notes...)
 	for _, s := range file.Settings() {
 		g := f.Lookup(s.Flag)
-		if g.Changed && slices.Contains(over, s.Flag) || s.Flag == "kubeconfig" && f.Changed("manifests") {
-			continue // --manifests stands for an API server
+		if g.Changed && overFile(s.Flag) || s.Flag == "kubeconfig" && f.Changed(ownPrefix+"manifests") {
+			continue // --nftproxy-manifests stands for an API server
 		}
 		if err := g.Value.Set(s.Value); err != nil {
 			return fmt.Errorf("--config: %s: %s: %q: %w", o.file, s.Field, s.Value, err)
@@ -89,26 +82,6 @@ func resetFlag(g *pflag.Flag) {
 		return
 	}
 	_ = g.Value.Set(g.DefValue)
-}
-
-// resolveGates reads --feature-gates.
-func (o *configOptions) resolveGates(f *pflag.FlagSet) error {
-	for _, word := range o.featureGates {
-		name, value, _ := strings.Cut(word, "=")
-		name = strings.TrimSpace(name)
-		on, err := strconv.ParseBool(strings.TrimSpace(value))
-		if err != nil {
-			return fmt.Errorf("--feature-gates: %q: want NAME=true or NAME=false", word)
-		}
-		if name != kubeproxyconfig.GateExternalIPs {
-			o.notes = append(o.notes, fmt.Sprintf("--feature-gates=%s has no effect: nftproxy has no such gate", strings.TrimSpace(word)))
-			continue
-		}
-		if g := f.Lookup("allow-service-external-ips"); !g.Changed {
-			_ = g.Value.Set(strconv.FormatBool(on)) // a flag of this type takes it
-		}
-	}
-	return nil
 }
 
 // rename names the field of the file in an error about a flag that has its value

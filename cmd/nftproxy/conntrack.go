@@ -32,25 +32,26 @@ A flow is stale for one of these reasons:
   traffic policy                unanswered; the traffic policy Local forbids it now
 
 Established TCP and SCTP connections to endpoints that are gone stay until they
-end by themselves. With --conntrack-clean-established=tcp,sctp they are stale too.
-The commands neither show nor remove flows that have nothing to do with Services,
-such as those of published container ports.
+end by themselves. With --nftproxy-conntrack-clean-established=tcp,sctp they are
+stale too. The commands neither show nor remove flows that have nothing to do
+with Services, such as those of published container ports.
 
 The Services come from one of three sources:
   --kubeconfig or --master  the API server; give the same flags as to run
-  --manifests               files; give the same flags as to run
+  --nftproxy-manifests      files; give the same flags as to run
   none of these             nftproxy's tables in this node's kernel; needs no flags
 
 The tables have only the endpoints that get new connections. So by the tables a UDP
 flow to any other endpoint is stale: to one that is terminating, or that topology
-or a traffic policy leaves out now. With --conntrack-clean-established,
+or a traffic policy leaves out now. With --nftproxy-conntrack-clean-established
 established TCP and SCTP connections to such an endpoint are stale as well.
 
 What is safe: list, sysctl and clean --dry-run change nothing. clean removes stale
 flows only. The next packet of such a flow goes to a live endpoint or is refused.
-But by the tables alone, clean with --conntrack-clean-established also breaks
-connections to endpoints that still serve them. clean --all-service-flows removes
-valid flows too: UDP flows may get another endpoint, and TCP connections break.`,
+But by the tables alone, clean with --nftproxy-conntrack-clean-established also
+breaks connections to endpoints that still serve them. clean --all-service-flows
+removes valid flows too: UDP flows may get another endpoint, and TCP connections
+break.`,
 		Example: `  nftproxy conntrack list                          all flows of Services, and why some are stale
   nftproxy conntrack list --stale -o json
   nftproxy conntrack clean --dry-run               the flows that clean would remove

@@ -22,11 +22,12 @@ func newConntrackCleanCommand() *cobra.Command {
 of such a flow goes to a live endpoint or, if there is none, is refused. clean
 touches nothing else. With --dry-run it prints the same and removes nothing.
 
-Without --kubeconfig, --master and --manifests, clean knows the Services from the
-tables in the kernel, which have only the endpoints that get new connections. Then
-it also removes UDP flows to endpoints that are terminating, or that topology or a
-traffic policy leaves out now. With --conntrack-clean-established it also breaks
-established connections to such endpoints.
+Without --kubeconfig, --master and --nftproxy-manifests, clean knows the Services
+from the tables in the kernel, which have only the endpoints that get new
+connections. Then it also removes UDP flows to endpoints that are terminating, or
+that topology or a traffic policy leaves out now. With
+--nftproxy-conntrack-clean-established it also breaks established connections to
+such endpoints.
 
 --all-service-flows removes valid flows as well: those of one Service (--service),
 or with --yes those of all. UDP flows may then get another endpoint, and

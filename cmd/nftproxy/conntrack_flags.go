@@ -29,7 +29,7 @@ func (o *sysctlOptions) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.BeLiberal, "conntrack-tcp-be-liberal", o.BeLiberal, "let the kernel count TCP packets outside of the window as part of their connection (nf_conntrack_tcp_be_liberal=1)")
 	f.DurationVar(&o.UDP, "conntrack-udp-timeout", o.UDP, "how long the kernel tracks idle UDP flows; 0 leaves the setting alone")
 	f.DurationVar(&o.UDPStream, "conntrack-udp-timeout-stream", o.UDPStream, "how long the kernel tracks idle UDP flows with packets in both directions; 0 leaves the setting alone")
-	f.StringVar(&o.dir, "conntrack-sysctl-dir", conntrack.DefaultSettingsDir, "directory where the host's /proc/sys/net/netfilter can be written; the /proc/sys of a container is usually read-only")
+	f.StringVar(&o.dir, ownPrefix+"conntrack-sysctl-dir", conntrack.DefaultSettingsDir, "directory where the host's /proc/sys/net/netfilter can be written; the /proc/sys of a container is usually read-only")
 }
 
 // check refuses the values that kube-proxy refuses.
@@ -61,7 +61,7 @@ func (o *sysctlOptions) files() conntrack.Files { return conntrack.Files{Setting
 
 // cleanEstablishedFlag is the name of the flag with the protocols whose established
 // connections are stale too when their endpoint is gone.
-const cleanEstablishedFlag = "conntrack-clean-established"
+const cleanEstablishedFlag = ownPrefix + "conntrack-clean-established"
 
 func addCleanEstablished(f *pflag.FlagSet, protocols *[]string) {
 	f.StringSliceVar(protocols, cleanEstablishedFlag, nil, "protocols (tcp, sctp) whose established connections are removed from conntrack too when their endpoint is gone")

@@ -66,7 +66,7 @@ func (s *flowSource) index(ctx context.Context, notes io.Writer) (*conntrack.Ind
 			return nil, service.Snapshot{}, err
 		}
 		if tables == nil {
-			return nil, service.Snapshot{}, fmt.Errorf("no table %s in this network namespace says which flows go to Services: start nftproxy run, or give --kubeconfig or --manifests", s.options.table)
+			return nil, service.Snapshot{}, fmt.Errorf("no table %s in this network namespace says which flows go to Services: start nftproxy run, or give --kubeconfig or --nftproxy-manifests", s.options.table)
 		}
 		config := ruleset.ReadBackConfig(tables, s.options.table)
 		snapshot := ruleset.ReadBack(tables, s.options.table, &service.Node{Name: s.node, HostAddresses: addrs})

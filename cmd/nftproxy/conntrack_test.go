@@ -241,7 +241,7 @@ func TestConntrackCommand(t *testing.T) {
 		"udp CLIENT:4012 -> shop/late:53 10.96.0.12:53 ->  unreplied: service address",
 	}
 	f.want("once the endpoint is another", f.rows("list", "--stale"), slices.Clone(stale)...)
-	f.want("connections, if asked for", f.rows("list", "--stale", "--protocol", "tcp", "--conntrack-clean-established", "tcp"),
+	f.want("connections, if asked for", f.rows("list", "--stale", "--protocol", "tcp", "--nftproxy-conntrack-clean-established", "tcp"),
 		"tcp CLIENT:4080 -> shop/cart:http 10.96.0.10:80 -> ONE:8080 established: endpoint gone")
 	f.want("dry run", f.rows("clean", "--dry-run"), slices.Clone(stale)...)
 	f.want("after the dry run", f.rows("list", "--stale"), slices.Clone(stale)...)
@@ -304,7 +304,7 @@ addressType: IPv4
 ports: [{name: domain, port: 8080, protocol: UDP}]
 endpoints: [{addresses: ["%s"]}]
 `, f.NodeAddrs.V4(), f.two.Addrs.V4()))
-	flags := []string{"--manifests", path, "--hostname-override", "node-1"}
+	flags := []string{"--nftproxy-manifests", path, "--hostname-override", "node-1"}
 	want := []string{
 		"udp CLIENT:4011 -> : 10.96.0.11:53 -> TWO:8080 replied: service gone",
 		"udp OUTSIDE:4030 -> : NODE:30053 -> ONE:8080 replied: service gone",
@@ -342,7 +342,7 @@ func TestConntrackNoSource(t *testing.T) {
 	f := &flows{T: t, Topology: &testnet.Topology{Node: testnet.NamespaceForTest(t, "empty")}}
 	for _, command := range []string{"list", "clean"} {
 		out, errs, code := f.command(command)
-		if code != 1 || out != "" || !strings.Contains(errs, "start nftproxy run, or give --kubeconfig or --manifests") {
+		if code != 1 || out != "" || !strings.Contains(errs, "start nftproxy run, or give --kubeconfig or --nftproxy-manifests") {
 			t.Errorf("%s: exit code %d, said\n%s%s", command, code, out, errs)
 		}
 	}

@@ -237,7 +237,7 @@ func (d *daemon) servers(judge *health.Health, registry *prometheus.Registry) ([
 	return []*health.Server{probes, scrapes}, nil
 }
 
-// loopConfig returns the loop's configuration. A zero --min-sync-period stands for
+// loopConfig returns the loop's configuration. A zero --iptables-min-sync-period stands for
 // our own default: kube-proxy's second and kubeadm's 0s are for slower writes.
 func (d *daemon) loopConfig() proxy.Config {
 	c := proxy.DefaultConfig()

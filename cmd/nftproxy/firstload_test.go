@@ -173,7 +173,7 @@ func TestCollectorWorksAgain(t *testing.T) {
 	client := &http.Client{Transport: &http.Transport{DialContext: ns.Dial, DisableKeepAlives: true}}
 	manifests := manifest(t, nodePortManifest)
 	for _, what := range []string{"start", "restart"} {
-		r := start(t, ns, "--manifests", manifests, "--metrics-bind-address", "127.0.0.1:10249")
+		r := start(t, ns, "--nftproxy-manifests", manifests, "--metrics-bind-address", "127.0.0.1:10249")
 		r.awaitSync()
 		answer, err := client.Get("http://127.0.0.1:10249/metrics")
 		if err != nil {

@@ -33,19 +33,19 @@ func badTexts() map[string]map[string]string {
 		"detect-local-mode":    {"Guess": `"Guess": want ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix`},
 		"hostname-override":    {" ": "empty node name"},
 		"kubeconfig":           {"no-such-file": `"no-such-file": no such file or directory`},
-		"manifests":            {"no-such-directory": `"no-such-directory": no such file or directory`},
+		"nftproxy-manifests":   {"no-such-directory": `"no-such-directory": no such file or directory`},
 		"master":               {":::": `":::" is not the address of an API server`, "https://:x y": "is not the address of an API server"},
-		"table":                {"": "is not a valid table name", "a b": `"a b" is not a valid table name`, strings.Repeat("t", 64): "1 to 63"},
+		"nftproxy-table":       {"": "is not a valid table name", "a b": `"a b" is not a valid table name`, strings.Repeat("t", 64): "1 to 63"},
 		"healthz-bind-address": address, "metrics-bind-address": address,
-		"protected-node-ports":        {"ssh": `"ssh": want a port, 1 to 65535`, "0": "want a port", "22,70000": `"70000"`},
-		"conntrack-clean-established": {"udp": `"udp": want tcp or sctp`},
-		"conntrack-sysctl-dir":        {},
-		"config":                      {"no-such-file": `open no-such-file: no such file`},
-		"write-config-to":             {"no-such-directory/file": "no such file"},
-		"feature-gates":               {"WinDSR": `"WinDSR": want NAME=true or NAME=false`},
-		"proxy-mode":                  {"userspace": `"userspace": want iptables, ipvs, nftables or nothing`},
-		"bind-address":                {"node-1": `"node-1" is not an IP address`},
-		"oom-score-adj":               {"low": `"low": want -1000 to 1000`, "1001": "want -1000 to 1000"},
+		"nftproxy-protected-node-ports":        {"ssh": `"ssh": want a port, 1 to 65535`, "0": "want a port", "22,70000": `"70000"`},
+		"nftproxy-conntrack-clean-established": {"udp": `"udp": want tcp or sctp`},
+		"nftproxy-conntrack-sysctl-dir":        {},
+		"config":                               {"no-such-file": `open no-such-file: no such file`},
+		"write-config-to":                      {"no-such-directory/file": "no such file"},
+		"feature-gates":                        {"WinDSR": `"WinDSR": want NAME=true or NAME=false`},
+		"proxy-mode":                           {"userspace": `"userspace": want iptables, ipvs, nftables or nothing`},
+		"bind-address":                         {"node-1": `"node-1" is not an IP address`},
+		"oom-score-adj":                        {"low": `"low": want -1000 to 1000`, "1001": "want -1000 to 1000"},
 		// These have no effect, whatever they say.
 		"ipvs-exclude-cidrs": {}, "ipvs-scheduler": {}, "kube-api-content-type": {}, "show-hidden-metrics-for-version": {}, "vmodule": {},
 		"logging-format": {}, "log-json-info-buffer-size": {}, "log-text-info-buffer-size": {},
@@ -106,7 +106,7 @@ func wantFlagError(t *testing.T, command []string, flag, value, words string) {
 	cancel()
 	harmless := slices.Clone(args)
 	if command[0] == "run" {
-		harmless = append([]string{"run", "--conntrack-sysctl-dir=" + t.TempDir()}, args[1:]...)
+		harmless = append([]string{"run", "--nftproxy-conntrack-sysctl-dir=" + t.TempDir()}, args[1:]...)
 	}
 	code := execute(ended, harmless, &stdout, &stderr)
 	text := stderr.String()

@@ -18,7 +18,7 @@ import (
 	"nftproxy/nft/kernel"
 )
 
-// formerTables removes the tables that an earlier run with another --table left.
+// formerTables removes the tables that an earlier run with another --nftproxy-table left.
 // Otherwise they would serve the Services of that time for ever. It handles each
 // family once, when our own table is in force there, so that there is no gap.
 type formerTables struct {
@@ -45,7 +45,7 @@ func (o *formerTables) observe(s proxy.Sync) {
 		o.done[f] = err == nil
 		if err != nil && err.Error() != o.failure {
 			o.failure = err.Error()
-			o.log.Warn("could not remove the table of an earlier run with another --table; will try again", "err", err)
+			o.log.Warn("could not remove the table of an earlier run with another --nftproxy-table; will try again", "err", err)
 		}
 	}
 }
@@ -64,7 +64,7 @@ func (o *formerTables) remove(f nft.Family) error {
 		if err != nil {
 			return fmt.Errorf("remove table %s: %w", t.ID, err)
 		}
-		o.log.Info("removed the table of an earlier run with another --table", "table", t.ID.String())
+		o.log.Info("removed the table of an earlier run with another --nftproxy-table", "table", t.ID.String())
 	}
 	return nil
 }
@@ -97,7 +97,7 @@ func (d *daemon) keepTable() (end func()) {
 	name := d.ruleset.Table
 	socket, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Net: "unixgram", Name: keeperOf(name) + rand.Text()})
 	if err != nil {
-		d.log.Warn("cannot mark our tables as in use: a run with another --table may remove them", "table", name, "err", err)
+		d.log.Warn("cannot mark our tables as in use: a run with another --nftproxy-table may remove them", "table", name, "err", err)
 		return func() {}
 	}
 	return func() { _ = socket.Close() } // It has no data to lose.

@@ -27,7 +27,7 @@ func newFormerWorld(t *testing.T) formerWorld {
 // run starts `nftproxy run` with a table of that name and waits for its first sync.
 func (w formerWorld) run(table string) *running {
 	w.Helper()
-	r := start(w.T, w.ns, "--manifests", manifest(w.T, webManifest("", "10.244.0.1")), "--table", table)
+	r := start(w.T, w.ns, "--nftproxy-manifests", manifest(w.T, webManifest("", "10.244.0.1")), "--nftproxy-table", table)
 	r.awaitSync()
 	return r
 }
@@ -90,7 +90,7 @@ func (w formerWorld) withOwners() bool {
 	return owned
 }
 
-// TestOtherTableAtRestart: a run with another --table removes the tables of the run before,
+// TestOtherTableAtRestart: a run with another --nftproxy-table removes the tables of the run before,
 // in both families, once its own are in force. It removes no tables of other programs,
 // even if they have our default name.
 func TestOtherTableAtRestart(t *testing.T) {

@@ -24,7 +24,7 @@ func TestHealthCheckNodePort(t *testing.T) {
 	change(ns.AddAddr, "192.0.2.1/32")
 	text := webManifest(", type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: 32100",
 		"10.244.7.1@node-1", "10.244.7.2@node-1", "10.244.8.1@node-2", "fd00:7::1@node-1")
-	r := start(t, ns, "--manifests", manifest(t, text), "--nodeport-addresses", "192.0.2.0/24,2001:db8::/32")
+	r := start(t, ns, "--nftproxy-manifests", manifest(t, text), "--nodeport-addresses", "192.0.2.0/24,2001:db8::/32")
 	await := func(msg, address string) {
 		t.Helper()
 		r.await(msg+" "+address, func(l logged) bool { return l.Msg == msg && l.Address == address })

@@ -29,7 +29,11 @@ func (d *daemon) initialise() error {
 
 // logNotes logs once what was given and has no effect.
 func (d *daemon) logNotes() {
-	if notes := d.options.config.notes; len(notes) > 0 {
+	notes := d.options.config.notes
+	for _, gate := range d.options.claims.withoutEffect {
+		notes = append(notes, fmt.Sprintf("the feature gate %s has no effect: nftproxy has no such gate", gate))
+	}
+	if len(notes) > 0 {
 		d.log.Warn("parts of the configuration have no effect", "notes", notes)
 	}
 }

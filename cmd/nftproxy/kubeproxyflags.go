@@ -43,7 +43,6 @@ func listIgnoredFlags() []ignoredFlag {
 		{"iptables-sync-period", 30 * time.Second, repairs},
 		{"iptables-localhost-nodeports", true, nftablesOnly},
 		{"ipvs-sync-period", time.Duration(0), noIPVS},
-		{"ipvs-min-sync-period", time.Duration(0), noIPVS},
 		{"ipvs-scheduler", "", noIPVS},
 		{"ipvs-exclude-cidrs", []string(nil), noIPVS},
 		{"ipvs-strict-arp", false, noIPVS},
@@ -95,11 +94,10 @@ func ignoredFlags(f *pflag.FlagSet) []string {
 
 // addAliasFlags accepts flags of kube-proxy whose setting has another name here.
 func addAliasFlags(f *pflag.FlagSet) {
-	f.Duration("iptables-min-sync-period", 0, "")
-	f.Int("iptables-masquerade-bit", 0, "")
+	f.Duration("ipvs-min-sync-period", time.Second, "")
 	f.Int("healthz-port", 0, "")
 	f.Int("metrics-port", 0, "")
-	for _, name := range []string{"iptables-min-sync-period", "iptables-masquerade-bit", "healthz-port", "metrics-port"} {
+	for _, name := range []string{"ipvs-min-sync-period", "healthz-port", "metrics-port"} {
 		_ = f.MarkHidden(name) // each was just added
 	}
 }
@@ -124,17 +122,20 @@ func resolveMode(f *pflag.FlagSet) error {
 	return nil
 }
 
-// resolveAliases takes the values of flags of kube-proxy's iptables mode: where
-// they are given, that mode is what the operator comes from.
-func resolveAliases(f *pflag.FlagSet) error {
-	for alias, name := range map[string]string{"iptables-min-sync-period": "min-sync-period", "iptables-masquerade-bit": "masquerade-bit"} {
-		from, to := f.Lookup(alias), f.Lookup(name)
-		if !from.Changed || to.Changed {
-			continue
-		}
-		if err := to.Value.Set(from.Value.String()); err != nil {
-			return fmt.Errorf("--%s: %w", alias, err)
-		}
+// resolvePeriod takes --ipvs-min-sync-period with --proxy-mode=ipvs, and
+// --iptables-min-sync-period with every other mode, as kube-proxy does.
+func resolvePeriod(f *pflag.FlagSet) error {
+	const iptables, ipvs = "iptables-min-sync-period", "ipvs-min-sync-period"
+	if f.Lookup("proxy-mode").Value.String() != "ipvs" {
+		return nil
+	}
+	from, to := f.Lookup(ipvs), f.Lookup(iptables)
+	resetFlag(to)
+	if !from.Changed {
+		return nil
+	}
+	if err := to.Value.Set(from.Value.String()); err != nil {
+		return fmt.Errorf("--%s: %w", ipvs, err)
 	}
 	return nil
 }

@@ -57,7 +57,7 @@ func newCommand() *cobra.Command {
 EndpointSlices and keeps one nftables table per address family up to date.
 
 Start here:  nftproxy demo                          see it work, without a cluster
-On a node:   nftproxy run --kubeconfig FILE         or --manifests, or neither in a pod
+On a node:   nftproxy run --kubeconfig FILE         or --nftproxy-manifests, or neither in a pod
 To go back:  start kube-proxy, stop nftproxy, then  nftproxy cleanup`,
 		Version:       version(),
 		SilenceErrors: true,

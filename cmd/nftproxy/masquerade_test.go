@@ -24,7 +24,7 @@ func TestMasqueradeFlags(t *testing.T) {
 		want, not []string
 	}{
 		"by the Node's podCIDRs, another bit": {
-			[]string{"--detect-local-mode", "NodeCIDR", "--cluster-cidr", "10.0.0.0/8", "--masquerade-bit", "3"},
+			[]string{"--detect-local-mode", "NodeCIDR", "--cluster-cidr", "10.0.0.0/8", "--iptables-masquerade-bit", "3"},
 			[]string{"ip saddr != 10.244.7.0/24", "ip6 saddr != fd00:7::/64", "0x00000008"},
 			[]string{"10.0.0.0/8", "0x00004000"},
 		},
@@ -36,7 +36,7 @@ func TestMasqueradeFlags(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			ns := testnet.NamespaceForTest(t, "masquerade")
-			firstSync(t, ns, append(c.flags, "--manifests", manifest(t, podCIDRManifest+webManifest("", "10.244.7.1", "fd00:7::1")))...)
+			firstSync(t, ns, append(c.flags, "--nftproxy-manifests", manifest(t, podCIDRManifest+webManifest("", "10.244.7.1", "fd00:7::1")))...)
 			listing, err := nft.Ruleset(ns)
 			if err != nil {
 				t.Fatal(err)

@@ -22,7 +22,7 @@ func TestRestartWritesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	manifests := manifest(t, nodePortManifest)
-	flags := []string{"--manifests", manifests, "--nodeport-addresses", "192.0.2.0/24"}
+	flags := []string{"--nftproxy-manifests", manifests, "--nodeport-addresses", "192.0.2.0/24"}
 	if n := firstSync(t, ns, flags...); n == 0 {
 		t.Error("the first start wrote nothing")
 	}

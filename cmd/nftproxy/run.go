@@ -16,6 +16,9 @@ import (
 	"nftproxy/watch"
 )
 
+// ownPrefix begins the name of each flag of run that kube-proxy does not have.
+const ownPrefix = "nftproxy-"
+
 // runOptions are the flags of run. A flag that kube-proxy has too has its name.
 type runOptions struct {
 	sourceOptions
@@ -46,7 +49,7 @@ and keeps the tables "ip nftproxy" and "ip6 nftproxy" up to date. SIGTERM or
 SIGINT ends it. The tables stay then: connections go on, and the next start
 writes only the changes since.`,
 		Example: `  nftproxy run --kubeconfig /etc/kubernetes/proxy.conf --cluster-cidr 10.244.0.0/16
-  nftproxy run --manifests ./services --hostname-override node-1`,
+  nftproxy run --nftproxy-manifests ./services --hostname-override node-1`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.config.resolve(cmd.Flags()); err != nil {
@@ -68,25 +71,29 @@ writes only the changes since.`,
 			return d.run(cmd.Context())
 		},
 	}
-	f := cmd.Flags()
 	o.addFlags(cmd)
+	return cmd
+}
+
+func (o *runOptions) addFlags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	o.sourceOptions.addFlags(cmd)
 	o.config.addFlags(f)
 	addIgnoredFlags(f)
 	addAliasFlags(f)
 	f.StringVar(&o.oomScoreAdj, "oom-score-adj", "", "`number`, -1000 to 1000: the higher, the sooner the kernel ends the process when memory runs out; empty leaves it alone")
 	f.Lookup("kubeconfig").Usage += "; without it and --master, run uses the pod's service account"
-	f.Lookup("manifests").Usage += "; run follows their changes"
+	f.Lookup(ownPrefix + "manifests").Usage += "; run follows their changes"
 	f.Lookup("cluster-cidr").Usage += "; run masquerades traffic from all other addresses to cluster IPs"
-	f.Lookup("table").Usage += "; run removes the tables of earlier runs with other names"
+	f.Lookup(ownPrefix + "table").Usage += "; run removes the tables of earlier runs with other names"
 	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "masquerade all traffic to cluster IPs")
-	f.IntVar(&o.masqueradeBit, "masquerade-bit", ruleset.DefaultMasqueradeBit, "bit of the packet mark, 0 to 31, that marks packets to be masqueraded, inside the node only")
+	f.IntVar(&o.masqueradeBit, "iptables-masquerade-bit", ruleset.DefaultMasqueradeBit, "bit of the packet mark, 0 to 31, that marks packets to be masqueraded, inside the node only")
 	f.StringVar(&o.metricsAddress, "metrics-bind-address", defaultMetricsAddress, "address and port of the metrics server; empty to switch it off")
 	f.StringVar(&o.healthAddress, "healthz-bind-address", defaultHealthAddress, "address and port of the health server; empty to switch it off")
 	addCleanEstablished(f, &o.cleanEstablished)
 	o.sysctls.addFlags(f)
-	f.DurationVar(&o.minSyncPeriod, "min-sync-period", proxy.DefaultConfig().MinSyncPeriod, "least time between two syncs; a change after a longer rest does not wait")
+	f.DurationVar(&o.minSyncPeriod, "iptables-min-sync-period", proxy.DefaultConfig().MinSyncPeriod, "least time between two syncs; a change after a longer rest does not wait")
 	f.IntVarP(&o.verbosity, "v", "v", 0, "log verbosity; from 2 on the log has every sync, below 2 the number of lines with the same message is bounded")
-	return cmd
 }
 
 // maxMasqueradeBit is the highest bit of a packet's mark, which has 32 bits.
@@ -107,11 +114,11 @@ type daemon struct {
 
 // daemon checks all flags and joins an error for each bad one.
 func (o runOptions) daemon(log *slog.Logger) (*daemon, error) {
-	d := &daemon{options: o, log: log}
+	var d daemon
 	var errs []error
 	check := func(err error) { errs = append(errs, err) }
 	if o.minSyncPeriod < 0 {
-		check(fmt.Errorf("--min-sync-period: %s is negative", o.minSyncPeriod))
+		check(fmt.Errorf("--iptables-min-sync-period: %s is negative", o.minSyncPeriod))
 	}
 	if o.verbosity < 0 {
 		check(fmt.Errorf("--v: %d is negative", o.verbosity))
@@ -128,12 +135,14 @@ func (o runOptions) daemon(log *slog.Logger) (*daemon, error) {
 	d.node, d.ruleset, err = o.parse()
 	check(err)
 	if o.masqueradeBit < 0 || o.masqueradeBit > maxMasqueradeBit {
-		check(fmt.Errorf("--masquerade-bit: %d: want 0 to %d", o.masqueradeBit, maxMasqueradeBit))
+		check(fmt.Errorf("--iptables-masquerade-bit: %d: want 0 to %d", o.masqueradeBit, maxMasqueradeBit))
 	}
 	check(checkOOMScoreAdj(o.oomScoreAdj))
 	d.ruleset.MasqueradeAll, d.ruleset.MasqueradeBit = o.masqueradeAll, uint8(o.masqueradeBit)
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	return d, nil
+	// The options have what was parsed of them only now.
+	d.options, d.log = o, log
+	return &d, nil
 }

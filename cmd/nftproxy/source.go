@@ -35,14 +35,14 @@ func (o *sourceOptions) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file")
 	f.StringVar(&o.master, "master", "", "address of the API server; overrides the address in the kubeconfig")
-	f.StringVar(&o.manifests, "manifests", "", "file or directory of Service, EndpointSlice and Node manifests, instead of an API server")
+	f.StringVar(&o.manifests, ownPrefix+"manifests", "", "file or directory of Service, EndpointSlice and Node manifests, instead of an API server")
 	f.StringVar(&o.hostnameOverride, "hostname-override", "", "name of this node's Node object (default the host's name)")
 	f.StringVar(&o.clusterCIDR, "cluster-cidr", "", "CIDR of the pods, or one CIDR of each family, separated by a comma")
 	f.StringVar(&o.detectLocalMode, "detect-local-mode", detectClusterCIDR, "how to recognize traffic from pods: ClusterCIDR, NodeCIDR (by the Node's podCIDRs), BridgeInterface or InterfaceNamePrefix")
 	f.StringVar(&o.podBridge, "pod-bridge-interface", "", "bridge through which traffic from pods comes in, for --detect-local-mode=BridgeInterface")
 	f.StringVar(&o.podInterfacePrefix, "pod-interface-name-prefix", "", "prefix of the names of pods' interfaces, for --detect-local-mode=InterfaceNamePrefix")
 	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "CIDRs of the node's addresses that serve node ports, or \"primary\": the node's first address of each family (default primary)")
-	f.StringVar(&o.table, "table", ruleset.DefaultTable, "name of the nftables tables")
+	f.StringVar(&o.table, ownPrefix+"table", ruleset.DefaultTable, "name of the nftables tables")
 	o.claims.addFlags(f)
 }
 
@@ -56,14 +56,14 @@ func (o *sourceOptions) parse() (node string, c ruleset.Config, err error) {
 		}
 	}
 	if o.manifests != "" && (o.kubeconfig != "" || o.master != "") {
-		errs = append(errs, errors.New("--manifests cannot be combined with --kubeconfig or --master"))
+		errs = append(errs, errors.New("--nftproxy-manifests cannot be combined with --kubeconfig or --master"))
 	}
 	if node, err = nodeName(o.hostnameOverride); err != nil {
 		errs = append(errs, err)
 	}
 	errs = append(errs, o.checkSource())
 	if !isTableName(o.table) {
-		named("table", fmt.Errorf("%q is not a valid table name: want 1 to %d letters, digits, '_' and '-', and a letter first", o.table, maxTableName))
+		named(ownPrefix+"table", fmt.Errorf("%q is not a valid table name: want 1 to %d letters, digits, '_' and '-', and a letter first", o.table, maxTableName))
 	}
 	errs = append(errs, o.claims.parse())
 	c.Table = o.table
@@ -80,7 +80,7 @@ func (o *sourceOptions) parse() (node string, c ruleset.Config, err error) {
 
 // checkSource checks the flags without a request to the API server.
 func (o *sourceOptions) checkSource() error {
-	for _, c := range [][2]string{{"--manifests", o.manifests}, {"--kubeconfig", o.kubeconfig}} {
+	for _, c := range [][2]string{{"--nftproxy-manifests", o.manifests}, {"--kubeconfig", o.kubeconfig}} {
 		if c[1] == "" {
 			continue
 		}

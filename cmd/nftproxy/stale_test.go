@@ -93,7 +93,7 @@ func TestStaleFlows(t *testing.T) {
 		}
 	}
 	run := func() *running {
-		return start(t, topology.Node, "--manifests", path, "--cluster-cidr", "10.244.0.0/16,fd00:244::/56")
+		return start(t, topology.Node, "--nftproxy-manifests", path, "--cluster-cidr", "10.244.0.0/16,fd00:244::/56")
 	}
 	wantRemoved := func(r *running, want map[string]int) {
 		t.Helper()

@@ -53,7 +53,7 @@ func (f *File) Settings() []Setting {
 		text("logging.verbosity", "v", strconv.FormatUint(uint64(verbosity), 10))
 	}
 	if allow, set := c.FeatureGates[GateExternalIPs]; set {
-		text("featureGates."+GateExternalIPs, "allow-service-external-ips", strconv.FormatBool(allow))
+		text("featureGates."+GateExternalIPs, "feature-gates", GateExternalIPs+"="+strconv.FormatBool(allow))
 	}
 	number("oomScoreAdj", "oom-score-adj", c.OOMScoreAdj)
 	number("conntrack.maxPerCore", "conntrack-max-per-core", c.Conntrack.MaxPerCore)
@@ -66,16 +66,16 @@ func (f *File) Settings() []Setting {
 	switch section(c) {
 	case modeNFTables:
 		yes("nftables.masqueradeAll", "masquerade-all", c.NFTables.MasqueradeAll)
-		number("nftables.masqueradeBit", "masquerade-bit", c.NFTables.MasqueradeBit)
-		duration("nftables.minSyncPeriod", "min-sync-period", &c.NFTables.MinSyncPeriod)
+		number("nftables.masqueradeBit", "iptables-masquerade-bit", c.NFTables.MasqueradeBit)
+		duration("nftables.minSyncPeriod", "iptables-min-sync-period", &c.NFTables.MinSyncPeriod)
 		return list
 	case modeIPVS:
-		duration("ipvs.minSyncPeriod", "min-sync-period", &c.IPVS.MinSyncPeriod)
+		duration("ipvs.minSyncPeriod", "iptables-min-sync-period", &c.IPVS.MinSyncPeriod)
 	default:
-		duration("iptables.minSyncPeriod", "min-sync-period", &c.IPTables.MinSyncPeriod)
+		duration("iptables.minSyncPeriod", "iptables-min-sync-period", &c.IPTables.MinSyncPeriod)
 	}
 	// ipvs mode takes these from iptables as well.
 	yes("iptables.masqueradeAll", "masquerade-all", c.IPTables.MasqueradeAll)
-	number("iptables.masqueradeBit", "masquerade-bit", c.IPTables.MasqueradeBit)
+	number("iptables.masqueradeBit", "iptables-masquerade-bit", c.IPTables.MasqueradeBit)
 	return list
 }

@@ -273,7 +273,7 @@ func TestBadManifests(t *testing.T) {
 			os.Rename(filepath.Join(dir, name+".new"), filepath.Join(dir, name)))
 	}
 	write("good.yaml", manifest)
-	p := n.startProxy("--kubeconfig=", "--manifests="+dir)
+	p := n.startProxy("--kubeconfig=", "--nftproxy-manifests="+dir)
 	answered := func(address string) func() error {
 		return func() error {
 			return n.reaches(client, testnet.TCP, netip.MustParseAddrPort(address), "backend")

@@ -55,7 +55,7 @@ func kubeProxyConfig(t *testing.T, kubeconfig string, s *scenario.Scenario) map[
 			config["nodePortAddresses"] = nodePorts
 		case "--masquerade-all":
 			nftables["masqueradeAll"] = value != "false"
-		case "--masquerade-bit":
+		case "--iptables-masquerade-bit":
 			nftables["masqueradeBit"] = yamlNumber(t, value)
 		default:
 			t.Fatalf("kube-proxy has nothing for %s", flag)

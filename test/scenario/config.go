@@ -31,7 +31,7 @@ func (s *Scenario) Config() (ruleset.Config, error) {
 	prefix := f.String("pod-interface-name-prefix", "", "")
 	nodePorts := f.StringSlice("nodeport-addresses", nil, "")
 	f.BoolVar(&cfg.MasqueradeAll, "masquerade-all", false, "")
-	f.Uint8Var(&cfg.MasqueradeBit, "masquerade-bit", cfg.MasqueradeBit, "")
+	f.Uint8Var(&cfg.MasqueradeBit, "iptables-masquerade-bit", cfg.MasqueradeBit, "")
 	err := f.Parse(s.Flags)
 	if err != nil {
 		return cfg, fmt.Errorf("scenario %s: %w", s.Name, err)
