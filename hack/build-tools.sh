@@ -3,11 +3,13 @@
 #
 #   hack/build-tools.sh                     etcd, kube-apiserver and kube-controller-manager: what a test cluster needs
 #   hack/build-tools.sh kube-proxy          the kube-proxy for comparison runs
+#   hack/build-tools.sh kube-proxy-1.36     the one of the minor release before
 #   hack/build-tools.sh staticcheck benchstat
 #
-# Versions are those of hack/tools/go.mod and hack/lint/go.mod. A binary that was already built from the same go.mod,
-# go.sum and Go release is left alone, so calling this costs milliseconds; from cold each of the kube-* binaries takes
-# one to three minutes on two cores. Calls that overlap wait for each other, since each build takes all cores anyway.
+# Versions are those of hack/tools/go.mod, hack/kube-proxy-1.36/go.mod and hack/lint/go.mod. A binary that was already
+# built from the same go.mod, go.sum and Go release is left alone, so calling this costs milliseconds; from cold each of
+# the kube-* binaries takes one to three minutes on two cores. Calls that overlap wait for each other, since each build
+# takes all cores anyway.
 set -eu
 
 root=$(cd "$(dirname "$0")" && pwd)
@@ -17,6 +19,16 @@ if [ $# -eq 0 ]; then
 	set -- etcd kube-apiserver kube-controller-manager
 fi
 
+# stamp_version adds to flags the version of kubernetes in $module. Without it the binaries report v0.0.0-master, and
+# clients that ask for the version see that.
+stamp_version() {
+	version=$(sed -n 's|^.*k8s.io/kubernetes \(v[0-9.]*\).*|\1|p' "$root/$module/go.mod")
+	minor=${version#v1.}
+	for p in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
+		flags="$flags -X $p.gitVersion=$version -X $p.gitMajor=1 -X $p.gitMinor=${minor%%.*}"
+	done
+}
+
 # source_of NAME: sets module (a directory here), package and flags (for the linker).
 source_of() {
 	flags='-s -w'
@@ -25,12 +37,10 @@ source_of() {
 		module=tools package=go.etcd.io/etcd/server/v3 ;;
 	kube-apiserver | kube-controller-manager | kube-proxy)
 		module=tools package=k8s.io/kubernetes/cmd/$1
-		# Without these the binaries report v0.0.0-master, and clients that ask for the version see that.
-		version=$(sed -n 's|^[[:space:]]*k8s.io/kubernetes \(v[0-9.]*\).*|\1|p' "$root/tools/go.mod")
-		minor=${version#v1.}
-		for p in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
-			flags="$flags -X $p.gitVersion=$version -X $p.gitMajor=1 -X $p.gitMinor=${minor%%.*}"
-		done ;;
+		stamp_version ;;
+	kube-proxy-1.36)
+		module=$1 package=k8s.io/kubernetes/cmd/kube-proxy
+		stamp_version ;;
 	staticcheck)
 		module=lint package=honnef.co/go/tools/cmd/staticcheck ;;
 	benchstat)
