@@ -97,10 +97,15 @@ func MetricsHandler(g prometheus.Gatherer) http.Handler {
 	return mux
 }
 
+// ServerHeader is the value of the header Server in answers with plain text. By it the metrics
+// server is told from kube-proxy's, whose paths it has.
+const ServerHeader = "nftproxy"
+
 // plain answers with a text.
 func plain(w http.ResponseWriter, code int, text string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.Header().Set("Server", ServerHeader)
 	w.WriteHeader(code)
 	_, _ = fmt.Fprint(w, text)
 }

@@ -1,0 +1,216 @@
+package otherproxy
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+)
+
+// hooks is the number of hooks of netfilter (NF_INET_NUMHOOKS).
+const hooks = 5
+
+// blob is a table of the kernel's older interface: the entries of all its chains, one after the
+// other, as struct ipt_entry or ip6t_entry of uapi/linux/netfilter_ipv4/ip_tables.h.
+type blob struct {
+	family       family
+	name         string
+	valid        uint32
+	hook, policy [hooks]uint32
+	entries      []entry
+}
+
+// entry is one rule, or the head of a chain.
+type entry struct {
+	raw   []byte
+	at    uint32 // its offset in the table
+	chain string
+	// head says that the entry is the head of a chain: a target ERROR with the chain's name.
+	head bool
+	// target is the chain to which the rule jumps or goes, or empty.
+	target, comment string
+	// verdict is where the offset of a jump is in raw, or 0.
+	verdict int
+}
+
+// Offsets in an entry, and its size without matches and target. They are the same on amd64 and
+// arm64: a struct ipt_ip has 84 bytes, a struct ip6t_ip6 has 136.
+func (f family) entryLayout() (targetOffset, counters, size int) {
+	if f == ipv6 {
+		return 140, 152, 168
+	}
+	return 88, 96, 112
+}
+
+// A struct xt_entry_match and a struct xt_entry_target begin with their size (16 bits) and a
+// name of 29 bytes; their data begins at xtHeader.
+const (
+	xtName   = 2
+	xtHeader = 32
+)
+
+// errMalformed should not happen: the kernel has checked each table.
+var errMalformed = errors.New("malformed table")
+
+// parseEntries splits the entries of a table.
+func (b *blob) parseEntries(data []byte) error {
+	targetAt, _, least := b.family.entryLayout()
+	byOffset := map[uint32]int{}
+	chain, hookOf := "", b.hookNames()
+	for at := 0; at < len(data); {
+		if len(data)-at < least {
+			return errMalformed
+		}
+		next := int(binary.NativeEndian.Uint16(data[at+targetAt+2:]))
+		if next < least || next > len(data)-at {
+			return errMalformed
+		}
+		e := entry{raw: bytes.Clone(data[at : at+next]), at: uint32(at)}
+		if err := e.parse(b.family); err != nil {
+			return err
+		}
+		if name, found := hookOf[e.at]; found {
+			chain = name
+		}
+		if e.head {
+			chain = e.chain
+		}
+		e.chain = chain
+		byOffset[e.at] = len(b.entries)
+		b.entries = append(b.entries, e)
+		at += next
+	}
+	for i := range b.entries {
+		e := &b.entries[i]
+		if e.verdict == 0 {
+			continue
+		}
+		// A jump leads to the entry after the head. A rule without a verdict has one too, to the
+		// entry after itself.
+		to, found := byOffset[e.jumpsTo()]
+		if !found {
+			return errMalformed
+		}
+		if to > 0 && b.entries[to-1].head && to != i+1 {
+			e.target = b.entries[to].chain
+		}
+	}
+	return nil
+}
+
+// hookNames returns the names of the chains of iptables itself by the offsets of their first
+// entries.
+func (b *blob) hookNames() map[uint32]string {
+	names := map[uint32]string{}
+	for i, name := range []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"} {
+		if b.valid&(1<<i) != 0 {
+			names[b.hook[i]] = name
+		}
+	}
+	return names
+}
+
+// parse reads the comment and the target of an entry.
+func (e *entry) parse(f family) error {
+	targetAt, _, matches := f.entryLayout()
+	target := int(binary.NativeEndian.Uint16(e.raw[targetAt:]))
+	if target < matches || target+xtHeader > len(e.raw) {
+		return errMalformed
+	}
+	for at := matches; at < target; {
+		size := int(binary.NativeEndian.Uint16(e.raw[at:]))
+		if size < xtHeader || size > target-at {
+			return errMalformed
+		}
+		if textOf(e.raw[at+xtName:at+xtHeader-1]) == "comment" {
+			e.comment = textOf(e.raw[at+xtHeader : at+size])
+		}
+		at += size
+	}
+	switch textOf(e.raw[target+xtName : target+xtHeader-1]) {
+	case "ERROR":
+		e.head, e.chain = true, textOf(e.raw[target+xtHeader:])
+	case "": // a verdict: an offset, or a negative number for accept, drop and return
+		if target+xtHeader+4 > len(e.raw) {
+			return errMalformed
+		}
+		if int32(binary.NativeEndian.Uint32(e.raw[target+xtHeader:])) >= 0 {
+			e.verdict = target + xtHeader
+		}
+	}
+	return nil
+}
+
+func (e *entry) jumpsTo() uint32 { return binary.NativeEndian.Uint32(e.raw[e.verdict:]) }
+
+// without returns the table without the entries that drop names, and for each entry that stays
+// its number in b. Offsets of jumps and hooks are those of the new table.
+func (b *blob) without(drop func(*entry) bool) (*blob, []int, error) {
+	after := *b
+	after.entries = nil
+	var kept []int
+	moved := map[uint32]uint32{} // by the old offset; of a dropped entry that of the next one kept
+	at := uint32(0)
+	for i := range b.entries {
+		e := b.entries[i]
+		moved[e.at] = at
+		if drop(&e) {
+			continue
+		}
+		e.raw, e.at = bytes.Clone(e.raw), at
+		after.entries, kept = append(after.entries, e), append(kept, i)
+		at += uint32(len(e.raw))
+	}
+	for i := range after.entries {
+		if e := &after.entries[i]; e.verdict != 0 {
+			to, found := moved[e.jumpsTo()]
+			if !found {
+				return nil, nil, errMalformed
+			}
+			binary.NativeEndian.PutUint32(e.raw[e.verdict:], to)
+		}
+	}
+	for i := range hooks {
+		if b.valid&(1<<i) == 0 {
+			continue
+		}
+		hook, foundHook := moved[b.hook[i]]
+		policy, foundPolicy := moved[b.policy[i]]
+		if !foundHook || !foundPolicy {
+			return nil, nil, errMalformed
+		}
+		after.hook[i], after.policy[i] = hook, policy
+	}
+	return &after, kept, nil
+}
+
+// size is the length of all entries in bytes.
+func (b *blob) size() uint32 {
+	n := 0
+	for _, e := range b.entries {
+		n += len(e.raw)
+	}
+	return uint32(min(n, math.MaxInt32))
+}
+
+// textOf is a string that ends with a zero, or with its field.
+func textOf(field []byte) string {
+	text, _, _ := strings.Cut(string(field), "\x00")
+	return text
+}
+
+// cutTable splits a table's name, such as "ip6 nat".
+func cutTable(text string) (f family, name string, ok bool) {
+	prefix, name, ok := strings.Cut(text, " ")
+	switch prefix {
+	case "ip":
+		return ipv4, name, ok
+	case "ip6":
+		return ipv6, name, ok
+	}
+	return 0, name, false
+}
+
+func tableName(f family, name string) string { return fmt.Sprintf("%s %s", f, name) }

@@ -1,0 +1,100 @@
+// Package otherproxy promises the truth about the other service proxies of this node: the rules
+// that kube-proxy has in the kernel, whether it runs now, and the removal of its rules where
+// they are its own and nothing else.
+//
+// The package asks the kernel by netlink and socket options. It runs no command, it asks no API
+// server, and it does not decide when rules may go: its callers do. It works in the network
+// namespace of the calling thread.
+package otherproxy
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Kind is a mechanism of the kernel in which kube-proxy keeps rules.
+type Kind string
+
+// The kinds.
+const (
+	NFTables       Kind = "nftables"        // the tables ip kube-proxy and ip6 kube-proxy
+	IPTablesNFT    Kind = "iptables-nft"    // chains in the nftables tables of iptables-nft
+	IPTablesLegacy Kind = "iptables-legacy" // chains in the tables of the older kernel interface
+	IPVS           Kind = "ipvs"            // the interface kube-ipvs0
+)
+
+// Kinds lists all kinds.
+func Kinds() []Kind { return []Kind{NFTables, IPTablesNFT, IPTablesLegacy, IPVS} }
+
+// Rules are kube-proxy's rules in one table.
+type Rules struct {
+	Kind Kind
+	// Table is the table as nft names it, such as "ip kube-proxy" or "ip6 nat". For IPVS it is
+	// the name of the interface.
+	Table string
+	// Chains is the number of kube-proxy's chains in a table of iptables; 0 for the other kinds,
+	// whose tables are kube-proxy's as a whole.
+	Chains int
+	// Keep says why Remove does not remove the rules; nil if it does.
+	Keep error
+
+	family  family
+	chains  []string
+	jumps   []jump
+	ruleset uint32 // the generation of the ruleset that was read
+}
+
+// String is, for example, "ip nat (iptables-nft, 34 chains)".
+func (r Rules) String() string {
+	if r.Chains == 0 {
+		return fmt.Sprintf("%s (%s)", r.Table, r.Kind)
+	}
+	plural := "s"
+	if r.Chains == 1 {
+		plural = ""
+	}
+	return fmt.Sprintf("%s (%s, %d chain%s)", r.Table, r.Kind, r.Chains, plural)
+}
+
+// ErrForeign says that rules of other programs lead to kube-proxy's chains. Without these chains
+// the kernel would refuse the rules.
+var ErrForeign = errors.New("a rule of another program leads to a chain of kube-proxy")
+
+// ErrIPVS says that Remove does not remove what kube-proxy's IPVS mode leaves: connections that are
+// open go through the kernel's IPVS and end with it.
+var ErrIPVS = errors.New("connections through IPVS would end: drain the node, then run kube-proxy --cleanup there or restart it")
+
+// Find returns kube-proxy's rules of all kinds, sorted by kind and table. It makes no table and
+// loads no module. It needs CAP_NET_ADMIN.
+func Find() ([]Rules, error) {
+	c, err := dial()
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	var found []Rules
+	var errs []error
+	for _, find := range []func(*conn) ([]Rules, error){findTables, findNFTChains, findLegacyChains, findIPVS} {
+		rules, err := find(c)
+		found = append(found, rules...)
+		errs = append(errs, err)
+	}
+	return found, errors.Join(errs...)
+}
+
+// Remove removes rules that Find has returned. Each call is one transaction: it takes effect as a
+// whole, or not at all. Where another process has changed the ruleset since Find, the error matches
+// ErrChanged, and the caller can call Find again. Where r.Keep is set, Remove returns it.
+func Remove(r Rules) error {
+	if r.Keep != nil {
+		return fmt.Errorf("remove the rules of kube-proxy in %s: %w", r.Table, r.Keep)
+	}
+	remove := map[Kind]func(Rules) error{NFTables: removeTable, IPTablesNFT: removeNFTChains, IPTablesLegacy: removeLegacyChains}[r.Kind]
+	if err := remove(r); err != nil {
+		return fmt.Errorf("remove the rules of kube-proxy in %s: %w", r.Table, err)
+	}
+	return nil
+}
+
+// ErrChanged says that another process has changed the ruleset meanwhile.
+var ErrChanged = errors.New("the ruleset has changed meanwhile")

@@ -1,0 +1,291 @@
+package otherproxy_test
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+
+	"nftproxy/daemon/otherproxy"
+	"nftproxy/test/aptget"
+	"nftproxy/test/nftcmd"
+	"nftproxy/test/testnet"
+)
+
+// world is a network namespace with rules of kube-proxy and of other programs.
+type world struct {
+	*testing.T
+	ns *testnet.Namespace
+}
+
+// backend is one of the two interfaces of iptables, and the prefix of its commands.
+type backend struct {
+	kind otherproxy.Kind
+	name string
+}
+
+func backends() []backend {
+	return []backend{{otherproxy.IPTablesNFT, "nft"}, {otherproxy.IPTablesLegacy, "legacy"}}
+}
+
+// iptables runs a command of iptables and returns its output.
+func (w world) iptables(input, command string, args ...string) string {
+	w.Helper()
+	path, err := aptget.Command(command, "iptables")
+	if err != nil {
+		w.Fatal(err)
+	}
+	var out, problems bytes.Buffer
+	cmd := exec.Command(path, args...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &out, &problems
+	if err := w.ns.Run(cmd); err != nil {
+		w.Fatalf("%s: %v: %s", cmd, err, problems.Bytes())
+	}
+	return out.String()
+}
+
+// listing is all rules of a backend, sorted by table, without dates.
+func (w world) listing(b backend) string {
+	w.Helper()
+	text := w.iptables("", "iptables-"+b.name+"-save", "-c") + w.iptables("", "ip6tables-"+b.name+"-save", "-c")
+	text = regexp.MustCompile(`(?m)^#.*\n`).ReplaceAllString(text, "")
+	var tables []string
+	for _, t := range strings.Split(text, "COMMIT\n") {
+		if t != "" {
+			tables = append(tables, t)
+		}
+	}
+	slices.Sort(tables)
+	return strings.Join(tables, "")
+}
+
+// load loads the rules of testdata for both families.
+func (w world) load(b backend, change func(string) string) {
+	w.Helper()
+	rules, err := os.ReadFile("testdata/kubeproxy.rules")
+	if err != nil {
+		w.Fatal(err)
+	}
+	text := change(string(rules))
+	v4 := strings.NewReplacer("TARGET", "10.0.0.5:8080", "ADDRESS", "172.30.0.1/32")
+	v6 := strings.NewReplacer("TARGET", "[fd00::5]:8080", "ADDRESS", "fd00:172::1/128")
+	w.iptables(v4.Replace(text), "iptables-"+b.name+"-restore", "-c")
+	w.iptables(v6.Replace(text), "ip6tables-"+b.name+"-restore", "-c")
+}
+
+func (w world) find() []otherproxy.Rules {
+	w.Helper()
+	var found []otherproxy.Rules
+	if err := w.ns.Do(func() (err error) {
+		found, err = otherproxy.Find()
+		return err
+	}); err != nil {
+		w.Fatal(err)
+	}
+	return found
+}
+
+func (w world) remove(r otherproxy.Rules) error {
+	w.Helper()
+	return w.ns.Do(func() error { return otherproxy.Remove(r) })
+}
+
+func names(found []otherproxy.Rules) []string {
+	var names []string
+	for _, r := range found {
+		names = append(names, r.String())
+	}
+	return names
+}
+
+func unchanged(text string) string { return text }
+
+// withCounters gives each rule that stays a counter.
+func withCounters(text string) string {
+	return strings.NewReplacer("-A INPUT -p tcp", "[7:700] -A INPUT -p tcp", "-A mine -j", "[3:300] -A mine -j").Replace(text)
+}
+
+// withoutKubeProxy removes from a listing the lines that are kube-proxy's.
+func withoutKubeProxy(text string) string {
+	own := regexp.MustCompile(`KUBE-(SERVICES|EXTERNAL-SERVICES|NODEPORTS|FORWARD|POSTROUTING|PROXY-[A-Z]+|S[A-Z]+-[A-Z]{16}|EXT-[A-Z]{16})\b`)
+	var kept []string
+	for line := range strings.Lines(text) {
+		if !own.MatchString(line) {
+			kept = append(kept, line)
+		}
+	}
+	return strings.Join(kept, "")
+}
+
+// TestIPTables: kube-proxy's chains and the rules that lead there go, in both families and both
+// interfaces of iptables. The rules of others stay as they are, with their counters.
+func TestIPTables(t *testing.T) {
+	for _, b := range backends() {
+		t.Run(b.name, func(t *testing.T) {
+			w := world{t, testnet.NamespaceForTest(t, "iptables")}
+			w.load(b, withCounters)
+			before := w.listing(b)
+			want := withoutKubeProxy(before)
+			if want == before || !strings.Contains(want, "KUBE-MARK-MASQ") || !strings.Contains(want, "[7:700]") {
+				t.Fatalf("the rules to start with:\n%s", before)
+			}
+			found := w.find()
+			kind := string(b.kind)
+			wantFound := []string{
+				"ip nat (" + kind + ", 7 chains)", "ip filter (" + kind + ", 6 chains)", "ip mangle (" + kind + ", 1 chain)",
+				"ip6 nat (" + kind + ", 7 chains)", "ip6 filter (" + kind + ", 6 chains)", "ip6 mangle (" + kind + ", 1 chain)",
+			}
+			if diff := cmp.Diff(wantFound, names(found)); diff != "" {
+				t.Errorf("found (-want +got):\n%s", diff)
+			}
+			for _, r := range found {
+				if err := w.removeLatest(r); err != nil {
+					t.Error(err)
+				}
+			}
+			if diff := cmp.Diff(want, w.listing(b)); diff != "" {
+				t.Errorf("after the removal (-want +got):\n%s", diff)
+			}
+			if found := w.find(); len(found) > 0 {
+				t.Errorf("after the removal there is %v", names(found))
+			}
+		})
+	}
+}
+
+// removeLatest finds the same rules again before it removes them: each removal changes the
+// ruleset.
+func (w world) removeLatest(r otherproxy.Rules) error {
+	w.Helper()
+	for _, now := range w.find() {
+		if now.Kind == r.Kind && now.Table == r.Table {
+			return w.remove(now)
+		}
+	}
+	return errors.New("gone: " + r.String())
+}
+
+// TestForeignRule: a table where a rule of another program leads to kube-proxy's chains stays as
+// a whole. The other tables do not.
+func TestForeignRule(t *testing.T) {
+	for _, b := range backends() {
+		t.Run(b.name, func(t *testing.T) {
+			w := world{t, testnet.NamespaceForTest(t, "foreign")}
+			w.load(b, func(text string) string {
+				return strings.Replace(text, "-A CNI-HOSTPORT-DNAT ", "-A CNI-HOSTPORT-DNAT -p udp -j KUBE-SERVICES\n-A CNI-HOSTPORT-DNAT ", 1)
+			})
+			before := w.listing(b)
+			for _, r := range w.find() {
+				err := w.removeLatest(r)
+				if foreign := strings.HasSuffix(r.Table, "nat"); foreign != errors.Is(err, otherproxy.ErrForeign) {
+					t.Errorf("remove %v: %v", r, err)
+				} else if foreign && !strings.Contains(err.Error(), "chain CNI-HOSTPORT-DNAT leads to KUBE-SERVICES") {
+					t.Errorf("the error does not name the chain: %v", err)
+				}
+			}
+			nat := func(text string) string { return text[strings.Index(text, "*nat"):] }
+			if diff := cmp.Diff(nat(before), nat(w.listing(b))); diff != "" {
+				t.Errorf("the table nat (-before +after):\n%s", diff)
+			}
+			if left := names(w.find()); len(left) != 2 {
+				t.Errorf("left: %v", left)
+			}
+		})
+	}
+}
+
+// TestNFTables: the tables with kube-proxy's name and comment go; one with its name and another
+// comment stays.
+func TestNFTables(t *testing.T) {
+	w := world{t, testnet.NamespaceForTest(t, "nftables")}
+	nft := nftcmd.ForTest(t)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(nft.Load(w.ns, `
+table ip kube-proxy { comment "rules for kube-proxy"; chain a { goto b; }; chain b { accept; }; }
+table ip6 kube-proxy { comment "mine"; }
+table inet kube-proxy { chain x { }; }
+table ip nat { chain KUBE-ROUTER { }; }
+`))
+	found := w.find()
+	if diff := cmp.Diff([]string{"ip kube-proxy (nftables)", "ip6 kube-proxy (nftables)"}, names(found)); diff != "" {
+		t.Fatalf("found (-want +got):\n%s", diff)
+	}
+	must(w.remove(found[0]))
+	if err := w.remove(found[1]); !errors.Is(err, otherproxy.ErrUnknownTable) {
+		t.Errorf("remove a table of another program: %v", err)
+	}
+	listing, err := nft.Run(w.ns, "", "list", "tables")
+	must(err)
+	if want := "table ip6 kube-proxy\ntable inet kube-proxy\ntable ip nat\n"; listing != want {
+		t.Errorf("tables %q, want %q", listing, want)
+	}
+}
+
+// TestChangedMeanwhile: the kernel refuses a removal that was made for an earlier ruleset.
+func TestChangedMeanwhile(t *testing.T) {
+	w := world{t, testnet.NamespaceForTest(t, "changed")}
+	b := backends()[0]
+	w.load(b, unchanged)
+	found := w.find()
+	w.iptables("", "iptables-nft", "-t", "nat", "-A", "CNI-HOSTPORT-DNAT", "-j", "KUBE-SERVICES")
+	before := w.listing(b)
+	for _, r := range found {
+		if err := w.remove(r); !errors.Is(err, otherproxy.ErrChanged) {
+			t.Errorf("remove %v: %v", r, err)
+		}
+	}
+	if diff := cmp.Diff(before, w.listing(b)); diff != "" {
+		t.Errorf("the rules (-before +after):\n%s", diff)
+	}
+}
+
+// TestNothingMade: looking for rules makes no table, and none that iptables would see.
+func TestNothingMade(t *testing.T) {
+	w := world{t, testnet.NamespaceForTest(t, "nothing")}
+	if found := w.find(); len(found) > 0 {
+		t.Errorf("found %v in a new namespace", names(found))
+	}
+	if err := w.ns.Do(func() error {
+		for _, f := range []string{"ip", "ip6"} {
+			tables, err := os.ReadFile("/proc/thread-self/net/" + f + "_tables_names")
+			if err != nil && !errors.Is(err, os.ErrNotExist) {
+				return err
+			}
+			if len(tables) > 0 {
+				t.Errorf("%s_tables: %s", f, tables)
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestIPVS: the interface of kube-proxy's IPVS mode is found and stays.
+func TestIPVS(t *testing.T) {
+	w := world{t, testnet.NamespaceForTest(t, "ipvs")}
+	// kube-proxy makes a dummy interface, which not all kernels have.
+	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "kube-ipvs0"}, PeerName: "peer"}
+	if err := w.ns.Handle().LinkAdd(link); err != nil {
+		t.Fatal(err)
+	}
+	found := w.find()
+	if diff := cmp.Diff([]string{"kube-ipvs0 (ipvs)"}, names(found)); diff != "" {
+		t.Fatalf("found (-want +got):\n%s", diff)
+	}
+	if err := w.remove(found[0]); !errors.Is(err, otherproxy.ErrIPVS) {
+		t.Errorf("remove: %v", err)
+	}
+}

@@ -1,0 +1,253 @@
+package otherproxy
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"runtime"
+	"slices"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The options of a socket by which a table is read and replaced. They are the same numbers for
+// IPv4 and IPv6 (uapi/linux/netfilter_ipv4/ip_tables.h).
+const (
+	optGetInfo     = 64
+	optGetEntries  = 65
+	optReplace     = 64
+	optAddCounters = 65
+)
+
+// nameLen is the length of a table's name, XT_TABLE_MAXNAMELEN.
+const nameLen = 32
+
+// lockFile is the lock of iptables-legacy for one change at a time, on the host.
+const lockFile = "/run/xtables.lock"
+
+// findLegacyChains finds kube-proxy's chains in the tables of the older interface. It asks only for
+// tables that the namespace has already: a question for another one would make it.
+func findLegacyChains(*conn) ([]Rules, error) {
+	var found []Rules
+	for _, f := range families() {
+		tables, err := legacyTables(f)
+		if err != nil {
+			return nil, err
+		}
+		for _, table := range iptablesTables() {
+			if !slices.Contains(tables, table) {
+				continue
+			}
+			b, err := readLegacy(f, table)
+			if err != nil {
+				return nil, fmt.Errorf("look for chains of kube-proxy in table %s of iptables-legacy: %w", tableName(f, table), err)
+			}
+			if r := b.rules(); r.Chains > 0 {
+				found = append(found, r)
+			}
+		}
+	}
+	return found, nil
+}
+
+// legacyTables lists the tables that the namespace has.
+func legacyTables(f family) ([]string, error) {
+	file, err := os.Open("/proc/thread-self/net/" + f.String() + "_tables_names")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // The kernel has no such interface, or its module is not loaded.
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the tables of iptables-legacy: %w", err)
+	}
+	defer file.Close()
+	var tables []string
+	lines := bufio.NewScanner(file)
+	for lines.Scan() {
+		tables = append(tables, lines.Text())
+	}
+	return tables, lines.Err()
+}
+
+// rules describes what the table has of kube-proxy.
+func (b *blob) rules() Rules {
+	r := Rules{Kind: IPTablesLegacy, Table: tableName(b.family, b.name), family: b.family}
+	for i := range b.entries {
+		e := &b.entries[i]
+		switch {
+		case e.head && isChain(b.name, e.chain):
+			r.chains = append(r.chains, e.chain)
+		case b.drops(e), e.target == "", !isChain(b.name, e.target):
+		case r.Keep == nil:
+			r.Keep = fmt.Errorf("%w: a rule in chain %s leads to %s", ErrForeign, e.chain, e.target)
+		}
+	}
+	r.Chains = len(r.chains)
+	return r
+}
+
+// drops says whether an entry is kube-proxy's own.
+func (b *blob) drops(e *entry) bool {
+	return isChain(b.name, e.chain) || isBuiltin(e.chain) && isChain(b.name, e.target) && isJumpComment(e.comment)
+}
+
+// removeLegacyChains reads the table again and replaces it by one without kube-proxy's chains and
+// the rules that lead there.
+func removeLegacyChains(r Rules) error {
+	f, name, _ := cutTable(r.Table)
+	unlock := lockLegacy()
+	defer unlock()
+	before, err := readLegacy(f, name)
+	if err != nil {
+		return err
+	}
+	if now := before.rules(); now.Keep != nil {
+		return now.Keep
+	}
+	after, kept, err := before.without(before.drops)
+	if err != nil {
+		return err
+	}
+	return after.replace(before, kept)
+}
+
+// lockLegacy takes the lock of iptables, where the file is within reach: a container has it only
+// if the directory is mounted. Without it, a change by iptables between the two steps of
+// removeLegacyChains is lost unless it changes the number of rules.
+func lockLegacy() (unlock func()) {
+	file, err := os.OpenFile(lockFile, os.O_RDONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return func() {}
+	}
+	if unix.Flock(int(file.Fd()), unix.LOCK_EX) != nil {
+		_ = file.Close()
+		return func() {}
+	}
+	return func() { _ = file.Close() } // closing releases the lock
+}
+
+// legacySocket opens a socket that takes the options. A datagram socket needs no CAP_NET_RAW.
+func legacySocket(f family) (fd, level int, err error) {
+	domain, level := unix.AF_INET, unix.SOL_IP
+	if f == ipv6 {
+		domain, level = unix.AF_INET6, unix.SOL_IPV6
+	}
+	fd, err = unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	return fd, level, os.NewSyscallError("socket", err)
+}
+
+// readTries is how often a table is read that changes between the two questions.
+const readTries = 10
+
+func readLegacy(f family, name string) (*blob, error) {
+	fd, level, err := legacySocket(f)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	for try := 1; ; try++ {
+		b, err := readLegacyOnce(fd, level, f, name)
+		if errors.Is(err, unix.EAGAIN) && try < readTries {
+			continue
+		}
+		return b, err
+	}
+}
+
+func readLegacyOnce(fd, level int, f family, name string) (*blob, error) {
+	const infoLen = nameLen + 4 + 2*hooks*4 + 4 + 4
+	info := make([]byte, infoLen)
+	copy(info, name)
+	if err := getOption(fd, level, optGetInfo, info); err != nil {
+		return nil, fmt.Errorf("ask for table %s: %w", name, err)
+	}
+	b := &blob{family: f, name: name, valid: binary.NativeEndian.Uint32(info[nameLen:])}
+	for i := range hooks {
+		b.hook[i] = binary.NativeEndian.Uint32(info[nameLen+4+4*i:])
+		b.policy[i] = binary.NativeEndian.Uint32(info[nameLen+4+4*hooks+4*i:])
+	}
+	size := binary.NativeEndian.Uint32(info[infoLen-4:])
+	const header = nameLen + 8 // the size, and padding
+	entries := make([]byte, header+int(size))
+	copy(entries, name)
+	binary.NativeEndian.PutUint32(entries[nameLen:], size)
+	if err := getOption(fd, level, optGetEntries, entries); err != nil {
+		return nil, fmt.Errorf("read table %s: %w", name, err)
+	}
+	return b, b.parseEntries(entries[header:])
+}
+
+// replace puts the table in the place of before. The entries keep their counters: kept has the
+// number of each one in before.
+func (b *blob) replace(before *blob, kept []int) error {
+	fd, level, err := legacySocket(b.family)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	const counterLen = 16
+	old := make([]byte, counterLen*len(before.entries)) // the kernel writes the counters here
+	request := b.replaceRequest(uint32(len(before.entries)), uintptr(unsafe.Pointer(unsafe.SliceData(old))))
+	err = setOption(fd, level, optReplace, request, old)
+	if errors.Is(err, unix.EAGAIN) {
+		return fmt.Errorf("%w: %w", ErrChanged, err)
+	}
+	if err != nil {
+		return fmt.Errorf("replace table %s: %w", b.name, err)
+	}
+	const header = nameLen + 8
+	counters := make([]byte, header, header+counterLen*len(kept))
+	copy(counters, b.name)
+	binary.NativeEndian.PutUint32(counters[nameLen:], uint32(len(kept)))
+	for _, i := range kept {
+		counters = append(counters, old[counterLen*i:counterLen*(i+1)]...)
+	}
+	if err := setOption(fd, level, optAddCounters, counters, nil); err != nil {
+		return fmt.Errorf("restore the counters of table %s: %w", b.name, err)
+	}
+	return nil
+}
+
+// replaceRequest is a struct ipt_replace.
+func (b *blob) replaceRequest(oldEntries uint32, counters uintptr) []byte {
+	request := append([]byte(b.name), make([]byte, nameLen-len(b.name))...)
+	add := func(values ...uint32) {
+		for _, v := range values {
+			request = binary.NativeEndian.AppendUint32(request, v)
+		}
+	}
+	add(b.valid, uint32(len(b.entries)), b.size())
+	add(b.hook[:]...)
+	add(b.policy[:]...)
+	add(oldEntries)
+	request = binary.NativeEndian.AppendUint64(request, uint64(counters))
+	for _, e := range b.entries {
+		request = append(request, e.raw...)
+	}
+	return request
+}
+
+func getOption(fd, level, option int, value []byte) error {
+	length := uint32(len(value))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option),
+		uintptr(unsafe.Pointer(unsafe.SliceData(value))), uintptr(unsafe.Pointer(&length)), 0)
+	return optionError("getsockopt", errno)
+}
+
+// setOption sets an option whose value may have the address of alive.
+func setOption(fd, level, option int, value, alive []byte) error {
+	_, _, errno := unix.Syscall6(unix.SYS_SETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option),
+		uintptr(unsafe.Pointer(unsafe.SliceData(value))), uintptr(len(value)), 0)
+	runtime.KeepAlive(alive)
+	return optionError("setsockopt", errno)
+}
+
+func optionError(call string, errno unix.Errno) error {
+	if errno == 0 {
+		return nil
+	}
+	return os.NewSyscallError(call, errno)
+}

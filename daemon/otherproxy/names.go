@@ -1,0 +1,51 @@
+package otherproxy
+
+import (
+	"slices"
+	"strings"
+)
+
+// chainsOf returns the fixed names of kube-proxy's chains in a table of iptables
+// (k8s.io/kubernetes/pkg/proxy/iptables, CleanupLeftovers). KUBE-MARK-MASQ is not among them,
+// although kube-proxy makes it too: kubelets before v1.28 do, and CNI plugins may use it.
+func chainsOf(table string) []string {
+	switch table {
+	case "nat":
+		return []string{"KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", "KUBE-PROXY-CANARY"}
+	case "filter":
+		return []string{
+			"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-FORWARD", "KUBE-NODEPORTS", "KUBE-PROXY-FIREWALL", "KUBE-PROXY-CANARY",
+		}
+	case "mangle":
+		return []string{"KUBE-PROXY-CANARY"}
+	}
+	return nil
+}
+
+// iptablesTables lists the tables of iptables that kube-proxy uses.
+func iptablesTables() []string { return []string{"nat", "filter", "mangle"} }
+
+// isChain says whether a chain of a table of iptables is kube-proxy's own. Chains of one Service
+// or endpoint have a hash in the name; they are in the table nat only.
+func isChain(table, chain string) bool {
+	if slices.Contains(chainsOf(table), chain) {
+		return true
+	}
+	return table == "nat" && slices.ContainsFunc([]string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-"}, func(prefix string) bool {
+		return strings.HasPrefix(chain, prefix)
+	})
+}
+
+// isJumpComment says whether a rule has a comment of kube-proxy's rules in the chains of iptables
+// itself (k8s.io/kubernetes/pkg/proxy/iptables, iptablesJumpChains).
+func isJumpComment(comment string) bool {
+	return slices.Contains([]string{
+		"kubernetes service portals", "kubernetes externally-visible service portals", "kubernetes health check service ports",
+		"kubernetes forwarding rules", "kubernetes load balancer firewall", "kubernetes postrouting rules",
+	}, comment)
+}
+
+// isBuiltin says whether a chain is one of iptables' own.
+func isBuiltin(chain string) bool {
+	return slices.Contains([]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}, chain)
+}

@@ -1,0 +1,195 @@
+package otherproxy
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/google/nftables/userdata"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// kubeProxyTable is the name of kube-proxy's tables in nftables mode, and tableComment their
+// comment (k8s.io/kubernetes/pkg/proxy/nftables).
+const (
+	kubeProxyTable = "kube-proxy"
+	tableComment   = "rules for kube-proxy"
+)
+
+// attrTableUserdata is NFTA_TABLE_USERDATA, which x/sys/unix lacks.
+const attrTableUserdata = 6
+
+// ErrUnknownTable says that a table has kube-proxy's name but was made by another program.
+var ErrUnknownTable = errors.New("the table has the name of kube-proxy's table, but not its comment")
+
+func findTables(c *conn) ([]Rules, error) {
+	var found []Rules
+	for _, f := range families() {
+		generation, err := c.generation()
+		if err != nil {
+			return nil, err
+		}
+		err = c.ask(unix.NFT_MSG_GETTABLE, 0, f, func(a attributes) error {
+			r := Rules{Kind: NFTables, Table: f.String() + " " + kubeProxyTable, family: f, ruleset: generation}
+			// Kernels before 5.10 keep no comment.
+			if comment, has := userdata.GetString(a[attrTableUserdata], userdata.TypeComment); has && comment != tableComment {
+				r.Keep = ErrUnknownTable
+			}
+			found = append(found, r)
+			return nil
+		}, textAttribute(unix.NFTA_TABLE_NAME, kubeProxyTable))
+		if err != nil {
+			return nil, fmt.Errorf("look up table %s %s: %w", f, kubeProxyTable, err)
+		}
+	}
+	return found, nil
+}
+
+func removeTable(r Rules) error {
+	return commit(r.ruleset, []netlink.Message{
+		message(unix.NFT_MSG_DELTABLE, 0, r.family, textAttribute(unix.NFTA_TABLE_NAME, kubeProxyTable)),
+	})
+}
+
+// jump is a rule of a chain that is not kube-proxy's, and leads to one that is.
+type jump struct {
+	chain  string
+	handle uint64
+}
+
+// findNFTChains finds kube-proxy's chains in the tables of iptables-nft.
+func findNFTChains(c *conn) ([]Rules, error) {
+	var found []Rules
+	for _, f := range families() {
+		for _, table := range iptablesTables() {
+			r, err := findNFTChainsIn(c, f, table)
+			if err != nil {
+				return nil, fmt.Errorf("look for chains of kube-proxy in table %s %s: %w", f, table, err)
+			}
+			if r.Chains > 0 {
+				found = append(found, r)
+			}
+		}
+	}
+	return found, nil
+}
+
+func findNFTChainsIn(c *conn, f family, table string) (Rules, error) {
+	r := Rules{Kind: IPTablesNFT, Table: f.String() + " " + table, family: f}
+	generation, err := c.generation()
+	if err != nil {
+		return r, err
+	}
+	var others []string
+	err = c.ask(unix.NFT_MSG_GETCHAIN, netlink.Dump, f, func(a attributes) error {
+		name := a.text(unix.NFTA_CHAIN_NAME)
+		switch {
+		case a.text(unix.NFTA_CHAIN_TABLE) != table: // the dump is of all tables
+		case isChain(table, name):
+			r.chains = append(r.chains, name)
+		default:
+			others = append(others, name)
+		}
+		return nil
+	}, textAttribute(unix.NFTA_CHAIN_TABLE, table))
+	if err != nil || len(r.chains) == 0 {
+		return r, err
+	}
+	r.Chains, r.ruleset = len(r.chains), generation
+	slices.Sort(r.chains)
+	for _, chain := range others {
+		if err := r.findJumps(c, table, chain); err != nil {
+			return r, err
+		}
+	}
+	return r, nil
+}
+
+// findJumps looks at the rules of a chain that is not kube-proxy's.
+func (r *Rules) findJumps(c *conn, table, chain string) error {
+	return c.ask(unix.NFT_MSG_GETRULE, netlink.Dump, r.family, func(a attributes) error {
+		if a.text(unix.NFTA_RULE_TABLE) != table || a.text(unix.NFTA_RULE_CHAIN) != chain {
+			return nil
+		}
+		target, comment, err := targetOf(a)
+		switch {
+		case err != nil:
+			return err
+		case !isChain(table, target):
+		case isBuiltin(chain) && isJumpComment(comment):
+			r.jumps = append(r.jumps, jump{chain, a.uint64(unix.NFTA_RULE_HANDLE)})
+		case r.Keep == nil:
+			r.Keep = fmt.Errorf("%w: a rule in chain %s leads to %s", ErrForeign, chain, target)
+		}
+		return nil
+	}, textAttribute(unix.NFTA_RULE_TABLE, table), textAttribute(unix.NFTA_RULE_CHAIN, chain))
+}
+
+// NFTA_MATCH_NAME and NFTA_MATCH_INFO, which x/sys/unix lacks.
+const (
+	attrMatchName = 1
+	attrMatchInfo = 3
+)
+
+// targetOf returns the chain to which a rule jumps or goes, or nothing, and the rule's comment.
+// iptables-nft keeps the comment as userdata, or as a match of iptables.
+func targetOf(rule attributes) (chain, comment string, err error) {
+	comment, _ = userdata.GetString(rule[unix.NFTA_RULE_USERDATA], userdata.TypeComment)
+	list, err := netlink.UnmarshalAttributes(rule[unix.NFTA_RULE_EXPRESSIONS])
+	if err != nil {
+		return "", "", fmt.Errorf("read the expressions of a rule: %w", err)
+	}
+	for _, item := range list {
+		expression, err := parse(item.Data)
+		if err != nil {
+			return "", "", err
+		}
+		data, err := expression.nest(unix.NFTA_EXPR_DATA)
+		if err != nil {
+			return "", "", err
+		}
+		switch expression.text(unix.NFTA_EXPR_NAME) {
+		case "match":
+			if data.text(attrMatchName) == "comment" {
+				comment = textOf(data[attrMatchInfo])
+			}
+		case "immediate":
+			if chain, err = verdictChain(data); err != nil {
+				return "", "", err
+			}
+		}
+	}
+	return chain, comment, nil
+}
+
+func verdictChain(immediate attributes) (string, error) {
+	value, err := immediate.nest(unix.NFTA_IMMEDIATE_DATA)
+	if err != nil {
+		return "", err
+	}
+	verdict, err := value.nest(unix.NFTA_DATA_VERDICT)
+	if err != nil {
+		return "", err
+	}
+	return verdict.text(unix.NFTA_VERDICT_CHAIN), nil
+}
+
+// removeNFTChains removes the rules that lead to the chains, and the chains. The tables and the
+// chains of iptables itself stay: other programs use them.
+func removeNFTChains(r Rules) error {
+	_, table, _ := cutTable(r.Table)
+	var batch []netlink.Message
+	for _, j := range r.jumps {
+		batch = append(batch, message(unix.NFT_MSG_DELRULE, 0, r.family, textAttribute(unix.NFTA_RULE_TABLE, table),
+			textAttribute(unix.NFTA_RULE_CHAIN, j.chain), uint64Attribute(unix.NFTA_RULE_HANDLE, j.handle)))
+	}
+	// Chains lead to each other, so all are emptied first.
+	for _, chain := range r.chains {
+		batch = append(batch, message(unix.NFT_MSG_DELRULE, 0, r.family, textAttribute(unix.NFTA_RULE_TABLE, table), textAttribute(unix.NFTA_RULE_CHAIN, chain)))
+	}
+	for _, chain := range r.chains {
+		batch = append(batch, message(unix.NFT_MSG_DELCHAIN, 0, r.family, textAttribute(unix.NFTA_CHAIN_TABLE, table), textAttribute(unix.NFTA_CHAIN_NAME, chain)))
+	}
+	return commit(r.ruleset, batch)
+}

@@ -1,0 +1,153 @@
+package otherproxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"nftproxy/daemon/health"
+)
+
+// Running says whether kube-proxy runs in this network namespace.
+type Running struct {
+	// Processes are kube-proxy's.
+	Processes []Process
+	// Answers is the address of a metrics server that answers as kube-proxy's; empty if none does.
+	Answers string
+	// Unknown says why there may be a kube-proxy that Processes does not have; nil if there is none.
+	Unknown error
+}
+
+// Process is a process of kube-proxy.
+type Process struct {
+	PID     int
+	Command string
+}
+
+// Yes says that kube-proxy certainly runs.
+func (r Running) Yes() bool { return len(r.Processes) > 0 || r.Answers != "" }
+
+// No says that kube-proxy certainly does not run.
+func (r Running) No() bool { return !r.Yes() && r.Unknown == nil }
+
+// String is for people: "runs (PID 417)", "does not run", or "may run: ...".
+func (r Running) String() string {
+	switch {
+	case len(r.Processes) > 0:
+		return fmt.Sprintf("runs (PID %d)", r.Processes[0].PID)
+	case r.Answers != "":
+		return fmt.Sprintf("runs (it answers on %s)", r.Answers)
+	case r.Unknown != nil:
+		return fmt.Sprintf("may run: %v", r.Unknown)
+	}
+	return "does not run"
+}
+
+// ErrHiddenProcesses says that the PID namespace is that of a container.
+var ErrHiddenProcesses = errors.New("this container does not see the processes of the node")
+
+// metricsAddress is where kube-proxy's metrics server listens by default.
+const metricsAddress = "127.0.0.1:10249"
+
+// initialPIDNamespace is the inode of the first PID namespace (PROC_PID_INIT_INO in
+// include/linux/proc_ns.h).
+const initialPIDNamespace = 0xEFFFFFFC
+
+// LookForKubeProxy looks for kube-proxy's processes, and asks the metrics server on port 10249,
+// for two seconds at most. A process of another network namespace does not count.
+func LookForKubeProxy(ctx context.Context) (Running, error) {
+	var r Running
+	node, err := r.findProcesses("/proc")
+	if err != nil {
+		return r, err
+	}
+	if !node && r.Unknown == nil {
+		r.Unknown = ErrHiddenProcesses
+	}
+	if answersAsKubeProxy(ctx, metricsAddress) {
+		r.Answers = metricsAddress
+	}
+	return r, nil
+}
+
+// findProcesses says whether it has seen all processes of the node: in the machine's first PID
+// namespace, or in one that has a kubelet.
+func (r *Running) findProcesses(proc string) (node bool, err error) {
+	var stat unix.Stat_t
+	if unix.Stat(filepath.Join(proc, "self/ns/pid"), &stat) == nil && stat.Ino == initialPIDNamespace {
+		node = true
+	}
+	entries, err := os.ReadDir(proc)
+	if err != nil {
+		return false, fmt.Errorf("list processes: %w", err)
+	}
+	own, _ := os.Readlink(filepath.Join(proc, "thread-self/ns/net"))
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		dir := filepath.Join(proc, e.Name())
+		cmdline, err := os.ReadFile(filepath.Join(dir, "cmdline"))
+		if err != nil || len(cmdline) == 0 {
+			continue // It has ended, or is a thread of the kernel.
+		}
+		args := strings.Split(strings.TrimRight(string(cmdline), "\x00"), "\x00")
+		name := filepath.Base(strings.Fields(args[0] + " -")[0]) // k3s has its arguments in the first
+		if name == "kubelet" {
+			node = true
+		}
+		// A link that cannot be read counts as ours.
+		if ns, err := os.Readlink(filepath.Join(dir, "ns/net")); err == nil && ns != own {
+			continue
+		}
+		switch {
+		case isKubeProxy(name, args):
+			r.Processes = append(r.Processes, Process{PID: pid, Command: strings.Join(args, " ")})
+		case slices.Contains([]string{"k3s", "k3s-server", "k3s-agent", "kubelite"}, name):
+			node = true
+			r.Unknown = fmt.Errorf("%s (PID %d) may have a kube-proxy inside", name, pid)
+		}
+	}
+	return node, nil
+}
+
+// isKubeProxy goes by the command line: a container's binary may have any path.
+func isKubeProxy(name string, args []string) bool {
+	if name == "kube-proxy" {
+		return !slices.Contains(args[1:], "--cleanup") && !slices.Contains(args[1:], "--cleanup=true")
+	}
+	return name == "hyperkube" && len(args) > 1 && (args[1] == "proxy" || args[1] == "kube-proxy")
+}
+
+// answersAsKubeProxy says whether the server at an address tells the mode of a kube-proxy.
+func answersAsKubeProxy(ctx context.Context, address string) bool {
+	const patience, longest = 2 * time.Second, 64
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/proxyMode", nil)
+	if err != nil {
+		return false
+	}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	response, err := client.Do(request)
+	if err != nil {
+		return false
+	}
+	defer response.Body.Close()
+	mode, err := io.ReadAll(io.LimitReader(response.Body, longest))
+	if err != nil || response.StatusCode != http.StatusOK || response.Header.Get("Server") == health.ServerHeader {
+		return false
+	}
+	return slices.Contains([]string{"iptables", "ipvs", "nftables"}, strings.TrimSpace(string(mode)))
+}

@@ -1,0 +1,102 @@
+package otherproxy
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"nftproxy/daemon/health"
+)
+
+// proc makes a directory like /proc. Each process is "PID namespace command line"; the
+// namespace - stands for one that cannot be read.
+func proc(t *testing.T, processes ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	add := func(name, ns, cmdline string) {
+		must(os.MkdirAll(filepath.Join(dir, name, "ns"), 0o755))
+		must(os.WriteFile(filepath.Join(dir, name, "cmdline"), []byte(cmdline), 0o644))
+		if ns != "-" {
+			must(os.Symlink("net:["+ns+"]", filepath.Join(dir, name, "ns/net")))
+		}
+	}
+	add("thread-self", "1", "")
+	add("uptime-is-no-process", "1", "")
+	for _, p := range processes {
+		words := strings.Fields(p)
+		add(words[0], words[1], strings.Join(words[2:], "\x00")+"\x00")
+	}
+	return dir
+}
+
+// TestProcesses: which processes are kube-proxy's, and whether all of the node's were seen.
+func TestProcesses(t *testing.T) {
+	for name, c := range map[string]struct {
+		processes []string
+		want      string
+		node      bool
+	}{
+		"kubeadm":                {[]string{"1 1 /sbin/init", "7 1 /usr/bin/kubelet --x", "9 1 /usr/local/bin/kube-proxy --config=/a"}, "runs (PID 9)", true},
+		"after it has ended":     {[]string{"1 1 /sbin/init", "7 1 /usr/bin/kubelet --x"}, "does not run", true},
+		"another node's":         {[]string{"7 1 /usr/bin/kubelet", "9 2 /usr/local/bin/kube-proxy"}, "does not run", true},
+		"a namespace unreadable": {[]string{"7 1 /usr/bin/kubelet", "9 - kube-proxy"}, "runs (PID 9)", true},
+		"a clean-up":             {[]string{"7 1 /usr/bin/kubelet", "9 1 kube-proxy --cleanup"}, "does not run", true},
+		"hyperkube":              {[]string{"7 1 /hyperkube kubelet", "9 1 /hyperkube proxy"}, "runs (PID 9)", false},
+		"a container":            {[]string{"1 1 /nftproxy run"}, "does not run", false},
+		"a pod's namespace":      {[]string{"1 1 /pause", "9 1 /nftproxy run"}, "does not run", false},
+		"k3s":                    {[]string{"1 1 /sbin/init", "7 - /usr/local/bin/k3s server"}, "may run: k3s (PID 7) may have a kube-proxy inside", true},
+		"k3s, renamed":           {[]string{"7 1 /usr/bin/k3s-agent", "8 1 sh kube-proxy"}, "may run: k3s-agent (PID 7) may have a kube-proxy inside", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var r Running
+			node, err := r.findProcesses(proc(t, c.processes...))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if node != c.node || r.String() != c.want {
+				t.Errorf("got node=%v, %s; want %v, %s", node, r, c.node, c.want)
+			}
+		})
+	}
+}
+
+// TestAnswers: which servers answer as kube-proxy's metrics server.
+func TestAnswers(t *testing.T) {
+	for name, c := range map[string]struct {
+		code         int
+		server, body string
+		want         bool
+	}{
+		"kube-proxy":      {200, "", "iptables", true},
+		"nftproxy":        {200, health.ServerHeader, "nftables", false},
+		"another program": {200, "", "welcome", false},
+		"an error":        {404, "", "nftables", false},
+		"endless":         {200, "", "nftables" + strings.Repeat(" x", 1000), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if c.server != "" {
+					w.Header().Set("Server", c.server)
+				}
+				w.WriteHeader(c.code)
+				_, _ = w.Write([]byte(c.body))
+			}))
+			defer server.Close()
+			if got := answersAsKubeProxy(t.Context(), strings.TrimPrefix(server.URL, "http://")); got != c.want {
+				t.Errorf("got %v, want %v", got, c.want)
+			}
+		})
+	}
+	if answersAsKubeProxy(t.Context(), "127.0.0.1:0") {
+		t.Error("a port without a server answers")
+	}
+}
