@@ -1,10 +1,9 @@
-// Command bench compares nftproxy with what a user could run instead of it and
-// with the kernel itself, on this machine, and says which of the project's
-// targets are met. It needs root; everything runs in network namespaces of its
-// own.
+// Command bench compares nftproxy with other proxies and with the kernel itself, on this
+// machine. It says which of the project's targets are met. It needs root; everything runs
+// in network namespaces of its own.
 //
-// It writes tables to the terminal, and the figures as JSON and pictures to a
-// directory. What it measures is in packages control, data and flows.
+// It writes tables to the terminal. It writes the figures as JSON, and pictures of them,
+// to a directory. Packages control, data and flows measure the figures.
 package main
 
 import (
@@ -29,7 +28,7 @@ import (
 )
 
 func main() {
-	// Clients of the API server complain of what the cells tell anyway.
+	// The cells already report errors of the API server's clients.
 	klog.LogToStderr(false)
 	klog.SetOutput(io.Discard)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -82,7 +81,7 @@ func newCommand() *cobra.Command {
 	return cmd
 }
 
-// newShowCommand makes tables and pictures of figures that were measured before.
+// newShowCommand makes tables and pictures of an earlier run's figures.
 func newShowCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "show REPORT",
@@ -117,7 +116,7 @@ type part struct {
 	name  string
 	cells int
 	run   func(context.Context, *recorder) error
-	// leftOut is what a quick run does without.
+	// leftOut lists what a quick run leaves out.
 	leftOut []string
 }
 
@@ -172,14 +171,14 @@ func (o *options) controlPlane(log io.Writer) (part, error) {
 	return p, nil
 }
 
-// run measures, and shows whatever could be measured.
+// run measures, and shows all figures that it could measure.
 func (o *options) run(ctx context.Context, w io.Writer) error {
 	if o.earlier != "" && o.only != "data" {
 		return errors.New("--earlier: only the data plane compares builds: it goes with --only data")
 	}
 	if o.out == "" {
 		o.out = filepath.Join("docs", "bench")
-		if o.quick || o.earlier != "" { // its figures are not to replace those of a whole run
+		if o.quick || o.earlier != "" { // these figures do not replace those of a whole run
 			o.out = filepath.Join("bin", "bench")
 		}
 	}
@@ -198,7 +197,7 @@ func (o *options) run(ctx context.Context, w io.Writer) error {
 		if err == nil {
 			err = r.addTo(before)
 		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) { // there is none: the first piece
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // no report yet: this is the first piece
 			return err
 		}
 	}

@@ -12,8 +12,8 @@ import (
 	"nftproxy/bench/result"
 )
 
-// recorder keeps what is measured, in memory and on disk, and shows how far it
-// is. Its methods are safe for concurrent use.
+// recorder keeps the measured cells, in memory and on disk, and shows the progress of the
+// run. Its methods are safe for concurrent use.
 type recorder struct {
 	path string
 	bar  *progressbar.ProgressBar
@@ -21,12 +21,12 @@ type recorder struct {
 
 	// before is the report that this run adds to, nil if there is none.
 	before *result.Report
-	// abort ends the run, whose figures have no place to go.
+	// abort ends the run when its cells cannot be stored.
 	abort context.CancelCauseFunc
 
 	mu     sync.Mutex
 	report result.Report // of this run
-	err    error         // the first of adding and writing
+	err    error         // the first error of adding and writing
 }
 
 func newRecorder(r result.Report, path string, w io.Writer, abort context.CancelCauseFunc) *recorder {
@@ -38,8 +38,8 @@ func newRecorder(r result.Report, path string, w io.Writer, abort context.Cancel
 	return &recorder{report: r, path: path, bar: bar, w: w, abort: abort}
 }
 
-// addTo has the figures go into a report that is there already. The error says
-// why they have no place in it.
+// addTo adds the cells of this run to an earlier report. The error says why the two
+// reports do not go together.
 func (r *recorder) addTo(before *result.Report) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -48,7 +48,7 @@ func (r *recorder) addTo(before *result.Report) error {
 	return err
 }
 
-// whole is the report with what was there before.
+// whole returns the earlier report with the cells of this run added.
 func (r *recorder) whole() (*result.Report, error) {
 	r.report.Took = time.Since(r.report.Started).Seconds()
 	before := r.before
@@ -62,17 +62,17 @@ func (r *recorder) whole() (*result.Report, error) {
 	return whole, nil
 }
 
-// expect announces cells.
+// expect raises the number of cells that the bar expects.
 func (r *recorder) expect(cells int) { r.bar.ChangeMax(r.bar.GetMax() + cells) }
 
-// Put is part of result.Sink. The file has the cell before it returns: what was
-// measured is there, however the run ends.
+// Put is part of result.Sink. The file has the cell before Put returns, so the cell stays
+// however the run ends.
 func (r *recorder) Put(c result.Cell) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.report.Put(c)
 	r.save()
-	_ = r.bar.Add(1) // a terminal that cannot be written to is no reason to stop
+	_ = r.bar.Add(1) // a terminal that takes no output is no reason to stop
 }
 
 func (r *recorder) save() {
@@ -83,7 +83,7 @@ func (r *recorder) save() {
 	r.fail(err)
 }
 
-// fail keeps the first error, and ends the run for it.
+// fail keeps the first error, and ends the run because of it.
 func (r *recorder) fail(err error) {
 	if err != nil && r.err == nil {
 		r.err = err
@@ -103,15 +103,15 @@ func (r *recorder) Version(program, version string) {
 	r.fail(err)
 }
 
-// Write is for logs: the bar makes way for them.
+// Write takes the log. It removes the bar while it writes a line.
 func (r *recorder) Write(b []byte) (int, error) {
 	_ = r.bar.Clear()
 	return r.w.Write(b)
 }
 
-// finish takes the bar away, and returns the whole report and the first error of
-// adding and writing. With an error, the report is that of this run alone if it
-// has no place in the other.
+// finish removes the bar. It returns the whole report and the first error of adding and
+// writing. If this run cannot be added to the earlier report, it returns the report of
+// this run alone with an error.
 func (r *recorder) finish() (*result.Report, error) {
 	_ = r.bar.Finish()
 	r.mu.Lock()

@@ -11,7 +11,7 @@ import (
 	"nftproxy/bench/result"
 )
 
-// record starts a recorder of a machine that is always the same.
+// record starts a recorder whose machine never changes.
 func record(t *testing.T, path string) (*recorder, context.Context) {
 	t.Helper()
 	ctx, abort := context.WithCancelCause(t.Context())
@@ -20,8 +20,8 @@ func record(t *testing.T, path string) (*recorder, context.Context) {
 	return newRecorder(result.Report{Facts: facts, Started: time.Now()}, path, io.Discard, abort), ctx
 }
 
-// TestPieces: the second run adds to the file of the first; one with another
-// version of a program is ended, and leaves the file as it is.
+// TestPieces: a second run adds to the file of the first. A run with another version of a
+// program ends, and leaves the file unchanged.
 func TestPieces(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "report.json")
 	read := func() *result.Report {

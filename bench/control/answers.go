@@ -9,8 +9,8 @@ import (
 	"nftproxy/bench/result"
 )
 
-// answers hands over the cells of one backend at one size, and knows which
-// questions have none yet.
+// answers puts the cells of one backend at one size, and knows which questions have none
+// yet.
 type answers struct {
 	*run
 	who   string
@@ -22,7 +22,7 @@ func (a *answers) answer(c result.Cell) {
 	a.Put(c)
 }
 
-// missing says why those of the questions that have no answer have none.
+// missing gives each unanswered question a cell that says why.
 func (a *answers) missing(questions []string, err error) {
 	for _, q := range questions {
 		if slices.Contains(a.given, q) {
@@ -39,10 +39,10 @@ func (a *answers) missing(questions []string, err error) {
 }
 
 // tooSlow is the error of a proxy that has no first program within a limit. The run then
-// measures nothing else of it.
+// measures nothing else of that proxy.
 type tooSlow struct {
 	limit time.Duration
-	// note is why the limit was not the usual one; empty if it was.
+	// note says why the limit was shorter than usual; empty if it was not.
 	note string
 }
 
@@ -54,16 +54,15 @@ func (e tooSlow) Error() string {
 	return text
 }
 
-// failures are the sizes at which backends had no first program within the whole
-// limit.
+// failures are the sizes at which backends had no first program within the whole limit.
 type failures map[string][]Size
 
-// hopeless is the part of the limit that a backend has at a size which is no
-// smaller than one at which the whole was not enough: it is tried all the same.
+// hopeless divides the limit of a backend that has failed at an equal or smaller size.
+// The backend is still tried.
 const hopeless = 6
 
-// limit is how long a backend may take for its first program at a size, and why
-// it is not as long as others.
+// limit returns how long a backend may take for its first program at a size, and why the
+// limit is shorter than usual.
 func (f failures) limit(whole time.Duration, backend string, s Size) (limit time.Duration, note string) {
 	for _, failed := range f[backend] {
 		if failed.entries() <= s.entries() {

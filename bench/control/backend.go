@@ -11,17 +11,17 @@ import (
 	"nftproxy/test/nftcmd"
 )
 
-// backend is a proxy with what is known of its ways.
+// backend is a proxy with its peculiarities.
 type backend struct {
 	proxies.Proxy
-	// batch recognises a log line about something written.
+	// batch recognises the log line of a write to the kernel.
 	batch func(child.Line) bool
-	// rest is a pause after which the proxy takes up a change at once.
+	// rest is a pause after which the proxy handles a change at once.
 	rest time.Duration
 }
 
-// The pauses are some more than the least periods between two syncs that the
-// proxies have by default: 10 ms and 1 s.
+// The pauses are a little longer than the default least periods between two syncs: 10 ms
+// for nftproxy and 1 s for kube-proxy.
 const (
 	ourRest       = 30 * time.Millisecond
 	kubeProxyRest = 1100 * time.Millisecond
@@ -43,15 +43,15 @@ func partsOf(l child.Line, unit time.Duration) map[string]float64 {
 	}
 	in := func(d time.Duration) float64 { return float64(d) / float64(unit) }
 	return map[string]float64{
-		// Before a turn of the loop: what was decoded becomes a snapshot, and
-		// goes from one goroutine to another.
+		// The time before a turn of the loop: decoded objects become a snapshot, and
+		// another goroutine takes it.
 		"snapshot": in(l.Latency - l.Compile - l.Read - l.Plan - l.Apply),
 		"compile":  in(l.Compile), "read": in(l.Read), "plan": in(l.Plan),
 		"encode": in(l.Encode), "commit": in(l.Commit), "rest of apply": in(l.Apply - l.Encode - l.Commit),
 	}
 }
 
-// findNFT is the nft command, and its version.
+// findNFT returns the nft command and its version.
 func findNFT(ctx context.Context) (nftcmd.Command, string, error) {
 	c, err := nftcmd.Find()
 	if err != nil {
@@ -60,5 +60,5 @@ func findNFT(ctx context.Context) (nftcmd.Command, string, error) {
 	return c, proxies.FirstLine(exec.CommandContext(ctx, c.Path(), "--version")), nil
 }
 
-// joinClose adds to an error what closing says.
+// joinClose adds the error of a closing function to an error.
 func joinClose(err error, close func() error) error { return errors.Join(err, close()) }

@@ -15,7 +15,7 @@ import (
 	"nftproxy/nft/kernel"
 )
 
-// bareSocket sends batches that were encoded before, so that only the kernel's time is
+// bareSocket sends batches that were encoded earlier, so that only the kernel's time is
 // measured.
 type bareSocket struct {
 	conn *netlink.Conn
@@ -56,7 +56,7 @@ func encode(b nft.Batch) (encoded, error) {
 	return e, nil
 }
 
-// send has the kernel carry out a batch, and returns how long it took.
+// send lets the kernel apply a batch, and returns how long that took.
 func (s *bareSocket) send(e encoded) (time.Duration, error) {
 	var took time.Duration
 	for _, datagram := range e {
@@ -73,8 +73,8 @@ func (s *bareSocket) send(e encoded) (time.Duration, error) {
 	return took, nil
 }
 
-// refusal reads what the kernel has queued during the send: an acknowledgement,
-// or errors.
+// refusal reads what the kernel has queued during the send: an acknowledgement, or
+// errors.
 func (s *bareSocket) refusal() error {
 	buf := make([]byte, 64<<10)
 	for {

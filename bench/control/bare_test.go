@@ -15,7 +15,7 @@ import (
 	"nftproxy/test/testnet"
 )
 
-// program has services of the given numbers of endpoints.
+// program has Services with the given numbers of endpoints.
 func program(t *testing.T, endpoints ...int) *nft.Program {
 	t.Helper()
 	b := service.NewBuilder(servicetest.Node())
@@ -25,7 +25,7 @@ func program(t *testing.T, endpoints ...int) *nft.Program {
 	return ruleset.Compile(ruleset.Config{Table: "nftproxy", MasqueradeBit: 14}, b.Snapshot())
 }
 
-// TestSwap: there and back, and there again, as often as one likes.
+// TestSwap: the batches go there and back, any number of times.
 func TestSwap(t *testing.T) {
 	from, to := program(t, 3, 3), program(t, 3, 5, 7)
 	s := newSwap(from, to)

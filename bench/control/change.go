@@ -13,18 +13,18 @@ import (
 	"nftproxy/bench/objects"
 )
 
-// change is one write, and the address by which the kernel shows that it has
-// arrived. Without one the proxy's log has to do, and no time from outside is
+// change is one write, and the address by which the kernel shows that the change has
+// arrived. Without an address the proxy's log shows it, and no time from outside is
 // taken.
 type change struct {
 	write func(context.Context) error
 	seen  netip.Addr
 }
 
-// changes are of one kind, made one after the other.
+// changes are changes of one kind, made one after the other.
 type changes struct {
 	list []change
-	// prepare and clean up, outside of what is measured; nil does nothing.
+	// prepare and clean up run outside of the measured time; nil does nothing.
 	prepare, clean func(context.Context) error
 }
 
@@ -41,9 +41,8 @@ func (w *world) replacements(count int) changes {
 	return c
 }
 
-// scalings give a service an endpoint more and take it away again. An endpoint
-// that goes shows in the kernel when its address does, which kube-proxy leaves
-// for later.
+// scalings add an endpoint to a Service and remove it again. The kernel shows a removal
+// when the address goes. kube-proxy delays that.
 func (w *world) scalings(count int) changes {
 	var c changes
 	for _, service := range w.size.spread((count + 1) / 2) {
@@ -68,7 +67,7 @@ func (w *world) scalings(count int) changes {
 	return c
 }
 
-// mostExtra bounds the endpoints of services that are added and deleted.
+// mostExtra is the most endpoints of Services that are added and deleted.
 const mostExtra = 50
 
 // extraService is a Service that comes and goes, with its slice.
@@ -98,9 +97,9 @@ func (w *world) extraServices(count int) []extraService {
 	return list
 }
 
-// additions add services whose EndpointSlices are there already, so that all of a
-// service comes at once. They go past the API server, which takes time in
-// proportion to the services for each new one. The services stay, for removals.
+// additions add Services whose EndpointSlices exist already, so that all of a Service
+// comes at once. They are written past the API server, whose time for each new Service
+// grows with the number of Services. The Services stay, for removals.
 func (w *world) additions(extra []extraService) changes {
 	c := changes{prepare: func(ctx context.Context) error {
 		for _, x := range extra {
@@ -120,7 +119,7 @@ func (w *world) additions(extra []extraService) changes {
 	return c
 }
 
-// clear deletes all that is left of extra services.
+// clear deletes all remaining extra Services.
 func (w *world) clear(ctx context.Context, extra []extraService) error {
 	for _, x := range extra {
 		err := w.client.DiscoveryV1().EndpointSlices(objects.Namespace).Delete(ctx, x.slice.Name, metav1.DeleteOptions{})
@@ -135,8 +134,8 @@ func (w *world) clear(ctx context.Context, extra []extraService) error {
 	return nil
 }
 
-// removals delete those that were added; the slices of all go in the end, and
-// the services for which there was no time.
+// removals delete the added Services. In the end they delete all extra slices, and the
+// Services that are left when time is up.
 func (w *world) removals(extra []extraService, added int) changes {
 	c := changes{clean: func(ctx context.Context) error { return w.clear(ctx, extra) }}
 	for _, x := range extra[:added] {

@@ -18,35 +18,35 @@ import (
 	"nftproxy/bench/result"
 )
 
-// Config says what is measured.
+// Config says what to measure.
 type Config struct {
 	proxies.Setup
 	Sizes   []Size
 	Samples Samples
 }
 
-// Samples is how much is measured of what.
+// Samples says how much to measure of each question.
 type Samples struct {
 	// Starts is how often the first program is loaded.
 	Starts int
-	// Changes is the number of one-endpoint changes, Others that of each other
-	// kind of change.
+	// Changes is the number of one-endpoint changes. Others is the number of changes of
+	// each other kind.
 	Changes, Others int
-	// SlowChanges and SlowOthers are the same for proxies that take their time.
+	// SlowChanges and SlowOthers are the same numbers for slow proxies.
 	SlowChanges, SlowOthers int
-	// Churn is how long the changes at a constant rate go on.
+	// Churn is how long changes at a constant rate go on.
 	Churn time.Duration
-	// SlowChurn is the same for proxies that take their time, and ShortChurn at
-	// the sizes where it may be shorter. Without, they go through neither those
+	// SlowChurn is the same for slow proxies. ShortChurn takes its place at the sizes
+	// where no target needs the comparison. With 0, slow proxies go through neither these
 	// changes nor the rolling replacement.
 	SlowChurn, ShortChurn time.Duration
-	// Drain is how long proxies that take their time have afterwards for what
-	// they have not done yet; half of it at the sizes where ShortChurn counts.
+	// Drain is how long slow proxies may work on outstanding changes afterwards. At the
+	// sizes of ShortChurn it is half as long.
 	Drain time.Duration
-	// Budget ends a series of one-endpoint changes; half of it, one of other
-	// changes; and half again for proxies that take their time, at the same
-	// sizes. After a third of it no more starts are made. One change and one start
-	// are made whatever they take.
+	// Budget ends a series of one-endpoint changes. Series of other changes have half of
+	// it. Slow proxies have half of either at the sizes of ShortChurn. After a third of
+	// it no more starts are made. At least one change and one start are made, whatever
+	// they take.
 	Budget time.Duration
 }
 
@@ -58,12 +58,12 @@ func Full() Samples {
 	}
 }
 
-// Quick is what a run of a minute or two at the smallest size measures.
+// Quick is a run of a minute or two at the smallest size.
 func Quick() Samples {
 	return Samples{Starts: 1, Changes: 50, Others: 20, SlowChanges: 3, SlowOthers: 2, Churn: 10 * time.Second, Budget: 10 * time.Second}
 }
 
-// LeftOut says what a quick run does without.
+// LeftOut says what a quick run leaves out.
 func LeftOut() []string {
 	var rest string
 	for _, s := range Sizes() {
@@ -78,7 +78,7 @@ func LeftOut() []string {
 	}
 }
 
-// Cells is how many cells Run puts.
+// Cells is the number of cells that Run puts.
 func (c Config) Cells() int {
 	n := 0
 	for _, s := range c.Sizes {
@@ -90,8 +90,8 @@ func (c Config) Cells() int {
 	return n
 }
 
-// Run measures all of it. What cannot be measured is a cell that says why; an
-// error is one of the whole run.
+// Run measures all sizes. A measurement that fails is a cell that says why. An error
+// concerns the whole run.
 func Run(ctx context.Context, c Config, sink result.Sink) error {
 	list, err := c.All(ctx, sink)
 	if err != nil {
@@ -143,13 +143,13 @@ func (r *run) all(ctx context.Context, backends []backend) (err error) {
 
 func (r *run) doing(who, what string) { r.Doing(r.size.Name + ", " + who + ": " + what) }
 
-// cell is the frame of a measurement.
+// cell returns a cell for a measurement, without values.
 func (r *run) cell(question, backend, unit string) result.Cell {
 	return r.size.cell(question, backend, unit)
 }
 
-// brief returns whether a proxy gets less time. Other proxies than nftproxy do at the
-// sizes where no target compares the two.
+// brief says whether a proxy gets less time. Other proxies than nftproxy do, at the sizes
+// where no target compares the two.
 func (r *run) brief(ours bool) bool {
 	return !ours && r.size.Name != result.Small && r.size.Name != result.Usual
 }
@@ -165,7 +165,7 @@ func (r *run) churnTime(ours bool) time.Duration {
 	return r.Samples.SlowChurn
 }
 
-// budget is when a series of a proxy's changes ends.
+// budget is how long a series of a proxy's changes may take.
 func (r *run) budget(ours bool) time.Duration {
 	if r.brief(ours) {
 		return r.Samples.Budget / 2
@@ -173,7 +173,7 @@ func (r *run) budget(ours bool) time.Duration {
 	return r.Samples.Budget
 }
 
-// drain is how long a proxy has for its outstanding changes after the last one.
+// drain is how long a proxy may work on outstanding changes after the last one.
 func (r *run) drain(ours bool) time.Duration {
 	switch {
 	case ours:
@@ -184,7 +184,7 @@ func (r *run) drain(ours bool) time.Duration {
 	return min(r.Limit, r.Samples.Drain)
 }
 
-// over is a cell that was stopped at the limit.
+// over returns a cell for a measurement that was stopped at the limit.
 func (r *run) over(question, backend, unit string) result.Cell {
 	c := r.cell(question, backend, unit)
 	c.Over = true

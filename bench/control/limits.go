@@ -16,7 +16,7 @@ import (
 	"nftproxy/test/testnet"
 )
 
-// insideQuestions are the kinds of changes, by how their batches are called.
+// insideQuestions are the kinds of changes, by the names of their batches.
 func insideQuestions() []string {
 	return []string{result.ChangeInside, result.ScaleInside, result.AddInside, result.DeleteInside}
 }
@@ -93,13 +93,13 @@ func (r *run) bare(ctx context.Context, p *programs, a *answers) error {
 	})
 }
 
-// timed does something that was prepared before, and returns how long it took.
+// timed does prepared work, and returns how long it took.
 type timed func() (time.Duration, error)
 
-// swaps makes changes there and back in a network namespace. A kind of change
-// that cannot be made has cells that say why.
+// swaps makes changes and their reverses in a network namespace. If a kind of change
+// fails, its cells say why.
 func (a *answers) swaps(ctx context.Context, p *programs, ns *testnet.Namespace, count int, prepare func(nft.Batch) (timed, error)) error {
-	// As with a proxy, somebody listens, for whom the kernel writes notices.
+	// As beside a proxy, a listener makes the kernel write notices.
 	monitor, err := nftmonitor.Listen(ns.Fd())
 	if err != nil {
 		return err
@@ -140,8 +140,8 @@ func (a *answers) swaps(ctx context.Context, p *programs, ns *testnet.Namespace,
 	return nil
 }
 
-// swapping goes there and back in turn until the budget is spent, and ends where
-// it began.
+// swapping makes a change and its reverse in turn until the budget is used up. It ends in
+// the state in which it began.
 func (r *run) swapping(ctx context.Context, s swap, count int, prepare func(nft.Batch) (timed, error), note func(back bool, took time.Duration)) error {
 	var first, back, again timed
 	for _, b := range []struct {
@@ -157,14 +157,14 @@ func (r *run) swapping(ctx context.Context, s swap, count int, prepare func(nft.
 		return err
 	}
 	began := time.Now()
-	// As with a proxy, the API server has just worked: with everything still in
-	// the processor's caches the kernel would be faster than it can be for one.
+	// As beside a proxy, the API server has just worked. With everything still in the
+	// processor's caches, the kernel would be faster than a proxy ever finds it.
 	writes := r.world.replacements(count)
 	for k := range 2 * (count / 2) {
 		if k > 0 && k%2 == 0 && time.Since(began) > r.Samples.Budget {
 			break
 		}
-		// At rest, as the proxy is when its changes come.
+		// The pause of a proxy that is at rest when a change comes.
 		if err := pause(ctx, ourRest); err != nil {
 			return err
 		}
@@ -185,7 +185,7 @@ func (r *run) swapping(ctx context.Context, s swap, count int, prepare func(nft.
 	return err
 }
 
-// nftChanges is how many changes of each kind go through nft.
+// nftChanges is how many changes of each kind the nft command makes.
 const nftChanges = 10
 
 func (r *run) nftCommand(ctx context.Context, p *programs, a *answers) error {

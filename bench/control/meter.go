@@ -26,10 +26,10 @@ type meter struct {
 	peak int64 // in bytes
 }
 
-// samplePeriod is how often memory is looked at.
+// samplePeriod is the time between two samples of the memory.
 const samplePeriod = 20 * time.Millisecond
 
-// newMeter starts to watch. stopNow ends it.
+// newMeter starts to watch. stopNow ends the watch.
 func newMeter(pid int) *meter {
 	ctx, cancel := context.WithCancel(context.Background())
 	m := &meter{pid: pid, stop: cancel}
@@ -53,8 +53,7 @@ func (m *meter) stopNow() {
 	m.done.Wait()
 }
 
-// sample adds up the most that each of the processes of this moment has had in
-// memory.
+// sample adds up the most memory that each present process has had so far.
 func (m *meter) sample() {
 	sum := highWater(m.pid)
 	for _, pid := range descendants(m.pid) {
@@ -65,15 +64,15 @@ func (m *meter) sample() {
 	m.peak = max(m.peak, sum)
 }
 
-// peakMB is the most so far, in MB (10^6 bytes).
+// peakMB is the largest sum so far, in MB (10^6 bytes).
 func (m *meter) peakMB() float64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return float64(m.peak) / 1e6
 }
 
-// highWater is the most that a process has had in memory, in bytes; 0 for one
-// that has gone.
+// highWater returns the most memory that a process has had, in bytes; 0 if the process
+// has gone.
 func highWater(pid int) int64 {
 	file, err := os.Open(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -89,8 +88,8 @@ func highWater(pid int) int64 {
 	return 0
 }
 
-// descendants are a process's children and theirs, which each thread lists of its
-// own (CONFIG_PROC_CHILDREN).
+// descendants returns a process's children and their children. Each thread lists its own
+// children (CONFIG_PROC_CHILDREN).
 func descendants(pid int) []int {
 	var pids []int
 	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
@@ -108,8 +107,8 @@ func descendants(pid int) []int {
 	return pids
 }
 
-// CPUTime is what a process has used, to the nanosecond, and its children that
-// have ended, in the kernel's ticks of 10 ms.
+// CPUTime returns the CPU time of a process, to the nanosecond, and that of its children
+// that have ended, in the kernel's ticks of 10 ms.
 func CPUTime(pid int) (time.Duration, error) {
 	// The clock of another process's CPU time: clock_getcpuclockid(3).
 	const schedulerClock = 2
@@ -131,7 +130,8 @@ func CPUTime(pid int) (time.Duration, error) {
 
 // childTicks reads cutime and cstime, the 16th and 17th field of proc_pid_stat(5).
 func childTicks(stat string) (int64, error) {
-	// The second field, a name in parentheses, may have all of these in it.
+	// The second field is a name in parentheses. It may hold spaces and parentheses
+	// itself.
 	fields := strings.Fields(stat[strings.LastIndex(stat, ")")+1:])
 	if len(fields) < 15 {
 		return 0, fmt.Errorf("cannot read %q", stat)
@@ -141,8 +141,8 @@ func childTicks(stat string) (int64, error) {
 	return user + system, errors.Join(userErr, systemErr)
 }
 
-// settledCPU is CPUTime once no child runs, or when the context ends: only
-// children that have been waited for count.
+// settledCPU returns CPUTime once no child runs, or when the context ends. The kernel
+// counts only children that have been waited for.
 func (m *meter) settledCPU(ctx context.Context) (time.Duration, error) {
 	ticks := time.NewTicker(samplePeriod / 4)
 	defer ticks.Stop()
@@ -156,8 +156,8 @@ func (m *meter) settledCPU(ctx context.Context) (time.Duration, error) {
 	return CPUTime(m.pid)
 }
 
-// kernelBytes is what the kernel has taken for itself and cannot give back:
-// unreclaimable slab, vmalloc and per-CPU memory.
+// kernelBytes returns the memory that the kernel has taken for itself and cannot give
+// back at will: unreclaimable slab, vmalloc and per-CPU memory.
 func kernelBytes() (int64, error) {
 	file, err := os.Open("/proc/meminfo")
 	if err != nil {
@@ -184,8 +184,8 @@ func kernelBytes() (int64, error) {
 	return sum, nil
 }
 
-// settledKernelBytes is kernelBytes once it stays as it is: what a transaction
-// frees goes after a grace period, by a worker.
+// settledKernelBytes returns kernelBytes once it no longer changes: a worker frees the
+// memory of a transaction after a grace period.
 func settledKernelBytes(ctx context.Context) (int64, error) {
 	const (
 		period = 100 * time.Millisecond

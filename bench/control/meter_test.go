@@ -14,7 +14,7 @@ type here struct{}
 
 func (here) Do(fn func() error) error { return fn() }
 
-// runScript runs a shell script until it has said that it is ready.
+// runScript runs a shell script until it says that it is ready.
 func runScript(t *testing.T, script string) *child.Process {
 	t.Helper()
 	p, err := child.Start(here{}, exec.Command("sh", "-c", script))
@@ -46,7 +46,8 @@ func TestChildTicks(t *testing.T) {
 	}
 }
 
-// TestCPUTime: a process's own time counts, and that of a child that has ended.
+// TestCPUTime: the time of a process itself counts, and so does that of a child that has
+// ended.
 func TestCPUTime(t *testing.T) {
 	const work = `i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done`
 	for name, script := range map[string]string{
@@ -72,10 +73,10 @@ func TestCPUTime(t *testing.T) {
 	}
 }
 
-// TestPeak: what a grandchild holds is in the sum, also after it has gone.
+// TestPeak: the sum has the memory of a grandchild, also after its end.
 func TestPeak(t *testing.T) {
 	const held = 64_000_000
-	// tail holds all of it until somebody reads.
+	// tail holds all of it until the next command reads.
 	p := runScript(t, `head -c 64000000 /dev/zero | tail -c 64000000 | { head -c 1 >/dev/null; echo ready; sleep 1000; }`)
 	m := newMeter(p.PID())
 	m.sample()
@@ -95,7 +96,7 @@ func TestPeak(t *testing.T) {
 	}
 }
 
-// TestSettledCPU: it waits for a child, and not for longer than the context.
+// TestSettledCPU: it waits for a child, but no longer than the context.
 func TestSettledCPU(t *testing.T) {
 	p := runScript(t, "sleep 1000 & echo ready; wait")
 	m := &meter{pid: p.PID()}

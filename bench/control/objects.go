@@ -13,16 +13,16 @@ import (
 )
 
 const (
-	// maxSlice is how many endpoints the EndpointSlice controller puts into one
-	// slice by default.
+	// maxSlice is how many endpoints the EndpointSlice controller puts into one slice by
+	// default.
 	maxSlice = 100
 	// otherNodes are where endpoints run, in turn.
 	otherNodes = 100
 )
 
-// The addresses of services, endpoints, ingress, and of endpoints that come
-// later. No two ranges overlap for any size that Find accepts, and none of them
-// with those of package testnet.
+// The addresses of Services, endpoints, ingress, and endpoints that are added later. The
+// ranges do not overlap for any size that Find accepts, nor with the addresses of package
+// testnet.
 func clusterIP(service int) netip.Addr    { return objects.Address("10.100.0.0", service) }
 func extraIP(n int) netip.Addr            { return objects.Address("10.102.0.0", n) }
 func endpointIP(n int) netip.Addr         { return objects.Address("10.128.0.0", n) }
@@ -33,7 +33,7 @@ func serviceName(i int) string { return fmt.Sprintf("service-%05d", i) }
 
 func sliceName(service string, n int) string { return fmt.Sprintf("%s-%03d", service, n) }
 
-// service is the service of a number.
+// service returns the Service with a number.
 func (s Size) service(i int) *corev1.Service {
 	o := objects.Service(serviceName(i), clusterIP(i))
 	if s.LoadBalancer {
@@ -48,7 +48,7 @@ func (s Size) service(i int) *corev1.Service {
 	return o
 }
 
-// newSlice is the EndpointSlice of a number of a service.
+// newSlice returns an EndpointSlice of a Service, by its number.
 func newSlice(service string, n int, endpoints ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
 	return objects.Slice(service, sliceName(service, n), endpoints...)
 }
@@ -57,8 +57,8 @@ func newEndpoint(a netip.Addr, node int) discoveryv1.Endpoint {
 	return objects.Endpoint(a, ptr.To(fmt.Sprintf("other-%d", node%otherNodes)))
 }
 
-// slices are the EndpointSlices of a service, whose first endpoint has the given
-// number among all.
+// slices returns the EndpointSlices of a Service. first is the number of its first
+// endpoint among all endpoints.
 func (s Size) slices(service, first int) []*discoveryv1.EndpointSlice {
 	var list []*discoveryv1.EndpointSlice
 	n := s.endpointsOf(service)
@@ -72,8 +72,8 @@ func (s Size) slices(service, first int) []*discoveryv1.EndpointSlice {
 	return list
 }
 
-// objects calls a function with some thousand objects at a time, until all were
-// there: those of a large size would fill the memory.
+// objects passes all objects to a function, some thousand at a time: those of a large
+// size would fill the memory.
 func (s Size) objects(do func([]runtime.Object) error) error {
 	const atOnce = 2_000
 	var list []runtime.Object

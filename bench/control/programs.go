@@ -13,22 +13,22 @@ import (
 	"nftproxy/watch"
 )
 
-// swap is a change and what takes it back, as batches that can be carried out in
-// turn any number of times once first has been.
+// swap is a change and its reverse, as batches. After first, back and again can be
+// applied in turn any number of times.
 type swap struct {
 	first, back, again nft.Batch
 }
 
-// programs are nftproxy's own for the objects of the API server, and for the
-// changes that are measured: what others load is what nftproxy would.
+// programs are nftproxy's own programs, for the objects of the API server and for the
+// measured changes. So other backends load the same elements as nftproxy.
 type programs struct {
 	whole *nft.Program
 	// one replaces an endpoint, scale adds one, and add adds a service.
 	one, scale, add swap
 }
 
-// programs makes the changes through the API server, and takes what an informer
-// sees of them.
+// programs makes the changes through the API server, and compiles what an informer sees
+// of them.
 func (w *world) programs(ctx context.Context) (_ *programs, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -43,7 +43,7 @@ func (w *world) programs(ctx context.Context) (_ *programs, err error) {
 
 	compiler := ruleset.NewCompiler(ruleset.Config{
 		Table: ruleset.DefaultTable, MasqueradeBit: ruleset.DefaultMasqueradeBit,
-		// As on the nodes.
+		// The nodes have the same CIDRs.
 		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/56")},
 	})
 	next := func() (service.Snapshot, error) {
@@ -66,8 +66,8 @@ func (w *world) programs(ctx context.Context) (_ *programs, err error) {
 		what    string
 		to      *swap
 		changes changes
-		// by is the endpoint by which the changed service is known, and gone
-		// says that it is to have gone.
+		// by is the endpoint that identifies the changed Service; gone says that the
+		// change removes it.
 		by   netip.Addr
 		gone bool
 	}{
@@ -84,7 +84,7 @@ func (w *world) programs(ctx context.Context) (_ *programs, err error) {
 		if c.to == nil {
 			continue
 		}
-		// Nothing but this service: the API server has some of its own.
+		// Only this Service counts: the API server has some of its own.
 		after := before
 		after.Services = before.Services.Set(changed.Name, changed)
 		*c.to = newSwap(p.whole, compiler.Compile(after))
@@ -92,8 +92,8 @@ func (w *world) programs(ctx context.Context) (_ *programs, err error) {
 	return p, nil
 }
 
-// once makes the only change and returns the service that has the endpoint then,
-// or nil once none has it any more.
+// once makes a single change. It returns the Service that has the endpoint then, or nil
+// once no Service has it.
 func (c changes) once(ctx context.Context, next func() (service.Snapshot, error), endpoint netip.Addr, gone bool) (*service.Service, error) {
 	if c.prepare != nil {
 		if err := c.prepare(ctx); err != nil {
@@ -110,7 +110,7 @@ func (c changes) once(ctx context.Context, next func() (service.Snapshot, error)
 		}
 		found := sendsTo(s, endpoint)
 		if (found == nil) != gone {
-			continue // A service and its slice come by watches of their own.
+			continue // A Service and its slice arrive by two watches.
 		}
 		if c.clean != nil {
 			err = c.clean(ctx)
@@ -119,7 +119,7 @@ func (c changes) once(ctx context.Context, next func() (service.Snapshot, error)
 	}
 }
 
-// sendsTo is the service that has an endpoint of the address, or nil.
+// sendsTo returns the Service that has an endpoint with the address, or nil.
 func sendsTo(s service.Snapshot, a netip.Addr) *service.Service {
 	for _, svc := range s.Services.All() {
 		for _, p := range svc.Ports {
@@ -133,8 +133,8 @@ func sendsTo(s service.Snapshot, a netip.Addr) *service.Service {
 	return nil
 }
 
-// newSwap plans from one program to another and back. The first time there is
-// more to do: chains are made, which then stay for a while.
+// newSwap plans from one program to another and back. The first way is longer: it makes
+// chains, which then stay for a while.
 func newSwap(from, to *nft.Program) swap {
 	var s swap
 	now := time.Now()
@@ -145,8 +145,8 @@ func newSwap(from, to *nft.Program) swap {
 	return s
 }
 
-// load is the batch that makes a program in an empty kernel, with a size declared
-// for each set.
+// load returns the batch that makes a program in an empty kernel. It declares a size for
+// each set.
 func load(p *nft.Program) nft.Batch {
 	b, _ := nft.State{}.Plan(p, time.Now())
 	return b

@@ -30,8 +30,8 @@ func (r *recorded) Put(c result.Cell) {
 func (r *recorded) Doing(string)           {}
 func (r *recorded) Version(string, string) {}
 
-// TestRun: at a tiny size every announced cell is there once and has a figure.
-// The figures themselves are not judged.
+// TestRun: at a tiny size the run puts every announced cell once, with a figure. The test
+// does not judge the figures.
 func TestRun(t *testing.T) {
 	controlplanetest.Require(t)
 	binary := filepath.Join(t.TempDir(), "nftproxy")
@@ -58,7 +58,7 @@ func TestRun(t *testing.T) {
 	}
 	for _, cell := range sink.report.Cells {
 		if cell.Question == result.KernelMemory {
-			continue // of so little nothing shows
+			continue // so few objects take no memory that shows
 		}
 		if v, found := cell.Main(); cell.Failed != "" || cell.Over || !found || v <= 0 {
 			t.Errorf("%+v", cell)

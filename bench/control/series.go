@@ -11,25 +11,26 @@ import (
 	"nftproxy/test/child"
 )
 
-// series is what came of changes that were made one after the other.
+// series has the results of changes that were made one after the other.
 type series struct {
-	// seen is from the request to the kernel's notice, accepted from the API
-	// server's answer to it, in ms. That may be earlier than the answer.
+	// seen is the time from the request to the kernel's notice, accepted the time from
+	// the API server's answer to the notice, in ms. accepted is negative if the notice
+	// came first.
 	seen, accepted []float64
-	// latency is from the event to the committed transaction inside the
-	// process, in ms, and parts what it was spent on.
+	// latency is the time from the event to the committed transaction inside the process,
+	// in ms. parts has its stages.
 	latency []float64
 	parts   map[string][]float64
-	// written is how many were asked for.
+	// written is the number of changes that were written.
 	written int
-	// cpu is what the process and its children used for all of them.
+	// cpu is the CPU time of the process and its children for all changes.
 	cpu time.Duration
-	// givenUp is how long the last one was waited for in vain.
+	// givenUp is how long the last change was awaited in vain.
 	givenUp time.Duration
 }
 
-// series makes changes until all are made, or the budget is spent, or the limit
-// is reached.
+// series makes changes until all are made, or the budget is used up, or the limit is
+// reached.
 func (s *subject) series(ctx context.Context, c changes, budget time.Duration) (out series, err error) {
 	out.parts = map[string][]float64{}
 	if err := s.listen(); err != nil {
@@ -84,7 +85,7 @@ func (s *subject) change(ctx context.Context, c change, out *series) error {
 	}
 	start := time.Now()
 	err := c.write(ctx)
-	if ctx.Err() != nil { // so it may have been written or not
+	if ctx.Err() != nil { // the change may have been written or not
 		s.monitor.Forget()
 		out.givenUp = time.Since(start)
 		return nil
@@ -131,8 +132,8 @@ func (s *subject) change(ctx context.Context, c change, out *series) error {
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// answerSeries puts the cells of a series: as seen from outside and, for our own
-// proxy, inside.
+// answerSeries puts the cells of a series: the times from outside and, for nftproxy, the
+// times inside the process.
 func (s *subject) answerSeries(outside, inside string, out series) {
 	s.answer(s.seen(outside, out))
 	if s.Ours {
@@ -170,7 +171,7 @@ func (s *subject) seen(question string, out series) result.Cell {
 	return c
 }
 
-// count is how many changes are made at most.
+// count is the most changes that are made.
 func (s *subject) count(ours, slow int) int {
 	if s.Ours {
 		return ours
@@ -207,7 +208,7 @@ func (s *subject) scale(ctx context.Context) error {
 func (s *subject) addAndDelete(ctx context.Context) (err error) {
 	extra := s.world.extraServices(s.count(s.Samples.Others, s.Samples.SlowOthers))
 	defer func() {
-		if err != nil { // nothing stays behind for the next backend
+		if err != nil { // the next backend finds nothing of this one
 			err = errors.Join(err, s.world.clear(ctx, extra))
 		}
 	}()

@@ -12,7 +12,7 @@ import (
 type Size struct {
 	Name     string
 	Services int
-	// Endpoints is the average number of each service's.
+	// Endpoints is the average number of endpoints of a Service.
 	Endpoints int
 	// LoadBalancer makes each Service have a node port and two ingress
 	// addresses beside its cluster IP.
@@ -21,8 +21,8 @@ type Size struct {
 	OursOnly bool
 }
 
-// Sizes lists the sizes in the order in which they are measured. The one that most targets
-// name is first, so that an interrupted run has it.
+// Sizes lists the sizes in the order in which they are measured. The size that most
+// targets name comes first, so that an interrupted run has it.
 func Sizes() []Size {
 	sizes := []Size{
 		{Services: 10_000, Endpoints: 10},
@@ -48,8 +48,8 @@ func name(s Size) string {
 	return text
 }
 
-// Find returns the size of a name, with or without commas: of the list, or any
-// other of the form 100x10 and 100x10 LB.
+// Find returns the size of a name, with or without commas: one of the list, or any other
+// of the form 100x10 or 100x10 LB.
 func Find(text string) (Size, error) {
 	plain := func(s string) string { return strings.ReplaceAll(s, ",", "") }
 	for _, s := range Sizes() {
@@ -70,14 +70,14 @@ func Find(text string) (Size, error) {
 	return s, nil
 }
 
-// The numbers for which there are addresses.
+// The most for which there are addresses.
 const (
 	maxServices  = 1 << 16
 	maxEndpoints = 1 << 21
 )
 
-// endpointsOf is how many endpoints a service has: in turn some more and some
-// fewer, as in real clusters, and the given number on average.
+// endpointsOf returns the number of endpoints of a Service. As in real clusters some
+// Services have more and some have fewer; the average is the given number.
 func (s Size) endpointsOf(service int) int {
 	if s.Services == 1 {
 		return s.Endpoints
@@ -95,23 +95,23 @@ func (s Size) total() int {
 	return n
 }
 
-// entries is how many addresses a proxy has to know, of services and of
-// endpoints: by that one size is larger than another.
+// entries returns how many addresses of Services and endpoints a proxy has to know. Sizes
+// are compared by this number.
 func (s Size) entries() int {
 	addresses := 1
 	if s.LoadBalancer {
-		addresses += 3 // a node port and two of ingress
+		addresses += 3 // a node port and two ingress addresses
 	}
 	return s.Services*addresses + s.total()
 }
 
-// cell is a measurement's frame.
+// cell returns a cell for a measurement, without values.
 func (s Size) cell(question, backend, unit string) result.Cell {
 	return result.Cell{Question: question, Backend: backend, Size: s.Name, Services: s.Services, Endpoints: s.total(), Unit: unit}
 }
 
-// spread lists count services, evenly from the first to the last. It lists some
-// more than once when there are not as many.
+// spread lists count Services, evenly from the first to the last. If there are fewer than
+// count, it lists some of them again.
 func (s Size) spread(count int) []int {
 	var list []int
 	for k := range count {

@@ -38,8 +38,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestSizes: the average number of endpoints is what the name says, and not all
-// services have it.
+// TestSizes: the average number of endpoints is as the name says, and the Services'
+// numbers differ.
 func TestSizes(t *testing.T) {
 	for _, s := range Sizes() {
 		got, want := s.total(), s.Services*s.Endpoints
@@ -52,8 +52,8 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// TestObjects: every address is there once, and no slice is larger than those of
-// the EndpointSlice controller.
+// TestObjects: every address is there once, and no slice is larger than a slice of the
+// EndpointSlice controller.
 func TestObjects(t *testing.T) {
 	for _, name := range []string{"3x1", "50x10", "2x250", "1x1000", "20x5 LB"} {
 		s, err := Find(name)
@@ -101,8 +101,8 @@ func TestObjects(t *testing.T) {
 	}
 }
 
-// TestRanges: the ranges of addresses do not meet, at the largest numbers that
-// are possible.
+// TestRanges: the ranges of addresses do not overlap, even at the largest possible
+// numbers.
 func TestRanges(t *testing.T) {
 	const laterMost = 1 << 22
 	ranges := []struct{ first, last netip.Addr }{
@@ -124,8 +124,8 @@ func TestRanges(t *testing.T) {
 	}
 }
 
-// TestChurnTime: only the sizes that targets name have slow proxies go on for as
-// long as nftproxy.
+// TestChurnTime: slow proxies go on as long as nftproxy only at the sizes that targets
+// name.
 func TestChurnTime(t *testing.T) {
 	for _, s := range Sizes() {
 		r := &run{Config: Config{Samples: Full()}, size: s}
@@ -174,7 +174,7 @@ func worldOf(t *testing.T, name string) *world {
 	return newIndex(s)
 }
 
-// TestSpots: what lists of places promise.
+// TestSpots: lists of places keep their promises.
 func TestSpots(t *testing.T) {
 	one := "1x1000"
 	if testing.Short() {
@@ -204,7 +204,8 @@ func TestSpots(t *testing.T) {
 	}
 }
 
-// TestReplace: one endpoint of the slice is another, and the seeded one stays.
+// TestReplace: one endpoint of the slice is another, and the seeded slice stays as it
+// was.
 func TestReplace(t *testing.T) {
 	w := worldOf(t, "5x10")
 	at := spot{3, 0, 4}

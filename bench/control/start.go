@@ -9,8 +9,8 @@ import (
 	"nftproxy/bench/result"
 )
 
-// firstPrograms starts the proxy on an empty kernel, several times if that is
-// quick, and leaves it running.
+// firstPrograms starts the proxy on an empty kernel, several times if that is quick. It
+// leaves the proxy running.
 func (s *subject) firstPrograms(ctx context.Context) error {
 	var took, whole, cpu []float64
 	parts := map[string][]float64{}
@@ -54,7 +54,7 @@ func (s *subject) firstPrograms(ctx context.Context) error {
 	return nil
 }
 
-// noProgram answers that there was none within the limit.
+// noProgram answers that there was no program within the limit.
 func (s *subject) noProgram(err tooSlow) error {
 	for _, q := range []string{result.FirstProgram, result.StartToProgram} {
 		c := s.over(q, s.Name, "s")
@@ -67,7 +67,7 @@ func (s *subject) noProgram(err tooSlow) error {
 	return err
 }
 
-// medianCell has the median as its value, and those of the parts.
+// medianCell returns a cell with the median as its value, and the medians of the parts.
 func medianCell(c result.Cell, samples []float64, parts map[string][]float64) result.Cell {
 	q := result.Quantiles(samples)
 	c.Values = map[string]float64{
@@ -79,7 +79,7 @@ func medianCell(c result.Cell, samples []float64, parts map[string][]float64) re
 	return c
 }
 
-// restart starts the proxy again with everything in the kernel already.
+// restart starts the proxy again while the kernel has the whole program.
 func (s *subject) restart(ctx context.Context) error {
 	if err := s.end(ctx); err != nil {
 		return fmt.Errorf("stop it: %w", err)

@@ -17,17 +17,17 @@ import (
 	"nftproxy/test/child"
 )
 
-// replacement is one endpoint that gets another address in a stream of them.
+// replacement is one endpoint that gets another address, as one of a stream.
 type replacement struct {
 	at spot
 	to netip.Addr
-	// sent is when it was written.
+	// sent is when the replacement was written.
 	sent time.Time
-	// seen yields when the kernel had it; nil if it was not written.
+	// seen yields the time when the kernel had it; nil if it was not written.
 	seen <-chan time.Time
 }
 
-// replacementsAt makes them, with an address each.
+// replacementsAt makes a replacement for each place, with an address of its own.
 func (w *world) replacementsAt(spots []spot) []*replacement {
 	var list []*replacement
 	for _, at := range spots {
@@ -36,9 +36,8 @@ func (w *world) replacementsAt(spots []spot) []*replacement {
 	return list
 }
 
-// scattered lists the places of count endpoints, so that neighbours in the list
-// are far from each other, and all endpoints have their turn before one comes
-// again.
+// scattered lists the places of count endpoints. Neighbours in the list are far from each
+// other, and all endpoints have their turn before one comes again.
 func (w *world) scattered(count int) []spot {
 	const prime = 104_729
 	total := w.size.total()
@@ -55,8 +54,8 @@ func (w *world) scattered(count int) []spot {
 // update writes a slice.
 type update func(context.Context, *discoveryv1.EndpointSlice) error
 
-// stream writes replacements, so many a second or, with rate 0, as fast as they
-// are taken. Those of one slice are written in their order.
+// stream writes replacements at a constant rate, or with rate 0 as fast as the server
+// takes them. Replacements in one slice are written in their order.
 func (s *subject) stream(ctx context.Context, list []*replacement, rate float64, write update) error {
 	group, ctx := errgroup.WithContext(ctx)
 	var queues []chan *replacement
@@ -93,7 +92,7 @@ func (s *subject) stream(ctx context.Context, list []*replacement, rate float64,
 	return group.Wait()
 }
 
-// writerOf is the same for all that is in one slice.
+// writerOf returns the writer of a slice: the same one each time.
 func writerOf(at spot) int {
 	h := fnv.New32a()
 	fmt.Fprint(h, at.service, at.slice)
@@ -114,19 +113,18 @@ func (s *subject) send(ctx context.Context, r *replacement, write update) error 
 	return nil
 }
 
-// outcome is what came of a stream.
+// outcome is the result of a stream.
 type outcome struct {
-	// lags are from the request to the kernel's notice, in ms; of what has not
-	// come, to the moment when it was given up.
+	// lags are times in ms from the request to the kernel's notice. A replacement that
+	// has not arrived has the time until it was given up.
 	lags []float64
-	// last is when the last one arrived, and missing how many did not.
+	// last is when the last replacement arrived. missing is how many did not arrive.
 	last    time.Time
 	missing int
 }
 
-// collect waits for the kernel's notices until the context ends. An endpoint
-// that was replaced again before the kernel had it counts as there when its
-// successor is.
+// collect waits for the kernel's notices until the context ends. If an endpoint was
+// replaced again before the kernel had it, it arrives together with its successor.
 func (s *subject) collect(ctx context.Context, list []*replacement) outcome {
 	var out outcome
 	successor := map[spot]time.Time{}
@@ -153,8 +151,8 @@ func (s *subject) collect(ctx context.Context, list []*replacement) outcome {
 	return out
 }
 
-// arrival is when the kernel told of a replacement; zero if it has not. One that
-// was replaced itself is not waited for.
+// arrival returns when the kernel announced a replacement; zero if it has not. It does
+// not wait for a replacement that was itself replaced.
 func (s *subject) arrival(ctx context.Context, r *replacement, replaced bool) time.Time {
 	if replaced {
 		select {
@@ -178,10 +176,10 @@ func (s *subject) arrival(ctx context.Context, r *replacement, replaced bool) ti
 	}
 }
 
-// rollingEndpoints is how many are replaced in one go.
+// rollingEndpoints is how many endpoints are replaced without a pause.
 const rollingEndpoints = 1000
 
-// rolling replaces endpoints service by service, one in each write.
+// rolling replaces endpoints Service by Service, one in each write.
 func (s *subject) rolling(ctx context.Context) error {
 	if err := s.listen(); err != nil {
 		return err
@@ -233,7 +231,7 @@ func (w *world) inRow(count int) []spot {
 	return list
 }
 
-// batches counts the writes to the kernel since a mark of the log.
+// batches counts the writes to the kernel since a mark in the log.
 func (s *subject) batches(mark int) int {
 	lines, _ := s.process.Logged(mark)
 	n := 0
@@ -249,7 +247,7 @@ func (s *subject) churn100(ctx context.Context) error {
 	return s.churn(ctx, 100, s.world.update, result.Churn100, result.Churn100CPU)
 }
 
-// churn1000 goes past the API server, whose own work would fill the machine.
+// churn1000 writes past the API server, whose own work would use up the machine.
 func (s *subject) churn1000(ctx context.Context) error {
 	return s.churn(ctx, 1000, s.world.updatePast, result.Churn1000, result.Churn1000CPU)
 }
@@ -270,7 +268,7 @@ func (s *subject) churn(ctx context.Context, rate float64, write update, lagQues
 		return err
 	}
 	start := time.Now()
-	// Where not as many can be written they have some longer.
+	// If the rate cannot be kept, the writes have somewhat longer.
 	limited, cancel := context.WithTimeout(ctx, going+min(going, patience))
 	err = s.stream(limited, list, rate, write)
 	cancel()
@@ -292,8 +290,8 @@ func (s *subject) churn(ctx context.Context, rate float64, write update, lagQues
 	lag := s.cell(lagQuestion, s.Name, "ms")
 	lag.Values, lag.Over = out.values(wrote, s.batches(mark)), out.missing > 0
 	share := s.cell(cpuQuestion, s.Name, "cores")
-	// Of the time in which changes were made: what is still worked off
-	// afterwards was caused then.
+	// The divisor is the time in which changes were made: later work was caused in that
+	// time.
 	share.Values = map[string]float64{result.Value: (used - before).Seconds() / wrote.Seconds()}
 	var notes []string
 	if going < s.Samples.Churn {
@@ -309,7 +307,7 @@ func (s *subject) churn(ctx context.Context, rate float64, write update, lagQues
 	return nil
 }
 
-// values are those of the cell about lag. They were written in so much time.
+// values are the values of the cell about lag. Writing took the given time.
 func (out outcome) values(wrote time.Duration, batches int) map[string]float64 {
 	values := result.Quantiles(out.lags)
 	if values == nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestCollect: what arrived, what was replaced before it did, and what is
-// missing.
+// TestCollect: the outcome counts replacements that arrived, that were replaced before
+// they arrived, and that are missing.
 func TestCollect(t *testing.T) {
 	start := time.Now().Add(-time.Minute)
 	after := func(milliseconds int) time.Time { return start.Add(time.Duration(milliseconds) * time.Millisecond) }
@@ -50,8 +50,7 @@ func TestCollect(t *testing.T) {
 	}
 }
 
-// TestWriterOf: the writes of one slice have one writer, and the slices all of
-// them.
+// TestWriterOf: all writes of one slice have one writer, and the slices use all writers.
 func TestWriterOf(t *testing.T) {
 	used := map[int]bool{}
 	for service := range 200 {

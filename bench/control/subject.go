@@ -15,7 +15,7 @@ import (
 	"nftproxy/test/nftmonitor"
 )
 
-// subject is a proxy at work.
+// subject is a running proxy that is measured.
 type subject struct {
 	*run
 	backend
@@ -26,11 +26,11 @@ type subject struct {
 	*answers
 }
 
-// step answers some questions.
+// step answers one or more questions.
 type step struct {
 	name      string
 	questions []string
-	// slow says that only a whole run asks a slow proxy.
+	// slow says that only a whole run asks this of a slow proxy.
 	slow bool
 	do   func(context.Context) error
 }
@@ -49,7 +49,7 @@ func (s *subject) steps() []step {
 	}
 }
 
-// asked leaves out what cannot be asked of the proxy, or is not.
+// asked leaves out the steps that the proxy cannot answer, or that this run does not ask.
 func (s *subject) asked() []step {
 	return slices.DeleteFunc(s.steps(), func(st step) bool { return st.slow && s.churnTime(s.Ours) == 0 })
 }
@@ -71,7 +71,7 @@ func (s *subject) of(st step) []string {
 	})
 }
 
-// backend measures one proxy. Whatever goes wrong is in the cells.
+// backend measures one proxy. The cells report every error.
 func (r *run) backend(ctx context.Context, b backend) {
 	s := &subject{run: r, backend: b, answers: &answers{run: r, who: b.Name}}
 	err := b.Missing
@@ -110,14 +110,14 @@ func (r *run) backend(ctx context.Context, b backend) {
 	}
 }
 
-// fail says why the questions of steps have no answer, where they have none.
+// fail says for each unanswered question of the steps why it has no answer.
 func (s *subject) fail(steps []step, err error) {
 	for _, st := range steps {
 		s.missing(s.of(st), err)
 	}
 }
 
-// complain writes what a reader wants to see of a failure.
+// complain logs a failure.
 func (r *run) complain(s *subject, st step, err error) {
 	fmt.Fprintf(r.Log, "%s, %s, %s: %v\n", r.size.Name, s.Name, st.name, err)
 	if s.process != nil {
@@ -125,8 +125,8 @@ func (r *run) complain(s *subject, st step, err error) {
 	}
 }
 
-// start runs the proxy until its first program is in the kernel. On an error it
-// does not run, nor anything that it started.
+// start runs the proxy until its first program is in the kernel. After an error neither
+// the proxy nor its children run.
 func (s *subject) start(ctx context.Context) (proxies.First, error) {
 	p, err := s.Start(s.node)
 	if err != nil {
@@ -163,8 +163,8 @@ func (s *subject) close() {
 	}
 }
 
-// listen starts to listen to the node's nftables, unless that is done. It is not
-// while a first program goes in, which it would slow down.
+// listen starts to listen to the node's nftables, if it has not started yet. During the
+// load of a first program nothing listens, since that would slow the load down.
 func (s *subject) listen() (err error) {
 	if s.monitor == nil {
 		s.monitor, err = nftmonitor.Listen(s.node.Node.Fd())
@@ -172,7 +172,7 @@ func (s *subject) listen() (err error) {
 	return err
 }
 
-// pause lets the proxy come to rest.
+// pause waits until the proxy is at rest.
 func pause(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -19,19 +19,19 @@ import (
 	"nftproxy/test/cluster/controlplane"
 )
 
-// writers is how many writes to the API server are under way at once, where the
-// rate counts.
+// writers is how many writes to the API server are under way at once, in measurements
+// with a constant rate.
 const writers = 16
 
-// world is an API server with the objects of one size. The objects change in
-// the course of the measurements, but neither their number nor their shape.
+// world is an API server with the objects of one size. The measurements change the
+// objects, but neither their number nor their shape.
 type world struct {
 	size  Size
 	plane *controlplane.Plane
-	// client speaks protobuf, as proxies do, so that the API server spends its
-	// time on them.
+	// client speaks protobuf, as proxies do, so that the API server has the least work
+	// with its answers.
 	client kubernetes.Interface
-	// past writes past the API server.
+	// past writes to etcd, past the API server.
 	past *cluster.Writer
 	// first is the number of each service's first endpoint.
 	first []int
@@ -39,12 +39,12 @@ type world struct {
 	mu sync.Mutex
 	// changed holds the slices that are not as they were seeded, by name.
 	changed map[string]*discoveryv1.EndpointSlice
-	// later counts the addresses of endpoints that came later.
+	// later counts the addresses of endpoints that were added later.
 	later int
 }
 
-// newWorld starts an API server and stores the objects. Nothing stays behind
-// when it returns an error.
+// newWorld starts an API server and stores the objects. After an error it leaves nothing
+// behind.
 func newWorld(ctx context.Context, size Size, log io.Writer) (*world, error) {
 	plane, err := proxies.StartPlane(ctx, log)
 	if err != nil {
@@ -74,7 +74,7 @@ func newIndex(size Size) *world {
 	return w
 }
 
-// nextIP is an address that no endpoint had.
+// nextIP returns an address that no endpoint has had.
 func (w *world) nextIP() netip.Addr {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -82,7 +82,7 @@ func (w *world) nextIP() netip.Addr {
 	return laterIP(w.later)
 }
 
-// slice is a copy of an EndpointSlice of a service as it is now.
+// slice returns a copy of an EndpointSlice of a Service as it is now.
 func (w *world) slice(service, n int) *discoveryv1.EndpointSlice {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -92,12 +92,12 @@ func (w *world) slice(service, n int) *discoveryv1.EndpointSlice {
 	return w.size.slices(service, w.first[service])[n]
 }
 
-// slicesOf is how many a service has.
+// slicesOf returns the number of slices of a Service.
 func (w *world) slicesOf(service int) int {
 	return (w.size.endpointsOf(service) + maxSlice - 1) / maxSlice
 }
 
-// update writes a slice to the API server, whatever that has.
+// update writes a slice to the API server, whatever version the server has.
 func (w *world) update(ctx context.Context, s *discoveryv1.EndpointSlice) error {
 	if _, err := w.client.DiscoveryV1().EndpointSlices(objects.Namespace).Update(ctx, s, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("update EndpointSlice %s: %w", s.Name, err)
@@ -106,7 +106,7 @@ func (w *world) update(ctx context.Context, s *discoveryv1.EndpointSlice) error 
 	return nil
 }
 
-// updatePast writes it past the API server.
+// updatePast writes a slice past the API server.
 func (w *world) updatePast(ctx context.Context, s *discoveryv1.EndpointSlice) error {
 	if err := w.past.Put(ctx, s); err != nil {
 		return err
@@ -115,7 +115,7 @@ func (w *world) updatePast(ctx context.Context, s *discoveryv1.EndpointSlice) er
 	return nil
 }
 
-// note remembers what a slice is now.
+// note remembers the present content of a slice.
 func (w *world) note(s *discoveryv1.EndpointSlice) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -125,8 +125,8 @@ func (w *world) note(s *discoveryv1.EndpointSlice) {
 // spot is an endpoint's place.
 type spot struct{ service, slice, endpoint int }
 
-// spots lists the places of count endpoints, evenly over the services; of a
-// service that comes up again, the next endpoint, and so on in turn.
+// spots lists the places of count endpoints, evenly over the Services. If a Service comes
+// up again, its next endpoint follows, in turn.
 func (w *world) spots(count int) []spot {
 	var list []spot
 	times := map[int]int{}
@@ -138,8 +138,7 @@ func (w *world) spots(count int) []spot {
 	return list
 }
 
-// replace gives the endpoint at a spot another address and returns the slice to
-// write.
+// replace gives the endpoint at a spot another address. It returns the slice to write.
 func (w *world) replace(at spot, to netip.Addr) *discoveryv1.EndpointSlice {
 	s := w.slice(at.service, at.slice)
 	s.Endpoints[at.endpoint] = newEndpoint(to, at.service+at.endpoint)

@@ -15,7 +15,7 @@ import (
 	"nftproxy/test/testnet"
 )
 
-// The clients have so many addresses, and so many ports of each.
+// The numbers of the clients' addresses, and of ports for each address.
 const (
 	clientCount   = 4
 	portsOfClient = 50_000
@@ -30,7 +30,7 @@ func clientIPs() []netip.Addr {
 	return list
 }
 
-// clients sends datagrams of many flows through one socket, and hears no answer.
+// clients sends datagrams of many flows through one socket, and reads no answer.
 type clients struct {
 	fd     int
 	flows  int
@@ -75,7 +75,7 @@ func (c *clients) send(flow int) error {
 	}
 }
 
-// all has each flow send once, as fast as it goes.
+// all sends one datagram of each flow, as fast as possible.
 func (c *clients) all(ctx context.Context) error {
 	for flow := range c.flows {
 		if err := c.send(flow); err != nil {
@@ -88,7 +88,7 @@ func (c *clients) all(ctx context.Context) error {
 	return nil
 }
 
-// talk has the flows send in turn, so many a second, until the context ends.
+// talk sends datagrams of the flows in turn, at a constant rate, until the context ends.
 func (c *clients) talk(ctx context.Context, perSecond int) error {
 	const turn = 10 * time.Millisecond
 	ticks := time.NewTicker(turn)

@@ -17,22 +17,22 @@ import (
 	"nftproxy/test/testnet"
 )
 
-// deletions hears of conntrack entries that end, by the kernel. It reads past the
-// libraries, which take longer for a notice than the kernel for a deletion: once
-// the buffer is half full, the kernel makes deletions wait.
+// deletions receives the kernel's notices of conntrack entries that end. It reads them
+// without a library: the libraries take longer for a notice than the kernel takes for a
+// deletion, and once the buffer is half full, the kernel delays deletions.
 type deletions struct {
 	conn *netlink.Conn
 	done sync.WaitGroup
 
 	mu sync.Mutex
-	// last is when the last entry that led to an endpoint ended, count how many
-	// have.
+	// last holds when the last entry that led to an endpoint ended; count holds how many
+	// have ended.
 	last  map[netip.Addr]time.Time
 	count map[netip.Addr]int
 	err   error
 }
 
-// notices is what the kernel may have in store for us.
+// notices is the size of the socket's buffer, in bytes.
 const notices = 512 << 20
 
 func listen(ns *testnet.Namespace) (*deletions, error) {
@@ -52,7 +52,7 @@ func listen(ns *testnet.Namespace) (*deletions, error) {
 	return d, nil
 }
 
-// read ends when the socket is closed, or something was lost.
+// read returns when the socket is closed, or when a notice was lost.
 func (d *deletions) read(raw syscall.RawConn) {
 	buf := make([]byte, 1<<16)
 	for {
@@ -87,9 +87,9 @@ const (
 	ipv4Src    = 1
 )
 
-// note reads where the entry led.
+// note reads to which endpoint an entry led.
 func (d *deletions) note(b []byte, now time.Time) error {
-	const headers = unix.SizeofNlMsghdr + 4 // and nfgenmsg
+	const headers = unix.SizeofNlMsghdr + 4 // struct nlmsghdr and struct nfgenmsg
 	if len(b) < headers {
 		return errors.New("a notice is too short")
 	}
@@ -105,7 +105,7 @@ func (d *deletions) note(b []byte, now time.Time) error {
 	return nil
 }
 
-// attribute finds one by its kind; nil if there is none.
+// attribute returns the first attribute of a kind, or nil.
 func attribute(b []byte, kind uint16) []byte {
 	const header, nested = 4, 1 << 15
 	for len(b) >= header {
@@ -121,14 +121,14 @@ func attribute(b []byte, kind uint16) []byte {
 	return nil
 }
 
-// of says when the last entry that led to an endpoint ended, and how many have.
+// of says when the last entry that led to an endpoint ended, and how many have ended.
 func (d *deletions) of(endpoint netip.Addr) (last time.Time, count int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.last[endpoint], d.count[endpoint]
 }
 
-// broken is why there is nothing to be heard any more.
+// broken says why no more notices come; nil while they do.
 func (d *deletions) broken() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -1,9 +1,9 @@
-// Package flows promises how long UDP flows stay with endpoints that have gone,
-// in a rolling update: from the moment when the kernel has the rules without an
-// endpoint to the deletion of the last conntrack entry that led there.
+// Package flows promises the time that UDP flows stay with endpoints that have gone, in a
+// rolling update. The time begins when the kernel has the rules without an endpoint. It
+// ends when the kernel deletes the last conntrack entry that led to that endpoint.
 //
-// The flows are datagrams of many clients, which go on talking all the time. The
-// kernel alone is asked: its notices of rules and of entries that end.
+// The flows are datagrams of many clients, which go on sending all the time. All times
+// come from the kernel's notices of rules and of entries that end.
 package flows
 
 import (
@@ -17,12 +17,12 @@ import (
 	"nftproxy/test/cluster/controlplane"
 )
 
-// Config says what is measured.
+// Config says what to measure.
 type Config struct {
 	proxies.Setup
 	// Sizes are numbers of flows.
 	Sizes []int
-	// Endpoints are replaced one after the other, one in every Period.
+	// Endpoints is the number of replaced endpoints. One is replaced in every Period.
 	Endpoints int
 	Period    time.Duration
 }
@@ -32,13 +32,13 @@ func Full(setup proxies.Setup) Config {
 	return Config{Setup: setup, Sizes: []int{10_000, 200_000}, Endpoints: maxEndpoints, Period: 100 * time.Millisecond}
 }
 
-// maxEndpoints and maxFlows are how many have addresses and ports.
+// maxEndpoints and maxFlows are the most for which there are addresses and ports.
 const (
 	maxEndpoints = 100
 	maxFlows     = portsOfClient * clientCount
 )
 
-// Validate says what is wrong with the sizes.
+// Validate returns an error for sizes that cannot be measured.
 func (c Config) Validate() error {
 	for _, n := range c.Sizes {
 		if n < 1 || n > maxFlows {
@@ -55,15 +55,15 @@ func questions() []string {
 	return []string{result.StaleFlows, result.StaleFlowsSeen, result.StaleFlowsCPU}
 }
 
-// backends are the proxies that write nftables: the kernel's notices show the end of
-// their syncs.
+// backends are the proxies that write nftables. For these the kernel's notices show the
+// end of each sync.
 func backends() []string { return []string{result.NFTProxy, result.KubeProxyNFTables} }
 
-// Cells is how many cells Run puts.
+// Cells is the number of cells that Run puts.
 func (c Config) Cells() int { return len(c.Sizes) * len(backends()) * len(questions()) }
 
-// Run measures all of it. What cannot be measured is a cell that says why; an
-// error is one of the whole run.
+// Run measures all sizes. A measurement that fails is a cell that says why. An error
+// concerns the whole run.
 func Run(ctx context.Context, c Config, sink result.Sink) (err error) {
 	if err := c.Validate(); err != nil {
 		return fmt.Errorf("flows: %w", err)
@@ -95,9 +95,9 @@ func Run(ctx context.Context, c Config, sink result.Sink) (err error) {
 
 func sizeName(flows int) string { return result.Count(flows) + " flows" }
 
-// figures is what came of one update.
+// figures are the results of one update.
 type figures struct {
-	// fromSync and fromWrite are in ms, of each endpoint that had flows.
+	// fromSync and fromWrite are times in ms, one for each endpoint that had flows.
 	fromSync, fromWrite []float64
 	// cpu is the process's CPU time, in s.
 	cpu float64
@@ -118,7 +118,7 @@ func (c Config) put(sink result.Sink, size int, p proxies.Proxy, f figures) {
 	}
 }
 
-// measure has one proxy go through one update, on a node of its own.
+// measure takes one proxy through one update, on a node of its own.
 func (c Config) measure(ctx context.Context, plane *controlplane.Plane, size int, p proxies.Proxy) (f figures) {
 	if p.Missing != nil {
 		return figures{err: p.Missing}

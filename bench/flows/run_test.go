@@ -28,8 +28,8 @@ func (r *recorded) Put(c result.Cell) {
 func (r *recorded) Doing(string)           {}
 func (r *recorded) Version(string, string) {}
 
-// TestRun: at a tiny size every announced cell is there once and, where the
-// proxy can be run, has a figure. The figures themselves are not judged.
+// TestRun: at a tiny size the run puts every announced cell once. If the proxy can run,
+// each cell has a figure. The test does not judge the figures.
 func TestRun(t *testing.T) {
 	controlplanetest.Require(t)
 	binary := filepath.Join(t.TempDir(), "nftproxy")

@@ -28,12 +28,12 @@ func serviceAddr() netip.AddrPort {
 	return netip.AddrPortFrom(netip.MustParseAddr("10.100.0.1"), objects.ServicePort)
 }
 
-// endpointIP is that of the i-th endpoint before or after it was replaced.
+// endpointIP is the address of the i-th endpoint, before or after its replacement.
 func endpointIP(generation, i int) netip.Addr {
 	return objects.Address("10.244.0.20", generation*maxEndpoints+i)
 }
 
-// update is a rolling update of a service on a node.
+// update is a rolling update of a Service on a node.
 type update struct {
 	Config
 	plane   *controlplane.Plane
@@ -41,7 +41,7 @@ type update struct {
 	flows   *conntrack.Table
 	clients *clients
 	slice   *discoveryv1.EndpointSlice
-	// closers are what goes with the update, the latest first.
+	// closers release what the update has opened, the latest first.
 	closers []func() error
 }
 
@@ -75,8 +75,8 @@ func (c Config) newUpdate(ctx context.Context, plane *controlplane.Plane, size i
 	if err != nil {
 		return nil, err
 	}
-	// It answers nothing, and needs nobody to read: what it has no room for is
-	// dropped there.
+	// The pod answers nothing, and nobody reads its socket: the kernel drops datagrams
+	// that find no room there.
 	sink, err := server.NS.ListenPacket(ctx, "udp4", fmt.Sprintf("0.0.0.0:%d", objects.TargetPort))
 	if err != nil {
 		return nil, err
@@ -104,7 +104,7 @@ func (c Config) newUpdate(ctx context.Context, plane *controlplane.Plane, size i
 	return u, u.create(ctx)
 }
 
-// create has the objects as they are before the update, whatever there was.
+// create makes the objects as they are before the update, and replaces earlier ones.
 func (u *update) create(ctx context.Context) error {
 	s := objects.Service(name, serviceAddr().Addr())
 	s.Spec.ClusterIP = serviceAddr().Addr().String()
@@ -131,15 +131,15 @@ func (u *update) create(ctx context.Context) error {
 	return err
 }
 
-// replaced is an endpoint that was.
+// replaced is an endpoint that was replaced.
 type replaced struct {
 	old     netip.Addr
 	written time.Time
 	synced  <-chan time.Time
 }
 
-// run replaces the endpoints while the flows talk. Before, each flow has led to
-// one of them.
+// run replaces the endpoints while the flows send. Before that, it waits until each flow
+// leads to one of them.
 func (u *update) run(ctx context.Context, pid int) (f figures) {
 	heard, err := listen(u.node.Node)
 	if err != nil {
@@ -190,7 +190,7 @@ func (u *update) run(ctx context.Context, pid int) (f figures) {
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// check sees to it that the flows are those that are to be measured.
+// check makes sure that the right flows are measured.
 func (u *update) check(ctx context.Context) error {
 	led, err := u.led(ctx)
 	if err != nil {

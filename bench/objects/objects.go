@@ -1,8 +1,7 @@
-// Package objects promises Services and EndpointSlices as an API server would
-// have stored them, with all that it fills in, so that they can be written past
-// it.
+// Package objects promises Services and EndpointSlices with all the fields that an API
+// server would have filled in. So a benchmark can write them past the API server.
 //
-// It decides neither how many there are nor which names and addresses they have.
+// It decides neither the number of objects nor their names and addresses.
 package objects
 
 import (
@@ -17,29 +16,29 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// What all objects have in common.
+// The metadata that all objects share.
 const (
 	Namespace   = "default"
 	ServicePort = 80
 	TargetPort  = 8080
 )
 
-// FirstNodePort begins the node ports, and NodePortRange is all of them, with
-// which the API server has to be started. It ends below what the kernel gives to
-// clients.
+// FirstNodePort is the first node port, and NodePortRange is the range of all node ports.
+// The API server must be started with that range. It ends below the kernel's range of
+// ephemeral ports.
 const (
 	FirstNodePort = 20_000
 	NodePortRange = "20000-32767"
 )
 
-// Address counts on from a first address.
+// Address returns the address that is n after the first one.
 func Address(first string, n int) netip.Addr {
 	b := netip.MustParseAddr(first).As4()
 	binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])+uint32(n))
 	return netip.AddrFrom4(b)
 }
 
-// Service is a Service without selector, of one port.
+// Service returns a Service without selector, with one port.
 func Service(name string, ip netip.Addr) *corev1.Service {
 	return &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: name},
@@ -55,19 +54,18 @@ func Service(name string, ip netip.Addr) *corev1.Service {
 	}
 }
 
-// SetNodePort makes a Service have a node port too; the type is one of those
-// that do.
+// SetNodePort gives a Service a node port as well, and a type that has node ports.
 func SetNodePort(s *corev1.Service, as corev1.ServiceType, port int32) {
 	s.Spec.Type = as
 	s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster
 	s.Spec.Ports[0].NodePort = port
 }
 
-// Slice is an EndpointSlice of a service.
+// Slice returns an EndpointSlice of a Service.
 func Slice(service, name string, endpoints ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
 	return &discoveryv1.EndpointSlice{
-		// With a UID it stays the same object when it is written past the API
-		// server again.
+		// With the UID it stays the same object when it is written again past the API
+		// server.
 		ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: name, UID: types.UID("uid-" + name), Labels: map[string]string{
 			discoveryv1.LabelServiceName: service, discoveryv1.LabelManagedBy: "bench.nftproxy",
 		}},
@@ -79,7 +77,7 @@ func Slice(service, name string, endpoints ...discoveryv1.Endpoint) *discoveryv1
 	}
 }
 
-// Endpoint is one that is ready. Its node is nil where none is known.
+// Endpoint returns a ready endpoint. Its node is nil if the node is not known.
 func Endpoint(a netip.Addr, node *string) discoveryv1.Endpoint {
 	return discoveryv1.Endpoint{
 		Addresses: []string{a.String()}, NodeName: node,

@@ -16,8 +16,8 @@ import (
 	"nftproxy/test/testnet"
 )
 
-// Node is where a proxy works: a network namespace of its own, with a link to
-// the control plane.
+// Node is a node for one proxy: a network namespace of its own, with a link to the
+// control plane.
 type Node struct {
 	*testnet.Topology
 	Name       string
@@ -41,8 +41,8 @@ func NewNode(ctx context.Context, plane *controlplane.Plane) (*Node, error) {
 func StartPlane(ctx context.Context, log io.Writer) (*controlplane.Plane, error) {
 	plane, err := controlplane.Start(ctx, cluster.Config{
 		ListenAddr: netip.MustParseAddr("172.30.0.1"),
-		// Who makes ServiceCIDRs ready, which proxies look at; others would take
-		// part in every change.
+		// This controller makes ServiceCIDRs ready, and proxies look at ready ones only.
+		// Other controllers would react to every change.
 		Controllers:   []string{"service-cidr-controller"},
 		NodePortRange: objects.NodePortRange,
 		Log:           log,

@@ -1,8 +1,9 @@
-// Package proxies promises the service proxies that are compared, each on a
-// node of its own and started in the same way by every benchmark: nftproxy, and
-// kube-proxy in its two modes or an earlier build of nftproxy.
+// Package proxies promises the service proxies that the benchmarks compare. Each proxy
+// has a node of its own, and every benchmark starts it in the same way. The proxies are
+// nftproxy, and beside it either kube-proxy in its two modes or an earlier build of
+// nftproxy.
 //
-// It measures nothing.
+// The package measures nothing.
 package proxies
 
 import (
@@ -26,37 +27,37 @@ type Proxy struct {
 	Name string
 	// Ours says that it is nftproxy.
 	Ours bool
-	// Missing is why it cannot run here; nil if it can.
+	// Missing says why the proxy cannot run here; nil if it can.
 	Missing error
 
 	command func(*Node) *exec.Cmd
 	first   func(context.Context, *child.Process) (First, error)
 }
 
-// First is how the first program came about.
+// First describes the load of the first program.
 type First struct {
-	// Took is from the moment when the informers had synced.
+	// Took is the time since the informers had synced.
 	Took time.Duration
 	At   time.Time
-	// Line is what nftproxy logged of it; empty for others.
+	// Line is nftproxy's log line about the sync; empty for other proxies.
 	Line child.Line
 }
 
-// Setup is what every benchmark of the proxies is given.
+// Setup is what every benchmark of the proxies needs.
 type Setup struct {
 	// NFTProxy is the path of the binary.
 	NFTProxy string
-	// Earlier is the path of an earlier build, which takes the place of
-	// kube-proxy; empty for none.
+	// Earlier is the path of an earlier build, which is compared instead of kube-proxy;
+	// empty for none.
 	Earlier string
-	// Limit is how long one thing that is measured may take, the first program
-	// above all.
+	// Limit is how long one measured step may take. The first program is the longest
+	// step.
 	Limit time.Duration
-	// Log takes what a reader wants to see when something has gone wrong.
+	// Log takes the messages about failures.
 	Log io.Writer
 }
 
-// All lists the proxies. The sink hears their versions.
+// All lists the proxies. It tells their versions to the sink.
 func (s Setup) All(ctx context.Context, sink result.Sink) ([]Proxy, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("needs root")
@@ -86,8 +87,8 @@ func (p *Proxy) First(ctx context.Context, process *child.Process) (First, error
 // Stop ends a process that Start returned; its rules stay.
 func (p *Proxy) Stop(ctx context.Context, process *child.Process) error {
 	if !p.Ours {
-		// It would die of SIGTERM too, but the command that it has just started
-		// would go on without it.
+		// SIGTERM would end the process as well. But a command that it has just started
+		// would run on.
 		return process.Kill()
 	}
 	const patience = 20 * time.Second
@@ -96,7 +97,7 @@ func (p *Proxy) Stop(ctx context.Context, process *child.Process) error {
 	return process.Stop(ctx)
 }
 
-// ours is nftproxy with its default periods, its servers off.
+// ours is nftproxy with its default periods and without its servers.
 func ours(name, binary string) Proxy {
 	p := Proxy{Name: name, Ours: true, first: firstOfOurs}
 	path, err := filepath.Abs(binary)
@@ -116,8 +117,8 @@ func firstOfOurs(ctx context.Context, p *child.Process) (First, error) {
 	return First{Took: l.Latency, At: l.At, Line: l}, err
 }
 
-// kubeProxy is kube-proxy in the mode that the backend's name ends with, with
-// the periods that it has by default, its health server off.
+// kubeProxy is kube-proxy with its default periods and without its health server. The end
+// of the backend's name says its mode.
 func kubeProxy(ctx context.Context, name string, sink result.Sink) Proxy {
 	mode := name[strings.LastIndex(name, " ")+1:]
 	p := Proxy{Name: name, first: firstOfKubeProxy}
@@ -142,14 +143,14 @@ func kubeProxy(ctx context.Context, name string, sink result.Sink) Proxy {
 	return p
 }
 
-// KubeProxySynced recognises the line that kube-proxy logs after a sync of IPv4,
-// where the services of benchmarks are.
+// KubeProxySynced recognises the line that kube-proxy logs after an IPv4 sync. The
+// Services of the benchmarks are IPv4.
 func KubeProxySynced(l child.Line) bool {
 	return l.Has("SyncProxyRules complete", `ipFamily="IPv4"`)
 }
 
-// firstOfKubeProxy goes by the times at which its log's lines were read: the last
-// informer that had synced, and the end of the first sync.
+// firstOfKubeProxy uses the times at which the lines of kube-proxy's log were read: from
+// the sync of the last informer to the end of the first sync.
 func firstOfKubeProxy(ctx context.Context, p *child.Process) (First, error) {
 	done, mark, err := p.Await(ctx, 0, KubeProxySynced)
 	if err != nil {
@@ -168,7 +169,8 @@ func firstOfKubeProxy(ctx context.Context, p *child.Process) (First, error) {
 	return First{Took: done.At.Sub(synced), At: done.At}, nil
 }
 
-// FirstLine is the first line that a command writes; where it cannot be run, why.
+// FirstLine returns the first line that a command writes. If the command cannot run, it
+// returns the reason.
 func FirstLine(cmd *exec.Cmd) string {
 	out, err := cmd.Output()
 	if err != nil {

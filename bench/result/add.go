@@ -6,11 +6,10 @@ import (
 	"slices"
 )
 
-// Add makes one report of two, of which the second was measured later: its cells
-// take the place of those of the same question, backend and size, and it may be
-// of programs that the first one has none of. Neither report changes. Figures of
-// two machines, or of two versions of a program, are not to be compared: the
-// error says in what the reports differ.
+// Add makes one report of two. The second was measured later: its cells replace those
+// with the same question, backend and size. It may add programs that the first report
+// lacks. Neither report changes. Figures of two machines, or of two versions of a
+// program, cannot be compared. The error then says in what the reports differ.
 func (r *Report) Add(later *Report) (*Report, error) {
 	facts, err := r.Facts.add(later.Facts)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"nftproxy/bench/result"
 )
 
-// piece is a report of one cell, of a machine with one program.
+// piece returns a report with one cell, of a machine and one program.
 func piece(size string, v float64, program string) *result.Report {
 	r := &result.Report{
 		Facts: result.Facts{
@@ -23,7 +23,7 @@ func piece(size string, v float64, program string) *result.Report {
 	return r
 }
 
-// TestAdd: what was measured again is new, and everything else is there.
+// TestAdd: cells that were measured again are new, and all other cells stay.
 func TestAdd(t *testing.T) {
 	first, second := piece(result.Small, 1, "nft"), piece(result.Usual, 2, "iptables")
 	second.Put(cell(result.FirstProgram, result.BareNetlink, result.Usual, value(1)))
@@ -51,7 +51,7 @@ func TestAdd(t *testing.T) {
 	}
 }
 
-// TestAddOther: figures that are not to be compared stay apart.
+// TestAddOther: figures that cannot be compared are not added.
 func TestAddOther(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(*result.Report)

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Facts are what figures depend on beside the program.
+// Facts are the conditions on which figures depend, beside the program.
 type Facts struct {
 	CPU   string `json:"cpu"`
 	Cores int    `json:"cores"`
@@ -22,7 +22,7 @@ type Facts struct {
 	// Load is the load averages of 1, 5 and 15 minutes at the start: on a busy
 	// machine all times are too long.
 	Load string `json:"load"`
-	// Versions are those of the programs that were compared, by name.
+	// Versions are the versions of the compared programs, by name.
 	Versions map[string]string `json:"versions"`
 }
 
@@ -45,8 +45,8 @@ func Machine() (Facts, error) {
 	return f, err
 }
 
-// cpuModel is what /proc/cpuinfo calls the first processor; on architectures
-// where it has no name, the architecture.
+// cpuModel returns the name of the first processor in /proc/cpuinfo. On architectures
+// without such a name it returns the architecture.
 func cpuModel() (string, error) {
 	file, err := os.Open("/proc/cpuinfo")
 	if err != nil {

@@ -26,8 +26,8 @@ const (
 	Churn1000CPU    = "1,000 endpoint changes a second, CPU"
 )
 
-// The questions about the data plane. That of connections is asked for several
-// ways in, of which each is a question of its own: ConnectionSetup + ", " + way.
+// The questions about the data plane. ConnectionSetup is asked for several ways to a
+// Service. Each is a question of its own: ConnectionSetup + ", " + way.
 const (
 	ConnectionSetup = "connection set-up"
 	ConnectionRate  = "connection rate"
@@ -43,10 +43,10 @@ const (
 	StaleFlowsCPU  = "CPU of a rolling update with UDP flows"
 )
 
-// Question is what a table is about.
+// Question is the subject of a table.
 type Question struct {
 	Name string
-	// About says in a sentence from where to where was measured.
+	// About says in a sentence where the measured time begins and ends.
 	About string
 }
 
@@ -79,8 +79,8 @@ func Asked() []Question {
 	}
 }
 
-// AskedOfPackets lists the questions about the data plane, or how their names
-// begin.
+// AskedOfPackets lists the questions about the data plane, or the beginnings of their
+// names.
 func AskedOfPackets() []Question {
 	const turns = "; the median of many short turns, and of the ratios to those that had the same turn"
 	return []Question{

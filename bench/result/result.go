@@ -1,5 +1,5 @@
-// Package result promises the figures of a run as data: what was measured, on
-// which machine, and whether the project's targets are met by it.
+// Package result promises the figures of a run as data: the measured values, the machine,
+// and whether the project's targets are met.
 //
 // It measures nothing and draws nothing.
 package result
@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// The backends, by the names that they have in tables and pictures.
+// The backends, by their names in tables and pictures.
 const (
 	NFTProxy          = "nftproxy"
 	KubeProxyNFTables = "kube-proxy nftables"
@@ -28,8 +28,8 @@ const (
 	OneStaticRule = "one static rule"
 )
 
-// The keys of Cell.Values that tables and pictures know. What else is there is
-// a part of the whole, such as "compile".
+// The keys of Cell.Values that tables and pictures know. Any other key names a part of
+// the whole, such as "compile".
 const (
 	Value   = "value"
 	P50     = "p50"
@@ -37,7 +37,7 @@ const (
 	Min     = "min"
 	Max     = "max"
 	Samples = "samples"
-	// WritesASecond is how many changes a constant rate really had.
+	// WritesASecond is the rate that the changes really had.
 	WritesASecond = "writes a second"
 )
 
@@ -47,7 +47,7 @@ type Report struct {
 	Started time.Time `json:"started"`
 	// Took is how long the run was, in seconds.
 	Took float64 `json:"took"`
-	// Quick says that the run was a short one, and LeftOut what it left out.
+	// Quick says that the run was a short one. LeftOut says what it left out.
 	Quick   bool     `json:"quick,omitempty"`
 	LeftOut []string `json:"leftOut,omitempty"`
 	Cells   []Cell   `json:"cells"`
@@ -66,18 +66,17 @@ type Cell struct {
 	// Unit is "s", "ms", "us", "MB" (10^6 bytes), "1/s", "Gbit/s" or "cores".
 	Unit   string             `json:"unit"`
 	Values map[string]float64 `json:"values,omitempty"`
-	// Over says that it was stopped at the limit, which Values then hold. Without
-	// Values it was not even begun, for what has to come before took longer than
-	// that: Note says what.
+	// Over says that the measurement was stopped at the limit, and Values hold that
+	// limit. Without Values it was not even begun, since an earlier step took longer than
+	// the limit: Note names that step.
 	Over bool `json:"over,omitempty"`
-	// Failed is why it could not be measured; such a cell is printed all the
-	// same.
+	// Failed says why the cell could not be measured. Such a cell is printed as well.
 	Failed string `json:"failed,omitempty"`
-	// Note is what a reader has to know of the figure.
+	// Note has what a reader must know about the figure.
 	Note string `json:"note,omitempty"`
 }
 
-// Main is the value that stands for the cell: Value, or else P50.
+// Main is the value that stands for the cell: Value, or P50 without one.
 func (c *Cell) Main() (float64, bool) {
 	for _, key := range []string{Value, P50} {
 		if v, found := c.Values[key]; found {
@@ -87,7 +86,7 @@ func (c *Cell) Main() (float64, bool) {
 	return 0, false
 }
 
-// Fail makes it a cell that has no figure and says why.
+// Fail turns the cell into one without a figure, which says why.
 func (c *Cell) Fail(err error) {
 	c.Unit, c.Values, c.Over, c.Note = "", nil, false, ""
 	c.Failed = "not measured"
@@ -96,7 +95,7 @@ func (c *Cell) Fail(err error) {
 	}
 }
 
-// NotBegun makes it a cell of what the limit has not even let begin.
+// NotBegun turns the cell into one that the limit did not allow to begin.
 func (c *Cell) NotBegun(err error) {
 	c.Fail(err)
 	c.Over, c.Note, c.Failed = true, c.Failed, ""
@@ -121,7 +120,7 @@ func (r *Report) Cell(question, backend, size string) *Cell {
 	return nil
 }
 
-// Put adds a cell, in place of one of the same question, backend and size.
+// Put adds a cell. It replaces a cell with the same question, backend and size.
 func (r *Report) Put(c Cell) {
 	if there := r.Cell(c.Question, c.Backend, c.Size); there != nil {
 		*there = c
@@ -163,7 +162,7 @@ func (r *Report) Of(question string) []Cell {
 	return cells
 }
 
-// Quantiles are the values of a cell with several samples; of none, nil.
+// Quantiles are the values of a cell with several samples; nil without samples.
 func Quantiles(samples []float64) map[string]float64 {
 	if len(samples) == 0 {
 		return nil
@@ -175,8 +174,8 @@ func Quantiles(samples []float64) map[string]float64 {
 	}
 }
 
-// Median is the smallest of the samples that is not below half of them; of
-// none, 0.
+// Median is the smallest sample that at least half of the samples do not exceed; 0
+// without samples.
 func Median(samples []float64) float64 {
 	if len(samples) == 0 {
 		return 0
@@ -184,7 +183,8 @@ func Median(samples []float64) float64 {
 	return quantile(slices.Sorted(slices.Values(samples)), 50)
 }
 
-// quantile is the smallest value that is not below so many percent of all.
+// quantile is the smallest sample that at least the given percentage of samples do not
+// exceed.
 func quantile(sorted []float64, percent int) float64 {
 	return sorted[(len(sorted)*percent+99)/100-1]
 }
@@ -202,7 +202,7 @@ func Read(path string) (*Report, error) {
 	return &r, nil
 }
 
-// Write writes the report to a file, which is whole at any time.
+// Write writes the report to a file. The file is complete at any time.
 func (r *Report) Write(path string) error {
 	b, err := json.MarshalIndent(r, "", "\t")
 	if err != nil {
@@ -238,8 +238,8 @@ func Count(n int) string {
 	return b.String()
 }
 
-// Figure writes a value with three significant digits, as few as it needs:
-// "0.402", "13.9", "1,234".
+// Figure writes a value with three significant digits, or fewer if they suffice: "0.402",
+// "13.9", "1,234".
 func Figure(v float64) string {
 	switch abs := max(v, -v); {
 	case v == 0:

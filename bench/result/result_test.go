@@ -22,7 +22,8 @@ func TestFigure(t *testing.T) {
 	}
 }
 
-// TestQuantiles: the obvious definition, on samples where it shows.
+// TestQuantiles: the quantiles match their plain definition, on samples where a mistake
+// would show.
 func TestQuantiles(t *testing.T) {
 	var samples []float64
 	for i := range 200 {
@@ -66,8 +67,8 @@ func TestWriteRead(t *testing.T) {
 	}
 }
 
-// TestNoFigure: whatever a cell had, it is gone when it cannot be measured, or
-// was not begun, and the reason is in one line.
+// TestNoFigure: a cell that cannot be measured, or was not begun, has no figure, whatever
+// it had before. Its reason is one line.
 func TestNoFigure(t *testing.T) {
 	had := result.Cell{
 		Question: "q", Backend: "b", Size: "s", Services: 1, Endpoints: 2, Unit: "ms", Note: "n",
@@ -106,7 +107,7 @@ func TestOrderOfQuestions(t *testing.T) {
 	}
 }
 
-// TestMachine: what this machine says of itself.
+// TestMachine: the facts about this machine are there.
 func TestMachine(t *testing.T) {
 	f, err := result.Machine()
 	if err != nil {

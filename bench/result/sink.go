@@ -1,11 +1,11 @@
 package result
 
-// Sink takes what is measured. Its methods are safe for concurrent use.
+// Sink takes measured cells. Its methods are safe for concurrent use.
 type Sink interface {
 	// Put takes a cell as soon as it is measured.
 	Put(Cell)
-	// Doing tells what is going on.
+	// Doing says what the run is doing now.
 	Doing(what string)
-	// Version tells which program was measured.
+	// Version says which version of a program is measured.
 	Version(program, version string)
 }

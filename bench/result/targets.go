@@ -16,11 +16,11 @@ const (
 	NotMeasured Verdict = "not measured"
 )
 
-// Target is one of the project's targets, and what the run says of it.
+// Target is one of the project's targets, with the verdict of the run.
 type Target struct {
 	What string `json:"what"`
 	Want string `json:"want"`
-	// Got has the figures, or why there is none.
+	// Got has the figures, or says why there is none.
 	Got     string  `json:"got"`
 	Verdict Verdict `json:"verdict"`
 }
@@ -50,8 +50,8 @@ func (r *Report) Judge() {
 // judge works on one report.
 type judge struct {
 	*Report
-	// usual is the size of the targets that name none: the smallest where a
-	// quick run has nothing else, of which at then tells.
+	// usual is the size for targets that name none. In a quick run that has nothing else
+	// it is the smallest size, and at names it.
 	usual, at string
 }
 
@@ -77,8 +77,8 @@ func (j judge) controlPlane() []Target {
 	}
 }
 
-// kernelTime is what a batch took, encoded and committed, from its median. A
-// backend that does nothing else has no other time.
+// kernelTime is the median time of a batch, encoded and committed. For a backend that
+// does nothing else it is the whole time.
 func kernelTime(c *Cell) (float64, bool) {
 	encode, coded := c.Values["encode"]
 	commit, committed := c.Values["commit"]
@@ -121,10 +121,10 @@ func (j judge) compare(t Target, most float64, a, b *Cell, value func(*Cell) (fl
 	t.Got = fmt.Sprintf("%s (%s against %s)", fraction(ratio), figure(a, va), figure(b, vb))
 	switch {
 	case a.Over:
-		// At least this much; how much, nobody knows.
+		// The ratio is at least this; how much it is, is not known.
 		t.Verdict = NotMet
 	case b.Over:
-		// The other was stopped: the ratio is better than this.
+		// The other backend was stopped, so the ratio is better than this.
 		t.Got = "below " + t.Got
 		t.Verdict = NotMeasured
 		if ratio <= most {
@@ -136,7 +136,7 @@ func (j judge) compare(t Target, most float64, a, b *Cell, value func(*Cell) (fl
 	return t
 }
 
-// bound holds nftproxy's values against fixed ones.
+// bound compares nftproxy's values with fixed bounds.
 func (j judge) bound(what, want, question, size string, most map[string]float64) Target {
 	t := Target{What: what, Want: want, Verdict: Met}
 	c := j.Cell(question, NFTProxy, size)
@@ -164,8 +164,8 @@ func (j judge) bound(what, want, question, size string, most map[string]float64)
 	return t
 }
 
-// sustained takes back a verdict on 1,000 changes a second where not
-// so many could be written.
+// sustained takes back a verdict on 1,000 changes a second if the changes could not be
+// written that fast.
 func (j judge) sustained(rate float64, t Target) Target {
 	const enough = 0.95
 	c := j.Cell(Churn1000, NFTProxy, j.usual)

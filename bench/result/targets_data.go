@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// dataPlane judges what happens to packets. Figures of two backends that were
-// measured in pairs are compared by the ratio of the pairs, which nftproxy's
-// cell then has under PairKey.
+// dataPlane judges the figures about packets. Figures of two backends that were measured
+// in pairs are compared by the ratio of the pairs. nftproxy's cell has that ratio under
+// PairKey.
 func (j judge) dataPlane() []Target {
 	var targets []Target
 	for _, against := range []string{KubeProxyNFTables, KubeProxyIPTables} {
@@ -33,17 +33,17 @@ func (j judge) dataPlane() []Target {
 		j.refusal())
 }
 
-// has says that a backend was measured.
+// has says whether a backend was measured.
 func (j judge) has(backend string) bool {
 	return slices.ContainsFunc(j.Cells, func(c Cell) bool { return c.Backend == backend })
 }
 
-// PairKey is where a cell of nftproxy's has the ratio of a value to that of
-// another backend, measured pair by pair; key is "" for the main value.
+// PairKey is the key under which a cell of nftproxy has the ratio of one of its values to
+// that of another backend, measured pair by pair; key is "" for the main value.
 func PairKey(key, against string) string { return strings.TrimSpace(key + " against " + against) }
 
-// many is from how many services on a connection must be set up faster than by
-// kube-proxy, and not just as fast.
+// many is the number of Services from which on nftproxy must set up connections faster
+// than kube-proxy. With fewer Services it must be as fast.
 const many = 10_000
 
 func (j judge) noWorse(key, against string) Target {
@@ -53,18 +53,18 @@ func (j judge) noWorse(key, against string) Target {
 		})
 }
 
-// noise is how far two medians of the same thing lie apart from run to run.
+// noise is how far two medians of the same thing differ from run to run.
 const noise = 0.02
 
-// compared is a ratio, and of what.
+// compared is a ratio, with a text that names what was compared.
 type compared struct {
 	ratio float64
 	of    string
 	good  bool
 }
 
-// everywhere compares nftproxy with another backend in each cell of the
-// questions that begin with a name, and tells the worst.
+// everywhere compares nftproxy with another backend in each cell of the questions that
+// begin with a name. It reports the worst ratio.
 func (j judge) everywhere(what, want, question, key, against string, good func(ratio float64, services int) bool) Target {
 	t := Target{What: what, Want: want, Verdict: NotMeasured, Got: "no " + question + " of both"}
 	var all []compared
@@ -80,7 +80,7 @@ func (j judge) everywhere(what, want, question, key, against string, good func(r
 	if len(all) == 0 {
 		return t
 	}
-	// What is to be low is worst where it is highest, and the other way round.
+	// A value that should be low is worst where it is highest, and the other way round.
 	lowIsGood := good(0, 0)
 	slices.SortStableFunc(all, func(a, b compared) int {
 		switch {
@@ -107,7 +107,7 @@ func (j judge) everywhere(what, want, question, key, against string, good func(r
 	return t
 }
 
-// worst tells of the first ratios of a list, as many as asked for and fit.
+// worst describes the first ratios of a list: the given number, or as many as fit.
 func worst(all []compared, count int) string {
 	const most = 3
 	var texts []string
@@ -117,7 +117,7 @@ func worst(all []compared, count int) string {
 	return strings.Join(texts, ", ")
 }
 
-// pair is the ratio of nftproxy's value to that of another backend.
+// pair returns the ratio of nftproxy's value to that of another backend.
 func (j judge) pair(c *Cell, key, against string) (float64, bool) {
 	if ratio, found := c.Values[PairKey(key, against)]; found {
 		return ratio, true
@@ -138,7 +138,7 @@ func (j judge) pair(c *Cell, key, against string) (float64, bool) {
 	return a / b, foundA && foundB && b != 0
 }
 
-// refusal is about every size at which it was measured.
+// refusal judges every size at which refusals were measured.
 func (j judge) refusal() Target {
 	t := Target{What: Refusal, Want: "at most 20 ms", Verdict: NotMeasured, Got: "no " + Refusal}
 	var got []string

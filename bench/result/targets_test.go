@@ -158,7 +158,7 @@ func TestTargets(t *testing.T) {
 	}
 }
 
-// TestNothingMeasured: without a cell no target is met, and each says why.
+// TestNothingMeasured: without a cell no target is met, and each target says why.
 func TestNothingMeasured(t *testing.T) {
 	var r result.Report
 	r.Judge()
