@@ -16,8 +16,8 @@ func (b *backend) endpoint(terminating bool) endpoint {
 	return endpoint{Name: b.name(), Addrs: b.pod.Addrs, Terminating: terminating}
 }
 
-// addBackend makes the next pod, which serves but is in no manifest yet. Its
-// addresses end in its number, and none is used twice.
+// addBackend makes the next pod. It serves, but is in no manifest yet. Its addresses end
+// in its number, and no number is used twice.
 func (w *world) addBackend() (*backend, error) {
 	w.made++
 	name := fmt.Sprintf("web-%d", w.made)

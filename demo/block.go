@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// block is a piece of a step's result. It knows how to become lines of at most
-// the given width, without line ends.
+// block is a piece of a step's result. It renders itself as lines of at most the given
+// width, without line ends.
 type block interface {
 	lines(s style, width int) []string
 }
@@ -63,13 +63,13 @@ func wrap(s string, width int, indent, suffix string) []string {
 // columns is the width of a text on the screen: no character here is wide.
 func columns(s string) int { return utf8.RuneCountInString(s) }
 
-// pad makes a text so wide.
+// pad fills a text with spaces up to a width.
 func pad(s string, width int) string { return s + strings.Repeat(" ", max(0, width-columns(s))) }
 
 func padLeft(s string, width int) string { return strings.Repeat(" ", max(0, width-columns(s))) + s }
 
-// table has a head and rows of as many cells. Cells of columns from the given
-// one on are numbers and stand on the right.
+// table has a head and rows with the same number of cells. From the given column on,
+// cells are numbers and stand on the right.
 type table struct {
 	head    []string
 	rows    [][]string
@@ -139,8 +139,7 @@ func (c chart) lines(s style, width int) []string {
 	return lines
 }
 
-// cell is a line of a group with the width that it takes on the screen, which
-// its colours hide.
+// cell is a line of a group, with its width on the screen. The colours hide that width.
 type cell struct {
 	text  string
 	width int
@@ -188,7 +187,7 @@ func joinCells(side [][]cell, width int) []string {
 	return lines
 }
 
-// drawBar draws value/scale of the width; what is not zero is seen.
+// drawBar draws value/scale of the width. A value above zero has a bar that can be seen.
 func drawBar(s style, value, scale, width int) string {
 	if value <= 0 || scale <= 0 || width <= 0 {
 		return ""
@@ -210,8 +209,8 @@ func drawBar(s style, value, scale, width int) string {
 // listing is nftables text.
 type listing string
 
-// lines keeps the indentation, narrower, and breaks what is too long as nft
-// reads it: with a backslash.
+// lines keeps the indentation, but narrower. It breaks long lines with a backslash, as
+// nft reads them.
 func (l listing) lines(s style, width int) []string {
 	var lines []string
 	for line := range strings.Lines(string(l)) {

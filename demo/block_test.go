@@ -79,7 +79,7 @@ chain a {
 	}
 }
 
-// TestChartKeepsItsWidth: whatever the values, no line is longer than the width.
+// TestChartKeepsItsWidth: no line is longer than the width, whatever the values.
 func TestChartKeepsItsWidth(t *testing.T) {
 	for _, s := range []style{{}, {unicode: true}} {
 		for width := 30; width < 80; width++ {
@@ -166,8 +166,8 @@ func TestStyleFollowsTheEnvironment(t *testing.T) {
 	}
 }
 
-// TestProgress: a terminal's line goes away when the step has ended, and is
-// never so long that the terminal would break it.
+// TestProgress: the progress line goes away when the step has ended. It is never so long
+// that the terminal would break it.
 func TestProgress(t *testing.T) {
 	const clear = "\r\x1b[K"
 	for _, test := range []struct {
@@ -221,7 +221,7 @@ func TestChance(t *testing.T) {
 	}
 }
 
-// TestManifests: the templates say what the scenario takes for granted.
+// TestManifests: the templates have everything that the scenario relies on.
 func TestManifests(t *testing.T) {
 	addrs := func(n int) testnet.Addrs { return webAddrs()[:n] }
 	for _, test := range []struct {

@@ -32,10 +32,9 @@ func (w *world) change(ctx context.Context, what string, endpoints []endpoint) e
 	return nil
 }
 
-// awaitWrite waits for the sync that brings the manifests into the kernel, as they
-// are since the given time. Other syncs may come before it: the addresses on the
-// node's interfaces change as pods come and go, and idle chains go
-// after a while.
+// awaitWrite waits for the sync that brings the manifests into the kernel, as they are
+// since the given time. Other syncs may come earlier: the addresses of the node's
+// interfaces change as pods come and go, and idle chains go after a while.
 func (w *world) awaitWrite(ctx context.Context, since time.Time) (syncReport, error) {
 	want, err := w.wanted(ctx)
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shared is where the tests keep the built nftproxy, readable for everybody.
+// shared is the directory of the built nftproxy, readable for all users.
 var shared struct {
 	dir   string
 	build sync.Once
@@ -78,21 +78,21 @@ func needRoot(t *testing.T) {
 	}
 }
 
-// nobody is an ordinary user.
+// nobody is the number of an ordinary user.
 const nobody = 65534
 
-// run is `nftproxy demo` under way.
+// run is a running `nftproxy demo`.
 type run struct {
 	*testing.T
 	cmd    *exec.Cmd
 	tmp    string
 	pipe   io.Closer // the reading end of stdout; see rendezvous
 	stdout *bufio.Reader
-	output bytes.Buffer // of stdout, as far as it was read
+	output bytes.Buffer // the output so far
 	stderr bytes.Buffer
 }
 
-// marker, in the environment, is how a test knows its processes.
+// marker is in the environment of the processes of a test, so that the test finds them.
 const marker = "NFTPROXY_DEMO_TEST"
 
 // startDemo runs the command as root, or as an ordinary user.
@@ -120,37 +120,37 @@ func startDemo(t *testing.T, ordinary bool, args ...string) *run {
 	r.pipe, r.cmd.Stdout = out, in
 	r.stdout = bufio.NewReader(io.TeeReader(out, &r.output))
 	err = r.cmd.Start()
-	_ = in.Close() // the command has its own
+	_ = in.Close() // the command has its own copy
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = r.cmd.Process.Kill() }) // after a failure; else it has ended
+	t.Cleanup(func() { _ = r.cmd.Process.Kill() }) // for a test that failed; otherwise the command has ended
 	return r
 }
 
-// rendezvous is a pipe that has room for one write, whatever its length: who
-// writes waits until the write before was read. So the demo, which writes line by
-// line, cannot be over when a test does something to it at one of its steps,
-// however late the test gets a CPU: the last ones take a few milliseconds.
+// rendezvous is a pipe with room for one write of any length. A writer waits until its
+// previous write was read. The demo writes line by line. So it cannot end before a test
+// acts at one of its steps, however late the test gets a CPU: the last steps take a few
+// milliseconds.
 func rendezvous(t *testing.T) (out, in *os.File) {
 	t.Helper()
 	var ends [2]int
-	// Each write is a packet in a slot of its own then. A packet that does not fit
-	// into the reader's buffer would be cut off: lines do.
+	// With O_DIRECT each write is a packet in a slot of its own. The pipe would cut off a
+	// packet that does not fit into the reader's buffer, but lines fit.
 	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_DIRECT); err != nil {
 		t.Fatalf("make a pipe of packets: %v", err)
 	}
 	out, in = os.NewFile(uintptr(ends[0]), "reading end"), os.NewFile(uintptr(ends[1]), "writing end")
 	t.Cleanup(func() { _ = out.Close() })
-	const oneSlot = 1 // byte, which the kernel rounds up to a page
+	const oneSlot = 1 // bytes; the kernel rounds them up to a page
 	if _, err := unix.FcntlInt(in.Fd(), unix.F_SETPIPE_SZ, oneSlot); err != nil {
 		t.Fatalf("leave the pipe one slot: %v", err)
 	}
 	return out, in
 }
 
-// until reads the output up to a line with the text; the demo goes no further than
-// the next line but one before there is more reading.
+// until reads the output up to a line with the text. The demo can write the next line,
+// and then waits for the test to read more.
 func (r *run) until(text string) {
 	r.Helper()
 	for {
@@ -159,7 +159,7 @@ func (r *run) until(text string) {
 			return
 		}
 		if err != nil {
-			_ = r.cmd.Wait() // all of stderr is there then
+			_ = r.cmd.Wait() // then stderr is complete
 			r.mayNot()
 			r.Fatalf("no %q in the output: %v\n%s%s", text, err, &r.output, &r.stderr)
 		}
@@ -174,7 +174,8 @@ func (r *run) mayNot() {
 	}
 }
 
-// end waits for the command and checks how it ended, and that nothing is left.
+// end waits for the command. It checks how the command ended, and that it left nothing
+// behind.
 func (r *run) end(code int) {
 	r.Helper()
 	if _, err := io.Copy(io.Discard, r.stdout); err != nil && !errors.Is(err, fs.ErrClosed) {
@@ -201,7 +202,7 @@ func (r *run) end(code int) {
 	}
 }
 
-// processes are those of the run, by their PIDs.
+// processes are the processes of the run, by their PIDs.
 func (r *run) processes() map[int]string {
 	r.Helper()
 	found := map[int]string{}
@@ -212,7 +213,7 @@ func (r *run) processes() map[int]string {
 	for _, path := range environs {
 		environ, err := os.ReadFile(path)
 		if err != nil || !bytes.Contains(environ, []byte(marker+"="+r.tmp+"\x00")) {
-			continue // gone, or not ours to see
+			continue // it has gone, or we may not look at it
 		}
 		pid, err := strconv.Atoi(strings.Split(path, "/")[2])
 		if err != nil {
@@ -236,7 +237,7 @@ func (r *run) proxy() int {
 	return 0
 }
 
-// TestDemo: it succeeds, shows what it is for, and fits 80 columns.
+// TestDemo: the demo succeeds, shows its results, and fits 80 columns.
 func TestDemo(t *testing.T) {
 	for name, ordinary := range map[string]bool{"root": false, "ordinary user": true} {
 		t.Run(name, func(t *testing.T) {
@@ -289,7 +290,7 @@ func TestFullTable(t *testing.T) {
 	}
 }
 
-// TestInterrupt: whenever Ctrl-C comes, nothing is left.
+// TestInterrupt: whenever Ctrl-C comes, the demo leaves nothing behind.
 func TestInterrupt(t *testing.T) {
 	for _, test := range []struct {
 		ordinary bool
@@ -319,8 +320,8 @@ func TestInterrupt(t *testing.T) {
 	}
 }
 
-// TestClosedPipe: a reader that goes away, as in `nftproxy demo | head`, leaves
-// nothing behind either.
+// TestClosedPipe: the demo also leaves nothing behind if its reader goes away, as in
+// `nftproxy demo | head`.
 func TestClosedPipe(t *testing.T) {
 	r := startDemo(t, false)
 	r.until("Start nftproxy")
@@ -330,14 +331,15 @@ func TestClosedPipe(t *testing.T) {
 	r.end(128 + int(syscall.SIGINT))
 }
 
-// TestProxyDies: the rules stay, so most of the demo would go on as before.
+// TestProxyDies: the demo fails if the proxy dies. The rules stay, so most steps would go
+// on as before.
 func TestProxyDies(t *testing.T) {
 	for _, at := range [][]string{
 		{"Connections spread"},
 		{"Replace every pod"},
 		{"The table, read back"},
-		// After the look at how the step went: what comes next, a restart or the end of
-		// all, asks the proxy to end by itself.
+		// The step checks the proxy only at its end. What follows it, a restart or the
+		// end of the demo, asks the proxy to end.
 		{"Replace every pod", "ok, "},
 		{"How long each kernel update took", "ok, "},
 	} {
@@ -351,7 +353,7 @@ func TestProxyDies(t *testing.T) {
 				t.Fatal(err)
 			}
 			for syscall.Kill(proxy, 0) == nil {
-				// The demo, waiting for its reader, has not collected it yet.
+				// The demo waits for its reader, so it has not collected the process yet.
 			}
 			r.end(1)
 			for _, want := range []string{"signal: killed", "Not as it should be."} {
@@ -363,8 +365,7 @@ func TestProxyDies(t *testing.T) {
 	}
 }
 
-// TestWrongManifests: each step finds it out if something else happens than it
-// claims.
+// TestWrongManifests: each step fails if something else happens than the step claims.
 func TestWrongManifests(t *testing.T) {
 	needRoot(t)
 	path := nftproxy(t)
@@ -411,7 +412,7 @@ func TestWrongManifests(t *testing.T) {
 	}
 }
 
-// endpointOfEmpty is an endpoint where nobody answers.
+// endpointOfEmpty is an endpoint at which no server answers.
 const endpointOfEmpty = `
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
@@ -421,8 +422,8 @@ ports: [{name: http, protocol: TCP, port: 80}]
 endpoints: [{addresses: [192.0.2.1]}]
 ---`
 
-// altered is the manifests with pieces of text replaced in one of them: each
-// first string of a pair by the second.
+// altered returns the manifests with replaced text in one of them. Each pair of strings
+// is the old and the new text.
 func altered(t *testing.T, file string, replace []string) fs.FS {
 	t.Helper()
 	all := fstest.MapFS{}

@@ -14,28 +14,28 @@ import (
 	"nftproxy/test/testnet"
 )
 
-// ErrInterrupted says that the context ended before the demo did. The demo has removed
-// everything then, as always.
+// ErrInterrupted says that the context ended before the demo did. The demo has then
+// removed everything, as it always does.
 var ErrInterrupted = errors.New("interrupted")
 
 // Config says what to show and where.
 type Config struct {
-	// Out gets the output; colours and progress only if it is a terminal.
+	// Out gets the output. Colours and progress go only to a terminal.
 	Out io.Writer
 	// Executable is the nftproxy to run.
 	Executable string
-	// FullTable prints all of the tables instead of what fits a screen.
+	// FullTable prints the whole tables instead of as much as fits on a screen.
 	FullTable bool
 
-	// manifests has the templates in a directory of that name; nil means the
-	// built-in ones.
+	// manifests has the templates in a directory with that name; nil means the built-in
+	// ones.
 	manifests fs.FS
 }
 
-// Run plays the scenario, until the context ends. It needs CAP_SYS_ADMIN,
-// CAP_NET_ADMIN and CAP_NET_RAW, which root of a user namespace has. The error
-// is nil only if every claim held, and everything is removed when it returns;
-// it matches ErrInterrupted if the context ended.
+// Run plays the scenario, until the context ends. It needs CAP_SYS_ADMIN, CAP_NET_ADMIN
+// and CAP_NET_RAW, which root of a user namespace has. Run removes everything before it
+// returns. The error is nil only if every claim held. It matches ErrInterrupted if the
+// context ended.
 func Run(ctx context.Context, c Config) error {
 	if c.manifests == nil {
 		c.manifests = embeddedManifests
@@ -63,7 +63,7 @@ func Run(ctx context.Context, c Config) error {
 	return errors.Join(failed, cleaned)
 }
 
-// conclude says how it all ended.
+// conclude prints how the demo ended.
 func (s *screen) conclude(w *world, took time.Duration, failed, cleaned error) {
 	s.line("")
 	switch {
@@ -80,7 +80,7 @@ func (s *screen) conclude(w *world, took time.Duration, failed, cleaned error) {
 	}
 }
 
-// world is what the scenario happens in.
+// world is the network, the manifests and the proxy of the scenario.
 type world struct {
 	checks
 	config Config
@@ -95,9 +95,10 @@ type world struct {
 
 	// ready are the pods behind the service that the manifests list, by age.
 	ready []*backend
-	// made is how many backend pods there have been.
+	// made is the number of backend pods so far.
 	made int
-	// updates are the changes so far, programs what was wanted in between.
+	// updates are the changes so far. programs are the programs that were wanted
+	// meanwhile.
 	updates  []update
 	programs []*nft.Program
 }
@@ -110,7 +111,7 @@ func (w *world) alive() error {
 	return w.proxy.alive()
 }
 
-// stopProxy expects the proxy to end when asked to, if it was started.
+// stopProxy asks the proxy to end, if it was started, and expects that it ends cleanly.
 func (w *world) stopProxy() error {
 	if w.proxy == nil {
 		return nil
@@ -118,7 +119,7 @@ func (w *world) stopProxy() error {
 	return w.proxy.stop()
 }
 
-// close removes what the world is made of. The proxy has ended before.
+// close removes the network and the manifests. The proxy must have ended.
 func (w *world) close() error {
 	var errs []error
 	if w.tables != nil {
@@ -133,8 +134,8 @@ func (w *world) close() error {
 	return errors.Join(errs...)
 }
 
-// proxyLog returns the warnings and errors in the proxy's log: they may show why a step
-// failed.
+// proxyLog returns the warnings and errors in the proxy's log: they may explain the
+// failure of a step.
 func (w *world) proxyLog() []block {
 	if w.proxy == nil {
 		return nil

@@ -36,14 +36,13 @@ func emptyAddrs() testnet.Addrs {
 	return testnet.Addrs{netip.MustParseAddr("172.30.0.20"), netip.MustParseAddr("fd00:172::20")}
 }
 
-// state is what the manifests are made from.
+// state is the data of the manifests.
 type state struct {
 	nodeAddrs testnet.Addrs
 	endpoints []endpoint
 }
 
-// values are the names that the manifests have in "${...}", and what stands for
-// them.
+// values are the names that the manifests have as "${...}", and their replacements.
 func (s state) values() map[string]string {
 	return map[string]string{
 		"NODE": nodeName, "NODE_ADDRESSES": s.nodeAddresses(),
@@ -75,8 +74,8 @@ func (s state) endpointList(family func(testnet.Addrs) netip.Addr) string {
 	return b.String()
 }
 
-// endpoint is a pod as an EndpointSlice lists it. One that is terminating is
-// not ready any more but still serves.
+// endpoint is a pod as an EndpointSlice lists it. A terminating endpoint is no longer
+// ready but still serves.
 type endpoint struct {
 	Name        string
 	Addrs       testnet.Addrs
@@ -114,9 +113,9 @@ func writeManifest(templates fs.FS, dir, name string, s state) error {
 	return nil
 }
 
-// renderManifest puts the values into a manifest. It does without text/template,
-// which calls methods by name: with it the linker keeps every exported method of
-// the whole program, and the binary is half as large again.
+// renderManifest puts the values into a manifest. It does not use text/template, which
+// calls methods by name. With it the linker keeps every exported method of the whole
+// program, and the binary is half as large again.
 func renderManifest(templates fs.FS, name string, s state) ([]byte, error) {
 	text, err := fs.ReadFile(templates, "manifests/"+name)
 	if err != nil {

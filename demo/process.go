@@ -17,27 +17,28 @@ import (
 	"nftproxy/test/testnet"
 )
 
-// patience is how long the demo waits for what should take milliseconds.
+// patience is how long the demo waits for an event that should take milliseconds.
 const patience = 10 * time.Second
 
-// syncReport is what nftproxy run logs after a sync.
+// syncReport is nftproxy's log line about a sync.
 type syncReport struct {
 	Services, Written                   int
 	Latency, Compile, Read, Plan, Apply time.Duration
-	// at is when the demo read it.
+	// at is when the demo read the line.
 	at time.Time
 }
 
-// parts is how long what the sync did took.
+// parts has the durations of the sync's stages.
 func (r syncReport) parts() time.Duration { return r.Compile + r.Read + r.Plan + r.Apply }
 
-// begun is when the sync began at the latest.
+// begun is the latest time at which the sync can have begun.
 func (r syncReport) begun() time.Time { return r.at.Add(-r.parts()) }
 
 // process is a running nftproxy.
 type process struct {
 	cmd *exec.Cmd
-	// ended is closed once it has ended and its log is read; then err is how.
+	// ended is closed once the process has ended and its log is read; then err says how
+	// it ended.
 	ended chan struct{}
 	err   error
 	// news holds a token while there are unread reports.
@@ -45,13 +46,13 @@ type process struct {
 
 	mu      sync.Mutex
 	reports []syncReport
-	// warnings are the log's lines of that level or above, the last few.
+	// warnings are the last lines of the log with the level warning or above.
 	warnings []string
 }
 
-// startProcess runs nftproxy in a network namespace. The kernel kills it if the
-// demo dies; and it is in a process group of its own, so that Ctrl-C reaches
-// the demo alone, which then stops it.
+// startProcess runs nftproxy in a network namespace. The kernel kills it if the demo
+// dies. It is in a process group of its own, so that Ctrl-C reaches the demo alone, and
+// the demo stops it.
 func startProcess(ns *testnet.Namespace, executable string, args ...string) (*process, error) {
 	cmd := exec.Command(executable, args...)
 	cmd.Args[0] = "nftproxy"
@@ -109,7 +110,7 @@ func (p *process) note(line string) {
 	}
 }
 
-// warn keeps the first lines, where the cause is.
+// warn keeps the first lines: they have the cause.
 func (p *process) warn(line string) {
 	const most = 12
 	if len(p.warnings) < most {
@@ -123,7 +124,7 @@ func (p *process) complaints() []string {
 	return p.warnings
 }
 
-// next waits for the next report that was not read yet.
+// next waits for the next unread report.
 func (p *process) next(ctx context.Context) (syncReport, error) {
 	timeout := time.NewTimer(patience)
 	defer timeout.Stop()
@@ -166,8 +167,8 @@ func (p *process) alive() error {
 	}
 }
 
-// stop asks it to end, as a kubelet does, and waits. An end that was not a clean
-// one is an error, and so is one before it was asked to.
+// stop asks the process to end, as a kubelet does, and waits. It returns an error if the
+// end was not clean, or came before the request.
 func (p *process) stop() error {
 	switch err := p.cmd.Process.Signal(syscall.SIGTERM); {
 	case errors.Is(err, os.ErrProcessDone):

@@ -16,8 +16,8 @@ import (
 	"nftproxy/watch"
 )
 
-// wanted is what the manifests ask for, by nftproxy's own packages but not by
-// the running process.
+// wanted is the program that the manifests ask for. nftproxy's own packages make it, but
+// not in the running process.
 func (w *world) wanted(ctx context.Context) (*nft.Program, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -59,8 +59,7 @@ func (w *world) rulesetConfig() ruleset.Config {
 	}
 }
 
-// holds says whether the kernel has all of the program and nothing else but
-// chains that wait for their removal.
+// holds says whether the kernel has the whole program, and beside it only idle chains.
 func (w *world) holds(want *nft.Program) (bool, error) {
 	have, err := w.tables.Read(want)
 	if err != nil {
@@ -89,9 +88,10 @@ func showTable(ctx context.Context, w *world, _ tellFunc) ([]block, error) {
 	}, nil
 }
 
-// readTexts are the node's tables, which have to be what is wanted, as nft text.
+// readTexts returns the node's tables as nft text. It fails if they differ from the
+// wanted program.
 func (w *world) readTexts(want *nft.Program) (texts [2]string, err error) {
-	// Read recognises only chains that it is told of.
+	// Read recognises only chains whose names it is given.
 	have, err := w.tables.Read(withOldChains(want, w.programs))
 	if err != nil {
 		return texts, fmt.Errorf("read tables: %w", err)
@@ -121,8 +121,8 @@ func (w *world) readTexts(want *nft.Program) (texts [2]string, err error) {
 	return texts, nil
 }
 
-// withOldChains returns the program with the chains of earlier programs: idle chains
-// stay for a while.
+// withOldChains returns the program with the chains of earlier programs: idle chains stay
+// for a while.
 func withOldChains(want *nft.Program, earlier []*nft.Program) *nft.Program {
 	all := &nft.Program{IPv4: want.IPv4.Clone(), IPv6: want.IPv6.Clone()}
 	for _, p := range earlier {
@@ -138,7 +138,7 @@ func withOldChains(want *nft.Program, earlier []*nft.Program) *nft.Program {
 	return all
 }
 
-// shorten leaves out of a table what a newcomer can do without, and the rest of
+// shorten leaves out the pieces of a table that a newcomer does not need, and the rest of
 // long lists of elements.
 func shorten(table string) string {
 	const elements = 3

@@ -33,18 +33,17 @@ func scaleUp(ctx context.Context, w *world, tell tellFunc) ([]block, error) {
 	}, nil
 }
 
-// rollout replaces pods while connections are made.
+// rollout replaces pods while clients connect.
 type rollout struct {
 	w       *world
 	traffic *traffic
-	// open are connections that shall live through it.
+	// open are connections that must survive the rollout.
 	open []*session
 	// draining are replaced pods that have open connections.
 	draining []*backend
 }
 
-// connectionsEach is how many connections each stage of the rollout has to see
-// at least.
+// connectionsEach is the least number of connections during each stage of the rollout.
 const connectionsEach = 100
 
 func replaceAll(ctx context.Context, w *world, tell tellFunc) (result []block, err error) {
@@ -100,8 +99,8 @@ func (r *rollout) openAnother(ctx context.Context, to netip.AddrPort) error {
 	return &mismatch{fmt.Sprintf("%d connections to %v", tries, to), "one that goes to another pod than " + r.open[0].server, "none"}
 }
 
-// replace acts as a Deployment does for one pod: it adds a new pod, marks the old one as
-// terminating until its connections have ended, and then removes it.
+// replace acts as a Deployment does for one pod. It adds a new pod and marks the old one
+// as terminating. It removes the old pod once that pod's connections have ended.
 func (r *rollout) replace(ctx context.Context, old *backend) error {
 	w := r.w
 	fresh, err := w.addBackend()
@@ -128,12 +127,12 @@ func (r *rollout) replace(ctx context.Context, old *backend) error {
 	return w.net.RemovePod(old.name())
 }
 
-// used says whether an open connection ends at the pod.
+// used says whether an open connection leads to the pod.
 func (r *rollout) used(server string) bool {
 	return slices.ContainsFunc(r.open, func(s *session) bool { return s.server == server })
 }
 
-// echo uses the open connections.
+// echo sends a line through each open connection and expects it back.
 func (r *rollout) echo() error {
 	for _, s := range r.open {
 		err := s.echo()
@@ -144,7 +143,7 @@ func (r *rollout) echo() error {
 	return nil
 }
 
-// conclude ends the traffic and says what became of it.
+// conclude ends the traffic and reports its result.
 func (r *rollout) conclude(ctx context.Context, old []*backend) ([]block, error) {
 	w := r.w
 	total := r.traffic.stop()
@@ -185,8 +184,8 @@ func (r *rollout) conclude(ctx context.Context, old []*backend) ([]block, error)
 	}, nil
 }
 
-// forgetTerminating takes the pods that have gone out of the manifest. The
-// program in the kernel may or may not change by that.
+// forgetTerminating removes the pods that have gone from the manifest. This need not
+// change the program in the kernel.
 func (w *world) forgetTerminating(ctx context.Context) error {
 	if err := writeManifest(w.config.manifests, w.dir, endpointsFile, state{nodeAddrs: w.net.NodeAddrs, endpoints: endpointsOf(w.ready)}); err != nil {
 		return err

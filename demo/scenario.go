@@ -72,8 +72,8 @@ func makeNetwork(_ context.Context, w *world, tell tellFunc) ([]block, error) {
 	}}, nil
 }
 
-// privilege says by which right the demo makes namespaces. The kernel shows in
-// uid_map which user outside is root here (user_namespaces(7)).
+// privilege says which right lets the demo make namespaces. The kernel's uid_map says
+// which user outside is root here (user_namespaces(7)).
 func privilege() string {
 	var inside, outside, count uint32
 	m, err := os.ReadFile("/proc/self/uid_map")
@@ -101,7 +101,7 @@ func (w *world) launch() error {
 		"--nftproxy-manifests", w.dir,
 		"--hostname-override", nodeName,
 		"--cluster-cidr", strings.Join(cidrs, ","),
-		"--conntrack-max-per-core", "0", // The table's size is the machine's.
+		"--conntrack-max-per-core", "0", // The size of the conntrack table is the same for the whole machine.
 		"-v", "2")
 	return err
 }
@@ -136,7 +136,7 @@ func startProxy(ctx context.Context, w *world, tell tellFunc) ([]block, error) {
 	}, nil
 }
 
-// way is a protocol and family to ask by.
+// way is a protocol and a family.
 type way struct {
 	proto string
 	pick  func(testnet.Addrs) netip.Addr
@@ -170,7 +170,7 @@ func showSpread(ctx context.Context, w *world, tell tellFunc) ([]block, error) {
 	return []block{c, text("Each pod saw the client pod's own address.")}, nil
 }
 
-// spread asks the service from the client pod n times and counts the answers of
+// spread connects from the client pod to the Service n times, and counts the answers of
 // each ready pod.
 func (w *world) spread(ctx context.Context, y way, n int) ([]bar, error) {
 	to := y.to(webAddrs(), servicePort)
@@ -198,8 +198,8 @@ func (w *world) spread(ctx context.Context, y way, n int) ([]bar, error) {
 	return bars, nil
 }
 
-// checkAnswers expects each answer to be by a ready pod that saw the client's
-// own address.
+// checkAnswers expects each answer to come from a ready pod that saw the client's own
+// address.
 func (w *world) checkAnswers(what string, answers []testnet.Answer) error {
 	ready := names(w.ready)
 	for _, a := range answers {
@@ -214,9 +214,9 @@ func (w *world) checkAnswers(what string, answers []testnet.Answer) error {
 	return nil
 }
 
-// chance is the range in which one of the endpoints' share of n connections lies
-// if each goes to a random one: six standard deviations around the mean, which
-// is missed once in a hundred million times.
+// chance is the range in which one endpoint's share of n connections lies if each
+// connection goes to a random endpoint. It is six standard deviations wide on both sides
+// of the mean, which a correct proxy misses once in a hundred million times.
 func chance(n, endpoints int) (lo, hi int) {
 	p := 1 / float64(endpoints)
 	mean, deviation := float64(n)*p, math.Sqrt(float64(n)*p*(1-p))
@@ -224,8 +224,8 @@ func chance(n, endpoints int) (lo, hi int) {
 }
 
 func showRefusal(ctx context.Context, w *world, tell tellFunc) ([]block, error) {
-	// TCP sends its SYN again after this time (RFC 6298): a client that has its
-	// refusal later has been kept waiting.
+	// TCP sends its SYN again after this time (RFC 6298). A client that is refused later
+	// has waited.
 	const atOnce = time.Second
 	t := table{head: []string{"refused", "from", "to", "by", "after"}, numbers: 4}
 	try := func(from *testnet.Namespace, y way, to netip.AddrPort, why string) error {
@@ -280,9 +280,9 @@ func showHairpin(ctx context.Context, w *world, tell tellFunc) ([]block, error) 
 	return []block{textf("%s connected to default/web until it was its own server:", self.name()), t}, nil
 }
 
-// askUntil asks until the given server is the one that answers.
+// askUntil connects until the given server answers.
 func (w *world) askUntil(ctx context.Context, from *testnet.Namespace, proto string, to netip.AddrPort, server, what string) (testnet.Answer, error) {
-	const tries = 200 // with 3 endpoints none of them hits one in 10^35 runs
+	const tries = 200 // with 3 endpoints, one run in 10^35 never hits a given one
 	for range tries {
 		a, err := from.Ask(ctx, proto, to, patience)
 		switch {

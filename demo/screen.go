@@ -11,19 +11,18 @@ import (
 	"golang.org/x/term"
 )
 
-// screenWidth is what the output fits into.
+// screenWidth is the most columns of the output.
 const screenWidth = 80
 
-// screen shows the scenario: on a terminal with a line that tells what is under
-// way, elsewhere line by line.
+// screen shows the scenario line by line. On a terminal it also has a line that shows the
+// running step.
 type screen struct {
 	out   io.Writer
-	live  bool // a terminal that can go back to the start of a line
+	live  bool // a terminal on which the cursor can return to the start of a line
 	style style
 }
 
-// newScreen finds out what the output can show. The environment is looked up
-// by getenv.
+// newScreen finds out what the output can show. It reads the environment by getenv.
 func newScreen(out io.Writer, getenv func(string) string) *screen {
 	f, ok := out.(*os.File)
 	live := ok && term.IsTerminal(int(f.Fd())) && getenv("TERM") != "dumb"
@@ -38,8 +37,8 @@ func newStyle(live bool, getenv func(string) string) style {
 	}
 }
 
-// showsUnicode says whether the locale's character set is UTF-8; where none is
-// set, as in most containers, the terminal's most probably is.
+// showsUnicode says whether the locale's character set is UTF-8. Without a locale, as in
+// most containers, it assumes UTF-8.
 func showsUnicode(getenv func(string) string) bool {
 	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
 		if v := strings.ToLower(getenv(name)); v != "" {
@@ -61,7 +60,7 @@ func (s *screen) show(blocks ...block) {
 	}
 }
 
-// begin announces a step. It shows what the step tells until it has ended.
+// begin announces a step. Until the step has ended, the screen shows the step's progress.
 func (s *screen) begin(number, of int, title string) *progress {
 	p := &progress{screen: s, label: fmt.Sprintf("%2d/%d", number, of), title: title, start: time.Now()}
 	s.line("")
@@ -85,7 +84,8 @@ type progress struct {
 	detail        string
 }
 
-// setText sets the line that says what the step does now. It may be called from any goroutine.
+// setText sets the line that shows the step's progress. It may be called from any
+// goroutine.
 func (p *progress) setText(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -127,7 +127,7 @@ func (p *progress) draw(frame rune) {
 
 // outcome is how a step ended.
 type outcome struct {
-	word          string // elsewhere
+	word          string // not on a terminal
 	sign, inASCII string // on a terminal
 	paint         func(style, string) string
 }
@@ -136,7 +136,7 @@ func succeeded() outcome { return outcome{"ok", "✓", "+", style.good} }
 func failed() outcome    { return outcome{"FAILED", "✗", "x", style.bad} }
 func cutShort() outcome  { return outcome{"interrupted", "–", "-", style.faint} }
 
-// end shows how the step went and how long it took.
+// end shows the outcome of the step and its duration.
 func (p *progress) end(o outcome) {
 	s := p.screen
 	took := elapsed(time.Since(p.start))

@@ -6,11 +6,11 @@ import (
 	"fmt"
 )
 
-// step is one thing that the demo does and shows.
+// step is one action of the demo, with its result.
 type step struct {
 	title string
-	// run does it and returns what there is to see. It tells its progress. A
-	// claim that does not hold is a *mismatch.
+	// run performs the step and returns its result. It reports its progress. If a claim
+	// does not hold, the error is a *mismatch.
 	run func(ctx context.Context, w *world, tell func(format string, args ...any)) ([]block, error)
 }
 
@@ -33,7 +33,7 @@ func (c *checks) expect(ok bool, what, want, got string) error {
 	return nil
 }
 
-// expectEqual returns a *mismatch unless got is what was wanted.
+// expectEqual returns a *mismatch unless got equals want.
 func expectEqual[T comparable](c *checks, what string, want, got T) error {
 	return c.expect(got == want, what, fmt.Sprint(want), fmt.Sprint(got))
 }
@@ -49,7 +49,8 @@ func play(ctx context.Context, s *screen, w *world, steps []step) error {
 		how := succeeded()
 		switch {
 		case ctx.Err() != nil:
-			// Whatever went wrong then: it was told to stop.
+			// The context has ended, so the error only says that the step was told to
+			// stop.
 			err, how = context.Cause(ctx), cutShort()
 		case err != nil:
 			how = failed()
@@ -63,7 +64,7 @@ func play(ctx context.Context, s *screen, w *world, steps []step) error {
 	return nil
 }
 
-// explain turns a step's error into what a person wants to know.
+// explain turns a step's error into text for people.
 func explain(err error) []block {
 	if err == nil {
 		return nil

@@ -14,11 +14,11 @@ import (
 	"nftproxy/test/testnet"
 )
 
-// askers is how many questions are under way at a time.
+// askers is how many connections are under way at a time.
 const askers = 4
 
-// askMany asks n times, each from a new socket, and expects answers. It stops
-// at the first question without one.
+// askMany connects n times, each time from a new socket, and expects answers. It stops at
+// the first connection without one.
 func askMany(ctx context.Context, from *testnet.Namespace, proto string, to netip.AddrPort, n int) ([]testnet.Answer, error) {
 	answers := make([]testnet.Answer, n)
 	group, ctx := errgroup.WithContext(ctx)
@@ -40,7 +40,7 @@ func askMany(ctx context.Context, from *testnet.Namespace, proto string, to neti
 	return answers, group.Wait()
 }
 
-// traffic is new connections without end, from one namespace.
+// traffic makes new connections without end, from one namespace.
 type traffic struct {
 	from    *testnet.Namespace
 	targets []netip.AddrPort
@@ -50,18 +50,18 @@ type traffic struct {
 
 	mu      sync.Mutex
 	changed *sync.Cond
-	// begun and ended count each asker's questions.
+	// begun and ended count each asker's connections.
 	begun, ended [askers]int
 	failures     []string
 	slowest      time.Duration
-	// out has the servers that must not get a connection begun later.
+	// out has the servers that must not get a connection which begins later.
 	out map[string]time.Time
 }
 
-// trafficPause is the least time between two questions of one asker.
+// trafficPause is the least time between two connections of one asker.
 const trafficPause = 6 * time.Millisecond
 
-// startTraffic asks the targets in turn, over TCP, until stop.
+// startTraffic connects to the targets in turn, over TCP, until stop.
 func startTraffic(ctx context.Context, from *testnet.Namespace, targets ...netip.AddrPort) *traffic {
 	ctx, cancel := context.WithCancel(ctx)
 	t := &traffic{from: from, targets: targets, cancel: cancel, start: time.Now(), out: map[string]time.Time{}}
@@ -72,7 +72,7 @@ func startTraffic(ctx context.Context, from *testnet.Namespace, targets ...netip
 	return t
 }
 
-// askInTurn asks one target after the other until ctx ends.
+// askInTurn connects to one target after the other until ctx ends.
 func (t *traffic) askInTurn(ctx context.Context, asker int) {
 	pace := time.NewTicker(trafficPause)
 	defer pace.Stop()
@@ -96,7 +96,7 @@ func (t *traffic) record(ctx context.Context, asker int, start time.Time, answer
 	defer t.mu.Unlock()
 	out, isOut := t.out[answer.ID]
 	switch {
-	case ctx.Err() != nil: // cut short by stop
+	case ctx.Err() != nil: // stop has cut it short
 		t.begun[asker]--
 		t.changed.Broadcast()
 		return
@@ -112,15 +112,15 @@ func (t *traffic) record(ctx context.Context, asker int, start time.Time, answer
 	t.changed.Broadcast()
 }
 
-// leave says that a server gets no connection that begins from now on.
+// leave says that from now on a server must not get new connections.
 func (t *traffic) leave(server string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.out[server] = time.Now()
 }
 
-// awaitMore waits until every connection under way has ended, and until n more than now
-// have ended.
+// awaitMore waits for the end of every connection that is under way, and of n more
+// connections.
 func (t *traffic) awaitMore(ctx context.Context, n int) error {
 	stop := context.AfterFunc(ctx, func() {
 		t.mu.Lock()
@@ -140,14 +140,14 @@ func (t *traffic) awaitMore(ctx context.Context, n int) error {
 	return context.Cause(ctx)
 }
 
-// failing says that a connection has failed.
+// failing says whether a connection has failed.
 func (t *traffic) failing() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.failures) > 0
 }
 
-// totals is what became of the traffic.
+// totals is the result of the traffic.
 type totals struct {
 	connections int
 	failures    []string
@@ -155,7 +155,7 @@ type totals struct {
 	took        time.Duration
 }
 
-// stop ends the traffic. It may be called again.
+// stop ends the traffic. It may be called several times.
 func (t *traffic) stop() totals {
 	took := time.Since(t.start)
 	t.cancel()
@@ -187,7 +187,7 @@ type session struct {
 	reader *bufio.Reader
 	server string
 	echoes int
-	// forget undoes that the end of the context closes the connection.
+	// forget keeps the connection open when the context ends.
 	forget func() bool
 }
 
@@ -203,7 +203,7 @@ func openSession(ctx context.Context, from *testnet.Namespace, to netip.AddrPort
 		s.server, _, err = testnet.ParseAnswer(line)
 	}
 	if err != nil {
-		_ = s.close() // the error before counts
+		_ = s.close() // the earlier error counts
 		return nil, err
 	}
 	return s, nil
@@ -216,7 +216,7 @@ func (s *session) read() (string, error) {
 	return s.reader.ReadString('\n')
 }
 
-// echo sends a line and expects it back.
+// echo sends a line and expects the same line back.
 func (s *session) echo() error {
 	sent := fmt.Sprintf("still there? %d\n", s.echoes)
 	if _, err := s.conn.Write([]byte(sent)); err != nil {

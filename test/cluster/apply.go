@@ -31,9 +31,10 @@ import (
 // fieldManager owns the fields that Apply writes.
 const fieldManager = "cluster"
 
-// Apply creates or updates the objects of YAML or JSON manifests by server-side apply, in order, as
-// `kubectl apply --server-side --force-conflicts` does. A manifest may have several documents, and lists; an object
-// without a namespace goes to default. It stops at the first object that is refused, and names it.
+// Apply creates or updates the objects of YAML or JSON manifests by server-side apply, in
+// order, as `kubectl apply --server-side --force-conflicts` does. A manifest may have
+// several documents, and lists. An object without a namespace goes to default. Apply
+// stops at the first object that the API server refuses, and names it.
 func (c *Cluster) Apply(ctx context.Context, manifests ...string) error {
 	return c.each("apply", manifests, func(resource dynamic.ResourceInterface, object *unstructured.Unstructured) error {
 		_, err := resource.Apply(ctx, object.GetName(), object, metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
@@ -41,9 +42,10 @@ func (c *Cluster) Apply(ctx context.Context, manifests ...string) error {
 	})
 }
 
-// Replace makes the objects of manifests what these say, by create or update as `kubectl replace --force=false` does, and
-// then those of kinds whose status others write, Services and Nodes, by the status subresource. What the API server
-// allocates stays.
+// Replace creates or updates the objects of manifests, as `kubectl replace --force=false`
+// does, so that they equal the manifests. For Services and Nodes, whose status others
+// write, it also writes the status subresource. Fields that the API server allocates
+// stay.
 func (c *Cluster) Replace(ctx context.Context, manifests ...string) error {
 	return c.each("replace", manifests, func(resource dynamic.ResourceInterface, object *unstructured.Unstructured) error {
 		return replaceObject(ctx, resource, object)
@@ -75,7 +77,7 @@ func replaceObject(ctx context.Context, resource dynamic.ResourceInterface, obje
 	return err
 }
 
-// Delete deletes the objects that manifests name, at once: their finalizers are not waited for.
+// Delete deletes the objects that manifests name. It does not wait for their finalizers.
 func (c *Cluster) Delete(ctx context.Context, manifests ...string) error {
 	return c.each("delete", manifests, func(resource dynamic.ResourceInterface, object *unstructured.Unstructured) error {
 		now := int64(0)
@@ -85,13 +87,14 @@ func (c *Cluster) Delete(ctx context.Context, manifests ...string) error {
 		_, err := resource.Patch(ctx, object.GetName(), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`),
 			metav1.PatchOptions{FieldManager: fieldManager})
 		if apierrors.IsNotFound(err) {
-			return nil // it had none
+			return nil // the object had no finalizer
 		}
 		return err
 	})
 }
 
-// each calls do with every object of manifests and the API's way to it. The error names the object.
+// each calls do with every object of manifests and the API's client for it. The error
+// names the object.
 func (c *Cluster) each(verb string, manifests []string, do func(dynamic.ResourceInterface, *unstructured.Unstructured) error) error {
 	r, err := c.resources()
 	if err != nil {
@@ -115,7 +118,7 @@ func (c *Cluster) each(verb string, manifests []string, do func(dynamic.Resource
 	return nil
 }
 
-// resources finds the API's way to objects of any kind, and remembers the kinds.
+// resources finds the API's client for objects of any kind, and remembers the kinds.
 type resources struct {
 	client dynamic.Interface
 	mapper meta.RESTMapper
@@ -139,7 +142,7 @@ func (c *Cluster) resources() (*resources, error) {
 	return c.known, nil
 }
 
-// of gives an object that needs a namespace and has none that of the name default.
+// of gives an object the namespace default if it needs one and has none.
 func (r *resources) of(object *unstructured.Unstructured) (dynamic.ResourceInterface, error) {
 	kind := object.GroupVersionKind()
 	mapping, err := r.mapper.RESTMapping(kind.GroupKind(), kind.Version)
@@ -155,7 +158,8 @@ func (r *resources) of(object *unstructured.Unstructured) (dynamic.ResourceInter
 	return r.client.Resource(mapping.Resource).Namespace(object.GetNamespace()), nil
 }
 
-// decode splits a manifest into its objects. Documents that hold nothing but comments do not count.
+// decode splits a manifest into its objects. It skips documents with nothing but
+// comments.
 func decode(manifest string) ([]*unstructured.Unstructured, error) {
 	var objects []*unstructured.Unstructured
 	documents := yaml.NewYAMLReader(bufio.NewReader(strings.NewReader(manifest)))
@@ -188,8 +192,8 @@ func decode(manifest string) ([]*unstructured.Unstructured, error) {
 	}
 }
 
-// CreateNamespace creates a namespace and returns when pods can be created in it: once the controllers have made its
-// service account `default`.
+// CreateNamespace creates a namespace and returns when pods can be created in it. That is
+// once the controllers have made its service account `default`.
 func (c *Cluster) CreateNamespace(ctx context.Context, name string) error {
 	client, err := kubernetes.NewForConfig(c.clientCfg)
 	if err != nil {

@@ -22,34 +22,38 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Config says where and how a control plane runs. The zero value works: it runs on loopback in the caller's network
-// namespace with dual-stack service addresses.
+// Config says where and how a control plane runs. The zero value works: the control plane
+// then runs on loopback in the caller's network namespace, with dual-stack service
+// addresses.
 type Config struct {
-	// Dir takes data, certificates, kubeconfigs and one log per component (etcd.log, kube-apiserver.log,
-	// kube-controller-manager.log). When it is that of a stopped control plane, the new one continues with its data, at
-	// another port and with certificates of its own. Empty: a temporary directory that Stop removes.
+	// Dir takes data, certificates, kubeconfigs and one log per component (etcd.log,
+	// kube-apiserver.log, kube-controller-manager.log). If Dir is that of a stopped
+	// control plane, the new one continues with its data, at another port and with
+	// certificates of its own. Empty: a temporary directory that Stop removes.
 	Dir string
-	// NetNS is the path of the network namespace that the processes run in, such as /run/netns/node. Its loopback
-	// interface must be up. Empty: the namespace of the thread that calls Start. Another namespace than that one needs
-	// CAP_SYS_ADMIN.
+	// NetNS is the path of the network namespace that the processes run in, such as
+	// /run/netns/node. Its loopback interface must be up. Empty: the namespace of the
+	// thread that calls Start. Any other namespace needs CAP_SYS_ADMIN.
 	NetNS string
 	// ListenAddr is the address that the API server listens on, on a port of its own choice. It must be up in NetNS.
 	// Zero: 127.0.0.1. Unless it is a loopback address, the service default/kubernetes gets it as its endpoint.
 	ListenAddr netip.Addr
-	// ServiceCIDRs are the ranges of cluster IPs, at most one of each family; that of ListenAddr's family comes first.
-	// Empty: 10.96.0.0/12 and fd00:10:96::/108.
+	// ServiceCIDRs are the ranges of cluster IPs, at most one of each family. The range
+	// of ListenAddr's family comes first. Empty: 10.96.0.0/12 and fd00:10:96::/108.
 	ServiceCIDRs []netip.Prefix
 	// NodePortRange are the ports that Services may have on nodes, "FIRST-LAST". Empty: 30000-32767.
 	NodePortRange string
 	// Controllers are the controllers to run, by the names that kube-controller-manager's --controllers knows.
 	// Empty: DefaultControllers.
 	Controllers []string
-	// Log takes progress and the deaths of components that nobody asked for. Nil: nothing is written.
+	// Log takes progress and the unexpected deaths of components. Nil: nothing is
+	// written.
 	Log io.Writer
 }
 
-// DefaultControllers returns the controllers that Services, EndpointSlices and service accounts need, with the garbage
-// collector, which removes the EndpointSlices of a deleted Service.
+// DefaultControllers returns the controllers that Services, EndpointSlices and service
+// accounts need. They include the garbage collector, which removes the EndpointSlices of
+// a deleted Service.
 func DefaultControllers() []string {
 	return []string{
 		"endpointslice-controller",
@@ -93,17 +97,19 @@ type Cluster struct {
 // ports are the TCP ports of one control plane, free when it started.
 type ports struct{ etcd, etcdPeer, apiServer uint16 }
 
-// Start builds the binaries when they are missing (minutes, once), starts a control plane and returns when the API
-// server reports ready; the controllers follow within a second or so. Nothing stays behind when it returns an error,
-// except the logs in a Dir that the caller gave. The error of a component that fails has the end of its log.
+// Start builds the binaries if they are missing (minutes, once), starts a control plane
+// and returns when the API server reports ready. The controllers are ready a second or so
+// later. After an error nothing stays behind, except the logs in a Dir that the caller
+// gave. If a component fails, the error has the end of its log.
 //
-// The processes die with the calling process, whichever way that dies.
+// The processes die with the calling process, however that dies.
 func Start(ctx context.Context, cfg Config) (*Cluster, error) {
 	if err := cfg.setDefaults(); err != nil {
 		return nil, err
 	}
 	c := &Cluster{cfg: cfg, binaries: map[string]string{}, processes: map[string]*process{}}
-	// The namespace comes first: it is that of the calling thread, which may be another one after anything that blocks.
+	// Start opens the namespace first: it is that of the calling thread, and after
+	// anything that blocks the goroutine may run on another thread.
 	ns, err := openNetNS(cfg.NetNS)
 	if err != nil {
 		return nil, err
@@ -170,7 +176,7 @@ func (c *Cluster) start(ctx context.Context) error {
 	return nil
 }
 
-// prepare makes what the processes need on disk, and chooses their ports.
+// prepare writes the files of the processes, and chooses their ports.
 func (c *Cluster) prepare() error {
 	if c.cfg.Dir == "" {
 		dir, err := os.MkdirTemp("", "cluster-")
@@ -195,8 +201,8 @@ func (c *Cluster) prepare() error {
 	return c.writeClientConfigs()
 }
 
-// Stop kills every process of the control plane, closes what it holds open, and removes the directory if it made it.
-// It may be called more than once.
+// Stop kills every process of the control plane, closes its connections and files, and
+// removes a temporary directory. It may be called more than once.
 func (c *Cluster) Stop() {
 	c.mu.Lock()
 	if c.stopped {
@@ -207,8 +213,8 @@ func (c *Cluster) Stop() {
 	running := c.processes
 	c.mu.Unlock()
 
-	// Nothing here needs to be saved, so nothing is asked politely. All are told before any is waited for: a component
-	// may end by itself when it loses another one.
+	// Nothing here needs to be saved, so every process gets SIGKILL. All are killed
+	// before any is waited for: a component may end by itself when it loses another one.
 	for _, p := range running {
 		p.signal(syscall.SIGKILL)
 	}
@@ -221,8 +227,9 @@ func (c *Cluster) Stop() {
 	}
 }
 
-// StopAPIServer stops the API server as a node that shuts down does, with SIGTERM, and returns when it is gone. Clients
-// see their watches end and their connections refused. It does nothing when the API server does not run.
+// StopAPIServer stops the API server with SIGTERM, as a node that shuts down does, and
+// returns when it has gone. Clients see their watches end, and their connections are
+// refused. It does nothing when the API server does not run.
 func (c *Cluster) StopAPIServer() {
 	if p := c.process(apiServer); p != nil {
 		p.stop(15 * time.Second)
@@ -249,11 +256,13 @@ func (c *Cluster) RestartAPIServer(ctx context.Context) error {
 // AdminKubeconfig returns the path of a kubeconfig of a member of system:masters.
 func (c *Cluster) AdminKubeconfig() string { return filepath.Join(c.cfg.Dir, "admin.kubeconfig") }
 
-// Client returns a configuration for client-go with the rights of AdminKubeconfig and without client-side rate limits.
-// It dials inside the namespace of the control plane, so it works from any other. The caller owns it.
+// Client returns a configuration for client-go with the rights of AdminKubeconfig and
+// without client-side rate limits. It dials inside the namespace of the control plane, so
+// it works from any other namespace. The caller owns the configuration.
 func (c *Cluster) Client() *rest.Config { return rest.CopyConfig(c.clientCfg) }
 
-// launch starts a component and reports its death to Log, unless it was asked to stop.
+// launch starts a component. It reports the component's death to Log, unless the
+// component was asked to stop.
 func (c *Cluster) launch(name string, args []string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -283,7 +292,7 @@ func (c *Cluster) process(name string) *process {
 	return c.processes[name]
 }
 
-// waitReady asks ready until it has no error, the component dies, or ctx ends.
+// waitReady calls ready until it returns no error, the component dies, or ctx ends.
 func (c *Cluster) waitReady(ctx context.Context, name string, ready func(context.Context) error) error {
 	p := c.process(name)
 	tick := time.NewTicker(25 * time.Millisecond)

@@ -40,8 +40,8 @@ items:
     containers: [{name: web, image: web}]
 `
 
-// TestEndpoints follows one pod into the EndpointSlices of its service, and looks for them again in an API server that
-// was restarted.
+// TestEndpoints: one pod appears in the EndpointSlices of its service. It appears again
+// after a restart of the API server.
 func TestEndpoints(t *testing.T) {
 	ctx := newContext(t)
 	c := startCluster(t, ctx, Config{Dir: t.TempDir(), NetNS: newNetNS(t)})
@@ -84,7 +84,8 @@ func TestEndpoints(t *testing.T) {
 		"IPv4 10.0.1.2 ready=false node-1 zone-a http/8080",
 		"IPv6 fd00:1::2 ready=false node-1 zone-a http/8080",
 	})
-	// And the garbage collector, which alone removes the slices of a deleted service.
+	// The garbage collector must have come back, too: it alone removes the slices of a
+	// deleted service.
 	if err := client.CoreV1().Services("shop").Delete(ctx, "web", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +143,7 @@ spec: {clusterIP: 10.96.0.10, ports: [{port: 53, protocol: UDP}]}
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg.Dial = c.Client().Dial // this process is elsewhere
+	cfg.Dial = c.Client().Dial // this process is in another namespace
 	client, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -37,7 +37,7 @@ func (c *Cluster) etcdArgs() []string {
 		"--log-level=warn",
 		// The data need not outlive the machine.
 		"--unsafe-no-fsync",
-		// One member elects itself after one election timeout, in milliseconds.
+		// A single member elects itself after one election timeout. In milliseconds.
 		"--heartbeat-interval=10",
 		"--election-timeout=100",
 	}
@@ -76,16 +76,19 @@ func (c *Cluster) apiServerArgs() []string {
 		"--service-account-signing-key-file=" + c.pki.serviceAccountKey,
 		"--service-cluster-ip-range=" + joinPrefixes(c.cfg.ServiceCIDRs),
 		"--service-node-port-range=" + c.cfg.NodePortRange,
-		// Tests create objects by the ten thousand; fairness between clients is not what they look at.
+		// Tests create objects by the ten thousand, and do not look at fairness between
+		// clients.
 		"--enable-priority-and-fairness=false",
 		"--max-requests-inflight=4000",
 		"--max-mutating-requests-inflight=2000",
 		"--profiling=false",
-		// Watches end when the server is told to stop; by default it waits a minute for their clients to go away.
+		// Watches end when the server is told to stop. By default the server waits a
+		// minute for their clients to go away.
 		"--shutdown-watch-termination-grace-period=500ms",
 	}
 	if c.cfg.ListenAddr.IsLoopback() {
-		// A loopback address is refused as an endpoint. Nobody reads this one (RFC 5737, RFC 3849).
+		// The API server refuses a loopback address as an endpoint. No client reads this
+		// one (RFC 5737, RFC 3849).
 		documentation := "192.0.2.1"
 		if c.cfg.ListenAddr.Is6() {
 			documentation = "2001:db8::1"
@@ -119,7 +122,7 @@ func (c *Cluster) controllerManagerArgs() []string {
 	}
 }
 
-// servingNames are the names and addresses that clients know the API server by.
+// servingNames are the names and addresses by which clients know the API server.
 func (c *Cluster) servingNames() ([]string, []net.IP) {
 	names := []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"}
 	addrs := []net.IP{c.cfg.ListenAddr.AsSlice()}

@@ -23,7 +23,7 @@ import (
 	"nftproxy/test/cluster/controlplane/controlplanetest"
 )
 
-// testLog passes what a cluster says on to the test's output.
+// testLog copies a cluster's log to the test's output.
 type testLog struct{ t *testing.T }
 
 func (l testLog) Write(b []byte) (int, error) {
@@ -31,8 +31,8 @@ func (l testLog) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// newNetNS makes a network namespace whose loopback interface is up and has more addresses, and returns a path to it,
-// which is valid until the test ends.
+// newNetNS makes a network namespace whose loopback interface is up and has further
+// addresses. It returns a path to the namespace, valid until the test ends.
 func newNetNS(t *testing.T, addrs ...string) string {
 	t.Helper()
 	controlplanetest.Require(t)
@@ -102,7 +102,8 @@ func setPodStatus(t *testing.T, ctx context.Context, client kubernetes.Interface
 	}
 }
 
-// waitEndpoints follows the slices of a service until they are as wanted: one line for each endpoint and port, sorted.
+// waitEndpoints follows the slices of a service until they have the wanted endpoints: one
+// line for each endpoint and port, sorted.
 func waitEndpoints(t *testing.T, ctx context.Context, client kubernetes.Interface, namespace, service string, want []string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)

@@ -27,8 +27,8 @@ func (c *Cluster) newEtcdClient() *etcdClient {
 
 func (c *etcdClient) close() { c.http.CloseIdleConnections() }
 
-// putNew writes a key that must not exist. One key in each transaction: the API server relies on a revision having one
-// object.
+// putNew writes a key that must not exist. Each transaction writes one key: the API
+// server expects one object in each revision.
 func (c *etcdClient) putNew(ctx context.Context, e entry) error {
 	var result struct{ Succeeded bool }
 	err := c.call(ctx, "/v3/kv/txn", message{
@@ -56,7 +56,7 @@ func (c *etcdClient) remove(ctx context.Context, key string) error {
 	return err
 }
 
-// call sends a message and fills result, unless that is nil, from the answer.
+// call sends a message. If result is not nil, it fills result from the answer.
 func (c *etcdClient) call(ctx context.Context, path string, m message, result any) error {
 	body, err := json.Marshal(m)
 	if err != nil {

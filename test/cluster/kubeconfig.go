@@ -43,9 +43,9 @@ func (c *Cluster) writeClientConfigs() error {
 	return nil
 }
 
-// ServiceAccountKubeconfig writes a kubeconfig that identifies its user as an existing service account, by a token that
-// the API server issued, valid for a day, and returns its absolute path. It holds everything by value, so it may be
-// copied anywhere.
+// ServiceAccountKubeconfig writes a kubeconfig for an existing service account and
+// returns its absolute path. The API server issues its token, which is valid for a day.
+// The file holds everything by value, so it may be copied anywhere.
 func (c *Cluster) ServiceAccountKubeconfig(ctx context.Context, namespace, name string) (string, error) {
 	client, err := kubernetes.NewForConfig(c.clientCfg)
 	if err != nil {

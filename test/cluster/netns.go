@@ -12,11 +12,12 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// netNS is an operating-system thread in a network namespace, which calls functions there.
+// netNS is an operating-system thread in a network namespace, which calls functions
+// there.
 //
-// It is the same thread for the whole life of a cluster, not one for each call. A child's parent-death signal
-// fires when the thread that forked it ends, and threads of the Go scheduler may end at any time: a goroutine that
-// returns while locked takes its thread with it.
+// A cluster keeps one thread for its whole life. A child's parent-death signal fires when
+// the thread that forked it ends, and threads of the Go scheduler may end at any time: a
+// goroutine that returns while locked takes its thread with it.
 type netNS struct {
 	calls chan func()
 	quit  chan struct{}
@@ -27,7 +28,7 @@ var errNamespaceClosed = errors.New("the control plane is stopped")
 
 // openNetNS starts the thread. An empty path means the namespace of the calling thread.
 func openNetNS(path string) (*netNS, error) {
-	runtime.LockOSThread() // between the two looks at "the calling thread"
+	runtime.LockOSThread() // the thread stays the same between the two looks at it
 	defer runtime.UnlockOSThread()
 	handle, err := netns.Get()
 	if path != "" && err == nil {
@@ -47,7 +48,7 @@ func openNetNS(path string) (*netNS, error) {
 }
 
 func (n *netNS) serve(target netns.NsHandle, entered chan<- error) {
-	runtime.LockOSThread() // and never unlocked: the thread is of no use to anyone else, and ends with this goroutine
+	runtime.LockOSThread() // and never unlocked: no other goroutine could use the thread, and it ends with this goroutine
 	err := enter(target)
 	target.Close()
 	entered <- err
@@ -64,7 +65,8 @@ func (n *netNS) serve(target netns.NsHandle, entered chan<- error) {
 	}
 }
 
-// enter moves the calling thread, unless it is there already: then no privilege is needed.
+// enter moves the calling thread into the namespace. A thread that is there already needs
+// no privilege.
 func enter(target netns.NsHandle) error {
 	own, err := netns.Get()
 	if err != nil {
@@ -92,11 +94,12 @@ func (n *netNS) do(f func() error) error {
 
 func (n *netNS) close() { n.once.Do(func() { close(n.quit) }) }
 
-// dial is a net.Dialer's DialContext for numeric addresses of the namespace. The address is one of the namespace's own,
-// so the answer is immediate and calls need not overlap.
+// dial is a net.Dialer's DialContext for numeric addresses of the namespace. The
+// namespace has these addresses itself, so the answer is immediate and calls need not
+// overlap.
 func (n *netNS) dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
 	if _, err := netip.ParseAddrPort(address); err != nil {
-		// A name would be looked up, and dialled, by goroutines on other threads.
+		// For a name, goroutines on other threads would do the look-up and dial.
 		return nil, fmt.Errorf("dial %s in a network namespace: %w", address, err)
 	}
 	err = n.do(func() (err error) {
@@ -117,7 +120,7 @@ func (n *netNS) freePorts(api netip.Addr) (p ports, err error) {
 			if err != nil {
 				return fmt.Errorf("find a free port: %w", err)
 			}
-			defer l.Close() // not before all are found, so that they differ
+			defer l.Close() // only once all are found, so that they differ
 			*want.port = uint16(l.Addr().(*net.TCPAddr).Port)
 		}
 		return nil

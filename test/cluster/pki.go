@@ -15,8 +15,9 @@ import (
 	"time"
 )
 
-// pki holds the paths of a control plane's keys and certificates, PEM all of them. Every key is ECDSA P-256, which is
-// made in microseconds. The certificates are valid for a year.
+// pki holds the paths of a control plane's keys and certificates, all in PEM. Every key
+// is ECDSA P-256, which takes microseconds to make. The certificates are valid for a
+// year.
 type pki struct {
 	caCert, servingCert, servingKey            string
 	serviceAccountKey, serviceAccountPublicKey string
@@ -29,8 +30,8 @@ type pki struct {
 // keyPair is a client's certificate and key in PEM, as a kubeconfig embeds them.
 type keyPair struct{ cert, key []byte }
 
-// newPKI makes a certificate authority, the API server's certificate for the given names and addresses, and the key that
-// signs service-account tokens, and writes them to dir.
+// newPKI writes to dir a certificate authority, the API server's certificate for the
+// given names and addresses, and the key that signs service-account tokens.
 func newPKI(dir string, names []string, addrs []net.IP) (pki, error) {
 	p := pki{
 		caCert:                  filepath.Join(dir, "ca.crt"),
@@ -126,7 +127,8 @@ func (p *pki) issue(template *x509.Certificate) (keyPair, error) {
 	return keyPair{cert: encodePEM("CERTIFICATE", der), key: encodePEM("EC PRIVATE KEY", keyDER)}, nil
 }
 
-// completeCertificate sets what every certificate needs. It is valid from an hour ago: clocks are set back sometimes.
+// completeCertificate sets the fields that every certificate needs. The certificate is
+// valid from an hour ago, since a clock may be set back.
 func completeCertificate(template *x509.Certificate) error {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {

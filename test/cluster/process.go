@@ -18,7 +18,7 @@ type process struct {
 	logPath string
 	asked   atomic.Bool   // to stop
 	exited  chan struct{} // closed once err is set
-	err     error         // why it ended; read after exited
+	err     error         // why the process ended; read after exited
 }
 
 // startProcess starts a component whose output is appended to logPath. It gets SIGKILL when the calling thread ends.
@@ -43,14 +43,15 @@ func startProcess(name, binary string, args []string, logPath string) (*process,
 	return p, nil
 }
 
-// signal asks the process to end, and makes its end an expected one.
+// signal sends a signal to the process, and makes its end an expected one.
 func (p *process) signal(sig syscall.Signal) {
 	p.asked.Store(true)
-	// An error means that the process is gone, which is what was wanted.
+	// An error means that the process has gone, as it should.
 	_ = p.cmd.Process.Signal(sig)
 }
 
-// stop ends the process, by force when it takes longer than grace, and returns when it is gone.
+// stop ends the process, by force if it takes longer than grace, and returns when it has
+// gone.
 func (p *process) stop(grace time.Duration) {
 	p.signal(syscall.SIGTERM)
 	select {
@@ -70,7 +71,7 @@ func (p *process) dead() bool {
 	}
 }
 
-// wait returns when the process is gone: nil when it was asked to.
+// wait returns when the process has gone: nil if its end was expected.
 func (p *process) wait() error {
 	<-p.exited
 	if p.asked.Load() {
@@ -79,7 +80,7 @@ func (p *process) wait() error {
 	return p.exitError()
 }
 
-// exitError describes the end of a process that is gone.
+// exitError describes the end of a process that has gone.
 func (p *process) exitError() error {
 	<-p.exited
 	why := "exit status 0"

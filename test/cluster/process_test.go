@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// TestStopped checks that nothing of a cluster is left after Stop.
+// TestStopped checks that Stop leaves nothing of a cluster behind.
 func TestStopped(t *testing.T) {
 	ctx := newContext(t)
 	c := startCluster(t, ctx, Config{NetNS: newNetNS(t)})
@@ -34,7 +34,7 @@ func TestStopped(t *testing.T) {
 	}
 }
 
-// TestComponentFails checks that an error says what the component said.
+// TestComponentFails checks that an error has the component's own message.
 func TestComponentFails(t *testing.T) {
 	var cidrs []netip.Prefix
 	for _, cidr := range []string{"10.0.0.0/16", "10.1.0.0/16", "10.2.0.0/16"} {
@@ -75,10 +75,11 @@ func TestSecondLife(t *testing.T) {
 	}
 }
 
-// orphanNetNS makes TestOrphans, run again as a process of its own, the one that starts a cluster and gets killed.
+// orphanNetNS tells TestOrphans, run again as a process of its own, to start a cluster;
+// the test then kills that process.
 const orphanNetNS = "CLUSTER_TEST_ORPHAN_NETNS"
 
-// TestOrphans checks that the processes die with the one that started them.
+// TestOrphans checks that the components die with the process that started them.
 func TestOrphans(t *testing.T) {
 	ctx := newContext(t)
 	if path := os.Getenv(orphanNetNS); path != "" {
@@ -90,7 +91,7 @@ func TestOrphans(t *testing.T) {
 		<-ctx.Done()
 		return
 	}
-	// The other process cannot use this one's descriptors, but can look into it.
+	// The other process cannot use this one's descriptors, but can open them by /proc.
 	path := strings.Replace(newNetNS(t), "self", fmt.Sprint(os.Getpid()), 1)
 	starter := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestOrphans$")
 	starter.Env = append(os.Environ(), orphanNetNS+"="+path, "TMPDIR="+t.TempDir())

@@ -67,7 +67,7 @@ func TestReplace(t *testing.T) {
 		t.Errorf("the objects were not replaced: %v, %v", service, node)
 	}
 
-	// The controller has set a finalizer by then, or will not any more.
+	// By then the controller has either set a finalizer or never will.
 	if err := c.Delete(ctx, changed); err != nil {
 		t.Fatal(err)
 	}

@@ -21,14 +21,17 @@ import (
 // seedConnections is how many writes to etcd are under way at once.
 const seedConnections = 16
 
-// Seed stores Services and EndpointSlices in etcd in the form in which the API server stores them, behind its back; it
-// then serves them, and tells its watchers, as if it had written them itself. It exists because creating a Service costs
-// kube-apiserver 1.36 time in proportion to the cluster IPs in use (its allocator counts them twice, for metrics): 10,000
-// take a minute or two through the API, and seconds this way.
+// Seed stores Services and EndpointSlices in etcd in the form in which the API server
+// stores them, past the API server. The API server then serves them and tells its
+// watchers, as if it had written them itself. The reason is time: for each new Service
+// kube-apiserver 1.36 takes time in proportion to the cluster IPs in use, since its
+// allocator counts them twice, for metrics. 10,000 Services take a minute or two through
+// the API, and seconds this way.
 //
-// Nothing validates, defaults or allocates: a Service must have its ClusterIPs, in order of family, its node ports stay free
-// in the API server's eyes, and its namespace must exist. Managed fields are not there. An object may bring its UID. An object that exists already is an error;
-// those before it may have been written.
+// Nothing validates, defaults or allocates. A Service must have its ClusterIPs, in the
+// order of its families. Its node ports stay free in the API server's eyes. Its namespace
+// must exist. Managed fields are missing. An object may bring its UID. An object that
+// exists already is an error; earlier ones may have been written by then.
 func (c *Cluster) Seed(ctx context.Context, objects ...runtime.Object) error {
 	client := c.newEtcdClient()
 	defer client.close()
@@ -39,7 +42,8 @@ func (c *Cluster) Seed(ctx context.Context, objects ...runtime.Object) error {
 		if err != nil {
 			return fmt.Errorf("seed: %w", err)
 		}
-		// In order: nobody must see a service whose addresses another one could still get.
+		// In this order: no client may see a service whose addresses another one could
+		// still get.
 		group.Go(func() error {
 			for _, e := range entries {
 				if err := client.putNew(ctx, e); err != nil {
@@ -52,18 +56,19 @@ func (c *Cluster) Seed(ctx context.Context, objects ...runtime.Object) error {
 	return group.Wait()
 }
 
-// Writer puts EndpointSlices into etcd behind the API server's back, over connections that stay open: a multiple of what
-// the API server takes in the same time. It serves them, and tells its watchers, as if it had written them itself.
+// Writer puts EndpointSlices into etcd past the API server, over connections that stay
+// open. It writes several times as many as the API server could in the same time. The API
+// server serves them and tells its watchers, as if it had written them itself.
 type Writer struct{ client *etcdClient }
 
 // NewWriter makes a Writer, which must be closed. Its methods may be called from several goroutines.
 func (c *Cluster) NewWriter() *Writer { return &Writer{c.newEtcdClient()} }
 
-// Close ends its connections.
+// Close closes the connections.
 func (w *Writer) Close() { w.client.close() }
 
-// Put stores a slice, new or in place of another one. Nothing validates or defaults it; one that is to stay the same
-// object must have its UID.
+// Put stores a slice, new or in place of another one. Nothing validates or defaults it.
+// To stay the same object, it must have the UID of the earlier one.
 func (w *Writer) Put(ctx context.Context, slice *discoveryv1.EndpointSlice) error {
 	entries, err := stored(slice)
 	if err != nil {
@@ -83,7 +88,8 @@ type entry struct {
 	value []byte
 }
 
-// stored returns what the API server would write for an object, which is left as it is.
+// stored returns what the API server would write for an object. It leaves the object as
+// it is.
 func stored(object runtime.Object) ([]entry, error) {
 	switch o := object.(type) {
 	case *corev1.Service:
@@ -133,8 +139,9 @@ func storedService(service *corev1.Service) ([]entry, error) {
 	return append(entries, e), err
 }
 
-// storedAddress is the claim of a service on a cluster IP. Without it the API server's repair loop would complain, and
-// its allocator give the address to another service.
+// storedAddress is the claim of a service to a cluster IP. Without it the API server's
+// repair loop would complain, and its allocator would give the address to another
+// service.
 func storedAddress(addr netip.Addr, family corev1.IPFamily, service *corev1.Service) (entry, error) {
 	claim := &networkingv1.IPAddress{
 		ObjectMeta: metav1.ObjectMeta{Name: addr.String(), Labels: map[string]string{
@@ -149,7 +156,8 @@ func storedAddress(addr netip.Addr, family corev1.IPFamily, service *corev1.Serv
 	return encode("ipaddresses/"+claim.Name, networkingv1.SchemeGroupVersion, claim)
 }
 
-// complete sets what the API server sets on every new object, where it is not there.
+// complete sets the fields that the API server sets on every new object, where they are
+// missing.
 func complete(m *metav1.ObjectMeta) {
 	if m.UID == "" {
 		m.UID = uuid.NewUUID()
@@ -159,10 +167,11 @@ func complete(m *metav1.ObjectMeta) {
 	}
 }
 
-// registry is where the API server keeps its objects in etcd.
+// registry is the prefix of the API server's keys in etcd.
 const registry = "/registry/"
 
-// encode writes an object as the API server does by default: in protobuf, with an envelope that names its type.
+// encode writes an object in the API server's default form: protobuf, with an envelope
+// that names its type.
 func encode(key string, version runtime.GroupVersioner, object runtime.Object) (entry, error) {
 	encoder := scheme.Codecs.EncoderForVersion(protobuf.NewSerializer(scheme.Scheme, scheme.Scheme), version)
 	var value bytes.Buffer

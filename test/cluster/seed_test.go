@@ -42,7 +42,8 @@ func seedSlice(name string) *discoveryv1.EndpointSlice {
 	}
 }
 
-// TestSeed holds a seeded object against one that the API server made of the same manifest.
+// TestSeed compares a seeded object with one that the API server made from the same
+// manifest.
 func TestSeed(t *testing.T) {
 	ctx := newContext(t)
 	c := startCluster(t, ctx, Config{NetNS: newNetNS(t)})
@@ -124,8 +125,9 @@ func TestSeedErrors(t *testing.T) {
 	}
 }
 
-// TestWriter: an object written past the API server is what the API server returns and sends to its watchers. It keeps its
-// UID, and can be updated through the API server afterwards.
+// TestWriter: the API server returns an object that was written past it, and sends it to
+// its watchers. The object keeps its UID, and can be updated through the API server
+// afterwards.
 func TestWriter(t *testing.T) {
 	ctx := newContext(t)
 	c := startCluster(t, ctx, Config{NetNS: newNetNS(t)})

@@ -14,13 +14,15 @@ import (
 	"k8s.io/client-go/dynamic"
 )
 
-// Store puts the objects of manifests into etcd as they are, new or in place of others, behind the API server's back; it
-// serves them, and tells its watchers, as if it had written them itself. It is for Services, EndpointSlices, Nodes and
-// ServiceCIDRs that the API server would refuse today and that one of another release may have let in, and for those
-// whose age matters.
+// Store puts the objects of manifests into etcd as they are, past the API server. An
+// object may be new or replace another one. The API server serves the objects and tells
+// its watchers, as if it had written them itself. Store is for Services, EndpointSlices,
+// Nodes and ServiceCIDRs that this API server would refuse but another release may have
+// accepted. It is also for objects whose age matters.
 //
-// Nothing validates or allocates, and defaults are what the API server fills in when it reads. An object that exists
-// keeps its identity and, unless the manifest says otherwise, its age.
+// Nothing validates or allocates. The API server fills in defaults when it reads. An
+// existing object keeps its identity. It also keeps its age, unless the manifest sets
+// another.
 func (c *Cluster) Store(ctx context.Context, manifests ...string) error {
 	client := c.newEtcdClient()
 	defer client.close()
@@ -40,7 +42,8 @@ func (c *Cluster) Store(ctx context.Context, manifests ...string) error {
 	})
 }
 
-// identify gives an object the identity and age of the one of its name that is there, or of a new one.
+// identify gives an object the identity and age of the existing object with its name, or
+// new ones.
 func identify(ctx context.Context, resource dynamic.ResourceInterface, object metav1.Object) error {
 	var m metav1.ObjectMeta
 	live, err := resource.Get(ctx, object.GetName(), metav1.GetOptions{})
@@ -59,8 +62,9 @@ func identify(ctx context.Context, resource dynamic.ResourceInterface, object me
 	return nil
 }
 
-// Unstore takes the objects that manifests name out of etcd again. Use it only for objects of Store: for
-// others the API server would not release the addresses and ports that it has allocated.
+// Unstore removes the objects that manifests name from etcd. Use it only for objects of
+// Store: the API server would not release the addresses and ports that it has allocated
+// for other objects.
 func (c *Cluster) Unstore(ctx context.Context, manifests ...string) error {
 	client := c.newEtcdClient()
 	defer client.close()
@@ -73,7 +77,7 @@ func (c *Cluster) Unstore(ctx context.Context, manifests ...string) error {
 	})
 }
 
-// storable converts an object to the type that etcd has it in, and returns its key there.
+// storable converts an object to the type under which etcd has it, and returns its key.
 func storable(object *unstructured.Unstructured) (runtime.Object, string, error) {
 	name := object.GetNamespace() + "/" + object.GetName()
 	var typed runtime.Object

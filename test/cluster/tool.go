@@ -14,9 +14,10 @@ import (
 // buildScript builds the tools, from the root of the repository.
 const buildScript = "hack/build-tools.sh"
 
-// Tool returns the path of a binary that hack/build-tools.sh knows (etcd, kube-apiserver, kube-controller-manager,
-// kube-proxy), after building it when it is missing or older than its pinned version: minutes from cold, milliseconds
-// otherwise. The working directory must lie inside the repository, as it does in `go test`.
+// Tool returns the path of a binary that hack/build-tools.sh knows (etcd, kube-apiserver,
+// kube-controller-manager, kube-proxy). It builds the binary if it is missing or older
+// than its pinned version. That takes minutes from cold, milliseconds otherwise. The
+// working directory must lie inside the repository, as it does in `go test`.
 func Tool(ctx context.Context, name string) (string, error) {
 	root, err := repositoryRoot()
 	if err != nil {
@@ -25,7 +26,7 @@ func Tool(ctx context.Context, name string) (string, error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(root, buildScript), name)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
-	cmd.WaitDelay = time.Second // a cancelled script leaves a compiler behind that holds its output open
+	cmd.WaitDelay = time.Second // a cancelled script leaves a compiler behind, which holds the output open
 	if err := cmd.Run(); err != nil {
 		return "", fmt.Errorf("build %s: %w\n%s", name, err, out.Bytes())
 	}

@@ -1,7 +1,7 @@
 // Package controlplane promises a real control plane in a network namespace of its own,
 // with a link to each node of a test or benchmark.
 //
-// It makes no nodes: those are network namespaces of the caller's.
+// It makes no nodes: those are network namespaces of the caller.
 package controlplane
 
 import (
@@ -19,19 +19,19 @@ import (
 
 // Plane is a running control plane.
 type Plane struct {
-	// NS is where it runs.
+	// NS is the namespace of the control plane.
 	NS *testnet.Namespace
-	// Config is what it was started with.
+	// Config is the configuration of the control plane.
 	Config  cluster.Config
 	Cluster *cluster.Cluster
 	Client  *kubernetes.Clientset
-	// nodes is how many have been connected so far.
+	// nodes is the number of connected nodes so far.
 	nodes int
 }
 
-// Start starts a control plane whose API server listens on config.ListenAddr, which
-// must be a single IPv4 address and not a loopback one, so that the Service
-// default/kubernetes has an endpoint.
+// Start starts a control plane whose API server listens on config.ListenAddr. That must
+// be a single IPv4 address and not a loopback one, so that the Service default/kubernetes
+// has an endpoint.
 func Start(ctx context.Context, config cluster.Config) (*Plane, error) {
 	ns, err := testnet.New("control-plane")
 	if err != nil {
@@ -59,14 +59,14 @@ func (p *Plane) start(ctx context.Context) error {
 	return nil
 }
 
-// apiPrefix is the address that the API server listens on, alone.
+// apiPrefix is the API server's address, as a prefix of this one address.
 func (p *Plane) apiPrefix() netip.Prefix { return netip.PrefixFrom(p.Config.ListenAddr, 32) }
 
-// Nodes is how many nodes have been connected so far.
+// Nodes is the number of connected nodes so far.
 func (p *Plane) Nodes() int { return p.nodes }
 
-// Connect joins a node with the control plane, by a link of their own, which is
-// called mgmt on the node.
+// Connect joins a node with the control plane by a link of its own. The link is called
+// mgmt on the node.
 func (p *Plane) Connect(node *testnet.Namespace) error {
 	p.nodes++
 	near, far := "mgmt", fmt.Sprintf("node%d", p.nodes)
@@ -99,7 +99,7 @@ func (p *Plane) Connect(node *testnet.Namespace) error {
 	return nil
 }
 
-// Stop ends it and removes its namespace.
+// Stop ends the control plane and removes its namespace.
 func (p *Plane) Stop() error {
 	if p.Cluster != nil {
 		p.Cluster.Stop()

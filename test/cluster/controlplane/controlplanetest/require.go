@@ -1,5 +1,5 @@
-// Package controlplanetest promises that a test which needs a control plane runs
-// wherever it can, and fails rather than skips where it must run. It starts none.
+// Package controlplanetest promises that a test which needs a control plane runs wherever
+// it can, and fails rather than skips where it must run. It starts no control plane.
 package controlplanetest
 
 import (
@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Require skips a test that needs a control plane where it cannot run; where CI or
+// Require skips a test that needs a control plane where it cannot run. If CI or
 // REQUIRE_PRIVILEGED is set in the environment, a test that only lacks root fails.
 func Require(t testing.TB) {
 	t.Helper()
