@@ -14,6 +14,8 @@ type Run struct {
 	Scanned int
 	// Removed counts the entries that the pass removed, by reason.
 	Removed map[Reason]int
+	// RemovedIPv6 is how many of the removed entries are IPv6 ones.
+	RemovedIPv6 int
 	// Walks is how many filtered walks over the table the pass made; 0 for one walk
 	// over everything.
 	Walks int

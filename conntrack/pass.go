@@ -116,14 +116,37 @@ func (c *Cleaner) remove(ctx context.Context, p *pass, reason Reason) error {
 	if err := c.awaitSyncs(ctx, p); err != nil {
 		return err
 	}
-	n, err := c.table.Delete(ctx, c.judge.confirm(reason))
+	v4, v6 := splitFamilies(c.judge.confirm(reason))
+	c.delete(ctx, p, reason, v4)
+	p.run.RemovedIPv6 += c.delete(ctx, p, reason, v6)
+	return nil // If the context has ended, Flows ends as well.
+}
+
+// delete removes entries, all of one family, and returns how many it has removed.
+func (c *Cleaner) delete(ctx context.Context, p *pass, reason Reason, flows []Flow) int {
+	if len(flows) == 0 {
+		return 0
+	}
+	n, err := c.table.Delete(ctx, flows)
 	if n > 0 {
 		p.run.Removed[reason] += n
 	}
 	if p.undeleted == nil {
 		p.undeleted = err
 	}
-	return nil // If the context has ended, Flows ends as well.
+	return n
+}
+
+// splitFamilies puts the IPv6 flows of a list behind the others, in place.
+func splitFamilies(list []Flow) (v4, v6 []Flow) {
+	n := 0
+	for i := range list {
+		if !list[i].V6() {
+			list[n], list[i] = list[i], list[n]
+			n++
+		}
+	}
+	return list[:n], list[n:]
 }
 
 // awaitSyncs learns the outcome of all syncs that have begun by now. It does not

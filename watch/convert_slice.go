@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 	"unique"
 
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"nftproxy/model/service"
@@ -26,7 +28,12 @@ type sliceObject struct {
 	ports []slicePort
 	// names keeps the shared copies of nodes' names and of lists of hints alive: all
 	// endpoints with an equal name, in this slice and in others, use the same copy.
-	names    []unique.Handle[string]
+	names []unique.Handle[string]
+	// trigger is when the cause of the last change happened, as the slice says; zero if
+	// it does not say so.
+	trigger time.Time
+	// v6 says that the addresses are IPv6 ones.
+	v6       bool
 	problems []Problem
 }
 
@@ -77,6 +84,7 @@ func convertSlice(s *discoveryv1.EndpointSlice) *sliceObject {
 		p.addValue("addressType", string(s.AddressType), "not IPv4 or IPv6: a packet cannot be sent to its endpoints")
 		return object
 	}
+	object.trigger, object.v6 = triggerTime(s, p), s.AddressType == discoveryv1.AddressTypeIPv6
 	if len(s.Ports) == 0 {
 		// The Service's targetPort is a name that none of these pods has.
 		return object
@@ -84,6 +92,21 @@ func convertSlice(s *discoveryv1.EndpointSlice) *sliceObject {
 	endpoints := object.sliceEndpoints(s, p)
 	object.ports = slicePorts(s.Ports, endpoints, p)
 	return object
+}
+
+// triggerTime reads the annotation in which controllers say when the pod or the Service
+// changed that made them change the slice.
+func triggerTime(s *discoveryv1.EndpointSlice, p *problemList) time.Time {
+	text, ok := s.Annotations[corev1.EndpointsLastChangeTriggerTime]
+	if !ok {
+		return time.Time{}
+	}
+	t, err := time.Parse(time.RFC3339Nano, text)
+	if err != nil {
+		p.addValue("metadata.annotations["+corev1.EndpointsLastChangeTriggerTime+"]", text, "not a time such as 2006-01-02T15:04:05.999Z: the delay of this change is not measured")
+		return time.Time{}
+	}
+	return t
 }
 
 // sliceEndpoints returns the endpoints, without ports. Only the first address of an

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"nftproxy/model/service"
 	"nftproxy/model/sorted"
@@ -40,6 +41,12 @@ type index struct {
 	// dirty are the Services that flush rebuilds, in the order of the events.
 	dirty    []*joined
 	problems []Problem
+	// changes counts the events of Services and EndpointSlices since the start.
+	changes service.Changes
+	// triggers are those of the slices that have changed since the last flush. Those
+	// from before the start do not count: the proxy was not there to be late.
+	triggers []service.Trigger
+	start    time.Time
 }
 
 // joined is a Service with the slices that name it as their owner. Either may be
@@ -100,6 +107,7 @@ func (ix *index) setService(s *serviceObject) {
 		ix.deleteService(name)
 		return
 	}
+	ix.changes.Services++
 	s = ix.withoutIgnoredExternalIPs(s)
 	j := ix.joinedOf(name)
 	var old []Problem
@@ -112,6 +120,7 @@ func (ix *index) setService(s *serviceObject) {
 }
 
 func (ix *index) deleteService(name service.Name) {
+	ix.changes.Services++
 	if j, ok := ix.joined[name]; ok && j.object != nil {
 		j.object = nil
 		ix.markDirty(j)
@@ -147,15 +156,20 @@ func (ix *index) markDirty(j *joined) {
 
 func (ix *index) setSlice(s *sliceObject) {
 	name := s.name()
+	ix.changes.EndpointSlices++
 	old, ok := ix.slices[name]
 	ix.slices[name] = s
 	if !ok {
 		ix.reportNew(nil, s.problems)
+		ix.noteTrigger(s)
 		ix.attachSlice(s)
 		return
 	}
 	ix.reportNew(old.problems, s.problems)
 	same := s.reuseEndpoints(old)
+	if !same {
+		ix.noteTrigger(s)
+	}
 	if old.owner != s.owner {
 		ix.detachSlice(old)
 		ix.attachSlice(s)
@@ -172,7 +186,23 @@ func (ix *index) setSlice(s *sliceObject) {
 	}
 }
 
+// takeTriggers returns the triggers since the last call.
+func (ix *index) takeTriggers() []service.Trigger {
+	list := ix.triggers
+	ix.triggers = nil
+	return list
+}
+
+// noteTrigger keeps the time of the cause of a change, if the slice tells it. The
+// removal of a slice has none: the slice tells that of the change before.
+func (ix *index) noteTrigger(s *sliceObject) {
+	if s.trigger.After(ix.start) {
+		ix.triggers = service.JoinTriggers(ix.triggers, []service.Trigger{{Time: s.trigger, V6: s.v6}})
+	}
+}
+
 func (ix *index) deleteSlice(name service.Name) {
+	ix.changes.EndpointSlices++
 	if old, ok := ix.slices[name]; ok {
 		delete(ix.slices, name)
 		ix.detachSlice(old)

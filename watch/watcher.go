@@ -73,6 +73,9 @@ type Watcher struct {
 	// published is the last snapshot in the mailbox. Its zero value differs from each
 	// snapshot of the index, which always has a Node.
 	published service.Snapshot
+	// put has the changes that the last update in the mailbox counts. covered has those
+	// of now, or of the last look that found no difference to that update's snapshot.
+	put, covered service.Changes
 }
 
 // NewWatcher returns a Watcher that has not started.
@@ -96,6 +99,7 @@ func NewWatcher(opts Options, out *service.Mailbox) *Watcher {
 		opts.Answers = func([]string) {}
 	}
 	ix := newIndex(opts.Node)
+	ix.start = time.Now()
 	ix.ignoreExternalIPs, ix.ownPorts = opts.IgnoreExternalIPs, opts.OwnPorts
 	if opts.MaxElements > 0 {
 		ix.builder.SetMaxElements(opts.MaxElements)
@@ -164,6 +168,10 @@ func (w *Watcher) publish() {
 		update.Snapshot = w.index.flush()
 		changed = update.Snapshot != w.published
 		w.published, w.since = update.Snapshot, time.Time{}
+		w.covered, update.Changes, update.Triggers = w.index.changes, w.index.changes, w.index.takeTriggers()
+		if changed {
+			w.put = update.Changes
+		}
 	}
 	problems := w.index.takeProblems()
 	behind, answers := w.outage.takeNews()
@@ -176,6 +184,27 @@ func (w *Watcher) publish() {
 	if answers {
 		w.opts.Answers(behind)
 	}
+}
+
+// Changes returns how many changes of objects the watcher has seen since the start. It
+// may be called from any goroutine.
+func (w *Watcher) Changes() service.Changes {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.index.changes
+}
+
+// Pending returns how many changes are not in force, if inForce has those of the last
+// update in force. Changes that make no difference to its snapshot are not pending. It
+// may be called from any goroutine.
+func (w *Watcher) Pending(inForce service.Changes) service.Changes {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if inForce == w.put {
+		inForce = w.covered
+	}
+	all := w.index.changes
+	return service.Changes{Services: all.Services - inForce.Services, EndpointSlices: all.EndpointSlices - inForce.EndpointSlices}
 }
 
 func (w *Watcher) report(problems []Problem) {

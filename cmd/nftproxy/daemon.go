@@ -28,6 +28,8 @@ import (
 
 // run runs the proxy until the context ends. The rules stay in the kernel.
 func (d *daemon) run(ctx context.Context) error {
+	registry := metrics.NewRegistry()
+	metrics.FollowRequests(registry)
 	api, err := d.newAPI(ctx)
 	if err != nil {
 		return err
@@ -49,7 +51,6 @@ func (d *daemon) run(ctx context.Context) error {
 	defer flows.Close()
 
 	d.record = api.record
-	registry := metrics.NewRegistry()
 	counts := metrics.New(registry)
 	mailbox := service.NewMailbox()
 	load := newFirstLoad(restCollector)
@@ -58,6 +59,7 @@ func (d *daemon) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	counts.CountChanges(watcher)
 	cleaner := d.newCleaner(flows, counts)
 	sweeper := d.newSweeper(conn, counts, cleaner.CheckAll)
 	var loop *proxy.Loop

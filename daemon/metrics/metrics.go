@@ -24,14 +24,7 @@ import (
 // Metrics are all metrics of one proxy. Its methods are safe for concurrent
 // use.
 type Metrics struct {
-	// The metrics of kube-proxy v1.36.
-	duration             *prometheus.HistogramVec
-	lastSync, lastQueued *prometheus.GaugeVec
-	failures             *prometheus.CounterVec
-	noLocal              noLocal
-	conntrackDuration    prometheus.Histogram
-	conntrackDeleted     prometheus.Counter
-	healthz, livez       *prometheus.CounterVec
+	kubeProxys
 
 	// Our own metrics.
 	stage               *prometheus.HistogramVec
@@ -61,7 +54,7 @@ type Metrics struct {
 func NewRegistry() *prometheus.Registry {
 	r := prometheus.NewRegistry()
 	r.MustRegister(
-		collectors.NewGoCollector(),
+		collectors.NewGoCollector(collectors.WithGoCollectorRuntimeMetrics(collectors.MetricsAll)),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		collectors.NewBuildInfoCollector(),
 	)
@@ -72,59 +65,15 @@ func NewRegistry() *prometheus.Registry {
 // names already: a registry can have one Metrics only.
 func New(r prometheus.Registerer) *Metrics {
 	m := &Metrics{}
-	m.registerKubeProxys(promauto.With(r))
+	m.kubeProxys.register(r)
 	m.registerOwn(promauto.With(r))
 	r.MustRegister(&m.program)
 	return m
 }
 
-// buckets go from 50 microseconds to 26 seconds. kube-proxy's begin with a millisecond,
-// but a small change takes a fraction of that.
+// buckets go from 50 microseconds to 26 seconds. Those of kube-proxy's metrics begin with
+// a millisecond, but a small change takes a fraction of that.
 func buckets() []float64 { return prometheus.ExponentialBuckets(50e-6, 2, 20) }
-
-func (m *Metrics) registerKubeProxys(f promauto.Factory) {
-	m.duration = f.NewHistogramVec(prometheus.HistogramOpts{
-		Name:    "kubeproxy_sync_proxy_rules_duration_seconds",
-		Help:    "Time that a sync took, from the snapshot to the kernel's answer. Both families are in one sync.",
-		Buckets: buckets(),
-	}, []string{"ip_family"})
-	m.lastSync = f.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
-		Help: "When the family's rules were last known to be in force, in seconds since 1970.",
-	}, []string{"ip_family"})
-	m.lastQueued = f.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
-		Help: "When the last sync began that had a change, in seconds since 1970.",
-	}, []string{"ip_family"})
-	m.failures = f.NewCounterVec(prometheus.CounterOpts{
-		Name: "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
-		Help: "Syncs after which the family's rules were not in force.",
-	}, []string{"ip_family"})
-	for _, family := range nft.Families() {
-		m.failures.WithLabelValues(proxy.IPFamily(family)) // The metric is then 0 and not missing.
-	}
-	m.noLocal.gauge = f.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
-		Help: "Service ports with traffic policy Local that have endpoints, but none on this node.",
-	}, []string{"traffic_policy", "ip_family"})
-	m.conntrackDuration = f.NewHistogram(prometheus.HistogramOpts{
-		Name:    "kubeproxy_conntrack_reconciler_sync_duration_seconds",
-		Help:    "Time that a pass over the conntrack table took, both families together.",
-		Buckets: buckets(),
-	})
-	m.conntrackDeleted = f.NewCounter(prometheus.CounterOpts{
-		Name: "kubeproxy_conntrack_reconciler_deleted_entries_total",
-		Help: "Stale conntrack entries that were removed.",
-	})
-	m.healthz = f.NewCounterVec(prometheus.CounterOpts{
-		Name: "kubeproxy_proxy_healthz_total",
-		Help: "Answers of /healthz by HTTP status code.",
-	}, []string{"code"})
-	m.livez = f.NewCounterVec(prometheus.CounterOpts{
-		Name: "kubeproxy_proxy_livez_total",
-		Help: "Answers of /livez by HTTP status code.",
-	}, []string{"code"})
-}
 
 func (m *Metrics) registerOwn(f promauto.Factory) {
 	m.stage = f.NewHistogramVec(prometheus.HistogramOpts{
@@ -218,18 +167,7 @@ func (m *Metrics) registerOwn(f promauto.Factory) {
 
 // Observe counts one sync.
 func (m *Metrics) Observe(s proxy.Sync) {
-	for _, f := range nft.Families() {
-		m.duration.WithLabelValues(proxy.IPFamily(f)).Observe(s.End().Sub(s.Start).Seconds())
-		if !s.Since.IsZero() {
-			m.lastQueued.WithLabelValues(proxy.IPFamily(f)).Set(seconds(s.Start))
-		}
-		if s.InForce(f) {
-			m.lastSync.WithLabelValues(proxy.IPFamily(f)).Set(seconds(s.End()))
-		} else {
-			m.failures.WithLabelValues(proxy.IPFamily(f)).Inc()
-		}
-	}
-	m.noLocal.observe(&s)
+	m.kubeProxys.observe(&s)
 	m.observeStages(&s)
 	if s.Err == nil && !s.Since.IsZero() {
 		m.latency.Observe(s.Latency().Seconds())
@@ -254,7 +192,7 @@ func (m *Metrics) observeStages(s *proxy.Sync) {
 
 // ObserveConntrack counts one pass over the conntrack table.
 func (m *Metrics) ObserveConntrack(r conntrack.Run) {
-	m.conntrackDuration.Observe(r.Duration.Seconds())
+	m.kubeProxys.observeConntrack(&r)
 	m.conntrackScanned.Add(float64(r.Scanned))
 	kind := "whole"
 	if r.Walks > 0 {
@@ -266,7 +204,6 @@ func (m *Metrics) ObserveConntrack(r conntrack.Run) {
 		m.conntrackLag.Observe(r.Lag.Seconds())
 	}
 	for reason, n := range r.Removed {
-		m.conntrackDeleted.Add(float64(n))
 		m.conntrackRemoved.WithLabelValues(string(reason)).Add(float64(n))
 	}
 	if r.Err != nil {

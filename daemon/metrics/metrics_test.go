@@ -57,15 +57,15 @@ func TestObserve(t *testing.T) {
 	m.Observe(s)
 	size := s.Program.Counts()
 	wantMetrics(t, r, fmt.Sprintf(`
-# HELP kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds When the last sync began that had a change, in seconds since 1970.
+# HELP kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds [ALPHA] The last time a sync of proxy rules was queued
 # TYPE kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds gauge
 kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family="IPv4"} 1.8e+09
 kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family="IPv6"} 1.8e+09
-# HELP kubeproxy_sync_proxy_rules_last_timestamp_seconds When the family's rules were last known to be in force, in seconds since 1970.
+# HELP kubeproxy_sync_proxy_rules_last_timestamp_seconds [ALPHA] The last time proxy rules were successfully synced
 # TYPE kubeproxy_sync_proxy_rules_last_timestamp_seconds gauge
 kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"} 1.8000000000015e+09
 kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv6"} 1.8000000000015e+09
-# HELP kubeproxy_sync_proxy_rules_nftables_sync_failures_total Syncs after which the family's rules were not in force.
+# HELP kubeproxy_sync_proxy_rules_nftables_sync_failures_total [ALPHA] Cumulative proxy nftables sync failures
 # TYPE kubeproxy_sync_proxy_rules_nftables_sync_failures_total counter
 kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv4"} 0
 kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv6"} 0
@@ -94,12 +94,14 @@ nftproxy_written_objects_total 3
 		"kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "nftproxy_conflicting_services", "nftproxy_program_chains",
 		"nftproxy_program_elements", "nftproxy_program_rules", "nftproxy_quarantined_parts", "nftproxy_services", "nftproxy_written_objects_total")
 	if diff := cmp.Diff(map[string]observed{
-		`kubeproxy_sync_proxy_rules_duration_seconds IPv4`: {1, 0.0015},
-		`kubeproxy_sync_proxy_rules_duration_seconds IPv6`: {1, 0.0015},
-		`nftproxy_sync_stage_duration_seconds compile`:     {1, 0.0001},
-		`nftproxy_sync_stage_duration_seconds plan`:        {1, 0.0004},
-		`nftproxy_sync_stage_duration_seconds apply`:       {1, 0.001},
-		`nftproxy_change_latency_seconds`:                  {1, 0.01},
+		`kubeproxy_sync_proxy_rules_duration_seconds IPv4`:         {1, 0.0015},
+		`kubeproxy_sync_proxy_rules_duration_seconds IPv6`:         {1, 0.0015},
+		`kubeproxy_sync_partial_proxy_rules_duration_seconds IPv4`: {1, 0.0015},
+		`kubeproxy_sync_partial_proxy_rules_duration_seconds IPv6`: {1, 0.0015},
+		`nftproxy_sync_stage_duration_seconds compile`:             {1, 0.0001},
+		`nftproxy_sync_stage_duration_seconds plan`:                {1, 0.0004},
+		`nftproxy_sync_stage_duration_seconds apply`:               {1, 0.001},
+		`nftproxy_change_latency_seconds`:                          {1, 0.01},
 	}, histograms(t, r)); diff != "" {
 		t.Errorf("histograms (-want +got):\n%s", diff)
 	}
@@ -145,10 +147,10 @@ func TestObserveFailure(t *testing.T) {
 	s.Quarantined = map[string]error{"ns/bad": errors.New("no")}
 	m.Observe(s)
 	wantMetrics(t, r, `
-# HELP kubeproxy_sync_proxy_rules_last_timestamp_seconds When the family's rules were last known to be in force, in seconds since 1970.
+# HELP kubeproxy_sync_proxy_rules_last_timestamp_seconds [ALPHA] The last time proxy rules were successfully synced
 # TYPE kubeproxy_sync_proxy_rules_last_timestamp_seconds gauge
 kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"} 1.8000000000015e+09
-# HELP kubeproxy_sync_proxy_rules_nftables_sync_failures_total Syncs after which the family's rules were not in force.
+# HELP kubeproxy_sync_proxy_rules_nftables_sync_failures_total [ALPHA] Cumulative proxy nftables sync failures
 # TYPE kubeproxy_sync_proxy_rules_nftables_sync_failures_total counter
 kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv4"} 0
 kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv6"} 1
@@ -164,12 +166,13 @@ nftproxy_quarantined_parts 1
 func TestObserveConntrack(t *testing.T) {
 	r := prometheus.NewRegistry()
 	m := metrics.New(r)
-	m.ObserveConntrack(conntrack.Run{Scanned: 100, Removed: map[conntrack.Reason]int{conntrack.NodePort: 2, conntrack.ClusterIP: 3}, Duration: time.Second, CPU: time.Second / 2, Lag: 2 * time.Second})
+	m.ObserveConntrack(conntrack.Run{Scanned: 100, Removed: map[conntrack.Reason]int{conntrack.NodePort: 2, conntrack.ClusterIP: 3}, RemovedIPv6: 1, Duration: time.Second, CPU: time.Second / 2, Lag: 2 * time.Second})
 	m.ObserveConntrack(conntrack.Run{Scanned: 5, Walks: 2, CPU: time.Second, Err: errors.New("interrupted")})
 	wantMetrics(t, r, `
-# HELP kubeproxy_conntrack_reconciler_deleted_entries_total Stale conntrack entries that were removed.
+# HELP kubeproxy_conntrack_reconciler_deleted_entries_total [ALPHA] Cumulative conntrack flows deleted by conntrack reconciler
 # TYPE kubeproxy_conntrack_reconciler_deleted_entries_total counter
-kubeproxy_conntrack_reconciler_deleted_entries_total 5
+kubeproxy_conntrack_reconciler_deleted_entries_total{ip_family="IPv4"} 4
+kubeproxy_conntrack_reconciler_deleted_entries_total{ip_family="IPv6"} 1
 # HELP nftproxy_conntrack_cpu_seconds_total CPU time of passes over the conntrack table, in this process and in the kernel.
 # TYPE nftproxy_conntrack_cpu_seconds_total counter
 nftproxy_conntrack_cpu_seconds_total 1.5
@@ -190,7 +193,11 @@ nftproxy_conntrack_scanned_entries_total 105
 `, "kubeproxy_conntrack_reconciler_deleted_entries_total", "nftproxy_conntrack_failures_total",
 		"nftproxy_conntrack_removed_entries_total", "nftproxy_conntrack_scanned_entries_total",
 		"nftproxy_conntrack_passes_total", "nftproxy_conntrack_cpu_seconds_total")
-	if diff := cmp.Diff(map[string]observed{"kubeproxy_conntrack_reconciler_sync_duration_seconds": {2, 1}, "nftproxy_conntrack_lag_seconds": {1, 2}}, histograms(t, r)); diff != "" {
+	if diff := cmp.Diff(map[string]observed{
+		"kubeproxy_conntrack_reconciler_sync_duration_seconds IPv4": {2, 1},
+		"kubeproxy_conntrack_reconciler_sync_duration_seconds IPv6": {2, 1},
+		"nftproxy_conntrack_lag_seconds":                            {1, 2},
+	}, histograms(t, r)); diff != "" {
 		t.Errorf("histograms (-want +got):\n%s", diff)
 	}
 }
@@ -270,10 +277,10 @@ func TestCounts(t *testing.T) {
 	m.ObserveHealthPorts(7, 1)
 	m.ObserveHealthPorts(6, 2)
 	wantMetrics(t, r, `
-# HELP kubeproxy_proxy_healthz_total Answers of /healthz by HTTP status code.
+# HELP kubeproxy_proxy_healthz_total [ALPHA] Cumulative proxy healthz HTTP status
 # TYPE kubeproxy_proxy_healthz_total counter
 kubeproxy_proxy_healthz_total{code="200"} 2
-# HELP kubeproxy_proxy_livez_total Answers of /livez by HTTP status code.
+# HELP kubeproxy_proxy_livez_total [ALPHA] Cumulative proxy livez HTTP status
 # TYPE kubeproxy_proxy_livez_total counter
 kubeproxy_proxy_livez_total{code="503"} 1
 # HELP nftproxy_health_check_listeners Listeners for the health check node ports of Services, one for each port and address. The failed ones could not be opened and are tried again.

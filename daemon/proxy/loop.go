@@ -72,6 +72,8 @@ type Loop struct {
 	update  service.Update
 	// since is when the oldest change arrived that is not in force.
 	since time.Time
+	// triggers are the causes of the changes that are not in force in their family.
+	triggers []service.Trigger
 	// checkAfter is when a check may next lead to a read.
 	checkAfter time.Time
 	// busy is when the sync under way began, nil between syncs.
@@ -147,6 +149,7 @@ func (l *Loop) takeNewest(in *service.Mailbox) bool {
 		return false
 	}
 	l.update = u
+	l.triggers = service.JoinTriggers(l.triggers, u.Triggers)
 	if l.since.IsZero() {
 		l.since = u.Since
 	}
@@ -155,7 +158,7 @@ func (l *Loop) takeNewest(in *service.Mailbox) bool {
 
 // sync applies the newest snapshot and calls the observers.
 func (l *Loop) sync(check bool) Sync {
-	s := Sync{Snapshot: l.update.Snapshot, Since: l.since, Start: time.Now(), Check: check}
+	s := Sync{Snapshot: l.update.Snapshot, Since: l.since, Changes: l.update.Changes, Triggers: l.triggers, Start: time.Now(), Check: check}
 	l.busy.Store(&s.Start)
 	defer l.busy.Store(nil)
 	s.Program = l.compile(s.Snapshot)
@@ -166,6 +169,12 @@ func (l *Loop) sync(check bool) Sync {
 	s.Err = l.applier.applyProgram(&s)
 	if s.Err == nil {
 		l.since = time.Time{}
+	}
+	l.triggers = nil // The observers have the list.
+	for _, t := range s.Triggers {
+		if !s.InForceFor(t) {
+			l.triggers = append(l.triggers, t)
+		}
 	}
 	l.checkAfter = s.End().Add(readShare * s.Read)
 	for _, o := range l.observe {

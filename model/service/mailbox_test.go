@@ -1,6 +1,7 @@
 package service_test
 
 import (
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -42,6 +43,30 @@ func TestMailbox(t *testing.T) {
 	m.Put(update("third", 3*time.Second))
 	if u, ok := m.Take(); !ok || !u.Since.Equal(start.Add(3*time.Second)) {
 		t.Fatalf("what has been read still counts: since %v", u.Since.Sub(start))
+	}
+}
+
+// TestMailboxTriggers: triggers add up until the reader takes them, and the oldest stay
+// where there are too many.
+func TestMailboxTriggers(t *testing.T) {
+	m := service.NewMailbox()
+	triggers := func(from, n int) []service.Trigger {
+		var list []service.Trigger
+		for i := range n {
+			list = append(list, service.Trigger{Time: time.Unix(int64(from+i), 0), V6: i%2 == 1})
+		}
+		return list
+	}
+	m.Put(service.Update{Triggers: triggers(0, 2)})
+	m.Put(service.Update{Triggers: triggers(2, 2), Changes: service.Changes{Services: 5}})
+	if u, _ := m.Take(); !slices.Equal(u.Triggers, triggers(0, 4)) || u.Changes.Services != 5 {
+		t.Errorf("took %+v", u)
+	}
+	m.Put(service.Update{Triggers: triggers(0, 9000)})
+	m.Put(service.Update{Triggers: triggers(9000, 2000)})
+	m.Put(service.Update{Triggers: triggers(11_000, 1)})
+	if u, _ := m.Take(); !slices.Equal(u.Triggers, triggers(0, service.MaxTriggers)) {
+		t.Errorf("took %d triggers, the last %v", len(u.Triggers), u.Triggers[len(u.Triggers)-1])
 	}
 }
 

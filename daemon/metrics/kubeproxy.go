@@ -1,0 +1,198 @@
+package metrics
+
+import (
+	"slices"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+
+	"nftproxy/conntrack"
+	"nftproxy/daemon/proxy"
+	"nftproxy/model/service"
+	"nftproxy/nft"
+)
+
+// kubeProxys are the metrics of kube-proxy 1.37 in its mode nftables, with its names,
+// labels, help texts and buckets (pkg/proxy/metrics/metrics.go there). Where the meaning
+// differs, Reference says so.
+type kubeProxys struct {
+	duration, full, partial *prometheus.HistogramVec
+	networkProgramming      *prometheus.HistogramVec
+	lastSync, lastQueued    *prometheus.GaugeVec
+	failures, cleanup       *prometheus.CounterVec
+	noLocal                 noLocal
+	conntrackDuration       *prometheus.HistogramVec
+	conntrackDeleted        *prometheus.CounterVec
+	healthz, livez          *prometheus.CounterVec
+	changes                 changes
+}
+
+// kubeProxyBuckets go from a millisecond to 16 seconds.
+func kubeProxyBuckets() []float64 { return prometheus.ExponentialBuckets(0.001, 2, 15) }
+
+// programmingBuckets go from a quarter of a second to five minutes.
+func programmingBuckets() []float64 {
+	return slices.Concat(
+		prometheus.LinearBuckets(0.25, 0.25, 2), prometheus.LinearBuckets(1, 1, 59),
+		prometheus.LinearBuckets(60, 5, 12), prometheus.LinearBuckets(120, 30, 7),
+	)
+}
+
+func (k *kubeProxys) register(r prometheus.Registerer) {
+	f := promauto.With(r)
+	histogram := func(name, help string, buckets []float64) *prometheus.HistogramVec {
+		return f.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, []string{"ip_family"})
+	}
+	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		return f.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
+	}
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return f.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+	}
+	k.duration = histogram("kubeproxy_sync_proxy_rules_duration_seconds", "[ALPHA] SyncProxyRules latency in seconds", kubeProxyBuckets())
+	k.full = histogram("kubeproxy_sync_full_proxy_rules_duration_seconds", "[ALPHA] SyncProxyRules latency in seconds for full resyncs", kubeProxyBuckets())
+	k.partial = histogram("kubeproxy_sync_partial_proxy_rules_duration_seconds", "[ALPHA] SyncProxyRules latency in seconds for partial resyncs", kubeProxyBuckets())
+	k.networkProgramming = histogram("kubeproxy_network_programming_duration_seconds", "[ALPHA] In Cluster Network Programming Latency in seconds", programmingBuckets())
+	k.lastSync = gauge("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "[ALPHA] The last time proxy rules were successfully synced", "ip_family")
+	k.lastQueued = gauge("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "[ALPHA] The last time a sync of proxy rules was queued", "ip_family")
+	k.failures = counter("kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "[ALPHA] Cumulative proxy nftables sync failures", "ip_family")
+	k.cleanup = counter("kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total", "[ALPHA] Cumulative proxy nftables cleanup failures", "ip_family")
+	k.noLocal.gauge = gauge("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "[ALPHA] Number of services with a Local traffic policy and no endpoints", "traffic_policy", "ip_family")
+	k.conntrackDuration = histogram("kubeproxy_conntrack_reconciler_sync_duration_seconds", "[ALPHA] ReconcileConntrackFlowsLatency latency in seconds", kubeProxyBuckets())
+	k.conntrackDeleted = counter("kubeproxy_conntrack_reconciler_deleted_entries_total", "[ALPHA] Cumulative conntrack flows deleted by conntrack reconciler", "ip_family")
+	k.healthz = counter("kubeproxy_proxy_healthz_total", "[ALPHA] Cumulative proxy healthz HTTP status", "code")
+	k.livez = counter("kubeproxy_proxy_livez_total", "[ALPHA] Cumulative proxy livez HTTP status", "code")
+	k.changes.register(r)
+	for _, family := range families() {
+		// These are then 0 and not missing, and the histogram has buckets: a dashboard
+		// finds the instances by them before anything has changed.
+		k.failures.WithLabelValues(family)
+		k.cleanup.WithLabelValues(family)
+		k.conntrackDeleted.WithLabelValues(family)
+		k.networkProgramming.WithLabelValues(family)
+	}
+}
+
+// families lists the values of the label ip_family.
+func families() []string { return []string{proxy.IPFamily(nft.IPv4), proxy.IPFamily(nft.IPv6)} }
+
+func (k *kubeProxys) observe(s *proxy.Sync) {
+	took := s.End().Sub(s.Start).Seconds()
+	kind := k.partial
+	if s.Read > 0 {
+		kind = k.full
+	}
+	for _, f := range nft.Families() {
+		family := proxy.IPFamily(f)
+		k.duration.WithLabelValues(family).Observe(took)
+		kind.WithLabelValues(family).Observe(took)
+		if !s.Since.IsZero() {
+			k.lastQueued.WithLabelValues(family).Set(seconds(s.Start))
+		}
+		if s.InForce(f) {
+			k.lastSync.WithLabelValues(family).Set(seconds(s.End()))
+			continue
+		}
+		k.failures.WithLabelValues(family).Inc()
+		if s.Since.IsZero() && !s.Check {
+			k.cleanup.WithLabelValues(family).Inc() // The sync was for idle chains.
+		}
+	}
+	for _, t := range s.Triggers {
+		if s.InForceFor(t) {
+			// The clock of the control plane may be ahead, or the writer of the slice
+			// may lie: a negative delay would take away from the sum.
+			k.networkProgramming.WithLabelValues(family(t)).Observe(max(0, s.End().Sub(t.Time).Seconds()))
+		}
+	}
+	k.noLocal.observe(s)
+	k.changes.observe(s)
+}
+
+// family is the value of the label ip_family for a trigger.
+func family(t service.Trigger) string {
+	if t.V6 {
+		return proxy.IPFamily(nft.IPv6)
+	}
+	return proxy.IPFamily(nft.IPv4)
+}
+
+func (k *kubeProxys) observeConntrack(r *conntrack.Run) {
+	removed := 0
+	for _, n := range r.Removed {
+		removed += n
+	}
+	for _, c := range []struct {
+		family  nft.Family
+		removed int
+	}{{nft.IPv4, removed - r.RemovedIPv6}, {nft.IPv6, r.RemovedIPv6}} {
+		k.conntrackDuration.WithLabelValues(proxy.IPFamily(c.family)).Observe(r.Duration.Seconds())
+		k.conntrackDeleted.WithLabelValues(proxy.IPFamily(c.family)).Add(float64(c.removed))
+	}
+}
+
+// Source counts the changes of objects.
+type Source interface {
+	// Changes returns how many there were since the start.
+	Changes() service.Changes
+	// Pending returns how many are not in force, if inForce has those of the last
+	// snapshot in force.
+	Pending(inForce service.Changes) service.Changes
+}
+
+// changes asks the source at each scrape.
+type changes struct {
+	mu      sync.Mutex
+	source  Source
+	inForce service.Changes
+}
+
+func (c *changes) register(r prometheus.Registerer) {
+	total := func(name, help string, value func(service.Changes) uint64) {
+		r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 {
+			all, _ := c.counts()
+			return float64(value(all))
+		}))
+	}
+	pending := func(name, help string, value func(service.Changes) uint64) {
+		r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 {
+			_, pending := c.counts()
+			return float64(value(pending))
+		}))
+	}
+	slices := func(c service.Changes) uint64 { return c.EndpointSlices }
+	services := func(c service.Changes) uint64 { return c.Services }
+	pending("kubeproxy_sync_proxy_rules_endpoint_changes_pending", "[ALPHA] Pending proxy rules Endpoint changes", slices)
+	total("kubeproxy_sync_proxy_rules_endpoint_changes_total", "[ALPHA] Cumulative proxy rules Endpoint changes", slices)
+	pending("kubeproxy_sync_proxy_rules_service_changes_pending", "[ALPHA] Pending proxy rules Service changes", services)
+	total("kubeproxy_sync_proxy_rules_service_changes_total", "[ALPHA] Cumulative proxy rules Service changes", services)
+}
+
+// counts returns zeros until there is a source.
+func (c *changes) counts() (all, pending service.Changes) {
+	c.mu.Lock()
+	source, inForce := c.source, c.inForce
+	c.mu.Unlock()
+	if source == nil {
+		return all, pending
+	}
+	return source.Changes(), source.Pending(inForce)
+}
+
+// observe takes note of a sync. A change is in force only if it is so in both families.
+func (c *changes) observe(s *proxy.Sync) {
+	if s.Err != nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.inForce = s.Changes
+}
+
+// CountChanges counts those of the source from now on.
+func (m *Metrics) CountChanges(source Source) {
+	m.changes.mu.Lock()
+	defer m.changes.mu.Unlock()
+	m.changes.source = source
+}
