@@ -37,6 +37,7 @@ func TestTriggers(t *testing.T) {
 		if s := r.last(); s.Err != nil || !cmp.Equal(s.Triggers, first[1:]) {
 			t.Errorf("retry: err %v, triggers %v", s.Err, s.Triggers)
 		}
+		r.sleep(config().MinSyncPeriod)
 		publish(8)
 		if s := r.last(); len(s.Triggers) != 0 || s.Changes.Services != 8 {
 			t.Errorf("a change without a trigger has %v", s.Triggers)
