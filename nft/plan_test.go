@@ -345,8 +345,8 @@ func TestChainRules(t *testing.T) {
 }
 
 // TestIdleSets: a set comes with the chain that looks into it, and gets its elements
-// before anything leads to the chain. It stays for IdleLife after its last user has
-// gone, and can be used again as it is.
+// before anything leads to the chain. It stays for IdleLife after its last user has gone.
+// In that time a program can use it again as it is.
 func TestIdleSets(t *testing.T) {
 	m, s, now := nft.NewModel(), nft.State{}, epoch
 	step := func(want *nft.Program, after time.Duration, transactions string, idle ...string) {

@@ -28,7 +28,8 @@ func randomTargets(rng *rand.Rand, last []Value, steps int) []Value {
 }
 
 // TestPlaceTargets: step by step, long and short pools get the order that arrangeTargets
-// gives, and the changes lead there. So they do from any order that was read back.
+// gives, and the changes lead there. The changes also lead there from any order that was
+// read back.
 func TestPlaceTargets(t *testing.T) {
 	seeds := uint64(30)
 	if testing.Short() {

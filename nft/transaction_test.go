@@ -122,8 +122,8 @@ func TestFoundChainWantedAgain(t *testing.T) {
 	wantModel(t, wanted, m)
 }
 
-// TestJoin: batches of both families become one. What goes ahead in either goes ahead
-// of both, and Only takes them apart again.
+// TestJoin: batches of both families become one. Operations that go ahead in one family's
+// batch also go ahead in the joined batch. Only takes the families apart again.
 func TestJoin(t *testing.T) {
 	split := 0
 	withSeeds(t, 40, func(t *testing.T, rng *rand.Rand) {

@@ -20,9 +20,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// apiServer is as much of an API server as a reflector needs: lists, watches
-// from a resource version, and lists sent as a stream (KEP-3157). It looks at
-// no selector; the tests look at what it was asked.
+// apiServer has as much of an API server as a reflector needs: lists, watches from a
+// resource version, and lists sent as a stream (KEP-3157). It ignores selectors; tests
+// check the queries that it received.
 type apiServer struct {
 	*testing.T
 	address string
@@ -34,7 +34,7 @@ type apiServer struct {
 	// changed is closed and replaced whenever anything changes.
 	changed  chan struct{}
 	requests []*http.Request
-	// arrived has room for one token, left by any request.
+	// arrived has room for one token, which any request leaves there.
 	arrived chan struct{}
 }
 
@@ -42,8 +42,8 @@ type resource struct {
 	kind, apiVersion string
 	objects          map[string]metav1.Object
 	history          []change
-	// gate, if set, holds requests back until it is closed; refused, if not
-	// zero, is the status that answers them.
+	// gate, if set, holds requests back until it is closed. refused, if not zero, is the
+	// status of every answer.
 	gate    chan struct{}
 	refused int
 }
@@ -79,7 +79,8 @@ func (s *apiServer) stop() {
 	s.server.Close()
 }
 
-// client is configured as the command does it, from a kubeconfig.
+// client returns a client that is configured as the command configures it, from a
+// kubeconfig.
 func (s *apiServer) client() kubernetes.Interface {
 	path := filepath.Join(s.TempDir(), "kubeconfig")
 	must(s.T, os.WriteFile(path, fmt.Appendf(nil, `{kind: Config, apiVersion: v1, current-context: c,
@@ -121,7 +122,7 @@ func (s *apiServer) record(r *resource, kind string, o metav1.Object) {
 	s.changed = make(chan struct{})
 }
 
-// forget makes all watches from before now too old.
+// forget makes all earlier watches too old.
 func (s *apiServer) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -137,14 +138,14 @@ func (s *apiServer) event(kind string, object any) []byte {
 	return append(data, '\n')
 }
 
-// refuse has requests for a resource answered with a status; 0 is no refusal.
+// refuse makes the server answer requests for a resource with a status; 0 is no refusal.
 func (s *apiServer) refuse(name string, status int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.resources[name].refused = status
 }
 
-// seen are the queries of all requests for a resource.
+// seen returns the queries of all requests for a resource.
 func (s *apiServer) seen(name string) []url.Values {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -19,7 +19,7 @@ func nodeWithPods(podCIDRs ...string) *corev1.Node {
 	return n
 }
 
-// waits and goesOn match what is said before and after waiting in vain.
+// waits and goesOn match the messages before a wait and after a wait in vain.
 func waits(p Problem) bool {
 	return errors.Is(p, ErrNoPodCIDRs) && p.Object.String() == "Node node-0" && strings.Contains(p.Error(), "wait for one, up to 1h0m0s")
 }
@@ -28,8 +28,8 @@ func goesOn(p Problem) bool {
 	return errors.Is(p, ErrNoPodCIDRs) && strings.Contains(p.Error(), "going on without")
 }
 
-// TestAwaitPodCIDRs: nothing comes out before the Node has podCIDRs that can be
-// used, and then all at once; they are followed afterwards.
+// TestAwaitPodCIDRs: nothing comes out before the Node has usable podCIDRs. Then
+// everything comes out at once. Later changes of the podCIDRs are followed.
 func TestAwaitPodCIDRs(t *testing.T) {
 	for name, early := range map[string]*corev1.Node{
 		"a Node without": node("192.168.0.2"), "no Node": nil, "a bad one": nodeWithPods("10.244.1.0"),
@@ -77,7 +77,7 @@ func TestPodCIDRsAreThere(t *testing.T) {
 	}
 }
 
-// TestPodCIDRsNeverCome: the wait ends, and says what comes of it.
+// TestPodCIDRsNeverCome: the wait ends, and a message says with which effect.
 func TestPodCIDRsNeverCome(t *testing.T) {
 	s := newAPIServer(t)
 	s.set("nodes", node("192.168.0.2"))
@@ -109,7 +109,7 @@ func TestAwaitPodCIDRsOfManifests(t *testing.T) {
 	never.awaitProblem("going on without")
 }
 
-// TestAwaitEnds: the end of the run ends the wait, and nothing comes of it.
+// TestAwaitEnds: the end of the run ends the wait, without an update.
 func TestAwaitEnds(t *testing.T) {
 	out := service.NewMailbox()
 	w := NewWatcher(Options{Node: "node-0", AwaitPodCIDRs: true}, out)

@@ -12,9 +12,9 @@ func problemIn(namespace string, i int) Problem {
 	return Problem{Object: Object{Kind: "EndpointSlice", Namespace: namespace, Name: fmt.Sprint("slice-", i)}, Err: errors.New("no label")}
 }
 
-// storm reports problems of all namespaces once a second, each times for every
-// namespace. It returns how many are admitted by namespace, how many summaries there
-// are, and how many problems the summaries count.
+// storm reports problems of all namespaces once a second, a number of times for each
+// namespace. It returns the number of admitted problems by namespace, the number of
+// summaries, and the number of problems that the summaries count.
 func storm(b *bounds, during time.Duration, each int, namespaces ...string) (reported map[string]int, summaries, omitted int) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	reported = map[string]int{}
@@ -44,8 +44,8 @@ func storm(b *bounds, during time.Duration, each int, namespaces ...string) (rep
 	return reported, summaries, omitted
 }
 
-// TestBounds: ten problems of one namespace are reported at once, one more each minute,
-// and the rest are counted. A namespace cannot use up another's share.
+// TestBounds: ten problems of one namespace are reported at once, and one more each
+// minute. The others are counted. A namespace cannot use up another's share.
 func TestBounds(t *testing.T) {
 	each, minutes := 1000, 10
 	if testing.Short() {

@@ -14,7 +14,7 @@ import (
 	"nftproxy/model/service"
 )
 
-// grabbing is a Service that asks for ten ports of each of its addresses.
+// grabbing returns a Service that asks for ten ports on each of its addresses.
 func grabbing(name string, created int64, clusterIP string, externalIPs ...string) *corev1.Service {
 	s := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "tenant", Name: name, CreationTimestamp: metav1.Unix(created, 0)},
@@ -26,7 +26,8 @@ func grabbing(name string, created int64, clusterIP string, externalIPs ...strin
 	return s
 }
 
-// sliceFor is an EndpointSlice of a Service with one ready endpoint for all its ports.
+// sliceFor returns an EndpointSlice of a Service with one ready endpoint for all its
+// ports.
 func sliceFor(s *corev1.Service, name, address string) *discoveryv1.EndpointSlice {
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
@@ -50,8 +51,8 @@ func texts(problems []Problem) string {
 	return strings.Join(lines, "\n")
 }
 
-// TestManyConflictsAreFewProblems: all conflicts of a Service are one problem, and of
-// thousands of Services with conflicts a hundred are reported.
+// TestManyConflictsAreFewProblems: all conflicts of a Service are one problem. Of
+// thousands of Services with conflicts, a hundred are reported.
 func TestManyConflictsAreFewProblems(t *testing.T) {
 	ix := newIndex("node-0")
 	ix.setService(convertService(grabbing("first", 0, "10.96.0.1", "198.51.100.1")))
@@ -71,8 +72,8 @@ func TestManyConflictsAreFewProblems(t *testing.T) {
 	if n := len(list); n != maxDenials+1 || !strings.Contains(list[n-1].Error(), "900 more Services") {
 		t.Errorf("of 1,000 Services with 10 conflicts each there are %d reports, the last: %v", n, list[n-1])
 	}
-	// When the owner goes, the claims pass to the next Service. The others lose nothing
-	// that they had: there is nothing to report.
+	// When the owner goes, the claims pass to the next Service. The other Services lose
+	// nothing that they had, so no report follows.
 	ix.deleteService("tenant/first")
 	ix.flush()
 	if got := texts(ix.takeProblems()); got != "" {
@@ -80,8 +81,8 @@ func TestManyConflictsAreFewProblems(t *testing.T) {
 	}
 }
 
-// TestTooLargeIsReportedOnce: a Service beyond the bound is reported once, and not again
-// with each endpoint that comes or goes, but again when the Service changes.
+// TestTooLargeIsReportedOnce: a Service beyond the bound is reported once. A change of
+// its endpoints causes no further report, but a change of the Service does.
 func TestTooLargeIsReportedOnce(t *testing.T) {
 	w := NewWatcher(Options{Node: "node-0", MaxElements: 25}, service.NewMailbox())
 	ix, s := w.index, grabbing("large", 0, "10.96.0.1", "198.51.100.1", "198.51.100.2")
@@ -109,9 +110,9 @@ func TestTooLargeIsReportedOnce(t *testing.T) {
 	}
 }
 
-// TestWithoutAffinityIsReported: a Service that does not get the session affinity that it
-// asks for is reported once, and not again while that lasts. Of thousands of such
-// Services a hundred are reported.
+// TestWithoutAffinityIsReported: a Service that asks for session affinity and does not
+// get it is reported once, as long as that lasts. Of thousands of such Services, a
+// hundred are reported.
 func TestWithoutAffinityIsReported(t *testing.T) {
 	w := NewWatcher(Options{Node: "node-0", MaxAffinityPorts: 80}, service.NewMailbox())
 	ix := w.index
@@ -162,7 +163,7 @@ func TestWithoutAffinityIsReported(t *testing.T) {
 }
 
 // TestExternalIPsIgnored: with IgnoreExternalIPs a Service has none of its external IPs,
-// and that is reported once.
+// and a single report says so.
 func TestExternalIPsIgnored(t *testing.T) {
 	w := NewWatcher(Options{Node: "node-0", IgnoreExternalIPs: true}, service.NewMailbox())
 	ix, s := w.index, grabbing("web", 0, "10.96.0.1", "198.51.100.1")
@@ -179,8 +180,8 @@ func TestExternalIPsIgnored(t *testing.T) {
 	}
 }
 
-// TestProtectedPorts: an external IP takes neither the API server's address nor a port of
-// the node's own, on all of its addresses or on one.
+// TestProtectedPorts: an external IP takes neither the API server's address nor one of
+// the node's own ports, on one of the node's addresses or on all of them.
 func TestProtectedPorts(t *testing.T) {
 	w := NewWatcher(Options{Node: "node-0", OwnPorts: []OwnPort{
 		{Port: 80, Whose: "a test"}, {Addr: netip.MustParseAddr("192.168.0.3"), Port: 81, Whose: "a test"},

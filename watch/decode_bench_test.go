@@ -10,8 +10,8 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// BenchmarkDecode is what an event costs before it comes to the index: from the
-// API server's bytes to what is kept of the object.
+// BenchmarkDecode measures the work on an event before it comes to the index: from the
+// API server's bytes to the decoded object.
 func BenchmarkDecode(b *testing.B) {
 	serializer := protobuf.NewSerializer(scheme.Scheme, scheme.Scheme)
 	decoder := scheme.Codecs.DecoderToVersion(serializer, discoveryv1.SchemeGroupVersion)

@@ -14,8 +14,8 @@ import (
 	"nftproxy/model/service"
 )
 
-// udpServices are four services with every port name that TestSliceChanges
-// uses: a port that no slice has stays without endpoints.
+// udpServices are four services with every port name that TestSliceChanges uses. A port
+// that is in no slice stays without endpoints.
 func udpServices(ix *index) {
 	for i := range 4 {
 		s := &corev1.Service{
@@ -33,7 +33,7 @@ func udpServices(ix *index) {
 //
 //	NAME SERVICE PORT=NUMBER,... ADDRESS@NODE ...
 //
-// where a "!" behind an endpoint has it terminate, still serving.
+// A "!" behind an endpoint says that it is terminating and still serves.
 func slicesOf(t *testing.T, text string) map[string]*discoveryv1.EndpointSlice {
 	all := map[string]*discoveryv1.EndpointSlice{}
 	for line := range strings.Lines(text) {
@@ -91,9 +91,9 @@ func endpointsOf(s service.Snapshot) string {
 	return b.String()
 }
 
-// TestSliceChanges holds the cases of kube-proxy's TestUpdateEndpointsMap
-// (v1.36.3) and some of its EndpointSliceCache's: slices before and after,
-// and the endpoints before and after; an empty fourth field is no change.
+// TestSliceChanges has the cases of kube-proxy's TestUpdateEndpointsMap (v1.36.3) and
+// some of its EndpointSliceCache's. A case has the slices and the endpoints, each before
+// and after. An empty fourth field means no change.
 func TestSliceChanges(t *testing.T) {
 	const one = "a svc1 p11=11 10.1.1.1@other\n"
 	const two = one + "b svc1 p12=12 10.1.1.2@other\n"
@@ -201,9 +201,8 @@ svc4 p44 10.4.4.4:44@node-0
 	}
 }
 
-// TestProxyNameByWatch: an API server that holds back Services with the label
-// sends a deletion when one gains it; that and the label itself come to the
-// same.
+// TestProxyNameByWatch: an API server that holds back Services with the label sends a
+// deletion when a Service gains the label. The label itself has the same effect.
 func TestProxyNameByWatch(t *testing.T) {
 	s := newAPIServer(t)
 	s.set("nodes", node("192.168.0.2"))

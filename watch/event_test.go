@@ -25,7 +25,7 @@ type eventStore struct {
 	events  map[string]*corev1.Event
 	creates int
 	refuses error
-	// stored has the name of each object that an event came for.
+	// stored has the name of each object whose event has arrived.
 	stored chan string
 }
 
@@ -65,8 +65,8 @@ func (s *eventStore) Patch(e *corev1.Event, _ []byte) (*corev1.Event, error) {
 	return e.DeepCopy(), nil
 }
 
-// await waits until an event for the object has come. Of one recorder's events
-// all earlier ones have come then.
+// await waits until an event for the object has come. All earlier events of the same
+// recorder have come by then.
 func (s *eventStore) await(object string) {
 	for name := range s.stored {
 		if name == object {
@@ -75,7 +75,7 @@ func (s *eventStore) await(object string) {
 	}
 }
 
-// notes lists what the events say, each with its count.
+// notes lists the texts of the events, each with its count.
 func (s *eventStore) notes() map[string]int32 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -172,7 +172,7 @@ func TestServiceObject(t *testing.T) {
 	}
 }
 
-// TestRecorderReference: what kubectl describe looks for.
+// TestRecorderReference: the event has the fields by which kubectl describe finds it.
 func TestRecorderReference(t *testing.T) {
 	for _, c := range []struct {
 		event Event
@@ -191,8 +191,8 @@ func TestRecorderReference(t *testing.T) {
 	}
 }
 
-// TestRecorderShares: what every node finds in an object is one event, what a
-// node finds in itself or its kernel is its own.
+// TestRecorderShares: a problem that every node finds in an object is one event. A
+// problem of a node itself or its kernel is an event of its own.
 func TestRecorderShares(t *testing.T) {
 	store := newEventStore()
 	const nodes = 20
@@ -220,8 +220,8 @@ func TestRecorderShares(t *testing.T) {
 	}
 }
 
-// TestRecorderWithoutStorms: one that is repeated is counted, and an object
-// that changes all the time has few events.
+// TestRecorderWithoutStorms: a repeated event is counted, and an object that changes all
+// the time has few events.
 func TestRecorderWithoutStorms(t *testing.T) {
 	store := newEventStore()
 	r, _ := recorderForTest(t, store, "node-1")
@@ -267,8 +267,8 @@ func TestSharedName(t *testing.T) {
 	}
 }
 
-// TestRecorderRefused: a missing right is reported once, and again after events
-// could be written.
+// TestRecorderRefused: a missing right is reported once. It is reported again if events
+// could be written in the meantime.
 func TestRecorderRefused(t *testing.T) {
 	store := newEventStore()
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "events"}, "", errors.New("no right"))
@@ -291,7 +291,7 @@ func TestRecorderRefused(t *testing.T) {
 	set(forbidden)
 	record("e", "f")
 	set(nil)
-	record("g") // By now what came before has been dealt with.
+	record("g") // By now the recorder has handled all earlier events.
 	got := unwritten()
 	if len(got) != 2 || !errors.Is(got[0], forbidden) {
 		t.Errorf("reported %v", got)
@@ -316,7 +316,7 @@ func (s stuckStore) Create(*corev1.Event) (*corev1.Event, error) {
 // TestRecorderDoesNotBlock: an API server that does not answer does not block Record.
 func TestRecorderDoesNotBlock(t *testing.T) {
 	r := newRecorder(t.Context(), stuckStore{newEventStore(), t.Context()}, "node-1", func(error) {})
-	for i := range 5000 { // more than any queue has room for
+	for i := range 5000 { // more than the queue can hold
 		r.Record(Event{aService(fmt.Sprint("web-", i)), "", ReasonConflict, "taken"})
 	}
 }

@@ -6,9 +6,9 @@ import (
 	"nftproxy/model/service"
 )
 
-// BenchmarkFirstSnapshot is what there is to do at the start once the lists of
-// the API server have been decoded and converted: to put the objects into the
-// index, and to make the first snapshot of them.
+// BenchmarkFirstSnapshot measures the work at the start, once the API server's lists have
+// been decoded and converted. It puts the objects into the index, and makes the first
+// snapshot.
 func BenchmarkFirstSnapshot(b *testing.B) {
 	var services, endpointSlices []any
 	for i := range 10_000 {

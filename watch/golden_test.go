@@ -24,14 +24,14 @@ var update = flag.Bool("update", false, "rewrite the goldens")
 
 // TestGolden plays scripts. The parts of an archive are steps, in order:
 //
-//	apply            YAML documents, taken as they stand from an API server
+//	apply            YAML documents, as an API server sends them
 //	delete           lines of "KIND NAMESPACE/NAME"
-//	host-addresses   the node's own, one a line
+//	host-addresses   the node's own addresses, one a line
 //	write FILE       a manifest appears or changes
-//	remove FILE      it goes away
-//	snapshot         what there is now, in the model's text form
-//	unchanged        it is the one before, service for service the same pointer
-//	problems         those reported since the last such step
+//	remove FILE      the manifest goes away
+//	snapshot         the present snapshot, in the model's text form
+//	unchanged        the snapshot has not changed: each service has the same pointer
+//	problems         the problems that were reported since the last such step
 //
 // A word after the step's name is for the reader. Problems that no step shows
 // fail the test.
@@ -103,7 +103,7 @@ func (s *script) step(f *txtar.File) {
 		}
 		s.watcher.SetHostAddresses(addrs)
 	case "write":
-		argument, _, _ = strings.Cut(argument, " ") // The rest is for the reader.
+		argument, _, _ = strings.Cut(argument, " ") // The rest of the text is a note for readers.
 		if err := os.WriteFile(filepath.Join(s.dir, argument), f.Data, 0o644); err != nil {
 			s.Fatal(err)
 		}
@@ -154,7 +154,7 @@ func (s *script) compare(f *txtar.File, got string) {
 	}
 }
 
-// applyRaw decodes one object as it stands, with nothing filled in.
+// applyRaw decodes one object without filling in defaults.
 func applyRaw(t *testing.T, ix *index, text []byte) {
 	t.Helper()
 	var h header

@@ -28,7 +28,7 @@ func newObjects() objects {
 	return objects{map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}}
 }
 
-// randomEvent sets or deletes one object, in the objects and in the index alike.
+// randomEvent sets or deletes one object, both in the objects and in the index.
 func randomEvent(rng *rand.Rand, o objects, ix *index) {
 	if i := rng.IntN(5); rng.IntN(3) == 0 {
 		name := fmt.Sprint("svc-", i)
@@ -95,7 +95,7 @@ func randomSlice(rng *rand.Rand, name string) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// oracle joins everything with everything, straight from the API's objects.
+// oracle joins all objects with each other, straight from the API's objects.
 func (o objects) oracle() service.Snapshot {
 	b := service.NewBuilder(service.Node{Name: "node-0"})
 	value := func(b *bool, absent bool) bool {
@@ -145,8 +145,8 @@ func (o objects) oracle() service.Snapshot {
 	return b.Snapshot()
 }
 
-// checkHistory plays n random events, flushes now and then, and compares with
-// the oracle and with an index that sees only the end, in another order.
+// checkHistory plays n random events, and flushes now and then. It compares the result
+// with the oracle, and with an index that sees only the final objects, in another order.
 func checkHistory(t *testing.T, rng *rand.Rand, n int) {
 	t.Helper()
 	ix, o := newIndex("node-0"), newObjects()
@@ -205,8 +205,8 @@ func TestEventOrder(t *testing.T) {
 	}
 }
 
-// byteSource makes a fuzzer's bytes the random numbers, so that it can steer
-// every choice; what follows the last one is random.
+// byteSource turns a fuzzer's bytes into random numbers, so that the fuzzer can steer
+// every choice. After the last byte the numbers are random.
 type byteSource struct {
 	data []byte
 	rand.Source
@@ -218,7 +218,7 @@ func (s *byteSource) Uint64() uint64 {
 	}
 	b := s.data[0]
 	s.data = s.data[1:]
-	return uint64(b) * 0x0101010101010101 // In every part of the word that IntN may look at.
+	return uint64(b) * 0x0101010101010101 // The byte goes into every part of the word that IntN may look at.
 }
 
 func FuzzEventOrder(f *testing.F) {
@@ -238,8 +238,8 @@ func FuzzEventOrder(f *testing.F) {
 	})
 }
 
-// TestUnrelatedKeepItsPointer: an event replaces its own service and no other,
-// and ports whose endpoints are the same share them with the last version.
+// TestUnrelatedKeepItsPointer: an event replaces its own service and no other. Ports with
+// unchanged endpoints share these with the last version.
 func TestUnrelatedKeepItsPointer(t *testing.T) {
 	ix := newIndex("node-0")
 	for i := range 3 {
@@ -278,7 +278,7 @@ func TestUnrelatedKeepItsPointer(t *testing.T) {
 	}
 }
 
-// TestLimits: the longest names there are, and ten slices of 1,000 endpoints.
+// TestLimits: names of the greatest length, and ten slices of 1,000 endpoints.
 func TestLimits(t *testing.T) {
 	long := strings.Repeat("x", 63)
 	ix := newIndex("node-0")
@@ -319,7 +319,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// uniformService and uniformSlice are the i-th of a large cluster, as its API
+// uniformService and uniformSlice are the i-th objects of a large cluster, as its API
 // server would send them.
 func uniformService(i int) *corev1.Service {
 	return &corev1.Service{
@@ -366,9 +366,9 @@ func uniformIndex(services, endpoints int) *index {
 	return ix
 }
 
-// TestEventCostsItsServiceOnly counts the allocations of an event in clusters
-// of two sizes: they may differ by the path to the service in the snapshot's
-// tree, never by the cluster.
+// TestEventCostsItsServiceOnly counts the allocations of an event in clusters of two
+// sizes. They may differ by the length of the path to the service in the snapshot's tree,
+// but not by the size of the cluster.
 func TestEventCostsItsServiceOnly(t *testing.T) {
 	cost := func(services int) float64 {
 		ix := uniformIndex(services, 10)
@@ -408,7 +408,7 @@ func BenchmarkSliceEvent(b *testing.B) {
 	}
 }
 
-// BenchmarkInitialBuild converts and joins a whole cluster, as at the start.
+// BenchmarkInitialBuild converts and joins a whole cluster, as a start does.
 func BenchmarkInitialBuild(b *testing.B) {
 	var services []*corev1.Service
 	var endpointSlices []*discoveryv1.EndpointSlice

@@ -56,7 +56,7 @@ func observe(t *testing.T, s *apiServer, opts Options) *observer {
 	return o
 }
 
-// run follows the client until the test ends.
+// run follows the API server until the test ends.
 func (o *observer) run(client kubernetes.Interface) {
 	t := o.T
 	ctx, cancel := context.WithCancel(context.Background())
@@ -127,8 +127,8 @@ const (
 `
 )
 
-// TestKubernetes follows create, update and delete. The slices are held back
-// at first: nothing may come out before they are there.
+// TestKubernetes follows create, update and delete. At first the server holds back the
+// slices: nothing may come out before they are there.
 func TestKubernetes(t *testing.T) {
 	s := newAPIServer(t)
 	gate := make(chan struct{})
@@ -177,11 +177,12 @@ func TestKubernetes(t *testing.T) {
 	}
 }
 
-// textNoNode is a node whose object, or the address in it, has not come.
+// textNoNode is the snapshot's text if the Node's object, or its address, has not come.
 const textNoNode = "node node-0\n  address-pending\n"
 
-// TestNoNode: nothing comes out before the Node, until the time-out; then
-// everything but the addresses works without, and the Node counts when it comes.
+// TestNoNode: nothing comes out before the Node or the time-out. After the time-out
+// everything works that does not need the Node's addresses. The Node counts when it
+// comes.
 func TestNoNode(t *testing.T) {
 	s := newAPIServer(t)
 	s.set("services", kindService(uniformService(0)))
@@ -204,8 +205,7 @@ func TestNoNode(t *testing.T) {
 	o.await(textNode + textSvc0)
 }
 
-// TestNodeComesLate: the first update has the Node that comes after the list
-// which did not have it.
+// TestNodeComesLate: the first update has a Node that came after a list without it.
 func TestNodeComesLate(t *testing.T) {
 	s := newAPIServer(t)
 	s.set("services", kindService(uniformService(0)))
@@ -218,8 +218,8 @@ func TestNodeComesLate(t *testing.T) {
 	}
 }
 
-// TestNodeWithoutAddress: services need not wait for what a cloud's controller
-// gives the Node, but nothing is primary until then.
+// TestNodeWithoutAddress: services do not wait for addresses that a cloud's controller
+// gives the Node, but until then no address is primary.
 func TestNodeWithoutAddress(t *testing.T) {
 	s := newAPIServer(t)
 	bare := node("192.168.0.2")
@@ -233,8 +233,8 @@ func TestNodeWithoutAddress(t *testing.T) {
 	o.await(textNode + textSvc0)
 }
 
-// TestLateLists: the first update has the Node and the ServiceCIDRs although
-// their lists come later than all else, and says what it waits for.
+// TestLateLists: the first update has the Node and the ServiceCIDRs, although their lists
+// come last. The watcher says that it waits for them.
 func TestLateLists(t *testing.T) {
 	s := newAPIServer(t)
 	gate := make(chan struct{})
@@ -255,8 +255,8 @@ func TestLateLists(t *testing.T) {
 	}
 }
 
-// TestListTimeout: a list that never comes ends the wait for it, and what comes
-// of that is said.
+// TestListTimeout: the wait for a list that never comes ends, and a message says with
+// which effect.
 func TestListTimeout(t *testing.T) {
 	s := newAPIServer(t)
 	s.resources["servicecidrs"].gate = make(chan struct{})
@@ -269,8 +269,8 @@ func TestListTimeout(t *testing.T) {
 	}
 }
 
-// TestNodeRefused: an account that may not read Nodes gets its services all
-// the same, after the time-out.
+// TestNodeRefused: an account that may not read Nodes gets its services nevertheless,
+// after the time-out.
 func TestNodeRefused(t *testing.T) {
 	s := newAPIServer(t)
 	s.refuse("nodes", http.StatusForbidden)
@@ -283,7 +283,7 @@ func TestNodeRefused(t *testing.T) {
 	})
 }
 
-// TestServiceCIDRs: they are in the first update, and follow their objects.
+// TestServiceCIDRs: the first update has them, and later updates follow their objects.
 func TestServiceCIDRs(t *testing.T) {
 	s := newAPIServer(t)
 	s.set("nodes", node("192.168.0.2"))
@@ -298,8 +298,9 @@ func TestServiceCIDRs(t *testing.T) {
 	o.await(textNode + "service-cidr 10.112.0.0/16\nservice-cidr 10.96.0.0/12\n")
 }
 
-// TestServiceCIDRsRefused: an API server that has none holds nothing up, and an
-// account that may not read them, which can be for a moment only, the time-out.
+// TestServiceCIDRsRefused: an API server without ServiceCIDRs holds nothing up. An
+// account that may not read them waits until the time-out, since it may get the right in
+// a moment.
 func TestServiceCIDRsRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		code    int
@@ -324,8 +325,8 @@ func serviceCIDR(name string, cidrs ...string) *networkingv1.ServiceCIDR {
 	}
 }
 
-// TestAPIServerAway: it is away at the start and later; what happened
-// meanwhile is made up for, deletions too.
+// TestAPIServerAway: the API server is away at the start, and again later. The watcher
+// catches up with all changes of the meantime, deletions included.
 func TestAPIServerAway(t *testing.T) {
 	s := newAPIServer(t)
 	s.stop()
@@ -350,7 +351,7 @@ func TestAPIServerAway(t *testing.T) {
 	s.start()
 	o.await(textNode + textSvc0Two)
 	upToDate()
-	for len(o.reported) > 0 { // Of this outage: each resource says it.
+	for len(o.reported) > 0 { // Each resource reports this outage.
 		<-o.reported
 	}
 
@@ -370,9 +371,10 @@ func TestAPIServerAway(t *testing.T) {
 	upToDate()
 }
 
-// TestAnswersWhenAllIsFresh: an API server that comes back refuses EndpointSlices
-// for a while, as it does until it knows the roles. It is said to answer only when
-// they are there too and have been published, and before that who is behind.
+// TestAnswersWhenAllIsFresh: an API server that comes back refuses EndpointSlices for a
+// while, as it does until it knows the roles. The watcher says that the server answers
+// only when the slices are there too and have been published. Until then it says which
+// resources are behind.
 func TestAnswersWhenAllIsFresh(t *testing.T) {
 	s := newAPIServer(t)
 	s.set("nodes", node("192.168.0.2"))
@@ -432,8 +434,7 @@ func TestHostAddresses(t *testing.T) {
 	o.await(textNode)
 }
 
-// TestKeptIsSmall: what is kept of an object has none of the metadata that
-// nothing reads.
+// TestKeptIsSmall: a kept object has no metadata that the proxy does not read.
 func TestKeptIsSmall(t *testing.T) {
 	s := uniformSlice(0, 3)
 	s.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "x"}}
@@ -464,8 +465,8 @@ func TestClientConfig(t *testing.T) {
 	}
 }
 
-// TestNothingBeforeSync: changes wait for the sync, and a sync that never
-// comes, because ctx ends or a list is missing, lets nothing out.
+// TestNothingBeforeSync: changes wait for the sync. If the sync never comes, because ctx
+// ends or a list is missing, nothing comes out.
 func TestNothingBeforeSync(t *testing.T) {
 	closed, open := make(chan struct{}), make(chan struct{})
 	close(closed)
@@ -474,7 +475,7 @@ func TestNothingBeforeSync(t *testing.T) {
 	out := service.NewMailbox()
 	w := NewWatcher(Options{Node: "node-0"}, out)
 	w.change(func(ix *index) { ix.setService(convertService(uniformService(0))) })
-	for range 50 { // A wrong select would choose at random.
+	for range 50 { // A wrong select would choose one of its cases at random.
 		w.awaitSync(ended, awaited{there: closed}, awaited{there: open})
 		w.publish()
 		if _, ok := out.Take(); ok {

@@ -14,8 +14,8 @@ import (
 	"nftproxy/nft/ruleset"
 )
 
-// pipeline is all that a change goes through in the process, from the API's
-// object to the batch for the kernel.
+// pipeline has all stages of a change in the process, from the API's object to the batch
+// for the kernel.
 type pipeline struct {
 	index     *index
 	compiler  *ruleset.Compiler
@@ -42,7 +42,7 @@ func (p *pipeline) stage(name string) {
 	p.last = now
 }
 
-// change takes new versions of slices all the way and returns what is written.
+// change takes new versions of slices through all stages and returns the batch.
 func (p *pipeline) change(endpointSlices ...*discoveryv1.EndpointSlice) nft.Batch {
 	p.stage("")
 	var list []*sliceObject
@@ -66,8 +66,8 @@ func (p *pipeline) change(endpointSlices ...*discoveryv1.EndpointSlice) nft.Batc
 	return batch
 }
 
-// largeService is one Service with so many endpoints, in slices of at most so
-// many and on so many nodes, and the pipeline with it.
+// largeService makes one Service with the given number of endpoints, in slices of at most
+// the given size and on the given number of nodes. It returns the pipeline too.
 func largeService(endpoints, perSlice, nodes int, affinity time.Duration) (*pipeline, []*discoveryv1.EndpointSlice) {
 	p := newPipeline()
 	object := convertService(uniformService(0))
@@ -79,7 +79,8 @@ func largeService(endpoints, perSlice, nodes int, affinity time.Duration) (*pipe
 		s.Name = fmt.Sprint("slice-", len(list))
 		for i := at; i < min(at+perSlice, endpoints); i++ {
 			e := uniformSlice(0, 1).Endpoints[0]
-			// The slices of a Service overlap, as they do after some time.
+			// The slices of a Service overlap. In real clusters they do so after some
+			// time.
 			n := (i*7919)%endpoints + 1
 			e.Addresses = []string{fmt.Sprintf("10.%d.%d.%d", 1+n>>16, n>>8&255, n&255)}
 			node := fmt.Sprint("node-", n%nodes)
@@ -92,7 +93,7 @@ func largeService(endpoints, perSlice, nodes int, affinity time.Duration) (*pipe
 	return p, list
 }
 
-// replaced is the slice with another address for one of its endpoints.
+// replaced returns the slice with another address for one of its endpoints.
 func replaced(s *discoveryv1.EndpointSlice, i int, addr string) *discoveryv1.EndpointSlice {
 	next := *s
 	next.Endpoints = slices.Clone(s.Endpoints)
@@ -100,9 +101,9 @@ func replaced(s *discoveryv1.EndpointSlice, i int, addr string) *discoveryv1.End
 	return &next
 }
 
-// TestChangeOfLargeService counts the bytes that one replaced endpoint takes, all
-// stages together: not many more of 10,000 endpoints than of 1,000, and not many
-// more where all of them are on the node.
+// TestChangeOfLargeService counts the bytes that all stages together allocate for one
+// replaced endpoint. A Service of 10,000 endpoints takes little more than one of 1,000.
+// It takes little more if all of them are on the node.
 func TestChangeOfLargeService(t *testing.T) {
 	cost := func(endpoints, nodes int) float64 {
 		p, list := largeService(endpoints, 100, nodes, 0)
@@ -111,7 +112,7 @@ func TestChangeOfLargeService(t *testing.T) {
 		const runs = 50
 		var before, after runtime.MemStats
 		for i := range 2 + runs {
-			if i == 2 { // from here on every stage has what it remembers
+			if i == 2 { // from here on every stage remembers the earlier state
 				runtime.ReadMemStats(&before)
 			}
 			if size := p.change(versions[i%2]).Size(); size < 2 || size > 4 {
@@ -130,8 +131,8 @@ func TestChangeOfLargeService(t *testing.T) {
 	}
 }
 
-// BenchmarkLargeService replaces one endpoint of a Service and says what each
-// stage takes of it: the median, in microseconds.
+// BenchmarkLargeService replaces one endpoint of a Service. It reports the median time of
+// each stage, in microseconds.
 func BenchmarkLargeService(b *testing.B) {
 	for _, c := range []struct {
 		endpoints, perSlice, nodes int

@@ -17,8 +17,8 @@ import (
 	"nftproxy/test/nfttest"
 )
 
-// largeObjects are the slices of a few Services, whose endpoints overlap, with a
-// pipeline that sees each change and one object of everything as it is now.
+// largeObjects are the slices of a few Services with overlapping endpoints. A pipeline
+// sees each change, and one object holds the present state.
 type largeObjects struct {
 	*pipeline
 	rng      *rand.Rand
@@ -51,7 +51,7 @@ func (o *largeObjects) step() {
 	}
 }
 
-// stepSlice changes some of a slice's endpoints: a few mostly, at times all.
+// stepSlice changes some of a slice's endpoints: mostly a few, at times all.
 func (o *largeObjects) stepSlice(owner int, name string) {
 	s := uniformSlice(owner, 0)
 	s.Namespace, s.Name = "ns-"+fmt.Sprint(owner), fmt.Sprint(name, "-of-", owner)
@@ -85,8 +85,8 @@ func (o *largeObjects) stepSlice(owner int, name string) {
 	o.index.setSlice(convertSlice(s))
 }
 
-// endpoint is one of some hundred, mostly in a condition that is the usual one at
-// present.
+// endpoint returns one of some hundred endpoints, mostly in the condition that is usual
+// at present.
 func (o *largeObjects) endpoint() discoveryv1.Endpoint {
 	kind := o.kind
 	if o.rng.IntN(300) == 0 {
@@ -106,7 +106,7 @@ func (o *largeObjects) endpoint() discoveryv1.Endpoint {
 	return e
 }
 
-// fresh returns the index that a start makes of the objects.
+// fresh returns the index that a start makes from the objects.
 func (o *largeObjects) fresh() *index {
 	ix := newIndex("node-0")
 	for _, s := range o.services {
@@ -118,10 +118,9 @@ func (o *largeObjects) fresh() *index {
 	return ix
 }
 
-// TestLargeServices: with hundreds of endpoints in slices that overlap, what the
-// stages make step by step is what a start makes of the same objects: snapshot,
-// program and tables. Each target that stays keeps its index, and a restart
-// writes nothing.
+// TestLargeServices: the Services have hundreds of endpoints in overlapping slices. Step
+// by step, the stages make the same snapshot, program and tables as a start with the same
+// objects. Each target that stays keeps its index, and a restart writes nothing.
 func TestLargeServices(t *testing.T) {
 	n, steps := uint64(4), 60
 	if testing.Short() {
@@ -193,8 +192,8 @@ func targetsByPool(m *nft.Model) map[nft.Value][]nft.Value {
 	return all
 }
 
-// stayed: a target that stays in a pool stays at its index, if the pool has that
-// still.
+// stayed fails unless each target that stays in a pool keeps its index, if the pool still
+// has that index.
 func stayed(t *testing.T, step int, before, after map[nft.Value][]nft.Value) {
 	t.Helper()
 	for pool, targets := range before {

@@ -14,11 +14,11 @@ import (
 	"nftproxy/model/service"
 )
 
-// patience is how long a test waits for what must come before it gives up. No
-// test passes because it has run out.
+// patience is how long a test waits for an expected event. No test passes because this
+// time has run out.
 const patience = 20 * time.Second
 
-// follower runs a watcher on manifests and looks at what comes out.
+// follower runs a watcher on manifests and receives its snapshots.
 type follower struct {
 	*testing.T
 	out      *service.Mailbox
@@ -48,7 +48,7 @@ func followWith(t *testing.T, path string, opts Options) *follower {
 	return f
 }
 
-// await takes snapshots until one has exactly the cluster IPs.
+// await takes snapshots until one has exactly the given cluster IPs.
 func (f *follower) await(want ...string) {
 	f.Helper()
 	timeout := time.After(patience)
@@ -77,7 +77,7 @@ func (f *follower) addresses() []string {
 	return list
 }
 
-// awaitProblem waits for one whose text contains want.
+// awaitProblem waits for a problem whose text contains want.
 func (f *follower) awaitProblem(want string) Problem {
 	f.Helper()
 	timeout := time.After(patience)
@@ -131,7 +131,7 @@ func TestFollowDirectory(t *testing.T) {
 	must(t, os.Rename(filepath.Join(dir, "a.yaml.new"), a))
 	f.await("10.96.0.12", "10.96.0.2")
 
-	// Moved in from elsewhere, hard-linked, symlinked.
+	// Moved in from another directory, hard-linked, symlinked.
 	elsewhere := t.TempDir()
 	write(t, filepath.Join(elsewhere, "c"), manifest("c", "10.96.0.3"))
 	must(t, os.Rename(filepath.Join(elsewhere, "c"), filepath.Join(dir, "c.yml")))
@@ -147,7 +147,7 @@ func TestFollowDirectory(t *testing.T) {
 	write(t, filepath.Join(elsewhere, "e"), manifest("e", "10.96.0.55"))
 	f.await("10.96.0.12", "10.96.0.2", "10.96.0.3", "10.96.0.4", "10.96.0.55")
 	must(t, os.Remove(filepath.Join(elsewhere, "e")))
-	f.awaitProblem("e.yaml: no such file or directory") // The link is still there: so is its last state.
+	f.awaitProblem("e.yaml: no such file or directory") // The link is still there, so its last content counts.
 
 	must(t, os.Remove(filepath.Join(dir, "e.yaml")))
 	must(t, os.Rename(a, filepath.Join(dir, "a.txt")))
@@ -155,8 +155,8 @@ func TestFollowDirectory(t *testing.T) {
 	f.await("10.96.0.3", "10.96.0.4")
 }
 
-// TestFollowConfigMap swaps ..data as the kubelet does: a new directory, a new
-// link beside it, renamed over the old one, the old directory removed.
+// TestFollowConfigMap swaps ..data as the kubelet does: it makes a new directory and a
+// new link, renames that over the old link, and removes the old directory.
 func TestFollowConfigMap(t *testing.T) {
 	dir := t.TempDir()
 	publish := func(version string, files map[string][]byte) {
@@ -180,8 +180,8 @@ func TestFollowConfigMap(t *testing.T) {
 	f.await("10.96.0.21", "10.96.0.12")
 }
 
-// TestFollowSlowWriter: a file that has been truncated and not written yet, or
-// only half, keeps what it said; the others go on.
+// TestFollowSlowWriter: a file that is truncated, or only half written, keeps its last
+// content. Other files are followed.
 func TestFollowSlowWriter(t *testing.T) {
 	dir := t.TempDir()
 	slow, other := filepath.Join(dir, "slow.yaml"), filepath.Join(dir, "other.yaml")
@@ -224,7 +224,7 @@ func TestFollowSlowWriter(t *testing.T) {
 	}
 }
 
-// TestFollowBroken: the problem is reported once, the last good state stays.
+// TestFollowBroken: the problem is reported once, and the last good content stays.
 func TestFollowBroken(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a.yaml")
@@ -252,7 +252,7 @@ func TestFollowBroken(t *testing.T) {
 	}
 }
 
-// TestFollowFile: one file, replaced in every way, gone for a while, and its
+// TestFollowFile: one file is replaced in every way, and is gone for a while, with its
 // directory too.
 func TestFollowFile(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "sub")
@@ -275,8 +275,8 @@ func TestFollowFile(t *testing.T) {
 	f.await("10.96.0.4")
 }
 
-// TestFollowRecreatedDirectory: the directory itself goes and comes back; what
-// was said last counts in between.
+// TestFollowRecreatedDirectory: the directory itself goes and comes back. Meanwhile the
+// last content counts.
 func TestFollowRecreatedDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "manifests")
 	must(t, os.Mkdir(dir, 0o755))
@@ -300,8 +300,8 @@ func TestManifestsStart(t *testing.T) {
 	}
 }
 
-// TestUnchangedDocumentIsNotReadAgain: an edit of one document leaves the
-// other's objects as they are, wherever they move in the file.
+// TestUnchangedDocumentIsNotReadAgain: an edit of one document leaves the objects of the
+// other document as they are, even if these move within the file.
 func TestUnchangedDocumentIsNotReadAgain(t *testing.T) {
 	old := readManifest("f", append(manifest("a", "10.96.0.1"), "---\n"+string(manifest("b", "10.96.0.2"))...), [32]byte{1}, &manifestFile{})
 	now := readManifest("f", append(manifest("c", "10.96.0.3"), "---\n"+string(manifest("a", "10.96.0.1"))...), [32]byte{2}, old)
@@ -310,8 +310,8 @@ func TestUnchangedDocumentIsNotReadAgain(t *testing.T) {
 	}
 }
 
-// FuzzReadManifest: nothing makes it panic, lines are lines of the file, and
-// whatever stands before a document, the document counts.
+// FuzzReadManifest: no input makes the reader panic, every reported line is in the file,
+// and a document is read whatever stands before it.
 func FuzzReadManifest(f *testing.F) {
 	f.Add(manifest("a", "10.96.0.1"))
 	f.Add([]byte("---\n---\n...\n--- {\n"))

@@ -14,7 +14,8 @@ import (
 )
 
 // TestAPIServerSilent: an API server that never answers, as behind a wrong address, is
-// reported like one that refuses. client-go takes the time-out of a watch for its end.
+// reported like one that refuses. client-go treats the time-out of a watch as its regular
+// end.
 func TestAPIServerSilent(t *testing.T) {
 	config, err := ClientConfig("", "http://192.0.2.1:6443")
 	if err != nil {

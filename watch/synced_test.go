@@ -11,8 +11,8 @@ import (
 	"nftproxy/model/service"
 )
 
-// TestSynced: Synced is called once, when the objects are there and the update waits for
-// nothing more, and before the first snapshot is made.
+// TestSynced: Synced is called once, before the first snapshot is made. By then the
+// objects are there and the update waits for nothing more.
 func TestSynced(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "a.yaml"), manifest("a", "10.96.0.1"))

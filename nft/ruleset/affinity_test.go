@@ -15,8 +15,8 @@ import (
 	"nftproxy/test/rulesettest"
 )
 
-// affinitySnapshot has one service with affinity and the endpoints given, the
-// first of which are on the node.
+// affinitySnapshot has one service with affinity and the given endpoints. The first of
+// them are on the node.
 func affinitySnapshot(policy service.TrafficPolicy, local int, endpoints ...string) service.Snapshot {
 	p := service.Port{Name: "http", Protocol: service.TCP, Port: 80, NodePort: 30080}
 	var list []service.Endpoint
@@ -145,8 +145,8 @@ func TestAffinityShrunk(t *testing.T) {
 		if diff := cmp.Diff(test.want, strings.Join(got, " ")); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", test.name, diff)
 		}
-		// What comes may have been there before, and is not of the new program's
-		// making.
+		// An address that comes may have been there earlier, and the new program did not
+		// make it.
 		if n := len(ruleset.AffinityShrunk(ruleset.Compile(cfg, service.NewBuilder(service.Node{}).Snapshot()), fresh)); n != len(ruleset.AffinityMaps(fresh)) {
 			t.Errorf("%s: %d maps concerned where all are new", test.name, n)
 		}
@@ -258,7 +258,7 @@ func TestAffinityShrunkMissesNothing(t *testing.T) {
 	}
 }
 
-// gone compares in the slow way what each map may hold.
+// gone compares the contents that each map may hold, in the slow way.
 func gone(old, next *nft.Program) []ruleset.AffinityName {
 	var names []ruleset.AffinityName
 	for _, m := range ruleset.AffinityMaps(old) {

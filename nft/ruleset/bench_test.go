@@ -16,7 +16,7 @@ func benchConfig() ruleset.Config {
 	return ruleset.Config{Table: ruleset.DefaultTable, MasqueradeBit: 14, ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}
 }
 
-// BenchmarkFirst is the first program of a process, and its batch.
+// BenchmarkFirst makes the first program of a process, and its batch.
 func BenchmarkFirst(b *testing.B) {
 	for _, n := range []int{1_000, 10_000} {
 		snapshot := servicetest.Uniform(n, 10)
@@ -36,7 +36,7 @@ func BenchmarkFirst(b *testing.B) {
 	}
 }
 
-// BenchmarkRestart is what a restart does beside reading the tables.
+// BenchmarkRestart does the work of a restart, except for reading the tables.
 func BenchmarkRestart(b *testing.B) {
 	program := ruleset.Compile(benchConfig(), servicetest.Uniform(10_000, 10))
 	m := program.Model()
@@ -50,7 +50,7 @@ func BenchmarkRestart(b *testing.B) {
 	})
 }
 
-// BenchmarkOneEndpoint replaces one endpoint of one service: from the
+// BenchmarkOneEndpoint replaces one endpoint of one service. It measures from the
 // service's new value to the batch for the kernel.
 func BenchmarkOneEndpoint(b *testing.B) {
 	for _, n := range []int{1_000, 30_000} {
@@ -77,9 +77,9 @@ func BenchmarkOneEndpoint(b *testing.B) {
 	}
 }
 
-// BenchmarkAffinity is what session affinity costs beside the program: finding
-// out whether a change calls for a sweep, and what the sweep may keep, where
-// every service has it.
+// BenchmarkAffinity measures the cost of session affinity beside the program, with
+// affinity for every service: it finds out whether a change calls for a sweep, and which
+// clients the sweep may keep.
 func BenchmarkAffinity(b *testing.B) {
 	builder := service.NewBuilder(servicetest.Node())
 	builder.SetMaxAffinityPorts(1 << 20)
@@ -111,7 +111,7 @@ func BenchmarkAffinity(b *testing.B) {
 	})
 }
 
-// BenchmarkReadBack is what a start asks once, beside the first sync.
+// BenchmarkReadBack measures the look-up that a start makes once, beside the first sync.
 func BenchmarkReadBack(b *testing.B) {
 	s := servicetest.Uniform(10_000, 10)
 	m := ruleset.Compile(benchConfig(), s).Model()

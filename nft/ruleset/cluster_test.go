@@ -12,8 +12,8 @@ import (
 	"nftproxy/test/rulesettest"
 )
 
-// seeds runs the test with n sources of randomness, always the same. With -short it
-// takes every twelfth of them, so that the package takes some 3 s of CPU.
+// seeds runs the test with n sources of randomness, always the same. With -short it takes
+// every twelfth of them, so that the package takes some 3 s of CPU.
 func seeds(t *testing.T, n int, test func(t *testing.T, rng *rand.Rand)) {
 	if testing.Short() {
 		n = (n + 11) / 12
@@ -23,8 +23,8 @@ func seeds(t *testing.T, n int, test func(t *testing.T, rng *rand.Rand)) {
 	}
 }
 
-// script is a source of randomness that a fuzzer can steer: its bytes first,
-// then the same numbers each time.
+// script is a source of randomness that a fuzzer can steer: its bytes come first, and
+// after them the same numbers each time.
 type script struct {
 	bytes []byte
 	rest  *rand.PCG
@@ -50,8 +50,9 @@ func build(node service.Node, services []*service.Service, cidrs ...netip.Prefix
 	return b.Snapshot()
 }
 
-// randomServices are those of rulesettest, now and then with an endpoint that has
-// an address of services, a cluster IP perhaps: nothing can be reached there.
+// randomServices returns the services of rulesettest. Now and then one has an endpoint
+// with an address that is reserved for services, perhaps a cluster IP. No packet can
+// reach such an endpoint.
 func randomServices(rng *rand.Rand, node *service.Node) []*service.Service {
 	list := rulesettest.Services(rng, node)
 	for i, s := range list {

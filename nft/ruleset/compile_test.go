@@ -32,8 +32,8 @@ func newHistory(rng *rand.Rand) *randomHistory {
 	return &randomHistory{rng, node, service.NewBuilder(node), servicetest.Changes(rng, 1000, rulesettest.Everything())}
 }
 
-// next makes a few changes, or many, or none; now and then the node changes
-// too, or the ranges that cluster IPs come from, and seldom it gets another name.
+// next makes a few changes, or many, or none. Now and then it also changes the node or
+// the ranges of cluster IPs, and seldom the node's name.
 func (h *randomHistory) next() service.Snapshot {
 	if h.rng.IntN(30) == 0 {
 		h.node.Name = fmt.Sprint("node-", h.rng.IntN(3))
@@ -60,7 +60,7 @@ func (h *randomHistory) next() service.Snapshot {
 	return h.builder.Snapshot()
 }
 
-// TestMemoised: a compiler with a history makes the same program as a new one.
+// TestMemoised: a compiler with a history makes the same program as a new compiler.
 func TestMemoised(t *testing.T) {
 	seeds(t, 25, func(t *testing.T, rng *rand.Rand) {
 		cfg, _ := rulesettest.Config(rng)
@@ -114,7 +114,7 @@ func TestUnlistedClusterIPs(t *testing.T) {
 	want("its service gone too", false)
 }
 
-// wantShared: what has not changed is the same object as before.
+// wantShared fails if an unchanged object is not the same object as before.
 func wantShared(t *testing.T, a, b service.Snapshot, before, after *nft.Program) {
 	t.Helper()
 	for name, s := range b.Services.All() {
@@ -123,7 +123,7 @@ func wantShared(t *testing.T, a, b service.Snapshot, before, after *nft.Program)
 			continue
 		}
 		if (s.Sources != nil || restrictions != nil) && !slices.Equal(a.Node.Addresses, b.Node.Addresses) {
-			continue // Whether the node is let in may have changed.
+			continue // This change may admit the node.
 		}
 		for _, f := range nft.Families() {
 			if before.Table(f).Parts.At(string(name)) != after.Table(f).Parts.At(string(name)) {

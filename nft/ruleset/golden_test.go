@@ -124,8 +124,8 @@ func checkTrace(t *testing.T, m *nft.Model, node *service.Node, line string) {
 	}
 }
 
-// connect checks one line "NUMBER PACKET = RESULT", where the random index that
-// the packet gets is NUMBER, modulo whatever it is drawn from.
+// connect checks one line "NUMBER PACKET = RESULT". The packet gets the random index
+// NUMBER, modulo the size of the range.
 func connect(t *testing.T, m *nft.Model, node *service.Node, line string) {
 	t.Helper()
 	number, rest, _ := strings.Cut(line, " ")

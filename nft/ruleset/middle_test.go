@@ -31,19 +31,19 @@ func lookups() [][]string {
 	}
 }
 
-// sourceLists stands for the sets of source ranges. What is in one never changes,
-// but it comes and goes.
+// sourceLists stands for the sets of source ranges. The contents of such a set never
+// change, but the set comes and goes.
 const sourceLists = "source-ranges-"
 
-// againClusterIPs stands for cluster-ips as postrouting asks it.
+// againClusterIPs stands for cluster-ips when postrouting looks into it.
 const againClusterIPs = "cluster-ips again"
 
 // TestInTheMiddle: a transaction comes between any two lookups of a packet. The packet
-// must go to an endpoint that its address had before or has after it. It may be dropped
-// where policy Local or source ranges apply, or where the service had or has no
-// endpoint; else index 0 must take it. It must not leave the node as it came, unless the
-// ServiceCIDR that kept it goes. The maps of clients must not remember an endpoint that
-// the new program would sweep.
+// must go to an endpoint that its address had before or has after the transaction. It may
+// be dropped where policy Local or source ranges apply, or where the service had or has
+// no endpoint. Otherwise index 0 must take it. It must not leave the node untranslated,
+// unless the ServiceCIDR that kept it goes. The maps of clients must not remember an
+// endpoint that the new program would sweep.
 func TestInTheMiddle(t *testing.T) {
 	seen := map[string]int{}
 	seeds(t, 150, func(t *testing.T, rng *rand.Rand) {
@@ -53,8 +53,9 @@ func TestInTheMiddle(t *testing.T) {
 		}
 		node := *before.node
 		if rng.IntN(4) == 0 {
-			// What source ranges let in, and who is a pod. Which addresses the
-			// routing table calls local is no part of the transaction.
+			// These facts decide which sources are admitted, and which clients are pods.
+			// The transaction does not change which addresses the routing table calls
+			// local.
 			node.Addresses = append(slices.Clip(node.Addresses), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00:1::2"))
 			node.PodCIDRs = servicetest.PodCIDRs(rng)
 		}
@@ -78,7 +79,7 @@ func TestInTheMiddle(t *testing.T) {
 	}
 }
 
-// changed has some of the services as they were, some changed and some others.
+// changed returns the services: some as they were, some changed, and some new.
 func changed(rng *rand.Rand, services []*service.Service, node *service.Node) []*service.Service {
 	next := randomServices(rng, node)
 	for _, s := range services {
@@ -95,14 +96,14 @@ type middle struct {
 	before *trial
 	after  *oracle
 	fresh  *nft.Model
-	// maps of clients of the new program.
+	// maps are the maps of clients of the new program.
 	maps []ruleset.AffinityMap
 	seen map[string]int
 }
 
-// check sends packets through a moment: the first lookups, up to cut, are asked
-// of the old program. Rules are the old ones; with leaving those of postrouting
-// and input are the new ones already.
+// check sends packets at one moment of the transaction. The old program answers the first
+// lookups, up to cut. The rules are the old ones, but with leaving the rules of
+// postrouting and input are already the new ones.
 func (m *middle) check(t *testing.T, cut int, leaving bool) {
 	kernel := m.kernel(t, cut, leaving)
 	local := func(a netip.Addr) bool { return m.before.local(a) }
@@ -115,15 +116,15 @@ func (m *middle) check(t *testing.T, cut int, leaving bool) {
 			m.wantFair(t, cut, p, r)
 		}
 		r := kernel.Trace(p, nft.Host{Local: local, Random: m.before.rng.Uint32N})
-		if cut < 12 { // The endpoints that may be remembered are the new ones.
+		if cut < 12 { // Only the new endpoints may be remembered.
 			m.wantKept(t, p, r)
 		}
 	}
 }
 
-// kernel holds old and new sets, and rules of both: the old ones, and those of
-// chains that only the new program has, as if a transaction had added them
-// before.
+// kernel returns a model with old and new sets, and with rules of both programs: the old
+// rules, and those of chains that only the new program has. So it looks as if an earlier
+// transaction had added them.
 func (m *middle) kernel(t *testing.T, cut int, leaving bool) *nft.Model {
 	kernel := nft.NewModel()
 	for _, f := range nft.Families() {
@@ -145,12 +146,12 @@ func (m *middle) kernel(t *testing.T, cut int, leaving bool) *nft.Model {
 				from = old
 			}
 			c.Sets[name] = from.Sets[name]
-			if c.Sets[name] == nil { // It comes, or it goes.
+			if c.Sets[name] == nil { // The set comes, or it goes.
 				c.Sets[name] = &nft.SetContents{Set: s.Set}
 			}
 		}
 		for name, s := range old.Sets {
-			if s.Set.Dynamic { // Clients are remembered over changes.
+			if s.Set.Dynamic { // A change keeps the remembered clients.
 				c.Sets[name] = s
 			}
 		}
@@ -167,12 +168,12 @@ func (m *middle) kernel(t *testing.T, cut int, leaving bool) *nft.Model {
 	return kernel
 }
 
-// isClusterIP: the address is a cluster IP, or was one.
+// isClusterIP says whether the address is a cluster IP, or was one.
 func (m *middle) isClusterIP(a netip.AddrPort) bool {
 	return m.before.isClusterIP(a.Addr()) || m.after.isClusterIP(a.Addr())
 }
 
-// again gives postrouting a set of cluster IPs of its own, which holds the same.
+// again gives postrouting a copy of the set of cluster IPs.
 func again(c *nft.Contents) {
 	c.Sets[againClusterIPs] = c.Sets["cluster-ips"]
 	next := *c.Chains["postrouting"]
@@ -186,7 +187,7 @@ func again(c *nft.Contents) {
 	c.Chains["postrouting"] = &next
 }
 
-// wantFair fails if what became of the packet is right neither before nor after the
+// wantFair fails if the packet's outcome is right neither before nor after the
 // transaction, nor excused in between.
 func (m *middle) wantFair(t *testing.T, cut int, p nft.Packet, r nft.Result) {
 	t.Helper()
@@ -219,15 +220,14 @@ func (m *middle) wantFair(t *testing.T, cut int, p nft.Packet, r nft.Result) {
 	}
 }
 
-// expectation is what may become of a packet.
+// expectation is the set of allowed outcomes of a packet.
 type expectation struct {
 	fates []nft.Fate
-	// delicate: policy Local or source ranges may drop the packet.
+	// delicate says that policy Local or source ranges may drop the packet.
 	delicate bool
 }
 
-// expected returns what may become of a packet, and the endpoints of the frontend that it
-// goes to.
+// expected returns the allowed outcomes of a packet, and the endpoints of its frontend.
 func (o *oracle) expected(p nft.Packet) ([]netip.AddrPort, expectation) {
 	var v expectation
 	for _, r := range o.outcomes(p) {
@@ -242,7 +242,7 @@ func (o *oracle) expected(p nft.Packet) ([]netip.AddrPort, expectation) {
 	return append(lists[all], lists[own]...), v
 }
 
-// wantKept: what a packet leaves in the maps of clients stays over a sweep.
+// wantKept fails if a sweep would remove a client that the packet left in a map.
 func (m *middle) wantKept(t *testing.T, p nft.Packet, r nft.Result) {
 	t.Helper()
 	for _, l := range r.Learned {

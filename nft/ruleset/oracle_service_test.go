@@ -10,9 +10,9 @@ import (
 	"nftproxy/nft"
 )
 
-// This file is the oracle's knowledge of services and of the node.
+// This file has the oracle's knowledge of services and of the node.
 
-// target is a service's port as it is reached by an address or a node port.
+// target is a service's port, reached by an address or a node port.
 type target struct {
 	s    *service.Service
 	port *service.Port
@@ -21,9 +21,9 @@ type target struct {
 	at netip.AddrPort
 }
 
-// address is the oldest service that has the address as cluster IP and serves
-// the port on it; failing that the oldest that has it from its load balancer,
-// then as external address; nil for none.
+// address returns the oldest service that has the address as cluster IP and serves the
+// port on it. Without one it returns the oldest that has the address from its load
+// balancer, then the oldest that has it as external address, then nil.
 func (o *oracle) address(dst netip.AddrPort, protocol service.Protocol) *target {
 	var external, balanced *target
 	for _, s := range o.byAge() {
@@ -55,7 +55,7 @@ func (o *oracle) address(dst netip.AddrPort, protocol service.Protocol) *target 
 	return external
 }
 
-// target is what the packet is for, if it is for a service.
+// target returns the target of the packet, or nil if the packet is for no service.
 func (o *oracle) target(p nft.Packet) *target {
 	if t := o.address(p.Dst, service.Protocol(p.Protocol)); t != nil {
 		return t
@@ -63,7 +63,7 @@ func (o *oracle) target(p nft.Packet) *target {
 	return o.nodePort(p.Dst, service.Protocol(p.Protocol))
 }
 
-// nodePort is the oldest service of the family that has the node port.
+// nodePort returns the oldest service of the family that has the node port.
 func (o *oracle) nodePort(dst netip.AddrPort, protocol service.Protocol) *target {
 	unspecified := netip.IPv4Unspecified()
 	if dst.Addr().Is6() {
@@ -79,7 +79,8 @@ func (o *oracle) nodePort(dst netip.AddrPort, protocol service.Protocol) *target
 	return nil
 }
 
-// inFamily: a service exists in a family if it has a cluster IP there.
+// inFamily says whether a service exists in a family: it does if it has a cluster IP
+// there.
 func inFamily(s *service.Service, v6 bool) bool {
 	return slices.ContainsFunc(s.ClusterIPs, func(a netip.Addr) bool { return a.Is6() == v6 })
 }
@@ -94,8 +95,8 @@ func (o *oracle) isClusterIP(a netip.Addr) bool {
 	return slices.ContainsFunc(o.services, func(s *service.Service) bool { return slices.Contains(s.ClusterIPs, a) })
 }
 
-// choose: ready endpoints, or else those that serve while they terminate; of
-// all or of this node's.
+// choose returns the ready endpoints. If none is ready, it returns the endpoints that
+// serve while they terminate. With here it looks only at this node's endpoints.
 func (o *oracle) choose(p *service.Port, v6, here bool) []netip.AddrPort {
 	near := func(service.Endpoint) bool { return true }
 	if !here {
@@ -121,7 +122,7 @@ func (o *oracle) choose(p *service.Port, v6, here bool) []netip.AddrPort {
 	return chosen
 }
 
-// onNode: some service sends connections to the address, on this node.
+// onNode says whether some service sends connections to the address, on this node.
 func (o *oracle) onNode(a netip.Addr) bool {
 	for _, s := range o.services {
 		for i := range s.Ports {
@@ -137,8 +138,9 @@ func (o *oracle) onNode(a netip.Addr) bool {
 	return false
 }
 
-// topology: if all ready endpoints have node hints and one is for this node,
-// those; else the same with zones; else all.
+// topology returns a filter of endpoints. If all ready endpoints have node hints and one
+// is for this node, it passes those for this node. Otherwise it does the same with zones.
+// Otherwise it passes all.
 func (o *oracle) topology(p *service.Port, v6 bool) func(service.Endpoint) bool {
 	ready := slices.DeleteFunc(slices.Collect(p.Endpoints.All()), func(e service.Endpoint) bool { return !e.Ready || e.Addr.Addr().Is6() != v6 })
 	forNode := func(e service.Endpoint) bool {
@@ -160,7 +162,7 @@ func (o *oracle) topology(p *service.Port, v6 bool) func(service.Endpoint) bool 
 	return func(service.Endpoint) bool { return true }
 }
 
-// reachable are all endpoints that some connection to the port may get.
+// reachable returns all endpoints that some connection to the port may get.
 func (o *oracle) reachable(s *service.Service, p *service.Port, v6 bool) []netip.AddrPort {
 	var all []netip.AddrPort
 	ofFamily := func(a netip.Addr) bool { return a.Is6() == v6 }
@@ -178,9 +180,10 @@ func (o *oracle) local(a netip.Addr) bool {
 	return a.IsLoopback() || slices.Contains(o.node.HostAddresses, a)
 }
 
-// servesNodePorts: with "primary" the node's first address of the family, with
-// CIDRs the local ones in them. Loopback addresses never do. A family without
-// any CIDR, or with one that holds everything, is served on all local ones.
+// servesNodePorts says whether the address serves node ports. With "primary" the node's
+// first address of the family does. With CIDRs the local addresses in them do. A family
+// without a CIDR, or with one that holds all addresses, serves on all local addresses.
+// Loopback addresses never serve.
 func (o *oracle) servesNodePorts(a netip.Addr) bool {
 	if a.IsLoopback() {
 		return false

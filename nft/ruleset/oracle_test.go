@@ -10,20 +10,20 @@ import (
 	"nftproxy/nft/ruleset"
 )
 
-// oracle tells what becomes of a new connection, in the slowest and plainest
-// way: it asks every service in turn. It is written from what kube-proxy does
-// (TCP is refused with a reset instead of ICMP) and knows nothing of programs.
+// oracle tells the outcome of a new connection in the slowest and plainest way: it looks
+// at every service in turn. It follows kube-proxy's behaviour, but refuses TCP with a
+// reset instead of ICMP. It knows nothing of programs.
 type oracle struct {
 	node     *service.Node
 	services []*service.Service
 	cfg      ruleset.Config
-	// serviceCIDRs are what cluster IPs come from.
+	// serviceCIDRs are the ranges of cluster IPs.
 	serviceCIDRs []netip.Prefix
-	// nodePortAddresses is what --nodeport-addresses was given.
+	// nodePortAddresses is the value of --nodeport-addresses.
 	nodePortAddresses []string
-	// memory is where clients were sent, for session affinity.
+	// memory has the endpoint of each client, for session affinity.
 	memory map[visit]netip.AddrPort
-	// seen counts what it was asked about.
+	// seen counts how often each case came up.
 	seen map[string]int
 }
 
@@ -33,7 +33,7 @@ func (o *oracle) saw(what string) {
 	}
 }
 
-// outcomes lists everything that may become of the packet, sorted.
+// outcomes lists all possible outcomes of the packet, sorted.
 func (o *oracle) outcomes(p nft.Packet) []nft.Result {
 	dst, protocol := p.Dst.Addr(), service.Protocol(p.Protocol)
 	if t := o.address(p.Dst, protocol); t != nil {
@@ -66,9 +66,10 @@ func (o *oracle) outcomes(p nft.Packet) []nft.Result {
 	return []nft.Result{{Fate: nft.Untouched}}
 }
 
-// keptOut: a load balancer's address and port let in the source ranges only,
-// whichever service they lead to. If one of them holds an address of this node,
-// the addresses themselves are let in too.
+// keptOut says whether source ranges forbid the packet. Packets to a load balancer's
+// address and port must come from the source ranges, whichever service they lead to. If a
+// range holds an address of this node, packets from the load balancer's addresses are
+// admitted too.
 func (o *oracle) keptOut(src netip.Addr, t *target) bool {
 	dst, by := t.at.Addr(), o.restricting(t)
 	if by == nil {
@@ -98,9 +99,10 @@ func (o *oracle) keptOut(src netip.Addr, t *target) bool {
 	return true
 }
 
-// restricting is the service whose source ranges count for an address: the one
-// that is served there, or else the oldest of those whose cluster IP it is,
-// which only lost it by age; or else the oldest of all.
+// restricting returns the service whose source ranges count for an address. That is the
+// service which is served there. If it has no ranges, it is the oldest service with that
+// cluster IP, which lost the address only by its age. Without such a service it is the
+// oldest of all.
 func (o *oracle) restricting(t *target) *service.Service {
 	dst := t.at.Addr()
 	var found *service.Service
@@ -119,7 +121,7 @@ func (o *oracle) restricting(t *target) *service.Service {
 	return found
 }
 
-// internal is the row of a cluster IP.
+// internal returns the outcomes for a cluster IP.
 func (o *oracle) internal(p nft.Packet, t *target) []nft.Result {
 	chosen := o.lists(t)[all]
 	if len(chosen) == 0 && t.s.InternalPolicy == service.Local && len(o.choose(t.port, t.at.Addr().Is6(), false)) > 0 {
@@ -130,7 +132,7 @@ func (o *oracle) internal(p nft.Packet, t *target) []nft.Result {
 	return o.deliver(p, t, all, o.cfg.MasqueradeAll || known && !pod)
 }
 
-// external is the rows of external addresses and node ports.
+// external returns the outcomes for external addresses and node ports.
 func (o *oracle) external(p nft.Packet, t *target) []nft.Result {
 	lists := o.lists(t)
 	pod, _ := o.fromPod(p)
@@ -153,9 +155,8 @@ func (o *oracle) external(p nft.Packet, t *target) []nft.Result {
 	return o.deliver(p, t, own, false)
 }
 
-// The lists of endpoints that a target may have: the one of its policy, which
-// under external policy Local is that of pods and of the node itself, and the
-// one that outsiders get then.
+// The lists of endpoints of a target. all is the list of its policy. Under external
+// policy Local, all serves pods and the node itself, and own serves outsiders.
 const (
 	all = "all"
 	own = "own"
@@ -173,8 +174,8 @@ func (o *oracle) lists(t *target) map[string][]netip.AddrPort {
 	return lists
 }
 
-// fromPod: whether a pod of the cluster sends it, if that can be told: by the
-// interface, or by the first range of the family, of the cluster or of the node.
+// fromPod says whether a pod of the cluster sends the packet, and whether that is known.
+// It goes by the interface, or by the family's first range of the cluster or of the node.
 func (o *oracle) fromPod(p nft.Packet) (pod, known bool) {
 	if i := o.cfg.PodInterface; i.Name != "" {
 		if i.Prefix {
@@ -197,8 +198,8 @@ func (o *oracle) fromPod(p nft.Packet) (pod, known bool) {
 	return false, false
 }
 
-// deliver sends the packet to each endpoint that the list has or, with session
-// affinity, to the one that the client had before.
+// deliver sends the packet to each endpoint of the list. With session affinity it sends
+// the packet to the endpoint that the client had before.
 func (o *oracle) deliver(p nft.Packet, t *target, list string, masquerade bool) []nft.Result {
 	chosen := o.lists(t)[list]
 	if len(chosen) == 0 {
@@ -218,7 +219,7 @@ func (o *oracle) deliver(p nft.Packet, t *target, list string, masquerade bool) 
 	}
 	var results []nft.Result
 	if slices.ContainsFunc(chosen, func(to netip.AddrPort) bool { return o.unserved(to.Addr()) }) {
-		// It would have to leave for an address of services.
+		// The packet would have to leave the node for an address of services.
 		o.saw("endpoint is an address of services")
 		results = []nft.Result{{Fate: nft.Dropped}}
 	}
@@ -230,7 +231,7 @@ func (o *oracle) deliver(p nft.Packet, t *target, list string, masquerade bool) 
 		hairpin := to.Addr() == p.Src.Addr() && o.onNode(to.Addr())
 		switch {
 		case o.local(to.Addr()) && !p.FromNode:
-			// It stays on the node: there is no source to hide.
+			// The packet stays on the node, so its source need not be hidden.
 			o.saw("endpoint on the node itself")
 		case masquerade || hairpin:
 			if !masquerade {
@@ -250,14 +251,14 @@ func refusal(p nft.Packet) []nft.Result {
 	return []nft.Result{{Fate: nft.Unreachable}}
 }
 
-// visit is a client at a Service port, by whichever address, served from one of
-// its lists.
+// visit is a client at a Service port that is served from one of its lists. All addresses
+// of the port share a visit.
 type visit struct {
 	client   netip.Addr
 	service  service.Name
 	port     uint16
 	protocol service.Protocol
-	// local says that the list has endpoints on the node only.
+	// local says that the list only has endpoints on the node.
 	local bool
 }
 
@@ -267,15 +268,16 @@ func (o *oracle) visit(client netip.Addr, t *target, list string) visit {
 	return visit{client, t.s.Name, t.port.Port, t.port.Protocol, local}
 }
 
-// unserved: packets that are not translated, or no more, do not get to the
-// address, since it is for services.
+// unserved says whether packets without translation must not get to the address, since it
+// is for services.
 func (o *oracle) unserved(a netip.Addr) bool {
 	inRange := o.inServiceCIDR(a)
 	return (inRange || o.isClusterIP(a)) && !o.local(a)
 }
 
-// remember: a client of a service with affinity was sent to an endpoint. It
-// keeps it in each list that has the endpoint, if it has none there.
+// remember notes to which endpoint a client of a service with affinity was sent. The
+// client keeps that endpoint in each list that has it, unless the client has another one
+// there.
 func (o *oracle) remember(p nft.Packet, r nft.Result) {
 	t := o.target(p)
 	if r.Fate != nft.DNATed || t.s.AffinityTimeout == 0 {
@@ -297,8 +299,8 @@ func (o *oracle) remember(p nft.Packet, r nft.Result) {
 	}
 }
 
-// forget: the services have changed, and clients forget endpoints that are no
-// longer in the list, or of which no address uses the list any more.
+// forget follows a change of the services. Clients forget an endpoint that is no longer
+// in the list, and one whose list no address uses any more.
 func (o *oracle) forget() {
 	for v, to := range o.memory {
 		if o.keeps(v, to) {
@@ -325,7 +327,7 @@ func (o *oracle) keeps(v visit, to netip.AddrPort) bool {
 	return false
 }
 
-// targets are the addresses by which the client reaches the Service port, and its
+// targets returns the addresses by which the client reaches the Service port, and its
 // node port.
 func (o *oracle) targets(v visit) []*target {
 	i := slices.IndexFunc(o.services, func(s *service.Service) bool { return s.Name == v.service })

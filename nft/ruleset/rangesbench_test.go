@@ -12,8 +12,8 @@ import (
 	"nftproxy/nft/ruleset"
 )
 
-// BenchmarkRanges loads a list of source ranges, changes one of them (which takes
-// the list away and brings another), and takes the last one away.
+// BenchmarkRanges loads a list of source ranges, changes one of the ranges, and takes the
+// last one away. The change removes the list and adds another one.
 func BenchmarkRanges(b *testing.B) {
 	for _, n := range []int{5000, 20_000} {
 		program := func(others ...int) *nft.Program {
@@ -42,8 +42,8 @@ func BenchmarkRanges(b *testing.B) {
 	}
 }
 
-// BenchmarkFirstPacket sends first packets to an address without source ranges,
-// and to one with, from within and from outside.
+// BenchmarkFirstPacket sends first packets to an address without source ranges and to one
+// with ranges, from sources inside and outside.
 func BenchmarkFirstPacket(b *testing.B) {
 	for _, c := range rangesCases() {
 		ports, ranges := c[0], c[1]
@@ -67,10 +67,10 @@ func BenchmarkFirstPacket(b *testing.B) {
 	}
 }
 
-// BenchmarkCommitBesideLists replaces one endpoint of a service, and gives one a
-// first endpoint and takes it away (which changes a verdict), beside 1,000
-// services of 20 ports with as many distinct lists of source ranges, with one list
-// in common and with none.
+// BenchmarkCommitBesideLists replaces one endpoint of a service. It also gives a service
+// its first endpoint and takes it away, which changes a verdict. It does this beside
+// 1,000 services of 20 ports: with as many distinct lists of source ranges, with one
+// common list, and without lists.
 func BenchmarkCommitBesideLists(b *testing.B) {
 	const services, ports = 1000, 20
 	for _, kind := range []string{"no lists", "one list", "distinct lists"} {
@@ -122,7 +122,7 @@ func alternate(b *testing.B, pair [2]*nft.Program) {
 	b.ReportMetric(float64(least.Nanoseconds())/1000, "least-us")
 }
 
-// settle leaves batches that can be applied in turn: the first ones may add chains.
+// settle returns batches that can be applied in turn: only the first ones add chains.
 func settle(b *testing.B, c *kernel.Conn, pair [2]*nft.Program, batches *[2]nft.Batch) {
 	b.Helper()
 	_, state := nft.State{}.Plan(pair[0], time.Time{})

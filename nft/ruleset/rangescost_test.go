@@ -19,7 +19,7 @@ import (
 	"nftproxy/test/testnet"
 )
 
-// Two services that are alike but for their source ranges.
+// The addresses of two services that differ only in their source ranges.
 var (
 	openAddress       = netip.MustParseAddr("198.51.100.1")
 	restrictedAddress = netip.MustParseAddr("198.51.100.2")
@@ -27,19 +27,19 @@ var (
 
 const firstPort = 1000
 
-// How packets end.
+// The errors by which a sender learns the end of its packet.
 const (
 	translated = unix.EINVAL
 	dropped    = unix.EPERM
 )
 
-// rangePrefix is one of many ranges, none of which adjoin.
+// rangePrefix is one of many ranges. None of them adjoins another.
 func rangePrefix(i int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{20 + byte(i>>16), byte(i >> 8), byte(i), 0}), 25)
 }
 
-// withRanges is a balancer's service with some ports and, unless it is 0, as many
-// ranges; the first of them are the numbers in others, which no other list has.
+// withRanges returns a load balancer's service with the given numbers of ports and
+// ranges. The first ranges are the numbers in others, which no other list has.
 func withRanges(name string, cluster, balancer netip.Addr, ports, ranges int, others ...int) *service.Service {
 	s := &service.Service{Name: service.Name(name), ClusterIPs: []netip.Addr{cluster}, LoadBalancerIPs: []netip.Addr{balancer}}
 	for i := range ports {
@@ -68,7 +68,7 @@ func rangesProgram(services ...*service.Service) *nft.Program {
 	return ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable, MasqueradeBit: ruleset.DefaultMasqueradeBit}, b.Snapshot())
 }
 
-// openAndRestricted has a service with ranges beside one without.
+// openAndRestricted has two services, one with ranges and one without.
 func openAndRestricted(ports, ranges int) *nft.Program {
 	return rangesProgram(
 		withRanges("ns/open", netip.MustParseAddr("10.96.0.1"), openAddress, ports, 0),
@@ -93,14 +93,14 @@ func open(t testing.TB) (*testnet.Namespace, *kernel.Conn) {
 	return ns, c
 }
 
-// load is the batch that makes a program in an empty namespace.
+// load returns the batch that makes a program in an empty namespace.
 func load(p *nft.Program) nft.Batch {
 	b, _ := nft.State{}.Plan(p, time.Time{})
 	return b
 }
 
-// sender sends first packets of connections from made up sources. The way to the
-// endpoint is a black hole, which leaves no connection.
+// sender sends first packets of connections from made-up sources. The route to the
+// endpoint is a black hole, so no connection stays.
 type sender struct {
 	ns   *testnet.Namespace
 	c    *kernel.Conn
@@ -119,9 +119,9 @@ func newSender(t testing.TB) *sender {
 	return &sender{ns: ns, c: c}
 }
 
-// send sends n packets to a service's port, each from another address, and returns
-// the time that they took. Each ends with an error of its sender: translated
-// ones are those of the route.
+// send sends n packets to a service's port, each from another address, and returns the
+// time that they took. Each packet ends with an error for its sender. A translated packet
+// gets the error of the black hole.
 func (s *sender) send(n int, from func(i int) netip.Addr, to netip.AddrPort, end error) (took time.Duration, err error) {
 	err = s.ns.Do(func() error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
@@ -143,7 +143,7 @@ func (s *sender) send(n int, from func(i int) netip.Addr, to netip.AddrPort, end
 	return took, err
 }
 
-// time is send for a test, which ends where a packet has another end.
+// time is send for a test. It fails the test if a packet has another end.
 func (s *sender) time(t testing.TB, n int, from func(i int) netip.Addr, to netip.AddrPort, end error) time.Duration {
 	t.Helper()
 	took, err := s.send(n, from, to, end)
@@ -164,7 +164,7 @@ func datagram(from, to netip.AddrPort) []byte {
 	return b
 }
 
-// Sources inside of n ranges, and outside of all.
+// Sources inside n ranges, and outside all of them.
 func inRanges(n int) func(int) netip.Addr {
 	return func(i int) netip.Addr { return rangePrefix(i * 7919 % n).Addr().Next() }
 }
@@ -173,12 +173,13 @@ func inNone(n int) func(int) netip.Addr {
 	return func(i int) netip.Addr { return nft.LastAddr(rangePrefix(i * 7919 % n)).Next() }
 }
 
-// rangesCases are ports and ranges.
+// rangesCases are pairs of a number of ports and a number of ranges.
 func rangesCases() [][2]int { return [][2]int{{2, 150}, {10, 500}, {20, 1000}} }
 
-// A first packet to an address with source ranges costs not much more than one to
-// an address without, however many ports and ranges there are. (Measured are 1.0
-// to 1.2 times as much, and 0.5 for one that is refused; it was 2, 40 and 80.)
+// A first packet to an address with source ranges costs little more than one to an
+// address without, however many ports and ranges there are. (Measured: 1.0 to 1.2 times
+// as much, and 0.5 for a refused packet. Earlier versions took 2, 40 and 80 times as
+// much.)
 func TestRangesCostNoPackets(t *testing.T) {
 	const rounds, packets, most = 60, 50, 3
 	s := newSender(t)
@@ -201,7 +202,7 @@ func TestRangesCostNoPackets(t *testing.T) {
 	}
 }
 
-// Ports share their service's ranges, and services share those of equal lists.
+// Ports share their service's ranges, and services with equal lists share them.
 func TestEqualListsAreOneSet(t *testing.T) {
 	const ports, ranges = 20, 1000
 	elements := func(p *nft.Program) int {
@@ -234,9 +235,8 @@ func TestEqualListsAreOneSet(t *testing.T) {
 	}
 }
 
-// One range of 20,000 that changes is work linear in the list, for the plan and
-// for the kernel: eight times the list takes some eight times as long, and not the
-// square of it.
+// A change of one range among 20,000 is linear work in the list, for the plan and for the
+// kernel. Eight times the list takes some eight times as long, not 64 times.
 func TestChangedRangeIsLinearWork(t *testing.T) {
 	const few, times, most = 2500, 8, 32
 	_, c := open(t)
@@ -265,8 +265,8 @@ func TestChangedRangeIsLinearWork(t *testing.T) {
 	}
 }
 
-// commit applies a batch and returns the CPU time that it took, the kernel's
-// included, which does all of it on the thread that asks.
+// commit applies a batch and returns the CPU time that it took. That includes the
+// kernel's time, which the kernel spends on the calling thread.
 func commit(t testing.TB, c *kernel.Conn, b nft.Batch) time.Duration {
 	t.Helper()
 	runtime.LockOSThread()

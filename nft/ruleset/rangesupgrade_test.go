@@ -12,8 +12,8 @@ import (
 	"nftproxy/test/nfttest"
 )
 
-// withOldRanges is the program as the version before had it: all source ranges in
-// one set, together with the address and port.
+// withOldRanges is the program as the previous version had it: all source ranges in one
+// set, together with the address and port.
 func withOldRanges(p *nft.Program) *nft.Program {
 	old := &nft.Program{IPv4: p.IPv4.Clone(), IPv6: p.IPv6}
 	t := old.IPv4
@@ -47,8 +47,8 @@ func withOldRanges(p *nft.Program) *nft.Program {
 	return old
 }
 
-// The tables of the version before become those of this one without being
-// replaced, and meanwhile every packet meets what it should.
+// The tables of the previous version become those of this version and are not replaced.
+// In every state between, each packet has a right outcome.
 func TestUpgradeOfSourceRanges(t *testing.T) {
 	const ports, ranges = 2, 300
 	s := newSender(t)

@@ -18,7 +18,7 @@ import (
 	"nftproxy/test/servicetest"
 )
 
-// TestReadBack: the snapshot that is read back of a table serves the same.
+// TestReadBack: the snapshot that is read back of a table serves the same endpoints.
 func TestReadBack(t *testing.T) {
 	seen := map[string]int{}
 	seeds(t, 300, func(t *testing.T, rng *rand.Rand) {
@@ -45,8 +45,8 @@ func TestReadBack(t *testing.T) {
 	}
 }
 
-// TestReadBackConfig: node ports are served on the same addresses, and the same addresses
-// are pods'.
+// TestReadBackConfig: a program made from what was read back serves node ports on the
+// same addresses, and takes the same addresses for pods'.
 func TestReadBackConfig(t *testing.T) {
 	seeds(t, 300, func(t *testing.T, rng *rand.Rand) {
 		cfg, list := rulesettest.Config(rng)
@@ -75,7 +75,7 @@ func TestReadBackConfig(t *testing.T) {
 	})
 }
 
-// TestReadBackNothing: without a table of ours no service comes back.
+// TestReadBackNothing: without our own table no service comes back.
 func TestReadBackNothing(t *testing.T) {
 	node := servicetest.Node()
 	for name, m := range map[string]*nft.Model{"no table": nft.NewModel(), "foreign": foreignTables()} {
@@ -88,12 +88,12 @@ func TestReadBackNothing(t *testing.T) {
 	}
 }
 
-// foreignTables have our name, and contents of somebody else's.
+// foreignTables have our name, and another program's contents.
 func foreignTables() *nft.Model {
 	m := nft.NewModel()
 	for _, f := range nft.Families() {
 		c := nft.NewContents(nft.TableID{Family: f, Name: ruleset.DefaultTable})
-		// As read by one that does not recognise it.
+		// The table as a reader returns it that does not recognise the chain.
 		for _, name := range []string{"services", "endpoints"} {
 			c.Sets[name] = &nft.SetContents{Set: &nft.Set{Name: name}}
 		}
@@ -169,7 +169,8 @@ func TestReadBackNames(t *testing.T) {
 	}
 }
 
-// reachable lists, as text, what is served according to the snapshot: each target with its owner and all of its endpoints.
+// reachable lists as text the targets that the snapshot serves, each with its owner and
+// all of its endpoints.
 func reachable(s service.Snapshot) []string {
 	var all []string
 	for name, svc := range s.Services.All() {
@@ -213,11 +214,11 @@ func reachable(s service.Snapshot) []string {
 	return all
 }
 
-// legible is the text of the program without facts that no table tells. A cluster IP
+// legible is the text of the program without the facts that no table tells. A cluster IP
 // with endpoints on other nodes only is refused instead of dropped. There are no
 // hairpins: services without frontends have some, and random services disagree on the
-// node of an address. Each address and port has its admitted sources in place of the
-// name of a list.
+// node of an address. Instead of the name of a list, each address and port has its
+// admitted sources.
 func legible(p *nft.Program) string {
 	next := &nft.Program{IPv4: p.IPv4.Clone(), IPv6: p.IPv6.Clone()}
 	for _, table := range []*nft.Table{next.IPv4, next.IPv6} {

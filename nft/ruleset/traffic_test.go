@@ -22,7 +22,7 @@ type trial struct {
 	program  *nft.Program
 	state    nft.State
 	kernel   *nft.Model
-	// clients are packets that were sent, to be sent again.
+	// clients are packets that were sent earlier and can be sent again.
 	clients []nft.Packet
 }
 
@@ -53,7 +53,7 @@ func (c *trial) sync(t *testing.T) {
 	if c.program != nil && swept > 0 && len(ruleset.AffinityShrunk(c.program, next)) == 0 {
 		t.Fatalf("%d remembered clients were stale, and AffinityShrunk named no map of theirs", swept)
 	}
-	// Idle sets and chains go, maps of clients among them.
+	// The model removes idle sets and chains, with maps of clients among them.
 	batch, c.state = state.Plan(next, time.Time{}.Add(nft.IdleLife))
 	if err := c.kernel.Apply(batch); err != nil {
 		t.Fatalf("%v\n%s", err, batch)
@@ -62,7 +62,7 @@ func (c *trial) sync(t *testing.T) {
 	c.forget()
 }
 
-// sweep removes what a program's maps of clients must not keep.
+// sweep removes the clients that a program's maps must not keep.
 func sweep(m *nft.Model, p *nft.Program) (swept int) {
 	for _, a := range ruleset.AffinityMaps(p) {
 		elements := m.Table(a.Table).Sets[a.Set.Name].Elements
@@ -93,8 +93,8 @@ func (c *trial) change(t *testing.T) {
 	c.sync(t)
 }
 
-// connect sends a packet, of an old client or a new one, and compares what may
-// become of it with what the oracle says.
+// connect sends a packet of an old client or a new one. It compares the possible outcomes
+// with those of the oracle.
 func (c *trial) connect(t *testing.T) {
 	p := rulesettest.Packet(c.rng, c.node, c.services)
 	if len(c.clients) > 0 && c.rng.IntN(2) == 0 {
@@ -117,7 +117,7 @@ func (c *trial) connect(t *testing.T) {
 	}
 }
 
-// wantTimeout: what the packet added is there for the service's time-out.
+// wantTimeout fails unless the element that the packet added has the service's time-out.
 func wantTimeout(t *testing.T, r nft.Result, timeout time.Duration) {
 	t.Helper()
 	text := map[time.Duration]string{5 * time.Second: " timeout 5s ", time.Minute: " timeout 1m ", 3 * time.Hour: " timeout 3h "}[timeout]
@@ -128,7 +128,7 @@ func wantTimeout(t *testing.T, r nft.Result, timeout time.Duration) {
 	}
 }
 
-// check sends n packets; a few times in between the cluster changes.
+// check sends n packets. A few times in between it changes the cluster.
 func (c *trial) check(t *testing.T, n int) {
 	for i := range n {
 		if i > 0 && i%(n/4) == 0 {
@@ -146,7 +146,7 @@ func describe(results []nft.Result) string {
 	return strings.Join(words, " | ")
 }
 
-// TestOracle: the program does with every packet what the oracle says. Each fate and each
+// TestOracle: every packet has the outcome that the oracle says. Each fate and each
 // feature must come up often enough.
 func TestOracle(t *testing.T) {
 	seen := map[string]int{}
@@ -159,7 +159,7 @@ func TestOracle(t *testing.T) {
 	}
 }
 
-// enough is how often, at least, everything comes up in TestOracle.
+// enough is how often each case must come up in TestOracle at least.
 func enough() map[string]int {
 	return map[string]int{
 		"fate untouched": 10_000, "fate dnat": 20_000, "fate reset": 3000, "fate unreachable": 3000, "fate dropped": 5000,

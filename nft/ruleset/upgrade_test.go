@@ -11,8 +11,8 @@ import (
 	"nftproxy/nft/ruleset"
 )
 
-// sharedAffinity is the program as it was when all services of a family had one
-// map of clients, keyed by the address that was asked for.
+// sharedAffinity is the program as an earlier version had it: all services of a family
+// had one map of clients, keyed by the address of the service.
 func sharedAffinity(t *nft.Table) *nft.Table {
 	client := nft.Fields{nft.Saddr, nft.Daddr, nft.L4Proto, nft.Dport}
 	old := t.Clone()
