@@ -24,7 +24,7 @@ golden: ## write the golden files anew: programs, pages of docs/services, docs/d
 
 conformance: build ## run every scenario beside the real kube-proxy, and print what differs
 	hack/build-tools.sh
-	hack/build-tools.sh kube-proxy
+	hack/build-tools.sh kube-proxy$(if $(filter-out 1.37,$(KUBE_PROXY)),-$(KUBE_PROXY))
 	NFTPROXY_CONFORMANCE=1 $(GO) test -count=1 -timeout 30m -v -run 'TestConformance|TestDifferences' ./test/e2e
 
 demo: build ## show the proxy at work on real traffic, without a cluster
@@ -32,12 +32,12 @@ demo: build ## show the proxy at work on real traffic, without a cluster
 
 bench: build ## compare with kube-proxy, nft and the bare kernel at every size; an hour and a quarter, as root
 	hack/build-tools.sh
-	hack/build-tools.sh kube-proxy
+	hack/build-tools.sh kube-proxy$(if $(filter-out 1.37,$(KUBE_PROXY)),-$(KUBE_PROXY))
 	$(GO) run ./bench
 
 bench-quick: build ## the same at the smallest size, in under three minutes
 	hack/build-tools.sh
-	hack/build-tools.sh kube-proxy
+	hack/build-tools.sh kube-proxy$(if $(filter-out 1.37,$(KUBE_PROXY)),-$(KUBE_PROXY))
 	$(GO) run ./bench --quick
 
 bench-stages: ## benchmark each stage (decoding, compile, plan, encode, apply, dump), with allocations

@@ -25,6 +25,7 @@ import (
 	"nftproxy/bench/control"
 	"nftproxy/bench/proxies"
 	"nftproxy/bench/result"
+	"nftproxy/test/cluster"
 )
 
 func main() {
@@ -51,8 +52,10 @@ type options struct {
 	json     string
 	nftproxy string
 	earlier  string
-	check    bool
-	add      bool
+	// kubeProxy is a minor release.
+	kubeProxy string
+	check     bool
+	add       bool
 }
 
 func newCommand() *cobra.Command {
@@ -75,6 +78,7 @@ func newCommand() *cobra.Command {
 	f.StringVar(&o.json, "json", "report.json", "name of the JSON file in that directory")
 	f.StringVar(&o.nftproxy, "nftproxy", filepath.Join("bin", "nftproxy"), "the binary that is measured")
 	f.StringVar(&o.earlier, "earlier", "", "data plane: another build of nftproxy, measured in place of kube-proxy (with --only data)")
+	f.StringVar(&o.kubeProxy, "kube-proxy", os.Getenv(cluster.KubeProxyVariable), "the minor release of kube-proxy: 1.37 or 1.36 (default the variable KUBE_PROXY, or else 1.37)")
 	f.BoolVar(&o.add, "add", false, "put the figures into the report that is there already, in place of the same ones of earlier runs on this machine")
 	f.BoolVar(&o.check, "check", false, "a target that is not met is an error")
 	cmd.AddCommand(newShowCommand())
@@ -145,8 +149,12 @@ func (o *options) parts(log io.Writer) ([]part, error) {
 	return parts, nil
 }
 
+func (o *options) setup(log io.Writer) proxies.Setup {
+	return proxies.Setup{NFTProxy: o.nftproxy, Earlier: o.earlier, KubeProxy: o.kubeProxy, Limit: o.limit, Log: log}
+}
+
 func (o *options) controlPlane(log io.Writer) (part, error) {
-	setup := proxies.Setup{NFTProxy: o.nftproxy, Limit: o.limit, Log: log}
+	setup := o.setup(log)
 	c := control.Config{Setup: setup, Sizes: control.Sizes(), Samples: control.Full()}
 	p := part{name: "control"}
 	sizes := o.sizes

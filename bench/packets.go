@@ -9,7 +9,6 @@ import (
 
 	"nftproxy/bench/data"
 	"nftproxy/bench/flows"
-	"nftproxy/bench/proxies"
 )
 
 // morePatience is how much longer than a cell a proxy may take for its first
@@ -18,7 +17,8 @@ const morePatience = 2 * time.Minute
 
 // dataPlane is the part about packets.
 func (o *options) dataPlane(log io.Writer) (part, error) {
-	setup := proxies.Setup{NFTProxy: o.nftproxy, Earlier: o.earlier, Limit: o.limit + morePatience, Log: log}
+	setup := o.setup(log)
+	setup.Limit += morePatience
 	c := data.Config{Setup: setup, Sizes: data.Sizes(), Effort: data.Full()}
 	p := part{name: "data"}
 	if o.quick {
@@ -37,7 +37,7 @@ func (o *options) dataPlane(log io.Writer) (part, error) {
 
 // flows is the part about UDP flows in a rolling update.
 func (o *options) flows(log io.Writer) (part, error) {
-	c := flows.Full(proxies.Setup{NFTProxy: o.nftproxy, Limit: o.limit, Log: log})
+	c := flows.Full(o.setup(log))
 	p := part{name: "flows"}
 	if o.quick {
 		c.Sizes, p.leftOut = c.Sizes[:1], []string{"flows: more than 10,000"}

@@ -21,7 +21,7 @@ func fixed() *result.Report {
 	r := &result.Report{
 		Facts: result.Facts{
 			CPU: "Example CPU", Cores: 2, Memory: 25_000, Kernel: "6.18.0", Go: "go1.26", Load: "0.10 0.20 0.30",
-			Versions: map[string]string{"nft": "1.0.6", "kube-proxy": "v1.36.3"},
+			Versions: map[string]string{"nft": "1.0.6", "kube-proxy": "v1.37.2"},
 		},
 		Started: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Took: 1234, Quick: true,
 		LeftOut: []string{"all sizes but three"},

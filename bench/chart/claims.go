@@ -3,6 +3,7 @@ package chart
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"nftproxy/bench/result"
 )
@@ -24,9 +25,11 @@ type claim struct {
 // figures are what the sentence of a claim is made of, as text.
 type figures struct {
 	// services is the number of Services that the sentence is about, ours what
-	// nftproxy did with them, and theirs what kube-proxy in nftables mode did: ""
-	// if the report has no figure of it.
+	// nftproxy did with them, and theirs what kube-proxy did: in the mode that is the
+	// best at it, if the report has several; "" if it has none.
 	services, ours, theirs string
+	// several says that theirs is the best of several modes.
+	several bool
 	// few and many are the least and the greatest number of Services with which
 	// nftproxy was measured; withFew and withMany are what it did with them.
 	few, many, withFew, withMany string
@@ -34,42 +37,43 @@ type figures struct {
 
 // claims lists them in the order in which people should see them.
 func claims() []claim {
-	// At most sizes kube-proxy has no program in iptables mode, so that most pictures
-	// would have no line of it, only a point.
-	both := []string{result.NFTProxy, result.Earlier, result.KubeProxyNFTables}
-	all := append(slices.Clone(both), result.KubeProxyIPTables)
+	// With iptables-nft kube-proxy has no program at most sizes, so that most pictures
+	// would have no line of it, only a point. A newer nft differs too little from the
+	// system's to be told apart.
+	most := []string{result.NFTProxy, result.Earlier, result.KubeProxyNFTables, result.KubeProxyLegacy}
+	all := append(slices.Clone(most), result.KubeProxyIPTables)
 	return []claim{
 		{
 			file: "first-program.svg", question: result.FirstProgram, key: result.Value,
-			backends: append(slices.Clone(all), result.BareNetlink),
+			backends: append(slices.Clone(most), result.BareNetlink),
 			about:    "Time from the loaded objects to rules in the kernel",
 			sentence: func(f figures) string {
 				return compare("nftproxy has %[1]s Services in the kernel after %[2]s", ", kube-proxy after %s", f)
 			},
 		},
 		{
-			file: "restart.svg", question: result.Restart, key: result.Value, backends: both,
+			file: "restart.svg", question: result.Restart, key: result.Value, backends: most,
 			about: "Time from the loaded objects to the end of the first sync",
 			sentence: func(f figures) string {
 				return compare("A restart with nothing changed takes nftproxy %[2]s", ", kube-proxy %s", f)
 			},
 		},
 		{
-			file: "endpoint-change.svg", question: result.ChangeSeen, key: result.P50, backends: both,
+			file: "endpoint-change.svg", question: result.ChangeSeen, key: result.P50, backends: most,
 			about: "Time from the API request to the kernel; median",
 			sentence: func(f figures) string {
 				return compare("nftproxy has a changed endpoint in the kernel after %[2]s", ", kube-proxy after %s", f)
 			},
 		},
 		{
-			file: "1000-changes-a-second.svg", question: result.Churn1000, key: result.P99, backends: both,
+			file: "1000-changes-a-second.svg", question: result.Churn1000, key: result.P99, backends: most,
 			about: "Time from the request to the kernel; 99th percentile",
 			sentence: func(f figures) string {
 				return compare("At 1,000 endpoint changes a second, nftproxy lags by %[2]s", ", kube-proxy by %s", f)
 			},
 		},
 		{
-			file: "memory.svg", question: result.PeakMemory, key: result.Value, backends: both,
+			file: "memory.svg", question: result.PeakMemory, key: result.Value, backends: most,
 			about: "Peak of resident memory, children included",
 			sentence: func(f figures) string {
 				return compare("nftproxy needs %[2]s of memory for %[1]s Services", ", kube-proxy %s", f)
@@ -98,6 +102,9 @@ func compare(ours, theirs string, f figures) string {
 	text := fmt.Sprintf(ours, f.services, f.ours)
 	if f.theirs != "" {
 		text += fmt.Sprintf(theirs, f.theirs)
+	}
+	if f.several {
+		text = strings.Replace(text, ", kube-proxy", ", kube-proxy at best", 1)
 	}
 	return text
 }

@@ -36,7 +36,7 @@ type picture struct {
 	series []series
 	ours   *series
 	// services is the number of Services that the claim is about: the greatest with a
-	// figure of nftproxy and one of kube-proxy in nftables mode.
+	// figure of nftproxy and one of kube-proxy.
 	services int
 	// endpoints says that the report counts them: perService for each Service.
 	endpoints bool
@@ -57,14 +57,47 @@ func newPicture(c claim, r *result.Report) *picture {
 		return nil
 	}
 	p.services = p.ours.points[len(p.ours.points)-1].services
-	if theirs := p.of(result.KubeProxyNFTables); theirs != nil {
+	with := 0
+	for _, theirs := range p.theirs() {
 		for _, both := range theirs.points {
 			if p.ours.at(both.services) != nil {
-				p.services = both.services
+				with = max(with, both.services)
 			}
 		}
 	}
+	if with > 0 {
+		p.services = with
+	}
 	return p
+}
+
+// theirs are the series of kube-proxy.
+func (p *picture) theirs() []*series {
+	var list []*series
+	for _, backend := range result.KubeProxies() {
+		if s := p.of(backend); s != nil {
+			list = append(list, s)
+		}
+	}
+	return list
+}
+
+// best is what kube-proxy did with the number of Services that the claim is about, in
+// the mode that took least, and in how many modes there is a figure. A limit that it
+// exceeded is no figure while another mode has one.
+func (p *picture) best() (text string, modes int) {
+	var least *point
+	for _, s := range p.theirs() {
+		at := s.at(p.services)
+		if at == nil {
+			continue
+		}
+		modes++
+		if least == nil || least.over && !at.over || least.over == at.over && at.value < least.value {
+			least, text = at, s.text(at)
+		}
+	}
+	return text, modes
 }
 
 func (p *picture) of(backend string) *series {
@@ -82,9 +115,9 @@ func (p *picture) title() string {
 		few: result.Count(first.services), withFew: p.ours.text(first),
 		many: result.Count(last.services), withMany: p.ours.text(last),
 	}
-	if theirs := p.of(result.KubeProxyNFTables); theirs != nil && theirs.at(p.services) != nil {
-		f.theirs = theirs.text(theirs.at(p.services))
-	}
+	modes := 0
+	f.theirs, modes = p.best()
+	f.several = modes > 1
 	return p.sentence(f)
 }
 

@@ -37,6 +37,8 @@ func everyClaim() *result.Report {
 			}
 			c.Backend, c.Values = result.KubeProxyNFTables, map[string]float64{key: theirs * grown * grown}
 			put(c)
+			c.Backend, c.Values = result.KubeProxyLegacy, map[string]float64{key: theirs * grown * 0.8}
+			put(c)
 			c.Backend = result.KubeProxyIPTables
 			if iptables := put(c); i == 1 {
 				iptables.Over, iptables.Values = true, map[string]float64{key: 180}

@@ -34,6 +34,7 @@ func lightTheme() theme {
 		backends: map[string]string{
 			result.NFTProxy:          "#0757ba",
 			result.KubeProxyNFTables: "#b34700",
+			result.KubeProxyLegacy:   "#7a5c00",
 			result.KubeProxyIPTables: "#a1247d",
 			result.Earlier:           "#1a7f37",
 		},
@@ -46,6 +47,7 @@ func darkTheme() theme {
 		backends: map[string]string{
 			result.NFTProxy:          "#6cb6ff",
 			result.KubeProxyNFTables: "#ffa657",
+			result.KubeProxyLegacy:   "#e3b341",
 			result.KubeProxyIPTables: "#f692ce",
 			result.Earlier:           "#57d364",
 		},

@@ -82,9 +82,12 @@ func LeftOut() []string {
 func (c Config) Cells() int {
 	n := 0
 	for _, s := range c.Sizes {
-		n += len(nftQuestions()) + len(bareQuestions()) + len(proxyQuestions(true))
-		if !s.OursOnly {
-			n += 2 * len(proxyQuestions(false))
+		n += len(nftQuestions()) + len(bareQuestions()) + len(proxyQuestions(result.NFTProxy))
+		if s.OursOnly {
+			continue
+		}
+		for _, name := range result.KubeProxies() {
+			n += len(proxyQuestions(name))
 		}
 	}
 	return n

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"strings"
 	"time"
 
 	"nftproxy/bench/result"
@@ -79,8 +80,9 @@ func (s *subject) series(ctx context.Context, c changes, budget time.Duration) (
 // change makes one change and waits for it.
 func (s *subject) change(ctx context.Context, c change, out *series) error {
 	mark := s.process.Mark()
+	noticed := c.seen.IsValid() && !s.Silent
 	var arrived <-chan time.Time
-	if c.seen.IsValid() {
+	if noticed {
 		arrived = s.monitor.Expect(c.seen)
 	}
 	start := time.Now()
@@ -95,7 +97,7 @@ func (s *subject) change(ctx context.Context, c change, out *series) error {
 	}
 	accepted := time.Now()
 	out.written++
-	if c.seen.IsValid() {
+	if noticed {
 		select {
 		case at := <-arrived:
 			out.seen, out.accepted = append(out.seen, ms(at.Sub(start))), append(out.accepted, ms(at.Sub(accepted)))
@@ -120,6 +122,9 @@ func (s *subject) change(ctx context.Context, c change, out *series) error {
 	}
 	if err != nil {
 		return fmt.Errorf("wait for the log: %w", err)
+	}
+	if s.Silent && c.seen.IsValid() {
+		out.seen, out.accepted = append(out.seen, ms(l.At.Sub(start))), append(out.accepted, ms(l.At.Sub(accepted)))
 	}
 	if s.Ours {
 		out.latency = append(out.latency, ms(l.Latency))
@@ -165,9 +170,14 @@ func (s *subject) seen(question string, out series) result.Cell {
 	c := s.cell(question, s.Name, "ms")
 	c.Values = maps.Clone(result.Quantiles(out.seen))
 	c.Values["after the answer"] = result.Median(out.accepted)
-	if out.givenUp > 0 {
-		c.Note = fmt.Sprintf("one more was given up after %v", out.givenUp.Round(time.Second))
+	var notes []string
+	if s.Silent {
+		notes = append(notes, "to the end of its sync, by its log: the kernel gives no notice")
 	}
+	if out.givenUp > 0 {
+		notes = append(notes, fmt.Sprintf("one more was given up after %v", out.givenUp.Round(time.Second)))
+	}
+	c.Note = strings.Join(notes, "; ")
 	return c
 }
 

@@ -20,7 +20,7 @@ func (s *subject) firstPrograms(ctx context.Context) error {
 			break
 		}
 		if n > 0 {
-			if err := errors.Join(s.end(ctx), s.flush()); err != nil {
+			if err := errors.Join(s.end(ctx), s.Clear(s.node)); err != nil {
 				return fmt.Errorf("make the node empty again: %w", err)
 			}
 		}
@@ -118,7 +118,7 @@ func (s *subject) kernelMemory(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := s.flush(); err != nil {
+	if err := s.Clear(s.node); err != nil {
 		return err
 	}
 	after, err := settledKernelBytes(ctx)

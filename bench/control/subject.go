@@ -11,7 +11,6 @@ import (
 	"nftproxy/bench/proxies"
 	"nftproxy/bench/result"
 	"nftproxy/test/child"
-	"nftproxy/test/nftcmd"
 	"nftproxy/test/nftmonitor"
 )
 
@@ -30,7 +29,8 @@ type subject struct {
 type step struct {
 	name      string
 	questions []string
-	// slow says that only a whole run asks this of a slow proxy.
+	// slow says that only a whole run asks this of a slow proxy, and that no run asks it of a
+	// proxy whose rules the kernel gives no notice of.
 	slow bool
 	do   func(context.Context) error
 }
@@ -51,12 +51,13 @@ func (s *subject) steps() []step {
 
 // asked leaves out the steps that the proxy cannot answer, or that this run does not ask.
 func (s *subject) asked() []step {
-	return slices.DeleteFunc(s.steps(), func(st step) bool { return st.slow && s.churnTime(s.Ours) == 0 })
+	return slices.DeleteFunc(s.steps(), func(st step) bool { return st.slow && (s.Silent || s.churnTime(s.Ours) == 0) })
 }
 
 // proxyQuestions lists what a whole run asks of a proxy.
-func proxyQuestions(ours bool) []string {
-	s := &subject{run: &run{Config: Config{Samples: Full()}}, backend: backend{Proxy: proxies.Proxy{Ours: ours}}}
+func proxyQuestions(name string) []string {
+	p := proxies.Proxy{Name: name, Ours: name == result.NFTProxy, Silent: proxies.Silent(name)}
+	s := &subject{run: &run{Config: Config{Samples: Full()}}, backend: backend{Proxy: p}}
 	var questions []string
 	for _, st := range s.asked() {
 		questions = append(questions, s.of(st)...)
@@ -182,13 +183,4 @@ func pause(ctx context.Context, d time.Duration) error {
 	case <-t.C:
 		return nil
 	}
-}
-
-// flush removes everything from the node's nftables.
-func (s *subject) flush() error {
-	nft, err := nftcmd.Find()
-	if err == nil {
-		_, err = nft.Run(s.node.Node, "", "flush", "ruleset")
-	}
-	return err
 }

@@ -99,9 +99,10 @@ func (c Config) Cells() int {
 	return len(c.Sizes) * len(c.backends()) * len(c.Effort.questions())
 }
 
-// backends lists what the package compares, in the order of the tables.
+// backends lists what the package compares, in the order of the tables. Another
+// nft makes no other rules.
 func (c Config) backends() []string {
-	others := []string{result.KubeProxyNFTables, result.KubeProxyIPTables}
+	others := []string{result.KubeProxyNFTables, result.KubeProxyLegacy, result.KubeProxyIPTables}
 	if c.Earlier != "" {
 		others = []string{result.Earlier}
 	}
@@ -122,6 +123,7 @@ func Run(ctx context.Context, c Config, sink result.Sink) (err error) {
 	if err != nil {
 		return fmt.Errorf("data plane: %w", err)
 	}
+	list = slices.DeleteFunc(list, func(p proxies.Proxy) bool { return !slices.Contains(c.backends(), p.Name) })
 	r := &run{Config: c, Sink: sink}
 	defer func() { err = errors.Join(err, r.close()) }()
 	if err := r.prepare(ctx, list); err != nil {

@@ -214,7 +214,7 @@ func (r *run) put(ctx context.Context, question, unit string, s *series, values 
 // noteOn is what a reader has to know of a site's figures.
 func noteOn(at *site, question string) string {
 	switch {
-	case at.backend == result.KubeProxyIPTables && at.services > 1 && strings.HasPrefix(question, "connection"):
+	case (at.backend == result.KubeProxyIPTables || at.backend == result.KubeProxyLegacy) && at.services > 1 && strings.HasPrefix(question, "connection"):
 		return "it writes services in random order, and a packet passes those before its own: where the measured one is, is chance"
 	case at.services == 0:
 		return "measured once: it knows no number of services"

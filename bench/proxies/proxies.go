@@ -1,7 +1,7 @@
 // Package proxies promises the service proxies that the benchmarks compare. Each proxy
 // has a node of its own, and every benchmark starts it in the same way. The proxies are
-// nftproxy, and beside it either kube-proxy in its two modes or an earlier build of
-// nftproxy.
+// nftproxy, and beside it either kube-proxy in its two modes, each with two versions of
+// the command that it runs, or an earlier build of nftproxy.
 //
 // The package measures nothing.
 package proxies
@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"nftproxy/bench/result"
-	"nftproxy/test/aptget"
 	"nftproxy/test/child"
 	"nftproxy/test/cluster"
 )
@@ -27,11 +26,14 @@ type Proxy struct {
 	Name string
 	// Ours says that it is nftproxy.
 	Ours bool
+	// Silent says that the kernel gives no notice of the proxy's rules.
+	Silent bool
 	// Missing says why the proxy cannot run here; nil if it can.
 	Missing error
 
 	command func(*Node) *exec.Cmd
 	first   func(context.Context, *child.Process) (First, error)
+	clear   func(*Node) error
 }
 
 // First describes the load of the first program.
@@ -50,6 +52,9 @@ type Setup struct {
 	// Earlier is the path of an earlier build, which is compared instead of kube-proxy;
 	// empty for none.
 	Earlier string
+	// KubeProxy is the minor release of kube-proxy, such as 1.36; empty for that of the
+	// control plane.
+	KubeProxy string
 	// Limit is how long one measured step may take. The first program is the longest
 	// step.
 	Limit time.Duration
@@ -67,7 +72,11 @@ func (s Setup) All(ctx context.Context, sink result.Sink) ([]Proxy, error) {
 	}
 	sink.Doing("finding kube-proxy, nft and iptables")
 	return []Proxy{
-		ours(result.NFTProxy, s.NFTProxy), kubeProxy(ctx, result.KubeProxyNFTables, sink), kubeProxy(ctx, result.KubeProxyIPTables, sink),
+		ours(result.NFTProxy, s.NFTProxy),
+		s.kubeProxy(ctx, result.KubeProxyNFTables, "nftables", systemNFT, sink),
+		s.kubeProxy(ctx, result.KubeProxyNewNFT, "nftables", newNFT, sink),
+		s.kubeProxy(ctx, result.KubeProxyLegacy, "iptables", iptablesLegacy, sink),
+		s.kubeProxy(ctx, result.KubeProxyIPTables, "iptables", iptablesNFT, sink),
 	}, nil
 }
 
@@ -97,9 +106,12 @@ func (p *Proxy) Stop(ctx context.Context, process *child.Process) error {
 	return process.Stop(ctx)
 }
 
+// Clear removes all rules from a node.
+func (p *Proxy) Clear(n *Node) error { return p.clear(n) }
+
 // ours is nftproxy with its default periods and without its servers.
 func ours(name, binary string) Proxy {
-	p := Proxy{Name: name, Ours: true, first: firstOfOurs}
+	p := Proxy{Name: name, Ours: true, first: firstOfOurs, clear: flushNFTables}
 	path, err := filepath.Abs(binary)
 	if err == nil {
 		_, err = os.Stat(path)
@@ -117,31 +129,30 @@ func firstOfOurs(ctx context.Context, p *child.Process) (First, error) {
 	return First{Took: l.Latency, At: l.At, Line: l}, err
 }
 
-// kubeProxy is kube-proxy with its default periods and without its health server. The end
-// of the backend's name says its mode.
-func kubeProxy(ctx context.Context, name string, sink result.Sink) Proxy {
-	mode := name[strings.LastIndex(name, " ")+1:]
-	p := Proxy{Name: name, first: firstOfKubeProxy}
-	tool, debian := "nft", "nftables"
-	if mode == "iptables" {
-		tool, debian = "iptables", "iptables"
-	}
-	toolPath, toolErr := aptget.Command(tool, debian)
-	binary, err := cluster.Tool(ctx, "kube-proxy")
+// kubeProxy is kube-proxy with its default periods and without its health server.
+func (s Setup) kubeProxy(ctx context.Context, name, mode string, find func() (commands, error), sink result.Sink) Proxy {
+	p := Proxy{Name: name, Silent: Silent(name), first: firstOfKubeProxy}
+	tools, toolErr := find()
+	binary, err := cluster.KubeProxy(ctx, s.KubeProxy)
 	if p.Missing = errors.Join(err, toolErr); p.Missing != nil {
 		return p
 	}
+	p.clear = tools.clear
 	sink.Version("kube-proxy", strings.TrimPrefix(FirstLine(exec.CommandContext(ctx, binary, "--version")), "Kubernetes "))
-	sink.Version(tool, FirstLine(exec.CommandContext(ctx, toolPath, "--version")))
+	sink.Version(tools.name, FirstLine(exec.CommandContext(ctx, filepath.Join(tools.dir, tools.asked), "--version")))
 	p.command = func(n *Node) *exec.Cmd {
 		cmd := exec.Command(binary, "--proxy-mode="+mode, "--hostname-override="+n.Name, "--cluster-cidr="+n.clusterCIDR(),
 			"--kubeconfig="+n.kubeconfig, "--conntrack-max-per-core=0", "-v=2",
 			"--healthz-bind-address=", "--metrics-bind-address=127.0.0.1:10249")
-		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(toolPath)+":"+os.Getenv("PATH"))
+		cmd.Env = append(os.Environ(), "PATH="+tools.dir+":"+os.Getenv("PATH"))
 		return cmd
 	}
 	return p
 }
+
+// Silent says that the kernel gives no notice of what a proxy writes: it does so of
+// nftables only.
+func Silent(name string) bool { return name == result.KubeProxyLegacy }
 
 // KubeProxySynced recognises the line that kube-proxy logs after an IPv4 sync. The
 // Services of the benchmarks are IPv4.

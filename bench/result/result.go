@@ -19,7 +19,10 @@ import (
 const (
 	NFTProxy          = "nftproxy"
 	KubeProxyNFTables = "kube-proxy nftables"
-	KubeProxyIPTables = "kube-proxy iptables"
+	// KubeProxyNewNFT runs a newer nft than the system's.
+	KubeProxyNewNFT   = "kube-proxy nftables, newer nft"
+	KubeProxyLegacy   = "kube-proxy iptables-legacy"
+	KubeProxyIPTables = "kube-proxy iptables-nft"
 	// Earlier is another build of nftproxy, from before a change.
 	Earlier       = "nftproxy, earlier"
 	NFTCommand    = "nft -f"
@@ -27,6 +30,11 @@ const (
 	NoProxy       = "no proxy"
 	OneStaticRule = "one static rule"
 )
+
+// KubeProxies lists the backends that are kube-proxy, in the order of the tables.
+func KubeProxies() []string {
+	return []string{KubeProxyNFTables, KubeProxyNewNFT, KubeProxyLegacy, KubeProxyIPTables}
+}
 
 // The keys of Cell.Values that tables and pictures know. Any other key names a part of
 // the whole, such as "compile".

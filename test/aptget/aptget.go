@@ -67,10 +67,8 @@ func install(name, debian string) (err error) {
 		return nil
 	}
 	for _, args := range [][]string{{"update"}, {"install", "-y", "--no-install-recommends", debian}} {
-		cmd := exec.Command(apt, append([]string{"-q", "-o", "DPkg::Lock::Timeout=300"}, args...)...)
-		cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("%s: %w: %s", cmd, err, out)
+		if err := run(apt, append([]string{"-q", "-o", "DPkg::Lock::Timeout=300"}, args...)...); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -26,7 +26,7 @@ func TestConformance(t *testing.T) {
 	}
 	controlplanetest.Require(t)
 	nft := nftcmd.ForTest(t) // kube-proxy needs it, too
-	theirs, err := cluster.Tool(testContext(t), "kube-proxy")
+	theirs, err := cluster.KubeProxy(testContext(t), os.Getenv(cluster.KubeProxyVariable))
 	if err != nil {
 		t.Fatal(err)
 	}

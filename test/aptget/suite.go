@@ -1,0 +1,144 @@
+package aptget
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// FromSuite returns the path of a command of another Debian release than the
+// system's, such as "trixie". The first call downloads the package and all that
+// it needs, unpacks them into a directory of the user's cache and installs
+// nothing. The command runs with the libraries of that release. It needs apt-get
+// and dpkg-deb. The error matches ErrMissing.
+func FromSuite(suite, name, debian string) (string, error) {
+	path, err := fromSuite(suite, name, debian)
+	if err != nil {
+		return "", fmt.Errorf("%s of Debian's %s: %w: %w", name, suite, ErrMissing, err)
+	}
+	return path, nil
+}
+
+func fromSuite(suite, name, debian string) (path string, err error) {
+	cache, err := CacheDir(suite + "-" + debian)
+	if err != nil {
+		return "", err
+	}
+	// Tests of several packages may come here at once.
+	lock, err := os.OpenFile(filepath.Join(cache, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return "", os.NewSyscallError("flock", err)
+	}
+	path = filepath.Join(cache, "bin", name)
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	root := filepath.Join(cache, "root")
+	if err := unpack(cache, root, suite, debian); err != nil {
+		return "", err
+	}
+	return path, writeRunner(path, root, name)
+}
+
+// CacheDir makes a directory of the user's cache that no other user can write to.
+func CacheDir(name string) (string, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(cache, "nftproxy", name)
+	return dir, os.MkdirAll(dir, 0o700)
+}
+
+// unpack fills root with a package and all that it depends on, the C library
+// included: for apt-get no package is installed there yet.
+func unpack(cache, root, suite, debian string) error {
+	apt := filepath.Join(cache, "apt")
+	if err := errors.Join(os.RemoveAll(apt), os.RemoveAll(root)); err != nil {
+		return err
+	}
+	for _, dir := range []string{root, filepath.Join(apt, "lists", "partial"), filepath.Join(apt, "archives", "partial")} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return err
+		}
+	}
+	sources, status := filepath.Join(apt, "sources.list"), filepath.Join(apt, "status")
+	text := "deb http://deb.debian.org/debian " + suite + " main\n"
+	if err := errors.Join(os.WriteFile(sources, []byte(text), 0o600), os.WriteFile(status, nil, 0o600)); err != nil {
+		return err
+	}
+	options := []string{
+		"-q", "-o", "Dir::State=" + apt, "-o", "Dir::State::status=" + status, "-o", "Dir::Cache=" + apt,
+		"-o", "Dir::Etc::SourceList=" + sources, "-o", "Dir::Etc::SourceParts=/dev/null",
+		"-o", "Acquire::Languages=none", "-o", "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false",
+		// The download user of apt-get cannot write to a directory of root's.
+		"-o", "APT::Sandbox::User=root",
+	}
+	for _, args := range [][]string{{"update"}, {"install", "-y", "--download-only", "--no-install-recommends", debian}} {
+		if err := run("apt-get", append(options[:len(options):len(options)], args...)...); err != nil {
+			return err
+		}
+	}
+	packages, err := filepath.Glob(filepath.Join(apt, "archives", "*.deb"))
+	if err != nil {
+		return err
+	}
+	for _, p := range packages {
+		if err := run("dpkg-deb", "-x", p, root); err != nil {
+			return err
+		}
+	}
+	return os.RemoveAll(apt)
+}
+
+// writeRunner writes a script that starts a command of root with the dynamic
+// linker and the libraries that are in root.
+func writeRunner(path, root, name string) error {
+	linker, err := first(filepath.Join(root, "usr", "lib*", "ld-linux*.so.*"))
+	if err != nil {
+		return err
+	}
+	libraries, err := first(filepath.Join(root, "usr", "lib", "*-linux-gnu*"))
+	if err != nil {
+		return err
+	}
+	command, err := first(filepath.Join(root, "usr", "*bin", name))
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	script := fmt.Sprintf("#!/bin/sh\nexec '%s' --library-path '%s' '%s' \"$@\"\n", linker, libraries, command)
+	return os.WriteFile(path, []byte(script), 0o700)
+}
+
+// first returns the first file that matches a pattern.
+func first(pattern string) (string, error) {
+	found, err := filepath.Glob(pattern)
+	if err == nil && len(found) == 0 {
+		err = fmt.Errorf("no file %s", pattern)
+	}
+	if err != nil {
+		return "", err
+	}
+	return found[0], nil
+}
+
+func run(name string, args ...string) error {
+	cmd := exec.Command(name, args...)
+	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", cmd, err, bytes.TrimSpace(out))
+	}
+	return nil
+}
