@@ -26,7 +26,8 @@ func TestConformance(t *testing.T) {
 	}
 	controlplanetest.Require(t)
 	nft := nftcmd.ForTest(t) // kube-proxy needs it, too
-	theirs, err := cluster.KubeProxy(testContext(t), os.Getenv(cluster.KubeProxyVariable))
+	release := os.Getenv(cluster.KubeProxyVariable)
+	theirs, err := cluster.KubeProxy(testContext(t), release)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +50,7 @@ func TestConformance(t *testing.T) {
 					t.Errorf("step %d: nftproxy: %v", n+1, err)
 				}
 			})
-			both.Go(func() { table = append(table, kubeProxy.compare(n)...) })
+			both.Go(func() { table = append(table, kubeProxy.compare(n, release)...) })
 			both.Wait()
 		}
 	})
@@ -81,7 +82,7 @@ func TestDifferences(t *testing.T) {
 					t.Errorf("step %d: %s: only kube-proxy's outcome may be left to chance", n+1, f)
 				}
 			}
-			for _, f := range step.KubeProxy {
+			for _, f := range slices.Concat(step.KubeProxy, step.WithKubeProxy("1.36")) {
 				switch want, found := ours[f.Path()]; {
 				case !found:
 					t.Errorf("step %d: kube-proxy: %s is none of the flows", n+1, f.Path())
@@ -159,11 +160,11 @@ type deviation struct {
 // compare sends the flows of a step by kube-proxy and returns those that end
 // otherwise, as the file says. Others are errors, and so is what does not
 // differ although the file says so, unless it says that chance decides.
-func (s *side) compare(n int) []deviation {
+func (s *side) compare(n int, release string) []deviation {
 	s.t.Helper()
 	flows := s.flows(n)
 	listed := map[string]scenario.Flow{}
-	for _, f := range s.scenario.Steps[n].KubeProxy {
+	for _, f := range s.scenario.Steps[n].WithKubeProxy(release) {
 		listed[f.Path()] = f
 	}
 	expected := slices.Clone(flows)
@@ -173,10 +174,17 @@ func (s *side) compare(n int) []deviation {
 		}
 	}
 	var seen []outcome
-	s.repeatUntilDone(n, lag, func() bool {
-		seen = s.observe(expected)
-		return !slices.ContainsFunc(seen, func(o outcome) bool { return !o.asWanted })
-	})
+	for range 3 { // it ends when the Node changes, and does not end for ever
+		s.repeatUntilDone(n, lag, func() bool {
+			seen = s.observe(expected)
+			return !slices.ContainsFunc(seen, func(o outcome) bool { return !o.asWanted })
+		})
+		if !s.process.Ended() {
+			break
+		}
+		s.t.Logf("step %d: kube-proxy has ended, and starts again", n+1)
+		s.start()
+	}
 	var found []deviation
 	for i, f := range flows {
 		l, isListed := listed[f.Path()]

@@ -169,7 +169,7 @@ func (s *side) check(n int) []error {
 }
 
 // lag is how long kube-proxy is waited for.
-const lag = 5 * time.Second
+const lag = 20 * time.Second
 
 // repeatUntilDone calls attempt once. If the step has changes without a marker (of
 // Nodes, of ServiceCIDRs, of the node's addresses), it calls attempt again after each

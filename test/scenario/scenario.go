@@ -47,6 +47,18 @@ type Step struct {
 	// KubeProxy are those of Flows and Packets that have another outcome with
 	// kube-proxy.
 	KubeProxy []Flow
+	// KubeProxyEarlier are the same for earlier minor releases of kube-proxy that
+	// differ in this from the newest.
+	KubeProxyEarlier map[string][]Flow
+}
+
+// WithKubeProxy returns the flows that have another outcome with a minor release of
+// kube-proxy, such as "1.36"; "" is the newest.
+func (s *Step) WithKubeProxy(release string) []Flow {
+	if earlier, found := s.KubeProxyEarlier[release]; found {
+		return earlier
+	}
+	return s.KubeProxy
 }
 
 // Read reads a scenario file.
@@ -124,6 +136,10 @@ func (s *Scenario) section(now *state, step *Step, name, text string) (err error
 		step.Packets, err = flows(text)
 	case "kube-proxy":
 		step.KubeProxy, err = flows(text)
+	case "kube-proxy-1.36":
+		var list []Flow
+		list, err = flows(text)
+		step.KubeProxyEarlier = map[string][]Flow{strings.TrimPrefix(name, "kube-proxy-"): list}
 	default:
 		err = fmt.Errorf("unknown section")
 	}

@@ -40,6 +40,9 @@ type plan struct {
 func draft(step *scenario.Step, snapshot service.Snapshot) *plan {
 	p := &plan{homes: map[netip.Addr]place{}, node: step.Addresses, servers: map[server]bool{}}
 	flows := slices.Concat(step.Flows, step.Packets, step.KubeProxy)
+	for _, earlier := range step.KubeProxyEarlier {
+		flows = append(flows, earlier...)
+	}
 	for _, f := range flows {
 		if f.Origin == scenario.Pod {
 			p.addHome(f.Source.Addr(), place(f.Source.Addr().String()))
