@@ -1,13 +1,23 @@
 # nftproxy: each target says in one line what it does; `make help` lists them.
 GO ?= go
 
-.PHONY: help build test test-short golden conformance demo bench bench-quick bench-stages lint clean
+IMAGE ?= localhost/nftproxy:dev
+ARCHES ?= amd64 arm64
+
+.PHONY: help build image test test-short golden conformance demo bench bench-quick bench-stages lint clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
 build: ## build bin/nftproxy, the static binary that is in the image
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/nftproxy ./cmd/nftproxy
+
+image: ## write bin/nftproxy-image.tar, the OCI image IMAGE (localhost/nftproxy:dev) for ARCHES (amd64 arm64)
+	@for arch in $(ARCHES); do \
+		echo "building bin/linux-$$arch/nftproxy"; \
+		GOOS=linux GOARCH=$$arch CGO_ENABLED=0 $(GO) build -buildvcs=auto -trimpath -ldflags "-s -w" -o bin/linux-$$arch/nftproxy ./cmd/nftproxy || exit 1; \
+	done
+	$(GO) -C hack/release run . image --name $(IMAGE) -o $(CURDIR)/bin/nftproxy-image.tar $(ARCHES:%=$(CURDIR)/bin/linux-%/nftproxy)
 
 test: build lint ## run every test: unit and property, as root also kernel and API server
 	@test "$$(id -u)" -ne 0 || hack/build-tools.sh

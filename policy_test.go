@@ -297,6 +297,12 @@ func embedded(g *ast.GenDecl, v *ast.ValueSpec) bool {
 	return false
 }
 
+// isModule says whether a folder is the root of another module.
+func isModule(folder string) bool {
+	_, err := os.Stat(filepath.Join(folder, "go.mod"))
+	return err == nil
+}
+
 // goFiles parses the module's own Go files, by their paths from its root.
 func goFiles(t *testing.T, mode parser.Mode) map[string]*ast.File {
 	t.Helper()
@@ -307,7 +313,7 @@ func goFiles(t *testing.T, mode parser.Mode) map[string]*ast.File {
 			return err
 		case d.IsDir() && (d.Name() == ".git" || d.Name() == "testdata" || d.Name() == "bin"):
 			return filepath.SkipDir
-		case d.IsDir() && p == filepath.Join("hack", "tools"):
+		case d.IsDir() && p != "." && isModule(p):
 			return filepath.SkipDir
 		case !strings.HasSuffix(p, ".go"):
 			return nil
