@@ -77,8 +77,8 @@ func (o *claimOptions) parseGates() error {
 }
 
 // ownServers returns the addresses of the proxy's own servers, by server.
-func ownServers(metrics, health string) map[string]string {
-	return map[string]string{"nftproxy's metrics": metrics, "nftproxy's health server": health}
+func ownServers(metrics, health, probe string) map[string]string {
+	return map[string]string{"nftproxy's metrics": metrics, "nftproxy's health server": health, "nftproxy's probe server": probe}
 }
 
 // watchOptions returns the flags as a watcher's options. servers has the addresses

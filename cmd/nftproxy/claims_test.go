@@ -60,7 +60,7 @@ func TestOwnPorts(t *testing.T) {
 		if err := o.parse(); err != nil {
 			t.Fatal(err)
 		}
-		got := o.watchOptions(ownServers(test.metrics, test.health))
+		got := o.watchOptions(ownServers(test.metrics, test.health, ""))
 		if diff := cmp.Diff(test.want, got.OwnPorts, cmpopts.IgnoreFields(watch.OwnPort{}, "Whose"), cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty(),
 			cmpopts.SortSlices(func(a, b watch.OwnPort) bool { return a.Port < b.Port })); diff != "" {
 			t.Errorf("%v (-want +got):\n%s", test.flags, diff)

@@ -126,7 +126,7 @@ func (s *flowSource) objects(ctx context.Context, addrs []netip.Addr, notes io.W
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
 	mailbox := service.NewMailbox()
-	o := s.options.claims.watchOptions(ownServers(defaultMetricsAddress, defaultHealthAddress))
+	o := s.options.claims.watchOptions(ownServers(defaultMetricsAddress, defaultHealthAddress, defaultProbeAddress))
 	o.Node, o.AwaitPodCIDRs, o.PodCIDRTimeout = s.node, s.config.NodeCIDR, sourceTimeout/2
 	o.NodeTimeout = sourceTimeout / 6
 	o.Report = func(p watch.Problem) {

@@ -217,7 +217,7 @@ func (d *daemon) newWatcher(ctx context.Context, inForce bool, out *service.Mail
 	if inForce {
 		patience = restartPatience
 	}
-	o := d.options.claims.watchOptions(ownServers(d.options.metricsAddress, d.options.healthAddress))
+	o := d.options.claims.watchOptions(ownServers(d.options.metricsAddress, d.options.healthAddress, d.options.probeAddress))
 	o.Node, o.ListTimeout, o.AwaitPodCIDRs, o.Synced = d.node, patience, d.ruleset.NodeCIDR, synced
 	o.Report = func(p watch.Problem) { d.logProblem(p, counts) }
 	o.Answers = d.logAnswers
@@ -226,7 +226,9 @@ func (d *daemon) newWatcher(ctx context.Context, inForce bool, out *service.Mail
 	return w, nil
 }
 
-// servers returns the servers for probes and for Prometheus.
+// servers returns the servers for probes and for Prometheus. Another process, such as
+// kube-proxy, may have the addresses of the first two for a while. At the third one,
+// no other process may answer.
 func (d *daemon) servers(judge *health.Health, registry *prometheus.Registry) ([]*health.Server, error) {
 	probes, err := health.NewServer("health", d.options.healthAddress, judge.Handler(), d.log)
 	if err != nil {
@@ -236,7 +238,12 @@ func (d *daemon) servers(judge *health.Health, registry *prometheus.Registry) ([
 	if err != nil {
 		return nil, fmt.Errorf("--metrics-bind-address: %w", err)
 	}
-	return []*health.Server{probes, scrapes}, nil
+	own, err := health.NewServer("probe", d.options.probeAddress, judge.Handler(), d.log)
+	if err != nil {
+		return nil, fmt.Errorf("--nftproxy-probe-bind-address: %w", err)
+	}
+	own.Require()
+	return []*health.Server{probes, scrapes, own}, nil
 }
 
 // loopConfig returns the loop's configuration. A zero --iptables-min-sync-period stands for

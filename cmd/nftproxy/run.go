@@ -26,6 +26,7 @@ type runOptions struct {
 	masqueradeAll                 bool
 	masqueradeBit                 int
 	metricsAddress, healthAddress string
+	probeAddress                  string
 	sysctls                       sysctlOptions
 	cleanEstablished              []string
 	minSyncPeriod                 time.Duration
@@ -33,10 +34,12 @@ type runOptions struct {
 	oomScoreAdj                   string
 }
 
-// The addresses on which the servers listen by default, as in kube-proxy.
+// The addresses on which the servers listen by default, as in kube-proxy, and that of
+// the probe server in deploy/.
 const (
 	defaultMetricsAddress = "127.0.0.1:10249"
 	defaultHealthAddress  = "0.0.0.0:10256"
+	defaultProbeAddress   = "127.0.0.1:10266"
 )
 
 func newRunCommand() *cobra.Command {
@@ -90,6 +93,7 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	f.IntVar(&o.masqueradeBit, "iptables-masquerade-bit", ruleset.DefaultMasqueradeBit, "bit of the packet mark, 0 to 31, that marks packets to be masqueraded, inside the node only")
 	f.StringVar(&o.metricsAddress, "metrics-bind-address", defaultMetricsAddress, "address and port of the metrics server; empty to switch it off")
 	f.StringVar(&o.healthAddress, "healthz-bind-address", defaultHealthAddress, "address and port of the health server; empty to switch it off")
+	f.StringVar(&o.probeAddress, ownPrefix+"probe-bind-address", "", "address and port of a second health server, for probes that must reach this process and no other; run ends if another process has it; empty to switch it off")
 	addCleanEstablished(f, &o.cleanEstablished)
 	o.sysctls.addFlags(f)
 	f.DurationVar(&o.minSyncPeriod, "iptables-min-sync-period", proxy.DefaultConfig().MinSyncPeriod, "least time between two syncs; a change after a longer rest does not wait")
@@ -123,7 +127,7 @@ func (o runOptions) daemon(log *slog.Logger) (*daemon, error) {
 	if o.verbosity < 0 {
 		check(fmt.Errorf("--v: %d is negative", o.verbosity))
 	}
-	for _, c := range [][2]string{{"--healthz-bind-address", o.healthAddress}, {"--metrics-bind-address", o.metricsAddress}} {
+	for _, c := range [][2]string{{"--healthz-bind-address", o.healthAddress}, {"--metrics-bind-address", o.metricsAddress}, {"--nftproxy-probe-bind-address", o.probeAddress}} {
 		if err := health.CheckAddress(c[1]); err != nil {
 			check(fmt.Errorf("%s: %w", c[0], err))
 		}

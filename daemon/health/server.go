@@ -22,11 +22,12 @@ const (
 
 // Server serves HTTP on one address. If it cannot listen there, it tries again every
 // five seconds: another process may have the port, or the node may get the address
-// later.
+// later. The log has one warning for that, and one line once the server listens.
 type Server struct {
 	name, addr string
 	handler    http.Handler
 	log        *slog.Logger
+	required   bool
 	listen     func(ctx context.Context, network, addr string) (net.Listener, error)
 }
 
@@ -37,8 +38,12 @@ func NewServer(name, addr string, handler http.Handler, log *slog.Logger) (*Serv
 	if err := CheckAddress(addr); err != nil {
 		return nil, fmt.Errorf("%s server: %w", name, err)
 	}
-	return &Server{name, addr, handler, log, new(net.ListenConfig).Listen}, nil
+	return &Server{name: name, addr: addr, handler: handler, log: log, listen: new(net.ListenConfig).Listen}, nil
 }
+
+// Require makes Run return an error where the server cannot listen at its first try. It
+// is for an address at which another process must not answer in the server's place.
+func (s *Server) Require() { s.required = true }
 
 // CheckAddress returns an error, in words, if a Server cannot have the address. An
 // empty address is no error.
@@ -63,20 +68,26 @@ func (s *Server) Run(ctx context.Context) error {
 		<-ctx.Done()
 		return nil
 	}
-	last := ""
+	last, served := "", false
 	for {
-		err := s.listenAndServe(ctx)
+		l, err := s.listen(ctx, "tcp", s.addr)
+		if err == nil {
+			s.logServing(ctx, l.Addr(), last != "")
+			served = true
+			err = s.serve(ctx, l)
+		}
 		if ctx.Err() != nil {
 			return nil
 		}
-		// The first of several equal failures is an error in the log. A server that
-		// listened in between ends with a different one.
-		level := slog.LevelError
-		if err.Error() == last {
-			level = slog.LevelDebug
+		if s.required && !served {
+			return fmt.Errorf("%s server: %w", s.name, err)
+		}
+		// The log has the first of several equal failures. A server that listened in
+		// between ends with a different one.
+		if err.Error() != last {
+			s.log.Warn("cannot serve, trying again until the address is free", "server", s.name, "address", s.addr, "retry", retryPeriod, "err", err)
 		}
 		last = err.Error()
-		s.log.Log(ctx, level, "cannot serve, trying again", "server", s.name, "address", s.addr, "retry", retryPeriod, "err", err)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -85,14 +96,19 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 }
 
-// listenAndServe returns nil when the context and all requests have ended, or the
-// error that keeps it from going on.
-func (s *Server) listenAndServe(ctx context.Context) error {
-	l, err := s.listen(ctx, "tcp", s.addr)
-	if err != nil {
-		return err
+// logServing logs that the server listens. warned says that the log has a warning about
+// the address.
+func (s *Server) logServing(ctx context.Context, at net.Addr, warned bool) {
+	level := slog.LevelDebug
+	if warned {
+		level = slog.LevelInfo
 	}
-	s.log.Debug("serving", "server", s.name, "address", l.Addr().String())
+	s.log.Log(ctx, level, "serving", "server", s.name, "address", at.String())
+}
+
+// serve returns nil when the context and all requests have ended, or the error that
+// keeps it from going on.
+func (s *Server) serve(ctx context.Context, l net.Listener) error {
 	server := &http.Server{
 		Handler:           s.handler,
 		ReadHeaderTimeout: headerTimeout,
@@ -107,7 +123,7 @@ func (s *Server) listenAndServe(ctx context.Context) error {
 			_ = server.Close()
 		}
 	})
-	err = server.Serve(l)
+	err := server.Serve(l)
 	if !cancelStop() {
 		<-stopped
 	}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -144,13 +145,51 @@ func TestRetry(t *testing.T) {
 		if err := <-stopped; err != nil || time.Since(asked) > 0 {
 			t.Errorf("Run: %v, after %v", err, time.Since(asked))
 		}
-		if n := strings.Count(log.String(), `server=test address=127.0.0.1:10256 retry=5s`); n != 2 {
-			t.Errorf("logged %d times, want 2:\n%s", n, log.String())
+		var levels []string
+		for line := range strings.Lines(log.String()) {
+			level, _, _ := strings.Cut(strings.SplitAfterN(line, "level=", 2)[1], " server=test")
+			levels = append(levels, level)
+		}
+		failed, served := `WARN msg="cannot serve, trying again until the address is free"`, "INFO msg=serving"
+		if want := []string{failed, served, failed, served}; !slices.Equal(levels, want) {
+			t.Errorf("logged %q, want %q", levels, want)
 		}
 		select {
 		case <-listener.closed:
 		default:
 			t.Error("the listener was left open")
+		}
+	})
+}
+
+// TestRequired: a required server does not wait for another process to end, but it does
+// try again when its own listener breaks.
+func TestRequired(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(t, "127.0.0.1:10266", http.NotFoundHandler(), io.Discard)
+		s.Require()
+		errTaken := errors.New("taken")
+		s.listen = func(context.Context, string, string) (net.Listener, error) { return nil, errTaken }
+		began := time.Now()
+		if err := s.Run(t.Context()); !errors.Is(err, errTaken) || time.Since(began) > 0 {
+			t.Errorf("Run: %v after %v, want %v at once", err, time.Since(began), errTaken)
+		}
+
+		first := newFakeListener()
+		listeners := []net.Listener{first, nil, newFakeListener()}
+		s.listen = func(context.Context, string, string) (net.Listener, error) {
+			l := listeners[0]
+			listeners = listeners[1:]
+			if l == nil {
+				return nil, errTaken
+			}
+			return l, nil
+		}
+		first.broken <- errors.New("broken")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := s.Run(ctx); err != nil || len(listeners) > 0 {
+			t.Errorf("Run: %v, with %d listeners left: want none", err, len(listeners))
 		}
 	})
 }

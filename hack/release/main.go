@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"nftproxy/hack/release/image"
+	"nftproxy/hack/release/manifest"
 )
 
 func main() {
@@ -25,7 +26,7 @@ func main() {
 		Short:        "Make the parts of a release of nftproxy",
 		SilenceUsage: true,
 	}
-	cmd.AddCommand(newImageCommand())
+	cmd.AddCommand(newImageCommand(), newManifestCommand())
 	if err := cmd.ExecuteContext(ctx); err != nil {
 		os.Exit(1)
 	}
@@ -56,6 +57,22 @@ func newImageCommand() *cobra.Command {
 	cmd.Flags().StringVar(&full, "name", "localhost/nftproxy:dev", "`name` of the image: REGISTRY/NAME:TAG")
 	cmd.Flags().StringVarP(&out, "output", "o", "nftproxy-image.tar", "`file` to write")
 	return cmd
+}
+
+func newManifestCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "manifest FOLDER",
+		Short: "Print the objects of a kustomization, such as deploy/overlays/kubeadm",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			text, err := manifest.Render(args[0])
+			if err != nil {
+				return err
+			}
+			_, err = cmd.OutOrStdout().Write(text)
+			return err
+		},
+	}
 }
 
 // writeFile writes a file whole or not at all.

@@ -44,8 +44,8 @@ func TestDeploy(t *testing.T) {
 	container := &spec.Containers[0]
 	p := n.run(n.containerCommand(spec))
 	p.awaitSync(0)
-	n.soon("the readiness probe", func() error { return n.probe(container, container.ReadinessProbe) })
-	n.soon("the liveness probe", func() error { return n.probe(container, container.LivenessProbe) })
+	n.soon("the readiness probe", func() error { return n.probe(container.ReadinessProbe) })
+	n.soon("the liveness probe", func() error { return n.probe(container.LivenessProbe) })
 	p.until("the pod serves", func() error {
 		return everywhere(func(protocol string, v6 bool) error {
 			return n.reaches(client, protocol, address(web, protocol, v6), "web-1")
@@ -120,23 +120,28 @@ func TestRBAC(t *testing.T) {
 	}
 }
 
-// applyDeploy applies the manifests with the configuration that a person would
-// enter: where the API server is.
+// applyDeploy applies the manifests for clusters without kubeadm, with what a person
+// would enter: where the API server is, and the range of the pods.
 func (n *node) applyDeploy() {
 	n.t.Helper()
 	api, err := url.Parse(n.plane.cluster.Client().Host)
 	n.must(err)
-	var manifests []string
-	for _, name := range []string{"config.yaml", "rbac.yaml", "daemonset.yaml"} {
-		text, err := os.ReadFile(filepath.Join("..", "..", "deploy", name))
-		n.must(err)
-		edited := strings.NewReplacer(`"192.0.2.1"`, `"`+api.Hostname()+`"`, `"6443"`, `"`+api.Port()+`"`).Replace(string(text))
-		if name == "config.yaml" && strings.Count(edited, api.Port()) != 1 {
-			n.t.Fatalf("%s has no place for the API server's port", name)
+	// The first lines of a comment are not part of the patch.
+	edit := strings.NewReplacer("\n#", "\n", "ADDRESS", api.Hostname(), "6443", api.Port())
+	const kustomization = "overlays/elsewhere/kustomization.yaml"
+	n.must(n.plane.cluster.Apply(n.ctx, renderDeploy(n.t, "overlays/elsewhere", func(name string, text []byte) []byte {
+		switch name {
+		case kustomization:
+			before, patches, found := strings.Cut(string(text), "\n#patches:")
+			if !found {
+				n.t.Fatalf("%s has no place for the API server's address", name)
+			}
+			return []byte(before + "\n" + edit.Replace("\n#patches:"+patches))
+		case "overlays/elsewhere/config.conf":
+			return []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nclusterCIDR: 10.244.0.0/16\n")
 		}
-		manifests = append(manifests, edited)
-	}
-	n.must(n.plane.cluster.Apply(n.ctx, manifests...))
+		return text
+	})))
 	// A right that an earlier test has taken away may be the last to come back.
 	for resource, verbs := range deployedRights() {
 		for _, verb := range verbs {
@@ -189,6 +194,7 @@ func (n *node) containerCommand(spec *corev1.PodSpec) *exec.Cmd {
 	}
 	const enter = `set -e
 		mount -t tmpfs tmpfs /run
+		mount -t tmpfs tmpfs /var/lib
 		mkdir -p /run/secrets/kubernetes.io
 		mv "$ACCOUNT" /run/secrets/kubernetes.io/serviceaccount
 		test -e /var/run/secrets/kubernetes.io/serviceaccount/token
@@ -205,26 +211,49 @@ func (n *node) containerCommand(spec *corev1.PodSpec) *exec.Cmd {
 		args = append(args, os.Expand(strings.NewReplacer("$(", "${", ")", "}").Replace(a), func(name string) string { return env[name] }))
 	}
 	cmd := exec.Command("unshare", args...)
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "ACCOUNT=" + account, "CAPABILITIES=" + capabilities, "VOLUMES=" + n.hostPaths(spec)}
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "ACCOUNT=" + account, "CAPABILITIES=" + capabilities, "VOLUMES=" + n.volumePaths(spec)}
 	for name, value := range env {
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}
 	return cmd
 }
 
-// hostPaths lists the directories of the host that the container is given, one
-// in a line with the path in it. They have to be where the test can make them.
-func (n *node) hostPaths(spec *corev1.PodSpec) string {
+// volumePaths lists the directories that the container is given, one in a line with the
+// path in it: those of the host, and those with the files of ConfigMaps. They have to be
+// where the test can make them.
+func (n *node) volumePaths(spec *corev1.PodSpec) string {
 	n.t.Helper()
 	var lines []string
 	for _, m := range spec.Containers[0].VolumeMounts {
-		at := slices.IndexFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })
-		if at < 0 || spec.Volumes[at].HostPath == nil || !strings.HasPrefix(m.MountPath, "/run/") || m.ReadOnly {
-			n.t.Fatalf("volume mount %v: want a directory of the host, writable and in /run", m)
+		if !strings.HasPrefix(m.MountPath, "/run/") && !strings.HasPrefix(m.MountPath, "/var/lib/") {
+			n.t.Fatalf("volume mount %v: want it in /run or /var/lib", m)
 		}
-		lines = append(lines, spec.Volumes[at].HostPath.Path+" "+m.MountPath)
+		at := slices.IndexFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })
+		if at < 0 {
+			n.t.Fatalf("no volume %s", m.Name)
+		}
+		switch v := spec.Volumes[at]; {
+		case v.HostPath != nil && !m.ReadOnly:
+			lines = append(lines, v.HostPath.Path+" "+m.MountPath)
+		case v.ConfigMap != nil && m.ReadOnly:
+			lines = append(lines, n.configFiles(v.ConfigMap.Name)+" "+m.MountPath)
+		default:
+			n.t.Fatalf("volume %v, mounted as %v: want a writable directory of the host, or a ConfigMap", v, m)
+		}
 	}
 	return strings.Join(lines, "\n")
+}
+
+// configFiles makes a directory with the files of a ConfigMap.
+func (n *node) configFiles(name string) string {
+	n.t.Helper()
+	config, err := n.plane.client.CoreV1().ConfigMaps("kube-system").Get(n.ctx, name, metav1.GetOptions{})
+	n.must(err)
+	dir := n.t.TempDir()
+	for file, text := range config.Data {
+		n.must(os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600))
+	}
+	return dir
 }
 
 // containerEnv is the container's environment on the node.
@@ -237,7 +266,11 @@ func (n *node) containerEnv(c *corev1.Container) map[string]string {
 		maps.Copy(env, config.Data)
 	}
 	for _, e := range c.Env {
-		if e.ValueFrom == nil || e.ValueFrom.FieldRef.FieldPath != "spec.nodeName" {
+		if e.ValueFrom == nil {
+			env[e.Name] = e.Value
+			continue
+		}
+		if e.ValueFrom.FieldRef.FieldPath != "spec.nodeName" {
 			n.t.Fatalf("environment variable %s: %v", e.Name, e)
 		}
 		env[e.Name] = n.name

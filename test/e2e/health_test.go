@@ -116,12 +116,10 @@ func (n *node) answers(at netip.AddrPort, path string, code int, has string) err
 }
 
 // probe asks what the kubelet would, of a container of the host's network.
-func (n *node) probe(c *corev1.Container, p *corev1.Probe) error {
-	for _, port := range c.Ports {
-		if port.Name == p.HTTPGet.Port.StrVal {
-			at := netip.AddrPortFrom(n.NodeAddrs.V4(), uint16(port.ContainerPort))
-			return n.answers(at, p.HTTPGet.Path, http.StatusOK, "")
-		}
+func (n *node) probe(p *corev1.Probe) error {
+	host, err := netip.ParseAddr(p.HTTPGet.Host)
+	if err != nil {
+		return err
 	}
-	return fmt.Errorf("the container has no port %v", p.HTTPGet.Port)
+	return n.answers(netip.AddrPortFrom(host, uint16(p.HTTPGet.Port.IntValue())), p.HTTPGet.Path, http.StatusOK, "")
 }

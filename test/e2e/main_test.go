@@ -40,10 +40,10 @@ func TestMain(m *testing.M) {
 
 // fixture holds what is slow to make. The first test that needs it makes it.
 type fixture struct {
-	mu     sync.Mutex
-	dir    string
-	binary string
-	plane  *controlPlane
+	mu       sync.Mutex
+	dir      string
+	binaries map[string]string // their paths, by name
+	plane    *controlPlane
 	// scenarios is the control plane for the scenario files.
 	scenarios *controlPlane
 }
@@ -51,25 +51,39 @@ type fixture struct {
 // nftproxy returns the path of the binary, built as `make build` does.
 func (f *fixture) nftproxy(t *testing.T) string {
 	t.Helper()
+	return f.build(t, "nftproxy", "../..", "./cmd/nftproxy")
+}
+
+// release builds the command that renders manifests and makes the image, which is in a
+// module of its own.
+func (f *fixture) release(t *testing.T) string {
+	t.Helper()
+	return f.build(t, "release", "../../hack/release", ".")
+}
+
+// build builds a command once, as make does.
+func (f *fixture) build(t *testing.T, name, module, pkg string) string {
+	t.Helper()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.binary != "" {
-		return f.binary
+	if path := f.binaries[name]; path != "" {
+		return path
 	}
 	if f.dir == "" {
 		dir, err := os.MkdirTemp("", "nftproxy-e2e-")
 		if err != nil {
 			t.Fatal(err)
 		}
-		f.dir = dir
+		f.dir, f.binaries = dir, map[string]string{}
 	}
-	path := filepath.Join(f.dir, "nftproxy")
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "../../cmd/nftproxy")
+	path := filepath.Join(f.dir, name)
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, pkg)
+	cmd.Dir = module
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("build nftproxy: %v\n%s", err, out)
+		t.Fatalf("build %s: %v\n%s", name, err, out)
 	}
-	f.binary = path
+	f.binaries[name] = path
 	return path
 }
 
