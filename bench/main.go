@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -54,6 +55,7 @@ type options struct {
 	earlier  string
 	// kubeProxy is a minor release.
 	kubeProxy string
+	proxies   []string
 	check     bool
 	add       bool
 }
@@ -79,6 +81,7 @@ func newCommand() *cobra.Command {
 	f.StringVar(&o.nftproxy, "nftproxy", filepath.Join("bin", "nftproxy"), "the binary that is measured")
 	f.StringVar(&o.earlier, "earlier", "", "data plane: another build of nftproxy, measured in place of kube-proxy (with --only data)")
 	f.StringVar(&o.kubeProxy, "kube-proxy", os.Getenv(cluster.KubeProxyVariable), "the minor release of kube-proxy: 1.37 or 1.36 (default the variable KUBE_PROXY, or else 1.37)")
+	f.StringArrayVar(&o.proxies, "proxy", nil, "one of the proxies, such as "+strconv.Quote(result.KubeProxyLegacy)+"; repeat it for several (default all)")
 	f.BoolVar(&o.add, "add", false, "put the figures into the report that is there already, in place of the same ones of earlier runs on this machine")
 	f.BoolVar(&o.check, "check", false, "a target that is not met is an error")
 	cmd.AddCommand(newShowCommand())
@@ -150,7 +153,7 @@ func (o *options) parts(log io.Writer) ([]part, error) {
 }
 
 func (o *options) setup(log io.Writer) proxies.Setup {
-	return proxies.Setup{NFTProxy: o.nftproxy, Earlier: o.earlier, KubeProxy: o.kubeProxy, Limit: o.limit, Log: log}
+	return proxies.Setup{NFTProxy: o.nftproxy, Earlier: o.earlier, KubeProxy: o.kubeProxy, Only: o.proxies, Limit: o.limit, Log: log}
 }
 
 func (o *options) controlPlane(log io.Writer) (part, error) {
@@ -189,6 +192,9 @@ func (o *options) run(ctx context.Context, w io.Writer) error {
 		if o.quick || o.earlier != "" { // these figures do not replace those of a whole run
 			o.out = filepath.Join("bin", "bench")
 		}
+	}
+	if err := o.setup(nil).Validate(); err != nil {
+		return fmt.Errorf("--proxy: %w", err)
 	}
 	if err := os.MkdirAll(o.out, 0o755); err != nil {
 		return err

@@ -82,12 +82,11 @@ func LeftOut() []string {
 func (c Config) Cells() int {
 	n := 0
 	for _, s := range c.Sizes {
-		n += len(nftQuestions()) + len(bareQuestions()) + len(proxyQuestions(result.NFTProxy))
-		if s.OursOnly {
-			continue
-		}
-		for _, name := range result.KubeProxies() {
-			n += len(proxyQuestions(name))
+		n += len(nftQuestions()) + len(bareQuestions())
+		for _, name := range append([]string{result.NFTProxy}, result.KubeProxies()...) {
+			if c.Wants(name) && (name == result.NFTProxy || !s.OursOnly) {
+				n += len(proxyQuestions(name))
+			}
 		}
 	}
 	return n

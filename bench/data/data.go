@@ -102,11 +102,12 @@ func (c Config) Cells() int {
 // backends lists what the package compares, in the order of the tables. Another
 // nft makes no other rules.
 func (c Config) backends() []string {
-	others := []string{result.KubeProxyNFTables, result.KubeProxyLegacy, result.KubeProxyIPTables}
+	list := []string{result.NFTProxy, result.KubeProxyNFTables, result.KubeProxyLegacy, result.KubeProxyIPTables}
+	list = slices.DeleteFunc(list, func(name string) bool { return !c.Wants(name) })
 	if c.Earlier != "" {
-		others = []string{result.Earlier}
+		list = []string{result.NFTProxy, result.Earlier}
 	}
-	return slices.Concat([]string{result.NFTProxy}, others, []string{result.OneStaticRule, result.NoProxy})
+	return append(list, result.OneStaticRule, result.NoProxy)
 }
 
 // again is a second node with the static rule. It has no cells: the ratio of the

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"nftproxy/bench/proxies"
@@ -55,12 +56,14 @@ func questions() []string {
 	return []string{result.StaleFlows, result.StaleFlowsSeen, result.StaleFlowsCPU}
 }
 
-// backends are the proxies that write nftables. For these the kernel's notices show the
+// backends lists the proxies that write nftables. For these the kernel's notices show the
 // end of each sync.
-func backends() []string { return []string{result.NFTProxy, result.KubeProxyNFTables} }
+func (c Config) backends() []string {
+	return slices.DeleteFunc([]string{result.NFTProxy, result.KubeProxyNFTables}, func(name string) bool { return !c.Wants(name) })
+}
 
 // Cells is the number of cells that Run puts.
-func (c Config) Cells() int { return len(c.Sizes) * len(backends()) * len(questions()) }
+func (c Config) Cells() int { return len(c.Sizes) * len(c.backends()) * len(questions()) }
 
 // Run measures all sizes. A measurement that fails is a cell that says why. An error
 // concerns the whole run.
@@ -80,7 +83,7 @@ func Run(ctx context.Context, c Config, sink result.Sink) (err error) {
 	defer func() { err = errors.Join(err, plane.Stop()) }()
 	for _, size := range c.Sizes {
 		for _, p := range list {
-			if p.Name != result.NFTProxy && p.Name != result.KubeProxyNFTables {
+			if !slices.Contains(c.backends(), p.Name) {
 				continue
 			}
 			sink.Doing(fmt.Sprintf("flows: %s, %s", sizeName(size), p.Name))

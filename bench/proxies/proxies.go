@@ -9,10 +9,12 @@ package proxies
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -55,11 +57,27 @@ type Setup struct {
 	// KubeProxy is the minor release of kube-proxy, such as 1.36; empty for that of the
 	// control plane.
 	KubeProxy string
+	// Only names the proxies to measure; empty for all.
+	Only []string
 	// Limit is how long one measured step may take. The first program is the longest
 	// step.
 	Limit time.Duration
 	// Log takes the messages about failures.
 	Log io.Writer
+}
+
+// Wants says whether a proxy is to be measured.
+func (s Setup) Wants(name string) bool { return len(s.Only) == 0 || slices.Contains(s.Only, name) }
+
+// Validate reports an unknown name in Only.
+func (s Setup) Validate() error {
+	known := append(result.KubeProxies(), result.NFTProxy)
+	for _, name := range s.Only {
+		if !slices.Contains(known, name) {
+			return fmt.Errorf("no proxy is called %q: want %s", name, strings.Join(known, ", "))
+		}
+	}
+	return nil
 }
 
 // All lists the proxies. It tells their versions to the sink.
@@ -71,13 +89,24 @@ func (s Setup) All(ctx context.Context, sink result.Sink) ([]Proxy, error) {
 		return []Proxy{ours(result.NFTProxy, s.NFTProxy), ours(result.Earlier, s.Earlier)}, nil
 	}
 	sink.Doing("finding kube-proxy, nft and iptables")
-	return []Proxy{
-		ours(result.NFTProxy, s.NFTProxy),
-		s.kubeProxy(ctx, result.KubeProxyNFTables, "nftables", systemNFT, sink),
-		s.kubeProxy(ctx, result.KubeProxyNewNFT, "nftables", newNFT, sink),
-		s.kubeProxy(ctx, result.KubeProxyLegacy, "iptables", iptablesLegacy, sink),
-		s.kubeProxy(ctx, result.KubeProxyIPTables, "iptables", iptablesNFT, sink),
-	}, nil
+	var list []Proxy
+	if s.Wants(result.NFTProxy) {
+		list = append(list, ours(result.NFTProxy, s.NFTProxy))
+	}
+	for _, k := range []struct {
+		name, mode string
+		find       func() (commands, error)
+	}{
+		{result.KubeProxyNFTables, "nftables", systemNFT},
+		{result.KubeProxyNewNFT, "nftables", newNFT},
+		{result.KubeProxyLegacy, "iptables", iptablesLegacy},
+		{result.KubeProxyIPTables, "iptables", iptablesNFT},
+	} {
+		if s.Wants(k.name) {
+			list = append(list, s.kubeProxy(ctx, k.name, k.mode, k.find, sink))
+		}
+	}
+	return list, nil
 }
 
 // Start starts it on a node.

@@ -20,7 +20,7 @@ const (
 	NFTProxy          = "nftproxy"
 	KubeProxyNFTables = "kube-proxy nftables"
 	// KubeProxyNewNFT runs a newer nft than the system's.
-	KubeProxyNewNFT   = "kube-proxy nftables, newer nft"
+	KubeProxyNewNFT   = "kube-proxy nftables (newer nft)"
 	KubeProxyLegacy   = "kube-proxy iptables-legacy"
 	KubeProxyIPTables = "kube-proxy iptables-nft"
 	// Earlier is another build of nftproxy, from before a change.
