@@ -46,6 +46,8 @@ const (
 	ReasonSysctl Reason = "SysctlNotSet"
 	// ReasonConntrackFull: the node's connection tracking table is full.
 	ReasonConntrackFull Reason = "ConntrackFull"
+	// ReasonKubeProxy: the node's kernel has rules of kube-proxy beside ours.
+	ReasonKubeProxy Reason = "RulesOfKubeProxy"
 )
 
 // everywhere returns whether all nodes report the same event: its cause is only in the

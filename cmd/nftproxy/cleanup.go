@@ -13,26 +13,41 @@ import (
 
 func newCleanupCommand() *cobra.Command {
 	var table string
+	var kubeProxy, force bool
 	cmd := &cobra.Command{
 		Use:   "cleanup",
-		Short: "Remove the tables that run made",
+		Short: "Remove the tables that run made, or the rules that kube-proxy left",
 		Long: `cleanup removes every Service from this node: the tables "ip nftproxy" and
 "ip6 nftproxy", and tables that earlier runs with another --nftproxy-table left.
 Start kube-proxy (or another proxy) before cleanup, so that open connections go on.
 
 A running nftproxy owns its tables, and the kernel lets no other process delete
-them. Stop nftproxy first.`,
+them. Stop nftproxy first.
+
+cleanup --kube-proxy removes the rules that kube-proxy left instead, and leaves
+nftproxy's: its nftables tables, and its chains in the tables of iptables (nft and
+legacy). It removes nothing while kube-proxy runs or may run, nothing while no
+nftproxy serves the node, no rules of other programs, and nothing of IPVS. Start
+nftproxy first: it serves the Services from then on.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if force && !kubeProxy {
+				return usageError{errors.New("--force goes with --kube-proxy")}
+			}
 			conn, err := kernel.Open(kernel.Config{})
 			if err != nil {
 				return err
 			}
 			defer conn.Close()
+			if kubeProxy {
+				return cleanupKubeProxy(cmd, conn, force)
+			}
 			return cleanup(cmd, conn, table)
 		},
 	}
 	cmd.Flags().StringVar(&table, ownPrefix+"table", ruleset.DefaultTable, "name of the nftables tables")
+	cmd.Flags().BoolVar(&kubeProxy, "kube-proxy", false, "remove kube-proxy's rules, and leave nftproxy's")
+	cmd.Flags().BoolVar(&force, "force", false, "with --kube-proxy: do not check that kube-proxy has ended and that nftproxy serves the node")
 	return cmd
 }
 
@@ -54,7 +69,7 @@ func cleanup(cmd *cobra.Command, conn *kernel.Conn, table string) error {
 	if errors.Is(err, syscall.EPERM) {
 		for _, t := range tables {
 			if t.Owner != 0 {
-				return fmt.Errorf("table %s belongs to a running process, %s: stop it first (kubectl -n kube-system delete daemonset nftproxy, or kill it), then run cleanup again", t.ID, ownerText(t.Owner))
+				return fmt.Errorf("table %s belongs to a running nftproxy, %s: stop it first (in a cluster: kubectl -n kube-system delete daemonset nftproxy), then run cleanup again", t.ID, ownerText(t.Owner))
 			}
 		}
 	}

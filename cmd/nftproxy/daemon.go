@@ -70,6 +70,7 @@ func (d *daemon) run(ctx context.Context) error {
 	})
 	ports := d.newHealthPorts(judge, counts)
 	var sysctls func(proxy.Sync)
+	kubeProxy := d.newKubeProxyFollower(counts)
 	config := d.loopConfig()
 	config.Begin = func() {
 		load.beforeRead(func() bool { return d.tablesThere(conn) })
@@ -77,7 +78,7 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	// The cleaner comes first: it removes nothing until it knows the outcome of a sync.
 	loop = proxy.New(config, conn, ruleset.NewCompiler(d.ruleset).Compile, d.cleanAfter(cleaner),
-		load.observe, d.syncLogger(watcher), counts.Observe, judge.Observe, ports.Notify, d.newFormerTables(conn).observe, func(s proxy.Sync) {
+		load.observe, d.syncLogger(watcher), counts.Observe, judge.Observe, ports.Notify, d.newFormerTables(conn).observe, kubeProxy.observe, func(s proxy.Sync) {
 			eligible.Store(s.Snapshot.Node.Eligible)
 			sweeper.Notify(s.Applied, s.Adopted)
 			sysctls(s)
@@ -101,6 +102,7 @@ func (d *daemon) run(ctx context.Context) error {
 	group.Go(func() error { return sweeper.Run(ctx) })
 	group.Go(func() error { return d.followOccupancy(ctx, flows, counts) })
 	group.Go(func() error { return ports.Run(ctx) })
+	group.Go(func() error { return kubeProxy.run(ctx) })
 	for _, server := range servers {
 		group.Go(func() error { return server.Run(ctx) })
 	}

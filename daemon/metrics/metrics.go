@@ -47,6 +47,7 @@ type Metrics struct {
 	affinityFailures    prometheus.Counter
 	affinityEntries     *prometheus.HistogramVec
 	program             programSize
+	otherProxies        otherProxies
 }
 
 // NewRegistry makes a registry with the metrics of the Go runtime and of the process,
@@ -67,6 +68,7 @@ func New(r prometheus.Registerer) *Metrics {
 	m := &Metrics{}
 	m.kubeProxys.register(r)
 	m.registerOwn(promauto.With(r))
+	m.otherProxies.register(promauto.With(r))
 	r.MustRegister(&m.program)
 	return m
 }

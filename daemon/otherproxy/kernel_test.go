@@ -22,7 +22,12 @@ import (
 // world is a network namespace with rules of kube-proxy and of other programs.
 type world struct {
 	*testing.T
-	ns *testnet.Namespace
+	ns      *testnet.Namespace
+	watcher *otherproxy.Watcher
+}
+
+func newWorld(t *testing.T) world {
+	return world{t, testnet.NamespaceForTest(t, "rules"), &otherproxy.Watcher{}}
 }
 
 // backend is one of the two interfaces of iptables, and the prefix of its commands.
@@ -129,7 +134,7 @@ func withoutKubeProxy(text string) string {
 func TestIPTables(t *testing.T) {
 	for _, b := range backends() {
 		t.Run(b.name, func(t *testing.T) {
-			w := world{t, testnet.NamespaceForTest(t, "iptables")}
+			w := newWorld(t)
 			w.load(b, withCounters)
 			before := w.listing(b)
 			want := withoutKubeProxy(before)
@@ -145,10 +150,17 @@ func TestIPTables(t *testing.T) {
 			if diff := cmp.Diff(wantFound, names(found)); diff != "" {
 				t.Errorf("found (-want +got):\n%s", diff)
 			}
-			for _, r := range found {
-				if err := w.removeLatest(r); err != nil {
-					t.Error(err)
+			kinds := w.look()
+			if diff := cmp.Diff([]otherproxy.Kind{b.kind}, kinds); diff != "" {
+				t.Errorf("kinds (-want +got):\n%s", diff)
+			}
+			for r, err := range w.removeAll() {
+				if err != nil {
+					t.Errorf("remove %s: %v", r, err)
 				}
+			}
+			if kinds := w.look(); len(kinds) > 0 {
+				t.Errorf("kinds after the removal: %v", kinds)
 			}
 			if diff := cmp.Diff(want, w.listing(b)); diff != "" {
 				t.Errorf("after the removal (-want +got):\n%s", diff)
@@ -160,16 +172,29 @@ func TestIPTables(t *testing.T) {
 	}
 }
 
-// removeLatest finds the same rules again before it removes them: each removal changes the
-// ruleset.
-func (w world) removeLatest(r otherproxy.Rules) error {
+// look asks one Watcher again and again.
+func (w world) look() []otherproxy.Kind {
 	w.Helper()
-	for _, now := range w.find() {
-		if now.Kind == r.Kind && now.Table == r.Table {
-			return w.remove(now)
-		}
+	var kinds []otherproxy.Kind
+	if err := w.ns.Do(func() (err error) {
+		kinds, err = w.watcher.Look()
+		return err
+	}); err != nil {
+		w.Fatal(err)
 	}
-	return errors.New("gone: " + r.String())
+	return kinds
+}
+
+// removeAll returns the outcome for each table.
+func (w world) removeAll() map[string]error {
+	w.Helper()
+	outcomes := map[string]error{}
+	if err := w.ns.Do(func() error {
+		return otherproxy.RemoveAll(func(r otherproxy.Rules, err error) { outcomes[r.Table] = err })
+	}); err != nil {
+		w.Fatal(err)
+	}
+	return outcomes
 }
 
 // TestForeignRule: a table where a rule of another program leads to kube-proxy's chains stays as
@@ -177,15 +202,14 @@ func (w world) removeLatest(r otherproxy.Rules) error {
 func TestForeignRule(t *testing.T) {
 	for _, b := range backends() {
 		t.Run(b.name, func(t *testing.T) {
-			w := world{t, testnet.NamespaceForTest(t, "foreign")}
+			w := newWorld(t)
 			w.load(b, func(text string) string {
 				return strings.Replace(text, "-A CNI-HOSTPORT-DNAT ", "-A CNI-HOSTPORT-DNAT -p udp -j KUBE-SERVICES\n-A CNI-HOSTPORT-DNAT ", 1)
 			})
 			before := w.listing(b)
-			for _, r := range w.find() {
-				err := w.removeLatest(r)
-				if foreign := strings.HasSuffix(r.Table, "nat"); foreign != errors.Is(err, otherproxy.ErrForeign) {
-					t.Errorf("remove %v: %v", r, err)
+			for table, err := range w.removeAll() {
+				if foreign := strings.HasSuffix(table, "nat"); foreign != errors.Is(err, otherproxy.ErrForeign) {
+					t.Errorf("remove %s: %v", table, err)
 				} else if foreign && !strings.Contains(err.Error(), "chain CNI-HOSTPORT-DNAT leads to KUBE-SERVICES") {
 					t.Errorf("the error does not name the chain: %v", err)
 				}
@@ -204,7 +228,7 @@ func TestForeignRule(t *testing.T) {
 // TestNFTables: the tables with kube-proxy's name and comment go; one with its name and another
 // comment stays.
 func TestNFTables(t *testing.T) {
-	w := world{t, testnet.NamespaceForTest(t, "nftables")}
+	w := newWorld(t)
 	nft := nftcmd.ForTest(t)
 	must := func(err error) {
 		t.Helper()
@@ -235,7 +259,7 @@ table ip nat { chain KUBE-ROUTER { }; }
 
 // TestChangedMeanwhile: the kernel refuses a removal that was made for an earlier ruleset.
 func TestChangedMeanwhile(t *testing.T) {
-	w := world{t, testnet.NamespaceForTest(t, "changed")}
+	w := newWorld(t)
 	b := backends()[0]
 	w.load(b, unchanged)
 	found := w.find()
@@ -253,7 +277,7 @@ func TestChangedMeanwhile(t *testing.T) {
 
 // TestNothingMade: looking for rules makes no table, and none that iptables would see.
 func TestNothingMade(t *testing.T) {
-	w := world{t, testnet.NamespaceForTest(t, "nothing")}
+	w := newWorld(t)
 	if found := w.find(); len(found) > 0 {
 		t.Errorf("found %v in a new namespace", names(found))
 	}
@@ -275,11 +299,14 @@ func TestNothingMade(t *testing.T) {
 
 // TestIPVS: the interface of kube-proxy's IPVS mode is found and stays.
 func TestIPVS(t *testing.T) {
-	w := world{t, testnet.NamespaceForTest(t, "ipvs")}
+	w := newWorld(t)
 	// kube-proxy makes a dummy interface, which not all kernels have.
 	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "kube-ipvs0"}, PeerName: "peer"}
 	if err := w.ns.Handle().LinkAdd(link); err != nil {
 		t.Fatal(err)
+	}
+	if kinds := w.look(); len(kinds) != 1 || kinds[0] != otherproxy.IPVS {
+		t.Errorf("kinds %v", kinds)
 	}
 	found := w.find()
 	if diff := cmp.Diff([]string{"kube-ipvs0 (ipvs)"}, names(found)); diff != "" {

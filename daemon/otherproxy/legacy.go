@@ -157,9 +157,23 @@ func readLegacy(f family, name string) (*blob, error) {
 	}
 }
 
+// legacyInfoLen is the length of a struct ipt_getinfo. It ends with the number and the size of the
+// entries.
+const legacyInfoLen = nameLen + 4 + 2*hooks*4 + 4 + 4
+
+func readLegacyInfo(f family, name string) (info [legacyInfoLen]byte, err error) {
+	fd, level, err := legacySocket(f)
+	if err != nil {
+		return info, err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	copy(info[:], name)
+	err = getOption(fd, level, optGetInfo, info[:])
+	return info, err
+}
+
 func readLegacyOnce(fd, level int, f family, name string) (*blob, error) {
-	const infoLen = nameLen + 4 + 2*hooks*4 + 4 + 4
-	info := make([]byte, infoLen)
+	info := make([]byte, legacyInfoLen)
 	copy(info, name)
 	if err := getOption(fd, level, optGetInfo, info); err != nil {
 		return nil, fmt.Errorf("ask for table %s: %w", name, err)
@@ -169,7 +183,7 @@ func readLegacyOnce(fd, level int, f family, name string) (*blob, error) {
 		b.hook[i] = binary.NativeEndian.Uint32(info[nameLen+4+4*i:])
 		b.policy[i] = binary.NativeEndian.Uint32(info[nameLen+4+4*hooks+4*i:])
 	}
-	size := binary.NativeEndian.Uint32(info[infoLen-4:])
+	size := binary.NativeEndian.Uint32(info[legacyInfoLen-4:])
 	const header = nameLen + 8 // the size, and padding
 	entries := make([]byte, header+int(size))
 	copy(entries, name)

@@ -26,24 +26,35 @@ var ErrUnknownTable = errors.New("the table has the name of kube-proxy's table, 
 func findTables(c *conn) ([]Rules, error) {
 	var found []Rules
 	for _, f := range families() {
-		generation, err := c.generation()
+		r, there, err := findTable(c, f)
 		if err != nil {
 			return nil, err
 		}
-		err = c.ask(unix.NFT_MSG_GETTABLE, 0, f, func(a attributes) error {
-			r := Rules{Kind: NFTables, Table: f.String() + " " + kubeProxyTable, family: f, ruleset: generation}
-			// Kernels before 5.10 keep no comment.
-			if comment, has := userdata.GetString(a[attrTableUserdata], userdata.TypeComment); has && comment != tableComment {
-				r.Keep = ErrUnknownTable
-			}
+		if there {
 			found = append(found, r)
-			return nil
-		}, textAttribute(unix.NFTA_TABLE_NAME, kubeProxyTable))
-		if err != nil {
-			return nil, fmt.Errorf("look up table %s %s: %w", f, kubeProxyTable, err)
 		}
 	}
 	return found, nil
+}
+
+func findTable(c *conn, f family) (r Rules, there bool, err error) {
+	generation, err := c.generation()
+	if err != nil {
+		return r, false, err
+	}
+	r = Rules{Kind: NFTables, Table: tableName(f, kubeProxyTable), family: f, ruleset: generation}
+	err = c.ask(unix.NFT_MSG_GETTABLE, 0, f, func(a attributes) error {
+		there = true
+		// Kernels before 5.10 keep no comment.
+		if comment, has := userdata.GetString(a[attrTableUserdata], userdata.TypeComment); has && comment != tableComment {
+			r.Keep = ErrUnknownTable
+		}
+		return nil
+	}, textAttribute(unix.NFTA_TABLE_NAME, kubeProxyTable))
+	if err != nil {
+		return r, false, fmt.Errorf("look up table %s: %w", r.Table, err)
+	}
+	return r, there, nil
 }
 
 func removeTable(r Rules) error {
@@ -76,7 +87,7 @@ func findNFTChains(c *conn) ([]Rules, error) {
 }
 
 func findNFTChainsIn(c *conn, f family, table string) (Rules, error) {
-	r := Rules{Kind: IPTablesNFT, Table: f.String() + " " + table, family: f}
+	r := Rules{Kind: IPTablesNFT, Table: tableName(f, table), family: f}
 	generation, err := c.generation()
 	if err != nil {
 		return r, err

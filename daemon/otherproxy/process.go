@@ -83,10 +83,7 @@ func LookForKubeProxy(ctx context.Context) (Running, error) {
 // findProcesses says whether it has seen all processes of the node: in the machine's first PID
 // namespace, or in one that has a kubelet.
 func (r *Running) findProcesses(proc string) (node bool, err error) {
-	var stat unix.Stat_t
-	if unix.Stat(filepath.Join(proc, "self/ns/pid"), &stat) == nil && stat.Ino == initialPIDNamespace {
-		node = true
-	}
+	node = inInitialNamespace(proc)
 	entries, err := os.ReadDir(proc)
 	if err != nil {
 		return false, fmt.Errorf("list processes: %w", err)
@@ -120,6 +117,18 @@ func (r *Running) findProcesses(proc string) (node bool, err error) {
 		}
 	}
 	return node, nil
+}
+
+func inInitialNamespace(proc string) bool {
+	var stat unix.Stat_t
+	return unix.Stat(filepath.Join(proc, "self/ns/pid"), &stat) == nil && stat.Ino == initialPIDNamespace
+}
+
+// SeesNode says whether the caller sees the processes of the node, and not only those of a
+// container.
+func SeesNode() bool {
+	node, err := new(Running).findProcesses("/proc")
+	return err == nil && node
 }
 
 // isKubeProxy goes by the command line: a container's binary may have any path.

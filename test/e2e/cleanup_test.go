@@ -24,7 +24,7 @@ func TestCleanup(t *testing.T) {
 		t.Fatalf("cleanup beside a running proxy succeeded: %s", out)
 	}
 	for _, want := range []string{
-		"table ip nftproxy belongs to a running process", "PID", "nftproxy run --hostname-override=" + n.name, "stop it first", "run cleanup again",
+		"table ip nftproxy belongs to a running nftproxy", "PID", "nftproxy run --hostname-override=" + n.name, "stop it first", "run cleanup again",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("cleanup beside a running proxy says %q, want it to say %q", out, want)
@@ -50,10 +50,10 @@ func TestCleanup(t *testing.T) {
 	n.startProxy().until("the pod serves again", reached)
 }
 
-// cleanup runs `nftproxy cleanup` on the node and returns what it says.
-func (n *node) cleanup() (string, error) {
+// cleanup runs `nftproxy cleanup` on the node and with more flags, and returns what it says.
+func (n *node) cleanup(more ...string) (string, error) {
 	n.t.Helper()
-	p := n.run(exec.Command(shared.nftproxy(n.t), "cleanup"))
+	p := n.run(exec.Command(shared.nftproxy(n.t), append([]string{"cleanup"}, more...)...))
 	<-p.Exited()
 	return p.Tail(10), p.Err()
 }

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"nftproxy/daemon/otherproxy"
+	"nftproxy/nft"
+	"nftproxy/nft/kernel"
+)
+
+// cleanupKubeProxy removes kube-proxy's rules. Unless forced, it first makes sure that
+// kube-proxy does not run and that nftproxy serves both families.
+func cleanupKubeProxy(cmd *cobra.Command, conn *kernel.Conn, force bool) error {
+	found, err := otherproxy.Find()
+	if err != nil {
+		return fmt.Errorf("look for the rules of kube-proxy: %w", err)
+	}
+	if len(found) == 0 {
+		fmt.Fprintln(cmd.OutOrStdout(), "no rules of kube-proxy: nothing to remove")
+		return nil
+	}
+	if !force {
+		running, err := otherproxy.LookForKubeProxy(cmd.Context())
+		if err != nil {
+			return fmt.Errorf("look for kube-proxy: %w", err)
+		}
+		if err := errors.Join(checkStopped(running), checkServed(conn)); err != nil {
+			return err
+		}
+	}
+	var left []error
+	err = otherproxy.RemoveAll(func(r otherproxy.Rules, err error) {
+		if err != nil {
+			left = append(left, err)
+			return
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "removed kube-proxy's rules in %s\n", r)
+	})
+	return errors.Join(append(left, err)...)
+}
+
+func checkStopped(running otherproxy.Running) error {
+	switch {
+	case running.Yes():
+		return fmt.Errorf("kube-proxy %s: stop it first (docs/migrate.md), then run cleanup again", running)
+	case !running.No():
+		return fmt.Errorf("kube-proxy %s: run cleanup on the node itself or in a pod with hostPID: true, or make sure that no kube-proxy runs here (kubectl -n kube-system get pods -o wide) and add --force", running)
+	}
+	return nil
+}
+
+// checkServed returns an error if a family has no table of nftproxy.
+func checkServed(conn *kernel.Conn) error {
+	tables, err := conn.OurTables()
+	if err != nil {
+		return fmt.Errorf("list tables: %w", err)
+	}
+	served := map[nft.Family]bool{}
+	for _, t := range tables {
+		served[t.ID.Family] = true
+	}
+	for _, f := range nft.Families() {
+		if !served[f] {
+			return fmt.Errorf("there is no table of nftproxy for %s: without kube-proxy's rules, no proxy would serve this node; start nftproxy first, or add --force", f)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,159 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"nftproxy/daemon/otherproxy"
+	"nftproxy/daemon/proxy"
+	"nftproxy/nft"
+	"nftproxy/watch"
+)
+
+const (
+	// kubeProxyPeriod is the time between two looks for kube-proxy.
+	kubeProxyPeriod = 10 * time.Second
+	// kubeProxyRest is how long kube-proxy must be gone before its rules are removed. A
+	// kubelet restarts a container that ends in less.
+	kubeProxyRest = 30 * time.Second
+)
+
+// kubeProxyFollower looks for kube-proxy on this node. It reports when both proxies serve
+// the same Services, and removes kube-proxy's rules once it certainly has ended and our own
+// program is in force.
+type kubeProxyFollower struct {
+	log    *slog.Logger
+	record func(note string)
+	count  func(kinds []otherproxy.Kind, running bool)
+	// rules, running and remove are those of package otherproxy.
+	rules   func() ([]otherproxy.Kind, error)
+	running func(context.Context) (otherproxy.Running, error)
+	remove  func(report func(otherproxy.Rules, error)) error
+	now     func() time.Time
+	// inForce says that our program has been in force in both families.
+	inForce atomic.Bool
+
+	// last is the state that was logged last, and failure the error.
+	last, failure string
+	// gone is since when kube-proxy has not been running, or zero.
+	gone time.Time
+	// tried says that a removal was made since kube-proxy ran last. What it left stays.
+	tried bool
+}
+
+func (d *daemon) newKubeProxyFollower(counts interface {
+	ObserveKubeProxy(kinds []otherproxy.Kind, running bool)
+}) *kubeProxyFollower {
+	return &kubeProxyFollower{
+		log: d.log, count: counts.ObserveKubeProxy,
+		record: func(note string) {
+			d.record(watch.Event{Object: watch.NodeObject(d.node), Reason: watch.ReasonKubeProxy, Note: note})
+		},
+		rules: new(otherproxy.Watcher).Look, running: otherproxy.LookForKubeProxy, remove: otherproxy.RemoveAll, now: time.Now,
+	}
+}
+
+// observe learns whether our program is in force.
+func (f *kubeProxyFollower) observe(s proxy.Sync) {
+	if s.InForce(nft.IPv4) && s.InForce(nft.IPv6) {
+		f.inForce.Store(true)
+	}
+}
+
+// run looks for kube-proxy until the context ends, and returns nil.
+func (f *kubeProxyFollower) run(ctx context.Context) error {
+	ticker := time.NewTicker(kubeProxyPeriod)
+	defer ticker.Stop()
+	for {
+		f.look(ctx)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+	}
+}
+
+func (f *kubeProxyFollower) look(ctx context.Context) {
+	kinds, err := f.rules()
+	var running otherproxy.Running
+	if err == nil {
+		running, err = f.running(ctx)
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil {
+		if err.Error() != f.failure {
+			f.failure = err.Error()
+			f.log.Warn("cannot look for kube-proxy", "err", err)
+		}
+		return
+	}
+	f.failure = ""
+	f.count(kinds, running.Yes())
+	f.report(kinds, running)
+	if !running.No() {
+		f.gone, f.tried = time.Time{}, false
+		return
+	}
+	if f.gone.IsZero() {
+		f.gone = f.now()
+	}
+	if len(kinds) > 0 && !f.tried && f.inForce.Load() && f.now().Sub(f.gone) >= kubeProxyRest {
+		f.removeRules()
+	}
+}
+
+// report logs a state that differs from the last one. Two proxies on one node are a
+// warning and an event.
+func (f *kubeProxyFollower) report(kinds []otherproxy.Kind, running otherproxy.Running) {
+	var names []string
+	for _, k := range kinds {
+		names = append(names, string(k))
+	}
+	list := strings.Join(names, ", ")
+	state := fmt.Sprintf("%v %v %s", running.Yes(), running.No(), list)
+	if state == f.last {
+		return
+	}
+	before := f.last
+	f.last = state
+	warn := func(text, hint string) {
+		f.log.Warn(text, "kube-proxy", running.String(), "rules", list, "hint", hint)
+		f.record(fmt.Sprintf("%s (%s; rules: %s): %s", text, running, list, hint))
+	}
+	switch {
+	case running.Yes() && len(kinds) > 0:
+		warn("kube-proxy runs beside nftproxy: both serve the Services of this node", "stop one of the two (docs/migrate.md)")
+	case running.Yes():
+		f.log.Info("kube-proxy runs beside nftproxy and has no rules yet", "kube-proxy", running.String())
+	case len(kinds) > 0 && running.No():
+		f.log.Info("there are rules of a kube-proxy that does not run; they will be removed soon", "rules", list, "rest", kubeProxyRest)
+	case len(kinds) > 0:
+		warn("there are rules of kube-proxy beside those of nftproxy",
+			"if kube-proxy has been stopped, remove its rules by nftproxy cleanup --kube-proxy (docs/migrate.md); they go out of date")
+	case before != "":
+		f.log.Info("kube-proxy has no rules on this node", "kube-proxy", running.String())
+	}
+}
+
+// removeRules removes the rules once. Rules that have to stay are logged once.
+func (f *kubeProxyFollower) removeRules() {
+	f.tried = true
+	err := f.remove(func(r otherproxy.Rules, err error) {
+		if err != nil {
+			f.log.Warn("could not remove rules of kube-proxy; they stay", "rules", r.String(), "err", err)
+			return
+		}
+		f.log.Info("removed the rules of a kube-proxy that does not run any more", "rules", r.String())
+	})
+	if err != nil {
+		f.log.Warn("could not remove the rules of kube-proxy; will try again", "err", err)
+		f.tried = false
+	}
+}

@@ -1,0 +1,168 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"nftproxy/daemon/otherproxy"
+	"nftproxy/test/aptget"
+	"nftproxy/test/cluster"
+	"nftproxy/test/cluster/controlplane/controlplanetest"
+	"nftproxy/test/nftcmd"
+	"nftproxy/test/testnet"
+)
+
+// takeoverMode is a way in which kube-proxy writes its rules.
+type takeoverMode struct {
+	name string
+	// mode is kube-proxy's, and multi the program of iptables that it runs.
+	mode, multi string
+	kind        otherproxy.Kind
+}
+
+func takeoverModes() []takeoverMode {
+	return []takeoverMode{
+		{"nftables", "nftables", "xtables-nft-multi", otherproxy.NFTables},
+		{"iptables-nft", "iptables", "xtables-nft-multi", otherproxy.IPTablesNFT},
+		{"iptables-legacy", "iptables", "xtables-legacy-multi", otherproxy.IPTablesLegacy},
+	}
+}
+
+// TestTakeover replaces the real kube-proxy by nftproxy and goes back, again and again, as
+// docs/migrate.md says, while clients connect all the time. No connection may fail. make
+// takeover sets the number of rounds.
+func TestTakeover(t *testing.T) {
+	rounds, err := strconv.Atoi(os.Getenv("NFTPROXY_TAKEOVER"))
+	if err != nil {
+		t.Skip("make takeover runs this")
+	}
+	controlplanetest.Require(t)
+	binary, err := cluster.Tool(testContext(t), "kube-proxy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nftcmd.ForTest(t) // kube-proxy needs it
+	for _, m := range takeoverModes() {
+		t.Run(m.name, func(t *testing.T) {
+			w := newTakeoverWorld(t, m, binary)
+			for range rounds {
+				w.takeOver()
+				w.rollBack()
+			}
+			w.traffic.end(fmt.Sprintf("kube-proxy %s, %d rounds", m.name, rounds))
+		})
+	}
+}
+
+// takeoverWorld is a node that kube-proxy serves, with traffic.
+type takeoverWorld struct {
+	*node
+	mode      takeoverMode
+	kubeProxy *exec.Cmd
+	// ours and theirs are the running proxies; nil if they do not run.
+	ours, theirs *process
+	traffic      *traffic
+}
+
+func newTakeoverWorld(t *testing.T, m takeoverMode, binary string) *takeoverWorld {
+	t.Helper()
+	n := newNode(t)
+	spec := service("web", "")
+	spec.Spec.Type = corev1.ServiceTypeNodePort
+	web := n.create(spec)
+	for _, name := range []string{"web-1", "web-2"} {
+		for _, a := range n.addServer(name).Addrs {
+			n.publish(slice(sliceName(name, a), web, a))
+		}
+	}
+	w := &takeoverWorld{node: n, mode: m}
+	w.kubeProxy = exec.Command(binary, "--proxy-mode="+m.mode, "--hostname-override="+n.name, "--cluster-cidr="+n.clusterCIDR(),
+		"--kubeconfig="+n.plane.cluster.AdminKubeconfig(), "--conntrack-max-per-core=0", "-v=2")
+	w.kubeProxy.Env = append(os.Environ(), "PATH="+iptablesPath(t, m.multi)+":"+os.Getenv("PATH"))
+	w.startKubeProxy()
+	client := n.addClient()
+	w.soon("kube-proxy serves", func() error {
+		return n.reaches(client, testnet.TCP, address(web, testnet.TCP, true), "web-1", "web-2")
+	})
+	w.traffic = n.startTraffic(client, web)
+	return w
+}
+
+// iptablesPath makes a directory with the commands of one of the two programs of iptables.
+func iptablesPath(t *testing.T, multi string) string {
+	t.Helper()
+	program, err := aptget.Command(multi, "iptables")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for _, command := range []string{"iptables", "ip6tables"} {
+		for _, suffix := range []string{"", "-save", "-restore"} {
+			if err := os.Symlink(program, filepath.Join(dir, command+suffix)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return dir
+}
+
+// startKubeProxy starts kube-proxy and waits until it has synced both families.
+func (w *takeoverWorld) startKubeProxy() {
+	w.t.Helper()
+	cmd := *w.kubeProxy
+	w.theirs = w.run(&cmd)
+	for _, family := range []string{"IPv4", "IPv6"} {
+		w.theirs.await("kube-proxy's first sync", 0, func(l line) bool { return l.Has("SyncProxyRules complete", `ipFamily="`+family+`"`) })
+	}
+}
+
+// takeOver does the steps of docs/migrate.md.
+func (w *takeoverWorld) takeOver() {
+	w.t.Helper()
+	w.ours = w.startProxy("--healthz-bind-address=0.0.0.0:10256", "--metrics-bind-address=127.0.0.1:10249")
+	w.traffic.goesOn()
+	if out, err := w.cleanup("--kube-proxy"); err == nil || !strings.Contains(out, "kube-proxy runs (PID "+strconv.Itoa(w.theirs.PID())+"): stop it first") {
+		w.t.Fatalf("cleanup --kube-proxy beside kube-proxy: %v: %s", err, out)
+	}
+	w.theirs.kill()
+	w.traffic.goesOn()
+	if kinds := w.kubeProxyRules(); len(kinds) != 1 || kinds[0] != w.mode.kind {
+		w.t.Fatalf("kube-proxy left rules of the kinds %v, want %s", kinds, w.mode.kind)
+	}
+	if out, err := w.cleanup("--kube-proxy"); err != nil {
+		w.t.Fatalf("cleanup --kube-proxy: %v: %s", err, out)
+	}
+	if kinds := w.kubeProxyRules(); len(kinds) > 0 {
+		w.t.Fatalf("after cleanup there are rules of the kinds %v", kinds)
+	}
+	w.traffic.goesOn()
+}
+
+// rollBack does the steps of docs/migrate.md.
+func (w *takeoverWorld) rollBack() {
+	w.t.Helper()
+	w.startKubeProxy()
+	w.traffic.goesOn()
+	w.ours.stop()
+	w.traffic.goesOn()
+	if out, err := w.cleanup(); err != nil {
+		w.t.Fatalf("cleanup: %v: %s", err, out)
+	}
+	w.traffic.goesOn()
+}
+
+func (w *takeoverWorld) kubeProxyRules() (kinds []otherproxy.Kind) {
+	w.t.Helper()
+	w.must(w.Node.Do(func() (err error) {
+		kinds, err = new(otherproxy.Watcher).Look()
+		return err
+	}))
+	return kinds
+}

@@ -1,0 +1,212 @@
+package e2e
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"nftproxy/test/testnet"
+)
+
+// traffic is clients that connect all the time, and connections that stay open.
+type traffic struct {
+	t       *testing.T
+	done    chan struct{}
+	running sync.WaitGroup
+	clients []*trafficClient
+
+	mu       sync.Mutex
+	failures []string
+}
+
+// trafficClient does one thing again and again.
+type trafficClient struct {
+	name string
+	// short says that each step is a new connection.
+	short bool
+	step  func() error
+	steps atomic.Int64
+}
+
+// stepPeriod is the time between two steps of a client: so slow that the entries of connection
+// tracking, which stay two minutes, do not fill the table.
+const stepPeriod = 25 * time.Millisecond
+
+// startTraffic starts clients in a pod, on the node and outside, for TCP and UDP of both
+// families: each with new connections, and with one that stays open.
+func (n *node) startTraffic(pod *testnet.Namespace, web *corev1.Service) *traffic {
+	n.t.Helper()
+	tr := &traffic{t: n.t, done: make(chan struct{})}
+	for _, protocol := range []string{testnet.TCP, testnet.UDP} {
+		for _, v6 := range []bool{false, true} {
+			cluster := address(web, protocol, v6)
+			outside := netip.AddrPortFrom(of(n.NodeAddrs, v6), nodePort(web, protocol))
+			for _, way := range []struct {
+				from *testnet.Namespace
+				to   netip.AddrPort
+			}{{pod, cluster}, {n.Node, cluster}, {n.Outside, outside}} {
+				name := fmt.Sprintf("%s to %v from %v", protocol, way.to, way.from)
+				tr.clients = append(tr.clients,
+					&trafficClient{name: "new " + name, short: true, step: func() error { return n.connectOnce(way.from, protocol, way.to) }},
+					&trafficClient{name: "open " + name, step: n.stayOpen(way.from, protocol, way.to)})
+			}
+		}
+	}
+	for _, c := range tr.clients {
+		tr.running.Go(func() { tr.repeat(c) })
+	}
+	n.t.Cleanup(tr.stop)
+	return tr
+}
+
+// connectOnce returns an error unless a new connection is answered, at the first attempt.
+func (n *node) connectOnce(from *testnet.Namespace, protocol string, to netip.AddrPort) error {
+	answer, err := n.ask(from, protocol, to)
+	switch {
+	case err != nil:
+		return err
+	case answer.Outcome != testnet.Answered:
+		return errors.New(string(answer.Outcome))
+	case answer.Attempts > 1:
+		return fmt.Errorf("answered after %d SYNs", answer.Attempts)
+	}
+	return nil
+}
+
+// stayOpen opens a connection, or a UDP flow, and returns the step that uses it.
+func (n *node) stayOpen(from *testnet.Namespace, protocol string, to netip.AddrPort) func() error {
+	n.t.Helper()
+	conn, err := from.Dial(n.ctx, protocol, to.String())
+	n.must(err)
+	n.t.Cleanup(func() { conn.Close() })
+	read := bufio.NewReader(conn)
+	server := ""
+	if protocol == testnet.TCP {
+		_, err := read.ReadString('\n') // who the server is
+		n.must(err)
+	}
+	return func() error {
+		if err := conn.SetDeadline(time.Now().Add(answerTime)); err != nil {
+			return err
+		}
+		if protocol == testnet.TCP {
+			return echoLine(conn, read)
+		}
+		return sameServer(conn, &server)
+	}
+}
+
+func echoLine(conn net.Conn, read *bufio.Reader) error {
+	const said = "still there?\n"
+	if _, err := conn.Write([]byte(said)); err != nil {
+		return err
+	}
+	heard, err := read.ReadString('\n')
+	if err == nil && heard != said {
+		err = fmt.Errorf("said %q, heard %q", said, heard)
+	}
+	return err
+}
+
+// sameServer asks who the server is, and expects the one of before.
+func sameServer(conn net.Conn, server *string) error {
+	if _, err := conn.Write([]byte("who?\n")); err != nil {
+		return err
+	}
+	answer := make([]byte, 256)
+	length, err := conn.Read(answer)
+	if err != nil {
+		return err
+	}
+	id, _, err := testnet.ParseAnswer(string(answer[:length]))
+	if err != nil {
+		return err
+	}
+	if *server != "" && id != *server {
+		return fmt.Errorf("answered by %s, before by %s", id, *server)
+	}
+	*server = id
+	return nil
+}
+
+// repeat repeats a client's step until the traffic ends.
+func (tr *traffic) repeat(c *trafficClient) {
+	ticker := time.NewTicker(stepPeriod)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-tr.done:
+			return
+		case <-ticker.C:
+		}
+		if err := c.step(); err != nil {
+			tr.mu.Lock()
+			tr.failures = append(tr.failures, fmt.Sprintf("%s %s: %v", time.Now().Format(time.TimeOnly), c.name, err))
+			tr.mu.Unlock()
+		}
+		c.steps.Add(1)
+	}
+}
+
+// goesOn waits until each client has done ten steps more, and fails the test if one has failed.
+func (tr *traffic) goesOn() {
+	tr.t.Helper()
+	const more = 10
+	before := make([]int64, len(tr.clients))
+	for i, c := range tr.clients {
+		before[i] = c.steps.Load()
+	}
+	deadline := time.Now().Add(patience)
+	ticker := time.NewTicker(stepPeriod)
+	defer ticker.Stop()
+	for i, c := range tr.clients {
+		for c.steps.Load() < before[i]+more {
+			if <-ticker.C; time.Now().After(deadline) {
+				tr.t.Fatalf("%s does not go on", c.name)
+			}
+		}
+	}
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	for _, f := range tr.failures {
+		tr.t.Errorf("failed: %s", f)
+	}
+	if len(tr.failures) > 0 {
+		tr.t.FailNow()
+	}
+}
+
+func (tr *traffic) stop() {
+	select {
+	case <-tr.done:
+	default:
+		close(tr.done)
+	}
+	tr.running.Wait()
+}
+
+// end ends the traffic and logs how much there was.
+func (tr *traffic) end(of string) {
+	tr.t.Helper()
+	tr.stop()
+	var opened, used int64
+	for _, c := range tr.clients {
+		if c.short {
+			opened += c.steps.Load()
+		} else {
+			used += c.steps.Load()
+		}
+	}
+	tr.t.Logf("%s: %d new connections and %d messages on open ones, %d failed", of, opened, used, len(tr.failures))
+	if len(tr.failures) > 0 {
+		tr.t.Errorf("failed: %v", tr.failures)
+	}
+}
