@@ -197,7 +197,7 @@ func until(text string) func(string) string {
 	return func(s string) string { return s[:strings.Index(s, text)] }
 }
 
-// become gives the builder the snapshot's Services. What is equal stays shared.
+// become gives the builder the snapshot's Services. Equal Services stay shared.
 func become(b *service.Builder, want service.Snapshot) service.Snapshot {
 	b.SetNode(*want.Node)
 	var cidrs []netip.Prefix

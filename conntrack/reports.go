@@ -9,8 +9,8 @@ import (
 
 // syncReport is the news of one or more syncs.
 type syncReport struct {
-	// previous returns what the kernel's rules served before this process; nil if
-	// nobody has said so.
+	// previous returns what the kernel's rules served before this process; nil if that
+	// was not reported.
 	previous func() service.Snapshot
 	// latest is the newest snapshot in force; nil if no sync has changed the rules.
 	latest *service.Snapshot

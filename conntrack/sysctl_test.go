@@ -250,7 +250,7 @@ func readOnly(t *testing.T, dir string, fn func()) {
 	t.Helper()
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // Never unlocked: nobody else is to get the thread.
+		runtime.LockOSThread() // Never unlocked: no other goroutine may get the thread.
 		err := unix.Unshare(unix.CLONE_NEWNS)
 		if err == nil {
 			err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")

@@ -40,7 +40,8 @@ func (s Scope) text() string {
 	return strings.Join(words, ", ")
 }
 
-// What a change can make stale is looked at, and as little else as possible.
+// The scope of a change has the entries that it can make stale, and as few others as
+// possible.
 func TestUpdateScope(t *testing.T) {
 	const (
 		endpoint = "    endpoint 10.0.0.1:53 n1 ready serving\n"

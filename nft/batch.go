@@ -2,7 +2,6 @@ package nft
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 )
 
@@ -195,7 +194,8 @@ func (b Batch) Size() int {
 	return n
 }
 
-// Join is several batches as one. What goes ahead in one of them goes ahead of all.
+// Join is several batches as one. Operations that go ahead in one of them go ahead of
+// all.
 func Join(batches ...Batch) Batch {
 	var joined Batch
 	count := 0
@@ -214,15 +214,6 @@ func Join(batches ...Batch) Batch {
 		joined.Ops = append(joined.Ops, b.Ops[b.ahead:]...)
 	}
 	return joined
-}
-
-// Only is the batch's operations on the tables of one family.
-func (b Batch) Only(f Family) Batch {
-	ofFamily := func(ops []Op) []Op {
-		return slices.DeleteFunc(slices.Clone(ops), func(op Op) bool { return op.table().Family != f })
-	}
-	ahead := ofFamily(b.Ops[:b.ahead])
-	return Batch{append(ahead, ofFamily(b.Ops[b.ahead:])...), len(ahead)}
 }
 
 func (o AddTable) table() TableID       { return o.Table }

@@ -202,7 +202,7 @@ func (s *SetContents) addElement(f Family, e Element) error {
 		if have.KeyEnd != e.KeyEnd || have.Data != e.Data || have.Verdict != e.Verdict {
 			return ErrExists
 		}
-		return nil // What is there stays as it is, its comment too.
+		return nil // The present element stays as it is, with its comment.
 	}
 	if s.overlaps(f, e) {
 		return ErrExists

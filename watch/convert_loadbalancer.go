@@ -54,7 +54,7 @@ func sources(spec *corev1.ServiceSpec, balancers []netip.Addr, p *problemList) *
 		some, all := list.Of(f == corev1.IPv6Protocol)
 		closed := len(some) == 0 && !all
 		if closed && slices.ContainsFunc(balancers, func(a netip.Addr) bool { return family(a) == f }) {
-			p.add(field, fmt.Errorf("no valid %s range: the load balancer's %s addresses are closed to everybody", f, f))
+			p.add(field, fmt.Errorf("no valid %s range: the load balancer's %s addresses are closed to all clients", f, f))
 		}
 	}
 	return list

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// closedPort is one of the server's that nobody listens on.
+	// closedPort is a port of the server on which no process listens.
 	closedPort = 8081
 	// endpointCount is that of each service that is measured.
 	endpointCount = 10
@@ -63,8 +63,8 @@ func newSlice(service string, ips ...netip.Addr) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// service is that of a number, with its slice. Those that are measured have
-// their endpoints in the pod that answers, and a node port.
+// service returns the service with a number, and its slice. A measured service has its
+// endpoints in the pod that answers, and a node port.
 func service(i int, measured bool) []runtime.Object {
 	name := fmt.Sprintf("service-%05d", i)
 	o := objects.Service(name, clusterIP(i))

@@ -28,7 +28,7 @@ func rate(ns *testnet.Namespace, to netip.AddrPort, most time.Duration) (float64
 		ready.Add(1)
 		there := sync.OnceFunc(ready.Done)
 		group.Go(func() error {
-			defer there() // nobody waits for a thread that cannot be
+			defer there() // a thread that fails must not keep the others waiting
 			return ns.Do(func() (err error) {
 				there()
 				<-start

@@ -97,7 +97,7 @@ func (s *stream) send(in *testnet.Namespace, most time.Duration) (flow, error) {
 		})
 	})
 	group.Go(func() error {
-		defer there() // nobody waits for a thread that cannot be
+		defer there() // a thread that fails must not keep the other one waiting
 		return onOwnThread(in, &reading, func() (err error) {
 			there()
 			f.bytes, err = empty(s.server, sent)

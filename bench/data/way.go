@@ -56,7 +56,7 @@ func (t target) service(services int, node netip.Addr) netip.AddrPort {
 	return netip.AddrPortFrom(clusterIP(last), objects.ServicePort)
 }
 
-// direct is where packets end up in the end, without anybody in between.
+// direct is the final destination of the packets, without a proxy.
 func (t target) direct() netip.AddrPort {
 	port := uint16(objects.TargetPort)
 	if t.refused {

@@ -110,8 +110,8 @@ type dialer struct {
 	report func(netip.AddrPort)
 }
 
-// DialContext dials as client-go does by default, but for the time-out: client-go's
-// 30 s would be the time until anybody hears of an address that is wrong.
+// DialContext dials as client-go does by default, but with a shorter time-out. With
+// client-go's 30 s, the log would report a wrong address only after 30 s.
 func (d *dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	const timeout, keepAlive = 5 * time.Second, 30 * time.Second
 	conn, err := (&net.Dialer{Timeout: timeout, KeepAlive: keepAlive}).DialContext(ctx, network, address)

@@ -53,7 +53,7 @@ func (d *daemon) run(ctx context.Context) error {
 	d.record = api.record
 	counts := metrics.New(registry)
 	mailbox := service.NewMailbox()
-	load := newFirstLoad(restCollector)
+	load := newFirstLoad(switchCollectorOff)
 	defer load.end()
 	watcher, err := d.newWatcher(ctx, inForce, mailbox, counts, load.begin)
 	if err != nil {

@@ -11,66 +11,68 @@ import (
 	"nftproxy/nft/kernel"
 )
 
-// longestFirstLoad is the longest time that the collector rests.
+// longestFirstLoad is the longest time that the garbage collector is off.
 const longestFirstLoad = 5 * time.Second
 
-// firstLoad stops the garbage collector while the proxy makes the first program.
+// firstLoad switches the garbage collector off while the proxy makes the first program.
 // Nearly all memory that is allocated then stays in use, and marking it again and
-// again takes time while Services wait. The rest begins at most once, and the first
-// call of end finishes it for good. It is safe for concurrent use.
+// again takes time while Services wait. The collector is off at most once, and the first
+// call of end switches it on for good. firstLoad is safe for concurrent use.
 type firstLoad struct {
-	// rest stops the collector. resume starts it again.
-	rest func() (resume func())
+	// switchOff switches the collector off. switchOn restores it.
+	switchOff func() (switchOn func())
 
 	mu sync.Mutex
-	// resume is set while the collector rests.
-	resume func()
-	timer  *time.Timer
-	over   bool
+	// switchOn is set while the collector is off.
+	switchOn func()
+	timer    *time.Timer
+	over     bool
 }
 
-func newFirstLoad(rest func() (resume func())) *firstLoad { return &firstLoad{rest: rest} }
+func newFirstLoad(switchOff func() (switchOn func())) *firstLoad {
+	return &firstLoad{switchOff: switchOff}
+}
 
-// begin starts the rest. Call it when all objects are listed and not yet compiled.
+// begin switches the collector off. Call it when all objects are listed and not yet compiled.
 func (f *firstLoad) begin() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.over || f.resume != nil {
+	if f.over || f.switchOn != nil {
 		return
 	}
-	f.resume = f.rest()
+	f.switchOn = f.switchOff()
 	f.timer = time.AfterFunc(longestFirstLoad, f.end)
 }
 
-// end starts the collector again. A later begin has no effect.
+// end switches the collector on again. A later begin has no effect.
 func (f *firstLoad) end() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.over = true
-	if f.resume != nil {
+	if f.switchOn != nil {
 		f.timer.Stop()
-		f.resume()
-		f.resume = nil
+		f.switchOn()
+		f.switchOn = nil
 	}
 }
 
-// beforeRead ends the rest if there are tables: reading them makes much garbage.
+// beforeRead switches the collector on if there are tables: reading them makes much garbage.
 func (f *firstLoad) beforeRead(tables func() (found bool)) {
 	f.mu.Lock()
-	resting := f.resume != nil
+	off := f.switchOn != nil
 	f.mu.Unlock()
-	if resting && tables() {
+	if off && tables() {
 		f.end()
 	}
 }
 
-// observe ends the rest with the first sync, successful or not.
+// observe switches the collector on after the first sync, successful or not.
 func (f *firstLoad) observe(proxy.Sync) { f.end() }
 
-// restCollector switches the collector off. Only when memory reaches a limit, which
-// is never above the operator's GOMEMLIMIT, does the collector work. resume restores
-// the operator's settings.
-func restCollector() (resume func()) {
+// switchCollectorOff switches the collector off. It works nevertheless when memory reaches
+// a limit, which is never above the operator's GOMEMLIMIT. switchOn restores the
+// operator's settings.
+func switchCollectorOff() (switchOn func()) {
 	percent := debug.SetGCPercent(-1)
 	limit := debug.SetMemoryLimit(-1) // A negative limit only reads the current one.
 	if percent >= 0 {

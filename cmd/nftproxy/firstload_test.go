@@ -29,13 +29,13 @@ func (c *collector) say(what string) {
 	c.said = append(c.said, what)
 }
 
-func (c *collector) rest() func() {
-	c.say("rest")
-	return func() { c.say("resume") }
+func (c *collector) switchOff() func() {
+	c.say("off")
+	return func() { c.say("on") }
 }
 
-// TestFirstLoad: the collector rests once. The first event that ends the rest ends it for
-// good.
+// TestFirstLoad: the collector is switched off once. The first event that switches it on
+// does so for good.
 func TestFirstLoad(t *testing.T) {
 	found := func(there bool) func() bool { return func() bool { return there } }
 	late := func(*firstLoad) {
@@ -51,23 +51,23 @@ func TestFirstLoad(t *testing.T) {
 		events []func(*firstLoad)
 		want   string
 	}{
-		"begun":                        {[]func(*firstLoad){begin}, "rest"},
-		"begun twice":                  {[]func(*firstLoad){begin, begin}, "rest"},
-		"nothing to read":              {[]func(*firstLoad){begin, nothing}, "rest"},
-		"applied":                      {[]func(*firstLoad){begin, nothing, applied}, "rest resume"},
-		"failed":                       {[]func(*firstLoad){begin, nothing, failed, applied}, "rest resume"},
-		"tables were there":            {[]func(*firstLoad){begin, tables, applied}, "rest resume"},
-		"took too long":                {[]func(*firstLoad){begin, late}, "rest resume"},
-		"took too long, then applied":  {[]func(*firstLoad){begin, late, nothing, applied}, "rest resume"},
-		"applied, and a long time on":  {[]func(*firstLoad){begin, applied, late}, "rest resume"},
-		"begun again":                  {[]func(*firstLoad){begin, applied, begin}, "rest resume"},
-		"over before it begins":        {[]func(*firstLoad){(*firstLoad).end, begin, applied}, ""},
-		"tables without a rest before": {[]func(*firstLoad){tables, begin, applied}, "rest resume"},
+		"begun":                       {[]func(*firstLoad){begin}, "off"},
+		"begun twice":                 {[]func(*firstLoad){begin, begin}, "off"},
+		"nothing to read":             {[]func(*firstLoad){begin, nothing}, "off"},
+		"applied":                     {[]func(*firstLoad){begin, nothing, applied}, "off on"},
+		"failed":                      {[]func(*firstLoad){begin, nothing, failed, applied}, "off on"},
+		"tables were there":           {[]func(*firstLoad){begin, tables, applied}, "off on"},
+		"took too long":               {[]func(*firstLoad){begin, late}, "off on"},
+		"took too long, then applied": {[]func(*firstLoad){begin, late, nothing, applied}, "off on"},
+		"applied, and a long time on": {[]func(*firstLoad){begin, applied, late}, "off on"},
+		"begun again":                 {[]func(*firstLoad){begin, applied, begin}, "off on"},
+		"over before it begins":       {[]func(*firstLoad){(*firstLoad).end, begin, applied}, ""},
+		"tables while it is on":       {[]func(*firstLoad){tables, begin, applied}, "off on"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var worker collector
-				f := newFirstLoad(worker.rest)
+				f := newFirstLoad(worker.switchOff)
 				for _, event := range c.events {
 					event(f)
 				}
@@ -80,13 +80,13 @@ func TestFirstLoad(t *testing.T) {
 	}
 }
 
-// TestFirstLoadFromEverywhere: many goroutines begin and end it at the same time, and a
-// rest ends once.
+// TestFirstLoadFromEverywhere: many goroutines begin and end it at the same time. The
+// collector is switched on once.
 func TestFirstLoadFromEverywhere(t *testing.T) {
-	rested := 0
+	switched := 0
 	for range 200 {
 		var c collector
-		f := newFirstLoad(c.rest)
+		f := newFirstLoad(c.switchOff)
 		var all sync.WaitGroup
 		for _, event := range []func(){f.begin, f.begin, f.end, f.end, func() { f.observe(proxy.Sync{}) },
 			func() { f.beforeRead(func() bool { return true }) }} {
@@ -94,14 +94,14 @@ func TestFirstLoadFromEverywhere(t *testing.T) {
 		}
 		all.Wait()
 		switch {
-		case slices.Equal(c.said, []string{"rest", "resume"}):
-			rested++
+		case slices.Equal(c.said, []string{"off", "on"}):
+			switched++
 		case c.said != nil:
 			t.Fatalf("the collector does %q", c.said)
 		}
 	}
-	if rested == 0 {
-		t.Error("it never rested")
+	if switched == 0 {
+		t.Error("it was never switched off")
 	}
 }
 
@@ -134,7 +134,7 @@ func TestRestCollector(t *testing.T) {
 	} {
 		debug.SetGCPercent(c.percent)
 		debug.SetMemoryLimit(c.limit)
-		resume := restCollector()
+		switchOn := switchCollectorOff()
 		percent, limit := settings()
 		if percent != -1 {
 			t.Errorf("%s: the collector works at %d %%", name, percent)
@@ -142,7 +142,7 @@ func TestRestCollector(t *testing.T) {
 		if limit > c.limit || c.guarded != (limit < c.limit) {
 			t.Errorf("%s: memory may grow to %d, and %d is the operator's", name, limit, c.limit)
 		}
-		resume()
+		switchOn()
 		if percent, limit = settings(); percent != c.percent || limit != c.limit {
 			t.Errorf("%s: %d %% and %d come back, want %d %% and %d", name, percent, limit, c.percent, c.limit)
 		}

@@ -35,8 +35,8 @@ const (
 type File struct {
 	// Config is the file, with the addresses of the servers completed.
 	Config v1alpha1.KubeProxyConfiguration
-	// Notes lists what the operator should know, in the order of the file's type:
-	// fields without effect here, and fields that nobody knows.
+	// Notes lists facts for the operator, in the order of the file's type: fields without
+	// effect here, and unknown fields.
 	Notes []string
 }
 
@@ -81,9 +81,6 @@ func check(c *v1alpha1.KubeProxyConfiguration) error {
 	}
 	if !IsMode(string(c.Mode)) {
 		bad("mode", strconv.Quote(string(c.Mode)), "iptables, ipvs, nftables or nothing")
-	}
-	if a := c.OOMScoreAdj; a != nil && (*a < -1000 || *a > 1000) {
-		bad("oomScoreAdj", *a, "-1000 to 1000")
 	}
 	if b := c.ClientConnection.Burst; b < 0 {
 		bad("clientConnection.burst", b, "0 or more")

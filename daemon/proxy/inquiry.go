@@ -19,7 +19,7 @@ const maxReads = 3
 //
 //	tables   writers since  to blame                     before the next write
 //	written  any            a change by another program  read
-//	read     nobody         the parts in the error       leave them out
+//	read     none           the parts in the error       leave them out
 //	read     loop alone     the parts in the error       leave them out, read
 //	read     maybe others   not known yet                read, up to maxReads times
 //	read     maybe others   the parts in all errors      leave them out, read

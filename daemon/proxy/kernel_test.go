@@ -211,10 +211,10 @@ func added(b nft.Batch) (n int) {
 // refuseFamily refuses batches that touch the family's table.
 func refuseFamily(f nft.Family, err error) func(nft.Batch) error {
 	return func(b nft.Batch) error {
-		if b.Only(f).Empty() {
-			return nil
+		if slices.ContainsFunc(b.Ops, func(op nft.Op) bool { return nft.TableOf(op).Family == f }) {
+			return err
 		}
-		return err
+		return nil
 	}
 }
 

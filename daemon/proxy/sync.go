@@ -32,7 +32,7 @@ type Sync struct {
 	// in, as far as known; a table without sets means that none did yet.
 	Applied *nft.Program
 	// Adopted says that the loop read a table whose contents were, as far as
-	// known, not those of the last Applied. Nobody knows then what its rules did.
+	// known, not those of the last Applied. The effect of its rules is then unknown.
 	Adopted bool
 	// Found is what the kernel had in our tables before this loop wrote to them. It
 	// has the families that this sync read for the first time, and is nil if there
@@ -42,7 +42,7 @@ type Sync struct {
 	// batches touched; 0 means that the kernel had everything already.
 	Written int
 	// Check says that the loop made this sync because another program had changed
-	// the ruleset. Whatever it wrote is repair.
+	// the ruleset. Everything that the sync wrote is repair.
 	Check bool
 	// Quarantined lists the parts that the kernel refused, each with the first error
 	// for its present content. Everything else is in force. The loop tries them again.
@@ -73,8 +73,8 @@ func (s *Sync) FamilyErr(f nft.Family) error {
 	return s.Err
 }
 
-// Serves says whether any Service is in the family. Without one, nobody misses a
-// program that is not in force. At worst it visits all Services.
+// Serves says whether any Service is in the family. Without one, a program
+// that is not in force affects no client. At worst Serves visits all Services.
 func (s *Sync) Serves(f nft.Family) bool {
 	for _, svc := range s.Snapshot.Services.All() {
 		if svc.InFamily(f == nft.IPv6) {

@@ -126,10 +126,9 @@ func claimsOracle(s *service.Service) map[service.Claim]bool {
 	return all
 }
 
-// first is the service with the best right to the claim among its claimants for
-// which the question holds, nil for none. Those come first whose cluster IP it is
-// on, then those whose load balancer's address it is on. Of these the oldest is
-// first; between equals the first by name.
+// first returns the claimant with the best right to the claim, among those for which
+// holds is true; nil for none. A claim on its own cluster IP comes first, then one on its
+// load balancer's address. Between equals the oldest comes first, then the first by name.
 func first(claimants []*service.Service, claim service.Claim, holds func(*service.Service) bool) *service.Service {
 	var best *service.Service
 	var bestKey string
@@ -155,8 +154,8 @@ func rankOracle(s *service.Service, claim service.Claim) int {
 	return 2
 }
 
-// restrictsOracle: the service keeps somebody from the claim as the address of
-// its load balancer.
+// restrictsOracle says whether the service keeps some source from the claim, as the
+// address of its load balancer.
 func restrictsOracle(s *service.Service, claim service.Claim) bool {
 	everybody := s.Sources == nil || slices.ContainsFunc(s.Sources.Ranges(), func(r netip.Prefix) bool {
 		return r.Bits() == 0 && r.Addr().Is6() == claim.Addr.Is6()

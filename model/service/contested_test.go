@@ -57,7 +57,7 @@ func TestContestedClaimsScale(t *testing.T) {
 	if ratio := large / small; ratio > 8 {
 		t.Errorf("%.0f allocations for %d services, %.0f for %d: %.1f times as many", small, n, large, 4*n, ratio)
 	}
-	// What changes hands, stays with whom it was, or goes to the next.
+	// The claims change hands, stay with their owner, or go to the next claimant.
 	for what, change := range map[string]func(b *service.Builder, n int){
 		"the oldest goes and comes": func(b *service.Builder, n int) {
 			b.Delete(crowded(n-1, 10).Name)

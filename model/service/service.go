@@ -67,8 +67,8 @@ type Service struct {
 	// ExternalIPs are the addresses in spec.externalIPs. LoadBalancerIPs are those in
 	// status.loadBalancer.ingress with ipMode VIP. Neither has duplicates.
 	ExternalIPs, LoadBalancerIPs []netip.Addr
-	// Sources says which sources may reach the LoadBalancerIPs; nil is everybody. It
-	// does not concern other addresses.
+	// Sources says which sources may reach the LoadBalancerIPs; nil admits all. It does
+	// not concern other addresses.
 	Sources *Sources
 	// InternalPolicy is for the cluster IPs, ExternalPolicy for external
 	// addresses and node ports.

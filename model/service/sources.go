@@ -19,12 +19,12 @@ type Sources struct {
 	digests [2]Digest
 }
 
-// Digest identifies a list of ranges. Equal lists have the same digest, and nobody can
-// make different lists that have the same (SHA-256, cut to 160 bits).
+// Digest identifies a list of ranges. Equal lists have the same digest. It is infeasible
+// to make different lists with the same digest (SHA-256, cut to 160 bits).
 type Digest [20]byte
 
 // NewSources makes Sources of ranges that may overlap, in any order. A family without a
-// range lets nobody in: an operator who lists ranges means to keep all others out.
+// range admits no source: an operator who lists ranges means to keep all others out.
 func NewSources(ranges []netip.Prefix) *Sources {
 	list := make([]netip.Prefix, len(ranges))
 	for i, r := range ranges {
@@ -63,7 +63,7 @@ func (s *Sources) Ranges() []netip.Prefix {
 	return s.ranges
 }
 
-// Of returns the ranges of one family; all says that everybody is let in.
+// Of returns the ranges of one family; all says that every source is admitted.
 func (s *Sources) Of(v6 bool) (ranges []netip.Prefix, all bool) {
 	if s == nil {
 		return nil, true
@@ -100,7 +100,7 @@ func (s *Sources) contains(a netip.Addr) bool {
 	return after > 0 && s.ranges[after-1].Contains(a)
 }
 
-// restrictedFamilies says, for IPv4 and IPv6, whether anybody is kept out.
+// restrictedFamilies says, for IPv4 and IPv6, whether some source is kept out.
 func (s *Sources) restrictedFamilies() (restricted [2]bool) {
 	for i, v6 := range []bool{false, true} {
 		_, all := s.Of(v6)
@@ -124,8 +124,8 @@ type Firewall struct {
 // Firewall returns the service's own firewall.
 func (s *Service) Firewall() Firewall { return Firewall{s.Sources, s.LoadBalancerIPs} }
 
-// Restricts says whether the firewall keeps anybody from the claim's address and port. It
-// never restricts a whole cluster IP or a node port.
+// Restricts says whether the firewall keeps some source from the claim's address and
+// port. It never restricts a whole cluster IP or a node port.
 func (f Firewall) Restricts(c Claim) bool {
 	_, all := f.Sources.Of(c.Addr.Is6())
 	return !all && c.Protocol != 0 && slices.Contains(f.Addresses, c.Addr)
@@ -151,7 +151,7 @@ func (f Firewall) Itself(node *Node, v6 bool) []netip.Addr {
 }
 
 // Admitted returns the sources that may reach the addresses of one family, disjoint; all
-// says that everybody may.
+// says that every source may.
 func (f Firewall) Admitted(node *Node, v6 bool) (sources []netip.Prefix, all bool) {
 	ranges, all := f.Sources.Of(v6)
 	itself := f.Itself(node, v6)

@@ -103,8 +103,8 @@ func (s *Service) write(b *strings.Builder) {
 	}
 }
 
-// write prints a line for each range; "none" stands for a list of none, which
-// lets nobody in, while nothing at all lets everybody in.
+// write prints a line for each range. "none" stands for a list without ranges, which
+// admits no source. Without any line every source is admitted.
 func (s *Sources) write(b *strings.Builder) {
 	if s != nil && len(s.ranges) == 0 {
 		fmt.Fprintf(b, "  source-range none\n")
@@ -133,7 +133,7 @@ func (e Endpoint) conditions() string {
 	return b.String()
 }
 
-// dash returns a dash for an empty name, which nobody would see between blanks.
+// dash returns a dash for an empty name, which would not be seen between blanks.
 func dash(s string) string {
 	if s == "" {
 		return "-"

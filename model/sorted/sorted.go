@@ -4,8 +4,8 @@
 // each chunk of 32 to 128 items.
 //
 // A list that fits in one chunk is a plain slice, and costs as little. The chunks of a
-// longer list depend on its history alone, not on its items: whoever chooses the items
-// cannot choose the chunks. The package does not sort and does not lock.
+// longer list depend on its history alone, not on its items: a client that chooses the
+// items cannot choose the chunks. The package does not sort and does not lock.
 package sorted
 
 import (

@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// chosenNames are n names of Services, sorted, of which each has a lower
-// priority than the one before by a function that everybody can compute: the
-// one that priorities came from once. It took an attacker n tries for a name.
+// chosenNames returns n names of Services, sorted. By a function that priorities once
+// came from, each name has a lower priority than the one before. Anyone can compute that
+// function. An attacker needed n tries for a name.
 func chosenNames(n int) []string {
 	priority := func(k string) uint64 {
 		h := uint64(14695981039346656037)
@@ -43,9 +43,8 @@ func (n *node[K, V]) depth() int {
 	return 1 + max(n.left.depth(), n.right.depth())
 }
 
-// TestChosenNamesMakeNoList: whoever chooses names by what the source says
-// about priorities gets a tree like any other. Of 2,000 random keys a treap is
-// some 26 nodes deep.
+// TestChosenNamesMakeNoList: a tree of names that were chosen by their former priorities
+// is like any other. Of 2,000 random keys a treap is some 26 nodes deep.
 func TestChosenNamesMakeNoList(t *testing.T) {
 	names := chosenNames(2000)
 	limit := 6 * bits.Len(uint(len(names)))

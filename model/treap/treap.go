@@ -1,13 +1,13 @@
-// Package treap promises a sorted map that never changes: Set and Delete return a new
-// map that shares all but O(log n) nodes with the old one, and Diff of two such maps
-// costs O(changes * log n), whatever their size.
+// Package treap promises a sorted map that never changes. Set and Delete return a new map
+// that shares all but O(log n) nodes with the old one. Diff of two such maps costs
+// O(changes * log n), whatever their size.
 //
 // A random seed decides the shape of a map's tree. All maps that are made of one map
-// share its seed, which nobody outside the process knows: whoever chooses the keys, such
-// as the names of Services, cannot choose a tree that is a list. With one seed the same
-// keys and values give the same tree, in whatever order they came. So Diff can skip
-// equal subtrees by their address. Between maps of different seeds Diff is right too,
-// but dearer. Results never depend on the seed. The package does not lock.
+// share its seed, which is not known outside the process. So a tenant who chooses the
+// keys, such as the names of Services, cannot choose a tree that is a list. With one seed
+// the same keys and values give the same tree, in whatever order they came. So Diff can
+// skip equal subtrees by their address. Between maps of different seeds Diff is right
+// too, but slower. Results never depend on the seed. The package does not lock.
 package treap
 
 import (

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -31,7 +32,8 @@ func TestForeignFamily(t *testing.T) {
 	c := openIn(t, ns)
 	p := everything()
 	must(t, c.Own(table(nft.IPv4)))
-	must(t, c.Apply(load(p).Only(nft.IPv4)))
+	batch, _ := nft.State{}.PlanTable(p.IPv4, time.Time{})
+	must(t, c.Apply(batch))
 	contents, err := c.ReadTable(p.IPv4)
 	must(t, err)
 	want, got := nft.NewModel(), nft.NewModel()

@@ -135,9 +135,9 @@ func giantService(ports, endpoints int) *model.Service {
 	return svc
 }
 
-// memoryGroup is a memory cgroup in which the kernel's allocations fail at a limit. Those
-// of nftables count for the thread that sends a batch. Version 2 of cgroups kills
-// processes instead, and has no limits for threads.
+// memoryGroup is a memory cgroup in which the kernel's allocations fail at a limit.
+// Allocations of nftables count for the thread that sends a batch. Version 2 of cgroups
+// kills processes instead, and has no limits for threads.
 type memoryGroup struct {
 	*testing.T
 	// dir is the group's directory, and back the directory of the process's own group.

@@ -156,7 +156,8 @@ func TestReadTellsRulesApart(t *testing.T) {
 	}
 }
 
-// Whatever another process changed in a table, the next plan finds it and repairs it.
+// Another process changes the table in every way. The next plan finds the change and
+// repairs it.
 func TestReadFindsTampering(t *testing.T) {
 	cmd := nftcmd.ForTest(t)
 	for i, test := range []struct{ name, script string }{

@@ -16,8 +16,8 @@ const (
 	// endpoints holds all endpoints of all addresses, by index.
 	endpoints = "endpoints"
 	// An address with external policy Local has two lists of endpoints. By
-	// servicesCluster pods and the node get the list in endpoints. By servicesLocal
-	// everybody else gets the list in localEndpoints.
+	// servicesCluster pods and the node get the list in endpoints. By servicesLocal all
+	// other clients get the list in localEndpoints.
 	servicesCluster = "services-cluster"
 	servicesLocal   = "services-local"
 	localEndpoints  = "local-endpoints"
@@ -113,9 +113,9 @@ func (a *access) rememberable(list clientList) string {
 	return a.clusterRememberable
 }
 
-// externalLocalChain serves external policy Local. Pods and the node itself may use
-// every endpoint. Everybody else may use the endpoints on this node; without one the
-// packet is dropped, so that a load balancer tries another node.
+// externalLocalChain serves external policy Local. Pods and the node itself may use every
+// endpoint. Other clients may use the endpoints on this node. Without one the chain drops
+// their packets, so that a load balancer tries another node.
 func (a *access) externalLocalChain(cfg *Config, p pods) *nft.Chain {
 	cluster := nft.VMap{Key: a.key, Map: a.clusterVerdicts}
 	var rules []nft.Rule

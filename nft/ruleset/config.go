@@ -86,8 +86,8 @@ func (c *Config) Pod(node *service.Node, a netip.Addr) (pod, known bool) {
 	return p.from.IsValid() && p.from.Contains(a), p.in.Name == ""
 }
 
-// match returns a statement that matches packets of pods or, with not, of everybody
-// else. It returns false if pods cannot be told from others.
+// match returns a statement that matches packets of pods or, with not, packets of other
+// clients. It returns false if pods cannot be told from others.
 func (p pods) match(not bool) (nft.Statement, bool) {
 	switch {
 	case p.in.Name != "":

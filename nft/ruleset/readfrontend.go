@@ -33,7 +33,7 @@ type servedFrontend struct {
 	restricted bool
 	sources    *service.Sources
 	by         string
-	// external says that outsiders get the list local. Everybody else gets the list
+	// external says that outsiders get the list local. All other clients get the list
 	// cluster; without external, outsiders get it too.
 	external       bool
 	cluster, local []netip.AddrPort

@@ -232,8 +232,8 @@ func (s *servedService) internalPolicy(svc *service.Service) service.TrafficPoli
 }
 
 // showsInternalLocal says whether the cluster IP drops packets, remembers its clients
-// apart, or has other endpoints than everybody else gets elsewhere. Only internal
-// policy Local does so.
+// apart, or has other endpoints than the other addresses. Only internal policy Local does
+// so.
 func (in portInFamily) showsInternalLocal() bool {
 	return in.internal != nil && (in.internal.dropped || in.internal.localOnly ||
 		in.external != nil && !slices.Equal(in.internal.cluster, in.external.cluster))

@@ -32,9 +32,9 @@ type sourceList struct {
 	ranges []netip.Prefix
 }
 
-// sourceListOf returns the list of a firewall's ranges. The name is a hash of the
-// ranges, so equal lists are one. A tenant cannot make another list with the name of
-// somebody else's list (service.Digest).
+// sourceListOf returns the list of a firewall's ranges. The name is a hash of the ranges,
+// so equal lists are one. A tenant cannot make another list with the name of another
+// tenant's list (service.Digest).
 func sourceListOf(f service.Firewall, v6 bool) sourceList {
 	l := sourceList{name: sourceRanges + noRanges}
 	if l.ranges, _ = f.Sources.Of(v6); len(l.ranges) > 0 {

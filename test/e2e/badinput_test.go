@@ -42,7 +42,8 @@ func TestBadInput(t *testing.T) {
 		make func(n *node, backend netip.Addr) *corev1.Service
 		// says are words of one line of the log; none if nothing is wrong.
 		says []string
-		// answers is who answers at the cluster IP; nobody means that it refuses.
+		// answers is the name of the server that answers at the cluster IP; nobody means
+		// that the connection is refused.
 		answers string
 	}{
 		{"a service with an external address that does not parse", seedBadExternal,

@@ -20,7 +20,8 @@ import (
 func TestBeforeTheFirstProgram(t *testing.T) {
 	t.Run("conntrack in use", func(t *testing.T) {
 		n := newNode(t)
-		// As on most nodes: it knows the flows as flows to nobody's address.
+		// As on most nodes, conntrack has the flows as flows to an address without a
+		// Service.
 		n.must(nftcmd.ForTest(t).Load(n.Node, `table inet cni {
 			chain forward { type filter hook forward priority filter; ct state established accept; }
 		}`))

@@ -73,8 +73,8 @@ func TestEvents(t *testing.T) {
 	}
 	p.stop()
 
-	// A restart finds the same again. What is new comes after it, so that all
-	// else has been written then.
+	// A restart finds the same problems again. An event of a new problem comes after
+	// them, so all others have been written by then.
 	p = n.startProxy(flags...)
 	third := simple("third")
 	third.Spec.ExternalIPs = []string{"203.0.113.21"}

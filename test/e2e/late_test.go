@@ -15,9 +15,9 @@ import (
 // lateLists is how much later than everything else the lists come.
 const lateLists = 7 * time.Second
 
-// TestLateListsAtRestart: after a restart the Node and the ServiceCIDRs come late.
-// What is in force stays as it is until they are there: node ports stay on the
-// node's address, and nothing is written at all.
+// TestLateListsAtRestart: after a restart the Node and the ServiceCIDRs come late. Until
+// they are there, the rules in force stay as they are: node ports stay on the node's
+// address, and nothing is written.
 func TestLateListsAtRestart(t *testing.T) {
 	n := newNode(t)
 	spec := service("web", "")

@@ -78,7 +78,7 @@ func (n *node) clean() {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	core, endpointSlices := n.plane.client.CoreV1(), n.plane.client.DiscoveryV1().EndpointSlices(n.namespace)
-	now := int64(0) // nobody is there to stop the pods
+	now := int64(0) // no kubelet is there to stop the pods
 	services, err := core.Services(n.namespace).List(ctx, metav1.ListOptions{})
 	errs := []error{err}
 	for _, s := range services.Items {

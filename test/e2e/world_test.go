@@ -148,7 +148,7 @@ func (w *world) clear() {
 	w.ctx, cancel = context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	for key := range w.objects {
-		// What was refused is in the list too.
+		// The list also has the objects that were refused.
 		if err := w.remove(key); err != nil && !apierrors.IsNotFound(err) {
 			w.t.Errorf("clean up: %v", err)
 		}

@@ -67,9 +67,9 @@ func get(ctx context.Context, ns *testnet.Namespace, from, to netip.AddrPort, ti
 	return Observed{Outcome: scenario.Outcome{Fate: scenario.Answered, Answer: answer}}, err
 }
 
-// ReadAnswer reads the answer of a health check node port. What is not as
-// kube-proxy v1.36 has it, in whatever form, is an error, and so is that the
-// proxy calls itself unwell.
+// ReadAnswer reads the answer of a health check node port. It returns an error if the
+// answer differs in any way from kube-proxy v1.36's form, or if the proxy says that it
+// is not well.
 func ReadAnswer(r *http.Response) (scenario.Answer, error) {
 	a := scenario.Answer{Code: r.StatusCode}
 	for name, want := range map[string]string{"Content-Type": "application/json", "X-Content-Type-Options": "nosniff"} {
