@@ -248,6 +248,7 @@ func TestSysctlsThatCannotBeSet(t *testing.T) {
 // mounts and ends with the call.
 func readOnly(t *testing.T, dir string, fn func()) {
 	t.Helper()
+	testnet.SkipUnwanted(t)
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread() // Never unlocked: no other goroutine may get the thread.

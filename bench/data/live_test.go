@@ -22,6 +22,7 @@ import (
 // bareSite is a site without a proxy, for a test.
 func bareSite(t *testing.T, backend string) *site {
 	t.Helper()
+	testnet.SkipUnwanted(t)
 	if os.Geteuid() != 0 {
 		testnet.Require(t, fs.ErrPermission)
 	}

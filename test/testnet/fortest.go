@@ -16,11 +16,12 @@ type TB interface {
 	Fatalf(format string, args ...any)
 }
 
-// NewForTest is NewTopology for a test, closed at its end. Without the
-// permission to make namespaces the test is skipped, or fails if CI or
-// REQUIRE_PRIVILEGED is set in the environment.
+// NewForTest is NewTopology for a test, closed at its end. Where SKIP_PRIVILEGED is
+// set in the environment, the test is skipped. Without the permission to make
+// namespaces it is skipped too, or fails if CI or REQUIRE_PRIVILEGED is set.
 func NewForTest(t TB, config Config) *Topology {
 	t.Helper()
+	SkipUnwanted(t)
 	topology, err := NewTopology(config)
 	Require(t, err)
 	t.Cleanup(func() {
@@ -34,6 +35,7 @@ func NewForTest(t TB, config Config) *Topology {
 // NamespaceForTest is New for a test, by the same rules as NewForTest.
 func NamespaceForTest(t TB, name string) *Namespace {
 	t.Helper()
+	SkipUnwanted(t)
 	ns, err := New(name)
 	Require(t, err)
 	t.Cleanup(func() {
@@ -42,6 +44,15 @@ func NamespaceForTest(t TB, name string) *Namespace {
 		}
 	})
 	return ns
+}
+
+// SkipUnwanted skips a test that needs namespaces where SKIP_PRIVILEGED is set in the
+// environment, as it is by make test-short: root then runs the same tests as any user.
+func SkipUnwanted(t TB) {
+	t.Helper()
+	if os.Getenv("SKIP_PRIVILEGED") != "" {
+		t.Skipf("SKIP_PRIVILEGED is set: needs network namespaces")
+	}
 }
 
 // Require ends a test whose namespaces could not be made: it is skipped where

@@ -67,11 +67,11 @@ func New(config Config) (*Stage, error) {
 	return s, nil
 }
 
-// NewForTest is New for a scenario's test, closed at its end. Without the
-// permission to make namespaces the test is skipped, or fails if CI or
-// REQUIRE_PRIVILEGED is set in the environment.
+// NewForTest is New for a scenario's test, closed at its end. It skips or fails the
+// test as testnet.NewForTest does.
 func NewForTest(t testnet.TB, config Config) *Stage {
 	t.Helper()
+	testnet.SkipUnwanted(t)
 	s, err := New(config)
 	testnet.Require(t, err)
 	t.Cleanup(func() {

@@ -13,6 +13,7 @@ import (
 	"nftproxy/test/nftcmd"
 	"nftproxy/test/scenario"
 	"nftproxy/test/scenario/stage"
+	"nftproxy/test/testnet"
 	"nftproxy/test/testnet/leaktest"
 )
 
@@ -259,6 +260,7 @@ func testSteps(t *testing.T, world *stage.Stage) {
 }
 
 func TestNothingIsLeft(t *testing.T) {
+	testnet.SkipUnwanted(t)
 	leaktest.Check(t, func(t *testing.T) {
 		world, err := stage.New(stage.Config{Bridge: "cni0"})
 		if err != nil {
