@@ -33,7 +33,7 @@ func randomTargets(rng *rand.Rand, last []Value, steps int) []Value {
 func TestPlaceTargets(t *testing.T) {
 	seeds := uint64(30)
 	if testing.Short() {
-		seeds = 8
+		seeds = 3
 	}
 	for seed := range seeds {
 		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {

@@ -14,11 +14,11 @@ import (
 	"nftproxy/nft"
 )
 
-// withSeeds runs the test with n random sources, always the same. With -short, which
-// runs of the race detector use, it takes an eighth of them.
+// withSeeds runs the test with n random sources, always the same. With -short it takes a
+// sixteenth of them.
 func withSeeds(t *testing.T, n int, test func(t *testing.T, rng *rand.Rand)) {
 	if testing.Short() {
-		n = (n + 7) / 8
+		n = (n + 15) / 16
 	}
 	for seed := range uint64(n) {
 		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) { test(t, rand.New(rand.NewPCG(seed, 2))) })

@@ -124,7 +124,7 @@ func (o *largeObjects) fresh() *index {
 func TestLargeServices(t *testing.T) {
 	n, steps := uint64(4), 60
 	if testing.Short() {
-		n, steps = 1, 25
+		n, steps = 1, 12
 	}
 	for seed := range n {
 		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {

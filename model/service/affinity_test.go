@@ -226,7 +226,10 @@ func stickyCrowd(n int) *service.Builder {
 
 // TestAffinityScales: beside many, a change costs what gets affinity or loses it.
 func TestAffinityScales(t *testing.T) {
-	const n = 250
+	n := 250
+	if testing.Short() {
+		n = 60
+	}
 	small, large := allocations(func() { stickyCrowd(n) }), allocations(func() { stickyCrowd(8 * n) })
 	if ratio := large / small; ratio > 16 {
 		t.Errorf("%.0f allocations for %d services, %.0f for %d: %.1f times as many", small, n, large, 8*n, ratio)

@@ -71,10 +71,10 @@ func conflictsOf(s service.Snapshot) map[service.Name][]conflict {
 }
 
 // seeds runs the test with n sources of randomness, always the same. With -short
-// it takes every fifth of them.
+// it takes every tenth of them.
 func seeds(t *testing.T, n int, test func(t *testing.T, rng *rand.Rand)) {
 	if testing.Short() {
-		n = (n + 4) / 5
+		n = (n + 9) / 10
 	}
 	for seed := range uint64(n) {
 		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) { test(t, rand.New(rand.NewPCG(seed, 1))) })

@@ -52,7 +52,10 @@ func allocations(do func()) float64 { return testing.AllocsPerRun(1, do) }
 // TestContestedClaimsScale: the cost of services that all make the same claims grows
 // with their number. The cost of a change does not.
 func TestContestedClaimsScale(t *testing.T) {
-	const n = 200
+	n := 200
+	if testing.Short() {
+		n = 50
+	}
 	small, large := allocations(func() { crowd(n) }), allocations(func() { crowd(4 * n) })
 	if ratio := large / small; ratio > 8 {
 		t.Errorf("%.0f allocations for %d services, %.0f for %d: %.1f times as many", small, n, large, 4*n, ratio)

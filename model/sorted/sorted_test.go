@@ -46,11 +46,11 @@ func randomEdits(rng *rand.Rand, n, keys int, coming float64, m map[int]int) ([]
 
 // TestRandom compares lists that grow, shrink and change with maps: contents,
 // searches, differences in both directions, and that nothing old ever changes.
-// With -short it takes every fifth of the seeds.
+// With -short it takes every tenth of the seeds.
 func TestRandom(t *testing.T) {
 	seeds := uint64(40)
 	if testing.Short() {
-		seeds = 8
+		seeds = 4
 	}
 	for seed := range seeds {
 		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {

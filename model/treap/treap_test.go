@@ -21,7 +21,11 @@ func TestAgainstMap(t *testing.T) {
 	var history []version
 	var tree Map[string, int]
 	want := map[string]int{}
-	for range 2000 {
+	rounds := 2000
+	if testing.Short() {
+		rounds = 500
+	}
+	for range rounds {
 		k := fmt.Sprintf("key-%d", rng.IntN(200))
 		if rng.IntN(3) == 0 {
 			tree = tree.Delete(k)
@@ -113,7 +117,11 @@ func same(x, y *node[string, int]) bool {
 // and what they leave alone is shared.
 func TestApply(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
-	for range 2000 {
+	rounds := 2000
+	if testing.Short() {
+		rounds = 300
+	}
+	for range rounds {
 		m := Map[string, int]{}.Set("stays", 0) // so that there is one seed
 		for range rng.IntN(100) {
 			m = m.Set(fmt.Sprint(rng.IntN(100)), rng.IntN(3))
@@ -144,26 +152,33 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// TestApplySharesWhatStays counts the work of a few edits in a large map.
-func TestApplySharesWhatStays(t *testing.T) {
+// large has 100,000 entries, with -short 10,000.
+func large() Map[string, int] {
+	n := 100_000
+	if testing.Short() {
+		n = 10_000
+	}
 	var m Map[string, int]
-	for i := range 100_000 {
+	for i := range n {
 		m = m.Set(fmt.Sprint(i), i)
 	}
-	edits := []Edit[string, int]{{Key: "50000", Value: -1}, {Key: "777", Gone: true}, {Key: "new", Value: 1}}
+	return m
+}
+
+// TestApplySharesWhatStays counts the work of a few edits in a large map.
+func TestApplySharesWhatStays(t *testing.T) {
+	m := large()
+	edits := []Edit[string, int]{{Key: "5000", Value: -1}, {Key: "777", Gone: true}, {Key: "new", Value: 1}}
 	if allocs := testing.AllocsPerRun(1, func() { m.Apply(edits) }); allocs > 300 {
 		t.Fatalf("%v allocations", allocs)
 	}
 }
 
 // TestDiffVisitsOnlyChanges counts the work of a Diff by what it allocates:
-// one change in 100,000 entries may split a path, never the tree.
+// one change in a large map may split a path, never the tree.
 func TestDiffVisitsOnlyChanges(t *testing.T) {
-	var m Map[string, int]
-	for i := range 100_000 {
-		m = m.Set(fmt.Sprint(i), i)
-	}
-	changed := m.Set("50000", -1).Delete("777").Set("new", 1)
+	m := large()
+	changed := m.Set("5000", -1).Delete("777").Set("new", 1)
 	n := 0
 	allocs := testing.AllocsPerRun(1, func() {
 		n = 0

@@ -12,11 +12,11 @@ import (
 	"nftproxy/test/rulesettest"
 )
 
-// seeds runs the test with n sources of randomness, always the same. With -short it takes
-// every twelfth of them, so that the package takes some 3 s of CPU.
+// seeds runs the test with n sources of randomness, always the same. With -short it
+// takes every twentieth of them.
 func seeds(t *testing.T, n int, test func(t *testing.T, rng *rand.Rand)) {
 	if testing.Short() {
-		n = (n + 11) / 12
+		n = (n + 19) / 20
 	}
 	for seed := range uint64(n) {
 		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) { test(t, rand.New(rand.NewPCG(seed, 3))) })
