@@ -148,7 +148,7 @@ func indexPage(pages []page) string {
 	b.WriteString(written)
 	b.WriteString(`# What becomes of packets
 
-Each page shows one feature of Services: the objects, what becomes of which packet, and the program as nft prints it.
+Each page shows one feature of Services: the objects, the fate of each packet, and the program as nft prints it.
 
 | Feature | In short | Examples |
 |---|---|---|
@@ -161,22 +161,22 @@ Each page shows one feature of Services: the objects, what becomes of which pack
 	}
 	fmt.Fprintf(&b, `
 Each of the %d examples is a file in [test/scenario/testdata](../../test/scenario/testdata), and a test writes the pages from these
-files. Other tests send the packets: through an interpreter of nftables and through a kernel; and, where an API server takes the
-objects, from a real API server and next to the real kube-proxy. So a page says nothing that the proxy does not do.
+files. Other tests send the packets through an interpreter of nftables and through a kernel. If an API server accepts the objects,
+they also do so with a real API server, and beside the real kube-proxy. So a page claims nothing that the proxy does not do.
 
 ## How to read the tables
 
-A line is one connection attempt: who sends the first packet, for which address and port, and what becomes of it.
+A line is one connection attempt: the sender of the first packet, its address and port, and its fate.
 
 | Words | Meaning |
 |---|---|
 | goes to A | the packet reaches the endpoint A, which sees the client's own address |
 | goes to A or B | each new connection goes to one of them by chance |
-| masqueraded | the endpoint sees an address of the node in the place of the client's |
+| masqueraded | the endpoint sees an address of the node instead of the client's |
 | stays there | session affinity: the client's next connections go to the same endpoint |
-| refused | the client is told at once: by a TCP reset, or by ICMP port unreachable where it is not TCP |
+| refused | the client learns of the refusal at once: TCP by a reset, other protocols by ICMP port unreachable |
 | dropped | the packet goes nowhere and the client gets no answer |
-| left alone | the packet goes to where it was sent, as it is |
+| left alone | the packet goes unchanged to its own destination |
 | HTTP 200 | the answer of a health check node port |
 
 ## The world around them
@@ -187,7 +187,7 @@ All examples begin with the same world.
 - Its zone is *zone-a*. Its pods have addresses of 10.180.0.0/24 and fd00:10:180::/64.
 - Pods are told from others by the cluster CIDRs 10.0.0.0/8 and fd00:10::/32, unless an example has other flags.
 - The ServiceCIDRs are 172.30.0.0/16 and fd00:172:30::/112.
-- A program is shown without the chains and sets that [an empty cluster](cluster-ips.md#a-cluster-without-services) has in the same form.
+- A page leaves out the chains and sets that the program of [an empty cluster](cluster-ips.md#a-cluster-without-services) has in the same form.
 `, examples)
 	return b.String()
 }
