@@ -87,6 +87,9 @@ func newTakeoverWorld(t *testing.T, m takeoverMode, binary string) *takeoverWorl
 		"--kubeconfig="+n.plane.cluster.AdminKubeconfig(), "--conntrack-max-per-core=0", "-v=2")
 	w.kubeProxy.Env = append(os.Environ(), "PATH="+iptablesPath(t, m.multi)+":"+os.Getenv("PATH"))
 	w.startKubeProxy()
+	for _, family := range []string{"IPv4", "IPv6"} {
+		w.theirs.await("kube-proxy's first sync", 0, func(l line) bool { return l.Has("SyncProxyRules complete", `ipFamily="`+family+`"`) })
+	}
 	client := n.addClient()
 	w.soon("kube-proxy serves", func() error {
 		return n.reaches(client, testnet.TCP, address(web, testnet.TCP, true), "web-1", "web-2")
@@ -113,20 +116,17 @@ func iptablesPath(t *testing.T, multi string) string {
 	return dir
 }
 
-// startKubeProxy starts kube-proxy and waits until it has synced both families.
 func (w *takeoverWorld) startKubeProxy() {
 	w.t.Helper()
 	cmd := *w.kubeProxy
 	w.theirs = w.run(&cmd)
-	for _, family := range []string{"IPv4", "IPv6"} {
-		w.theirs.await("kube-proxy's first sync", 0, func(l line) bool { return l.Has("SyncProxyRules complete", `ipFamily="`+family+`"`) })
-	}
 }
 
 // takeOver does the steps of docs/migrate.md.
 func (w *takeoverWorld) takeOver() {
 	w.t.Helper()
 	w.ours = w.startProxy("--healthz-bind-address=0.0.0.0:10256", "--metrics-bind-address=127.0.0.1:10249")
+	w.awaitRules("nftproxy")
 	w.traffic.goesOn()
 	if out, err := w.cleanup("--kube-proxy"); err == nil || !strings.Contains(out, "kube-proxy runs (PID "+strconv.Itoa(w.theirs.PID())+"): stop it first") {
 		w.t.Fatalf("cleanup --kube-proxy beside kube-proxy: %v: %s", err, out)
@@ -148,14 +148,34 @@ func (w *takeoverWorld) takeOver() {
 // rollBack does the steps of docs/migrate.md.
 func (w *takeoverWorld) rollBack() {
 	w.t.Helper()
+	if out, err := w.proxies("--await=kube-proxy", "--timeout=1ns"); err == nil {
+		w.t.Fatalf("nftproxy proxies, before kube-proxy runs: %s", out)
+	}
 	w.startKubeProxy()
-	w.traffic.goesOn()
+	w.awaitRules("kube-proxy")
 	w.ours.stop()
 	w.traffic.goesOn()
 	if out, err := w.cleanup(); err != nil {
 		w.t.Fatalf("cleanup: %v: %s", err, out)
 	}
 	w.traffic.goesOn()
+}
+
+// awaitRules waits for the rules of a proxy by the command that docs/migrate.md has for it.
+func (w *takeoverWorld) awaitRules(of string) {
+	w.t.Helper()
+	out, err := w.proxies("--await="+of, "--timeout="+patience.String())
+	if want := of + " has rules for every frontend of "; err != nil || !strings.Contains(out, want) {
+		w.t.Fatalf("nftproxy proxies: %v: %s, want %q", err, out, want)
+	}
+}
+
+// proxies runs `nftproxy proxies` on the node.
+func (w *takeoverWorld) proxies(flags ...string) (string, error) {
+	w.t.Helper()
+	p := w.run(exec.Command(shared.nftproxy(w.t), append([]string{"proxies"}, flags...)...))
+	<-p.Exited()
+	return p.Tail(10), p.Err()
 }
 
 func (w *takeoverWorld) kubeProxyRules() (kinds []otherproxy.Kind) {
