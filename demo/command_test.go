@@ -20,6 +20,8 @@ import (
 	"testing/fstest"
 
 	"golang.org/x/sys/unix"
+
+	"nftproxy/test/gobuild"
 )
 
 // shared is the directory of the built nftproxy, readable for all users.
@@ -50,11 +52,7 @@ func nftproxy(t *testing.T) string {
 		if shared.err = os.Chmod(shared.dir, 0o755); shared.err != nil {
 			return
 		}
-		cmd := exec.Command("go", "build", "-o", shared.dir+"/nftproxy", "nftproxy/cmd/nftproxy")
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			shared.err = fmt.Errorf("go build: %w\n%s", err, out)
-		}
+		shared.err = gobuild.Command(shared.dir+"/nftproxy", "..", "./cmd/nftproxy")
 	})
 	if shared.err != nil {
 		t.Fatal(shared.err)

@@ -2,7 +2,6 @@ package control
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -11,6 +10,7 @@ import (
 	"nftproxy/bench/proxies"
 	"nftproxy/bench/result"
 	"nftproxy/test/cluster/controlplane/controlplanetest"
+	"nftproxy/test/gobuild"
 )
 
 // recorded is a sink for tests.
@@ -35,10 +35,8 @@ func (r *recorded) Version(string, string) {}
 func TestRun(t *testing.T) {
 	controlplanetest.Require(t)
 	binary := filepath.Join(t.TempDir(), "nftproxy")
-	build := exec.Command("go", "build", "-o", binary, "../../cmd/nftproxy")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build nftproxy: %v\n%s", err, out)
+	if err := gobuild.Command(binary, "../..", "./cmd/nftproxy"); err != nil {
+		t.Fatal(err)
 	}
 	size, err := Find("20x5")
 	if err != nil {

@@ -15,7 +15,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -26,6 +25,7 @@ import (
 	"nftproxy/test/cluster"
 	"nftproxy/test/cluster/controlplane"
 	"nftproxy/test/cluster/controlplane/controlplanetest"
+	"nftproxy/test/gobuild"
 	"nftproxy/test/testnet"
 )
 
@@ -77,11 +77,8 @@ func (f *fixture) build(t *testing.T, name, module, pkg string) string {
 		f.dir, f.binaries = dir, map[string]string{}
 	}
 	path := filepath.Join(f.dir, name)
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, pkg)
-	cmd.Dir = module
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("build %s: %v\n%s", name, err, out)
+	if err := gobuild.Command(path, module, pkg); err != nil {
+		t.Fatal(err)
 	}
 	f.binaries[name] = path
 	return path
