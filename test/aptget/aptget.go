@@ -15,11 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrMissing says that there is no such command and that it could not be installed.
+// ErrMissing says that the command is missing and could not be installed.
 var ErrMissing = errors.New("no such command")
 
-// Command returns the path of a command, after installing the Debian package
-// that has it where it is missing. The error matches ErrMissing.
+// Command returns the path of a command. If the command is missing, it installs the
+// Debian package first. The error matches ErrMissing.
 func Command(name, debian string) (string, error) {
 	if path, found := findCommand(name); found {
 		return path, nil

@@ -20,7 +20,7 @@ import (
 	"time"
 )
 
-// ErrEnded says that the child has ended before what was waited for.
+// ErrEnded says that the child has ended before the awaited line.
 var ErrEnded = errors.New("the process ended")
 
 // Namespace is where a child runs.
@@ -148,7 +148,7 @@ func (p *Process) Err() error {
 	return p.err
 }
 
-// State is what the kernel tells of a child that has ended; nil while it runs.
+// State is the kernel's record of a child that has ended; nil while it runs.
 func (p *Process) State() *os.ProcessState {
 	if !p.Ended() {
 		return nil
@@ -156,14 +156,15 @@ func (p *Process) State() *os.ProcessState {
 	return p.cmd.ProcessState
 }
 
-// Logged returns the lines from a mark on, and what is closed when there are more.
+// Logged returns the lines from a mark on, and a channel that is closed when there are
+// more.
 func (p *Process) Logged(from int) ([]Line, <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.lines[from:len(p.lines):len(p.lines)], p.changed
 }
 
-// Mark is where the log is now.
+// Mark is the present end of the log.
 func (p *Process) Mark() int {
 	lines, _ := p.Logged(0)
 	return len(lines)

@@ -17,9 +17,9 @@ import (
 	"nftproxy/test/testnet"
 )
 
-// TestConformance runs every scenario file with nftproxy and with kube-proxy,
-// each on a node of its own with the same API server. kube-proxy's outcome has
-// to be that of the file, or the one that the file says it has instead.
+// TestConformance runs every scenario file with nftproxy and with kube-proxy, each on a
+// node of its own with the same API server. kube-proxy's outcome must be that of the
+// file, or the different one that the file has for it.
 func TestConformance(t *testing.T) {
 	if os.Getenv("NFTPROXY_CONFORMANCE") == "" {
 		t.Skip("make conformance runs this")
@@ -57,8 +57,8 @@ func TestConformance(t *testing.T) {
 	t.Logf("what differs from kube-proxy:\n%s", report(table))
 }
 
-// TestDifferences holds what the scenario files say of kube-proxy against their
-// flows and against the document that operators read.
+// TestDifferences compares the scenario files' sections about kube-proxy with their
+// flows, and with the headings of the document for operators.
 func TestDifferences(t *testing.T) {
 	document, err := os.ReadFile("../../docs/differences.md")
 	if err != nil {
@@ -96,7 +96,7 @@ func TestDifferences(t *testing.T) {
 	})
 }
 
-// mayBeEqual says whether what is seen of one outcome could be the other.
+// mayBeEqual says whether an observation of one outcome could be one of the other.
 func mayBeEqual(a, b scenario.Outcome) bool {
 	if a.Sticky || b.Sticky { // one of the targets is seen
 		return slices.ContainsFunc(a.Targets, func(t scenario.Target) bool { return slices.Contains(b.Targets, t) })
@@ -147,19 +147,19 @@ func (s *side) hasServiceCIDRs(nft nftcmd.Command) bool {
 	return true
 }
 
-// deviation is a flow that ends otherwise with kube-proxy.
+// deviation is a flow with another outcome with kube-proxy.
 type deviation struct {
 	scenario     string
 	step         int
 	path         string
 	ours, theirs string
-	// heading is that in docs/differences.md.
+	// heading is the heading in docs/differences.md.
 	heading string
 }
 
-// compare sends the flows of a step by kube-proxy and returns those that end
-// otherwise, as the file says. Others are errors, and so is what does not
-// differ although the file says so, unless it says that chance decides.
+// compare sends the flows of a step through kube-proxy. It returns those that differ as
+// the file says. Any other difference is an error. So is a difference that the file lists
+// and that does not show, unless chance decides it.
 func (s *side) compare(n int, release string) []deviation {
 	s.t.Helper()
 	flows := s.flows(n)
@@ -208,18 +208,18 @@ func (s *side) compare(n int, release string) []deviation {
 	return found
 }
 
-// refusalHeading is for refusals of TCP, which no file lists.
+// refusalHeading is the heading for refusals of TCP, which no file lists.
 const refusalHeading = "TCP is refused by a reset"
 
-// outcome is what became of a flow with kube-proxy.
+// outcome is the observed outcome of a flow with kube-proxy.
 type outcome struct {
 	text     string
 	asWanted bool
 	byICMP   bool // refused TCP
 }
 
-// observe sends flows one after the other, for the sake of what clients stick
-// to, except those that have to be waited for.
+// observe sends flows one after the other, since clients may be sticky. Flows that take
+// long run beside each other.
 func (s *side) observe(flows []scenario.Flow) []outcome {
 	seen := make([]outcome, len(flows))
 	var waiting sync.WaitGroup
@@ -237,16 +237,15 @@ func (s *side) observe(flows []scenario.Flow) []outcome {
 	return seen
 }
 
-// mayWait says whether a flow takes its time and disturbs no other. Two from one
-// port would, and an ICMP error goes to every raw socket that has sent to the
-// address.
+// mayWait says whether a flow takes long and disturbs no other. Two flows from one port
+// would, and an ICMP error goes to every raw socket that has sent to the address.
 func mayWait(f scenario.Flow) bool {
 	return (f.Want.Fate == scenario.Dropped || f.Want.Fate == scenario.Refused) && f.Source.Port() == 0 &&
 		(f.Protocol == testnet.TCP || f.Protocol == testnet.UDP)
 }
 
-// silence is longer than a refusal by ICMP may take: then the client does not
-// hear of it before it sends its SYN again, after a second.
+// silence is longer than a refusal by ICMP may take. The client may learn of it only
+// after its next SYN, a second later.
 const silence = 1500 * time.Millisecond
 
 func (s *side) observeOne(f scenario.Flow) outcome {
@@ -254,7 +253,7 @@ func (s *side) observeOne(f scenario.Flow) outcome {
 		// This waits for the answer; what it is in the end is observed.
 		_ = s.stage.Check(s.world.ctx, []scenario.Flow{f})
 	}
-	// Once first: who is silent need not be asked a hundred times.
+	// One connection comes first: a silent server need not be asked a hundred times.
 	got, err := s.stage.Observe(s.world.ctx, f, stage.Effort{Tries: 1, Timeout: silence})
 	if err == nil && got.Fate == scenario.Translated && f.Source.Port() == 0 {
 		var more stage.Observed
@@ -280,7 +279,7 @@ func (s *side) observeOne(f scenario.Flow) outcome {
 	return o
 }
 
-// merge adds the targets of two observations that ended alike.
+// merge adds the targets of two observations with the same kind of outcome.
 func merge(a, b stage.Observed) stage.Observed {
 	for _, t := range b.Targets {
 		if !slices.Contains(a.Targets, t) {
@@ -291,8 +290,8 @@ func merge(a, b stage.Observed) stage.Observed {
 	return a
 }
 
-// stays says whether a client still has the target that it had before, if that
-// is among those it may have.
+// stays says whether a client still has its former target, if it may still have that
+// target.
 func (s *side) stays(f scenario.Flow, now scenario.Target) bool {
 	before, known := s.stuck[f.Client()]
 	s.stuck[f.Client()] = now

@@ -14,9 +14,9 @@ import (
 	"nftproxy/test/testnet"
 )
 
-// TestConntrackCommand: while no proxy runs the kernel's table is as old as the
-// last one, and the command tells flows by the API server all the same: those
-// whose endpoint is another since, and those whose service has gone.
+// TestConntrackCommand: while no proxy runs, the kernel's table is as old as the last
+// proxy. The command judges flows by the API server nevertheless. It finds the flows
+// whose endpoint has been replaced, and those whose service has gone.
 func TestConntrackCommand(t *testing.T) {
 	n := newNode(t)
 	client := n.addClient()

@@ -52,9 +52,9 @@ func TestHealth(t *testing.T) {
 	p.stop()
 }
 
-// testEligible: load balancers are sent elsewhere while the cluster autoscaler
-// is about to take the node away, and once its Node is being deleted; both are
-// no reason to restart the proxy (KEP-3836).
+// testEligible: load balancers choose other nodes while the cluster autoscaler is about
+// to remove the node, and once its Node is being deleted. Neither is a reason to restart
+// the proxy (KEP-3836).
 func (n *node) testEligible(health netip.AddrPort) {
 	n.t.Helper()
 	nodes := n.plane.client.CoreV1().Nodes()
@@ -93,7 +93,7 @@ func (n *node) testEligible(health netip.AddrPort) {
 	expect("there is a new one", http.StatusOK, `"nodeEligible":true`)
 }
 
-// answers says why a page is not as wanted.
+// answers returns an error unless a page is as wanted.
 func (n *node) answers(at netip.AddrPort, path string, code int, has string) error {
 	client := http.Client{Transport: &http.Transport{DialContext: n.Node.Dial, DisableKeepAlives: true}}
 	request, err := http.NewRequestWithContext(n.ctx, http.MethodGet, fmt.Sprintf("http://%v%s", at, path), nil)

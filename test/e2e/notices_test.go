@@ -7,7 +7,7 @@ import (
 	"nftproxy/test/testnet"
 )
 
-// listenIn listens to what the kernel tells of transactions on nftables.
+// listenIn listens to the kernel's notices of transactions on nftables.
 func listenIn(t *testing.T, ns *testnet.Namespace) *nftmonitor.Monitor {
 	t.Helper()
 	m, err := nftmonitor.Listen(ns.Fd())

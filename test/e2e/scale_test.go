@@ -27,13 +27,13 @@ const (
 	changes = 20
 )
 
-// spread are the numbers of endpoints that services have in turn: 10 on average.
+// spread are the numbers of endpoints that services have, in turn: 10 on average.
 func spread() []int { return []int{8, 9, 10, 11, 12} }
 
-// TestScale puts 10,000 Services with 10 endpoints each on an API server of its
-// own, and asserts that the program is right, that it has the shape which makes
-// it fast (no more chains and rules than with 100), and that a restart writes
-// nothing. How long all of it takes is what bench/ measures.
+// TestScale puts 10,000 Services with 10 endpoints each on an API server of its own. It
+// asserts that the program is right, that the program has no more chains and rules than
+// with 100 Services, and that a restart writes nothing. The benchmarks in bench/ measure
+// the times.
 func TestScale(t *testing.T) {
 	controlplanetest.Require(t)
 	shared.stopPlanes()
@@ -67,7 +67,7 @@ func TestScale(t *testing.T) {
 	p.stop()
 }
 
-// scaleNamespace holds the services, whichever node sees them.
+// scaleNamespace has the services. Every node sees them.
 const scaleNamespace = "default"
 
 // seedServices stores the services from one number up to another.
@@ -93,7 +93,8 @@ func (n *node) seedServices(from, to int) {
 	n.t.Logf("%d services seeded in %v", to-from, time.Since(start).Round(time.Millisecond))
 }
 
-// clusterIP is that of a service by its number, endpoint that of one of its endpoints.
+// clusterIP is the cluster IP of a service by its number; endpoint is one of its
+// endpoints.
 func clusterIP(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 100, byte(i >> 8), byte(i)}) }
 func endpoint(i, j int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 128 + byte(j), byte(i >> 8), byte(i)})
@@ -104,9 +105,9 @@ func movedTo(change int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 127, byte(77 + change>>8), byte(change)})
 }
 
-// moveEndpoints moves the last endpoint of some services, one after the other,
-// each as soon as the kernel's notice of the one before has come. It returns the new
-// addresses by service.
+// moveEndpoints moves the last endpoint of some services, one after the other. Each move
+// follows the kernel's notice of the move before. It returns the new addresses by
+// service.
 func (n *node) moveEndpoints(p *process) map[int]netip.Addr {
 	n.t.Helper()
 	l := listenIn(n.t, n.Node)
@@ -138,7 +139,7 @@ func (n *node) movedSlice(i int, to netip.Addr) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// shape is what must not grow with the number of services.
+// shape has the counts that must not grow with the number of services.
 type shape struct{ Chains, Rules int }
 
 // shapeOf counts what nft lists in the tables, without the sets' elements.
@@ -170,8 +171,8 @@ func shapeOf(n *node, nft nftcmd.Command) map[string]shape {
 	return shapes
 }
 
-// checkListing holds the table that nft prints against the services, and feeds
-// it back.
+// checkListing compares the table that nft prints with the services, and loads the text
+// again.
 func (n *node) checkListing(nft nftcmd.Command, moved map[int]netip.Addr) {
 	n.t.Helper()
 	start := time.Now()
@@ -213,13 +214,13 @@ func (n *node) checkListing(nft nftcmd.Command, moved map[int]netip.Addr) {
 	}
 }
 
-// withoutOwner takes out what a listing shows of whose a table is. nft 1.0.6 has a
-// blank line more where a table has nothing but a comment before its sets.
+// withoutOwner removes the owner of a table from a listing. nft 1.0.6 prints one more
+// blank line where a table has only a comment before its sets.
 func withoutOwner(listing string) string {
 	return regexp.MustCompile(`(?m)^\tcomment [^\n]*\n\n?|^\tflags [^\n]*\n\n?| # progname [^\n]*`).ReplaceAllString(listing, "")
 }
 
-// difference lists what only one of the two has.
+// difference lists the lines that only one of the two texts has.
 func difference(a, b []string) []string {
 	count := map[string]int{}
 	for _, s := range a {

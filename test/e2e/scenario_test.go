@@ -37,14 +37,13 @@ func TestScenarios(t *testing.T) {
 	})
 }
 
-// play is a scenario on an API server, with a stage for each proxy that is to
-// take part.
+// play is a scenario on an API server, with a stage for each proxy.
 type play struct {
 	t        *testing.T
 	world    *world
 	scenario *scenario.Scenario
 	sides    []*side
-	// begun is when the present step's first change was made at the earliest.
+	// begun is a time not later than the present step's first change.
 	begun time.Time
 }
 
@@ -57,7 +56,7 @@ type side struct {
 	notices *nftmonitor.Monitor
 	// stuck has the target that each client of a sticky flow got last.
 	stuck map[string]scenario.Target
-	// marked yields when the proxy knows the present step.
+	// marked yields when the proxy knows the objects of the present step.
 	marked <-chan time.Time
 }
 
@@ -78,7 +77,7 @@ func (p *play) addSide(command *exec.Cmd) *side {
 	return s
 }
 
-// flows are all of a step.
+// flows are all flows of a step.
 func (p *play) flows(n int) []scenario.Flow {
 	return slices.Concat(p.scenario.Steps[n].Flows, p.scenario.Steps[n].Packets)
 }
@@ -107,8 +106,7 @@ func (s *side) start() {
 	s.process = runIn(s.t, s.stage.Node, exec.Command(s.command.Path, s.command.Args[1:]...))
 }
 
-// snapshot is what the proxy makes of a step, which the stage wants to know for
-// the endpoints.
+// snapshot is the proxy's snapshot of a step. The stage takes the endpoints from it.
 func (p *play) snapshot(step *scenario.Step) model.Snapshot {
 	p.t.Helper()
 	var manifests strings.Builder
@@ -143,8 +141,8 @@ func ourCommand(t *testing.T, plane *controlPlane, s *scenario.Scenario) *exec.C
 	}, s.CommandLine()...)...)
 }
 
-// awaitMarker waits until the proxy has put all that it needs to know about the
-// step into the kernel, and says whether it has.
+// awaitMarker waits until the proxy has all objects of the step in the kernel, and says
+// whether it has.
 func (s *side) awaitMarker(most time.Duration) bool {
 	s.t.Helper()
 	select {
@@ -157,7 +155,7 @@ func (s *side) awaitMarker(most time.Duration) bool {
 	return false
 }
 
-// check sends the flows of a step as they are wanted.
+// check sends the flows of a step and expects the wanted outcomes.
 func (s *side) check(n int) []error {
 	s.t.Helper()
 	var errs []error
@@ -168,7 +166,7 @@ func (s *side) check(n int) []error {
 	return errs
 }
 
-// lag is how long kube-proxy is waited for.
+// lag is how long the test waits for kube-proxy.
 const lag = 20 * time.Second
 
 // repeatUntilDone calls attempt once. If the step has changes without a marker (of

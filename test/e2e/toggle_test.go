@@ -150,8 +150,8 @@ func (n *node) flood(from *testnet.Namespace, to *corev1.Service) *flood {
 	return f
 }
 
-// connect asks by TCP. That a connection meets the moment between, and waits
-// for its next SYN, or is reset halfway, is none of the faults looked for.
+// connect connects by TCP. A connection may meet the moment between two programs and wait
+// for its next SYN, or be reset halfway. That is no failure.
 func (f *flood) connect(ctx context.Context, from *testnet.Namespace, to netip.AddrPort) error {
 	answer, err := from.Ask(ctx, testnet.TCP, to, answerTime)
 	if err != nil {

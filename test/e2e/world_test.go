@@ -37,8 +37,8 @@ func eachScenario(t *testing.T, test func(*testing.T, *scenario.Scenario)) {
 	scenariotest.Each(t, "../scenario/testdata", test)
 }
 
-// world is the objects of a scenario on an API server: nothing else is there
-// but the marker. They go with the test.
+// world has the objects of a scenario on an API server. Nothing else is there but the
+// marker. The objects go with the test.
 type world struct {
 	t     *testing.T
 	ctx   context.Context
@@ -46,7 +46,7 @@ type world struct {
 	// unchecked objects go past the API server.
 	unchecked bool
 	objects   map[scenario.Key]scenario.Object
-	// stored is those that went past it.
+	// stored has the objects that were written past the API server.
 	stored map[scenario.Key]bool
 }
 
@@ -80,9 +80,8 @@ func (w *world) namespaces(s *scenario.Scenario) {
 	}
 }
 
-// apply makes the objects what a step says. Nodes and ServiceCIDRs come first,
-// so that followers hear of them before Services and EndpointSlices, and the
-// marker comes last.
+// apply makes the objects of a step. Nodes and ServiceCIDRs come first, so that followers
+// learn of them before Services and EndpointSlices. The marker comes last.
 func (w *world) apply(step *scenario.Step) {
 	w.t.Helper()
 	for _, key := range step.Deleted {
@@ -120,8 +119,8 @@ func givenByCluster(o scenario.Object) bool {
 	return o.Kind == "ServiceCIDR" && strings.Contains(scenario.Fixture(), strings.TrimSpace(o.YAML))
 }
 
-// dated says whether an object tells when it was made: the API server would
-// have made it just now.
+// dated says whether an object has its time of creation: the API server would set the
+// present time.
 func dated(o scenario.Object) bool {
 	var head struct {
 		Metadata struct{ CreationTimestamp string }
@@ -142,7 +141,7 @@ func (w *world) remove(key scenario.Key) error {
 	return w.plane.cluster.Delete(w.ctx, o.YAML)
 }
 
-// clear removes all that is there.
+// clear removes all objects.
 func (w *world) clear() {
 	var cancel context.CancelFunc
 	w.ctx, cancel = context.WithTimeout(context.Background(), patience)
@@ -155,9 +154,9 @@ func (w *world) clear() {
 	}
 }
 
-// markerNamespace has a Service and its EndpointSlices that change with every
-// step. Their addresses in the kernel say that a proxy knows all that had
-// changed before, kind by kind and family by family.
+// markerNamespace has a Service and its EndpointSlices that change with every step. Their
+// addresses in the kernel show that a proxy knows all earlier changes, kind by kind and
+// family by family.
 const markerNamespace = "marker"
 
 const markerManifest = `
@@ -187,8 +186,8 @@ ports: [{name: marker, port: 9, protocol: TCP}]
 endpoints: [{addresses: ["%[4]s"]}]
 `
 
-// nextMarker is what the marker's next addresses will be: of the Service and of
-// the endpoints, each by family (RFC 2544's range, which no scenario uses).
+// nextMarker returns the marker's next addresses: of the Service and of the endpoints,
+// each by family (RFC 2544's range, which no scenario uses).
 func (w *world) nextMarker() []netip.Addr {
 	n := w.plane.markers + 1
 	text := func(format string) netip.Addr { return netip.MustParseAddr(fmt.Sprintf(format, n>>8, n&255)) }

@@ -79,8 +79,7 @@ func (s *shown) render() {
 	s.printf("\n")
 }
 
-// about is what the file's comment says, and the tests of kube-proxy that it
-// names.
+// about returns the file's comment, and the tests of kube-proxy that it names.
 func (s *shown) about() (text, tests string) {
 	remark := regexp.MustCompile(`\s*\(kube-proxy: ([^)]*)\)`)
 	if found := remark.FindStringSubmatch(s.About); found != nil {
@@ -108,7 +107,7 @@ func (s *shown) raw(step int, name string) (comment, text string) {
 	return "", ""
 }
 
-// step shows what is there, or what changes, and what becomes of packets then.
+// step shows the objects or their change, and the outcomes of the flows.
 func (s *shown) step(n int) {
 	step := &s.Steps[n]
 	var remarks []string
@@ -210,7 +209,7 @@ func objectNames(objects []scenario.Object) string {
 	return strings.Join(names, ", ")
 }
 
-// fold shows a text that only who asks for it wants to see.
+// fold hides a text until the reader opens it.
 func (s *shown) fold(title, language, text string) {
 	s.printf("\n<details><summary>%s</summary>\n\n```%s\n%s\n```\n\n</details>\n", title, language, strings.TrimSpace(text))
 }

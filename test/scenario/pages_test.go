@@ -27,8 +27,8 @@ type page struct {
 // section shows one scenario on a page.
 type section struct{ scenario, title string }
 
-// TestPages holds that docs/services says what the scenario files say, and that
-// each scenario is on exactly one page. With -update the pages are written.
+// TestPages checks that docs/services says what the scenario files say, and that each
+// scenario is on exactly one page. With -update it writes the pages.
 func TestPages(t *testing.T) {
 	pages := readPages(t)
 	scenarios := readScenarios(t)
