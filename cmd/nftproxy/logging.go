@@ -29,6 +29,6 @@ func newLogger(w io.Writer, verbosity int) *slog.Logger {
 		handler = newBoundedHandler(handler)
 	}
 	log := slog.New(handler)
-	klog.SetSlogLogger(log.With("from", "client-go"))
+	klog.SetSlogLogger(slog.New(clientHandler{log.Handler()}).With("from", "client-go"))
 	return log
 }

@@ -1,0 +1,26 @@
+package main
+
+import (
+	"log/slog"
+	"strings"
+	"testing"
+
+	"k8s.io/klog/v2"
+)
+
+// TestClientLog: the log has client-go's messages, warnings and errors, but no details
+// such as its feature gates.
+func TestClientLog(t *testing.T) {
+	defer klog.ClearLogger()
+	var out strings.Builder
+	handler := slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug})
+	klog.SetSlogLogger(slog.New(clientHandler{handler}).With("from", "client-go"))
+	klog.Background().V(1).Info("Feature gate default state", "feature", "WatchListClient")
+	klog.Background().WithName("reflector").V(4).Info("Watch closed")
+	klog.Background().Info("Waited for long")
+	klog.Background().Error(nil, "Cannot watch")
+	text := out.String()
+	if n := strings.Count(text, "\n"); n != 2 || !strings.Contains(text, "Waited for long") || !strings.Contains(text, `msg="Cannot watch"`) || strings.Count(text, "from=client-go") != 2 {
+		t.Errorf("the log has %q, want the message and the error", text)
+	}
+}
