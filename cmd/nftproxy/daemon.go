@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -69,6 +70,8 @@ func (d *daemon) run(ctx context.Context) error {
 		Awaiting: watcher.Awaiting,
 	})
 	ports := d.newHealthPorts(judge, counts)
+	ready := make(chan struct{})
+	announce := sync.OnceFunc(func() { close(ready) })
 	var sysctls func(proxy.Sync)
 	kubeProxy := d.newKubeProxyFollower(counts)
 	config := d.loopConfig()
@@ -82,6 +85,9 @@ func (d *daemon) run(ctx context.Context) error {
 			eligible.Store(s.Snapshot.Node.Eligible)
 			sweeper.Notify(s.Applied, s.Adopted)
 			sysctls(s)
+			if len(judge.Waiting()) == 0 {
+				announce()
+			}
 		})
 	servers, err := d.servers(judge, registry)
 	if err != nil {
@@ -102,6 +108,10 @@ func (d *daemon) run(ctx context.Context) error {
 	group.Go(func() error { return sweeper.Run(ctx) })
 	group.Go(func() error { return d.followOccupancy(ctx, flows, counts) })
 	group.Go(func() error { return ports.Run(ctx) })
+	group.Go(func() error {
+		d.removeStartupTaint(ctx, api, ready)
+		return nil
+	})
 	group.Go(func() error { return kubeProxy.run(ctx) })
 	for _, server := range servers {
 		group.Go(func() error { return server.Run(ctx) })

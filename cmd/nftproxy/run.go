@@ -27,6 +27,7 @@ type runOptions struct {
 	masqueradeBit                 int
 	metricsAddress, healthAddress string
 	probeAddress                  string
+	startupTaint                  string
 	sysctls                       sysctlOptions
 	cleanEstablished              []string
 	minSyncPeriod                 time.Duration
@@ -94,6 +95,7 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	f.StringVar(&o.metricsAddress, "metrics-bind-address", defaultMetricsAddress, "address and port of the metrics server; empty to switch it off")
 	f.StringVar(&o.healthAddress, "healthz-bind-address", defaultHealthAddress, "address and port of the health server; empty to switch it off")
 	f.StringVar(&o.probeAddress, ownPrefix+"probe-bind-address", "", "address and port of a second health server, for probes that must reach this process and no other; run ends if another process has it; empty to switch it off")
+	f.StringVar(&o.startupTaint, startupTaintFlag, "", "`key` of a taint that run removes from its own Node once the first program is in force in both families; empty for none")
 	addCleanEstablished(f, &o.cleanEstablished)
 	o.sysctls.addFlags(f)
 	f.DurationVar(&o.minSyncPeriod, "iptables-min-sync-period", proxy.DefaultConfig().MinSyncPeriod, "least time between two syncs; a change after a longer rest does not wait")
@@ -133,6 +135,7 @@ func (o runOptions) daemon(log *slog.Logger) (*daemon, error) {
 		}
 	}
 	check(o.sysctls.check())
+	check(o.checkStartupTaint())
 	var err error
 	d.established, err = cleanEstablished(o.cleanEstablished)
 	check(err)

@@ -42,6 +42,27 @@ func (c *Cluster) Apply(ctx context.Context, manifests ...string) error {
 	})
 }
 
+// Check has the API server check manifests as `kubectl apply --dry-run=server
+// --validate=strict` does. It stores nothing. A field that the API does not have is an
+// error. Check goes on after an object that is refused, and names each one.
+func (c *Cluster) Check(ctx context.Context, manifests ...string) error {
+	force := true
+	options := metav1.PatchOptions{
+		FieldManager: fieldManager, Force: &force, DryRun: []string{metav1.DryRunAll}, FieldValidation: metav1.FieldValidationStrict,
+	}
+	var refused []error
+	err := c.each("check", manifests, func(resource dynamic.ResourceInterface, object *unstructured.Unstructured) error {
+		text, err := object.MarshalJSON()
+		if err != nil {
+			return err
+		}
+		_, err = resource.Patch(ctx, object.GetName(), types.ApplyYAMLPatchType, text, options)
+		refused = append(refused, err)
+		return nil
+	})
+	return errors.Join(append(refused, err)...)
+}
+
 // Replace creates or updates the objects of manifests, as `kubectl replace --force=false`
 // does, so that they equal the manifests. For Services and Nodes, whose status others
 // write, it also writes the status subresource. Fields that the API server allocates

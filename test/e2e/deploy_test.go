@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"net/url"
@@ -8,10 +9,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/tools/txtar"
 	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -19,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/yaml"
 
 	"nftproxy/conntrack"
 	"nftproxy/test/testnet"
@@ -84,6 +88,101 @@ func TestDeploy(t *testing.T) {
 	p.stop()
 }
 
+// TestDeployKubeadm applies the overlay for kubeadm beside the ConfigMap that kubeadm
+// writes, and runs the proxy as the DaemonSet's container would: the file and the
+// arguments are kubeadm's own.
+func TestDeployKubeadm(t *testing.T) {
+	n := newNode(t)
+	archive, err := txtar.ParseFile("../../daemon/kubeproxyconfig/testdata/kubeadm.txtar")
+	n.must(err)
+	kubeconfig := "apiVersion: v1\nkind: Config\ncurrent-context: default\n" +
+		"clusters: [{name: default, cluster: {certificate-authority: /var/run/secrets/kubernetes.io/serviceaccount/ca.crt, server: " +
+		strconv.Quote(n.plane.cluster.Client().Host) + "}}]\n" +
+		"contexts: [{name: default, context: {cluster: default, namespace: default, user: default}}]\n" +
+		"users: [{name: default, user: {tokenFile: /var/run/secrets/kubernetes.io/serviceaccount/token}}]\n"
+	configs := n.plane.client.CoreV1().ConfigMaps("kube-system")
+	_, err = configs.Create(n.ctx, &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "kube-proxy"},
+		Data: map[string]string{
+			"config.conf":     strings.ReplaceAll(string(archive.Files[0].Data), "10.244.0.0/16", n.clusterCIDR()),
+			"kubeconfig.conf": kubeconfig,
+		},
+	}, metav1.CreateOptions{})
+	n.must(err)
+	t.Cleanup(func() { n.must(configs.Delete(context.Background(), "kube-proxy", metav1.DeleteOptions{})) })
+	n.must(n.plane.cluster.Apply(n.ctx, renderDeploy(t, "overlays/kubeadm", nil)))
+	daemonSet, err := n.plane.client.AppsV1().DaemonSets("kube-system").Get(n.ctx, deployed, metav1.GetOptions{})
+	n.must(err)
+	client := n.addClient()
+	web := n.create(service("web", "web"))
+	n.runPod("web-1", "web")
+	spec := &daemonSet.Spec.Template.Spec
+	p := n.run(n.containerCommand(spec))
+	p.awaitSync(0)
+	n.soon("the readiness probe", func() error { return n.probe(spec.Containers[0].ReadinessProbe) })
+	p.until("the pod serves", func() error {
+		return everywhere(func(protocol string, v6 bool) error {
+			return n.reaches(client, protocol, address(web, protocol, v6), "web-1")
+		})
+	})
+	p.stop()
+}
+
+// TestManifests has the API server check every kustomization, with no field unknown, and
+// has nftproxy parse the arguments of every container.
+func TestManifests(t *testing.T) {
+	n := newNode(t)
+	for _, folder := range []string{"overlays/kubeadm", "overlays/trial", "overlays/gated", "cleanup/nftproxy", "cleanup/kube-proxy"} {
+		t.Run(folder, func(t *testing.T) {
+			text := renderDeploy(t, folder, nil)
+			if err := n.plane.cluster.Check(n.ctx, text); err != nil {
+				t.Error(err)
+			}
+			commands := 0
+			for _, c := range containers(t, text) {
+				commands++
+				if out, err := exec.Command(shared.nftproxy(t), append(c.Args, "--help")...).CombinedOutput(); err != nil {
+					t.Errorf("nftproxy %s: %v: %s", strings.Join(c.Args, " "), err, out)
+				}
+				if !strings.HasPrefix(c.Image, "localhost/nftproxy:") {
+					t.Errorf("container %s has the image %s", c.Name, c.Image)
+				}
+			}
+			if commands == 0 {
+				t.Error("no container")
+			}
+		})
+	}
+}
+
+// TestPlaceholder: the API server refuses the DaemonSet whose address of the API server
+// is not set, and says which one is meant.
+func TestPlaceholder(t *testing.T) {
+	n := newNode(t)
+	for _, folder := range []string{"base", "overlays/elsewhere"} {
+		err := n.plane.cluster.Check(n.ctx, renderDeploy(t, folder, nil))
+		if text := fmt.Sprint(err); strings.Count(text, "\n") > 0 || !strings.Contains(text, `DaemonSet.apps "nftproxy" is invalid`) || !strings.Contains(text, "PLACEHOLDER-set-the-address-of-your-API-server") {
+			t.Errorf("%s: the API server says %q, want a refusal of the DaemonSet with the placeholder", folder, text)
+		}
+	}
+}
+
+// containers lists those of the DaemonSets in manifests, the init containers too.
+func containers(t *testing.T, manifests string) []corev1.Container {
+	t.Helper()
+	var list []corev1.Container
+	for document := range strings.SplitSeq(manifests, "\n---\n") {
+		var d appsv1.DaemonSet
+		if err := yaml.Unmarshal([]byte(document), &d); err != nil {
+			t.Fatal(err)
+		}
+		if d.Kind == "DaemonSet" {
+			list = append(append(list, d.Spec.Template.Spec.InitContainers...), d.Spec.Template.Spec.Containers...)
+		}
+	}
+	return list
+}
+
 // TestRBAC checks that the service account may do what the informers need, and
 // write events (TestEvents), and nothing more than any other, and that a right that is missing is named.
 func TestRBAC(t *testing.T) {
@@ -138,7 +237,7 @@ func (n *node) applyDeploy() {
 			}
 			return []byte(before + "\n" + edit.Replace("\n#patches:"+patches))
 		case "overlays/elsewhere/config.conf":
-			return []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nclusterCIDR: 10.244.0.0/16\n")
+			return []byte(strings.NewReplacer(`detectLocalMode: NodeCIDR`, `detectLocalMode: ClusterCIDR`, `clusterCIDR: ""`, `clusterCIDR: "`+n.clusterCIDR()+`"`).Replace(string(text)))
 		}
 		return text
 	})))

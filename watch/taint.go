@@ -1,0 +1,93 @@
+package watch
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+)
+
+// taintRetry is the time between two attempts to remove a taint.
+const taintRetry = 5 * time.Second
+
+// RemoveTaint keeps a Node without the taints of a key until the context ends: it removes
+// those that the Node has, and those that the kubelet gives it when it registers again.
+// report is called after each attempt, with nil for a success. RemoveTaint needs the right
+// to list, watch and patch Nodes.
+func RemoveTaint(ctx context.Context, client kubernetes.Interface, node, key string, report func(error)) {
+	latest := make(chan *corev1.Node, 1)
+	put := func(object any) {
+		if n, ok := object.(*corev1.Node); ok {
+			select {
+			case <-latest:
+			default:
+			}
+			latest <- n // The informer calls from one goroutine, so there is room.
+		}
+	}
+	_, informer := cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: cache.NewListWatchFromClient(client.CoreV1().RESTClient(), "nodes", metav1.NamespaceAll, fields.OneTermEqualSelector("metadata.name", node)),
+		ObjectType:    &corev1.Node{},
+		Handler: cache.ResourceEventHandlerFuncs{
+			AddFunc:    put,
+			UpdateFunc: func(_, object any) { put(object) },
+		},
+	})
+	go informer.RunWithContext(ctx)
+	var retry <-chan time.Time
+	var n *corev1.Node
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case n = <-latest:
+		case <-retry:
+		}
+		retry = nil
+		left := withoutTaint(n.Spec.Taints, key)
+		if len(left) == len(n.Spec.Taints) {
+			continue
+		}
+		err := setTaints(ctx, client, n, left)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			// Where the Node has changed in between, it also comes by the informer.
+			retry = time.After(taintRetry)
+		}
+		report(err)
+	}
+}
+
+func withoutTaint(taints []corev1.Taint, key string) []corev1.Taint {
+	return slices.DeleteFunc(slices.Clone(taints), func(t corev1.Taint) bool { return t.Key == key })
+}
+
+// setTaints replaces a Node's taints, if the Node is still the one that was read.
+func setTaints(ctx context.Context, client kubernetes.Interface, n *corev1.Node, taints []corev1.Taint) error {
+	type operation struct {
+		Op    string `json:"op"`
+		Path  string `json:"path"`
+		Value any    `json:"value"`
+	}
+	patch, err := json.Marshal([]operation{
+		{"test", "/metadata/resourceVersion", n.ResourceVersion},
+		{"replace", "/spec/taints", taints},
+	})
+	if err != nil {
+		return fmt.Errorf("encode the taints of Node %s: %w", n.Name, err)
+	}
+	if _, err := client.CoreV1().Nodes().Patch(ctx, n.Name, types.JSONPatchType, patch, metav1.PatchOptions{}); err != nil {
+		return fmt.Errorf("patch Node %s: %w", n.Name, err)
+	}
+	return nil
+}
