@@ -43,11 +43,16 @@ func TestStartupTaint(t *testing.T) {
 	n.must(err)
 	n.soon("the policy in force", func() error { return n.refusedPatch(client, other, removeFirst, "only the Node of its own pod") })
 	n.must(n.refusedPatch(client, n.name, `[{"op":"remove","path":"/spec/taints/1"}]`, "only nftproxy.io/starting"),
-		n.refusedPatch(client, n.name, `[{"op":"add","path":"/spec/taints/-","value":{"key":"a","effect":"NoSchedule"}}]`, "only nftproxy.io/starting"),
-		n.refusedPatch(client, n.name, `[{"op":"add","path":"/metadata/labels/a","value":"b"}]`, "metadata"),
-		n.refusedPatch(client, n.name, `[{"op":"add","path":"/metadata/annotations","value":{"a":"b"}}]`, "metadata"),
-		n.refusedPatch(client, n.name, `[{"op":"add","path":"/spec/unschedulable","value":true}]`, "nothing in the spec"),
-		n.refusedPatch(client, n.name, `[{"op":"add","path":"/spec/podCIDR","value":"10.1.0.0/24"},{"op":"add","path":"/spec/podCIDRs","value":["10.1.0.0/24"]}]`, "nothing in the spec"))
+		n.refusedPatch(client, n.name, `[{"op":"add","path":"/spec/taints/-","value":{"key":"a","effect":"NoSchedule"}}]`, "only nftproxy.io/starting"))
+	for _, more := range [][2]string{
+		{`{"op":"add","path":"/metadata/labels/a","value":"b"}`, "metadata"},
+		{`{"op":"add","path":"/metadata/annotations","value":{"a":"b"}}`, "metadata"},
+		{`{"op":"add","path":"/metadata/finalizers","value":["example.org/a"]}`, "metadata"},
+		{`{"op":"add","path":"/spec/unschedulable","value":true}`, "nothing in the spec"},
+		{`{"op":"add","path":"/spec/podCIDRs","value":["10.1.0.0/24"]},{"op":"add","path":"/spec/podCIDR","value":"10.1.0.0/24"}`, "nothing in the spec"},
+	} {
+		n.must(n.refusedPatch(client, n.name, `[{"op":"remove","path":"/spec/taints/0"},`+more[0]+`]`, more[1]))
+	}
 	unbound, err := n.plane.cluster.ServiceAccountKubeconfig(n.ctx, "kube-system", deployed)
 	n.must(err)
 	n.must(n.refusedPatch(n.clientOf(unbound), n.name, removeFirst, "only the Node of its own pod"))
