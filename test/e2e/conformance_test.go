@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"nftproxy/test/cluster"
 	"nftproxy/test/cluster/controlplane/controlplanetest"
 	"nftproxy/test/nftcmd"
@@ -127,12 +129,28 @@ func (s *side) awaitServiceCIDRs(nft nftcmd.Command) {
 	s.t.Helper()
 	for !s.hasServiceCIDRs(nft) {
 		s.t.Log("kube-proxy has missed the ServiceCIDRs: starts again")
-		s.process.kill()
-		s.start()
-		for _, family := range []string{"IPv4", "IPv6"} {
-			s.process.await("the first sync", 0, func(l line) bool { return l.Has("SyncProxyRules complete", `ipFamily="`+family+`"`) })
-		}
+		s.restart()
 	}
+}
+
+// restart ends kube-proxy and starts it again, up to the end of its first syncs.
+func (s *side) restart() {
+	s.t.Helper()
+	s.process.kill()
+	s.start()
+	for _, family := range []string{"IPv4", "IPv6"} {
+		s.process.await("the first sync", 0, func(l line) bool { return l.Has("SyncProxyRules complete", `ipFamily="`+family+`"`) })
+	}
+}
+
+// hasMissedZone says whether kube-proxy knows no zone although the Node has one: it
+// registers for the Node's zone when the Node may have been announced already.
+func (s *side) hasMissedZone(n int) bool {
+	lines, _ := s.process.Logged(0)
+	return slices.ContainsFunc(lines, func(l line) bool { return l.Has("node is missing label", corev1.LabelTopologyZone) }) &&
+		slices.ContainsFunc(s.scenario.Steps[n].Objects, func(o scenario.Object) bool {
+			return o.Kind == "Node" && strings.Contains(o.YAML, corev1.LabelTopologyZone)
+		})
 }
 
 func (s *side) hasServiceCIDRs(nft nftcmd.Command) bool {
@@ -174,16 +192,24 @@ func (s *side) compare(n int, release string) []deviation {
 		}
 	}
 	var seen []outcome
-	for range 3 { // it ends when the Node changes, and does not end for ever
+	for range 4 { // not for ever: without a podCIDR it ends each time
+		wanted := false
 		s.repeatUntilDone(n, lag, func() bool {
 			seen = s.observe(expected)
-			return !slices.ContainsFunc(seen, func(o outcome) bool { return !o.asWanted })
+			wanted = !slices.ContainsFunc(seen, func(o outcome) bool { return !o.asWanted })
+			return wanted
 		})
-		if !s.process.Ended() {
-			break
+		switch {
+		case s.process.Ended():
+			s.t.Logf("step %d: kube-proxy has ended, and starts again", n+1)
+			s.start()
+			continue
+		case !wanted && s.hasMissedZone(n):
+			s.t.Logf("step %d: kube-proxy has missed the Node's zone, and starts again", n+1)
+			s.restart()
+			continue
 		}
-		s.t.Logf("step %d: kube-proxy has ended, and starts again", n+1)
-		s.start()
+		break
 	}
 	var found []deviation
 	for i, f := range flows {
