@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"nftproxy/bench/proxies"
 	"nftproxy/bench/result"
 	"nftproxy/test/child"
 )
@@ -115,7 +116,12 @@ func (s *subject) change(ctx context.Context, c change, out *series) error {
 			return nil
 		}
 	}
-	l, _, err := s.process.Await(ctx, mark, s.batch)
+	synced := s.batch
+	if s.Silent {
+		// A sync that runs already does not have the change.
+		synced = func(l child.Line) bool { return s.batch(l) && proxies.SyncBegan(l).After(start) }
+	}
+	l, _, err := s.process.Await(ctx, mark, synced)
 	if errors.Is(err, context.DeadlineExceeded) {
 		out.givenUp = time.Since(start)
 		return nil

@@ -189,6 +189,18 @@ func KubeProxySynced(l child.Line) bool {
 	return l.Has("SyncProxyRules complete", `ipFamily="IPv4"`)
 }
 
+// SyncBegan says when a sync began, of the line that kube-proxy logs after it; zero if the
+// line does not tell.
+func SyncBegan(l child.Line) time.Time {
+	_, rest, _ := strings.Cut(l.Text, `elapsed="`)
+	text, _, _ := strings.Cut(rest, `"`)
+	elapsed, err := time.ParseDuration(text)
+	if err != nil {
+		return time.Time{}
+	}
+	return l.At.Add(-elapsed)
+}
+
 // firstOfKubeProxy uses the times at which the lines of kube-proxy's log were read: from
 // the sync of the last informer to the end of the first sync.
 func firstOfKubeProxy(ctx context.Context, p *child.Process) (First, error) {

@@ -12,7 +12,7 @@ import (
 // PairKey.
 func (j judge) dataPlane() []Target {
 	var targets []Target
-	for _, against := range []string{KubeProxyNFTables, KubeProxyIPTables} {
+	for _, against := range []string{KubeProxyNFTables, KubeProxyLegacy, KubeProxyIPTables} {
 		for _, key := range []string{P50, P99} {
 			targets = append(targets, j.noWorse(key, against))
 		}
