@@ -33,7 +33,7 @@ type Sysctls struct {
 	BeLiberal bool
 }
 
-// DefaultSysctls returns kube-proxy's defaults (v1.36).
+// DefaultSysctls returns kube-proxy's defaults (v1.37).
 func DefaultSysctls() Sysctls {
 	return Sysctls{MaxPerCore: 32 << 10, Min: 128 << 10, TCPEstablished: 24 * time.Hour, TCPCloseWait: time.Hour}
 }

@@ -91,7 +91,7 @@ func endpointsOf(s service.Snapshot) string {
 	return b.String()
 }
 
-// TestSliceChanges has the cases of kube-proxy's TestUpdateEndpointsMap (v1.36.3) and
+// TestSliceChanges has the cases of kube-proxy's TestUpdateEndpointsMap (v1.37.2) and
 // some of its EndpointSliceCache's. A case has the slices and the endpoints, each before
 // and after. An empty fourth field means no change.
 func TestSliceChanges(t *testing.T) {

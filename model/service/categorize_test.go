@@ -12,7 +12,7 @@ import (
 )
 
 // TestChooseAsKubeProxy holds the cases of kube-proxy's TestCategorizeEndpoints
-// (v1.36.3, the gate PreferSameTrafficDistribution on, as it is locked) and
+// (v1.37.2, the gate PreferSameTrafficDistribution on, as it is locked) and
 // some beside them. The node is node-0; of an endpoint 10.0.0.N only N and what
 // follows its port are given. Lists are given by N, "-" for one that no chain
 // would use. The reachable ones that are on the node are those of either list.

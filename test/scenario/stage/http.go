@@ -68,7 +68,7 @@ func get(ctx context.Context, ns *testnet.Namespace, from, to netip.AddrPort, ti
 }
 
 // ReadAnswer reads the answer of a health check node port. It returns an error if the
-// answer differs in any way from kube-proxy v1.36's form, or if the proxy says that it
+// answer differs in any way from kube-proxy v1.37's form, or if the proxy says that it
 // is not well.
 func ReadAnswer(r *http.Response) (scenario.Answer, error) {
 	a := scenario.Answer{Code: r.StatusCode}
