@@ -29,7 +29,7 @@ func (u *update) followNode() {
 	}
 	before, served := u.local, u.serving
 	u.local, u.serving = u.options.addresses(node)
-	if old == nil || node == nil || old.Name != node.Name ||
+	if old == nil || node == nil || old.Name != node.Name || old.Settings != node.Settings ||
 		!slices.Equal(old.Addresses, node.Addresses) || !slices.Equal(old.PodCIDRs, node.PodCIDRs) {
 		u.scope.addAll()
 		return

@@ -160,3 +160,16 @@ func TestScope(t *testing.T) {
 		t.Error("selects what no filter selects, or not everything")
 	}
 }
+
+// Other settings may make any flow stale.
+func TestUpdateScopeNewSettings(t *testing.T) {
+	x, b := NewIndex(Options{}), service.NewBuilder(service.Node{})
+	s := become(b, parse(t, dnatedCluster))
+	x.Update(s)
+	node := *s.Node
+	node.Settings = &service.Settings{NodePortAddresses: nodePortAddresses(t, "192.168.1.0/24")}
+	b.SetNode(node)
+	if got := x.Update(b.Snapshot()); !got.Everything {
+		t.Errorf("scope: %q, want everything", got.text())
+	}
+}

@@ -53,9 +53,10 @@ func (w *world) wanted(ctx context.Context) (*nft.Program, error) {
 
 func (w *world) rulesetConfig() ruleset.Config {
 	return ruleset.Config{
-		Table:         ruleset.DefaultTable,
-		ClusterCIDRs:  w.net.ClusterCIDRs,
-		MasqueradeBit: ruleset.DefaultMasqueradeBit,
+		Table: ruleset.DefaultTable, Settings: service.Settings{
+			ClusterCIDRs:  w.net.ClusterCIDRs,
+			MasqueradeBit: ruleset.DefaultMasqueradeBit,
+		},
 	}
 }
 

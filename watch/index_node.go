@@ -46,7 +46,7 @@ func (ix *index) setNode(n *nodeObject) {
 	ix.reportNew(ix.node.problems, n.problems)
 	ix.node.there, ix.node.problems = true, n.problems
 	node := n.facts
-	node.HostAddresses = last.HostAddresses
+	node.HostAddresses, node.Settings = last.HostAddresses, last.Settings
 	node.AddressPending = ix.node.expected && len(node.Addresses) == 0
 	ix.builder.SetNode(node)
 	ix.kubeletPort, ix.unprotected = n.kubeletPort, true
@@ -54,6 +54,16 @@ func (ix *index) setNode(n *nodeObject) {
 	if len(node.PodCIDRs) > 0 {
 		closeOnce(ix.node.podCIDRs)
 	}
+}
+
+// SetSettings puts other settings in force, with the next snapshot. It may be called at
+// any time, before and during a run, from any goroutine.
+func (w *Watcher) SetSettings(s *service.Settings) {
+	w.change(func(ix *index) {
+		node := *ix.builder.Snapshot().Node
+		node.Settings = s
+		ix.builder.SetNode(node)
+	})
 }
 
 // closeOnce closes a channel that is not closed yet. No other goroutine may close it

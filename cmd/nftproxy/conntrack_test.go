@@ -82,7 +82,7 @@ func (f *flows) rules(services string) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	p := ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable, ClusterCIDRs: f.ClusterCIDRs}, s)
+	p := ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{ClusterCIDRs: f.ClusterCIDRs}}, s)
 	if err := f.Node.Do(func() error {
 		conn, err := kernel.Open(kernel.Config{})
 		if err != nil {

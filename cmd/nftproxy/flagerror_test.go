@@ -29,7 +29,7 @@ func badTexts() map[string]map[string]string {
 			"10.0.0.0": `"10.0.0.0" is not a range: it has no /LENGTH`, "10.0.0.0/33": `the length "33" is not in 0 to 32`,
 			"pods": `"pods" is not an IP address`, "10.0.0.0/8,11.0.0.0/8": "at most one CIDR of each family",
 		},
-		"nodeport-addresses":   {"10.0.0.0": "it has no /LENGTH", "primary,10.0.0.0/8": `"primary" must stand alone`, `"10.0.0.0/8`: "not a list separated by commas"},
+		"nodeport-addresses":   {"10.0.0.0": "it has no /LENGTH", "all,10.0.0.0/8,all": `"all" stands twice`, "some": "none of primary, localhost and all", `"10.0.0.0/8`: "not a list separated by commas"},
 		"detect-local-mode":    {"Guess": `"Guess": want ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix`},
 		"hostname-override":    {" ": "empty node name"},
 		"kubeconfig":           {"no-such-file": `"no-such-file": no such file or directory`},

@@ -55,7 +55,9 @@ func newRig(t *testing.T, timeout time.Duration, endpoints ...string) *rig {
 	r.conn, err = kernel.Open(kernel.Config{NetNS: r.Node.Fd()})
 	r.must(err)
 	r.compiler = ruleset.NewCompiler(ruleset.Config{
-		Table: ruleset.DefaultTable, ClusterCIDRs: r.ClusterCIDRs, MasqueradeBit: ruleset.DefaultMasqueradeBit,
+		Table: ruleset.DefaultTable, Settings: service.Settings{
+			ClusterCIDRs: r.ClusterCIDRs, MasqueradeBit: ruleset.DefaultMasqueradeBit,
+		},
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	r.sweeper = affinity.NewSweeper(r.conn, func(run affinity.Run) {

@@ -38,8 +38,10 @@ func config() proxy.Config {
 
 func rulesetConfig() ruleset.Config {
 	return ruleset.Config{
-		Table: "test", MasqueradeBit: 14,
-		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/16")},
+		Table: "test", Settings: service.Settings{
+			MasqueradeBit: 14,
+			ClusterCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/16")},
+		},
 	}
 }
 

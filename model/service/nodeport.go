@@ -9,49 +9,86 @@ import (
 // NodePortAddresses says which of the node's addresses serve node ports. The
 // zero value is "primary": the node's first address of each family.
 type NodePortAddresses struct {
+	// primary says that the list has the word; without prefixes it means the same.
+	primary  bool
 	prefixes []netip.Prefix
 }
 
+// The words that stand for addresses in --nodeport-addresses (kube-proxy 1.37).
+const (
+	nodePortsPrimary   = "primary"
+	nodePortsLocalhost = "localhost"
+	nodePortsAll       = "all"
+)
+
 // ParseNodePortAddresses reads the value of kube-proxy's --nodeport-addresses: nothing,
-// "primary" alone, or a list of CIDRs. A CIDR of length 0 means every local address of
-// its family except loopback ones.
+// which means "primary", or a list of CIDRs and of the words "primary", "localhost"
+// (127.0.0.0/8 and ::1/128) and "all" (0.0.0.0/0 and ::/0). A CIDR of length 0 means
+// every local address of its family except loopback ones.
 func ParseNodePortAddresses(list []string) (NodePortAddresses, error) {
 	var n NodePortAddresses
-	if len(list) == 1 && list[0] == "primary" {
-		return n, nil
-	}
+	seen := map[string]bool{}
 	for _, s := range list {
-		if s == "primary" {
-			return n, fmt.Errorf("%q must stand alone", s)
+		var prefixes []string
+		switch s {
+		case nodePortsPrimary:
+			n.primary = true
+		case nodePortsLocalhost:
+			prefixes = []string{"127.0.0.0/8", "::1/128"}
+		case nodePortsAll:
+			prefixes = []string{"0.0.0.0/0", "::/0"}
+		default:
+			p, err := ParseRange(s)
+			if err != nil {
+				return n, fmt.Errorf("%w (and it is none of primary, localhost and all)", err)
+			}
+			n.prefixes = append(n.prefixes, p.Masked())
+			continue
 		}
-		p, err := ParseRange(s)
-		if err != nil {
-			return n, err
+		if seen[s] {
+			return n, fmt.Errorf("%q stands twice", s)
 		}
-		n.prefixes = append(n.prefixes, p.Masked())
+		seen[s] = true
+		for _, text := range prefixes {
+			n.prefixes = append(n.prefixes, netip.MustParsePrefix(text))
+		}
 	}
 	return n, nil
 }
 
+// Loopback says whether the list names loopback addresses, which serve no node ports:
+// the kernel does not route a packet from there to another interface.
+func (n NodePortAddresses) Loopback() bool {
+	return slices.ContainsFunc(n.prefixes, func(p netip.Prefix) bool { return p.Addr().IsLoopback() })
+}
+
 // On returns the addresses of one family that serve node ports on the node; all means
-// every local address except loopback ones. As in kube-proxy, primary means all if the
-// node has no known address of that family. A list of CIDRs without one of the family
-// means all, too. While the node's addresses are pending, primary means none.
+// every local address except loopback ones. If the node has settings, theirs count
+// instead of n. As in kube-proxy, a list that comes to nothing in a family means all
+// there: primary on a node without a known address of that family, or CIDRs of the
+// other family only. While the node's addresses are pending, primary means none.
 func (n NodePortAddresses) On(node *Node, v6 bool) (addrs []netip.Addr, all bool) {
-	if len(n.prefixes) == 0 {
-		for _, a := range node.Addresses {
-			if a.Is6() == v6 && !a.IsLoopback() {
-				return []netip.Addr{a}, false
-			}
-		}
-		return nil, !node.AddressPending
+	if node.Settings != nil {
+		n = node.Settings.NodePortAddresses
 	}
 	ours := slices.DeleteFunc(slices.Clone(n.prefixes), func(p netip.Prefix) bool { return p.Addr().Is6() != v6 })
-	if len(ours) == 0 || slices.ContainsFunc(ours, func(p netip.Prefix) bool { return p.Bits() == 0 }) {
+	if slices.ContainsFunc(ours, func(p netip.Prefix) bool { return p.Bits() == 0 }) {
 		return nil, true
 	}
+	primary := n.primary || len(n.prefixes) == 0
+	if primary {
+		for _, a := range node.Addresses {
+			if a.Is6() == v6 && !a.IsLoopback() {
+				addrs = append(addrs, a)
+				break
+			}
+		}
+	}
+	if len(addrs)+len(ours) == 0 {
+		return nil, !primary || !node.AddressPending
+	}
 	for _, a := range node.HostAddresses {
-		if !a.IsLoopback() && slices.ContainsFunc(ours, func(p netip.Prefix) bool { return p.Contains(a) }) {
+		if !a.IsLoopback() && !slices.Contains(addrs, a) && slices.ContainsFunc(ours, func(p netip.Prefix) bool { return p.Contains(a) }) {
 			addrs = append(addrs, a)
 		}
 	}

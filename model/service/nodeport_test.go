@@ -17,6 +17,9 @@ func TestNodePortAddresses(t *testing.T) {
 		}
 		return list
 	}
+	// The expected addresses are those of kube-proxy 1.37.2 in nftables mode
+	// (expandNodePortAddressKeywords, NewNodePortAddresses), but for the time in which
+	// the node's address is still to come.
 	for _, test := range []struct {
 		name, option, node, host string
 		pending                  bool
@@ -35,6 +38,14 @@ func TestNodePortAddresses(t *testing.T) {
 		{name: "CIDRs that contain none", option: "198.51.100.0/24,2001:db8::/64", host: "192.168.0.2"},
 		{name: "a host within a CIDR", option: "192.168.0.2/24,::1/128", host: "192.168.0.9 ::1", v4: "192.168.0.9"},
 		{name: "zero CIDR", option: "192.168.0.0/16,0.0.0.0/0,2001:db8::/64", host: "192.168.0.2 2001:db8::1", v4: "all", v6: "2001:db8::1"},
+		{name: "all", option: "all", node: "192.168.0.2", host: "192.168.0.2 2001:db8::1", v4: "all", v6: "all"},
+		{name: "localhost serves no node ports", option: "localhost", node: "192.168.0.2", host: "127.0.0.1 ::1 192.168.0.2"},
+		{name: "primary and localhost", option: "primary,localhost", node: "192.168.0.2", host: "127.0.0.1 ::1 192.168.0.2 192.168.0.3", v4: "192.168.0.2"},
+		{name: "primary and a CIDR", option: "10.0.0.0/8,primary", node: "192.168.0.2 2001:db8::2", host: "10.1.1.1 192.168.0.2 192.168.0.3", v4: "192.168.0.2 10.1.1.1", v6: "2001:db8::2"},
+		{name: "primary within a CIDR", option: "192.168.0.0/16,primary", node: "192.168.0.2", host: "192.168.0.2 192.168.0.3 2001:db8::1", v4: "192.168.0.2 192.168.0.3", v6: "all"},
+		{name: "primary and a CIDR, primary to come", pending: true, option: "primary,10.0.0.0/8", host: "10.1.1.1", v4: "10.1.1.1"},
+		{name: "localhost and a CIDR", option: "localhost,10.0.0.0/8", node: "192.168.0.2", host: "127.0.0.1 10.1.1.1 192.168.0.2", v4: "10.1.1.1"},
+		{name: "all and primary", option: "primary,all", node: "192.168.0.2 2001:db8::2", v4: "all", v6: "all"},
 		{name: "one family only", option: "192.168.0.0/16", host: "192.168.0.2 2001:db8::1", v4: "192.168.0.2", v6: "all"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -59,9 +70,34 @@ func TestNodePortAddresses(t *testing.T) {
 			}
 		})
 	}
-	for _, bad := range [][]string{{"primary", "10.0.0.0/8"}, {"10.0.0.0"}, {""}, {"10.0.0.0/33"}} {
+	for _, bad := range [][]string{{"primary", "10.0.0.0/8", "primary"}, {"localhost", "localhost"}, {"all", "all"}, {"Primary"}, {"10.0.0.0"}, {""}, {"10.0.0.0/33"}} {
 		if _, err := service.ParseNodePortAddresses(bad); err == nil {
 			t.Errorf("%q: no error", bad)
+		}
+	}
+}
+
+// TestNodeSettings: the settings of a node go before the others.
+func TestNodeSettings(t *testing.T) {
+	first, _ := service.ParseNodePortAddresses([]string{"192.168.0.2/32"})
+	second, _ := service.ParseNodePortAddresses([]string{"192.168.0.3/32"})
+	two := []netip.Addr{netip.MustParseAddr("192.168.0.2"), netip.MustParseAddr("192.168.0.3")}
+	node := &service.Node{HostAddresses: two, Settings: &service.Settings{NodePortAddresses: second}}
+	if got, all := first.On(node, false); all || len(got) != 1 || got[0] != two[1] {
+		t.Errorf("addresses %v, all %t; want those of the node's settings", got, all)
+	}
+}
+
+// TestLoopback: a list that names loopback addresses says so; one that contains them
+// among others does not.
+func TestLoopback(t *testing.T) {
+	for option, want := range map[string]bool{"localhost": true, "10.0.0.0/8,127.0.0.1/32": true, "::1/128": true, "primary": false, "all": false, "0.0.0.0/0": false} {
+		n, err := service.ParseNodePortAddresses(strings.Split(option, ","))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n.Loopback() != want {
+			t.Errorf("%s: loopback %t, want %t", option, n.Loopback(), want)
 		}
 	}
 }

@@ -165,6 +165,9 @@ type Node struct {
 	// HostAddresses are the addresses on the node's interfaces, sorted. If node ports
 	// are configured by CIDRs, the addresses in these CIDRs serve them.
 	HostAddresses []netip.Addr
+	// Settings, if there are any, are in force instead of those that the rules, and
+	// everything that goes by the rules, began with.
+	Settings *Settings
 }
 
 // ID names a service port in messages: "namespace/name:port", with the number
@@ -203,6 +206,6 @@ func (p Port) equal(o Port) bool {
 }
 
 func (n *Node) equal(o *Node) bool {
-	return n.Name == o.Name && n.Zone == o.Zone && n.Eligible == o.Eligible && n.AddressPending == o.AddressPending && slices.Equal(n.PodCIDRs, o.PodCIDRs) &&
+	return n.Name == o.Name && n.Zone == o.Zone && n.Eligible == o.Eligible && n.AddressPending == o.AddressPending && n.Settings == o.Settings && slices.Equal(n.PodCIDRs, o.PodCIDRs) &&
 		slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.HostAddresses, o.HostAddresses)
 }

@@ -67,7 +67,7 @@ type memoryLoop struct {
 
 func runLoop(t *testing.T, conn *kernel.Conn) *memoryLoop {
 	l := &memoryLoop{t, conn, model.NewBuilder(servicetest.Node()), model.NewMailbox(), make(chan proxy.Sync)}
-	cfg := compiler.Config{Table: tableName, ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}
+	cfg := compiler.Config{Table: tableName, Settings: model.Settings{ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}}
 	c := proxy.DefaultConfig()
 	c.CheckPeriod, c.Jitter = 0, func() float64 { return 0 }
 	ctx, cancel := context.WithCancel(t.Context())

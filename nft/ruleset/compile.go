@@ -17,8 +17,12 @@ func Compile(cfg Config, s service.Snapshot) *nft.Program { return NewCompiler(c
 // between, so its cost grows with the changed services. A Compiler is not safe for
 // concurrent use; the programs are.
 type Compiler struct {
-	tables [2]*tableCompiler
-	last   service.Snapshot
+	config Config
+	// settings are those of the node that the tables were compiled with, nil for the
+	// configuration's.
+	settings *service.Settings
+	tables   [2]*tableCompiler
+	last     service.Snapshot
 	// restricted has the services whose source ranges are compared with the node's
 	// addresses.
 	restricted map[service.Name]bool
@@ -26,7 +30,7 @@ type Compiler struct {
 
 // NewCompiler makes a compiler for one configuration.
 func NewCompiler(cfg Config) *Compiler {
-	c := &Compiler{last: service.Snapshot{Node: &service.Node{}}, restricted: map[service.Name]bool{}}
+	c := &Compiler{config: cfg, last: service.Snapshot{Node: &service.Node{}}, restricted: map[service.Name]bool{}}
 	for i, f := range nft.Families() {
 		c.tables[i] = newTableCompiler(cfg, f)
 	}
@@ -36,6 +40,11 @@ func NewCompiler(cfg Config) *Compiler {
 // Compile returns the program for the snapshot. It equals the program that Compile
 // makes from scratch. Parts that have not changed keep their pointers.
 func (c *Compiler) Compile(s service.Snapshot) *nft.Program {
+	if want := s.Node.Settings; want != nil && want != c.settings {
+		// Nothing that was compiled with other settings counts.
+		*c = *NewCompiler(Config{c.config.Table, *want})
+		c.settings = want
+	}
 	changed := c.changed(s)
 	node, ranges := s.Node != c.last.Node, s.ServiceCIDRs != c.last.ServiceCIDRs
 	for _, t := range c.tables {

@@ -18,29 +18,8 @@ const DefaultMasqueradeBit = 14
 type Config struct {
 	// Table is the name of both tables.
 	Table string
-	// ClusterCIDRs are the ranges of pods' addresses. The first of each family counts:
-	// traffic from other addresses to a cluster IP is masqueraded. A family without a
-	// range masquerades no such traffic.
-	ClusterCIDRs []netip.Prefix
-	// NodeCIDR has the pod ranges of the snapshot's node count instead, again the
-	// first of each family.
-	NodeCIDR bool
-	// PodInterface, if it has a name, is where pods' traffic comes in. Then it decides
-	// what is masqueraded, and ranges do not.
-	PodInterface Interface
-	// MasqueradeAll masquerades all connections to cluster IPs.
-	MasqueradeAll bool
-	// MasqueradeBit (0 to 31) is a bit of the packet mark. The first packet of a
-	// connection that is to be masqueraded carries it inside the node.
-	MasqueradeBit uint8
-	// NodePortAddresses says which addresses serve node ports.
-	NodePortAddresses service.NodePortAddresses
-}
-
-// Interface is the name of an interface, or with Prefix the beginning of names.
-type Interface struct {
-	Name   string
-	Prefix bool
+	// Settings are in force for a snapshot whose node has none.
+	service.Settings
 }
 
 // The longest name of an interface in Linux, in bytes, and the longest prefix that
@@ -55,7 +34,7 @@ func (c *Config) mark() uint32 { return 1 << c.MasqueradeBit }
 // pods says how the rules of one family tell pods from others. By the zero value they
 // cannot.
 type pods struct {
-	in   Interface
+	in   service.Interface
 	from netip.Prefix
 }
 
@@ -76,11 +55,14 @@ func (c *Config) pods(f nft.Family, node *service.Node) pods {
 }
 
 // Pod says whether the rules take packets from the address for packets of a pod. If
-// the rules go by interfaces, known is false.
+// the rules go by interfaces, known is false. The node's own settings go before c's.
 func (c *Config) Pod(node *service.Node, a netip.Addr) (pod, known bool) {
 	f := nft.IPv4
 	if a.Is6() {
 		f = nft.IPv6
+	}
+	if node.Settings != nil {
+		c = &Config{c.Table, *node.Settings}
 	}
 	p := c.pods(f, node)
 	return p.from.IsValid() && p.from.Contains(a), p.in.Name == ""

@@ -63,9 +63,10 @@ func init() { flag.Bool("update", false, "write the compiled programs into the g
 func config(t *testing.T, text string) ruleset.Config {
 	t.Helper()
 	cfg := ruleset.Config{
-		Table:         ruleset.DefaultTable,
-		ClusterCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00:10::/32")},
-		MasqueradeBit: ruleset.DefaultMasqueradeBit,
+		Table: ruleset.DefaultTable, Settings: service.Settings{
+			ClusterCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00:10::/32")},
+			MasqueradeBit: ruleset.DefaultMasqueradeBit,
+		},
 	}
 	for _, line := range nonEmptyLines(text) {
 		words := strings.Fields(line)
@@ -75,7 +76,7 @@ func config(t *testing.T, text string) ruleset.Config {
 			cfg.NodePortAddresses, err = service.ParseNodePortAddresses(words[1:])
 		case "pod-interface":
 			name, prefix := strings.CutSuffix(words[1], "*")
-			cfg.PodInterface = ruleset.Interface{Name: name, Prefix: prefix}
+			cfg.PodInterface = service.Interface{Name: name, Prefix: prefix}
 		case "no-cluster-cidr":
 			cfg.ClusterCIDRs = nil
 		case "node-cidr":

@@ -26,7 +26,7 @@ func ReadBackConfig(m *nft.Model, table string) Config {
 			case nft.MatchAddr:
 				cfg.ClusterCIDRs = append(cfg.ClusterCIDRs, s.Prefix)
 			case nft.MatchInput:
-				cfg.PodInterface = Interface{Name: s.Name, Prefix: s.Prefix}
+				cfg.PodInterface = service.Interface{Name: s.Name, Prefix: s.Prefix}
 			}
 		}
 		for _, p := range nodePortPrefixes(c, f) {

@@ -20,14 +20,14 @@ func Config(rng *rand.Rand) (ruleset.Config, []string) {
 	cidrs := [][]string{
 		nil, {"10.0.0.0/29"}, {"fd00:1::/125"}, {"10.0.0.0/8", "fd00:1::/64"}, {"10.0.0.5/28", "10.0.0.0/8"},
 	}[rng.IntN(5)]
-	cfg := ruleset.Config{Table: ruleset.DefaultTable, MasqueradeBit: uint8(rng.IntN(32))}
+	cfg := ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{MasqueradeBit: uint8(rng.IntN(32))}}
 	for _, c := range cidrs {
 		cfg.ClusterCIDRs = append(cfg.ClusterCIDRs, netip.MustParsePrefix(c))
 	}
 	cfg.NodeCIDR = rng.IntN(3) == 0
 	cfg.MasqueradeAll = rng.IntN(4) == 0
 	if rng.IntN(3) == 0 {
-		cfg.PodInterface = []ruleset.Interface{{Name: "cni0"}, {Name: "veth", Prefix: true}}[rng.IntN(2)]
+		cfg.PodInterface = []service.Interface{{Name: "cni0"}, {Name: "veth", Prefix: true}}[rng.IntN(2)]
 	}
 	list := nodePortLists()[rng.IntN(len(nodePortLists()))]
 	var err error

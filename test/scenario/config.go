@@ -23,7 +23,7 @@ func (s *Scenario) CommandLine() []string {
 
 // Config returns the configuration that the flags give.
 func (s *Scenario) Config() (ruleset.Config, error) {
-	cfg := ruleset.Config{Table: ruleset.DefaultTable, MasqueradeBit: ruleset.DefaultMasqueradeBit}
+	cfg := ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{MasqueradeBit: ruleset.DefaultMasqueradeBit}}
 	f := pflag.NewFlagSet(s.Name, pflag.ContinueOnError)
 	cidrs := f.String("cluster-cidr", ClusterCIDR, "")
 	mode := f.String("detect-local-mode", "ClusterCIDR", "")
@@ -49,9 +49,9 @@ func (s *Scenario) Config() (ruleset.Config, error) {
 			cfg.ClusterCIDRs = append(cfg.ClusterCIDRs, cidr)
 		}
 	case "BridgeInterface":
-		cfg.PodInterface = ruleset.Interface{Name: *bridge}
+		cfg.PodInterface = service.Interface{Name: *bridge}
 	case "InterfaceNamePrefix":
-		cfg.PodInterface = ruleset.Interface{Name: *prefix, Prefix: true}
+		cfg.PodInterface = service.Interface{Name: *prefix, Prefix: true}
 	case "NodeCIDR":
 		cfg.NodeCIDR = true
 	default:

@@ -1,0 +1,39 @@
+package ruleset_test
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"nftproxy/model/service"
+	"nftproxy/nft/ruleset"
+	"nftproxy/test/rulesettest"
+	"nftproxy/test/servicetest"
+)
+
+// TestNodeSettings: with other settings the compiler's program is the one of a compiler
+// that had these settings from the start, whatever it compiled before.
+func TestNodeSettings(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	first, _ := rulesettest.Config(rng)
+	c := ruleset.NewCompiler(first)
+	b := service.NewBuilder(servicetest.Node())
+	for i := range 50 {
+		random, _ := rulesettest.Config(rng)
+		node := servicetest.Node()
+		node.Settings = &random.Settings
+		b.SetNode(node)
+		for _, change := range servicetest.Changes(rng, 3, servicetest.Options{}) {
+			change.Apply(b)
+		}
+		s := b.Snapshot()
+		got := c.Compile(s)
+		plain := *s.Node
+		plain.Settings = nil
+		s.Node = &plain
+		random.Table = first.Table
+		want := ruleset.Compile(random, s)
+		if got, want := got.String(), want.String(); got != want {
+			t.Fatalf("round %d: the program is not that of the settings:\n%s\nwant\n%s", i, got, want)
+		}
+	}
+}
