@@ -48,6 +48,11 @@ const (
 	ReasonConntrackFull Reason = "ConntrackFull"
 	// ReasonKubeProxy: the node's kernel has rules of kube-proxy beside ours.
 	ReasonKubeProxy Reason = "RulesOfKubeProxy"
+	// ReasonConfigInvalid: the proxy's configuration file has changed and cannot be used.
+	ReasonConfigInvalid Reason = "ConfigInvalid"
+	// ReasonConfigRestart: the proxy's configuration file has changed in a field that
+	// counts from the next start on.
+	ReasonConfigRestart Reason = "ConfigRestartRequired"
 )
 
 // everywhere returns whether all nodes report the same event: its cause is only in the

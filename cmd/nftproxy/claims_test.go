@@ -1,7 +1,6 @@
 package main
 
 import (
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -80,7 +79,7 @@ func TestClaimsReachTheWatcher(t *testing.T) {
 	if err := cmd.ParseFlags([]string{"--hostname-override=node-1", "--nftproxy-protected-node-ports=2222", "--feature-gates=AllowServiceExternalIPs=false"}); err != nil {
 		t.Fatal(err)
 	}
-	d, err := o.daemon(slog.New(slog.DiscardHandler))
+	d, err := o.daemon()
 	if err != nil {
 		t.Fatal(err)
 	}

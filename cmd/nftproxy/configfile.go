@@ -1,12 +1,14 @@
 package main
 
 import (
+	"encoding/csv"
 	"errors"
 	"fmt"
 	"os"
 	"slices"
 	"strings"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"nftproxy/daemon/kubeproxyconfig"
@@ -16,6 +18,9 @@ import (
 type configOptions struct {
 	file, writeTo string
 	initOnly      bool
+	// given is the command line, text the file.
+	given commandLine
+	text  []byte
 	// origin names the field of the file that each flag's value came from.
 	origin map[string]string
 	// notes say what was given and has no effect.
@@ -35,17 +40,66 @@ func overFile(flag string) bool {
 		slices.Contains([]string{"config", "write-config-to", "init-only", "hostname-override", "master", "v"}, flag)
 }
 
-// resolve gives each flag the value that counts: kube-proxy's deprecated flags
-// and feature gates, and the configuration file, stand for flags too.
-func (o *configOptions) resolve(f *pflag.FlagSet) error {
+// read returns the text of the configuration file; none without --config.
+func (o *configOptions) read() ([]byte, error) {
+	if o.file == "" {
+		return nil, nil
+	}
+	text, err := os.ReadFile(o.file)
+	if err != nil {
+		return nil, fmt.Errorf("--config: %w", err)
+	}
+	return text, nil
+}
+
+// commandLine has the flags of a command line as they were given, to be read again
+// with another text of the configuration file.
+type commandLine []string
+
+func newCommandLine(f *pflag.FlagSet) commandLine {
+	var given commandLine
+	f.Visit(func(g *pflag.Flag) {
+		value := g.Value.String()
+		if list, ok := g.Value.(pflag.SliceValue); ok {
+			var text strings.Builder
+			w := csv.NewWriter(&text)
+			_ = w.Write(list.GetSlice()) // to memory
+			w.Flush()
+			value = strings.TrimSuffix(text.String(), "\n")
+		}
+		given = append(given, "--"+g.Name+"="+value)
+	})
+	return given
+}
+
+// daemon is the proxy that the command line and the text of the configuration file
+// describe. The error joins one for each bad flag or field.
+func (c commandLine) daemon(text []byte) (*daemon, error) {
+	var o runOptions
+	cmd := &cobra.Command{}
+	o.addFlags(cmd)
+	if err := cmd.ParseFlags(c); err != nil {
+		return nil, err
+	}
+	o.config.given, o.config.text = c, text
+	if err := o.config.resolve(cmd.Flags(), text); err != nil {
+		return nil, err
+	}
+	d, err := o.daemon()
+	if err != nil {
+		return nil, o.config.rename(err)
+	}
+	d.flags = cmd.Flags()
+	return d, nil
+}
+
+// resolve gives each flag the value that counts: kube-proxy's deprecated flags, and the
+// configuration file with the text, stand for flags too.
+func (o *configOptions) resolve(f *pflag.FlagSet, text []byte) error {
 	o.origin = map[string]string{}
 	if o.file == "" {
 		o.notes = append(o.notes, ignoredFlags(f)...)
 		return errors.Join(resolveMode(f), resolvePorts(f), resolvePeriod(f))
-	}
-	text, err := os.ReadFile(o.file)
-	if err != nil {
-		return fmt.Errorf("--config: %w", err)
 	}
 	file, err := kubeproxyconfig.Parse(text)
 	if err != nil {

@@ -116,6 +116,10 @@ func (d *daemon) run(ctx context.Context) error {
 	for _, server := range servers {
 		group.Go(func() error { return server.Run(ctx) })
 	}
+	if file := d.options.config.file; file != "" {
+		follower := &configFollower{started: d, now: d, text: d.options.config.text, watcher: watcher, loop: loop, counts: metrics.NewConfigFile(registry)}
+		group.Go(func() error { return watch.FollowFile(ctx, file, follower.update) })
+	}
 	err = group.Wait()
 	d.log.Info("stopped; the rules stay")
 	return err

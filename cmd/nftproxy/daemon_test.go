@@ -22,9 +22,9 @@ type running struct {
 
 // logged has the fields of a log line that the tests read.
 type logged struct {
-	Msg, Address     string
-	Written, Clients int
-	Why              map[string]int
+	Msg, Level, Address string
+	Written, Clients    int
+	Why                 map[string]int
 }
 
 func start(t *testing.T, ns *testnet.Namespace, flags ...string) *running {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 
 	"nftproxy/daemon/kubeproxyconfig"
@@ -27,13 +28,21 @@ func (d *daemon) initialise() error {
 	return errors.Join(errs...)
 }
 
-// logNotes logs once what was given and has no effect.
-func (d *daemon) logNotes() {
-	notes := d.options.config.notes
+// notes say what was given and has no effect.
+func (d *daemon) notes() []string {
+	notes := slices.Clone(d.options.config.notes)
 	for _, gate := range d.options.claims.withoutEffect {
 		notes = append(notes, fmt.Sprintf("the feature gate %s has no effect: nftproxy has no such gate", gate))
 	}
-	if len(notes) > 0 {
+	if d.ruleset.NodePortAddresses.Loopback() {
+		notes = append(notes, "loopback addresses serve no node ports: nftables cannot serve them there, in kube-proxy's nftables mode neither")
+	}
+	return notes
+}
+
+// logNotes logs the notes once.
+func (d *daemon) logNotes() {
+	if notes := d.notes(); len(notes) > 0 {
 		d.log.Warn("parts of the configuration have no effect", "notes", notes)
 	}
 }

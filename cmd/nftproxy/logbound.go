@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"nftproxy/model/pace"
@@ -26,12 +27,15 @@ type boundedHandler struct {
 	bounds *logBounds
 }
 
-func newBoundedHandler(to slog.Handler) slog.Handler {
+func newBoundedHandler(to slog.Handler) boundedHandler {
 	return boundedHandler{to, &logBounds{kinds: map[string]*logKind{}}}
 }
 
 // logBounds counts the lines of each message. It is safe for concurrent use.
 type logBounds struct {
+	// off lets every line through.
+	off atomic.Bool
+
 	mu    sync.Mutex
 	kinds map[string]*logKind
 }
@@ -59,6 +63,9 @@ func (h boundedHandler) WithGroup(name string) slog.Handler {
 // Handle is part of slog.Handler.
 func (h boundedHandler) Handle(ctx context.Context, r slog.Record) error {
 	b := h.bounds
+	if b.off.Load() {
+		return h.Handler.Handle(ctx, r)
+	}
 	b.mu.Lock()
 	k := b.kind(r.Message)
 	now := time.Now()

@@ -69,7 +69,7 @@ func TestLogKinds(t *testing.T) {
 		for i := range 10000 {
 			slog.New(handler).Info(fmt.Sprint("message ", i))
 		}
-		if n := len(handler.(boundedHandler).bounds.kinds); n > maxLogKinds+1 {
+		if n := len(handler.bounds.kinds); n > maxLogKinds+1 {
 			t.Errorf("%d kinds", n)
 		}
 		if n := out.count("\n"); n > maxLogKinds+logBurst {
@@ -85,7 +85,8 @@ func TestLogKinds(t *testing.T) {
 func TestChurnIsQuiet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
-		d := &daemon{node: "node-1", log: newLogger(&out, 0), record: func(watch.Event) {}}
+		log, _ := newLogger(&out, 0)
+		d := &daemon{node: "node-1", log: log, record: func(watch.Event) {}}
 		sync := d.syncLogger(nil)
 		for i := range 100 * 60 * 10 {
 			sync(proxy.Sync{Written: 2})

@@ -15,20 +15,23 @@ import (
 const verbose = 2
 
 // newLogger makes a logger that writes text to a terminal and JSON elsewhere. Below
-// verbose it bounds the lines of each message. It is client-go's logger as well.
-func newLogger(w io.Writer, verbosity int) *slog.Logger {
-	level := slog.LevelInfo
-	if verbosity >= verbose {
-		level = slog.LevelDebug
-	}
+// verbose it bounds the lines of each message. It is client-go's logger as well. The
+// function that it returns changes the verbosity, at any time.
+func newLogger(w io.Writer, verbosity int) (*slog.Logger, func(verbosity int)) {
+	level := new(slog.LevelVar)
 	var handler slog.Handler = slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level})
 	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
 		handler = tint.NewTextHandler(w, &tint.Options{Level: level, TimeFormat: time.TimeOnly + ".000"})
 	}
-	if verbosity < verbose {
-		handler = newBoundedHandler(handler)
+	bounded := newBoundedHandler(handler)
+	set := func(verbosity int) {
+		bounded.bounds.off.Store(verbosity >= verbose)
+		if level.Set(slog.LevelInfo); verbosity >= verbose {
+			level.Set(slog.LevelDebug)
+		}
 	}
-	log := slog.New(handler)
+	set(verbosity)
+	log := slog.New(bounded)
 	klog.SetSlogLogger(slog.New(clientHandler{log.Handler()}).With("from", "client-go"))
-	return log
+	return log, set
 }

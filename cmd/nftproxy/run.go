@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"nftproxy/daemon/health"
 	"nftproxy/daemon/proxy"
@@ -56,7 +57,8 @@ writes only the changes since.`,
   nftproxy run --nftproxy-manifests ./services --hostname-override node-1`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.config.resolve(cmd.Flags()); err != nil {
+			text, err := o.config.read()
+			if err != nil {
 				return usageError{err}
 			}
 			if o.config.writeTo != "" {
@@ -65,10 +67,11 @@ writes only the changes since.`,
 				}
 				return nil
 			}
-			d, err := o.daemon(newLogger(os.Stderr, o.verbosity))
+			d, err := newCommandLine(cmd.Flags()).daemon(text)
 			if err != nil {
-				return usageError{o.config.rename(err)}
+				return usageError{err}
 			}
+			d.log, d.setVerbosity = newLogger(os.Stderr, d.options.verbosity)
 			if o.config.initOnly {
 				return d.initialise()
 			}
@@ -114,12 +117,16 @@ type daemon struct {
 	// stale when their endpoint is gone.
 	established []service.Protocol
 	log         *slog.Logger
+	// flags are those of the command line and of the configuration file; setVerbosity
+	// is --v while the process runs. The command sets both.
+	flags        *pflag.FlagSet
+	setVerbosity func(int)
 	// record writes an event to the API server. run sets it.
 	record func(watch.Event)
 }
 
 // daemon checks all flags and joins an error for each bad one.
-func (o runOptions) daemon(log *slog.Logger) (*daemon, error) {
+func (o runOptions) daemon() (*daemon, error) {
 	var d daemon
 	var errs []error
 	check := func(err error) { errs = append(errs, err) }
@@ -150,6 +157,6 @@ func (o runOptions) daemon(log *slog.Logger) (*daemon, error) {
 		return nil, err
 	}
 	// The options have what was parsed of them only now.
-	d.options, d.log = o, log
+	d.options = o
 	return &d, nil
 }

@@ -64,7 +64,10 @@ func DefaultConfig() Config {
 
 // Loop applies the newest snapshot of a mailbox to the kernel.
 type Loop struct {
-	config  Config
+	config Config
+	// minSyncPeriod is a time.Duration.
+	minSyncPeriod atomic.Int64
+
 	compile func(service.Snapshot) *nft.Program
 	observe []func(Sync)
 
@@ -86,8 +89,14 @@ func New(c Config, k Kernel, compile func(service.Snapshot) *nft.Program, observ
 	if c.Jitter == nil {
 		c.Jitter = rand.Float64
 	}
-	return &Loop{config: c, compile: compile, observe: observe, applier: newApplier(k, c.Jitter)}
+	l := &Loop{config: c, compile: compile, observe: observe, applier: newApplier(k, c.Jitter)}
+	l.SetMinSyncPeriod(c.MinSyncPeriod)
+	return l
 }
+
+// SetMinSyncPeriod changes the configuration's period, from the next sync on. It is
+// safe for concurrent use.
+func (l *Loop) SetMinSyncPeriod(d time.Duration) { l.minSyncPeriod.Store(int64(d)) }
 
 // Busy is when the sync under way began, or the zero time between syncs. A sync
 // that never ends, its observers included, shows only here. Busy is safe for
@@ -136,7 +145,7 @@ func (l *Loop) Run(ctx context.Context, in *service.Mailbox) error {
 			// addresses just before its endpoint comes.
 			continue
 		}
-		if !pause(ctx, l.config.MinSyncPeriod) {
+		if !pause(ctx, time.Duration(l.minSyncPeriod.Load())) {
 			return nil
 		}
 	}

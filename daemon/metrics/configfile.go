@@ -1,0 +1,53 @@
+package metrics
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+)
+
+// ConfigFile are the metrics about a configuration file that is followed. Its methods are
+// safe for concurrent use.
+type ConfigFile struct {
+	valid, restart prometheus.Gauge
+	changes        *prometheus.CounterVec
+}
+
+// NewConfigFile makes the metrics and registers them. Only a proxy with a configuration
+// file has them. The file counts as valid: the proxy has started with it.
+func NewConfigFile(r prometheus.Registerer) *ConfigFile {
+	f := promauto.With(r)
+	m := &ConfigFile{
+		valid: f.NewGauge(prometheus.GaugeOpts{
+			Name: "nftproxy_config_file_valid",
+			Help: "1 if the configuration file, as it was read last, can be used; 0 if settings from before its last change stay in force.",
+		}),
+		restart: f.NewGauge(prometheus.GaugeOpts{
+			Name: "nftproxy_config_file_restart_required",
+			Help: "1 if the configuration file has changed in fields that count at the next start only; 0 if all of it is in force.",
+		}),
+		changes: f.NewCounterVec(prometheus.CounterOpts{
+			Name: "nftproxy_config_file_changes_total",
+			Help: "Changes of the configuration file's text, by whether it could be used.",
+		}, []string{"result"}),
+	}
+	m.valid.Set(1)
+	m.changes.WithLabelValues("accepted").Add(0)
+	m.changes.WithLabelValues("rejected").Add(0)
+	return m
+}
+
+// Accept counts a change. restart says that the file has fields that are not in force.
+func (m *ConfigFile) Accept(restart bool) {
+	m.changes.WithLabelValues("accepted").Inc()
+	m.valid.Set(1)
+	m.restart.Set(0)
+	if restart {
+		m.restart.Set(1)
+	}
+}
+
+// Reject counts a change to a file that cannot be used.
+func (m *ConfigFile) Reject() {
+	m.changes.WithLabelValues("rejected").Inc()
+	m.valid.Set(0)
+}
