@@ -11,19 +11,23 @@ import (
 	"nftproxy/model/service"
 )
 
-// Objects with one of these labels are not for this proxy.
 const (
+	// labelProxyName has the name of the proxy that serves a Service. Without it the
+	// cluster's ordinary proxy does.
 	labelProxyName = "service.kubernetes.io/service-proxy-name"
-	labelHeadless  = corev1.IsHeadlessService
+	// labelHeadless is on EndpointSlices that no proxy needs.
+	labelHeadless = corev1.IsHeadlessService
 )
 
 // serviceObject is a Service as the index keeps it.
 type serviceObject struct {
 	identity
-	// bare is the service without its endpoints. It is nil for a Service that this
-	// proxy does not serve: headless, an ExternalName, another proxy's, or one
-	// without an address yet.
-	bare     *service.Service
+	// bare is the service without its endpoints. It is nil for a Service that no
+	// proxy serves: headless, an ExternalName, or one without an address yet.
+	bare *service.Service
+	// proxy is the value of labelProxyName; named says that there is one.
+	proxy    string
+	named    bool
 	problems []Problem
 	// reportedLeftOut says that the size of this version was reported.
 	reportedLeftOut bool
@@ -32,6 +36,7 @@ type serviceObject struct {
 // convertService turns a Service into the model's, without endpoints.
 func convertService(s *corev1.Service) *serviceObject {
 	object := &serviceObject{identity: identify(&s.ObjectMeta)}
+	object.proxy, object.named = s.Labels[labelProxyName]
 	if !watched(s) {
 		return object
 	}
@@ -51,8 +56,7 @@ func convertService(s *corev1.Service) *serviceObject {
 }
 
 func watched(s *corev1.Service) bool {
-	_, otherProxy := s.Labels[labelProxyName]
-	return !otherProxy && s.Spec.Type != corev1.ServiceTypeExternalName &&
+	return s.Spec.Type != corev1.ServiceTypeExternalName &&
 		s.Spec.ClusterIP != "" && s.Spec.ClusterIP != corev1.ClusterIPNone
 }
 

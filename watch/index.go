@@ -26,6 +26,8 @@ type index struct {
 
 	node nodeState
 
+	// proxyName is what the label of a Service has to say, empty for no label.
+	proxyName string
 	// ignoreExternalIPs says that no Service gets its spec.externalIPs.
 	ignoreExternalIPs bool
 	// ownPorts are the node's ports without the kubelet's.
@@ -103,7 +105,7 @@ func (ix *index) reportNew(before, after []Problem) {
 
 func (ix *index) setService(s *serviceObject) {
 	name := s.name()
-	if s.bare == nil {
+	if s.bare == nil || !ix.serves(s) {
 		ix.deleteService(name)
 		return
 	}
@@ -117,6 +119,12 @@ func (ix *index) setService(s *serviceObject) {
 	ix.reportNew(old, s.problems)
 	j.object = s
 	ix.markDirty(j)
+}
+
+// serves says whether the Service is this proxy's: one with the proxy's name in its
+// label, or without the label if the proxy has no name.
+func (ix *index) serves(s *serviceObject) bool {
+	return s.named == (ix.proxyName != "") && s.proxy == ix.proxyName
 }
 
 func (ix *index) deleteService(name service.Name) {

@@ -16,12 +16,19 @@ import (
 )
 
 // The selectors of the requests are kube-proxy's own, so that both proxies ignore the
-// same objects.
+// same objects, unless the proxy has a name.
 const (
-	serviceLabels = "!" + labelProxyName
 	serviceFields = "spec.clusterIP!=" + corev1.ClusterIPNone
 	sliceLabels   = "!" + labelHeadless
 )
+
+// serviceLabels selects the Services that index.serves.
+func (o *Options) serviceLabels() string {
+	if o.ProxyName == "" {
+		return "!" + labelProxyName
+	}
+	return labelProxyName + "=" + o.ProxyName
+}
 
 // RunKubernetes follows the API server until ctx ends, and returns nil then. It
 // publishes nothing before Services and EndpointSlices have synced, and ServiceCIDRs
@@ -44,7 +51,7 @@ func (w *Watcher) RunKubernetes(ctx context.Context, client kubernetes.Interface
 	// RunKubernetes does not wait for the reflectors: one that waits before it asks
 	// again does not see the end of ctx until then.
 	go reflectList(ctx, client, w.newRequests("services"), client.CoreV1().Services(metav1.NamespaceAll),
-		metav1.ListOptions{LabelSelector: serviceLabels, FieldSelector: serviceFields}, &corev1.Service{}, serviceStore)
+		metav1.ListOptions{LabelSelector: w.opts.serviceLabels(), FieldSelector: serviceFields}, &corev1.Service{}, serviceStore)
 	go reflectList(ctx, client, w.newRequests("endpointslices"), client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll),
 		metav1.ListOptions{LabelSelector: sliceLabels}, &discoveryv1.EndpointSlice{}, sliceStore)
 	go reflectList(ctx, client, cidrRequests, client.NetworkingV1().ServiceCIDRs(), metav1.ListOptions{}, &networkingv1.ServiceCIDR{}, cidrStore)

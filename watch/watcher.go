@@ -26,6 +26,10 @@ type Options struct {
 	// 5 min, kube-proxy's own.
 	AwaitPodCIDRs  bool
 	PodCIDRTimeout time.Duration
+	// ProxyName has the watcher take the Services with this value of the label
+	// service.kubernetes.io/service-proxy-name, and no others; if it is empty, those
+	// without the label.
+	ProxyName string
 	// IgnoreExternalIPs says that no Service gets its spec.externalIPs. The watcher
 	// reports it for each Service that has any.
 	IgnoreExternalIPs bool
@@ -100,6 +104,7 @@ func NewWatcher(opts Options, out *service.Mailbox) *Watcher {
 	}
 	ix := newIndex(opts.Node)
 	ix.start = time.Now()
+	ix.proxyName = opts.ProxyName
 	ix.ignoreExternalIPs, ix.ownPorts = opts.IgnoreExternalIPs, opts.OwnPorts
 	if opts.MaxElements > 0 {
 		ix.builder.SetMaxElements(opts.MaxElements)

@@ -11,17 +11,20 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"nftproxy/daemon/kubeproxyconfig"
 	"nftproxy/model/service"
 	"nftproxy/watch"
 )
 
-// claimOptions are the flags that limit the claims of Services.
+// claimOptions are the flags that say which Services this proxy serves, and that limit
+// their claims.
 type claimOptions struct {
 	featureGates      []string
 	ignoreExternalIPs bool     // by featureGates
 	withoutEffect     []string // of featureGates
+	proxyName         string
 	maxElements       int
 	maxAffinityPorts  int
 	protectedPorts    []string
@@ -30,6 +33,7 @@ type claimOptions struct {
 
 func (o *claimOptions) addFlags(f *pflag.FlagSet) {
 	f.StringSliceVar(&o.featureGates, "feature-gates", nil, "feature gates of kube-proxy, as NAME=true or NAME=false; with "+kubeproxyconfig.GateExternalIPs+"=false, run ignores spec.externalIPs and writes an event for each Service that has some; the other gates have no effect")
+	f.StringVar(&o.proxyName, ownPrefix+"service-proxy-name", "", "serve the Services whose label service.kubernetes.io/service-proxy-name has this value, and no others, beside a proxy that serves those without the label")
 	f.IntVar(&o.maxElements, ownPrefix+"max-service-elements", service.DefaultMaxElements, "maximum number of elements that one Service may have in the node's tables: (addresses and node ports) x ports x endpoints; run leaves out the rest, externalIPs first")
 	f.IntVar(&o.maxAffinityPorts, ownPrefix+"max-affinity-ports", service.DefaultMaxAffinityPorts, "maximum number of Service ports with session affinity on this node, and a quarter of it in one namespace; the oldest Services have it, run serves the others without it")
 	f.StringSliceVar(&o.protectedPorts, ownPrefix+"protected-node-ports", []string{"22"}, "TCP ports of the node's own addresses that no externalIP or load balancer's address can take, besides the ports of the kubelet, the API server and the proxy; empty for none")
@@ -44,6 +48,9 @@ func (o *claimOptions) parse() error {
 	}
 	if o.maxAffinityPorts < 1 {
 		return fmt.Errorf("--nftproxy-max-affinity-ports: %d: want 1 or more; use a large number for no limit", o.maxAffinityPorts)
+	}
+	if problems := validation.IsValidLabelValue(o.proxyName); len(problems) > 0 {
+		return fmt.Errorf("--%sservice-proxy-name: %q is not the value of a label: %s", ownPrefix, o.proxyName, strings.Join(problems, "; "))
 	}
 	o.ports = nil
 	for _, text := range o.protectedPorts {
@@ -84,7 +91,7 @@ func ownServers(metrics, health, probe string) map[string]string {
 // watchOptions returns the flags as a watcher's options. servers has the addresses
 // of the proxy's own servers; an empty address stands for a server that is off.
 func (o *claimOptions) watchOptions(servers map[string]string) watch.Options {
-	w := watch.Options{IgnoreExternalIPs: o.ignoreExternalIPs, MaxElements: o.maxElements, MaxAffinityPorts: o.maxAffinityPorts}
+	w := watch.Options{ProxyName: o.proxyName, IgnoreExternalIPs: o.ignoreExternalIPs, MaxElements: o.maxElements, MaxAffinityPorts: o.maxAffinityPorts}
 	for _, port := range o.ports {
 		w.OwnPorts = append(w.OwnPorts, watch.OwnPort{Port: port, Whose: fmt.Sprintf("the node itself (--nftproxy-protected-node-ports=%d)", port)})
 	}

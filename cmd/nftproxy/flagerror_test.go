@@ -39,6 +39,7 @@ func badTexts() map[string]map[string]string {
 		"healthz-bind-address": address, "metrics-bind-address": address, "nftproxy-probe-bind-address": address,
 		"nftproxy-startup-taint":               {"a b": `"a b" is not the key of a taint`, "x/": "is not the key of a taint"},
 		"nftproxy-protected-node-ports":        {"ssh": `"ssh": want a port, 1 to 65535`, "0": "want a port", "22,70000": `"70000"`},
+		"nftproxy-service-proxy-name":          {"a b": `"a b" is not the value of a label`, "-": "is not the value of a label"},
 		"nftproxy-conntrack-clean-established": {"udp": `"udp": want tcp or sctp`},
 		"nftproxy-conntrack-sysctl-dir":        {},
 		"config":                               {"no-such-file": `open no-such-file: no such file`},
