@@ -4,7 +4,7 @@ GO ?= go
 IMAGE ?= localhost/nftproxy:dev
 ARCHES ?= amd64 arm64
 
-.PHONY: help build image test test-short golden conformance demo bench bench-quick bench-stages lint clean
+.PHONY: help build image test test-short golden conformance takeover demo bench bench-quick bench-stages lint clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -40,6 +40,13 @@ conformance: build ## run every scenario beside the real kube-proxy, and print w
 	hack/build-tools.sh
 	hack/build-tools.sh kube-proxy$(if $(filter-out 1.37,$(KUBE_PROXY)),-$(KUBE_PROXY))
 	NFTPROXY_CONFORMANCE=1 $(GO) test -count=1 -timeout 30m -v -run 'TestConformance|TestDifferences' ./test/e2e
+
+ROUNDS ?= 20
+
+takeover: build ## replace the real kube-proxy and go back, ROUNDS=20 times in each of its modes, under traffic; 4 min
+	hack/build-tools.sh
+	hack/build-tools.sh kube-proxy
+	NFTPROXY_TAKEOVER=$(ROUNDS) $(GO) test -count=1 -timeout 60m -v -run 'TestTakeover|TestLeftovers' ./test/e2e
 
 demo: build ## show the proxy at work on real traffic, without a cluster
 	bin/nftproxy demo

@@ -31,8 +31,9 @@ type entry struct {
 	head bool
 	// target is the chain to which the rule jumps or goes, or empty.
 	target, comment string
-	// verdict is where the offset of a jump is in raw, or 0.
+	// verdict is where the offset of a jump is in raw, or 0. drops says that the verdict is drop.
 	verdict int
+	drops   bool
 }
 
 // Offsets in an entry, and its size without matches and target. They are the same on amd64 and
@@ -136,7 +137,9 @@ func (e *entry) parse(f family) error {
 		if target+xtHeader+4 > len(e.raw) {
 			return errMalformed
 		}
-		if int32(binary.NativeEndian.Uint32(e.raw[target+xtHeader:])) >= 0 {
+		const drop = -1 // -NF_DROP - 1
+		verdict := int32(binary.NativeEndian.Uint32(e.raw[target+xtHeader:]))
+		if e.drops = verdict == drop; verdict >= 0 {
 			e.verdict = target + xtHeader
 		}
 	}

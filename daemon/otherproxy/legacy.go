@@ -72,6 +72,33 @@ func legacyTables(f family) ([]string, error) {
 	return tables, lines.Err()
 }
 
+// LegacyChain is a chain of iptables-legacy.
+type LegacyChain struct{ Table, Chain string }
+
+// DroppingLegacyChains returns the chains of the tables filter whose policy is to drop.
+func DroppingLegacyChains() ([]LegacyChain, error) {
+	var found []LegacyChain
+	for _, f := range families() {
+		tables, err := legacyTables(f)
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(tables, "filter") {
+			continue
+		}
+		b, err := readLegacy(f, "filter")
+		if err != nil {
+			return nil, fmt.Errorf("read table %s of iptables-legacy: %w", tableName(f, "filter"), err)
+		}
+		for i := range b.entries {
+			if e := &b.entries[i]; slices.Contains(b.policy[:], e.at) && e.drops && isBuiltin(e.chain) {
+				found = append(found, LegacyChain{tableName(f, "filter"), e.chain})
+			}
+		}
+	}
+	return found, nil
+}
+
 // rules describes what the table has of kube-proxy.
 func (b *blob) rules() Rules {
 	r := Rules{Kind: IPTablesLegacy, Table: tableName(b.family, b.name), family: b.family}

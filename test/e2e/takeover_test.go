@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nftproxy/daemon/otherproxy"
 	"nftproxy/test/aptget"
@@ -17,6 +18,7 @@ import (
 	"nftproxy/test/cluster/controlplane/controlplanetest"
 	"nftproxy/test/nftcmd"
 	"nftproxy/test/testnet"
+	"nftproxy/watch"
 )
 
 // takeoverMode is a way in which kube-proxy writes its rules.
@@ -39,6 +41,49 @@ func takeoverModes() []takeoverMode {
 // docs/migrate.md says, while clients connect all the time. No connection may fail. make
 // takeover sets the number of rounds.
 func TestTakeover(t *testing.T) {
+	eachTakeover(t, func(w *takeoverWorld, rounds int) {
+		for range rounds {
+			w.takeOver()
+			w.rollBack()
+		}
+		w.traffic.end(fmt.Sprintf("kube-proxy %s, %d rounds", w.mode.name, rounds))
+	})
+}
+
+// TestLeftovers lets nftproxy alone: it reports kube-proxy beside it, and removes its rules some
+// time after its end. No connection may fail.
+func TestLeftovers(t *testing.T) {
+	eachTakeover(t, func(w *takeoverWorld, _ int) {
+		w.ours = w.startProxy()
+		w.ours.awaitText(0, "WARN", "kube-proxy runs beside nftproxy", fmt.Sprintf("PID %d", w.theirs.PID()), string(w.mode.kind))
+		w.soon("the event about the Node", func() error {
+			events, err := w.plane.client.CoreV1().Events(metav1.NamespaceDefault).List(w.ctx, metav1.ListOptions{
+				FieldSelector: "involvedObject.kind=Node,involvedObject.name=" + w.name + ",reason=" + string(watch.ReasonKubeProxy),
+			})
+			if err == nil && (len(events.Items) == 0 || !strings.Contains(events.Items[0].Message, "both serve the Services")) {
+				err = fmt.Errorf("events %v", events.Items)
+			}
+			return err
+		})
+		mark := w.ours.Mark()
+		w.theirs.kill()
+		w.ours.awaitText(mark, "rules of a kube-proxy that does not run", string(w.mode.kind))
+		w.soon("kube-proxy's rules go", func() error {
+			w.traffic.goesOn()
+			if kinds := w.kubeProxyRules(); len(kinds) > 0 {
+				return fmt.Errorf("there are rules of the kinds %v", kinds)
+			}
+			return nil
+		})
+		w.ours.awaitText(mark, "removed the rules of a kube-proxy")
+		w.traffic.goesOn()
+		w.traffic.end("kube-proxy " + w.mode.name + ", left alone")
+	})
+}
+
+// eachTakeover runs a test for each mode of kube-proxy, where the environment asks for it.
+func eachTakeover(t *testing.T, test func(w *takeoverWorld, rounds int)) {
+	t.Helper()
 	rounds, err := strconv.Atoi(os.Getenv("NFTPROXY_TAKEOVER"))
 	if err != nil {
 		t.Skip("make takeover runs this")
@@ -50,14 +95,7 @@ func TestTakeover(t *testing.T) {
 	}
 	nftcmd.ForTest(t) // kube-proxy needs it
 	for _, m := range takeoverModes() {
-		t.Run(m.name, func(t *testing.T) {
-			w := newTakeoverWorld(t, m, binary)
-			for range rounds {
-				w.takeOver()
-				w.rollBack()
-			}
-			w.traffic.end(fmt.Sprintf("kube-proxy %s, %d rounds", m.name, rounds))
-		})
+		t.Run(m.name, func(t *testing.T) { test(newTakeoverWorld(t, m, binary), rounds) })
 	}
 }
 

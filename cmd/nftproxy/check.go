@@ -1,0 +1,101 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"nftproxy/daemon/preflight"
+	"nftproxy/nft/ruleset"
+)
+
+// defaultNodePorts are the API server's.
+const defaultNodePorts = "30000-32767"
+
+// The exit status of check for a yellow and a red finding.
+const (
+	statusYellow exitStatus = 1
+	statusRed    exitStatus = 2
+)
+
+func newCheckCommand() *cobra.Command {
+	var table, nodePorts, output string
+	cmd := &cobra.Command{
+		Use:   "check",
+		Short: "Say whether this node is ready for nftproxy, and what to do if not",
+		Long: `check looks at this node before nftproxy serves it, and changes nothing:
+
+  - it tries each feature of the kernel that nftproxy uses, in a network namespace
+    of its own (this needs CAP_SYS_ADMIN);
+  - it looks at its rights, connection tracking, and the ports of its servers;
+  - it names other service proxies, and tables that earlier ones left;
+  - it names chains of firewalls that drop what they do not know;
+  - it looks at settings of the kernel that matter to Service traffic.
+
+Each finding is green, yellow (some traffic or feature may not work) or red
+(nftproxy cannot serve the node), and says what to do. The exit status is 0 if all
+are green, 1 if one is yellow and 2 if one is red.
+
+-o json prints an object with level and findings. Each finding has probe, level,
+found and do.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o := preflight.Options{
+				Table: table, Proc: preflight.DefaultProc,
+				Addresses: map[string]string{"health": defaultHealthAddress, "metrics": defaultMetricsAddress},
+			}
+			if _, err := fmt.Sscanf(nodePorts, "%d-%d", &o.NodePorts[0], &o.NodePorts[1]); err != nil || o.NodePorts[0] > o.NodePorts[1] {
+				return usageError{fmt.Errorf("--node-ports: %q: want a range of ports, such as %s", nodePorts, defaultNodePorts)}
+			}
+			if output != outputText && output != outputJSON {
+				return usageError{fmt.Errorf("--output: %q: want %s or %s", output, outputText, outputJSON)}
+			}
+			return writeCheck(cmd.OutOrStdout(), preflight.Run(cmd.Context(), o), output)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&table, ownPrefix+"table", ruleset.DefaultTable, "name of the nftables tables of nftproxy")
+	f.StringVar(&nodePorts, "node-ports", defaultNodePorts, "the cluster's `range` of node ports (kube-apiserver --service-node-port-range)")
+	f.StringVarP(&output, "output", "o", outputText, "text or json")
+	return cmd
+}
+
+// checkReport is the JSON output.
+type checkReport struct {
+	Level    preflight.Level     `json:"level"`
+	Findings []preflight.Finding `json:"findings"`
+}
+
+// writeCheck prints the findings and returns the exit status.
+func writeCheck(out io.Writer, findings []preflight.Finding, output string) error {
+	worst := preflight.Worst(findings)
+	var err error
+	if output == outputJSON {
+		err = writeJSON(out, checkReport{worst, findings})
+	} else {
+		_, err = io.WriteString(out, checkText(findings, worst))
+	}
+	switch {
+	case err != nil:
+		return err
+	case worst == preflight.Red:
+		return statusRed
+	case worst == preflight.Yellow:
+		return statusYellow
+	}
+	return nil
+}
+
+func checkText(findings []preflight.Finding, worst preflight.Level) string {
+	var b strings.Builder
+	for _, f := range findings {
+		fmt.Fprintf(&b, "%-6s  %s: %s\n", f.Level, f.Probe, f.Found)
+		if f.Do != "" {
+			fmt.Fprintf(&b, "        -> %s\n", f.Do)
+		}
+	}
+	fmt.Fprintf(&b, "\nin all: %s\n", worst)
+	return b.String()
+}

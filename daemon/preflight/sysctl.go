@@ -1,0 +1,102 @@
+package preflight
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// setting is a sysctl whose value matters to Service traffic.
+type setting struct {
+	name string
+	// bad are the values that matter.
+	bad   string
+	level Level
+	// effect says what goes wrong then, and do what helps.
+	effect, do string
+}
+
+func settings() []setting {
+	return []setting{
+		{"net.ipv4.ip_forward", "0", Red, "the node forwards no packets of IPv4: pods on other nodes are not reached", "sysctl -w net.ipv4.ip_forward=1"},
+		{"net.ipv6.conf.all.forwarding", "0", Yellow, "the node forwards no packets of IPv6", "in a cluster with IPv6: sysctl -w net.ipv6.conf.all.forwarding=1"},
+		{"net.bridge.bridge-nf-call-iptables", "0", Yellow, "answers between two pods on one bridge pass no rules: connections of such pods through a Service fail",
+			"with a bridge CNI plugin: sysctl -w net.bridge.bridge-nf-call-iptables=1"},
+		{"net.ipv4.conf.all.rp_filter", "1", Yellow, "the kernel drops packets that come by another interface than their answer would take: some CNI plugins need loose mode",
+			"if a CNI plugin has several ways to a pod: sysctl -w net.ipv4.conf.all.rp_filter=2"},
+		{"net.ipv4.conf.all.route_localnet", "1", Yellow, "other hosts on the LAN can reach servers on 127.0.0.1 of this node (kube-proxy's iptables mode sets this)",
+			"once kube-proxy is gone: sysctl -w net.ipv4.conf.all.route_localnet=0"},
+	}
+}
+
+func (o Options) sysctls() []Finding {
+	var found []Finding
+	for _, s := range settings() {
+		probe := "sysctl: " + s.name
+		value, has, err := o.sysctl(s.name)
+		switch {
+		case err != nil:
+			found = append(found, failed(probe, err))
+		case !has:
+			found = append(found, green(probe, "the kernel does not have it"))
+		case value == s.bad:
+			found = append(found, Finding{probe, s.level, "is " + value + ": " + s.effect, s.do})
+		default:
+			found = append(found, green(probe, "is "+value))
+		}
+	}
+	return append(found, o.portRange())
+}
+
+// portRange tells whether the kernel gives node ports to clients: a program on the node that has one
+// as its own port gets the answers of another.
+func (o Options) portRange() Finding {
+	const name = "net.ipv4.ip_local_port_range"
+	const probe = "sysctl: " + name
+	text, has, err := o.sysctl(name)
+	if err == nil && !has {
+		return green(probe, "the kernel does not have it")
+	}
+	var low, high int
+	if err == nil {
+		_, err = fmt.Sscan(text, &low, &high)
+	}
+	if err != nil {
+		return failed(probe, err)
+	}
+	first, last := int(o.NodePorts[0]), int(o.NodePorts[1])
+	found := fmt.Sprintf("is %d to %d, node ports are %d to %d", low, high, first, last)
+	if high < first || low > last {
+		return green(probe, found)
+	}
+	reserved, _, err := o.sysctl("net.ipv4.ip_local_reserved_ports")
+	if err != nil {
+		return failed(probe, err)
+	}
+	if reserves(reserved, max(low, first), min(high, last)) {
+		return green(probe, found+", which are reserved")
+	}
+	return yellow(probe, found+": a program on the node may get a node port as its own",
+		fmt.Sprintf("sysctl -w net.ipv4.ip_local_reserved_ports=%d-%d", first, last))
+}
+
+// reserves says whether a list such as 8080,30000-32767 has one item with all ports from first to last.
+func reserves(list string, first, last int) bool {
+	for item := range strings.SplitSeq(list, ",") {
+		low, high, isRange := strings.Cut(strings.TrimSpace(item), "-")
+		if !isRange {
+			high = low
+		}
+		from, err := strconv.Atoi(low)
+		if err != nil {
+			continue
+		}
+		if to, err := strconv.Atoi(high); err == nil && from <= first && last <= to {
+			return true
+		}
+	}
+	return false
+}
+
+// DefaultProc is the directory in which the kernel shows processes and settings.
+const DefaultProc = "/proc"
