@@ -124,7 +124,7 @@ func (f feature) apply() error {
 		return err
 	}
 	defer conn.Close()
-	config := ruleset.Config{Table: ruleset.DefaultTable, MasqueradeBit: ruleset.DefaultMasqueradeBit}
+	config := ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{MasqueradeBit: ruleset.DefaultMasqueradeBit}}
 	batch, _ := nft.State{}.Plan(ruleset.Compile(config, snapshot), time.Time{})
 	return errors.Join(conn.Apply(batch), conn.DeleteTables(ruleset.DefaultTable))
 }
