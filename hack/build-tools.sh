@@ -5,8 +5,9 @@
 #   hack/build-tools.sh kube-proxy          the kube-proxy for comparison runs
 #   hack/build-tools.sh kube-proxy-1.36     the one of the minor release before
 #   hack/build-tools.sh staticcheck benchstat
+#   hack/build-tools.sh kube-scheduler kubelet kubectl agnhost coredns    the rest of a cluster with nodes
 #
-# Versions are those of hack/tools/go.mod, hack/kube-proxy-1.36/go.mod and hack/lint/go.mod. A binary that was already
+# Versions are those of the go.mod of hack/tools, hack/kube-proxy-1.36, hack/dns and hack/lint. A binary that was already
 # built from the same go.mod, go.sum and Go release is left alone, so calling this costs milliseconds; from cold each of
 # the kube-* binaries takes one to three minutes on two cores. Calls that overlap wait for each other, since each build
 # takes all cores anyway.
@@ -35,12 +36,16 @@ source_of() {
 	case $1 in
 	etcd)
 		module=tools package=go.etcd.io/etcd/server/v3 ;;
-	kube-apiserver | kube-controller-manager | kube-proxy)
+	kube-apiserver | kube-controller-manager | kube-scheduler | kube-proxy | kubelet | kubectl)
 		module=tools package=k8s.io/kubernetes/cmd/$1
 		stamp_version ;;
 	kube-proxy-1.36)
 		module=$1 package=k8s.io/kubernetes/cmd/kube-proxy
 		stamp_version ;;
+	agnhost)
+		module=tools package=k8s.io/kubernetes/test/images/agnhost ;;
+	coredns)
+		module=dns package=github.com/coredns/coredns ;;
 	staticcheck)
 		module=lint package=honnef.co/go/tools/cmd/staticcheck ;;
 	benchstat)

@@ -1,6 +1,7 @@
 // Package aptget promises a command of another project's for tests and
 // benchmarks: the one that is there, or else that of a Debian package, which it
-// installs where that is permitted.
+// installs where that is permitted. It also unpacks packages without installing
+// them.
 //
 // The proxy itself runs no command of others.
 package aptget

@@ -2,8 +2,9 @@
 // the releases that hack/tools pins, with certificates, RBAC and Node authorization as in production, inside a network
 // namespace of the caller's choice.
 //
-// It does not run nodes: there is no kubelet and no scheduler. A test binds pods to nodes itself and writes their status;
-// the EndpointSlice controller does the rest. It does not create namespaces or interfaces either.
+// It does not run nodes: there is no kubelet. Without Config.PodCIDRs there is no scheduler either: a test binds pods to
+// nodes itself and writes their status; the EndpointSlice controller does the rest. It does not create namespaces or
+// interfaces either.
 package cluster
 
 import (
@@ -43,8 +44,11 @@ type Config struct {
 	ServiceCIDRs []netip.Prefix
 	// NodePortRange are the ports that Services may have on nodes, "FIRST-LAST". Empty: 30000-32767.
 	NodePortRange string
+	// PodCIDRs are the ranges of pod addresses, at most one of each family. With them the control plane is one for
+	// kubelets: the nodes get a /24 and a /64 each, a scheduler runs, and the API server speaks to kubelets.
+	PodCIDRs []netip.Prefix
 	// Controllers are the controllers to run, by the names that kube-controller-manager's --controllers knows.
-	// Empty: DefaultControllers.
+	// Empty: DefaultControllers, or with PodCIDRs all that kube-controller-manager runs by default.
 	Controllers []string
 	// Log takes progress and the unexpected deaths of components. Nil: nothing is
 	// written.
@@ -72,6 +76,7 @@ const (
 	etcd              = "etcd"
 	apiServer         = "kube-apiserver"
 	controllerManager = "kube-controller-manager"
+	scheduler         = "kube-scheduler"
 )
 
 // Cluster is a running control plane. Its methods may be called from several goroutines, except that starting and
@@ -139,6 +144,9 @@ func (cfg *Config) setDefaults() error {
 	if cfg.NodePortRange == "" {
 		cfg.NodePortRange = "30000-32767"
 	}
+	if len(cfg.Controllers) == 0 && cfg.forKubelets() {
+		cfg.Controllers = []string{"*"}
+	}
 	if len(cfg.Controllers) == 0 {
 		cfg.Controllers = DefaultControllers()
 	}
@@ -148,9 +156,16 @@ func (cfg *Config) setDefaults() error {
 	return nil
 }
 
+// forKubelets says whether nodes with kubelets are to join.
+func (cfg *Config) forKubelets() bool { return len(cfg.PodCIDRs) > 0 }
+
 func (c *Cluster) start(ctx context.Context) error {
 	began := time.Now()
-	for _, name := range []string{etcd, apiServer, controllerManager} {
+	names := []string{etcd, apiServer, controllerManager}
+	if c.cfg.forKubelets() {
+		names = append(names, scheduler)
+	}
+	for _, name := range names {
 		path, err := Tool(ctx, name)
 		if err != nil {
 			return err
@@ -171,6 +186,11 @@ func (c *Cluster) start(ctx context.Context) error {
 	}
 	if err := c.launch(controllerManager, c.controllerManagerArgs()); err != nil {
 		return err
+	}
+	if c.cfg.forKubelets() {
+		if err := c.launch(scheduler, c.schedulerArgs()); err != nil {
+			return err
+		}
 	}
 	c.logf("control plane ready after %v: %s", time.Since(began).Round(time.Millisecond), c.clientCfg.Host)
 	return nil

@@ -86,6 +86,15 @@ func (c *Cluster) apiServerArgs() []string {
 		// minute for their clients to go away.
 		"--shutdown-watch-termination-grace-period=500ms",
 	}
+	if c.cfg.forKubelets() {
+		args = append(args,
+			"--kubelet-client-certificate="+c.pki.kubeletClientCert,
+			"--kubelet-client-key="+c.pki.kubeletClientKey,
+			"--kubelet-preferred-address-types=InternalIP",
+			// No service proxy runs beside the API server: it reaches Services by their endpoints.
+			"--enable-aggregator-routing=true",
+		)
+	}
 	if c.cfg.ListenAddr.IsLoopback() {
 		// The API server refuses a loopback address as an endpoint. No client reads this
 		// one (RFC 5737, RFC 3849).
@@ -107,7 +116,7 @@ func (c *Cluster) apiServerReady(ctx context.Context) error {
 }
 
 func (c *Cluster) controllerManagerArgs() []string {
-	return []string{
+	args := []string{
 		"--kubeconfig=" + filepath.Join(c.cfg.Dir, controllerManager+".kubeconfig"),
 		"--controllers=" + strings.Join(c.cfg.Controllers, ","),
 		"--use-service-account-credentials=true", // each controller with the RBAC role that it has in production
@@ -118,6 +127,19 @@ func (c *Cluster) controllerManagerArgs() []string {
 		"--secure-port=0",
 		"--kube-api-qps=10000",
 		"--kube-api-burst=10000",
+		"--profiling=false",
+	}
+	if c.cfg.forKubelets() {
+		args = append(args, "--allocate-node-cidrs=true", "--cluster-cidr="+joinPrefixes(c.cfg.PodCIDRs))
+	}
+	return args
+}
+
+func (c *Cluster) schedulerArgs() []string {
+	return []string{
+		"--kubeconfig=" + filepath.Join(c.cfg.Dir, scheduler+".kubeconfig"),
+		"--leader-elect=false",
+		"--secure-port=0",
 		"--profiling=false",
 	}
 }

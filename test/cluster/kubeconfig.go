@@ -25,13 +25,14 @@ func (c *Cluster) writeClientConfigs() error {
 	if err := c.writeKubeconfig(c.AdminKubeconfig(), certificateUser(admin)); err != nil {
 		return err
 	}
-	controllers, err := c.pki.client("system:kube-controller-manager")
-	if err != nil {
-		return err
+	components := []string{controllerManager}
+	if c.cfg.forKubelets() {
+		components = append(components, scheduler)
 	}
-	path := filepath.Join(c.cfg.Dir, controllerManager+".kubeconfig")
-	if err := c.writeKubeconfig(path, certificateUser(controllers)); err != nil {
-		return err
+	for _, name := range components {
+		if _, err := c.UserKubeconfig(name, "system:"+name); err != nil {
+			return err
+		}
 	}
 	c.clientCfg = &rest.Config{
 		Host:            c.serverURL(),
@@ -42,6 +43,20 @@ func (c *Cluster) writeClientConfigs() error {
 	}
 	return nil
 }
+
+// UserKubeconfig writes a kubeconfig of a user and its groups, under a name that is unique in the cluster's directory, and
+// returns its absolute path. It holds everything by value, so it may be copied anywhere.
+func (c *Cluster) UserKubeconfig(name, user string, groups ...string) (string, error) {
+	pair, err := c.pki.client(user, groups...)
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(c.cfg.Dir, name+".kubeconfig")
+	return path, c.writeKubeconfig(path, certificateUser(pair))
+}
+
+// AuthorityPath is the path of the certificate of the authority that signs the certificates of clients.
+func (c *Cluster) AuthorityPath() string { return c.pki.caCert }
 
 // ServiceAccountKubeconfig writes a kubeconfig for an existing service account and
 // returns its absolute path. The API server issues its token, which is valid for a day.

@@ -20,6 +20,7 @@ import (
 // year.
 type pki struct {
 	caCert, servingCert, servingKey            string
+	kubeletClientCert, kubeletClientKey        string // of the API server as a client of kubelets
 	serviceAccountKey, serviceAccountPublicKey string
 
 	ca    *x509.Certificate
@@ -37,6 +38,8 @@ func newPKI(dir string, names []string, addrs []net.IP) (pki, error) {
 		caCert:                  filepath.Join(dir, "ca.crt"),
 		servingCert:             filepath.Join(dir, "apiserver.crt"),
 		servingKey:              filepath.Join(dir, "apiserver.key"),
+		kubeletClientCert:       filepath.Join(dir, "apiserver-kubelet-client.crt"),
+		kubeletClientKey:        filepath.Join(dir, "apiserver-kubelet-client.key"),
 		serviceAccountKey:       filepath.Join(dir, "service-account.key"),
 		serviceAccountPublicKey: filepath.Join(dir, "service-account.pub"),
 	}
@@ -52,6 +55,11 @@ func newPKI(dir string, names []string, addrs []net.IP) (pki, error) {
 	if err != nil {
 		return pki{}, fmt.Errorf("make the serving certificate: %w", err)
 	}
+	// In a kubeadm cluster too, this client is a member of the administrators' group.
+	kubelets, err := p.client("kube-apiserver-kubelet-client", "system:masters")
+	if err != nil {
+		return pki{}, err
+	}
 	saKey, saPublic, err := signingKey()
 	if err != nil {
 		return pki{}, fmt.Errorf("make the service-account key: %w", err)
@@ -61,6 +69,7 @@ func newPKI(dir string, names []string, addrs []net.IP) (pki, error) {
 	}
 	for path, data := range map[string][]byte{
 		p.caCert: p.caPEM, p.servingCert: serving.cert, p.servingKey: serving.key,
+		p.kubeletClientCert: kubelets.cert, p.kubeletClientKey: kubelets.key,
 		p.serviceAccountKey: saKey, p.serviceAccountPublicKey: saPublic,
 	} {
 		if err := os.WriteFile(path, data, 0o600); err != nil {

@@ -1,0 +1,62 @@
+package aptget
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// Unpack puts the files of Debian packages, without those of their dependencies,
+// into a folder, and does nothing where it did so before. No script of the
+// packages runs, and nothing of the computer's own changes. It needs the network
+// when it does something.
+func Unpack(ctx context.Context, dir string, packages ...string) (err error) {
+	stamp := filepath.Join(dir, ".packages")
+	want := strings.Join(packages, " ")
+	if done, err := os.ReadFile(stamp); err == nil && string(done) == want {
+		return nil
+	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("unpack %s: %w", want, err)
+		}
+	}()
+	temp, err := os.MkdirTemp("", "aptget-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(temp)) }()
+	run := func(name string, args ...string) error {
+		cmd := exec.CommandContext(ctx, name, args...)
+		cmd.Dir = temp
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w: %s", cmd, err, out)
+		}
+		return nil
+	}
+	// As root: apt otherwise warns that its own user cannot write to the folder.
+	download := append([]string{"-q", "-o", "APT::Sandbox::User=root", "download"}, packages...)
+	if err := run("apt-get", download...); err != nil {
+		// The lists of packages may be missing or old.
+		if err := errors.Join(run("apt-get", "-q", "update"), run("apt-get", download...)); err != nil {
+			return err
+		}
+	}
+	archives, err := filepath.Glob(filepath.Join(temp, "*.deb"))
+	if err != nil {
+		return err
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return err
+	}
+	for _, archive := range archives {
+		if err := run("dpkg-deb", "--extract", archive, dir); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(stamp, []byte(want), 0o644)
+}

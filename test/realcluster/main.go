@@ -1,0 +1,163 @@
+// Command realcluster brings up a real Kubernetes cluster of several nodes on
+// this computer, with nftproxy as its only service proxy, tries it, and removes
+// it without a trace. It needs root. `make cluster` runs it.
+//
+// The cluster belongs to a process of its own (serve), which the other commands
+// start and speak to. Packages bringup and smoke do the work.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
+
+	"nftproxy/test/realcluster/bringup"
+	"nftproxy/test/realcluster/machine"
+)
+
+func main() {
+	// What clients of the API server have to say is in their errors.
+	klog.LogToStderr(false)
+	klog.SetOutput(io.Discard)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := newCommand().ExecuteContext(ctx)
+	stop()
+	if exit := new(exec.ExitError); errors.As(err, &exit) {
+		os.Exit(exit.ExitCode())
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "realcluster:", err)
+		os.Exit(1)
+	}
+}
+
+// The command by which a machine starts.
+const initCommand = "machine-init"
+
+// defaultDir is not in /tmp, which may be memory.
+const defaultDir = "/var/tmp/nftproxy-cluster"
+
+func newCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "realcluster",
+		Short:         "A real Kubernetes cluster on this computer",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	dir := root.PersistentFlags().String("dir", defaultDir, "`folder` for all files of the cluster")
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
+		if os.Geteuid() != 0 && cmd.Name() != "help" {
+			return errors.New("a cluster needs root")
+		}
+		return nil
+	}
+	var nodes int
+	up := &cobra.Command{
+		Use: "up", Short: "Bring the cluster up", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return up(cmd.Context(), *dir, nodes, os.Stdout) },
+	}
+	up.Flags().IntVar(&nodes, "nodes", 3, "`number` of nodes")
+	serve := &cobra.Command{
+		Use: "serve", Hidden: true, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return serve(cmd.Context(), *dir, nodes) },
+	}
+	serve.Flags().IntVar(&nodes, "nodes", 3, "")
+	root.AddCommand(up, serve,
+		&cobra.Command{
+			Use: "smoke", Short: "Try the cluster: one line for each test; the exit status is 1 if one fails", Args: cobra.NoArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error { return ask(cmd.Context(), *dir, "/smoke", os.Stdout) },
+		},
+		&cobra.Command{
+			Use: "down", Short: "End the cluster and remove all that it left", Args: cobra.NoArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error { return down(cmd.Context(), *dir) },
+		},
+		&cobra.Command{
+			Use: "exec COMMAND...", Short: "Run a command outside of the nodes, such as kubectl, as administrator",
+			Args: cobra.MinimumNArgs(1), DisableFlagParsing: true,
+			RunE: func(cmd *cobra.Command, args []string) error { return outside(cmd.Context(), *dir, args) },
+		},
+		&cobra.Command{
+			Use: initCommand, Hidden: true, Args: cobra.ExactArgs(1),
+			RunE: func(_ *cobra.Command, args []string) error { return machine.Init(args[0]) },
+		},
+	)
+	return root
+}
+
+// up prepares what a cluster needs, starts the process that holds it, and copies
+// its progress until the cluster is up.
+func up(ctx context.Context, dir string, nodes int, out io.Writer) error {
+	if _, err := os.Stat(socket(dir)); err == nil {
+		return fmt.Errorf("%s has a cluster; remove it by `make cluster-down`", dir)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	if err := prepare(ctx, dir, out); err != nil {
+		return fmt.Errorf("prepare: %w", err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	log, err := os.Create(filepath.Join(dir, "cluster.log"))
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	progress, write, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command(self, "serve", "--dir", dir, "--nodes", fmt.Sprint(nodes))
+	cmd.Stderr, cmd.Stdout = log, write
+	// It must outlive this process and its terminal.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	if err := write.Close(); err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Signal(syscall.SIGTERM) })
+	defer stop()
+	done, err := copyUntilDone(out, progress)
+	if err != nil {
+		return err
+	}
+	if !done {
+		return errors.Join(fmt.Errorf("the cluster did not come up; %s has its files", dir), cmd.Wait())
+	}
+	return nil
+}
+
+// outside runs a command in the namespace outside of the nodes.
+func outside(ctx context.Context, dir string, args []string) error {
+	path, err := os.ReadFile(filepath.Join(dir, outsideFile))
+	if err != nil {
+		return fmt.Errorf("there is no cluster: %w", err)
+	}
+	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"--net=" + string(path), "--"}, args...)...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Env = append(os.Environ(),
+		"KUBECONFIG="+filepath.Join(dir, "control-plane", "admin.kubeconfig"),
+		"PATH="+toolsDir()+":"+os.Getenv("PATH"))
+	return cmd.Run()
+}
+
+// down ends the process that holds the cluster, if it runs, and removes the files.
+func down(ctx context.Context, dir string) error {
+	if err := stopServer(ctx, dir); err != nil {
+		return err
+	}
+	return bringup.Remove(dir)
+}

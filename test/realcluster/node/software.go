@@ -1,0 +1,41 @@
+package node
+
+import (
+	"context"
+	"path/filepath"
+
+	"nftproxy/test/aptget"
+	"nftproxy/test/cluster"
+)
+
+// Software is where this computer has the programs that run on nodes.
+type Software struct {
+	// Tools has the programs of hack/build-tools.sh, Debian the unpacked packages.
+	Tools, Debian string
+}
+
+// Where a machine has the programs.
+const (
+	toolsDir  = "/opt/tools"
+	debianDir = "/opt/debian"
+)
+
+// Provide builds and unpacks what is missing: minutes from cold.
+func Provide(ctx context.Context) (Software, error) {
+	kubelet, err := cluster.Tool(ctx, "kubelet")
+	if err != nil {
+		return Software{}, err
+	}
+	s := Software{Tools: filepath.Dir(kubelet)}
+	s.Debian = filepath.Join(s.Tools, "debian")
+	err = aptget.Unpack(ctx, s.Debian, "containerd", "runc", "containernetworking-plugins", "busybox-static")
+	if err != nil {
+		return Software{}, err
+	}
+	// The plugin portmap runs it.
+	_, err = aptget.Command("iptables", "iptables")
+	return s, err
+}
+
+// Busybox is the path of a static busybox on this computer.
+func (s Software) Busybox() string { return filepath.Join(s.Debian, "bin", "busybox") }
