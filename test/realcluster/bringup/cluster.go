@@ -72,6 +72,11 @@ func outsideAddrs() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("172.30.0.1/24"), netip.MustParsePrefix("fd00:30::1/64")}
 }
 
+// IsOutside says whether an address is the one outside of the nodes.
+func IsOutside(a netip.Addr) bool {
+	return slices.ContainsFunc(outsideAddrs(), func(p netip.Prefix) bool { return p.Addr() == a.Unmap() })
+}
+
 // PodCIDRs are the ranges of the pods' addresses.
 func PodCIDRs() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/56")}

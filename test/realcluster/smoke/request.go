@@ -1,0 +1,67 @@
+package smoke
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// requestTimeout bounds a request. It is longer than three times the kernel's
+// first wait for an answer to a SYN, so that it hides no lost packet: load counts
+// what took longer than a second.
+const requestTimeout = 10 * time.Second
+
+// get makes a request on a new connection from outside of the nodes.
+func (f *fixture) get(ctx context.Context, to netip.AddrPort, path string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return f.Outside.Dial(ctx, network, to.String())
+	}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+to.String()+path, nil)
+	if err != nil {
+		return "", err
+	}
+	answer, err := transport.RoundTrip(request)
+	if err != nil {
+		return "", err
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if err == nil && answer.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", answer.Status, body)
+	}
+	return strings.TrimSpace(string(body)), err
+}
+
+// webPort is the port of client pods.
+const webPort = 8080
+
+// ask has a client pod ask a server for its host name, some times with a
+// connection each, and returns the answers.
+func (f *fixture) ask(ctx context.Context, client netip.Addr, protocol, host string, port uint16, times int) ([]string, error) {
+	query := url.Values{
+		"request": {"hostname"}, "protocol": {protocol}, "host": {host},
+		"port": {strconv.Itoa(int(port))}, "tries": {strconv.Itoa(times)},
+	}
+	body, err := f.get(ctx, netip.AddrPortFrom(client, webPort), "/dial?"+query.Encode())
+	if err != nil {
+		return nil, fmt.Errorf("%v asks %s: %w", client, host, err)
+	}
+	var answer struct{ Responses, Errors []string }
+	if err := json.Unmarshal([]byte(body), &answer); err != nil {
+		return nil, fmt.Errorf("%v asks %s: %w: %s", client, host, err, body)
+	}
+	if len(answer.Errors) > 0 || len(answer.Responses) != times {
+		return nil, fmt.Errorf("%v asks %s %d times: %d answers, errors %q", client, host, times, len(answer.Responses), answer.Errors)
+	}
+	return answer.Responses, nil
+}
