@@ -4,7 +4,7 @@ GO ?= go
 IMAGE ?= localhost/nftproxy:dev
 ARCHES ?= amd64 arm64
 
-.PHONY: help build image test test-short golden conformance takeover demo bench bench-quick bench-stages lint clean
+.PHONY: help build image test test-short golden conformance takeover demo bench bench-quick bench-stages cluster cluster-down lint clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -63,6 +63,16 @@ bench-quick: build ## the same at the smallest size, in under three minutes
 
 bench-stages: ## benchmark each stage (decoding, compile, plan, encode, apply, dump), with allocations
 	$(GO) test -run '^$$' -bench . -benchmem ./model/treap ./model/service ./watch ./nft/ruleset ./nft/kernel ./daemon/affinity ./conntrack
+
+cluster: ## bring up a real Kubernetes cluster of three nodes with nftproxy on this computer, and try it; as root
+	$(MAKE) image ARCHES=$$($(GO) env GOARCH)
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/realcluster ./test/realcluster
+	bin/realcluster up
+	bin/realcluster smoke
+
+cluster-down: ## end the cluster of make cluster, and remove everything that it left
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/realcluster ./test/realcluster
+	bin/realcluster down
 
 lint: ## gofmt, go vet and staticcheck at its pinned version
 	@unformatted=$$(gofmt -l .) && test -z "$$unformatted" || { echo "not gofmt-clean:"; echo "$$unformatted"; exit 1; }

@@ -71,6 +71,11 @@ func newCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return serve(cmd.Context(), *dir, nodes) },
 	}
 	serve.Flags().IntVar(&nodes, "nodes", 3, "")
+	execute := &cobra.Command{
+		Use: "exec COMMAND...", Short: "Run a command outside of the nodes, such as kubectl, as administrator", Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error { return outside(cmd.Context(), *dir, args) },
+	}
+	execute.Flags().SetInterspersed(false) // flags after the command are the command's
 	root.AddCommand(up, serve,
 		&cobra.Command{
 			Use: "smoke", Short: "Try the cluster: one line for each test; the exit status is 1 if one fails", Args: cobra.NoArgs,
@@ -80,11 +85,7 @@ func newCommand() *cobra.Command {
 			Use: "down", Short: "End the cluster and remove all that it left", Args: cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error { return down(cmd.Context(), *dir) },
 		},
-		&cobra.Command{
-			Use: "exec COMMAND...", Short: "Run a command outside of the nodes, such as kubectl, as administrator",
-			Args: cobra.MinimumNArgs(1), DisableFlagParsing: true,
-			RunE: func(cmd *cobra.Command, args []string) error { return outside(cmd.Context(), *dir, args) },
-		},
+		execute,
 		&cobra.Command{
 			Use: initCommand, Hidden: true, Args: cobra.ExactArgs(1),
 			RunE: func(_ *cobra.Command, args []string) error { return machine.Init(args[0]) },
@@ -146,11 +147,15 @@ func outside(ctx context.Context, dir string, args []string) error {
 	if err != nil {
 		return fmt.Errorf("there is no cluster: %w", err)
 	}
+	tools, err := filepath.Abs(toolsDir())
+	if err != nil {
+		return err
+	}
 	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"--net=" + string(path), "--"}, args...)...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Env = append(os.Environ(),
 		"KUBECONFIG="+filepath.Join(dir, "control-plane", "admin.kubeconfig"),
-		"PATH="+toolsDir()+":"+os.Getenv("PATH"))
+		"PATH="+tools+":"+os.Getenv("PATH"))
 	return cmd.Run()
 }
 

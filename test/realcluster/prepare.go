@@ -2,12 +2,13 @@ package main
 
 import (
 	"context"
+	_ "embed"
 	"fmt"
 	"io"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 
 	"nftproxy/test/cluster"
@@ -17,8 +18,8 @@ import (
 )
 
 // Where the repository has what is needed, from its root: the working directory.
-func toolsDir() string    { return "hack/tools/bin" }
-func proxyBinary() string { return "bin/nftproxy" }
+func toolsDir() string   { return "hack/tools/bin" }
+func proxyImage() string { return "bin/nftproxy-image.tar" } // of make image
 
 // prepare builds and unpacks programs, and writes images: minutes from cold.
 func prepare(ctx context.Context, dir string, out io.Writer) error {
@@ -27,7 +28,7 @@ func prepare(ctx context.Context, dir string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	for _, name := range []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "coredns", "agnhost"} {
+	for _, name := range []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "coredns", "agnhost"} {
 		if _, err := cluster.Tool(ctx, name); err != nil {
 			return err
 		}
@@ -50,14 +51,10 @@ type archive struct {
 	image.Image
 }
 
-// images are all that nodes have.
+// images are all that nodes have, but for the proxy's.
 func images(software node.Software) []archive {
 	tool := func(name string) string { return filepath.Join(software.Tools, name) }
 	return []archive{
-		{"nftproxy.tar", image.Image{
-			Names: []string{"docker.io/library/nftproxy:dev"},
-			Files: map[string]string{"nftproxy": proxyBinary()}, Entrypoint: []string{"/nftproxy"}, Cmd: []string{"run"},
-		}},
 		{"pause.tar", image.Image{
 			Names: []string{node.PauseImage},
 			Files: map[string]string{"busybox": software.Busybox()}, Entrypoint: []string{"/busybox", "sleep", "2147483647"},
@@ -90,30 +87,36 @@ func clusterConfig(dir string) (bringup.Config, error) {
 	if err != nil {
 		return bringup.Config{}, err
 	}
+	proxy, err := filepath.Abs(proxyImage())
+	if err != nil {
+		return bringup.Config{}, err
+	}
 	return bringup.Config{
-		Dir: dir, Init: []string{self, initCommand}, Images: archives, Manifests: proxyManifests,
+		Dir: dir, Init: []string{self, initCommand}, Images: append(archives, proxy), Manifests: proxyManifests,
 		Software: node.Software{Tools: tools, Debian: filepath.Join(tools, "debian")},
 	}, nil
 }
 
-// proxyManifests are those of deploy, with what an operator edits.
-func proxyManifests(api netip.AddrPort) ([]string, error) {
-	var manifests []string
-	for _, name := range []string{"rbac.yaml", "config.yaml", "daemonset.yaml"} {
-		b, err := os.ReadFile(filepath.Join("deploy", name))
-		if err != nil {
-			return nil, err
-		}
-		manifests = append(manifests, string(b))
+// proxyManifests are what an operator of a cluster of kubeadm's applies: kubeadm's
+// own ConfigMap kube-proxy, and the overlay kubeadm of deploy.
+func proxyManifests(ctx context.Context, api netip.AddrPort) ([]string, error) {
+	kubectl, err := cluster.Tool(ctx, "kubectl")
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, kubectl, "kustomize", filepath.Join("deploy", "overlays", "kubeadm"))
+	cmd.Stderr = os.Stderr
+	objects, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", cmd, err)
 	}
 	var ranges []string
 	for _, p := range bringup.PodCIDRs() {
 		ranges = append(ranges, p.String())
 	}
-	edits := strings.NewReplacer(
-		`"192.0.2.1"`, strconv.Quote(api.Addr().String()),
-		`"6443"`, strconv.Quote(strconv.Itoa(int(api.Port()))),
-		`"10.244.0.0/16"`, strconv.Quote(strings.Join(ranges, ",")))
-	manifests[1] = edits.Replace(manifests[1])
-	return manifests, nil
+	edits := strings.NewReplacer("SERVER", "https://"+api.String(), "CLUSTER_CIDR", strings.Join(ranges, ","))
+	return []string{edits.Replace(kubeProxyConfig), string(objects)}, nil
 }
+
+//go:embed manifests/kube-proxy-config.yaml
+var kubeProxyConfig string

@@ -35,7 +35,7 @@ type Config struct {
 	Images []string
 	// Manifests are objects that are applied before the nodes come. Manifests of
 	// the name service are not among them.
-	Manifests func(api netip.AddrPort) ([]string, error)
+	Manifests func(ctx context.Context, api netip.AddrPort) ([]string, error)
 	// Log takes progress.
 	Log io.Writer
 }

@@ -33,7 +33,7 @@ func (c *Cluster) applyManifests(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	manifests, err := c.config.Manifests(api)
+	manifests, err := c.config.Manifests(ctx, api)
 	if err != nil {
 		return err
 	}
