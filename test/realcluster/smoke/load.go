@@ -64,7 +64,7 @@ func (l *load) note(took time.Duration, to netip.AddrPort, err error) {
 	l.longest = max(l.longest, took)
 	switch {
 	case err != nil:
-		l.errs = append(l.errs, fmt.Errorf("%v after %v: %w", to, took.Round(time.Millisecond), err))
+		l.errs = append(l.errs, fmt.Errorf("at %s %v after %v: %w", time.Now().Format("15:04:05.000"), to, took.Round(time.Millisecond), err))
 	case took > time.Second:
 		l.slow++
 		fallthrough

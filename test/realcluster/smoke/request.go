@@ -1,6 +1,7 @@
 package smoke
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -14,23 +15,40 @@ import (
 	"time"
 )
 
-// requestTimeout bounds a request. It is longer than three times the kernel's
-// first wait for an answer to a SYN, so that it hides no lost packet: load counts
-// what took longer than a second.
+// requestTimeout bounds a request. TCP sends a lost packet again several times in
+// it, so a lost packet is no failed request: load counts those that were slow.
 const requestTimeout = 10 * time.Second
 
-// get makes a request on a new connection from outside of the nodes.
+// get makes a request on a new connection from outside of the nodes. The error
+// says whether there was a connection.
 func (f *fixture) get(ctx context.Context, to netip.AddrPort, path string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
-		return f.Outside.Dial(ctx, network, to.String())
-	}}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+to.String()+path, nil)
+	conn, err := f.Outside.Dial(ctx, "tcp", to.String())
 	if err != nil {
 		return "", err
 	}
-	answer, err := transport.RoundTrip(request)
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) }) // it ends reads and writes
+	defer stop()
+	answer, err := exchange(ctx, conn, "http://"+to.String()+path)
+	if err != nil {
+		return "", fmt.Errorf("connected from %v: %w", conn.LocalAddr(), err)
+	}
+	return answer, nil
+}
+
+// exchange makes the only request of a connection.
+func exchange(ctx context.Context, conn net.Conn, address string) (string, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	if err != nil {
+		return "", err
+	}
+	request.Close = true
+	if err := request.Write(conn); err != nil {
+		return "", err
+	}
+	answer, err := http.ReadResponse(bufio.NewReader(conn), request)
 	if err != nil {
 		return "", err
 	}
