@@ -30,6 +30,8 @@ type figures struct {
 	services, ours, theirs string
 	// several says that theirs is the best of several modes.
 	several bool
+	// version is kube-proxy's; "" if it is not known.
+	version string
 	// few and many are the least and the greatest number of Services with which
 	// nftproxy was measured; withFew and withMany are what it did with them.
 	few, many, withFew, withMany string
@@ -103,8 +105,13 @@ func compare(ours, theirs string, f figures) string {
 	if f.theirs != "" {
 		text += fmt.Sprintf(theirs, f.theirs)
 	}
-	if f.several {
-		text = strings.Replace(text, ", kube-proxy", ", kube-proxy at best", 1)
+	name := ", kube-proxy"
+	if f.version != "" {
+		name += " " + f.version
 	}
+	if f.several {
+		name += " at best"
+	}
+	text = strings.Replace(text, ", kube-proxy", name, 1)
 	return text
 }

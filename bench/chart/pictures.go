@@ -40,11 +40,13 @@ type picture struct {
 	services int
 	// endpoints says that the report counts them: perService for each Service.
 	endpoints bool
+	// version is that of kube-proxy; "" if the report does not say it.
+	version string
 }
 
 // newPicture returns nil if the report has no figure of nftproxy.
 func newPicture(c claim, r *result.Report) *picture {
-	p := &picture{claim: c}
+	p := &picture{claim: c, version: r.Facts.Versions["kube-proxy"]}
 	cells := r.Of(c.question)
 	p.endpoints = slices.ContainsFunc(cells, func(cell result.Cell) bool { return cell.Endpoints > 0 })
 	for _, backend := range c.backends {
@@ -117,7 +119,7 @@ func (p *picture) title() string {
 	}
 	modes := 0
 	f.theirs, modes = p.best()
-	f.several = modes > 1
+	f.several, f.version = modes > 1, p.version
 	return p.sentence(f)
 }
 

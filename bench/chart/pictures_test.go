@@ -21,7 +21,7 @@ import (
 // everyClaim is a report of invented figures that has all that pictures can show: lines
 // that end early, limits, reasons, and points that are close together.
 func everyClaim() *result.Report {
-	r := &result.Report{}
+	r := &result.Report{Facts: result.Facts{Versions: map[string]string{"kube-proxy": "v1.37.2"}}}
 	put := func(c result.Cell) *result.Cell {
 		r.Put(c)
 		return r.Cell(c.Question, c.Backend, c.Size)
