@@ -1,7 +1,6 @@
 # nftproxy: each target says in one line what it does; `make help` lists them.
 GO ?= go
 
-IMAGE ?= localhost/nftproxy:dev
 ARCHES ?= amd64 arm64
 
 .PHONY: help build image test test-short golden conformance takeover demo bench bench-quick bench-stages cluster cluster-down lint clean
@@ -12,16 +11,21 @@ help: ## list the targets
 build: ## build bin/nftproxy, the static binary that is in the image
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/nftproxy ./cmd/nftproxy
 
-image: ## write bin/nftproxy-image.tar, the OCI image IMAGE (localhost/nftproxy:dev) for ARCHES (amd64 arm64)
+image: ## write bin/nftproxy-image.tar, the OCI image for ARCHES (amd64 arm64), named IMAGE
 	@for arch in $(ARCHES); do \
 		echo "building bin/linux-$$arch/nftproxy"; \
 		GOOS=linux GOARCH=$$arch CGO_ENABLED=0 $(GO) build -buildvcs=auto -trimpath -ldflags "-s -w" -o bin/linux-$$arch/nftproxy ./cmd/nftproxy || exit 1; \
 	done
-	$(GO) -C hack/release run . image --name $(IMAGE) -o $(CURDIR)/bin/nftproxy-image.tar $(ARCHES:%=$(CURDIR)/bin/linux-%/nftproxy)
+	$(GO) -C hack/release run . image $(if $(IMAGE),--name $(IMAGE)) -o $(CURDIR)/bin/nftproxy-image.tar $(ARCHES:%=$(CURDIR)/bin/linux-%/nftproxy)
+
+.PHONY: release
+release: ## write the files of a release into bin/release: binaries, image, manifests, SBOM, checksums; from the tag, or SNAPSHOT=1
+	hack/release/release.sh
 
 test: build lint ## run every test: unit and property, as root also kernel and API server
 	@test "$$(id -u)" -ne 0 || hack/build-tools.sh
 	$(GO) test -timeout 30m ./...
+	$(GO) -C hack/release test ./...
 
 # These packages are about live systems: without root or an API server, only tests of their text and arithmetic run.
 # Each is linked with client-go, which takes two seconds of CPU time. So test-short leaves them out.
@@ -29,6 +33,10 @@ live := bench|bench/control|bench/data|bench/flows|demo|test/cluster|test/e2e
 
 test-short: ## run the tests that need neither root nor an API server, in fewer rounds
 	SKIP_PRIVILEGED=1 $(GO) test -short -p 6 -ldflags="-s -w" $$($(GO) list ./... | grep -vE '^nftproxy/($(live))$$')
+
+.PHONY: test-arm64
+test-arm64: ## run the pure tests for arm64 in qemu's user mode emulation
+	hack/test-arm64.sh
 
 golden: ## write the golden files anew: programs, pages of docs/services, docs/dependencies.md; look at the diff
 	$(GO) test ./test/scenario -run 'TestInterpreter|TestPages' -update

@@ -16,6 +16,7 @@ import (
 
 	"nftproxy/hack/release/image"
 	"nftproxy/hack/release/manifest"
+	"nftproxy/hack/release/sbom"
 )
 
 func main() {
@@ -26,7 +27,7 @@ func main() {
 		Short:        "Make the parts of a release of nftproxy",
 		SilenceUsage: true,
 	}
-	cmd.AddCommand(newImageCommand(), newManifestCommand())
+	cmd.AddCommand(newImageCommand(), newManifestCommand(), newSBOMCommand())
 	if err := cmd.ExecuteContext(ctx); err != nil {
 		os.Exit(1)
 	}
@@ -60,17 +61,31 @@ func newImageCommand() *cobra.Command {
 }
 
 func newManifestCommand() *cobra.Command {
-	return &cobra.Command{
+	var image string
+	cmd := &cobra.Command{
 		Use:   "manifest FOLDER",
 		Short: "Print the objects of a kustomization, such as deploy/overlays/kubeadm",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			text, err := manifest.Render(args[0])
+			text, err := manifest.Render(args[0], image)
 			if err != nil {
 				return err
 			}
 			_, err = cmd.OutOrStdout().Write(text)
 			return err
+		},
+	}
+	cmd.Flags().StringVar(&image, "image", "", "`name` of the image in place of that for development: REGISTRY/NAME:TAG")
+	return cmd
+}
+
+func newSBOMCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "sbom BINARY...",
+		Short: "Print the modules of binaries as an SPDX document",
+		Args:  cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, binaries []string) error {
+			return sbom.Write(cmd.OutOrStdout(), binaries...)
 		},
 	}
 }
