@@ -6,7 +6,7 @@ ARCHES ?= amd64 arm64
 .PHONY: help build image test test-short golden conformance takeover demo bench bench-quick bench-stages cluster cluster-down lint clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
 build: ## build bin/nftproxy, the static binary that is in the image
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/nftproxy ./cmd/nftproxy
