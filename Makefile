@@ -59,12 +59,12 @@ takeover: build ## replace the real kube-proxy and go back, ROUNDS=20 times in e
 demo: build ## show the proxy at work on real traffic, without a cluster
 	bin/nftproxy demo
 
-bench: build ## compare with kube-proxy, nft and the bare kernel at every size; an hour and a quarter, as root
+bench: build ## compare with kube-proxy, nft and the bare kernel at every size; some hours, as root
 	hack/build-tools.sh
 	hack/build-tools.sh kube-proxy$(if $(filter-out 1.37,$(KUBE_PROXY)),-$(KUBE_PROXY))
 	$(GO) run ./bench
 
-bench-quick: build ## the same at the smallest size, in under three minutes
+bench-quick: build ## the same at the smallest size, in a few minutes
 	hack/build-tools.sh
 	hack/build-tools.sh kube-proxy$(if $(filter-out 1.37,$(KUBE_PROXY)),-$(KUBE_PROXY))
 	$(GO) run ./bench --quick

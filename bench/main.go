@@ -71,7 +71,7 @@ func newCommand() *cobra.Command {
 		RunE:          func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context(), cmd.OutOrStdout()) },
 	}
 	f := cmd.Flags()
-	f.BoolVar(&o.quick, "quick", false, "the smallest size and few samples: under three minutes")
+	f.BoolVar(&o.quick, "quick", false, "the smallest size and few samples: a few minutes")
 	f.DurationVar(&o.limit, "limit", 3*time.Minute, "how long one cell may take; what takes longer is stopped and reported as more than that")
 	f.StringVar(&o.only, "only", "", "one part: control, data or flows (default all)")
 	f.StringSliceVar(&o.sizes, "size", nil, `control plane: Services x endpoints of each, such as 1000x10 or "5000x20 LB" (default all)`)
