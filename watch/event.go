@@ -53,6 +53,13 @@ const (
 	// ReasonConfigRestart: the proxy's configuration file has changed in a field that
 	// counts from the next start on.
 	ReasonConfigRestart Reason = "ConfigRestartRequired"
+	// ReasonStarting: the proxy starts on the node. This reason and the next two are
+	// kube-proxy's.
+	ReasonStarting Reason = "Starting"
+	// ReasonNoHealthServer: the proxy cannot listen for health probes.
+	ReasonNoHealthServer Reason = "FailedToStartProxierHealthcheck"
+	// ReasonNoMetricsServer: the proxy cannot listen for Prometheus.
+	ReasonNoMetricsServer Reason = "FailedToStartMetricServer"
 )
 
 // everywhere returns whether all nodes report the same event: its cause is only in the
@@ -61,7 +68,16 @@ func (r Reason) everywhere() bool {
 	return slices.Contains([]Reason{ReasonInvalid, ReasonConflict, ReasonTooLarge, ReasonWithoutAffinity, ReasonExternalIPsIgnored}, r)
 }
 
-// Event is a warning about an object, for people who run kubectl describe.
+// kind returns the type of an event, as the API has it.
+func (r Reason) kind() string {
+	if r == ReasonStarting {
+		return corev1.EventTypeNormal
+	}
+	return corev1.EventTypeWarning
+}
+
+// Event is news about an object, for people who run kubectl describe: a warning, but
+// for ReasonStarting.
 type Event struct {
 	Object Object
 	// Field is a path like spec.externalIPs[1], empty for the whole object.
@@ -180,7 +196,7 @@ func (r *Recorder) Record(e Event) {
 	if len(note) > maxNote {
 		note = strings.ToValidUTF8(note[:maxNote-len("...")], "") + "..."
 	}
-	r.client.Event(e.reference(), corev1.EventTypeWarning, string(e.Reason), note)
+	r.client.Event(e.reference(), e.Reason.kind(), string(e.Reason), note)
 }
 
 // sink writes events to the API server. An event that all nodes report gets the same

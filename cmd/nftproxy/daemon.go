@@ -96,6 +96,7 @@ func (d *daemon) run(ctx context.Context) error {
 
 	d.log.Info("starting", "version", version(), "node", d.node, "table", d.ruleset.Table)
 	d.logNotes()
+	d.record(watch.Event{Object: watch.NodeObject(d.node), Reason: watch.ReasonStarting})
 	d.setOOMScoreAdj()
 	sysctls = d.applySysctls()
 	group, ctx := errgroup.WithContext(ctx)
@@ -107,6 +108,7 @@ func (d *daemon) run(ctx context.Context) error {
 	group.Go(func() error { return cleaner.Run(ctx) })
 	group.Go(func() error { return sweeper.Run(ctx) })
 	group.Go(func() error { return d.followOccupancy(ctx, flows, counts) })
+	group.Go(func() error { return d.followServerVersion(ctx, api.client, counts) })
 	group.Go(func() error { return ports.Run(ctx) })
 	group.Go(func() error {
 		d.removeStartupTaint(ctx, api, ready)
@@ -254,6 +256,8 @@ func (d *daemon) servers(judge *health.Health, registry *prometheus.Registry) ([
 	if err != nil {
 		return nil, fmt.Errorf("--metrics-bind-address: %w", err)
 	}
+	probes.Failed = d.recordFailure(watch.ReasonNoHealthServer, "healthz server failed: ")
+	scrapes.Failed = d.recordFailure(watch.ReasonNoMetricsServer, "")
 	own, err := health.NewServer("probe", d.options.probeAddress, judge.Handler(), d.log)
 	if err != nil {
 		return nil, fmt.Errorf("--nftproxy-probe-bind-address: %w", err)

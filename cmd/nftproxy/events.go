@@ -39,6 +39,14 @@ func (d *daemon) newAPI(ctx context.Context) (api, error) {
 	return api{client: client, dialer: dialer, record: recorder.Record}, nil
 }
 
+// recordFailure returns a function that writes an event about a server that cannot
+// listen. The note is kube-proxy's.
+func (d *daemon) recordFailure(reason watch.Reason, prefix string) func(error) {
+	return func(err error) {
+		d.record(watch.Event{Object: watch.NodeObject(d.node), Reason: reason, Note: prefix + err.Error()})
+	}
+}
+
 // watch keeps the watcher's mailbox filled until the context ends.
 func (a api) watch(ctx context.Context, w *watch.Watcher) error {
 	if a.client == nil {

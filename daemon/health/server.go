@@ -24,6 +24,10 @@ const (
 // five seconds: another process may have the port, or the node may get the address
 // later. The log has one warning for that, and one line once the server listens.
 type Server struct {
+	// Failed is called with the error that keeps the server from serving, once for
+	// several equal ones in a row; nil calls nothing.
+	Failed func(error)
+
 	name, addr string
 	handler    http.Handler
 	log        *slog.Logger
@@ -86,6 +90,9 @@ func (s *Server) Run(ctx context.Context) error {
 		// between ends with a different one.
 		if err.Error() != last {
 			s.log.Warn("cannot serve, trying again until the address is free", "server", s.name, "address", s.addr, "retry", retryPeriod, "err", err)
+			if s.Failed != nil {
+				s.Failed(err)
+			}
 		}
 		last = err.Error()
 		select {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
+	"k8s.io/apimachinery/pkg/version"
 
 	"nftproxy/conntrack"
 	"nftproxy/daemon/proxy"
@@ -26,6 +27,7 @@ type kubeProxys struct {
 	conntrackDeleted        *prometheus.CounterVec
 	healthz, livez          *prometheus.CounterVec
 	changes                 changes
+	buildInfo               *prometheus.GaugeVec
 }
 
 // kubeProxyBuckets go from a millisecond to 16 seconds.
@@ -63,6 +65,8 @@ func (k *kubeProxys) register(r prometheus.Registerer) {
 	k.conntrackDeleted = counter("kubeproxy_conntrack_reconciler_deleted_entries_total", "[ALPHA] Cumulative conntrack flows deleted by conntrack reconciler", "ip_family")
 	k.healthz = counter("kubeproxy_proxy_healthz_total", "[ALPHA] Cumulative proxy healthz HTTP status", "code")
 	k.livez = counter("kubeproxy_proxy_livez_total", "[ALPHA] Cumulative proxy livez HTTP status", "code")
+	k.buildInfo = gauge("kubernetes_build_info", "[BETA] A metric with a constant '1' value labeled by major, minor, git version, git commit, git tree state, build date, Go version, and compiler from which Kubernetes was built, and platform on which it is running.",
+		"major", "minor", "git_version", "git_commit", "git_tree_state", "build_date", "go_version", "compiler", "platform")
 	k.changes.register(r)
 	for _, family := range families() {
 		// These are then 0 and not missing, and the histogram has buckets: a dashboard
@@ -130,6 +134,13 @@ func (k *kubeProxys) observeConntrack(r *conntrack.Run) {
 		k.conntrackDuration.WithLabelValues(proxy.IPFamily(c.family)).Observe(r.Duration.Seconds())
 		k.conntrackDeleted.WithLabelValues(proxy.IPFamily(c.family)).Add(float64(c.removed))
 	}
+}
+
+// SetKubernetesVersion sets the version of the API server. The proxy has no version of
+// Kubernetes itself, and alerts fire when one component has another version than the rest.
+func (m *Metrics) SetKubernetesVersion(v version.Info) {
+	m.buildInfo.Reset()
+	m.buildInfo.WithLabelValues(v.Major, v.Minor, v.GitVersion, v.GitCommit, v.GitTreeState, v.BuildDate, v.GoVersion, v.Compiler, v.Platform).Set(1)
 }
 
 // Source counts the changes of objects.

@@ -55,7 +55,7 @@ func TestEvents(t *testing.T) {
 		{reference(younger, ""), watch.ReasonConflict, []string{"203.0.113.21:80/tcp belongs to Service " + n.namespace + "/" + older.Name}},
 		{reference(bad, "spec.externalIPs[0]"), watch.ReasonInvalid, []string{`spec.externalIPs[0]: "203.0.113.300": not an IP address`}},
 	} {
-		e := n.awaitEvent(want.about.Kind, want.about.Name)
+		e := n.awaitEvent(want.about.Kind, want.about.Name, want.reason)
 		if diff := cmp.Diff(want.about, e.InvolvedObject); diff != "" {
 			t.Errorf("what the event is about (-want +got):\n%s", diff)
 		}
@@ -68,6 +68,10 @@ func TestEvents(t *testing.T) {
 			}
 		}
 	}
+	start := n.awaitEvent("Node", n.name, watch.ReasonStarting)
+	if start.Type != corev1.EventTypeNormal || start.Message != "" || start.Source.Component != "nftproxy" {
+		t.Errorf("%s, of type %s: want a normal event without words", eventText(start), start.Type)
+	}
 	if l := p.awaitText(0, sysctl, "going on"); l.Level != "WARN" {
 		t.Errorf("the log has %s", l.Text)
 	}
@@ -79,7 +83,7 @@ func TestEvents(t *testing.T) {
 	third := simple("third")
 	third.Spec.ExternalIPs = []string{"203.0.113.21"}
 	n.create(third)
-	n.awaitEvent("Service", "third")
+	n.awaitEvent("Service", "third", watch.ReasonConflict)
 	events, err := n.plane.client.CoreV1().Events(n.namespace).List(n.ctx, metav1.ListOptions{})
 	n.must(err)
 	count := map[string]int{}
@@ -92,6 +96,20 @@ func TestEvents(t *testing.T) {
 		t.Errorf("events after a restart (-want +got):\n%s", diff)
 	}
 	p.stop()
+
+	t.Run("ports in use", func(t *testing.T) {
+		held, err := n.Node.Listen(n.ctx, "tcp", "127.0.0.1:10249")
+		n.must(err)
+		defer held.Close()
+		p := n.startProxy(append(flags, "--metrics-bind-address=127.0.0.1:10249", "--healthz-bind-address=127.0.0.1:10249")...)
+		const why = "listen tcp 127.0.0.1:10249: bind: address already in use"
+		for reason, note := range map[watch.Reason]string{watch.ReasonNoMetricsServer: why, watch.ReasonNoHealthServer: "healthz server failed: " + why} {
+			if e := n.awaitEvent("Node", n.name, reason); e.Message != note || e.Type != corev1.EventTypeWarning {
+				t.Errorf("%s: want a warning %q", eventText(e), note)
+			}
+		}
+		p.stop()
+	})
 
 	t.Run("without the right", func(t *testing.T) {
 		t.Cleanup(n.applyDeploy)
@@ -108,19 +126,19 @@ func TestEvents(t *testing.T) {
 	})
 }
 
-// awaitEvent waits for nftproxy's first event about an object of the test.
-func (n *node) awaitEvent(kind, name string) *corev1.Event {
+// awaitEvent waits for nftproxy's first event with the reason about an object of the test.
+func (n *node) awaitEvent(kind, name string, reason watch.Reason) *corev1.Event {
 	n.t.Helper()
 	namespace := n.namespace
 	if kind == "Node" {
 		namespace = metav1.NamespaceDefault
 	}
-	about := fields.Set{"involvedObject.kind": kind, "involvedObject.name": name, "source": "nftproxy"}.AsSelector()
+	about := fields.Set{"involvedObject.kind": kind, "involvedObject.name": name, "source": "nftproxy", "reason": string(reason)}.AsSelector()
 	list := cache.NewListWatchFromClient(n.plane.client.CoreV1().RESTClient(), "events", namespace, about)
 	last, err := watchtools.UntilWithSync(n.ctx, list, &corev1.Event{}, nil,
 		func(e apiwatch.Event) (bool, error) { return e.Type == apiwatch.Added, nil })
 	if err != nil {
-		n.t.Fatalf("no event about %s %s: %v", kind, name, err)
+		n.t.Fatalf("no event %s about %s %s: %v", reason, kind, name, err)
 	}
 	return last.Object.(*corev1.Event)
 }

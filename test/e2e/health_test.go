@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -95,24 +96,40 @@ func (n *node) testEligible(health netip.AddrPort) {
 
 // answers returns an error unless a page is as wanted.
 func (n *node) answers(at netip.AddrPort, path string, code int, has string) error {
-	client := http.Client{Transport: &http.Transport{DialContext: n.Node.Dial, DisableKeepAlives: true}}
-	request, err := http.NewRequestWithContext(n.ctx, http.MethodGet, fmt.Sprintf("http://%v%s", at, path), nil)
+	answer, err := n.request(http.MethodGet, at, path)
 	if err != nil {
 		return err
 	}
-	answer, err := client.Do(request)
-	if err != nil {
-		return err
-	}
-	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
-	if err != nil {
-		return err
-	}
-	if answer.StatusCode != code || !strings.Contains(string(text), has) {
-		return fmt.Errorf("%s: %s with %q, want %d with %q", path, answer.Status, text, code, has)
+	if answer.code != code || !strings.Contains(answer.body, has) {
+		return fmt.Errorf("%s: %d with %q, want %d with %q", path, answer.code, answer.body, code, has)
 	}
 	return nil
+}
+
+// answer is that of an HTTP server.
+type answer struct {
+	code   int
+	header http.Header
+	body   string
+}
+
+// request asks a server from the node. The headers are names and values in turn.
+func (n *node) request(method string, at netip.AddrPort, path string, header ...string) (answer, error) {
+	client := http.Client{Transport: &http.Transport{DialContext: n.Node.Dial, DisableKeepAlives: true}}
+	request, err := http.NewRequestWithContext(n.ctx, method, fmt.Sprintf("http://%v%s", at, path), nil)
+	if err != nil {
+		return answer{}, err
+	}
+	for pair := range slices.Chunk(header, 2) {
+		request.Header.Set(pair[0], pair[1])
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return answer{}, err
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	return answer{response.StatusCode, response.Header, string(text)}, err
 }
 
 // probe asks what the kubelet would, of a container of the host's network.

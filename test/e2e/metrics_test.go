@@ -1,0 +1,181 @@
+package e2e
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	dto "github.com/prometheus/client_model/go"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"nftproxy/test/cluster"
+	"nftproxy/test/exposition"
+	"nftproxy/test/nftcmd"
+)
+
+func init() {
+	flag.Bool("update", false, "write what kube-proxy serves into testdata of daemon/metrics")
+}
+
+// metricsAddress is that of the metrics server in these tests.
+const metricsAddress = "127.0.0.1:10249"
+
+// healthAddress is that of the health server.
+const healthAddress = "127.0.0.1:10256"
+
+// page returns the body of a page of the node that answers with 200.
+func (n *node) page(address, path string, header ...string) (string, error) {
+	answer, err := n.request(http.MethodGet, netip.MustParseAddrPort(address), path, header...)
+	switch {
+	case err != nil:
+		return "", err
+	case answer.code != http.StatusOK:
+		return "", fmt.Errorf("%s: %d %s", path, answer.code, answer.body)
+	}
+	return answer.body, nil
+}
+
+// scrape returns the metrics of a page by name.
+func (n *node) scrape(path string) (map[string]*dto.MetricFamily, error) {
+	text, err := n.page(metricsAddress, path)
+	if err != nil {
+		return nil, err
+	}
+	return exposition.Parse(strings.NewReader(text))
+}
+
+// exercise has a proxy do its work until each of its metrics can have data: it probes its
+// servers, and changes the endpoints of a Service.
+func (n *node) exercise() {
+	n.t.Helper()
+	n.soon("the servers answer", func() error {
+		var errs []error
+		for _, at := range [][2]string{{healthAddress, "/healthz"}, {healthAddress, "/livez"}, {metricsAddress, "/healthz"}} {
+			_, err := n.page(at[0], at[1])
+			errs = append(errs, err)
+		}
+		return errors.Join(errs...)
+	})
+	web := n.create(service("web", "web"))
+	n.runPod("web-1", "web")
+	n.runPod("web-2", "web")
+	n.soon("the changes are in force and measured", func() error {
+		for _, family := range []string{"IPv4", "IPv6"} {
+			if err := n.has(series{"kubeproxy_network_programming_duration_seconds", map[string]string{"ip_family": family}}); err != nil {
+				return err
+			}
+		}
+		return everywhere(func(protocol string, v6 bool) error {
+			return n.reaches(n.Node, protocol, address(web, protocol, v6), "web-1", "web-2")
+		})
+	})
+}
+
+// TestKubeProxyMetrics records what the real kube-proxy serves. The record is what
+// package daemon/metrics compares with at any time.
+func TestKubeProxyMetrics(t *testing.T) {
+	if os.Getenv("NFTPROXY_CONFORMANCE") == "" {
+		t.Skip("make conformance runs this")
+	}
+	n := newNode(t)
+	nftcmd.ForTest(t) // kube-proxy needs it
+	binary, err := cluster.Tool(n.ctx, "kube-proxy")
+	n.must(err)
+	p := n.run(exec.Command(binary, "--proxy-mode=nftables", "--hostname-override="+n.name, "--cluster-cidr="+n.clusterCIDR(),
+		"--kubeconfig="+n.plane.cluster.AdminKubeconfig(), "--conntrack-max-per-core=0", "-v=2",
+		"--healthz-bind-address="+healthAddress, "--metrics-bind-address="+metricsAddress, "--profiling"))
+	n.exercise()
+	version, err := exec.Command(binary, "--version").Output()
+	n.must(err)
+	text := fmt.Sprintf("# What %skube-proxy serves in its mode nftables. Written by: NFTPROXY_CONFORMANCE=1 go test ./test/e2e -run TestKubeProxyMetrics -update\n",
+		strings.Replace(string(version), "\n", "'s ", 1))
+	for _, path := range []string{"/metrics", "/metrics/slis"} {
+		families, err := n.scrape(path)
+		n.must(err)
+		text += "\n# " + path + "\n\n"
+		for _, m := range exposition.Describe(slices.Collect(maps.Values(families))) {
+			text += m.String()
+		}
+	}
+	const golden = "../../daemon/metrics/testdata/kube-proxy.txt"
+	if flag.Lookup("update").Value.String() == "true" {
+		n.must(os.WriteFile(golden, []byte(text), 0o644))
+	}
+	recorded, err := os.ReadFile(golden)
+	n.must(err)
+	if diff := cmp.Diff(string(recorded), text); diff != "" {
+		t.Errorf("kube-proxy serves other metrics than %s says: run with -update (-recorded +served):\n%s", golden, diff)
+	}
+	p.stop()
+}
+
+// series selects series of a metric by labels, each with a regular expression.
+type series struct {
+	metric string
+	labels map[string]string
+}
+
+// has says why the page has no data for the series: a histogram or a summary needs an
+// observation.
+func (n *node) has(s series) error {
+	families, err := n.scrape("/metrics")
+	if err != nil {
+		return err
+	}
+	if !s.in(families) {
+		return fmt.Errorf("no data for %s%v", s.metric, s.labels)
+	}
+	return nil
+}
+
+func (s series) in(families map[string]*dto.MetricFamily) bool {
+	f := families[s.metric]
+	return f != nil && slices.ContainsFunc(f.GetMetric(), func(m *dto.Metric) bool {
+		have := map[string]string{}
+		for _, l := range m.GetLabel() {
+			have[l.GetName()] = l.GetValue()
+		}
+		for name, pattern := range s.labels {
+			if !regexp.MustCompile("^(?:" + pattern + ")$").MatchString(have[name]) {
+				return false
+			}
+		}
+		return m.GetHistogram() == nil || m.GetHistogram().GetSampleCount() > 0
+	})
+}
+
+// TestMixin: each series that the dashboard "Proxy" of kubernetes-mixin charts, and its
+// rules about kube-proxy and about clients of the API server read, has data. The classes
+// 3xx, 4xx and 5xx of answers have none until the API server gives such an answer, as
+// with kube-proxy.
+func TestMixin(t *testing.T) {
+	n := newNode(t)
+	p := n.startProxy("--metrics-bind-address="+metricsAddress, "--healthz-bind-address="+healthAddress)
+	n.exercise()
+	all := []series{
+		{"kubeproxy_sync_proxy_rules_duration_seconds", nil},
+		{"kubeproxy_network_programming_duration_seconds", nil},
+		{"rest_client_requests_total", map[string]string{"code": "2.."}},
+		{"rest_client_request_duration_seconds", map[string]string{"verb": "POST"}},
+		{"rest_client_request_duration_seconds", map[string]string{"verb": "GET"}},
+		{"process_resident_memory_bytes", nil},
+		{"process_cpu_seconds_total", nil},
+		{"go_goroutines", nil},
+		{"kubernetes_build_info", map[string]string{"git_version": `v1\.\d+\..*`}},
+	}
+	for _, s := range all {
+		n.soon("the dashboard has its data", func() error { return n.has(s) })
+	}
+	n.must(n.plane.client.CoreV1().Services(n.namespace).Delete(n.ctx, "web", metav1.DeleteOptions{}))
+	p.stop()
+}
