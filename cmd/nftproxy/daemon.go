@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/netip"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -52,7 +54,7 @@ func (d *daemon) run(ctx context.Context) error {
 	defer flows.Close()
 
 	d.record = api.record
-	counts := metrics.New(registry)
+	counts, slis := metrics.New(registry), metrics.NewSLIs()
 	mailbox := service.NewMailbox()
 	load := newFirstLoad(switchCollectorOff)
 	defer load.end()
@@ -66,7 +68,11 @@ func (d *daemon) run(ctx context.Context) error {
 	var loop *proxy.Loop
 	var eligible atomic.Bool
 	judge := health.New(health.Config{
-		Busy: func() time.Time { return loop.Busy() }, NodeEligible: d.nodeEligible(&eligible), Answered: counts.CountHealth,
+		Busy: func() time.Time { return loop.Busy() }, NodeEligible: d.nodeEligible(&eligible),
+		Answered: func(path string, code int) {
+			counts.CountHealth(path, code)
+			slis.Observe("proxy", strings.TrimPrefix(path, "/"), code == http.StatusOK)
+		},
 		Awaiting: watcher.Awaiting,
 	})
 	ports := d.newHealthPorts(judge, counts)
@@ -89,7 +95,7 @@ func (d *daemon) run(ctx context.Context) error {
 				announce()
 			}
 		})
-	servers, err := d.servers(judge, registry)
+	servers, err := d.servers(judge, registry, slis)
 	if err != nil {
 		return err
 	}
@@ -247,12 +253,12 @@ func (d *daemon) newWatcher(ctx context.Context, inForce bool, out *service.Mail
 // servers returns the servers for probes and for Prometheus. Another process, such as
 // kube-proxy, may have the addresses of the first two for a while. At the third one,
 // no other process may answer.
-func (d *daemon) servers(judge *health.Health, registry *prometheus.Registry) ([]*health.Server, error) {
+func (d *daemon) servers(judge *health.Health, registry *prometheus.Registry, slis *metrics.SLIs) ([]*health.Server, error) {
 	probes, err := health.NewServer("health", d.options.healthAddress, judge.Handler(), d.log)
 	if err != nil {
 		return nil, fmt.Errorf("--healthz-bind-address: %w", err)
 	}
-	scrapes, err := health.NewServer("metrics", d.options.metricsAddress, health.MetricsHandler(registry), d.log)
+	scrapes, err := health.NewServer("metrics", d.options.metricsAddress, d.metricsHandler(registry, slis), d.log)
 	if err != nil {
 		return nil, fmt.Errorf("--metrics-bind-address: %w", err)
 	}

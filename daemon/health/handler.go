@@ -86,15 +86,48 @@ func explain(waiting map[nft.Family]error, awaiting []string) string {
 	return strings.Join(lines, "\n")
 }
 
-// MetricsHandler serves the paths of kube-proxy's metrics server: /metrics, /healthz
-// and /proxyMode. /healthz says only that the process answers. Tools read the kind of
-// the proxy from /proxyMode.
-func MetricsHandler(g prometheus.Gatherer) http.Handler {
-	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{}))
-	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { plain(w, http.StatusOK, "ok") })
-	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) { plain(w, http.StatusOK, "nftables") })
-	return mux
+// Pages are what the metrics server serves.
+type Pages struct {
+	// Metrics are those of /metrics, SLIs those of /metrics/slis. ResetSLIs forgets the
+	// results in the latter.
+	Metrics, SLIs prometheus.Gatherer
+	ResetSLIs     func()
+	// Checked is called with each answer of /healthz.
+	Checked func(name, kind string, passed bool)
+}
+
+// MetricsHandler serves the paths of kube-proxy's metrics server: /metrics, /metrics/slis,
+// /healthz and /proxyMode. /healthz says only that the process answers. Tools read the
+// kind of the proxy from /proxyMode. paths lists them.
+func MetricsHandler(p Pages) (mux *http.ServeMux, paths []string) {
+	mux = http.NewServeMux()
+	slis := promhttp.HandlerFor(p.SLIs, promhttp.HandlerOpts{})
+	ping := func(w http.ResponseWriter, r *http.Request) {
+		p.Checked("ping", "healthz", true)
+		text := "ok"
+		if r.URL.Query().Has("verbose") {
+			text = "[+]ping ok\nhealthz check passed\n"
+		}
+		plain(w, http.StatusOK, text)
+	}
+	for path, handler := range map[string]http.Handler{
+		"/metrics": promhttp.HandlerFor(p.Metrics, promhttp.HandlerOpts{}),
+		"/metrics/slis": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodDelete {
+				p.ResetSLIs()
+				plain(w, http.StatusOK, "metrics reset\n")
+				return
+			}
+			slis.ServeHTTP(w, r)
+		}),
+		"/healthz":      http.HandlerFunc(ping),
+		"/healthz/ping": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { plain(w, http.StatusOK, "ok") }),
+		"/proxyMode":    http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { plain(w, http.StatusOK, "nftables") }),
+	} {
+		mux.Handle(path, handler)
+		paths = append(paths, path)
+	}
+	return mux, paths
 }
 
 // ServerHeader is the value of the header Server in answers with plain text. By it the metrics

@@ -3,9 +3,11 @@ package health_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -284,15 +286,40 @@ func TestMetricsHandler(t *testing.T) {
 	c := prometheus.NewCounter(prometheus.CounterOpts{Name: "things_total", Help: "Things."})
 	r.MustRegister(c)
 	c.Add(3)
-	h := health.MetricsHandler(r)
+	slis := prometheus.NewRegistry()
+	checks := prometheus.NewCounter(prometheus.CounterOpts{Name: "checks_total", Help: "Checks."})
+	slis.MustRegister(checks)
+	var checked []string
+	resets := 0
+	h, paths := health.MetricsHandler(health.Pages{
+		Metrics: r, SLIs: slis, ResetSLIs: func() { resets++ },
+		Checked: func(name, kind string, passed bool) {
+			checked = append(checked, fmt.Sprint(name, " ", kind, " ", passed))
+		},
+	})
+	slices.Sort(paths)
+	if want := []string{"/healthz", "/healthz/ping", "/metrics", "/metrics/slis", "/proxyMode"}; !slices.Equal(paths, want) {
+		t.Errorf("paths %v, want %v", paths, want)
+	}
 	for path, want := range map[string]answer{
-		"/metrics":   {200, "# HELP things_total Things.\n# TYPE things_total counter\nthings_total 3"},
-		"/healthz":   {200, "ok"},
-		"/proxyMode": {200, "nftables"},
-		"/other":     {404, "404 page not found"},
+		"/metrics/slis":    {200, "# HELP checks_total Checks.\n# TYPE checks_total counter\nchecks_total 0"},
+		"/healthz/ping":    {200, "ok"},
+		"/healthz?verbose": {200, "[+]ping ok\nhealthz check passed"},
+		"/metrics":         {200, "# HELP things_total Things.\n# TYPE things_total counter\nthings_total 3"},
+		"/healthz":         {200, "ok"},
+		"/proxyMode":       {200, "nftables"},
+		"/other":           {404, "404 page not found"},
 	} {
 		if diff := cmp.Diff(want, get(h, path)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", path, diff)
 		}
+	}
+	if want := []string{"ping healthz true", "ping healthz true"}; !slices.Equal(checked, want) {
+		t.Errorf("checked %v, want %v", checked, want)
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodDelete, "/metrics/slis", nil))
+	if w.Code != 200 || w.Body.String() != "metrics reset\n" || resets != 1 {
+		t.Errorf("DELETE: %d %q, %d resets", w.Code, w.Body, resets)
 	}
 }

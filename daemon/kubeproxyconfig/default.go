@@ -13,6 +13,14 @@ import (
 // Default is kube-proxy's default configuration as YAML (kube-proxy 1.36:
 // pkg/proxy/apis/config/v1alpha1, SetDefaults_KubeProxyConfiguration).
 func Default() ([]byte, error) {
+	text, err := yaml.Marshal(defaults())
+	if err != nil {
+		return nil, fmt.Errorf("write the default configuration: %w", err)
+	}
+	return text, nil
+}
+
+func defaults() v1alpha1.KubeProxyConfiguration {
 	seconds := func(n int) metav1.Duration { return metav1.Duration{Duration: time.Duration(n) * time.Second} }
 	day, hour := seconds(24*60*60), seconds(60*60)
 	c := v1alpha1.KubeProxyConfiguration{
@@ -32,11 +40,7 @@ func Default() ([]byte, error) {
 	c.ClientConnection.ContentType, c.ClientConnection.QPS, c.ClientConnection.Burst = "application/vnd.kubernetes.protobuf", 5, 10
 	setDefaults(&c)
 	v1.SetRecommendedLoggingConfiguration(&c.Logging)
-	text, err := yaml.Marshal(c)
-	if err != nil {
-		return nil, fmt.Errorf("write the default configuration: %w", err)
-	}
-	return text, nil
+	return c
 }
 
 // defaultMasqueradeBit is kube-proxy's, and the kubelet's.

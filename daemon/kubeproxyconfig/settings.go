@@ -49,6 +49,7 @@ func (f *File) Settings() []Setting {
 	text("detectLocal.bridgeInterface", "pod-bridge-interface", c.DetectLocal.BridgeInterface)
 	text("detectLocal.interfaceNamePrefix", "pod-interface-name-prefix", c.DetectLocal.InterfaceNamePrefix)
 	text("nodePortAddresses", "nodeport-addresses", strings.Join(c.NodePortAddresses, ","))
+	yes("enableProfiling", "profiling", c.EnableProfiling)
 	if verbosity := c.Logging.Verbosity; verbosity != 0 {
 		text("logging.verbosity", "v", strconv.FormatUint(uint64(verbosity), 10))
 	}

@@ -16,7 +16,7 @@ import (
 
 // kubeProxys are the metrics of kube-proxy 1.37 in its mode nftables, with its names,
 // labels, help texts and buckets (pkg/proxy/metrics/metrics.go there). Where the meaning
-// differs, Reference says so.
+// differs, docs/metrics.md says so.
 type kubeProxys struct {
 	duration, full, partial *prometheus.HistogramVec
 	networkProgramming      *prometheus.HistogramVec
@@ -33,9 +33,11 @@ type kubeProxys struct {
 // kubeProxyBuckets go from a millisecond to 16 seconds.
 func kubeProxyBuckets() []float64 { return prometheus.ExponentialBuckets(0.001, 2, 15) }
 
-// programmingBuckets go from a quarter of a second to five minutes.
+// programmingBuckets go from a quarter of a second to five minutes. kube-proxy's list begins
+// with 0.
 func programmingBuckets() []float64 {
 	return slices.Concat(
+		[]float64{0},
 		prometheus.LinearBuckets(0.25, 0.25, 2), prometheus.LinearBuckets(1, 1, 59),
 		prometheus.LinearBuckets(60, 5, 12), prometheus.LinearBuckets(120, 30, 7),
 	)

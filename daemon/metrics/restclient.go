@@ -32,15 +32,18 @@ type restClient struct {
 // FollowRequests counts the requests to the API server in the registry. client-go calls
 // one listener in a process: a second call has no effect.
 func FollowRequests(r prometheus.Registerer) {
-	c := newRestClient(r)
-	clientmetrics.Register(clientmetrics.RegisterOpts{
+	clientmetrics.Register(newRestClient(r).listeners())
+}
+
+func (c *restClient) listeners() clientmetrics.RegisterOpts {
+	return clientmetrics.RegisterOpts{
 		ClientCertExpiry: expirySetter{c}, ClientCertRotationAge: ageObserver{c},
 		RequestLatency: latencyObserver{c.duration}, RateLimiterLatency: latencyObserver{c.limiter},
 		RequestSize: sizeObserver{c.requestSize}, ResponseSize: sizeObserver{c.responseSize},
 		RequestResult: resultCounter{c}, RequestRetry: retryCounter{c}, ExecPluginCalls: pluginCounter{c},
 		TransportCacheEntries: entriesSetter{c}, TransportCreateCalls: wordCounter{c.cacheCalls},
 		TransportCAReloads: reloadCounter{c}, TransportCertRotationGCCalls: rotationCounter{c}, TransportCacheGCCalls: wordCounter{c.cacheGCs},
-	})
+	}
 }
 
 func newRestClient(r prometheus.Registerer) *restClient {

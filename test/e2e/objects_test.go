@@ -62,7 +62,7 @@ func (n *node) runPod(name, app string) *testnet.Pod {
 	n.must(err)
 	object.Status = corev1.PodStatus{
 		Phase: corev1.PodRunning, PodIP: pod.Addrs[0].String(),
-		Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
+		Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now()}},
 	}
 	for _, a := range pod.Addrs {
 		object.Status.PodIPs = append(object.Status.PodIPs, corev1.PodIP{IP: a.String()})

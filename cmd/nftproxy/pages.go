@@ -1,0 +1,50 @@
+package main
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/pflag"
+	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"nftproxy/daemon/health"
+	"nftproxy/daemon/kubeproxyconfig"
+	"nftproxy/daemon/metrics"
+	"nftproxy/daemon/zpages"
+)
+
+// metricsHandler serves the metrics, and what kube-proxy tells about its process beside
+// them.
+func (d *daemon) metricsHandler(registry *prometheus.Registry, slis *metrics.SLIs) http.Handler {
+	mux, paths := health.MetricsHandler(health.Pages{Metrics: registry, SLIs: slis.Gatherer(), ResetSLIs: slis.Reset, Checked: slis.Observe})
+	zpages.Install(mux, zpages.Config{
+		Component: "nftproxy", Version: version(), Started: time.Now(),
+		Flags: d.flagValues, Configuration: d.configuration, Group: v1alpha1.GroupName,
+		Profiling: d.options.profiling,
+		SetVerbosity: func(n int) error {
+			d.setVerbosity(n)
+			d.log.Info("changed the verbosity of the log", "v", n)
+			return nil
+		},
+	}, paths...)
+	return mux
+}
+
+// flagValues returns the values of all flags by name.
+func (d *daemon) flagValues() map[string]string {
+	values := map[string]string{}
+	d.flags.VisitAll(func(f *pflag.Flag) { values[f.Name] = f.Value.String() })
+	return values
+}
+
+// configuration is the one in force, in kube-proxy's form.
+func (d *daemon) configuration() (any, error) {
+	return kubeproxyconfig.Effective(func(name string) (string, bool) {
+		f := d.flags.Lookup(name)
+		if f == nil {
+			return "", false
+		}
+		return f.Value.String(), true
+	})
+}

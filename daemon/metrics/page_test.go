@@ -1,0 +1,261 @@
+package metrics_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"net/url"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	apiversion "k8s.io/apimachinery/pkg/version"
+	clientmetrics "k8s.io/client-go/tools/metrics"
+
+	"nftproxy/conntrack"
+	"nftproxy/daemon/affinity"
+	"nftproxy/daemon/metrics"
+	"nftproxy/model/service"
+	"nftproxy/nft"
+	"nftproxy/nft/ruleset"
+	"nftproxy/test/exposition"
+)
+
+func init() { flag.Bool("update", false, "write docs/metrics.md") }
+
+// all is every metric of the proxy, each with a series, and those of /metrics/slis.
+func all(t *testing.T) (served, slis []exposition.Metric) {
+	t.Helper()
+	r := metrics.NewRegistry()
+	listeners := metrics.RequestListeners(r)
+	m := metrics.New(r)
+	s := aSync(conflicting())
+	s.Read = time.Second
+	s.Triggers = []service.Trigger{{Time: start}}
+	m.Observe(s)
+	s.Read = 0
+	m.Observe(s)
+	m.ObserveConntrack(conntrack.Run{Removed: map[conntrack.Reason]int{conntrack.NodePort: 1}, Lag: 1})
+	m.ObserveAffinity(affinity.Run{Name: ruleset.AffinityName{Family: nft.IPv4}})
+	m.CountHealth("/healthz", 200)
+	m.CountHealth("/livez", 200)
+	m.CountProblems("Service", 1)
+	metrics.NewConfigFile(r)
+	m.SetKubernetesVersion(apiversion.Info{Major: "1"})
+	request(listeners)
+	checks := metrics.NewSLIs()
+	checks.Observe("ping", "healthz", true)
+	return gather(t, r), gather(t, checks.Gatherer())
+}
+
+// request does what client-go does for requests of all kinds.
+func request(l clientmetrics.RegisterOpts) {
+	ctx, u := context.Background(), url.URL{Host: "h"}
+	l.RequestLatency.Observe(ctx, "GET", u, 1)
+	l.RateLimiterLatency.Observe(ctx, "GET", u, 1)
+	l.RequestSize.Observe(ctx, "GET", "h", 1)
+	l.ResponseSize.Observe(ctx, "GET", "h", 1)
+	l.RequestResult.Increment(ctx, "200", "GET", "h")
+	l.RequestRetry.IncrementRetry(ctx, "500", "GET", "h")
+	l.ExecPluginCalls.Increment(0, "no_error")
+	l.ClientCertRotationAge.Observe(1)
+	l.ClientCertExpiry.Set(nil)
+	l.TransportCacheEntries.Observe(1)
+	l.TransportCreateCalls.Increment("miss")
+	l.TransportCAReloads.Increment("success", "x")
+	l.TransportCertRotationGCCalls.Increment()
+	l.TransportCacheGCCalls.Increment("deleted")
+}
+
+func gather(t *testing.T, g prometheus.Gatherer) []exposition.Metric {
+	t.Helper()
+	families, err := g.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return exposition.Describe(families)
+}
+
+// absent are kube-proxy's metrics that nftproxy does not have, as patterns of path.Match,
+// each with the reason.
+func absent() [][2]string {
+	const server = "about code of the API server that is linked into kube-proxy; kube-proxy never counts anything there"
+	const registry = "about the registry of k8s.io/component-base, which nftproxy does not use"
+	return [][2]string{
+		{"aggregator_discovery_aggregation_count_total", server},
+		{"apiserver_*", server},
+		{"cardinality_enforcement_unexpected_categorizations_total", registry},
+		{"disabled_metrics_total", registry},
+		{"hidden_metrics_total", registry},
+		{"registered_metrics_total", registry},
+		{"kubernetes_feature_enabled", "nftproxy has no feature gates; `/flagz` has all of its settings"},
+	}
+}
+
+// TestLikeKubeProxy: each metric that the real kube-proxy serves is here too, with its
+// type, labels, help text and buckets, or the page says why not. TestKubeProxyMetrics in
+// test/e2e keeps the record.
+func TestLikeKubeProxy(t *testing.T) {
+	text, err := os.ReadFile("testdata/kube-proxy.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, second, ok := strings.Cut(string(text), "# /metrics/slis\n")
+	if !ok {
+		t.Fatal("the record has no /metrics/slis")
+	}
+	served, slis := all(t)
+	used := map[string]bool{}
+	compared := 0
+	for page, ours := range map[string][]exposition.Metric{first: served, second: slis} {
+		theirs, err := exposition.Read(strings.NewReader(page))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range theirs {
+			compared++
+			at := slices.IndexFunc(ours, func(m exposition.Metric) bool { return m.Name == want.Name })
+			why := slices.IndexFunc(absent(), func(a [2]string) bool { match, _ := path.Match(a[0], want.Name); return match })
+			switch {
+			case at < 0 && why < 0:
+				t.Errorf("there is no %s, and no reason why", want.Name)
+			case at < 0:
+				used[absent()[why][0]] = true
+			case why >= 0:
+				t.Errorf("%s is there, but has a reason why not: %s", want.Name, absent()[why][1])
+			default:
+				if diff := gocmp.Diff(want, ours[at]); diff != "" {
+					t.Errorf("%s (-kube-proxy +nftproxy):\n%s", want.Name, diff)
+				}
+			}
+		}
+	}
+	if compared < 100 || len(used) != len(absent()) {
+		t.Errorf("%d metrics compared, reasons used: %v", compared, used)
+	}
+}
+
+// meanings say of kube-proxy's metrics what they mean here: its help texts are short, and
+// some things are otherwise.
+func meanings() map[string]string {
+	return map[string]string{
+		"kubeproxy_sync_proxy_rules_duration_seconds":                "Time that a sync took, from the snapshot to the kernel's answer. One sync is for both families and counts in each.",
+		"kubeproxy_sync_full_proxy_rules_duration_seconds":           "The same, of syncs that read the kernel's tables: after a start, an error, or a change by another program. nftproxy has no periodic full sync.",
+		"kubeproxy_sync_partial_proxy_rules_duration_seconds":        "The same, of all other syncs.",
+		"kubeproxy_network_programming_duration_seconds":             "Time from the cause of a change of endpoints, as the EndpointSlice's annotation `endpoints.kubernetes.io/last-change-trigger-time` tells it, until the change was in force. Controllers take that time from objects, mostly in whole seconds: a second is not exact. A change that waits for a failed sync counts when it is in force; kube-proxy never counts it. Of more than 10,000 changes that wait the oldest count. Times before the start of the proxy do not count, and times in the future count as 0.",
+		"kubeproxy_sync_proxy_rules_last_timestamp_seconds":          "When the family's rules were last known to be in force, in seconds since 1970.",
+		"kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds":   "When the last sync began that had a change, in seconds since 1970.",
+		"kubeproxy_sync_proxy_rules_nftables_sync_failures_total":    "Syncs after which the family's rules were not in force.",
+		"kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total": "The same, of syncs without a change, which only remove idle chains. kube-proxy removes its own in a transaction of their own.",
+		"kubeproxy_sync_proxy_rules_no_local_endpoints_total":        "Service ports with traffic policy Local that have endpoints, but none on this node.",
+		"kubeproxy_sync_proxy_rules_endpoint_changes_total":          "Changes of EndpointSlices that arrived. kube-proxy counts each object again every 15 minutes.",
+		"kubeproxy_sync_proxy_rules_endpoint_changes_pending":        "Changes of EndpointSlices that are not in force. kube-proxy counts none any more once a sync has begun, even if it fails.",
+		"kubeproxy_sync_proxy_rules_service_changes_total":           "Changes of Services that arrived. kube-proxy counts each in both families, so twice.",
+		"kubeproxy_sync_proxy_rules_service_changes_pending":         "Changes of Services that are not in force.",
+		"kubeproxy_conntrack_reconciler_sync_duration_seconds":       "Time that a pass over the conntrack table took. One pass is for both families and counts in each.",
+		"kubeproxy_conntrack_reconciler_deleted_entries_total":       "Stale conntrack entries that were removed.",
+		"kubeproxy_proxy_healthz_total":                              "Answers of `/healthz` on the health port, by HTTP status code.",
+		"kubeproxy_proxy_livez_total":                                "Answers of `/livez` on the health port, by HTTP status code.",
+		"kubernetes_build_info":                                      "The version of the API server, asked for every five minutes. kube-proxy's has its own version. The alert `KubeVersionMismatch` of kubernetes-mixin fires when the components have several, and nftproxy's version is none of Kubernetes'. Missing with `--nftproxy-manifests`.",
+		"kubernetes_healthcheck":                                     "On `/metrics/slis`: 1 if the check passed the last time, else 0. `ping` is `/healthz` of the metrics port; `proxy` is the health port's `/healthz`, `/livez` or `/readyz`, by `type`.",
+		"kubernetes_healthchecks_total":                              "On `/metrics/slis`: the results of these checks since the start.",
+	}
+}
+
+// TestPage: docs/metrics.md lists all metrics. With -update the page is written.
+func TestPage(t *testing.T) {
+	const file = "../../docs/metrics.md"
+	served, slis := all(t)
+	slis = slices.DeleteFunc(slis, func(m exposition.Metric) bool { return strings.HasPrefix(m.Name, "process_") })
+	page := writePage(t, append(served, slis...))
+	if flag.Lookup("update").Value.String() == "true" {
+		if err := os.WriteFile(file, []byte(page), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	have, err := os.ReadFile(file)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	if diff := gocmp.Diff(string(have), page); diff != "" {
+		t.Errorf("%s is stale: run go test ./daemon/metrics -run TestPage -update (-have +want):\n%s", file, diff)
+	}
+}
+
+const introduction = `<!-- Written by: go test ./daemon/metrics -run TestPage -update -->
+
+# Metrics
+
+The metrics server (` + "`--metrics-bind-address`" + `, by default ` + "`127.0.0.1:10249`" + `) serves them at ` + "`/metrics`" + ` and
+` + "`/metrics/slis`" + `. It has neither TLS nor authorization, as kube-proxy's. A Prometheus in a pod does not reach a loopback
+address. Either it runs on the node's network, or the address is one of the node's, such as ` + "`0.0.0.0:10249`" + `. Then a
+network policy or the node's firewall has to say who may ask: the pages also show the settings of the process.
+
+A metric that kube-proxy 1.37 has too has its name, type, labels, help text and buckets. So dashboards and alerts for
+kube-proxy go on working with the selector of nftproxy's job. ` + "`make conformance`" + ` compares with what the real
+kube-proxy serves.
+`
+
+func writePage(t *testing.T, list []exposition.Metric) string {
+	t.Helper()
+	known := meanings()
+	sections := map[string][]exposition.Metric{}
+	for _, m := range list {
+		prefix, _, _ := strings.Cut(m.Name, "_")
+		sections[prefix] = append(sections[prefix], m)
+	}
+	var b strings.Builder
+	b.WriteString(introduction)
+	for _, s := range []struct {
+		heading, text string
+		prefixes      []string
+	}{
+		{"nftproxy's own", "", []string{"nftproxy"}},
+		{"kube-proxy's", "The meaning is that of nftproxy. It says where kube-proxy's differs.\n\n", []string{"kubeproxy", "kubernetes"}},
+		{"client-go's", "Each component of Kubernetes has them, about its requests to the API server.\n\n", []string{"rest"}},
+	} {
+		fmt.Fprintf(&b, "\n## %s\n\n%s| Metric | Type | Labels | Meaning |\n|---|---|---|---|\n", s.heading, s.text)
+		for _, prefix := range s.prefixes {
+			slices.SortFunc(sections[prefix], func(a, b exposition.Metric) int { return cmp.Compare(a.Name, b.Name) })
+			for _, m := range sections[prefix] {
+				meaning := cmp.Or(known[m.Name], strings.TrimPrefix(m.Help, "[ALPHA] "))
+				if known[m.Name] == "" && strings.HasPrefix(m.Name, "kube") {
+					t.Errorf("%s has no meaning", m.Name)
+				}
+				delete(known, m.Name)
+				fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", m.Name, m.Type, code(m.Labels), strings.ReplaceAll(meaning, "|", "\\|"))
+			}
+			delete(sections, prefix)
+		}
+	}
+	for name := range known {
+		t.Errorf("%s has a meaning, but there is none", name)
+	}
+	b.WriteString("\n## The process and the Go runtime\n\n`process_*` and `go_*` are those of the Prometheus client for Go, as in kube-proxy.\n")
+	delete(sections, "process")
+	delete(sections, "go")
+	for _, prefix := range slices.Sorted(maps.Keys(sections)) {
+		t.Errorf("no section has %s_*", prefix)
+	}
+	b.WriteString("\n## What kube-proxy has and nftproxy does not\n\n| Metric | Why |\n|---|---|\n")
+	for _, a := range absent() {
+		fmt.Fprintf(&b, "| `%s` | %s |\n", a[0], a[1])
+	}
+	return b.String()
+}
+
+func code(words []string) string {
+	var list []string
+	for _, w := range words {
+		list = append(list, "`"+w+"`")
+	}
+	return strings.Join(list, ", ")
+}
