@@ -64,7 +64,8 @@ type AddChain struct {
 	Chain *Chain
 }
 
-// FlushChain removes all rules of the chain.
+// FlushChain removes all rules of the chain, or with an empty name those of all chains
+// of the table.
 type FlushChain struct {
 	Table TableID
 	Chain string
@@ -139,7 +140,12 @@ func (o AddChain) Text() string {
 }
 
 // Text is, for example, "flush chain ip nftproxy refuse".
-func (o FlushChain) Text() string { return fmt.Sprintf("flush chain %s %s\n", o.Table, o.Chain) }
+func (o FlushChain) Text() string {
+	if o.Chain == "" {
+		return fmt.Sprintf("flush table %s\n", o.Table)
+	}
+	return fmt.Sprintf("flush chain %s %s\n", o.Table, o.Chain)
+}
 
 // Text is, for example, "delete chain ip nftproxy endpoints-3".
 func (o DeleteChain) Text() string { return fmt.Sprintf("delete chain %s %s\n", o.Table, o.Chain) }

@@ -107,6 +107,9 @@ func (m *Model) applyOp(op Op) error {
 	case AddChain:
 		return m.inTable(op.Table, func(c *Contents) error { return c.addChain(op.Chain) })
 	case FlushChain:
+		if op.Chain == "" {
+			return m.inTable(op.Table, (*Contents).flush)
+		}
 		return m.inChain(op.Table, op.Chain, func(c *Contents, ch *Chain) { c.Chains[op.Chain] = &Chain{Name: ch.Name, Hook: ch.Hook} })
 	case DeleteChain:
 		return m.inChain(op.Table, op.Chain, func(c *Contents, _ *Chain) { delete(c.Chains, op.Chain) })
@@ -120,6 +123,14 @@ func (m *Model) applyOp(op Op) error {
 		return m.inSet(op.Table, op.Set, op.Elements, (*SetContents).deleteElement)
 	}
 	return fmt.Errorf("unknown operation %T", op)
+}
+
+// flush removes the rules of all chains.
+func (c *Contents) flush() error {
+	for name, ch := range c.Chains {
+		c.Chains[name] = &Chain{Name: ch.Name, Hook: ch.Hook}
+	}
+	return nil
 }
 
 func (m *Model) inTable(id TableID, do func(*Contents) error) error {

@@ -34,6 +34,9 @@ type kubeProxyFollower struct {
 	running func(context.Context) (otherproxy.Running, error)
 	remove  func(report func(otherproxy.Rules, error)) error
 	now     func() time.Time
+	// beside says that kube-proxy is to run beside this proxy, which serves other Services:
+	// --nftproxy-service-proxy-name. It is only counted then.
+	beside bool
 	// inForce says that our program has been in force in both families.
 	inForce atomic.Bool
 
@@ -49,7 +52,7 @@ func (d *daemon) newKubeProxyFollower(counts interface {
 	ObserveKubeProxy(kinds []otherproxy.Kind, running bool)
 }) *kubeProxyFollower {
 	return &kubeProxyFollower{
-		log: d.log, count: counts.ObserveKubeProxy,
+		log: d.log, beside: d.options.claims.proxyName != "", count: counts.ObserveKubeProxy,
 		record: func(note string) {
 			d.record(watch.Event{Object: watch.NodeObject(d.node), Reason: watch.ReasonKubeProxy, Note: note})
 		},
@@ -96,6 +99,9 @@ func (f *kubeProxyFollower) look(ctx context.Context) {
 	}
 	f.failure = ""
 	f.count(kinds, running.Yes())
+	if f.beside {
+		return
+	}
 	f.report(kinds, running)
 	if !running.No() {
 		f.gone, f.tried = time.Time{}, false

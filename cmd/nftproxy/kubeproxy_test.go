@@ -110,6 +110,18 @@ func TestKubeProxyHidden(t *testing.T) {
 	w.want(t, "hidden", 0, 1, w.looks(t, time.Hour), "nftproxy cleanup --kube-proxy")
 }
 
+// TestKubeProxyServesTheRest: beside --nftproxy-service-proxy-name, kube-proxy serves all other
+// Services, and its rules stay whatever it does.
+func TestKubeProxyServesTheRest(t *testing.T) {
+	w := newFollowed()
+	w.beside = true
+	w.inForce.Store(true)
+	w.kinds = []otherproxy.Kind{otherproxy.NFTables}
+	w.want(t, "it does not run", 0, 0, w.looks(t, time.Hour))
+	w.state = otherproxy.Running{Answers: "127.0.0.1:10249"}
+	w.want(t, "it runs", 0, 0, w.looks(t, time.Hour))
+}
+
 // TestKubeProxyKept: rules that cannot be removed are tried once, and an error of a look is logged
 // once.
 func TestKubeProxyKept(t *testing.T) {

@@ -131,7 +131,9 @@ func (e *batchEncoder) addOp(i int, op nft.Op) error {
 	case nft.FlushChain:
 		at := e.beginSpan(i, 0, unix.NFT_MSG_DELRULE, 0, op.Table.Family)
 		e.addString(unix.NFTA_RULE_TABLE, op.Table.Name)
-		e.addString(unix.NFTA_RULE_CHAIN, op.Chain)
+		if op.Chain != "" {
+			e.addString(unix.NFTA_RULE_CHAIN, op.Chain)
+		}
 		e.endMessage(at)
 	case nft.DeleteChain:
 		at := e.beginSpan(i, 0, unix.NFT_MSG_DELCHAIN, 0, op.Table.Family)

@@ -3,6 +3,7 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
@@ -99,9 +100,8 @@ func (c *Conn) OurTables() ([]TableInfo, error) {
 	return tables, nil
 }
 
-// DeleteTables deletes the tables of that name, in both families, in one transaction.
-// Missing tables are no error. A table that another process owns is an error that matches
-// EPERM.
+// DeleteTables deletes the tables of that name, in both families. Missing tables are no error. A
+// table that another process owns is an error that matches EPERM.
 func (c *Conn) DeleteTables(name string) error {
 	tables, err := c.Tables(name)
 	if err != nil {
@@ -110,14 +110,39 @@ func (c *Conn) DeleteTables(name string) error {
 	return c.Delete(tables)
 }
 
-// Delete deletes the tables with their contents, in one transaction. A missing table is an
-// error. A table that another process owns is an error that matches EPERM.
+// Delete deletes the tables with their contents. A missing table is an error. A table that
+// another process owns is an error that matches EPERM.
+//
+// It makes two transactions: the first one empties all chains. When a table goes, the kernel
+// hides the elements of its maps (nft_map_deactivate) a moment before the last packet has left its
+// rules. Such a packet would not find its Service and would be refused, although another
+// proxy's rules follow.
 func (c *Conn) Delete(tables []TableInfo) error {
-	var b nft.Batch
-	for _, t := range tables {
-		b.Ops = append(b.Ops, nft.DeleteTable{Table: t.ID})
+	if len(tables) == 0 {
+		return nil
 	}
-	return c.Apply(b)
+	var empty, remove nft.Batch
+	for _, t := range tables {
+		empty.Ops = append(empty.Ops, nft.FlushChain{Table: t.ID})
+		remove.Ops = append(remove.Ops, nft.DeleteTable{Table: t.ID})
+	}
+	if err := c.Apply(empty); err != nil {
+		return err
+	}
+	awaitPackets()
+	return c.Apply(remove)
+}
+
+// awaitPackets waits until no packet is under way that has met earlier rules. The kernel handles
+// packets within RCU read sections, and membarrier waits for their end (synchronize_rcu in
+// kernel/sched/membarrier.c). Kernels booted with nohz_full do not have this command, and a sandbox
+// may forbid it. There, a time must do.
+func awaitPackets() {
+	const global = 1 // MEMBARRIER_CMD_GLOBAL
+	const longEnough = 100 * time.Millisecond
+	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, global, 0, 0); errno != 0 {
+		time.Sleep(longEnough)
+	}
 }
 
 // Owned says whether this Conn owns the table, so that no other process can change it.
