@@ -60,7 +60,7 @@ takeover: build ## replace the real kube-proxy and go back, ROUNDS=20 times in e
 demo: build ## show the proxy at work on real traffic, without a cluster
 	bin/nftproxy demo
 
-bench: build ## compare with kube-proxy, nft and the bare kernel at every size; some hours, as root
+bench: build ## compare with kube-proxy, nft and the bare kernel at every size; more than an hour, as root
 	hack/build-tools.sh
 	hack/build-tools.sh kube-proxy$(if $(filter-out 1.37,$(KUBE_PROXY)),-$(KUBE_PROXY))
 	$(GO) run ./bench
