@@ -202,6 +202,11 @@ network policy or the node's firewall has to say who may ask: the pages also sho
 A metric that kube-proxy 1.37 has too has its name, type, labels, help text and buckets. So dashboards and alerts for
 kube-proxy go on working with the selector of nftproxy's job. ` + "`make conformance`" + ` compares with what the real
 kube-proxy serves.
+
+[deploy/grafana/nftproxy.json](../deploy/grafana/nftproxy.json) is a dashboard, and
+[deploy/alerts/nftproxy.yaml](../deploy/alerts/nftproxy.yaml) has alerts, both about nftproxy's own concerns too: conflicts,
+Services that the kernel refuses, and how full connection tracking is. Tests in ` + "`hack/promql`" + ` hold both to this list, and draw the
+dashboard from the metrics of a real daemon (` + "`hack/promql/testdata/panels.txt`" + `).
 `
 
 func writePage(t *testing.T, list []exposition.Metric) string {
