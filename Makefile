@@ -74,11 +74,12 @@ bench-quick: build ## the same at the smallest size, in a few minutes
 bench-stages: ## benchmark each stage (decoding, compile, plan, encode, apply, dump), with allocations
 	$(GO) test -run '^$$' -bench . -benchmem ./model/treap ./model/service ./watch ./nft/ruleset ./nft/kernel ./daemon/affinity ./conntrack
 
-cluster: ## bring up a real Kubernetes cluster of three nodes with nftproxy on this computer, and try it; as root
+cluster: ## bring up a real Kubernetes cluster of three nodes with nftproxy on this computer, and try it; E2E=1: by Kubernetes' own tests, too
 	$(MAKE) image ARCHES=$$($(GO) env GOARCH)
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/realcluster ./test/realcluster
-	bin/realcluster up
+	bin/realcluster up $(if $(E2E),--e2e)
 	bin/realcluster smoke
+	$(if $(E2E),bin/realcluster e2e)
 
 cluster-down: ## end the cluster of make cluster, and remove everything that it left
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/realcluster ./test/realcluster

@@ -6,6 +6,7 @@
 #   hack/build-tools.sh kube-proxy-1.36     the one of the minor release before
 #   hack/build-tools.sh staticcheck benchstat
 #   hack/build-tools.sh kube-scheduler kubelet kubectl agnhost coredns    the rest of a cluster with nodes
+#   hack/build-tools.sh e2e.test            Kubernetes' own test suite for clusters
 #
 # Versions are those of the go.mod of hack/tools, hack/kube-proxy-1.36, hack/dns and hack/lint. A binary that was already
 # built from the same go.mod, go.sum and Go release is left alone, so calling this costs milliseconds; from cold each of
@@ -30,9 +31,9 @@ stamp_version() {
 	done
 }
 
-# source_of NAME: sets module (a directory here), package and flags (for the linker).
+# source_of NAME: sets module (a directory here), package, flags (for the linker) and build (the go command).
 source_of() {
-	flags='-s -w'
+	flags='-s -w' build=build
 	case $1 in
 	etcd)
 		module=tools package=go.etcd.io/etcd/server/v3 ;;
@@ -41,6 +42,9 @@ source_of() {
 		stamp_version ;;
 	kube-proxy-1.36)
 		module=$1 package=k8s.io/kubernetes/cmd/kube-proxy
+		stamp_version ;;
+	e2e.test)
+		module=tools package=k8s.io/kubernetes/test/e2e build='test -c -vet=off'
 		stamp_version ;;
 	agnhost)
 		module=tools package=k8s.io/kubernetes/test/images/agnhost ;;
@@ -73,7 +77,7 @@ for name in "$@"; do
 	fi
 	echo "building $name ($package); from cold this takes minutes" >&2
 	rm -f "$bin/.$name.stamp"
-	(cd "$root/$module" && nice go build -trimpath -ldflags "$flags" -o "$bin/.$name.new" "$package")
+	(cd "$root/$module" && nice go $build -trimpath -ldflags "$flags" -o "$bin/.$name.new" "$package")
 	mv "$bin/.$name.new" "$bin/$name"
 	echo "$stamp" >"$bin/.$name.stamp"
 done

@@ -61,10 +61,15 @@ func newCommand() *cobra.Command {
 		return nil
 	}
 	var nodes int
+	var withSuite bool
+	var focus string
 	up := &cobra.Command{
 		Use: "up", Short: "Bring the cluster up", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return up(cmd.Context(), *dir, nodes, os.Stdout) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return up(cmd.Context(), *dir, nodes, withSuite, os.Stdout)
+		},
 	}
+	up.Flags().BoolVar(&withSuite, "e2e", false, "give the nodes the images of Kubernetes' own tests, too")
 	up.Flags().IntVar(&nodes, "nodes", 3, "`number` of nodes")
 	serve := &cobra.Command{
 		Use: "serve", Hidden: true, Args: cobra.NoArgs,
@@ -76,7 +81,12 @@ func newCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error { return outside(cmd.Context(), *dir, args) },
 	}
 	execute.Flags().SetInterspersed(false) // flags after the command are the command's
-	root.AddCommand(up, serve,
+	suite := &cobra.Command{
+		Use: "e2e", Short: "Run Kubernetes' own tests of sig-network on a cluster of up --e2e", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return runSuite(cmd.Context(), *dir, focus) },
+	}
+	suite.Flags().StringVar(&focus, "focus", `\[sig-network\]`, "regular `expression` for the names of the tests to run")
+	root.AddCommand(up, serve, suite,
 		&cobra.Command{
 			Use: "smoke", Short: "Try the cluster: one line for each test; the exit status is 1 if one fails", Args: cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error { return ask(cmd.Context(), *dir, "/smoke", os.Stdout) },
@@ -96,7 +106,7 @@ func newCommand() *cobra.Command {
 
 // up prepares what a cluster needs, starts the process that holds it, and copies
 // its progress until the cluster is up.
-func up(ctx context.Context, dir string, nodes int, out io.Writer) error {
+func up(ctx context.Context, dir string, nodes int, withSuite bool, out io.Writer) error {
 	if _, err := os.Stat(socket(dir)); err == nil {
 		return fmt.Errorf("%s has a cluster; remove it by `make cluster-down`", dir)
 	}
@@ -105,6 +115,11 @@ func up(ctx context.Context, dir string, nodes int, out io.Writer) error {
 	}
 	if err := prepare(ctx, dir, out); err != nil {
 		return fmt.Errorf("prepare: %w", err)
+	}
+	if withSuite {
+		if err := prepareSuite(ctx, dir); err != nil {
+			return fmt.Errorf("prepare Kubernetes' tests: %w", err)
+		}
 	}
 	self, err := os.Executable()
 	if err != nil {

@@ -7,8 +7,12 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
 )
 
 // restart is a patch that replaces all pods, as `kubectl rollout restart` does.
@@ -24,8 +28,34 @@ func updateDeployment(ctx context.Context, f *fixture) (string, error) {
 		if err != nil {
 			return fmt.Errorf("restart the Deployment web: %w", err)
 		}
-		return f.AwaitDeployment(ctx, namespace, "web")
+		return errors.Join(f.AwaitDeployment(ctx, namespace, "web"), f.awaitEnds(ctx))
 	})
+}
+
+// awaitEnds returns once no pod of web is ending: then nothing can reach one that
+// has ended, either.
+func (f *fixture) awaitEnds(ctx context.Context) error {
+	list := cache.NewFilteredListWatchFromClient(f.Client.CoreV1().RESTClient(), "pods", namespace, func(o *metav1.ListOptions) {
+		o.LabelSelector = "app=web"
+	})
+	ending := map[string]bool{}
+	_, err := watchtools.UntilWithSync(ctx, list, &corev1.Pod{}, func(store cache.Store) (bool, error) {
+		for _, o := range store.List() {
+			if p, ok := o.(*corev1.Pod); ok && p.DeletionTimestamp != nil {
+				ending[p.Name] = true
+			}
+		}
+		return len(ending) == 0, nil
+	}, func(e watch.Event) (bool, error) {
+		if p, ok := e.Object.(*corev1.Pod); ok && e.Type == watch.Deleted {
+			delete(ending, p.Name)
+		}
+		return len(ending) == 0, nil
+	})
+	if err != nil {
+		return fmt.Errorf("wait for the end of pods: %w", err)
+	}
+	return nil
 }
 
 // updateProxy: all pods of the proxy are replaced, and no connection fails.
