@@ -51,6 +51,16 @@ nftproxy first: it serves the Services from then on.`,
 	return cmd
 }
 
+// cleanupTables connects to the kernel and cleans up.
+func cleanupTables(cmd *cobra.Command, table string) error {
+	conn, err := kernel.Open(kernel.Config{})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return cleanup(cmd, conn, table)
+}
+
 func cleanup(cmd *cobra.Command, conn *kernel.Conn, table string) error {
 	tables, err := conn.Tables(table)
 	if err != nil {

@@ -16,8 +16,9 @@ import (
 
 // configOptions are the flags of kube-proxy about its configuration as a whole.
 type configOptions struct {
-	file, writeTo string
-	initOnly      bool
+	file, writeTo     string
+	initOnly, cleanup bool
+	version           string
 	// given is the command line, text the file.
 	given commandLine
 	text  []byte
@@ -31,13 +32,26 @@ func (o *configOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.file, "config", "", "configuration file of kube-proxy (kubeproxy.config.k8s.io/v1alpha1); it overrides kube-proxy's other flags, except --hostname-override, --master and -v")
 	f.StringVar(&o.writeTo, "write-config-to", "", "write kube-proxy's default configuration to this file and exit")
 	f.BoolVar(&o.initOnly, "init-only", false, "set the kernel's settings of connection tracking and exit")
+	f.BoolVar(&o.cleanup, "cleanup", false, "remove nftproxy's tables and exit, as the command cleanup does")
+	f.StringVar(&o.version, "version", "false", "print the version and exit: true, false or raw")
+	f.Lookup("version").NoOptDefVal = "true"
+}
+
+// checkVersion judges --version.
+func (o *configOptions) checkVersion() error {
+	if !slices.Contains([]string{"true", "false", "raw"}, o.version) {
+		return fmt.Errorf("--version: %q: want true, false or raw", o.version)
+	}
+	return nil
 }
 
 // overFile says whether a flag decides although there is a configuration file: as
 // some do with kube-proxy, and nftproxy's own.
 func overFile(flag string) bool {
-	return strings.HasPrefix(flag, ownPrefix) ||
-		slices.Contains([]string{"config", "write-config-to", "init-only", "hostname-override", "master", "v"}, flag)
+	return strings.HasPrefix(flag, ownPrefix) || strings.HasPrefix(flag, "log-") || slices.Contains([]string{
+		"config", "write-config-to", "init-only", "cleanup", "version", "hostname-override", "master",
+		"v", "vmodule", "logging-format",
+	}, flag)
 }
 
 // read returns the text of the configuration file; none without --config.
@@ -99,6 +113,7 @@ func (o *configOptions) resolve(f *pflag.FlagSet, text []byte) error {
 	o.origin = map[string]string{}
 	if o.file == "" {
 		o.notes = append(o.notes, ignoredFlags(f)...)
+		o.notes = append(o.notes, ignoredPeriod(f)...)
 		return errors.Join(resolveMode(f), resolvePorts(f), resolvePeriod(f))
 	}
 	file, err := kubeproxyconfig.Parse(text)
@@ -111,6 +126,7 @@ func (o *configOptions) resolve(f *pflag.FlagSet, text []byte) error {
 			resetFlag(g)
 		}
 	})
+	o.notes = append(o.notes, ignoredFlags(f)...)
 	o.notes = append(o.notes, file.Notes...)
 	for _, s := range file.Settings() {
 		g := f.Lookup(s.Flag)

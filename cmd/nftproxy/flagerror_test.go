@@ -22,7 +22,7 @@ func goTalk(text string) bool {
 func badTexts() map[string]map[string]string {
 	address := map[string]string{
 		"nonsense": `"nonsense" is not ADDRESS:PORT`, "127.0.0.1:http": `the port "http" is not in 0 to 65535`,
-		"127.0.0.1:65536": "not in 0 to 65535", "::1:80": "is not ADDRESS:PORT",
+		"127.0.0.1:65536": "not in 0 to 65535", "::1]:80": "is not ADDRESS:PORT",
 	}
 	return map[string]map[string]string{
 		"cluster-cidr": {
@@ -45,6 +45,7 @@ func badTexts() map[string]map[string]string {
 		"config":                               {"no-such-file": `open no-such-file: no such file`},
 		"write-config-to":                      {"no-such-directory/file": "no such file"},
 		"feature-gates":                        {"WinDSR": `"WinDSR": want NAME=true or NAME=false`},
+		"version":                              {"maybe": `"maybe": want true, false or raw`},
 		"proxy-mode":                           {"userspace": `"userspace": want iptables, ipvs, nftables or nothing`},
 		"bind-address":                         {"node-1": `"node-1" is not an IP address`},
 		"oom-score-adj":                        {"low": `"low": want -1000 to 1000`, "1001": "want -1000 to 1000"},

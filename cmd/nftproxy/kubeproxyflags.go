@@ -41,7 +41,7 @@ func listIgnoredFlags() []ignoredFlag {
 		{"show-hidden-metrics-for-version", "", "nftproxy hides no metrics"},
 		{"iptables-sync-period", 30 * time.Second, repairs},
 		{"iptables-localhost-nodeports", true, nftablesOnly},
-		{"ipvs-sync-period", time.Duration(0), noIPVS},
+		{"ipvs-sync-period", 30 * time.Second, noIPVS},
 		{"ipvs-scheduler", "", noIPVS},
 		{"ipvs-exclude-cidrs", []string(nil), noIPVS},
 		{"ipvs-strict-arp", false, noIPVS},
@@ -79,12 +79,13 @@ func addIgnoredFlags(f *pflag.FlagSet) {
 	}
 }
 
-// ignoredFlags says of the ignored flags that were given why they have no effect.
+// ignoredFlags says of the ignored flags that were given why they have no effect. It
+// leaves out those that a configuration file overrides.
 func ignoredFlags(f *pflag.FlagSet) []string {
 	var notes []string
 	for _, i := range listIgnoredFlags() {
 		g := f.Lookup(i.name)
-		if g.Changed && !(i.name == "proxy-mode" && g.Value.String() == "nftables") {
+		if g.Changed && (overFile(i.name) || f.Lookup("config").Value.String() == "") && !(i.name == "proxy-mode" && g.Value.String() == "nftables") {
 			notes = append(notes, fmt.Sprintf("--%s has no effect: %s", i.name, i.reason))
 		}
 	}
@@ -93,10 +94,10 @@ func ignoredFlags(f *pflag.FlagSet) []string {
 
 // addAliasFlags accepts flags of kube-proxy whose setting has another name here.
 func addAliasFlags(f *pflag.FlagSet) {
-	f.Duration("ipvs-min-sync-period", time.Second, "")
-	f.Int("healthz-port", 0, "")
-	f.Int("metrics-port", 0, "")
-	for _, name := range []string{"ipvs-min-sync-period", "healthz-port", "metrics-port"} {
+	f.Duration(ipvsPeriod, time.Second, "")
+	f.Int("healthz-port", 10256, "")
+	f.Int("metrics-port", 10249, "")
+	for _, name := range []string{ipvsPeriod, "healthz-port", "metrics-port"} {
 		_ = f.MarkHidden(name) // each was just added
 	}
 }
@@ -121,33 +122,46 @@ func resolveMode(f *pflag.FlagSet) error {
 	return nil
 }
 
+// The flags with the least time between two syncs, by kube-proxy's mode.
+const (
+	iptablesPeriod = "iptables-min-sync-period"
+	ipvsPeriod     = "ipvs-min-sync-period"
+)
+
+// ignoredPeriod says that the one of the mode that is not used has no effect.
+func ignoredPeriod(f *pflag.FlagSet) []string {
+	unused, mode := ipvsPeriod, "--"+iptablesPeriod+" counts"
+	if f.Lookup("proxy-mode").Value.String() == "ipvs" {
+		unused, mode = iptablesPeriod, "with --proxy-mode=ipvs, --"+ipvsPeriod+" counts"
+	}
+	if f.Changed(unused) {
+		return []string{fmt.Sprintf("--%s has no effect: %s", unused, mode)}
+	}
+	return nil
+}
+
 // resolvePeriod takes --ipvs-min-sync-period with --proxy-mode=ipvs, and
 // --iptables-min-sync-period with every other mode, as kube-proxy does.
 func resolvePeriod(f *pflag.FlagSet) error {
-	const iptables, ipvs = "iptables-min-sync-period", "ipvs-min-sync-period"
 	if f.Lookup("proxy-mode").Value.String() != "ipvs" {
 		return nil
 	}
-	from, to := f.Lookup(ipvs), f.Lookup(iptables)
+	from, to := f.Lookup(ipvsPeriod), f.Lookup(iptablesPeriod)
 	resetFlag(to)
 	if !from.Changed {
 		return nil
 	}
 	if err := to.Value.Set(from.Value.String()); err != nil {
-		return fmt.Errorf("--%s: %w", ipvs, err)
+		return fmt.Errorf("--%s: %w", ipvsPeriod, err)
 	}
 	return nil
 }
 
-// resolvePorts applies kube-proxy's deprecated --healthz-port and
-// --metrics-port: 0 switches the server off, another one is for an address
-// without a port.
+// resolvePorts adds the ports of kube-proxy's deprecated --healthz-port and
+// --metrics-port to addresses without one. 0 switches the server off.
 func resolvePorts(f *pflag.FlagSet) error {
 	for flag, address := range map[string]string{"healthz-port": "healthz-bind-address", "metrics-port": "metrics-bind-address"} {
 		g, to := f.Lookup(flag), f.Lookup(address)
-		if !g.Changed {
-			continue
-		}
 		port, value := g.Value.String(), ""
 		switch n, _ := strconv.Atoi(port); {
 		case n < 0 || n > 65535:
@@ -155,9 +169,7 @@ func resolvePorts(f *pflag.FlagSet) error {
 		case n > 0:
 			value = kubeproxyconfig.WithPort(to.Value.String(), n)
 		}
-		if err := to.Value.Set(value); err != nil {
-			return fmt.Errorf("--%s: %w", flag, err)
-		}
+		_ = to.Value.Set(value) // any text will do
 	}
 	return nil
 }

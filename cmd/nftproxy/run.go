@@ -59,8 +59,14 @@ writes only the changes since.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			text, err := o.config.read()
-			if err != nil {
+			if err = errors.Join(err, o.config.checkVersion()); err != nil {
 				return usageError{err}
+			}
+			if o.config.version != "false" {
+				return printVersion(cmd)
+			}
+			if o.config.cleanup {
+				return cleanupTables(cmd, o.table)
 			}
 			if o.config.writeTo != "" {
 				if err := writeDefaults(o.config.writeTo); err != nil {
