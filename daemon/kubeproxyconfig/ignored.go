@@ -44,6 +44,10 @@ func ignored(c *v1alpha1.KubeProxyConfiguration) []string {
 	note(client.Burst != 0, "clientConnection.burst", unlimited)
 	const logs = "nftproxy logs JSON, or text on a terminal"
 	note(c.Logging.Format != "" && c.Logging.Format != "json", "logging.format", logs)
+	flush := c.Logging.FlushFrequency.Duration.Duration
+	note(flush != 0 && flush != 5*time.Second, "logging.flushFrequency", "nftproxy writes each line at once")
+	text, json := c.Logging.Options.Text, c.Logging.Options.JSON
+	note(text.SplitStream || text.InfoBufferSize.Value() != 0 || json.SplitStream || json.InfoBufferSize.Value() != 0, "logging.options", "nftproxy has one stream for its log")
 	note(len(c.Logging.VModule) > 0, "logging.vmodule", "nftproxy has one verbosity for all of its log")
 	note(c.BindAddress != "" && c.BindAddress != "0.0.0.0" && c.BindAddress != "::", "bindAddress", "the node's primary addresses are those of its Node object")
 	note(c.BindAddressHardFail, "bindAddressHardFail", "nftproxy tries again until the address is free")
