@@ -96,12 +96,10 @@ func (c commandLine) daemon(text []byte) (*daemon, error) {
 		return nil, err
 	}
 	o.config.given, o.config.text = c, text
-	if err := o.config.resolve(cmd.Flags(), text); err != nil {
-		return nil, err
-	}
+	bad := o.config.resolve(cmd.Flags(), text)
 	d, err := o.daemon()
-	if err != nil {
-		return nil, o.config.rename(err)
+	if err = errors.Join(bad, o.config.rename(err)); err != nil {
+		return nil, err
 	}
 	d.flags = cmd.Flags()
 	return d, nil
@@ -116,9 +114,12 @@ func (o *configOptions) resolve(f *pflag.FlagSet, text []byte) error {
 		o.notes = append(o.notes, ignoredPeriod(f)...)
 		return errors.Join(resolveMode(f), resolvePorts(f), resolvePeriod(f))
 	}
-	file, err := kubeproxyconfig.Parse(text)
-	if err != nil {
-		return fmt.Errorf("--config: %s: %w", o.file, err)
+	file, bad := kubeproxyconfig.Parse(text)
+	if bad != nil {
+		bad = fmt.Errorf("--config: %s: %w", o.file, bad)
+	}
+	if file == nil {
+		return bad
 	}
 	f.Visit(func(g *pflag.Flag) {
 		if !overFile(g.Name) {
@@ -134,11 +135,11 @@ func (o *configOptions) resolve(f *pflag.FlagSet, text []byte) error {
 			continue // --nftproxy-manifests stands for an API server
 		}
 		if err := g.Value.Set(s.Value); err != nil {
-			return fmt.Errorf("--config: %s: %s: %q: %w", o.file, s.Field, s.Value, err)
+			bad = errors.Join(bad, fmt.Errorf("--config: %s: %s: %q: %w", o.file, s.Field, s.Value, err))
 		}
 		o.origin[s.Flag] = s.Field
 	}
-	return nil
+	return bad
 }
 
 // resetFlag gives a flag its default again.

@@ -141,8 +141,9 @@ func TestConfigRestart(t *testing.T) {
 // its errors, once; the next good one counts.
 func TestConfigBad(t *testing.T) {
 	f := newFollowing(t, "")
-	log := f.change("clusterCIDR: 10.0.0.0/99\noomScoreAdj: 2000\nlogging: {verbosity: 4}\n")
-	if strings.Count(log, "\n") != 1 || !strings.Contains(log, `oomScoreAdj: \"2000\": want -1000 to 1000`) || !strings.Contains(log, `"level":"ERROR"`) {
+	log := f.change("clusterCIDR: 10.0.0.0/99\noomScoreAdj: 2000\nbindAddress: nowhere\nlogging: {verbosity: 4}\n")
+	if strings.Count(log, "\n") != 1 || !strings.Contains(log, `oomScoreAdj: \"2000\": want -1000 to 1000`) || !strings.Contains(log, `bindAddress: \"nowhere\": want`) || !strings.Contains(log, "clusterCIDR: ") ||
+		!strings.Contains(log, `"level":"ERROR"`) {
 		t.Errorf("log:\n%s", log)
 	}
 	log = f.change("clusterCIDR: 10.0.0.0/99\nconntrack: {min: -1}\n")

@@ -41,7 +41,8 @@ type File struct {
 }
 
 // Parse reads a file in YAML or JSON. An unknown or repeated field is a note and
-// no error, as with kube-proxy. The error joins one error for each bad field.
+// no error, as with kube-proxy. The error joins one error for each bad
+// field; with these the file is there too, so that its other fields can be judged.
 func Parse(text []byte) (*File, error) {
 	f := &File{}
 	document, strictErr := yaml.YAMLToJSONStrict(text)
@@ -66,11 +67,9 @@ func Parse(text []byte) (*File, error) {
 		f.Notes = append(f.Notes, fmt.Sprintf("%v; it is ignored", u))
 	}
 	f.Notes = append(f.Notes, ignored(&f.Config)...)
-	if err := check(&f.Config); err != nil {
-		return nil, err
-	}
+	bad := check(&f.Config)
 	setDefaults(&f.Config)
-	return f, nil
+	return f, bad
 }
 
 // check judges the fields that no flag of nftproxy judges.
