@@ -94,7 +94,11 @@ func (c *configFollower) accept(next *daemon) {
 	c.now = next
 	var live, restart []string
 	changed, old := differences(before.flags, next.flags), differences(c.started.flags, next.flags)
+	inForce := map[string]string{}
 	for _, l := range c.liveChanges() {
+		for _, flag := range l.flags {
+			inForce[flag] = next.flags.Lookup(flag).Value.String()
+		}
 		concerned := slices.DeleteFunc(slices.Clone(l.flags), func(flag string) bool { return !slices.Contains(changed, flag) })
 		if len(concerned) > 0 {
 			l.apply()
@@ -107,6 +111,7 @@ func (c *configFollower) accept(next *daemon) {
 	for _, flag := range old {
 		restart = append(restart, field(flag, c.started, next))
 	}
+	c.started.live.Store(&inForce)
 	c.counts.Accept(len(restart) > 0)
 	c.report(live, restart, slices.DeleteFunc(next.notes(), func(n string) bool { return slices.Contains(before.notes(), n) }))
 	c.restart = restart

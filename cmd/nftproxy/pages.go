@@ -1,6 +1,7 @@
 package main
 
 import (
+	"maps"
 	"net/http"
 	"time"
 
@@ -31,20 +32,21 @@ func (d *daemon) metricsHandler(registry *prometheus.Registry, slis *metrics.SLI
 	return mux
 }
 
-// flagValues returns the values of all flags by name.
+// flagValues returns the values in force of all flags by name.
 func (d *daemon) flagValues() map[string]string {
 	values := map[string]string{}
 	d.flags.VisitAll(func(f *pflag.Flag) { values[f.Name] = f.Value.String() })
+	if live := d.live.Load(); live != nil {
+		maps.Copy(values, *live)
+	}
 	return values
 }
 
 // configuration is the one in force, in kube-proxy's form.
 func (d *daemon) configuration() (any, error) {
+	values := d.flagValues()
 	return kubeproxyconfig.Effective(func(name string) (string, bool) {
-		f := d.flags.Lookup(name)
-		if f == nil {
-			return "", false
-		}
-		return f.Value.String(), true
+		value, ok := values[name]
+		return value, ok
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -129,13 +130,16 @@ type daemon struct {
 	// is --v while the process runs. The command sets both.
 	flags        *pflag.FlagSet
 	setVerbosity func(int)
+	// live has the flags that a change of the configuration file has changed since the
+	// start; nil before the first change.
+	live *atomic.Pointer[map[string]string]
 	// record writes an event to the API server. run sets it.
 	record func(watch.Event)
 }
 
 // daemon checks all flags and joins an error for each bad one.
 func (o runOptions) daemon() (*daemon, error) {
-	var d daemon
+	d := daemon{live: new(atomic.Pointer[map[string]string])}
 	var errs []error
 	check := func(err error) { errs = append(errs, err) }
 	if o.minSyncPeriod < 0 {

@@ -46,6 +46,11 @@ func TestHealth(t *testing.T) {
 		n.answers(health, "/healthz", http.StatusOK, `"nodeEligible":true,"healthy":true`),
 		n.answers(metrics, "/metrics", http.StatusOK, "\nnftproxy_services 2\n"), // with default/kubernetes
 		n.answers(metrics, "/metrics", http.StatusOK, "\nnftproxy_quarantined_parts 0\n"),
+		n.answers(metrics, "/metrics/slis", http.StatusOK, "kubernetes_healthcheck{name=\"proxy\",type=\"readyz\"} 1\n"),
+		n.answers(metrics, "/configz", http.StatusOK, "\"clusterCIDR\":\""+n.clusterCIDR()+"\""),
+		n.answers(metrics, "/flagz", http.StatusOK, "\nhostname-override="+n.name+"\n"),
+		n.answers(metrics, "/statusz", http.StatusOK, "Binary version: "),
+		n.answers(metrics, "/debug/pprof/", http.StatusNotFound, ""),
 		n.answers(metrics, "/metrics", http.StatusOK, `kubeproxy_proxy_livez_total{code="200"}`),
 		n.answers(metrics, "/metrics", http.StatusOK, `kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"}`),
 	)
