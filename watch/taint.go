@@ -11,12 +11,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 )
 
-// taintRetry is the time between two attempts to remove a taint.
-const taintRetry = 5 * time.Second
+// taintRetries says when a failed removal is tried again: after 5 to 10 s, and then after
+// twice as long each time, at last 5 to 10 minutes. The randomness keeps the nodes of a cluster
+// from asking together.
+func taintRetries() wait.Backoff {
+	return wait.Backoff{Duration: 5 * time.Second, Factor: 2, Jitter: 1, Steps: 100, Cap: 5 * time.Minute}
+}
 
 // RemoveTaint keeps a Node without the taints of a key until the context ends: it removes
 // those that the Node has, and those that the kubelet gives it when it registers again.
@@ -43,6 +48,7 @@ func RemoveTaint(ctx context.Context, client kubernetes.Interface, node, key str
 	})
 	go informer.RunWithContext(ctx)
 	var retry <-chan time.Time
+	retries := taintRetries()
 	var n *corev1.Node
 	for {
 		select {
@@ -62,7 +68,9 @@ func RemoveTaint(ctx context.Context, client kubernetes.Interface, node, key str
 		}
 		if err != nil {
 			// Where the Node has changed in between, it also comes by the informer.
-			retry = time.After(taintRetry)
+			retry = time.After(retries.Step())
+		} else {
+			retries = taintRetries()
 		}
 		report(err)
 	}

@@ -2,9 +2,12 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -12,6 +15,9 @@ import (
 	"nftproxy/daemon/proxy"
 	"nftproxy/watch"
 )
+
+// unfollowedPeriod is the time between two looks at a file that cannot be followed.
+const unfollowedPeriod = 30 * time.Second
 
 // configFollower puts changes of the configuration file in force. It is not safe for
 // concurrent use.
@@ -23,6 +29,8 @@ type configFollower struct {
 	// restart has the fields that differ from the start and count at the next start.
 	restart []string
 
+	// follow is watch.FollowFile.
+	follow  func(ctx context.Context, path string, each func(text []byte, err error)) error
 	watcher *watch.Watcher
 	loop    *proxy.Loop
 	counts  *metrics.ConfigFile
@@ -53,7 +61,33 @@ func (c *configFollower) liveChanges() []liveChange {
 		{[]string{
 			"conntrack-max-per-core", "conntrack-min", "conntrack-tcp-timeout-established", "conntrack-tcp-timeout-close-wait",
 			"conntrack-tcp-be-liberal", "conntrack-udp-timeout", "conntrack-udp-timeout-stream",
-		}, func() { running.reportSysctls(o.sysctls.Apply(o.sysctls.files())) }},
+		}, func() {
+			running.wanted.Store(&o.sysctls)
+			running.reportSysctls(running.setWanted())
+		}},
+	}
+}
+
+// run follows the file until the context ends. The kernel bounds how many files all
+// processes of a user follow (fs.inotify.max_user_instances is 128, and there are other
+// bounds). Where it refuses, run reads the file every half minute and tries again.
+func (c *configFollower) run(ctx context.Context) {
+	file, last := c.started.options.config.file, ""
+	for {
+		err := c.follow(ctx, file, c.update)
+		if ctx.Err() != nil {
+			return
+		}
+		if text := err.Error(); text != last {
+			last = text
+			c.started.log.Warn("cannot follow the configuration file; reading it now and then", "file", file, "period", unfollowedPeriod, "err", err)
+		}
+		c.update(os.ReadFile(file))
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(unfollowedPeriod):
+		}
 	}
 }
 

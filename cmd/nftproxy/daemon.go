@@ -125,8 +125,11 @@ func (d *daemon) run(ctx context.Context) error {
 		group.Go(func() error { return server.Run(ctx) })
 	}
 	if file := d.options.config.file; file != "" {
-		follower := &configFollower{started: d, now: d, text: d.options.config.text, watcher: watcher, loop: loop, counts: metrics.NewConfigFile(registry)}
-		group.Go(func() error { return watch.FollowFile(ctx, file, follower.update) })
+		follower := &configFollower{started: d, now: d, text: d.options.config.text, follow: watch.FollowFile, watcher: watcher, loop: loop, counts: metrics.NewConfigFile(registry)}
+		group.Go(func() error {
+			follower.run(ctx)
+			return nil
+		})
 	}
 	err = group.Wait()
 	d.log.Info("stopped; the rules stay")

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -37,7 +38,7 @@ type listener struct {
 
 func newListener() *listener {
 	l := &listener{}
-	l.daemon = &daemon{node: "node-1", log: slog.New(slog.NewJSONHandler(l, nil)), record: func(e watch.Event) {
+	l.daemon = &daemon{node: "node-1", wanted: new(atomic.Pointer[sysctlOptions]), log: slog.New(slog.NewJSONHandler(l, nil)), record: func(e watch.Event) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.events = append(l.events, e)
@@ -166,6 +167,7 @@ func TestReportSysctls(t *testing.T) {
 func TestSysctlsAppear(t *testing.T) {
 	l := newListener()
 	l.options.sysctls = sysctlOptions{Sysctls: conntrack.Sysctls{TCPEstablished: time.Hour, TCPCloseWait: time.Hour}, dir: t.TempDir()}
+	l.wanted.Store(&l.options.sysctls)
 	setting := func(name string) string {
 		return filepath.Join(l.options.sysctls.dir, "nf_conntrack_tcp_timeout_"+name)
 	}
@@ -212,6 +214,7 @@ func TestSysctlsToldOnce(t *testing.T) {
 		}
 	}
 	const failed, changed = "WARN could not set a kernel setting; going on without it", "INFO changed a kernel setting"
+	l.wanted.Store(&l.options.sysctls)
 	afterSync := l.applySysctls()
 	if diff := cmp.Diff([]string{failed, changed}, l.lines(t)); diff != "" || len(l.events) != 1 {
 		t.Errorf("%d events at the start, log (-want +got):\n%s", len(l.events), diff)

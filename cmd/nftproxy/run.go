@@ -133,13 +133,16 @@ type daemon struct {
 	// live has the flags that a change of the configuration file has changed since the
 	// start; nil before the first change.
 	live *atomic.Pointer[map[string]string]
+	// wanted has the kernel's settings that are wanted now.
+	wanted *atomic.Pointer[sysctlOptions]
 	// record writes an event to the API server. run sets it.
 	record func(watch.Event)
 }
 
 // daemon checks all flags and joins an error for each bad one.
 func (o runOptions) daemon() (*daemon, error) {
-	d := daemon{live: new(atomic.Pointer[map[string]string])}
+	d := daemon{live: new(atomic.Pointer[map[string]string]), wanted: new(atomic.Pointer[sysctlOptions])}
+	d.wanted.Store(&o.sysctls)
 	var errs []error
 	check := func(err error) { errs = append(errs, err) }
 	if o.minSyncPeriod < 0 {

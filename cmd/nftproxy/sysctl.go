@@ -16,9 +16,10 @@ import (
 
 // applySysctls sets the kernel's settings at the start. The function that it returns
 // sets the ones that did not exist, after the first sync: the first rules may load
-// the kernel module that has them. Every other failure is reported once.
+// the kernel module that has them, and sets what is wanted by then. Every other
+// failure is reported once.
 func (d *daemon) applySysctls() (afterSync func(proxy.Sync)) {
-	list := d.options.sysctls.Apply(d.options.sysctls.files())
+	list := d.setWanted()
 	missing := func(s conntrack.Setting) bool { return errors.Is(s.Err, fs.ErrNotExist) }
 	later := slices.ContainsFunc(list, missing)
 	list = slices.DeleteFunc(list, missing)
@@ -33,8 +34,14 @@ func (d *daemon) applySysctls() (afterSync func(proxy.Sync)) {
 			return
 		}
 		later = false
-		d.reportSysctls(slices.DeleteFunc(d.options.sysctls.Apply(d.options.sysctls.files()), reported))
+		d.reportSysctls(slices.DeleteFunc(d.setWanted(), reported))
 	}
+}
+
+// setWanted sets the kernel's settings that are wanted now.
+func (d *daemon) setWanted() []conntrack.Setting {
+	o := d.wanted.Load()
+	return o.Apply(o.files())
 }
 
 // reportSysctls reports the settings that were set, and those that are wanted and

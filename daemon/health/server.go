@@ -14,6 +14,9 @@ import (
 const (
 	// retryPeriod is the time between two attempts to listen, as in kube-proxy.
 	retryPeriod = 5 * time.Second
+	// requiredWithin is how long Run tries to listen at an address that is required.
+	// Short-lived connections may have its port as their own.
+	requiredWithin = time.Minute
 	// grace is how long requests under way may take after the end.
 	grace = 2 * time.Second
 	// headerTimeout is how long a client may take for the headers of its request.
@@ -45,8 +48,9 @@ func NewServer(name, addr string, handler http.Handler, log *slog.Logger) (*Serv
 	return &Server{name: name, addr: addr, handler: handler, log: log, listen: new(net.ListenConfig).Listen}, nil
 }
 
-// Require makes Run return an error where the server cannot listen at its first try. It
-// is for an address at which another process must not answer in the server's place.
+// Require makes Run return an error where the server has not listened within a minute. It
+// is for an address at which another process must not answer in the server's place. In
+// that minute everything else goes on, so a node gets its first program all the same.
 func (s *Server) Require() { s.required = true }
 
 // CheckAddress returns an error, in words, if a Server cannot have the address. An
@@ -73,6 +77,7 @@ func (s *Server) Run(ctx context.Context) error {
 		return nil
 	}
 	last, served := "", false
+	began := time.Now()
 	for {
 		l, err := s.listen(ctx, "tcp", s.addr)
 		if err == nil {
@@ -83,7 +88,7 @@ func (s *Server) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		if s.required && !served {
+		if s.required && !served && time.Since(began) >= requiredWithin {
 			return fmt.Errorf("%s server: %w", s.name, err)
 		}
 		// The log has the first of several equal failures. A server that listened in
