@@ -54,7 +54,7 @@ conformance: build ## run every scenario beside the real kube-proxy, and print w
 
 ROUNDS ?= 20
 
-takeover: build ## replace the real kube-proxy and go back, ROUNDS=20 times in each of its modes, under traffic; 4 min
+takeover: build ## replace the real kube-proxy and go back, ROUNDS=20 times in each of its modes, under traffic; 25 min
 	hack/build-tools.sh
 	hack/build-tools.sh kube-proxy
 	NFTPROXY_TAKEOVER=$(ROUNDS) $(GO) test -count=1 -timeout 60m -v -run 'TestTakeover|TestLeftovers' ./test/e2e

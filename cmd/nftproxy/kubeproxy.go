@@ -17,9 +17,10 @@ import (
 const (
 	// kubeProxyPeriod is the time between two looks for kube-proxy.
 	kubeProxyPeriod = 10 * time.Second
-	// kubeProxyRest is how long kube-proxy must be gone before its rules are removed. A
-	// kubelet restarts a container that ends in less.
-	kubeProxyRest = 30 * time.Second
+	// kubeProxyRest is how long kube-proxy must be gone before its rules are removed. It is
+	// longer than the time after which a kubelet starts a container again that ends again and
+	// again, 5 min at most (the back-off CrashLoopBackOff), and leaves a minute to start it.
+	kubeProxyRest = 6 * time.Minute
 )
 
 // kubeProxyFollower looks for kube-proxy on this node. It reports when both proxies serve
@@ -34,8 +35,9 @@ type kubeProxyFollower struct {
 	running func(context.Context) (otherproxy.Running, error)
 	remove  func(report func(otherproxy.Rules, error)) error
 	now     func() time.Time
-	// beside says that kube-proxy is to run beside this proxy, which serves other Services:
-	// --nftproxy-service-proxy-name. It is only counted then.
+	// beside says that this proxy does not serve the cluster's Services in kube-proxy's place:
+	// --nftproxy-service-proxy-name gives it other Services, and --nftproxy-manifests only
+	// those of files. kube-proxy is only counted then.
 	beside bool
 	// inForce says that our program has been in force in both families.
 	inForce atomic.Bool
@@ -52,7 +54,7 @@ func (d *daemon) newKubeProxyFollower(counts interface {
 	ObserveKubeProxy(kinds []otherproxy.Kind, running bool)
 }) *kubeProxyFollower {
 	return &kubeProxyFollower{
-		log: d.log, beside: d.options.claims.proxyName != "", count: counts.ObserveKubeProxy,
+		log: d.log, beside: d.options.claims.proxyName != "" || d.options.manifests != "", count: counts.ObserveKubeProxy,
 		record: func(note string) {
 			d.record(watch.Event{Object: watch.NodeObject(d.node), Reason: watch.ReasonKubeProxy, Note: note})
 		},

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"nftproxy/daemon/metrics"
 	"nftproxy/daemon/otherproxy"
 )
 
@@ -87,7 +88,7 @@ func TestKubeProxyEnds(t *testing.T) {
 		t.Errorf("event %q, want %q", w.events[0], want)
 	}
 	w.state = otherproxy.Running{}
-	w.want(t, "before our program is in force", 0, 1, w.looks(t, time.Minute), "they will be removed soon")
+	w.want(t, "before our program is in force", 0, 1, w.looks(t, 2*kubeProxyRest), "they will be removed soon")
 	w.inForce.Store(true)
 	w.want(t, "our program is in force", 1, 1, w.looks(t, time.Minute), "removed the rules of a kube-proxy", "kube-proxy has no rules on this node")
 	// The way back: kube-proxy makes its rules while nftproxy runs.
@@ -120,6 +121,31 @@ func TestKubeProxyServesTheRest(t *testing.T) {
 	w.want(t, "it does not run", 0, 0, w.looks(t, time.Hour))
 	w.state = otherproxy.Running{Answers: "127.0.0.1:10249"}
 	w.want(t, "it runs", 0, 0, w.looks(t, time.Hour))
+}
+
+// TestKubeProxyBeside: which settings leave kube-proxy and its rules alone.
+func TestKubeProxyBeside(t *testing.T) {
+	for name, c := range map[string]struct {
+		options runOptions
+		want    bool
+	}{
+		"the cluster's Services": {runOptions{}, false},
+		"a named proxy":          {runOptions{sourceOptions: sourceOptions{claims: claimOptions{proxyName: "nftproxy"}}}, true},
+		"manifests":              {runOptions{sourceOptions: sourceOptions{manifests: "services.yaml"}}, true},
+	} {
+		if got := (&daemon{options: c.options}).newKubeProxyFollower(metrics.New(metrics.NewRegistry())).beside; got != c.want {
+			t.Errorf("%s: beside is %t, want %t", name, got, c.want)
+		}
+	}
+}
+
+// TestKubeProxyRest: a kubelet's back-off of 5 minutes is no end of kube-proxy.
+func TestKubeProxyRest(t *testing.T) {
+	w := newFollowed()
+	w.inForce.Store(true)
+	w.kinds = []otherproxy.Kind{otherproxy.NFTables}
+	w.want(t, "the longest back-off", 0, 0, w.looks(t, 5*time.Minute+kubeProxyPeriod), "they will be removed soon")
+	w.want(t, "after it", 1, 0, w.looks(t, 2*time.Minute), "removed the rules of a kube-proxy", "kube-proxy has no rules on this node")
 }
 
 // TestKubeProxyKept: rules that cannot be removed are tried once, and an error of a look is logged

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -51,9 +52,13 @@ func TestTakeover(t *testing.T) {
 }
 
 // TestLeftovers lets nftproxy alone: it reports kube-proxy beside it, and removes its rules some
-// time after its end. No connection may fail.
+// time after its end. No connection may fail. That time is 6 minutes in each mode, so it does
+// not run where a short run of one or two rounds is wanted.
 func TestLeftovers(t *testing.T) {
-	eachTakeover(t, func(w *takeoverWorld, _ int) {
+	eachTakeover(t, func(w *takeoverWorld, rounds int) {
+		if rounds <= 2 {
+			t.Skipf("nftproxy waits 6 minutes for kube-proxy's return; make takeover with more than 2 rounds runs this, not with %d", rounds)
+		}
 		w.ours = w.startProxy()
 		w.ours.awaitText(0, "WARN", "kube-proxy runs beside nftproxy", fmt.Sprintf("PID %d", w.theirs.PID()), string(w.mode.kind))
 		w.soon("the event about the Node", func() error {
@@ -68,7 +73,7 @@ func TestLeftovers(t *testing.T) {
 		mark := w.ours.Mark()
 		w.theirs.kill()
 		w.ours.awaitText(mark, "rules of a kube-proxy that does not run", string(w.mode.kind))
-		w.soon("kube-proxy's rules go", func() error {
+		w.within(6*time.Minute+patience, "kube-proxy's rules go", func() error {
 			w.traffic.goesOn()
 			if kinds := w.kubeProxyRules(); len(kinds) > 0 {
 				return fmt.Errorf("there are rules of the kinds %v", kinds)

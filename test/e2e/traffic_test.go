@@ -18,6 +18,12 @@ const answerTime = 3 * time.Second
 // question to a server that answers, which limits the rate.
 func (n *node) soon(what string, check func() error) {
 	n.t.Helper()
+	n.within(patience, what, check)
+}
+
+// within waits that long for a check to succeed.
+func (n *node) within(patience time.Duration, what string, check func() error) {
+	n.t.Helper()
 	for end := time.Now().Add(patience); ; {
 		err := check()
 		if err == nil {
