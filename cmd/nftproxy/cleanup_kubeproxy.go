@@ -52,19 +52,24 @@ func checkStopped(running otherproxy.Running) error {
 	return nil
 }
 
-// checkServed returns an error if a family has no table of nftproxy.
+// checkServed returns an error if a family has no table of a running nftproxy. A table that
+// an ended one left goes out of date.
 func checkServed(conn *kernel.Conn) error {
 	tables, err := conn.OurTables()
 	if err != nil {
 		return fmt.Errorf("list tables: %w", err)
 	}
+	used, err := usedTables()
+	if err != nil {
+		return err
+	}
 	served := map[nft.Family]bool{}
 	for _, t := range tables {
-		served[t.ID.Family] = true
+		served[t.ID.Family] = served[t.ID.Family] || used(t)
 	}
 	for _, f := range nft.Families() {
 		if !served[f] {
-			return fmt.Errorf("there is no table of nftproxy for %s: without kube-proxy's rules, no proxy would serve this node; start nftproxy first, or add --force", f)
+			return fmt.Errorf("there is no table of a running nftproxy for %s: without kube-proxy's rules, no proxy would serve this node; start nftproxy first, or add --force", f)
 		}
 	}
 	return nil

@@ -77,13 +77,22 @@ func abandonedTables(conn *kernel.Conn, except string) ([]kernel.TableInfo, erro
 	if err != nil {
 		return nil, err
 	}
-	kept, err := keptTables()
+	used, err := usedTables()
 	if err != nil {
 		return nil, err
 	}
 	return slices.DeleteFunc(tables, func(t kernel.TableInfo) bool {
-		return t.ID.Name == except || t.Owner != 0 || kept(t.ID.Name)
+		return t.ID.Name == except || used(t)
 	}), nil
+}
+
+// usedTables returns a function that says whether a running nftproxy uses a table.
+func usedTables() (used func(kernel.TableInfo) bool, err error) {
+	kept, err := keptTables()
+	if err != nil {
+		return nil, err
+	}
+	return func(t kernel.TableInfo) bool { return t.Owner != 0 || kept(t.ID.Name) }, nil
 }
 
 // keeperPrefix begins the names of the abstract sockets by which processes say which

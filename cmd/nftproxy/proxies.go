@@ -170,13 +170,13 @@ func ourReport(conn *kernel.Conn) (proxyReport, error) {
 	if err != nil {
 		return r, fmt.Errorf("list tables: %w", err)
 	}
-	kept, err := keptTables()
+	used, err := usedTables()
 	if err != nil {
 		return r, err
 	}
 	for _, t := range tables {
 		r.Rules = append(r.Rules, t.ID.String())
-		if t.Owner != 0 || kept(t.ID.Name) {
+		if used(t) {
 			r.Running, r.Detail = "yes", "runs"
 		}
 	}
