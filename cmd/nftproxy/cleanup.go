@@ -21,8 +21,7 @@ func newCleanupCommand() *cobra.Command {
 "ip6 nftproxy", and tables that earlier runs with another --nftproxy-table left.
 Start kube-proxy (or another proxy) before cleanup, so that open connections go on.
 
-A running nftproxy owns its tables, and the kernel lets no other process delete
-them. Stop nftproxy first.
+cleanup removes nothing that a running nftproxy uses. Stop nftproxy first.
 
 cleanup --kube-proxy removes the rules that kube-proxy left instead, and leaves
 nftproxy's: its nftables tables, and its chains in the tables of iptables (nft and
@@ -75,11 +74,14 @@ func cleanup(cmd *cobra.Command, conn *kernel.Conn, table string) error {
 		return nil
 	}
 	tables = append(tables, former...)
+	if err := checkUnused(tables); err != nil {
+		return err
+	}
 	err = conn.Delete(tables)
 	if errors.Is(err, syscall.EPERM) {
 		for _, t := range tables {
 			if t.Owner != 0 {
-				return fmt.Errorf("table %s belongs to a running nftproxy, %s: stop it first (in a cluster: kubectl -n kube-system delete daemonset nftproxy), then run cleanup again", t.ID, ownerText(t.Owner))
+				return belongs(t, ownerText(t.Owner))
 			}
 		}
 	}
@@ -90,4 +92,23 @@ func cleanup(cmd *cobra.Command, conn *kernel.Conn, table string) error {
 		fmt.Fprintf(cmd.OutOrStdout(), "removed table %s\n", t.ID)
 	}
 	return nil
+}
+
+// checkUnused returns an error if a running nftproxy keeps one of the tables. Kernels before 6.9
+// would let another process delete them.
+func checkUnused(tables []kernel.TableInfo) error {
+	keeper, err := tableKeepers()
+	if err != nil {
+		return err
+	}
+	for _, t := range tables {
+		if inode := keeper(t.ID.Name); t.Ours && t.Owner == 0 && inode != "" {
+			return belongs(t, holderText(inode))
+		}
+	}
+	return nil
+}
+
+func belongs(t kernel.TableInfo, to string) error {
+	return fmt.Errorf("table %s belongs to a running nftproxy, %s: stop it first (in a cluster: kubectl -n kube-system delete daemonset nftproxy), then run cleanup again", t.ID, to)
 }

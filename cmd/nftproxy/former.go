@@ -88,11 +88,11 @@ func abandonedTables(conn *kernel.Conn, except string) ([]kernel.TableInfo, erro
 
 // usedTables returns a function that says whether a running nftproxy uses a table.
 func usedTables() (used func(kernel.TableInfo) bool, err error) {
-	kept, err := keptTables()
+	keeper, err := tableKeepers()
 	if err != nil {
 		return nil, err
 	}
-	return func(t kernel.TableInfo) bool { return t.Owner != 0 || kept(t.ID.Name) }, nil
+	return func(t kernel.TableInfo) bool { return t.Owner != 0 || keeper(t.ID.Name) != "" }, nil
 }
 
 // keeperPrefix begins the names of the abstract sockets by which processes say which
@@ -118,25 +118,32 @@ func keeperOf(table string) string {
 	return fmt.Sprintf("%s%x-", keeperPrefix, sha256.Sum256([]byte(table)))
 }
 
-// keptTables returns a function that says whether a process keeps a table.
-func keptTables() (kept func(table string) bool, err error) {
+// tableKeepers returns a function that gives the inode of a socket by which a process keeps a
+// table, or nothing if none does.
+func tableKeepers() (keeper func(table string) (inode string), err error) {
 	f, err := os.Open("/proc/thread-self/net/unix")
 	if err != nil {
 		return nil, fmt.Errorf("look for other processes: %w", err)
 	}
 	defer f.Close()
-	var keepers []string
+	inodes := map[string]string{} // by the sockets' names
 	lines := bufio.NewScanner(f)
 	for lines.Scan() {
+		// The columns are: Num RefCount Protocol Flags Type St Inode Path.
 		words := strings.Fields(lines.Text())
-		if n := len(words); n > 0 && strings.HasPrefix(words[n-1], keeperPrefix) {
-			keepers = append(keepers, words[n-1])
+		if len(words) == 8 && strings.HasPrefix(words[7], keeperPrefix) {
+			inodes[words[7]] = words[6]
 		}
 	}
 	if err := lines.Err(); err != nil {
 		return nil, fmt.Errorf("look for other processes: %w", err)
 	}
-	return func(table string) bool {
-		return slices.ContainsFunc(keepers, func(k string) bool { return strings.HasPrefix(k, keeperOf(table)) })
+	return func(table string) string {
+		for name, inode := range inodes {
+			if strings.HasPrefix(name, keeperOf(table)) {
+				return inode
+			}
+		}
+		return ""
 	}, nil
 }

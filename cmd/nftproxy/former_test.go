@@ -107,6 +107,35 @@ func TestOtherTableAtRestart(t *testing.T) {
 	w.want("after cleanup", "ip6 mine", "inet mine")
 }
 
+// TestCleanupBesideAProxyWithoutOwner: on kernels without owners of tables, cleanup refuses to
+// delete the tables of a running nftproxy, and names the process.
+func TestCleanupBesideAProxyWithoutOwner(t *testing.T) {
+	w := newFormerWorld(t)
+	for _, family := range []string{"ip", "ip6"} { // as kernels before 6.9 make them
+		w.load(strings.ReplaceAll(oursWithoutOwner, "%s", family+" nftproxy"))
+	}
+	proxy := w.run("nftproxy")
+	if w.withOwners() {
+		t.Fatal("the tables have an owner")
+	}
+	var errs strings.Builder
+	cmd := exec.Command("nftproxy", "cleanup")
+	cmd.Stderr = &errs
+	if err := w.ns.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	err := cmd.Wait()
+	for _, says := range []string{"table ip nftproxy belongs to a running nftproxy", "(nftproxy run --hostname-override node-1", "stop it first"} {
+		if err == nil || !strings.Contains(errs.String(), says) {
+			t.Errorf("cleanup: %v: %s; want %q", err, errs.String(), says)
+		}
+	}
+	w.want("after cleanup", "ip nftproxy", "ip6 nftproxy")
+	proxy.end()
+	w.cleanup()
+	w.want("after its end")
+}
+
 // TestTablesOfARunningProcess: the tables of another running nftproxy stay, whether the
 // kernel has owners of tables or not.
 func TestTablesOfARunningProcess(t *testing.T) {

@@ -22,6 +22,11 @@ func ownerText(port uint32) string {
 	if err != nil {
 		return fmt.Sprintf("netlink port %d", port)
 	}
+	return holderText(inode)
+}
+
+// holderText describes the process that has a socket.
+func holderText(inode string) string {
 	fds, _ := filepath.Glob("/proc/[0-9]*/fd/*")
 	for _, fd := range fds {
 		if target, err := os.Readlink(fd); err == nil && target == "socket:["+inode+"]" {
