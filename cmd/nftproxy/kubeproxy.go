@@ -33,7 +33,7 @@ type kubeProxyFollower struct {
 	// rules, running and remove are those of package otherproxy.
 	rules   func() ([]otherproxy.Kind, error)
 	running func(context.Context) (otherproxy.Running, error)
-	remove  func(report func(otherproxy.Rules, error)) error
+	remove  func(ctx context.Context, report func(otherproxy.Rules, error)) error
 	now     func() time.Time
 	// beside says that this proxy does not serve the cluster's Services in kube-proxy's place:
 	// --nftproxy-service-proxy-name gives it other Services, and --nftproxy-manifests only
@@ -48,6 +48,9 @@ type kubeProxyFollower struct {
 	gone time.Time
 	// tried says that a removal was made since kube-proxy ran last. What it left stays.
 	tried bool
+	// failed has the outcomes of removals that were logged, by the table, since kube-proxy ran
+	// last.
+	failed map[string]string
 }
 
 func (d *daemon) newKubeProxyFollower(counts interface {
@@ -106,14 +109,14 @@ func (f *kubeProxyFollower) look(ctx context.Context) {
 	}
 	f.report(kinds, running)
 	if !running.No() {
-		f.gone, f.tried = time.Time{}, false
+		f.gone, f.tried, f.failed = time.Time{}, false, nil
 		return
 	}
 	if f.gone.IsZero() {
 		f.gone = f.now()
 	}
 	if len(kinds) > 0 && !f.tried && f.inForce.Load() && f.now().Sub(f.gone) >= kubeProxyRest {
-		f.removeRules()
+		f.removeRules(ctx)
 	}
 }
 
@@ -150,18 +153,35 @@ func (f *kubeProxyFollower) report(kinds []otherproxy.Kind, running otherproxy.R
 	}
 }
 
-// removeRules removes the rules once. Rules that have to stay are logged once.
-func (f *kubeProxyFollower) removeRules() {
+// removeRules removes the rules. It tries again at the next look, unless the rules that are left
+// have to stay.
+func (f *kubeProxyFollower) removeRules(ctx context.Context) {
 	f.tried = true
-	err := f.remove(func(r otherproxy.Rules, err error) {
-		if err != nil {
-			f.log.Warn("could not remove rules of kube-proxy; they stay", "rules", r.String(), "err", err)
-			return
+	err := f.remove(ctx, func(r otherproxy.Rules, err error) {
+		switch {
+		case err == nil:
+			f.log.Info("removed the rules of a kube-proxy that does not run any more", "rules", r.String())
+		case otherproxy.Final(err):
+			f.warnOnce(string(r.Kind)+" "+r.Table, err, "could not remove rules of kube-proxy; they stay", "rules", r.String())
+		default:
+			f.tried = false
+			f.warnOnce(string(r.Kind)+" "+r.Table, err, "could not remove rules of kube-proxy; will try again", "rules", r.String())
 		}
-		f.log.Info("removed the rules of a kube-proxy that does not run any more", "rules", r.String())
 	})
-	if err != nil {
-		f.log.Warn("could not remove the rules of kube-proxy; will try again", "err", err)
+	if err != nil && ctx.Err() == nil {
 		f.tried = false
+		f.warnOnce("", err, "could not remove the rules of kube-proxy; will try again")
 	}
+}
+
+// warnOnce logs why rules are still there, unless it was the same at the last try.
+func (f *kubeProxyFollower) warnOnce(table string, err error, text string, args ...any) {
+	if f.failed[table] == err.Error() {
+		return
+	}
+	if f.failed == nil {
+		f.failed = map[string]string{}
+	}
+	f.failed[table] = err.Error()
+	f.log.Warn(text, append(args, "err", err)...)
 }

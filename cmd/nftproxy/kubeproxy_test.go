@@ -37,7 +37,7 @@ func newFollowed() *followed {
 		running: func(context.Context) (otherproxy.Running, error) {
 			return w.state, nil
 		},
-		remove: func(report func(otherproxy.Rules, error)) error {
+		remove: func(_ context.Context, report func(otherproxy.Rules, error)) error {
 			w.removals++
 			for _, k := range w.kinds {
 				report(otherproxy.Rules{Kind: k, Table: "ip kube-proxy"}, w.outcome)
@@ -157,6 +157,17 @@ func TestKubeProxyKept(t *testing.T) {
 	w.want(t, "kept", 1, 0, w.looks(t, time.Hour), "they will be removed soon", "chain mine: a rule of another program")
 	w.err = errors.New("no netlink")
 	w.want(t, "an error", 1, 0, w.looks(t, time.Minute), "no netlink")
+}
+
+// TestKubeProxyTriedAgain: a removal that fails otherwise is made again at each look until it
+// succeeds, and logged once.
+func TestKubeProxyTriedAgain(t *testing.T) {
+	w := newFollowed()
+	w.inForce.Store(true)
+	w.kinds, w.outcome = []otherproxy.Kind{otherproxy.IPTablesNFT}, fmt.Errorf("remove: %w", otherproxy.ErrChanged)
+	w.want(t, "the first tries", 3, 0, w.looks(t, kubeProxyRest+3*kubeProxyPeriod), "they will be removed soon", "will try again")
+	w.outcome = nil
+	w.want(t, "success", 4, 0, w.looks(t, time.Minute), "removed the rules of a kube-proxy", "kube-proxy has no rules on this node")
 }
 
 // TestPodText: the pod of a process by its cgroups, of version 1 and 2.

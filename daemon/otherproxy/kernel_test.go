@@ -190,7 +190,7 @@ func (w world) removeAll() map[string]error {
 	w.Helper()
 	outcomes := map[string]error{}
 	if err := w.ns.Do(func() error {
-		return otherproxy.RemoveAll(func(r otherproxy.Rules, err error) { outcomes[r.Table] = err })
+		return otherproxy.RemoveAll(w.Context(), func(r otherproxy.Rules, err error) { outcomes[r.Table] = err })
 	}); err != nil {
 		w.Fatal(err)
 	}
