@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -95,17 +96,21 @@ func (r *Running) findProcesses(proc string) (node bool, err error) {
 			continue
 		}
 		dir := filepath.Join(proc, e.Name())
-		cmdline, err := os.ReadFile(filepath.Join(dir, "cmdline"))
-		if err != nil || len(cmdline) == 0 {
-			continue // It has ended, or is a thread of the kernel.
+		// A link that cannot be read counts as ours.
+		ns, err := os.Readlink(filepath.Join(dir, "ns/net"))
+		elsewhere := err == nil && ns != own
+		args, err := arguments(dir)
+		if err != nil && !elsewhere {
+			r.Unknown = fmt.Errorf("PID %d may be a kube-proxy: %w", pid, err)
 		}
-		args := strings.Split(strings.TrimRight(string(cmdline), "\x00"), "\x00")
+		if len(args) == 0 {
+			continue
+		}
 		name := filepath.Base(strings.Fields(args[0] + " -")[0]) // k3s has its arguments in the first
 		if name == "kubelet" {
 			node = true
 		}
-		// A link that cannot be read counts as ours.
-		if ns, err := os.Readlink(filepath.Join(dir, "ns/net")); err == nil && ns != own {
+		if elsewhere {
 			continue
 		}
 		switch {
@@ -117,6 +122,35 @@ func (r *Running) findProcesses(proc string) (node bool, err error) {
 		}
 	}
 	return node, nil
+}
+
+// arguments returns the command line of a process that may have a kube-proxy inside or tells of the
+// node; none of another one, of a thread of the kernel and of a process that has ended.
+//
+// It goes by the name in comm first: the kernel takes a lock of the process's memory to read the
+// command line, and a process that holds it for ever would hold up the reader too.
+func arguments(dir string) ([]string, error) {
+	ended := func(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) }
+	comm, err := os.ReadFile(filepath.Join(dir, "comm"))
+	if ended(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !slices.ContainsFunc([]string{"kube-proxy", "hyperkube", "kubelet", "kubelite", "k3s"}, func(prefix string) bool {
+		return strings.HasPrefix(string(comm), prefix)
+	}) {
+		return nil, nil
+	}
+	cmdline, err := os.ReadFile(filepath.Join(dir, "cmdline"))
+	if ended(err) || err == nil && len(cmdline) == 0 {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return strings.Split(strings.TrimRight(string(cmdline), "\x00"), "\x00"), nil
 }
 
 func inInitialNamespace(proc string) bool {

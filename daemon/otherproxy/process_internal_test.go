@@ -12,7 +12,7 @@ import (
 )
 
 // proc makes a directory like /proc. Each process is "PID namespace command line"; the
-// namespace - stands for one that cannot be read.
+// namespace - stands for one that cannot be read, and the command line unreadable after a name too.
 func proc(t *testing.T, processes ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -24,7 +24,14 @@ func proc(t *testing.T, processes ...string) string {
 	}
 	add := func(name, ns, cmdline string) {
 		must(os.MkdirAll(filepath.Join(dir, name, "ns"), 0o755))
-		must(os.WriteFile(filepath.Join(dir, name, "cmdline"), []byte(cmdline), 0o644))
+		program := filepath.Base(strings.Split(cmdline, "\x00")[0])
+		const longest = 15
+		must(os.WriteFile(filepath.Join(dir, name, "comm"), []byte(program[:min(longest, len(program))]+"\n"), 0o644))
+		if strings.HasSuffix(cmdline, "unreadable\x00") {
+			must(os.Mkdir(filepath.Join(dir, name, "cmdline"), 0o755))
+		} else {
+			must(os.WriteFile(filepath.Join(dir, name, "cmdline"), []byte(cmdline), 0o644))
+		}
 		if ns != "-" {
 			must(os.Symlink("net:["+ns+"]", filepath.Join(dir, name, "ns/net")))
 		}
@@ -53,17 +60,21 @@ func TestProcesses(t *testing.T) {
 		"hyperkube":              {[]string{"7 1 /hyperkube kubelet", "9 1 /hyperkube proxy"}, "runs (PID 9)", false},
 		"a container":            {[]string{"1 1 /nftproxy run"}, "does not run", false},
 		"a pod's namespace":      {[]string{"1 1 /pause", "9 1 /nftproxy run"}, "does not run", false},
+		"an unreadable one":      {[]string{"7 1 /usr/bin/kubelet", "9 1 kube-proxy unreadable"}, "may run: PID 9 may be a kube-proxy: read PROC/9/cmdline: is a directory", true},
+		"unreadable, elsewhere":  {[]string{"7 1 /usr/bin/kubelet", "9 2 kube-proxy unreadable"}, "does not run", true},
+		"another's cmdline":      {[]string{"7 1 /usr/bin/kubelet", "9 1 database unreadable"}, "does not run", true},
 		"k3s":                    {[]string{"1 1 /sbin/init", "7 - /usr/local/bin/k3s server"}, "may run: k3s (PID 7) may have a kube-proxy inside", true},
 		"k3s, renamed":           {[]string{"7 1 /usr/bin/k3s-agent", "8 1 sh kube-proxy"}, "may run: k3s-agent (PID 7) may have a kube-proxy inside", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var r Running
-			node, err := r.findProcesses(proc(t, c.processes...))
+			dir := proc(t, c.processes...)
+			node, err := r.findProcesses(dir)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if node != c.node || r.String() != c.want {
-				t.Errorf("got node=%v, %s; want %v, %s", node, r, c.node, c.want)
+			if got := strings.ReplaceAll(r.String(), dir, "PROC"); node != c.node || got != c.want {
+				t.Errorf("got node=%v, %s; want %v, %s", node, got, c.node, c.want)
 			}
 		})
 	}
