@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -28,6 +29,13 @@ const nameLen = 32
 
 // lockFile is the lock of iptables-legacy for one change at a time, on the host.
 const lockFile = "/run/xtables.lock"
+
+// lockPatience is how long the lock may be another process's, and lockPeriod the time between two
+// tries to get it.
+const (
+	lockPatience = 5 * time.Second
+	lockPeriod   = 50 * time.Millisecond
+)
 
 // findLegacyChains finds kube-proxy's chains in the tables of the older interface. It asks only for
 // tables that the namespace has already: a question for another one would make it.
@@ -125,7 +133,10 @@ func (b *blob) drops(e *entry) bool {
 // the rules that lead there.
 func removeLegacyChains(r Rules) error {
 	f, name, _ := cutTable(r.Table)
-	unlock := lockLegacy()
+	unlock, err := lockLegacy(lockFile, lockPatience)
+	if err != nil {
+		return err
+	}
 	defer unlock()
 	before, err := readLegacy(f, name)
 	if err != nil {
@@ -143,17 +154,27 @@ func removeLegacyChains(r Rules) error {
 
 // lockLegacy takes the lock of iptables, where the file is within reach: a container has it only
 // if the directory is mounted. Without it, a change by iptables between the two steps of
-// removeLegacyChains is lost unless it changes the number of rules.
-func lockLegacy() (unlock func()) {
-	file, err := os.OpenFile(lockFile, os.O_RDONLY|os.O_CREATE, 0o600)
+// removeLegacyChains is lost unless it changes the number of rules. The error says that another
+// process has kept the lock for that long.
+func lockLegacy(path string, patience time.Duration) (unlock func(), err error) {
+	file, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE, 0o600)
 	if err != nil {
-		return func() {}
+		return func() {}, nil
 	}
-	if unix.Flock(int(file.Fd()), unix.LOCK_EX) != nil {
-		_ = file.Close()
-		return func() {}
+	unlock = func() { _ = file.Close() } // closing releases the lock
+	ticker := time.NewTicker(lockPeriod)
+	defer ticker.Stop()
+	for end := time.Now().Add(patience); ; <-ticker.C {
+		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case errors.Is(err, unix.EWOULDBLOCK) && time.Now().Before(end), errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EWOULDBLOCK):
+			unlock()
+			return nil, fmt.Errorf("lock %s: another process has held it for %s", path, patience)
+		default: // It is ours, or the file system has no locks.
+			return unlock, nil
+		}
 	}
-	return func() { _ = file.Close() } // closing releases the lock
 }
 
 // legacySocket opens a socket that takes the options. A datagram socket needs no CAP_NET_RAW.
