@@ -32,7 +32,7 @@ func cleanupKubeProxy(cmd *cobra.Command, conn *kernel.Conn, force bool) error {
 		}
 	}
 	var left []error
-	err = otherproxy.RemoveAll(cmd.Context(), func(r otherproxy.Rules, err error) {
+	err = otherproxy.RemoveAll(cmd.Context(), nil, func(r otherproxy.Rules, err error) {
 		if err != nil {
 			left = append(left, err)
 			return

@@ -61,7 +61,10 @@ func (d *daemon) newKubeProxyFollower(counts interface {
 		record: func(note string) {
 			d.record(watch.Event{Object: watch.NodeObject(d.node), Reason: watch.ReasonKubeProxy, Note: note})
 		},
-		rules: new(otherproxy.Watcher).Look, running: otherproxy.LookForKubeProxy, remove: otherproxy.RemoveAll, now: time.Now,
+		rules: new(otherproxy.Watcher).Look, running: otherproxy.LookForKubeProxy, now: time.Now,
+		remove: func(ctx context.Context, report func(otherproxy.Rules, error)) error {
+			return otherproxy.RemoveAll(ctx, otherproxy.KeepForward, report)
+		},
 	}
 }
 

@@ -154,7 +154,7 @@ func TestIPTables(t *testing.T) {
 			if diff := cmp.Diff([]otherproxy.Kind{b.kind}, kinds); diff != "" {
 				t.Errorf("kinds (-want +got):\n%s", diff)
 			}
-			for r, err := range w.removeAll() {
+			for r, err := range w.removeAll(nil) {
 				if err != nil {
 					t.Errorf("remove %s: %v", r, err)
 				}
@@ -186,15 +186,44 @@ func (w world) look() []otherproxy.Kind {
 }
 
 // removeAll returns the outcome for each table.
-func (w world) removeAll() map[string]error {
+func (w world) removeAll(keep func(otherproxy.Rules) error) map[string]error {
 	w.Helper()
 	outcomes := map[string]error{}
 	if err := w.ns.Do(func() error {
-		return otherproxy.RemoveAll(w.Context(), func(r otherproxy.Rules, err error) { outcomes[r.Table] = err })
+		return otherproxy.RemoveAll(w.Context(), keep, func(r otherproxy.Rules, err error) { outcomes[r.Table] = err })
 	}); err != nil {
 		w.Fatal(err)
 	}
 	return outcomes
+}
+
+// TestForwardDrops: the table filter stays while its chain FORWARD drops, since packets may need
+// KUBE-FORWARD. The other tables do not.
+func TestForwardDrops(t *testing.T) {
+	for _, b := range backends() {
+		t.Run(b.name, func(t *testing.T) {
+			w := newWorld(t)
+			w.load(b, unchanged)
+			for _, command := range []string{"iptables-", "ip6tables-"} {
+				w.iptables("", command+b.name, "-P", "FORWARD", "DROP")
+			}
+			for table, err := range w.removeAll(otherproxy.KeepForward) {
+				if kept := strings.HasSuffix(table, " filter"); kept != errors.Is(err, otherproxy.ErrForward) || !kept && err != nil {
+					t.Errorf("remove %s: %v", table, err)
+				}
+			}
+			if left := names(w.find()); len(left) != 2 {
+				t.Errorf("left: %v", left)
+			}
+			for _, command := range []string{"iptables-", "ip6tables-"} {
+				w.iptables("", command+b.name, "-P", "FORWARD", "ACCEPT")
+			}
+			w.removeAll(otherproxy.KeepForward)
+			if left := names(w.find()); len(left) != 0 {
+				t.Errorf("left with policy ACCEPT: %v", left)
+			}
+		})
+	}
 }
 
 // TestForeignRule: a table where a rule of another program leads to kube-proxy's chains stays as
@@ -207,7 +236,7 @@ func TestForeignRule(t *testing.T) {
 				return strings.Replace(text, "-A CNI-HOSTPORT-DNAT ", "-A CNI-HOSTPORT-DNAT -p udp -j KUBE-SERVICES\n-A CNI-HOSTPORT-DNAT ", 1)
 			})
 			before := w.listing(b)
-			for table, err := range w.removeAll() {
+			for table, err := range w.removeAll(nil) {
 				if foreign := strings.HasSuffix(table, "nat"); foreign != errors.Is(err, otherproxy.ErrForeign) {
 					t.Errorf("remove %s: %v", table, err)
 				} else if foreign && !strings.Contains(err.Error(), "chain CNI-HOSTPORT-DNAT leads to KUBE-SERVICES") {

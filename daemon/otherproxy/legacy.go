@@ -98,13 +98,22 @@ func DroppingLegacyChains() ([]LegacyChain, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read table %s of iptables-legacy: %w", tableName(f, "filter"), err)
 		}
-		for i := range b.entries {
-			if e := &b.entries[i]; slices.Contains(b.policy[:], e.at) && e.drops && isBuiltin(e.chain) {
-				found = append(found, LegacyChain{tableName(f, "filter"), e.chain})
-			}
+		for _, chain := range b.droppingChains() {
+			found = append(found, LegacyChain{tableName(f, "filter"), chain})
 		}
 	}
 	return found, nil
+}
+
+// droppingChains lists the table's own chains whose policy is to drop.
+func (b *blob) droppingChains() []string {
+	var chains []string
+	for i := range b.entries {
+		if e := &b.entries[i]; slices.Contains(b.policy[:], e.at) && e.drops && isBuiltin(e.chain) {
+			chains = append(chains, e.chain)
+		}
+	}
+	return chains
 }
 
 // rules describes what the table has of kube-proxy.
@@ -121,6 +130,7 @@ func (b *blob) rules() Rules {
 		}
 	}
 	r.Chains = len(r.chains)
+	r.forwards = slices.Contains(b.droppingChains(), "FORWARD") && slices.Contains(r.chains, "KUBE-FORWARD")
 	return r
 }
 

@@ -93,6 +93,7 @@ func findNFTChainsIn(c *conn, f family, table string) (Rules, error) {
 		return r, err
 	}
 	var others []string
+	drops := false
 	err = c.ask(unix.NFT_MSG_GETCHAIN, netlink.Dump, f, func(a attributes) error {
 		name := a.text(unix.NFTA_CHAIN_NAME)
 		switch {
@@ -101,6 +102,10 @@ func findNFTChainsIn(c *conn, f family, table string) (Rules, error) {
 			r.chains = append(r.chains, name)
 		default:
 			others = append(others, name)
+			if _, base := a[unix.NFTA_CHAIN_POLICY]; base && name == "FORWARD" {
+				const drop = 0 // NF_DROP
+				drops = a.uint32(unix.NFTA_CHAIN_POLICY) == drop
+			}
 		}
 		return nil
 	}, textAttribute(unix.NFTA_CHAIN_TABLE, table))
@@ -109,6 +114,7 @@ func findNFTChainsIn(c *conn, f family, table string) (Rules, error) {
 	}
 	r.Chains, r.ruleset = len(r.chains), generation
 	slices.Sort(r.chains)
+	r.forwards = drops && slices.Contains(r.chains, "KUBE-FORWARD")
 	for _, chain := range others {
 		if err := r.findJumps(c, table, chain); err != nil {
 			return r, err

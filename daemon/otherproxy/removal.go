@@ -18,17 +18,18 @@ const (
 	longestPause  = 256 * time.Millisecond
 )
 
-// RemoveAll removes all rules of kube-proxy that Find returns. It calls report with each table's
+// RemoveAll removes all rules of kube-proxy that Find returns, except where keep returns an error, such
+// as KeepForward; nil keeps none. It calls report with each table's
 // rules and the outcome: nil, or why the rules are still there. Where another process changes the
 // ruleset at the same time it tries again after a pause, 20 times. The error says that the rules
 // cannot be found, or that the context has ended.
-func RemoveAll(ctx context.Context, report func(Rules, error)) error {
+func RemoveAll(ctx context.Context, keep func(Rules) error, report func(Rules, error)) error {
 	found, err := Find()
 	if err != nil {
 		return err
 	}
 	for _, r := range found {
-		latest, err := removeLatest(ctx, r)
+		latest, err := removeLatest(ctx, r, keep)
 		if ctx.Err() != nil {
 			return fmt.Errorf("remove the rules of kube-proxy: %w", ctx.Err())
 		}
@@ -40,11 +41,11 @@ func RemoveAll(ctx context.Context, report func(Rules, error)) error {
 // Final says whether the outcome of a removal is a reason to keep the rules, so that another try
 // would have the same outcome while the rules are the same.
 func Final(outcome error) bool {
-	return outcome == nil || errors.Is(outcome, ErrForeign) || errors.Is(outcome, ErrIPVS) || errors.Is(outcome, ErrUnknownTable)
+	return outcome == nil || errors.Is(outcome, ErrForeign) || errors.Is(outcome, ErrIPVS) || errors.Is(outcome, ErrForward) || errors.Is(outcome, ErrUnknownTable)
 }
 
 // removeLatest removes the rules as they are now: earlier removals have changed the ruleset.
-func removeLatest(ctx context.Context, r Rules) (Rules, error) {
+func removeLatest(ctx context.Context, r Rules, keep func(Rules) error) (Rules, error) {
 	for try := 1; ; try++ {
 		latest, there, err := r.again()
 		switch {
@@ -52,6 +53,11 @@ func removeLatest(ctx context.Context, r Rules) (Rules, error) {
 			return r, fmt.Errorf("remove the rules of kube-proxy in %s: %w", r.Table, err)
 		case !there:
 			return r, nil
+		}
+		if keep != nil {
+			if err := keep(latest); err != nil {
+				return latest, err
+			}
 		}
 		if err = Remove(latest); err == nil || try == removeTries || !errors.Is(err, ErrChanged) {
 			return latest, err
