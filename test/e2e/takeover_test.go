@@ -57,7 +57,7 @@ func TestTakeover(t *testing.T) {
 func TestLeftovers(t *testing.T) {
 	eachTakeover(t, func(w *takeoverWorld, rounds int) {
 		if rounds <= 2 {
-			t.Skipf("nftproxy waits 6 minutes for kube-proxy's return; make takeover with more than 2 rounds runs this, not with %d", rounds)
+			w.t.Skipf("nftproxy waits 6 minutes for kube-proxy's return; make takeover with more than 2 rounds runs this, not with %d", rounds)
 		}
 		w.ours = w.startProxy()
 		w.ours.awaitText(0, "WARN", "kube-proxy runs beside nftproxy", fmt.Sprintf("PID %d", w.theirs.PID()), string(w.mode.kind))
