@@ -31,8 +31,11 @@ func TestAPIServerSilent(t *testing.T) {
 	o := &observer{T: t, out: service.NewMailbox(), reported: make(chan Problem, 1000)}
 	o.Watcher = NewWatcher(Options{Node: "node-0", Report: func(p Problem) { o.reported <- p }}, o.out)
 	o.run(client)
-	missing := map[string]bool{"services": true, "endpointslices": true} // They come in any order.
+	// The reports come in any order, also that of the wait itself.
+	missing, waits := map[string]bool{"services": true, "endpointslices": true}, false
 	o.awaitProblem(func(p Problem) bool {
+		wait := (*AwaitError)(nil)
+		waits = waits || errors.As(p, &wait)
 		e := (*RequestError)(nil)
 		if errors.As(p, &e) && missing[e.Resource] {
 			delete(missing, e.Resource)
@@ -40,7 +43,7 @@ func TestAPIServerSilent(t *testing.T) {
 				t.Errorf("%s: %q does not have %q", e.Resource, p.Error(), want)
 			}
 		}
-		return len(missing) == 0
+		return len(missing) == 0 && waits
 	})
 	if words := strings.Join(o.Awaiting(), ", "); !strings.Contains(words, "Services") || !strings.Contains(words, "192.0.2.1:6443") {
 		t.Errorf("waiting for %q: the address is missing", words)
