@@ -33,15 +33,10 @@ nftproxy first: it serves the Services from then on.`,
 			if force && !kubeProxy {
 				return usageError{errors.New("--force goes with --kube-proxy")}
 			}
-			conn, err := kernel.Open(kernel.Config{})
-			if err != nil {
-				return err
-			}
-			defer conn.Close()
 			if kubeProxy {
-				return cleanupKubeProxy(cmd, conn, force)
+				return cleanupKubeProxy(cmd, force)
 			}
-			return cleanup(cmd, conn, table)
+			return cleanupTables(cmd, table)
 		},
 	}
 	cmd.Flags().StringVar(&table, ownPrefix+"table", ruleset.DefaultTable, "name of the nftables tables")
@@ -50,17 +45,14 @@ nftproxy first: it serves the Services from then on.`,
 	return cmd
 }
 
-// cleanupTables connects to the kernel and cleans up.
+// cleanupTables removes the tables of that name, and those that earlier runs with another
+// name left.
 func cleanupTables(cmd *cobra.Command, table string) error {
 	conn, err := kernel.Open(kernel.Config{})
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	return cleanup(cmd, conn, table)
-}
-
-func cleanup(cmd *cobra.Command, conn *kernel.Conn, table string) error {
 	tables, err := conn.Tables(table)
 	if err != nil {
 		return fmt.Errorf("list tables: %w", err)

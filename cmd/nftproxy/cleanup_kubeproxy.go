@@ -13,7 +13,7 @@ import (
 
 // cleanupKubeProxy removes kube-proxy's rules. Unless forced, it first makes sure that
 // kube-proxy does not run and that nftproxy serves both families.
-func cleanupKubeProxy(cmd *cobra.Command, conn *kernel.Conn, force bool) error {
+func cleanupKubeProxy(cmd *cobra.Command, force bool) error {
 	found, err := otherproxy.Find()
 	if err != nil {
 		return fmt.Errorf("look for the rules of kube-proxy: %w", err)
@@ -27,7 +27,7 @@ func cleanupKubeProxy(cmd *cobra.Command, conn *kernel.Conn, force bool) error {
 		if err != nil {
 			return fmt.Errorf("look for kube-proxy: %w", err)
 		}
-		if err := errors.Join(checkStopped(running), checkServed(conn)); err != nil {
+		if err := errors.Join(checkStopped(running), checkServed()); err != nil {
 			return err
 		}
 	}
@@ -54,7 +54,12 @@ func checkStopped(running otherproxy.Running) error {
 
 // checkServed returns an error if a family has no table of a running nftproxy. A table that
 // an ended one left goes out of date.
-func checkServed(conn *kernel.Conn) error {
+func checkServed() error {
+	conn, err := kernel.Open(kernel.Config{})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
 	tables, err := conn.OurTables()
 	if err != nil {
 		return fmt.Errorf("list tables: %w", err)

@@ -3,8 +3,6 @@ package main
 import (
 	"strings"
 	"testing"
-
-	"nftproxy/nft/kernel"
 )
 
 // TestServedOnlyByARunningProxy: tables that an ended nftproxy left do not serve the node in
@@ -12,14 +10,7 @@ import (
 func TestServedOnlyByARunningProxy(t *testing.T) {
 	w := newFormerWorld(t)
 	served := func() error {
-		return w.ns.Do(func() error {
-			conn, err := kernel.Open(kernel.Config{})
-			if err != nil {
-				return err
-			}
-			defer conn.Close()
-			return checkServed(conn)
-		})
+		return w.ns.Do(checkServed)
 	}
 	proxy := w.run("nftproxy")
 	if err := served(); err != nil {
