@@ -2,6 +2,7 @@ package aptget
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -135,7 +136,13 @@ func first(pattern string) (string, error) {
 }
 
 func run(name string, args ...string) error {
-	cmd := exec.Command(name, args...)
+	return runIn(context.Background(), "", name, args...)
+}
+
+// runIn runs a command in a folder. Its output is in the error.
+func runIn(ctx context.Context, dir, name string, args ...string) error {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%s: %w: %s", cmd, err, bytes.TrimSpace(out))

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 )
@@ -30,14 +29,7 @@ func Unpack(ctx context.Context, dir string, packages ...string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(temp)) }()
-	run := func(name string, args ...string) error {
-		cmd := exec.CommandContext(ctx, name, args...)
-		cmd.Dir = temp
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("%s: %w: %s", cmd, err, out)
-		}
-		return nil
-	}
+	run := func(name string, args ...string) error { return runIn(ctx, temp, name, args...) }
 	// As root: apt otherwise warns that its own user cannot write to the folder.
 	download := append([]string{"-q", "-o", "APT::Sandbox::User=root", "download"}, packages...)
 	if err := run("apt-get", download...); err != nil {
