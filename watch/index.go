@@ -47,7 +47,7 @@ type index struct {
 	changes service.Changes
 	// triggers are those of the slices that have changed since the last flush. Those
 	// from before the start do not count: the proxy was not there to be late.
-	triggers []service.Trigger
+	triggers service.Triggers
 	start    time.Time
 }
 
@@ -195,9 +195,9 @@ func (ix *index) setSlice(s *sliceObject) {
 }
 
 // takeTriggers returns the triggers since the last call.
-func (ix *index) takeTriggers() []service.Trigger {
+func (ix *index) takeTriggers() service.Triggers {
 	list := ix.triggers
-	ix.triggers = nil
+	ix.triggers = service.Triggers{}
 	return list
 }
 
@@ -205,7 +205,13 @@ func (ix *index) takeTriggers() []service.Trigger {
 // removal of a slice has none: the slice tells that of the change before.
 func (ix *index) noteTrigger(s *sliceObject) {
 	if s.trigger.After(ix.start) {
-		ix.triggers = service.JoinTriggers(ix.triggers, []service.Trigger{{Time: s.trigger, V6: s.v6}})
+		cause, one := service.Triggers{}, []time.Time{s.trigger}
+		if s.v6 {
+			cause.V6 = one
+		} else {
+			cause.V4 = one
+		}
+		ix.triggers.Join(cause)
 	}
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
@@ -22,5 +23,19 @@ func TestClientLog(t *testing.T) {
 	text := out.String()
 	if n := strings.Count(text, "\n"); n != 2 || !strings.Contains(text, "Waited for long") || !strings.Contains(text, `msg="Cannot watch"`) || strings.Count(text, "from=client-go") != 2 {
 		t.Errorf("the log has %q, want the message and the error", text)
+	}
+}
+
+// TestClientLogIsBounded: an API server that refuses each request at once does not fill the
+// log with client-go's lines.
+func TestClientLogIsBounded(t *testing.T) {
+	defer klog.ClearLogger()
+	var out strings.Builder
+	newLogger(&out, 0)
+	for i := range 100 {
+		klog.Background().Error(fmt.Errorf("connection refused: timeout=%d", i), "Failed to watch")
+	}
+	if n := strings.Count(out.String(), "Failed to watch"); n != clientBurst {
+		t.Errorf("the log has %d lines of one message, want %d:\n%s", n, clientBurst, out.String())
 	}
 }

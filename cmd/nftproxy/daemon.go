@@ -272,6 +272,10 @@ func (d *daemon) servers(judge *health.Health, registry *prometheus.Registry, sl
 		return nil, fmt.Errorf("--nftproxy-probe-bind-address: %w", err)
 	}
 	own.Require()
+	if d.options.bindHardFail {
+		probes.Require()
+		scrapes.Require()
+	}
 	return []*health.Server{probes, scrapes, own}, nil
 }
 

@@ -40,16 +40,19 @@ func (w formerWorld) load(script string) {
 }
 
 // cleanup runs `nftproxy cleanup` and returns its output.
-func (w formerWorld) cleanup() string {
+func (w formerWorld) cleanup() string { return w.outputOf("cleanup") }
+
+// outputOf runs nftproxy with the arguments and returns its output.
+func (w formerWorld) outputOf(args ...string) string {
 	w.Helper()
 	var out strings.Builder
-	cmd := exec.Command("nftproxy", "cleanup")
+	cmd := exec.Command("nftproxy", args...)
 	cmd.Stdout = &out
 	if err := w.ns.Start(cmd); err != nil {
 		w.Fatal(err)
 	}
 	if err := cmd.Wait(); err != nil {
-		w.Errorf("cleanup: %v", err)
+		w.Errorf("%s: %v", args, err)
 	}
 	return out.String()
 }
@@ -105,6 +108,18 @@ func TestOtherTableAtRestart(t *testing.T) {
 		t.Errorf("cleanup says %q, want %q", got, want)
 	}
 	w.want("after cleanup", "ip6 mine", "inet mine")
+}
+
+// TestRunCleanup: kube-proxy's own flag does what the command cleanup does.
+func TestRunCleanup(t *testing.T) {
+	w := newFormerWorld(t)
+	w.load("add table ip6 mine")
+	w.run("old").end()
+	w.want("after a run", "ip6 mine", "ip old", "ip6 old")
+	if got, want := w.outputOf("run", "--cleanup"), "removed table ip old\nremoved table ip6 old\n"; got != want {
+		t.Errorf("run --cleanup says %q, want %q", got, want)
+	}
+	w.want("after run --cleanup", "ip6 mine")
 }
 
 // TestCleanupBesideAProxyWithoutOwner: on kernels without owners of tables, cleanup refuses to

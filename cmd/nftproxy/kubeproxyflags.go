@@ -33,7 +33,6 @@ func listIgnoredFlags() []ignoredFlag {
 	return []ignoredFlag{
 		{"proxy-mode", "", nftablesOnly},
 		{"bind-address", "0.0.0.0", "the node's primary addresses are those of its Node object"},
-		{"bind-address-hard-fail", false, "nftproxy tries again until the address is free"},
 		{"kube-api-content-type", "application/vnd.kubernetes.protobuf", noLimit},
 		{"kube-api-qps", float32(5), noLimit},
 		{"kube-api-burst", 10, noLimit},

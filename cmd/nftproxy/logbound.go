@@ -12,10 +12,13 @@ import (
 
 // The log has at most logBurst lines of one message at once, and one more in each
 // period after that. The last line of a period is always logged. It has the number
-// of lines before it that were left out.
+// of lines before it that were left out. client-go has a line for each request that
+// fails, of which watch has already reported the first: of its lines there are fewer.
 const (
-	logBurst  = 100
-	logPeriod = 6 * time.Second
+	logBurst     = 100
+	logPeriod    = 6 * time.Second
+	clientBurst  = 4
+	clientPeriod = time.Minute
 	// maxLogKinds bounds the number of messages that are counted apart. Our
 	// messages are constants; those of a library may be any text.
 	maxLogKinds = 256
@@ -27,12 +30,14 @@ type boundedHandler struct {
 	bounds *logBounds
 }
 
-func newBoundedHandler(to slog.Handler) boundedHandler {
-	return boundedHandler{to, &logBounds{kinds: map[string]*logKind{}}}
+func newBoundedHandler(to slog.Handler, burst int, period time.Duration) boundedHandler {
+	return boundedHandler{to, &logBounds{burst: burst, period: period, kinds: map[string]*logKind{}}}
 }
 
 // logBounds counts the lines of each message. It is safe for concurrent use.
 type logBounds struct {
+	burst  int
+	period time.Duration
 	// off lets every line through.
 	off atomic.Bool
 
@@ -91,7 +96,7 @@ func (b *logBounds) kind(message string) *logKind {
 		k = b.kinds[message]
 	}
 	if k == nil {
-		k = &logKind{bucket: pace.Bucket{Burst: logBurst, Period: logPeriod}}
+		k = &logKind{bucket: pace.Bucket{Burst: b.burst, Period: b.period}}
 		b.kinds[message] = k
 	}
 	return k

@@ -20,7 +20,7 @@ import (
 func TestLogBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
-		log := slog.New(newBoundedHandler(slog.NewTextHandler(&out, nil)))
+		log := slog.New(newBoundedHandler(slog.NewTextHandler(&out, nil), logBurst, logPeriod))
 		const storm = 10 * time.Minute
 		written := 0
 		for start := time.Now(); time.Since(start) < storm; time.Sleep(10 * time.Millisecond) {
@@ -65,7 +65,7 @@ func TestLogBound(t *testing.T) {
 func TestLogKinds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out listener // locks its log
-		handler := newBoundedHandler(slog.NewTextHandler(&out, nil))
+		handler := newBoundedHandler(slog.NewTextHandler(&out, nil), logBurst, logPeriod)
 		for i := range 10000 {
 			slog.New(handler).Info(fmt.Sprint("message ", i))
 		}

@@ -23,15 +23,17 @@ func newLogger(w io.Writer, verbosity int) (*slog.Logger, func(verbosity int)) {
 	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
 		handler = tint.NewTextHandler(w, &tint.Options{Level: level, TimeFormat: time.TimeOnly + ".000"})
 	}
-	bounded := newBoundedHandler(handler)
+	bounded := newBoundedHandler(handler, logBurst, logPeriod)
+	client := newBoundedHandler(bounded, clientBurst, clientPeriod)
 	set := func(verbosity int) {
 		bounded.bounds.off.Store(verbosity >= verbose)
+		client.bounds.off.Store(verbosity >= verbose)
 		if level.Set(slog.LevelInfo); verbosity >= verbose {
 			level.Set(slog.LevelDebug)
 		}
 	}
 	set(verbosity)
 	log := slog.New(bounded)
-	klog.SetSlogLogger(slog.New(clientHandler{log.Handler()}).With("from", "client-go"))
+	klog.SetSlogLogger(slog.New(clientHandler{client}).With("from", "client-go"))
 	return log, set
 }

@@ -35,7 +35,7 @@ type runOptions struct {
 	minSyncPeriod                 time.Duration
 	verbosity                     int
 	oomScoreAdj                   string
-	profiling                     bool
+	profiling, bindHardFail       bool
 }
 
 // The addresses on which the servers listen by default, as in kube-proxy, and that of
@@ -104,6 +104,7 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "masquerade all traffic to cluster IPs")
 	f.IntVar(&o.masqueradeBit, "iptables-masquerade-bit", ruleset.DefaultMasqueradeBit, "bit of the packet mark, 0 to 31, that marks packets to be masqueraded, inside the node only")
 	f.StringVar(&o.metricsAddress, "metrics-bind-address", defaultMetricsAddress, "address and port of the metrics server; empty to switch it off")
+	f.BoolVar(&o.bindHardFail, "bind-address-hard-fail", false, "end where the health or metrics server cannot listen for a minute")
 	f.BoolVar(&o.profiling, "profiling", false, "serve /debug/pprof and /debug/flags/v on the metrics server: who can reach it sees the memory of the process")
 	f.StringVar(&o.healthAddress, "healthz-bind-address", defaultHealthAddress, "address and port of the health server; empty to switch it off")
 	f.StringVar(&o.probeAddress, ownPrefix+"probe-bind-address", "", "address and port of a second health server, for probes that must reach this process and no other; run ends if another process has it; empty to switch it off")

@@ -31,6 +31,7 @@ func Effective(value func(flag string) (string, bool)) (v1alpha1.KubeProxyConfig
 	r.list("nodeport-addresses", &c.NodePortAddresses)
 	c.Logging.Verbosity = v1.VerbosityLevel(max(0, r.number("v")))
 	c.EnableProfiling = r.yes("profiling")
+	c.BindAddressHardFail = r.yes("bind-address-hard-fail")
 	r.optional("oom-score-adj", &c.OOMScoreAdj)
 	r.optional("conntrack-max-per-core", &c.Conntrack.MaxPerCore)
 	r.optional("conntrack-min", &c.Conntrack.Min)

@@ -23,6 +23,7 @@ detectLocalMode: BridgeInterface
 detectLocal: {bridgeInterface: br0, interfaceNamePrefix: veth}
 nodePortAddresses: [10.0.0.0/8, 11.0.0.0/8]
 enableProfiling: true
+bindAddressHardFail: true
 logging: {verbosity: 3}
 oomScoreAdj: -5
 conntrack: {maxPerCore: 1, min: 2, tcpEstablishedTimeout: 3s, tcpCloseWaitTimeout: 4s, tcpBeLiberal: true, udpTimeout: 5s, udpStreamTimeout: 6s}

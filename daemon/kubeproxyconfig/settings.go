@@ -50,6 +50,7 @@ func (f *File) Settings() []Setting {
 	text("detectLocal.interfaceNamePrefix", "pod-interface-name-prefix", c.DetectLocal.InterfaceNamePrefix)
 	text("nodePortAddresses", "nodeport-addresses", strings.Join(c.NodePortAddresses, ","))
 	yes("enableProfiling", "profiling", c.EnableProfiling)
+	yes("bindAddressHardFail", "bind-address-hard-fail", c.BindAddressHardFail)
 	if verbosity := c.Logging.Verbosity; verbosity != 0 {
 		text("logging.verbosity", "v", strconv.FormatUint(uint64(verbosity), 10))
 	}

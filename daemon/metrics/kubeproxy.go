@@ -98,6 +98,11 @@ func (k *kubeProxys) observe(s *proxy.Sync) {
 		}
 		if s.InForce(f) {
 			k.lastSync.WithLabelValues(family).Set(seconds(s.End()))
+			for _, t := range s.Triggers.Of(f == nft.IPv6) {
+				// The clock of the control plane may be ahead, or the writer of the slice
+				// may lie: a negative delay would take away from the sum.
+				k.networkProgramming.WithLabelValues(family).Observe(max(0, s.End().Sub(t).Seconds()))
+			}
 			continue
 		}
 		k.failures.WithLabelValues(family).Inc()
@@ -105,23 +110,8 @@ func (k *kubeProxys) observe(s *proxy.Sync) {
 			k.cleanup.WithLabelValues(family).Inc() // The sync was for idle chains.
 		}
 	}
-	for _, t := range s.Triggers {
-		if s.InForceFor(t) {
-			// The clock of the control plane may be ahead, or the writer of the slice
-			// may lie: a negative delay would take away from the sum.
-			k.networkProgramming.WithLabelValues(family(t)).Observe(max(0, s.End().Sub(t.Time).Seconds()))
-		}
-	}
 	k.noLocal.observe(s)
 	k.changes.observe(s)
-}
-
-// family is the value of the label ip_family for a trigger.
-func family(t service.Trigger) string {
-	if t.V6 {
-		return proxy.IPFamily(nft.IPv6)
-	}
-	return proxy.IPFamily(nft.IPv4)
 }
 
 func (k *kubeProxys) observeConntrack(r *conntrack.Run) {

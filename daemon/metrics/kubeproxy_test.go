@@ -21,9 +21,9 @@ func TestNetworkProgramming(t *testing.T) {
 	r := prometheus.NewRegistry()
 	m := metrics.New(r)
 	s := aSync(conflicting()) // It ends 1.5 ms after the start.
-	s.Triggers = []service.Trigger{
-		{Time: start.Add(-time.Second)}, {Time: start.Add(-2 * time.Second), V6: true},
-		{Time: start.Add(time.Hour)}, // a clock that is ahead
+	s.Triggers = service.Triggers{
+		V4: []time.Time{start.Add(-time.Second), start.Add(time.Hour)}, // the second by a clock that is ahead
+		V6: []time.Time{start.Add(-2 * time.Second)},
 	}
 	s.Err = proxy.FamilyErrors{nft.IPv6: errors.New("no")}
 	m.Observe(s)
@@ -41,7 +41,7 @@ func TestNetworkProgramming(t *testing.T) {
 		}
 	}
 	check()
-	s.Err, s.Triggers = nil, s.Triggers[1:2]
+	s.Err, s.Triggers.V4 = nil, nil
 	m.Observe(s)
 	want["IPv6"] = observed{1, 2.0015}
 	check()

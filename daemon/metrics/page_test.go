@@ -39,7 +39,7 @@ func all(t *testing.T) (served, slis []exposition.Metric) {
 	m := metrics.New(r)
 	s := aSync(conflicting())
 	s.Read = time.Second
-	s.Triggers = []service.Trigger{{Time: start}}
+	s.Triggers = service.Triggers{V4: []time.Time{start}}
 	m.Observe(s)
 	s.Read = 0
 	m.Observe(s)
@@ -150,7 +150,7 @@ func meanings() map[string]string {
 		"kubeproxy_sync_proxy_rules_duration_seconds":                "Time that a sync took, from the snapshot to the kernel's answer. One sync is for both families and counts in each.",
 		"kubeproxy_sync_full_proxy_rules_duration_seconds":           "The same, of syncs that read the kernel's tables: after a start, an error, or a change by another program. nftproxy has no periodic full sync.",
 		"kubeproxy_sync_partial_proxy_rules_duration_seconds":        "The same, of all other syncs.",
-		"kubeproxy_network_programming_duration_seconds":             "Time from the cause of a change of endpoints, as the EndpointSlice's annotation `endpoints.kubernetes.io/last-change-trigger-time` tells it, until the change was in force. Controllers take that time from objects, mostly in whole seconds: a second is not exact. A change that waits for a failed sync counts when it is in force; kube-proxy never counts it. Of more than 10,000 changes that wait the oldest count. Times before the start of the proxy do not count, and times in the future count as 0.",
+		"kubeproxy_network_programming_duration_seconds":             "Time from the cause of a change of endpoints, as the EndpointSlice's annotation `endpoints.kubernetes.io/last-change-trigger-time` tells it, until the change was in force. Controllers take that time from objects, mostly in whole seconds: a second is not exact. A change that waits for a failed sync counts when it is in force; kube-proxy never counts it. Of more than 10,000 changes of one family that wait the oldest count. Times before the start of the proxy do not count, and times in the future count as 0.",
 		"kubeproxy_sync_proxy_rules_last_timestamp_seconds":          "When the family's rules were last known to be in force, in seconds since 1970.",
 		"kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds":   "When the last sync began that had a change, in seconds since 1970.",
 		"kubeproxy_sync_proxy_rules_nftables_sync_failures_total":    "Syncs after which the family's rules were not in force.",

@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -76,7 +77,7 @@ type Loop struct {
 	// since is when the oldest change arrived that is not in force.
 	since time.Time
 	// triggers are the causes of the changes that are not in force in their family.
-	triggers []service.Trigger
+	triggers service.Triggers
 	// checkAfter is when a check may next lead to a read.
 	checkAfter time.Time
 	// busy is when the sync under way began, nil between syncs.
@@ -158,7 +159,7 @@ func (l *Loop) takeNewest(in *service.Mailbox) bool {
 		return false
 	}
 	l.update = u
-	l.triggers = service.JoinTriggers(l.triggers, u.Triggers)
+	l.triggers.Join(u.Triggers)
 	if l.since.IsZero() {
 		l.since = u.Since
 	}
@@ -179,11 +180,12 @@ func (l *Loop) sync(check bool) Sync {
 	if s.Err == nil {
 		l.since = time.Time{}
 	}
-	l.triggers = nil // The observers have the list.
-	for _, t := range s.Triggers {
-		if !s.InForceFor(t) {
-			l.triggers = append(l.triggers, t)
-		}
+	l.triggers = service.Triggers{} // The observers have the lists.
+	if !s.InForce(nft.IPv4) {
+		l.triggers.V4 = slices.Clone(s.Triggers.V4)
+	}
+	if !s.InForce(nft.IPv6) {
+		l.triggers.V6 = slices.Clone(s.Triggers.V6)
 	}
 	l.checkAfter = s.End().Add(readShare * s.Read)
 	for _, o := range l.observe {

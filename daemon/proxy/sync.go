@@ -17,9 +17,8 @@ type Sync struct {
 	Since time.Time
 	// Changes is how many changes of objects the snapshot counts.
 	Changes service.Changes
-	// Triggers are the causes of the changes that this sync put in force, or tried to,
-	// at most service.MaxTriggers.
-	Triggers []service.Trigger
+	// Triggers are the causes of the changes that this sync put in force, or tried to.
+	Triggers service.Triggers
 	// Start is when the sync began; the durations are those of its steps.
 	Start                      time.Time
 	Compile, Read, Plan, Apply time.Duration
@@ -55,14 +54,6 @@ type Sync struct {
 // InForce says whether the program, without the parts in quarantine, is in force in
 // the family.
 func (s *Sync) InForce(f nft.Family) bool { return s.FamilyErr(f) == nil }
-
-// InForceFor says whether the program is in force in the family of the trigger.
-func (s *Sync) InForceFor(t service.Trigger) bool {
-	if t.V6 {
-		return s.InForce(nft.IPv6)
-	}
-	return s.InForce(nft.IPv4)
-}
 
 // FamilyErr is why the program is not in force in the family; nil if it is.
 func (s *Sync) FamilyErr(f nft.Family) error {

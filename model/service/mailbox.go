@@ -15,30 +15,37 @@ type Update struct {
 	// Changes is how many changes of objects the source had seen by then, since its
 	// start.
 	Changes Changes
-	// Triggers are those that the reader has not seen, at most MaxTriggers: the oldest.
-	Triggers []Trigger
+	// Triggers are those that the reader has not seen.
+	Triggers Triggers
 }
 
 // Changes counts the changes of objects that a source has seen, also those that make
 // no difference to a snapshot.
 type Changes struct{ Services, EndpointSlices uint64 }
 
-// Trigger is the cause of a change of endpoints: a pod or a Service that changed.
-type Trigger struct {
-	// Time is when the cause happened, by the clock of the control plane, which may be
-	// ahead of this node's.
-	Time time.Time
-	// V6 says that the endpoints are IPv6 addresses.
-	V6 bool
-}
+// Triggers are the times when the causes of changes of endpoints happened: a pod or a
+// Service changed. They are by the clock of the control plane, which may be ahead of this
+// node's. V4 has those of IPv4 endpoints, V6 those of IPv6 endpoints. Each list has at
+// most MaxTriggers, the oldest. So one family cannot use up the space of the other.
+type Triggers struct{ V4, V6 []time.Time }
 
-// MaxTriggers bounds the triggers in an update.
+// MaxTriggers bounds the triggers of one family.
 const MaxTriggers = 10_000
 
-// JoinTriggers returns the triggers of two lists, the earlier list first, without those
-// beyond MaxTriggers. It may use the memory of earlier.
-func JoinTriggers(earlier, later []Trigger) []Trigger {
-	return append(earlier, later[:min(len(later), max(0, MaxTriggers-len(earlier)))]...)
+// Join adds later triggers. It may use the memory of earlier ones.
+func (t *Triggers) Join(later Triggers) {
+	join := func(earlier, later []time.Time) []time.Time {
+		return append(earlier, later[:min(len(later), max(0, MaxTriggers-len(earlier)))]...)
+	}
+	t.V4, t.V6 = join(t.V4, later.V4), join(t.V6, later.V6)
+}
+
+// Of returns the triggers of one family.
+func (t *Triggers) Of(v6 bool) []time.Time {
+	if v6 {
+		return t.V6
+	}
+	return t.V4
 }
 
 // Mailbox holds the newest update until the reader takes it. A writer never waits: it
@@ -62,7 +69,8 @@ func (m *Mailbox) Put(u Update) {
 		if old.Since.Before(u.Since) {
 			u.Since = old.Since
 		}
-		u.Triggers = JoinTriggers(old.Triggers, u.Triggers)
+		old.Triggers.Join(u.Triggers)
+		u.Triggers = old.Triggers
 	}
 	m.update = &u
 	select {

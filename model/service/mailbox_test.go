@@ -50,24 +50,30 @@ func TestMailbox(t *testing.T) {
 // where there are too many.
 func TestMailboxTriggers(t *testing.T) {
 	m := service.NewMailbox()
-	triggers := func(from, n int) []service.Trigger {
-		var list []service.Trigger
+	times := func(from, n int) []time.Time {
+		var list []time.Time
 		for i := range n {
-			list = append(list, service.Trigger{Time: time.Unix(int64(from+i), 0), V6: i%2 == 1})
+			list = append(list, time.Unix(int64(from+i), 0))
 		}
 		return list
 	}
-	m.Put(service.Update{Triggers: triggers(0, 2)})
-	m.Put(service.Update{Triggers: triggers(2, 2), Changes: service.Changes{Services: 5}})
-	if u, _ := m.Take(); !slices.Equal(u.Triggers, triggers(0, 4)) || u.Changes.Services != 5 {
-		t.Errorf("took %+v", u)
+	want := func(want service.Triggers) service.Update {
+		t.Helper()
+		u, _ := m.Take()
+		if !slices.Equal(u.Triggers.V4, want.V4) || !slices.Equal(u.Triggers.V6, want.V6) {
+			t.Errorf("took %d and %d triggers, want %d and %d", len(u.Triggers.V4), len(u.Triggers.V6), len(want.V4), len(want.V6))
+		}
+		return u
 	}
-	m.Put(service.Update{Triggers: triggers(0, 9000)})
-	m.Put(service.Update{Triggers: triggers(9000, 2000)})
-	m.Put(service.Update{Triggers: triggers(11_000, 1)})
-	if u, _ := m.Take(); !slices.Equal(u.Triggers, triggers(0, service.MaxTriggers)) {
-		t.Errorf("took %d triggers, the last %v", len(u.Triggers), u.Triggers[len(u.Triggers)-1])
+	m.Put(service.Update{Triggers: service.Triggers{V4: times(0, 2), V6: times(5, 1)}})
+	m.Put(service.Update{Triggers: service.Triggers{V4: times(2, 2)}, Changes: service.Changes{Services: 5}})
+	if u := want(service.Triggers{V4: times(0, 4), V6: times(5, 1)}); u.Changes.Services != 5 {
+		t.Errorf("took %+v", u.Changes)
 	}
+	m.Put(service.Update{Triggers: service.Triggers{V4: times(0, 9000)}})
+	m.Put(service.Update{Triggers: service.Triggers{V4: times(9000, 2000)}})
+	m.Put(service.Update{Triggers: service.Triggers{V4: times(11_000, 1), V6: times(0, 1)}})
+	want(service.Triggers{V4: times(0, service.MaxTriggers), V6: times(0, 1)}) // a full family takes nothing from the other
 }
 
 // TestMailboxLosesNothing: a reader that takes at each signal ends with what
