@@ -28,8 +28,8 @@ type SetContents struct {
 	Elements map[Value]Element
 }
 
-// Unknown stands for a rule that the reader of a kernel's table does not recognise. No
-// program contains it, so Plan rewrites a wanted chain that has it.
+// Unknown stands for a rule, or the end of a rule, that the reader of a kernel's table does not
+// recognise. No program contains it, so Plan rewrites a wanted chain that has it.
 type Unknown struct{}
 
 func (Unknown) statement() {}

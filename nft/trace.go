@@ -51,6 +51,9 @@ const (
 	// Reset and Unreachable are refusals: by a TCP reset or by ICMP.
 	Reset       Fate = "reset"
 	Unreachable Fate = "unreachable"
+	// Undecided packets meet a rule, set or verdict that the model does not know. Only
+	// tables that were read from a kernel have such.
+	Undecided Fate = "undecided"
 )
 
 // Result says where one packet went and what it left behind.
@@ -70,8 +73,10 @@ type Result struct {
 
 // Trace sends the packet through the nat hooks of the model's tables: those of
 // prerouting or output, then input or postrouting, as the kernel would.
-func (m *Model) Trace(p Packet, h Host) Result {
-	w := &walk{packet: p, host: h, dst: p.Dst}
+func (m *Model) Trace(p Packet, h Host) Result { return m.walk(&walk{packet: p, host: h, dst: p.Dst}) }
+
+func (m *Model) walk(w *walk) Result {
+	p := w.packet
 	first := Prerouting
 	if p.FromNode {
 		first = Output
@@ -86,7 +91,7 @@ func (m *Model) Trace(p Packet, h Host) Result {
 	switch w.result.Fate {
 	case "":
 		w.result.Fate = Untouched
-	case Dropped, Reset, Unreachable: // perhaps after it was translated and marked
+	case Dropped, Reset, Unreachable, Undecided: // perhaps after it was translated and marked
 		w.result.To, w.mark = netip.AddrPort{}, 0
 	}
 	w.result.Mark = w.mark
@@ -140,7 +145,15 @@ type walk struct {
 	mark   uint32
 	result Result
 	at     HookName
+	// depth is the number of chains that the packet is in.
+	depth int
+	// steps notes the way; nil where nobody asks for it.
+	steps *steps
 }
+
+// maxDepth is the number of chains that a packet can be in (NFT_JUMP_STACK_SIZE). The kernel lets no
+// rule lead deeper, but a model of tables that changed while they were read may.
+const maxDepth = 16
 
 // outcome of evaluating a rule or chain.
 type outcome int
@@ -191,8 +204,13 @@ func (w *walk) runHook(m *Model, at HookName) bool {
 }
 
 func (w *walk) runChain(t *Contents, c *Chain) outcome {
-	for _, r := range c.Rules {
-		switch o := w.runRule(t, c, r); o {
+	if c == nil || w.depth > maxDepth {
+		return w.undecided()
+	}
+	w.depth++
+	defer func() { w.depth-- }()
+	for i, r := range c.Rules {
+		switch o := w.runRule(t, c, i, r); o {
 		case nextRule:
 		case toCaller:
 			return nextRule
@@ -203,9 +221,17 @@ func (w *walk) runChain(t *Contents, c *Chain) outcome {
 	return nextRule
 }
 
-func (w *walk) runRule(t *Contents, c *Chain, r Rule) outcome {
+// undecided ends the walk: the model does not know what the kernel does next.
+func (w *walk) undecided() outcome {
+	w.result.Fate = Undecided
+	return packetGone
+}
+
+func (w *walk) runRule(t *Contents, c *Chain, number int, r Rule) outcome {
+	step := w.steps.begin(Step{Hook: w.at, Table: t.Table, Chain: c.Name, Number: number + 1, Rule: r, Destination: w.dst})
 	for i, s := range r {
-		o, matched := w.runStatement(t, c, s)
+		o, matched := w.runStatement(t, s)
+		w.steps.ran(step, i, o, matched, w)
 		if !matched {
 			return nextRule
 		}
@@ -219,7 +245,7 @@ func (w *walk) runRule(t *Contents, c *Chain, r Rule) outcome {
 	return nextRule
 }
 
-func (w *walk) runStatement(t *Contents, c *Chain, s Statement) (o outcome, matched bool) {
+func (w *walk) runStatement(t *Contents, s Statement) (o outcome, matched bool) {
 	switch s := s.(type) {
 	case MatchAddr:
 		return nextRule, s.Prefix.Contains(w.addr(s.Field)) != s.Not
@@ -234,31 +260,65 @@ func (w *walk) runStatement(t *Contents, c *Chain, s Statement) (o outcome, matc
 	case MatchDNATed:
 		return nextRule, w.result.Fate == DNATed
 	case InSet:
-		_, found := t.Sets[s.Set].find(t.Table.Family, w.key(s.Key))
+		_, found, known := w.look(t, s.Set, s.Key, w.key(s.Key))
+		if !known {
+			return w.undecided(), true
+		}
 		return nextRule, found
 	case VMap:
-		e, found := t.Sets[s.Map].find(t.Table.Family, w.key(s.Key))
-		if !found {
+		e, found, known := w.look(t, s.Map, s.Key, w.key(s.Key))
+		switch {
+		case !known:
+			return w.undecided(), true
+		case !found:
 			return nextRule, false
 		}
 		return w.runVerdict(t, e.Verdict), true
 	case DNAT:
-		key := w.key(s.Key)
-		if s.Mod > 0 {
-			key = key.WithIndex(int(w.host.Random(s.Mod)))
-		}
-		e, found := t.Sets[s.Map].find(t.Table.Family, key)
-		if !found {
-			return nextRule, false
-		}
-		w.dst = addrPort(e.Data, t.Table.Family)
-		w.result.Fate, w.result.To = DNATed, w.dst
-		return hookDone, true
+		return w.translate(t, s)
 	case Update:
+		if !t.known(s.Map) {
+			return w.undecided(), true
+		}
 		return nextRule, w.update(t, s)
+	case Unknown:
+		return w.undecided(), true
 	}
 	return w.runAction(t, s), true
 }
+
+func (w *walk) translate(t *Contents, s DNAT) (o outcome, matched bool) {
+	key, fields := w.key(s.Key), s.Key
+	if s.Mod > 0 {
+		key = key.WithIndex(int(w.host.Random(s.Mod)))
+	}
+	if s.Mod > 0 && w.steps != nil {
+		fields = append(slices.Clip(s.Key), Index)
+	}
+	e, found, known := w.look(t, s.Map, fields, key)
+	switch {
+	case !known, found && len(e.Data) < t.Table.Family.AddrLen()+2:
+		return w.undecided(), true
+	case !found:
+		return nextRule, false
+	}
+	w.dst = addrPort(e.Data, t.Table.Family)
+	w.result.Fate, w.result.To = DNATed, w.dst
+	return hookDone, true
+}
+
+// look looks a key up in a set or map. known says that the model knows the set's elements.
+func (w *walk) look(t *Contents, set string, fields Fields, key Value) (e Element, found, known bool) {
+	if !t.known(set) {
+		return e, false, false
+	}
+	e, found = t.Sets[set].find(t.Table.Family, key)
+	w.steps.looked(Lookup{Set: t.Sets[set].Set, Fields: fields, Key: key, Found: found, Element: e})
+	return e, found, true
+}
+
+// known says that the table has the set or map, and that a reader recognised it.
+func (c *Contents) known(set string) bool { return c.Sets[set] != nil && len(c.Sets[set].Set.Key) > 0 }
 
 // runAction carries out a statement that always holds.
 func (w *walk) runAction(t *Contents, s Statement) outcome {
@@ -303,7 +363,7 @@ func (w *walk) runVerdict(t *Contents, v Verdict) outcome {
 		}
 		return toCaller
 	}
-	panic(fmt.Sprintf("verdict %d has no evaluation", v.Code))
+	return w.undecided() // a verdict that no program has
 }
 
 func (s MatchInput) matches(name string) bool {

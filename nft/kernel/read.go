@@ -24,8 +24,8 @@ var errChanged = errors.New("the ruleset changed during the dump")
 //   - a set: as a Set without key and elements if it is declared otherwise than wanted, or
 //     if no program could have its declaration or one of its elements;
 //   - a dynamic map: without the elements that rules have added (see Learned);
-//   - a chain: with nft.Unknown for each rule that does not consist of matches, lookups and a
-//     verdict.
+//   - a chain: with nft.Unknown at the end of each rule that has more than the statements of
+//     package nft, such as a comment. The statements before it are those that the rule begins with.
 //
 // Read reads a table until no transaction came in between, at most four times. A table
 // that this Conn owns cannot change, so one read is enough.
@@ -98,8 +98,9 @@ type tableReader struct {
 // rawRule is a rule as the kernel dumps it.
 type rawRule struct {
 	expressions []byte
-	// more says that the rule has more than expressions, such as a comment.
-	more bool
+	// more says that the rule has more than expressions, such as a comment. compat says that it is
+	// for another program's reading of them.
+	more, compat bool
 }
 
 // readTable returns nil if there is no such table.
@@ -173,6 +174,7 @@ func (r *tableReader) keepRule(attrs []byte) error {
 	r.rules[chain] = append(r.rules[chain], rawRule{
 		expressions: slices.Clone(attribute(attrs, unix.NFTA_RULE_EXPRESSIONS)),
 		more:        attribute(attrs, unix.NFTA_RULE_USERDATA) != nil || attribute(attrs, unix.NFTA_RULE_COMPAT) != nil,
+		compat:      attribute(attrs, unix.NFTA_RULE_COMPAT) != nil,
 	})
 	return nil
 }
@@ -198,11 +200,7 @@ func (r *tableReader) chainOf(attrs []byte) *nft.Chain {
 		return want
 	}
 	for _, raw := range rules {
-		rule, ok := recogniseRule(raw, r.want.Family)
-		if !ok {
-			rule = nft.Rule{nft.Unknown{}}
-		}
-		have.Rules = append(have.Rules, rule)
+		have.Rules = append(have.Rules, recogniseRule(raw, r.want.Family))
 	}
 	return have
 }

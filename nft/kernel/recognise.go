@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"bytes"
+	"encoding/binary"
 	"net/netip"
 
 	"github.com/google/nftables/expr"
@@ -10,17 +11,31 @@ import (
 	"nftproxy/nft"
 )
 
-// recogniseRule returns the rule with these expressions in the kernel, if it consists of
-// matches of addresses, interfaces, protocols and sets, of lookups and of a verdict. It
-// guesses loosely, and then compares the encoding of the guess.
-func recogniseRule(have rawRule, family nft.Family) (nft.Rule, bool) {
-	r := recogniser{family: family}
+// recogniseRule returns the rule with these expressions in the kernel. The rule ends with
+// nft.Unknown if it has more than the statements of package nft, from the first other expression
+// on. recogniseRule guesses loosely, and then compares the encoding of the guess.
+func recogniseRule(have rawRule, family nft.Family) nft.Rule {
+	r := recogniser{family: family, raw: have.expressions}
+	known := true
 	for _, attrs := range attributes(have.expressions) {
-		if !r.addExpression(text(attribute(attrs, unix.NFTA_EXPR_NAME)), attribute(attrs, unix.NFTA_EXPR_DATA)) {
-			return nil, false
+		r.read += align(attrHeader + len(attrs))
+		if known = r.addExpression(text(attribute(attrs, unix.NFTA_EXPR_NAME)), attribute(attrs, unix.NFTA_EXPR_DATA)); !known {
+			break
 		}
 	}
-	return r.rule, sameRule(r.rule, have, family)
+	known = known && !have.more && r.empty()
+	if known && sameRule(r.rule, have, family) {
+		return r.rule
+	}
+	if have.compat { // the expressions do not say everything
+		return nft.Rule{nft.Unknown{}}
+	}
+	for n := len(r.rule); n > 0; n-- {
+		if r.isBeginning(r.rule[:n], r.ends[n-1]) {
+			return append(r.rule[:n:n], nft.Unknown{})
+		}
+	}
+	return nft.Rule{nft.Unknown{}}
 }
 
 func sameRule(want nft.Rule, have rawRule, family nft.Family) bool {
@@ -34,42 +49,59 @@ func sameRule(want nft.Rule, have rawRule, family nft.Family) bool {
 // recogniser walks through the expressions of one rule.
 type recogniser struct {
 	family nft.Family
+	raw    []byte
 	rule   nft.Rule
-	// loaded is the fields in the registers. Instead of fields, they may hold the name of
-	// the input interface, or whether an address is local.
-	loaded    nft.Fields
-	input     bool
-	localness nft.Field
-	mask      []byte
+	// read is how many bytes of raw have been read, and ends how many each statement and those before
+	// it take.
+	read int
+	ends []int
+	registers
+}
+
+// isBeginning says whether the first bytes of the expressions are those of the rule.
+func (r *recogniser) isBeginning(rule nft.Rule, bytes int) bool {
+	return sameRule(rule, rawRule{expressions: r.raw[:min(bytes, len(r.raw))]}, r.family)
+}
+
+// registers says what the registers hold.
+type registers struct {
+	// loaded is the fields in the registers, and mod the modulus of a random number behind them.
+	loaded nft.Fields
+	mod    uint32
+	// data is the map whose data has taken the place of the fields.
+	data string
+	// Instead of fields, they may hold one of these: the name of the input interface, whether an
+	// address is local, the packet's mark, the connection's status.
+	input, mark, status bool
+	localness           nft.Field
+	// mask and xor are of the last bitwise expression.
+	mask, xor []byte
+}
+
+func (r *registers) empty() bool {
+	return r.loaded == nil && r.mod == 0 && r.data == "" && !r.input && !r.mark && !r.status && r.localness == 0
 }
 
 func (r *recogniser) addExpression(name string, data []byte) bool {
 	switch name {
-	case "payload":
-		var x expr.Payload
-		return r.decodeExpression(data, &x) && r.loadPayload(&x)
-	case "meta":
-		var x expr.Meta
-		return r.decodeExpression(data, &x) && r.loadMeta(&x)
-	case "fib":
-		var x expr.Fib
-		r.localness = nft.Daddr
-		ok := r.decodeExpression(data, &x)
-		if x.FlagSADDR {
-			r.localness = nft.Saddr
-		}
-		return ok
-	case "bitwise":
-		var x expr.Bitwise
-		ok := r.decodeExpression(data, &x)
-		r.mask = x.Mask
-		return ok
+	case "payload", "meta", "ct", "fib", "numgen", "bitwise":
+		return r.load(name, data)
 	case "cmp":
 		var x expr.Cmp
 		return r.decodeExpression(data, &x) && r.addMatch(x.Op == expr.CmpOpNeq, x.Data)
 	case "lookup":
 		var x expr.Lookup
 		return r.decodeExpression(data, &x) && r.addLookup(&x)
+	case "nat":
+		return r.addStatement(nft.DNAT{Key: r.loaded, Mod: r.mod, Map: r.data})
+	case "dynset":
+		var x expr.Dynset
+		return r.decodeExpression(data, &x) && r.addUpdate(&x)
+	case "masq":
+		return r.addStatement(nft.Masquerade{})
+	case "reject":
+		var x expr.Reject
+		return r.decodeExpression(data, &x) && r.addStatement(nft.Reject{TCPReset: x.Type == unix.NFT_REJECT_TCP_RST})
 	case "immediate":
 		var x expr.Verdict
 		return r.decodeExpression(data, &x) && r.addVerdict(&x)
@@ -79,6 +111,38 @@ func (r *recogniser) addExpression(name string, data []byte) bool {
 
 func (r *recogniser) decodeExpression(data []byte, x expr.Any) bool {
 	return data != nil && expr.Unmarshal(byte(r.family), data, x) == nil
+}
+
+// load reads an expression that only changes the registers, or sets the packet's mark.
+func (r *recogniser) load(name string, data []byte) bool {
+	switch name {
+	case "payload":
+		var x expr.Payload
+		return r.decodeExpression(data, &x) && r.loadPayload(&x)
+	case "meta":
+		var x expr.Meta
+		return r.decodeExpression(data, &x) && r.loadMeta(&x)
+	case "ct":
+		var x expr.Ct
+		return r.decodeExpression(data, &x) && r.loadConnection(&x)
+	case "fib":
+		var x expr.Fib
+		r.localness = nft.Daddr
+		ok := r.decodeExpression(data, &x)
+		if x.FlagSADDR {
+			r.localness = nft.Saddr
+		}
+		return ok
+	case "numgen":
+		var x expr.Numgen
+		ok := r.decodeExpression(data, &x)
+		r.mod = x.Modulus
+		return ok
+	}
+	var x expr.Bitwise
+	ok := r.decodeExpression(data, &x)
+	r.mask, r.xor = x.Mask, x.Xor
+	return ok
 }
 
 func (r *recogniser) loadPayload(x *expr.Payload) bool {
@@ -93,8 +157,12 @@ func (r *recogniser) loadPayload(x *expr.Payload) bool {
 
 func (r *recogniser) loadMeta(x *expr.Meta) bool {
 	switch {
+	case x.Key == expr.MetaKeyMARK && x.SourceRegister:
+		return r.mark && len(r.mask) == 4 && len(r.xor) == 4 && r.addMark(binary.NativeEndian.Uint32(r.mask), binary.NativeEndian.Uint32(r.xor))
 	case x.SourceRegister:
 		return false
+	case x.Key == expr.MetaKeyMARK:
+		r.mark = true
 	case x.Key == expr.MetaKeyL4PROTO:
 		r.loaded = append(r.loaded, nft.L4Proto)
 	case x.Key == expr.MetaKeyIIFNAME:
@@ -105,19 +173,45 @@ func (r *recogniser) loadMeta(x *expr.Meta) bool {
 	return true
 }
 
+// addMark adds a statement that sets bits of the mark, or clears bits.
+func (r *recogniser) addMark(mask, set uint32) bool {
+	if set != 0 {
+		return r.addStatement(nft.SetMark{Mask: set})
+	}
+	return r.addStatement(nft.ClearMark{Mask: ^mask})
+}
+
+func (r *recogniser) loadConnection(x *expr.Ct) bool {
+	if x.Key == expr.CtKeySTATUS {
+		r.status = true
+		return true
+	}
+	for _, f := range []nft.Field{nft.OrigSaddr, nft.OrigDaddr, nft.OrigDport} {
+		if known := loadField(f, r.family, 0).(*expr.Ct); known.Key == x.Key {
+			r.loaded = append(r.loaded, f)
+			return true
+		}
+	}
+	return false
+}
+
 // addMatch adds a match of what the registers hold.
 func (r *recogniser) addMatch(not bool, data []byte) bool {
 	switch {
 	case r.input:
 		name := string(bytes.TrimRight(data, "\x00"))
-		r.addStatement(nft.MatchInput{Not: not, Name: name, Prefix: len(data) < unix.IFNAMSIZ})
+		return r.addStatement(nft.MatchInput{Not: not, Name: name, Prefix: len(data) < unix.IFNAMSIZ})
 	case r.localness != 0:
-		r.addStatement(nft.MatchLocal{Field: r.localness, Not: not})
+		return r.addStatement(nft.MatchLocal{Field: r.localness, Not: not})
+	case r.mark:
+		return len(r.mask) == 4 && r.addStatement(nft.MatchMark{Mask: binary.NativeEndian.Uint32(r.mask)})
+	case r.status:
+		return r.addStatement(nft.MatchDNATed{})
 	case len(r.loaded) != 1:
 		return false
 	case r.loaded[0] == nft.L4Proto && len(data) == 1:
-		r.addStatement(nft.MatchProto{Protocol: data[0]})
-	case r.loaded[0] != nft.Dport && len(data) <= r.family.AddrLen():
+		return r.addStatement(nft.MatchProto{Protocol: data[0]})
+	case (r.loaded[0] == nft.Saddr || r.loaded[0] == nft.Daddr) && len(data) <= r.family.AddrLen():
 		bits := 8 * len(data)
 		if r.mask != nil {
 			bits = 0
@@ -126,20 +220,32 @@ func (r *recogniser) addMatch(not bool, data []byte) bool {
 			}
 		}
 		addr, _ := netip.AddrFromSlice(append(bytes.Clone(data), make([]byte, r.family.AddrLen()-len(data))...))
-		r.addStatement(nft.MatchAddr{Field: r.loaded[0], Not: not, Prefix: netip.PrefixFrom(addr, bits)})
-	default:
-		return false
+		return r.addStatement(nft.MatchAddr{Field: r.loaded[0], Not: not, Prefix: netip.PrefixFrom(addr, bits)})
 	}
-	return true
+	return false
 }
 
 func (r *recogniser) addLookup(x *expr.Lookup) bool {
-	if x.IsDestRegSet {
-		r.addStatement(nft.VMap{Key: r.loaded, Map: x.SetName})
-	} else {
-		r.addStatement(nft.InSet{Key: r.loaded, Set: x.SetName})
+	switch {
+	case x.IsDestRegSet && x.DestRegister != unix.NFT_REG_VERDICT:
+		r.data = x.SetName // a translation follows
+		return true
+	case x.IsDestRegSet:
+		return r.addStatement(nft.VMap{Key: r.loaded, Map: x.SetName})
 	}
-	return true
+	return r.addStatement(nft.InSet{Key: r.loaded, Set: x.SetName})
+}
+
+// addUpdate divides the fields into key and data. The register at which the data begins does not always
+// tell: a key of one field has a whole register of 128 bits.
+func (r *recogniser) addUpdate(x *expr.Dynset) bool {
+	for n := 1; n < len(r.loaded); n++ {
+		u := nft.Update{Map: x.SetName, Key: r.loaded[:n:n], Data: r.loaded[n:], Timeout: x.Timeout}
+		if r.isBeginning(append(r.rule[:len(r.rule):len(r.rule)], u), r.read) {
+			return r.addStatement(u)
+		}
+	}
+	return false
 }
 
 func (r *recogniser) addVerdict(x *expr.Verdict) bool {
@@ -147,11 +253,12 @@ func (r *recogniser) addVerdict(x *expr.Verdict) bool {
 	if x.Kind == expr.VerdictDrop {
 		v.Code = nft.Drop
 	}
-	r.addStatement(v)
-	return true
+	return r.addStatement(v)
 }
 
 // addStatement ends a statement and clears the registers.
-func (r *recogniser) addStatement(s nft.Statement) {
-	*r = recogniser{family: r.family, rule: append(r.rule, s)}
+func (r *recogniser) addStatement(s nft.Statement) bool {
+	r.rule, r.ends = append(r.rule, s), append(r.ends, r.read)
+	r.registers = registers{}
+	return true
 }

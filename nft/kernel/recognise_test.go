@@ -3,7 +3,9 @@ package kernel_test
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -11,8 +13,8 @@ import (
 	"nftproxy/test/nftcmd"
 )
 
-// Read recognises rules of matches, lookups and verdicts, even if they are not wanted. Other
-// rules are Unknown, and so are rules that differ from what Apply would write.
+// Read recognises rules of known statements, even if they are not wanted. Other rules end with
+// Unknown from the first statement on that differs from what Apply would write.
 func TestReadRecognises(t *testing.T) {
 	cmd := nftcmd.ForTest(t)
 	for _, f := range nft.Families() {
@@ -39,27 +41,36 @@ func TestReadRecognises(t *testing.T) {
 				nft.Rule{nft.MatchProto{Protocol: 6}, goTo("refuse")},
 				nft.Rule{nft.InSet{Key: serviceKey[:1], Set: "addresses"}, nft.VMap{Key: nodeKey, Map: "node-ports"}},
 			)
-			unknown := []nft.Rule{
-				{nft.SetMark{Mask: 4}, nft.Verdict{Code: nft.Return}},
-				{nft.MatchMark{Mask: 4}, nft.Verdict{Code: nft.Return}},
-				{nft.DNAT{Key: serviceKey, Mod: 2, Map: "endpoints"}},
-				{nft.InSet{Key: nft.Fields{nft.OrigDaddr}, Set: "addresses"}},
-			}
-			foreign := []string{
-				`ip daddr 10.0.0.1-10.0.0.9 drop`, `iif lo drop`, `th dport 80 drop`, `tcp dport 80 drop`, `meta mark set 5`,
-				`drop comment "x"`, `counter drop`, `fib daddr type broadcast drop`, `fib saddr . iif type local drop`,
-				`ip saddr & 255.0.255.0 == 10.0.7.0 drop`, `th dport != 80 iifname "cni*" drop`, `limit rate 1/second drop`,
-				`ip saddr @addresses ip daddr != @addresses drop`, `icmp type echo-request drop`, `ip protocol 6 drop`,
+			want = append(want,
+				nft.Rule{nft.SetMark{Mask: 4}, nft.Verdict{Code: nft.Return}},
+				nft.Rule{nft.ClearMark{Mask: 4}, nft.Verdict{Code: nft.Return}},
+				nft.Rule{nft.MatchMark{Mask: 4}, nft.Verdict{Code: nft.Return}},
+				nft.Rule{nft.MatchDNATed{}, nft.Verdict{Code: nft.Return}},
+				nft.Rule{nft.MatchProto{Protocol: 6}, nft.Reject{TCPReset: true}}, nft.Rule{nft.Reject{}},
+				nft.Rule{nft.DNAT{Key: serviceKey, Mod: 2, Map: "endpoints"}},
+				nft.Rule{nft.InSet{Key: nft.Fields{nft.OrigDaddr}, Set: "addresses"}},
+				nft.Rule{nft.Update{Map: "affinity", Key: clientKey, Data: target, Timeout: 3 * time.Hour}},
+				nft.Rule{nft.Update{Map: "affinity", Key: origClientKey, Data: target, Timeout: time.Second}},
+			)
+			// A rule of another program, and what Read returns of it.
+			foreign := [][2]string{
+				{`ip daddr 10.0.0.1-10.0.0.9 drop`, ""}, {`iif lo drop`, ""}, {`th dport 80 drop`, ""}, {`tcp dport 80 drop`, "meta l4proto tcp"},
+				{`meta mark set 5`, ""}, {`drop comment "x"`, "drop"}, {`fib daddr type broadcast drop`, ""},
+				{`fib saddr . iif type local drop`, ""}, {`ip saddr & 255.0.255.0 == 10.0.7.0 drop`, ""}, {`th dport != 80 iifname "cni*" drop`, ""},
+				{`limit rate 1/second drop`, ""}, {`ip saddr @addresses ip daddr != @addresses drop`, "ip saddr @addresses"},
+				{`iifname "cni0" icmp type echo-request drop`, `iifname "cni0" meta l4proto icmp`}, {`ip protocol 6 drop`, ""},
+				{`ct mark 5 drop`, ""}, {`ip saddr 10.0.0.0/8 meta mark set 5 drop`, "ip saddr 10.0.0.0/8"}, {`numgen inc mod 2 0 drop`, ""},
 			}
 			p := everything()
-			mine := &nft.Chain{Name: "mine", Rules: append(append([]nft.Rule{}, want...), unknown...)}
+			mine := &nft.Chain{Name: "mine", Rules: want}
 			p.Table(f).Chains = p.Table(f).Chains.Set(mine.Name, mine)
 			must(t, c.Apply(load(p)))
 			must(t, c.Close())
+			if f == nft.IPv6 {
+				foreign = nil
+			}
 			for _, rule := range foreign {
-				if f == nft.IPv4 {
-					must(t, cmd.Load(ns, fmt.Sprintf("add rule ip %s mine %s", tableName, rule)))
-				}
+				must(t, cmd.Load(ns, fmt.Sprintf("add rule ip %s mine %s", tableName, rule[0])))
 			}
 
 			c = openIn(t, ns)
@@ -69,13 +80,8 @@ func TestReadRecognises(t *testing.T) {
 			for _, r := range want {
 				wanted = append(wanted, r.Text(f))
 			}
-			for range unknown {
-				wanted = append(wanted, nft.Unknown{}.Text(f))
-			}
-			for range foreign {
-				if f == nft.IPv4 {
-					wanted = append(wanted, nft.Unknown{}.Text(f))
-				}
+			for _, rule := range foreign {
+				wanted = append(wanted, strings.TrimSpace(rule[1]+" "+nft.Unknown{}.Text(f)))
 			}
 			for _, r := range got.Table(table(f)).Chains["mine"].Rules {
 				had = append(had, r.Text(f))
