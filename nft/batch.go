@@ -164,7 +164,7 @@ func (o AddElements) Text() string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "add element %s %s {\n", o.Table, o.Set.Name)
 	for _, e := range o.Elements {
-		fmt.Fprintf(&s, "\t%s,\n", e.text(o.Table.Family, o.Set))
+		fmt.Fprintf(&s, "\t%s,\n", e.Text(o.Table.Family, o.Set))
 	}
 	s.WriteString("}\n")
 	return s.String()

@@ -56,8 +56,8 @@ func (e Element) keyText(f Family, s *Set) string {
 	return s.Key.Format(f, e.Key)
 }
 
-// text is the element as it stands between a set's braces.
-func (e Element) text(f Family, s *Set) string {
+// Text is the element as it stands between the braces of its set s.
+func (e Element) Text(f Family, s *Set) string {
 	var b strings.Builder
 	b.WriteString(e.keyText(f, s))
 	if e.Comment != "" {
@@ -83,7 +83,7 @@ func (c *Contents) writeText(b *strings.Builder) {
 		if len(s.Elements) > 0 {
 			b.WriteString("\t\telements = {\n")
 			for _, key := range slices.Sorted(maps.Keys(s.Elements)) {
-				fmt.Fprintf(b, "\t\t\t%s,\n", s.Elements[key].text(f, s.Set))
+				fmt.Fprintf(b, "\t\t\t%s,\n", s.Elements[key].Text(f, s.Set))
 			}
 			b.WriteString("\t\t}\n")
 		}

@@ -70,9 +70,12 @@ func (o *configOptions) read() ([]byte, error) {
 // with another text of the configuration file.
 type commandLine []string
 
-func newCommandLine(f *pflag.FlagSet) commandLine {
+func newCommandLine(f *pflag.FlagSet, without ...string) commandLine {
 	var given commandLine
 	f.Visit(func(g *pflag.Flag) {
+		if slices.Contains(without, g.Name) {
+			return
+		}
 		value := g.Value.String()
 		if list, ok := g.Value.(pflag.SliceValue); ok {
 			var text strings.Builder

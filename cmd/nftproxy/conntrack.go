@@ -1,9 +1,7 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
-	"io"
 
 	"github.com/spf13/cobra"
 
@@ -81,29 +79,6 @@ func (o *flowOptions) addFlags(cmd *cobra.Command) {
 	f.StringVar(&o.service, "service", "", "only flows of this Service, NAMESPACE/NAME")
 	f.StringVar(&o.protocol, "protocol", "", "only flows of this protocol: tcp, udp or sctp")
 	addOutput(cmd, &o.output)
-}
-
-const (
-	outputText = "text"
-	outputJSON = "json"
-)
-
-func addOutput(cmd *cobra.Command, output *string) {
-	cmd.Flags().StringVarP(output, "output", "o", outputText, "text or json")
-}
-
-func checkOutput(output string) error {
-	if output != outputText && output != outputJSON {
-		return fmt.Errorf("--output: %q: want text or json", output)
-	}
-	return nil
-}
-
-func writeJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
-	e.SetEscapeHTML(false)
-	e.SetIndent("", "  ")
-	return e.Encode(v)
 }
 
 // parse checks the flags.

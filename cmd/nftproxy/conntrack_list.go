@@ -115,13 +115,6 @@ func (s *flowSource) openIndex(ctx context.Context, filter flowFilter, notes io.
 	return index, nil
 }
 
-func plural(n int, what string) string {
-	if n == 1 {
-		return fmt.Sprintf("1 %s", what)
-	}
-	return fmt.Sprintf("%d %ss", n, what)
-}
-
 // flowList is the JSON that list prints.
 type flowList struct {
 	Source string    `json:"source"`
@@ -181,7 +174,7 @@ func newFlowRow(f conntrack.Flow, index *conntrack.Index, now time.Time) (flowRo
 	}
 	if owned {
 		r.name, r.Service = s.Name, string(s.Name)
-		r.Port = cmp.Or(p.Name, strconv.Itoa(int(p.Port)))
+		r.Port = portText(p)
 	}
 	// A DNAT to the address that the packet already has does not show in the entry.
 	if f.Status&conntrack.DstNAT != 0 || owned && leadsTo(p, f.Reply.Src) {
@@ -193,6 +186,9 @@ func newFlowRow(f conntrack.Flow, index *conntrack.Index, now time.Time) (flowRo
 	}
 	return r, true
 }
+
+// portText is the port's name, or its number.
+func portText(p *service.Port) string { return cmp.Or(p.Name, strconv.Itoa(int(p.Port))) }
 
 // addressText returns the address, with a port for the protocols that have ports.
 // Flows of other protocols are listed too: an echo request can go to an unallocated
@@ -235,7 +231,7 @@ func writeFlows(w io.Writer, rows []flowRow) error {
 		if r.AgeSeconds != nil {
 			age = duration.HumanDuration(time.Duration(*r.AgeSeconds) * time.Second)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Protocol, r.Client, cmp.Or(id, "-"), r.Address,
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Protocol, r.Client, dashIfEmpty(printable(id)), r.Address,
 			cmp.Or(r.Endpoint, "-"), r.State, age, duration.HumanDuration(r.flow.Timeout), cmp.Or(r.Reason, "-"))
 	}
 	return t.Flush()

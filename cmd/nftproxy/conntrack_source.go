@@ -5,11 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/netip"
-	"time"
-
-	"k8s.io/klog/v2"
 
 	"nftproxy/conntrack"
 	"nftproxy/daemon/hostaddr"
@@ -19,9 +15,6 @@ import (
 	"nftproxy/nft/ruleset"
 	"nftproxy/watch"
 )
-
-// sourceTimeout is how long the commands wait for the objects of the source.
-const sourceTimeout = 30 * time.Second
 
 // flowSource provides the Services by which the commands judge flows.
 type flowSource struct {
@@ -119,49 +112,22 @@ func (s *flowSource) tables() (*nft.Model, error) {
 
 // objects reads one snapshot from the API server or the manifests.
 func (s *flowSource) objects(ctx context.Context, addrs []netip.Addr, notes io.Writer) (service.Snapshot, error) {
-	// client-go would log the errors that are reported here.
-	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
-	ctx, cancel := context.WithTimeoutCause(ctx, sourceTimeout, fmt.Errorf("%s did not answer within %s", s, sourceTimeout))
-	defer cancel()
-	ctx, fail := context.WithCancelCause(ctx)
-	defer fail(nil)
-	mailbox := service.NewMailbox()
-	o := s.options.claims.watchOptions(ownServers(defaultMetricsAddress, defaultHealthAddress, defaultProbeAddress))
-	o.Node, o.AwaitPodCIDRs, o.PodCIDRTimeout = s.node, s.config.NodeCIDR, sourceTimeout/2
-	o.NodeTimeout = sourceTimeout / 6
-	o.Report = func(p watch.Problem) {
+	source := objectSource{
+		options: &s.options, node: s.node, nodeCIDR: s.config.NodeCIDR,
+		servers: ownServers(defaultMetricsAddress, defaultHealthAddress, defaultProbeAddress),
+	}
+	found, err := source.follow(ctx, addrs, func(p watch.Problem) error {
 		request := (*watch.RequestError)(nil)
 		switch {
 		case errors.As(p, &request) && (request.Resource == "services" || request.Resource == "endpointslices"):
-			fail(fmt.Errorf("%s: %s %s: %w", s, request.Verb, request.Resource, request.Err))
+			return fmt.Errorf("%s %s: %w", request.Verb, request.Resource, request.Err)
 		case !errors.Is(p, watch.ErrIgnoredKind):
 			fmt.Fprintf(notes, "nftproxy: %v\n", p)
 		}
-	}
-	w := watch.NewWatcher(o, mailbox)
-	w.SetHostAddresses(addrs)
-	ended := make(chan error, 1)
-	go func() { ended <- s.watch(ctx, w) }()
-	select {
-	case <-mailbox.C():
-		update, _ := mailbox.Take()
-		fail(nil)
-		return update.Snapshot, <-ended
-	case err := <-ended:
-		if err == nil {
-			err = context.Cause(ctx)
-		}
+		return nil
+	})
+	if err != nil {
 		return service.Snapshot{}, err
 	}
-}
-
-func (s *flowSource) watch(ctx context.Context, w *watch.Watcher) error {
-	from := api{manifests: s.options.manifests}
-	if s.kind() == "kubernetes" {
-		var err error
-		if _, from.client, from.dialer, err = s.options.client(); err != nil {
-			return err
-		}
-	}
-	return from.watch(ctx, w)
+	return found.newest(), found.end()
 }

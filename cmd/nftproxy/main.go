@@ -66,7 +66,7 @@ To go back:  start kube-proxy, stop nftproxy, then  nftproxy cleanup`,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagError(err)} })
-	cmd.AddCommand(newRunCommand(), newConntrackCommand(), newCleanupCommand(), newProxiesCommand(), newCheckCommand(), newDemoCommand(),
+	cmd.AddCommand(newRunCommand(), newConntrackCommand(), newCleanupCommand(), newProxiesCommand(), newCheckCommand(), newVerifyCommand(), newDemoCommand(),
 		newVersionCommand(), newWaitCommand())
 	return cmd
 }

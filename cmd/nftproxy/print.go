@@ -1,0 +1,193 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"unicode/utf16"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+)
+
+// The values of --output. Commands that print rows have all of them, as kubectl does.
+const (
+	outputText = "text"
+	outputWide = "wide"
+	outputJSON = "json"
+	outputYAML = "yaml"
+)
+
+// printOptions are the flags of a command that prints rows.
+type printOptions struct {
+	output    string
+	noHeaders bool
+}
+
+func (o *printOptions) addFlags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVarP(&o.output, "output", "o", outputText, "text, wide (more columns), json or yaml")
+	f.BoolVar(&o.noHeaders, "no-headers", false, "print no column names")
+	values := []string{outputText, outputWide, outputJSON, outputYAML}
+	if err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+		panic(err) // the flag is there
+	}
+}
+
+// check returns the error about an unknown output.
+func (o *printOptions) check() error {
+	if !slices.Contains([]string{outputText, outputWide, outputJSON, outputYAML}, o.output) {
+		return fmt.Errorf("--output: %q: want text, wide, json or yaml", o.output)
+	}
+	return nil
+}
+
+// structured says that programs read the output, so that it has all there is.
+func (o *printOptions) structured() bool { return o.output == outputJSON || o.output == outputYAML }
+
+// column is a column of a table for people.
+type column[R any] struct {
+	header string
+	// wide columns stand only in -o wide.
+	wide bool
+	// text returns the cell. It may hold names from a table or an API server: the
+	// table prints characters that move a terminal's cursor as escapes.
+	text func(*R) string
+}
+
+// printRows prints rows in the chosen output: as a table, or as the list, which holds the
+// same rows for programs.
+func printRows[R any](w io.Writer, o printOptions, columns []column[R], rows []R, list any) error {
+	switch o.output {
+	case outputJSON:
+		return writeJSON(w, list)
+	case outputYAML:
+		return writeYAML(w, list)
+	}
+	if o.output != outputWide {
+		columns = slices.DeleteFunc(slices.Clone(columns), func(c column[R]) bool { return c.wide })
+	}
+	const padding = 3 // as kubectl
+	t := tabwriter.NewWriter(w, 0, 0, padding, ' ', 0)
+	cells := make([]string, len(columns))
+	if !o.noHeaders && len(rows) > 0 {
+		for i, c := range columns {
+			cells[i] = c.header
+		}
+		fmt.Fprintln(t, strings.Join(cells, "\t"))
+	}
+	for r := range rows {
+		for i, c := range columns {
+			cells[i] = dashIfEmpty(printable(c.text(&rows[r])))
+		}
+		fmt.Fprintln(t, strings.Join(cells, "\t"))
+	}
+	return t.Flush()
+}
+
+// dashIfEmpty returns a dash for a text that would not be seen between blanks.
+func dashIfEmpty(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+// printable returns the text with escapes, such as \x1b, in place of every character
+// that does not print: control characters, marks that reverse the direction of text, line
+// breaks, and bytes that are no UTF-8.
+func printable(s string) string {
+	return escape(s, func(b []byte, r rune, raw string) []byte {
+		if r == utf8.RuneError && len(raw) == 1 {
+			return fmt.Appendf(b, `\x%02x`, raw[0])
+		}
+		quoted := strconv.QuoteRuneToASCII(r)
+		return append(b, quoted[1:len(quoted)-1]...)
+	})
+}
+
+// escape replaces the characters that do not print. with appends the replacement of one,
+// whose bytes are raw.
+func escape(s string, with func(b []byte, r rune, raw string) []byte) string {
+	var b []byte
+	done := 0
+	for i, r := range s {
+		size := utf8.RuneLen(r)
+		invalid := false
+		if r == utf8.RuneError {
+			_, size = utf8.DecodeRuneInString(s[i:])
+			invalid = size == 1
+		}
+		if strconv.IsPrint(r) && !invalid {
+			continue
+		}
+		b = append(b, s[done:i]...)
+		b = with(b, r, s[i:i+size])
+		done = i + size
+	}
+	if done == 0 {
+		return s
+	}
+	return string(append(b, s[done:]...))
+}
+
+// addOutput adds the flag of a command that prints no rows.
+func addOutput(cmd *cobra.Command, output *string) {
+	cmd.Flags().StringVarP(output, "output", "o", outputText, "text or json")
+}
+
+func checkOutput(output string) error {
+	if output != outputText && output != outputJSON {
+		return fmt.Errorf("--output: %q: want text or json", output)
+	}
+	return nil
+}
+
+// writeJSON prints a value as JSON. A character that does not print is an escape there:
+// encoding/json leaves some that terminals obey as they are.
+func writeJSON(w io.Writer, v any) error {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	if err := e.Encode(v); err != nil {
+		return err
+	}
+	for line := range strings.Lines(b.String()) {
+		text := escape(strings.TrimSuffix(line, "\n"), func(b []byte, r rune, _ string) []byte {
+			for _, unit := range utf16.AppendRune(nil, r) {
+				b = fmt.Appendf(b, `\u%04x`, unit)
+			}
+			return b
+		})
+		if _, err := io.WriteString(w, text+"\n"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeYAML prints a value as YAML, with the names that it has in JSON. The library
+// writes control characters as escapes.
+func writeYAML(w io.Writer, v any) error {
+	b, err := yaml.Marshal(v)
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(b)
+	return err
+}
+
+// plural returns, for example, "1 flow" or "3 flows".
+func plural(n int, what string) string {
+	if n == 1 {
+		return fmt.Sprintf("1 %s", what)
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}

@@ -1,0 +1,268 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"nftproxy/daemon/hostaddr"
+	"nftproxy/daemon/verify"
+	"nftproxy/nft/kernel"
+	"nftproxy/nft/ruleset"
+	"nftproxy/watch"
+)
+
+// The exit status of verify where the tables differ, and where it could not tell.
+const (
+	statusDifferent exitStatus = 1
+	statusUnknown   exitStatus = 2
+)
+
+// settlePeriod is the time between the two looks of verify. A running proxy needs less for a
+// change: it notices within a second that another program has changed its tables.
+const settlePeriod = 2 * time.Second
+
+// verifyOptions are the flags that run does not have.
+type verifyOptions struct {
+	output string
+	limit  int
+	like   int
+}
+
+func newVerifyCommand() *cobra.Command {
+	var run runOptions
+	var o verifyOptions
+	cmd := &cobra.Command{
+		Use:   "verify",
+		Short: "Compare the kernel's tables with those that the Services ask for",
+		Long: `verify reads Services from the API server or from manifests and makes the tables
+that nftproxy run would make of them. It reads the tables that the kernel has, and
+prints how they differ. It changes nothing, and needs no running nftproxy.
+
+verify takes all flags of run, and needs those that run has on this node. In a
+container whose first process is nftproxy run, and without any flag of run,
+verify takes the flags of that process. --like names another process.
+
+Each line says what is missing, extra or changed: an element of a set or map, a
+rule, a chain, a set, or a table. Elements stand under the name of their Service.
+These are no differences:
+  clients that session affinity remembers, and the sizes of sets
+  the order of the endpoints of a Service port
+  chains and sets that nothing leads to: run keeps them for ten seconds
+
+Where something differs, verify looks again after two seconds and reports what
+both looks have found. So a change that is on its way to the kernel does not
+count. A part that the kernel refused shows as missing: verify cannot know of it.
+The log of run names it, and so does the event RefusedByKernel of its Service.
+
+Exit status: 0 if nothing differs, 1 if something does, 2 if verify cannot tell
+(the objects or the tables cannot be read, or a flag is wrong).
+
+-o json and -o yaml print an object with same, source (kubernetes or manifests),
+services (their number), missing, extra, changed, differences, omitted, idle,
+inFlight and notes. Each difference has service, family, kind (table, set, chain,
+rule or element), name, is (missing, extra or changed), want and have. Later
+versions may add fields; they do not change these.`,
+		Example: `  nftproxy verify --kubeconfig /etc/kubernetes/proxy.conf --cluster-cidr 10.244.0.0/16
+  nftproxy verify --nftproxy-manifests ./services --hostname-override node-1 -o json
+  kubectl -n kube-system exec POD -- /nftproxy verify`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			d, err := o.daemon(cmd.Flags())
+			if err != nil {
+				return usageError{err}
+			}
+			report, err := d.verify(cmd.Context(), o.limit, cmd.ErrOrStderr(), settle)
+			if err != nil {
+				fmt.Fprintf(cmd.ErrOrStderr(), "nftproxy: cannot tell: %v\n", err)
+				return statusUnknown
+			}
+			if err := o.write(cmd.OutOrStdout(), report); err != nil {
+				fmt.Fprintf(cmd.ErrOrStderr(), "nftproxy: %v\n", err)
+				return statusUnknown
+			}
+			if !report.Same {
+				return statusDifferent
+			}
+			return nil
+		},
+	}
+	run.addFlags(cmd)
+	hideOtherFlags(cmd.Flags())
+	o.addFlags(cmd.Flags())
+	return cmd
+}
+
+// hideOtherFlags hides the flags of run that do not change the rules. verify takes them, so
+// that the flags of run can be given as they are.
+func hideOtherFlags(f *pflag.FlagSet) {
+	shown := []string{
+		"config", "kubeconfig", "master", ownPrefix + "manifests", "hostname-override", "cluster-cidr", "detect-local-mode",
+		"pod-bridge-interface", "pod-interface-name-prefix", "nodeport-addresses", ownPrefix + "table",
+		"masquerade-all", "iptables-masquerade-bit",
+	}
+	f.VisitAll(func(g *pflag.Flag) { g.Hidden = g.Hidden || !slices.Contains(shown, g.Name) })
+}
+
+func (o *verifyOptions) addFlags(f *pflag.FlagSet) {
+	const manyLines = 200
+	f.StringVarP(&o.output, "output", "o", outputText, "text, json or yaml")
+	f.IntVar(&o.limit, "limit", manyLines, "list at most so many differences; all are counted")
+	f.IntVar(&o.like, "like", 0, "take the flags of the nftproxy run with this process `ID` (default 1, if that is one and no flag of run is given)")
+}
+
+// daemon is the proxy whose rules should be in the kernel.
+func (o *verifyOptions) daemon(f *pflag.FlagSet) (*daemon, error) {
+	if !slices.Contains([]string{outputText, outputJSON, outputYAML}, o.output) {
+		return nil, fmt.Errorf("--output: %q: want text, json or yaml", o.output)
+	}
+	if o.limit < 0 {
+		return nil, fmt.Errorf("--limit: %d is negative", o.limit)
+	}
+	given, err := o.flagsOfRun(f)
+	if err != nil {
+		return nil, err
+	}
+	return given.verified()
+}
+
+func (o *verifyOptions) write(w io.Writer, r verify.Report) error {
+	switch o.output {
+	case outputJSON:
+		return writeJSON(w, r)
+	case outputYAML:
+		return writeYAML(w, r)
+	}
+	var b strings.Builder
+	if err := r.WriteText(&b); err != nil {
+		return err
+	}
+	for line := range strings.Lines(b.String()) {
+		if _, err := fmt.Fprintln(w, printable(strings.TrimSuffix(line, "\n"))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// settle waits until changes that are on their way have come to the kernel.
+func settle(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(settlePeriod):
+		return nil
+	}
+}
+
+// verify compares twice if need be, and calls settle in between.
+func (d *daemon) verify(ctx context.Context, limit int, notes io.Writer, settle func(context.Context) error) (verify.Report, error) {
+	source := objectSource{
+		options: &d.options.sourceOptions, node: d.node, nodeCIDR: d.ruleset.NodeCIDR,
+		servers: ownServers(d.options.metricsAddress, d.options.healthAddress, d.options.probeAddress),
+	}
+	addrs, err := hostaddr.List(ctx)
+	if err != nil {
+		return verify.Report{}, err
+	}
+	conn, err := kernel.Open(kernel.Config{})
+	if err != nil {
+		return verify.Report{}, fmt.Errorf("open nftables: %w", err)
+	}
+	defer conn.Close()
+	found, err := source.follow(ctx, addrs, incomplete(source.kind() == "kubernetes"))
+	if err != nil {
+		return verify.Report{}, err
+	}
+	services, differences, inFlight, err := d.compareTwice(ctx, found, conn, settle)
+	if err = errors.Join(found.end(), err); err != nil {
+		return verify.Report{}, err
+	}
+	fmt.Fprintf(notes, "nftproxy: %s, from %s\n", plural(services, "service"), &source)
+	r := differences.Report(limit)
+	r.Source, r.Services, r.InFlight = source.kind(), services, inFlight
+	if inFlight > 0 {
+		r.Notes = append(r.Notes, fmt.Sprintf("a first look found %s that a second one, %s later, did not: changes were on their way to the kernel", plural(inFlight, "difference"), settlePeriod))
+	}
+	if !r.Same {
+		r.Notes = append(r.Notes, d.remarks(conn, differences)...)
+	}
+	return r, nil
+}
+
+// compareTwice returns the differences that two looks find. After a first look without any,
+// there is no second one.
+func (d *daemon) compareTwice(ctx context.Context, found *objects, conn *kernel.Conn, settle func(context.Context) error) (services int, result *verify.Differences, inFlight int, err error) {
+	var first *verify.Differences
+	for {
+		snapshot := found.newest()
+		want := ruleset.Compile(d.ruleset, snapshot)
+		have, err := conn.Read(want)
+		if err != nil {
+			return 0, nil, 0, err
+		}
+		now := verify.Compare(want, have)
+		switch {
+		case first != nil:
+			lasting := now.Lasting(first)
+			return snapshot.Services.Len(), lasting, max(0, first.Len()-lasting.Len()), nil
+		case now.Len() == 0:
+			return snapshot.Services.Len(), now, 0, nil
+		}
+		first = now
+		if err := settle(ctx); err != nil {
+			return 0, nil, 0, err
+		}
+		addrs, err := hostaddr.List(ctx)
+		if err != nil {
+			return 0, nil, 0, err
+		}
+		found.watcher.SetHostAddresses(addrs)
+	}
+}
+
+// incomplete returns the function that judges problems: those by which objects are missing
+// that run may have. Without a Node, only those of an API server tell the node's addresses.
+func incomplete(nodeKnown bool) func(watch.Problem) error {
+	return func(p watch.Problem) error {
+		request, await := (*watch.RequestError)(nil), (*watch.AwaitError)(nil)
+		switch {
+		case errors.As(p, &request) && (request.Resource == "services" || request.Resource == "endpointslices"):
+			return fmt.Errorf("%s %s: %w", request.Verb, request.Resource, request.Err)
+		case errors.As(p, &await) && await.Past:
+			return await
+		case errors.Is(p, watch.ErrNoNode) && nodeKnown:
+			return fmt.Errorf("%w (is --hostname-override the same as for run?)", p)
+		case errors.Is(p, watch.ErrNoPodCIDRs):
+			return p
+		}
+		return nil
+	}
+}
+
+// remarks say what may be behind the differences.
+func (d *daemon) remarks(conn *kernel.Conn, found *verify.Differences) []string {
+	var list []string
+	if found.NodeRules() {
+		list = append(list, "rules, chains or sets of the node differ: has run other flags, or is it another version?")
+	}
+	tables, err := conn.Tables(d.ruleset.Table)
+	if err != nil {
+		return append(list, fmt.Sprintf("unknown whether nftproxy runs: %v", err))
+	}
+	used, err := usedTables()
+	if err != nil {
+		return append(list, fmt.Sprintf("unknown whether nftproxy runs: %v", err))
+	}
+	if !slices.ContainsFunc(tables, used) {
+		return append(list, "no running nftproxy keeps the tables: nothing repairs the differences")
+	}
+	return append(list, "nftproxy runs here: its log, or the event RefusedByKernel, names parts that the kernel has refused; they are missing then")
+}
