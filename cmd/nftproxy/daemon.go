@@ -76,6 +76,7 @@ func (d *daemon) run(ctx context.Context) error {
 		Awaiting: watcher.Awaiting,
 	})
 	ports := d.newHealthPorts(judge, counts)
+	page := d.newStatusPage(judge)
 	ready := make(chan struct{})
 	announce := sync.OnceFunc(func() { close(ready) })
 	var sysctls func(proxy.Sync)
@@ -87,7 +88,7 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	// The cleaner comes first: it removes nothing until it knows the outcome of a sync.
 	loop = proxy.New(config, conn, ruleset.NewCompiler(d.ruleset).Compile, d.cleanAfter(cleaner),
-		load.observe, d.syncLogger(watcher), counts.Observe, judge.Observe, ports.Notify, d.newFormerTables(conn).observe, kubeProxy.observe, func(s proxy.Sync) {
+		load.observe, d.syncLogger(watcher), counts.Observe, judge.Observe, page.Observe, ports.Notify, d.newFormerTables(conn).observe, kubeProxy.observe, func(s proxy.Sync) {
 			eligible.Store(s.Snapshot.Node.Eligible)
 			sweeper.Notify(s.Applied, s.Adopted)
 			sysctls(s)
@@ -95,7 +96,7 @@ func (d *daemon) run(ctx context.Context) error {
 				announce()
 			}
 		})
-	servers, err := d.servers(judge, registry, slis)
+	servers, err := d.servers(judge, registry, slis, page)
 	if err != nil {
 		return err
 	}
@@ -256,12 +257,12 @@ func (d *daemon) newWatcher(ctx context.Context, inForce bool, out *service.Mail
 // servers returns the servers for probes and for Prometheus. Another process, such as
 // kube-proxy, may have the addresses of the first two for a while. At the third one,
 // no other process may answer.
-func (d *daemon) servers(judge *health.Health, registry *prometheus.Registry, slis *metrics.SLIs) ([]*health.Server, error) {
+func (d *daemon) servers(judge *health.Health, registry *prometheus.Registry, slis *metrics.SLIs, page http.Handler) ([]*health.Server, error) {
 	probes, err := health.NewServer("health", d.options.healthAddress, judge.Handler(), d.log)
 	if err != nil {
 		return nil, fmt.Errorf("--healthz-bind-address: %w", err)
 	}
-	scrapes, err := health.NewServer("metrics", d.options.metricsAddress, d.metricsHandler(registry, slis), d.log)
+	scrapes, err := health.NewServer("metrics", d.options.metricsAddress, d.metricsHandler(registry, slis, page), d.log)
 	if err != nil {
 		return nil, fmt.Errorf("--metrics-bind-address: %w", err)
 	}

@@ -12,13 +12,24 @@ import (
 	"nftproxy/daemon/health"
 	"nftproxy/daemon/kubeproxyconfig"
 	"nftproxy/daemon/metrics"
+	"nftproxy/daemon/statuspage"
 	"nftproxy/daemon/zpages"
 )
 
-// metricsHandler serves the metrics, and what kube-proxy tells about its process beside
-// them.
-func (d *daemon) metricsHandler(registry *prometheus.Registry, slis *metrics.SLIs) http.Handler {
+// newStatusPage makes the status page.
+func (d *daemon) newStatusPage(judge *health.Health) *statuspage.Page {
+	return statuspage.New(statuspage.Config{
+		Version: version(), Node: d.node, Table: d.ruleset.Table, Started: time.Now(),
+		Ready: judge.Ready, Status: judge.Status, NodePortAddresses: d.ruleset.NodePortAddresses,
+	})
+}
+
+// metricsHandler serves the metrics, what kube-proxy tells about its process beside them,
+// and the status page.
+func (d *daemon) metricsHandler(registry *prometheus.Registry, slis *metrics.SLIs, page http.Handler) http.Handler {
 	mux, paths := health.MetricsHandler(health.Pages{Metrics: registry, SLIs: slis.Gatherer(), ResetSLIs: slis.Reset, Checked: slis.Observe})
+	mux.Handle(statuspage.Path, page)
+	paths = append(paths, statuspage.Path)
 	zpages.Install(mux, zpages.Config{
 		Component: "nftproxy", Version: version(), Started: time.Now(),
 		Flags: d.flagValues, Configuration: d.configuration, Group: v1alpha1.GroupName,

@@ -59,12 +59,22 @@ func (h *Health) answer(w http.ResponseWriter, r *http.Request, s Status, well b
 }
 
 func (h *Health) serveReadyz(w http.ResponseWriter, r *http.Request) {
-	code, text := http.StatusOK, "ok"
-	if waiting := h.Waiting(); len(waiting) > 0 {
-		code, text = http.StatusServiceUnavailable, explain(waiting, h.config.Awaiting())
+	code := http.StatusOK
+	ready, text := h.Ready()
+	if !ready {
+		code = http.StatusServiceUnavailable
 	}
 	plain(w, code, text)
 	h.config.Answered(r.URL.Path, code)
+}
+
+// Ready says whether the program has been in force in both families. The text is the
+// body of /readyz: "ok", or a line for each family that waits, with the reason.
+func (h *Health) Ready() (ready bool, text string) {
+	if waiting := h.Waiting(); len(waiting) > 0 {
+		return false, explain(waiting, h.config.Awaiting())
+	}
+	return true, "ok"
 }
 
 // explain has a line for each family that waits.

@@ -38,11 +38,7 @@ type Choice struct {
 // list Cluster.
 func (s *Service) Choose(p *Port, node *Node, v6 bool) Choice {
 	c := Choice{endpoints: p.Endpoints, place: place{node.Name, node.Zone, v6}}
-	for chunk := range p.Endpoints.Chunks() {
-		for i := range chunk {
-			c.tally.add(c.place.traits(&chunk[i]), 1)
-		}
-	}
+	c.tally = c.place.tally(p.Endpoints)
 	c.chosen = c.tally.selection(s.wants(p, v6))
 	c.Anywhere = c.tally.anywhere()
 	cluster := make([]netip.AddrPort, 0, c.tally.count(c.chosen.cluster))
@@ -96,6 +92,23 @@ func (s *Service) ChooseAfter(last *Choice, p *Port, node *Node, v6 bool) Choice
 	c.endpoints, c.Anywhere = p.Endpoints, c.tally.anywhere()
 	c.Cluster, c.Local, c.OnNode = c.Cluster.Edit(cluster), c.Local.Edit(local), c.OnNode.Edit(onNode)
 	return c
+}
+
+// Counts says how many endpoints a service port has, in one family.
+type Counts struct {
+	// Ready counts the endpoints that are ready, Draining those that are not and still
+	// serve while they terminate.
+	Ready, Draining int
+	// Cluster and Local are the lengths of the lists of a Choice.
+	Cluster, Local int
+}
+
+// Count counts what Choose would choose. It visits each endpoint and makes no list.
+func (s *Service) Count(p *Port, node *Node, v6 bool) Counts {
+	at := place{node.Name, node.Zone, v6}
+	t := at.tally(p.Endpoints)
+	chosen := t.selection(s.wants(p, v6))
+	return Counts{t.ready, t.draining, t.count(chosen.cluster), t.count(chosen.local)}
 }
 
 // appendEdit appends the edit for an address that was in a list, or is in it now.
@@ -190,6 +203,17 @@ type tally struct {
 	readyHere, drainingHere int
 	nodeHints, thisNode     int
 	zoneHints, thisZone     int
+}
+
+// tally counts the endpoints by their traits at the place.
+func (p *place) tally(endpoints Endpoints) tally {
+	var t tally
+	for chunk := range endpoints.Chunks() {
+		for i := range chunk {
+			t.add(p.traits(&chunk[i]), 1)
+		}
+	}
+	return t
 }
 
 func (c *tally) add(t traits, by int) {

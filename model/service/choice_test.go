@@ -79,6 +79,9 @@ func TestChooseAfter(t *testing.T) {
 			p := service.Port{Endpoints: list, NodePort: 30000}
 			for i, v6 := range []bool{false, true} {
 				want := s.Choose(&p, &node, v6)
+				if n := s.Count(&p, &node, v6); n.Cluster != want.Cluster.Len() || n.Local != want.Local.Len() || (n.Ready+n.Draining > 0) != want.Anywhere {
+					t.Fatalf("step %d: Count says %+v, Choose has %d and %d, anywhere %t", step, n, want.Cluster.Len(), want.Local.Len(), want.Anywhere)
+				}
 				last[i] = s.ChooseAfter(&last[i], &p, &node, v6)
 				if diff := difference(choiceOf(want), choiceOf(last[i]), byChoice, byValue); diff != "" {
 					t.Fatalf("step %d (-Choose +ChooseAfter):\n%s", step, diff)

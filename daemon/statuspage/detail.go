@@ -1,0 +1,289 @@
+package statuspage
+
+import (
+	"fmt"
+	"net/http"
+	"net/netip"
+	"strings"
+	"time"
+
+	"golang.org/x/net/html"
+
+	"nftproxy/model/service"
+	"nftproxy/model/sorted"
+)
+
+// The bounds on the page of a Service.
+const (
+	// maxPorts is the number of ports on a page, and maxRows that of the endpoints of all
+	// of them.
+	maxPorts = 40
+	maxRows  = 400
+	// maxFrontends is the number of frontends of a port in one family, maxRanges that of source ranges.
+	maxFrontends = 50
+	maxRanges    = 20
+	// maxLinks is the number of links to further ports.
+	maxLinks = 500
+)
+
+// servicePage is the page of one Service.
+func (p *Page) servicePage(q *request) *answer {
+	v := p.newest.Load()
+	if v == nil {
+		return p.trouble(http.StatusServiceUnavailable, "No Services yet", "No sync has ended yet, so no Service is served by this process.")
+	}
+	s, found := v.snapshot.Services.Get(q.service)
+	if !found {
+		return p.trouble(http.StatusNotFound, "No such Service", fmt.Sprintf(
+			"This node serves no Service %q. Headless Services, Services of type ExternalName and Services of another service proxy are none of nftproxy's.", cut(string(q.service), maxQuery)))
+	}
+	if q.port > len(s.Ports) {
+		return p.trouble(http.StatusNotFound, "No such port", fmt.Sprintf("The Service %s has %s.", s.Name, count(len(s.Ports), "port", "ports")))
+	}
+	d := p.newDetail(v, s, q)
+	parts := []*html.Node{element("p", nil, badges(v.stateOf(s))), d.reasons(), d.facts()}
+	if len(s.Ports) == 0 {
+		parts = append(parts, plain("p", "The Service has no ports."))
+	}
+	for i := range s.Ports {
+		switch {
+		case q.port > 0 && i != q.port-1:
+		case q.port == 0 && i == maxPorts:
+			parts = append(parts, d.otherPorts(i))
+		case q.port > 0 || i < maxPorts:
+			parts = append(parts, d.port(i))
+		}
+	}
+	parts = append(parts, element("p", attributes("class", "help"), text("As of %s.", v.at.UTC().Format("2006-01-02 15:04:05 UTC"))))
+	return &answer{code: http.StatusOK, document: p.document(fmt.Sprintf("%s – nftproxy on %s", s.Name, p.config.Node), "Service "+string(s.Name), parts...)}
+}
+
+// detail is the page of one Service in the making.
+type detail struct {
+	page    *Page
+	view    *view
+	service *service.Service
+	request *request
+	// rows is how many more endpoints fit on the page.
+	rows int
+	// protected has the reason for each claim that is protected from the Service.
+	protected map[service.Claim]service.Protection
+}
+
+func (p *Page) newDetail(v *view, s *service.Service, q *request) *detail {
+	d := &detail{page: p, view: v, service: s, request: q, rows: maxRows, protected: map[service.Claim]service.Protection{}}
+	for c := range v.snapshot.Conflicts.At(s.Name).All() {
+		if c.Protected != "" {
+			d.protected[c.Claim] = c.Protected
+		}
+	}
+	return d
+}
+
+// reasons says why the Service does not serve as a whole.
+func (d *detail) reasons() *html.Node {
+	v, s := d.view, d.service
+	var list []*html.Node
+	if err, held := v.quarantined[string(s.Name)]; held {
+		list = append(list, element("p", attributes("class", "note bad"), plain("strong", "In quarantine. "),
+			text("The kernel refused the rules of this Service, so they are left out; other Services are served. nftproxy tries again by itself. The kernel's answer: "), literal(cut(err.Error(), maxError))))
+	}
+	found := v.stateOf(s)
+	for rank, k := range kinds() {
+		if rank > 0 && rank < conditions && found&(1<<rank) != 0 {
+			list = append(list, element("p", attributes("class", "note"), plain("strong", k.label+". "), literal(k.meaning)))
+		}
+	}
+	if left := v.snapshot.LeftOut.At(s.Name); left != nil {
+		list = append(list, element("p", attributes("class", "note"), literal(left.String())))
+	}
+	if without := v.snapshot.WithoutAffinity.At(s.Name); without != nil {
+		list = append(list, element("p", attributes("class", "note"), literal(without.String())))
+	}
+	return element("div", nil, list...)
+}
+
+// facts are what holds for all ports.
+func (d *detail) facts() *html.Node {
+	s := d.service
+	list := []fact{
+		{"Cluster IPs", textCell(joined(s.ClusterIPs, maxListed))},
+		{"Load balancer's addresses", listed(s.LoadBalancerIPs)},
+		{"External IPs", listed(s.ExternalIPs)},
+		{"internalTrafficPolicy", textCell(s.InternalPolicy.String())},
+		{"externalTrafficPolicy", textCell(s.ExternalPolicy.String())},
+	}
+	if s.AffinityTimeout > 0 {
+		list = append(list, fact{"Session affinity", textCell("ClientIP, for " + duration(s.AffinityTimeout) + " after the last new connection")})
+	}
+	if s.Sources != nil {
+		ranges := joined(s.Sources.Ranges(), maxRanges)
+		if ranges == "" {
+			ranges = "none, so no source is admitted"
+		}
+		list = append(list, fact{"Sources admitted at the load balancer's addresses", textCell(ranges)})
+	}
+	if s.HealthCheckNodePort != 0 {
+		list = append(list, fact{"healthCheckNodePort", textCell(fmt.Sprint(s.HealthCheckNodePort))})
+	}
+	if !s.Created.IsZero() {
+		list = append(list, fact{"Created", cell{moment(s.Created, time.Now())}})
+	}
+	return section("facts", "Addresses and policies", facts(list...))
+}
+
+// listed is empty for an empty list, so that the fact is left out.
+func listed(addrs []netip.Addr) cell {
+	if len(addrs) == 0 {
+		return nil
+	}
+	return textCell(joined(addrs, maxRanges))
+}
+
+// otherPorts leads to ports that do not fit on the page, from number i on.
+func (d *detail) otherPorts(i int) *html.Node {
+	items := element("ul", attributes("class", "states"))
+	end := min(len(d.service.Ports), i+maxLinks)
+	for ; i < end; i++ {
+		p := &d.service.Ports[i]
+		items.AppendChild(element("li", nil, link(d.portURL(i, 1), fmt.Sprintf("%d/%s", p.Port, p.Protocol))))
+	}
+	var rest *html.Node
+	if more := len(d.service.Ports) - end; more > 0 {
+		rest = plain("p", fmt.Sprintf("And %s more, which this page does not list.", count(more, "port", "ports")))
+	}
+	return section("other-ports", "Further ports", items, rest)
+}
+
+// portURL is the link to a page of the endpoints of port number i.
+func (d *detail) portURL(i, page int) string {
+	return request{service: d.service.Name, port: i + 1, rank: -1, page: page}.url()
+}
+
+// port shows the frontends and endpoints of port number i.
+func (d *detail) port(i int) *html.Node {
+	p := &d.service.Ports[i]
+	name := fmt.Sprintf("Port %d/%s", p.Port, p.Protocol)
+	if p.Name != "" {
+		name += " (" + p.Name + ")"
+	}
+	var ways [][]cell
+	more := 0
+	var choices [2]service.Choice
+	for _, v6 := range families(d.service) {
+		c := d.service.Choose(p, d.view.snapshot.Node, v6)
+		choices[family(v6)] = c
+		frontends, others := d.frontends(p, v6)
+		for _, f := range frontends {
+			ways = append(ways, d.frontendRow(f, p, &c))
+		}
+		more += others
+	}
+	nodes := []*html.Node{table("cards", name+": addresses", []string{"Address", "Kind", "What new connections meet", "Explanation"}, ways)}
+	if more > 0 {
+		nodes = append(nodes, plain("p", fmt.Sprintf("And %s more of the same kinds.", count(more, "address", "addresses"))))
+	}
+	nodes = append(nodes, d.endpoints(i, name, &choices)...)
+	return section(fmt.Sprintf("port-%d", i+1), name, nodes...)
+}
+
+// family is the index of a family.
+func family(v6 bool) int {
+	if v6 {
+		return 1
+	}
+	return 0
+}
+
+// endpoints is the table of a port's endpoints, as much of it as fits.
+func (d *detail) endpoints(i int, name string, choices *[2]service.Choice) []*html.Node {
+	all := d.service.Ports[i].Endpoints
+	if all.Len() == 0 {
+		return []*html.Node{plain("p", "There are no endpoints.")}
+	}
+	size := min(pageRows, d.rows)
+	skip := 0
+	if d.request.port > 0 {
+		size = pageRows
+		skip = (min(d.request.page, pagesOf(all.Len(), size)) - 1) * size
+	}
+	var rows [][]cell
+	n := 0
+	for chunk := range all.Chunks() {
+		for j := range chunk {
+			if n++; n > skip && len(rows) < size {
+				rows = append(rows, d.endpointRow(&chunk[j], choices))
+			}
+		}
+	}
+	d.rows -= len(rows)
+	var nodes []*html.Node
+	if len(rows) > 0 {
+		caption := fmt.Sprintf("%s: endpoints %s to %s of %s", name, thousands(skip+1), thousands(skip+len(rows)), thousands(all.Len()))
+		nodes = append(nodes, table("cards", caption, []string{"Endpoint", "State", "Node", "New connections"}, rows))
+	}
+	if len(rows) < all.Len() {
+		nodes = append(nodes, d.endpointPages(i, all.Len()))
+	}
+	return nodes
+}
+
+func pagesOf(n, size int) int { return max(1, (n+size-1)/size) }
+
+// endpointPages leads to the pages of a port's endpoints.
+func (d *detail) endpointPages(i, n int) *html.Node {
+	pages := pagesOf(n, pageRows)
+	if d.request.port == 0 {
+		return element("p", nil, link(d.portURL(i, 1), fmt.Sprintf("All %s endpoints of this port", thousands(n))))
+	}
+	return pagination("Pages of endpoints", min(d.request.page, pages), pages, func(page int) string { return d.portURL(i, page) })
+}
+
+// endpointRow is a row of the table of endpoints.
+func (d *detail) endpointRow(e *service.Endpoint, choices *[2]service.Choice) []cell {
+	node := e.Node
+	switch {
+	case node == "":
+		node = "not known"
+	case node == d.view.snapshot.Node.Name:
+		node += " (this node)"
+	}
+	state := endpointState(e)
+	if e.Nodes != "" {
+		state += "; hint: for nodes " + cut(string(e.Nodes), maxQuery)
+	}
+	if e.Zones != "" {
+		state += "; hint: for zones " + cut(string(e.Zones), maxQuery)
+	}
+	return []cell{textCell(e.Addr.String()), textCell(state), textCell(node), textCell(connections(e, &choices[family(e.Addr.Addr().Is6())], d.service))}
+}
+
+// endpointState says in words what the conditions of an endpoint mean.
+func endpointState(e *service.Endpoint) string {
+	switch {
+	case e.Ready:
+		return "ready"
+	case e.Terminating && e.Serving:
+		return "terminating, still serves"
+	case e.Terminating:
+		return "terminating"
+	}
+	return "not ready"
+}
+
+// connections says which new connections an endpoint gets.
+func connections(e *service.Endpoint, c *service.Choice, s *service.Service) string {
+	has := func(list sorted.List[netip.AddrPort]) bool { return list.Find(e.Addr) != nil }
+	var parts []string
+	cluster, local := has(c.Cluster), has(c.Local)
+	if s.InternalPolicy == service.Cluster && cluster || s.InternalPolicy == service.Local && local {
+		parts = append(parts, "to cluster IPs")
+	}
+	if s.ExternalPolicy == service.Cluster && cluster || s.ExternalPolicy == service.Local && local {
+		parts = append(parts, "from outside")
+	}
+	if len(parts) == 0 {
+		return "none on this node"
+	}
+	return strings.Join(parts, ", ")
+}
