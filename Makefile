@@ -3,7 +3,7 @@ GO ?= go
 
 ARCHES ?= amd64 arm64
 
-.PHONY: help build image test test-short golden conformance takeover demo bench bench-quick bench-stages cluster cluster-down lint clean
+.PHONY: help build image test test-short golden conformance takeover demo bench bench-quick bench-stages cluster cluster-migrate cluster-down realcluster lint clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -75,12 +75,21 @@ bench-quick: build ## the same at the smallest size, in a few minutes
 bench-stages: ## benchmark each stage (decoding, compile, plan, encode, apply, dump), with allocations
 	$(GO) test -run '^$$' -bench . -benchmem ./model/treap ./model/service ./watch ./nft/ruleset ./nft/kernel ./daemon/affinity ./conntrack
 
-cluster: ## bring up a real Kubernetes cluster of three nodes with nftproxy on this computer, and try it; E2E=1: by Kubernetes' own tests, too
-	$(MAKE) image ARCHES=$$($(GO) env GOARCH)
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/realcluster ./test/realcluster
-	bin/realcluster up $(if $(E2E),--e2e)
+NODES ?= $(if $(E2E),6,3)
+
+cluster: realcluster ## bring up a real Kubernetes cluster with nftproxy on this computer, and try it; E2E=1: by Kubernetes' own tests, too
+	bin/realcluster up --nodes=$(NODES) $(if $(E2E),--e2e)
 	bin/realcluster smoke
 	$(if $(E2E),bin/realcluster e2e)
+
+cluster-migrate: realcluster ## go from kube-proxy to nftproxy and back by docs/migrate.md on a real cluster, under load, in two modes of kube-proxy
+	for mode in nftables iptables; do \
+		bin/realcluster up --proxy=kube-proxy --kube-proxy-mode=$$mode && bin/realcluster migrate && bin/realcluster down || exit 1; \
+	done
+
+realcluster:
+	$(MAKE) image ARCHES=$$($(GO) env GOARCH)
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/realcluster ./test/realcluster
 
 cluster-down: ## end the cluster of make cluster, and remove everything that it left
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/realcluster ./test/realcluster

@@ -6,7 +6,8 @@
 #   hack/build-tools.sh kube-proxy-1.36     the one of the minor release before
 #   hack/build-tools.sh staticcheck benchstat
 #   hack/build-tools.sh kube-scheduler kubelet kubectl agnhost coredns    the rest of a cluster with nodes
-#   hack/build-tools.sh e2e.test            Kubernetes' own test suite for clusters
+#   hack/build-tools.sh e2e.test ginkgo regression-issue-74839    Kubernetes' own test suite for clusters, the command that
+#                                           runs it in several processes, and a server of one of its tests
 #
 # Versions are those of the go.mod of hack/tools, hack/kube-proxy-1.36, hack/dns and hack/lint. A binary that was already
 # built from the same go.mod, go.sum and Go release is left alone, so calling this costs milliseconds; from cold each of
@@ -48,6 +49,11 @@ source_of() {
 		stamp_version ;;
 	agnhost)
 		module=tools package=k8s.io/kubernetes/test/images/agnhost ;;
+	regression-issue-74839)
+		module=tools package=k8s.io/kubernetes/test/images/$1 ;;
+	ginkgo)
+		# The command and the suite must be of one version.
+		module=tools package=github.com/onsi/ginkgo/v2/ginkgo ;;
 	coredns)
 		module=dns package=github.com/coredns/coredns ;;
 	staticcheck)

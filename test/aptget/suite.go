@@ -44,7 +44,7 @@ func fromSuite(suite, name, debian string) (path string, err error) {
 		return path, nil
 	}
 	root := filepath.Join(cache, "root")
-	if err := unpack(cache, root, suite, debian); err != nil {
+	if err := unpack(context.Background(), cache, root, suite, debian); err != nil {
 		return "", err
 	}
 	return path, writeRunner(path, root, name)
@@ -60,10 +60,11 @@ func CacheDir(name string) (string, error) {
 	return dir, os.MkdirAll(dir, 0o700)
 }
 
-// unpack fills root with a package and all that it depends on, the C library
-// included: for apt-get no package is installed there yet.
-func unpack(cache, root, suite, debian string) error {
-	apt := filepath.Join(cache, "apt")
+// unpack fills root with packages and all that they depend on, the C library
+// included: for apt-get no package is installed there yet. Files of apt-get are
+// in work.
+func unpack(ctx context.Context, work, root, suite string, packages ...string) error {
+	apt := filepath.Join(work, "apt")
 	if err := errors.Join(os.RemoveAll(apt), os.RemoveAll(root)); err != nil {
 		return err
 	}
@@ -84,17 +85,18 @@ func unpack(cache, root, suite, debian string) error {
 		// The download user of apt-get cannot write to a directory of root's.
 		"-o", "APT::Sandbox::User=root",
 	}
-	for _, args := range [][]string{{"update"}, {"install", "-y", "--download-only", "--no-install-recommends", debian}} {
-		if err := run("apt-get", append(options[:len(options):len(options)], args...)...); err != nil {
+	install := append([]string{"install", "-y", "--download-only", "--no-install-recommends"}, packages...)
+	for _, args := range [][]string{{"update"}, install} {
+		if err := runIn(ctx, "", "apt-get", append(options[:len(options):len(options)], args...)...); err != nil {
 			return err
 		}
 	}
-	packages, err := filepath.Glob(filepath.Join(apt, "archives", "*.deb"))
+	archives, err := filepath.Glob(filepath.Join(apt, "archives", "*.deb"))
 	if err != nil {
 		return err
 	}
-	for _, p := range packages {
-		if err := run("dpkg-deb", "-x", p, root); err != nil {
+	for _, a := range archives {
+		if err := runIn(ctx, "", "dpkg-deb", "-x", a, root); err != nil {
 			return err
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -22,6 +23,7 @@ import (
 
 	"nftproxy/test/realcluster/bringup"
 	"nftproxy/test/realcluster/machine"
+	"nftproxy/test/realcluster/suite"
 )
 
 func main() {
@@ -60,36 +62,30 @@ func newCommand() *cobra.Command {
 		}
 		return nil
 	}
-	var nodes int
-	var withSuite bool
-	var focus string
+	var options upOptions
 	up := &cobra.Command{
 		Use: "up", Short: "Bring the cluster up", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return up(cmd.Context(), *dir, nodes, withSuite, os.Stdout)
-		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return up(cmd.Context(), *dir, options, os.Stdout) },
 	}
-	up.Flags().BoolVar(&withSuite, "e2e", false, "give the nodes the images of Kubernetes' own tests, too")
-	up.Flags().IntVar(&nodes, "nodes", 3, "`number` of nodes")
 	serve := &cobra.Command{
 		Use: "serve", Hidden: true, Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return serve(cmd.Context(), *dir, nodes) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return serve(cmd.Context(), *dir, options) },
 	}
-	serve.Flags().IntVar(&nodes, "nodes", 3, "")
+	options.register(up)
+	options.register(serve)
 	execute := &cobra.Command{
 		Use: "exec COMMAND...", Short: "Run a command outside of the nodes, such as kubectl, as administrator", Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return outside(cmd.Context(), *dir, args) },
 	}
 	execute.Flags().SetInterspersed(false) // flags after the command are the command's
-	suite := &cobra.Command{
-		Use: "e2e", Short: "Run Kubernetes' own tests of sig-network on a cluster of up --e2e", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return runSuite(cmd.Context(), *dir, focus) },
-	}
-	suite.Flags().StringVar(&focus, "focus", `\[sig-network\]`, "regular `expression` for the names of the tests to run")
-	root.AddCommand(up, serve, suite,
+	root.AddCommand(up, serve, newSuiteCommand(dir),
 		&cobra.Command{
 			Use: "smoke", Short: "Try the cluster: one line for each test; the exit status is 1 if one fails", Args: cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error { return ask(cmd.Context(), *dir, "/smoke", os.Stdout) },
+		},
+		&cobra.Command{
+			Use: "migrate", Short: "Go from kube-proxy to nftproxy and back, on a cluster of up --proxy kube-proxy, by the steps of docs/migrate.md", Args: cobra.NoArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error { return ask(cmd.Context(), *dir, "/migrate", os.Stdout) },
 		},
 		&cobra.Command{
 			Use: "down", Short: "End the cluster and remove all that it left", Args: cobra.NoArgs,
@@ -104,22 +100,63 @@ func newCommand() *cobra.Command {
 	return root
 }
 
+// upOptions say which cluster to bring up.
+type upOptions struct {
+	nodes int
+	suite bool
+	proxy proxyChoice
+}
+
+func (o *upOptions) register(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.IntVar(&o.nodes, "nodes", 3, "`number` of nodes, which are in three zones by turns")
+	f.BoolVar(&o.suite, "e2e", false, "give the nodes the images of Kubernetes' own tests, too")
+	f.StringVar(&o.proxy.name, "proxy", nftproxy, "service `proxy` of the cluster, nftproxy or kube-proxy")
+	f.StringVar(&o.proxy.mode, "kube-proxy-mode", "", "`mode` of kube-proxy, such as nftables; empty is its default")
+}
+
+// flags are the options as arguments of serve.
+func (o *upOptions) flags() []string {
+	return []string{"--nodes=" + strconv.Itoa(o.nodes), "--proxy=" + o.proxy.name, "--kube-proxy-mode=" + o.proxy.mode}
+}
+
+// newSuiteCommand makes the command e2e.
+func newSuiteCommand(dir *string) *cobra.Command {
+	o := suite.Options{Tools: toolsDir()}
+	cmd := &cobra.Command{
+		Use: "e2e", Short: "Run Kubernetes' own tests of sig-network on a cluster of up --e2e", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if o.Tools, err = filepath.Abs(o.Tools); err != nil {
+				return err
+			}
+			o.Kubeconfig, o.Reports = adminKubeconfig(*dir), filepath.Join(*dir, "e2e")
+			run := func(ctx context.Context, args []string) error { return outside(ctx, *dir, args) }
+			return suite.Run(cmd.Context(), o, run, os.Stdout)
+		},
+	}
+	cmd.Flags().StringVar(&o.Focus, "focus", "", "regular `expression` for the names of the tests to run")
+	cmd.Flags().IntVar(&o.Processes, "procs", 4, "`number` of tests at a time")
+	return cmd
+}
+
+func adminKubeconfig(dir string) string {
+	return filepath.Join(dir, "control-plane", "admin.kubeconfig")
+}
+
 // up prepares what a cluster needs, starts the process that holds it, and copies
 // its progress until the cluster is up.
-func up(ctx context.Context, dir string, nodes int, withSuite bool, out io.Writer) error {
+func up(ctx context.Context, dir string, o upOptions, out io.Writer) error {
+	if err := o.proxy.check(); err != nil {
+		return err
+	}
 	if _, err := os.Stat(socket(dir)); err == nil {
 		return fmt.Errorf("%s has a cluster; remove it by `make cluster-down`", dir)
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	if err := prepare(ctx, dir, out); err != nil {
+	if err := prepare(ctx, dir, o, out); err != nil {
 		return fmt.Errorf("prepare: %w", err)
-	}
-	if withSuite {
-		if err := prepareSuite(ctx, dir); err != nil {
-			return fmt.Errorf("prepare Kubernetes' tests: %w", err)
-		}
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -134,7 +171,7 @@ func up(ctx context.Context, dir string, nodes int, withSuite bool, out io.Write
 	if err != nil {
 		return err
 	}
-	cmd := exec.Command(self, "serve", "--dir", dir, "--nodes", fmt.Sprint(nodes))
+	cmd := exec.Command(self, append([]string{"serve", "--dir=" + dir}, o.flags()...)...)
 	cmd.Stderr, cmd.Stdout = log, write
 	// It must outlive this process and its terminal.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -169,7 +206,7 @@ func outside(ctx context.Context, dir string, args []string) error {
 	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"--net=" + string(path), "--"}, args...)...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Env = append(os.Environ(),
-		"KUBECONFIG="+filepath.Join(dir, "control-plane", "admin.kubeconfig"),
+		"KUBECONFIG="+adminKubeconfig(dir),
 		"PATH="+tools+":"+os.Getenv("PATH"))
 	return cmd.Run()
 }

@@ -2,19 +2,16 @@ package main
 
 import (
 	"context"
-	_ "embed"
 	"fmt"
 	"io"
-	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
 
 	"nftproxy/test/cluster"
 	"nftproxy/test/realcluster/bringup"
 	"nftproxy/test/realcluster/image"
 	"nftproxy/test/realcluster/node"
+	"nftproxy/test/realcluster/suite"
 )
 
 // Where the repository has what is needed, from its root: the working directory.
@@ -22,7 +19,7 @@ func toolsDir() string   { return "hack/tools/bin" }
 func proxyImage() string { return "bin/nftproxy-image.tar" } // of make image
 
 // prepare builds and unpacks programs, and writes images: minutes from cold.
-func prepare(ctx context.Context, dir string, out io.Writer) error {
+func prepare(ctx context.Context, dir string, o upOptions, out io.Writer) error {
 	fmt.Fprintln(out, "building and unpacking what is missing; from cold this takes many minutes")
 	software, err := node.Provide(ctx)
 	if err != nil {
@@ -39,6 +36,16 @@ func prepare(ctx context.Context, dir string, out io.Writer) error {
 	for _, i := range images(software) {
 		if err := image.Write(filepath.Join(imagesDir(dir), i.file), i.Image); err != nil {
 			return err
+		}
+	}
+	if o.proxy.name == kubeProxy {
+		if err := writeKubeProxyImage(ctx, software, imagesDir(dir)); err != nil {
+			return fmt.Errorf("make the image of kube-proxy: %w", err)
+		}
+	}
+	if o.suite {
+		if err := suite.Provide(ctx, software, imagesDir(dir)); err != nil {
+			return fmt.Errorf("prepare Kubernetes' tests: %w", err)
 		}
 	}
 	return nil
@@ -74,7 +81,7 @@ func images(software node.Software) []archive {
 }
 
 // clusterConfig describes the cluster with what prepare made.
-func clusterConfig(dir string) (bringup.Config, error) {
+func clusterConfig(dir string, o upOptions) (bringup.Config, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return bringup.Config{}, err
@@ -92,31 +99,8 @@ func clusterConfig(dir string) (bringup.Config, error) {
 		return bringup.Config{}, err
 	}
 	return bringup.Config{
-		Dir: dir, Init: []string{self, initCommand}, Images: append(archives, proxy), Manifests: proxyManifests,
+		Dir: dir, Nodes: o.nodes, Init: []string{self, initCommand}, Images: append(archives, proxy),
+		Proxy: o.proxy.name, Manifests: o.proxy.manifests,
 		Software: node.Software{Tools: tools, Debian: filepath.Join(tools, "debian")},
 	}, nil
 }
-
-// proxyManifests are what an operator of a cluster of kubeadm's applies: kubeadm's
-// own ConfigMap kube-proxy, and the overlay kubeadm of deploy.
-func proxyManifests(ctx context.Context, api netip.AddrPort) ([]string, error) {
-	kubectl, err := cluster.Tool(ctx, "kubectl")
-	if err != nil {
-		return nil, err
-	}
-	cmd := exec.CommandContext(ctx, kubectl, "kustomize", filepath.Join("deploy", "overlays", "kubeadm"))
-	cmd.Stderr = os.Stderr
-	objects, err := cmd.Output()
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", cmd, err)
-	}
-	var ranges []string
-	for _, p := range bringup.PodCIDRs() {
-		ranges = append(ranges, p.String())
-	}
-	edits := strings.NewReplacer("SERVER", "https://"+api.String(), "CLUSTER_CIDR", strings.Join(ranges, ","))
-	return []string{edits.Replace(kubeProxyConfig), string(objects)}, nil
-}
-
-//go:embed manifests/kube-proxy-config.yaml
-var kubeProxyConfig string

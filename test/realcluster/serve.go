@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/test/realcluster/bringup"
+	"nftproxy/test/realcluster/migrate"
 	"nftproxy/test/realcluster/smoke"
 )
 
@@ -28,14 +29,14 @@ const outsideFile = "outside"
 func socket(dir string) string { return filepath.Join(dir, "control") }
 
 // serve holds a cluster until it is told to end it, by a signal or a request.
-func serve(ctx context.Context, dir string, nodes int) (err error) {
+func serve(ctx context.Context, dir string, o upOptions) (err error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	config, err := clusterConfig(dir)
+	config, err := clusterConfig(dir, o)
 	if err != nil {
 		return err
 	}
-	config.Nodes, config.Log = nodes, progressLog()
+	config.Log = progressLog()
 	c, err := bringup.Start(ctx, config)
 	if err != nil {
 		fmt.Println(err)
@@ -85,14 +86,18 @@ func handler(c *bringup.Cluster, stop func()) http.Handler {
 		_ = json.NewEncoder(w).Encode(os.Getpid())
 		stop()
 	})
-	mux.HandleFunc("POST /smoke", func(w http.ResponseWriter, r *http.Request) {
-		out := &flushing{w}
-		if err := smoke.Run(r.Context(), c, out); err != nil {
-			fmt.Fprintln(out, err)
-			return
-		}
-		fmt.Fprintln(out, doneLine)
-	})
+	for path, run := range map[string]func(context.Context, *bringup.Cluster, io.Writer) error{
+		"/smoke": smoke.Run, "/migrate": migrate.Run,
+	} {
+		mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) {
+			out := &flushing{w}
+			if err := run(r.Context(), c, out); err != nil {
+				fmt.Fprintln(out, err)
+				return
+			}
+			fmt.Fprintln(out, doneLine)
+		})
+	}
 	return mux
 }
 

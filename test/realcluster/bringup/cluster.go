@@ -7,12 +7,14 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"nftproxy/test/cluster"
@@ -33,8 +35,10 @@ type Config struct {
 	Software node.Software
 	// Images are archives with the images of pods, nftproxy's among them.
 	Images []string
-	// Manifests are objects that are applied before the nodes come. Manifests of
-	// the name service are not among them.
+	// Proxy is the name of the service proxy's DaemonSet in kube-system.
+	Proxy string
+	// Manifests are objects that are applied before the nodes come, the proxy's
+	// among them. Manifests of the name service are not.
 	Manifests func(ctx context.Context, api netip.AddrPort) ([]string, error)
 	// Log takes progress.
 	Log io.Writer
@@ -97,6 +101,13 @@ func nodeAddrs(number int) []netip.Prefix {
 	return addrs
 }
 
+// zones is how many zones the nodes are in by turns: as many as Kubernetes' tests of
+// topology want.
+const zones = 3
+
+// zone is the zone of a node by its number.
+func zone(number int) string { return fmt.Sprintf("zone-%d", (number-1)%zones+1) }
+
 // Start brings a cluster up: it returns once all nodes are ready, and the pods of
 // the proxy and of the name service.
 func Start(ctx context.Context, config Config) (*Cluster, error) {
@@ -145,7 +156,7 @@ func (c *Cluster) start(ctx context.Context) error {
 	if err := c.awaitSystemPods(ctx); err != nil {
 		return err
 	}
-	c.logf("nftproxy and CoreDNS ready after %v", time.Since(began).Round(time.Second))
+	c.logf("%s and CoreDNS ready after %v", c.config.Proxy, time.Since(began).Round(time.Second))
 	return nil
 }
 
@@ -191,7 +202,7 @@ func (c *Cluster) AddNode(ctx context.Context) (string, error) {
 	}
 	m.Node, err = node.Start(ctx, m.ns, c.Client, node.Config{
 		Name: name, Dir: filepath.Join(c.config.Dir, name), Cgroup: cgroup + "/" + name, Init: c.config.Init,
-		Addrs: m.addrs, Kubeconfig: kubeconfig, Authority: c.Plane.AuthorityPath(), DNS: []netip.Addr{dnsAddr()},
+		Addrs: m.addrs, Labels: map[string]string{corev1.LabelTopologyZone: zone(number)}, Kubeconfig: kubeconfig, Authority: c.Plane.AuthorityPath(), DNS: []netip.Addr{dnsAddr()},
 		Images: c.config.Images, Software: c.config.Software,
 	})
 	if err != nil {
@@ -290,6 +301,28 @@ func (c *Cluster) Addrs(name string) []netip.Addr {
 		return m.addrs
 	}
 	return nil
+}
+
+// NetworkOf is the network namespace of a node; nil if there is no such node.
+func (c *Cluster) NetworkOf(name string) *testnet.Namespace {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m := c.nodes[name]; m != nil {
+		return m.ns
+	}
+	return nil
+}
+
+// Shell is a command of a shell on a node, which a person there may give, for the
+// caller to start.
+func (c *Cluster) Shell(ctx context.Context, name, script string) (*exec.Cmd, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	m := c.nodes[name]
+	if m == nil {
+		return nil, fmt.Errorf("there is no node %s", name)
+	}
+	return m.Shell(ctx, script), nil
 }
 
 // Close ends all processes of the cluster and removes its namespaces and cgroups.

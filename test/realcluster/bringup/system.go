@@ -42,7 +42,7 @@ func (c *Cluster) applyManifests(ctx context.Context) error {
 
 // awaitSystemPods returns once the proxy's pods and the name service are ready.
 func (c *Cluster) awaitSystemPods(ctx context.Context) error {
-	if err := c.AwaitDaemonSet(ctx, "kube-system", "nftproxy"); err != nil {
+	if err := c.AwaitDaemonSet(ctx, "kube-system", c.config.Proxy); err != nil {
 		return err
 	}
 	return c.AwaitDeployment(ctx, "kube-system", "coredns")

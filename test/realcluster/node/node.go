@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
@@ -34,6 +35,8 @@ type Config struct {
 	Init []string
 	// Addrs are the node's addresses, the first of each family its InternalIP.
 	Addrs []netip.Addr
+	// Labels are those that the kubelet gives to its Node.
+	Labels map[string]string
 	// Kubeconfig is that of the user system:node:NAME; Authority is the file with
 	// the certificate of those who sign the kubelet's clients.
 	Kubeconfig, Authority string
@@ -94,8 +97,11 @@ func describe(config Config) (machine.Config, error) {
 	for _, a := range config.Addrs {
 		addrs = append(addrs, a.String())
 	}
-	env := []string{"HOME=/root", "PATH=" + strings.Join([]string{
-		debianDir + "/usr/sbin", debianDir + "/usr/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}, ":")}
+	var labels []string
+	for key, value := range config.Labels {
+		labels = append(labels, key+"="+value)
+	}
+	env := environment()
 	return machine.Config{
 		Name: config.Name, Cgroup: config.Cgroup, Dir: config.Dir, Init: config.Init,
 		Disk: []string{"/var/lib/kubelet", "/var/lib/containerd", "/var/log/pods", "/var/log/containers", cniDir},
@@ -114,9 +120,22 @@ func describe(config Config) (machine.Config, error) {
 				"--kubeconfig=" + kubeletDir + "/kubeconfig",
 				"--hostname-override=" + config.Name,
 				"--node-ip=" + strings.Join(addrs, ","),
+				"--node-labels=" + strings.Join(labels, ","),
 			}},
 		},
 	}, nil
+}
+
+// environment is that of the services, and of a person on the node.
+func environment() []string {
+	return []string{"HOME=/root", "PATH=" + strings.Join([]string{
+		debianDir + "/usr/sbin", debianDir + "/usr/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}, ":")}
+}
+
+// Shell is a command of a shell on the node, which a person there may give, for the
+// caller to start.
+func (n *Node) Shell(ctx context.Context, script string) *exec.Cmd {
+	return n.Command(ctx, append(append([]string{"/usr/bin/env"}, environment()...), "/bin/sh", "-c", script)...)
 }
 
 // machineID is 32 hexadecimal digits, as machine-id(5) wants them.

@@ -2,6 +2,9 @@ package node
 
 import (
 	"context"
+	"errors"
+	"io/fs"
+	"os"
 	"path/filepath"
 
 	"nftproxy/test/aptget"
@@ -39,3 +42,22 @@ func Provide(ctx context.Context) (Software, error) {
 
 // Busybox is the path of a static busybox on this computer.
 func (s Software) Busybox() string { return filepath.Join(s.Debian, "bin", "busybox") }
+
+// NetfilterTree is a folder with nft, iptables and conntrack, and all that they
+// need: the root file system of an image. It is unpacked once.
+func NetfilterTree(ctx context.Context, s Software) (string, error) {
+	tree := filepath.Join(s.Tools, "debian-netfilter")
+	if err := aptget.UnpackRoot(ctx, tree, "bookworm", "nftables", "iptables", "conntrack"); err != nil {
+		return "", err
+	}
+	// A script of the package, which does not run here, would make these links.
+	for _, command := range []string{"iptables", "ip6tables"} {
+		for _, suffix := range []string{"", "-save", "-restore"} {
+			err := os.Symlink("xtables-nft-multi", filepath.Join(tree, "usr", "sbin", command+suffix))
+			if err != nil && !errors.Is(err, fs.ErrExist) {
+				return "", err
+			}
+		}
+	}
+	return tree, nil
+}

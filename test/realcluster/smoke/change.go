@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
+
+	"nftproxy/test/realcluster/workload"
 )
 
 // restart is a patch that replaces all pods, as `kubectl rollout restart` does.
@@ -23,19 +25,19 @@ func restart() []byte {
 
 // updateDeployment: all endpoints are replaced, and no connection fails.
 func updateDeployment(ctx context.Context, f *fixture) (string, error) {
-	return f.under(ctx, f.Nodes(), func() error {
-		_, err := f.Client.AppsV1().Deployments(namespace).Patch(ctx, "web", types.StrategicMergePatchType, restart(), metav1.PatchOptions{})
+	return f.Under(ctx, f.Nodes(), func() error {
+		_, err := f.Client.AppsV1().Deployments(workload.Namespace).Patch(ctx, "web", types.StrategicMergePatchType, restart(), metav1.PatchOptions{})
 		if err != nil {
 			return fmt.Errorf("restart the Deployment web: %w", err)
 		}
-		return errors.Join(f.AwaitDeployment(ctx, namespace, "web"), f.awaitEnds(ctx))
+		return errors.Join(f.AwaitDeployment(ctx, workload.Namespace, "web"), f.awaitEnds(ctx))
 	})
 }
 
 // awaitEnds returns once no pod of web is ending: then nothing can reach one that
 // has ended, either.
 func (f *fixture) awaitEnds(ctx context.Context) error {
-	list := cache.NewFilteredListWatchFromClient(f.Client.CoreV1().RESTClient(), "pods", namespace, func(o *metav1.ListOptions) {
+	list := cache.NewFilteredListWatchFromClient(f.Client.CoreV1().RESTClient(), "pods", workload.Namespace, func(o *metav1.ListOptions) {
 		o.LabelSelector = "app=web"
 	})
 	ending := map[string]bool{}
@@ -60,7 +62,7 @@ func (f *fixture) awaitEnds(ctx context.Context) error {
 
 // updateProxy: all pods of the proxy are replaced, and no connection fails.
 func updateProxy(ctx context.Context, f *fixture) (string, error) {
-	return f.under(ctx, f.Nodes(), func() error {
+	return f.Under(ctx, f.Nodes(), func() error {
 		_, err := f.Client.AppsV1().DaemonSets("kube-system").Patch(ctx, "nftproxy", types.StrategicMergePatchType, restart(), metav1.PatchOptions{})
 		if err != nil {
 			return fmt.Errorf("restart the DaemonSet nftproxy: %w", err)
@@ -73,20 +75,20 @@ func updateProxy(ctx context.Context, f *fixture) (string, error) {
 // node itself.
 func drainNode(ctx context.Context, f *fixture) (string, error) {
 	node := f.Nodes()[0]
-	seen, err := f.under(ctx, f.Nodes(), func() error { return f.drain(ctx, node) })
+	seen, err := f.Under(ctx, f.Nodes(), func() error { return f.drain(ctx, node) })
 	if err == nil {
 		err = f.hasNoPods(ctx, node)
 	}
-	return node + ": " + seen, errors.Join(err, f.run(ctx, "uncordon", node))
+	return node + ": " + seen, errors.Join(err, f.Kubectl(ctx, "uncordon", node))
 }
 
 func (f *fixture) drain(ctx context.Context, node string) error {
-	return f.run(ctx, "drain", node, "--ignore-daemonsets", "--delete-emptydir-data")
+	return f.Kubectl(ctx, "drain", node, "--ignore-daemonsets", "--delete-emptydir-data")
 }
 
 // hasNoPods checks that a drain had something to do and did it.
 func (f *fixture) hasNoPods(ctx context.Context, node string) error {
-	pods, err := f.pods(ctx, "app=web")
+	pods, err := f.Pods(ctx, "app=web")
 	if err != nil {
 		return err
 	}
@@ -107,7 +109,7 @@ func joinNode(ctx context.Context, f *fixture) (seen string, err error) {
 		return "", err
 	}
 	defer func() { err = errors.Join(err, f.leave(context.WithoutCancel(ctx), node)) }()
-	err = errors.Join(f.AwaitDaemonSet(ctx, "kube-system", "nftproxy"), f.AwaitDaemonSet(ctx, namespace, "client"))
+	err = errors.Join(f.AwaitDaemonSet(ctx, "kube-system", "nftproxy"), f.AwaitDaemonSet(ctx, workload.Namespace, "client"))
 	if err != nil {
 		return "", err
 	}
@@ -117,7 +119,7 @@ func joinNode(ctx context.Context, f *fixture) (seen string, err error) {
 		}
 	}
 	// Endpoints move to the node, since each node has at most one more than any other.
-	seen, err = f.under(ctx, old, func() error {
+	seen, err = f.Under(ctx, old, func() error {
 		return errors.Join(f.scale(ctx, 2*len(f.Nodes())), f.hasPod(ctx, node), f.scale(ctx, 3))
 	})
 	return node + ": " + seen, err
@@ -125,15 +127,15 @@ func joinNode(ctx context.Context, f *fixture) (seen string, err error) {
 
 func (f *fixture) scale(ctx context.Context, replicas int) error {
 	patch := fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, replicas)
-	_, err := f.Client.AppsV1().Deployments(namespace).Patch(ctx, "web", types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	_, err := f.Client.AppsV1().Deployments(workload.Namespace).Patch(ctx, "web", types.StrategicMergePatchType, patch, metav1.PatchOptions{})
 	if err != nil {
 		return fmt.Errorf("scale the Deployment web: %w", err)
 	}
-	return f.AwaitDeployment(ctx, namespace, "web")
+	return f.AwaitDeployment(ctx, workload.Namespace, "web")
 }
 
 func (f *fixture) hasPod(ctx context.Context, node string) error {
-	pods, err := f.pods(ctx, "app=web")
+	pods, err := f.Pods(ctx, "app=web")
 	if err != nil {
 		return err
 	}
@@ -152,5 +154,5 @@ func (f *fixture) leave(ctx context.Context, node string) error {
 	if !slices.Contains(f.Nodes(), node) {
 		return nil
 	}
-	return errors.Join(f.drain(ctx, node), f.run(ctx, "delete", "node", node), f.RemoveNode(node))
+	return errors.Join(f.drain(ctx, node), f.Kubectl(ctx, "delete", "node", node), f.RemoveNode(node))
 }

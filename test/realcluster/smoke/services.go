@@ -7,23 +7,24 @@ import (
 	"net/netip"
 
 	"nftproxy/test/realcluster/bringup"
+	"nftproxy/test/realcluster/workload"
 )
 
 // byName: a pod on each node reaches a Service by its names, by TCP and UDP, and
 // all endpoints answer.
 func byName(ctx context.Context, f *fixture) (string, error) {
 	return f.askFromEachNode(ctx, 20,
-		target{"http", "web", 80}, target{"http", "web." + namespace + ".svc.cluster.local", 80}, target{"udp", "web." + namespace, 81})
+		target{"http", "web", 80}, target{"http", "web." + workload.Namespace + ".svc.cluster.local", 80}, target{"udp", "web." + workload.Namespace, 81})
 }
 
 // clusterIPs: the same by cluster IPs.
 func clusterIPs(ctx context.Context, f *fixture) (string, error) {
 	var targets []target
-	for _, a := range f.clusterIPs {
+	for _, a := range f.ClusterIPs {
 		targets = append(targets, target{"http", a.String(), 80}, target{"udp", a.String(), 81})
 	}
 	if len(targets) != 4 {
-		return "", fmt.Errorf("the Service web has cluster IPs %v, not one of each family", f.clusterIPs)
+		return "", fmt.Errorf("the Service web has cluster IPs %v, not one of each family", f.ClusterIPs)
 	}
 	return f.askFromEachNode(ctx, 20, targets...)
 }
@@ -37,7 +38,7 @@ type target struct {
 // askFromEachNode asks each target from a pod on each node. Requests of one
 // client to one target must reach more than one endpoint.
 func (f *fixture) askFromEachNode(ctx context.Context, times int, targets ...target) (string, error) {
-	clients, err := f.clients(ctx)
+	clients, err := f.Clients(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -48,7 +49,7 @@ func (f *fixture) askFromEachNode(ctx context.Context, times int, targets ...tar
 	var errs []error
 	for _, addrs := range clients {
 		for _, t := range targets {
-			answers, err := f.ask(ctx, addrs[0], t.protocol, t.host, t.port, times)
+			answers, err := f.Ask(ctx, addrs[0], t.protocol, t.host, t.port, times)
 			own := map[string]bool{}
 			for _, a := range answers {
 				all[a], own[a] = true, true
@@ -73,11 +74,11 @@ func nodePorts(ctx context.Context, f *fixture) (string, error) {
 	asked := 0
 	for _, node := range f.Nodes() {
 		for _, a := range f.Addrs(node) {
-			to := netip.AddrPortFrom(a, f.port)
+			to := netip.AddrPortFrom(a, f.Port)
 			all := map[string]bool{}
 			for range times {
 				asked++
-				answer, err := f.get(ctx, to, "/hostname")
+				answer, err := f.Get(ctx, to, "/hostname")
 				if err != nil {
 					errs = append(errs, fmt.Errorf("%v: %w", to, err))
 					break
@@ -95,7 +96,7 @@ func nodePorts(ctx context.Context, f *fixture) (string, error) {
 // localPolicy: a node with an endpoint answers by that one, which sees the
 // client's address.
 func localPolicy(ctx context.Context, f *fixture) (string, error) {
-	pods, err := f.pods(ctx, "app=web")
+	pods, err := f.Pods(ctx, "app=web")
 	if err != nil {
 		return "", err
 	}
@@ -104,7 +105,7 @@ func localPolicy(ctx context.Context, f *fixture) (string, error) {
 	for _, p := range pods {
 		node := p.Spec.NodeName
 		nodes[node] = true
-		answer, err := f.get(ctx, netip.AddrPortFrom(f.Addrs(node)[0], f.localPort), "/clientip")
+		answer, err := f.Get(ctx, netip.AddrPortFrom(f.Addrs(node)[0], f.LocalPort), "/clientip")
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", node, err))
 			continue

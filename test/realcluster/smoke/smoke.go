@@ -13,7 +13,11 @@ import (
 	"time"
 
 	"nftproxy/test/realcluster/bringup"
+	"nftproxy/test/realcluster/workload"
 )
+
+// fixture is what all tests use.
+type fixture struct{ *workload.Web }
 
 // test is one line of the result.
 type test struct {
@@ -41,11 +45,12 @@ const timeout = 5 * time.Minute
 // Run runs all tests in turn and writes a line for each. The error says how many
 // failed.
 func Run(ctx context.Context, c *bringup.Cluster, out io.Writer) (err error) {
-	f, err := newFixture(ctx, c)
+	web, err := workload.Start(ctx, c)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, f.remove()) }()
+	defer func() { err = errors.Join(err, web.Remove()) }()
+	f := &fixture{web}
 	failed := 0
 	for _, t := range tests() {
 		began := time.Now()

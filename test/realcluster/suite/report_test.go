@@ -1,0 +1,45 @@
+package suite
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+// TestReport: a report in ginkgo's form, cut from a real run, is counted.
+func TestReport(t *testing.T) {
+	r, err := readReport("testdata/report.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := os.ReadFile("testdata/report.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := r.text(); got != string(want) {
+		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	}
+}
+
+// TestNoReport: a run that wrote no report is an error, not a run without failures.
+func TestNoReport(t *testing.T) {
+	if _, err := readReport("testdata/missing.json"); err == nil {
+		t.Error("no error")
+	}
+}
+
+// TestOmissions: the filter names each feature that is left out, and each has a reason.
+func TestOmissions(t *testing.T) {
+	filter := labelFilter()
+	for _, o := range omissions() {
+		if o.because == "" || !strings.Contains(filter, o.feature) {
+			t.Errorf("%+v: filter %s", o, filter)
+		}
+		if got := omitted([]string{sig, "Feature:" + o.feature}); !strings.Contains(got, o.because) {
+			t.Errorf("%s is left out because of %q", o.feature, got)
+		}
+	}
+	if got := omitted([]string{sig, "Slow", "Feature:IPv6DualStack"}); got != "" {
+		t.Errorf("tests of dual-stack are left out: %s", got)
+	}
+}

@@ -1,0 +1,216 @@
+package workload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"nftproxy/test/testnet"
+)
+
+// Load is traffic without end: clients that make a request again and again.
+type Load struct {
+	ctx  context.Context
+	stop context.CancelFunc
+	done sync.WaitGroup
+
+	// staying are the clients with connections that stay open.
+	staying []*stayingClient
+
+	mu sync.Mutex
+	// ok counts the requests that went well; on connections that stay, too.
+	ok, okStaying int
+	slow          int // took longer than a second: a lost packet at the least
+	longest       time.Duration
+	errs          []error
+}
+
+func newLoad(ctx context.Context) *Load {
+	l := &Load{}
+	l.ctx, l.stop = context.WithCancel(ctx)
+	return l
+}
+
+// Each node gets requests from this many clients of NodePortLoad, each after a pause.
+const (
+	clientsPerNode = 2
+	betweenAsks    = 10 * time.Millisecond
+)
+
+// NodePortLoad starts traffic from outside: connections to the node port of web on
+// some nodes, with a request each.
+func (w *Web) NodePortLoad(ctx context.Context, nodes ...string) *Load {
+	l := newLoad(ctx)
+	for _, node := range nodes {
+		to := netip.AddrPortFrom(w.Addrs(node)[0], w.Port)
+		for range clientsPerNode {
+			l.repeat(betweenAsks, "outside to "+to.String(), func(ctx context.Context) error {
+				_, err := w.Get(ctx, to, "/hostname")
+				return err
+			})
+		}
+	}
+	return l
+}
+
+// betweenAllAsks is the pause of each client of AllLoad, of which there are many.
+const betweenAllAsks = 100 * time.Millisecond
+
+// AllLoad starts traffic of every kind that Services see, for each node and both
+// families: from outside to node ports and from the node itself to cluster IPs, by
+// new connections and by one that stays open; from a pod to cluster IPs by new
+// connections of TCP and UDP.
+func (w *Web) AllLoad(ctx context.Context) (*Load, error) {
+	pods, err := w.Clients(ctx)
+	if err != nil {
+		return nil, err
+	}
+	l := newLoad(ctx)
+	for _, node := range w.Nodes() {
+		for _, a := range w.Addrs(node) {
+			l.both("outside", w.Outside, netip.AddrPortFrom(a, w.Port))
+		}
+		for _, a := range w.ClusterIPs {
+			l.both(node, w.NetworkOf(node), netip.AddrPortFrom(a, 80))
+			for protocol, port := range map[string]uint16{"http": 80, "udp": 81} {
+				pod := pods[node][0]
+				l.repeat(betweenAllAsks, fmt.Sprintf("pod on %s to %v by %s", node, a, protocol), func(ctx context.Context) error {
+					_, err := w.Ask(ctx, pod, protocol, a.String(), port, 1)
+					return err
+				})
+			}
+		}
+	}
+	return l, nil
+}
+
+// both starts a client with new connections, and one with a connection that stays.
+func (l *Load) both(name string, from *testnet.Namespace, to netip.AddrPort) {
+	l.repeat(betweenAllAsks, fmt.Sprintf("%s to %v", name, to), func(ctx context.Context) error {
+		_, err := get(ctx, from, to, "/hostname")
+		return err
+	})
+	c := &stayingClient{from: from, to: to}
+	l.staying = append(l.staying, c)
+	l.repeat(betweenAllAsks, fmt.Sprintf("%s to %v, %s", name, to, openBefore), c.ask)
+}
+
+// openBefore marks the names of clients whose connections stay open.
+const openBefore = "open since before"
+
+// stayingClient has a connection that stays open, always with the same server.
+type stayingClient struct {
+	from   *testnet.Namespace
+	to     netip.AddrPort
+	conn   *connection // nil before the first request
+	server string
+}
+
+func (s *stayingClient) ask(ctx context.Context) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	if s.conn == nil {
+		if s.conn, err = dial(ctx, s.from, s.to); err != nil {
+			return err
+		}
+		s.server = ""
+	}
+	server, err := s.conn.get(ctx, "/hostname", false)
+	if err == nil && s.server != "" && server != s.server {
+		err = fmt.Errorf("answered by %s, before by %s", server, s.server)
+	}
+	s.server = server
+	if err != nil {
+		s.close() // the next request finds out whether a new connection works
+	}
+	return err
+}
+
+// close ends the connection, if there is one. It may be broken already.
+func (s *stayingClient) close() {
+	if s.conn != nil {
+		_ = s.conn.Close()
+		s.conn = nil
+	}
+}
+
+// repeat starts a client that makes a request after each pause.
+func (l *Load) repeat(pause time.Duration, name string, ask func(context.Context) error) {
+	l.done.Go(func() {
+		tick := time.NewTicker(pause)
+		defer tick.Stop()
+		for {
+			select {
+			case <-l.ctx.Done():
+				return
+			case <-tick.C:
+			}
+			began := time.Now()
+			// A request that has begun is not cut by the end of the load.
+			err := ask(context.WithoutCancel(l.ctx))
+			l.note(time.Since(began), name, err)
+		}
+	})
+}
+
+func (l *Load) note(took time.Duration, name string, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.longest = max(l.longest, took)
+	switch {
+	case err != nil:
+		l.errs = append(l.errs, fmt.Errorf("at %s %s after %v: %w", time.Now().Format("15:04:05.000"), name, took.Round(time.Millisecond), err))
+	case took > time.Second:
+		l.slow++
+		fallthrough
+	default:
+		l.ok++
+		if strings.HasSuffix(name, openBefore) {
+			l.okStaying++
+		}
+	}
+}
+
+// Seen says how many requests there were and how they went, until now.
+func (l *Load) Seen() (requests, failed int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.ok + len(l.errs), len(l.errs)
+}
+
+// leastRequests is how many requests a load must have made to say anything.
+const leastRequests = 100
+
+// End stops the traffic and says how it went. An error is a request that failed.
+func (l *Load) End() (string, error) {
+	l.stop()
+	l.done.Wait()
+	for _, c := range l.staying {
+		c.close()
+	}
+	seen := fmt.Sprintf("%d of %d requests failed, %d took longer than a second, the longest %v",
+		len(l.errs), l.ok+len(l.errs), l.slow, l.longest.Round(time.Millisecond))
+	if len(l.staying) > 0 {
+		seen += fmt.Sprintf("; %d of them on %d connections that stayed open", l.okStaying, len(l.staying))
+	}
+	if l.ok < leastRequests {
+		l.errs = append(l.errs, fmt.Errorf("only %d requests went well", l.ok))
+	}
+	if len(l.errs) == 0 {
+		return seen, nil
+	}
+	return "", fmt.Errorf("%s; the first: %w", seen, errors.Join(l.errs[:min(5, len(l.errs))]...))
+}
+
+// Under runs an action while traffic goes to the node ports of nodes.
+func (w *Web) Under(ctx context.Context, nodes []string, action func() error) (string, error) {
+	l := w.NodePortLoad(ctx, slices.Clone(nodes)...)
+	failed := action()
+	seen, err := l.End()
+	return seen, errors.Join(failed, err)
+}
