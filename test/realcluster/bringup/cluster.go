@@ -66,11 +66,12 @@ type member struct {
 	addrs []netip.Addr
 }
 
-// The addresses. They are in namespaces, so they clash with nothing.
-const (
-	lan    = "lan" // the bridge
-	cgroup = "/nftproxy-cluster"
-)
+// The addresses and names of links. They are in namespaces, so they clash with nothing.
+const lan = "lan" // the bridge
+
+// cgroup is the path of the cluster's cgroup in every hierarchy, by its folder: two
+// clusters have two.
+func cgroup(dir string) string { return "/" + filepath.Base(dir) }
 
 func outsideAddrs() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("172.30.0.1/24"), netip.MustParsePrefix("fd00:30::1/64")}
@@ -201,7 +202,7 @@ func (c *Cluster) AddNode(ctx context.Context) (string, error) {
 		return "", errors.Join(err, m.close())
 	}
 	m.Node, err = node.Start(ctx, m.ns, c.Client, node.Config{
-		Name: name, Dir: filepath.Join(c.config.Dir, name), Cgroup: cgroup + "/" + name, Init: c.config.Init,
+		Name: name, Dir: filepath.Join(c.config.Dir, name), Cgroup: cgroup(c.config.Dir) + "/" + name, Init: c.config.Init,
 		Addrs: m.addrs, Labels: map[string]string{corev1.LabelTopologyZone: zone(number)}, Kubeconfig: kubeconfig, Authority: c.Plane.AuthorityPath(), DNS: []netip.Addr{dnsAddr()},
 		Images: c.config.Images, Software: c.config.Software,
 	})
@@ -338,13 +339,13 @@ func (c *Cluster) Close() error {
 	if c.Outside != nil {
 		errs = append(errs, c.Outside.Close())
 	}
-	return errors.Join(append(errs, machine.RemoveCgroup(cgroup))...)
+	return errors.Join(append(errs, machine.RemoveCgroup(cgroup(c.config.Dir)))...)
 }
 
 // Remove removes what a cluster of a process that has ended left in a folder, and
 // its cgroups.
 func Remove(dir string) error {
-	return errors.Join(machine.RemoveCgroup(cgroup), os.RemoveAll(dir))
+	return errors.Join(machine.RemoveCgroup(cgroup(dir)), os.RemoveAll(dir))
 }
 
 func (c *Cluster) logf(format string, args ...any) {

@@ -146,11 +146,16 @@ func removeKubeProxyRules(ctx context.Context, t *trial, s *section) (string, er
 	if err != nil {
 		return "", err
 	}
+	clean := 0
 	for line := range strings.Lines(out) {
-		// The last column lists the rules.
-		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == kubeProxy && fields[len(fields)-1] != "-" {
-			return "", fmt.Errorf("rules are left:\n%s", out)
+		// The columns of a proxy without rules: 0 frontends, and a dash for the tables.
+		fields := strings.Fields(line)
+		if n := len(fields); n > 2 && fields[0] == kubeProxy && fields[n-2] == "0" && fields[n-1] == "-" {
+			clean++
 		}
+	}
+	if clean != len(t.Nodes()) {
+		return "", fmt.Errorf("%d of %d nodes have no rules of kube-proxy:\n%s", clean, len(t.Nodes()), out)
 	}
 	return "no rules of kube-proxy on any node", nil
 }

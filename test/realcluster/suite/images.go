@@ -2,6 +2,8 @@ package suite
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -66,6 +68,10 @@ func Provide(ctx context.Context, software node.Software, images string) error {
 	if err != nil {
 		return err
 	}
+	agnhost, err := agnhostFiles(ctx, software)
+	if err != nil {
+		return err
+	}
 	write := func(name string, i image.Image) error {
 		if len(i.Names) == 0 {
 			return fmt.Errorf("%s asks for no image %s", suiteTool, name)
@@ -75,8 +81,9 @@ func Provide(ctx context.Context, software node.Software, images string) error {
 	tool := func(name string) string { return filepath.Join(software.Tools, name) }
 	return errors.Join(
 		write("agnhost", image.Image{
-			Names: names(agnhostRepository, dnsRepository), Tree: tree,
-			Files: map[string]string{"agnhost": tool("agnhost")}, Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"},
+			Names: names(agnhostRepository, dnsRepository), Tree: tree, Dirs: []string{"uploads"},
+			Files: agnhost, Links: map[string]string{"agnhost-2": "agnhost"},
+			Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"},
 			Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/"},
 		}),
 		write("busybox", image.Image{
@@ -94,10 +101,30 @@ func Provide(ctx context.Context, software node.Software, images string) error {
 	)
 }
 
-// debianTree makes the root file system of the image agnhost, once: a small Debian
-// with the commands that tests run in pods.
+// agnhostFiles are what test/images/agnhost/Dockerfile of Kubernetes adds to a
+// distribution: the program, CoreDNS, and the certificate of its server porter.
+func agnhostFiles(ctx context.Context, software node.Software) (map[string]string, error) {
+	out, err := exec.CommandContext(ctx, "go", "-C", filepath.Join(software.Tools, ".."), "list", "-m", "-f", "{{.Dir}}", "k8s.io/kubernetes").Output()
+	if err != nil {
+		return nil, fmt.Errorf("find the module k8s.io/kubernetes: %w", err)
+	}
+	porter := filepath.Join(strings.TrimSpace(string(out)), "test", "images", "agnhost", "porter")
+	return map[string]string{
+		"agnhost":       filepath.Join(software.Tools, "agnhost"),
+		"coredns":       filepath.Join(software.Tools, "coredns"),
+		"localhost.crt": filepath.Join(porter, "localhost.crt"),
+		"localhost.key": filepath.Join(porter, "localhost.key"),
+	}, nil
+}
+
+// debianPackages are what tests run in pods of the image agnhost, beside what each
+// Debian has.
+const debianPackages = "curl,wget,netcat-openbsd,bind9-dnsutils,iproute2,iputils-ping,jq"
+
+// debianTree makes the root file system of the image agnhost, once: a small Debian.
 func debianTree(ctx context.Context, tools string) (string, error) {
-	tree := filepath.Join(tools, "debian-agnhost")
+	sum := sha256.Sum256([]byte(debianPackages))
+	tree := filepath.Join(tools, "debian-agnhost-"+hex.EncodeToString(sum[:4]))
 	if _, err := os.Stat(tree); err == nil {
 		return tree, nil
 	}
@@ -106,13 +133,17 @@ func debianTree(ctx context.Context, tools string) (string, error) {
 		return "", err
 	}
 	cmd := exec.CommandContext(ctx, filepath.Join(bootstrap, "usr/sbin/debootstrap"), "--variant=minbase",
-		"--include=curl,netcat-openbsd,bind9-dnsutils,iproute2,iputils-ping,jq", "bookworm", tree+".new")
+		"--include="+debianPackages, "bookworm", tree+".new")
 	cmd.Env = append(os.Environ(), "DEBOOTSTRAP_DIR="+filepath.Join(bootstrap, "usr/share/debootstrap"))
 	if err := os.RemoveAll(tree + ".new"); err != nil {
 		return "", err
 	}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%s: %w: %s", cmd, err, out)
+	}
+	// The packages themselves are a quarter of the image.
+	if err := os.RemoveAll(filepath.Join(tree+".new", "var", "cache", "apt", "archives")); err != nil {
+		return "", err
 	}
 	return tree, os.Rename(tree+".new", tree)
 }

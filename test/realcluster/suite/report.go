@@ -132,7 +132,7 @@ func (r results) text() string {
 	}
 	section("ended early", r.early)
 	section("failed", r.failed)
-	section(fmt.Sprintf("passed at the second attempt: %d", len(r.again)), r.again)
+	section(fmt.Sprintf("%d of those that passed, at the second attempt only", len(r.again)), r.again)
 	var reasons []string
 	for why, n := range r.skipped {
 		reasons = append(reasons, fmt.Sprintf("%4d  %s", n, why))

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// TestReport: a report in ginkgo's form, cut from a real run, is counted.
+// TestReport: a report in ginkgo's form is counted. It is cut from a real run, and a second attempt and the
+// words of a test that skips itself are put in.
 func TestReport(t *testing.T) {
 	r, err := readReport("testdata/report.json")
 	if err != nil {

@@ -13,12 +13,20 @@ import (
 	"nftproxy/test/testnet"
 )
 
-// Load is traffic without end: clients that make a request again and again.
+// client makes a request again and again, with a pause before each.
+type client struct {
+	name  string
+	pause time.Duration
+	ask   func(context.Context) error
+}
+
+// Load is traffic without end, of many clients.
 type Load struct {
 	ctx  context.Context
 	stop context.CancelFunc
 	done sync.WaitGroup
 
+	clients []client
 	// staying are the clients with connections that stay open.
 	staying []*stayingClient
 
@@ -49,12 +57,13 @@ func (w *Web) NodePortLoad(ctx context.Context, nodes ...string) *Load {
 	for _, node := range nodes {
 		to := netip.AddrPortFrom(w.Addrs(node)[0], w.Port)
 		for range clientsPerNode {
-			l.repeat(betweenAsks, "outside to "+to.String(), func(ctx context.Context) error {
+			l.add(betweenAsks, "outside to "+to.String(), func(ctx context.Context) error {
 				_, err := w.Get(ctx, to, "/hostname")
 				return err
 			})
 		}
 	}
+	l.start()
 	return l
 }
 
@@ -64,7 +73,8 @@ const betweenAllAsks = 100 * time.Millisecond
 // AllLoad starts traffic of every kind that Services see, for each node and both
 // families: from outside to node ports and from the node itself to cluster IPs, by
 // new connections and by one that stays open; from a pod to cluster IPs by new
-// connections of TCP and UDP.
+// connections of TCP and UDP. It returns once each client has had an answer: the
+// Services are new, and a proxy may not have all of them yet.
 func (w *Web) AllLoad(ctx context.Context) (*Load, error) {
 	pods, err := w.Clients(ctx)
 	if err != nil {
@@ -79,25 +89,46 @@ func (w *Web) AllLoad(ctx context.Context) (*Load, error) {
 			l.both(node, w.NetworkOf(node), netip.AddrPortFrom(a, 80))
 			for protocol, port := range map[string]uint16{"http": 80, "udp": 81} {
 				pod := pods[node][0]
-				l.repeat(betweenAllAsks, fmt.Sprintf("pod on %s to %v by %s", node, a, protocol), func(ctx context.Context) error {
+				l.add(betweenAllAsks, fmt.Sprintf("pod on %s to %v by %s", node, a, protocol), func(ctx context.Context) error {
 					_, err := w.Ask(ctx, pod, protocol, a.String(), port, 1)
 					return err
 				})
 			}
 		}
 	}
+	if err := l.awaitAnswers(); err != nil {
+		l.stop()
+		return nil, err
+	}
+	l.start()
 	return l, nil
 }
 
-// both starts a client with new connections, and one with a connection that stays.
+// awaitAnswers returns once each client has had an answer.
+func (l *Load) awaitAnswers() error {
+	ctx, cancel := context.WithTimeout(l.ctx, timeout)
+	defer cancel()
+	for _, c := range l.clients {
+		for err := c.ask(ctx); err != nil; err = c.ask(ctx) {
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("%s had no answer: %w", c.name, err)
+			case <-time.After(c.pause):
+			}
+		}
+	}
+	return nil
+}
+
+// both adds a client with new connections, and one with a connection that stays.
 func (l *Load) both(name string, from *testnet.Namespace, to netip.AddrPort) {
-	l.repeat(betweenAllAsks, fmt.Sprintf("%s to %v", name, to), func(ctx context.Context) error {
+	l.add(betweenAllAsks, fmt.Sprintf("%s to %v", name, to), func(ctx context.Context) error {
 		_, err := get(ctx, from, to, "/hostname")
 		return err
 	})
 	c := &stayingClient{from: from, to: to}
 	l.staying = append(l.staying, c)
-	l.repeat(betweenAllAsks, fmt.Sprintf("%s to %v, %s", name, to, openBefore), c.ask)
+	l.add(betweenAllAsks, fmt.Sprintf("%s to %v, %s", name, to, openBefore), c.ask)
 }
 
 // openBefore marks the names of clients whose connections stay open.
@@ -139,23 +170,30 @@ func (s *stayingClient) close() {
 	}
 }
 
-// repeat starts a client that makes a request after each pause.
-func (l *Load) repeat(pause time.Duration, name string, ask func(context.Context) error) {
-	l.done.Go(func() {
-		tick := time.NewTicker(pause)
-		defer tick.Stop()
-		for {
-			select {
-			case <-l.ctx.Done():
-				return
-			case <-tick.C:
-			}
-			began := time.Now()
-			// A request that has begun is not cut by the end of the load.
-			err := ask(context.WithoutCancel(l.ctx))
-			l.note(time.Since(began), name, err)
+func (l *Load) add(pause time.Duration, name string, ask func(context.Context) error) {
+	l.clients = append(l.clients, client{name, pause, ask})
+}
+
+func (l *Load) start() {
+	for _, c := range l.clients {
+		l.done.Go(func() { l.repeat(c) })
+	}
+}
+
+func (l *Load) repeat(c client) {
+	tick := time.NewTicker(c.pause)
+	defer tick.Stop()
+	for {
+		select {
+		case <-l.ctx.Done():
+			return
+		case <-tick.C:
 		}
-	})
+		began := time.Now()
+		// A request that has begun is not cut by the end of the load.
+		err := c.ask(context.WithoutCancel(l.ctx))
+		l.note(time.Since(began), c.name, err)
+	}
 }
 
 func (l *Load) note(took time.Duration, name string, err error) {
