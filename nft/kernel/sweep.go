@@ -2,12 +2,9 @@ package kernel
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"slices"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -31,29 +28,6 @@ const (
 	// (BenchmarkSweep; Linux 6.18, two cores).
 	sweepOnce = 50_000
 )
-
-// Entry is an element that a rule has added to a dynamic map.
-type Entry struct {
-	Key, Data nft.Value
-	// Timeout is how long the entry stays after its last update, and Expires how much of
-	// that is left, 0 in its last moment. Both are 0 in an entry that stays for ever.
-	Timeout, Expires time.Duration
-}
-
-// Learned returns the entries of a dynamic map in no order, and none if there is no such
-// table or map. Some may be missing while rules add many.
-func (c *Conn) Learned(table nft.TableID, set *nft.Set) ([]Entry, error) {
-	for pass := 1; ; pass++ {
-		var all []Entry
-		complete, err := c.dumpEntries(table, set, func(e Entry) error {
-			all = append(all, e)
-			return nil
-		})
-		if complete || err != nil || pass == sweepPasses {
-			return all, err
-		}
-	}
-}
 
 // Sweep deletes the entries of a dynamic map that keep refuses. It returns how many it
 // left and how many it deleted. An entry that expires meanwhile may count as either. A
@@ -117,79 +91,6 @@ func (c *Conn) findRefused(ctx context.Context, table nft.TableID, set *nft.Set,
 		return nil
 	})
 	return kept, refused, complete, err
-}
-
-// dumpEntries visits each entry once, until a visit fails. The dump is not complete if the
-// kernel gave some entries twice. The kernel finds its place in a hash by counting. After
-// it resizes the hash, it gives some entries twice and leaves out others.
-func (c *Conn) dumpEntries(table nft.TableID, set *nft.Set, visit func(Entry) error) (complete bool, err error) {
-	c.sweeper.Lock()
-	defer c.sweeper.Unlock()
-	shape := shapeOf(set, table.Family)
-	seed := maphash.MakeSeed()
-	seen := map[uint64]struct{}{} // hashes of keys; the keys themselves would take tens of MB
-	count := 0
-	err = c.sweeper.receive(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, table.Family, func(e *encoder) {
-		e.addString(unix.NFTA_SET_ELEM_LIST_TABLE, table.Name)
-		e.addString(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
-	}, func(m message) error {
-		for _, attrs := range attributes(attribute(m.attrs(), unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
-			entry, err := decodeEntry(attrs, shape)
-			if err != nil {
-				return err
-			}
-			count++
-			hash := maphash.String(seed, string(entry.Key))
-			if _, again := seen[hash]; !again {
-				seen[hash] = struct{}{}
-				if err := visit(entry); err != nil {
-					return err // the rest of the dump is drained before the next
-				}
-			}
-		}
-		return nil
-	})
-	switch {
-	case errors.Is(err, unix.ENOENT):
-		return true, nil
-	case errors.Is(err, unix.EINTR): // by a foreign transaction
-		return false, nil
-	case err != nil:
-		return false, fmt.Errorf("dump map %s %s: %w", table, set.Name, err)
-	}
-	return count == len(seen), nil
-}
-
-// errOtherShape should not happen: Read finds a map that is declared otherwise.
-var errOtherShape = errors.New("the map is declared otherwise")
-
-func decodeEntry(attrs []byte, shape setShape) (Entry, error) {
-	key, okKey := paddedValue(attribute(attrs, unix.NFTA_SET_ELEM_KEY), shape.keyKernel, shape.key)
-	data, okData := paddedValue(attribute(attrs, unix.NFTA_SET_ELEM_DATA), shape.dataKernel, shape.data)
-	if !okKey || !okData {
-		return Entry{}, errOtherShape
-	}
-	return Entry{
-		Key: key, Data: data,
-		Timeout: milliseconds(attribute(attrs, unix.NFTA_SET_ELEM_TIMEOUT)),
-		Expires: milliseconds(attribute(attrs, unix.NFTA_SET_ELEM_EXPIRATION)),
-	}, nil
-}
-
-// paddedValue is an NFTA_DATA_VALUE with the length that a Value has.
-func paddedValue(nested []byte, size, padded int) (nft.Value, bool) {
-	v := attribute(nested, unix.NFTA_DATA_VALUE)
-	if len(v) != size {
-		return "", false
-	}
-	return nft.Value(append(v[:size:size], make([]byte, padded-size)...)), true
-}
-
-func milliseconds(v []byte) time.Duration {
-	if len(v) != 8 {
-		return 0
-	}
-	return time.Duration(binary.BigEndian.Uint64(v)) * time.Millisecond
 }
 
 // destroyEntries deletes elements, of which some may have gone. It returns how many it
