@@ -62,7 +62,13 @@ import (
 //
 // Sets, elements and rules that no program of ours has are passed over.
 func ReadBack(m *nft.Model, table string, node *service.Node) service.Snapshot {
-	r := readback{node: node, services: map[service.Name]*servedService{}, owners: map[service.Claim]service.Name{}}
+	snapshot, _ := readTables(m, table, node)
+	return snapshot
+}
+
+// readTables returns the snapshot, and what it was made of.
+func readTables(m *nft.Model, table string, node *service.Node) (service.Snapshot, *readback) {
+	r := &readback{node: node, services: map[service.Name]*servedService{}, owners: map[service.Claim]service.Name{}}
 	snapshot := service.Snapshot{Node: node}
 	var frontends []*servedFrontend
 	for i, f := range nft.Families() {
@@ -86,7 +92,7 @@ func ReadBack(m *nft.Model, table string, node *service.Node) service.Snapshot {
 		}
 	}
 	for name, s := range r.services {
-		svc := s.service(&r)
+		svc := s.service(r)
 		snapshot.Services = snapshot.Services.Set(name, svc)
 		if conflicts := svc.ConflictsGivenOwners(func(c service.Claim) service.Name { return r.owners[c] }); conflicts != nil {
 			snapshot.Conflicts = snapshot.Conflicts.Set(name, conflicts)
@@ -95,7 +101,7 @@ func ReadBack(m *nft.Model, table string, node *service.Node) service.Snapshot {
 			snapshot.Restrictions = snapshot.Restrictions.Set(name, restrictions)
 		}
 	}
-	return snapshot
+	return snapshot, r
 }
 
 // readback collects the Services of both families.

@@ -37,12 +37,16 @@ type servedFrontend struct {
 	// cluster; without external, outsiders get it too.
 	external       bool
 	cluster, local []netip.AddrPort
-	// dropped says that there are endpoints, but none on the node.
-	dropped bool
+	// dropped says that there are endpoints, but none on the node. refused says that
+	// there are no endpoints.
+	dropped, refused bool
 	// affinity is how long clients are remembered, 0 if they are not. localOnly says
 	// that they are remembered in the list of endpoints on the node.
 	affinity  time.Duration
 	localOnly bool
+	// reader has the elements of the frontend, by key.
+	reader *frontendReader
+	key    nft.Value
 	// servicePort is the Service's port. A node port has it from the names of clients'
 	// maps and chains; 0 if there are none.
 	servicePort uint16
@@ -62,7 +66,7 @@ func readFrontends(f nft.Family, c *nft.Contents) []*servedFrontend {
 	var frontends []*servedFrontend
 	sources, itself := readSources(c, f), readItself(c, f)
 	for _, a := range allAccess() {
-		r := frontendReader{
+		r := &frontendReader{
 			access: a, contents: c, family: f,
 			cluster: poolTargets(c, a.endpoints, f), local: poolTargets(c, a.localEndpoints, f), sources: sources, itself: itself,
 		}
@@ -87,7 +91,7 @@ type frontendReader struct {
 }
 
 func (r *frontendReader) read(element nft.Element) *servedFrontend {
-	f := &servedFrontend{v6: r.family == nft.IPv6, commentCut: isCut(element.Comment)}
+	f := &servedFrontend{v6: r.family == nft.IPv6, commentCut: isCut(element.Comment), reader: r, key: element.Key}
 	f.comment, f.alsoClusterIP = strings.CutPrefix(element.Comment, alsoClusterIPOf)
 	key := fieldReader{element.Key, r.family}
 	if r.key[0] == nft.Daddr {
@@ -106,7 +110,8 @@ func (r *frontendReader) read(element nft.Element) *servedFrontend {
 	f.external = verdict.Chain == r.externalChain
 	f.dropped = verdict.Code == nft.Drop
 	f.localOnly = strings.HasSuffix(kindOfChain(verdict.Chain), "-local-")
-	if !f.dropped && verdict.Chain != refuse {
+	f.refused = verdict.Chain == refuse
+	if !f.dropped && !f.refused {
 		f.cluster, f.local = r.cluster[element.Key], r.local[element.Key]
 	}
 	f.affinity, f.servicePort = parseLearner(r.element(r.learners, element.Key).Verdict.Chain)

@@ -1,0 +1,257 @@
+package ruleset
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"nftproxy/model/service"
+	"nftproxy/nft"
+)
+
+// Served is a Service as tables serve it, with the elements that do so.
+type Served struct {
+	// Service is the Service of ReadBack's snapshot.
+	Service *service.Service
+	// ClusterIPs are those of the Service's that the tables name; Service may have
+	// another one that stands for an unknown one.
+	ClusterIPs []netip.Addr
+	// Ports are the Service's, in the same order.
+	Ports []ServedPort
+	// Lost are the claims that the Service does not get, in the order of the claims.
+	Lost []LostClaim
+}
+
+// ServedPort is a port of a Service as tables serve it.
+type ServedPort struct {
+	// Port is the Service's.
+	*service.Port
+	// Frontends are sorted: IPv4 first, addresses before node ports.
+	Frontends []Frontend
+	// Clients are the maps that remember the port's clients, in the order of the
+	// families. There are none without session affinity.
+	Clients []ClientMap
+}
+
+// LostClaim is a claim that a Service does not get. Owner has it; the tables name none if
+// the claim is protected, or if the kernel refused it.
+type LostClaim struct {
+	Claim service.Claim
+	Owner service.Name
+}
+
+// Fate is what becomes of connections to a frontend.
+type Fate string
+
+// The fates. DroppedOutside drops connections from outside of the cluster only: the
+// external traffic policy is Local, and no endpoint is on the node.
+const (
+	Translated     Fate = "served"
+	Refused        Fate = "refused"
+	Dropped        Fate = "dropped"
+	DroppedOutside Fate = "dropped-outside"
+)
+
+// Frontend is an address, protocol and port, or a node port, as a table serves it.
+type Frontend struct {
+	Family nft.Family
+	// Addr is not valid for a node port.
+	Addr     netip.Addr
+	Protocol service.Protocol
+	Port     uint16
+	// ClusterIP says that Addr is a cluster IP of the Service.
+	ClusterIP bool
+	Fate      Fate
+	// Sources are the only clients that may reach the frontend; nil admits all.
+	// SourcesOf is the Service whose ranges they are.
+	Sources   *service.Sources
+	SourcesOf service.Name
+	// Cluster and Local are the lists of endpoints, sorted. With Split, clients from
+	// outside of the cluster get Local; else all clients get Cluster.
+	Split          bool
+	Cluster, Local []netip.AddrPort
+	// Affinity is how long a client is remembered, 0 if it is not.
+	Affinity time.Duration
+	// Chains are those that the frontend's elements lead to, in the order in which a
+	// packet comes to them, each once.
+	Chains []string
+}
+
+// IsNodePort says that the frontend is a node port.
+func (f *Frontend) IsNodePort() bool { return !f.Addr.IsValid() }
+
+// Claim is the claim that the frontend stands for.
+func (f *Frontend) Claim() service.Claim {
+	if f.IsNodePort() {
+		return service.NodePortClaim(f.Family == nft.IPv6, &service.Port{Protocol: f.Protocol, NodePort: f.Port})
+	}
+	return service.Claim{Addr: f.Addr, Protocol: f.Protocol, Port: f.Port}
+}
+
+// ClientMap is a dynamic map that remembers the clients of a Service port.
+type ClientMap struct {
+	Table nft.TableID
+	Set   *nft.Set
+	// Local says that the map is for clients that only get endpoints on this node.
+	Local bool
+}
+
+// ReadServed reads the same as ReadBack, whose comment says which facts are exact. It
+// also returns how each Service is served, sorted by name; of that everything is exact
+// but the names that ReadBack guesses. Its cost grows with the tables.
+func ReadServed(m *nft.Model, table string, node *service.Node) (service.Snapshot, []Served) {
+	snapshot, r := readTables(m, table, node)
+	all := make([]Served, 0, len(r.services))
+	for _, name := range slices.Sorted(maps.Keys(r.services)) {
+		s := r.services[name]
+		served := Served{Service: snapshot.Services.At(name), ClusterIPs: slices.Concat(s.clusterIPs[0], s.clusterIPs[1])}
+		for i, p := range s.ports {
+			served.Ports = append(served.Ports, p.served(served.Service, i))
+		}
+		for c := range snapshot.Conflicts.At(name).All() {
+			served.Lost = append(served.Lost, LostClaim{c.Claim, r.owners[c.Claim]})
+		}
+		all = append(all, served)
+	}
+	return snapshot, all
+}
+
+// served makes the exported form of the i-th port of the Service.
+func (p *servedPort) served(svc *service.Service, i int) ServedPort {
+	served := ServedPort{Port: &svc.Ports[i]}
+	for _, f := range p.frontends {
+		served.Frontends = append(served.Frontends, f.exported(svc))
+		for _, m := range f.clientMaps() {
+			if !slices.ContainsFunc(served.Clients, func(o ClientMap) bool { return o.Table == m.Table && o.Set.Name == m.Set.Name }) {
+				served.Clients = append(served.Clients, m)
+			}
+		}
+	}
+	slices.SortStableFunc(served.Frontends, func(a, b Frontend) int {
+		return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.kind(), b.kind()), a.Addr.Compare(b.Addr))
+	})
+	slices.SortStableFunc(served.Clients, func(a, b ClientMap) int { return cmp.Compare(a.Table.Family, b.Table.Family) })
+	return served
+}
+
+// kind orders the frontends of a family: cluster IPs first, node ports last.
+func (f *Frontend) kind() int {
+	switch {
+	case f.ClusterIP:
+		return 0
+	case f.IsNodePort():
+		return 2
+	}
+	return 1
+}
+
+func (f *servedFrontend) exported(svc *service.Service) Frontend {
+	e := Frontend{
+		Family: nft.IPv4, Addr: f.addr, Protocol: f.protocol, Port: f.port, Fate: Translated,
+		ClusterIP: !f.isNodePort() && slices.Contains(svc.ClusterIPs, f.addr),
+		Split:     f.external, Cluster: f.cluster, Local: f.local, Affinity: f.affinity, Chains: f.chains(),
+	}
+	if f.v6 {
+		e.Family = nft.IPv6
+	}
+	switch {
+	case f.dropped:
+		e.Fate = Dropped
+	case f.refused:
+		e.Fate = Refused
+	case f.external && len(f.local) == 0:
+		e.Fate = DroppedOutside
+	}
+	if f.restricted {
+		e.Sources, e.SourcesOf = f.sources, svc.Name
+		if !f.restrictedByItself() {
+			e.SourcesOf = service.Name(f.by)
+		}
+	}
+	return e
+}
+
+// clientMaps returns the maps that remember the frontend's clients.
+func (f *servedFrontend) clientMaps() []ClientMap {
+	var found []ClientMap
+	r := f.reader
+	for from, to := range rememberingRules(r.contents.Chains[r.element(r.learners, f.key).Verdict.Chain]) {
+		if s := r.contents.Sets[to.Map]; s != nil && s.Set.Dynamic {
+			found = append(found, ClientMap{r.contents.Table, s.Set, from.Set == r.localRememberable})
+		}
+	}
+	return found
+}
+
+// chains returns the chains that the frontend's elements lead to, in the order in which a
+// packet comes to them, each once.
+func (f *servedFrontend) chains() []string {
+	var chains []string
+	for _, set := range []string{f.reader.verdicts, servicesRestricted, f.reader.localVerdicts, f.reader.clusterVerdicts, f.reader.learners} {
+		if set == servicesRestricted && !f.restricted {
+			continue
+		}
+		if to := f.reader.element(set, f.key).Verdict.Chain; to != "" && !slices.Contains(chains, to) {
+			chains = append(chains, to)
+		}
+	}
+	return chains
+}
+
+// ChainKind says what a chain of our tables is for.
+type ChainKind string
+
+// The kinds of chains.
+const (
+	// BaseChain is a chain with a hook, where packets begin.
+	BaseChain ChainKind = "base"
+	// DispatchChain refuses unknown ports of cluster IPs and looks up node ports.
+	DispatchChain ChainKind = "dispatch"
+	// RefuseChain answers by a TCP reset or ICMP.
+	RefuseChain ChainKind = "refuse"
+	// ExternalLocalChain chooses one of the two lists of external policy Local.
+	ExternalLocalChain ChainKind = "external-local"
+	// SourceRangesChain lets in the sources of loadBalancerSourceRanges.
+	SourceRangesChain ChainKind = "source-ranges"
+	// EndpointsChain translates to one of a number of endpoints.
+	EndpointsChain ChainKind = "endpoints"
+	// AffinityChain translates to the endpoint that is remembered for the client.
+	AffinityChain ChainKind = "affinity"
+	// LearnChain remembers the endpoint of a client.
+	LearnChain ChainKind = "learn"
+	// ForeignChain is one that no version of the compiler makes.
+	ForeignChain ChainKind = "foreign"
+)
+
+// KindOfChain tells the kind of a chain by its hook and name.
+func KindOfChain(c *nft.Chain) ChainKind {
+	if c.Hook != nil {
+		return BaseChain
+	}
+	switch c.Name {
+	case dispatch:
+		return DispatchChain
+	case refuse:
+		return RefuseChain
+	case externalLocal, nodePortExternalLocal:
+		return ExternalLocalChain
+	case servicesRestricted:
+		return SourceRangesChain
+	}
+	if strings.HasPrefix(c.Name, sourceRanges) {
+		return SourceRangesChain
+	}
+	kind := strings.TrimPrefix(kindOfChain(c.Name), byNodePort().chainPrefix)
+	switch {
+	case strings.HasPrefix(kind, "learn-"):
+		return LearnChain
+	case !strings.HasPrefix(strings.TrimPrefix(kind, "local-"), "endpoints-"):
+		return ForeignChain
+	case kind != strings.TrimPrefix(c.Name, byNodePort().chainPrefix):
+		return AffinityChain
+	}
+	return EndpointsChain
+}

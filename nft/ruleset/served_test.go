@@ -1,0 +1,217 @@
+package ruleset_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nftproxy/model/service"
+	"nftproxy/nft"
+	"nftproxy/nft/ruleset"
+	"nftproxy/test/rulesettest"
+)
+
+// TestServedAgainstInterpreter: what ReadServed says of each frontend is what the
+// interpreter does with packets from outside and from the node.
+func TestServedAgainstInterpreter(t *testing.T) {
+	seen := map[string]int{}
+	seeds(t, 200, func(t *testing.T, rng *rand.Rand) {
+		cfg, _ := rulesettest.Config(rng)
+		node := rulesettest.Node(rng)
+		s := build(node, rulesettest.Services(rng, &node), rulesettest.ServiceCIDRs(rng)...)
+		m := ruleset.Compile(cfg, s).Model()
+		_, all := ruleset.ReadServed(m, cfg.Table, s.Node)
+		for i := range all {
+			for _, p := range all[i].Ports {
+				for j := range p.Frontends {
+					checkFrontend(t, &checkedFrontend{&p.Frontends[j], &cfg, s.Node, m}, seen)
+				}
+				for _, c := range p.Clients {
+					if !c.Set.Dynamic || m.Table(c.Table).Sets[c.Set.Name] == nil {
+						t.Errorf("%s: the clients' map %+v is no map of the table", all[i].Service.ID(p.Port), c)
+					}
+					seen[fmt.Sprint("clients of the list local ", c.Local)]++
+				}
+			}
+			for _, lost := range all[i].Lost {
+				if owner := s.Owners.Of(lost.Claim); lost.Owner != "" && lost.Owner != owner {
+					t.Errorf("%s: %s belongs to %s, not to %s", all[i].Service.Name, lost.Claim, owner, lost.Owner)
+				}
+				seen[fmt.Sprint("lost to a Service ", lost.Owner != "")]++
+			}
+		}
+	})
+	for _, what := range []string{
+		"served", "refused", "dropped", "dropped-outside", "split", "kept out", "let in", "node port", "from the node",
+		"clients of the list local true", "clients of the list local false", "lost to a Service true",
+	} {
+		if seen[what] == 0 {
+			t.Errorf("no frontend was %q: %v", what, seen)
+		}
+	}
+}
+
+// checkedFrontend is a frontend with the tables that it comes from.
+type checkedFrontend struct {
+	*ruleset.Frontend
+	cfg  *ruleset.Config
+	node *service.Node
+	m    *nft.Model
+}
+
+func checkFrontend(t *testing.T, f *checkedFrontend, seen map[string]int) {
+	t.Helper()
+	v6 := f.Family == nft.IPv6
+	dst := f.Addr
+	if f.IsNodePort() {
+		addrs, all := f.cfg.NodePortAddresses.On(f.node, v6)
+		if all {
+			addrs = f.node.HostAddresses
+		}
+		at := slices.IndexFunc(addrs, func(a netip.Addr) bool { return a.Is6() == v6 && !a.IsLoopback() && isHost(f.node, a) })
+		if at < 0 {
+			return
+		}
+		// Another Service may have the address itself.
+		if dst = addrs[at]; f.addressIsServed(dst) {
+			return
+		}
+		seen["node port"]++
+	}
+	outside := netip.MustParseAddr(map[bool]string{false: "203.0.113.200", true: "2001:db8:200::1"}[v6])
+	f.check(t, nft.Packet{Src: netip.AddrPortFrom(outside, 40000), Dst: netip.AddrPortFrom(dst, f.Port), Protocol: uint8(f.Protocol), Input: "uplink"}, seen)
+	if f.Sources != nil {
+		ranges, _ := f.Sources.Of(v6)
+		for _, r := range ranges {
+			if src := nft.LastAddr(r); f.isOutside(src) {
+				f.check(t, nft.Packet{Src: netip.AddrPortFrom(src, 40000), Dst: netip.AddrPortFrom(dst, f.Port), Protocol: uint8(f.Protocol), Input: "uplink"}, seen)
+			}
+		}
+	}
+	for _, own := range f.node.HostAddresses {
+		if own.Is6() == v6 && own != dst {
+			f.check(t, nft.Packet{Src: netip.AddrPortFrom(own, 40000), Dst: netip.AddrPortFrom(dst, f.Port), Protocol: uint8(f.Protocol), FromNode: true}, seen)
+		}
+	}
+	seen[string(f.Fate)]++
+	if f.Split {
+		seen["split"]++
+	}
+}
+
+func isHost(n *service.Node, a netip.Addr) bool { return slices.Contains(n.HostAddresses, a) }
+
+// isOutside says that the rules take the address for one outside of the cluster, if its
+// packets come in by an interface that is not a pod's.
+func (f *checkedFrontend) isOutside(a netip.Addr) bool {
+	pod, _ := f.cfg.Pod(f.node, a)
+	return !pod && !a.IsLoopback() && !isHost(f.node, a)
+}
+
+// addressIsServed says that a frontend by address, or a cluster IP, takes the packets to
+// the address before node ports are looked up.
+func (f *checkedFrontend) addressIsServed(a netip.Addr) bool {
+	for _, set := range []string{"services", "cluster-ips"} {
+		c := f.m.Table(nft.TableID{Family: f.Family, Name: f.cfg.Table})
+		for key := range c.Sets[set].Elements {
+			if strings.HasPrefix(string(key), string(nft.AppendAddr(nil, a))) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// check compares the interpreter's outcomes of a packet with what the frontend says.
+func (f *checkedFrontend) check(t *testing.T, p nft.Packet, seen map[string]int) {
+	t.Helper()
+	local := func(a netip.Addr) bool { return a.IsLoopback() || isHost(f.node, a) }
+	var got []string
+	for _, r := range f.m.Outcomes(p, local) {
+		fate := string(r.Fate)
+		if r.Fate == nft.DNATed {
+			fate = r.To.String()
+		}
+		if !slices.Contains(got, fate) {
+			got = append(got, fate)
+		}
+	}
+	if diff := cmp.Diff(f.want(p, seen), got); diff != "" {
+		t.Errorf("%s: %s (-by ReadServed +by the interpreter):\n%s\n%+v", f.Claim(), p, diff, f.Frontend)
+	}
+}
+
+func (f *checkedFrontend) want(p nft.Packet, seen map[string]int) []string {
+	if p.FromNode {
+		seen["from the node"]++
+	}
+	if f.Sources != nil {
+		ranges, all := f.Sources.Of(f.Family == nft.IPv6)
+		if !all && !slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Contains(p.Src.Addr()) }) {
+			seen["kept out"]++
+			return []string{"dropped"}
+		}
+		seen["let in"]++
+	}
+	list := f.Cluster
+	switch {
+	case f.Fate == ruleset.Refused && f.Protocol == service.TCP:
+		return []string{"reset"}
+	case f.Fate == ruleset.Refused:
+		return []string{"unreachable"}
+	case f.Fate == ruleset.Dropped, f.Fate == ruleset.DroppedOutside && !p.FromNode:
+		return []string{"dropped"}
+	case f.Split && !p.FromNode:
+		list = f.Local
+	}
+	var want []string
+	for _, a := range list {
+		want = append(want, a.String())
+	}
+	return want
+}
+
+// TestKindOfChain: the compiler's chains have the kinds of their names, and a chain of
+// somebody else has none.
+func TestKindOfChain(t *testing.T) {
+	seen := map[ruleset.ChainKind]bool{}
+	seeds(t, 60, func(t *testing.T, rng *rand.Rand) {
+		cfg, _ := rulesettest.Config(rng)
+		node := rulesettest.Node(rng)
+		s := build(node, rulesettest.Services(rng, &node), rulesettest.ServiceCIDRs(rng)...)
+		p := ruleset.Compile(cfg, s)
+		for _, f := range nft.Families() {
+			for name, c := range p.Table(f).Chains.All() {
+				kind := ruleset.KindOfChain(c)
+				seen[kind] = true
+				if kind == ruleset.ForeignChain {
+					t.Errorf("%s is foreign", name)
+				}
+			}
+		}
+	})
+	if len(seen) != 8 {
+		t.Errorf("not all kinds were seen: %v", seen)
+	}
+	for name, want := range map[string]ruleset.ChainKind{
+		"endpoints-3": ruleset.EndpointsChain, "endpoints-3-masquerade": ruleset.EndpointsChain,
+		"node-port-local-endpoints-1": ruleset.EndpointsChain, "local-endpoints-2": ruleset.EndpointsChain,
+		"endpoints-3-affinity-ns/endpoints-1/tcp/80":              ruleset.AffinityChain,
+		"node-port-endpoints-2-local-affinity-ns/learn-it/tcp/80": ruleset.AffinityChain,
+		"learn-10800-ns/affinity/tcp/80":                          ruleset.LearnChain,
+		"node-port-learn-10800-ns/web/tcp/80-both":                ruleset.LearnChain,
+		"source-ranges-none":                                      ruleset.SourceRangesChain,
+		"services-restricted":                                     ruleset.SourceRangesChain,
+		"learn":                                                   ruleset.ForeignChain,
+		"KUBE-SERVICES":                                           ruleset.ForeignChain,
+	} {
+		if got := ruleset.KindOfChain(&nft.Chain{Name: name}); got != want {
+			t.Errorf("%s is of the kind %s, want %s", name, got, want)
+		}
+	}
+}
