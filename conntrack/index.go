@@ -170,9 +170,9 @@ func (x *Index) refused(a netip.Addr) bool {
 	return len(x.claims[service.Claim{Addr: a}]) > 0 && !x.local[a]
 }
 
-// unallocated says that the address is in a ServiceCIDR, no Service has it as cluster
+// Unallocated says that the address is in a ServiceCIDR, no Service has it as cluster
 // IP, and it is not the node's own.
-func (x *Index) unallocated(a netip.Addr) bool {
+func (x *Index) Unallocated(a netip.Addr) bool {
 	return slices.ContainsFunc(x.cidrs, func(cidr netip.Prefix) bool { return cidr.Contains(a) }) &&
 		!x.local[a] && len(x.claims[service.Claim{Addr: a}]) == 0
 }

@@ -87,7 +87,7 @@ func (x *Index) missed(f *Flow) Reason {
 		return NodePort
 	case x.refused(dst.Addr()):
 		return ClusterIP
-	case x.unallocated(dst.Addr()):
+	case x.Unallocated(dst.Addr()):
 		return Unallocated
 	}
 	return ""

@@ -1,0 +1,256 @@
+package inspect
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"nftproxy/model/service"
+	"nftproxy/nft"
+	"nftproxy/nft/ruleset"
+)
+
+// ServiceRow is one Service as the tables serve it.
+type ServiceRow struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	// ClusterIPs are the cluster IPs that the tables name. ExternalAddresses are all
+	// other addresses: external IPs and those of load balancers, which the rules do not
+	// tell apart.
+	ClusterIPs        []netip.Addr `json:"clusterIPs"`
+	ExternalAddresses []netip.Addr `json:"externalAddresses"`
+	Ports             []PortRow    `json:"ports"`
+	// The policies are Cluster or Local. A policy shows in the tables only where it
+	// makes a difference; elsewhere it is Cluster.
+	InternalTrafficPolicy string `json:"internalTrafficPolicy"`
+	ExternalTrafficPolicy string `json:"externalTrafficPolicy"`
+	// SessionAffinitySeconds is how long a client is remembered, 0 if it is not.
+	SessionAffinitySeconds int64 `json:"sessionAffinitySeconds"`
+	// Endpoints is the number of endpoints of all ports that get new connections, and
+	// LocalEndpoints those of them on this node.
+	Endpoints      int `json:"endpoints"`
+	LocalEndpoints int `json:"localEndpoints"`
+	// Obstacles are what refuses or drops connections to the Service, or keeps an
+	// address and port from it.
+	Obstacles []Obstacle `json:"obstacles"`
+}
+
+// PortRow is a port of a Service.
+type PortRow struct {
+	// Name is empty for a port without name. Port is 0 if the tables do not tell it: a
+	// named port of which only the node port is left.
+	Name           string        `json:"name"`
+	Protocol       string        `json:"protocol"`
+	Port           uint16        `json:"port"`
+	NodePort       uint16        `json:"nodePort"`
+	Endpoints      int           `json:"endpoints"`
+	LocalEndpoints int           `json:"localEndpoints"`
+	Frontends      []FrontendRow `json:"frontends"`
+}
+
+// FrontendRow is an address and port, or a node port, that leads to a Service.
+type FrontendRow struct {
+	// Frontend is, for example, "10.96.0.10:53/udp" or "node port 30053/udp".
+	Frontend string `json:"frontend"`
+	// Kind is clusterIP, external or nodePort. Family is IPv4 or IPv6.
+	Kind   string `json:"kind"`
+	Family string `json:"family"`
+	// Fate is served, refused, dropped, or dropped-outside: only connections from
+	// outside of the cluster are dropped.
+	Fate string `json:"fate"`
+	// SourceRanges are the only clients that get in; null admits all.
+	SourceRanges []netip.Prefix `json:"sourceRanges"`
+	// Chains are those that the frontend's elements lead to.
+	Chains []string `json:"chains"`
+}
+
+// Obstacle is one thing that refuses or drops connections to a Service.
+type Obstacle struct {
+	// Kind is no-endpoints, no-local-endpoints, source-ranges, others-source-ranges or
+	// conflict.
+	Kind string `json:"kind"`
+	// Effect is refused, dropped or not-served.
+	Effect string `json:"effect"`
+	// Frontends are those that it stands before.
+	Frontends []string `json:"frontends"`
+	// Text says it in a sentence.
+	Text string `json:"text"`
+}
+
+// The kinds of obstacles.
+const (
+	NoEndpoints        = "no-endpoints"
+	NoLocalEndpoints   = "no-local-endpoints"
+	SourceRanges       = "source-ranges"
+	OthersSourceRanges = "others-source-ranges"
+	Conflict           = "conflict"
+)
+
+// The effects of obstacles.
+const (
+	Refused   = "refused"
+	Dropped   = "dropped"
+	NotServed = "not-served"
+)
+
+// ServiceRows returns the selected Services, by namespace and name.
+func (t *Tables) ServiceRows(s Selection) []ServiceRow {
+	rows := []ServiceRow{}
+	for i := range t.services {
+		if t.selectsService(&s, &t.services[i]) {
+			rows = append(rows, t.serviceRow(&t.services[i]))
+		}
+	}
+	return rows
+}
+
+func (t *Tables) serviceRow(s *ruleset.Served) ServiceRow {
+	svc := s.Service
+	row := ServiceRow{
+		ClusterIPs: append([]netip.Addr{}, s.ClusterIPs...), ExternalAddresses: append([]netip.Addr{}, slices.Concat(svc.ExternalIPs, svc.LoadBalancerIPs)...),
+		Ports: []PortRow{}, InternalTrafficPolicy: svc.InternalPolicy.String(), ExternalTrafficPolicy: svc.ExternalPolicy.String(),
+		SessionAffinitySeconds: int64(svc.AffinityTimeout / time.Second),
+	}
+	row.Namespace, row.Name = svc.Name.Split()
+	slices.SortFunc(row.ExternalAddresses, netip.Addr.Compare)
+	for i := range s.Ports {
+		p := t.portRow(&s.Ports[i])
+		row.Endpoints += p.Endpoints
+		row.LocalEndpoints += p.LocalEndpoints
+		row.Ports = append(row.Ports, p)
+	}
+	row.Obstacles = obstacles(s)
+	return row
+}
+
+func (t *Tables) portRow(p *ruleset.ServedPort) PortRow {
+	row := PortRow{Name: p.Name, Protocol: p.Protocol.String(), Port: p.Port.Port, NodePort: p.NodePort, Frontends: []FrontendRow{}}
+	for a := range listsOf(p) {
+		row.Endpoints++
+		if t.onNode(p.Port, a) {
+			row.LocalEndpoints++
+		}
+	}
+	for i := range p.Frontends {
+		row.Frontends = append(row.Frontends, frontendRow(&p.Frontends[i]))
+	}
+	return row
+}
+
+func frontendRow(f *ruleset.Frontend) FrontendRow {
+	row := FrontendRow{Frontend: f.Claim().String(), Kind: "external", Family: familyName(f.Family), Fate: string(f.Fate), Chains: append([]string{}, f.Chains...)}
+	switch {
+	case f.ClusterIP:
+		row.Kind = "clusterIP"
+	case f.IsNodePort():
+		row.Kind = "nodePort"
+	}
+	if f.Sources != nil {
+		row.SourceRanges = rangesOf(f)
+	}
+	return row
+}
+
+// rangesOf returns the ranges of a frontend's family, an empty list for none.
+func rangesOf(f *ruleset.Frontend) []netip.Prefix {
+	ranges, _ := f.Sources.Of(f.Family == nft.IPv6)
+	return append([]netip.Prefix{}, ranges...)
+}
+
+func familyName(f nft.Family) string {
+	if f == nft.IPv6 {
+		return "IPv6"
+	}
+	return "IPv4"
+}
+
+// obstacles finds the obstacles of a Service. Those of the same kind and cause are one.
+func obstacles(s *ruleset.Served) []Obstacle {
+	list := obstacleList{of: []Obstacle{}, at: map[string]int{}, seen: map[[2]string]bool{}}
+	for i := range s.Ports {
+		for j := range s.Ports[i].Frontends {
+			list.addFrontend(s.Service, &s.Ports[i].Frontends[j])
+		}
+	}
+	for _, lost := range s.Lost {
+		list.addLost(lost)
+	}
+	for i := range list.of {
+		o := &list.of[i]
+		o.Text = fmt.Sprintf("%s: %s", some(o.Frontends), o.Text)
+	}
+	return list.of
+}
+
+// obstacleList collects obstacles. at has the index of each text. seen has the texts with
+// their frontends: a node port may stand in both families.
+type obstacleList struct {
+	of   []Obstacle
+	at   map[string]int
+	seen map[[2]string]bool
+}
+
+func (l *obstacleList) add(kind, effect, text, frontend string) {
+	if l.seen[[2]string{text, frontend}] {
+		return
+	}
+	l.seen[[2]string{text, frontend}] = true
+	i, found := l.at[text]
+	if !found {
+		i = len(l.of)
+		l.at[text] = i
+		l.of = append(l.of, Obstacle{Kind: kind, Effect: effect, Text: text})
+	}
+	l.of[i].Frontends = append(l.of[i].Frontends, frontend)
+}
+
+func (l *obstacleList) addFrontend(svc *service.Service, f *ruleset.Frontend) {
+	at := f.Claim().String()
+	switch f.Fate {
+	case ruleset.Refused:
+		l.add(NoEndpoints, Refused, "no endpoints, so connections are refused", at)
+	case ruleset.Dropped:
+		l.add(NoLocalEndpoints, Dropped, "traffic policy Local and no endpoint on this node, so connections are dropped", at)
+	case ruleset.DroppedOutside:
+		l.add(NoLocalEndpoints, Dropped, "traffic policy Local and no endpoint on this node, so connections from outside of the cluster are dropped", at)
+	}
+	if f.Sources == nil {
+		return
+	}
+	only := "only from " + some(texts(rangesOf(f)))
+	if len(rangesOf(f)) == 0 {
+		only = "from nowhere: the source ranges have none of " + familyName(f.Family)
+	}
+	if f.SourcesOf == svc.Name {
+		l.add(SourceRanges, Dropped, only+"; others are dropped", at)
+	} else {
+		l.add(OthersSourceRanges, Dropped, fmt.Sprintf("%s, by the source ranges of %s; others are dropped", only, f.SourcesOf), at)
+	}
+}
+
+func (l *obstacleList) addLost(lost ruleset.LostClaim) {
+	if lost.Owner == "" {
+		l.add(Conflict, NotServed, "not served: it is protected, or the kernel refused it", lost.Claim.String())
+		return
+	}
+	l.add(Conflict, NotServed, "not served: it belongs to "+string(lost.Owner), lost.Claim.String())
+}
+
+// some joins the first few texts of a list, and counts the others.
+func some(list []string) string {
+	const most = 3
+	if len(list) <= most {
+		return strings.Join(list, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(list[:most], ", "), len(list)-most)
+}
+
+func texts[T fmt.Stringer](list []T) []string {
+	all := make([]string, len(list))
+	for i, v := range list {
+		all[i] = v.String()
+	}
+	return all
+}

@@ -1,0 +1,183 @@
+// Package inspect promises rows: what nftproxy's tables and connection tracking hold of
+// Services, endpoints, chains and remembered clients, in the form that commands and pages
+// print. The JSON names of the rows' fields are promised to users: later versions may
+// add fields, but do not change these.
+//
+// The functions are pure. The package reads no kernel (packages nft/kernel and conntrack
+// do), prints nothing, and does not judge whether the tables are right.
+package inspect
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"nftproxy/model/service"
+	"nftproxy/nft"
+	"nftproxy/nft/ruleset"
+)
+
+// Tables are nftproxy's tables of one node, as they were read, and what they say of
+// Services.
+type Tables struct {
+	// Snapshot is what ruleset.ReadBack makes of the tables. conntrack.Index judges
+	// flows by it.
+	Snapshot service.Snapshot
+
+	contents []*nft.Contents
+	// services are sorted by namespace and name.
+	services []ruleset.Served
+	// nodePorts are the addresses that serve node ports, by the tables.
+	nodePorts service.NodePortAddresses
+}
+
+// NewTables reads the Services in tables of that name. The node must have a name, and its
+// HostAddresses. The cost grows with the tables.
+func NewTables(m *nft.Model, name string, node *service.Node) *Tables {
+	t := &Tables{nodePorts: ruleset.ReadBackConfig(m, name).NodePortAddresses}
+	t.Snapshot, t.services = ruleset.ReadServed(m, name, node)
+	slices.SortFunc(t.services, func(a, b ruleset.Served) int { return compareNames(a.Service.Name, b.Service.Name) })
+	for _, f := range nft.Families() {
+		if c := m.Table(nft.TableID{Family: f, Name: name}); c != nil {
+			t.contents = append(t.contents, c)
+		}
+	}
+	return t
+}
+
+// compareNames orders names by namespace, then by name within it.
+func compareNames(a, b service.Name) int {
+	spaceA, nameA := a.Split()
+	spaceB, nameB := b.Split()
+	return cmp.Or(strings.Compare(spaceA, spaceB), strings.Compare(nameA, nameB))
+}
+
+// Names returns the names of the Services, sorted by namespace and name.
+func (t *Tables) Names() []service.Name {
+	names := make([]service.Name, len(t.services))
+	for i := range t.services {
+		names[i] = t.services[i].Service.Name
+	}
+	return names
+}
+
+// Selection selects rows. A zero field selects all.
+type Selection struct {
+	Namespace string
+	// Services are Services by their names. One without namespace is selected in every
+	// namespace.
+	Services []service.Name
+	// Chains are chains by their names; only ChainRows looks at them.
+	Chains []string
+	// Address selects Services that have the address, endpoints at it, clients with it,
+	// and chains of such Services. An address of the node selects node ports too.
+	Address netip.Addr
+	// Port selects frontends with the port, and endpoints at it. With Address, one
+	// frontend or endpoint must have both.
+	Port uint16
+}
+
+// NewSelection makes a selection of Services by names as users give them: NAME, or
+// NAMESPACE/NAME. An error names the name that cannot be used.
+func NewSelection(namespace string, names []string) (Selection, error) {
+	s := Selection{Namespace: namespace}
+	for _, n := range names {
+		space, name, qualified := strings.Cut(n, "/")
+		if !qualified {
+			space, name = namespace, n
+		}
+		switch {
+		case name == "" || qualified && space == "" || strings.Contains(name, "/"):
+			return s, fmt.Errorf("%q is no name of a Service: want NAME or NAMESPACE/NAME", n)
+		case namespace != "" && space != namespace:
+			return s, fmt.Errorf("%q is not in the namespace %q", n, namespace)
+		}
+		s.Services = append(s.Services, service.NewName(space, name))
+	}
+	return s, nil
+}
+
+// hasService says whether the selection has a Service of that name.
+func (s *Selection) hasService(name service.Name) bool {
+	namespace, bare := name.Split()
+	if s.Namespace != "" && s.Namespace != namespace {
+		return false
+	}
+	return len(s.Services) == 0 || slices.ContainsFunc(s.Services, func(n service.Name) bool {
+		return n == name || n == service.NewName("", bare)
+	})
+}
+
+// Missing returns the names in the selection that the tables do not have.
+func (t *Tables) Missing(s Selection) []string {
+	have := map[service.Name]bool{}
+	for _, name := range t.Names() {
+		_, bare := name.Split()
+		have[name], have[service.NewName("", bare)] = true, true
+	}
+	chains := map[string]bool{}
+	for _, c := range t.contents {
+		for name := range c.Chains {
+			chains[name] = true
+		}
+	}
+	var missing []string
+	for _, name := range s.Services {
+		if !have[name] {
+			missing = append(missing, fmt.Sprintf("service %q", strings.TrimPrefix(string(name), "/")))
+		}
+	}
+	for _, name := range s.Chains {
+		if !chains[name] {
+			missing = append(missing, fmt.Sprintf("chain %q", name))
+		}
+	}
+	return missing
+}
+
+// selects says whether the selection has a frontend. Its Service must be in the selection.
+func (t *Tables) selects(s *Selection, f *ruleset.Frontend) bool {
+	if s.Port != 0 && s.Port != f.Port {
+		return false
+	}
+	switch {
+	case !s.Address.IsValid():
+		return true
+	case f.IsNodePort():
+		return s.Address.Is6() == (f.Family == nft.IPv6) && t.servesNodePorts(s.Address)
+	}
+	return s.Address == f.Addr
+}
+
+// selectsService says whether the selection has the Service.
+func (t *Tables) selectsService(s *Selection, svc *ruleset.Served) bool {
+	if !s.hasService(svc.Service.Name) {
+		return false
+	}
+	if s.Port == 0 && (!s.Address.IsValid() || slices.Contains(svc.ClusterIPs, s.Address)) {
+		return true
+	}
+	return slices.ContainsFunc(svc.Ports, func(p ruleset.ServedPort) bool { return t.selectsPort(s, &p) })
+}
+
+// selectsPort says whether the selection has a frontend of the port.
+func (t *Tables) selectsPort(s *Selection, p *ruleset.ServedPort) bool {
+	return slices.ContainsFunc(p.Frontends, func(f ruleset.Frontend) bool { return t.selects(s, &f) })
+}
+
+// servesNodePorts says whether node ports can be reached at the address of the node.
+func (t *Tables) servesNodePorts(a netip.Addr) bool {
+	list, all := t.nodePorts.On(t.Snapshot.Node, a.Is6())
+	if all {
+		return !a.IsLoopback() && slices.Contains(t.Snapshot.Node.HostAddresses, a)
+	}
+	return slices.Contains(list, a)
+}
+
+// onNode says whether an endpoint is on the node.
+func (t *Tables) onNode(p *service.Port, endpoint netip.AddrPort) bool {
+	e := p.Endpoints.Find(service.Endpoint{Addr: endpoint})
+	return e != nil && e.Node == t.Snapshot.Node.Name
+}
