@@ -44,7 +44,8 @@ golden: ## write the golden files anew: programs, pages of docs/services, docs/o
 	$(GO) test ./nft/ruleset -run TestGolden -update
 	$(GO) test ./watch -run TestGolden -update
 	$(GO) test ./daemon/metrics -run TestPage -update
-	$(GO) test ./cmd/nftproxy -run TestOptionsPage -update
+	$(GO) test ./cmd/nftproxy -run 'TestOptionsPage|TestGet$$' -update
+	$(GO) test ./daemon/inspect -run TestDraining -update
 	$(GO) test . -run TestDependencies -update
 
 conformance: build ## run every scenario beside the real kube-proxy, and print what differs

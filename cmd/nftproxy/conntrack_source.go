@@ -97,17 +97,7 @@ func (s *flowSource) tables() (*nft.Model, error) {
 		return nil, fmt.Errorf("open nftables: %w", err)
 	}
 	defer conn.Close()
-	want := ruleset.Compile(ruleset.Config{Table: s.options.table}, service.Snapshot{Node: &service.Node{}})
-	tables, err := conn.Read(want)
-	if err != nil {
-		return nil, err
-	}
-	for _, f := range nft.Families() {
-		if tables.Table(want.Table(f).ID()) != nil {
-			return tables, nil
-		}
-	}
-	return nil, nil
+	return readTables(conn, s.options.table)
 }
 
 // objects reads one snapshot from the API server or the manifests.

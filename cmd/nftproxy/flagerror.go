@@ -21,6 +21,8 @@ func flagError(err error) error {
 		want = "too large a number"
 	case kind == "int":
 		want = "not a whole number"
+	case kind == "uint16":
+		want = "not a number of 0 to 65535"
 	case kind == "float32":
 		want = "not a number"
 	case kind == "bool":

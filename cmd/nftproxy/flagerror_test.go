@@ -76,6 +76,8 @@ func TestFlagErrors(t *testing.T) {
 			switch kind := f.Value.Type(); kind {
 			case "int":
 				bad = map[string]string{"many": "is not a whole number", "": "is not a whole number", "99999999999999999999": "is too large a number"}
+			case "uint16":
+				bad = map[string]string{"many": "is not a number of 0 to 65535", "-1": "is not a number of 0 to 65535", "70000": "is too large a number"}
 			case "float32":
 				bad = map[string]string{"many": "is not a number"}
 			case "duration":

@@ -58,6 +58,7 @@ EndpointSlices and keeps one nftables table per address family up to date.
 
 Start here:  nftproxy demo                          see it work, without a cluster
 On a node:   nftproxy run --kubeconfig FILE         or --nftproxy-manifests, or neither in a pod
+Look inside: nftproxy get services                  what this node's kernel holds
 To go back:  start kube-proxy, stop nftproxy, then  nftproxy cleanup`,
 		Version:       version(),
 		SilenceErrors: true,
@@ -66,9 +67,31 @@ To go back:  start kube-proxy, stop nftproxy, then  nftproxy cleanup`,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagError(err)} })
-	cmd.AddCommand(newRunCommand(), newConntrackCommand(), newCleanupCommand(), newProxiesCommand(), newCheckCommand(), newVerifyCommand(), newDemoCommand(),
-		newVersionCommand(), newWaitCommand())
+	cmd.AddCommand(
+		newRunCommand(), newDemoCommand(),
+		newGetCommand(),
+		newVerifyCommand(),
+		newConntrackCommand(),
+		newCheckCommand(), newProxiesCommand(), newCleanupCommand(),
+		newVersionCommand(), newWaitCommand(),
+	)
+	markArgs(cmd)
 	return cmd
+}
+
+// markArgs makes the errors about arguments usage errors, in the command and those below.
+func markArgs(cmd *cobra.Command) {
+	if check := cmd.Args; check != nil {
+		cmd.Args = func(cmd *cobra.Command, args []string) error {
+			if err := check(cmd, args); err != nil {
+				return usageError{err}
+			}
+			return nil
+		}
+	}
+	for _, sub := range cmd.Commands() {
+		markArgs(sub)
+	}
 }
 
 // newVersionCommand makes the command version, which prints the same as --version.

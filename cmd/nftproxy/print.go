@@ -152,31 +152,43 @@ func checkOutput(output string) error {
 // writeJSON prints a value as JSON. A character that does not print is an escape there:
 // encoding/json leaves some that terminals obey as they are.
 func writeJSON(w io.Writer, v any) error {
+	text, err := jsonText(v)
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(w, text)
+	return err
+}
+
+func jsonText(v any) (string, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
 	if err := e.Encode(v); err != nil {
-		return err
+		return "", err
 	}
+	var text strings.Builder
 	for line := range strings.Lines(b.String()) {
-		text := escape(strings.TrimSuffix(line, "\n"), func(b []byte, r rune, _ string) []byte {
+		text.WriteString(escape(strings.TrimSuffix(line, "\n"), func(b []byte, r rune, _ string) []byte {
 			for _, unit := range utf16.AppendRune(nil, r) {
 				b = fmt.Appendf(b, `\u%04x`, unit)
 			}
 			return b
-		})
-		if _, err := io.WriteString(w, text+"\n"); err != nil {
-			return err
-		}
+		}))
+		text.WriteByte('\n')
 	}
-	return nil
+	return text.String(), nil
 }
 
 // writeYAML prints a value as YAML, with the names that it has in JSON. The library
 // writes control characters as escapes.
 func writeYAML(w io.Writer, v any) error {
-	b, err := yaml.Marshal(v)
+	text, err := jsonText(v)
+	if err != nil {
+		return err
+	}
+	b, err := yaml.JSONToYAML([]byte(text))
 	if err != nil {
 		return err
 	}

@@ -62,10 +62,7 @@ func (o *sourceOptions) parse() (node string, c ruleset.Config, err error) {
 		errs = append(errs, err)
 	}
 	errs = append(errs, o.checkSource())
-	if !isTableName(o.table) {
-		named(ownPrefix+"table", fmt.Errorf("%q is not a valid table name: want 1 to %d letters, digits, '_' and '-', and a letter first", o.table, maxTableName))
-	}
-	errs = append(errs, o.claims.parse())
+	errs = append(errs, checkTableName(o.table), o.claims.parse())
 	c.Table = o.table
 	c.ClusterCIDRs, err = parseClusterCIDR(o.clusterCIDR)
 	named("cluster-cidr", err)
