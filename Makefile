@@ -39,12 +39,12 @@ test-short: ## run the tests that need neither root nor an API server, in fewer 
 test-arm64: ## run the pure tests for arm64 in qemu's user mode emulation
 	hack/test-arm64.sh
 
-golden: ## write the golden files anew: programs, pages of docs/services, docs/options.md, docs/metrics.md, docs/dependencies.md; look at the diff
+golden: ## write the golden files anew: programs, pages of docs/services, docs/options.md, docs/metrics.md, docs/troubleshooting.md (as root), docs/dependencies.md; look at the diff
 	$(GO) test ./test/scenario -run 'TestInterpreter|TestPages' -update
 	$(GO) test ./nft/ruleset -run TestGolden -update
 	$(GO) test ./watch -run TestGolden -update
 	$(GO) test ./daemon/metrics -run TestPage -update
-	$(GO) test ./cmd/nftproxy -run 'TestOptionsPage|TestGet$$' -update
+	$(GO) test ./cmd/nftproxy -run 'TestOptionsPage|TestTroubleshooting|TestGet$$' -update
 	$(GO) test ./daemon/inspect -run TestDraining -update
 	$(GO) test . -run TestDependencies -update
 

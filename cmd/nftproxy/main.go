@@ -70,6 +70,7 @@ To go back:  start kube-proxy, stop nftproxy, then  nftproxy cleanup`,
 	cmd.AddCommand(
 		newRunCommand(), newDemoCommand(),
 		newGetCommand(),
+		newExplainCommand(),
 		newVerifyCommand(),
 		newConntrackCommand(),
 		newCheckCommand(), newProxiesCommand(), newCleanupCommand(),

@@ -29,8 +29,9 @@ type entry struct {
 	chain string
 	// head says that the entry is the head of a chain: a target ERROR with the chain's name.
 	head bool
-	// target is the chain to which the rule jumps or goes, or empty.
-	target, comment string
+	// target is the chain to which the rule jumps or goes, or empty. extension is the target of
+	// iptables that it has instead, such as REJECT, or empty.
+	target, extension, comment string
 	// verdict is where the offset of a jump is in raw, or 0. drops says that the verdict is drop.
 	verdict int
 	drops   bool
@@ -130,7 +131,9 @@ func (e *entry) parse(f family) error {
 		}
 		at += size
 	}
-	switch textOf(e.raw[target+xtName : target+xtHeader-1]) {
+	switch name := textOf(e.raw[target+xtName : target+xtHeader-1]); name {
+	default:
+		e.extension = name
 	case "ERROR":
 		e.head, e.chain = true, textOf(e.raw[target+xtHeader:])
 	case "": // a verdict: an offset, or a negative number for accept, drop and return

@@ -80,36 +80,98 @@ func legacyTables(f family) ([]string, error) {
 	return tables, lines.Err()
 }
 
-// LegacyChain is a chain of iptables-legacy.
-type LegacyChain struct{ Table, Chain string }
+// LegacyChain is a chain of iptables-legacy that the kernel runs at a hook.
+type LegacyChain struct {
+	Table, Chain string
+	// PolicyDrop says that the policy is to drop.
+	PolicyDrop bool
+	// Drops, Translates and Untracks say that a rule may do that to packets: in this chain, or in one to
+	// which it leads. Untracks is about connection tracking. Reaches has the names of these chains.
+	Drops, Translates, Untracks bool
+	Reaches                     []string
+}
 
-// DroppingLegacyChains returns the chains of the tables filter whose policy is to drop.
-func DroppingLegacyChains() ([]LegacyChain, error) {
+// LegacyChains returns the chains of all tables that exist.
+func LegacyChains() ([]LegacyChain, error) {
 	var found []LegacyChain
 	for _, f := range families() {
 		tables, err := legacyTables(f)
 		if err != nil {
 			return nil, err
 		}
-		if !slices.Contains(tables, "filter") {
-			continue
-		}
-		b, err := readLegacy(f, "filter")
-		if err != nil {
-			return nil, fmt.Errorf("read table %s of iptables-legacy: %w", tableName(f, "filter"), err)
-		}
-		for _, chain := range b.droppingChains() {
-			found = append(found, LegacyChain{tableName(f, "filter"), chain})
+		for _, table := range tables {
+			b, err := readLegacy(f, table)
+			if err != nil {
+				return nil, fmt.Errorf("read table %s of iptables-legacy: %w", tableName(f, table), err)
+			}
+			found = append(found, b.baseChains()...)
 		}
 	}
 	return found, nil
+}
+
+// baseChains describes the table's own chains.
+func (b *blob) baseChains() []LegacyChain {
+	type chain struct {
+		drops, translates, untracks bool
+		targets                     []string
+	}
+	chains := map[string]*chain{}
+	for i := range b.entries {
+		e := &b.entries[i]
+		c := chains[e.chain]
+		if c == nil {
+			c = &chain{}
+			chains[e.chain] = c
+		}
+		if b.isPolicy(e) {
+			continue
+		}
+		c.drops = c.drops || e.drops || slices.Contains([]string{"REJECT", "NFQUEUE"}, e.extension)
+		c.translates = c.translates || slices.Contains([]string{"DNAT", "SNAT", "MASQUERADE", "REDIRECT", "NETMAP", "TPROXY"}, e.extension)
+		c.untracks = c.untracks || e.extension == "CT" || e.extension == "NOTRACK"
+		if e.target != "" {
+			c.targets = append(c.targets, e.target)
+		}
+	}
+	dropping := b.droppingChains()
+	var found []LegacyChain
+	for _, name := range b.hookNames() {
+		l := LegacyChain{Table: tableName(b.family, b.name), Chain: name, PolicyDrop: slices.Contains(dropping, name)}
+		seen := map[string]bool{name: true}
+		l.Reaches = []string{name}
+		for i := 0; i < len(l.Reaches); i++ {
+			c := chains[l.Reaches[i]]
+			if c == nil {
+				continue
+			}
+			l.Drops, l.Translates, l.Untracks = l.Drops || c.drops, l.Translates || c.translates, l.Untracks || c.untracks
+			for _, target := range c.targets {
+				if !seen[target] {
+					seen[target], l.Reaches = true, append(l.Reaches, target)
+				}
+			}
+		}
+		found = append(found, l)
+	}
+	return found
+}
+
+// isPolicy says whether the entry is the policy of one of the table's own chains.
+func (b *blob) isPolicy(e *entry) bool {
+	for i := range hooks {
+		if b.valid&(1<<i) != 0 && b.policy[i] == e.at {
+			return true
+		}
+	}
+	return false
 }
 
 // droppingChains lists the table's own chains whose policy is to drop.
 func (b *blob) droppingChains() []string {
 	var chains []string
 	for i := range b.entries {
-		if e := &b.entries[i]; slices.Contains(b.policy[:], e.at) && e.drops && isBuiltin(e.chain) {
+		if e := &b.entries[i]; e.drops && b.isPolicy(e) && isBuiltin(e.chain) {
 			chains = append(chains, e.chain)
 		}
 	}

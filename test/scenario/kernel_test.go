@@ -19,7 +19,8 @@ import (
 
 // TestKernel loads the programs of each scenario into a kernel, one step after the other
 // as the daemon does, and sends the flows as real packets. A scenario with tables of
-// other programs runs twice: the other tables are loaded before ours, and after.
+// other programs runs twice: the other tables are loaded before ours, and after. Each step ends with an
+// explanation of each flow (checkExplained).
 func TestKernel(t *testing.T) {
 	cmd := nftcmd.ForTest(t)
 	n := 0
@@ -70,6 +71,7 @@ func playInKernel(t *testing.T, cmd nftcmd.Command, s *scenario.Scenario, others
 				t.Errorf("step %d: %v", n+1, err)
 			}
 		}
+		checkExplained(t, world, step, snapshot)
 	}
 }
 

@@ -1,0 +1,158 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"nftproxy/daemon/explain"
+	"nftproxy/daemon/explain/live"
+	"nftproxy/daemon/hostaddr"
+	"nftproxy/model/service"
+)
+
+// The exit statuses of explain, besides 0 for an endpoint.
+const (
+	statusNotServed exitStatus = 1 // refused or dropped, at least at times
+	statusNotKnown  exitStatus = 2 // nftproxy could not tell, or could not read
+	statusUntouched exitStatus = 3 // no rule of nftproxy's is about the packet
+)
+
+// explainOptions are the flags of explain.
+type explainOptions struct {
+	sourceOptions
+	from, output string
+	verbose      bool
+}
+
+func newExplainCommand() *cobra.Command {
+	var o explainOptions
+	cmd := &cobra.Command{
+		Use:   "explain [--from ADDR[@INTERFACE]] ADDR:PORT[/PROTOCOL]",
+		Short: "Say what the rules do with a packet, and why",
+		Long: `explain takes the rules and maps from this node's kernel and evaluates them for the
+first packet of a connection. It says in words, step by step, which element matched
+and which chain, which endpoints the packet may go to and how likely each is, whether
+it is masqueraded and by which rule, whether the client is remembered and for how
+long; or where and why it is refused, dropped or left alone, who in the cluster or on
+the node causes that, and what helps. It needs no API server and no running proxy, it
+sends no packet, and it changes nothing. It needs CAP_NET_ADMIN.
+
+The destination is an address and port, without a protocol for TCP. ADDR/icmp is an
+echo request. --from is the client: an address, or an address and the interface by
+which its packets come in, or "node" for a process of the node. Without --from
+explain chooses a likely client, and says which: a pod of this node for an address
+that Services have in the cluster, a client outside for any other.
+
+From the tables alone explain knows the Service, its port, and the endpoints that get
+new connections. With a source of objects it also names conditions of endpoints,
+traffic policies, topology hints and conflicts between Services, and says where the
+tables are not as the objects ask:
+  --kubeconfig or --master  the API server; give the same flags as to run
+  --nftproxy-manifests      files; give the same flags as to run
+
+A packet has to pass the chains of all programs. explain names those that may drop or
+change it, with table, hook and priority: firewalls, a CNI plugin, kube-proxy. It does
+not evaluate their rules. It does not look at open connections either: nftproxy
+conntrack list says whether the kernel knows the connection from before.
+
+The exit status is 0 if the packet goes to an endpoint, 1 if it is refused or dropped,
+3 if the rules leave it alone, and 2 if explain could not tell, could not read the
+kernel or the objects, or got an invalid command line.
+
+-o json and -o yaml print an object with packet, outcome (endpoint, refused, dropped,
+untouched, undecided or mixed), summary, results (outcome, by, chance), service, port,
+endpoints (address, chance, masqueraded, masqueradedBy, way, about), affinity (map,
+endpoint, expiresSeconds; null if the client is not remembered), steps (hook, table,
+chain, number, rule, matched, says, elements), otherwise (other ways: chance, steps),
+causes, remedies, others (chains of other programs), notes and assumed. Later versions
+may add fields; they do not change these.`,
+		Example: `  nftproxy explain 10.96.0.10:53/udp
+  nftproxy explain --from 10.244.1.5 10.96.0.10:53/udp --verbose
+  nftproxy explain --from 203.0.113.9@eth0 192.168.0.2:30080
+  nftproxy explain --from node '[fd00:96::a]:53' -o json
+  nftproxy explain 10.96.0.20:80 --kubeconfig /etc/kubernetes/proxy.conf
+  kubectl -n kube-system exec POD -- /nftproxy explain 10.96.0.20:80`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			e, err := o.explain(cmd, args[0])
+			if err == nil {
+				err = o.write(cmd.OutOrStdout(), e)
+			}
+			if err != nil {
+				fmt.Fprintf(cmd.ErrOrStderr(), "nftproxy: %v\n", err)
+				return statusNotKnown
+			}
+			return statusOf(e.Outcome)
+		},
+	}
+	o.addFlags(cmd)
+	f := cmd.Flags()
+	f.StringVar(&o.from, "from", "", "the client: `ADDR`, ADDR@INTERFACE or node (default a likely client)")
+	f.BoolVar(&o.verbose, "verbose", false, "print the text of each rule, and rules that decide nothing")
+	f.StringVarP(&o.output, "output", "o", outputText, "text, json or yaml")
+	return cmd
+}
+
+// explain reads the kernel and the objects, and explains one packet.
+func (o *explainOptions) explain(cmd *cobra.Command, destination string) (explain.Explanation, error) {
+	var none explain.Explanation
+	node, config, err := o.parse()
+	to, protocol, destinationErr := live.ParseDestination(destination)
+	if !slices.Contains([]string{outputText, outputJSON, outputYAML}, o.output) {
+		err = errors.Join(err, fmt.Errorf("--output: %q: want text, json or yaml", o.output))
+	}
+	if err := errors.Join(err, destinationErr); err != nil {
+		return none, err
+	}
+	kernel, err := live.Look(o.table)
+	if err != nil {
+		return none, err
+	}
+	defer kernel.Close()
+	question, err := kernel.Ask(o.from, to, protocol)
+	if err != nil {
+		return none, err
+	}
+	source := &flowSource{options: o.sourceOptions, node: node, config: config}
+	var objects *service.Snapshot
+	if source.kind() != "table" {
+		addrs, err := hostaddr.List(cmd.Context())
+		if err != nil {
+			return none, err
+		}
+		snapshot, err := source.objects(cmd.Context(), addrs, cmd.ErrOrStderr())
+		if err != nil {
+			return none, err
+		}
+		objects = &snapshot
+	}
+	return kernel.Explain(cmd.Context(), question, objects, source.String())
+}
+
+func (o *explainOptions) write(w io.Writer, e explain.Explanation) error {
+	switch o.output {
+	case outputJSON:
+		return writeJSON(w, e)
+	case outputYAML:
+		return writeYAML(w, e)
+	}
+	_, err := io.WriteString(w, e.Text(o.verbose))
+	return err
+}
+
+// statusOf returns the exit status, nil for 0.
+func statusOf(o explain.Outcome) error {
+	switch o {
+	case explain.Endpoint:
+		return nil
+	case explain.Untouched:
+		return statusUntouched
+	case explain.Undecided:
+		return statusNotKnown
+	}
+	return statusNotServed
+}

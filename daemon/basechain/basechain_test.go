@@ -1,0 +1,89 @@
+package basechain_test
+
+import (
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nftproxy/daemon/basechain"
+	"nftproxy/test/aptget"
+	"nftproxy/test/nftcmd"
+	"nftproxy/test/testnet"
+)
+
+// TestListWithEffects: each base chain of nftables and iptables-legacy is found, with what its rules may do to a packet.
+// A rule counts wherever a chain leads to it, and no other rule does.
+func TestListWithEffects(t *testing.T) {
+	ns := testnet.NamespaceForTest(t, "chains")
+	if err := nftcmd.ForTest(t).Load(ns, `
+table inet a {
+	chain drops-rest { type filter hook forward priority 5; policy drop; }
+	chain counts { type filter hook input priority 0; counter accept; }
+	chain jumps { type filter hook output priority 0; jump inner; }
+	chain inner { ct state vmap { established : accept, invalid : goto ends }; }
+	chain ends { reject; }
+	chain unused { drop; }
+	chain map-drops { type filter hook output priority 1; ct state vmap { established : accept, invalid : drop }; }
+	chain map-accepts { type filter hook output priority 2; ct state vmap { established : accept, related : accept }; }
+}
+table ip raw { chain untracks { type filter hook prerouting priority -300; udp dport 53 notrack; }; }
+table ip6 nat { chain masquerades { type nat hook postrouting priority 100; oifname "eth0" masquerade; }; }
+table bridge b { chain drops { type filter hook prerouting priority 0; drop; }; }
+`); err != nil {
+		t.Fatal(err)
+	}
+	legacy, err := aptget.Command("iptables-legacy", "iptables")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range []string{
+		"-A INPUT -s 10.9.9.9 -j DROP", "-N inner", "-A inner -j REJECT", "-A FORWARD -j inner",
+		"-t nat -A PREROUTING -p tcp --dport 80 -j DNAT --to-destination 10.1.1.1", "-t raw -P OUTPUT DROP", "-t raw -A PREROUTING -p udp -j CT --notrack",
+	} {
+		if out, err := combined(ns, exec.Command(legacy, append([]string{"-w"}, strings.Fields(args)...)...)); err != nil {
+			t.Fatalf("iptables-legacy %s: %v: %s", args, err, out)
+		}
+	}
+	var list []basechain.Chain
+	if err := ns.Do(func() (err error) {
+		list, err = basechain.ListWithEffects()
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for _, c := range list {
+		if c.Harmless() && c.Legacy {
+			continue
+		}
+		got[c.TableText()+" "+c.Name] = fmt.Sprintf("%s %d policy-drop=%t drops=%t translates=%t untracks=%t", c.Hook, c.Priority, c.PolicyDrop, c.Rules.Drops, c.Rules.Translates, c.Rules.Untracks)
+	}
+	want := map[string]string{
+		"inet a drops-rest":                   "forward 5 policy-drop=true drops=false translates=false untracks=false",
+		"inet a counts":                       "input 0 policy-drop=false drops=false translates=false untracks=false",
+		"inet a jumps":                        "output 0 policy-drop=false drops=true translates=false untracks=false",
+		"inet a map-drops":                    "output 1 policy-drop=false drops=true translates=false untracks=false",
+		"inet a map-accepts":                  "output 2 policy-drop=false drops=false translates=false untracks=false",
+		"ip raw untracks":                     "prerouting -300 policy-drop=false drops=false translates=false untracks=true",
+		"ip6 nat masquerades":                 "postrouting 100 policy-drop=false drops=false translates=true untracks=false",
+		"bridge b drops":                      "prerouting 0 policy-drop=false drops=true translates=false untracks=false",
+		"ip filter (iptables-legacy) INPUT":   "input 0 policy-drop=false drops=true translates=false untracks=false",
+		"ip filter (iptables-legacy) FORWARD": "forward 0 policy-drop=false drops=true translates=false untracks=false",
+		"ip nat (iptables-legacy) PREROUTING": "prerouting -100 policy-drop=false drops=false translates=true untracks=false",
+		"ip raw (iptables-legacy) OUTPUT":     "output -300 policy-drop=true drops=false translates=false untracks=false",
+		"ip raw (iptables-legacy) PREROUTING": "prerouting -300 policy-drop=false drops=false translates=false untracks=true",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+func combined(ns *testnet.Namespace, cmd *exec.Cmd) (string, error) {
+	var out strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := ns.Run(cmd)
+	return out.String(), err
+}

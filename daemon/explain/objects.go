@@ -1,0 +1,325 @@
+package explain
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"nftproxy/model/service"
+	"nftproxy/nft"
+	"nftproxy/nft/ruleset"
+)
+
+const (
+	// most is the greatest number of endpoints, ports or ranges in a sentence.
+	most = 10
+	// noWay is Target.Way without a route.
+	noWay = "no route"
+)
+
+// snapshot has the Services by the objects, or else by the tables.
+func (x *explainer) snapshot() *service.Snapshot {
+	if x.facts.Objects != nil {
+		return x.facts.Objects
+	}
+	if x.readBack == nil {
+		s := ruleset.ReadBack(x.facts.Tables, x.facts.Table, &service.Node{Name: "this node"})
+		x.readBack = &s
+	}
+	return x.readBack
+}
+
+// service returns the Service of that name, nil if there is none.
+func (x *explainer) service(name string) *service.Service {
+	s, _ := x.snapshot().Services.Get(service.Name(name))
+	return s
+}
+
+// servicePort returns the Service and port that the rules found; nil if the objects do not have them.
+func (x *explainer) servicePort() (*service.Service, *service.Port) {
+	s := x.service(x.frontend.Service)
+	if s == nil {
+		return nil, nil
+	}
+	for i := range s.Ports {
+		p := &s.Ports[i]
+		if uint8(p.Protocol) == x.question.Packet.Protocol && cmp.Or(p.Name, strconv.Itoa(int(p.Port))) == x.frontend.Port {
+			return s, p
+		}
+	}
+	return nil, nil
+}
+
+// endpointsOf returns the port's endpoints in the packet's family.
+func (x *explainer) endpointsOf(p *service.Port) []service.Endpoint {
+	var all []service.Endpoint
+	for e := range p.Endpoints.All() {
+		if e.Addr.Addr().Is6() == (x.family() == nft.IPv6) {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+// anywhere counts the endpoints that may get connections, on any node.
+func (x *explainer) anywhere(p *service.Port) int {
+	ready, draining := 0, 0
+	for _, e := range x.endpointsOf(p) {
+		switch {
+		case e.Ready:
+			ready++
+		case e.Serving && e.Terminating:
+			draining++
+		}
+	}
+	return cmp.Or(ready, draining)
+}
+
+// conditions puts the conditions of an endpoint into words.
+func (x *explainer) conditions(e *service.Endpoint) string {
+	text := "not ready"
+	switch {
+	case e.Terminating && e.Serving:
+		text = "terminating, and still serves"
+	case e.Terminating:
+		text = "terminating, and no longer serves"
+	case e.Ready:
+		text = "ready"
+	}
+	switch {
+	case e.Node == "":
+	case e.Node == x.snapshot().Node.Name:
+		text += ", on this node"
+	default:
+		text += ", on node " + e.Node
+	}
+	return text
+}
+
+// aboutEndpoint says what the objects tell of an endpoint of the Service; empty without objects.
+func (x *explainer) aboutEndpoint(a netip.AddrPort) string {
+	if x.facts.Objects == nil || x.frontend.Service == "" {
+		return ""
+	}
+	_, p := x.servicePort()
+	if p == nil {
+		return ""
+	}
+	if e := p.Endpoints.Find(service.Endpoint{Addr: a}); e != nil {
+		return clean(x.conditions(e))
+	}
+	return "not among the endpoints by " + x.facts.Source
+}
+
+// whyThese says why the packet goes to fewer endpoints than the Service has.
+func (x *explainer) whyThese(e *Explanation) {
+	s, p := x.servicePort()
+	if p == nil || x.facts.Objects == nil || e.Affinity != nil {
+		return
+	}
+	all := x.endpointsOf(p)
+	ready, hintedHere, hintedZone := 0, 0, 0
+	node := x.snapshot().Node
+	for i := range all {
+		if all[i].Ready {
+			ready++
+			hintedHere += boolInt(all[i].Nodes.Has(node.Name))
+			hintedZone += boolInt(all[i].Zones.Has(node.Zone))
+		}
+	}
+	n := len(e.Endpoints)
+	switch {
+	case ready == 0:
+		x.cause("no endpoint of Service %s is ready: those that still serve while they terminate get the connections", s.Name)
+	case n < ready && n == hintedHere:
+		x.cause("topology hints of the EndpointSlices leave %d of %d ready endpoints for this node", n, ready)
+	case n < ready && n == hintedZone:
+		x.cause("topology hints of the EndpointSlices leave %d of %d ready endpoints for the zone %s of this node", n, ready, node.Zone)
+	case n < ready && s.InternalPolicy == service.Local && slices.Contains(s.ClusterIPs, x.question.Packet.Dst.Addr()):
+		x.cause("the internalTrafficPolicy of Service %s is Local: only the %d of %d ready endpoints on this node count", s.Name, n, ready)
+	}
+	if waiting := len(all) - ready; waiting > 0 && ready > 0 {
+		x.cause("%s of the Service get no new connections: they are not ready, or terminate", plural(waiting, "other endpoint"))
+	}
+}
+
+func boolInt(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// findConflicts names Services that ask for the address and port, and do not get them.
+func (x *explainer) findConflicts() {
+	p := x.question.Packet
+	if x.frontend.Shared {
+		x.cause("%s is a cluster IP of several Services: Service %s has this port of it", p.Dst.Addr(), x.frontend.Service)
+	}
+	if x.facts.Objects == nil || !hasPorts(p) {
+		return
+	}
+	protocol := service.Protocol(p.Protocol)
+	claims := []service.Claim{{Addr: p.Dst.Addr(), Protocol: protocol, Port: p.Dst.Port()}}
+	if x.facts.Local(p.Dst.Addr()) {
+		claims = append(claims, service.NodePortClaim(p.Dst.Addr().Is6(), &service.Port{Protocol: protocol, NodePort: p.Dst.Port()}))
+	}
+	for name, conflicts := range x.facts.Objects.Conflicts.All() {
+		for _, claim := range claims {
+			if !conflicts.Has(claim) {
+				continue
+			}
+			protection := service.Protection("")
+			for c := range conflicts.All() {
+				if c.Claim == claim {
+					protection = c.Protected
+				}
+			}
+			x.sayConflict(name, claim, protection)
+		}
+	}
+}
+
+func (x *explainer) sayConflict(loser service.Name, claim service.Claim, protection service.Protection) {
+	if protection != "" {
+		x.cause("Service %s asks for %s and does not get it: %s", loser, claim, protection)
+		x.remedy("give Service %s another address or port", loser)
+		return
+	}
+	owner := x.facts.Objects.Owners.Of(claim)
+	x.cause("Service %s asks for %s too and does not get it: Service %s has it, since %s", loser, claim, owner, x.whyOwner(owner, loser, claim))
+	x.remedy("give Service %s or %s another address or port", loser, owner)
+}
+
+// whyOwner says by which rule the one goes before the other (model/service/claims.go).
+func (x *explainer) whyOwner(owner, loser service.Name, claim service.Claim) string {
+	a, b := x.service(string(owner)), x.service(string(loser))
+	if a == nil || b == nil {
+		return "it goes first"
+	}
+	rank := func(s *service.Service) int {
+		switch {
+		case claim.Addr.IsUnspecified() || slices.Contains(s.ClusterIPs, claim.Addr):
+			return 0
+		case slices.Contains(s.LoadBalancerIPs, claim.Addr):
+			return 1
+		}
+		return 2
+	}
+	names := []string{"a cluster IP", "a load balancer's address", "an external IP"}
+	if ra, rb := rank(a), rank(b); ra != rb {
+		return fmt.Sprintf("%s goes before %s", names[ra], names[rb])
+	}
+	return "it is older"
+}
+
+// compareWithObjects says where the tables do something else with the packet than the objects ask for.
+func (x *explainer) compareWithObjects(e *Explanation) {
+	if x.facts.Objects == nil {
+		return
+	}
+	config := ruleset.ReadBackConfig(x.facts.Tables, x.facts.Table)
+	config.MasqueradeBit = ruleset.DefaultMasqueradeBit
+	wanted := &explainer{question: x.question, facts: &Facts{
+		Tables: ruleset.Compile(config, *x.facts.Objects).Model(), Table: x.facts.Table, Local: x.facts.Local,
+	}}
+	wanted.walk()
+	want, have := reached(wanted.targets()), reached(e.Endpoints)
+	outcome := overall(wanted.results())
+	if outcome == e.Outcome && (slices.Equal(want, have) || e.Affinity != nil && len(have) == 1 && slices.Contains(want, have[0])) {
+		return
+	}
+	x.cause("the tables differ from %s: the packet should %s", x.facts.Source, shouldText(outcome, want))
+	if x.facts.NoOwner {
+		x.remedy("start nftproxy run on this node: no process keeps the tables up to date")
+		return
+	}
+	x.remedy("look at the log and at /healthz of nftproxy on this node: it has not brought the change into the kernel, or another process has changed the tables")
+}
+
+func shouldText(o Outcome, targets []string) string {
+	switch o {
+	case Endpoint:
+		return "go to " + listText(targets)
+	case Refused:
+		return "be refused"
+	case Dropped:
+		return "be dropped"
+	}
+	return "be left alone"
+}
+
+// reached lists the addresses of endpoints, each once.
+func reached(targets []Target) []string {
+	var all []string
+	for _, t := range targets {
+		all = append(all, t.Address)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// healthCheck returns the Service whose healthCheckNodePort is the packet's port, nil for none.
+func (x *explainer) healthCheck(p nft.Packet) *service.Service {
+	if x.facts.Objects == nil || p.Protocol != uint8(service.TCP) {
+		return nil
+	}
+	for _, s := range x.facts.Objects.Services.All() {
+		if s.HealthCheckNodePort == p.Dst.Port() && s.HealthCheckNodePort != 0 {
+			return s
+		}
+	}
+	return nil
+}
+
+// rangesText lists the ranges of a chain of source ranges.
+func (x *explainer) rangesText(chain string) string {
+	set := x.contents.Sets[chain]
+	if set == nil || len(set.Elements) == 0 {
+		return "no address of this family"
+	}
+	var texts []string
+	for _, e := range set.Elements {
+		texts = append(texts, set.Set.Key.FormatRange(x.family(), e.Key, e.KeyEnd))
+	}
+	slices.Sort(texts)
+	return listText(texts)
+}
+
+// portsText lists the ports of a Service.
+func portsText(s *service.Service) string {
+	var texts []string
+	for i := range s.Ports {
+		text := fmt.Sprintf("%d/%s", s.Ports[i].Port, s.Ports[i].Protocol)
+		if s.Ports[i].Name != "" {
+			text += " (" + s.Ports[i].Name + ")"
+		}
+		texts = append(texts, text)
+	}
+	return listText(texts)
+}
+
+// listText joins texts, of which it names ten.
+func listText(texts []string) string {
+	if len(texts) > most {
+		return fmt.Sprintf("%s and %d more", strings.Join(texts[:most], ", "), len(texts)-most)
+	}
+	return strings.Join(texts, ", ")
+}
+
+func plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+func onOtherNodes(n int) string {
+	if n == 1 {
+		return "one endpoint is on another node"
+	}
+	return fmt.Sprintf("%d endpoints are on other nodes", n)
+}

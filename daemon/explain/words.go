@@ -1,0 +1,284 @@
+package explain
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"nftproxy/model/service"
+	"nftproxy/nft"
+	"nftproxy/nft/ruleset"
+)
+
+// say puts a step into words. minor steps tell most readers nothing.
+func (x *explainer) say(s *nft.Step, w *nft.Way) (text string, minor bool) {
+	p := x.purpose(s)
+	switch {
+	case s.Unknown:
+		return "nftproxy cannot tell what happens here: " + x.unknownText(s), false
+	case p == ruleset.NoPurpose && s.Matched:
+		return "this rule is not nftproxy's. It matches: " + s.Rule.Text(s.Table.Family), false
+	case p == ruleset.NoPurpose:
+		return "this rule is not nftproxy's. It does not match: " + s.Rule.Text(s.Table.Family), false
+	case s.Matched:
+		return x.sayMatched(p, s, w)
+	}
+	return x.sayPassedOver(p, s)
+}
+
+// unknownText says what the interpreter does not know.
+func (x *explainer) unknownText(s *nft.Step) string {
+	if s.Last >= 0 && s.Last < len(s.Rule) {
+		if _, rule := s.Rule[s.Last].(nft.Unknown); !rule {
+			return fmt.Sprintf("%q refers to a set, a chain or a verdict that is not as nftproxy makes it", s.Rule[s.Last].Text(s.Table.Family))
+		}
+		if s.Last > 0 {
+			return fmt.Sprintf("a rule that is not nftproxy's begins with %q, which matches, and goes on in a way that nftproxy does not know", s.Rule[:s.Last].Text(s.Table.Family))
+		}
+	}
+	return "a rule is not nftproxy's, and has parts that nftproxy does not know"
+}
+
+func (x *explainer) sayMatched(p ruleset.Purpose, s *nft.Step, w *nft.Way) (text string, minor bool) {
+	dst := endText(x.question.Packet, s.Destination)
+	switch p {
+	case ruleset.FindFrontend, ruleset.FindRestricted, ruleset.ForOutsiders:
+		return x.sayFrontend(s, dst), false
+	case ruleset.FindNodePort:
+		return fmt.Sprintf("%s is an address of this node that serves node ports; %s", s.Destination.Addr(), x.sayFrontend(s, dst)), false
+	case ruleset.FindOthers:
+		return "it goes through chain dispatch, which refuses unknown ports of cluster IPs and looks for node ports", true
+	case ruleset.RefuseUnknownPort:
+		return fmt.Sprintf("set cluster-ips has %s, of %s, but the Service does not have this port", s.Destination.Addr(), clean(x.clusterIPOwner(s.Destination.Addr()))), false
+	case ruleset.AdmitSource:
+		return fmt.Sprintf("the source ranges admit %s; it goes on in chain services-restricted", x.question.Packet.Src.Addr()), false
+	case ruleset.AdmitLoadBalancer:
+		return "the load balancer may reach itself; it goes on in chain services-restricted", false
+	case ruleset.DropSource:
+		return fmt.Sprintf("no source range admits %s: it is dropped", x.question.Packet.Src.Addr()), false
+	case ruleset.ForPods:
+		return x.condition(s, 0) + ", so the client is a pod: it may use the endpoints of all nodes; " + x.sayFrontend(s, dst), false
+	case ruleset.ForNode:
+		return "the client is the node itself: it may use the endpoints of all nodes, and is marked to be masqueraded; " + x.sayFrontend(s, dst), false
+	case ruleset.DropNotLocal:
+		return "the client is outside, and no endpoint is on this node: it is dropped", false
+	case ruleset.MarkAll:
+		return "it is marked to be masqueraded: " + x.whyMarkAll(s), false
+	case ruleset.MarkOutsiders:
+		return x.condition(s, 0) + ", so the client is no pod of the cluster: it is marked to be masqueraded", false
+	case ruleset.RefuseTCP:
+		return "it is refused by a TCP reset", false
+	case ruleset.RefuseOthers:
+		return "it is refused by ICMP port unreachable", false
+	case ruleset.DropCounted:
+		return "it is dropped", false
+	case ruleset.DropUnallocated:
+		return fmt.Sprintf("%s is in the ServiceCIDR %s, and no Service has it: it is dropped", s.Destination.Addr(), s.Rule[0].(nft.MatchAddr).Prefix), false
+	case ruleset.DropUntranslated:
+		return fmt.Sprintf("%s is a cluster IP, and nothing has translated it: it is dropped", s.Destination.Addr()), false
+	}
+	return x.sayTranslation(p, s, w)
+}
+
+// sayTranslation is sayMatched for rules that choose an endpoint, and those after them.
+func (x *explainer) sayTranslation(p ruleset.Purpose, s *nft.Step, w *nft.Way) (text string, minor bool) {
+	switch p {
+	case ruleset.FindClient:
+		return fmt.Sprintf("map %s remembers the client: it goes to %s", clean(setOf(s)), x.chosen(w)), false
+	case ruleset.NewClient:
+		return "the client is not remembered: it goes on to choose an endpoint", true
+	case ruleset.Choose, ruleset.ChooseFirst:
+		return fmt.Sprintf("map %s: it goes to %s", setOf(s), x.chosen(w)), false
+	case ruleset.DropUnchosen:
+		return "the map has none of the endpoints that this chain expects: it is dropped", false
+	case ruleset.FindLearner:
+		return "its Service port has session affinity, so the client will be remembered", true
+	case ruleset.Remember:
+		u := s.Rule[len(s.Rule)-1].(nft.Update)
+		return fmt.Sprintf("map %s remembers the client for %s", clean(u.Map), u.Timeout), false
+	case ruleset.MasqueradeMarked:
+		return "it carries the mark: it is masqueraded, so the endpoint sees an address of this node", false
+	case ruleset.MasqueradeHairpin:
+		return "the endpoint is the client's own pod: it is masqueraded, so that the answer comes back this way", false
+	case ruleset.Unmark:
+		return "the endpoint is on the node itself: the mark is cleared, and nothing is masqueraded", false
+	}
+	return s.Rule.Text(s.Table.Family), true
+}
+
+// sayPassedOver says why a rule did not match.
+func (x *explainer) sayPassedOver(p ruleset.Purpose, s *nft.Step) (text string, minor bool) {
+	dst := endText(x.question.Packet, s.Destination)
+	switch p {
+	case ruleset.FindFrontend:
+		return fmt.Sprintf("map services does not have %s", dst), false
+	case ruleset.RefuseUnknownPort:
+		if s.Last == 0 {
+			return fmt.Sprintf("%s is no cluster IP of a Service", s.Destination.Addr()), false
+		}
+		return fmt.Sprintf("%s is a cluster IP, of %s, but it is also an address of this node, which keeps its other ports", s.Destination.Addr(), clean(x.clusterIPOwner(s.Destination.Addr()))), false
+	case ruleset.FindNodePort:
+		if s.Last < len(s.Rule)-1 {
+			return fmt.Sprintf("%s is no address of this node that serves node ports", s.Destination.Addr()), false
+		}
+		return fmt.Sprintf("map node-ports does not have %s", portText(x.question.Packet)), false
+	case ruleset.AdmitSource:
+		return fmt.Sprintf("%s is in none of the source ranges %s", x.question.Packet.Src.Addr(), x.rangesText(s.Chain)), false
+	case ruleset.ForPods:
+		return x.condition(s, 0) + ", so the client is no pod of the cluster", false
+	case ruleset.ForNode:
+		return "the client is not the node itself", false
+	case ruleset.ForOutsiders:
+		if strings.HasPrefix(setOf(s), "node-port") {
+			dst = portText(x.question.Packet)
+		}
+		return fmt.Sprintf("map %s does not have %s: no endpoint is on this node", setOf(s), dst), false
+	case ruleset.MarkOutsiders:
+		return x.condition(s, 0) + ", so the client is a pod, and is not marked to be masqueraded", false
+	case ruleset.FindClient:
+		if len(s.Lookups) > 0 {
+			return fmt.Sprintf("map %s does not remember the client %s", clean(setOf(s)), x.question.Packet.Src.Addr()), false
+		}
+	case ruleset.Choose, ruleset.ChooseFirst:
+		return fmt.Sprintf("map %s does not have %s, which this chain expects: another process has removed it, or the map changes at this moment", setOf(s), x.missing(s)), false
+	case ruleset.Remember:
+		if len(s.Lookups) > 0 && s.Last > 0 {
+			return fmt.Sprintf("map %s is full: the client is not remembered", clean(setOf(s))), false
+		}
+	}
+	return "it does not match: " + s.Rule.Text(s.Table.Family), true
+}
+
+// sayFrontend says what a map of frontends has for the packet.
+func (x *explainer) sayFrontend(s *nft.Step, what string) string {
+	for _, l := range s.Lookups {
+		if !l.Found || !l.Set.Verdicts {
+			continue
+		}
+		of := ""
+		if f := ruleset.NameInComment(l.Element.Comment); f.Service != "" {
+			of = ", of " + frontendText(f)
+		}
+		if l.Set.Key[0] != nft.Daddr {
+			what = portText(x.question.Packet)
+		}
+		return fmt.Sprintf("map %s has %s%s: %s", l.Set.Name, what, of, verdictText(l.Element.Verdict))
+	}
+	return s.Rule.Text(s.Table.Family)
+}
+
+func frontendText(f ruleset.ServiceName) string {
+	if f.Port == "" {
+		return clean(f.Service)
+	}
+	return clean(f.Service + ":" + f.Port)
+}
+
+func verdictText(v nft.Verdict) string {
+	switch v.Code {
+	case nft.Jump, nft.Goto:
+		return "it goes on in chain " + clean(v.Chain)
+	case nft.Drop:
+		return "it is dropped"
+	}
+	return v.String()
+}
+
+// chosen names the endpoints of a way.
+func (x *explainer) chosen(w *nft.Way) string {
+	switch n := len(w.Ends); {
+	case n == 1:
+		return w.Ends[0].To.String()
+	case n == 2:
+		return fmt.Sprintf("%s or %s, at random", w.Ends[0].To, w.Ends[1].To)
+	default:
+		return fmt.Sprintf("one of %d endpoints, at random", n)
+	}
+}
+
+// missing is the key that a map does not have.
+func (x *explainer) missing(s *nft.Step) string {
+	if len(s.Lookups) == 0 {
+		return "an element"
+	}
+	l := s.Lookups[len(s.Lookups)-1]
+	return l.Fields.Format(s.Table.Family, l.Key)
+}
+
+// setOf names the last set or map that the rule asked, or would ask.
+func setOf(s *nft.Step) string {
+	if n := len(s.Lookups); n > 0 {
+		return s.Lookups[n-1].Set.Name
+	}
+	for i := len(s.Rule) - 1; i >= 0; i-- {
+		switch st := s.Rule[i].(type) {
+		case nft.VMap:
+			return st.Map
+		case nft.DNAT:
+			return st.Map
+		}
+	}
+	return ""
+}
+
+// condition puts a match of a client's address or interface into words, as it was found.
+func (x *explainer) condition(s *nft.Step, at int) string {
+	holds := s.Matched || s.Last > at
+	switch m := s.Rule[at].(type) {
+	case nft.MatchAddr:
+		return fmt.Sprintf("the source %s is %s%s", x.question.Packet.Src.Addr(), notText(m.Not == holds), "in "+m.Prefix.String())
+	case nft.MatchInput:
+		name := m.Name
+		if m.Prefix {
+			name += "*"
+		}
+		in := x.question.Packet.Input
+		switch {
+		case x.question.Packet.FromNode:
+			return fmt.Sprintf("the packet comes from the node itself, not by the interface %s", name)
+		case m.Not == holds:
+			return fmt.Sprintf("the packet comes in by %s, not by %s", in, name)
+		}
+		return fmt.Sprintf("the packet comes in by %s", in)
+	}
+	return s.Rule[at].Text(s.Table.Family)
+}
+
+func notText(not bool) string {
+	if not {
+		return "not "
+	}
+	return ""
+}
+
+// endText is an address and port with the protocol. ICMP has no ports.
+func endText(p nft.Packet, a netip.AddrPort) string {
+	if !hasPorts(p) {
+		return fmt.Sprintf("%s/%s", a.Addr(), nft.ProtocolText(p.Protocol))
+	}
+	return fmt.Sprintf("%s/%s", a, nft.ProtocolText(p.Protocol))
+}
+
+func portText(p nft.Packet) string {
+	return fmt.Sprintf("the port %d/%s", p.Dst.Port(), nft.ProtocolText(p.Protocol))
+}
+
+func hasPorts(p nft.Packet) bool {
+	switch service.Protocol(p.Protocol) {
+	case service.TCP, service.UDP, service.SCTP:
+		return true
+	}
+	return false
+}
+
+// clean replaces control characters in a text that others can choose, such as a comment: it may go to a
+// terminal.
+func clean(text string) string {
+	runes := []rune(text)
+	for i, r := range runes {
+		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 || r == '\u2028' || r == '\u2029' || r >= '\u202a' && r <= '\u202e' {
+			runes[i] = '?'
+		}
+	}
+	return string(runes)
+}

@@ -1,0 +1,71 @@
+package hostaddr
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Route says what the kernel does with a packet of the node to an address.
+type Route struct {
+	// Local says that the address is one of the node's own, as "fib daddr type local" has it.
+	Local bool
+	// Device is the interface by which the packet leaves; empty if there is no way to the address.
+	Device string
+	// Via is the next hop; not valid where the address is on the link.
+	Via netip.Addr
+	// Default says that the way is the default route.
+	Default bool
+	// Source is the node's address that the kernel chooses for the packet; not valid if there is none.
+	Source netip.Addr
+}
+
+// Lookup asks the kernel for the way to an address. An address without a way is no error.
+func Lookup(a netip.Addr) (Route, error) {
+	var r Route
+	found, err := netlink.RouteGetWithOptions(a.AsSlice(), nil)
+	if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL) {
+		return r, nil
+	}
+	if err != nil {
+		return r, fmt.Errorf("look up the route to %s: %w", a, err)
+	}
+	if len(found) == 0 {
+		return r, nil
+	}
+	route := found[0]
+	r.Local = route.Type == unix.RTN_LOCAL
+	if source, ok := netip.AddrFromSlice(route.Src); ok {
+		r.Source = source.Unmap()
+	}
+	if via, ok := netip.AddrFromSlice(route.Gw); ok {
+		r.Via = via.Unmap()
+	}
+	if !r.Local && route.Type != unix.RTN_UNICAST {
+		return r, nil // a blackhole, or a broadcast address
+	}
+	link, err := netlink.LinkByIndex(route.LinkIndex)
+	if err != nil {
+		return r, fmt.Errorf("look up the interface of the route to %s: %w", a, err)
+	}
+	r.Device = link.Attrs().Name
+	r.Default, err = byDefault(a)
+	return r, err
+}
+
+// byDefault says whether the default route leads to the address.
+func byDefault(a netip.Addr) (bool, error) {
+	found, err := netlink.RouteGetWithOptions(a.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
+	if err != nil || len(found) == 0 {
+		return false, nil // kernels before 4.13 do not tell; then no way counts as the default route
+	}
+	dst := found[0].Dst
+	if dst == nil {
+		return true, nil
+	}
+	ones, _ := dst.Mask.Size()
+	return ones == 0, nil
+}
