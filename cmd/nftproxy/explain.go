@@ -41,8 +41,8 @@ long; or where and why it is refused, dropped or left alone, who in the cluster 
 the node causes that, and what helps. It needs no API server and no running proxy, it
 sends no packet, and it changes nothing. It needs CAP_NET_ADMIN.
 
-The destination is an address and port, without a protocol for TCP. ADDR/icmp is an
-echo request. --from is the client: an address, or an address and the interface by
+The destination is an address and port, such as 10.96.0.10:53 or '[fd00:96::a]:53',
+without a protocol for TCP. ADDR/icmp is an echo request. --from is the client: an address, or an address and the interface by
 which its packets come in, or "node" for a process of the node. Without --from
 explain chooses a likely client, and says which: a pod of this node for an address
 that Services have in the cluster, a client outside for any other.
@@ -73,7 +73,7 @@ may add fields; they do not change these.`,
 		Example: `  nftproxy explain 10.96.0.10:53/udp
   nftproxy explain --from 10.244.1.5 10.96.0.10:53/udp --verbose
   nftproxy explain --from 203.0.113.9@eth0 192.168.0.2:30080
-  nftproxy explain --from node '[fd00:96::a]:53' -o json
+  nftproxy explain --from node 10.96.0.10:53 -o json
   nftproxy explain 10.96.0.20:80 --kubeconfig /etc/kubernetes/proxy.conf
   kubectl -n kube-system exec POD -- /nftproxy explain 10.96.0.20:80`,
 		Args: cobra.ExactArgs(1),

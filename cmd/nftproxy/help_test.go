@@ -104,6 +104,7 @@ func harmless() []string {
 	return []string{
 		"nftproxy get", "nftproxy get services", "nftproxy get endpoints", "nftproxy get chains", "nftproxy get affinity",
 		"nftproxy conntrack", "nftproxy conntrack list", "nftproxy conntrack clean", "nftproxy conntrack sysctl",
+		"nftproxy explain",
 	}
 }
 
