@@ -12,6 +12,8 @@ import (
 
 	"nftproxy/conntrack"
 	"nftproxy/daemon/inspect"
+	"nftproxy/model/service"
+	"nftproxy/nft/ruleset"
 )
 
 // endpointList is the JSON that get endpoints prints.
@@ -108,13 +110,7 @@ func (o *endpointOptions) run(cmd *cobra.Command, s inspect.Selection) error {
 
 // countConnections reads the conntrack table.
 func (r *reading) countConnections(cmd *cobra.Command) (*inspect.Connections, error) {
-	index := conntrack.NewIndex(conntrack.Options{NodePortAddresses: r.config.NodePortAddresses, Pod: r.config.Pod})
-	index.Update(r.Snapshot)
-	connections := inspect.NewConnections(index)
-	err := eachFlow(cmd.Context(), func(f conntrack.Flow) error {
-		connections.Add(f)
-		return nil
-	})
+	connections, err := connectionsOf(cmd.Context(), r.config, r.Snapshot)
 	if errors.Is(err, conntrack.ErrInterrupted) {
 		fmt.Fprintf(cmd.ErrOrStderr(), "nftproxy: connections may be missing: %v\n", err)
 		err = nil
@@ -123,6 +119,17 @@ func (r *reading) countConnections(cmd *cobra.Command) (*inspect.Connections, er
 		fmt.Fprintf(cmd.ErrOrStderr(), "nftproxy: %s to addresses that no Service has any more\n", plural(n, "connection"))
 	}
 	return connections, err
+}
+
+// connectionsOf counts the connections to the Services of a snapshot.
+func connectionsOf(ctx context.Context, c ruleset.Config, s service.Snapshot) (*inspect.Connections, error) {
+	index := conntrack.NewIndex(conntrack.Options{NodePortAddresses: c.NodePortAddresses, Pod: c.Pod})
+	index.Update(s)
+	connections := inspect.NewConnections(index)
+	return connections, eachFlow(ctx, func(f conntrack.Flow) error {
+		connections.Add(f)
+		return nil
+	})
 }
 
 // eachFlow visits the flows of the kernel's table.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"maps"
 	"net/http"
 	"time"
@@ -10,17 +11,23 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"nftproxy/daemon/health"
+	"nftproxy/daemon/inspect"
 	"nftproxy/daemon/kubeproxyconfig"
 	"nftproxy/daemon/metrics"
 	"nftproxy/daemon/statuspage"
 	"nftproxy/daemon/zpages"
+	"nftproxy/model/service"
 )
 
 // newStatusPage makes the status page.
 func (d *daemon) newStatusPage(judge *health.Health) *statuspage.Page {
+	rules := d.ruleset
 	return statuspage.New(statuspage.Config{
 		Version: version(), Node: d.node, Table: d.ruleset.Table, Started: time.Now(),
 		Ready: judge.Ready, Status: judge.Status, NodePortAddresses: d.ruleset.NodePortAddresses,
+		Connections: func(ctx context.Context, s service.Snapshot) (*inspect.Connections, error) {
+			return connectionsOf(ctx, rules, s)
+		},
 	})
 }
 

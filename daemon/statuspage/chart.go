@@ -13,7 +13,7 @@ import (
 const (
 	chartWidth, chartHeight = 640, 200
 	// The frame is left for the names of the axes.
-	chartLeft, chartRight, chartTop, chartBottom = 60, 8, 10, 26
+	chartLeft, chartRight, chartTop, chartBottom = 84, 8, 14, 32
 )
 
 // chart draws the syncs from left to right, the height of a bar by the time that the sync
@@ -39,7 +39,7 @@ func chart(list []record, now time.Time) *html.Node {
 	}
 	if len(list) > 0 {
 		last := chartLeft + float64(len(list))*slot
-		under := number(chartHeight - 8)
+		under := number(chartHeight - 9)
 		svg.AppendChild(element("text", attributes("x", number(chartLeft), "y", under), text("%s ago", duration(max(0, now.Sub(list[0].start))))))
 		if last > chartLeft+chartWidth/2 {
 			svg.AppendChild(element("text", attributes("x", number(last), "y", under, "text-anchor", "end"),

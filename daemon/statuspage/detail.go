@@ -10,7 +10,6 @@ import (
 	"golang.org/x/net/html"
 
 	"nftproxy/model/service"
-	"nftproxy/model/sorted"
 )
 
 // The bounds on the page of a Service.
@@ -212,7 +211,7 @@ func (d *detail) endpoints(i int, name string, choices *[2]service.Choice) []*ht
 	for chunk := range all.Chunks() {
 		for j := range chunk {
 			if n++; n > skip && len(rows) < size {
-				rows = append(rows, d.endpointRow(&chunk[j], choices))
+				rows = append(rows, d.endpointRow(&chunk[j], &d.service.Ports[i], choices))
 			}
 		}
 	}
@@ -240,7 +239,7 @@ func (d *detail) endpointPages(i, n int) *html.Node {
 }
 
 // endpointRow is a row of the table of endpoints.
-func (d *detail) endpointRow(e *service.Endpoint, choices *[2]service.Choice) []cell {
+func (d *detail) endpointRow(e *service.Endpoint, p *service.Port, choices *[2]service.Choice) []cell {
 	node := e.Node
 	switch {
 	case node == "":
@@ -255,7 +254,7 @@ func (d *detail) endpointRow(e *service.Endpoint, choices *[2]service.Choice) []
 	if e.Zones != "" {
 		state += "; hint: for zones " + cut(string(e.Zones), maxQuery)
 	}
-	return []cell{textCell(e.Addr.String()), textCell(state), textCell(node), textCell(connections(e, &choices[family(e.Addr.Addr().Is6())], d.service))}
+	return []cell{textCell(e.Addr.String()), textCell(state), textCell(node), textCell(d.connections(e, p, &choices[family(e.Addr.Addr().Is6())]))}
 }
 
 // endpointState says in words what the conditions of an endpoint mean.
@@ -271,19 +270,32 @@ func endpointState(e *service.Endpoint) string {
 	return "not ready"
 }
 
-// connections says which new connections an endpoint gets.
-func connections(e *service.Endpoint, c *service.Choice, s *service.Service) string {
-	has := func(list sorted.List[netip.AddrPort]) bool { return list.Find(e.Addr) != nil }
+// connections says which new connections to the port an endpoint gets.
+func (d *detail) connections(e *service.Endpoint, p *service.Port, c *service.Choice) string {
+	s, v6 := d.service, e.Addr.Addr().Is6()
+	if _, held := d.view.quarantined[string(s.Name)]; held {
+		return "none: the Service is in quarantine"
+	}
+	if !s.InFamily(v6) {
+		return "none: the Service has no cluster IP of this family"
+	}
+	cluster, local := c.Cluster.Find(e.Addr) != nil, c.Local.Find(e.Addr) != nil
 	var parts []string
-	cluster, local := has(c.Cluster), has(c.Local)
 	if s.InternalPolicy == service.Cluster && cluster || s.InternalPolicy == service.Local && local {
 		parts = append(parts, "to cluster IPs")
 	}
-	if s.ExternalPolicy == service.Cluster && cluster || s.ExternalPolicy == service.Local && local {
-		parts = append(parts, "from outside")
+	if s.External(p, v6) {
+		switch {
+		case s.ExternalPolicy == service.Cluster && cluster, cluster && local:
+			parts = append(parts, "to other addresses")
+		case local:
+			parts = append(parts, "to other addresses, from outside")
+		case cluster:
+			parts = append(parts, "to other addresses, from this node and its pods")
+		}
 	}
 	if len(parts) == 0 {
 		return "none on this node"
 	}
-	return strings.Join(parts, ", ")
+	return strings.Join(parts, "; ")
 }

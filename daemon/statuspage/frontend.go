@@ -114,6 +114,9 @@ func (d *detail) meets(f frontend, c *service.Choice) cell {
 // outcome says where the rules lead a new connection to an address of the Service.
 func outcome(s *service.Service, internal bool, c *service.Choice) string {
 	one := func(n int, where string) string {
+		if n == 1 {
+			return "the one endpoint" + where
+		}
 		return fmt.Sprintf("one of %s%s", count(n, "endpoint", "endpoints"), where)
 	}
 	const none = "refused: there is no endpoint"

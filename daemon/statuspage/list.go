@@ -71,6 +71,10 @@ func (l *list) nodes() []*html.Node {
 	q := l.request
 	total := l.view.snapshot.Services.Len()
 	nodes := []*html.Node{l.overviewOfStates(total), l.form()}
+	if l.page.config.Connections != nil {
+		nodes = append(nodes, element("p", nil, link(request{draining: true, rank: -1}.url(), "Draining endpoints and their connections"),
+			literal(": this looks at connection tracking, which costs the node some CPU time.")))
+	}
 	if len(l.others) > 0 {
 		items := element("ul", nil)
 		for _, name := range l.others {

@@ -76,6 +76,11 @@ func (p *Page) overview(q *request) *answer {
 		title = count(list.ranked[0], "Service", "Services") + " in quarantine – " + title
 	}
 	parts := []*html.Node{p.health(v, readyz, class, now), p.syncs(now)}
+	var alert *html.Node
+	if list != nil && list.ranked[0] > 0 {
+		alert = element("p", attributes("class", "note bad alert"), link(request{rank: 0}.url()+"#services",
+			count(list.ranked[0], "Service is", "Services are")+" in quarantine: the kernel refused the rules"))
+	}
 	if list == nil {
 		parts = append(parts, section("services", "Services", plain("p", "No sync has ended yet, so no Service is served by this process.")))
 	} else {
@@ -84,7 +89,7 @@ func (p *Page) overview(q *request) *answer {
 	if len(q.words) > 0 || q.rank >= 0 || q.page > 1 { // The list is asked for.
 		parts = []*html.Node{parts[2], parts[0], parts[1]}
 	}
-	return &answer{code: http.StatusOK, document: p.document(title, heading, parts...)}
+	return &answer{code: http.StatusOK, document: p.document(title, heading, append([]*html.Node{alert}, parts...)...)}
 }
 
 // section is a part of the page with a heading, by which screen readers list it.

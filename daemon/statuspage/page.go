@@ -9,6 +9,7 @@ package statuspage
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"net"
 	"net/http"
@@ -21,6 +22,7 @@ import (
 	"golang.org/x/net/html"
 
 	"nftproxy/daemon/health"
+	"nftproxy/daemon/inspect"
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/pace"
 	"nftproxy/model/service"
@@ -45,6 +47,11 @@ type Config struct {
 	Status func() health.Status
 	// NodePortAddresses says which addresses serve node ports.
 	NodePortAddresses service.NodePortAddresses
+	// Connections counts the connections to the Services' endpoints, by connection
+	// tracking. With an error it may return those that it found. It costs CPU time, so the
+	// page calls it only when it is asked, and not often. If it is nil, the page does not
+	// offer it.
+	Connections func(context.Context, service.Snapshot) (*inspect.Connections, error)
 }
 
 // The bounds on work for pages.
@@ -68,6 +75,8 @@ type Page struct {
 
 	// turn holds the budget while no request is worked on: one at a time works.
 	turn chan *pace.Budget
+	// look belongs to the request that works.
+	look look
 
 	// newest is the newest view, nil before the first sync.
 	newest  atomic.Pointer[view]
@@ -91,7 +100,7 @@ func (v *view) failing() bool { return v.failures != [2]string{} }
 
 // New makes a page without syncs.
 func New(c Config) *Page {
-	p := &Page{config: c, inFlight: make(chan struct{}, maxInFlight), turn: make(chan *pace.Budget, 1)}
+	p := &Page{config: c, inFlight: make(chan struct{}, maxInFlight), turn: make(chan *pace.Budget, 1), look: look{budget: pace.Budget{Rest: lookShare}}}
 	p.turn <- &pace.Budget{Rest: share, Burst: burst}
 	return p
 }
@@ -205,13 +214,23 @@ func (p *Page) work(r *http.Request) *answer {
 		a.retryAfter = wait
 		return a
 	}
-	// The elapsed time is at least the CPU time of this goroutine.
-	defer func() { budget.Spend(time.Now(), time.Since(begun)) }()
+	// The elapsed time is at least the CPU time of this goroutine. Looks at connection
+	// tracking have a budget of their own.
+	var looked time.Duration
+	defer func() { budget.Spend(time.Now(), time.Since(begun)-looked) }()
 	q, err := parseRequest(r.URL.Query())
 	if err != nil {
 		return p.trouble(http.StatusBadRequest, "Cannot search for that", err.Error()+".")
 	}
-	if q.service != "" {
+	switch {
+	case q.draining:
+		before := p.look.at
+		a := p.drainingPage(r.Context())
+		if p.look.at != before {
+			looked = p.look.took
+		}
+		return a
+	case q.service != "":
 		return p.servicePage(q)
 	}
 	return p.overview(q)

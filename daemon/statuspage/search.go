@@ -33,6 +33,8 @@ type request struct {
 	rank int
 	// page is the number of the page in the list, from 1 on.
 	page int
+	// draining asks for the endpoints that drain.
+	draining bool
 }
 
 // parseRequest reads the query of a URL.
@@ -47,6 +49,13 @@ func parseRequest(q url.Values) (*request, error) {
 	}
 	for _, f := range fields {
 		r.words = append(r.words, parseWord(f))
+	}
+	switch view := q.Get("view"); view {
+	case "":
+	case "draining":
+		r.draining = true
+	default:
+		return nil, fmt.Errorf("there is no view %q", cut(view, maxQuery))
 	}
 	if slug := q.Get("state"); slug != "" {
 		rank, ok := rankOf(slug)
@@ -83,6 +92,7 @@ func (r request) url() string {
 			q.Set(name, value)
 		}
 	}
+	set("view", "draining", r.draining)
 	set("service", string(r.service), r.service != "")
 	set("port", strconv.Itoa(r.port), r.port > 0)
 	set("q", r.search, r.search != "")

@@ -5,13 +5,16 @@
 package statuspagetest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
 	"time"
 
+	"nftproxy/conntrack"
 	"nftproxy/daemon/health"
+	"nftproxy/daemon/inspect"
 	"nftproxy/daemon/proxy"
 	"nftproxy/daemon/statuspage"
 	"nftproxy/model/service"
@@ -23,6 +26,9 @@ func New(change ...func(*statuspage.Config)) *statuspage.Page {
 	c := statuspage.Config{
 		Version: "v1.2.3", Node: "node-1", Table: "nftproxy", Started: now.Add(-3 * time.Hour),
 		Ready: func() (bool, string) { return true, "ok" },
+		Connections: func(_ context.Context, s service.Snapshot) (*inspect.Connections, error) {
+			return Connections(s), nil
+		},
 		Status: func() health.Status {
 			return health.Status{Healthy: true, Status: map[string]health.FamilyStatus{"IPv4": {LastUpdated: now, Healthy: true}, "IPv6": {LastUpdated: now, Healthy: true}}}
 		},
@@ -144,4 +150,26 @@ func Syncs(s service.Snapshot) []proxy.Sync {
 		list = append(list, sync)
 	}
 	return list
+}
+
+// Connections are some to a Cluster: to endpoints that get new connections, to one that
+// terminates, and to one that has gone.
+func Connections(s service.Snapshot) *inspect.Connections {
+	index := conntrack.NewIndex(conntrack.Options{})
+	index.Update(s)
+	connections := inspect.NewConnections(index)
+	for i, leads := range [][2]string{
+		{"10.96.0.1:80", "10.244.0.1:8080"},
+		{"10.96.0.1:80", "10.244.1.9:8080"}, {"10.96.0.1:80", "10.244.1.9:8080"}, // terminates
+		{"10.96.0.5:80", "10.244.9.9:80"}, {"203.0.113.5:80", "10.244.9.9:80"}, {"10.96.0.5:80", "10.244.9.9:80"}, // has gone
+		{"10.96.0.3:80", "10.244.0.3:80"}, // terminates, but is the only one
+	} {
+		from := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, 7, 7}), uint16(10000+i))
+		connections.Add(conntrack.Flow{
+			Protocol: service.TCP, Status: conntrack.DstNAT, TCPState: conntrack.TCPEstablished,
+			Original: conntrack.Tuple{Src: from, Dst: netip.MustParseAddrPort(leads[0])},
+			Reply:    conntrack.Tuple{Src: netip.MustParseAddrPort(leads[1]), Dst: from},
+		})
+	}
+	return connections
 }
