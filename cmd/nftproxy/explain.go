@@ -42,10 +42,11 @@ the node causes that, and what helps. It needs no API server and no running prox
 sends no packet, and it changes nothing. It needs CAP_NET_ADMIN.
 
 The destination is an address and port, such as 10.96.0.10:53 or '[fd00:96::a]:53',
-without a protocol for TCP. ADDR/icmp is an echo request. --from is the client: an address, or an address and the interface by
-which its packets come in, or "node" for a process of the node. Without --from
-explain chooses a likely client, and says which: a pod of this node for an address
-that Services have in the cluster, a client outside for any other.
+without a protocol for TCP. ADDR/icmp is an echo request. --from is the client: an
+address, or an address and the interface by which its packets come in, or "node" for a
+process of the node. Without --from explain chooses a likely client, and says which: a
+pod of this node for an address that Services have in the cluster, a client outside for
+any other.
 
 From the tables alone explain knows the Service, its port, and the endpoints that get
 new connections. With a source of objects it also names conditions of endpoints,

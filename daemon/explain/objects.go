@@ -142,7 +142,7 @@ func (x *explainer) whyThese(e *Explanation) {
 		x.cause("the internalTrafficPolicy of Service %s is Local: only the %d of %d ready endpoints on this node count", s.Name, n, ready)
 	}
 	if waiting := len(all) - ready; waiting > 0 && ready > 0 {
-		x.cause("%s of the Service get no new connections: they are not ready, or terminate", plural(waiting, "other endpoint"))
+		x.cause("no new connections go to %s of the Service: not ready, or terminating", plural(waiting, "other endpoint"))
 	}
 }
 

@@ -1,0 +1,230 @@
+package explain_test
+
+import (
+	"encoding/json"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"nftproxy/daemon/explain"
+	"nftproxy/model/service"
+	"nftproxy/nft"
+	"nftproxy/nft/ruleset"
+)
+
+// cluster is what the tests explain.
+const cluster = `node node-1
+  zone zone-a
+  address 192.168.0.2
+  host-address 192.168.0.2
+  host-address 10.96.0.53
+service-cidr 10.96.0.0/16
+service ns/dns created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.53
+  port - udp 53
+    endpoint 10.244.0.5:53 node-1 ready serving
+service ns/hinted created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.2
+  port http tcp 80
+    endpoint 10.244.0.5:80 node-1 ready serving for-zones=zone-a
+    endpoint 10.244.1.5:80 node-2 ready serving for-zones=zone-b
+    endpoint 10.244.1.6:80 node-2
+service ns/draining created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.3
+  port http tcp 80
+    endpoint 10.244.1.5:80 node-2 serving terminating
+    endpoint 10.244.1.6:80 node-2 terminating
+service ns/inside created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.4
+  internal-policy Local
+  external-policy Local
+  health-check-node-port 30099
+  port http tcp 80 node-port 30080
+    endpoint 10.244.1.5:80 node-2 ready serving
+service ns/sticky created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.6
+  affinity 10800s
+  port http tcp 80
+    endpoint 10.244.0.5:80 node-1 ready serving
+    endpoint 10.244.1.5:80 node-2 ready serving
+service ns/three created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.7
+  external-ip 192.168.0.2
+  port http tcp 80
+    endpoint 10.244.0.5:80 node-1 ready serving
+    endpoint 10.244.0.6:80 node-1 ready serving
+    endpoint 10.244.1.5:80 node-2 ready serving
+`
+
+// world is a cluster and its tables.
+type world struct {
+	*testing.T
+	snapshot service.Snapshot
+	facts    explain.Facts
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	s, err := service.Parse(strings.NewReader(cluster))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := ruleset.Config{Table: "nftproxy", Settings: service.Settings{
+		MasqueradeBit: 14, ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
+	}}
+	return &world{t, s, explain.Facts{
+		Tables: ruleset.Compile(cfg, s).Model(), Table: "nftproxy",
+		Local: func(a netip.Addr) bool { return slices.Contains(s.Node.HostAddresses, a) },
+	}}
+}
+
+func (w *world) table() *nft.Contents {
+	return w.facts.Tables.Table(nft.TableID{Family: nft.IPv4, Name: "nftproxy"})
+}
+
+// ask explains a packet in the form of nft.ParsePacket.
+func (w *world) ask(packet string) explain.Explanation {
+	w.Helper()
+	p, err := nft.ParsePacket(packet)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return explain.Explain(explain.Question{Packet: p, From: "somewhere"}, &w.facts)
+}
+
+// says checks the outcome and texts of an explanation.
+func (w *world) says(packet string, outcome explain.Outcome, texts ...string) {
+	w.Helper()
+	e := w.ask(packet)
+	text := e.Text(true)
+	if e.Outcome != outcome {
+		w.Errorf("%s: %s, want %s:\n%s", packet, e.Outcome, outcome, text)
+	}
+	for _, want := range texts {
+		if !strings.Contains(text, want) {
+			w.Errorf("%s: the text lacks %q:\n%s", packet, want, text)
+		}
+	}
+}
+
+// TestCauses: by the objects, the causes name conditions, policies and hints.
+func TestCauses(t *testing.T) {
+	w := newWorld(t)
+	w.facts.Objects, w.facts.Source = &w.snapshot, "the objects"
+	pod := "veth0 10.244.0.9:1000 -> "
+	w.says(pod+"10.96.0.2:80/tcp", explain.Endpoint, "it goes to 10.244.0.5:80, and keeps its source address",
+		"topology hints of the EndpointSlices leave 1 of 2 ready endpoints for the zone zone-a of this node", "no new connections go to 1 other endpoint of the Service")
+	w.says(pod+"10.96.0.3:80/tcp", explain.Endpoint, "no endpoint of Service ns/draining is ready", "terminating, and still serves, on node node-2")
+	w.says(pod+"10.96.0.4:80/tcp", explain.Dropped, "the internalTrafficPolicy of Service ns/inside is Local", "one endpoint is on another node", "set internalTrafficPolicy to Cluster")
+	w.says("eth0 203.0.113.1:1000 -> 192.168.0.2:30080/tcp", explain.Dropped, "the externalTrafficPolicy of Service ns/inside is Local")
+	w.says("eth0 203.0.113.1:1000 -> 192.168.0.2:30099/tcp", explain.Untouched, "the port is the healthCheckNodePort of Service ns/inside")
+	w.says("eth0 203.0.113.1:1000 -> 192.168.0.2:30100/tcp", explain.Untouched, "no Service has the node port 30100/tcp")
+	w.says("eth0 203.0.113.1:1000 -> 198.51.100.9:80/tcp", explain.Untouched, "198.51.100.9 is no address of a Service with the port 80/tcp")
+	w.says(pod+"10.96.0.53:54/udp", explain.Untouched, "also an address of this node, which keeps the ports that the Service does not have")
+	w.says(pod+"10.96.0.2:0/icmp", explain.Refused, "they do not answer ping", "refused by ICMP port unreachable")
+	w.says("eth0 203.0.113.1:1000 -> 192.168.0.2:80/tcp", explain.Endpoint, "it goes to one of 3 endpoints, at random, masqueraded", "33.3 %")
+	w.says("veth0 10.244.0.5:1000 -> 10.96.0.7:80/tcp", explain.Endpoint, "masqueraded for 1 of them", "the pod reaches itself through the Service", "Otherwise (33.3 %):")
+}
+
+// TestWithoutTable: without a table the cause is that.
+func TestWithoutTable(t *testing.T) {
+	w := newWorld(t)
+	w.facts.Tables = nft.NewModel()
+	w.says("veth0 10.244.0.9:1000 -> 10.96.0.2:80/tcp", explain.Untouched, "the kernel has no table ip nftproxy")
+}
+
+// TestAffinity: a remembered client goes to its endpoint, and the explanation says for how long.
+func TestAffinity(t *testing.T) {
+	w := newWorld(t)
+	const packet = "veth0 10.244.0.9:1000 -> 10.96.0.6:80/tcp"
+	w.says(packet, explain.Endpoint, "one of 2 endpoints", "does not remember the client 10.244.0.9", "remembers the client for 3h0m0s")
+	p, err := nft.ParsePacket(packet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.facts.Tables.Learn(w.facts.Tables.Trace(p, nft.Host{Local: w.facts.Local, Random: func(n uint32) uint32 { return n - 1 }}))
+	w.facts.Expires = func(string, nft.Value) time.Duration { return 90 * time.Minute }
+	w.says(packet, explain.Endpoint, "it goes to 10.244.1.5:80, which is remembered for the client", "remembers the client for 1h30m0s, unless it connects again")
+	if a := w.ask(packet).Affinity; a == nil || a.Endpoint != "10.244.1.5:80" || a.ExpiresSeconds != 5400 {
+		t.Errorf("affinity %+v", a)
+	}
+}
+
+// TestChangedByOthers: what another process has changed is named, and never guessed at.
+func TestChangedByOthers(t *testing.T) {
+	const packet = "veth0 10.244.0.9:1000 -> 10.96.0.7:80/tcp"
+	insert := func(w *world, chain string, r nft.Rule) {
+		c := w.table().Chains[chain]
+		w.table().Chains[chain] = &nft.Chain{Name: c.Name, Hook: c.Hook, Rules: slices.Insert(slices.Clone(c.Rules), 0, r)}
+	}
+	w := newWorld(t)
+	insert(w, "endpoints-3", nft.Rule{nft.Unknown{}})
+	w.says(packet, explain.Undecided, "nftproxy cannot tell what becomes of it", "rule 1 of chain endpoints-3 is not nftproxy's")
+
+	w = newWorld(t)
+	insert(w, "postrouting", nft.Rule{nft.MatchProto{Protocol: 6}, nft.Masquerade{}})
+	w.says(packet, explain.Endpoint, "masqueraded by chain postrouting, rule 1: the rule is not nftproxy's", "another process has changed nftproxy's table")
+
+	w = newWorld(t)
+	for key := range w.table().Sets["endpoints"].Elements {
+		if at, i := key.SplitIndex(); i == 1 && strings.HasPrefix(string(at), string([]byte{10, 96, 0, 7})) {
+			delete(w.table().Sets["endpoints"].Elements, key)
+		}
+	}
+	w.says(packet, explain.Endpoint, "10.244.0.5:80  66.7 %", "another process has removed elements", "Otherwise (33.3 %):")
+	w.facts.Objects, w.facts.Source = &w.snapshot, "the objects"
+	w.says(packet, explain.Endpoint, "the tables differ from the objects: the packet should go to 10.244.0.5:80, 10.244.0.6:80, 10.244.1.5:80")
+
+	w = newWorld(t)
+	maps := w.table().Sets["endpoints"].Elements
+	for key := range maps {
+		delete(maps, key)
+	}
+	w.says(packet, explain.Dropped, "the map has none of the endpoints that this chain expects", "another process has removed elements")
+}
+
+// TestHostileNames: no control character of a comment or chain reaches the text.
+func TestHostileNames(t *testing.T) {
+	w := newWorld(t)
+	for _, set := range w.table().Sets {
+		for key, e := range set.Elements {
+			e.Comment = "ns/\x1b[31mred\u202e\n:\x07p"
+			set.Elements[key] = e
+		}
+	}
+	for _, packet := range []string{"veth0 10.244.0.9:1000 -> 10.96.0.7:80/tcp", "veth0 10.244.0.9:1000 -> 10.96.0.7:81/tcp"} {
+		e := w.ask(packet)
+		if text := e.Text(true); regexp.MustCompile("[^\\n\\x20-\\x7e]").MatchString(text) || !strings.Contains(text, "ns/?[31mred??") {
+			t.Errorf("%s: %q", packet, text)
+		}
+	}
+}
+
+// TestJSON: the JSON has the names that the help promises, and lists where it says so.
+func TestJSON(t *testing.T) {
+	w := newWorld(t)
+	b, err := json.Marshal(w.ask("veth0 10.244.0.9:1000 -> 10.96.0.7:81/tcp"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var e map[string]any
+	if err := json.Unmarshal(b, &e); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"packet", "outcome", "summary", "service", "port"} {
+		if e[name] == nil {
+			t.Errorf("no %s in %s", name, b)
+		}
+	}
+	for _, name := range []string{"results", "endpoints", "steps", "otherwise", "causes", "remedies", "others", "notes", "assumed"} {
+		if _, list := e[name].([]any); !list {
+			t.Errorf("%s is no list in %s", name, b)
+		}
+	}
+	if e["affinity"] != nil || e["outcome"] != "refused" {
+		t.Errorf("%s", b)
+	}
+}
