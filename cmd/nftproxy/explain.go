@@ -77,7 +77,8 @@ may add fields; they do not change these.`,
   nftproxy explain --from node 10.96.0.10:53 -o json
   nftproxy explain 10.96.0.20:80 --kubeconfig /etc/kubernetes/proxy.conf
   kubectl -n kube-system exec POD -- /nftproxy explain 10.96.0.20:80`,
-		Args: cobra.ExactArgs(1),
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			e, err := o.explain(cmd, args[0])
 			if err == nil {
@@ -95,6 +96,11 @@ may add fields; they do not change these.`,
 	f.StringVar(&o.from, "from", "", "the client: `ADDR`, ADDR@INTERFACE or node (default a likely client)")
 	f.BoolVar(&o.verbose, "verbose", false, "print the text of each rule, and rules that decide nothing")
 	f.StringVarP(&o.output, "output", "o", outputText, "text, json or yaml")
+	for flag, values := range map[string][]string{"output": {outputText, outputJSON, outputYAML}, "from": {live.FromNode}} {
+		if err := cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+			panic(err) // the flag is there
+		}
+	}
 	return cmd
 }
 

@@ -252,6 +252,33 @@ func TestExplainUnknownRule(t *testing.T) {
 	}
 }
 
+// TestExplainStatus: the exit status tells the outcome, in every output.
+func TestExplainStatus(t *testing.T) {
+	w := newTroubles(t)
+	w.write("")
+	firstSync(t, w.Node, "--nftproxy-manifests", filepath.Join(w.dir, manifestsDir), "--cluster-cidr", "10.244.0.0/16")
+	for _, c := range []struct {
+		args   string
+		status int
+		says   string
+	}{
+		{"10.96.0.20:80 -o yaml", 0, "outcome: endpoint\n"},
+		{"10.96.0.10:80 -o json", 1, `"outcome": "refused"`},
+		{"10.96.0.99:80", 1, "it is dropped"},
+		{"192.0.2.9:80", 3, "nftproxy's rules leave it alone"},
+		{"10.96.0.20:80 --nftproxy-table other", 3, "the kernel has no table ip other"},
+		{"10.96.0.20", 2, "want ADDR:PORT"},
+		{"10.96.0.20:80 --from fd00::1", 2, "different families"},
+		{"10.96.0.20:80 -o wide", 2, "want text, json or yaml"},
+		{"10.96.0.20:80 --nftproxy-manifests gone", 2, "no such file"},
+		{"", 2, "accepts 1 arg"},
+	} {
+		if stdout, stderr, status := w.explain(c.args); status != c.status || !strings.Contains(stdout+stderr, c.says) {
+			t.Errorf("explain %s: exit status %d, want %d and %q:\n%s%s", c.args, status, c.status, c.says, stdout, stderr)
+		}
+	}
+}
+
 // TestExplainOtherChains: explain names the chains of firewalls that the packet still has to pass, of nftables and
 // of iptables-legacy, and no others.
 func TestExplainOtherChains(t *testing.T) {
@@ -267,6 +294,8 @@ table inet mine {
 	chain inner { ct state vmap { invalid : drop }; }
 }
 table ip6 six { chain forward { type filter hook forward priority 10; policy drop; }; }
+table ip kube-proxy { chain services { type nat hook prerouting priority -90; drop; }; }
+table ip second { comment "kept by nftproxy, a Kubernetes service proxy"; }
 table ip hostports { chain before { type nat hook prerouting priority -110; tcp dport 99 dnat to 10.9.9.9; }; }
 `))
 	stdout, _, _ := w.explain("--from " + w.client.Addrs.V4().String() + " 10.96.0.20:80")
@@ -274,6 +303,8 @@ table ip hostports { chain before { type nat hook prerouting priority -110; tcp 
 		"hook forward, priority 10: chain forward in table inet mine drops what no rule accepts",
 		"hook postrouting, priority 30: chain jumps in table inet mine has rules that drop or reject packets",
 		"hook prerouting, priority -110: chain before in table ip hostports has rules that change addresses, perhaps before nftproxy's",
+		"hook prerouting, priority -90: chain services in table ip kube-proxy, of kube-proxy has rules that drop or reject packets",
+		"the kernel has rules of kube-proxy too", "the table ip second is of another nftproxy",
 	} {
 		if !strings.Contains(stdout, text) {
 			t.Errorf("does not say %q:\n%s", text, stdout)

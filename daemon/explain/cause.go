@@ -3,19 +3,30 @@ package explain
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
+	"nftproxy/daemon/basechain"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 )
 
+// mostCauses bounds the causes, and the remedies: objects and rules of others can bring many.
+const mostCauses = 30
+
 func (x *explainer) cause(format string, args ...any) {
+	if len(x.causes) == mostCauses {
+		x.omitted++
+		return
+	}
 	x.causes = append(x.causes, clean(fmt.Sprintf(format, args...)))
 }
 
 func (x *explainer) remedy(format string, args ...any) {
-	x.remedies = append(x.remedies, clean(fmt.Sprintf(format, args...)))
+	if text := clean(fmt.Sprintf(format, args...)); len(x.remedies) < mostCauses && !slices.Contains(x.remedies, text) {
+		x.remedies = append(x.remedies, text)
+	}
 }
 
 func (x *explainer) note(format string, args ...any) {
@@ -284,6 +295,12 @@ func (x *explainer) findDoubts() {
 	}
 	if x.facts.NoOwner {
 		x.note("no process owns the tables: no nftproxy keeps them up to date, and they may be stale")
+	}
+	if x.omitted > 0 {
+		x.note("%d further causes are left out", x.omitted)
+	}
+	if slices.ContainsFunc(x.facts.Chains, func(c basechain.Chain) bool { return c.Program == "kube-proxy" && x.sees(&c) }) {
+		x.note("the kernel has rules of kube-proxy too, and they judge the packet as well (nftproxy proxies compares both)")
 	}
 	for _, t := range x.facts.OtherTables {
 		x.note("the table %s is of another nftproxy, or was left by an earlier one: its rules judge the packet too", t)

@@ -172,6 +172,10 @@ func (x *explainer) findConflicts() {
 			if !conflicts.Has(claim) {
 				continue
 			}
+			if len(x.causes) == mostCauses {
+				x.omitted++
+				continue
+			}
 			protection := service.Protection("")
 			for c := range conflicts.All() {
 				if c.Claim == claim {

@@ -26,6 +26,8 @@ type explainer struct {
 	readBack *service.Snapshot
 
 	causes, remedies, notes []string
+	// omitted counts the causes beyond mostCauses.
+	omitted int
 }
 
 func (x *explainer) family() nft.Family {
