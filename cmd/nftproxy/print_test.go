@@ -15,6 +15,9 @@ import (
 type printedRow struct {
 	Name   string `json:"name"`
 	Detail string `json:"detail"`
+	// The numbers are of the kinds that JSON cannot tell apart.
+	Whole    int64   `json:"whole,omitempty"`
+	Fraction float64 `json:"fraction,omitempty"`
 }
 
 func printed(t *testing.T, o printOptions, rows ...printedRow) string {
@@ -35,7 +38,7 @@ func printed(t *testing.T, o printOptions, rows ...printedRow) string {
 
 // TestPrintRows: one list of rows in each output.
 func TestPrintRows(t *testing.T) {
-	rows := []printedRow{{"a", "first"}, {"longer", ""}}
+	rows := []printedRow{{Name: "a", Detail: "first", Whole: 1_000_000_000_001, Fraction: 0.5}, {Name: "longer"}}
 	for _, test := range []struct {
 		o    printOptions
 		want string
@@ -43,8 +46,8 @@ func TestPrintRows(t *testing.T) {
 		{printOptions{output: outputText}, "NAME\na\nlonger\n"},
 		{printOptions{output: outputWide}, "NAME     DETAIL\na        first\nlonger   -\n"},
 		{printOptions{output: outputWide, noHeaders: true}, "a        first\nlonger   -\n"},
-		{printOptions{output: outputYAML}, "rows:\n- detail: first\n  name: a\n- detail: \"\"\n  name: longer\n"},
-		{printOptions{output: outputJSON}, "{\n  \"rows\": [\n    {\n      \"name\": \"a\",\n      \"detail\": \"first\"\n    },\n    {\n      \"name\": \"longer\",\n      \"detail\": \"\"\n    }\n  ]\n}\n"},
+		{printOptions{output: outputYAML}, "rows:\n- detail: first\n  fraction: 0.5\n  name: a\n  whole: 1000000000001\n- detail: \"\"\n  name: longer\n"},
+		{printOptions{output: outputJSON}, "{\n  \"rows\": [\n    {\n      \"name\": \"a\",\n      \"detail\": \"first\",\n      \"whole\": 1000000000001,\n      \"fraction\": 0.5\n    },\n    {\n      \"name\": \"longer\",\n      \"detail\": \"\"\n    }\n  ]\n}\n"},
 	} {
 		if diff := cmp.Diff(test.want, printed(t, test.o, rows...)); diff != "" {
 			t.Errorf("-o %s (-want +got):\n%s", test.o.output, diff)
@@ -60,7 +63,7 @@ func TestPrintRows(t *testing.T) {
 func TestPrintHostileNames(t *testing.T) {
 	hostile := "a\x1b[31mb\tc\nd\u009b2Je\u202egnp.exe\xfff\x7f\ufffd\\x1bö"
 	for _, output := range []string{outputText, outputWide, outputJSON, outputYAML} {
-		text := printed(t, printOptions{output: output, noHeaders: true}, printedRow{hostile, hostile})
+		text := printed(t, printOptions{output: output, noHeaders: true}, printedRow{Name: hostile, Detail: hostile})
 		for _, r := range text {
 			// The library leaves marks of direction in YAML as they are.
 			if r != '\n' && unicode.IsControl(r) || output != outputYAML && r != '\n' && !unicode.IsPrint(r) {
