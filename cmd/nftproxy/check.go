@@ -40,6 +40,9 @@ are green, 1 if one is yellow and 2 if one is red.
 
 -o json prints an object with level and findings. Each finding has probe, level,
 found and do.`,
+		Example: `  nftproxy check
+  nftproxy check --node-ports 20000-22767          the range that the API server has
+  nftproxy check -o json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o := preflight.Options{

@@ -28,6 +28,9 @@ nftproxy's: its nftables tables, and its chains in the tables of iptables (nft a
 legacy). It removes nothing while kube-proxy runs or may run, nothing while no
 nftproxy serves the node, no rules of other programs, and nothing of IPVS. Start
 nftproxy first: it serves the Services from then on.`,
+		Example: `  nftproxy cleanup
+  nftproxy cleanup --nftproxy-table other
+  nftproxy cleanup --kube-proxy                    after a change from kube-proxy to nftproxy`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if force && !kubeProxy {

@@ -28,6 +28,8 @@ everything it made.
 
 demo needs no root: for an ordinary user it runs in a user namespace of its own.
 It does not touch the machine's network.`,
+		Example: `  nftproxy demo
+  nftproxy demo --full-table`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			code, done, err := demo.Reexec()

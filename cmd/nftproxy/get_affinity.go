@@ -52,7 +52,7 @@ bounds the rows. A map that changes while it is read may lack some clients.
 -o json prints an object with clients and truncated (whether --limit left some out).
 Each client has namespace, service, portName, protocol, port, client, endpoint, list,
 expiresSeconds, timeoutSeconds and stale. Later versions may add fields; they do not
-change these.`,
+change these. Exit statuses: see nftproxy get --help.`,
 		Example: `  nftproxy get affinity
   nftproxy get affinity shop/cart -o wide
   nftproxy get affinity --address 10.244.1.7       where that client is sent

@@ -50,7 +50,7 @@ to behind the base chains.
 
 -o json prints an object with chains. Each has table, name, kind, hook, rules, elements
 (numbers by the name of the map) and fromChains. Later versions may add fields; they do
-not change these.`,
+not change these. Exit statuses: see nftproxy get --help.`,
 		Example: `  nftproxy get chains
   nftproxy get chains refuse -o yaml               the rules as text
   nftproxy get chains -n kube-system -o wide       chains that a namespace's Services use

@@ -58,7 +58,7 @@ conntrack cannot be read, the rows have no counts, and the exit status is 1.
 -o json prints an object with endpoints. Each has namespace, service, portName,
 protocol, port, endpoint, local (null if unknown), state, lists, connections and
 closing (null if not counted). Later versions may add fields; they do not change
-these.`,
+these. Exit statuses: see nftproxy get --help.`,
 		Example: `  nftproxy get endpoints
   nftproxy get endpoints shop/cart -o wide
   nftproxy get endpoints --draining                which departing endpoints are still in use

@@ -52,7 +52,7 @@ protocol, port, nodePort, endpoints, localEndpoints and frontends; a frontend ha
 frontend, kind (clusterIP, external, nodePort), family, fate (served, refused,
 dropped, dropped-outside), sourceRanges (null admits all) and chains; an obstacle has
 kind, effect (refused, dropped, not-served), frontends and text. Later versions may
-add fields; they do not change these.`,
+add fields; they do not change these. Exit statuses: see nftproxy get --help.`,
 		Example: `  nftproxy get services
   nftproxy get services shop/cart -o wide
   nftproxy get services -n kube-system --no-headers

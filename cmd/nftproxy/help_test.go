@@ -71,10 +71,10 @@ func TestExamplesParse(t *testing.T) {
 	}
 }
 
-// TestCommandsHaveHelp: every command says what it does in a line and in full, and those
-// with flags or arguments give examples.
+// TestCommandsHaveHelp: every command says what it does, in lines that fit a terminal, and
+// those with flags or arguments give examples.
 func TestCommandsHaveHelp(t *testing.T) {
-	without := []string{"nftproxy", "nftproxy version", "nftproxy wait", "nftproxy check", "nftproxy demo", "nftproxy cleanup", "nftproxy run"}
+	without := []string{"nftproxy", "nftproxy version", "nftproxy wait"}
 	var visit func(cmd *cobra.Command)
 	visit = func(cmd *cobra.Command) {
 		if cmd.Short == "" {

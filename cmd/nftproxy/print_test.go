@@ -75,11 +75,11 @@ func TestPrintHostileNames(t *testing.T) {
 		switch output {
 		case outputJSON:
 			if err := json.Unmarshal([]byte(text), &list); err != nil || list.Rows[0].Name != want {
-				t.Errorf("JSON comes back as %q, %v", list, err)
+				t.Errorf("JSON comes back as %+v, %v", list, err)
 			}
 		case outputYAML:
 			if err := yaml.Unmarshal([]byte(text), &list); err != nil || list.Rows[0].Name != want {
-				t.Errorf("YAML comes back as %q, %v", list, err)
+				t.Errorf("YAML comes back as %+v, %v", list, err)
 			}
 		default:
 			if want := `a\x1b[31mb\tc\nd\u009b2Je\u202egnp.exe\xfff\x7f` + "\ufffd" + `\x1bö`; !strings.HasPrefix(text, want) || strings.Count(text, "\n") != 1 {
