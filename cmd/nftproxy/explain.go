@@ -46,7 +46,8 @@ without a protocol for TCP. ADDR/icmp is an echo request. --from is the client: 
 address, or an address and the interface by which its packets come in, or "node" for a
 process of the node. Without --from explain chooses a likely client, and says which: a
 pod of this node for an address that Services have in the cluster, a client outside for
-any other.
+any other. Then it also says what becomes of the packet from other clients, if that
+differs.
 
 From the tables alone explain knows the Service, its port, and the endpoints that get
 new connections. With a source of objects it also names conditions of endpoints,
@@ -69,8 +70,9 @@ untouched, undecided or mixed), summary, results (outcome, by, chance), service,
 endpoints (address, chance, masqueraded, masqueradedBy, way, about), affinity (map,
 endpoint, expiresSeconds; null if the client is not remembered), steps (hook, table,
 chain, number, rule, matched, says, elements), otherwise (other ways: chance, steps),
-causes, remedies, others (chains of other programs), notes and assumed. Later versions
-may add fields; they do not change these.`,
+causes, remedies, others (chains of other programs), notes, assumed and elsewhere
+(other clients, where the outcome differs). Later versions may add fields; they do not
+change these.`,
 		Example: `  nftproxy explain 10.96.0.10:53/udp
   nftproxy explain --from 10.244.1.5 10.96.0.10:53/udp --verbose
   nftproxy explain --from 203.0.113.9@eth0 192.168.0.2:30080

@@ -265,6 +265,7 @@ func TestExplainStatus(t *testing.T) {
 		{"10.96.0.20:80 -o yaml", 0, "outcome: endpoint\n"},
 		{"10.96.0.10:80 -o json", 1, `"outcome": "refused"`},
 		{"10.96.0.99:80", 1, "it is dropped"},
+		{"192.168.100.1:30090", 1, "Other clients:\n  from 192.168.100.1 (the node itself): it goes to 10.244.1.2:8080, masqueraded\n"},
 		{"192.0.2.9:80", 3, "nftproxy's rules leave it alone"},
 		{"10.96.0.20:80 --nftproxy-table other", 3, "the kernel has no table ip other"},
 		{"10.96.0.20", 2, "want ADDR:PORT"},

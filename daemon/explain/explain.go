@@ -21,8 +21,10 @@ type Question struct {
 	Packet nft.Packet
 	// From says in words where the packet comes from, such as "a pod of this node".
 	From string
-	// Assumed has a sentence for each fact that whoever asks did not give.
+	// Assumed has a sentence for each fact that whoever asks did not give. Guessed says that the client is
+	// one of them.
 	Assumed []string
+	Guessed bool
 }
 
 // Facts are all that an explanation goes by.
@@ -91,6 +93,17 @@ type Explanation struct {
 	// date.
 	Notes   []string `json:"notes"`
 	Assumed []string `json:"assumed"`
+	// Elsewhere says what becomes of packets from other clients, where that differs. It is for questions
+	// that name no client.
+	Elsewhere []Client `json:"elsewhere"`
+}
+
+// Client is what becomes of a packet from another client.
+type Client struct {
+	Source  string  `json:"source"`
+	From    string  `json:"from"`
+	Outcome Outcome `json:"outcome"`
+	Summary string  `json:"summary"`
 }
 
 // Packet is the question.
@@ -169,7 +182,7 @@ func Explain(q Question, f *Facts) Explanation {
 	x.walk()
 	e := Explanation{
 		Packet: packetOf(q), Assumed: list(q.Assumed), Endpoints: x.targets(), Results: x.results(), Affinity: x.affinity(),
-		Steps: x.steps(&x.ways[0], 0), Otherwise: x.branches(),
+		Steps: x.steps(&x.ways[0], 0), Otherwise: x.branches(), Elsewhere: []Client{},
 	}
 	e.Service, e.Port = x.frontend.Service, x.frontend.Port
 	e.Outcome = overall(e.Results)
@@ -178,6 +191,15 @@ func Explain(q Question, f *Facts) Explanation {
 	e.Others = x.others()
 	e.Summary = x.summary(&e)
 	return e
+}
+
+// Brief gives the outcome of one packet without causes.
+func Brief(q Question, f *Facts) Client {
+	x := &explainer{question: q, facts: f}
+	x.walk()
+	e := Explanation{Endpoints: x.targets(), Results: x.results(), Affinity: x.affinity()}
+	e.Outcome = overall(e.Results)
+	return Client{q.Packet.Src.Addr().String(), q.From, e.Outcome, x.summary(&e)}
 }
 
 // list is never nil, so that the JSON has a list.

@@ -219,7 +219,7 @@ func TestJSON(t *testing.T) {
 			t.Errorf("no %s in %s", name, b)
 		}
 	}
-	for _, name := range []string{"results", "endpoints", "steps", "otherwise", "causes", "remedies", "others", "notes", "assumed"} {
+	for _, name := range []string{"results", "endpoints", "steps", "otherwise", "causes", "remedies", "others", "notes", "assumed", "elsewhere"} {
 		if _, list := e[name].([]any); !list {
 			t.Errorf("%s is no list in %s", name, b)
 		}

@@ -93,6 +93,11 @@ func (e *Explanation) Text(verbose bool) string {
 		others = append(others, o.Says)
 	}
 	writeList(&b, "Chains of other programs on the way, which may drop or change it", others)
+	var elsewhere []string
+	for _, c := range e.Elsewhere {
+		elsewhere = append(elsewhere, fmt.Sprintf("from %s (%s): %s", c.Source, c.From, c.Summary))
+	}
+	writeList(&b, "Other clients", elsewhere)
 	writeList(&b, "Note", e.Notes)
 	writeList(&b, "Assumed", e.Assumed)
 	return b.String()

@@ -71,7 +71,7 @@ func protocolOf(name string) uint8 {
 // Ask makes the question about a packet to an address and port. from is ADDR, ADDR@INTERFACE, FromNode or
 // empty: then a likely client is chosen. The errors of bad texts match ErrQuestion.
 func (n *Node) Ask(from string, to netip.AddrPort, protocol uint8) (explain.Question, error) {
-	q := explain.Question{Packet: nft.Packet{Dst: to, Protocol: protocol}}
+	q := explain.Question{Packet: nft.Packet{Dst: to, Protocol: protocol}, Guessed: from == ""}
 	text, device, _ := strings.Cut(from, "@")
 	if text == "" && device != "" {
 		return q, fmt.Errorf("%w: --from %q: want an address before the interface", ErrQuestion, from)
@@ -164,13 +164,18 @@ func (n *Node) likelyClient(q *explain.Question) netip.Addr {
 		q.Assumed = append(q.Assumed, "the client is the node itself, since the tables name no pod of this node (--from names another client)")
 		return src
 	}
-	// The ranges of RFC 5737 and RFC 3849 are for examples: no host has them.
-	outside := netip.AddrFrom4([4]byte{203, 0, 113, 1})
-	if to.Is6() {
-		outside = netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 15: 1})
-	}
+	outside := exampleAddress(to.Is6())
 	q.Assumed = append(q.Assumed, fmt.Sprintf("the client is outside of the cluster, with the address %s (--from names another client)", outside))
 	return outside
+}
+
+// exampleAddress stands for a client outside. The ranges of RFC 5737 and RFC 3849 are for examples: no host has
+// them.
+func exampleAddress(v6 bool) netip.Addr {
+	if v6 {
+		return netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 15: 1})
+	}
+	return netip.AddrFrom4([4]byte{203, 0, 113, 1})
 }
 
 func familyOf(a netip.Addr) nft.Family {

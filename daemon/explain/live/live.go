@@ -85,7 +85,41 @@ func (n *Node) Explain(ctx context.Context, q explain.Question, objects *service
 	}
 	f.Expires = func(set string, client nft.Value) time.Duration { return expires[clientKey{set, client}] }
 	e := explain.Explain(q, &f)
+	if q.Guessed {
+		if e.Elsewhere, err = n.elsewhere(ctx, q, &e); err != nil {
+			return explain.Explanation{}, err
+		}
+	}
 	return e, n.failed
+}
+
+// elsewhere looks at the packet from the other kinds of clients.
+func (n *Node) elsewhere(ctx context.Context, q explain.Question, e *explain.Explanation) ([]explain.Client, error) {
+	to := q.Packet.Dst
+	list := []explain.Client{}
+	clients := []string{FromNode, exampleAddress(to.Addr().Is6()).String()}
+	if contents := n.Tables.Table(nft.TableID{Family: familyOf(to.Addr()), Name: n.Facts.Table}); contents != nil {
+		if pod, known := n.localPod(contents); known {
+			clients = append(clients, pod.String())
+		}
+	}
+	for _, from := range clients {
+		other, err := n.Ask(from, to, q.Packet.Protocol)
+		if err != nil {
+			return nil, err
+		}
+		if other.Packet.Src == q.Packet.Src {
+			continue
+		}
+		if _, err := n.readClients(ctx, other); err != nil {
+			return nil, err
+		}
+		f := n.Facts
+		if c := explain.Brief(other, &f); c.Summary != e.Summary {
+			list = append(list, c)
+		}
+	}
+	return list, nil
 }
 
 type clientKey struct {
