@@ -14,7 +14,7 @@ const Unowned = ""
 // Adopt makes a State of tables that were read from a kernel. Each element goes to
 // the part of the wanted program that has its key, so the next Plan changes only
 // what differs. The next Plan replaces a table as a whole if one of its sets is
-// declared otherwise than wanted, or one of its chains has another hook: the kernel
+// declared otherwise than wanted (but for a counter), or one of its chains has another hook: the kernel
 // can change neither, and deletes no chain that something points to. Sets and
 // chains that are not wanted stay for IdleLife.
 func Adopt(m *Model, want *Program) State {
@@ -35,6 +35,7 @@ func adoptTable(c *Contents, want *Table) tableState {
 		switch {
 		case wanted == nil:
 			have = &Set{Name: name} // its elements are deleted with it
+		case wanted.differsInCounter(have, want.Family): // Plan makes the set anew
 		case !wanted.sameAs(have, want.Family):
 			return tableState{applied: applied, replace: true}
 		case wanted.MinSize == 0:

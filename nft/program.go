@@ -85,6 +85,10 @@ type Set struct {
 	// and always for more than there are. Plan makes a set anew that has outgrown
 	// its size. Dynamic sets and intervals have no MinSize.
 	MinSize uint32
+	// Counter gives each element a counter, of the packets for which a rule has found it. An
+	// element that is replaced begins anew at 0. Intervals and dynamic sets have none.
+	// Needs Linux 5.7.
+	Counter bool
 }
 
 // DynamicLimit is the greatest number of elements of a dynamic map without a Size. The
@@ -115,6 +119,8 @@ func (s *Set) Check() error {
 		return errors.New("only maps of data are dynamic")
 	case s.MinSize > 0 && (s.Interval || s.Dynamic || s.Size > 0):
 		return errors.New("only plain sets without a size have room")
+	case s.Counter && (s.Interval || s.Dynamic):
+		return errors.New("only plain sets have counters")
 	}
 	return nil
 }

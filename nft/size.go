@@ -43,6 +43,14 @@ func (s *Set) sameAs(have *Set, f Family) bool {
 	return s.keyword() == h.keyword() && s.declaration(f) == h.declaration(f)
 }
 
+// differsInCounter says that the kernel's set is declared as the wanted one, s, but that only one
+// of them counts.
+func (s *Set) differsInCounter(have *Set, f Family) bool {
+	h := *have
+	h.Counter = s.Counter
+	return s.Counter != have.Counter && s.sameAs(&h, f)
+}
+
 // countElements finds how many elements each set with MinSize has after the batch.
 func (p *tablePlan) countElements() {
 	have := p.have.counts

@@ -89,6 +89,9 @@ type ClearMark struct{ Mask uint32 }
 // and a fully random port.
 type Masquerade struct{}
 
+// Counter counts the packets that come to it. A program does not say how many there were.
+type Counter struct{}
+
 // Reject refuses: with a TCP reset (the rule must have matched TCP), else with
 // ICMP port unreachable.
 type Reject struct{ TCPReset bool }
@@ -126,6 +129,7 @@ func (Update) statement()      {}
 func (SetMark) statement()     {}
 func (ClearMark) statement()   {}
 func (Masquerade) statement()  {}
+func (Counter) statement()     {}
 func (Reject) statement()      {}
 func (Verdict) statement()     {}
 
@@ -229,6 +233,9 @@ func (s ClearMark) Text(Family) string {
 
 // Text is "masquerade fully-random".
 func (Masquerade) Text(Family) string { return "masquerade fully-random" }
+
+// Text is "counter". nft prints the numbers behind it.
+func (Counter) Text(Family) string { return "counter" }
 
 // Text is "reject with tcp reset" or, for example, "reject with icmp
 // port-unreachable".

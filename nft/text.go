@@ -45,6 +45,9 @@ func (s *Set) declaration(f Family) string {
 	case s.Dynamic:
 		text += "; flags dynamic,timeout"
 	}
+	if s.Counter {
+		text += "; counter"
+	}
 	return text
 }
 

@@ -327,6 +327,7 @@ func (w *walk) runAction(t *Contents, s Statement) outcome {
 		w.mark |= s.Mask
 	case ClearMark:
 		w.mark &^= s.Mask
+	case Counter: // changes nothing of the packet
 	case Masquerade:
 		w.result.Masqueraded = true
 		return hookDone

@@ -42,6 +42,12 @@ const (
 	ReasonExternalIPsIgnored Reason = "ExternalIPsIgnored"
 	// ReasonRefused: the node's kernel refuses the Service, which is left out.
 	ReasonRefused Reason = "RefusedByKernel"
+	// ReasonNoEndpoints: clients on the node keep connecting to the Service, which has no
+	// endpoints.
+	ReasonNoEndpoints Reason = "NoEndpoints"
+	// ReasonNoLocalEndpoints: clients keep connecting to the Service on the node, where its
+	// traffic policy Local leaves it no endpoint.
+	ReasonNoLocalEndpoints Reason = "NoLocalEndpoints"
 	// ReasonSysctl: a setting of the node's kernel is not what was asked for.
 	ReasonSysctl Reason = "SysctlNotSet"
 	// ReasonConntrackFull: the node's connection tracking table is full.

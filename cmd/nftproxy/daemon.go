@@ -22,6 +22,7 @@ import (
 	"nftproxy/daemon/hostaddr"
 	"nftproxy/daemon/metrics"
 	"nftproxy/daemon/proxy"
+	"nftproxy/daemon/refusals"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
@@ -65,6 +66,7 @@ func (d *daemon) run(ctx context.Context) error {
 	counts.CountChanges(watcher)
 	cleaner := d.newCleaner(flows, counts)
 	sweeper := d.newSweeper(conn, counts, cleaner.CheckAll)
+	refused := refusals.NewWatcher(conn, refusals.Period, d.observeRefusals(watcher, counts))
 	var loop *proxy.Loop
 	var eligible atomic.Bool
 	judge := health.New(health.Config{
@@ -80,6 +82,7 @@ func (d *daemon) run(ctx context.Context) error {
 	ready := make(chan struct{})
 	announce := sync.OnceFunc(func() { close(ready) })
 	var sysctls func(proxy.Sync)
+	connections := d.countConnections(conn, registry)
 	kubeProxy := d.newKubeProxyFollower(counts)
 	config := d.loopConfig()
 	config.Begin = func() {
@@ -91,6 +94,8 @@ func (d *daemon) run(ctx context.Context) error {
 		load.observe, d.syncLogger(watcher), counts.Observe, judge.Observe, page.Observe, ports.Notify, d.newFormerTables(conn).observe, kubeProxy.observe, func(s proxy.Sync) {
 			eligible.Store(s.Snapshot.Node.Eligible)
 			sweeper.Notify(s.Applied, s.Adopted)
+			refused.Notify(s.Applied)
+			connections(s)
 			sysctls(s)
 			if len(judge.Waiting()) == 0 {
 				announce()
@@ -114,6 +119,7 @@ func (d *daemon) run(ctx context.Context) error {
 	group.Go(func() error { return loop.Run(ctx, mailbox) })
 	group.Go(func() error { return cleaner.Run(ctx) })
 	group.Go(func() error { return sweeper.Run(ctx) })
+	group.Go(func() error { return refused.Run(ctx) })
 	group.Go(func() error { return d.followOccupancy(ctx, flows, counts) })
 	group.Go(func() error { return d.followServerVersion(ctx, api.client, counts) })
 	group.Go(func() error { return ports.Run(ctx) })

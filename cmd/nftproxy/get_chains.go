@@ -30,7 +30,8 @@ func newGetChainsCommand() *cobra.Command {
   CHAIN  the name
   KIND   base            it has a hook: packets begin there
          dispatch        refuses unknown ports of cluster IPs, and looks up node ports
-         refuse          answers by a TCP reset or ICMP
+         refuse          answers by a TCP reset or ICMP, and counts
+         drop            drops, and counts
          external-local  chooses the endpoints of externalTrafficPolicy Local
          source-ranges   lets in the clients of loadBalancerSourceRanges
          endpoints       sends connections to one of a number of endpoints

@@ -70,7 +70,7 @@ To go back:  start kube-proxy, stop nftproxy, then  nftproxy cleanup`,
 	cmd.AddCommand(
 		newRunCommand(), newDemoCommand(),
 		newGetCommand(),
-		newExplainCommand(),
+		newExplainCommand(), newTopCommand(),
 		newVerifyCommand(),
 		newConntrackCommand(),
 		newCheckCommand(), newProxiesCommand(), newCleanupCommand(),

@@ -30,6 +30,7 @@ type runOptions struct {
 	metricsAddress, healthAddress string
 	probeAddress                  string
 	startupTaint                  string
+	counters                      string
 	sysctls                       sysctlOptions
 	cleanEstablished              []string
 	minSyncPeriod                 time.Duration
@@ -109,6 +110,7 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	f.StringVar(&o.healthAddress, "healthz-bind-address", defaultHealthAddress, "address and port of the health server; empty to switch it off")
 	f.StringVar(&o.probeAddress, ownPrefix+"probe-bind-address", "", "address and port of a second health server, for probes that must reach this process and no other; run ends if another process has it; empty to switch it off")
 	f.StringVar(&o.startupTaint, startupTaintFlag, "", "`key` of a taint that run removes from its own Node once the first program is in force in both families; empty for none")
+	addCounters(f, &o.counters)
 	addCleanEstablished(f, &o.cleanEstablished)
 	o.sysctls.addFlags(f)
 	f.DurationVar(&o.minSyncPeriod, "iptables-min-sync-period", proxy.DefaultConfig().MinSyncPeriod, "least time between two syncs; a change after a longer rest does not wait")
@@ -159,6 +161,7 @@ func (o runOptions) daemon() (*daemon, error) {
 	}
 	check(o.sysctls.check())
 	check(o.checkStartupTaint())
+	check(checkCounters(o.counters))
 	var err error
 	d.established, err = cleanEstablished(o.cleanEstablished)
 	check(err)
@@ -168,6 +171,7 @@ func (o runOptions) daemon() (*daemon, error) {
 		check(fmt.Errorf("--iptables-masquerade-bit: %d: want 0 to %d", o.masqueradeBit, maxMasqueradeBit))
 	}
 	check(checkOOMScoreAdj(o.oomScoreAdj))
+	d.ruleset.Counters = o.counters != countersNone
 	d.ruleset.MasqueradeAll, d.ruleset.MasqueradeBit = o.masqueradeAll, uint8(o.masqueradeBit)
 	if err := errors.Join(errs...); err != nil {
 		return nil, err

@@ -48,6 +48,7 @@ type Metrics struct {
 	affinityEntries     *prometheus.HistogramVec
 	program             programSize
 	otherProxies        otherProxies
+	refused             refused
 }
 
 // NewRegistry makes a registry with the metrics of the Go runtime and of the process,
@@ -69,7 +70,7 @@ func New(r prometheus.Registerer) *Metrics {
 	m.kubeProxys.register(r)
 	m.registerOwn(promauto.With(r))
 	m.otherProxies.register(promauto.With(r))
-	r.MustRegister(&m.program)
+	r.MustRegister(&m.program, &m.refused)
 	return m
 }
 

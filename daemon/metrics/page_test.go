@@ -23,6 +23,8 @@ import (
 	"nftproxy/conntrack"
 	"nftproxy/daemon/affinity"
 	"nftproxy/daemon/metrics"
+	"nftproxy/daemon/refusals"
+	"nftproxy/daemon/traffic"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
@@ -48,6 +50,10 @@ func all(t *testing.T) (served, slis []exposition.Metric) {
 	m.CountHealth("/healthz", 200)
 	m.CountHealth("/livez", 200)
 	m.CountProblems("Service", 1)
+	m.ObserveRefusals(refusals.Look{Services: []refusals.Refused{{Total: 1}}})
+	metrics.CountConnections(r, func() ([]traffic.PortTraffic, uint64) {
+		return []traffic.PortTraffic{{Connections: traffic.Connections{Total: 1}}}, 1
+	})
 	metrics.NewConfigFile(r)
 	m.SetKubernetesVersion(apiversion.Info{Major: "1"})
 	request(listeners)

@@ -49,9 +49,11 @@ type Conn struct {
 	// sweeper is for dumps of dynamic maps. They take long, and nothing else should wait
 	// for them.
 	sweeper requester
+	// counts is for counters, for the same reason.
+	counts requester
 }
 
-// Open opens one socket for writing and two for reading. The one for writing owns the
+// Open opens one socket for writing and three for reading. The one for writing owns the
 // tables where the kernel has ownership. Open itself needs no rights; reading and
 // writing need CAP_NET_ADMIN in the namespace.
 func Open(config Config) (*Conn, error) {
@@ -59,7 +61,7 @@ func Open(config Config) (*Conn, error) {
 	for _, s := range []struct {
 		what   string
 		socket **socket
-	}{{"writing", &c.writer}, {"reading", &c.reader.socket}, {"sweeping", &c.sweeper.socket}} {
+	}{{"writing", &c.writer}, {"reading", &c.reader.socket}, {"sweeping", &c.sweeper.socket}, {"counters", &c.counts.socket}} {
 		var err error
 		if *s.socket, err = dial(config.NetNS); err != nil {
 			return nil, errors.Join(fmt.Errorf("open netlink socket for %s: %w", s.what, err), c.Close())
@@ -72,7 +74,7 @@ func Open(config Config) (*Conn, error) {
 // may change until one owns them.
 func (c *Conn) Close() error {
 	var errs []error
-	for _, s := range []*socket{c.writer, c.reader.socket, c.sweeper.socket} {
+	for _, s := range []*socket{c.writer, c.reader.socket, c.sweeper.socket, c.counts.socket} {
 		if s != nil {
 			errs = append(errs, s.closeConn())
 		}

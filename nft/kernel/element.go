@@ -96,9 +96,14 @@ func (d *elementDecoder) element(attrs []byte) (e element, ok bool) {
 			if !e.end || !d.shape.paired {
 				return e, false
 			}
+		case unix.NFTA_SET_ELEM_EXPR:
+			// Of a set with counters.
+			if !d.set.Counter || text(attribute(v, unix.NFTA_EXPR_NAME)) != counterName {
+				return e, false
+			}
 		case unix.NFTA_SET_ELEM_PAD:
 		default:
-			// A time-out, a counter.
+			// A time-out, a statement of its own.
 			return e, false
 		}
 	}

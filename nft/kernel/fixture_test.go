@@ -104,6 +104,9 @@ func sets() []*nft.Set {
 		{Name: "affinity-endpoints", Key: slices.Concat(serviceKey, target)},
 		{Name: "affinity-services", Key: serviceKey, Verdicts: true},
 		{Name: "client-affinity", Key: nft.Fields{nft.Saddr}, Data: nft.Fields{nft.Daddr}, Dynamic: true, Size: 3},
+		{Name: "counted-addresses", Key: nft.Fields{nft.Daddr}, Counter: true, Size: 10},
+		{Name: "counted-endpoints", Key: indexed(serviceKey), Data: target, Counter: true},
+		{Name: "counted-services", Key: serviceKey, Verdicts: true, MinSize: 100, Counter: true},
 		{Name: "endpoints", Key: indexed(serviceKey), Data: target},
 		{Name: "hairpin", Key: nft.Fields{nft.Saddr, nft.Daddr}},
 		{Name: "indexes", Key: nft.Fields{nft.Index}},
@@ -178,6 +181,12 @@ func chains(f nft.Family) []*nft.Chain {
 		{Name: "refuse", Rules: []nft.Rule{
 			{nft.MatchProto{Protocol: 6}, nft.Reject{TCPReset: true}},
 			{nft.Reject{}},
+		}},
+		{Name: "refuse-and-count", Rules: []nft.Rule{
+			{nft.Counter{}},
+			{nft.MatchProto{Protocol: 6}, nft.Counter{}, nft.Reject{TCPReset: true}},
+			{nft.InSet{Key: nodeKey, Set: "ports"}, nft.Counter{}, nft.Verdict{Code: nft.Drop}},
+			{nft.Counter{}, nft.Reject{}},
 		}},
 		{Name: "endpoints-3-masquerade", Rules: []nft.Rule{
 			{nft.SetMark{Mask: 1 << 14}},
@@ -259,6 +268,10 @@ func parts(f nft.Family) map[string]*nft.Part {
 			{Set: "services", Key: servicePrefix(f, 1, 6, 80), Verdict: goTo("endpoints-3-masquerade"), Comment: "default/web:http"},
 			{Set: "services", Key: servicePrefix(f, 1, 132, 80), Verdict: goTo("refuse"), Comment: longest},
 			{Set: "services", Key: servicePrefix(f, 2, 17, 53), Verdict: nft.Verdict{Code: nft.Drop}},
+			{Set: "counted-services", Key: servicePrefix(f, 3, 6, 80), Verdict: goTo("refuse-and-count"), Comment: longest},
+			{Set: "counted-services", Key: servicePrefix(f, 3, 6, 81), Verdict: goTo("refuse-and-count")},
+			{Set: "counted-addresses", Key: addrValue(f, 3), Comment: "default/web"},
+			{Set: "counted-addresses", Key: addrValue(f, 4)},
 			{Set: "node-ports", Key: nodePrefix(6, 30080), Verdict: jump("node-endpoints-2"), Comment: "default/web:http"},
 			{Set: "addresses", Key: addrValue(f, 1), Comment: "default/web"},
 			{Set: "addresses", Key: addrValue(f, 2)},
@@ -268,6 +281,7 @@ func parts(f nft.Family) map[string]*nft.Part {
 			{Set: "node-affinity-endpoints", Key: nodePrefix(6, 30080) + endpoint(f, 11, 8080)},
 		}, []nft.Pool{
 			{Map: "endpoints", Prefix: servicePrefix(f, 1, 6, 80), Targets: nft.NewTargets(endpoint(f, 11, 8080), endpoint(f, 12, 8080), endpoint(f, 13, 8081))},
+			{Map: "counted-endpoints", Prefix: servicePrefix(f, 3, 6, 80), Targets: nft.NewTargets(endpoint(f, 11, 8080), endpoint(f, 12, 8080), endpoint(f, 13, 8081))},
 			{Map: "node-endpoints", Prefix: nodePrefix(6, 30080), Targets: nft.NewTargets(endpoint(f, 11, 8080), endpoint(f, 12, 8080))},
 		}),
 		"ranges": nft.NewPart(ranges(f), nil),

@@ -21,8 +21,8 @@ var errChanged = errors.New("the ruleset changed during the dump")
 
 // Read returns the tables that want names, as the kernel has them. A set or chain that is
 // exactly as wanted is returned as want's own pointer. Others are returned as follows:
-//   - a set: as a Set without key and elements if it is declared otherwise than wanted, or
-//     if no program could have its declaration or one of its elements;
+//   - a set: as a Set without key and elements if it is declared otherwise than wanted (but
+//     for a counter), or if no program could have its declaration or one of its elements;
 //   - a dynamic map: without the elements that rules have added (see Learned);
 //   - a chain: with nft.Unknown at the end of each rule that has more than the statements of
 //     package nft, such as a comment. The statements before it are those that the rule begins with.
@@ -220,8 +220,9 @@ func (r *tableReader) setOf(attrs []byte) *nft.SetContents {
 	case want == nil:
 		want = recogniseSet(attrs, name, r.want.Family)
 	case !declaredAs(attrs, want, r.want.Family):
-		want = &nft.Set{Name: name}
-	case want.MinSize > 0:
+		want = r.declaredOtherwise(attrs, want)
+	}
+	if want.MinSize > 0 {
 		have := *want
 		have.Size, have.MinSize = attributeUint32(attribute(attrs, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC_SIZE), 0
 		want = &have
@@ -229,6 +230,17 @@ func (r *tableReader) setOf(attrs []byte) *nft.SetContents {
 	// Linux has the count since 6.16. It is only a hint that sizes the map, so that the
 	// map need not grow.
 	return &nft.SetContents{Set: want, Elements: make(map[nft.Value]nft.Element, min(attributeUint32(attrs, attrSetCount), 1<<20))}
+}
+
+// declaredOtherwise is the declaration of a set that is not as wanted: only its name, unless just the
+// counter is missing or too much.
+func (r *tableReader) declaredOtherwise(attrs []byte, want *nft.Set) *nft.Set {
+	have := *want
+	have.Counter = !want.Counter
+	if declaredAs(attrs, &have, r.want.Family) {
+		return &have
+	}
+	return &nft.Set{Name: want.Name}
 }
 
 // attrSetCount is NFTA_SET_COUNT, which x/sys/unix lacks.

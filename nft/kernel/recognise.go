@@ -102,6 +102,8 @@ func (r *recogniser) addExpression(name string, data []byte) bool {
 	case "reject":
 		var x expr.Reject
 		return r.decodeExpression(data, &x) && r.addStatement(nft.Reject{TCPReset: x.Type == unix.NFT_REJECT_TCP_RST})
+	case counterName:
+		return r.addStatement(nft.Counter{})
 	case "immediate":
 		var x expr.Verdict
 		return r.decodeExpression(data, &x) && r.addVerdict(&x)

@@ -39,6 +39,8 @@ func TestReadRecognises(t *testing.T) {
 				nft.Rule{nft.MatchInput{Name: "cni0"}, nft.VMap{Key: serviceKey, Map: "services"}},
 				nft.Rule{nft.MatchInput{Not: true, Name: "veth", Prefix: true}, jump("refuse")},
 				nft.Rule{nft.MatchProto{Protocol: 6}, goTo("refuse")},
+				nft.Rule{nft.Counter{}, nft.Verdict{Code: nft.Drop}},
+				nft.Rule{nft.MatchProto{Protocol: 6}, nft.Counter{}, goTo("refuse")},
 				nft.Rule{nft.InSet{Key: serviceKey[:1], Set: "addresses"}, nft.VMap{Key: nodeKey, Map: "node-ports"}},
 			)
 			want = append(want,

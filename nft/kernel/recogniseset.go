@@ -21,6 +21,7 @@ func recogniseSet(attrs []byte, name string, family nft.Family) *nft.Set {
 	if s.Dynamic && s.Size == nft.DynamicLimit {
 		s.Size = 0 // programs declare such a map without a size, and the kernel sets this one
 	}
+	s.Counter = counts(attrs)
 	datas := []nft.Fields{nil}
 	switch kind := attributeUint32(attrs, unix.NFTA_SET_DATA_TYPE); {
 	case flags&unix.NFT_SET_MAP == 0:

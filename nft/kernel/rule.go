@@ -97,6 +97,8 @@ func statementExpressions(s nft.Statement, family nft.Family) ([]expr.Any, error
 		return markExpressions(s.Mask, 0), nil
 	case nft.Masquerade:
 		return []expr.Any{&expr.Masq{FullyRandom: true}}, nil
+	case nft.Counter:
+		return []expr.Any{&expr.Counter{}}, nil
 	case nft.Reject:
 		return []expr.Any{rejectExpression(s, family)}, nil
 	case nft.Verdict:

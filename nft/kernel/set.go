@@ -138,7 +138,15 @@ func (e *encoder) addDeclaration(s *nft.Set, family nft.Family) {
 	}
 	e.addDescription(s, family)
 	e.addBytes(unix.NFTA_SET_USERDATA, setUserdata(s, family))
+	if s.Counter {
+		counter := e.beginNest(attrSetExpr)
+		e.addString(unix.NFTA_EXPR_NAME, counterName)
+		e.endNest(counter)
+	}
 }
+
+// counterName is the kernel's name of the expression that counts packets.
+const counterName = "counter"
 
 // addDescription adds the size. For intervals of a concatenation it adds the lengths of the
 // fields, which the kernel needs to split keys.
@@ -180,7 +188,7 @@ func declaredAs(attrs []byte, s *nft.Set, family nft.Family) bool {
 	var want encoder
 	want.addDeclaration(s, family)
 	for kind, value := range attributes(want.b) {
-		if kind != unix.NFTA_SET_DESC && !bytes.Equal(attribute(attrs, kind), value) {
+		if kind != unix.NFTA_SET_DESC && kind != attrSetExpr && !bytes.Equal(attribute(attrs, kind), value) {
 			return false
 		}
 	}
@@ -193,11 +201,17 @@ func declaredAs(attrs []byte, s *nft.Set, family nft.Family) bool {
 			if number(value) != setFlags(s) {
 				return false
 			}
-		case unix.NFTA_SET_TIMEOUT, unix.NFTA_SET_GC_INTERVAL, unix.NFTA_SET_OBJ_TYPE, attrSetExpr, attrSetExpressions:
+		case unix.NFTA_SET_TIMEOUT, unix.NFTA_SET_GC_INTERVAL, unix.NFTA_SET_OBJ_TYPE, attrSetExpressions:
 			return false
 		}
 	}
-	return true
+	return s.Counter == counts(attrs) && (s.Counter || attribute(attrs, attrSetExpr) == nil)
+}
+
+// counts says that the elements of a set with these attributes have a counter and no other
+// statement.
+func counts(attrs []byte) bool {
+	return text(attribute(attribute(attrs, attrSetExpr), unix.NFTA_EXPR_NAME)) == counterName
 }
 
 // setUserdata is what nft stores with a set that is declared by typeof, so that

@@ -42,7 +42,9 @@ func NewCompiler(cfg Config) *Compiler {
 func (c *Compiler) Compile(s service.Snapshot) *nft.Program {
 	if want := s.Node.Settings; want != nil && want != c.settings {
 		// Nothing that was compiled with other settings counts.
-		*c = *NewCompiler(Config{c.config.Table, *want})
+		cfg := c.config
+		cfg.Settings = *want
+		*c = *NewCompiler(cfg)
 		c.settings = want
 	}
 	changed := c.changed(s)
@@ -155,7 +157,7 @@ type tableCompiler struct {
 
 func newTableCompiler(cfg Config, f nft.Family) *tableCompiler {
 	t := &tableCompiler{
-		cfg: cfg, family: f, address: byAddress(), nodePort: byNodePort(), sets: sets(),
+		cfg: cfg, family: f, address: byAddress(), nodePort: byNodePort(), sets: sets(&cfg),
 		edits:  map[string]*nft.Part{},
 		shared: map[string]*chainUse{}, clientMaps: map[string]int{},
 		lists:    map[string]*listUse{},
@@ -382,7 +384,11 @@ func (t *tableCompiler) countUser(name string, by int) {
 
 // fixed says whether every program has the chain.
 func fixed(chain string) bool {
-	return chain == refuse || chain == externalLocal || chain == nodePortExternalLocal
+	switch chain {
+	case externalLocal, nodePortExternalLocal, refuse, nodePortPrefix + refuse, string(NoLocalEndpoints), nodePortPrefix + string(NoLocalEndpoints):
+		return true
+	}
+	return false
 }
 
 // setHairpin adds or removes the element of a local endpoint's address, by the number

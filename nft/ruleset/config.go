@@ -20,6 +20,9 @@ type Config struct {
 	Table string
 	// Settings are in force for a snapshot whose node has none.
 	service.Settings
+	// Counters gives the elements of frontends and endpoints counters of new connections
+	// (CounterPlace). With another value Plan makes the sets of these elements anew.
+	Counters bool
 }
 
 // The longest name of an interface in Linux, in bytes, and the longest prefix that
@@ -62,7 +65,7 @@ func (c *Config) Pod(node *service.Node, a netip.Addr) (pod, known bool) {
 		f = nft.IPv6
 	}
 	if node.Settings != nil {
-		c = &Config{c.Table, *node.Settings}
+		c = &Config{Table: c.Table, Settings: *node.Settings}
 	}
 	p := c.pods(f, node)
 	return p.from.IsValid() && p.from.Contains(a), p.in.Name == ""

@@ -27,7 +27,8 @@ func lookups() [][]string {
 		{againClusterIPs},
 		{"affinity-services", "node-port-affinity-services"},
 		{"affinity-endpoints", "local-affinity-endpoints", "node-port-affinity-endpoints", "node-port-local-affinity-endpoints"},
-		{"hairpin"},
+		// What counts refusals decides nothing, so it may be asked at any time.
+		slices.AppendSeq([]string{"hairpin"}, maps.Keys(ruleset.RefusalSets())),
 	}
 }
 

@@ -223,7 +223,8 @@ func serviceCIDRs(c *nft.Contents) []netip.Prefix {
 		return nil
 	}
 	for _, r := range c.Chains[postrouting].Rules {
-		if len(r) != 3 || r[1] != (nft.MatchLocal{Field: nft.Daddr, Not: true}) || r[2] != (nft.Verdict{Code: nft.Drop}) {
+		// Earlier versions dropped packets here.
+		if len(r) != 3 || r[1] != notOwn() || r[2] != gotoChain(string(UnallocatedAddress)) && r[2] != (nft.Verdict{Code: nft.Drop}) {
 			continue
 		}
 		if to, ok := r[0].(nft.MatchAddr); ok && to.Field == nft.Daddr && !to.Not {

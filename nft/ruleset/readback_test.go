@@ -227,13 +227,16 @@ func legible(p *nft.Program) string {
 			for i := range elements {
 				e := &elements[i]
 				switch {
-				case e.Verdict.Code == nft.Drop:
+				case e.Verdict.Chain == "no-local-endpoints":
 					e.Verdict = nft.Verdict{Code: nft.Goto, Chain: "refuse"}
 				case strings.HasPrefix(e.Verdict.Chain, "source-ranges-"):
 					e.Verdict.Chain = fmt.Sprint(admitted(table, e.Verdict.Chain, part, e.Key))
 				}
 			}
-			elements = slices.DeleteFunc(elements, func(e nft.Element) bool { return e.Set == "hairpin" || e.Set == "load-balancer-sources" })
+			elements = slices.DeleteFunc(elements, func(e nft.Element) bool {
+				_, refuses := ruleset.RefusalSets()[e.Set]
+				return e.Set == "hairpin" || e.Set == "load-balancer-sources" || refuses
+			})
 			table.Parts = table.Parts.Set(name, nft.NewPart(elements, part.Pools))
 		}
 		for name := range table.Chains.All() {

@@ -8,9 +8,9 @@ import (
 )
 
 // ReadBackConfig reads from tables the configuration that they were made with, as far
-// as it decides which flows go to services and which addresses are pods'. These are
-// ClusterCIDRs (which may be the node's own ranges), PodInterface and
-// NodePortAddresses. In a family without a table all addresses serve node ports, and no
+// as it decides which flows go to services, which addresses are pods' and what is
+// counted. These are ClusterCIDRs (which may be the node's own ranges), PodInterface,
+// NodePortAddresses and Counters. In a family without a table all addresses serve node ports, and no
 // address is a pod's.
 func ReadBackConfig(m *nft.Model, table string) Config {
 	cfg := Config{Table: table}
@@ -29,6 +29,7 @@ func ReadBackConfig(m *nft.Model, table string) Config {
 				cfg.PodInterface = service.Interface{Name: s.Name, Prefix: s.Prefix}
 			}
 		}
+		cfg.Counters = cfg.Counters || countsConnections(c)
 		for _, p := range nodePortPrefixes(c, f) {
 			nodePorts = append(nodePorts, p.String())
 		}

@@ -108,9 +108,9 @@ func (r *frontendReader) read(element nft.Element) *servedFrontend {
 		}
 	}
 	f.external = verdict.Chain == r.externalChain
-	f.dropped = verdict.Code == nft.Drop
+	f.dropped = verdict.Code == nft.Drop || verdict.Chain == r.refusalChain(NoLocalEndpoints) // earlier versions dropped here
 	f.localOnly = strings.HasSuffix(kindOfChain(verdict.Chain), "-local-")
-	f.refused = verdict.Chain == refuse
+	f.refused = verdict.Chain == refuse || verdict.Chain == r.refusalChain(NoEndpoints)
 	if !f.dropped && !f.refused {
 		f.cluster, f.local = r.cluster[element.Key], r.local[element.Key]
 	}

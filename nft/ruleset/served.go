@@ -212,6 +212,8 @@ const (
 	DispatchChain ChainKind = "dispatch"
 	// RefuseChain answers by a TCP reset or ICMP.
 	RefuseChain ChainKind = "refuse"
+	// DropChain counts packets and drops them.
+	DropChain ChainKind = "drop"
 	// ExternalLocalChain chooses one of the two lists of external policy Local.
 	ExternalLocalChain ChainKind = "external-local"
 	// SourceRangesChain lets in the sources of loadBalancerSourceRanges.
@@ -234,8 +236,6 @@ func KindOfChain(c *nft.Chain) ChainKind {
 	switch c.Name {
 	case dispatch:
 		return DispatchChain
-	case refuse:
-		return RefuseChain
 	case externalLocal, nodePortExternalLocal:
 		return ExternalLocalChain
 	case servicesRestricted:
@@ -243,6 +243,15 @@ func KindOfChain(c *nft.Chain) ChainKind {
 	}
 	if strings.HasPrefix(c.Name, sourceRanges) {
 		return SourceRangesChain
+	}
+	for _, cause := range Causes() {
+		switch {
+		case !slices.Contains(cause.Chains(), c.Name):
+		case cause.Drops():
+			return DropChain
+		default:
+			return RefuseChain
+		}
 	}
 	kind := strings.TrimPrefix(kindOfChain(c.Name), byNodePort().chainPrefix)
 	switch {

@@ -195,7 +195,7 @@ func TestKindOfChain(t *testing.T) {
 			}
 		}
 	})
-	if len(seen) != 8 {
+	if len(seen) != 9 {
 		t.Errorf("not all kinds were seen: %v", seen)
 	}
 	for name, want := range map[string]ruleset.ChainKind{

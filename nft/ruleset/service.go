@@ -124,7 +124,7 @@ func (c *serviceCompiler) serveInternal(f frontend, l endpointLists) {
 		targets, list = l.local, localList
 	}
 	if targets.Len() == 0 && l.anywhere {
-		c.addVerdict(f, f.verdicts, nft.Verdict{Code: nft.Drop})
+		c.refuseAll(f, f.verdicts, NoLocalEndpoints)
 		return
 	}
 	m := masqueradeOutsiders
@@ -144,6 +144,8 @@ func (c *serviceCompiler) serveExternal(f frontend, l endpointLists) {
 	remembered := c.addTargets(f, f.clusterVerdicts, l.cluster, masqueradeOutsiders, clusterList)
 	if l.local.Len() > 0 {
 		remembered |= c.addTargets(f, f.localVerdicts, l.local, masqueradeNone, localList)
+	} else {
+		c.addRefusal(f, NoLocalEndpoints) // externalChain drops
 	}
 	c.learnClients(f, remembered)
 }
@@ -160,11 +162,11 @@ func (c *serviceCompiler) addVerdict(f frontend, vmap string, v nft.Verdict) {
 // addTargets leads the frontend to the shared chain for the targets, and to refusal
 // without targets. It returns the list if its clients are to be remembered, else none.
 func (c *serviceCompiler) addTargets(f frontend, vmap string, targets nft.Targets, m masquerading, list clientList) clientList {
-	shared := sharedChain{access: f.access, endpoints: targets.Len(), masquerade: m}
 	if targets.Len() == 0 {
-		c.addVerdict(f, vmap, nft.Verdict{Code: nft.Goto, Chain: shared.name()})
+		c.refuseAll(f, vmap, NoEndpoints)
 		return 0
 	}
+	shared := sharedChain{access: f.access, endpoints: targets.Len(), masquerade: m}
 	if c.clients == (clients{}) {
 		list = 0
 	} else {

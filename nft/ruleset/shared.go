@@ -43,7 +43,7 @@ func (s sharedChain) name() string {
 	case s.learn > 0:
 		return fmt.Sprintf("%slearn-%d-%s%s", name, s.learn/time.Second, s.clients.name, s.lists.suffix())
 	case s.endpoints == 0:
-		return refuse
+		return s.access.refusalChain(NoEndpoints)
 	case s.masquerade == masqueradeNone:
 		name += fmt.Sprintf("local-endpoints-%d", s.endpoints)
 	case s.masquerade == masqueradeAll:

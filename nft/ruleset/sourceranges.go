@@ -58,7 +58,7 @@ func (l sourceList) chain() *nft.Chain {
 	return &nft.Chain{Name: l.name, Rules: []nft.Rule{
 		{nft.InSet{Key: nft.Fields{nft.Saddr}, Set: l.name}, restricted},
 		{nft.InSet{Key: sourceKey(), Set: loadBalancerSources}, restricted},
-		{nft.Verdict{Code: nft.Drop}},
+		{gotoChain(string(OutsideSourceRanges))},
 	}}
 }
 
@@ -90,6 +90,7 @@ func (c *serviceCompiler) restrict(f frontend, wall service.Firewall, by string)
 	list := sourceListOf(wall, c.v6())
 	c.sourceLists[list.name] = list
 	c.addVerdict(f, f.verdicts, nft.Verdict{Code: nft.Goto, Chain: list.name})
+	c.addRefusal(f, OutsideSourceRanges)
 	for _, a := range wall.Itself(c.node, c.v6()) {
 		c.elements = append(c.elements, nft.Element{Set: loadBalancerSources, Key: f.at + nft.Value(a.AsSlice())})
 	}

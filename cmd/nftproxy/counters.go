@@ -1,0 +1,57 @@
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/pflag"
+
+	"nftproxy/daemon/metrics"
+	"nftproxy/daemon/proxy"
+	"nftproxy/daemon/traffic"
+	"nftproxy/nft"
+	"nftproxy/nft/kernel"
+)
+
+// The values of --nftproxy-counters.
+const (
+	countersNone    = "none"
+	countersTables  = "tables"
+	countersMetrics = "metrics"
+)
+
+func addCounters(f *pflag.FlagSet, value *string) {
+	const name = ownPrefix + "counters"
+	f.StringVar(value, name, countersNone, "count new connections of each Service port and endpoint: none; tables, in the kernel's tables, for nftproxy top and nft list; metrics, also as metrics of the 100 Service ports with the most; without a value: tables")
+	f.Lookup(name).NoOptDefVal = countersTables
+}
+
+func checkCounters(value string) error {
+	switch value {
+	case countersNone, countersTables, countersMetrics:
+		return nil
+	}
+	return fmt.Errorf("--%scounters: %q: want %s, %s or %s", ownPrefix, value, countersNone, countersTables, countersMetrics)
+}
+
+// countConnections returns an observer of syncs. With --nftproxy-counters=metrics it registers the
+// metrics of new connections, which are read when Prometheus asks.
+func (d *daemon) countConnections(conn *kernel.Conn, registry prometheus.Registerer) func(proxy.Sync) {
+	if d.options.counters != countersMetrics {
+		return func(proxy.Sync) {}
+	}
+	source := traffic.NewSource(conn, d.ruleset.Table, time.Now)
+	metrics.CountConnections(registry, func() ([]traffic.PortTraffic, uint64) {
+		ports, total, err := source.Ports()
+		if err != nil {
+			d.log.Warn("cannot read the counters of new connections; the metrics have the numbers from before", "err", err)
+		}
+		return ports, total
+	})
+	return func(s proxy.Sync) {
+		if s.InForce(nft.IPv4) || s.InForce(nft.IPv6) {
+			source.Notify(s.Snapshot)
+		}
+	}
+}

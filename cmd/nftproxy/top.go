@@ -1,0 +1,152 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"nftproxy/model/service"
+	"nftproxy/nft/kernel"
+	"nftproxy/nft/ruleset"
+)
+
+// topOptions are the flags of top.
+type topOptions struct {
+	table, namespace, service, output string
+	endpoints                         bool
+	interval                          time.Duration
+	rows                              int
+}
+
+func newTopCommand() *cobra.Command {
+	var o topOptions
+	cmd := &cobra.Command{
+		Use:   "top",
+		Short: "Show new connections per second of Services, and refused ones by cause",
+		Long: `top reads the counters in nftproxy's tables in this node's kernel. It needs
+neither the API server nor a running proxy, and it changes nothing. In a terminal
+it shows them anew after each interval, until Ctrl-C ends it. Elsewhere, and with
+-o json, it reads twice, one interval apart, prints once, and ends.
+
+New connections are counted only if nftproxy runs with --nftproxy-counters. Each
+first packet counts, so a client that tries again counts again. Those to endpoints
+are the ones that the rules sent there. A count begins at 0 when the element in the
+table is replaced: that of a Service when the number of its endpoints changes.
+
+Refused and dropped first packets are always counted, by cause:
+  no-endpoints           refused: the Service port has no endpoint
+  unknown-port           refused: the cluster IP's Service has no such port
+  no-local-endpoints     dropped: the traffic policy is Local, and no endpoint is on
+                         this node
+  outside-source-ranges  dropped: loadBalancerSourceRanges do not have the client
+  unallocated-address    dropped: no Service has that address of a ServiceCIDR
+The Service is known for all but unknown-port and unallocated-address.
+
+-o json prints an object with intervalSeconds, counters (whether new connections are
+counted), connectionsPerSecond (of all Services), causes, services and refused.
+causes has cause, verdict (refused or dropped), packets and packetsPerSecond; services
+has service (namespace/name), port, protocol, connections, connectionsPerSecond and
+endpoints; those have endpoint, connections and connectionsPerSecond (null if
+unknown). refused has service, cause, packets and packetsPerSecond. Later versions may add fields; they do
+not change these.`,
+		Example: `  nftproxy top
+  nftproxy top --endpoints --service kube-system/kube-dns
+  nftproxy top -n shop --interval 10s -o json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.check(); err != nil {
+				return usageError{err}
+			}
+			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.table, ownPrefix+"table", ruleset.DefaultTable, "name of the nftables tables")
+	f.StringVarP(&o.namespace, "namespace", "n", "", "only Services of this namespace")
+	f.StringVar(&o.service, "service", "", "only this Service, NAMESPACE/NAME")
+	f.BoolVar(&o.endpoints, "endpoints", false, "show the endpoints of the Services that are shown; -o json always has them")
+	f.DurationVar(&o.interval, "interval", 2*time.Second, "time between two reads, at least 100ms")
+	f.IntVar(&o.rows, "rows", 20, "greatest number of Service ports, and of Services with refused packets")
+	addOutput(cmd, &o.output)
+	return cmd
+}
+
+// minTopInterval bounds what top costs the kernel.
+const minTopInterval = 100 * time.Millisecond
+
+func (o *topOptions) check() error {
+	var errs []error
+	if o.interval < minTopInterval {
+		errs = append(errs, fmt.Errorf("--interval: %s: want %s or more", o.interval, minTopInterval))
+	}
+	if o.rows < 1 {
+		errs = append(errs, fmt.Errorf("--rows: %d: want 1 or more", o.rows))
+	}
+	if o.service != "" {
+		if namespace, name := service.Name(o.service).Split(); namespace == "" || name == "" {
+			errs = append(errs, fmt.Errorf("--service: %q: want NAMESPACE/NAME", o.service))
+		}
+	}
+	if !isTableName(o.table) {
+		errs = append(errs, fmt.Errorf("--%stable: %q is not a valid table name", ownPrefix, o.table))
+	}
+	return errors.Join(append(errs, checkOutput(o.output))...)
+}
+
+// selects says whether the flags choose the Service.
+func (o *topOptions) selects(name service.Name) bool {
+	namespace, _ := name.Split()
+	return (o.namespace == "" || o.namespace == namespace) && (o.service == "" || o.service == string(name))
+}
+
+func (o *topOptions) run(ctx context.Context, out, notes io.Writer) error {
+	conn, err := kernel.Open(kernel.Config{})
+	if err != nil {
+		return fmt.Errorf("open nftables: %w", err)
+	}
+	defer conn.Close()
+	s := newTopSampler(conn, o)
+	if err := s.readTables(); err != nil {
+		return err
+	}
+	if _, err := s.sample(); err != nil {
+		return err
+	}
+	screen, live := terminal(out)
+	live = live && o.output == outputText
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(o.interval):
+		}
+		view, err := s.sample()
+		if err != nil {
+			return err
+		}
+		switch {
+		case o.output == outputJSON:
+			return writeJSON(out, view)
+		case !live:
+			return writeTop(out, view, o)
+		}
+		if err := drawTop(screen, view, o); err != nil {
+			return err
+		}
+		if err := s.follow(); err != nil {
+			fmt.Fprintf(notes, "nftproxy: %v\n", err)
+		}
+	}
+}
+
+// terminal returns the output as a file if it is a terminal.
+func terminal(out io.Writer) (*os.File, bool) {
+	f, ok := out.(*os.File)
+	return f, ok && term.IsTerminal(int(f.Fd()))
+}

@@ -1,0 +1,58 @@
+package metrics
+
+import (
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"nftproxy/daemon/proxy"
+	"nftproxy/daemon/refusals"
+	"nftproxy/nft"
+	"nftproxy/nft/ruleset"
+)
+
+// maxRefusedServices is how many time series of Services there are at most. Those with the
+// most refused packets have one.
+const maxRefusedServices = 50
+
+// refused collects the refused and dropped packets of the latest look.
+type refused struct {
+	latest atomic.Pointer[refusals.Look]
+}
+
+func refusedDescs() (byCause, byService *prometheus.Desc) {
+	return prometheus.NewDesc("nftproxy_refused_packets_total",
+			"First packets of connections that the rules refused (causes no-endpoints and unknown-port) or dropped (no-local-endpoints, outside-source-ranges, unallocated-address), as of the last ten seconds. A client that tries again counts again.",
+			[]string{"cause", "ip_family"}, nil),
+		prometheus.NewDesc("nftproxy_service_refused_packets_total",
+			"The same by Service, for the 50 Services and causes with the most packets. The causes unknown-port and unallocated-address have none.",
+			[]string{"namespace", "service", "cause"}, nil)
+}
+
+// Describe is part of prometheus.Collector.
+func (r *refused) Describe(out chan<- *prometheus.Desc) {
+	byCause, byService := refusedDescs()
+	out <- byCause
+	out <- byService
+}
+
+// Collect is part of prometheus.Collector. Before the first look all causes have 0.
+func (r *refused) Collect(out chan<- prometheus.Metric) {
+	byCause, byService := refusedDescs()
+	look := r.latest.Load()
+	if look == nil {
+		look = &refusals.Look{}
+	}
+	for i, f := range nft.Families() {
+		for _, cause := range ruleset.Causes() {
+			out <- prometheus.MustNewConstMetric(byCause, prometheus.CounterValue, float64(look.Causes[i][cause]), string(cause), proxy.IPFamily(f))
+		}
+	}
+	for _, s := range look.Services[:min(len(look.Services), maxRefusedServices)] {
+		namespace, name := s.Name.Split()
+		out <- prometheus.MustNewConstMetric(byService, prometheus.CounterValue, float64(s.Total), namespace, name, string(s.Cause))
+	}
+}
+
+// ObserveRefusals takes the outcome of a look at the counters of refused packets.
+func (m *Metrics) ObserveRefusals(l refusals.Look) { m.refused.latest.Store(&l) }

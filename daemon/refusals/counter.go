@@ -1,0 +1,289 @@
+package refusals
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+	"time"
+
+	"nftproxy/model/pace"
+	"nftproxy/model/service"
+	"nftproxy/model/treap"
+	"nftproxy/nft"
+	"nftproxy/nft/kernel"
+	"nftproxy/nft/ruleset"
+)
+
+// Kernel has the counters.
+type Kernel interface {
+	// ChainCount returns what all counters of a chain have counted; 0 if there is no such chain.
+	ChainCount(table nft.TableID, chain string) (packets uint64, err error)
+	// Counts visits the elements with these keys that are there and have a counter.
+	Counts(table nft.TableID, set *nft.Set, keys []nft.Value, visit func(kernel.Count)) error
+}
+
+// Subject is a Service and the cause for which its packets were refused or dropped.
+type Subject struct {
+	Name  service.Name
+	Cause ruleset.Cause
+}
+
+// Refused is how many packets of a Subject were refused or dropped.
+type Refused struct {
+	Subject
+	// Packets is the number since the last look at the Service's counters, Total the
+	// number since the Counter began, with what the kernel had counted before.
+	Packets, Total uint64
+}
+
+// Look is the outcome of one look at the counters.
+type Look struct {
+	At time.Time
+	// Causes has the packets of each cause, by the family's index in nft.Families. The numbers
+	// never go down.
+	Causes [2]map[ruleset.Cause]uint64
+	// Services has the Subjects with any packets since the Counter began, the greatest
+	// Total first.
+	Services []Refused
+	// Persistent has the Subjects whose clients do not give up (see habit).
+	Persistent []Refused
+	// Err is why the numbers may be behind, or nil.
+	Err error
+}
+
+// budgetShare is the part of a core that reading elements may take: one in so many. Chains
+// are ten requests for each look, however many Services there are.
+const (
+	budgetShare = 200
+	budgetBurst = 50 * time.Millisecond
+)
+
+// Counter adds up the counters of one proxy's tables. It is not safe for concurrent use.
+type Counter struct {
+	kernel   Kernel
+	clock    func() time.Time
+	program  *nft.Program
+	families [2]family
+	habits   habits
+	// totals are since the beginning. A Subject stays until its Service leaves the program.
+	totals map[Subject]uint64
+	// budget pays for reading elements.
+	budget pace.Budget
+	// sets has the causes of the sets whose elements count.
+	sets map[string]ruleset.Cause
+}
+
+// NewCounter makes a Counter without a program. The clock is time.Now, but in tests.
+func NewCounter(k Kernel, clock func() time.Time) *Counter {
+	c := &Counter{
+		kernel: k, clock: clock, habits: newHabits(), totals: map[Subject]uint64{},
+		budget: pace.Budget{Rest: budgetShare, Burst: budgetBurst}, sets: ruleset.RefusalSets(),
+	}
+	for i := range c.families {
+		c.families[i] = newFamily()
+	}
+	return c
+}
+
+// family is what is known of one table.
+type family struct {
+	chains map[string]*tally
+	// elements are those that count, by part. changed has the causes with packets that no
+	// element was asked about yet.
+	elements map[string][]element
+	changed  map[ruleset.Cause]bool
+	// last has the numbers of the elements that have counted any.
+	last map[place]uint64
+}
+
+func newFamily() family {
+	return family{chains: map[string]*tally{}, elements: map[string][]element{}, changed: map[ruleset.Cause]bool{}, last: map[place]uint64{}}
+}
+
+// place is where an element is, and element the cause that it counts.
+type place struct {
+	set string
+	key nft.Value
+}
+
+type element struct {
+	place
+	cause ruleset.Cause
+}
+
+// tally adds up a counter of the kernel that may begin anew.
+type tally struct{ last, total uint64 }
+
+// add takes the counter's number and returns how many packets it has counted since the last
+// time. A number below the last one is that of a new counter.
+func (t *tally) add(now uint64) (more uint64) {
+	more = since(t.last, now)
+	t.last, t.total = now, t.total+more
+	return more
+}
+
+func since(last, now uint64) uint64 {
+	if now < last {
+		return now
+	}
+	return now - last
+}
+
+// Follow says which program is in force. The cost follows the changes since the last one.
+func (c *Counter) Follow(p *nft.Program) {
+	for i, f := range nft.Families() {
+		var before treap.Map[string, *nft.Part]
+		if c.program != nil {
+			before = c.program.Table(f).Parts
+		}
+		for d := range treap.Diff(before, p.Table(f).Parts) {
+			c.families[i].setPart(d.Key, c.elementsOf(d.New))
+		}
+	}
+	c.program = p
+	for s := range c.totals {
+		if !c.has(s.Name) {
+			delete(c.totals, s)
+			c.habits.forget(s)
+		}
+	}
+}
+
+func (c *Counter) has(name service.Name) bool {
+	for _, f := range nft.Families() {
+		if c.program.Table(f).Parts.At(string(name)) != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// elementsOf lists the elements of a part that count, none for a part that has gone.
+func (c *Counter) elementsOf(part *nft.Part) []element {
+	if part == nil {
+		return nil
+	}
+	var list []element
+	for i := range part.Elements {
+		e := &part.Elements[i]
+		if cause, counts := c.sets[e.Set]; counts {
+			list = append(list, element{place{e.Set, e.Key}, cause})
+		}
+	}
+	return list
+}
+
+// setPart replaces the elements of a part.
+func (f *family) setPart(name string, now []element) {
+	for _, e := range f.elements[name] {
+		if !slices.Contains(now, e) {
+			delete(f.last, e.place)
+		}
+	}
+	if now == nil {
+		delete(f.elements, name)
+		return
+	}
+	f.elements[name] = now
+}
+
+// Look reads the counters. It asks elements only where their cause's chain has counted
+// packets, and where the budget allows; otherwise a later look does.
+func (c *Counter) Look() Look {
+	look := Look{At: c.clock()}
+	if c.program == nil {
+		return look
+	}
+	var errs []error
+	for i, f := range nft.Families() {
+		errs = append(errs, c.lookAtChains(i, c.program.Table(f).ID()))
+		look.Causes[i] = c.families[i].causes()
+	}
+	more := map[Subject]uint64{}
+	if !look.At.Before(c.budget.Ready()) {
+		for i, f := range nft.Families() {
+			errs = append(errs, c.lookAtElements(i, c.program.Table(f), more))
+		}
+		now := c.clock()
+		c.budget.Spend(now, now.Sub(look.At))
+		look.Persistent = c.habits.notice(look.At, more)
+	}
+	for s, total := range c.totals {
+		look.Services = append(look.Services, Refused{s, more[s], total})
+	}
+	slices.SortFunc(look.Services, byTotal)
+	for i := range look.Persistent {
+		look.Persistent[i].Total = c.totals[look.Persistent[i].Subject]
+	}
+	look.Err = errors.Join(errs...)
+	return look
+}
+
+func byTotal(a, b Refused) int {
+	return cmp.Or(cmp.Compare(b.Total, a.Total), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Cause, b.Cause))
+}
+
+// causes adds up the chains of each cause.
+func (f *family) causes() map[ruleset.Cause]uint64 {
+	all := map[ruleset.Cause]uint64{}
+	for _, cause := range ruleset.Causes() {
+		for _, chain := range cause.Chains() {
+			if t := f.chains[chain]; t != nil {
+				all[cause] += t.total
+			}
+		}
+	}
+	return all
+}
+
+func (c *Counter) lookAtChains(i int, table nft.TableID) error {
+	f := &c.families[i]
+	for _, cause := range ruleset.Causes() {
+		for _, chain := range cause.Chains() {
+			n, err := c.kernel.ChainCount(table, chain)
+			if err != nil {
+				return err
+			}
+			if f.chains[chain] == nil {
+				f.chains[chain] = &tally{}
+			}
+			if f.chains[chain].add(n) > 0 {
+				f.changed[cause] = true
+			}
+		}
+	}
+	return nil
+}
+
+// lookAtElements reads the elements of all causes that have counted packets.
+func (c *Counter) lookAtElements(i int, table *nft.Table, more map[Subject]uint64) error {
+	f := &c.families[i]
+	if len(f.changed) == 0 {
+		return nil
+	}
+	keys := map[string][]nft.Value{}
+	of := map[place]Subject{}
+	for part, elements := range f.elements {
+		for _, e := range elements {
+			if f.changed[e.cause] && table.Set(e.set) != nil {
+				keys[e.set] = append(keys[e.set], e.key)
+				of[e.place] = Subject{service.Name(part), e.cause}
+			}
+		}
+	}
+	for set, list := range keys {
+		err := c.kernel.Counts(table.ID(), table.Set(set), list, func(n kernel.Count) {
+			at := place{set, n.Key}
+			if packets := since(f.last[at], n.Packets); packets > 0 {
+				f.last[at] = n.Packets
+				more[of[at]] += packets
+				c.totals[of[at]] += packets
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	clear(f.changed)
+	return nil
+}

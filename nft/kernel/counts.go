@@ -1,0 +1,161 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"nftproxy/nft"
+)
+
+// countsOfOne is how many elements Counts asks for in one request at most. The kernel queues
+// an answer of up to 1 kB for each, and the receive buffer has 212,992 bytes on most kernels.
+const countsOfOne = 64
+
+// dumpTries is how often a dump of counters starts again because another transaction came
+// in between.
+const dumpTries = 8
+
+// ChainCount returns how many packets all counters in the chain's rules have counted since the
+// rules were written, and 0 if there is no such chain.
+func (c *Conn) ChainCount(table nft.TableID, chain string) (packets uint64, err error) {
+	c.counts.Lock()
+	defer c.counts.Unlock()
+	for try := 1; ; try++ {
+		packets = 0
+		err := c.counts.receive(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, table.Family, func(e *encoder) {
+			e.addString(unix.NFTA_RULE_TABLE, table.Name)
+			e.addString(unix.NFTA_RULE_CHAIN, chain)
+		}, func(m message) error {
+			attrs := m.attrs()
+			// Some kernels list the rules of all tables.
+			if text(attribute(attrs, unix.NFTA_RULE_TABLE)) != table.Name || text(attribute(attrs, unix.NFTA_RULE_CHAIN)) != chain {
+				return nil
+			}
+			for _, x := range attributes(attribute(attrs, unix.NFTA_RULE_EXPRESSIONS)) {
+				n, _ := counted(x)
+				packets += n
+			}
+			return nil
+		})
+		switch {
+		case errors.Is(err, unix.ENOENT):
+			return 0, nil
+		case errors.Is(err, unix.EINTR) && try < dumpTries:
+			continue
+		case err != nil:
+			return 0, fmt.Errorf("read the counters of chain %s %s: %w", table, chain, err)
+		}
+		return packets, nil
+	}
+}
+
+// counted returns what an expression has counted; false if it is no counter.
+func counted(expression []byte) (packets uint64, ok bool) {
+	if text(attribute(expression, unix.NFTA_EXPR_NAME)) != counterName {
+		return 0, false
+	}
+	v := attribute(attribute(expression, unix.NFTA_EXPR_DATA), unix.NFTA_COUNTER_PACKETS)
+	if len(v) != 8 {
+		return 0, false
+	}
+	return binary.BigEndian.Uint64(v), true
+}
+
+// Count is how many packets the counter of an element has counted since the element was
+// written.
+type Count struct {
+	Key, Data nft.Value
+	Packets   uint64
+}
+
+// Counts visits the elements of the set or map with these keys that have a counter. It leaves
+// out keys without element. The set must be declared as in the kernel. The cost follows
+// the number of keys.
+func (c *Conn) Counts(table nft.TableID, set *nft.Set, keys []nft.Value, visit func(Count)) error {
+	c.counts.Lock()
+	defer c.counts.Unlock()
+	shape := shapeOf(set, table.Family)
+	for len(keys) > 0 {
+		some := keys[:min(countsOfOne, len(keys))]
+		seen := 0
+		err := c.counts.receive(unix.NFT_MSG_GETSETELEM, 0, table.Family, func(e *encoder) {
+			e.addString(unix.NFTA_SET_ELEM_LIST_TABLE, table.Name)
+			e.addString(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
+			list := e.beginNest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+			for _, k := range some {
+				at := e.beginNest(unix.NFTA_LIST_ELEM)
+				key := e.beginNest(unix.NFTA_SET_ELEM_KEY)
+				e.addText(unix.NFTA_DATA_VALUE, string(k[:min(len(k), shape.keyKernel)]))
+				e.endNest(key)
+				e.endNest(at)
+			}
+			e.endNest(list)
+		}, func(m message) error {
+			seen++
+			return visitCounts(m.attrs(), shape, visit)
+		})
+		switch {
+		case err == nil:
+			keys = keys[len(some):]
+		case errors.Is(err, unix.ENOENT): // of the element behind those that were seen
+			keys = keys[min(seen+1, len(some)):]
+		default:
+			return fmt.Errorf("read counters of %s %s: %w", table, set.Name, err)
+		}
+	}
+	return nil
+}
+
+// AllCounts visits all elements of the set or map that have a counter, in no order. While others
+// change the table it may leave some out or visit some twice. A missing table or set has no
+// elements. The time of a dump grows faster than the number of elements: for each datagram
+// of 32 KiB the kernel searches its place from the start.
+func (c *Conn) AllCounts(table nft.TableID, set *nft.Set, visit func(Count)) error {
+	c.counts.Lock()
+	defer c.counts.Unlock()
+	shape := shapeOf(set, table.Family)
+	for try := 1; ; try++ {
+		var all []Count
+		err := c.counts.receive(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, table.Family, func(e *encoder) {
+			e.addString(unix.NFTA_SET_ELEM_LIST_TABLE, table.Name)
+			e.addString(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
+		}, func(m message) error {
+			return visitCounts(m.attrs(), shape, func(n Count) { all = append(all, n) })
+		})
+		switch {
+		case errors.Is(err, unix.EINTR) && try < dumpTries:
+			continue
+		case err != nil && !errors.Is(err, unix.ENOENT):
+			return fmt.Errorf("read counters of %s %s: %w", table, set.Name, err)
+		}
+		for _, n := range all {
+			visit(n)
+		}
+		return nil
+	}
+}
+
+// visitCounts visits the elements of one message that have a counter.
+func visitCounts(attrs []byte, shape setShape, visit func(Count)) error {
+	for _, e := range attributes(attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+		packets, ok := counted(attribute(e, unix.NFTA_SET_ELEM_EXPR))
+		if !ok {
+			continue
+		}
+		key, ok := paddedValue(attribute(e, unix.NFTA_SET_ELEM_KEY), shape.keyKernel, shape.key)
+		if !ok {
+			return errOtherShape
+		}
+		n := Count{Key: key, Packets: packets}
+		if shape.data > 0 {
+			if n.Data, ok = paddedValue(attribute(e, unix.NFTA_SET_ELEM_DATA), shape.dataKernel, shape.data); !ok {
+				return errOtherShape
+			}
+		}
+		visit(n)
+	}
+	return nil
+}

@@ -1,0 +1,98 @@
+package ruleset
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"nftproxy/model/service"
+	"nftproxy/nft"
+)
+
+// CounterPlace is the element that counts the new connections to one address, protocol and
+// port of a Service, or to a node port (Config.Counters). It counts each first packet, also
+// those that are refused, and a client's further tries. The elements of the endpoints count
+// those that were sent to the endpoint.
+type CounterPlace struct {
+	Family nft.Family
+	Claim  service.Claim
+	Set    string
+	Key    nft.Value
+
+	access *access
+}
+
+// CounterPlaces returns the places of a Service port. Another Service may have the claim of
+// one, and there may be no element.
+func CounterPlaces(svc *service.Service, p *service.Port) []CounterPlace {
+	var places []CounterPlace
+	for _, a := range svc.Addresses() {
+		f := nft.IPv4
+		if a.Is6() {
+			f = nft.IPv6
+		}
+		key := nft.AppendPort(nft.AppendProto(nft.AppendAddr(nil, a), uint8(p.Protocol)), p.Port)
+		places = append(places, CounterPlace{f, service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}, services, nft.Value(key), byAddress()})
+	}
+	if p.NodePort == 0 {
+		return places
+	}
+	for _, f := range nft.Families() {
+		if v6 := f == nft.IPv6; svc.InFamily(v6) {
+			key := nft.AppendPort(nft.AppendProto(nil, uint8(p.Protocol)), p.NodePort)
+			places = append(places, CounterPlace{f, service.NodePortClaim(v6, p), nodePorts, nft.Value(key), byNodePort()})
+		}
+	}
+	return places
+}
+
+// FrontendSets are the sets of all CounterPlaces.
+func FrontendSets() []string { return []string{services, nodePorts} }
+
+// Endpoints returns the keys of the elements that count the connections to each endpoint, by
+// their set. Some may have no element. With session affinity the rules that remember
+// clients count, since they see remembered clients too.
+func (c CounterPlace) Endpoints(svc *service.Service, p *service.Port) map[string][]nft.Value {
+	keys := map[string][]nft.Value{}
+	n := 0
+	for e := range p.Endpoints.All() {
+		if e.Addr.Addr().Is6() != (c.Family == nft.IPv6) {
+			continue
+		}
+		if svc.AffinityTimeout > 0 {
+			key := c.Key + nft.Value(nft.AppendPort(nft.AppendAddr(nil, e.Addr.Addr()), e.Addr.Port()))
+			for _, set := range []string{c.access.clusterRememberable, c.access.localRememberable} {
+				keys[set] = append(keys[set], key)
+			}
+			continue
+		}
+		for _, set := range []string{c.access.endpoints, c.access.localEndpoints} {
+			keys[set] = append(keys[set], c.Key.WithIndex(n))
+		}
+		n++
+	}
+	return keys
+}
+
+// Endpoint is the endpoint of an element that Endpoints named, by its key and data.
+func (c CounterPlace) Endpoint(key, data nft.Value) netip.AddrPort {
+	if data == "" {
+		data = key[len(c.Key):]
+	}
+	n := c.Family.AddrLen()
+	return netip.AddrPortFrom(addrOf(data[:n]), binary.BigEndian.Uint16([]byte(data[n:])))
+}
+
+// counted are the sets whose elements count connections with Config.Counters.
+func counted() []string {
+	sets := FrontendSets()
+	for _, a := range allAccess() {
+		sets = append(sets, a.endpoints, a.localEndpoints, a.clusterRememberable, a.localRememberable)
+	}
+	return sets
+}
+
+// countsConnections says whether the table was made with Config.Counters.
+func countsConnections(c *nft.Contents) bool {
+	s := c.Sets[services]
+	return s != nil && s.Set.Counter
+}

@@ -1,0 +1,156 @@
+package ruleset
+
+import (
+	"net/netip"
+
+	"nftproxy/model/service"
+	"nftproxy/model/treap"
+	"nftproxy/nft"
+)
+
+// Cause says why the rules refuse or drop the first packet of a connection. Each cause has
+// chains of its own. The counters of the chains' rules count the packets. No other rule
+// refuses, and no other drops but for packets that meet the tables in the middle of a
+// change.
+type Cause string
+
+// The causes. Clients of the first two get an answer at once, the packets of others are
+// dropped.
+const (
+	// NoEndpoints: the Service port has no endpoint at all.
+	NoEndpoints Cause = "no-endpoints"
+	// UnknownPort: the cluster IP's Service has no such port.
+	UnknownPort Cause = "unknown-port"
+	// NoLocalEndpoints: the Service port has endpoints, but none on this node, and its traffic
+	// policy is Local.
+	NoLocalEndpoints Cause = "no-local-endpoints"
+	// OutsideSourceRanges: loadBalancerSourceRanges do not have the client's address.
+	OutsideSourceRanges Cause = "outside-source-ranges"
+	// UnallocatedAddress: no Service has that address of a ServiceCIDR.
+	UnallocatedAddress Cause = "unallocated-address"
+)
+
+// Causes lists all causes.
+func Causes() []Cause {
+	return []Cause{NoEndpoints, UnknownPort, NoLocalEndpoints, OutsideSourceRanges, UnallocatedAddress}
+}
+
+// Drops says whether the rules drop packets of the cause, rather than refuse them.
+func (c Cause) Drops() bool { return c != NoEndpoints && c != UnknownPort }
+
+// Chains are the names of the cause's chains.
+func (c Cause) Chains() []string {
+	if c != NoEndpoints && c != NoLocalEndpoints {
+		return []string{string(c)}
+	}
+	var chains []string
+	for _, a := range allAccess() {
+		chains = append(chains, a.refusalChain(c))
+	}
+	return chains
+}
+
+// refuse is the chain of addresses without endpoints. The chain of node ports has the prefix
+// of that access.
+const refuse = "refuse"
+
+// refusalChain is the chain of NoEndpoints or NoLocalEndpoints for the access.
+func (a *access) refusalChain(c Cause) string {
+	if c == NoEndpoints {
+		return a.chainPrefix + refuse
+	}
+	return a.chainPrefix + string(c)
+}
+
+// refusalSet is the set that has each frontend of the access with the cause, which is neither
+// UnknownPort nor UnallocatedAddress. The set's elements count the packets.
+func (a *access) refusalSet(c Cause) string { return a.chainPrefix + string(c) }
+
+// RefusalSets returns the sets whose elements count packets that were refused or dropped, with the
+// cause. An element belongs to the Service that the packets were for. UnknownPort and
+// UnallocatedAddress have none.
+func RefusalSets() map[string]Cause {
+	sets := map[string]Cause{byAddress().refusalSet(OutsideSourceRanges): OutsideSourceRanges}
+	for _, a := range allAccess() {
+		for _, c := range []Cause{NoEndpoints, NoLocalEndpoints} {
+			sets[a.refusalSet(c)] = c
+		}
+	}
+	return sets
+}
+
+// refusalSets declares the sets of all causes.
+func refusalSets() []*nft.Set {
+	var sets []*nft.Set
+	for _, a := range allAccess() {
+		for _, c := range []Cause{NoEndpoints, NoLocalEndpoints, OutsideSourceRanges} {
+			if c != OutsideSourceRanges || a.verdicts == services {
+				sets = append(sets, &nft.Set{Name: a.refusalSet(c), Key: a.key, MinSize: minSizeBehind, Counter: true})
+			}
+		}
+	}
+	return sets
+}
+
+// refusalChains are the chains of all causes. Where a Service has the packet, the first rule
+// finds the Service's element, which counts. It does nothing else.
+func refusalChains() []*nft.Chain {
+	drop := nft.Rule{nft.Counter{}, nft.Verdict{Code: nft.Drop}}
+	// A reset reaches the client at once; after ICMP many give up only when they have
+	// sent their SYN again, a second later.
+	reject := []nft.Rule{
+		{nft.MatchProto{Protocol: uint8(service.TCP)}, nft.Counter{}, nft.Reject{TCPReset: true}},
+		{nft.Counter{}, nft.Reject{}},
+	}
+	chains := []*nft.Chain{
+		{Name: string(UnknownPort), Rules: reject},
+		{Name: string(UnallocatedAddress), Rules: []nft.Rule{drop}},
+		{Name: string(OutsideSourceRanges), Rules: []nft.Rule{byAddress().refusalRule(OutsideSourceRanges), drop}},
+	}
+	for _, a := range allAccess() {
+		chains = append(chains,
+			&nft.Chain{Name: a.refusalChain(NoEndpoints), Rules: append([]nft.Rule{a.refusalRule(NoEndpoints)}, reject...)},
+			&nft.Chain{Name: a.refusalChain(NoLocalEndpoints), Rules: []nft.Rule{a.refusalRule(NoLocalEndpoints), drop}},
+		)
+	}
+	return chains
+}
+
+// refusalRule has the Service's element count.
+func (a *access) refusalRule(c Cause) nft.Rule {
+	return nft.Rule{nft.InSet{Key: a.key, Set: a.refusalSet(c)}}
+}
+
+// addRefusal adds the element that counts the frontend's packets of the cause.
+func (c *serviceCompiler) addRefusal(f frontend, cause Cause) {
+	c.elements = append(c.elements, nft.Element{Set: f.refusalSet(cause), Key: f.at, Comment: f.comment})
+}
+
+// refuseAll leads all packets of the frontend to the chain of the cause.
+func (c *serviceCompiler) refuseAll(f frontend, vmap string, cause Cause) {
+	c.addVerdict(f, vmap, gotoChain(f.refusalChain(cause)))
+	c.addRefusal(f, cause)
+}
+
+func gotoChain(chain string) nft.Verdict { return nft.Verdict{Code: nft.Goto, Chain: chain} }
+
+// notOwn spares the node's own addresses. NodeLocal DNSCache binds a cluster IP on
+// the node; that address keeps its other ports.
+func notOwn() nft.Statement { return nft.MatchLocal{Field: nft.Daddr, Not: true} }
+
+// clusterIPRule leads packets to a cluster IP that were not translated to the chain of the cause.
+func clusterIPRule(c Cause) nft.Rule {
+	return nft.Rule{nft.InSet{Key: daddr(), Set: clusterIPs}, notOwn(), gotoChain(string(c))}
+}
+
+// rangeRules drop packets to a ServiceCIDR that were not translated. No service has
+// their address, so no host does.
+func rangeRules(f nft.Family, ranges treap.Map[string, netip.Prefix]) []nft.Rule {
+	var rules []nft.Rule
+	for _, cidr := range ranges.All() {
+		if cidr.Addr().Is6() == (f == nft.IPv6) {
+			rules = append(rules, nft.Rule{nft.MatchAddr{Field: nft.Daddr, Prefix: cidr}, notOwn(), gotoChain(string(UnallocatedAddress))})
+		}
+	}
+	return rules
+}
