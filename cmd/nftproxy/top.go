@@ -53,8 +53,8 @@ counted), connectionsPerSecond (of all Services), causes, services and refused.
 causes has cause, verdict (refused or dropped), packets and packetsPerSecond; services
 has service (namespace/name), port, protocol, connections, connectionsPerSecond and
 endpoints; those have endpoint, connections and connectionsPerSecond (null if
-unknown). refused has service, cause, packets and packetsPerSecond. Later versions may add fields; they do
-not change these.`,
+unknown). refused has service, cause, packets and packetsPerSecond. Later versions may
+add fields; they do not change these.`,
 		Example: `  nftproxy top
   nftproxy top --endpoints --service kube-system/kube-dns
   nftproxy top -n shop --interval 10s -o json`,
