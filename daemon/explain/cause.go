@@ -118,7 +118,7 @@ func (x *explainer) decider(w *nft.Way) *nft.Step {
 	for i := len(w.Steps) - 1; i >= 0; i-- {
 		s := &w.Steps[i]
 		switch x.purpose(s) {
-		case ruleset.RefuseTCP, ruleset.RefuseOthers, ruleset.DropCounted:
+		case ruleset.RefuseTCP, ruleset.RefuseOthers, ruleset.DropCounted, ruleset.CountForService:
 			continue
 		}
 		if s.Matched {

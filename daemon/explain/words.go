@@ -72,6 +72,8 @@ func (x *explainer) sayMatched(p ruleset.Purpose, s *nft.Step, w *nft.Way) (text
 		return "it is refused by ICMP port unreachable", false
 	case ruleset.DropCounted:
 		return "it is dropped", false
+	case ruleset.CountForService:
+		return fmt.Sprintf("set %s counts it for the Service", setOf(s)), true
 	case ruleset.DropUnallocated:
 		return fmt.Sprintf("%s is in the ServiceCIDR %s, and no Service has it: it is dropped", s.Destination.Addr(), s.Rule[0].(nft.MatchAddr).Prefix), false
 	case ruleset.DropUntranslated:

@@ -52,6 +52,8 @@ const (
 	RefuseOthers Purpose = "refuse by ICMP port unreachable"
 	// DropCounted drops packets in a chain that other rules lead to.
 	DropCounted Purpose = "drop"
+	// CountForService counts a packet that will be refused or dropped, for the Service that it was for.
+	CountForService Purpose = "count the packet for its Service"
 	// DropUnallocated drops packets to a ServiceCIDR, and DropUntranslated packets to other cluster
 	// IPs, that nothing has translated.
 	DropUnallocated  Purpose = "drop packets to service addresses that no Service has"
@@ -81,7 +83,7 @@ func PurposeOf(c *nft.Chain, number int) Purpose {
 	case isRefusing(c.Name):
 		return choosePurpose(
 			purposeIf{kinds(r, "MatchProto", "Reject"), RefuseTCP}, purposeIf{kinds(r, "Reject"), RefuseOthers},
-			purposeIf{isDrop(r) || kinds(r, "InSet", "Verdict") && r[1] == nft.Statement(nft.Verdict{Code: nft.Drop}), DropCounted})
+			purposeIf{isDrop(r), DropCounted}, purposeIf{kinds(r, "InSet") && RefusalSets()[setAt(r, 0)] != "", CountForService})
 	case c.Name == servicesRestricted:
 		return choosePurpose(purposeIf{isVMap(r, servicesRestricted), FindRestricted}, purposeIf{last && isDrop(r), DropRestricted})
 	case strings.HasPrefix(c.Name, sourceRanges):
@@ -97,7 +99,7 @@ func PurposeOf(c *nft.Chain, number int) Purpose {
 
 // isRefusing says whether the chain does nothing but refuse or drop packets.
 func isRefusing(chain string) bool {
-	return slices.Contains([]string{refuse, "unknown-port", "no-local-endpoints", "outside-source-ranges", "unallocated-address"}, chain)
+	return slices.ContainsFunc(Causes(), func(c Cause) bool { return slices.Contains(c.Chains(), chain) })
 }
 
 // refuses says whether the rule ends with a drop, or leads to a chain that refuses or drops.
@@ -175,7 +177,7 @@ func purposeInShared(chain string, r nft.Rule, last bool) Purpose {
 
 // withoutCounters returns the rule without the statements that change nothing of a packet.
 func withoutCounters(r nft.Rule) nft.Rule {
-	return slices.DeleteFunc(slices.Clone(r), func(s nft.Statement) bool { return s.Text(nft.IPv4) == "counter" })
+	return slices.DeleteFunc(slices.Clone(r), func(s nft.Statement) bool { return s == nft.Statement(nft.Counter{}) })
 }
 
 // kinds says whether the rule has statements of these types, and no others.
@@ -279,7 +281,7 @@ func RestrictedBy(c *nft.Contents, frontend nft.Value) string {
 }
 
 // MeansNoEndpoints says whether a frontend's verdict refuses, since there is no endpoint on any node.
-func MeansNoEndpoints(v nft.Verdict) bool { return v.Chain == refuse }
+func MeansNoEndpoints(v nft.Verdict) bool { return slices.Contains(NoEndpoints.Chains(), v.Chain) }
 
 // InServiceCIDR says whether a table drops packets to the address if no Service has it.
 func InServiceCIDR(c *nft.Contents, a netip.Addr) bool {
