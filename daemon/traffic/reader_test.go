@@ -31,7 +31,7 @@ func newTables() *tables {
 func (k *tables) clock() time.Time { return k.now }
 
 func (k *tables) visit(table nft.TableID, e nft.Element, visit func(kernel.Count)) {
-	if e.Counter {
+	if k.model.Table(table).Sets[e.Set].Set.Counter {
 		visit(kernel.Count{Key: e.Key, Data: e.Data, Packets: k.counts[fmt.Sprint(table.Family, e.Set, e.Key)]})
 	}
 }
@@ -71,7 +71,7 @@ func (k *tables) connect(t *testing.T, to string, random uint32, times uint64) {
 	byAddress := nft.AppendPort(nft.AppendProto(nft.AppendAddr(nil, p.Dst.Addr()), 6), p.Dst.Port())
 	byPort := nft.AppendPort(nft.AppendProto(nil, 6), p.Dst.Port())
 	count := func(set string, key nft.Value) {
-		if e, found := k.model.Table(nft.TableID{Family: nft.IPv4, Name: "t"}).Sets[set].Elements[key]; found && e.Counter {
+		if s := k.model.Table(nft.TableID{Family: nft.IPv4, Name: "t"}).Sets[set]; s.Set.Counter && s.Elements[key].Set != "" {
 			k.counts[fmt.Sprint(nft.IPv4, set, key)] += times
 		}
 	}
