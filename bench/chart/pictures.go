@@ -35,6 +35,9 @@ type picture struct {
 	claim
 	series []series
 	ours   *series
+	// rivals has each way to run kube-proxy, also those that are not drawn: the sentence
+	// compares with the best of them.
+	rivals []series
 	// services is the number of Services that the claim is about: the greatest with a
 	// figure of nftproxy and one of kube-proxy.
 	services int
@@ -52,6 +55,11 @@ func newPicture(c claim, r *result.Report) *picture {
 	for _, backend := range c.backends {
 		if s, found := newSeries(cells, backend, c.key); found {
 			p.series = append(p.series, s)
+		}
+	}
+	for _, backend := range result.KubeProxies() {
+		if s, found := newSeries(cells, backend, c.key); found {
+			p.rivals = append(p.rivals, s)
 		}
 	}
 	p.ours = p.of(result.NFTProxy)
@@ -73,7 +81,7 @@ func newPicture(c claim, r *result.Report) *picture {
 	return p
 }
 
-// theirs are the series of kube-proxy.
+// theirs are the drawn series of kube-proxy.
 func (p *picture) theirs() []*series {
 	var list []*series
 	for _, backend := range result.KubeProxies() {
@@ -89,7 +97,8 @@ func (p *picture) theirs() []*series {
 // exceeded is no figure while another mode has one.
 func (p *picture) best() (text string, modes int) {
 	var least *point
-	for _, s := range p.theirs() {
+	for i := range p.rivals {
+		s := &p.rivals[i]
 		at := s.at(p.services)
 		if at == nil {
 			continue
