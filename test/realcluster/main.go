@@ -135,7 +135,7 @@ func newSuiteCommand(dir *string) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&o.Focus, "focus", "", "regular `expression` for the names of the tests to run")
-	cmd.Flags().IntVar(&o.Processes, "procs", 4, "`number` of tests at a time")
+	cmd.Flags().IntVar(&o.Processes, "procs", 6, "`number` of tests at a time")
 	return cmd
 }
 

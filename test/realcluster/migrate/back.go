@@ -68,9 +68,14 @@ done`)
 	return nil
 }
 
-// removeOurRules: the DaemonSet of the page cleans every node, and nothing is left.
+// removeOurRules: the command for one node cleans it, the DaemonSet cleans the others,
+// and nothing is left.
 func removeOurRules(ctx context.Context, t *trial, s *section) (string, error) {
-	if _, err := t.shells(ctx, s.do...); err != nil {
+	// The second command is for one node.
+	if _, err := t.onNode(ctx, t.Nodes()[0], s.do[1]); err != nil {
+		return "", err
+	}
+	if _, err := t.shell(ctx, s.do[0]); err != nil {
 		return "", err
 	}
 	if err := t.awaitNoPods(ctx, "app.kubernetes.io/name=nftproxy-cleanup"); err != nil {

@@ -63,6 +63,21 @@ func beside(ctx context.Context, t *trial, s *section) (string, error) {
 	return fmt.Sprintf("%d pods ready, kube-proxy has the health port", len(t.Nodes())), err
 }
 
+// cleanTooEarly: while nftproxy runs, the page's command for one node removes nothing,
+// and says whose the rules are.
+func cleanTooEarly(ctx context.Context, t *trial, s *section) (string, error) {
+	node := t.Nodes()[0]
+	out, err := t.onNode(ctx, node, s.do[1])
+	if err == nil || !strings.Contains(out, "pod of nftproxy") {
+		return "", fmt.Errorf("the command did not refuse, or named no pod: %v: %s", err, out)
+	}
+	tables, err := t.onNode(ctx, node, "nft list tables")
+	if err == nil && !strings.Contains(tables, "ip nftproxy") {
+		err = fmt.Errorf("%s has no table of nftproxy: %s", node, tables)
+	}
+	return "refused, and the pod is named", err
+}
+
 // proxiesSay runs the command of the page's beginning in each pod of nftproxy, and
 // checks that each says something.
 func (t *trial) proxiesSay(ctx context.Context, want string) error {

@@ -42,6 +42,7 @@ func steps() []step {
 		{"an overlay with the placeholder is refused", "", placeholder},
 		{"an address that does not answer is reported", "", wrongAddress},
 		{"nftproxy beside kube-proxy", "Step 1", beside},
+		{"a clean-up while nftproxy runs", "Step 6", cleanTooEarly},
 		{"one Service only", "Optional", oneService},
 		{"kube-proxy off", "Step 2", stopKubeProxy},
 		{"kube-proxy's left-overs removed", "Step 3", removeKubeProxyRules},

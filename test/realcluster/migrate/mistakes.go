@@ -30,7 +30,7 @@ const elsewhere = "deploy/overlays/elsewhere"
 func placeholder(ctx context.Context, t *trial, _ *section) (string, error) {
 	out, err := t.shell(ctx, "kubectl apply -k "+elsewhere)
 	if err == nil || !strings.Contains(out, "PLACEHOLDER-set-the-address-of-your-API-server") {
-		return "", fmt.Errorf("the overlay was not refused by its placeholder: %w: %s", err, out)
+		return "", fmt.Errorf("the overlay was not refused by its placeholder: %v: %s", err, out)
 	}
 	// What was not refused goes again. The DaemonSet is not there, so the command fails.
 	_, _ = t.shell(ctx, "kubectl delete -k "+elsewhere)
