@@ -16,6 +16,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -130,6 +131,9 @@ func newSuiteCommand(dir *string) *cobra.Command {
 				return err
 			}
 			o.Kubeconfig, o.Reports = adminKubeconfig(*dir), filepath.Join(*dir, "e2e")
+			if o.Nodes, err = countNodes(cmd.Context(), *dir); err != nil {
+				return err
+			}
 			run := func(ctx context.Context, args []string) error { return outside(ctx, *dir, args) }
 			return suite.Run(cmd.Context(), o, run, os.Stdout)
 		},
@@ -195,20 +199,43 @@ func up(ctx context.Context, dir string, o upOptions, out io.Writer) error {
 
 // outside runs a command in the namespace outside of the nodes.
 func outside(ctx context.Context, dir string, args []string) error {
-	path, err := os.ReadFile(filepath.Join(dir, outsideFile))
-	if err != nil {
-		return fmt.Errorf("there is no cluster: %w", err)
-	}
-	tools, err := filepath.Abs(toolsDir())
+	cmd, err := outsideCommand(ctx, dir, args)
 	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"--net=" + string(path), "--"}, args...)...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	return cmd.Run()
+}
+
+// countNodes asks the API server how many nodes there are.
+func countNodes(ctx context.Context, dir string) (int, error) {
+	cmd, err := outsideCommand(ctx, dir, []string{"kubectl", "get", "nodes", "-o", "name"})
+	if err != nil {
+		return 0, err
+	}
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return 0, fmt.Errorf("count the nodes: %w", err)
+	}
+	return len(strings.Fields(string(out))), nil
+}
+
+// outsideCommand is a command for the namespace outside of the nodes.
+func outsideCommand(ctx context.Context, dir string, args []string) (*exec.Cmd, error) {
+	path, err := os.ReadFile(filepath.Join(dir, outsideFile))
+	if err != nil {
+		return nil, fmt.Errorf("there is no cluster: %w", err)
+	}
+	tools, err := filepath.Abs(toolsDir())
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"--net=" + string(path), "--"}, args...)...)
 	cmd.Env = append(os.Environ(),
 		"KUBECONFIG="+adminKubeconfig(dir),
 		"PATH="+tools+":"+os.Getenv("PATH"))
-	return cmd.Run()
+	return cmd, nil
 }
 
 // down ends the process that holds the cluster, if it runs, and removes the files.

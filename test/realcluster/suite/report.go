@@ -97,7 +97,7 @@ func (r *results) add(s spec) {
 
 // reason says why a test was skipped.
 func (s spec) reason() string {
-	if why := omitted(s.labels()); why != "" {
+	if why := omitted(s.name(), s.labels()); why != "" {
 		return why
 	}
 	if s.Failure.Message != "" {

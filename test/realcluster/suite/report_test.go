@@ -29,18 +29,19 @@ func TestNoReport(t *testing.T) {
 	}
 }
 
-// TestOmissions: the filter names each feature that is left out, and each has a reason.
+// TestOmissions: the selection has each kind of test that is left out, and each has a reason.
 func TestOmissions(t *testing.T) {
-	filter := labelFilter()
+	args := strings.Join(command(Options{Nodes: 3, Processes: 2}, "report.json"), " ")
 	for _, o := range omissions() {
-		if o.because == "" || !strings.Contains(filter, o.feature) {
-			t.Errorf("%+v: filter %s", o, filter)
+		if o.because == "" || (o.feature == "") == (o.name == "") || !strings.Contains(args, o.feature+o.name) {
+			t.Errorf("%+v: arguments %s", o, args)
 		}
-		if got := omitted([]string{sig, "Feature:" + o.feature}); !strings.Contains(got, o.because) {
-			t.Errorf("%s is left out because of %q", o.feature, got)
+		name, labels := "a test "+o.name, []string{sig, "Feature:" + o.feature}
+		if got := omitted(name, labels); !strings.Contains(got, o.because) {
+			t.Errorf("%+v is left out because of %q", o, got)
 		}
 	}
-	if got := omitted([]string{sig, "Slow", "Feature:IPv6DualStack"}); got != "" {
+	if got := omitted("a test", []string{sig, "Slow", "Feature:IPv6DualStack"}); got != "" {
 		t.Errorf("tests of dual-stack are left out: %s", got)
 	}
 }

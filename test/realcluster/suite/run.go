@@ -23,6 +23,8 @@ type Options struct {
 	Focus string
 	// Processes is how many tests run at a time.
 	Processes int
+	// Nodes is how many nodes the cluster has: tests that need more skip themselves.
+	Nodes int
 }
 
 // attempts is how often a test may fail, less one: Kubernetes' own CI runs the tests
@@ -68,10 +70,13 @@ func command(o Options, report string) []string {
 		"--output-dir=" + filepath.Dir(report), "--json-report=" + filepath.Base(report), "--junit-report=junit.xml",
 		"--label-filter=" + labelFilter(),
 	}
+	for _, name := range skippedNames() {
+		args = append(args, "--skip="+name)
+	}
 	if o.Focus != "" {
 		args = append(args, "--focus="+o.Focus)
 	}
 	return append(args, filepath.Join(o.Tools, suiteTool), "--",
 		"--provider=skeleton", "--kubeconfig="+o.Kubeconfig, "--kubectl-path="+filepath.Join(o.Tools, "kubectl"),
-		"--e2e-output-dir="+filepath.Dir(report), "--dump-logs-on-failure=true")
+		"--num-nodes="+strconv.Itoa(o.Nodes), "--e2e-output-dir="+filepath.Dir(report), "--dump-logs-on-failure=true")
 }

@@ -8,9 +8,11 @@ import (
 // sig is the label of the tests that run.
 const sig = "sig-network"
 
-// omission is a kind of test that does not run here, by its label Feature:NAME.
+// omission is a kind of test that does not run here.
 type omission struct {
-	feature string
+	// feature is the NAME of a label Feature:NAME; name is a part of the test's name, a
+	// regular expression without special signs. One of the two is empty.
+	feature, name string
 	// because is the reason, for people.
 	because string
 }
@@ -21,34 +23,51 @@ type omission struct {
 // itself, and the report has its words.
 func omissions() []omission {
 	return []omission{
-		{"LoadBalancer", "a cloud has to make the load balancer"},
-		{"Networking-IPv4", "the pods reach no internet"},
-		{"Networking-IPv6", "the pods reach no internet"},
-		{"Networking-DNS", "the pods reach no internet"},
-		{"NetworkPolicy", "the pod network (CNI plugins ptp and portmap) enforces no NetworkPolicy"},
-		{"SCTPConnectivity", "many kernels have no module sctp, such as those of CI"},
-		{"LocalhostNodePorts", "node ports on 127.0.0.1 are of kube-proxy's iptables mode only; its nftables mode has none, either"},
-		{"KubeProxyNFAcct", "it reads counters that kube-proxy's iptables mode makes"},
-		{"Networking-Performance", "it measures throughput, and no figure of it can fail"},
-		{"PerformanceDNS", "it measures the name service with 10,000 Services"},
-		{"OffByDefault", "a feature gate of the cluster is off"},
+		{feature: "LoadBalancer", because: "a cloud has to make the load balancer"},
+		{feature: "Networking-IPv4", because: "the pods reach no internet"},
+		{feature: "Networking-IPv6", because: "the pods reach no internet"},
+		{feature: "Networking-DNS", because: "the pods reach no internet"},
+		{name: "should forward PTR records lookup to upstream nameserver", because: "it asks the internet for the name of 8.8.8.8"},
+		{feature: "NetworkPolicy", because: "the pod network (CNI plugins ptp and portmap) enforces no NetworkPolicy"},
+		{feature: "SCTPConnectivity", because: "many kernels have no module sctp, such as those of CI"},
+		{feature: "LocalhostNodePorts", because: "node ports on 127.0.0.1 are of kube-proxy's iptables mode only; its nftables mode has none, either"},
+		{feature: "KubeProxyNFAcct", because: "it reads counters that kube-proxy's iptables mode makes"},
+		{feature: "Networking-Performance", because: "it measures throughput, and no figure of it can fail"},
+		{feature: "PerformanceDNS", because: "it measures the name service with 10,000 Services"},
+		{feature: "OffByDefault", because: "a feature gate of the cluster is off"},
 	}
 }
 
-// labelFilter selects the tests, in the language of ginkgo --label-filter.
+// labelFilter selects tests by their labels, in the language of ginkgo --label-filter.
 func labelFilter() string {
 	var features []string
 	for _, o := range omissions() {
-		features = append(features, o.feature)
+		if o.feature != "" {
+			features = append(features, o.feature)
+		}
 	}
 	return sig + " && !(Feature: containsAny {" + strings.Join(features, ", ") + "})"
 }
 
-// omitted is the reason why tests with some labels do not run; "" if they do.
-func omitted(labels []string) string {
+// skippedNames are parts of the names of tests that do not run.
+func skippedNames() []string {
+	var names []string
 	for _, o := range omissions() {
-		if slices.Contains(labels, "Feature:"+o.feature) {
+		if o.name != "" {
+			names = append(names, o.name)
+		}
+	}
+	return names
+}
+
+// omitted is the reason why a test does not run; "" if it does.
+func omitted(name string, labels []string) string {
+	for _, o := range omissions() {
+		if o.feature != "" && slices.Contains(labels, "Feature:"+o.feature) {
 			return "Feature:" + o.feature + ": " + o.because
+		}
+		if o.name != "" && strings.Contains(name, o.name) {
+			return o.name + ": " + o.because
 		}
 	}
 	return ""
