@@ -43,7 +43,8 @@ func newGetServicesCommand() *cobra.Command {
 -o wide adds LOCAL (the endpoints on this node), INTERNAL and EXTERNAL (the traffic
 policies), AFFINITY (how long a client is remembered) and DETAILS (the obstacles in
 words). A policy shows in the tables only where it makes a difference; elsewhere it
-is Cluster.
+is Cluster. An address of which a Service gets no port is not in the tables; the
+events of the Service name it (kubectl describe).
 
 -o json prints an object with services. Each has namespace, name, clusterIPs,
 externalAddresses, ports, internalTrafficPolicy, externalTrafficPolicy,

@@ -219,15 +219,16 @@ func (l *obstacleList) addFrontend(svc *service.Service, f *ruleset.Frontend) {
 	if f.Sources == nil {
 		return
 	}
-	only := "only from " + some(texts(rangesOf(f)))
-	if len(rangesOf(f)) == 0 {
-		only = "from nowhere: the source ranges have none of " + familyName(f.Family)
+	kind, ranges := SourceRanges, "the source ranges"
+	if f.SourcesOf != svc.Name {
+		kind, ranges = OthersSourceRanges, fmt.Sprintf("the source ranges of %s", f.SourcesOf)
 	}
-	if f.SourcesOf == svc.Name {
-		l.add(SourceRanges, Dropped, only+"; others are dropped", at)
-	} else {
-		l.add(OthersSourceRanges, Dropped, fmt.Sprintf("%s, by the source ranges of %s; others are dropped", only, f.SourcesOf), at)
+	list := rangesOf(f)
+	if len(list) == 0 {
+		l.add(kind, Dropped, fmt.Sprintf("no client gets in, since %s have none of %s", ranges, familyName(f.Family)), at)
+		return
 	}
+	l.add(kind, Dropped, fmt.Sprintf("%s let in only %s; other clients are dropped", ranges, some(texts(list))), at)
 }
 
 func (l *obstacleList) addLost(lost ruleset.LostClaim) {
