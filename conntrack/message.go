@@ -166,22 +166,30 @@ func (e *end) tuple() (attrs []netfilter.Attribute, flags uint32) {
 // deleteRequest makes the deletion of an entry, with its original tuple and its ID. By
 // the ID the kernel spares a younger entry with the same tuple.
 func deleteRequest(f *Flow) netlink.Message {
-	family, src, dst := netfilter.ProtoIPv4, uint16(ctaIPv4Src), uint16(ctaIPv4Dst)
-	if f.V6() {
-		family, src, dst = netfilter.ProtoIPv6, ctaIPv6Src, ctaIPv6Dst
-	}
-	attrs := []netfilter.Attribute{
-		nested(ctaTupleOrig,
-			nested(ctaTupleIP,
-				netfilter.Attribute{Type: src, Data: f.Original.Src.Addr().AsSlice()},
-				netfilter.Attribute{Type: dst, Data: f.Original.Dst.Addr().AsSlice()}),
-			nested(ctaTupleProto, protoAttributes(f)...)),
-		be32(ctaID, f.ID),
-	}
+	family, tuple := originalTuple(f)
+	attrs := []netfilter.Attribute{tuple, be32(ctaID, f.ID)}
 	if f.Zone != 0 {
 		attrs = append(attrs, be16(ctaZone, f.Zone))
 	}
 	return request(ctDelete, family, 0, attrs...)
+}
+
+// findRequest asks for the entry with an original tuple in the default zone.
+func findRequest(f *Flow) netlink.Message {
+	family, tuple := originalTuple(f)
+	return request(ctGet, family, 0, tuple)
+}
+
+func originalTuple(f *Flow) (netfilter.ProtoFamily, netfilter.Attribute) {
+	family, src, dst := netfilter.ProtoIPv4, uint16(ctaIPv4Src), uint16(ctaIPv4Dst)
+	if f.V6() {
+		family, src, dst = netfilter.ProtoIPv6, ctaIPv6Src, ctaIPv6Dst
+	}
+	return family, nested(ctaTupleOrig,
+		nested(ctaTupleIP,
+			netfilter.Attribute{Type: src, Data: f.Original.Src.Addr().AsSlice()},
+			netfilter.Attribute{Type: dst, Data: f.Original.Dst.Addr().AsSlice()}),
+		nested(ctaTupleProto, protoAttributes(f)...))
 }
 
 func protoAttributes(f *Flow) []netfilter.Attribute {

@@ -9,6 +9,8 @@ import (
 	"github.com/mdlayher/netlink"
 	"github.com/ti-mo/netfilter"
 	"golang.org/x/sys/unix"
+
+	"nftproxy/model/service"
 )
 
 // Config says in which network namespace to work.
@@ -20,10 +22,11 @@ type Config struct {
 }
 
 // Table is the connection tracking table of one network namespace, with both
-// families. Flows, Delete, Count and Size may run at the same time, also one inside
+// families. Flows, Delete, Find, Count and Size may run at the same time, also one inside
 // another. But Flows must not run twice at the same time, nor must Delete.
 type Table struct {
-	// A dump keeps its socket busy until its end, so the others have their own.
+	// A dump keeps its socket busy until its end, so the others have their own. Count and
+	// Find share one.
 	dumps, deletes, counts *socket
 	// counting guards counts.
 	counting sync.Mutex
@@ -266,6 +269,40 @@ func (t *Table) Count(ctx context.Context) (entries, limit int, err error) {
 				return 0, 0, fmt.Errorf("count conntrack entries: %w", explain(err))
 			}
 			return entries, limit, nil
+		}
+	}
+}
+
+// Find returns the flow with that original tuple in the default zone; found is false if there
+// is none. It does not walk the table.
+func (t *Table) Find(ctx context.Context, protocol service.Protocol, original Tuple) (f Flow, found bool, err error) {
+	if err := ctx.Err(); err != nil {
+		return Flow{}, false, err
+	}
+	t.counting.Lock()
+	defer t.counting.Unlock()
+	sent, err := t.counts.conn.Send(findRequest(&Flow{Protocol: protocol, Original: original}))
+	if err != nil {
+		return Flow{}, false, fmt.Errorf("find conntrack entry: %w", err)
+	}
+	for {
+		for m, err := range t.counts.receive() {
+			if err == nil && m.sequence != sent.Header.Sequence {
+				continue
+			}
+			if err == nil {
+				err = m.err()
+			}
+			if errors.Is(err, unix.ENOENT) {
+				return Flow{}, false, nil
+			}
+			if err == nil {
+				f, err = parseFlow(m.data)
+			}
+			if err != nil {
+				return Flow{}, false, fmt.Errorf("find conntrack entry: %w", explain(err))
+			}
+			return f, true, nil
 		}
 	}
 }

@@ -43,3 +43,45 @@ func TestWithoutCapability(t *testing.T) {
 		t.Errorf("it said:\n%s", text)
 	}
 }
+
+// TestOneCapability: the commands that look at the kernel need CAP_NET_ADMIN and no other
+// capability: the DaemonSet's pod has no more.
+func TestOneCapability(t *testing.T) {
+	ns := testnet.NamespaceForTest(t, "node")
+	flags := []string{"--nftproxy-manifests", manifest(t, webManifest("", "10.244.0.1")), "--hostname-override", "node-1"}
+	firstSync(t, ns, flags...)
+	for _, c := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{append([]string{"verify"}, flags...), 0, "1 service, from the manifests"},
+		{[]string{"trace", "--timeout", "1s", "10.96.0.10:80"}, int(statusNoPacket), "no new connection came"},
+	} {
+		cmd := exec.Command("nftproxy", c.args...)
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		started := make(chan error)
+		go func() {
+			// The thread has lost the capabilities for good, and ends with the goroutine.
+			runtime.LockOSThread()
+			err := unix.Setns(ns.Fd(), unix.CLONE_NEWNET)
+			for capability := uintptr(0); err == nil && capability <= unix.CAP_LAST_CAP; capability++ {
+				if capability != unix.CAP_NET_ADMIN {
+					err = unix.Prctl(unix.PR_CAPBSET_DROP, capability, 0, 0, 0)
+				}
+			}
+			if err == nil {
+				err = cmd.Start()
+			}
+			started <- err
+		}()
+		if err := <-started; err != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Wait() // the exit code says it
+		if code := cmd.ProcessState.ExitCode(); code != c.code || !strings.Contains(stderr.String(), c.says) {
+			t.Errorf("%s: exit code %d, want %d, said:\n%s", c.args[0], code, c.code, stderr.String())
+		}
+	}
+}

@@ -160,6 +160,16 @@ func writeJSON(w io.Writer, v any) error {
 	return err
 }
 
+// escapeJSON puts JSON's escape in place of each character of a JSON text that does not print.
+func escapeJSON(text string) string {
+	return escape(text, func(b []byte, r rune, _ string) []byte {
+		for _, unit := range utf16.AppendRune(nil, r) {
+			b = fmt.Appendf(b, `\u%04x`, unit)
+		}
+		return b
+	})
+}
+
 func jsonText(v any) (string, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -170,12 +180,7 @@ func jsonText(v any) (string, error) {
 	}
 	var text strings.Builder
 	for line := range strings.Lines(b.String()) {
-		text.WriteString(escape(strings.TrimSuffix(line, "\n"), func(b []byte, r rune, _ string) []byte {
-			for _, unit := range utf16.AppendRune(nil, r) {
-				b = fmt.Appendf(b, `\u%04x`, unit)
-			}
-			return b
-		}))
+		text.WriteString(escapeJSON(strings.TrimSuffix(line, "\n")))
 		text.WriteByte('\n')
 	}
 	return text.String(), nil

@@ -1,0 +1,56 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"nftproxy/nft"
+)
+
+// NumberedRule is a rule of a table. The kernel's traces name rules by their handles.
+type NumberedRule struct {
+	Chain  string
+	Handle uint64
+	// Rule ends with nft.Unknown where package nft has no statement for the rest.
+	Rule nft.Rule
+}
+
+// Rules returns the rules of a table by handle; none for a missing table. Rules that come or
+// go meanwhile may be missing.
+func (c *Conn) Rules(id nft.TableID) (map[uint64]NumberedRule, error) {
+	c.reader.Lock()
+	defer c.reader.Unlock()
+	rules := map[uint64]NumberedRule{}
+	err := c.reader.receive(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, id.Family, func(e *encoder) {
+		e.addString(unix.NFTA_RULE_TABLE, id.Name)
+	}, func(m message) error {
+		attrs := m.attrs()
+		handle := attribute(attrs, unix.NFTA_RULE_HANDLE)
+		// Some kernels list the rules of all tables.
+		if text(attribute(attrs, unix.NFTA_RULE_TABLE)) != id.Name || len(handle) != 8 {
+			return nil
+		}
+		r := NumberedRule{Chain: text(attribute(attrs, unix.NFTA_RULE_CHAIN)), Handle: binary.BigEndian.Uint64(handle)}
+		r.Rule = recogniseRule(rawRuleOf(attrs), id.Family)
+		rules[r.Handle] = r
+		return nil
+	})
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return nil, fmt.Errorf("read the rules of table %s: %w", id, err)
+	}
+	return rules, nil
+}
+
+// rawRuleOf returns the rule in a message of the kernel.
+func rawRuleOf(attrs []byte) rawRule {
+	compat := attribute(attrs, unix.NFTA_RULE_COMPAT) != nil
+	return rawRule{
+		expressions: slices.Clone(attribute(attrs, unix.NFTA_RULE_EXPRESSIONS)),
+		more:        attribute(attrs, unix.NFTA_RULE_USERDATA) != nil || compat,
+		compat:      compat,
+	}
+}
