@@ -39,6 +39,11 @@ test-short: ## run the tests that need neither root nor an API server, in fewer 
 test-arm64: ## run the pure tests for arm64 in qemu's user mode emulation
 	hack/test-arm64.sh
 
+.PHONY: test-page
+test-page: ## show the status page in Chromium, check it by axe-core, and write screenshots into bin/screenshots
+	npm --prefix hack/browser ci --ignore-scripts --no-audit --no-fund
+	SCREENSHOTS=$(CURDIR)/bin/screenshots $(GO) -C hack/browser test -count=1 -timeout 30m ./...
+
 golden: ## write the golden files anew: programs, pages of docs/services, docs/options.md, docs/metrics.md, docs/troubleshooting.md (as root), docs/dependencies.md; look at the diff
 	$(GO) test ./test/scenario -run 'TestInterpreter|TestPages' -update
 	$(GO) test ./nft/ruleset -run TestGolden -update

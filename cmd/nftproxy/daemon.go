@@ -91,7 +91,7 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	// The cleaner comes first: it removes nothing until it knows the outcome of a sync.
 	loop = proxy.New(config, conn, ruleset.NewCompiler(d.ruleset).Compile, d.cleanAfter(cleaner),
-		load.observe, d.syncLogger(watcher), counts.Observe, judge.Observe, page.Observe, ports.Notify, d.newFormerTables(conn).observe, kubeProxy.observe, func(s proxy.Sync) {
+		load.observe, judge.Observe, page.Observe, d.syncLogger(watcher), counts.Observe, ports.Notify, d.newFormerTables(conn).observe, kubeProxy.observe, func(s proxy.Sync) {
 			eligible.Store(s.Snapshot.Node.Eligible)
 			sweeper.Notify(s.Applied, s.Adopted)
 			refused.Notify(s.Applied)

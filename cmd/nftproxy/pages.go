@@ -10,6 +10,8 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
+	"nftproxy/daemon/explain"
+	"nftproxy/daemon/explain/live"
 	"nftproxy/daemon/health"
 	"nftproxy/daemon/inspect"
 	"nftproxy/daemon/kubeproxyconfig"
@@ -28,7 +30,28 @@ func (d *daemon) newStatusPage(judge *health.Health) *statuspage.Page {
 		Connections: func(ctx context.Context, s service.Snapshot) (*inspect.Connections, error) {
 			return connectionsOf(ctx, rules, s)
 		},
+		Explain: func(ctx context.Context, from, destination string, objects *service.Snapshot) (explain.Explanation, error) {
+			return explainTo(ctx, rules.Table, from, destination, objects)
+		},
 	})
+}
+
+// explainTo explains a packet for a page.
+func explainTo(ctx context.Context, table, from, destination string, objects *service.Snapshot) (explain.Explanation, error) {
+	to, protocol, err := live.ParseDestination(destination)
+	if err != nil {
+		return explain.Explanation{}, err
+	}
+	node, err := live.Look(table)
+	if err != nil {
+		return explain.Explanation{}, err
+	}
+	defer node.Close()
+	question, err := node.Ask(from, to, protocol)
+	if err != nil {
+		return explain.Explanation{}, err
+	}
+	return node.Explain(ctx, question, objects, "the objects that nftproxy follows")
 }
 
 // metricsHandler serves the metrics, what kube-proxy tells about its process beside them,

@@ -134,9 +134,12 @@ func moment(t, now time.Time) *html.Node {
 		return literal("never")
 	}
 	const form = "2006-01-02 15:04:05 UTC"
+	ago := "just now"
+	if d := now.Sub(t); d >= time.Second {
+		ago = duration(d) + " ago"
+	}
 	t = t.UTC()
-	return element("span", nil, element("time", attributes("datetime", t.Format(time.RFC3339)), literal(t.Format(form))),
-		text(" (%s ago)", duration(max(0, now.Sub(t)))))
+	return element("span", nil, element("time", attributes("datetime", t.Format(time.RFC3339)), literal(t.Format(form))), text(" (%s)", ago))
 }
 
 // duration shows two or three figures of a duration.

@@ -8,7 +8,6 @@ import (
 	"golang.org/x/net/html"
 
 	"nftproxy/model/service"
-	"nftproxy/nft/ruleset"
 )
 
 // frontend is one address and port that leads to a Service port.
@@ -143,11 +142,11 @@ func (p *Page) explanationOf(s *service.Service) *html.Node {
 	return nil
 }
 
-// explanation says how to learn, step by step, what happens to a packet to the address.
+// explanation leads to the account, step by step, of what happens to a packet to the address.
 func (p *Page) explanation(at netip.AddrPort, protocol service.Protocol) *html.Node {
-	command := fmt.Sprintf("nftproxy explain %s/%s", at, protocol)
-	if p.config.Table != ruleset.DefaultTable {
-		command = fmt.Sprintf("nftproxy explain --nftproxy-table %s %s/%s", p.config.Table, at, protocol)
+	destination := fmt.Sprintf("%s/%s", at, protocol)
+	if p.config.Explain == nil {
+		return plain("code", p.explainCommand(destination))
 	}
-	return plain("code", command)
+	return element("a", attributes("class", "explain", "href", request{explain: destination, rank: -1}.url()), literal("Explain "+destination))
 }

@@ -21,6 +21,7 @@ import (
 
 	"golang.org/x/net/html"
 
+	"nftproxy/daemon/explain"
 	"nftproxy/daemon/health"
 	"nftproxy/daemon/inspect"
 	"nftproxy/daemon/proxy"
@@ -52,6 +53,11 @@ type Config struct {
 	// page calls it only when it is asked, and not often. If it is nil, the page does not
 	// offer it.
 	Connections func(context.Context, service.Snapshot) (*inspect.Connections, error)
+	// Explain explains the first packet of a connection by the kernel's rules, as nftproxy
+	// explain does: from is its argument --from, destination the other one. It costs CPU
+	// time and memory, so the page calls it only when it is asked, and not often. If it is nil, the
+	// page shows the command.
+	Explain func(ctx context.Context, from, destination string, objects *service.Snapshot) (explain.Explanation, error)
 }
 
 // The bounds on work for pages.
@@ -75,8 +81,9 @@ type Page struct {
 
 	// turn holds the budget while no request is worked on: one at a time works.
 	turn chan *pace.Budget
-	// look belongs to the request that works.
-	look look
+	// look and explaining, the budget of explanations, belong to the request that works.
+	look       look
+	explaining pace.Budget
 
 	// newest is the newest view, nil before the first sync.
 	newest  atomic.Pointer[view]
@@ -91,6 +98,8 @@ type view struct {
 	// failures says of each family, in the order of nft.Families, why the program is
 	// not in force there; empty if it is.
 	failures [2]string
+	// applied is the program in force.
+	applied *nft.Program
 	// at is when the sync ended.
 	at time.Time
 }
@@ -100,14 +109,14 @@ func (v *view) failing() bool { return v.failures != [2]string{} }
 
 // New makes a page without syncs.
 func New(c Config) *Page {
-	p := &Page{config: c, inFlight: make(chan struct{}, maxInFlight), turn: make(chan *pace.Budget, 1), look: look{budget: pace.Budget{Rest: lookShare}}}
+	p := &Page{config: c, inFlight: make(chan struct{}, maxInFlight), turn: make(chan *pace.Budget, 1), look: look{budget: pace.Budget{Rest: lookShare}}, explaining: pace.Budget{Rest: explainShare, Burst: explainBurst}}
 	p.turn <- &pace.Budget{Rest: share, Burst: burst}
 	return p
 }
 
 // Observe takes note of one sync. Its cost does not depend on the number of Services.
 func (p *Page) Observe(s proxy.Sync) {
-	v := &view{snapshot: s.Snapshot, quarantined: s.Quarantined, at: s.End()}
+	v := &view{snapshot: s.Snapshot, quarantined: s.Quarantined, applied: s.Applied, at: s.End()}
 	for i, f := range nft.Families() {
 		if err := s.FamilyErr(f); err != nil {
 			v.failures[i] = cut(err.Error(), maxError)
@@ -214,22 +223,24 @@ func (p *Page) work(r *http.Request) *answer {
 		a.retryAfter = wait
 		return a
 	}
-	// The elapsed time is at least the CPU time of this goroutine. Looks at connection
-	// tracking have a budget of their own.
-	var looked time.Duration
-	defer func() { budget.Spend(time.Now(), time.Since(begun)-looked) }()
+	// The elapsed time is at least the CPU time of this goroutine.
+	rationed := false
+	defer func() {
+		if !rationed {
+			budget.Spend(time.Now(), time.Since(begun))
+		}
+	}()
 	q, err := parseRequest(r.URL.Query())
 	if err != nil {
 		return p.trouble(http.StatusBadRequest, "Cannot search for that", err.Error()+".")
 	}
 	switch {
 	case q.draining:
-		before := p.look.at
-		a := p.drainingPage(r.Context())
-		if p.look.at != before {
-			looked = p.look.took
-		}
-		return a
+		rationed = !p.look.next().After(begun) // Looks and explanations have budgets of their own.
+		return p.drainingPage(r.Context())
+	case q.explain != "":
+		rationed = true
+		return p.explanationPage(r.Context(), q, &p.explaining)
 	case q.service != "":
 		return p.servicePage(q)
 	}

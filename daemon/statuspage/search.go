@@ -35,11 +35,16 @@ type request struct {
 	page int
 	// draining asks for the endpoints that drain.
 	draining bool
+	// explain is a destination to explain, and from the client; empty for a likely one.
+	explain, from string
 }
 
 // parseRequest reads the query of a URL.
 func parseRequest(q url.Values) (*request, error) {
-	r := &request{service: service.Name(q.Get("service")), search: strings.TrimSpace(q.Get("q")), rank: -1, page: 1}
+	r := &request{service: service.Name(q.Get("service")), search: strings.TrimSpace(q.Get("q")), rank: -1, page: 1, explain: q.Get("explain"), from: strings.TrimSpace(q.Get("from"))}
+	if len(r.explain) > maxQuery || len(r.from) > maxQuery {
+		return nil, fmt.Errorf("the destination or the client has more than %d bytes", maxQuery)
+	}
 	if len(r.search) > maxQuery {
 		return nil, fmt.Errorf("the search has %d bytes, more than %d", len(r.search), maxQuery)
 	}
@@ -93,6 +98,8 @@ func (r request) url() string {
 		}
 	}
 	set("view", "draining", r.draining)
+	set("explain", r.explain, r.explain != "")
+	set("from", r.from, r.from != "")
 	set("service", string(r.service), r.service != "")
 	set("port", strconv.Itoa(r.port), r.port > 0)
 	set("q", r.search, r.search != "")

@@ -22,7 +22,7 @@ func targets() []string {
 	return []string{
 		"/status", "/status?q=10.96.0.0/16", "/status?q=nothing", "/status?state=conflict", "/status?page=7", "/status?q=" + strings.Repeat("x", 400),
 		"/status?service=a/serving", "/status?service=b/none-here", "/status?service=e/second", "/status?service=f/empty", "/status?service=z/refused",
-		"/status?service=d/no-affinity&port=1", "/status?service=no/such", "/status?view=draining",
+		"/status?service=d/no-affinity&port=1", "/status?service=no/such", "/status?view=draining", "/status?explain=10.96.0.7:80/tcp",
 	}
 }
 

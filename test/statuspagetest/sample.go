@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"nftproxy/conntrack"
+	"nftproxy/daemon/explain"
 	"nftproxy/daemon/health"
 	"nftproxy/daemon/inspect"
 	"nftproxy/daemon/proxy"
@@ -28,6 +29,9 @@ func New(change ...func(*statuspage.Config)) *statuspage.Page {
 		Ready: func() (bool, string) { return true, "ok" },
 		Connections: func(_ context.Context, s service.Snapshot) (*inspect.Connections, error) {
 			return Connections(s), nil
+		},
+		Explain: func(context.Context, string, string, *service.Snapshot) (explain.Explanation, error) {
+			return Explanation(), nil
 		},
 		Status: func() health.Status {
 			return health.Status{Healthy: true, Status: map[string]health.FamilyStatus{"IPv4": {LastUpdated: now, Healthy: true}, "IPv6": {LastUpdated: now, Healthy: true}}}
@@ -172,4 +176,21 @@ func Connections(s service.Snapshot) *inspect.Connections {
 		})
 	}
 	return connections
+}
+
+// Explanation has something in each of its parts.
+func Explanation() explain.Explanation {
+	return explain.Explanation{
+		Packet:  explain.Packet{Protocol: "tcp", Source: "192.168.0.1", From: "node", Destination: "10.96.0.7:80/tcp"},
+		Outcome: explain.Endpoint, Summary: "one of <2> endpoints", Service: "a/serving", Port: "http",
+		Endpoints: []explain.Target{
+			{Address: "10.244.0.1:8080", Chance: 0.5, Masqueraded: true, MasqueradedBy: "by a rule", Way: "by eth0", About: "ready"},
+			{Address: "10.244.1.9:8080", Chance: 0.5},
+		},
+		Affinity:  &explain.Affinity{Endpoint: "10.244.0.1:8080", ExpiresSeconds: 60},
+		Steps:     []explain.Step{{Chain: "prerouting", Number: 2, Says: "goes to the chain", Rule: "jump somewhere", Elements: []string{"10.96.0.7 . tcp . 80"}}},
+		Otherwise: []explain.Branch{{Chance: 0.125, Steps: []explain.Step{{Chain: "endpoints-2", Number: 3, Says: "drops"}}}},
+		Causes:    []string{"a cause"}, Remedies: []string{"a remedy"}, Others: []explain.Other{{Says: "a firewall"}},
+		Notes: []string{"a note"}, Assumed: []string{"assumed"},
+	}
 }
