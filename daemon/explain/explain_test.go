@@ -197,7 +197,7 @@ func TestHostileNames(t *testing.T) {
 	}
 	for _, packet := range []string{"veth0 10.244.0.9:1000 -> 10.96.0.7:80/tcp", "veth0 10.244.0.9:1000 -> 10.96.0.7:81/tcp"} {
 		e := w.ask(packet)
-		if text := e.Text(true); regexp.MustCompile("[^\\n\\x20-\\x7e]").MatchString(text) || !strings.Contains(text, "ns/?[31mred??") {
+		if text := e.Text(true); regexp.MustCompile(`[^\n\x20-\x7e]`).MatchString(text) || !strings.Contains(text, "ns/?[31mred??") {
 			t.Errorf("%s: %q", packet, text)
 		}
 	}
