@@ -106,7 +106,7 @@ func hideOtherFlags(f *pflag.FlagSet) {
 	shown := []string{
 		"config", "kubeconfig", "master", ownPrefix + "manifests", "hostname-override", "cluster-cidr", "detect-local-mode",
 		"pod-bridge-interface", "pod-interface-name-prefix", "nodeport-addresses", ownPrefix + "table",
-		"masquerade-all", "iptables-masquerade-bit",
+		"masquerade-all", "iptables-masquerade-bit", ownPrefix + "counters",
 	}
 	f.VisitAll(func(g *pflag.Flag) { g.Hidden = g.Hidden || !slices.Contains(shown, g.Name) })
 }

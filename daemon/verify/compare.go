@@ -79,12 +79,16 @@ func (c *comparison) compareBatch(b nft.Batch) {
 	for _, name := range slices.Sorted(maps.Keys(chains)) {
 		c.compareRules(name)
 	}
-	for name, set := range sets {
-		if remade[name] {
-			// The batch adds all elements of such a set, since it makes the set anew.
+	for name := range remade {
+		// The batch makes such a set anew and adds all its elements: for its size, or because
+		// only one of the two has counters.
+		if set := c.want.Set(name); set != nil {
+			c.compareDeclaration(set)
 			c.compareElements(set, c.contents(name), added[name])
-			continue
 		}
+		delete(sets, name)
+	}
+	for name, set := range sets {
 		c.compareElements(set, gone[name], added[name])
 	}
 }
@@ -154,13 +158,8 @@ func (c *comparison) compareDeclarations() {
 		c.add(difference{kind: Table, name: c.want.Name, is: Missing, wantText: "table " + c.want.Name})
 		return
 	}
-	for name, set := range c.want.Sets.All() {
-		if have := c.have.Sets[name]; have != nil {
-			want, is := c.declared(set, set), c.declared(set, have.Set)
-			if want != is {
-				c.add(difference{kind: Set, name: name, is: Changed, wantText: want, haveText: is})
-			}
-		}
+	for _, set := range c.want.Sets.All() {
+		c.compareDeclaration(set)
 	}
 	for name, chain := range c.want.Chains.All() {
 		if have := c.have.Chains[name]; have != nil && hookText(have) != hookText(chain) {
@@ -171,6 +170,17 @@ func (c *comparison) compareDeclarations() {
 		kind: Table, name: c.want.Name, is: Changed, wantText: "table " + c.want.Name,
 		haveText: fmt.Sprintf("table %s: nftproxy has to make it anew, so its rules and elements are not compared", c.want.Name),
 	})
+}
+
+// compareDeclaration compares the declaration of a wanted set, if the kernel has the set.
+func (c *comparison) compareDeclaration(set *nft.Set) {
+	have := c.have.Sets[set.Name]
+	if have == nil {
+		return
+	}
+	if want, is := c.declared(set, set), c.declared(set, have.Set); want != is {
+		c.add(difference{kind: Set, name: set.Name, is: Changed, wantText: want, haveText: is})
+	}
 }
 
 // declared is the text of a set's declaration without the size if that is free.

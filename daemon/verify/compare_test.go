@@ -47,6 +47,7 @@ func TestNothingDiffers(t *testing.T) {
 			for _, s := range rulesettest.Services(rng, &node) {
 				builder.Set(s)
 			}
+			cfg.Counters = rng.IntN(3) == 0
 			want := ruleset.Compile(cfg, builder.Snapshot())
 			repair, _ := nft.Adopt(kernel, want).Plan(want, time.Unix(0, 0))
 			before := verify.Compare(want, kernel)
@@ -141,6 +142,11 @@ func TestText(t *testing.T) {
 			m.Table(ip).Chains["endpoints-9"] = &nft.Chain{Name: "endpoints-9"}
 			m.Table(ip).Sets["other"] = &nft.SetContents{Set: &nft.Set{Name: "other"}}
 			m.Table(ip).Chains["mine"] = &nft.Chain{Name: "mine", Hook: &nft.Hook{Name: nft.Prerouting, Priority: -1}}
+		}},
+		{"counters", func(m *nft.Model) {
+			counting := *m.Table(ip).Sets["endpoints"].Set
+			counting.Counter = true
+			m.Table(ip).Sets["endpoints"].Set = &counting
 		}},
 		{"a set that is declared otherwise", func(m *nft.Model) {
 			m.Table(ip).Sets["services"] = &nft.SetContents{Set: &nft.Set{Name: "services"}}
