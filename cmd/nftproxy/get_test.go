@@ -111,3 +111,16 @@ func transcript(t *testing.T, ns *testnet.Namespace, args ...string) string {
 	}
 	return b.String()
 }
+
+// TestGetBesideTheProxy: a running proxy owns its tables, and get reads them all the same.
+func TestGetBesideTheProxy(t *testing.T) {
+	ns := testnet.NamespaceForTest(t, "owned")
+	r := start(t, ns, "--nftproxy-manifests", manifest(t, webManifest("", "10.244.1.5", "fd00:244::5")))
+	r.awaitSync()
+	for _, resource := range []string{"services", "endpoints", "chains"} {
+		if stdout, stderr, code := runIn(t, ns, "get", resource); code != 0 || strings.Count(stdout, "\n") < 2 || stderr != "" {
+			t.Errorf("get %s: exit code %d, printed\n%s%s", resource, code, stdout, stderr)
+		}
+	}
+	r.end()
+}
