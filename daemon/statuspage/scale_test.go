@@ -58,7 +58,7 @@ func TestManyServices(t *testing.T) {
 // TestLargeService: a Service with thousands of endpoints, addresses and ports has pages of
 // a bounded size, which show every endpoint.
 func TestLargeService(t *testing.T) {
-	const endpoints, ports, addresses = 2500, 120, 300
+	const endpoints, ports, addresses = 500, 120, 300
 	s := service.Service{Name: "ns/large", ClusterIPs: statuspagetest.Addrs("10.96.0.1")}
 	for i := range addresses {
 		s.ExternalIPs = append(s.ExternalIPs, netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)}))
@@ -114,7 +114,7 @@ func TestConcurrent(t *testing.T) {
 	var askers sync.WaitGroup
 	for range 4 {
 		askers.Go(func() {
-			for range 3 {
+			for range 2 {
 				for _, target := range targets() {
 					if a := ask(t, p, http.MethodGet, target); a.StatusCode >= 500 && a.StatusCode != http.StatusServiceUnavailable {
 						t.Errorf("%s: %s", target, a.Status)
