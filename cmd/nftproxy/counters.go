@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -35,16 +36,26 @@ func checkCounters(value string) error {
 	return fmt.Errorf("--%scounters: %q: want %s, %s or %s", ownPrefix, value, countersNone, countersTables, countersMetrics)
 }
 
+// tryCounters finds out whether the kernel can count, before the first program. Counting never
+// decides serving: without counters the rules do the same with each packet.
+func (d *daemon) tryCounters(conn *kernel.Conn) {
+	if err := conn.TryCounters(); err != nil {
+		d.ruleset.Uncounted = true
+		d.log.Warn("the kernel cannot count packets for thousands of elements; the rules have no counters, so nftproxy top and the metrics of refusals stay empty", "err", err)
+	}
+}
+
 // countConnections returns an observer of syncs. With --nftproxy-counters=metrics it registers the
 // metrics of new connections, which are read when Prometheus asks.
 func (d *daemon) countConnections(conn *kernel.Conn, registry prometheus.Registerer) func(proxy.Sync) {
-	if d.options.counters != countersMetrics {
+	if d.options.counters != countersMetrics || d.ruleset.Uncounted {
 		return func(proxy.Sync) {}
 	}
 	source := traffic.NewSource(conn, d.ruleset.Table, time.Now)
+	var failed atomic.Bool // Scrapes may come at the same time.
 	metrics.CountConnections(registry, func() ([]traffic.PortTraffic, uint64) {
 		ports, total, err := source.Ports()
-		if err != nil {
+		if before := failed.Swap(err != nil); err != nil && !before {
 			d.log.Warn("cannot read the counters of new connections; the metrics have the numbers from before", "err", err)
 		}
 		return ports, total

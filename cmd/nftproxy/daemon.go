@@ -48,6 +48,7 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	defer d.keepTable()()
+	d.tryCounters(conn)
 	flows, err := conntrack.Open(conntrack.Config{})
 	if err != nil {
 		return err

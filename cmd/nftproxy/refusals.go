@@ -47,7 +47,7 @@ func (d *daemon) refusedEvent(w *watch.Watcher, r refusals.Refused) (watch.Event
 		e.Note = fmt.Sprintf("clients keep connecting on node %s and are refused: the Service has no endpoints that serve; check its selector, and whether its pods are ready", d.node)
 	case ruleset.NoLocalEndpoints:
 		e.Reason = watch.ReasonNoLocalEndpoints
-		e.Note = fmt.Sprintf("clients keep connecting on node %s and are dropped: the Service has endpoints on other nodes only, and its traffic policy is Local", d.node)
+		e.Note = fmt.Sprintf("clients keep connecting on node %s and are dropped: the Service has endpoints on other nodes only, and its internalTrafficPolicy is Local", d.node)
 	default:
 		return e, false
 	}

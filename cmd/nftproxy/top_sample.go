@@ -70,8 +70,6 @@ type topSampler struct {
 	rested     time.Time
 	// last are the refusals of the sample before; nil before the first.
 	last *refusals.Look
-	// shown are the Service ports of the sample before, whose endpoints were read.
-	shown []traffic.Port
 }
 
 func newTopSampler(conn *kernel.Conn, o *topOptions) *topSampler {

@@ -14,6 +14,8 @@ import (
 
 	"nftproxy/daemon/hostaddr"
 	"nftproxy/daemon/verify"
+	"nftproxy/model/service"
+	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
 	"nftproxy/watch"
@@ -197,14 +199,28 @@ func (d *daemon) verify(ctx context.Context, limit int, notes io.Writer, settle 
 	return r, nil
 }
 
+// wantAndHave compiles the snapshot and reads the tables. Whether the rules count was decided by a
+// trial when the proxy started, so the tables tell it.
+func (d *daemon) wantAndHave(conn *kernel.Conn, snapshot service.Snapshot) (*nft.Program, *nft.Model, error) {
+	config := d.ruleset
+	want := ruleset.Compile(config, snapshot)
+	have, err := conn.Read(want)
+	if err != nil || !ruleset.ReadBackConfig(have, config.Table).Uncounted {
+		return want, have, err
+	}
+	config.Uncounted = true
+	want = ruleset.Compile(config, snapshot)
+	have, err = conn.Read(want)
+	return want, have, err
+}
+
 // compareTwice returns the differences that two looks find. After a first look without any,
 // there is no second one.
 func (d *daemon) compareTwice(ctx context.Context, found *objects, conn *kernel.Conn, settle func(context.Context) error) (services int, result *verify.Differences, inFlight int, err error) {
 	var first *verify.Differences
 	for {
 		snapshot := found.newest()
-		want := ruleset.Compile(d.ruleset, snapshot)
-		have, err := conn.Read(want)
+		want, have, err := d.wantAndHave(conn, snapshot)
 		if err != nil {
 			return 0, nil, 0, err
 		}

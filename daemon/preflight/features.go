@@ -77,7 +77,7 @@ func (o Options) features() []Finding {
 		for _, f := range features() {
 			found = append(found, f.try())
 		}
-		found = append(found, tryOwner())
+		found = append(found, tryOwner(), tryCounters())
 		return nil
 	})
 	if err != nil {
@@ -147,6 +147,20 @@ func tryOwner() Finding {
 		return failed(probe, err)
 	case !owned:
 		return yellow(probe, "the kernel has none (Linux has them since 6.9)", "other programs can change nftproxy's tables; it repairs them within a second")
+	}
+	return green(probe, "works")
+}
+
+// tryCounters tells whether rules can count packets for thousands of Services.
+func tryCounters() Finding {
+	const probe = "kernel: counters"
+	conn, err := kernel.Open(kernel.Config{})
+	if err != nil {
+		return failed(probe, err)
+	}
+	defer conn.Close()
+	if err := conn.TryCounters(); err != nil {
+		return yellow(probe, err.Error(), "the rules have no counters: nftproxy top, and the metrics and events of refusals, stay empty")
 	}
 	return green(probe, "works")
 }

@@ -80,8 +80,8 @@ func TestGoodNode(t *testing.T) {
 			features++
 		}
 	}
-	if features != 9 {
-		t.Errorf("%d features of the kernel, want 9", features)
+	if features != 10 {
+		t.Errorf("%d features of the kernel, want 10", features)
 	}
 	for _, probe := range []string{"rights", "connection tracking", "other proxies", "ports: health", "firewalls", "sysctl: net.ipv4.ip_forward"} {
 		w.want(found, preflight.Green, probe)

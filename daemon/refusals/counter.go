@@ -45,7 +45,8 @@ type Look struct {
 	// Services has the Subjects with any packets since the Counter began, the greatest
 	// Total first.
 	Services []Refused
-	// Persistent has the Subjects whose clients do not give up (see habit).
+	// Persistent has the Subjects whose clients do not give up (see habit), of packets that are not
+	// meant to be dropped (ruleset.Promised).
 	Persistent []Refused
 	// Err is why the numbers may be behind, or nil.
 	Err error
@@ -109,6 +110,8 @@ type place struct {
 type element struct {
 	place
 	cause ruleset.Cause
+	// promised says that these packets are meant to be dropped: nobody has to know.
+	promised bool
 }
 
 // tally adds up a counter of the kernel that may begin anew.
@@ -164,10 +167,11 @@ func (c *Counter) elementsOf(part *nft.Part) []element {
 		return nil
 	}
 	var list []element
+	promised := ruleset.Promised(part)
 	for i := range part.Elements {
 		e := &part.Elements[i]
 		if cause, counts := c.sets[e.Set]; counts {
-			list = append(list, element{place{e.Set, e.Key}, cause})
+			list = append(list, element{place{e.Set, e.Key}, cause, promised(e)})
 		}
 	}
 	return list
@@ -175,8 +179,12 @@ func (c *Counter) elementsOf(part *nft.Part) []element {
 
 // setPart replaces the elements of a part.
 func (f *family) setPart(name string, now []element) {
+	stay := make(map[place]bool, len(now))
+	for _, e := range now {
+		stay[e.place] = true
+	}
 	for _, e := range f.elements[name] {
-		if !slices.Contains(now, e) {
+		if !stay[e.place] {
 			delete(f.last, e.place)
 		}
 	}
@@ -199,14 +207,14 @@ func (c *Counter) Look() Look {
 		errs = append(errs, c.lookAtChains(i, c.program.Table(f).ID()))
 		look.Causes[i] = c.families[i].causes()
 	}
-	more := map[Subject]uint64{}
+	more, unwanted := map[Subject]uint64{}, map[Subject]uint64{}
 	if !look.At.Before(c.budget.Ready()) {
 		for i, f := range nft.Families() {
-			errs = append(errs, c.lookAtElements(i, c.program.Table(f), more))
+			errs = append(errs, c.lookAtElements(i, c.program.Table(f), more, unwanted))
 		}
 		now := c.clock()
 		c.budget.Spend(now, now.Sub(look.At))
-		look.Persistent = c.habits.notice(look.At, more)
+		look.Persistent = c.habits.notice(look.At, unwanted)
 	}
 	for s, total := range c.totals {
 		look.Services = append(look.Services, Refused{s, more[s], total})
@@ -255,19 +263,24 @@ func (c *Counter) lookAtChains(i int, table nft.TableID) error {
 	return nil
 }
 
-// lookAtElements reads the elements of all causes that have counted packets.
-func (c *Counter) lookAtElements(i int, table *nft.Table, more map[Subject]uint64) error {
+// lookAtElements reads the elements of all causes that have counted packets. It adds to more all
+// packets, and to unwanted those that are not meant to be dropped.
+func (c *Counter) lookAtElements(i int, table *nft.Table, more, unwanted map[Subject]uint64) error {
 	f := &c.families[i]
 	if len(f.changed) == 0 {
 		return nil
 	}
 	keys := map[string][]nft.Value{}
-	of := map[place]Subject{}
+	type counts struct {
+		Subject
+		promised bool
+	}
+	of := map[place]counts{}
 	for part, elements := range f.elements {
 		for _, e := range elements {
 			if f.changed[e.cause] && table.Set(e.set) != nil {
 				keys[e.set] = append(keys[e.set], e.key)
-				of[e.place] = Subject{service.Name(part), e.cause}
+				of[e.place] = counts{Subject{service.Name(part), e.cause}, e.promised}
 			}
 		}
 	}
@@ -276,8 +289,12 @@ func (c *Counter) lookAtElements(i int, table *nft.Table, more map[Subject]uint6
 			at := place{set, n.Key}
 			if packets := since(f.last[at], n.Packets); packets > 0 {
 				f.last[at] = n.Packets
-				more[of[at]] += packets
-				c.totals[of[at]] += packets
+				s := of[at].Subject
+				more[s] += packets
+				c.totals[s] += packets
+				if !of[at].promised {
+					unwanted[s] += packets
+				}
 			}
 		})
 		if err != nil {

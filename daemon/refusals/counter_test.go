@@ -220,3 +220,47 @@ func TestPersistent(t *testing.T) {
 		t.Errorf("%d reports of %d Services in three minutes", reports, len(ips))
 	}
 }
+
+// TestPromisedDrops: drops at node ports and external addresses of externalTrafficPolicy Local are
+// counted, but reported to nobody. Drops at the cluster IP of internalTrafficPolicy Local are.
+func TestPromisedDrops(t *testing.T) {
+	b := service.NewBuilder(service.Node{Name: "node"})
+	elsewhere := service.MergeEndpoints([]service.Endpoint{{Addr: netip.MustParseAddrPort("10.244.1.1:80"), Node: "other", Ready: true, Serving: true}})
+	b.Set(&service.Service{
+		Name: "ns/web", ClusterIPs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, LoadBalancerIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
+		InternalPolicy: service.Local, ExternalPolicy: service.Local,
+		Ports: []service.Port{{Protocol: service.TCP, Port: 80, NodePort: 30080, Endpoints: elsewhere}},
+	})
+	p := ruleset.Compile(ruleset.Config{Table: "t"}, b.Snapshot())
+	elements := map[string]string{} // by what they count
+	for _, e := range p.IPv4.Parts.At("ns/web").Elements {
+		if ruleset.RefusalSets()[e.Set] != ruleset.NoLocalEndpoints {
+			continue
+		}
+		what := e.Set
+		if e.Set == string(ruleset.NoLocalEndpoints) {
+			a, _ := netip.AddrFromSlice([]byte(e.Key[:4]))
+			what = a.String()
+		}
+		elements[what] = e.Set + string(e.Key)
+	}
+	for what, reported := range map[string]bool{"10.0.0.1": true, "192.0.2.1": false, "node-port-no-local-endpoints": false} {
+		if elements[what] == "" {
+			t.Fatalf("nothing counts %s: %q", what, elements)
+		}
+		k := newCounters()
+		c := refusals.NewCounter(k, k.clock)
+		c.Follow(p)
+		var look refusals.Look
+		for range 3 {
+			k.now = k.now.Add(10 * time.Second)
+			k.elements[elements[what]]++
+			k.chains["ip no-local-endpoints"]++
+			look = c.Look()
+		}
+		want(t, what, look.Services, "ns/web no-local-endpoints 1 3")
+		if got := len(look.Persistent) > 0; got != reported {
+			t.Errorf("%s: reported %v, want %v", what, got, reported)
+		}
+	}
+}

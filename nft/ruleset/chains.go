@@ -190,7 +190,12 @@ func sets(cfg *Config) treap.Map[string, *nft.Set] {
 			list = append(list, &nft.Set{Name: name, Key: join(a.key, target()...), MinSize: minSize})
 		}
 	}
-	if cfg.Counters {
+	switch {
+	case cfg.Uncounted:
+		for _, s := range list {
+			s.Counter = false
+		}
+	case cfg.Counters:
 		names := counted()
 		for _, s := range list {
 			s.Counter = s.Counter || slices.Contains(names, s.Name)
@@ -202,9 +207,9 @@ func sets(cfg *Config) treap.Map[string, *nft.Set] {
 // fixedChains are the chains that are the same in every program. The base chains
 // look for the address themselves: a jump to a chain that does so would make the
 // set-up of each connection 0.9 % dearer.
-func fixedChains() []*nft.Chain {
+func fixedChains(cfg *Config) []*nft.Chain {
 	arriving := []nft.Rule{{nft.VMap{Key: addressKey(), Map: services}}, {jump(dispatch)}}
-	return append(refusalChains(),
+	return append(refusalChains(cfg),
 		restrictedChain(),
 		&nft.Chain{Name: prerouting, Hook: &nft.Hook{Name: nft.Prerouting, Priority: priorityDstnat}, Rules: arriving},
 		&nft.Chain{Name: output, Hook: &nft.Hook{Name: nft.Output, Priority: priorityDstnat}, Rules: arriving},

@@ -166,7 +166,7 @@ func newTableCompiler(cfg Config, f nft.Family) *tableCompiler {
 		locals:   map[netip.Addr]int{},
 		ports:    map[service.Name][]portLists{},
 	}
-	for _, chain := range fixedChains() {
+	for _, chain := range fixedChains(&t.cfg) {
 		t.chains = t.chains.Set(chain.Name, chain)
 	}
 	t.setPods(pods{})

@@ -23,6 +23,9 @@ type Config struct {
 	// Counters gives the elements of frontends and endpoints counters of new connections
 	// (CounterPlace). With another value Plan makes the sets of these elements anew.
 	Counters bool
+	// Uncounted leaves out all counters, those of Counters too. The rules refuse and drop the
+	// same packets. It is for kernels that cannot count (kernel.Conn.TryCounters).
+	Uncounted bool
 }
 
 // The longest name of an interface in Linux, in bytes, and the longest prefix that

@@ -2,6 +2,8 @@ package ruleset
 
 import (
 	"net/netip"
+	"slices"
+	"strings"
 
 	"nftproxy/model/service"
 	"nftproxy/model/treap"
@@ -79,7 +81,24 @@ func RefusalSets() map[string]Cause {
 	return sets
 }
 
-// refusalSets declares the sets of all causes.
+// Promised returns the function that says whether an element of the part counts packets whose
+// drop is what externalTrafficPolicy Local promises: a load balancer is meant to notice that the
+// node has no endpoint, and to try another one.
+func Promised(part *nft.Part) func(*nft.Element) bool {
+	var internal []string // the beginnings of keys: a Service has a cluster IP or two
+	for i := range part.Elements {
+		if e := &part.Elements[i]; e.Set == clusterIPs {
+			internal = append(internal, string(e.Key))
+		}
+	}
+	address, nodePort := byAddress().refusalSet(NoLocalEndpoints), byNodePort().refusalSet(NoLocalEndpoints)
+	return func(e *nft.Element) bool {
+		return e.Set == nodePort || e.Set == address &&
+			!slices.ContainsFunc(internal, func(ip string) bool { return strings.HasPrefix(string(e.Key), ip) })
+	}
+}
+
+// refusalSets declares the sets of all causes. Without counters they have no elements.
 func refusalSets() []*nft.Set {
 	var sets []*nft.Set
 	for _, a := range allAccess() {
@@ -94,22 +113,36 @@ func refusalSets() []*nft.Set {
 
 // refusalChains are the chains of all causes. Where a Service has the packet, the first rule
 // finds the Service's element, which counts. It does nothing else.
-func refusalChains() []*nft.Chain {
+func refusalChains(cfg *Config) []*nft.Chain {
+	chains := countingChains()
+	if cfg.Uncounted {
+		for _, c := range chains {
+			for i, r := range c.Rules {
+				c.Rules[i] = slices.DeleteFunc(slices.Clone(r), func(s nft.Statement) bool { return s == nft.Counter{} })
+			}
+		}
+	}
+	return chains
+}
+
+func countingChains() []*nft.Chain {
 	drop := nft.Rule{nft.Counter{}, nft.Verdict{Code: nft.Drop}}
 	// A reset reaches the client at once; after ICMP many give up only when they have
 	// sent their SYN again, a second later.
-	reject := []nft.Rule{
-		{nft.MatchProto{Protocol: uint8(service.TCP)}, nft.Counter{}, nft.Reject{TCPReset: true}},
-		{nft.Counter{}, nft.Reject{}},
+	reject := func() []nft.Rule {
+		return []nft.Rule{
+			{nft.MatchProto{Protocol: uint8(service.TCP)}, nft.Counter{}, nft.Reject{TCPReset: true}},
+			{nft.Counter{}, nft.Reject{}},
+		}
 	}
 	chains := []*nft.Chain{
-		{Name: string(UnknownPort), Rules: reject},
+		{Name: string(UnknownPort), Rules: reject()},
 		{Name: string(UnallocatedAddress), Rules: []nft.Rule{drop}},
 		{Name: string(OutsideSourceRanges), Rules: []nft.Rule{byAddress().refusalRule(OutsideSourceRanges), drop}},
 	}
 	for _, a := range allAccess() {
 		chains = append(chains,
-			&nft.Chain{Name: a.refusalChain(NoEndpoints), Rules: append([]nft.Rule{a.refusalRule(NoEndpoints)}, reject...)},
+			&nft.Chain{Name: a.refusalChain(NoEndpoints), Rules: append([]nft.Rule{a.refusalRule(NoEndpoints)}, reject()...)},
 			&nft.Chain{Name: a.refusalChain(NoLocalEndpoints), Rules: []nft.Rule{a.refusalRule(NoLocalEndpoints), drop}},
 		)
 	}
@@ -123,6 +156,9 @@ func (a *access) refusalRule(c Cause) nft.Rule {
 
 // addRefusal adds the element that counts the frontend's packets of the cause.
 func (c *serviceCompiler) addRefusal(f frontend, cause Cause) {
+	if c.cfg.Uncounted {
+		return
+	}
 	c.elements = append(c.elements, nft.Element{Set: f.refusalSet(cause), Key: f.at, Comment: f.comment})
 }
 
