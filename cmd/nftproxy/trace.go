@@ -68,7 +68,7 @@ not work or a flag is wrong.
 -o json prints an object for each packet, on a line of its own: packet (its
 number), time, protocol, source, destination, inputInterface, outputInterface,
 service (namespace/name), port, endpoint, fate (passed, dropped, refused or
-handed over), steps, omittedSteps, incomplete (true if events were lost) and
+handed over), steps, omittedSteps, incomplete (true if steps may be missing) and
 entry (null if there is none). Each step has hook, family, table, chain, handle,
 rule, by (rule, end of chain or policy), verdict and mark. An entry has state,
 replySource, replyDestination, masqueraded, expiresSeconds and stale (the reason,

@@ -12,6 +12,11 @@ import (
 // kernel reports each step at once, and does not say which one was the last.
 const QuietPeriod = 100 * time.Millisecond
 
+// overtakers is how many events of other packets are read after a packet's last event before
+// its way counts as ended while the queue is not empty. The queue keeps the order of events, and
+// the events of one packet stand close together in it, however late they are read.
+const overtakers = 1000
+
 // Assembler puts events together to packets, of which several can be on their way at a time.
 // It is not safe for concurrent use.
 type Assembler struct {
@@ -22,6 +27,8 @@ type Assembler struct {
 	names    Names
 	open     []*Packet
 	begun    int
+	// events counts all events that were added.
+	events uint64
 }
 
 // NewAssembler makes an assembler of so many packets at most, all of one protocol. mark is the
@@ -33,6 +40,7 @@ func NewAssembler(mark string, protocol uint8, limit int, names Names) *Assemble
 // Add adds an event that was read now. Events of packets that it has not seen begin are
 // passed over: another program may trace packets too.
 func (a *Assembler) Add(e livetrace.Event, now time.Time) {
+	a.events++
 	if e.Table == a.mark {
 		if e.Kind == livetrace.ByRule && e.Packet != nil {
 			a.begin(e, now)
@@ -44,7 +52,7 @@ func (a *Assembler) Add(e livetrace.Event, now time.Time) {
 		p = a.lookUpLooped(e)
 	}
 	if p != nil {
-		p.id, p.last = e.ID, now
+		p.id, p.last, p.lastEvent = e.ID, now, a.events
 		p.add(e, a.names)
 	}
 }
@@ -73,7 +81,7 @@ func (a *Assembler) begin(e livetrace.Event, now time.Time) {
 	}
 	a.begun++
 	p := &Packet{
-		Number: a.begun, Time: now, last: now, id: e.ID, Fate: Passed, Steps: []Step{},
+		Number: a.begun, Time: now, last: now, lastEvent: a.events, id: e.ID, Fate: Passed, Steps: []Step{},
 		Source: e.Packet.Source, Destination: e.Packet.Destination, Protocol: nft.ProtocolText(a.protocol),
 	}
 	if e.Packet.Input != 0 {
@@ -100,17 +108,36 @@ func (a *Assembler) Lost() {
 // Full says that no further packet can begin.
 func (a *Assembler) Full() bool { return a.begun == a.limit }
 
-// Ended returns the packets whose way has ended by then, in their order.
-func (a *Assembler) Ended(now time.Time) []*Packet {
-	var ended []*Packet
+// Ended returns the packets whose way has ended by then, in their order. All events of the time
+// before must have been added.
+func (a *Assembler) Ended(by time.Time) []*Packet {
+	return a.remove(func(p *Packet) bool { return by.Sub(p.last) >= QuietPeriod })
+}
+
+// Overtaken returns the packets whose way has ended by now although more events are queued, in
+// their order: many events of other packets have come since.
+func (a *Assembler) Overtaken(now time.Time) []*Packet {
+	return a.remove(func(p *Packet) bool {
+		return now.Sub(p.last) >= QuietPeriod && a.events-p.lastEvent >= overtakers
+	})
+}
+
+// Rest returns all packets on their way, in their order, as incomplete ones.
+func (a *Assembler) Rest() []*Packet {
+	a.Lost()
+	return a.remove(func(*Packet) bool { return true })
+}
+
+func (a *Assembler) remove(ended func(*Packet) bool) []*Packet {
+	var removed []*Packet
 	a.open = slices.DeleteFunc(a.open, func(p *Packet) bool {
-		if now.Sub(p.last) < QuietPeriod {
+		if !ended(p) {
 			return false
 		}
-		ended = append(ended, p)
+		removed = append(removed, p)
 		return true
 	})
-	return ended
+	return removed
 }
 
 // Due is when the next packet's way may end; the zero time if none is on its way.

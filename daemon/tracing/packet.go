@@ -36,12 +36,15 @@ type Packet struct {
 	Steps []Step `json:"steps"`
 	// Omitted is how many steps beyond MaxSteps were left out.
 	Omitted int `json:"omittedSteps"`
-	// Incomplete says that the kernel lost events while the packet was on its way.
+	// Incomplete says that events of the packet may be missing: the kernel lost some while the
+	// packet was on its way, or the trace ended before all of them were read.
 	Incomplete bool `json:"incomplete"`
 
-	id   uint32
-	last time.Time
-	hook string
+	id uint32
+	// last is when its last event was read; lastEvent is that event's number.
+	last      time.Time
+	lastEvent uint64
+	hook      string
 }
 
 // Fate says how the rules ended.

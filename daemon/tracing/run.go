@@ -21,16 +21,37 @@ type Source interface {
 type Output struct {
 	// Packet gets each packet, once its way has ended. Its error ends the trace.
 	Packet func(*Packet) error
-	// Lost is called each time that events were lost.
+	// Lost is called when events were lost, once a second at most.
 	Lost func()
 }
 
+const (
+	// lastWait bounds how long a trace goes on after its end for the packets on their way. The
+	// queue may never be empty: the kernel reports also what other programs trace.
+	lastWait = time.Second
+	// lostPeriod is the least time between two calls of Lost.
+	lostPeriod = time.Second
+)
+
 // Run traces until the assembler is full, the time is over or the context ends, and the
-// packets that are on their way then have come to their end.
+// packets that are on their way then have come to their end. A second after the end of the time
+// or of the context, packets that are still on their way count as incomplete.
 func Run(ctx context.Context, from Source, a *Assembler, period time.Duration, out Output) error {
 	end := time.Now().Add(period)
+	var told time.Time
 	for {
-		over := ctx.Err() != nil || !time.Now().Before(end)
+		now := time.Now()
+		if ctx.Err() != nil && now.Before(end) {
+			end = now
+		}
+		// The queue may hold events at each turn, so packets end here too.
+		ended, over := a.Overtaken(now), !now.Before(end)
+		if now.Sub(end) >= lastWait {
+			ended = append(ended, a.Rest()...)
+		}
+		if err := out.packets(ended); err != nil {
+			return err
+		}
 		if a.Full() || over {
 			if err := from.StopMarking(); err != nil {
 				return err
@@ -47,25 +68,34 @@ func Run(ctx context.Context, from Source, a *Assembler, period time.Duration, o
 			waiting = context.WithoutCancel(ctx) // for the packets on their way
 		}
 		e, err := from.Receive(waiting, deadline)
-		switch {
+		switch now = time.Now(); {
 		case errors.Is(err, livetrace.ErrDeadline):
 			// Nothing is queued of packets that had ended by the deadline.
-			by := time.Now()
-			if deadline.Before(by) {
-				by = deadline
+			if deadline.Before(now) {
+				now = deadline
 			}
-			for _, p := range a.Ended(by) {
-				if err := out.Packet(p); err != nil {
-					return err
-				}
+			if err := out.packets(a.Ended(now)); err != nil {
+				return err
 			}
 		case errors.Is(err, livetrace.ErrLost):
 			a.Lost()
-			out.Lost()
+			if now.Sub(told) >= lostPeriod {
+				told = now
+				out.Lost()
+			}
 		case err != nil:
 			return err
 		default:
-			a.Add(e, time.Now())
+			a.Add(e, now)
 		}
 	}
+}
+
+func (o Output) packets(list []*Packet) error {
+	for _, p := range list {
+		if err := o.Packet(p); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -65,7 +65,7 @@ func (p *Packet) end() string {
 		text += fmt.Sprintf("; %d more steps", p.Omitted)
 	}
 	if p.Incomplete {
-		text += "; steps may be missing, since events were lost"
+		text += "; steps may be missing, since events were lost or not read in time"
 	}
 	return text
 }
