@@ -53,6 +53,7 @@ type options struct {
 	json     string
 	nftproxy string
 	earlier  string
+	flags    []string
 	// kubeProxy is a minor release.
 	kubeProxy string
 	proxies   []string
@@ -79,6 +80,7 @@ func newCommand() *cobra.Command {
 	f.StringVar(&o.out, "out", "", "directory for the JSON and the pictures (default docs/bench; of a quick run bin/bench)")
 	f.StringVar(&o.json, "json", "report.json", "name of the JSON file in that directory")
 	f.StringVar(&o.nftproxy, "nftproxy", filepath.Join("bin", "nftproxy"), "the binary that is measured")
+	f.StringArrayVar(&o.flags, "flag", nil, "a flag more for nftproxy run, such as --flag=--nftproxy-counters; the build of --earlier does not get it; repeat it for several")
 	f.StringVar(&o.earlier, "earlier", "", "data plane: another build of nftproxy, measured in place of kube-proxy (with --only data)")
 	f.StringVar(&o.kubeProxy, "kube-proxy", os.Getenv(cluster.KubeProxyVariable), "the minor release of kube-proxy: 1.37 or 1.36 (default the variable KUBE_PROXY, or else 1.37)")
 	f.StringArrayVar(&o.proxies, "proxy", nil, "one of the proxies, such as "+strconv.Quote(result.KubeProxyLegacy)+"; repeat it for several (default all)")
@@ -153,7 +155,7 @@ func (o *options) parts(log io.Writer) ([]part, error) {
 }
 
 func (o *options) setup(log io.Writer) proxies.Setup {
-	return proxies.Setup{NFTProxy: o.nftproxy, Earlier: o.earlier, KubeProxy: o.kubeProxy, Only: o.proxies, Limit: o.limit, Log: log}
+	return proxies.Setup{NFTProxy: o.nftproxy, Earlier: o.earlier, Flags: o.flags, KubeProxy: o.kubeProxy, Only: o.proxies, Limit: o.limit, Log: log}
 }
 
 func (o *options) controlPlane(log io.Writer) (part, error) {

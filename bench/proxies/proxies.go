@@ -54,6 +54,8 @@ type Setup struct {
 	// Earlier is the path of an earlier build, which is compared instead of kube-proxy;
 	// empty for none.
 	Earlier string
+	// Flags are more flags of nftproxy run; the earlier build does not get them.
+	Flags []string
 	// KubeProxy is the minor release of kube-proxy, such as 1.36; empty for that of the
 	// control plane.
 	KubeProxy string
@@ -86,12 +88,12 @@ func (s Setup) All(ctx context.Context, sink result.Sink) ([]Proxy, error) {
 		return nil, errors.New("needs root")
 	}
 	if s.Earlier != "" {
-		return []Proxy{ours(result.NFTProxy, s.NFTProxy), ours(result.Earlier, s.Earlier)}, nil
+		return []Proxy{ours(result.NFTProxy, s.NFTProxy, s.Flags...), ours(result.Earlier, s.Earlier)}, nil
 	}
 	sink.Doing("finding kube-proxy, nft and iptables")
 	var list []Proxy
 	if s.Wants(result.NFTProxy) {
-		list = append(list, ours(result.NFTProxy, s.NFTProxy))
+		list = append(list, ours(result.NFTProxy, s.NFTProxy, s.Flags...))
 	}
 	for _, k := range []struct {
 		name, mode string
@@ -139,7 +141,7 @@ func (p *Proxy) Stop(ctx context.Context, process *child.Process) error {
 func (p *Proxy) Clear(n *Node) error { return p.clear(n) }
 
 // ours is nftproxy with its default periods and without its servers.
-func ours(name, binary string) Proxy {
+func ours(name, binary string, flags ...string) Proxy {
 	p := Proxy{Name: name, Ours: true, first: firstOfOurs, clear: flushNFTables}
 	path, err := filepath.Abs(binary)
 	if err == nil {
@@ -147,8 +149,10 @@ func ours(name, binary string) Proxy {
 	}
 	p.Missing = err
 	p.command = func(n *Node) *exec.Cmd {
-		return exec.Command(path, "run", "--hostname-override="+n.Name, "--cluster-cidr="+n.clusterCIDR(), "-v=2",
-			"--kubeconfig="+n.kubeconfig, "--healthz-bind-address=", "--metrics-bind-address=")
+		return exec.Command(path, append([]string{
+			"run", "--hostname-override=" + n.Name, "--cluster-cidr=" + n.clusterCIDR(), "-v=2",
+			"--kubeconfig=" + n.kubeconfig, "--healthz-bind-address=", "--metrics-bind-address=",
+		}, flags...)...)
 	}
 	return p
 }
