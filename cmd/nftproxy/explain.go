@@ -98,7 +98,7 @@ change these.`,
 	f.StringVar(&o.from, "from", "", "the client: `ADDR`, ADDR@INTERFACE or node (default a likely client)")
 	f.BoolVar(&o.verbose, "verbose", false, "print the text of each rule, and rules that decide nothing")
 	f.StringVarP(&o.output, "output", "o", outputText, "text, json or yaml")
-	for flag, values := range map[string][]string{"output": {outputText, outputJSON, outputYAML}, "from": {live.FromNode}} {
+	for flag, values := range map[string][]string{"output": {outputText, outputJSON, outputYAML}, "from": {explain.FromNode}} {
 		if err := cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)); err != nil {
 			panic(err) // the flag is there
 		}
@@ -110,11 +110,12 @@ change these.`,
 func (o *explainOptions) explain(cmd *cobra.Command, destination string) (explain.Explanation, error) {
 	var none explain.Explanation
 	node, config, err := o.parse()
-	to, protocol, destinationErr := live.ParseDestination(destination)
+	to, destinationErr := explain.ParseDestination(destination)
+	from, fromErr := explain.ParseOrigin(o.from)
 	if !slices.Contains([]string{outputText, outputJSON, outputYAML}, o.output) {
 		err = errors.Join(err, fmt.Errorf("--output: %q: want text, json or yaml", o.output))
 	}
-	if err := errors.Join(err, destinationErr); err != nil {
+	if err := errors.Join(err, destinationErr, fromErr); err != nil {
 		return none, err
 	}
 	kernel, err := live.Look(o.table)
@@ -122,7 +123,7 @@ func (o *explainOptions) explain(cmd *cobra.Command, destination string) (explai
 		return none, err
 	}
 	defer kernel.Close()
-	question, err := kernel.Ask(o.from, to, protocol)
+	question, err := kernel.Ask(from, to)
 	if err != nil {
 		return none, err
 	}

@@ -30,24 +30,20 @@ func (d *daemon) newStatusPage(judge *health.Health) *statuspage.Page {
 		Connections: func(ctx context.Context, s service.Snapshot) (*inspect.Connections, error) {
 			return connectionsOf(ctx, rules, s)
 		},
-		Explain: func(ctx context.Context, from, destination string, objects *service.Snapshot) (explain.Explanation, error) {
-			return explainTo(ctx, rules.Table, from, destination, objects)
+		Explain: func(ctx context.Context, from explain.Origin, to explain.Destination, objects *service.Snapshot) (explain.Explanation, error) {
+			return explainTo(ctx, rules.Table, from, to, objects)
 		},
 	})
 }
 
 // explainTo explains a packet for a page.
-func explainTo(ctx context.Context, table, from, destination string, objects *service.Snapshot) (explain.Explanation, error) {
-	to, protocol, err := live.ParseDestination(destination)
-	if err != nil {
-		return explain.Explanation{}, err
-	}
+func explainTo(ctx context.Context, table string, from explain.Origin, to explain.Destination, objects *service.Snapshot) (explain.Explanation, error) {
 	node, err := live.Look(table)
 	if err != nil {
 		return explain.Explanation{}, err
 	}
 	defer node.Close()
-	question, err := node.Ask(from, to, protocol)
+	question, err := node.Ask(from, to)
 	if err != nil {
 		return explain.Explanation{}, err
 	}

@@ -31,7 +31,7 @@ func TestStatusPage(t *testing.T) {
 		{"/status?view=draining", http.StatusOK, []string{"No such endpoint has connections."}},
 		{"/status?explain=10.96.0.10:80/tcp", http.StatusOK, []string{"<strong>endpoint: </strong>", "10.244.7.1:8080", "10.244.8.1:8080", "default/web", "50 %"}},
 		{"/status?explain=10.96.0.10:81/tcp&from=node", http.StatusOK, []string{"<strong>refused: </strong>"}},
-		{"/status?explain=10.96.0.10", http.StatusUnprocessableEntity, []string{"Cannot explain that"}},
+		{"/status?explain=10.96.0.10", http.StatusBadRequest, []string{"Cannot show that"}},
 		{"/statusz", http.StatusOK, []string{" /status "}},
 		{"/", http.StatusNotFound, nil}, // as kube-proxy
 	} {

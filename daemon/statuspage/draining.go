@@ -56,6 +56,11 @@ func (p *Page) lookAgain(ctx context.Context, v *view) {
 	defer cancel()
 	begun := time.Now()
 	l := &p.look
+	defer func() { // However it ends.
+		l.at = time.Now()
+		l.took = l.at.Sub(begun)
+		l.budget.Spend(l.at, l.took)
+	}()
 	connections, err := p.config.Connections(ctx, v.snapshot)
 	l.err, l.draining, l.found, l.connections = err, nil, 0, 0
 	if connections != nil {
@@ -66,9 +71,6 @@ func (p *Page) lookAgain(ctx context.Context, v *view) {
 		slices.SortStableFunc(list, func(a, b inspect.DrainingEndpoint) int { return cmp.Compare(b.Connections, a.Connections) })
 		l.found, l.draining = len(list), slices.Clone(list[:min(len(list), maxDraining)])
 	}
-	l.at = time.Now()
-	l.took = l.at.Sub(begun)
-	l.budget.Spend(l.at, l.took)
 }
 
 // activity returns a function that says whether an endpoint gets new connections of a

@@ -31,12 +31,8 @@ const (
 
 // explanationPage explains what the kernel's rules do with a packet.
 func (p *Page) explanationPage(ctx context.Context, q *request, budget *pace.Budget) *answer {
-	v := p.newest.Load()
-	if v == nil || p.config.Explain == nil {
-		return p.trouble(http.StatusServiceUnavailable, "No explanation yet", "No sync has ended yet.")
-	}
-	command := p.explainCommand(q.explain)
 	now := time.Now()
+	command := p.explainCommand(q.explain)
 	if wait := budget.Ready().Sub(now); wait > 0 {
 		a := p.trouble(http.StatusTooManyRequests, "Asked too often", fmt.Sprintf(
 			"An explanation reads the kernel's tables. Explanations on this page have used up their share of the processor (1/%d of a core). Ask again in %s, or run on the node: %s",
@@ -44,16 +40,18 @@ func (p *Page) explanationPage(ctx context.Context, q *request, budget *pace.Bud
 		a.retryAfter = wait
 		return a
 	}
-	if v.applied != nil {
-		if n := v.applied.Counts().Elements; n > maxExplained {
-			return p.trouble(http.StatusServiceUnavailable, "Too large to explain here", fmt.Sprintf(
-				"The tables have %s elements. The daemon reads no more than %s for a page, to save memory. Run on the node: %s", thousands(n), thousands(maxExplained), command))
-		}
+	defer func() { budget.Spend(time.Now(), time.Since(now)) }() // However it ends.
+	v := p.newest.Load()
+	if v == nil || p.config.Explain == nil {
+		return p.trouble(http.StatusServiceUnavailable, "No explanation yet", "No sync has ended yet.")
+	}
+	if n := v.elements(); n > maxExplained {
+		return p.trouble(http.StatusServiceUnavailable, "Too large to explain here", fmt.Sprintf(
+			"The tables have %s elements. The daemon reads no more than %s for a page, to save memory. Run on the node: %s", thousands(n), thousands(maxExplained), command))
 	}
 	ctx, cancel := context.WithTimeout(ctx, explainTimeout)
 	defer cancel()
 	e, err := p.config.Explain(ctx, q.from, q.explain, &v.snapshot)
-	budget.Spend(time.Now(), time.Since(now))
 	if err != nil {
 		return p.trouble(http.StatusUnprocessableEntity, "Cannot explain that", err.Error()+".")
 	}
@@ -101,9 +99,9 @@ func (p *Page) clientForm(q *request) *html.Node {
 	return element("form", attributes("method", "get"),
 		element("label", attributes("for", "from"), literal("Another client")),
 		element("div", attributes("class", "field"),
-			element("input", attributes("type", "text", "id", "from", "name", "from", "value", q.from, "maxlength", fmt.Sprint(maxQuery), "aria-describedby", "from-help",
+			element("input", attributes("type", "text", "id", "from", "name", "from", "value", q.from.String(), "maxlength", fmt.Sprint(maxQuery), "aria-describedby", "from-help",
 				"autocapitalize", "none", "autocomplete", "off", "spellcheck", "false")),
-			element("input", attributes("type", "hidden", "name", "explain", "value", q.explain)),
+			element("input", attributes("type", "hidden", "name", "explain", "value", q.explain.String())),
 			element("button", attributes("type", "submit"), literal("Explain"))),
 		element("p", attributes("id", "from-help", "class", "help"), literal("An address, such as "), plain("code", "10.244.1.5"), literal(", an address with the interface by which its packets come, such as "),
 			plain("code", "203.0.113.9@eth0"), literal(", or "), plain("code", "node"), literal(" for a process of the node. Without one, a likely client is chosen.")))
@@ -158,8 +156,9 @@ func percent(chance float64) string {
 	return strings.TrimSuffix(fmt.Sprintf("%.1f", 100*chance), ".0") + " %"
 }
 
-// explainCommand is the command that explains the destination.
-func (p *Page) explainCommand(destination string) string {
+// explainCommand is the command that explains the destination. A reader copies it into a root shell.
+func (p *Page) explainCommand(to explain.Destination) string {
+	destination := to.String()
 	table := ""
 	if p.config.Table != ruleset.DefaultTable {
 		table = "--nftproxy-table " + p.config.Table + " "

@@ -12,3 +12,9 @@ func Unlimited(p *Page) *Page {
 	p.turn <- &pace.Budget{Rest: 1, Burst: time.Hour}
 	return p
 }
+
+// CountElements replaces how the newest view counts its elements.
+func CountElements(p *Page, count func() int) { p.newest.Load().elements = count }
+
+// Elements is the number of elements of the newest view.
+func Elements(p *Page) int { return p.newest.Load().elements() }

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/net/html"
 
+	"nftproxy/daemon/explain"
 	"nftproxy/model/service"
 )
 
@@ -144,9 +145,9 @@ func (p *Page) explanationOf(s *service.Service) *html.Node {
 
 // explanation leads to the account, step by step, of what happens to a packet to the address.
 func (p *Page) explanation(at netip.AddrPort, protocol service.Protocol) *html.Node {
-	destination := fmt.Sprintf("%s/%s", at, protocol)
+	destination := explain.Destination{To: at, Protocol: uint8(protocol)}
 	if p.config.Explain == nil {
 		return plain("code", p.explainCommand(destination))
 	}
-	return element("a", attributes("class", "explain", "href", request{explain: destination, rank: -1}.url()), literal("Explain "+destination))
+	return element("a", attributes("class", "explain", "href", request{explain: destination, rank: -1}.url()), literal("Explain "+destination.String()))
 }

@@ -16,6 +16,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -54,10 +55,9 @@ type Config struct {
 	// offer it.
 	Connections func(context.Context, service.Snapshot) (*inspect.Connections, error)
 	// Explain explains the first packet of a connection by the kernel's rules, as nftproxy
-	// explain does: from is its argument --from, destination the other one. It costs CPU
-	// time and memory, so the page calls it only when it is asked, and not often. If it is nil, the
-	// page shows the command.
-	Explain func(ctx context.Context, from, destination string, objects *service.Snapshot) (explain.Explanation, error)
+	// explain does. It costs CPU time and memory, so the page calls it only when it is asked,
+	// and not often. If it is nil, the page shows the command.
+	Explain func(ctx context.Context, from explain.Origin, to explain.Destination, objects *service.Snapshot) (explain.Explanation, error)
 }
 
 // The bounds on work for pages.
@@ -100,6 +100,8 @@ type view struct {
 	failures [2]string
 	// applied is the program in force.
 	applied *nft.Program
+	// elements counts the elements of applied, once: it looks at every part.
+	elements func() int
 	// at is when the sync ended.
 	at time.Time
 }
@@ -117,6 +119,12 @@ func New(c Config) *Page {
 // Observe takes note of one sync. Its cost does not depend on the number of Services.
 func (p *Page) Observe(s proxy.Sync) {
 	v := &view{snapshot: s.Snapshot, quarantined: s.Quarantined, applied: s.Applied, at: s.End()}
+	v.elements = sync.OnceValue(func() int {
+		if v.applied == nil {
+			return 0
+		}
+		return v.applied.Counts().Elements
+	})
 	for i, f := range nft.Families() {
 		if err := s.FamilyErr(f); err != nil {
 			v.failures[i] = cut(err.Error(), maxError)
@@ -232,14 +240,14 @@ func (p *Page) work(r *http.Request) *answer {
 	}()
 	q, err := parseRequest(r.URL.Query())
 	if err != nil {
-		return p.trouble(http.StatusBadRequest, "Cannot search for that", err.Error()+".")
+		return p.trouble(http.StatusBadRequest, "Cannot show that", err.Error()+".")
 	}
 	switch {
 	case q.draining:
 		rationed = !p.look.next().After(begun) // Looks and explanations have budgets of their own.
 		return p.drainingPage(r.Context())
-	case q.explain != "":
-		rationed = true
+	case q.explain != explain.Destination{}:
+		rationed = !p.explaining.Ready().After(begun)
 		return p.explanationPage(r.Context(), q, &p.explaining)
 	case q.service != "":
 		return p.servicePage(q)

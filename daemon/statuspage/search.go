@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"nftproxy/daemon/explain"
 	"nftproxy/model/service"
 )
 
@@ -35,15 +36,16 @@ type request struct {
 	page int
 	// draining asks for the endpoints that drain.
 	draining bool
-	// explain is a destination to explain, and from the client; empty for a likely one.
-	explain, from string
+	// explain is a destination to explain, the zero one for none, and from the client.
+	explain explain.Destination
+	from    explain.Origin
 }
 
 // parseRequest reads the query of a URL.
 func parseRequest(q url.Values) (*request, error) {
-	r := &request{service: service.Name(q.Get("service")), search: strings.TrimSpace(q.Get("q")), rank: -1, page: 1, explain: q.Get("explain"), from: strings.TrimSpace(q.Get("from"))}
-	if len(r.explain) > maxQuery || len(r.from) > maxQuery {
-		return nil, fmt.Errorf("the destination or the client has more than %d bytes", maxQuery)
+	r := &request{service: service.Name(q.Get("service")), search: strings.TrimSpace(q.Get("q")), rank: -1, page: 1}
+	if err := r.parseExplain(q.Get("explain"), strings.TrimSpace(q.Get("from"))); err != nil {
+		return nil, err
 	}
 	if len(r.search) > maxQuery {
 		return nil, fmt.Errorf("the search has %d bytes, more than %d", len(r.search), maxQuery)
@@ -89,6 +91,22 @@ func parseRequest(q url.Values) (*request, error) {
 	return r, nil
 }
 
+// parseExplain reads the packet to explain. The errors do not repeat the texts: a link of a stranger
+// has them, and the page shows commands for the node's shell.
+func (r *request) parseExplain(destination, from string) error {
+	if destination == "" {
+		return nil
+	}
+	var err error
+	if r.explain, err = explain.ParseDestination(destination); err != nil {
+		return errors.New("the destination to explain is not ADDR:PORT, ADDR:PORT/PROTOCOL or ADDR/icmp, such as 10.96.0.10:53/udp")
+	}
+	if r.from, err = explain.ParseOrigin(from); err != nil {
+		return fmt.Errorf("the client is neither an address, nor an address and an interface as ADDR@INTERFACE, nor %q", explain.FromNode)
+	}
+	return nil
+}
+
 // url returns the link to a request.
 func (r request) url() string {
 	q := url.Values{}
@@ -98,8 +116,8 @@ func (r request) url() string {
 		}
 	}
 	set("view", "draining", r.draining)
-	set("explain", r.explain, r.explain != "")
-	set("from", r.from, r.from != "")
+	set("explain", r.explain.String(), r.explain != explain.Destination{})
+	set("from", r.from.String(), r.from != explain.Origin{})
 	set("service", string(r.service), r.service != "")
 	set("port", strconv.Itoa(r.port), r.port > 0)
 	set("q", r.search, r.search != "")

@@ -63,7 +63,7 @@ func explainFlow(ctx context.Context, node *live.Node, f scenario.Flow, objects 
 	if err != nil {
 		return explain.Explanation{}, err
 	}
-	q, err := node.Ask(f.Source.Addr().String(), f.Destination, p.Protocol)
+	q, err := node.Ask(explain.Origin{Addr: f.Source.Addr()}, explain.Destination{To: f.Destination, Protocol: p.Protocol})
 	if err != nil {
 		return explain.Explanation{}, err
 	}

@@ -30,7 +30,7 @@ func New(change ...func(*statuspage.Config)) *statuspage.Page {
 		Connections: func(_ context.Context, s service.Snapshot) (*inspect.Connections, error) {
 			return Connections(s), nil
 		},
-		Explain: func(context.Context, string, string, *service.Snapshot) (explain.Explanation, error) {
+		Explain: func(context.Context, explain.Origin, explain.Destination, *service.Snapshot) (explain.Explanation, error) {
 			return Explanation(), nil
 		},
 		Status: func() health.Status {

@@ -1,7 +1,6 @@
 package live
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -15,85 +14,20 @@ import (
 // sourcePort stands for the one that the client's kernel would choose. No rule asks for it.
 const sourcePort = 40000
 
-// ErrQuestion says that a text names no packet.
-var ErrQuestion = errors.New("not a packet")
-
-// FromNode is the text for a packet that the node itself sends.
-const FromNode = "node"
-
-// ParseDestination reads ADDR:PORT, ADDR:PORT/PROTOCOL or ADDR/icmp. Without a protocol it is TCP. The error
-// matches ErrQuestion.
-func ParseDestination(text string) (to netip.AddrPort, protocol uint8, err error) {
-	rest, name, found := cutLast(text, "/")
-	if !found {
-		rest, name = text, "tcp"
-	}
-	name = strings.ToLower(name)
-	if name == "icmp" {
-		a, err := netip.ParseAddr(strings.Trim(rest, "[]"))
-		if err != nil {
-			return to, 0, fmt.Errorf("%w: %q: want an address before /icmp", ErrQuestion, text)
-		}
-		protocol = protocolOf("icmp")
-		if a = a.Unmap(); a.Is6() {
-			protocol = protocolOf("ipv6-icmp")
-		}
-		return netip.AddrPortFrom(a, 0), protocol, nil
-	}
-	if !slices.Contains([]string{"tcp", "udp", "sctp"}, name) {
-		return to, 0, fmt.Errorf("%w: protocol %q: want tcp, udp, sctp or icmp", ErrQuestion, name)
-	}
-	to, err = netip.ParseAddrPort(rest)
-	if err != nil || to.Port() == 0 || to.Addr().Zone() != "" {
-		return to, 0, fmt.Errorf("%w: %q: want ADDR:PORT or ADDR:PORT/PROTOCOL, such as 10.96.0.10:53/udp or [fd00:96::a]:53", ErrQuestion, text)
-	}
-	return netip.AddrPortFrom(to.Addr().Unmap(), to.Port()), protocolOf(name), nil
-}
-
-// cutLast is strings.Cut at the last separator.
-func cutLast(text, separator string) (before, after string, found bool) {
-	at := strings.LastIndex(text, separator)
-	if at < 0 {
-		return text, "", false
-	}
-	return text[:at], text[at+len(separator):], true
-}
-
-func protocolOf(name string) uint8 {
-	for n := range 256 {
-		if nft.ProtocolText(uint8(n)) == name {
-			return uint8(n)
-		}
-	}
-	return 0
-}
-
-// Ask makes the question about a packet to an address and port. from is ADDR, ADDR@INTERFACE, FromNode or
-// empty: then a likely client is chosen. The errors of bad texts match ErrQuestion.
-func (n *Node) Ask(from string, to netip.AddrPort, protocol uint8) (explain.Question, error) {
-	q := explain.Question{Packet: nft.Packet{Dst: to, Protocol: protocol}, Guessed: from == ""}
-	text, device, _ := strings.Cut(from, "@")
-	if text == "" && device != "" {
-		return q, fmt.Errorf("%w: --from %q: want an address before the interface", ErrQuestion, from)
-	}
-	var src netip.Addr
-	switch text {
-	case "":
+// Ask makes the question about a packet to a destination. The zero Origin stands for a likely client. If client
+// and destination do not fit, the error matches explain.ErrQuestion.
+func (n *Node) Ask(from explain.Origin, d explain.Destination) (explain.Question, error) {
+	to := d.To
+	q := explain.Question{Packet: nft.Packet{Dst: to, Protocol: d.Protocol}, Guessed: from == explain.Origin{}}
+	src, device := from.Addr, from.Interface
+	switch {
+	case q.Guessed:
 		src = n.likelyClient(&q)
-	case FromNode:
-		if device != "" {
-			return q, fmt.Errorf("%w: --from %q: packets of the node come in by no interface", ErrQuestion, from)
-		}
+	case from.Node:
 		src = n.ownAddress(&q)
-	default:
-		var err error
-		if src, err = netip.ParseAddr(text); err != nil || src.Zone() != "" {
-			return q, fmt.Errorf("%w: --from %q: want an address, an address and an interface as ADDR@INTERFACE, or %q", ErrQuestion, from, FromNode)
-		}
-		src = src.Unmap()
 	}
 	if src.Is6() != to.Addr().Is6() {
-		return q, fmt.Errorf("%w: --from %s and %s are of different families", ErrQuestion, src, to.Addr())
+		return q, fmt.Errorf("%w: --from %s and %s are of different families", explain.ErrQuestion, src, to.Addr())
 	}
 	port := uint16(sourcePort)
 	if to.Port() == 0 {

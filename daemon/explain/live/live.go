@@ -97,14 +97,14 @@ func (n *Node) Explain(ctx context.Context, q explain.Question, objects *service
 func (n *Node) elsewhere(ctx context.Context, q explain.Question, e *explain.Explanation) ([]explain.Client, error) {
 	to := q.Packet.Dst
 	list := []explain.Client{}
-	clients := []string{FromNode, exampleAddress(to.Addr().Is6()).String()}
+	clients := []explain.Origin{{Node: true}, {Addr: exampleAddress(to.Addr().Is6())}}
 	if contents := n.Tables.Table(nft.TableID{Family: familyOf(to.Addr()), Name: n.Facts.Table}); contents != nil {
 		if pod, known := n.localPod(contents); known {
-			clients = append(clients, pod.String())
+			clients = append(clients, explain.Origin{Addr: pod})
 		}
 	}
 	for _, from := range clients {
-		other, err := n.Ask(from, to, q.Packet.Protocol)
+		other, err := n.Ask(from, explain.Destination{To: to, Protocol: q.Packet.Protocol})
 		if err != nil {
 			return nil, err
 		}
