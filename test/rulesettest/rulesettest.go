@@ -29,7 +29,7 @@ func Config(rng *rand.Rand) (ruleset.Config, []string) {
 	if rng.IntN(3) == 0 {
 		cfg.PodInterface = []service.Interface{{Name: "cni0"}, {Name: "veth", Prefix: true}}[rng.IntN(2)]
 	}
-	cfg.Uncounted = rng.IntN(4) == 0
+	cfg.Uncounted = cfg.MasqueradeBit%4 == 0
 	list := nodePortLists()[rng.IntN(len(nodePortLists()))]
 	var err error
 	if cfg.NodePortAddresses, err = service.ParseNodePortAddresses(list); err != nil {
