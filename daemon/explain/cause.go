@@ -104,7 +104,7 @@ func (x *explainer) whyEndedAt(w *nft.Way) {
 	case ruleset.DropSource:
 		x.whyNotAdmitted(by)
 	case ruleset.DropUnallocated:
-		x.cause("no Service has the address %s, which is in the ServiceCIDR %s", by.Destination.Addr(), by.Rule[0].(nft.MatchAddr).Prefix)
+		x.cause("no Service has the address %s, which is in the ServiceCIDR %s", by.Destination.Addr(), rangeOf(by))
 		x.remedy("check the address that the client uses: the Service may have been deleted and made anew with another cluster IP")
 	case ruleset.DropUntranslated:
 		x.cause("rules of another program have handled the packet first, or have sent it to the cluster IP %s", by.Destination.Addr())
@@ -249,7 +249,7 @@ func (x *explainer) whyUntouched() {
 func (x *explainer) servesNodePorts() bool {
 	for i := range x.ways[0].Steps {
 		s := &x.ways[0].Steps[i]
-		if x.purpose(s) == ruleset.FindNodePort && s.Last == len(s.Rule)-1 {
+		if x.purpose(s) == ruleset.FindNodePort && endedAt[nft.VMap](s) {
 			return true
 		}
 	}
@@ -274,7 +274,7 @@ func (x *explainer) whyThere(e *Explanation) {
 			}
 			x.cause("the endpoints see an address of this node, not the client's: the proxy runs with --masquerade-all")
 		case ruleset.MarkOutsiders:
-			x.cause("the endpoints see an address of this node, not the client's: %s, so the client is no pod of the cluster", x.condition(s, 0))
+			x.cause("the endpoints see an address of this node, not the client's: %s, so the client is no pod of the cluster", x.condition(s))
 			x.remedy("if the client is a pod, --cluster-cidr or --detect-local-mode of nftproxy does not cover it")
 		}
 	}

@@ -186,15 +186,94 @@ func TestChangedByOthers(t *testing.T) {
 	w.says(packet, explain.Dropped, "the map has none of the endpoints that this chain expects", "another process has removed elements")
 }
 
+// TestForeignCounters: a counter that another process has put into a rule, at whatever place, changes no word
+// of the explanation but the rule's text.
+func TestForeignCounters(t *testing.T) {
+	s, err := service.Parse(strings.NewReader(cluster + `service ns/restricted created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.8
+  load-balancer-ip 198.51.100.8
+  source-range 203.0.113.0/24
+  port http tcp 80
+    endpoint 10.244.0.5:80 node-1 ready serving
+service ns/local created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.9
+  external-ip 198.51.100.9
+  external-policy Local
+  port http tcp 80 node-port 30081
+    endpoint 10.244.0.5:80 node-1 ready serving
+service ns/none created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.10
+  port http tcp 80
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	packets := []string{
+		"veth0 10.244.0.9:1000 -> 10.96.0.2:80/tcp", "veth0 10.244.0.9:1000 -> 10.96.0.2:81/tcp", "veth0 10.244.0.9:1000 -> 10.96.0.2:0/icmp", "veth0 10.244.0.9:1000 -> 10.96.200.1:80/tcp",
+		"veth0 10.244.0.9:1000 -> 10.96.0.53:54/udp", "veth0 10.244.0.9:1000 -> 10.96.0.4:80/tcp", "veth0 10.244.0.9:1000 -> 10.96.0.6:80/tcp", "veth0 10.244.0.5:1000 -> 10.96.0.7:80/tcp",
+		"eth0 192.0.2.1:1000 -> 10.96.0.7:80/tcp", "node 192.168.0.2:1000 -> 10.96.0.7:80/tcp", "node 192.168.0.2:1000 -> 198.51.100.9:80/tcp", "veth0 10.244.0.9:1000 -> 198.51.100.9:80/tcp",
+		"eth0 192.0.2.1:1000 -> 198.51.100.9:80/tcp", "eth0 192.0.2.1:1000 -> 198.51.100.8:80/tcp", "eth0 203.0.113.1:1000 -> 198.51.100.8:80/tcp", "eth0 203.0.113.1:1000 -> 192.168.0.2:30080/tcp",
+		"eth0 203.0.113.1:1000 -> 192.168.0.2:30081/tcp", "eth0 203.0.113.1:1000 -> 192.168.0.2:30100/tcp", "eth0 203.0.113.1:1000 -> 198.51.100.77:80/tcp", "veth0 10.244.0.9:1000 -> 10.96.0.10:80/tcp",
+	}
+	for name, settings := range map[string]service.Settings{
+		"by address":   {MasqueradeBit: 14, ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}},
+		"by interface": {MasqueradeBit: 14, PodInterface: service.Interface{Name: "veth", Prefix: true}},
+		"all":          {MasqueradeBit: 14, MasqueradeAll: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.facts.Tables = ruleset.Compile(ruleset.Config{Table: "nftproxy", Settings: settings}, s).Model()
+			texts := func() (all []string) {
+				for _, p := range packets {
+					e := w.ask(p)
+					text := e.Text(true)
+					all = append(all, strings.NewReplacer(" counter", "", "counter ", "").Replace(text))
+				}
+				return all
+			}
+			want := texts()
+			for chain, c := range w.table().Chains {
+				for i, r := range c.Rules {
+					for at := range len(r) + 1 {
+						rules := slices.Clone(c.Rules)
+						rules[i] = slices.Insert(slices.Clone(r), at, nft.Statement(nft.Counter{}))
+						w.table().Chains[chain] = &nft.Chain{Name: c.Name, Hook: c.Hook, Rules: rules}
+						for n, got := range texts() {
+							if got != want[n] {
+								t.Fatalf("%q in chain %s:\n%s\nwant\n%s", rules[i].Text(nft.IPv4), chain, got, want[n])
+							}
+						}
+					}
+				}
+				w.table().Chains[chain] = c
+			}
+		})
+	}
+}
+
+// TestUnknownAffinityMap: a map of clients that cannot be read leaves the outcome undecided.
+func TestUnknownAffinityMap(t *testing.T) {
+	w := newWorld(t)
+	for name, set := range w.table().Sets {
+		if set.Set.Dynamic {
+			delete(w.table().Sets, name)
+		}
+	}
+	w.says("veth0 10.244.0.9:1000 -> 10.96.0.6:80/tcp", explain.Undecided, "nftproxy cannot tell what becomes of it")
+}
+
 // TestHostileNames: no control character of a comment or chain reaches the text.
 func TestHostileNames(t *testing.T) {
 	w := newWorld(t)
 	for _, set := range w.table().Sets {
 		for key, e := range set.Elements {
-			e.Comment = "ns/\x1b[31mred\u202e\n:\x07p"
+			e.Comment = "ns/\x1b[31mred\u202e\n:\x07p\u2066\u2069\u200e\u200f\u2028"
 			set.Elements[key] = e
 		}
 	}
+	w.facts.Way = func(netip.Addr) string { return "by eth\u2066\x1b0" }
+	w.snapshot.Node.Name = "elsewhere"
+	w.facts.Objects, w.facts.Source = &w.snapshot, "objects\u202e\u200f"
 	for _, packet := range []string{"veth0 10.244.0.9:1000 -> 10.96.0.7:80/tcp", "veth0 10.244.0.9:1000 -> 10.96.0.7:81/tcp"} {
 		e := w.ask(packet)
 		if text := e.Text(true); regexp.MustCompile(`[^\n\x20-\x7e]`).MatchString(text) || !strings.Contains(text, "ns/?[31mred??") {

@@ -111,7 +111,7 @@ func (x *explainer) aboutEndpoint(a netip.AddrPort) string {
 	if e := p.Endpoints.Find(service.Endpoint{Addr: a}); e != nil {
 		return clean(x.conditions(e))
 	}
-	return "not among the endpoints by " + x.facts.Source
+	return clean("not among the endpoints by " + x.facts.Source)
 }
 
 // whyThese says why the packet goes to fewer endpoints than the Service has.

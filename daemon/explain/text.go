@@ -142,6 +142,9 @@ func (e *Explanation) writeEndpoints(b *bytes.Buffer) {
 			masqueraded = "masqueraded"
 		}
 		cells := slices.DeleteFunc([]string{ep.Address, percent(ep.Chance), masqueraded, ep.Way, ep.About}, func(s string) bool { return s == "" })
+		for i := range cells {
+			cells[i] = clean(cells[i])
+		}
 		fmt.Fprintf(t, "  %s\n", strings.Join(cells, "\t"))
 	}
 	_ = t.Flush() // to memory

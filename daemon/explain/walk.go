@@ -141,7 +141,7 @@ func (x *explainer) wayTo(a netip.Addr) string {
 	case way == "":
 		return noWay
 	default:
-		return way
+		return clean(way)
 	}
 }
 
@@ -158,7 +158,7 @@ func (x *explainer) masqueradedBy(w *nft.Way) string {
 		case ruleset.MarkAll:
 			reasons = append(reasons, where+x.whyMarkAll(s))
 		case ruleset.MarkOutsiders:
-			reasons = append(reasons, where+x.condition(s, 0)+", so the client is no pod of the cluster")
+			reasons = append(reasons, where+x.condition(s)+", so the client is no pod of the cluster")
 		case ruleset.ForNode:
 			reasons = append(reasons, where+"the packet comes from the node itself")
 		case ruleset.MasqueradeHairpin:
@@ -198,7 +198,7 @@ func (x *explainer) clusterIPOwner(a netip.Addr) string {
 func (x *explainer) affinity() *Affinity {
 	for i := range x.ways[0].Steps {
 		s := &x.ways[0].Steps[i]
-		if x.purpose(s) != ruleset.FindClient || !s.Matched {
+		if x.purpose(s) != ruleset.FindClient || !s.Matched || s.Unknown {
 			continue
 		}
 		l := s.Lookups[len(s.Lookups)-1]

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"unicode"
 
 	"nftproxy/model/service"
 	"nftproxy/nft"
@@ -57,7 +58,7 @@ func (x *explainer) sayMatched(p ruleset.Purpose, s *nft.Step, w *nft.Way) (text
 	case ruleset.DropSource:
 		return fmt.Sprintf("no source range admits %s: it is dropped", x.question.Packet.Src.Addr()), false
 	case ruleset.ForPods:
-		return x.condition(s, 0) + ", so the client is a pod: it may use the endpoints of all nodes; " + x.sayFrontend(s, dst), false
+		return x.condition(s) + ", so the client is a pod: it may use the endpoints of all nodes; " + x.sayFrontend(s, dst), false
 	case ruleset.ForNode:
 		return "the client is the node itself: it may use the endpoints of all nodes, and is marked to be masqueraded; " + x.sayFrontend(s, dst), false
 	case ruleset.DropNotLocal:
@@ -65,7 +66,7 @@ func (x *explainer) sayMatched(p ruleset.Purpose, s *nft.Step, w *nft.Way) (text
 	case ruleset.MarkAll:
 		return "it is marked to be masqueraded: " + x.whyMarkAll(s), false
 	case ruleset.MarkOutsiders:
-		return x.condition(s, 0) + ", so the client is no pod of the cluster: it is marked to be masqueraded", false
+		return x.condition(s) + ", so the client is no pod of the cluster: it is marked to be masqueraded", false
 	case ruleset.RefuseTCP:
 		return "it is refused by a TCP reset", false
 	case ruleset.RefuseOthers:
@@ -75,7 +76,7 @@ func (x *explainer) sayMatched(p ruleset.Purpose, s *nft.Step, w *nft.Way) (text
 	case ruleset.CountForService:
 		return fmt.Sprintf("set %s counts it for the Service", setOf(s)), true
 	case ruleset.DropUnallocated:
-		return fmt.Sprintf("%s is in the ServiceCIDR %s, and no Service has it: it is dropped", s.Destination.Addr(), s.Rule[0].(nft.MatchAddr).Prefix), false
+		return fmt.Sprintf("%s is in the ServiceCIDR %s, and no Service has it: it is dropped", s.Destination.Addr(), rangeOf(s)), false
 	case ruleset.DropUntranslated:
 		return fmt.Sprintf("%s is a cluster IP, and nothing has translated it: it is dropped", s.Destination.Addr()), false
 	}
@@ -96,7 +97,7 @@ func (x *explainer) sayTranslation(p ruleset.Purpose, s *nft.Step, w *nft.Way) (
 	case ruleset.FindLearner:
 		return "its Service port has session affinity, so the client will be remembered", true
 	case ruleset.Remember:
-		u := s.Rule[len(s.Rule)-1].(nft.Update)
+		u, _ := statement[nft.Update](s.Rule)
 		return fmt.Sprintf("map %s remembers the client for %s", clean(u.Map), u.Timeout), false
 	case ruleset.MasqueradeMarked:
 		return "it carries the mark: it is masqueraded, so the endpoint sees an address of this node", false
@@ -115,19 +116,19 @@ func (x *explainer) sayPassedOver(p ruleset.Purpose, s *nft.Step) (text string, 
 	case ruleset.FindFrontend:
 		return fmt.Sprintf("map services does not have %s", dst), false
 	case ruleset.RefuseUnknownPort:
-		if s.Last == 0 {
+		if endedAt[nft.InSet](s) {
 			return fmt.Sprintf("%s is no cluster IP of a Service", s.Destination.Addr()), false
 		}
 		return fmt.Sprintf("%s is a cluster IP, of %s, but it is also an address of this node, which keeps its other ports", s.Destination.Addr(), clean(x.clusterIPOwner(s.Destination.Addr()))), false
 	case ruleset.FindNodePort:
-		if s.Last < len(s.Rule)-1 {
+		if !endedAt[nft.VMap](s) {
 			return fmt.Sprintf("%s is no address of this node that serves node ports", s.Destination.Addr()), false
 		}
 		return fmt.Sprintf("map node-ports does not have %s", portText(x.question.Packet)), false
 	case ruleset.AdmitSource:
 		return fmt.Sprintf("%s is in none of the source ranges %s", x.question.Packet.Src.Addr(), x.rangesText(s.Chain)), false
 	case ruleset.ForPods:
-		return x.condition(s, 0) + ", so the client is no pod of the cluster", false
+		return x.condition(s) + ", so the client is no pod of the cluster", false
 	case ruleset.ForNode:
 		return "the client is not the node itself", false
 	case ruleset.ForOutsiders:
@@ -136,7 +137,7 @@ func (x *explainer) sayPassedOver(p ruleset.Purpose, s *nft.Step) (text string, 
 		}
 		return fmt.Sprintf("map %s does not have %s: no endpoint is on this node", setOf(s), dst), false
 	case ruleset.MarkOutsiders:
-		return x.condition(s, 0) + ", so the client is a pod, and is not marked to be masqueraded", false
+		return x.condition(s) + ", so the client is a pod, and is not marked to be masqueraded", false
 	case ruleset.FindClient:
 		if len(s.Lookups) > 0 {
 			return fmt.Sprintf("map %s does not remember the client %s", clean(setOf(s)), x.question.Packet.Src.Addr()), false
@@ -144,7 +145,7 @@ func (x *explainer) sayPassedOver(p ruleset.Purpose, s *nft.Step) (text string, 
 	case ruleset.Choose, ruleset.ChooseFirst:
 		return fmt.Sprintf("map %s does not have %s, which this chain expects: another process has removed it, or the map changes at this moment", setOf(s), x.missing(s)), false
 	case ruleset.Remember:
-		if len(s.Lookups) > 0 && s.Last > 0 {
+		if len(s.Lookups) > 0 && endedAt[nft.Update](s) {
 			return fmt.Sprintf("map %s is full: the client is not remembered", clean(setOf(s))), false
 		}
 	}
@@ -223,28 +224,58 @@ func setOf(s *nft.Step) string {
 	return ""
 }
 
-// condition puts a match of a client's address or interface into words, as it was found.
-func (x *explainer) condition(s *nft.Step, at int) string {
-	holds := s.Matched || s.Last > at
-	switch m := s.Rule[at].(type) {
-	case nft.MatchAddr:
-		return fmt.Sprintf("the source %s is %s%s", x.question.Packet.Src.Addr(), notText(m.Not == holds), "in "+m.Prefix.String())
-	case nft.MatchInput:
-		name := m.Name
-		if m.Prefix {
-			name += "*"
+// statement returns the rule's first statement of a type, and its index; -1 if it has none. Its place in the
+// rule says nothing: another process may have put counters before it.
+func statement[T nft.Statement](r nft.Rule) (T, int) {
+	for i, s := range r {
+		if found, is := s.(T); is {
+			return found, i
 		}
-		in := x.question.Packet.Input
-		switch {
-		case x.question.Packet.FromNode:
-			return fmt.Sprintf("the packet comes from the node itself, not by the interface %s", name)
-		case m.Not == holds:
-			return fmt.Sprintf("the packet comes in by %s, not by %s", in, name)
-		}
-		return fmt.Sprintf("the packet comes in by %s", in)
 	}
-	return s.Rule[at].Text(s.Table.Family)
+	var none T
+	return none, -1
 }
+
+// endedAt says whether the evaluation of the rule ended at a statement of a type.
+func endedAt[T nft.Statement](s *nft.Step) bool {
+	if s.Last < 0 || s.Last >= len(s.Rule) {
+		return false
+	}
+	_, is := s.Rule[s.Last].(T)
+	return is
+}
+
+// rangeOf is the range of addresses that the rule is for.
+func rangeOf(s *nft.Step) netip.Prefix {
+	m, _ := statement[nft.MatchAddr](s.Rule)
+	return m.Prefix
+}
+
+// condition puts a match of a client's address or interface into words, as it was found.
+func (x *explainer) condition(s *nft.Step) string {
+	if m, at := statement[nft.MatchAddr](s.Rule); at >= 0 {
+		return fmt.Sprintf("the source %s is %s%s", x.question.Packet.Src.Addr(), notText(m.Not == held(s, at)), "in "+m.Prefix.String())
+	}
+	m, at := statement[nft.MatchInput](s.Rule)
+	if at < 0 {
+		return s.Rule.Text(s.Table.Family)
+	}
+	name := m.Name
+	if m.Prefix {
+		name += "*"
+	}
+	in := x.question.Packet.Input
+	switch {
+	case x.question.Packet.FromNode:
+		return fmt.Sprintf("the packet comes from the node itself, not by the interface %s", name)
+	case m.Not == held(s, at):
+		return fmt.Sprintf("the packet comes in by %s, not by %s", in, name)
+	}
+	return fmt.Sprintf("the packet comes in by %s", in)
+}
+
+// held says whether a statement of the rule held.
+func held(s *nft.Step, at int) bool { return s.Matched || s.Last > at }
 
 func notText(not bool) string {
 	if not {
@@ -273,14 +304,13 @@ func hasPorts(p nft.Packet) bool {
 	return false
 }
 
-// clean replaces control characters in a text that others can choose, such as a comment: it may go to a
-// terminal.
+// clean replaces what is not to be seen in a text that others can choose, such as a comment, or changes how other
+// text is seen: control characters and directions of writing. The text may go to a terminal.
 func clean(text string) string {
-	runes := []rune(text)
-	for i, r := range runes {
-		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 || r == '\u2028' || r == '\u2029' || r >= '\u202a' && r <= '\u202e' {
-			runes[i] = '?'
+	return strings.Map(func(r rune) rune {
+		if unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp) {
+			return '?'
 		}
-	}
-	return string(runes)
+		return r
+	}, text)
 }
