@@ -1,9 +1,12 @@
 package kernel
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
+	"syscall"
 	"time"
 
 	"nftproxy/model/treap"
@@ -18,8 +21,9 @@ const triedCounters = 4096
 // transaction. Kernels without nft_counter cannot. Nor can kernels that take memory for them
 // without waiting, which mainline does since its commit fa23e0d4b756 (Linux 6.10) no longer.
 //
-// The transaction adds a table without hooks and deletes it again, so no packet and no other
-// process sees it.
+// The transaction adds a table without hooks, and then deletes a chain that is not there. So the
+// kernel refuses it as a whole once it has made the counters. No packet meets the table, no process
+// hears of it, and the ruleset's generation stays.
 func (c *Conn) TryCounters() error {
 	table := &nft.Table{
 		Family: nft.IPv4, Name: fmt.Sprintf("nftproxy-try-%d", os.Getpid()),
@@ -32,9 +36,15 @@ func (c *Conn) TryCounters() error {
 	}
 	table.Parts = table.Parts.Set("counted", part)
 	batch, _ := nft.State{}.PlanTable(table, time.Time{})
-	batch.Ops = append(batch.Ops, nft.DeleteTable{Table: table.ID()})
-	if err := c.Apply(batch); err != nil {
-		return fmt.Errorf("try counters: %w", err)
+	var missing nft.Op = nft.DeleteChain{Table: table.ID(), Chain: "missing"}
+	batch.Ops = append(batch.Ops, missing)
+	err := c.Apply(batch)
+	refused := (*BatchError)(nil)
+	if errors.As(err, &refused) && !slices.ContainsFunc(refused.Errors, func(e OpError) bool { return e.Op != missing || e.Errno != syscall.ENOENT }) {
+		return nil
 	}
-	return nil
+	if err == nil {
+		err = errors.New("the kernel deleted a chain that was not there")
+	}
+	return fmt.Errorf("try counters: %w", err)
 }
