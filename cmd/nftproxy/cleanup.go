@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"nftproxy/nft/kernel"
+	"nftproxy/nft/livetrace"
 	"nftproxy/nft/ruleset"
 )
 
@@ -20,6 +21,7 @@ func newCleanupCommand() *cobra.Command {
 		Long: `cleanup removes every Service from this node: the tables "ip nftproxy" and
 "ip6 nftproxy", and tables that earlier runs with another --nftproxy-table left.
 Start kube-proxy (or another proxy) before cleanup, so that open connections go on.
+It also removes what killed traces left on kernels before 5.12.
 
 cleanup removes nothing that a running nftproxy uses. Stop nftproxy first.
 
@@ -49,13 +51,20 @@ nftproxy first: it serves the Services from then on.`,
 }
 
 // cleanupTables removes the tables of that name, and those that earlier runs with another
-// name left.
+// name, and traces, left.
 func cleanupTables(cmd *cobra.Command, table string) error {
 	conn, err := kernel.Open(kernel.Config{})
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
+	traces, err := livetrace.RemoveLeftOvers()
+	for _, id := range traces {
+		fmt.Fprintf(cmd.OutOrStdout(), "removed table %s\n", id)
+	}
+	if err != nil {
+		return err
+	}
 	tables, err := conn.Tables(table)
 	if err != nil {
 		return fmt.Errorf("list tables: %w", err)
@@ -65,6 +74,9 @@ func cleanupTables(cmd *cobra.Command, table string) error {
 		return fmt.Errorf("list tables: %w", err)
 	}
 	if len(tables)+len(former) == 0 {
+		if len(traces) > 0 {
+			return nil
+		}
 		fmt.Fprintf(cmd.OutOrStdout(), "no table %s: nothing to remove\n", table)
 		return nil
 	}

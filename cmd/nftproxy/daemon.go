@@ -111,6 +111,7 @@ func (d *daemon) run(ctx context.Context) error {
 	d.logNotes()
 	d.record(watch.Event{Object: watch.NodeObject(d.node), Reason: watch.ReasonStarting})
 	d.setOOMScoreAdj()
+	d.removeTraces()
 	sysctls = d.applySysctls()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return api.watch(ctx, watcher) })

@@ -72,6 +72,17 @@ func (r *running) awaitSync() int {
 	return r.await("a sync", func(l logged) bool { return l.Msg == "synced" }).Written
 }
 
+// awaitSyncAndServer waits for a sync and for the server at an address, which come in any order.
+func (r *running) awaitSyncAndServer(address string) {
+	r.Helper()
+	synced, serving := false, false
+	r.await("a sync and the server at "+address, func(l logged) bool {
+		synced = synced || l.Msg == "synced"
+		serving = serving || l.Msg == "serving" && l.Address == address
+		return synced && serving
+	})
+}
+
 // end ends the process as an init system does.
 func (r *running) end() {
 	r.Helper()

@@ -174,7 +174,7 @@ func TestCollectorWorksAgain(t *testing.T) {
 	manifests := manifest(t, nodePortManifest)
 	for _, what := range []string{"start", "restart"} {
 		r := start(t, ns, "--nftproxy-manifests", manifests, "--metrics-bind-address", "127.0.0.1:10249")
-		r.awaitSync()
+		r.awaitSyncAndServer("127.0.0.1:10249")
 		answer, err := client.Get("http://127.0.0.1:10249/metrics")
 		if err != nil {
 			t.Fatal(err)

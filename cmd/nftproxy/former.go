@@ -16,6 +16,7 @@ import (
 	"nftproxy/daemon/proxy"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
+	"nftproxy/nft/livetrace"
 )
 
 // formerTables removes the tables that an earlier run with another --nftproxy-table left.
@@ -67,6 +68,18 @@ func (o *formerTables) remove(f nft.Family) error {
 		o.log.Info("removed the table of an earlier run with another --nftproxy-table", "table", t.ID.String())
 	}
 	return nil
+}
+
+// removeTraces removes the tables that killed traces left on kernels without owners of tables.
+// They do nothing, so a failure does not matter to the proxy.
+func (d *daemon) removeTraces() {
+	removed, err := livetrace.RemoveLeftOvers()
+	for _, id := range removed {
+		d.log.Info("removed the table of a trace that was killed", "table", id.String())
+	}
+	if err != nil {
+		d.log.Warn("could not remove the tables of traces that were killed", "err", err)
+	}
 }
 
 // abandonedTables lists the tables with other names that nftproxy has made and that

@@ -110,6 +110,28 @@ func TestOtherTableAtRestart(t *testing.T) {
 	w.want("after cleanup", "ip6 mine", "inet mine")
 }
 
+// TestTablesOfKilledTraces: cleanup and the start of run remove the tables of killed traces, and
+// none of a trace that may be under way.
+func TestTablesOfKilledTraces(t *testing.T) {
+	w := newFormerWorld(t)
+	underWay := "ip nftproxy-trace-99999999999-abcdefgh"
+	const killed = "ip6 nftproxy-trace-1000000000-abcdefgh"
+	w.load("add table " + underWay)
+	for _, want := range []string{"removed table " + killed + "\n", "no table nftproxy: nothing to remove\n"} {
+		if want != "no table nftproxy: nothing to remove\n" {
+			w.load("add table " + killed)
+		}
+		if got := w.cleanup(); got != want {
+			t.Errorf("cleanup says %q, want %q", got, want)
+		}
+		w.want("after cleanup", underWay)
+	}
+	w.load("add table " + killed)
+	r := w.run("nftproxy")
+	w.want("beside run", underWay, "ip nftproxy", "ip6 nftproxy")
+	r.end()
+}
+
 // TestRunCleanup: kube-proxy's own flag does what the command cleanup does.
 func TestRunCleanup(t *testing.T) {
 	w := newFormerWorld(t)

@@ -15,12 +15,7 @@ func TestStatusPage(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "page")
 	client := &http.Client{Transport: &http.Transport{DialContext: ns.Dial, DisableKeepAlives: true}}
 	r := start(t, ns, "--nftproxy-manifests", manifest(t, webManifest("", "10.244.7.1@node-1", "10.244.8.1@node-2")), "--metrics-bind-address", "127.0.0.1:10249")
-	synced, serving := false, false
-	r.await("a sync and the metrics server", func(l logged) bool {
-		synced = synced || l.Msg == "synced"
-		serving = serving || l.Msg == "serving" && l.Address == "127.0.0.1:10249"
-		return synced && serving
-	})
+	r.awaitSyncAndServer("127.0.0.1:10249")
 	for _, c := range []struct {
 		target string
 		code   int

@@ -56,11 +56,15 @@ A rule of another program stands by its handle (nft -a list ruleset).
 
 A source can stand before the address, as in '10.244.1.7 -> 10.96.0.10:53/udp' (with
 quotes in a shell), or behind --from. The protocol is tcp, udp or sctp; without one
-it is tcp. An IPv6 address with a port has brackets. Nothing but the packets'
-trace mark is changed. A table named nftproxy-trace-... sets that mark on the
-described packets, ten a second at most, and is gone when trace ends, however it
-ends. trace needs CAP_NET_ADMIN and a kernel that traces (nft_meta, nft_limit,
-nft_ct), but no API server and no running nftproxy.
+it is tcp. An IPv6 address with a port has brackets. trace needs CAP_NET_ADMIN and a
+kernel that traces (nft_meta, nft_limit, nft_ct), but no API server and no running
+nftproxy.
+
+Nothing but the packets' trace mark is changed. A table named nftproxy-trace-...
+sets that mark on the described packets, ten a second at most. The table is gone
+when trace ends, even if trace is killed. Kernels before 5.12 keep the table of a
+killed trace. It marks nothing once --timeout is over, and the next trace, the next
+start of run, or cleanup removes it a minute later.
 
 Exit status: 0 if a packet was shown, 1 if none came in time, 2 if trace could
 not work or a flag is wrong.

@@ -5,5 +5,6 @@
 // that they then meet, in the tables of all programs. The package changes no other table, and
 // packets are not changed. Its table goes with the process, however that ends: the kernel
 // removes it with the socket that owns it (Linux 5.12). On older kernels the mark ends with the
-// trace's time, and the next trace removes the table. The package does not know Services.
+// trace's time, and the next trace or RemoveLeftOvers removes the table. The package does not
+// know Services.
 package livetrace

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -205,25 +206,51 @@ func TestKilled(t *testing.T) {
 }
 
 // TestLeftOver: a trace removes the tables of earlier ones that a kernel without owners left,
-// and no others.
+// and no others. So does RemoveLeftOvers, which says which ones.
 func TestLeftOver(t *testing.T) {
 	w := newWorld(t)
 	later := time.Now().Add(time.Hour).Unix()
 	keep := []string{fmt.Sprintf("ip %s%d-abcdefgh", TablePrefix, later), "ip nftproxy", "ip " + TablePrefix + "mine", "inet other"}
-	for _, table := range append([]string{"ip " + TablePrefix + "1000000000-abcdefgh", "ip6 " + TablePrefix + "1000000000-abcdefgh"}, keep...) {
-		if err := w.cmd.Load(w.ns, "add table "+table); err != nil {
+	left := []string{"ip " + TablePrefix + "1000000000-abcdefgh", "ip6 " + TablePrefix + "1000000000-abcdefgh"}
+	add := func(tables []string) {
+		for _, table := range tables {
+			if err := w.cmd.Load(w.ns, "add table "+table); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	check := func(want []string) {
+		t.Helper()
+		list := w.tables()
+		for _, table := range want {
+			if !strings.Contains(list, "table "+table+"\n") {
+				t.Errorf("table %s is gone:\n%s", table, list)
+			}
+		}
+		if n := strings.Count(list, "\n"); n != len(want) {
+			t.Errorf("%d tables, want %d:\n%s", n, len(want), list)
+		}
+	}
+	add(append(left, keep...))
+	tracer := w.start(Config{Flow: flowOf(t, here4+":53"), Packets: 1, Lifetime: time.Second})
+	keep = append(keep, "ip "+tracer.Table())
+	check(keep)
+	for _, want := range [][]string{left, nil} {
+		add(want)
+		var got []string
+		if err := w.ns.Do(func() error {
+			removed, err := RemoveLeftOvers()
+			for _, id := range removed {
+				got = append(got, id.String())
+			}
+			return err
+		}); err != nil {
 			t.Fatal(err)
 		}
-	}
-	tracer := w.start(Config{Flow: flowOf(t, here4+":53"), Packets: 1, Lifetime: time.Second})
-	list := w.tables()
-	for _, table := range append(keep, "ip "+tracer.Table()) {
-		if !strings.Contains(list, "table "+table+"\n") {
-			t.Errorf("table %s is gone:\n%s", table, list)
+		if !slices.Equal(got, want) {
+			t.Errorf("removed %q, want %q", got, want)
 		}
-	}
-	if n := strings.Count(list, "\n"); n != len(keep)+1 {
-		t.Errorf("%d tables, want %d:\n%s", n, len(keep)+1, list)
+		check(keep)
 	}
 }
 

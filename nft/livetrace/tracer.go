@@ -38,9 +38,6 @@ const (
 	// readBuffer is the size of the socket's buffer, in bytes. An event takes some 300, and with
 	// the kernel's own share of memory about 1 kB. A packet has some twenty.
 	readBuffer = 4 << 20
-	// leftOverAge is how long after its trace's end a table counts as left over. A clock may be
-	// set back meanwhile.
-	leftOverAge = time.Minute
 )
 
 // Tracer traces one flow. It is not safe for concurrent use.
@@ -89,8 +86,8 @@ func (t *Tracer) open(netns int) error {
 	if t.conn, err = nftables.New(options...); err != nil {
 		return fmt.Errorf("open nftables: %w", err)
 	}
-	if err := t.removeLeftOvers(); err != nil {
-		return fmt.Errorf("look for tables of earlier traces: %w", err)
+	if _, err := removeLeftOvers(t.conn); err != nil {
+		return err
 	}
 	err = t.addTable(nftables.TableFlagOwner)
 	if isWithoutOwner(err) {
@@ -112,25 +109,6 @@ func explain(err error) error {
 		return fmt.Errorf("%w (does the kernel lack nft_limit or nft_ct?)", err)
 	}
 	return err
-}
-
-// removeLeftOvers removes the tables of traces that have ended without removing them. Kernels
-// with owners have none.
-func (t *Tracer) removeLeftOvers() error {
-	tables, err := t.conn.ListTables()
-	if err != nil {
-		return err
-	}
-	for _, table := range tables {
-		end, ours := endOf(table.Name)
-		if ours && time.Since(end) > leftOverAge && table.Owner == 0 {
-			t.conn.DelTable(table)
-			if err := t.conn.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
-				return err
-			}
-		}
-	}
-	return nil
 }
 
 // Table is the name of the table that marks packets. Its events begin a packet's trace.
