@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"regexp"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -265,4 +266,68 @@ func TestTraceUsage(t *testing.T) {
 			t.Errorf("trace %s: exit code %d, said %s", c[0], code, errs.String())
 		}
 	}
+}
+
+// TestTraceBesideFlood: while another program traces busy traffic, trace shows its packet and
+// ends. A signal ends it, too.
+func TestTraceBesideFlood(t *testing.T) {
+	f := newFlows(t)
+	f.rules(f.services(f.one, f.two))
+	if err := nftcmd.ForTest(t).Load(f.Node, `table inet noise {
+	chain jumps { }
+	chain out { type filter hook output priority -300; udp dport 9 meta nftrace set 1; jump jumps; jump jumps; jump jumps; jump jumps; jump jumps; jump jumps; }
+}`); err != nil {
+		t.Fatal(err)
+	}
+	noise, err := f.Node.DialFrom(t.Context(), "udp", "127.0.0.1:4009", "127.0.0.1:9")
+	if err != nil {
+		t.Fatal(err)
+	}
+	over := make(chan struct{})
+	var flood sync.WaitGroup
+	flood.Go(func() {
+		for {
+			select {
+			case <-over:
+				return
+			default:
+				_, _ = noise.Write([]byte("x")) // nothing listens there
+			}
+		}
+	})
+	defer func() {
+		close(over)
+		flood.Wait()
+		_ = noise.Close() // It has no data to lose.
+	}()
+	r := f.trace("--packets", "1", "--timeout", "10m", "10.96.0.10:53/udp")
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for r.errs.Scan() {
+			r.log.WriteString(r.errs.Text() + "\n")
+		}
+	}()
+	// The kernel may lose the events of a packet, so more of them follow.
+	for port := 4010; ; port++ {
+		select {
+		case <-ended:
+		case <-time.After(100 * time.Millisecond):
+			f.ask(f.client.NS, fmt.Sprintf("%s:%d", f.client.Addrs.V4(), port), "10.96.0.10:53")
+			continue
+		}
+		break
+	}
+	out, errs, code := r.end()
+	if code != 0 || !strings.Contains(out, "-> 10.96.0.10:53, in by "+f.client.HostInterface) {
+		t.Errorf("exit code %d, said %s%s", code, out, errs)
+	}
+	interrupted := f.trace("--timeout", "10m", "10.96.0.10:54/udp")
+	if err := interrupted.cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	if _, errs, code := interrupted.end(); code != int(statusNoPacket) {
+		t.Errorf("after a signal: exit code %d, said %s", code, errs)
+	}
+	f.traceless()
 }

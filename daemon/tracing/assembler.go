@@ -42,7 +42,8 @@ func NewAssembler(mark string, protocol uint8, limit int, names Names) *Assemble
 func (a *Assembler) Add(e livetrace.Event, now time.Time) {
 	a.events++
 	if e.Table == a.mark {
-		if e.Kind == livetrace.ByRule && e.Packet != nil {
+		// Where another program traces a packet, the end of the chain is reported, too.
+		if e.Kind == livetrace.ByRule && !e.EndsChain() && e.Packet != nil {
 			a.begin(e, now)
 		}
 		return

@@ -36,6 +36,9 @@ func (f *flood) StopMarking() error { return nil }
 // trace ends by its time, by its context and when it is full.
 func TestFlood(t *testing.T) {
 	others := func(number uint32) (livetrace.Event, error) {
+		if number%2 == 0 { // such a packet passes the marking chain, too
+			return step(1000+number, mark, "prerouting", livetrace.ByRule, 0, "continue", headers("10.244.0.9:9", "10.244.1.9:9", 1, 0)), nil
+		}
 		return step(1000+number, "filter", "FORWARD", livetrace.ByPolicy, 0, "accept", nil), nil
 	}
 	again := func(uint32) (livetrace.Event, error) { // the packet's way never ends
