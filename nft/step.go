@@ -2,6 +2,7 @@ package nft
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -105,13 +106,19 @@ func (w *Way) Chance() float64 {
 // at one frontend, but rules of others may multiply their numbers.
 const maxWalks = 1 << 20
 
+// walksBetween is the number of walks of Ways from one look at its context to the next.
+const walksBetween = 256
+
 // Ways traces the packet with all numbers that numgen can give, each time that a rule asks for one.
 // It returns the ways, the most likely first. complete says that there are no others: Ways gives up
-// after a million walks.
-func (m *Model) Ways(p Packet, local func(netip.Addr) bool) (ways []Way, complete bool) {
+// after a million walks, and when ctx ends, which it notices within walksBetween walks. There is at least one way.
+func (m *Model) Ways(ctx context.Context, p Packet, local func(netip.Addr) bool) (ways []Way, complete bool) {
 	d := dice{}
 	known := map[string]int{}
 	for n := 0; n < maxWalks; n++ {
+		if n > 0 && n%walksBetween == 0 && ctx.Err() != nil {
+			break
+		}
 		notes := &steps{}
 		d.thrown = 0
 		r := m.walk(&walk{packet: p, host: Host{Local: local, Random: d.throw}, dst: p.Dst, steps: notes})

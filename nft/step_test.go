@@ -90,7 +90,7 @@ prerouting endpoints-3 2 matched=true last=0 unknown=false [endpoints 10.96.0.1 
 		{"a chain that is not there", []nft.Rule{{nft.Verdict{Code: nft.Jump, Chain: "gone"}}},
 			"prerouting prerouting 1 matched=true last=0 unknown=true\n= undecided 1.000\n"},
 	} {
-		ways, complete := wayTable(c.rules...).Ways(packet, nowhere)
+		ways, complete := wayTable(c.rules...).Ways(t.Context(), packet, nowhere)
 		if diff := cmp.Diff(c.want, waysText(ways)); diff != "" || !complete {
 			t.Errorf("%s: complete %t (-want +got):\n%s", c.name, complete, diff)
 		}

@@ -72,7 +72,7 @@ endpoint, expiresSeconds; null if the client is not remembered), steps (hook, ta
 chain, number, rule, matched, says, elements), otherwise (other ways: chance, steps),
 causes, remedies, others (chains of other programs), notes, assumed and elsewhere
 (other clients, where the outcome differs). Later versions may add fields; they do not
-change these.`,
+change these. Only the first 100 endpoints have a way.`,
 		Example: `  nftproxy explain 10.96.0.10:53/udp
   nftproxy explain --from 10.244.1.5 10.96.0.10:53/udp --verbose
   nftproxy explain --from 203.0.113.9@eth0 192.168.0.2:30080
@@ -118,7 +118,7 @@ func (o *explainOptions) explain(cmd *cobra.Command, destination string) (explai
 	if err := errors.Join(err, destinationErr, fromErr); err != nil {
 		return none, err
 	}
-	kernel, err := live.Look(o.table)
+	kernel, err := live.Look(cmd.Context(), o.table)
 	if err != nil {
 		return none, err
 	}

@@ -38,7 +38,7 @@ func (d *daemon) newStatusPage(judge *health.Health) *statuspage.Page {
 
 // explainTo explains a packet for a page.
 func explainTo(ctx context.Context, table string, from explain.Origin, to explain.Destination, objects *service.Snapshot) (explain.Explanation, error) {
-	node, err := live.Look(table)
+	node, err := live.Look(ctx, table)
 	if err != nil {
 		return explain.Explanation{}, err
 	}

@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -33,12 +34,13 @@ func (x *explainer) note(format string, args ...any) {
 	x.notes = append(x.notes, clean(fmt.Sprintf(format, args...)))
 }
 
-// findCauses says who or what brings the outcome about. The rules come first, the objects after.
-func (x *explainer) findCauses(e *Explanation) {
+// findCauses says who or what brings the outcome about. The rules come first, the objects after. It fails only
+// if ctx ends before.
+func (x *explainer) findCauses(ctx context.Context, e *Explanation) error {
 	if x.contents == nil {
 		x.cause("the kernel has no table %s %s", x.family(), x.facts.Table)
 		x.remedy("start nftproxy run on this node; nftproxy check says whether the node is ready for it")
-		return
+		return nil
 	}
 	for i := range x.ways {
 		for j := range x.ways[i].Steps {
@@ -54,8 +56,11 @@ func (x *explainer) findCauses(e *Explanation) {
 		x.whyEnded()
 	}
 	x.findConflicts()
-	x.compareWithObjects(e)
+	if err := x.compareWithObjects(ctx, e); err != nil {
+		return err
+	}
 	x.findDoubts()
+	return nil
 }
 
 // findForeignRule is about rules in our table that are not ours.

@@ -8,6 +8,7 @@
 package explain
 
 import (
+	"context"
 	"net/netip"
 	"time"
 
@@ -131,7 +132,8 @@ type Target struct {
 	Masqueraded bool    `json:"masqueraded"`
 	// MasqueradedBy says which rule masquerades, and why.
 	MasqueradedBy string `json:"masqueradedBy"`
-	// Way says how the packet leaves the node, or "" if nothing is known.
+	// Way says how the packet leaves the node, or "" if nothing is known. Only the first MostWays endpoints
+	// have it.
 	Way string `json:"way"`
 	// About says what the objects tell of the endpoint, such as "ready, on node-2".
 	About string `json:"about"`
@@ -176,30 +178,41 @@ type Other struct {
 	Says string `json:"says"`
 }
 
-// Explain gives the account of one packet.
-func Explain(q Question, f *Facts) Explanation {
+// MostWays is the number of endpoints, in the order of Explanation.Endpoints, for which Explain asks for ways: the
+// kernel is asked for each one.
+const MostWays = 100
+
+// Explain gives the account of one packet. It fails only if ctx ends before.
+func Explain(ctx context.Context, q Question, f *Facts) (Explanation, error) {
 	x := &explainer{question: q, facts: f}
-	x.walk()
+	if err := x.walk(ctx); err != nil {
+		return Explanation{}, err
+	}
 	e := Explanation{
 		Packet: packetOf(q), Assumed: list(q.Assumed), Endpoints: x.targets(), Results: x.results(), Affinity: x.affinity(),
 		Steps: x.steps(&x.ways[0], 0), Otherwise: x.branches(), Elsewhere: []Client{},
 	}
+	x.describe(e.Endpoints)
 	e.Service, e.Port = x.frontend.Service, x.frontend.Port
 	e.Outcome = overall(e.Results)
-	x.findCauses(&e)
+	if err := x.findCauses(ctx, &e); err != nil {
+		return Explanation{}, err
+	}
 	e.Causes, e.Remedies, e.Notes = list(x.causes), list(x.remedies), list(x.notes)
 	e.Others = x.others()
 	e.Summary = x.summary(&e)
-	return e
+	return e, nil
 }
 
-// Brief gives the outcome of one packet without causes.
-func Brief(q Question, f *Facts) Client {
+// Brief gives the outcome of one packet without causes. It fails only if ctx ends before.
+func Brief(ctx context.Context, q Question, f *Facts) (Client, error) {
 	x := &explainer{question: q, facts: f}
-	x.walk()
+	if err := x.walk(ctx); err != nil {
+		return Client{}, err
+	}
 	e := Explanation{Endpoints: x.targets(), Results: x.results(), Affinity: x.affinity()}
 	e.Outcome = overall(e.Results)
-	return Client{q.Packet.Src.Addr().String(), q.From, e.Outcome, x.summary(&e)}
+	return Client{q.Packet.Src.Addr().String(), q.From, e.Outcome, x.summary(&e)}, nil
 }
 
 // list is never nil, so that the JSON has a list.

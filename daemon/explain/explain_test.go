@@ -92,7 +92,11 @@ func (w *world) ask(packet string) explain.Explanation {
 	if err != nil {
 		w.Fatal(err)
 	}
-	return explain.Explain(explain.Question{Packet: p, From: "somewhere"}, &w.facts)
+	e, err := explain.Explain(w.Context(), explain.Question{Packet: p, From: "somewhere"}, &w.facts)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return e
 }
 
 // says checks the outcome and texts of an explanation.
@@ -223,24 +227,32 @@ service ns/none created 2026-01-01T00:00:00Z
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			w.facts.Tables = ruleset.Compile(ruleset.Config{Table: "nftproxy", Settings: settings}, s).Model()
-			texts := func() (all []string) {
-				for _, p := range packets {
-					e := w.ask(p)
-					text := e.Text(true)
-					all = append(all, strings.NewReplacer(" counter", "", "counter ", "").Replace(text))
-				}
-				return all
+			text := func(e explain.Explanation) string {
+				return strings.NewReplacer(" counter", "", "counter ", "").Replace(e.Text(true))
 			}
-			want := texts()
-			for chain, c := range w.table().Chains {
+			meets := map[string]map[string]string{} // the text by chain and packet
+			for _, packet := range packets {
+				e := w.ask(packet)
+				for _, step := range slices.Concat(e.Steps, slices.Concat(branchSteps(&e)...)) {
+					if meets[step.Chain] == nil {
+						meets[step.Chain] = map[string]string{}
+					}
+					meets[step.Chain][packet] = text(e)
+				}
+			}
+			if len(meets) < 10 {
+				t.Errorf("the packets meet %d chains only", len(meets))
+			}
+			for chain, wanted := range meets {
+				c := w.table().Chains[chain]
 				for i, r := range c.Rules {
 					for at := range len(r) + 1 {
 						rules := slices.Clone(c.Rules)
 						rules[i] = slices.Insert(slices.Clone(r), at, nft.Statement(nft.Counter{}))
 						w.table().Chains[chain] = &nft.Chain{Name: c.Name, Hook: c.Hook, Rules: rules}
-						for n, got := range texts() {
-							if got != want[n] {
-								t.Fatalf("%q in chain %s:\n%s\nwant\n%s", rules[i].Text(nft.IPv4), chain, got, want[n])
+						for packet, want := range wanted {
+							if got := text(w.ask(packet)); got != want {
+								t.Fatalf("%q in chain %s:\n%s\nwant\n%s", rules[i].Text(nft.IPv4), chain, got, want)
 							}
 						}
 					}
@@ -249,6 +261,13 @@ service ns/none created 2026-01-01T00:00:00Z
 			}
 		})
 	}
+}
+
+func branchSteps(e *explain.Explanation) (all [][]explain.Step) {
+	for _, o := range e.Otherwise {
+		all = append(all, o.Steps)
+	}
+	return all
 }
 
 // TestUnknownAffinityMap: a map of clients that cannot be read leaves the outcome undecided.

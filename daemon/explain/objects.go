@@ -2,6 +2,7 @@ package explain
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -99,15 +100,8 @@ func (x *explainer) conditions(e *service.Endpoint) string {
 	return text
 }
 
-// aboutEndpoint says what the objects tell of an endpoint of the Service; empty without objects.
-func (x *explainer) aboutEndpoint(a netip.AddrPort) string {
-	if x.facts.Objects == nil || x.frontend.Service == "" {
-		return ""
-	}
-	_, p := x.servicePort()
-	if p == nil {
-		return ""
-	}
+// aboutEndpoint says what the objects tell of an endpoint of the port.
+func (x *explainer) aboutEndpoint(p *service.Port, a netip.AddrPort) string {
 	if e := p.Endpoints.Find(service.Endpoint{Addr: a}); e != nil {
 		return clean(x.conditions(e))
 	}
@@ -221,27 +215,30 @@ func (x *explainer) whyOwner(owner, loser service.Name, claim service.Claim) str
 }
 
 // compareWithObjects says where the tables do something else with the packet than the objects ask for.
-func (x *explainer) compareWithObjects(e *Explanation) {
+func (x *explainer) compareWithObjects(ctx context.Context, e *Explanation) error {
 	if x.facts.Objects == nil {
-		return
+		return nil
 	}
 	config := ruleset.ReadBackConfig(x.facts.Tables, x.facts.Table)
 	config.MasqueradeBit = ruleset.DefaultMasqueradeBit
 	wanted := &explainer{question: x.question, facts: &Facts{
 		Tables: ruleset.Compile(config, *x.facts.Objects).Model(), Table: x.facts.Table, Local: x.facts.Local,
 	}}
-	wanted.walk()
+	if err := wanted.walk(ctx); err != nil {
+		return err
+	}
 	want, have := reached(wanted.targets()), reached(e.Endpoints)
 	outcome := overall(wanted.results())
 	if outcome == e.Outcome && (slices.Equal(want, have) || e.Affinity != nil && len(have) == 1 && slices.Contains(want, have[0])) {
-		return
+		return nil
 	}
 	x.cause("the tables differ from %s: the packet should %s", x.facts.Source, shouldText(outcome, want))
 	if x.facts.NoOwner {
 		x.remedy("start nftproxy run on this node: no process keeps the tables up to date")
-		return
+		return nil
 	}
 	x.remedy("look at the log and at /healthz of nftproxy on this node: it has not brought the change into the kernel, or another process has changed the tables")
+	return nil
 }
 
 func shouldText(o Outcome, targets []string) string {

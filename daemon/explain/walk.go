@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -38,15 +39,19 @@ func (x *explainer) family() nft.Family {
 }
 
 // walk sends the packet through the tables of our name only: other tables of a model have other rules.
-func (x *explainer) walk() {
+func (x *explainer) walk(ctx context.Context) error {
 	only := nft.NewModel()
 	if x.contents = x.facts.Tables.Table(nft.TableID{Family: x.family(), Name: x.facts.Table}); x.contents != nil {
 		only.Put(x.contents)
 	}
-	x.ways, x.complete = only.Ways(x.question.Packet, x.facts.Local)
+	x.ways, x.complete = only.Ways(ctx, x.question.Packet, x.facts.Local)
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("follow the packet through the rules: %w", err)
+	}
 	for i := range x.ways[0].Steps {
 		x.findFrontend(&x.ways[0].Steps[i])
 	}
+	return nil
 }
 
 // findFrontend keeps what the comments say of the Service. The first frontend counts: after it, comments
@@ -99,9 +104,14 @@ func resultOf(fate nft.Fate) Result {
 	return Result{Outcome: Untouched}
 }
 
-// targets lists the endpoints, sorted.
+// targets lists the endpoints, sorted, without what describe says of them.
 func (x *explainer) targets() []Target {
+	type place struct {
+		at          netip.AddrPort
+		masqueraded bool
+	}
 	targets := []Target{}
+	known := map[place]int{} // the indexes in targets
 	for i := range x.ways {
 		w := &x.ways[i]
 		by := ""
@@ -116,22 +126,36 @@ func (x *explainer) targets() []Target {
 			if end.Masqueraded {
 				t.MasqueradedBy = by
 			}
-			at := slices.IndexFunc(targets, func(o Target) bool { return o.addr == t.addr && o.Masqueraded == t.Masqueraded })
-			if at < 0 {
+			at, again := known[place{t.addr, t.Masqueraded}]
+			if !again {
+				known[place{t.addr, t.Masqueraded}] = len(targets)
 				targets = append(targets, t)
 				continue
 			}
 			targets[at].Chance += t.Chance
 		}
 	}
-	for i := range targets {
-		if x.facts.Way != nil {
-			targets[i].Way = x.wayTo(targets[i].addr.Addr())
-		}
-		targets[i].About = x.aboutEndpoint(targets[i].addr)
-	}
 	slices.SortFunc(targets, func(a, b Target) int { return a.addr.Compare(b.addr) })
 	return targets
+}
+
+// describe adds to endpoints how packets get to them, and what the objects tell.
+func (x *explainer) describe(targets []Target) {
+	if x.facts.Way != nil {
+		for i := range targets[:min(len(targets), MostWays)] {
+			targets[i].Way = x.wayTo(targets[i].addr.Addr())
+		}
+	}
+	if x.facts.Objects == nil || x.frontend.Service == "" {
+		return
+	}
+	_, p := x.servicePort()
+	if p == nil {
+		return
+	}
+	for i := range targets {
+		targets[i].About = x.aboutEndpoint(p, targets[i].addr)
+	}
 }
 
 func (x *explainer) wayTo(a netip.Addr) string {

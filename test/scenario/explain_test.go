@@ -23,7 +23,7 @@ import (
 func checkExplained(t *testing.T, world *stage.Stage, step *scenario.Step, snapshot service.Snapshot) {
 	t.Helper()
 	err := world.Node.Do(func() error {
-		node, err := live.Look(ruleset.DefaultTable)
+		node, err := live.Look(t.Context(), ruleset.DefaultTable)
 		if err != nil {
 			return err
 		}

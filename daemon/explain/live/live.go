@@ -28,29 +28,47 @@ type Node struct {
 	// Facts has what does not depend on the packet.
 	Facts explain.Facts
 
-	conn   *kernel.Conn
+	conn *kernel.Conn
+	// lookup asks the kernel for a route, and routes has the answers.
+	lookup func(netip.Addr) (hostaddr.Route, error)
 	routes map[netip.Addr]hostaddr.Route
-	failed error
+	// own are the addresses of the node's interfaces. guessed says that local has gone by them.
+	own     map[netip.Addr]bool
+	guessed bool
+	failed  error
 }
 
-// Look reads the kernel. The caller closes the Node.
-func Look(table string) (*Node, error) {
+// maxRoutes is the number of addresses up to which local asks the kernel for their routes. A Service can have
+// tens of thousands of endpoints.
+const maxRoutes = 256
+
+// Look reads the kernel. The caller closes the Node. It looks at ctx from one kind of object to the next.
+func Look(ctx context.Context, table string) (*Node, error) {
 	conn, err := kernel.Open(kernel.Config{})
 	if err != nil {
 		return nil, fmt.Errorf("open nftables: %w", err)
 	}
-	n := &Node{conn: conn, routes: map[netip.Addr]hostaddr.Route{}}
-	if err := n.read(table); err != nil {
+	n := &Node{conn: conn, lookup: hostaddr.Lookup, routes: map[netip.Addr]hostaddr.Route{}, own: map[netip.Addr]bool{}}
+	if err := n.read(ctx, table); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
 	return n, nil
 }
 
-func (n *Node) read(table string) error {
+func (n *Node) read(ctx context.Context, table string) error {
+	own, err := hostaddr.List(ctx)
+	if err != nil {
+		return err
+	}
+	for _, a := range own {
+		n.own[a] = true
+	}
 	want := ruleset.Compile(ruleset.Config{Table: table}, service.Snapshot{Node: &service.Node{}})
-	var err error
 	if n.Tables, err = n.conn.Read(want); err != nil {
 		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("read the kernel's tables: %w", err)
 	}
 	chains, err := basechain.ListWithEffects()
 	if err != nil {
@@ -84,11 +102,17 @@ func (n *Node) Explain(ctx context.Context, q explain.Question, objects *service
 		return explain.Explanation{}, err
 	}
 	f.Expires = func(set string, client nft.Value) time.Duration { return expires[clientKey{set, client}] }
-	e := explain.Explain(q, &f)
+	e, err := explain.Explain(ctx, q, &f)
+	if err != nil {
+		return explain.Explanation{}, err
+	}
 	if q.Guessed {
 		if e.Elsewhere, err = n.elsewhere(ctx, q, &e); err != nil {
 			return explain.Explanation{}, err
 		}
+	}
+	if n.guessed {
+		e.Notes = append(e.Notes, fmt.Sprintf("there are many endpoints: beyond %d addresses, the addresses of interfaces say which ones are the node's own, not routes", maxRoutes))
 	}
 	return e, n.failed
 }
@@ -115,7 +139,11 @@ func (n *Node) elsewhere(ctx context.Context, q explain.Question, e *explain.Exp
 			return nil, err
 		}
 		f := n.Facts
-		if c := explain.Brief(other, &f); c.Summary != e.Summary {
+		c, err := explain.Brief(ctx, other, &f)
+		if err != nil {
+			return nil, err
+		}
+		if c.Summary != e.Summary {
 			list = append(list, c)
 		}
 	}
@@ -140,7 +168,10 @@ func (n *Node) readClients(ctx context.Context, q explain.Question) (map[clientK
 	if contents == nil {
 		return expires, nil
 	}
-	ways, _ := n.Tables.Ways(q.Packet, n.local)
+	ways, _ := n.Tables.Ways(ctx, q.Packet, n.local)
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("follow the packet through the rules: %w", err)
+	}
 	asked := map[string]*nft.SetContents{}
 	for _, w := range ways {
 		for _, s := range w.Steps {
@@ -173,7 +204,7 @@ func (n *Node) route(a netip.Addr) hostaddr.Route {
 	r, known := n.routes[a]
 	if !known {
 		var err error
-		if r, err = hostaddr.Lookup(a); err != nil {
+		if r, err = n.lookup(a); err != nil {
 			n.failed = errors.Join(n.failed, err)
 		}
 		n.routes[a] = r
@@ -181,7 +212,14 @@ func (n *Node) route(a netip.Addr) hostaddr.Route {
 	return r
 }
 
-func (n *Node) local(a netip.Addr) bool { return n.route(a).Local }
+// local says whether an address is the node's own.
+func (n *Node) local(a netip.Addr) bool {
+	if _, known := n.routes[a]; known || len(n.routes) < maxRoutes {
+		return n.route(a).Local
+	}
+	n.guessed = true
+	return n.own[a] || a.IsLoopback()
+}
 
 // way says how packets get to an address.
 func (n *Node) way(a netip.Addr) string {

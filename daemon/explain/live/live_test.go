@@ -19,7 +19,7 @@ func TestAsk(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := topology.Node.Do(func() error {
-		node, err := live.Look("nftproxy")
+		node, err := live.Look(t.Context(), "nftproxy")
 		if err != nil {
 			return err
 		}
