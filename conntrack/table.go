@@ -245,45 +245,42 @@ func (t *Table) deleteBatch(flows []Flow) (n int, err error) {
 // kernel drops packets of new connections. A limit of 0 means that there is none, or
 // that the kernel does not say (before 4.18). Count does not walk the table.
 func (t *Table) Count(ctx context.Context) (entries, limit int, err error) {
-	if err := ctx.Err(); err != nil {
-		return 0, 0, err
-	}
-	t.counting.Lock()
-	defer t.counting.Unlock()
-	sent, err := t.counts.conn.Send(request(ctStats, netfilter.ProtoUnspec, 0))
+	err = t.ask(ctx, request(ctStats, netfilter.ProtoUnspec, 0), func(answer []byte) (err error) {
+		entries, limit, err = parseCount(answer)
+		return err
+	})
 	if err != nil {
 		return 0, 0, fmt.Errorf("count conntrack entries: %w", err)
 	}
-	for {
-		for m, err := range t.counts.receive() {
-			if err == nil && m.sequence != sent.Header.Sequence {
-				continue
-			}
-			if err == nil {
-				err = m.err()
-			}
-			if err == nil {
-				entries, limit, err = parseCount(m.data)
-			}
-			if err != nil {
-				return 0, 0, fmt.Errorf("count conntrack entries: %w", explain(err))
-			}
-			return entries, limit, nil
-		}
-	}
+	return entries, limit, nil
 }
 
 // Find returns the flow with that original tuple in the default zone; found is false if there
 // is none. It does not walk the table.
 func (t *Table) Find(ctx context.Context, protocol service.Protocol, original Tuple) (f Flow, found bool, err error) {
+	err = t.ask(ctx, findRequest(&Flow{Protocol: protocol, Original: original}), func(answer []byte) (err error) {
+		f, err = parseFlow(answer)
+		return err
+	})
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return Flow{}, false, nil
+	case err != nil:
+		return Flow{}, false, fmt.Errorf("find conntrack entry: %w", err)
+	}
+	return f, true, nil
+}
+
+// ask sends a request that has one answer, and hands the answer over.
+func (t *Table) ask(ctx context.Context, question netlink.Message, parse func(answer []byte) error) error {
 	if err := ctx.Err(); err != nil {
-		return Flow{}, false, err
+		return err
 	}
 	t.counting.Lock()
 	defer t.counting.Unlock()
-	sent, err := t.counts.conn.Send(findRequest(&Flow{Protocol: protocol, Original: original}))
+	sent, err := t.counts.conn.Send(question)
 	if err != nil {
-		return Flow{}, false, fmt.Errorf("find conntrack entry: %w", err)
+		return err
 	}
 	for {
 		for m, err := range t.counts.receive() {
@@ -293,16 +290,13 @@ func (t *Table) Find(ctx context.Context, protocol service.Protocol, original Tu
 			if err == nil {
 				err = m.err()
 			}
-			if errors.Is(err, unix.ENOENT) {
-				return Flow{}, false, nil
-			}
 			if err == nil {
-				f, err = parseFlow(m.data)
+				err = parse(m.data)
 			}
 			if err != nil {
-				return Flow{}, false, fmt.Errorf("find conntrack entry: %w", explain(err))
+				return explain(err)
 			}
-			return f, true, nil
+			return nil
 		}
 	}
 }
