@@ -205,12 +205,10 @@ func (d *daemon) wantAndHave(conn *kernel.Conn, snapshot service.Snapshot) (*nft
 	config := d.ruleset
 	want := ruleset.Compile(config, snapshot)
 	have, err := conn.Read(want)
-	if err != nil || !ruleset.ReadBackConfig(have, config.Table).Uncounted {
-		return want, have, err
+	if err == nil && ruleset.ReadBackConfig(have, config.Table).Uncounted {
+		config.Uncounted = true
+		want = ruleset.Compile(config, snapshot)
 	}
-	config.Uncounted = true
-	want = ruleset.Compile(config, snapshot)
-	have, err = conn.Read(want)
 	return want, have, err
 }
 

@@ -18,8 +18,8 @@ import (
 const triedCounters = 4096
 
 // TryCounters returns an error if the kernel cannot give thousands of elements counters in one
-// transaction. Kernels without nft_counter cannot. Nor can kernels that take memory for them
-// without waiting, which mainline does since its commit fa23e0d4b756 (Linux 6.10) no longer.
+// transaction. Kernels without nft_counter cannot. Nor can kernels that do not wait for the memory of
+// counters. Mainline waits for it since commit fa23e0d4b756 (Linux 6.10).
 //
 // The transaction adds a table without hooks, and then deletes a chain that is not there. So the
 // kernel refuses it as a whole once it has made the counters. No packet meets the table, no process
