@@ -3,6 +3,9 @@ package kernel_test
 import (
 	"fmt"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
@@ -41,16 +44,34 @@ func unlimited(p *nft.Program) *nft.Program {
 	return &nft.Program{IPv4: t, IPv6: p.IPv6}
 }
 
-// BenchmarkRead reads everything back.
+// BenchmarkRead reads everything back, at several sizes: by a dump of each set, and with large sets
+// looked up by keys.
 func BenchmarkRead(b *testing.B) {
-	_, c := open(b)
-	p := services(benchServices, benchEndpoints)
-	must(b, c.Apply(load(p)))
-	b.ReportAllocs()
-	for b.Loop() {
-		_, err := c.Read(p)
-		must(b, err)
+	for _, n := range []int{benchServices / 2, benchServices, 3 * benchServices} {
+		_, c := open(b)
+		p := services(n, benchEndpoints)
+		must(b, c.Apply(load(p)))
+		for name, from := range map[string]int{"dump": 1 << 30, "by keys": 1} {
+			b.Run(fmt.Sprintf("%d services/%s", n, name), func(b *testing.B) {
+				c.LookUpFrom(from)
+				b.ReportAllocs()
+				before := spentCPU(b)
+				for b.Loop() {
+					_, err := c.Read(p)
+					must(b, err)
+				}
+				b.ReportMetric((spentCPU(b)-before).Seconds()*1000/float64(b.N), "cpu-ms/op")
+			})
+		}
 	}
+}
+
+// spentCPU is the CPU time of this process so far: on a busy machine it says more than the time of a clock.
+func spentCPU(t testing.TB) time.Duration {
+	t.Helper()
+	var u unix.Rusage
+	must(t, unix.Getrusage(unix.RUSAGE_SELF, &u))
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // BenchmarkOneEndpoint replaces one endpoint of one service, with everything loaded. It

@@ -46,6 +46,8 @@ type Conn struct {
 	sweeps uint32
 
 	reader requester
+	// lookUpFrom is the number of elements from which on a set is read by keys.
+	lookUpFrom int
 	// sweeper is for dumps of dynamic maps. They take long, and nothing else should wait
 	// for them.
 	sweeper requester
@@ -57,7 +59,7 @@ type Conn struct {
 // tables where the kernel has ownership. Open itself needs no rights; reading and
 // writing need CAP_NET_ADMIN in the namespace.
 func Open(config Config) (*Conn, error) {
-	c := &Conn{destroy: destroyElements}
+	c := &Conn{destroy: destroyElements, lookUpFrom: lookUpFrom}
 	for _, s := range []struct {
 		what   string
 		socket **socket

@@ -32,16 +32,25 @@ type element struct {
 	end bool
 }
 
-// decode adds the elements of one message to the map and returns their number.
-func (d *elementDecoder) decode(list []byte, to map[nft.Value]nft.Element) int {
-	d.arena, d.found = d.arena[:0], d.found[:0]
+// reset forgets the elements that were gathered.
+func (d *elementDecoder) reset() { d.arena, d.found = d.arena[:0], d.found[:0] }
+
+// gather takes the elements of one message, until keep.
+func (d *elementDecoder) gather(list []byte) {
 	for _, attrs := range attributes(list) {
 		e, ok := d.element(attrs)
 		if !ok {
 			d.foreign = true
-			return 0
+			return
 		}
 		d.found = append(d.found, e)
+	}
+}
+
+// keep adds the elements that were gathered to the map and returns their number.
+func (d *elementDecoder) keep(to map[nft.Value]nft.Element) int {
+	if d.foreign {
+		return 0
 	}
 	// All elements share one string, instead of three each.
 	arena := string(d.arena)

@@ -23,6 +23,22 @@ func (c *Conn) HideDestroy() { c.destroy = 250 }
 // HideOwnership makes tables as on kernels without ownership (before 6.9).
 func (c *Conn) HideOwnership() { c.withoutOwner = true }
 
+// LookUpFrom makes Read look up sets of n elements and more by their keys.
+func (c *Conn) LookUpFrom(n int) { c.lookUpFrom = n }
+
+// CountDumps counts the dumps of elements that Read asks for from now on.
+func (c *Conn) CountDumps(n *int) {
+	send := c.reader.socket.sendmsg
+	c.reader.socket.sendmsg = func(fd int, buffers [][]byte, oob []byte, to unix.Sockaddr, flags int) (int, error) {
+		for m := range messages(slices.Concat(buffers...)) {
+			if m.kind == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETSETELEM && m.flags&unix.NLM_F_DUMP != 0 {
+				*n++
+			}
+		}
+		return send(fd, buffers, oob, to, flags)
+	}
+}
+
 // LimitSend makes the kernel refuse datagrams of more bytes, like one that has no memory
 // for them.
 func (c *Conn) LimitSend(most int, errno unix.Errno) {

@@ -2,8 +2,10 @@ package kernel
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -29,6 +31,9 @@ var errChanged = errors.New("the ruleset changed during the dump")
 //
 // Read reads a table until no transaction came in between, at most four times. A table
 // that this Conn owns cannot change, so one read is enough.
+//
+// A set of more than 50,000 elements is looked up key by key where the kernel says how many elements
+// it has, and dumped otherwise. Both give the same contents.
 func (c *Conn) Read(want *nft.Program) (*nft.Model, error) {
 	m := nft.NewModel()
 	for _, f := range nft.Families() {
@@ -93,6 +98,10 @@ type tableReader struct {
 	changed bool
 	rules   map[string][]rawRule
 	names   map[string]string
+	// counts is how many elements each set has, on kernels that say so (Linux 6.16).
+	counts map[string]int
+	// small are the sets of few elements that were read.
+	small []*nft.SetContents
 }
 
 // rawRule is a rule as the kernel dumps it.
@@ -113,7 +122,7 @@ func (r *tableReader) readTable() (*nft.Contents, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.rules, r.names = map[string][]rawRule{}, map[string]string{}
+	r.rules, r.names, r.counts = map[string][]rawRule{}, map[string]string{}, map[string]int{}
 	contents := nft.NewContents(id)
 	err = r.dumpObjects(unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, nil, r.keepRule)
 	if err != nil {
@@ -136,9 +145,15 @@ func (r *tableReader) readTable() (*nft.Contents, error) {
 	if err != nil {
 		return nil, fmt.Errorf("sets: %w", err)
 	}
-	for name, s := range contents.Sets {
+	// Small sets come first: their keys tell of pools in large ones.
+	bySize := func(a, b *nft.SetContents) int { return cmp.Compare(r.counts[a.Set.Name], r.counts[b.Set.Name]) }
+	for _, s := range slices.SortedFunc(maps.Values(contents.Sets), bySize) {
+		name := s.Set.Name
 		if err := r.readElements(s); err != nil {
 			return nil, fmt.Errorf("elements of %s: %w", name, err)
+		}
+		if r.counts[name] < r.conn.lookUpFrom {
+			r.small = append(r.small, s)
 		}
 	}
 	return contents, nil
@@ -227,9 +242,16 @@ func (r *tableReader) setOf(attrs []byte) *nft.SetContents {
 		have.Size, have.MinSize = attributeUint32(attribute(attrs, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC_SIZE), 0
 		want = &have
 	}
-	// Linux has the count since 6.16. It is only a hint that sizes the map, so that the
-	// map need not grow.
-	return &nft.SetContents{Set: want, Elements: make(map[nft.Value]nft.Element, min(attributeUint32(attrs, attrSetCount), 1<<20))}
+	count := attribute(attrs, attrSetCount)
+	if count != nil {
+		r.counts[name] = int(number(count))
+	}
+	// The map need not grow if the count is known.
+	return &nft.SetContents{Set: want, Elements: make(map[nft.Value]nft.Element, min(number(count), 1<<20))}
+}
+
+func (r *tableReader) decoderOf(s *nft.SetContents) elementDecoder {
+	return elementDecoder{set: s.Set, shape: shapeOf(s.Set, r.want.Family), chains: r.names, ends: map[nft.Value]bool{}}
 }
 
 // declaredOtherwise is the declaration of a set that is not as wanted: only its name, unless just the
@@ -250,13 +272,17 @@ func (r *tableReader) readElements(s *nft.SetContents) error {
 	if len(s.Set.Key) == 0 || s.Set.Dynamic {
 		return nil
 	}
-	d := elementDecoder{set: s.Set, shape: shapeOf(s.Set, r.want.Family), chains: r.names, ends: map[nft.Value]bool{}}
+	if r.lookUpElements(s) {
+		return nil
+	}
+	d := r.decoderOf(s)
 	seen := 0
 	err := r.dumpObjects(unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_TABLE, func(e *encoder) {
 		e.addString(unix.NFTA_SET_ELEM_LIST_SET, s.Set.Name)
 	}, func(attrs []byte) error {
-		n := d.decode(attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS), s.Elements)
-		seen += n
+		d.reset()
+		d.gather(attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS))
+		seen += d.keep(s.Elements)
 		return nil
 	})
 	if err != nil {

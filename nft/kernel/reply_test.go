@@ -72,7 +72,8 @@ func FuzzDecode(f *testing.F) {
 			r.chainOf(attrs)
 			sameExpressions(want, attribute(attrs, unix.NFTA_RULE_EXPRESSIONS))
 			d := elementDecoder{set: set, shape: shapeOf(set, id.Family), chains: map[string]string{}}
-			d.decode(attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS), map[nft.Value]nft.Element{})
+			d.gather(attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS))
+			d.keep(map[nft.Value]nft.Element{})
 		}
 	})
 }
