@@ -106,16 +106,25 @@ func (w *Way) Chance() float64 {
 // at one frontend, but rules of others may multiply their numbers.
 const maxWalks = 1 << 20
 
+// maxSteps bounds the rules that all walks of Ways meet, and maxKept those of the ways that it returns:
+// each takes memory.
+const (
+	maxSteps = 1 << 23
+	maxKept  = 1 << 17
+)
+
 // walksBetween is the number of walks of Ways from one look at its context to the next.
 const walksBetween = 256
 
 // Ways traces the packet with all numbers that numgen can give, each time that a rule asks for one.
 // It returns the ways, the most likely first. complete says that there are no others: Ways gives up
-// after a million walks, and when ctx ends, which it notices within walksBetween walks. There is at least one way.
+// after a million walks or too many rules, and when ctx ends, which it notices within walksBetween walks. There is
+// at least one way.
 func (m *Model) Ways(ctx context.Context, p Packet, local func(netip.Addr) bool) (ways []Way, complete bool) {
 	d := dice{}
 	known := map[string]int{}
-	for n := 0; n < maxWalks; n++ {
+	met, kept := 0, 0
+	for n := 0; n < maxWalks && met < maxSteps && kept < maxKept; n++ {
 		if n > 0 && n%walksBetween == 0 && ctx.Err() != nil {
 			break
 		}
@@ -123,12 +132,14 @@ func (m *Model) Ways(ctx context.Context, p Packet, local func(netip.Addr) bool)
 		d.thrown = 0
 		r := m.walk(&walk{packet: p, host: Host{Local: local, Random: d.throw}, dst: p.Dst, steps: notes})
 		r.Path, r.Learned = nil, nil
+		met += len(notes.list)
 		name := wayName(notes.list)
 		at, again := known[name]
 		if !again {
 			at = len(ways)
 			known[name] = at
 			ways = append(ways, Way{Steps: notes.list})
+			kept += len(notes.list)
 		}
 		ways[at].Ends = append(ways[at].Ends, End{r, d.chance()})
 		if !d.next() {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -101,5 +102,30 @@ prerouting endpoints-3 2 matched=true last=0 unknown=false [endpoints 10.96.0.1 
 		if math.Abs(sum-1) > 1e-9 {
 			t.Errorf("%s: the chances add up to %v", c.name, sum)
 		}
+	}
+}
+
+// TestManyJumps: chains that jump to the next one ten times each end the walk, in bounded
+// time and memory.
+func TestManyJumps(t *testing.T) {
+	const chains = 14
+	jumps := func(to int) []nft.Rule {
+		return slices.Repeat([]nft.Rule{{nft.Verdict{Code: nft.Jump, Chain: fmt.Sprint("again-", to)}}}, 10)
+	}
+	m := wayTable(jumps(0)...)
+	c := m.Table(nft.TableID{Family: nft.IPv4, Name: "t"})
+	for i := range chains {
+		name := fmt.Sprint("again-", i)
+		c.Chains[name] = &nft.Chain{Name: name, Rules: jumps(i + 1)}
+	}
+	last := fmt.Sprint("again-", chains)
+	c.Chains[last] = &nft.Chain{Name: last, Rules: []nft.Rule{{nft.Counter{}}}}
+	if err := m.Apply(nft.Batch{}); err != nil {
+		t.Fatal(err)
+	}
+	packet := nft.Packet{Src: netip.MustParseAddrPort("10.0.0.9:1"), Dst: netip.MustParseAddrPort("10.96.0.1:80"), Protocol: 6}
+	ways, _ := m.Ways(t.Context(), packet, func(netip.Addr) bool { return false })
+	if text := waysText(ways); !strings.HasSuffix(text, "= undecided 1.000\n") {
+		t.Errorf("%d ways, that end:\n%s", len(ways), text[max(0, len(text)-300):])
 	}
 }

@@ -145,8 +145,8 @@ type walk struct {
 	mark   uint32
 	result Result
 	at     HookName
-	// depth is the number of chains that the packet is in.
-	depth int
+	// depth is the number of chains that the packet is in, and met that of the rules it has met.
+	depth, met int
 	// steps notes the way; nil where nobody asks for it.
 	steps *steps
 }
@@ -154,6 +154,10 @@ type walk struct {
 // maxDepth is the number of chains that a packet can be in (NFT_JUMP_STACK_SIZE). The kernel lets no
 // rule lead deeper, but a model of tables that changed while they were read may.
 const maxDepth = 16
+
+// maxMet is the number of rules that a packet can meet. No program of ours has such a way. But chains of
+// others that jump to each other multiply: ten jumps in each of sixteen chains are 10^16 rules.
+const maxMet = 1 << 14
 
 // outcome of evaluating a rule or chain.
 type outcome int
@@ -228,6 +232,9 @@ func (w *walk) undecided() outcome {
 }
 
 func (w *walk) runRule(t *Contents, c *Chain, number int, r Rule) outcome {
+	if w.met++; w.met > maxMet {
+		return w.undecided()
+	}
 	step := w.steps.begin(Step{Hook: w.at, Table: t.Table, Chain: c.Name, Number: number + 1, Rule: r, Destination: w.dst})
 	for i, s := range r {
 		o, matched := w.runStatement(t, s)
