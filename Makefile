@@ -44,6 +44,10 @@ test-page: ## show the status page in Chromium, check it by axe-core, and write 
 	npm --prefix hack/browser ci --ignore-scripts --no-audit --no-fund
 	SCREENSHOTS=$(CURDIR)/bin/screenshots $(GO) -C hack/browser test -count=1 -timeout 30m ./...
 
+.PHONY: fuzz
+fuzz: ## run each fuzz target for FUZZTIME (30s) with one worker; FUZZ=EXPRESSION chooses by name
+	hack/fuzz.sh
+
 golden: ## write the golden files anew: programs, pages of docs/services, docs/options.md, docs/metrics.md, docs/troubleshooting.md (as root), docs/dependencies.md; look at the diff
 	$(GO) test ./test/scenario -run 'TestInterpreter|TestPages' -update
 	$(GO) test ./nft/ruleset -run TestGolden -update

@@ -236,7 +236,8 @@ func parseFlow(b []byte) (Flow, error) {
 			return f, err
 		}
 	}
-	if !f.Original.Dst.IsValid() {
+	src, dst := f.Original.Src.Addr(), f.Original.Dst.Addr()
+	if !src.IsValid() || !dst.IsValid() || src.Is6() != dst.Is6() {
 		return f, errMalformed
 	}
 	return f, nil

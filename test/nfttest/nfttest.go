@@ -26,8 +26,8 @@ func Diff(want *nft.Program, got *nft.Model) string {
 	var have, wanted []string
 	for _, f := range nft.Families() {
 		t := want.Table(f)
-		wanted = append(wanted, tableLines(t, want.Model().Table(t.ID()), nil)...)
-		have = append(have, tableLines(t, got.Table(t.ID()), Idle(want, got))...)
+		wanted = append(wanted, tableLines(t, want.Model().Table(t.ID()))...)
+		have = append(have, tableLines(t, got.Table(t.ID()))...)
 	}
 	if slices.Equal(wanted, have) { // cmp.Diff takes a hundred times as long
 		return ""
@@ -62,22 +62,22 @@ func Idle(want *nft.Program, got *nft.Model) []string {
 
 func nameInFamily(c *nft.Contents, name string) string { return c.Table.Family.String() + " " + name }
 
-// tableLines is the table's contents, one fact a line, without the sets and chains that are
-// named; nothing for a missing table.
-func tableLines(want *nft.Table, c *nft.Contents, without []string) []string {
+// tableLines is the table's contents, one fact a line, without what is idle; nothing for a
+// missing table.
+func tableLines(want *nft.Table, c *nft.Contents) []string {
 	if c == nil {
 		return nil
 	}
 	id := c.Table
 	all := []string{"table " + id.String()}
 	for _, name := range slices.Sorted(maps.Keys(c.Sets)) {
-		if !slices.Contains(without, nameInFamily(c, name)) {
+		if want.Set(name) != nil {
 			all = append(all, setLines(id, want.Set(name), c.Sets[name])...)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Chains)) {
-		if !slices.Contains(without, nameInFamily(c, name)) {
-			chain := c.Chains[name]
+		chain := c.Chains[name]
+		if _, wanted := want.Chains.Get(name); wanted || chain.Hook != nil {
 			all = append(all, nft.AddChain{Table: id, Chain: chain}.Text(), nft.AddRules{Table: id, Chain: chain}.Text())
 		}
 	}

@@ -1,0 +1,251 @@
+package kernel
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math/rand/v2"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"nftproxy/model/service"
+	"nftproxy/nft"
+	"nftproxy/nft/ruleset"
+	"nftproxy/test/arbitrary"
+	"nftproxy/test/nfttest"
+	"nftproxy/test/rulesettest"
+)
+
+// dumper answers requests like a kernel whose tables are in the messages.
+type dumper struct {
+	messages []message
+	// answers is the other end of the reader's socket.
+	answers int
+}
+
+// newDumper takes messages as a batch or a dump has them.
+func newDumper(data []byte) *dumper {
+	d := &dumper{}
+	for m := range messages(data) {
+		if len(m.body) >= nfgenmsgLen {
+			m.body = bytes.Clone(m.body)
+			d.messages = append(d.messages, m)
+		}
+	}
+	return d
+}
+
+// connect returns a Conn that asks the dumper. It can only read.
+func (d *dumper) connect(t *testing.T) *Conn {
+	t.Helper()
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := os.NewFile(uintptr(pair[0]), "answers")
+	d.answers = pair[1]
+	t.Cleanup(func() {
+		if err := file.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := unix.Close(d.answers); err != nil {
+			t.Error(err)
+		}
+	})
+	raw, err := file.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &socket{raw: raw, buf: make([]byte, readBuffer), sendmsg: func(_ int, buffers [][]byte, _ []byte, _ unix.Sockaddr, _ int) (int, error) {
+		return 0, d.answer(bytes.Join(buffers, nil))
+	}}
+	c := &Conn{}
+	c.reader.socket, c.sweeper.socket, c.counts.socket = s, s, s
+	return c
+}
+
+// answer queues the messages of the kind that is asked for.
+func (d *dumper) answer(request []byte) error {
+	for m := range messages(request) {
+		kind := m.kind & 0xff
+		set := attribute(m.attrs(), unix.NFTA_SET_ELEM_LIST_SET)
+		var b []byte
+		sent := 0
+		for _, have := range d.messages {
+			if have.kind&0xff != kind-1 { // NFT_MSG_NEWX is one before NFT_MSG_GETX
+				continue
+			}
+			if kind == unix.NFT_MSG_GETSETELEM && !bytes.Equal(attribute(have.attrs(), unix.NFTA_SET_ELEM_LIST_SET), set) {
+				continue
+			}
+			if have.body[0] != m.body[0] && kind != unix.NFT_MSG_GETGEN {
+				continue // of the other family
+			}
+			if len(have.body) > readBuffer/2 || sent == 8 && kind != unix.NFT_MSG_GETSETELEM && m.flags&unix.NLM_F_DUMP == 0 {
+				continue
+			}
+			sent++
+			b = appendMessage(b, have.kind, have.flags&unix.NLM_F_DUMP_INTR, m.seq, have.body)
+			if len(b) > readBuffer/2 {
+				if err := d.send(b); err != nil {
+					return err
+				}
+				b = nil
+			}
+		}
+		switch {
+		case m.flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP:
+			b = appendMessage(b, unix.NLMSG_DONE, 0, m.seq, make([]byte, 4))
+		case kind == unix.NFT_MSG_GETGEN && sent == 0:
+			b = appendMessage(b, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN, 0, m.seq, generationOne())
+		case sent == 0:
+			b = appendMessage(b, unix.NLMSG_ERROR, 0, m.seq, binary.NativeEndian.AppendUint32(nil, ^uint32(unix.ENOENT)+1))
+			b = append(b, make([]byte, headerLen)...)
+			binary.NativeEndian.PutUint32(b[len(b)-headerLen-headerLen-4:], 2*headerLen+4)
+		}
+		if err := d.send(b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// send queues one datagram. One that finds no room is lost, as in a busy kernel.
+func (d *dumper) send(b []byte) error {
+	if err := unix.Sendto(d.answers, b, unix.MSG_DONTWAIT, nil); err != unix.EAGAIN {
+		return err
+	}
+	return nil
+}
+
+func generationOne() []byte {
+	var e encoder
+	e.b = make([]byte, nfgenmsgLen)
+	e.addUint32(unix.NFTA_GEN_ID, 1)
+	return e.b
+}
+
+func appendMessage(b []byte, kind, flags uint16, seq uint32, body []byte) []byte {
+	at := len(b)
+	b = binary.NativeEndian.AppendUint32(b, uint32(headerLen+len(body)))
+	b = binary.NativeEndian.AppendUint16(b, kind)
+	b = binary.NativeEndian.AppendUint16(b, flags)
+	b = binary.NativeEndian.AppendUint32(b, seq)
+	b = append(binary.NativeEndian.AppendUint32(b, 0), body...)
+	for len(b)-at < align(len(b)-at) {
+		b = append(b, 0)
+	}
+	return b
+}
+
+// fuzzedProgram is what the reader of FuzzRead wants. It has everything that programs have.
+func fuzzedProgram(t testing.TB) *nft.Program {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(7, 15))
+	for {
+		cfg, _ := rulesettest.Config(rng)
+		node := rulesettest.Node(rng)
+		b := service.NewBuilder(node)
+		b.SetServiceCIDRs(rulesettest.ServiceCIDRs(rng))
+		for _, s := range rulesettest.Services(rng, &node)[:3] {
+			b.Set(s)
+		}
+		p := ruleset.Compile(cfg, b.Snapshot())
+		if !cfg.Uncounted && p.IPv4.Sets.Len() > p.IPv6.Sets.Len()+2 {
+			return p
+		}
+	}
+}
+
+// encoded is the program as a kernel dumps it, nearly: in the messages that write it.
+func encoded(t testing.TB, p *nft.Program) []byte {
+	t.Helper()
+	batch, _ := nft.State{}.Plan(p, time.Time{})
+	var e batchEncoder
+	e.reset(1, nil, false)
+	if err := e.addBatch(batch); err != nil {
+		t.Fatal(err)
+	}
+	var b []byte
+	for m := range messages(e.b) {
+		body := m.body
+		if m.kind&0xff == unix.NFT_MSG_NEWCHAIN && attribute(m.attrs(), unix.NFTA_CHAIN_HOOK) != nil {
+			policy := encoder{b: bytes.Clone(body)} // which a kernel adds
+			policy.addUint32(unix.NFTA_CHAIN_POLICY, uint32(nft.Accept))
+			body = policy.b
+		}
+		b = appendMessage(b, m.kind, 0, 0, body)
+	}
+	return b
+}
+
+// FuzzRead: whatever a kernel answers, the tables are read without a panic and in bounded
+// memory, and a plan is made for them. If a kernel could hold what was read, the plan makes
+// it what the program says.
+func FuzzRead(f *testing.F) {
+	want := fuzzedProgram(f)
+	whole := encoded(f, want)
+	f.Add(whole)
+	at := 0
+	for m := range messages(whole) { // and in pieces, which the fuzzer changes faster
+		n := align(headerLen + len(m.body))
+		if kind := m.kind & 0xff; kind == unix.NFT_MSG_NEWSET || kind == unix.NFT_MSG_NEWRULE || kind == unix.NFT_MSG_NEWSETELEM {
+			f.Add(whole[at : at+n])
+		}
+		at += n
+	}
+	prefix := whole[:0:0]
+	for m := range messages(whole) {
+		if m.kind&0xff == unix.NFT_MSG_NEWTABLE {
+			prefix = appendMessage(prefix, m.kind, 0, 0, m.body)
+		}
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		arbitrary.Bounded(t, 64<<20+4096*uint64(len(data)), func() { checkRead(t, append(prefix[:len(prefix):len(prefix)], data...), want) })
+	})
+}
+
+func checkRead(t *testing.T, data []byte, want *nft.Program) {
+	c := newDumper(data).connect(t)
+	for _, f := range nft.Families() {
+		if _, err := c.Rules(want.Table(f).ID()); err != nil {
+			t.Logf("rules: %v", err)
+		}
+		for _, s := range want.Table(f).Sets.All() {
+			_ = c.AllCounts(want.Table(f).ID(), s, func(Count) {})
+			if s.Dynamic {
+				_, _ = c.Learned(want.Table(f).ID(), s)
+			}
+		}
+	}
+	m, err := c.Read(want)
+	if err != nil {
+		return
+	}
+	_ = m.String()
+	ruleset.ReadBack(m, want.IPv4.Name, &service.Node{Name: "node-0"})
+	batch, _ := nft.Adopt(m, want).Plan(want, time.Time{})
+	if m.Apply(nft.Batch{}) != nil {
+		return // no kernel would hold this
+	}
+	if err := m.Apply(batch); err != nil {
+		t.Fatalf("%v\n%s", err, batch)
+	}
+	if diff := nfttest.Diff(want, m); diff != "" {
+		t.Fatalf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestReadOwnMessages: a table that is read from the messages that write it is the program's.
+func TestReadOwnMessages(t *testing.T) {
+	want := fuzzedProgram(t)
+	m, err := newDumper(encoded(t, want)).connect(t).Read(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if batch, _ := nft.Adopt(m, want).Plan(want, time.Time{}); !batch.Empty() {
+		t.Errorf("the plan for what was read is not empty:\n%s", batch)
+	}
+}

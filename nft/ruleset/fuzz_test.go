@@ -1,0 +1,92 @@
+package ruleset_test
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"nftproxy/model/service"
+	"nftproxy/nft"
+	"nftproxy/nft/ruleset"
+	"nftproxy/test/arbitrary"
+	"nftproxy/test/nfttest"
+	"nftproxy/test/rulesettest"
+)
+
+// randomProgram compiles a random cluster.
+func randomProgram(rng *rand.Rand, cfg ruleset.Config) (*nft.Program, service.Snapshot) {
+	node := rulesettest.Node(rng)
+	s := build(node, rulesettest.Services(rng, &node), rulesettest.ServiceCIDRs(rng)...)
+	return ruleset.Compile(cfg, s), s
+}
+
+// FuzzForeignTables: whatever tables others have left, they are read back without a panic
+// and in bounded memory, and one batch makes them what the program says. Then they tell
+// the same as a new kernel's.
+func FuzzForeignTables(f *testing.F) {
+	for _, data := range arbitrary.Seeds(20, 400) {
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		arbitrary.Bounded(t, 64<<20, func() { checkForeignTables(t, arbitrary.Rand(data)) })
+	})
+}
+
+func checkForeignTables(t *testing.T, rng *rand.Rand) {
+	cfg, _ := rulesettest.Config(rng)
+	before, s := randomProgram(rng, cfg)
+	want := before
+	if rng.IntN(2) == 0 {
+		want, s = randomProgram(rng, cfg)
+	}
+	// The commands that read tables ask for those of no Service.
+	empty := ruleset.Compile(ruleset.Config{Table: cfg.Table}, service.Snapshot{Node: &service.Node{}})
+	readAll(arbitrary.Tables(rng, before, empty), cfg.Table, s.Node)
+
+	m := arbitrary.Tables(rng, before, want)
+	readAll(m, cfg.Table, s.Node)
+	if m.Apply(nft.Batch{}) != nil {
+		nft.Adopt(m, want).Plan(want, time.Time{}) // no kernel would hold this
+		return
+	}
+	now := time.Unix(0, 0)
+	state := nft.Adopt(m, want)
+	for range 3 {
+		var batch nft.Batch
+		batch, state = state.Plan(want, now)
+		if err := m.Apply(batch); err != nil {
+			t.Fatalf("%v\n%s", err, batch)
+		}
+		if diff := nfttest.Diff(want, m); diff != "" {
+			t.Fatalf("(-want +got):\n%s\n%s", diff, batch)
+		}
+		now = now.Add(nft.IdleLife)
+	}
+	if idle := nfttest.Idle(want, m); idle != nil {
+		t.Errorf("still there: %v", idle)
+	}
+	if got, want := ruleset.ReadBack(m, cfg.Table, s.Node).String(), ruleset.ReadBack(want.Model(), cfg.Table, s.Node).String(); got != want {
+		t.Errorf("read back:\n%s\nwant:\n%s", got, want)
+	}
+}
+
+// readAll reads everything of tables, and wants no panic.
+func readAll(m *nft.Model, table string, node *service.Node) {
+	config := ruleset.ReadBackConfig(m, table)
+	snapshot, _ := ruleset.ReadServed(m, table, node)
+	_ = snapshot.String()
+	ruleset.Compile(config, snapshot)
+	for _, f := range nft.Families() {
+		c := m.Table(nft.TableID{Family: f, Name: table})
+		if c == nil {
+			continue
+		}
+		ruleset.LocalEndpoints(c)
+		for _, chain := range c.Chains {
+			ruleset.KindOfChain(chain)
+			for i := range chain.Rules {
+				ruleset.PurposeOf(chain, i+1)
+			}
+		}
+	}
+}
