@@ -220,6 +220,7 @@ func (k instantKernel) Apply(b nft.Batch) error               { return k.model.A
 func (k instantKernel) Spent() (encode, commit time.Duration) { return 0, 0 }
 func (k instantKernel) Generation() (uint32, error)           { return 0, nil }
 func (k instantKernel) Owned(nft.TableID) (bool, error)       { return true, nil }
+func (k instantKernel) Objects(nft.TableID) (int, error)      { return 0, nil }
 
 // #135323: kube-proxy deleted flows one by one within the sync, and the rules waited.
 func TestKubernetes135323DeletesDoNotStallSyncs(t *testing.T) {

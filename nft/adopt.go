@@ -49,26 +49,29 @@ func adoptTable(c *Contents, want *Table) tableState {
 		}
 		applied.Chains = applied.Chains.Set(name, chain)
 	}
-	left, counts := map[string]map[Value]Element{}, map[string]int{}
+	have, counts := map[string]map[Value]Element{}, map[string]int{}
 	for name, s := range c.Sets {
 		if s.Set.Dynamic || want.Set(name) == nil {
 			continue
 		}
-		left[name] = maps.Clone(s.Elements)
+		have[name] = s.Elements
 		if wanted := want.Set(name); wanted != nil && wanted.MinSize > 0 {
 			counts[name] = len(s.Elements)
 		}
 	}
+	matched := map[string]int{}
 	parts := make([]treap.Edit[string, *Part], 0, want.Parts.Len())
 	for name, part := range want.Parts.All() {
-		if p := matchPart(left, part); p != nil {
+		if p := matchPart(have, part, matched); p != nil {
 			parts = append(parts, treap.Edit[string, *Part]{Key: name, Value: p})
 		}
 	}
 	applied.Parts = applied.Parts.Apply(parts)
 	var rest []Element
-	for _, elements := range left {
-		rest = slices.AppendSeq(rest, maps.Values(elements))
+	for name, elements := range have {
+		if matched[name] < len(elements) {
+			rest = slices.AppendSeq(rest, maps.Values(without(elements, name, applied.Parts)))
+		}
 	}
 	if len(rest) > 0 {
 		applied.Parts = applied.Parts.Set(Unowned, NewPart(rest, nil))
@@ -76,30 +79,51 @@ func adoptTable(c *Contents, want *Table) tableState {
 	return tableState{applied: applied, counts: treap.Map[string, int]{}.Apply(treap.Edits(counts))}
 }
 
-// matchPart moves the elements with the keys of the wanted part out of left, and
-// returns them as a part; nil where there are none.
-func matchPart(left map[string]map[Value]Element, want *Part) *Part {
+// without is the elements of a set that no part has.
+func without(elements map[Value]Element, set string, parts treap.Map[string, *Part]) map[Value]Element {
+	rest := maps.Clone(elements)
+	for _, part := range parts.All() {
+		for i := range part.Elements {
+			if e := &part.Elements[i]; e.Set == set {
+				delete(rest, e.Key)
+			}
+		}
+		for i := range part.Pools {
+			p := &part.Pools[i]
+			for index := 0; p.Map == set && index < p.count(); index++ {
+				delete(rest, p.Prefix.WithIndex(index))
+			}
+		}
+	}
+	return rest
+}
+
+// matchPart returns the elements with the keys of the wanted part as a part; nil where there
+// are none. It counts them by set. Each key of a set is in one part only.
+func matchPart(all map[string]map[Value]Element, want *Part, matched map[string]int) *Part {
 	var elements []Element
 	for _, e := range want.Elements {
-		if have, ok := left[e.Set][e.Key]; ok {
+		if have, ok := all[e.Set][e.Key]; ok {
 			elements = append(elements, have)
-			delete(left[e.Set], e.Key)
+			matched[e.Set]++
 		}
 	}
 	var pools []Pool
+	var key []byte // reused, since a string for each of many thousand keys would be garbage
 	for _, w := range want.Pools {
-		var targets []Value
+		have := all[w.Map]
+		targets := make([]Value, 0, w.Targets.Len())
 		for i := 0; ; i++ {
-			key := w.Prefix.WithIndex(i)
-			have, ok := left[w.Map][key]
+			key = AppendIndex(append(key[:0], w.Prefix...), uint32(i))
+			e, ok := have[Value(key)]
 			if !ok {
 				break
 			}
-			targets = append(targets, have.Data)
-			delete(left[w.Map], key)
+			targets = append(targets, e.Data)
 		}
 		if len(targets) > 0 {
 			pools = append(pools, w.withOrder(targets))
+			matched[w.Map] += len(targets)
 		}
 	}
 	if elements == nil && pools == nil {

@@ -195,6 +195,27 @@ func (a *applier) tampered() bool {
 	return tampered
 }
 
+// lost says whether another program has removed one of our tables, or chains or sets of
+// it; the next write then reads the table. What else it did only a read tells.
+func (a *applier) lost() bool {
+	generation, err := a.kernel.Generation()
+	if err != nil || generation == a.generation {
+		return false
+	}
+	lost := false
+	for _, t := range a.tables {
+		if t.known == unread || !t.exists() {
+			continue
+		}
+		have := t.inKernel()
+		if n, err := a.kernel.Objects(have.ID()); err == nil && n < have.Chains.Len()+have.Sets.Len() {
+			t.mustBeRead()
+			lost = true
+		}
+	}
+	return lost
+}
+
 // plan returns the batch for all of the tables, and what the kernel holds of each
 // after it.
 func (a *applier) plan(s *Sync, want *nft.Program, tables []*familyTable) (nft.Batch, []nft.State) {

@@ -1,11 +1,13 @@
 package proxy_test
 
 import (
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"nftproxy/daemon/proxy"
+	"nftproxy/nft"
 )
 
 func checking() proxy.Config {
@@ -82,20 +84,102 @@ func TestOwnedTablesAreNotRead(t *testing.T) {
 }
 
 // TestBusyRuleset: another program writes all the time. Reading our tables takes a
-// small share of the time, however long one read takes.
+// hundredth of the time at most, however long one read takes, also where Services change meanwhile.
 func TestBusyRuleset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newKernel()
 		k.readTakes = 300 * time.Millisecond
 		r := startWith(t, checking(), k, services(3))
 		r.publish()
-		const minutes = 10
-		for range minutes * 60 {
+		const minutes = 60
+		for n := range minutes * 60 {
 			r.sleep(time.Second)
 			k.generation++
+			if n%3 == 0 {
+				r.services.Set(both("web", fmt.Sprintf("10.0.0.1:%d", 80+n)))
+				r.publishAndWait()
+			}
 		}
-		if spent := time.Duration(k.reads) * k.readTakes; spent > minutes*time.Minute/45 || k.reads < 10 {
+		if spent := time.Duration(k.reads) * k.readTakes; spent > minutes*time.Minute/100 || k.reads < 10 {
 			t.Errorf("%d reads, %v of %d minutes", k.reads, spent, minutes)
+		}
+	})
+}
+
+// busyRuleset starts a loop on tables that take long to read, and has another program
+// write until the loop may read no more.
+func busyRuleset(t *testing.T) *rig {
+	t.Helper()
+	k := newKernel()
+	k.readTakes = 300 * time.Millisecond
+	r := startWith(t, checking(), k, services(3))
+	r.publish()
+	for range 60 {
+		r.sleep(time.Second)
+		k.generation++
+	}
+	reads := k.reads
+	r.sleep(2 * time.Second)
+	if k.reads != reads {
+		t.Fatal("the loop still reads after each change")
+	}
+	return r
+}
+
+// TestLossBesideABusyRuleset: another program writes all the time, so the loop may not
+// read our tables. It restores a table, chain or set that goes all the same.
+func TestLossBesideABusyRuleset(t *testing.T) {
+	for what, remove := range map[string]func(id nft.TableID, m *nft.Model){
+		"table": func(id nft.TableID, m *nft.Model) { _ = m.Apply(nft.Batch{Ops: []nft.Op{nft.DeleteTable{Table: id}}}) },
+		"chain": func(id nft.TableID, m *nft.Model) { delete(m.Table(id).Chains, "postrouting") },
+		"set":   func(id nft.TableID, m *nft.Model) { delete(m.Table(id).Sets, "hairpin") },
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := busyRuleset(t)
+				remove(r.program().IPv4.ID(), r.kernel.model)
+				r.kernel.generation++
+				r.sleep(2 * time.Second)
+				r.inForce()
+			})
+		})
+	}
+}
+
+// TestTableRemovedAgainAndAgain: the repair of a table that another program removes
+// each second takes a small share of the time, too.
+func TestTableRemovedAgainAndAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := busyRuleset(t)
+		const minutes = 60
+		reads := r.kernel.reads
+		for range minutes * 60 {
+			_ = r.kernel.model.Apply(nft.Batch{Ops: []nft.Op{nft.DeleteTable{Table: r.program().IPv4.ID()}}})
+			r.kernel.generation++
+			r.sleep(time.Second)
+		}
+		if spent := time.Duration(r.kernel.reads-reads) * r.kernel.readTakes; spent > minutes*time.Minute/50 {
+			t.Errorf("%v of %d minutes", spent, minutes)
+		}
+		r.sleep(5 * time.Minute)
+		r.inForce()
+	})
+}
+
+// TestRepairsInARow: another program changes our tables now and then. The loop repairs each
+// change within a period, also where one read takes long.
+func TestRepairsInARow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKernel()
+		k.readTakes = 100 * time.Millisecond
+		r := startWith(t, checking(), k, services(3))
+		r.publishAndWait()
+		r.sleep(time.Second)
+		for range 20 {
+			r.sleep(time.Minute)
+			r.deleteAll("endpoints", "services")
+			r.sleep(checking().CheckPeriod + perRead*k.readTakes)
+			r.inForce()
 		}
 	})
 }

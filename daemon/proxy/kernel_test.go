@@ -91,6 +91,15 @@ func (k *fakeKernel) Generation() (uint32, error) {
 
 func (k *fakeKernel) Owned(nft.TableID) (bool, error) { return k.owned, nil }
 
+func (k *fakeKernel) Objects(id nft.TableID) (int, error) {
+	k.handOver()
+	contents := k.model.Table(id)
+	if contents == nil {
+		return 0, nil
+	}
+	return len(contents.Chains) + len(contents.Sets), nil
+}
+
 // Spent says of each Apply that it took 1 ms to encode and 2 ms to commit.
 func (k *fakeKernel) Spent() (encode, commit time.Duration) {
 	return time.Millisecond, 2 * time.Millisecond

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"nftproxy/model/pace"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 )
@@ -31,6 +32,9 @@ type Kernel interface {
 	Generation() (uint32, error)
 	// Owned says whether no other program can change the table.
 	Owned(nft.TableID) (bool, error)
+	// Objects is the number of the table's chains and sets, 0 where there is no table.
+	// Asking costs the same for any table.
+	Objects(nft.TableID) (int, error)
 }
 
 // Config says how often the loop works.
@@ -43,7 +47,9 @@ type Config struct {
 	RetryPeriod time.Duration
 	// CheckPeriod is how often the loop checks for changes to the ruleset by other
 	// programs; 0 means never. A check costs microseconds. After such a change the
-	// loop reads the tables that we do not own, and repairs them if need be.
+	// loop reads the tables that we do not own, and repairs them if need be. A ruleset
+	// that changes all the time leads to reads for less than a hundredth of the time,
+	// and meanwhile only the loss of a table, chain or set is repaired at once.
 	CheckPeriod time.Duration
 	// Begin is called in each sync before anything is written, if it is not nil.
 	// The observers hear how the sync ended. Begin must not wait.
@@ -53,14 +59,18 @@ type Config struct {
 	Jitter func() float64
 }
 
-// readShare bounds what a busy ruleset of other programs costs: of the time, at
-// most one part in so many goes into reading our tables.
-const readShare = 50
+// repairRest and repairBurst bound what a busy ruleset of other programs costs: in
+// the long run one part in so many of the time goes into syncs after checks, and
+// repairBurst beyond that after a rest.
+const (
+	repairRest  = 120
+	repairBurst = 2 * time.Second
+)
 
 // DefaultConfig has the periods that suit a kernel which takes a batch in less
 // than a millisecond.
 func DefaultConfig() Config {
-	return Config{MinSyncPeriod: 10 * time.Millisecond, RetryPeriod: time.Second, CheckPeriod: time.Second}
+	return Config{MinSyncPeriod: 10 * time.Millisecond, RetryPeriod: time.Second, CheckPeriod: 250 * time.Millisecond}
 }
 
 // Loop applies the newest snapshot of a mailbox to the kernel.
@@ -78,8 +88,11 @@ type Loop struct {
 	since time.Time
 	// triggers are the causes of the changes that are not in force in their family.
 	triggers service.Triggers
-	// checkAfter is when a check may next lead to a read.
-	checkAfter time.Time
+	// repairs is the time for syncs after checks.
+	repairs pace.Budget
+	// repaired says that the last of them wrote something, and that the budget has
+	// had nothing for another one since.
+	repaired bool
 	// busy is when the sync under way began, nil between syncs.
 	busy atomic.Pointer[time.Time]
 }
@@ -90,7 +103,10 @@ func New(c Config, k Kernel, compile func(service.Snapshot) *nft.Program, observ
 	if c.Jitter == nil {
 		c.Jitter = rand.Float64
 	}
-	l := &Loop{config: c, compile: compile, observe: observe, applier: newApplier(k, c.Jitter)}
+	l := &Loop{
+		config: c, compile: compile, observe: observe, applier: newApplier(k, c.Jitter),
+		repairs: pace.Budget{Rest: repairRest, Burst: repairBurst},
+	}
 	l.SetMinSyncPeriod(c.MinSyncPeriod)
 	return l
 }
@@ -187,16 +203,26 @@ func (l *Loop) sync(check bool) Sync {
 	if !s.InForce(nft.IPv6) {
 		l.triggers.V6 = slices.Clone(s.Triggers.V6)
 	}
-	l.checkAfter = s.End().Add(readShare * s.Read)
+	if check {
+		l.repairs.Spend(s.End(), s.End().Sub(s.Start))
+		l.repaired = s.Written > 0
+	}
 	for _, o := range l.observe {
 		o(s)
 	}
 	return s
 }
 
-// tampered says whether another program may have changed our tables.
+// tampered says whether another program may have changed our tables, as far as the
+// budget allows for. Beyond the budget it only looks whether something is lost, and not
+// even that if the last look led to a repair: a program that removes a table again and
+// again costs no more than the budget.
 func (l *Loop) tampered() bool {
-	return !time.Now().Before(l.checkAfter) && l.applier.tampered()
+	if time.Now().Before(l.repairs.Ready()) {
+		return !l.repaired && l.applier.lost()
+	}
+	l.repaired = false
+	return l.applier.tampered()
 }
 
 // ticks is a ticker's channel and the function that stops it; a period of 0 never

@@ -134,3 +134,22 @@ func TestReadByKeysFindsTampering(t *testing.T) {
 		must(t, cmd.Load(ns, test.undo+"\n"))
 	}
 }
+
+// Objects counts what a program's table has: without a table it is 0.
+func TestObjects(t *testing.T) {
+	_, c := open(t)
+	p := everything()
+	for _, f := range nft.Families() {
+		if n, err := c.Objects(table(f)); n != 0 || err != nil {
+			t.Errorf("table %s: %d objects before it is there, error %v", f, n, err)
+		}
+	}
+	must(t, c.Apply(load(p)))
+	for _, f := range nft.Families() {
+		n, err := c.Objects(table(f))
+		must(t, err)
+		if want := p.Table(f).Chains.Len() + p.Table(f).Sets.Len(); n != want {
+			t.Errorf("table %s: %d objects, not %d", f, n, want)
+		}
+	}
+}

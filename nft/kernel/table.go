@@ -31,6 +31,8 @@ type TableInfo struct {
 	Owner uint32
 	// Ours says that an nftproxy has made the table.
 	Ours bool
+	// Objects is the number of chains and sets in the table.
+	Objects int
 }
 
 // Orphan says that the table's owner has gone. Another process can own it.
@@ -70,7 +72,8 @@ func (c *Conn) lookUpTable(id nft.TableID) (t TableInfo, found bool, err error) 
 func tableInfo(id nft.TableID, attrs []byte) TableInfo {
 	return TableInfo{
 		ID: id, Flags: attributeUint32(attrs, unix.NFTA_TABLE_FLAGS), Owner: attributeUint32(attrs, attrTableOwner),
-		Ours: string(attribute(attrs, attrTableUserdata)) == string(tableUserdata()),
+		Ours:    string(attribute(attrs, attrTableUserdata)) == string(tableUserdata()),
+		Objects: int(attributeUint32(attrs, unix.NFTA_TABLE_USE)),
 	}
 }
 
@@ -151,6 +154,12 @@ func awaitPackets() {
 func (c *Conn) Owned(id nft.TableID) (bool, error) {
 	t, _, err := c.lookUpTable(id)
 	return t.Owner != 0 && t.Owner == c.writer.conn.PID(), err
+}
+
+// Objects returns the number of chains and sets in the table, 0 if there is no table.
+func (c *Conn) Objects(id nft.TableID) (int, error) {
+	t, _, err := c.lookUpTable(id)
+	return t.Objects, err
 }
 
 // Own makes this Conn the owner of an orphan, with its contents, and wakes a dormant table.
