@@ -69,6 +69,14 @@ takeover: build ## replace the real kube-proxy and go back, ROUNDS=20 times in e
 	hack/build-tools.sh kube-proxy
 	NFTPROXY_TAKEOVER=$(ROUNDS) $(GO) test -count=1 -timeout 60m -v -run 'TestTakeover|TestLeftovers' ./test/e2e
 
+SOAK ?= 10m
+
+.PHONY: soak
+soak: build ## random events for SOAK=10m under traffic, and the tables checked after each round; SEED=n repeats the events of a run, SCRIPT=file plays a kept script, REDUCE=1 cuts it down; as root
+	hack/build-tools.sh
+	$(GO) build -o bin/soak ./test/soak
+	bin/soak --for=$(SOAK) $(if $(SEED),--seed=$(SEED)) $(if $(SCRIPT),--script=$(SCRIPT)) $(if $(REDUCE),--reduce)
+
 demo: build ## show the proxy at work on real traffic, without a cluster
 	bin/nftproxy demo
 

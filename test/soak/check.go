@@ -1,0 +1,174 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"nftproxy/daemon/hostaddr"
+	"nftproxy/daemon/verify"
+	"nftproxy/model/service"
+	"nftproxy/nft"
+	"nftproxy/nft/ruleset"
+	"nftproxy/watch"
+)
+
+// settle waits until the kernel's tables equal a fresh compile of what the API server
+// holds and until open flows have followed, and then lets some traffic pass that nothing
+// excuses. Without a proxy there is nothing to wait for.
+func (w *world) settle() error {
+	if w.proxy == nil {
+		w.count.add("settles left out, for no proxy ran")
+		return nil
+	}
+	began := time.Now()
+	if err := w.awaitTables(began); err != nil {
+		return err
+	}
+	settled := time.Now()
+	w.count.settled(settled.Sub(began))
+	w.book.Settled(settled)
+	if err := w.traffic.awaitFlows(settled, patience); err != nil {
+		return err
+	}
+	now := time.Now()
+	w.count.followed(now.Sub(settled))
+	const memory = 5 * time.Minute // longer than any question takes
+	w.book.FlowsSettled(now, memory)
+	if err := w.traffic.calm(patience); err != nil {
+		return err
+	}
+	w.count.observe(w.proxy.PID())
+	return errors.Join(w.alive(), w.othersStay())
+}
+
+// awaitTables returns once the tables are right.
+func (w *world) awaitTables(began time.Time) error {
+	pause := 5 * time.Millisecond
+	for {
+		differences, err := w.differences()
+		if err == nil && differences == "" {
+			return nil
+		}
+		if err != nil && w.ctx.Err() != nil {
+			return w.ctx.Err()
+		}
+		if time.Since(began) > patience {
+			return failed("after %v the tables still differ from what the API server holds (error: %v):\n%s", patience, err, differences)
+		}
+		if err := w.alive(); err != nil {
+			return err
+		}
+		select {
+		case <-w.ctx.Done():
+			return w.ctx.Err()
+		case <-w.traffic.failed:
+			return w.traffic.failure
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, 300*time.Millisecond)
+	}
+}
+
+// differences compares the tables with a fresh compile.
+func (w *world) differences() (string, error) {
+	if w.apiUp {
+		if err := w.list(); err != nil {
+			return "", fmt.Errorf("list objects: %w", err)
+		}
+	}
+	want, err := w.want()
+	if err != nil {
+		return "", err
+	}
+	have, err := w.conn.Read(want)
+	if err != nil {
+		return "", err
+	}
+	found := verify.Compare(want, have)
+	if found.Len() == 0 {
+		return "", nil
+	}
+	var text strings.Builder
+	const most = 20
+	report := found.Report(most)
+	err = report.WriteText(&text)
+	return text.String(), err
+}
+
+// want is the program that should be in the kernel.
+func (w *world) want() (*nft.Program, error) {
+	var addrs []netip.Addr
+	err := w.Node.Do(func() (err error) {
+		addrs, err = hostaddr.List(w.ctx)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	snapshot, err := w.snapshot(addrs)
+	if err != nil {
+		return nil, err
+	}
+	config, err := w.config()
+	if err != nil {
+		return nil, err
+	}
+	return ruleset.Compile(config, snapshot), nil
+}
+
+// config is the proxy's configuration, by its flags.
+func (w *world) config() (ruleset.Config, error) {
+	c := ruleset.Config{Table: ruleset.DefaultTable, Counters: w.choice.Get("counters") != "none"}
+	c.MasqueradeBit, c.MasqueradeAll = ruleset.DefaultMasqueradeBit, w.choice.Get("masquerade-all") == "yes"
+	var list []string
+	if addresses := w.choice.Get("node-ports"); addresses != "" {
+		list = []string{addresses}
+	}
+	var err error
+	if c.NodePortAddresses, err = service.ParseNodePortAddresses(list); err != nil {
+		return c, err
+	}
+	if w.choice.Get("local") == "InterfaceNamePrefix" {
+		c.PodInterface = service.Interface{Name: "veth", Prefix: true}
+		return c, nil
+	}
+	c.ClusterCIDRs = slices.Clone(w.ClusterCIDRs)
+	return c, nil
+}
+
+// snapshot is what the proxy should serve: the objects, read anew as manifests.
+func (w *world) snapshot(addrs []netip.Addr) (service.Snapshot, error) {
+	file := filepath.Join(w.opts.dir, fmt.Sprintf("objects-%d.json", os.Getpid()))
+	if err := os.WriteFile(file, w.objects.all, 0o644); err != nil {
+		return service.Snapshot{}, err
+	}
+	defer os.Remove(file)
+	mailbox := service.NewMailbox()
+	var problems []error
+	watcher := watch.NewWatcher(watch.Options{
+		Node: nodeName, OwnPorts: []watch.OwnPort{{Port: 22, Whose: "the node"}},
+		Report: func(p watch.Problem) { problems = append(problems, p) },
+	}, mailbox)
+	watcher.SetHostAddresses(addrs)
+	ctx, cancel := context.WithCancel(w.ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- watcher.RunManifests(ctx, file) }()
+	var err error
+	select {
+	case <-mailbox.C():
+	case err = <-ended:
+		cancel()
+		return service.Snapshot{}, errors.Join(err, w.ctx.Err())
+	}
+	update, _ := mailbox.Take()
+	cancel()
+	err = <-ended
+	return update.Snapshot, err
+}

@@ -1,0 +1,224 @@
+package outcome
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Book keeps what was true when. Its methods are safe for concurrent use.
+type Book struct {
+	mu       sync.Mutex
+	versions map[Question][]version
+	damages  []damage
+}
+
+// version is an expectation and when it may hold. A zero time has not come yet.
+type version struct {
+	Expectation
+	from time.Time
+	// until is when the kernel was seen to have left it behind, and left when open flows
+	// have too.
+	until, left time.Time
+}
+
+// damage is a time in which the rules may be anything.
+type damage struct {
+	cause       string
+	from, until time.Time
+}
+
+// NewBook returns an empty book.
+func NewBook() *Book { return &Book{versions: map[Question][]version{}} }
+
+// Expect says what is true from now on, or soon: what was true before may be so until
+// Settled.
+func (b *Book) Expect(all map[Question]Expectation, now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for q, e := range all {
+		list := b.versions[q]
+		if len(list) == 0 || !list[len(list)-1].equal(e) {
+			b.versions[q] = append(list, version{Expectation: e, from: now})
+		}
+	}
+}
+
+// Damage says that somebody may change the rules from now on.
+func (b *Book) Damage(cause string, now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.damages = append(b.damages, damage{cause: cause, from: now})
+}
+
+// NoDamage takes the last Damage back.
+func (b *Book) NoDamage() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.damages = b.damages[:len(b.damages)-1]
+}
+
+// Damaged names the damages that are not repaired.
+func (b *Book) Damaged() []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var causes []string
+	for _, d := range b.damages {
+		if d.until.IsZero() {
+			causes = append(causes, d.cause)
+		}
+	}
+	return causes
+}
+
+// Settled says that the kernel has what was expected last. Earlier expectations end, for
+// new connections, and so do damages.
+func (b *Book) Settled(now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, list := range b.versions {
+		for i := range list[:len(list)-1] {
+			if list[i].until.IsZero() {
+				list[i].until = now
+			}
+		}
+	}
+	for i := range b.damages {
+		if b.damages[i].until.IsZero() {
+			b.damages[i].until = now
+		}
+	}
+}
+
+// FlowsSettled says that open flows have followed. It forgets what is older than memory.
+func (b *Book) FlowsSettled(now time.Time, memory time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	old := now.Add(-memory)
+	for q, list := range b.versions {
+		for i := range list[:len(list)-1] {
+			if list[i].left.IsZero() && !list[i].until.IsZero() {
+				list[i].left = now
+			}
+		}
+		b.versions[q] = slices.DeleteFunc(list, func(v version) bool { return !v.left.IsZero() && v.left.Before(old) })
+	}
+	b.damages = slices.DeleteFunc(b.damages, func(d damage) bool { return !d.until.IsZero() && d.until.Before(old) })
+}
+
+// Now is what is expected of a question.
+func (b *Book) Now(q Question) Expectation {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	list := b.versions[q]
+	if len(list) == 0 {
+		return Expectation{}
+	}
+	return list[len(list)-1].Expectation
+}
+
+// Questions returns all questions that something was expected of, in an order.
+func (b *Book) Questions() []Question {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.SortedFunc(maps.Keys(b.versions), func(a, c Question) int { return strings.Compare(a.String(), c.String()) })
+}
+
+// Verdict is what became of a question, judged.
+type Verdict struct {
+	// Wrong says what is wrong; empty if nothing is.
+	Wrong string
+	// Excuse names the damage by which a wrong answer may be.
+	Excuse string
+	// Moving says that more than one thing was expected, or the tables were damaged.
+	Moving bool
+}
+
+// Judge judges the answer to a question that was under way between two times.
+func (b *Book) Judge(q Question, a Answer, from, to time.Time) Verdict {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	held := b.held(q, from, to, a.Open)
+	cause := b.damagedBetween(from, to)
+	v := Verdict{Moving: len(held) != 1 || cause != ""}
+	left := a.Kind == Answered && a.Was != "" && a.Was != a.Pod &&
+		!slices.ContainsFunc(held, func(e Expectation) bool { return !slices.Contains(e.Serving, a.Was) })
+	if !left && slices.ContainsFunc(held, func(e Expectation) bool { return e.allows(a) }) {
+		return v
+	}
+	if cause != "" {
+		v.Excuse = cause
+		return v
+	}
+	var texts []string
+	for _, e := range held {
+		texts = append(texts, e.String())
+	}
+	v.Wrong = fmt.Sprintf("%v, between %s and %s: %v; want: %s", q, clock(from), clock(to), a, strings.Join(texts, ", or "))
+	if a.Open {
+		v.Wrong += fmt.Sprintf("; an open flow, which was with %q", a.Was)
+	}
+	if left {
+		v.Wrong += " and had no reason to leave it"
+	}
+	return v
+}
+
+func clock(t time.Time) string { return t.Format("15:04:05.000") }
+
+// Excuse names a damage between the times, by which an open connection may have ended.
+func (b *Book) Excuse(from, to time.Time) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.damagedBetween(from, to)
+}
+
+// Listed says whether the pod was one of the Service's all of the time, in whatever
+// condition, as far as open flows go.
+func (b *Book) Listed(q Question, pod string, from, to time.Time) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return !slices.ContainsFunc(b.held(q, from, to, true), func(e Expectation) bool { return !slices.Contains(e.Known, pod) })
+}
+
+// Sticks says whether a client that the pod answered at first must still be with it.
+func (b *Book) Sticks(q Question, pod string, first, to time.Time) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.damagedBetween(first, to) != "" {
+		return false
+	}
+	for _, e := range b.held(q, first, to, false) {
+		if e.Fate != Served || e.Affinity == 0 || to.Sub(first) >= e.Affinity || !slices.Contains(e.Pods, pod) {
+			return false
+		}
+	}
+	return true
+}
+
+// held returns what may have been true at some time between the two.
+func (b *Book) held(q Question, from, to time.Time, flow bool) []Expectation {
+	var held []Expectation
+	for _, v := range b.versions[q] {
+		end := v.until
+		if flow {
+			end = v.left
+		}
+		if !v.from.After(to) && (end.IsZero() || !end.Before(from)) {
+			held = append(held, v.Expectation)
+		}
+	}
+	return held
+}
+
+func (b *Book) damagedBetween(from, to time.Time) string {
+	for _, d := range b.damages {
+		if !d.from.After(to) && (d.until.IsZero() || !d.until.Before(from)) {
+			return d.cause
+		}
+	}
+	return ""
+}
