@@ -68,7 +68,7 @@ const initialPIDNamespace = 0xEFFFFFFC
 // for two seconds at most. A process of another network namespace does not count.
 func LookForKubeProxy(ctx context.Context) (Running, error) {
 	var r Running
-	node, err := r.findProcesses("/proc")
+	node, err := r.findInNode()
 	if err != nil {
 		return r, err
 	}
@@ -81,26 +81,32 @@ func LookForKubeProxy(ctx context.Context) (Running, error) {
 	return r, nil
 }
 
+// findInNode finds the processes in /proc.
+func (r *Running) findInNode() (node bool, err error) {
+	here, err := markNetwork()
+	if err != nil {
+		return false, err
+	}
+	defer here.end()
+	return r.findProcesses("/proc", here)
+}
+
 // findProcesses says whether it has seen all processes of the node: in the machine's first PID
 // namespace, or in one that has a kubelet.
-func (r *Running) findProcesses(proc string) (node bool, err error) {
-	node = inInitialNamespace(proc)
+func (r *Running) findProcesses(proc string, here network) (node bool, err error) {
 	entries, err := os.ReadDir(proc)
 	if err != nil {
 		return false, fmt.Errorf("list processes: %w", err)
 	}
-	own, _ := os.Readlink(filepath.Join(proc, "thread-self/ns/net"))
+	node = inInitialNamespace(proc) && seesInit(entries)
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil {
 			continue
 		}
 		dir := filepath.Join(proc, e.Name())
-		// A link that cannot be read counts as ours.
-		ns, err := os.Readlink(filepath.Join(dir, "ns/net"))
-		elsewhere := err == nil && ns != own
 		args, err := arguments(dir)
-		if err != nil && !elsewhere {
+		if err != nil && !here.lacks(proc, dir) {
 			r.Unknown = fmt.Errorf("PID %d may be a kube-proxy: %w", pid, err)
 		}
 		if len(args) == 0 {
@@ -110,7 +116,7 @@ func (r *Running) findProcesses(proc string) (node bool, err error) {
 		if name == "kubelet" {
 			node = true
 		}
-		if elsewhere {
+		if here.lacks(proc, dir) {
 			continue
 		}
 		switch {
@@ -122,6 +128,12 @@ func (r *Running) findProcesses(proc string) (node bool, err error) {
 		}
 	}
 	return node, nil
+}
+
+// seesInit says whether a list of processes has the first one. /proc hides it, and with it a kube-proxy,
+// where it is mounted with hidepid=2 and the caller has fewer capabilities than they.
+func seesInit(entries []fs.DirEntry) bool {
+	return slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == "1" })
 }
 
 // arguments returns the command line of a process that may have a kube-proxy inside or tells of the
@@ -161,7 +173,7 @@ func inInitialNamespace(proc string) bool {
 // SeesNode says whether the caller sees the processes of the node, and not only those of a
 // container.
 func SeesNode() bool {
-	node, err := new(Running).findProcesses("/proc")
+	node, err := new(Running).findInNode()
 	return err == nil && node
 }
 

@@ -13,6 +13,7 @@ import (
 
 // proc makes a directory like /proc. Each process is "PID namespace command line"; the
 // namespace - stands for one that cannot be read, and the command line unreadable after a name too.
+// Of the namespaces -1 and -2 only the sockets can be read; "mark" is a socket of the namespace 1.
 func proc(t *testing.T, processes ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -32,8 +33,14 @@ func proc(t *testing.T, processes ...string) string {
 		} else {
 			must(os.WriteFile(filepath.Join(dir, name, "cmdline"), []byte(cmdline), 0o644))
 		}
-		if ns != "-" {
+		if !strings.HasPrefix(ns, "-") {
 			must(os.Symlink("net:["+ns+"]", filepath.Join(dir, name, "ns/net")))
+		}
+		if last := map[string]string{"-1": "mark", "-2": "remark"}[ns]; last != "" {
+			must(os.Mkdir(filepath.Join(dir, name, "net"), 0o755))
+			must(os.WriteFile(filepath.Join(dir, name, "net/unix"), []byte("Num RefCount Protocol Flags Type St Inode Path\n"+
+				"0000000010a2ba6f: 00000003 00000000 00000000 0001 03  1061\n"+
+				"0000000010a2ba70: 00000002 00000000 00010000 0001 01  1062 "+last+"\n"), 0o644))
 		}
 	}
 	add("thread-self", "1", "")
@@ -56,6 +63,9 @@ func TestProcesses(t *testing.T) {
 		"after it has ended":     {[]string{"1 1 /sbin/init", "7 1 /usr/bin/kubelet --x"}, "does not run", true},
 		"another node's":         {[]string{"7 1 /usr/bin/kubelet", "9 2 /usr/local/bin/kube-proxy"}, "does not run", true},
 		"a namespace unreadable": {[]string{"7 1 /usr/bin/kubelet", "9 - kube-proxy"}, "runs (PID 9)", true},
+		"the sockets tell":       {[]string{"7 1 /usr/bin/kubelet", "9 -1 kube-proxy"}, "runs (PID 9)", true},
+		"elsewhere, by sockets":  {[]string{"7 1 /usr/bin/kubelet", "9 -2 kube-proxy"}, "does not run", true},
+		"unreadable by sockets":  {[]string{"7 1 /usr/bin/kubelet", "9 -2 kube-proxy unreadable"}, "does not run", true},
 		"a clean-up":             {[]string{"7 1 /usr/bin/kubelet", "9 1 kube-proxy --cleanup"}, "does not run", true},
 		"hyperkube":              {[]string{"7 1 /hyperkube kubelet", "9 1 /hyperkube proxy"}, "runs (PID 9)", false},
 		"a container":            {[]string{"1 1 /nftproxy run"}, "does not run", false},
@@ -69,7 +79,7 @@ func TestProcesses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var r Running
 			dir := proc(t, c.processes...)
-			node, err := r.findProcesses(dir)
+			node, err := r.findProcesses(dir, network{name: "mark"})
 			if err != nil {
 				t.Fatal(err)
 			}
