@@ -32,6 +32,8 @@ import (
 
 // run runs the proxy until the context ends. The rules stay in the kernel.
 func (d *daemon) run(ctx context.Context) error {
+	d.setOOMScoreAdj()
+	d.limitPrivileges()
 	registry := metrics.NewRegistry()
 	metrics.FollowRequests(registry)
 	api, err := d.newAPI(ctx)
@@ -110,7 +112,6 @@ func (d *daemon) run(ctx context.Context) error {
 	d.log.Info("starting", "version", version(), "node", d.node, "table", d.ruleset.Table)
 	d.logNotes()
 	d.record(watch.Event{Object: watch.NodeObject(d.node), Reason: watch.ReasonStarting})
-	d.setOOMScoreAdj()
 	d.removeTraces()
 	sysctls = d.applySysctls()
 	group, ctx := errgroup.WithContext(ctx)

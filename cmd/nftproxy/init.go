@@ -58,9 +58,9 @@ func checkOOMScoreAdj(score string) error {
 	return nil
 }
 
-// setOOMScoreAdj asks the kernel for the score. Without CAP_SYS_RESOURCE the
-// kernel refuses one that is lower than the present score (proc(5)): the proxy
-// works all the same.
+// setOOMScoreAdj asks the kernel for the score. Without CAP_SYS_RESOURCE, which
+// limitPrivileges gives up, the kernel refuses one that is lower than the present
+// score (proc(5)): the proxy works all the same.
 func (d *daemon) setOOMScoreAdj() {
 	score := d.options.oomScoreAdj
 	if score == "" {

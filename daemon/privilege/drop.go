@@ -1,0 +1,97 @@
+package privilege
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrCgo says that the binary was built with cgo: Go cannot change all threads of such a process. The
+// binaries of a release have no cgo.
+var ErrCgo = errors.New("the binary was built with cgo (build it with CGO_ENABLED=0)")
+
+// Limit gives up every capability that keep does not have. It returns the states before and after. What
+// the process does not have it cannot keep; a process that has nothing to give up stays as it is.
+//
+// All threads change together. An error of the kernel leaves what was given up before.
+func Limit(keep Set) (before, after State, err error) {
+	if before, err = Own(); err != nil {
+		return before, before, err
+	}
+	for _, s := range steps(before, keep) {
+		errno := s.do()
+		if errno == unix.ENOTSUP {
+			err = ErrCgo
+			break
+		}
+		if errno != 0 {
+			err = fmt.Errorf("%s: %w", s.what, errno)
+			break
+		}
+	}
+	after, failed := Own()
+	return before, after, errors.Join(err, failed)
+}
+
+// step is a system call that every thread makes.
+type step struct {
+	what string
+	do   func() syscall.Errno
+}
+
+func prctl(what string, option, argument uintptr) step {
+	return step{what, func() syscall.Errno {
+		_, _, errno := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, option, argument, 0, 0, 0, 0)
+		return errno
+	}}
+}
+
+// The bits of linux/securebits.h.
+const (
+	noRoot, noRootLocked               = 1 << 0, 1 << 1
+	noSetuidFixupLocked                = 1 << 3
+	keepCapsLocked                     = 1 << 5
+	noAmbient, noAmbientLocked         = 1 << 6, 1 << 7
+	securebits                 uintptr = noRoot | noRootLocked | noSetuidFixupLocked | keepCapsLocked | noAmbient | noAmbientLocked
+)
+
+// steps lead from a state to one without any other capability than those to keep. The order matters: the
+// bounding set and the securebits need CAP_SETPCAP, which goes with the rest.
+//
+// The securebits say that the user root has no capabilities by its name: a program that this process starts
+// as root has none. They are locked, for good (capabilities(7)).
+func steps(s State, keep Set) []step {
+	var list []step
+	if s.Effective.Has(unix.CAP_SETPCAP) {
+		for _, c := range s.Bounding.Without(keep).members() {
+			list = append(list, prctl(fmt.Sprintf("drop capability %d from the bounding set", c), unix.PR_CAPBSET_DROP, uintptr(c)))
+		}
+		list = append(list, prctl("set the securebits", unix.PR_SET_SECUREBITS, securebits))
+	}
+	if s.Ambient != 0 {
+		list = append(list, prctl("clear the ambient capabilities", unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL))
+	}
+	if s.Permitted.Without(keep) != 0 || s.Inheritable != 0 {
+		list = append(list, capset(s.Permitted&keep, s.Effective&keep))
+	}
+	if !s.NoNewPrivileges {
+		list = append(list, prctl("set no_new_privs", unix.PR_SET_NO_NEW_PRIVS, 1))
+	}
+	return list
+}
+
+// capset sets the permitted and the effective capabilities, and makes none inheritable.
+func capset(permitted, effective Set) step {
+	return step{"set the capabilities", func() syscall.Errno {
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3} // PID 0: the thread itself
+		data := [2]unix.CapUserData{
+			{Permitted: uint32(permitted), Effective: uint32(effective)},
+			{Permitted: uint32(permitted >> 32), Effective: uint32(effective >> 32)},
+		}
+		_, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&data)), 0)
+		return errno
+	}}
+}

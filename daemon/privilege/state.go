@@ -1,0 +1,75 @@
+package privilege
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// State is what a thread may do.
+type State struct {
+	Inheritable, Permitted, Effective, Bounding, Ambient Set
+	// NoNewPrivileges says that a program that the thread starts gets no more rights than it has.
+	NoNewPrivileges bool
+}
+
+// Own returns the state of the calling thread.
+func Own() (State, error) { return read("/proc/thread-self") }
+
+// Threads returns the states of all threads of a process.
+func Threads(pid int) ([]State, error) {
+	dirs, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
+	if err != nil {
+		return nil, err
+	}
+	var list []State
+	for _, dir := range dirs {
+		s, err := read(dir)
+		if os.IsNotExist(err) {
+			continue // The thread has ended.
+		}
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, s)
+	}
+	return list, nil
+}
+
+func read(dir string) (State, error) {
+	text, err := os.ReadFile(filepath.Join(dir, "status"))
+	if err != nil {
+		return State{}, fmt.Errorf("read the capabilities: %w", err)
+	}
+	return parse(string(text))
+}
+
+// parse reads a file status of /proc. A kernel without the line NoNewPrivs (before 4.10) is not supported
+// anyway, so every line must be there.
+func parse(text string) (State, error) {
+	var s State
+	sets := map[string]*Set{"CapInh": &s.Inheritable, "CapPrm": &s.Permitted, "CapEff": &s.Effective, "CapBnd": &s.Bounding, "CapAmb": &s.Ambient}
+	left := len(sets) + 1
+	for line := range strings.Lines(text) {
+		name, value, _ := strings.Cut(line, ":")
+		value = strings.TrimSpace(value)
+		if set := sets[name]; set != nil {
+			n, err := strconv.ParseUint(value, 16, 64)
+			if err != nil {
+				return s, fmt.Errorf("read the capabilities: %s: %w", name, err)
+			}
+			*set = Set(n)
+			left--
+		}
+		if name == "NoNewPrivs" {
+			s.NoNewPrivileges = value == "1"
+			left--
+		}
+	}
+	if left != 0 {
+		return s, fmt.Errorf("read the capabilities: the kernel shows %d lines less than it should", left)
+	}
+	return s, nil
+}

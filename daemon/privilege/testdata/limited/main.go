@@ -1,0 +1,71 @@
+// Command limited limits itself to the capabilities of its arguments, and prints the states that are left:
+// those of all its threads, and that of a program that it starts.
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"sync"
+
+	"nftproxy/daemon/privilege"
+)
+
+func main() {
+	if len(os.Args) == 1 {
+		print(privilege.Threads(os.Getpid()))
+		return
+	}
+	keep := privilege.Set(0)
+	for _, a := range os.Args[1:] {
+		n, err := strconv.Atoi(a)
+		check(err)
+		keep |= privilege.Of(n)
+	}
+	// Threads that are there already, and more afterwards: each goroutine has one of its own.
+	end := threads(5)
+	_, after, err := privilege.Limit(keep)
+	check(err)
+	endMore := threads(10)
+	list, err := privilege.Threads(os.Getpid())
+	print(append(list, after), err)
+	end()
+	endMore()
+	child := exec.Command("/proc/self/exe")
+	child.Stdout, child.Stderr = os.Stdout, os.Stderr
+	check(child.Run())
+}
+
+func threads(n int) (end func()) {
+	stop := make(chan struct{})
+	var ready, ended sync.WaitGroup
+	for range n {
+		ready.Add(1)
+		ended.Go(func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			ready.Done()
+			<-stop
+		})
+	}
+	ready.Wait()
+	return func() {
+		close(stop)
+		ended.Wait()
+	}
+}
+
+func print(list []privilege.State, err error) {
+	check(err)
+	check(json.NewEncoder(os.Stdout).Encode(list))
+}
+
+func check(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
