@@ -50,6 +50,8 @@ type Config struct {
 	// Controllers are the controllers to run, by the names that kube-controller-manager's --controllers knows.
 	// Empty: DefaultControllers, or with PodCIDRs all that kube-controller-manager runs by default.
 	Controllers []string
+	// ControllerFlags are further flags of kube-controller-manager. They win over those that it gets here.
+	ControllerFlags []string
 	// Log takes progress and the unexpected deaths of components. Nil: nothing is
 	// written.
 	Log io.Writer
@@ -89,6 +91,7 @@ type Cluster struct {
 	ports     ports
 	ns        *netNS
 	clientCfg *rest.Config
+	stopping  chan struct{} // closed by Stop
 
 	watching sync.WaitGroup // goroutines that wait for a process to end
 	logging  sync.Mutex     // held to write to cfg.Log
@@ -112,7 +115,7 @@ func Start(ctx context.Context, cfg Config) (*Cluster, error) {
 	if err := cfg.setDefaults(); err != nil {
 		return nil, err
 	}
-	c := &Cluster{cfg: cfg, binaries: map[string]string{}, processes: map[string]*process{}}
+	c := &Cluster{cfg: cfg, binaries: map[string]string{}, processes: map[string]*process{}, stopping: make(chan struct{})}
 	// Start opens the namespace first: it is that of the calling thread, and after
 	// anything that blocks the goroutine may run on another thread.
 	ns, err := openNetNS(cfg.NetNS)
@@ -230,6 +233,7 @@ func (c *Cluster) Stop() {
 		return
 	}
 	c.stopped = true
+	close(c.stopping)
 	running := c.processes
 	c.mu.Unlock()
 
@@ -256,6 +260,15 @@ func (c *Cluster) StopAPIServer() {
 	}
 }
 
+// KillAPIServer ends the API server as a crash does, and returns when it has gone. It does nothing when the API server
+// does not run.
+func (c *Cluster) KillAPIServer() {
+	if p := c.process(apiServer); p != nil {
+		p.signal(syscall.SIGKILL)
+		<-p.exited
+	}
+}
+
 // StartAPIServer starts the API server, at the same address and with the same data as before, and returns when it
 // reports ready. It does nothing when the API server runs.
 func (c *Cluster) StartAPIServer(ctx context.Context) error {
@@ -266,6 +279,9 @@ func (c *Cluster) StartAPIServer(ctx context.Context) error {
 	}
 	return c.waitReady(ctx, apiServer, c.apiServerReady)
 }
+
+// APIServerPID is the process of the API server, the last one if it has ended.
+func (c *Cluster) APIServerPID() int { return c.process(apiServer).cmd.Process.Pid }
 
 // RestartAPIServer stops the API server and starts it again.
 func (c *Cluster) RestartAPIServer(ctx context.Context) error {
@@ -301,9 +317,28 @@ func (c *Cluster) launch(name string, args []string) error {
 	c.watching.Go(func() {
 		if err := p.wait(); err != nil {
 			c.logf("%v", err)
+			c.startAgain(name, args)
 		}
 	})
 	return nil
+}
+
+// restartPause is the time between the end of a component and its next start.
+const restartPause = time.Second
+
+// startAgain starts a component that has ended by itself, where the control plane is as in production: there the
+// kubelet of the control plane's node does so. Controllers end whenever they lose their lease.
+func (c *Cluster) startAgain(name string, args []string) {
+	if !c.cfg.forKubelets() || name != controllerManager && name != scheduler {
+		return
+	}
+	select {
+	case <-c.stopping:
+	case <-time.After(restartPause):
+		if err := c.launch(name, args); err != nil {
+			c.logf("%v", err)
+		}
+	}
 }
 
 func (c *Cluster) process(name string) *process {

@@ -123,7 +123,7 @@ func (c *Cluster) controllerManagerArgs() []string {
 		"--service-account-private-key-file=" + c.pki.serviceAccountKey,
 		"--root-ca-file=" + c.pki.caCert,
 		"--service-cluster-ip-range=" + joinPrefixes(c.cfg.ServiceCIDRs),
-		"--leader-elect=false",
+		c.leaderElection(),
 		"--secure-port=0",
 		"--kube-api-qps=10000",
 		"--kube-api-burst=10000",
@@ -132,13 +132,19 @@ func (c *Cluster) controllerManagerArgs() []string {
 	if c.cfg.forKubelets() {
 		args = append(args, "--allocate-node-cidrs=true", "--cluster-cidr="+joinPrefixes(c.cfg.PodCIDRs))
 	}
-	return args
+	return append(args, c.cfg.ControllerFlags...)
+}
+
+// leaderElection is a flag of the controllers. In production they elect a leader even where there is one of each only,
+// so that one which cannot reach the API server for ten seconds ends, and another one starts with nothing in memory.
+func (c *Cluster) leaderElection() string {
+	return "--leader-elect=" + strconv.FormatBool(c.cfg.forKubelets())
 }
 
 func (c *Cluster) schedulerArgs() []string {
 	return []string{
 		"--kubeconfig=" + filepath.Join(c.cfg.Dir, scheduler+".kubeconfig"),
-		"--leader-elect=false",
+		c.leaderElection(),
 		"--secure-port=0",
 		"--profiling=false",
 	}
