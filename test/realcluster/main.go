@@ -18,12 +18,14 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 
 	"nftproxy/test/realcluster/bringup"
 	"nftproxy/test/realcluster/machine"
+	"nftproxy/test/realcluster/outage"
 	"nftproxy/test/realcluster/suite"
 )
 
@@ -79,7 +81,7 @@ func newCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error { return outside(cmd.Context(), *dir, args) },
 	}
 	execute.Flags().SetInterspersed(false) // flags after the command are the command's
-	root.AddCommand(up, serve, newSuiteCommand(dir),
+	root.AddCommand(up, serve, newSuiteCommand(dir), newOutageCommand(dir),
 		&cobra.Command{
 			Use: "smoke", Short: "Try the cluster: one line for each test; the exit status is 1 if one fails", Args: cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error { return ask(cmd.Context(), *dir, "/smoke", os.Stdout) },
@@ -106,6 +108,8 @@ type upOptions struct {
 	nodes int
 	suite bool
 	proxy proxyChoice
+	// controllerFlags are further flags of kube-controller-manager.
+	controllerFlags []string
 }
 
 func (o *upOptions) register(cmd *cobra.Command) {
@@ -114,11 +118,31 @@ func (o *upOptions) register(cmd *cobra.Command) {
 	f.BoolVar(&o.suite, "e2e", false, "give the nodes the images of Kubernetes' own tests, too")
 	f.StringVar(&o.proxy.name, "proxy", nftproxy, "service `proxy` of the cluster, nftproxy or kube-proxy")
 	f.StringVar(&o.proxy.mode, "kube-proxy-mode", "", "`mode` of kube-proxy, such as nftables; empty is its default")
+	f.StringArrayVar(&o.controllerFlags, "controller-flag", nil, "a further `flag` of kube-controller-manager, such as --controller-flag=--leader-elect=false; repeat it for several")
 }
 
 // flags are the options as arguments of serve.
 func (o *upOptions) flags() []string {
-	return []string{"--nodes=" + strconv.Itoa(o.nodes), "--proxy=" + o.proxy.name, "--kube-proxy-mode=" + o.proxy.mode}
+	flags := []string{"--nodes=" + strconv.Itoa(o.nodes), "--proxy=" + o.proxy.name, "--kube-proxy-mode=" + o.proxy.mode}
+	for _, f := range o.controllerFlags {
+		flags = append(flags, "--controller-flag="+f)
+	}
+	return flags
+}
+
+// newOutageCommand makes the command outage.
+func newOutageCommand(dir *string) *cobra.Command {
+	var o outage.Options
+	cmd := &cobra.Command{
+		Use: "outage", Short: "Take the API server away for a while, under load, and say whose each failed request is", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return ask(cmd.Context(), *dir, outagePath(o), os.Stdout)
+		},
+	}
+	cmd.Flags().DurationVar(&o.Away, "away", 30*time.Second, "`time` until the API server is started again")
+	cmd.Flags().BoolVar(&o.Cut, "cut", false, "cut the API server off from the nodes in place of killing it: the controllers go on using it")
+	cmd.Flags().DurationVar(&o.After, "after", 90*time.Second, "`time` under load after its return")
+	return cmd
 }
 
 // newSuiteCommand makes the command e2e.

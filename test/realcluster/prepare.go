@@ -100,7 +100,7 @@ func clusterConfig(dir string, o upOptions) (bringup.Config, error) {
 	}
 	return bringup.Config{
 		Dir: dir, Nodes: o.nodes, Init: []string{self, initCommand}, Images: append(archives, proxy),
-		Proxy: o.proxy.name, Manifests: o.proxy.manifests,
+		Proxy: o.proxy.name, Manifests: o.proxy.manifests, ControllerFlags: o.controllerFlags,
 		Software: node.Software{Tools: tools, Debian: filepath.Join(tools, "debian")},
 	}, nil
 }

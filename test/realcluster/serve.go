@@ -9,14 +9,18 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"nftproxy/test/realcluster/bringup"
 	"nftproxy/test/realcluster/migrate"
+	"nftproxy/test/realcluster/outage"
 	"nftproxy/test/realcluster/smoke"
 )
 
@@ -86,12 +90,21 @@ func handler(c *bringup.Cluster, stop func()) http.Handler {
 		_ = json.NewEncoder(w).Encode(os.Getpid())
 		stop()
 	})
-	for path, run := range map[string]func(context.Context, *bringup.Cluster, io.Writer) error{
-		"/smoke": smoke.Run, "/migrate": migrate.Run,
+	type query = url.Values
+	for path, run := range map[string]func(context.Context, query, io.Writer) error{
+		"/smoke":   func(ctx context.Context, _ query, out io.Writer) error { return smoke.Run(ctx, c, out) },
+		"/migrate": func(ctx context.Context, _ query, out io.Writer) error { return migrate.Run(ctx, c, out) },
+		"/outage": func(ctx context.Context, q query, out io.Writer) error {
+			o, err := outageOptions(q)
+			if err != nil {
+				return err
+			}
+			return outage.Run(ctx, c, o, out)
+		},
 	} {
 		mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) {
 			out := &flushing{w}
-			if err := run(r.Context(), c, out); err != nil {
+			if err := run(r.Context(), r.URL.Query(), out); err != nil {
 				fmt.Fprintln(out, err)
 				return
 			}
@@ -99,6 +112,19 @@ func handler(c *bringup.Cluster, stop func()) http.Handler {
 		})
 	}
 	return mux
+}
+
+// outagePath is a request for an outage; outageOptions reads it.
+func outagePath(o outage.Options) string {
+	return "/outage?" + url.Values{"away": {o.Away.String()}, "after": {o.After.String()}, "cut": {strconv.FormatBool(o.Cut)}}.Encode()
+}
+
+func outageOptions(q url.Values) (o outage.Options, err error) {
+	var awayErr, afterErr, cutErr error
+	o.Away, awayErr = time.ParseDuration(q.Get("away"))
+	o.After, afterErr = time.ParseDuration(q.Get("after"))
+	o.Cut, cutErr = strconv.ParseBool(q.Get("cut"))
+	return o, errors.Join(awayErr, afterErr, cutErr)
 }
 
 // flushing sends each line when it is written.

@@ -40,6 +40,8 @@ type Config struct {
 	// Manifests are objects that are applied before the nodes come, the proxy's
 	// among them. Manifests of the name service are not.
 	Manifests func(ctx context.Context, api netip.AddrPort) ([]string, error)
+	// ControllerFlags are further flags of kube-controller-manager.
+	ControllerFlags []string
 	// Log takes progress.
 	Log io.Writer
 }
@@ -130,7 +132,8 @@ func (c *Cluster) start(ctx context.Context) error {
 	}
 	var err error
 	c.Plane, err = cluster.Start(ctx, cluster.Config{
-		Dir: dir, NetNS: c.Outside.Path(), ListenAddr: outsideAddrs()[0].Addr(), PodCIDRs: PodCIDRs(), Log: c.config.Log,
+		Dir: dir, NetNS: c.Outside.Path(), ListenAddr: outsideAddrs()[0].Addr(), PodCIDRs: PodCIDRs(),
+		ControllerFlags: c.config.ControllerFlags, Log: c.config.Log,
 	})
 	if err != nil {
 		return err

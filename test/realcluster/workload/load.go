@@ -35,8 +35,28 @@ type Load struct {
 	ok, okStaying int
 	slow          int // took longer than a second: a lost packet at the least
 	longest       time.Duration
-	errs          []error
+	failures      []Failure
 }
+
+// Failure is a request that failed.
+type Failure struct {
+	Began, Ended time.Time
+	Client       string
+	Err          error
+}
+
+func (f *Failure) Error() string {
+	return fmt.Sprintf("at %s %s after %v: %v", f.Ended.Format("15:04:05.000"), f.Client, f.Ended.Sub(f.Began).Round(time.Millisecond), f.Err)
+}
+
+// Unwrap returns the client's error.
+func (f *Failure) Unwrap() error { return f.Err }
+
+// UDP says that the request was a datagram.
+func (f *Failure) UDP() bool { return strings.HasSuffix(f.Client, " by udp") }
+
+// OpenBefore says that the client keeps its connection open.
+func (f *Failure) OpenBefore() bool { return strings.HasSuffix(f.Client, openBefore) }
 
 func newLoad(ctx context.Context) *Load {
 	l := &Load{}
@@ -192,17 +212,19 @@ func (l *Load) repeat(c client) {
 		began := time.Now()
 		// A request that has begun is not cut by the end of the load.
 		err := c.ask(context.WithoutCancel(l.ctx))
-		l.note(time.Since(began), c.name, err)
+		l.note(began, c.name, err)
 	}
 }
 
-func (l *Load) note(took time.Duration, name string, err error) {
+func (l *Load) note(began time.Time, name string, err error) {
+	ended := time.Now()
+	took := ended.Sub(began)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.longest = max(l.longest, took)
 	switch {
 	case err != nil:
-		l.errs = append(l.errs, fmt.Errorf("at %s %s after %v: %w", time.Now().Format("15:04:05.000"), name, took.Round(time.Millisecond), err))
+		l.failures = append(l.failures, Failure{began, ended, name, err})
 	case took > time.Second:
 		l.slow++
 		fallthrough
@@ -218,7 +240,14 @@ func (l *Load) note(took time.Duration, name string, err error) {
 func (l *Load) Seen() (requests, failed int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.ok + len(l.errs), len(l.errs)
+	return l.ok + len(l.failures), len(l.failures)
+}
+
+// Failures are the requests that failed until now, in the order of their ends.
+func (l *Load) Failures() []Failure {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.failures)
 }
 
 // leastRequests is how many requests a load must have made to say anything.
@@ -232,17 +261,21 @@ func (l *Load) End() (string, error) {
 		c.close()
 	}
 	seen := fmt.Sprintf("%d of %d requests failed, %d took longer than a second, the longest %v",
-		len(l.errs), l.ok+len(l.errs), l.slow, l.longest.Round(time.Millisecond))
+		len(l.failures), l.ok+len(l.failures), l.slow, l.longest.Round(time.Millisecond))
 	if len(l.staying) > 0 {
 		seen += fmt.Sprintf("; %d of them on %d connections that stayed open", l.okStaying, len(l.staying))
 	}
-	if l.ok < leastRequests {
-		l.errs = append(l.errs, fmt.Errorf("only %d requests went well", l.ok))
+	var errs []error
+	for i := range l.failures {
+		errs = append(errs, &l.failures[i])
 	}
-	if len(l.errs) == 0 {
+	if l.ok < leastRequests {
+		errs = append(errs, fmt.Errorf("only %d requests went well", l.ok))
+	}
+	if len(errs) == 0 {
 		return seen, nil
 	}
-	return "", fmt.Errorf("%s; the first: %w", seen, errors.Join(l.errs[:min(5, len(l.errs))]...))
+	return seen, fmt.Errorf("%s; the first: %w", seen, errors.Join(errs[:min(5, len(errs))]...))
 }
 
 // Under runs an action while traffic goes to the node ports of nodes.
