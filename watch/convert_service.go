@@ -169,20 +169,26 @@ func hasFamily(spec *corev1.ServiceSpec, f corev1.IPFamily) bool {
 
 func servicePorts(ports []corev1.ServicePort, p *problemList) []service.Port {
 	list := make([]service.Port, 0, len(ports))
+	type number struct {
+		protocol service.Protocol
+		port     uint16
+	}
+	var numbers, nodePorts numbering[number]
 	for i := range ports {
 		field := item("spec.ports", i)
 		port, ok := servicePort(&ports[i], field, p)
 		if !ok {
 			continue
 		}
-		same := func(a, b uint16) bool { return a == b && a != 0 }
-		if slices.ContainsFunc(list, func(o service.Port) bool { return o.Protocol == port.Protocol && o.Port == port.Port }) {
+		if _, again := numbers.add(number{port.Protocol, port.Port}); again {
 			p.addValue(field, strconv.Itoa(int(port.Port))+"/"+port.Protocol.String(), "an earlier port has the same number and protocol")
 			continue
 		}
-		if slices.ContainsFunc(list, func(o service.Port) bool { return o.Protocol == port.Protocol && same(o.NodePort, port.NodePort) }) {
-			p.addValue(field+".nodePort", strconv.Itoa(int(port.NodePort)), "an earlier port has the same node port")
-			port.NodePort = 0
+		if port.NodePort != 0 {
+			if _, again := nodePorts.add(number{port.Protocol, port.NodePort}); again {
+				p.addValue(field+".nodePort", strconv.Itoa(int(port.NodePort)), "an earlier port has the same node port")
+				port.NodePort = 0
+			}
 		}
 		list = append(list, port)
 	}

@@ -1,10 +1,12 @@
 package watch
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 	"unique"
 
@@ -20,11 +22,16 @@ type portKey struct {
 	protocol service.Protocol
 }
 
+func (k portKey) compare(o portKey) int {
+	return cmp.Or(strings.Compare(k.name, o.name), cmp.Compare(k.protocol, o.protocol))
+}
+
 // sliceObject is an EndpointSlice as the index keeps it.
 type sliceObject struct {
 	identity
 	// owner is the Service that it belongs to, empty if it belongs to none.
 	owner service.Name
+	// ports are sorted by their keys.
 	ports []slicePort
 	// names keeps the shared copies of nodes' names and of lists of hints alive: all
 	// endpoints with an equal name, in this slice and in others, use the same copy.
@@ -49,16 +56,20 @@ func (s *sliceObject) port(k portKey) service.Endpoints {
 	if s == nil {
 		return service.Endpoints{}
 	}
-	for i := range s.ports {
-		if s.ports[i].key == k {
-			return s.ports[i].endpoints
-		}
+	if i, found := s.find(k); found {
+		return s.ports[i].endpoints
 	}
 	return service.Endpoints{}
 }
 
 func (s *sliceObject) has(k portKey) bool {
-	return slices.ContainsFunc(s.ports, func(p slicePort) bool { return p.key == k })
+	_, found := s.find(k)
+	return found
+}
+
+// find returns the index of a port. A slice may have 20,000 ports.
+func (s *sliceObject) find(k portKey) (int, bool) {
+	return slices.BinarySearchFunc(s.ports, k, func(p slicePort, k portKey) int { return p.key.compare(k) })
 }
 
 // intern returns one shared copy for all equal strings.
@@ -185,19 +196,30 @@ func hints[T any](names *sharedNames, list []T, name func(T) string, field strin
 	return service.Hints(names.share(string(service.NewHints(good))))
 }
 
-// slicePorts returns each port with its endpoints. Two ports with the same name and
+// maxSliceEndpoints bounds the endpoints of all ports of a slice together: no Service gets more than so many
+// elements. The API server takes slices of 20,000 ports and 1,000 endpoints, which are an object of 0.4 MB
+// and would take 2 GB.
+const maxSliceEndpoints = service.DefaultMaxElements
+
+// slicePorts returns each port with its endpoints, as far as maxSliceEndpoints allows. Two ports with the same name and
 // protocol but different numbers give two endpoints for each address.
 func slicePorts(ports []discoveryv1.EndpointPort, endpoints []service.Endpoint, p *problemList) []slicePort {
 	var list []slicePort
 	var all [][]service.Endpoint // of each port in list
+	var known numbering[portKey] // the index in list
+	total, leftOut := 0, 0
 	for i := range ports {
 		key, number, ok := endpointPort(&ports[i], item("ports", i), p)
 		if !ok {
 			continue
 		}
-		at := slices.IndexFunc(list, func(o slicePort) bool { return o.key == key })
-		if at < 0 {
-			at = len(list)
+		if total+len(endpoints) > maxSliceEndpoints {
+			leftOut++
+			continue
+		}
+		total += len(endpoints)
+		at, again := known.add(key)
+		if !again {
 			list = append(list, slicePort{key: key})
 			var room []service.Endpoint
 			if len(ports) == 1 {
@@ -215,6 +237,10 @@ func slicePorts(ports []discoveryv1.EndpointPort, endpoints []service.Endpoint, 
 	for i := range list {
 		list[i].endpoints = service.MergeEndpoints(all[i])
 	}
+	if leftOut > 0 {
+		p.add("ports", fmt.Errorf("%d of %d are left out: each has %d endpoints, and the slice would take more than %d elements", leftOut, len(ports), len(endpoints), maxSliceEndpoints))
+	}
+	slices.SortFunc(list, func(a, b slicePort) int { return a.key.compare(b.key) })
 	return list
 }
 

@@ -2,16 +2,20 @@ package watch
 
 import (
 	"fmt"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nftproxy/model/service"
+	"nftproxy/test/arbitrary"
 )
 
 // udpServices are four services with every port name that TestSliceChanges uses. A port
@@ -220,4 +224,66 @@ func TestProxyNameByWatch(t *testing.T) {
 	o.await(textNode)
 	s.set("services", kindService(uniformService(0)))
 	o.await(textNode + textSvc0Two)
+}
+
+// TestManyPortsOfSlice: a slice of many ports and many endpoints takes a bounded amount of
+// memory. The ports that are left out are reported, and the others have all endpoints.
+func TestManyPortsOfSlice(t *testing.T) {
+	s := uniformSlice(0, 250)
+	s.Ports = nil
+	for i := range 20_000 {
+		name, port := fmt.Sprint("p", i), int32(i+1)
+		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: &name, Port: &port})
+	}
+	var object *sliceObject
+	arbitrary.Bounded(t, 96<<20, func() { object = convertSlice(s) })
+	if len(object.problems) != 1 {
+		t.Fatalf("problems: %v", object.problems)
+	}
+	want := "ports: 18952 of 20000 are left out: each has 250 endpoints, and the slice would take more than 262144 elements"
+	if got := object.problems[0].Error(); !strings.HasSuffix(got, want) {
+		t.Errorf("problem %q, want %q", got, want)
+	}
+	if n := len(object.ports); n != 1048 || object.ports[n-1].endpoints.Len() != 250 {
+		t.Errorf("%d ports, the last one with %d endpoints", n, object.ports[n-1].endpoints.Len())
+	}
+}
+
+// TestManyPorts: sixteen times as many ports take sixteen times as long, and not 256 times.
+// One user's Service would hold up all others.
+func TestManyPorts(t *testing.T) {
+	cost := func(ports int) time.Duration {
+		object, slice := uniformService(0), uniformSlice(0, 2)
+		object.Spec.Ports, slice.Ports = nil, nil
+		for i := range ports {
+			name, port := fmt.Sprint("p", i), int32(i+1)
+			object.Spec.Ports = append(object.Spec.Ports, corev1.ServicePort{Name: name, Port: port, NodePort: port})
+			slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &name, Port: &port})
+		}
+		ix := newIndex("node-0")
+		least := time.Hour
+		for range 3 {
+			before := threadTime(t)
+			ix.setService(convertService(object))
+			ix.setSlice(convertSlice(slice))
+			ix.flush()
+			least = min(least, threadTime(t)-before)
+		}
+		return least
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if small, large := cost(4000), cost(64_000); large > 100*small {
+		t.Errorf("4,000 ports take %v, and 64,000 take %v", small, large)
+	}
+}
+
+// threadTime is the time that the thread has spent on a processor.
+func threadTime(t *testing.T) time.Duration {
+	t.Helper()
+	var spent unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &spent); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(spent.Nano())
 }

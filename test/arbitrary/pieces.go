@@ -167,7 +167,12 @@ func (v *vandal) statement() nft.Statement {
 	case 7, 8:
 		return nft.VMap{Key: key, Map: set}
 	case 9:
-		return nft.DNAT{Key: slices.DeleteFunc(slices.Clone(key), func(f nft.Field) bool { return f == nft.Index }), Mod: []uint32{0, 1, 2, 3, 200, 1 << 31}[v.rng.IntN(6)], Map: set}
+		mods := []uint32{0, 1, 2, 3, 200}
+		if v.rng.IntN(16) == 0 {
+			mods = []uint32{1 << 31} // a second of the processor for an explanation
+		}
+		key = slices.DeleteFunc(slices.Clone(key), func(f nft.Field) bool { return f == nft.Index })
+		return nft.DNAT{Key: key, Mod: mods[v.rng.IntN(len(mods))], Map: set}
 	case 10:
 		return nft.Update{Map: set, Key: key, Data: v.fields(), Timeout: time.Duration(1+v.rng.IntN(1<<20)) * time.Second}
 	case 11:
