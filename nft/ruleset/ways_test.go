@@ -1,0 +1,86 @@
+package ruleset_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nftproxy/nft"
+	"nftproxy/nft/ruleset"
+	"nftproxy/test/arbitrary"
+	"nftproxy/test/ways"
+)
+
+// modelTables is a model of the kernel, as tables for a script.
+type modelTables struct{ *nft.Model }
+
+func (m modelTables) Read(*nft.Program) (*nft.Model, error) { return m.Model, nil }
+
+func (m modelTables) Restart() error { return nil }
+
+// checkWays carries out the script in all ways, and returns what happened.
+func checkWays(t *testing.T, rng *rand.Rand, script *ways.Script) (total ways.Counts) {
+	t.Helper()
+	snapshot, config := script.Final()
+	fresh := ruleset.Compile(*config, *snapshot)
+	want := ways.Text(fresh.Model(), fresh)
+	served := ruleset.ReadBack(fresh.Model(), config.Table, snapshot.Node).String()
+	for _, way := range ways.All() {
+		m, program, counts, err := way.Run(rng, script, modelTables{nft.NewModel()})
+		if err != nil {
+			t.Fatalf("%s: %v", way.Name, err)
+		}
+		if got := ways.Text(m, fresh); got != want {
+			t.Fatalf("%s (-fresh +way):\n%s", way.Name, cmp.Diff(want, got))
+		}
+		if got := program.Model().String(); got != fresh.Model().String() {
+			t.Fatalf("%s: another program (-fresh +way):\n%s", way.Name, cmp.Diff(fresh.Model().String(), got))
+		}
+		if got := ruleset.ReadBack(m, config.Table, snapshot.Node).String(); got != served {
+			t.Fatalf("%s: read back (-fresh +way):\n%s", way.Name, cmp.Diff(served, got))
+		}
+		total.Syncs += counts.Syncs
+		total.Transactions += counts.Transactions
+		total.Reads += counts.Reads
+		total.Restarts += counts.Restarts
+		total.Errors += counts.Errors
+	}
+	return total
+}
+
+// TestWays: a script ends in the same tables in whatever way it is carried out, and they are
+// those of a fresh compile.
+func TestWays(t *testing.T) {
+	var total ways.Counts
+	scripts := 0
+	seeds(t, 96, func(t *testing.T, rng *rand.Rand) {
+		script := ways.NewScript(rng, 10+rng.IntN(30))
+		counts := checkWays(t, rng, &script)
+		scripts++
+		total.Syncs += counts.Syncs
+		total.Transactions += counts.Transactions
+		total.Reads += counts.Reads
+		total.Restarts += counts.Restarts
+		total.Errors += counts.Errors
+	})
+	t.Logf("%d scripts in %d ways: %+v", scripts, len(ways.All()), total)
+	if least := scripts * 10; total.Restarts < least || total.Errors < least || total.Reads < total.Errors {
+		t.Errorf("%+v: the ways differ too little", total)
+	}
+}
+
+// FuzzWays lets the fuzzer choose the script and what happens on the ways.
+func FuzzWays(f *testing.F) {
+	for _, data := range arbitrary.Seeds(4, 1000) {
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		rng := arbitrary.Rand(data)
+		script := ways.NewScript(rng, 1+rng.IntN(16))
+		if counts := fmt.Sprintf("%+v", checkWays(t, rng, &script)); counts == "" {
+			t.Error("nothing happened")
+		}
+	})
+}
