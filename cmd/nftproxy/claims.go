@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/util/connrotation"
 
 	"nftproxy/daemon/kubeproxyconfig"
 	"nftproxy/model/service"
@@ -113,9 +114,14 @@ func (o *claimOptions) watchOptions(servers map[string]string) watch.Options {
 // dialer connects to the API server and reports the IP address of each connection,
 // which a configuration with a host name does not have.
 type dialer struct {
+	// open are the connections that are not closed.
+	open *connrotation.ConnectionTracker
+
 	mu     sync.Mutex
 	report func(netip.AddrPort)
 }
+
+func newDialer() *dialer { return &dialer{open: connrotation.NewConnectionTracker()} }
 
 // DialContext dials as client-go does by default, but with a shorter time-out. With
 // client-go's 30 s, the log would report a wrong address only after 30 s.
@@ -131,8 +137,12 @@ func (d *dialer) DialContext(ctx context.Context, network, address string) (net.
 	if tcp, ok := conn.RemoteAddr().(*net.TCPAddr); ok && report != nil {
 		report(tcp.AddrPort())
 	}
-	return conn, nil
+	return d.open.Track(conn), nil
 }
+
+// closeAll closes all connections: each request that is under way fails at once, and is sent again
+// on a new connection.
+func (d *dialer) closeAll() { d.open.CloseAll() }
 
 // reportTo has the dialer report the addresses of connections from now on.
 func (d *dialer) reportTo(report func(netip.AddrPort)) {

@@ -12,6 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
 
 	"nftproxy/watch"
 )
@@ -34,6 +36,41 @@ func TestDialerTellsTheAddress(t *testing.T) {
 	}
 	if got := <-told; got != want {
 		t.Errorf("told %s, want %s", got, want)
+	}
+}
+
+// TestConnectionsClosedAfterSleep: a watch on a server that does not answer any more ends when the
+// connections are closed, and the next request goes over a new connection.
+func TestConnectionsClosedAfterSleep(t *testing.T) {
+	const object = `{"type":"ADDED","object":{"kind":"Service","apiVersion":"v1","metadata":{"name":"web","namespace":"default"}}}`
+	ended := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write([]byte(object + "\n"))
+		w.(http.Flusher).Flush()
+		<-ended // no end of the stream reaches a machine that sleeps
+	}))
+	defer server.Close()
+	defer close(ended)
+	o := sourceOptions{master: server.URL}
+	_, client, dialer, err := o.client()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		stream, err := client.CoreV1().Services("").Watch(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if event := <-stream.ResultChan(); event.Type != apiwatch.Added {
+			t.Fatalf("the first event is %v", event)
+		}
+		dialer.closeAll()
+		for event := range stream.ResultChan() {
+			if event.Type != apiwatch.Error {
+				t.Errorf("after the end of the connection: event %v", event)
+			}
+		}
 	}
 }
 

@@ -117,6 +117,10 @@ func (d *daemon) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return api.watch(ctx, watcher) })
 	group.Go(func() error {
+		api.reconnectAfterSleep(ctx, d.log)
+		return nil
+	})
+	group.Go(func() error {
 		return hostaddr.Follow(ctx, d.log, func(addrs []netip.Addr) { watcher.SetHostAddresses(addrs) })
 	})
 	group.Go(func() error { return loop.Run(ctx, mailbox) })

@@ -3,9 +3,12 @@ package main
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"time"
 
 	"k8s.io/client-go/kubernetes"
 
+	"nftproxy/daemon/wake"
 	"nftproxy/model/service"
 	"nftproxy/watch"
 )
@@ -54,6 +57,19 @@ func (a api) watch(ctx context.Context, w *watch.Watcher) error {
 	}
 	a.dialer.reportTo(w.AddAPIServer)
 	return w.RunKubernetes(ctx, a.client)
+}
+
+// reconnectAfterSleep closes the connections to the API server when the machine has slept, until the
+// context ends. The API server may have given them up meanwhile. Without an answer from it,
+// client-go would find out only after 45 s.
+func (a api) reconnectAfterSleep(ctx context.Context, log *slog.Logger) {
+	if a.dialer == nil {
+		return
+	}
+	wake.Follow(ctx, func(slept time.Duration) {
+		log.Info("the machine has slept, or its clock was set ahead; connecting to the API server anew", "ahead", slept.Round(time.Second).String())
+		a.dialer.closeAll()
+	})
 }
 
 // recordRefused writes an event for a Service that the kernel refuses. It writes

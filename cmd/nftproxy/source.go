@@ -121,7 +121,7 @@ func (o *sourceOptions) client() (*rest.Config, *kubernetes.Clientset, *dialer, 
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	d := &dialer{}
+	d := newDialer()
 	config.Dial = d.DialContext
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
