@@ -52,6 +52,17 @@ func (a *agenda) add(c change) {
 	a.changes = append(a.changes, c)
 }
 
+// addNothing takes up syncs that have made nothing stale. It returns the epoch up to
+// which nothing is due: theirs, or 0 if an earlier change is still due. That change then
+// counts for them.
+func (a *agenda) addNothing(epoch uint64) uint64 {
+	if n := len(a.changes); n > 0 {
+		a.changes[n-1].epoch = epoch
+		return 0
+	}
+	return epoch
+}
+
 // firstSince returns the time since which a change waits for its first pass. ok is
 // false if no change does.
 func (a *agenda) firstSince() (since time.Time, ok bool) {

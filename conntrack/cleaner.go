@@ -52,6 +52,7 @@ type Cleaner struct {
 	pacing pacing
 	judge  judge
 	prices prices
+	recent recent
 
 	// cpu returns the CPU time of the calling thread.
 	cpu func() time.Duration
@@ -80,6 +81,19 @@ func NewCleaner(table flowTable, index *Index, observe func(Run)) *Cleaner {
 // meanwhile. Call it before the first SyncDone, if at all; Run calls previous.
 func (c *Cleaner) ServedBefore(previous func() service.Snapshot) {
 	c.reports.add(false, func(r *syncReport) { r.previous = previous })
+}
+
+// NotedBy gives the Cleaner what the rules know of new connections: noted says whether
+// one came to the claim within the time lasting, and was translated. It may say no only
+// if none did; the rules note most claims of each family at most. Then the change of a
+// claim that had none costs no pass for flows in the middle of their handshake. Call it
+// before Run, if at all.
+func (c *Cleaner) NotedBy(noted func(service.Claim) (bool, error), lasting time.Duration, most int) {
+	c.recent = recent{noted: noted, lasting: lasting}
+	index := c.judge.index
+	index.recent = func(claim service.Claim) bool {
+		return max(index.frontends[0], index.frontends[1]) > most || c.recent.may(claim, time.Now())
+	}
 }
 
 // SyncBegins says that a sync may change the kernel's rules from now on. The
@@ -148,6 +162,9 @@ func (c *Cleaner) waitForPass(ctx context.Context, timer *time.Timer) bool {
 // pacing.
 func (c *Cleaner) learn() {
 	report := c.reports.read()
+	if report.unknown {
+		c.recent.forget()
+	}
 	change, ok := c.judge.learn(report, time.Now())
 	if report.latest != nil {
 		c.pacing.requestRoutine()
@@ -155,5 +172,7 @@ func (c *Cleaner) learn() {
 	if ok {
 		c.agenda.add(change)
 		c.pacing.requestFirst()
+	} else if epoch := c.agenda.addNothing(change.epoch); epoch > 0 {
+		c.judge.index.Forget(epoch) // No pass will look for what departed.
 	}
 }

@@ -24,7 +24,7 @@ const (
 	firstEvery = 80 * time.Millisecond
 	// routineRest is the rest after routine passes. They find an entry only if the
 	// index misjudged a sync, or if another program changes the table or the rules.
-	routineRest = 10 * rest
+	routineRest = 100 * rest
 )
 
 // purpose is a reason to make a pass. One pass can have several purposes.

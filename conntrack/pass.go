@@ -59,6 +59,9 @@ func (c *Cleaner) planPass(ctx context.Context) *pass {
 	}
 	serves[routinePass] = scope.Everything
 	c.pacing.begin(start, serves)
+	if scope.Everything {
+		c.recent.begin()
+	}
 	p := newPass(scope)
 	p.serves, p.start, p.cpu, p.table, p.first, p.since = serves, start, cpu, table, first, since
 	return p
@@ -85,6 +88,7 @@ func (c *Cleaner) clean(ctx context.Context, p *pass) (err error) {
 	}
 	read := func(f Flow) error {
 		p.run.Scanned++
+		c.recent.see(&f, p.start)
 		if reason, full := c.judge.suspect(f); full {
 			return c.remove(ctx, p, reason)
 		}
@@ -179,6 +183,7 @@ func (c *Cleaner) endPass(p *pass) {
 	if p.first {
 		run.Lag = end.Sub(p.since)
 	}
+	c.recent.end(p.scope.Everything && run.Err == nil)
 	if run.Err != nil {
 		c.agenda.fail(end, c.judge.index.Epoch())
 	} else {

@@ -19,6 +19,22 @@ type update struct {
 	// last is the latest comparison of two ports. The several claims of a port share
 	// it.
 	last portChange
+	// asked counts the questions to recent.
+	asked int
+}
+
+// mostAsked is how often an update asks recent at most. A question costs some
+// microseconds, a pass over the table milliseconds.
+const mostAsked = 256
+
+// quiet says that no client can be in the middle of its handshake with an endpoint of
+// the claim. Then a filter for unanswered flows finds nothing.
+func (u *update) quiet(c service.Claim) bool {
+	if u.recent == nil || u.scope.Everything || u.asked == mostAsked {
+		return false
+	}
+	u.asked++
+	return !u.recent(c)
 }
 
 // followNode follows the changes of the node.
@@ -110,6 +126,9 @@ func (u *update) replace(old, s *service.Service) {
 		}
 		if i < 0 {
 			u.claims[c] = append(list, claimant{s, p})
+			if len(list) == 0 {
+				u.countFrontend(c, 1)
+			}
 			u.gainClaim(c)
 			continue
 		}
@@ -129,8 +148,20 @@ func (u *update) replace(old, s *service.Service) {
 			u.claims[c] = list
 		} else {
 			delete(u.claims, c)
+			u.countFrontend(c, -1)
 		}
 		u.loseClaim(c, p)
+	}
+}
+
+// countFrontend counts a claim to a port that has come (1) or gone (-1).
+func (u *update) countFrontend(c service.Claim, n int) {
+	switch {
+	case c.Protocol == 0:
+	case c.Addr.Is6():
+		u.frontends[1] += n
+	default:
+		u.frontends[0] += n
 	}
 }
 
@@ -176,6 +207,9 @@ func (u *update) loseEndpoints(c service.Claim, endpoints service.Endpoints, few
 		return
 	}
 	status := u.affectedStatus(c, endpoints)
+	if status.Mask == SeenReply && u.quiet(c) {
+		return
+	}
 	if whole := claimFilter(c, status); endpoints.Len() > few || u.scope.covers(whole) {
 		u.scope.add(whole)
 		return

@@ -270,7 +270,7 @@ func (c *Contents) checkStatement(s Statement) error {
 	}
 	if u, ok := s.(Update); ok {
 		if !c.Sets[set].Set.Dynamic {
-			return fmt.Errorf("map %s is not dynamic", set)
+			return fmt.Errorf("%s %s is not dynamic", kind, set)
 		}
 		return u.Check(c.Table.Family)
 	}

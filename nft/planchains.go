@@ -116,6 +116,9 @@ func setOf(s Statement) (name, kind string) {
 	case DNAT:
 		return s.Map, "map"
 	case Update:
+		if len(s.Data) == 0 {
+			return s.Map, "set"
+		}
 		return s.Map, "map"
 	}
 	return "", ""

@@ -74,8 +74,8 @@ type Set struct {
 	// with their square; it needs Linux 5.6.
 	Interval bool
 	// Dynamic lets rules add elements (Update), which leave again after their
-	// time-outs. It is a map of data. A program has no elements of such a set:
-	// what is in it is the kernel's, and neither Plan nor Adopt touches it.
+	// time-outs. It is a set or a map of data. A program has no elements of such a
+	// set: what is in it is the kernel's, and neither Plan nor Adopt touches it.
 	Dynamic bool
 	// Size is the greatest number of elements. 0 sets no limit, but for a dynamic
 	// map, which then has DynamicLimit. Intervals of one field have none: some
@@ -115,8 +115,8 @@ func (s *Set) Check() error {
 		return errors.New("intervals of one field are of addresses or ports")
 	case s.Interval && len(s.Key) == 1 && s.Size > 0:
 		return errors.New("intervals of one field have no size")
-	case s.Dynamic && len(s.Data) == 0:
-		return errors.New("only maps of data are dynamic")
+	case s.Dynamic && s.Verdicts:
+		return errors.New("rules cannot add verdicts")
 	case s.MinSize > 0 && (s.Interval || s.Dynamic || s.Size > 0):
 		return errors.New("only plain sets without a size have room")
 	case s.Counter && (s.Interval || s.Dynamic):

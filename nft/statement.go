@@ -68,12 +68,14 @@ type DNAT struct {
 	Map string
 }
 
-// Update adds the key with the data to a dynamic map. Where the key is there already,
-// its data stays, and only its time-out starts anew. A full map (Set.Size) takes no new
-// key, and the rule ends there; its elements stay. Key and data together fit the 64
-// bytes of a rule's registers. Needs Linux 4.1.
+// Update adds the key with the data to a dynamic map, or the key alone to a dynamic
+// set. Where the key is there already, its data stays, and only its time-out starts
+// anew. A full map (Set.Size) takes no new key, and the rule ends there; its elements
+// stay. Key and data together fit the 64 bytes of a rule's registers. Needs Linux 4.1.
 type Update struct {
-	Map       string
+	// Map is the name of the map or set.
+	Map string
+	// Data is empty for a set.
 	Key, Data Fields
 	// Timeout is in whole seconds, at least one.
 	Timeout time.Duration
@@ -190,8 +192,11 @@ func (s DNAT) Text(f Family) string {
 }
 
 // Text is, for example, "update @affinity { ct original ip saddr timeout 3h :
-// ip daddr }".
+// ip daddr }", and for a set "update @recent { ip daddr timeout 5m }".
 func (s Update) Text(f Family) string {
+	if len(s.Data) == 0 {
+		return fmt.Sprintf("update @%s { %s timeout %s }", s.Map, s.Key.Text(f), secondsText(s.Timeout))
+	}
 	return fmt.Sprintf("update @%s { %s timeout %s : %s }", s.Map, s.Key.Text(f), secondsText(s.Timeout), s.Data.Text(f))
 }
 

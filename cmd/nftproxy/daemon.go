@@ -67,7 +67,7 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	counts.CountChanges(watcher)
-	cleaner := d.newCleaner(flows, counts)
+	cleaner := d.newCleaner(conn, flows, counts)
 	sweeper := d.newSweeper(conn, counts, cleaner.CheckAll)
 	refused := refusals.NewWatcher(conn, refusals.Period, d.observeRefusals(watcher, counts))
 	var loop *proxy.Loop
@@ -174,14 +174,19 @@ func (d *daemon) nodeEligible(latest *atomic.Bool) func() bool {
 	return latest.Load
 }
 
-func (d *daemon) newCleaner(flows *conntrack.Table, counts *metrics.Metrics) *conntrack.Cleaner {
+func (d *daemon) newCleaner(conn *kernel.Conn, flows *conntrack.Table, counts *metrics.Metrics) *conntrack.Cleaner {
 	index := conntrack.NewIndex(conntrack.Options{
 		NodePortAddresses: d.ruleset.NodePortAddresses, Established: d.established, Pod: d.ruleset.Pod,
 	})
-	return conntrack.NewCleaner(flows, index, func(r conntrack.Run) {
+	cleaner := conntrack.NewCleaner(flows, index, func(r conntrack.Run) {
 		counts.ObserveConntrack(r)
 		d.logPass(r)
 	})
+	cleaner.NotedBy(func(c service.Claim) (bool, error) {
+		_, noted, err := conn.LearnedBy(ruleset.Recent(d.ruleset.Table, c))
+		return noted, err
+	}, ruleset.RecentFor, ruleset.MostRecent)
+	return cleaner
 }
 
 // cleanAfter returns an observer that tells the cleaner the outcome of each sync.

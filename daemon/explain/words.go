@@ -73,6 +73,9 @@ func (x *explainer) sayMatched(p ruleset.Purpose, s *nft.Step, w *nft.Way) (text
 		return "it is refused by ICMP port unreachable", false
 	case ruleset.DropCounted:
 		return "it is dropped", false
+	case ruleset.NoteRecent:
+		u, _ := statement[nft.Update](s.Rule)
+		return fmt.Sprintf("set %s notes that this Service port has a new connection", clean(u.Map)), true
 	case ruleset.CountForService:
 		return fmt.Sprintf("set %s counts it for the Service", setOf(s)), true
 	case ruleset.DropUnallocated:

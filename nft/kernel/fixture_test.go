@@ -103,6 +103,8 @@ func sets() []*nft.Set {
 		{Name: "affinity-default/web/tcp/80", Key: nft.Fields{nft.Saddr}, Data: target, Dynamic: true},
 		{Name: "affinity-endpoints", Key: slices.Concat(serviceKey, target)},
 		{Name: "affinity-services", Key: serviceKey, Verdicts: true},
+		{Name: "recent", Key: serviceKey, Dynamic: true},
+		{Name: "recent-ports", Key: nft.Fields{nft.Dport}, Dynamic: true, Size: 3},
 		{Name: "client-affinity", Key: nft.Fields{nft.Saddr}, Data: nft.Fields{nft.Daddr}, Dynamic: true, Size: 3},
 		{Name: "counted-addresses", Key: nft.Fields{nft.Daddr}, Counter: true, Size: 10},
 		{Name: "counted-endpoints", Key: indexed(serviceKey), Data: target, Counter: true},
@@ -189,6 +191,8 @@ func chains(f nft.Family) []*nft.Chain {
 			{nft.Counter{}, nft.Reject{}},
 		}},
 		{Name: "endpoints-3-masquerade", Rules: []nft.Rule{
+			{nft.Update{Map: "recent", Key: serviceKey, Timeout: 5 * time.Minute}},
+			{nft.Update{Map: "recent-ports", Key: nft.Fields{nft.Dport}, Timeout: time.Hour + time.Second}},
 			{nft.SetMark{Mask: 1 << 14}},
 			{nft.DNAT{Key: serviceKey, Mod: 3, Map: "endpoints"}},
 			{nft.DNAT{Key: serviceKey, Mod: 1, Map: "endpoints"}},

@@ -35,8 +35,8 @@ func (c *Conn) Learned(table nft.TableID, set *nft.Set) ([]Entry, error) {
 	}
 }
 
-// LearnedBy returns the entry of a dynamic map that has the key; ok is false if there is
-// none. The kernel looks it up, so a map of many entries costs no more than a small one.
+// LearnedBy returns the entry of a dynamic map or set that has the key; ok is false if
+// there is none. The kernel looks it up, so a map of many entries costs no more than a small one.
 func (c *Conn) LearnedBy(table nft.TableID, set *nft.Set, key nft.Value) (entry Entry, ok bool, err error) {
 	c.reader.Lock()
 	defer c.reader.Unlock()
@@ -112,7 +112,10 @@ var errOtherShape = errors.New("the map is declared otherwise")
 
 func decodeEntry(attrs []byte, shape setShape) (Entry, error) {
 	key, okKey := paddedValue(attribute(attrs, unix.NFTA_SET_ELEM_KEY), shape.keyKernel, shape.key)
-	data, okData := paddedValue(attribute(attrs, unix.NFTA_SET_ELEM_DATA), shape.dataKernel, shape.data)
+	data, okData := nft.Value(""), true
+	if shape.data > 0 {
+		data, okData = paddedValue(attribute(attrs, unix.NFTA_SET_ELEM_DATA), shape.dataKernel, shape.data)
+	}
 	if !okKey || !okData {
 		return Entry{}, errOtherShape
 	}

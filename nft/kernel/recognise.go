@@ -241,7 +241,7 @@ func (r *recogniser) addLookup(x *expr.Lookup) bool {
 // addUpdate divides the fields into key and data. The register at which the data begins does not always
 // tell: a key of one field has a whole register of 128 bits.
 func (r *recogniser) addUpdate(x *expr.Dynset) bool {
-	for n := 1; n < len(r.loaded); n++ {
+	for n := 1; n <= len(r.loaded); n++ {
 		u := nft.Update{Map: x.SetName, Key: r.loaded[:n:n], Data: r.loaded[n:], Timeout: x.Timeout}
 		if r.isBeginning(append(r.rule[:len(r.rule):len(r.rule)], u), r.read) {
 			return r.addStatement(u)

@@ -211,10 +211,16 @@ func dnatExpressions(s nft.DNAT, family nft.Family) []expr.Any {
 // register.
 const wordsOfOne = 4
 
-// updateExpressions loads the key into the registers and the data after it.
+// updateExpressions loads the key into the registers and the data, if there is any, after
+// it.
 func updateExpressions(s nft.Update, family nft.Family) ([]expr.Any, error) {
 	if err := s.Check(family); err != nil {
 		return nil, fmt.Errorf("%q: %w", s.Text(family), err)
+	}
+	if len(s.Data) == 0 {
+		return append(loadFields(s.Key, family, 0), &expr.Dynset{
+			SrcRegKey: register(0), SetName: s.Map, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: s.Timeout,
+		}), nil
 	}
 	dataWord := s.Key.Len(family) / 4
 	if len(s.Key) == 1 {

@@ -42,6 +42,10 @@ const (
 	nodePortAffinityEndpoints      = "node-port-affinity-endpoints"
 	nodePortAffinityServices       = "node-port-affinity-services"
 	nodePortLocalAffinityEndpoints = "node-port-local-affinity-endpoints"
+	// The rules note in recentServices and recentNodePorts which addresses and ports had
+	// a new connection lately (RecentFor). Both are sets that only rules fill.
+	recentServices  = "recent-services"
+	recentNodePorts = "recent-node-ports"
 	// nodePortAddresses holds the addresses that serve node ports.
 	nodePortAddresses = "node-port-addresses"
 	// hairpin holds each local endpoint twice, as source . destination. A connection
@@ -79,6 +83,8 @@ type access struct {
 	// clusterRememberable and localRememberable hold the endpoints of each list that
 	// may be remembered.
 	learners, clusterRememberable, localRememberable string
+	// recent is the set of keys that had a new connection lately.
+	recent string
 	// chainPrefix begins the names of the shared chains.
 	chainPrefix string
 }
@@ -89,6 +95,7 @@ func byAddress() *access {
 		verdicts: services, endpoints: endpoints,
 		externalChain: externalLocal, clusterVerdicts: servicesCluster, localVerdicts: servicesLocal, localEndpoints: localEndpoints,
 		learners: affinityServices, clusterRememberable: affinityEndpoints, localRememberable: localAffinityEndpoints,
+		recent: recentServices,
 	}
 }
 
@@ -101,6 +108,7 @@ func byNodePort() *access {
 		verdicts: nodePorts, endpoints: nodePortEndpoints,
 		externalChain: nodePortExternalLocal, clusterVerdicts: nodePortsCluster, localVerdicts: nodePortsLocal, localEndpoints: nodePortLocalEndpoints,
 		learners: nodePortAffinityServices, clusterRememberable: nodePortAffinityEndpoints, localRememberable: nodePortLocalAffinityEndpoints,
+		recent:      recentNodePorts,
 		chainPrefix: nodePortPrefix,
 	}
 }
@@ -148,6 +156,17 @@ func daddr() nft.Fields       { return nft.Fields{nft.Daddr} }
 func target() nft.Fields      { return nft.Fields{nft.Daddr, nft.Dport} }
 func pair() nft.Fields        { return nft.Fields{nft.Saddr, nft.Daddr} }
 
+// claimValue is the key that a claim with a port has in the maps: an addressKey, or the
+// nodePortKey of a node port.
+func claimValue(c service.Claim) nft.Value {
+	var room [24]byte
+	key := room[:0]
+	if !c.Addr.IsUnspecified() {
+		key = nft.AppendAddr(key, c.Addr)
+	}
+	return nft.Value(nft.AppendPort(nft.AppendProto(key, uint8(c.Protocol)), c.Port))
+}
+
 // client is the key of the maps that remember clients.
 func client() nft.Fields { return nft.Fields{nft.Saddr} }
 
@@ -182,6 +201,7 @@ func sets(cfg *Config) treap.Map[string, *nft.Set] {
 			&nft.Set{Name: a.clusterVerdicts, Key: a.key, Verdicts: true, MinSize: minSizeBehind},
 			&nft.Set{Name: a.localVerdicts, Key: a.key, Verdicts: true, MinSize: minSizeBehind},
 			&nft.Set{Name: a.learners, Key: a.key, Verdicts: true, MinSize: minSize},
+			a.recentSet(),
 		)
 		for _, name := range []string{a.endpoints, a.localEndpoints} {
 			list = append(list, &nft.Set{Name: name, Key: join(a.key, nft.Index), Data: target(), MinSize: minSize})

@@ -30,16 +30,16 @@ func CounterPlaces(svc *service.Service, p *service.Port) []CounterPlace {
 		if a.Is6() {
 			f = nft.IPv6
 		}
-		key := nft.AppendPort(nft.AppendProto(nft.AppendAddr(nil, a), uint8(p.Protocol)), p.Port)
-		places = append(places, CounterPlace{f, service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}, services, nft.Value(key), byAddress()})
+		claim := service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}
+		places = append(places, CounterPlace{f, claim, services, claimValue(claim), byAddress()})
 	}
 	if p.NodePort == 0 {
 		return places
 	}
 	for _, f := range nft.Families() {
 		if v6 := f == nft.IPv6; svc.InFamily(v6) {
-			key := nft.AppendPort(nft.AppendProto(nil, uint8(p.Protocol)), p.NodePort)
-			places = append(places, CounterPlace{f, service.NodePortClaim(v6, p), nodePorts, nft.Value(key), byNodePort()})
+			claim := service.NodePortClaim(v6, p)
+			places = append(places, CounterPlace{f, claim, nodePorts, claimValue(claim), byNodePort()})
 		}
 	}
 	return places

@@ -58,6 +58,8 @@ const (
 	// IPs, that nothing has translated.
 	DropUnallocated  Purpose = "drop packets to service addresses that no Service has"
 	DropUntranslated Purpose = "drop packets to cluster IPs that nothing has translated"
+	// NoteRecent notes that an address and port had a new connection.
+	NoteRecent Purpose = "note that the Service port has a new connection"
 	// FindLearner and Remember remember clients.
 	FindLearner Purpose = "find the map that remembers the client"
 	Remember    Purpose = "remember the client's endpoint"
@@ -166,6 +168,7 @@ func purposeInShared(chain string, r nft.Rule, last bool) Purpose {
 	goOn := kinds(r, "Verdict") && r[0].(nft.Verdict).Code == nft.Goto
 	single := kind == "endpoints-1" || strings.HasPrefix(kind, "endpoints-1-")
 	return choosePurpose(
+		purposeIf{kinds(r, "Update"), NoteRecent},
 		purposeIf{kinds(r, "SetMark"), MarkAll},
 		purposeIf{kinds(r, "MatchAddr", "SetMark") || kinds(r, "MatchInput", "SetMark"), MarkOutsiders},
 		purposeIf{remembers && kinds(r, "MatchProto", "DNAT"), FindClient},

@@ -76,9 +76,7 @@ func (c *serviceCompiler) compilePort(p *service.Port, l endpointLists) {
 		if !c.ours(a) || c.conflicts.Has(claim) {
 			continue
 		}
-		key := make([]byte, 0, c.family.AddrLen()+8)
-		key = nft.AppendPort(nft.AppendProto(nft.AppendAddr(key, a), uint8(p.Protocol)), p.Port)
-		f := frontend{access: c.address, verdicts: c.address.verdicts, at: nft.Value(key), comment: comment(c.beforeID(a) + c.svc.ID(p))}
+		f := frontend{access: c.address, verdicts: c.address.verdicts, at: claimValue(claim), comment: comment(c.beforeID(a) + c.svc.ID(p))}
 		if own := c.svc.Firewall(); own.Restricts(claim) {
 			f = c.restrict(f, own, f.comment)
 		} else if other, found := c.restrictions.On(claim); found {
@@ -90,10 +88,8 @@ func (c *serviceCompiler) compilePort(p *service.Port, l endpointLists) {
 			c.serveExternal(f, l)
 		}
 	}
-	if p.NodePort != 0 && !c.conflicts.Has(service.NodePortClaim(c.v6(), p)) {
-		key := nft.AppendPort(nft.AppendProto(nil, uint8(p.Protocol)), p.NodePort)
-		f := frontend{access: c.nodePort, verdicts: c.nodePort.verdicts, at: nft.Value(key), comment: comment(c.svc.ID(p))}
-		c.serveExternal(f, l)
+	if claim := service.NodePortClaim(c.v6(), p); p.NodePort != 0 && !c.conflicts.Has(claim) {
+		c.serveExternal(frontend{access: c.nodePort, verdicts: c.nodePort.verdicts, at: claimValue(claim), comment: comment(c.svc.ID(p))}, l)
 	}
 }
 

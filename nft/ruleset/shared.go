@@ -90,7 +90,7 @@ func (s sharedChain) chain(cfg *Config, p pods) *nft.Chain {
 	if s.learn > 0 {
 		return &nft.Chain{Name: s.name(), Rules: s.access.learnRules(s.clients, s.lists, s.learn)}
 	}
-	rules := s.markRules(cfg, p)
+	rules := append([]nft.Rule{s.access.recentRule()}, s.markRules(cfg, p)...)
 	if next, ok := s.next(); ok {
 		return &nft.Chain{Name: s.name(), Rules: append(rules,
 			// The protocol is known; but nft reads no translation of ports without it.

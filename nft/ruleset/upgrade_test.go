@@ -2,6 +2,7 @@ package ruleset_test
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -22,6 +23,14 @@ func sharedAffinity(t *nft.Table) *nft.Table {
 			old.Sets = old.Sets.Delete(name)
 		}
 	}
+	// Nor did it note recent connections.
+	for name, chain := range t.Chains.All() {
+		rules := slices.DeleteFunc(slices.Clone(chain.Rules), func(r nft.Rule) bool {
+			u, ok := r[0].(nft.Update)
+			return ok && len(u.Data) == 0
+		})
+		old.Chains = old.Chains.Set(name, &nft.Chain{Name: name, Hook: chain.Hook, Rules: rules})
+	}
 	names := map[string]string{}
 	for name, chain := range t.Chains.All() {
 		kind, _, _ := strings.Cut(name, "-default/")
@@ -35,7 +44,7 @@ func sharedAffinity(t *nft.Table) *nft.Table {
 			update.Map, update.Key = "affinity", nft.Fields{nft.OrigSaddr, nft.OrigDaddr, nft.L4Proto, nft.OrigDport}
 			next.Rules = []nft.Rule{{chain.Rules[0][0], update}}
 		} else {
-			next.Rules = append([]nft.Rule{{nft.DNAT{Key: client, Map: "affinity"}}}, t.Chains.At(strings.TrimSuffix(kind, "-affinity")).Rules...)
+			next.Rules = append([]nft.Rule{{nft.DNAT{Key: client, Map: "affinity"}}}, old.Chains.At(strings.TrimSuffix(kind, "-affinity")).Rules...)
 		}
 		old.Chains = old.Chains.Delete(name).Set(kind, next)
 	}

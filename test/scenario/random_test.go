@@ -246,7 +246,7 @@ func decide(f *scenario.Flow, m *nft.Model, step *scenario.Step, podInterface st
 		return fmt.Errorf("%s: %w", p, err)
 	}
 	first := m.Trace(p, nft.Host{Local: localTo(step), Random: func(uint32) uint32 { return 0 }})
-	f.Want.Sticky = len(first.Learned) > 0
+	f.Want.Sticky = slices.ContainsFunc(first.Learned, func(l nft.Learned) bool { return l.Element.Data != "" })
 	return nil
 }
 

@@ -176,7 +176,7 @@ func (n *Node) readClients(ctx context.Context, q explain.Question) (map[clientK
 	for _, w := range ways {
 		for _, s := range w.Steps {
 			for _, l := range s.Lookups {
-				if l.Set.Dynamic {
+				if l.Set.Dynamic && len(l.Set.Data) > 0 {
 					asked[l.Set.Name] = contents.Sets[l.Set.Name]
 				}
 			}

@@ -1,0 +1,66 @@
+package conntrack
+
+import (
+	"time"
+
+	"nftproxy/model/service"
+)
+
+// mostUnanswered is how many claims with unanswered flows one pass notes at most.
+const mostUnanswered = 4096
+
+// recent knows which claims may have flows in the middle of their handshake: those
+// that had a new connection lately. The rules note new connections while they are in
+// force. Of the time before, the first pass over the whole table tells: it sees the
+// flows that are still unanswered.
+type recent struct {
+	// noted says whether the rules have noted a new connection to the claim within the
+	// time lasting; nil if no rules note that.
+	noted   func(service.Claim) (bool, error)
+	lasting time.Duration
+	// complete says that noted and unanswered tell of all claims. learning says that
+	// they will at the end of the pass under way.
+	complete, learning bool
+	// unanswered has the claims that had unanswered flows, with the time until which
+	// their clients may repeat their first packets.
+	unanswered map[service.Claim]time.Time
+}
+
+// forget says that the rules may not have noted everything: they were changed by
+// others, or are new.
+func (r *recent) forget() { r.complete, r.learning, r.unanswered = false, false, nil }
+
+// begin begins a pass over the whole table.
+func (r *recent) begin() {
+	if r.learning = !r.complete && r.noted != nil; r.learning {
+		r.unanswered = map[service.Claim]time.Time{}
+	}
+}
+
+// see takes in a flow that the pass read. Its destination may be a Service's address
+// or a node port.
+func (r *recent) see(f *Flow, now time.Time) {
+	if !r.learning || f.Protocol == service.UDP || f.Status&(SeenReply|DstNAT) != DstNAT {
+		return
+	}
+	until := now.Add(r.lasting)
+	r.unanswered[addressClaim(f)], r.unanswered[nodePortClaim(f)] = until, until
+	if len(r.unanswered) > mostUnanswered {
+		r.forget()
+	}
+}
+
+// end ends a pass over the whole table. ok says that it read all of it.
+func (r *recent) end(ok bool) {
+	r.complete = r.complete || r.learning && ok
+	r.learning = false
+}
+
+// may says whether the claim may have unanswered flows.
+func (r *recent) may(c service.Claim, now time.Time) bool {
+	if !r.complete || now.Before(r.unanswered[c]) {
+		return true
+	}
+	noted, err := r.noted(c)
+	return noted || err != nil
+}

@@ -1,0 +1,129 @@
+package conntrack
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"nftproxy/model/service"
+)
+
+// shopWith has a TCP Service with an endpoint of each number, and a node port.
+func shopWith(t *testing.T, endpoints ...int) service.Snapshot {
+	text := cluster + "service default/shop created 2026-01-01T00:00:00Z\n  cluster-ip 10.97.0.1\n  port http tcp 80 node-port 30080\n"
+	for _, i := range endpoints {
+		text += fmt.Sprintf("    endpoint 10.1.0.%d:8080 n1 ready serving\n", i)
+	}
+	return parse(t, text)
+}
+
+// noting is what the rules have noted.
+type noting struct {
+	claims map[service.Claim]bool
+	err    error
+}
+
+func (n *noting) noted(c service.Claim) (bool, error) { return n.claims[c], n.err }
+
+// TestRecent: when an endpoint goes, the Cleaner looks for unanswered flows to it only
+// where the Service may have had a new connection lately.
+func TestRecent(t *testing.T) {
+	clusterIP := service.Claim{Addr: netip.MustParseAddr("10.97.0.1"), Protocol: service.TCP, Port: 80}
+	nodePort := service.Claim{Addr: netip.IPv4Unspecified(), Protocol: service.TCP, Port: 30080}
+	half := dnated(service.TCP, "10.0.0.9", "10.97.0.1:80", "10.1.0.2:8080", 0)
+	answered := dnated(service.TCP, "10.0.0.9", "10.97.0.1:80", "10.1.0.2:8080", SeenReply)
+	byNodePort := dnated(service.TCP, "10.0.0.9", "192.168.0.1:30080", "10.1.0.2:8080", 0)
+	everyClaim := map[service.Claim]bool{clusterIP: true, nodePort: true}
+	for name, c := range map[string]struct {
+		there  []Flow // at the first pass
+		noted  map[service.Claim]bool
+		err    error
+		wait   time.Duration
+		most   int // of frontends
+		before func(b *bench)
+		looks  bool
+	}{
+		"nobody has connected":                            {},
+		"a connection to the cluster IP":                  {noted: map[service.Claim]bool{clusterIP: true}, looks: true},
+		"a connection to the node port":                   {noted: map[service.Claim]bool{nodePort: true}, looks: true},
+		"a connection to another Service":                 {noted: map[service.Claim]bool{{Addr: clusterIP.Addr, Protocol: service.TCP, Port: 81}: true}},
+		"the rules cannot be asked":                       {err: errors.New("no answer"), looks: true},
+		"more frontends than can be noted":                {most: 1, looks: true},
+		"an unanswered flow from before the rules":        {there: []Flow{half}, looks: true},
+		"one to the node port":                            {there: []Flow{byNodePort}, looks: true},
+		"its client has given up":                         {there: []Flow{half}, wait: time.Hour},
+		"an answered flow from before the rules":          {there: []Flow{answered}},
+		"the rules were changed by others, just before":   {before: func(b *bench) { b.SyncDone(shopWith(t, 1, 2, 3), true) }, looks: true},
+		"the table was read since the rules were changed": {before: func(b *bench) { b.SyncDone(shopWith(t, 1, 2, 3), true); b.after(time.Hour, time.Now()) }},
+		"everything at once":                              {there: []Flow{half}, noted: everyClaim, looks: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				table := &slowTable{entries: 100_000, dump: time.Millisecond, flows: slices.Clone(c.there)}
+				b := start(t, table)
+				most := c.most
+				if most == 0 {
+					most = 1000
+				}
+				b.NotedBy((&noting{c.noted, c.err}).noted, 5*time.Minute, most)
+				b.SyncDone(shopWith(t, 1, 2, 3), true)
+				b.after(time.Minute+c.wait, time.Now())
+				if c.before != nil {
+					c.before(b)
+				}
+				before := len(b.runs)
+				b.SyncDone(shopWith(t, 1, 3), false)
+				b.after(time.Minute, time.Now())
+				looked := slices.ContainsFunc(b.runs[before:], func(r Run) bool { return r.Lag > 0 })
+				if looked != c.looks {
+					t.Errorf("passes %+v: looked %t, want %t", b.runs[before:], looked, c.looks)
+				}
+				if slices.Contains(table.flows, half) {
+					t.Errorf("unanswered flows to an endpoint that has gone: %v", table.flows)
+				}
+				if n := len(b.judge.index.departed.from); n > 0 {
+					t.Errorf("%d claims whose endpoints have gone are remembered", n)
+				}
+			})
+		})
+	}
+}
+
+// UDP flows stay with their endpoint for as long as the client sends, so what was noted
+// lately tells nothing of them.
+func TestRecentTellsNothingOfUDP(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		builder := service.NewBuilder(service.Node{})
+		flow := dnated(service.UDP, "10.0.0.9", "10.97.0.1:53", "10.1.0.0:53", SeenReply)
+		table := &slowTable{dump: time.Millisecond, flows: []Flow{flow}}
+		b := start(t, table)
+		b.NotedBy((&noting{}).noted, 5*time.Minute, 1000)
+		b.SyncDone(rolled(t, builder, 0), true)
+		b.after(time.Minute, time.Now())
+		b.SyncDone(rolled(t, builder, 1), false)
+		b.after(time.Second, time.Now())
+		if len(table.flows) > 0 {
+			t.Errorf("%v is still there", table.flows)
+		}
+	})
+}
+
+// A pass that finds more claims with unanswered flows than it may note does not count as
+// knowledge.
+func TestRecentIsBounded(t *testing.T) {
+	r := recent{noted: (&noting{}).noted, lasting: time.Minute}
+	r.begin()
+	now := time.Now()
+	for i := range 2 * mostUnanswered {
+		f := dnated(service.TCP, "10.0.0.9", fmt.Sprintf("10.97.%d.%d:80", i/256, i%256), "10.1.0.2:8080", 0)
+		r.see(&f, now)
+	}
+	r.end(true)
+	if len(r.unanswered) > mostUnanswered || !r.may(service.Claim{Addr: netip.MustParseAddr("10.97.200.1"), Protocol: service.TCP, Port: 80}, now) {
+		t.Errorf("%d claims noted, and others are known to have no flow", len(r.unanswered))
+	}
+}
