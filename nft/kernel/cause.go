@@ -46,18 +46,20 @@ func causeOf(errno syscall.Errno) cause {
 }
 
 // Parts lists the parts that are at fault themselves, each once, sorted: those of the
-// refused elements. Three kinds of refusals name no part: those whose errno is not about an
+// refused elements. Four kinds of refusals name no part: those whose errno is not about an
 // element; those of elements whose set or chain was refused too, since the kernel goes on
-// with the batch and then refuses the elements for that; and deletions of an element that is
+// with the batch and then refuses the elements for that; additions to a set in which it has refused
+// a deletion, since the key may be there for that; and deletions of an element that is
 // missing, since another process deleted it first.
 func (e *BatchError) Parts() []string {
-	shared := e.refusedShared()
+	shared, undeleted := e.refusedShared(), e.refusedDeletions()
 	parts := map[string]bool{}
 	for i := range e.Errors {
 		o := &e.Errors[i]
 		_, deletes := o.Op.(nft.DeleteElements)
 		switch {
 		case o.Element == nil, causeOf(o.Errno) != ofPart, deletes && o.Errno == unix.ENOENT,
+			!deletes && undeleted[sharedObject{o.Table, o.Element.Set}],
 			shared[sharedObject{o.Table, o.Element.Set}], shared[sharedObject{o.Table, o.Element.Verdict.Chain}]:
 		default:
 			parts[o.Element.Part] = true
@@ -82,6 +84,18 @@ func (e *BatchError) Short() bool {
 type sharedObject struct {
 	table nft.TableID
 	name  string
+}
+
+// refusedDeletions is the sets in which the kernel refused to delete an element. It leaves the rest of
+// that message, too.
+func (e *BatchError) refusedDeletions() map[sharedObject]bool {
+	refused := map[sharedObject]bool{}
+	for i := range e.Errors {
+		if op, ok := e.Errors[i].Op.(nft.DeleteElements); ok {
+			refused[sharedObject{op.Table, op.Set.Name}] = true
+		}
+	}
+	return refused
 }
 
 // refusedShared is the sets and chains that the kernel refused.

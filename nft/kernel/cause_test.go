@@ -31,6 +31,7 @@ func TestParts(t *testing.T) {
 	id := table(nft.IPv4)
 	set := &nft.Set{Name: "services", Key: serviceKey, Verdicts: true}
 	element := owned("ns/svc", nft.Element{Set: "services", Key: servicePrefix(nft.IPv4, 1, 6, 80), Verdict: goTo("endpoints-1")})
+	other := owned("ns/other", element.Element)
 	add := nft.AddElements{Table: id, Set: set, Elements: []nft.OwnedElement{element}}
 	refusal := func(op nft.Op, e *nft.OwnedElement, errno unix.Errno) kernel.OpError {
 		return kernel.OpError{Op: op, Element: e, Table: id, Errno: errno}
@@ -50,6 +51,12 @@ func TestParts(t *testing.T) {
 			refusal(nft.AddSet{Table: id, Set: set}, nil, unix.EINVAL), refusal(add, &element, unix.EINVAL),
 		}, nil, false},
 		{"a deleted element that is not there", []kernel.OpError{refusal(nft.DeleteElements(add), &element, unix.ENOENT)}, nil, false},
+		{"a key that could not be deleted before", []kernel.OpError{
+			refusal(nft.DeleteElements(add), &other, unix.ENOMEM), refusal(add, &element, unix.EEXIST),
+		}, nil, true},
+		{"a key that could not be deleted, for its own sake", []kernel.OpError{
+			refusal(nft.DeleteElements(add), &other, unix.EINVAL), refusal(add, &element, unix.EEXIST),
+		}, []string{"ns/other"}, false},
 		{"an element in no set", []kernel.OpError{refusal(add, nil, unix.ENOENT)}, nil, false},
 		{"a full set", []kernel.OpError{refusal(add, &element, unix.ENFILE)}, nil, true},
 		{"no memory", []kernel.OpError{refusal(add, &element, unix.ENOMEM)}, nil, true},

@@ -20,6 +20,9 @@ type Config struct {
 	// NetNS is a file descriptor of the network namespace to work in. 0 stands for the
 	// namespace of the calling thread. The caller can close it after Open.
 	NetNS int
+	// Syscalls makes the system calls of each socket; nil stands for the kernel's own. It is
+	// for tests of the kernel's faults.
+	Syscalls func() Syscalls
 }
 
 // Conn works on the tables of one network namespace. Its methods are safe for
@@ -34,6 +37,9 @@ type Conn struct {
 	seq     uint32
 	// spent is the time that the last Apply took.
 	spent spent
+	// acknowledgesEnd is set once the kernel has acknowledged the end of a transaction. From then on
+	// it has to acknowledge each one that was made.
+	acknowledgesEnd bool
 	// withoutOwner is set once the kernel has refused the flags of an owned table.
 	withoutOwner bool
 
@@ -65,7 +71,7 @@ func Open(config Config) (*Conn, error) {
 		socket **socket
 	}{{"writing", &c.writer}, {"reading", &c.reader.socket}, {"sweeping", &c.sweeper.socket}, {"counters", &c.counts.socket}} {
 		var err error
-		if *s.socket, err = dial(config.NetNS); err != nil {
+		if *s.socket, err = dial(config); err != nil {
 			return nil, errors.Join(fmt.Errorf("open netlink socket for %s: %w", s.what, err), c.Close())
 		}
 	}
@@ -181,8 +187,10 @@ func (c *Conn) commitMessages(begin uint32, messages []byte) ([]answer, error) {
 	c.fences.b = c.fences.b[:0]
 	c.fences.addFence(unix.NFNL_MSG_BATCH_BEGIN, 0, begin)
 	at := len(c.fences.b)
-	// Only the end asks for an acknowledgement, which not all kernels send. Thousands of
-	// replies would not fit the receive buffer.
+	// Two messages ask for acknowledgements; thousands of replies would not fit the receive buffer. That of the
+	// end says that the transaction was made, but kernels before 6.10 do not send it. That of
+	// the last message says that answers arrive. Every kernel sends it, made or not.
+	askAcknowledgement(messages)
 	c.fences.addFence(unix.NFNL_MSG_BATCH_END, unix.NLM_F_ACK, c.seq)
 	if err := c.writer.send(c.fences.b[:at], messages, c.fences.b[at:]); err != nil {
 		c.writer.drain()
@@ -194,11 +202,10 @@ func (c *Conn) commitMessages(begin uint32, messages []byte) ([]answer, error) {
 	return c.answers(begin)
 }
 
-// answers reads what the kernel queued during the send. Without a refusal the
-// transaction was made: a failed one always has a refusal.
+// answers reads what the kernel queued during the send.
 func (c *Conn) answers(begin uint32) ([]answer, error) {
 	var refused []answer
-	done, lost := false, error(nil)
+	arrived, made, lost := false, false, error(nil)
 	for {
 		b, err := c.writer.queued()
 		if err == io.EOF {
@@ -219,14 +226,27 @@ func (c *Conn) answers(begin uint32) ([]answer, error) {
 			case a.errno != 0:
 				refused = append(refused, a)
 			default:
-				done = true
+				arrived, made = true, made || a.seq == c.seq
 			}
 		}
 	}
-	if lost != nil && !done && len(refused) == 0 {
-		return nil, fmt.Errorf("%w: %w", ErrOutcomeUnknown, lost)
+	return refused, c.outcome(refused, arrived, made, lost)
+}
+
+// outcome judges the answers to a transaction. A failed one always has a refusal, which may be
+// lost. arrived says that some acknowledgement is there, made that it is that of the
+// end.
+func (c *Conn) outcome(refused []answer, arrived, made bool, lost error) error {
+	switch {
+	case made || len(refused) > 0:
+		c.acknowledgesEnd = c.acknowledgesEnd || made
+		return nil
+	case lost == nil && arrived && !c.acknowledgesEnd:
+		return nil // Linux before 6.10
+	case lost == nil:
+		lost = errUnanswered
 	}
-	return refused, nil
+	return fmt.Errorf("%w: %w", ErrOutcomeUnknown, lost)
 }
 
 func (c *Conn) batchError(b nft.Batch, answers []answer, partial bool) error {

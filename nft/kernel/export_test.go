@@ -28,41 +28,50 @@ func (c *Conn) LookUpFrom(n int) { c.lookUpFrom = n }
 
 // CountDumps counts the dumps of elements that Read asks for from now on.
 func (c *Conn) CountDumps(n *int) {
-	send := c.reader.socket.sendmsg
-	c.reader.socket.sendmsg = func(fd int, buffers [][]byte, oob []byte, to unix.Sockaddr, flags int) (int, error) {
+	c.reader.socket.calls = sending{c.reader.socket.calls, func(buffers [][]byte, send func() error) error {
 		for m := range messages(slices.Concat(buffers...)) {
 			if m.kind == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETSETELEM && m.flags&unix.NLM_F_DUMP != 0 {
 				*n++
 			}
 		}
-		return send(fd, buffers, oob, to, flags)
-	}
+		return send()
+	}}
 }
 
 // LimitSend makes the kernel refuse datagrams of more bytes, like one that has no memory
 // for them.
 func (c *Conn) LimitSend(most int, errno unix.Errno) {
-	c.writer.sendmsg = func(fd int, buffers [][]byte, oob []byte, to unix.Sockaddr, flags int) (int, error) {
+	c.writer.calls = sending{c.writer.calls, func(buffers [][]byte, send func() error) error {
 		n := 0
 		for _, p := range buffers {
 			n += len(p)
 		}
 		if n > most {
-			return 0, errno
+			return errno
 		}
-		return unix.SendmsgBuffers(fd, buffers, oob, to, flags)
-	}
+		return send()
+	}}
 }
 
 // AroundSend lets the function make each system call that sends a batch. The thread stays
 // the same meanwhile.
 func (c *Conn) AroundSend(around func(call func())) {
-	c.writer.sendmsg = func(fd int, buffers [][]byte, oob []byte, to unix.Sockaddr, flags int) (n int, err error) {
+	c.writer.calls = sending{systemCalls{}, func(_ [][]byte, send func() error) (err error) {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		around(func() { n, err = unix.SendmsgBuffers(fd, buffers, oob, to, flags) })
-		return n, err
-	}
+		around(func() { err = send() })
+		return err
+	}}
+}
+
+// sending is system calls with others in place of Send.
+type sending struct {
+	Syscalls
+	around func(buffers [][]byte, send func() error) error
+}
+
+func (s sending) Send(fd int, buffers [][]byte) error {
+	return s.around(buffers, func() error { return s.Syscalls.Send(fd, buffers) })
 }
 
 // Cause is the cause of an errno: "part", "shortage" or "others".

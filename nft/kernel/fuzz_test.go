@@ -58,9 +58,9 @@ func (d *dumper) connect(t *testing.T) *Conn {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &socket{raw: raw, buf: make([]byte, readBuffer), sendmsg: func(_ int, buffers [][]byte, _ []byte, _ unix.Sockaddr, _ int) (int, error) {
-		return 0, d.answer(bytes.Join(buffers, nil))
-	}}
+	s := &socket{raw: raw, buf: make([]byte, readBuffer), calls: sending{systemCalls{}, func(buffers [][]byte, _ func() error) error {
+		return d.answer(bytes.Join(buffers, nil))
+	}}}
 	c := &Conn{}
 	c.reader.socket, c.sweeper.socket, c.counts.socket = s, s, s
 	return c

@@ -188,3 +188,31 @@ func messages(b []byte) func(yield func(message) bool) {
 		}
 	}
 }
+
+// wholeMessages says that a datagram ends where its last message ends.
+func wholeMessages(b []byte) bool {
+	for len(b) > 0 {
+		if len(b) < headerLen {
+			return false
+		}
+		size := int(binary.NativeEndian.Uint32(b))
+		if size < headerLen || size > len(b) {
+			return false
+		}
+		b = b[min(align(size), len(b)):]
+	}
+	return true
+}
+
+// askAcknowledgement has the last of the messages ask the kernel for an acknowledgement.
+func askAcknowledgement(messages []byte) {
+	for {
+		size := align(int(binary.NativeEndian.Uint32(messages)))
+		if size >= len(messages) {
+			break
+		}
+		messages = messages[size:]
+	}
+	flags := binary.NativeEndian.Uint16(messages[6:])
+	binary.NativeEndian.PutUint16(messages[6:], flags|unix.NLM_F_ACK)
+}

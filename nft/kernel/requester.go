@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"encoding/binary"
+	"fmt"
 	"io"
 	"sync"
 	"syscall"
@@ -28,13 +29,34 @@ func (r *requester) request(kind uint16, family nft.Family, fill func(*encoder))
 		return nil
 	})
 	if err == nil && reply == nil {
-		err = syscall.ENODATA
+		err = errUnanswered // only an acknowledgement
 	}
 	return reply, err
 }
 
 // receive sends a request and visits each message of the answer.
 func (r *requester) receive(kind, flags uint16, family nft.Family, fill func(*encoder), visit func(message) error) error {
+	err := r.receiveOnce(kind, flags, family, fill, visit)
+	if err == unix.EBUSY && flags&unix.NLM_F_DUMP != 0 {
+		if err = r.endDump(); err == nil {
+			err = r.receiveOnce(kind, flags, family, fill, visit)
+		}
+	}
+	return err
+}
+
+// endDump ends a dump that the kernel has begun on this socket and could not go on with, for want
+// of memory. Until its end the kernel begins no other one (EBUSY). It goes on with it
+// when any datagram is read, so endDump asks for one.
+func (r *requester) endDump() error {
+	if err := r.receiveOnce(unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC, nil, func(message) error { return nil }); err != nil {
+		return fmt.Errorf("end an earlier dump: %w", err)
+	}
+	r.socket.drain()
+	return nil
+}
+
+func (r *requester) receiveOnce(kind, flags uint16, family nft.Family, fill func(*encoder), visit func(message) error) error {
 	r.socket.drain() // of answers that a failed visit left
 	r.seq++
 	var e encoder
@@ -46,20 +68,24 @@ func (r *requester) receive(kind, flags uint16, family nft.Family, fill func(*en
 	if err := r.socket.send(e.b); err != nil {
 		return err
 	}
+	answered := false
 	for {
 		// The kernel queues the first datagram during the send, and each further one when
 		// the one before is read.
 		b, err := r.socket.queued()
-		if err == io.EOF && flags&unix.NLM_F_DUMP == 0 {
+		switch {
+		case err == io.EOF && answered && flags&unix.NLM_F_DUMP == 0:
 			return nil
-		}
-		if err != nil {
+		case err == io.EOF:
+			return errUnanswered
+		case err != nil:
 			return err
 		}
 		for m := range messages(b) {
 			if m.seq != r.seq {
 				continue
 			}
+			answered = true
 			switch m.kind {
 			case unix.NLMSG_DONE:
 				return doneError(m)

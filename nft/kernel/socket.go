@@ -16,8 +16,8 @@ import (
 // it searches its place from the set's start, so small datagrams cost much.
 const readBuffer = 64 << 10
 
-// errTruncated should not happen: the kernel keeps below 32 KiB.
-var errTruncated = errors.New("netlink datagram larger than the buffer")
+// errTruncated should not happen: the kernel keeps below 32 KiB, and sends whole messages.
+var errTruncated = errors.New("netlink datagram cut short")
 
 // socket is a netlink socket to nf_tables. mdlayher/netlink opens and configures it. socket
 // sends and receives by itself, since mdlayher/netlink keeps neither all errors of a batch
@@ -26,16 +26,19 @@ type socket struct {
 	conn *netlink.Conn
 	raw  syscall.RawConn
 	buf  []byte
-	// sendmsg is the system call.
-	sendmsg func(fd int, buffers [][]byte, oob []byte, to unix.Sockaddr, flags int) (int, error)
+	// calls carry the datagrams.
+	calls Syscalls
 }
 
-func dial(netns int) (*socket, error) {
-	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: netns})
+func dial(config Config) (*socket, error) {
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: config.NetNS})
 	if err != nil {
 		return nil, err
 	}
-	s := &socket{conn: conn, buf: make([]byte, readBuffer), sendmsg: unix.SendmsgBuffers}
+	s := &socket{conn: conn, buf: make([]byte, readBuffer), calls: systemCalls{}}
+	if config.Syscalls != nil {
+		s.calls = config.Syscalls()
+	}
 	// CapAcknowledge: without it the kernel echoes each failed message, and
 	// three of 60 KB fill the receive buffer.
 	for _, o := range []netlink.ConnOption{netlink.ExtendedAcknowledge, netlink.CapAcknowledge} {
@@ -54,10 +57,9 @@ func (s *socket) closeConn() error { return s.conn.Close() }
 // send sends the buffers as one datagram. When send returns, nf_tables has carried it out.
 func (s *socket) send(buffers ...[]byte) error {
 	var err error
-	toKernel := &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
 	controlErr := s.raw.Control(func(fd uintptr) {
 		for {
-			if _, err = s.sendmsg(int(fd), buffers, nil, toKernel, 0); err != unix.EINTR {
+			if err = s.calls.Send(int(fd), buffers); err != unix.EINTR {
 				return
 			}
 		}
@@ -76,7 +78,7 @@ func (s *socket) queued() ([]byte, error) {
 	controlErr := s.raw.Control(func(fd uintptr) {
 		for {
 			// A netlink socket is non-blocking here, so an empty queue is EAGAIN.
-			if n, err = unix.Read(int(fd), s.buf); err != unix.EINTR {
+			if n, err = s.calls.Read(int(fd), s.buf); err != unix.EINTR {
 				return
 			}
 		}
@@ -88,7 +90,7 @@ func (s *socket) queued() ([]byte, error) {
 		return nil, io.EOF
 	case err != nil:
 		return nil, os.NewSyscallError("recvmsg", err)
-	case n == len(s.buf):
+	case n == len(s.buf) || !wholeMessages(s.buf[:n]):
 		return nil, errTruncated
 	}
 	return s.buf[:n], nil
