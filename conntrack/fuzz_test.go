@@ -36,7 +36,7 @@ func receiver(t *testing.T, datagram []byte) *socket {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &socket{raw: raw, buf: make([]byte, readBuffer)}
+	return &socket{raw: raw, calls: systemCalls{}, buf: make([]byte, readBuffer)}
 }
 
 // FuzzAnswers: whatever a kernel answers, a dump ends, with flows that can be deleted by

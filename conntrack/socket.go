@@ -16,17 +16,26 @@ import (
 // has seen a reader with such a buffer.
 const readBuffer = 32 << 10
 
-// socket is a netlink socket to ctnetlink. mdlayher/netlink opens it and sends the
-// requests. The package reads the answers itself: the library copies each entry of a
-// dump. It also waits for ever after the answer to a count, since the kernel marks
-// that answer as one of several.
+// errUnanswered should not happen: the kernel has queued its answers when it has taken a
+// request, or says that it had no room for them. It queues each further datagram of a dump
+// when the one before is read.
+var errUnanswered = errors.New("the kernel's answer is missing")
+
+// socket is a netlink socket to ctnetlink. mdlayher/netlink opens it. The package sends
+// and receives itself: the library copies each entry of a dump. It also waits for ever
+// after the answer to a count, since the kernel marks that answer as one of several. No
+// answer is worth a wait.
 type socket struct {
 	conn *netlink.Conn
 	raw  syscall.RawConn
 	buf  []byte
+	// calls carry the datagrams.
+	calls Syscalls
+	// sequence is the number of the last request.
+	sequence uint32
 }
 
-func dial(netns int) (*socket, error) {
+func dial(netns int, calls func() Syscalls) (*socket, error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: netns})
 	if err != nil {
 		return nil, err
@@ -35,7 +44,39 @@ func dial(netns int) (*socket, error) {
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	return &socket{conn: conn, raw: raw, buf: make([]byte, readBuffer)}, nil
+	s := &socket{conn: conn, raw: raw, buf: make([]byte, readBuffer), calls: systemCalls{}}
+	if calls != nil {
+		s.calls = calls()
+	}
+	return s, nil
+}
+
+// send sends the requests as one datagram, and returns the sequence numbers of the first
+// and the last one. When it returns, the kernel has handled them.
+func (s *socket) send(requests ...netlink.Message) (first, last uint32, err error) {
+	first = s.sequence + 1
+	var datagram []byte
+	for _, m := range requests {
+		s.sequence++
+		m.Header.Sequence = s.sequence
+		m.Header.Length = uint32(unix.SizeofNlMsghdr + len(m.Data))
+		b, err := m.MarshalBinary()
+		if err != nil {
+			return 0, 0, err
+		}
+		datagram = append(datagram, b...)
+	}
+	controlErr := s.raw.Control(func(fd uintptr) {
+		for {
+			if err = s.calls.Send(int(fd), [][]byte{datagram}); err != unix.EINTR {
+				return
+			}
+		}
+	})
+	if controlErr != nil {
+		return 0, 0, controlErr
+	}
+	return first, s.sequence, os.NewSyscallError("sendmsg", err)
 }
 
 // message is one netlink message as it was received.
@@ -46,8 +87,7 @@ type message struct {
 	data     []byte
 }
 
-// receive waits for a datagram and yields its messages. They are valid until the next
-// call.
+// receive yields the messages of the next datagram. They are valid until the next call.
 func (s *socket) receive() iter.Seq2[message, error] {
 	return func(yield func(message, error) bool) {
 		b, err := s.read()
@@ -82,15 +122,18 @@ func (s *socket) receive() iter.Seq2[message, error] {
 func (s *socket) read() ([]byte, error) {
 	var n int
 	var err error
-	readErr := s.raw.Read(func(fd uintptr) bool {
+	controlErr := s.raw.Control(func(fd uintptr) {
 		for {
-			if n, err = unix.Read(int(fd), s.buf); err != unix.EINTR {
-				return err != unix.EAGAIN
+			if n, err = s.calls.Read(int(fd), s.buf); err != unix.EINTR {
+				return
 			}
 		}
 	})
-	if readErr != nil {
-		return nil, readErr
+	switch {
+	case controlErr != nil:
+		return nil, controlErr
+	case err == unix.EAGAIN:
+		return nil, errUnanswered
 	}
 	return s.buf[:n], os.NewSyscallError("recvmsg", err)
 }

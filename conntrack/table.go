@@ -19,6 +19,9 @@ type Config struct {
 	// Open. 0 is the namespace of the calling thread. All threads should be in that
 	// one, since a Table may have to open a socket again later.
 	NetNS int
+	// Syscalls makes the system calls of each socket; nil stands for the kernel's own. It is
+	// for tests of the kernel's faults.
+	Syscalls func() Syscalls
 }
 
 // Table is the connection tracking table of one network namespace, with both
@@ -32,6 +35,8 @@ type Table struct {
 	counting sync.Mutex
 	// netns is the Table's own descriptor of the namespace, or 0.
 	netns int
+	// calls is the Config's Syscalls.
+	calls func() Syscalls
 	// broken says that a dump was not read to its end. The kernel begins no other
 	// dump on that socket (EBUSY), and may never send the rest.
 	broken bool
@@ -49,7 +54,7 @@ const (
 // Open opens the sockets. Only their use needs CAP_NET_ADMIN in the namespace, and
 // only their use shows whether the kernel has connection tracking.
 func Open(config Config) (*Table, error) {
-	var t Table
+	t := Table{calls: config.Syscalls}
 	if config.NetNS != 0 {
 		var err error
 		if t.netns, err = unix.FcntlInt(uintptr(config.NetNS), unix.F_DUPFD_CLOEXEC, 3); err != nil {
@@ -58,7 +63,7 @@ func Open(config Config) (*Table, error) {
 	}
 	for _, s := range []**socket{&t.dumps, &t.deletes, &t.counts} {
 		var err error
-		if *s, err = dial(t.netns); err != nil {
+		if *s, err = dial(t.netns, t.calls); err != nil {
 			return nil, errors.Join(fmt.Errorf("open conntrack socket: %w", err), t.Close())
 		}
 	}
@@ -104,11 +109,11 @@ func (t *Table) dump(ctx context.Context, request netlink.Message, filter Filter
 	if err := t.reopenDumps(); err != nil {
 		return fmt.Errorf("dump conntrack table: %w", err)
 	}
-	request, err := t.dumps.conn.Send(request)
+	sequence, _, err := t.dumps.send(request)
 	if err != nil {
 		return fmt.Errorf("dump conntrack table: %w", err)
 	}
-	d := dumping{sequence: request.Header.Sequence, filter: filter, yield: yield}
+	d := dumping{sequence: sequence, filter: filter, yield: yield}
 	for !d.done {
 		if d.failed == nil {
 			d.failed = ctx.Err()
@@ -134,7 +139,7 @@ func (t *Table) reopenDumps() error {
 	if !t.broken {
 		return nil
 	}
-	next, err := dial(t.netns)
+	next, err := dial(t.netns, t.calls)
 	if err != nil {
 		return fmt.Errorf("open conntrack socket: %w", err)
 	}
@@ -214,10 +219,10 @@ func (t *Table) deleteBatch(flows []Flow) (n int, err error) {
 	}
 	// The kernel has handled all of them when it acknowledges the last one.
 	requests[len(requests)-1].Header.Flags |= netlink.Acknowledge
-	if requests, err = t.deletes.conn.SendMessages(requests); err != nil {
+	first, last, err := t.deletes.send(requests...)
+	if err != nil {
 		return 0, err
 	}
-	first, last := requests[0].Header.Sequence, requests[len(requests)-1].Header.Sequence
 	n = len(flows)
 	var failed error
 	for {
@@ -278,13 +283,13 @@ func (t *Table) ask(ctx context.Context, question netlink.Message, parse func(an
 	}
 	t.counting.Lock()
 	defer t.counting.Unlock()
-	sent, err := t.counts.conn.Send(question)
+	sequence, _, err := t.counts.send(question)
 	if err != nil {
 		return err
 	}
 	for {
 		for m, err := range t.counts.receive() {
-			if err == nil && m.sequence != sent.Header.Sequence {
+			if err == nil && m.sequence != sequence {
 				continue
 			}
 			if err == nil {

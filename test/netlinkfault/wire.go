@@ -1,6 +1,7 @@
 package netlinkfault
 
 import (
+	"cmp"
 	"slices"
 	"sync"
 
@@ -57,6 +58,14 @@ type item struct {
 	errno    unix.Errno
 	// sticks says that the dump stops here.
 	sticks bool
+}
+
+// seq is the number of the datagram's first message.
+func (i item) seq() uint32 {
+	if i.errno != 0 {
+		return 0
+	}
+	return message(i.datagram).seq()
 }
 
 // chosen is a fault of a message.
@@ -155,7 +164,11 @@ func (w *Wire) ask(fd int, messages []message, faults []chosen) ([]item, error) 
 			return ok && errno == 0 && seq == end
 		})
 	}
-	return append(answer, forged...), nil
+	answer = append(answer, forged...)
+	if len(forged) > 0 { // The kernel answers in the order of the requests.
+		slices.SortStableFunc(answer, func(a, b item) int { return cmp.Compare(a.seq(), b.seq()) })
+	}
+	return answer, nil
 }
 
 func (w *Wire) send(fd int, messages []message) error {
