@@ -2,6 +2,7 @@ package watch
 
 import (
 	"fmt"
+	"net/netip"
 	"runtime"
 	"strconv"
 	"strings"
@@ -275,6 +276,54 @@ func TestManyPorts(t *testing.T) {
 	defer runtime.UnlockOSThread()
 	if small, large := cost(4000), cost(64_000); large > 100*small {
 		t.Errorf("4,000 ports take %v, and 64,000 take %v", small, large)
+	}
+}
+
+// TestManyPortsAndSlices: many slices of a Service of many ports are joined as few are, and
+// the time of an event does not grow with ports times slices.
+func TestManyPortsAndSlices(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cost := func(ports, slices int) time.Duration {
+		ix := newIndex("node-0")
+		object := uniformService(0)
+		object.Spec.Ports = nil
+		for i := range ports {
+			object.Spec.Ports = append(object.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("p", i), Port: int32(i + 1)})
+		}
+		ix.setService(convertService(object))
+		event := func(i int, addr string) {
+			s := uniformSlice(0, 1)
+			name := fmt.Sprint("p", i%2)
+			s.Name, s.Ports[0].Name, s.Endpoints[0].Addresses = fmt.Sprint("slice-", i), &name, []string{addr}
+			ix.setSlice(convertSlice(s))
+		}
+		for i := range slices {
+			event(i, fmt.Sprintf("10.1.%d.%d", i/250, i%250+1))
+		}
+		ix.flush()
+		least := time.Hour
+		for i := range 3 {
+			before := threadTime(t)
+			event(1, fmt.Sprint("10.2.0.", i+1))
+			ix.flush()
+			least = min(least, threadTime(t)-before)
+		}
+		s := ix.flush().Services.At(ix.serviceNames()[0])
+		for i, want := range []int{(slices + 1) / 2, slices / 2} {
+			if n := s.Ports[i].Endpoints.Len(); n != want {
+				t.Errorf("%d ports, %d slices: port %d has %d endpoints, want %d", ports, slices, i, n, want)
+			}
+		}
+		if s.Ports[1].Endpoints.Find(service.Endpoint{Addr: netip.MustParseAddrPort("10.2.0.3:8080")}) == nil {
+			t.Errorf("%d ports, %d slices: the last change is missing", ports, slices)
+		}
+		return least
+	}
+	cost(4, 2000) // few ports
+	cost(2000, 4) // few slices
+	if few, many := cost(4000, 16), cost(4000, 4000); many > 100*few {
+		t.Errorf("an event takes %v with 16 slices, and %v with 4,000", few, many)
 	}
 }
 

@@ -332,10 +332,12 @@ func (ix *index) rebuild(j *joined) {
 	last := ix.builder.Service(j.name)
 	s := *j.object.bare
 	s.Ports = slices.Clone(s.Ports)
+	lists := j.lists(len(s.Ports))
 	for i := range s.Ports {
 		p := &s.Ports[i]
-		have := endpointsOfPort(last, i, p)
-		p.Endpoints = j.endpoints(portKey{p.Name, p.Protocol}, have, changes)
+		key := portKey{p.Name, p.Protocol}
+		inSlices, total := lists(key)
+		p.Endpoints = mergeLists(key, inSlices, total, endpointsOfPort(last, i, p), changes)
 	}
 	ix.builder.Set(&s)
 }

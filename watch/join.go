@@ -22,18 +22,38 @@ func (j *joined) noteChange(before, after *sliceObject) {
 	}
 }
 
-// endpoints returns the endpoints of one port; have are those before the changes. If
-// only one slice has any, the list is that slice's own. If several have, and the
-// changes are few, the cost is that of finding the changed addresses in each slice.
-func (j *joined) endpoints(key portKey, have service.Endpoints, changes []sliceChange) service.Endpoints {
-	var lists []service.Endpoints
-	total := 0
-	for _, s := range j.slices {
-		if list := s.port(key); list.Len() > 0 {
-			lists = append(lists, list)
-			total += list.Len()
+// lists returns a function that returns the endpoints of a port in each slice that has some,
+// and their number. With many ports and many slices it does not look for each port in each
+// slice.
+func (j *joined) lists(ports int) func(portKey) ([]service.Endpoints, int) {
+	const few = 8
+	if ports <= few || len(j.slices) <= few {
+		return func(k portKey) (lists []service.Endpoints, total int) {
+			for _, s := range j.slices {
+				if list := s.port(k); list.Len() > 0 {
+					lists, total = append(lists, list), total+list.Len()
+				}
+			}
+			return lists, total
 		}
 	}
+	byPort, totals := map[portKey][]service.Endpoints{}, map[portKey]int{}
+	for _, s := range j.slices {
+		for i := range s.ports {
+			if p := &s.ports[i]; p.endpoints.Len() > 0 {
+				byPort[p.key] = append(byPort[p.key], p.endpoints)
+				totals[p.key] += p.endpoints.Len()
+			}
+		}
+	}
+	return func(k portKey) ([]service.Endpoints, int) { return byPort[k], totals[k] }
+}
+
+// mergeLists returns the endpoints of one port, which the slices have in these lists; have
+// are those before the changes. If only one slice has any, the list is that slice's own. If
+// several have, and the changes are few, the cost is that of finding the changed addresses
+// in each slice.
+func mergeLists(key portKey, lists []service.Endpoints, total int, have service.Endpoints, changes []sliceChange) service.Endpoints {
 	switch len(lists) {
 	case 0:
 		return service.Endpoints{}

@@ -55,7 +55,7 @@ func checkWays(t *testing.T, rng *rand.Rand, script *ways.Script) (total ways.Co
 func TestWays(t *testing.T) {
 	var total ways.Counts
 	scripts := 0
-	seeds(t, 96, func(t *testing.T, rng *rand.Rand) {
+	seeds(t, 32, func(t *testing.T, rng *rand.Rand) {
 		script := ways.NewScript(rng, 10+rng.IntN(30))
 		counts := checkWays(t, rng, &script)
 		scripts++
