@@ -95,6 +95,13 @@ bench-quick: build ## the same at the smallest size, in a few minutes
 bench-stages: ## benchmark each stage (decoding, compile, plan, encode, apply, dump), with allocations
 	$(GO) test -run '^$$' -bench . -benchmem ./model/treap ./model/service ./watch ./nft/ruleset ./nft/kernel ./daemon/affinity ./conntrack
 
+CHANGES ?= 1000000
+
+.PHONY: endurance
+endurance: ## make CHANGES=1000000 changes of Services and endpoints, and let three days pass: nothing grows; ten minutes, as root; a picture in bin
+	mkdir -p bin
+	NFTPROXY_ENDURANCE=$(CHANGES) NFTPROXY_ENDURANCE_OUT=$(CURDIR)/bin/endurance $(GO) test -count=1 -timeout 10h -v -run 'TestEndurance|TestThreeDays' ./test/endurance
+
 NODES ?= $(if $(E2E),6,3)
 
 cluster: realcluster ## bring up a real Kubernetes cluster with nftproxy on this computer, and try it; E2E=1: by Kubernetes' own tests, too
