@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -30,11 +31,17 @@ func TestMain(m *testing.M) {
 
 func traceForEver(text string) {
 	flow, err := ParseFlow(text)
+	var tracer *Tracer
 	if err == nil {
-		_, err = Start(Config{Flow: flow, Packets: 1, Lifetime: time.Hour})
+		tracer, err = Start(Config{Flow: flow, Packets: 1, Lifetime: time.Hour})
 	}
 	fmt.Println(err)
-	select {}
+	// Not select {}: where no goroutine can ever run again, the runtime ends the process, and
+	// the kernel removes the table.
+	for {
+		time.Sleep(time.Hour)
+		runtime.KeepAlive(tracer)
+	}
 }
 
 // world is a namespace with two addresses, and no rules at first.

@@ -68,22 +68,12 @@ func unpack(ctx context.Context, work, root, suite string, packages ...string) e
 	if err := errors.Join(os.RemoveAll(apt), os.RemoveAll(root)); err != nil {
 		return err
 	}
-	for _, dir := range []string{root, filepath.Join(apt, "lists", "partial"), filepath.Join(apt, "archives", "partial")} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return err
-		}
-	}
-	sources, status := filepath.Join(apt, "sources.list"), filepath.Join(apt, "status")
-	text := "deb http://deb.debian.org/debian " + suite + " main\n"
-	if err := errors.Join(os.WriteFile(sources, []byte(text), 0o600), os.WriteFile(status, nil, 0o600)); err != nil {
+	if err := os.MkdirAll(root, 0o700); err != nil {
 		return err
 	}
-	options := []string{
-		"-q", "-o", "Dir::State=" + apt, "-o", "Dir::State::status=" + status, "-o", "Dir::Cache=" + apt,
-		"-o", "Dir::Etc::SourceList=" + sources, "-o", "Dir::Etc::SourceParts=/dev/null",
-		"-o", "Acquire::Languages=none", "-o", "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false",
-		// The download user of apt-get cannot write to a directory of root's.
-		"-o", "APT::Sandbox::User=root",
+	options, err := archive(apt, "deb http://deb.debian.org/debian "+suite+" main\n")
+	if err != nil {
+		return err
 	}
 	install := append([]string{"install", "-y", "--download-only", "--no-install-recommends"}, packages...)
 	for _, args := range [][]string{{"update"}, install} {
@@ -95,12 +85,41 @@ func unpack(ctx context.Context, work, root, suite string, packages ...string) e
 	if err != nil {
 		return err
 	}
+	if err := extract(ctx, archives, root); err != nil {
+		return err
+	}
+	return os.RemoveAll(apt)
+}
+
+// archive makes the folder apt for the files of apt-get, and returns the options with which apt-get
+// knows the given sources and no package that is installed.
+func archive(apt, sources string) (options []string, err error) {
+	for _, dir := range []string{filepath.Join(apt, "lists", "partial"), filepath.Join(apt, "archives", "partial")} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, err
+		}
+	}
+	list, status := filepath.Join(apt, "sources.list"), filepath.Join(apt, "status")
+	if err := errors.Join(os.WriteFile(list, []byte(sources), 0o600), os.WriteFile(status, nil, 0o600)); err != nil {
+		return nil, err
+	}
+	return []string{
+		"-q", "-o", "Dir::State=" + apt, "-o", "Dir::State::status=" + status, "-o", "Dir::Cache=" + apt,
+		"-o", "Dir::Etc::SourceList=" + list, "-o", "Dir::Etc::SourceParts=/dev/null",
+		"-o", "Acquire::Languages=none", "-o", "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false",
+		// The download user of apt-get cannot write to a directory of root's.
+		"-o", "APT::Sandbox::User=root",
+	}, nil
+}
+
+// extract puts the files of packages into a folder.
+func extract(ctx context.Context, archives []string, dir string) error {
 	for _, a := range archives {
-		if err := runIn(ctx, "", "dpkg-deb", "-x", a, root); err != nil {
+		if err := runIn(ctx, "", "dpkg-deb", "-x", a, dir); err != nil {
 			return err
 		}
 	}
-	return os.RemoveAll(apt)
+	return nil
 }
 
 // writeRunner writes a script that starts a command of root with the dynamic

@@ -66,10 +66,5 @@ func unpackAlone(ctx context.Context, temp, dir string, packages []string) error
 	if err := os.RemoveAll(dir); err != nil {
 		return err
 	}
-	for _, archive := range archives {
-		if err := run("dpkg-deb", "--extract", archive, dir); err != nil {
-			return err
-		}
-	}
-	return nil
+	return extract(ctx, archives, dir)
 }

@@ -1,0 +1,53 @@
+// Package job promises the words that a virtual machine and its host use about the jobs of a machine:
+// the list of them, and the lines that frame the output of each.
+//
+// It runs nothing.
+package job
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Files of a machine.
+const (
+	ModuleList = "/matrix/modules" // the files of modules, one a line, in the order of loading
+	List       = "/matrix/jobs"    // a list of Job, as JSON
+)
+
+// NotStarted is the status of a job whose command could not be started.
+const NotStarted = 127
+
+// Job is a command for the machine to run.
+type Job struct {
+	Name    string
+	Dir     string
+	Command []string
+	Env     []string
+}
+
+const frame = "\x1fmatrix "
+
+// Begin is the line before the output of a job.
+func Begin(name string) string { return fmt.Sprintf("\n%sbegin %s\n", frame, name) }
+
+// End is the line after the output of a job.
+func End(name string, status int) string { return fmt.Sprintf("\n%send %s %d\n", frame, name, status) }
+
+// Frame reads a line that Begin or End made.
+func Frame(line string) (name string, ended bool, status int, isFrame bool) {
+	rest, isFrame := strings.CutPrefix(strings.TrimRight(line, "\r\n"), frame)
+	if !isFrame {
+		return "", false, 0, false
+	}
+	words := strings.Fields(rest)
+	switch {
+	case len(words) == 2 && words[0] == "begin":
+		return words[1], false, 0, true
+	case len(words) == 3 && words[0] == "end":
+		status, err := strconv.Atoi(words[2])
+		return words[1], true, status, err == nil
+	}
+	return "", false, 0, false
+}

@@ -1,0 +1,223 @@
+// Command kernelmatrix runs the tests that need a kernel, and no API server, on kernels of Debian's
+// releases, each in a virtual machine, and says what works on which. `make test-kernels` runs it.
+//
+// It needs no rights, no hardware support for virtual machines, and changes nothing on this computer
+// but for a folder of the user's cache. As root it installs qemu where that is missing.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"nftproxy/test/aptget"
+	"nftproxy/test/kernelmatrix/job"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:], os.Stdout)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "kernelmatrix:", err)
+		os.Exit(1)
+	}
+}
+
+// options are the command's flags.
+type options struct {
+	kernels, packages []string
+	tests, logs, page string
+	short, build      bool
+	timeout           time.Duration
+	cpus              int
+}
+
+func parse(args []string) (options, error) {
+	var o options
+	f := pflag.NewFlagSet("kernelmatrix", pflag.ContinueOnError)
+	var all []string
+	for _, r := range releases() {
+		all = append(all, r.series)
+	}
+	f.StringSliceVar(&o.kernels, "kernels", all, "`series` of kernels to try")
+	f.StringSliceVar(&o.packages, "packages", defaultPackages(), "`packages` whose tests to run")
+	f.StringVar(&o.tests, "run", "", "regular `expression` for the names of the tests to run")
+	f.StringVar(&o.logs, "logs", "bin/kernels", "`folder` for the output of tests and kernels")
+	f.StringVar(&o.page, "page", "", "`file` whose matrix to replace, such as docs/kernels.md")
+	f.BoolVar(&o.short, "short", true, "run fewer rounds of each test")
+	f.BoolVar(&o.build, "build", true, "build the programs; otherwise those of the last time are used")
+	f.DurationVar(&o.timeout, "timeout", time.Hour, "end a kernel's machine after this `time`")
+	f.IntVar(&o.cpus, "cpus", 2, "`number` of processors of a machine")
+	return o, f.Parse(args)
+}
+
+func run(ctx context.Context, args []string, out io.Writer) error {
+	o, err := parse(args)
+	if errors.Is(err, pflag.ErrHelp) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	qemu, err := aptget.Command("qemu-system-x86_64", "qemu-system-x86")
+	if err != nil {
+		return err
+	}
+	cache, err := aptget.CacheDir("kernels")
+	if err != nil {
+		return err
+	}
+	commands := filepath.Join(cache, "commands-"+commandRelease)
+	if err := aptget.UnpackRoot(ctx, commands, commandRelease, commandPackages()...); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(o.logs, 0o755); err != nil {
+		return err
+	}
+	built := programs{filepath.Join(o.logs, "programs"), o.packages}
+	if o.build {
+		if err := built.build(ctx); err != nil {
+			return err
+		}
+	}
+	var columns []column
+	for _, r := range releases() {
+		if !slices.Contains(o.kernels, r.series) {
+			continue
+		}
+		c, err := try(ctx, o, r, machine{qemu: qemu, cpus: o.cpus}, cache, commands, built, out)
+		if err != nil {
+			return fmt.Errorf("kernel %s: %w", r.series, err)
+		}
+		columns = append(columns, c)
+	}
+	return o.report(columns, out)
+}
+
+// report prints the matrix, and puts it on its page. Failed tests are an error.
+func (o options) report(columns []column, out io.Writer) error {
+	if len(columns) == 0 {
+		return fmt.Errorf("none of the kernels %s is known", strings.Join(o.kernels, " and "))
+	}
+	text := matrix(columns)
+	fmt.Fprintf(out, "\n%s", text)
+	if o.page != "" {
+		if err := updatePage(o.page, text); err != nil {
+			return err
+		}
+	}
+	var failed []string
+	for _, c := range columns {
+		if slices.ContainsFunc(c.results, func(r result) bool { return !r.good() }) {
+			failed = append(failed, c.series)
+		}
+	}
+	if len(failed) > 0 {
+		return fmt.Errorf("tests failed on kernel %s", strings.Join(failed, " and "))
+	}
+	return nil
+}
+
+// try runs the tests on the newest kernel of a release.
+func try(ctx context.Context, o options, r release, m machine, cache, commands string, built programs, out io.Writer) (c column, err error) {
+	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	kernel, err := aptget.UnpackNewest(ctx, cache, r.name, kernelPackage)
+	if err != nil {
+		return c, err
+	}
+	fmt.Fprintf(out, "%s %s\n", kernel.Name, kernel.Version)
+	if kernel.Old != nil {
+		fmt.Fprintf(out, "  perhaps not the newest: %v\n", kernel.Old)
+	}
+	if m.kernel, err = one(filepath.Join(kernel.Dir, "boot", "vmlinuz-*")); err != nil {
+		return c, err
+	}
+	i := image{programs: built, root: commands, kernelDir: kernel.Dir}
+	file := filepath.Join(o.logs, r.series+".initramfs")
+	defer func() { err = errors.Join(err, os.Remove(file)) }()
+	m.console = filepath.Join(o.logs, r.series+"-console.log")
+	m.image = func(jobs []job.Job) (string, error) { return file, i.write(file, jobs) }
+	started := time.Now()
+	c = column{series: r.series, kernel: kernel.Version}
+	err = m.run(ctx, o.jobs(), func(name string, done outcome) error {
+		if name == checkJob {
+			c.findings, err = readFindings(done.output)
+			return err
+		}
+		log := filepath.Join(o.logs, r.series+"-"+testFile(name)+".log")
+		if err := os.WriteFile(log, []byte(string(done.output)+done.console), 0o644); err != nil {
+			return err
+		}
+		result, err := read(ctx, name, done)
+		c.results = append(c.results, result)
+		result.print(out)
+		return err
+	})
+	fmt.Fprintf(out, "  %s in all\n", time.Since(started).Round(time.Second))
+	return c, err
+}
+
+// checkJob is the name of the job that has nftproxy look at the kernel.
+const checkJob = "nftproxy-check"
+
+// jobs are nftproxy check, and the tests, as commands of a machine.
+func (o options) jobs() []job.Job {
+	jobs := []job.Job{{Name: checkJob, Dir: "/", Command: []string{"/usr/sbin/nftproxy", "check", "-o", "json"}}}
+	for _, pkg := range o.packages {
+		command := []string{path.Join("/tests", testFile(pkg)), "-test.v=test2json", "-test.timeout=30m", "-test.skip=" + withoutSource(pkg)}
+		if o.short {
+			command = append(command, "-test.short")
+		}
+		if o.tests != "" {
+			command = append(command, "-test.run="+o.tests)
+		}
+		jobs = append(jobs, job.Job{Name: pkg, Dir: path.Join("/src", pkg), Command: command})
+	}
+	return jobs
+}
+
+// print prints the result for people.
+func (r result) print(out io.Writer) {
+	word := "ok"
+	switch {
+	case r.died:
+		word = "KERNEL DIED"
+	case !r.good():
+		word = "FAILED"
+	}
+	fmt.Fprintf(out, "  %-24s %-6s passed %d, failed %d, skipped %d\n", r.pkg, word, r.passed, r.failed, len(r.skips))
+	for _, name := range r.failedTests() {
+		fmt.Fprintf(out, "    --- %s\n%s\n", name, indent(tail(r.failures[name], 20)))
+	}
+	for _, name := range keys(r.skips) {
+		fmt.Fprintf(out, "    skipped %s: %s\n", name, reason(r.skips[name]))
+	}
+}
+
+func indent(text string) string { return "      " + strings.ReplaceAll(text, "\n", "\n      ") }
+
+// reason is what a skipped test says, without the place in its file.
+func reason(output string) string {
+	var said []string
+	for line := range strings.Lines(output) {
+		line = strings.TrimSpace(line)
+		if _, words, found := strings.Cut(line, ".go:"); found {
+			_, words, _ = strings.Cut(words, ": ")
+			said = append(said, words)
+		}
+	}
+	return strings.Join(said, "; ")
+}

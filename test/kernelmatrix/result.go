@@ -1,0 +1,110 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+)
+
+// result is how the tests of a package went on one kernel.
+type result struct {
+	pkg            string
+	passed, failed int
+	// skips has the words of each test that was skipped, and failures the output of each that failed.
+	skips, failures map[string]string
+	// died says that the kernel ended in the middle of the package.
+	died bool
+	// whole is false if the tests ended with an error other than a failed test.
+	whole   bool
+	console string
+}
+
+func (r result) good() bool { return r.failed == 0 && r.whole && !r.died }
+
+// event is one of go tool test2json.
+type event struct{ Action, Test, Output string }
+
+// read reads the output of a package's tests, run with -test.v=test2json.
+func read(ctx context.Context, pkg string, o outcome) (result, error) {
+	cmd := exec.CommandContext(ctx, "go", "tool", "test2json", "-p", pkg)
+	cmd.Stdin = bytes.NewReader(o.output)
+	text, err := cmd.Output()
+	if err != nil {
+		return result{}, fmt.Errorf("%s: %w", cmd, err)
+	}
+	r := result{pkg: pkg, skips: map[string]string{}, failures: map[string]string{}, died: o.died, console: o.console}
+	outputs := map[string]*strings.Builder{}
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	for {
+		var e event
+		if err := decoder.Decode(&e); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			return r, err
+		}
+		if outputs[e.Test] == nil {
+			outputs[e.Test] = &strings.Builder{}
+		}
+		switch e.Action {
+		case "output":
+			outputs[e.Test].WriteString(e.Output)
+		case "pass":
+			r.passed += count(e.Test)
+		case "fail":
+			r.failed += count(e.Test)
+			if e.Test != "" {
+				r.failures[e.Test] = outputs[e.Test].String()
+			}
+		case "skip":
+			if e.Test != "" {
+				r.skips[e.Test] = outputs[e.Test].String()
+			}
+		}
+	}
+	r.whole = o.status == 0 || o.status == 1 && r.failed > 0
+	if !r.whole && outputs[""] != nil {
+		r.failures["(the whole)"] = tail(string(o.output), 60)
+	}
+	return r, nil
+}
+
+// count counts a test, and not the package.
+func count(test string) int {
+	if test == "" {
+		return 0
+	}
+	return 1
+}
+
+func tail(text string, lines int) string {
+	all := strings.Split(strings.TrimSpace(text), "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}
+
+// failedTests are the names of tests that failed, without those that failed only for a part of them.
+func (r result) failedTests() []string {
+	var names []string
+	for name := range r.failures {
+		inner := func(other string) bool { return strings.HasPrefix(other, name+"/") }
+		if !slices.ContainsFunc(keys(r.failures), inner) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+func keys(m map[string]string) []string {
+	var all []string
+	for k := range m {
+		all = append(all, k)
+	}
+	slices.Sort(all)
+	return all
+}
