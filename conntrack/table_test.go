@@ -240,6 +240,9 @@ func TestTableFilters(t *testing.T) {
 	create(t, creator, zoned)
 
 	everything := flows(t, table, Filter{})
+	// Linux before 5.15 does not compare the status.
+	comparesStatus := len(dump(t, table, dumpRequests(Filter{Mask: Assured}), Filter{})) < len(everything)
+	t.Logf("the kernel compares the status: %v", comparesStatus)
 	for _, test := range []struct {
 		filter Filter
 		want   int
@@ -284,6 +287,9 @@ func TestTableFilters(t *testing.T) {
 			}
 			if diff := cmp.Diff(want, entries(flows(t, table, test.filter))); diff != "" {
 				t.Errorf("Flows() (-want +got):\n%s", diff)
+			}
+			if !comparesStatus {
+				test.told.Mask, test.told.Status = 0, 0
 			}
 			told := selected(everything, func(f *Flow) bool { return test.told.Selects(f) && (!test.v6 || f.V6()) })
 			if diff := cmp.Diff(told, entries(dump(t, table, dumpRequests(test.filter), Filter{}))); diff != "" {

@@ -76,8 +76,12 @@ func TestGoodNode(t *testing.T) {
 			t.Errorf("%s: %+v", probe, f)
 		}
 		if strings.HasPrefix(probe, "kernel: ") {
-			w.want(found, preflight.Green, probe)
 			features++
+			if optional := probe == "kernel: owned tables" || probe == "kernel: counters"; optional && f.Level == preflight.Yellow {
+				t.Logf("%s: %+v", probe, f)
+				continue
+			}
+			w.want(found, preflight.Green, probe)
 		}
 	}
 	if features != 10 {

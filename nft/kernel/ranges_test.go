@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"nftproxy/nft"
@@ -59,13 +60,13 @@ func TestOverlappingRangesAreRefused(t *testing.T) {
 			name   string
 			prefix nft.Value
 		}{{"source-ranges", servicePrefix(f, 200, 6, 80)}, {addressRanges, ""}} {
-			refusesOverlaps(t, c, model, f, p.Table(f).Set(s.name), s.prefix)
+			refusesOverlaps(t, c, p, model, f, p.Table(f).Set(s.name), s.prefix)
 		}
 	}
 }
 
 // refusesOverlaps adds ranges of addresses from 1024 on, after a prefix.
-func refusesOverlaps(t *testing.T, c *kernel.Conn, model *nft.Model, f nft.Family, set *nft.Set, prefix nft.Value) {
+func refusesOverlaps(t *testing.T, c *kernel.Conn, p *nft.Program, model *nft.Model, f nft.Family, set *nft.Set, prefix nft.Value) {
 	t.Helper()
 	const base = 1024
 	add := func(from, to int) nft.Batch {
@@ -82,6 +83,16 @@ func refusesOverlaps(t *testing.T, c *kernel.Conn, model *nft.Model, f nft.Famil
 	} {
 		b := add(test.from, test.to)
 		inKernel, inModel := c.Apply(b), model.Apply(b)
+		if inKernel == nil && !test.fits {
+			// Linux 5.10 says nothing and leaves the element out.
+			got, err := c.Read(p)
+			must(t, err)
+			if diff := cmp.Diff(model.String(), got.String()); diff != "" {
+				t.Errorf("%s %d-%d: taken (-want +got):\n%s", f, test.from, test.to, diff)
+			}
+			t.Logf("%s %d-%d: left out without an error", f, test.from, test.to)
+			continue
+		}
 		if (inKernel == nil) != test.fits || (inModel == nil) != test.fits {
 			t.Errorf("%s %d-%d: kernel says %v, model %v", f, test.from, test.to, inKernel, inModel)
 		}

@@ -177,13 +177,15 @@ const checkJob = "nftproxy-check"
 func (o options) jobs() []job.Job {
 	jobs := []job.Job{{Name: checkJob, Dir: "/", Command: []string{"/usr/sbin/nftproxy", "check", "-o", "json"}}}
 	for _, pkg := range o.packages {
-		command := []string{path.Join("/tests", testFile(pkg)), "-test.v=test2json", "-test.timeout=30m", "-test.skip=" + withoutSource(pkg)}
+		command := []string{path.Join("/tests", testFile(pkg)), "-test.v=test2json", "-test.timeout=30m"}
 		if o.short {
 			command = append(command, "-test.short")
 		}
-		if o.tests != "" {
-			command = append(command, "-test.run="+o.tests)
+		tests := o.tests
+		if tests == "" {
+			tests = kernelTests(pkg)
 		}
+		command = append(command, "-test.run="+tests)
 		jobs = append(jobs, job.Job{Name: pkg, Dir: path.Join("/src", pkg), Command: command})
 	}
 	return jobs
