@@ -205,6 +205,9 @@ func (ns *Namespace) awaitAddrs(link string) error {
 			return true, err
 		}
 		list, err := ns.handle.AddrList(l, unix.AF_INET6)
+		for errors.Is(err, netlink.ErrDumpInterrupted) { // by other links that come and go
+			list, err = ns.handle.AddrList(l, unix.AF_INET6)
+		}
 		tentative := func(a netlink.Addr) bool { return a.Flags&unix.IFA_F_TENTATIVE != 0 }
 		return !slices.ContainsFunc(list, tentative), err
 	})
