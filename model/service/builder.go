@@ -200,7 +200,7 @@ func (b *Builder) replaceClaims(name Name, old, s *Service) {
 		after = s.claims(b.limit)
 	}
 	// A claim stays if nothing has changed that matters to other services.
-	sameAge := old != nil && s != nil && old.Created.Equal(s.Created)
+	sameAge := old != nil && s != nil && old.Created.Equal(s.Created) && old.whollyRetained() == s.whollyRetained()
 	sameFirewall := sameAge && old.Firewall().equal(s.Firewall())
 	oldRights, newRights := rights{service: old}, rights{service: s}
 	for len(before) > 0 || len(after) > 0 {

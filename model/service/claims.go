@@ -85,7 +85,7 @@ func (s *Service) addressClaims(addrs []netip.Addr, r rank, add func(rankedClaim
 // sameClaims says whether two versions of a service make the same claims by the same
 // rights. Mostly only endpoints have changed.
 func (s *Service) sameClaims(o *Service) bool {
-	return s.Created.Equal(o.Created) && slices.Equal(s.ClusterIPs, o.ClusterIPs) &&
+	return s.Created.Equal(o.Created) && s.whollyRetained() == o.whollyRetained() && slices.Equal(s.ClusterIPs, o.ClusterIPs) &&
 		s.Firewall().equal(o.Firewall()) && slices.Equal(s.ExternalIPs, o.ExternalIPs) &&
 		slices.EqualFunc(s.Ports, o.Ports, func(a, b Port) bool {
 			return a.Protocol == b.Protocol && a.Port == b.Port && a.NodePort == b.NodePort
@@ -93,9 +93,13 @@ func (s *Service) sameClaims(o *Service) bool {
 }
 
 // right is a service's right to a claim: rank, age and name, in a form that sorts the
-// best right first. It also says whether the service's source ranges restrict the
-// claim. A service has few different rights to all of its claims.
+// best right first. The rights of retained services come after all others. A right also
+// says whether the service's source ranges restrict the claim. A service has few
+// different rights to all of its claims.
 type right string
+
+// retainedRight is a bit of the first byte, beside the rank.
+const retainedRight = 0x80
 
 // The offsets of the parts of a right.
 const (
@@ -105,6 +109,9 @@ const (
 
 func (s *Service) right(r rank, restricts bool) right {
 	b := make([]byte, 0, rightName+len(s.Name)+1)
+	if s.whollyRetained() {
+		r |= retainedRight
+	}
 	b = append(b, byte(r))
 	// With the sign bit flipped, negative numbers sort before positive ones.
 	b = binary.BigEndian.AppendUint64(b, uint64(s.Created.Unix())^1<<63)
@@ -116,7 +123,9 @@ func (s *Service) right(r rank, restricts bool) right {
 	return right(b)
 }
 
-func (r right) rank() rank { return rank(r[0]) }
+func (r right) rank() rank { return rank(r[0] &^ retainedRight) }
+
+func (r right) retained() bool { return r[0]&retainedRight != 0 }
 
 func (r right) restricts() bool { return r[len(r)-1] == 0 }
 

@@ -98,6 +98,8 @@ func (p *parser) line(keyword string, words []string) error {
 // line reads a line about the service.
 func (s *parsedService) line(keyword string, words []string) error {
 	switch keyword {
+	case "retained":
+		return s.retainedLine(words)
 	case "cluster-ip":
 		return parseAddr(words, &s.ClusterIPs)
 	case "external-ip":
@@ -147,6 +149,16 @@ func (p *parser) serviceLine(words []string) error {
 	}
 	p.services = append(p.services, &parsedService{Service: Service{Name: Name(words[0]), Created: created}})
 	return nil
+}
+
+func (s *Service) retainedLine(words []string) error {
+	for _, r := range []Retained{RetainedEndpoints, RetainedService} {
+		if len(words) == 1 && words[0] == r.String() {
+			s.Retained = r
+			return nil
+		}
+	}
+	return fmt.Errorf("want: retained service|endpoints")
 }
 
 func parseAddr(words []string, to *[]netip.Addr) error {

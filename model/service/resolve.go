@@ -132,6 +132,8 @@ func (b *Builder) decideClaim(p pendingClaim) (*Conflict, *Restriction) {
 		return &Conflict{Claim: p.claim}, nil
 	case best.restricting == "" || best.restricting == r:
 		return nil, nil
+	case best.restricting.retained() && !r.retained():
+		return nil, nil
 	}
 	by := best.restricting.name()
 	return nil, &Restriction{Claim: p.claim, By: by, Firewall: b.Service(by).Firewall()}

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -80,7 +81,21 @@ type Service struct {
 	// endpoints of its own; 0 for none.
 	HealthCheckNodePort uint16
 	Ports               []Port
+	// Retained says what of the service is not in the source's list any more.
+	Retained Retained
 }
+
+// Retained says what of a service a list of the source lacks, although it was served
+// before. It is served all the same, for a while: the list may be wrong (model/retention).
+type Retained uint8
+
+// What is retained: nothing, all endpoints, or the service with its endpoints. A retained
+// service gives each of its claims up to any service that is there, and restricts none.
+const (
+	RetainedNothing Retained = iota
+	RetainedEndpoints
+	RetainedService
+)
 
 // TrafficPolicy says which endpoints get the connections to an address.
 type TrafficPolicy bool
@@ -181,18 +196,30 @@ func (s *Service) ID(p *Port) string {
 
 // CompareAge orders services by age, the oldest first. Creation times have whole seconds;
 // the name decides between equal ones.
+// Retained services count as the youngest.
 func CompareAge(a, b *Service) int {
-	if c := a.Created.Compare(b.Created); c != 0 {
-		return c
+	return cmp.Or(compareBools(a.whollyRetained(), b.whollyRetained()), a.Created.Compare(b.Created), strings.Compare(string(a.Name), string(b.Name)))
+}
+
+// whollyRetained says whether the service itself is retained, and not only its endpoints.
+func (s *Service) whollyRetained() bool { return s.Retained == RetainedService }
+
+// compareBools sorts false first.
+func compareBools(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return 1
 	}
-	return strings.Compare(string(a.Name), string(b.Name))
+	return -1
 }
 
 // equal compares by value. It does not use reflection, which takes some 50 times as long:
 // a service can have thousands of endpoints. Endpoints that both services share cost
 // nothing.
 func (s *Service) equal(o *Service) bool {
-	return s == o || s.Name == o.Name && s.Created.Equal(o.Created) &&
+	return s == o || s.Name == o.Name && s.Created.Equal(o.Created) && s.Retained == o.Retained &&
 		slices.Equal(s.ClusterIPs, o.ClusterIPs) && slices.Equal(s.ExternalIPs, o.ExternalIPs) &&
 		slices.Equal(s.LoadBalancerIPs, o.LoadBalancerIPs) && s.Sources.Equal(o.Sources) &&
 		s.InternalPolicy == o.InternalPolicy && s.ExternalPolicy == o.ExternalPolicy &&

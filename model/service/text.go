@@ -68,6 +68,9 @@ func (s *Service) String() string {
 
 func (s *Service) write(b *strings.Builder) {
 	fmt.Fprintf(b, "service %s created %s\n", s.Name, s.Created.UTC().Format(time.RFC3339Nano))
+	if words := s.Retained.String(); words != "" {
+		fmt.Fprintf(b, "  retained %s\n", words)
+	}
 	for _, a := range s.ClusterIPs {
 		fmt.Fprintf(b, "  cluster-ip %s\n", a)
 	}
@@ -101,6 +104,17 @@ func (s *Service) write(b *strings.Builder) {
 			fmt.Fprintf(b, "    endpoint %s %s%s\n", e.Addr, dash(e.Node), e.conditions())
 		}
 	}
+}
+
+// String is "service" or "endpoints", and empty if nothing is retained.
+func (r Retained) String() string {
+	switch r {
+	case RetainedService:
+		return "service"
+	case RetainedEndpoints:
+		return "endpoints"
+	}
+	return ""
 }
 
 // write prints a line for each range. "none" stands for a list without ranges, which

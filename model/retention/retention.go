@@ -1,0 +1,133 @@
+// Package retention promises a decision: which Services that a list lacks are served on
+// all the same, and until when. A list that takes the endpoints away from most Services at
+// once rather comes from a broken or restored API server than from its users.
+//
+// The package knows names and times only; the caller passes both in. It neither keeps the
+// Services nor serves them, and it does not know why a Service is missing.
+package retention
+
+import (
+	"slices"
+	"time"
+
+	"nftproxy/model/service"
+)
+
+// Least is how many Services a list has to lack to be suspicious. Fewer are soon written
+// anew, and small clusters lose most of their Services in the ordinary course of things.
+const Least = 10
+
+// returned is how long the source has to answer without a break before anything is
+// removed, if the period is not shorter. A restored API server sends its new list in that
+// time.
+const returned = time.Minute
+
+// Suspicious says whether a list is: it lacks more than half of the Services that serve,
+// and at least Least.
+func Suspicious(missing, serving int) bool { return missing >= Least && 2*missing > serving }
+
+// Retention has the names of the retained Services. It is not safe for concurrent use.
+type Retention struct {
+	// period is how long a Service is retained; 0 retains none.
+	period time.Duration
+	until  map[service.Name]time.Time
+	// away says that the source does not answer. answers is since when it has answered
+	// again, the zero time if it was never away.
+	away    bool
+	answers time.Time
+}
+
+// New makes a Retention that retains Services for the period after the list that lacks
+// them; 0 retains none.
+func New(period time.Duration) *Retention {
+	return &Retention{period: period, until: map[service.Name]time.Time{}}
+}
+
+// Judge decides about a list: missing are the Services that it takes the endpoints away
+// from, of all that serve. It retains them if the list is suspicious, and returns whether
+// it does.
+func (r *Retention) Judge(missing []service.Name, serving int, now time.Time) bool {
+	if r.period <= 0 || !Suspicious(len(missing), serving) {
+		return false
+	}
+	for _, name := range missing {
+		if _, already := r.until[name]; !already {
+			r.until[name] = now.Add(r.period)
+		}
+	}
+	return true
+}
+
+// Retains says whether a Service is retained.
+func (r *Retention) Retains(name service.Name) bool {
+	_, is := r.until[name]
+	return is
+}
+
+// Len is the number of retained Services.
+func (r *Retention) Len() int { return len(r.until) }
+
+// Release forgets a Service: it is there again, or the source says that it is gone.
+func (r *Retention) Release(name service.Name) { delete(r.until, name) }
+
+// Away notes whether the source answers. While it is away, nothing is removed.
+func (r *Retention) Away(away bool, now time.Time) {
+	if r.away && !away {
+		r.answers = now
+	}
+	r.away = away
+}
+
+// Next returns when the next Service is due for removal, and whether there is such a time.
+func (r *Retention) Next() (due time.Time, ok bool) {
+	if r.away || len(r.until) == 0 {
+		return due, false
+	}
+	for _, until := range r.until {
+		if due.IsZero() || until.Before(due) {
+			due = until
+		}
+	}
+	if first := r.earliest(); due.Before(first) {
+		due = first
+	}
+	return due, true
+}
+
+// Last returns when the last retained Service is due, as far as known, and whether the
+// source has to answer first.
+func (r *Retention) Last() (due time.Time, away bool) {
+	for _, until := range r.until {
+		if until.After(due) {
+			due = until
+		}
+	}
+	if first := r.earliest(); due.Before(first) {
+		due = first
+	}
+	return due, r.away
+}
+
+// earliest is when the first Service may go after the source has come back.
+func (r *Retention) earliest() time.Time {
+	if r.answers.IsZero() {
+		return r.answers
+	}
+	return r.answers.Add(min(returned, r.period))
+}
+
+// Due returns the Services whose time is over, sorted, and forgets them.
+func (r *Retention) Due(now time.Time) []service.Name {
+	if r.away || now.Before(r.earliest()) {
+		return nil
+	}
+	var due []service.Name
+	for name, until := range r.until {
+		if !now.Before(until) {
+			due = append(due, name)
+			delete(r.until, name)
+		}
+	}
+	slices.Sort(due)
+	return due
+}

@@ -1,0 +1,111 @@
+package service_test
+
+import (
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"nftproxy/model/service"
+	"nftproxy/test/servicetest"
+)
+
+// retainedAtRandom marks each service in the changes as wholly retained, or not.
+func retainedAtRandom(rng *rand.Rand, changes []servicetest.Change) {
+	for i := range changes {
+		if s := changes[i].Service; s != nil && rng.IntN(2) == 0 {
+			retained := *s
+			retained.Retained = service.RetainedService
+			changes[i].Service = &retained
+		}
+	}
+}
+
+// TestRetainedGiveWay: services that are there get all that they would get if no service
+// were retained: claims, session affinity, and no restriction by source ranges.
+func TestRetainedGiveWay(t *testing.T) {
+	contested := 0
+	seeds(t, 100, func(t *testing.T, rng *rand.Rand) {
+		with, without := service.NewBuilder(servicetest.Node()), service.NewBuilder(servicetest.Node())
+		with.SetMaxAffinityPorts(8)
+		without.SetMaxAffinityPorts(8)
+		changes := servicetest.Changes(rng, 200, everything)
+		retainedAtRandom(rng, changes)
+		for i, c := range changes {
+			c.Apply(with)
+			if c.Service != nil && c.Service.Retained == service.RetainedService {
+				c.Service = nil
+			}
+			c.Apply(without)
+			if i%20 != 0 {
+				continue
+			}
+			got, want := with.Snapshot(), without.Snapshot()
+			all := contentsOf(got)
+			for name, s := range got.Services.All() {
+				if s.Retained == service.RetainedService {
+					contested += len(all.Conflicts[name])
+					delete(all.Services, name)
+					delete(all.Conflicts, name)
+					delete(all.Restrictions, name)
+					delete(all.LeftOut, name)
+				}
+			}
+			if diff := difference(contentsOf(want), all, byValue); diff != "" {
+				t.Fatalf("beside retained services (-want +got):\n%s", diff)
+			}
+		}
+	})
+	if contested == 0 {
+		t.Error("no retained service has lost anything: the test shows nothing")
+	}
+}
+
+// TestRetainedOrder: the order of changes does not matter with retained services either,
+// and their text form can be read.
+func TestRetainedOrder(t *testing.T) {
+	seeds(t, 50, func(t *testing.T, rng *rand.Rand) {
+		b, last := service.NewBuilder(servicetest.Node()), map[service.Name]*service.Service{}
+		changes := servicetest.Changes(rng, 200, everything)
+		retainedAtRandom(rng, changes)
+		for _, c := range changes {
+			c.Apply(b)
+			last[c.Name] = c.Service
+			if rng.IntN(20) == 0 {
+				b.Snapshot()
+			}
+		}
+		names := slices.Sorted(maps.Keys(last))
+		rng.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+		fresh := service.NewBuilder(servicetest.Node())
+		for _, n := range names {
+			servicetest.Change{Name: n, Service: last[n]}.Apply(fresh)
+		}
+		if diff := difference(contentsOf(fresh.Snapshot()), contentsOf(b.Snapshot()), byValue); diff != "" {
+			t.Fatalf("(-fresh +history):\n%s", diff)
+		}
+		text := b.Snapshot().String()
+		parsed, err := service.Parse(strings.NewReader(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := parsed.String(); got != text {
+			t.Errorf("read back (-want +got):\n%s", difference(text, got))
+		}
+	})
+}
+
+// TestRetainedIsYoung: of two services with one health check node port, the one that is
+// there has it, although it is younger.
+func TestRetainedIsYoung(t *testing.T) {
+	old, young := *servicetest.UniformService(0, 1), *servicetest.UniformService(1, 1)
+	old.Created, old.Retained = young.Created.AddDate(-1, 0, 0), service.RetainedService
+	if service.CompareAge(&old, &young) <= 0 {
+		t.Error("the retained service counts as the older one")
+	}
+	old.Retained = service.RetainedEndpoints
+	if service.CompareAge(&old, &young) >= 0 {
+		t.Error("a service of which only the endpoints are retained does not keep its age")
+	}
+}
