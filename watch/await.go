@@ -118,6 +118,7 @@ func (w *Watcher) release(ctx context.Context) {
 		w.awaitPodCIDRs(ctx)
 	}
 	if ctx.Err() == nil {
+		w.retainFormer()
 		w.setSynced()
 	}
 }

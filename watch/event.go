@@ -59,6 +59,10 @@ const (
 	// ReasonConfigRestart: the proxy's configuration file has changed in a field that
 	// counts from the next start on.
 	ReasonConfigRestart Reason = "ConfigRestartRequired"
+	// ReasonRetained: a list lacks most Services, which are served on for a while.
+	ReasonRetained Reason = "ServicesRetained"
+	// ReasonRemoved: Services that were retained are no longer served.
+	ReasonRemoved Reason = "RetainedServicesRemoved"
 	// ReasonStarting: the proxy starts on the node. This reason and the next two are
 	// kube-proxy's.
 	ReasonStarting Reason = "Starting"
@@ -105,7 +109,13 @@ func (p Problem) Event() (Event, bool) {
 	var protected *ProtectedError
 	var size *SizeError
 	var affinity *AffinityError
+	var retained *RetainedError
+	var removed *RemovedError
 	switch {
+	case errors.As(p, &retained):
+		e.Reason = ReasonRetained
+	case errors.As(p, &removed):
+		e.Reason = ReasonRemoved
 	case errors.As(p, &conflict):
 		e.Reason = ReasonConflict
 	case errors.As(p, &protected):

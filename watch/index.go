@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"nftproxy/model/retention"
 	"nftproxy/model/service"
 	"nftproxy/model/sorted"
 )
@@ -43,6 +44,11 @@ type index struct {
 	// dirty are the Services that flush rebuilds, in the order of the events.
 	dirty    []*joined
 	problems []Problem
+	// retention has the Services that a list lacks and that are served all the same.
+	retention *retention.Retention
+	// manifests says that the source is one that people edit: its word counts unless it
+	// has no object at all.
+	manifests bool
 	// changes counts the events of Services and EndpointSlices since the start.
 	changes service.Changes
 	// triggers are those of the slices that have changed since the last flush. Those
@@ -64,6 +70,10 @@ type joined struct {
 	// before the changes.
 	built   bool
 	changes []sliceChange
+	// kept is the Service as it was last served with endpoints, while it is retained.
+	// byKept says that its endpoints in the builder are those of kept.
+	kept   *service.Service
+	byKept bool
 }
 
 func newIndex(node string) *index {
@@ -74,6 +84,7 @@ func newIndex(node string) *index {
 		cidrs:       map[service.Name]*cidrObject{},
 		node:        newNodeState(),
 		kubeletPort: defaultKubeletPort,
+		retention:   retention.New(0),
 	}
 }
 
@@ -118,6 +129,9 @@ func (ix *index) setService(s *serviceObject) {
 	}
 	ix.reportNew(old, s.problems)
 	j.object = s
+	if len(j.slices) > 0 {
+		ix.retention.Release(name)
+	}
 	ix.markDirty(j)
 }
 
@@ -130,6 +144,7 @@ func (ix *index) serves(s *serviceObject) bool {
 func (ix *index) deleteService(name service.Name) {
 	ix.changes.Services++
 	if j, ok := ix.joined[name]; ok && j.object != nil {
+		ix.retention.Release(name)
 		j.object = nil
 		ix.markDirty(j)
 	}
@@ -228,6 +243,9 @@ func (ix *index) attachSlice(s *sliceObject) {
 	if s.owner != "" {
 		j := ix.joinedOf(s.owner)
 		j.slices = append(j.slices, s)
+		if j.object != nil {
+			ix.retention.Release(j.name)
+		}
 		j.noteChange(nil, s)
 		ix.markDirty(j)
 	}
@@ -316,12 +334,15 @@ func (ix *index) takeProblems() []Problem {
 	return list
 }
 
+// rebuild makes the Service anew of its object and slices, or of what is retained of it.
 func (ix *index) rebuild(j *joined) {
 	ix.unprotected = ix.unprotected || j.name == kubernetesService
 	changes := j.changes
 	j.changes = nil
-	if j.object == nil {
-		j.built = false
+	last := ix.builder.Service(j.name)
+	bare, retained := ix.bare(j, last)
+	if bare == nil {
+		j.built, j.byKept = false, false
 		ix.builder.Delete(j.name)
 		if len(j.slices) == 0 {
 			delete(ix.joined, j.name)
@@ -329,12 +350,19 @@ func (ix *index) rebuild(j *joined) {
 		return
 	}
 	j.built = true
-	last := ix.builder.Service(j.name)
-	s := *j.object.bare
-	s.Ports = slices.Clone(s.Ports)
+	if j.byKept {
+		last = nil // Its endpoints are not those of the slices before the changes.
+	}
+	j.byKept = retained != service.RetainedNothing && len(j.slices) == 0
+	s := *bare
+	s.Ports, s.Retained = slices.Clone(s.Ports), retained
 	lists := j.lists(len(s.Ports))
 	for i := range s.Ports {
 		p := &s.Ports[i]
+		if j.byKept {
+			p.Endpoints = endpointsKept(j.kept, p)
+			continue
+		}
 		key := portKey{p.Name, p.Protocol}
 		inSlices, total := lists(key)
 		p.Endpoints = mergeLists(key, inSlices, total, endpointsOfPort(last, i, p), changes)

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 )
 
 // RunManifests follows the manifests at path, a file or a directory of *.yaml,
@@ -32,6 +33,7 @@ func (w *Watcher) RunManifests(ctx context.Context, path string) error {
 	if err := m.load(); err != nil {
 		return fmt.Errorf("follow manifests: %w", err)
 	}
+	w.change(func(ix *index) { ix.manifests = true })
 	var running sync.WaitGroup
 	running.Go(func() { w.loop(ctx) })
 	running.Go(func() { w.release(ctx) })
@@ -246,8 +248,15 @@ func (m *manifests) submit(problems []Problem, wanted map[manifestKey]any) {
 		reported[text] = true
 	}
 	m.reported = reported
+	now := time.Now()
 	m.watcher.change(func(ix *index) {
 		ix.problems = append(ix.problems, fresh...)
+		var l loss
+		if len(wanted) == 0 { // A directory that is not mounted has no files.
+			l = ix.lossOf(ix.serviceNames())
+		} else {
+			ix.releaseAll()
+		}
 		for key := range m.current {
 			if _, still := wanted[key]; !still {
 				ix.deleteObject(key)
@@ -258,6 +267,7 @@ func (m *manifests) submit(problems []Problem, wanted map[manifestKey]any) {
 				ix.setObject(value)
 			}
 		}
+		ix.retain(l, now)
 	})
 	m.current = wanted
 }

@@ -2,6 +2,8 @@ package watch
 
 import (
 	"fmt"
+	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -26,6 +28,9 @@ type store[O metav1.Object, K converted] struct {
 	set     func(*index, K)
 	remove  func(*index, service.Name)
 	known   func(*index) []service.Name
+	// servicesOf returns the Services that lose something with the objects of these
+	// names; nil for kinds of objects that no Service is served by.
+	servicesOf func(*index, []service.Name) []service.Name
 	// synced is closed once the first full list is in the index.
 	synced chan struct{}
 	// replaced is called when the index has a full list. The index is locked then.
@@ -38,11 +43,15 @@ func newStore[O metav1.Object, K converted](w *Watcher, convert func(O) K, set f
 }
 
 func newServiceStore(w *Watcher) *store[*corev1.Service, *serviceObject] {
-	return newStore(w, convertService, (*index).setService, (*index).deleteService, (*index).serviceNames)
+	s := newStore(w, convertService, (*index).setService, (*index).deleteService, (*index).serviceNames)
+	s.servicesOf = func(_ *index, names []service.Name) []service.Name { return names }
+	return s
 }
 
 func newSliceStore(w *Watcher) *store[*discoveryv1.EndpointSlice, *sliceObject] {
-	return newStore(w, convertSlice, (*index).setSlice, (*index).deleteSlice, (*index).sliceNames)
+	s := newStore(w, convertSlice, (*index).setSlice, (*index).deleteSlice, (*index).sliceNames)
+	s.servicesOf = (*index).ownersOf
+	return s
 }
 
 // Transformer converts objects while the reflector receives the first list as a stream,
@@ -89,7 +98,8 @@ func (s *store[O, K]) Delete(obj any) error {
 }
 
 // Replace puts the list in the place of all objects, in one step. The reflector calls it
-// at the start, and when it has to list again.
+// at the start, and when it has to list again. Where the list lacks most Services or their
+// endpoints, these are retained (model/retention).
 func (s *store[O, K]) Replace(list []any, _ string) error {
 	objects := make([]K, len(list))
 	for i, obj := range list {
@@ -98,11 +108,20 @@ func (s *store[O, K]) Replace(list []any, _ string) error {
 			return err
 		}
 	}
+	now := time.Now()
 	s.watcher.change(func(ix *index) {
-		s.removeOthers(ix, objects)
+		gone := s.others(ix, objects)
+		var l loss
+		if s.servicesOf != nil {
+			l = ix.lossOf(s.servicesOf(ix, gone))
+		}
+		for _, name := range gone {
+			s.remove(ix, name)
+		}
 		for _, o := range objects {
 			s.set(ix, o)
 		}
+		ix.retain(l, now)
 		s.replaced()
 	})
 	closeOnce(s.synced)
@@ -111,21 +130,17 @@ func (s *store[O, K]) Replace(list []any, _ string) error {
 
 func (s *store[O, K]) onReplace(call func()) { s.replaced = call }
 
-// removeOthers removes the objects that are not in the list.
-func (s *store[O, K]) removeOthers(ix *index, list []K) {
+// others returns the names of the objects in the index that are not in the list.
+func (s *store[O, K]) others(ix *index, list []K) []service.Name {
 	known := s.known(ix)
 	if len(known) == 0 { // the start
-		return
+		return nil
 	}
 	listed := make(map[service.Name]bool, len(list))
 	for _, o := range list {
 		listed[o.name()] = true
 	}
-	for _, name := range known {
-		if !listed[name] {
-			s.remove(ix, name)
-		}
-	}
+	return slices.DeleteFunc(known, func(name service.Name) bool { return listed[name] })
 }
 
 // Resync has nothing to do: the index keeps all objects.

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"nftproxy/model/retention"
 	"nftproxy/model/service"
 )
 
@@ -39,6 +40,11 @@ type Options struct {
 	// MaxAffinityPorts is how many ports of Services may have session affinity, a
 	// quarter of them in one namespace; 0 means service.DefaultMaxAffinityPorts.
 	MaxAffinityPorts int
+	// Retain is how long Services are served on that a list lacks, where it lacks most of
+	// them (model/retention); 0 means not at all.
+	Retain time.Duration
+	// Former tells of the Services that the rules served before the start. It may be nil.
+	Former Former
 	// OwnPorts are ports of the node that no externalIP and no load balancer's
 	// address takes, beside the kubelet's and those of the API server.
 	OwnPorts []OwnPort
@@ -104,6 +110,7 @@ func NewWatcher(opts Options, out *service.Mailbox) *Watcher {
 	}
 	ix := newIndex(opts.Node)
 	ix.start = time.Now()
+	ix.retention = retention.New(opts.Retain)
 	ix.proxyName = opts.ProxyName
 	ix.ignoreExternalIPs, ix.ownPorts = opts.IgnoreExternalIPs, opts.OwnPorts
 	if opts.MaxElements > 0 {
@@ -134,6 +141,7 @@ func (w *Watcher) change(edit func(*index)) {
 	now := time.Now()
 	w.mu.Lock()
 	edit(w.index)
+	w.index.retention.Away(w.outage.lasting, now)
 	if w.since.IsZero() {
 		w.since = now
 	}
@@ -146,9 +154,11 @@ func (w *Watcher) change(edit func(*index)) {
 
 // loop publishes until ctx ends.
 func (w *Watcher) loop(ctx context.Context) {
-	summary := time.NewTimer(0)
+	summary, removal := time.NewTimer(0), time.NewTimer(0)
 	summary.Stop()
+	removal.Stop()
 	defer summary.Stop()
+	defer removal.Stop()
 	for {
 		select {
 		case <-ctx.Done():
@@ -157,6 +167,13 @@ func (w *Watcher) loop(ctx context.Context) {
 			w.publish()
 		case <-summary.C:
 			w.report(w.bounds.summary(time.Now()))
+		case now := <-removal.C:
+			w.change(func(ix *index) { ix.endRetention(now) })
+		}
+		if due, ok := w.removalDue(); ok {
+			removal.Reset(max(0, time.Until(due)))
+		} else {
+			removal.Stop()
 		}
 		if due, ok := w.bounds.summaryDue(); ok {
 			summary.Reset(max(0, time.Until(due)))

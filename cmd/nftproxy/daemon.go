@@ -62,11 +62,12 @@ func (d *daemon) run(ctx context.Context) error {
 	mailbox := service.NewMailbox()
 	load := newFirstLoad(switchCollectorOff)
 	defer load.end()
-	watcher, err := d.newWatcher(ctx, inForce, mailbox, counts, load.begin)
+	watcher, err := d.newWatcher(ctx, d.formerServices(conn, inForce), mailbox, counts, load.begin)
 	if err != nil {
 		return err
 	}
 	counts.CountChanges(watcher)
+	counts.CountRetained(func() int { return watcher.Retained().Services })
 	cleaner := d.newCleaner(conn, flows, counts)
 	sweeper := d.newSweeper(conn, counts, cleaner.CheckAll)
 	refused := refusals.NewWatcher(conn, refusals.Period, d.observeRefusals(watcher, counts))
@@ -78,7 +79,7 @@ func (d *daemon) run(ctx context.Context) error {
 			counts.CountHealth(path, code)
 			slis.Observe("proxy", strings.TrimPrefix(path, "/"), code == http.StatusOK)
 		},
-		Awaiting: watcher.Awaiting,
+		Awaiting: watcher.Awaiting, Note: func() string { return watcher.Retained().String() },
 	})
 	ports := d.newHealthPorts(judge, counts)
 	page := d.newStatusPage(judge)
@@ -249,7 +250,7 @@ const addressPatience = 10 * time.Second
 // newWatcher makes a watcher that has the node's addresses from the start. The first
 // program needs them: without them a restart would take --nodeport-addresses away
 // for a moment. Later, run follows their changes.
-func (d *daemon) newWatcher(ctx context.Context, inForce bool, out *service.Mailbox, counts *metrics.Metrics, synced func()) (*watch.Watcher, error) {
+func (d *daemon) newWatcher(ctx context.Context, former watch.Former, out *service.Mailbox, counts *metrics.Metrics, synced func()) (*watch.Watcher, error) {
 	soon, cancel := context.WithTimeout(ctx, addressPatience)
 	defer cancel()
 	addrs, err := hostaddr.List(soon)
@@ -260,13 +261,14 @@ func (d *daemon) newWatcher(ctx context.Context, inForce bool, out *service.Mail
 		d.log.Warn("the node's addresses change too fast to be listed; starting without them", "err", err)
 	}
 	patience := time.Duration(0) // the default
-	if inForce {
+	if former != nil {
 		patience = restartPatience
 	}
 	o := d.options.claims.watchOptions(ownServers(d.options.metricsAddress, d.options.healthAddress, d.options.probeAddress))
 	o.Node, o.ListTimeout, o.AwaitPodCIDRs, o.Synced = d.node, patience, d.ruleset.NodeCIDR, synced
 	o.Report = func(p watch.Problem) { d.logProblem(p, counts) }
 	o.Answers = d.logAnswers
+	o.Retain, o.Former = d.options.retainMissing, former
 	w := watch.NewWatcher(o, out)
 	w.SetHostAddresses(addrs)
 	return w, nil

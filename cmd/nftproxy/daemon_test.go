@@ -24,6 +24,7 @@ type running struct {
 type logged struct {
 	Msg, Level, Address string
 	Written, Clients    int
+	Missing, Serving    int
 	Why                 map[string]int
 }
 

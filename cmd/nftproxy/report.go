@@ -35,6 +35,9 @@ func (d *daemon) logProblem(p watch.Problem, counts *metrics.Metrics) {
 		d.log.Warn("too many problems in objects for a line each; this line counts the others", "count", omitted.Count(), "err", p)
 		return
 	}
+	if d.logRetention(p) {
+		return
+	}
 	counts.CountProblems(p.Object.Kind, 1)
 	d.log.Warn("ignored a part of an object that cannot be used", "err", p)
 	if e, ok := p.Event(); ok {

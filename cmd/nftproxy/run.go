@@ -31,6 +31,7 @@ type runOptions struct {
 	probeAddress                  string
 	startupTaint                  string
 	counters                      string
+	retainMissing                 time.Duration
 	sysctls                       sysctlOptions
 	cleanEstablished              []string
 	minSyncPeriod                 time.Duration
@@ -110,6 +111,7 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	f.StringVar(&o.healthAddress, "healthz-bind-address", defaultHealthAddress, "address and port of the health server; empty to switch it off")
 	f.StringVar(&o.probeAddress, ownPrefix+"probe-bind-address", "", "address and port of a second health server, for probes that must reach this process and no other; run ends if another process has it; empty to switch it off")
 	f.StringVar(&o.startupTaint, startupTaintFlag, "", "`key` of a taint that run removes from its own Node once the first program is in force in both families; empty for none")
+	f.DurationVar(&o.retainMissing, ownPrefix+"retain-missing", defaultRetain, "how long Services are served on that a list of the API server lacks, or whose EndpointSlices it lacks, where it lacks more than half of them and at least 10, as after a restore; what it has counts at once; 0 removes all of them at once")
 	addCounters(f, &o.counters)
 	addCleanEstablished(f, &o.cleanEstablished)
 	o.sysctls.addFlags(f)
@@ -158,6 +160,9 @@ func (o runOptions) daemon() (*daemon, error) {
 		if err := health.CheckAddress(c[1]); err != nil {
 			check(fmt.Errorf("%s: %w", c[0], err))
 		}
+	}
+	if o.retainMissing < 0 {
+		check(fmt.Errorf("--%sretain-missing: %s is negative", ownPrefix, o.retainMissing))
 	}
 	check(o.sysctls.check())
 	check(o.checkStartupTaint())

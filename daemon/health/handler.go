@@ -69,10 +69,14 @@ func (h *Health) serveReadyz(w http.ResponseWriter, r *http.Request) {
 }
 
 // Ready says whether the program has been in force in both families. The text is the
-// body of /readyz: "ok", or a line for each family that waits, with the reason.
+// body of /readyz: "ok", with the note on a line of its own if there is one, or a line for
+// each family that waits, with the reason.
 func (h *Health) Ready() (ready bool, text string) {
 	if waiting := h.Waiting(); len(waiting) > 0 {
 		return false, explain(waiting, h.config.Awaiting())
+	}
+	if note := h.config.Note(); note != "" {
+		return true, "ok\n" + note
 	}
 	return true, "ok"
 }

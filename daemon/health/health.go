@@ -32,6 +32,9 @@ type Config struct {
 	// Awaiting lists, in words, the things that the first program waits for, for
 	// /readyz. It may be nil.
 	Awaiting func() []string
+	// Note is what people should know although the proxy is ready, for /readyz; empty
+	// for nothing. It may be nil.
+	Note func() string
 	// Answered is called after each answer with the path and the HTTP status. It may
 	// be nil.
 	Answered func(path string, code int)
@@ -70,6 +73,9 @@ func New(c Config) *Health {
 	}
 	if c.Awaiting == nil {
 		c.Awaiting = func() []string { return nil }
+	}
+	if c.Note == nil {
+		c.Note = func() string { return "" }
 	}
 	if c.Answered == nil {
 		c.Answered = func(string, int) {}

@@ -46,6 +46,7 @@ type Metrics struct {
 	affinitySwept       prometheus.Counter
 	affinityFailures    prometheus.Counter
 	affinityEntries     *prometheus.HistogramVec
+	retained            atomic.Pointer[func() int]
 	program             programSize
 	otherProxies        otherProxies
 	refused             refused
@@ -100,6 +101,15 @@ func (m *Metrics) registerOwn(f promauto.Factory) {
 	m.services = f.NewGauge(prometheus.GaugeOpts{
 		Name: "nftproxy_services",
 		Help: "Services in the latest snapshot.",
+	})
+	f.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "nftproxy_retained_services",
+		Help: "Services that are served although the last list of Services lacks them, or that of EndpointSlices their endpoints, since it lacked most of them at once.",
+	}, func() float64 {
+		if count := m.retained.Load(); count != nil {
+			return float64((*count)())
+		}
+		return 0
 	})
 	m.conflicts = f.NewGauge(prometheus.GaugeOpts{
 		Name: "nftproxy_conflicting_services",
@@ -241,6 +251,10 @@ func (m *Metrics) ObserveHealthPorts(open, failed int) {
 	m.healthListeners.WithLabelValues("open").Set(float64(open))
 	m.healthListeners.WithLabelValues("failed").Set(float64(failed))
 }
+
+// CountRetained takes the number of retained Services from the function from now on. It
+// must be safe for concurrent use.
+func (m *Metrics) CountRetained(count func() int) { m.retained.Store(&count) }
 
 // CountProblems counts n problems in objects of the kind. There must be few kinds: only
 // those that the proxy reads.

@@ -7,6 +7,7 @@
 package retention
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -31,6 +32,8 @@ type Retention struct {
 	// period is how long a Service is retained; 0 retains none.
 	period time.Duration
 	until  map[service.Name]time.Time
+	// first is when the first Service is due. It may be earlier, for one that was released.
+	first time.Time
 	// away says that the source does not answer. answers is since when it has answered
 	// again, the zero time if it was never away.
 	away    bool
@@ -52,10 +55,17 @@ func (r *Retention) Judge(missing []service.Name, serving int, now time.Time) bo
 	}
 	for _, name := range missing {
 		if _, already := r.until[name]; !already {
-			r.until[name] = now.Add(r.period)
+			r.note(name, now.Add(r.period))
 		}
 	}
 	return true
+}
+
+func (r *Retention) note(name service.Name, until time.Time) {
+	r.until[name] = until
+	if r.first.IsZero() || until.Before(r.first) {
+		r.first = until
+	}
 }
 
 // Retains says whether a Service is retained.
@@ -70,6 +80,13 @@ func (r *Retention) Len() int { return len(r.until) }
 // Release forgets a Service: it is there again, or the source says that it is gone.
 func (r *Retention) Release(name service.Name) { delete(r.until, name) }
 
+// ReleaseAll forgets all Services, and returns them.
+func (r *Retention) ReleaseAll() []service.Name {
+	all := slices.Sorted(maps.Keys(r.until))
+	clear(r.until)
+	return all
+}
+
 // Away notes whether the source answers. While it is away, nothing is removed.
 func (r *Retention) Away(away bool, now time.Time) {
 	if r.away && !away {
@@ -78,20 +95,16 @@ func (r *Retention) Away(away bool, now time.Time) {
 	r.away = away
 }
 
-// Next returns when the next Service is due for removal, and whether there is such a time.
+// Next returns when to ask for Due, and whether there is such a time. It costs the same
+// for any number of Services.
 func (r *Retention) Next() (due time.Time, ok bool) {
 	if r.away || len(r.until) == 0 {
 		return due, false
 	}
-	for _, until := range r.until {
-		if due.IsZero() || until.Before(due) {
-			due = until
-		}
+	if first := r.earliest(); r.first.Before(first) {
+		return first, true
 	}
-	if first := r.earliest(); due.Before(first) {
-		due = first
-	}
-	return due, true
+	return r.first, true
 }
 
 // Last returns when the last retained Service is due, as far as known, and whether the
@@ -116,16 +129,22 @@ func (r *Retention) earliest() time.Time {
 	return r.answers.Add(min(returned, r.period))
 }
 
+// Period is how long a Service is retained.
+func (r *Retention) Period() time.Duration { return r.period }
+
 // Due returns the Services whose time is over, sorted, and forgets them.
 func (r *Retention) Due(now time.Time) []service.Name {
 	if r.away || now.Before(r.earliest()) {
 		return nil
 	}
 	var due []service.Name
-	for name, until := range r.until {
-		if !now.Before(until) {
+	all := r.until
+	r.until, r.first = map[service.Name]time.Time{}, time.Time{}
+	for name, until := range all {
+		if now.Before(until) {
+			r.note(name, until)
+		} else {
 			due = append(due, name)
-			delete(r.until, name)
 		}
 	}
 	slices.Sort(due)

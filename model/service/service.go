@@ -204,6 +204,11 @@ func CompareAge(a, b *Service) int {
 // whollyRetained says whether the service itself is retained, and not only its endpoints.
 func (s *Service) whollyRetained() bool { return s.Retained == RetainedService }
 
+// HasEndpoints says whether some port has an endpoint; a nil service has none.
+func (s *Service) HasEndpoints() bool {
+	return s != nil && slices.ContainsFunc(s.Ports, func(p Port) bool { return p.Endpoints.Len() > 0 })
+}
+
 // compareBools sorts false first.
 func compareBools(a, b bool) int {
 	switch {

@@ -68,6 +68,38 @@ func (c *Conn) ReadTable(want *nft.Table) (*nft.Contents, error) {
 	}
 }
 
+// ReadSet reads one set of a table, as ReadTable does; nil if the kernel has no such set. If
+// transactions come in between again and again, some elements may be missing.
+func (c *Conn) ReadSet(table *nft.Table, name string) (*nft.SetContents, error) {
+	for try := 1; ; try++ {
+		s, changed, err := c.readSetOnce(table, name)
+		switch {
+		case errors.Is(err, unix.ENOENT):
+			return nil, nil
+		case err == nil && (!changed || try == readTries):
+			return s, nil
+		case err != nil && (try == readTries || !errors.Is(err, errChanged)):
+			return nil, fmt.Errorf("read set %s %s: %w", table.ID(), name, err)
+		}
+	}
+}
+
+func (c *Conn) readSetOnce(table *nft.Table, name string) (s *nft.SetContents, changed bool, err error) {
+	c.reader.Lock()
+	defer c.reader.Unlock()
+	r := newTableReader(c, table, false)
+	attrs, err := c.reader.request(unix.NFT_MSG_GETSET, table.Family, func(e *encoder) {
+		e.addString(unix.NFTA_SET_TABLE, table.Name)
+		e.addString(unix.NFTA_SET_NAME, name)
+	})
+	if err != nil {
+		return nil, false, err
+	}
+	s = r.setOf(attrs)
+	err = r.readElements(s)
+	return s, r.changed, err
+}
+
 // readOnce reads the table. changed says that it may have changed meanwhile.
 func (c *Conn) readOnce(want *nft.Table, owned bool) (contents *nft.Contents, changed bool, err error) {
 	c.reader.Lock()
@@ -76,7 +108,7 @@ func (c *Conn) readOnce(want *nft.Table, owned bool) (contents *nft.Contents, ch
 	if err != nil {
 		return nil, false, err
 	}
-	r := tableReader{conn: c, want: want, owned: owned}
+	r := newTableReader(c, want, owned)
 	if contents, err = r.readTable(); err != nil {
 		return nil, false, err
 	}
@@ -104,6 +136,13 @@ type tableReader struct {
 	small []*nft.SetContents
 }
 
+func newTableReader(c *Conn, want *nft.Table, owned bool) *tableReader {
+	return &tableReader{
+		conn: c, want: want, owned: owned,
+		rules: map[string][]rawRule{}, names: map[string]string{}, counts: map[string]int{},
+	}
+}
+
 // rawRule is a rule as the kernel dumps it.
 type rawRule struct {
 	expressions []byte
@@ -122,7 +161,6 @@ func (r *tableReader) readTable() (*nft.Contents, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.rules, r.names, r.counts = map[string][]rawRule{}, map[string]string{}, map[string]int{}
 	contents := nft.NewContents(id)
 	err = r.dumpObjects(unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, nil, r.keepRule)
 	if err != nil {

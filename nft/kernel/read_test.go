@@ -50,6 +50,30 @@ func TestReadBack(t *testing.T) {
 	}
 }
 
+// TestReadSet: one set reads as it does with its table; a missing one is none.
+func TestReadSet(t *testing.T) {
+	_, c := open(t)
+	p := everything()
+	if s, err := c.ReadSet(p.IPv4, "services"); s != nil || err != nil {
+		t.Errorf("without a table: %v, %v", s, err)
+	}
+	must(t, c.Apply(load(p)))
+	all, err := c.Read(p)
+	must(t, err)
+	for _, f := range nft.Families() {
+		for name, want := range all.Table(table(f)).Sets {
+			got, err := c.ReadSet(p.Table(f), name)
+			must(t, err)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("table %s: set %s (-with its table +alone):\n%s", f, name, diff)
+			}
+		}
+	}
+	if s, err := c.ReadSet(p.IPv4, "missing"); s != nil || err != nil {
+		t.Errorf("a missing set: %v, %v", s, err)
+	}
+}
+
 // recognised says that Read returned the set of a program. With MinSize, the size is the
 // kernel's.
 func recognised(want, got *nft.Set) bool {

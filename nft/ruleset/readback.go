@@ -66,6 +66,21 @@ func ReadBack(m *nft.Model, table string, node *service.Node) service.Snapshot {
 	return snapshot
 }
 
+// NamesSet is the set that names all Services with a cluster IP that a table serves.
+const NamesSet = clusterIPs
+
+// NamesIn returns the names in a set NamesSet that was read, each once.
+func NamesIn(s *nft.SetContents) []service.Name {
+	names := make([]service.Name, 0, len(s.Elements))
+	for _, e := range s.Elements {
+		if name := service.Name(e.Comment); isName(name) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
 // readTables returns the snapshot, and what it was made of.
 func readTables(m *nft.Model, table string, node *service.Node) (service.Snapshot, *readback) {
 	r := &readback{node: node, services: map[service.Name]*servedService{}, owners: map[service.Claim]service.Name{}}

@@ -1,0 +1,286 @@
+package watch
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"nftproxy/model/retention"
+	"nftproxy/model/service"
+)
+
+// Former tells of the Services that the rules served before the start.
+type Former interface {
+	// Names returns the names of all of them. It should be cheap.
+	Names() ([]service.Name, error)
+	// Services returns them as far as the rules tell. The watcher calls it where most of
+	// them are missing.
+	Services(node *service.Node) ([]*service.Service, error)
+}
+
+// loss is what a list takes away.
+type loss struct {
+	// missing are Services with endpoints of which the list lacks something. serving is
+	// the number of all Services with endpoints.
+	missing []service.Name
+	serving int
+}
+
+// lossOf returns the loss of those of the Services that are there and have endpoints. It
+// must be called before anything is removed.
+func (ix *index) lossOf(names []service.Name) loss {
+	var l loss
+	for _, name := range names {
+		if ix.servedNow(name) {
+			l.missing = append(l.missing, name)
+		}
+	}
+	if len(l.missing) < retention.Least {
+		return loss{}
+	}
+	for name := range ix.joined {
+		if ix.servedNow(name) {
+			l.serving++
+		}
+	}
+	return l
+}
+
+// servedNow says whether a Service is there and was last built with endpoints.
+func (ix *index) servedNow(name service.Name) bool {
+	return ix.service(name) != nil && ix.builder.Service(name).HasEndpoints()
+}
+
+// ownersOf returns the Services that slices belong to, each once.
+func (ix *index) ownersOf(names []service.Name) []service.Name {
+	var owners []service.Name
+	for _, name := range names {
+		if owner := ix.slices[name].owner; owner != "" {
+			owners = append(owners, owner)
+		}
+	}
+	slices.Sort(owners)
+	return slices.Compact(owners)
+}
+
+// mute says whether the source says nothing of a Service's endpoints: the Service is
+// missing, or it has no slice. A slice without endpoints says that there are none.
+func (j *joined) mute() bool { return j == nil || j.object == nil || len(j.slices) == 0 }
+
+// retain retains the Services of the loss of which nothing has come, if the loss is
+// suspicious. It must be called when the list is in the index.
+func (ix *index) retain(l loss, now time.Time) {
+	l.missing = slices.DeleteFunc(l.missing, func(name service.Name) bool { return !ix.joined[name].mute() })
+	if !ix.retention.Judge(l.missing, l.serving, now) {
+		return
+	}
+	for _, name := range l.missing {
+		j := ix.joinedOf(name)
+		if last := ix.builder.Service(name); last != nil {
+			j.kept = last
+		}
+		ix.markDirty(j)
+	}
+	ix.problems = append(ix.problems, Problem{Object: ix.nodeName(), Err: newRetainedError(l, ix.retention.Period())})
+}
+
+// endRetention lets the Services go whose time is over.
+func (ix *index) endRetention(now time.Time) {
+	due := ix.retention.Due(now)
+	if len(due) == 0 {
+		return
+	}
+	for _, name := range due {
+		ix.markDirty(ix.joinedOf(name))
+	}
+	ix.problems = append(ix.problems, Problem{Object: ix.nodeName(), Err: &RemovedError{len(due), examplesOf(due), ix.retention.Period()}})
+}
+
+// releaseAll retains nothing any more: the source has spoken of everything.
+func (ix *index) releaseAll() {
+	for _, name := range ix.retention.ReleaseAll() {
+		ix.markDirty(ix.joinedOf(name))
+	}
+}
+
+// removalDue is when retained Services have to go, if there are any.
+func (w *Watcher) removalDue() (due time.Time, ok bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.index.retention.Next()
+}
+
+// bare returns what the Service is made of but for its endpoints, nil for nothing, and
+// what of it is retained. last is the Service as it was built last.
+func (ix *index) bare(j *joined, last *service.Service) (*service.Service, service.Retained) {
+	switch {
+	case !ix.retention.Retains(j.name):
+		j.kept = nil
+	case last.HasEndpoints():
+		j.kept = last
+	}
+	switch {
+	case j.object != nil && j.kept != nil && len(j.slices) == 0:
+		return j.object.bare, service.RetainedEndpoints
+	case j.object != nil:
+		return j.object.bare, service.RetainedNothing
+	case j.kept != nil:
+		return j.kept, service.RetainedService
+	}
+	return nil, service.RetainedNothing
+}
+
+// endpointsKept returns the endpoints that the port had: the port with its name, or else
+// with its number, since a name that was read from the rules may be cut.
+func endpointsKept(kept *service.Service, p *service.Port) service.Endpoints {
+	at := slices.IndexFunc(kept.Ports, func(k service.Port) bool { return k.Protocol == p.Protocol && k.Name == p.Name })
+	if at < 0 {
+		at = slices.IndexFunc(kept.Ports, func(k service.Port) bool { return k.Protocol == p.Protocol && k.Port == p.Port })
+	}
+	if at < 0 {
+		return service.Endpoints{}
+	}
+	return kept.Ports[at].Endpoints
+}
+
+// retainFormer retains the Services of earlier rules that the first lists lack, if the
+// lists are suspicious.
+func (w *Watcher) retainFormer() {
+	if w.opts.Former == nil || w.opts.Retain <= 0 {
+		return
+	}
+	names, err := w.opts.Former.Names()
+	if err != nil {
+		w.reportError(&FormerError{err})
+		return
+	}
+	w.mu.Lock()
+	node, missing := w.index.builder.Node(), len(w.index.lossOfFormer(names))
+	w.mu.Unlock()
+	if !retention.Suspicious(missing, len(names)) {
+		return
+	}
+	services, err := w.opts.Former.Services(node)
+	if err != nil {
+		w.reportError(&FormerError{err})
+		return
+	}
+	w.change(func(ix *index) { ix.retainFormer(services, time.Now()) })
+}
+
+// lossOfFormer returns those of the Services of which the lists have nothing. Of
+// manifests, all have to be gone.
+func (ix *index) lossOfFormer(names []service.Name) []service.Name {
+	if ix.manifests && len(ix.joined) > 0 {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(names), func(name service.Name) bool { return !ix.joined[name].mute() })
+}
+
+// retainFormer is the same for Services with their endpoints.
+func (ix *index) retainFormer(former []*service.Service, now time.Time) {
+	var names []service.Name
+	for _, s := range former {
+		if s.HasEndpoints() {
+			names = append(names, s.Name)
+		}
+	}
+	l := loss{missing: ix.lossOfFormer(names), serving: len(names)}
+	lost := map[service.Name]bool{}
+	for _, name := range l.missing {
+		lost[name] = retention.Suspicious(len(l.missing), l.serving)
+	}
+	for _, s := range former {
+		if lost[s.Name] {
+			ix.joinedOf(s.Name).kept = s
+		}
+	}
+	ix.retain(l, now)
+}
+
+// Retained is what the watcher serves although the source's lists lack it.
+type Retained struct {
+	// Services is the number of Services. There are none if it is 0.
+	Services int
+	// Until is when the last of them goes, unless the source is Away: then nothing
+	// goes before the source answers.
+	Until time.Time
+	Away  bool
+}
+
+// Retained returns what is retained now. It may be called from any goroutine.
+func (w *Watcher) Retained() Retained {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	r := Retained{Services: w.index.retention.Len()}
+	if r.Services > 0 {
+		r.Until, r.Away = w.index.retention.Last()
+	}
+	return r
+}
+
+// String is a sentence without its end, for people; empty if nothing is retained.
+func (r Retained) String() string {
+	switch {
+	case r.Services == 0:
+		return ""
+	case r.Away:
+		return fmt.Sprintf("serving %d Services on that the source's lists lack, at least until it answers again", r.Services)
+	}
+	return fmt.Sprintf("serving %d Services on that the source's lists lack, until %s", r.Services, r.Until.UTC().Format(time.RFC3339))
+}
+
+// maxExamples is how many names a message has.
+const maxExamples = 3
+
+func examplesOf(names []service.Name) string {
+	var words []string
+	for _, name := range names[:min(maxExamples, len(names))] {
+		words = append(words, string(name))
+	}
+	if len(names) > maxExamples {
+		words = append(words, "...")
+	}
+	return strings.Join(words, ", ")
+}
+
+// RetainedError says that a list lacks so much that it may be wrong.
+type RetainedError struct {
+	// Missing is how many Services are retained, of Serving.
+	Missing, Serving int
+	// Examples names some of them.
+	Examples string
+	Period   time.Duration
+}
+
+func newRetainedError(l loss, period time.Duration) *RetainedError {
+	names := slices.Sorted(slices.Values(l.missing))
+	return &RetainedError{len(names), l.serving, examplesOf(names), period}
+}
+
+func (e *RetainedError) Error() string {
+	return fmt.Sprintf("a list lacks %d of %d Services that serve, or their EndpointSlices (%s): they are served on for %s, unless they come back or are deleted (--nftproxy-retain-missing)",
+		e.Missing, e.Serving, e.Examples, e.Period)
+}
+
+// RemovedError says that retained Services, or their endpoints, are no longer served.
+type RemovedError struct {
+	Services int
+	Examples string
+	Period   time.Duration
+}
+
+func (e *RemovedError) Error() string {
+	return fmt.Sprintf("%d Services have been missing from the lists, or without EndpointSlices, for %s and are not served on (%s)", e.Services, e.Period, e.Examples)
+}
+
+// FormerError says that it is not known which Services the rules served before the start.
+type FormerError struct{ Err error }
+
+func (e *FormerError) Error() string {
+	return fmt.Sprintf("the Services that the rules served before the start are not known, so none is retained: %v", e.Err)
+}
+
+// Unwrap returns the reason.
+func (e *FormerError) Unwrap() error { return e.Err }

@@ -1,0 +1,447 @@
+package watch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"nftproxy/model/service"
+)
+
+// lists is a watcher that gets its lists and events from the test, by a fake clock.
+type lists struct {
+	*testing.T
+	*Watcher
+	services *store[*corev1.Service, *serviceObject]
+	slices   *store[*discoveryv1.EndpointSlice, *sliceObject]
+	out      *service.Mailbox
+	last     service.Snapshot
+	problems []Problem
+}
+
+// retainFor is the period of the tests.
+const retainFor = 5 * time.Minute
+
+// withLists runs the test in a bubble with a watcher that follows n uniform Services.
+func withLists(t *testing.T, n int, test func(l *lists)) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLists(t, Options{Retain: retainFor})
+		l.list(n, n)
+		l.setSynced()
+		l.settle()
+		test(l)
+	})
+}
+
+func newLists(t *testing.T, opts Options) *lists {
+	l := &lists{T: t, out: service.NewMailbox()}
+	opts.Node = "node-0"
+	opts.Report = func(p Problem) { l.problems = append(l.problems, p) }
+	l.Watcher = NewWatcher(opts, l.out)
+	l.services, l.slices = newServiceStore(l.Watcher), newSliceStore(l.Watcher)
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	go l.loop(ctx)
+	return l
+}
+
+// list has the API server list the first of the uniform Services and slices.
+func (l *lists) list(services, slices int) {
+	l.listServices(services)
+	l.listSlices(slices)
+}
+
+func (l *lists) listServices(n int) {
+	var all []any
+	for i := range n {
+		all = append(all, uniformService(i))
+	}
+	must(l.T, l.services.Replace(all, ""))
+}
+
+func (l *lists) listSlices(n int) {
+	var all []any
+	for i := range n {
+		all = append(all, uniformSlice(i, 2))
+	}
+	must(l.T, l.slices.Replace(all, ""))
+}
+
+// settle waits until everything is published.
+func (l *lists) settle() {
+	synctest.Wait()
+	if u, ok := l.out.Take(); ok {
+		l.last = u.Snapshot
+	}
+}
+
+// want compares what is retained, as "service" or "endpoints" by the Service's number, and
+// the number of all Services that have endpoints.
+func (l *lists) want(when string, retained map[string]int, serving int) {
+	l.Helper()
+	l.settle()
+	got, n := map[string]int{}, 0
+	for _, s := range l.last.Services.All() {
+		if s.Retained != service.RetainedNothing {
+			got[s.Retained.String()]++
+		}
+		if s.HasEndpoints() {
+			n++
+		}
+	}
+	if fmt.Sprint(got) != fmt.Sprint(retained) || n != serving {
+		l.Errorf("%s: retained %v and %d serving, want %v and %d", when, got, n, retained, serving)
+	}
+	total := got["service"] + got["endpoints"]
+	if r := l.Retained(); r.Services != total {
+		l.Errorf("%s: %q, want %d Services", when, r, total)
+	}
+}
+
+// service returns the i-th uniform Service as it was published last.
+func (l *lists) service(i int) *service.Service {
+	s := uniformService(i)
+	return l.last.Services.At(service.NewName(s.Namespace, s.Name))
+}
+
+// took returns the problems of a type, and forgets all.
+func took[E error](l *lists) (list []E) {
+	for _, p := range l.problems {
+		if e := *new(E); errors.As(p, &e) {
+			list = append(list, e)
+		}
+	}
+	l.problems = nil
+	return list
+}
+
+func services(n int) map[string]int  { return map[string]int{"service": n} }
+func endpoints(n int) map[string]int { return map[string]int{"endpoints": n} }
+
+// TestRetainOnEmptyLists: a running proxy gets lists that are empty, in either order. All
+// is served on, for five minutes and not longer.
+func TestRetainOnEmptyLists(t *testing.T) {
+	for name, relist := range map[string]func(*lists){
+		"Services first": func(l *lists) { l.list(0, 0) },
+		"slices first":   func(l *lists) { l.listSlices(0); l.settle(); l.listServices(0) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			withLists(t, 20, func(l *lists) {
+				before := l.service(3).String()
+				relist(l)
+				l.want("after the lists", services(20), 20)
+				if got := strings.Replace(l.service(3).String(), "  retained service\n", "", 1); got != before {
+					t.Errorf("served on as\n%swas\n%s", got, before)
+				}
+				time.Sleep(retainFor - time.Second)
+				l.want("before the end", services(20), 20)
+				if e := took[*RetainedError](l); len(e) == 0 || e[0].Missing != 20 || e[0].Serving != 20 || !strings.HasPrefix(e[0].Examples, "ns-0/svc-0, ns-1/svc-1, ns-10/svc-10, ...") {
+					t.Errorf("reported %v", e)
+				}
+				time.Sleep(time.Second)
+				l.want("after the end", nil, 0)
+				if l.last.Services.Len() != 0 {
+					t.Errorf("left:\n%s", l.last)
+				}
+				if e := took[*RemovedError](l); len(e) != 1 || e[0].Services != 20 {
+					t.Errorf("reported %v", e)
+				}
+			})
+		})
+	}
+}
+
+// TestRetainOnlySlices: the list of EndpointSlices is empty, the Services are there.
+func TestRetainOnlySlices(t *testing.T) {
+	withLists(t, 20, func(l *lists) {
+		l.listSlices(0)
+		l.want("after the list", endpoints(20), 20)
+		must(t, l.slices.Add(uniformSlice(0, 1)))
+		l.want("when a slice comes", endpoints(19), 20)
+		if got := l.service(0).Ports[0].Endpoints.Len(); got != 1 {
+			t.Errorf("the Service whose slice came has %d endpoints, want the slice's 1", got)
+		}
+		must(t, l.slices.Add(uniformSlice(1, 0)))
+		l.want("when a slice without endpoints comes", endpoints(18), 19)
+		must(t, l.services.Delete(uniformService(2)))
+		l.want("when a Service is deleted", endpoints(17), 18)
+		must(t, l.slices.Delete(uniformSlice(0, 1)))
+		l.want("when a slice is deleted", endpoints(17), 17)
+		changed := uniformService(3)
+		changed.Spec.Ports[0].Port = 81
+		must(t, l.services.Update(changed))
+		l.want("when a Service changes", endpoints(17), 17)
+		if got := l.service(3).Ports[0].Port; got != 81 {
+			t.Errorf("the Service that changed has port %d", got)
+		}
+		time.Sleep(retainFor)
+		l.want("after the end", nil, 0)
+		if got := l.last.Services.Len(); got != 19 {
+			t.Errorf("%d Services are left", got)
+		}
+	})
+}
+
+// TestRetainOnlyServices: the list of Services is empty, the slices are there and go on
+// changing.
+func TestRetainOnlyServices(t *testing.T) {
+	withLists(t, 20, func(l *lists) {
+		l.listServices(0)
+		l.want("after the list", services(20), 20)
+		must(t, l.slices.Update(uniformSlice(0, 5)))
+		l.settle()
+		if got := l.service(0).Ports[0].Endpoints.Len(); got != 5 {
+			t.Errorf("%d endpoints, want those of the slice, which has changed to 5", got)
+		}
+		l.listSlices(0)
+		l.want("without slices", services(20), 20)
+		if got := l.service(0).Ports[0].Endpoints.Len(); got != 5 {
+			t.Errorf("%d endpoints, want the last ones, 5", got)
+		}
+		must(t, l.services.Add(uniformService(0)))
+		l.want("when a Service comes back", map[string]int{"service": 19, "endpoints": 1}, 20)
+		l.listSlices(20)
+		l.want("when the slices are back", services(19), 20)
+		l.listServices(20)
+		l.want("when all are back", nil, 20)
+		l.listServices(8)
+		l.want("when most are missing again", services(12), 20)
+		time.Sleep(retainFor)
+		l.want("after the end", nil, 8)
+	})
+}
+
+// TestRetainNothing: what is not suspicious counts at once.
+func TestRetainNothing(t *testing.T) {
+	withLists(t, 40, func(l *lists) {
+		l.list(20, 20)
+		l.want("half of the Services are missing", nil, 20)
+		for i := range 11 {
+			must(t, l.services.Delete(uniformService(i)))
+		}
+		l.want("most are deleted by events", nil, 9)
+		l.list(0, 0)
+		l.want("nine of nine are missing", nil, 0)
+		if e := took[*RetainedError](l); len(e) != 0 {
+			t.Errorf("reported %v", e)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		l := newLists(t, Options{})
+		l.list(100, 100)
+		l.setSynced()
+		l.want("at first", nil, 100)
+		l.list(0, 0)
+		l.want("switched off", nil, 0)
+	})
+}
+
+// TestRetainedGivesWay: what comes while Services are retained is in force at once, also
+// where a retained Service has its address.
+func TestRetainedGivesWay(t *testing.T) {
+	withLists(t, 20, func(l *lists) {
+		l.list(0, 0)
+		l.want("after the lists", services(20), 20)
+		heir := uniformService(100)
+		heir.Spec.ClusterIP, heir.Spec.ClusterIPs = "172.30.0.3", []string{"172.30.0.3"}
+		must(t, l.services.Add(heir))
+		must(t, l.slices.Add(uniformSlice(100, 1)))
+		l.want("with the heir", services(20), 21)
+		if l.last.Conflicts.At(service.NewName(heir.Namespace, heir.Name)) != nil {
+			t.Error("the new Service does not have its address")
+		}
+		if c := l.last.Conflicts.At("ns-3/svc-3"); !c.Has(service.Claim{Addr: netip.MustParseAddr("172.30.0.3")}) {
+			t.Error("the retained Service still has its address")
+		}
+	})
+}
+
+// TestRetainWhileAway: the API server sends empty lists and goes away for long. Nothing is
+// removed before it has answered for a minute.
+func TestRetainWhileAway(t *testing.T) {
+	withLists(t, 20, func(l *lists) {
+		l.change(func(*index) {
+			l.outage.current("services")
+			l.outage.current("endpointslices")
+		})
+		l.list(0, 0)
+		l.change(func(*index) { l.outage.failed("services", false) })
+		time.Sleep(time.Hour)
+		l.want("an hour later", services(20), 20)
+		if got := l.Retained().String(); !strings.HasSuffix(got, "at least until it answers again") {
+			t.Errorf("said: %s", got)
+		}
+		l.change(func(*index) { l.outage.current("services") })
+		time.Sleep(time.Minute - time.Second)
+		l.want("nearly a minute after the return", services(20), 20)
+		time.Sleep(time.Second)
+		l.want("a minute after the return", nil, 0)
+	})
+}
+
+// former tells of the uniform Services 0 to n.
+type former struct {
+	n    int
+	err  error
+	read int
+}
+
+func (f *former) Names() ([]service.Name, error) {
+	var names []service.Name
+	for i := range f.n {
+		s := uniformService(i)
+		names = append(names, service.NewName(s.Namespace, s.Name))
+	}
+	return names, f.err
+}
+
+func (f *former) Services(*service.Node) ([]*service.Service, error) {
+	f.read++
+	var all []*service.Service
+	for _, s := range uniformIndex(f.n, 2).builder.Snapshot().Services.All() {
+		all = append(all, s)
+	}
+	return all, nil
+}
+
+// TestRetainAtStart: the first lists lack most of what the rules serve.
+func TestRetainAtStart(t *testing.T) {
+	for name, c := range map[string]struct {
+		services, slices int
+		retained         map[string]int
+		serving, read    int
+	}{
+		"empty":              {0, 0, services(20), 20, 1},
+		"a few":              {5, 5, services(15), 20, 1},
+		"without slices":     {20, 0, endpoints(20), 20, 1},
+		"few with slices":    {20, 4, endpoints(16), 20, 1},
+		"half":               {10, 10, nil, 10, 0},
+		"all":                {20, 20, nil, 20, 0},
+		"all, without three": {20, 17, nil, 17, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := &former{n: 20}
+				l := newLists(t, Options{Retain: retainFor, Former: f})
+				l.list(c.services, c.slices)
+				l.release(t.Context())
+				l.want("at first", c.retained, c.serving)
+				if f.read != c.read {
+					t.Errorf("the rules were read %d times, want %d", f.read, c.read)
+				}
+				time.Sleep(retainFor)
+				l.want("after the end", nil, min(c.services, c.slices))
+			})
+		})
+	}
+	t.Run("not known", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			l := newLists(t, Options{Retain: retainFor, Former: &former{20, errors.New("no"), 0}})
+			l.release(t.Context())
+			l.want("at first", nil, 0)
+			if e := took[*FormerError](l); len(e) != 1 {
+				t.Errorf("reported %v", e)
+			}
+		})
+	})
+}
+
+// TestRetainRandomly: whatever lists and events come, everything that the source has is
+// served as without retention, and once the time is over nothing else is.
+func TestRetainRandomly(t *testing.T) {
+	retained := 0
+	rounds := uint64(60)
+	if testing.Short() {
+		rounds = 10
+	}
+	for seed := range rounds {
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 2))
+			with, without := newLists(t, Options{Retain: retainFor}), newLists(t, Options{})
+			for _, l := range []*lists{with, without} {
+				l.list(30, 30)
+				l.setSynced()
+			}
+			for range 60 {
+				i, n, pods, kind := rng.IntN(30), []int{0, 3, 30}[rng.IntN(3)], rng.IntN(4), rng.IntN(12)
+				for _, l := range []*lists{with, without} {
+					switch kind {
+					case 0:
+						l.listServices(n)
+					case 1:
+						l.listSlices(n)
+					case 2:
+						must(t, l.services.Delete(uniformService(i)))
+					case 3:
+						must(t, l.slices.Delete(uniformSlice(i, 0)))
+					case 4, 5, 6, 7:
+						must(t, l.services.Update(uniformService(i)))
+					default:
+						must(t, l.slices.Update(uniformSlice(i, pods)))
+					}
+					if i%3 == 0 {
+						l.settle()
+					}
+				}
+				time.Sleep(time.Duration(rng.IntN(60)) * time.Second)
+				with.settle()
+				without.settle()
+				retained += with.Retained().Services
+				for name, want := range without.last.Services.All() {
+					got := with.last.Services.At(name)
+					if got == nil || got.Retained == service.RetainedNothing && got.String() != want.String() {
+						t.Fatalf("seed %d: %s is served as\n%v\nwant\n%s", seed, name, got, want)
+					}
+				}
+			}
+			time.Sleep(retainFor)
+			with.settle()
+			if got, want := with.last.String(), without.last.String(); got != want {
+				t.Errorf("seed %d: at the end\n%s\nwant\n%s", seed, got, want)
+			}
+			if r := with.Retained(); r.Services != 0 {
+				t.Errorf("seed %d: still %s", seed, r)
+			}
+		})
+	}
+	if retained == 0 {
+		t.Error("nothing was ever retained: the test shows nothing")
+	}
+}
+
+// TestRetainManifests: a directory without any object, such as one that is no longer
+// mounted, is suspicious. Every other edit counts at once.
+func TestRetainManifests(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "all.yaml")
+	var all strings.Builder
+	var addresses []string
+	for i := range 12 {
+		a := fmt.Sprintf("10.96.0.%d", 10+i)
+		addresses = append(addresses, a)
+		fmt.Fprintf(&all, "%s\n---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: s%02[2]d, namespace: default, labels: {kubernetes.io/service-name: s%02[2]d}}\naddressType: IPv4\nports: [{port: 80}]\nendpoints: [{addresses: [10.0.0.%[2]d]}]\n---\n",
+			manifest(fmt.Sprintf("s%02d", i), a), i)
+	}
+	write(t, path, []byte(all.String()))
+	f := followWith(t, dir, Options{Retain: time.Hour})
+	f.await(addresses...)
+	must(t, os.Remove(path))
+	f.awaitProblem("a list lacks 12 of 12 Services that serve")
+	write(t, path, manifest("other", "10.96.0.99"))
+	f.await("10.96.0.99")
+	if slices.Contains(f.addresses(), addresses[0]) {
+		t.Error("a Service is served on although the manifests have others")
+	}
+}
