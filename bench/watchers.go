@@ -34,7 +34,7 @@ func newWatchersCommand() *cobra.Command {
 	f.IntVar(&c.Endpoints, "endpoints", 10, "number of endpoints of each Service")
 	f.IntVar(&c.Changes, "changes", 200, "number of changes")
 	f.DurationVar(&c.Rest, "rest", 2*time.Minute, "how long the watchers are left alone")
-	f.DurationVar(&c.Away, "away", 10*time.Second, "how long the API server is away")
+	f.DurationVar(&c.Away, "away", 10*time.Second, "how long the API server is away; 0 leaves that out")
 	f.IntVar(&nodes, "nodes", 5000, "number of nodes to reckon for")
 	f.BoolVar(&lists, "lists", false, "have watchers ask for whole lists, as client-go did before it streamed them")
 	return cmd

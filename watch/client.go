@@ -24,7 +24,7 @@ func ClientConfig(kubeconfig, master string) (*rest.Config, error) {
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	config.QPS = -1
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &timeoutTransport{next} })
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &timeoutTransport{newConnectTransport(next)} })
 	return config, nil
 }
 

@@ -14,21 +14,21 @@ import (
 func Table(out io.Writer, c Config, results []Result, nodes int) error {
 	fmt.Fprintf(out, "%d Services of %d endpoints; %d changes of an endpoint; %v at rest; the API server away for %v\n\n", c.Services, c.Endpoints, c.Changes, c.Rest, c.Away)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "step\twatchers\ttook\tAPI server CPU\twatchers' CPU\treceived\tsent")
+	fmt.Fprintln(w, "step\twatchers\ttook\tAPI server CPU\twatchers' CPU\treceived\tsent\tconnections")
 	for _, step := range steps() {
 		for _, r := range results {
 			cost := step.of(r)
-			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%s\n", step.name, r.Watchers, seconds(cost.Took), seconds(cost.Server), seconds(cost.Nodes),
-				byteCount(float64(cost.Received)), byteCount(float64(cost.Sent)))
+			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%d\n", step.name, r.Watchers, seconds(cost.Took), seconds(cost.Server), seconds(cost.Nodes),
+				byteCount(float64(cost.Received)), byteCount(float64(cost.Sent)), cost.Connections)
 		}
 	}
 	for _, r := range results {
-		fmt.Fprintf(w, "most memory\t%d\t\t%s\t\t\t\n", r.Watchers, byteCount(float64(r.Memory)))
+		fmt.Fprintf(w, "most memory\t%d\t\t%s\t\t\t\t\n", r.Watchers, byteCount(float64(r.Memory)))
 	}
 	fmt.Fprintln(w)
 	fmt.Fprintf(w, "one node's share\t\tAPI server CPU\tnode's CPU\treceived\t\tAPI server CPU for %d nodes\tsent to %d nodes\n", nodes, nodes)
 	for _, step := range steps() {
-		each := float64(step.times(c))
+		each := float64(max(1, step.times(c)))
 		server := slope(results, func(r Result) float64 { return step.of(r).Server.Seconds() }) / each
 		node := slope(results, func(r Result) float64 { return step.of(r).Nodes.Seconds() }) / each
 		received := slope(results, func(r Result) float64 { return float64(step.of(r).Received) }) / each

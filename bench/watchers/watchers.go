@@ -28,7 +28,7 @@ type Config struct {
 	Services, Endpoints int
 	// Changes is how many endpoints change, one after the other, ChangesASecond.
 	Changes int
-	// Rest is how long the watchers are left alone, and Away how long the API server is away.
+	// Rest is how long the watchers are left alone, and Away how long the API server is away; with 0 it stays.
 	Rest, Away time.Duration
 	// Worker is the command line that calls Work with a kubeconfig and a count as further arguments.
 	Worker []string
@@ -61,8 +61,8 @@ type Cost struct {
 	Took time.Duration
 	// Server is the CPU time of the API server, Nodes that of all watchers.
 	Server, Nodes time.Duration
-	// Received and Sent are bytes of all watchers.
-	Received, Sent int64
+	// Received and Sent are bytes of all watchers, and Connections those that they have made.
+	Received, Sent, Connections int64
 }
 
 // site is an API server with objects.
@@ -191,7 +191,7 @@ func (s *site) measure(ctx context.Context, count int) (r Result, err error) {
 	if err != nil {
 		return r, err
 	}
-	r.Start = Cost{Took: time.Since(began), Nodes: after.CPU, Received: after.Received, Sent: after.Sent}
+	r.Start = Cost{Took: time.Since(began), Nodes: after.CPU, Received: after.Received, Sent: after.Sent, Connections: after.Connections}
 	if r.Start.Server, err = s.serverCPU(); err != nil {
 		return r, err
 	}
@@ -238,6 +238,7 @@ func (s *site) step(ctx context.Context, w *process, do func(context.Context, *p
 	return Cost{
 		Took: took, Server: now - server, Nodes: after.CPU - before.CPU,
 		Received: after.Received - before.Received, Sent: after.Sent - before.Sent,
+		Connections: after.Connections - before.Connections,
 	}, nil
 }
 
@@ -275,6 +276,9 @@ func (s *site) write(ctx context.Context) error {
 // returns kills the API server, changes an endpoint meanwhile, and starts it again. In a cluster that is in use something
 // changes always, so that no watch can be continued.
 func (s *site) returns(ctx context.Context, w *process, _ totals) error {
+	if s.Away == 0 {
+		return nil
+	}
 	if _, err := w.say(mark); err != nil {
 		return err
 	}

@@ -39,7 +39,7 @@ func TestRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := Config{
-		Counts: []int{0, 2}, Services: 20, Endpoints: 3, Changes: 5, Worker: []string{self}, Env: []string{workerVariable + "=1"}, Log: os.Stderr,
+		Counts: []int{0, 2}, Services: 20, Endpoints: 3, Changes: 5, Away: time.Millisecond, Worker: []string{self}, Env: []string{workerVariable + "=1"}, Log: os.Stderr,
 	}
 	results, err := Run(t.Context(), c)
 	if err != nil {
@@ -60,6 +60,9 @@ func TestRun(t *testing.T) {
 	// 20 Services and 20 slices, of some hundred bytes each, for two watchers.
 	if start := results[1].Start.Received; start < 2*20*2*200 {
 		t.Errorf("at the start two watchers received %d bytes", start)
+	}
+	if n := results[1].Start.Connections; n != 2 {
+		t.Errorf("at the start two watchers made %d connections, not one each", n)
 	}
 	if results[1].Memory == 0 {
 		t.Error("the API server has no memory")
