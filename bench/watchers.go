@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -50,10 +51,10 @@ func runWatchers(ctx context.Context, c watchers.Config, nodes int, lists bool, 
 		c.Env = []string{"KUBE_FEATURE_WatchListClient=false"}
 	}
 	results, err := watchers.Run(ctx, c)
-	if err != nil {
-		return err
+	if len(results) > 0 {
+		err = errors.Join(err, watchers.Table(out, c, results, nodes))
 	}
-	return watchers.Table(out, c, results, nodes)
+	return err
 }
 
 // newWatchersProcessCommand is a process of watchers.

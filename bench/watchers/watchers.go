@@ -74,7 +74,7 @@ type site struct {
 	changed int
 }
 
-// Run measures with each number of watchers, on one API server.
+// Run measures with each number of watchers, on one API server. With an error it returns what it has measured before.
 func Run(ctx context.Context, c Config) (results []Result, err error) {
 	fmt.Fprintf(c.Log, "starting an API server with %d Services\n", c.Services)
 	plane, err := proxies.StartPlane(ctx, io.Discard)
@@ -91,7 +91,7 @@ func Run(ctx context.Context, c Config) (results []Result, err error) {
 		fmt.Fprintf(c.Log, "%d watchers\n", count)
 		r, err := s.measure(ctx, count)
 		if err != nil {
-			return nil, fmt.Errorf("%d watchers: %w", count, err)
+			return results, fmt.Errorf("%d watchers: %w", count, err)
 		}
 		results = append(results, r)
 	}
