@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"strconv"
 	"time"
+
+	"nftproxy/daemon/connlimit"
 )
 
 const (
@@ -21,6 +23,13 @@ const (
 	grace = 2 * time.Second
 	// headerTimeout is how long a client may take for the headers of its request.
 	headerTimeout = 10 * time.Second
+	// idleTimeout is how long a connection may wait for its next request.
+	idleTimeout = 2 * time.Minute
+	// headerBytes is how long these headers may be. net/http adds 4 KiB.
+	headerBytes = 12 << 10
+	// maxConnections is how many connections a server has at once, and maxOfClient how many of them one
+	// client has. A connection costs some 10 KB and a file descriptor, of which the proxy needs some itself.
+	maxConnections, maxOfClient = 512, 64
 )
 
 // Server serves HTTP on one address. If it cannot listen there, it tries again every
@@ -121,9 +130,12 @@ func (s *Server) logServing(ctx context.Context, at net.Addr, warned bool) {
 // serve returns nil when the context and all requests have ended, or the error that
 // keeps it from going on.
 func (s *Server) serve(ctx context.Context, l net.Listener) error {
+	l = connlimit.Listen(l, s.refuse, connlimit.New(maxConnections, maxOfClient))
 	server := &http.Server{
 		Handler:           s.handler,
 		ReadHeaderTimeout: headerTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    headerBytes,
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 	stopped := make(chan struct{})
@@ -145,4 +157,9 @@ func (s *Server) serve(ctx context.Context, l net.Listener) error {
 	// The listener is broken, but its connections may not be.
 	_ = server.Close()
 	return err
+}
+
+// refuse logs that a connection was one too many. The log is bounded where many lines are alike.
+func (s *Server) refuse(client net.Addr) {
+	s.log.Warn("closed a connection: too many are open", "server", s.name, "client", client.String(), "most", maxConnections, "most_of_a_client", maxOfClient)
 }

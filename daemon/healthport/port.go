@@ -26,6 +26,13 @@ const (
 	// idleTimeout is how long a connection may wait for its next request. Load
 	// balancers ask every few seconds.
 	idleTimeout = 2 * time.Minute
+	// headerBytes is how long these headers may be. net/http adds 4 KiB.
+	headerBytes = 12 << 10
+	// maxConnections is how many connections a port has at once, and maxOfClient how many of them one
+	// client has. maxOfAll and maxOfClientAtAll are for all ports together: a load balancer keeps one to
+	// each port.
+	maxConnections, maxOfClient = 128, 32
+	maxOfAll, maxOfClientAtAll  = 4096, 2048
 )
 
 // listen opens a socket on one address, or on all addresses of a family. The node need
@@ -80,6 +87,7 @@ func serve(l net.Listener, a answer, healthy func() bool, log *slog.Logger, brok
 		DisableGeneralOptionsHandler: true,
 		ReadHeaderTimeout:            headerTimeout,
 		IdleTimeout:                  idleTimeout,
+		MaxHeaderBytes:               headerBytes,
 		ErrorLog:                     slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
 	go func() {

@@ -1,0 +1,148 @@
+package connlimit_test
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"testing"
+
+	"nftproxy/daemon/connlimit"
+)
+
+// door is a listener whose accepted connections the test holds.
+type door struct {
+	*testing.T
+	address  string
+	accepted chan net.Conn
+	refused  chan net.Addr
+}
+
+func newDoor(t *testing.T, network, address string, bounds ...*connlimit.Bound) *door {
+	t.Helper()
+	l, err := net.Listen(network, address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	d := &door{t, l.Addr().String(), make(chan net.Conn, 10), make(chan net.Addr, 10)}
+	limited := connlimit.Listen(l, func(a net.Addr) { d.refused <- a }, bounds...)
+	go func() {
+		for {
+			c, err := limited.Accept()
+			if err != nil {
+				return
+			}
+			d.accepted <- c
+		}
+	}()
+	return d
+}
+
+// enter connects from an address, and returns the server's end, or nil if the server refused.
+func (d *door) enter(from string) net.Conn {
+	d.Helper()
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+	c, err := dialer.DialContext(d.Context(), "tcp", d.address)
+	if err != nil {
+		d.Fatal(err)
+	}
+	d.Cleanup(func() { c.Close() })
+	select {
+	case a := <-d.accepted:
+		d.Cleanup(func() { a.Close() })
+		return a
+	case who := <-d.refused:
+		if who.String() != c.LocalAddr().String() {
+			d.Errorf("refused %s, want %s", who, c.LocalAddr())
+		}
+		if n, err := io.Copy(io.Discard, c); n > 0 {
+			d.Errorf("a refused client got %d bytes, %v", n, err)
+		}
+		return nil
+	}
+}
+
+func (d *door) want(from string, admitted bool) net.Conn {
+	d.Helper()
+	c := d.enter(from)
+	if (c != nil) != admitted {
+		d.Errorf("from %s: admitted %v, want %v", from, c != nil, admitted)
+	}
+	return c
+}
+
+// TestBounds: one client cannot take the places of others, and all together have a bound. A place is free
+// again when its connection ends, and only once.
+func TestBounds(t *testing.T) {
+	d := newDoor(t, "tcp", "127.0.0.1:0", connlimit.New(4, 2))
+	first := d.want("127.0.0.1", true)
+	d.want("127.0.0.1", true)
+	d.want("127.0.0.1", false)
+	d.want("127.0.0.2", true)
+	d.want("127.0.0.2", true)
+	d.want("127.0.0.3", false)
+	for range 2 {
+		_ = first.Close()
+	}
+	d.want("127.0.0.3", true)
+	d.want("127.0.0.3", false)
+}
+
+// TestSharedBound: listeners have bounds of their own and one in common. What the second bound refuses has no
+// place in the first.
+func TestSharedBound(t *testing.T) {
+	common := connlimit.New(2, 2)
+	own := connlimit.New(2, 2)
+	one, two := newDoor(t, "tcp", "127.0.0.1:0", own, common), newDoor(t, "tcp", "127.0.0.1:0", connlimit.New(9, 9), common)
+	one.want("127.0.0.1", true)
+	other := two.want("127.0.0.1", true)
+	one.want("127.0.0.1", false)
+	one.want("127.0.0.2", false)
+	_ = other.Close()
+	one.want("127.0.0.2", true)
+}
+
+// TestClients: what counts as one client.
+func TestClients(t *testing.T) {
+	for _, c := range []struct {
+		one, other string
+		same       bool
+	}{
+		{"192.0.2.1", "192.0.2.1", true},
+		{"192.0.2.1", "192.0.2.2", false},
+		{"192.0.2.1", "::ffff:192.0.2.1", true},
+		{"2001:db8::1", "2001:db8::2:0:0:1", true},
+		{"2001:db8::1", "2001:db8:0:1::1", false},
+		{"fe80::1%eth0", "fe80::1%eth1", true},
+	} {
+		l := connlimit.Listen(&replay{[]string{c.one, c.other}}, func(net.Addr) {}, connlimit.New(9, 1))
+		for i := range 2 {
+			_, err := l.Accept()
+			if refused := err != nil; refused != (i == 1 && c.same) {
+				t.Errorf("%s and %s: connection %d refused: %v", c.one, c.other, i, refused)
+			}
+		}
+	}
+}
+
+// replay is a listener with connections from a list of addresses.
+type replay struct{ from []string }
+
+func (r *replay) Accept() (net.Conn, error) {
+	if len(r.from) == 0 {
+		return nil, fmt.Errorf("no more")
+	}
+	a, err := net.ResolveTCPAddr("tcp", net.JoinHostPort(r.from[0], "1"))
+	r.from = r.from[1:]
+	return from{addr: a}, err
+}
+func (r *replay) Close() error   { return nil }
+func (r *replay) Addr() net.Addr { return nil }
+
+type from struct {
+	net.Conn
+	addr net.Addr
+}
+
+func (f from) RemoteAddr() net.Addr { return f.addr }
+func (f from) Close() error         { return nil }
