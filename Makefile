@@ -29,6 +29,7 @@ test: build lint ## run every test: unit and property, as root also kernel and A
 	CGO_ENABLED=0 $(GO) test -timeout 30m ./cmd/nftproxy
 	$(GO) -C hack/release test ./...
 	$(GO) -C hack/promql test ./...
+	$(GO) -C hack/vuln test ./...
 
 # These packages are about live systems: without root or an API server, only tests of their text and arithmetic run.
 # Each is linked with client-go, which takes two seconds of CPU time. So test-short leaves them out.
@@ -131,6 +132,10 @@ lint: ## gofmt, go vet and staticcheck at its pinned version
 	$(GO) vet ./...
 	hack/build-tools.sh staticcheck
 	hack/tools/bin/staticcheck ./...
+
+.PHONY: vulncheck
+vulncheck: ## look for known vulnerabilities in the code that the binary can reach; VULNDB: the database, https://vuln.go.dev or file:///DIRECTORY
+	hack/vulncheck.sh ./cmd/nftproxy
 
 clean: ## remove what build made
 	rm -rf bin

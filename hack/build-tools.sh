@@ -4,12 +4,12 @@
 #   hack/build-tools.sh                     etcd, kube-apiserver and kube-controller-manager: what a test cluster needs
 #   hack/build-tools.sh kube-proxy          the kube-proxy for comparison runs
 #   hack/build-tools.sh kube-proxy-1.36     the one of the minor release before
-#   hack/build-tools.sh staticcheck benchstat
+#   hack/build-tools.sh staticcheck benchstat govulncheck
 #   hack/build-tools.sh kube-scheduler kubelet kubectl agnhost coredns    the rest of a cluster with nodes
 #   hack/build-tools.sh e2e.test ginkgo regression-issue-74839    Kubernetes' own test suite for clusters, the command that
 #                                           runs it in several processes, and a server of one of its tests
 #
-# Versions are those of the go.mod of hack/tools, hack/kube-proxy-1.36, hack/dns and hack/lint. A binary that was already
+# Versions are those of the go.mod of hack/tools, hack/kube-proxy-1.36, hack/dns, hack/lint and hack/vuln. A binary that was already
 # built from the same go.mod, go.sum and Go release is left alone, so calling this costs milliseconds; from cold each of
 # the kube-* binaries takes one to three minutes on two cores. Calls that overlap wait for each other, since each build
 # takes all cores anyway.
@@ -58,6 +58,8 @@ source_of() {
 		module=dns package=github.com/coredns/coredns ;;
 	staticcheck)
 		module=lint package=honnef.co/go/tools/cmd/staticcheck ;;
+	govulncheck)
+		module=vuln package=golang.org/x/vuln/cmd/govulncheck ;;
 	benchstat)
 		module=lint package=golang.org/x/perf/cmd/benchstat ;;
 	*)
