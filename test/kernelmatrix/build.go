@@ -136,18 +136,24 @@ func (i image) addModules(w *initramfs.Writer) error {
 	if err != nil {
 		return err
 	}
-	found, missing, err := initramfs.Modules(dir, wantedModules())
-	if err != nil {
-		return err
+	for _, l := range []struct {
+		file   string
+		wanted []string
+	}{{job.ModuleList, wantedModules()}, {job.OnDemandList, []string{"sctp"}}} {
+		found, missing, err := initramfs.Modules(dir, l.wanted)
+		if err != nil {
+			return err
+		}
+		var list strings.Builder
+		for _, m := range found {
+			file := path.Join("/matrix/modules.d", m.Name+".ko")
+			w.File(file, 0o644, m.Content)
+			fmt.Fprintln(&list, file)
+		}
+		w.File(l.file, 0o644, []byte(list.String()))
+		w.File(l.file+"-missing", 0o644, []byte(strings.Join(missing, "\n")))
 	}
-	var list strings.Builder
-	for _, m := range found {
-		file := path.Join("/matrix/modules.d", m.Name+".ko")
-		w.File(file, 0o644, m.Content)
-		fmt.Fprintln(&list, file)
-	}
-	w.File(job.ModuleList, 0o644, []byte(list.String()))
-	w.File("/matrix/missing", 0o644, []byte(strings.Join(missing, "\n")))
+	w.Symlink("/usr/sbin/modprobe", "/init")
 	return nil
 }
 

@@ -22,6 +22,13 @@ import (
 )
 
 func main() {
+	if filepath.Base(os.Args[0]) == "modprobe" {
+		if err := loadOnDemand(os.Args[len(os.Args)-1]); err != nil {
+			fmt.Fprintln(os.Stderr, "modprobe:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	if os.Getpid() != 1 {
 		if err := runJobs(); err != nil {
 			fmt.Fprintln(os.Stderr, "guest:", err)
@@ -73,12 +80,24 @@ func prepare() error {
 // loadModules loads the modules in the order of their list. One that the machine has no device for
 // is no error of the tests.
 func loadModules() error {
-	list, err := os.ReadFile(job.ModuleList)
+	return loadList(job.ModuleList)
+}
+
+// loadOnDemand loads the modules for a name that the kernel asks for, as modprobe does.
+func loadOnDemand(name string) error {
+	if name == job.OnDemandName {
+		return loadList(job.OnDemandList)
+	}
+	return fmt.Errorf("no module %s", name)
+}
+
+func loadList(file string) error {
+	list, err := os.ReadFile(file)
 	if err != nil {
 		return err
 	}
 	for file := range strings.Lines(string(list)) {
-		if err := loadModule(strings.TrimSpace(file)); err != nil {
+		if err := loadModule(strings.TrimSpace(file)); err != nil && !errors.Is(err, unix.EEXIST) {
 			fmt.Printf("guest: module %s: %v\n", filepath.Base(file), err)
 		}
 	}
