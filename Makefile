@@ -52,8 +52,8 @@ fuzz: ## run each fuzz target for FUZZTIME (30s) with one worker; FUZZ=EXPRESSIO
 	hack/fuzz.sh
 
 .PHONY: test-kernels
-test-kernels: ## run the tests that need a kernel on Debian's kernels 5.10, 6.1 and 6.12 in virtual machines of qemu; KERNELS=6.1 for one
-	$(GO) run ./test/kernelmatrix $(if $(KERNELS),--kernels=$(KERNELS))
+test-kernels: ## run the tests that need a kernel on Debian's kernels 5.10, 6.1 and 6.12 in virtual machines of qemu, and write the matrix of docs/kernels.md; KERNELS=6.1 for one
+	$(GO) run ./test/kernelmatrix $(if $(KERNELS),--kernels=$(KERNELS),--page=docs/kernels.md)
 
 golden: ## write the golden files anew: programs, pages of docs/services, docs/options.md, docs/metrics.md, docs/troubleshooting.md (as root), docs/dependencies.md; look at the diff
 	$(GO) test ./test/scenario -run 'TestInterpreter|TestPages' -update

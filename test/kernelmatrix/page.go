@@ -117,7 +117,7 @@ const (
 	pageEnd   = "<!-- end of the matrix -->\n"
 )
 
-// updatePage replaces the matrix on a page.
+// updatePage replaces the matrix on a page, or adds it at the page's end.
 func updatePage(file, matrix string) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -125,8 +125,11 @@ func updatePage(file, matrix string) error {
 	}
 	before, rest, found := strings.Cut(string(text), pageBegin)
 	_, after, ended := strings.Cut(rest, pageEnd)
-	if !found || !ended {
-		return fmt.Errorf("%s has no place for the matrix", file)
+	if found && !ended {
+		return fmt.Errorf("%s has the begin of a matrix and no end", file)
+	}
+	if !found {
+		before += "\n## The matrix\n\n"
 	}
 	return os.WriteFile(file, []byte(before+pageBegin+"\n"+matrix+"\n"+pageEnd+after), 0o644)
 }

@@ -1,0 +1,50 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestPage: a page gets a matrix at its end, and then always the newest one in its place.
+func TestPage(t *testing.T) {
+	findings, err := readFindings([]byte(`{"level":"yellow","findings":[
+		{"probe":"rights","level":"green","found":"CAP_NET_ADMIN","do":""},
+		{"probe":"kernel: SCTP","level":"green","found":"works","do":""},
+		{"probe":"kernel: owned tables","level":"yellow","found":"has none","do":"live | with it"}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	skips := map[string]string{"TestS": "=== RUN   TestS\n    s_test.go:9: no SCTP\n"}
+	old := column{series: "5.10", kernel: "5.10.262-1", findings: findings, results: []result{{pkg: "a/b", passed: 2, failed: 1, whole: true, skips: skips}}}
+	young := column{series: "6.12", kernel: "6.12.1-1", findings: findings[:1], results: []result{{pkg: "a/b", passed: 3, whole: true, died: true, skips: skips}}}
+	text := matrix([]column{old, young})
+	for _, want := range []string{
+		"|  | Linux 5.10 | Linux 6.12 |\n| --- | --- | --- |\n",
+		"| SCTP | works | works |\n",
+		"| owned tables | **yellow**: has none; live \\| with it |  |\n",
+		"| tests of `a/b` | 2 pass, **1 fail**, 1 skipped | 3 pass, **the kernel died**, 1 skipped |\n",
+		"- `TestS` of a/b: no SCTP (on 5.10, 6.12)\n",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is not in\n%s", want, text)
+		}
+	}
+	if strings.Contains(text, "CAP_NET_ADMIN") {
+		t.Errorf("a finding that is not about the kernel is in\n%s", text)
+	}
+	page := filepath.Join(t.TempDir(), "page.md")
+	if err := os.WriteFile(page, []byte("# Page\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range []string{"first\n", "second\n"} {
+		if err := updatePage(page, m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(page)
+	if want := "# Page\n\n## The matrix\n\n" + pageBegin + "\nsecond\n\n" + pageEnd; err != nil || string(got) != want {
+		t.Errorf("%q, %v; want %q", got, err, want)
+	}
+}
