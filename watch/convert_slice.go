@@ -198,7 +198,7 @@ func hints[T any](names *sharedNames, list []T, name func(T) string, field strin
 
 // maxSliceEndpoints bounds the endpoints of all ports of a slice together: no Service gets more than so many
 // elements. The API server takes slices of 20,000 ports and 1,000 endpoints, which are an object of 0.4 MB
-// and would take 2 GB.
+// and would take 1.8 GB.
 const maxSliceEndpoints = service.DefaultMaxElements
 
 // slicePorts returns each port with its endpoints, as far as maxSliceEndpoints allows. Two ports with the same name and

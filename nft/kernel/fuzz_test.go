@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"nftproxy/model/service"
@@ -63,6 +64,7 @@ func (d *dumper) connect(t *testing.T) *Conn {
 	}}}
 	c := &Conn{}
 	c.reader.socket, c.sweeper.socket, c.counts.socket = s, s, s
+	c.writer = &socket{conn: &netlink.Conn{}} // it owns no table
 	return c
 }
 

@@ -82,17 +82,19 @@ func (w Way) Run(rng *rand.Rand, script *Script, tables Tables) (*nft.Model, *nf
 			continue
 		}
 		if r.builder == nil || last && w.Otherwise || r.chance(w.Restarts) {
-			if r.builder != nil {
+			if r.builder != nil || last {
 				r.config = script.Config
 			}
 			if err := r.restart(); err != nil {
 				return nil, nil, r.counts, err
 			}
 		}
-		if err := r.sync(r.chance(w.Failures)); err != nil && (last || !errors.Is(err, errInjected)) {
-			if err = r.sync(false); err != nil {
-				return nil, nil, r.counts, fmt.Errorf("step %d: %w", i, err)
-			}
+		err := r.sync(r.chance(w.Failures))
+		if last && errors.Is(err, errInjected) {
+			err = r.sync(false)
+		}
+		if err != nil && !errors.Is(err, errInjected) {
+			return nil, nil, r.counts, fmt.Errorf("step %d: %w", i, err)
 		}
 		r.now = r.now.Add(time.Duration(rng.IntN(8)) * time.Second)
 	}
