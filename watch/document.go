@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -145,14 +146,21 @@ func (c chunk) read() document {
 	return d
 }
 
-// syntaxError parses the text again behind as many empty lines as the file has lines
-// before it: then the parser's line numbers are those of the file.
+// syntaxError parses the text again, for an error with the line numbers of the file. The
+// parser names no line for the first one, so an empty line comes before it where the file
+// has one.
 func (c chunk) syntaxError() error {
-	_, err := yaml.YAMLToJSONStrict(append(bytes.Repeat([]byte("\n"), c.line-1), c.text...))
+	before := min(c.line-1, 1)
+	_, err := yaml.YAMLToJSONStrict(append(bytes.Repeat([]byte("\n"), before), c.text...))
 	if err == nil {
 		return errors.New("not YAML")
 	}
 	text := strings.TrimPrefix(err.Error(), "error converting YAML to JSON: ")
+	text = regexp.MustCompile(`(^yaml: |\n *)line \d+:`).ReplaceAllStringFunc(text, func(where string) string {
+		start, number, _ := strings.Cut(where, "line ")
+		n, _ := strconv.Atoi(strings.TrimSuffix(number, ":"))
+		return fmt.Sprintf("%sline %d:", start, n+c.line-1-before)
+	})
 	return errors.New(strings.Join(strings.Fields(text), " "))
 }
 

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"nftproxy/model/service"
+	"nftproxy/test/arbitrary"
 )
 
 // patience is how long a test waits for an expected event. No test passes because this
@@ -310,6 +312,31 @@ func TestUnchangedDocumentIsNotReadAgain(t *testing.T) {
 	}
 }
 
+// TestManyBrokenDocuments: a problem has the line of the file. The time for many of them
+// grows with their number, and not with its square.
+func TestManyBrokenDocuments(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	read := func(n int) (texts string, spent time.Duration) {
+		data := []byte(strings.Repeat("a: [\n---\nkind: x\nkind: y\n---\n"+strings.Repeat("\n", 195), n))
+		before := threadTime(t)
+		for _, p := range readManifest("f", data, [32]byte{1}, &manifestFile{}).problems {
+			texts += p.Error() + "\n"
+		}
+		return texts, threadTime(t) - before
+	}
+	texts, _ := read(2)
+	for _, want := range []string{"(line 201): yaml: line 201: did not find", `(line 203): yaml: unmarshal errors: line 204: key "kind" already set`} {
+		if !strings.Contains(texts, want) {
+			t.Errorf("no problem says %q:\n%s", want, texts)
+		}
+	}
+	_, few := read(32)
+	if _, many := read(1024); many > 100*few {
+		t.Errorf("64 documents take %v, and 2,048 take %v", few, many)
+	}
+}
+
 // FuzzReadManifest: no input makes the reader panic, every reported line is in the file,
 // and a document is read whatever stands before it.
 func FuzzReadManifest(f *testing.F) {
@@ -331,7 +358,10 @@ func FuzzReadManifest(f *testing.F) {
 				t.Fatalf("line %d of %q", c.line, data)
 			}
 		}
-		file := readManifest("f", slices.Concat(data, []byte("\n---\n"), manifest("last-one", "10.96.0.77")), [32]byte{1}, &manifestFile{})
+		var file *manifestFile
+		arbitrary.Bounded(t, 16<<20+1<<13*uint64(len(data)), func() {
+			file = readManifest("f", slices.Concat(data, []byte("\n---\n"), manifest("last-one", "10.96.0.77")), [32]byte{1}, &manifestFile{})
+		})
 		if !slices.ContainsFunc(file.objects, func(e sourcedObject) bool { return e.key.name == "default/last-one" }) {
 			t.Fatalf("the document after it is lost; problems: %v", file.problems)
 		}
