@@ -284,8 +284,13 @@ func (r *tableReader) setOf(attrs []byte) *nft.SetContents {
 	if count != nil {
 		r.counts[name] = int(number(count))
 	}
-	// The map need not grow if the count is known.
-	return &nft.SetContents{Set: want, Elements: make(map[nft.Value]nft.Element, min(number(count), 1<<20))}
+	// The map need not grow if the count is known. Elements of other sets are not read: each full map of
+	// clients would take 8 MB.
+	size := uint32(0)
+	if len(want.Key) > 0 && !want.Dynamic {
+		size = min(number(count), 1<<20)
+	}
+	return &nft.SetContents{Set: want, Elements: make(map[nft.Value]nft.Element, size)}
 }
 
 func (r *tableReader) decoderOf(s *nft.SetContents) elementDecoder {
