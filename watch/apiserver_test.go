@@ -132,6 +132,16 @@ func (s *apiServer) forget() {
 	}
 }
 
+// goBack undoes the last changes, as a restored etcd does: versions are given out again.
+func (s *apiServer) goBack(versions int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.version -= versions
+	for _, r := range s.resources {
+		r.history = slices.DeleteFunc(r.history, func(c change) bool { return c.version > s.version })
+	}
+}
+
 func (s *apiServer) event(kind string, object any) []byte {
 	data, err := json.Marshal(map[string]any{"type": kind, "object": object})
 	must(s.T, err)

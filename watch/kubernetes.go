@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -121,7 +122,12 @@ func reflectList[L runtime.Object](ctx context.Context, client kubernetes.Interf
 			if err != nil {
 				return stream, err
 			}
-			return requests.follow(stream, opts.SendInitialEvents != nil && *opts.SendInitialEvents), nil
+			list := opts.SendInitialEvents != nil && *opts.SendInitialEvents
+			if requests.mayHaveGoneBack() && !list {
+				stream.Stop()
+				return nil, apierrors.NewResourceExpired("the API server was away: list again")
+			}
+			return requests.follow(stream, list), nil
 		},
 	}
 	store.onReplace(requests.replaced)

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
 )
 
@@ -21,6 +22,9 @@ type requests struct {
 	last map[string]string
 	// streaming says that the open watch sends the list.
 	streaming bool
+	// away says that nobody listened at the API server's address when the watch was to go
+	// on.
+	away bool
 	// absent is closed when the API server has no such resource: before 1.33 it has no
 	// ServiceCIDRs, and the watcher does not wait for them.
 	absent chan struct{}
@@ -51,6 +55,7 @@ func (r *requests) done(ctx context.Context, verb string, err error) {
 	if apierrors.IsNotFound(err) {
 		closeOnce(r.absent)
 	}
+	r.away = r.away || verb == "watch" && utilnet.IsConnectionRefused(err)
 	text := err.Error()
 	news := text != r.last[verb]
 	r.last[verb] = text
@@ -61,6 +66,17 @@ func (r *requests) done(ctx context.Context, verb string, err error) {
 		r.watcher.lastFailure = err
 		r.watcher.outage.failed(r.resource, apierrors.IsNotFound(err) || apierrors.IsForbidden(err))
 	})
+}
+
+// mayHaveGoneBack says, once after each time that the API server was away, that a watch must
+// not go on from the version that the store has: etcd may have been restored from an
+// older state meanwhile. The server counts versions from that state on, and leaves out
+// of such a watch whatever has a lower one than the store's. Then the watcher would miss
+// changes for good.
+func (r *requests) mayHaveGoneBack() bool {
+	away := r.away
+	r.away = false
+	return away
 }
 
 // follow notes that a watch is open, and when it ends. A watch that sends the whole list
