@@ -7,7 +7,9 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -192,9 +194,11 @@ func (w *world) upgrade() error {
 	if err := w.end(true); err != nil {
 		return err
 	}
-	if err := w.start(w.opts.older); err != nil {
+	p, err := child.Start(w.Node, exec.Command(w.opts.older, knownTo(w.opts.older, w.proxyArgs())...))
+	if err != nil {
 		return err
 	}
+	w.before, w.proxy = p, p
 	ctx, cancel := context.WithTimeout(w.ctx, patience)
 	defer cancel()
 	synced := func() error {
@@ -210,6 +214,18 @@ func (w *world) upgrade() error {
 		return err
 	}
 	return w.start(w.opts.nftproxy)
+}
+
+// knownTo leaves out the flags that a release does not have.
+func knownTo(binary string, args []string) []string {
+	help, err := exec.Command(binary, "run", "--help").CombinedOutput()
+	if err != nil {
+		return args // it will say what is wrong
+	}
+	return slices.DeleteFunc(args, func(arg string) bool {
+		flag, _, _ := strings.Cut(arg, "=")
+		return strings.HasPrefix(flag, "--") && !strings.Contains(string(help), flag+" ")
+	})
 }
 
 // controlPlane does something to the API server or its data.

@@ -185,7 +185,7 @@ func (t *traffic) freshSource(q outcome.Question) string {
 
 // calm returns once each client has asked a few more questions.
 func (t *traffic) calm(patience time.Duration) error {
-	const more = 3
+	const more = 2
 	deadline := time.After(patience)
 	for i := range t.asked {
 		for from := t.asked[i].Load(); t.asked[i].Load() < from+more; {

@@ -58,31 +58,30 @@ func openUDP(ctx context.Context, ns *testnet.Namespace, source string, to netip
 const resendPeriod = time.Second
 
 // ask sends a question until an answer comes, most times at most, and each time waits
-// for the period. sent is when the datagram was sent that was answered; resent counts
-// the others. More gives up before each resend if it says so.
-func (d *datagrams) ask(period time.Duration, most int, more func() bool) (a outcome.Answer, sent time.Time, resent int, err error) {
-	first := time.Now()
-	times := map[int]time.Time{}
+// for the period. first is when the first datagram was sent: it has made the flow, which may
+// stay with the pod that it got then. resent counts the others. Before each of them, more
+// says whether to go on.
+func (d *datagrams) ask(period time.Duration, most int, more func() bool) (a outcome.Answer, first time.Time, resent int, err error) {
+	first = time.Now()
+	sent := map[int]bool{}
 	for try := range most {
 		if try > 0 && !more() {
 			break
 		}
 		d.last++
-		times[d.last] = time.Now()
+		sent[d.last] = true
 		if err := d.send(); err != nil {
 			return outcome.Answer{}, first, try, err
 		}
-		a, number, err := d.read(time.Now().Add(period), times)
+		a, err := d.read(time.Now().Add(period), sent)
 		switch {
-		case err == nil && a.Kind == outcome.Answered:
-			return a, times[number], try, nil
 		case err == nil:
 			return a, first, try, nil
 		case !errors.Is(err, os.ErrDeadlineExceeded):
 			return outcome.Answer{}, first, try, err
 		}
 	}
-	return outcome.Answer{Kind: outcome.Silent}, first, len(times) - 1, nil
+	return outcome.Answer{Kind: outcome.Silent}, first, len(sent) - 1, nil
 }
 
 // send sends the datagram with the last number. The rules may refuse it at once (EPERM);
@@ -104,39 +103,39 @@ func (d *datagrams) send() error {
 }
 
 // read waits for the answer to one of the datagrams.
-func (d *datagrams) read(deadline time.Time, of map[int]time.Time) (outcome.Answer, int, error) {
+func (d *datagrams) read(deadline time.Time, of map[int]bool) (outcome.Answer, error) {
 	if err := d.conn.SetReadDeadline(deadline); err != nil {
-		return outcome.Answer{}, 0, err
+		return outcome.Answer{}, err
 	}
 	buffer := make([]byte, 2048)
 	for {
 		n, err := d.conn.Read(buffer)
 		if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EACCES) {
-			return outcome.Answer{Kind: outcome.Rejected}, 0, nil
+			return outcome.Answer{Kind: outcome.Rejected}, nil
 		}
 		if err != nil {
-			return outcome.Answer{}, 0, err
+			return outcome.Answer{}, err
 		}
 		number := 0
 		words := strings.Fields(string(buffer[:n]))
 		if len(words) != 3 {
-			return outcome.Answer{}, 0, fmt.Errorf("answer %q", buffer[:n])
+			return outcome.Answer{}, fmt.Errorf("answer %q", buffer[:n])
 		}
 		if _, err := fmt.Sscan(words[2], &number); err != nil {
-			return outcome.Answer{}, 0, fmt.Errorf("answer %q: %w", buffer[:n], err)
+			return outcome.Answer{}, fmt.Errorf("answer %q: %w", buffer[:n], err)
 		}
-		if _, ours := of[number]; !ours {
+		if !of[number] {
 			continue // to a datagram of an earlier question
 		}
 		peer, err := netip.ParseAddrPort(words[1])
 		if err != nil {
-			return outcome.Answer{}, 0, err
+			return outcome.Answer{}, err
 		}
 		local, err := netip.ParseAddrPort(d.conn.LocalAddr().String())
 		if err != nil {
-			return outcome.Answer{}, 0, err
+			return outcome.Answer{}, err
 		}
-		return outcome.Answer{Kind: outcome.Answered, Pod: words[0], Source: source(local.Addr(), peer.Addr())}, number, nil
+		return outcome.Answer{Kind: outcome.Answered, Pod: words[0], Source: source(local.Addr(), peer.Addr())}, nil
 	}
 }
 

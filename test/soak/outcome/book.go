@@ -191,8 +191,9 @@ func (b *Book) Sticks(q Question, pod string, first, to time.Time) bool {
 	if b.damagedBetween(first, to) != "" {
 		return false
 	}
-	for _, e := range b.held(q, first, to, false) {
-		if e.Fate != Served || e.Affinity == 0 || to.Sub(first) >= e.Affinity || !slices.Contains(e.Pods, pod) {
+	held := b.held(q, first, to, false)
+	for _, e := range held {
+		if e.Local != held[0].Local || e.Fate != Served || e.Affinity == 0 || to.Sub(first) >= e.Affinity || !slices.Contains(e.Pods, pod) {
 			return false
 		}
 	}

@@ -58,12 +58,14 @@ type Expectation struct {
 	// Serving are those of Known that answer: an open flow has no reason to leave them.
 	Serving []string
 	Source  Source
-	// Affinity is how long a client is remembered, 0 for not at all.
+	// Affinity is how long a client is remembered, 0 for not at all. Local says that only
+	// the endpoints on the node count: clients of both kinds are remembered apart.
 	Affinity time.Duration
+	Local    bool
 }
 
 func (e Expectation) equal(o Expectation) bool {
-	return e.Fate == o.Fate && e.Source == o.Source && e.Affinity == o.Affinity && slices.Equal(e.Pods, o.Pods) && slices.Equal(e.Known, o.Known) && slices.Equal(e.Serving, o.Serving)
+	return e.Fate == o.Fate && e.Source == o.Source && e.Affinity == o.Affinity && e.Local == o.Local && slices.Equal(e.Pods, o.Pods) && slices.Equal(e.Known, o.Known) && slices.Equal(e.Serving, o.Serving)
 }
 
 func (e Expectation) String() string {

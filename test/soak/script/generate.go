@@ -127,7 +127,7 @@ func (g *Generator) draw() {
 		{2, true, func() { g.add(New(Unowned)) }},
 		{6, true, func() { g.add(New(Other, fmt.Sprintf("seed=%d", g.rng.IntN(1000)))) }},
 		{3, true, func() { g.add(New(Churn, fmt.Sprintf("commits=%d", 100+g.rng.IntN(900)))) }},
-		{1, true, func() { g.add(New(Full, fmt.Sprintf("ms=%d", 200+g.rng.IntN(2000)))) }},
+		{1, g.rng.IntN(3) == 0, func() { g.add(New(Full, fmt.Sprintf("ms=%d", 200+g.rng.IntN(2000)))) }},
 		{3, api, func() { g.add(New(StopAPI)); g.now.api = false }},
 		{9, !api, g.startAPI},
 		{2, api, func() { g.add(New(Backup)); kept := g.now.clone(); g.kept = &kept }},
