@@ -75,6 +75,8 @@ func (s *apiServer) start() {
 
 // stop cuts every connection and refuses new ones.
 func (s *apiServer) stop() {
+	// The listener first: a watch that came in between would never end.
+	_ = s.server.Listener.Close()
 	s.server.CloseClientConnections()
 	s.server.Close()
 }
