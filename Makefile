@@ -79,10 +79,11 @@ takeover: build ## replace the real kube-proxy and go back, ROUNDS=20 times in e
 SOAK ?= 10m
 
 .PHONY: soak
-soak: build ## random events for SOAK=10m under traffic, and the tables checked after each round; SEED=n repeats the events of a run, SCRIPT=file plays a kept script, REDUCE=1 cuts it down; as root
+soak: build ## random events for SOAK=10m under traffic, and the tables checked after each round; SEED=n repeats the events of a run, SCRIPT=file plays a kept script, REDUCE=1 cuts it down, OLDER=commit has upgrades from there; as root
 	hack/build-tools.sh
 	$(GO) build -o bin/soak ./test/soak
-	bin/soak --for=$(SOAK) $(if $(SEED),--seed=$(SEED)) $(if $(SCRIPT),--script=$(SCRIPT)) $(if $(REDUCE),--reduce)
+	$(if $(OLDER),rm -rf bin/older && mkdir -p bin/older && git archive $(OLDER) | tar -x -C bin/older && CGO_ENABLED=0 $(GO) -C bin/older build -trimpath -o $(CURDIR)/bin/nftproxy-older ./cmd/nftproxy)
+	bin/soak --for=$(SOAK) $(if $(OLDER),--older=bin/nftproxy-older) $(if $(SEED),--seed=$(SEED)) $(if $(SCRIPT),--script=$(SCRIPT)) $(if $(REDUCE),--reduce)
 
 demo: build ## show the proxy at work on real traffic, without a cluster
 	bin/nftproxy demo

@@ -119,7 +119,7 @@ func refusal(protocol string) outcome.Expectation {
 // endpoints on the node get some.
 func (w *world) ofEndpoints(s *corev1.Service, port *corev1.ServicePort, v6, local bool) outcome.Expectation {
 	protocol := strings.ToLower(string(port.Protocol))
-	e := outcome.Expectation{Local: local}
+	e := outcome.Expectation{Local: local, Service: s.Name}
 	var ready, terminating []string
 	usable := 0 // on any node
 	slice := w.sliceOf(s, v6)

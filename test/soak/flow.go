@@ -27,6 +27,10 @@ type flow struct {
 	asked    time.Time
 }
 
+// entryLife is less than the kernel keeps the entry of a UDP flow without packets. Only such
+// an entry keeps a flow with its pod.
+const entryLife = udpTimeout - 10*time.Second
+
 // lifetime is how long an open connection is kept.
 func lifetime() time.Duration { return time.Second + rand.N(90*time.Second) }
 
@@ -94,6 +98,10 @@ func (f *flow) stayUDP(ctx context.Context, q outcome.Question) {
 			return
 		}
 		now := time.Now()
+		if now.Sub(served) > entryLife {
+			f.t.w.count.add("open flows given up, for the machine was too slow")
+			return
+		}
 		a.Open, a.Was = n > 0, was
 		if a.Kind == outcome.Silent && f.t.w.book.Now(q).Fate == outcome.Served && now.Sub(served) < longest {
 			// Late, or lost in the moment between two programs.
@@ -105,6 +113,9 @@ func (f *flow) stayUDP(ctx context.Context, q outcome.Question) {
 		if v.Wrong != "" {
 			f.t.fail("an open flow went wrong: %s", v.Wrong)
 			return
+		}
+		if v.Excuse == outcome.Orphaned {
+			return // it may stay like this for ever
 		}
 		f.note(q, true, a, sent)
 		if served = now; a.Kind == outcome.Answered {

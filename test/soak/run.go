@@ -124,6 +124,8 @@ func (w *world) do(e script.Event) error {
 	switch e.Verb {
 	case script.Service, script.Delete, script.Endpoints:
 		return w.change(e)
+	case script.Crowd:
+		return w.setCrowd(e.Int("n"))
 	case script.Start:
 		return w.start(w.opts.nftproxy)
 	case script.Kill:
@@ -134,6 +136,8 @@ func (w *world) do(e script.Event) error {
 		return w.pause(e)
 	case script.Older:
 		return w.upgrade()
+	case script.Options:
+		return w.chooseAnew(e)
 	case script.Flush:
 		return w.flush()
 	case script.Tamper:
@@ -158,7 +162,7 @@ func (w *world) do(e script.Event) error {
 
 func needsAPI(verb string) bool {
 	switch verb {
-	case script.Service, script.Delete, script.Endpoints, script.Backup:
+	case script.Service, script.Delete, script.Endpoints, script.Crowd, script.Backup:
 		return true
 	}
 	return false
@@ -194,6 +198,8 @@ func (w *world) upgrade() error {
 	if err := w.end(true); err != nil {
 		return err
 	}
+	// Another layout of the tables may forget clients. It may lose nothing else.
+	w.book.Forget("an older release", time.Now())
 	p, err := child.Start(w.Node, exec.Command(w.opts.older, knownTo(w.opts.older, w.proxyArgs())...))
 	if err != nil {
 		return err
@@ -213,6 +219,23 @@ func (w *world) upgrade() error {
 	if err := w.end(true); err != nil {
 		return err
 	}
+	return w.start(w.opts.nftproxy)
+}
+
+// chooseAnew restarts the proxy with other options.
+func (w *world) chooseAnew(e script.Event) error {
+	if err := w.end(true); err != nil {
+		return err
+	}
+	next := script.New(script.World)
+	for _, a := range w.choice.Args {
+		if value := e.Get(a.Name); value != "" {
+			a.Value = value
+		}
+		next.Args = append(next.Args, a)
+	}
+	w.choice = next
+	w.expect()
 	return w.start(w.opts.nftproxy)
 }
 

@@ -59,8 +59,11 @@ type world struct {
 
 const (
 	nodeName = "node"
-	// namespace is that of the Services.
+	// namespace is that of the Services, and crowd that of more of them, which no client asks.
 	namespace = "soak"
+	crowd     = "crowd"
+	// udpTimeout is the life of a UDP entry without packets.
+	udpTimeout = time.Minute
 	// patience bounds every wait for something that must come, on whatever machine.
 	patience = 3 * time.Minute
 )
@@ -84,7 +87,7 @@ func newWorld(ctx context.Context, o options, choice script.Event, count *counts
 		return w, err
 	}
 	// Otherwise the traffic would fill the table: each new connection has an entry.
-	for key, value := range map[string]string{"tcp_timeout_time_wait": "10", "udp_timeout": "10"} {
+	for key, value := range map[string]string{"tcp_timeout_time_wait": "10", "udp_timeout": fmt.Sprint(udpTimeout.Seconds())} {
 		if err = w.Node.Sysctl("net.netfilter.nf_conntrack_"+key, value); err != nil {
 			return w, err
 		}
@@ -158,14 +161,20 @@ func (w *world) register() error {
 	if _, err := core.Nodes().UpdateStatus(w.ctx, node, metav1.UpdateOptions{}); err != nil {
 		return err
 	}
-	_, err = core.Namespaces().Create(w.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
-	return err
+	for _, name := range []string{namespace, crowd} {
+		_, err := core.Namespaces().Create(w.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // proxyArgs are the proxy's flags.
 func (w *world) proxyArgs() []string {
 	args := []string{
-		"run", "--hostname-override=" + nodeName, "--kubeconfig=" + w.plane.Cluster.AdminKubeconfig(), "-v=2",
+		// What a restored API server lacks goes at once, as the script says.
+		"run", "--nftproxy-retain-missing=0", "--hostname-override=" + nodeName, "--kubeconfig=" + w.plane.Cluster.AdminKubeconfig(), "-v=2",
 		"--healthz-bind-address=", "--metrics-bind-address=", "--conntrack-max-per-core=0",
 		"--nftproxy-counters=" + w.choice.Get("counters"),
 		"--masquerade-all=" + fmt.Sprint(w.choice.Get("masquerade-all") == "yes"),
@@ -187,7 +196,7 @@ func (w *world) start(binary string) error {
 	if w.proxy != nil {
 		return nil
 	}
-	p, err := child.Start(w.Node, exec.Command(binary, w.proxyArgs()...))
+	p, err := child.Start(w.Node, exec.Command(binary, knownTo(binary, w.proxyArgs())...))
 	if err != nil {
 		return err
 	}
@@ -213,6 +222,7 @@ func (w *world) end(gently bool) error {
 		return err
 	}
 	w.before, w.proxy = p, nil
+	defer w.book.ProcessEnded()
 	if !gently {
 		return p.Kill()
 	}

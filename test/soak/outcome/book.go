@@ -23,11 +23,15 @@ type version struct {
 	// until is when the kernel was seen to have left it behind, and left when open flows
 	// have too.
 	until, left time.Time
+	// orphans says that open flows may stay for ever (see ProcessEnded).
+	orphans bool
 }
 
-// damage is a time in which the rules may be anything.
+// damage is a time in which the rules may be anything, or with memoryOnly one in which they
+// may forget clients.
 type damage struct {
 	cause       string
+	memoryOnly  bool
 	from, until time.Time
 }
 
@@ -54,24 +58,38 @@ func (b *Book) Damage(cause string, now time.Time) {
 	b.damages = append(b.damages, damage{cause: cause, from: now})
 }
 
+// Forget says that the rules may forget clients from now on, until they are settled.
+func (b *Book) Forget(cause string, now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.damages = append(b.damages, damage{cause: cause, memoryOnly: true, from: now})
+}
+
+// Orphaned is the excuse of a flow that ProcessEnded speaks of.
+const Orphaned = "the process ended before it had removed the flows of a Service, or a port of one, that had gone"
+
+// ProcessEnded says that the proxy ended just now. Where it had not yet removed the open
+// flows of a Service or port that has gone, the next process cannot know that they were a Service's:
+// neither the objects nor the tables tell. They stay for as long as their clients send.
+func (b *Book) ProcessEnded() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, list := range b.versions {
+		last := len(list) - 1
+		if last == 0 || list[last].Service != "" {
+			continue
+		}
+		if slices.ContainsFunc(list[:last], func(v version) bool { return v.left.IsZero() && len(v.Known) > 0 }) {
+			list[last].orphans = true
+		}
+	}
+}
+
 // NoDamage takes the last Damage back.
 func (b *Book) NoDamage() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.damages = b.damages[:len(b.damages)-1]
-}
-
-// Damaged names the damages that are not repaired.
-func (b *Book) Damaged() []string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	var causes []string
-	for _, d := range b.damages {
-		if d.until.IsZero() {
-			causes = append(causes, d.cause)
-		}
-	}
-	return causes
 }
 
 // Settled says that the kernel has what was expected last. Earlier expectations end, for
@@ -149,6 +167,9 @@ func (b *Book) Judge(q Question, a Answer, from, to time.Time) Verdict {
 	if !left && slices.ContainsFunc(held, func(e Expectation) bool { return e.allows(a) }) {
 		return v
 	}
+	if cause == "" && a.Open && a.Kind == Answered && b.orphaned(q, from, to) {
+		cause = Orphaned
+	}
 	if cause != "" {
 		v.Excuse = cause
 		return v
@@ -188,7 +209,7 @@ func (b *Book) Listed(q Question, pod string, from, to time.Time) bool {
 func (b *Book) Sticks(q Question, pod string, first, to time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.damagedBetween(first, to) != "" {
+	if slices.ContainsFunc(b.damages, func(d damage) bool { return d.overlaps(first, to) }) {
 		return false
 	}
 	held := b.held(q, first, to, false)
@@ -208,18 +229,31 @@ func (b *Book) held(q Question, from, to time.Time, flow bool) []Expectation {
 		if flow {
 			end = v.left
 		}
-		if !v.from.After(to) && (end.IsZero() || !end.Before(from)) {
+		if v.holds(from, to, end) {
 			held = append(held, v.Expectation)
 		}
 	}
 	return held
 }
 
+func (b *Book) orphaned(q Question, from, to time.Time) bool {
+	return slices.ContainsFunc(b.versions[q], func(v version) bool { return v.orphans && v.holds(from, to, v.left) })
+}
+
+// holds says whether the version may have been true between the times; end is when it ended.
+func (v *version) holds(from, to, end time.Time) bool {
+	return !v.from.After(to) && (end.IsZero() || !end.Before(from))
+}
+
 func (b *Book) damagedBetween(from, to time.Time) string {
 	for _, d := range b.damages {
-		if !d.from.After(to) && (d.until.IsZero() || !d.until.Before(from)) {
+		if !d.memoryOnly && d.overlaps(from, to) {
 			return d.cause
 		}
 	}
 	return ""
+}
+
+func (d damage) overlaps(from, to time.Time) bool {
+	return !d.from.After(to) && (d.until.IsZero() || !d.until.Before(from))
 }

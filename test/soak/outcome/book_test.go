@@ -183,6 +183,11 @@ func TestSticks(t *testing.T) {
 	if b.Sticks(question(), "a", at(2), at(62)) || !b.Sticks(question(), "a", at(62), at(63)) {
 		t.Error("not by the damage")
 	}
+	b.Forget("upgrade", at(63))
+	b.Settled(at(64))
+	if b.Sticks(question(), "a", at(62), at(64)) || b.Excuse(at(62), at(64)) != "" {
+		t.Error("not by an upgrade, which excuses nothing else")
+	}
 	less := served("b")
 	less.Affinity = e.Affinity
 	expect(b, less, 70)
@@ -194,5 +199,43 @@ func TestSticks(t *testing.T) {
 	}
 	if b.Listed(question(), "a", at(65), at(74)) || !b.Listed(question(), "b", at(65), at(74)) {
 		t.Error("not listed in between")
+	}
+}
+
+// TestProcessEnded: flows of a Service that went just before the process ended may stay.
+// Those that the process had time for may not, nor may those of a Service that is there.
+func TestProcessEnded(t *testing.T) {
+	web := served("a")
+	web.Service = "web"
+	stays := outcome.Answer{Kind: outcome.Answered, Pod: "a", Open: true, Was: "a"}
+	for _, test := range []struct {
+		name    string
+		next    outcome.Expectation
+		inTime  bool
+		excused bool
+	}{
+		{"in the middle", outcome.Expectation{}, false, true},
+		{"later", outcome.Expectation{}, true, false},
+		{"the Service is there", outcome.Expectation{Service: "web"}, false, false},
+	} {
+		b := outcome.NewBook()
+		expect(b, web, 0)
+		b.Settled(at(1))
+		b.FlowsSettled(at(1), time.Hour)
+		expect(b, test.next, 10)
+		if test.inTime {
+			b.Settled(at(11))
+			b.FlowsSettled(at(11), time.Hour)
+		}
+		b.ProcessEnded()
+		b.Settled(at(20))
+		b.FlowsSettled(at(20), time.Hour)
+		v := b.Judge(question(), stays, at(30), at(31))
+		if (v.Excuse == outcome.Orphaned) != test.excused || (v.Wrong == "") != test.excused {
+			t.Errorf("%s: %+v", test.name, v)
+		}
+		if v := b.Judge(question(), by("a"), at(30), at(31)); v.Wrong == "" {
+			t.Errorf("%s: a new connection is excused: %+v", test.name, v)
+		}
 	}
 }

@@ -62,10 +62,12 @@ type Expectation struct {
 	// the endpoints on the node count: clients of both kinds are remembered apart.
 	Affinity time.Duration
 	Local    bool
+	// Service is the one that has the address and port; empty if none has.
+	Service string
 }
 
 func (e Expectation) equal(o Expectation) bool {
-	return e.Fate == o.Fate && e.Source == o.Source && e.Affinity == o.Affinity && e.Local == o.Local && slices.Equal(e.Pods, o.Pods) && slices.Equal(e.Known, o.Known) && slices.Equal(e.Serving, o.Serving)
+	return e.Fate == o.Fate && e.Source == o.Source && e.Affinity == o.Affinity && e.Local == o.Local && e.Service == o.Service && slices.Equal(e.Pods, o.Pods) && slices.Equal(e.Known, o.Known) && slices.Equal(e.Serving, o.Serving)
 }
 
 func (e Expectation) String() string {

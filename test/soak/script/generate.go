@@ -17,6 +17,9 @@ const (
 	Addresses = 8
 	// Extra is the number of addresses and interfaces that the node gets and loses.
 	Extra = 12
+	// MaxCrowd is the greatest number of Services beside those, so many that sets outgrow
+	// their sizes.
+	MaxCrowd = 400
 )
 
 // Pods are the names of the pods that serve: those on the node first.
@@ -85,12 +88,10 @@ func (g *Generator) round() {
 
 // begin makes the world: its options and its first Services.
 func (g *Generator) begin() {
-	oneIn := func(n int) string { return []string{"yes", "no"}[min(1, g.rng.IntN(n))] }
 	g.add(New(World,
 		"owned="+[]string{"yes", "yes", "no"}[g.rng.IntN(3)],
-		"counters="+[]string{"none", "tables", "metrics"}[g.rng.IntN(3)],
-		"masquerade-all="+oneIn(4),
-		"clean-established="+oneIn(4),
+		g.counters(), g.masqueradeAll(),
+		"clean-established="+g.oneIn(4),
 		"node-ports="+[]string{"primary", "all", "192.168.100.0/24"}[g.rng.IntN(3)],
 		"local="+[]string{"ClusterCIDR", "InterfaceNamePrefix"}[g.rng.IntN(2)],
 	))
@@ -100,6 +101,14 @@ func (g *Generator) begin() {
 	g.start()
 	g.add(New(Settle))
 }
+
+func (g *Generator) oneIn(n int) string { return []string{"yes", "no"}[min(1, g.rng.IntN(n))] }
+
+func (g *Generator) counters() string {
+	return "counters=" + []string{"none", "tables", "metrics"}[g.rng.IntN(3)]
+}
+
+func (g *Generator) masqueradeAll() string { return "masquerade-all=" + g.oneIn(4) }
 
 func (g *Generator) add(e Event) { g.queue = append(g.queue, e) }
 
@@ -122,6 +131,8 @@ func (g *Generator) draw() {
 			g.add(New(Pause, fmt.Sprintf("ms=%d", 100+g.rng.IntN(3000)), fmt.Sprintf("commits=%d", g.rng.IntN(3)*1000)))
 		}},
 		{2, g.now.running, func() { g.add(New(Older)) }},
+		{2, g.now.running, func() { g.add(New(Options, g.counters(), g.masqueradeAll())) }},
+		{2, api, func() { g.add(New(Crowd, fmt.Sprintf("n=%d", g.rng.IntN(3)*g.rng.IntN(MaxCrowd/2)))) }},
 		{5, true, func() { g.add(New(Flush)) }},
 		{12, true, g.tamper},
 		{2, true, func() { g.add(New(Unowned)) }},

@@ -31,12 +31,14 @@ const (
 	Service   = "service"
 	Delete    = "delete"
 	Endpoints = "endpoints"
+	Crowd     = "crowd"
 
-	Start = "start"
-	Kill  = "kill"
-	Term  = "term"
-	Pause = "pause"
-	Older = "older"
+	Start   = "start"
+	Kill    = "kill"
+	Term    = "term"
+	Pause   = "pause"
+	Older   = "older"
+	Options = "options"
 
 	Flush   = "flush"
 	Tamper  = "tamper"
@@ -120,7 +122,7 @@ func Parse(r io.Reader) ([]Event, error) {
 
 func verbs() []string {
 	return []string{
-		World, Service, Delete, Endpoints, Start, Kill, Term, Pause, Older, Flush, Tamper, Unowned, Other, Churn, Full,
+		World, Service, Delete, Endpoints, Crowd, Start, Kill, Term, Pause, Older, Options, Flush, Tamper, Unowned, Other, Churn, Full,
 		StopAPI, StartAPI, Backup, Restore, AddAddress, DelAddress, AddLink, DelLink, Settle,
 	}
 }
