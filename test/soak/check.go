@@ -44,6 +44,10 @@ func (w *world) settle() error {
 	if err := w.traffic.calm(patience); err != nil {
 		return err
 	}
+	if w.opts.verbose {
+		fmt.Fprintf(w.out, "%s settled: tables after %v, open flows after %v more, clients after %v more\n", now.Format("15:04:05.000"),
+			settled.Sub(began).Round(time.Millisecond), now.Sub(settled).Round(time.Millisecond), time.Since(now).Round(time.Millisecond))
+	}
 	w.count.observe(w.proxy.PID())
 	return errors.Join(w.alive(), w.othersStay())
 }

@@ -53,7 +53,7 @@ func (r *run) play(ctx context.Context, o options, next events, out io.Writer) e
 		return errors.New("a script begins with the event world")
 	}
 	r.played = append(r.played, first)
-	w, err := newWorld(ctx, o, first, r.count, io.Discard)
+	w, err := newWorld(ctx, o, first, r.count, out)
 	if err != nil {
 		return err
 	}

@@ -43,6 +43,9 @@ func serveUDP(ctx context.Context, ns *testnet.Namespace, at netip.AddrPort, id 
 type datagrams struct {
 	conn net.Conn
 	last int // the last datagram's number
+	// sent is when each datagram was sent. On a busy machine an answer may come after the
+	// question has been given up.
+	sent map[int]time.Time
 }
 
 func openUDP(ctx context.Context, ns *testnet.Namespace, source string, to netip.AddrPort) (*datagrams, error) {
@@ -50,7 +53,7 @@ func openUDP(ctx context.Context, ns *testnet.Namespace, source string, to netip
 	if err != nil {
 		return nil, err
 	}
-	return &datagrams{conn: conn}, nil
+	return &datagrams{conn: conn, sent: map[int]time.Time{}}, nil
 }
 
 // resendPeriod is how long a client waits before it sends again. A datagram that met the
@@ -58,30 +61,34 @@ func openUDP(ctx context.Context, ns *testnet.Namespace, source string, to netip
 const resendPeriod = time.Second
 
 // ask sends a question until an answer comes, most times at most, and each time waits
-// for the period. first is when the first datagram was sent: it has made the flow, which may
-// stay with the pod that it got then. resent counts the others. Before each of them, more
+// for the period. first is when the first datagram was sent, or an earlier one that was
+// answered only now: it has made the flow, which may stay with the pod that it got then.
+// resent counts the others. Before each of them, more
 // says whether to go on.
 func (d *datagrams) ask(period time.Duration, most int, more func() bool) (a outcome.Answer, first time.Time, resent int, err error) {
 	first = time.Now()
-	sent := map[int]bool{}
+	tries := 0
 	for try := range most {
 		if try > 0 && !more() {
 			break
 		}
 		d.last++
-		sent[d.last] = true
+		d.sent[d.last] = time.Now()
+		tries++
 		if err := d.send(); err != nil {
 			return outcome.Answer{}, first, try, err
 		}
-		a, err := d.read(time.Now().Add(period), sent)
+		a, of, err := d.read(time.Now().Add(period))
 		switch {
+		case err == nil && of.Before(first):
+			return a, of, try, nil
 		case err == nil:
 			return a, first, try, nil
 		case !errors.Is(err, os.ErrDeadlineExceeded):
 			return outcome.Answer{}, first, try, err
 		}
 	}
-	return outcome.Answer{Kind: outcome.Silent}, first, len(sent) - 1, nil
+	return outcome.Answer{Kind: outcome.Silent}, first, tries - 1, nil
 }
 
 // send sends the datagram with the last number. The rules may refuse it at once (EPERM);
@@ -102,40 +109,42 @@ func (d *datagrams) send() error {
 	return err
 }
 
-// read waits for the answer to one of the datagrams.
-func (d *datagrams) read(deadline time.Time, of map[int]bool) (outcome.Answer, error) {
+// read waits for the answer to one of the datagrams, and returns when that one was sent.
+func (d *datagrams) read(deadline time.Time) (a outcome.Answer, of time.Time, err error) {
 	if err := d.conn.SetReadDeadline(deadline); err != nil {
-		return outcome.Answer{}, err
+		return a, of, err
 	}
 	buffer := make([]byte, 2048)
 	for {
 		n, err := d.conn.Read(buffer)
 		if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EACCES) {
-			return outcome.Answer{Kind: outcome.Rejected}, nil
+			return outcome.Answer{Kind: outcome.Rejected}, time.Now(), nil
 		}
 		if err != nil {
-			return outcome.Answer{}, err
+			return a, of, err
 		}
 		number := 0
 		words := strings.Fields(string(buffer[:n]))
 		if len(words) != 3 {
-			return outcome.Answer{}, fmt.Errorf("answer %q", buffer[:n])
+			return a, of, fmt.Errorf("answer %q", buffer[:n])
 		}
 		if _, err := fmt.Sscan(words[2], &number); err != nil {
-			return outcome.Answer{}, fmt.Errorf("answer %q: %w", buffer[:n], err)
+			return a, of, fmt.Errorf("answer %q: %w", buffer[:n], err)
 		}
-		if !of[number] {
-			continue // to a datagram of an earlier question
+		of, ours := d.sent[number]
+		if !ours {
+			continue // answered before
 		}
+		delete(d.sent, number)
 		peer, err := netip.ParseAddrPort(words[1])
 		if err != nil {
-			return outcome.Answer{}, err
+			return a, of, err
 		}
 		local, err := netip.ParseAddrPort(d.conn.LocalAddr().String())
 		if err != nil {
-			return outcome.Answer{}, err
+			return a, of, err
 		}
-		return outcome.Answer{Kind: outcome.Answered, Pod: words[0], Source: source(local.Addr(), peer.Addr())}, nil
+		return outcome.Answer{Kind: outcome.Answered, Pod: words[0], Source: source(local.Addr(), peer.Addr())}, of, nil
 	}
 }
 

@@ -55,6 +55,7 @@ type world struct {
 	traffic *traffic
 	count   *counts
 	servers []io.Closer
+	out     io.Writer // for the progress
 }
 
 const (
@@ -69,8 +70,8 @@ const (
 )
 
 // newWorld makes everything but the traffic and the proxy.
-func newWorld(ctx context.Context, o options, choice script.Event, count *counts, log io.Writer) (w *world, err error) {
-	w = &world{ctx: ctx, opts: o, choice: choice, apiUp: true, book: outcome.NewBook(), count: count, objects: newObjects(), others: map[string]string{}}
+func newWorld(ctx context.Context, o options, choice script.Event, count *counts, out io.Writer) (w *world, err error) {
+	w = &world{ctx: ctx, opts: o, choice: choice, apiUp: true, book: outcome.NewBook(), count: count, objects: newObjects(), others: map[string]string{}, out: out}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, w.close())
@@ -96,7 +97,7 @@ func newWorld(ctx context.Context, o options, choice script.Event, count *counts
 		return w, err
 	}
 	w.plane, err = controlplane.Start(ctx, cluster.Config{
-		ListenAddr: netip.MustParseAddr("172.30.0.1"), Controllers: []string{"service-cidr-controller"}, Log: log,
+		ListenAddr: netip.MustParseAddr("172.30.0.1"), Controllers: []string{"service-cidr-controller"}, Log: io.Discard,
 	})
 	if err != nil {
 		return w, err
