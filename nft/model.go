@@ -37,13 +37,14 @@ func (Unknown) statement() {}
 // Text is a comment, which nft ignores.
 func (Unknown) Text(Family) string { return "# unknown" }
 
-// The errors that a Model returns where a kernel returns ENOENT, EEXIST, EBUSY
-// and ENFILE.
+// The errors that a Model returns where a kernel returns ENOENT, EEXIST, EBUSY,
+// ENFILE and EMLINK.
 var (
 	ErrNotFound = errors.New("no such object")
 	ErrExists   = errors.New("object exists")
 	ErrBusy     = errors.New("object in use")
 	ErrFull     = errors.New("set is full") // ENFILE
+	ErrNesting  = errors.New("chains in a loop, or nested too deeply")
 )
 
 // NewModel is a model without tables.
@@ -167,12 +168,18 @@ func (m *Model) inSet(id TableID, set *Set, elements []OwnedElement, do func(*Se
 	})
 }
 
+// maxKey is how many bytes of a packet a kernel compares at once (NFT_DATA_VALUE_MAXLEN).
+const maxKey = 64
+
 func (c *Contents) addSet(s *Set) error {
 	if c.Sets[s.Name] != nil {
 		return ErrExists
 	}
 	if err := s.Check(); err != nil {
 		return err
+	}
+	if s.Key.Len(c.Table.Family) > maxKey || s.Data.Len(c.Table.Family) > maxKey {
+		return fmt.Errorf("longer than %d bytes: %q", maxKey, s.declaration(c.Table.Family))
 	}
 	c.Sets[s.Name] = &SetContents{s, map[Value]Element{}}
 	return nil
@@ -234,9 +241,12 @@ func (s *SetContents) deleteElement(_ Family, e Element) error {
 }
 
 // checkReferences checks what the kernel checks of a whole transaction: every chain
-// and set that a rule or element refers to exists.
+// and set that a rule or element refers to exists, and chains do not nest too deeply.
 func (m *Model) checkReferences() error {
 	for id, c := range m.tables {
+		if err := c.checkNesting(); err != nil {
+			return fmt.Errorf("table %s: %w", id, err)
+		}
 		for _, chain := range c.Chains {
 			for _, r := range chain.Rules {
 				for _, s := range r {
