@@ -16,6 +16,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/agreement"
 	"nftproxy/test/testnet"
 )
 
@@ -30,7 +31,7 @@ func newRules(t testing.TB, ns *testnet.Namespace) *rules {
 	t.Helper()
 	r := &rules{compiler: ruleset.NewCompiler(ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{MasqueradeBit: ruleset.DefaultMasqueradeBit}})}
 	err := ns.Do(func() (err error) {
-		r.conn, err = kernel.Open(kernel.Config{})
+		r.conn, err = kernel.Open(agreement.Config(t, kernel.Config{}))
 		return err
 	})
 	if err != nil {

@@ -19,6 +19,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/agreement"
 	"nftproxy/test/testnet"
 )
 
@@ -85,7 +86,7 @@ func newLive(t *testing.T, v6 bool) *live {
 	}
 	l.cfg = ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{MasqueradeBit: ruleset.DefaultMasqueradeBit, ClusterCIDRs: l.ClusterCIDRs}}
 	var err error
-	l.kernel, err = kernel.Open(kernel.Config{NetNS: l.Node.Fd()})
+	l.kernel, err = kernel.Open(agreement.Config(t, kernel.Config{NetNS: l.Node.Fd()}))
 	l.must(err)
 	t.Cleanup(func() { _ = l.kernel.Close() })
 	l.table = open(t, l.Node)

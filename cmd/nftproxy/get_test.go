@@ -14,6 +14,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/agreement"
 	"nftproxy/test/testnet"
 )
 
@@ -37,7 +38,7 @@ func loadSnapshot(t *testing.T, ns *testnet.Namespace, s service.Snapshot) {
 	p := ruleset.Compile(ruleset.Config{
 		Table: ruleset.DefaultTable, Settings: service.Settings{ClusterCIDRs: clusterCIDRs, MasqueradeBit: ruleset.DefaultMasqueradeBit},
 	}, s)
-	conn, err := kernel.Open(kernel.Config{NetNS: ns.Fd()})
+	conn, err := kernel.Open(agreement.Config(t, kernel.Config{NetNS: ns.Fd()}))
 	if err != nil {
 		t.Fatal(err)
 	}

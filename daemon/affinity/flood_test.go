@@ -16,6 +16,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/agreement"
 	"nftproxy/test/testnet"
 )
 
@@ -40,7 +41,7 @@ func newNeighbours(t *testing.T, pods ...string) *neighbours {
 		}
 	}
 	var err error
-	n.conn, err = kernel.Open(kernel.Config{NetNS: n.Node.Fd()})
+	n.conn, err = kernel.Open(agreement.Config(t, kernel.Config{NetNS: n.Node.Fd()}))
 	n.must(err)
 	t.Cleanup(func() { n.must(n.conn.Close()) })
 	return n

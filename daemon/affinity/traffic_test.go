@@ -13,6 +13,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/agreement"
 	"nftproxy/test/testnet"
 )
 
@@ -52,7 +53,7 @@ func newRig(t *testing.T, timeout time.Duration, endpoints ...string) *rig {
 		}
 	}
 	var err error
-	r.conn, err = kernel.Open(kernel.Config{NetNS: r.Node.Fd()})
+	r.conn, err = kernel.Open(agreement.Config(t, kernel.Config{NetNS: r.Node.Fd()}))
 	r.must(err)
 	r.compiler = ruleset.NewCompiler(ruleset.Config{
 		Table: ruleset.DefaultTable, Settings: service.Settings{

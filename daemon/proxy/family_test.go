@@ -13,6 +13,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/agreement"
 	"nftproxy/test/testnet"
 )
 
@@ -21,7 +22,7 @@ import (
 func TestKernelForeignFamily(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "foreign")
 	open := func() *kernel.Conn {
-		conn, err := kernel.Open(kernel.Config{NetNS: ns.Fd()})
+		conn, err := kernel.Open(agreement.Config(t, kernel.Config{NetNS: ns.Fd()}))
 		if err != nil {
 			t.Fatal(err)
 		}

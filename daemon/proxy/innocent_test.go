@@ -9,6 +9,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/agreement"
 	"nftproxy/test/nftcmd"
 	"nftproxy/test/servicetest"
 	"nftproxy/test/testnet"
@@ -47,7 +48,7 @@ func TestKernelInnocent(t *testing.T) {
 			}
 			// A table that was made without an owner cannot be owned.
 			load("add table ip test; add table ip6 test")
-			conn, err := kernel.Open(kernel.Config{NetNS: ns.Fd()})
+			conn, err := kernel.Open(agreement.Config(t, kernel.Config{NetNS: ns.Fd()}))
 			if err != nil {
 				t.Fatal(err)
 			}

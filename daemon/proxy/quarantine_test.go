@@ -10,6 +10,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/agreement"
 	"nftproxy/test/testnet"
 )
 
@@ -17,7 +18,7 @@ import (
 // them, and everything else goes in. Corrected ones go in later.
 func TestKernelQuarantine(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "quarantine")
-	conn, err := kernel.Open(kernel.Config{NetNS: ns.Fd()})
+	conn, err := kernel.Open(agreement.Config(t, kernel.Config{NetNS: ns.Fd()}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/agreement"
 	"nftproxy/test/nftcmd"
 	"nftproxy/test/nfttest"
 	"nftproxy/test/testnet"
@@ -25,7 +26,7 @@ func TestKernelTampering(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	conn, err := kernel.Open(kernel.Config{NetNS: ns.Fd()})
+	conn, err := kernel.Open(agreement.Config(t, kernel.Config{NetNS: ns.Fd()}))
 	if err != nil {
 		t.Fatal(err)
 	}

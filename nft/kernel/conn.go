@@ -23,6 +23,9 @@ type Config struct {
 	// Syscalls makes the system calls of each socket; nil stands for the kernel's own. It is
 	// for tests of the kernel's faults.
 	Syscalls func() Syscalls
+	// Around makes the call that carries out a transaction of Apply; nil just makes it. It is for tests
+	// that compare the kernel with a model. It must not use the Conn.
+	Around func(b nft.Batch, apply func() error) error
 }
 
 // Conn works on the tables of one network namespace. Its methods are safe for
@@ -31,6 +34,8 @@ type Conn struct {
 	// exclusive is held during a transaction and during a Read.
 	exclusive sync.Mutex
 	writer    *socket
+	// around is the Config's Around.
+	around func(b nft.Batch, apply func() error) error
 	// encoder and fences are memory for the next batch.
 	encoder batchEncoder
 	fences  encoder
@@ -65,7 +70,10 @@ type Conn struct {
 // tables where the kernel has ownership. Open itself needs no rights; reading and
 // writing need CAP_NET_ADMIN in the namespace.
 func Open(config Config) (*Conn, error) {
-	c := &Conn{destroy: destroyElements, lookUpFrom: lookUpFrom}
+	c := &Conn{destroy: destroyElements, lookUpFrom: lookUpFrom, around: config.Around}
+	if c.around == nil {
+		c.around = func(_ nft.Batch, apply func() error) error { return apply() }
+	}
 	for _, s := range []struct {
 		what   string
 		socket **socket
@@ -109,7 +117,7 @@ func (c *Conn) Apply(b nft.Batch) error {
 	defer c.exclusive.Unlock()
 	c.spent = spent{}
 	for _, transaction := range b.Transactions() {
-		if err := c.applyTransaction(transaction); err != nil {
+		if err := c.around(transaction, func() error { return c.applyTransaction(transaction) }); err != nil {
 			return err
 		}
 	}

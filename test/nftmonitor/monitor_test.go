@@ -7,6 +7,7 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
+	"nftproxy/test/agreement"
 	"nftproxy/test/nftmonitor"
 	"nftproxy/test/testnet"
 )
@@ -24,7 +25,7 @@ type fixture struct {
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	ns := testnet.NamespaceForTest(t, "monitor")
-	conn, err := kernel.Open(kernel.Config{NetNS: ns.Fd()})
+	conn, err := kernel.Open(agreement.Config(t, kernel.Config{NetNS: ns.Fd()}))
 	if err != nil {
 		t.Fatal(err)
 	}
