@@ -55,6 +55,12 @@ fuzz: ## run each fuzz target for FUZZTIME (30s) with one worker; FUZZ=EXPRESSIO
 test-kernels: ## run the tests that need a kernel on Debian's kernels 5.10, 6.1 and 6.12 in virtual machines of qemu, and write the matrix of docs/kernels.md; KERNELS=6.1 for one
 	$(GO) run ./test/kernelmatrix $(if $(KERNELS),--kernels=$(KERNELS),--page=docs/kernels.md)
 
+FAULT_TIME ?= 1m
+
+.PHONY: faults
+faults: ## let single answers of the kernel go wrong, in each way at each kind of message, and random ones for FAULT_TIME=1m; SEED=n repeats a run; as root
+	FAULTS=all FAULT_TIME=$(FAULT_TIME) $(GO) test -count=1 -timeout 10h -v -run 'Fault|StuckDump' ./nft/kernel ./conntrack ./daemon/proxy
+
 golden: ## write the golden files anew: programs, pages of docs/services, docs/options.md, docs/metrics.md, docs/troubleshooting.md (as root), docs/dependencies.md; look at the diff
 	$(GO) test ./test/scenario -run 'TestInterpreter|TestPages' -update
 	$(GO) test ./nft/ruleset -run TestGolden -update
