@@ -41,6 +41,16 @@ func openIn(t testing.TB, ns *testnet.Namespace) *kernel.Conn {
 	return c
 }
 
+// openUnwatched is open for a test that writes what no plan would. The model does not refuse all of
+// what the kernel then refuses, such as NAT behind the wrong hook.
+func openUnwatched(t *testing.T) *kernel.Conn {
+	t.Helper()
+	c, err := kernel.Open(kernel.Config{NetNS: testnet.NamespaceForTest(t, "kernel").Fd()})
+	must(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {

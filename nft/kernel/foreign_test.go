@@ -19,7 +19,7 @@ import (
 // batch that is planned for them makes them what the program says. After another one 10 s
 // later nothing foreign is left. The kernel takes both.
 func TestForeignTables(t *testing.T) {
-	_, c := open(t)
+	c := openUnwatched(t)
 	rounds, taken := uint64(80), 0
 	if testing.Short() {
 		rounds = 12
