@@ -53,7 +53,7 @@ func wantedModules() []string {
 		"nft_reject_inet", "nft_numgen", "nft_hash", "nft_limit", "nft_log", "nft_objref", "nft_quota", "nft_counter", "nft_fib",
 		"nft_fib_ipv4", "nft_fib_ipv6", "nft_fib_inet", "nft_set_pipapo", "nft_tproxy", "nft_socket", "nft_compat", "nft_flow_offload",
 		"nf_flow_table", "nf_flow_table_inet", "nf_conntrack", "nf_conntrack_netlink", "nf_nat", "nf_log_syslog", "nf_log_ipv4",
-		"nf_log_ipv6", "nfnetlink_log", "nfnetlink_queue", "nft_queue", "xt_NFQUEUE", "nf_defrag_ipv4", "nf_defrag_ipv6", "x_tables", "ip_tables", "ip6_tables", "iptable_nat",
+		"nf_log_ipv6", "nfnetlink_log", "nfnetlink_queue", "nft_queue", "xt_NFQUEUE", "xt_CT", "nf_defrag_ipv4", "nf_defrag_ipv6", "x_tables", "ip_tables", "ip6_tables", "iptable_nat",
 		"ip6table_nat", "iptable_filter", "ip6table_filter", "iptable_mangle", "ip6table_mangle", "iptable_raw", "ip6table_raw",
 		"xt_MASQUERADE", "xt_nat", "xt_mark", "xt_conntrack", "xt_comment", "xt_addrtype", "xt_statistic", "xt_multiport", "xt_tcpudp",
 		"xt_REDIRECT", "xt_set", "ip_set", "ip_set_hash_ip", "ip_set_hash_ipport", "ip_set_hash_ipportip", "ip_set_hash_ipportnet",

@@ -63,7 +63,7 @@ func (m machine) boot(ctx context.Context, image string, done func(name string, 
 	cmd := exec.CommandContext(ctx, m.qemu,
 		"-machine", "pc", "-accel", "tcg,thread=multi", "-cpu", "Nehalem", "-smp", fmt.Sprint(m.cpus), "-m", "3072",
 		"-kernel", m.kernel, "-initrd", image,
-		"-append", "console=ttyS0 panic=-1 oops=panic loglevel=5 mitigations=off tsc=reliable clocksource=tsc random.trust_cpu=on rdinit=/init",
+		"-append", "console=ttyS0 panic=-1 oops=panic nosoftlockup loglevel=5 mitigations=off tsc=reliable clocksource=tsc random.trust_cpu=on rdinit=/init",
 		"-nodefaults", "-display", "none", "-no-reboot", "-device", "virtio-rng-pci",
 		"-serial", "file:"+m.console, "-serial", "stdio")
 	var complaints bytes.Buffer
