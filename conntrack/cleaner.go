@@ -85,14 +85,17 @@ func (c *Cleaner) ServedBefore(previous func() service.Snapshot) {
 
 // NotedBy gives the Cleaner what the rules know of new connections: noted says whether
 // one came to the claim within the time lasting, and was translated. It may say no only
-// if none did; the rules note most claims of each family at most. Then the change of a
+// if none did; the rules note most claims of each family at most, those that went within
+// that time included. Then the change of a
 // claim that had none costs no pass for flows in the middle of their handshake. Call it
 // before Run, if at all.
 func (c *Cleaner) NotedBy(noted func(service.Claim) (bool, error), lasting time.Duration, most int) {
 	c.recent = recent{noted: noted, lasting: lasting}
 	index := c.judge.index
 	index.recent = func(claim service.Claim) bool {
-		return max(index.frontends[0], index.frontends[1]) > most || c.recent.may(claim, time.Now())
+		now := time.Now()
+		crowded := max(index.frontends[0], index.frontends[1])+c.recent.lost.lately(index.lost, now, lasting) > most
+		return crowded || c.recent.may(claim, now)
 	}
 }
 

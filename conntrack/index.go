@@ -30,8 +30,9 @@ type Index struct {
 	// claims has the claimants of each address and port, node port or cluster IP.
 	// The snapshot's conflicts say which claimant has it.
 	claims map[service.Claim][]claimant
-	// frontends counts the claims to a port, of IPv4 and IPv6.
-	frontends [2]int
+	// frontends counts the claims to a port, of IPv4 and IPv6, and lost those that have
+	// ever gone.
+	frontends, lost [2]int
 	// recent says whether a claim may have unanswered flows. Nil always says yes.
 	recent func(service.Claim) bool
 	// departed has endpoints that claims had before.

@@ -60,7 +60,7 @@ func (c *Cleaner) planPass(ctx context.Context) *pass {
 	serves[routinePass] = scope.Everything
 	c.pacing.begin(start, serves)
 	if scope.Everything {
-		c.recent.begin()
+		c.recent.begin(start)
 	}
 	p := newPass(scope)
 	p.serves, p.start, p.cpu, p.table, p.first, p.since = serves, start, cpu, table, first, since

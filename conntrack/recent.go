@@ -12,7 +12,8 @@ const mostUnanswered = 4096
 // recent knows which claims may have flows in the middle of their handshake: those
 // that had a new connection lately. The rules note new connections while they are in
 // force. Of the time before, the first pass over the whole table tells: it sees the
-// flows that are still unanswered.
+// flows that are still unanswered. So does each later pass: an unanswered flow can be
+// older than what the rules remember, if its client repeats its first packet.
 type recent struct {
 	// noted says whether the rules have noted a new connection to the claim within the
 	// time lasting; nil if no rules note that.
@@ -24,6 +25,7 @@ type recent struct {
 	// unanswered has the claims that had unanswered flows, with the time until which
 	// their clients may repeat their first packets.
 	unanswered map[service.Claim]time.Time
+	lost       lostFrontends
 }
 
 // forget says that the rules may not have noted everything: they were changed by
@@ -31,16 +33,21 @@ type recent struct {
 func (r *recent) forget() { r.complete, r.learning, r.unanswered = false, false, nil }
 
 // begin begins a pass over the whole table.
-func (r *recent) begin() {
+func (r *recent) begin(now time.Time) {
 	if r.learning = !r.complete && r.noted != nil; r.learning {
 		r.unanswered = map[service.Claim]time.Time{}
 	}
+	for c, until := range r.unanswered {
+		if now.After(until) {
+			delete(r.unanswered, c)
+		}
+	}
 }
 
-// see takes in a flow that the pass read. Its destination may be a Service's address
-// or a node port.
+// see takes in a flow that a pass read. Its destination may be a Service's address or a
+// node port.
 func (r *recent) see(f *Flow, now time.Time) {
-	if !r.learning || f.Protocol == service.UDP || f.Status&(SeenReply|DstNAT) != DstNAT {
+	if !r.learning && !r.complete || f.Protocol == service.UDP || f.Status&(SeenReply|DstNAT) != DstNAT {
 		return
 	}
 	until := now.Add(r.lasting)
@@ -63,4 +70,20 @@ func (r *recent) may(c service.Claim, now time.Time) bool {
 	}
 	noted, err := r.noted(c)
 	return noted || err != nil
+}
+
+// lostFrontends counts the frontends that went lately: what was noted of them is still
+// in the rules' sets and takes room there.
+type lostFrontends struct {
+	since        time.Time
+	before, last [2]int
+}
+
+// lately returns the greater number, of IPv4 and IPv6, that went within the last time or
+// up to twice as long ago. total is how many ever went.
+func (l *lostFrontends) lately(total [2]int, now time.Time, last time.Duration) int {
+	if now.Sub(l.since) >= last {
+		l.before, l.last, l.since = l.last, total, now
+	}
+	return max(total[0]-l.before[0], total[1]-l.before[1])
 }

@@ -116,8 +116,8 @@ func TestRecentTellsNothingOfUDP(t *testing.T) {
 // knowledge.
 func TestRecentIsBounded(t *testing.T) {
 	r := recent{noted: (&noting{}).noted, lasting: time.Minute}
-	r.begin()
 	now := time.Now()
+	r.begin(now)
 	for i := range 2 * mostUnanswered {
 		f := dnated(service.TCP, "10.0.0.9", fmt.Sprintf("10.97.%d.%d:80", i/256, i%256), "10.1.0.2:8080", 0)
 		r.see(&f, now)
@@ -125,5 +125,49 @@ func TestRecentIsBounded(t *testing.T) {
 	r.end(true)
 	if len(r.unanswered) > mostUnanswered || !r.may(service.Claim{Addr: netip.MustParseAddr("10.97.200.1"), Protocol: service.TCP, Port: 80}, now) {
 		t.Errorf("%d claims noted, and others are known to have no flow", len(r.unanswered))
+	}
+}
+
+// TestRecentOldFlow: a client repeats its first packet for longer than the rules remember.
+// The passes over the whole table see its flow, so that it does not stay with an endpoint
+// that goes.
+func TestRecentOldFlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		half := dnated(service.TCP, "10.0.0.9", "10.97.0.1:80", "10.1.0.2:8080", 0)
+		table := &slowTable{entries: 100_000, dump: time.Millisecond}
+		b := start(t, table)
+		noted := &noting{claims: map[service.Claim]bool{}}
+		b.NotedBy(noted.noted, 5*time.Minute, 1000)
+		b.SyncDone(shopWith(t, 1, 2, 3), true)
+		b.after(time.Minute, time.Now())
+		table.set(func() { table.flows = []Flow{half} })
+		for range 20 { // syncs of other Services, and a routine pass now and then
+			b.SyncDone(shopWith(t, 1, 2, 3), false)
+			b.after(time.Minute, time.Now())
+		}
+		b.SyncDone(shopWith(t, 1, 3), false)
+		b.after(time.Second, time.Now())
+		if len(table.flows) > 0 {
+			t.Errorf("%v is still there", table.flows)
+		}
+	})
+}
+
+// TestLostFrontends: frontends that went lately count, since they are still noted.
+func TestLostFrontends(t *testing.T) {
+	var l lostFrontends
+	now, total := time.Now(), [2]int{}
+	for minute := range 60 {
+		total[1] += 10
+		got := l.lately(total, now.Add(time.Duration(minute)*time.Minute), 5*time.Minute)
+		if least, most := 10*min(5, minute), 10*11; got < least || got > most {
+			t.Errorf("minute %d: %d went lately, want %d to %d", minute, got, least, most)
+		}
+	}
+	if got := l.lately(total, now.Add(3*time.Hour), 5*time.Minute); got > 110 {
+		t.Errorf("hours later: %d", got)
+	}
+	if got := l.lately(total, now.Add(4*time.Hour), 5*time.Minute); got != 0 {
+		t.Errorf("later still: %d", got)
 	}
 }

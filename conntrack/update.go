@@ -156,13 +156,15 @@ func (u *update) replace(old, s *service.Service) {
 
 // countFrontend counts a claim to a port that has come (1) or gone (-1).
 func (u *update) countFrontend(c service.Claim, n int) {
-	switch {
-	case c.Protocol == 0:
-	case c.Addr.Is6():
-		u.frontends[1] += n
-	default:
-		u.frontends[0] += n
+	if c.Protocol == 0 {
+		return
 	}
+	family := 0
+	if c.Addr.Is6() {
+		family = 1
+	}
+	u.frontends[family] += n
+	u.lost[family] += max(0, -n)
 }
 
 // gainClaim adds the flows to a claim that the Service has gained: flows without

@@ -192,7 +192,7 @@ func (s DNAT) Text(f Family) string {
 }
 
 // Text is, for example, "update @affinity { ct original ip saddr timeout 3h :
-// ip daddr }", and for a set "update @recent { ip daddr timeout 5m }".
+// ip daddr }", and for a set "update @recent { ip daddr timeout 20m }".
 func (s Update) Text(f Family) string {
 	if len(s.Data) == 0 {
 		return fmt.Sprintf("update @%s { %s timeout %s }", s.Map, s.Key.Text(f), secondsText(s.Timeout))

@@ -88,7 +88,7 @@ func TestBare(t *testing.T) {
 		t.Errorf("tables (-want +got):\n%s", diff)
 	}
 	for name, s := range got.Table(want.IPv4.ID()).Sets {
-		if !s.Set.Interval && s.Set.Size == 0 {
+		if !s.Set.Interval && !s.Set.Dynamic && s.Set.Size == 0 {
 			t.Errorf("set %s has no size", name)
 		}
 	}

@@ -10,8 +10,9 @@ import (
 // settings, and CAP_NET_BIND_SERVICE, for servers and healthCheckNodePorts below 1024. The latter allows
 // nothing beyond the former, which may set net.ipv4.ip_unprivileged_port_start.
 //
-// It comes before the proxy reads a file, so that a file which it cannot read any more, because
-// another user owns it, shows at the start and not when the file changes.
+// It comes before the proxy reads its kubeconfig, so that a file which it cannot read any more, because
+// another user owns it, shows at the start. The configuration file was read before; it is
+// read without the privileges when it changes.
 //
 // A process that has more than it needs serves as well as others, so a failure does not end it.
 func (d *daemon) limitPrivileges() {

@@ -25,6 +25,8 @@ type Schedule struct {
 	Every time.Duration
 	// IdlePause is the Pause before a pass that no urgent request asked for.
 	IdlePause int
+	// IdleMost is the greatest IdlePause as a time; 0 sets no limit.
+	IdleMost time.Duration
 	// Late has the waits before further passes that follow an urgent one, each from
 	// the end of the pass before it. They find what was not visible before. An urgent
 	// pass starts them anew.
@@ -57,16 +59,20 @@ func (s *Schedule) Request(urgent bool) {
 
 // Next returns the time when the next pass is due. ok is false if none is.
 func (s *Schedule) Next() (due time.Time, ok bool) {
-	rested := func(pauses int) time.Time {
-		return Later(s.began.Add(s.Every), s.ended.Add(max(time.Duration(pauses)*s.duration, s.retry)))
+	rested := func(pause time.Duration) time.Time {
+		return Later(s.began.Add(s.Every), s.ended.Add(max(pause, s.retry)))
+	}
+	pause, idlePause := time.Duration(s.Pause)*s.duration, time.Duration(s.IdlePause)*s.duration
+	if s.IdleMost > 0 {
+		idlePause = min(idlePause, s.IdleMost)
 	}
 	switch {
 	case s.urgent:
-		return rested(s.Pause), true
+		return rested(pause), true
 	case !s.lateDue.IsZero():
-		due, ok = Later(s.lateDue, rested(s.Pause)), true
+		due, ok = Later(s.lateDue, rested(pause)), true
 	}
-	if idle := rested(s.IdlePause); s.idle && (!ok || idle.Before(due)) {
+	if idle := rested(idlePause); s.idle && (!ok || idle.Before(due)) {
 		due, ok = idle, true
 	}
 	return due, ok

@@ -10,8 +10,11 @@ import (
 // RecentFor is how long the tables remember that an address and port had a new
 // connection. A client of TCP repeats its first packet for about two minutes (Linux:
 // net.ipv4.tcp_syn_retries), and the kernel keeps the entry of an unanswered one for as
-// long after the last (nf_conntrack_tcp_timeout_syn_sent).
-const RecentFor = 5 * time.Minute
+// long after the last (nf_conntrack_tcp_timeout_syn_sent). A client with a fixed port,
+// such as NFS in the kernel, tries for as long as it likes by one entry, which is noted
+// only once: an endpoint on a node that has died goes after some six minutes (the
+// controllers' defaults: 50 s, and 5 min until the pods are evicted).
+const RecentFor = 20 * time.Minute
 
 // MostRecent is how many frontends of a family there may be for the sets to know of every
 // new connection. The rest of their room is for frontends that go within RecentFor.
