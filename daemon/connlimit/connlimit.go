@@ -1,92 +1,99 @@
 // Package connlimit promises a listener with a bounded number of connections at once: of all clients together,
-// and of each. A client that opens more loses the new one at once, so the others find room.
+// and of each. Where they are too many, the client that has most loses one, so another client always finds room.
 //
-// It limits neither rates nor how long a connection lasts: that is for the time-outs of the server.
+// It limits neither rates nor how long a connection lasts: that is for the time-outs of the server. Clients that
+// are as many as the places may take turns.
 package connlimit
 
 import (
 	"net"
+	"net/http"
 	"net/netip"
-	"sync"
+	"slices"
+	"sync/atomic"
 )
 
-// Bound counts open connections. Several listeners may share one.
-type Bound struct {
-	all, client int
-
-	mu      sync.Mutex
-	open    int
-	clients map[netip.Prefix]int
+// Listen returns a listener that accepts what all bounds admit. A connection beyond a bound closes another one: of
+// the client that has most, the one that waits longest for a request, or else that had its last request longest
+// ago. A client that has most itself, or as many as it may, loses one of its own that waits for a request. If none
+// does, the new connection is closed.
+//
+// closed is called for each connection of the listener that a bound ended, after its end. Listeners that share
+// several bounds must have them in the same order.
+func Listen(l net.Listener, closed func(client net.Addr), bounds ...*Bound) net.Listener {
+	return &listener{l, closed, bounds}
 }
 
-// New makes a bound for all clients and for each. A client is an address of IPv4, or the 64 bits of an address
-// of IPv6 that one machine may have all to itself.
-func New(all, client int) *Bound {
-	return &Bound{all: all, client: client, clients: map[netip.Prefix]int{}}
-}
-
-func (b *Bound) take(client netip.Prefix) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.open >= b.all || b.clients[client] >= b.client {
-		return false
+// State tells the bounds which connections wait for a request. It is for the field ConnState of a http.Server that
+// serves the listener.
+func State(c net.Conn, s http.ConnState) {
+	limited, ok := c.(*conn)
+	if !ok || s != http.StateActive && s != http.StateIdle {
+		return
 	}
-	b.open++
-	b.clients[client]++
-	return true
-}
-
-func (b *Bound) give(client netip.Prefix) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.open--
-	if b.clients[client]--; b.clients[client] == 0 {
-		delete(b.clients, client)
+	for _, p := range limited.places {
+		p.bound.move(p, s == http.StateIdle)
 	}
-}
-
-// Listen returns a listener that accepts what all bounds admit. It calls refused for each other connection, after
-// its end.
-func Listen(l net.Listener, refused func(client net.Addr), bounds ...*Bound) net.Listener {
-	return &listener{l, refused, bounds}
 }
 
 type listener struct {
 	net.Listener
-	refused func(net.Addr)
-	bounds  []*Bound
+	closed func(net.Addr)
+	bounds []*Bound
 }
 
 func (l *listener) Accept() (net.Conn, error) {
 	for {
-		c, err := l.Listener.Accept()
+		accepted, err := l.Listener.Accept()
 		if err != nil {
 			return nil, err
 		}
-		client := clientOf(c.RemoteAddr())
-		if give := l.take(client); give != nil {
-			return &conn{Conn: c, give: sync.OnceFunc(give)}, nil
+		c := &conn{Conn: accepted, listener: l, client: clientOf(accepted.RemoteAddr())}
+		leaving, admitted := l.admit(c)
+		if !admitted {
+			leaving = []*conn{c}
 		}
-		_ = c.Close() // It has no data.
-		l.refused(c.RemoteAddr())
+		for _, v := range leaving {
+			_ = v.Close() // Nobody needs its data.
+			if v.reported.CompareAndSwap(false, true) {
+				v.listener.closed(v.RemoteAddr())
+			}
+		}
+		if admitted {
+			return c, nil
+		}
 	}
 }
 
-// take returns the function that ends the claim on all bounds, or nil if one of them is reached.
-func (l *listener) take(client netip.Prefix) (give func()) {
-	for i, b := range l.bounds {
-		if !b.take(client) {
-			for _, taken := range l.bounds[:i] {
-				taken.give(client)
+// admit gives a connection a place in all bounds or in none. Others lose theirs for it, and are to be closed.
+func (l *listener) admit(c *conn) (leaving []*conn, admitted bool) {
+	// No bound may change before all have agreed: nobody loses a place for a connection that is refused.
+	for _, b := range l.bounds {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+	}
+	for _, b := range l.bounds {
+		v, ok := b.room(c.client, leaving)
+		if !ok {
+			return nil, false
+		}
+		if v != nil {
+			leaving = append(leaving, v)
+		}
+	}
+	for _, v := range leaving {
+		for _, p := range v.places {
+			// The lock of a bound of another listener is not held. Close gives that place back.
+			// Another listener may have taken this one, and be about to close the connection.
+			if slices.Contains(l.bounds, p.bound) && p.in != nil {
+				p.bound.remove(p)
 			}
-			return nil
 		}
 	}
-	return func() {
-		for _, b := range l.bounds {
-			b.give(client)
-		}
+	for _, b := range l.bounds {
+		c.places = append(c.places, b.add(c))
 	}
+	return leaving, true
 }
 
 // clientOf is the client that an address belongs to. All that are not of TCP count as one.
@@ -108,14 +115,19 @@ func clientOf(a net.Addr) netip.Prefix {
 	return prefix
 }
 
-// conn gives its place back when it is closed, however often that is.
+// conn gives its places back when it is closed, however often that is.
 type conn struct {
 	net.Conn
-	give func()
+	listener *listener
+	client   netip.Prefix
+	places   []*place // constant once admitted
+	reported atomic.Bool
 }
 
 func (c *conn) Close() error {
 	err := c.Conn.Close()
-	c.give()
+	for _, p := range c.places {
+		p.bound.give(p)
+	}
 	return err
 }

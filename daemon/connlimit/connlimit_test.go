@@ -14,7 +14,7 @@ type door struct {
 	*testing.T
 	address  string
 	accepted chan net.Conn
-	refused  chan net.Addr
+	closed   chan net.Addr
 }
 
 func newDoor(t *testing.T, network, address string, bounds ...*connlimit.Bound) *door {
@@ -25,7 +25,7 @@ func newDoor(t *testing.T, network, address string, bounds ...*connlimit.Bound) 
 	}
 	t.Cleanup(func() { l.Close() })
 	d := &door{t, l.Addr().String(), make(chan net.Conn, 10), make(chan net.Addr, 10)}
-	limited := connlimit.Listen(l, func(a net.Addr) { d.refused <- a }, bounds...)
+	limited := connlimit.Listen(l, func(a net.Addr) { d.closed <- a }, bounds...)
 	go func() {
 		for {
 			c, err := limited.Accept()
@@ -38,8 +38,8 @@ func newDoor(t *testing.T, network, address string, bounds ...*connlimit.Bound) 
 	return d
 }
 
-// enter connects from an address, and returns the server's end, or nil if the server refused.
-func (d *door) enter(from string) net.Conn {
+// enter connects from an address, and returns both ends, or no server's end if the server refused.
+func (d *door) enter(from string) (client, server net.Conn) {
 	d.Helper()
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
 	c, err := dialer.DialContext(d.Context(), "tcp", d.address)
@@ -47,59 +47,76 @@ func (d *door) enter(from string) net.Conn {
 		d.Fatal(err)
 	}
 	d.Cleanup(func() { c.Close() })
-	select {
-	case a := <-d.accepted:
-		d.Cleanup(func() { a.Close() })
-		return a
-	case who := <-d.refused:
-		if who.String() != c.LocalAddr().String() {
-			d.Errorf("refused %s, want %s", who, c.LocalAddr())
+	for {
+		select {
+		case a := <-d.accepted:
+			d.Cleanup(func() { a.Close() })
+			return c, a
+		case who := <-d.closed:
+			if who.String() == c.LocalAddr().String() {
+				wantEnd(d.T, c)
+				return c, nil
+			}
 		}
-		if n, err := io.Copy(io.Discard, c); n > 0 {
-			d.Errorf("a refused client got %d bytes, %v", n, err)
-		}
-		return nil
 	}
 }
 
-func (d *door) want(from string, admitted bool) net.Conn {
-	d.Helper()
-	c := d.enter(from)
-	if (c != nil) != admitted {
-		d.Errorf("from %s: admitted %v, want %v", from, c != nil, admitted)
+func wantEnd(t *testing.T, c net.Conn) {
+	t.Helper()
+	if n, err := io.Copy(io.Discard, c); n > 0 {
+		t.Errorf("a client whose connection was closed got %d bytes, %v", n, err)
 	}
-	return c
+}
+
+func (d *door) want(from string, admitted bool) (client, server net.Conn) {
+	d.Helper()
+	c, s := d.enter(from)
+	if (s != nil) != admitted {
+		d.Errorf("from %s: admitted %v, want %v", from, s != nil, admitted)
+	}
+	return c, s
 }
 
 // TestBounds: one client cannot take the places of others, and all together have a bound. A place is free
-// again when its connection ends, and only once.
+// again when its connection ends, and only once. The server's ends are really closed.
 func TestBounds(t *testing.T) {
 	d := newDoor(t, "tcp", "127.0.0.1:0", connlimit.New(4, 2))
-	first := d.want("127.0.0.1", true)
-	d.want("127.0.0.1", true)
+	_, first := d.want("127.0.0.1", true)
+	oldest, _ := d.want("127.0.0.1", true)
 	d.want("127.0.0.1", false)
 	d.want("127.0.0.2", true)
-	d.want("127.0.0.2", true)
-	d.want("127.0.0.3", false)
 	for range 2 {
 		_ = first.Close()
 	}
+	d.want("127.0.0.2", true)
+	d.want("127.0.0.1", true)
+	d.want("127.0.0.1", false)
 	d.want("127.0.0.3", true)
-	d.want("127.0.0.3", false)
+	wantEnd(t, oldest)
 }
 
 // TestSharedBound: listeners have bounds of their own and one in common. What the second bound refuses has no
-// place in the first.
+// place in the first, and a connection that loses its place at one listener for another's loses all its places.
 func TestSharedBound(t *testing.T) {
-	common := connlimit.New(2, 2)
-	own := connlimit.New(2, 2)
-	one, two := newDoor(t, "tcp", "127.0.0.1:0", own, common), newDoor(t, "tcp", "127.0.0.1:0", connlimit.New(9, 9), common)
-	one.want("127.0.0.1", true)
-	other := two.want("127.0.0.1", true)
+	common := connlimit.New(3, 2)
+	one := newDoor(t, "tcp", "127.0.0.1:0", connlimit.New(2, 2), common)
+	two := newDoor(t, "tcp", "127.0.0.1:0", connlimit.New(2, 1), common)
+	lost, _ := one.want("127.0.0.1", true)
+	two.want("127.0.0.1", true)
 	one.want("127.0.0.1", false)
-	one.want("127.0.0.2", false)
-	_ = other.Close()
 	one.want("127.0.0.2", true)
+	two.want("127.0.0.3", true)
+	wantEnd(t, lost)
+	if got := (<-one.closed).String(); got != lost.LocalAddr().String() {
+		t.Errorf("the first listener heard of %s, want %s", got, lost.LocalAddr())
+	}
+	if n := len(two.closed); n > 0 {
+		t.Errorf("the second listener heard of %d connections that were not its own", n)
+	}
+	one.want("127.0.0.4", true) // It takes the place of the oldest of three that have one each.
+	if n := len(two.closed); n != 1 {
+		t.Errorf("the second listener lost %d connections, want 1", n)
+	}
 }
 
 // TestClients: what counts as one client.

@@ -3,6 +3,7 @@ package health
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -10,8 +11,8 @@ import (
 	"testing"
 )
 
-// TestCrowd: a client that keeps as many connections as it may gets no more, and the log says so; the others are
-// answered.
+// TestCrowd: clients that keep as many connections as they may do not keep others from the server, and the log says
+// so for each connection that had to go.
 func TestCrowd(t *testing.T) {
 	var log bytes.Buffer
 	s := newServer(t, "127.0.0.1:0", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -45,22 +46,21 @@ func TestCrowd(t *testing.T) {
 		_, err = io.ReadFull(c, first)
 		return string(first), err
 	}
-	for i := range maxOfClient {
-		if got, err := ask("127.0.0.1"); got != "HTTP/1.1 200" {
+	for i := range maxConnections {
+		if got, err := ask(fmt.Sprintf("127.0.0.%d", 1+i%(maxConnections/maxOfClient))); got != "HTTP/1.1 200" {
 			t.Fatalf("connection %d: %q, %v", i, got, err)
 		}
 	}
-	if got, err := ask("127.0.0.1"); err == nil {
-		t.Errorf("one more: %q", got)
-	}
-	if got, err := ask("127.0.0.2"); got != "HTTP/1.1 200" {
-		t.Errorf("another client: %q, %v", got, err)
+	for i, from := range []string{"127.0.0.1", "127.0.0.9", "127.0.0.9"} {
+		if got, err := ask(from); got != "HTTP/1.1 200" {
+			t.Errorf("connection %d beyond the bound, from %s: %q, %v", i, from, got, err)
+		}
 	}
 	cancel()
 	if err := <-stopped; err != nil {
 		t.Error(err)
 	}
-	if n := strings.Count(log.String(), "too many are open"); n != 1 {
+	if n := strings.Count(log.String(), "too many are open"); n != 3 {
 		t.Errorf("%d messages:\n%s", n, log.String())
 	}
 }

@@ -130,11 +130,12 @@ func (s *Server) logServing(ctx context.Context, at net.Addr, warned bool) {
 // serve returns nil when the context and all requests have ended, or the error that
 // keeps it from going on.
 func (s *Server) serve(ctx context.Context, l net.Listener) error {
-	l = connlimit.Listen(l, s.refuse, connlimit.New(maxConnections, maxOfClient))
+	l = connlimit.Listen(l, s.tooMany, connlimit.New(maxConnections, maxOfClient))
 	server := &http.Server{
 		Handler:           s.handler,
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       idleTimeout,
+		ConnState:         connlimit.State,
 		MaxHeaderBytes:    headerBytes,
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
@@ -159,7 +160,7 @@ func (s *Server) serve(ctx context.Context, l net.Listener) error {
 	return err
 }
 
-// refuse logs that a connection was one too many. The log is bounded where many lines are alike.
-func (s *Server) refuse(client net.Addr) {
+// tooMany logs that a connection had to go. The log is bounded where many lines are alike.
+func (s *Server) tooMany(client net.Addr) {
 	s.log.Warn("closed a connection: too many are open", "server", s.name, "client", client.String(), "most", maxConnections, "most_of_a_client", maxOfClient)
 }

@@ -1,6 +1,7 @@
 package healthport
 
 import (
+	"fmt"
 	"io"
 	"net"
 	"testing"
@@ -8,8 +9,8 @@ import (
 	"nftproxy/model/service"
 )
 
-// TestCrowd: a client that keeps as many connections to a port as it may gets no more. Other clients are
-// answered, and so is the client at other ports.
+// TestCrowd: clients that keep as many connections to a port as they may do not keep others from it: a load
+// balancer that asks now and then is answered each time. So is one of these clients at this port and at others.
 func TestCrowd(t *testing.T) {
 	n := startNode(t, "0.0.0.0/0", "2001:db8::/32")
 	n.sync("2 open, 0 failed", service.Node{}, checked("web", 30100, "10.0.0.1:80"), checked("other", 30200, "10.0.0.1:80"))
@@ -22,16 +23,18 @@ func TestCrowd(t *testing.T) {
 		t.Cleanup(func() { c.Close() })
 		return isAnswered(c)
 	}
-	for i := range maxOfClient {
-		if !answers("127.0.0.1", "127.0.0.1:30100") {
+	for i := range maxConnections {
+		if !answers(fmt.Sprintf("127.0.0.%d", 1+i%(maxConnections/maxOfClient)), "127.0.0.1:30100") {
 			t.Fatalf("connection %d is closed", i)
 		}
 	}
-	if answers("127.0.0.1", "127.0.0.1:30100") {
-		t.Error("one more is answered")
+	for i := range 2 * maxOfClient {
+		if !answers("127.0.0.9", "127.0.0.1:30100") {
+			t.Fatalf("probe %d is not answered", i)
+		}
 	}
-	if !answers("127.0.0.2", "127.0.0.1:30100") {
-		t.Error("another client is not")
+	if !answers("127.0.0.1", "127.0.0.1:30100") {
+		t.Error("one more is not answered")
 	}
 	if !answers("127.0.0.1", "127.0.0.1:30200") {
 		t.Error("another port is not")

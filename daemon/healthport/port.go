@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nftproxy/daemon/connlimit"
 	"nftproxy/model/service"
 )
 
@@ -87,6 +88,7 @@ func serve(l net.Listener, a answer, healthy func() bool, log *slog.Logger, brok
 		DisableGeneralOptionsHandler: true,
 		ReadHeaderTimeout:            headerTimeout,
 		IdleTimeout:                  idleTimeout,
+		ConnState:                    connlimit.State,
 		MaxHeaderBytes:               headerBytes,
 		ErrorLog:                     slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
