@@ -61,9 +61,11 @@ type index struct {
 // missing.
 type joined struct {
 	name service.Name
-	// object is nil where there is no Service that this proxy serves.
-	object *serviceObject
-	slices []*sliceObject
+	// object is nil where there is no Service that this proxy serves. foreign says that
+	// there is one that it does not serve.
+	object  *serviceObject
+	foreign bool
+	slices  []*sliceObject
 	// dirty says that it is in the index's list of the same name.
 	dirty bool
 	// built says that the builder has the Service, with the slices' endpoints
@@ -94,7 +96,7 @@ func newIndex(node string) *index {
 func (ix *index) serviceNames() []service.Name {
 	var names []service.Name
 	for name, j := range ix.joined {
-		if j.object != nil {
+		if j.object != nil || j.foreign {
 			names = append(names, name)
 		}
 	}
@@ -117,7 +119,7 @@ func (ix *index) reportNew(before, after []Problem) {
 func (ix *index) setService(s *serviceObject) {
 	name := s.name()
 	if s.bare == nil || !ix.serves(s) {
-		ix.deleteService(name)
+		ix.setForeign(name)
 		return
 	}
 	ix.changes.Services++
@@ -128,7 +130,7 @@ func (ix *index) setService(s *serviceObject) {
 		old = j.object.problems
 	}
 	ix.reportNew(old, s.problems)
-	j.object = s
+	j.object, j.foreign = s, false
 	if len(j.slices) > 0 {
 		ix.retention.Release(name)
 	}
@@ -141,11 +143,21 @@ func (ix *index) serves(s *serviceObject) bool {
 	return s.named == (ix.proxyName != "") && s.proxy == ix.proxyName
 }
 
+// setForeign takes a Service that this proxy does not serve. It is not missing: nothing of
+// that name is retained.
+func (ix *index) setForeign(name service.Name) {
+	ix.changes.Services++
+	j := ix.joinedOf(name)
+	j.object, j.foreign = nil, true
+	ix.retention.Release(name)
+	ix.markDirty(j)
+}
+
 func (ix *index) deleteService(name service.Name) {
 	ix.changes.Services++
-	if j, ok := ix.joined[name]; ok && j.object != nil {
+	if j, ok := ix.joined[name]; ok && (j.object != nil || j.foreign) {
 		ix.retention.Release(name)
-		j.object = nil
+		j.object, j.foreign = nil, false
 		ix.markDirty(j)
 	}
 }
@@ -344,7 +356,7 @@ func (ix *index) rebuild(j *joined) {
 	if bare == nil {
 		j.built, j.byKept = false, false
 		ix.builder.Delete(j.name)
-		if len(j.slices) == 0 {
+		if len(j.slices) == 0 && !j.foreign {
 			delete(ix.joined, j.name)
 		}
 		return
@@ -356,11 +368,11 @@ func (ix *index) rebuild(j *joined) {
 	j.byKept = retained != service.RetainedNothing && len(j.slices) == 0
 	s := *bare
 	s.Ports, s.Retained = slices.Clone(s.Ports), retained
-	lists := j.lists(len(s.Ports))
+	lists, kept := j.lists(len(s.Ports)), endpointsKept(j.kept)
 	for i := range s.Ports {
 		p := &s.Ports[i]
 		if j.byKept {
-			p.Endpoints = endpointsKept(j.kept, p)
+			p.Endpoints = kept(i, p)
 			continue
 		}
 		key := portKey{p.Name, p.Protocol}

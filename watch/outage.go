@@ -12,6 +12,8 @@ type outage struct {
 	resources map[string]*currency
 	// lasting says that the outage is not over.
 	lasting bool
+	// away says that an outage of the essential resources is not over.
+	away bool
 	// behind has the resources that are not up to date. It counts while news is true:
 	// the caller of takeNews does not have it yet.
 	behind []string
@@ -29,6 +31,8 @@ type currency struct {
 	// resource that is refused, such as ServiceCIDRs by a server that has none.
 	required bool
 	refused  bool
+	// essential says that the proxy cannot work without the resource.
+	essential bool
 }
 
 func (o *outage) of(resource string) *currency {
@@ -44,14 +48,17 @@ func (o *outage) of(resource string) *currency {
 }
 
 // require notes that the proxy cannot work without the resource.
-func (o *outage) require(resource string) { o.of(resource).required = true }
+func (o *outage) require(resource string) {
+	c := o.of(resource)
+	c.required, c.essential = true, true
+}
 
 // failed notes a request that failed, and whether it was refused.
 func (o *outage) failed(resource string, refused bool) {
 	c := o.of(resource)
 	c.current, c.refused = false, refused
 	if !refused {
-		o.lasting = true
+		o.lasting, o.away = true, o.away || c.essential
 	}
 	o.update(false)
 }
@@ -62,9 +69,16 @@ func (o *outage) ended(resource string) { o.of(resource).current = false }
 
 // current notes that a resource is up to date.
 func (o *outage) current(resource string) {
-	*o.of(resource) = currency{current: true, required: true}
+	c := o.of(resource)
+	c.current, c.required, c.refused = true, true, false
+	if !slices.ContainsFunc(slices.Collect(maps.Values(o.resources)), (*currency).missed) {
+		o.away = false
+	}
 	o.update(true)
 }
+
+// missed says that the resource is essential and not up to date.
+func (c *currency) missed() bool { return c.essential && !c.current }
 
 // update keeps the resources that are behind as news: when there are fewer (better),
 // and when there are none, which ends the outage.

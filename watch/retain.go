@@ -65,8 +65,11 @@ func (ix *index) ownersOf(names []service.Name) []service.Name {
 }
 
 // mute says whether the source says nothing of a Service's endpoints: the Service is
-// missing, or it has no slice. A slice without endpoints says that there are none.
-func (j *joined) mute() bool { return j == nil || j.object == nil || len(j.slices) == 0 }
+// missing, or it has no slice. A slice without endpoints says that there are none, and a
+// Service of another proxy, or of none, that nothing is to be served.
+func (j *joined) mute() bool {
+	return j == nil || !j.foreign && (j.object == nil || len(j.slices) == 0)
+}
 
 // retain retains the Services of the loss of which nothing has come, if the loss is
 // suspicious. It must be called when the list is in the index.
@@ -112,12 +115,13 @@ func (w *Watcher) removalDue() (due time.Time, ok bool) {
 }
 
 // bare returns what the Service is made of but for its endpoints, nil for nothing, and
-// what of it is retained. last is the Service as it was built last.
+// what of it is retained. last is the Service as it was built last. While there are
+// slices, what is kept follows them, also when they say that there are no endpoints.
 func (ix *index) bare(j *joined, last *service.Service) (*service.Service, service.Retained) {
 	switch {
 	case !ix.retention.Retains(j.name):
 		j.kept = nil
-	case last.HasEndpoints():
+	case last.HasEndpoints(), last != nil && j.kept != nil && !j.byKept:
 		j.kept = last
 	}
 	switch {
@@ -131,17 +135,39 @@ func (ix *index) bare(j *joined, last *service.Service) (*service.Service, servi
 	return nil, service.RetainedNothing
 }
 
-// endpointsKept returns the endpoints that the port had: the port with its name, or else
-// with its number, since a name that was read from the rules may be cut.
-func endpointsKept(kept *service.Service, p *service.Port) service.Endpoints {
-	at := slices.IndexFunc(kept.Ports, func(k service.Port) bool { return k.Protocol == p.Protocol && k.Name == p.Name })
-	if at < 0 {
-		at = slices.IndexFunc(kept.Ports, func(k service.Port) bool { return k.Protocol == p.Protocol && k.Port == p.Port })
+// endpointsKept returns a function that returns the endpoints that the i-th port had: the
+// port with its name, or else with its number, since a name that was read from the rules may
+// be cut. Mostly the ports are as they were. If not, it does not look at all for each one.
+func endpointsKept(kept *service.Service) func(i int, p *service.Port) service.Endpoints {
+	type portNumber struct {
+		protocol service.Protocol
+		port     uint16
 	}
-	if at < 0 {
-		return service.Endpoints{}
+	var byName map[portKey]int
+	var byNumber map[portNumber]int
+	fill := func() {
+		byName, byNumber = map[portKey]int{}, map[portNumber]int{}
+		for i := len(kept.Ports) - 1; i >= 0; i-- { // of several, the first counts
+			p := &kept.Ports[i]
+			byName[portKey{p.Name, p.Protocol}], byNumber[portNumber{p.Protocol, p.Port}] = i, i
+		}
 	}
-	return kept.Ports[at].Endpoints
+	return func(i int, p *service.Port) service.Endpoints {
+		if i < len(kept.Ports) && kept.Ports[i].Name == p.Name && kept.Ports[i].Protocol == p.Protocol {
+			return kept.Ports[i].Endpoints
+		}
+		if byName == nil {
+			fill()
+		}
+		at, found := byName[portKey{p.Name, p.Protocol}]
+		if !found {
+			at, found = byNumber[portNumber{p.Protocol, p.Port}]
+		}
+		if !found {
+			return service.Endpoints{}
+		}
+		return kept.Ports[at].Endpoints
+	}
 }
 
 // retainFormer retains the Services of earlier rules that the first lists lack, if the

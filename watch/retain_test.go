@@ -268,27 +268,79 @@ func TestRetainedGivesWay(t *testing.T) {
 	})
 }
 
-// TestRetainWhileAway: the API server sends empty lists and goes away for long. Nothing is
-// removed before it has answered for a minute.
-func TestRetainWhileAway(t *testing.T) {
+// TestRetainOurs: a Service that is there and is not this proxy's, such as one that has
+// become an ExternalName, is not missing, neither later nor at the start.
+func TestRetainOurs(t *testing.T) {
+	foreign := uniformService(0)
+	foreign.Spec.Type = corev1.ServiceTypeExternalName
 	withLists(t, 20, func(l *lists) {
-		l.change(func(*index) {
-			l.outage.current("services")
-			l.outage.current("endpointslices")
-		})
 		l.list(0, 0)
-		l.change(func(*index) { l.outage.failed("services", false) })
-		time.Sleep(time.Hour)
-		l.want("an hour later", services(20), 20)
-		if got := l.Retained().String(); !strings.HasSuffix(got, "at least until it answers again") {
-			t.Errorf("said: %s", got)
+		must(t, l.services.Add(foreign))
+		l.want("one is there", services(19), 19)
+		must(t, l.services.Delete(foreign))
+		l.want("it is deleted", services(19), 19)
+		must(t, l.services.Replace([]any{foreign}, ""))
+		must(t, l.services.Replace(nil, ""))
+		l.want("it comes and goes by lists", services(19), 19)
+		if l.index.joined["ns-0/svc-0"] != nil {
+			t.Error("the index still has it")
 		}
-		l.change(func(*index) { l.outage.current("services") })
-		time.Sleep(time.Minute - time.Second)
-		l.want("nearly a minute after the return", services(20), 20)
-		time.Sleep(time.Second)
-		l.want("a minute after the return", nil, 0)
 	})
+	synctest.Test(t, func(t *testing.T) {
+		l := newLists(t, Options{Retain: retainFor, Former: &former{n: 20}})
+		must(t, l.services.Replace([]any{foreign}, ""))
+		l.listSlices(0)
+		l.release(t.Context())
+		l.want("at the start", services(19), 19)
+	})
+}
+
+// TestRetainFollowsSlices: endpoints that slices have taken away from a retained Service do
+// not come back when the slices go, too.
+func TestRetainFollowsSlices(t *testing.T) {
+	withLists(t, 20, func(l *lists) {
+		l.listServices(0)
+		l.want("without Services", services(20), 20)
+		must(t, l.slices.Update(uniformSlice(0, 0)))
+		l.want("a slice becomes empty", services(20), 19)
+		l.listSlices(0)
+		l.want("without slices", services(20), 19)
+		must(t, l.services.Add(uniformService(0)))
+		l.want("the Service is back", map[string]int{"service": 19, "endpoints": 1}, 19)
+	})
+}
+
+// TestEndpointsKept: each port has the endpoints of the kept port with its name, or else
+// with its number, wherever that is.
+func TestEndpointsKept(t *testing.T) {
+	const ports = 2000
+	kept := &service.Service{}
+	for i := range ports {
+		one := service.MergeEndpoints([]service.Endpoint{{Addr: netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), uint16(1+i))}})
+		kept.Ports = append(kept.Ports, service.Port{Name: fmt.Sprint("p", i), Protocol: service.TCP, Port: uint16(1 + i), Endpoints: one})
+	}
+	for name, c := range map[string]struct {
+		change func(i int) service.Port
+		want   func(i int) int
+	}{
+		"as before":     {func(i int) service.Port { return kept.Ports[i] }, func(i int) int { return i }},
+		"reversed":      {func(i int) service.Port { return kept.Ports[ports-1-i] }, func(i int) int { return ports - 1 - i }},
+		"other numbers": {func(i int) service.Port { return service.Port{Name: fmt.Sprint("p", ports-1-i), Protocol: service.TCP} }, func(i int) int { return ports - 1 - i }},
+		"other names":   {func(i int) service.Port { return service.Port{Protocol: service.TCP, Port: uint16(1 + i)} }, func(i int) int { return i }},
+		"others":        {func(i int) service.Port { return service.Port{Protocol: service.UDP, Port: uint16(1 + i)} }, func(int) int { return -1 }},
+	} {
+		endpoints := endpointsKept(kept)
+		for i := range ports {
+			p := c.change(i)
+			var want service.Endpoints
+			if at := c.want(i); at >= 0 {
+				want = kept.Ports[at].Endpoints
+			}
+			if got := endpoints(i, &p); !got.Same(want) {
+				t.Fatalf("%s: port %d has the wrong endpoints", name, i)
+			}
+		}
+	}
 }
 
 // former tells of the uniform Services 0 to n.

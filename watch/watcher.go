@@ -141,7 +141,7 @@ func (w *Watcher) change(edit func(*index)) {
 	now := time.Now()
 	w.mu.Lock()
 	edit(w.index)
-	w.index.retention.Away(w.outage.lasting, now)
+	w.index.retention.Away(w.outage.away, now)
 	if w.since.IsZero() {
 		w.since = now
 	}
