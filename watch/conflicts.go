@@ -52,7 +52,11 @@ func (d *denials) addConflicts(before, after service.Snapshot) {
 			if l.Protected != "" {
 				protected.add(fmt.Sprintf("%s: %s", l.Claim, l.Protected))
 			} else {
-				conflict.add(fmt.Sprintf("%s belongs to Service %s", l.Claim, after.Owners.Of(l.Claim)))
+				owner := after.Owners.Of(l.Claim)
+				if owner == "" || owner == c.Key { // lost with the address
+					owner = after.Owners.Of(service.Claim{Addr: l.Claim.Addr})
+				}
+				conflict.add(fmt.Sprintf("%s belongs to Service %s", l.Claim, owner))
 			}
 		}
 		if len(conflict.Conflicts) > 0 {

@@ -205,3 +205,20 @@ func TestProtectedPorts(t *testing.T) {
 		t.Errorf("%d addresses of the API server are remembered", n)
 	}
 }
+
+// TestRetainedConflict: a retained Service that loses a port with its address hears which
+// Service has the address.
+func TestRetainedConflict(t *testing.T) {
+	withLists(t, 20, func(l *lists) {
+		l.list(0, 0)
+		heir := uniformService(100)
+		heir.Spec.ClusterIP, heir.Spec.ClusterIPs = "172.30.0.3", []string{"172.30.0.3"}
+		heir.Spec.Ports[0].Port = 9999
+		must(t, l.services.Add(heir))
+		l.settle()
+		e := took[*ConflictError](l)
+		if len(e) != 1 || len(e[0].Conflicts) != 2 || strings.Count(e[0].String(), "belongs to Service "+heir.Namespace+"/"+heir.Name) != 2 {
+			t.Errorf("reported %v", e)
+		}
+	})
+}

@@ -42,7 +42,8 @@ type Conflicts struct {
 type Conflict struct {
 	Claim Claim
 	// Protected says why the claim is protected. It is empty if another service has
-	// the claim; the snapshot's Owners name that service.
+	// the claim, or the address of a retained service; the snapshot's Owners name that
+	// service.
 	Protected Protection
 }
 

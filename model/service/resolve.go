@@ -17,9 +17,10 @@ type pendingClaim struct {
 // changeClaim adds a service to the claimants of a claim, or removes it. It notes the
 // services for which the claim has to be decided again. These are the service itself
 // and, if the owner or the restriction changes, the owners before and after. All other
-// claimants lack the claim before and after.
+// claimants lack the claim before and after. A retained service may lose a claim that no
+// other makes (losesAddress), so that each of its claims has to be decided.
 func (b *Builder) changeClaim(name Name, claim Claim, r right, add bool) {
-	if _, guarded := b.protected[claim]; !guarded && b.contests.changeSole(claim, r, add) {
+	if _, guarded := b.protected[claim]; !guarded && !r.retained() && b.contests.changeSole(claim, r, add) {
 		return
 	}
 	before := b.contests.winners(claim)
@@ -34,9 +35,35 @@ func (b *Builder) changeClaim(name Name, claim Claim, r right, add bool) {
 		for _, r := range []right{before.owner, after.owner} {
 			if r != "" {
 				b.pending = append(b.pending, pendingClaim{r.name(), claim})
+				b.decidePorts(claim, r)
 			}
 		}
 	}
+}
+
+// decidePorts decides the ports of a retained service again on a cluster IP that it has
+// got or lost.
+func (b *Builder) decidePorts(claim Claim, r right) {
+	s := b.Service(r.name())
+	if !r.retained() || claim.Protocol != 0 || s == nil {
+		return
+	}
+	for _, c := range s.claims(b.limit) {
+		if c.claim.Addr == claim.Addr {
+			b.pending = append(b.pending, pendingClaim{s.Name, c.claim})
+		}
+	}
+}
+
+// losesAddress says whether the claim is of a retained service on a cluster IP that another
+// service has by now. The address is not the retained one's any more, nor is any port on it
+// that the other does not have.
+func (b *Builder) losesAddress(claim Claim, r right) bool {
+	if !r.retained() || r.rank() != asClusterIP {
+		return false
+	}
+	owner := b.contests.winners(Claim{Addr: claim.Addr}).owner
+	return owner != "" && owner.name() != r.name()
 }
 
 // decideClaims updates the snapshot's owners, conflicts and restrictions by the pending
@@ -128,7 +155,7 @@ func (b *Builder) decideClaim(p pendingClaim) (*Conflict, *Restriction) {
 	}
 	best := b.contests.winners(p.claim)
 	switch {
-	case best.owner != r:
+	case best.owner != r || b.losesAddress(p.claim, r):
 		return &Conflict{Claim: p.claim}, nil
 	case best.restricting == "" || best.restricting == r:
 		return nil, nil

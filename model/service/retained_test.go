@@ -96,6 +96,50 @@ func TestRetainedOrder(t *testing.T) {
 	})
 }
 
+// TestRetainedLosesAddress: a retained service that has lost its cluster IP has no port on it,
+// also none that the new service of that address does not have. In any order of changes it
+// has all of them as long as the address is its own.
+func TestRetainedLosesAddress(t *testing.T) {
+	kept, heir := *servicetest.UniformService(0, 1), *servicetest.UniformService(1, 1)
+	kept.Retained = service.RetainedService
+	kept.Ports = append(slices.Clone(kept.Ports), service.Port{Name: "other", Protocol: service.TCP, Port: 9999})
+	heir.ClusterIPs = kept.ClusterIPs
+	back := kept
+	back.Retained = service.RetainedNothing
+	b := service.NewBuilder(servicetest.Node())
+	want := func(when string, claims int) {
+		t.Helper()
+		if got := b.Snapshot().Conflicts.At(kept.Name).Len(); got != claims {
+			t.Errorf("%s: the service lacks %d claims, want %d", when, got, claims)
+		}
+	}
+	all := 1 + len(kept.Ports)
+	b.Set(&kept)
+	want("alone", 0)
+	b.Set(&heir)
+	want("with the heir", all)
+	more := kept
+	more.Ports = append(slices.Clone(kept.Ports), service.Port{Name: "more", Protocol: service.TCP, Port: 9998})
+	b.Set(&more)
+	want("with one more port", all+1)
+	b.Set(&kept)
+	want("without it", all)
+	b.Delete(heir.Name)
+	want("without the heir", 0)
+	b.Set(&heir)
+	b.Delete(kept.Name)
+	want("deleted", 0)
+	b.Set(&kept)
+	want("retained after the heir came", all)
+	b.Set(&back)
+	if b.Snapshot().Conflicts.At(heir.Name).Len()+b.Snapshot().Conflicts.At(kept.Name).Len() == 0 {
+		t.Error("nobody lacks the address that both have")
+	}
+	if b.Snapshot().Conflicts.At(kept.Name).Has(service.Claim{Addr: kept.ClusterIPs[0], Protocol: service.TCP, Port: 9999}) {
+		t.Error("the service that is back lacks the port that no other has")
+	}
+}
+
 // TestRetainedIsYoung: of two services with one health check node port, the one that is
 // there has it, although it is younger.
 func TestRetainedIsYoung(t *testing.T) {
