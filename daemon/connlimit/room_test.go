@@ -205,6 +205,40 @@ func victim(open []*known, next *known, all, client int) string {
 	return oldest.String()
 }
 
+// TestTakenTwice: two listeners need the place of the same connection, which has left the bound of both but not yet
+// that of its own listener. The second gets another place of the common bound, and the connection is reported once.
+func TestTakenTwice(t *testing.T) {
+	common := connlimit.New(2, 2)
+	one, two := newCrowd(connlimit.New(9, 9), common), newCrowd(connlimit.New(2, 2), common)
+	met := false
+	meanwhile := func() {
+		if !met { // The other listener closes the connection too.
+			met = true
+			two.enter("192.0.2.3", 30)
+		}
+	}
+	two.next <- closing{from{addr: &net.TCPAddr{IP: net.ParseIP("192.0.2.1"), Port: 10}}, meanwhile}
+	if _, err := two.Listener.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	two.enter("192.0.2.1", 11)
+	one.enter("192.0.2.2", 20)
+	if got, want := two.closed, []string{"192.0.2.1:10", "192.0.2.1:11"}; !slices.Equal(got, want) {
+		t.Errorf("closed %q, want %q", got, want)
+	}
+}
+
+// closing does something when it is closed.
+type closing struct {
+	from
+	then func()
+}
+
+func (c closing) Close() error {
+	c.then()
+	return nil
+}
+
 // TestConcurrent: listeners that share a bound lose and leak no place where their connections come, ask and end at
 // the same time.
 func TestConcurrent(t *testing.T) {
