@@ -3,6 +3,7 @@ package wake
 import (
 	"context"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,13 +13,13 @@ import (
 // corrected little by little, is no sleep.
 func TestFollow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var ahead time.Duration
+		var ahead atomic.Int64 // a time.Duration; the race detector does not know the order of time in a bubble
 		var told []time.Duration
 		ctx, cancel := context.WithCancel(t.Context())
-		go follow(ctx, func() time.Duration { return ahead }, func(slept time.Duration) { told = append(told, slept) })
+		go follow(ctx, func() time.Duration { return time.Duration(ahead.Load()) }, func(slept time.Duration) { told = append(told, slept) })
 		step := func(by time.Duration) {
 			synctest.Wait()
-			ahead += by
+			ahead.Add(int64(by))
 			time.Sleep(period)
 			synctest.Wait()
 		}

@@ -21,10 +21,15 @@ import (
 
 // settle waits until the kernel's tables equal a fresh compile of what the API server
 // holds and until open flows have followed, and then lets some traffic pass that nothing
-// excuses. Without a proxy there is nothing to wait for.
+// excuses. Without a proxy there is nothing to wait for. A proxy that has started while
+// the API server is away keeps what it finds until it knows the objects.
 func (w *world) settle() error {
 	if w.proxy == nil {
 		w.count.add("settles left out, for no proxy ran")
+		return nil
+	}
+	if w.blind {
+		w.count.add("settles left out, for the proxy had not met the API server yet")
 		return nil
 	}
 	began := time.Now()

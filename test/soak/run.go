@@ -258,9 +258,7 @@ func (w *world) controlPlane(verb string) error {
 	c := w.plane.Cluster
 	switch verb {
 	case script.StopAPI:
-		c.StopAPIServer()
-		w.apiUp = false
-		return nil
+		return w.stopAPI()
 	case script.Backup:
 		if err := c.Backup(ctx); err != nil {
 			return err
@@ -276,18 +274,37 @@ func (w *world) controlPlane(verb string) error {
 			return nil
 		}
 		// The proxy may have the objects before this process does.
-		w.objects, w.apiUp = *w.kept, true
+		w.objects, w.apiUp, w.blind = *w.kept, true, false
 		w.expect()
 		if err := c.Restore(ctx); err != nil {
 			return err
 		}
 		return w.answers(ctx)
 	}
-	w.apiUp = true
+	w.apiUp, w.blind = true, false
 	if err := c.StartAPIServer(ctx); err != nil {
 		return err
 	}
 	return w.answers(ctx)
+}
+
+// stopAPI ends the API server as a crash does: one that ends by itself takes its address
+// out of the Service kubernetes, which the proxy may see or not. The proxy first learns
+// what there is to know, since nobody can tell it later.
+func (w *world) stopAPI() error {
+	if !w.apiUp {
+		return nil
+	}
+	err := w.list()
+	if err == nil && w.proxy != nil {
+		err = w.awaitTables(time.Now())
+	}
+	if err != nil {
+		return err
+	}
+	w.plane.Cluster.KillAPIServer()
+	w.apiUp = false
+	return nil
 }
 
 // answers returns once the API server lists objects, which are then expected.

@@ -41,9 +41,12 @@ type world struct {
 	choice script.Event // the event World
 	plane  *controlplane.Plane
 	apiUp  bool
-	conn   *kernel.Conn // of the run, for looks and for damage
-	nft    nftcmd.Command
-	proxy  *child.Process // nil while none runs
+	// blind says that the proxy started while the API server was away, which has not come
+	// back since.
+	blind bool
+	conn  *kernel.Conn // of the run, for looks and for damage
+	nft   nftcmd.Command
+	proxy *child.Process // nil while none runs
 	// before is the process before proxy, for its log.
 	before  *child.Process
 	objects objects
@@ -202,6 +205,7 @@ func (w *world) start(binary string) error {
 		return err
 	}
 	w.before, w.proxy = w.proxy, p
+	w.blind = !w.apiUp
 	return nil
 }
 
