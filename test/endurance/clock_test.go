@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -121,7 +122,7 @@ func (d *days) publish() {
 // calmDown ends the refusals. Within ten minutes everything is in force.
 func (d *days) calmDown() {
 	d.Helper()
-	d.kernel.refusals = -1
+	d.kernel.refuseNoMore()
 	time.Sleep(10 * time.Minute)
 	synctest.Wait()
 	if d.last.Err != nil || len(d.last.Quarantined) > 0 {
@@ -135,6 +136,8 @@ func (d *days) calmDown() {
 // modelKernel is a strict model of a kernel without owners of tables. It refuses a batch now and then: as
 // a whole, or for one of its Services.
 type modelKernel struct {
+	// mu is for the race detector, which does not know the order of time in a bubble.
+	mu         sync.Mutex
 	model      *nft.Model
 	rng        *rand.Rand
 	generation uint32
@@ -143,23 +146,40 @@ type modelKernel struct {
 	refused, batches int
 }
 
+func (k *modelKernel) refuseNoMore() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.refusals = -1
+}
+
 // foreign is a transaction of another program.
 func (k *modelKernel) foreign(ops ...nft.Op) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	_ = k.model.Apply(nft.Batch{Ops: ops}) // there may be no table
 	k.generation++
 }
 
 func (k *modelKernel) Own(nft.TableID) error                 { return nil }
 func (k *modelKernel) Owned(nft.TableID) (bool, error)       { return false, nil }
-func (k *modelKernel) Generation() (uint32, error)           { return k.generation, nil }
 func (k *modelKernel) Spent() (encode, commit time.Duration) { return 0, 0 }
+
+func (k *modelKernel) Generation() (uint32, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.generation, nil
+}
 
 func (k *modelKernel) ReadTable(want *nft.Table) (*nft.Contents, error) {
 	time.Sleep(20 * time.Millisecond)
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	return k.model.Table(want.ID()), nil
 }
 
 func (k *modelKernel) Objects(id nft.TableID) (int, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	if c := k.model.Table(id); c != nil {
 		return len(c.Chains) + len(c.Sets), nil
 	}
@@ -167,6 +187,8 @@ func (k *modelKernel) Objects(id nft.TableID) (int, error) {
 }
 
 func (k *modelKernel) Apply(b nft.Batch) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	k.batches++
 	if k.refusals == 0 && k.rng.IntN(20) == 0 {
 		k.refusals = 1 + k.rng.IntN(4)
