@@ -52,11 +52,7 @@ func (d *denials) addConflicts(before, after service.Snapshot) {
 			if l.Protected != "" {
 				protected.add(fmt.Sprintf("%s: %s", l.Claim, l.Protected))
 			} else {
-				owner := after.Owners.Of(l.Claim)
-				if owner == "" || owner == c.Key { // lost with the address
-					owner = after.Owners.Of(service.Claim{Addr: l.Claim.Addr})
-				}
-				conflict.add(fmt.Sprintf("%s belongs to Service %s", l.Claim, owner))
+				conflict.add(fmt.Sprintf("%s belongs to Service %s", l.Claim, after.Owners.Over(c.Key, l.Claim)))
 			}
 		}
 		if len(conflict.Conflicts) > 0 {

@@ -187,7 +187,7 @@ func (x *explainer) sayConflict(loser service.Name, claim service.Claim, protect
 		x.remedy("give Service %s another address or port", loser)
 		return
 	}
-	owner := x.facts.Objects.Owners.Of(claim)
+	owner := x.facts.Objects.Owners.Over(loser, claim)
 	x.cause("Service %s asks for %s too and does not get it: Service %s has it, since %s", loser, claim, owner, x.whyOwner(owner, loser, claim))
 	x.remedy("give Service %s or %s another address or port", loser, owner)
 }

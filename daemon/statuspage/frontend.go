@@ -90,7 +90,7 @@ func (d *detail) meets(f frontend, c *service.Choice) cell {
 		if why := d.protected[f.claim]; why != "" {
 			return textCell("not this Service: the address and port are protected: " + string(why))
 		}
-		owner := v.snapshot.Owners.Of(f.claim)
+		owner := v.snapshot.Owners.Over(s.Name, f.claim)
 		return cell{literal("another Service: "), link(serviceURL(owner), string(owner))}
 	}
 	content := textCell(outcome(s, f.internal, c))

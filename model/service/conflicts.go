@@ -120,3 +120,12 @@ type Owners struct {
 // empty if at most one makes it. That service does not have the claim if it is among its
 // Conflicts: the claim is protected.
 func (o Owners) Of(c Claim) Name { return o.names.At(c.key()) }
+
+// Over returns the service that has what is a conflict of another one: the claim, or else
+// the address of a retained service.
+func (o Owners) Over(loser Name, c Claim) Name {
+	if owner := o.Of(c); owner != "" && owner != loser {
+		return owner
+	}
+	return o.Of(Claim{Addr: c.Addr})
+}

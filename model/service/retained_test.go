@@ -118,6 +118,11 @@ func TestRetainedLosesAddress(t *testing.T) {
 	want("alone", 0)
 	b.Set(&heir)
 	want("with the heir", all)
+	for c := range b.Snapshot().Conflicts.At(kept.Name).All() {
+		if owner := b.Snapshot().Owners.Over(kept.Name, c.Claim); owner != heir.Name {
+			t.Errorf("%s belongs to %q, want %s", c.Claim, owner, heir.Name)
+		}
+	}
 	more := kept
 	more.Ports = append(slices.Clone(kept.Ports), service.Port{Name: "more", Protocol: service.TCP, Port: 9998})
 	b.Set(&more)
