@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -28,6 +29,8 @@ type lists struct {
 	slices   *store[*discoveryv1.EndpointSlice, *sliceObject]
 	out      *service.Mailbox
 	last     service.Snapshot
+	// mu is for the race detector, which does not know the order of time in a bubble.
+	mu       sync.Mutex
 	problems []Problem
 }
 
@@ -48,7 +51,11 @@ func withLists(t *testing.T, n int, test func(l *lists)) {
 func newLists(t *testing.T, opts Options) *lists {
 	l := &lists{T: t, out: service.NewMailbox()}
 	opts.Node = "node-0"
-	opts.Report = func(p Problem) { l.problems = append(l.problems, p) }
+	opts.Report = func(p Problem) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.problems = append(l.problems, p)
+	}
 	l.Watcher = NewWatcher(opts, l.out)
 	l.services, l.slices = newServiceStore(l.Watcher), newSliceStore(l.Watcher)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -118,6 +125,8 @@ func (l *lists) service(i int) *service.Service {
 
 // took returns the problems of a type, and forgets all.
 func took[E error](l *lists) (list []E) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for _, p := range l.problems {
 		if e := *new(E); errors.As(p, &e) {
 			list = append(list, e)
