@@ -56,8 +56,9 @@ func (n *node) scrape(path string) (map[string]*dto.MetricFamily, error) {
 }
 
 // exercise has a proxy do its work until each of its metrics can have data: it probes its
-// servers, and changes the endpoints of a Service.
-func (n *node) exercise() {
+// servers, and changes the endpoints of a Service, until there is data for the time of
+// changes and for the other metrics, in both families.
+func (n *node) exercise(others ...string) {
 	n.t.Helper()
 	n.soon("the servers answer", func() error {
 		var errs []error
@@ -71,8 +72,10 @@ func (n *node) exercise() {
 	var pods []string
 	measured := func() error {
 		var errs []error
-		for _, family := range []string{"IPv4", "IPv6"} {
-			errs = append(errs, n.has(series{"kubeproxy_network_programming_duration_seconds", map[string]string{"ip_family": family}}))
+		for _, metric := range append(others, "kubeproxy_network_programming_duration_seconds") {
+			for _, family := range []string{"IPv4", "IPv6"} {
+				errs = append(errs, n.has(series{metric, map[string]string{"ip_family": family}}))
+			}
 		}
 		return errors.Join(errs...)
 	}
@@ -106,7 +109,8 @@ func TestKubeProxyMetrics(t *testing.T) {
 	n.run(exec.Command(binary, "--proxy-mode=nftables", "--hostname-override="+n.name, "--cluster-cidr="+n.clusterCIDR(),
 		"--kubeconfig="+n.plane.cluster.AdminKubeconfig(), "--conntrack-max-per-core=0", "-v=2",
 		"--healthz-bind-address="+healthAddress, "--metrics-bind-address="+metricsAddress, "--profiling"))
-	n.exercise()
+	// kube-proxy shows this one from its first partial sync on, and not each change makes one.
+	n.exercise("kubeproxy_sync_partial_proxy_rules_duration_seconds")
 	version, err := exec.Command(binary, "--version").Output()
 	n.must(err)
 	text := fmt.Sprintf("# What %skube-proxy serves in its mode nftables. Written by: NFTPROXY_CONFORMANCE=1 go test ./test/e2e -run TestKubeProxyMetrics -update\n",
