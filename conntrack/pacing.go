@@ -25,9 +25,8 @@ const (
 	// routineRest is the rest after routine passes. They find an entry only if the
 	// index misjudged a sync, or if another program changes the table or the rules.
 	routineRest = 100 * rest
-	// routineMost is the longest rest after a routine pass of some milliseconds and more:
-	// what only it finds stays no longer. Over a large table, 1 s in 5 min is 0.3 % of a
-	// core.
+	// routineMost is the longest rest after a routine pass: what only such a pass finds
+	// stays no longer. Over a large table, a pass of 1 s in 5 min is 0.3 % of a core.
 	routineMost = 5 * time.Minute
 )
 

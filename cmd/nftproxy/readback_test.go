@@ -20,14 +20,8 @@ func TestFlowsByTable(t *testing.T) {
 	seen := map[string]int{}
 	for seed := range uint64(150) {
 		rng := rand.New(rand.NewPCG(seed, 7))
-		cfg, _ := rulesettest.Config(rng)
-		node := rulesettest.Node(rng)
-		services := rulesettest.Services(rng, &node)
-		builder := service.NewBuilder(node)
+		cfg, node, services, builder := rulesettest.Cluster(rng)
 		builder.SetServiceCIDRs(rulesettest.ServiceCIDRs(rng))
-		for _, s := range services {
-			builder.Set(s)
-		}
 		snapshot := builder.Snapshot()
 		kernel := ruleset.Compile(cfg, snapshot).Model()
 
@@ -40,7 +34,7 @@ func TestFlowsByTable(t *testing.T) {
 
 		local := func(a netip.Addr) bool { return a.IsLoopback() || slices.Contains(node.HostAddresses, a) }
 		for range 200 {
-			p := rulesettest.Packet(rng, &node, services)
+			p := rulesettest.Packet(rng, node, services)
 			for _, r := range kernel.Outcomes(p, local) {
 				f := conntrack.Flow{
 					Protocol: service.Protocol(p.Protocol), Original: conntrack.Tuple{Src: p.Src, Dst: p.Dst}, Reply: conntrack.Tuple{Src: p.Dst, Dst: p.Src},

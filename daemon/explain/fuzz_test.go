@@ -25,14 +25,8 @@ func FuzzExplain(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		rng := arbitrary.Rand(data)
-		cfg, _ := rulesettest.Config(rng)
-		node := rulesettest.Node(rng)
-		services := rulesettest.Services(rng, &node)
-		b := service.NewBuilder(node)
+		cfg, node, services, b := rulesettest.Cluster(rng)
 		b.SetServiceCIDRs(rulesettest.ServiceCIDRs(rng))
-		for _, s := range services {
-			b.Set(s)
-		}
 		snapshot := b.Snapshot()
 		empty := ruleset.Compile(ruleset.Config{Table: cfg.Table}, service.Snapshot{Node: &service.Node{}})
 		facts := explain.Facts{
@@ -44,7 +38,7 @@ func FuzzExplain(f *testing.F) {
 			facts.Objects, facts.Source = &snapshot, "the objects"
 		}
 		for range 4 {
-			q := explain.Question{Packet: rulesettest.Packet(rng, &node, services), From: "somewhere"}
+			q := explain.Question{Packet: rulesettest.Packet(rng, node, services), From: "somewhere"}
 			arbitrary.Bounded(t, 512<<20, func() { checkExplanation(t, q, &facts) })
 		}
 	})

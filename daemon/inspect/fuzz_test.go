@@ -21,20 +21,14 @@ func FuzzRows(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		rng := arbitrary.Rand(data)
-		cfg, _ := rulesettest.Config(rng)
-		node := rulesettest.Node(rng)
-		services := rulesettest.Services(rng, &node)
-		b := service.NewBuilder(node)
-		for _, s := range services {
-			b.Set(s)
-		}
+		cfg, node, services, b := rulesettest.Cluster(rng)
 		empty := ruleset.Compile(ruleset.Config{Table: cfg.Table}, service.Snapshot{Node: &service.Node{}})
 		m := arbitrary.Tables(rng, ruleset.Compile(cfg, b.Snapshot()), empty)
 		arbitrary.Bounded(t, 128<<20, func() {
-			tables := inspect.NewTables(m, cfg.Table, &node)
+			tables := inspect.NewTables(m, cfg.Table, node)
 			selections := []inspect.Selection{{}}
 			for range 3 {
-				p := rulesettest.Packet(rng, &node, services)
+				p := rulesettest.Packet(rng, node, services)
 				s := inspect.Selection{Address: p.Dst.Addr(), Port: p.Dst.Port()}
 				if rng.IntN(2) == 0 {
 					s.Port = 0

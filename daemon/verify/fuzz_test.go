@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"nftproxy/daemon/verify"
-	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/arbitrary"
@@ -21,12 +20,7 @@ func FuzzCompare(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		rng := arbitrary.Rand(data)
-		cfg, _ := rulesettest.Config(rng)
-		node := rulesettest.Node(rng)
-		b := service.NewBuilder(node)
-		for _, s := range rulesettest.Services(rng, &node) {
-			b.Set(s)
-		}
+		cfg, _, _, b := rulesettest.Cluster(rng)
 		want := ruleset.Compile(cfg, b.Snapshot())
 		m := arbitrary.Tables(rng, want, want)
 		arbitrary.Bounded(t, 128<<20, func() {

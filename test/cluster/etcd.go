@@ -58,25 +58,14 @@ func (c *etcdClient) remove(ctx context.Context, key string) error {
 
 // call sends a message. If result is not nil, it fills result from the answer.
 func (c *etcdClient) call(ctx context.Context, path string, m message, result any) error {
-	body, err := json.Marshal(m)
+	answer, err := c.post(ctx, path, m)
 	if err != nil {
 		return err
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+path, bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	answer, err := c.http.Do(request)
-	if err != nil {
-		return err
-	}
-	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
+	defer answer.Close()
+	text, err := io.ReadAll(answer)
 	if err != nil {
 		return fmt.Errorf("read etcd's answer: %w", err)
-	}
-	if answer.StatusCode != http.StatusOK {
-		return fmt.Errorf("etcd answered %s: %s", answer.Status, text)
 	}
 	if result == nil {
 		return nil
@@ -85,4 +74,29 @@ func (c *etcdClient) call(ctx context.Context, path string, m message, result an
 		return fmt.Errorf("parse etcd's answer: %w", err)
 	}
 	return nil
+}
+
+// post sends a message and returns the answer, which the caller closes.
+func (c *etcdClient) post(ctx context.Context, path string, m message) (io.ReadCloser, error) {
+	body, err := json.Marshal(m)
+	if err != nil {
+		return nil, err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	answer, err := c.http.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	if answer.StatusCode == http.StatusOK {
+		return answer.Body, nil
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if err != nil {
+		return nil, fmt.Errorf("read etcd's answer: %w", err)
+	}
+	return nil, fmt.Errorf("etcd answered %s: %s", answer.Status, text)
 }

@@ -1,13 +1,10 @@
 package cluster
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"strings"
 	"time"
 
@@ -62,24 +59,12 @@ const etcdDelete = "DELETE"
 func (c *etcdClient) follow(ctx context.Context, prefix string, started func(), do func(etcdEvent) error) error {
 	end := []byte(prefix)
 	end[len(end)-1]++ // the first key behind those with the prefix
-	body, err := json.Marshal(message{"create_request": message{"key": []byte(prefix), "range_end": end}})
+	answer, err := c.post(ctx, "/v3/watch", message{"create_request": message{"key": []byte(prefix), "range_end": end}})
 	if err != nil {
 		return err
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+"/v3/watch", bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	answer, err := c.http.Do(request)
-	if err != nil {
-		return err
-	}
-	defer answer.Body.Close()
-	if answer.StatusCode != http.StatusOK {
-		text, _ := io.ReadAll(answer.Body)
-		return fmt.Errorf("etcd answered %s: %s", answer.Status, text)
-	}
-	for messages := json.NewDecoder(answer.Body); ; {
+	defer answer.Close()
+	for messages := json.NewDecoder(answer); ; {
 		var m struct {
 			Result struct {
 				Created, Canceled bool

@@ -102,6 +102,19 @@ func Services(rng *rand.Rand, node *service.Node) []*service.Service {
 	return list
 }
 
+// Cluster returns a random configuration, a node and its services, and a builder that has
+// them.
+func Cluster(rng *rand.Rand) (ruleset.Config, *service.Node, []*service.Service, *service.Builder) {
+	cfg, _ := Config(rng)
+	node := Node(rng)
+	services := Services(rng, &node)
+	b := service.NewBuilder(node)
+	for _, s := range services {
+		b.Set(s)
+	}
+	return cfg, &node, services, b
+}
+
 // onHost adds the node as an endpoint of one of the ports.
 func onHost(rng *rand.Rand, s *service.Service, node *service.Node) *service.Service {
 	next := *s
