@@ -108,7 +108,7 @@ type bench struct {
 
 func start(t *testing.T, table *slowTable) *bench {
 	b := &bench{table: table}
-	b.Cleaner = NewCleaner(table, NewIndex(Options{}), func(r Run) { b.runs = append(b.runs, r) })
+	b.Cleaner = NewCleaner(table, NewIndex(Options{}), func(r Run) { table.set(func() { b.runs = append(b.runs, r) }) })
 	b.cpu = table.cpuTime
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
@@ -122,6 +122,12 @@ func start(t *testing.T, table *slowTable) *bench {
 	t.Cleanup(b.stop)
 	synctest.Wait()
 	return b
+}
+
+// ended is how many passes have ended. A pass may be at work meanwhile.
+func (b *bench) ended() (n int) {
+	b.table.set(func() { n = len(b.runs) })
+	return n
 }
 
 // after sleeps in the bubble's time and returns the times when passes began, from t0 on.

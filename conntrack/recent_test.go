@@ -75,7 +75,7 @@ func TestRecent(t *testing.T) {
 				if c.before != nil {
 					c.before(b)
 				}
-				before := len(b.runs)
+				before := b.ended()
 				b.SyncDone(shopWith(t, 1, 3), false)
 				b.after(time.Minute, time.Now())
 				looked := slices.ContainsFunc(b.runs[before:], func(r Run) bool { return r.Lag > 0 })

@@ -331,9 +331,16 @@ func TestManyBrokenDocuments(t *testing.T) {
 			t.Errorf("no problem says %q:\n%s", want, texts)
 		}
 	}
-	_, few := read(32)
-	if _, many := read(1024); many > 100*few {
-		t.Errorf("64 documents take %v, and 2,048 take %v", few, many)
+	least := func(n int) time.Duration { // other work on the machine can only add to a reading's time
+		shortest := time.Hour
+		for range 5 {
+			_, spent := read(n)
+			shortest = min(shortest, spent)
+		}
+		return shortest
+	}
+	if few, many := least(64), least(1024); many > 64*few {
+		t.Errorf("128 documents take %v, and 2,048 take %v", few, many)
 	}
 }
 
