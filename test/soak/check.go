@@ -39,6 +39,7 @@ func (w *world) settle() error {
 	settled := time.Now()
 	w.count.settled(settled.Sub(began))
 	w.book.Settled(settled)
+	w.unsettled = []objects{w.objects.clone()}
 	if err := w.traffic.awaitFlows(settled, patience); err != nil {
 		return err
 	}

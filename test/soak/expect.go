@@ -26,12 +26,22 @@ func schemaOf(version, kind string) schema.GroupVersionKind {
 	return schema.FromAPIVersionAndKind(version, kind)
 }
 
-// expect tells the book what the objects say by now, before the API server is told.
-func (w *world) expect() { w.book.Expect(w.expectations(), time.Now()) }
+// expect tells the book what the objects say by now, before the API server is told. The
+// proxy gets Services and slices by two watches, so until the tables are settled it may have
+// those of one time with these of another.
+func (w *world) expect() {
+	now, latest := time.Now(), w.objects.clone()
+	w.book.Expect(w.expectations(latest), now)
+	for _, o := range w.unsettled {
+		w.book.Alongside(w.expectations(objects{services: latest.services, slices: o.slices}), now)
+		w.book.Alongside(w.expectations(objects{services: o.services, slices: latest.slices}), now)
+	}
+	w.unsettled = append(w.unsettled, latest)
+}
 
 // expectations are the fates of all questions. They are worked out of the objects alone,
 // by what Kubernetes says of Services, and share nothing with the proxy's own code.
-func (w *world) expectations() map[outcome.Question]outcome.Expectation {
+func (w *world) expectations(o objects) map[outcome.Question]outcome.Expectation {
 	all := map[outcome.Question]outcome.Expectation{}
 	for n := 1; n <= script.Addresses; n++ {
 		for _, protocol := range []string{testnet.TCP, testnet.UDP} {
@@ -44,18 +54,18 @@ func (w *world) expectations() map[outcome.Question]outcome.Expectation {
 					node = w.NodeAddrs.V6()
 				}
 				cluster := netip.AddrPortFrom(clusterIP(n, v6), port)
-				all[outcome.Question{Client: fromPod, Protocol: protocol, To: cluster}] = w.ofClusterIP(cluster, protocol, fromPod)
-				all[outcome.Question{Client: fromNode, Protocol: protocol, To: cluster}] = w.ofClusterIP(cluster, protocol, fromNode)
+				all[outcome.Question{Client: fromPod, Protocol: protocol, To: cluster}] = w.ofClusterIP(o, cluster, protocol, fromPod)
+				all[outcome.Question{Client: fromNode, Protocol: protocol, To: cluster}] = w.ofClusterIP(o, cluster, protocol, fromNode)
 				at := netip.AddrPortFrom(node, nodePort(n, protocol))
-				all[outcome.Question{Client: fromOutside, Protocol: protocol, To: at}] = w.ofNodePort(at, protocol)
+				all[outcome.Question{Client: fromOutside, Protocol: protocol, To: at}] = w.ofNodePort(o, at, protocol)
 			}
 		}
 	}
 	return all
 }
 
-func (w *world) ofClusterIP(to netip.AddrPort, protocol, client string) outcome.Expectation {
-	for _, s := range w.objects.services {
+func (w *world) ofClusterIP(o objects, to netip.AddrPort, protocol, client string) outcome.Expectation {
+	for _, s := range o.services {
 		if !slices.Contains(s.Spec.ClusterIPs, to.Addr().String()) {
 			continue
 		}
@@ -64,7 +74,7 @@ func (w *world) ofClusterIP(to netip.AddrPort, protocol, client string) outcome.
 			return refusal(protocol)
 		}
 		local := s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal
-		e := w.ofEndpoints(s, port, to.Addr().Is6(), local)
+		e := w.ofEndpoints(o, s, port, to.Addr().Is6(), local)
 		if client == fromPod {
 			e.Source = outcome.Kept
 			if w.choice.Get("masquerade-all") == "yes" {
@@ -76,14 +86,14 @@ func (w *world) ofClusterIP(to netip.AddrPort, protocol, client string) outcome.
 	return outcome.Expectation{}
 }
 
-func (w *world) ofNodePort(to netip.AddrPort, protocol string) outcome.Expectation {
-	for _, s := range w.objects.services {
+func (w *world) ofNodePort(o objects, to netip.AddrPort, protocol string) outcome.Expectation {
+	for _, s := range o.services {
 		port := portOf(s, protocol)
 		if port == nil || uint16(port.NodePort) != to.Port() || !inFamily(s, to.Addr().Is6()) {
 			continue
 		}
 		local := s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
-		e := w.ofEndpoints(s, port, to.Addr().Is6(), local)
+		e := w.ofEndpoints(o, s, port, to.Addr().Is6(), local)
 		e.Source = outcome.Masqueraded
 		if local {
 			e.Source = outcome.Kept
@@ -117,12 +127,12 @@ func refusal(protocol string) outcome.Expectation {
 
 // ofEndpoints is the fate of connections to a Service port of one family. With local, only
 // endpoints on the node get some.
-func (w *world) ofEndpoints(s *corev1.Service, port *corev1.ServicePort, v6, local bool) outcome.Expectation {
+func (w *world) ofEndpoints(o objects, s *corev1.Service, port *corev1.ServicePort, v6, local bool) outcome.Expectation {
 	protocol := strings.ToLower(string(port.Protocol))
 	e := outcome.Expectation{Local: local, Service: s.Name}
 	var ready, terminating []string
 	usable := 0 // on any node
-	slice := w.sliceOf(s, v6)
+	slice := o.sliceOf(s, v6)
 	for _, endpoint := range slice.Endpoints {
 		// The slice's port counts: a Service that moved may have another one by now.
 		id := podID(w.podAt(endpoint.Addresses[0]), uint16(*slice.Ports[0].Port))
@@ -160,12 +170,12 @@ func (w *world) ofEndpoints(s *corev1.Service, port *corev1.ServicePort, v6, loc
 	return e
 }
 
-func (w *world) sliceOf(s *corev1.Service, v6 bool) *discoveryv1.EndpointSlice {
+func (o objects) sliceOf(s *corev1.Service, v6 bool) *discoveryv1.EndpointSlice {
 	name := s.Name + "-4"
 	if v6 {
 		name = s.Name + "-6"
 	}
-	if slice := w.objects.slices[name]; slice != nil {
+	if slice := o.slices[name]; slice != nil {
 		return slice
 	}
 	return &discoveryv1.EndpointSlice{}

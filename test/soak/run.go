@@ -266,7 +266,7 @@ func (w *world) controlPlane(verb string) error {
 		if err := w.answers(ctx); err != nil {
 			return err
 		}
-		kept := w.objects
+		kept := w.objects.clone()
 		w.kept = &kept
 		return nil
 	case script.Restore:
@@ -274,7 +274,7 @@ func (w *world) controlPlane(verb string) error {
 			return nil
 		}
 		// The proxy may have the objects before this process does.
-		w.objects, w.apiUp, w.blind = *w.kept, true, false
+		w.objects, w.apiUp, w.blind = w.kept.clone(), true, false
 		w.expect()
 		if err := c.Restore(ctx); err != nil {
 			return err

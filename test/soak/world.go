@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"os/exec"
 	"path/filepath"
@@ -52,6 +53,9 @@ type world struct {
 	objects objects
 	// kept are the objects of the last backup; nil before.
 	kept *objects
+	// unsettled are the objects that the proxy may have: those that the tables were last seen
+	// to have, and all since.
+	unsettled []objects
 	// others are the tables of other programs, by name, as they were listed.
 	others  map[string]string
 	book    *outcome.Book
@@ -290,6 +294,12 @@ type objects struct {
 	slices   map[string]*discoveryv1.EndpointSlice
 	// all is everything that the proxy reads, as a manifest.
 	all []byte
+}
+
+// clone is a copy that later changes leave as it is.
+func (o objects) clone() objects {
+	o.services, o.slices = maps.Clone(o.services), maps.Clone(o.slices)
+	return o
 }
 
 func newObjects() objects {

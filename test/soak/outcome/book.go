@@ -51,6 +51,19 @@ func (b *Book) Expect(all map[Question]Expectation, now time.Time) {
 	}
 }
 
+// Alongside says what may be true too until Settled, besides what Expect said last.
+func (b *Book) Alongside(all map[Question]Expectation, now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for q, e := range all {
+		list := b.versions[q]
+		known := slices.ContainsFunc(list, func(v version) bool { return v.until.IsZero() && v.equal(e) })
+		if last := len(list) - 1; last >= 0 && !known {
+			b.versions[q] = slices.Insert(list, last, version{Expectation: e, from: now})
+		}
+	}
+}
+
 // Damage says that somebody may change the rules from now on.
 func (b *Book) Damage(cause string, now time.Time) {
 	b.mu.Lock()

@@ -75,6 +75,31 @@ func TestJudge(t *testing.T) {
 	}
 }
 
+// TestAlongside: what the proxy may make of two watches is right until the tables are
+// settled, and nothing is expected because of it.
+func TestAlongside(t *testing.T) {
+	b := outcome.NewBook()
+	expect(b, served("a"), 0)
+	b.Settled(at(1))
+	expect(b, served("b"), 10)
+	for range 2 {
+		b.Alongside(map[outcome.Question]outcome.Expectation{question(): served("c")}, at(10))
+	}
+	if now := b.Now(question()); now.Pods[0] != "b" {
+		t.Errorf("%v is expected, want b", now.Pods)
+	}
+	b.Settled(at(20))
+	for _, test := range []struct {
+		pod   string
+		when  int
+		right bool
+	}{{"c", 5, false}, {"c", 15, true}, {"a", 15, true}, {"b", 15, true}, {"c", 25, false}, {"b", 25, true}} {
+		if v := b.Judge(question(), by(test.pod), at(test.when), at(test.when)); (v.Wrong == "") != test.right {
+			t.Errorf("%s at %d s: %q", test.pod, test.when, v.Wrong)
+		}
+	}
+}
+
 // TestFlowWithoutReason: an open flow must stay with a pod that goes on serving, even if
 // new connections go elsewhere.
 func TestFlowWithoutReason(t *testing.T) {
