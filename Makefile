@@ -3,7 +3,7 @@ GO ?= go
 
 ARCHES ?= amd64 arm64
 
-.PHONY: help build image test test-short golden conformance takeover demo bench bench-quick bench-stages cluster cluster-migrate cluster-down realcluster lint clean
+.PHONY: help build image test test-short golden conformance takeover demo bench bench-quick bench-node bench-stages cluster cluster-migrate cluster-down realcluster lint clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -103,6 +103,11 @@ bench-quick: build ## the same at the smallest size, in a few minutes
 	hack/build-tools.sh
 	hack/build-tools.sh kube-proxy$(if $(filter-out 1.37,$(KUBE_PROXY)),-$(KUBE_PROXY))
 	$(GO) run ./bench --quick
+
+bench-node: build ## measure what a node pays beside kube-proxy: CPU of changes, start, memory; adds to docs/bench, or to OUT=directory; 10 min, as root
+	hack/build-tools.sh
+	hack/build-tools.sh kube-proxy$(if $(filter-out 1.37,$(KUBE_PROXY)),-$(KUBE_PROXY))
+	$(GO) run ./bench --only node --add --proxy nftproxy --proxy "kube-proxy nftables" $(if $(OUT),--out $(OUT))
 
 bench-stages: ## benchmark each stage (decoding, compile, plan, encode, apply, dump), with allocations
 	$(GO) test -run '^$$' -bench . -benchmem ./model/treap ./model/service ./watch ./nft/ruleset ./nft/kernel ./daemon/affinity ./conntrack

@@ -74,7 +74,7 @@ func newCommand() *cobra.Command {
 	f := cmd.Flags()
 	f.BoolVar(&o.quick, "quick", false, "the smallest size and few samples: a few minutes")
 	f.DurationVar(&o.limit, "limit", 3*time.Minute, "how long one cell may take; what takes longer is stopped and reported as more than that")
-	f.StringVar(&o.only, "only", "", "one part: control, data or flows (default all)")
+	f.StringVar(&o.only, "only", "", "one part: control, data, flows or node (default all)")
 	f.StringSliceVar(&o.sizes, "size", nil, `control plane: Services x endpoints of each, such as 1000x10 or "5000x20 LB" (default all)`)
 	f.IntSliceVar(&o.services, "services", nil, "data plane: numbers of Services (default all)")
 	f.StringVar(&o.out, "out", "", "directory for the JSON and the pictures (default docs/bench; of a quick run bin/bench)")
@@ -134,6 +134,10 @@ func (o *options) parts(log io.Writer) ([]part, error) {
 	if err != nil {
 		return nil, err
 	}
+	node, err := o.node(log)
+	if err != nil {
+		return nil, err
+	}
 	dataPlane, err := o.dataPlane(log)
 	if err != nil {
 		return nil, err
@@ -143,13 +147,13 @@ func (o *options) parts(log io.Writer) ([]part, error) {
 		return nil, err
 	}
 	var parts []part
-	for _, p := range []part{dataPlane, flows, controlPlane} {
+	for _, p := range []part{dataPlane, flows, controlPlane, node} {
 		if o.only == "" || o.only == p.name {
 			parts = append(parts, p)
 		}
 	}
 	if len(parts) == 0 {
-		return nil, fmt.Errorf("--only: %q: want control, data or flows", o.only)
+		return nil, fmt.Errorf("--only: %q: want control, data, flows or node", o.only)
 	}
 	return parts, nil
 }
@@ -169,15 +173,38 @@ func (o *options) controlPlane(log io.Writer) (part, error) {
 			sizes = []string{result.Small}
 		}
 	}
+	return p.control(c, sizes)
+}
+
+// node is what a node pays: at the size that most targets name.
+func (o *options) node(log io.Writer) (part, error) {
+	c := control.Config{Setup: o.setup(log), Samples: control.Full(), Node: true}
+	p := part{name: "node"}
+	sizes := o.sizes
+	if len(sizes) == 0 {
+		sizes = []string{result.Usual}
+	}
+	if o.quick {
+		c.Samples, p.leftOut = control.Quick(), []string{"node: all rates with kube-proxy; nftproxy goes through 10 s of each instead of 30"}
+		if len(o.sizes) == 0 {
+			sizes = []string{result.Small}
+		}
+	}
+	return p.control(c, sizes)
+}
+
+// control makes it a part that package control measures, at sizes by their names, or at
+// those of the configuration.
+func (p part) control(c control.Config, sizes []string) (part, error) {
 	if len(sizes) > 0 {
 		c.Sizes = nil
-		for _, text := range sizes {
-			s, err := control.Find(text)
-			if err != nil {
-				return p, fmt.Errorf("--size: %w", err)
-			}
-			c.Sizes = append(c.Sizes, s)
+	}
+	for _, text := range sizes {
+		s, err := control.Find(text)
+		if err != nil {
+			return p, fmt.Errorf("--size: %w", err)
 		}
+		c.Sizes = append(c.Sizes, s)
 	}
 	p.cells = c.Cells()
 	p.run = func(ctx context.Context, r *recorder) error { return control.Run(ctx, c, r) }

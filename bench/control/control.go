@@ -23,6 +23,8 @@ type Config struct {
 	proxies.Setup
 	Sizes   []Size
 	Samples Samples
+	// Node asks what a node pays, in place of what a change costs.
+	Node bool
 }
 
 // Samples says how much to measure of each question.
@@ -48,6 +50,9 @@ type Samples struct {
 	// it no more starts are made. At least one change and one start are made, whatever
 	// they take.
 	Budget time.Duration
+	// Node is how long a proxy is at rest, and how long changes come at each rate, where
+	// the question is what a node pays.
+	Node time.Duration
 }
 
 // Full is what a whole run measures.
@@ -55,12 +60,13 @@ func Full() Samples {
 	return Samples{
 		Starts: 3, Changes: 200, Others: 100, SlowChanges: 20, SlowOthers: 10,
 		Churn: time.Minute, SlowChurn: time.Minute, ShortChurn: 20 * time.Second, Drain: 30 * time.Second, Budget: 30 * time.Second,
+		Node: result.NodeTime,
 	}
 }
 
 // Quick is a run of a minute or two at the smallest size.
 func Quick() Samples {
-	return Samples{Starts: 1, Changes: 50, Others: 20, SlowChanges: 3, SlowOthers: 2, Churn: 10 * time.Second, Budget: 10 * time.Second}
+	return Samples{Starts: 1, Changes: 50, Others: 20, SlowChanges: 3, SlowOthers: 2, Churn: 10 * time.Second, Budget: 10 * time.Second, Node: 10 * time.Second}
 }
 
 // LeftOut says what a quick run leaves out.
@@ -82,10 +88,12 @@ func LeftOut() []string {
 func (c Config) Cells() int {
 	n := 0
 	for _, s := range c.Sizes {
-		n += len(nftQuestions()) + len(bareQuestions())
+		for _, l := range (&run{Config: c}).limitSteps() {
+			n += len(l.questions)
+		}
 		for _, name := range append([]string{result.NFTProxy}, result.KubeProxies()...) {
 			if c.Wants(name) && (name == result.NFTProxy || !s.OursOnly) {
-				n += len(proxyQuestions(name))
+				n += len(c.proxyQuestions(name))
 			}
 		}
 	}

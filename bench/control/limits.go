@@ -27,6 +27,20 @@ func nftQuestions() []string {
 
 func bareQuestions() []string { return append([]string{result.FirstProgram}, insideQuestions()...) }
 
+// limit is a measurement without a proxy.
+type limit struct {
+	name      string
+	questions []string
+	measure   func(context.Context, *programs, *answers) error
+}
+
+func (r *run) limitSteps() []limit {
+	if r.Node {
+		return []limit{{result.BareNetlink, []string{result.NodeFloor}, r.startFloor}}
+	}
+	return []limit{{result.NFTCommand, nftQuestions(), r.nftCommand}, {result.BareNetlink, bareQuestions(), r.bare}}
+}
+
 // limits measures the nft command and the bare kernel, with nftproxy's own programs.
 func (r *run) limits(ctx context.Context) error {
 	r.doing("nft and bare netlink", "programs")
@@ -34,14 +48,7 @@ func (r *run) limits(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, l := range []struct {
-		name      string
-		questions []string
-		measure   func(context.Context, *programs, *answers) error
-	}{
-		{result.NFTCommand, nftQuestions(), r.nftCommand},
-		{result.BareNetlink, bareQuestions(), r.bare},
-	} {
+	for _, l := range r.limitSteps() {
 		r.doing(l.name, "first program and changes")
 		a := &answers{run: r, who: l.name}
 		err := l.measure(ctx, p, a)
@@ -56,40 +63,62 @@ func (r *run) limits(ctx context.Context) error {
 // bareStarts is how often the bare kernel loads the first program.
 const bareStarts = 5
 
-func (r *run) bare(ctx context.Context, p *programs, a *answers) error {
+// bareNode is a network namespace with a socket for batches.
+type bareNode struct {
+	ns     *testnet.Namespace
+	socket *bareSocket
+}
+
+// loadBare loads a whole program into a namespace of its own. took is the kernel's time.
+func loadBare(whole encoded) (node bareNode, took time.Duration, err error) {
+	if node.ns, err = testnet.New("bare"); err != nil {
+		return node, 0, err
+	}
+	if node.socket, err = dialBare(node.ns.Fd(), len(whole[0])); err != nil {
+		return node, 0, joinClose(err, node.ns.Close)
+	}
+	if took, err = node.socket.send(whole); err != nil {
+		err = joinClose(err, node.close)
+	}
+	return node, took, err
+}
+
+func (n bareNode) close() error { return errors.Join(n.socket.close(), n.ns.Close()) }
+
+// loadsBare loads a whole program several times. It returns the times in seconds, and the
+// last node.
+func loadsBare(whole encoded) (node bareNode, took []float64, err error) {
+	for n := range bareStarts {
+		if n > 0 {
+			if err := node.close(); err != nil {
+				return node, nil, err
+			}
+		}
+		var d time.Duration
+		if node, d, err = loadBare(whole); err != nil {
+			return node, nil, err
+		}
+		took = append(took, d.Seconds())
+	}
+	return node, took, nil
+}
+
+func (r *run) bare(ctx context.Context, p *programs, a *answers) (err error) {
 	whole, err := encode(load(p.whole))
 	if err != nil {
 		return err
 	}
-	var took []float64
-	var socket *bareSocket
-	var ns *testnet.Namespace
-	for n := range bareStarts {
-		if ns, err = testnet.New("bare"); err != nil {
-			return err
-		}
-		defer ns.Close()
-		if socket, err = dialBare(ns.Fd(), len(whole[0])); err != nil {
-			return err
-		}
-		defer socket.close()
-		d, err := socket.send(whole)
-		if err != nil {
-			return err
-		}
-		took = append(took, d.Seconds())
-		if n+1 < bareStarts {
-			if err := errors.Join(socket.close(), ns.Close()); err != nil {
-				return err
-			}
-		}
+	node, took, err := loadsBare(whole)
+	if err != nil {
+		return err
 	}
+	defer func() { err = joinClose(err, node.close) }()
 	c := medianCell(r.cell(result.FirstProgram, result.BareNetlink, "s"), took, nil)
 	c.Values["MB"] = float64(len(whole[0])) / 1e6
 	a.answer(c)
-	return a.swaps(ctx, p, ns, r.Samples.Others, func(b nft.Batch) (timed, error) {
+	return a.swaps(ctx, p, node.ns, r.Samples.Others, func(b nft.Batch) (timed, error) {
 		e, err := encode(b)
-		return func() (time.Duration, error) { return socket.send(e) }, err
+		return func() (time.Duration, error) { return node.socket.send(e) }, err
 	})
 }
 

@@ -53,16 +53,31 @@ func (m *meter) stopNow() {
 	m.done.Wait()
 }
 
+// The fields of proc_pid_status(5) for the most resident memory so far, and that of now.
+const (
+	highWater = "VmHWM:"
+	resident  = "VmRSS:"
+)
+
 // sample adds up the most memory that each present process has had so far.
 func (m *meter) sample() {
-	sum := highWater(m.pid)
-	for _, pid := range descendants(m.pid) {
-		sum += highWater(pid)
-	}
+	sum := m.memory(highWater)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.peak = max(m.peak, sum)
 }
+
+// memory adds up a field of each present process, in bytes.
+func (m *meter) memory(field string) int64 {
+	sum := statusBytes(m.pid, field)
+	for _, pid := range descendants(m.pid) {
+		sum += statusBytes(pid, field)
+	}
+	return sum
+}
+
+// residentMB is the resident memory of now, in MB (10^6 bytes).
+func (m *meter) residentMB() float64 { return float64(m.memory(resident)) / 1e6 }
 
 // peakMB is the largest sum so far, in MB (10^6 bytes).
 func (m *meter) peakMB() float64 {
@@ -71,16 +86,15 @@ func (m *meter) peakMB() float64 {
 	return float64(m.peak) / 1e6
 }
 
-// highWater returns the most memory that a process has had, in bytes; 0 if the process
-// has gone.
-func highWater(pid int) int64 {
+// statusBytes returns a field of a process's status, in bytes; 0 if the process has gone.
+func statusBytes(pid int, field string) int64 {
 	file, err := os.Open(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return 0
 	}
 	defer file.Close()
 	for lines := bufio.NewScanner(file); lines.Scan(); {
-		if rest, found := strings.CutPrefix(lines.Text(), "VmHWM:"); found {
+		if rest, found := strings.CutPrefix(lines.Text(), field); found {
 			kilobytes, _ := strconv.ParseInt(strings.Fields(rest)[0], 10, 64)
 			return kilobytes << 10
 		}

@@ -30,8 +30,8 @@ func (r *recorded) Put(c result.Cell) {
 func (r *recorded) Doing(string)           {}
 func (r *recorded) Version(string, string) {}
 
-// TestRun: at a tiny size the run puts every announced cell once, with a figure. The test
-// does not judge the figures.
+// TestRun: at a tiny size the run puts every announced cell once, with a figure, and so
+// does the run that asks what a node pays. The test does not judge the figures.
 func TestRun(t *testing.T) {
 	controlplanetest.Require(t)
 	binary := filepath.Join(t.TempDir(), "nftproxy")
@@ -43,23 +43,25 @@ func TestRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	size.OursOnly = true
-	c := Config{
-		Setup: proxies.Setup{NFTProxy: binary, Limit: time.Minute, Log: os.Stderr}, Sizes: []Size{size},
-		Samples: Samples{Starts: 2, Changes: 5, Others: 4, Churn: time.Second, Budget: time.Minute},
-	}
-	var sink recorded
-	if err := Run(t.Context(), c, &sink); err != nil {
-		t.Fatal(err)
-	}
-	if want := c.Cells(); sink.puts != want || len(sink.report.Cells) != want {
-		t.Errorf("%d cells, put %d times; %d were announced", len(sink.report.Cells), sink.puts, want)
-	}
-	for _, cell := range sink.report.Cells {
-		if cell.Question == result.KernelMemory {
-			continue // so few objects take no memory that shows
+	for _, node := range []bool{false, true} {
+		c := Config{
+			Setup: proxies.Setup{NFTProxy: binary, Limit: time.Minute, Log: os.Stderr}, Sizes: []Size{size}, Node: node,
+			Samples: Samples{Starts: 2, Changes: 5, Others: 4, Churn: time.Second, Budget: time.Minute, Node: time.Second},
 		}
-		if v, found := cell.Main(); cell.Failed != "" || cell.Over || !found || v <= 0 {
-			t.Errorf("%+v", cell)
+		var sink recorded
+		if err := Run(t.Context(), c, &sink); err != nil {
+			t.Fatal(err)
+		}
+		if want := c.Cells(); sink.puts != want || len(sink.report.Cells) != want {
+			t.Errorf("%d cells, put %d times; %d were announced", len(sink.report.Cells), sink.puts, want)
+		}
+		for _, cell := range sink.report.Cells {
+			if cell.Question == result.KernelMemory {
+				continue // so few objects take no memory that shows
+			}
+			if v, found := cell.Main(); cell.Failed != "" || cell.Over || !found || v <= 0 {
+				t.Errorf("%+v", cell)
+			}
 		}
 	}
 }

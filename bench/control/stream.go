@@ -254,51 +254,23 @@ func (s *subject) churn1000(ctx context.Context) error {
 
 // churn replaces endpoints at a constant rate.
 func (s *subject) churn(ctx context.Context, rate float64, write update, lagQuestion, cpuQuestion string) error {
-	if err := s.listen(); err != nil {
-		return err
-	}
-	if err := pause(ctx, s.rest); err != nil {
-		return err
-	}
 	going, patience := s.churnTime(s.Ours), s.drain(s.Ours)
-	list := s.world.replacementsAt(s.world.scattered(int(rate * going.Seconds())))
-	mark := s.process.Mark()
-	before, err := s.meter.settledCPU(ctx)
-	if err != nil {
-		return err
-	}
-	start := time.Now()
-	// If the rate cannot be kept, the writes have somewhat longer.
-	limited, cancel := context.WithTimeout(ctx, going+min(going, patience))
-	err = s.stream(limited, list, rate, write)
-	cancel()
-	if err != nil && (ctx.Err() != nil || limited.Err() == nil) {
-		return err
-	}
-	wrote := time.Since(start)
-	limited, cancel = context.WithTimeout(ctx, patience)
-	out := s.collect(limited, list)
-	cancel()
-	s.monitor.Forget()
-	if s.process.Ended() {
-		return fmt.Errorf("%w: %v", child.ErrEnded, s.process.Err())
-	}
-	used, err := s.meter.settledCPU(ctx)
+	f, err := s.flow(ctx, rate, going, patience, write)
 	if err != nil {
 		return err
 	}
 	lag := s.cell(lagQuestion, s.Name, "ms")
-	lag.Values, lag.Over = out.values(wrote, s.batches(mark)), out.missing > 0
+	lag.Values, lag.Over = f.values(), f.missing > 0
 	share := s.cell(cpuQuestion, s.Name, "cores")
 	// The divisor is the time in which changes were made: later work was caused in that
 	// time.
-	share.Values = map[string]float64{result.Value: (used - before).Seconds() / wrote.Seconds()}
+	share.Values = map[string]float64{result.Value: f.cpu.Seconds() / f.wrote.Seconds()}
 	var notes []string
 	if going < s.Samples.Churn {
 		notes = append(notes, fmt.Sprintf("%v of changes", going))
 	}
-	if out.missing > 0 {
-		notes = append(notes, fmt.Sprintf("%d of %d had not arrived %v after the last one was written", out.missing, len(out.lags), patience))
+	if f.missing > 0 {
+		notes = append(notes, fmt.Sprintf("%d of %d had not arrived %v after the last one was written", f.missing, len(f.lags), patience))
 	}
 	lag.Note = strings.Join(notes, "; ")
 	share.Note = lag.Note
@@ -307,13 +279,58 @@ func (s *subject) churn(ctx context.Context, rate float64, write update, lagQues
 	return nil
 }
 
-// values are the values of the cell about lag. Writing took the given time.
-func (out outcome) values(wrote time.Duration, batches int) map[string]float64 {
-	values := result.Quantiles(out.lags)
+// flow is what became of a stream at a constant rate.
+type flow struct {
+	outcome
+	// wrote is how long the writing took, cpu the CPU time of the proxy until the last
+	// change had arrived, or was given up, and batches its writes to the kernel.
+	wrote, cpu time.Duration
+	batches    int
+}
+
+// flow replaces endpoints at a constant rate for as long as going, and then waits for
+// outstanding ones with patience.
+func (s *subject) flow(ctx context.Context, rate float64, going, patience time.Duration, write update) (f flow, err error) {
+	if err := s.listen(); err != nil {
+		return f, err
+	}
+	if err := pause(ctx, s.rest); err != nil {
+		return f, err
+	}
+	list := s.world.replacementsAt(s.world.scattered(int(rate * going.Seconds())))
+	mark := s.process.Mark()
+	before, err := s.meter.settledCPU(ctx)
+	if err != nil {
+		return f, err
+	}
+	start := time.Now()
+	// If the rate cannot be kept, the writes have somewhat longer.
+	limited, cancel := context.WithTimeout(ctx, going+min(going, patience))
+	err = s.stream(limited, list, rate, write)
+	cancel()
+	if err != nil && (ctx.Err() != nil || limited.Err() == nil) {
+		return f, err
+	}
+	f.wrote = time.Since(start)
+	limited, cancel = context.WithTimeout(ctx, patience)
+	f.outcome = s.collect(limited, list)
+	cancel()
+	s.monitor.Forget()
+	if s.process.Ended() {
+		return f, fmt.Errorf("%w: %v", child.ErrEnded, s.process.Err())
+	}
+	after, err := s.meter.settledCPU(ctx)
+	f.cpu, f.batches = after-before, s.batches(mark)
+	return f, err
+}
+
+// values are the values of the cell about lag.
+func (f flow) values() map[string]float64 {
+	values := result.Quantiles(f.lags)
 	if values == nil {
 		values = map[string]float64{}
 	}
-	values[result.WritesASecond] = float64(len(out.lags)) / wrote.Seconds()
-	values["batches a second"] = float64(batches) / wrote.Seconds()
+	values[result.WritesASecond] = float64(len(f.lags)) / f.wrote.Seconds()
+	values["batches a second"] = float64(f.batches) / f.wrote.Seconds()
 	return values
 }

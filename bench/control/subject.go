@@ -51,13 +51,17 @@ func (s *subject) steps() []step {
 
 // asked leaves out the steps that the proxy cannot answer, or that this run does not ask.
 func (s *subject) asked() []step {
-	return slices.DeleteFunc(s.steps(), func(st step) bool { return st.slow && (s.Silent || s.churnTime(s.Ours) == 0) })
+	steps := s.steps
+	if s.Node {
+		steps = s.nodeSteps
+	}
+	return slices.DeleteFunc(steps(), func(st step) bool { return st.slow && (s.Silent || s.churnTime(s.Ours) == 0) })
 }
 
 // proxyQuestions lists what a whole run asks of a proxy.
-func proxyQuestions(name string) []string {
+func (c Config) proxyQuestions(name string) []string {
 	p := proxies.Proxy{Name: name, Ours: name == result.NFTProxy, Silent: proxies.Silent(name)}
-	s := &subject{run: &run{Config: Config{Samples: Full()}}, backend: backend{Proxy: p}}
+	s := &subject{run: &run{Config: Config{Samples: Full(), Node: c.Node}}, backend: backend{Proxy: p}}
 	var questions []string
 	for _, st := range s.asked() {
 		questions = append(questions, s.of(st)...)

@@ -1,6 +1,10 @@
 package result
 
-import "strings"
+import (
+	"fmt"
+	"strings"
+	"time"
+)
 
 // The questions about the control plane.
 const (
@@ -25,6 +29,28 @@ const (
 	Churn100CPU     = "100 endpoint changes a second, CPU"
 	Churn1000CPU    = "1,000 endpoint changes a second, CPU"
 )
+
+// The questions about what a node pays, beside FirstProgram, StartToProgram and
+// FirstProgramCPU.
+const (
+	NodeMemory = "memory at rest"
+	NodeFloor  = "fetch and commit alone"
+	nodeCPU    = "CPU of a node in 30 s"
+)
+
+// NodeTime is how long a node is at rest, or has changes at one rate.
+const NodeTime = 30 * time.Second
+
+// NodeRates are the numbers of changes a second that a node goes through.
+func NodeRates() []int { return []int{2, 20, 100} }
+
+// NodeCPU is the question for the CPU time of a node at a number of changes a second.
+func NodeCPU(rate int) string {
+	if rate == 0 {
+		return nodeCPU + ", at rest"
+	}
+	return fmt.Sprintf("%s, %d changes a second", nodeCPU, rate)
+}
 
 // The questions about the data plane. ConnectionSetup is asked for several ways to a
 // Service. Each is a question of its own: ConnectionSetup + ", " + way.
@@ -75,6 +101,9 @@ func Asked() []Question {
 		{StaleFlowsSeen, "the same from the request to the API server"},
 		{StaleFlowsCPU, "of the process and its children, from the first change until no flow leads to an endpoint that has gone"},
 		{PeakMemory, "resident, of the process and the children that it had at the same time, up to the first program and through one-endpoint changes"},
+		{NodeFloor, "both lists from the API server as protobuf, not decoded, and then the kernel's commit of the program; the medians of five"},
+		{NodeMemory, "resident, of the process and its children, 30 s after the first program; and the most until then"},
+		{nodeCPU, "of the process and its children, while single endpoints of Services all over the cluster are replaced through the API server"},
 		{KernelMemory, "what the kernel got back (unreclaimable slab, vmalloc, per-CPU) when the tables were deleted"},
 	}
 }
