@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"bytes"
 	"encoding/json"
 	"math/rand/v2"
 	"strings"
@@ -44,17 +45,29 @@ func decode(data []byte, into message) bool {
 // or JSON.
 type fuzzedObjects [7][]byte
 
-// events returns a function for each object that decodes. It sets the object in an index.
+// events returns a function for each object that decodes. It sets the object in an index. Of
+// Services with one name, and of slices, only the first counts: they are one object at
+// different times, and the order of its events does count.
 func (o *fuzzedObjects) events() (set, remove []func(*index)) {
+	type object struct {
+		service bool
+		name    service.Name
+	}
+	seen := map[object]bool{}
+	first := func(o object) bool {
+		again := seen[o]
+		seen[o] = true
+		return !again
+	}
 	for i, data := range o {
 		switch {
 		case i < 2:
-			if s := new(corev1.Service); decode(data, s) {
+			if s := new(corev1.Service); decode(data, s) && first(object{true, service.NewName(s.Namespace, s.Name)}) {
 				set = append(set, func(ix *index) { ix.setService(convertService(s)) })
 				remove = append(remove, func(ix *index) { ix.deleteService(service.NewName(s.Namespace, s.Name)) })
 			}
 		case i < 5:
-			if s := new(discoveryv1.EndpointSlice); decode(data, s) {
+			if s := new(discoveryv1.EndpointSlice); decode(data, s) && first(object{false, service.NewName(s.Namespace, s.Name)}) {
 				if _, owned := s.Labels[discoveryv1.LabelServiceName]; owned && checkName(s.Labels[discoveryv1.LabelServiceName]) != nil {
 					continue
 				}
@@ -122,7 +135,9 @@ func fuzzedSeeds(t testing.TB) []fuzzedObjects {
 		o[6] = marshal(&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16", "fd00:96::/108"}}})
 		seeds = append(seeds, o)
 	}
-	return append(seeds, fuzzedObjects{
+	twice := seeds[0] // one Service at two times
+	twice[1] = bytes.Replace(twice[0], []byte("198.51.100.2"), []byte("198.51.100.9"), 1)
+	return append(seeds, twice, fuzzedObjects{
 		[]byte(`{"metadata":{"name":"svc-0","namespace":"default"},"spec":{"clusterIP":"010.096.0.1","clusterIPs":["10.96.0.1","fd00:96::1"],"ipFamilies":["IPv4","IPv6"],"ports":[{"name":"a","port":80},{"name":"b","port":70000}]}}`),
 		nil,
 		[]byte(`{"metadata":{"name":"slice-0","namespace":"default","labels":{"kubernetes.io/service-name":"svc-0"}},"addressType":"IPv6","ports":[{"name":"a","port":8080},{"port":1}],"endpoints":[{"addresses":["fd00:1::1"],"nodeName":"node-0"},{"addresses":["::ffff:10.0.0.1"]}]}`),
