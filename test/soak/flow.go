@@ -87,7 +87,10 @@ func (f *flow) stayUDP(ctx context.Context, q outcome.Question) {
 	}
 	defer d.conn.Close()
 	defer f.note(q, false, outcome.Answer{}, time.Time{})
+	// The flow has not followed before it had its first answer.
+	f.note(q, true, outcome.Answer{}, time.Time{})
 	was, served := "", time.Now()
+	var unanswered time.Time // when the first datagram since the last answer was sent
 	for n := 0; ctx.Err() == nil; n++ {
 		a, sent, again, err := d.ask(shortest, 1, nil)
 		if f.t.ctx.Err() != nil {
@@ -102,13 +105,18 @@ func (f *flow) stayUDP(ctx context.Context, q outcome.Question) {
 			f.t.w.count.add("open flows given up, for the machine was too slow")
 			return
 		}
+		if unanswered.IsZero() {
+			unanswered = sent
+		}
 		a.Open, a.Was = n > 0, was
 		if a.Kind == outcome.Silent && f.t.w.book.Now(q).Fate == outcome.Served && now.Sub(served) < longest {
 			// Late, or lost in the moment between two programs.
 			f.t.w.count.add("datagrams of open flows sent again")
 			continue
 		}
-		v := f.t.w.book.Judge(q, a, since(a, sent, served), now)
+		// A datagram whose answer was lost has made the kernel's entry, which keeps its pod.
+		v := f.t.w.book.Judge(q, a, since(a, unanswered, served), now)
+		unanswered = time.Time{}
 		f.t.w.count.message(a, v, again)
 		if v.Wrong != "" {
 			f.t.fail("an open flow went wrong: %s", v.Wrong)
