@@ -64,8 +64,11 @@ type AddChain struct {
 	Chain *Chain
 }
 
-// FlushChain removes all rules of the chain, or with an empty name those of all chains
-// of the table.
+// FlushTable removes all rules of all chains of the table.
+type FlushTable struct{ Table TableID }
+
+// FlushChain removes all rules of the chain. Its name may be empty: the kernel (Linux 6.18)
+// lets another process create such a chain.
 type FlushChain struct {
 	Table TableID
 	Chain string
@@ -139,13 +142,11 @@ func (o AddChain) Text() string {
 	return fmt.Sprintf("add chain %s %s%s\n", o.Table, o.Chain.Name, hook)
 }
 
+// Text is, for example, "flush table ip nftproxy".
+func (o FlushTable) Text() string { return fmt.Sprintf("flush table %s\n", o.Table) }
+
 // Text is, for example, "flush chain ip nftproxy refuse".
-func (o FlushChain) Text() string {
-	if o.Chain == "" {
-		return fmt.Sprintf("flush table %s\n", o.Table)
-	}
-	return fmt.Sprintf("flush chain %s %s\n", o.Table, o.Chain)
-}
+func (o FlushChain) Text() string { return fmt.Sprintf("flush chain %s %s\n", o.Table, o.Chain) }
 
 // Text is, for example, "delete chain ip nftproxy endpoints-3".
 func (o DeleteChain) Text() string { return fmt.Sprintf("delete chain %s %s\n", o.Table, o.Chain) }
@@ -227,6 +228,7 @@ func (o DeleteTable) table() TableID    { return o.Table }
 func (o AddSet) table() TableID         { return o.Table }
 func (o DeleteSet) table() TableID      { return o.Table }
 func (o AddChain) table() TableID       { return o.Table }
+func (o FlushTable) table() TableID     { return o.Table }
 func (o FlushChain) table() TableID     { return o.Table }
 func (o DeleteChain) table() TableID    { return o.Table }
 func (o AddRules) table() TableID       { return o.Table }

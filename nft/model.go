@@ -107,10 +107,9 @@ func (m *Model) applyOp(op Op) error {
 		return m.inTable(op.Table, func(c *Contents) error { return c.deleteSet(op.Set) })
 	case AddChain:
 		return m.inTable(op.Table, func(c *Contents) error { return c.addChain(op.Chain) })
+	case FlushTable:
+		return m.inTable(op.Table, (*Contents).flush)
 	case FlushChain:
-		if op.Chain == "" {
-			return m.inTable(op.Table, (*Contents).flush)
-		}
 		return m.inChain(op.Table, op.Chain, func(c *Contents, ch *Chain) { c.Chains[op.Chain] = &Chain{Name: ch.Name, Hook: ch.Hook} })
 	case DeleteChain:
 		return m.inChain(op.Table, op.Chain, func(c *Contents, _ *Chain) { delete(c.Chains, op.Chain) })

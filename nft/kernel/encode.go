@@ -128,12 +128,14 @@ func (e *batchEncoder) addOp(i int, op nft.Op) error {
 		e.endMessage(at)
 	case nft.AddChain:
 		e.addChain(i, op)
+	case nft.FlushTable:
+		at := e.beginSpan(i, 0, unix.NFT_MSG_DELRULE, 0, op.Table.Family)
+		e.addString(unix.NFTA_RULE_TABLE, op.Table.Name)
+		e.endMessage(at)
 	case nft.FlushChain:
 		at := e.beginSpan(i, 0, unix.NFT_MSG_DELRULE, 0, op.Table.Family)
 		e.addString(unix.NFTA_RULE_TABLE, op.Table.Name)
-		if op.Chain != "" {
-			e.addString(unix.NFTA_RULE_CHAIN, op.Chain)
-		}
+		e.addString(unix.NFTA_RULE_CHAIN, op.Chain)
 		e.endMessage(at)
 	case nft.DeleteChain:
 		at := e.beginSpan(i, 0, unix.NFT_MSG_DELCHAIN, 0, op.Table.Family)

@@ -44,6 +44,31 @@ func TestForeignTables(t *testing.T) {
 	}
 }
 
+// TestForeignNamesThatAreEmpty: the kernel lets a chain, a set and a map have an empty name. What
+// another process makes of them goes, and nothing else goes with it.
+func TestForeignNamesThatAreEmpty(t *testing.T) {
+	for name, hook := range map[string]*nft.Hook{"base chain": {Name: nft.Prerouting}, "chain": nil} {
+		t.Run(name, func(t *testing.T) {
+			c, want := openUnwatched(t), everything()
+			must(t, c.Apply(load(want)))
+			for _, f := range nft.Families() {
+				id := want.Table(f).ID()
+				nameless := &nft.Chain{Hook: hook, Rules: []nft.Rule{{nft.Verdict{Code: nft.Drop}}}}
+				set := &nft.Set{Key: nft.Fields{nft.Dport}}
+				must(t, c.Apply(nft.Batch{Ops: []nft.Op{
+					nft.AddChain{Table: id, Chain: nameless}, nft.AddRules{Table: id, Chain: nameless}, nft.AddSet{Table: id, Set: set},
+					nft.AddElements{Table: id, Set: set, Elements: []nft.OwnedElement{{Element: nft.Element{Key: nft.Value(nft.AppendPort(nil, 80))}}}},
+				}}))
+				if hook == nil {
+					lookup := &nft.Chain{Name: "refuse", Rules: []nft.Rule{{nft.InSet{Key: set.Key}, nft.Verdict{Code: nft.Drop}}}}
+					must(t, c.Apply(nft.Batch{Ops: []nft.Op{nft.AddRules{Table: id, Chain: lookup}}}))
+				}
+			}
+			repair(t, 0, c, want)
+		})
+	}
+}
+
 // repair brings the tables to the program, and waits until nothing is idle.
 func repair(t *testing.T, seed uint64, c *kernel.Conn, want *nft.Program) {
 	t.Helper()

@@ -126,7 +126,7 @@ func (c *Conn) Delete(tables []TableInfo) error {
 	}
 	var empty, remove nft.Batch
 	for _, t := range tables {
-		empty.Ops = append(empty.Ops, nft.FlushChain{Table: t.ID})
+		empty.Ops = append(empty.Ops, nft.FlushTable{Table: t.ID})
 		remove.Ops = append(remove.Ops, nft.DeleteTable{Table: t.ID})
 	}
 	if err := c.Apply(empty); err != nil {

@@ -66,7 +66,7 @@ func BenchmarkRepair(b *testing.B) {
 	for _, n := range []int{100, 1000, 10_000} {
 		for what, change := range map[string]func(p *nft.Program) nft.Op{
 			"element": func(p *nft.Program) nft.Op { return deleteOneEndpoint(p.IPv4) },
-			"rules":   func(p *nft.Program) nft.Op { return nft.FlushChain{Table: p.IPv4.ID()} },
+			"rules":   func(p *nft.Program) nft.Op { return nft.FlushTable{Table: p.IPv4.ID()} },
 		} {
 			b.Run(fmt.Sprintf("%dx%d/%s", n, endpoints, what), func(b *testing.B) {
 				ns := testnet.NamespaceForTest(b, "repair")
