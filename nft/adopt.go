@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 
+	"nftproxy/model/parallel"
 	"nftproxy/model/treap"
 )
 
@@ -59,13 +60,7 @@ func adoptTable(c *Contents, want *Table) tableState {
 			counts[name] = len(s.Elements)
 		}
 	}
-	matched := map[string]int{}
-	parts := make([]treap.Edit[string, *Part], 0, want.Parts.Len())
-	for name, part := range want.Parts.All() {
-		if p := matchPart(have, part, matched); p != nil {
-			parts = append(parts, treap.Edit[string, *Part]{Key: name, Value: p})
-		}
-	}
+	parts, matched := matchParts(have, want.Parts)
 	applied.Parts = applied.Parts.Apply(parts)
 	var rest []Element
 	for name, elements := range have {
@@ -98,14 +93,34 @@ func without(elements map[Value]Element, set string, parts treap.Map[string, *Pa
 	return rest
 }
 
+// matchParts gives each wanted part the elements with its keys, and counts those by set. Each
+// key of a set is in one part only.
+func matchParts(all map[string]map[Value]Element, want treap.Map[string, *Part]) ([]treap.Edit[string, *Part], map[string]int) {
+	parts := make([]treap.Edit[string, *Part], 0, want.Len())
+	for name, part := range want.All() {
+		parts = append(parts, treap.Edit[string, *Part]{Key: name, Value: part})
+	}
+	parallel.Do(len(parts), func(i int) { parts[i].Value = matchPart(all, parts[i].Value) })
+	parts = slices.DeleteFunc(parts, func(e treap.Edit[string, *Part]) bool { return e.Value == nil })
+	matched := map[string]int{}
+	for _, p := range parts {
+		for i := range p.Value.Elements {
+			matched[p.Value.Elements[i].Set]++
+		}
+		for i := range p.Value.Pools {
+			matched[p.Value.Pools[i].Map] += p.Value.Pools[i].count()
+		}
+	}
+	return parts, matched
+}
+
 // matchPart returns the elements with the keys of the wanted part as a part; nil where there
-// are none. It counts them by set. Each key of a set is in one part only.
-func matchPart(all map[string]map[Value]Element, want *Part, matched map[string]int) *Part {
+// are none.
+func matchPart(all map[string]map[Value]Element, want *Part) *Part {
 	var elements []Element
 	for _, e := range want.Elements {
 		if have, ok := all[e.Set][e.Key]; ok {
 			elements = append(elements, have)
-			matched[e.Set]++
 		}
 	}
 	var pools []Pool
@@ -123,7 +138,6 @@ func matchPart(all map[string]map[Value]Element, want *Part, matched map[string]
 		}
 		if len(targets) > 0 {
 			pools = append(pools, w.withOrder(targets))
-			matched[w.Map] += len(targets)
 		}
 	}
 	if elements == nil && pools == nil {

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"nftproxy/model/parallel"
 	"nftproxy/model/service"
 	"nftproxy/model/treap"
 	"nftproxy/nft"
@@ -267,7 +268,7 @@ func (t *tableCompiler) setLeaving(l leaving) {
 // it any more leave the table.
 func (t *tableCompiler) setServices(names []service.Name, s service.Snapshot) {
 	compiled := make([]compiledService, len(names))
-	inParallel(len(names), func(i int) { compiled[i] = t.compile(names[i], s) })
+	parallel.Do(len(names), func(i int) { compiled[i] = t.compile(names[i], s) })
 	for i, name := range names {
 		t.setService(name, compiled[i])
 	}

@@ -1,17 +1,19 @@
-package ruleset
+// Package parallel promises that a loop over many things uses all processors. A loop over few
+// stays on one. It has no errors and cannot be cancelled.
+package parallel
 
 import (
 	"runtime"
 	"sync"
 )
 
-// grain is how many services one goroutine compiles at a time. A service takes about
-// 5 us, so a change of a few services is not worth a goroutine. On two processors a
+// grain is how many things one goroutine does at a time. A Service takes about 5 us to compile
+// or to match, so a change of a few Services is not worth a goroutine. On two processors a
 // first program of 10,000 services x 10 endpoints takes 64 ms instead of 82 ms.
 const grain = 256
 
-// inParallel calls do with each number from 0 to n-1, on all processors if n is large.
-func inParallel(n int, do func(int)) {
+// Do calls do with each number from 0 to n-1, on all processors if n is large.
+func Do(n int, do func(int)) {
 	if n <= grain {
 		for i := range n {
 			do(i)
