@@ -90,7 +90,10 @@ func (f *flow) stayUDP(ctx context.Context, q outcome.Question) {
 	// The flow has not followed before it had its first answer.
 	f.note(q, true, outcome.Answer{}, time.Time{})
 	was, served := "", time.Now()
-	var unanswered time.Time // when the first datagram since the last answer was sent
+	// unanswered is when the first datagram since the last answer was sent. It may have made the
+	// kernel's entry, which keeps its pod. So does an older entry while no table translates
+	// addresses: the kernel then refuses even datagrams of open flows.
+	var unanswered time.Time
 	for n := 0; ctx.Err() == nil; n++ {
 		a, sent, again, err := d.ask(shortest, 1, nil)
 		if f.t.ctx.Err() != nil {
@@ -114,9 +117,7 @@ func (f *flow) stayUDP(ctx context.Context, q outcome.Question) {
 			f.t.w.count.add("datagrams of open flows sent again")
 			continue
 		}
-		// A datagram whose answer was lost has made the kernel's entry, which keeps its pod.
 		v := f.t.w.book.Judge(q, a, since(a, unanswered, served), now)
-		unanswered = time.Time{}
 		f.t.w.count.message(a, v, again)
 		if v.Wrong != "" {
 			f.t.fail("an open flow went wrong: %s", v.Wrong)
@@ -126,10 +127,12 @@ func (f *flow) stayUDP(ctx context.Context, q outcome.Question) {
 			return // it may stay like this for ever
 		}
 		f.note(q, true, a, sent)
-		if served = now; a.Kind == outcome.Answered {
-			was = a.Pod
-		} else {
-			was = ""
+		served = now
+		switch {
+		case a.Kind == outcome.Answered:
+			was, unanswered = a.Pod, time.Time{}
+		case !v.Damaged:
+			was, unanswered = "", time.Time{}
 		}
 		f.pause(betweenSteps)
 	}

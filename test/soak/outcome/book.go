@@ -164,8 +164,9 @@ type Verdict struct {
 	Wrong string
 	// Excuse names the damage by which a wrong answer may be.
 	Excuse string
-	// Moving says that more than one thing was expected, or the tables were damaged.
-	Moving bool
+	// Moving says that more than one thing was expected, or the tables were damaged;
+	// Damaged is the latter.
+	Moving, Damaged bool
 }
 
 // Judge judges the answer to a question that was under way between two times.
@@ -174,7 +175,7 @@ func (b *Book) Judge(q Question, a Answer, from, to time.Time) Verdict {
 	defer b.mu.Unlock()
 	held := b.held(q, from, to, a.Open)
 	cause := b.damagedBetween(from, to)
-	v := Verdict{Moving: len(held) != 1 || cause != ""}
+	v := Verdict{Moving: len(held) != 1 || cause != "", Damaged: cause != ""}
 	left := a.Kind == Answered && a.Was != "" && a.Was != a.Pod &&
 		!slices.ContainsFunc(held, func(e Expectation) bool { return !slices.Contains(e.Serving, a.Was) })
 	if !left && slices.ContainsFunc(held, func(e Expectation) bool { return e.allows(a) }) {
