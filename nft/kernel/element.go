@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"bytes"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -141,17 +142,9 @@ func (d *elementDecoder) value(nested []byte, size, padded int) (at [2]int, ok b
 }
 
 func (d *elementDecoder) verdict(nested []byte) (nft.Verdict, bool) {
-	v := attribute(nested, unix.NFTA_DATA_VERDICT)
-	if v == nil {
+	code, name, ok := decodeVerdict(nested)
+	if !ok {
 		return nft.Verdict{}, false
-	}
-	code := nft.VerdictCode(int32(attributeUint32(v, unix.NFTA_VERDICT_CODE)))
-	if code == 0 { // NF_DROP
-		code = nft.Drop
-	}
-	name := attribute(v, unix.NFTA_VERDICT_CHAIN)
-	if n := len(name); n > 0 && name[n-1] == 0 {
-		name = name[:n-1]
 	}
 	chain, known := d.chains[string(name)]
 	if !known {
@@ -159,4 +152,18 @@ func (d *elementDecoder) verdict(nested []byte) (nft.Verdict, bool) {
 		d.chains[chain] = chain
 	}
 	return nft.Verdict{Code: code, Chain: chain}, true
+}
+
+// decodeVerdict reads the data of an element or of the expression immediate. ok is false if that is
+// no verdict. The chain's name is part of nested.
+func decodeVerdict(nested []byte) (code nft.VerdictCode, chain []byte, ok bool) {
+	v := attribute(nested, unix.NFTA_DATA_VERDICT)
+	if v == nil {
+		return 0, nil, false
+	}
+	code = nft.VerdictCode(int32(attributeUint32(v, unix.NFTA_VERDICT_CODE)))
+	if code == 0 { // NF_DROP
+		code = nft.Drop
+	}
+	return code, bytes.TrimSuffix(attribute(v, unix.NFTA_VERDICT_CHAIN), []byte{0}), true
 }

@@ -105,8 +105,9 @@ func (r *recogniser) addExpression(name string, data []byte) bool {
 	case counterName:
 		return r.addStatement(nft.Counter{})
 	case "immediate":
-		var x expr.Verdict
-		return r.decodeExpression(data, &x) && r.addVerdict(&x)
+		// The library panics on a verdict without a code (FuzzRead).
+		code, chain, ok := decodeVerdict(attribute(data, unix.NFTA_IMMEDIATE_DATA))
+		return ok && r.addStatement(nft.Verdict{Code: code, Chain: string(chain)})
 	}
 	return false
 }
@@ -248,14 +249,6 @@ func (r *recogniser) addUpdate(x *expr.Dynset) bool {
 		}
 	}
 	return false
-}
-
-func (r *recogniser) addVerdict(x *expr.Verdict) bool {
-	v := nft.Verdict{Code: nft.VerdictCode(x.Kind), Chain: x.Chain}
-	if x.Kind == expr.VerdictDrop {
-		v.Code = nft.Drop
-	}
-	return r.addStatement(v)
 }
 
 // addStatement ends a statement and clears the registers.
