@@ -129,15 +129,15 @@ func TestDamage(t *testing.T) {
 	expect(b, served("a"), 0)
 	b.Settled(at(1))
 	b.Damage("flush", at(10))
-	if v := b.Judge(question(), by("b"), at(11), at(12)); v.Excuse != "flush" || v.Wrong != "" {
+	if v := b.Judge(question(), by("b"), at(11), at(12)); v.Excuse != "flush" || v.Wrong != "" || !v.Damaged {
 		t.Errorf("while damaged: %+v", v)
 	}
-	if v := b.Judge(question(), by("a"), at(11), at(12)); v.Excuse != "" || v.Wrong != "" {
+	if v := b.Judge(question(), by("a"), at(11), at(12)); v.Excuse != "" || v.Wrong != "" || !v.Damaged {
 		t.Errorf("right while damaged: %+v", v)
 	}
 	b.Settled(at(20))
 	for _, test := range []struct{ from, to int }{{3, 4}, {21, 22}} {
-		if v := b.Judge(question(), by("b"), at(test.from), at(test.to)); v.Wrong == "" {
+		if v := b.Judge(question(), by("b"), at(test.from), at(test.to)); v.Wrong == "" || v.Damaged {
 			t.Errorf("from %d s to %d s: %+v", test.from, test.to, v)
 		}
 	}
