@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -125,35 +126,40 @@ func extract(ctx context.Context, archives []string, dir string) error {
 // writeRunner writes a script that starts a command of root with the dynamic
 // linker and the libraries that are in root.
 func writeRunner(path, root, name string) error {
-	linker, err := first(filepath.Join(root, "usr", "lib*", "ld-linux*.so.*"))
+	linker, err := anywhere(root, "lib", "*-linux-gnu*", "ld-linux*.so.*")
 	if err != nil {
 		return err
 	}
-	libraries, err := first(filepath.Join(root, "usr", "lib", "*-linux-gnu*"))
+	libraries, err := anywhere(root, "lib", "*-linux-gnu*")
 	if err != nil {
 		return err
 	}
-	command, err := first(filepath.Join(root, "usr", "*bin", name))
+	command, err := anywhere(root, "*bin", name)
 	if err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	script := fmt.Sprintf("#!/bin/sh\nexec '%s' --library-path '%s' '%s' \"$@\"\n", linker, libraries, command)
+	script := fmt.Sprintf("#!/bin/sh\nexec '%s' --library-path '%s' '%s' \"$@\"\n", linker[0], strings.Join(libraries, ":"), command[0])
 	return os.WriteFile(path, []byte(script), 0o700)
 }
 
-// first returns the first file that matches a pattern.
-func first(pattern string) (string, error) {
-	found, err := filepath.Glob(pattern)
-	if err == nil && len(found) == 0 {
-		err = fmt.Errorf("no file %s", pattern)
+// anywhere returns the files of root that match a pattern, of which there is one at least.
+// Releases before trixie have some of them outside of /usr.
+func anywhere(root string, pattern ...string) ([]string, error) {
+	var all []string
+	for _, base := range []string{filepath.Join(root, "usr"), root} {
+		found, err := filepath.Glob(filepath.Join(base, filepath.Join(pattern...)))
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, found...)
 	}
-	if err != nil {
-		return "", err
+	if len(all) == 0 {
+		return nil, fmt.Errorf("no file %s in %s", filepath.Join(pattern...), root)
 	}
-	return found[0], nil
+	return all, nil
 }
 
 func run(name string, args ...string) error {

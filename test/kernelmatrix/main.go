@@ -114,7 +114,7 @@ func (o options) report(columns []column, out io.Writer) error {
 	text := matrix(columns)
 	fmt.Fprintf(out, "\n%s", text)
 	if o.page != "" {
-		if err := updatePage(o.page, text); err != nil {
+		if err := page().Replace(o.page, text); err != nil {
 			return err
 		}
 	}

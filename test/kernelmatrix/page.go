@@ -3,9 +3,10 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
+
+	"nftproxy/test/section"
 )
 
 // column is one kernel of the matrix.
@@ -111,25 +112,7 @@ func escape(s string) string {
 	return strings.NewReplacer("|", "\\|", "\n", " ").Replace(s)
 }
 
-// The matrix on its page is between these lines.
-const (
-	pageBegin = "<!-- the matrix of make test-kernels -->\n"
-	pageEnd   = "<!-- end of the matrix -->\n"
-)
-
-// updatePage replaces the matrix on a page, or adds it at the page's end.
-func updatePage(file, matrix string) error {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return err
-	}
-	before, rest, found := strings.Cut(string(text), pageBegin)
-	_, after, ended := strings.Cut(rest, pageEnd)
-	if found && !ended {
-		return fmt.Errorf("%s has the begin of a matrix and no end", file)
-	}
-	if !found {
-		before += "\n## The matrix\n\n"
-	}
-	return os.WriteFile(file, []byte(before+pageBegin+"\n"+matrix+"\n"+pageEnd+after), 0o644)
+// page is the matrix's part of its page.
+func page() section.Section {
+	return section.Section{Name: "matrix of make test-kernels", Heading: "The matrix"}
 }

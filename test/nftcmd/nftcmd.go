@@ -68,6 +68,9 @@ func Find() (Command, error) {
 	return Command{path}, nil
 }
 
+// At is the command at a path.
+func At(path string) Command { return Command{path} }
+
 // Path is the command's path.
 func (c Command) Path() string { return c.path }
 
