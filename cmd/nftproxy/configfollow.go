@@ -127,6 +127,7 @@ func (c *configFollower) accept(next *daemon) {
 	before := c.now
 	c.now = next
 	var live, restart []string
+	var applies []func()
 	changed, old := differences(before.flags, next.flags), differences(c.started.flags, next.flags)
 	inForce := map[string]string{}
 	for _, l := range c.liveChanges() {
@@ -135,7 +136,7 @@ func (c *configFollower) accept(next *daemon) {
 		}
 		concerned := slices.DeleteFunc(slices.Clone(l.flags), func(flag string) bool { return !slices.Contains(changed, flag) })
 		if len(concerned) > 0 {
-			l.apply()
+			applies = append(applies, l.apply)
 		}
 		for _, flag := range concerned {
 			live = append(live, field(flag, before, next))
@@ -145,13 +146,18 @@ func (c *configFollower) accept(next *daemon) {
 	for _, flag := range old {
 		restart = append(restart, field(flag, c.started, next))
 	}
+	notes := slices.DeleteFunc(next.notes(), func(n string) bool { return slices.Contains(before.notes(), n) })
+	// First the cause, then its effect: a sync by the new settings stands in the log after their change.
+	c.report(live, restart, notes)
+	c.restart = restart
+	for _, apply := range applies {
+		apply()
+	}
 	c.started.live.Store(&inForce)
 	c.counts.Accept(len(restart) > 0)
-	c.report(live, restart, slices.DeleteFunc(next.notes(), func(n string) bool { return slices.Contains(before.notes(), n) }))
-	c.restart = restart
 }
 
-// report logs the fields that are in force since now, those that need a restart, and
+// report logs the fields that are in force from now on, those that need a restart, and
 // new notes about parts without effect.
 func (c *configFollower) report(live, restart, notes []string) {
 	d := c.started

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"nftproxy/test/testnet"
 )
@@ -53,9 +54,16 @@ func start(t *testing.T, ns *testnet.Namespace, flags ...string) *running {
 	return r
 }
 
-// await returns the next line for which is returns true.
+// awaitLimit is far beyond what any line takes. A process that never writes it must not
+// take the time of all other tests.
+const awaitLimit = 3 * time.Minute
+
+// await returns the next line for which is returns true. It kills a process that does not
+// write one.
 func (r *running) await(what string, is func(logged) bool) logged {
 	r.Helper()
+	limit := time.AfterFunc(awaitLimit, func() { _ = r.cmd.Process.Kill() }) // If it has ended, the log ends, too.
+	defer limit.Stop()
 	for r.lines.Scan() {
 		r.log.WriteString(r.lines.Text() + "\n")
 		var l logged
