@@ -127,7 +127,7 @@ func busyRuleset(t *testing.T) *rig {
 }
 
 // TestLossBesideABusyRuleset: another program writes all the time, so the loop may not
-// read our tables. It restores a table, chain or set that goes all the same.
+// read our tables. It restores a table, chain or set that goes all the same, each time.
 func TestLossBesideABusyRuleset(t *testing.T) {
 	for what, remove := range map[string]func(id nft.TableID, m *nft.Model){
 		"table": func(id nft.TableID, m *nft.Model) { _ = m.Apply(nft.Batch{Ops: []nft.Op{nft.DeleteTable{Table: id}}}) },
@@ -137,10 +137,12 @@ func TestLossBesideABusyRuleset(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := busyRuleset(t)
-				remove(r.program().IPv4.ID(), r.kernel.model)
-				r.kernel.generation++
-				r.sleep(2 * time.Second)
-				r.inForce()
+				for range 5 {
+					remove(r.program().IPv4.ID(), r.kernel.model)
+					r.kernel.generation++
+					r.sleep(2 * time.Second)
+					r.inForce()
+				}
 			})
 		})
 	}

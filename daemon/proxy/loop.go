@@ -59,12 +59,16 @@ type Config struct {
 	Jitter func() float64
 }
 
-// repairRest and repairBurst bound what a busy ruleset of other programs costs: in
-// the long run one part in so many of the time goes into syncs after checks, and
-// repairBurst beyond that after a rest.
+// These bound what other programs cost that change the ruleset: in the long run one part
+// in so many of the time goes into syncs after checks, and a burst beyond that after a
+// rest. Reads for which there is but a suspicion and repairs of a loss have a budget each:
+// a busy ruleset uses up the first, and must not keep the loop from restoring a table that
+// goes for the second time. A flush is restored again and again, some thirty times in a
+// row at 10,000 Services.
 const (
-	repairRest  = 120
-	repairBurst = 2 * time.Second
+	checkRest  = 120
+	checkBurst = 2 * time.Second
+	lossBurst  = 10 * time.Second
 )
 
 // DefaultConfig has the periods that suit a kernel which takes a batch in less
@@ -88,11 +92,9 @@ type Loop struct {
 	since time.Time
 	// triggers are the causes of the changes that are not in force in their family.
 	triggers service.Triggers
-	// repairs is the time for syncs after checks.
-	repairs pace.Budget
-	// repaired says that the last of them wrote something, and that the budget has
-	// had nothing for another one since.
-	repaired bool
+	// checks is the time for syncs after another program has changed the ruleset, losses
+	// that for syncs after it has removed something of ours.
+	checks, losses pace.Budget
 	// busy is when the sync under way began, nil between syncs.
 	busy atomic.Pointer[time.Time]
 }
@@ -105,7 +107,7 @@ func New(c Config, k Kernel, compile func(service.Snapshot) *nft.Program, observ
 	}
 	l := &Loop{
 		config: c, compile: compile, observe: observe, applier: newApplier(k, c.Jitter),
-		repairs: pace.Budget{Rest: repairRest, Burst: repairBurst},
+		checks: pace.Budget{Rest: checkRest, Burst: checkBurst}, losses: pace.Budget{Rest: checkRest, Burst: lossBurst},
 	}
 	l.SetMinSyncPeriod(c.MinSyncPeriod)
 	return l
@@ -130,14 +132,14 @@ func (l *Loop) Run(ctx context.Context, in *service.Mailbox) error {
 	wake := time.NewTimer(0)
 	wake.Stop()
 	defer wake.Stop()
-	check, stop := ticks(l.config.CheckPeriod)
+	tick, stop := ticks(l.config.CheckPeriod)
 	defer stop()
 	for {
-		tampered := false
+		var check *pace.Budget
 		select {
 		case <-ctx.Done():
-		case <-check:
-			if tampered = l.tampered(); !tampered {
+		case <-tick:
+			if check = l.tampered(); check == nil {
 				continue
 			}
 			l.takeNewest(in)
@@ -152,7 +154,7 @@ func (l *Loop) Run(ctx context.Context, in *service.Mailbox) error {
 			return nil
 		}
 		wake.Stop()
-		s := l.sync(tampered)
+		s := l.sync(check)
 		if at := l.nextSync(s); !at.IsZero() {
 			wake.Reset(max(0, time.Until(at)))
 		}
@@ -182,9 +184,10 @@ func (l *Loop) takeNewest(in *service.Mailbox) bool {
 	return true
 }
 
-// sync applies the newest snapshot and calls the observers.
-func (l *Loop) sync(check bool) Sync {
-	s := Sync{Snapshot: l.update.Snapshot, Since: l.since, Changes: l.update.Changes, Triggers: l.triggers, Start: time.Now(), Check: check}
+// sync applies the newest snapshot and calls the observers. check is the budget that pays
+// for a sync after a check, nil for another one.
+func (l *Loop) sync(check *pace.Budget) Sync {
+	s := Sync{Snapshot: l.update.Snapshot, Since: l.since, Changes: l.update.Changes, Triggers: l.triggers, Start: time.Now(), Check: check != nil}
 	l.busy.Store(&s.Start)
 	defer l.busy.Store(nil)
 	s.Program = l.compile(s.Snapshot)
@@ -203,9 +206,8 @@ func (l *Loop) sync(check bool) Sync {
 	if !s.InForce(nft.IPv6) {
 		l.triggers.V6 = slices.Clone(s.Triggers.V6)
 	}
-	if check {
-		l.repairs.Spend(s.End(), s.End().Sub(s.Start))
-		l.repaired = s.Written > 0
+	if check != nil {
+		check.Spend(s.End(), s.End().Sub(s.Start))
 	}
 	for _, o := range l.observe {
 		o(s)
@@ -213,16 +215,21 @@ func (l *Loop) sync(check bool) Sync {
 	return s
 }
 
-// tampered says whether another program may have changed our tables, as far as the
-// budget allows for. Beyond the budget it only looks whether something is lost, and not
-// even that if the last look led to a repair: a program that removes a table again and
-// again costs no more than the budget.
-func (l *Loop) tampered() bool {
-	if time.Now().Before(l.repairs.Ready()) {
-		return !l.repaired && l.applier.lost()
+// tampered says whether another program may have changed our tables: it returns the budget
+// that pays for the sync, nil if there is no need or no budget for one. Beyond the budget
+// for checks it only looks whether something is lost, and beyond the one for losses not
+// even that: a program that removes a table again and again costs no more than the two.
+func (l *Loop) tampered() *pace.Budget {
+	now := time.Now()
+	switch {
+	case !now.Before(l.checks.Ready()):
+		if l.applier.tampered() {
+			return &l.checks
+		}
+	case !now.Before(l.losses.Ready()) && l.applier.lost():
+		return &l.losses
 	}
-	l.repaired = false
-	return l.applier.tampered()
+	return nil
 }
 
 // ticks is a ticker's channel and the function that stops it; a period of 0 never
