@@ -61,6 +61,8 @@ const (
 	ReasonConfigRestart Reason = "ConfigRestartRequired"
 	// ReasonRetained: a list lacks most Services, which are served on for a while.
 	ReasonRetained Reason = "ServicesRetained"
+	// ReasonMissing: a list lacks all Services, which are too few to be served on.
+	ReasonMissing Reason = "ServicesMissing"
 	// ReasonRemoved: Services that were retained are no longer served.
 	ReasonRemoved Reason = "RetainedServicesRemoved"
 	// ReasonStarting: the proxy starts on the node. This reason and the next two are
@@ -110,10 +112,13 @@ func (p Problem) Event() (Event, bool) {
 	var size *SizeError
 	var affinity *AffinityError
 	var retained *RetainedError
+	var missing *MissingError
 	var removed *RemovedError
 	switch {
 	case errors.As(p, &retained):
 		e.Reason = ReasonRetained
+	case errors.As(p, &missing):
+		e.Reason = ReasonMissing
 	case errors.As(p, &removed):
 		e.Reason = ReasonRemoved
 	case errors.As(p, &conflict):

@@ -19,29 +19,34 @@ type Former interface {
 	Services(node *service.Node) ([]*service.Service, error)
 }
 
-// loss is what a list takes away.
+// loss is what a list takes away, with what earlier lists have taken away.
 type loss struct {
-	// missing are Services with endpoints of which the list lacks something. serving is
-	// the number of all Services with endpoints.
+	// missing are Services with endpoints of which the list lacks something, and those that
+	// are retained already. serving is the number of all Services with endpoints.
 	missing []service.Name
 	serving int
 }
 
-// lossOf returns the loss of those of the Services that are there and have endpoints. It
-// must be called before anything is removed.
+// lossOf returns the loss if the list lacks something of the named Services; it is empty
+// if none of them is there and has endpoints. It must be called before anything is removed.
 func (ix *index) lossOf(names []service.Name) loss {
-	var l loss
+	lacking := map[service.Name]bool{}
 	for _, name := range names {
 		if ix.servedNow(name) {
-			l.missing = append(l.missing, name)
+			lacking[name] = true
 		}
 	}
-	if len(l.missing) < retention.Least {
+	if len(lacking) == 0 {
 		return loss{}
 	}
+	var l loss
 	for name := range ix.joined {
-		if ix.servedNow(name) {
+		retained := ix.retention.Retains(name) && ix.builder.Service(name).HasEndpoints()
+		if retained || ix.servedNow(name) {
 			l.serving++
+		}
+		if retained || lacking[name] {
+			l.missing = append(l.missing, name)
 		}
 	}
 	return l
@@ -75,10 +80,17 @@ func (j *joined) mute() bool {
 // suspicious. It must be called when the list is in the index.
 func (ix *index) retain(l loss, now time.Time) {
 	l.missing = slices.DeleteFunc(l.missing, func(name service.Name) bool { return !ix.joined[name].mute() })
-	if !ix.retention.Judge(l.missing, l.serving, now) {
+	fresh := slices.DeleteFunc(slices.Clone(l.missing), ix.retention.Retains)
+	if len(fresh) == 0 {
 		return
 	}
-	for _, name := range l.missing {
+	if !ix.retention.Judge(l.missing, l.serving, now) {
+		if len(l.missing) == l.serving {
+			ix.problems = append(ix.problems, Problem{Object: ix.nodeName(), Err: &MissingError{l.serving, examplesOf(slices.Sorted(slices.Values(fresh)))}})
+		}
+		return
+	}
+	for _, name := range fresh {
 		j := ix.joinedOf(name)
 		if last := ix.builder.Service(name); last != nil {
 			j.kept = last
@@ -286,8 +298,20 @@ func newRetainedError(l loss, period time.Duration) *RetainedError {
 }
 
 func (e *RetainedError) Error() string {
-	return fmt.Sprintf("a list lacks %d of %d Services that serve, or their EndpointSlices (%s): they are served on for %s, unless they come back or are deleted (--nftproxy-retain-missing)",
+	return fmt.Sprintf("a list lacks %d of %d Services that serve, or their EndpointSlices (%s): they are served on for %s, unless they come back; a restart with --nftproxy-retain-missing=0 ends that",
 		e.Missing, e.Serving, e.Examples, e.Period)
+}
+
+// MissingError says that a list lacks all Services that serve, and that they are not served
+// on: they are too few, or the option says so.
+type MissingError struct {
+	Services int
+	Examples string
+}
+
+func (e *MissingError) Error() string {
+	return fmt.Sprintf("a list lacks all %d Services that serve, or their EndpointSlices (%s): they are not served on (--nftproxy-retain-missing serves %d or more on for a while)",
+		e.Services, e.Examples, retention.Least)
 }
 
 // RemovedError says that retained Services, or their endpoints, are no longer served.

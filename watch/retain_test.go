@@ -232,6 +232,32 @@ func TestRetainOnlyServices(t *testing.T) {
 	})
 }
 
+// TestRetainByTwoLists: what one list lacks and what the next one lacks count together.
+func TestRetainByTwoLists(t *testing.T) {
+	withLists(t, 20, func(l *lists) {
+		l.list(8, 8)
+		l.want("after the first", services(12), 20)
+		took[*RetainedError](l)
+		l.list(8, 8)
+		l.want("after the same again", services(12), 20)
+		if e := took[*RetainedError](l); len(e) != 0 {
+			t.Errorf("nothing more is missing, and reported %v", e)
+		}
+		time.Sleep(time.Minute)
+		l.listSlices(0)
+		l.want("without slices", map[string]int{"service": 12, "endpoints": 8}, 20)
+		l.listServices(0)
+		l.want("after the last", services(20), 20)
+		if e := took[*RetainedError](l); len(e) == 0 || e[0].Missing != 20 || e[0].Serving != 20 {
+			t.Errorf("reported %v", e)
+		}
+		time.Sleep(retainFor - time.Minute)
+		l.want("when the time of the first is over", services(8), 8)
+		time.Sleep(time.Minute)
+		l.want("after the end", nil, 0)
+	})
+}
+
 // TestRetainNothing: what is not suspicious counts at once.
 func TestRetainNothing(t *testing.T) {
 	withLists(t, 40, func(l *lists) {
@@ -243,7 +269,7 @@ func TestRetainNothing(t *testing.T) {
 		l.want("most are deleted by events", nil, 9)
 		l.list(0, 0)
 		l.want("nine of nine are missing", nil, 0)
-		if e := took[*RetainedError](l); len(e) != 0 {
+		if e := took[*MissingError](l); len(e) != 1 || !strings.HasPrefix(e[0].Error(), "a list lacks all 9 Services that serve, or their EndpointSlices (ns-11/svc-11, ns-12/svc-12, ns-13/svc-13, ...)") {
 			t.Errorf("reported %v", e)
 		}
 	})
@@ -254,6 +280,9 @@ func TestRetainNothing(t *testing.T) {
 		l.want("at first", nil, 100)
 		l.list(0, 0)
 		l.want("switched off", nil, 0)
+		if e := took[*MissingError](l); len(e) != 1 || e[0].Services != 100 {
+			t.Errorf("reported %v", e)
+		}
 	})
 }
 

@@ -75,9 +75,12 @@ func (f *formerServices) Services(node *service.Node) ([]*service.Service, error
 // returns false for other problems.
 func (d *daemon) logRetention(p watch.Problem) bool {
 	retained, removed, former := (*watch.RetainedError)(nil), (*watch.RemovedError)(nil), (*watch.FormerError)(nil)
+	missing := (*watch.MissingError)(nil)
 	switch {
 	case errors.As(p, &retained):
 		d.log.Warn("a list lacks most Services; they are served on for a while", "missing", retained.Missing, "serving", retained.Serving, "for", retained.Period, "err", p.Err)
+	case errors.As(p, &missing):
+		d.log.Warn("a list lacks all Services; they are not served on", "services", missing.Services, "err", p.Err)
 	case errors.As(p, &removed):
 		d.log.Warn("Services that lists have lacked are not served on", "services", removed.Services, "err", p.Err)
 	case errors.As(p, &former):
