@@ -86,14 +86,14 @@ takeover: build ## replace the real kube-proxy and go back, ROUNDS=20 times in e
 	hack/build-tools.sh kube-proxy
 	NFTPROXY_TAKEOVER=$(ROUNDS) $(GO) test -count=1 -timeout 60m -v -run 'TestTakeover|TestLeftovers' ./test/e2e
 
-SOAK ?= 10m
+SOAK ?= 1h
 
 .PHONY: soak
-soak: build ## random events for SOAK=10m under traffic, and the tables checked after each round; SEED=n repeats the events of a run, SCRIPT=file plays a kept script, REDUCE=1 cuts it down, OLDER=commit has upgrades from there; as root
+soak: build ## random events for SOAK=1h under traffic, and the tables checked after each round; SEED=n repeats the events of a run, SCRIPT=file plays a kept script, REDUCE=1 cuts it down, OLDER=commit has upgrades from there; as root
 	hack/build-tools.sh
 	$(GO) build -o bin/soak ./test/soak
 	$(if $(OLDER),rm -rf bin/older && mkdir -p bin/older && git archive $(OLDER) | tar -x -C bin/older && CGO_ENABLED=0 $(GO) -C bin/older build -trimpath -o $(CURDIR)/bin/nftproxy-older ./cmd/nftproxy)
-	bin/soak --for=$(SOAK) $(if $(OLDER),--older=bin/nftproxy-older) $(if $(SEED),--seed=$(SEED)) $(if $(SCRIPT),--script=$(SCRIPT)) $(if $(REDUCE),--reduce)
+	bin/soak --for=$(SOAK) $(if $(OLDER),--older=bin/nftproxy-older --older-commit=$(OLDER)) $(if $(SEED),--seed=$(SEED)) $(if $(SCRIPT),--script=$(SCRIPT)) $(if $(REDUCE),--reduce)
 
 demo: build ## show the proxy at work on real traffic, without a cluster
 	bin/nftproxy demo

@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -235,6 +237,45 @@ func (w *world) churn(commits int) error {
 	return nil
 }
 
+// overflow changes the node's addresses so often that the notices of it are too many for
+// the socket of a process that does not read them (ENOBUFS).
+func (w *world) overflow(times int) error {
+	if times == 0 {
+		return nil
+	}
+	before, err := w.overflows()
+	for i := 0; i < times && err == nil; i++ {
+		address := netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 19, 255, byte(i)}), 32)
+		if err = w.Node.AddAddr("lo", address); err == nil {
+			err = w.Node.DelAddr("lo", address)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("change addresses: %w", err)
+	}
+	after, err := w.overflows()
+	if after > before {
+		w.count.add("times a socket of the process overflowed")
+	}
+	return err
+}
+
+// overflows is how many messages the kernel could not give to netlink sockets of the node.
+func (w *world) overflows() (drops int, err error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/netlink", w.proxy.PID()))
+	if err != nil {
+		return 0, err
+	}
+	const column = 8 // sk Eth Pid Groups Rmem Wmem Dump Locks Drops Inode
+	for line := range strings.Lines(string(text)) {
+		if words := strings.Fields(line); len(words) > column {
+			n, _ := strconv.Atoi(words[column]) // the first line has names
+			drops += n
+		}
+	}
+	return drops, nil
+}
+
 // pause stops the process for a while, as a busy machine may.
 func (w *world) pause(e script.Event) error {
 	if w.proxy == nil {
@@ -250,7 +291,7 @@ func (w *world) pause(e script.Event) error {
 	if err := process.Signal(syscall.SIGSTOP); err != nil {
 		return err
 	}
-	err = w.churn(e.Int("commits"))
+	err = errors.Join(w.churn(e.Int("commits")), w.overflow(e.Int("commits")))
 	select {
 	case <-time.After(time.Duration(e.Int("ms")) * time.Millisecond):
 	case <-w.ctx.Done():

@@ -112,7 +112,7 @@ func (f *flow) stayUDP(ctx context.Context, q outcome.Question) {
 			unanswered = sent
 		}
 		a.Open, a.Was = n > 0, was
-		if a.Kind == outcome.Silent && f.t.w.book.Now(q).Fate == outcome.Served && now.Sub(served) < longest {
+		if a.Kind == outcome.Silent && f.t.w.book.Now(q).Fate == outcome.Served && now.Sub(served) < longest && !f.t.silent(q, served, now) {
 			// Late, or lost in the moment between two programs.
 			f.t.w.count.add("datagrams of open flows sent again")
 			continue

@@ -36,7 +36,7 @@ func (w *world) full(e script.Event) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	w.book.Damage("a full table of connections", time.Now())
+	w.book.Drops("a full table of connections", time.Now())
 	made, err := fill(conn, limit)
 	w.count.add(fmt.Sprintf("times the table of connections was full, by %d0,000 entries", made/10000))
 	if err == nil {

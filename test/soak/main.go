@@ -19,6 +19,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -42,9 +43,11 @@ type options struct {
 	dir      string
 	nftproxy string
 	older    string
-	reduce   bool
-	tries    int
-	verbose  bool
+	// olderCommit is where the older binary is from, for people.
+	olderCommit string
+	reduce      bool
+	tries       int
+	verbose     bool
 }
 
 func command(ctx context.Context, args []string, out io.Writer) error {
@@ -56,6 +59,7 @@ func command(ctx context.Context, args []string, out io.Writer) error {
 	f.StringVar(&o.dir, "dir", "bin/soak-runs", "directory for the scripts and logs of runs")
 	f.StringVar(&o.nftproxy, "nftproxy", "bin/nftproxy", "the binary to try")
 	f.StringVar(&o.older, "older", "", "binary of an older release, to upgrade from; empty leaves these events out")
+	f.StringVar(&o.olderCommit, "older-commit", "", "the commit that the older binary was built from, which a kept script names")
 	f.BoolVar(&o.reduce, "reduce", false, "look for a shorter script that fails as the one of --script does")
 	f.IntVar(&o.tries, "tries", 1, "how often --reduce plays a script before it counts as one that does not fail")
 	f.BoolVar(&o.verbose, "v", false, "print each event")
@@ -81,6 +85,9 @@ func command(ctx context.Context, args []string, out io.Writer) error {
 	events, err := script.Parse(file)
 	if err = errors.Join(err, file.Close()); err != nil {
 		return fmt.Errorf("%s: %w", o.script, err)
+	}
+	if o.older == "" && slices.ContainsFunc(events, func(e script.Event) bool { return e.Verb == script.Older }) {
+		return fmt.Errorf("%s: it has upgrades from an older release: name its commit by OLDER, the one that the script was made with", o.script)
 	}
 	if o.reduce {
 		return reduce(ctx, o, events, out)

@@ -38,10 +38,14 @@ func play(ctx context.Context, o options, name string, next events, out io.Write
 		return nil
 	}
 	kept := filepath.Join(o.dir, fmt.Sprintf("failed-%d.soak", time.Now().Unix()))
-	if keepErr := r.keep(kept, name, err); keepErr != nil {
+	again := "SCRIPT=" + kept
+	if o.olderCommit != "" {
+		again += " OLDER=" + o.olderCommit
+	}
+	if keepErr := r.keep(kept, name+", to play by make soak "+again, err); keepErr != nil {
 		return errors.Join(err, keepErr)
 	}
-	return fmt.Errorf("%s: %w\n%s has the script; replay it by SCRIPT=%[3]s", name, err, kept)
+	return fmt.Errorf("%s: %w\n%s has the script; replay it by make soak %s", name, err, kept, again)
 }
 
 // play makes the world, plays the events and ends the world.
@@ -71,9 +75,6 @@ func (r *run) play(ctx context.Context, o options, next events, out io.Writer) e
 			err = w.traffic.failure
 		default:
 		}
-	}
-	if err != nil {
-		r.note(o, err)
 	}
 	return errors.Join(err, w.close())
 }
@@ -354,17 +355,14 @@ func (w *world) changeNode(e script.Event) error {
 	return nil
 }
 
-// note adds the proxy's log to what is kept.
-func (r *run) note(o options, err error) {
-	file := filepath.Join(o.dir, fmt.Sprintf("failed-%d.log", time.Now().Unix()))
-	text := fmt.Sprintf("%v\n\n%s", err, r.w.log())
-	if os.WriteFile(file, []byte(text), 0o644) != nil {
-		return // the script is what matters
-	}
-}
-
-// keep writes the script of a failed run.
+// keep writes the script of a failed run, and beside it the proxy's log.
 func (r *run) keep(file, name string, failure error) error {
+	if r.w != nil {
+		log := strings.TrimSuffix(file, ".soak") + ".log"
+		if err := os.WriteFile(log, fmt.Appendf(nil, "%v\n\n%s", failure, r.w.log()), 0o644); err != nil {
+			return err
+		}
+	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s\n", name)
 	for line := range strings.Lines(failure.Error()) {

@@ -26,7 +26,8 @@ type traffic struct {
 	failed  chan struct{} // closed once failure is set
 	failure error
 
-	flows []*flow
+	flows   []*flow
+	witness witness
 	// asked counts the questions of each client that ended.
 	asked []atomic.Uint64
 }
@@ -52,6 +53,7 @@ func startTraffic(w *world) *traffic {
 	for i := range newClients {
 		t.running.Go(func() { t.repeat(i, func() { t.askOnce(t.pick(), w.Pod("client").NS) }) })
 	}
+	t.running.Go(func() { t.witness.run(t) })
 	t.running.Go(func() { (&sticky{t: t, last: map[outcome.Question]remembered{}}).run(newClients) })
 	for i := range 2 * flowsOfEach {
 		f := &flow{t: t, tcp: i%2 == 0}
@@ -114,7 +116,8 @@ func (t *traffic) from(q outcome.Question, pod *testnet.Namespace) *testnet.Name
 // askOnce asks by a new connection, judges the answer, and returns it with the time of
 // the question.
 func (t *traffic) askOnce(q outcome.Question, pod *testnet.Namespace) (outcome.Answer, time.Time) {
-	began := time.Now()
+	asked := time.Now()
+	began := asked
 	fate := t.w.book.Now(q).Fate
 	var answer outcome.Answer
 	var again int
@@ -131,12 +134,23 @@ func (t *traffic) askOnce(q outcome.Question, pod *testnet.Namespace) (outcome.A
 		// A new connection that breaks before its answer is a broken one.
 		answer = outcome.Answer{Kind: outcome.Broken}
 	}
-	v := t.w.book.Judge(q, answer, began, time.Now())
+	now := time.Now()
+	v := t.w.book.Judge(q, answer, began, now)
 	t.w.count.question(q.Protocol, answer, v, again)
-	if v.Wrong != "" {
+	switch {
+	case v.Wrong != "":
 		t.fail("a new connection went wrong: %s (error: %v)", v.Wrong, err)
+	case answer.Kind != outcome.Silent && t.silent(q, asked, now):
+		t.fail("a new connection was answered after %v: %v asked at %s, %v; pods themselves answered after %v at the most", now.Sub(asked).Round(time.Millisecond),
+			q, asked.Format("15:04:05.000"), answer, t.witness.delay(asked, now).Round(time.Millisecond))
 	}
 	return answer, began
+}
+
+// silent says whether a client had no answer between two times although one thing was
+// expected all the time, the tables were whole and the machine was quick enough.
+func (t *traffic) silent(q outcome.Question, from, to time.Time) bool {
+	return t.witness.tooLong(from, to) && !t.w.book.Judge(q, outcome.Answer{Kind: outcome.Silent}, from, to).Moving
 }
 
 func (t *traffic) askTCP(q outcome.Question, pod *testnet.Namespace, fate outcome.Fate) (outcome.Answer, int, error) {

@@ -27,11 +27,12 @@ type version struct {
 	orphans bool
 }
 
-// damage is a time in which the rules may be anything, or with memoryOnly one in which they
-// may forget clients.
+// damage is a time in which the rules may be anything; with memoryOnly one in which they
+// may forget clients, and with dropsOnly one in which the kernel may drop packets.
 type damage struct {
 	cause       string
 	memoryOnly  bool
+	dropsOnly   bool
 	from, until time.Time
 }
 
@@ -69,6 +70,14 @@ func (b *Book) Damage(cause string, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.damages = append(b.damages, damage{cause: cause, from: now})
+}
+
+// Drops says that the kernel may drop packets from now on, until the rules are settled. It
+// may also forget open flows. A new connection that is answered is answered by the rules.
+func (b *Book) Drops(cause string, now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.damages = append(b.damages, damage{cause: cause, dropsOnly: true, from: now})
 }
 
 // Forget says that the rules may forget clients from now on, until they are settled.
@@ -176,6 +185,9 @@ func (b *Book) Judge(q Question, a Answer, from, to time.Time) Verdict {
 	held := b.held(q, from, to, a.Open)
 	cause := b.damagedBetween(from, to)
 	v := Verdict{Moving: len(held) != 1 || cause != "", Damaged: cause != ""}
+	if a.Kind == Answered && !a.Open {
+		cause = b.changedBetween(from, to)
+	}
 	left := a.Kind == Answered && a.Was != "" && a.Was != a.Pod &&
 		!slices.ContainsFunc(held, func(e Expectation) bool { return !slices.Contains(e.Serving, a.Was) })
 	if !left && slices.ContainsFunc(held, func(e Expectation) bool { return e.allows(a) }) {
@@ -259,9 +271,19 @@ func (v *version) holds(from, to, end time.Time) bool {
 	return !v.from.After(to) && (end.IsZero() || !end.Before(from))
 }
 
+// damagedBetween names a damage by which packets may be lost, and changedBetween one by
+// which they may go astray.
 func (b *Book) damagedBetween(from, to time.Time) string {
+	return b.cause(from, to, func(d damage) bool { return !d.memoryOnly })
+}
+
+func (b *Book) changedBetween(from, to time.Time) string {
+	return b.cause(from, to, func(d damage) bool { return !d.memoryOnly && !d.dropsOnly })
+}
+
+func (b *Book) cause(from, to time.Time, counts func(damage) bool) string {
 	for _, d := range b.damages {
-		if !d.memoryOnly && d.overlaps(from, to) {
+		if counts(d) && d.overlaps(from, to) {
 			return d.cause
 		}
 	}

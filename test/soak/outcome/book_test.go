@@ -151,6 +151,30 @@ func TestDamage(t *testing.T) {
 	}
 }
 
+// TestDrops: while packets may be dropped, silence is excused, and an open flow that goes
+// elsewhere. A new connection that is answered by the wrong pod is wrong.
+func TestDrops(t *testing.T) {
+	b := outcome.NewBook()
+	expect(b, served("a"), 0)
+	b.Settled(at(1))
+	b.Drops("full", at(10))
+	open := by("b")
+	open.Open, open.Was = true, "a"
+	for name, c := range map[string]struct {
+		answer        outcome.Answer
+		excuse, wrong bool
+	}{
+		"silence":       {outcome.Answer{Kind: outcome.Silent}, true, false},
+		"the right pod": {by("a"), false, false},
+		"another pod":   {by("b"), false, true},
+		"an open flow":  {open, true, false},
+	} {
+		if v := b.Judge(question(), c.answer, at(11), at(12)); (v.Excuse != "") != c.excuse || (v.Wrong != "") != c.wrong || !v.Damaged {
+			t.Errorf("%s: %+v", name, v)
+		}
+	}
+}
+
 // TestRefused: what is not served may be refused or dropped; what is refused must be.
 func TestRefused(t *testing.T) {
 	for _, test := range []struct {

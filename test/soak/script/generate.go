@@ -281,7 +281,12 @@ const (
 	Dormant        = "dormant"
 )
 
+// WaysToTamper lists the ways; the one that is drawn most often stands twice.
+func WaysToTamper() []string {
+	return []string{DeleteElements, DeleteElements, ChangeElements, AddElements, FlushChain, AddRule, DeleteTable, AddChain, Dormant}
+}
+
 func (g *Generator) tamper() {
-	how := []string{DeleteElements, DeleteElements, ChangeElements, AddElements, FlushChain, AddRule, DeleteTable, AddChain, Dormant}
+	how := WaysToTamper()
 	g.add(New(Tamper, "how="+how[g.rng.IntN(len(how))], fmt.Sprintf("seed=%d", g.rng.IntN(1000))))
 }

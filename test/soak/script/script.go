@@ -112,7 +112,7 @@ func Parse(r io.Reader) ([]Event, error) {
 		if len(words) == 0 || strings.HasPrefix(words[0], "#") {
 			continue
 		}
-		if !slices.Contains(verbs(), words[0]) {
+		if !slices.Contains(Verbs(), words[0]) {
 			return nil, fmt.Errorf("line %d: %q is no event", n, words[0])
 		}
 		events = append(events, New(words[0], words[1:]...))
@@ -120,7 +120,8 @@ func Parse(r io.Reader) ([]Event, error) {
 	return events, lines.Err()
 }
 
-func verbs() []string {
+// Verbs lists all verbs.
+func Verbs() []string {
 	return []string{
 		World, Service, Delete, Endpoints, Crowd, Start, Kill, Term, Pause, Older, Options, Flush, Tamper, Unowned, Other, Churn, Full,
 		StopAPI, StartAPI, Backup, Restore, AddAddress, DelAddress, AddLink, DelLink, Settle,
