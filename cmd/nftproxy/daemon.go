@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -60,8 +61,8 @@ func (d *daemon) run(ctx context.Context) error {
 	d.record = api.record
 	counts, slis := metrics.New(registry), metrics.NewSLIs()
 	mailbox := service.NewMailbox()
-	load := newFirstLoad(switchCollectorOff)
-	defer load.end()
+	load := newFirstLoad(switchCollectorOff, debug.FreeOSMemory)
+	defer load.stop()
 	watcher, err := d.newWatcher(ctx, d.formerServices(conn, inForce), mailbox, counts, load.begin)
 	if err != nil {
 		return err

@@ -14,6 +14,10 @@ import (
 // longestFirstLoad is the longest time that the garbage collector is off.
 const longestFirstLoad = 5 * time.Second
 
+// releaseDelay is how long after the first sync the process gives memory back. By then the
+// observers have taken in the sync, and nothing waits for the CPU time.
+const releaseDelay = time.Second
+
 // firstLoad switches the garbage collector off while the proxy makes the first program.
 // Nearly all memory that is allocated then stays in use, and marking it again and
 // again takes time while Services wait. The collector is off at most once, and the first
@@ -21,16 +25,21 @@ const longestFirstLoad = 5 * time.Second
 type firstLoad struct {
 	// switchOff switches the collector off. switchOn restores it.
 	switchOff func() (switchOn func())
+	// release gives memory that is no longer in use back to the kernel.
+	release func()
 
 	mu sync.Mutex
 	// switchOn is set while the collector is off.
 	switchOn func()
 	timer    *time.Timer
 	over     bool
+	// observed says that a sync was observed; released is the timer of release.
+	observed bool
+	released *time.Timer
 }
 
-func newFirstLoad(switchOff func() (switchOn func())) *firstLoad {
-	return &firstLoad{switchOff: switchOff}
+func newFirstLoad(switchOff func() (switchOn func()), release func()) *firstLoad {
+	return &firstLoad{switchOff: switchOff, release: release}
 }
 
 // begin switches the collector off. Call it when all objects are listed and not yet compiled.
@@ -66,8 +75,29 @@ func (f *firstLoad) beforeRead(tables func() (found bool)) {
 	}
 }
 
-// observe switches the collector on after the first sync, successful or not.
-func (f *firstLoad) observe(proxy.Sync) { f.end() }
+// observe switches the collector on after the first sync, successful or not. A second
+// later it has memory released, once: by then most of what the load took is garbage, and
+// the collector by itself would keep it for what is to come.
+func (f *firstLoad) observe(proxy.Sync) {
+	f.end()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.observed {
+		f.observed = true
+		f.released = time.AfterFunc(releaseDelay, f.release)
+	}
+}
+
+// stop ends the load for good. It releases nothing from then on.
+func (f *firstLoad) stop() {
+	f.end()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.observed = true
+	if f.released != nil {
+		f.released.Stop()
+	}
+}
 
 // switchCollectorOff switches the collector off. It works nevertheless when memory reaches
 // a limit, which is never above the operator's GOMEMLIMIT. switchOn restores the

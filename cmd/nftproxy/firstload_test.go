@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -67,17 +68,58 @@ func TestFirstLoad(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var worker collector
-				f := newFirstLoad(worker.switchOff)
+				f := newFirstLoad(worker.switchOff, func() {})
 				for _, event := range c.events {
 					event(f)
 				}
 				if got := strings.Join(worker.said, " "); got != c.want {
 					t.Errorf("the collector does %q, want %q", got, c.want)
 				}
-				f.end()
+				f.stop()
 			})
 		})
 	}
+}
+
+// TestFirstLoadReleases: memory is released once, a while after the first sync, and not
+// after the end.
+func TestFirstLoadReleases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var released atomic.Int64 // the race detector does not know the order of time in a bubble
+		f := newFirstLoad(func() func() { return func() {} }, func() { released.Add(1) })
+		wait := func(d time.Duration) {
+			time.Sleep(d)
+			synctest.Wait()
+		}
+		f.begin()
+		wait(longestFirstLoad)
+		if released.Load() != 0 {
+			t.Error("released before the first sync")
+		}
+		f.observe(proxy.Sync{})
+		f.observe(proxy.Sync{})
+		if wait(releaseDelay - 1); released.Load() != 0 {
+			t.Error("released right after the first sync")
+		}
+		if wait(1); released.Load() != 1 {
+			t.Errorf("released %d times, want once", released.Load())
+		}
+		f.observe(proxy.Sync{})
+		if wait(time.Hour); released.Load() != 1 {
+			t.Errorf("released %d times after a later sync, want once", released.Load())
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		var released atomic.Int64 // the race detector does not know the order of time in a bubble
+		f := newFirstLoad(func() func() { return func() {} }, func() { released.Add(1) })
+		f.observe(proxy.Sync{})
+		f.stop()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if released.Load() != 0 {
+			t.Error("released after the end")
+		}
+	})
 }
 
 // TestFirstLoadFromEverywhere: many goroutines begin and end it at the same time. The
@@ -86,7 +128,7 @@ func TestFirstLoadFromEverywhere(t *testing.T) {
 	switched := 0
 	for range 200 {
 		var c collector
-		f := newFirstLoad(c.switchOff)
+		f := newFirstLoad(c.switchOff, func() {})
 		var all sync.WaitGroup
 		for _, event := range []func(){f.begin, f.begin, f.end, f.end, func() { f.observe(proxy.Sync{}) },
 			func() { f.beforeRead(func() bool { return true }) }} {
