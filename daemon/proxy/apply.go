@@ -195,6 +195,26 @@ func (a *applier) tampered() bool {
 	return tampered
 }
 
+// owned says whether the kernel keeps all other programs from changing our tables. It asks
+// the kernel once after each read.
+func (a *applier) owned() bool {
+	for _, t := range a.tables {
+		if t.known != written || !t.exists() {
+			return false
+		}
+		if t.ownership == unasked {
+			t.ownership = shared
+			if owned, err := a.kernel.Owned(t.inKernel().ID()); err == nil && owned {
+				t.ownership = ours
+			}
+		}
+		if t.ownership != ours {
+			return false
+		}
+	}
+	return true
+}
+
 // lost says whether another program has removed one of our tables, or chains or sets of
 // it; the next write then reads the table. What else it did only a read tells.
 func (a *applier) lost() bool {

@@ -83,6 +83,43 @@ func TestOwnedTablesAreNotRead(t *testing.T) {
 	})
 }
 
+// TestOwnedTablesAreCheckedLess: a loop at rest asks for the generation less often while
+// no other program can change its tables, and as often as before once one could.
+func TestOwnedTablesAreCheckedLess(t *testing.T) {
+	for _, owned := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			k := newKernel()
+			k.owned = owned
+			c := checking()
+			c.OwnedCheckPeriod = 4 * c.CheckPeriod
+			r := startWith(t, c, k, services(3))
+			r.publishAndWait()
+			during := func(d time.Duration) int {
+				before := k.asked
+				r.sleep(d)
+				return k.asked - before
+			}
+			want := 100
+			if owned {
+				want = 25
+				r.sleep(c.CheckPeriod) // The first check finds the owner.
+			}
+			if got := during(100 * c.CheckPeriod); got != want {
+				t.Errorf("owned %t: %d checks in 100 periods, want %d", owned, got, want)
+			}
+			if !owned {
+				return
+			}
+			k.owned = false
+			k.generation++
+			r.sleep(2 * c.OwnedCheckPeriod) // One check reads the tables, and the next finds no owner.
+			if got := during(100 * c.CheckPeriod); got != 100 {
+				t.Errorf("without an owner again: %d checks in 100 periods, want 100", got)
+			}
+		})
+	}
+}
+
 // TestBusyRuleset: another program writes all the time. Reading our tables takes a
 // hundredth of the time at most, however long one read takes, also where Services change meanwhile.
 func TestBusyRuleset(t *testing.T) {

@@ -33,6 +33,7 @@ type fakeKernel struct {
 	// owned says that no other program can change the tables.
 	owned bool
 	// generation counts the transactions, also those of the test.
+	asked      int // how often it was asked for the generation
 	generation uint32
 
 	mu          sync.Mutex // orders the test's writes before the loop's reads
@@ -86,6 +87,7 @@ func (k *fakeKernel) failure(f nft.Family, err error) error {
 
 func (k *fakeKernel) Generation() (uint32, error) {
 	k.handOver()
+	k.asked++
 	return k.generation, nil
 }
 

@@ -51,6 +51,9 @@ type Config struct {
 	// that changes all the time leads to reads for less than a hundredth of the time,
 	// and meanwhile only the loss of a table, chain or set is repaired at once.
 	CheckPeriod time.Duration
+	// OwnedCheckPeriod takes the place of CheckPeriod, if it is longer, while no other
+	// program can change our tables. A proxy at rest spends its time on these checks.
+	OwnedCheckPeriod time.Duration
 	// Begin is called in each sync before anything is written, if it is not nil.
 	// The observers hear how the sync ended. Begin must not wait.
 	Begin func()
@@ -74,7 +77,7 @@ const (
 // DefaultConfig has the periods that suit a kernel which takes a batch in less
 // than a millisecond.
 func DefaultConfig() Config {
-	return Config{MinSyncPeriod: 10 * time.Millisecond, RetryPeriod: time.Second, CheckPeriod: 250 * time.Millisecond}
+	return Config{MinSyncPeriod: 10 * time.Millisecond, RetryPeriod: time.Second, CheckPeriod: 250 * time.Millisecond, OwnedCheckPeriod: time.Second}
 }
 
 // Loop applies the newest snapshot of a mailbox to the kernel.
@@ -132,14 +135,16 @@ func (l *Loop) Run(ctx context.Context, in *service.Mailbox) error {
 	wake := time.NewTimer(0)
 	wake.Stop()
 	defer wake.Stop()
-	tick, stop := ticks(l.config.CheckPeriod)
-	defer stop()
+	tick := newTicks(l.config.CheckPeriod)
+	defer tick.stop()
 	for {
 		var check *pace.Budget
 		select {
 		case <-ctx.Done():
-		case <-tick:
-			if check = l.tampered(); check == nil {
+		case <-tick.C:
+			check = l.tampered()
+			tick.reset(l.checkPeriod())
+			if check == nil {
 				continue
 			}
 			l.takeNewest(in)
@@ -232,14 +237,41 @@ func (l *Loop) tampered() *pace.Budget {
 	return nil
 }
 
-// ticks is a ticker's channel and the function that stops it; a period of 0 never
-// ticks.
-func ticks(period time.Duration) (<-chan time.Time, func()) {
+// checkPeriod is the time from one check to the next.
+func (l *Loop) checkPeriod() time.Duration {
+	if l.config.OwnedCheckPeriod > l.config.CheckPeriod && l.applier.owned() {
+		return l.config.OwnedCheckPeriod
+	}
+	return l.config.CheckPeriod
+}
+
+// ticks is a ticker with a period that may change; a period of 0 never ticks.
+type ticks struct {
+	C      <-chan time.Time
+	ticker *time.Ticker
+	period time.Duration
+}
+
+func newTicks(period time.Duration) *ticks {
 	if period <= 0 {
-		return nil, func() {}
+		return &ticks{}
 	}
 	t := time.NewTicker(period)
-	return t.C, t.Stop
+	return &ticks{t.C, t, period}
+}
+
+// reset changes the period of a ticker that ticks.
+func (t *ticks) reset(period time.Duration) {
+	if period != t.period {
+		t.period = period
+		t.ticker.Reset(period)
+	}
+}
+
+func (t *ticks) stop() {
+	if t.ticker != nil {
+		t.ticker.Stop()
+	}
 }
 
 // nextSync is when the loop has work although no snapshot comes: to remove idle

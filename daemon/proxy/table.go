@@ -35,7 +35,20 @@ type familyTable struct {
 	inForce *nft.Table
 	// everRead says that the table was read at least once since the start.
 	everRead bool
+	// ownership says whether other programs can change the table, as far as it was asked.
+	ownership ownership
 }
+
+// ownership is what the kernel said about the owner of a table since the last read.
+type ownership uint8
+
+const (
+	unasked ownership = iota
+	// ours: no other program can change the table.
+	ours
+	// shared: any program can, as on kernels before Linux 6.9.
+	shared
+)
 
 func newFamilyTables() [2]*familyTable {
 	var tables [2]*familyTable
@@ -49,7 +62,7 @@ func newFamilyTables() [2]*familyTable {
 // before.
 func (t *familyTable) wasRead(state nft.State) (first bool) {
 	first = !t.everRead
-	t.known, t.state, t.everRead = read, state, true
+	t.known, t.state, t.everRead, t.ownership = read, state, true, unasked
 	return first
 }
 
@@ -60,7 +73,7 @@ func (t *familyTable) wasWritten(state nft.State, inForce *nft.Table) {
 }
 
 // mustBeRead has the table read before the next plan.
-func (t *familyTable) mustBeRead() { t.known = unread }
+func (t *familyTable) mustBeRead() { t.known, t.ownership = unread, unasked }
 
 // everInForce says whether the loop has put any table in force in the family.
 func (t *familyTable) everInForce() bool { return t.inForce.Sets.Len() > 0 }

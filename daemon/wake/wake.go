@@ -12,8 +12,9 @@ import (
 )
 
 const (
-	// period is how often the clocks are compared.
-	period = 250 * time.Millisecond
+	// period is how often the clocks are compared. Each time wakes a process that is
+	// otherwise at rest.
+	period = time.Second
 	// least is the shortest sleep that counts. Connections outlive a shorter one.
 	least = 5 * time.Second
 )
