@@ -1,6 +1,7 @@
 package kernel_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -75,8 +76,9 @@ func chainChange() change {
 // TestWhatCommitsWalk tells which commits cost what the table holds, and which do not. The
 // kernel walks through all verdicts that a base chain leads to where a verdict is added that leads
 // to a chain (nft_table_validate). It walks through a map where another chain gets a
-// rule that looks into it (nf_tables_bind_set). If this test says that a kernel no longer does one
-// of these, docs/data-path.md (A scaled Service) names what can become simpler.
+// rule that looks into it (nf_tables_bind_set). On a kernel that no longer does one of these the test
+// skips itself and says so, also on the page of make test-kernels. docs/data-path.md (A scaled Service)
+// names what can become simpler then.
 //
 // On Linux 6.18 the first takes 40 to 60 times as long beside 20,000 elements as beside 100, the second
 // 45 to 60 times, and all others 0.8 to 1.4 times.
@@ -102,18 +104,22 @@ func TestWhatCommitsWalk(t *testing.T) {
 			at.add[size], at.remove[size] = least(t, c, at.change)
 		}
 	}
+	var better []string
 	for _, at := range changes {
 		added, removed := growth(at.add), growth(at.remove)
 		t.Logf("%s: %v to add beside %d elements, %v beside %d (%.1f times); %.1f times to remove", at.name, at.add[0], few, at.add[1], many, added, removed)
 		switch {
 		case at.walksToAdd && added < limit:
-			t.Errorf("%s: this kernel no longer walks through the table", at.name)
+			better = append(better, at.name)
 		case !at.walksToAdd && added > limit:
 			t.Errorf("%s: adding it costs what the table holds", at.name)
 		}
 		if removed > limit {
 			t.Errorf("%s: removing it costs what the table holds", at.name)
 		}
+	}
+	if len(better) > 0 && !t.Failed() {
+		t.Skipf("this kernel no longer walks through the table to add %s", strings.Join(better, " and "))
 	}
 }
 
