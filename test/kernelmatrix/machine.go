@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"time"
 
 	"nftproxy/test/kernelmatrix/job"
 )
@@ -31,6 +32,7 @@ type outcome struct {
 	// died says that the machine ended in the middle of the job; console has its last words.
 	died    bool
 	console string
+	took    time.Duration
 }
 
 // run runs the jobs in one machine, and in another those that come after one in whose middle the
@@ -96,16 +98,17 @@ func (m machine) boot(ctx context.Context, image string, done func(name string, 
 func collect(r io.Reader, done func(name string, o outcome) error) (died map[string]outcome, err error) {
 	var name string
 	var output bytes.Buffer
+	var began time.Time
 	lines := bufio.NewReader(r)
 	for {
 		line, err := lines.ReadString('\n')
 		frame, ended, status, isFrame := job.Frame(line)
 		switch {
 		case isFrame && !ended:
-			name = frame
+			name, began = frame, time.Now()
 			output.Reset()
 		case isFrame && frame == name:
-			if err := done(name, outcome{status: status, output: bytes.Clone(output.Bytes())}); err != nil {
+			if err := done(name, outcome{status: status, output: bytes.Clone(output.Bytes()), took: time.Since(began)}); err != nil {
 				return nil, err
 			}
 			name = ""
@@ -114,7 +117,7 @@ func collect(r io.Reader, done func(name string, o outcome) error) (died map[str
 		}
 		if errors.Is(err, io.EOF) {
 			if name != "" {
-				died = map[string]outcome{name: {output: output.Bytes(), died: true}}
+				died = map[string]outcome{name: {output: output.Bytes(), died: true, took: time.Since(began)}}
 			}
 			return died, nil
 		}

@@ -58,10 +58,10 @@ func TestRead(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if r.good() != c.good || r.passed != c.passed || r.failed < c.fails || strings.Join(r.failedTests(), " ") != c.failed {
+			if r.good() != c.good || r.Passed != c.passed || r.Failed < c.fails || strings.Join(r.failedTests(), " ") != c.failed {
 				t.Errorf("%+v, failed tests %q", r, r.failedTests())
 			}
-			if got := reason(r.skips["TestS"]); got != c.skip {
+			if got := reason(r.Skips["TestS"]); got != c.skip {
 				t.Errorf("skipped for %q, want %q", got, c.skip)
 			}
 		})

@@ -55,7 +55,7 @@ func parse(args []string) (options, error) {
 	f.StringSliceVar(&o.packages, "packages", defaultPackages(), "`packages` whose tests to run")
 	f.StringVar(&o.tests, "run", "", "regular `expression` for the names of the tests to run")
 	f.StringVar(&o.logs, "logs", "bin/kernels", "`folder` for the output of tests and kernels")
-	f.StringVar(&o.page, "page", "", "`file` whose matrix to replace, such as docs/kernels.md")
+	f.StringVar(&o.page, "page", "", "`file` whose matrix to replace by the last complete run of each kernel, such as docs/kernels.md")
 	f.BoolVar(&o.short, "short", true, "run fewer rounds of each test")
 	f.BoolVar(&o.build, "build", true, "build the programs; otherwise those of the last time are used")
 	f.DurationVar(&o.timeout, "timeout", time.Hour, "end a kernel's machine after this `time`")
@@ -102,9 +102,17 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 			return fmt.Errorf("kernel %s: %w", r.series, err)
 		}
 		columns = append(columns, c)
+		if o.complete() {
+			if err := c.keep(o.logs); err != nil {
+				return err
+			}
+		}
 	}
 	return o.report(columns, out)
 }
+
+// complete says that the run has all tests of all packages, as the page wants it.
+func (o options) complete() bool { return o.tests == "" && slices.Equal(o.packages, defaultPackages()) }
 
 // report prints the matrix, and puts it on its page. Failed tests are an error.
 func (o options) report(columns []column, out io.Writer) error {
@@ -114,20 +122,38 @@ func (o options) report(columns []column, out io.Writer) error {
 	text := matrix(columns)
 	fmt.Fprintf(out, "\n%s", text)
 	if o.page != "" {
-		if err := page().Replace(o.page, text); err != nil {
+		if err := o.writePage(out); err != nil {
 			return err
 		}
 	}
 	var failed []string
 	for _, c := range columns {
-		if slices.ContainsFunc(c.results, func(r result) bool { return !r.good() }) {
-			failed = append(failed, c.series)
+		if slices.ContainsFunc(c.Results, func(r result) bool { return !r.good() }) {
+			failed = append(failed, c.Series)
 		}
 	}
 	if len(failed) > 0 {
 		return fmt.Errorf("tests failed on kernel %s", strings.Join(failed, " and "))
 	}
 	return nil
+}
+
+// writePage puts the last complete run of each kernel on the page. Without one of each it leaves the
+// page as it is.
+func (o options) writePage(out io.Writer) error {
+	var columns []column
+	for _, r := range releases() {
+		c, err := kept(o.logs, r.series)
+		if errors.Is(err, os.ErrNotExist) {
+			fmt.Fprintf(out, "\n%s stays as it is: there was no complete run on kernel %s\n", o.page, r.series)
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		columns = append(columns, c)
+	}
+	return page().Replace(o.page, matrix(columns))
 }
 
 // try runs the tests on the newest kernel of a release.
@@ -151,10 +177,10 @@ func try(ctx context.Context, o options, r release, m machine, cache, commands s
 	m.console = filepath.Join(o.logs, r.series+"-console.log")
 	m.image = func(jobs []job.Job) (string, error) { return file, i.write(file, jobs) }
 	started := time.Now()
-	c = column{series: r.series, kernel: kernel.Version}
+	c = column{Series: r.series, Kernel: kernel.Version, Day: started.Format(time.DateOnly)}
 	err = m.run(ctx, o.jobs(), func(name string, done outcome) error {
 		if name == checkJob {
-			c.findings, err = readFindings(done.output)
+			c.Findings, err = readFindings(done.output)
 			return err
 		}
 		log := filepath.Join(o.logs, r.series+"-"+testFile(name)+".log")
@@ -162,7 +188,7 @@ func try(ctx context.Context, o options, r release, m machine, cache, commands s
 			return err
 		}
 		result, err := read(ctx, name, done)
-		c.results = append(c.results, result)
+		c.Results = append(c.Results, result)
 		result.print(out)
 		return err
 	})
@@ -195,17 +221,17 @@ func (o options) jobs() []job.Job {
 func (r result) print(out io.Writer) {
 	word := "ok"
 	switch {
-	case r.died:
+	case r.Died:
 		word = "KERNEL DIED"
 	case !r.good():
 		word = "FAILED"
 	}
-	fmt.Fprintf(out, "  %-24s %-6s passed %d, failed %d, skipped %d\n", r.pkg, word, r.passed, r.failed, len(r.skips))
+	fmt.Fprintf(out, "  %-24s %-6s passed %d, failed %d, skipped %d, in %s\n", r.Pkg, word, r.Passed, r.Failed, len(r.Skips), r.Took.Round(time.Second))
 	for _, name := range r.failedTests() {
-		fmt.Fprintf(out, "    --- %s\n%s\n", name, indent(tail(r.failures[name], 20)))
+		fmt.Fprintf(out, "    --- %s\n%s\n", name, indent(tail(r.Failures[name], 20)))
 	}
-	for _, name := range keys(r.skips) {
-		fmt.Fprintf(out, "    skipped %s: %s\n", name, reason(r.skips[name]))
+	for _, name := range keys(r.Skips) {
+		fmt.Fprintf(out, "    skipped %s: %s\n", name, reason(r.Skips[name]))
 	}
 }
 

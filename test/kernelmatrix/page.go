@@ -9,12 +9,15 @@ import (
 	"nftproxy/test/section"
 )
 
-// column is one kernel of the matrix.
+// column is one kernel of the matrix, and how a run went there.
 type column struct {
-	// kernel is the version of the kernel's package.
-	series, kernel string
-	findings       []finding
-	results        []result
+	Series string
+	// Kernel is the version of the kernel's package.
+	Kernel string
+	// Day is when the run began, such as 2026-11-24.
+	Day      string
+	Findings []finding
+	Results  []result
 }
 
 // finding is one of nftproxy check.
@@ -41,21 +44,22 @@ func matrix(columns []column) string {
 		}
 		b.WriteByte('\n')
 	}
-	row("", func(c column) string { return "Linux " + c.series })
+	row("", func(c column) string { return "Linux " + c.Series })
 	row("---", func(column) string { return "---" })
-	row("Debian's version", func(c column) string { return c.kernel })
+	row("Debian's version", func(c column) string { return c.Kernel })
+	row("run on", func(c column) string { return c.Day })
 	for _, probe := range probes(columns) {
 		row(strings.TrimPrefix(probe, "kernel: "), func(c column) string { return c.finding(probe) })
 	}
-	for i := range columns[0].results {
-		row("tests of `"+columns[0].results[i].pkg+"`", func(c column) string { return c.results[i].summary() })
+	for i := range columns[0].Results {
+		row("tests of `"+columns[0].Results[i].Pkg+"`", func(c column) string { return c.Results[i].summary() })
 	}
 	notes := map[string][]string{}
 	for _, c := range columns {
-		for _, r := range c.results {
-			for _, name := range keys(r.skips) {
-				note := fmt.Sprintf("`%s` of %s: %s", name, r.pkg, escape(reason(r.skips[name])))
-				notes[note] = append(notes[note], c.series)
+		for _, r := range c.Results {
+			for _, name := range keys(r.Skips) {
+				note := fmt.Sprintf("`%s` of %s: %s", name, r.Pkg, escape(reason(r.Skips[name])))
+				notes[note] = append(notes[note], c.Series)
 			}
 		}
 	}
@@ -73,7 +77,7 @@ func matrix(columns []column) string {
 func probes(columns []column) []string {
 	var all []string
 	for _, c := range columns {
-		for _, f := range c.findings {
+		for _, f := range c.Findings {
 			if !slices.Contains(all, f.Probe) {
 				all = append(all, f.Probe)
 			}
@@ -83,26 +87,26 @@ func probes(columns []column) []string {
 }
 
 func (c column) finding(probe string) string {
-	i := slices.IndexFunc(c.findings, func(f finding) bool { return f.Probe == probe })
+	i := slices.IndexFunc(c.Findings, func(f finding) bool { return f.Probe == probe })
 	switch {
 	case i < 0:
 		return ""
-	case c.findings[i].Level == "green":
-		return escape(c.findings[i].Found)
+	case c.Findings[i].Level == "green":
+		return escape(c.Findings[i].Found)
 	}
-	return escape(fmt.Sprintf("**%s**: %s; %s", c.findings[i].Level, c.findings[i].Found, c.findings[i].Do))
+	return escape(fmt.Sprintf("**%s**: %s; %s", c.Findings[i].Level, c.Findings[i].Found, c.Findings[i].Do))
 }
 
 func (r result) summary() string {
-	parts := []string{fmt.Sprintf("%d pass", r.passed)}
-	if r.died {
+	parts := []string{fmt.Sprintf("%d pass", r.Passed)}
+	if r.Died {
 		parts = append(parts, "**the kernel died**")
 	}
-	if r.failed > 0 || !r.whole {
-		parts = append(parts, fmt.Sprintf("**%d fail**", r.failed))
+	if r.Failed > 0 || !r.Whole {
+		parts = append(parts, fmt.Sprintf("**%d fail**", r.Failed))
 	}
-	if len(r.skips) > 0 {
-		parts = append(parts, fmt.Sprintf("%d skipped", len(r.skips)))
+	if len(r.Skips) > 0 {
+		parts = append(parts, fmt.Sprintf("%d skipped", len(r.Skips)))
 	}
 	return strings.Join(parts, ", ")
 }

@@ -15,11 +15,12 @@ func TestPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	skips := map[string]string{"TestS": "=== RUN   TestS\n    s_test.go:9: no SCTP\n"}
-	old := column{series: "5.10", kernel: "5.10.262-1", findings: findings, results: []result{{pkg: "a/b", passed: 2, failed: 1, whole: true, skips: skips}}}
-	young := column{series: "6.12", kernel: "6.12.1-1", findings: findings[:1], results: []result{{pkg: "a/b", passed: 3, whole: true, died: true, skips: skips}}}
+	old := column{Series: "5.10", Kernel: "5.10.262-1", Day: "2026-11-23", Findings: findings, Results: []result{{Pkg: "a/b", Passed: 2, Failed: 1, Whole: true, Skips: skips}}}
+	young := column{Series: "6.12", Kernel: "6.12.1-1", Day: "2026-11-24", Findings: findings[:1], Results: []result{{Pkg: "a/b", Passed: 3, Whole: true, Died: true, Skips: skips}}}
 	text := matrix([]column{old, young})
 	for _, want := range []string{
 		"|  | Linux 5.10 | Linux 6.12 |\n| --- | --- | --- |\n",
+		"| run on | 2026-11-23 | 2026-11-24 |\n",
 		"| SCTP | works | works |\n",
 		"| owned tables | **yellow**: has none; live \\| with it |  |\n",
 		"| tests of `a/b` | 2 pass, **1 fail**, 1 skipped | 3 pass, **the kernel died**, 1 skipped |\n",

@@ -10,22 +10,23 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"time"
 )
 
 // result is how the tests of a package went on one kernel.
 type result struct {
-	pkg            string
-	passed, failed int
-	// skips has the words of each test that was skipped, and failures the output of each that failed.
-	skips, failures map[string]string
-	// died says that the kernel ended in the middle of the package.
-	died bool
-	// whole is false if the tests ended with an error other than a failed test.
-	whole   bool
-	console string
+	Pkg            string
+	Passed, Failed int
+	// Skips has the words of each test that was skipped, and Failures the output of each that failed.
+	Skips, Failures map[string]string
+	// Died says that the kernel ended in the middle of the package.
+	Died bool
+	// Whole is false if the tests ended with an error other than a failed test.
+	Whole bool
+	Took  time.Duration
 }
 
-func (r result) good() bool { return r.failed == 0 && r.whole && !r.died }
+func (r result) good() bool { return r.Failed == 0 && r.Whole && !r.Died }
 
 // event is one of go tool test2json.
 type event struct{ Action, Test, Output string }
@@ -38,7 +39,7 @@ func read(ctx context.Context, pkg string, o outcome) (result, error) {
 	if err != nil {
 		return result{}, fmt.Errorf("%s: %w", cmd, err)
 	}
-	r := result{pkg: pkg, skips: map[string]string{}, failures: map[string]string{}, died: o.died, console: o.console}
+	r := result{Pkg: pkg, Skips: map[string]string{}, Failures: map[string]string{}, Died: o.died, Took: o.took}
 	outputs := map[string]*strings.Builder{}
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	for {
@@ -55,21 +56,21 @@ func read(ctx context.Context, pkg string, o outcome) (result, error) {
 		case "output":
 			outputs[e.Test].WriteString(e.Output)
 		case "pass":
-			r.passed += count(e.Test)
+			r.Passed += count(e.Test)
 		case "fail":
-			r.failed += count(e.Test)
+			r.Failed += count(e.Test)
 			if e.Test != "" {
-				r.failures[e.Test] = outputs[e.Test].String()
+				r.Failures[e.Test] = outputs[e.Test].String()
 			}
 		case "skip":
 			if e.Test != "" {
-				r.skips[e.Test] = outputs[e.Test].String()
+				r.Skips[e.Test] = outputs[e.Test].String()
 			}
 		}
 	}
-	r.whole = o.status == 0 || o.status == 1 && r.failed > 0
-	if !r.whole && outputs[""] != nil {
-		r.failures["(the whole)"] = tail(string(o.output), 60)
+	r.Whole = o.status == 0 || o.status == 1 && r.Failed > 0
+	if !r.Whole && outputs[""] != nil {
+		r.Failures["(the whole)"] = tail(string(o.output), 60)
 	}
 	return r, nil
 }
@@ -90,9 +91,9 @@ func tail(text string, lines int) string {
 // failedTests are the names of tests that failed, without those that failed only for a part of them.
 func (r result) failedTests() []string {
 	var names []string
-	for name := range r.failures {
+	for name := range r.Failures {
 		inner := func(other string) bool { return strings.HasPrefix(other, name+"/") }
-		if !slices.ContainsFunc(keys(r.failures), inner) {
+		if !slices.ContainsFunc(keys(r.Failures), inner) {
 			names = append(names, name)
 		}
 	}
