@@ -26,7 +26,7 @@ func commandPackages() []string { return []string{"nftables", "iptables", "coreu
 func kernelTests(pkg string) string {
 	switch pkg {
 	case "nft/ruleset":
-		return "^(TestDeleteUnderTraffic|TestRangesCostNoPackets|TestEqualListsAreOneSet|TestChangedRangeIsLinearWork)$"
+		return "^(TestDeleteUnderTraffic|TestRangesCostNoPackets|TestEqualListsAreOneSet|TestChangedRangeIsLinearWork|TestLookupsUnderChurn)$"
 	case "daemon/proxy", "test/scenario":
 		return "^TestKernel"
 	}
