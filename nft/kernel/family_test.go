@@ -10,6 +10,7 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
+	"nftproxy/test/feature"
 )
 
 // own makes the Conn the owner of a program's tables.
@@ -26,8 +27,9 @@ func own(c *kernel.Conn, p *nft.Program) error {
 func TestForeignFamily(t *testing.T) {
 	ns, other := open(t)
 	must(t, other.Apply(nft.Batch{Ops: []nft.Op{nft.AddTable{Table: table(nft.IPv6)}}}))
-	if owned, err := other.Owned(table(nft.IPv6)); err != nil || !owned {
-		t.Skipf("this kernel has no owned tables that persist: %v", err)
+	if has, err := feature.OwnedTables(ns.Fd()); err != nil || !has {
+		must(t, err)
+		t.Skip("this kernel has no owned tables that persist")
 	}
 	c := openIn(t, ns)
 	p := everything()

@@ -105,7 +105,7 @@ func TestGenerationWithAnOwnedTable(t *testing.T) {
 	g := generations{c, openIn(t, ns)}
 	p := everything()
 	must(t, c.Apply(load(p)))
-	withOwnership(t, c)
+	withOwnership(t, ns, c)
 	set := p.IPv4.Set("affinity")
 	const clients = 1000
 	must(t, c.Remember(table(nft.IPv4), set, rememberedBy(nft.IPv4, 0, clients)))

@@ -10,18 +10,45 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
+	"nftproxy/test/feature"
 	"nftproxy/test/nftcmd"
+	"nftproxy/test/testnet"
 )
 
-// withOwnership skips the test where the kernel has no ownership (before Linux 6.9).
-func withOwnership(t *testing.T, c *kernel.Conn) {
+// withOwnership skips the test where the kernel has no ownership (before Linux 6.9). Where it has,
+// the Conn must own its tables.
+func withOwnership(t *testing.T, ns *testnet.Namespace, c *kernel.Conn) {
 	t.Helper()
+	has, err := feature.OwnedTables(ns.Fd())
+	must(t, err)
 	for _, f := range nft.Families() {
-		owned, err := c.Owned(table(f))
-		must(t, err)
-		if !owned {
-			t.Skip("this kernel has no owned tables that persist")
+		if owned, err := c.Owned(table(f)); err != nil || owned != has {
+			t.Errorf("table %s: owned is %v, error %v; the kernel has owned tables: %v", table(f), owned, err, has)
 		}
+	}
+	if !has {
+		t.Skip("this kernel has no owned tables that persist")
+	}
+}
+
+// TestWithoutOwnership: where the kernel has no ownership, another process can change our tables, and
+// the generation tells. Where it has, the kernel forbids the change.
+func TestWithoutOwnership(t *testing.T) {
+	ns, c := open(t)
+	must(t, c.Apply(load(everything())))
+	has, err := feature.OwnedTables(ns.Fd())
+	must(t, err)
+	before, err := c.Generation()
+	must(t, err)
+	other := openIn(t, ns)
+	err = other.Apply(nft.Batch{Ops: []nft.Op{nft.FlushChain{Table: table(nft.IPv4), Chain: "refuse"}}})
+	if has != errors.Is(err, unix.EPERM) || !has && err != nil {
+		t.Errorf("another's change: %v; the kernel has owned tables: %v", err, has)
+	}
+	after, err := c.Generation()
+	must(t, err)
+	if changed := after != before; changed == has {
+		t.Errorf("the generation tells of a change: %v; the kernel has owned tables: %v", changed, has)
 	}
 }
 
@@ -30,7 +57,7 @@ func TestOwnedTableIsOurs(t *testing.T) {
 	ns, c := open(t)
 	p := everything()
 	must(t, c.Apply(load(p)))
-	withOwnership(t, c)
+	withOwnership(t, ns, c)
 	before := ruleset(t, cmd, ns)
 
 	_, err := cmd.Run(ns, "", "delete", "table", "ip", tableName)
@@ -62,7 +89,7 @@ func TestOwnAfterRestart(t *testing.T) {
 	ns, c := open(t)
 	p := everything()
 	must(t, c.Apply(load(p)))
-	withOwnership(t, c)
+	withOwnership(t, ns, c)
 	before := ruleset(t, cmd, ns)
 	must(t, c.Close())
 
@@ -75,7 +102,7 @@ func TestOwnAfterRestart(t *testing.T) {
 		}
 	}
 	must(t, own(next, p))
-	withOwnership(t, next)
+	withOwnership(t, ns, next)
 	generation, err := next.Generation()
 	must(t, err)
 	must(t, own(next, p)) // there is nothing to own, and nothing is written
@@ -102,9 +129,13 @@ func TestAddTableThatExists(t *testing.T) {
 	must(t, err)
 	add := nft.Batch{Ops: []nft.Op{nft.AddTable{Table: table(nft.IPv4)}, nft.AddTable{Table: table(nft.IPv6)}}}
 	must(t, c.Apply(add))
-	owned, err := c.Owned(table(nft.IPv6))
+	has, err := feature.OwnedTables(ns.Fd())
 	must(t, err)
-	if !owned {
+	owned, err := c.Owned(table(nft.IPv6))
+	if err != nil || owned != has {
+		t.Errorf("new table: owned is %v, error %v; the kernel has owned tables: %v", owned, err, has)
+	}
+	if !has {
 		t.Skip("this kernel has no owned tables that persist")
 	}
 	if owned, err = c.Owned(table(nft.IPv4)); err != nil || owned {

@@ -279,7 +279,7 @@ func TestSweepOfAForeignTable(t *testing.T) {
 	ns, c := open(t)
 	p := everything()
 	must(t, c.Apply(load(p)))
-	withOwnership(t, c)
+	withOwnership(t, ns, c)
 	set := p.IPv4.Set("affinity")
 	must(t, c.Remember(table(nft.IPv4), set, rememberedBy(nft.IPv4, 0, 10)))
 	other := openIn(t, ns)

@@ -1,8 +1,12 @@
 package kernel_test
 
 import (
+	"errors"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"nftproxy/test/netlinkfault"
 	"nftproxy/test/nftcmd"
 )
 
@@ -23,4 +27,25 @@ func TestTryCounters(t *testing.T) {
 	if listing != "" {
 		t.Errorf("the trial left behind:\n%s", listing)
 	}
+}
+
+// TestTryCountersOfAKernelWithout: a kernel that has no memory for the counters of the elements, or no
+// module nft_counter, cannot count, by the error that a trial returns.
+func TestTryCountersOfAKernelWithout(t *testing.T) {
+	injector, c, _ := openFaulty(t)
+	for message, errno := range map[string]unix.Errno{"add element": unix.ENOMEM, "add set": unix.ENOENT, "add rule": unix.ENOENT} {
+		met := 0
+		injector.Decide(func(p netlinkfault.Place) (netlinkfault.Fault, bool) {
+			if p.Message != message {
+				return netlinkfault.Fault{}, false
+			}
+			met++
+			return netlinkfault.Fault{Kind: netlinkfault.Refuse, Errno: errno}, true
+		})
+		if err := c.TryCounters(); !errors.Is(err, errno) || met == 0 {
+			t.Errorf("%d times %q is refused with %v: the trial says %v", met, message, errno, err)
+		}
+	}
+	injector.Decide(netlinkfault.None)
+	must(t, c.TryCounters())
 }
