@@ -2,19 +2,45 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 )
 
-// A run of all kernels takes long, so each kernel's part of the matrix is kept in a file. A kernel that
-// is tried again by itself renews its own column of the page.
+// A run of all packages on all kernels takes long, so the outcomes are kept in a file for each kernel.
+// A package that runs again by itself renews its own cell of the page.
 
 func keptFile(dir, series string) string { return filepath.Join(dir, series+".json") }
 
-// keep writes the column into the folder.
+// readKept reads the outcomes of a kernel. The error matches fs.ErrNotExist if there are none.
+func readKept(dir, series string) (c column, err error) {
+	text, err := os.ReadFile(keptFile(dir, series))
+	if err != nil {
+		return c, err
+	}
+	if err := json.Unmarshal(text, &c); err != nil {
+		return c, fmt.Errorf("%s: %w", keptFile(dir, series), err)
+	}
+	return c, nil
+}
+
+// keep adds the column to the outcomes in the folder. Those on an older kernel of the series go.
 func (c column) keep(dir string) error {
+	old, err := readKept(dir, c.Series)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if old.Kernel == c.Kernel {
+		c.Results = slices.Clone(c.Results)
+		for _, r := range old.Results {
+			if c.result(r.Pkg) == nil {
+				c.Results = append(c.Results, r)
+			}
+		}
+	}
 	text, err := json.MarshalIndent(c, "", "\t")
 	if err != nil {
 		return fmt.Errorf("keep the run on kernel %s: %w", c.Series, err)
@@ -22,23 +48,29 @@ func (c column) keep(dir string) error {
 	return os.WriteFile(keptFile(dir, c.Series), text, 0o644)
 }
 
-// kept reads the column that keep wrote. One of other packages than today's counts as missing, and the
-// error then matches os.ErrNotExist.
-func kept(dir, series string) (c column, err error) {
-	file := keptFile(dir, series)
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return c, err
+// complete returns the kept outcomes of all packages on a kernel, and the packages that have none.
+func complete(dir, series string, packages []string) (c column, missing []string, err error) {
+	c, err = readKept(dir, series)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return c, nil, err
 	}
-	if err := json.Unmarshal(text, &c); err != nil {
-		return c, fmt.Errorf("%s: %w", file, err)
+	var results []result
+	for _, p := range packages {
+		if r := c.result(p); r != nil {
+			results = append(results, *r)
+		} else {
+			missing = append(missing, p)
+		}
 	}
-	var packages []string
-	for _, r := range c.Results {
-		packages = append(packages, r.Pkg)
+	c.Results = results
+	return c, missing, nil
+}
+
+// result is the outcome of a package, nil if there is none.
+func (c column) result(pkg string) *result {
+	i := slices.IndexFunc(c.Results, func(r result) bool { return r.Pkg == pkg })
+	if i < 0 {
+		return nil
 	}
-	if !slices.Equal(packages, defaultPackages()) {
-		return c, fmt.Errorf("%s has the packages %q: %w", file, packages, os.ErrNotExist)
-	}
-	return c, nil
+	return &c.Results[i]
 }

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestKept: a page shows the last complete run of each kernel, and stays as it is until there is one
-// of each, with today's packages.
+// TestKept: a page shows the last outcome of each package on each kernel, and stays as it is until
+// there is one of each.
 func TestKept(t *testing.T) {
 	dir := t.TempDir()
 	o := options{logs: dir, page: filepath.Join(dir, "page.md")}
@@ -28,30 +28,39 @@ func TestKept(t *testing.T) {
 		}
 		return string(text), out.String()
 	}
-	complete := func(series string, packages []string) column {
-		c := column{Series: series, Kernel: series + ".7-1", Day: "2026-11-24"}
-		for i, p := range packages {
-			c.Results = append(c.Results, result{Pkg: p, Passed: i + 1, Whole: true, Skips: map[string]string{"TestS": ""}})
+	keep := func(series, kernel string, passed int, packages ...string) {
+		t.Helper()
+		c := column{Series: series, Kernel: kernel, Day: "2026-11-24"}
+		for _, p := range packages {
+			c.Results = append(c.Results, result{Pkg: p, Passed: passed, Whole: true, Skips: map[string]string{"TestS": ""}})
 		}
 		if err := c.keep(dir); err != nil {
 			t.Fatal(err)
 		}
-		return c
 	}
+	all := defaultPackages()
 	for i, r := range releases() {
 		if page, said := write(); page != "# Page\n" || !strings.Contains(said, r.series) {
 			t.Fatalf("after %d kernels: %q, %q", i, page, said)
 		}
-		complete(r.series, defaultPackages()[1:])
-		if page, said := write(); page != "# Page\n" || !strings.Contains(said, r.series) {
-			t.Fatalf("after %d kernels and one of other packages: %q, %q", i, page, said)
+		keep(r.series, "old", 1, all...)
+		keep(r.series, "new", 2, all[1:]...) // those of the old kernel go
+		if page, said := write(); page != "# Page\n" || !strings.Contains(said, r.series) || !strings.Contains(said, all[0]) {
+			t.Fatalf("after %d kernels and one without a package: %q, %q", i, page, said)
 		}
-		complete(r.series, defaultPackages())
+		keep(r.series, "new", 3, all[0], "another/package")
 	}
 	page, _ := write()
-	for _, want := range []string{"| Debian's version | 5.10.7-1 | 6.1.7-1 | 6.12.7-1 |", "| tests of `nft/ruleset` | 2 pass, 1 skipped |"} {
+	for _, want := range []string{
+		"| Debian's version | new | new | new |",
+		"| tests of `" + all[0] + "` | 3 pass, 1 skipped | 3 pass, 1 skipped | 3 pass, 1 skipped |",
+		"| tests of `" + all[1] + "` | 2 pass, 1 skipped | 2 pass, 1 skipped | 2 pass, 1 skipped |",
+	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("%q is not on the page:\n%s", want, page)
 		}
+	}
+	if strings.Contains(page, "another/package") {
+		t.Errorf("a package that is not of the matrix is on the page:\n%s", page)
 	}
 }

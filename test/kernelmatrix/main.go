@@ -55,7 +55,7 @@ func parse(args []string) (options, error) {
 	f.StringSliceVar(&o.packages, "packages", defaultPackages(), "`packages` whose tests to run")
 	f.StringVar(&o.tests, "run", "", "regular `expression` for the names of the tests to run")
 	f.StringVar(&o.logs, "logs", "bin/kernels", "`folder` for the output of tests and kernels")
-	f.StringVar(&o.page, "page", "", "`file` whose matrix to replace by the last complete run of each kernel, such as docs/kernels.md")
+	f.StringVar(&o.page, "page", "", "`file` whose matrix to replace by the last outcome of each package, such as docs/kernels.md")
 	f.BoolVar(&o.short, "short", true, "run fewer rounds of each test")
 	f.BoolVar(&o.build, "build", true, "build the programs; otherwise those of the last time are used")
 	f.DurationVar(&o.timeout, "timeout", time.Hour, "end a kernel's machine after this `time`")
@@ -102,7 +102,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 			return fmt.Errorf("kernel %s: %w", r.series, err)
 		}
 		columns = append(columns, c)
-		if o.complete() {
+		if o.tests == "" { // all tests of its packages
 			if err := c.keep(o.logs); err != nil {
 				return err
 			}
@@ -110,9 +110,6 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	}
 	return o.report(columns, out)
 }
-
-// complete says that the run has all tests of all packages, as the page wants it.
-func (o options) complete() bool { return o.tests == "" && slices.Equal(o.packages, defaultPackages()) }
 
 // report prints the matrix, and puts it on its page. Failed tests are an error.
 func (o options) report(columns []column, out io.Writer) error {
@@ -138,18 +135,18 @@ func (o options) report(columns []column, out io.Writer) error {
 	return nil
 }
 
-// writePage puts the last complete run of each kernel on the page. Without one of each it leaves the
-// page as it is.
+// writePage puts the last outcome of each package on each kernel on the page. Without one of each it
+// leaves the page as it is.
 func (o options) writePage(out io.Writer) error {
 	var columns []column
 	for _, r := range releases() {
-		c, err := kept(o.logs, r.series)
-		if errors.Is(err, os.ErrNotExist) {
-			fmt.Fprintf(out, "\n%s stays as it is: there was no complete run on kernel %s\n", o.page, r.series)
-			return nil
-		}
+		c, missing, err := complete(o.logs, r.series, defaultPackages())
 		if err != nil {
 			return err
+		}
+		if len(missing) > 0 {
+			fmt.Fprintf(out, "\n%s stays as it is: on kernel %s no tests ran yet of %s\n", o.page, r.series, strings.Join(missing, ", "))
+			return nil
 		}
 		columns = append(columns, c)
 	}
