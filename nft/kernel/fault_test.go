@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"testing"
@@ -79,6 +80,26 @@ func questions(c *kernel.Conn, p *nft.Program) map[string]func() (string, error)
 	}
 }
 
+// faultsAt are the faults to try at the messages that were sent. With -short each fault comes at one
+// message of each kind.
+func faultsAt(places []netlinkfault.Place) iter.Seq2[netlinkfault.Place, netlinkfault.Fault] {
+	return func(yield func(netlinkfault.Place, netlinkfault.Fault) bool) {
+		tried := map[string]bool{}
+		for _, at := range netlinkfault.Choose(places) {
+			for _, f := range netlinkfault.Faults(at) {
+				sort := at.Message + ": " + f.String()
+				if testing.Short() && tried[sort] {
+					continue
+				}
+				tried[sort] = true
+				if !yield(at, f) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // TestFaultsOfAnswers: one answer of the kernel goes wrong while a Conn reads. Either the method
 // returns an error, or its answer is right. Without further faults the next answer is right.
 func TestFaultsOfAnswers(t *testing.T) {
@@ -97,23 +118,21 @@ func TestFaultsOfAnswers(t *testing.T) {
 		})
 		want, err := ask()
 		must(t, err)
-		for _, at := range netlinkfault.Choose(places) {
-			for _, f := range netlinkfault.Faults(at) {
-				if f.Errno == unix.ENOENT {
-					continue // That answer says that there is nothing.
-				}
-				injector.Decide(func(p netlinkfault.Place) (netlinkfault.Fault, bool) { return f, p.Number == at.Number })
-				got, err := ask()
-				if err == nil && got != want {
-					t.Errorf("%s, %s at message %d, %s: no error, and the answer is not the right one", name, f, at.Number, at)
-				}
-				if cases++; err != nil {
-					failures++
-				}
-				injector.Decide(netlinkfault.None)
-				if got, err = ask(); err != nil || got != want {
-					t.Fatalf("%s after %s at message %d, %s: error %v, the right answer: %t", name, f, at.Number, at, err, got == want)
-				}
+		for at, f := range faultsAt(places) {
+			if f.Errno == unix.ENOENT {
+				continue // That answer says that there is nothing.
+			}
+			injector.Decide(func(p netlinkfault.Place) (netlinkfault.Fault, bool) { return f, p.Number == at.Number })
+			got, err := ask()
+			if err == nil && got != want {
+				t.Errorf("%s, %s at message %d, %s: no error, and the answer is not the right one", name, f, at.Number, at)
+			}
+			if cases++; err != nil {
+				failures++
+			}
+			injector.Decide(netlinkfault.None)
+			if got, err = ask(); err != nil || got != want {
+				t.Fatalf("%s after %s at message %d, %s: error %v, the right answer: %t", name, f, at.Number, at, err, got == want)
 			}
 		}
 	}
@@ -150,30 +169,28 @@ func TestFaultsOfSweep(t *testing.T) {
 			})
 			must(t, sweep())
 			cases := 0
-			for _, at := range netlinkfault.Choose(places) {
-				for _, f := range netlinkfault.Faults(at) {
-					fill()
-					before, err := c.Generation()
-					must(t, err)
-					injector.Decide(func(p netlinkfault.Place) (netlinkfault.Fault, bool) { return f, p.Number == at.Number })
-					err = sweep()
-					injector.Decide(netlinkfault.None)
-					cases++
-					what := fmt.Sprintf("%s at message %d, %s", f, at.Number, at)
-					after, errGeneration := c.Generation()
-					must(t, errGeneration)
-					if int32(after-before) < 0 {
-						t.Errorf("%s: a later transaction of another process would be hidden: the generation went from %d to %d", what, before, after)
-					}
-					if err == nil && f.Errno != unix.ENOENT && len(learnt(t, other, nft.IPv4, set)) != clients*8/10 {
-						t.Errorf("%s: no error, and stale clients are left", what)
-					}
-					if err := sweep(); err != nil {
-						t.Errorf("after %s: %v", what, err)
-					}
-					if n := len(learnt(t, other, nft.IPv4, set)); n != clients*8/10 {
-						t.Errorf("after %s and another sweep: %d clients", what, n)
-					}
+			for at, f := range faultsAt(places) {
+				fill()
+				before, err := c.Generation()
+				must(t, err)
+				injector.Decide(func(p netlinkfault.Place) (netlinkfault.Fault, bool) { return f, p.Number == at.Number })
+				err = sweep()
+				injector.Decide(netlinkfault.None)
+				cases++
+				what := fmt.Sprintf("%s at message %d, %s", f, at.Number, at)
+				after, errGeneration := c.Generation()
+				must(t, errGeneration)
+				if int32(after-before) < 0 {
+					t.Errorf("%s: a later transaction of another process would be hidden: the generation went from %d to %d", what, before, after)
+				}
+				if err == nil && f.Errno != unix.ENOENT && len(learnt(t, other, nft.IPv4, set)) != clients*8/10 {
+					t.Errorf("%s: no error, and stale clients are left", what)
+				}
+				if err := sweep(); err != nil {
+					t.Errorf("after %s: %v", what, err)
+				}
+				if n := len(learnt(t, other, nft.IPv4, set)); n != clients*8/10 {
+					t.Errorf("after %s and another sweep: %d clients", what, n)
 				}
 			}
 			t.Logf("%d cases", cases)
@@ -204,30 +221,28 @@ func faultsOfApply(t *testing.T, older bool) {
 	})
 	must(t, c.Apply(batch))
 	cases := 0
-	for _, at := range netlinkfault.Choose(places) {
-		for _, f := range netlinkfault.Faults(at) {
-			injector.Decide(netlinkfault.None)
-			must(t, deleted(c))
-			injector.Decide(func(p netlinkfault.Place) (netlinkfault.Fault, bool) { return f, p.Number == at.Number })
-			err := c.Apply(batch)
-			injector.Decide(netlinkfault.None)
-			cases++
-			m, errRead := other.Read(p)
-			must(t, errRead)
-			whole := m.Table(table(nft.IPv4)) != nil
-			what := fmt.Sprintf("%s at message %d, %s", f, at.Number, at)
-			var refused *kernel.BatchError
-			switch {
-			case err == nil && !whole:
-				t.Errorf("%s: no error, and the kernel has nothing of the batch", what)
-			case errors.As(err, &refused) && whole:
-				t.Errorf("%s: the kernel has the batch although it refused it: %v", what, err)
-			case err != nil && whole && !errors.Is(err, kernel.ErrOutcomeUnknown):
-				t.Errorf("%s: the kernel has the batch, and its outcome is not said to be unknown: %v", what, err)
-			}
-			if whole && m.String() != modelOf(t, batch) {
-				t.Errorf("%s: the kernel has part of the batch", what)
-			}
+	for at, f := range faultsAt(places) {
+		injector.Decide(netlinkfault.None)
+		must(t, deleted(c))
+		injector.Decide(func(p netlinkfault.Place) (netlinkfault.Fault, bool) { return f, p.Number == at.Number })
+		err := c.Apply(batch)
+		injector.Decide(netlinkfault.None)
+		cases++
+		m, errRead := other.Read(p)
+		must(t, errRead)
+		whole := m.Table(table(nft.IPv4)) != nil
+		what := fmt.Sprintf("%s at message %d, %s", f, at.Number, at)
+		var refused *kernel.BatchError
+		switch {
+		case err == nil && !whole:
+			t.Errorf("%s: no error, and the kernel has nothing of the batch", what)
+		case errors.As(err, &refused) && whole:
+			t.Errorf("%s: the kernel has the batch although it refused it: %v", what, err)
+		case err != nil && whole && !errors.Is(err, kernel.ErrOutcomeUnknown):
+			t.Errorf("%s: the kernel has the batch, and its outcome is not said to be unknown: %v", what, err)
+		}
+		if whole && m.String() != modelOf(t, batch) {
+			t.Errorf("%s: the kernel has part of the batch", what)
 		}
 	}
 	t.Logf("%d cases", cases)

@@ -73,8 +73,11 @@ func TestWays(t *testing.T) {
 		}
 		must(t, c.DeleteTables(tableName))
 		must(t, c.Close())
-		for _, with := range setUps {
-			for _, way := range ways.All() {
+		for i, with := range setUps {
+			for j, way := range ways.All() {
+				if testing.Short() && i != j%len(setUps) {
+					continue // each way with one of them
+				}
 				k := &kernelTables{t: t, ns: ns, setUp: with.setUp}
 				m, _, counts, err := way.Run(rng, &script, k)
 				if err != nil {
