@@ -48,9 +48,13 @@ const (
 	phaseDeleteRemade
 	// phaseAddRemade declares them again, for the rules that follow.
 	phaseAddRemade
+	// phaseOldVerdicts deletes elements of verdict maps, if phaseRules has anything to do. Another
+	// process may have added one that leads to a chain whose rules are wrong behind a base chain that
+	// will look into the map. Linux 5.10 refuses the base chain's rule while the element is there.
+	phaseOldVerdicts
 	// phaseRules fills base chains, and the chains that phaseFlushes emptied.
 	phaseRules
-	// phaseElements deletes and adds elements, set by set. Every chain that a verdict
+	// phaseElements deletes and adds the other elements, set by set. Every chain that a verdict
 	// points to has its rules now. In each set deletions come first: a key can
 	// move from one part to another.
 	phaseElements

@@ -159,19 +159,22 @@ func (p *tablePlan) addElement(part string, e Element) {
 func (p *tablePlan) planElements() {
 	id := p.want.ID()
 	for _, name := range slices.Sorted(maps.Keys(p.elements)) {
-		c, at := p.elements[name], phaseElements
+		c, gone, added := p.elements[name], phaseElements, phaseElements
 		have, set := p.have.applied.Set(name), p.want.Set(name)
-		switch {
-		case have == nil:
-			at = phaseNewElements
-		case set == nil:
+		if have == nil {
+			gone, added = phaseNewElements, phaseNewElements
+		}
+		if set == nil {
 			set = have
 		}
+		if have != nil && set.Verdicts && len(p.emptied) > 0 {
+			gone = phaseOldVerdicts
+		}
 		if len(c.gone) > 0 {
-			p.phases.addOp(at, DeleteElements{id, set, c.gone})
+			p.phases.addOp(gone, DeleteElements{id, set, c.gone})
 		}
 		if len(c.added) > 0 {
-			p.phases.addOp(at, AddElements{id, set, c.added})
+			p.phases.addOp(added, AddElements{id, set, c.added})
 		}
 	}
 }
