@@ -54,6 +54,7 @@ func complete(dir, series string, packages []string) (c column, missing []string
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return c, nil, err
 	}
+	c.Series = series
 	var results []result
 	for _, p := range packages {
 		if r := c.result(p); r != nil {

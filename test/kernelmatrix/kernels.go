@@ -29,9 +29,15 @@ func kernelTests(pkg string) string {
 		return "^(TestDeleteUnderTraffic|TestRangesCostNoPackets|TestEqualListsAreOneSet|TestChangedRangeIsLinearWork|TestLookupsUnderChurn)$"
 	case "daemon/proxy", "test/scenario":
 		return "^TestKernel"
+	case "daemon/explain/live":
+		return "^TestAsk$"
 	}
 	return "."
 }
+
+// sameEverywhere are the tests that take long and are about our own code: the first inputs of fuzz
+// targets, the kernel's answers that a test makes wrong itself, and two without a kernel.
+const sameEverywhere = "^(Fuzz|TestFaults|TestCleanerStaysWithinBudget$|TestStaleAgainstOracle$)"
 
 // defaultPackages are those with tests that need a kernel, and no API server.
 func defaultPackages() []string {

@@ -51,14 +51,13 @@ func matrix(columns []column) string {
 	for _, probe := range probes(columns) {
 		row(strings.TrimPrefix(probe, "kernel: "), func(c column) string { return c.finding(probe) })
 	}
-	for i := range columns[0].Results {
-		row("tests of `"+columns[0].Results[i].Pkg+"`", func(c column) string { return c.Results[i].summary() })
+	for _, pkg := range packages(columns) {
+		row("tests of `"+pkg+"`", func(c column) string { return c.result(pkg).summary() })
 	}
 	notes := map[string][]string{}
 	for _, c := range columns {
 		for _, r := range c.Results {
-			for _, name := range keys(r.Skips) {
-				note := fmt.Sprintf("`%s` of %s: %s", name, r.Pkg, escape(reason(r.Skips[name])))
+			for _, note := range r.skipNotes() {
 				notes[note] = append(notes[note], c.Series)
 			}
 		}
@@ -71,6 +70,37 @@ func matrix(columns []column) string {
 	slices.Sort(lines)
 	b.WriteString(strings.Join(lines, ""))
 	return b.String()
+}
+
+// skipNotes say which tests of a package skipped themselves, with one note for each reason.
+func (r result) skipNotes() []string {
+	byReason := map[string][]string{}
+	for _, name := range keys(r.Skips) {
+		why := escape(reason(r.Skips[name]))
+		byReason[why] = append(byReason[why], name)
+	}
+	var notes []string
+	for why, names := range byReason {
+		more := ""
+		if len(names) > 1 {
+			more = fmt.Sprintf(" and %d more", len(names)-1)
+		}
+		notes = append(notes, fmt.Sprintf("`%s`%s of %s: %s", names[0], more, r.Pkg, why))
+	}
+	return notes
+}
+
+// packages lists the packages of all columns.
+func packages(columns []column) []string {
+	var all []string
+	for _, c := range columns {
+		for _, r := range c.Results {
+			if !slices.Contains(all, r.Pkg) {
+				all = append(all, r.Pkg)
+			}
+		}
+	}
+	return all
 }
 
 // probes lists the probes of all columns, in the order of nftproxy check.
@@ -97,7 +127,10 @@ func (c column) finding(probe string) string {
 	return escape(fmt.Sprintf("**%s**: %s; %s", c.Findings[i].Level, c.Findings[i].Found, c.Findings[i].Do))
 }
 
-func (r result) summary() string {
+func (r *result) summary() string {
+	if r == nil {
+		return "did not run"
+	}
 	parts := []string{fmt.Sprintf("%d pass", r.Passed)}
 	if r.Died {
 		parts = append(parts, "**the kernel died**")

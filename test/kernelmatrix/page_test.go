@@ -15,6 +15,9 @@ func TestPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	skips := map[string]string{"TestS": "=== RUN   TestS\n    s_test.go:9: no SCTP\n"}
+	for _, name := range []string{"TestX/1", "TestX/2", "TestX/3"} {
+		skips[name] = "    x_test.go:5: too slow\n"
+	}
 	old := column{Series: "5.10", Kernel: "5.10.262-1", Day: "2026-11-23", Findings: findings, Results: []result{{Pkg: "a/b", Passed: 2, Failed: 1, Whole: true, Skips: skips}}}
 	young := column{Series: "6.12", Kernel: "6.12.1-1", Day: "2026-11-24", Findings: findings[:1], Results: []result{{Pkg: "a/b", Passed: 3, Whole: true, Died: true, Skips: skips}}}
 	text := matrix([]column{old, young})
@@ -23,8 +26,9 @@ func TestPage(t *testing.T) {
 		"| run on | 2026-11-23 | 2026-11-24 |\n",
 		"| SCTP | works | works |\n",
 		"| owned tables | **yellow**: has none; live \\| with it |  |\n",
-		"| tests of `a/b` | 2 pass, **1 fail**, 1 skipped | 3 pass, **the kernel died**, 1 skipped |\n",
+		"| tests of `a/b` | 2 pass, **1 fail**, 4 skipped | 3 pass, **the kernel died**, 4 skipped |\n",
 		"- `TestS` of a/b: no SCTP (on 5.10, 6.12)\n",
+		"- `TestX/1` and 2 more of a/b: too slow (on 5.10, 6.12)\n",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not in\n%s", want, text)
