@@ -108,10 +108,10 @@ bench-quick: build ## the same at the smallest size, in a few minutes
 	hack/build-tools.sh kube-proxy$(if $(filter-out 1.37,$(KUBE_PROXY)),-$(KUBE_PROXY))
 	$(GO) run ./bench --quick
 
-bench-node: build ## measure what a node pays beside kube-proxy: CPU of changes, start, memory; adds to docs/bench, or to OUT=directory; 10 min, as root
+bench-node: build ## measure what a node pays beside kube-proxy: CPU of changes, start, memory; writes docs/bench/node, or OUT=directory; 10 min, as root
 	hack/build-tools.sh
 	hack/build-tools.sh kube-proxy$(if $(filter-out 1.37,$(KUBE_PROXY)),-$(KUBE_PROXY))
-	$(GO) run ./bench --only node --add --proxy nftproxy --proxy "kube-proxy nftables" $(if $(OUT),--out $(OUT))
+	$(GO) run ./bench --only node --proxy nftproxy --proxy "kube-proxy nftables" --out $(or $(OUT),docs/bench/node)
 
 bench-stages: ## benchmark each stage (decoding, compile, plan, encode, apply, dump), with allocations
 	$(GO) test -run '^$$' -bench . -benchmem ./model/treap ./model/service ./watch ./nft/ruleset ./nft/kernel ./daemon/affinity ./conntrack

@@ -13,6 +13,9 @@ type claim struct {
 	file string
 	// question and key say which figures of a report the picture has.
 	question, key string
+	// rates says that the horizontal axis is about changes a second: the picture has the
+	// figures of a node at the usual size, and no question of its own.
+	rates bool
 	// backends are those that are drawn, where the report has them: the first one
 	// below the others.
 	backends []string
@@ -24,7 +27,7 @@ type claim struct {
 
 // figures are what the sentence of a claim is made of, as text.
 type figures struct {
-	// services is the number of Services that the sentence is about, ours what
+	// services is the number of Services, or of changes a second, that the sentence is about, ours what
 	// nftproxy did with them, and theirs what kube-proxy did: in the mode that is the
 	// best at it, if the report has several; "" if it has none.
 	services, ours, theirs string
@@ -95,7 +98,45 @@ func claims() []claim {
 				return text + fmt.Sprintf(", and %s with %s", f.withFew, f.few)
 			},
 		},
+		{
+			file: "cpu-of-changes.svg", key: result.Value, rates: true, backends: most,
+			about: fmt.Sprintf("CPU time of the proxy, children included, while single endpoints are replaced for %s, at %s", longDuration(result.NodeTime), words(result.Usual)),
+			sentence: func(f figures) string {
+				return compare("With %[1]s endpoint changes a second for "+longDuration(result.NodeTime)+", nftproxy takes %[2]s of CPU time", ", kube-proxy %s", f)
+			},
+		},
 	}
+}
+
+// words is the name of a size in words.
+func words(size string) string {
+	services, endpoints, _ := strings.Cut(size, "x")
+	return services + " Services with " + endpoints + " endpoints each"
+}
+
+// cells are the figures of the picture.
+func (c *claim) cells(r *result.Report) []result.Cell {
+	if !c.rates {
+		return r.Of(c.question)
+	}
+	var list []result.Cell
+	for _, rate := range result.NodeRates() {
+		for _, cell := range r.Of(result.NodeCPU(rate)) {
+			if cell.Size == result.Usual {
+				cell.Services, cell.Endpoints = rate, 0
+				list = append(list, cell)
+			}
+		}
+	}
+	return list
+}
+
+// things are what the numbers on the horizontal axis count.
+func (c *claim) things() string {
+	if c.rates {
+		return "endpoint changes a second"
+	}
+	return "Services"
 }
 
 // compare makes a sentence of two clauses: one about nftproxy, of the number of

@@ -74,21 +74,21 @@ func (s *svg) paragraph(y float64, class, text string, size, line float64, bold 
 // setScales makes both scales logarithmic, or both in proportion: what grows with the
 // number of Services is a straight line in either case.
 func (d *drawing) setScales() {
-	var services, values []float64
+	var numbers, values []float64
 	for _, s := range d.series {
 		for _, p := range s.points {
-			services, values = append(services, float64(p.services)), append(values, p.value)
+			numbers, values = append(numbers, float64(p.number)), append(values, p.value)
 		}
 	}
 	low, high := extent(values)
 	logarithmic := high/low > manyTimes
-	d.across = newScale(logarithmic, services, plotLeft, plotRight)
+	d.across = newScale(logarithmic, numbers, plotLeft, plotRight)
 	d.up = newScale(logarithmic, values, d.bottom, d.top)
 }
 
 // at is where a point of a series is.
 func (d *drawing) at(p *point) (x, y float64) {
-	return d.across.pixel(float64(p.services)), d.up.pixel(p.value)
+	return d.across.pixel(float64(p.number)), d.up.pixel(p.value)
 }
 
 // drawAxes draws the ticks, and a vertical line where the figures of the claim are.
@@ -115,20 +115,20 @@ func (d *drawing) drawAxes() {
 		written = append(written, a)
 	}
 	d.line("grid", plotLeft, d.bottom, plotRight, d.bottom)
-	x := d.across.pixel(float64(d.services))
+	x := d.across.pixel(float64(d.number))
 	d.line("grid", x, d.bottom, x, d.top)
 }
 
-// sizes are the numbers of Services that the axis names, the most important ones first:
+// sizes are the numbers that the axis names, the most important ones first:
 // those that were measured if the scale is logarithmic, else round ones.
 func (d *drawing) sizes() []float64 {
 	if !d.across.logarithmic {
 		return d.across.ticks()
 	}
-	list := []float64{float64(d.services)}
+	list := []float64{float64(d.number)}
 	for _, s := range d.series {
 		for _, p := range s.points {
-			list = append(list, float64(p.services))
+			list = append(list, float64(p.number))
 		}
 	}
 	return list
@@ -197,7 +197,7 @@ func (d *drawing) drawLabels() {
 	}
 }
 
-// label has the name of a series, and what it did with the number of Services of the
+// label has the name of a series, and what it did with the number of the
 // claim, unless the figure has a place beside its point. The first line wants to be
 // where the line of the series ends; a series without points has its label at the top.
 func (d *drawing) label(index int) label {
@@ -206,7 +206,7 @@ func (d *drawing) label(index int) label {
 	names := wrap(displayName(s.backend), textSize, true, room)
 	l := label{lines: names, names: len(names)}
 	if d.places[index] == nil {
-		l.lines = append(l.lines, wrap(s.label(d.services), textSize, false, room)...)
+		l.lines = append(l.lines, wrap(s.label(d.number), textSize, false, room)...)
 	}
 	l.height = float64(len(l.lines))*textLine + labelGap
 	l.wanted = d.top

@@ -38,9 +38,9 @@ type picture struct {
 	// rivals has each way to run kube-proxy, also those that are not drawn: the sentence
 	// compares with the best of them.
 	rivals []series
-	// services is the number of Services that the claim is about: the greatest with a
-	// figure of nftproxy and one of kube-proxy.
-	services int
+	// number is the one that the claim is about: the greatest with a figure of nftproxy
+	// and one of kube-proxy.
+	number int
 	// endpoints says that the report counts them: perService for each Service.
 	endpoints bool
 	// version is that of kube-proxy; "" if the report does not say it.
@@ -50,7 +50,7 @@ type picture struct {
 // newPicture returns nil if the report has no figure of nftproxy.
 func newPicture(c claim, r *result.Report) *picture {
 	p := &picture{claim: c, version: r.Facts.Versions["kube-proxy"]}
-	cells := r.Of(c.question)
+	cells := c.cells(r)
 	p.endpoints = slices.ContainsFunc(cells, func(cell result.Cell) bool { return cell.Endpoints > 0 })
 	for _, backend := range c.backends {
 		if s, found := newSeries(cells, backend, c.key); found {
@@ -66,17 +66,17 @@ func newPicture(c claim, r *result.Report) *picture {
 	if p.ours == nil || len(p.ours.points) == 0 {
 		return nil
 	}
-	p.services = p.ours.points[len(p.ours.points)-1].services
+	p.number = p.ours.points[len(p.ours.points)-1].number
 	with := 0
 	for _, theirs := range p.theirs() {
 		for _, both := range theirs.points {
-			if p.ours.at(both.services) != nil {
-				with = max(with, both.services)
+			if p.ours.at(both.number) != nil {
+				with = max(with, both.number)
 			}
 		}
 	}
 	if with > 0 {
-		p.services = with
+		p.number = with
 	}
 	return p
 }
@@ -92,14 +92,14 @@ func (p *picture) theirs() []*series {
 	return list
 }
 
-// best is what kube-proxy did with the number of Services that the claim is about, in
+// best is what kube-proxy did with the number that the claim is about, in
 // the mode that took least, and in how many modes there is a figure. A limit that it
 // exceeded is no figure while another mode has one.
 func (p *picture) best() (text string, modes int) {
 	var least *point
 	for i := range p.rivals {
 		s := &p.rivals[i]
-		at := s.at(p.services)
+		at := s.at(p.number)
 		if at == nil {
 			continue
 		}
@@ -122,9 +122,9 @@ func (p *picture) of(backend string) *series {
 func (p *picture) title() string {
 	first, last := &p.ours.points[0], &p.ours.points[len(p.ours.points)-1]
 	f := figures{
-		services: result.Count(p.services), ours: p.ours.text(p.ours.at(p.services)),
-		few: result.Count(first.services), withFew: p.ours.text(first),
-		many: result.Count(last.services), withMany: p.ours.text(last),
+		services: result.Count(p.number), ours: p.ours.text(p.ours.at(p.number)),
+		few: result.Count(first.number), withFew: p.ours.text(first),
+		many: result.Count(last.number), withMany: p.ours.text(last),
 	}
 	modes := 0
 	f.theirs, modes = p.best()
@@ -137,22 +137,22 @@ func (p *picture) axisName() string {
 	if p.endpoints {
 		return fmt.Sprintf("number of Services, with %d endpoints each", perService)
 	}
-	return "number of Services"
+	return "number of " + p.things()
 }
 
 // description is the picture in words.
 func (p *picture) description() string {
 	words := []string{p.about + ", by the " + p.axisName() + "."}
 	for i := range p.series {
-		words = append(words, p.series[i].describe())
+		words = append(words, p.series[i].describe(p.things()))
 	}
 	return strings.Join(append(words, p.footnotes()...), " ")
 }
 
 // footnotes say why kube-proxy's lines end before nftproxy's.
 func (p *picture) footnotes() []string {
-	most := p.ours.points[len(p.ours.points)-1].services
-	if most == p.services {
+	most := p.ours.points[len(p.ours.points)-1].number
+	if most == p.number {
 		return nil // the labels say it
 	}
 	var notes []string
@@ -160,9 +160,9 @@ func (p *picture) footnotes() []string {
 		if s.at(most) != nil || !strings.HasPrefix(s.backend, "kube-proxy") {
 			continue
 		}
-		note := "kube-proxy was not run with " + result.Count(most) + " Services."
+		note := "kube-proxy was not run with " + result.Count(most) + " " + p.things() + "."
 		if why := s.gapAt(most); why != "" {
-			note = "kube-proxy with " + result.Count(most) + " Services: " + why + "."
+			note = "kube-proxy with " + result.Count(most) + " " + p.things() + ": " + why + "."
 		}
 		if !slices.Contains(notes, note) {
 			notes = append(notes, note)

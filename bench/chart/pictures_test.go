@@ -54,6 +54,16 @@ func everyClaim() *result.Report {
 	control(result.Churn1000, "ms", result.P99, 20, 2_400)
 	r.Cell(result.Churn1000, result.KubeProxyNFTables, "10,000x10").Over = true
 	control(result.PeakMemory, "MB", result.Value, 50, 140)
+	for _, rate := range result.NodeRates() {
+		c := result.Cell{Question: result.NodeCPU(rate), Size: result.Usual, Services: 10_000, Endpoints: 100_000, Unit: "s"}
+		c.Backend, c.Values = result.NFTProxy, map[string]float64{result.Value: 0.1 + 0.02*float64(rate)}
+		put(c)
+		c.Backend, c.Values = result.KubeProxyNFTables, map[string]float64{result.Value: 7 + 0.05*float64(rate)}
+		put(c)
+		// Another size is in no picture.
+		c.Backend, c.Size, c.Services, c.Endpoints = result.NFTProxy, "44,000x1", 44_000, 44_000
+		put(c)
+	}
 	for _, services := range []int{1, 1_000, 10_000, 30_000} {
 		c := result.Cell{Question: result.ConnectionSetup + ", pod to cluster IP, last service", Size: result.Count(services), Services: services, Unit: "us"}
 		c.Backend, c.Values = result.NFTProxy, map[string]float64{result.P50: 22.8}
@@ -88,24 +98,31 @@ func TestPictures(t *testing.T) {
 	}
 }
 
-// TestPublished: the pictures in docs/bench are those of the report there, and there
-// are no others.
+// TestPublished: the pictures in docs/bench and docs/bench/node are those of the reports
+// there, and there are no others. People who do not see a picture have its title.
 func TestPublished(t *testing.T) {
-	dir := filepath.Join("..", "..", "docs", "bench")
-	r, err := result.Read(filepath.Join(dir, "report.json"))
+	docs := filepath.Join("..", "..", "docs", "bench")
+	page, err := os.ReadFile(filepath.Join(docs, "README.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	comparePictures(t, dir, r, false)
-
-	// People who do not see a picture have its title.
-	page, err := os.ReadFile(filepath.Join(dir, "README.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range claims() {
-		if want := fmt.Sprintf("![%s](%s)", newPicture(c, r).title(), c.file); !bytes.Contains(page, []byte(want)) {
-			t.Errorf("docs/bench/README.md lacks %s", want)
+	for folder, shown := range map[string]func(claim) bool{
+		"":     func(c claim) bool { return !c.rates },
+		"node": func(c claim) bool { return c.rates },
+	} {
+		dir := filepath.Join(docs, folder)
+		r, err := result.Read(filepath.Join(dir, "report.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		comparePictures(t, dir, r, false)
+		for _, c := range claims() {
+			if !shown(c) {
+				continue
+			}
+			if want := fmt.Sprintf("![%s](%s)", newPicture(c, r).title(), filepath.Join(folder, c.file)); !bytes.Contains(page, []byte(want)) {
+				t.Errorf("docs/bench/README.md lacks %s", want)
+			}
 		}
 	}
 }

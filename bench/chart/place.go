@@ -39,7 +39,7 @@ func (d *drawing) placeFigures() []*figurePlace {
 	places := make([]*figurePlace, len(d.series))
 	for i := range d.series {
 		s := &d.series[i]
-		p := s.at(d.services)
+		p := s.at(d.number)
 		if p == nil {
 			continue
 		}

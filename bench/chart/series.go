@@ -9,26 +9,27 @@ import (
 	"nftproxy/bench/result"
 )
 
-// series is what one backend did, by the number of Services.
+// series is what one backend did, by the number on the horizontal axis: of Services, or
+// of what else the claim says.
 type series struct {
 	backend string
 	unit    string
-	points  []point // in the order of Services
+	points  []point // in the order of the numbers
 	gaps    []gap   // likewise
 }
 
 // point is a figure.
 type point struct {
-	services int
-	value    float64
+	number int
+	value  float64
 	// over says that the value is a limit, and that the backend exceeded it.
 	over bool
 }
 
-// gap is a number of Services with which there is no figure.
+// gap is a number with which there is no figure.
 type gap struct {
-	services int
-	why      string
+	number int
+	why    string
 }
 
 // perService is the number of endpoints of each Service in all pictures of the
@@ -51,21 +52,21 @@ func newSeries(cells []result.Cell, backend, key string) (series, bool) {
 			continue
 		}
 		if v := c.Values[key]; c.Failed == "" && v > 0 {
-			s.points = append(s.points, point{services: c.Services, value: v, over: c.Over})
+			s.points = append(s.points, point{number: c.Services, value: v, over: c.Over})
 			s.unit = c.Unit
 		} else {
-			s.gaps = append(s.gaps, gap{services: c.Services, why: reason(c)})
+			s.gaps = append(s.gaps, gap{number: c.Services, why: reason(c)})
 		}
 	}
-	slices.SortFunc(s.points, func(a, b point) int { return cmp.Compare(a.services, b.services) })
-	slices.SortFunc(s.gaps, func(a, b gap) int { return cmp.Compare(a.services, b.services) })
+	slices.SortFunc(s.points, func(a, b point) int { return cmp.Compare(a.number, b.number) })
+	slices.SortFunc(s.gaps, func(a, b gap) int { return cmp.Compare(a.number, b.number) })
 	return s, len(s.points)+len(s.gaps) > 0
 }
 
-// at is the figure with so many Services, or nil.
-func (s *series) at(services int) *point {
+// at is the figure with a number, or nil.
+func (s *series) at(number int) *point {
 	for i := range s.points {
-		if s.points[i].services == services {
+		if s.points[i].number == number {
 			return &s.points[i]
 		}
 	}
@@ -80,34 +81,35 @@ func (s *series) text(p *point) string {
 	return text
 }
 
-// describe says all of it in a sentence, for those who do not see the picture.
-func (s *series) describe() string {
+// describe says all of it in a sentence, for those who do not see the picture. The
+// words stand for what the numbers count.
+func (s *series) describe(things string) string {
 	var words []string
 	for i := range s.points {
 		p := &s.points[i]
-		words = append(words, fmt.Sprintf("%s with %s Services", s.text(p), result.Count(p.services)))
+		words = append(words, fmt.Sprintf("%s with %s %s", s.text(p), result.Count(p.number), things))
 	}
 	for _, g := range s.gaps {
-		words = append(words, fmt.Sprintf("%s with %s Services", g.why, result.Count(g.services)))
+		words = append(words, fmt.Sprintf("%s with %s %s", g.why, result.Count(g.number), things))
 	}
 	return s.backend + ": " + strings.Join(words, ", ") + "."
 }
 
-// label says what the backend did with a number of Services.
-func (s *series) label(services int) string {
-	if p := s.at(services); p != nil {
+// label says what the backend did with a number.
+func (s *series) label(number int) string {
+	if p := s.at(number); p != nil {
 		return s.text(p)
 	}
-	if why := s.gapAt(services); why != "" {
+	if why := s.gapAt(number); why != "" {
 		return why
 	}
 	return "not measured"
 }
 
-// gapAt says why there is no figure with so many Services; "" if nothing says it.
-func (s *series) gapAt(services int) string {
+// gapAt says why there is no figure with a number; "" if nothing says it.
+func (s *series) gapAt(number int) string {
 	for _, g := range s.gaps {
-		if g.services == services {
+		if g.number == number {
 			return g.why
 		}
 	}

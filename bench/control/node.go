@@ -28,8 +28,15 @@ func (s *subject) nodeSteps() []step {
 	return steps
 }
 
+// afterStart is how long the work of a start may go on behind the first program: what a
+// proxy looks at once, and the memory that it gives back.
+const afterStart = 5 * time.Second
+
 // atRest leaves the proxy alone after its start.
 func (s *subject) atRest(ctx context.Context) error {
+	if err := pause(ctx, min(afterStart, s.Samples.Node)); err != nil {
+		return err
+	}
 	peak := s.meter.peakMB() // that of the start
 	before, err := s.meter.settledCPU(ctx)
 	if err != nil {

@@ -102,7 +102,7 @@ func Asked() []Question {
 		{StaleFlowsCPU, "of the process and its children, from the first change until no flow leads to an endpoint that has gone"},
 		{PeakMemory, "resident, of the process and the children that it had at the same time, up to the first program and through one-endpoint changes"},
 		{NodeFloor, "both lists from the API server as protobuf, not decoded, and then the kernel's commit of the program; the medians of five"},
-		{NodeMemory, "resident, of the process and its children, 30 s after the first program; and the most until then"},
+		{NodeMemory, "resident, of the process and its children, 35 s after the first program; and the most of the start"},
 		{nodeCPU, "of the process and its children, while single endpoints of Services all over the cluster are replaced through the API server"},
 		{KernelMemory, "what the kernel got back (unreclaimable slab, vmalloc, per-CPU) when the tables were deleted"},
 	}
