@@ -12,9 +12,10 @@ import (
 )
 
 const (
-	// period is how often the clocks are compared. Each time wakes a process that is
+	// period is how often the clocks are compared: the tables are to be right within a second
+	// of waking, and connecting anew takes a part of it. Each time wakes a process that is
 	// otherwise at rest.
-	period = time.Second
+	period = time.Second / 2
 	// least is the shortest sleep that counts. Connections outlive a shorter one.
 	least = 5 * time.Second
 )
