@@ -7,6 +7,7 @@ package sctp
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"strings"
@@ -22,11 +23,12 @@ import (
 	"nftproxy/test/testnet"
 )
 
-// limit is for each call of a socket, on a busy computer.
-const limit = 60
+// limit is for one association, on a busy computer.
+const limit = time.Minute
 
-// socket makes an SCTP socket in a namespace.
-func socket(t *testing.T, ns *testnet.Namespace, like netip.Addr) int {
+// socket makes an SCTP socket in a namespace. The kernel would end a blocking call that has a time limit
+// with EINTR for each signal, and Go's scheduler sends signals. So no call blocks, and the runtime waits.
+func socket(t *testing.T, ns *testnet.Namespace, like netip.Addr) *os.File {
 	t.Helper()
 	domain := unix.AF_INET
 	if like.Is6() {
@@ -34,7 +36,7 @@ func socket(t *testing.T, ns *testnet.Namespace, like netip.Addr) int {
 	}
 	fd := -1
 	err := ns.Do(func() (err error) {
-		fd, err = unix.Socket(domain, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
+		fd, err = unix.Socket(domain, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
 		return os.NewSyscallError("socket", err)
 	})
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
@@ -43,13 +45,74 @@ func socket(t *testing.T, ns *testnet.Namespace, like netip.Addr) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = unix.Close(fd) })
-	for _, option := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
-		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, option, &unix.Timeval{Sec: limit}); err != nil {
-			t.Fatal(err)
-		}
+	return os.NewFile(uintptr(fd), "SCTP socket")
+}
+
+// listen makes a listening socket in a namespace.
+func listen(t *testing.T, ns *testnet.Namespace, at netip.AddrPort) *os.File {
+	t.Helper()
+	listener := socket(t, ns, at.Addr())
+	conn, err := listener.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
 	}
-	return fd
+	var failed error
+	err = conn.Control(func(fd uintptr) {
+		failed = errors.Join(unix.Bind(int(fd), sockaddr(at)), unix.Listen(int(fd), 16))
+	})
+	if err := errors.Join(err, failed); err != nil {
+		t.Fatal(err)
+	}
+	return listener
+}
+
+// accept waits for an association. Closing the listener ends the wait; shutdown does not wake a
+// blocking accept on Linux 5.10 and 6.1.
+func accept(listener *os.File) (*os.File, error) {
+	conn, err := listener.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	peer := -1
+	var failed error
+	err = conn.Read(func(fd uintptr) bool {
+		peer, _, failed = unix.Accept4(int(fd), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+		return failed != unix.EAGAIN
+	})
+	if err = errors.Join(err, os.NewSyscallError("accept4", failed)); err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(peer), "SCTP association"), nil
+}
+
+// connect opens an association, within the time limit.
+func connect(socket *os.File, to netip.AddrPort, limit time.Duration) error {
+	if err := socket.SetDeadline(time.Now().Add(limit)); err != nil {
+		return err
+	}
+	conn, err := socket.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	err = conn.Control(func(fd uintptr) { failed = unix.Connect(int(fd), sockaddr(to)) })
+	if err != nil || failed != unix.EINPROGRESS {
+		return errors.Join(err, os.NewSyscallError("connect", failed))
+	}
+	err = conn.Write(func(fd uintptr) bool {
+		number, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR)
+		if failed = err; err == nil && number != 0 {
+			failed = unix.Errno(number)
+		}
+		if failed == nil {
+			_, failed = unix.Getpeername(int(fd))
+		}
+		return failed != unix.ENOTCONN
+	})
+	if err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	return os.NewSyscallError("connect", failed)
 }
 
 func sockaddr(a netip.AddrPort) unix.Sockaddr {
@@ -62,54 +125,68 @@ func sockaddr(a netip.AddrPort) unix.Sockaddr {
 // serve answers each message of each association with the server's name before it.
 func serve(t *testing.T, pod *testnet.Pod, name string, at netip.AddrPort) {
 	t.Helper()
-	listener := socket(t, pod.NS, at.Addr())
-	if err := errors.Join(unix.Bind(listener, sockaddr(at)), unix.Listen(listener, 16)); err != nil {
-		t.Fatal(err)
-	}
+	listener := listen(t, pod.NS, at)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
 		for {
-			peer, _, err := unix.Accept(listener)
+			peer, err := accept(listener)
+			if err != nil && t.Context().Err() != nil {
+				return // the end of the test closed the listener
+			}
+			if err == nil {
+				err = answer(peer, name)
+			}
 			if err != nil {
-				return // the end of the test, or of limit
+				t.Errorf("the server %s: %v", name, err)
+				return
 			}
-			buf := make([]byte, 256)
-			for {
-				n, err := unix.Read(peer, buf)
-				if err != nil || n == 0 {
-					break
-				}
-				if _, err := unix.Write(peer, []byte(name+" "+string(buf[:n]))); err != nil {
-					break
-				}
-			}
-			_ = unix.Close(peer)
 		}
 	}()
 	t.Cleanup(func() {
-		_ = unix.Shutdown(listener, unix.SHUT_RDWR)
+		_ = listener.Close()
 		<-ended
 	})
+}
+
+// answer serves an association until its end.
+func answer(peer *os.File, name string) error {
+	defer peer.Close()
+	if err := peer.SetDeadline(time.Now().Add(limit)); err != nil {
+		return err
+	}
+	buf := make([]byte, 256)
+	for {
+		n, err := peer.Read(buf)
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if _, err := peer.Write([]byte(name + " " + string(buf[:n]))); err != nil {
+			return err
+		}
+	}
 }
 
 // talk opens an association, exchanges messages, and returns the name of the server.
 func talk(t *testing.T, from *testnet.Namespace, to netip.AddrPort) (server string, err error) {
 	t.Helper()
-	fd := socket(t, from, to.Addr())
-	defer unix.Shutdown(fd, unix.SHUT_RDWR)
-	if err := unix.Connect(fd, sockaddr(to)); err != nil {
-		return "", os.NewSyscallError("connect", err)
+	client := socket(t, from, to.Addr())
+	defer client.Close()
+	if err := connect(client, to, limit); err != nil {
+		return "", err
 	}
 	buf := make([]byte, 256)
 	for i := range 5 {
 		message := fmt.Sprintf("message %d", i)
-		if _, err := unix.Write(fd, []byte(message)); err != nil {
-			return "", os.NewSyscallError("write", err)
+		if _, err := client.Write([]byte(message)); err != nil {
+			return "", err
 		}
-		n, err := unix.Read(fd, buf)
+		n, err := client.Read(buf)
 		if err != nil {
-			return "", os.NewSyscallError("read", err)
+			return "", err
 		}
 		name, echo, _ := strings.Cut(string(buf[:n]), " ")
 		if echo != message || server != "" && name != server {
@@ -174,10 +251,9 @@ func TestAssociations(t *testing.T) {
 			// The rules answer with ICMP port unreachable, which the kernel's SCTP does not take for the
 			// end of an association that begins: it goes on to ask. So connect ends with its time.
 			unserved := socket(t, pods["client"].NS, empty)
-			if err := unix.SetsockoptTimeval(unserved, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Sec: 2}); err != nil {
-				t.Fatal(err)
-			}
-			if err = unix.Connect(unserved, sockaddr(netip.AddrPortFrom(empty, 3868))); err == nil {
+			defer unserved.Close()
+			err = connect(unserved, netip.AddrPortFrom(empty, 3868), 2*time.Second)
+			if err == nil {
 				t.Error("a Service without endpoints has an association")
 			}
 			t.Logf("associations by endpoint: %v; a Service without endpoints: %v", reached, err)
