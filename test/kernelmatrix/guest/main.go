@@ -85,7 +85,7 @@ func loadModules() error {
 
 // loadOnDemand loads the modules for a name that the kernel asks for, as modprobe does.
 func loadOnDemand(name string) error {
-	if name == job.OnDemandName {
+	if name == job.OnDemandIPv4 || name == job.OnDemandIPv6 {
 		return loadList(job.OnDemandList)
 	}
 	return fmt.Errorf("no module %s", name)

@@ -14,10 +14,12 @@ import (
 const (
 	ModuleList = "/matrix/modules" // the files of modules, one a line, in the order of loading
 	List       = "/matrix/jobs"    // a list of Job, as JSON
-	// OnDemandList has the files of those that are loaded when the kernel asks for OnDemandName, which
-	// it does for the first SCTP socket. Before, the kernel leaves SCTP's packets to tests.
+	// OnDemandList has the files of those that are loaded when the kernel asks for OnDemandIPv4 or
+	// OnDemandIPv6, which it does for the first SCTP socket. Before, the kernel leaves SCTP's packets to
+	// tests.
 	OnDemandList = "/matrix/modules-on-demand"
-	OnDemandName = "net-pf-2-proto-132-type-1"
+	OnDemandIPv4 = "net-pf-2-proto-132-type-1"
+	OnDemandIPv6 = "net-pf-10-proto-132-type-1"
 )
 
 // NotStarted is the status of a job whose command could not be started.
