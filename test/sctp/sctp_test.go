@@ -248,8 +248,8 @@ func TestAssociations(t *testing.T) {
 			if reached["one"] == 0 || reached["two"] == 0 || len(reached) != 2 {
 				t.Errorf("associations by endpoint: %v", reached)
 			}
-			// The rules answer with ICMP port unreachable, which the kernel's SCTP does not take for the
-			// end of an association that begins: it goes on to ask. So connect ends with its time.
+			// The rules answer with ICMP port unreachable. The kernel's SCTP does not take that for the end of an
+			// association that begins, and goes on to ask. So connect finds the error, or ends with its time.
 			unserved := socket(t, pods["client"].NS, empty)
 			defer unserved.Close()
 			err = connect(unserved, netip.AddrPortFrom(empty, 3868), 2*time.Second)
