@@ -23,6 +23,9 @@ type machine struct {
 	// console is a file for what the kernel says.
 	console string
 	cpus    int
+	// counted has the machine's clock count instructions, so that what else this computer does changes
+	// no figure of a test. Such a machine is slower.
+	counted bool
 }
 
 // outcome is what became of a job.
@@ -62,12 +65,16 @@ func (m machine) run(ctx context.Context, jobs []job.Job, done func(name string,
 // boot runs a machine until it ends, or the context does. The processor is emulated, so no rights
 // and no support by this computer's processor are needed.
 func (m machine) boot(ctx context.Context, image string, done func(name string, o outcome) error) error {
-	cmd := exec.CommandContext(ctx, m.qemu,
-		"-machine", "pc", "-accel", "tcg,thread=multi", "-cpu", "Nehalem", "-smp", fmt.Sprint(m.cpus), "-m", "3072",
+	emulation := []string{"-accel", "tcg,thread=multi"}
+	if m.counted {
+		emulation = []string{"-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"} // an instruction is a nanosecond
+	}
+	cmd := exec.CommandContext(ctx, m.qemu, append(emulation,
+		"-machine", "pc", "-cpu", "Nehalem", "-smp", fmt.Sprint(m.cpus), "-m", "3072",
 		"-kernel", m.kernel, "-initrd", image,
 		"-append", "console=ttyS0 panic=-1 oops=panic nosoftlockup loglevel=5 mitigations=off tsc=reliable clocksource=tsc random.trust_cpu=on rdinit=/init",
 		"-nodefaults", "-display", "none", "-no-reboot", "-device", "virtio-rng-pci",
-		"-serial", "file:"+m.console, "-serial", "stdio")
+		"-serial", "file:"+m.console, "-serial", "stdio")...)
 	var complaints bytes.Buffer
 	cmd.Stderr = &complaints
 	lines, err := cmd.StdoutPipe()

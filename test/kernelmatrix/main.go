@@ -40,6 +40,7 @@ type options struct {
 	kernels, packages []string
 	tests, logs, page string
 	short, build      bool
+	counted           bool
 	timeout           time.Duration
 	cpus              int
 }
@@ -58,6 +59,7 @@ func parse(args []string) (options, error) {
 	f.StringVar(&o.page, "page", "", "`file` whose matrix to replace by the last outcome of each package, such as docs/kernels.md")
 	f.BoolVar(&o.short, "short", true, "run fewer rounds of each test")
 	f.BoolVar(&o.build, "build", true, "build the programs; otherwise those of the last time are used")
+	f.BoolVar(&o.counted, "count-instructions", false, "have the machines' clocks count instructions: for tests that measure, on a busy computer")
 	f.DurationVar(&o.timeout, "timeout", time.Hour, "end a kernel's machine after this `time`")
 	f.IntVar(&o.cpus, "cpus", 2, "`number` of processors of a machine")
 	return o, f.Parse(args)
@@ -97,7 +99,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		if !slices.Contains(o.kernels, r.series) {
 			continue
 		}
-		c, err := try(ctx, o, r, machine{qemu: qemu, cpus: o.cpus}, cache, commands, built, out)
+		c, err := try(ctx, o, r, machine{qemu: qemu, cpus: o.cpus, counted: o.counted}, cache, commands, built, out)
 		if err != nil {
 			return fmt.Errorf("kernel %s: %w", r.series, err)
 		}
