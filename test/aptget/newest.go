@@ -13,6 +13,14 @@ import (
 	"time"
 )
 
+// Release is a release of Debian.
+type Release struct {
+	// Name is such as "bookworm".
+	Name string
+	// Architecture is that of the packages, such as "arm64"; this computer's if it is empty.
+	Architecture string
+}
+
 // Newest is a package of a Debian release that is unpacked.
 type Newest struct {
 	// Name and Version are those of the package, such as linux-image-6.1.0-56-amd64.
@@ -26,13 +34,13 @@ type Newest struct {
 // UnpackNewest unpacks the package that another one stands for, as linux-image-amd64 does for the
 // newest kernel of a release, security updates included. It keeps one folder for each version below
 // dir, and asks Debian's index at each call. Without a network it takes what dir has.
-func UnpackNewest(ctx context.Context, dir, release, metapackage string) (Newest, error) {
+func UnpackNewest(ctx context.Context, dir string, release Release, metapackage string) (Newest, error) {
 	found, err := newest(ctx, dir, release, metapackage)
 	if err == nil {
 		return found, nil
 	}
-	err = fmt.Errorf("%s of Debian's %s: %w", metapackage, release, err)
-	old, failed := unpackedBefore(filepath.Join(dir, release+"-"+metapackage))
+	err = fmt.Errorf("%s of Debian's %s: %w", metapackage, release.Name, err)
+	old, failed := unpackedBefore(filepath.Join(dir, release.Name+"-"+metapackage))
 	if failed != nil {
 		return Newest{}, errors.Join(err, failed)
 	}
@@ -40,10 +48,10 @@ func UnpackNewest(ctx context.Context, dir, release, metapackage string) (Newest
 	return old, nil
 }
 
-func newest(ctx context.Context, dir, release, metapackage string) (Newest, error) {
-	lists := filepath.Join(dir, release+"-lists")
-	sources := fmt.Sprintf("deb http://deb.debian.org/debian %s main\ndeb http://deb.debian.org/debian-security %s-security main\n", release, release)
-	options, err := archive(lists, sources)
+func newest(ctx context.Context, dir string, release Release, metapackage string) (Newest, error) {
+	lists := filepath.Join(dir, release.Name+"-lists")
+	sources := fmt.Sprintf("deb http://deb.debian.org/debian %s main\ndeb http://deb.debian.org/debian-security %s-security main\n", release.Name, release.Name)
+	options, err := archive(lists, sources, release.Architecture)
 	if err != nil {
 		return Newest{}, err
 	}
@@ -60,7 +68,7 @@ func newest(ctx context.Context, dir, release, metapackage string) (Newest, erro
 		return Newest{}, err
 	}
 	n := Newest{Name: name, Version: pkg["Version"]}
-	n.Dir = filepath.Join(dir, release+"-"+metapackage, n.Name+"_"+n.Version)
+	n.Dir = filepath.Join(dir, release.Name+"-"+metapackage, n.Name+"_"+n.Version)
 	download := append(options[:len(options):len(options)], "download", n.Name+"="+n.Version)
 	return n, once(n.Dir, []string{n.Name + "=" + n.Version}, func(temp string) error {
 		if err := runIn(ctx, temp, "apt-get", download...); err != nil {

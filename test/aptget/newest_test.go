@@ -16,7 +16,7 @@ func TestNewest(t *testing.T) {
 		t.Skip("downloads packages")
 	}
 	dir := t.TempDir()
-	got, err := aptget.UnpackNewest(t.Context(), dir, "bookworm", "tcl")
+	got, err := aptget.UnpackNewest(t.Context(), dir, aptget.Release{Name: "bookworm"}, "tcl")
 	if err != nil || got.Old != nil {
 		t.Fatal(err, got.Old)
 	}
@@ -26,19 +26,19 @@ func TestNewest(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(got.Dir, "usr/share/doc", got.Name)); err != nil {
 		t.Error(err)
 	}
-	again, err := aptget.UnpackNewest(t.Context(), dir, "bookworm", "tcl")
+	again, err := aptget.UnpackNewest(t.Context(), dir, aptget.Release{Name: "bookworm"}, "tcl")
 	if err != nil || again != got {
 		t.Errorf("%+v, error %v; want %+v", again, err, got)
 	}
 	t.Setenv("PATH", t.TempDir()) // no apt-get
-	without, err := aptget.UnpackNewest(t.Context(), dir, "bookworm", "tcl")
+	without, err := aptget.UnpackNewest(t.Context(), dir, aptget.Release{Name: "bookworm"}, "tcl")
 	if err != nil || without.Old == nil {
 		t.Fatalf("error %v; without apt-get: %v", err, without.Old)
 	}
 	if without.Old = nil; without != got {
 		t.Errorf("%+v, want %+v", without, got)
 	}
-	if _, err := aptget.UnpackNewest(t.Context(), t.TempDir(), "bookworm", "tcl"); err == nil {
+	if _, err := aptget.UnpackNewest(t.Context(), t.TempDir(), aptget.Release{Name: "bookworm"}, "tcl"); err == nil {
 		t.Error("no error without apt-get and without an earlier package")
 	}
 }

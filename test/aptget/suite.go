@@ -45,7 +45,7 @@ func fromSuite(suite, name, debian string) (path string, err error) {
 		return path, nil
 	}
 	root := filepath.Join(cache, "root")
-	if err := unpack(context.Background(), cache, root, suite, debian); err != nil {
+	if err := unpack(context.Background(), cache, root, Release{Name: suite}, debian); err != nil {
 		return "", err
 	}
 	return path, writeRunner(path, root, name)
@@ -64,7 +64,7 @@ func CacheDir(name string) (string, error) {
 // unpack fills root with packages and all that they depend on, the C library
 // included: for apt-get no package is installed there yet. Files of apt-get are
 // in work.
-func unpack(ctx context.Context, work, root, suite string, packages ...string) error {
+func unpack(ctx context.Context, work, root string, release Release, packages ...string) error {
 	apt := filepath.Join(work, "apt")
 	if err := errors.Join(os.RemoveAll(apt), os.RemoveAll(root)); err != nil {
 		return err
@@ -72,7 +72,7 @@ func unpack(ctx context.Context, work, root, suite string, packages ...string) e
 	if err := os.MkdirAll(root, 0o700); err != nil {
 		return err
 	}
-	options, err := archive(apt, "deb http://deb.debian.org/debian "+suite+" main\n")
+	options, err := archive(apt, "deb http://deb.debian.org/debian "+release.Name+" main\n", release.Architecture)
 	if err != nil {
 		return err
 	}
@@ -94,7 +94,7 @@ func unpack(ctx context.Context, work, root, suite string, packages ...string) e
 
 // archive makes the folder apt for the files of apt-get, and returns the options with which apt-get
 // knows the given sources and no package that is installed.
-func archive(apt, sources string) (options []string, err error) {
+func archive(apt, sources, architecture string) (options []string, err error) {
 	for _, dir := range []string{filepath.Join(apt, "lists", "partial"), filepath.Join(apt, "archives", "partial")} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, err
@@ -104,13 +104,16 @@ func archive(apt, sources string) (options []string, err error) {
 	if err := errors.Join(os.WriteFile(list, []byte(sources), 0o600), os.WriteFile(status, nil, 0o600)); err != nil {
 		return nil, err
 	}
-	return []string{
-		"-q", "-o", "Dir::State=" + apt, "-o", "Dir::State::status=" + status, "-o", "Dir::Cache=" + apt,
-		"-o", "Dir::Etc::SourceList=" + list, "-o", "Dir::Etc::SourceParts=/dev/null",
+	if architecture != "" {
+		options = []string{"-o", "APT::Architecture=" + architecture, "-o", "APT::Architectures=" + architecture}
+	}
+	return append(options,
+		"-q", "-o", "Dir::State="+apt, "-o", "Dir::State::status="+status, "-o", "Dir::Cache="+apt,
+		"-o", "Dir::Etc::SourceList="+list, "-o", "Dir::Etc::SourceParts=/dev/null",
 		"-o", "Acquire::Languages=none", "-o", "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false",
 		// The download user of apt-get cannot write to a directory of root's.
 		"-o", "APT::Sandbox::User=root",
-	}, nil
+	), nil
 }
 
 // extract puts the files of packages into a folder.

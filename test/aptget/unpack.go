@@ -20,8 +20,7 @@ func Unpack(ctx context.Context, dir string, packages ...string) error {
 // UnpackRoot puts the files of Debian packages and of all that they depend on into
 // a folder, as for a system that has no package yet: with the C library, a command
 // of theirs runs with the folder as its root file system. Otherwise it is as Unpack.
-// The packages are those of a Debian release, such as "bookworm".
-func UnpackRoot(ctx context.Context, dir, release string, packages ...string) error {
+func UnpackRoot(ctx context.Context, dir string, release Release, packages ...string) error {
 	return once(dir, packages, func(temp string) error { return unpack(ctx, temp, dir, release, packages...) })
 }
 

@@ -82,7 +82,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	commands := filepath.Join(cache, "commands-"+commandRelease)
-	if err := aptget.UnpackRoot(ctx, commands, commandRelease, commandPackages()...); err != nil {
+	if err := aptget.UnpackRoot(ctx, commands, aptget.Release{Name: commandRelease}, commandPackages()...); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(o.logs, 0o755); err != nil {
@@ -158,7 +158,7 @@ func (o options) writePage(out io.Writer) error {
 func try(ctx context.Context, o options, r release, m machine, cache, commands string, built programs, out io.Writer) (c column, err error) {
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	kernel, err := aptget.UnpackNewest(ctx, cache, r.name, kernelPackage)
+	kernel, err := aptget.UnpackNewest(ctx, cache, aptget.Release{Name: r.name}, kernelPackage)
 	if err != nil {
 		return c, err
 	}

@@ -47,7 +47,7 @@ func (s Software) Busybox() string { return filepath.Join(s.Debian, "bin", "busy
 // need: the root file system of an image. It is unpacked once.
 func NetfilterTree(ctx context.Context, s Software) (string, error) {
 	tree := filepath.Join(s.Tools, "debian-netfilter")
-	if err := aptget.UnpackRoot(ctx, tree, "bookworm", "nftables", "iptables", "conntrack"); err != nil {
+	if err := aptget.UnpackRoot(ctx, tree, aptget.Release{Name: "bookworm"}, "nftables", "iptables", "conntrack"); err != nil {
 		return "", err
 	}
 	// A script of the package, which does not run here, would make these links.
