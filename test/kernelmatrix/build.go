@@ -19,8 +19,8 @@ import (
 
 // programs are those that machines run, built for a machine without Go.
 type programs struct {
-	dir      string
-	packages []string
+	dir, arch string
+	packages  []string
 }
 
 // build builds the tests of the packages, the first process of the machines, and nftproxy.
@@ -32,12 +32,12 @@ func (p programs) build(ctx context.Context) error {
 		{"build", "-o", p.file("guest"), "./test/kernelmatrix/guest"},
 		{"build", "-o", p.file("nftproxy"), "./cmd/nftproxy"},
 	} {
-		if err := goTool(ctx, command...); err != nil {
+		if err := p.goTool(ctx, command...); err != nil {
 			return err
 		}
 	}
 	for _, pkg := range p.packages {
-		if err := goTool(ctx, "test", "-c", "-o", p.file(testFile(pkg)), "./"+pkg); err != nil {
+		if err := p.goTool(ctx, "test", "-c", "-o", p.file(testFile(pkg)), "./"+pkg); err != nil {
 			return err
 		}
 	}
@@ -49,10 +49,10 @@ func (p programs) file(name string) string { return filepath.Join(p.dir, name) }
 func testFile(pkg string) string { return strings.ReplaceAll(pkg, "/", "-") + ".test" }
 
 // goTool runs the go command for a static, stripped binary.
-func goTool(ctx context.Context, args ...string) error {
+func (p programs) goTool(ctx context.Context, args ...string) error {
 	args = append([]string{args[0], "-ldflags=-s -w"}, args[1:]...)
 	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOARCH="+p.arch)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%s: %w: %s", cmd, err, bytes.TrimSpace(out))
 	}
@@ -105,12 +105,12 @@ func (i image) write(file string, jobs []job.Job) (err error) {
 
 // unneeded tells which files of Debian's packages no test reads.
 func unneeded(relative string) bool {
-	for _, dir := range []string{"usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info", "usr/lib/x86_64-linux-gnu/gconv", "usr/lib/locale", ".packages"} {
+	for _, dir := range []string{"usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info", "usr/lib/locale", ".packages"} {
 		if relative == dir {
 			return true
 		}
 	}
-	return false
+	return path.Base(relative) == "gconv"
 }
 
 // addTests adds the tests that jobs need, with the files that these read.

@@ -11,9 +11,9 @@ func releases() []release {
 	return []release{{"bullseye", "5.10"}, {"bookworm", "6.1"}, {"trixie", "6.12"}}
 }
 
-// kernelPackage stands for the newest kernel of a release. The kernels for clouds are the others
-// without drivers of hardware: their parts for networks are the same.
-const kernelPackage = "linux-image-cloud-amd64"
+// kernelPackage stands for the newest kernel of a release, without the architecture. The kernels for
+// clouds are the others without drivers of hardware: their parts for networks are the same.
+const kernelPackage = "linux-image-cloud-"
 
 // Machines have the commands of one release whatever their kernel: what differs is then the kernel's.
 const commandRelease = "trixie"
@@ -54,7 +54,7 @@ func defaultPackages() []string {
 // lack some, or have them built in.
 func wantedModules() []string {
 	return []string{
-		"virtio_pci", "virtio_rng", "veth", "dummy", "tun", "bridge", "vxlan", "af_packet", "sch_netem", "sch_ingress", "sch_tbf",
+		"virtio_pci", "virtio_rng", "virtio_console", "veth", "dummy", "tun", "bridge", "vxlan", "af_packet", "sch_netem", "sch_ingress", "sch_tbf",
 		"nf_tables", "nft_chain_nat", "nft_ct", "nft_nat", "nft_masq", "nft_redir", "nft_reject", "nft_reject_ipv4", "nft_reject_ipv6",
 		"nft_reject_inet", "nft_numgen", "nft_hash", "nft_limit", "nft_log", "nft_objref", "nft_quota", "nft_counter", "nft_fib",
 		"nft_fib_ipv4", "nft_fib_ipv6", "nft_fib_inet", "nft_set_pipapo", "nft_tproxy", "nft_socket", "nft_compat", "nft_flow_offload",

@@ -18,6 +18,7 @@ import (
 
 // machine is a virtual machine that runs jobs.
 type machine struct {
+	target
 	qemu, kernel string
 	image        func(jobs []job.Job) (file string, err error)
 	// console is a file for what the kernel says.
@@ -69,12 +70,12 @@ func (m machine) boot(ctx context.Context, image string, done func(name string, 
 	if m.counted {
 		emulation = []string{"-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"} // an instruction is a nanosecond
 	}
-	cmd := exec.CommandContext(ctx, m.qemu, append(emulation,
-		"-machine", "pc", "-cpu", "Nehalem", "-smp", fmt.Sprint(m.cpus), "-m", "3072",
+	cmd := exec.CommandContext(ctx, m.qemu, append(append(emulation, m.devices...),
+		"-smp", fmt.Sprint(m.cpus), "-m", "3072",
 		"-kernel", m.kernel, "-initrd", image,
-		"-append", "console=ttyS0 panic=-1 oops=panic nosoftlockup loglevel=5 mitigations=off tsc=reliable clocksource=tsc random.trust_cpu=on rdinit=/init",
+		"-append", "panic=-1 oops=panic nosoftlockup loglevel=5 mitigations=off random.trust_cpu=on rdinit=/init "+m.parameters+" "+job.Line+"="+m.line,
 		"-nodefaults", "-display", "none", "-no-reboot", "-device", "virtio-rng-pci",
-		"-serial", "file:"+m.console, "-serial", "stdio")...)
+		"-serial", "file:"+m.console, "-chardev", "stdio,id=jobs")...)
 	var complaints bytes.Buffer
 	cmd.Stderr = &complaints
 	lines, err := cmd.StdoutPipe()

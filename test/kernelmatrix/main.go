@@ -38,6 +38,7 @@ func main() {
 // options are the command's flags.
 type options struct {
 	kernels, packages []string
+	arch              string
 	tests, logs, page string
 	short, build      bool
 	counted           bool
@@ -53,16 +54,23 @@ func parse(args []string) (options, error) {
 		all = append(all, r.series)
 	}
 	f.StringSliceVar(&o.kernels, "kernels", all, "`series` of kernels to try")
+	f.StringVar(&o.arch, "arch", "amd64", "`architecture` of the machines: amd64 or arm64")
 	f.StringSliceVar(&o.packages, "packages", defaultPackages(), "`packages` whose tests to run")
 	f.StringVar(&o.tests, "run", "", "regular `expression` for the names of the tests to run")
-	f.StringVar(&o.logs, "logs", "bin/kernels", "`folder` for the output of tests and kernels")
+	f.StringVar(&o.logs, "logs", "bin/kernels", "`folder` for the output of tests and kernels, in a folder of its own for arm64")
 	f.StringVar(&o.page, "page", "", "`file` whose matrix to replace by the last outcome of each package, such as docs/kernels.md")
 	f.BoolVar(&o.short, "short", true, "run fewer rounds of each test")
 	f.BoolVar(&o.build, "build", true, "build the programs; otherwise those of the last time are used")
 	f.BoolVar(&o.counted, "count-instructions", false, "have the machines' clocks count instructions: for tests that measure, on a busy computer")
 	f.DurationVar(&o.timeout, "timeout", time.Hour, "end a kernel's machine after this `time`")
 	f.IntVar(&o.cpus, "cpus", 2, "`number` of processors of a machine")
-	return o, f.Parse(args)
+	if err := f.Parse(args); err != nil {
+		return o, err
+	}
+	if o.arch != "amd64" { // the page is about amd64
+		o.logs = filepath.Join(o.logs, o.arch)
+	}
+	return o, nil
 }
 
 func run(ctx context.Context, args []string, out io.Writer) error {
@@ -73,22 +81,26 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	qemu, err := aptget.Command("qemu-system-x86_64", "qemu-system-x86")
+	t, err := targetOf(o.arch)
 	if err != nil {
 		return err
 	}
-	cache, err := aptget.CacheDir("kernels")
+	qemu, err := aptget.Command(t.command, t.pkg)
+	if err != nil {
+		return err
+	}
+	cache, err := aptget.CacheDir(cacheName(o.arch))
 	if err != nil {
 		return err
 	}
 	commands := filepath.Join(cache, "commands-"+commandRelease)
-	if err := aptget.UnpackRoot(ctx, commands, aptget.Release{Name: commandRelease}, commandPackages()...); err != nil {
+	if err := aptget.UnpackRoot(ctx, commands, aptget.Release{Name: commandRelease, Architecture: o.arch}, commandPackages()...); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(o.logs, 0o755); err != nil {
 		return err
 	}
-	built := programs{filepath.Join(o.logs, "programs"), o.packages}
+	built := programs{filepath.Join(o.logs, "programs"), o.arch, o.packages}
 	if o.build {
 		if err := built.build(ctx); err != nil {
 			return err
@@ -99,7 +111,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		if !slices.Contains(o.kernels, r.series) {
 			continue
 		}
-		c, err := try(ctx, o, r, machine{qemu: qemu, cpus: o.cpus, counted: o.counted}, cache, commands, built, out)
+		c, err := try(ctx, o, r, machine{target: t, qemu: qemu, cpus: o.cpus, counted: o.counted}, cache, commands, built, out)
 		if err != nil {
 			return fmt.Errorf("kernel %s: %w", r.series, err)
 		}
@@ -158,7 +170,7 @@ func (o options) writePage(out io.Writer) error {
 func try(ctx context.Context, o options, r release, m machine, cache, commands string, built programs, out io.Writer) (c column, err error) {
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	kernel, err := aptget.UnpackNewest(ctx, cache, aptget.Release{Name: r.name}, kernelPackage)
+	kernel, err := aptget.UnpackNewest(ctx, cache, aptget.Release{Name: r.name, Architecture: o.arch}, kernelPackage+o.arch)
 	if err != nil {
 		return c, err
 	}

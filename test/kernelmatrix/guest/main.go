@@ -121,7 +121,7 @@ func reapUntilDone() error {
 	}
 	process, err := os.StartProcess(self, []string{self}, &os.ProcAttr{
 		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
-		Env:   []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "USER=root", "REQUIRE_PRIVILEGED=1"},
+		Env:   []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "USER=root", "REQUIRE_PRIVILEGED=1", job.Line + "=" + os.Getenv(job.Line)},
 	})
 	if err != nil {
 		return err
@@ -179,9 +179,9 @@ func run(j job.Job, line io.Writer) (status int) {
 	return 0
 }
 
-// serialLine opens the second serial line, which changes nothing that is written to it.
+// serialLine opens the serial line for the jobs, which changes nothing that is written to it.
 func serialLine() (*os.File, error) {
-	line, err := os.OpenFile("/dev/ttyS1", os.O_RDWR|unix.O_NOCTTY, 0)
+	line, err := os.OpenFile(os.Getenv(job.Line), os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
 		return nil, err
 	}

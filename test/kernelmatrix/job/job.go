@@ -22,6 +22,9 @@ const (
 	OnDemandIPv6 = "net-pf-10-proto-132-type-1"
 )
 
+// Line is the variable of a machine's first process that names the serial line for the jobs.
+const Line = "MATRIX_LINE"
+
 // NotStarted is the status of a job whose command could not be started.
 const NotStarted = 127
 
