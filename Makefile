@@ -38,9 +38,12 @@ live := bench|bench/control|bench/data|bench/flows|bench/watchers|demo|test/clus
 test-short: ## run the tests that need neither root nor an API server, in fewer rounds
 	SKIP_PRIVILEGED=1 $(GO) test -short -p 6 -ldflags="-s -w" $$($(GO) list ./... | grep -vE '^nftproxy/($(live))$$')
 
-.PHONY: test-arm64
+.PHONY: test-arm64 test-s390x
 test-arm64: ## run the pure tests for arm64 in qemu's user mode emulation
-	hack/test-arm64.sh
+	hack/test-arch.sh arm64
+
+test-s390x: ## run the pure tests of what goes to the kernel for s390x, which has the other byte order, in qemu's user mode emulation
+	hack/test-arch.sh s390x
 
 .PHONY: test-page
 test-page: ## show the status page in Chromium, check it by axe-core, and write screenshots into bin/screenshots
