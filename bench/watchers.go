@@ -21,12 +21,11 @@ const watchersCommand = "watchers-process"
 func newWatchersCommand() *cobra.Command {
 	c := watchers.Config{Log: os.Stderr}
 	var nodes int
-	var lists bool
 	cmd := &cobra.Command{
 		Use: "watchers", Short: "Measure what nodes cost the API server and the network by their watches; a table, and the line through it for more nodes",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return runWatchers(cmd.Context(), c, nodes, lists, cmd.OutOrStdout())
+			return runWatchers(cmd.Context(), c, nodes, cmd.OutOrStdout())
 		},
 	}
 	f := cmd.Flags()
@@ -37,19 +36,15 @@ func newWatchersCommand() *cobra.Command {
 	f.DurationVar(&c.Rest, "rest", 2*time.Minute, "how long the watchers are left alone")
 	f.DurationVar(&c.Away, "away", 10*time.Second, "how long the API server is away; 0 leaves that out")
 	f.IntVar(&nodes, "nodes", 5000, "number of nodes to reckon for")
-	f.BoolVar(&lists, "lists", false, "have watchers ask for whole lists, as client-go did before it streamed them")
 	return cmd
 }
 
-func runWatchers(ctx context.Context, c watchers.Config, nodes int, lists bool, out io.Writer) error {
+func runWatchers(ctx context.Context, c watchers.Config, nodes int, out io.Writer) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
 	}
 	c.Worker = []string{self, watchersCommand}
-	if lists {
-		c.Env = []string{"KUBE_FEATURE_WatchListClient=false"}
-	}
 	results, err := watchers.Run(ctx, c)
 	if len(results) > 0 {
 		err = errors.Join(err, watchers.Table(out, c, results, nodes))

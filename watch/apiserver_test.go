@@ -1,9 +1,9 @@
 package watch
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -16,13 +16,20 @@ import (
 	"sync"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	"k8s.io/apimachinery/pkg/runtime/serializer/streaming"
+	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// apiServer has as much of an API server as a reflector needs: lists, watches from a
-// resource version, and lists sent as a stream (KEP-3157). It ignores selectors; tests
-// check the queries that it received.
+// apiServer has as much of an API server as a reflector needs: lists, and watches from a
+// resource version, as protobuf. It ignores selectors; tests check the queries that it received.
 type apiServer struct {
 	*testing.T
 	address string
@@ -39,9 +46,10 @@ type apiServer struct {
 }
 
 type resource struct {
-	kind, apiVersion string
-	objects          map[string]metav1.Object
-	history          []change
+	kind    string
+	version schema.GroupVersion
+	objects map[string]metav1.Object
+	history []change
 	// gate, if set, holds requests back until it is closed. refused, if not zero, is the
 	// status of every answer.
 	gate    chan struct{}
@@ -50,15 +58,16 @@ type resource struct {
 
 type change struct {
 	version int
-	event   []byte
+	kind    string
+	object  runtime.Object // a copy
 }
 
 func newAPIServer(t *testing.T) *apiServer {
 	s := &apiServer{T: t, address: "127.0.0.1:0", changed: make(chan struct{}), arrived: make(chan struct{}, 1), resources: map[string]*resource{
-		"services":       {kind: "Service", apiVersion: "v1", objects: map[string]metav1.Object{}},
-		"nodes":          {kind: "Node", apiVersion: "v1", objects: map[string]metav1.Object{}},
-		"servicecidrs":   {kind: "ServiceCIDR", apiVersion: "networking.k8s.io/v1", objects: map[string]metav1.Object{}},
-		"endpointslices": {kind: "EndpointSlice", apiVersion: "discovery.k8s.io/v1", objects: map[string]metav1.Object{}},
+		"services":       {kind: "Service", version: corev1.SchemeGroupVersion, objects: map[string]metav1.Object{}},
+		"nodes":          {kind: "Node", version: corev1.SchemeGroupVersion, objects: map[string]metav1.Object{}},
+		"servicecidrs":   {kind: "ServiceCIDR", version: networkingv1.SchemeGroupVersion, objects: map[string]metav1.Object{}},
+		"endpointslices": {kind: "EndpointSlice", version: discoveryv1.SchemeGroupVersion, objects: map[string]metav1.Object{}},
 	}}
 	s.start()
 	t.Cleanup(s.stop)
@@ -83,13 +92,13 @@ func (s *apiServer) stop() {
 
 // client returns a client that is configured as the command configures it, from a
 // kubeconfig.
-func (s *apiServer) client() kubernetes.Interface {
+func (s *apiServer) client() *Client {
 	path := filepath.Join(s.TempDir(), "kubeconfig")
 	must(s.T, os.WriteFile(path, fmt.Appendf(nil, `{kind: Config, apiVersion: v1, current-context: c,
 clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}], contexts: [{name: c, context: {cluster: c}}]}`), 0o600))
 	config, err := ClientConfig(path, "http://"+s.address)
 	must(s.T, err)
-	client, err := kubernetes.NewForConfig(config)
+	client, err := NewClient(config)
 	must(s.T, err)
 	return client
 }
@@ -119,7 +128,7 @@ func (s *apiServer) remove(name, object string) {
 func (s *apiServer) record(r *resource, kind string, o metav1.Object) {
 	s.version++
 	o.SetResourceVersion(strconv.Itoa(s.version))
-	r.history = append(r.history, change{s.version, s.event(kind, o)})
+	r.history = append(r.history, change{s.version, kind, o.(runtime.Object).DeepCopyObject()})
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
@@ -142,12 +151,6 @@ func (s *apiServer) goBack(versions int) {
 	for _, r := range s.resources {
 		r.history = slices.DeleteFunc(r.history, func(c change) bool { return c.version > s.version })
 	}
-}
-
-func (s *apiServer) event(kind string, object any) []byte {
-	data, err := json.Marshal(map[string]any{"type": kind, "object": object})
-	must(s.T, err)
-	return append(data, '\n')
 }
 
 // refuse makes the server answer requests for a resource with a status; 0 is no refusal.
@@ -191,7 +194,6 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	w.Header().Set("Content-Type", "application/json")
 	s.mu.Lock()
 	refused := resource.refused
 	s.mu.Unlock()
@@ -211,6 +213,7 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *apiServer) status(w http.ResponseWriter, code int, reason metav1.StatusReason, message string) {
+	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
 	w.WriteHeader(code)
 	_ = json.NewEncoder(w).Encode(metav1.Status{
 		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Code: int32(code), Reason: reason, Message: message,
@@ -220,38 +223,36 @@ func (s *apiServer) status(w http.ResponseWriter, code int, reason metav1.Status
 func (s *apiServer) list(w http.ResponseWriter, r *resource) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_ = json.NewEncoder(w).Encode(map[string]any{
-		"kind": r.kind + "List", "apiVersion": r.apiVersion,
-		"metadata": map[string]string{"resourceVersion": strconv.Itoa(s.version)},
-		"items":    slices.Collect(maps.Values(r.objects)),
-	})
+	list, err := scheme.Scheme.New(r.version.WithKind(r.kind + "List"))
+	must(s.T, err)
+	var items []runtime.Object
+	for _, o := range r.objects {
+		items = append(items, o.(runtime.Object))
+	}
+	must(s.T, meta.SetList(list, items))
+	m, err := meta.ListAccessor(list)
+	must(s.T, err)
+	m.SetResourceVersion(strconv.Itoa(s.version))
+	w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
+	_, _ = w.Write(encode(s.T, list, r.version))
 }
 
 func (s *apiServer) watch(w http.ResponseWriter, r *http.Request, resource *resource) {
 	from, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
 	s.mu.Lock()
-	if r.URL.Query().Get("sendInitialEvents") == "true" {
-		for _, o := range resource.objects {
-			_, _ = w.Write(s.event("ADDED", o))
-		}
-		from = s.version
-		_, _ = w.Write(s.event("BOOKMARK", map[string]any{
-			"kind": resource.kind, "apiVersion": resource.apiVersion, "metadata": map[string]any{
-				"resourceVersion": strconv.Itoa(from), "annotations": map[string]string{metav1.InitialEventsAnnotationKey: "true"},
-			},
-		}))
-	} else if from < s.version && (len(resource.history) == 0 || resource.history[0].version > from+1000) {
+	if from < s.version && (len(resource.history) == 0 || resource.history[0].version > from+1000) {
 		s.mu.Unlock()
 		s.status(w, http.StatusGone, metav1.StatusReasonExpired, "too old resource version")
 		return
 	}
 	s.mu.Unlock()
+	w.Header().Set("Content-Type", runtime.ContentTypeProtobuf+";stream=watch")
 	for {
 		s.mu.Lock()
 		for _, c := range resource.history {
 			if c.version > from {
 				from = c.version
-				_, _ = w.Write(c.event)
+				s.send(w, c, resource.version)
 			}
 		}
 		changed := s.changed
@@ -263,4 +264,21 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request, resource *reso
 			return
 		}
 	}
+}
+
+// send writes an event of a watch.
+func (s *apiServer) send(w http.ResponseWriter, c change, version schema.GroupVersion) {
+	info, _ := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
+	encoder := streaming.NewEncoder(info.StreamSerializer.Framer.NewFrameWriter(w), scheme.Codecs.EncoderForVersion(info.StreamSerializer, corev1.SchemeGroupVersion))
+	if err := encoder.Encode(&metav1.WatchEvent{Type: c.kind, Object: runtime.RawExtension{Raw: encode(s.T, c.object, version)}}); err != nil {
+		s.Errorf("encode an event: %v", err)
+	}
+}
+
+// encode returns an object as an API server sends it as protobuf.
+func encode(t testing.TB, object runtime.Object, version schema.GroupVersion) []byte {
+	t.Helper()
+	var message bytes.Buffer
+	must(t, scheme.Codecs.EncoderForVersion(protobuf.NewSerializer(scheme.Scheme, scheme.Scheme), version).Encode(object, &message))
+	return message.Bytes()
 }

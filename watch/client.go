@@ -4,10 +4,15 @@ import (
 	"fmt"
 	"net/http"
 
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"nftproxy/watch/wire"
 )
 
 // ClientConfig says how to reach the API server: by the kubeconfig file, with
@@ -26,6 +31,48 @@ func ClientConfig(kubeconfig, master string) (*rest.Config, error) {
 	config.QPS = -1
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &timeoutTransport{newConnectTransport(next)} })
 	return config, nil
+}
+
+// Client asks an API server. Its requests share one connection.
+type Client struct {
+	kubernetes.Interface
+	services, slices *wire.Client
+}
+
+// NewClient returns a client with a configuration, such as that of ClientConfig. It sends no request.
+func NewClient(config *rest.Config) (*Client, error) {
+	config = rest.CopyConfig(config)
+	if config.UserAgent == "" {
+		config.UserAgent = rest.DefaultKubernetesUserAgent()
+	}
+	httpClient, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("make a client: %w", err)
+	}
+	typed, err := kubernetes.NewForConfigAndClient(config, httpClient)
+	if err != nil {
+		return nil, fmt.Errorf("make a client: %w", err)
+	}
+	services, err := wire.NewClient(config, httpClient, serviceKind())
+	if err != nil {
+		return nil, err
+	}
+	slices, err := wire.NewClient(config, httpClient, sliceKind())
+	if err != nil {
+		return nil, err
+	}
+	return &Client{Interface: typed, services: services, slices: slices}, nil
+}
+
+// serviceKind is the kind of the objects that convertService makes, with the labels that it reads.
+func serviceKind() wire.Kind {
+	return wire.Services(func(s *corev1.Service) runtime.Object { return convertService(s) }, labelProxyName)
+}
+
+// sliceKind is the kind of the objects that convertSlice makes, with the labels and the annotation that it reads.
+func sliceKind() wire.Kind {
+	return wire.EndpointSlices(func(s *discoveryv1.EndpointSlice) runtime.Object { return convertSlice(s) },
+		labelHeadless, discoveryv1.LabelServiceName, corev1.EndpointsLastChangeTriggerTime)
 }
 
 // timeoutTransport makes an error of each request that times out before its answer

@@ -103,3 +103,17 @@ func TestConnectFails(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestUserAgent: the API server's log tells who asks, of each request.
+func TestUserAgent(t *testing.T) {
+	s := newAPIServer(t)
+	s.set("nodes", node("192.168.0.2"))
+	observe(t, s, Options{}).await(textNode)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range s.requests {
+		if got, want := r.UserAgent(), rest.DefaultKubernetesUserAgent(); got != want {
+			t.Errorf("%s by %q, want %q", r.URL, got, want)
+		}
+	}
+}

@@ -9,26 +9,35 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	netutils "k8s.io/utils/net"
 
 	"nftproxy/model/service"
 )
 
-// identity is the part of an object's metadata that the index keeps: the store finds
-// the converted object by it, and a problem names the object by it.
+// identity is the part of an object's metadata that the index keeps, and what makes a converted object one that a
+// reflector can pass on.
 type identity struct {
-	metav1.ObjectMeta
 	key service.Name
+	// version is the resource version, from which a reflector goes on.
+	version string
 }
 
 func identify(m *metav1.ObjectMeta) identity {
-	return identity{
-		metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion},
-		service.NewName(m.Namespace, m.Name),
-	}
+	return identity{service.NewName(m.Namespace, m.Name), m.ResourceVersion}
 }
 
 func (i *identity) name() service.Name { return i.key }
+
+// GetObjectMeta returns the metadata that a reflector and the store read. It makes them anew: kept in each object, they would be
+// a tenth of what the index takes.
+func (i *identity) GetObjectMeta() metav1.Object {
+	namespace, name := i.key.Split()
+	return &metav1.ObjectMeta{Namespace: namespace, Name: name, ResourceVersion: i.version}
+}
+
+// GetObjectKind makes converted objects ones that a reflector can pass on.
+func (i *identity) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKind }
 
 // maxProblems is how many problems of one object are listed. The others are counted: a
 // slice can have 1,000 endpoints, each of them wrong.

@@ -7,6 +7,8 @@ import (
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 
 	"nftproxy/model/service"
 )
@@ -22,6 +24,7 @@ const (
 // serviceObject is a Service as the index keeps it.
 type serviceObject struct {
 	identity
+	uid types.UID
 	// bare is the service without its endpoints. It is nil for a Service that no
 	// proxy serves: headless, an ExternalName, or one without an address yet.
 	bare *service.Service
@@ -33,9 +36,12 @@ type serviceObject struct {
 	reportedLeftOut bool
 }
 
+// DeepCopyObject returns the object itself: nobody edits one that a reflector passes on.
+func (s *serviceObject) DeepCopyObject() runtime.Object { return s }
+
 // convertService turns a Service into the model's, without endpoints.
 func convertService(s *corev1.Service) *serviceObject {
-	object := &serviceObject{identity: identify(&s.ObjectMeta)}
+	object := &serviceObject{identity: identify(&s.ObjectMeta), uid: s.UID}
 	object.proxy, object.named = s.Labels[labelProxyName]
 	if !watched(s) {
 		return object

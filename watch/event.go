@@ -146,7 +146,7 @@ func (w *Watcher) ServiceObject(name service.Name) Object {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if s := w.index.service(name); s != nil {
-		o.UID = string(s.UID)
+		o.UID = string(s.uid)
 	}
 	return o
 }

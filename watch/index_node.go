@@ -40,7 +40,7 @@ func (ix *index) nodeNames() []service.Name {
 // setNode takes this node's object. It ignores other Nodes.
 func (ix *index) setNode(n *nodeObject) {
 	last := ix.builder.Snapshot().Node
-	if n.Name != last.Name {
+	if n.facts.Name != last.Name {
 		return
 	}
 	ix.reportNew(ix.node.problems, n.problems)

@@ -5,14 +5,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -36,7 +33,7 @@ func (o *Options) serviceLabels() string {
 // and the Node have come or their time-outs are over. It reports an API server that is
 // away or refuses, and asks again and again; until then the last state stays. The
 // number of reported problems is bounded: see OmittedError.
-func (w *Watcher) RunKubernetes(ctx context.Context, client kubernetes.Interface) error {
+func (w *Watcher) RunKubernetes(ctx context.Context, client *Client) error {
 	w.bounds = newBounds()
 	serviceStore, sliceStore := newServiceStore(w), newSliceStore(w)
 	cidrStore := newStore(w, convertCIDR, (*index).setCIDR, (*index).deleteCIDR, (*index).cidrNames)
@@ -51,13 +48,11 @@ func (w *Watcher) RunKubernetes(ctx context.Context, client kubernetes.Interface
 	})
 	// RunKubernetes does not wait for the reflectors: one that waits before it asks
 	// again does not see the end of ctx until then.
-	go reflectList(ctx, client, w.newRequests("services"), client.CoreV1().Services(metav1.NamespaceAll),
-		metav1.ListOptions{LabelSelector: w.opts.serviceLabels(), FieldSelector: serviceFields}, &corev1.Service{}, serviceStore)
-	go reflectList(ctx, client, w.newRequests("endpointslices"), client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll),
-		metav1.ListOptions{LabelSelector: sliceLabels}, &discoveryv1.EndpointSlice{}, sliceStore)
-	go reflectList(ctx, client, cidrRequests, client.NetworkingV1().ServiceCIDRs(), metav1.ListOptions{}, &networkingv1.ServiceCIDR{}, cidrStore)
-	go reflectList(ctx, client, w.newRequests("nodes"), client.CoreV1().Nodes(),
-		metav1.ListOptions{FieldSelector: "metadata.name=" + w.opts.Node}, &corev1.Node{}, nodeStore)
+	go reflectList(ctx, w.newRequests("services"), client.services,
+		metav1.ListOptions{LabelSelector: w.opts.serviceLabels(), FieldSelector: serviceFields}, serviceStore)
+	go reflectList(ctx, w.newRequests("endpointslices"), client.slices, metav1.ListOptions{LabelSelector: sliceLabels}, sliceStore)
+	go reflectList(ctx, cidrRequests, client.NetworkingV1().ServiceCIDRs(), metav1.ListOptions{}, cidrStore)
+	go reflectList(ctx, w.newRequests("nodes"), client.CoreV1().Nodes(), metav1.ListOptions{FieldSelector: "metadata.name=" + w.opts.Node}, nodeStore)
 	go w.awaitSync(ctx,
 		awaited{what: "Services", there: serviceStore.synced},
 		awaited{what: "EndpointSlices", there: sliceStore.synced},
@@ -91,27 +86,26 @@ func backoff() *wait.Backoff {
 	return &wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 1, Cap: 10 * time.Second, Steps: 50}
 }
 
-// lister has the methods that client-go's typed clients share.
+// lister has the methods that client-go's typed clients and package wire's share.
 type lister[L runtime.Object] interface {
 	List(ctx context.Context, opts metav1.ListOptions) (L, error)
 	Watch(ctx context.Context, opts metav1.ListOptions) (apiwatch.Interface, error)
 }
 
-// mirror is a store that calls a function each time that it has a full list.
-type mirror interface {
-	cache.ReflectorStore
-	onReplace(call func())
-}
-
 // reflectList keeps the store equal to the API server's list until ctx ends. It uses no
 // informer: the index already holds the objects, and an informer would hold them a
 // second time and pass each event on through a queue.
-func reflectList[L runtime.Object](ctx context.Context, client kubernetes.Interface, requests *requests, api lister[L],
-	selectors metav1.ListOptions, example runtime.Object, store mirror) {
+//
+// It asks for whole lists, not for lists as streams of events (KEP-3157): these take the API server and the node two to
+// three times the CPU time (docs/reliability.md). What streams are for is there all the same: package wire holds
+// one object at a time, and so does an API server since Kubernetes 1.33 (KEP-5116).
+func reflectList[L runtime.Object](ctx context.Context, requests *requests, api lister[L], selectors metav1.ListOptions, store cache.ReflectorStore) {
 	listWatch := &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-			opts.LabelSelector, opts.FieldSelector = selectors.LabelSelector, selectors.FieldSelector
-			list, err := api.List(ctx, opts)
+		ListWithContextFunc: func(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
+			// Without a version and a limit, the list has everything that was written before the request. The API server
+			// answers from its cache, once that is up to date (KEP-2340, since Kubernetes 1.31). A reflector asks for
+			// what the cache happens to have, and a node would go back in time by a server whose cache is old.
+			list, err := api.List(ctx, selectors)
 			requests.done(ctx, "list", err)
 			return list, err
 		},
@@ -122,16 +116,20 @@ func reflectList[L runtime.Object](ctx context.Context, client kubernetes.Interf
 			if err != nil {
 				return stream, err
 			}
-			list := opts.SendInitialEvents != nil && *opts.SendInitialEvents
-			if requests.mayHaveGoneBack() && !list {
+			if requests.mayHaveGoneBack() {
 				stream.Stop()
 				return nil, apierrors.NewResourceExpired("the API server was away: list again")
 			}
-			return requests.follow(stream, list), nil
+			return requests.follow(stream), nil
 		},
 	}
-	store.onReplace(requests.replaced)
-	cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(listWatch, client), example, store,
+	cache.NewReflectorWithOptions(wholeLists{listWatch}, nil, store,
 		cache.ReflectorOptions{Name: "nftproxy/watch", TypeDescription: requests.resource, Backoff: backoff()},
 	).RunWithContext(ctx)
 }
+
+// wholeLists keeps a reflector from asking for lists as streams.
+type wholeLists struct{ *cache.ListWatch }
+
+// IsWatchListSemanticsUnSupported is the method that reflectors look for (k8s.io/client-go/util/watchlist).
+func (wholeLists) IsWatchListSemanticsUnSupported() bool { return true }

@@ -14,7 +14,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 
 	"nftproxy/model/service"
 )
@@ -57,7 +56,7 @@ func observe(t *testing.T, s *apiServer, opts Options) *observer {
 }
 
 // run follows the API server until the test ends.
-func (o *observer) run(client kubernetes.Interface) {
+func (o *observer) run(client *Client) {
 	t := o.T
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -437,13 +436,17 @@ func TestHostAddresses(t *testing.T) {
 // TestKeptIsSmall: a kept object has no metadata that the proxy does not read.
 func TestKeptIsSmall(t *testing.T) {
 	s := uniformSlice(0, 3)
-	s.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "x"}}
+	s.ManagedFields, s.ResourceVersion = []metav1.ManagedFieldsEntry{{Manager: "x"}}, "7"
 	s.Annotations = map[string]string{"a": "b"}
 	s.OwnerReferences = []metav1.OwnerReference{{Name: "svc-0"}}
 	kept := convertSlice(s)
-	want := metav1.ObjectMeta{Namespace: "ns-0", Name: "slice-0"}
-	if diff := cmp.Diff(want, kept.ObjectMeta); diff != "" {
-		t.Errorf("metadata (-want +got):\n%s", diff)
+	want := identity{key: "ns-0/slice-0", version: "7"}
+	if kept.identity != want {
+		t.Errorf("kept %+v of the metadata, want %+v", kept.identity, want)
+	}
+	meta := &metav1.ObjectMeta{Namespace: "ns-0", Name: "slice-0", ResourceVersion: "7"}
+	if diff := cmp.Diff(meta, kept.GetObjectMeta()); diff != "" {
+		t.Errorf("metadata for the reflector (-want +got):\n%s", diff)
 	}
 	if len(kept.names) != 3 || len(slices.Compact(kept.names)) != 3 {
 		t.Errorf("%d node names are kept, want 3", len(kept.names))

@@ -106,7 +106,7 @@ func write(t *testing.T, path string, data []byte) {
 	}
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

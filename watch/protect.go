@@ -100,5 +100,6 @@ func (ix *index) withoutIgnoredExternalIPs(s *serviceObject) *serviceObject {
 }
 
 func (s *serviceObject) object() Object {
-	return Object{Kind: "Service", Namespace: s.Namespace, Name: s.Name, UID: string(s.UID)}
+	namespace, name := s.key.Split()
+	return Object{Kind: "Service", Namespace: namespace, Name: name, UID: string(s.uid)}
 }

@@ -20,8 +20,6 @@ type requests struct {
 	resource string
 	// last has the text of the last failure of each verb, empty for none.
 	last map[string]string
-	// streaming says that the open watch sends the list.
-	streaming bool
 	// away says that nobody listened at the API server's address when the watch was to go
 	// on.
 	away bool
@@ -44,7 +42,7 @@ func (r *requests) done(ctx context.Context, verb string, err error) {
 		return
 	case ctx.Err() != nil, apierrors.IsResourceExpired(err), apierrors.IsGone(err), apierrors.IsInvalid(err):
 		// The end of the run, or an error that reflectors handle: the version of a
-		// watch is too old, or the server cannot stream lists.
+		// watch is too old.
 		return
 	}
 	// The URL has a random time-out in it, which would make each error text different.
@@ -79,23 +77,13 @@ func (r *requests) mayHaveGoneBack() bool {
 	return away
 }
 
-// follow notes that a watch is open, and when it ends. A watch that sends the whole list
-// first brings the resource up to date with the end of the list, any other at once.
-func (r *requests) follow(stream apiwatch.Interface, list bool) apiwatch.Interface {
-	if r.streaming = list; !list {
-		r.watcher.change(func(*index) { r.watcher.outage.current(r.resource) })
-	}
+// follow notes that a watch is open, and when it ends. The resource is up to date from then on: a watch goes on from a
+// list or from another watch.
+func (r *requests) follow(stream apiwatch.Interface) apiwatch.Interface {
+	r.watcher.change(func(*index) { r.watcher.outage.current(r.resource) })
 	return &openWatch{Interface: stream, ended: func() {
 		r.watcher.change(func(*index) { r.watcher.outage.ended(r.resource) })
 	}}
-}
-
-// replaced notes that the list is in the index, which is locked. After a list request
-// the resource is up to date only when the watch that continues it is open.
-func (r *requests) replaced() {
-	if r.streaming {
-		r.watcher.outage.current(r.resource)
-	}
 }
 
 // openWatch is a watch that calls ended when its reader stops it, as every reader does.

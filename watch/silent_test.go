@@ -8,8 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"k8s.io/client-go/kubernetes"
-
 	"nftproxy/model/service"
 )
 
@@ -24,7 +22,7 @@ func TestAPIServerSilent(t *testing.T) {
 	config.Dial = func(context.Context, string, string) (net.Conn, error) {
 		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.ErrDeadlineExceeded}
 	}
-	client, err := kubernetes.NewForConfig(config)
+	client, err := NewClient(config)
 	if err != nil {
 		t.Fatal(err)
 	}

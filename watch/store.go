@@ -9,14 +9,12 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/cache"
 
 	"nftproxy/model/service"
 )
 
 // converted is an object as the index keeps it.
 type converted interface {
-	metav1.Object
 	name() service.Name
 }
 
@@ -33,13 +31,11 @@ type store[O metav1.Object, K converted] struct {
 	servicesOf func(*index, []service.Name) []service.Name
 	// synced is closed once the first full list is in the index.
 	synced chan struct{}
-	// replaced is called when the index has a full list. The index is locked then.
-	replaced func()
 }
 
 func newStore[O metav1.Object, K converted](w *Watcher, convert func(O) K, set func(*index, K),
 	remove func(*index, service.Name), known func(*index) []service.Name) *store[O, K] {
-	return &store[O, K]{watcher: w, convert: convert, set: set, remove: remove, known: known, synced: make(chan struct{}), replaced: func() {}}
+	return &store[O, K]{watcher: w, convert: convert, set: set, remove: remove, known: known, synced: make(chan struct{})}
 }
 
 func newServiceStore(w *Watcher) *store[*corev1.Service, *serviceObject] {
@@ -52,14 +48,6 @@ func newSliceStore(w *Watcher) *store[*discoveryv1.EndpointSlice, *sliceObject] 
 	s := newStore(w, convertSlice, (*index).setSlice, (*index).deleteSlice, (*index).sliceNames)
 	s.servicesOf = (*index).ownersOf
 	return s
-}
-
-// Transformer converts objects while the reflector receives the first list as a stream,
-// so that it does not hold the API's large ones.
-func (s *store[O, K]) Transformer() cache.TransformFunc {
-	return func(obj any) (any, error) {
-		return s.converted(obj)
-	}
 }
 
 // converted converts obj, unless that has been done.
@@ -122,13 +110,10 @@ func (s *store[O, K]) Replace(list []any, _ string) error {
 			s.set(ix, o)
 		}
 		ix.retain(l, now)
-		s.replaced()
 	})
 	closeOnce(s.synced)
 	return nil
 }
-
-func (s *store[O, K]) onReplace(call func()) { s.replaced = call }
 
 // others returns the names of the objects in the index that are not in the list.
 func (s *store[O, K]) others(ix *index, list []K) []service.Name {

@@ -10,13 +10,13 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"nftproxy/bench/objects"
 	"nftproxy/bench/proxies"
 	"nftproxy/test/cluster"
 	"nftproxy/test/cluster/controlplane"
+	"nftproxy/watch"
 )
 
 // writers is how many writes to the API server are under way at once, in measurements
@@ -30,7 +30,7 @@ type world struct {
 	plane *controlplane.Plane
 	// client speaks protobuf, as proxies do, so that the API server has the least work
 	// with its answers.
-	client kubernetes.Interface
+	client *watch.Client
 	// past writes to etcd, past the API server.
 	past *cluster.Writer
 	// first is the number of each service's first endpoint.
@@ -54,7 +54,7 @@ func newWorld(ctx context.Context, size Size, log io.Writer) (*world, error) {
 	w.plane, w.past = plane, plane.Cluster.NewWriter()
 	config := rest.CopyConfig(plane.Cluster.Client())
 	config.ContentType = runtime.ContentTypeProtobuf
-	if w.client, err = kubernetes.NewForConfig(config); err == nil {
+	if w.client, err = watch.NewClient(config); err == nil {
 		err = size.objects(func(some []runtime.Object) error { return plane.Cluster.Seed(ctx, some...) })
 	}
 	if err != nil {

@@ -32,7 +32,7 @@ type Config struct {
 	Rest, Away time.Duration
 	// Worker is the command line that calls Work with a kubeconfig and a count as further arguments.
 	Worker []string
-	// Env are further variables of its environment, such as client-go's feature gates.
+	// Env are further variables of its environment.
 	Env []string
 	// Log takes progress.
 	Log io.Writer

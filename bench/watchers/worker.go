@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"k8s.io/client-go/kubernetes"
 
 	"nftproxy/model/service"
 	"nftproxy/watch"
@@ -78,9 +77,9 @@ func (w *worker) start(ctx context.Context, kubeconfig, node string) error {
 		return err
 	}
 	config.Dial = w.dial // clients with the same one would share connections
-	client, err := kubernetes.NewForConfig(config)
+	client, err := watch.NewClient(config)
 	if err != nil {
-		return fmt.Errorf("make a client: %w", err)
+		return err
 	}
 	watcher := watch.NewWatcher(watch.Options{
 		Node: node, Synced: func() { w.synced.Add(1) },

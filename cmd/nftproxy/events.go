@@ -17,8 +17,8 @@ import (
 // manifests.
 type api struct {
 	manifests string
-	client    kubernetes.Interface // nil with manifests
-	dialer    *dialer              // of the client
+	client    *watch.Client // nil with manifests
+	dialer    *dialer       // of the client
 	record    func(watch.Event)
 }
 

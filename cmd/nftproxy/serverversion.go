@@ -8,9 +8,9 @@ import (
 	"time"
 
 	apiversion "k8s.io/apimachinery/pkg/version"
-	"k8s.io/client-go/kubernetes"
 
 	"nftproxy/daemon/metrics"
+	"nftproxy/watch"
 )
 
 const (
@@ -26,7 +26,7 @@ const (
 
 // followServerVersion keeps the metric of the API server's version until the context
 // ends. Nothing else depends on the version, so failures are debug lines.
-func (d *daemon) followServerVersion(ctx context.Context, client kubernetes.Interface, counts *metrics.Metrics) error {
+func (d *daemon) followServerVersion(ctx context.Context, client *watch.Client, counts *metrics.Metrics) error {
 	if client == nil {
 		return nil // manifests
 	}
@@ -47,7 +47,7 @@ func (d *daemon) followServerVersion(ctx context.Context, client kubernetes.Inte
 	}
 }
 
-func serverVersion(ctx context.Context, client kubernetes.Interface) (apiversion.Info, error) {
+func serverVersion(ctx context.Context, client *watch.Client) (apiversion.Info, error) {
 	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
 	defer cancel()
 	var info apiversion.Info

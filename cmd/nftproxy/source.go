@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"nftproxy/model/service"
@@ -116,16 +115,16 @@ func isTableName(s string) bool {
 
 // client returns the API server's client, its configuration and the dialer that it
 // uses. It sends no request.
-func (o *sourceOptions) client() (*rest.Config, *kubernetes.Clientset, *dialer, error) {
+func (o *sourceOptions) client() (*rest.Config, *watch.Client, *dialer, error) {
 	config, err := watch.ClientConfig(o.kubeconfig, o.master)
 	if err != nil {
 		return nil, nil, nil, err
 	}
 	d := newDialer()
 	config.Dial = d.DialContext
-	client, err := kubernetes.NewForConfig(config)
+	client, err := watch.NewClient(config)
 	if err != nil {
-		return nil, nil, nil, fmt.Errorf("make a client: %w", err)
+		return nil, nil, nil, err
 	}
 	return config, client, d, nil
 }

@@ -209,10 +209,7 @@ func TestRBAC(t *testing.T) {
 			_, resource, _ = strings.Cut(resource, "/")
 			t.Cleanup(n.applyDeploy)
 			n.revoke(resource, verb)
-			cmd := n.proxyCommand("--kubeconfig=" + kubeconfig)
-			// As with an API server that does not stream lists, so that both verbs count.
-			cmd.Env = append(os.Environ(), "KUBE_FEATURE_WatchListClient=false")
-			p := runIn(t, n.Node, cmd)
+			p := runIn(t, n.Node, n.proxyCommand("--kubeconfig="+kubeconfig))
 			p.awaitText(0, "WARN", verb+" "+resource, "forbidden", "cannot "+verb+" resource", "trying again")
 			p.stop()
 		})

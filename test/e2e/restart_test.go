@@ -156,7 +156,7 @@ func TestAPIServerRestart(t *testing.T) {
 	at := p.Mark()
 	n.plane.cluster.StopAPIServer()
 	n.startAPIServerAtEnd()
-	p.awaitText(at, "watch", "trying again")
+	p.awaitText(at, "a request to the API server failed", "trying again") // a list, if the watch was too young
 	n.must(talk.goesOn(), reached("web-1")())
 	n.must(n.plane.cluster.StartAPIServer(n.ctx))
 	n.must(talk.goesOn(), reached("web-1")())

@@ -1,0 +1,141 @@
+package wire
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// magic begins each object that an API server sends as protobuf
+// (https://kubernetes.io/docs/reference/using-api/api-concepts/, "Kubernetes Protobuf encoding").
+const magic = "k8s\x00"
+
+// List is a list of converted objects.
+type List struct {
+	metav1.TypeMeta
+	metav1.ListMeta
+	Items []runtime.Object
+}
+
+// DeepCopyObject returns a list with the same objects: converted ones do not change.
+func (l *List) DeepCopyObject() runtime.Object {
+	c := *l
+	c.Items = append([]runtime.Object(nil), l.Items...)
+	return &c
+}
+
+// ReadList decodes a list of the kind while it arrives as protobuf. It holds the bytes of one object at a time.
+func (k Kind) ReadList(in *bufio.Reader) (*List, error) {
+	var start [len(magic)]byte
+	if _, err := io.ReadFull(in, start[:]); err != nil {
+		return nil, err
+	}
+	if string(start[:]) != magic {
+		return nil, fmt.Errorf("it begins with %q, want %q", start, magic)
+	}
+	const unknownLength = 1<<63 - 1 // the answer ends where its envelope ends
+	envelope := &stream{in: in, left: unknownLength}
+	list := &List{}
+	for {
+		if _, err := in.Peek(1); err == io.EOF {
+			return nil, errors.New("the list is not in it")
+		}
+		number, message, err := envelope.next()
+		if err != nil {
+			return nil, err
+		}
+		switch number {
+		case 1: // TypeMeta
+			var buffer bytes.Buffer
+			err = message.into(&buffer)
+			if err == nil {
+				err = checkType(buffer.Bytes(), k.gvk.GroupVersion().WithKind(k.gvk.Kind+"List"))
+			}
+		case 2: // the list itself
+			return list, k.readItems(message, list)
+		default:
+			err = message.skip()
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (k Kind) readItems(message *stream, list *List) error {
+	decode := k.newDecode()
+	var buffer bytes.Buffer
+	for {
+		number, part, err := message.next()
+		if err == io.EOF {
+			return nil
+		}
+		if err == nil {
+			err = part.into(&buffer)
+		}
+		if err != nil {
+			return err
+		}
+		switch number {
+		case 1:
+			if err := list.ListMeta.Unmarshal(buffer.Bytes()); err != nil {
+				return fmt.Errorf("decode the list's metadata: %w", err)
+			}
+		case 2:
+			object, err := decode(buffer.Bytes())
+			if err != nil {
+				return fmt.Errorf("decode item %d: %w", len(list.Items), err)
+			}
+			list.Items = append(list.Items, object)
+		}
+	}
+}
+
+// into replaces the buffer's content by the rest of the message. The buffer grows only as bytes arrive.
+func (s *stream) into(buffer *bytes.Buffer) error {
+	buffer.Reset()
+	return s.copyTo(buffer)
+}
+
+// skip reads the rest of the message.
+func (s *stream) skip() error { return s.copyTo(io.Discard) }
+
+func (s *stream) copyTo(w io.Writer) error {
+	_, err := io.CopyN(w, s.in, int64(s.left))
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	s.left = 0
+	return err
+}
+
+// checkType returns an error unless a TypeMeta names the kind.
+func checkType(message []byte, want schema.GroupVersionKind) error {
+	got, err := typeOf(message)
+	if err == nil && got != want {
+		err = fmt.Errorf("it has %s, want %s", got, want)
+	}
+	return err
+}
+
+// typeOf decodes a TypeMeta (k8s.io/apimachinery/pkg/runtime/generated.proto).
+func typeOf(message []byte) (schema.GroupVersionKind, error) {
+	var apiVersion, kind string
+	err := fields(message, func(number protowire.Number, v value) error {
+		switch number {
+		case 1:
+			apiVersion = v.text()
+		case 2:
+			kind = v.text()
+		}
+		return nil
+	})
+	return schema.FromAPIVersionAndKind(apiVersion, kind), err
+}

@@ -1,0 +1,240 @@
+package wire
+
+import (
+	"bufio"
+	"bytes"
+	"io"
+	"math/rand"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/randfill"
+)
+
+const kept = "example.com/kept"
+
+// copies are kinds whose conversion is a copy.
+func services() Kind {
+	return Services(func(s *corev1.Service) runtime.Object { return s.DeepCopy() }, kept)
+}
+
+func endpointSlices() Kind {
+	return EndpointSlices(func(s *discoveryv1.EndpointSlice) runtime.Object { return s.DeepCopy() }, kept)
+}
+
+// readFields returns a copy of an object with the fields that the package reads.
+func readFields(o runtime.Object) runtime.Object {
+	switch o := o.(type) {
+	case *corev1.Service:
+		return &corev1.Service{ObjectMeta: readMetadata(&o.ObjectMeta), Spec: o.Spec, Status: o.Status}
+	case *discoveryv1.EndpointSlice:
+		s := &discoveryv1.EndpointSlice{ObjectMeta: readMetadata(&o.ObjectMeta), AddressType: o.AddressType, Ports: o.Ports}
+		for _, e := range o.Endpoints {
+			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: e.Addresses, Conditions: e.Conditions, NodeName: e.NodeName, Hints: e.Hints})
+		}
+		return s
+	}
+	panic("neither a Service nor an EndpointSlice")
+}
+
+func readMetadata(m *metav1.ObjectMeta) metav1.ObjectMeta {
+	some := metav1.ObjectMeta{Name: m.Name, Namespace: m.Namespace, UID: m.UID, ResourceVersion: m.ResourceVersion, CreationTimestamp: m.CreationTimestamp}
+	if v, found := m.Labels[kept]; found {
+		some.Labels = map[string]string{kept: v}
+	}
+	if v, found := m.Annotations[kept]; found {
+		some.Annotations = map[string]string{kept: v}
+	}
+	return some
+}
+
+// encode returns an object as an API server sends it.
+func encode(t testing.TB, object runtime.Object, version schema.GroupVersion) []byte {
+	t.Helper()
+	var message bytes.Buffer
+	if err := scheme.Codecs.EncoderForVersion(protobuf.NewSerializer(scheme.Scheme, scheme.Scheme), version).Encode(object, &message); err != nil {
+		t.Fatal(err)
+	}
+	return message.Bytes()
+}
+
+func diff(want, got any) string { return cmp.Diff(want, got, cmpopts.EquateEmpty()) }
+
+// filler makes random objects with all kinds of fields.
+func filler(seed int64) *randfill.Filler {
+	return randfill.New().RandSource(rand.NewSource(seed)).NilChance(0.3).NumElements(0, 4).Funcs(
+		func(t *metav1.Time, c randfill.Continue) { *t = metav1.Unix(int64(c.Uint32()), 0) },
+		func(m *metav1.ObjectMeta, c randfill.Continue) {
+			c.FillNoCustom(m)
+			if c.Bool() {
+				m.Labels = map[string]string{kept: c.String(8), "other": c.String(8)}
+			}
+			if c.Bool() {
+				m.Annotations = map[string]string{"other": c.String(8), kept: c.String(8)}
+			}
+		},
+		// What the API types allow here cannot be sent as protobuf.
+		func(f *metav1.FieldsV1, c randfill.Continue) { f.SetRawString(c.String(30)) },
+	)
+}
+
+// TestLists: of random lists the package reads what client-go's decoder reads, field by field, however few bytes
+// arrive at a time.
+func TestLists(t *testing.T) {
+	for seed := range int64(200) {
+		f := filler(seed)
+		svcs, slices := &corev1.ServiceList{}, &discoveryv1.EndpointSliceList{}
+		f.Fill(svcs)
+		f.Fill(slices)
+		for _, test := range []struct {
+			kind Kind
+			list runtime.Object
+		}{{services(), svcs}, {endpointSlices(), slices}} {
+			message := encode(t, test.list, test.kind.gvk.GroupVersion())
+			decoded, err := runtime.Decode(scheme.Codecs.UniversalDeserializer(), message)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var want List
+			switch l := decoded.(type) {
+			case *corev1.ServiceList:
+				want.ListMeta = l.ListMeta
+				for i := range l.Items {
+					want.Items = append(want.Items, readFields(&l.Items[i]))
+				}
+			case *discoveryv1.EndpointSliceList:
+				want.ListMeta = l.ListMeta
+				for i := range l.Items {
+					want.Items = append(want.Items, readFields(&l.Items[i]))
+				}
+			}
+			got, err := test.kind.ReadList(bufio.NewReader(iotest.HalfReader(bytes.NewReader(message))))
+			if err != nil {
+				t.Fatalf("seed %d: %v", seed, err)
+			}
+			if d := diff(&want, got); d != "" {
+				t.Fatalf("seed %d: (-client-go +wire):\n%s", seed, d)
+			}
+		}
+	}
+}
+
+// TestListCut: a list that ends early is an error at every byte, so that no node takes a part of it for all of it.
+func TestListCut(t *testing.T) {
+	list := &discoveryv1.EndpointSliceList{ListMeta: metav1.ListMeta{ResourceVersion: "5"}}
+	filler(1).NumElements(3, 3).NilChance(0).Fill(&list.Items)
+	message := encode(t, list, discoveryv1.SchemeGroupVersion)
+	envelope := len(message)
+	for n := range envelope {
+		got, err := endpointSlices().ReadList(bufio.NewReader(bytes.NewReader(message[:n])))
+		if err == nil && len(got.Items) != len(list.Items) {
+			t.Fatalf("%d of %d bytes: %d of %d items and no error", n, envelope, len(got.Items), len(list.Items))
+		}
+		if err == nil && n < envelope-4 { // after the list come two empty fields
+			t.Fatalf("%d of %d bytes: no error", n, envelope)
+		}
+	}
+}
+
+// TestListErrors: what is no list of the kind is an error that says so.
+func TestListErrors(t *testing.T) {
+	other := encode(t, &corev1.ServiceList{}, corev1.SchemeGroupVersion)
+	broken := encode(t, &discoveryv1.EndpointSliceList{Items: []discoveryv1.EndpointSlice{{AddressType: "IPv4"}}}, discoveryv1.SchemeGroupVersion)
+	broken = bytes.Replace(broken, []byte("\x22\x04IPv4"), []byte("\x22\x7fIPv4"), 1)
+	for _, test := range []struct {
+		name, bytes, want string
+	}{
+		{"another kind", string(other), "want discovery.k8s.io/v1, Kind=EndpointSliceList"},
+		{"no protobuf", `{"kind":"List"}`, `it begins with "{\"ki"`},
+		{"nothing", "", io.EOF.Error()},
+		{"an empty envelope", magic, "the list is not in it"},
+		{"a length beyond its message", magic + "\x12\x02\x12\x7f", "field 2 has 127 bytes, and its message only 0"},
+		{"an object that is cut", string(broken), "decode item 0"},
+		{"a number without an end", magic + "\x12" + strings.Repeat("\xff", 20), "more than 64 bits"},
+		{"a group", magic + "\x12\x02\x13\x00", "has the type 3"},
+	} {
+		_, err := endpointSlices().ReadList(bufio.NewReader(strings.NewReader(test.bytes)))
+		if err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: error %v, want %q", test.name, err, test.want)
+		}
+	}
+}
+
+// TestScratch: nothing of an object is left in the next one.
+func TestScratch(t *testing.T) {
+	decode := endpointSlices().newDecode()
+	for seed := range int64(300) {
+		s := &discoveryv1.EndpointSlice{}
+		filler(seed).Fill(s)
+		message, err := s.Marshal()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := decode(message)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again := &discoveryv1.EndpointSlice{}
+		if err := again.Unmarshal(message); err != nil {
+			t.Fatal(err)
+		}
+		if d := diff(readFields(again), got); d != "" {
+			t.Fatalf("seed %d (-client-go +wire):\n%s", seed, d)
+		}
+	}
+}
+
+// FuzzDecode: of bytes that both decoders take, both read the same. Nothing else may happen than an error.
+func FuzzDecode(f *testing.F) {
+	for seed := range int64(20) {
+		s, svc := &discoveryv1.EndpointSlice{}, &corev1.Service{}
+		filler(seed).Fill(s)
+		filler(seed).Fill(svc)
+		slice, err := s.Marshal()
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(true, slice)
+		service, err := svc.Marshal()
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(false, service)
+	}
+	f.Fuzz(func(t *testing.T, isSlice bool, message []byte) {
+		kind, other := services(), runtime.Object(&corev1.Service{})
+		if isSlice {
+			kind, other = endpointSlices(), &discoveryv1.EndpointSlice{}
+		}
+		got, err := kind.newDecode()(message)
+		otherErr := other.(interface{ Unmarshal([]byte) error }).Unmarshal(message)
+		if err != nil || otherErr != nil {
+			return
+		}
+		if d := diff(readFields(other), got); d != "" {
+			t.Errorf("(-client-go +wire):\n%s", d)
+		}
+		envelope := &runtime.Unknown{TypeMeta: runtime.TypeMeta{APIVersion: kind.gvk.GroupVersion().String(), Kind: kind.gvk.Kind + "List"}}
+		for range 2 {
+			envelope.Raw = append(envelope.Raw, item(message)...)
+		}
+		whole, err := envelope.Marshal()
+		if err != nil {
+			t.Fatal(err)
+		}
+		list, err := kind.ReadList(bufio.NewReader(io.MultiReader(strings.NewReader(magic), iotest.OneByteReader(bytes.NewReader(whole)))))
+		if err != nil || len(list.Items) != 2 || diff(got, list.Items[1]) != "" {
+			t.Errorf("a list of it twice: %v, error %v", list, err)
+		}
+	})
+}
