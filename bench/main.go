@@ -86,7 +86,7 @@ func newCommand() *cobra.Command {
 	f.StringArrayVar(&o.proxies, "proxy", nil, "one of the proxies, such as "+strconv.Quote(result.KubeProxyLegacy)+"; repeat it for several (default all)")
 	f.BoolVar(&o.add, "add", false, "put the figures into the report that is there already, in place of the same ones of earlier runs on this machine")
 	f.BoolVar(&o.check, "check", false, "a target that is not met is an error")
-	cmd.AddCommand(newShowCommand(), newWatchersCommand(), newWatchersProcessCommand())
+	cmd.AddCommand(newShowCommand(), newWatchersCommand(), newWatchersProcessCommand(), newFloorProcessCommand())
 	return cmd
 }
 
@@ -103,6 +103,19 @@ func newShowCommand() *cobra.Command {
 			}
 			r.Judge()
 			return show(cmd.OutOrStdout(), r, filepath.Dir(args[0]))
+		},
+	}
+}
+
+// The command by which a process that control.Floor makes starts.
+const floorCommand = "floor-process"
+
+// newFloorProcessCommand is a process with the least work that a change takes.
+func newFloorProcessCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: floorCommand + " KUBECONFIG", Hidden: true, Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return control.Floor(cmd.Context(), args[0], cmd.OutOrStdout())
 		},
 	}
 }
@@ -178,8 +191,12 @@ func (o *options) controlPlane(log io.Writer) (part, error) {
 
 // node is what a node pays: at the size that most targets name.
 func (o *options) node(log io.Writer) (part, error) {
-	c := control.Config{Setup: o.setup(log), Samples: control.Full(), Node: true}
 	p := part{name: "node"}
+	self, err := os.Executable()
+	if err != nil {
+		return p, err
+	}
+	c := control.Config{Setup: o.setup(log), Samples: control.Full(), Node: true, Floor: []string{self, floorCommand}}
 	sizes := o.sizes
 	if len(sizes) == 0 {
 		sizes = []string{result.Usual}

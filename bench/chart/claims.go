@@ -99,7 +99,7 @@ func claims() []claim {
 			},
 		},
 		{
-			file: "cpu-of-changes.svg", key: result.Value, rates: true, backends: most,
+			file: "cpu-of-changes.svg", key: result.Value, rates: true, backends: append(slices.Clone(most), result.ChangeFloor),
 			about: fmt.Sprintf("CPU time of the proxy, children included, while single endpoints are replaced for %s, at %s", longDuration(result.NodeTime), words(result.Usual)),
 			sentence: func(f figures) string {
 				return compare("With %[1]s endpoint changes a second for "+longDuration(result.NodeTime)+", nftproxy takes %[2]s of CPU time", ", kube-proxy %s", f)

@@ -60,6 +60,8 @@ func everyClaim() *result.Report {
 		put(c)
 		c.Backend, c.Values = result.KubeProxyNFTables, map[string]float64{result.Value: 7 + 0.05*float64(rate)}
 		put(c)
+		c.Backend, c.Values = result.ChangeFloor, map[string]float64{result.Value: 0.04 + 0.009*float64(rate)}
+		put(c)
 		// Another size is in no picture.
 		c.Backend, c.Size, c.Services, c.Endpoints = result.NFTProxy, "44,000x1", 44_000, 44_000
 		put(c)

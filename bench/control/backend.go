@@ -14,7 +14,7 @@ import (
 // backend is a proxy with its peculiarities.
 type backend struct {
 	proxies.Proxy
-	// batch recognises the log line of a write to the kernel.
+	// batch recognises the log line of a write to the kernel; nil if there is none.
 	batch func(child.Line) bool
 	// rest is a pause after which the proxy handles a change at once.
 	rest time.Duration

@@ -25,6 +25,9 @@ type Config struct {
 	Samples Samples
 	// Node asks what a node pays, in place of what a change costs.
 	Node bool
+	// Floor is the command of a process that runs the function Floor, with a kubeconfig as its last
+	// argument.
+	Floor []string
 }
 
 // Samples says how much to measure of each question.

@@ -36,7 +36,11 @@ type limit struct {
 
 func (r *run) limitSteps() []limit {
 	if r.Node {
-		return []limit{{result.BareNetlink, []string{result.NodeFloor}, r.startFloor}}
+		var changes []string
+		for _, rate := range result.NodeRates() {
+			changes = append(changes, result.NodeCPU(rate))
+		}
+		return []limit{{result.BareNetlink, []string{result.NodeFloor}, r.startFloor}, {result.ChangeFloor, changes, r.changeFloor}}
 	}
 	return []limit{{result.NFTCommand, nftQuestions(), r.nftCommand}, {result.BareNetlink, bareQuestions(), r.bare}}
 }

@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"nftproxy/bench/objects"
+	"nftproxy/bench/proxies"
 	"nftproxy/bench/result"
 )
 
@@ -23,7 +24,7 @@ func (s *subject) nodeSteps() []step {
 	}
 	for _, rate := range result.NodeRates() {
 		question := result.NodeCPU(rate)
-		steps = append(steps, step{question, []string{question}, true, func(ctx context.Context) error { return s.nodeCPU(ctx, rate) }})
+		steps = append(steps, step{question, []string{question}, true, func(ctx context.Context) error { return s.nodeCPU(ctx, rate, s.drain(s.Ours)) }})
 	}
 	return steps
 }
@@ -70,9 +71,9 @@ func (s *subject) nodeCell(rate int, cpu time.Duration) result.Cell {
 	return c
 }
 
-// nodeCPU measures the CPU time of changes at a rate.
-func (s *subject) nodeCPU(ctx context.Context, rate int) error {
-	f, err := s.flow(ctx, float64(rate), s.Samples.Node, s.drain(s.Ours), s.world.update)
+// nodeCPU measures the CPU time of changes at a rate, and waits for outstanding ones with patience.
+func (s *subject) nodeCPU(ctx context.Context, rate int, patience time.Duration) error {
+	f, err := s.flow(ctx, float64(rate), s.Samples.Node, patience, s.world.update)
 	if err != nil {
 		return err
 	}
@@ -118,6 +119,31 @@ func (r *run) startFloor(ctx context.Context, p *programs, a *answers) error {
 	}
 	a.answer(c)
 	return node.close()
+}
+
+// changeFloor measures what a change cannot do without: client-go's watch, and the kernel's
+// commit of the elements that differ.
+func (r *run) changeFloor(ctx context.Context, _ *programs, a *answers) (err error) {
+	s := &subject{run: r, backend: backend{Proxy: proxies.Floor(r.Floor)}, answers: a}
+	if s.node, err = proxies.NewNode(ctx, r.world.plane); err != nil {
+		return err
+	}
+	defer s.close()
+	limited, cancel := context.WithTimeout(ctx, r.Limit)
+	defer cancel()
+	if _, err := s.start(limited); err != nil {
+		return err
+	}
+	for _, rate := range result.NodeRates() {
+		r.doing(s.Name, result.NodeCPU(rate))
+		if err := pause(ctx, min(afterStart, s.Samples.Node)); err != nil {
+			return err
+		}
+		if err := s.nodeCPU(ctx, rate, r.Limit); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // fetch gets both lists at once, as protobuf, and leaves them undecoded. It returns their

@@ -1,6 +1,8 @@
 package control
 
 import (
+	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
@@ -30,6 +32,20 @@ func (r *recorded) Put(c result.Cell) {
 func (r *recorded) Doing(string)           {}
 func (r *recorded) Version(string, string) {}
 
+// floorArgument is the first argument with which the test binary is a process of Floor. The
+// second one is the kubeconfig.
+const floorArgument = "floor-of-a-change"
+
+func TestMain(m *testing.M) {
+	if len(os.Args) != 3 || os.Args[1] != floorArgument {
+		os.Exit(m.Run())
+	}
+	if err := Floor(context.Background(), os.Args[2], os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
 // TestRun: at a tiny size the run puts every announced cell once, with a figure, and so
 // does the run that asks what a node pays. The test does not judge the figures.
 func TestRun(t *testing.T) {
@@ -43,8 +59,13 @@ func TestRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	size.OursOnly = true
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, node := range []bool{false, true} {
 		c := Config{
+			Floor: []string{self, floorArgument},
 			Setup: proxies.Setup{NFTProxy: binary, Limit: time.Minute, Log: os.Stderr}, Sizes: []Size{size}, Node: node,
 			Samples: Samples{Starts: 2, Changes: 5, Others: 4, Churn: time.Second, Budget: time.Minute, Node: time.Second},
 		}

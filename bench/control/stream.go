@@ -233,6 +233,9 @@ func (w *world) inRow(count int) []spot {
 
 // batches counts the writes to the kernel since a mark in the log.
 func (s *subject) batches(mark int) int {
+	if s.batch == nil {
+		return 0
+	}
 	lines, _ := s.process.Logged(mark)
 	n := 0
 	for _, l := range lines {
@@ -331,6 +334,8 @@ func (f flow) values() map[string]float64 {
 		values = map[string]float64{}
 	}
 	values[result.WritesASecond] = float64(len(f.lags)) / f.wrote.Seconds()
-	values["batches a second"] = float64(f.batches) / f.wrote.Seconds()
+	if f.batches > 0 {
+		values["batches a second"] = float64(f.batches) / f.wrote.Seconds()
+	}
 	return values
 }

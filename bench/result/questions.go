@@ -103,7 +103,7 @@ func Asked() []Question {
 		{PeakMemory, "resident, of the process and the children that it had at the same time, up to the first program and through one-endpoint changes"},
 		{NodeFloor, "both lists from the API server as protobuf, not decoded, and then the kernel's commit of the program; the medians of five"},
 		{NodeMemory, "resident, of the process and its children, 35 s after the first program; and the most of the start"},
-		{nodeCPU, "of the process and its children, while single endpoints of Services all over the cluster are replaced through the API server"},
+		{nodeCPU, "of the process and its children, while single endpoints of Services all over the cluster are replaced through the API server; watch and commit alone is client-go's watch of EndpointSlices and a netlink transaction for each change"},
 		{KernelMemory, "what the kernel got back (unreclaimable slab, vmalloc, per-CPU) when the tables were deleted"},
 	}
 }
