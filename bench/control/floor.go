@@ -33,12 +33,11 @@ func Floor(ctx context.Context, kubeconfig string, out io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("make a client: %w", err)
 	}
-	const sendBuffer = 16 << 20 // for 200,000 elements
-	socket, err := dialBare(0, sendBuffer)
+	conn, err := kernel.Open(kernel.Config{})
 	if err != nil {
 		return err
 	}
-	defer socket.close()
+	defer conn.Close()
 	slices := client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll)
 	listWatch := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return slices.List(ctx, o) },
@@ -46,7 +45,7 @@ func Floor(ctx context.Context, kubeconfig string, out io.Writer) error {
 			return slices.Watch(ctx, o)
 		},
 	}
-	store := &floorStore{socket: socket, out: out, failed: cancel, slices: map[string]floorSlice{}}
+	store := &floorStore{conn: conn, out: out, failed: cancel, slices: map[string]floorSlice{}}
 	cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(listWatch, client), &discoveryv1.EndpointSlice{}, store,
 		cache.ReflectorOptions{}).RunWithContext(ctx)
 	return context.Cause(ctx)
@@ -61,8 +60,8 @@ type floorSlice struct {
 
 // floorStore writes the slices of a reflector to the kernel, and keeps only their addresses.
 type floorStore struct {
-	socket *bareSocket
-	out    io.Writer
+	conn *kernel.Conn
+	out  io.Writer
 	// failed ends the process: the reflector would go on after an error.
 	failed context.CancelCauseFunc
 	slices map[string]floorSlice
@@ -160,10 +159,7 @@ func floorElement(key uint32, a netip.Addr) nft.OwnedElement {
 
 // write sends the operations as one transaction. An error ends the process.
 func (s *floorStore) write(ops []nft.Op) error {
-	datagram, err := kernel.Encode(nft.Batch{Ops: ops})
-	if err == nil {
-		_, err = s.socket.send(encoded{datagram})
-	}
+	err := s.conn.Apply(nft.Batch{Ops: ops})
 	if err != nil {
 		s.failed(fmt.Errorf("write endpoints: %w", err))
 	}

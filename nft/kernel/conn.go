@@ -195,10 +195,12 @@ func (c *Conn) commitMessages(begin uint32, messages []byte) ([]answer, error) {
 	c.fences.b = c.fences.b[:0]
 	c.fences.addFence(unix.NFNL_MSG_BATCH_BEGIN, 0, begin)
 	at := len(c.fences.b)
-	// Two messages ask for acknowledgements; thousands of replies would not fit the receive buffer. That of the
-	// end says that the transaction was made, but kernels before 6.10 do not send it. That of
+	// At most two messages ask for acknowledgements; thousands of replies would not fit the receive buffer. That
+	// of the end says that the transaction was made, but kernels before 6.10 do not send it. There that of
 	// the last message says that answers arrive. Every kernel sends it, made or not.
-	askAcknowledgement(messages)
+	if !c.acknowledgesEnd {
+		askAcknowledgement(messages)
+	}
 	c.fences.addFence(unix.NFNL_MSG_BATCH_END, unix.NLM_F_ACK, c.seq)
 	if err := c.writer.send(c.fences.b[:at], messages, c.fences.b[at:]); err != nil {
 		c.writer.drain()
@@ -236,6 +238,9 @@ func (c *Conn) answers(begin uint32) ([]answer, error) {
 			default:
 				arrived, made = true, made || a.seq == c.seq
 			}
+		}
+		if made {
+			break // The acknowledgement of the end is the last answer.
 		}
 	}
 	return refused, c.outcome(refused, arrived, made, lost)
@@ -281,7 +286,7 @@ func (c *Conn) hintFor(e OpError) string {
 		return needsAdmin
 	case e.Errno == unix.EPERM:
 		t, found, err := c.lookUpTable(e.Table)
-		if err == nil && found && t.Owner != 0 && t.Owner != c.writer.conn.PID() {
+		if err == nil && found && t.Owner != 0 && t.Owner != c.writer.port {
 			return fmt.Sprintf("table %s is owned by the process with netlink port %d: stop it first", e.Table, t.Owner)
 		}
 	case set.Set != nil && setFlags(set.Set)&setConcat != 0 && (e.Errno == unix.EINVAL || e.Errno == unix.EOPNOTSUPP):

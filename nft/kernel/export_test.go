@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"nftproxy/nft"
@@ -14,7 +13,7 @@ import (
 
 // HideOffsets makes the kernel answer like one that reports no offsets.
 func (c *Conn) HideOffsets() error {
-	return c.writer.conn.SetOption(netlink.ExtendedAcknowledge, false)
+	return c.writer.use(func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_EXT_ACK, 0) })
 }
 
 // HideDestroy makes the kernel answer Sweep like one that cannot destroy elements.

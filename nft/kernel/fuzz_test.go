@@ -4,11 +4,9 @@ import (
 	"bytes"
 	"encoding/binary"
 	"math/rand/v2"
-	"os"
 	"testing"
 	"time"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"nftproxy/model/service"
@@ -48,26 +46,21 @@ func (d *dumper) connect(t *testing.T) *Conn {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file := os.NewFile(uintptr(pair[0]), "answers")
 	d.answers = pair[1]
+	s := &socket{fd: pair[0], buf: make([]byte, readBuffer), calls: sending{systemCalls{}, func(buffers [][]byte, _ func() error) error {
+		return d.answer(bytes.Join(buffers, nil))
+	}}}
 	t.Cleanup(func() {
-		if err := file.Close(); err != nil {
+		if err := s.closeConn(); err != nil {
 			t.Error(err)
 		}
 		if err := unix.Close(d.answers); err != nil {
 			t.Error(err)
 		}
 	})
-	raw, err := file.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &socket{raw: raw, buf: make([]byte, readBuffer), calls: sending{systemCalls{}, func(buffers [][]byte, _ func() error) error {
-		return d.answer(bytes.Join(buffers, nil))
-	}}}
 	c := &Conn{}
 	c.reader.socket, c.sweeper.socket, c.counts.socket = s, s, s
-	c.writer = &socket{conn: &netlink.Conn{}} // it owns no table
+	c.writer = &socket{fd: -1} // it owns no table
 	return c
 }
 

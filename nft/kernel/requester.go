@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -18,6 +19,8 @@ type requester struct {
 	sync.Mutex
 	socket *socket
 	seq    uint32
+	// rest says that a part of the last answer may be queued still.
+	rest bool
 }
 
 // request sends one request and returns its only answer, valid until the next
@@ -26,13 +29,20 @@ func (r *requester) request(kind uint16, family nft.Family, fill func(*encoder))
 	var reply []byte
 	err := r.receive(kind, 0, family, fill, func(m message) error {
 		reply = m.attrs()
-		return nil
+		return errNoMore
 	})
-	if err == nil && reply == nil {
+	switch {
+	case err == errNoMore:
+		r.rest = false
+		return reply, nil
+	case err == nil:
 		err = errUnanswered // only an acknowledgement
 	}
-	return reply, err
+	return nil, err
 }
+
+// errNoMore ends an answer after the message that a function was called for.
+var errNoMore = errors.New("no message is left")
 
 // receive sends a request and visits each message of the answer.
 func (r *requester) receive(kind, flags uint16, family nft.Family, fill func(*encoder), visit func(message) error) error {
@@ -57,7 +67,10 @@ func (r *requester) endDump() error {
 }
 
 func (r *requester) receiveOnce(kind, flags uint16, family nft.Family, fill func(*encoder), visit func(message) error) error {
-	r.socket.drain() // of answers that a failed visit left
+	if r.rest {
+		r.socket.drain() // of answers that a failed visit left
+	}
+	r.rest = true
 	r.seq++
 	var e encoder
 	at := e.beginMessage(kind, flags, r.seq, family)
@@ -75,6 +88,7 @@ func (r *requester) receiveOnce(kind, flags uint16, family nft.Family, fill func
 		b, err := r.socket.queued()
 		switch {
 		case err == io.EOF && answered && flags&unix.NLM_F_DUMP == 0:
+			r.rest = false
 			return nil
 		case err == io.EOF:
 			return errUnanswered

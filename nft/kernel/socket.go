@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"syscall"
+	"sync"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -21,13 +21,20 @@ var errTruncated = errors.New("netlink datagram cut short")
 
 // socket is a netlink socket to nf_tables. mdlayher/netlink opens and configures it. socket
 // sends and receives by itself, since mdlayher/netlink keeps neither all errors of a batch
-// nor the errno of capped acknowledgements.
+// nor the errno of capped acknowledgements. The kernel answers during the send, so nobody waits for
+// the descriptor, and Go's poller does not know it: otherwise each acknowledgement would wake a thread
+// of the process that waits in epoll_wait for something else.
 type socket struct {
-	conn *netlink.Conn
-	raw  syscall.RawConn
+	// open is held while a system call uses fd, which is -1 once the socket is closed.
+	open sync.RWMutex
+	fd   int
+	// port is the number by which the kernel knows the socket, as an owner of tables.
+	port uint32
 	buf  []byte
 	// calls carry the datagrams.
 	calls Syscalls
+	// sendBuffer is the size of the send buffer, 0 if it was not asked for yet. Nobody makes it smaller.
+	sendBuffer int
 }
 
 func dial(config Config) (*socket, error) {
@@ -35,7 +42,8 @@ func dial(config Config) (*socket, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &socket{conn: conn, buf: make([]byte, readBuffer), calls: systemCalls{}}
+	defer conn.Close() // The socket lives on by its other descriptor.
+	s := &socket{fd: -1, port: conn.PID(), buf: make([]byte, readBuffer), calls: systemCalls{}}
 	if config.Syscalls != nil {
 		s.calls = config.Syscalls()
 	}
@@ -43,50 +51,60 @@ func dial(config Config) (*socket, error) {
 	// three of 60 KB fill the receive buffer.
 	for _, o := range []netlink.ConnOption{netlink.ExtendedAcknowledge, netlink.CapAcknowledge} {
 		if err := conn.SetOption(o, true); err != nil {
-			return nil, errors.Join(err, conn.Close())
+			return nil, err
 		}
 	}
-	if s.raw, err = conn.SyscallConn(); err != nil {
-		return nil, errors.Join(err, conn.Close())
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
 	}
-	return s, nil
+	controlErr := raw.Control(func(fd uintptr) { s.fd, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) })
+	if controlErr != nil {
+		return nil, controlErr
+	}
+	return s, os.NewSyscallError("fcntl", err)
 }
 
-func (s *socket) closeConn() error { return s.conn.Close() }
+func (s *socket) closeConn() error {
+	s.open.Lock()
+	defer s.open.Unlock()
+	if s.fd < 0 {
+		return os.ErrClosed
+	}
+	fd := s.fd
+	s.fd = -1
+	return os.NewSyscallError("close", unix.Close(fd))
+}
+
+// use calls a function with the descriptor, again while a signal interrupts it.
+func (s *socket) use(call func(fd int) error) error {
+	s.open.RLock()
+	defer s.open.RUnlock()
+	if s.fd < 0 {
+		return os.ErrClosed
+	}
+	for {
+		if err := call(s.fd); err != unix.EINTR {
+			return err
+		}
+	}
+}
 
 // send sends the buffers as one datagram. When send returns, nf_tables has carried it out.
 func (s *socket) send(buffers ...[]byte) error {
-	var err error
-	controlErr := s.raw.Control(func(fd uintptr) {
-		for {
-			if err = s.calls.Send(int(fd), buffers); err != unix.EINTR {
-				return
-			}
-		}
-	})
-	if controlErr != nil {
-		return controlErr
-	}
-	return os.NewSyscallError("sendmsg", err)
+	return os.NewSyscallError("sendmsg", s.use(func(fd int) error { return s.calls.Send(fd, buffers) }))
 }
 
 // queued returns the next datagram that the kernel has queued, or io.EOF. The
 // datagram is valid until the next call.
 func (s *socket) queued() ([]byte, error) {
 	var n int
-	var err error
-	controlErr := s.raw.Control(func(fd uintptr) {
-		for {
-			// A netlink socket is non-blocking here, so an empty queue is EAGAIN.
-			if n, err = s.calls.Read(int(fd), s.buf); err != unix.EINTR {
-				return
-			}
-		}
+	err := s.use(func(fd int) (err error) {
+		n, err = s.calls.Read(fd, s.buf)
+		return err
 	})
 	switch {
-	case controlErr != nil:
-		return nil, controlErr
-	case err == unix.EAGAIN:
+	case err == unix.EAGAIN: // A netlink socket is non-blocking here, so this is an empty queue.
 		return nil, io.EOF
 	case err != nil:
 		return nil, os.NewSyscallError("recvmsg", err)
@@ -108,22 +126,42 @@ func (s *socket) drain() {
 
 // writeLimit returns how long a datagram may be, in bytes. It first grows the send buffer
 // as far as wanted. Beyond wmem_max that needs CAP_NET_ADMIN over the first user
-// namespace.
+// namespace. Only one goroutine may call it at a time.
 func (s *socket) writeLimit(want int) (int, error) {
 	// netlink_sendmsg keeps so much for itself.
 	const reserve = 32
-	have, err := s.conn.WriteBuffer()
-	if err != nil {
-		return 0, fmt.Errorf("read send buffer size: %w", err)
+	if s.sendBuffer == 0 {
+		if err := s.readSendBuffer(); err != nil {
+			return 0, err
+		}
 	}
-	if want+reserve > have {
+	if want+reserve > s.sendBuffer {
 		// The kernel doubles the size that it is given, and reports the double.
-		if err := s.conn.SetWriteBuffer(want + reserve); err != nil {
+		if err := s.use(func(fd int) error { return growSendBuffer(fd, want+reserve) }); err != nil {
 			return 0, fmt.Errorf("set send buffer size: %w", err)
 		}
-		if have, err = s.conn.WriteBuffer(); err != nil {
-			return 0, fmt.Errorf("read send buffer size: %w", err)
+		if err := s.readSendBuffer(); err != nil {
+			return 0, err
 		}
 	}
-	return have - reserve, nil
+	return s.sendBuffer - reserve, nil
+}
+
+func (s *socket) readSendBuffer() error {
+	err := s.use(func(fd int) (err error) {
+		s.sendBuffer, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("read send buffer size: %w", os.NewSyscallError("getsockopt", err))
+	}
+	return nil
+}
+
+// growSendBuffer sets the size beyond wmem_max if it may, and otherwise up to that.
+func growSendBuffer(fd, size int) error {
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, size) == nil {
+		return nil
+	}
+	return os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, size))
 }

@@ -153,7 +153,7 @@ func awaitPackets() {
 // has none.
 func (c *Conn) Owned(id nft.TableID) (bool, error) {
 	t, _, err := c.lookUpTable(id)
-	return t.Owner != 0 && t.Owner == c.writer.conn.PID(), err
+	return t.Owner != 0 && t.Owner == c.writer.port, err
 }
 
 // Objects returns the number of chains and sets in the table, 0 if there is no table.
@@ -170,7 +170,7 @@ func (c *Conn) Own(id nft.TableID) error {
 	if err != nil {
 		return fmt.Errorf("own table %s: %w", id, err)
 	}
-	foreign := t.Owner != 0 && t.Owner != c.writer.conn.PID()
+	foreign := t.Owner != 0 && t.Owner != c.writer.port
 	if !found || !t.Orphan() && !foreign && t.Flags&tableDormant == 0 {
 		return nil
 	}
