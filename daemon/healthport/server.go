@@ -44,24 +44,18 @@ type Server struct {
 	listen func(context.Context, netip.AddrPort) (net.Listener, error)
 
 	// Only Run uses these.
-	families [2]*index
-	ports    map[netip.AddrPort]*port
-	crowd    *connlimit.Bound // on the connections of all ports
+	ports map[netip.AddrPort]*port
+	crowd *connlimit.Bound // on the connections of all ports
 	// failed has the wanted addresses that are not open, with the reason.
 	failed map[netip.AddrPort]string
 	// ending counts the closed ports with requests under way.
 	ending sync.WaitGroup
 	broken chan breakdown
 
-	wake   chan struct{} // holds one token while there is something in latest
-	mu     sync.Mutex
-	latest [2]*state
-}
+	wake chan struct{} // holds one token while Run does not know of an answer that has changed
 
-// state is the snapshot in force in one family, and the parts that the kernel refused.
-type state struct {
-	snapshot service.Snapshot
-	refused  map[string]error
+	mu       sync.Mutex
+	families [2]*index
 }
 
 // breakdown is a listener that ended by itself.
@@ -100,14 +94,19 @@ func listenWithin(within func(func() error) error) func(context.Context, netip.A
 }
 
 // Notify takes note of a sync. The answers of a family follow only a snapshot that is
-// in force there. Notify never blocks; of several syncs the latest counts.
+// in force there. Notify never blocks; of several syncs the latest counts. It wakes Run only if an
+// answer changes: few changes of a cluster concern a health port.
 func (s *Server) Notify(latest proxy.Sync) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	changed := false
 	for i, f := range nft.Families() {
-		if latest.InForce(f) {
-			s.latest[i] = &state{latest.Snapshot, latest.Quarantined}
+		if latest.InForce(f) && s.families[i].update(latest.Snapshot, latest.Quarantined) {
+			changed = true
 		}
+	}
+	if !changed {
+		return
 	}
 	select {
 	case s.wake <- struct{}{}:
@@ -128,9 +127,6 @@ func (s *Server) Run(ctx context.Context) error {
 			s.closeAll()
 			return nil
 		case <-s.wake:
-			if !s.update() {
-				continue
-			}
 			s.reconcile(ctx, false)
 		case b := <-s.broken:
 			s.closeBroken(b)
@@ -149,29 +145,22 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 }
 
-// update takes the latest syncs from Notify; false means that no answer changes.
-func (s *Server) update() bool {
+// wanted returns the answers by the addresses of their listeners.
+func (s *Server) wanted() map[netip.AddrPort]answer {
 	s.mu.Lock()
-	latest := s.latest
-	s.latest = [2]*state{}
-	s.mu.Unlock()
-	changed := false
-	for i, state := range latest {
-		if state != nil && s.families[i].update(state.snapshot, state.refused) {
-			changed = true
-		}
+	defer s.mu.Unlock()
+	wanted := map[netip.AddrPort]answer{}
+	for _, x := range s.families {
+		maps.Copy(wanted, x.wanted)
 	}
-	return changed
+	return wanted
 }
 
 // reconcile closes the listeners that are not wanted and opens those that are missing.
 // It tries failed addresses again if retry is set, or if it closes a listener, which
 // may have been in the way.
 func (s *Server) reconcile(ctx context.Context, retry bool) {
-	wanted := map[netip.AddrPort]answer{}
-	for _, x := range s.families {
-		maps.Copy(wanted, x.wanted)
-	}
+	wanted := s.wanted()
 	// The closing comes first: a listener on all addresses is in the way of one on
 	// a single address.
 	for addr, p := range s.ports {
