@@ -137,8 +137,20 @@ func (l *Loop) Run(ctx context.Context, in *service.Mailbox) error {
 	defer wake.Stop()
 	tick := newTicks(l.config.CheckPeriod)
 	defer tick.stop()
+	// rested is when the next sync may begin. crowded says that changes come faster than that: then
+	// the loop rests at once after a sync. Otherwise it rests only when the next change comes too early: the
+	// timer of a rest would wake the process once more for each change.
+	var rested time.Time
+	crowded := false
 	for {
+		if crowded {
+			if !pause(ctx, time.Until(rested)) {
+				return nil
+			}
+			crowded = len(in.C()) > 0
+		}
 		var check *pace.Budget
+		told := false // by the mailbox, of an update that an earlier sync may have taken
 		select {
 		case <-ctx.Done():
 		case <-tick.C:
@@ -147,30 +159,28 @@ func (l *Loop) Run(ctx context.Context, in *service.Mailbox) error {
 			if check == nil {
 				continue
 			}
-			l.takeNewest(in)
 		case <-in.C():
-			if !l.takeNewest(in) { // An earlier sync has taken it already.
-				continue
-			}
+			told = true
 		case <-wake.C:
-			l.takeNewest(in)
 		}
-		if ctx.Err() != nil {
+		early := time.Until(rested)
+		crowded = crowded || early > 0
+		if !pause(ctx, early) {
 			return nil
+		}
+		if !l.takeNewest(in) && told {
+			continue
 		}
 		wake.Stop()
 		s := l.sync(check)
 		if at := l.nextSync(s); !at.IsZero() {
 			wake.Reset(max(0, time.Until(at)))
 		}
-		if s.Err == nil && s.Written == 0 {
-			// Nothing went to the kernel, so the next change is the first after a
-			// rest. A pod's new interface, for example, changes the node's
-			// addresses just before its endpoint comes.
-			continue
-		}
-		if !pause(ctx, time.Duration(l.minSyncPeriod.Load())) {
-			return nil
+		// If nothing went to the kernel, the next change is the first after a rest. A pod's new
+		// interface, for example, changes the node's addresses just before its endpoint comes.
+		rested = time.Time{}
+		if s.Err != nil || s.Written > 0 {
+			rested = time.Now().Add(time.Duration(l.minSyncPeriod.Load()))
 		}
 	}
 }
@@ -290,6 +300,9 @@ func (l *Loop) nextSync(s Sync) time.Time {
 
 // pause waits; false means that the context ended.
 func pause(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
