@@ -18,10 +18,10 @@ import (
 // labels, help texts and buckets (pkg/proxy/metrics/metrics.go there). Where the meaning
 // differs, docs/metrics.md says so.
 type kubeProxys struct {
-	duration, full, partial *prometheus.HistogramVec
-	networkProgramming      *prometheus.HistogramVec
-	lastSync, lastQueued    *prometheus.GaugeVec
-	failures, cleanup       *prometheus.CounterVec
+	duration, full, partial byFamily[prometheus.Observer]
+	networkProgramming      byFamily[prometheus.Observer]
+	lastSync, lastQueued    byFamily[prometheus.Gauge]
+	failures, cleanup       byFamily[prometheus.Counter]
 	noLocal                 noLocal
 	conntrackDuration       *prometheus.HistogramVec
 	conntrackDeleted        *prometheus.CounterVec
@@ -54,15 +54,17 @@ func (k *kubeProxys) register(r prometheus.Registerer) {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return f.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 	}
-	k.duration = histogram("kubeproxy_sync_proxy_rules_duration_seconds", "[ALPHA] SyncProxyRules latency in seconds", kubeProxyBuckets())
-	k.full = histogram("kubeproxy_sync_full_proxy_rules_duration_seconds", "[ALPHA] SyncProxyRules latency in seconds for full resyncs", kubeProxyBuckets())
-	k.partial = histogram("kubeproxy_sync_partial_proxy_rules_duration_seconds", "[ALPHA] SyncProxyRules latency in seconds for partial resyncs", kubeProxyBuckets())
-	k.networkProgramming = histogram("kubeproxy_network_programming_duration_seconds", "[ALPHA] In Cluster Network Programming Latency in seconds", programmingBuckets())
-	k.lastSync = gauge("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "[ALPHA] The last time proxy rules were successfully synced", "ip_family")
-	k.lastQueued = gauge("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "[ALPHA] The last time a sync of proxy rules was queued", "ip_family")
-	k.failures = counter("kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "[ALPHA] Cumulative proxy nftables sync failures", "ip_family")
-	k.cleanup = counter("kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total", "[ALPHA] Cumulative proxy nftables cleanup failures", "ip_family")
-	k.noLocal.gauge = gauge("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "[ALPHA] Number of services with a Local traffic policy and no endpoints", "traffic_policy", "ip_family")
+	k.duration = of(histogram("kubeproxy_sync_proxy_rules_duration_seconds", "[ALPHA] SyncProxyRules latency in seconds", kubeProxyBuckets()).WithLabelValues)
+	k.full = of(histogram("kubeproxy_sync_full_proxy_rules_duration_seconds", "[ALPHA] SyncProxyRules latency in seconds for full resyncs", kubeProxyBuckets()).WithLabelValues)
+	k.partial = of(histogram("kubeproxy_sync_partial_proxy_rules_duration_seconds", "[ALPHA] SyncProxyRules latency in seconds for partial resyncs", kubeProxyBuckets()).WithLabelValues)
+	k.networkProgramming = of(histogram("kubeproxy_network_programming_duration_seconds", "[ALPHA] In Cluster Network Programming Latency in seconds", programmingBuckets()).WithLabelValues)
+	k.lastSync = of(gauge("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "[ALPHA] The last time proxy rules were successfully synced", "ip_family").WithLabelValues)
+	k.lastQueued = of(gauge("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "[ALPHA] The last time a sync of proxy rules was queued", "ip_family").WithLabelValues)
+	k.failures = of(counter("kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "[ALPHA] Cumulative proxy nftables sync failures", "ip_family").WithLabelValues)
+	k.cleanup = of(counter("kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total", "[ALPHA] Cumulative proxy nftables cleanup failures", "ip_family").WithLabelValues)
+	noLocal := gauge("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "[ALPHA] Number of services with a Local traffic policy and no endpoints", "traffic_policy", "ip_family")
+	k.noLocal.internal = of(noLocal.MustCurryWith(prometheus.Labels{"traffic_policy": "internal"}).WithLabelValues)
+	k.noLocal.external = of(noLocal.MustCurryWith(prometheus.Labels{"traffic_policy": "external"}).WithLabelValues)
 	k.conntrackDuration = histogram("kubeproxy_conntrack_reconciler_sync_duration_seconds", "[ALPHA] ReconcileConntrackFlowsLatency latency in seconds", kubeProxyBuckets())
 	k.conntrackDeleted = counter("kubeproxy_conntrack_reconciler_deleted_entries_total", "[ALPHA] Cumulative conntrack flows deleted by conntrack reconciler", "ip_family")
 	k.healthz = counter("kubeproxy_proxy_healthz_total", "[ALPHA] Cumulative proxy healthz HTTP status", "code")
@@ -70,14 +72,27 @@ func (k *kubeProxys) register(r prometheus.Registerer) {
 	k.buildInfo = gauge("kubernetes_build_info", "[BETA] A metric with a constant '1' value labeled by major, minor, git version, git commit, git tree state, build date, Go version, and compiler from which Kubernetes was built, and platform on which it is running.",
 		"major", "minor", "git_version", "git_commit", "git_tree_state", "build_date", "go_version", "compiler", "platform")
 	k.changes.register(r)
-	for _, family := range families() {
+	for i, family := range families() {
 		// These are then 0 and not missing, and the histogram has buckets: a dashboard
 		// finds the instances by them before anything has changed.
-		k.failures.WithLabelValues(family)
-		k.cleanup.WithLabelValues(family)
+		k.failures[i]()
+		k.cleanup[i]()
 		k.conntrackDeleted.WithLabelValues(family)
-		k.networkProgramming.WithLabelValues(family)
+		k.networkProgramming[i]()
 	}
+}
+
+// byFamily has the metrics of a vector with the label ip_family, in the order of families. Each is looked
+// up, and comes into being, when it is first asked for: to look for it in the vector at each sync takes longer
+// than to count.
+type byFamily[T any] [2]func() T
+
+// of is byFamily for a vector's method WithLabelValues.
+func of[T any](with func(...string) T) (b byFamily[T]) {
+	for i, family := range families() {
+		b[i] = sync.OnceValue(func() T { return with(family) })
+	}
+	return b
 }
 
 // families lists the values of the label ip_family.
@@ -89,25 +104,24 @@ func (k *kubeProxys) observe(s *proxy.Sync) {
 	if s.Read > 0 {
 		kind = k.full
 	}
-	for _, f := range nft.Families() {
-		family := proxy.IPFamily(f)
-		k.duration.WithLabelValues(family).Observe(took)
-		kind.WithLabelValues(family).Observe(took)
+	for i, f := range nft.Families() {
+		k.duration[i]().Observe(took)
+		kind[i]().Observe(took)
 		if !s.Since.IsZero() {
-			k.lastQueued.WithLabelValues(family).Set(seconds(s.Start))
+			k.lastQueued[i]().Set(seconds(s.Start))
 		}
 		if s.InForce(f) {
-			k.lastSync.WithLabelValues(family).Set(seconds(s.End()))
+			k.lastSync[i]().Set(seconds(s.End()))
 			for _, t := range s.Triggers.Of(f == nft.IPv6) {
 				// The clock of the control plane may be ahead, or the writer of the slice
 				// may lie: a negative delay would take away from the sum.
-				k.networkProgramming.WithLabelValues(family).Observe(max(0, s.End().Sub(t).Seconds()))
+				k.networkProgramming[i]().Observe(max(0, s.End().Sub(t).Seconds()))
 			}
 			continue
 		}
-		k.failures.WithLabelValues(family).Inc()
+		k.failures[i]().Inc()
 		if s.Since.IsZero() && !s.Check {
-			k.cleanup.WithLabelValues(family).Inc() // The sync was for idle chains.
+			k.cleanup[i]().Inc() // The sync was for idle chains.
 		}
 	}
 	k.noLocal.observe(s)

@@ -8,6 +8,7 @@ package metrics
 import (
 	"math"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -27,7 +28,7 @@ type Metrics struct {
 	kubeProxys
 
 	// Our own metrics.
-	stage               *prometheus.HistogramVec
+	stages              stages
 	latency             prometheus.Histogram
 	written             prometheus.Counter
 	quarantined         prometheus.Gauge
@@ -80,11 +81,11 @@ func New(r prometheus.Registerer) *Metrics {
 func buckets() []float64 { return prometheus.ExponentialBuckets(50e-6, 2, 20) }
 
 func (m *Metrics) registerOwn(f promauto.Factory) {
-	m.stage = f.NewHistogramVec(prometheus.HistogramOpts{
+	m.stages.register(f.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "nftproxy_sync_stage_duration_seconds",
 		Help:    "Time that the stages of a sync took: compile, read (only after a start or an error), plan and apply (only if something was written).",
 		Buckets: buckets(),
-	}, []string{"stage"})
+	}, []string{"stage"}))
 	m.latency = f.NewHistogram(prometheus.HistogramOpts{
 		Name:    "nftproxy_change_latency_seconds",
 		Help:    "Time from the arrival of a change in this process until it was in force in the kernel. Of several changes in one sync the oldest counts.",
@@ -181,7 +182,7 @@ func (m *Metrics) registerOwn(f promauto.Factory) {
 // Observe counts one sync.
 func (m *Metrics) Observe(s proxy.Sync) {
 	m.kubeProxys.observe(&s)
-	m.observeStages(&s)
+	m.stages.observe(&s)
 	if s.Err == nil && !s.Since.IsZero() {
 		m.latency.Observe(s.Latency().Seconds())
 	}
@@ -192,14 +193,24 @@ func (m *Metrics) Observe(s proxy.Sync) {
 	m.program.latest.Store(s.Program)
 }
 
-func (m *Metrics) observeStages(s *proxy.Sync) {
-	m.stage.WithLabelValues("compile").Observe(s.Compile.Seconds())
-	if s.Read > 0 {
-		m.stage.WithLabelValues("read").Observe(s.Read.Seconds())
+// stages are the durations of a sync's stages, each looked up once.
+type stages struct{ compile, read, plan, apply func() prometheus.Observer }
+
+func (g *stages) register(v *prometheus.HistogramVec) {
+	of := func(stage string) func() prometheus.Observer {
+		return sync.OnceValue(func() prometheus.Observer { return v.WithLabelValues(stage) })
 	}
-	m.stage.WithLabelValues("plan").Observe(s.Plan.Seconds())
+	g.compile, g.read, g.plan, g.apply = of("compile"), of("read"), of("plan"), of("apply")
+}
+
+func (g *stages) observe(s *proxy.Sync) {
+	g.compile().Observe(s.Compile.Seconds())
+	if s.Read > 0 {
+		g.read().Observe(s.Read.Seconds())
+	}
+	g.plan().Observe(s.Plan.Seconds())
 	if s.Apply > 0 {
-		m.stage.WithLabelValues("apply").Observe(s.Apply.Seconds())
+		g.apply().Observe(s.Apply.Seconds())
 	}
 }
 

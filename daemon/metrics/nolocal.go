@@ -15,7 +15,7 @@ import (
 // none on this node: the node drops their connections. The cost of a sync grows with
 // what has changed since the last one.
 type noLocal struct {
-	gauge *prometheus.GaugeVec
+	internal, external byFamily[prometheus.Gauge]
 
 	mu       sync.Mutex
 	families [2]noLocalFamily
@@ -40,8 +40,8 @@ func (n *noLocal) observe(s *proxy.Sync) {
 		}
 		family := &n.families[i]
 		family.update(s.Snapshot, f == nft.IPv6)
-		n.gauge.WithLabelValues("internal", proxy.IPFamily(f)).Set(float64(family.ports.internal))
-		n.gauge.WithLabelValues("external", proxy.IPFamily(f)).Set(float64(family.ports.external))
+		n.internal[i]().Set(float64(family.ports.internal))
+		n.external[i]().Set(float64(family.ports.external))
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -189,9 +190,9 @@ type Node struct {
 // for a port without name.
 func (s *Service) ID(p *Port) string {
 	if p.Name == "" {
-		return fmt.Sprintf("%s:%d", s.Name, p.Port)
+		return string(s.Name) + ":" + strconv.Itoa(int(p.Port))
 	}
-	return fmt.Sprintf("%s:%s", s.Name, p.Name)
+	return string(s.Name) + ":" + p.Name
 }
 
 // CompareAge orders services by age, the oldest first. Creation times have whole seconds;
