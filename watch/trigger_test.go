@@ -81,6 +81,44 @@ func TestTriggers(t *testing.T) {
 	want("a slice that goes", nil, nil)
 }
 
+// TestPublishedAtOnce: while the loop runs, a change whose predecessor was taken is in the mailbox when change
+// returns. The loop is woken for a change that comes before that, and for problems.
+func TestPublishedAtOnce(t *testing.T) {
+	w, out := publisher()
+	w.running = true
+	woken := func() bool {
+		select {
+		case <-w.wake:
+			return true
+		default:
+			return false
+		}
+	}
+	set := func(s *corev1.Service) { w.change(func(ix *index) { ix.setService(convertService(s)) }) }
+	set(dualStack(1))
+	if woken() || out.Empty() {
+		t.Error("the first change is not in the mailbox at once")
+	}
+	set(dualStack(2))
+	if !woken() {
+		t.Error("nobody publishes a change that comes before its predecessor is taken")
+	}
+	w.publish()
+	if u, _ := out.Take(); u.Snapshot.Services.Len() != 2 || u.Changes.Services != 2 {
+		t.Errorf("%d services after %d changes, want 2", u.Snapshot.Services.Len(), u.Changes.Services)
+	}
+	set(dualStack(2))
+	if woken() || !out.Empty() {
+		t.Error("a change without a difference is published")
+	}
+	bad := dualStack(3)
+	bad.Spec.ExternalIPs = []string{"nonsense"}
+	set(bad)
+	if !woken() || out.Empty() {
+		t.Error("a change with a problem is not in the mailbox at once, or nobody reports the problem")
+	}
+}
+
 // TestTriggerTime: a time that cannot be read is reported.
 func TestTriggerTime(t *testing.T) {
 	s := slice1(false)

@@ -77,15 +77,17 @@ type Watcher struct {
 	// since is when the oldest change that is not published yet arrived.
 	since  time.Time
 	synced bool
+	// running says that the loop runs.
+	running bool
 	// awaited is what the first update waits for.
 	awaited []awaited
 	bounds  *bounds
 	// published is the last snapshot in the mailbox. Its zero value differs from each
 	// snapshot of the index, which always has a Node.
 	published service.Snapshot
-	// put has the changes that the last update in the mailbox counts. covered has those
+	// counted has the changes that the last update in the mailbox counts. covered has those
 	// of now, or of the last look that found no difference to that update's snapshot.
-	put, covered service.Changes
+	counted, covered service.Changes
 }
 
 // NewWatcher returns a Watcher that has not started.
@@ -135,8 +137,9 @@ func (w *Watcher) SetHostAddresses(addrs []netip.Addr) {
 	w.change(func(ix *index) { ix.setHostAddresses(addrs) })
 }
 
-// change edits the index and wakes the loop, which later makes one snapshot of all the
-// changes until then.
+// change edits the index. If the reader of the mailbox has taken the last update, the next one is made at once,
+// here: to wake the loop for that would cost a change more than the snapshot does. Otherwise the loop later makes one
+// snapshot of all the changes until then.
 func (w *Watcher) change(edit func(*index)) {
 	now := time.Now()
 	w.mu.Lock()
@@ -145,7 +148,16 @@ func (w *Watcher) change(edit func(*index)) {
 	if w.since.IsZero() {
 		w.since = now
 	}
+	taken := w.running && w.synced && w.out.Empty()
+	if taken {
+		w.put()
+	}
+	_, retains := w.index.retention.Next()
+	more := !taken || retains || len(w.index.problems) > 0 || w.outage.news
 	w.mu.Unlock()
+	if !more {
+		return
+	}
 	select {
 	case w.wake <- struct{}{}:
 	default: // There is a token already.
@@ -154,6 +166,9 @@ func (w *Watcher) change(edit func(*index)) {
 
 // loop publishes until ctx ends.
 func (w *Watcher) loop(ctx context.Context) {
+	w.mu.Lock()
+	w.running = true
+	w.mu.Unlock()
 	summary, removal := time.NewTimer(0), time.NewTimer(0)
 	summary.Stop()
 	removal.Stop()
@@ -185,26 +200,29 @@ func (w *Watcher) loop(ctx context.Context) {
 // problems since the last call.
 func (w *Watcher) publish() {
 	w.mu.Lock()
-	update, changed := service.Update{Since: w.since}, false
 	if w.synced {
-		update.Snapshot = w.index.flush()
-		changed = update.Snapshot != w.published
-		w.published, w.since = update.Snapshot, time.Time{}
-		w.covered, update.Changes, update.Triggers = w.index.changes, w.index.changes, w.index.takeTriggers()
-		if changed {
-			w.put = update.Changes
-		}
+		w.put()
 	}
 	problems := w.index.takeProblems()
 	behind, answers := w.outage.takeNews()
 	w.mu.Unlock()
 
-	if changed {
-		w.out.Put(update)
-	}
 	w.report(w.bounds.admit(time.Now(), problems))
 	if answers {
 		w.opts.Answers(behind)
+	}
+}
+
+// put puts the snapshot into the mailbox if it has changed. The caller holds the lock, so that no older snapshot
+// comes after a newer one.
+func (w *Watcher) put() {
+	update := service.Update{Since: w.since, Snapshot: w.index.flush()}
+	changed := update.Snapshot != w.published
+	w.published, w.since = update.Snapshot, time.Time{}
+	w.covered, update.Changes, update.Triggers = w.index.changes, w.index.changes, w.index.takeTriggers()
+	if changed {
+		w.counted = update.Changes
+		w.out.Put(update)
 	}
 }
 
@@ -222,7 +240,7 @@ func (w *Watcher) Changes() service.Changes {
 func (w *Watcher) Pending(inForce service.Changes) service.Changes {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if inForce == w.put {
+	if inForce == w.counted {
 		inForce = w.covered
 	}
 	all := w.index.changes

@@ -79,6 +79,13 @@ func (m *Mailbox) Put(u Update) {
 	}
 }
 
+// Empty says that there is no update to Take.
+func (m *Mailbox) Empty() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.update == nil
+}
+
 // C is readable when there is an update to Take. A receive uses up the signal, so a
 // receiver must Take afterwards. Take without a receive is fine too; then a later receive
 // may find no update.
