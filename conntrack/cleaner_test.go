@@ -169,6 +169,32 @@ func TestCleanerRemoves(t *testing.T) {
 	})
 }
 
+// TestCleanerLearnsTogether: the Cleaner learns of a sync at once after a rest, and of those that follow within
+// learnEvery together at its end.
+func TestCleanerLearnsTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, &slowTable{dump: time.Millisecond})
+		s := parse(t, cluster)
+		b.SyncDone(s, false)
+		for range 3 {
+			b.after(learnEvery/4, time.Now())
+			b.SyncDone(s, false)
+		}
+		b.after(learnEvery/4-1, time.Now())
+		if n := len(b.reports.unread); n != 1 {
+			t.Errorf("%d reports wait until learnEvery is over, want those of three syncs as one", n)
+		}
+		b.after(1, time.Now())
+		if n := len(b.reports.unread); n != 0 {
+			t.Error("a report waits for longer than learnEvery")
+		}
+		b.stop()
+		if n := b.judge.index.Epoch(); n != 2 {
+			t.Errorf("it learned %d times of four syncs, want 2", n)
+		}
+	})
+}
+
 // The Cleaner does not judge a flow by older Services than its rules: here the rules
 // come while it reads the table.
 func TestCleanerSparesFlowsOfYoungerRules(t *testing.T) {

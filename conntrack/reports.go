@@ -53,6 +53,11 @@ func (r *syncReports) add(outcome bool, write func(*syncReport)) {
 	if outcome {
 		r.known = r.begun
 	}
+	r.leave()
+}
+
+// leave says that there is an unread report.
+func (r *syncReports) leave() {
 	select {
 	case r.unread <- struct{}{}:
 	default:
