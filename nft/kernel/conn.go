@@ -145,6 +145,7 @@ func (c *Conn) applyOnce(b nft.Batch, single bool) error {
 	begin := c.seq + 1
 	start := time.Now()
 	c.encoder.reset(begin+1, flags, single)
+	defer c.encoder.release()
 	err = c.encoder.addBatch(b)
 	c.spent.encode += time.Since(start)
 	if err != nil {
