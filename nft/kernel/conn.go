@@ -52,9 +52,12 @@ type Conn struct {
 	// has refused it.
 	destroy        uint16
 	withoutDestroy bool
-	// sweeps is how many transactions Sweep has certainly made. One that may have been
+	// refused says that the kernel may have refused a transaction of this Conn in its validation, and that leaveValidation
+	// has made none since.
+	refused bool
+	// uncounted is how many transactions Sweep and leaveValidation have certainly made. One that may have been
 	// empty does not count: it would hide a transaction of another process.
-	sweeps uint32
+	uncounted uint32
 
 	reader requester
 	// lookUpFrom is the number of elements from which on a set is read by keys.
@@ -117,6 +120,7 @@ func (c *Conn) Apply(b nft.Batch) error {
 	defer c.exclusive.Unlock()
 	c.spent = spent{}
 	for _, transaction := range b.Transactions() {
+		c.leaveValidation(transaction)
 		if err := c.around(transaction, func() error { return c.applyTransaction(transaction) }); err != nil {
 			return err
 		}
@@ -132,6 +136,7 @@ func (c *Conn) applyTransaction(b nft.Batch) error {
 	}
 	if hidesElement(err) {
 		// With a message for each element, the kernel's answer says which it refuses.
+		c.leaveValidation(b)
 		err = c.applyOnce(b, true)
 	}
 	return err
@@ -183,6 +188,7 @@ func (c *Conn) commitEncoded(b nft.Batch, begin uint32) error {
 		case err != nil:
 			return err
 		case len(answers) > 0:
+			c.refused = c.refused || slices.ContainsFunc(answers, answer.ofValidation)
 			return c.batchError(b, answers, first > 0)
 		}
 		first = end
@@ -331,14 +337,15 @@ func hidesElement(err error) bool {
 // Generation returns the number of the namespace's ruleset. Each transaction of any
 // process raises it by one. Transactions of this Conn's Sweep do not count in tables that
 // others can change too: the elements that they delete are in no program. In owned
-// tables they may count; nothing compares generations there.
+// tables they may count; nothing compares generations there. Nor do transactions count that Apply
+// makes before a batch to leave the kernel's validation of each message (leaveValidation).
 func (c *Conn) Generation() (uint32, error) {
 	c.exclusive.Lock() // so that no sweep has made its transaction and not yet counted it
 	defer c.exclusive.Unlock()
 	c.reader.Lock()
 	defer c.reader.Unlock()
 	generation, err := c.generation()
-	return generation - c.sweeps, err
+	return generation - c.uncounted, err
 }
 
 func (c *Conn) generation() (uint32, error) {

@@ -17,6 +17,9 @@ import (
 // at most a verdict's chain name (255 bytes) and a comment.
 const maxElementList = 1<<16 - 2048
 
+// elementSize is about the length, in bytes, of an element: 60 to 80 in IPv4, without comment.
+const elementSize = 80
+
 // tableOwner makes the creator of a table its owner as long as the socket lives. tablePersist
 // lets the table stay after that (Linux 6.9).
 const (
@@ -84,8 +87,6 @@ func (e *batchEncoder) endOfFitting(first, limit int) (end int) {
 }
 
 func (e *batchEncoder) addBatch(b nft.Batch) error {
-	// An element takes 60 to 80 bytes in IPv4, without comment.
-	const elementSize = 80
 	elements := 0
 	for _, op := range b.Ops {
 		switch op := op.(type) {

@@ -11,6 +11,9 @@ import (
 	"nftproxy/nft"
 )
 
+// LongBatch is the number of messages from which on Apply makes a transaction before a batch.
+const LongBatch = longBatch
+
 // HideOffsets makes the kernel answer like one that reports no offsets.
 func (c *Conn) HideOffsets() error {
 	return c.writer.use(func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_EXT_ACK, 0) })

@@ -117,7 +117,7 @@ func (c *Conn) destroyEntries(ctx context.Context, op nft.DeleteElements) (int, 
 		switch {
 		case err == nil:
 			if !destroy {
-				c.sweeps++
+				c.uncounted++
 			}
 			return len(op.Elements), nil
 		case !errors.As(err, &refused):
