@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"nftproxy/test/cluster/controlplane/controlplanetest"
 	"nftproxy/test/soak/script"
-	"nftproxy/test/testnet"
 )
 
 // everyEvent is the script that CI plays.
@@ -43,13 +43,7 @@ func TestEveryEvent(t *testing.T) {
 
 // TestFindsWhatIsWrong plays a short script with proxies that do something wrong on purpose.
 func TestFindsWhatIsWrong(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes a minute")
-	}
-	testnet.NamespaceForTest(t, "soak") // skips the test where there can be none
-	if _, err := os.Stat("../../hack/tools/bin/etcd"); errors.Is(err, os.ErrNotExist) && os.Getenv("REQUIRE_PRIVILEGED") == "" {
-		t.Skip("hack/build-tools.sh has not built etcd")
-	}
+	controlplanetest.Require(t)
 	dir := t.TempDir()
 	nftproxy := filepath.Join(dir, "nftproxy")
 	build := exec.Command("go", "build", "-o", nftproxy, "./cmd/nftproxy")
