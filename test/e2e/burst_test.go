@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -12,7 +13,10 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"nftproxy/nft"
+	"nftproxy/nft/ruleset"
 	"nftproxy/test/cluster/controlplane/controlplanetest"
+	"nftproxy/test/fulltable"
 	"nftproxy/test/nftcmd"
 	"nftproxy/test/nftmonitor"
 )
@@ -27,14 +31,15 @@ const (
 // TestBurst writes 1,000 EndpointSlices one by one, each when the one before is in the kernel. Then it
 // writes them again as fast as the API server takes them, and then one more. A burst costs the proxy less
 // CPU time than the same changes one by one, since one sync takes several. Everything written is in the kernel
-// in the end. Commits of other processes in the middle, and batches of theirs that the kernel refuses, change
-// nothing of that. The log has how long the last change took.
+// in the end. Nothing of that changes if in the middle other processes commit and have batches refused, if
+// the table of connections is full, or if the kernel refuses batches of the proxy, since another process
+// has deleted what they delete. The log has how long the last change took.
 func TestBurst(t *testing.T) {
 	controlplanetest.Require(t)
 	shared.stopPlanes()
 	n := newNodeOf(t, ownControlPlane(t), "burst")
 	n.seedServices(0, burstSlices+1)
-	b := &burst{node: n, proxy: n.startProxy(), monitor: listenIn(t, n.Node)}
+	b := &burst{node: n, proxy: n.startProxy(), monitor: listenIn(t, n.Node), nft: nftcmd.ForTest(t)}
 	for i := range burstSlices + 1 {
 		s, err := n.plane.client.DiscoveryV1().EndpointSlices(scaleNamespace).Get(n.ctx, fmt.Sprintf("service-%05d", i), metav1.GetOptions{})
 		n.must(err)
@@ -43,23 +48,87 @@ func TestBurst(t *testing.T) {
 	single := b.oneByOne(burstSlices)
 	t.Logf("%d changes one by one: %v of CPU time", burstSlices, single.Round(time.Millisecond))
 
-	alone := b.burst(func(context.Context) error { return nil })
-	b.report("a burst", alone, single)
-	nft := nftcmd.ForTest(t)
-	beside := b.burst(func(ctx context.Context) error {
-		for i := 0; ctx.Err() == nil; i++ {
-			if err := nft.Load(n.Node, fmt.Sprintf("add table ip other-%d { chain c { tcp dport 80 accept; }; }", i%7)); err != nil {
-				return err
-			}
-			const endless = "add table ip loop { chain a { type filter hook input priority 0; jump b; }; chain b { jump c; }; chain c { jump b; }; }"
-			if err := nft.Load(n.Node, endless); err == nil {
-				return fmt.Errorf("the kernel took chains in a loop")
-			}
-		}
-		return nil
-	})
-	b.report("a burst beside commits of others", beside, single)
+	commits, deletions := nothing(), nothing()
+	commits.beside, deletions.before = b.commitsOfOthers, b.deleteSomePools()
+	b.report("a burst", b.burst(nothing()), single)
+	b.report("a burst beside commits of others", b.burst(commits), single)
+	b.report("a burst with a full table of connections", b.burstWithFullTable(), single)
+	b.withoutOwner()
+	refused := burstCost{}
+	for refused.refused == 0 { // again, if the proxy has looked at the tables before each batch that would have been refused
+		refused = b.burst(deletions)
+	}
+	b.report("a burst with refused batches", refused, single)
 	b.proxy.stop()
+}
+
+// disturbance is what others do in a burst.
+type disturbance struct {
+	// beside works until its context ends.
+	beside func(context.Context) error
+	// before is called before a slice is written, with its number.
+	before func(int) error
+}
+
+// nothing disturbs nobody.
+func nothing() disturbance {
+	return disturbance{beside: func(context.Context) error { return nil }, before: func(int) error { return nil }}
+}
+
+// commitsOfOthers makes transactions in tables of its own without a pause, every other of which the
+// kernel refuses.
+func (b *burst) commitsOfOthers(ctx context.Context) error {
+	for i := 0; ctx.Err() == nil; i++ {
+		if err := b.nft.Load(b.Node, fmt.Sprintf("add table ip other-%d { chain c { tcp dport 80 accept; }; }", i%7)); err != nil {
+			return err
+		}
+		const endless = "add table ip loop { chain a { type filter hook input priority 0; jump b; }; chain b { jump c; }; chain c { jump b; }; }"
+		if err := b.nft.Load(b.Node, endless); err == nil {
+			return fmt.Errorf("the kernel took chains in a loop")
+		}
+	}
+	return nil
+}
+
+// burstWithFullTable is a burst while the kernel takes no new connection on the node.
+func (b *burst) burstWithFullTable() burstCost {
+	b.t.Helper()
+	table, err := fulltable.Fill(b.Node.Fd())
+	b.must(err)
+	b.t.Logf("%d entries fill the table of connections", table.Made)
+	cost := b.burst(nothing())
+	b.must(table.Empty())
+	return cost
+}
+
+// withoutOwner starts the proxy again, on tables that never have an owner: others can change them.
+func (b *burst) withoutOwner() {
+	b.t.Helper()
+	b.proxy.stop()
+	b.must(b.nftables().DeleteTables(ruleset.DefaultTable))
+	for _, f := range nft.Families() {
+		b.must(b.nft.Load(b.Node, fmt.Sprintf("add table %s %s", f, ruleset.DefaultTable)))
+	}
+	b.proxy = b.startProxy()
+}
+
+// deleteSomePools returns a function that deletes the endpoints of a few Services from the kernel, those of the
+// change after the burst too. The batch that replaces one of them is refused then, unless the proxy happens to look at the tables before.
+func (b *burst) deleteSomePools() func(int) error {
+	const every = burstSlices / 4
+	conn := b.nftables()
+	endpoints := &nft.Set{Name: "endpoints", Key: nft.Fields{nft.Daddr, nft.L4Proto, nft.Dport, nft.Index}, Data: nft.Fields{nft.Daddr, nft.Dport}}
+	return func(i int) error {
+		if i%every != 0 {
+			return nil
+		}
+		remove := nft.DeleteElements{Table: nft.TableID{Family: nft.IPv4, Name: ruleset.DefaultTable}, Set: endpoints}
+		for index := range b.slices[i].Endpoints {
+			key := nft.AppendPort(nft.AppendProto(nft.AppendAddr(nil, clusterIP(i)), unix.IPPROTO_TCP), 80)
+			remove.Elements = append(remove.Elements, nft.OwnedElement{Element: nft.Element{Set: endpoints.Name, Key: nft.Value(nft.AppendIndex(key, uint32(index)))}})
+		}
+		return conn.Apply(nft.Batch{Ops: []nft.Op{remove}})
+	}
 }
 
 // burst is a node with Services, and what the API server has of their slices.
@@ -67,6 +136,7 @@ type burst struct {
 	*node
 	proxy   *process
 	monitor *nftmonitor.Monitor
+	nft     nftcmd.Command
 	slices  []*discoveryv1.EndpointSlice
 	moves   int
 }
@@ -76,12 +146,20 @@ type burstCost struct {
 	cpu         time.Duration
 	wrote, last time.Duration
 	syncs       int
+	// refused is how many of the syncs read the tables after a refusal, and repaired how many did so because others
+	// had changed the ruleset.
+	refused, repaired int
+	// slowest is the sync whose reading, planning and writing took longest.
+	slowest line
 }
 
+// report waits until the tables are right.
 func (b *burst) report(what string, c burstCost, single time.Duration) {
 	b.t.Helper()
-	b.t.Logf("%s of %d: written in %v by %d syncs; CPU time %v, %.2f of that one by one; the change after it in force %v after its write began",
-		what, burstSlices, c.wrote.Round(time.Millisecond), c.syncs, c.cpu.Round(time.Millisecond), float64(c.cpu)/float64(single), c.last.Round(time.Microsecond))
+	b.proxy.until("the tables are right", b.verified)
+	b.t.Logf("%s of %d: written in %v by %d syncs (%d after a refusal, %d repairs); CPU time %v, %.2f of that one by one; the change after it in force %v after its write began",
+		what, burstSlices, c.wrote.Round(time.Millisecond), c.syncs, c.refused, c.repaired, c.cpu.Round(time.Millisecond), float64(c.cpu)/float64(single), c.last.Round(time.Microsecond))
+	b.t.Logf("... its slowest sync read for %v, planned for %v and wrote for %v", c.slowest.Read, c.slowest.Plan, c.slowest.Apply)
 	if c.cpu >= single {
 		b.t.Errorf("%s: %v of CPU time, and %v for as many changes one by one", what, c.cpu, single)
 	}
@@ -128,8 +206,8 @@ func (b *burst) oneByOne(count int) time.Duration {
 	return b.cpu() - before
 }
 
-// burst changes all slices at once, and then one more. Meanwhile others do something, until their context ends.
-func (b *burst) burst(others func(context.Context) error) burstCost {
+// burst changes all slices at once, and then one more.
+func (b *burst) burst(d disturbance) burstCost {
 	b.t.Helper()
 	var writes []func() error
 	var notices []<-chan time.Time
@@ -141,16 +219,17 @@ func (b *burst) burst(others func(context.Context) error) burstCost {
 	ctx, cancel := context.WithCancel(b.ctx)
 	defer cancel()
 	var beside, writers errgroup.Group
-	beside.Go(func() error { return others(ctx) })
+	beside.Go(func() error { return d.beside(ctx) })
 	writers.SetLimit(burstWriters)
 
 	mark := b.proxy.Mark()
 	before, start := b.cpu(), time.Now()
-	for _, w := range writes {
-		writers.Go(w)
+	for i, w := range writes {
+		writers.Go(func() error { return errors.Join(d.before(i), w()) })
 	}
 	b.must(writers.Wait())
 	cost := burstCost{wrote: time.Since(start)}
+	b.must(d.before(burstSlices))
 	sent := time.Now()
 	b.must(write())
 	cost.last = b.wait(last).Sub(sent)
@@ -161,12 +240,30 @@ func (b *burst) burst(others func(context.Context) error) burstCost {
 	cancel()
 	b.must(beside.Wait())
 	lines, _ := b.proxy.Logged(mark)
-	for _, l := range lines {
-		if l.Synced() {
-			cost.syncs++
-		}
-	}
+	cost.count(lines)
 	return cost
+}
+
+// count counts the syncs of a log. One that mended what others had changed has a line before it that says so.
+func (c *burstCost) count(lines []line) {
+	repaired := false
+	for _, l := range lines {
+		repaired = repaired || l.Has("repaired our tables")
+		if !l.Synced() {
+			continue
+		}
+		c.syncs++
+		if l.Read+l.Plan+l.Apply > c.slowest.Read+c.slowest.Plan+c.slowest.Apply {
+			c.slowest = l
+		}
+		switch {
+		case repaired:
+			c.repaired++
+		case l.Read > 0 && *l.Written > 0:
+			c.refused++
+		}
+		repaired = false
+	}
 }
 
 // cpu is the CPU time that the proxy has used.
