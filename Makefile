@@ -119,6 +119,7 @@ bench-node: build ## measure what a node pays beside kube-proxy: CPU of changes,
 	hack/build-tools.sh
 	hack/build-tools.sh kube-proxy$(if $(filter-out 1.37,$(KUBE_PROXY)),-$(KUBE_PROXY))
 	$(GO) run ./bench --only node --proxy nftproxy --proxy "kube-proxy nftables" --out $(or $(OUT),docs/bench/node)
+	$(GO) run ./bench show $(or $(OUT),docs/bench/node)/report.json >$(or $(OUT),docs/bench/node)/tables.txt
 
 bench-stages: ## benchmark each stage (decoding, compile, plan, encode, apply, dump), with allocations
 	$(GO) test -run '^$$' -bench . -benchmem ./model/treap ./model/service ./watch ./nft/ruleset ./nft/kernel ./daemon/affinity ./conntrack
