@@ -1,7 +1,6 @@
 package watch
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -23,9 +22,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
-	"k8s.io/apimachinery/pkg/runtime/serializer/streaming"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/scheme"
+
+	"nftproxy/test/apimessage"
 )
 
 // apiServer has as much of an API server as a reflector needs: lists, and watches from a
@@ -268,17 +268,15 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request, resource *reso
 
 // send writes an event of a watch.
 func (s *apiServer) send(w http.ResponseWriter, c change, version schema.GroupVersion) {
-	info, _ := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
-	encoder := streaming.NewEncoder(info.StreamSerializer.Framer.NewFrameWriter(w), scheme.Codecs.EncoderForVersion(info.StreamSerializer, corev1.SchemeGroupVersion))
-	if err := encoder.Encode(&metav1.WatchEvent{Type: c.kind, Object: runtime.RawExtension{Raw: encode(s.T, c.object, version)}}); err != nil {
-		s.Errorf("encode an event: %v", err)
+	if err := apimessage.WriteEvent(w, apiwatch.EventType(c.kind), encode(s.T, c.object, version)); err != nil {
+		s.Error(err)
 	}
 }
 
 // encode returns an object as an API server sends it as protobuf.
 func encode(t testing.TB, object runtime.Object, version schema.GroupVersion) []byte {
 	t.Helper()
-	var message bytes.Buffer
-	must(t, scheme.Codecs.EncoderForVersion(protobuf.NewSerializer(scheme.Scheme, scheme.Scheme), version).Encode(object, &message))
-	return message.Bytes()
+	message, err := apimessage.Encode(object, version)
+	must(t, err)
+	return message
 }

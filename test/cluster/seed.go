@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"net/netip"
@@ -13,9 +12,9 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/apimachinery/pkg/util/uuid"
-	"k8s.io/client-go/kubernetes/scheme"
+
+	"nftproxy/test/apimessage"
 )
 
 // seedConnections is how many writes to etcd are under way at once.
@@ -173,10 +172,9 @@ const registry = "/registry/"
 // encode writes an object in the API server's default form: protobuf, with an envelope
 // that names its type.
 func encode(key string, version runtime.GroupVersioner, object runtime.Object) (entry, error) {
-	encoder := scheme.Codecs.EncoderForVersion(protobuf.NewSerializer(scheme.Scheme, scheme.Scheme), version)
-	var value bytes.Buffer
-	if err := encoder.Encode(object, &value); err != nil {
-		return entry{}, fmt.Errorf("encode %s: %w", key, err)
+	value, err := apimessage.Encode(object, version)
+	if err != nil {
+		return entry{}, fmt.Errorf("%s: %w", key, err)
 	}
-	return entry{key: registry + key, value: value.Bytes()}, nil
+	return entry{key: registry + key, value: value}, nil
 }

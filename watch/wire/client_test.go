@@ -13,10 +13,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/serializer/streaming"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+
+	"nftproxy/test/apimessage"
 )
 
 // item returns a message as an item of a list.
@@ -162,9 +162,7 @@ func send(t *testing.T, w io.Writer, kind apiwatch.EventType, object runtime.Obj
 
 // sendRaw writes an event as an API server does.
 func sendRaw(t *testing.T, w io.Writer, kind apiwatch.EventType, object []byte) {
-	info, _ := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
-	encoder := streaming.NewEncoder(info.StreamSerializer.Framer.NewFrameWriter(w), scheme.Codecs.EncoderForVersion(info.StreamSerializer, corev1.SchemeGroupVersion))
-	if err := encoder.Encode(&metav1.WatchEvent{Type: string(kind), Object: runtime.RawExtension{Raw: object}}); err != nil {
-		t.Errorf("encode an event: %v", err)
+	if err := apimessage.WriteEvent(w, kind, object); err != nil {
+		t.Error(err)
 	}
 }

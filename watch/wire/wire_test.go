@@ -16,9 +16,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/randfill"
+
+	"nftproxy/test/apimessage"
 )
 
 const kept = "example.com/kept"
@@ -61,11 +62,11 @@ func readMetadata(m *metav1.ObjectMeta) metav1.ObjectMeta {
 // encode returns an object as an API server sends it.
 func encode(t testing.TB, object runtime.Object, version schema.GroupVersion) []byte {
 	t.Helper()
-	var message bytes.Buffer
-	if err := scheme.Codecs.EncoderForVersion(protobuf.NewSerializer(scheme.Scheme, scheme.Scheme), version).Encode(object, &message); err != nil {
+	message, err := apimessage.Encode(object, version)
+	if err != nil {
 		t.Fatal(err)
 	}
-	return message.Bytes()
+	return message
 }
 
 func diff(want, got any) string { return cmp.Diff(want, got, cmpopts.EquateEmpty()) }
