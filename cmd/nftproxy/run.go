@@ -115,7 +115,7 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	addCounters(f, &o.counters)
 	addCleanEstablished(f, &o.cleanEstablished)
 	o.sysctls.addFlags(f)
-	f.DurationVar(&o.minSyncPeriod, "iptables-min-sync-period", proxy.DefaultConfig().MinSyncPeriod, "least time between two syncs; a change after a longer rest does not wait")
+	f.DurationVar(&o.minSyncPeriod, "iptables-min-sync-period", proxy.DefaultConfig().MinSyncPeriod, "least time between two syncs, on average over 100ms; a change after a longer rest does not wait")
 	f.IntVarP(&o.verbosity, "v", "v", 0, "log verbosity; from 2 on the log has every sync, below 2 the number of lines with the same message is bounded")
 }
 

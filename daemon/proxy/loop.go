@@ -40,7 +40,7 @@ type Kernel interface {
 // Config says how often the loop works.
 type Config struct {
 	// MinSyncPeriod is the least time between the end of one sync and the start
-	// of the next. The first change after a rest does not wait.
+	// of the next, on average over 100 ms or itself, whichever is longer. The first change after a rest does not wait.
 	MinSyncPeriod time.Duration
 	// RetryPeriod is the time after which a failed sync is repeated although
 	// nothing has changed.
@@ -137,14 +137,15 @@ func (l *Loop) Run(ctx context.Context, in *service.Mailbox) error {
 	defer wake.Stop()
 	tick := newTicks(l.config.CheckPeriod)
 	defer tick.stop()
-	// rested is when the next sync may begin. crowded says that changes come faster than that: then
-	// the loop rests at once after a sync. Otherwise it rests only when the next change comes too early: the
-	// timer of a rest would wake the process once more for each change.
-	var rested time.Time
+	// crowded says that changes come faster than the syncs may: then the loop rests at once after a sync. Otherwise
+	// it rests only when the next change comes too early: the timer of a rest would wake the process once more for
+	// each change.
+	var rests rests
 	crowded := false
 	for {
+		rests.follow(time.Duration(l.minSyncPeriod.Load()))
 		if crowded {
-			if !pause(ctx, time.Until(rested)) {
+			if !pause(ctx, rests.left(time.Now())) {
 				return nil
 			}
 			crowded = len(in.C()) > 0
@@ -163,7 +164,7 @@ func (l *Loop) Run(ctx context.Context, in *service.Mailbox) error {
 			told = true
 		case <-wake.C:
 		}
-		early := time.Until(rested)
+		early := rests.left(time.Now())
 		crowded = crowded || early > 0
 		if !pause(ctx, early) {
 			return nil
@@ -178,9 +179,8 @@ func (l *Loop) Run(ctx context.Context, in *service.Mailbox) error {
 		}
 		// If nothing went to the kernel, the next change is the first after a rest. A pod's new
 		// interface, for example, changes the node's addresses just before its endpoint comes.
-		rested = time.Time{}
 		if s.Err != nil || s.Written > 0 {
-			rested = time.Now().Add(time.Duration(l.minSyncPeriod.Load()))
+			rests.synced(time.Now())
 		}
 	}
 }

@@ -234,6 +234,47 @@ func TestBurst(t *testing.T) {
 	})
 }
 
+// TestNoRestForIrregularChanges: changes that come as fast as the syncs may on average are written at once, also those
+// that come one right after the other. Faster ones are written together, at that rate.
+func TestNoRestForIrregularChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := config()
+		c.MinSyncPeriod = 10 * time.Millisecond
+		r := startWith(t, c, newKernel(), services(2))
+		change := func(i int) {
+			r.services.Set(servicetest.UniformService(0, 1+i%47))
+			r.publish()
+		}
+		r.publishAndWait()
+		r.sleep(time.Second)
+		for i := range 200 {
+			change(i)
+			r.sleep([]time.Duration{time.Millisecond, 3 * time.Millisecond, 26 * time.Millisecond}[i%3])
+		}
+		r.wantBatches(1 + 200)
+		for i, s := range r.syncs {
+			if s.Latency() > 0 {
+				t.Errorf("sync %d: a change waited for %v", i, s.Latency())
+			}
+		}
+		before := len(r.kernel.applied)
+		for i := range 1000 {
+			change(i)
+			r.sleep(time.Millisecond)
+		}
+		r.sleep(c.MinSyncPeriod)
+		r.inForce()
+		if n := len(r.kernel.applied) - before; n < 100 || n > 111 {
+			t.Errorf("%d batches in a second, want 100, and up to 11 more of the beginning", n)
+		}
+		for i, s := range r.syncs {
+			if s.Latency() > c.MinSyncPeriod {
+				t.Errorf("sync %d: a change waited for %v", i, s.Latency())
+			}
+		}
+	})
+}
+
 func TestNothingChangedNothingWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, newKernel(), services(3))
