@@ -54,8 +54,6 @@ type Cleaner struct {
 	prices prices
 	recent recent
 
-	// learned is when the reports were last read.
-	learned time.Time
 	// cpu returns the CPU time of the calling thread.
 	cpu func() time.Duration
 	// failure is the text of the last pass's error, or empty.
@@ -148,47 +146,25 @@ func (c *Cleaner) Run(ctx context.Context) error {
 func (c *Cleaner) waitForPass(ctx context.Context, timer *time.Timer) bool {
 	for {
 		var wait <-chan time.Time
-		at, pass := c.pacing.next(c.agenda.secondDue())
-		unread, mayLearn := c.reports.unread, c.learned.Add(learnEvery)
-		timed := pass
-		if len(unread) > 0 && time.Now().Before(mayLearn) {
-			unread = nil
-			if !pass || mayLearn.Before(at) {
-				at, pass, timed = mayLearn, false, true
-			}
-		}
-		if timed {
+		if at, ok := c.pacing.next(c.agenda.secondDue()); ok {
 			timer.Reset(time.Until(at))
 			wait = timer.C
 		}
 		select {
 		case <-ctx.Done():
 			return false
-		case <-unread:
-			if time.Now().Before(mayLearn) {
-				c.reports.leave()
-				continue
-			}
+		case <-c.reports.unread:
 			c.learn()
 		case <-wait:
-			if pass {
-				return true
-			}
+			return true
 		}
 	}
 }
-
-// learnEvery is the least time from one look at the reports of syncs to the next. A
-// look wakes the process and asks the kernel a question for each endpoint that went, so with 100 changes a
-// second one look for several syncs saves 9 % of the CPU time. It is half of firstEvery: the first passes
-// are as soon as before.
-const learnEvery = firstEvery / 2
 
 // learn reads the report of the syncs and makes it known to judge, agenda and
 // pacing.
 func (c *Cleaner) learn() {
 	report := c.reports.read()
-	c.learned = time.Now()
 	if report.unknown {
 		c.recent.forget()
 	}

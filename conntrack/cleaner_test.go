@@ -169,55 +169,75 @@ func TestCleanerRemoves(t *testing.T) {
 	})
 }
 
-// TestCleanerLearnsTogether: the Cleaner learns of a sync at once after a rest, and of those that follow within
-// learnEvery together at its end.
+// TestCleanerLearnsTogether: the Cleaner learns of a sync at once after a rest. It learns of those that follow within
+// readEvery together with the first one after that, or where none comes, at readLatest.
 func TestCleanerLearnsTogether(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := start(t, &slowTable{dump: time.Millisecond})
-		s := parse(t, cluster)
-		b.SyncDone(s, false)
-		for range 3 {
-			b.after(learnEvery/4, time.Now())
-			b.SyncDone(s, false)
-		}
-		b.after(learnEvery/4-1, time.Now())
-		if n := len(b.reports.unread); n != 1 {
-			t.Errorf("%d reports wait until learnEvery is over, want those of three syncs as one", n)
-		}
-		b.after(1, time.Now())
-		if n := len(b.reports.unread); n != 0 {
-			t.Error("a report waits for longer than learnEvery")
-		}
-		b.stop()
-		if n := b.judge.index.Epoch(); n != 2 {
-			t.Errorf("it learned %d times of four syncs, want 2", n)
-		}
-	})
+	for _, c := range []struct {
+		name string
+		// pauses are those before each further sync.
+		pauses []time.Duration
+		// learned is the time of the second look, after the first sync.
+		learned time.Duration
+	}{
+		{"another sync", []time.Duration{readEvery / 3, readEvery / 3, readEvery / 2}, readEvery/3*2 + readEvery/2},
+		{"no other sync", []time.Duration{readEvery / 3, readEvery / 3}, readLatest},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := start(t, &slowTable{dump: time.Millisecond})
+				s := parse(t, cluster)
+				begun := time.Now()
+				b.SyncDone(s, false)
+				for _, pause := range c.pauses {
+					b.after(pause, time.Now())
+					synctest.Wait()
+					if b.reports.lastRead != begun {
+						t.Fatal("it has learned of a sync too early")
+					}
+					b.SyncDone(s, false)
+				}
+				b.after(readLatest, begun)
+				b.after(time.Second, time.Now())
+				if at := b.reports.lastRead.Sub(begun); at != c.learned {
+					t.Errorf("it learned of the later syncs after %v, want %v", at, c.learned)
+				}
+				b.stop()
+				if n := b.judge.index.Epoch(); n != 2 {
+					t.Errorf("it learned %d times, want 2", n)
+				}
+			})
+		})
+	}
 }
 
 // The Cleaner does not judge a flow by older Services than its rules: here the rules
 // come while it reads the table.
 func TestCleanerSparesFlowsOfYoungerRules(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		with := func(endpoints string) service.Snapshot {
-			return parse(t, replace("  port stream sctp 80\n", "  port stream sctp 80\n  port dns udp 81\n"+endpoints)(cluster))
-		}
-		const one, two = "    endpoint 10.0.0.1:8081 n1 ready serving\n", "    endpoint 10.0.0.2:8081 n1 ready serving\n"
-		old := dnated(service.UDP, "10.0.0.8", "10.96.0.1:81", "10.0.0.3:8081", SeenReply)
-		young := dnated(service.UDP, "10.0.0.9", "10.96.0.1:81", "10.0.0.2:8081", SeenReply)
-		table := &slowTable{dump: 50 * time.Millisecond, flows: []Flow{old, young}}
-		b := start(t, table)
-		b.SyncDone(with(one), true)
-		b.after(table.dump/2, time.Now()) // The pass has read both flows.
-		b.SyncDone(with(one+two), false)
-		b.after(time.Minute, time.Now())
-		if diff := gocmp.Diff([]Flow{young}, table.flows, gocmp.Comparer(func(a, b Flow) bool { return a == b })); diff != "" {
-			t.Errorf("flows left (-want +got):\n%s", diff)
-		}
-		if diff := gocmp.Diff(map[Reason]int{EndpointGone: 1}, b.runs[0].Removed); diff != "" {
-			t.Errorf("removed by the first pass (-want +got):\n%s", diff)
-		}
-	})
+	with := func(endpoints string) service.Snapshot {
+		return parse(t, replace("  port stream sctp 80\n", "  port stream sctp 80\n  port dns udp 81\n"+endpoints)(cluster))
+	}
+	const one, two = "    endpoint 10.0.0.1:8081 n1 ready serving\n", "    endpoint 10.0.0.2:8081 n1 ready serving\n"
+	old := dnated(service.UDP, "10.0.0.8", "10.96.0.1:81", "10.0.0.3:8081", SeenReply)
+	young := dnated(service.UDP, "10.0.0.9", "10.96.0.1:81", "10.0.0.2:8081", SeenReply)
+	// The younger rules come soon after a look at the reports, or later.
+	for _, dump := range []time.Duration{readEvery / 2, 2 * readEvery} {
+		t.Run(dump.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				table := &slowTable{dump: dump, flows: []Flow{old, young}}
+				b := start(t, table)
+				b.SyncDone(with(one), true)
+				b.after(table.dump/2, time.Now()) // The pass has read both flows.
+				b.SyncDone(with(one+two), false)
+				b.after(time.Minute, time.Now())
+				if diff := gocmp.Diff([]Flow{young}, table.flows, gocmp.Comparer(func(a, b Flow) bool { return a == b })); diff != "" {
+					t.Errorf("flows left (-want +got):\n%s", diff)
+				}
+				if diff := gocmp.Diff(map[Reason]int{EndpointGone: 1}, b.runs[0].Removed); diff != "" {
+					t.Errorf("removed by the first pass (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
 }
 
 // The Cleaner removes nothing between the begin of a sync and its outcome: the new rules

@@ -156,6 +156,8 @@ func splitFamilies(list []Flow) (v4, v6 []Flow) {
 // awaitSyncs learns the outcome of all syncs that have begun by now. It does not
 // wait for syncs that begin later.
 func (c *Cleaner) awaitSyncs(ctx context.Context, p *pass) error {
+	c.reports.hurry(true)
+	defer c.reports.hurry(false)
 	begun, known := c.reports.count()
 	start := time.Now()
 	for known < begun {

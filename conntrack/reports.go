@@ -20,19 +20,40 @@ type syncReport struct {
 	since time.Time
 }
 
+// The Cleaner reads reports at most once in readEvery, since a look at them asks the kernel a question for each
+// endpoint that went: one look at several syncs costs less. A report after that time wakes the Cleaner at once: the
+// process is awake then anyway. If none comes, a timer does at readLatest, which is half of firstEvery: the first
+// passes are as soon as without these rests.
+const (
+	readEvery  = 25 * time.Millisecond
+	readLatest = firstEvery / 2
+)
+
 // syncReports carries the news of syncs to the Cleaner. Several reports become one
 // until the Cleaner reads them. It is safe for concurrent use.
 type syncReports struct {
-	// unread holds one token while there is an unread report.
+	// unread holds one token while there is a report that the Cleaner should read now.
 	unread chan struct{}
 
 	mu     sync.Mutex
 	report syncReport
+	// lastRead is when the Cleaner last read a report. late puts the token into unread at readLatest after that; waits says
+	// that it is going to.
+	lastRead time.Time
+	late     *time.Timer
+	waits    bool
+	// hurried says that each report wakes the Cleaner at once.
+	hurried bool
 	// begun counts the syncs. The outcome of the first known ones is reported.
 	begun, known uint64
 }
 
-func newSyncReports() *syncReports { return &syncReports{unread: make(chan struct{}, 1)} }
+func newSyncReports() *syncReports {
+	r := &syncReports{unread: make(chan struct{}, 1)}
+	r.late = time.AfterFunc(readLatest, r.isLate)
+	r.late.Stop()
+	return r
+}
 
 // begin counts a sync that begins.
 func (r *syncReports) begin() {
@@ -46,21 +67,55 @@ func (r *syncReports) begin() {
 func (r *syncReports) add(outcome bool, write func(*syncReport)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	now := time.Now()
 	if r.report.since.IsZero() {
-		r.report.since = time.Now()
+		r.report.since = now
 	}
 	write(&r.report)
 	if outcome {
 		r.known = r.begun
 	}
-	r.leave()
+	switch wait := r.lastRead.Add(readEvery).Sub(now); {
+	case wait <= 0 || r.hurried:
+		r.wake()
+	case !r.waits:
+		r.waits = true
+		r.late.Reset(r.lastRead.Add(readLatest).Sub(now))
+	}
 }
 
-// leave says that there is an unread report.
-func (r *syncReports) leave() {
+// hurry says whether a pass waits for reports. Then there is no rest between two looks at them.
+func (r *syncReports) hurry(yes bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.hurried = yes
+	if yes && !r.report.since.IsZero() {
+		r.wake()
+	}
+}
+
+// isLate wakes the Cleaner for a report that no later one has woken it for.
+func (r *syncReports) isLate() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.waits {
+		r.wake()
+	}
+}
+
+// wake puts the token into unread. The caller holds the lock.
+func (r *syncReports) wake() {
+	r.stopLate()
 	select {
 	case r.unread <- struct{}{}:
 	default:
+	}
+}
+
+func (r *syncReports) stopLate() {
+	if r.waits {
+		r.waits = false
+		r.late.Stop()
 	}
 }
 
@@ -70,7 +125,8 @@ func (r *syncReports) read() syncReport {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	report := r.report
-	r.report = syncReport{}
+	r.report, r.lastRead = syncReport{}, time.Now()
+	r.stopLate()
 	if report.latest == nil {
 		report.previous, r.report.previous = nil, report.previous
 	}
