@@ -48,9 +48,9 @@ func (w *Watcher) RunKubernetes(ctx context.Context, client *Client) error {
 	})
 	// RunKubernetes does not wait for the reflectors: one that waits before it asks
 	// again does not see the end of ctx until then.
-	go reflectList(ctx, w.newRequests("services"), client.services,
+	go reflectList(ctx, w.newRequests("services"), direct{client.services, serviceStore},
 		metav1.ListOptions{LabelSelector: w.opts.serviceLabels(), FieldSelector: serviceFields}, serviceStore)
-	go reflectList(ctx, w.newRequests("endpointslices"), client.slices, metav1.ListOptions{LabelSelector: sliceLabels}, sliceStore)
+	go reflectList(ctx, w.newRequests("endpointslices"), direct{client.slices, sliceStore}, metav1.ListOptions{LabelSelector: sliceLabels}, sliceStore)
 	go reflectList(ctx, cidrRequests, client.NetworkingV1().ServiceCIDRs(), metav1.ListOptions{}, cidrStore)
 	go reflectList(ctx, w.newRequests("nodes"), client.CoreV1().Nodes(), metav1.ListOptions{FieldSelector: "metadata.name=" + w.opts.Node}, nodeStore)
 	go w.awaitSync(ctx,
@@ -86,7 +86,7 @@ func backoff() *wait.Backoff {
 	return &wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 1, Cap: 10 * time.Second, Steps: 50}
 }
 
-// lister has the methods that client-go's typed clients and package wire's share.
+// lister has the methods that client-go's typed clients and direct share.
 type lister[L runtime.Object] interface {
 	List(ctx context.Context, opts metav1.ListOptions) (L, error)
 	Watch(ctx context.Context, opts metav1.ListOptions) (apiwatch.Interface, error)

@@ -19,7 +19,8 @@ import (
 type Client struct {
 	kind Kind
 	rest *rest.RESTClient
-	json runtime.Decoder
+	// others decodes what is not of the kind, or not protobuf.
+	others runtime.Decoder
 }
 
 // NewClient returns a client that sends its requests by httpClient. It sends none itself.
@@ -27,12 +28,12 @@ func NewClient(config *rest.Config, httpClient *http.Client, kind Kind) (*Client
 	c := rest.CopyConfig(config)
 	version := kind.gvk.GroupVersion()
 	c.GroupVersion, c.APIPath = &version, kind.apiPath
-	c.NegotiatedSerializer = serializer{rest.CodecFactoryForGeneratedClient(scheme.Scheme, scheme.Codecs).WithoutConversion(), kind}
+	c.NegotiatedSerializer = rest.CodecFactoryForGeneratedClient(scheme.Scheme, scheme.Codecs).WithoutConversion()
 	client, err := rest.RESTClientForConfigAndClient(c, httpClient)
 	if err != nil {
 		return nil, fmt.Errorf("make a client for %s: %w", kind.resource, err)
 	}
-	return &Client{kind: kind, rest: client, json: scheme.Codecs.UniversalDeserializer()}, nil
+	return &Client{kind: kind, rest: client, others: scheme.Codecs.UniversalDeserializer()}, nil
 }
 
 // listBuffer is how many bytes of a list are read at a time.
@@ -61,15 +62,21 @@ func (c *Client) read(in *bufio.Reader) (runtime.Object, error) {
 	if err != nil {
 		return nil, err
 	}
-	return runtime.Decode(c.json, all)
+	return runtime.Decode(c.others, all)
 }
 
-// Watch returns the changes from a version on, as converted objects.
-func (c *Client) Watch(ctx context.Context, options metav1.ListOptions) (apiwatch.Interface, error) {
+// Watch follows the changes from a version on. take gets each change with a converted object, from one goroutine, until
+// the watch's Stop has returned. The channel of the watch has one event at most, at its end: an error, or a bookmark of
+// the version that the watch had reached. Where the server sends JSON, the objects are the API's.
+func (c *Client) Watch(ctx context.Context, options metav1.ListOptions, take func(apiwatch.Event)) (apiwatch.Interface, error) {
 	var timeout time.Duration
 	if options.TimeoutSeconds != nil {
 		timeout = time.Duration(*options.TimeoutSeconds) * time.Second
 	}
 	options.Watch = true
-	return c.rest.Get().Resource(c.kind.resource).VersionedParams(&options, scheme.ParameterCodec).Timeout(timeout).Watch(ctx)
+	body, err := c.rest.Get().Resource(c.kind.resource).VersionedParams(&options, scheme.ParameterCodec).Timeout(timeout).Stream(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return newEvents(body, &decoder{Decoder: c.others, gvk: c.kind.gvk, decode: c.kind.newDecode()}, take), nil
 }

@@ -1,16 +1,20 @@
 package wire
 
 import (
-	"context"
+	"bytes"
 	"encoding/json"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	goruntime "runtime"
+	"strconv"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
@@ -80,9 +84,43 @@ func TestListRefused(t *testing.T) {
 	if _, err := client.List(t.Context(), metav1.ListOptions{}); !apierrors.IsForbidden(err) {
 		t.Errorf("error %v", err)
 	}
-	if _, err := client.Watch(t.Context(), metav1.ListOptions{}); !apierrors.IsForbidden(err) {
+	if _, err := client.Watch(t.Context(), metav1.ListOptions{}, nil); !apierrors.IsForbidden(err) {
 		t.Errorf("error %v", err)
 	}
+}
+
+// watched is what a watch has told until its end.
+type watched struct {
+	taken []apiwatch.Event
+	// last is the event of the channel, if there is one.
+	last apiwatch.Event
+}
+
+// version is that of a bookmark at the end, "error" for an error, and empty for no event.
+func (w watched) version(t *testing.T) string {
+	if w.last.Type != apiwatch.Bookmark {
+		return strings.ToLower(string(w.last.Type))
+	}
+	m, err := meta.Accessor(w.last.Object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m.GetResourceVersion()
+}
+
+// watchAll returns everything that a watch tells.
+func watchAll(t *testing.T, client *Client, options metav1.ListOptions) (all watched) {
+	stream, err := client.Watch(t.Context(), options, func(e apiwatch.Event) { all.taken = append(all.taken, e) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	for e := range stream.ResultChan() {
+		if all.last.Type != "" {
+			t.Errorf("after %v: %v", all.last, e)
+		}
+		all.last = e
+	}
+	return all
 }
 
 // TestWatch: events have converted objects; the error that ends a watch is client-go's.
@@ -100,43 +138,70 @@ func TestWatch(t *testing.T) {
 		send(t, w, apiwatch.Error, &expired)
 	})
 	minute := int64(60)
-	stream, err := client.Watch(t.Context(), metav1.ListOptions{ResourceVersion: "7", TimeoutSeconds: &minute})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []struct {
+	all := watchAll(t, client, metav1.ListOptions{ResourceVersion: "7", TimeoutSeconds: &minute})
+	want := []struct {
 		kind    apiwatch.EventType
 		version string
-	}{{apiwatch.Added, "8"}, {apiwatch.Modified, "9"}, {apiwatch.Bookmark, "12"}, {apiwatch.Deleted, "13"}} {
-		e := <-stream.ResultChan()
+	}{{apiwatch.Added, "8"}, {apiwatch.Modified, "9"}, {apiwatch.Deleted, "13"}}
+	if len(all.taken) != len(want) {
+		t.Fatalf("%d events, want %d", len(all.taken), len(want))
+	}
+	for i, want := range want {
+		e := all.taken[i]
 		s, ok := e.Object.(*corev1.Service)
 		if e.Type != want.kind || !ok || s.ResourceVersion != want.version {
 			t.Errorf("%s %T %v, want %v", e.Type, e.Object, e.Object, want)
 		}
-		if want.kind != apiwatch.Bookmark && diff(readFields(web(want.version)), s) != "" {
+		if diff(readFields(web(want.version)), s) != "" {
 			t.Errorf("%s (-want +got):\n%s", e.Type, diff(readFields(web(want.version)), s))
 		}
 	}
-	if e := <-stream.ResultChan(); e.Type != apiwatch.Error || !apierrors.IsResourceExpired(apierrors.FromObject(e.Object)) {
-		t.Errorf("%s %v", e.Type, e.Object)
+	if all.last.Type != apiwatch.Error || !apierrors.IsResourceExpired(apierrors.FromObject(all.last.Object)) {
+		t.Errorf("%v", all.last)
 	}
 }
 
-// TestWatchDamaged: an event that cannot be decoded is an error, and the watch ends.
-func TestWatchDamaged(t *testing.T) {
-	client := serve(t, func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", runtime.ContentTypeProtobuf+";stream=watch")
-		sendRaw(t, w, apiwatch.Added, append(encode(t, web("8"), corev1.SchemeGroupVersion)[:60], 0xff))
-	})
-	stream, err := client.Watch(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if e := <-stream.ResultChan(); e.Type != apiwatch.Error {
-		t.Errorf("%s %v", e.Type, e.Object)
-	}
-	if e, more := <-stream.ResultChan(); more {
-		t.Errorf("after the error: %v", e)
+// TestWatchEnds: what cannot be read is an error. Where the answer ends or breaks off, the watch tells the version that
+// it has reached.
+func TestWatchEnds(t *testing.T) {
+	good := encode(t, web("8"), corev1.SchemeGroupVersion)
+	var whole bytes.Buffer
+	sendRaw(t, &whole, apiwatch.Modified, good)
+	text := func(s string) func(w io.Writer) { return func(w io.Writer) { _, _ = io.WriteString(w, s) } }
+	for name, c := range map[string]struct {
+		send  func(w io.Writer)
+		taken int
+		// last is as watched.version has it.
+		last string
+	}{
+		"an object":           {func(w io.Writer) { sendRaw(t, w, apiwatch.Added, append(good[:60:60], 0xff)) }, 0, "error"},
+		"an event":            {text("\x00\x00\x00\x02\xff\xff"), 0, "error"},
+		"an unknown type":     {func(w io.Writer) { sendRaw(t, w, "RENAMED", good) }, 0, "error"},
+		"16 MiB":              {text("\x01\x00\x00\x00"), 0, "error"},
+		"JSON":                {text("{]"), 0, "error"},
+		"nothing":             {text(""), 0, ""},
+		"the end of a length": {text("\x00\x00"), 0, ""},
+		"the end":             {text(whole.String() + whole.String()), 2, "8"},
+		"the end of an event": {text(whole.String() + whole.String()[:whole.Len()-1]), 1, "8"},
+		"a bookmark": {func(w io.Writer) {
+			send(t, w, apiwatch.Modified, web("9"))
+			send(t, w, apiwatch.Bookmark, &corev1.Service{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "12"}})
+		}, 1, "12"},
+		"an error after events": {func(w io.Writer) {
+			send(t, w, apiwatch.Modified, web("9"))
+			sendRaw(t, w, "RENAMED", good)
+		}, 1, "error"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Content-Type", runtime.ContentTypeProtobuf+";stream=watch")
+				c.send(w)
+			})
+			all := watchAll(t, client, metav1.ListOptions{})
+			if last := all.version(t); len(all.taken) != c.taken || last != c.last {
+				t.Errorf("%d changes, then %q; want %d, then %q", len(all.taken), last, c.taken, c.last)
+			}
+		})
 	}
 }
 
@@ -144,15 +209,56 @@ func TestWatchDamaged(t *testing.T) {
 func TestWatchJSON(t *testing.T) {
 	client := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", runtime.ContentTypeJSON)
-		_ = json.NewEncoder(w).Encode(map[string]any{"type": "ADDED", "object": web("8")})
+		for _, version := range []string{"8", "9"} {
+			_ = json.NewEncoder(w).Encode(map[string]any{"type": "ADDED", "object": web(version)})
+		}
 	})
-	stream, err := client.Watch(context.Background(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
+	all := watchAll(t, client, metav1.ListOptions{})
+	if len(all.taken) != 2 || all.version(t) != "9" {
+		t.Fatalf("%v", all)
 	}
-	e := <-stream.ResultChan()
-	if s, ok := e.Object.(*corev1.Service); !ok || s.ResourceVersion != "8" || s.Labels["other"] != "x" {
-		t.Errorf("%s %T %v", e.Type, e.Object, e.Object)
+	for i, version := range []string{"8", "9"} {
+		e := all.taken[i]
+		if s, ok := e.Object.(*corev1.Service); !ok || e.Type != apiwatch.Added || s.ResourceVersion != version || s.Labels["other"] != "x" {
+			t.Errorf("%s %T %v", e.Type, e.Object, e.Object)
+		}
+	}
+}
+
+// TestWatchStopped: no event is taken any more once Stop has returned, and Stop waits for one that is being taken.
+func TestWatchStopped(t *testing.T) {
+	client := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		for i := 0; r.Context().Err() == nil; i++ {
+			if apimessage.WriteEvent(w, apiwatch.Modified, encode(t, web(strconv.Itoa(i)), corev1.SchemeGroupVersion)) != nil {
+				return
+			}
+		}
+	})
+	for range 20 {
+		taking, begun := false, make(chan struct{}, 1)
+		stream, err := client.Watch(t.Context(), metav1.ListOptions{}, func(apiwatch.Event) {
+			taking = true
+			select {
+			case begun <- struct{}{}:
+			default:
+			}
+			goruntime.Gosched()
+			taking = false
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-begun
+		stream.Stop()
+		if taking {
+			t.Fatal("Stop returned while an event was being taken")
+		}
+		taking = true // The race detector and the next line notice a later call.
+		for range stream.ResultChan() {
+		}
+		if !taking {
+			t.Fatal("an event was taken after Stop")
+		}
 	}
 }
 

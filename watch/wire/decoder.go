@@ -9,17 +9,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// serializer is client-go's, but for objects of the kind.
-type serializer struct {
-	runtime.NegotiatedSerializer
-	kind Kind
-}
-
-// DecoderToVersion returns a decoder for one watch.
-func (s serializer) DecoderToVersion(d runtime.Decoder, version runtime.GroupVersioner) runtime.Decoder {
-	return &decoder{Decoder: s.NegotiatedSerializer.DecoderToVersion(d, version), gvk: s.kind.gvk, decode: s.kind.newDecode()}
-}
-
 // decoder decodes and converts objects of its kind that come as protobuf. It leaves others to client-go's: errors of
 // the API server, and what comes as JSON.
 type decoder struct {
