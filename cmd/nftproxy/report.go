@@ -120,9 +120,10 @@ func (d *daemon) syncLogger(w *watch.Watcher) func(proxy.Sync) {
 		if first {
 			level, first = slog.LevelInfo, false
 		}
-		d.log.Log(context.Background(), level, "synced",
-			"services", s.Snapshot.Services.Len(), "written", s.Written, "latency", s.Latency(),
-			"compile", s.Compile, "read", s.Read, "plan", s.Plan, "apply", s.Apply, "encode", s.Encode, "commit", s.Commit)
+		d.log.LogAttrs(context.Background(), level, "synced",
+			slog.Int("services", s.Snapshot.Services.Len()), slog.Int("written", s.Written), slog.Duration("latency", s.Latency()),
+			slog.Duration("compile", s.Compile), slog.Duration("read", s.Read), slog.Duration("plan", s.Plan),
+			slog.Duration("apply", s.Apply), slog.Duration("encode", s.Encode), slog.Duration("commit", s.Commit))
 	}
 }
 

@@ -165,6 +165,11 @@ func diffNodes[K ~string, V comparable](a, b *node[K, V], yield func(Change[K, V
 	case b == nil:
 		return a.walk(func(k K, v V) bool { return yield(Change[K, V]{Key: k, Old: v, HadOld: true}) })
 	}
+	// Most nodes on the way to a change are copies of each other. Their keys are one string in memory, and comparing a string
+	// with itself reads none of it.
+	if a.key == b.key {
+		return diffNodes(a.left, b.left, yield) && yieldChange(a, b, yield) && diffNodes(a.right, b.right, yield)
+	}
 	if a.above(b) {
 		bl, at, br := b.split(a.key)
 		return diffNodes(a.left, bl, yield) && yieldChange(a, at, yield) && diffNodes(a.right, br, yield)
