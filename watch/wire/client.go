@@ -66,8 +66,8 @@ func (c *Client) read(in *bufio.Reader) (runtime.Object, error) {
 }
 
 // Watch follows the changes from a version on. take gets each change with a converted object, from one goroutine, until
-// the watch's Stop has returned. The channel of the watch has one event at most, at its end: an error, or a bookmark of
-// the version that the watch had reached. Where the server sends JSON, the objects are the API's.
+// the watch's Stop has returned. The channel of the watch has events only at its end: a bookmark of the version that the
+// watch has reached, if there was a change, and an error, if one ended it. Where the server sends JSON, the objects are the API's.
 func (c *Client) Watch(ctx context.Context, options metav1.ListOptions, take func(apiwatch.Event)) (apiwatch.Interface, error) {
 	var timeout time.Duration
 	if options.TimeoutSeconds != nil {

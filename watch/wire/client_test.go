@@ -92,20 +92,25 @@ func TestListRefused(t *testing.T) {
 // watched is what a watch has told until its end.
 type watched struct {
 	taken []apiwatch.Event
-	// last is the event of the channel, if there is one.
-	last apiwatch.Event
+	// last has the events of the channel.
+	last []apiwatch.Event
 }
 
-// version is that of a bookmark at the end, "error" for an error, and empty for no event.
-func (w watched) version(t *testing.T) string {
-	if w.last.Type != apiwatch.Bookmark {
-		return strings.ToLower(string(w.last.Type))
+// end has the versions of bookmarks at the end, and "error" for an error.
+func (w watched) end(t *testing.T) string {
+	var words []string
+	for _, e := range w.last {
+		word := strings.ToLower(string(e.Type))
+		if e.Type == apiwatch.Bookmark {
+			m, err := meta.Accessor(e.Object)
+			if err != nil {
+				t.Fatal(err)
+			}
+			word = m.GetResourceVersion()
+		}
+		words = append(words, word)
 	}
-	m, err := meta.Accessor(w.last.Object)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return m.GetResourceVersion()
+	return strings.Join(words, ", ")
 }
 
 // watchAll returns everything that a watch tells.
@@ -115,10 +120,7 @@ func watchAll(t *testing.T, client *Client, options metav1.ListOptions) (all wat
 		t.Fatal(err)
 	}
 	for e := range stream.ResultChan() {
-		if all.last.Type != "" {
-			t.Errorf("after %v: %v", all.last, e)
-		}
-		all.last = e
+		all.last = append(all.last, e)
 	}
 	return all
 }
@@ -156,8 +158,8 @@ func TestWatch(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", e.Type, diff(readFields(web(want.version)), s))
 		}
 	}
-	if all.last.Type != apiwatch.Error || !apierrors.IsResourceExpired(apierrors.FromObject(all.last.Object)) {
-		t.Errorf("%v", all.last)
+	if end := all.end(t); end != "13, error" || !apierrors.IsResourceExpired(apierrors.FromObject(all.last[1].Object)) {
+		t.Errorf("at the end %q: %v", end, all.last)
 	}
 }
 
@@ -171,8 +173,8 @@ func TestWatchEnds(t *testing.T) {
 	for name, c := range map[string]struct {
 		send  func(w io.Writer)
 		taken int
-		// last is as watched.version has it.
-		last string
+		// end is as watched.end has it.
+		end string
 	}{
 		"an object":           {func(w io.Writer) { sendRaw(t, w, apiwatch.Added, append(good[:60:60], 0xff)) }, 0, "error"},
 		"an event":            {text("\x00\x00\x00\x02\xff\xff"), 0, "error"},
@@ -190,7 +192,7 @@ func TestWatchEnds(t *testing.T) {
 		"an error after events": {func(w io.Writer) {
 			send(t, w, apiwatch.Modified, web("9"))
 			sendRaw(t, w, "RENAMED", good)
-		}, 1, "error"},
+		}, 1, "9, error"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			client := serve(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -198,8 +200,8 @@ func TestWatchEnds(t *testing.T) {
 				c.send(w)
 			})
 			all := watchAll(t, client, metav1.ListOptions{})
-			if last := all.version(t); len(all.taken) != c.taken || last != c.last {
-				t.Errorf("%d changes, then %q; want %d, then %q", len(all.taken), last, c.taken, c.last)
+			if end := all.end(t); len(all.taken) != c.taken || end != c.end {
+				t.Errorf("%d changes, then %q; want %d, then %q", len(all.taken), end, c.taken, c.end)
 			}
 		})
 	}
@@ -214,7 +216,7 @@ func TestWatchJSON(t *testing.T) {
 		}
 	})
 	all := watchAll(t, client, metav1.ListOptions{})
-	if len(all.taken) != 2 || all.version(t) != "9" {
+	if len(all.taken) != 2 || all.end(t) != "9" {
 		t.Fatalf("%v", all)
 	}
 	for i, version := range []string{"8", "9"} {

@@ -27,7 +27,7 @@ const eventsBuffer = 8 << 10
 type events struct {
 	body io.ReadCloser
 	take func(apiwatch.Event)
-	// result has the last event of the watch.
+	// result has the last events of the watch.
 	result chan apiwatch.Event
 	// done is closed when the watch is stopped.
 	done chan struct{}
@@ -44,7 +44,7 @@ func newEvents(body io.ReadCloser, decode runtime.Decoder, take func(apiwatch.Ev
 	return e
 }
 
-// ResultChan has one event at most, and is closed at the end.
+// ResultChan has a bookmark and an error at most, and is closed at the end.
 func (e *events) ResultChan() <-chan apiwatch.Event { return e.result }
 
 // Stop ends the watch. When it returns, take does not run, and is not called any more.
@@ -61,7 +61,7 @@ func (e *events) Stop() {
 func (e *events) receive(decode runtime.Decoder) {
 	defer close(e.result)
 	defer e.Stop()
-	if last := e.takeAll(eventReader(e.body, decode)); last.Object != nil {
+	for _, last := range e.takeAll(eventReader(e.body, decode)) {
 		select {
 		case e.result <- last:
 		case <-e.done:
@@ -69,26 +69,32 @@ func (e *events) receive(decode runtime.Decoder) {
 	}
 }
 
-// takeAll passes the changes on until the watch ends. It returns the error of the API server or of the decoding, or else a
-// bookmark of the last event. It returns an event without an object if there was none, or the watch was stopped.
-func (e *events) takeAll(next func() (apiwatch.Event, error)) (bookmark apiwatch.Event) {
-	bookmark.Type = apiwatch.Bookmark
+// takeAll passes the changes on until the watch ends. It returns what is left to tell: a bookmark of the last event, if
+// there was one, and the error of the API server or of the decoding. The bookmark comes first: after some errors
+// a reflector goes on from the version that it knows.
+func (e *events) takeAll(next func() (apiwatch.Event, error)) (left []apiwatch.Event) {
+	var reached runtime.Object
+	defer func() {
+		if reached != nil {
+			left = append([]apiwatch.Event{{Type: apiwatch.Bookmark, Object: reached}}, left...)
+		}
+	}()
 	for {
 		event, err := next()
 		switch {
 		case err == nil && event.Type == apiwatch.Error:
-			return event
+			return []apiwatch.Event{event}
 		case err == nil:
 			if !e.deliver(event) {
-				return apiwatch.Event{}
+				return nil
 			}
-			bookmark.Object = event.Object
+			reached = event.Object
 		case endsConnection(err):
-			return bookmark
+			return nil
 		default:
 			// 500 is client-go's code for an unknown cause.
 			reporter := apierrors.NewClientErrorReporter(http.StatusInternalServerError, http.MethodGet, "ClientWatchDecoding")
-			return apiwatch.Event{Type: apiwatch.Error, Object: reporter.AsObject(fmt.Errorf("read the events of a watch: %w", err))}
+			return []apiwatch.Event{{Type: apiwatch.Error, Object: reporter.AsObject(fmt.Errorf("read the events of a watch: %w", err))}}
 		}
 	}
 }
