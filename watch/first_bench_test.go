@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"fmt"
 	"testing"
 
 	"nftproxy/model/service"
@@ -10,34 +11,37 @@ import (
 // been decoded and converted. It puts the objects into the index, and makes the first
 // snapshot.
 func BenchmarkFirstSnapshot(b *testing.B) {
-	var services, endpointSlices []any
-	for i := range 10_000 {
-		services = append(services, convertService(uniformService(i)))
-		endpointSlices = append(endpointSlices, convertSlice(uniformSlice(i, 10)))
+	for _, size := range []struct{ services, endpoints int }{{10_000, 10}, {44_000, 1}} {
+		var services, endpointSlices []any
+		for i := range size.services {
+			services = append(services, convertService(uniformService(i)))
+			endpointSlices = append(endpointSlices, convertSlice(uniformSlice(i, size.endpoints)))
+		}
+		fill := func() *Watcher {
+			w := NewWatcher(Options{Node: "node-0"}, service.NewMailbox())
+			if err := newServiceStore(w).Replace(services, ""); err != nil {
+				b.Fatal(err)
+			}
+			if err := newSliceStore(w).Replace(endpointSlices, ""); err != nil {
+				b.Fatal(err)
+			}
+			return w
+		}
+		name := fmt.Sprintf("%dx%d", size.services, size.endpoints)
+		b.Run("index/"+name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				fill()
+			}
+		})
+		b.Run("flush/"+name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				b.StopTimer()
+				w := fill()
+				b.StartTimer()
+				w.index.flush()
+			}
+		})
 	}
-	fill := func() *Watcher {
-		w := NewWatcher(Options{Node: "node-0"}, service.NewMailbox())
-		if err := newServiceStore(w).Replace(services, ""); err != nil {
-			b.Fatal(err)
-		}
-		if err := newSliceStore(w).Replace(endpointSlices, ""); err != nil {
-			b.Fatal(err)
-		}
-		return w
-	}
-	b.Run("index/10000x10", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			fill()
-		}
-	})
-	b.Run("flush/10000x10", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			b.StopTimer()
-			w := fill()
-			b.StartTimer()
-			w.index.flush()
-		}
-	})
 }

@@ -18,16 +18,17 @@ func benchConfig() ruleset.Config {
 
 // BenchmarkFirst makes the first program of a process, and its batch.
 func BenchmarkFirst(b *testing.B) {
-	for _, n := range []int{1_000, 10_000} {
-		snapshot := servicetest.Uniform(n, 10)
-		b.Run(fmt.Sprintf("compile/%dx10", n), func(b *testing.B) {
+	for _, size := range []struct{ services, endpoints int }{{1_000, 10}, {10_000, 10}, {44_000, 1}} {
+		snapshot := servicetest.Uniform(size.services, size.endpoints)
+		name := fmt.Sprintf("%dx%d", size.services, size.endpoints)
+		b.Run("compile/"+name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				ruleset.Compile(benchConfig(), snapshot)
 			}
 		})
 		program := ruleset.Compile(benchConfig(), snapshot)
-		b.Run(fmt.Sprintf("plan/%dx10", n), func(b *testing.B) {
+		b.Run("plan/"+name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				nft.State{}.Plan(program, time.Time{})

@@ -1,7 +1,7 @@
 package ruleset
 
 import (
-	"maps"
+	"cmp"
 	"net/netip"
 	"slices"
 
@@ -57,65 +57,105 @@ func (c *Compiler) Compile(s service.Snapshot) *nft.Program {
 		if node {
 			t.setNode(s.Node)
 		}
-		t.setServices(changed, s)
+	}
+	for some := range slices.Chunk(changed, atOnce) {
+		c.setServices(some, s)
+	}
+	for _, t := range c.tables {
 		t.applyEdits()
 		if l := t.leaving(); node || ranges || !slices.Equal(l.learning, t.left.learning) || l.unlisted != t.left.unlisted {
 			t.setLeaving(l)
 		}
 	}
-	for _, name := range changed {
-		c.setRestricted(name, s)
-	}
 	c.last = s
 	return &nft.Program{IPv4: c.tables[0].program(), IPv6: c.tables[1].program()}
 }
 
+// changedService is a service that may compile to something else than last time; nil if it has gone.
+type changedService struct {
+	name service.Name
+	*service.Service
+}
+
 // changed lists the services that may compile to something else than last time,
 // sorted, each once.
-func (c *Compiler) changed(s service.Snapshot) []service.Name {
-	var names []service.Name
+func (c *Compiler) changed(s service.Snapshot) []changedService {
+	var list []changedService
 	// The node decides which endpoints are local and which are near.
 	moved := s.Node.Name != c.last.Node.Name || s.Node.Zone != c.last.Node.Zone
 	if moved {
-		for name := range s.Services.All() {
-			names = append(names, name)
+		list = make([]changedService, 0, s.Services.Len())
+		for name, svc := range s.Services.All() {
+			list = append(list, changedService{name, svc})
 		}
 	}
 	for d := range treap.Diff(c.last.Services, s.Services) {
 		if !d.HasNew || !moved {
-			names = append(names, d.Key)
+			list = append(list, changedService{d.Key, d.New})
 		}
 	}
 	if moved {
-		return sortedOnce(names)
+		return sortedOnce(list)
 	}
+	add := func(name service.Name) { list = append(list, changedService{name, s.Services.At(name)}) }
 	for d := range treap.Diff(c.last.Conflicts, s.Conflicts) {
-		names = append(names, d.Key)
+		add(d.Key)
 	}
 	for d := range treap.Diff(c.last.Restrictions, s.Restrictions) {
-		names = append(names, d.Key)
+		add(d.Key)
 	}
 	// The node's own addresses decide who may reach a restricted address.
 	if !slices.Equal(s.Node.Addresses, c.last.Node.Addresses) {
-		names = slices.AppendSeq(names, maps.Keys(c.restricted))
+		for name := range c.restricted {
+			add(name)
+		}
 	}
-	return sortedOnce(names)
+	return sortedOnce(list)
 }
 
-// sortedOnce sorts the names and drops duplicates, in place.
-func sortedOnce(names []service.Name) []service.Name {
-	slices.Sort(names)
-	return slices.Compact(names)
+// sortedOnce sorts the services by name and drops duplicates, in place.
+func sortedOnce(list []changedService) []changedService {
+	slices.SortFunc(list, func(a, b changedService) int { return cmp.Compare(a.name, b.name) })
+	return slices.CompactFunc(list, func(a, b changedService) bool { return a.name == b.name })
+}
+
+// atOnce is how many services are compiled before the tables take them. What a service compiles to takes hundreds of
+// bytes more until then.
+const atOnce = 8192
+
+// setServices compiles services of the snapshot, sorted by name, for both tables.
+func (c *Compiler) setServices(list []changedService, s service.Snapshot) {
+	compiled := make([][len(c.tables)]compiledService, len(list))
+	// A service is compiled for both families at once, while the processor has it at hand.
+	parallel.Do(len(list), func(i int) {
+		if list[i].Service != nil {
+			for f, t := range c.tables {
+				compiled[i][f] = t.compile(list[i].Service, s)
+			}
+		}
+	})
+	for f, t := range c.tables {
+		var edits []treap.Edit[string, *nft.Part]
+		for i := range list {
+			if t.setService(list[i].name, &compiled[i][f]) {
+				part := compiled[i][f].part
+				edits = append(edits, treap.Edit[string, *nft.Part]{Key: string(list[i].name), Value: part, Gone: part == nil})
+			}
+		}
+		t.parts = t.parts.Apply(edits)
+	}
+	for _, svc := range list {
+		c.setRestricted(svc, s)
+	}
 }
 
 // setRestricted notes whether the service has a restricted address.
-func (c *Compiler) setRestricted(name service.Name, s service.Snapshot) {
-	svc, ok := s.Services.Get(name)
-	if ok && (svc.Sources != nil && len(svc.LoadBalancerIPs) > 0 || s.Restrictions.At(name) != nil) {
-		c.restricted[name] = true
+func (c *Compiler) setRestricted(svc changedService, s service.Snapshot) {
+	if svc.Service != nil && (svc.Sources != nil && len(svc.LoadBalancerIPs) > 0 || s.Restrictions.At(svc.name) != nil) {
+		c.restricted[svc.name] = true
 		return
 	}
-	delete(c.restricted, name)
+	delete(c.restricted, svc.name)
 }
 
 // tableCompiler holds the table as last compiled, with its counts.
@@ -126,8 +166,8 @@ type tableCompiler struct {
 	address, nodePort *access
 	sets              treap.Map[string, *nft.Set]
 	chains            treap.Map[string, *nft.Chain]
-	// parts has the parts of the last program. edits has the parts that the next
-	// program changes, nil for a part that goes. They go in all at once.
+	// parts has the parts of the last program. edits has the parts of no service that the
+	// next program changes, nil for a part that goes. They go in all at once.
 	parts treap.Map[string, *nft.Part]
 	edits map[string]*nft.Part
 	// node decides which endpoints are local.
@@ -221,7 +261,7 @@ func (t *tableCompiler) setPods(p pods) {
 }
 
 // setRanges sets the ServiceCIDRs and counts the cluster IPs outside of them anew. It
-// counts t.parts only; setService counts the edits.
+// counts t.parts only; setService counts new parts.
 func (t *tableCompiler) setRanges(ranges treap.Map[string, netip.Prefix]) {
 	t.ranges, t.outside = ranges, 0
 	for _, part := range t.parts.All() {
@@ -264,62 +304,52 @@ func (t *tableCompiler) setLeaving(l leaving) {
 	}
 }
 
-// setServices compiles the named services of the snapshot. Services that are not in
-// it any more leave the table.
-func (t *tableCompiler) setServices(names []service.Name, s service.Snapshot) {
-	compiled := make([]compiledService, len(names))
-	parallel.Do(len(names), func(i int) { compiled[i] = t.compile(names[i], s) })
-	for i, name := range names {
-		t.setService(name, compiled[i])
-	}
-}
-
 // compiledService is what a service compiles to; the zero value is nothing.
 type compiledService struct {
 	part *nft.Part
 	// local has the endpoints on the node, of each port that has any.
 	local []service.Addresses
-	// wanted has the shared chains that the elements lead to, by name.
-	wanted map[string]sharedChain
-	// sourceLists has the lists of source ranges that they lead to, by name.
-	sourceLists map[string]sourceList
+	// wanted has the shared chains that the elements lead to, some of them several times.
+	wanted []wantedChain
+	// sourceLists has the lists of source ranges that they lead to, some of them several times.
+	sourceLists []sourceList
 	// ports has the lists to keep for the next compilation; nil for none.
 	ports []portLists
 }
 
+// wantedChain is a shared chain with its name.
+type wantedChain struct {
+	name string
+	sharedChain
+}
+
 // compile compiles one service. It changes nothing in t, so services can be compiled
 // side by side.
-func (t *tableCompiler) compile(name service.Name, s service.Snapshot) compiledService {
-	svc, ok := s.Services.Get(name)
-	if !ok {
-		return compiledService{}
-	}
+func (t *tableCompiler) compile(svc *service.Service, s service.Snapshot) compiledService {
 	c := serviceCompiler{
 		tableCompiler: t, svc: svc,
-		conflicts: s.Conflicts.At(name), restrictions: s.Restrictions.At(name), last: t.ports[name],
+		conflicts: s.Conflicts.At(svc.Name), restrictions: s.Restrictions.At(svc.Name), last: t.ports[svc.Name],
 	}
 	return c.compile()
 }
 
-// setService replaces what the service compiled to last time.
-func (t *tableCompiler) setService(name service.Name, c compiledService) {
-	for name, chain := range c.wanted {
-		t.addChain(name, chain)
+// setService replaces what the service compiled to last time, but for its part. It says whether the program changes the
+// part.
+func (t *tableCompiler) setService(name service.Name, c *compiledService) bool {
+	for _, chain := range c.wanted {
+		t.addChain(chain.name, chain.sharedChain)
 	}
 	t.addLists(c.sourceLists)
-	key := string(name)
-	old := t.parts.At(key)
+	old := t.parts.At(string(name))
 	t.countElements(c.part, 1)
 	t.countElements(old, -1)
-	if c.part != nil || old != nil {
-		t.edits[key] = c.part
-	}
 	t.setLocal(name, c.local)
 	if c.ports != nil {
 		t.ports[name] = c.ports
 	} else {
 		delete(t.ports, name)
 	}
+	return c.part != nil || old != nil
 }
 
 // countElements counts the part's elements for the chains that they lead to. A chain
@@ -413,8 +443,10 @@ func (t *tableCompiler) setHairpin(a netip.Addr) {
 
 // applyEdits applies the edits to the parts.
 func (t *tableCompiler) applyEdits() {
-	t.parts = t.parts.Apply(treap.Edits(t.edits))
-	t.edits = map[string]*nft.Part{} // to clear a large one would cost as much each time
+	if len(t.edits) > 0 {
+		t.parts = t.parts.Apply(treap.Edits(t.edits))
+		t.edits = map[string]*nft.Part{} // to clear a large one would cost as much each time
+	}
 }
 
 func hairpinPart(a netip.Addr) string { return "endpoint " + a.String() }

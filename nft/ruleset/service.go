@@ -23,10 +23,9 @@ type serviceCompiler struct {
 
 	elements []nft.Element
 	pools    []nft.Pool
-	// wanted has the shared chains that the elements lead to, by name.
-	wanted map[string]sharedChain
-	// sourceLists has the lists of ranges that the elements lead to, by name.
-	sourceLists map[string]sourceList
+	// wanted and sourceLists are those of the compiledService.
+	wanted      []wantedChain
+	sourceLists []sourceList
 	// clients has the clients of the port that is being compiled.
 	clients clients
 }
@@ -37,7 +36,6 @@ func (c *serviceCompiler) compile() compiledService {
 	if !c.svc.InFamily(c.v6()) {
 		return compiledService{}
 	}
-	c.wanted, c.sourceLists = map[string]sharedChain{}, map[string]sourceList{}
 	// Most services have one cluster IP, and an element for each port.
 	c.elements = make([]nft.Element, 0, 1+len(c.svc.Ports))
 	for _, a := range c.svc.ClusterIPs {
@@ -47,7 +45,7 @@ func (c *serviceCompiler) compile() compiledService {
 			})
 		}
 	}
-	compiled := compiledService{wanted: c.wanted, sourceLists: c.sourceLists}
+	var compiled compiledService
 	for i := range c.svc.Ports {
 		p := &c.svc.Ports[i]
 		var last *portLists
@@ -58,6 +56,7 @@ func (c *serviceCompiler) compile() compiledService {
 		c.compilePort(p, now.endpointLists)
 		compiled.keepPort(i, c.svc, &now)
 	}
+	compiled.wanted, compiled.sourceLists = c.wanted, c.sourceLists
 	compiled.part = nft.NewPart(c.elements, c.pools)
 	return compiled
 }
@@ -190,7 +189,10 @@ func (c *serviceCompiler) learnClients(f frontend, lists clientList) {
 // program needs the chain.
 func (c *serviceCompiler) verdictTo(code nft.VerdictCode, chain sharedChain) nft.Verdict {
 	name := chain.name()
-	c.wanted[name] = chain
+	// Mostly all frontends of a port lead to the same chain.
+	if last := len(c.wanted) - 1; last < 0 || c.wanted[last].name != name {
+		c.wanted = append(c.wanted, wantedChain{name, chain})
+	}
 	return nft.Verdict{Code: code, Chain: name}
 }
 

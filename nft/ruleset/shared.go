@@ -2,6 +2,7 @@ package ruleset
 
 import (
 	"fmt"
+	"strconv"
 	"time"
 
 	"nftproxy/nft"
@@ -45,11 +46,11 @@ func (s sharedChain) name() string {
 	case s.endpoints == 0:
 		return s.access.refusalChain(NoEndpoints)
 	case s.masquerade == masqueradeNone:
-		name += fmt.Sprintf("local-endpoints-%d", s.endpoints)
+		name += "local-endpoints-" + strconv.Itoa(s.endpoints)
 	case s.masquerade == masqueradeAll:
-		name += fmt.Sprintf("endpoints-%d-masquerade", s.endpoints)
+		name += "endpoints-" + strconv.Itoa(s.endpoints) + "-masquerade"
 	default:
-		name += fmt.Sprintf("endpoints-%d", s.endpoints)
+		name += "endpoints-" + strconv.Itoa(s.endpoints)
 	}
 	if s.clients != (clients{}) {
 		name += "-" + s.lists.mapName(s.clients)

@@ -88,7 +88,9 @@ func restrictedChain() *nft.Chain {
 // the same: so it is in kube-proxy, whose firewall comes first.
 func (c *serviceCompiler) restrict(f frontend, wall service.Firewall, by string) frontend {
 	list := sourceListOf(wall, c.v6())
-	c.sourceLists[list.name] = list
+	if last := len(c.sourceLists) - 1; last < 0 || c.sourceLists[last].name != list.name {
+		c.sourceLists = append(c.sourceLists, list)
+	}
 	c.addVerdict(f, f.verdicts, nft.Verdict{Code: nft.Goto, Chain: list.name})
 	c.addRefusal(f, OutsideSourceRanges)
 	for _, a := range wall.Itself(c.node, c.v6()) {
@@ -105,13 +107,13 @@ type listUse struct {
 }
 
 // addLists adds set, chain and part of each list that the program does not have yet.
-func (t *tableCompiler) addLists(lists map[string]sourceList) {
-	for name, l := range lists {
-		if t.lists[name] == nil {
-			t.lists[name] = &listUse{sourceList: l}
-			t.sets = t.sets.Set(name, l.set())
-			t.chains = t.chains.Set(name, l.chain())
-			t.edits[name] = l.part()
+func (t *tableCompiler) addLists(lists []sourceList) {
+	for _, l := range lists {
+		if t.lists[l.name] == nil {
+			t.lists[l.name] = &listUse{sourceList: l}
+			t.sets = t.sets.Set(l.name, l.set())
+			t.chains = t.chains.Set(l.name, l.chain())
+			t.edits[l.name] = l.part()
 		}
 	}
 }

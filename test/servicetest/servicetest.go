@@ -279,7 +279,7 @@ func UniformService(i, endpoints int) *service.Service {
 	for e := range endpoints {
 		list = append(list, service.Endpoint{
 			Addr:  netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, hi, lo, byte(e + 1)}), 8080),
-			Node:  fmt.Sprintf("node-%d", e%100),
+			Node:  fmt.Sprintf("node-%d", (i+e)%100),
 			Ready: true, Serving: true,
 		})
 	}
