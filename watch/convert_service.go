@@ -25,9 +25,12 @@ const (
 type serviceObject struct {
 	identity
 	uid types.UID
-	// bare is the service without its endpoints. It is nil for a Service that no
+	// bare is the service, whose endpoints do not count. It is nil for a Service that no
 	// proxy serves: headless, an ExternalName, or one without an address yet.
 	bare *service.Service
+	// built says that bare is, or may be, a snapshot's, and does not change any more. Until then the index may
+	// complete it.
+	built bool
 	// proxy is the value of labelProxyName; named says that there is one.
 	proxy    string
 	named    bool

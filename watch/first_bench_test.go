@@ -12,12 +12,14 @@ import (
 // snapshot.
 func BenchmarkFirstSnapshot(b *testing.B) {
 	for _, size := range []struct{ services, endpoints int }{{10_000, 10}, {44_000, 1}} {
-		var services, endpointSlices []any
-		for i := range size.services {
-			services = append(services, convertService(uniformService(i)))
-			endpointSlices = append(endpointSlices, convertSlice(uniformSlice(i, size.endpoints)))
+		convert := func() (services, endpointSlices []any) {
+			for i := range size.services {
+				services = append(services, convertService(uniformService(i)))
+				endpointSlices = append(endpointSlices, convertSlice(uniformSlice(i, size.endpoints)))
+			}
+			return services, endpointSlices
 		}
-		fill := func() *Watcher {
+		fill := func(services, endpointSlices []any) *Watcher {
 			w := NewWatcher(Options{Node: "node-0"}, service.NewMailbox())
 			if err := newServiceStore(w).Replace(services, ""); err != nil {
 				b.Fatal(err)
@@ -31,14 +33,17 @@ func BenchmarkFirstSnapshot(b *testing.B) {
 		b.Run("index/"+name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				fill()
+				b.StopTimer()
+				services, endpointSlices := convert()
+				b.StartTimer()
+				fill(services, endpointSlices)
 			}
 		})
 		b.Run("flush/"+name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				b.StopTimer()
-				w := fill()
+				w := fill(convert())
 				b.StartTimer()
 				w.index.flush()
 			}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"nftproxy/model/parallel"
 	"nftproxy/model/retention"
 	"nftproxy/model/service"
 	"nftproxy/model/sorted"
@@ -327,9 +328,8 @@ func (ix *index) setHostAddresses(addrs []netip.Addr) {
 func (ix *index) flush() service.Snapshot {
 	before := ix.builder.Snapshot()
 	ix.builder.Expect(len(ix.dirty))
-	for _, j := range ix.dirty {
-		j.dirty = false
-		ix.rebuild(j)
+	for some := range slices.Chunk(ix.dirty, atOnce) {
+		ix.rebuild(some)
 	}
 	ix.dirty = nil // not [:0]: at the start it had all Services
 	ix.protect()
@@ -346,38 +346,61 @@ func (ix *index) takeProblems() []Problem {
 	return list
 }
 
-// rebuild makes the Service anew of its object and slices, or of what is retained of it.
-func (ix *index) rebuild(j *joined) {
-	ix.unprotected = ix.unprotected || j.name == kubernetesService
+// atOnce is how many Services are joined before the builder takes them.
+const atOnce = 8192
+
+// rebuild makes Services anew. Where there are many, as at the start, it uses all processors.
+func (ix *index) rebuild(list []*joined) {
+	prepared := make([]service.Prepared, len(list))
+	parallel.Do(len(list), func(i int) { prepared[i] = ix.join(list[i]) })
+	for i, j := range list {
+		j.dirty = false
+		ix.unprotected = ix.unprotected || j.name == kubernetesService
+		ix.builder.Take(prepared[i])
+		if !j.built && len(j.slices) == 0 && !j.foreign {
+			delete(ix.joined, j.name)
+		}
+	}
+}
+
+// join makes the Service anew of its object and slices, or of what is retained of it. It changes nothing but j.
+func (ix *index) join(j *joined) service.Prepared {
 	changes := j.changes
 	j.changes = nil
 	last := ix.builder.Service(j.name)
 	bare, retained := ix.bare(j, last)
 	if bare == nil {
 		j.built, j.byKept = false, false
-		ix.builder.Delete(j.name)
-		if len(j.slices) == 0 && !j.foreign {
-			delete(ix.joined, j.name)
-		}
-		return
+		return ix.builder.Prepare(j.name, nil)
 	}
 	j.built = true
 	if j.byKept {
 		last = nil // Its endpoints are not those of the slices before the changes.
 	}
 	j.byKept = retained != service.RetainedNothing && len(j.slices) == 0
-	s := *bare
-	s.Ports, s.Retained = slices.Clone(s.Ports), retained
-	lists, kept := j.lists(len(s.Ports)), endpointsKept(j.kept)
-	for i := range s.Ports {
-		p := &s.Ports[i]
-		if j.byKept {
-			p.Endpoints = kept(i, p)
-			continue
-		}
-		key := portKey{p.Name, p.Protocol}
-		inSlices, total := lists(key)
-		p.Endpoints = mergeLists(key, inSlices, total, endpointsOfPort(last, i, p), changes)
+	s := bare
+	if j.object == nil || j.object.built {
+		s = bare.Clone()
 	}
-	ix.builder.Set(&s)
+	s.Retained = retained
+	if j.byKept {
+		kept := endpointsKept(j.kept)
+		for i := range s.Ports {
+			s.Ports[i].Endpoints = kept(i, &s.Ports[i])
+		}
+	} else {
+		lists := j.lists(len(s.Ports))
+		for i := range s.Ports {
+			p := &s.Ports[i]
+			key := portKey{p.Name, p.Protocol}
+			inSlices, total := lists(key)
+			p.Endpoints = mergeLists(key, inSlices, total, endpointsOfPort(last, i, p), changes)
+		}
+	}
+	prepared := ix.builder.Prepare(j.name, s)
+	if j.object != nil {
+		// A snapshot is going to have it. There is no second copy.
+		j.object.bare, j.object.built = prepared.Service(), true
+	}
+	return prepared
 }

@@ -150,10 +150,17 @@ func (o objects) oracle() service.Snapshot {
 func checkHistory(t *testing.T, rng *rand.Rand, n int) {
 	t.Helper()
 	ix, o := newIndex("node-0"), newObjects()
+	var last service.Snapshot
+	var text string
 	for range n {
 		randomEvent(rng, o, ix)
 		if rng.IntN(3) == 0 {
-			compareSnapshots(t, "oracle", o.oracle(), ix.flush())
+			now := ix.flush()
+			compareSnapshots(t, "oracle", o.oracle(), now)
+			if text != "" && last.String() != text {
+				t.Fatalf("events changed an earlier snapshot:\n%s\nbefore:\n%s", last, text)
+			}
+			last, text = now, now.String()
 		}
 	}
 	end := ix.flush()
@@ -181,6 +188,9 @@ func checkHistory(t *testing.T, rng *rand.Rand, n int) {
 	for owner, j := range ix.joined {
 		if j.object == nil && !j.foreign && len(j.slices) == 0 || j.dirty {
 			t.Fatalf("%s is left though nothing is joined there, or waits for a flush: %t", owner, j.dirty)
+		}
+		if j.object != nil && j.object.bare != ix.builder.Service(owner) {
+			t.Fatalf("%s is there twice: as an object and in the snapshot", owner)
 		}
 		for _, s := range j.slices {
 			if ix.slices[s.name()] != s || s.owner != owner {

@@ -1,7 +1,9 @@
 package service
 
 import (
+	"cmp"
 	"net/netip"
+	"slices"
 
 	"nftproxy/model/treap"
 )
@@ -15,9 +17,10 @@ import (
 type Builder struct {
 	snapshot Snapshot
 	// edits has the services that have changed since the last snapshot, as they were
-	// set, nil for a deleted one. They go into the map all at once: a first snapshot
-	// has thousands.
-	edits map[Name]*Service
+	// set, nil for a deleted one. places says where each is. They go into the map all at
+	// once: a first snapshot has thousands.
+	edits  []treap.Edit[Name, *Service]
+	places map[Name]int
 	// whole has the services that ask for more than the snapshot has of them, as they
 	// were set.
 	whole map[Name]*Service
@@ -35,7 +38,7 @@ type Builder struct {
 // DefaultMaxElements, and DefaultMaxAffinityPorts ports may have session affinity.
 func NewBuilder(node Node) *Builder {
 	return &Builder{
-		snapshot: Snapshot{Node: &node}, edits: map[Name]*Service{}, whole: map[Name]*Service{},
+		snapshot: Snapshot{Node: &node}, places: map[Name]int{}, whole: map[Name]*Service{},
 		limit: DefaultMaxElements, affinity: newAffinity(DefaultMaxAffinityPorts), contests: newContests(),
 	}
 }
@@ -52,7 +55,7 @@ func (b *Builder) SetMaxAffinityPorts(limit int) { b.affinity = newAffinity(limi
 // Expect makes room for changes of n services. That saves time if n is large, as at the
 // start, when all services come.
 func (b *Builder) Expect(n int) {
-	b.edits = roomFor(n, b.edits)
+	b.edits, b.places = slices.Grow(b.edits, n), roomFor(n, b.places)
 	b.contests.expect(n)
 }
 
@@ -62,8 +65,10 @@ func (b *Builder) Snapshot() Snapshot {
 	b.decideClaims()
 	b.boundEdits()
 	if len(b.edits) > 0 {
-		b.snapshot.Services = b.snapshot.Services.Apply(treap.Edits(b.edits))
-		b.edits = map[Name]*Service{} // to clear a large one would cost as much each time
+		// Lists of an API server are sorted; then this only looks at each name once.
+		slices.SortFunc(b.edits, func(a, b treap.Edit[Name, *Service]) int { return cmp.Compare(a.Key, b.Key) })
+		b.snapshot.Services = b.snapshot.Services.Apply(b.edits)
+		b.edits, b.places = nil, map[Name]int{} // to clear large ones would cost as much each time
 	}
 	return b.snapshot
 }
@@ -71,8 +76,8 @@ func (b *Builder) Snapshot() Snapshot {
 // Service returns the service of that name as it was last set, or nil. The snapshot's
 // service lacks what is beyond the bounds. Claims go by the service that was set.
 func (b *Builder) Service(name Name) *Service {
-	if s, edited := b.edits[name]; edited {
-		return s
+	if at, edited := b.places[name]; edited {
+		return b.edits[at].Value
 	}
 	if s, cut := b.whole[name]; cut {
 		return s
@@ -122,40 +127,72 @@ func (b *Builder) SetProtected(p Protected) {
 	b.protected = p
 }
 
-// Set adds the service, or replaces the one of its name. If it equals that one, it
-// changes nothing: the old pointer stays.
-func (b *Builder) Set(s *Service) {
-	old := b.Service(s.Name)
-	if old != nil && old.equal(s) {
+// edit notes the service as it was set, nil if it was deleted.
+func (b *Builder) edit(name Name, s *Service) {
+	e := treap.Edit[Name, *Service]{Key: name, Value: s, Gone: s == nil}
+	if at, edited := b.places[name]; edited {
+		b.edits[at] = e
 		return
 	}
-	b.edits[s.Name] = s
-	b.affinity.replace(old, s)
-	b.replaceClaims(s.Name, old, s)
+	b.places[name] = len(b.edits)
+	b.edits = append(b.edits, e)
 }
 
+// Set adds the service, or replaces the one of its name. If it equals that one, it
+// changes nothing: the old pointer stays.
+func (b *Builder) Set(s *Service) { b.Take(b.Prepare(s.Name, s)) }
+
 // Delete removes the service, if there is one.
-func (b *Builder) Delete(name Name) {
-	old := b.Service(name)
-	if old == nil {
+func (b *Builder) Delete(name Name) { b.Take(b.Prepare(name, nil)) }
+
+// Prepared is a service that is ready for the Builder that prepared it.
+type Prepared struct {
+	name Name
+	// old is the version before, nil for none. next is nil if the service goes. They are the same if nothing changes.
+	old, next *Service
+	// before and after are the claims of the versions, empty where both make the same.
+	before, after []rankedClaim
+}
+
+// Prepare does the part of Set that changes nothing, or that of Delete where s is nil. So services of different names can
+// be prepared side by side.
+func (b *Builder) Prepare(name Name, s *Service) Prepared {
+	p := Prepared{name: name, old: b.Service(name), next: s}
+	switch {
+	case p.old != nil && s != nil && p.old.equal(s):
+		p.next = p.old
+	case p.old != nil && s != nil && p.old.sameClaims(s):
+	default:
+		p.before, p.after = p.old.claims(b.limit), s.claims(b.limit)
+	}
+	return p
+}
+
+// Service is the service as it will be set: the old version if that is equal, nil if the service goes.
+func (p *Prepared) Service() *Service { return p.next }
+
+// Take does the rest of Set or Delete. No other version of the service may have come since it was prepared.
+func (b *Builder) Take(p Prepared) {
+	if p.old == p.next {
 		return
 	}
-	b.edits[name] = nil
-	b.affinity.replace(old, nil)
-	b.replaceClaims(name, old, nil)
+	b.edit(p.name, p.next)
+	b.affinity.replace(p.old, p.next)
+	b.replaceClaims(p)
 }
 
 // boundEdits replaces each edit by the service that is to be served. It adds the
 // services that have got or lost session affinity by the edits of others.
 func (b *Builder) boundEdits() {
 	for _, r := range b.affinity.moved {
-		if name := r.name(); b.Service(name) != nil {
-			b.edits[name] = b.Service(name)
+		if s := b.Service(r.name()); s != nil {
+			b.edit(r.name(), s)
 		}
 	}
 	b.affinity.moved = nil
-	for name, s := range b.edits {
-		b.edits[name] = b.bounded(name, s)
+	for i := range b.edits {
+		e := &b.edits[i]
+		e.Value = b.bounded(e.Key, e.Value)
 	}
 }
 
@@ -186,19 +223,9 @@ func (b *Builder) bounded(name Name, s *Service) *Service {
 	return served
 }
 
-// replaceClaims replaces the claims of a service's version old by those of s. Either may
-// be nil.
-func (b *Builder) replaceClaims(name Name, old, s *Service) {
-	var before, after []rankedClaim
-	if old != nil && s != nil && old.sameClaims(s) {
-		return
-	}
-	if old != nil {
-		before = old.claims(b.limit)
-	}
-	if s != nil {
-		after = s.claims(b.limit)
-	}
+// replaceClaims replaces the claims of a service's old version by those of the next.
+func (b *Builder) replaceClaims(p Prepared) {
+	name, old, s, before, after := p.name, p.old, p.next, p.before, p.after
 	// A claim stays if nothing has changed that matters to other services.
 	sameAge := old != nil && s != nil && old.Created.Equal(s.Created) && old.whollyRetained() == s.whollyRetained()
 	sameFirewall := sameAge && old.Firewall().equal(s.Firewall())

@@ -32,8 +32,11 @@ type rankedClaim struct {
 }
 
 // claims lists the service's claims, sorted, each once with its best rank. A service
-// that asks for too much makes the first of its claims (claimable).
+// that asks for too much makes the first of its claims (claimable), and no service none.
 func (s *Service) claims(limit int) []rankedClaim {
+	if s == nil {
+		return nil
+	}
 	s = s.claimable(limit)
 	n := len(s.ClusterIPs) + len(s.Ports)*(1+len(s.ClusterIPs)+len(s.LoadBalancerIPs)+len(s.ExternalIPs))
 	list := make([]rankedClaim, 0, n)

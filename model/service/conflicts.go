@@ -8,20 +8,28 @@ import (
 	"nftproxy/model/treap"
 )
 
-// claimKey is a claim as a key that sorts like claims: IPv4 first, then by address,
-// protocol and port. It has no zone, since no service's address has one.
+// claimKey is a packedClaim as a key of sorted maps.
 type claimKey string
 
-func (c Claim) key() claimKey {
-	var b [1 + 16 + 3]byte
+// packedClaim is a claim in bytes that sort like claims: IPv4 first, then by address,
+// protocol and port. It has no zone, since no service's address has one. A Go map finds it
+// sooner than a Claim, which has a pointer.
+type packedClaim [1 + 16 + 3]byte
+
+func (c Claim) packed() (p packedClaim) {
 	if c.Addr.Is6() {
-		b[0] = 1
+		p[0] = 1
 	}
 	addr := c.Addr.As16()
-	copy(b[1:], addr[:])
-	b[17] = byte(c.Protocol)
-	binary.BigEndian.PutUint16(b[18:], c.Port)
-	return claimKey(b[:])
+	copy(p[1:], addr[:])
+	p[17] = byte(c.Protocol)
+	binary.BigEndian.PutUint16(p[18:], c.Port)
+	return p
+}
+
+func (c Claim) key() claimKey {
+	p := c.packed()
+	return claimKey(p[:])
 }
 
 func (k claimKey) claim() Claim {

@@ -6,7 +6,7 @@ import "maps"
 // them. Nearly every claim has one claimant, which needs no contest: at the start there
 // would be thousands.
 type contests struct {
-	sole      map[Claim]right
+	sole      map[packedClaim]right
 	contested map[Claim]*contest
 }
 
@@ -25,7 +25,7 @@ type contest struct {
 type winners struct{ owner, restricting right }
 
 func newContests() contests {
-	return contests{sole: map[Claim]right{}, contested: map[Claim]*contest{}}
+	return contests{sole: map[packedClaim]right{}, contested: map[Claim]*contest{}}
 }
 
 // expect makes room for the claims of n more services. Most have two claims: the
@@ -40,7 +40,7 @@ func (c *contests) winners(claim Claim) winners {
 		w.restricting, one.restricting = one.restricting.first(one.rights)
 		return w
 	}
-	if w.owner = c.sole[claim]; w.owner != "" && w.owner.restricts() {
+	if w.owner = c.sole[claim.packed()]; w.owner != "" && w.owner.restricts() {
 		w.restricting = w.owner
 	}
 	return w
@@ -52,14 +52,15 @@ func (c *contests) changeSole(claim Claim, r right, add bool) bool {
 	if len(c.contested) > 0 && c.contested[claim] != nil {
 		return false
 	}
+	p := claim.packed()
 	if !add {
-		delete(c.sole, claim)
+		delete(c.sole, p)
 		return true
 	}
-	if _, taken := c.sole[claim]; taken {
+	if _, taken := c.sole[p]; taken {
 		return false
 	}
-	c.sole[claim] = r
+	c.sole[p] = r
 	return true
 }
 
@@ -77,12 +78,12 @@ func (c *contests) add(claim Claim, r right) {
 		one.add(r)
 		return
 	}
-	other, taken := c.sole[claim]
+	other, taken := c.sole[claim.packed()]
 	if !taken {
-		c.sole[claim] = r
+		c.sole[claim.packed()] = r
 		return
 	}
-	delete(c.sole, claim)
+	delete(c.sole, claim.packed())
 	one := &contest{rights: map[Name]right{}}
 	one.add(other)
 	one.add(r)
@@ -93,13 +94,13 @@ func (c *contests) add(claim Claim, r right) {
 func (c *contests) remove(claim Claim, r right) {
 	one := c.contested[claim]
 	if one == nil {
-		delete(c.sole, claim)
+		delete(c.sole, claim.packed())
 		return
 	}
 	delete(one.rights, r.name())
 	if len(one.rights) == 1 {
 		delete(c.contested, claim)
-		c.sole[claim], _ = one.claimants.first(one.rights)
+		c.sole[claim.packed()], _ = one.claimants.first(one.rights)
 	}
 }
 
@@ -107,7 +108,7 @@ func (c *contests) remove(claim Claim, r right) {
 func (c *contests) find(claim Claim, name Name) (right, bool) {
 	one := c.contested[claim]
 	if one == nil {
-		r, taken := c.sole[claim]
+		r, taken := c.sole[claim.packed()]
 		return r, taken && r.name() == name
 	}
 	r, found := one.rights[name]
@@ -116,7 +117,7 @@ func (c *contests) find(claim Claim, name Name) (right, bool) {
 
 // claimants yields the names of all claimants.
 func (c *contests) claimants(claim Claim, yield func(Name)) {
-	if r, alone := c.sole[claim]; alone {
+	if r, alone := c.sole[claim.packed()]; alone {
 		yield(r.name())
 		return
 	}

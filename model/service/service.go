@@ -114,6 +114,13 @@ func (p TrafficPolicy) String() string {
 	return "Cluster"
 }
 
+// Clone returns a copy with ports of its own.
+func (s *Service) Clone() *Service {
+	c := *s
+	c.Ports = slices.Clone(s.Ports)
+	return &c
+}
+
 // Port is one port of a Service.
 type Port struct {
 	// Name may be empty if the service has only one port.
