@@ -91,6 +91,21 @@ func newIndex(node string) *index {
 	}
 }
 
+// expectServices and expectSlices make room in an empty index. Maps that grow to the size of a
+// large cluster copy everything several times.
+
+func (ix *index) expectServices(n int) {
+	if len(ix.joined) == 0 {
+		ix.joined = make(map[service.Name]*joined, n)
+	}
+}
+
+func (ix *index) expectSlices(n int) {
+	if len(ix.slices) == 0 {
+		ix.slices = make(map[service.Name]*sliceObject, n)
+	}
+}
+
 // serviceNames, sliceNames and cidrNames return the names of the objects that the
 // index has, in no order.
 
@@ -328,8 +343,9 @@ func (ix *index) setHostAddresses(addrs []netip.Addr) {
 func (ix *index) flush() service.Snapshot {
 	before := ix.builder.Snapshot()
 	ix.builder.Expect(len(ix.dirty))
+	prepared := make([]service.Prepared, min(len(ix.dirty), atOnce))
 	for some := range slices.Chunk(ix.dirty, atOnce) {
-		ix.rebuild(some)
+		ix.rebuild(some, prepared)
 	}
 	ix.dirty = nil // not [:0]: at the start it had all Services
 	ix.protect()
@@ -349,9 +365,8 @@ func (ix *index) takeProblems() []Problem {
 // atOnce is how many Services are joined before the builder takes them.
 const atOnce = 8192
 
-// rebuild makes Services anew. Where there are many, as at the start, it uses all processors.
-func (ix *index) rebuild(list []*joined) {
-	prepared := make([]service.Prepared, len(list))
+// rebuild makes Services anew. Where there are many, as at the start, it uses all processors. prepared is room for them.
+func (ix *index) rebuild(list []*joined, prepared []service.Prepared) {
 	parallel.Do(len(list), func(i int) { prepared[i] = ix.join(list[i]) })
 	for i, j := range list {
 		j.dirty = false

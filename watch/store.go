@@ -26,6 +26,8 @@ type store[O metav1.Object, K converted] struct {
 	set     func(*index, K)
 	remove  func(*index, service.Name)
 	known   func(*index) []service.Name
+	// expect makes room in an index for that many objects; nil for kinds of few objects.
+	expect func(*index, int)
 	// servicesOf returns the Services that lose something with the objects of these
 	// names; nil for kinds of objects that no Service is served by.
 	servicesOf func(*index, []service.Name) []service.Name
@@ -41,12 +43,14 @@ func newStore[O metav1.Object, K converted](w *Watcher, convert func(O) K, set f
 func newServiceStore(w *Watcher) *store[*corev1.Service, *serviceObject] {
 	s := newStore(w, convertService, (*index).setService, (*index).deleteService, (*index).serviceNames)
 	s.servicesOf = func(_ *index, names []service.Name) []service.Name { return names }
+	s.expect = (*index).expectServices
 	return s
 }
 
 func newSliceStore(w *Watcher) *store[*discoveryv1.EndpointSlice, *sliceObject] {
 	s := newStore(w, convertSlice, (*index).setSlice, (*index).deleteSlice, (*index).sliceNames)
 	s.servicesOf = (*index).ownersOf
+	s.expect = (*index).expectSlices
 	return s
 }
 
@@ -105,6 +109,9 @@ func (s *store[O, K]) Replace(list []any, _ string) error {
 		}
 		for _, name := range gone {
 			s.remove(ix, name)
+		}
+		if s.expect != nil {
+			s.expect(ix, len(objects))
 		}
 		for _, o := range objects {
 			s.set(ix, o)

@@ -51,7 +51,6 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	defer d.keepTable()()
-	d.tryCounters(conn)
 	flows, err := conntrack.Open(conntrack.Config{})
 	if err != nil {
 		return err
@@ -69,6 +68,20 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	counts.CountChanges(watcher)
 	counts.CountRetained(func() int { return watcher.Retained().Services })
+
+	d.log.Info("starting", "version", version(), "node", d.node, "table", d.ruleset.Table)
+	d.logNotes()
+	d.record(watch.Event{Object: watch.NodeObject(d.node), Reason: watch.ReasonStarting})
+	group, ctx := errgroup.WithContext(ctx)
+	ctx, cancel := context.WithCancel(ctx)
+	defer func() { // where the rest of the start fails
+		cancel()
+		_ = group.Wait()
+	}()
+	// The API server prepares its lists meanwhile. A trial of counters takes 15 to 20 ms, and the processor has
+	// nothing to do in most of them.
+	group.Go(func() error { return api.watch(ctx, watcher) })
+	d.tryCounters(conn)
 	cleaner := d.newCleaner(conn, flows, counts)
 	sweeper := d.newSweeper(conn, counts, cleaner.CheckAll)
 	refused := refusals.NewWatcher(conn, refusals.Period, d.observeRefusals(watcher, counts))
@@ -111,13 +124,8 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 
-	d.log.Info("starting", "version", version(), "node", d.node, "table", d.ruleset.Table)
-	d.logNotes()
-	d.record(watch.Event{Object: watch.NodeObject(d.node), Reason: watch.ReasonStarting})
 	d.removeTraces()
 	sysctls = d.applySysctls()
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return api.watch(ctx, watcher) })
 	group.Go(func() error {
 		api.reconnectAfterSleep(ctx, d.log)
 		return nil

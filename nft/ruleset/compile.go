@@ -58,8 +58,10 @@ func (c *Compiler) Compile(s service.Snapshot) *nft.Program {
 			t.setNode(s.Node)
 		}
 	}
+	compiled := make([]compiledTwice, min(len(changed), atOnce))
 	for some := range slices.Chunk(changed, atOnce) {
-		c.setServices(some, s)
+		c.setServices(some, s, compiled)
+		clear(compiled)
 	}
 	for _, t := range c.tables {
 		t.applyEdits()
@@ -123,9 +125,12 @@ func sortedOnce(list []changedService) []changedService {
 // bytes more until then.
 const atOnce = 8192
 
-// setServices compiles services of the snapshot, sorted by name, for both tables.
-func (c *Compiler) setServices(list []changedService, s service.Snapshot) {
-	compiled := make([][len(c.tables)]compiledService, len(list))
+// compiledTwice is what a service compiles to in each table.
+type compiledTwice [2]compiledService
+
+// setServices compiles services of the snapshot, sorted by name, for both tables. compiled is room for what they compile
+// to, all zero.
+func (c *Compiler) setServices(list []changedService, s service.Snapshot, compiled []compiledTwice) {
 	// A service is compiled for both families at once, while the processor has it at hand.
 	parallel.Do(len(list), func(i int) {
 		if list[i].Service != nil {
