@@ -114,11 +114,15 @@ func switchCollectorOff() (switchOn func()) {
 	}
 }
 
+// leastLoad is how many bytes a load may take with the default GOGC, however little is in use. 10,000 Services of ten
+// endpoints take 80 MB. With three times what was in use, the collector worked in half of their starts, 40 ms each.
+const leastLoad = 96 << 20
+
 // guard returns the limit for memory, from the bytes in use and GOGC in percent. The
 // load about doubles the live memory, so GOGC would soon let it grow by twice as
 // much as now.
 func guard(inUse uint64, percent int) int64 {
-	grown := float64(inUse) * (1 + 2*float64(percent)/100)
+	grown := float64(inUse) + max(2*float64(inUse), leastLoad)*float64(percent)/100
 	if grown >= math.MaxInt64 {
 		return math.MaxInt64
 	}

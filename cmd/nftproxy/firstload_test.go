@@ -196,7 +196,10 @@ func TestGuard(t *testing.T) {
 		inUse   uint64
 		percent int
 		want    int64
-	}{{1000, 100, 3000}, {1000, 50, 2000}, {1000, 0, 1000}, {1 << 40, 1 << 30, math.MaxInt64}} {
+	}{
+		{1 << 30, 100, 3 << 30}, {1 << 30, 50, 2 << 30}, {1 << 30, 0, 1 << 30}, {1 << 40, 1 << 30, math.MaxInt64},
+		{1 << 20, 100, 97 << 20}, {1 << 20, 50, 49 << 20}, {1 << 20, 0, 1 << 20},
+	} {
 		if got := guard(c.inUse, c.percent); got != c.want {
 			t.Errorf("from %d at %d %%: %d, want %d", c.inUse, c.percent, got, c.want)
 		}
