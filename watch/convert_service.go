@@ -85,17 +85,16 @@ func clusterIPs(spec *corev1.ServiceSpec, p *problemList) []netip.Addr {
 	}
 	var addrs []netip.Addr
 	for i, text := range spec.ClusterIPs {
-		field := item("spec.clusterIPs", i)
 		addr, err := parseAddr(text)
 		switch {
 		case err != nil:
-			p.add(field, err)
+			p.add(item("spec.clusterIPs", i), err)
 		case i >= len(spec.IPFamilies):
-			p.addValue(field, text, "spec.ipFamilies has no entry for it")
+			p.addValue(item("spec.clusterIPs", i), text, "spec.ipFamilies has no entry for it")
 		case family(addr) != spec.IPFamilies[i]:
-			p.addValue(field, text, "spec.ipFamilies says "+string(spec.IPFamilies[i]))
+			p.addValue(item("spec.clusterIPs", i), text, "spec.ipFamilies says "+string(spec.IPFamilies[i]))
 		case slices.ContainsFunc(addrs, func(a netip.Addr) bool { return a.Is6() == addr.Is6() }):
-			p.addValue(field, text, "a second address of its family")
+			p.addValue(item("spec.clusterIPs", i), text, "a second address of its family")
 		default:
 			addrs = append(addrs, addr)
 		}
@@ -104,9 +103,9 @@ func clusterIPs(spec *corev1.ServiceSpec, p *problemList) []netip.Addr {
 }
 
 func externalIPs(spec *corev1.ServiceSpec, p *problemList) []netip.Addr {
-	addrs := addressList{spec: spec, problems: p}
+	addrs := addressList{spec: spec}
 	for i, text := range spec.ExternalIPs {
-		addrs.add(item("spec.externalIPs", i), text)
+		addrs.add(item("spec.externalIPs", i), text, p)
 	}
 	return addrs.list
 }
@@ -115,19 +114,18 @@ func externalIPs(spec *corev1.ServiceSpec, p *problemList) []netip.Addr {
 // families of the service's cluster IPs: for kube-proxy, too, the service does not
 // exist in another family.
 type addressList struct {
-	spec     *corev1.ServiceSpec
-	problems *problemList
-	list     []netip.Addr
-	seen     map[netip.Addr]bool
+	spec *corev1.ServiceSpec
+	list []netip.Addr
+	seen map[netip.Addr]bool
 }
 
-func (l *addressList) add(field, text string) {
+func (l *addressList) add(field, text string, p *problemList) {
 	addr, err := parseAddr(text)
 	switch {
 	case err != nil:
-		l.problems.add(field, err)
+		p.add(field, err)
 	case !hasFamily(l.spec, family(addr)):
-		l.problems.addValue(field, text, "the service has no "+string(family(addr))+" cluster IP")
+		p.addValue(field, text, "the service has no "+string(family(addr))+" cluster IP")
 	case !l.seen[addr]:
 		if l.seen == nil {
 			l.seen = map[netip.Addr]bool{}
@@ -184,18 +182,17 @@ func servicePorts(ports []corev1.ServicePort, p *problemList) []service.Port {
 	}
 	var numbers, nodePorts numbering[number]
 	for i := range ports {
-		field := item("spec.ports", i)
-		port, ok := servicePort(&ports[i], field, p)
+		port, ok := servicePort(&ports[i], i, p)
 		if !ok {
 			continue
 		}
 		if _, again := numbers.add(number{port.Protocol, port.Port}); again {
-			p.addValue(field, strconv.Itoa(int(port.Port))+"/"+port.Protocol.String(), "an earlier port has the same number and protocol")
+			p.addValue(item("spec.ports", i), strconv.Itoa(int(port.Port))+"/"+port.Protocol.String(), "an earlier port has the same number and protocol")
 			continue
 		}
 		if port.NodePort != 0 {
 			if _, again := nodePorts.add(number{port.Protocol, port.NodePort}); again {
-				p.addValue(field+".nodePort", strconv.Itoa(int(port.NodePort)), "an earlier port has the same node port")
+				p.addValue(item("spec.ports", i)+".nodePort", strconv.Itoa(int(port.NodePort)), "an earlier port has the same node port")
 				port.NodePort = 0
 			}
 		}
@@ -204,13 +201,13 @@ func servicePorts(ports []corev1.ServicePort, p *problemList) []service.Port {
 	return list
 }
 
-// servicePort reads one port. It returns false for a port that cannot be used.
-func servicePort(sp *corev1.ServicePort, field string, p *problemList) (service.Port, bool) {
+// servicePort reads the i-th port. It returns false for a port that cannot be used.
+func servicePort(sp *corev1.ServicePort, i int, p *problemList) (service.Port, bool) {
 	port := service.Port{Name: intern(sp.Name)}
 	ok := true
 	check := func(subfield string, err error) {
 		if err != nil {
-			p.add(field+subfield, err)
+			p.add(item("spec.ports", i)+subfield, err)
 			ok = false
 		}
 	}
@@ -224,7 +221,7 @@ func servicePort(sp *corev1.ServicePort, field string, p *problemList) (service.
 		// The type does not matter: the API server keeps the number only where it
 		// is in use.
 		if port.NodePort, err = parsePort(sp.NodePort); err != nil {
-			p.add(field+".nodePort", err)
+			p.add(item("spec.ports", i)+".nodePort", err)
 		}
 	}
 	return port, ok

@@ -209,7 +209,7 @@ func slicePorts(ports []discoveryv1.EndpointPort, endpoints []service.Endpoint, 
 	var known numbering[portKey] // the index in list
 	total, leftOut := 0, 0
 	for i := range ports {
-		key, number, ok := endpointPort(&ports[i], item("ports", i), p)
+		key, number, ok := endpointPort(&ports[i], i, p)
 		if !ok {
 			continue
 		}
@@ -244,29 +244,29 @@ func slicePorts(ports []discoveryv1.EndpointPort, endpoints []service.Endpoint, 
 	return list
 }
 
-// endpointPort reads one port. It returns false for a port that cannot be used. A
+// endpointPort reads the i-th port. It returns false for a port that cannot be used. A
 // missing name is the empty one, the API's default.
-func endpointPort(port *discoveryv1.EndpointPort, field string, p *problemList) (portKey, uint16, bool) {
+func endpointPort(port *discoveryv1.EndpointPort, i int, p *problemList) (portKey, uint16, bool) {
 	var key portKey
 	if port.Name != nil {
 		if err := checkName(*port.Name); err != nil {
-			p.add(field+".name", err)
+			p.add(item("ports", i)+".name", err)
 			return key, 0, false
 		}
 		key.name = intern(*port.Name)
 	}
 	var err error
 	if key.protocol, err = parseProtocol(port.Protocol); err != nil {
-		p.add(field+".protocol", err)
+		p.add(item("ports", i)+".protocol", err)
 		return key, 0, false
 	}
 	if port.Port == nil {
-		p.add(field+".port", errors.New("none: a service proxy needs the number"))
+		p.add(item("ports", i)+".port", errors.New("none: a service proxy needs the number"))
 		return key, 0, false
 	}
 	number, err := parsePort(*port.Port)
 	if err != nil {
-		p.add(field+".port", err)
+		p.add(item("ports", i)+".port", err)
 		return key, 0, false
 	}
 	return key, number, true

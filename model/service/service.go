@@ -34,6 +34,12 @@ const (
 
 // ParseProtocol reads "TCP", "UDP" or "SCTP", in either case.
 func ParseProtocol(s string) (Protocol, error) {
+	switch s { // the API's words, without a copy
+	case "TCP":
+		return TCP, nil
+	case "UDP":
+		return UDP, nil
+	}
 	switch strings.ToLower(s) {
 	case "tcp":
 		return TCP, nil

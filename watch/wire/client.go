@@ -46,12 +46,25 @@ func (c *Client) List(ctx context.Context, options metav1.ListOptions) (runtime.
 		return nil, err
 	}
 	defer body.Close()
-	in := bufio.NewReaderSize(body, listBuffer)
+	ahead := readAhead(body)
+	defer ahead.Close()
+	in := bufio.NewReaderSize(ahead, listBuffer)
 	list, err := c.read(in)
 	if err != nil {
 		return nil, fmt.Errorf("read the answer: %w", err)
 	}
 	return list, nil
+}
+
+// readAhead reads a body in a goroutine of its own, listBuffer bytes ahead: the next bytes are decrypted and decompressed
+// while the caller decodes. The goroutine ends when both the reader and the body are closed.
+func readAhead(body io.Reader) io.ReadCloser {
+	reader, writer := io.Pipe()
+	go func() {
+		_, err := io.CopyBuffer(writer, body, make([]byte, listBuffer))
+		_ = writer.CloseWithError(err) // It never fails.
+	}()
+	return reader
 }
 
 func (c *Client) read(in *bufio.Reader) (runtime.Object, error) {

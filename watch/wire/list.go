@@ -2,10 +2,10 @@ package wire
 
 import (
 	"bufio"
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -53,10 +53,10 @@ func (k Kind) ReadList(in *bufio.Reader) (*List, error) {
 		}
 		switch number {
 		case 1: // TypeMeta
-			var buffer bytes.Buffer
+			var buffer []byte
 			err = message.into(&buffer)
 			if err == nil {
-				err = checkType(buffer.Bytes(), k.gvk.GroupVersion().WithKind(k.gvk.Kind+"List"))
+				err = checkType(buffer, k.gvk.GroupVersion().WithKind(k.gvk.Kind+"List"))
 			}
 		case 2: // the list itself
 			return list, k.readItems(message, list)
@@ -71,7 +71,7 @@ func (k Kind) ReadList(in *bufio.Reader) (*List, error) {
 
 func (k Kind) readItems(message *stream, list *List) error {
 	decode := k.newDecode()
-	var buffer bytes.Buffer
+	var buffer []byte
 	for {
 		number, part, err := message.next()
 		if err == io.EOF {
@@ -85,11 +85,11 @@ func (k Kind) readItems(message *stream, list *List) error {
 		}
 		switch number {
 		case 1:
-			if err := list.ListMeta.Unmarshal(buffer.Bytes()); err != nil {
+			if err := list.ListMeta.Unmarshal(buffer); err != nil {
 				return fmt.Errorf("decode the list's metadata: %w", err)
 			}
 		case 2:
-			object, err := decode(buffer.Bytes())
+			object, err := decode(buffer)
 			if err != nil {
 				return fmt.Errorf("decode item %d: %w", len(list.Items), err)
 			}
@@ -99,21 +99,28 @@ func (k Kind) readItems(message *stream, list *List) error {
 }
 
 // into replaces the buffer's content by the rest of the message. The buffer grows only as bytes arrive.
-func (s *stream) into(buffer *bytes.Buffer) error {
-	buffer.Reset()
-	return s.copyTo(buffer)
+func (s *stream) into(buffer *[]byte) error {
+	b := (*buffer)[:0]
+	for s.left > 0 {
+		at, n := len(b), int(min(s.left, listBuffer))
+		b = slices.Grow(b, n)[:at+n]
+		if err := s.read(b[at:]); err != nil {
+			return err
+		}
+	}
+	*buffer = b
+	return nil
 }
 
 // skip reads the rest of the message.
-func (s *stream) skip() error { return s.copyTo(io.Discard) }
-
-func (s *stream) copyTo(w io.Writer) error {
-	_, err := io.CopyN(w, s.in, int64(s.left))
-	if err == io.EOF {
-		err = io.ErrUnexpectedEOF
+func (s *stream) skip() error {
+	var some [512]byte
+	for s.left > 0 {
+		if err := s.read(some[:min(s.left, uint64(len(some)))]); err != nil {
+			return err
+		}
 	}
-	s.left = 0
-	return err
+	return nil
 }
 
 // checkType returns an error unless a TypeMeta names the kind.

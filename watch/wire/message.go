@@ -77,6 +77,16 @@ func (s *stream) ReadByte() (byte, error) {
 	return b, err
 }
 
+// read fills b, which is not longer than the rest of the message, with its next bytes.
+func (s *stream) read(b []byte) error {
+	_, err := io.ReadFull(s.in, b)
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	s.left -= uint64(len(b))
+	return err
+}
+
 // varint reads a number of at most 64 bits (Protocol Buffers, "Encoding", Base 128 Varints).
 func (s *stream) varint() (uint64, error) {
 	var number uint64
