@@ -167,6 +167,12 @@ func claimValue(c service.Claim) nft.Value {
 	return nft.Value(nft.AppendPort(nft.AppendProto(key, uint8(c.Protocol)), c.Port))
 }
 
+// addrValue is an address as a key.
+func addrValue(a netip.Addr) nft.Value {
+	var room [16]byte
+	return nft.Value(nft.AppendAddr(room[:0], a))
+}
+
 // client is the key of the maps that remember clients.
 func client() nft.Fields { return nft.Fields{nft.Saddr} }
 

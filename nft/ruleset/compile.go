@@ -140,10 +140,15 @@ func (c *Compiler) setServices(list []changedService, s service.Snapshot, compil
 		}
 	})
 	for f, t := range c.tables {
+		// No chain goes before all services have come: a service relies on the chains that were there when it was compiled.
+		for i := range list {
+			t.addService(list[i].name, &compiled[i][f])
+		}
 		var edits []treap.Edit[string, *nft.Part]
 		for i := range list {
-			if t.setService(list[i].name, &compiled[i][f]) {
-				part := compiled[i][f].part
+			old, part := t.parts.At(string(list[i].name)), compiled[i][f].part
+			t.countElements(old, -1)
+			if part != nil || old != nil {
 				edits = append(edits, treap.Edit[string, *nft.Part]{Key: string(list[i].name), Value: part, Gone: part == nil})
 			}
 		}
@@ -247,7 +252,7 @@ func (t *tableCompiler) setNode(node *service.Node) {
 	}
 	elements := make([]nft.Element, len(addrs))
 	for i, a := range addrs {
-		elements[i] = nft.Element{Set: nodePortAddresses, Key: nft.Value(nft.AppendAddr(nil, a))}
+		elements[i] = nft.Element{Set: nodePortAddresses, Key: addrValue(a)}
 	}
 	t.edits[nodePart] = nft.NewPart(elements, nil)
 }
@@ -266,7 +271,7 @@ func (t *tableCompiler) setPods(p pods) {
 }
 
 // setRanges sets the ServiceCIDRs and counts the cluster IPs outside of them anew. It
-// counts t.parts only; setService counts new parts.
+// counts t.parts only; addService counts new parts.
 func (t *tableCompiler) setRanges(ranges treap.Map[string, netip.Prefix]) {
 	t.ranges, t.outside = ranges, 0
 	for _, part := range t.parts.All() {
@@ -314,7 +319,7 @@ type compiledService struct {
 	part *nft.Part
 	// local has the endpoints on the node, of each port that has any.
 	local []service.Addresses
-	// wanted has the shared chains that the elements lead to, some of them several times.
+	// wanted has the shared chains that the elements lead to and the table did not have, some of them several times.
 	wanted []wantedChain
 	// sourceLists has the lists of source ranges that they lead to, some of them several times.
 	sourceLists []sourceList
@@ -338,23 +343,19 @@ func (t *tableCompiler) compile(svc *service.Service, s service.Snapshot) compil
 	return c.compile()
 }
 
-// setService replaces what the service compiled to last time, but for its part. It says whether the program changes the
-// part.
-func (t *tableCompiler) setService(name service.Name, c *compiledService) bool {
+// addService replaces what the service compiled to last time, but for its part, whose chains it adds.
+func (t *tableCompiler) addService(name service.Name, c *compiledService) {
 	for _, chain := range c.wanted {
 		t.addChain(chain.name, chain.sharedChain)
 	}
 	t.addLists(c.sourceLists)
-	old := t.parts.At(string(name))
 	t.countElements(c.part, 1)
-	t.countElements(old, -1)
 	t.setLocal(name, c.local)
 	if c.ports != nil {
 		t.ports[name] = c.ports
 	} else {
 		delete(t.ports, name)
 	}
-	return c.part != nil || old != nil
 }
 
 // countElements counts the part's elements for the chains that they lead to. A chain

@@ -269,7 +269,7 @@ func NameInComment(comment string) ServiceName {
 // if the table does not have the address.
 func ClusterIPOwner(c *nft.Contents, a netip.Addr) string {
 	if set := c.Sets[clusterIPs]; set != nil {
-		return set.Elements[nft.Value(nft.AppendAddr(nil, a))].Comment
+		return set.Elements[addrValue(a)].Comment
 	}
 	return ""
 }

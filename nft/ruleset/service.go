@@ -41,7 +41,7 @@ func (c *serviceCompiler) compile() compiledService {
 	for _, a := range c.svc.ClusterIPs {
 		if c.ours(a) && !c.conflicts.Has(service.Claim{Addr: a}) {
 			c.elements = append(c.elements, nft.Element{
-				Set: clusterIPs, Key: nft.Value(nft.AppendAddr(nil, a)), Comment: comment(string(c.svc.Name)),
+				Set: clusterIPs, Key: addrValue(a), Comment: comment(string(c.svc.Name)),
 			})
 		}
 	}
@@ -189,8 +189,7 @@ func (c *serviceCompiler) learnClients(f frontend, lists clientList) {
 // program needs the chain.
 func (c *serviceCompiler) verdictTo(code nft.VerdictCode, chain sharedChain) nft.Verdict {
 	name := chain.name()
-	// Mostly all frontends of a port lead to the same chain.
-	if last := len(c.wanted) - 1; last < 0 || c.wanted[last].name != name {
+	if last := len(c.wanted) - 1; c.shared[name] == nil && (last < 0 || c.wanted[last].name != name) {
 		c.wanted = append(c.wanted, wantedChain{name, chain})
 	}
 	return nft.Verdict{Code: code, Chain: name}
