@@ -135,9 +135,11 @@ func (b *bench) after(d time.Duration, t0 time.Time) []time.Duration {
 	time.Sleep(d)
 	synctest.Wait()
 	var starts []time.Duration
-	for _, s := range b.table.starts {
-		starts = append(starts, s.Sub(t0))
-	}
+	b.table.set(func() {
+		for _, s := range b.table.starts {
+			starts = append(starts, s.Sub(t0))
+		}
+	})
 	return starts
 }
 
@@ -187,18 +189,23 @@ func TestCleanerLearnsTogether(t *testing.T) {
 				b := start(t, &slowTable{dump: time.Millisecond})
 				s := parse(t, cluster)
 				begun := time.Now()
+				lastRead := func() time.Time {
+					b.reports.mu.Lock()
+					defer b.reports.mu.Unlock()
+					return b.reports.lastRead
+				}
 				b.SyncDone(s, false)
 				for _, pause := range c.pauses {
 					b.after(pause, time.Now())
 					synctest.Wait()
-					if b.reports.lastRead != begun {
+					if lastRead() != begun {
 						t.Fatal("it has learned of a sync too early")
 					}
 					b.SyncDone(s, false)
 				}
 				b.after(readLatest, begun)
 				b.after(time.Second, time.Now())
-				if at := b.reports.lastRead.Sub(begun); at != c.learned {
+				if at := lastRead().Sub(begun); at != c.learned {
 					t.Errorf("it learned of the later syncs after %v, want %v", at, c.learned)
 				}
 				b.stop()
