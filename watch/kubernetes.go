@@ -114,7 +114,7 @@ func reflectList[L runtime.Object](ctx context.Context, requests *requests, api 
 			stream, err := api.Watch(ctx, opts)
 			requests.done(ctx, "watch", err)
 			if err != nil {
-				return stream, err
+				return nil, watchAgain(err)
 			}
 			if requests.mayHaveGoneBack() {
 				stream.Stop()

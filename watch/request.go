@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/url"
 	"sync"
+	"syscall"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
@@ -76,6 +77,31 @@ func (r *requests) mayHaveGoneBack() bool {
 	r.away = false
 	return away
 }
+
+// watchAgain returns the error of a watch that was not opened. Where the connection ended or timed out, a reflector opens
+// the watch again after a pause, as after a refused connection. Otherwise it would list everything, and so would all nodes
+// behind a load balancer whose API server restarts.
+func watchAgain(err error) error {
+	if utilnet.IsProbableEOF(err) || utilnet.IsTimeout(err) {
+		return unanswered{err}
+	}
+	return err
+}
+
+// unanswered is an error that reflectors take for a refused connection.
+type unanswered struct{ error }
+
+// As makes it a syscall.ECONNREFUSED for errors.As.
+func (unanswered) As(target any) bool {
+	errno, ok := target.(*syscall.Errno)
+	if ok {
+		*errno = syscall.ECONNREFUSED
+	}
+	return ok
+}
+
+// Unwrap returns the error itself.
+func (u unanswered) Unwrap() error { return u.error }
 
 // follow notes that a watch is open, and when it ends. The resource is up to date from then on: a watch goes on from a
 // list or from another watch.
