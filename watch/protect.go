@@ -92,9 +92,9 @@ func (ix *index) withoutIgnoredExternalIPs(s *serviceObject) *serviceObject {
 	if !ix.ignoreExternalIPs || s.bare == nil || len(s.bare.ExternalIPs) == 0 {
 		return s
 	}
-	object, bare := *s, *s.bare
+	object, bare := *s, s.bare.Clone()
 	bare.ExternalIPs = nil
-	object.bare = &bare
+	object.bare, object.built = bare, false
 	object.problems = append(slices.Clone(s.problems), Problem{Object: s.object(), Field: "spec.externalIPs", Err: ErrExternalIPsIgnored})
 	return &object
 }
