@@ -267,3 +267,32 @@ func TestSizeOfRules(t *testing.T) {
 		t.Errorf("%d elements for 100 services, %d for 10,000", small.Elements, large.Elements)
 	}
 }
+
+// TestManyAtOnce: more services than are compiled at once, with chains that the first of them leave and the last ones come
+// to, and the other way round, compile to the same as from scratch.
+func TestManyAtOnce(t *testing.T) {
+	const services = 20_000
+	numbers := make([]int, services) // in the order of the names
+	for i := range numbers {
+		numbers[i] = i
+	}
+	slices.SortFunc(numbers, func(a, b int) int {
+		return strings.Compare(string(servicetest.UniformService(a, 0).Name), string(servicetest.UniformService(b, 0).Name))
+	})
+	b, c := service.NewBuilder(servicetest.Node()), ruleset.NewCompiler(benchConfig())
+	// Each step says how many endpoints the i-th service has.
+	for step, endpoints := range []func(i int) int{
+		func(i int) int { return 1 + 2*i/services },
+		func(i int) int { return 2 - 2*i/services },
+		func(i int) int { return i % 3 },
+		func(int) int { return 5 },
+	} {
+		for i, number := range numbers {
+			b.Set(servicetest.UniformService(number, endpoints(i)))
+		}
+		s := b.Snapshot()
+		if got, want := c.Compile(s).String(), ruleset.Compile(benchConfig(), s).String(); got != want {
+			t.Fatalf("step %d (-fresh +memoised):\n%s", step, cmp.Diff(want, got))
+		}
+	}
+}
