@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	corev1 "k8s.io/api/core/v1"
@@ -224,6 +225,41 @@ func TestWatchJSON(t *testing.T) {
 		if s, ok := e.Object.(*corev1.Service); !ok || e.Type != apiwatch.Added || s.ResourceVersion != version || s.Labels["other"] != "x" {
 			t.Errorf("%s %T %v", e.Type, e.Object, e.Object)
 		}
+	}
+}
+
+// TestWatchTakesWhatHasCome: events that come together are all taken at once, whether or not there is more to come.
+func TestWatchTakesWhatHasCome(t *testing.T) {
+	for _, mediaType := range []string{runtime.ContentTypeProtobuf + ";stream=watch", runtime.ContentTypeJSON} {
+		t.Run(mediaType, func(t *testing.T) {
+			taken := make(chan apiwatch.Event, 2)
+			client := serve(t, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Content-Type", mediaType)
+				var both bytes.Buffer
+				for _, version := range []string{"8", "9"} {
+					if mediaType == runtime.ContentTypeJSON {
+						_ = json.NewEncoder(&both).Encode(map[string]any{"type": "ADDED", "object": web(version)})
+					} else {
+						send(t, &both, apiwatch.Added, web(version))
+					}
+				}
+				_, _ = w.Write(both.Bytes())
+				_ = http.NewResponseController(w).Flush()
+				<-r.Context().Done() // The watch stays open.
+			})
+			stream, err := client.Watch(t.Context(), metav1.ListOptions{}, func(e apiwatch.Event) { taken <- e })
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer stream.Stop()
+			for n := range 2 {
+				select {
+				case <-taken:
+				case <-time.After(10 * time.Second):
+					t.Fatalf("after 10 s only %d of 2 events were taken", n)
+				}
+			}
+		})
 	}
 }
 

@@ -124,12 +124,15 @@ func eventReader(body io.ReadCloser, decode runtime.Decoder) func() (apiwatch.Ev
 	var plain *restwatch.Decoder
 	return func() (event apiwatch.Event, err error) {
 		// The length of an event begins with a zero: it is below 16 MiB, as in client-go (streaming.NewDecoder). An API server
-		// takes objects of 1.5 MiB (etcd's --max-request-bytes).
-		if start, err := in.Peek(1); plain == nil && err == nil && start[0] != 0 {
-			plain = jsonEvents(struct {
-				io.Reader
-				io.Closer
-			}{in, body}, decode)
+		// takes objects of 1.5 MiB (etcd's --max-request-bytes). A decoder of JSON has read ahead: there may be an event in it, and
+		// no byte to peek at.
+		if plain == nil {
+			if start, err := in.Peek(1); err == nil && start[0] != 0 {
+				plain = jsonEvents(struct {
+					io.Reader
+					io.Closer
+				}{in, body}, decode)
+			}
 		}
 		if plain != nil {
 			event.Type, event.Object, err = plain.Decode()
