@@ -68,23 +68,6 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	counts.CountChanges(watcher)
 	counts.CountRetained(func() int { return watcher.Retained().Services })
-
-	d.log.Info("starting", "version", version(), "node", d.node, "table", d.ruleset.Table)
-	d.logNotes()
-	d.record(watch.Event{Object: watch.NodeObject(d.node), Reason: watch.ReasonStarting})
-	group, ctx := errgroup.WithContext(ctx)
-	ctx, cancel := context.WithCancel(ctx)
-	defer func() { // where the rest of the start fails
-		cancel()
-		_ = group.Wait()
-	}()
-	// The API server prepares its lists meanwhile. A trial of counters takes 15 to 20 ms, and the processor has
-	// nothing to do in most of them.
-	group.Go(func() error { return api.watch(ctx, watcher) })
-	d.tryCounters(conn)
-	cleaner := d.newCleaner(conn, flows, counts)
-	sweeper := d.newSweeper(conn, counts, cleaner.CheckAll)
-	refused := refusals.NewWatcher(conn, refusals.Period, d.observeRefusals(watcher, counts))
 	var loop *proxy.Loop
 	var eligible atomic.Bool
 	judge := health.New(health.Config{
@@ -95,8 +78,24 @@ func (d *daemon) run(ctx context.Context) error {
 		},
 		Awaiting: watcher.Awaiting, Note: func() string { return watcher.Retained().String() },
 	})
-	ports := d.newHealthPorts(judge, counts)
 	page := d.newStatusPage(judge)
+	servers, err := d.servers(judge, registry, slis, page)
+	if err != nil {
+		return err
+	}
+
+	d.log.Info("starting", "version", version(), "node", d.node, "table", d.ruleset.Table)
+	d.logNotes()
+	d.record(watch.Event{Object: watch.NodeObject(d.node), Reason: watch.ReasonStarting})
+	group, ctx := errgroup.WithContext(ctx)
+	// The API server prepares its lists meanwhile. A trial of counters takes 15 to 20 ms, and the processor has
+	// nothing to do in most of them.
+	group.Go(func() error { return api.watch(ctx, watcher) })
+	d.tryCounters(conn)
+	cleaner := d.newCleaner(conn, flows, counts)
+	sweeper := d.newSweeper(conn, counts, cleaner.CheckAll)
+	refused := refusals.NewWatcher(conn, refusals.Period, d.observeRefusals(watcher, counts))
+	ports := d.newHealthPorts(judge, counts)
 	ready := make(chan struct{})
 	announce := sync.OnceFunc(func() { close(ready) })
 	var sysctls func(proxy.Sync)
@@ -119,10 +118,6 @@ func (d *daemon) run(ctx context.Context) error {
 				announce()
 			}
 		})
-	servers, err := d.servers(judge, registry, slis, page)
-	if err != nil {
-		return err
-	}
 
 	d.removeTraces()
 	sysctls = d.applySysctls()
