@@ -61,7 +61,12 @@ func (e *events) Stop() {
 func (e *events) receive(decode runtime.Decoder) {
 	defer close(e.result)
 	defer e.Stop()
-	for _, last := range e.takeAll(eventReader(e.body, decode)) {
+	reached, failure := e.takeAll(eventReader(e.body, decode))
+	// The bookmark comes first: after some errors a reflector goes on from the version that it knows.
+	for _, last := range []apiwatch.Event{{Type: apiwatch.Bookmark, Object: reached}, {Type: apiwatch.Error, Object: failure}} {
+		if last.Object == nil {
+			continue
+		}
 		select {
 		case e.result <- last:
 		case <-e.done:
@@ -69,32 +74,25 @@ func (e *events) receive(decode runtime.Decoder) {
 	}
 }
 
-// takeAll passes the changes on until the watch ends. It returns what is left to tell: a bookmark of the last event, if
-// there was one, and the error of the API server or of the decoding. The bookmark comes first: after some errors
-// a reflector goes on from the version that it knows.
-func (e *events) takeAll(next func() (apiwatch.Event, error)) (left []apiwatch.Event) {
-	var reached runtime.Object
-	defer func() {
-		if reached != nil {
-			left = append([]apiwatch.Event{{Type: apiwatch.Bookmark, Object: reached}}, left...)
-		}
-	}()
+// takeAll passes the changes on until the watch ends. It returns the object of the last event, and the error of the API
+// server or of the decoding; nil for none.
+func (e *events) takeAll(next func() (apiwatch.Event, error)) (reached, failure runtime.Object) {
 	for {
 		event, err := next()
 		switch {
 		case err == nil && event.Type == apiwatch.Error:
-			return []apiwatch.Event{event}
+			return reached, event.Object
 		case err == nil:
 			if !e.deliver(event) {
-				return nil
+				return reached, nil
 			}
 			reached = event.Object
 		case endsConnection(err):
-			return nil
+			return reached, nil
 		default:
 			// 500 is client-go's code for an unknown cause.
 			reporter := apierrors.NewClientErrorReporter(http.StatusInternalServerError, http.MethodGet, "ClientWatchDecoding")
-			return []apiwatch.Event{{Type: apiwatch.Error, Object: reporter.AsObject(fmt.Errorf("read the events of a watch: %w", err))}}
+			return reached, reporter.AsObject(fmt.Errorf("read the events of a watch: %w", err))
 		}
 	}
 }
