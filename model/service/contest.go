@@ -78,12 +78,13 @@ func (c *contests) add(claim Claim, r right) {
 		one.add(r)
 		return
 	}
-	other, taken := c.sole[claim.packed()]
+	p := claim.packed()
+	other, taken := c.sole[p]
 	if !taken {
-		c.sole[claim.packed()] = r
+		c.sole[p] = r
 		return
 	}
-	delete(c.sole, claim.packed())
+	delete(c.sole, p)
 	one := &contest{rights: map[Name]right{}}
 	one.add(other)
 	one.add(r)
