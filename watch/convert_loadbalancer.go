@@ -16,10 +16,10 @@ import (
 // loadBalancerIPs returns the addresses of those load balancers that deliver packets
 // with their own address as destination (KEP-1860).
 func loadBalancerIPs(s *corev1.Service, p *problemList) []netip.Addr {
-	addrs := addressList{spec: &s.Spec}
+	addrs := addressList{spec: &s.Spec, field: "status.loadBalancer.ingress", subfield: ".ip"}
 	for i, ingress := range s.Status.LoadBalancer.Ingress {
 		if ingress.IP != "" && (ingress.IPMode == nil || *ingress.IPMode == corev1.LoadBalancerIPModeVIP) {
-			addrs.add(item("status.loadBalancer.ingress", i)+".ip", ingress.IP, p)
+			addrs.add(i, ingress.IP, p)
 		}
 	}
 	return addrs.list

@@ -103,9 +103,9 @@ func clusterIPs(spec *corev1.ServiceSpec, p *problemList) []netip.Addr {
 }
 
 func externalIPs(spec *corev1.ServiceSpec, p *problemList) []netip.Addr {
-	addrs := addressList{spec: spec}
+	addrs := addressList{spec: spec, field: "spec.externalIPs"}
 	for i, text := range spec.ExternalIPs {
-		addrs.add(item("spec.externalIPs", i), text, p)
+		addrs.add(i, text, p)
 	}
 	return addrs.list
 }
@@ -115,17 +115,20 @@ func externalIPs(spec *corev1.ServiceSpec, p *problemList) []netip.Addr {
 // exist in another family.
 type addressList struct {
 	spec *corev1.ServiceSpec
-	list []netip.Addr
-	seen map[netip.Addr]bool
+	// The addresses are in the subfield of the items of field.
+	field, subfield string
+	list            []netip.Addr
+	seen            map[netip.Addr]bool
 }
 
-func (l *addressList) add(field, text string, p *problemList) {
+// add adds the address of the i-th item.
+func (l *addressList) add(i int, text string, p *problemList) {
 	addr, err := parseAddr(text)
 	switch {
 	case err != nil:
-		p.add(field, err)
+		p.add(item(l.field, i)+l.subfield, err)
 	case !hasFamily(l.spec, family(addr)):
-		p.addValue(field, text, "the service has no "+string(family(addr))+" cluster IP")
+		p.addValue(item(l.field, i)+l.subfield, text, "the service has no "+string(family(addr))+" cluster IP")
 	case !l.seen[addr]:
 		if l.seen == nil {
 			l.seen = map[netip.Addr]bool{}

@@ -149,9 +149,8 @@ func (object *sliceObject) sliceEndpoints(s *discoveryv1.EndpointSlice, p *probl
 			Terminating: e.Conditions.Terminating != nil && *e.Conditions.Terminating,
 		}
 		if e.Hints != nil {
-			field := item("endpoints", i) + ".hints"
-			endpoint.Nodes = hints(object, e.Hints.ForNodes, func(h discoveryv1.ForNode) string { return h.Name }, field+".forNodes", p)
-			endpoint.Zones = hints(object, e.Hints.ForZones, func(h discoveryv1.ForZone) string { return h.Name }, field+".forZones", p)
+			endpoint.Nodes = hints(object, i, e.Hints.ForNodes, func(h discoveryv1.ForNode) string { return h.Name }, ".hints.forNodes", p)
+			endpoint.Zones = hints(object, i, e.Hints.ForZones, func(h discoveryv1.ForZone) string { return h.Name }, ".hints.forZones", p)
 		}
 		if e.NodeName != nil {
 			if err := checkName(*e.NodeName); err != nil {
@@ -179,16 +178,16 @@ func (object *sliceObject) share(name string) string {
 	return shared.Value()
 }
 
-// hints returns the names in one kind of hint. It reports a bad name, and the others
+// hints returns the names in one kind of hint of an endpoint, which is given by its number. It reports a bad name, and the others
 // count.
-func hints[T any](object *sliceObject, list []T, name func(T) string, field string, p *problemList) service.Hints {
+func hints[T any](object *sliceObject, endpoint int, list []T, name func(T) string, subfield string, p *problemList) service.Hints {
 	if len(list) == 0 {
 		return ""
 	}
 	var good []string
 	for i, h := range list {
 		if err := checkName(name(h)); err != nil {
-			p.add(item(field, i)+".name", err)
+			p.add(item(item("endpoints", endpoint)+subfield, i)+".name", err)
 			continue
 		}
 		good = append(good, name(h))
