@@ -33,7 +33,7 @@ func TestObjectAgain(t *testing.T) {
 
 // TestManyAtOnce: more Services than are joined at once make the same snapshot as when they come one after the other.
 func TestManyAtOnce(t *testing.T) {
-	const services = 2*atOnce + 100
+	const services = 20_000
 	together, apart := newIndex("node-0"), newIndex("node-0")
 	for i := range services {
 		for _, ix := range []*index{together, apart} {

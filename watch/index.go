@@ -343,10 +343,7 @@ func (ix *index) setHostAddresses(addrs []netip.Addr) {
 func (ix *index) flush() service.Snapshot {
 	before := ix.builder.Snapshot()
 	ix.builder.Expect(len(ix.dirty))
-	prepared := make([]service.Prepared, min(len(ix.dirty), atOnce))
-	for some := range slices.Chunk(ix.dirty, atOnce) {
-		ix.rebuild(some, prepared)
-	}
+	parallel.Chunks(ix.dirty, ix.join, ix.take)
 	ix.dirty = nil // not [:0]: at the start it had all Services
 	ix.protect()
 	after := ix.builder.Snapshot()
@@ -362,12 +359,8 @@ func (ix *index) takeProblems() []Problem {
 	return list
 }
 
-// atOnce is how many Services are joined before the builder takes them.
-const atOnce = 8192
-
-// rebuild makes Services anew. Where there are many, as at the start, it uses all processors. prepared is room for them.
-func (ix *index) rebuild(list []*joined, prepared []service.Prepared) {
-	parallel.Do(len(list), func(i int) { prepared[i] = ix.join(list[i]) })
+// take takes Services that were joined into the builder.
+func (ix *index) take(list []*joined, prepared []service.Prepared) {
 	for i, j := range list {
 		j.dirty = false
 		ix.unprotected = ix.unprotected || j.name == kubernetesService
@@ -378,7 +371,8 @@ func (ix *index) rebuild(list []*joined, prepared []service.Prepared) {
 	}
 }
 
-// join makes the Service anew of its object and slices, or of what is retained of it. It changes nothing but j.
+// join makes the Service anew of its object and slices, or of what is retained of it. It changes nothing but j, so
+// that Services can be joined side by side.
 func (ix *index) join(j *joined) service.Prepared {
 	changes := j.changes
 	j.changes = nil

@@ -58,11 +58,8 @@ func (c *Compiler) Compile(s service.Snapshot) *nft.Program {
 			t.setNode(s.Node)
 		}
 	}
-	compiled := make([]compiledTwice, min(len(changed), atOnce))
-	for some := range slices.Chunk(changed, atOnce) {
-		c.setServices(some, s, compiled)
-		clear(compiled)
-	}
+	parallel.Chunks(changed, func(svc changedService) compiledTwice { return c.compileTwice(svc, s) },
+		func(some []changedService, compiled []compiledTwice) { c.setServices(some, compiled, s) })
 	for _, t := range c.tables {
 		t.applyEdits()
 		if l := t.leaving(); node || ranges || !slices.Equal(l.learning, t.left.learning) || l.unlisted != t.left.unlisted {
@@ -121,24 +118,21 @@ func sortedOnce(list []changedService) []changedService {
 	return slices.CompactFunc(list, func(a, b changedService) bool { return a.name == b.name })
 }
 
-// atOnce is how many services are compiled before the tables take them. What a service compiles to takes hundreds of
-// bytes more until then.
-const atOnce = 8192
-
 // compiledTwice is what a service compiles to in each table.
 type compiledTwice [2]compiledService
 
-// setServices compiles services of the snapshot, sorted by name, for both tables. compiled is room for what they compile
-// to, all zero.
-func (c *Compiler) setServices(list []changedService, s service.Snapshot, compiled []compiledTwice) {
-	// A service is compiled for both families at once, while the processor has it at hand.
-	parallel.Do(len(list), func(i int) {
-		if list[i].Service != nil {
-			for f, t := range c.tables {
-				compiled[i][f] = t.compile(list[i].Service, s)
-			}
+// compileTwice compiles a service for both families at once, while the processor has it at hand.
+func (c *Compiler) compileTwice(svc changedService, s service.Snapshot) (compiled compiledTwice) {
+	if svc.Service != nil {
+		for f, t := range c.tables {
+			compiled[f] = t.compile(svc.Service, s)
 		}
-	})
+	}
+	return compiled
+}
+
+// setServices replaces what services of the snapshot, sorted by name, compiled to last time in both tables.
+func (c *Compiler) setServices(list []changedService, compiled []compiledTwice, s service.Snapshot) {
 	for f, t := range c.tables {
 		// No chain goes before all services have come: a service relies on the chains that were there when it was compiled.
 		for i := range list {
