@@ -119,6 +119,10 @@ func (d *daemon) run(ctx context.Context) error {
 			}
 		})
 
+	// The servers begin to listen before the loop, which may have all lists already.
+	for _, server := range servers {
+		group.Go(func() error { return server.Run(ctx) })
+	}
 	d.removeTraces()
 	sysctls = d.applySysctls()
 	group.Go(func() error {
@@ -140,9 +144,6 @@ func (d *daemon) run(ctx context.Context) error {
 		return nil
 	})
 	group.Go(func() error { return kubeProxy.run(ctx) })
-	for _, server := range servers {
-		group.Go(func() error { return server.Run(ctx) })
-	}
 	if file := d.options.config.file; file != "" {
 		follower := &configFollower{started: d, now: d, text: d.options.config.text, follow: watch.FollowFile, watcher: watcher, loop: loop, counts: metrics.NewConfigFile(registry)}
 		group.Go(func() error {

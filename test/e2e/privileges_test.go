@@ -97,6 +97,9 @@ func (w *privilegesWorld) start() {
 	w.runPod("web-1", "web")
 	w.proxy = w.run(w.command())
 	w.proxy.awaitSync(0)
+	for _, server := range []string{"health", "metrics", "probe"} {
+		w.proxy.awaitText(0, `"msg":"serving"`, `"server":"`+server+`"`)
+	}
 }
 
 // publicKubeconfig is the administrator's in a file that every user can read, as the binary is.
