@@ -11,12 +11,12 @@ import (
 	"nftproxy/test/scenario"
 )
 
-// longObjects and longProgram are the numbers of lines from which a page folds
-// the objects and the program of its main example. Those of the others are
-// always folded.
+// mainObjects and moreObjects are the numbers of lines of YAML that a page shows of its
+// main example, and of each change and other example. Longer objects are only named: the
+// link below the example leads to them.
 const (
-	longObjects = 80
-	longProgram = 50
+	mainObjects = 80
+	moreObjects = 10
 )
 
 // render is the text of a page.
@@ -71,8 +71,7 @@ func (s *shown) render() {
 	for n := range s.Steps {
 		s.step(n)
 	}
-	s.program()
-	s.printf("\nFile: [%s.txtar](../../test/scenario/testdata/%s.txtar).", s.Name, s.Name)
+	s.printf("\nObjects, packets and program: [%s.txtar](../../test/scenario/testdata/%s.txtar).", s.Name, s.Name)
 	if tests != "" {
 		s.printf(" Tests of kube-proxy about the same: %s.", strings.TrimSuffix(tests, "."))
 	}
@@ -129,19 +128,29 @@ func (s *shown) step(n int) {
 	for line := range strings.Lines(gone) {
 		s.printf("\n%s is deleted.\n", code(strings.TrimSpace(line)))
 	}
-	switch {
-	case objects == "":
-	case n > 0:
-		s.fold("New or changed: "+objectNames(step.Changed), "yaml", objects)
-	case s.main && strings.Count(objects, "\n") < longObjects:
-		s.printf("\n```yaml\n%s\n```\n", objects)
-	default:
-		s.fold("The objects: "+objectNames(step.Changed), "yaml", objects)
+	if objects != "" {
+		s.objects(n, objects)
 	}
 	for _, name := range []string{"flows", "packets"} {
 		if text := s.section(n, name); text != "" {
 			s.table(step, text)
 		}
+	}
+}
+
+// objects shows the objects of a step, or names them.
+func (s *shown) objects(n int, text string) {
+	most := moreObjects
+	if s.main && n == 0 {
+		most = mainObjects
+	}
+	switch names := objectNames(s.Steps[n].Changed); {
+	case strings.Count(text, "\n") < most:
+		s.printf("\n```yaml\n%s\n```\n", text)
+	case n > 0:
+		s.printf("\nNew or changed: %s.\n", names)
+	default:
+		s.printf("\nObjects: %s.\n", names)
 	}
 }
 
@@ -212,27 +221,4 @@ func objectNames(objects []scenario.Object) string {
 // fold hides a text until the reader opens it.
 func (s *shown) fold(title, language, text string) {
 	s.printf("\n<details><summary>%s</summary>\n\n```%s\n%s\n```\n\n</details>\n", title, language, strings.TrimSpace(text))
-}
-
-// program shows the part of the program that an empty cluster does not have.
-func (s *shown) program() {
-	text := s.Program
-	for _, family := range []string{"ip", "ip6"} {
-		text = strings.Replace(text, "table "+family+" nftproxy {\n}\n", "", 1)
-	}
-	title := "The program: what an empty cluster does not have"
-	if s.Name == "empty" {
-		title = "The program: what is there all the time"
-	}
-	n := strings.Count(text, "\n")
-	switch {
-	case text == "":
-		s.printf("\nThe program is that of an empty cluster.\n")
-	case s.main && n < longProgram:
-		s.printf("\n%s.\n\n```\n%s```\n", title, text)
-	case len(s.Steps) > 1:
-		s.fold(fmt.Sprintf("%s, at first (%d lines)", title, n), "", text)
-	default:
-		s.fold(fmt.Sprintf("%s (%d lines)", title, n), "", text)
-	}
 }

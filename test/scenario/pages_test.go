@@ -148,7 +148,8 @@ func indexPage(pages []page) string {
 	b.WriteString(written)
 	b.WriteString(`# What becomes of packets
 
-Each page shows one feature of Services: the objects, the fate of each packet, and the program as nft prints it.
+Each page shows one feature of Services: the objects and the fate of each packet. A link below each example leads to its file, which also
+has the program as nft prints it.
 
 | Feature | In short | Examples |
 |---|---|---|
@@ -187,7 +188,7 @@ All examples begin with the same world.
 - Its zone is *zone-a*. Its pods have addresses of 10.180.0.0/24 and fd00:10:180::/64.
 - Pods are told from others by the cluster CIDRs 10.0.0.0/8 and fd00:10::/32, unless an example has other flags.
 - The ServiceCIDRs are 172.30.0.0/16 and fd00:172:30::/112.
-- A page leaves out the chains and sets that the program of [an empty cluster](cluster-ips.md#a-cluster-without-services) has in the same form.
+- The program in a file leaves out the chains and sets that [an empty cluster](../../test/scenario/testdata/empty.txtar) has in the same form.
 `, examples)
 	return b.String()
 }
