@@ -54,6 +54,8 @@ type resource struct {
 	// status of every answer.
 	gate    chan struct{}
 	refused int
+	// noFields says that the server knows no field selector for the resource.
+	noFields bool
 }
 
 type change struct {
@@ -178,6 +180,9 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	s.requests = append(s.requests, r)
 	resource := s.resources[name]
+	if resource != nil && !strings.Contains(r.URL.Path, "/"+resource.version.Version+"/") {
+		resource = nil
+	}
 	s.mu.Unlock()
 	select {
 	case s.arrived <- struct{}{}:
@@ -185,6 +190,10 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if resource == nil {
 		http.NotFound(w, r)
+		return
+	}
+	if field := r.URL.Query().Get("fieldSelector"); field != "" && resource.noFields {
+		s.status(w, http.StatusBadRequest, metav1.StatusReasonBadRequest, "field label not supported: "+field)
 		return
 	}
 	if resource.gate != nil {

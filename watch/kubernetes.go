@@ -40,6 +40,7 @@ func (w *Watcher) RunKubernetes(ctx context.Context, client *Client) error {
 	nodeStore := newStore(w, convertNode, (*index).setNode, (*index).deleteNode, (*index).nodeNames)
 
 	cidrRequests := w.newRequests("servicecidrs")
+	cidrRequests.optional = true
 	w.change(func(ix *index) {
 		ix.expectNode()
 		for _, resource := range []string{"services", "endpointslices"} {
@@ -48,10 +49,10 @@ func (w *Watcher) RunKubernetes(ctx context.Context, client *Client) error {
 	})
 	// RunKubernetes does not wait for the reflectors: one that waits before it asks
 	// again does not see the end of ctx until then.
-	go reflectList(ctx, w.newRequests("services"), direct{client.services, serviceStore},
+	go reflectList(ctx, w.newRequests("services"), &knownFields[runtime.Object]{lister: direct{client.services, serviceStore}},
 		metav1.ListOptions{LabelSelector: w.opts.serviceLabels(), FieldSelector: serviceFields}, serviceStore)
 	go reflectList(ctx, w.newRequests("endpointslices"), direct{client.slices, sliceStore}, metav1.ListOptions{LabelSelector: sliceLabels}, sliceStore)
-	go reflectList(ctx, cidrRequests, client.NetworkingV1().ServiceCIDRs(), metav1.ListOptions{}, cidrStore)
+	go reflectList(ctx, cidrRequests, &serviceCIDRs{v1: client.NetworkingV1().ServiceCIDRs(), beta: client.NetworkingV1beta1().ServiceCIDRs()}, metav1.ListOptions{}, cidrStore)
 	go reflectList(ctx, w.newRequests("nodes"), client.CoreV1().Nodes(), metav1.ListOptions{FieldSelector: "metadata.name=" + w.opts.Node}, nodeStore)
 	go w.awaitSync(ctx,
 		awaited{what: "Services", there: serviceStore.synced},
@@ -105,9 +106,13 @@ func reflectList[L runtime.Object](ctx context.Context, requests *requests, api 
 			// Without a version and a limit, the list has everything that was written before the request. The API server
 			// answers from its cache, once that is up to date (KEP-2340, since Kubernetes 1.31). A reflector asks for
 			// what the cache happens to have, and a node would go back in time by a server whose cache is old.
-			list, err := api.List(ctx, selectors)
-			requests.done(ctx, "list", err)
-			return list, err
+			for {
+				list, err := api.List(ctx, selectors)
+				requests.done(ctx, "list", err)
+				if !requests.lacks(ctx, err) {
+					return list, err
+				}
+			}
 		},
 		WatchFuncWithContext: func(ctx context.Context, opts metav1.ListOptions) (apiwatch.Interface, error) {
 			opts.LabelSelector, opts.FieldSelector = selectors.LabelSelector, selectors.FieldSelector

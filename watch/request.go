@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"sync"
 	"syscall"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
@@ -24,9 +25,16 @@ type requests struct {
 	// away says that nobody listened at the API server's address when the watch was to go
 	// on.
 	away bool
+	// optional says that the proxy can do without the resource, and that some API servers do not have it, or
+	// give no right to read it.
+	optional bool
 	// absent is closed when the API server has no such resource: before 1.33 it has no
 	// ServiceCIDRs, and the watcher does not wait for them.
 	absent chan struct{}
+	// pause is the time before the next list of an optional resource that the API server lacks or refuses.
+	pause time.Duration
+	// seen says that the API server has had the resource.
+	seen bool
 }
 
 func (w *Watcher) newRequests(resource string) *requests {
@@ -50,9 +58,14 @@ func (r *requests) done(ctx context.Context, verb string, err error) {
 	if request := (*url.Error)(nil); errors.As(err, &request) {
 		err = request.Err
 	}
-	err = &RequestError{Verb: verb, Resource: r.resource, Err: err}
-	if apierrors.IsNotFound(err) {
+	absent := apierrors.IsNotFound(err)
+	if absent {
 		closeOnce(r.absent)
+	}
+	if absent && r.optional {
+		err = &AbsentError{Resource: r.resource, Err: err}
+	} else {
+		err = &RequestError{Verb: verb, Resource: r.resource, Err: err}
 	}
 	r.away = r.away || verb == "watch" && utilnet.IsConnectionRefused(err)
 	text := err.Error()
@@ -62,9 +75,38 @@ func (r *requests) done(ctx context.Context, verb string, err error) {
 		if news {
 			ix.problems = append(ix.problems, Problem{Err: err})
 		}
-		r.watcher.lastFailure = err
-		r.watcher.outage.failed(r.resource, apierrors.IsNotFound(err) || apierrors.IsForbidden(err))
+		if !absent {
+			r.watcher.lastFailure = err
+		}
+		r.watcher.outage.failed(r.resource, absent || apierrors.IsForbidden(err))
 	})
+}
+
+// lackPause is the first pause of lacks where the API server may have the resource in a moment.
+const lackPause = time.Second
+
+// lacks says whether err is the refusal of an optional resource. Then it has waited for some minutes, and the list is to
+// be asked for again. The first waits are short where the resource was there before, and where the right to read it
+// is missing: a server that starts, and an administrator, may give it in a moment.
+func (r *requests) lacks(ctx context.Context, err error) bool {
+	absent := apierrors.IsNotFound(err)
+	switch {
+	case err == nil:
+		r.pause, r.seen = 0, true
+		return false
+	case !r.optional || !absent && !apierrors.IsForbidden(err):
+		return false
+	case absent && !r.seen:
+		r.pause = lackPeriod
+	default:
+		r.pause = min(max(2*r.pause, lackPause), lackPeriod)
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(jittered(r.pause)):
+		return true
+	}
 }
 
 // mayHaveGoneBack says, once after each time that the API server was away, that a watch must
@@ -139,3 +181,16 @@ func (e *RequestError) Error() string {
 
 // Unwrap returns the client's error.
 func (e *RequestError) Unwrap() error { return e.Err }
+
+// AbsentError says that the API server does not have a resource that the proxy can do without. The watcher asks again
+// every few minutes.
+type AbsentError struct {
+	Resource string
+	// Err is the API server's answer.
+	Err error
+}
+
+func (e *AbsentError) Error() string { return fmt.Sprintf("%s: %v", e.Resource, e.Err) }
+
+// Unwrap returns the API server's answer.
+func (e *AbsentError) Unwrap() error { return e.Err }

@@ -20,6 +20,10 @@ func (d *daemon) logProblem(p watch.Problem, counts *metrics.Metrics) {
 		d.log.Warn("a request to the API server failed", "err", p)
 		return
 	}
+	if absent := (*watch.AbsentError)(nil); errors.As(p, &absent) {
+		d.log.Info("the API server does not have a resource; going on without it, and asking again every few minutes", "err", p)
+		return
+	}
 	if errors.Is(p, watch.ErrIgnoredKind) {
 		d.log.Debug("ignored an object of a kind that a service proxy does not use", "err", p)
 		return
