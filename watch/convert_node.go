@@ -65,7 +65,7 @@ func nodeAddresses(n *corev1.Node, p *problemList) []netip.Addr {
 			if a.Type != kind {
 				continue
 			}
-			addr, err := parseAddr(a.Address)
+			addr, err := parseAddrFor(asNodeAddress, a.Address)
 			if err != nil {
 				p.add(item("status.addresses", i)+".address", err)
 				continue

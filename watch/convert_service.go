@@ -73,7 +73,7 @@ func watched(s *corev1.Service) bool {
 // ipFamilies is empty, only clusterIP counts, as in kube-proxy.
 func clusterIPs(spec *corev1.ServiceSpec, p *problemList) []netip.Addr {
 	if len(spec.IPFamilies) == 0 {
-		addr, err := parseAddr(spec.ClusterIP)
+		addr, err := parseAddrFor(asClusterIP, spec.ClusterIP)
 		if err != nil {
 			p.add("spec.clusterIP", err)
 			return nil
@@ -85,7 +85,7 @@ func clusterIPs(spec *corev1.ServiceSpec, p *problemList) []netip.Addr {
 	}
 	var addrs []netip.Addr
 	for i, text := range spec.ClusterIPs {
-		addr, err := parseAddr(text)
+		addr, err := parseAddrFor(asClusterIP, text)
 		switch {
 		case err != nil:
 			p.add(item("spec.clusterIPs", i), err)
@@ -123,7 +123,7 @@ type addressList struct {
 
 // add adds the address of the i-th item.
 func (l *addressList) add(i int, text string, p *problemList) {
-	addr, err := parseAddr(text)
+	addr, err := parseAddrFor(asExternal, text)
 	switch {
 	case err != nil:
 		p.add(item(l.field, i)+l.subfield, err)

@@ -134,7 +134,7 @@ func (object *sliceObject) sliceEndpoints(s *discoveryv1.EndpointSlice, p *probl
 			p.add(item("endpoints", i)+".addresses", errors.New("none"))
 			continue
 		}
-		addr, err := parseAddr(e.Addresses[0])
+		addr, err := parseAddrFor(asEndpoint, e.Addresses[0])
 		if err == nil && string(family(addr)) != string(s.AddressType) {
 			err = &ValueError{Value: e.Addresses[0], Reason: "addressType says " + string(s.AddressType)}
 		}
