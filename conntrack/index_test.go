@@ -43,6 +43,10 @@ service default/ingress created 2026-01-01T00:00:00Z
   port quic udp 443 node-port 30443
     endpoint 192.168.0.2:443 n1 serving
     endpoint 192.168.0.2:30443 n1 ready serving
+  port late tcp 8443
+    endpoint 192.168.0.2:8443 n1
+  port late udp 8443
+    endpoint 192.168.0.2:8443 n1
 `
 
 func parse(t testing.TB, text string) service.Snapshot {
@@ -124,6 +128,9 @@ func TestStale(t *testing.T) {
 
 		{"DNATed to where it was going", service.UDP, "192.168.0.2:443", 0, "", ""},
 		{"DNATed to the node port itself", service.UDP, "192.168.0.2:30443", 0, "", ""},
+		{"DNATed to where it was going, unready, unanswered", service.TCP, "192.168.0.2:8443", 0, "", EndpointGone},
+		{"DNATed to where it was going, unready, answered", service.TCP, "192.168.0.2:8443", SeenReply, "", ""},
+		{"DNATed to where it was going, unready, UDP", service.UDP, "192.168.0.2:8443", SeenReply | Assured, "", EndpointGone},
 		{"same endpoint by another address", service.UDP, "10.96.0.2:443", 0, "", ServiceAddress},
 		{"same node port by another address", service.UDP, "192.168.1.2:30443", 0, "0.0.0.0/0", NodePort},
 	}

@@ -107,7 +107,7 @@ func (o *oracle) stale(f *conntrack.Flow) conntrack.Reason {
 	}
 	e := find(a.p, f.Reply.Src)
 	switch {
-	case e == nil && expendable, e != nil && f.Protocol == service.UDP && !e.Ready && !e.Serving:
+	case e == nil && expendable, e != nil && unserved(f, e):
 		return conntrack.EndpointGone
 	case e == nil || replied:
 		return ""
@@ -124,8 +124,11 @@ func (o *oracle) missed(f *conntrack.Flow, a *ask) conntrack.Reason {
 	switch {
 	case f.Status&conntrack.Assured != 0 && (f.Protocol == service.TCP || f.Protocol == service.SCTP):
 		return ""
-	case a != nil && find(a.p, dst) != nil:
-		return "" // The translation did not change the address.
+	case a != nil && find(a.p, dst) != nil: // The translation did not change the address.
+		if unserved(f, find(a.p, dst)) {
+			return conntrack.EndpointGone
+		}
+		return ""
 	case a != nil && a.nodePort:
 		return conntrack.NodePort
 	case a != nil:
@@ -136,6 +139,11 @@ func (o *oracle) missed(f *conntrack.Flow, a *ask) conntrack.Reason {
 		return conntrack.Unallocated
 	}
 	return ""
+}
+
+// unserved says that the endpoint serves nothing, and the flow may be a datagram or has no answer.
+func unserved(f *conntrack.Flow, e *service.Endpoint) bool {
+	return !e.Ready && !e.Serving && (f.Protocol == service.UDP || f.Status&conntrack.SeenReply == 0)
 }
 
 // was says that the flow leads to an endpoint that its destination had at some time.

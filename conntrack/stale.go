@@ -28,7 +28,7 @@ const (
 // more.
 const (
 	// EndpointGone: it leads to an address that is not, or no longer, an endpoint of
-	// the Service that it goes to.
+	// the Service that it goes to, or to an endpoint that does not serve.
 	EndpointGone Reason = "endpoint gone"
 	// ServiceGone: no Service has the address and port that it goes to any more, and
 	// it leads to a former endpoint of them.
@@ -72,13 +72,16 @@ func (x *Index) missed(f *Flow) Reason {
 	}
 	dst := f.Original.Dst
 	o, ok := x.owner(f)
-	if ok && endpoint(o.port.Endpoints, dst) != nil {
+	if ok {
 		// The kernel does not set IPS_DST_NAT for a DNAT to the destination that the
 		// packet already has (nf_nat_setup_info). So this is a flow that the rules
 		// sent to its own destination, such as an ingress on the host network whose
-		// external IP is the node's address. It stays until the endpoint is removed:
-		// an endpoint that is only unready keeps its flows.
-		return ""
+		// external IP is the node's address.
+		if e := endpoint(o.port.Endpoints, dst); e != nil && unserved(f, e) {
+			return EndpointGone
+		} else if e != nil {
+			return ""
+		}
 	}
 	switch {
 	case ok && !o.nodePort:
@@ -105,9 +108,7 @@ func (x *Index) misled(f *Flow) Reason {
 		return EndpointGone
 	case e == nil:
 		return ""
-	case f.Protocol == service.UDP && !e.Ready && !e.Serving:
-		// Connections stay with a pod that is only unready. Datagrams that it does
-		// not serve go to another endpoint.
+	case unserved(f, e):
 		return EndpointGone
 	case f.Status&SeenReply != 0:
 		return "" // It is answered: it works, and stays.
@@ -118,6 +119,19 @@ func (x *Index) misled(f *Flow) Reason {
 	}
 	return ""
 }
+
+// unserved says that the endpoint is listed but does not serve, and that the flow has no
+// reason to stay with it. Connections stay with a pod that is only unready. Datagrams
+// that it does not serve go to another endpoint. So do first packets without an answer:
+// that is no connection yet. The endpoint of a node without power is listed for minutes,
+// and a client that takes the same source port again would meet the old entry.
+func unserved(f *Flow, e *service.Endpoint) bool {
+	return !serves(e) && (f.Protocol == service.UDP || f.Status&SeenReply == 0)
+}
+
+// serves says that the endpoint answers what comes to it. One that terminates may do so,
+// although new connections go elsewhere.
+func serves(e *service.Endpoint) bool { return e.Ready || e.Serving }
 
 // orphaned judges an entry with DNAT whose destination no Service has. Our former
 // rules may have made it, or another program: Docker and the portmap plugin publish

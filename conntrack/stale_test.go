@@ -33,6 +33,9 @@ service default/web created 2026-01-01T00:00:00Z
     endpoint 10.0.0.1:8080 n1 ready serving
     endpoint 10.0.0.3:8080 n1 terminating
   port empty udp 81
+  port sigtran sctp 82
+    endpoint 10.0.0.2:82 n1 serving terminating
+    endpoint 10.0.0.4:82 n1
 service default/local created 2026-01-01T00:00:00Z
   cluster-ip 10.96.0.2
   external-ip 203.0.113.6
@@ -100,7 +103,13 @@ func TestStaleDNATed(t *testing.T) {
 		{"endpoint of another port", tcp, pod, "10.96.0.1:80", "10.0.0.1:53", unanswered, EndpointGone},
 		{"external IP", udp, outsider, "203.0.113.5:53", "10.0.0.99:53", assured, EndpointGone},
 
-		{"TCP, unready pod", tcp, pod, "10.96.0.1:80", "10.0.0.3:8080", unanswered, keep},
+		{"TCP, unready pod, established", tcp, pod, "10.96.0.1:80", "10.0.0.3:8080", assured, keep},
+		{"TCP, unready pod, answered", tcp, pod, "10.96.0.1:80", "10.0.0.3:8080", answered, keep},
+		{"TCP, unready pod, unanswered", tcp, pod, "10.96.0.1:80", "10.0.0.3:8080", unanswered, EndpointGone},
+		{"TCP, unready pod, unanswered, node port", tcp, outsider, "192.168.0.2:30080", "10.0.0.3:8080", unanswered, EndpointGone},
+		{"SCTP, unready pod, unanswered", sctp, pod, "10.96.0.1:82", "10.0.0.4:82", unanswered, EndpointGone},
+		{"SCTP, unready pod, answered", sctp, pod, "10.96.0.1:82", "10.0.0.4:82", answered, keep},
+		{"SCTP, pod that terminates and serves, unanswered", sctp, pod, "10.96.0.1:82", "10.0.0.2:82", unanswered, keep},
 		{"TCP, no endpoint, unanswered", tcp, pod, "10.96.0.1:80", "10.0.0.99:8080", unanswered, EndpointGone},
 		{"TCP, no endpoint, established", tcp, pod, "10.96.0.1:80", "10.0.0.99:8080", assured, keep},
 		{"SCTP is not the service's", sctp, pod, "10.96.0.1:80", "10.0.0.99:8080", unanswered, keep},

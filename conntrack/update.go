@@ -179,7 +179,7 @@ func (u *update) loseClaim(c service.Claim, p *service.Port) {
 		return
 	}
 	u.departed.add(c, p.Endpoints)
-	u.loseEndpoints(c, p.Endpoints, 1)
+	u.loseEndpoints(c, p.Endpoints, u.affectedStatus(c, p.Endpoints), 1)
 }
 
 // keepClaim adds the flows to a claim that the Service still has, as far as the
@@ -193,22 +193,21 @@ func (u *update) keepClaim(c service.Claim, before, after claimant) {
 	switch {
 	case narrowed(before.service, after.service) || change.first || change.moved:
 		u.scope.addClaim(c)
-	case c.Protocol == service.UDP:
-		u.loseEndpoints(c, change.useless, after.claims())
 	default:
-		u.loseEndpoints(c, change.gone, after.claims())
+		u.loseEndpoints(c, change.gone, u.affectedStatus(c, change.gone), after.claims())
+		u.loseEndpoints(c, change.unready, unservedStatus(c), after.claims())
 	}
 }
 
-// loseEndpoints adds the flows to a claim that lead to one of the lost endpoints. Up
+// loseEndpoints adds the flows to a claim that lead to one of the lost endpoints and have
+// the status. Up
 // to few endpoints get a filter of their own; few is the number of claims that have
 // lost them. Such a filter finds the flows of all these claims, and selects only
 // stale flows, however busy the Service is.
-func (u *update) loseEndpoints(c service.Claim, endpoints service.Endpoints, few int) {
+func (u *update) loseEndpoints(c service.Claim, endpoints service.Endpoints, status Filter, few int) {
 	if endpoints.Len() == 0 {
 		return
 	}
-	status := u.affectedStatus(c, endpoints)
 	if status.Mask == SeenReply && u.quiet(c) {
 		return
 	}
@@ -243,6 +242,15 @@ func (u *update) affectedStatus(c service.Claim, gone service.Endpoints) Filter 
 	return Filter{Mask: SeenReply}
 }
 
+// unservedStatus returns a filter by status for the flows that an endpoint makes stale
+// when it no longer serves.
+func unservedStatus(c service.Claim) Filter {
+	if c.Protocol == service.UDP {
+		return Filter{}
+	}
+	return Filter{Mask: SeenReply}
+}
+
 // narrowed says whether the change of a Service may forbid flows that were allowed.
 func narrowed(before, after *service.Service) bool {
 	return before.InternalPolicy != after.InternalPolicy || before.ExternalPolicy != after.ExternalPolicy ||
@@ -253,9 +261,8 @@ func narrowed(before, after *service.Service) bool {
 // portChange is the change of a port's endpoints.
 type portChange struct {
 	before, after *service.Port
-	// gone has the endpoints that were removed. useless has these and the endpoints
-	// that no longer serve.
-	gone, useless service.Endpoints
+	// gone has the endpoints that were removed, unready those that no longer serve.
+	gone, unready service.Endpoints
 	// first says that there was no endpoint before. moved says that an endpoint is
 	// now on another node.
 	first, moved bool
@@ -265,20 +272,20 @@ type portChange struct {
 // difference.
 func comparePorts(before, after *service.Port) portChange {
 	c := portChange{before: before, after: after, first: before.Endpoints.Len() == 0 && after.Endpoints.Len() > 0}
-	var gone, useless []service.Endpoint
+	var gone, unready []service.Endpoint
 	for change := range sorted.Diff(before.Endpoints, after.Endpoints) {
 		was, is := change.Old, change.New
 		switch {
 		case is == nil:
-			gone, useless = append(gone, *was), append(useless, *was)
+			gone = append(gone, *was)
 		case was != nil:
-			if (was.Ready || was.Serving) && !is.Ready && !is.Serving {
-				useless = append(useless, *was)
+			if serves(was) && !serves(is) {
+				unready = append(unready, *was)
 			}
 			c.moved = c.moved || was.Node != is.Node
 		}
 	}
-	c.gone, c.useless = sorted.Of(gone), sorted.Of(useless)
+	c.gone, c.unready = sorted.Of(gone), sorted.Of(unready)
 	return c
 }
 
