@@ -198,8 +198,13 @@ func (x *explainer) remedyEndpoints(what string) {
 func (x *explainer) whyNoneHere(policy, remedy string) {
 	elsewhere := ""
 	if s, p := x.servicePort(); s != nil && x.facts.Objects != nil {
-		if n := x.anywhere(p); n > 0 {
+		n := x.anywhere(p)
+		unnamed := min(n, x.withoutNode(p))
+		if n -= unnamed; n > 0 {
 			elsewhere = "; " + onOtherNodes(n)
+		}
+		if unnamed > 0 {
+			elsewhere += "; " + plural(unnamed, "endpoint") + " without nodeName in the EndpointSlice: no node counts such an endpoint as its own"
 		}
 	}
 	x.cause("the %s of Service %s is Local, and none of its endpoints on this node may get connections%s", policy, x.frontend.Service, elsewhere)
@@ -288,6 +293,12 @@ func (x *explainer) whyThere(e *Explanation) {
 			x.cause("the node has no route to the endpoint %s", t.Address)
 			x.remedy("the CNI plugin makes the routes to pods: look at its pods and log on this node")
 			break
+		}
+	}
+	for _, t := range e.Endpoints {
+		if t.addr.Addr() == x.question.Packet.Src.Addr() && !t.Masqueraded && !x.question.Packet.FromNode && !x.facts.Local(t.addr.Addr()) {
+			x.cause("the endpoint %s is the client itself, and the packet keeps its source: the client answers itself without the node, so the connection times out", t.Address)
+			x.remedy("the EndpointSlice has to name this node for the endpoint: a pod reaches itself only where it runs by nodeName, or may run since it has no nodeName or is in the Node's podCIDRs; the latter counts for ports with at most %d such endpoints", ruleset.MaxMaybeOnNode)
 		}
 	}
 	x.whyThese(e)

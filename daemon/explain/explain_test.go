@@ -57,6 +57,12 @@ service ns/three created 2026-01-01T00:00:00Z
     endpoint 10.244.0.5:80 node-1 ready serving
     endpoint 10.244.0.6:80 node-1 ready serving
     endpoint 10.244.1.5:80 node-2 ready serving
+service ns/unnamed created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.8
+  internal-policy Local
+  external-ip 198.51.100.8
+  port http tcp 80
+    endpoint 10.244.0.7:80 - ready serving
 `
 
 // world is a cluster and its tables.
@@ -131,6 +137,10 @@ func TestCauses(t *testing.T) {
 	w.says(pod+"10.96.0.2:0/icmp", explain.Refused, "they do not answer ping", "refused by ICMP port unreachable")
 	w.says("eth0 203.0.113.1:1000 -> 192.168.0.2:80/tcp", explain.Endpoint, "it goes to one of 3 endpoints, at random, masqueraded", "33.3 %")
 	w.says("veth0 10.244.0.5:1000 -> 10.96.0.7:80/tcp", explain.Endpoint, "masqueraded for 1 of them", "the pod reaches itself through the Service", "Otherwise (33.3 %):")
+	w.says(pod+"10.96.0.8:80/tcp", explain.Dropped, "1 endpoint without nodeName in the EndpointSlice: no node counts such an endpoint as its own")
+	w.says("veth0 10.244.1.5:1000 -> 10.96.0.6:80/tcp", explain.Endpoint,
+		"the endpoint 10.244.1.5:80 is the client itself, and the packet keeps its source", "the EndpointSlice has to name this node for the endpoint")
+	w.says("veth0 10.244.0.7:1000 -> 198.51.100.8:80/tcp", explain.Endpoint, "ready, on an unknown node")
 }
 
 // TestWithoutTable: without a table the cause is that.

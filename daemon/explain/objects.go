@@ -79,6 +79,15 @@ func (x *explainer) anywhere(p *service.Port) int {
 	return cmp.Or(ready, draining)
 }
 
+// withoutNode counts the endpoints that may get connections and name no node.
+func (x *explainer) withoutNode(p *service.Port) int {
+	n := 0
+	for _, e := range x.endpointsOf(p) {
+		n += boolInt(e.Node == "" && (e.Ready || e.Serving && e.Terminating))
+	}
+	return n
+}
+
 // conditions puts the conditions of an endpoint into words.
 func (x *explainer) conditions(e *service.Endpoint) string {
 	text := "not ready"
@@ -92,6 +101,7 @@ func (x *explainer) conditions(e *service.Endpoint) string {
 	}
 	switch {
 	case e.Node == "":
+		text += ", on an unknown node"
 	case e.Node == x.snapshot().Node.Name:
 		text += ", on this node"
 	default:

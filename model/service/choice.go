@@ -17,9 +17,10 @@ type Choice struct {
 	Cluster Addresses
 	// Local is the list for policy Local: endpoints on the node.
 	Local Addresses
-	// OnNode has the endpoints of both lists that run on the node. They can reach
-	// themselves through the service.
-	OnNode Addresses
+	// OnNode has the endpoints of both lists that run on the node, and MaybeOnNode those
+	// that may do so, whatever their nodeName says (place.traits). All of them must be
+	// able to reach themselves through the service.
+	OnNode, MaybeOnNode Addresses
 	// Anywhere says whether there is any endpoint, on this node or another one.
 	// Without any, connections are refused. If there are endpoints on other nodes
 	// only, policy Local drops packets, so that a load balancer tries another node.
@@ -37,13 +38,13 @@ type Choice struct {
 // terminate (KEP-1669, KEP-1672). Topology hints narrow only the ready endpoints of the
 // list Cluster.
 func (s *Service) Choose(p *Port, node *Node, v6 bool) Choice {
-	c := Choice{endpoints: p.Endpoints, place: place{node.Name, node.Zone, v6}}
+	c := Choice{endpoints: p.Endpoints, place: place{node, v6}}
 	c.tally = c.place.tally(p.Endpoints)
 	c.chosen = c.tally.selection(s.wants(p, v6))
 	c.Anywhere = c.tally.anywhere()
 	cluster := make([]netip.AddrPort, 0, c.tally.count(c.chosen.cluster))
 	local := make([]netip.AddrPort, 0, c.tally.count(c.chosen.local))
-	var onNode []netip.AddrPort
+	var here, maybe []netip.AddrPort
 	for chunk := range p.Endpoints.Chunks() {
 		for i := range chunk {
 			e, t := &chunk[i], c.place.traits(&chunk[i])
@@ -53,12 +54,16 @@ func (s *Service) Choose(p *Port, node *Node, v6 bool) Choice {
 			if t.all(c.chosen.local) {
 				local = append(local, e.Addr)
 			}
-			if c.chosen.onNode(t) {
-				onNode = append(onNode, e.Addr)
+			switch {
+			case c.chosen.uses(t, onNode):
+				here = append(here, e.Addr)
+			case c.chosen.uses(t, maybeOnNode):
+				maybe = append(maybe, e.Addr)
 			}
 		}
 	}
-	c.Cluster, c.Local, c.OnNode = sorted.Of(cluster), sorted.Of(local), sorted.Of(onNode)
+	c.Cluster, c.Local = sorted.Of(cluster), sorted.Of(local)
+	c.OnNode, c.MaybeOnNode = sorted.Of(here), sorted.Of(maybe)
 	return c
 }
 
@@ -66,11 +71,11 @@ func (s *Service) Choose(p *Port, node *Node, v6 bool) Choice {
 // for none. If the lists take endpoints of the same kind as then, it costs what has
 // changed in between.
 func (s *Service) ChooseAfter(last *Choice, p *Port, node *Node, v6 bool) Choice {
-	if last == nil || !last.endpoints.Long() || !p.Endpoints.Long() || last.place != (place{node.Name, node.Zone, v6}) {
+	if last == nil || !last.endpoints.Long() || !p.Endpoints.Long() || !last.place.same(place{node, v6}) {
 		return s.Choose(p, node, v6)
 	}
 	c := *last
-	var cluster, local, onNode []sorted.Edit[netip.AddrPort]
+	var cluster, local, here, maybe []sorted.Edit[netip.AddrPort]
 	for change := range sorted.Diff(c.endpoints, p.Endpoints) {
 		var old, now traits
 		var addr netip.AddrPort
@@ -84,13 +89,15 @@ func (s *Service) ChooseAfter(last *Choice, p *Port, node *Node, v6 bool) Choice
 		}
 		cluster = appendEdit(cluster, addr, old.all(c.chosen.cluster), now.all(c.chosen.cluster))
 		local = appendEdit(local, addr, old.all(c.chosen.local), now.all(c.chosen.local))
-		onNode = appendEdit(onNode, addr, c.chosen.onNode(old), c.chosen.onNode(now))
+		here = appendEdit(here, addr, c.chosen.uses(old, onNode), c.chosen.uses(now, onNode))
+		maybe = appendEdit(maybe, addr, c.chosen.uses(old, maybeOnNode), c.chosen.uses(now, maybeOnNode))
 	}
 	if c.tally.selection(s.wants(p, v6)) != c.chosen {
 		return s.Choose(p, node, v6)
 	}
 	c.endpoints, c.Anywhere = p.Endpoints, c.tally.anywhere()
-	c.Cluster, c.Local, c.OnNode = c.Cluster.Edit(cluster), c.Local.Edit(local), c.OnNode.Edit(onNode)
+	c.Cluster, c.Local = c.Cluster.Edit(cluster), c.Local.Edit(local)
+	c.OnNode, c.MaybeOnNode = c.OnNode.Edit(here), c.MaybeOnNode.Edit(maybe)
 	return c
 }
 
@@ -105,7 +112,7 @@ type Counts struct {
 
 // Count counts what Choose would choose. It visits each endpoint and makes no list.
 func (s *Service) Count(p *Port, node *Node, v6 bool) Counts {
-	at := place{node.Name, node.Zone, v6}
+	at := place{node, v6}
 	t := at.tally(p.Endpoints)
 	chosen := t.selection(s.wants(p, v6))
 	return Counts{t.ready, t.draining, t.count(chosen.cluster), t.count(chosen.local)}
@@ -134,8 +141,13 @@ func (s *Service) External(p *Port, v6 bool) bool {
 
 // place is the node and family of a choice.
 type place struct {
-	node, zone string
-	v6         bool
+	node *Node
+	v6   bool
+}
+
+// same says whether endpoints have the same traits at both places.
+func (p place) same(o place) bool {
+	return p.v6 == o.v6 && (p.node == o.node || p.node.Name == o.node.Name && p.node.Zone == o.node.Zone && slices.Equal(p.node.PodCIDRs, o.node.PodCIDRs))
 }
 
 // traits are the facts about an endpoint that matter at a place.
@@ -152,8 +164,13 @@ const (
 	thisNode
 	zoneHints
 	thisZone
+	// maybeOnNode: the endpoint does not name the node, and may run there all the same.
+	maybeOnNode
 )
 
+// traits says what matters of the endpoint here; 0 for one that gets no connections. An
+// endpoint without nodeName may run on any node. The node's podCIDRs go before the
+// nodeName, which whoever writes the slice may have wrong.
 func (p *place) traits(e *Endpoint) traits {
 	var t traits
 	switch {
@@ -163,13 +180,13 @@ func (p *place) traits(e *Endpoint) traits {
 		t = ready
 		if e.Nodes != "" {
 			t |= nodeHints
-			if e.Nodes.Has(p.node) {
+			if e.Nodes.Has(p.node.Name) {
 				t |= thisNode
 			}
 		}
 		if e.Zones != "" {
 			t |= zoneHints
-			if e.Zones.Has(p.zone) {
+			if e.Zones.Has(p.node.Zone) {
 				t |= thisZone
 			}
 		}
@@ -178,8 +195,11 @@ func (p *place) traits(e *Endpoint) traits {
 	default:
 		return 0
 	}
-	if e.Node == p.node {
+	switch {
+	case e.Node == p.node.Name:
 		t |= onNode
+	case e.Node == "", slices.ContainsFunc(p.node.PodCIDRs, func(r netip.Prefix) bool { return r.Contains(e.Addr.Addr()) }):
+		t |= maybeOnNode
 	}
 	return t
 }
@@ -193,8 +213,9 @@ type selection struct {
 	cluster, local traits
 }
 
-func (s selection) onNode(t traits) bool {
-	return t&onNode != 0 && (t.all(s.cluster) || t.all(s.local))
+// uses says whether either list has the endpoint, and the endpoint has the trait where.
+func (s selection) uses(t, where traits) bool {
+	return t&where != 0 && (t.all(s.cluster) || t.all(s.local))
 }
 
 // tally counts endpoints by their traits.

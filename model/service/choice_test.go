@@ -13,7 +13,7 @@ import (
 // someEndpoint is one of a few hundred, or thousand, mostly of one kind: so that
 // it happens that all are ready, or none, or all have hints.
 func someEndpoint(rng *rand.Rand, kind, n int) service.Endpoint {
-	e := service.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(n >> 8), byte(n)}), uint16(80+n%2)), Node: fmt.Sprint("node-", rng.IntN(4))}
+	e := service.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(n >> 8), byte(n)}), uint16(80+n%2)), Node: []string{"", "node-1", "node-2", "node-3", "node-0"}[rng.IntN(5)]}
 	if n%5 == 0 {
 		e.Addr = netip.AddrPortFrom(netip.MustParseAddr(fmt.Sprintf("fd00::%x", n)), 80)
 	}
@@ -75,7 +75,10 @@ func TestChooseAfter(t *testing.T) {
 				node.Zone = fmt.Sprint("zone-", rng.IntN(4))
 			case 3:
 				node.Name = fmt.Sprint("node-", rng.IntN(4))
+			case 4:
+				node.PodCIDRs = [][]netip.Prefix{nil, {netip.MustParsePrefix("10.0.0.0/25")}, {netip.MustParsePrefix("10.0.1.0/24"), netip.MustParsePrefix("fd00::/121")}}[rng.IntN(3)]
 			}
+			node := node // a choice keeps its node
 			p := service.Port{Endpoints: list, NodePort: 30000}
 			for i, v6 := range []bool{false, true} {
 				want := s.Choose(&p, &node, v6)
@@ -88,6 +91,9 @@ func TestChooseAfter(t *testing.T) {
 				}
 				if diff := difference(onNode(want), onNode(last[i]), byValue); diff != "" {
 					t.Fatalf("step %d, on the node (-Choose +ChooseAfter):\n%s", step, diff)
+				}
+				if diff := difference(addresses(want.MaybeOnNode), addresses(last[i].MaybeOnNode), byValue); diff != "" {
+					t.Fatalf("step %d, perhaps on the node (-Choose +ChooseAfter):\n%s", step, diff)
 				}
 			}
 		}

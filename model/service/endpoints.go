@@ -24,7 +24,7 @@ func MergeEndpoints(endpoints []Endpoint) Endpoints {
 		if c := a.Compare(b); c != 0 {
 			return c
 		}
-		return cmp.Or(b.rank()-a.rank(), strings.Compare(a.Node, b.Node), cmp.Compare(a.Nodes, b.Nodes), cmp.Compare(a.Zones, b.Zones))
+		return cmp.Or(b.rank()-a.rank(), compareBools(a.Node == "", b.Node == ""), strings.Compare(a.Node, b.Node), cmp.Compare(a.Nodes, b.Nodes), cmp.Compare(a.Zones, b.Zones))
 	})
 	return sorted.Of(slices.CompactFunc(endpoints, func(a, b Endpoint) bool { return a.Addr == b.Addr }))
 }

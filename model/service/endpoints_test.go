@@ -198,10 +198,56 @@ func choiceOf(c service.Choice) choice {
 }
 
 // onNode are the distinct addresses of the chosen endpoints on the node.
-func onNode(c service.Choice) []netip.Addr {
+func onNode(c service.Choice) []netip.Addr { return addresses(c.OnNode) }
+
+// addresses are the distinct ones of a list.
+func addresses(of service.Addresses) []netip.Addr {
 	var list []netip.Addr
-	for a := range c.OnNode.All() {
+	for a := range of.All() {
 		list = append(list, a.Addr())
 	}
 	return slices.Compact(list)
+}
+
+// TestMaybeOnNode: an endpoint without nodeName may run on the node, and so may one whose
+// address is in the node's podCIDRs, whatever its nodeName is. Neither is in the list of
+// policy Local.
+func TestMaybeOnNode(t *testing.T) {
+	p := service.Port{NodePort: 30000, Endpoints: service.MergeEndpoints([]service.Endpoint{
+		endpoint("10.0.0.1:80", "a", "ready", "serving"),
+		endpoint("10.0.0.2:80", "b", "ready", "serving"),
+		endpoint("10.1.0.3:80", "", "ready", "serving"),
+		endpoint("10.1.0.4:80", "b", "ready", "serving"),
+		endpoint("10.1.0.5:80", ""),
+		endpoint("[fd00::6]:80", "", "ready", "serving"),
+	})}
+	for _, test := range []struct {
+		podCIDR string
+		v6      bool
+		here    string
+		maybe   string
+	}{
+		{"10.2.0.0/24", false, "10.0.0.1", "10.1.0.3"},
+		{"10.0.0.0/24", false, "10.0.0.1", "10.0.0.2 10.1.0.3"},
+		{"10.0.0.0/8", false, "10.0.0.1", "10.0.0.2 10.1.0.3 10.1.0.4"},
+		{"10.0.0.0/8", true, "", "fd00::6"},
+	} {
+		node := service.Node{Name: "a", PodCIDRs: []netip.Prefix{netip.MustParsePrefix(test.podCIDR)}}
+		c := (&service.Service{ExternalPolicy: service.Local}).Choose(&p, &node, test.v6)
+		for what, pair := range map[string][2]string{
+			"local": {test.here, texts(addresses(c.Local))}, "on the node": {test.here, texts(onNode(c))}, "perhaps": {test.maybe, texts(addresses(c.MaybeOnNode))},
+		} {
+			if pair[0] != pair[1] {
+				t.Errorf("podCIDR %s, v6 %t, %s: want %q, got %q", test.podCIDR, test.v6, what, pair[0], pair[1])
+			}
+		}
+	}
+}
+
+func texts(addrs []netip.Addr) string {
+	var words []string
+	for _, a := range addrs {
+		words = append(words, a.String())
+	}
+	return strings.Join(words, " ")
 }

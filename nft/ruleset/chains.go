@@ -48,9 +48,9 @@ const (
 	recentNodePorts = "recent-node-ports"
 	// nodePortAddresses holds the addresses that serve node ports.
 	nodePortAddresses = "node-port-addresses"
-	// hairpin holds each local endpoint twice, as source . destination. A connection
-	// that comes back to its own pod must be masqueraded, or the pod would answer
-	// itself directly.
+	// hairpin holds each endpoint that is or may be on the node twice, as source .
+	// destination. A connection that comes back to its own pod must be masqueraded, or the
+	// pod would answer itself directly.
 	hairpin = "hairpin"
 )
 

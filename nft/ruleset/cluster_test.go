@@ -66,7 +66,7 @@ func randomServices(rng *rand.Rand, node *service.Node) []*service.Service {
 		a[len(a)-1] = byte(4 + rng.IntN(10))
 		addr, _ := netip.AddrFromSlice(a)
 		p.Endpoints = service.MergeEndpoints(append(slices.Collect(p.Endpoints.All()),
-			service.Endpoint{Addr: netip.AddrPortFrom(addr, 8080), Ready: true, Serving: true}))
+			service.Endpoint{Addr: netip.AddrPortFrom(addr, 8080), Node: "node-2", Ready: true, Serving: true}))
 		list[i] = &next
 	}
 	return list

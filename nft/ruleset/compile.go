@@ -81,7 +81,7 @@ type changedService struct {
 func (c *Compiler) changed(s service.Snapshot) []changedService {
 	var list []changedService
 	// The node decides which endpoints are local and which are near.
-	moved := s.Node.Name != c.last.Node.Name || s.Node.Zone != c.last.Node.Zone
+	moved := s.Node.Name != c.last.Node.Name || s.Node.Zone != c.last.Node.Zone || !slices.Equal(s.Node.PodCIDRs, c.last.Node.PodCIDRs)
 	if moved {
 		list = make([]changedService, 0, s.Services.Len())
 		for name, svc := range s.Services.All() {
@@ -192,10 +192,10 @@ type tableCompiler struct {
 	learners map[*access]int
 	// left is what the chains were built for that see connections last.
 	left leaving
-	// local holds the endpoints on the node of each service that has any, and
+	// local holds the endpoints that are or may be on the node of each service that has any, and
 	// locals counts those of each address.
-	local  map[service.Name][]service.Addresses
-	locals map[netip.Addr]int
+	local  map[service.Name][]portOnNode
+	locals map[netip.Addr]onNode
 	// ports has the last lists of services with many endpoints.
 	ports map[service.Name][]portLists
 }
@@ -207,8 +207,8 @@ func newTableCompiler(cfg Config, f nft.Family) *tableCompiler {
 		shared: map[string]*chainUse{}, clientMaps: map[string]int{},
 		lists:    map[string]*listUse{},
 		learners: map[*access]int{},
-		local:    map[service.Name][]service.Addresses{},
-		locals:   map[netip.Addr]int{},
+		local:    map[service.Name][]portOnNode{},
+		locals:   map[netip.Addr]onNode{},
 		ports:    map[service.Name][]portLists{},
 	}
 	for _, chain := range fixedChains(&t.cfg) {
@@ -312,7 +312,7 @@ func (t *tableCompiler) setLeaving(l leaving) {
 type compiledService struct {
 	part *nft.Part
 	// local has the endpoints on the node, of each port that has any.
-	local []service.Addresses
+	local []portOnNode
 	// wanted has the shared chains that the elements lead to and the table did not have, some of them several times.
 	wanted []wantedChain
 	// sourceLists has the lists of source ranges that they lead to, some of them several times.
@@ -422,23 +422,34 @@ func fixed(chain string) bool {
 	return false
 }
 
-// setHairpin adds or removes the element of a local endpoint's address, by the number
-// of services that have it.
+// setHairpin sets or removes the element of a local endpoint's address, by the services
+// that have it.
 func (t *tableCompiler) setHairpin(a netip.Addr) {
-	name := hairpinPart(a)
-	_, there := t.parts.Get(name)
-	switch wanted := t.locals[a] > 0; {
-	case wanted == there:
-		delete(t.edits, name)
-	case wanted:
-		key := nft.Value(nft.AppendAddr(nft.AppendAddr(nil, a), a))
-		t.edits[name] = nft.NewPart([]nft.Element{{Set: hairpin, Key: key}}, nil)
+	name, counts := hairpinPart(a), t.locals[a]
+	var wanted *nft.Part
+	switch {
+	case counts.here > 0:
+		wanted = hairpinOf(a, "")
+	case counts.maybe > 0:
+		wanted = hairpinOf(a, maybeHere)
 	default:
-		t.edits[name] = nil
-	}
-	if t.locals[a] == 0 {
 		delete(t.locals, a)
 	}
+	there := t.parts.At(name)
+	if wanted == nil && there == nil || wanted != nil && there != nil && wanted.Elements[0] == there.Elements[0] {
+		delete(t.edits, name)
+		return
+	}
+	t.edits[name] = wanted
+}
+
+// maybeHere is the comment on hairpin elements of endpoints of which it is not certain
+// that they run on the node.
+const maybeHere = "perhaps on this node"
+
+func hairpinOf(a netip.Addr, comment string) *nft.Part {
+	key := nft.Value(nft.AppendAddr(nft.AppendAddr(nil, a), a))
+	return nft.NewPart([]nft.Element{{Set: hairpin, Key: key, Comment: comment}}, nil)
 }
 
 // applyEdits applies the edits to the parts.

@@ -119,7 +119,7 @@ func wantShared(t *testing.T, a, b service.Snapshot, before, after *nft.Program)
 	t.Helper()
 	for name, s := range b.Services.All() {
 		restrictions := b.Restrictions.At(name)
-		if a.Services.At(name) != s || a.Conflicts.At(name) != b.Conflicts.At(name) || a.Restrictions.At(name) != restrictions || a.Node.Name != b.Node.Name {
+		if a.Services.At(name) != s || a.Conflicts.At(name) != b.Conflicts.At(name) || a.Restrictions.At(name) != restrictions || a.Node.Name != b.Node.Name || !slices.Equal(a.Node.PodCIDRs, b.Node.PodCIDRs) {
 			continue
 		}
 		if (s.Sources != nil || restrictions != nil) && !slices.Equal(a.Node.Addresses, b.Node.Addresses) {

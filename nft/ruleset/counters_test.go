@@ -21,7 +21,7 @@ func countedSnapshot(endpoints ...string) service.Snapshot {
 	first := withRanges("ns/first", netip.MustParseAddr("10.96.0.1"), openAddress, 1, 0)
 	var list []service.Endpoint
 	for _, e := range endpoints {
-		list = append(list, service.Endpoint{Addr: netip.MustParseAddrPort(e), Ready: true, Serving: true})
+		list = append(list, service.Endpoint{Addr: netip.MustParseAddrPort(e), Node: "node-2", Ready: true, Serving: true})
 	}
 	first.Ports[0].Endpoints = service.MergeEndpoints(list)
 	b.Set(first)

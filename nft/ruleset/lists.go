@@ -79,8 +79,12 @@ func appendTarget(b []byte, a netip.AddrPort) []byte {
 // keepPort keeps what the table needs of the i-th port: the endpoints on the node, to
 // count them, and long lists, for the next compilation.
 func (c *compiledService) keepPort(i int, svc *service.Service, p *portLists) {
-	if p.choice.OnNode.Len() > 0 {
-		c.local = append(c.local, p.choice.OnNode)
+	on := portOnNode{p.choice.OnNode, p.choice.MaybeOnNode}
+	if on.maybe.Len() > MaxMaybeOnNode {
+		on.maybe = service.Addresses{}
+	}
+	if on.here.Len()+on.maybe.Len() > 0 {
+		c.local = append(c.local, on)
 	}
 	if !svc.Ports[i].Endpoints.Long() {
 		return
@@ -91,28 +95,44 @@ func (c *compiledService) keepPort(i int, svc *service.Service, p *portLists) {
 	c.ports[i] = *p
 }
 
+// MaxMaybeOnNode is how many endpoints a port may have of which it is not certain that they run
+// on the node: with more, none of these can reach itself. Each address costs an element that is
+// no Service's own, and anybody may write slices without nodeName. A slice has 1,000 endpoints at most.
+const MaxMaybeOnNode = 1000
+
+// portOnNode has the endpoints of a port that run on the node, and those that may do so.
+type portOnNode struct{ here, maybe service.Addresses }
+
+// onNode counts the lists that have an address.
+type onNode struct{ here, maybe int }
+
 // setLocal sets the lists of a service's endpoints on the node. The table has one
 // hairpin element for each address in any such list.
-func (t *tableCompiler) setLocal(name service.Name, lists []service.Addresses) {
+func (t *tableCompiler) setLocal(name service.Name, lists []portOnNode) {
 	old := t.local[name]
 	var touched []netip.Addr
+	count := func(before, after service.Addresses, change func(at *onNode, by int)) {
+		for c := range sorted.Diff(before, after) {
+			a, by := c.New, 1
+			if a == nil {
+				a, by = c.Old, -1
+			}
+			counts := t.locals[a.Addr()]
+			change(&counts, by)
+			t.locals[a.Addr()] = counts
+			touched = append(touched, a.Addr())
+		}
+	}
 	for i := range max(len(old), len(lists)) {
-		var before, after service.Addresses
+		var before, after portOnNode
 		if i < len(old) {
 			before = old[i]
 		}
 		if i < len(lists) {
 			after = lists[i]
 		}
-		for c := range sorted.Diff(before, after) {
-			if c.Old != nil {
-				t.locals[c.Old.Addr()]--
-				touched = append(touched, c.Old.Addr())
-			} else {
-				t.locals[c.New.Addr()]++
-				touched = append(touched, c.New.Addr())
-			}
-		}
+		count(before.here, after.here, func(at *onNode, by int) { at.here += by })
+		count(before.maybe, after.maybe, func(at *onNode, by int) { at.maybe += by })
 	}
 	for _, a := range slices.Compact(touched) {
 		t.setHairpin(a)

@@ -122,13 +122,22 @@ func (o *oracle) choose(p *service.Port, v6, here bool) []netip.AddrPort {
 	return chosen
 }
 
-// onNode says whether some service sends connections to the address, on this node.
+// onNode says whether some service sends connections to the address, and its endpoint may
+// be on this node: it names the node or none, or the address is in the node's podCIDRs.
 func (o *oracle) onNode(a netip.Addr) bool {
 	for _, s := range o.services {
 		for i := range s.Ports {
 			for _, to := range o.reachable(s, &s.Ports[i], a.Is6()) {
 				if to.Addr() == a && slices.ContainsFunc(slices.Collect(s.Ports[i].Endpoints.All()), func(e service.Endpoint) bool {
-					return e.Addr == to && e.Node == o.node.Name
+					ours := slices.ContainsFunc(o.node.PodCIDRs, func(c netip.Prefix) bool { return c.Contains(a) })
+					if e.Addr == to && e.Node != o.node.Name {
+						if e.Node == "" {
+							o.saw("hairpin: endpoint without nodeName")
+						} else if ours {
+							o.saw("hairpin: endpoint with another nodeName")
+						}
+					}
+					return e.Addr == to && (e.Node == o.node.Name || e.Node == "" || ours)
 				}) {
 					return true
 				}

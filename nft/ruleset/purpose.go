@@ -291,11 +291,13 @@ func InServiceCIDR(c *nft.Contents, a netip.Addr) bool {
 	return slices.ContainsFunc(serviceCIDRs(c), func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// LocalEndpoints returns the addresses of endpoints on the node, sorted.
+// LocalEndpoints returns the addresses of endpoints that are certain to be on the node, sorted.
 func LocalEndpoints(c *nft.Contents) []netip.Addr {
 	var list []netip.Addr
 	for _, e := range sortedElements(c, hairpin) {
-		list = append(list, addrOf(e.Key[:len(e.Key)/2]))
+		if e.Comment != maybeHere {
+			list = append(list, addrOf(e.Key[:len(e.Key)/2]))
+		}
 	}
 	return list
 }

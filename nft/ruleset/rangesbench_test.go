@@ -90,7 +90,7 @@ func BenchmarkCommitBesideLists(b *testing.B) {
 			s := &service.Service{Name: "ns/other", ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}, Ports: []service.Port{{Protocol: service.TCP, Port: 80}}}
 			var list []service.Endpoint
 			for _, e := range endpoints {
-				list = append(list, service.Endpoint{Addr: netip.MustParseAddrPort(e), Ready: true, Serving: true})
+				list = append(list, service.Endpoint{Addr: netip.MustParseAddrPort(e), Node: "node-2", Ready: true, Serving: true})
 			}
 			s.Ports[0].Endpoints = service.MergeEndpoints(list)
 			return rangesProgram(append(all, s)...)

@@ -35,7 +35,8 @@ import (
 //
 //	fact                               value
 //	internal policy                    Local if cluster IPs and other frontends differ (internalPolicy)
-//	endpoint's node                    the node's for local and hairpin endpoints, else none
+//	endpoint's node                    the node's for local and hairpin endpoints, none where hairpin
+//	                                   is not certain, else another one (elsewhere)
 //	endpoint's conditions              ready
 //	endpoint's hints                   this node, where the list of policy Cluster lacks local endpoints
 //	external IP or load balancer's     external IP, unless the Service has source ranges there
@@ -126,8 +127,9 @@ type readback struct {
 	families [2]struct {
 		// clusterIPs names the owner of each cluster IP.
 		clusterIPs map[netip.Addr]service.Name
-		// onNode has the addresses of endpoints on the node.
-		onNode map[netip.Addr]bool
+		// onNode has the addresses of endpoints on the node, maybeOnNode those of
+		// endpoints that may be there.
+		onNode, maybeOnNode map[netip.Addr]bool
 	}
 	services map[service.Name]*servedService
 	// names has the names that stand in cluster-ips, sorted.
@@ -157,7 +159,7 @@ func (r *readback) service(name service.Name) *servedService {
 // endpoints on the node.
 func (r *readback) readClusterIPs(i int, c *nft.Contents) {
 	family := &r.families[i]
-	family.clusterIPs, family.onNode = map[netip.Addr]service.Name{}, map[netip.Addr]bool{}
+	family.clusterIPs, family.onNode, family.maybeOnNode = map[netip.Addr]service.Name{}, map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	for _, e := range sortedElements(c, clusterIPs) {
 		a := addrOf(e.Key)
 		name := service.Name(e.Comment)
@@ -173,7 +175,11 @@ func (r *readback) readClusterIPs(i int, c *nft.Contents) {
 		r.owners[service.Claim{Addr: a}] = name
 	}
 	for _, e := range sortedElements(c, hairpin) {
-		family.onNode[addrOf(e.Key[:len(e.Key)/2])] = true
+		if a := addrOf(e.Key[:len(e.Key)/2]); e.Comment == maybeHere {
+			family.maybeOnNode[a] = true
+		} else {
+			family.onNode[a] = true
+		}
 	}
 }
 

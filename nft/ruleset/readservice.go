@@ -239,12 +239,13 @@ func (in portInFamily) showsInternalLocal() bool {
 		in.external != nil && !slices.Equal(in.internal.cluster, in.external.cluster))
 }
 
-// elsewhere is a hint for another node: no node has this name.
-const elsewhere service.Hints = "-"
+// elsewhere is the name of another node, and a hint for it: no node has this name.
+const elsewhere = "-"
 
 // endpoints returns the endpoints of all lists, such that Choose makes the same lists.
 func (in portInFamily) endpoints(r *readback, svc *service.Service, i int) []service.Endpoint {
 	var cluster, local []netip.AddrPort
+	family := &r.families[i]
 	switch {
 	case in.external != nil:
 		cluster = in.external.cluster
@@ -258,7 +259,7 @@ func (in portInFamily) endpoints(r *readback, svc *service.Service, i int) []ser
 		local = in.external.local
 	default:
 		for _, a := range cluster {
-			if r.families[i].onNode[a.Addr()] {
+			if family.onNode[a.Addr()] {
 				local = append(local, a)
 			}
 		}
@@ -269,9 +270,11 @@ func (in portInFamily) endpoints(r *readback, svc *service.Service, i int) []ser
 	hinted := len(cluster) > 0 && len(all) > len(cluster)
 	list := make([]service.Endpoint, len(all))
 	for i, a := range all {
-		list[i] = service.Endpoint{Addr: a, Ready: true, Serving: true}
+		list[i] = service.Endpoint{Addr: a, Ready: true, Serving: true, Node: elsewhere}
 		if _, ok := slices.BinarySearchFunc(local, a, netip.AddrPort.Compare); ok {
 			list[i].Node = r.node.Name
+		} else if family.onNode[a.Addr()] || family.maybeOnNode[a.Addr()] {
+			list[i].Node = ""
 		}
 		if hinted {
 			list[i].Nodes = elsewhere
