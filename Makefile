@@ -103,7 +103,8 @@ soak: build ## random events for SOAK=1h under traffic, and the tables checked a
 	bin/soak --for=$(SOAK) $(if $(OLDER),--older=bin/nftproxy-older --older-commit=$(OLDER)) $(if $(SEED),--seed=$(SEED)) $(if $(SCRIPT),--script=$(SCRIPT)) $(if $(REDUCE),--reduce)
 
 demo: build ## show the proxy at work on real traffic, without a cluster
-	bin/nftproxy demo
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/demo ./demo
+	bin/demo
 
 bench: build ## compare with kube-proxy, nft and the bare kernel at every size; more than an hour, as root
 	hack/build-tools.sh

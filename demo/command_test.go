@@ -1,4 +1,4 @@
-package demo
+package main
 
 import (
 	"bufio"
@@ -39,7 +39,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// nftproxy builds the command and returns its path.
+// nftproxy builds the commands nftproxy and demo in one folder, and returns the path of the
+// first.
 func nftproxy(t *testing.T) string {
 	t.Helper()
 	if testing.Short() {
@@ -52,7 +53,9 @@ func nftproxy(t *testing.T) string {
 		if shared.err = os.Chmod(shared.dir, 0o755); shared.err != nil {
 			return
 		}
-		shared.err = gobuild.Command(shared.dir+"/nftproxy", "..", "./cmd/nftproxy")
+		shared.err = errors.Join(
+			gobuild.Command(shared.dir+"/nftproxy", "..", "./cmd/nftproxy"),
+			gobuild.Command(shared.dir+"/demo", "..", "./demo"))
 	})
 	if shared.err != nil {
 		t.Fatal(shared.err)
@@ -79,7 +82,7 @@ func needRoot(t *testing.T) {
 // nobody is the number of an ordinary user.
 const nobody = 65534
 
-// run is a running `nftproxy demo`.
+// run is a running demo.
 type run struct {
 	*testing.T
 	cmd    *exec.Cmd
@@ -97,7 +100,7 @@ const marker = "NFTPROXY_DEMO_TEST"
 func startDemo(t *testing.T, ordinary bool, args ...string) *run {
 	t.Helper()
 	r := &run{T: t}
-	path := nftproxy(t)
+	nftproxy(t)
 	var err error
 	if r.tmp, err = os.MkdirTemp(shared.dir, "tmp-"); err != nil {
 		t.Fatal(err)
@@ -105,7 +108,7 @@ func startDemo(t *testing.T, ordinary bool, args ...string) *run {
 	if err := os.Chmod(r.tmp, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	r.cmd = exec.Command(path, append([]string{"demo"}, args...)...)
+	r.cmd = exec.Command(shared.dir+"/demo", args...)
 	r.cmd.Env = append(os.Environ(), "TMPDIR="+r.tmp, marker+"="+r.tmp)
 	r.cmd.Stderr = &r.stderr
 	switch {

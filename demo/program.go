@@ -1,4 +1,4 @@
-package demo
+package main
 
 import (
 	"context"
@@ -85,7 +85,7 @@ func showTable(ctx context.Context, w *world, _ tellFunc) ([]block, error) {
 	lines := strings.Count(texts[0]+texts[1], "\n")
 	return []block{
 		listing(shorten(texts[0])),
-		textf("{ ... } and table ip6, its twin, are left out: nftproxy demo --full-table prints all %d lines.", lines),
+		textf("{ ... } and table ip6, its twin, are left out: bin/demo --full-table prints all %d lines.", lines),
 	}, nil
 }
 

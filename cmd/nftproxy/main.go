@@ -46,6 +46,18 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return 1
 }
 
+// exitStatus is the exit code of a command that has printed everything itself.
+type exitStatus int
+
+func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
+
+func (s exitStatus) asError() error {
+	if s == 0 {
+		return nil
+	}
+	return s
+}
+
 // usageError is the error about an invalid command line.
 type usageError struct{ error }
 
@@ -56,7 +68,6 @@ func newCommand() *cobra.Command {
 		Long: `nftproxy replaces kube-proxy on a Linux node. It follows Services and
 EndpointSlices and keeps one nftables table per address family up to date.
 
-Start here:  nftproxy demo                          see it work, without a cluster
 On a node:   nftproxy run --kubeconfig FILE         or --nftproxy-manifests, or neither in a pod
 Look inside: nftproxy get services                  what this node's kernel holds
 To go back:  start kube-proxy, stop nftproxy, then  nftproxy cleanup`,
@@ -68,7 +79,7 @@ To go back:  start kube-proxy, stop nftproxy, then  nftproxy cleanup`,
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagError(err)} })
 	cmd.AddCommand(
-		newRunCommand(), newDemoCommand(),
+		newRunCommand(),
 		newGetCommand(),
 		newExplainCommand(), newTopCommand(),
 		newVerifyCommand(), newTraceCommand(),
