@@ -39,6 +39,7 @@ func (ix *index) reportDenials(before, after service.Snapshot) {
 	d.addConflicts(before, after)
 	d.addLeftOut(before, after)
 	d.addWithoutAffinity(before, after)
+	d.addClosedSources(before, after)
 	if d.omitted > 0 {
 		err := fmt.Errorf("%d more Services have just lost something that they ask for (the metric nftproxy_conflicting_services counts those without an address or port)", d.omitted)
 		ix.problems = append(ix.problems, Problem{Err: err})
@@ -79,6 +80,14 @@ func (d *denials) addWithoutAffinity(before, after service.Snapshot) {
 	for c := range treap.Diff(before.WithoutAffinity, after.WithoutAffinity) {
 		if c.HasNew && !c.HadOld {
 			d.add(c.Key, &AffinityError{*c.New})
+		}
+	}
+}
+
+func (d *denials) addClosedSources(before, after service.Snapshot) {
+	for c := range treap.Diff(before.ClosedSources, after.ClosedSources) {
+		if c.HasNew && !c.HadOld {
+			d.add(c.Key, &SourcesError{*c.New})
 		}
 	}
 }
@@ -142,3 +151,9 @@ func (e *AffinityError) Error() string {
 	}
 	return e.String() + " (--nftproxy-max-affinity-ports)"
 }
+
+// SourcesError says that a Service's source ranges let in nobody, since there are too many
+// different lists.
+type SourcesError struct{ service.ClosedSources }
+
+func (e *SourcesError) Error() string { return e.String() + " (--nftproxy-max-source-lists)" }

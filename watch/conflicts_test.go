@@ -110,6 +110,38 @@ func TestTooLargeIsReportedOnce(t *testing.T) {
 	}
 }
 
+// TestClosedSourcesAreReported: a Service whose source ranges are beyond the bound is
+// reported once, as long as that lasts, and lets in nobody.
+func TestClosedSourcesAreReported(t *testing.T) {
+	w := NewWatcher(Options{Node: "node-0", MaxSourceLists: 4}, service.NewMailbox())
+	ix := w.index
+	set := func(name string, created int64, address string, ranges ...string) {
+		s := grabbing(name, created, address)
+		s.Spec.Type, s.Spec.LoadBalancerSourceRanges = corev1.ServiceTypeLoadBalancer, ranges
+		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: address}}
+		ix.setService(convertService(s))
+	}
+	set("first", 0, "10.96.0.1", "203.0.113.0/24")
+	set("equal", 2, "10.96.0.2", "203.0.113.0/24")
+	ix.flush()
+	if got := texts(ix.takeProblems()); got != "" {
+		t.Errorf("with one list, reported:\n%s", got)
+	}
+	set("other", 1, "10.96.0.3", "203.0.114.0/24")
+	if ranges, all := ix.flush().Services.At("tenant/other").Sources.Of(false); all || len(ranges) > 0 {
+		t.Errorf("it lets in %v (all: %t)", ranges, all)
+	}
+	want := "Service tenant/other: no client is let in at the load balancer's addresses: there is room for 4 different lists of source ranges, and for 1 by the Services of one namespace, the oldest Services first (--nftproxy-max-source-lists)"
+	if got := texts(ix.takeProblems()); got != want {
+		t.Errorf("reported:\n%s\nwant:\n%s", got, want)
+	}
+	set("other", 1, "10.96.0.4", "203.0.115.0/24")
+	ix.flush()
+	if got := texts(ix.takeProblems()); got != "" {
+		t.Errorf("again:\n%s", got)
+	}
+}
+
 // TestWithoutAffinityIsReported: a Service that asks for session affinity and does not
 // get it is reported once, as long as that lasts. Of thousands of such Services, a
 // hundred are reported.

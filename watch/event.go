@@ -38,6 +38,9 @@ const (
 	// ReasonWithoutAffinity: the Service is served without session affinity, since the
 	// ports that have it are already as many as may.
 	ReasonWithoutAffinity Reason = "WithoutAffinity"
+	// ReasonSourcesClosed: the Service's source ranges let in nobody, since there are as
+	// many different lists as may be.
+	ReasonSourcesClosed Reason = "SourceRangesClosed"
 	// ReasonExternalIPsIgnored: spec.externalIPs are not served.
 	ReasonExternalIPsIgnored Reason = "ExternalIPsIgnored"
 	// ReasonRefused: the node's kernel refuses the Service, which is left out.
@@ -77,7 +80,7 @@ const (
 // everywhere returns whether all nodes report the same event: its cause is only in the
 // API server's objects and the cluster's configuration.
 func (r Reason) everywhere() bool {
-	return slices.Contains([]Reason{ReasonInvalid, ReasonConflict, ReasonTooLarge, ReasonWithoutAffinity, ReasonExternalIPsIgnored}, r)
+	return slices.Contains([]Reason{ReasonInvalid, ReasonConflict, ReasonTooLarge, ReasonWithoutAffinity, ReasonSourcesClosed, ReasonExternalIPsIgnored}, r)
 }
 
 // kind returns the type of an event, as the API has it.
@@ -111,6 +114,7 @@ func (p Problem) Event() (Event, bool) {
 	var protected *ProtectedError
 	var size *SizeError
 	var affinity *AffinityError
+	var sources *SourcesError
 	var retained *RetainedError
 	var missing *MissingError
 	var removed *RemovedError
@@ -129,6 +133,8 @@ func (p Problem) Event() (Event, bool) {
 		e.Reason = ReasonTooLarge
 	case errors.As(p, &affinity):
 		e.Reason = ReasonWithoutAffinity
+	case errors.As(p, &sources):
+		e.Reason = ReasonSourcesClosed
 	case errors.Is(p, ErrExternalIPsIgnored):
 		e.Reason = ReasonExternalIPsIgnored
 	}

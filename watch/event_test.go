@@ -137,6 +137,10 @@ func TestProblemEvent(t *testing.T) {
 			Problem{Object: web, Err: &AffinityError{service.WithoutAffinity{Ports: 1, Limit: 100}}},
 			Event{web, "", ReasonWithoutAffinity, "served without session affinity: all services together may have it on 100 ports, the oldest first (--nftproxy-max-affinity-ports)"},
 		},
+		"source ranges closed": {
+			Problem{Object: web, Err: &SourcesError{service.ClosedSources{Limit: 100}}},
+			Event{web, "", ReasonSourcesClosed, "no client is let in at the load balancer's addresses: there is room for 100 different lists of source ranges, and for 25 by the Services of one namespace, the oldest Services first (--nftproxy-max-source-lists)"},
+		},
 		"externalIPs ignored": {
 			Problem{Object: web, Field: "spec.externalIPs", Err: ErrExternalIPsIgnored},
 			Event{web, "spec.externalIPs", ReasonExternalIPsIgnored, "spec.externalIPs: ignored: the feature gate AllowServiceExternalIPs is off"},

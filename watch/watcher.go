@@ -40,6 +40,9 @@ type Options struct {
 	// MaxAffinityPorts is how many ports of Services may have session affinity, a
 	// quarter of them in one namespace; 0 means service.DefaultMaxAffinityPorts.
 	MaxAffinityPorts int
+	// MaxSourceLists is how many different lists of source ranges there may be, a quarter
+	// of them by the Services of one namespace; 0 means service.DefaultMaxSourceLists.
+	MaxSourceLists int
 	// Retain is how long Services are served on that a list lacks, where it lacks most of
 	// them (model/retention); 0 means not at all.
 	Retain time.Duration
@@ -120,6 +123,9 @@ func NewWatcher(opts Options, out *service.Mailbox) *Watcher {
 	}
 	if opts.MaxAffinityPorts > 0 {
 		ix.builder.SetMaxAffinityPorts(opts.MaxAffinityPorts)
+	}
+	if opts.MaxSourceLists > 0 {
+		ix.builder.SetMaxSourceLists(opts.MaxSourceLists)
 	}
 	return &Watcher{opts: opts, out: out, wake: make(chan struct{}, 1), index: ix}
 }

@@ -28,6 +28,7 @@ type claimOptions struct {
 	proxyName         string
 	maxElements       int
 	maxAffinityPorts  int
+	maxSourceLists    int
 	protectedPorts    []string
 	ports             []uint16 // of protectedPorts
 }
@@ -37,6 +38,7 @@ func (o *claimOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.proxyName, ownPrefix+"service-proxy-name", "", "serve the Services whose label service.kubernetes.io/service-proxy-name has this value, and no others, beside a proxy that serves those without the label")
 	f.IntVar(&o.maxElements, ownPrefix+"max-service-elements", service.DefaultMaxElements, "maximum number of elements that one Service may have in the node's tables: (addresses and node ports) x ports x endpoints; run leaves out the rest, externalIPs first")
 	f.IntVar(&o.maxAffinityPorts, ownPrefix+"max-affinity-ports", service.DefaultMaxAffinityPorts, "maximum number of Service ports with session affinity on this node, and a quarter of it in one namespace; the oldest Services have it, run serves the others without it")
+	f.IntVar(&o.maxSourceLists, ownPrefix+"max-source-lists", service.DefaultMaxSourceLists, "maximum number of different lists of loadBalancerSourceRanges on this node, and a quarter of it in one namespace; those of the oldest Services count, and the load balancer's addresses of the others let in no client")
 	f.StringSliceVar(&o.protectedPorts, ownPrefix+"protected-node-ports", []string{"22"}, "TCP ports of the node's own addresses that no externalIP or load balancer's address can take, besides the ports of the kubelet, the API server and the proxy; empty for none")
 }
 
@@ -49,6 +51,9 @@ func (o *claimOptions) parse() error {
 	}
 	if o.maxAffinityPorts < 1 {
 		return fmt.Errorf("--nftproxy-max-affinity-ports: %d: want 1 or more; use a large number for no limit", o.maxAffinityPorts)
+	}
+	if o.maxSourceLists < 1 {
+		return fmt.Errorf("--nftproxy-max-source-lists: %d: want 1 or more; use a large number for no limit", o.maxSourceLists)
 	}
 	if problems := validation.IsValidLabelValue(o.proxyName); len(problems) > 0 {
 		return fmt.Errorf("--%sservice-proxy-name: %q is not the value of a label: %s", ownPrefix, o.proxyName, strings.Join(problems, "; "))
@@ -92,7 +97,7 @@ func ownServers(metrics, health, probe string) map[string]string {
 // watchOptions returns the flags as a watcher's options. servers has the addresses
 // of the proxy's own servers; an empty address stands for a server that is off.
 func (o *claimOptions) watchOptions(servers map[string]string) watch.Options {
-	w := watch.Options{ProxyName: o.proxyName, IgnoreExternalIPs: o.ignoreExternalIPs, MaxElements: o.maxElements, MaxAffinityPorts: o.maxAffinityPorts}
+	w := watch.Options{ProxyName: o.proxyName, IgnoreExternalIPs: o.ignoreExternalIPs, MaxElements: o.maxElements, MaxAffinityPorts: o.maxAffinityPorts, MaxSourceLists: o.maxSourceLists}
 	for _, port := range o.ports {
 		w.OwnPorts = append(w.OwnPorts, watch.OwnPort{Port: port, Whose: fmt.Sprintf("the node itself (--nftproxy-protected-node-ports=%d)", port)})
 	}

@@ -223,6 +223,11 @@ func (x *explainer) whyNotAdmitted(s *nft.Step) {
 			}
 		}
 	}
+	if closed := x.closedSources(by); closed != nil {
+		x.cause("Service %s: %s", by, closed)
+		x.remedy("let Services share equal lists of loadBalancerSourceRanges, or give run and this command a larger --nftproxy-max-source-lists")
+		return
+	}
 	x.cause("the loadBalancerSourceRanges of Service %s admit %s, and %s is not among them", by, x.rangesText(s.Chain), x.question.Packet.Src.Addr())
 	if by != x.frontend.Service && x.frontend.Service != "" {
 		x.cause("these ranges count for Service %s too, since the address is a load balancer's address of %s", x.frontend.Service, by)

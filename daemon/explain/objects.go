@@ -286,6 +286,14 @@ func (x *explainer) healthCheck(p nft.Packet) *service.Service {
 	return nil
 }
 
+// closedSources says why the ranges of a Service let in nobody; nil if that is not known.
+func (x *explainer) closedSources(by string) *service.ClosedSources {
+	if x.facts.Objects == nil {
+		return nil
+	}
+	return x.facts.Objects.ClosedSources.At(service.Name(by))
+}
+
 // rangesText lists the ranges of a chain of source ranges.
 func (x *explainer) rangesText(chain string) string {
 	set := x.contents.Sets[chain]

@@ -99,6 +99,9 @@ func (d *detail) reasons() *html.Node {
 	if without := v.snapshot.WithoutAffinity.At(s.Name); without != nil {
 		list = append(list, element("p", attributes("class", "note"), literal(without.String())))
 	}
+	if closed := v.snapshot.ClosedSources.At(s.Name); closed != nil {
+		list = append(list, element("p", attributes("class", "note"), literal(closed.String())))
+	}
 	return element("div", nil, list...)
 }
 

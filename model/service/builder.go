@@ -27,19 +27,23 @@ type Builder struct {
 	// limit is the bound on the elements of one service.
 	limit int
 	// affinity decides which services have session affinity.
-	affinity  affinity
-	contests  contests
-	protected Protected
+	affinity affinity
+	// sourceLists decides which lists of source ranges there are.
+	sourceLists sourceLists
+	contests    contests
+	protected   Protected
 	// pending has the claims of services that have to be decided again.
 	pending []pendingClaim
 }
 
 // NewBuilder starts from a snapshot without services. One service may have
-// DefaultMaxElements, and DefaultMaxAffinityPorts ports may have session affinity.
+// DefaultMaxElements, DefaultMaxAffinityPorts ports may have session affinity, and there
+// may be DefaultMaxSourceLists lists of source ranges.
 func NewBuilder(node Node) *Builder {
 	return &Builder{
 		snapshot: Snapshot{Node: &node}, places: map[Name]int{}, whole: map[Name]*Service{},
-		limit: DefaultMaxElements, affinity: newAffinity(DefaultMaxAffinityPorts), contests: newContests(),
+		limit: DefaultMaxElements, affinity: newAffinity(DefaultMaxAffinityPorts),
+		sourceLists: newSourceLists(DefaultMaxSourceLists), contests: newContests(),
 	}
 }
 
@@ -52,6 +56,11 @@ func (b *Builder) SetMaxElements(limit int) { b.limit = limit }
 // be called before the first service is set.
 func (b *Builder) SetMaxAffinityPorts(limit int) { b.affinity = newAffinity(limit) }
 
+// SetMaxSourceLists sets the bound on different lists of source ranges, 1 or more. The
+// services of one namespace may have a quarter of it. It must be called before the first
+// service is set.
+func (b *Builder) SetMaxSourceLists(limit int) { b.sourceLists = newSourceLists(limit) }
+
 // Expect makes room for changes of n services. That saves time if n is large, as at the
 // start, when all services come.
 func (b *Builder) Expect(n int) {
@@ -62,6 +71,7 @@ func (b *Builder) Expect(n int) {
 // Snapshot returns the state after the changes so far. While nothing differs, it returns
 // the same contents, pointer for pointer.
 func (b *Builder) Snapshot() Snapshot {
+	b.moveSources()
 	b.decideClaims()
 	b.boundEdits()
 	if len(b.edits) > 0 {
@@ -178,7 +188,26 @@ func (b *Builder) Take(p Prepared) {
 	}
 	b.edit(p.name, p.next)
 	b.affinity.replace(p.old, p.next)
+	b.sourceLists.replace(p.old, p.next)
 	b.replaceClaims(p)
+}
+
+// moveSources adds the services whose source ranges have come into force, or lost it, by the
+// edits of others. It has their restrictions of other services' claims decided again.
+func (b *Builder) moveSources() {
+	for _, r := range b.sourceLists.moved {
+		s := b.Service(r.name())
+		if s == nil {
+			continue
+		}
+		b.edit(s.Name, s)
+		for _, c := range s.claims(b.limit) {
+			if owner := b.contests.winners(c.claim).owner; c.restricted && owner != "" && owner.name() != s.Name {
+				b.pending = append(b.pending, pendingClaim{owner.name(), c.claim})
+			}
+		}
+	}
+	b.sourceLists.moved = nil
 }
 
 // boundEdits replaces each edit by the service that is to be served. It adds the
@@ -202,6 +231,7 @@ func (b *Builder) bounded(name Name, s *Service) *Service {
 	var served *Service
 	var left *LeftOut
 	var without *WithoutAffinity
+	var closed *ClosedSources
 	if s != nil {
 		served, left = s.bounded(b.limit)
 		if without = b.affinity.reasonWithout(s); without != nil {
@@ -209,9 +239,16 @@ func (b *Builder) bounded(name Name, s *Service) *Service {
 			plain.AffinityTimeout = 0
 			served = &plain
 		}
+		var sources *Sources
+		if sources, closed = b.sourceLists.sources(s); closed != nil {
+			shut := *served
+			shut.Sources = sources
+			served = &shut
+		}
 	}
 	b.snapshot.LeftOut = setUnlessEqual(b.snapshot.LeftOut, name, left, func(a, b *LeftOut) bool { return *a == *b })
 	b.snapshot.WithoutAffinity = setUnlessEqual(b.snapshot.WithoutAffinity, name, without, func(a, b *WithoutAffinity) bool { return *a == *b })
+	b.snapshot.ClosedSources = setUnlessEqual(b.snapshot.ClosedSources, name, closed, func(a, b *ClosedSources) bool { return *a == *b })
 	if served == s {
 		delete(b.whole, name)
 		return s

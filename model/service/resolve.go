@@ -162,6 +162,8 @@ func (b *Builder) decideClaim(p pendingClaim) (*Conflict, *Restriction) {
 	case best.restricting.retained() && !r.retained():
 		return nil, nil
 	}
-	by := best.restricting.name()
-	return nil, &Restriction{Claim: p.claim, By: by, Firewall: b.Service(by).Firewall()}
+	by := b.Service(best.restricting.name())
+	wall := by.Firewall()
+	wall.Sources, _ = b.sourceLists.sources(by)
+	return nil, &Restriction{Claim: p.claim, By: by.Name, Firewall: wall}
 }

@@ -32,6 +32,9 @@ type Snapshot struct {
 	// WithoutAffinity says why a service that asks for session affinity has no
 	// AffinityTimeout in Services.
 	WithoutAffinity treap.Map[Name, *WithoutAffinity]
+	// ClosedSources says why a service with source ranges has Sources in Services that
+	// let in nobody.
+	ClosedSources treap.Map[Name, *ClosedSources]
 }
 
 // Claim is the right to something that only one service can have: an address with

@@ -55,6 +55,9 @@ func (s Snapshot) String() string {
 		if without, ok := s.WithoutAffinity.Get(name); ok {
 			fmt.Fprintf(&b, "  # %s\n", without)
 		}
+		if closed, ok := s.ClosedSources.Get(name); ok {
+			fmt.Fprintf(&b, "  # %s\n", closed)
+		}
 	}
 	return b.String()
 }

@@ -3,6 +3,9 @@ package ruleset_test
 import (
 	"fmt"
 	"net/netip"
+	"os"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -133,4 +136,60 @@ func settle(b *testing.B, c *kernel.Conn, pair [2]*nft.Program, batches *[2]nft.
 	for _, batch := range batches {
 		must(b, c.Apply(batch))
 	}
+}
+
+// BenchmarkManyLists loads n Services with a list of five source ranges each, no two alike,
+// and reads the table back. It reports the least times and the kernel's memory for a list
+// (the growth of Slab and Percpu, which the rest of the machine blurs).
+func BenchmarkManyLists(b *testing.B) {
+	for _, n := range []int{500, 2000, 4000} {
+		for _, kind := range []string{"distinct", "equal"} {
+			builder := service.NewBuilder(service.Node{Name: "node", Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.2")}})
+			builder.SetMaxSourceLists(1 << 20)
+			for i := range n {
+				others := []int{i}
+				if kind == "equal" {
+					others = nil
+				}
+				builder.Set(withRanges(fmt.Sprintf("ns/svc-%d", i), netip.AddrFrom4([4]byte{10, 96, 1 + byte(i>>8), byte(i)}),
+					netip.AddrFrom4([4]byte{198, 51, 1 + byte(i>>8), byte(i)}), 1, 5, others...))
+			}
+			p := ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable}, builder.Snapshot())
+			b.Run(fmt.Sprintf("%d %s", n, kind), func(b *testing.B) {
+				_, c := open(b)
+				load, read, memory := time.Hour, time.Hour, 0
+				batch, _ := nft.State{}.Plan(p, time.Time{})
+				for b.Loop() {
+					before := slabMemory(b)
+					start := time.Now()
+					must(b, c.Apply(batch))
+					load = min(load, time.Since(start))
+					memory = max(memory, slabMemory(b)-before)
+					start = time.Now()
+					_, err := c.ReadTable(p.IPv4)
+					must(b, err)
+					read = min(read, time.Since(start))
+					must(b, c.DeleteTables(ruleset.DefaultTable))
+				}
+				b.ReportMetric(float64(load.Milliseconds()), "least-load-ms")
+				b.ReportMetric(float64(read.Milliseconds()), "least-read-ms")
+				b.ReportMetric(float64(memory)/float64(n), "bytes/list")
+			})
+		}
+	}
+}
+
+// slabMemory is the kernel's memory in slabs and per-processor areas, in bytes.
+func slabMemory(b *testing.B) (sum int) {
+	b.Helper()
+	text, err := os.ReadFile("/proc/meminfo")
+	must(b, err)
+	for line := range strings.Lines(string(text)) {
+		if f := strings.Fields(line); f[0] == "Slab:" || f[0] == "Percpu:" {
+			kb, err := strconv.Atoi(f[1])
+			must(b, err)
+			sum += kb << 10
+		}
+	}
+	return sum
 }

@@ -1,0 +1,225 @@
+package service
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"nftproxy/model/treap"
+)
+
+// DefaultMaxSourceLists is the default bound on different lists of source ranges. Each
+// list has a set of its own in the kernel, of 18 KB at least since Linux 6.18. The kernel
+// searches sets one after the other, so n of them cost n squared.
+const DefaultMaxSourceLists = 2000
+
+// ClosedSources says that the source ranges of a service are beyond the bound on different
+// lists. Then no client gets in where the ranges would have let in some.
+type ClosedSources struct {
+	// Limit is how many lists all services may have together. The services of one
+	// namespace bring in a quarter of them at most.
+	Limit int
+}
+
+// String reads like "no client is let in at the load balancer's addresses: ...".
+func (c *ClosedSources) String() string {
+	return fmt.Sprintf("no client is let in at the load balancer's addresses: there is room for %d different lists of source ranges, and for %d by the Services of one namespace, the oldest Services first",
+		c.Limit, shareOf(c.Limit))
+}
+
+// sourceListKey tells lists of source ranges apart, as the program has them: it is zero in
+// a family that takes no set. The zero value stands for no list.
+type sourceListKey [2]Digest
+
+// sourceList returns the service's list. The service may be nil.
+func (s *Service) sourceList() sourceListKey {
+	var key sourceListKey
+	if s == nil || s.Sources == nil {
+		return key
+	}
+	for i, v6 := range []bool{false, true} {
+		used := func(a netip.Addr) bool { return a.Is6() == v6 }
+		if ranges, _ := s.Sources.Of(v6); len(ranges) > 0 && s.InFamily(v6) && slices.ContainsFunc(s.LoadBalancerIPs, used) {
+			key[i] = s.Sources.Digest(v6)
+		}
+	}
+	return key
+}
+
+// closed returns sources that let in nobody in the families that had ranges.
+func (s *Sources) closed() *Sources {
+	var open []netip.Prefix
+	for _, all := range []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)} {
+		if _, everybody := s.Of(all.Addr().Is6()); everybody {
+			open = append(open, all)
+		}
+	}
+	return NewSources(open)
+}
+
+// sourceLists decides which lists of source ranges the node has. In each namespace it
+// admits the lists of the oldest services, up to the namespace's share. Of these it admits
+// those of the oldest services of all, up to the limit. A list that is admitted holds for
+// all services that have it. The result depends on the services, not on the order in which
+// they came. A change costs O(log n) for the lists that it admits or turns away, and visits
+// the services that have these lists.
+type sourceLists struct {
+	limit      int
+	namespaces map[string]*listQueue
+	// all has the lists that the namespaces admit, each by the oldest service there.
+	all *listQueue
+	// services has all services of each list.
+	services map[sourceListKey]rightSet
+	// moved has the services whose lists have been admitted or turned away.
+	moved []right
+}
+
+func newSourceLists(limit int) sourceLists {
+	return sourceLists{
+		limit: limit, namespaces: map[string]*listQueue{}, all: newListQueue(limit), services: map[sourceListKey]rightSet{},
+	}
+}
+
+// replace replaces the version old of a service by s. Either may be nil.
+func (l *sourceLists) replace(old, s *Service) {
+	none, before, after := sourceListKey{}, old.sourceList(), s.sourceList()
+	if before == after && (before == none || old.age() == s.age()) {
+		return
+	}
+	if before != none {
+		l.set(before, old.age(), false)
+	}
+	if after != none {
+		l.set(after, s.age(), true)
+	}
+	for _, c := range l.all.changes() {
+		if (c.before == "") == (c.after == "") {
+			continue
+		}
+		for r := range l.services[c.list].All() {
+			l.moved = append(l.moved, r)
+		}
+	}
+}
+
+// set adds a service to those that have a list, or removes it.
+func (l *sourceLists) set(list sourceListKey, r right, add bool) {
+	setMember(l.services, list, r, add)
+	namespace, _ := r.name().Split()
+	own := l.namespaces[namespace]
+	if own == nil {
+		own = newListQueue(shareOf(l.limit))
+		l.namespaces[namespace] = own
+	}
+	own.set(list, r, add)
+	for _, c := range own.changes() {
+		if c.before != "" {
+			l.all.set(c.list, c.before, false)
+		}
+		if c.after != "" {
+			l.all.set(c.list, c.after, true)
+		}
+	}
+	if own.empty() {
+		delete(l.namespaces, namespace)
+	}
+}
+
+// sources returns the service's ranges as they hold, as the service was set. They let in
+// nobody if the node does not have the list; why is nil if it has.
+func (l *sourceLists) sources(s *Service) (hold *Sources, why *ClosedSources) {
+	if list := s.sourceList(); list == (sourceListKey{}) || l.all.admitted[list] != "" {
+		return s.Sources, nil
+	}
+	return s.Sources.closed(), &ClosedSources{l.limit}
+}
+
+// rightSet is a set of rights.
+type rightSet = treap.Map[right, struct{}]
+
+// setMember adds a right to the set of a list, or removes it.
+func setMember(sets map[sourceListKey]rightSet, list sourceListKey, r right, add bool) {
+	set := sets[list].Delete(r)
+	if add {
+		set = set.Set(r, struct{}{})
+	}
+	if sets[list] = set; set.Len() == 0 {
+		delete(sets, list)
+	}
+}
+
+// listQueue admits lists. Each has the age of the oldest service that asks for it.
+type listQueue struct {
+	queue queue
+	// askers has the services that ask for each list, lists the list of each service.
+	askers map[sourceListKey]rightSet
+	lists  map[right]sourceListKey
+	// admitted has the lists that are admitted, each by its oldest service, as of the last
+	// call of changes.
+	admitted map[sourceListKey]right
+	// touched has the lists whose services have changed since then.
+	touched []sourceListKey
+}
+
+// listChange says by which service a list was admitted and is now; empty for none.
+type listChange struct {
+	list          sourceListKey
+	before, after right
+}
+
+func newListQueue(limit int) *listQueue {
+	return &listQueue{
+		queue: queue{limit: limit}, askers: map[sourceListKey]rightSet{}, lists: map[right]sourceListKey{}, admitted: map[sourceListKey]right{},
+	}
+}
+
+// set adds a service to those that ask for a list, or removes it. A service asks for one
+// list at most.
+func (q *listQueue) set(list sourceListKey, r right, add bool) {
+	before, _, _ := q.askers[list].First()
+	setMember(q.askers, list, r, add)
+	after, _, _ := q.askers[list].First()
+	if add {
+		q.lists[r] = list
+	} else {
+		delete(q.lists, r)
+	}
+	if before != after {
+		if before != "" {
+			q.queue.set(request{right: before})
+		}
+		if after != "" {
+			q.queue.set(request{after, 1})
+		}
+	}
+	q.touched = append(q.touched, list)
+}
+
+// changes returns what has changed since its last call.
+func (q *listQueue) changes() []listChange {
+	for _, r := range q.queue.admit() {
+		if list, asks := q.lists[r]; asks {
+			q.touched = append(q.touched, list)
+		}
+	}
+	var changes []listChange
+	for _, list := range q.touched {
+		oldest, _, _ := q.askers[list].First()
+		if oldest != "" && q.queue.admitted.At(oldest) == 0 {
+			oldest = ""
+		}
+		before := q.admitted[list]
+		if before == oldest {
+			continue
+		}
+		if changes = append(changes, listChange{list, before, oldest}); oldest == "" {
+			delete(q.admitted, list)
+		} else {
+			q.admitted[list] = oldest
+		}
+	}
+	q.touched = nil
+	return changes
+}
+
+func (q *listQueue) empty() bool { return len(q.askers) == 0 }
