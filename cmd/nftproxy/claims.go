@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -128,11 +127,9 @@ type dialer struct {
 
 func newDialer() *dialer { return &dialer{open: connrotation.NewConnectionTracker()} }
 
-// DialContext dials as client-go does by default, but with a shorter time-out. With
-// client-go's 30 s, the log would report a wrong address only after 30 s.
+// DialContext dials as client-go does by default, but with other limits (connector).
 func (d *dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
-	const timeout, keepAlive = 5 * time.Second, 30 * time.Second
-	conn, err := (&net.Dialer{Timeout: timeout, KeepAlive: keepAlive}).DialContext(ctx, network, address)
+	conn, err := newConnector().connect(ctx, network, address)
 	if err != nil {
 		return nil, err
 	}

@@ -20,8 +20,8 @@ const (
 	versionPeriod = 5 * time.Minute
 	// versionRetry is the time after a question without an answer.
 	versionRetry = 10 * time.Second
-	// versionTimeout bounds the wait for an answer.
-	versionTimeout = 10 * time.Second
+	// versionTimeout bounds the wait for an answer, which may begin with the search for an address.
+	versionTimeout = lookupLimit + 10*time.Second
 )
 
 // followServerVersion keeps the metric of the API server's version until the context

@@ -1,0 +1,123 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"net"
+	"net/netip"
+	"time"
+)
+
+// The limits of a connection to the API server. Looking up its name has one of its own: by resolv.conf(5) the resolver waits
+// 5 s for each nameserver that does not answer, twice, with up to three of them, and again for each search domain.
+const (
+	lookupLimit = time.Minute
+	// connectLimit is for each address. With client-go's 30 s, the log would report a wrong address only after 30 s.
+	connectLimit = 5 * time.Second
+	// fallbackDelay is how long the addresses of the family that comes first have no rivals (RFC 6555; as in package net).
+	fallbackDelay = 300 * time.Millisecond
+	keepAlive     = 30 * time.Second
+)
+
+// connector connects to a host by its name or its address.
+type connector struct {
+	lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
+	dial   func(ctx context.Context, network, address string) (net.Conn, error)
+}
+
+func newConnector() connector {
+	return connector{net.DefaultResolver.LookupNetIP, (&net.Dialer{Timeout: connectLimit, KeepAlive: keepAlive}).DialContext}
+}
+
+// connect connects to host:port. A net.Dialer has one limit for everything, so that a nameserver which does not answer
+// would leave no time for the connection.
+func (c connector) connect(ctx context.Context, network, address string) (net.Conn, error) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := netip.ParseAddr(host); err == nil {
+		return c.dial(ctx, network, address)
+	}
+	soon, cancel := context.WithTimeout(ctx, lookupLimit)
+	defer cancel()
+	addrs, err := c.lookup(soon, "ip", host)
+	if err != nil {
+		return nil, err
+	}
+	var groups [2][]string // the family of the first address, and the other one
+	for _, a := range addrs {
+		at := 0
+		if a.Unmap().Is4() != addrs[0].Unmap().Is4() {
+			at = 1
+		}
+		groups[at] = append(groups[at], net.JoinHostPort(a.Unmap().String(), port))
+	}
+	return c.race(ctx, network, groups)
+}
+
+// outcome is the end of an attempt by one family.
+type outcome struct {
+	conn net.Conn
+	err  error
+}
+
+// race connects by both families, the second one a little later or when the first has failed. The first connection counts,
+// or the first error.
+func (c connector) race(ctx context.Context, network string, groups [2][]string) (net.Conn, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	outcomes := make(chan outcome, len(groups))
+	running := 0
+	start := func(addresses []string) {
+		if len(addresses) > 0 {
+			running++
+			go func() { outcomes <- c.series(ctx, network, addresses) }()
+		}
+	}
+	start(groups[0])
+	later := time.NewTimer(fallbackDelay)
+	defer later.Stop()
+	var first error
+	for running > 0 {
+		select {
+		case <-later.C:
+			start(groups[1])
+			groups[1] = nil
+		case o := <-outcomes:
+			running--
+			if o.err == nil {
+				go closeOthers(outcomes, running)
+				return o.conn, nil
+			}
+			first = cmp.Or(first, o.err)
+			start(groups[1])
+			groups[1] = nil
+		}
+	}
+	return nil, first
+}
+
+// closeOthers closes the connections of n attempts that came too late.
+func closeOthers(outcomes <-chan outcome, n int) {
+	for range n {
+		if o := <-outcomes; o.err == nil {
+			_ = o.conn.Close() // Nothing was written.
+		}
+	}
+}
+
+// series connects to the first address that answers. Its error is that of the first address, as in package net.
+func (c connector) series(ctx context.Context, network string, addresses []string) outcome {
+	var first error
+	for _, address := range addresses {
+		conn, err := c.dial(ctx, network, address)
+		if err == nil {
+			return outcome{conn: conn}
+		}
+		if first = cmp.Or(first, err); ctx.Err() != nil {
+			break
+		}
+	}
+	return outcome{err: first}
+}
