@@ -16,19 +16,18 @@ const fileRest = 100 * time.Millisecond
 // start, and after each change of the file or of a symbolic link on the way to it, as
 // the kubelet changes the files of a mounted ConfigMap. A text may be the same as the
 // last one. A file that a process is writing counts once it is closed. FollowFile
-// returns nil when ctx ends.
+// returns nil when ctx ends, and an error when the kernel does not tell of all changes.
 func FollowFile(ctx context.Context, path string, each func(text []byte, err error)) error {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return fmt.Errorf("follow a file: %w", err)
 	}
-	n, err := newNotifier()
-	if err != nil {
-		return fmt.Errorf("follow %s: %w", path, err)
-	}
+	n := newNotifier()
 	defer n.close()
-	rest := time.NewTimer(0)
+	rest, look := time.NewTimer(0), time.NewTicker(lookPeriod)
 	defer rest.Stop()
+	defer look.Stop()
+	var read fileState
 	for {
 		select {
 		case <-ctx.Done():
@@ -37,12 +36,17 @@ func FollowFile(ctx context.Context, path string, each func(text []byte, err err
 			if n.handle(events) {
 				rest.Reset(fileRest)
 			}
+		case <-look.C:
+			if stateOf(path) != read {
+				rest.Reset(fileRest)
+			}
 		case <-rest.C:
-			target, err := n.followFile(path)
-			if err != nil {
-				return fmt.Errorf("follow %s: %w", path, err)
+			target := n.followFile(path)
+			if n.blind != nil {
+				return fmt.Errorf("follow %s: %w", path, n.blind)
 			}
 			if !n.writing[target] {
+				read = stateOf(path)
 				each(os.ReadFile(path))
 			}
 		}
@@ -51,12 +55,12 @@ func FollowFile(ctx context.Context, path string, each func(text []byte, err err
 
 // followFile follows every directory on the way to the file and returns the file's real
 // path.
-func (n *notifier) followFile(path string) (string, error) {
+func (n *notifier) followFile(path string) string {
 	for {
 		t := targets{}
 		target := t.resolve(path)
-		if added, err := n.follow(t); err != nil || !added {
-			return target, err
+		if !n.follow(t) {
+			return target
 		}
 	}
 }

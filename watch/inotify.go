@@ -1,11 +1,13 @@
 package watch
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"unsafe"
@@ -21,11 +23,17 @@ type names map[string]bool
 // inotify(7)): with them, a file that is truncated and then written would be read while
 // it is empty or incomplete.
 type notifier struct {
+	// file is nil as long as the kernel has no inotify to give.
 	file *os.File
 	// fd is file's descriptor. Calling file.Fd would make its reads block a thread.
 	fd int
-	// events carries the events in order. It is closed at the end.
+	// blind is why the kernel does not tell of all changes, nil if it does: it bounds how many instances and watches a
+	// user has (fs.inotify), and a directory that cannot be read cannot be watched.
+	blind error
+	// events carries the events in order.
 	events chan []event
+	// ended is closed when the reader has ended.
+	ended chan struct{}
 	// The keys of dirs are watch descriptors.
 	dirs map[uint32]directory
 	// writing has the files that a process has changed and not closed yet.
@@ -53,34 +61,44 @@ const (
 	allEvents = writeBegun | writeDone | selfGone | unix.IN_CREATE | unix.IN_ONLYDIR
 )
 
-func newNotifier() (*notifier, error) {
+func newNotifier() *notifier {
+	return &notifier{events: make(chan []event), ended: make(chan struct{}), dirs: map[uint32]directory{}, writing: map[string]bool{}}
+}
+
+// open starts inotify, unless that is done.
+func (n *notifier) open() error {
+	if n.file != nil {
+		return nil
+	}
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
-		return nil, fmt.Errorf("start inotify: %w", err)
+		return fmt.Errorf("start inotify: %w", err)
 	}
-	n := &notifier{
-		file:    os.NewFile(uintptr(fd), "inotify"),
-		fd:      fd,
-		events:  make(chan []event),
-		dirs:    map[uint32]directory{},
-		writing: map[string]bool{},
-	}
-	go n.read()
-	return n, nil
+	n.file, n.fd = os.NewFile(uintptr(fd), "inotify"), fd
+	go n.read(n.file)
+	return nil
 }
 
-// close ends the reading; events is closed afterwards.
+// close ends the reading.
 func (n *notifier) close() {
+	if n.file == nil {
+		return
+	}
 	n.file.Close()
-	for range n.events { // The reader may wait to send.
+	for {
+		select {
+		case <-n.events: // The reader may wait to send.
+		case <-n.ended:
+			return
+		}
 	}
 }
 
-func (n *notifier) read() {
-	defer close(n.events)
+func (n *notifier) read(file *os.File) {
+	defer close(n.ended)
 	buffer := make([]byte, 64<<10)
 	for {
-		size, err := n.file.Read(buffer)
+		size, err := file.Read(buffer)
 		if err != nil {
 			return // The file is closed: the read of an inotify descriptor fails for no other reason.
 		}
@@ -100,33 +118,43 @@ func parseEvents(data []byte) []event {
 	return list
 }
 
-// follow watches exactly the directories in want, each for the names there. It returns
-// whether a directory is new: that one may have changed before the watch.
-func (n *notifier) follow(want map[string]names) (bool, error) {
+// follow watches the directories in want, each for the names there, and no others. It returns whether a directory is new:
+// that one may have changed before the watch. blind has the first directory that cannot be watched.
+func (n *notifier) follow(want map[string]names) (added bool) {
 	old := maps.Clone(n.dirs)
 	clear(n.dirs)
-	added := false
-	for path, files := range want {
+	if n.blind = n.open(); n.blind != nil {
+		return false
+	}
+	for _, path := range slices.Sorted(maps.Keys(want)) {
 		wd, err := unix.InotifyAddWatch(n.fd, path, allEvents)
 		switch err {
 		case nil:
-		case unix.ENOENT, unix.ENOTDIR, unix.EACCES:
+		case unix.ENOENT, unix.ENOTDIR:
 			continue // An event of its parent comes when that changes.
 		default:
-			return false, fmt.Errorf("watch directory %s: %w", path, err)
+			n.blind = cmp.Or(n.blind, fmt.Errorf("watch directory %s: %w", path, err))
+			continue
 		}
 		if _, known := old[uint32(wd)]; !known {
 			added = true
+			n.forget(path)
 		}
-		n.dirs[uint32(wd)] = directory{path, files}
+		n.dirs[uint32(wd)] = directory{path, want[path]}
 	}
-	for wd := range old {
+	for wd, dir := range old {
 		if _, still := n.dirs[wd]; !still {
 			// It fails for a directory that is gone: its watch is gone, too.
 			_, _ = unix.InotifyRmWatch(n.fd, wd)
+			n.forget(dir.path)
 		}
 	}
-	return added, nil
+	return added
+}
+
+// forget forgets who writes in a directory: no event tells when one that is not watched ends.
+func (n *notifier) forget(dir string) {
+	maps.DeleteFunc(n.writing, func(path string, _ bool) bool { return filepath.Dir(path) == dir })
 }
 
 // handle keeps track of the files that are being written. It returns whether the

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,40 +17,49 @@ import (
 
 // RunManifests follows the manifests at path, a file or a directory of *.yaml,
 // *.yml and *.json files, until ctx ends, and returns nil then. A path that
-// cannot be read at the start is an error. Later the last good state stays in force:
-// of path, of a document that is broken, and of a file that cannot be read or that
-// another process is writing.
+// does not exist at the start is an error. One that cannot be read is reported, and
+// nothing is published until it can. Later the last good state stays in force:
+// of path, of a document that is broken, of a file that cannot be read or that
+// another process is writing, and for a second of a file that has gone.
 func (w *Watcher) RunManifests(ctx context.Context, path string) error {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return fmt.Errorf("follow manifests: %w", err)
 	}
-	notifier, err := newNotifier()
-	if err != nil {
-		return fmt.Errorf("follow manifests: %w", err)
-	}
-	defer notifier.close()
-	m := &manifests{watcher: w, path: path, notifier: notifier, current: map[manifestKey]any{}}
-	if err := m.load(); err != nil {
+	m := &manifests{watcher: w, path: path, notifier: newNotifier(), current: map[manifestKey]any{}, loaded: make(chan struct{})}
+	defer m.notifier.close()
+	w.mu.Lock()
+	w.awaited = []awaited{{what: "the manifests at " + path, there: m.loaded}}
+	w.mu.Unlock()
+	if err := m.look(true); errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("follow manifests: %w", err)
 	}
 	w.change(func(ix *index) { ix.manifests = true })
 	var running sync.WaitGroup
 	running.Go(func() { w.loop(ctx) })
-	running.Go(func() { w.release(ctx) })
+	running.Go(func() {
+		select {
+		case <-m.loaded:
+			w.release(ctx)
+		case <-ctx.Done():
+		}
+	})
 	defer running.Wait()
+	next := time.NewTimer(m.pause)
+	defer next.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case events := <-notifier.events:
-			if !notifier.handle(events) {
+		case events := <-m.notifier.events:
+			if !m.notifier.handle(events) {
 				continue
 			}
-			if err := m.load(); err != nil {
-				m.submit(append(m.problems(), Problem{Source: path, Err: err}), m.current)
-			}
+			_ = m.look(true) // It has reported the error.
+		case <-next.C:
+			_ = m.look(false)
 		}
+		next.Reset(m.pause)
 	}
 }
 
@@ -58,6 +68,10 @@ type manifests struct {
 	watcher  *Watcher
 	path     string
 	notifier *notifier
+	// loaded is closed when the files have been read.
+	loaded chan struct{}
+	// pause is the time until the next look.
+	pause time.Duration
 	// files are in the order of their names, as os.ReadDir returns them.
 	files []*manifestFile
 	// current has the objects that the index has, reported the texts of the
@@ -70,6 +84,10 @@ type manifests struct {
 type manifestFile struct {
 	path string
 	sum  [sha256.Size]byte
+	// state is that before the file was read, fresh the one that another look has to confirm.
+	state, fresh fileState
+	// gone is when the file went, or became empty; zero for one that is there.
+	gone time.Time
 	// objects are the file's. The last good versions of objects in broken
 	// documents are at the end.
 	objects  []sourcedObject
@@ -83,22 +101,40 @@ type sourcedObject struct {
 	source string
 }
 
-// load reads the files that have changed and edits the index. An error means that
-// path cannot be read or followed; the index then stays as it is.
-func (m *manifests) load() error {
+// look loads the files, and reports what is wrong with path. told says that an event told of a change.
+func (m *manifests) look(told bool) error {
+	m.pause = lookPeriod
+	err := m.load(told)
+	problems := m.problems()
+	if err != nil {
+		reason := reasonOf(err)
+		select {
+		case <-m.loaded:
+		default:
+			reason = &UnreadableError{reason}
+		}
+		m.submit(append(problems, Problem{Source: m.path, Err: reason}), m.current)
+		return err
+	}
+	wanted, duplicates := m.merge()
+	m.submit(append(problems, duplicates...), wanted)
+	closeOnce(m.loaded)
+	return nil
+}
+
+// load reads the files that have changed. An error means that path cannot be read; the files then stay as they are.
+func (m *manifests) load(told bool) error {
 	paths, err := m.survey()
 	if err != nil {
 		return err
 	}
 	var files []*manifestFile
 	for _, path := range paths {
-		if f := m.file(path); f != nil {
+		if f := m.file(path, told); f != nil {
 			files = append(files, f)
 		}
 	}
-	m.files = files
-	wanted, duplicates := m.merge()
-	m.submit(append(m.problems(), duplicates...), wanted)
+	m.files = m.keepGone(files, time.Now())
 	return nil
 }
 
@@ -109,18 +145,19 @@ func (m *manifests) survey() ([]string, error) {
 	for {
 		t := targets{}
 		paths, err := t.list(m.path)
-		added, followErr := m.notifier.follow(t)
-		switch {
-		case followErr != nil:
-			return nil, followErr
-		case !added:
-			return paths, err
+		if m.notifier.follow(t) {
+			continue
 		}
+		if m.notifier.blind != nil {
+			m.soon(blindPeriod)
+		}
+		return paths, err
 	}
 }
 
-// file reads one file. It returns nil where there is none.
-func (m *manifests) file(path string) *manifestFile {
+// file reads one file, if an event told of a change or its state differs from that of the last look. It returns nil where
+// there is none.
+func (m *manifests) file(path string, told bool) *manifestFile {
 	old := &manifestFile{path: path}
 	if at, found := slices.BinarySearchFunc(m.files, path, func(f *manifestFile, path string) int {
 		return strings.Compare(f.path, path)
@@ -130,19 +167,35 @@ func (m *manifests) file(path string) *manifestFile {
 	if target, err := filepath.EvalSymlinks(path); err == nil && m.notifier.writing[target] {
 		return old
 	}
+	state := stateOf(path)
+	if !told && old.gone.IsZero() && old.state != (fileState{}) {
+		if state == old.state {
+			return old
+		}
+		if state != old.fresh {
+			m.soon(restPeriod)
+			waiting := *old
+			waiting.fresh = state
+			return &waiting
+		}
+	}
 	data, err := os.ReadFile(path)
 	if err != nil {
 		if _, gone := os.Lstat(path); errors.Is(gone, fs.ErrNotExist) {
 			return nil
 		}
 		// The sum stays empty: the next read that succeeds counts as a change.
-		return &manifestFile{path: path, objects: old.objects, problems: []Problem{{Source: path, Err: errors.Unwrap(err)}}}
+		return &manifestFile{path: path, state: state, objects: old.objects, problems: []Problem{{Source: path, Err: reasonOf(err)}}}
 	}
 	sum := sha256.Sum256(data)
 	if sum == old.sum {
-		return old
+		same := *old
+		same.state, same.gone = state, time.Time{}
+		return &same
 	}
-	return readManifest(path, data, sum, old)
+	f := readManifest(path, data, sum, old)
+	f.state = state
+	return f
 }
 
 // readManifest reads the documents of a file. A document that is equal to one in old
@@ -204,23 +257,32 @@ func setSource(object any, source string) (clean bool) {
 	return len(problems) == 0
 }
 
-// problems returns those of all files.
+// problems returns those of all files and of their following.
 func (m *manifests) problems() []Problem {
 	var list []Problem
+	if err := m.notifier.blind; err != nil {
+		list = append(list, Problem{Source: m.path, Err: &FollowError{blindPeriod, err}})
+	}
 	for _, f := range m.files {
 		list = append(list, f.problems...)
 	}
 	return list
 }
 
-// merge puts the files together. Of two objects of one name the first counts.
+// merge puts the files together. Of two objects of one name the first counts, and one of a file that has gone only where
+// there is no other.
 func (m *manifests) merge() (map[manifestKey]any, []Problem) {
 	wanted := map[manifestKey]any{}
 	sources := map[manifestKey]string{}
 	var problems []Problem
-	for _, f := range m.files {
+	inOrder := slices.Clone(m.files)
+	slices.SortStableFunc(inOrder, func(a, b *manifestFile) int { return a.gone.Compare(b.gone) })
+	for _, f := range inOrder {
 		for _, e := range f.objects {
 			if _, there := wanted[e.key]; there {
+				if !f.gone.IsZero() {
+					continue
+				}
 				namespace, name := e.key.name.Split()
 				problems = append(problems, Problem{
 					Source: e.source,
@@ -248,6 +310,9 @@ func (m *manifests) submit(problems []Problem, wanted map[manifestKey]any) {
 		reported[text] = true
 	}
 	m.reported = reported
+	if len(fresh) == 0 && maps.Equal(m.current, wanted) {
+		return
+	}
 	now := time.Now()
 	m.watcher.change(func(ix *index) {
 		ix.problems = append(ix.problems, fresh...)

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -68,7 +69,11 @@ func (s *objectSource) follow(ctx context.Context, addrs []netip.Addr, judge fun
 	options.Node, options.AwaitPodCIDRs, options.PodCIDRTimeout = s.node, s.nodeCIDR, sourceTimeout/2
 	options.NodeTimeout = sourceTimeout / 6
 	options.Report = func(p watch.Problem) {
-		if err := judge(p); err != nil {
+		err := judge(p)
+		if unreadable := (*watch.UnreadableError)(nil); errors.As(p, &unreadable) {
+			err = cmp.Or(err, unreadable.Err)
+		}
+		if err != nil {
 			o.fail(fmt.Errorf("%s: %w", s, err))
 		}
 	}

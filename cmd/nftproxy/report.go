@@ -24,6 +24,14 @@ func (d *daemon) logProblem(p watch.Problem, counts *metrics.Metrics) {
 		d.log.Info("the API server does not have a resource; going on without it, and asking again every few minutes", "err", p)
 		return
 	}
+	if blind := (*watch.FollowError)(nil); errors.As(p, &blind) {
+		d.log.Warn("the kernel does not tell of all changes of the manifests", "err", p)
+		return
+	}
+	if unreadable := (*watch.UnreadableError)(nil); errors.As(p, &unreadable) {
+		d.log.Error("the manifests cannot be read", "err", p)
+		return
+	}
 	if errors.Is(p, watch.ErrIgnoredKind) {
 		d.log.Debug("ignored an object of a kind that a service proxy does not use", "err", p)
 		return

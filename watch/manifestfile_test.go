@@ -1,0 +1,328 @@
+package watch
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// staysFor takes updates for a while, and fails for one without exactly the cluster IPs.
+func (f *follower) staysFor(d time.Duration, want ...string) {
+	f.Helper()
+	end := time.After(d)
+	for {
+		select {
+		case <-f.out.C():
+			if u, ok := f.out.Take(); ok {
+				if f.last = u.Snapshot; !slices.Equal(f.addresses(), want) {
+					f.Errorf("cluster IPs were %v, want %v all the time", f.addresses(), want)
+				}
+			}
+		case <-end:
+			return
+		}
+	}
+}
+
+// TestReplacedInSteps: a file that is replaced in two steps keeps its objects between them.
+func TestReplacedInSteps(t *testing.T) {
+	for name, replace := range map[string]func(path string){
+		"renamed away and written anew": func(path string) { // vi with backupcopy=no
+			must(t, os.Rename(path, path+"~"))
+			time.Sleep(50 * time.Millisecond)
+			write(t, path, manifest("a", "10.96.0.2"))
+		},
+		"removed and written anew": func(path string) {
+			must(t, os.Remove(path))
+			time.Sleep(50 * time.Millisecond)
+			write(t, path, manifest("a", "10.96.0.2"))
+		},
+		"emptied and written later": func(path string) {
+			write(t, path, nil)
+			time.Sleep(50 * time.Millisecond)
+			write(t, path, manifest("a", "10.96.0.2"))
+		},
+		"renamed away and written slowly": func(path string) {
+			must(t, os.Rename(path, path+"~"))
+			file, err := os.Create(path)
+			must(t, err)
+			_, err = file.WriteString("apiVersion: v1\n")
+			must(t, err)
+			time.Sleep(3 * gonePeriod)
+			_, err = file.Write(manifest("a", "10.96.0.2")[len("apiVersion: v1\n"):])
+			must(t, err)
+			must(t, file.Close())
+		},
+		"removed with its directory": func(path string) {
+			must(t, os.RemoveAll(filepath.Dir(path)))
+			must(t, os.Mkdir(filepath.Dir(path), 0o755))
+			time.Sleep(50 * time.Millisecond)
+			write(t, path, manifest("a", "10.96.0.2"))
+			write(t, filepath.Join(filepath.Dir(path), "b.yaml"), manifest("b", "10.96.0.9"))
+		},
+		"a link that points elsewhere": func(path string) {
+			elsewhere := filepath.Join(t.TempDir(), "new.yaml")
+			write(t, elsewhere, manifest("a", "10.96.0.2"))
+			must(t, os.Remove(path))
+			time.Sleep(50 * time.Millisecond)
+			must(t, os.Symlink(elsewhere, path))
+		},
+		"under another name": func(path string) {
+			must(t, os.Rename(path, filepath.Join(filepath.Dir(path), "c.yaml")))
+			write(t, filepath.Join(filepath.Dir(path), "c.yaml"), manifest("a", "10.96.0.2"))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := filepath.Join(t.TempDir(), "manifests")
+			must(t, os.Mkdir(dir, 0o755))
+			path := filepath.Join(dir, "a.yaml")
+			write(t, path, manifest("a", "10.96.0.1"))
+			write(t, filepath.Join(dir, "b.yaml"), manifest("b", "10.96.0.9"))
+			f := follow(t, dir)
+			f.await("10.96.0.1", "10.96.0.9")
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				replace(path)
+			}()
+			for !slices.Equal(f.addresses(), []string{"10.96.0.2", "10.96.0.9"}) {
+				select {
+				case <-f.out.C():
+					if u, ok := f.out.Take(); ok {
+						f.last = u.Snapshot
+						if n := len(f.addresses()); n != 2 {
+							t.Fatalf("cluster IPs were %v for a moment", f.addresses())
+						}
+					}
+				case <-time.After(patience):
+					t.Fatalf("cluster IPs are %v", f.addresses())
+				}
+			}
+			<-done
+			f.staysFor(2*gonePeriod, "10.96.0.2", "10.96.0.9")
+			for len(f.reported) > 0 {
+				if p := <-f.reported; !errors.Is(p, ErrNoNode) && !errors.Is(p, os.ErrNotExist) {
+					t.Errorf("said %v", p)
+				}
+			}
+		})
+	}
+}
+
+// TestEditorsFiles: backups and temporary files of editors are no manifests.
+func TestEditorsFiles(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "a.yaml"), manifest("a", "10.96.0.1"))
+	f := follow(t, dir)
+	f.await("10.96.0.1")
+	for _, name := range []string{
+		"a.yaml~", ".a.yaml.swp", ".a.swp.yaml", "#a.yaml#", "a.yaml.bak", "a.yaml.orig", "4913", "a.yaml___jb_tmp___", ".#a.yaml", "sedAbc123", ".a.yaml.Xy12Z3",
+	} {
+		write(t, filepath.Join(dir, name), manifest("other", "10.96.0.9"))
+	}
+	write(t, filepath.Join(dir, "b.yaml"), manifest("b", "10.96.0.2"))
+	f.await("10.96.0.1", "10.96.0.2")
+}
+
+// TestNoInotify: where the kernel has no inotify instance or no watch to give, changes are found by looking, and the log says
+// so. A file that is half written then is not read. Once the kernel gives them, it tells of changes again.
+func TestNoInotify(t *testing.T) {
+	for bound, reason := range map[string]error{"instances": unix.EMFILE, "watches": unix.ENOSPC} {
+		t.Run(bound, func(t *testing.T) {
+			t.Parallel()
+			if !ofItsOwnUser(t) {
+				return
+			}
+			set := func(n string) { must(t, os.WriteFile("/proc/sys/user/max_inotify_"+bound, []byte(n), 0)) }
+			set("0")
+			dir := t.TempDir()
+			path := filepath.Join(dir, "a.yaml")
+			write(t, path, manifest("a", "10.96.0.1"))
+			f := follow(t, dir)
+			f.await("10.96.0.1")
+			p := f.awaitProblem("looking for changes every 2s")
+			if e := (*FollowError)(nil); !errors.As(p, &e) || !errors.Is(p, reason) || p.Source != dir {
+				t.Errorf("said %v", p)
+			}
+			write(t, path, manifest("a", "10.96.0.2"))
+			f.await("10.96.0.2")
+			writeSlowly(t, path, manifest("a", "10.96.0.3"))
+			for !slices.Equal(f.addresses(), []string{"10.96.0.3"}) {
+				<-f.out.C()
+				if u, ok := f.out.Take(); ok {
+					if f.last = u.Snapshot; len(f.addresses()) != 1 {
+						t.Fatalf("cluster IPs were %v for a moment", f.addresses())
+					}
+				}
+			}
+
+			set("100")
+			time.Sleep(2 * blindPeriod)
+			start := time.Now()
+			write(t, path, manifest("a", "10.96.0.4"))
+			f.await("10.96.0.4")
+			if took := time.Since(start); took > blindPeriod {
+				t.Errorf("an event took %s", took)
+			}
+		})
+	}
+}
+
+// writeSlowly is half done for longer than two looks take, with a write every now and then.
+func writeSlowly(t *testing.T, path string, data []byte) {
+	t.Helper()
+	file, err := os.Create(path)
+	must(t, err)
+	for range 20 {
+		_, err = file.WriteString("# not yet\n")
+		must(t, err)
+		time.Sleep(restPeriod / 2)
+	}
+	_, err = file.Write(data)
+	must(t, err)
+	must(t, file.Close())
+}
+
+// TestUnreadable: files and directories that the process may not read are told of, at the start and later. What is known of
+// them stays, others are followed, and they count once they can be read.
+func TestUnreadable(t *testing.T) {
+	t.Parallel()
+	if !unprivileged(t) {
+		return
+	}
+	dir := t.TempDir()
+	secret, open := filepath.Join(dir, "secret.yaml"), filepath.Join(dir, "open.yaml")
+	write(t, open, manifest("open", "10.96.0.1"))
+	write(t, secret, manifest("secret", "10.96.0.2"))
+	must(t, os.Chmod(secret, 0))
+	f := follow(t, dir)
+	f.await("10.96.0.1")
+	f.awaitProblem("secret.yaml: permission denied (nftproxy reads files as its user")
+	must(t, os.Chmod(secret, 0o644))
+	f.await("10.96.0.1", "10.96.0.2")
+	must(t, os.Chmod(secret, 0))
+	f.awaitProblem("secret.yaml: permission denied")
+	write(t, open, manifest("open", "10.96.0.3"))
+	f.await("10.96.0.3", "10.96.0.2")
+
+	must(t, os.Chmod(dir, 0))
+	f.awaitProblem(dir + ": permission denied")
+	f.staysFor(2*blindPeriod, "10.96.0.3", "10.96.0.2")
+	must(t, os.Chmod(dir, 0o755))
+	must(t, os.Chmod(secret, 0o644))
+	write(t, open, manifest("open", "10.96.0.4"))
+	f.await("10.96.0.4", "10.96.0.2")
+
+	// A directory that can be searched and not read cannot be watched either.
+	must(t, os.Chmod(dir, 0o311))
+	one := follow(t, open)
+	one.await("10.96.0.4")
+	one.awaitProblem("looking for changes every 2s")
+	write(t, open, manifest("open", "10.96.0.5"))
+	one.await("10.96.0.5")
+	must(t, os.Chmod(dir, 0o755))
+}
+
+// TestUnreadableAtStart: nothing is published until the directory can be read.
+func TestUnreadableAtStart(t *testing.T) {
+	t.Parallel()
+	if !unprivileged(t) {
+		return
+	}
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "a.yaml"), manifest("a", "10.96.0.1"))
+	must(t, os.Chmod(dir, 0))
+	f := follow(t, dir)
+	p := f.awaitProblem("until then the rules stay as they are")
+	if e := (*UnreadableError)(nil); !errors.As(p, &e) {
+		t.Errorf("said %v", p)
+	}
+	select {
+	case <-f.out.C():
+		t.Error("published something")
+	case <-time.After(2 * blindPeriod):
+	}
+	must(t, os.Chmod(dir, 0o755))
+	f.await("10.96.0.1")
+}
+
+// unprivileged says whether the process is without root's rights over files. If it has them, it runs the test in another
+// process that has not.
+func unprivileged(t *testing.T) bool {
+	t.Helper()
+	const nobody = 65534
+	return os.Geteuid() != 0 || again(t, nobody, &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}})
+}
+
+// ofItsOwnUser says whether the process is in a user namespace of its own, whose bounds on inotify it may set. If it is not, it
+// runs the test in another process that is.
+func ofItsOwnUser(t *testing.T) bool {
+	t.Helper()
+	user := func(id int) []syscall.SysProcIDMap {
+		return []syscall.SysProcIDMap{{ContainerID: 0, HostID: id, Size: 1}}
+	}
+	return again(t, os.Geteuid(), &syscall.SysProcAttr{
+		Cloneflags: syscall.CLONE_NEWUSER, UidMappings: user(os.Geteuid()), GidMappings: user(os.Getegid()),
+	})
+}
+
+// again says whether the process is one that again has started. If not, it starts one for the test, with a temporary
+// directory of the user, and waits for its end.
+func again(t *testing.T, user int, as *syscall.SysProcAttr) bool {
+	t.Helper()
+	const variable = "NFTPROXY_TEST_AGAIN"
+	if os.Getenv(variable) == t.Name() {
+		return true
+	}
+	dir, err := os.MkdirTemp("", "again-")
+	must(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	must(t, os.Chown(dir, user, -1))
+	self, err := os.ReadFile("/proc/self/exe") // Its directory may be closed to the user.
+	must(t, err)
+	binary := filepath.Join(dir, "watch.test")
+	must(t, os.WriteFile(binary, self, 0o755))
+	cmd := exec.Command(binary, "-test.v", "-test.run=^"+t.Name()+"$")
+	cmd.Dir, cmd.Env, cmd.SysProcAttr = dir, append(os.Environ(), "TMPDIR="+dir, variable+"="+t.Name()), as
+	out, err := cmd.CombinedOutput()
+	if errors.Is(err, os.ErrPermission) {
+		t.Skipf("the kernel gives no such process: %v", err)
+	}
+	if err != nil || !bytes.Contains(out, []byte("--- PASS: "+t.Name())) {
+		t.Errorf("in a process of its own: %v\n%s", err, out)
+	}
+	return false
+}
+
+// TestMounted: a file system that comes over the directory is found although no event tells of it, and so is its end.
+func TestMounted(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to mount")
+	}
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "a.yaml"), manifest("a", "10.96.0.1"))
+	f := follow(t, dir)
+	f.await("10.96.0.1")
+	must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"))
+	mounted := true
+	t.Cleanup(func() {
+		if mounted {
+			_ = unix.Unmount(dir, unix.MNT_DETACH)
+		}
+	})
+	write(t, filepath.Join(dir, "b.yaml"), manifest("b", "10.96.0.2"))
+	f.await("10.96.0.2")
+	must(t, unix.Unmount(dir, unix.MNT_DETACH))
+	mounted = false
+	f.await("10.96.0.1")
+}
