@@ -57,6 +57,8 @@ const (
 	ReasonConntrackFull Reason = "ConntrackFull"
 	// ReasonKubeProxy: the node's kernel has rules of kube-proxy beside ours.
 	ReasonKubeProxy Reason = "RulesOfKubeProxy"
+	// ReasonTablesRewritten: another program changes the proxy's tables again and again.
+	ReasonTablesRewritten Reason = "TablesRewritten"
 	// ReasonConfigInvalid: the proxy's configuration file has changed and cannot be used.
 	ReasonConfigInvalid Reason = "ConfigInvalid"
 	// ReasonConfigRestart: the proxy's configuration file has changed in a field that

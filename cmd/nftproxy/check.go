@@ -46,7 +46,7 @@ found and do.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o := preflight.Options{
-				Table: table, Proc: preflight.DefaultProc,
+				Table: table, Proc: preflight.DefaultProc, Keepers: describeKeepers,
 				Addresses: map[string]string{"health": defaultHealthAddress, "metrics": defaultMetricsAddress},
 			}
 			if _, err := fmt.Sscanf(nodePorts, "%d-%d", &o.NodePorts[0], &o.NodePorts[1]); err != nil || o.NodePorts[0] > o.NodePorts[1] {

@@ -104,13 +104,13 @@ func cleanupTables(cmd *cobra.Command, table string) error {
 // checkUnused returns an error if a running nftproxy keeps one of the tables. Kernels before 6.9
 // would let another process delete them.
 func checkUnused(tables []kernel.TableInfo) error {
-	keeper, err := tableKeepers()
+	keepers, err := tableKeepers()
 	if err != nil {
 		return err
 	}
 	for _, t := range tables {
-		if inode := keeper(t.ID.Name); t.Ours && t.Owner == 0 && inode != "" {
-			return belongs(t, holderText(inode))
+		if by := keepers.texts(t.ID.Name, ""); t.Ours && t.Owner == 0 && len(by) > 0 {
+			return belongs(t, by[0])
 		}
 	}
 	return nil

@@ -70,13 +70,14 @@ func (d *daemon) run(ctx context.Context) error {
 	counts.CountRetained(func() int { return watcher.Retained().Services })
 	var loop *proxy.Loop
 	var eligible atomic.Bool
+	rewriters := d.newRewriters(conn)
 	judge := health.New(health.Config{
 		Busy: func() time.Time { return loop.Busy() }, NodeEligible: d.nodeEligible(&eligible),
 		Answered: func(path string, code int) {
 			counts.CountHealth(path, code)
 			slis.Observe("proxy", strings.TrimPrefix(path, "/"), code == http.StatusOK)
 		},
-		Awaiting: watcher.Awaiting, Note: func() string { return watcher.Retained().String() },
+		Awaiting: watcher.Awaiting, Note: func() string { return joinNotes(watcher.Retained().String(), rewriters.note()) },
 	})
 	page := d.newStatusPage(judge)
 	servers, err := d.servers(judge, registry, slis, page)
@@ -110,6 +111,7 @@ func (d *daemon) run(ctx context.Context) error {
 	loop = proxy.New(config, conn, ruleset.NewCompiler(d.ruleset).Compile, d.cleanAfter(cleaner),
 		load.observe, judge.Observe, page.Observe, d.syncLogger(watcher), counts.Observe, ports.Notify, d.newFormerTables(conn).observe, kubeProxy.observe, func(s proxy.Sync) {
 			eligible.Store(s.Snapshot.Node.Eligible)
+			rewriters.observe(ctx, s)
 			sweeper.Notify(s.Applied, s.Adopted)
 			refused.Notify(s.Applied)
 			connections(s)

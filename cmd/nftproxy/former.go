@@ -101,11 +101,11 @@ func abandonedTables(conn *kernel.Conn, except string) ([]kernel.TableInfo, erro
 
 // usedTables returns a function that says whether a running nftproxy uses a table.
 func usedTables() (used func(kernel.TableInfo) bool, err error) {
-	keeper, err := tableKeepers()
+	keepers, err := tableKeepers()
 	if err != nil {
 		return nil, err
 	}
-	return func(t kernel.TableInfo) bool { return t.Owner != 0 || keeper(t.ID.Name) != "" }, nil
+	return func(t kernel.TableInfo) bool { return t.Owner != 0 || len(keepers.of(t.ID.Name, "")) > 0 }, nil
 }
 
 // keeperPrefix begins the names of the abstract sockets by which processes say which
@@ -117,7 +117,8 @@ const keeperPrefix = "@nftproxy-table-"
 // process ends.
 func (d *daemon) keepTable() (end func()) {
 	name := d.ruleset.Table
-	socket, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Net: "unixgram", Name: keeperOf(name) + rand.Text()})
+	d.keeper = keeperOf(name) + rand.Text()
+	socket, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Net: "unixgram", Name: d.keeper})
 	if err != nil {
 		d.log.Warn("cannot mark our tables as in use: a run with another --nftproxy-table may remove them", "table", name, "err", err)
 		return func() {}
@@ -131,15 +132,14 @@ func keeperOf(table string) string {
 	return fmt.Sprintf("%s%x-", keeperPrefix, sha256.Sum256([]byte(table)))
 }
 
-// tableKeepers returns a function that gives the inode of a socket by which a process keeps a
-// table, or nothing if none does.
-func tableKeepers() (keeper func(table string) (inode string), err error) {
+// tableKeepers returns the sockets of all processes that keep a table.
+func tableKeepers() (keepers, error) {
 	f, err := os.Open("/proc/thread-self/net/unix")
 	if err != nil {
 		return nil, fmt.Errorf("look for other processes: %w", err)
 	}
 	defer f.Close()
-	inodes := map[string]string{} // by the sockets' names
+	inodes := keepers{}
 	lines := bufio.NewScanner(f)
 	for lines.Scan() {
 		// The columns are: Num RefCount Protocol Flags Type St Inode Path.
@@ -151,12 +151,5 @@ func tableKeepers() (keeper func(table string) (inode string), err error) {
 	if err := lines.Err(); err != nil {
 		return nil, fmt.Errorf("look for other processes: %w", err)
 	}
-	return func(table string) string {
-		for name, inode := range inodes {
-			if strings.HasPrefix(name, keeperOf(table)) {
-				return inode
-			}
-		}
-		return ""
-	}, nil
+	return inodes, nil
 }

@@ -170,15 +170,23 @@ func ourReport(conn *kernel.Conn) (proxyReport, error) {
 	if err != nil {
 		return r, fmt.Errorf("list tables: %w", err)
 	}
-	used, err := usedTables()
+	keepers, err := tableKeepers()
 	if err != nil {
 		return r, err
 	}
+	several := ""
 	for _, t := range tables {
 		r.Rules = append(r.Rules, t.ID.String())
-		if used(t) {
+		by := keepers.texts(t.ID.Name, "")
+		if t.Owner != 0 || len(by) > 0 {
 			r.Running, r.Detail = "yes", "runs"
 		}
+		if len(by) > 1 {
+			several = fmt.Sprintf("runs %d times with table %s: %s", len(by), t.ID.Name, strings.Join(by, "; "))
+		}
+	}
+	if several != "" {
+		r.Detail = several
 	}
 	return r, nil
 }

@@ -140,6 +140,8 @@ type daemon struct {
 	live *atomic.Pointer[map[string]string]
 	// wanted has the kernel's settings that are wanted now.
 	wanted *atomic.Pointer[sysctlOptions]
+	// keeper is the name of the socket by which this process keeps its tables. run sets it.
+	keeper string
 	// record writes an event to the API server. run sets it.
 	record func(watch.Event)
 }

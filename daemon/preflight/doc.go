@@ -39,6 +39,8 @@ type Options struct {
 	NodePorts [2]uint16
 	// Addresses are those on which nftproxy's servers will listen, by their names.
 	Addresses map[string]string
+	// Keepers describes the running processes that keep tables of that name.
+	Keepers func(table string) ([]string, error)
 	// Proc is the directory /proc, or another for tests.
 	Proc string
 }

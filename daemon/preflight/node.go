@@ -85,6 +85,7 @@ func (o Options) proxies(ctx context.Context) []Finding {
 	for _, r := range rules {
 		found = append(found, ruleFinding(probe, r, running))
 	}
+	found = append(found, o.keepers(probe)...)
 	left, err := o.leftTables()
 	if err != nil {
 		return append(found, failed(probe, err))
@@ -109,6 +110,23 @@ func ruleFinding(probe string, r otherproxy.Rules, running otherproxy.Running) F
 		return green(probe, "rules of a kube-proxy that runs")
 	}
 	return yellow(probe, "rules of kube-proxy; whether it runs cannot be seen from here", "once it is stopped and nftproxy serves: nftproxy cleanup --kube-proxy")
+}
+
+// keepers is a finding if several processes keep our tables. Where tables have an owner, all
+// but one wait for it; elsewhere they undo each other's changes.
+func (o Options) keepers(probe string) []Finding {
+	if o.Keepers == nil {
+		return nil
+	}
+	by, err := o.Keepers(o.Table)
+	switch {
+	case err != nil:
+		return []Finding{failed(probe, err)}
+	case len(by) < 2:
+		return nil
+	}
+	return []Finding{yellow(probe+": nftproxy", fmt.Sprintf("%d processes keep table %s: %s", len(by), o.Table, strings.Join(by, "; ")),
+		"run one nftproxy on a node, or give one of them another --nftproxy-table; in a rolling update two are there for a moment")}
 }
 
 // leftTables lists tables that an nftproxy made with another name and that no process owns.

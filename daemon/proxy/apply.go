@@ -215,9 +215,9 @@ func (a *applier) owned() bool {
 	return true
 }
 
-// lost says whether another program has removed one of our tables, or chains or sets of
-// it; the next write then reads the table. What else it did only a read tells.
-func (a *applier) lost() bool {
+// lost says whether another program has removed one of our tables or, with parts, chains or
+// sets of it; the next write then reads the table. What else it did only a read tells.
+func (a *applier) lost(parts bool) bool {
 	generation, err := a.kernel.Generation()
 	if err != nil || generation == a.generation {
 		return false
@@ -228,7 +228,7 @@ func (a *applier) lost() bool {
 			continue
 		}
 		have := t.inKernel()
-		if n, err := a.kernel.Objects(have.ID()); err == nil && n < have.Chains.Len()+have.Sets.Len() {
+		if n, err := a.kernel.Objects(have.ID()); err == nil && (n == 0 || parts && n < have.Chains.Len()+have.Sets.Len()) {
 			t.mustBeRead()
 			lost = true
 		}

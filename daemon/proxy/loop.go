@@ -49,7 +49,9 @@ type Config struct {
 	// programs; 0 means never. A check costs microseconds. After such a change the
 	// loop reads the tables that we do not own, and repairs them if need be. A ruleset
 	// that changes all the time leads to reads for less than a hundredth of the time,
-	// and meanwhile only the loss of a table, chain or set is repaired at once.
+	// and meanwhile only the loss of a table, chain or set is repaired at once. A program
+	// that changes our tables again and again is answered eight times at once, and then
+	// twice to four times a minute; only a table that has gone is always made again at once.
 	CheckPeriod time.Duration
 	// OwnedCheckPeriod takes the place of CheckPeriod, if it is longer, while no other
 	// program can change our tables. A proxy at rest spends its time on these checks.
@@ -98,6 +100,8 @@ type Loop struct {
 	// checks is the time for syncs after another program has changed the ruleset, losses
 	// that for syncs after it has removed something of ours.
 	checks, losses pace.Budget
+	// repairs bounds how often changes of our tables by others are undone.
+	repairs repairs
 	// busy is when the sync under way began, nil between syncs.
 	busy atomic.Pointer[time.Time]
 }
@@ -111,6 +115,7 @@ func New(c Config, k Kernel, compile func(service.Snapshot) *nft.Program, observ
 	l := &Loop{
 		config: c, compile: compile, observe: observe, applier: newApplier(k, c.Jitter),
 		checks: pace.Budget{Rest: checkRest, Burst: checkBurst}, losses: pace.Budget{Rest: checkRest, Burst: lossBurst},
+		repairs: newRepairs(c.Jitter),
 	}
 	l.SetMinSyncPeriod(c.MinSyncPeriod)
 	return l
@@ -173,7 +178,11 @@ func (l *Loop) Run(ctx context.Context, in *service.Mailbox) error {
 			continue
 		}
 		wake.Stop()
-		s := l.sync(check)
+		pays := check
+		if check == nil {
+			pays = l.changedMeanwhile()
+		}
+		s := l.sync(check != nil, pays)
 		if at := l.nextSync(s); !at.IsZero() {
 			wake.Reset(max(0, time.Until(at)))
 		}
@@ -199,10 +208,11 @@ func (l *Loop) takeNewest(in *service.Mailbox) bool {
 	return true
 }
 
-// sync applies the newest snapshot and calls the observers. check is the budget that pays
-// for a sync after a check, nil for another one.
-func (l *Loop) sync(check *pace.Budget) Sync {
-	s := Sync{Snapshot: l.update.Snapshot, Since: l.since, Changes: l.update.Changes, Triggers: l.triggers, Start: time.Now(), Check: check != nil}
+// sync applies the newest snapshot and calls the observers. check says that it is after a
+// check. pays is the budget that pays for a sync that reads tables which others may have
+// changed; nil for another one.
+func (l *Loop) sync(check bool, pays *pace.Budget) Sync {
+	s := Sync{Snapshot: l.update.Snapshot, Since: l.since, Changes: l.update.Changes, Triggers: l.triggers, Start: time.Now(), Check: check}
 	l.busy.Store(&s.Start)
 	defer l.busy.Store(nil)
 	s.Program = l.compile(s.Snapshot)
@@ -221,8 +231,11 @@ func (l *Loop) sync(check *pace.Budget) Sync {
 	if !s.InForce(nft.IPv6) {
 		l.triggers.V6 = slices.Clone(s.Triggers.V6)
 	}
-	if check != nil {
-		check.Spend(s.End(), s.End().Sub(s.Start))
+	if pays != nil {
+		pays.Spend(s.End(), s.End().Sub(s.Start))
+	}
+	if check && s.Written > 0 {
+		l.repairs.made(s.End())
 	}
 	for _, o := range l.observe {
 		o(s)
@@ -236,15 +249,27 @@ func (l *Loop) sync(check *pace.Budget) Sync {
 // even that: a program that removes a table again and again costs no more than the two.
 func (l *Loop) tampered() *pace.Budget {
 	now := time.Now()
+	mayRepair := l.repairs.ready(now)
 	switch {
-	case !now.Before(l.checks.Ready()):
+	case mayRepair && !now.Before(l.checks.Ready()):
 		if l.applier.tampered() {
 			return &l.checks
 		}
-	case !now.Before(l.losses.Ready()) && l.applier.lost():
+	case !now.Before(l.losses.Ready()) && l.applier.lost(mayRepair):
 		return &l.losses
 	}
 	return nil
+}
+
+// changedMeanwhile has the tables read before a change goes in, if another program may have
+// changed them and the loop may not repair them for that alone. So a change of a Service
+// never rests on what another proxy left. It returns the budget that pays for the read.
+func (l *Loop) changedMeanwhile() *pace.Budget {
+	now := time.Now()
+	if l.repairs.ready(now) || now.Before(l.checks.Ready()) || !l.applier.tampered() {
+		return nil
+	}
+	return &l.checks
 }
 
 // checkPeriod is the time from one check to the next.
