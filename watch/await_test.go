@@ -3,6 +3,7 @@ package watch
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -122,5 +123,21 @@ func TestAwaitEnds(t *testing.T) {
 	w.publish()
 	if _, ok := out.Take(); ok {
 		t.Fatal("published after the end")
+	}
+}
+
+// TestManyPodCIDRs: all ranges of a family count, up to a bound; the excess is a problem that names the item.
+func TestManyPodCIDRs(t *testing.T) {
+	var cidrs []string
+	for i := range service.MaxPodRanges + 1 {
+		cidrs = append(cidrs, fmt.Sprintf("10.%d.0.0/24", i))
+	}
+	var p problemList
+	got := podCIDRs(&nodeWithPods(append(cidrs, "fd00::/64")...).Spec, &p)
+	if len(got) != service.MaxPodRanges+1 || !got[len(got)-1].Addr().Is6() {
+		t.Errorf("podCIDRs %v", got)
+	}
+	if len(p.list) != 1 || p.list[0].Field != "spec.podCIDRs[8]" || !strings.Contains(p.list[0].Error(), "8 ranges of a family at most") {
+		t.Errorf("problems %v", p.list)
 	}
 }

@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -90,14 +91,19 @@ func podCIDRs(spec *corev1.NodeSpec, p *problemList) []netip.Prefix {
 		return []netip.Prefix{cidr}
 	}
 	var list []netip.Prefix
+	of := map[bool]int{} // the number of ranges by Is6
 	for i, text := range spec.PodCIDRs {
 		cidr, err := parseCIDR(text)
+		if err == nil && of[cidr.Addr().Is6()] == service.MaxPodRanges {
+			err = &ValueError{text, fmt.Sprintf("a Node has %d ranges of a family at most", service.MaxPodRanges)}
+		}
 		if err != nil {
 			p.add(item("spec.podCIDRs", i), err)
 			continue
 		}
 		if !slices.Contains(list, cidr) {
 			list = append(list, cidr)
+			of[cidr.Addr().Is6()]++
 		}
 	}
 	return list

@@ -36,7 +36,7 @@ func (o *sourceOptions) addFlags(cmd *cobra.Command) {
 	f.StringVar(&o.master, "master", "", "address of the API server; overrides the address in the kubeconfig")
 	f.StringVar(&o.manifests, ownPrefix+"manifests", "", "file or directory of Service, EndpointSlice and Node manifests, instead of an API server")
 	f.StringVar(&o.hostnameOverride, "hostname-override", "", "name of this node's Node object (default the host's name)")
-	f.StringVar(&o.clusterCIDR, "cluster-cidr", "", "CIDR of the pods, or one CIDR of each family, separated by a comma")
+	f.StringVar(&o.clusterCIDR, "cluster-cidr", "", "CIDR of the pods, or CIDRs of either family, separated by commas: those of all pods of the cluster")
 	f.StringVar(&o.detectLocalMode, "detect-local-mode", detectClusterCIDR, "how to recognize traffic from pods: ClusterCIDR, NodeCIDR (by the Node's podCIDRs), BridgeInterface or InterfaceNamePrefix")
 	f.StringVar(&o.podBridge, "pod-bridge-interface", "", "bridge through which traffic from pods comes in, for --detect-local-mode=BridgeInterface")
 	f.StringVar(&o.podInterfacePrefix, "pod-interface-name-prefix", "", "prefix of the names of pods' interfaces, for --detect-local-mode=InterfaceNamePrefix")
@@ -186,8 +186,10 @@ func parseClusterCIDR(s string) ([]netip.Prefix, error) {
 		}
 		list = append(list, p)
 	}
-	if len(list) > 2 || len(list) == 2 && list[0].Addr().Is6() == list[1].Addr().Is6() {
-		return nil, fmt.Errorf("%q: at most one CIDR of each family", s)
+	for _, v6 := range []bool{false, true} {
+		if settings := (service.Settings{ClusterCIDRs: list}); len(settings.PodRanges(nil, v6)) > service.MaxPodRanges {
+			return nil, fmt.Errorf("%q: at most %d CIDRs of each family", s, service.MaxPodRanges)
+		}
 	}
 	return list, nil
 }

@@ -131,6 +131,9 @@ func (x *explainer) sayPassedOver(p ruleset.Purpose, s *nft.Step) (text string, 
 	case ruleset.AdmitSource:
 		return fmt.Sprintf("%s is in none of the source ranges %s", x.question.Packet.Src.Addr(), x.rangesText(s.Chain)), false
 	case ruleset.ForPods:
+		if ruleset.PurposeOf(x.contents.Chains[s.Chain], s.Number+1) == ruleset.ForPods {
+			return x.condition(s), false // another range may have it
+		}
 		return x.condition(s) + ", so the client is no pod of the cluster", false
 	case ruleset.ForNode:
 		return "the client is not the node itself", false
@@ -256,8 +259,20 @@ func rangeOf(s *nft.Step) netip.Prefix {
 
 // condition puts a match of a client's address or interface into words, as it was found.
 func (x *explainer) condition(s *nft.Step) string {
-	if m, at := statement[nft.MatchAddr](s.Rule); at >= 0 {
-		return fmt.Sprintf("the source %s is %s%s", x.question.Packet.Src.Addr(), notText(m.Not == held(s, at)), "in "+m.Prefix.String())
+	src := x.question.Packet.Src.Addr()
+	var outside []string
+	for at, statement := range s.Rule {
+		m, is := statement.(nft.MatchAddr)
+		switch {
+		case !is:
+			continue
+		case m.Not != held(s, at):
+			return fmt.Sprintf("the source %s is in %s", src, m.Prefix)
+		}
+		outside = append(outside, m.Prefix.String())
+	}
+	if len(outside) > 0 {
+		return fmt.Sprintf("the source %s is not in %s", src, strings.Join(outside, " or "))
 	}
 	m, at := statement[nft.MatchInput](s.Rule)
 	if at < 0 {
@@ -279,13 +294,6 @@ func (x *explainer) condition(s *nft.Step) string {
 
 // held says whether a statement of the rule held.
 func held(s *nft.Step, at int) bool { return s.Matched || s.Last > at }
-
-func notText(not bool) string {
-	if not {
-		return "not "
-	}
-	return ""
-}
 
 // endText is an address and port with the protocol. ICMP has no ports.
 func endText(p nft.Packet, a netip.AddrPort) string {

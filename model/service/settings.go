@@ -5,12 +5,11 @@ import "net/netip"
 // Settings are an operator's choices that the rules of a node depend on. A value never
 // changes; other settings are another value.
 type Settings struct {
-	// ClusterCIDRs are the ranges of pods' addresses. The first of each family counts:
+	// ClusterCIDRs are the ranges of pods' addresses, MaxPodRanges of each family at most:
 	// traffic from other addresses to a cluster IP is masqueraded. A family without a
 	// range masquerades no such traffic.
 	ClusterCIDRs []netip.Prefix
-	// NodeCIDR has the pod ranges of the snapshot's node count instead, again the
-	// first of each family.
+	// NodeCIDR has the pod ranges of the snapshot's node count instead.
 	NodeCIDR bool
 	// PodInterface, if it has a name, is where pods' traffic comes in. Then it decides
 	// what is masqueraded, and ranges do not.
@@ -22,6 +21,26 @@ type Settings struct {
 	MasqueradeBit uint8
 	// NodePortAddresses says which addresses serve node ports.
 	NodePortAddresses NodePortAddresses
+}
+
+// MaxPodRanges is the greatest number of ranges of one family that say where pods are: each one costs
+// packets that come from none of them a comparison.
+const MaxPodRanges = 8
+
+// PodRanges returns the ranges of the settings and the node that have the addresses of pods of a family,
+// disjoint and sorted.
+func (s *Settings) PodRanges(n *Node, v6 bool) []netip.Prefix {
+	ranges := s.ClusterCIDRs
+	if s.NodeCIDR {
+		ranges = n.PodCIDRs
+	}
+	var list []netip.Prefix
+	for _, p := range ranges {
+		if p.Addr().Is6() == v6 {
+			list = append(list, p)
+		}
+	}
+	return Disjoint(list)
 }
 
 // Interface is the name of an interface, or with Prefix the beginning of names.

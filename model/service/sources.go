@@ -26,6 +26,17 @@ type Digest [20]byte
 // NewSources makes Sources of ranges that may overlap, in any order. A family without a
 // range admits no source: an operator who lists ranges means to keep all others out.
 func NewSources(ranges []netip.Prefix) *Sources {
+	disjoint := Disjoint(ranges)
+	s := &Sources{ranges: disjoint, v6: len(disjoint)}
+	if i := slices.IndexFunc(disjoint, func(r netip.Prefix) bool { return r.Addr().Is6() }); i >= 0 {
+		s.v6 = i
+	}
+	s.digests = [2]Digest{digest(disjoint[:s.v6]), digest(disjoint[s.v6:])}
+	return s
+}
+
+// Disjoint returns the ranges masked and sorted, without those that another one contains.
+func Disjoint(ranges []netip.Prefix) []netip.Prefix {
 	list := make([]netip.Prefix, len(ranges))
 	for i, r := range ranges {
 		list[i] = r.Masked()
@@ -38,12 +49,7 @@ func NewSources(ranges []netip.Prefix) *Sources {
 			disjoint = append(disjoint, r)
 		}
 	}
-	s := &Sources{ranges: disjoint, v6: len(disjoint)}
-	if i := slices.IndexFunc(disjoint, func(r netip.Prefix) bool { return r.Addr().Is6() }); i >= 0 {
-		s.v6 = i
-	}
-	s.digests = [2]Digest{digest(disjoint[:s.v6]), digest(disjoint[s.v6:])}
-	return s
+	return disjoint
 }
 
 func digest(ranges []netip.Prefix) Digest {

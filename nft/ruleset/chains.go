@@ -129,7 +129,7 @@ func (a *access) rememberable(list clientList) string {
 func (a *access) externalLocalChain(cfg *Config, p pods) *nft.Chain {
 	cluster := nft.VMap{Key: a.key, Map: a.clusterVerdicts}
 	var rules []nft.Rule
-	if pods, ok := p.match(false); ok {
+	for _, pods := range p.each() {
 		rules = append(rules, nft.Rule{pods, cluster})
 	}
 	return &nft.Chain{Name: a.externalChain, Rules: append(rules,

@@ -235,7 +235,7 @@ const nodePart = "node"
 // setNode compiles what depends on the node alone.
 func (t *tableCompiler) setNode(node *service.Node) {
 	t.node = node
-	if p := t.cfg.pods(t.family, node); p != t.pods {
+	if p := t.cfg.pods(t.family, node); !p.equal(t.pods) {
 		t.setPods(p)
 	}
 	t.chains = t.chains.Set(dispatch, dispatchChain(&t.cfg, t.family, node))

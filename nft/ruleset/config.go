@@ -2,6 +2,7 @@ package ruleset
 
 import (
 	"net/netip"
+	"slices"
 
 	"nftproxy/model/service"
 	"nftproxy/nft"
@@ -41,23 +42,16 @@ func (c *Config) mark() uint32 { return 1 << c.MasqueradeBit }
 // cannot.
 type pods struct {
 	in   service.Interface
-	from netip.Prefix
+	from []netip.Prefix // disjoint and sorted
 }
+
+func (p pods) equal(o pods) bool { return p.in == o.in && slices.Equal(p.from, o.from) }
 
 func (c *Config) pods(f nft.Family, node *service.Node) pods {
 	if c.PodInterface.Name != "" {
 		return pods{in: c.PodInterface}
 	}
-	ranges := c.ClusterCIDRs
-	if c.NodeCIDR {
-		ranges = node.PodCIDRs
-	}
-	for _, p := range ranges {
-		if p.Addr().Is6() == (f == nft.IPv6) {
-			return pods{from: p.Masked()}
-		}
-	}
-	return pods{}
+	return pods{from: c.PodRanges(node, f == nft.IPv6)}
 }
 
 // Pod says whether the rules take packets from the address for packets of a pod. If
@@ -71,17 +65,31 @@ func (c *Config) Pod(node *service.Node, a netip.Addr) (pod, known bool) {
 		c = &Config{Table: c.Table, Settings: *node.Settings}
 	}
 	p := c.pods(f, node)
-	return p.from.IsValid() && p.from.Contains(a), p.in.Name == ""
+	return slices.ContainsFunc(p.from, func(r netip.Prefix) bool { return r.Contains(a) }), p.in.Name == ""
 }
 
-// match returns a statement that matches packets of pods or, with not, packets of other
-// clients. It returns false if pods cannot be told from others.
-func (p pods) match(not bool) (nft.Statement, bool) {
-	switch {
-	case p.in.Name != "":
-		return nft.MatchInput{Not: not, Name: p.in.Name, Prefix: p.in.Prefix}, true
-	case p.from.IsValid():
-		return nft.MatchAddr{Field: nft.Saddr, Not: not, Prefix: p.from}, true
+// each returns statements of which exactly one matches a packet of a pod, and none another packet. There
+// are none if pods cannot be told from others.
+func (p pods) each() []nft.Statement {
+	if p.in.Name != "" {
+		return []nft.Statement{nft.MatchInput{Name: p.in.Name, Prefix: p.in.Prefix}}
 	}
-	return nil, false
+	var list []nft.Statement
+	for _, r := range p.from {
+		list = append(list, nft.MatchAddr{Field: nft.Saddr, Prefix: r})
+	}
+	return list
+}
+
+// others returns statements that together match packets of clients that are no pods. There are none if
+// pods cannot be told from others.
+func (p pods) others() []nft.Statement {
+	if p.in.Name != "" {
+		return []nft.Statement{nft.MatchInput{Not: true, Name: p.in.Name, Prefix: p.in.Prefix}}
+	}
+	var list []nft.Statement
+	for _, r := range p.from {
+		list = append(list, nft.MatchAddr{Field: nft.Saddr, Not: true, Prefix: r})
+	}
+	return list
 }

@@ -175,7 +175,7 @@ func (o *oracle) lists(t *target) map[string][]netip.AddrPort {
 }
 
 // fromPod says whether a pod of the cluster sends the packet, and whether that is known.
-// It goes by the interface, or by the family's first range of the cluster or of the node.
+// It goes by the interface, or by the family's ranges of the cluster or of the node.
 func (o *oracle) fromPod(p nft.Packet) (pod, known bool) {
 	if i := o.cfg.PodInterface; i.Name != "" {
 		if i.Prefix {
@@ -188,14 +188,18 @@ func (o *oracle) fromPod(p nft.Packet) (pod, known bool) {
 		ranges = o.node.PodCIDRs
 	}
 	for _, c := range ranges {
-		if c.Addr().Is6() == p.Src.Addr().Is6() {
-			if o.cfg.NodeCIDR {
-				o.saw("pods: by the node's ranges")
-			}
-			return c.Contains(p.Src.Addr()), true
+		if c.Addr().Is6() != p.Src.Addr().Is6() {
+			continue
 		}
+		if o.cfg.NodeCIDR {
+			o.saw("pods: by the node's ranges")
+		}
+		if known && !pod && c.Contains(p.Src.Addr()) {
+			o.saw("pods: by a further range")
+		}
+		pod, known = pod || c.Contains(p.Src.Addr()), true
 	}
-	return false, false
+	return pod, known
 }
 
 // deliver sends the packet to each endpoint of the list. With session affinity it sends

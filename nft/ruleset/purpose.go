@@ -170,12 +170,19 @@ func purposeInShared(chain string, r nft.Rule, last bool) Purpose {
 	return choosePurpose(
 		purposeIf{kinds(r, "Update"), NoteRecent},
 		purposeIf{kinds(r, "SetMark"), MarkAll},
-		purposeIf{kinds(r, "MatchAddr", "SetMark") || kinds(r, "MatchInput", "SetMark"), MarkOutsiders},
+		purposeIf{marksOutsiders(r), MarkOutsiders},
 		purposeIf{remembers && kinds(r, "MatchProto", "DNAT"), FindClient},
 		purposeIf{remembers && last && goOn, NewClient},
 		purposeIf{!remembers && mod == 1 && !single, ChooseFirst},
 		purposeIf{!remembers && mod > 0, Choose},
 		purposeIf{!remembers && last && isDrop(r), DropUnchosen})
+}
+
+// marksOutsiders says whether the rule marks packets that come from none of some ranges, or not by some interface.
+func marksOutsiders(r nft.Rule) bool {
+	last := len(r) - 1
+	ranges := last > 0 && !slices.ContainsFunc(r[:last], func(s nft.Statement) bool { return kindName(s) != "MatchAddr" })
+	return (ranges || kinds(r[:max(last, 0)], "MatchInput")) && kindName(r[last]) == "SetMark"
 }
 
 // withoutCounters returns the rule without the statements that change nothing of a packet.

@@ -114,11 +114,11 @@ func (s sharedChain) tellsPods() bool { return s.learn == 0 && s.masquerade == m
 // markRules has the rule that marks what is to be masqueraded, if there is one.
 func (s sharedChain) markRules(cfg *Config, p pods) []nft.Rule {
 	mark := nft.SetMark{Mask: cfg.mark()}
-	switch others, ok := p.match(true); {
+	switch others := p.others(); {
 	case s.masquerade == masqueradeAll:
 		return []nft.Rule{{mark}}
-	case s.masquerade == masqueradeOutsiders && ok:
-		return []nft.Rule{{others, mark}}
+	case s.masquerade == masqueradeOutsiders && len(others) > 0:
+		return []nft.Rule{append(others, mark)}
 	}
 	return nil
 }

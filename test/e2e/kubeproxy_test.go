@@ -43,7 +43,7 @@ func kubeProxyConfig(t *testing.T, kubeconfig string, s *scenario.Scenario) map[
 		name, value, _ := strings.Cut(flag, "=")
 		switch name {
 		case "--cluster-cidr":
-			config["clusterCIDR"] = value // the last one counts
+			config["clusterCIDR"] = firstOfFamilies(value) // the last one counts
 		case "--detect-local-mode":
 			config["detectLocalMode"] = value
 		case "--pod-bridge-interface":
@@ -62,6 +62,18 @@ func kubeProxyConfig(t *testing.T, kubeconfig string, s *scenario.Scenario) map[
 		}
 	}
 	return config
+}
+
+// firstOfFamilies returns the first CIDR of each family: kube-proxy takes no more.
+func firstOfFamilies(cidrs string) string {
+	var first []string
+	seen := map[bool]bool{}
+	for cidr := range strings.SplitSeq(cidrs, ",") {
+		if v6 := strings.Contains(cidr, ":"); !seen[v6] {
+			seen[v6], first = true, append(first, cidr)
+		}
+	}
+	return strings.Join(first, ",")
 }
 
 func yamlNumber(t *testing.T, text string) (n int) {

@@ -19,7 +19,8 @@ import (
 func Config(rng *rand.Rand) (ruleset.Config, []string) {
 	cidrs := [][]string{
 		nil, {"10.0.0.0/29"}, {"fd00:1::/125"}, {"10.0.0.0/8", "fd00:1::/64"}, {"10.0.0.5/28", "10.0.0.0/8"},
-	}[rng.IntN(5)]
+		{"10.0.0.0/29", "10.0.0.16/28", "fd00:1::/125", "fd00:1::10/124"},
+	}[rng.IntN(6)]
 	cfg := ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{MasqueradeBit: uint8(rng.IntN(32))}}
 	for _, c := range cidrs {
 		cfg.ClusterCIDRs = append(cfg.ClusterCIDRs, netip.MustParsePrefix(c))
