@@ -54,10 +54,30 @@ type Cleaner struct {
 	prices prices
 	recent recent
 
+	// alone is the function of Alone, or nil. It was asked last at asked.
+	alone func() bool
+	asked time.Time
+	// covered are epochs of the index that passes have covered, with the time of that, the
+	// oldest first and at most one for each second.
+	covered []coveredEpoch
 	// cpu returns the CPU time of the calling thread.
 	cpu func() time.Duration
 	// failure is the text of the last pass's error, or empty.
 	failure string
+}
+
+// formerFor is how long the Cleaner at least knows the endpoints that a Service had, after
+// it has removed their flows. Until the sweep of session affinity has come to a client, the
+// rules may lead it to such an endpoint. Later the address may be another pod's.
+const formerFor = 5 * time.Minute
+
+// aloneEvery is the time from one question to alone to the next: it may have to read many
+// rules. Who changes our rules more often may also have rules that translate.
+const aloneEvery = 10 * time.Second
+
+type coveredEpoch struct {
+	epoch uint64
+	at    time.Time
 }
 
 // flowTable is the part of a Table that a Cleaner uses.
@@ -98,6 +118,13 @@ func (c *Cleaner) NotedBy(noted func(service.Claim) (bool, error), lasting time.
 		return crowded || c.recent.may(claim, now)
 	}
 }
+
+// Alone gives the Cleaner a function that says whether no other program's rules translate
+// destinations. Run calls it when it is not known what the rules did before. Then a flow
+// that leads to no endpoint of its Service, and to none that is known as a former one, goes
+// if we are alone, and stays if it may be another program's. Call Alone before Run, if at
+// all.
+func (c *Cleaner) Alone(alone func() bool) { c.alone = alone }
 
 // SyncBegins says that a sync may change the kernel's rules from now on. The
 // Cleaner removes nothing until SyncDone or SyncChangedNothing gives the outcome:
@@ -168,7 +195,13 @@ func (c *Cleaner) learn() {
 	if report.unknown {
 		c.recent.forget()
 	}
-	change, ok := c.judge.learn(report, time.Now())
+	now := time.Now()
+	change, ok := c.judge.learn(report, now)
+	if report.unknown && report.latest != nil && c.alone != nil && now.Sub(c.asked) >= aloneEvery {
+		if c.asked = now; c.alone() {
+			c.judge.index.Presume()
+		}
+	}
 	if report.latest != nil {
 		c.pacing.requestRoutine()
 	}
@@ -176,6 +209,24 @@ func (c *Cleaner) learn() {
 		c.agenda.add(change)
 		c.pacing.requestFirst()
 	} else if epoch := c.agenda.addNothing(change.epoch); epoch > 0 {
-		c.judge.index.Forget(epoch) // No pass will look for what departed.
+		c.cover(epoch, now) // No pass will look for what departed.
+	}
+}
+
+// cover notes that nothing is due any more up to an epoch.
+func (c *Cleaner) cover(epoch uint64, now time.Time) {
+	c.judge.index.Cover(epoch)
+	if n := len(c.covered); n > 0 && now.Sub(c.covered[n-1].at) < time.Second {
+		c.covered[n-1].epoch = max(epoch, c.covered[n-1].epoch)
+	} else if epoch > 0 {
+		c.covered = append(c.covered, coveredEpoch{epoch, now})
+	}
+}
+
+// forgetFormer forgets the endpoints whose flows were removed long ago.
+func (c *Cleaner) forgetFormer(now time.Time) {
+	for len(c.covered) > 0 && now.Sub(c.covered[0].at) >= formerFor {
+		c.judge.index.Forget(c.covered[0].epoch)
+		c.covered = c.covered[1:]
 	}
 }

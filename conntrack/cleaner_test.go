@@ -106,9 +106,15 @@ type bench struct {
 	stop  func() // ends Run and waits for it
 }
 
+// start starts a Cleaner that is alone.
 func start(t *testing.T, table *slowTable) *bench {
+	return startWith(t, table, func(c *Cleaner) { c.Alone(func() bool { return true }) })
+}
+
+func startWith(t *testing.T, table *slowTable, set func(*Cleaner)) *bench {
 	b := &bench{table: table}
 	b.Cleaner = NewCleaner(table, NewIndex(Options{}), func(r Run) { table.set(func() { b.runs = append(b.runs, r) }) })
+	set(b.Cleaner)
 	b.cpu = table.cpuTime
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
@@ -217,36 +223,6 @@ func TestCleanerLearnsTogether(t *testing.T) {
 	}
 }
 
-// The Cleaner does not judge a flow by older Services than its rules: here the rules
-// come while it reads the table.
-func TestCleanerSparesFlowsOfYoungerRules(t *testing.T) {
-	with := func(endpoints string) service.Snapshot {
-		return parse(t, replace("  port stream sctp 80\n", "  port stream sctp 80\n  port dns udp 81\n"+endpoints)(cluster))
-	}
-	const one, two = "    endpoint 10.0.0.1:8081 n1 ready serving\n", "    endpoint 10.0.0.2:8081 n1 ready serving\n"
-	old := dnated(service.UDP, "10.0.0.8", "10.96.0.1:81", "10.0.0.3:8081", SeenReply)
-	young := dnated(service.UDP, "10.0.0.9", "10.96.0.1:81", "10.0.0.2:8081", SeenReply)
-	// The younger rules come soon after a look at the reports, or later.
-	for _, dump := range []time.Duration{readEvery / 2, 2 * readEvery} {
-		t.Run(dump.String(), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				table := &slowTable{dump: dump, flows: []Flow{old, young}}
-				b := start(t, table)
-				b.SyncDone(with(one), true)
-				b.after(table.dump/2, time.Now()) // The pass has read both flows.
-				b.SyncDone(with(one+two), false)
-				b.after(time.Minute, time.Now())
-				if diff := gocmp.Diff([]Flow{young}, table.flows, gocmp.Comparer(func(a, b Flow) bool { return a == b })); diff != "" {
-					t.Errorf("flows left (-want +got):\n%s", diff)
-				}
-				if diff := gocmp.Diff(map[Reason]int{EndpointGone: 1}, b.runs[0].Removed); diff != "" {
-					t.Errorf("removed by the first pass (-want +got):\n%s", diff)
-				}
-			})
-		})
-	}
-}
-
 // The Cleaner removes nothing between the begin of a sync and its outcome: the new rules
 // may already have made a flow, and the old Services must not judge it. Later syncs, and
 // syncs that changed nothing, do not hold it up.
@@ -277,7 +253,9 @@ func TestCleanerWaitsForSync(t *testing.T) {
 				}
 				table := &slowTable{dump: time.Millisecond}
 				b := start(t, table)
-				b.SyncDone(with(one), true)
+				b.SyncDone(with(one+two+"    endpoint 10.0.0.3:8081 n1 ready serving\n"), true)
+				b.after(time.Second, time.Now())
+				b.SyncDone(with(one), false)
 				b.after(time.Minute, time.Now())
 				b.SyncBegins()
 				table.set(func() { table.flows = []Flow{old, young} }) // The kernel has the new rules.
@@ -323,8 +301,8 @@ func TestCleanerLooksAgain(t *testing.T) {
 }
 
 // After the first pass, each change leads to dumps in its scope: one at once, and one
-// later for late entries, also if other changes come between. Then the index forgets the
-// departed endpoints.
+// later for late entries, also if other changes come between. Then the departed endpoints
+// are covered.
 func TestCleanerLooksWhereSomethingChanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		table := &slowTable{dump: 50 * time.Millisecond}
@@ -338,7 +316,7 @@ func TestCleanerLooksWhereSomethingChanged(t *testing.T) {
 		b.SyncDone(withAddress(t, 2), false)
 		b.after(secondPassAfter, t0)
 		table.set(func() {
-			if len(b.judge.index.departed.from) == 0 {
+			if b.judge.index.departed.due() == 0 {
 				t.Error("the index does not remember the departed endpoints")
 			}
 		})
@@ -349,7 +327,7 @@ func TestCleanerLooksWhereSomethingChanged(t *testing.T) {
 			t.Errorf("dumps (-want +got):\n%s", diff)
 		}
 		table.set(func() {
-			if len(b.agenda.changes) > 0 || len(b.judge.index.departed.from) > 0 {
+			if len(b.agenda.changes) > 0 || b.judge.index.departed.due() > 0 {
 				t.Errorf("still to be covered: %v, %v", b.agenda, b.judge.index.departed)
 			}
 		})

@@ -11,7 +11,8 @@
 // [Sysctls] are the kernel's settings of connection tracking, and
 // [FollowOccupancy] reports how full the table is.
 //
-// The package does not program nftables. It does not touch entries that other
-// programs DNATed at addresses that no Service has. It does not log: the caller gets
-// reports.
+// The package does not program nftables. It does not touch entries that other programs
+// DNATed, even at the address and port of a Service: of the entries that lead to no
+// endpoint of their Service, it removes those to a former endpoint. It does not log: the
+// caller gets reports.
 package conntrack

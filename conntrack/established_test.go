@@ -93,6 +93,7 @@ func TestEstablishedConnection(t *testing.T) {
 				after := w.web(t, left...)
 				r.sync(t, after)
 				index, whole := NewIndex(Options{Established: test.established}), newPass(Scope{Everything: true})
+				index.Update(w.web(t, vanishing))
 				index.Update(after)
 				if err := NewCleaner(table, index, nil).clean(t.Context(), whole); err != nil {
 					t.Fatal(err)

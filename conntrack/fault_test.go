@@ -214,6 +214,7 @@ func TestFaultsOfCleaner(t *testing.T) {
 					failed++
 				}
 			})
+			c.Alone(func() bool { return true })
 			stopped := make(chan error)
 			go func() { stopped <- c.Run(ctx) }()
 			c.SyncDone(snapshot, true)

@@ -90,15 +90,25 @@ func (x *Index) Update(s service.Snapshot) Scope {
 		u.replace(change.Old, change.New)
 	}
 	u.followConflicts()
+	u.followShadows()
 	return u.scope
 }
 
 // Epoch counts the updates.
 func (x *Index) Epoch() uint64 { return x.departed.epoch }
 
-// Forget says that a pass has found all flows that the updates up to an epoch made
-// stale. The index then forgets the endpoints that departed by that epoch.
+// Cover says that passes have found all flows that the updates up to an epoch made stale.
+// The index then remembers only a bounded number of the endpoints that departed by that
+// epoch.
+func (x *Index) Cover(epoch uint64) { x.departed.cover(epoch) }
+
+// Forget is Cover, and the index forgets all endpoints that departed by the epoch.
 func (x *Index) Forget(epoch uint64) { x.departed.forget(epoch) }
+
+// Presume says that no other program translates destinations now. So what the earlier
+// rules served need not be known: until Cover or Forget of the present epoch, each flow
+// with DNAT that leads to no endpoint of its Service counts as one to a former endpoint.
+func (x *Index) Presume() { x.departed.anything = x.departed.epoch }
 
 // Owner returns the Service and port that have the address and port that the flow
 // goes to; ok is false if none has. Whether the flow leads to one of its endpoints is

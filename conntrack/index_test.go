@@ -138,6 +138,7 @@ func TestStale(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			x := NewIndex(Options{NodePortAddresses: nodePortAddresses(t, strings.Fields(test.nodePorts)...)})
 			x.Update(parse(t, cluster))
+			x.Presume()
 			got, stale := x.Stale(flow(test.protocol, test.dst, test.status))
 			if got != test.want || stale != (test.want != "") {
 				t.Errorf("Stale() = %q, %t, want %q", got, stale, test.want)

@@ -229,6 +229,7 @@ func TestKubernetes135323DeletesDoNotStallSyncs(t *testing.T) {
 		table := &slowDeletes{endless{flow: stale, size: 10_000}, make(chan struct{})}
 		passes := 0
 		cleaner := NewCleaner(table, NewIndex(Options{}), func(Run) { passes++ })
+		cleaner.Alone(func() bool { return true })
 		cfg := ruleset.Config{Table: ruleset.DefaultTable}
 		var syncs []proxy.Sync
 		loop := proxy.New(proxy.DefaultConfig(), instantKernel{nft.NewModel()}, ruleset.NewCompiler(cfg).Compile, func(s proxy.Sync) {

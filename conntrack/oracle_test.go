@@ -107,7 +107,7 @@ func (o *oracle) stale(f *conntrack.Flow) conntrack.Reason {
 	}
 	e := find(a.p, f.Reply.Src)
 	switch {
-	case e == nil && expendable, e != nil && unserved(f, e):
+	case e == nil && expendable && o.was(f), e != nil && unserved(f, e):
 		return conntrack.EndpointGone
 	case e == nil || replied:
 		return ""
@@ -148,18 +148,31 @@ func unserved(f *conntrack.Flow, e *service.Endpoint) bool {
 
 // was says that the flow leads to an endpoint that its destination had at some time.
 func (o *oracle) was(f *conntrack.Flow) bool {
-	for _, s := range o.history[:len(o.history)-1] {
-		for _, svc := range s.Services.All() {
+	return slices.ContainsFunc(o.history[:len(o.history)-1], func(s service.Snapshot) bool {
+		then := oracle{cfg: o.cfg, history: []service.Snapshot{s}}
+		a := then.asks(f)
+		return a != nil && find(a.p, f.Reply.Src) != nil && (!a.nodePort || o.servesNodePorts(f.Original.Dst.Addr()))
+	})
+}
+
+// mayBe says that the flow leads to an endpoint of a Service that had its destination as
+// address or as node port at some time. Where the two meet, the index may mistake one for the
+// other.
+func (o *oracle) mayBe(f *conntrack.Flow) bool {
+	return slices.ContainsFunc(o.history, func(s service.Snapshot) bool {
+		for name, svc := range s.Services.All() {
 			for i := range svc.Ports {
 				p := &svc.Ports[i]
-				ours := byAddress(svc, p, f) || byNodePort(svc, p, f) && o.servesNodePorts(f.Original.Dst.Addr())
-				if ours && find(p, f.Reply.Src) != nil {
+				address := service.Claim{Addr: f.Original.Dst.Addr(), Protocol: f.Protocol, Port: f.Original.Dst.Port()}
+				had := byAddress(svc, p, f) && !s.Conflicts.At(name).Has(address) ||
+					byNodePort(svc, p, f) && !s.Conflicts.At(name).Has(service.NodePortClaim(f.V6(), p))
+				if had && find(p, f.Reply.Src) != nil {
 					return true
 				}
 			}
 		}
-	}
-	return false
+		return false
+	})
 }
 
 func find(p *service.Port, addr netip.AddrPort) *service.Endpoint {

@@ -123,7 +123,7 @@ func TestCleanerStaysWithinBudget(t *testing.T) {
 				})
 				b.after(time.Hour, t0)
 				table.set(func() {
-					if len(b.agenda.changes) > 0 || len(b.judge.index.departed.from) > 0 {
+					if len(b.agenda.changes) > 0 || b.judge.index.departed.due() > 0 {
 						t.Errorf("still due: %+v", b.agenda)
 					}
 				})

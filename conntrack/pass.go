@@ -47,6 +47,7 @@ func (c *Cleaner) makePass(ctx context.Context) (run Run, complete bool) {
 // or at the whole table if no change calls for a pass now, or if that is cheaper.
 func (c *Cleaner) planPass(ctx context.Context) *pass {
 	start, cpu := time.Now(), c.cpu()
+	c.forgetFormer(start)
 	serves := c.pacing.due(start, c.agenda.secondDue())
 	since, first := c.agenda.firstSince()
 	serves[firstPass] = serves[firstPass] || first // A pass for another purpose is a first pass as well.
@@ -189,7 +190,7 @@ func (c *Cleaner) endPass(p *pass) {
 	if run.Err != nil {
 		c.agenda.fail(end, c.judge.index.Epoch())
 	} else {
-		c.judge.index.Forget(c.agenda.end(p.start, p.serves[secondPass]))
+		c.cover(c.agenda.end(p.start, p.serves[secondPass]), end)
 		c.prices.observe(p.table, *run)
 	}
 	c.pacing.end(end, p.serves, run.CPU, run.Err != nil, c.agenda.secondDue())

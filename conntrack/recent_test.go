@@ -85,8 +85,8 @@ func TestRecent(t *testing.T) {
 				if slices.Contains(table.flows, half) {
 					t.Errorf("unanswered flows to an endpoint that has gone: %v", table.flows)
 				}
-				if n := len(b.judge.index.departed.from); n > 0 {
-					t.Errorf("%d claims whose endpoints have gone are remembered", n)
+				if n := b.judge.index.departed.due(); n > 0 {
+					t.Errorf("%d departures are still due", n)
 				}
 			})
 		})

@@ -27,8 +27,8 @@ const (
 // The reasons why an entry with DNAT is stale: the rules would not lead it there any
 // more.
 const (
-	// EndpointGone: it leads to an address that is not, or no longer, an endpoint of
-	// the Service that it goes to, or to an endpoint that does not serve.
+	// EndpointGone: it leads to a former endpoint of the Service that it goes to, or to
+	// an endpoint that does not serve.
 	EndpointGone Reason = "endpoint gone"
 	// ServiceGone: no Service has the address and port that it goes to any more, and
 	// it leads to a former endpoint of them.
@@ -104,10 +104,10 @@ func (x *Index) misled(f *Flow) Reason {
 	}
 	e := endpoint(o.port.Endpoints, f.Reply.Src)
 	switch {
-	case e == nil && x.expendable(f):
+	case e == nil && x.expendable(f) && (x.departed.anything != 0 || x.former(f)):
 		return EndpointGone
 	case e == nil:
-		return ""
+		return "" // Another program's rules lead there.
 	case unserved(f, e):
 		return EndpointGone
 	case f.Status&SeenReply != 0:
@@ -140,14 +140,17 @@ func serves(e *service.Endpoint) bool { return e.Ready || e.Serving }
 // address is in a ServiceCIDR. So the entry is stale only if it leads to a former
 // endpoint of exactly its address and port.
 func (x *Index) orphaned(f *Flow) Reason {
-	if !x.expendable(f) {
-		return ""
-	}
-	if x.departed.has(addressClaim(f), f.Reply.Src) ||
-		x.serving[f.Original.Dst.Addr()] && x.departed.has(nodePortClaim(f), f.Reply.Src) {
+	if x.expendable(f) && x.former(f) {
 		return ServiceGone
 	}
 	return ""
+}
+
+// former says that the flow leads to a former endpoint of the address and port, or node
+// port, that it goes to. Our rules have made it, not those of another program.
+func (x *Index) former(f *Flow) bool {
+	return x.departed.has(addressClaim(f), f.Reply.Src) ||
+		x.serving[f.Original.Dst.Addr()] && x.departed.has(nodePortClaim(f), f.Reply.Src)
 }
 
 // expendable says that an entry without a valid endpoint may be removed. The next

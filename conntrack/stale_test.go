@@ -59,6 +59,17 @@ service default/younger created 2026-02-01T00:00:00Z
     endpoint 10.0.0.9:53 n1 ready serving
 `
 
+// formerly returns the cluster with endpoints that it does not have any more.
+func formerly(cluster string) string {
+	for port, endpoints := range map[string][]string{
+		"dns udp 53 node-port 30053": {"10.0.0.99:53", "10.0.0.1:54"}, "http tcp 80 node-port 30080": {"10.0.0.99:8080"}, "empty udp 81": {"10.0.0.1:53"},
+		"dns udp 53 node-port 30055": {"10.0.0.99:53"},
+	} {
+		cluster = replace("  port "+port+"\n", "  port "+port+"\n    endpoint "+strings.Join(endpoints, " n1 ready serving\n    endpoint ")+" n1 ready serving\n")(cluster)
+	}
+	return cluster
+}
+
 func dnated(protocol service.Protocol, src, dst, endpoint string, status Status) Flow {
 	from := netip.AddrPortFrom(netip.MustParseAddr(src), 40000)
 	return Flow{
@@ -100,7 +111,7 @@ func TestStaleDNATed(t *testing.T) {
 		{"no endpoint", udp, pod, "10.96.0.1:53", "10.0.0.99:53", assured, EndpointGone},
 		{"no endpoint, another port of one", udp, pod, "10.96.0.1:53", "10.0.0.1:54", assured, EndpointGone},
 		{"no endpoint at all", udp, pod, "10.96.0.1:81", "10.0.0.1:53", assured, EndpointGone},
-		{"endpoint of another port", tcp, pod, "10.96.0.1:80", "10.0.0.1:53", unanswered, EndpointGone},
+		{"endpoint of another port", tcp, pod, "10.96.0.1:80", "10.0.0.1:53", unanswered, keep},
 		{"external IP", udp, outsider, "203.0.113.5:53", "10.0.0.99:53", assured, EndpointGone},
 
 		{"TCP, unready pod, established", tcp, pod, "10.96.0.1:80", "10.0.0.3:8080", assured, keep},
@@ -121,8 +132,16 @@ func TestStaleDNATed(t *testing.T) {
 		{"node port's number, other protocol", tcp, outsider, "192.168.0.2:30053", "10.0.0.99:53", unanswered, keep},
 
 		{"claim of two, the older's endpoint", udp, outsider, "203.0.113.5:53", "10.0.0.1:53", assured, keep},
-		{"claim of two, the younger's endpoint", udp, outsider, "203.0.113.5:53", "10.0.0.9:53", assured, EndpointGone},
+		{"claim of two, the younger's endpoint after it had the claim", udp, outsider, "203.0.113.5:53", "10.0.0.9:53", assured, EndpointGone},
 
+		{"somebody else's DNAT of a cluster IP", udp, pod, "10.96.0.1:53", "172.17.0.2:53", assured, keep},
+		{"somebody else's DNAT of a cluster IP, unanswered", tcp, pod, "10.96.0.1:80", "172.17.0.2:80", unanswered, keep},
+		{"somebody else's DNAT of an external IP", udp, outsider, "203.0.113.5:53", "172.17.0.2:53", assured, keep},
+		{"somebody else's DNAT of a load balancer's address", udp, admitted, "203.0.113.8:53", "172.17.0.2:53", unanswered, keep},
+		{"somebody else's DNAT of a node port", udp, outsider, "192.168.0.2:30053", "172.17.0.2:53", assured, keep},
+		{"somebody else's DNAT to another Service's endpoint", udp, pod, "10.96.0.3:53", "10.0.0.5:53", assured, keep},
+		{"somebody else's DNAT to another Service's former endpoint", udp, pod, "10.96.0.2:53", "10.0.0.99:53", assured, keep},
+		{"somebody else's DNAT of a port without endpoints", udp, pod, "10.96.0.1:81", "172.17.0.2:81", assured, keep},
 		{"somebody else's DNAT", udp, outsider, "192.168.0.2:5353", "172.17.0.2:53", assured, keep},
 		{"somebody else's DNAT, unanswered", tcp, outsider, "192.168.0.2:8080", "172.17.0.2:80", unanswered, keep},
 		{"somebody else's DNAT of a cluster IP's unused port", tcp, pod, "10.96.0.1:5353", "172.17.0.2:80", unanswered, keep},
@@ -151,6 +170,8 @@ func TestStaleDNATed(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			x := NewIndex(Options{Pod: podRange})
+			x.Update(parse(t, formerly(dnatedCluster)))
+			x.Update(parse(t, replace("service default/web created 2026-01-01", "service default/web created 2026-03-01")(dnatedCluster)))
 			x.Update(parse(t, dnatedCluster))
 			f := dnated(test.protocol, test.src, test.dst, test.endpoint, test.status)
 			if got, stale := x.Stale(f); got != test.want || stale != (test.want != "") {
@@ -194,6 +215,7 @@ func TestStaleSourceRangesOnTheNode(t *testing.T) {
 
 func TestStaleEstablished(t *testing.T) {
 	x := NewIndex(Options{Established: []service.Protocol{service.TCP}})
+	x.Update(parse(t, formerly(dnatedCluster)))
 	x.Update(parse(t, dnatedCluster))
 	for endpoint, want := range map[string]Reason{
 		"10.0.0.1:8080": "", "10.0.0.3:8080": "", // only unready
@@ -204,7 +226,7 @@ func TestStaleEstablished(t *testing.T) {
 		}
 	}
 	x.Update(parse(t, replace("  port http tcp 80 node-port 30080\n", "  port http tcp 81 node-port 30080\n")(dnatedCluster)))
-	for endpoint, want := range map[string]Reason{"10.0.0.1:8080": ServiceGone, "10.0.0.99:8080": ""} {
+	for endpoint, want := range map[string]Reason{"10.0.0.1:8080": ServiceGone, "10.0.0.99:8080": ServiceGone, "10.0.0.98:8080": ""} {
 		if got, _ := x.Stale(dnated(service.TCP, "10.0.0.77", "10.96.0.1:80", endpoint, SeenReply|Assured)); got != want {
 			t.Errorf("port gone, %s: %q, want %q", endpoint, got, want)
 		}
@@ -264,10 +286,28 @@ func TestStaleServiceGone(t *testing.T) {
 			}
 			x.Forget(x.Epoch())
 			check("when all is forgotten", "")
-			if n := len(x.departed.from); n != 0 || x.departed.count != 0 {
-				t.Errorf("%d claims and %d departures are remembered", n, x.departed.count)
+			if n := len(x.departed.from); n != 0 || len(x.departed.order) != 0 || x.departed.kept != 0 || x.departed.keptEndpoints != 0 {
+				t.Errorf("%d claims are remembered: %+v", n, x.departed)
 			}
 		})
+	}
+}
+
+// due is the number of departures that no pass has covered.
+func (d *departed) due() int { return len(d.order) - d.kept }
+
+// check compares the counts with what is remembered.
+func (d *departed) check(t *testing.T) {
+	t.Helper()
+	total, endpoints := 0, 0
+	for _, list := range d.from {
+		total += len(list)
+	}
+	for _, one := range d.order[:d.kept] {
+		endpoints += one.endpoints
+	}
+	if total != len(d.order) || endpoints != d.keptEndpoints {
+		t.Errorf("%d departures, %d in order; %d endpoints are kept, counted %d", total, len(d.order), endpoints, d.keptEndpoints)
 	}
 }
 
@@ -282,22 +322,46 @@ func TestDepartedIsBounded(t *testing.T) {
 	}
 	d.epoch++
 	d.add(service.Claim{}, e)
-	if want := 2*maxDeparted + 1; d.count != want {
-		t.Errorf("%d departures are remembered, want %d", d.count, want)
+	if want := 2*maxDeparted + 1; len(d.order) != want {
+		t.Errorf("%d departures are remembered, want %d", len(d.order), want)
 	}
 	for i := range 3 * maxDeparted {
 		d.epoch++
 		d.add(service.Claim{Port: uint16(i)}, e)
-		if d.count > 3*maxDeparted+1 {
-			t.Fatalf("%d departures are remembered", d.count)
+		if len(d.order) > 3*maxDeparted+1 {
+			t.Fatalf("%d departures are remembered", len(d.order))
 		}
 	}
-	total := 0
-	for _, list := range d.from {
-		total += len(list)
+	if d.check(t); len(d.order) > maxDeparted+1 {
+		t.Errorf("%d departures are remembered", len(d.order))
 	}
-	if total != d.count || total > maxDeparted+1 {
-		t.Errorf("%d departures, counted %d", total, d.count)
+}
+
+// What passes have covered is kept, the latest of it in bounded number, and forgotten on demand.
+func TestDepartedIsKept(t *testing.T) {
+	d := departed{from: map[service.Claim][]departure{}}
+	var three []service.Endpoint
+	for i := range 3 {
+		three = append(three, service.Endpoint{Addr: netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), uint16(i))})
+	}
+	e, claim := service.MergeEndpoints(three), func(i uint64) service.Claim { return service.Claim{Port: uint16(i % 7), Protocol: 1} }
+	for d.epoch < 2*maxKept {
+		d.epoch++
+		d.add(claim(d.epoch), e)
+		d.cover(d.epoch - 1)
+		if d.due() != 1 || d.keptEndpoints > maxKept {
+			t.Fatalf("epoch %d: %d are due, %d endpoints are kept", d.epoch, d.due(), d.keptEndpoints)
+		}
+	}
+	if d.check(t); d.kept != maxKept/3 {
+		t.Errorf("%d departures are kept, want %d", d.kept, maxKept/3)
+	}
+	d.forget(d.epoch - 2)
+	if d.check(t); d.kept != 1 || d.due() != 1 {
+		t.Errorf("%d departures are kept and %d are due, want one and one", d.kept, d.due())
+	}
+	if d.forget(d.epoch); len(d.order) != 0 || len(d.from) != 0 {
+		t.Errorf("all is forgotten but %+v", d)
 	}
 }
 

@@ -21,6 +21,8 @@ type update struct {
 	last portChange
 	// asked counts the questions to recent.
 	asked int
+	// gained has the addresses and ports that a Service has gained since the first update.
+	gained []service.Claim
 }
 
 // mostAsked is how often an update asks recent at most. A question costs some
@@ -150,7 +152,7 @@ func (u *update) replace(old, s *service.Service) {
 			delete(u.claims, c)
 			u.countFrontend(c, -1)
 		}
-		u.loseClaim(c, p)
+		u.loseClaim(c, claimant{old, p})
 	}
 }
 
@@ -169,17 +171,22 @@ func (u *update) countFrontend(c service.Claim, n int) {
 
 // gainClaim adds the flows to a claim that the Service has gained: flows without
 // DNAT, and flows to the endpoints of another Service.
-func (u *update) gainClaim(c service.Claim) { u.scope.addClaim(c) }
+func (u *update) gainClaim(c service.Claim) {
+	u.scope.addClaim(c)
+	if c.Protocol != 0 && !c.Addr.IsUnspecified() && u.old.Services.Len() > 0 {
+		u.gained = append(u.gained, c)
+	}
+}
 
 // loseClaim adds the flows to a claim that the Service has lost: they lead to its
 // former endpoints.
-func (u *update) loseClaim(c service.Claim, p *service.Port) {
-	if p == nil {
+func (u *update) loseClaim(c service.Claim, by claimant) {
+	if by.port == nil {
 		u.scope.addClaim(c)
 		return
 	}
-	u.departed.add(c, p.Endpoints)
-	u.loseEndpoints(c, p.Endpoints, u.affectedStatus(c, p.Endpoints), 1)
+	u.depart(c, by, by.port.Endpoints)
+	u.loseEndpoints(c, by.port.Endpoints, u.affectedStatus(c, by.port.Endpoints), 1)
 }
 
 // keepClaim adds the flows to a claim that the Service still has, as far as the
@@ -189,7 +196,7 @@ func (u *update) keepClaim(c service.Claim, before, after claimant) {
 		u.last = comparePorts(before.port, after.port)
 	}
 	change := &u.last
-	u.departed.add(c, change.gone)
+	u.depart(c, before, change.gone)
 	switch {
 	case narrowed(before.service, after.service) || change.first || change.moved:
 		u.scope.addClaim(c)
@@ -199,10 +206,16 @@ func (u *update) keepClaim(c service.Claim, before, after claimant) {
 	}
 }
 
+// depart remembers endpoints that a claim has lost, if the claimant had the claim before.
+func (u *update) depart(c service.Claim, before claimant, endpoints service.Endpoints) {
+	if endpoints.Len() > 0 && holds(&u.old, before.service.Name, c) {
+		u.departed.add(c, endpoints)
+	}
+}
+
 // loseEndpoints adds the flows to a claim that lead to one of the lost endpoints and have
-// the status. Up
-// to few endpoints get a filter of their own; few is the number of claims that have
-// lost them. Such a filter finds the flows of all these claims, and selects only
+// the status. Up to few endpoints get a filter of their own; few is the number of claims
+// that have lost them. Such a filter finds the flows of all these claims, and selects only
 // stale flows, however busy the Service is.
 func (u *update) loseEndpoints(c service.Claim, endpoints service.Endpoints, status Filter, few int) {
 	if endpoints.Len() == 0 {
@@ -294,12 +307,46 @@ func comparePorts(before, after *service.Port) portChange {
 // another claimant, or is protected.
 func (u *update) followConflicts() {
 	for change := range treap.Diff(u.old.Conflicts, u.snapshot.Conflicts) {
-		for _, pair := range [][2]*service.Conflicts{{change.Old, change.New}, {change.New, change.Old}} {
-			for lost := range pair[0].Since(pair[1]) {
-				if lost.Claim.Protocol != 0 && !pair[1].Has(lost.Claim) {
-					u.scope.addClaim(lost.Claim)
-				}
+		for lost := range change.New.Since(change.Old) {
+			if c := lost.Claim; c.Protocol != 0 && !change.Old.Has(c) {
+				u.scope.addClaim(c)
+				u.departFrom(c, change.Key)
+			}
+		}
+		for won := range change.Old.Since(change.New) {
+			if c := won.Claim; c.Protocol != 0 && !change.New.Has(c) {
+				u.gainClaim(c)
 			}
 		}
 	}
+}
+
+// departFrom remembers the endpoints that a claim had before, by a Service that may have
+// had it.
+func (u *update) departFrom(c service.Claim, name service.Name) {
+	s := u.old.Services.At(name)
+	for claim, p := range claims(s) {
+		if claim == c {
+			u.depart(c, claimant{s, p}, p.Endpoints)
+			return
+		}
+	}
+}
+
+// followShadows remembers whose node ports were at addresses and ports that a Service has
+// gained: packets to a node port go to the Service that has address and port, if there is one.
+func (u *update) followShadows() {
+	for _, c := range u.gained {
+		nodePort := c
+		nodePort.Addr = unspecified(c.Addr.Is6())
+		if by, ok := u.holder(nodePort); ok {
+			u.departed.add(c, by.port.Endpoints)
+		}
+	}
+}
+
+// holds says whether the Service, a claimant, has the claim in the snapshot.
+func holds(s *service.Snapshot, name service.Name, c service.Claim) bool {
+	owner := s.Owners.Of(c)
+	return (owner == "" || owner == name) && !s.Conflicts.At(name).Has(c)
 }

@@ -37,6 +37,7 @@ service shop/cart created 2026-01-01T00:00:00Z
 	}
 	index := conntrack.NewIndex(conntrack.Options{})
 	index.Update(s)
+	index.Presume()
 	now := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	tuple := func(src, dst string) conntrack.Tuple {
 		return conntrack.Tuple{Src: netip.MustParseAddrPort(src), Dst: netip.MustParseAddrPort(dst)}

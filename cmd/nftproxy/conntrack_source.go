@@ -8,6 +8,7 @@ import (
 	"net/netip"
 
 	"nftproxy/conntrack"
+	"nftproxy/daemon/basechain"
 	"nftproxy/daemon/hostaddr"
 	"nftproxy/model/service"
 	"nftproxy/nft"
@@ -65,7 +66,7 @@ func (s *flowSource) index(ctx context.Context, notes io.Writer) (*conntrack.Ind
 		snapshot := ruleset.ReadBack(tables, s.options.table, &service.Node{Name: s.node, HostAddresses: addrs})
 		index := s.newIndex(config)
 		index.Update(snapshot)
-		return index, snapshot, nil
+		return index, snapshot, s.presume(index)
 	}
 	if err != nil {
 		fmt.Fprintf(notes, "nftproxy: cannot recognize flows of Services that are gone: %v\n", err)
@@ -81,7 +82,17 @@ func (s *flowSource) index(ctx context.Context, notes io.Writer) (*conntrack.Ind
 		index.Update(ruleset.ReadBack(tables, s.options.table, snapshot.Node))
 	}
 	index.Update(snapshot)
-	return index, snapshot, nil
+	return index, snapshot, s.presume(index)
+}
+
+// presume tells the index where no other program translates destinations. Elsewhere only flows
+// to endpoints that are in the rules and not among the objects are known to be former ones of ours.
+func (s *flowSource) presume(index *conntrack.Index) error {
+	others, err := basechain.OthersTranslate(s.options.table)
+	if err == nil && !others {
+		index.Presume()
+	}
+	return err
 }
 
 func (s *flowSource) newIndex(config ruleset.Config) *conntrack.Index {

@@ -18,6 +18,7 @@ import (
 
 	"nftproxy/conntrack"
 	"nftproxy/daemon/affinity"
+	"nftproxy/daemon/basechain"
 	"nftproxy/daemon/health"
 	"nftproxy/daemon/healthport"
 	"nftproxy/daemon/hostaddr"
@@ -189,6 +190,10 @@ func (d *daemon) newCleaner(conn *kernel.Conn, flows *conntrack.Table, counts *m
 	cleaner := conntrack.NewCleaner(flows, index, func(r conntrack.Run) {
 		counts.ObserveConntrack(r)
 		d.logPass(r)
+	})
+	cleaner.Alone(func() bool {
+		others, err := basechain.OthersTranslate(d.ruleset.Table)
+		return !others && err == nil
 	})
 	cleaner.NotedBy(func(c service.Claim) (bool, error) {
 		_, noted, err := conn.LearnedBy(ruleset.Recent(d.ruleset.Table, c))

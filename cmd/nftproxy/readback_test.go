@@ -32,6 +32,10 @@ func TestFlowsByTable(t *testing.T) {
 		// The command knows no Node object either.
 		table.Update(ruleset.ReadBack(kernel, cfg.Table, &service.Node{Name: node.Name, HostAddresses: node.HostAddresses}))
 
+		// Without that, the table does not tell endpoints that no longer serve from other programs' targets.
+		objects.Presume()
+		table.Presume()
+
 		local := func(a netip.Addr) bool { return a.IsLoopback() || slices.Contains(node.HostAddresses, a) }
 		for range 200 {
 			p := rulesettest.Packet(rng, node, services)

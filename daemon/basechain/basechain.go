@@ -197,3 +197,14 @@ func hookText(f nftables.TableFamily, h nftables.ChainHook) string {
 	}
 	return fmt.Sprint(h)
 }
+
+// OthersTranslate says whether a program other than the one that has the tables of that name may
+// change destinations: by a rule in a chain of type nat that packets meet before they are routed. The
+// tables of kube-proxy's nftables mode do not count. The chains of iptables do, whoever has rules there.
+func OthersTranslate(table string) (bool, error) {
+	list, err := ListWithEffects()
+	return slices.ContainsFunc(list, func(c Chain) bool {
+		return c.Type == "nat" && (c.Hook == "prerouting" || c.Hook == "output") && c.Rules.Translates &&
+			(c.Legacy || c.Table != table && c.Table != "kube-proxy")
+	}), err
+}

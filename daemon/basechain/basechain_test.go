@@ -87,3 +87,40 @@ func combined(ns *testnet.Namespace, cmd *exec.Cmd) (string, error) {
 	err := ns.Run(cmd)
 	return out.String(), err
 }
+
+// TestOthersTranslate: only a rule that changes destinations counts, and only another program's.
+func TestOthersTranslate(t *testing.T) {
+	chain := func(table, family, hook string, rules string) string {
+		return fmt.Sprintf("table %s %s { chain c { type nat hook %s priority -101; %s; }; }\n", family, table, hook, rules)
+	}
+	for name, c := range map[string]struct {
+		rules string
+		want  bool
+	}{
+		"no rules":                  {"table ip a { }\n", false},
+		"ours":                      {chain("nftproxy", "ip", "prerouting", "dnat to 10.1.1.1") + chain("nftproxy", "ip6", "output", "dnat to fd00::1"), false},
+		"kube-proxy's nftables":     {chain("kube-proxy", "ip", "prerouting", "dnat to 10.1.1.1"), false},
+		"masquerading":              {chain("cni", "ip", "postrouting", "masquerade"), false},
+		"a chain that accepts":      {chain("cni", "ip", "prerouting", "accept"), false},
+		"portmap":                   {chain("cni", "ip", "prerouting", "dnat to 10.1.1.1"), true},
+		"IPv6":                      {chain("cni", "ip6", "prerouting", "dnat to fd00::1"), true},
+		"inet, packets of the node": {chain("cni", "inet", "output", "dnat ip to 10.1.1.1"), true},
+		"a redirection":             {chain("cni", "ip", "prerouting", "udp dport 53 redirect to :5353"), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ns := testnet.NamespaceForTest(t, "chains")
+			if err := nftcmd.ForTest(t).Load(ns, c.rules); err != nil {
+				t.Fatal(err)
+			}
+			if err := ns.Do(func() error {
+				got, err := basechain.OthersTranslate("nftproxy")
+				if got != c.want {
+					t.Errorf("%t, want %t", got, c.want)
+				}
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
