@@ -28,7 +28,7 @@ import (
 	"nftproxy/test/apimessage"
 )
 
-// apiServer has as much of an API server as a reflector needs: lists, and watches from a
+// apiServer has as much of an API server as a watcher needs: lists, and watches from a
 // resource version, as protobuf. It ignores selectors; tests check the queries that it received.
 type apiServer struct {
 	*testing.T
@@ -38,6 +38,8 @@ type apiServer struct {
 	mu        sync.Mutex
 	resources map[string]*resource
 	version   int
+	// cuts counts the times that all watches ended.
+	cuts int
 	// changed is closed and replaced whenever anything changes.
 	changed  chan struct{}
 	requests []*http.Request
@@ -65,15 +67,29 @@ type change struct {
 }
 
 func newAPIServer(t *testing.T) *apiServer {
-	s := &apiServer{T: t, address: "127.0.0.1:0", changed: make(chan struct{}), arrived: make(chan struct{}, 1), resources: map[string]*resource{
+	s := bareAPIServer(t)
+	s.start()
+	t.Cleanup(s.stop)
+	return s
+}
+
+// bareAPIServer returns one that does not listen: a test calls its ServeHTTP.
+func bareAPIServer(t *testing.T) *apiServer {
+	return &apiServer{T: t, address: "127.0.0.1:0", changed: make(chan struct{}), arrived: make(chan struct{}, 1), resources: map[string]*resource{
 		"services":       {kind: "Service", version: corev1.SchemeGroupVersion, objects: map[string]metav1.Object{}},
 		"nodes":          {kind: "Node", version: corev1.SchemeGroupVersion, objects: map[string]metav1.Object{}},
 		"servicecidrs":   {kind: "ServiceCIDR", version: networkingv1.SchemeGroupVersion, objects: map[string]metav1.Object{}},
 		"endpointslices": {kind: "EndpointSlice", version: discoveryv1.SchemeGroupVersion, objects: map[string]metav1.Object{}},
 	}}
-	s.start()
-	t.Cleanup(s.stop)
-	return s
+}
+
+// cut ends all watches.
+func (s *apiServer) cut() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cuts++
+	close(s.changed)
+	s.changed = make(chan struct{})
 }
 
 func (s *apiServer) start() {
@@ -249,6 +265,7 @@ func (s *apiServer) list(w http.ResponseWriter, r *resource) {
 func (s *apiServer) watch(w http.ResponseWriter, r *http.Request, resource *resource) {
 	from, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
 	s.mu.Lock()
+	cuts := s.cuts
 	if from < s.version && (len(resource.history) == 0 || resource.history[0].version > from+1000) {
 		s.mu.Unlock()
 		s.status(w, http.StatusGone, metav1.StatusReasonExpired, "too old resource version")
@@ -264,8 +281,11 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request, resource *reso
 				s.send(w, c, resource.version)
 			}
 		}
-		changed := s.changed
+		changed, cut := s.changed, s.cuts > cuts
 		s.mu.Unlock()
+		if cut {
+			return
+		}
 		w.(http.Flusher).Flush()
 		select {
 		case <-changed:

@@ -1,11 +1,14 @@
 package watch
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	networkingv1beta1 "k8s.io/api/networking/v1beta1"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/kubernetes"
@@ -36,7 +39,10 @@ func ClientConfig(kubeconfig, master string) (*rest.Config, error) {
 // Client asks an API server. Its requests share one connection.
 type Client struct {
 	kubernetes.Interface
-	services, slices *wire.Client
+	services         *wire.Client[*serviceObject]
+	slices           *wire.Client[*sliceObject]
+	cidrs, betaCIDRs *wire.Client[*cidrObject]
+	nodes            *wire.Client[*nodeObject]
 }
 
 // NewClient returns a client with a configuration, such as that of ClientConfig. It sends no request.
@@ -53,31 +59,27 @@ func NewClient(config *rest.Config) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a client: %w", err)
 	}
-	services, err := wire.NewClient(config, httpClient, serviceKind())
-	if err != nil {
-		return nil, err
-	}
-	slices, err := wire.NewClient(config, httpClient, sliceKind())
-	if err != nil {
-		return nil, err
-	}
-	return &Client{Interface: typed, services: services, slices: slices}, nil
+	c := &Client{Interface: typed}
+	var errs [5]error
+	c.services, errs[0] = wire.NewClient(config, httpClient, serviceKind())
+	c.slices, errs[1] = wire.NewClient(config, httpClient, sliceKind())
+	const cidrs = "servicecidrs"
+	c.cidrs, errs[2] = wire.NewClient(config, httpClient, wire.Whole(networkingv1.SchemeGroupVersion.WithKind("ServiceCIDR"), cidrs, convertCIDR))
+	c.betaCIDRs, errs[3] = wire.NewClient(config, httpClient, wire.Whole(networkingv1beta1.SchemeGroupVersion.WithKind("ServiceCIDR"), cidrs, convertBetaCIDR))
+	c.nodes, errs[4] = wire.NewClient(config, httpClient, wire.Whole(corev1.SchemeGroupVersion.WithKind("Node"), "nodes", convertNode))
+	return c, errors.Join(errs[:]...)
 }
 
-// serviceKind is the kind of the objects that convertService makes, with the labels that it reads.
-func serviceKind() wire.Kind {
-	return wire.Services(func(s *corev1.Service) runtime.Object { return convertService(s) }, labelProxyName)
+// serviceKind and sliceKind have the labels and the annotation that the conversions read.
+
+func serviceKind() wire.Kind[*serviceObject] { return wire.Services(convertService, labelProxyName) }
+
+func sliceKind() wire.Kind[*sliceObject] {
+	return wire.EndpointSlices(convertSlice, labelHeadless, discoveryv1.LabelServiceName, corev1.EndpointsLastChangeTriggerTime)
 }
 
-// sliceKind is the kind of the objects that convertSlice makes, with the labels and the annotation that it reads.
-func sliceKind() wire.Kind {
-	return wire.EndpointSlices(func(s *discoveryv1.EndpointSlice) runtime.Object { return convertSlice(s) },
-		labelHeadless, discoveryv1.LabelServiceName, corev1.EndpointsLastChangeTriggerTime)
-}
-
-// timeoutTransport makes an error of each request that times out before its answer
-// begins. client-go takes a time-out for the end of a watch (rest.Request.Watch returns
-// an empty watch and no error), and so hides that the API server does not answer.
+// timeoutTransport has the error of a request that times out before its answer begins name the server and a
+// likely cause.
 type timeoutTransport struct{ next http.RoundTripper }
 
 // RoundTrip sends the request.

@@ -9,17 +9,15 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	netutils "k8s.io/utils/net"
 
 	"nftproxy/model/service"
 )
 
-// identity is the part of an object's metadata that the index keeps, and what makes a converted object one that a
-// reflector can pass on.
+// identity is the part of an object's metadata that the index keeps.
 type identity struct {
 	key service.Name
-	// version is the resource version, from which a reflector goes on.
+	// version is the version of the resource that the object was written at.
 	version string
 }
 
@@ -29,15 +27,8 @@ func identify(m *metav1.ObjectMeta) identity {
 
 func (i *identity) name() service.Name { return i.key }
 
-// GetObjectMeta returns the metadata that a reflector and the store read. It makes them anew: kept in each object, they would be
-// a tenth of what the index takes.
-func (i *identity) GetObjectMeta() metav1.Object {
-	namespace, name := i.key.Split()
-	return &metav1.ObjectMeta{Namespace: namespace, Name: name, ResourceVersion: i.version}
-}
-
-// GetObjectKind makes converted objects ones that a reflector can pass on.
-func (i *identity) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKind }
+// GetResourceVersion returns the object's version.
+func (i *identity) GetResourceVersion() string { return i.version }
 
 // maxProblems is how many problems of one object are listed. The others are counted: a
 // slice can have 1,000 endpoints, each of them wrong.

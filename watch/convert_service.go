@@ -7,7 +7,6 @@ import (
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
 	"nftproxy/model/service"
@@ -38,9 +37,6 @@ type serviceObject struct {
 	// reportedLeftOut says that the size of this version was reported.
 	reportedLeftOut bool
 }
-
-// DeepCopyObject returns the object itself: nobody edits one that a reflector passes on.
-func (s *serviceObject) DeepCopyObject() runtime.Object { return s }
 
 // convertService turns a Service into the model's, without endpoints.
 func convertService(s *corev1.Service) *serviceObject {

@@ -12,7 +12,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"nftproxy/model/service"
 )
@@ -75,9 +74,6 @@ func (s *sliceObject) find(k portKey) (int, bool) {
 
 // intern returns one shared copy for all equal strings.
 func intern(s string) string { return unique.Make(s).Value() }
-
-// DeepCopyObject returns the object itself: nobody edits one that a reflector passes on.
-func (s *sliceObject) DeepCopyObject() runtime.Object { return s }
 
 // convertSlice turns an EndpointSlice into the endpoints of each of its ports.
 func convertSlice(s *discoveryv1.EndpointSlice) *sliceObject {

@@ -41,7 +41,7 @@ func BenchmarkDecodeList(b *testing.B) {
 	})
 }
 
-func benchmarkList(b *testing.B, name string, bytes []byte, kind wire.Kind, convert func(runtime.Object)) {
+func benchmarkList[K wire.Object](b *testing.B, name string, bytes []byte, kind wire.Kind[K], convert func(runtime.Object)) {
 	b.Run(name+"/wire", func(b *testing.B) {
 		in := newReader(bytes)
 		b.ReportAllocs()

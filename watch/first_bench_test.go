@@ -12,21 +12,17 @@ import (
 // snapshot.
 func BenchmarkFirstSnapshot(b *testing.B) {
 	for _, size := range []struct{ services, endpoints int }{{10_000, 10}, {44_000, 1}} {
-		convert := func() (services, endpointSlices []any) {
+		convert := func() (services []*serviceObject, endpointSlices []*sliceObject) {
 			for i := range size.services {
 				services = append(services, convertService(uniformService(i)))
 				endpointSlices = append(endpointSlices, convertSlice(uniformSlice(i, size.endpoints)))
 			}
 			return services, endpointSlices
 		}
-		fill := func(services, endpointSlices []any) *Watcher {
+		fill := func(services []*serviceObject, endpointSlices []*sliceObject) *Watcher {
 			w := NewWatcher(Options{Node: "node-0"}, service.NewMailbox())
-			if err := newServiceStore(w).Replace(services, ""); err != nil {
-				b.Fatal(err)
-			}
-			if err := newSliceStore(w).Replace(endpointSlices, ""); err != nil {
-				b.Fatal(err)
-			}
+			newServiceStore(w).replace(services)
+			newSliceStore(w).replace(endpointSlices)
 			return w
 		}
 		name := fmt.Sprintf("%dx%d", size.services, size.endpoints)

@@ -1,7 +1,6 @@
 package watch
 
 import (
-	"context"
 	"errors"
 	"net/http"
 	"testing"
@@ -9,7 +8,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	networkingv1beta1 "k8s.io/api/networking/v1beta1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -49,39 +47,35 @@ func TestUnknownField(t *testing.T) {
 // is bad for another reason is one.
 func TestFieldsAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var asked []string
-		known := false
 		bad := apierrors.NewBadRequest("no")
-		ask := func(_ context.Context, options metav1.ListOptions) (int, error) {
-			asked = append(asked, options.FieldSelector)
-			if options.FieldSelector != "" && !known {
-				return 0, bad
+		w := &ways[*serviceObject]{list: (&Options{}).serviceWays(&Client{})}
+		known, selected, asked := false, 0, 0
+		ask := func(way way[*serviceObject]) error {
+			asked++
+			if way.selectors.FieldSelector == "" {
+				return nil
 			}
-			return 1, nil
+			selected++
+			if !known {
+				return bad
+			}
+			return nil
 		}
-		var again time.Time
 		for range 60 {
-			if n, err := askKnown(t.Context(), &again, metav1.ListOptions{FieldSelector: serviceFields}, ask); n != 1 || err != nil {
-				t.Fatal(n, err)
+			if err := w.ask(ask); err != nil {
+				t.Fatal(err)
 			}
 			time.Sleep(time.Minute)
 		}
-		selected := 0
-		for _, fields := range asked {
-			if fields != "" {
-				selected++
-			}
-		}
-		if least, most := 60/8, 60/5; selected < least || selected > most {
+		if least, most := 60/9, 60/4; selected < least || selected > most {
 			t.Errorf("asked for the field %d times in an hour, want %d to %d", selected, least, most)
 		}
-		known, asked = true, nil
-		time.Sleep(2 * lackPeriod)
-		if _, err := askKnown(t.Context(), &again, metav1.ListOptions{FieldSelector: serviceFields}, ask); err != nil || len(asked) != 1 || asked[0] == "" {
-			t.Errorf("after an upgrade: asked for %q, %v", asked, err)
+		known, selected, asked = true, 0, 0
+		time.Sleep(longestLack)
+		if err := w.ask(ask); err != nil || asked != 1 || selected != 1 {
+			t.Errorf("after an upgrade: asked %d times, %d for the field, %v", asked, selected, err)
 		}
-		_, err := askKnown(t.Context(), &again, metav1.ListOptions{FieldSelector: serviceFields}, func(context.Context, metav1.ListOptions) (int, error) { return 0, bad })
-		if !errors.Is(err, bad) {
+		if err := w.ask(func(way[*serviceObject]) error { return bad }); !errors.Is(err, bad) {
 			t.Errorf("a request that is bad in any form: %v", err)
 		}
 	})
@@ -121,45 +115,39 @@ func TestNoServiceCIDRs(t *testing.T) {
 	o.noProblem()
 }
 
-// TestLacks: an API server is asked for ServiceCIDRs that it does not have every few minutes only. Where it had them
-// before, or refuses them, it is asked soon at first.
+// TestLacks: an API server is asked for a resource that the proxy can do without, and that it does not have, every few minutes
+// only. Where it had it before, or refuses it, it is asked soon at first.
 func TestLacks(t *testing.T) {
-	notFound := apierrors.NewNotFound(networkingv1.Resource("servicecidrs"), "")
-	forbidden := apierrors.NewForbidden(networkingv1.Resource("servicecidrs"), "", nil)
 	for name, c := range map[string]struct {
-		seen        bool
-		err         error
-		least, most int // requests in an hour
-		first       time.Duration
+		seen, optional bool
+		code           int
+		least, most    int // requests in an hour
+		first          time.Duration
 	}{
-		"never there":  {false, notFound, 8, 12, 8 * time.Minute},
-		"there before": {true, notFound, 14, 22, 2 * time.Second},
-		"forbidden":    {false, forbidden, 14, 22, 2 * time.Second},
+		"never there":        {false, true, http.StatusNotFound, 7, 16, 8 * time.Minute},
+		"there before":       {true, true, http.StatusNotFound, 15, 30, time.Second},
+		"forbidden":          {false, true, http.StatusForbidden, 15, 30, time.Second},
+		"one that is needed": {false, false, http.StatusNotFound, 400, 1000, time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				r := NewWatcher(Options{}, nil).newRequests("servicecidrs")
-				r.optional = true
-				if c.seen {
-					r.lacks(t.Context(), nil)
+				server := bareAPIServer(t)
+				server.refuse("endpointslices", c.code)
+				r := newRig(t, server)
+				r.loop.optional, r.loop.seen = c.optional, c.seen
+				time.Sleep(time.Hour)
+				asked := r.forgetAsked()
+				if n := len(asked); n < c.least || n > c.most {
+					t.Errorf("asked %d times in an hour, want %d to %d", n, c.least, c.most)
 				}
-				start, asked := time.Now(), 0
-				for time.Since(start) < time.Hour {
-					if !r.lacks(t.Context(), c.err) {
-						t.Fatal("did not wait")
-					}
-					if asked++; asked == 1 && time.Since(start) > c.first {
-						t.Errorf("the first wait took %s, want %s at most", time.Since(start), c.first)
-					}
+				if len(asked) > 1 && asked[1].at > c.first {
+					t.Errorf("the first wait took %s, want %s at most", asked[1].at, c.first)
 				}
-				if asked < c.least || asked > c.most {
-					t.Errorf("asked %d times in an hour, want %d to %d", asked, c.least, c.most)
-				}
-				if r.lacks(t.Context(), apierrors.NewInternalError(errors.New("x"))) || r.lacks(t.Context(), nil) {
-					t.Error("waited for a resource that is there")
-				}
-				if r.optional = false; r.lacks(t.Context(), c.err) {
-					t.Error("waited for a resource that the proxy needs")
+				server.refuse("endpointslices", 0)
+				server.set("endpointslices", kindSlice(uniformSlice(0, 2)))
+				time.Sleep(longestLack)
+				if n := r.endpoints(); n != 2 {
+					t.Errorf("%d endpoints %s after it is there", n, longestLack)
 				}
 			})
 		})

@@ -16,7 +16,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"nftproxy/model/service"
 )
@@ -25,8 +24,8 @@ import (
 type lists struct {
 	*testing.T
 	*Watcher
-	services *store[*corev1.Service, *serviceObject]
-	slices   *store[*discoveryv1.EndpointSlice, *sliceObject]
+	services *store[*serviceObject]
+	slices   *store[*sliceObject]
 	out      *service.Mailbox
 	last     service.Snapshot
 	// mu is for the race detector, which does not know the order of time in a bubble.
@@ -71,19 +70,19 @@ func (l *lists) list(services, slices int) {
 }
 
 func (l *lists) listServices(n int) {
-	var all []any
+	var all []*serviceObject
 	for i := range n {
-		all = append(all, uniformService(i))
+		all = append(all, convertService(uniformService(i)))
 	}
-	must(l.T, l.services.Replace(all, ""))
+	l.services.replace(all)
 }
 
 func (l *lists) listSlices(n int) {
-	var all []any
+	var all []*sliceObject
 	for i := range n {
-		all = append(all, uniformSlice(i, 2))
+		all = append(all, convertSlice(uniformSlice(i, 2)))
 	}
-	must(l.T, l.slices.Replace(all, ""))
+	l.slices.replace(all)
 }
 
 // settle waits until everything is published.
@@ -177,20 +176,20 @@ func TestRetainOnlySlices(t *testing.T) {
 	withLists(t, 20, func(l *lists) {
 		l.listSlices(0)
 		l.want("after the list", endpoints(20), 20)
-		must(t, l.slices.Add(uniformSlice(0, 1)))
+		l.slices.put(convertSlice(uniformSlice(0, 1)))
 		l.want("when a slice comes", endpoints(19), 20)
 		if got := l.service(0).Ports[0].Endpoints.Len(); got != 1 {
 			t.Errorf("the Service whose slice came has %d endpoints, want the slice's 1", got)
 		}
-		must(t, l.slices.Add(uniformSlice(1, 0)))
+		l.slices.put(convertSlice(uniformSlice(1, 0)))
 		l.want("when a slice without endpoints comes", endpoints(18), 19)
-		must(t, l.services.Delete(uniformService(2)))
+		l.services.delete(convertService(uniformService(2)))
 		l.want("when a Service is deleted", endpoints(17), 18)
-		must(t, l.slices.Delete(uniformSlice(0, 1)))
+		l.slices.delete(convertSlice(uniformSlice(0, 1)))
 		l.want("when a slice is deleted", endpoints(17), 17)
 		changed := uniformService(3)
 		changed.Spec.Ports[0].Port = 81
-		must(t, l.services.Update(changed))
+		l.services.put(convertService(changed))
 		l.want("when a Service changes", endpoints(17), 17)
 		if got := l.service(3).Ports[0].Port; got != 81 {
 			t.Errorf("the Service that changed has port %d", got)
@@ -209,7 +208,7 @@ func TestRetainOnlyServices(t *testing.T) {
 	withLists(t, 20, func(l *lists) {
 		l.listServices(0)
 		l.want("after the list", services(20), 20)
-		must(t, l.slices.Update(uniformSlice(0, 5)))
+		l.slices.put(convertSlice(uniformSlice(0, 5)))
 		l.settle()
 		if got := l.service(0).Ports[0].Endpoints.Len(); got != 5 {
 			t.Errorf("%d endpoints, want those of the slice, which has changed to 5", got)
@@ -219,7 +218,7 @@ func TestRetainOnlyServices(t *testing.T) {
 		if got := l.service(0).Ports[0].Endpoints.Len(); got != 5 {
 			t.Errorf("%d endpoints, want the last ones, 5", got)
 		}
-		must(t, l.services.Add(uniformService(0)))
+		l.services.put(convertService(uniformService(0)))
 		l.want("when a Service comes back", map[string]int{"service": 19, "endpoints": 1}, 20)
 		l.listSlices(20)
 		l.want("when the slices are back", services(19), 20)
@@ -264,7 +263,7 @@ func TestRetainNothing(t *testing.T) {
 		l.list(20, 20)
 		l.want("half of the Services are missing", nil, 20)
 		for i := range 11 {
-			must(t, l.services.Delete(uniformService(i)))
+			l.services.delete(convertService(uniformService(i)))
 		}
 		l.want("most are deleted by events", nil, 9)
 		l.list(0, 0)
@@ -294,8 +293,8 @@ func TestRetainedGivesWay(t *testing.T) {
 		l.want("after the lists", services(20), 20)
 		heir := uniformService(100)
 		heir.Spec.ClusterIP, heir.Spec.ClusterIPs = "172.30.0.3", []string{"172.30.0.3"}
-		must(t, l.services.Add(heir))
-		must(t, l.slices.Add(uniformSlice(100, 1)))
+		l.services.put(convertService(heir))
+		l.slices.put(convertSlice(uniformSlice(100, 1)))
 		l.want("with the heir", services(20), 21)
 		if l.last.Conflicts.At(service.NewName(heir.Namespace, heir.Name)) != nil {
 			t.Error("the new Service does not have its address")
@@ -313,12 +312,12 @@ func TestRetainOurs(t *testing.T) {
 	foreign.Spec.Type = corev1.ServiceTypeExternalName
 	withLists(t, 20, func(l *lists) {
 		l.list(0, 0)
-		must(t, l.services.Add(foreign))
+		l.services.put(convertService(foreign))
 		l.want("one is there", services(19), 19)
-		must(t, l.services.Delete(foreign))
+		l.services.delete(convertService(foreign))
 		l.want("it is deleted", services(19), 19)
-		must(t, l.services.Replace([]any{foreign}, ""))
-		must(t, l.services.Replace(nil, ""))
+		l.services.replace([]*serviceObject{convertService(foreign)})
+		l.services.replace(nil)
 		l.want("it comes and goes by lists", services(19), 19)
 		if l.index.joined["ns-0/svc-0"] != nil {
 			t.Error("the index still has it")
@@ -326,7 +325,7 @@ func TestRetainOurs(t *testing.T) {
 	})
 	synctest.Test(t, func(t *testing.T) {
 		l := newLists(t, Options{Retain: retainFor, Former: &former{n: 20}})
-		must(t, l.services.Replace([]any{foreign}, ""))
+		l.services.replace([]*serviceObject{convertService(foreign)})
 		l.listSlices(0)
 		l.release(t.Context())
 		l.want("at the start", services(19), 19)
@@ -339,11 +338,11 @@ func TestRetainFollowsSlices(t *testing.T) {
 	withLists(t, 20, func(l *lists) {
 		l.listServices(0)
 		l.want("without Services", services(20), 20)
-		must(t, l.slices.Update(uniformSlice(0, 0)))
+		l.slices.put(convertSlice(uniformSlice(0, 0)))
 		l.want("a slice becomes empty", services(20), 19)
 		l.listSlices(0)
 		l.want("without slices", services(20), 19)
-		must(t, l.services.Add(uniformService(0)))
+		l.services.put(convertService(uniformService(0)))
 		l.want("the Service is back", map[string]int{"service": 19, "endpoints": 1}, 19)
 	})
 }
@@ -406,13 +405,13 @@ func TestRetainRandomly(t *testing.T) {
 					case 1:
 						l.listSlices(n)
 					case 2:
-						must(t, l.services.Delete(uniformService(i)))
+						l.services.delete(convertService(uniformService(i)))
 					case 3:
-						must(t, l.slices.Delete(uniformSlice(i, 0)))
+						l.slices.delete(convertSlice(uniformSlice(i, 0)))
 					case 4, 5, 6, 7:
-						must(t, l.services.Update(uniformService(i)))
+						l.services.put(convertService(uniformService(i)))
 					default:
-						must(t, l.slices.Update(uniformSlice(i, pods)))
+						l.slices.put(convertSlice(uniformSlice(i, pods)))
 					}
 					if i%3 == 0 {
 						l.settle()

@@ -2,20 +2,20 @@ package wire
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"io"
 	"net/http"
 	"net/http/httptest"
-	goruntime "runtime"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"google.golang.org/protobuf/encoding/protowire"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
@@ -30,7 +30,7 @@ func item(message []byte) []byte {
 }
 
 // serve returns a client for Services of a server that answers so.
-func serve(t *testing.T, answer http.HandlerFunc) *Client {
+func serve(t *testing.T, answer http.HandlerFunc) *Client[*corev1.Service] {
 	server := httptest.NewServer(answer)
 	t.Cleanup(server.Close)
 	config := &rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{
@@ -51,7 +51,7 @@ func web(version string) *corev1.Service {
 	}
 }
 
-// TestListJSON: a server that sends JSON is understood, too: the list is client-go's then.
+// TestListJSON: a server that sends JSON is understood, too: the objects are those of client-go's decoder.
 func TestListJSON(t *testing.T) {
 	client := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		if want := "/api/v1/services?labelSelector=a"; r.URL.String() != want {
@@ -66,9 +66,8 @@ func TestListJSON(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, ok := list.(*corev1.ServiceList)
-	if !ok || l.ResourceVersion != "9" || len(l.Items) != 1 || l.Items[0].Labels["other"] != "x" {
-		t.Errorf("%T %v", list, list)
+	if list.Version != "9" || len(list.Items) != 1 || list.Items[0].Labels["other"] != "x" {
+		t.Errorf("%v", list)
 	}
 }
 
@@ -85,45 +84,28 @@ func TestListRefused(t *testing.T) {
 	if _, err := client.List(t.Context(), metav1.ListOptions{}); !apierrors.IsForbidden(err) {
 		t.Errorf("error %v", err)
 	}
-	if _, err := client.Watch(t.Context(), metav1.ListOptions{}, nil); !apierrors.IsForbidden(err) {
+	opened := func() { t.Error("a refused watch is open") }
+	if err := client.Watch(t.Context(), metav1.ListOptions{}, opened, nil); !apierrors.IsForbidden(err) {
 		t.Errorf("error %v", err)
 	}
 }
 
-// watched is what a watch has told until its end.
-type watched struct {
-	taken []apiwatch.Event
-	// last has the events of the channel.
-	last []apiwatch.Event
+// taken is what a watch has told of an object.
+type taken struct {
+	kind   apiwatch.EventType
+	object *corev1.Service
 }
 
-// end has the versions of bookmarks at the end, and "error" for an error.
-func (w watched) end(t *testing.T) string {
-	var words []string
-	for _, e := range w.last {
-		word := strings.ToLower(string(e.Type))
-		if e.Type == apiwatch.Bookmark {
-			m, err := meta.Accessor(e.Object)
-			if err != nil {
-				t.Fatal(err)
-			}
-			word = m.GetResourceVersion()
-		}
-		words = append(words, word)
+// watchAll returns everything that a watch tells until its end.
+func watchAll(t *testing.T, client *Client[*corev1.Service], options metav1.ListOptions) (all []taken, err error) {
+	opened := 0
+	err = client.Watch(t.Context(), options, func() { opened++ }, func(kind apiwatch.EventType, s *corev1.Service) {
+		all = append(all, taken{kind, s})
+	})
+	if opened != 1 {
+		t.Errorf("opened %d times", opened)
 	}
-	return strings.Join(words, ", ")
-}
-
-// watchAll returns everything that a watch tells.
-func watchAll(t *testing.T, client *Client, options metav1.ListOptions) (all watched) {
-	stream, err := client.Watch(t.Context(), options, func(e apiwatch.Event) { all.taken = append(all.taken, e) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	for e := range stream.ResultChan() {
-		all.last = append(all.last, e)
-	}
-	return all
+	return all, err
 }
 
 // TestWatch: events have converted objects; the error that ends a watch is client-go's.
@@ -141,31 +123,20 @@ func TestWatch(t *testing.T) {
 		send(t, w, apiwatch.Error, &expired)
 	})
 	minute := int64(60)
-	all := watchAll(t, client, metav1.ListOptions{ResourceVersion: "7", TimeoutSeconds: &minute})
-	want := []struct {
-		kind    apiwatch.EventType
-		version string
-	}{{apiwatch.Added, "8"}, {apiwatch.Modified, "9"}, {apiwatch.Deleted, "13"}}
-	if len(all.taken) != len(want) {
-		t.Fatalf("%d events, want %d", len(all.taken), len(want))
+	all, err := watchAll(t, client, metav1.ListOptions{ResourceVersion: "7", TimeoutSeconds: &minute})
+	bookmark := readFields(&corev1.Service{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "12"}})
+	want := []taken{
+		{apiwatch.Added, readFields(web("8"))}, {apiwatch.Modified, readFields(web("9"))}, {apiwatch.Bookmark, bookmark}, {apiwatch.Deleted, readFields(web("13"))},
 	}
-	for i, want := range want {
-		e := all.taken[i]
-		s, ok := e.Object.(*corev1.Service)
-		if e.Type != want.kind || !ok || s.ResourceVersion != want.version {
-			t.Errorf("%s %T %v, want %v", e.Type, e.Object, e.Object, want)
-		}
-		if diff(readFields(web(want.version)), s) != "" {
-			t.Errorf("%s (-want +got):\n%s", e.Type, diff(readFields(web(want.version)), s))
-		}
+	if d := cmp.Diff(want, all, cmp.AllowUnexported(taken{}), cmpopts.EquateEmpty()); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
 	}
-	if end := all.end(t); end != "13, error" || !apierrors.IsResourceExpired(apierrors.FromObject(all.last[1].Object)) {
-		t.Errorf("at the end %q: %v", end, all.last)
+	if !apierrors.IsResourceExpired(err) {
+		t.Errorf("at the end: %v", err)
 	}
 }
 
-// TestWatchEnds: what cannot be read is an error. Where the answer ends or breaks off, the watch tells the version that
-// it has reached.
+// TestWatchEnds: what cannot be read is an error. Where the answer ends or breaks off there is none.
 func TestWatchEnds(t *testing.T) {
 	good := encode(t, web("8"), corev1.SchemeGroupVersion)
 	var whole bytes.Buffer
@@ -174,35 +145,40 @@ func TestWatchEnds(t *testing.T) {
 	for name, c := range map[string]struct {
 		send  func(w io.Writer)
 		taken int
-		// end is as watched.end has it.
-		end string
+		err   string
 	}{
-		"an object":           {func(w io.Writer) { sendRaw(t, w, apiwatch.Added, append(good[:60:60], 0xff)) }, 0, "error"},
-		"an event":            {text("\x00\x00\x00\x02\xff\xff"), 0, "error"},
-		"an unknown type":     {func(w io.Writer) { sendRaw(t, w, "RENAMED", good) }, 0, "error"},
-		"16 MiB":              {text("\x01\x00\x00\x00"), 0, "error"},
-		"JSON":                {text("{]"), 0, "error"},
-		"nothing":             {text(""), 0, ""},
-		"the end of a length": {text("\x00\x00"), 0, ""},
-		"the end":             {text(whole.String() + whole.String()), 2, "8"},
-		"the end of an event": {text(whole.String() + whole.String()[:whole.Len()-1]), 1, "8"},
-		"a bookmark": {func(w io.Writer) {
-			send(t, w, apiwatch.Modified, web("9"))
-			send(t, w, apiwatch.Bookmark, &corev1.Service{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "12"}})
-		}, 1, "12"},
+		"an object":             {func(w io.Writer) { sendRaw(t, w, apiwatch.Added, append(good[:60:60], 0xff)) }, 0, "decode an event: "},
+		"an event":              {text("\x00\x00\x00\x02\xff\xff"), 0, "decode an event: "},
+		"an unknown type":       {func(w io.Writer) { sendRaw(t, w, "RENAMED", good) }, 0, `decode an event: it has the type "RENAMED"`},
+		"another kind":          {func(w io.Writer) { send(t, w, apiwatch.Added, &corev1.Pod{}) }, 0, "decode an event: it is a *v1.Pod"},
+		"16 MiB":                {text(whole.String() + "\x01\x00\x00\x00"), 1, "decode an event: it has 16777216 bytes"},
+		"bad JSON":              {text("{]"), 0, "decode an event: "},
+		"JSON that is no event": {text(`{"kind": "ServiceList", "items": []}`), 0, "decode an event: "},
+		"a page":                {text("<html>busy</html>"), 0, ErrForeign.Error() + `: it begins with "<html>busy</html>"`},
+		"a list":                {text(magic), 0, ErrForeign.Error()},
+		"nothing":               {text(""), 0, ""},
+		"a byte":                {text("\x00"), 0, ""},
+		"a byte of JSON":        {text("{"), 0, ""},
+		"the end of a length":   {text("\x00\x00"), 0, ""},
+		"the end":               {text(whole.String() + whole.String()), 2, ""},
+		"the end of an event":   {text(whole.String() + whole.String()[:whole.Len()-1]), 1, ""},
 		"an error after events": {func(w io.Writer) {
 			send(t, w, apiwatch.Modified, web("9"))
 			sendRaw(t, w, "RENAMED", good)
-		}, 1, "9, error"},
+		}, 1, "decode an event: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			client := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("Content-Type", runtime.ContentTypeProtobuf+";stream=watch")
 				c.send(w)
 			})
-			all := watchAll(t, client, metav1.ListOptions{})
-			if end := all.end(t); len(all.taken) != c.taken || end != c.end {
-				t.Errorf("%d changes, then %q; want %d, then %q", len(all.taken), end, c.taken, c.end)
+			all, err := watchAll(t, client, metav1.ListOptions{})
+			text := ""
+			if err != nil {
+				text = err.Error()
+			}
+			if len(all) != c.taken || !strings.HasPrefix(text, c.err) || (c.err == "") != (err == nil) {
+				t.Errorf("%d changes, then %v; want %d, then %q", len(all), err, c.taken, c.err)
 			}
 		})
 	}
@@ -216,14 +192,13 @@ func TestWatchJSON(t *testing.T) {
 			_ = json.NewEncoder(w).Encode(map[string]any{"type": "ADDED", "object": web(version)})
 		}
 	})
-	all := watchAll(t, client, metav1.ListOptions{})
-	if len(all.taken) != 2 || all.end(t) != "9" {
-		t.Fatalf("%v", all)
+	all, err := watchAll(t, client, metav1.ListOptions{})
+	if len(all) != 2 || err != nil {
+		t.Fatalf("%v, error %v", all, err)
 	}
 	for i, version := range []string{"8", "9"} {
-		e := all.taken[i]
-		if s, ok := e.Object.(*corev1.Service); !ok || e.Type != apiwatch.Added || s.ResourceVersion != version || s.Labels["other"] != "x" {
-			t.Errorf("%s %T %v", e.Type, e.Object, e.Object)
+		if e := all[i]; e.kind != apiwatch.Added || e.object.ResourceVersion != version || e.object.Labels["other"] != "x" {
+			t.Errorf("%s %v", e.kind, e.object)
 		}
 	}
 }
@@ -232,7 +207,7 @@ func TestWatchJSON(t *testing.T) {
 func TestWatchTakesWhatHasCome(t *testing.T) {
 	for _, mediaType := range []string{runtime.ContentTypeProtobuf + ";stream=watch", runtime.ContentTypeJSON} {
 		t.Run(mediaType, func(t *testing.T) {
-			taken := make(chan apiwatch.Event, 2)
+			taken, ended := make(chan apiwatch.EventType, 2), make(chan error, 1)
 			client := serve(t, func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Content-Type", mediaType)
 				var both bytes.Buffer
@@ -247,11 +222,10 @@ func TestWatchTakesWhatHasCome(t *testing.T) {
 				_ = http.NewResponseController(w).Flush()
 				<-r.Context().Done() // The watch stays open.
 			})
-			stream, err := client.Watch(t.Context(), metav1.ListOptions{}, func(e apiwatch.Event) { taken <- e })
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer stream.Stop()
+			ctx, cancel := context.WithCancel(t.Context())
+			go func() {
+				ended <- client.Watch(ctx, metav1.ListOptions{}, func() {}, func(kind apiwatch.EventType, _ *corev1.Service) { taken <- kind })
+			}()
 			for n := range 2 {
 				select {
 				case <-taken:
@@ -259,44 +233,11 @@ func TestWatchTakesWhatHasCome(t *testing.T) {
 					t.Fatalf("after 10 s only %d of 2 events were taken", n)
 				}
 			}
-		})
-	}
-}
-
-// TestWatchStopped: no event is taken any more once Stop has returned, and Stop waits for one that is being taken.
-func TestWatchStopped(t *testing.T) {
-	client := serve(t, func(w http.ResponseWriter, r *http.Request) {
-		for i := 0; r.Context().Err() == nil; i++ {
-			if apimessage.WriteEvent(w, apiwatch.Modified, encode(t, web(strconv.Itoa(i)), corev1.SchemeGroupVersion)) != nil {
-				return
+			cancel()
+			if err := <-ended; err != nil {
+				t.Errorf("the caller ended the watch: %v", err)
 			}
-		}
-	})
-	for range 20 {
-		taking, begun := false, make(chan struct{}, 1)
-		stream, err := client.Watch(t.Context(), metav1.ListOptions{}, func(apiwatch.Event) {
-			taking = true
-			select {
-			case begun <- struct{}{}:
-			default:
-			}
-			goruntime.Gosched()
-			taking = false
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		<-begun
-		stream.Stop()
-		if taking {
-			t.Fatal("Stop returned while an event was being taken")
-		}
-		taking = true // The race detector and the next line notice a later call.
-		for range stream.ResultChan() {
-		}
-		if !taking {
-			t.Fatal("an event was taken after Stop")
-		}
 	}
 }
 

@@ -4,5 +4,5 @@
 // at a time.
 //
 // The package speaks protobuf. What a server sends as JSON it leaves to client-go's own decoders. It does not follow
-// the API server: it makes the lists and watches for a reflector.
+// the API server: it makes one list or one watch, and package watch decides on the next.
 package wire

@@ -1,32 +1,41 @@
 package wire
 
 import (
+	"fmt"
+
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Kind is a kind of object, and how to decode it. Services and EndpointSlices make one.
-type Kind struct {
+// Object is what a kind's objects are converted into. The objects of the API have the method, too.
+type Object interface {
+	// GetResourceVersion returns the version of the resource that the object was written at.
+	GetResourceVersion() string
+}
+
+// Kind is a kind of object, and how to decode and convert it to K. Services, EndpointSlices and Whole make one.
+type Kind[K Object] struct {
 	gvk      schema.GroupVersionKind
 	resource string
-	apiPath  string
-	// newDecode returns a function that decodes one object after the other.
-	newDecode func() func(message []byte) (runtime.Object, error)
+	// newDecode returns a function that decodes and converts one object after the other.
+	newDecode func() func(message []byte) (K, error)
+	// convert converts an object that client-go has decoded.
+	convert func(runtime.Object) (K, error)
 }
 
 // Services is the kind of Services. The Service that convert gets has its names, its time of creation, its spec, its
 // status, and the labels and annotations with the keys of keep. It is gone when convert returns; its parts may be kept.
-func Services(convert func(*corev1.Service) runtime.Object, keep ...string) Kind {
-	return Kind{
-		gvk: corev1.SchemeGroupVersion.WithKind("Service"), resource: "services", apiPath: "/api",
-		newDecode: func() func([]byte) (runtime.Object, error) {
+func Services[K Object](convert func(*corev1.Service) K, keep ...string) Kind[K] {
+	return Kind[K]{
+		gvk: corev1.SchemeGroupVersion.WithKind("Service"), resource: "services", convert: converter(convert),
+		newDecode: func() func([]byte) (K, error) {
 			var s corev1.Service
-			return func(message []byte) (runtime.Object, error) {
+			return func(message []byte) (converted K, err error) {
 				s = corev1.Service{}
 				if err := decodeService(message, keep, &s); err != nil {
-					return nil, err
+					return converted, err
 				}
 				return convert(&s), nil
 			}
@@ -37,18 +46,48 @@ func Services(convert func(*corev1.Service) runtime.Object, keep ...string) Kind
 // EndpointSlices is the kind of EndpointSlices. The slice that convert gets has its names, its time of creation, its
 // address type, its ports, the addresses, conditions, node and hints of its endpoints, and the labels and annotations
 // with the keys of keep. It is gone when convert returns, with everything that it points to; its strings may be kept.
-func EndpointSlices(convert func(*discoveryv1.EndpointSlice) runtime.Object, keep ...string) Kind {
-	return Kind{
-		gvk: discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), resource: "endpointslices", apiPath: "/apis",
-		newDecode: func() func([]byte) (runtime.Object, error) {
+func EndpointSlices[K Object](convert func(*discoveryv1.EndpointSlice) K, keep ...string) Kind[K] {
+	return Kind[K]{
+		gvk: discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), resource: "endpointslices", convert: converter(convert),
+		newDecode: func() func([]byte) (K, error) {
 			d := &sliceDecoder{keep: keep}
-			return func(message []byte) (runtime.Object, error) {
+			return func(message []byte) (converted K, err error) {
 				s, err := d.decode(message)
 				if err != nil {
-					return nil, err
+					return converted, err
 				}
 				return convert(s), nil
 			}
 		},
+	}
+}
+
+// Whole is a kind of which there are few objects, or small ones: convert gets all their fields.
+func Whole[T any, O interface {
+	*T
+	runtime.Object
+	Unmarshal([]byte) error
+}, K Object](gvk schema.GroupVersionKind, resource string, convert func(O) K) Kind[K] {
+	return Kind[K]{
+		gvk: gvk, resource: resource, convert: converter(convert),
+		newDecode: func() func([]byte) (K, error) {
+			return func(message []byte) (converted K, err error) {
+				object := O(new(T))
+				if err := object.Unmarshal(message); err != nil {
+					return converted, err
+				}
+				return convert(object), nil
+			}
+		},
+	}
+}
+
+func converter[O runtime.Object, K Object](convert func(O) K) func(runtime.Object) (K, error) {
+	return func(object runtime.Object) (converted K, err error) {
+		o, ok := object.(O)
+		if !ok {
+			return converted, fmt.Errorf("it is a %T", object)
+		}
+		return convert(o), nil
 	}
 }

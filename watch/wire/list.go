@@ -9,7 +9,6 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
@@ -17,22 +16,14 @@ import (
 // (https://kubernetes.io/docs/reference/using-api/api-concepts/, "Kubernetes Protobuf encoding").
 const magic = "k8s\x00"
 
-// List is a list of converted objects.
-type List struct {
-	metav1.TypeMeta
-	metav1.ListMeta
-	Items []runtime.Object
-}
-
-// DeepCopyObject returns a list with the same objects: converted ones do not change.
-func (l *List) DeepCopyObject() runtime.Object {
-	c := *l
-	c.Items = append([]runtime.Object(nil), l.Items...)
-	return &c
+// List is a list of converted objects, and the version of the resource at which it was made.
+type List[K Object] struct {
+	Version string
+	Items   []K
 }
 
 // ReadList decodes a list of the kind while it arrives as protobuf. It holds the bytes of one object at a time.
-func (k Kind) ReadList(in *bufio.Reader) (*List, error) {
+func (k Kind[K]) ReadList(in *bufio.Reader) (*List[K], error) {
 	var start [len(magic)]byte
 	if _, err := io.ReadFull(in, start[:]); err != nil {
 		return nil, err
@@ -42,7 +33,7 @@ func (k Kind) ReadList(in *bufio.Reader) (*List, error) {
 	}
 	const unknownLength = 1<<63 - 1 // the answer ends where its envelope ends
 	envelope := &stream{in: in, left: unknownLength}
-	list := &List{}
+	list := &List[K]{}
 	for {
 		if _, err := in.Peek(1); err == io.EOF {
 			return nil, errors.New("the list is not in it")
@@ -69,7 +60,7 @@ func (k Kind) ReadList(in *bufio.Reader) (*List, error) {
 	}
 }
 
-func (k Kind) readItems(message *stream, list *List) error {
+func (k Kind[K]) readItems(message *stream, list *List[K]) error {
 	decode := k.newDecode()
 	var buffer []byte
 	for {
@@ -85,9 +76,11 @@ func (k Kind) readItems(message *stream, list *List) error {
 		}
 		switch number {
 		case 1:
-			if err := list.ListMeta.Unmarshal(buffer); err != nil {
+			var metadata metav1.ListMeta
+			if err := metadata.Unmarshal(buffer); err != nil {
 				return fmt.Errorf("decode the list's metadata: %w", err)
 			}
+			list.Version = metadata.ResourceVersion
 		case 2:
 			object, err := decode(buffer)
 			if err != nil {

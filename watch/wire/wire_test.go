@@ -25,25 +25,23 @@ import (
 const kept = "example.com/kept"
 
 // copies are kinds whose conversion is a copy.
-func services() Kind {
-	return Services(func(s *corev1.Service) runtime.Object { return s.DeepCopy() }, kept)
-}
+func services() Kind[*corev1.Service] { return Services((*corev1.Service).DeepCopy, kept) }
 
-func endpointSlices() Kind {
-	return EndpointSlices(func(s *discoveryv1.EndpointSlice) runtime.Object { return s.DeepCopy() }, kept)
+func endpointSlices() Kind[*discoveryv1.EndpointSlice] {
+	return EndpointSlices((*discoveryv1.EndpointSlice).DeepCopy, kept)
 }
 
 // readFields returns a copy of an object with the fields that the package reads.
-func readFields(o runtime.Object) runtime.Object {
-	switch o := o.(type) {
+func readFields[O Object](o O) O {
+	switch o := any(o).(type) {
 	case *corev1.Service:
-		return &corev1.Service{ObjectMeta: readMetadata(&o.ObjectMeta), Spec: o.Spec, Status: o.Status}
+		return any(&corev1.Service{ObjectMeta: readMetadata(&o.ObjectMeta), Spec: o.Spec, Status: o.Status}).(O)
 	case *discoveryv1.EndpointSlice:
 		s := &discoveryv1.EndpointSlice{ObjectMeta: readMetadata(&o.ObjectMeta), AddressType: o.AddressType, Ports: o.Ports}
 		for _, e := range o.Endpoints {
 			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: e.Addresses, Conditions: e.Conditions, NodeName: e.NodeName, Hints: e.Hints})
 		}
-		return s
+		return any(s).(O)
 	}
 	panic("neither a Service nor an EndpointSlice")
 }
@@ -97,36 +95,32 @@ func TestLists(t *testing.T) {
 		svcs, slices := &corev1.ServiceList{}, &discoveryv1.EndpointSliceList{}
 		f.Fill(svcs)
 		f.Fill(slices)
-		for _, test := range []struct {
-			kind Kind
-			list runtime.Object
-		}{{services(), svcs}, {endpointSlices(), slices}} {
-			message := encode(t, test.list, test.kind.gvk.GroupVersion())
-			decoded, err := runtime.Decode(scheme.Codecs.UniversalDeserializer(), message)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var want List
-			switch l := decoded.(type) {
-			case *corev1.ServiceList:
-				want.ListMeta = l.ListMeta
-				for i := range l.Items {
-					want.Items = append(want.Items, readFields(&l.Items[i]))
-				}
-			case *discoveryv1.EndpointSliceList:
-				want.ListMeta = l.ListMeta
-				for i := range l.Items {
-					want.Items = append(want.Items, readFields(&l.Items[i]))
-				}
-			}
-			got, err := test.kind.ReadList(bufio.NewReader(iotest.HalfReader(bytes.NewReader(message))))
-			if err != nil {
-				t.Fatalf("seed %d: %v", seed, err)
-			}
-			if d := diff(&want, got); d != "" {
-				t.Fatalf("seed %d: (-client-go +wire):\n%s", seed, d)
-			}
-		}
+		testList(t, services(), svcs, func(l *corev1.ServiceList) []corev1.Service { return l.Items })
+		testList(t, endpointSlices(), slices, func(l *discoveryv1.EndpointSliceList) []discoveryv1.EndpointSlice { return l.Items })
+	}
+}
+
+func testList[T any, L metav1.ListInterface, O interface {
+	*T
+	Object
+}](t *testing.T, kind Kind[O], list L, items func(L) []T) {
+	t.Helper()
+	message := encode(t, any(list).(runtime.Object), kind.gvk.GroupVersion())
+	decoded, err := runtime.Decode(scheme.Codecs.UniversalDeserializer(), message)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &List[O]{Version: list.GetResourceVersion()}
+	all := items(decoded.(L))
+	for i := range all {
+		want.Items = append(want.Items, readFields(O(&all[i])))
+	}
+	got, err := kind.ReadList(bufio.NewReader(iotest.HalfReader(bytes.NewReader(message))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := diff(want, got); d != "" {
+		t.Fatalf("(-client-go +wire):\n%s", d)
 	}
 }
 
@@ -213,29 +207,35 @@ func FuzzDecode(f *testing.F) {
 		f.Add(false, service)
 	}
 	f.Fuzz(func(t *testing.T, isSlice bool, message []byte) {
-		kind, other := services(), runtime.Object(&corev1.Service{})
 		if isSlice {
-			kind, other = endpointSlices(), &discoveryv1.EndpointSlice{}
-		}
-		got, err := kind.newDecode()(message)
-		otherErr := other.(interface{ Unmarshal([]byte) error }).Unmarshal(message)
-		if err != nil || otherErr != nil {
-			return
-		}
-		if d := diff(readFields(other), got); d != "" {
-			t.Errorf("(-client-go +wire):\n%s", d)
-		}
-		envelope := &runtime.Unknown{TypeMeta: runtime.TypeMeta{APIVersion: kind.gvk.GroupVersion().String(), Kind: kind.gvk.Kind + "List"}}
-		for range 2 {
-			envelope.Raw = append(envelope.Raw, item(message)...)
-		}
-		whole, err := envelope.Marshal()
-		if err != nil {
-			t.Fatal(err)
-		}
-		list, err := kind.ReadList(bufio.NewReader(io.MultiReader(strings.NewReader(magic), iotest.OneByteReader(bytes.NewReader(whole)))))
-		if err != nil || len(list.Items) != 2 || diff(got, list.Items[1]) != "" {
-			t.Errorf("a list of it twice: %v, error %v", list, err)
+			fuzzDecode(t, endpointSlices(), &discoveryv1.EndpointSlice{}, message)
+		} else {
+			fuzzDecode(t, services(), &corev1.Service{}, message)
 		}
 	})
+}
+
+func fuzzDecode[O interface {
+	Object
+	Unmarshal([]byte) error
+}](t *testing.T, kind Kind[O], other O, message []byte) {
+	got, err := kind.newDecode()(message)
+	if otherErr := other.Unmarshal(message); err != nil || otherErr != nil {
+		return
+	}
+	if d := diff(readFields(other), got); d != "" {
+		t.Errorf("(-client-go +wire):\n%s", d)
+	}
+	envelope := &runtime.Unknown{TypeMeta: runtime.TypeMeta{APIVersion: kind.gvk.GroupVersion().String(), Kind: kind.gvk.Kind + "List"}}
+	for range 2 {
+		envelope.Raw = append(envelope.Raw, item(message)...)
+	}
+	whole, err := envelope.Marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := kind.ReadList(bufio.NewReader(io.MultiReader(strings.NewReader(magic), iotest.OneByteReader(bytes.NewReader(whole)))))
+	if err != nil || len(list.Items) != 2 || diff(got, list.Items[1]) != "" {
+		t.Errorf("a list of it twice: %v, error %v", list, err)
+	}
 }
