@@ -233,10 +233,10 @@ type flowCleaner interface {
 // until then, connections of these clients may have gone to the removed endpoint.
 func (d *daemon) newSweeper(conn *kernel.Conn, counts *metrics.Metrics, swept func()) *affinity.Sweeper {
 	log := d.sweepLogger()
-	return affinity.NewSweeper(conn, func(r affinity.Run) {
+	return affinity.NewSweeper(conn, cpuTime, func(r affinity.Run) {
 		counts.ObserveAffinity(r)
 		log(r)
-		if r.Swept > 0 {
+		if r.Swept > 0 || r.Forgotten {
 			swept()
 		}
 	})

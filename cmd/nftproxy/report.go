@@ -89,6 +89,9 @@ func (d *daemon) sweepLogger() func(affinity.Run) {
 		switch {
 		case r.Err != nil && !r.Repeated:
 			d.log.Warn("could not sweep the remembered clients; will try again", "err", r.Err)
+		case r.Forgotten:
+			d.log.Warn("forgot all clients of a Service port: its endpoints go faster than its clients can be looked through; they choose an endpoint anew",
+				"service", r.Name.Service, "map", r.Name.Map, "took", r.Duration)
 		case r.Swept > 0:
 			d.log.Info("forgot clients of endpoints that are gone", "service", r.Name.Service, "clients", r.Swept, "took", r.Duration)
 		}

@@ -88,7 +88,9 @@ type memory struct {
 	missed map[nft.Value]int
 	// sweeps are the maps that were swept, in order.
 	sweeps []swept
-	busy   bool
+	// forgotten are the maps that were emptied, in order.
+	forgotten []swept
+	busy      bool
 	// during is called once, in the middle of a sweep.
 	during func()
 }
@@ -135,6 +137,19 @@ func (m *memory) count() string {
 		n[table.Family] += len(clients)
 	}
 	return fmt.Sprintf("%d and %d", n[nft.IPv4], n[nft.IPv6])
+}
+
+// Forget empties a map in a hundredth of a sweep's time.
+func (m *memory) Forget(table nft.TableID, set *nft.Set) error {
+	m.mu.Lock()
+	if set.Name == clientsMap {
+		clear(m.clients[table])
+	}
+	m.forgotten = append(m.forgotten, swept{time.Now(), table.Family.String() + " " + set.Name})
+	takes := m.takesOf[set.Name] / 100
+	m.mu.Unlock()
+	time.Sleep(takes)
+	return nil
 }
 
 func (m *memory) Sweep(ctx context.Context, table nft.TableID, set *nft.Set, keep func(key, data nft.Value) bool) (left, gone int, err error) {

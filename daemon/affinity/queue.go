@@ -31,8 +31,12 @@ type waitingMap struct {
 	at time.Time
 	// readySince is when it became ready.
 	readySince time.Time
-	// took is the duration of its last sweep, 0 before the first.
-	took time.Duration
+	// took is the duration of its last sweep, 0 before the first, and cost its CPU time.
+	// forgetCost is the CPU time that it took to empty the map.
+	took, cost, forgetCost time.Duration
+	// asked says that it waits for a sweep for a new reason, since askedAt.
+	asked   bool
+	askedAt time.Time
 	// inHeap is the heap that has it, at the index.
 	inHeap *mapHeap
 	index  int
@@ -46,6 +50,9 @@ func (q *queue) request(name ruleset.AffinityName) {
 		q.maps[name] = m
 	}
 	m.schedule.Request(true)
+	if !m.asked {
+		m.asked, m.askedAt = true, time.Now()
+	}
 	q.place(m)
 }
 
@@ -76,6 +83,7 @@ func (q *queue) next(now time.Time, fair bool) (*waitingMap, time.Time) {
 func (q *queue) begin(m *waitingMap, now time.Time) {
 	q.cheapestLast = len(q.ready.list) > 0 && q.ready.list[0] == m
 	m.schedule.Begin(now)
+	m.asked = false
 	q.removeFromHeap(m)
 }
 

@@ -26,6 +26,21 @@ import (
 // since until a sweep has ended clients are sent to endpoints that do not answer.
 const pause = 1
 
+// These bound what sweeps take in the long run: one part in longRest of a core, and a burst
+// of CPU time beyond that, which is for rolling updates. Once the burst is used up, a sweep
+// waits longRest-1 times as long as it will take. So the small map of one Service does not
+// wait for what the large ones of others have spent.
+const (
+	longRest = 20
+	burst    = 12 * time.Second
+)
+
+// patience is how long clients may be sent to an endpoint that has gone, since the sweep
+// that is to remove them waits for CPU time. Then the map is emptied: that takes a tenth of
+// a sweep's time or less, and its clients choose an endpoint anew. Clients that lose their
+// endpoint are better off than clients that get no answer.
+const patience = time.Second
+
 // lateWaits are the waits before further sweeps after one that had a reason. One
 // sweep can miss clients in two ways. The kernel finds its place in a map again by
 // counting, so it leaves out elements while it removes others, and once a second it
@@ -43,6 +58,8 @@ type Kernel interface {
 	// returns how many clients are left and how many it deleted. A missing map has
 	// none. An error names the map; the end of the context is an error too.
 	Sweep(ctx context.Context, table nft.TableID, set *nft.Set, keep func(key, data nft.Value) bool) (left, swept int, err error)
+	// Forget deletes all clients in a dynamic map, at a small part of the cost of a sweep.
+	Forget(table nft.TableID, set *nft.Set) error
 }
 
 // Run is the result of one sweep of a Service port's clients.
@@ -52,6 +69,9 @@ type Run struct {
 	Swept int
 	// Clients is the number of clients that are left, at most Limit.
 	Clients, Limit int
+	// Forgotten says that all clients were removed, without a look at them: endpoints go
+	// faster than there is time for sweeps. Swept and Clients are 0 then.
+	Forgotten bool
 	// Duration is the wall time of the sweep.
 	Duration time.Duration
 	// Err is why the sweep was incomplete, or nil. The Sweeper repeats such a sweep
@@ -76,6 +96,7 @@ type Run struct {
 // first.
 type Sweeper struct {
 	kernel  Kernel
+	cpu     func() time.Duration
 	observe func(Run)
 	queue   *queue
 	// failing are the maps whose last sweep failed.
@@ -84,6 +105,8 @@ type Sweeper struct {
 	ended time.Time
 	// rested is when all sweeps have been rested for, so that they take half a core.
 	rested time.Time
+	// budget bounds the sweeps in the long run.
+	budget pace.Budget
 
 	wake chan struct{} // holds one token while shrunk has maps
 
@@ -94,10 +117,15 @@ type Sweeper struct {
 	shrunk map[ruleset.AffinityName]bool
 }
 
-// NewSweeper makes a Sweeper. Run calls observe after each sweep.
-func NewSweeper(k Kernel, observe func(Run)) *Sweeper {
+// NewSweeper makes a Sweeper. cpu returns the CPU time of the process so far; nil stands for
+// a process that works all the time. Run calls observe after each sweep.
+func NewSweeper(k Kernel, cpu func() time.Duration, observe func(Run)) *Sweeper {
+	if cpu == nil {
+		began := time.Now()
+		cpu = func() time.Duration { return time.Since(began) }
+	}
 	return &Sweeper{
-		kernel: k, observe: observe, wake: make(chan struct{}, 1),
+		kernel: k, cpu: cpu, observe: observe, wake: make(chan struct{}, 1), budget: pace.Budget{Rest: longRest, Burst: burst},
 		queue: newQueue(), failing: map[ruleset.AffinityName]bool{}, shrunk: map[ruleset.AffinityName]bool{},
 	}
 }
@@ -160,11 +188,8 @@ func (s *Sweeper) Run(ctx context.Context) error {
 		}
 		var due <-chan time.Time
 		now := time.Now()
-		next, at := s.queue.next(now, !now.Before(s.rested))
+		next, at := s.next(now)
 		if next != nil {
-			// The sweep waits as long as it will take, or until all earlier ones have
-			// been rested for.
-			at = pace.Later(at, sooner(s.ended.Add(pause*next.took), s.rested))
 			timer.Reset(time.Until(at))
 			due = timer.C
 		}
@@ -179,6 +204,45 @@ func (s *Sweeper) Run(ctx context.Context) error {
 	}
 }
 
+// next is the map to be swept next, and when; nil for none. Where sweeps have taken too much
+// it is the map that may be swept or emptied first.
+func (s *Sweeper) next(now time.Time) (*waitingMap, time.Time) {
+	next, at := s.queue.next(now, !now.Before(s.rested))
+	if next == nil {
+		return nil, at
+	}
+	if now.Before(s.budget.Ready()) {
+		for _, m := range s.queue.ready.list {
+			if s.allowed(now, m).Before(s.allowed(now, next)) {
+				next = m
+			}
+		}
+	}
+	return next, pace.Later(at, s.allowed(now, next))
+}
+
+// allowed is when the sweep of a map may begin. It waits as long as it will take, or until
+// all earlier sweeps have been rested for; and longer where sweeps have taken too much, but
+// not beyond the time at which the map is to be emptied. To empty it costs CPU time, too.
+func (s *Sweeper) allowed(now time.Time, m *waitingMap) time.Time {
+	at := sooner(s.ended.Add(pause*m.took), s.rested)
+	ready := s.budget.Ready()
+	if !now.Before(ready) {
+		return at
+	}
+	at = pace.Later(at, sooner(s.ended.Add((longRest-1)*m.cost), ready))
+	if m.asked {
+		at = sooner(at, pace.Later(s.ended.Add((longRest-1)*m.forgetCost), m.askedAt.Add(patience)))
+	}
+	return at
+}
+
+// mustForget says whether the map is to be emptied, since there is no time for its sweep.
+func (s *Sweeper) mustForget(now time.Time, m *waitingMap) bool {
+	ready := s.budget.Ready()
+	return m.asked && now.Before(ready) && now.Before(sooner(s.ended.Add((longRest-1)*m.cost), ready))
+}
+
 // sweepMap sweeps one map. A map that has left the program needs no sweep: it gets one
 // when it comes back.
 func (s *Sweeper) sweepMap(ctx context.Context, m *waitingMap) {
@@ -188,16 +252,30 @@ func (s *Sweeper) sweepMap(ctx context.Context, m *waitingMap) {
 		delete(s.failing, m.name)
 		return
 	}
-	start := time.Now()
+	start, spent := time.Now(), s.cpu()
+	run := Run{Name: m.name, Limit: j.current.Set.Limit(), Forgotten: s.mustForget(start, m)}
 	s.queue.begin(m, start)
-	left, swept, err := s.kernel.Sweep(ctx, j.current.Table, j.current.Set, func(key, data nft.Value) bool { return j.keep(key, data, s.newest) })
+	var err error
+	if run.Forgotten {
+		err = s.kernel.Forget(j.current.Table, j.current.Set)
+	} else {
+		run.Clients, run.Swept, err = s.kernel.Sweep(ctx, j.current.Table, j.current.Set, func(key, data nft.Value) bool { return j.keep(key, data, s.newest) })
+	}
 	if ctx.Err() != nil {
 		return // This end of the sweep is no failure.
 	}
 	s.ended = time.Now()
 	s.rested = pace.Later(s.rested, start).Add((1 + pause) * s.ended.Sub(start))
-	run := Run{Name: m.name, Swept: swept, Clients: left, Limit: j.current.Set.Limit(), Duration: s.ended.Sub(start), Err: err}
-	s.queue.end(m, s.ended, run.Duration, err != nil)
+	run.Duration, run.Err = s.ended.Sub(start), err
+	cost := min(run.Duration, s.cpu()-spent)
+	s.budget.Spend(s.ended, cost)
+	if run.Forgotten {
+		m.forgetCost = cost // The map may fill again: its next sweep counts as dear as its last one.
+		s.queue.end(m, s.ended, m.took, err != nil)
+	} else {
+		m.cost = cost
+		s.queue.end(m, s.ended, run.Duration, err != nil)
+	}
 	if err == nil {
 		delete(s.failing, m.name)
 	} else {

@@ -61,7 +61,7 @@ func newRig(t *testing.T, timeout time.Duration, endpoints ...string) *rig {
 		},
 	})
 	ctx, cancel := context.WithCancel(context.Background())
-	r.sweeper = affinity.NewSweeper(r.conn, func(run affinity.Run) {
+	r.sweeper = affinity.NewSweeper(r.conn, nil, func(run affinity.Run) {
 		select {
 		case r.runs <- run:
 		case <-ctx.Done():
