@@ -14,7 +14,7 @@ import (
 
 func newCleanupCommand() *cobra.Command {
 	var table string
-	var kubeProxy, force bool
+	var kubeProxy, force, accepting bool
 	cmd := &cobra.Command{
 		Use:   "cleanup",
 		Short: "Remove the tables that run made, or the rules that kube-proxy left",
@@ -29,7 +29,9 @@ cleanup --kube-proxy removes the rules that kube-proxy left instead, and leaves
 nftproxy's: its nftables tables, and its chains in the tables of iptables (nft and
 legacy). It removes nothing while kube-proxy runs or may run, nothing while no
 nftproxy serves the node, no rules of other programs, and nothing of IPVS. Start
-nftproxy first: it serves the Services from then on.`,
+nftproxy first: it serves the Services from then on. Where a firewall drops or
+rejects packets, it leaves those chains of kube-proxy that accept some, and says what
+has to take their place; --remove-accepting then removes them.`,
 		Example: `  nftproxy cleanup
   nftproxy cleanup --nftproxy-table other
   nftproxy cleanup --kube-proxy                    after a change from kube-proxy to nftproxy`,
@@ -38,8 +40,11 @@ nftproxy first: it serves the Services from then on.`,
 			if force && !kubeProxy {
 				return usageError{errors.New("--force goes with --kube-proxy")}
 			}
+			if accepting && !kubeProxy {
+				return usageError{errors.New("--remove-accepting goes with --kube-proxy")}
+			}
 			if kubeProxy {
-				return cleanupKubeProxy(cmd, force)
+				return cleanupKubeProxy(cmd, force, accepting)
 			}
 			return cleanupTables(cmd, table)
 		},
@@ -47,6 +52,7 @@ nftproxy first: it serves the Services from then on.`,
 	cmd.Flags().StringVar(&table, ownPrefix+"table", ruleset.DefaultTable, "name of the nftables tables")
 	cmd.Flags().BoolVar(&kubeProxy, "kube-proxy", false, "remove kube-proxy's rules, and leave nftproxy's")
 	cmd.Flags().BoolVar(&force, "force", false, "with --kube-proxy: do not check that kube-proxy has ended and that nftproxy serves the node")
+	cmd.Flags().BoolVar(&accepting, "remove-accepting", false, "with --kube-proxy: remove also the chains that accept packets where a firewall drops some, once rules of your own accept them")
 	return cmd
 }
 

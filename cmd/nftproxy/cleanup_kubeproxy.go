@@ -12,8 +12,9 @@ import (
 )
 
 // cleanupKubeProxy removes kube-proxy's rules. Unless forced, it first makes sure that
-// kube-proxy does not run and that nftproxy serves both families.
-func cleanupKubeProxy(cmd *cobra.Command, force bool) error {
+// kube-proxy does not run and that nftproxy serves both families. Unless accepting, it leaves chains that accept
+// what something else may drop.
+func cleanupKubeProxy(cmd *cobra.Command, force, accepting bool) error {
 	found, err := otherproxy.Find()
 	if err != nil {
 		return fmt.Errorf("look for the rules of kube-proxy: %w", err)
@@ -31,8 +32,12 @@ func cleanupKubeProxy(cmd *cobra.Command, force bool) error {
 			return err
 		}
 	}
+	keep := closed
+	if accepting {
+		keep = nil
+	}
 	var left []error
-	err = otherproxy.RemoveAll(cmd.Context(), nil, func(r otherproxy.Rules, err error) {
+	err = otherproxy.RemoveAll(cmd.Context(), keep, func(r otherproxy.Rules, err error) {
 		if err != nil {
 			left = append(left, err)
 			return

@@ -63,7 +63,7 @@ func (d *daemon) newKubeProxyFollower(counts interface {
 		},
 		rules: new(otherproxy.Watcher).Look, running: otherproxy.LookForKubeProxy, now: time.Now,
 		remove: func(ctx context.Context, report func(otherproxy.Rules, error)) error {
-			return otherproxy.RemoveAll(ctx, otherproxy.KeepForward, report)
+			return otherproxy.RemoveAll(ctx, closed, report)
 		},
 	}
 }

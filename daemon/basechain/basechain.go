@@ -52,6 +52,9 @@ type Chain struct {
 	PolicyDrop bool `json:"policyDrop"`
 	// Rules is what the rules may do, and those of chains to which they lead. List leaves it empty.
 	Rules Effects `json:"rules"`
+	// Closes says that the policy, or a rule that is neither kube-proxy's nor the kubelet's, drops packets. List
+	// leaves it false.
+	Closes bool `json:"-"`
 }
 
 // TableText is the table as a person names it, such as "ip filter (iptables-legacy)".
@@ -97,9 +100,10 @@ func list(effects bool) ([]Chain, error) {
 			PolicyDrop: c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop,
 		}
 		if effects {
-			if chain.Rules, err = effectsOf(conn, c); err != nil {
+			if chain.Rules, chain.Closes, err = effectsOf(conn, c); err != nil {
 				return nil, fmt.Errorf("read the rules of chain %s in table %s: %w", c.Name, chain.TableText(), err)
 			}
+			chain.Closes = chain.Closes || chain.PolicyDrop
 		}
 		list = append(list, chain)
 	}
@@ -132,6 +136,7 @@ func legacyChains(names map[string]bool) ([]Chain, error) {
 		list = append(list, Chain{
 			Family: family, Table: table, Name: c.Chain, Hook: strings.ToLower(c.Chain), Type: table, Priority: legacyPriority(table, c.Chain), Legacy: true,
 			Program: programOf(table, names), PolicyDrop: c.PolicyDrop, Rules: Effects{c.Drops, c.Translates, c.Untracks},
+			Closes: c.PolicyDrop || c.Closes,
 		})
 	}
 	return list, nil

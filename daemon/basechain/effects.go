@@ -6,42 +6,45 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"nftproxy/daemon/otherproxy"
 )
 
 // maxVisits bounds the chains that effectsOf reads for one base chain. A kube-proxy has tens of thousands.
 const maxVisits = 200
 
-// effectsOf reads the chain and the chains to which it leads.
-func effectsOf(conn *nftables.Conn, base *nftables.Chain) (Effects, error) {
-	var all Effects
+// effectsOf reads the chain and the chains to which it leads. closes says that a rule drops packets that is neither
+// kube-proxy's nor the kubelet's.
+func effectsOf(conn *nftables.Conn, base *nftables.Chain) (all Effects, closes bool, err error) {
 	seen, next := map[string]bool{base.Name: true}, []string{base.Name}
 	for len(next) > 0 {
 		if len(seen) > maxVisits {
-			return Effects{true, true, true}, nil
+			return Effects{true, true, true}, base.Type != nftables.ChainTypeNAT, nil
 		}
 		name := next[0]
 		next = next[1:]
 		rules, err := conn.GetRules(base.Table, &nftables.Chain{Name: name, Table: base.Table})
 		if err != nil {
-			return all, err
+			return all, closes, err
 		}
 		for _, r := range rules {
 			effects, chains, err := effectsOfRule(r)
 			if err != nil {
-				return all, err
+				return all, closes, err
 			}
 			all.add(effects)
+			closes = closes || effects.Drops && !otherproxy.OfKubernetes(base.Table.Name, name)
 			for _, c := range chains {
 				if !seen[c] {
 					seen[c], next = true, append(next, c)
 				}
 			}
 		}
-		if all == (Effects{true, true, true}) {
-			return all, nil
+		if closes && all == (Effects{true, true, true}) {
+			break
 		}
 	}
-	return all, nil
+	return all, closes, nil
 }
 
 // effectsOfRule also returns the chains to which the rule leads.

@@ -32,9 +32,9 @@ type entry struct {
 	// target is the chain to which the rule jumps or goes, or empty. extension is the target of
 	// iptables that it has instead, such as REJECT, or empty.
 	target, extension, comment string
-	// verdict is where the offset of a jump is in raw, or 0. drops says that the verdict is drop.
-	verdict int
-	drops   bool
+	// verdict is where the offset of a jump is in raw, or 0. drops and accepts say that the verdict is that.
+	verdict        int
+	drops, accepts bool
 }
 
 // Offsets in an entry, and its size without matches and target. They are the same on amd64 and
@@ -140,8 +140,9 @@ func (e *entry) parse(f family) error {
 		if target+xtHeader+4 > len(e.raw) {
 			return errMalformed
 		}
-		const drop = -1 // -NF_DROP - 1
+		const drop, accept = -1, -2 // -NF_DROP - 1, -NF_ACCEPT - 1
 		verdict := int32(binary.NativeEndian.Uint32(e.raw[target+xtHeader:]))
+		e.accepts = verdict == accept
 		if e.drops = verdict == drop; verdict >= 0 {
 			e.verdict = target + xtHeader
 		}

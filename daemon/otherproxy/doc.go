@@ -38,14 +38,13 @@ type Rules struct {
 	// Keep says why Remove does not remove the rules; nil if it does.
 	Keep error
 
-	// forwards says that the table's chain FORWARD drops what no rule accepts, and that the chains
-	// have KUBE-FORWARD, whose rules accept.
-	forwards bool
-
-	family  family
-	chains  []string
-	jumps   []jump
-	ruleset uint32 // the generation of the ruleset that was read
+	family family
+	// chains are kube-proxy's, jumps the rules of iptables' own chains that lead there.
+	chains []string
+	jumps  []jump
+	// openings are those of these chains that accept packets.
+	openings []Opening
+	ruleset  uint32 // the generation of the ruleset that was read
 }
 
 // String is, for example, "ip nat (iptables-nft, 34 chains)".
@@ -67,18 +66,6 @@ var ErrForeign = errors.New("a rule of another program leads to a chain of kube-
 // ErrIPVS says that Remove does not remove what kube-proxy's IPVS mode leaves: connections that are
 // open go through the kernel's IPVS and end with it.
 var ErrIPVS = errors.New("connections through IPVS would end: drain the node, then run kube-proxy --cleanup there or restart it")
-
-// ErrForward says that KUBE-FORWARD may be all that lets packets of Services pass.
-var ErrForward = errors.New("chain FORWARD has policy DROP, and Services may need that KUBE-FORWARD accepts packets: add a rule that accepts the pods' CIDR, then run nftproxy cleanup --kube-proxy (docs/migrate.md)")
-
-// KeepForward returns ErrForward for rules that packets may need to pass the chain FORWARD. It is
-// about the policy only, not about a last rule that drops.
-func KeepForward(r Rules) error {
-	if r.forwards {
-		return fmt.Errorf("remove the rules of kube-proxy in %s: %w", r.Table, ErrForward)
-	}
-	return nil
-}
 
 // Find returns kube-proxy's rules of all kinds, sorted by kind and table. It makes no table and
 // loads no module. It needs CAP_NET_ADMIN.

@@ -3,6 +3,7 @@ package otherproxy_test
 import (
 	"bytes"
 	"errors"
+	"maps"
 	"os"
 	"os/exec"
 	"regexp"
@@ -186,43 +187,75 @@ func (w world) look() []otherproxy.Kind {
 }
 
 // removeAll returns the outcome for each table.
-func (w world) removeAll(keep func(otherproxy.Rules) error) map[string]error {
+func (w world) removeAll(closed func(otherproxy.Opening) error) map[string]error {
 	w.Helper()
 	outcomes := map[string]error{}
 	if err := w.ns.Do(func() error {
-		return otherproxy.RemoveAll(w.Context(), keep, func(r otherproxy.Rules, err error) { outcomes[r.Table] = err })
+		return otherproxy.RemoveAll(w.Context(), closed, func(r otherproxy.Rules, err error) { outcomes[r.Table] = err })
 	}); err != nil {
 		w.Fatal(err)
 	}
 	return outcomes
 }
 
-// TestForwardDrops: the table filter stays while its chain FORWARD drops, since packets may need
-// KUBE-FORWARD. The other tables do not.
-func TestForwardDrops(t *testing.T) {
+// TestOpenings: a chain that accepts packets stays, with the rule that leads there, where something closes what it
+// opens. The other chains of its table go, and it goes once nothing closes any more. Rules of others stay as they are.
+func TestOpenings(t *testing.T) {
 	for _, b := range backends() {
-		t.Run(b.name, func(t *testing.T) {
-			w := newWorld(t)
-			w.load(b, unchanged)
-			for _, command := range []string{"iptables-", "ip6tables-"} {
-				w.iptables("", command+b.name, "-P", "FORWARD", "DROP")
-			}
-			for table, err := range w.removeAll(otherproxy.KeepForward) {
-				if kept := strings.HasSuffix(table, " filter"); kept != errors.Is(err, otherproxy.ErrForward) || !kept && err != nil {
-					t.Errorf("remove %s: %v", table, err)
+		for hook, chain := range map[string]string{"forward": "KUBE-FORWARD", "input": "KUBE-NODEPORTS"} {
+			t.Run(b.name+" "+hook, func(t *testing.T) {
+				w := newWorld(t)
+				w.load(b, func(text string) string {
+					return strings.Replace(text, "-A mine\n", "-A KUBE-NODEPORTS -p tcp -m comment --comment \"ns/web:health check node port\" -m tcp --dport 30099 -j ACCEPT\n-A mine\n", 1)
+				})
+				before := w.listing(b)
+				asked := map[string]bool{}
+				outcomes := w.removeAll(func(o otherproxy.Opening) error {
+					asked[o.Table+" "+o.Hook+" "+o.Chain] = true
+					if o.Hook == hook && strings.HasPrefix(o.Table, "ip ") {
+						return errors.New("it rains")
+					}
+					return nil
+				})
+				if want := map[string]bool{
+					"ip filter input KUBE-NODEPORTS": true, "ip filter forward KUBE-FORWARD": true, "ip6 filter input KUBE-NODEPORTS": true, "ip6 filter forward KUBE-FORWARD": true,
+				}; !maps.Equal(asked, want) {
+					t.Errorf("asked about %v", asked)
 				}
-			}
-			if left := names(w.find()); len(left) != 2 {
-				t.Errorf("left: %v", left)
-			}
-			for _, command := range []string{"iptables-", "ip6tables-"} {
-				w.iptables("", command+b.name, "-P", "FORWARD", "ACCEPT")
-			}
-			w.removeAll(otherproxy.KeepForward)
-			if left := names(w.find()); len(left) != 0 {
-				t.Errorf("left with policy ACCEPT: %v", left)
-			}
-		})
+				for table, err := range outcomes {
+					if stays := table == "ip filter"; stays != errors.Is(err, otherproxy.ErrOpens) || !stays && err != nil || stays && !strings.Contains(err.Error(), "it rains") {
+						t.Errorf("%s: %v", table, err)
+					}
+				}
+				if left := names(w.find()); len(left) != 1 || !strings.HasSuffix(left[0], ", 1 chain)") {
+					t.Errorf("left: %v", left)
+				}
+				var want []string
+				for line := range strings.Lines(withoutKubeProxy(before)) {
+					want = append(want, line)
+				}
+				for line := range strings.Lines(before) { // those of the chain in the IPv4 table filter
+					if strings.Contains(strings.TrimSpace(line)+" ", chain+" ") && !strings.Contains(line, "nodeports;") && !strings.Contains(line, "KUBE-EXT") {
+						want = append(want, line)
+					}
+				}
+				got := slices.Collect(strings.Lines(w.listing(b)))
+				for _, line := range got {
+					if !slices.Contains(want, line) {
+						t.Errorf("after the removal there is %q", line)
+					}
+				}
+				for _, line := range []string{"-j " + chain + "\n", "-A " + chain + " "} {
+					if !strings.Contains(strings.Join(got, ""), line) {
+						t.Errorf("after the removal there is no %q", line)
+					}
+				}
+				w.removeAll(func(otherproxy.Opening) error { return nil })
+				if diff := cmp.Diff(withoutKubeProxy(before), w.listing(b)); diff != "" {
+					t.Errorf("after nothing closes (-want +got):\n%s", diff)
+				}
+			})
+		}
 	}
 }
 

@@ -89,6 +89,8 @@ type LegacyChain struct {
 	// which it leads. Untracks is about connection tracking. Reaches has the names of these chains.
 	Drops, Translates, Untracks bool
 	Reaches                     []string
+	// Closes says that a rule of a program other than Kubernetes drops packets.
+	Closes bool
 }
 
 // LegacyChains returns the chains of all tables that exist.
@@ -145,6 +147,7 @@ func (b *blob) baseChains() []LegacyChain {
 			if c == nil {
 				continue
 			}
+			l.Closes = l.Closes || c.drops && !OfKubernetes(b.name, l.Reaches[i])
 			l.Drops, l.Translates, l.Untracks = l.Drops || c.drops, l.Translates || c.translates, l.Untracks || c.untracks
 			for _, target := range c.targets {
 				if !seen[target] {
@@ -191,8 +194,7 @@ func (b *blob) rules() Rules {
 			r.Keep = fmt.Errorf("%w: a rule in chain %s leads to %s", ErrForeign, e.chain, e.target)
 		}
 	}
-	r.Chains = len(r.chains)
-	r.forwards = slices.Contains(b.droppingChains(), "FORWARD") && slices.Contains(r.chains, "KUBE-FORWARD")
+	r.Chains, r.openings = len(r.chains), b.openings()
 	return r
 }
 
@@ -217,7 +219,10 @@ func removeLegacyChains(r Rules) error {
 	if now := before.rules(); now.Keep != nil {
 		return now.Keep
 	}
-	after, kept, err := before.without(before.drops)
+	goes := func(e *entry) bool {
+		return before.drops(e) && (slices.Contains(r.chains, e.chain) || isBuiltin(e.chain) && slices.Contains(r.chains, e.target))
+	}
+	after, kept, err := before.without(goes)
 	if err != nil {
 		return err
 	}

@@ -36,6 +36,13 @@ func isChain(table, chain string) bool {
 	})
 }
 
+// OfKubernetes says whether a chain of a table of iptables is kube-proxy's own, or the kubelet's KUBE-FIREWALL. What
+// these drop is dropped with or without the chains that accept: packets of no connection, of sources that a Service
+// does not admit, and for loopback addresses from elsewhere.
+func OfKubernetes(table, chain string) bool {
+	return isChain(table, chain) || table == "filter" && chain == "KUBE-FIREWALL"
+}
+
 // isJumpComment says whether a rule has a comment of kube-proxy's rules in the chains of iptables
 // itself (k8s.io/kubernetes/pkg/proxy/iptables, iptablesJumpChains).
 func isJumpComment(comment string) bool {

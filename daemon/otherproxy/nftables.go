@@ -65,8 +65,8 @@ func removeTable(r Rules) error {
 
 // jump is a rule of a chain that is not kube-proxy's, and leads to one that is.
 type jump struct {
-	chain  string
-	handle uint64
+	chain, target string
+	handle        uint64
 }
 
 // findNFTChains finds kube-proxy's chains in the tables of iptables-nft.
@@ -93,7 +93,6 @@ func findNFTChainsIn(c *conn, f family, table string) (Rules, error) {
 		return r, err
 	}
 	var others []string
-	drops := false
 	err = c.ask(unix.NFT_MSG_GETCHAIN, netlink.Dump, f, func(a attributes) error {
 		name := a.text(unix.NFTA_CHAIN_NAME)
 		switch {
@@ -102,10 +101,6 @@ func findNFTChainsIn(c *conn, f family, table string) (Rules, error) {
 			r.chains = append(r.chains, name)
 		default:
 			others = append(others, name)
-			if _, base := a[unix.NFTA_CHAIN_POLICY]; base && name == "FORWARD" {
-				const drop = 0 // NF_DROP
-				drops = a.uint32(unix.NFTA_CHAIN_POLICY) == drop
-			}
 		}
 		return nil
 	}, textAttribute(unix.NFTA_CHAIN_TABLE, table))
@@ -114,13 +109,12 @@ func findNFTChainsIn(c *conn, f family, table string) (Rules, error) {
 	}
 	r.Chains, r.ruleset = len(r.chains), generation
 	slices.Sort(r.chains)
-	r.forwards = drops && slices.Contains(r.chains, "KUBE-FORWARD")
 	for _, chain := range others {
 		if err := r.findJumps(c, table, chain); err != nil {
 			return r, err
 		}
 	}
-	return r, nil
+	return r, r.findOpenings(c, table)
 }
 
 // findJumps looks at the rules of a chain that is not kube-proxy's.
@@ -129,15 +123,15 @@ func (r *Rules) findJumps(c *conn, table, chain string) error {
 		if a.text(unix.NFTA_RULE_TABLE) != table || a.text(unix.NFTA_RULE_CHAIN) != chain {
 			return nil
 		}
-		target, comment, err := targetOf(a)
+		verdict, err := verdictOf(a)
 		switch {
 		case err != nil:
 			return err
-		case !isChain(table, target):
-		case isBuiltin(chain) && isJumpComment(comment):
-			r.jumps = append(r.jumps, jump{chain, a.uint64(unix.NFTA_RULE_HANDLE)})
+		case !isChain(table, verdict.chain):
+		case isBuiltin(chain) && isJumpComment(verdict.comment):
+			r.jumps = append(r.jumps, jump{chain, verdict.chain, a.uint64(unix.NFTA_RULE_HANDLE)})
 		case r.Keep == nil:
-			r.Keep = fmt.Errorf("%w: a rule in chain %s leads to %s", ErrForeign, chain, target)
+			r.Keep = fmt.Errorf("%w: a rule in chain %s leads to %s", ErrForeign, chain, verdict.chain)
 		}
 		return nil
 	}, textAttribute(unix.NFTA_RULE_TABLE, table), textAttribute(unix.NFTA_RULE_CHAIN, chain))
@@ -149,47 +143,61 @@ const (
 	attrMatchInfo = 3
 )
 
-// targetOf returns the chain to which a rule jumps or goes, or nothing, and the rule's comment.
-// iptables-nft keeps the comment as userdata, or as a match of iptables.
-func targetOf(rule attributes) (chain, comment string, err error) {
-	comment, _ = userdata.GetString(rule[unix.NFTA_RULE_USERDATA], userdata.TypeComment)
+// verdict is where a rule of iptables-nft leads packets.
+type verdict struct {
+	// chain is the one to which the rule jumps or goes, or empty.
+	chain string
+	// accepts says that the verdict is accept.
+	accepts bool
+	// comment is the rule's: iptables-nft keeps it as userdata, or as a match of iptables.
+	comment string
+}
+
+func verdictOf(rule attributes) (v verdict, err error) {
+	v.comment, _ = userdata.GetString(rule[unix.NFTA_RULE_USERDATA], userdata.TypeComment)
 	list, err := netlink.UnmarshalAttributes(rule[unix.NFTA_RULE_EXPRESSIONS])
 	if err != nil {
-		return "", "", fmt.Errorf("read the expressions of a rule: %w", err)
+		return v, fmt.Errorf("read the expressions of a rule: %w", err)
 	}
 	for _, item := range list {
 		expression, err := parse(item.Data)
 		if err != nil {
-			return "", "", err
+			return v, err
 		}
 		data, err := expression.nest(unix.NFTA_EXPR_DATA)
 		if err != nil {
-			return "", "", err
+			return v, err
 		}
 		switch expression.text(unix.NFTA_EXPR_NAME) {
 		case "match":
 			if data.text(attrMatchName) == "comment" {
-				comment = textOf(data[attrMatchInfo])
+				v.comment = textOf(data[attrMatchInfo])
 			}
 		case "immediate":
-			if chain, err = verdictChain(data); err != nil {
-				return "", "", err
+			if err := v.read(data); err != nil {
+				return v, err
 			}
 		}
 	}
-	return chain, comment, nil
+	return v, nil
 }
 
-func verdictChain(immediate attributes) (string, error) {
+// read reads an immediate expression, which may load another value than a verdict.
+func (v *verdict) read(immediate attributes) error {
 	value, err := immediate.nest(unix.NFTA_IMMEDIATE_DATA)
 	if err != nil {
-		return "", err
+		return err
 	}
-	verdict, err := value.nest(unix.NFTA_DATA_VERDICT)
+	if _, is := value[unix.NFTA_DATA_VERDICT]; !is {
+		return nil
+	}
+	data, err := value.nest(unix.NFTA_DATA_VERDICT)
 	if err != nil {
-		return "", err
+		return err
 	}
-	return verdict.text(unix.NFTA_VERDICT_CHAIN), nil
+	const accept = 1 // NF_ACCEPT
+	v.chain, v.accepts = data.text(unix.NFTA_VERDICT_CHAIN), data.uint32(unix.NFTA_VERDICT_CODE) == accept
+	return nil
 }
 
 // removeNFTChains removes the rules that lead to the chains, and the chains. The tables and the

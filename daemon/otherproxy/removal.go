@@ -18,22 +18,27 @@ const (
 	longestPause  = 256 * time.Millisecond
 )
 
-// RemoveAll removes all rules of kube-proxy that Find returns, except where keep returns an error, such
-// as KeepForward; nil keeps none. It calls report with each table's
-// rules and the outcome: nil, or why the rules are still there. Where another process changes the
+// RemoveAll removes all rules of kube-proxy that Find returns. It leaves chains that accept packets where closed
+// says what may drop these; a nil closed says so of none. It calls report with the rules and the outcome: nil, or why they
+// are still there. A table of which a part stays is reported twice. Where another process changes the
 // ruleset at the same time it tries again after a pause, 20 times. The error says that the rules
 // cannot be found, or that the context has ended.
-func RemoveAll(ctx context.Context, keep func(Rules) error, report func(Rules, error)) error {
+func RemoveAll(ctx context.Context, closed func(Opening) error, report func(Rules, error)) error {
 	found, err := Find()
 	if err != nil {
 		return err
 	}
 	for _, r := range found {
-		latest, err := removeLatest(ctx, r, keep)
+		gone, goneErr, stays, staysErr := removeLatest(ctx, r, closed)
 		if ctx.Err() != nil {
 			return fmt.Errorf("remove the rules of kube-proxy: %w", ctx.Err())
 		}
-		report(latest, err)
+		if gone.Table != "" {
+			report(gone, goneErr)
+		}
+		if staysErr != nil {
+			report(stays, staysErr)
+		}
 	}
 	return nil
 }
@@ -41,29 +46,29 @@ func RemoveAll(ctx context.Context, keep func(Rules) error, report func(Rules, e
 // Final says whether the outcome of a removal is a reason to keep the rules, so that another try
 // would have the same outcome while the rules are the same.
 func Final(outcome error) bool {
-	return outcome == nil || errors.Is(outcome, ErrForeign) || errors.Is(outcome, ErrIPVS) || errors.Is(outcome, ErrForward) || errors.Is(outcome, ErrUnknownTable)
+	return outcome == nil || errors.Is(outcome, ErrForeign) || errors.Is(outcome, ErrIPVS) || errors.Is(outcome, ErrOpens) || errors.Is(outcome, ErrUnknownTable)
 }
 
-// removeLatest removes the rules as they are now: earlier removals have changed the ruleset.
-func removeLatest(ctx context.Context, r Rules, keep func(Rules) error) (Rules, error) {
+// removeLatest removes the rules as they are now: earlier removals have changed the ruleset. It judges anew at each
+// try what closes: the ruleset that it is about is the one that the kernel then changes.
+func removeLatest(ctx context.Context, r Rules, closed func(Opening) error) (gone Rules, goneErr error, stays Rules, staysErr error) {
 	for try := 1; ; try++ {
 		latest, there, err := r.again()
 		switch {
 		case err != nil:
-			return r, fmt.Errorf("remove the rules of kube-proxy in %s: %w", r.Table, err)
+			return r, fmt.Errorf("remove the rules of kube-proxy in %s: %w", r.Table, err), stays, nil
 		case !there:
-			return r, nil
+			return r, nil, stays, nil
 		}
-		if keep != nil {
-			if err := keep(latest); err != nil {
-				return latest, err
-			}
+		gone, stays, staysErr = latest.part(closed)
+		if staysErr != nil && gone.Chains == 0 {
+			return Rules{}, nil, stays, staysErr
 		}
-		if err = Remove(latest); err == nil || try == removeTries || !errors.Is(err, ErrChanged) {
-			return latest, err
+		if goneErr = Remove(gone); goneErr == nil || try == removeTries || !errors.Is(goneErr, ErrChanged) {
+			return gone, goneErr, stays, staysErr
 		}
 		if err := pause(ctx, try); err != nil {
-			return latest, err
+			return gone, err, stays, staysErr
 		}
 	}
 }
@@ -92,8 +97,17 @@ func pauseAfter(try int) time.Duration {
 
 // again returns the rules as they are now, and whether there are any.
 func (r Rules) again() (latest Rules, there bool, err error) {
-	if r.Kind == IPVS || r.Kind == IPTablesLegacy { // These depend on no generation.
+	_, name, _ := cutTable(r.Table)
+	switch r.Kind {
+	case IPVS:
 		return r, true, nil
+	case IPTablesLegacy:
+		b, err := readLegacy(r.family, name)
+		if err != nil {
+			return r, false, err
+		}
+		latest = b.rules()
+		return latest, latest.Chains > 0, nil
 	}
 	c, err := dial()
 	if err != nil {
@@ -103,7 +117,6 @@ func (r Rules) again() (latest Rules, there bool, err error) {
 	if r.Kind == NFTables {
 		return findTable(c, r.family)
 	}
-	_, name, _ := cutTable(r.Table)
 	latest, err = findNFTChainsIn(c, r.family, name)
 	return latest, latest.Chains > 0, err
 }

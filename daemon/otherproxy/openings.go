@@ -1,0 +1,176 @@
+package otherproxy
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Opening is a chain of kube-proxy's that accepts packets on a hook. Where something else on that hook drops
+// packets, the chain may be all that lets these pass: KUBE-NODEPORTS accepts health check node ports, and
+// KUBE-FORWARD packets that are masqueraded and answers.
+//
+// kube-proxy's nftables tables have none: what a chain of a table accepts meets the chains of all other tables
+// just the same.
+type Opening struct {
+	// Table is the table as nft names it, such as "ip filter".
+	Table string
+	// Hook is input, forward or output.
+	Hook string
+	// Chain is the chain to which kube-proxy's rule on the hook leads.
+	Chain string
+
+	// reaches has Chain and the chains to which it leads.
+	reaches []string
+}
+
+// ErrOpens says that a chain accepts packets that something else may drop.
+var ErrOpens = errors.New("another rule may drop what the chain accepts")
+
+// remedy says what has to take the place of the opening.
+func (o *Opening) remedy() string {
+	command := "iptables"
+	if strings.HasPrefix(o.Table, "ip6 ") {
+		command = "ip6tables"
+	}
+	switch o.Hook {
+	case "forward":
+		return fmt.Sprintf("add a rule before it that accepts what Services translate, such as %s -I FORWARD -m conntrack --ctstate RELATED,ESTABLISHED,DNAT -j ACCEPT", command)
+	case "input":
+		return fmt.Sprintf("add rules before it that accept the health check node ports, such as %s -I INPUT -p tcp --dport PORT -j ACCEPT (%s -S %s lists them)", command, command, o.Chain)
+	}
+	return fmt.Sprintf("add rules before it that accept the same (%s -S %s lists them)", command, o.Chain)
+}
+
+// chainRules is what the openings of a table depend on, of one chain.
+type chainRules struct {
+	accepts bool
+	targets []string // the chains to which its rules lead, in order
+}
+
+// openingsOf finds the openings in a table of iptables. The verdict accept of a chain of nat lets nothing pass.
+func openingsOf(table string, chains map[string]*chainRules) []Opening {
+	_, name, _ := cutTable(table)
+	if name == "nat" {
+		return nil
+	}
+	var found []Opening
+	for _, hook := range []string{"INPUT", "FORWARD", "OUTPUT"} {
+		if chains[hook] == nil {
+			continue
+		}
+		seen := map[string]bool{}
+		for _, target := range chains[hook].targets {
+			if seen[target] || !isChain(name, target) {
+				continue
+			}
+			seen[target] = true
+			o := Opening{Table: table, Hook: strings.ToLower(hook), Chain: target, reaches: []string{target}}
+			accepts := false
+			for i := 0; i < len(o.reaches); i++ {
+				c := chains[o.reaches[i]]
+				if c == nil {
+					continue
+				}
+				accepts = accepts || c.accepts
+				for _, t := range c.targets {
+					if !slices.Contains(o.reaches, t) {
+						o.reaches = append(o.reaches, t)
+					}
+				}
+			}
+			if accepts {
+				found = append(found, o)
+			}
+		}
+	}
+	return found
+}
+
+// part splits the rules into those that may go, and those that stay since something closes what they open:
+// closed says why, or nil. err joins the reasons, and matches ErrOpens.
+func (r Rules) part(closed func(Opening) error) (gone, stays Rules, err error) {
+	if closed == nil || r.Keep != nil {
+		return r, Rules{}, nil
+	}
+	var kept []string
+	var errs []error
+	for _, o := range r.openings {
+		why := closed(o)
+		if why == nil {
+			continue
+		}
+		kept = append(kept, o.reaches...)
+		errs = append(errs, fmt.Errorf("chain %s in %s stays: %w: %w; %s, and then run nftproxy cleanup --kube-proxy --remove-accepting (docs/migrate.md)",
+			o.Chain, o.Table, ErrOpens, why, o.remedy()))
+	}
+	gone, stays = r, r
+	stays.chains, gone.chains = nil, nil
+	for _, chain := range r.chains {
+		if slices.Contains(kept, chain) {
+			stays.chains = append(stays.chains, chain)
+		} else {
+			gone.chains = append(gone.chains, chain)
+		}
+	}
+	gone.jumps = slices.DeleteFunc(slices.Clone(r.jumps), func(j jump) bool { return slices.Contains(kept, j.target) })
+	gone.Chains, stays.Chains = len(gone.chains), len(stays.chains)
+	return gone, stays, errors.Join(errs...)
+}
+
+// findOpenings reads the rules of kube-proxy's chains in a table of iptables-nft. Chains of nat are many and open
+// nothing.
+func (r *Rules) findOpenings(c *conn, table string) error {
+	if table == "nat" {
+		return nil
+	}
+	chains := map[string]*chainRules{}
+	for _, j := range r.jumps {
+		if chains[j.chain] == nil {
+			chains[j.chain] = &chainRules{}
+		}
+		chains[j.chain].targets = append(chains[j.chain].targets, j.target)
+	}
+	for _, chain := range r.chains {
+		rules := &chainRules{}
+		chains[chain] = rules
+		err := c.ask(unix.NFT_MSG_GETRULE, netlink.Dump, r.family, func(a attributes) error {
+			if a.text(unix.NFTA_RULE_TABLE) != table || a.text(unix.NFTA_RULE_CHAIN) != chain {
+				return nil
+			}
+			verdict, err := verdictOf(a)
+			rules.accepts = rules.accepts || verdict.accepts
+			if verdict.chain != "" {
+				rules.targets = append(rules.targets, verdict.chain)
+			}
+			return err
+		}, textAttribute(unix.NFTA_RULE_TABLE, table), textAttribute(unix.NFTA_RULE_CHAIN, chain))
+		if err != nil {
+			return err
+		}
+	}
+	r.openings = openingsOf(r.Table, chains)
+	return nil
+}
+
+// openings finds the openings in a table of iptables-legacy.
+func (b *blob) openings() []Opening {
+	chains := map[string]*chainRules{}
+	for i := range b.entries {
+		e := &b.entries[i]
+		c := chains[e.chain]
+		if c == nil {
+			c = &chainRules{}
+			chains[e.chain] = c
+		}
+		if own := isChain(b.name, e.chain) || isBuiltin(e.chain) && b.drops(e); own && e.target != "" {
+			c.targets = append(c.targets, e.target)
+		}
+		c.accepts = c.accepts || e.accepts
+	}
+	return openingsOf(tableName(b.family, b.name), chains)
+}
