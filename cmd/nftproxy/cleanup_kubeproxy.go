@@ -52,7 +52,7 @@ func checkStopped(running otherproxy.Running) error {
 	case running.Yes():
 		return fmt.Errorf("kube-proxy %s: stop it first (docs/migrate.md), then run cleanup again", running)
 	case !running.No():
-		return fmt.Errorf("kube-proxy %s: run cleanup on the node itself or in a pod with hostPID: true, or make sure that no kube-proxy runs here (kubectl -n kube-system get pods -o wide) and add --force", running)
+		return fmt.Errorf("kube-proxy %s: run cleanup on the node itself or in a pod with hostPID: true, or make sure that no kube-proxy runs here, in a program such as k3s neither (docs/migrate.md, Whether kube-proxy runs), and add --force", running)
 	}
 	return nil
 }

@@ -31,7 +31,7 @@ type kubeProxyFollower struct {
 	record func(note string)
 	count  func(kinds []otherproxy.Kind, running bool)
 	// rules, running and remove are those of package otherproxy.
-	rules   func() ([]otherproxy.Kind, error)
+	rules   func() (kinds []otherproxy.Kind, written bool, err error)
 	running func(context.Context) (otherproxy.Running, error)
 	remove  func(ctx context.Context, report func(otherproxy.Rules, error)) error
 	now     func() time.Time
@@ -46,6 +46,9 @@ type kubeProxyFollower struct {
 	last, failure string
 	// gone is since when kube-proxy has not been running, or zero.
 	gone time.Time
+	// absent says that the last look found no kube-proxy, and hidden that its rules changed between two such looks: there is a
+	// kube-proxy that is not seen, until one is seen or its rules are gone.
+	absent, hidden bool
 	// tried says that a removal was made since kube-proxy ran last. What it left stays.
 	tried bool
 	// failed has the outcomes of removals that were logged, by the table, since kube-proxy ran
@@ -90,7 +93,7 @@ func (f *kubeProxyFollower) run(ctx context.Context) error {
 }
 
 func (f *kubeProxyFollower) look(ctx context.Context) {
-	kinds, err := f.rules()
+	kinds, written, err := f.rules()
 	var running otherproxy.Running
 	if err == nil {
 		running, err = f.running(ctx)
@@ -110,6 +113,7 @@ func (f *kubeProxyFollower) look(ctx context.Context) {
 	if f.beside {
 		return
 	}
+	f.judge(kinds, written, &running)
 	f.report(kinds, running)
 	if !running.No() {
 		f.gone, f.tried, f.failed = time.Time{}, false, nil
@@ -120,6 +124,18 @@ func (f *kubeProxyFollower) look(ctx context.Context) {
 	}
 	if len(kinds) > 0 && !f.tried && f.inForce.Load() && f.now().Sub(f.gone) >= kubeProxyRest {
 		f.removeRules(ctx)
+	}
+}
+
+// judge makes of a kube-proxy that does not run one that may, where its rules change all the same.
+func (f *kubeProxyFollower) judge(kinds []otherproxy.Kind, written bool, running *otherproxy.Running) {
+	if len(kinds) == 0 || running.Yes() {
+		f.hidden = false
+	}
+	f.hidden = f.hidden || written && f.absent && len(kinds) > 0 && running.No()
+	f.absent = running.No()
+	if f.hidden && running.No() {
+		running.Unknown = otherproxy.ErrWritten
 	}
 }
 
@@ -150,7 +166,7 @@ func (f *kubeProxyFollower) report(kinds []otherproxy.Kind, running otherproxy.R
 		f.log.Info("there are rules of a kube-proxy that does not run; they will be removed soon", "rules", list, "rest", kubeProxyRest)
 	case len(kinds) > 0:
 		warn("there are rules of kube-proxy beside those of nftproxy",
-			"if kube-proxy has been stopped, remove its rules by nftproxy cleanup --kube-proxy (docs/migrate.md); they go out of date")
+			"if kube-proxy has been stopped, remove its rules by nftproxy cleanup --kube-proxy, with --force where that command cannot tell either (docs/migrate.md); they go out of date")
 	case before != "":
 		f.log.Info("kube-proxy has no rules on this node", "kube-proxy", running.String())
 	}
@@ -171,6 +187,7 @@ func (f *kubeProxyFollower) removeRules(ctx context.Context) {
 			f.warnOnce(string(r.Kind)+" "+r.Table, err, "could not remove rules of kube-proxy; will try again", "rules", r.String())
 		}
 	})
+	_, _, _ = f.rules() // A look that finds no change but this one; the next look tells of an error.
 	if err != nil && ctx.Err() == nil {
 		f.tried = false
 		f.warnOnce("", err, "could not remove the rules of kube-proxy; will try again")

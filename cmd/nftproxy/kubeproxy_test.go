@@ -18,6 +18,7 @@ import (
 type followed struct {
 	*kubeProxyFollower
 	kinds    []otherproxy.Kind
+	written  bool // until the next look
 	state    otherproxy.Running
 	err      error
 	clock    time.Time
@@ -33,7 +34,11 @@ func newFollowed() *followed {
 		log:    slog.New(slog.NewTextHandler(&w.log, nil)),
 		record: func(note string) { w.events = append(w.events, note) },
 		count:  func([]otherproxy.Kind, bool) {},
-		rules:  func() ([]otherproxy.Kind, error) { return w.kinds, w.err },
+		rules: func() ([]otherproxy.Kind, bool, error) {
+			written := w.written
+			w.written = false
+			return w.kinds, written, w.err
+		},
 		running: func(context.Context) (otherproxy.Running, error) {
 			return w.state, nil
 		},
@@ -109,6 +114,23 @@ func TestKubeProxyHidden(t *testing.T) {
 	w.inForce.Store(true)
 	w.kinds, w.state = []otherproxy.Kind{otherproxy.IPTablesNFT}, otherproxy.Running{Unknown: otherproxy.ErrHiddenProcesses}
 	w.want(t, "hidden", 0, 1, w.looks(t, time.Hour), "nftproxy cleanup --kube-proxy")
+}
+
+// TestKubeProxyUnnamed: whoever changes kube-proxy's rules and cannot be named is unknown, not absent. The rules stay, until a
+// kube-proxy was seen that has ended since.
+func TestKubeProxyUnnamed(t *testing.T) {
+	w := newFollowed()
+	w.inForce.Store(true)
+	w.kinds = []otherproxy.Kind{otherproxy.IPTablesNFT}
+	w.want(t, "quiet rules", 0, 0, w.looks(t, time.Minute), "they will be removed soon")
+	w.written = true
+	w.want(t, "they change", 0, 1, w.looks(t, time.Hour), "its rules have changed, and no process is seen that changes them")
+	w.state = otherproxy.Running{Processes: []otherproxy.Process{{PID: 7}}}
+	w.want(t, "it is seen", 0, 2, w.looks(t, time.Minute), "runs (PID 7)")
+	w.state, w.written = otherproxy.Running{}, true // its last change
+	w.want(t, "it ends", 1, 2, w.looks(t, time.Hour), "they will be removed soon", "removed the rules", "kube-proxy has no rules on this node")
+	w.kinds, w.written = []otherproxy.Kind{otherproxy.IPTablesNFT}, true
+	w.want(t, "they come back", 1, 3, w.looks(t, time.Hour), "its rules have changed")
 }
 
 // TestKubeProxyServesTheRest: beside --nftproxy-service-proxy-name, kube-proxy serves all other

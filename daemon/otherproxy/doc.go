@@ -44,7 +44,9 @@ type Rules struct {
 	jumps  []jump
 	// openings are those of these chains that accept packets.
 	openings []Opening
-	ruleset  uint32 // the generation of the ruleset that was read
+	// mark tells of changes of a table of the kind NFTables.
+	mark    string
+	ruleset uint32 // the generation of the ruleset that was read
 }
 
 // String is, for example, "ip nat (iptables-nft, 34 chains)".

@@ -24,11 +24,17 @@ import (
 type world struct {
 	*testing.T
 	ns      *testnet.Namespace
-	watcher *otherproxy.Watcher
+	watcher *watcher
+}
+
+// watcher is a Watcher, and what its last look said of changes.
+type watcher struct {
+	otherproxy.Watcher
+	written bool
 }
 
 func newWorld(t *testing.T) world {
-	return world{t, testnet.NamespaceForTest(t, "rules"), &otherproxy.Watcher{}}
+	return world{t, testnet.NamespaceForTest(t, "rules"), &watcher{}}
 }
 
 // backend is one of the two interfaces of iptables, and the prefix of its commands.
@@ -178,7 +184,7 @@ func (w world) look() []otherproxy.Kind {
 	w.Helper()
 	var kinds []otherproxy.Kind
 	if err := w.ns.Do(func() (err error) {
-		kinds, err = w.watcher.Look()
+		kinds, w.watcher.written, err = w.watcher.Look()
 		return err
 	}); err != nil {
 		w.Fatal(err)
@@ -256,6 +262,42 @@ func TestOpenings(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestWritten: a look says whether somebody has written kube-proxy's rules since the look before: the same ones anew in
+// iptables-nft, ones of another Service in iptables-legacy. Rules of others do not count.
+func TestWritten(t *testing.T) {
+	for _, b := range backends() {
+		t.Run(b.name, func(t *testing.T) {
+			w := newWorld(t)
+			if w.look(); w.watcher.written {
+				t.Error("the first look says that rules were written")
+			}
+			w.load(b, unchanged)
+			if w.look(); !w.watcher.written {
+				t.Error("a look does not say that rules have come")
+			}
+			w.iptables("", "iptables-"+b.name, "-A", "INPUT", "-p", "tcp", "--dport", "80", "-j", "ACCEPT")
+			w.iptables("", "iptables-"+b.name, "-t", "nat", "-A", "CNI-HOSTPORT-DNAT", "-j", "RETURN")
+			if w.look(); w.watcher.written {
+				t.Error("a look takes the rules of others for kube-proxy's")
+			}
+			sync := "*filter\n:KUBE-FORWARD - [0:0]\n-A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\nCOMMIT\n"
+			w.iptables(sync, "iptables-"+b.name+"-restore", "--noflush")
+			if w.look(); !w.watcher.written {
+				t.Error("a look does not say that rules were written")
+			}
+			if w.look(); w.watcher.written {
+				t.Error("a second look says so again")
+			}
+			if b.kind == otherproxy.IPTablesNFT {
+				w.iptables(sync, "iptables-"+b.name+"-restore", "--noflush")
+				if w.look(); !w.watcher.written {
+					t.Error("a look does not say that the same rules were written")
+				}
+			}
+		})
 	}
 }
 

@@ -17,8 +17,11 @@ const (
 	tableComment   = "rules for kube-proxy"
 )
 
-// attrTableUserdata is NFTA_TABLE_USERDATA, which x/sys/unix lacks.
-const attrTableUserdata = 6
+// NFTA_TABLE_HANDLE and NFTA_TABLE_USERDATA, which x/sys/unix lacks.
+const (
+	attrTableHandle   = 4
+	attrTableUserdata = 6
+)
 
 // ErrUnknownTable says that a table has kube-proxy's name but was made by another program.
 var ErrUnknownTable = errors.New("the table has the name of kube-proxy's table, but not its comment")
@@ -45,6 +48,7 @@ func findTable(c *conn, f family) (r Rules, there bool, err error) {
 	r = Rules{Kind: NFTables, Table: tableName(f, kubeProxyTable), family: f, ruleset: generation}
 	err = c.ask(unix.NFT_MSG_GETTABLE, 0, f, func(a attributes) error {
 		there = true
+		r.mark = fmt.Sprint(a.uint64(attrTableHandle), a.uint32(unix.NFTA_TABLE_USE))
 		// Kernels before 5.10 keep no comment.
 		if comment, has := userdata.GetString(a[attrTableUserdata], userdata.TypeComment); has && comment != tableComment {
 			r.Keep = ErrUnknownTable

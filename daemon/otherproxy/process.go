@@ -2,6 +2,7 @@ package otherproxy
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -57,6 +58,15 @@ func (r Running) String() string {
 // ErrHiddenProcesses says that the PID namespace is that of a container.
 var ErrHiddenProcesses = errors.New("this container does not see the processes of the node")
 
+// ErrHealthOfAnother says that a server answers as kube-proxy's health server does, and is no nftproxy's.
+var ErrHealthOfAnother = errors.New("a health server like kube-proxy's answers")
+
+// ErrWritten says that kube-proxy's rules change.
+var ErrWritten = errors.New("its rules have changed, and no process is seen that changes them")
+
+// healthAddress is where kube-proxy's health server listens by default.
+const healthAddress = "127.0.0.1:10256"
+
 // metricsAddress is where kube-proxy's metrics server listens by default.
 const metricsAddress = "127.0.0.1:10249"
 
@@ -77,6 +87,9 @@ func LookForKubeProxy(ctx context.Context) (Running, error) {
 	}
 	if answersAsKubeProxy(ctx, metricsAddress) {
 		r.Answers = metricsAddress
+	}
+	if r.Unknown == nil && healthOfAnother(ctx, healthAddress) {
+		r.Unknown = fmt.Errorf("%w on %s", ErrHealthOfAnother, healthAddress)
 	}
 	return r, nil
 }
@@ -122,12 +135,22 @@ func (r *Running) findProcesses(proc string, here network) (node bool, err error
 		switch {
 		case isKubeProxy(name, args):
 			r.Processes = append(r.Processes, Process{PID: pid, Command: strings.Join(args, " ")})
-		case slices.Contains([]string{"k3s", "k3s-server", "k3s-agent", "kubelite"}, name):
+		case embeds(name):
 			node = true
 			r.Unknown = fmt.Errorf("%s (PID %d) may have a kube-proxy inside", name, pid)
 		}
 	}
 	return node, nil
+}
+
+// embeds says whether a program of that name may run kube-proxy as a part of itself: k3s by any version, as server or agent,
+// kubelite of MicroK8s, and the node's part of OpenShift's SDN, of 4 and of 3.11.
+func embeds(name string) bool {
+	return name == "openshift" || hasPrefix(name, "k3s", "kubelite", "openshift-sdn")
+}
+
+func hasPrefix(name string, prefixes ...string) bool {
+	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(name, p) })
 }
 
 // seesInit says whether a list of processes has the first one. /proc hides it, and with it a kube-proxy,
@@ -150,9 +173,11 @@ func arguments(dir string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !slices.ContainsFunc([]string{"kube-proxy", "hyperkube", "kubelet", "kubelite", "k3s"}, func(prefix string) bool {
-		return strings.HasPrefix(string(comm), prefix)
-	}) {
+	// A link to the program, or a title that it gave itself, does not change the name of its file.
+	file, _ := os.Readlink(filepath.Join(dir, "exe"))
+	tells := func(name string) bool { return embeds(name) || hasPrefix(name, "kube-proxy", "hyperkube", "kubelet") }
+	byFile := tells(filepath.Base(file))
+	if !byFile && !tells(strings.TrimSpace(string(comm))) {
 		return nil, nil
 	}
 	cmdline, err := os.ReadFile(filepath.Join(dir, "cmdline"))
@@ -162,7 +187,11 @@ func arguments(dir string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return strings.Split(strings.TrimRight(string(cmdline), "\x00"), "\x00"), nil
+	args := strings.Split(strings.TrimRight(string(cmdline), "\x00"), "\x00")
+	if byFile {
+		args[0] = file
+	}
+	return args, nil
 }
 
 func inInitialNamespace(proc string) bool {
@@ -179,7 +208,7 @@ func SeesNode() bool {
 
 // isKubeProxy goes by the command line: a container's binary may have any path.
 func isKubeProxy(name string, args []string) bool {
-	if name == "kube-proxy" {
+	if strings.HasPrefix(name, "kube-proxy") {
 		return !slices.Contains(args[1:], "--cleanup") && !slices.Contains(args[1:], "--cleanup=true")
 	}
 	return name == "hyperkube" && len(args) > 1 && (args[1] == "proxy" || args[1] == "kube-proxy")
@@ -187,22 +216,37 @@ func isKubeProxy(name string, args []string) bool {
 
 // answersAsKubeProxy says whether the server at an address tells the mode of a kube-proxy.
 func answersAsKubeProxy(ctx context.Context, address string) bool {
-	const patience, longest = 2 * time.Second, 64
+	mode, code := get(ctx, address, "/proxyMode")
+	return code == http.StatusOK && slices.Contains([]string{"iptables", "ipvs", "nftables"}, strings.TrimSpace(string(mode)))
+}
+
+// healthOfAnother says whether the server at an address answers as kube-proxy's health server does. Service proxies that
+// stand for kube-proxy may answer so too.
+func healthOfAnother(ctx context.Context, address string) bool {
+	text, code := get(ctx, address, "/healthz")
+	var times struct{ LastUpdated, CurrentTime *string }
+	return (code == http.StatusOK || code == http.StatusServiceUnavailable) && json.Unmarshal(text, &times) == nil && times.LastUpdated != nil && times.CurrentTime != nil
+}
+
+// get asks a server that is no nftproxy's, for two seconds at most, and returns the beginning of the answer. The code is 0 if
+// there is none.
+func get(ctx context.Context, address, path string) (text []byte, code int) {
+	const patience, longest = 2 * time.Second, 1024
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/proxyMode", nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
 	if err != nil {
-		return false
+		return nil, 0
 	}
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	response, err := client.Do(request)
 	if err != nil {
-		return false
+		return nil, 0
 	}
 	defer response.Body.Close()
-	mode, err := io.ReadAll(io.LimitReader(response.Body, longest))
-	if err != nil || response.StatusCode != http.StatusOK || response.Header.Get("Server") == health.ServerHeader {
-		return false
+	text, err = io.ReadAll(io.LimitReader(response.Body, longest))
+	if err != nil || response.Header.Get("Server") == health.ServerHeader {
+		return nil, 0
 	}
-	return slices.Contains([]string{"iptables", "ipvs", "nftables"}, strings.TrimSpace(string(mode)))
+	return text, response.StatusCode
 }

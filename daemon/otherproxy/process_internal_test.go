@@ -25,6 +25,10 @@ func proc(t *testing.T, processes ...string) string {
 	}
 	add := func(name, ns, cmdline string) {
 		must(os.MkdirAll(filepath.Join(dir, name, "ns"), 0o755))
+		if before, file, has := strings.Cut(cmdline, "\x00exe="); has {
+			must(os.Symlink(strings.TrimRight(file, "\x00"), filepath.Join(dir, name, "exe")))
+			cmdline = before + "\x00"
+		}
 		program := filepath.Base(strings.Split(cmdline, "\x00")[0])
 		const longest = 15
 		must(os.WriteFile(filepath.Join(dir, name, "comm"), []byte(program[:min(longest, len(program))]+"\n"), 0o644))
@@ -74,6 +78,12 @@ func TestProcesses(t *testing.T) {
 		"unreadable, elsewhere":  {[]string{"7 1 /usr/bin/kubelet", "9 2 kube-proxy unreadable"}, "does not run", true},
 		"another's cmdline":      {[]string{"7 1 /usr/bin/kubelet", "9 1 database unreadable"}, "does not run", true},
 		"k3s":                    {[]string{"1 1 /sbin/init", "7 - /usr/local/bin/k3s server"}, "may run: k3s (PID 7) may have a kube-proxy inside", true},
+		"k3s of a version":       {[]string{"1 1 /sbin/init", "7 - /usr/local/bin/k3s-v1.30 agent"}, "may run: k3s-v1.30 (PID 7) may have a kube-proxy inside", true},
+		"MicroK8s":               {[]string{"1 1 /sbin/init", "7 1 /snap/microk8s/1/kubelite --x"}, "may run: kubelite (PID 7) may have a kube-proxy inside", true},
+		"OpenShift":              {[]string{"1 1 /sbin/init", "6 1 /usr/bin/kubelet", "7 1 /usr/bin/openshift-sdn-node --x"}, "may run: openshift-sdn-node (PID 7) may have a kube-proxy inside", true},
+		"a version of its own":   {[]string{"1 1 /sbin/init", "6 1 /usr/bin/kubelet", "7 1 /opt/kube-proxy-v1.30.1 --config=/a"}, "runs (PID 7)", true},
+		"by its file":            {[]string{"1 1 /sbin/init", "6 1 /usr/bin/kubelet", "7 1 /usr/bin/node-agent x exe=/usr/local/bin/k3s"}, "may run: k3s (PID 7) may have a kube-proxy inside", true},
+		"kube-proxy by its file": {[]string{"1 1 /sbin/init", "6 1 /usr/bin/kubelet", "7 1 proxy --config=/a exe=/opt/kube-proxy"}, "runs (PID 7)", true},
 		"k3s, renamed":           {[]string{"7 1 /usr/bin/k3s-agent", "8 1 sh kube-proxy"}, "may run: k3s-agent (PID 7) may have a kube-proxy inside", true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -87,6 +97,38 @@ func TestProcesses(t *testing.T) {
 				t.Errorf("got node=%v, %s; want %v, %s", node, got, c.node, c.want)
 			}
 		})
+	}
+}
+
+// TestHealthOfAnother: which servers answer as kube-proxy's health server.
+func TestHealthOfAnother(t *testing.T) {
+	for name, c := range map[string]struct {
+		code         int
+		server, body string
+		want         bool
+	}{
+		"kube-proxy":      {200, "", `{"lastUpdated": "2026-01-01 00:00:00 +0000 UTC","currentTime": "2026-01-01 00:00:00 +0000 UTC", "nodeEligible": true}`, true},
+		"it fails":        {503, "", `{"lastUpdated": "2026-01-01","currentTime": "2026-01-01"}`, true},
+		"nftproxy":        {200, health.ServerHeader, `{"lastUpdated": "2026-01-01","currentTime": "2026-01-01"}`, false},
+		"another program": {200, "", `{"status": "ok"}`, false},
+		"no JSON":         {200, "", "ok", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if c.server != "" {
+					w.Header().Set("Server", c.server)
+				}
+				w.WriteHeader(c.code)
+				_, _ = w.Write([]byte(c.body))
+			}))
+			defer server.Close()
+			if got := healthOfAnother(t.Context(), strings.TrimPrefix(server.URL, "http://")); got != c.want {
+				t.Errorf("got %v, want %v", got, c.want)
+			}
+		})
+	}
+	if healthOfAnother(t.Context(), "127.0.0.1:0") {
+		t.Error("a port without a server answers")
 	}
 }
 
