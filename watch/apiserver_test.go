@@ -223,6 +223,9 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	refused := resource.refused
 	s.mu.Unlock()
 	switch refused {
+	case http.StatusUnauthorized:
+		s.status(w, refused, metav1.StatusReasonUnauthorized, "Unauthorized")
+		return
 	case http.StatusForbidden:
 		s.status(w, refused, metav1.StatusReasonForbidden, name+" is forbidden")
 		return

@@ -279,5 +279,6 @@ func (l *listWatch[K]) report(verb string, err error) {
 			l.watcher.lastFailure = err
 		}
 		l.watcher.outage.failed(l.resource, refused)
+		l.watcher.outage.blame(l.resource, err, time.Now())
 	})
 }

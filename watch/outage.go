@@ -3,6 +3,7 @@ package watch
 import (
 	"maps"
 	"slices"
+	"time"
 )
 
 // outage knows of each resource whether it is up to date. An outage begins with a
@@ -33,6 +34,9 @@ type currency struct {
 	refused  bool
 	// essential says that the proxy cannot work without the resource.
 	essential bool
+	// since is the first failure since it was current, zero for none. err is the last one.
+	since time.Time
+	err   error
 }
 
 func (o *outage) of(resource string) *currency {
@@ -71,6 +75,7 @@ func (o *outage) ended(resource string) { o.of(resource).current = false }
 func (o *outage) current(resource string) {
 	c := o.of(resource)
 	c.current, c.required, c.refused = true, true, false
+	c.since, c.err = time.Time{}, nil
 	if !slices.ContainsFunc(slices.Collect(maps.Values(o.resources)), (*currency).missed) {
 		o.away = false
 	}

@@ -69,6 +69,7 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	counts.CountChanges(watcher)
 	counts.CountRetained(func() int { return watcher.Retained().Services })
+	counts.CountBehind(func() time.Time { return watcher.Behind().Since })
 	var loop *proxy.Loop
 	var eligible atomic.Bool
 	rewriters := d.newRewriters(conn)
@@ -78,7 +79,9 @@ func (d *daemon) run(ctx context.Context) error {
 			counts.CountHealth(path, code)
 			slis.Observe("proxy", strings.TrimPrefix(path, "/"), code == http.StatusOK)
 		},
-		Awaiting: watcher.Awaiting, Note: func() string { return joinNotes(watcher.Retained().String(), rewriters.note()) },
+		Awaiting: watcher.Awaiting, Note: func() string {
+			return joinNotes(watcher.Behind().String(), watcher.Retained().String(), rewriters.note())
+		},
 	})
 	page := d.newStatusPage(judge)
 	servers, err := d.servers(judge, registry, slis, page)
@@ -141,6 +144,10 @@ func (d *daemon) run(ctx context.Context) error {
 	group.Go(func() error { return refused.Run(ctx) })
 	group.Go(func() error { return d.followOccupancy(ctx, flows, counts) })
 	group.Go(func() error { return d.followServerVersion(ctx, api.client, counts) })
+	group.Go(func() error {
+		d.followBehind(ctx, watcher.Behind)
+		return nil
+	})
 	group.Go(func() error { return ports.Run(ctx) })
 	group.Go(func() error {
 		d.removeStartupTaint(ctx, api, ready)

@@ -48,6 +48,7 @@ type Metrics struct {
 	affinityFailures    prometheus.Counter
 	affinityEntries     *prometheus.HistogramVec
 	retained            atomic.Pointer[func() int]
+	behind              atomic.Pointer[func() time.Time]
 	program             programSize
 	otherProxies        otherProxies
 	refused             refused
@@ -109,6 +110,17 @@ func (m *Metrics) registerOwn(f promauto.Factory) {
 	}, func() float64 {
 		if count := m.retained.Load(); count != nil {
 			return float64((*count)())
+		}
+		return 0
+	})
+	f.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "nftproxy_behind_seconds",
+		Help: "Time since the API server has not told of changes, because it is away or refuses: a bad token, an expired certificate, missing rights. 0 if everything is up to date.",
+	}, func() float64 {
+		if behind := m.behind.Load(); behind != nil {
+			if since := (*behind)(); !since.IsZero() {
+				return time.Since(since).Seconds()
+			}
 		}
 		return 0
 	})
@@ -266,6 +278,10 @@ func (m *Metrics) ObserveHealthPorts(open, failed int) {
 // CountRetained takes the number of retained Services from the function from now on. It
 // must be safe for concurrent use.
 func (m *Metrics) CountRetained(count func() int) { m.retained.Store(&count) }
+
+// CountBehind takes the time since which the source is not up to date from the function from now on, the zero time if it is.
+// The function must be safe for concurrent use.
+func (m *Metrics) CountBehind(since func() time.Time) { m.behind.Store(&since) }
 
 // CountProblems counts n problems in objects of the kind. There must be few kinds: only
 // those that the proxy reads.

@@ -55,6 +55,7 @@ func firing() map[string]string {
 		"NftproxyConntrackAlmostFull":   "nftproxy_conntrack_entries 950x60\nnftproxy_conntrack_limit 1000x60",
 		"NftproxyConntrackCleanupFails": `nftproxy_conntrack_failures_total 0+1x60`,
 		"NftproxyHealthCheckPortFails":  `nftproxy_health_check_listeners{state="failed"} 1x60`,
+		"NftproxyBehind":                `nftproxy_behind_seconds 0+60x60`,
 		"NftproxyAPIServerAway": `rest_client_requests_total{code="<error>",method="GET"} 0+1x60
 			rest_client_requests_total{code="200",method="GET"} 5x60`,
 	}
@@ -63,6 +64,7 @@ func firing() map[string]string {
 // quiet has series with which an alert must not fire although one like it does.
 func quiet() map[string]string {
 	return map[string]string{
+		"NftproxyBehind":              `nftproxy_behind_seconds 0 60 120 300 600 0x60`, // a long restart
 		"NftproxyDown":                "up 1x60\nup{instance=\"node-2\"} 0x60",
 		"NftproxyConntrackAlmostFull": "nftproxy_conntrack_entries 950x60\nnftproxy_conntrack_limit 0x60", // no limit
 		"NftproxyChangesWait":         `kubeproxy_sync_proxy_rules_service_changes_pending 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1`,
