@@ -130,8 +130,9 @@ type ConflictError struct{ ConflictList }
 
 func (e *ConflictError) Error() string { return e.String() }
 
-// ProtectedError lists addresses and ports of externalIPs or load balancers that
-// the proxy does not serve on this node, because the node itself needs them.
+// ProtectedError lists addresses and ports of externalIPs or load balancers, and node ports,
+// that the proxy does not serve on this node: the node itself needs them, or they are not for
+// Services.
 type ProtectedError struct{ ConflictList }
 
 func (e *ProtectedError) Error() string { return "not served: " + e.String() }

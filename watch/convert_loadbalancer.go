@@ -91,13 +91,18 @@ func affinityTimeout(spec *corev1.ServiceSpec, p *problemList) time.Duration {
 
 // healthCheckNodePort is 0 for none. The field counts only for load balancers with
 // policy Local: other Services may have kept it from earlier.
-func healthCheckNodePort(spec *corev1.ServiceSpec, external service.TrafficPolicy, p *problemList) uint16 {
-	if spec.Type != corev1.ServiceTypeLoadBalancer || external != service.Local {
+func healthCheckNodePort(spec *corev1.ServiceSpec, bare *service.Service, p *problemList) uint16 {
+	if spec.Type != corev1.ServiceTypeLoadBalancer || bare.ExternalPolicy != service.Local {
 		return 0
 	}
+	const field = "spec.healthCheckNodePort"
 	port, err := parsePort(spec.HealthCheckNodePort)
-	if err != nil {
-		p.add("spec.healthCheckNodePort", err)
+	switch {
+	case err != nil:
+		p.add(field, err)
+	case slices.ContainsFunc(bare.Ports, func(o service.Port) bool { return o.Protocol == service.TCP && o.NodePort == port }):
+		p.addValue(field, strconv.Itoa(int(port)), "a port of the Service has the same node port")
+		return 0
 	}
 	return port
 }

@@ -55,7 +55,7 @@ func convertService(s *corev1.Service) *serviceObject {
 	bare.InternalPolicy = internalPolicy(&s.Spec, p)
 	bare.ExternalPolicy = externalPolicy(&s.Spec, p)
 	bare.AffinityTimeout = affinityTimeout(&s.Spec, p)
-	bare.HealthCheckNodePort = healthCheckNodePort(&s.Spec, bare.ExternalPolicy, p)
+	bare.HealthCheckNodePort = healthCheckNodePort(&s.Spec, bare, p)
 	object.bare, object.problems = bare, p.all()
 	return object
 }

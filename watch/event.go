@@ -31,7 +31,7 @@ const (
 	ReasonInvalid Reason = "Invalid"
 	// ReasonConflict: an address, port or node port belongs to another Service.
 	ReasonConflict Reason = "Conflict"
-	// ReasonProtected: an address and port is the API server's, or the node's.
+	// ReasonProtected: an address and port is the API server's, the node's, or a pod's.
 	ReasonProtected Reason = "Protected"
 	// ReasonTooLarge: the Service asks for more than one Service may cost.
 	ReasonTooLarge Reason = "TooLarge"

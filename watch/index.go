@@ -38,6 +38,12 @@ type index struct {
 	// apiServers are the addresses at which the proxy has reached the API server,
 	// the latest last.
 	apiServers []netip.AddrPort
+	// apiEndpoints are the endpoints that the Service default/kubernetes has or has had.
+	apiEndpoints []netip.AddrPort
+	// broadcast are the broadcast addresses of the networks that the node is on.
+	broadcast []netip.Addr
+	// settings are in force where the node has none.
+	settings service.Settings
 	// unprotected says that the builder does not yet have the newest protected
 	// addresses.
 	unprotected bool
@@ -329,8 +335,9 @@ func (ix *index) setCIDRs() {
 	ix.builder.SetServiceCIDRs(all)
 }
 
-// setHostAddresses keeps a sorted copy without duplicates.
-func (ix *index) setHostAddresses(addrs []netip.Addr) {
+// setHostAddresses keeps copies, of the addresses a sorted one without duplicates.
+func (ix *index) setHostAddresses(addrs, broadcast []netip.Addr) {
+	ix.broadcast = slices.Clone(broadcast)
 	list := slices.Clone(addrs)
 	slices.SortFunc(list, netip.Addr.Compare)
 	node := *ix.builder.Snapshot().Node
@@ -342,6 +349,7 @@ func (ix *index) setHostAddresses(addrs []netip.Addr) {
 // flush rebuilds the dirty Services and returns the new snapshot.
 func (ix *index) flush() service.Snapshot {
 	before := ix.builder.Snapshot()
+	ix.reserve()
 	ix.builder.Expect(len(ix.dirty))
 	parallel.Chunks(ix.dirty, ix.join, ix.take)
 	ix.dirty = nil // not [:0]: at the start it had all Services

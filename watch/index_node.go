@@ -63,6 +63,7 @@ func (w *Watcher) SetSettings(s *service.Settings) {
 		node := *ix.builder.Snapshot().Node
 		node.Settings = s
 		ix.builder.SetNode(node)
+		ix.unprotected = true
 	})
 }
 

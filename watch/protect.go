@@ -7,8 +7,8 @@ import (
 	"nftproxy/model/service"
 )
 
-// OwnPort is a TCP port on which a process of the node answers. externalIPs and load
-// balancers' addresses do not take it away.
+// OwnPort is a TCP port on which a process of the node answers. externalIPs, load
+// balancers' addresses and node ports do not take it away.
 type OwnPort struct {
 	// Addr is the one address on which the process listens; the zero Addr stands
 	// for all addresses of the node.
@@ -25,65 +25,147 @@ const defaultKubeletPort = 10250
 // The Service whose endpoints are the API servers.
 const kubernetesService service.Name = "default/kubernetes"
 
-// maxAPIServers is how many of the API server's addresses the index remembers: the
-// latest ones.
+// maxAPIServers is how many addresses of API servers of each kind the index remembers:
+// the latest ones.
 const maxAPIServers = 16
 
 // addAPIServer remembers an address at which the proxy has reached the API server.
 func (ix *index) addAPIServer(a netip.AddrPort) {
 	a = netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
-	if !a.IsValid() || slices.Contains(ix.apiServers, a) {
+	if a.IsValid() && remember(&ix.apiServers, a) {
+		ix.unprotected = true
+	}
+}
+
+// remember adds an address to a list of the latest ones, in a new list. It returns false if
+// the address is there.
+func remember(list *[]netip.AddrPort, a netip.AddrPort) bool {
+	if slices.Contains(*list, a) {
+		return false
+	}
+	from := max(0, len(*list)-maxAPIServers+1)
+	*list = append(slices.Clone((*list)[from:]), a)
+	return true
+}
+
+// reserve tells the builder which addresses no Service gets.
+func (ix *index) reserve() {
+	if !ix.unprotected {
 		return
 	}
-	if len(ix.apiServers) == maxAPIServers {
-		ix.apiServers = ix.apiServers[1:]
+	node := ix.builder.Node()
+	settings := &ix.settings
+	if node.Settings != nil {
+		settings = node.Settings
 	}
-	ix.apiServers = append(slices.Clone(ix.apiServers), a)
-	ix.unprotected = true
+	r := service.Reserved{
+		Addresses: map[netip.Addr]service.Protection{}, KubeletPort: ix.kubeletPort,
+		NodePods: rangesOfSome(node.PodCIDRs), Pods: rangesOfSome(settings.ClusterCIDRs),
+	}
+	for _, a := range ix.broadcast {
+		if !slices.Contains(node.HostAddresses, a) {
+			r.Addresses[a] = "the broadcast address of a network that the node is on"
+		}
+	}
+	pods := slices.Concat(r.NodePods, r.Pods)
+	for _, a := range slices.Concat(node.HostAddresses, node.Addresses) {
+		if slices.ContainsFunc(pods, func(p netip.Prefix) bool { return p.Contains(a) }) {
+			r.Hosts = append(r.Hosts, a)
+		}
+	}
+	for _, v6 := range []bool{false, true} {
+		addrs, all := settings.NodePortAddresses.On(node, v6)
+		if all {
+			addrs = slices.Concat(node.HostAddresses, node.Addresses)
+		}
+		for _, a := range addrs {
+			if a.Is6() == v6 && !a.IsLoopback() && !a.IsLinkLocalUnicast() && !slices.Contains(r.NodePortAddresses, a) {
+				r.NodePortAddresses = append(r.NodePortAddresses, a)
+			}
+		}
+	}
+	ix.builder.SetReserved(r)
+}
+
+// rangesOfSome leaves out ranges of all addresses: they say nothing of pods.
+func rangesOfSome(list []netip.Prefix) []netip.Prefix {
+	return slices.DeleteFunc(slices.Clone(list), func(p netip.Prefix) bool { return p.Bits() == 0 })
 }
 
 // protect tells the builder which addresses and ports Services must not take from
-// the node and the proxy: the API server's, and the node's own ports on its own
-// addresses. An address on an interface that the Node object does not list may be a
-// load balancer's, put there by the program that gave it to the Service. All ports
-// of such an address are the load balancer's.
+// the node and the proxy: the API server's, and the node's own ports, on its own
+// addresses and as node ports. An address on an interface that the Node object does not
+// list may be a load balancer's, put there by the program that gave it to the Service. All
+// ports of such an address are the load balancer's.
 func (ix *index) protect() {
 	if !ix.unprotected {
 		return
 	}
 	ix.unprotected = false
 	p := service.Protected{}
-	claim := func(a netip.Addr, port uint16) service.Claim {
-		return service.Claim{Addr: a.WithZone(""), Protocol: service.TCP, Port: port}
-	}
 	node := ix.builder.Node()
 	ports := append(slices.Clone(ix.ownPorts), OwnPort{Port: ix.kubeletPort, Whose: "the kubelet"})
 	for _, own := range ports {
 		guard := service.Protector{Protection: service.Protection("a port of the node that is for " + own.Whose)}
+		for _, v6 := range []bool{false, true} {
+			if !own.Addr.IsValid() || own.Addr.Is6() == v6 && !own.Addr.IsLoopback() {
+				p[nodePortClaim(v6, own.Port)] = guard
+			}
+		}
 		for _, a := range node.HostAddresses {
 			if !own.Addr.IsValid() || own.Addr == a {
-				p[claim(a, own.Port)] = guard
+				p[addressClaim(netip.AddrPortFrom(a, own.Port))] = guard
 			}
 		}
 		guard.FromLoadBalancers = true
 		for _, a := range node.Addresses {
 			if !own.Addr.IsValid() || own.Addr == a {
-				p[claim(a, own.Port)] = guard
+				p[addressClaim(netip.AddrPortFrom(a, own.Port))] = guard
 			}
 		}
 	}
-	server := service.Protector{Protection: "the API server's address", FromLoadBalancers: true}
-	for _, a := range ix.apiServers {
-		p[claim(a.Addr(), a.Port())] = server
-	}
+	ix.protectAPIServers(p)
+	ix.builder.SetProtected(p)
+}
+
+// protectAPIServers protects the endpoints of the Service default/kubernetes, which are the
+// API servers' own addresses, and the addresses by which the proxy reaches them. One of
+// these may be a Service's: of its load balancer, for example. Such a Service gets it if it
+// leads to nothing but API servers. Endpoints that were listed once count as well, as long as
+// the process runs: an API server leaves the list when it restarts, and a node that came by
+// the Service would not hear of its return.
+func (ix *index) protectAPIServers(p service.Protected) {
+	guard := service.Protector{Protection: "the API server's address", FromLoadBalancers: true}
+	var endpoints []netip.AddrPort
 	if s := ix.builder.Service(kubernetesService); s != nil {
 		for i := range s.Ports {
 			for e := range s.Ports[i].Endpoints.All() {
-				p[claim(e.Addr.Addr(), e.Addr.Port())] = server
+				endpoints = append(endpoints, e.Addr)
+				remember(&ix.apiEndpoints, e.Addr)
 			}
 		}
 	}
-	ix.builder.SetProtected(p)
+	servers := service.Servers(ix.apiEndpoints)
+	for _, a := range slices.Concat(ix.apiServers, endpoints) {
+		guard := guard
+		if !slices.Contains(endpoints, a) {
+			guard.Servers = &servers
+		}
+		p[addressClaim(a)] = guard
+		if node := ix.builder.Node(); slices.Contains(node.HostAddresses, a.Addr()) || slices.Contains(node.Addresses, a.Addr()) {
+			p[nodePortClaim(a.Addr().Is6(), a.Port())] = guard
+		}
+	}
+}
+
+// addressClaim is the claim on a TCP port of an address.
+func addressClaim(a netip.AddrPort) service.Claim {
+	return service.Claim{Addr: a.Addr().WithZone(""), Protocol: service.TCP, Port: a.Port()}
+}
+
+// nodePortClaim is the claim on a TCP node port.
+func nodePortClaim(v6 bool, port uint16) service.Claim {
+	return service.NodePortClaim(v6, &service.Port{Protocol: service.TCP, NodePort: port})
 }
 
 // withoutIgnoredExternalIPs returns the Service without spec.externalIPs, and with a

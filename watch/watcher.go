@@ -48,9 +48,12 @@ type Options struct {
 	Retain time.Duration
 	// Former tells of the Services that the rules served before the start. It may be nil.
 	Former Former
-	// OwnPorts are ports of the node that no externalIP and no load balancer's
-	// address takes, beside the kubelet's and those of the API server.
+	// OwnPorts are ports of the node that no externalIP, load balancer's address or node
+	// port takes, beside the kubelet's and those of the API server.
 	OwnPorts []OwnPort
+	// Settings are those that the rules begin with: they say where pods are, and which
+	// addresses serve node ports.
+	Settings service.Settings
 	// Synced is called once, after the first update has waited for everything and
 	// before the first snapshot is made. It must not block. It may be nil.
 	Synced func()
@@ -117,7 +120,8 @@ func NewWatcher(opts Options, out *service.Mailbox) *Watcher {
 	ix.start = time.Now()
 	ix.retention = retention.New(opts.Retain)
 	ix.proxyName = opts.ProxyName
-	ix.ignoreExternalIPs, ix.ownPorts = opts.IgnoreExternalIPs, opts.OwnPorts
+	ix.ignoreExternalIPs, ix.ownPorts, ix.settings = opts.IgnoreExternalIPs, opts.OwnPorts, opts.Settings
+	ix.unprotected = true
 	if opts.MaxElements > 0 {
 		ix.builder.SetMaxElements(opts.MaxElements)
 	}
@@ -137,10 +141,11 @@ func (w *Watcher) AddAPIServer(a netip.AddrPort) {
 	w.change(func(ix *index) { ix.addAPIServer(a) })
 }
 
-// SetHostAddresses sets the addresses on the node's interfaces, in any order.
-// It may be called at any time, before and during a run, from any goroutine.
-func (w *Watcher) SetHostAddresses(addrs []netip.Addr) {
-	w.change(func(ix *index) { ix.setHostAddresses(addrs) })
+// SetHostAddresses sets the addresses on the node's interfaces, and the broadcast addresses
+// of its networks, in any order. It may be called at any time, before and during a run,
+// from any goroutine.
+func (w *Watcher) SetHostAddresses(addrs []netip.Addr, broadcast ...netip.Addr) {
+	w.change(func(ix *index) { ix.setHostAddresses(addrs, broadcast) })
 }
 
 // change edits the index. If the reader of the mailbox has taken the last update, the next one is made at once,

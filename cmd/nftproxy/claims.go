@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/connrotation"
 
 	"nftproxy/daemon/kubeproxyconfig"
@@ -38,7 +39,7 @@ func (o *claimOptions) addFlags(f *pflag.FlagSet) {
 	f.IntVar(&o.maxElements, ownPrefix+"max-service-elements", service.DefaultMaxElements, "maximum number of elements that one Service may have in the node's tables: (addresses and node ports) x ports x endpoints; run leaves out the rest, externalIPs first")
 	f.IntVar(&o.maxAffinityPorts, ownPrefix+"max-affinity-ports", service.DefaultMaxAffinityPorts, "maximum number of Service ports with session affinity on this node, and a quarter of it in one namespace; the oldest Services have it, run serves the others without it")
 	f.IntVar(&o.maxSourceLists, ownPrefix+"max-source-lists", service.DefaultMaxSourceLists, "maximum number of different lists of loadBalancerSourceRanges on this node, and a quarter of it in one namespace; those of the oldest Services count, and the load balancer's addresses of the others let in no client")
-	f.StringSliceVar(&o.protectedPorts, ownPrefix+"protected-node-ports", []string{"22"}, "TCP ports of the node's own addresses that no externalIP or load balancer's address can take, besides the ports of the kubelet, the API server and the proxy; empty for none")
+	f.StringSliceVar(&o.protectedPorts, ownPrefix+"protected-node-ports", []string{"22"}, "TCP ports of the node that no node port can take, and on its own addresses no externalIP or load balancer's address, besides the ports of the kubelet, the API server and the proxy; empty for none")
 }
 
 func (o *claimOptions) parse() error {
@@ -116,16 +117,41 @@ func (o *claimOptions) watchOptions(servers map[string]string) watch.Options {
 }
 
 // dialer connects to the API server and reports the IP address of each connection,
-// which a configuration with a host name does not have.
+// which a configuration with a host name does not have. It does not report a proxy's
+// address.
 type dialer struct {
 	// open are the connections that are not closed.
 	open *connrotation.ConnectionTracker
+	// server is the host and port of the API server. Other connections go to a proxy
+	// (HTTPS_PROXY, or proxy-url in the kubeconfig).
+	server string
 
 	mu     sync.Mutex
 	report func(netip.AddrPort)
 }
 
-func newDialer() *dialer { return &dialer{open: connrotation.NewConnectionTracker()} }
+// newDialer makes a dialer for clients with this configuration.
+func newDialer(config *rest.Config) (*dialer, error) {
+	server, err := serverOf(config)
+	return &dialer{open: connrotation.NewConnectionTracker(), server: server}, err
+}
+
+// serverOf returns the host and port of the API server.
+func serverOf(config *rest.Config) (string, error) {
+	u, _, err := rest.DefaultServerUrlFor(config)
+	if err != nil {
+		return "", fmt.Errorf("the API server's address %q: %w", config.Host, err)
+	}
+	port := u.Port()
+	switch {
+	case port != "":
+	case u.Scheme == "http":
+		port = "80"
+	default:
+		port = "443"
+	}
+	return net.JoinHostPort(u.Hostname(), port), nil
+}
 
 // DialContext dials as client-go does by default, but with other limits (connector).
 func (d *dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
@@ -136,7 +162,7 @@ func (d *dialer) DialContext(ctx context.Context, network, address string) (net.
 	d.mu.Lock()
 	report := d.report
 	d.mu.Unlock()
-	if tcp, ok := conn.RemoteAddr().(*net.TCPAddr); ok && report != nil {
+	if tcp, ok := conn.RemoteAddr().(*net.TCPAddr); ok && report != nil && strings.EqualFold(address, d.server) {
 		report(tcp.AddrPort())
 	}
 	return d.open.Track(conn), nil

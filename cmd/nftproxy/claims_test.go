@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -14,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
 
 	"nftproxy/watch"
 )
@@ -36,6 +39,47 @@ func TestDialerTellsTheAddress(t *testing.T) {
 	}
 	if got := <-told; got != want {
 		t.Errorf("told %s, want %s", got, want)
+	}
+}
+
+// TestDialerDoesNotTellAProxy: behind a proxy no address is the API server's.
+func TestDialerDoesNotTellAProxy(t *testing.T) {
+	asked := false
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked = true
+		http.NotFound(w, r)
+	}))
+	defer proxy.Close()
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	text := "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c}}]\n" +
+		"clusters: [{name: c, cluster: {server: 'http://api.example:6443', proxy-url: '" + proxy.URL + "'}}]\n"
+	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o := sourceOptions{kubeconfig: kubeconfig}
+	_, client, dialer, err := o.client()
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := make(chan netip.AddrPort, 10)
+	dialer.reportTo(func(a netip.AddrPort) { told <- a })
+	if _, err := client.Discovery().ServerVersion(); err == nil || !asked {
+		t.Fatalf("the proxy was asked: %t, error %v", asked, err)
+	}
+	if len(told) > 0 {
+		t.Errorf("told %s", <-told)
+	}
+}
+
+// TestServerOf: the host and port by which a client dials.
+func TestServerOf(t *testing.T) {
+	for _, test := range [][2]string{
+		{"https://192.0.2.1:6443", "192.0.2.1:6443"}, {"https://api.example", "api.example:443"}, {"http://api.example/path", "api.example:80"},
+		{"https://[2001:db8::1]:6443", "[2001:db8::1]:6443"}, {"https://[2001:db8::1]", "[2001:db8::1]:443"}, {"api.example:6443", "api.example:6443"},
+	} {
+		if got, err := serverOf(&rest.Config{Host: test[0]}); err != nil || got != test[1] {
+			t.Errorf("%s: %s, %v; want %s", test[0], got, err, test[1])
+		}
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 
 	"nftproxy/conntrack"
 	"nftproxy/daemon/basechain"
@@ -63,7 +62,7 @@ func (s *flowSource) index(ctx context.Context, notes io.Writer) (*conntrack.Ind
 			return nil, service.Snapshot{}, fmt.Errorf("no table %s in this network namespace says which flows go to Services: start nftproxy run, or give --kubeconfig or --nftproxy-manifests", s.options.table)
 		}
 		config := ruleset.ReadBackConfig(tables, s.options.table)
-		snapshot := ruleset.ReadBack(tables, s.options.table, &service.Node{Name: s.node, HostAddresses: addrs})
+		snapshot := ruleset.ReadBack(tables, s.options.table, &service.Node{Name: s.node, HostAddresses: addrs.Own})
 		index := s.newIndex(config)
 		index.Update(snapshot)
 		return index, snapshot, s.presume(index)
@@ -112,9 +111,9 @@ func (s *flowSource) tables() (*nft.Model, error) {
 }
 
 // objects reads one snapshot from the API server or the manifests.
-func (s *flowSource) objects(ctx context.Context, addrs []netip.Addr, notes io.Writer) (service.Snapshot, error) {
+func (s *flowSource) objects(ctx context.Context, addrs hostaddr.Addresses, notes io.Writer) (service.Snapshot, error) {
 	source := objectSource{
-		options: &s.options, node: s.node, nodeCIDR: s.config.NodeCIDR,
+		options: &s.options, node: s.node, nodeCIDR: s.config.NodeCIDR, settings: s.config.Settings,
 		servers: ownServers(defaultMetricsAddress, defaultHealthAddress, defaultProbeAddress),
 	}
 	found, err := source.follow(ctx, addrs, func(p watch.Problem) error {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/netip"
 	"runtime/debug"
 	"strings"
 	"sync"
@@ -136,7 +135,7 @@ func (d *daemon) run(ctx context.Context) error {
 		return nil
 	})
 	group.Go(func() error {
-		return hostaddr.Follow(ctx, d.log, func(addrs []netip.Addr) { watcher.SetHostAddresses(addrs) })
+		return hostaddr.Follow(ctx, d.log, func(a hostaddr.Addresses) { watcher.SetHostAddresses(a.Own, a.Broadcast...) })
 	})
 	group.Go(func() error { return loop.Run(ctx, mailbox) })
 	group.Go(func() error { return cleaner.Run(ctx) })
@@ -284,12 +283,13 @@ func (d *daemon) newWatcher(ctx context.Context, former watch.Former, out *servi
 		patience = restartPatience
 	}
 	o := d.options.claims.watchOptions(ownServers(d.options.metricsAddress, d.options.healthAddress, d.options.probeAddress))
+	o.Settings = d.ruleset.Settings
 	o.Node, o.ListTimeout, o.AwaitPodCIDRs, o.Synced = d.node, patience, d.ruleset.NodeCIDR, synced
 	o.Report = func(p watch.Problem) { d.logProblem(p, counts) }
 	o.Answers = d.logAnswers
 	o.Retain, o.Former = d.options.retainMissing, former
 	w := watch.NewWatcher(o, out)
-	w.SetHostAddresses(addrs)
+	w.SetHostAddresses(addrs.Own, addrs.Broadcast...)
 	return w, nil
 }
 

@@ -114,7 +114,7 @@ func (o *getOptions) read(ctx context.Context) (*reading, error) {
 		return nil, errors.Join(err, conn.Close())
 	}
 	// The tables do not name the node; only endpoints on it have this name.
-	node := &service.Node{Name: "this node", HostAddresses: addrs}
+	node := &service.Node{Name: "this node", HostAddresses: addrs.Own}
 	return &reading{conn, inspect.NewTables(model, o.table, node), ruleset.ReadBackConfig(model, o.table)}, nil
 }
 

@@ -6,12 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
 
+	"nftproxy/daemon/hostaddr"
 	"nftproxy/model/service"
 	"nftproxy/watch"
 )
@@ -24,6 +24,8 @@ type objectSource struct {
 	options  *sourceOptions
 	node     string
 	nodeCIDR bool
+	// settings are those of the rules.
+	settings service.Settings
 	// servers has the addresses of the proxy's own servers, by server.
 	servers map[string]string
 }
@@ -60,12 +62,13 @@ type objects struct {
 // follow begins to follow the source, and returns once it has a first snapshot. addrs are the
 // addresses of the node. judge gets each problem, from one goroutine at a time; its error
 // ends everything.
-func (s *objectSource) follow(ctx context.Context, addrs []netip.Addr, judge func(watch.Problem) error) (*objects, error) {
+func (s *objectSource) follow(ctx context.Context, addrs hostaddr.Addresses, judge func(watch.Problem) error) (*objects, error) {
 	// client-go would log the errors that are reported here.
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	o := &objects{mailbox: service.NewMailbox(), ended: make(chan error, 1)}
 	ctx, o.cancel = context.WithCancel(ctx)
 	options := s.options.claims.watchOptions(s.servers)
+	options.Settings = s.settings
 	options.Node, options.AwaitPodCIDRs, options.PodCIDRTimeout = s.node, s.nodeCIDR, sourceTimeout/2
 	options.NodeTimeout = sourceTimeout / 6
 	options.Report = func(p watch.Problem) {
@@ -78,7 +81,7 @@ func (s *objectSource) follow(ctx context.Context, addrs []netip.Addr, judge fun
 		}
 	}
 	o.watcher = watch.NewWatcher(options, o.mailbox)
-	o.watcher.SetHostAddresses(addrs)
+	o.watcher.SetHostAddresses(addrs.Own, addrs.Broadcast...)
 	go func() { o.ended <- s.watch(ctx, o.watcher) }()
 	timeout := time.NewTimer(sourceTimeout)
 	defer timeout.Stop()

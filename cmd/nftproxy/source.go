@@ -120,7 +120,10 @@ func (o *sourceOptions) client() (*rest.Config, *watch.Client, *dialer, error) {
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	d := newDialer()
+	d, err := newDialer(config)
+	if err != nil {
+		return nil, nil, nil, err
+	}
 	config.Dial = d.DialContext
 	client, err := watch.NewClient(config)
 	if err != nil {

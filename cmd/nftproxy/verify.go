@@ -167,7 +167,7 @@ func settle(ctx context.Context) error {
 // verify compares twice if need be, and calls settle in between.
 func (d *daemon) verify(ctx context.Context, limit int, notes io.Writer, settle func(context.Context) error) (verify.Report, error) {
 	source := objectSource{
-		options: &d.options.sourceOptions, node: d.node, nodeCIDR: d.ruleset.NodeCIDR,
+		options: &d.options.sourceOptions, node: d.node, nodeCIDR: d.ruleset.NodeCIDR, settings: d.ruleset.Settings,
 		servers: ownServers(d.options.metricsAddress, d.options.healthAddress, d.options.probeAddress),
 	}
 	addrs, err := hostaddr.List(ctx)
@@ -238,7 +238,7 @@ func (d *daemon) compareTwice(ctx context.Context, found *objects, conn *kernel.
 		if err != nil {
 			return 0, nil, 0, err
 		}
-		found.watcher.SetHostAddresses(addrs)
+		found.watcher.SetHostAddresses(addrs.Own, addrs.Broadcast...)
 	}
 }
 

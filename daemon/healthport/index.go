@@ -67,6 +67,10 @@ func (x *index) update(s service.Snapshot, refused map[string]error) bool {
 		}
 		concerned = concerned || had || has
 	}
+	for c := range treap.Diff(before.Conflicts, s.Conflicts) {
+		_, has := x.checks[c.Key]
+		concerned = concerned || has
+	}
 	x.snapshot, x.refused = s, refused
 	if !concerned {
 		return false
@@ -77,14 +81,14 @@ func (x *index) update(s service.Snapshot, refused map[string]error) bool {
 	return changed
 }
 
-// build returns the answers by the addresses of their listeners. Of several Services
-// with one port the oldest has it.
+// build returns the answers by the addresses of their listeners. A Service that does not
+// have the claim on its port has none: another Service has the port, for its health checks
+// or as a node port, or the node needs it.
 func (x *index) build() map[netip.AddrPort]answer {
 	owners := map[uint16]check{}
 	for _, c := range x.checks {
-		port := c.service.HealthCheckNodePort
-		if other, taken := owners[port]; !taken || service.CompareAge(c.service, other.service) < 0 {
-			owners[port] = c
+		if !x.snapshot.Conflicts.At(c.service.Name).Has(c.service.HealthCheckClaim(x.v6)) {
+			owners[c.service.HealthCheckNodePort] = c
 		}
 	}
 	wanted := map[netip.AddrPort]answer{}

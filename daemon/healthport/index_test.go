@@ -119,6 +119,14 @@ func TestWanted(t *testing.T) {
 			want: []string{"0.0.0.0:30200 default/single 1"}},
 		{name: "two with one port", list: all, services: []*service.Service{younger, checked("web", 30100)},
 			want: []string{"0.0.0.0:30100 default/web 0", "[::]:30100 default/web 0"}},
+		{name: "a node port of an older one", list: all, services: []*service.Service{younger, nodePort(30100, service.TCP)}},
+		{name: "a node port of a younger one", list: all, services: []*service.Service{younger, func() *service.Service {
+			s := nodePort(30100, service.TCP)
+			s.Created = time.Unix(2, 0)
+			return s
+		}()}, want: []string{"0.0.0.0:30100 default/a-younger 1", "[::]:30100 default/a-younger 0"}},
+		{name: "a node port of another protocol", list: all, services: []*service.Service{younger, nodePort(30100, service.UDP)},
+			want: []string{"0.0.0.0:30100 default/a-younger 1", "[::]:30100 default/a-younger 0"}},
 		{name: "two with one port in different families", list: all, services: []*service.Service{
 			checked("web", 30200, "10.0.0.1:80", "[fd00:1::1]:80"), older(single)},
 			want: []string{"0.0.0.0:30200 default/single 1", "[::]:30200 default/web 1"}},
@@ -148,6 +156,13 @@ func TestWanted(t *testing.T) {
 			}
 		})
 	}
+}
+
+// nodePort is a Service without health port whose port has a node port.
+func nodePort(number uint16, p service.Protocol) *service.Service {
+	s := checked("node-port", 0)
+	s.Ports[0].Protocol, s.Ports[0].NodePort = p, number
+	return s
 }
 
 func older(s *service.Service) *service.Service {

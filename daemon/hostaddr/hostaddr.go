@@ -1,10 +1,11 @@
-// Package hostaddr promises the addresses on the node's interfaces, at the start and
-// after every change. It does not decide which of them serve node ports
+// Package hostaddr promises the addresses on the node's interfaces, and the broadcast
+// addresses of their networks, at the start and after every change. It does not decide which of them serve node ports
 // (model/service does).
 package hostaddr
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -26,21 +27,43 @@ const (
 	shortestWait, longestWait = 5 * time.Millisecond, time.Second
 )
 
-// Follow calls observe with all addresses of its caller's network namespace, sorted:
-// first at once, then after each change. When the context ends it returns nil and
+// Addresses are those of a network namespace, each list sorted and each address once.
+type Addresses struct {
+	// Own are the addresses on interfaces.
+	Own []netip.Addr
+	// Broadcast are the IPv4 addresses by which a packet goes to all hosts of a network
+	// that an interface is on: the last address of the network, unless it has less than
+	// four, and the one that was given to the interface with its address.
+	Broadcast []netip.Addr
+}
+
+func (a Addresses) equal(o Addresses) bool {
+	return slices.Equal(a.Own, o.Own) && slices.Equal(a.Broadcast, o.Broadcast)
+}
+
+// sort sorts the lists and removes duplicates.
+func (a *Addresses) sort() {
+	for _, list := range []*[]netip.Addr{&a.Own, &a.Broadcast} {
+		slices.SortFunc(*list, netip.Addr.Compare)
+		*list = slices.Compact(*list)
+	}
+}
+
+// Follow calls observe with all addresses of its caller's network namespace: first at
+// once, then after each change. When the context ends it returns nil and
 // leaves nothing behind.
 //
 // The kernel drops notices that are not read fast enough. So each notice leads to a
 // new list, and Follow renews a lost subscription. It logs a failure as a warning, but
 // not again while the failure is the same. A list that a change interrupts is no
 // failure.
-func Follow(ctx context.Context, log *slog.Logger, observe func([]netip.Addr)) error {
-	var last []netip.Addr
+func Follow(ctx context.Context, log *slog.Logger, observe func(Addresses)) error {
+	var last *Addresses
 	failure := ""
 	for {
-		if err := follow(ctx, func(addrs []netip.Addr) {
-			if last == nil || !slices.Equal(last, addrs) {
-				last = addrs
+		if err := follow(ctx, func(addrs Addresses) {
+			if last == nil || !last.equal(addrs) {
+				last = &addrs
 				observe(addrs)
 			}
 		}); err != nil && ctx.Err() == nil && err.Error() != failure {
@@ -55,7 +78,7 @@ func Follow(ctx context.Context, log *slog.Logger, observe func([]netip.Addr)) e
 	}
 }
 
-func follow(ctx context.Context, observe func([]netip.Addr)) error {
+func follow(ctx context.Context, observe func(Addresses)) error {
 	s, err := subscribe()
 	if err != nil {
 		return fmt.Errorf("subscribe to addresses: %w", err)
@@ -77,32 +100,31 @@ func follow(ctx context.Context, observe func([]netip.Addr)) error {
 	}
 }
 
-// List returns the addresses on all interfaces of its caller's network namespace,
-// sorted, each once. The kernel interrupts a dump during which an address changes, and
+// List returns the addresses of its caller's network namespace. The kernel interrupts a dump during which an address changes, and
 // the dump is then incomplete. List repeats it, at first at once and later after
 // ever longer waits, until the context ends.
-func List(ctx context.Context) ([]netip.Addr, error) {
+func List(ctx context.Context) (Addresses, error) {
 	return listWith(ctx, dump)
 }
 
 // listWith is List with the dump as an argument.
-func listWith(ctx context.Context, dump func() ([]netip.Addr, error)) ([]netip.Addr, error) {
+func listWith(ctx context.Context, dump func() (Addresses, error)) (Addresses, error) {
 	wait := shortestWait
 	for try := 1; ; try++ {
 		addrs, err := dump()
 		if err == nil {
-			slices.SortFunc(addrs, netip.Addr.Compare)
-			return slices.Compact(addrs), nil
+			addrs.sort()
+			return addrs, nil
 		}
 		if err = fmt.Errorf("list addresses: %w", err); !errors.Is(err, netlink.ErrDumpInterrupted) && !errors.Is(err, unix.EINTR) {
-			return nil, err
+			return Addresses{}, err
 		}
 		if try%triesInARow != 0 {
 			continue
 		}
 		select {
 		case <-ctx.Done():
-			return nil, err
+			return Addresses{}, err
 		case <-time.After(wait):
 			wait = min(2*wait, longestWait)
 		}
@@ -111,18 +133,44 @@ func listWith(ctx context.Context, dump func() ([]netip.Addr, error)) ([]netip.A
 
 // dump asks the kernel once for each family: a dump of both takes longer, and a
 // change of either would interrupt all of it.
-func dump() ([]netip.Addr, error) {
-	var addrs []netip.Addr
+func dump() (Addresses, error) {
+	var addrs Addresses
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		found, err := netlink.AddrList(nil, family)
 		if err != nil {
-			return nil, err
+			return addrs, err
 		}
 		for _, a := range found {
 			if addr, ok := netip.AddrFromSlice(a.IP); ok {
-				addrs = append(addrs, addr.Unmap())
+				addrs.Own = append(addrs.Own, addr.Unmap())
+			}
+			if family == netlink.FAMILY_V4 {
+				addrs.Broadcast = append(addrs.Broadcast, broadcasts(&a)...)
 			}
 		}
 	}
 	return addrs, nil
+}
+
+// broadcasts returns the broadcast addresses that the kernel has a route to by an
+// interface's address (fib_add_ifaddr in net/ipv4/fib_frontend.c). 255.255.255.255 is one
+// on each interface.
+func broadcasts(a *netlink.Addr) []netip.Addr {
+	var list []netip.Addr
+	if given, ok := netip.AddrFromSlice(a.Broadcast); ok && !given.IsUnspecified() {
+		list = append(list, given.Unmap())
+	}
+	network := a.IPNet
+	if a.Peer != nil {
+		network = a.Peer
+	}
+	length, _ := network.Mask.Size()
+	const shortest = 30 // a longer prefix has no address for all hosts (RFC 3021)
+	if ip := network.IP.To4(); ip != nil && length <= shortest {
+		hosts := uint32(1)<<(32-length) - 1
+		last := [4]byte{}
+		binary.BigEndian.PutUint32(last[:], binary.BigEndian.Uint32(ip)|hosts)
+		list = append(list, netip.AddrFrom4(last))
+	}
+	return list
 }

@@ -28,13 +28,13 @@ func TestInterrupted(t *testing.T) {
 			t.Run(fmt.Sprintf("%s %d times", name, interruptions), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					start, dumps := time.Now(), 0
-					got, err := listWith(t.Context(), func() ([]netip.Addr, error) {
+					got, err := listWith(t.Context(), func() (Addresses, error) {
 						if dumps++; dumps <= interruptions {
-							return nil, interruption
+							return Addresses{}, interruption
 						}
-						return slices.Repeat(want, 2), nil
+						return Addresses{Own: slices.Repeat(want, 2)}, nil
 					})
-					if err != nil || !slices.Equal(got, want) || dumps != interruptions+1 {
+					if err != nil || !slices.Equal(got.Own, want) || dumps != interruptions+1 {
 						t.Errorf("%v, %v after %d dumps", got, err, dumps)
 					}
 					if took := time.Since(start); took > 0 != (interruptions >= triesInARow) || took > 20*longestWait {
@@ -49,14 +49,14 @@ func TestInterrupted(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			dumps := 0
-			_, err := listWith(ctx, func() ([]netip.Addr, error) { dumps++; return nil, unix.EINTR })
+			_, err := listWith(ctx, func() (Addresses, error) { dumps++; return Addresses{}, unix.EINTR })
 			if !errors.Is(err, unix.EINTR) || dumps > 100*triesInARow {
 				t.Errorf("%v after %d dumps", err, dumps)
 			}
 		})
 	})
 	refused := errors.New("no")
-	if _, err := listWith(t.Context(), func() ([]netip.Addr, error) { return nil, refused }); !errors.Is(err, refused) {
+	if _, err := listWith(t.Context(), func() (Addresses, error) { return Addresses{}, refused }); !errors.Is(err, refused) {
 		t.Errorf("another error: %v", err)
 	}
 }
@@ -94,9 +94,9 @@ func followOnce(t *testing.T, ns *testnet.Namespace, n int) {
 	var log bytes.Buffer
 	go func() {
 		ended <- ns.Do(func() error {
-			return Follow(ctx, slog.New(slog.NewTextHandler(&log, nil)), func(a []netip.Addr) {
+			return Follow(ctx, slog.New(slog.NewTextHandler(&log, nil)), func(a Addresses) {
 				select {
-				case told <- a:
+				case told <- a.Own:
 				case <-ctx.Done():
 				}
 			})

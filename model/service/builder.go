@@ -32,6 +32,12 @@ type Builder struct {
 	sourceLists sourceLists
 	contests    contests
 	protected   Protected
+	reserved    Reserved
+	fronts      fronts
+	// residents is nil until some service has an external IP.
+	residents *residents
+	// onNode counts the external claims on each address that serves node ports.
+	onNode map[netip.Addr]int
 	// pending has the claims of services that have to be decided again.
 	pending []pendingClaim
 }
@@ -42,8 +48,8 @@ type Builder struct {
 func NewBuilder(node Node) *Builder {
 	return &Builder{
 		snapshot: Snapshot{Node: &node}, places: map[Name]int{}, whole: map[Name]*Service{},
-		limit: DefaultMaxElements, affinity: newAffinity(DefaultMaxAffinityPorts),
-		sourceLists: newSourceLists(DefaultMaxSourceLists), contests: newContests(),
+		limit: DefaultMaxElements, affinity: newAffinity(DefaultMaxAffinityPorts), sourceLists: newSourceLists(DefaultMaxSourceLists),
+		contests: newContests(), onNode: map[netip.Addr]int{},
 	}
 }
 
@@ -121,20 +127,23 @@ func (b *Builder) SetServiceCIDRs(ranges []netip.Prefix) {
 // SetProtected replaces the claims that are kept from services. It costs the size of the
 // old and the new map. The caller must not change the map afterwards.
 func (b *Builder) SetProtected(p Protected) {
-	decideAgain := func(c Claim) {
-		b.contests.claimants(c, func(name Name) { b.pending = append(b.pending, pendingClaim{name, c}) })
-	}
+	before := map[Claim]right{} // of the claims that are protected otherwise than before
 	for c := range b.protected {
 		if b.protected[c] != p[c] {
-			decideAgain(c)
+			before[c] = b.winner(c)
 		}
 	}
 	for c := range p {
 		if _, known := b.protected[c]; !known {
-			decideAgain(c)
+			before[c] = b.winner(c)
 		}
 	}
 	b.protected = p
+	b.setFronts()
+	for c, winner := range before {
+		b.contests.claimants(c, func(name Name) { b.pending = append(b.pending, pendingClaim{name, c}) })
+		b.noteNumber(c, winner, b.winner(c))
+	}
 }
 
 // edit notes the service as it was set, nil if it was deleted.
@@ -187,9 +196,11 @@ func (b *Builder) Take(p Prepared) {
 		return
 	}
 	b.edit(p.name, p.next)
+	b.noteEndpoints(p.old, p.next)
 	b.affinity.replace(p.old, p.next)
 	b.sourceLists.replace(p.old, p.next)
 	b.replaceClaims(p)
+	b.noteFronts(p.name)
 }
 
 // moveSources adds the services whose source ranges have come into force, or lost it, by the

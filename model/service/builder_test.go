@@ -110,6 +110,11 @@ func claimsOracle(s *service.Service) map[service.Claim]bool {
 		families[a.Is6()] = true
 		all[service.Claim{Addr: a}] = true
 	}
+	for v6 := range families {
+		if s.HealthCheckNodePort != 0 {
+			all[s.HealthCheckClaim(v6)] = true
+		}
+	}
 	for _, p := range s.Ports {
 		for _, a := range slices.Concat(s.ClusterIPs, s.ExternalIPs, s.LoadBalancerIPs) {
 			if families[a.Is6()] {

@@ -18,7 +18,7 @@ const (
 	// asLoadBalancer: a controller gave the service the address (status.loadBalancer).
 	asLoadBalancer
 	// asExternalIP: the author of the Service wrote the address (spec.externalIPs).
-	// Node ports have this rank too.
+	// Node ports and health check node ports have this rank too.
 	asExternalIP
 	ranks
 )
@@ -50,6 +50,11 @@ func (s *Service) claims(limit int) []rankedClaim {
 			if p := &s.Ports[i]; p.NodePort != 0 && s.InFamily(v6) {
 				add(rankedClaim{claim: NodePortClaim(v6, p), rank: asExternalIP})
 			}
+		}
+	}
+	for _, v6 := range []bool{false, true} {
+		if s.HealthCheckNodePort != 0 && s.InFamily(v6) {
+			add(rankedClaim{claim: s.HealthCheckClaim(v6), rank: asExternalIP})
 		}
 	}
 	s.addressClaims(s.LoadBalancerIPs, asLoadBalancer, add)
@@ -88,7 +93,7 @@ func (s *Service) addressClaims(addrs []netip.Addr, r rank, add func(rankedClaim
 // sameClaims says whether two versions of a service make the same claims by the same
 // rights. Mostly only endpoints have changed.
 func (s *Service) sameClaims(o *Service) bool {
-	return s.Created.Equal(o.Created) && s.whollyRetained() == o.whollyRetained() && slices.Equal(s.ClusterIPs, o.ClusterIPs) &&
+	return s.Created.Equal(o.Created) && s.whollyRetained() == o.whollyRetained() && s.HealthCheckNodePort == o.HealthCheckNodePort && slices.Equal(s.ClusterIPs, o.ClusterIPs) &&
 		s.Firewall().equal(o.Firewall()) && slices.Equal(s.ExternalIPs, o.ExternalIPs) &&
 		slices.EqualFunc(s.Ports, o.Ports, func(a, b Port) bool {
 			return a.Protocol == b.Protocol && a.Port == b.Port && a.NodePort == b.NodePort

@@ -32,12 +32,14 @@ func (c Claim) key() claimKey {
 	return claimKey(p[:])
 }
 
-func (k claimKey) claim() Claim {
-	addr := netip.AddrFrom16([16]byte([]byte(k[1:17])))
-	if k[0] == 0 {
+func (k claimKey) claim() Claim { return packedClaim([]byte(k)).claim() }
+
+func (p packedClaim) claim() Claim {
+	addr := netip.AddrFrom16([16]byte(p[1:17]))
+	if p[0] == 0 {
 		addr = addr.Unmap()
 	}
-	return Claim{addr, Protocol(k[17]), uint16(k[18])<<8 | uint16(k[19])}
+	return Claim{addr, Protocol(p[17]), binary.BigEndian.Uint16(p[18:])}
 }
 
 // Conflicts are the claims that one service makes and does not get. They never change;
@@ -98,8 +100,8 @@ func (c *Conflicts) Since(before *Conflicts) iter.Seq[Conflict] {
 // them only if the address is its cluster IP.
 type Protection string
 
-// Protected has the claims that are protected from external addresses. A service still
-// gets its own cluster IP.
+// Protected has the claims that are protected from external addresses, and from node ports
+// and health check node ports. A service still gets its own cluster IP.
 type Protected map[Claim]Protector
 
 // Protector says why a claim is protected.
@@ -108,13 +110,15 @@ type Protector struct {
 	// FromLoadBalancers protects the claim from addresses of status.loadBalancer too,
 	// not only from those of spec.externalIPs.
 	FromLoadBalancers bool
+	// Servers, if there are any, are endpoints to which the claim may lead: a service
+	// that sends all its connections to them gets the claim.
+	Servers *Servers
 }
 
-// protection returns what protects a claim from services of that rank; empty for
-// nothing.
-func (p Protected) protection(c Claim, r rank) Protection {
-	if guard, ok := p[c]; ok && (r == asExternalIP || r == asLoadBalancer && guard.FromLoadBalancers) {
-		return guard.Protection
+// against returns what protects the claim from services of that rank; empty for nothing.
+func (p Protector) against(r rank) Protection {
+	if r == asExternalIP || r == asLoadBalancer && p.FromLoadBalancers {
+		return p.Protection
 	}
 	return ""
 }

@@ -129,6 +129,18 @@ func (c *contests) claimants(claim Claim, yield func(Name)) {
 	}
 }
 
+// all yields each claim with the right of each claimant, in no order.
+func (c *contests) all(yield func(Claim, right)) {
+	for claim, r := range c.sole {
+		yield(claim.claim(), r)
+	}
+	for claim, one := range c.contested {
+		for _, r := range one.rights {
+			yield(claim, r)
+		}
+	}
+}
+
 // roomFor returns the map with room for n more keys. It leaves alone a map that has n
 // keys already, or that stays small: such a map grows at no higher cost by itself.
 func roomFor[K comparable, V any](n int, m map[K]V) map[K]V {

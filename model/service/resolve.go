@@ -20,7 +20,7 @@ type pendingClaim struct {
 // claimants lack the claim before and after. A retained service may lose a claim that no
 // other makes (losesAddress), so that each of its claims has to be decided.
 func (b *Builder) changeClaim(name Name, claim Claim, r right, add bool) {
-	if _, guarded := b.protected[claim]; !guarded && !r.retained() && b.contests.changeSole(claim, r, add) {
+	if b.concernsOnlyClaimants(claim, r) && b.contests.changeSole(claim, r, add) {
 		return
 	}
 	before := b.contests.winners(claim)
@@ -29,8 +29,12 @@ func (b *Builder) changeClaim(name Name, claim Claim, r right, add bool) {
 	} else {
 		b.contests.remove(claim, r)
 	}
+	if r.rank() != asClusterIP {
+		b.countOnNode(claim, add)
+	}
 	after := b.contests.winners(claim)
 	b.pending = append(b.pending, pendingClaim{name, claim})
+	b.noteNumber(claim, before.owner, after.owner)
 	if before != after {
 		for _, r := range []right{before.owner, after.owner} {
 			if r != "" {
@@ -39,6 +43,23 @@ func (b *Builder) changeClaim(name Name, claim Claim, r right, add bool) {
 			}
 		}
 	}
+}
+
+// concernsOnlyClaimants says whether nothing but the services that make the claim decides
+// who has it. That is so for nearly every claim.
+func (b *Builder) concernsOnlyClaimants(claim Claim, r right) bool {
+	if _, guarded := b.protected[claim]; guarded || r.retained() {
+		return false
+	}
+	switch {
+	case r.rank() == asClusterIP:
+		return true
+	case claim.Addr.IsUnspecified():
+		return len(b.onNode) == 0
+	case r.rank() == asExternalIP:
+		return false // it may be the address of an endpoint
+	}
+	return !b.reserved.servesNodePorts(claim.Addr) && b.reserved.protection(claim, r.rank()) == ""
 }
 
 // decidePorts decides the ports of a retained service again on a cluster IP that it has
@@ -53,6 +74,12 @@ func (b *Builder) decidePorts(claim Claim, r right) {
 			b.pending = append(b.pending, pendingClaim{s.Name, c.claim})
 		}
 	}
+}
+
+// asksForExternalIP says whether a service still makes the claim as an external IP.
+func (b *Builder) asksForExternalIP(p pendingClaim) bool {
+	r, found := b.contests.find(p.claim, p.name)
+	return found && isExternalIP(p.claim, r)
 }
 
 // losesAddress says whether the claim is of a retained service on a cluster IP that another
@@ -74,12 +101,12 @@ func (b *Builder) decideClaims() {
 	}
 	list := b.pending
 	b.pending = nil
+	if b.residents == nil && slices.ContainsFunc(list, b.asksForExternalIP) {
+		b.knowResidents()
+	}
 	owners := map[claimKey]Name{}
 	for _, p := range list {
-		owners[p.claim.key()] = ""
-		if b.contests.contested[p.claim] != nil {
-			owners[p.claim.key()] = b.contests.winners(p.claim).owner.name()
-		}
+		owners[p.claim.key()] = b.ownerOfSeveral(p.claim)
 	}
 	b.snapshot.Owners.names = b.snapshot.Owners.names.Apply(treap.Edits(owners))
 
@@ -98,6 +125,27 @@ func (b *Builder) decideClaims() {
 	}
 	b.snapshot.Conflicts = b.snapshot.Conflicts.Apply(treap.Edits(conflicts))
 	b.snapshot.Restrictions = b.snapshot.Restrictions.Apply(treap.Edits(restrictions))
+}
+
+// ownerOfSeveral returns the service that has a claim which several services make, or
+// that has what its only claimant asks for; empty if there is no doubt.
+func (b *Builder) ownerOfSeveral(c Claim) Name {
+	owner := b.winner(c)
+	if owner == "" {
+		return ""
+	}
+	if name := b.over(c, owner); name != "" {
+		return name
+	}
+	if n, ok := b.number(c); ok && owner.rank() != asClusterIP {
+		if other := b.winner(n); other != "" && other.name() != owner.name() {
+			return owner.name()
+		}
+	}
+	if b.contests.contested[c] != nil {
+		return owner.name()
+	}
+	return ""
 }
 
 // decideService decides claims of one service, which are sorted. It puts the service's
@@ -148,21 +196,26 @@ func (b *Builder) decideService(list []pendingClaim, conflicts map[Name]*Conflic
 func (b *Builder) decideClaim(p pendingClaim) (*Conflict, *Restriction) {
 	r, found := b.contests.find(p.claim, p.name)
 	if !found {
+		if b.losesNumber(p.name, p.claim) {
+			return &Conflict{Claim: p.claim}, nil
+		}
 		return nil, nil
 	}
-	if why := b.protected.protection(p.claim, r.rank()); why != "" {
+	if why := b.protection(p.name, p.claim, r.rank()); why != "" {
 		return &Conflict{Claim: p.claim, Protected: why}, nil
 	}
-	best := b.contests.winners(p.claim)
+	restricting := b.contests.winners(p.claim).restricting
 	switch {
-	case best.owner != r || b.losesAddress(p.claim, r):
+	case b.winner(p.claim) != r || b.losesAddress(p.claim, r) || b.over(p.claim, r) != "":
 		return &Conflict{Claim: p.claim}, nil
-	case best.restricting == "" || best.restricting == r:
+	case restricting == "" || restricting == r:
 		return nil, nil
-	case best.restricting.retained() && !r.retained():
+	case restricting.retained() && !r.retained():
 		return nil, nil
+	case b.protected[p.claim].Servers != nil && r.rank() != asClusterIP:
+		return nil, nil // no other service shuts the node out
 	}
-	by := b.Service(best.restricting.name())
+	by := b.Service(restricting.name())
 	wall := by.Firewall()
 	wall.Sources, _ = b.sourceLists.sources(by)
 	return nil, &Restriction{Claim: p.claim, By: by.Name, Firewall: wall}

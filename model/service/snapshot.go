@@ -70,6 +70,12 @@ func NodePortClaim(v6 bool, p *Port) Claim {
 	return Claim{unspecified, p.Protocol, p.NodePort}
 }
 
+// HealthCheckClaim is the claim on the service's HealthCheckNodePort in one family: the
+// same number of the node cannot be a node port too.
+func (s *Service) HealthCheckClaim(v6 bool) Claim {
+	return NodePortClaim(v6, &Port{Protocol: TCP, NodePort: s.HealthCheckNodePort})
+}
+
 // InFamily says whether the service is served in a family: whether it has a cluster IP
 // there, as in kube-proxy.
 func (s *Service) InFamily(v6 bool) bool {

@@ -35,7 +35,11 @@ type follower struct {
 
 func follow(t *testing.T, s *scenario.Scenario) *follower {
 	f := &follower{t: t, dir: t.TempDir(), mailbox: service.NewMailbox()}
-	f.watcher = watch.NewWatcher(watch.Options{Node: scenario.NodeName, Report: func(p watch.Problem) {
+	cfg, err := s.Config()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.watcher = watch.NewWatcher(watch.Options{Node: scenario.NodeName, Settings: cfg.Settings, Report: func(p watch.Problem) {
 		t.Logf("problem: %v", p)
 	}}, f.mailbox)
 	return f

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -114,7 +113,7 @@ func (w *world) differences() (string, error) {
 
 // want is the program that should be in the kernel.
 func (w *world) want() (*nft.Program, error) {
-	var addrs []netip.Addr
+	var addrs hostaddr.Addresses
 	err := w.Node.Do(func() (err error) {
 		addrs, err = hostaddr.List(w.ctx)
 		return err
@@ -154,7 +153,7 @@ func (w *world) config() (ruleset.Config, error) {
 }
 
 // snapshot is what the proxy should serve: the objects, read anew as manifests.
-func (w *world) snapshot(addrs []netip.Addr) (service.Snapshot, error) {
+func (w *world) snapshot(addrs hostaddr.Addresses) (service.Snapshot, error) {
 	file := filepath.Join(w.opts.dir, fmt.Sprintf("objects-%d.json", os.Getpid()))
 	if err := os.WriteFile(file, w.objects.all, 0o644); err != nil {
 		return service.Snapshot{}, err
@@ -166,7 +165,7 @@ func (w *world) snapshot(addrs []netip.Addr) (service.Snapshot, error) {
 		Node: nodeName, OwnPorts: []watch.OwnPort{{Port: 22, Whose: "the node"}},
 		Report: func(p watch.Problem) { problems = append(problems, p) },
 	}, mailbox)
-	watcher.SetHostAddresses(addrs)
+	watcher.SetHostAddresses(addrs.Own, addrs.Broadcast...)
 	ctx, cancel := context.WithCancel(w.ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- watcher.RunManifests(ctx, file) }()

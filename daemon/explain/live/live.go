@@ -60,7 +60,7 @@ func (n *Node) read(ctx context.Context, table string) error {
 	if err != nil {
 		return err
 	}
-	for _, a := range own {
+	for _, a := range own.Own {
 		n.own[a] = true
 	}
 	want := ruleset.Compile(ruleset.Config{Table: table}, service.Snapshot{Node: &service.Node{}})

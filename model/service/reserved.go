@@ -1,0 +1,116 @@
+package service
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+)
+
+// Reserved has the addresses that are kept from services at every protocol and port. A
+// service still gets its own cluster IP.
+type Reserved struct {
+	// Addresses are kept from load balancers' addresses and external IPs.
+	Addresses map[netip.Addr]Protection
+	// NodePods are ranges of pods' addresses that belong to the node alone; they are kept
+	// from load balancers' addresses and external IPs. Pods are other ranges in which
+	// there are pods. These may have addresses of nodes and load balancers too, where the
+	// network has one range for all, so they are kept from external IPs only. Hosts are
+	// addresses in these ranges that are not kept.
+	NodePods, Pods []netip.Prefix
+	Hosts          []netip.Addr
+	// KubeletPort is a TCP port that is kept from external IPs, whichever address it is
+	// at: each node's kubelet listens there. 0 for none.
+	KubeletPort uint16
+	// NodePortAddresses are addresses of the node that serve node ports, without
+	// link-local ones. There the numbers of services go before external addresses of
+	// services with a lesser right.
+	NodePortAddresses []netip.Addr
+}
+
+// The reasons why an address is reserved.
+const (
+	podOfNode    Protection = "in the range of this node's pods"
+	podOfCluster Protection = "in the range of the cluster's pods"
+	kubelets     Protection = "the port of the nodes' kubelets"
+)
+
+func (r *Reserved) equal(o *Reserved) bool {
+	return r.KubeletPort == o.KubeletPort && maps.Equal(r.Addresses, o.Addresses) && slices.Equal(r.NodePods, o.NodePods) &&
+		slices.Equal(r.Pods, o.Pods) && slices.Equal(r.Hosts, o.Hosts) && slices.Equal(r.NodePortAddresses, o.NodePortAddresses)
+}
+
+func (r *Reserved) servesNodePorts(a netip.Addr) bool {
+	return slices.Contains(r.NodePortAddresses, a)
+}
+
+// protection returns why the claim's address is kept from services of that rank; empty
+// if it is not.
+func (r *Reserved) protection(c Claim, k rank) Protection {
+	if k == asClusterIP || c.Addr.IsUnspecified() {
+		return ""
+	}
+	if why := r.Addresses[c.Addr]; why != "" {
+		return why
+	}
+	contains := func(p netip.Prefix) bool { return p.Contains(c.Addr) }
+	switch {
+	case slices.ContainsFunc(r.NodePods, contains) && !slices.Contains(r.Hosts, c.Addr):
+		return podOfNode
+	case k == asLoadBalancer:
+	case slices.ContainsFunc(r.Pods, contains) && !slices.Contains(r.Hosts, c.Addr):
+		return podOfCluster
+	case r.KubeletPort != 0 && c.Protocol == TCP && c.Port == r.KubeletPort:
+		return kubelets
+	}
+	return ""
+}
+
+// SetReserved replaces the addresses that are kept from services. Where it differs from
+// what was set before, it costs a look at each claim. The caller must not change it
+// afterwards.
+func (b *Builder) SetReserved(r Reserved) {
+	if b.reserved.equal(&r) {
+		return
+	}
+	before := b.reserved
+	b.reserved = r
+	clear(b.onNode)
+	b.contests.all(func(c Claim, one right) {
+		if one.rank() == asClusterIP || c.Addr.IsUnspecified() {
+			return
+		}
+		b.countOnNode(c, true)
+		serves, served := r.servesNodePorts(c.Addr), before.servesNodePorts(c.Addr)
+		if serves == served && before.protection(c, one.rank()) == r.protection(c, one.rank()) {
+			return
+		}
+		b.pending = append(b.pending, pendingClaim{one.name(), c})
+		if owner := b.winner(NodePortClaim(c.Addr.Is6(), &Port{Protocol: c.Protocol, NodePort: c.Port})); owner != "" {
+			b.pending = append(b.pending, pendingClaim{owner.name(), c})
+		}
+	})
+}
+
+// protection returns what keeps a claim from a service that makes it with that rank;
+// empty for nothing.
+func (b *Builder) protection(name Name, c Claim, k rank) Protection {
+	if guard, ok := b.protected[c]; ok {
+		if why := guard.against(k); why != "" {
+			if _, leads := b.fronts.leading.find(c, name); !leads {
+				return why
+			}
+		}
+	}
+	return b.reserved.protection(c, k)
+}
+
+// over returns the service that has what a claimant asks for, although the claimant has
+// the best right of those that ask for the same; empty for none.
+func (b *Builder) over(c Claim, claimant right) Name {
+	if isExternalIP(c, claimant) {
+		if name := b.residents.over(c, claimant); name != "" {
+			return name
+		}
+	}
+	return b.overNumber(c, claimant)
+}

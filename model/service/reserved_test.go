@@ -1,0 +1,287 @@
+package service_test
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"nftproxy/model/service"
+)
+
+// claimWorld draws services that ask for the same few addresses: those of pods, of the
+// node, of the API server's load balancer and others.
+type claimWorld struct {
+	*rand.Rand
+	protected service.Protected
+	reserved  service.Reserved
+}
+
+func pick[T any](w *claimWorld, list ...T) T { return list[w.IntN(len(list))] }
+
+func (w *claimWorld) some(texts string) (list []netip.Addr) {
+	for _, a := range addrs(texts) {
+		if w.IntN(3) == 0 {
+			list = append(list, a)
+		}
+	}
+	return list
+}
+
+const (
+	nodeAddress = "192.0.2.1"
+	podAddress  = "10.244.0.5"
+	apiFront    = "198.51.100.9"
+	candidates  = nodeAddress + " " + podAddress + " 10.244.0.6 10.245.0.1 192.0.2.255 " + apiFront + " 2001:db8::1"
+)
+
+func (w *claimWorld) service(name service.Name) *service.Service {
+	s := &service.Service{
+		Name: name, Created: time.Unix(int64(w.IntN(3)), 0), ClusterIPs: addrs("10.96.0.1 fd00:96::1")[:1+w.IntN(2)],
+		ExternalIPs: w.some(candidates), LoadBalancerIPs: w.some(candidates), HealthCheckNodePort: pick[uint16](w, 0, 0, 80, 81),
+	}
+	if w.IntN(3) == 0 {
+		s.ClusterIPs = addrs("10.96.0.2")
+	}
+	if w.IntN(4) == 0 {
+		s.Sources = service.NewSources([]netip.Prefix{netip.MustParsePrefix(pick(w, "192.0.2.0/24", "203.0.113.0/24"))})
+	}
+	for i := range w.IntN(3) {
+		p := service.Port{Name: fmt.Sprint("p", i), Protocol: pick(w, service.TCP, service.TCP, service.UDP), Port: uint16(80 + i), NodePort: pick[uint16](w, 0, 80, 81)}
+		var list []service.Endpoint
+		for range w.IntN(3) {
+			text := pick(w, podAddress, "10.244.0.6", "10.245.0.1", nodeAddress, "203.0.113.7", "203.0.113.7", "203.0.113.7")
+			e := service.Endpoint{Addr: netip.AddrPortFrom(netip.MustParseAddr(text), pick[uint16](w, 80, 81)), Ready: w.IntN(4) > 0}
+			list = append(list, e)
+		}
+		p.Endpoints = service.MergeEndpoints(list)
+		s.Ports = append(s.Ports, p)
+	}
+	return s
+}
+
+// protect draws what is protected, and what is reserved.
+func (w *claimWorld) protect(b *service.Builder) {
+	p := service.Protected{}
+	if w.IntN(2) == 0 {
+		servers := service.Servers{netip.MustParseAddrPort("203.0.113.7:80"), netip.MustParseAddrPort("203.0.113.7:81")}
+		for _, a := range []string{apiFront, "0.0.0.0", nodeAddress} {
+			p[service.Claim{Addr: netip.MustParseAddr(a), Protocol: service.TCP, Port: 80}] = service.Protector{Protection: "the API server's", FromLoadBalancers: true, Servers: &servers}
+		}
+	}
+	if w.IntN(2) == 0 {
+		p[service.Claim{Addr: netip.MustParseAddr("0.0.0.0"), Protocol: service.TCP, Port: 81}] = service.Protector{Protection: "a daemon's"}
+	}
+	r := service.Reserved{Addresses: map[netip.Addr]service.Protection{}}
+	if w.IntN(2) == 0 {
+		r.Addresses[netip.MustParseAddr("192.0.2.255")] = "broadcast"
+	}
+	if w.IntN(2) == 0 {
+		r.NodePods, r.Hosts = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/24")}, addrs("10.244.0.6")
+	}
+	if w.IntN(2) == 0 {
+		r.Pods = []netip.Prefix{netip.MustParsePrefix("10.245.0.0/16")}
+	}
+	r.KubeletPort = pick[uint16](w, 0, 81)
+	r.NodePortAddresses = w.some(nodeAddress + " 2001:db8::1 " + podAddress)
+	w.protected, w.reserved = p, r
+	b.SetProtected(p)
+	b.SetReserved(r)
+}
+
+// claimOracle says by definition who has which claim.
+type claimOracle struct {
+	*claimWorld
+	services map[service.Name]*service.Service
+}
+
+func (o *claimOracle) claimants(c service.Claim) (list []*service.Service) {
+	for _, s := range o.services {
+		if claimsOracle(s)[c] {
+			list = append(list, s)
+		}
+	}
+	return list
+}
+
+func (o *claimOracle) leads(s *service.Service, c service.Claim) bool {
+	guard := o.protected[c]
+	if guard.Servers == nil || s.Firewall().Restricts(c) && !slices.ContainsFunc(s.Sources.Ranges(), func(r netip.Prefix) bool { return r.Contains(netip.MustParseAddr(nodeAddress)) }) {
+		return false
+	}
+	some, all := false, true
+	for _, p := range s.Ports {
+		for e := range p.Endpoints.All() {
+			if (p.Port == c.Port && !c.Addr.IsUnspecified() || p.NodePort == c.Port && c.Addr.IsUnspecified()) && p.Protocol == service.TCP && e.Ready {
+				some, all = true, all && slices.Contains(*guard.Servers, e.Addr)
+			}
+		}
+	}
+	return some && all
+}
+
+func (o *claimOracle) protection(s *service.Service, c service.Claim) service.Protection {
+	rank, in := rankOracle(s, c), func(p netip.Prefix) bool { return p.Contains(c.Addr) }
+	guard, guarded := o.protected[c]
+	switch {
+	case rank == 0:
+		return ""
+	case guarded && (rank == 2 || guard.FromLoadBalancers) && !o.leads(s, c):
+		return guard.Protection
+	case c.Addr.IsUnspecified():
+		return ""
+	case o.reserved.Addresses[c.Addr] != "":
+		return o.reserved.Addresses[c.Addr]
+	case slices.ContainsFunc(o.reserved.NodePods, in) && !slices.Contains(o.reserved.Hosts, c.Addr):
+		return "in the range of this node's pods"
+	case rank == 2 && slices.ContainsFunc(o.reserved.Pods, in):
+		return "in the range of the cluster's pods"
+	case rank == 2 && c.Protocol == service.TCP && o.reserved.KubeletPort == c.Port:
+		return "the port of the nodes' kubelets"
+	}
+	return ""
+}
+
+// best is the claimant that goes first; nil for none.
+func (o *claimOracle) best(c service.Claim) *service.Service {
+	all := o.claimants(c)
+	best := first(all, c, func(*service.Service) bool { return true })
+	if best == nil || rankOracle(best, c) == 0 {
+		return best
+	}
+	return cmp.Or(first(all, c, func(s *service.Service) bool { return o.leads(s, c) }), best)
+}
+
+// taken says whether something that is not the same claim keeps the claim from the service.
+func (o *claimOracle) taken(s *service.Service, c service.Claim) bool {
+	if c.Addr.IsUnspecified() || rankOracle(s, c) == 0 {
+		return false
+	}
+	has := func(s *service.Service) bool {
+		return slices.ContainsFunc(s.Ports, func(p service.Port) bool {
+			return p.Protocol == c.Protocol && p.Endpoints.Find(service.Endpoint{Addr: netip.AddrPortFrom(c.Addr, c.Port)}) != nil
+		})
+	}
+	if rankOracle(s, c) == 2 {
+		var oldest *service.Service
+		for _, other := range o.services {
+			if has(other) && (oldest == nil || service.CompareAge(other, oldest) < 0) {
+				oldest = other
+			}
+		}
+		if oldest != nil && oldest != s && !s.Created.Before(oldest.Created) {
+			ours, _ := s.Name.Split()
+			theirs, _ := oldest.Name.Split()
+			if !has(s) || ours != theirs {
+				return true
+			}
+		}
+	}
+	n := o.number(c)
+	if n == nil || n == s || rankOracle(s, c) < 2 {
+		return false
+	}
+	return service.CompareAge(n, s) < 0
+}
+
+// number is the service that has the claim's port as a number of the node, at an address
+// where that counts; nil for none.
+func (o *claimOracle) number(c service.Claim) *service.Service {
+	if c.Protocol == 0 || !slices.Contains(o.reserved.NodePortAddresses, c.Addr) {
+		return nil
+	}
+	n := service.NodePortClaim(c.Addr.Is6(), &service.Port{Protocol: c.Protocol, NodePort: c.Port})
+	if s := o.best(n); s != nil && o.protection(s, n) == "" {
+		return s
+	}
+	return nil
+}
+
+func (o *claimOracle) conflicts() map[service.Name][]service.Conflict {
+	all := map[service.Name][]service.Conflict{}
+	every := map[service.Claim]bool{}
+	for _, s := range o.services {
+		maps.Copy(every, claimsOracle(s))
+	}
+	for c := range every {
+		best := o.best(c)
+		for _, s := range o.claimants(c) {
+			why := o.protection(s, c)
+			if why != "" || s != best || o.taken(s, c) {
+				all[s.Name] = append(all[s.Name], service.Conflict{Claim: c, Protected: why})
+			}
+		}
+		gets := rankOracle(best, c) > 0 && o.protection(best, c) == "" && !o.taken(best, c)
+		if n := o.number(c); n != nil && gets && n != best && !claimsOracle(n)[c] {
+			all[n.Name] = append(all[n.Name], service.Conflict{Claim: c})
+		}
+	}
+	for _, list := range all {
+		slices.SortFunc(list, func(a, b service.Conflict) int {
+			return cmp.Or(a.Claim.Addr.Compare(b.Claim.Addr), cmp.Compare(a.Claim.Protocol, b.Claim.Protocol), cmp.Compare(a.Claim.Port, b.Claim.Port))
+		})
+	}
+	return all
+}
+
+// TestReservedAgainstOracle: claims on pods' addresses, on numbers of the node, on
+// reserved addresses and on the API server's, against their definition, after each of
+// many changes. The snapshot of a fresh builder is the same.
+func TestReservedAgainstOracle(t *testing.T) {
+	kinds := map[string]int{}
+	seeds(t, 40, func(t *testing.T, rng *rand.Rand) {
+		w := &claimWorld{Rand: rng}
+		node := service.Node{Name: "node-0", Addresses: addrs(nodeAddress)}
+		b := service.NewBuilder(node)
+		w.protect(b)
+		o := &claimOracle{w, map[service.Name]*service.Service{}}
+		for change := range 120 {
+			name := service.Name(pick(w, "a/", "b/") + pick(w, "x", "y", "z"))
+			switch w.IntN(8) {
+			case 0:
+				b.Delete(name)
+				delete(o.services, name)
+			case 1:
+				w.protect(b)
+			default:
+				s := w.service(name)
+				if old := o.services[name]; old != nil && w.IntN(2) == 0 {
+					s.Created, s.ClusterIPs, s.ExternalIPs, s.LoadBalancerIPs = old.Created, old.ClusterIPs, old.ExternalIPs, old.LoadBalancerIPs
+				}
+				b.Set(s)
+				o.services[name] = s
+			}
+			if w.IntN(4) == 0 {
+				continue
+			}
+			got := map[service.Name][]service.Conflict{}
+			for name, list := range b.Snapshot().Conflicts.All() {
+				for c := range list.All() {
+					got[name] = append(got[name], c)
+					kinds[string(c.Protected)]++
+				}
+			}
+			if diff := difference(o.conflicts(), got, byValue); diff != "" {
+				t.Fatalf("change %d (-want +got):\n%s\n%s", change, diff, b.Snapshot())
+			}
+			fresh := service.NewBuilder(node)
+			for _, name := range slices.Sorted(maps.Keys(o.services)) {
+				fresh.Set(o.services[name])
+			}
+			fresh.SetReserved(w.reserved)
+			fresh.SetProtected(w.protected)
+			if a, b := fresh.Snapshot().String(), b.Snapshot().String(); a != b {
+				t.Fatalf("change %d: fresh:\n%s\nhistory:\n%s", change, a, b)
+			}
+		}
+	})
+	for _, kind := range []string{"", "the API server's", "a daemon's", "broadcast", "in the range of this node's pods", "in the range of the cluster's pods", "the port of the nodes' kubelets"} {
+		if kinds[kind] == 0 {
+			t.Errorf("no claim was a conflict by %q", kind)
+		}
+	}
+}

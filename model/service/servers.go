@@ -1,0 +1,109 @@
+package service
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// Servers are TCP endpoints of a server that the node itself needs, such as the API
+// servers. A value never changes.
+type Servers []netip.AddrPort
+
+// fronts are the protected claims that a service gets all the same if it leads to the
+// Servers behind them.
+type fronts struct {
+	claims []Claim
+	// leading has the claimants that lead there.
+	leading contests
+}
+
+// leadsTo says whether the service sends all connections to the claim to the servers: it
+// has a ready endpoint there, and each is one of them. Its source ranges must admit the
+// node.
+func (b *Builder) leadsTo(s *Service, c Claim, servers *Servers) bool {
+	if s == nil || c.Protocol != TCP || b.shutsOut(s, c) {
+		return false
+	}
+	some := false
+	for i := range s.Ports {
+		p := &s.Ports[i]
+		number := p.Port
+		if c.Addr.IsUnspecified() {
+			number = p.NodePort
+		}
+		if p.Protocol != TCP || number != c.Port {
+			continue
+		}
+		for e := range p.Endpoints.All() {
+			if !e.Ready || e.Addr.Addr().Is6() != c.Addr.Is6() {
+				continue
+			}
+			if some = slices.Contains(*servers, e.Addr); !some {
+				return false
+			}
+		}
+	}
+	return some
+}
+
+// shutsOut says whether the service's source ranges keep the node from the claim.
+func (b *Builder) shutsOut(s *Service, c Claim) bool {
+	return s.Firewall().Restricts(c) && !slices.ContainsFunc(b.snapshot.Node.Addresses, func(a netip.Addr) bool {
+		return a.Is6() == c.Addr.Is6() && s.Sources.contains(a)
+	})
+}
+
+// setFronts replaces the fronts by those of the protected claims.
+func (b *Builder) setFronts() {
+	b.fronts = fronts{leading: newContests()}
+	for c, guard := range b.protected {
+		if guard.Servers == nil {
+			continue
+		}
+		b.fronts.claims = append(b.fronts.claims, c)
+		b.contests.claimants(c, func(name Name) {
+			if r, _ := b.contests.find(c, name); b.leadsTo(b.Service(name), c, guard.Servers) {
+				b.fronts.leading.add(c, r)
+			}
+		})
+	}
+}
+
+// noteFronts takes note of a service that has changed, with its claims or its endpoints.
+func (b *Builder) noteFronts(name Name) {
+	for _, c := range b.fronts.claims {
+		r, claims := b.contests.find(c, name)
+		leads := claims && b.leadsTo(b.Service(name), c, b.protected[c].Servers)
+		last, led := b.fronts.leading.find(c, name)
+		if leads == led && (!led || last == r) {
+			continue
+		}
+		before := b.winner(c)
+		if led {
+			b.fronts.leading.remove(c, last)
+		}
+		if leads {
+			b.fronts.leading.add(c, r)
+		}
+		b.pending = append(b.pending, pendingClaim{name, c})
+		b.noteNumber(c, before, b.winner(c))
+		for _, w := range []right{before, b.winner(c)} {
+			if w != "" {
+				b.pending = append(b.pending, pendingClaim{w.name(), c})
+			}
+		}
+	}
+}
+
+// winner returns the best right to a claim of those that may have it; where none may, the
+// best of all. It is empty if nobody makes the claim.
+func (b *Builder) winner(c Claim) right {
+	best := b.contests.winners(c).owner
+	if best == "" || best.rank() == asClusterIP || b.protected[c].Servers == nil {
+		return best
+	}
+	if leading := b.fronts.leading.winners(c).owner; leading != "" {
+		return leading
+	}
+	return best
+}
