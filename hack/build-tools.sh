@@ -4,12 +4,13 @@
 #   hack/build-tools.sh                     etcd, kube-apiserver and kube-controller-manager: what a test cluster needs
 #   hack/build-tools.sh kube-proxy          the kube-proxy for comparison runs
 #   hack/build-tools.sh kube-proxy-1.36     the one of the minor release before
+#   hack/build-tools.sh kube-apiserver-1.29 older API servers, for make test-skew: 1.29, 1.31, 1.33, 1.35
 #   hack/build-tools.sh staticcheck benchstat govulncheck
 #   hack/build-tools.sh kube-scheduler kubelet kubectl agnhost coredns    the rest of a cluster with nodes
 #   hack/build-tools.sh e2e.test ginkgo regression-issue-74839    Kubernetes' own test suite for clusters, the command that
 #                                           runs it in several processes, and a server of one of its tests
 #
-# Versions are those of the go.mod of hack/tools, hack/kube-proxy-1.36, hack/dns, hack/lint and hack/vuln. A binary that was already
+# Versions are those of the go.mod of hack/tools, hack/kube-proxy-1.36, hack/kube-apiserver-*, hack/dns, hack/lint and hack/vuln. A binary that was already
 # built from the same go.mod, go.sum and Go release is left alone, so calling this costs milliseconds; from cold each of
 # the kube-* binaries takes one to three minutes on two cores. Calls that overlap wait for each other, since each build
 # takes all cores anyway.
@@ -40,6 +41,11 @@ source_of() {
 		module=tools package=go.etcd.io/etcd/server/v3 ;;
 	kube-apiserver | kube-controller-manager | kube-scheduler | kube-proxy | kubelet | kubectl)
 		module=tools package=k8s.io/kubernetes/cmd/$1
+		stamp_version ;;
+	kube-apiserver-1.29 | kube-apiserver-1.31 | kube-apiserver-1.33 | kube-apiserver-1.35)
+		module=$1 package=k8s.io/kubernetes/cmd/kube-apiserver
+		# Without it, 1.29 has the cloud providers of that time, with modules that not every proxy has.
+		[ $1 != kube-apiserver-1.29 ] || build='build -tags=providerless'
 		stamp_version ;;
 	kube-proxy-1.36)
 		module=$1 package=k8s.io/kubernetes/cmd/kube-proxy

@@ -22,6 +22,7 @@ const (
 
 func newCheckCommand() *cobra.Command {
 	var table, nodePorts, output string
+	var source sourceOptions
 	cmd := &cobra.Command{
 		Use:   "check",
 		Short: "Say whether this node is ready for nftproxy, and what to do if not",
@@ -32,7 +33,9 @@ func newCheckCommand() *cobra.Command {
   - it looks at its rights, connection tracking, and the ports of its servers;
   - it names other service proxies, and tables that earlier ones left;
   - it names chains of firewalls that drop what they do not know;
-  - it looks at settings of the kernel that matter to Service traffic.
+  - it looks at settings of the kernel that matter to Service traffic;
+  - with --kubeconfig or --master it asks the API server for its version, and says
+    what that one lacks.
 
 Each finding is green, yellow (some traffic or feature may not work) or red
 (nftproxy cannot serve the node), and says what to do. The exit status is 0 if all
@@ -55,12 +58,18 @@ found and do.`,
 			if output != outputText && output != outputJSON {
 				return usageError{fmt.Errorf("--output: %q: want %s or %s", output, outputText, outputJSON)}
 			}
-			return writeCheck(cmd.OutOrStdout(), preflight.Run(cmd.Context(), o), output)
+			findings := preflight.Run(cmd.Context(), o)
+			if source.kubeconfig != "" || source.master != "" {
+				findings = append(findings, serverFinding(cmd.Context(), &source))
+			}
+			return writeCheck(cmd.OutOrStdout(), findings, output)
 		},
 	}
 	f := cmd.Flags()
 	f.StringVar(&table, ownPrefix+"table", ruleset.DefaultTable, "name of the nftables tables of nftproxy")
 	f.StringVar(&nodePorts, "node-ports", defaultNodePorts, "the cluster's `range` of node ports (kube-apiserver --service-node-port-range)")
+	f.StringVar(&source.kubeconfig, "kubeconfig", "", "kubeconfig file, as run has it")
+	f.StringVar(&source.master, "master", "", "address of the API server; overrides the address in the kubeconfig")
 	f.StringVarP(&output, "output", "o", outputText, "text or json")
 	return cmd
 }

@@ -71,6 +71,8 @@ func (d *daemon) run(ctx context.Context) error {
 	counts.CountBehind(func() time.Time { return watcher.Behind().Since })
 	var loop *proxy.Loop
 	var eligible atomic.Bool
+	var oldServer atomic.Value // words
+	oldServer.Store("")
 	rewriters := d.newRewriters(conn)
 	judge := health.New(health.Config{
 		Busy: func() time.Time { return loop.Busy() }, NodeEligible: d.nodeEligible(&eligible),
@@ -79,7 +81,7 @@ func (d *daemon) run(ctx context.Context) error {
 			slis.Observe("proxy", strings.TrimPrefix(path, "/"), code == http.StatusOK)
 		},
 		Awaiting: watcher.Awaiting, Note: func() string {
-			return joinNotes(watcher.Behind().String(), watcher.Retained().String(), rewriters.note())
+			return joinNotes(watcher.Behind().String(), watcher.Retained().String(), oldServer.Load().(string), rewriters.note())
 		},
 	})
 	page := d.newStatusPage(judge)
@@ -142,7 +144,7 @@ func (d *daemon) run(ctx context.Context) error {
 	group.Go(func() error { return sweeper.Run(ctx) })
 	group.Go(func() error { return refused.Run(ctx) })
 	group.Go(func() error { return d.followOccupancy(ctx, flows, counts) })
-	group.Go(func() error { return d.followServerVersion(ctx, api.client, counts) })
+	group.Go(func() error { return d.followServerVersion(ctx, api.client, counts, &oldServer) })
 	group.Go(func() error {
 		d.followBehind(ctx, watcher.Behind)
 		return nil

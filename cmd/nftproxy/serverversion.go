@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 
 	apiversion "k8s.io/apimachinery/pkg/version"
@@ -25,8 +26,9 @@ const (
 )
 
 // followServerVersion keeps the metric of the API server's version until the context
-// ends. Nothing else depends on the version, so failures are debug lines.
-func (d *daemon) followServerVersion(ctx context.Context, client *watch.Client, counts *metrics.Metrics) error {
+// ends. No behaviour depends on the version, so failures are debug lines.
+// note gets the words for /readyz where the server is older than those that nftproxy is made for, which is logged once.
+func (d *daemon) followServerVersion(ctx context.Context, client *watch.Client, counts *metrics.Metrics, note *atomic.Value) error {
 	if client == nil {
 		return nil // manifests
 	}
@@ -35,6 +37,10 @@ func (d *daemon) followServerVersion(ctx context.Context, client *watch.Client, 
 		info, err := serverVersion(ctx, client)
 		if err == nil {
 			counts.SetKubernetesVersion(info)
+			outside := outsideRange(info)
+			if before := note.Swap(outside); outside != "" && before != outside {
+				d.log.Warn("the API server is older than those that nftproxy is made for", "version", info.GitVersion, "oldest", fmt.Sprintf("1.%d", oldestServer))
+			}
 		} else if ctx.Err() == nil {
 			pause = versionRetry
 			d.log.Debug("cannot ask the API server for its version", "err", err)

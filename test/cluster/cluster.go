@@ -52,6 +52,9 @@ type Config struct {
 	Controllers []string
 	// ControllerFlags are further flags of kube-controller-manager. They win over those that it gets here.
 	ControllerFlags []string
+	// APIServer is the minor release of kube-apiserver, one of those that hack/build-tools.sh knows, such as 1.29. Such a
+	// control plane has no controllers: they must not be newer than the API server. Empty: the newest, with controllers.
+	APIServer string
 	// Log takes progress and the unexpected deaths of components. Nil: nothing is
 	// written.
 	Log io.Writer
@@ -164,12 +167,17 @@ func (cfg *Config) forKubelets() bool { return len(cfg.PodCIDRs) > 0 }
 
 func (c *Cluster) start(ctx context.Context) error {
 	began := time.Now()
-	names := []string{etcd, apiServer, controllerManager}
-	if c.cfg.forKubelets() {
-		names = append(names, scheduler)
+	names := map[string]string{etcd: etcd, apiServer: apiServer}
+	if c.cfg.APIServer != "" {
+		names[apiServer] += "-" + c.cfg.APIServer
+	} else {
+		names[controllerManager] = controllerManager
 	}
-	for _, name := range names {
-		path, err := Tool(ctx, name)
+	if c.cfg.forKubelets() {
+		names[scheduler] = scheduler
+	}
+	for name, tool := range names {
+		path, err := Tool(ctx, tool)
 		if err != nil {
 			return err
 		}
@@ -187,8 +195,10 @@ func (c *Cluster) start(ctx context.Context) error {
 	if err := c.StartAPIServer(ctx); err != nil {
 		return err
 	}
-	if err := c.launch(controllerManager, c.controllerManagerArgs()); err != nil {
-		return err
+	if c.cfg.APIServer == "" {
+		if err := c.launch(controllerManager, c.controllerManagerArgs()); err != nil {
+			return err
+		}
 	}
 	if c.cfg.forKubelets() {
 		if err := c.launch(scheduler, c.schedulerArgs()); err != nil {

@@ -224,7 +224,7 @@ func (w *takeoverWorld) proxies(flags ...string) (string, error) {
 func (w *takeoverWorld) kubeProxyRules() (kinds []otherproxy.Kind) {
 	w.t.Helper()
 	w.must(w.Node.Do(func() (err error) {
-		kinds, err = new(otherproxy.Watcher).Look()
+		kinds, _, err = new(otherproxy.Watcher).Look()
 		return err
 	}))
 	return kinds

@@ -1,0 +1,114 @@
+package e2e
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"nftproxy/test/cluster/controlplane/controlplanetest"
+)
+
+// skewVariable has the minor releases of kube-apiserver for TestSkew, separated by commas; newest stands for that of the
+// other tests.
+const skewVariable = "NFTPROXY_SKEW"
+
+// TestSkew runs the proxy with older API servers: a list, changes by a watch, a restart of the proxy, an outage of the API
+// server with changes right after it, and one of which the proxy knows nothing until its start. Services are served, and
+// the log has no error and no warning twice. The accounts are those of kube-proxy and of our manifests.
+func TestSkew(t *testing.T) {
+	controlplanetest.Require(t)
+	releases := os.Getenv(skewVariable)
+	if releases == "" {
+		t.Skip("run by make test-skew: " + skewVariable + " is not set")
+	}
+	for release := range strings.SplitSeq(releases, ",") {
+		t.Run(release, func(t *testing.T) { testSkew(t, release) })
+	}
+}
+
+func testSkew(t *testing.T, release string) {
+	config := planeConfig()
+	if release != "newest" {
+		config.APIServer = release
+	}
+	plane := startForTest(t, config)
+	t.Cleanup(plane.stop)
+	info, err := plane.client.Discovery().ServerVersion()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("the API server is %s", info.GitVersion)
+	if want := "v" + release + "."; release != "newest" && !strings.HasPrefix(info.GitVersion, want) {
+		t.Fatalf("the API server is %s, want %s", info.GitVersion, want)
+	}
+	n := newNodeOf(t, plane, "skew")
+	client := n.addClient()
+	// First the account that kubeadm's kube-proxy has, whose rights are those of the API server's release.
+	builtIn, err := plane.cluster.UserKubeconfig("kube-proxy", "system:kube-proxy")
+	n.must(err)
+	n.applyDeploy()
+	ours, err := plane.cluster.ServiceAccountKubeconfig(n.ctx, "kube-system", deployed)
+	n.must(err)
+
+	web := n.create(service("web", ""))
+	headless := service("headless", "")
+	headless.Spec.ClusterIP = "None"
+	n.create(headless)
+	publish := func(pod string) {
+		for _, a := range n.addServer(pod).Addrs {
+			n.publish(slice(sliceName(pod, a), web, a))
+		}
+	}
+	reached := func(want ...string) func() error {
+		return func() error {
+			return everywhere(func(protocol string, v6 bool) error {
+				return n.reaches(client, protocol, address(web, protocol, v6), want...)
+			})
+		}
+	}
+	publish("web-1")
+	p := n.startProxy("--kubeconfig=" + builtIn)
+	p.until("the list", reached("web-1"))
+	publish("web-2")
+	p.until("a change", reached("web-1", "web-2"))
+	n.must(n.plane.client.CoreV1().Services(n.namespace).Delete(n.ctx, "headless", metav1.DeleteOptions{}))
+	p.stop()
+	n.quiet(p)
+
+	n.must(reached("web-1", "web-2")())
+	p = n.startProxy("--kubeconfig=" + ours)
+	publish("web-3")
+	p.until("a change after the restart", reached("web-1", "web-2", "web-3"))
+
+	at := p.Mark()
+	n.plane.cluster.StopAPIServer()
+	n.startAPIServerAtEnd()
+	p.awaitText(at, "a request to the API server failed", "trying again")
+	n.must(reached("web-1", "web-2", "web-3")())
+	n.must(n.plane.cluster.StartAPIServer(n.ctx))
+	publish("web-4")
+	p.until("a change after the outage", reached("web-1", "web-2", "web-3", "web-4"))
+	p.awaitText(at, "the API server answers again; all objects are up to date")
+	p.stop()
+	n.quiet(p)
+}
+
+// quiet checks that the log has no error, and no warning twice. An outage is one warning for each list.
+func (n *node) quiet(p *process) {
+	n.t.Helper()
+	warned := map[string]bool{}
+	lines, _ := p.Logged(0)
+	for _, l := range lines {
+		if l.Level == "ERROR" {
+			n.t.Errorf("the log has an error: %s", l.Text)
+		}
+		if text := l.Msg + l.Err; l.Level == "WARN" {
+			if warned[text] {
+				n.t.Errorf("the log has a warning again: %s", l.Text)
+			}
+			warned[text] = true
+		}
+	}
+}
