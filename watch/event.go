@@ -57,6 +57,9 @@ const (
 	ReasonConntrackFull Reason = "ConntrackFull"
 	// ReasonKubeProxy: the node's kernel has rules of kube-proxy beside ours.
 	ReasonKubeProxy Reason = "RulesOfKubeProxy"
+	// ReasonTooManyChanges: the Service changes most, on a node where changes take too much
+	// CPU time.
+	ReasonTooManyChanges Reason = "TooManyChanges"
 	// ReasonTablesRewritten: another program changes the proxy's tables again and again.
 	ReasonTablesRewritten Reason = "TablesRewritten"
 	// ReasonConfigInvalid: the proxy's configuration file has changed and cannot be used.

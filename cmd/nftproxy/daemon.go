@@ -114,7 +114,7 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	// The cleaner comes first: it removes nothing until it knows the outcome of a sync.
 	loop = proxy.New(config, conn, ruleset.NewCompiler(d.ruleset).Compile, d.cleanAfter(cleaner),
-		load.observe, judge.Observe, page.Observe, d.syncLogger(watcher), counts.Observe, ports.Notify, d.newFormerTables(conn).observe, kubeProxy.observe, func(s proxy.Sync) {
+		load.observe, judge.Observe, page.Observe, d.syncLogger(watcher), d.newBusiest(watcher).observe, counts.Observe, ports.Notify, d.newFormerTables(conn).observe, kubeProxy.observe, func(s proxy.Sync) {
 			eligible.Store(s.Snapshot.Node.Eligible)
 			rewriters.observe(ctx, s)
 			sweeper.Notify(s.Applied, s.Adopted)
@@ -325,6 +325,7 @@ func (d *daemon) servers(judge *health.Health, registry *prometheus.Registry, sl
 // our own default: kube-proxy's second and kubeadm's 0s are for slower writes.
 func (d *daemon) loopConfig() proxy.Config {
 	c := proxy.DefaultConfig()
+	c.CPU = cpuTime
 	if p := d.options.minSyncPeriod; p > 0 {
 		c.MinSyncPeriod = p
 	}

@@ -59,6 +59,9 @@ type Config struct {
 	// Begin is called in each sync before anything is written, if it is not nil.
 	// The observers hear how the sync ended. Begin must not wait.
 	Begin func()
+	// CPU returns the CPU time of the process so far. Nil stands for a process that works
+	// all the time.
+	CPU func() time.Duration
 	// Jitter spreads the retries of refused parts: it returns a number from 0 to
 	// 1, not included. Nil is a random one.
 	Jitter func() float64
@@ -100,6 +103,8 @@ type Loop struct {
 	// checks is the time for syncs after another program has changed the ruleset, losses
 	// that for syncs after it has removed something of ours.
 	checks, losses pace.Budget
+	// rests decides how long to wait before the next sync.
+	rests rests
 	// repairs bounds how often changes of our tables by others are undone.
 	repairs repairs
 	// busy is when the sync under way began, nil between syncs.
@@ -112,10 +117,14 @@ func New(c Config, k Kernel, compile func(service.Snapshot) *nft.Program, observ
 	if c.Jitter == nil {
 		c.Jitter = rand.Float64
 	}
+	if c.CPU == nil {
+		began := time.Now()
+		c.CPU = func() time.Duration { return time.Since(began) }
+	}
 	l := &Loop{
 		config: c, compile: compile, observe: observe, applier: newApplier(k, c.Jitter),
 		checks: pace.Budget{Rest: checkRest, Burst: checkBurst}, losses: pace.Budget{Rest: checkRest, Burst: lossBurst},
-		repairs: newRepairs(c.Jitter),
+		repairs: newRepairs(c.Jitter), rests: newRests(),
 	}
 	l.SetMinSyncPeriod(c.MinSyncPeriod)
 	return l
@@ -145,12 +154,11 @@ func (l *Loop) Run(ctx context.Context, in *service.Mailbox) error {
 	// crowded says that changes come faster than the syncs may: then the loop rests at once after a sync. Otherwise
 	// it rests only when the next change comes too early: the timer of a rest would wake the process once more for
 	// each change.
-	var rests rests
 	crowded := false
 	for {
-		rests.follow(time.Duration(l.minSyncPeriod.Load()))
+		l.rests.follow(time.Duration(l.minSyncPeriod.Load()))
 		if crowded {
-			if !pause(ctx, rests.left(time.Now())) {
+			if !pause(ctx, l.rests.left(time.Now())) {
 				return nil
 			}
 			crowded = len(in.C()) > 0
@@ -169,7 +177,7 @@ func (l *Loop) Run(ctx context.Context, in *service.Mailbox) error {
 			told = true
 		case <-wake.C:
 		}
-		early := rests.left(time.Now())
+		early := l.rests.left(time.Now())
 		crowded = crowded || early > 0
 		if !pause(ctx, early) {
 			return nil
@@ -189,7 +197,7 @@ func (l *Loop) Run(ctx context.Context, in *service.Mailbox) error {
 		// If nothing went to the kernel, the next change is the first after a rest. A pod's new
 		// interface, for example, changes the node's addresses just before its endpoint comes.
 		if s.Err != nil || s.Written > 0 {
-			rests.synced(time.Now())
+			l.rests.synced(time.Now())
 		}
 	}
 }
@@ -215,6 +223,7 @@ func (l *Loop) sync(check bool, pays *pace.Budget) Sync {
 	s := Sync{Snapshot: l.update.Snapshot, Since: l.since, Changes: l.update.Changes, Triggers: l.triggers, Start: time.Now(), Check: check}
 	l.busy.Store(&s.Start)
 	defer l.busy.Store(nil)
+	before := l.config.CPU()
 	s.Program = l.compile(s.Snapshot)
 	s.Compile = time.Since(s.Start)
 	if l.config.Begin != nil {
@@ -237,6 +246,8 @@ func (l *Loop) sync(check bool, pays *pace.Budget) Sync {
 	if check && s.Written > 0 {
 		l.repairs.made(s.End())
 	}
+	l.rests.spent(s.End(), min(s.End().Sub(s.Start), l.config.CPU()-before))
+	s.Rest = l.rests.long(s.End())
 	for _, o := range l.observe {
 		o(s)
 	}

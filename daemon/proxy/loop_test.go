@@ -51,8 +51,13 @@ func start(t *testing.T, k *fakeKernel, services *service.Builder) *rig {
 }
 
 func startWith(t *testing.T, c proxy.Config, k *fakeKernel, services *service.Builder) *rig {
+	return startCompiling(t, c, k, services, ruleset.NewCompiler(rulesetConfig()).Compile)
+}
+
+// startCompiling is startWith with another compiler.
+func startCompiling(t *testing.T, c proxy.Config, k *fakeKernel, services *service.Builder, compile func(service.Snapshot) *nft.Program) *rig {
 	r := &rig{T: t, kernel: k, services: services, mailbox: service.NewMailbox(), stopped: make(chan struct{})}
-	r.loop = proxy.New(c, k, ruleset.NewCompiler(rulesetConfig()).Compile, func(s proxy.Sync) {
+	r.loop = proxy.New(c, k, compile, func(s proxy.Sync) {
 		k.handOver()
 		r.syncs = append(r.syncs, s)
 	})

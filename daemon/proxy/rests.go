@@ -11,11 +11,26 @@ import (
 // irregular they are. A rest costs a change its time, and wakes the process once more.
 const restsFrom = 100 * time.Millisecond
 
+// These bound the CPU time of syncs in the long run: one part in syncRest of a core, and a
+// burst beyond that, which is for first loads and rollouts. Most changes cost 0.1 ms and
+// never reach it. But some make the kernel walk through all Services (docs/data-path.md, 'A
+// scaled Service'), and one Service that makes such changes all the time would take most of a core.
+const (
+	syncRest  = 10
+	syncBurst = 10 * time.Second
+)
+
 // rests decides how long the loop rests between syncs.
 type rests struct {
 	period time.Duration
 	bucket pace.Bucket
+	budget pace.Budget
+	// ended is when the last sync ended, and cost its CPU time.
+	ended time.Time
+	cost  time.Duration
 }
+
+func newRests() rests { return rests{budget: pace.Budget{Rest: syncRest, Burst: syncBurst}} }
 
 // follow takes the period of the configuration, which may have changed.
 func (r *rests) follow(period time.Duration) {
@@ -30,13 +45,31 @@ func (r *rests) follow(period time.Duration) {
 
 // left is how long the next sync has to wait.
 func (r *rests) left(now time.Time) time.Duration {
-	if r.period <= 0 {
-		return 0
+	left := r.long(now)
+	if r.period > 0 {
+		left = max(left, r.bucket.Next(now).Sub(now))
 	}
-	return r.bucket.Next(now).Sub(now)
+	return left
 }
 
-// synced counts a sync that has ended.
+// long is how long the next sync has to wait since syncs have taken too much CPU time: so
+// long that the last one and the rest after it are within the share. A cheap change rests
+// for a short time, whatever others before it have cost.
+func (r *rests) long(now time.Time) time.Duration {
+	ready := r.budget.Ready()
+	if !now.Before(ready) {
+		return 0
+	}
+	return max(0, min(ready.Sub(now), r.ended.Add((syncRest-1)*r.cost).Sub(now)))
+}
+
+// spent notes the CPU time of a sync that has ended.
+func (r *rests) spent(now time.Time, cpu time.Duration) {
+	r.budget.Spend(now, cpu)
+	r.ended, r.cost = now, cpu
+}
+
+// synced counts a sync that has ended and that wrote, or tried to.
 func (r *rests) synced(now time.Time) {
 	if r.period > 0 {
 		r.bucket.Take(now)

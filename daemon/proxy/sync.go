@@ -43,6 +43,9 @@ type Sync struct {
 	// Check says that the loop made this sync because another program had changed
 	// the ruleset. Everything that the sync wrote is repair.
 	Check bool
+	// Rest is how long the next sync waits since syncs have taken more CPU time than they
+	// may in the long run; 0 is the rule.
+	Rest time.Duration
 	// Quarantined lists the parts that the kernel refused, each with the first error
 	// for its present content. Everything else is in force. The loop tries them again.
 	Quarantined map[string]error

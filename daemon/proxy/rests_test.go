@@ -1,0 +1,54 @@
+package proxy_test
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"nftproxy/model/service"
+	"nftproxy/nft"
+	"nftproxy/nft/ruleset"
+)
+
+// TestHotService: one Service changes every 25 ms in a way that costs 15 ms each time. Syncs
+// take a tenth of a core in the long run, and a change of any Service waits for nine times
+// the cost of the sync before it at most. After a pause changes go in at once again.
+func TestHotService(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const cost, every, minutes = 15 * time.Millisecond, 25 * time.Millisecond, 10
+		compile := ruleset.NewCompiler(rulesetConfig()).Compile
+		r := startCompiling(t, config(), newKernel(), services(3), func(s service.Snapshot) *nft.Program {
+			time.Sleep(cost)
+			return compile(s)
+		})
+		r.loop.SetMinSyncPeriod(10 * time.Millisecond)
+		r.publishAndWait()
+		for n := range int(minutes * time.Minute / every) {
+			r.services.Set(both("hot", fmt.Sprintf("10.0.0.1:%d", 1000+n%2)))
+			r.publish()
+			r.sleep(every)
+		}
+		r.sleep(time.Second)
+		spent, longest, rested := time.Duration(0), time.Duration(0), 0
+		for _, s := range r.syncs {
+			spent += s.End().Sub(s.Start)
+			longest = max(longest, s.Latency())
+			if s.Rest > 0 {
+				rested++
+			}
+		}
+		t.Logf("%d syncs, %d of them with a rest, took %v of %d minutes; longest latency %v", len(r.syncs), rested, spent, minutes, longest)
+		if most := minutes*time.Minute/10 + 10*time.Second + 2*cost; spent > most || spent < most/2 || rested == 0 {
+			t.Errorf("syncs took %v, want %v at most", spent, most)
+		}
+		if most := 11 * cost; longest > most {
+			t.Errorf("a change waited for %v, want %v at most", longest, most)
+		}
+		r.sleep(time.Minute)
+		r.services.Set(both("other", "10.0.0.2:80"))
+		r.publish()
+		r.sleep(2 * cost)
+		r.inForce()
+	})
+}
