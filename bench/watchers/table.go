@@ -25,6 +25,9 @@ func Table(out io.Writer, c Config, results []Result, nodes int) error {
 	for _, r := range results {
 		fmt.Fprintf(w, "most memory\t%d\t\t%s\t\t\t\t\n", r.Watchers, byteCount(float64(r.Memory)))
 	}
+	for _, r := range results {
+		fmt.Fprintf(w, "news after the return\t%d\thalf after %s\t0.9 after %s\tall after %s\t\t\t\n", r.Watchers, seconds(r.News.Half), seconds(r.News.Most), seconds(r.News.All))
+	}
 	fmt.Fprintln(w)
 	fmt.Fprintf(w, "one node's share\t\tAPI server CPU\tnode's CPU\treceived\t\tAPI server CPU for %d nodes\tsent to %d nodes\n", nodes, nodes)
 	for _, step := range steps() {

@@ -52,9 +52,14 @@ type Result struct {
 	Rest Cost
 	// Return is from the end of the API server, which is away for some seconds, until each watcher has seen what changed.
 	Return Cost
+	// News is how long after the API server was ready again the watchers had seen what changed.
+	News News
 	// Memory is the most that the API server has had, in bytes.
 	Memory int64
 }
+
+// News is when a half, nine tenths and all of the watchers had the news.
+type News struct{ Half, Most, All time.Duration }
 
 // Cost is what a step took.
 type Cost struct {
@@ -72,6 +77,7 @@ type site struct {
 	writer *cluster.Writer
 	// changed counts changes, which makes each a new one.
 	changed int
+	news    News
 }
 
 // Run measures with each number of watchers, on one API server. With an error it returns what it has measured before.
@@ -204,6 +210,7 @@ func (s *site) measure(ctx context.Context, count int) (r Result, err error) {
 			return r, err
 		}
 	}
+	r.News = s.news
 	r.Memory, err = peakMemory(s.plane.Cluster.APIServerPID())
 	return r, err
 }
@@ -292,7 +299,16 @@ func (s *site) returns(ctx context.Context, w *process, _ totals) error {
 	if err := s.plane.Cluster.StartAPIServer(ctx); err != nil {
 		return err
 	}
-	_, err := w.await(ctx, func(t totals) bool { return t.Moved == int64(w.count) })
+	s.news = News{}
+	ready := time.Now()
+	_, err := w.await(ctx, func(t totals) bool {
+		for part, at := range map[int64]*time.Duration{5: &s.news.Half, 9: &s.news.Most, 10: &s.news.All} {
+			if *at == 0 && t.Moved*10 >= part*int64(w.count) {
+				*at = time.Since(ready)
+			}
+		}
+		return t.Moved == int64(w.count)
+	})
 	return err
 }
 
