@@ -3,9 +3,13 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"net"
 	"net/netip"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // The limits of a connection to the API server. Looking up its name has one of its own: by resolv.conf(5) the resolver waits
@@ -16,7 +20,12 @@ const (
 	connectLimit = 5 * time.Second
 	// fallbackDelay is how long the addresses of the family that comes first have no rivals (RFC 6555; as in package net).
 	fallbackDelay = 300 * time.Millisecond
-	keepAlive     = 30 * time.Second
+	// silenceLimit is how long a peer may leave unacknowledged what was sent to it: requests, and probes of a connection at rest
+	// (TCP_USER_TIMEOUT, tcp(7)). The first probe comes after probeIdle, the next ones each probeInterval. So a load balancer or a
+	// machine that fails without a word is noticed within 20 s, while no process wakes; client-go's own pings take 45 s.
+	silenceLimit  = 15 * time.Second
+	probeIdle     = 10 * time.Second
+	probeInterval = 3 * time.Second
 )
 
 // connector connects to a host by its name or its address.
@@ -26,7 +35,20 @@ type connector struct {
 }
 
 func newConnector() connector {
-	return connector{net.DefaultResolver.LookupNetIP, (&net.Dialer{Timeout: connectLimit, KeepAlive: keepAlive}).DialContext}
+	d := &net.Dialer{
+		Timeout: connectLimit, Control: limitSilence,
+		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: probeIdle, Interval: probeInterval},
+	}
+	return connector{net.DefaultResolver.LookupNetIP, d.DialContext}
+}
+
+// limitSilence sets silenceLimit for a connection.
+func limitSilence(_, _ string, conn syscall.RawConn) error {
+	var err error
+	controlErr := conn.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(silenceLimit.Milliseconds()))
+	})
+	return errors.Join(controlErr, err)
 }
 
 // connect connects to host:port. A net.Dialer has one limit for everything, so that a nameserver which does not answer
