@@ -185,3 +185,55 @@ func TestBroadcastAddresses(t *testing.T) {
 		t.Errorf("as an address of the node, served by %q", got)
 	}
 }
+
+// TestPodRanges: a Service gets no externalIP in a range of pods, unless an interface of the
+// node has the address, or the range is the nodes' as well. A load balancer's address may
+// be in the cluster's range.
+func TestPodRanges(t *testing.T) {
+	const clusters, nodes = "10.244.9.9", "10.244.1.9"
+	for name, test := range map[string]struct {
+		clusterCIDR, node, externalIP, ingress string
+		served                                 service.Name
+	}{
+		"externalIP of the cluster's range":    {"10.244.0.0/16", "192.168.0.2", clusters, "", ""},
+		"externalIP of the node's range":       {"", "192.168.0.2", nodes, "", ""},
+		"externalIP of no range":               {"", "192.168.0.2", clusters, "", "tenant/web"},
+		"the bridge's address":                 {"10.244.0.0/16", "192.168.0.2", "10.244.1.1", "", "tenant/web"},
+		"load balancer of the cluster's range": {"10.244.0.0/16", "192.168.0.2", "", clusters, "tenant/web"},
+		"load balancer of the node's range":    {"10.244.0.0/16", "192.168.0.2", "", nodes, ""},
+		"a range with the node":                {"10.244.0.0/16", "10.244.0.2", clusters, "", "tenant/web"},
+		"a node's range with the node":         {"", "10.244.1.2", "", nodes, "tenant/web"},
+		"a range of all addresses":             {"0.0.0.0/0", "192.168.0.2", clusters, "", "tenant/web"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var settings service.Settings
+			if test.clusterCIDR != "" {
+				settings.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix(test.clusterCIDR)}
+			}
+			w := NewWatcher(Options{Node: "node-0", Settings: settings}, service.NewMailbox())
+			w.SetHostAddresses([]netip.Addr{netip.MustParseAddr("10.244.1.1")})
+			w.index.setNode(convertNode(&corev1.Node{
+				ObjectMeta: metav1.ObjectMeta{Name: "node-0"}, Spec: corev1.NodeSpec{PodCIDRs: []string{"10.244.1.0/24"}},
+				Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: test.node}}},
+			}))
+			f := front{name: "tenant/web", clusterIP: "10.96.0.8", port: 80, endsAt: 80}
+			address := test.externalIP + test.ingress
+			if test.externalIP != "" {
+				f.externalIPs = []string{test.externalIP}
+			} else {
+				f.ingress = []string{test.ingress}
+			}
+			f.set(w.index)
+			if got := served(w.index.flush(), netip.AddrPortFrom(netip.MustParseAddr(address), 80)); got != test.served {
+				t.Errorf("served by %q, want %q", got, test.served)
+			}
+			// With other settings no range of the cluster is known.
+			w.SetSettings(&service.Settings{})
+			if test.externalIP == clusters {
+				if got := served(w.index.flush(), netip.AddrPortFrom(netip.MustParseAddr(clusters), 80)); got != "tenant/web" {
+					t.Errorf("without a range, served by %q", got)
+				}
+			}
+		})
+	}
+}

@@ -60,7 +60,7 @@ func (ix *index) reserve() {
 	}
 	r := service.Reserved{
 		Addresses: map[netip.Addr]service.Protection{}, KubeletPort: ix.kubeletPort,
-		NodePods: rangesOfSome(node.PodCIDRs), Pods: rangesOfSome(settings.ClusterCIDRs),
+		NodePods: rangesOfPods(node, node.PodCIDRs), Pods: rangesOfPods(node, settings.ClusterCIDRs),
 	}
 	for _, a := range ix.broadcast {
 		if !slices.Contains(node.HostAddresses, a) {
@@ -68,7 +68,7 @@ func (ix *index) reserve() {
 		}
 	}
 	pods := slices.Concat(r.NodePods, r.Pods)
-	for _, a := range slices.Concat(node.HostAddresses, node.Addresses) {
+	for _, a := range node.HostAddresses {
 		if slices.ContainsFunc(pods, func(p netip.Prefix) bool { return p.Contains(a) }) {
 			r.Hosts = append(r.Hosts, a)
 		}
@@ -87,9 +87,13 @@ func (ix *index) reserve() {
 	ix.builder.SetReserved(r)
 }
 
-// rangesOfSome leaves out ranges of all addresses: they say nothing of pods.
-func rangesOfSome(list []netip.Prefix) []netip.Prefix {
-	return slices.DeleteFunc(slices.Clone(list), func(p netip.Prefix) bool { return p.Bits() == 0 })
+// rangesOfPods returns those of the ranges that have no addresses but pods': without those
+// of all addresses, and those with one of the Node's. There nodes, pods and load balancers
+// share a network.
+func rangesOfPods(node *service.Node, list []netip.Prefix) []netip.Prefix {
+	return slices.DeleteFunc(slices.Clone(list), func(p netip.Prefix) bool {
+		return p.Bits() == 0 || slices.ContainsFunc(node.Addresses, p.Contains)
+	})
 }
 
 // protect tells the builder which addresses and ports Services must not take from

@@ -11,11 +11,10 @@ import (
 type Reserved struct {
 	// Addresses are kept from load balancers' addresses and external IPs.
 	Addresses map[netip.Addr]Protection
-	// NodePods are ranges of pods' addresses that belong to the node alone; they are kept
-	// from load balancers' addresses and external IPs. Pods are other ranges in which
-	// there are pods. These may have addresses of nodes and load balancers too, where the
-	// network has one range for all, so they are kept from external IPs only. Hosts are
-	// addresses in these ranges that are not kept.
+	// NodePods are ranges of the addresses of this node's pods; they are kept from load
+	// balancers' addresses and external IPs. Pods are ranges of the cluster's pods. They
+	// may have the addresses of load balancers too, so they are kept from external IPs
+	// only. Hosts are addresses in these ranges that are not kept.
 	NodePods, Pods []netip.Prefix
 	Hosts          []netip.Addr
 	// KubeletPort is a TCP port that is kept from external IPs, whichever address it is

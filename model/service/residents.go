@@ -79,6 +79,9 @@ func (r *residents) changePort(p *Port, right right, add bool, yield func(Claim)
 }
 
 func (r *residents) change(c Claim, right right, add bool) {
+	if len(r.again) == 0 && r.contests.changeSole(c, right, add) {
+		return // nearly always
+	}
 	_, known := r.contests.find(c, right.name())
 	at := residence{c.packed(), right.name()}
 	switch {
@@ -142,14 +145,28 @@ func (b *Builder) knowResidents() {
 		return
 	}
 	b.residents = newResidents()
-	silent := func(Claim) {}
+	var all []*Service
+	endpoints := 0
+	add := func(s *Service) {
+		if s == nil {
+			return
+		}
+		all = append(all, s)
+		for i := range s.Ports {
+			endpoints += s.Ports[i].Endpoints.Len()
+		}
+	}
 	for name := range b.snapshot.Services.All() {
 		if _, edited := b.places[name]; !edited {
-			b.residents.replace(nil, b.Service(name), silent)
+			add(b.Service(name))
 		}
 	}
 	for i := range b.edits {
-		b.residents.replace(nil, b.edits[i].Value, silent)
+		add(b.edits[i].Value)
+	}
+	b.residents.contests.sole = make(map[packedClaim]right, endpoints)
+	for _, s := range all {
+		b.residents.replace(nil, s, func(Claim) {})
 	}
 }
 
