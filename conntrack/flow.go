@@ -20,8 +20,10 @@ type Flow struct {
 	Original, Reply Tuple
 	Status          Status
 	// Zone separates connections with equal tuples; 0 is the default zone. It may
-	// apply to one direction only.
-	Zone uint16
+	// apply to one direction only. OnlyReply says that it applies to the reply only: the
+	// original direction is in the default zone.
+	Zone      uint16
+	OnlyReply bool
 	// ID distinguishes this entry from a later one with the same tuple.
 	ID uint32
 	// Timeout is the time until the kernel drops the entry if no further packet

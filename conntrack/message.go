@@ -168,7 +168,7 @@ func (e *end) tuple() (attrs []netfilter.Attribute, flags uint32) {
 func deleteRequest(f *Flow) netlink.Message {
 	family, tuple := originalTuple(f)
 	attrs := []netfilter.Attribute{tuple, be32(ctaID, f.ID)}
-	if f.Zone != 0 {
+	if f.Zone != 0 && !f.OnlyReply { // The kernel looks for the original tuple.
 		attrs = append(attrs, be16(ctaZone, f.Zone))
 	}
 	return request(ctDelete, family, 0, attrs...)
@@ -248,7 +248,12 @@ func (f *Flow) set(a attribute) (err error) {
 	case ctaTupleOrig:
 		f.Original, err = f.parseTuple(a.data)
 	case ctaTupleReply:
+		zone := f.Zone
+		f.Zone = 0
 		f.Reply, err = f.parseTuple(a.data)
+		if f.OnlyReply = f.Zone != 0; !f.OnlyReply {
+			f.Zone = zone
+		}
 	case ctaStatus:
 		var v uint32
 		v, err = a.uint32()

@@ -90,11 +90,11 @@ func (o *oracle) servesNodePorts(a netip.Addr) bool {
 }
 
 func (o *oracle) stale(f *conntrack.Flow) conntrack.Reason {
-	if f.Zone != 0 {
-		return ""
-	}
 	a := o.asks(f)
-	if f.Status&conntrack.DstNAT == 0 {
+	switch dnat := f.Status&conntrack.DstNAT != 0; {
+	case !dnat && f.Zone != 0:
+		return ""
+	case !dnat:
 		return o.missed(f, a)
 	}
 	replied := f.Status&conntrack.SeenReply != 0

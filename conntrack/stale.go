@@ -46,13 +46,12 @@ const (
 // the same way.
 func (x *Index) Stale(f Flow) (reason Reason, stale bool) {
 	switch {
-	case f.Zone != 0:
-		// Our rules use the default zone. In other zones, such as those of a
-		// software switch, flows to Service addresses have no DNAT by design.
-	case f.Status&DstNAT == 0:
+	case f.Status&DstNAT != 0:
+		reason = x.misled(&f) // Our rules see packets of all zones.
+	case f.Zone == 0:
 		reason = x.missed(&f)
-	default:
-		reason = x.misled(&f)
+		// In other zones, such as those of a software switch, flows to Service addresses
+		// have no DNAT by design: their packets pass our rules in another zone.
 	}
 	return reason, reason != ""
 }

@@ -178,8 +178,8 @@ func TestStaleDNATed(t *testing.T) {
 				t.Errorf("Stale() = %q, %t, want %q", got, stale, test.want)
 			}
 			f.Zone = 1
-			if got, stale := x.Stale(f); stale {
-				t.Errorf("Stale() = %q in another zone", got)
+			if got, _ := x.Stale(f); got != test.want {
+				t.Errorf("Stale() = %q in another zone, want %q", got, test.want)
 			}
 		})
 	}

@@ -165,7 +165,8 @@ func readFlows(ctx context.Context, table *conntrack.Table, index *conntrack.Ind
 func newFlowRow(f conntrack.Flow, index *conntrack.Index, now time.Time) (flowRow, bool) {
 	reason, stale := index.Stale(f)
 	s, p, owned := index.Owner(f)
-	if f.Zone != 0 || !owned && !stale {
+	passing := f.Zone != 0 && f.Status&conntrack.DstNAT == 0 // Its packets pass the rules in another zone.
+	if passing || !owned && !stale {
 		return flowRow{}, false
 	}
 	r := flowRow{

@@ -167,11 +167,11 @@ func NewConnections(index *conntrack.Index) *Connections {
 
 // Add counts one flow of the kernel's table, if rules of a Service translated it.
 func (c *Connections) Add(f conntrack.Flow) {
-	if f.Zone != 0 {
-		return // Our rules use the default zone.
+	translated := f.Status&conntrack.DstNAT != 0
+	if f.Zone != 0 && !translated {
+		return // It passes our rules in another zone.
 	}
 	s, p, owned := c.index.Owner(f)
-	translated := f.Status&conntrack.DstNAT != 0
 	switch {
 	case !owned && translated && c.index.Unallocated(f.Original.Dst.Addr()):
 		if !closing(f.TCPState) {
