@@ -2,6 +2,7 @@ package conntrack
 
 import (
 	"context"
+	"net/netip"
 	"time"
 
 	"nftproxy/model/service"
@@ -125,6 +126,12 @@ func (c *Cleaner) NotedBy(noted func(service.Claim) (bool, error), lasting time.
 // if we are alone, and stays if it may be another program's. Call Alone before Run, if at
 // all.
 func (c *Cleaner) Alone(alone func() bool) { c.alone = alone }
+
+// LocalRoutes gives the Cleaner the ranges that local routes make the node's own (see
+// Index.SetLocalRoutes), before the first SyncDone and after each change. A call never blocks.
+func (c *Cleaner) LocalRoutes(routes []netip.Prefix) {
+	c.reports.add(false, func(r *syncReport) { r.routes = &routes })
+}
 
 // SyncBegins says that a sync may change the kernel's rules from now on. The
 // Cleaner removes nothing until SyncDone or SyncChangedNothing gives the outcome:

@@ -38,9 +38,7 @@ type Index struct {
 	// departed has endpoints that claims had before.
 	departed departed
 
-	// local has the addresses on the node's interfaces. serving has the addresses
-	// that serve node ports.
-	local, serving map[netip.Addr]bool
+	own ownAddresses
 	// sources has the admitted clients of claims. It caches the answers since the
 	// last Update.
 	sources map[service.Claim]admitted
@@ -64,7 +62,7 @@ func NewIndex(o Options) *Index {
 	return &Index{
 		options: o, claims: map[service.Claim][]claimant{},
 		departed: departed{from: map[service.Claim][]departure{}},
-		local:    map[netip.Addr]bool{}, serving: map[netip.Addr]bool{}, sources: map[service.Claim]admitted{},
+		sources:  map[service.Claim]admitted{},
 	}
 }
 
@@ -130,7 +128,7 @@ func (x *Index) owner(f *Flow) (o owner, ok bool) {
 	if o.claimant, ok = x.holder(addressClaim(f)); ok {
 		return o, true
 	}
-	if !x.serving[f.Original.Dst.Addr()] {
+	if !x.own.serves(f.Original.Dst.Addr()) {
 		return o, false
 	}
 	o.nodePort = true
@@ -182,14 +180,14 @@ func (x *Index) holder(c service.Claim) (claimant, bool) {
 // and not bound on the node. NodeLocal DNSCache binds cluster IPs on the node and
 // keeps their other ports.
 func (x *Index) refused(a netip.Addr) bool {
-	return len(x.claims[service.Claim{Addr: a}]) > 0 && !x.local[a]
+	return len(x.claims[service.Claim{Addr: a}]) > 0 && !x.own.has(a)
 }
 
 // Unallocated says that the address is in a ServiceCIDR, no Service has it as cluster
 // IP, and it is not the node's own.
 func (x *Index) Unallocated(a netip.Addr) bool {
 	return slices.ContainsFunc(x.cidrs, func(cidr netip.Prefix) bool { return cidr.Contains(a) }) &&
-		!x.local[a] && len(x.claims[service.Claim{Addr: a}]) == 0
+		!x.own.has(a) && len(x.claims[service.Claim{Addr: a}]) == 0
 }
 
 // admits says whether the claim lets in flows from src. The source ranges are those

@@ -46,6 +46,9 @@ func (j *judge) confirm(reason Reason) []Flow {
 // is false if that is nothing.
 func (j *judge) learn(r syncReport, now time.Time) (c change, ok bool) {
 	scope := Scope{Everything: r.unknown}
+	if r.routes != nil {
+		scope.merge(j.index.SetLocalRoutes(*r.routes))
+	}
 	if r.previous != nil {
 		scope.merge(j.index.Update(r.previous()))
 	}

@@ -151,7 +151,7 @@ func (l *live) listenSilently(ns *testnet.Namespace, at netip.AddrPort, name str
 
 // startCleaner starts a Cleaner as a new process does: it knows no Services yet.
 func (l *live) startCleaner() (stop func()) {
-	index := NewIndex(Options{Pod: l.cfg.Pod})
+	index := NewIndex(Options{Pod: l.cfg.Pod, NodePortAddresses: l.cfg.NodePortAddresses})
 	passes := make(chan passed, 1)
 	c := NewCleaner(open(l, l.Node), index, func(r Run) { passes <- passed{r, index.Epoch()} })
 	c.pacing = pacing{} // TestCleanerPace is about that

@@ -14,6 +14,8 @@ import (
 type oracle struct {
 	cfg         *ruleset.Config
 	established []service.Protocol
+	// routes are the local routes.
+	routes []netip.Prefix
 	// history has the snapshots since the oracle last forgot all, the present one
 	// last.
 	history []service.Snapshot
@@ -79,7 +81,9 @@ func (o *oracle) unallocated(a netip.Addr) bool {
 	return false
 }
 
-func (o *oracle) local(a netip.Addr) bool { return slices.Contains(o.now().Node.HostAddresses, a) }
+func (o *oracle) local(a netip.Addr) bool {
+	return slices.Contains(o.now().Node.HostAddresses, a) || slices.ContainsFunc(o.routes, func(r netip.Prefix) bool { return r.Contains(a) })
+}
 
 func (o *oracle) servesNodePorts(a netip.Addr) bool {
 	addrs, all := o.cfg.NodePortAddresses.On(o.now().Node, a.Is6())
@@ -149,7 +153,7 @@ func unserved(f *conntrack.Flow, e *service.Endpoint) bool {
 // was says that the flow leads to an endpoint that its destination had at some time.
 func (o *oracle) was(f *conntrack.Flow) bool {
 	return slices.ContainsFunc(o.history[:len(o.history)-1], func(s service.Snapshot) bool {
-		then := oracle{cfg: o.cfg, history: []service.Snapshot{s}}
+		then := oracle{cfg: o.cfg, routes: o.routes, history: []service.Snapshot{s}}
 		a := then.asks(f)
 		return a != nil && find(a.p, f.Reply.Src) != nil && (!a.nodePort || o.servesNodePorts(f.Original.Dst.Addr()))
 	})

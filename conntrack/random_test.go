@@ -54,8 +54,22 @@ func newTrial(t *testing.T, seed uint64, seen map[string]int) *trial {
 	}
 	c.options = conntrack.Options{NodePortAddresses: cfg.NodePortAddresses, Established: c.established, Pod: cfg.Pod}
 	c.index = conntrack.NewIndex(c.options)
+	c.setRoutes(t)
 	c.sync(t)
 	return c
+}
+
+// setRoutes sets some local routes, to addresses that packets go to.
+func (c *trial) setRoutes(t *testing.T) {
+	c.routes = nil
+	for range c.rng.IntN(4) {
+		a := rulesettest.Packet(c.rng, &c.node, c.services).Dst.Addr()
+		bits := []int{a.BitLen(), a.BitLen() - 1, a.BitLen() - 3}[c.rng.IntN(3)]
+		if !a.IsLoopback() {
+			c.routes = append(c.routes, netip.PrefixFrom(a, bits).Masked())
+		}
+	}
+	c.checkScope(t, c.index.SetLocalRoutes(c.routes))
 }
 
 // sync updates the index, the oracle and the program to the cluster's state.
@@ -63,6 +77,16 @@ func (c *trial) sync(t *testing.T) {
 	s := c.builder.Snapshot()
 	scope := c.index.Update(s)
 	c.history = append(c.history, s)
+	c.checkScope(t, scope)
+	c.kernel = nft.NewModel()
+	batch, _ := nft.State{}.Plan(ruleset.Compile(*c.cfg, s), time.Time{})
+	if err := c.kernel.Apply(batch); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// checkScope checks that the scope of a change has the flows that it made stale.
+func (c *trial) checkScope(t *testing.T, scope conntrack.Scope) {
 	for i := range c.flows {
 		f := &c.flows[i]
 		reason, now := c.index.Stale(f.Flow)
@@ -80,11 +104,6 @@ func (c *trial) sync(t *testing.T) {
 		c.seen["scope: filters"]++
 	default:
 		c.seen["scope: nothing"]++
-	}
-	c.kernel = nft.NewModel()
-	batch, _ := nft.State{}.Plan(ruleset.Compile(*c.cfg, s), time.Time{})
-	if err := c.kernel.Apply(batch); err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -111,6 +130,9 @@ func (c *trial) change(t *testing.T) {
 		}
 	}
 	c.sync(t)
+	if c.rng.IntN(6) == 0 {
+		c.setRoutes(t)
+	}
 	if c.rng.IntN(4) == 0 {
 		c.index.Forget(c.index.Epoch())
 		c.history = c.history[len(c.history)-1:]
@@ -180,6 +202,7 @@ func (c *trial) keep(f conntrack.Flow) {
 // a fresh index, and of the oracle with and without its memory.
 func (c *trial) judge(t *testing.T) (cases int) {
 	fresh := conntrack.NewIndex(c.options)
+	fresh.SetLocalRoutes(c.routes)
 	fresh.Update(c.now())
 	forgetful := *c.oracle
 	forgetful.history = c.history[len(c.history)-1:]

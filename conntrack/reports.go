@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"net/netip"
 	"sync"
 	"time"
 
@@ -14,6 +15,8 @@ type syncReport struct {
 	previous func() service.Snapshot
 	// latest is the newest snapshot in force; nil if no sync has changed the rules.
 	latest *service.Snapshot
+	// routes has the newest local routes; nil if they were not reported.
+	routes *[]netip.Prefix
 	// unknown says that any entry may be stale.
 	unknown bool
 	// since is the time of the first news in the report.

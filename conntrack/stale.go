@@ -149,7 +149,7 @@ func (x *Index) orphaned(f *Flow) Reason {
 // port, that it goes to. Our rules have made it, not those of another program.
 func (x *Index) former(f *Flow) bool {
 	return x.departed.has(addressClaim(f), f.Reply.Src) ||
-		x.serving[f.Original.Dst.Addr()] && x.departed.has(nodePortClaim(f), f.Reply.Src)
+		x.own.serves(f.Original.Dst.Addr()) && x.departed.has(nodePortClaim(f), f.Reply.Src)
 }
 
 // expendable says that an entry without a valid endpoint may be removed. The next
@@ -175,7 +175,7 @@ func (x *Index) elsewhere(o *owner, f *Flow, e *service.Endpoint) bool {
 
 // outsider says that the address is certainly neither the node's nor a pod's.
 func (x *Index) outsider(node *service.Node, a netip.Addr) bool {
-	if x.local[a] || a.IsLoopback() || x.options.Pod == nil {
+	if x.own.has(a) || a.IsLoopback() || x.options.Pod == nil {
 		return false
 	}
 	pod, known := x.options.Pod(node, a)

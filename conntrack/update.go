@@ -2,7 +2,6 @@ package conntrack
 
 import (
 	"iter"
-	"net/netip"
 	"slices"
 
 	"nftproxy/model/service"
@@ -45,49 +44,25 @@ func (u *update) followNode() {
 	if old == node {
 		return
 	}
-	before, served := u.local, u.serving
-	u.local, u.serving = u.options.addresses(node)
+	before := u.own
+	u.own.setNode(node, u.options.NodePortAddresses)
 	if old == nil || node == nil || old.Name != node.Name || old.Settings != node.Settings ||
 		!slices.Equal(old.Addresses, node.Addresses) || !slices.Equal(old.PodCIDRs, node.PodCIDRs) {
 		u.scope.addAll()
 		return
 	}
-	for a := range before {
+	for a := range before.onInterfaces {
 		// The link-local address of a pod's interface comes and goes with the pod. No
 		// Service has it, and no program sends from it any more.
-		if !u.local[a] && !a.IsLinkLocalUnicast() {
+		if !u.own.has(a) && !a.IsLinkLocalUnicast() {
 			u.scope.addAll()
 		}
 	}
-	for a := range u.serving {
-		if !served[a] {
+	for a := range u.own.serving {
+		if !before.serves(a) {
 			u.scope.add(Filter{Dst: a})
 		}
 	}
-}
-
-// addresses returns the addresses on the node's interfaces, and those that serve node
-// ports.
-func (o *Options) addresses(node *service.Node) (local, serving map[netip.Addr]bool) {
-	local, serving = map[netip.Addr]bool{}, map[netip.Addr]bool{}
-	if node == nil {
-		return local, serving
-	}
-	for _, a := range node.HostAddresses {
-		local[a.WithZone("")] = true
-	}
-	for _, v6 := range []bool{false, true} {
-		addrs, all := o.NodePortAddresses.On(node, v6)
-		if all {
-			addrs = slices.DeleteFunc(slices.Clone(node.HostAddresses), func(a netip.Addr) bool {
-				return a.Is6() != v6 || a.IsLoopback()
-			})
-		}
-		for _, a := range addrs {
-			serving[a.WithZone("")] = true
-		}
-	}
-	return local, serving
 }
 
 // claims yields the claims of a Service, with the port of each.

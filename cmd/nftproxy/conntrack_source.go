@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 
 	"nftproxy/conntrack"
 	"nftproxy/daemon/basechain"
@@ -53,6 +54,10 @@ func (s *flowSource) index(ctx context.Context, notes io.Writer) (*conntrack.Ind
 	if err != nil {
 		return nil, service.Snapshot{}, err
 	}
+	routes, err := hostaddr.LocalRoutes(ctx)
+	if err != nil {
+		return nil, service.Snapshot{}, err
+	}
 	tables, err := s.tables()
 	if s.kind() == "table" {
 		if err != nil {
@@ -63,7 +68,7 @@ func (s *flowSource) index(ctx context.Context, notes io.Writer) (*conntrack.Ind
 		}
 		config := ruleset.ReadBackConfig(tables, s.options.table)
 		snapshot := ruleset.ReadBack(tables, s.options.table, &service.Node{Name: s.node, HostAddresses: addrs.Own})
-		index := s.newIndex(config)
+		index := s.newIndex(config, routes)
 		index.Update(snapshot)
 		return index, snapshot, s.presume(index)
 	}
@@ -74,7 +79,7 @@ func (s *flowSource) index(ctx context.Context, notes io.Writer) (*conntrack.Ind
 	if err != nil {
 		return nil, snapshot, err
 	}
-	index := s.newIndex(s.config)
+	index := s.newIndex(s.config, routes)
 	if tables != nil {
 		// The index compares the Services in the rules with the objects, and so learns
 		// which Services and endpoints are gone.
@@ -94,10 +99,12 @@ func (s *flowSource) presume(index *conntrack.Index) error {
 	return err
 }
 
-func (s *flowSource) newIndex(config ruleset.Config) *conntrack.Index {
-	return conntrack.NewIndex(conntrack.Options{
+func (s *flowSource) newIndex(config ruleset.Config, routes []netip.Prefix) *conntrack.Index {
+	index := conntrack.NewIndex(conntrack.Options{
 		NodePortAddresses: config.NodePortAddresses, Established: s.established, Pod: config.Pod,
 	})
+	index.SetLocalRoutes(routes)
+	return index
 }
 
 // tables reads nftproxy's tables from the kernel. It returns nil if there are none.

@@ -98,7 +98,7 @@ func (d *daemon) run(ctx context.Context) error {
 	// nothing to do in most of them.
 	group.Go(func() error { return api.watch(ctx, watcher) })
 	d.tryCounters(conn)
-	cleaner := d.newCleaner(conn, flows, counts)
+	cleaner := d.newCleaner(ctx, conn, flows, counts)
 	sweeper := d.newSweeper(conn, counts, cleaner.CheckAll)
 	refused := refusals.NewWatcher(conn, refusals.Period, d.observeRefusals(watcher, counts))
 	ports := d.newHealthPorts(judge, counts)
@@ -139,6 +139,7 @@ func (d *daemon) run(ctx context.Context) error {
 	group.Go(func() error {
 		return hostaddr.Follow(ctx, d.log, func(a hostaddr.Addresses) { watcher.SetHostAddresses(a.Own, a.Broadcast...) })
 	})
+	group.Go(func() error { return hostaddr.FollowLocalRoutes(ctx, d.log, cleaner.LocalRoutes) })
 	group.Go(func() error { return loop.Run(ctx, mailbox) })
 	group.Go(func() error { return cleaner.Run(ctx) })
 	group.Go(func() error { return sweeper.Run(ctx) })
@@ -191,7 +192,9 @@ func (d *daemon) nodeEligible(latest *atomic.Bool) func() bool {
 	return latest.Load
 }
 
-func (d *daemon) newCleaner(conn *kernel.Conn, flows *conntrack.Table, counts *metrics.Metrics) *conntrack.Cleaner {
+// newCleaner makes a cleaner that has the local routes from the start. Later, run follows their changes,
+// and logs why they cannot be listed.
+func (d *daemon) newCleaner(ctx context.Context, conn *kernel.Conn, flows *conntrack.Table, counts *metrics.Metrics) *conntrack.Cleaner {
 	index := conntrack.NewIndex(conntrack.Options{
 		NodePortAddresses: d.ruleset.NodePortAddresses, Established: d.established, Pod: d.ruleset.Pod,
 	})
@@ -199,6 +202,11 @@ func (d *daemon) newCleaner(conn *kernel.Conn, flows *conntrack.Table, counts *m
 		counts.ObserveConntrack(r)
 		d.logPass(r)
 	})
+	soon, cancel := context.WithTimeout(ctx, addressPatience)
+	defer cancel()
+	if routes, err := hostaddr.LocalRoutes(soon); err == nil {
+		cleaner.LocalRoutes(routes)
+	}
 	cleaner.Alone(func() bool {
 		others, err := basechain.OthersTranslate(d.ruleset.Table)
 		return !others && err == nil

@@ -1,6 +1,7 @@
-// Package hostaddr promises the addresses on the node's interfaces, and the broadcast
-// addresses of their networks, at the start and after every change. It does not decide which of them serve node ports
-// (model/service does).
+// Package hostaddr promises the addresses on the node's interfaces, the broadcast addresses
+// of their networks, and the ranges that local routes make the node's own, at the start and
+// after every change. It does not decide which of them serve node ports (model/service and
+// conntrack do).
 package hostaddr
 
 import (
@@ -58,17 +59,34 @@ func (a *Addresses) sort() {
 // not again while the failure is the same. A list that a change interrupts is no
 // failure.
 func Follow(ctx context.Context, log *slog.Logger, observe func(Addresses)) error {
-	var last *Addresses
+	return followed[Addresses]{
+		what: "addresses", list: List, equal: Addresses.equal,
+		subscribe: func() (*subscription, error) {
+			return subscribe(nil, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
+		},
+	}.follow(ctx, log, observe)
+}
+
+// followed is something that changes and can be listed.
+type followed[T any] struct {
+	what      string // for errors and the log
+	list      func(context.Context) (T, error)
+	equal     func(a, b T) bool
+	subscribe func() (*subscription, error)
+}
+
+func (f followed[T]) follow(ctx context.Context, log *slog.Logger, observe func(T)) error {
+	var last *T
 	failure := ""
 	for {
-		if err := follow(ctx, func(addrs Addresses) {
-			if last == nil || !last.equal(addrs) {
-				last = &addrs
-				observe(addrs)
+		if err := f.followOnce(ctx, func(list T) {
+			if last == nil || !f.equal(*last, list) {
+				last = &list
+				observe(list)
 			}
 		}); err != nil && ctx.Err() == nil && err.Error() != failure {
 			failure = err.Error()
-			log.Warn("following the node's addresses", "err", err)
+			log.Warn("following the node's "+f.what, "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -78,24 +96,25 @@ func Follow(ctx context.Context, log *slog.Logger, observe func(Addresses)) erro
 	}
 }
 
-func follow(ctx context.Context, observe func(Addresses)) error {
-	s, err := subscribe()
+// followOnce follows until the subscription or the context ends.
+func (f followed[T]) followOnce(ctx context.Context, observe func(T)) error {
+	s, err := f.subscribe()
 	if err != nil {
-		return fmt.Errorf("subscribe to addresses: %w", err)
+		return fmt.Errorf("subscribe to %s: %w", f.what, err)
 	}
 	defer s.end()
 	for {
-		addrs, err := List(ctx)
+		list, err := f.list(ctx)
 		if err != nil {
 			return err
 		}
-		observe(addrs)
+		observe(list)
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-s.changed:
 		case err := <-s.lost:
-			return fmt.Errorf("receive addresses: %w", err)
+			return fmt.Errorf("receive %s: %w", f.what, err)
 		}
 	}
 }
@@ -104,27 +123,27 @@ func follow(ctx context.Context, observe func(Addresses)) error {
 // the dump is then incomplete. List repeats it, at first at once and later after
 // ever longer waits, until the context ends.
 func List(ctx context.Context) (Addresses, error) {
-	return listWith(ctx, dump)
+	return listWith(ctx, "addresses", (*Addresses).sort, dump)
 }
 
-// listWith is List with the dump as an argument.
-func listWith(ctx context.Context, dump func() (Addresses, error)) (Addresses, error) {
+// listWith is List with what is listed, how it is sorted, and the dump as arguments.
+func listWith[T any](ctx context.Context, what string, sort func(*T), dump func() (T, error)) (T, error) {
 	wait := shortestWait
 	for try := 1; ; try++ {
-		addrs, err := dump()
+		list, err := dump()
 		if err == nil {
-			addrs.sort()
-			return addrs, nil
+			sort(&list)
+			return list, nil
 		}
-		if err = fmt.Errorf("list addresses: %w", err); !errors.Is(err, netlink.ErrDumpInterrupted) && !errors.Is(err, unix.EINTR) {
-			return Addresses{}, err
+		if err = fmt.Errorf("list %s: %w", what, err); !errors.Is(err, netlink.ErrDumpInterrupted) && !errors.Is(err, unix.EINTR) {
+			return *new(T), err
 		}
 		if try%triesInARow != 0 {
 			continue
 		}
 		select {
 		case <-ctx.Done():
-			return Addresses{}, err
+			return *new(T), err
 		case <-time.After(wait):
 			wait = min(2*wait, longestWait)
 		}

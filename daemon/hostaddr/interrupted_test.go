@@ -28,7 +28,7 @@ func TestInterrupted(t *testing.T) {
 			t.Run(fmt.Sprintf("%s %d times", name, interruptions), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					start, dumps := time.Now(), 0
-					got, err := listWith(t.Context(), func() (Addresses, error) {
+					got, err := listWith(t.Context(), "addresses", (*Addresses).sort, func() (Addresses, error) {
 						if dumps++; dumps <= interruptions {
 							return Addresses{}, interruption
 						}
@@ -49,14 +49,14 @@ func TestInterrupted(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			dumps := 0
-			_, err := listWith(ctx, func() (Addresses, error) { dumps++; return Addresses{}, unix.EINTR })
+			_, err := listWith(ctx, "addresses", (*Addresses).sort, func() (Addresses, error) { dumps++; return Addresses{}, unix.EINTR })
 			if !errors.Is(err, unix.EINTR) || dumps > 100*triesInARow {
 				t.Errorf("%v after %d dumps", err, dumps)
 			}
 		})
 	})
 	refused := errors.New("no")
-	if _, err := listWith(t.Context(), func() (Addresses, error) { return Addresses{}, refused }); !errors.Is(err, refused) {
+	if _, err := listWith(t.Context(), "addresses", (*Addresses).sort, func() (Addresses, error) { return Addresses{}, refused }); !errors.Is(err, refused) {
 		t.Errorf("another error: %v", err)
 	}
 }

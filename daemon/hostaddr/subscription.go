@@ -2,12 +2,13 @@ package hostaddr
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
-// subscription says that addresses have changed, not how. So it holds at most one
+// subscription says that something has changed, not how. So it holds at most one
 // notice, and its goroutine never waits for a reader.
 type subscription struct {
 	socket *nl.NetlinkSocket
@@ -19,10 +20,19 @@ type subscription struct {
 	ended chan struct{}
 }
 
-func subscribe() (*subscription, error) {
-	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
+// subscribe subscribes to groups. If there is a filter, the kernel drops the notices that it
+// does not accept.
+func subscribe(filter []unix.SockFilter, groups ...uint) (*subscription, error) {
+	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, groups...)
 	if err != nil {
 		return nil, err
+	}
+	if len(filter) > 0 {
+		program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+		if err := unix.SetsockoptSockFprog(socket.GetFd(), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &program); err != nil {
+			socket.Close()
+			return nil, fmt.Errorf("attach filter: %w", err)
+		}
 	}
 	s := &subscription{socket: socket, changed: make(chan struct{}, 1), lost: make(chan error, 1), ended: make(chan struct{})}
 	go s.receive()

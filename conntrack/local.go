@@ -1,0 +1,89 @@
+package conntrack
+
+import (
+	"net/netip"
+	"slices"
+
+	"nftproxy/model/service"
+)
+
+// ownAddresses are the addresses that the kernel takes for the node's own, as the rules ask it
+// ("fib daddr type local").
+type ownAddresses struct {
+	// onInterfaces has the addresses on the node's interfaces. serving has the addresses that
+	// serve node ports; where all is true, every own address of the family (IPv4, IPv6) does.
+	onInterfaces, serving map[netip.Addr]bool
+	all                   [2]bool
+	// byRoute has the single addresses that a local route makes the node's own, and ranges the
+	// longer ranges.
+	byRoute map[netip.Addr]bool
+	ranges  []netip.Prefix
+}
+
+// has says whether the address is the node's own.
+func (o *ownAddresses) has(a netip.Addr) bool {
+	return o.onInterfaces[a] || o.byRoute[a] || slices.ContainsFunc(o.ranges, func(r netip.Prefix) bool { return r.Contains(a) })
+}
+
+// serves says whether the address serves node ports.
+func (o *ownAddresses) serves(a netip.Addr) bool {
+	return o.serving[a] || o.all[family(a)] && !a.IsLoopback() && o.has(a)
+}
+
+func family(a netip.Addr) int {
+	if a.Is6() {
+		return 1
+	}
+	return 0
+}
+
+// setNode takes the addresses on the interfaces, and those that serve node ports.
+func (o *ownAddresses) setNode(node *service.Node, nodePorts service.NodePortAddresses) {
+	o.onInterfaces, o.serving, o.all = map[netip.Addr]bool{}, map[netip.Addr]bool{}, [2]bool{}
+	if node == nil {
+		return
+	}
+	for _, a := range node.HostAddresses {
+		o.onInterfaces[a.WithZone("")] = true
+	}
+	for i, v6 := range []bool{false, true} {
+		addrs, all := nodePorts.On(node, v6)
+		if o.all[i] = all; all {
+			addrs = slices.DeleteFunc(slices.Clone(node.HostAddresses), func(a netip.Addr) bool {
+				return a.Is6() != v6 || a.IsLoopback()
+			})
+		}
+		for _, a := range addrs {
+			o.serving[a.WithZone("")] = true
+		}
+	}
+}
+
+// SetLocalRoutes sets the ranges that local routes make the node's own, in addition to the
+// addresses on its interfaces, such as those of a load balancer that leaves the destination
+// alone. It returns the scope of the flows that may be stale now and were not before.
+func (x *Index) SetLocalRoutes(routes []netip.Prefix) (s Scope) {
+	before := x.own
+	x.own.byRoute, x.own.ranges = map[netip.Addr]bool{}, nil
+	for _, r := range routes {
+		if r.IsSingleIP() {
+			x.own.byRoute[r.Addr()] = true
+		} else {
+			x.own.ranges = append(x.own.ranges, r)
+		}
+	}
+	for a := range before.byRoute {
+		if !x.own.has(a) {
+			s.addAll()
+		}
+	}
+	for a := range x.own.byRoute {
+		if !before.has(a) && x.own.serves(a) {
+			s.add(Filter{Dst: a})
+		}
+	}
+	if !slices.Equal(before.ranges, x.own.ranges) {
+		s.addAll()
+	}
+	return s
+}
