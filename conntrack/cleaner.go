@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"time"
 
+	"nftproxy/model/pace"
 	"nftproxy/model/service"
 )
 
@@ -27,8 +28,9 @@ type Run struct {
 	// pass for it, for the change that waited longest; 0 if the pass was no first
 	// pass.
 	Lag time.Duration
-	// Err says why the pass is incomplete; nil if it is complete. The Cleaner
-	// repeats an incomplete pass later.
+	// Err says why the pass is incomplete; nil if it is complete. The Cleaner repeats an
+	// incomplete pass later. If only entries that the kernel refused to remove are left
+	// (RefusedError), it tries these again later.
 	Err error
 	// Repeated says that Err has the same text as the error of the pass before:
 	// count it, but do not log it again.
@@ -39,7 +41,8 @@ type Run struct {
 // syncs before it can have made entries stale. It makes filtered dumps, or one dump
 // of the whole table where that costs less. After a failed pass comes one over the
 // whole table. The Cleaner's memory depends neither on the table nor on the number
-// of stale entries, and in the long run it takes 5 % of a core at most.
+// of stale entries, and in the long run it takes 5 % of a core at most. An entry that the
+// kernel refuses to remove delays nothing else.
 //
 // Each of its parts decides one thing: agenda what is due, pacing when a pass may
 // run, judge which entries are stale, and prices which kind of pass is cheaper.
@@ -54,6 +57,8 @@ type Cleaner struct {
 	judge  judge
 	prices prices
 	recent recent
+	// refused has what the kernel did not remove.
+	refused refused
 
 	// alone is the function of Alone, or nil. It was asked last at asked.
 	alone func() bool
@@ -180,7 +185,11 @@ func (c *Cleaner) Run(ctx context.Context) error {
 func (c *Cleaner) waitForPass(ctx context.Context, timer *time.Timer) bool {
 	for {
 		var wait <-chan time.Time
-		if at, ok := c.pacing.next(c.agenda.secondDue()); ok {
+		at, ok := c.pacing.next(c.agenda.secondDue())
+		if due := c.refused.due; !due.IsZero() && (!ok || due.Before(at)) {
+			at, ok = pace.Later(due, c.pacing.budget.Ready()), true
+		}
+		if ok {
 			timer.Reset(time.Until(at))
 			wait = timer.C
 		}
@@ -190,9 +199,21 @@ func (c *Cleaner) waitForPass(ctx context.Context, timer *time.Timer) bool {
 		case <-c.reports.unread:
 			c.learn()
 		case <-wait:
-			return true
+			if !c.retry(time.Now()) {
+				return true
+			}
 		}
 	}
+}
+
+// retry asks for a pass where the kernel refused to remove entries, if it is time for that.
+func (c *Cleaner) retry(now time.Time) bool {
+	scope, ok := c.refused.take(now)
+	if ok {
+		c.agenda.add(change{scope, c.judge.index.Epoch(), now, now})
+		c.pacing.requestFirst()
+	}
+	return ok
 }
 
 // learn reads the report of the syncs and makes it known to judge, agenda and
@@ -222,7 +243,11 @@ func (c *Cleaner) learn() {
 
 // cover notes that nothing is due any more up to an epoch.
 func (c *Cleaner) cover(epoch uint64, now time.Time) {
-	c.judge.index.Cover(epoch)
+	if c.refused.pending() && now.Sub(c.asked) < formerFor {
+		c.judge.index.departed.cover(epoch) // What is presumed is the reason for what is tried again.
+	} else {
+		c.judge.index.Cover(epoch)
+	}
 	if n := len(c.covered); n > 0 && now.Sub(c.covered[n-1].at) < time.Second {
 		c.covered[n-1].epoch = max(epoch, c.covered[n-1].epoch)
 	} else if epoch > 0 {
@@ -230,9 +255,11 @@ func (c *Cleaner) cover(epoch uint64, now time.Time) {
 	}
 }
 
-// forgetFormer forgets the endpoints whose flows were removed long ago.
+// forgetFormer forgets the endpoints whose flows were removed long ago. While the kernel
+// refuses to remove an entry, none is forgotten: without it that entry would seem to be another
+// program's.
 func (c *Cleaner) forgetFormer(now time.Time) {
-	for len(c.covered) > 0 && now.Sub(c.covered[0].at) >= formerFor {
+	for len(c.covered) > 0 && !c.refused.pending() && now.Sub(c.covered[0].at) >= formerFor {
 		c.judge.index.Forget(c.covered[0].epoch)
 		c.covered = c.covered[1:]
 	}

@@ -82,6 +82,10 @@ func (d *departed) cover(epoch uint64) {
 	for d.keptEndpoints > maxKept {
 		d.forgetFirst()
 	}
+}
+
+// endPresumption ends the time during which any address counts, if it began by the epoch.
+func (d *departed) endPresumption(epoch uint64) {
 	if d.anything <= epoch {
 		d.anything = 0
 	}

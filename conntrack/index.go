@@ -98,10 +98,16 @@ func (x *Index) Epoch() uint64 { return x.departed.epoch }
 // Cover says that passes have found all flows that the updates up to an epoch made stale.
 // The index then remembers only a bounded number of the endpoints that departed by that
 // epoch.
-func (x *Index) Cover(epoch uint64) { x.departed.cover(epoch) }
+func (x *Index) Cover(epoch uint64) {
+	x.departed.cover(epoch)
+	x.departed.endPresumption(epoch)
+}
 
 // Forget is Cover, and the index forgets all endpoints that departed by the epoch.
-func (x *Index) Forget(epoch uint64) { x.departed.forget(epoch) }
+func (x *Index) Forget(epoch uint64) {
+	x.departed.forget(epoch)
+	x.departed.endPresumption(epoch)
+}
 
 // Presume says that no other program translates destinations now. So what the earlier
 // rules served need not be known: until Cover or Forget of the present epoch, each flow

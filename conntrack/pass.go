@@ -1,7 +1,9 @@
 package conntrack
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"runtime"
 	"time"
 )
@@ -20,9 +22,10 @@ type pass struct {
 	since time.Time
 	// waited is how long it has waited for the outcome of syncs.
 	waited time.Duration
-	// undeleted is the first error about entries that cannot be removed.
-	undeleted error
-	run       Run
+	// failed says why the pass may have missed entries. undeleted is the first error about
+	// entries that cannot be removed: these are tried again, and nothing else is due for them.
+	failed, undeleted error
+	run               Run
 }
 
 func newPass(scope Scope) *pass {
@@ -35,7 +38,8 @@ func (c *Cleaner) makePass(ctx context.Context) (run Run, complete bool) {
 	runtime.LockOSThread() // The CPU time of this thread is that of the pass.
 	defer runtime.UnlockOSThread()
 	p := c.planPass(ctx)
-	p.run.Err = c.clean(ctx, p)
+	p.failed = c.clean(ctx, p)
+	p.run.Err = cmp.Or(p.failed, p.undeleted)
 	if ctx.Err() != nil {
 		return Run{}, false
 	}
@@ -79,9 +83,8 @@ func (c *Cleaner) size(ctx context.Context) size {
 }
 
 // clean reads the entries in the pass's scope and removes the stale ones batch by
-// batch, so that its memory does not depend on their number. An entry that cannot
-// be removed does not hold up the others: the first error about one is returned at
-// the end.
+// batch, so that its memory does not depend on their number. An entry that cannot be
+// removed does not hold up the others, and is no failure of the pass: see refused.
 func (c *Cleaner) clean(ctx context.Context, p *pass) (err error) {
 	filters := p.scope.Filters
 	if p.scope.Everything {
@@ -106,9 +109,6 @@ func (c *Cleaner) clean(ctx context.Context, p *pass) (err error) {
 		}
 	}
 	clear(c.judge.suspects)
-	if err == nil {
-		err = p.undeleted
-	}
 	return err
 }
 
@@ -136,10 +136,11 @@ func (c *Cleaner) delete(ctx context.Context, p *pass, reason Reason, flows []Fl
 	if n > 0 {
 		p.run.Removed[reason] += n
 	}
-	if p.undeleted == nil {
-		p.undeleted = err
+	if left := (*RefusedError)(nil); errors.As(err, &left) {
+		c.refused.add(left.Flows)
+		p.undeleted = cmp.Or(p.undeleted, err)
 	}
-	return n
+	return n // Another error is the end of the context.
 }
 
 // splitFamilies puts the IPv6 flows of a list behind the others, in place.
@@ -186,18 +187,19 @@ func (c *Cleaner) endPass(p *pass) {
 	if p.first {
 		run.Lag = end.Sub(p.since)
 	}
-	c.recent.end(p.scope.Everything && run.Err == nil)
-	if run.Err != nil {
+	c.recent.end(p.scope.Everything && p.failed == nil)
+	if c.refused.plan(end); p.failed != nil {
 		c.agenda.fail(end, c.judge.index.Epoch())
 	} else {
 		c.cover(c.agenda.end(p.start, p.serves[secondPass]), end)
 		c.prices.observe(p.table, *run)
 	}
-	c.pacing.end(end, p.serves, run.CPU, run.Err != nil, c.agenda.secondDue())
-	last := c.failure
-	c.failure = ""
-	if run.Err != nil {
+	c.pacing.end(end, p.serves, run.CPU, p.failed != nil, c.agenda.secondDue())
+	switch last := c.failure; {
+	case run.Err != nil:
 		c.failure = run.Err.Error()
 		run.Repeated = c.failure == last
+	case !c.refused.pending(): // Otherwise the pass looked elsewhere.
+		c.failure = ""
 	}
 }

@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -186,33 +187,51 @@ func explain(err error) error {
 	switch {
 	case errors.Is(err, unix.EINVAL):
 		return fmt.Errorf("%w (is the kernel module nf_conntrack_netlink missing?)", err)
+	case errors.Is(err, unix.EBUSY):
+		return fmt.Errorf("%w (offloaded to a flow table? kernels before 6.4 do not remove such an entry)", err)
 	case errors.Is(err, unix.EPERM):
 		return fmt.Errorf("%w (needs CAP_NET_ADMIN)", err)
 	}
 	return err
 }
 
+// RefusedError says which flows Delete could not remove, or may not have removed, and why
+// the first of them stayed.
+type RefusedError struct {
+	Flows []Flow
+	Err   error
+}
+
+func (e *RefusedError) Error() string { return e.Err.Error() }
+func (e *RefusedError) Unwrap() error { return e.Err }
+
 // Delete removes the flows that are still there and returns their number. A younger
 // entry with the same tuple stays. The kernel may refuse to remove an entry, such as
-// one that is offloaded to hardware or a flow table (unix.EBUSY). Delete still removes
-// the others, and returns the first error at the end.
+// one that is offloaded to a flow table (unix.EBUSY, before 6.4). Delete still removes
+// the others, and returns a RefusedError at the end. Another error is the context's.
 func (t *Table) Delete(ctx context.Context, flows []Flow) (n int, err error) {
+	var refused RefusedError
 	for len(flows) > 0 {
 		if err := ctx.Err(); err != nil {
 			return n, err
 		}
 		batch := flows[:min(len(flows), deleteBatch)]
 		flows = flows[len(batch):]
-		removed, failed := t.deleteBatch(batch)
-		n += removed
-		if failed != nil && err == nil {
-			err = fmt.Errorf("delete conntrack entries: %w", explain(failed))
+		left, failed := t.deleteBatch(batch, &n)
+		refused.Flows = append(refused.Flows, left...)
+		if failed != nil && refused.Err == nil {
+			refused.Err = fmt.Errorf("delete conntrack entries: %w", explain(failed))
 		}
 	}
-	return n, err
+	if refused.Err != nil {
+		return n, &refused
+	}
+	return n, nil
 }
 
-func (t *Table) deleteBatch(flows []Flow) (n int, err error) {
+// deleteBatch deletes flows and adds their number to n. It returns those that are left, or
+// may be left, and the first error.
+func (t *Table) deleteBatch(flows []Flow, n *int) (left []Flow, failed error) {
 	requests := make([]netlink.Message, len(flows))
 	for i := range flows {
 		requests[i] = deleteRequest(&flows[i])
@@ -221,26 +240,26 @@ func (t *Table) deleteBatch(flows []Flow) (n int, err error) {
 	requests[len(requests)-1].Header.Flags |= netlink.Acknowledge
 	first, last, err := t.deletes.send(requests...)
 	if err != nil {
-		return 0, err
+		return flows, err
 	}
-	n = len(flows)
-	var failed error
+	deleted := len(flows)
 	for {
 		for m, err := range t.deletes.receive() {
 			if err != nil {
-				return 0, err // Other answers may be lost: the number of deletions is unknown.
+				return flows, err // Other answers may be lost: the number of deletions is unknown.
 			}
 			if m.sequence-first > last-first {
 				continue // from an earlier call that ended with such an error
 			}
 			if err := m.err(); err != nil {
-				n--
-				if failed == nil && !errors.Is(err, unix.ENOENT) { // ENOENT: it ended by itself.
-					failed = err
+				deleted--
+				if !errors.Is(err, unix.ENOENT) { // ENOENT: it ended by itself.
+					left, failed = append(left, flows[m.sequence-first]), cmp.Or(failed, err)
 				}
 			}
 			if m.sequence == last {
-				return n, failed
+				*n += deleted
+				return left, failed
 			}
 		}
 	}
