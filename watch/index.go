@@ -344,6 +344,7 @@ func (ix *index) setHostAddresses(addrs, broadcast []netip.Addr) {
 	node.HostAddresses = slices.Compact(list)
 	ix.builder.SetNode(node)
 	ix.unprotected = true
+	ix.doubtNode()
 }
 
 // flush rebuilds the dirty Services and returns the new snapshot.
@@ -413,6 +414,7 @@ func (ix *index) join(j *joined) service.Prepared {
 			inSlices, total := lists(key)
 			p.Endpoints = mergeLists(key, inSlices, total, endpointsOfPort(last, i, p), changes)
 		}
+		s.OtherPorts = j.otherPorts(s.Ports)
 	}
 	prepared := ix.builder.Prepare(j.name, s)
 	if j.object != nil {

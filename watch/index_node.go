@@ -2,6 +2,7 @@ package watch
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"nftproxy/model/service"
@@ -14,6 +15,8 @@ type nodeState struct {
 	// expected says that a Node with an address is to come: the source is an API
 	// server.
 	expected bool
+	// foreign says that none of the Node's addresses is on an interface of this host.
+	foreign bool
 	// seen is closed when the Node has come, podCIDRs when it has had podCIDRs.
 	seen, podCIDRs chan struct{}
 }
@@ -54,6 +57,19 @@ func (ix *index) setNode(n *nodeObject) {
 	if len(node.PodCIDRs) > 0 {
 		closeOnce(ix.node.podCIDRs)
 	}
+	ix.doubtNode()
+}
+
+// doubtNode reports a Node of an API server none of whose addresses is on an interface here: it may be another node's. It
+// does so once, until one is.
+func (ix *index) doubtNode() {
+	node := ix.builder.Snapshot().Node
+	foreign := ix.node.there && ix.node.expected && len(node.Addresses) > 0 && len(node.HostAddresses) > 0 &&
+		!slices.ContainsFunc(node.Addresses, func(a netip.Addr) bool { return slices.Contains(node.HostAddresses, a) })
+	if foreign && !ix.node.foreign {
+		ix.problems = append(ix.problems, Problem{Object: ix.nodeName(), Field: "status.addresses", Err: fmt.Errorf("%w: %v", ErrForeignNode, node.Addresses)})
+	}
+	ix.node.foreign = foreign
 }
 
 // SetSettings puts other settings in force, with the next snapshot. It may be called at

@@ -49,6 +49,33 @@ func (j *joined) lists(ports int) func(portKey) ([]service.Endpoints, int) {
 	return func(k portKey) ([]service.Endpoints, int) { return byPort[k], totals[k] }
 }
 
+// otherPorts returns the ports of the slices that none of the Service's ports takes, if one of these has no endpoints:
+// their names may differ by mistake.
+func (j *joined) otherPorts(ports []service.Port) []service.SlicePort {
+	if !slices.ContainsFunc(ports, func(p service.Port) bool { return p.Endpoints.Len() == 0 }) {
+		return nil
+	}
+	taken := map[portKey]bool{}
+	for i := range ports {
+		taken[portKey{ports[i].Name, ports[i].Protocol}] = true
+	}
+	var others []service.SlicePort
+	for _, s := range j.slices {
+		for i := range s.ports {
+			p := &s.ports[i]
+			if taken[p.key] || p.endpoints.Len() == 0 {
+				continue
+			}
+			taken[p.key] = true
+			others = append(others, service.SlicePort{Name: p.key.name, Protocol: p.key.protocol})
+		}
+	}
+	slices.SortFunc(others, func(a, b service.SlicePort) int {
+		return portKey{a.Name, a.Protocol}.compare(portKey{b.Name, b.Protocol})
+	})
+	return others[:min(len(others), service.MaxOtherPorts)]
+}
+
 // mergeLists returns the endpoints of one port, which the slices have in these lists; have
 // are those before the changes. If only one slice has any, the list is that slice's own. If
 // several have, and the changes are few, the cost is that of finding the changed addresses

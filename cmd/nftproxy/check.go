@@ -21,7 +21,7 @@ const (
 )
 
 func newCheckCommand() *cobra.Command {
-	var table, nodePorts, output string
+	var table, nodePorts, serviceCIDR, output string
 	var source sourceOptions
 	cmd := &cobra.Command{
 		Use:   "check",
@@ -33,6 +33,7 @@ func newCheckCommand() *cobra.Command {
   - it looks at its rights, connection tracking, and the ports of its servers;
   - it names other service proxies, and tables that earlier ones left;
   - it names chains of firewalls that drop what they do not know;
+  - it looks for the route without which processes of the node reach no cluster IP;
   - it looks at settings of the kernel that matter to Service traffic;
   - with --kubeconfig or --master it asks the API server for its version, and says
     what that one lacks.
@@ -45,6 +46,7 @@ are green, 1 if one is yellow and 2 if one is red.
 found and do.`,
 		Example: `  nftproxy check
   nftproxy check --node-ports 20000-22767          the range that the API server has
+  nftproxy check --service-cidr 10.96.0.0/12,fd00:96::/112
   nftproxy check -o json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -54,6 +56,10 @@ found and do.`,
 			}
 			if _, err := fmt.Sscanf(nodePorts, "%d-%d", &o.NodePorts[0], &o.NodePorts[1]); err != nil || o.NodePorts[0] > o.NodePorts[1] {
 				return usageError{fmt.Errorf("--node-ports: %q: want a range of ports, such as %s", nodePorts, defaultNodePorts)}
+			}
+			var err error
+			if o.ServiceCIDRs, err = parseClusterCIDR(serviceCIDR); err != nil {
+				return usageError{fmt.Errorf("--service-cidr: %w", err)}
 			}
 			if output != outputText && output != outputJSON {
 				return usageError{fmt.Errorf("--output: %q: want %s or %s", output, outputText, outputJSON)}
@@ -70,6 +76,7 @@ found and do.`,
 	f.StringVar(&nodePorts, "node-ports", defaultNodePorts, "the cluster's `range` of node ports (kube-apiserver --service-node-port-range)")
 	f.StringVar(&source.kubeconfig, "kubeconfig", "", "kubeconfig file, as run has it")
 	f.StringVar(&source.master, "master", "", "address of the API server; overrides the address in the kubeconfig")
+	f.StringVar(&serviceCIDR, "service-cidr", "", "the cluster's `ranges` of cluster IPs, separated by commas (kube-apiserver --service-cluster-ip-range), to look for the node's route there")
 	f.StringVarP(&output, "output", "o", outputText, "text or json")
 	return cmd
 }

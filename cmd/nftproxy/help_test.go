@@ -3,12 +3,14 @@ package main
 import (
 	"bytes"
 	"errors"
+	"net"
 	"os/exec"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
+	"github.com/vishvananda/netlink"
 
 	"nftproxy/test/testnet"
 )
@@ -113,6 +115,11 @@ func harmless() []string {
 func TestExamplesRun(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "examples")
 	loadServices(t, ns, exampleServices)
+	const loopback = 1
+	services := &net.IPNet{IP: net.IPv4(10, 96, 0, 0), Mask: net.CIDRMask(16, 32)}
+	if err := ns.Handle().RouteAdd(&netlink.Route{LinkIndex: loopback, Dst: services}); err != nil {
+		t.Fatal(err) // without a route to it a node reaches no cluster IP
+	}
 	ran := map[string]bool{}
 	for _, e := range examples(t, newCommand()) {
 		cmd, _, err := newCommand().Find(e.args)

@@ -183,6 +183,10 @@ func (o runOptions) daemon() (*daemon, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
+	if o.minSyncPeriod > time.Second {
+		o.config.notes = append(o.config.notes, fmt.Sprintf("changes of Services and endpoints wait up to %s, the least time between two syncs (--%s; nftables.minSyncPeriod in a configuration file); without it, %s at most",
+			o.minSyncPeriod, iptablesPeriod, proxy.DefaultConfig().MinSyncPeriod))
+	}
 	// The options have what was parsed of them only now.
 	d.options = o
 	return &d, nil

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/rest"
 
 	"nftproxy/model/service"
@@ -171,8 +172,18 @@ func nodeName(override string) (string, error) {
 		}
 	}
 	name = strings.ToLower(strings.TrimSpace(name))
-	if name == "" {
-		return "", fmt.Errorf("--hostname-override: empty node name")
+	what := "--hostname-override"
+	switch {
+	case name == "":
+		return "", fmt.Errorf("%s: empty node name", what)
+	case strings.ContainsAny(name, "${}%()"):
+		return "", fmt.Errorf("%s: %q is a variable that nothing has replaced: in a pod's args it is written $(NODE_NAME), and needs an env with that name in the same container; elsewhere a shell has to replace it", what, override)
+	}
+	if override == "" {
+		what = "the host's name, for want of --hostname-override"
+	}
+	if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
+		return "", fmt.Errorf("%s: %q is not the name of a Node: %s", what, name, strings.Join(problems, "; "))
 	}
 	return name, nil
 }

@@ -168,6 +168,10 @@ func (x *explainer) whyNoEndpoint() {
 		return
 	}
 	all := x.endpointsOf(p)
+	if len(all) == 0 && len(s.OtherPorts) > 0 && p.Endpoints.Len() == 0 {
+		x.whyOtherPorts(s, p)
+		return
+	}
 	if len(all) == 0 {
 		x.cause("Service %s has no endpoint: no EndpointSlice of it has an address for the port", frontendText(x.frontend))
 		x.remedyEndpoints("its selector has to match the labels of pods that run, and the targetPort has to be a port of theirs")
@@ -182,6 +186,35 @@ func (x *explainer) whyNoEndpoint() {
 		x.cause("endpoint %s is %s", e.Addr, x.conditions(&e))
 	}
 	x.remedyEndpoints("find out why they are not ready (readiness probes, kubectl describe pod)")
+}
+
+// whyOtherPorts is about EndpointSlices that have endpoints for ports of other names or protocols only.
+func (x *explainer) whyOtherPorts(s *service.Service, p *service.Port) {
+	want := slicePortText(service.SlicePort{Name: p.Name, Protocol: p.Protocol})
+	var have []string
+	hint := ""
+	for _, o := range s.OtherPorts {
+		have = append(have, slicePortText(o))
+		switch {
+		case o.Name == p.Name:
+			hint = "the name is the same, the protocol is not"
+		case strings.EqualFold(o.Name, p.Name):
+			hint = "the names differ in upper and lower case"
+		}
+	}
+	x.cause("Service %s has no endpoint: the ports of its EndpointSlices have other names or protocols than the port of the Service", frontendText(x.frontend))
+	x.cause("the Service's port is %s, the EndpointSlices have %s; endpoints belong to the port with the same name and the same protocol", want, strings.Join(have, ", "))
+	if hint != "" {
+		x.cause("%s", hint)
+	}
+	x.remedyEndpoints(fmt.Sprintf("where a controller or a manifest of yours writes them, give their port the name and protocol of the Service's port, %s; the number may differ", want))
+}
+
+func slicePortText(p service.SlicePort) string {
+	if p.Name == "" {
+		return fmt.Sprintf("one without a name (%s)", p.Protocol)
+	}
+	return fmt.Sprintf("%q (%s)", p.Name, p.Protocol)
 }
 
 // remedyEndpoints names the command that shows the endpoints.

@@ -22,6 +22,9 @@ type Question struct {
 	Packet nft.Packet
 	// From says in words where the packet comes from, such as "a pod of this node".
 	From string
+	// NoWay says, for a packet of the node itself, why the node's routes refuse the destination, such as "no route"; empty if
+	// they do not. connect() fails then, and no rule sees a packet.
+	NoWay string
 	// Assumed has a sentence for each fact that whoever asks did not give. Guessed says that the client is
 	// one of them.
 	Assumed []string
@@ -120,7 +123,7 @@ type Packet struct {
 // Result is a possible outcome.
 type Result struct {
 	Outcome Outcome `json:"outcome"`
-	// By says how a packet is refused: "tcp reset" or "icmp port unreachable".
+	// By says how a packet is refused: "tcp reset", "icmp port unreachable", or "no way" where the node's routes refuse it.
 	By     string  `json:"by"`
 	Chance float64 `json:"chance"`
 }
@@ -195,6 +198,10 @@ func Explain(ctx context.Context, q Question, f *Facts) (Explanation, error) {
 	x.describe(e.Endpoints)
 	e.Service, e.Port = x.frontend.Service, x.frontend.Port
 	e.Outcome = overall(e.Results)
+	if q.NoWay != "" {
+		x.refuseForWay(&e)
+		return e, nil
+	}
 	if err := x.findCauses(ctx, &e); err != nil {
 		return Explanation{}, err
 	}
@@ -204,11 +211,32 @@ func Explain(ctx context.Context, q Question, f *Facts) (Explanation, error) {
 	return e, nil
 }
 
+// refuseForWay makes of an explanation one of a packet that the node cannot send.
+func (x *explainer) refuseForWay(e *Explanation) {
+	r := noWayResult()
+	e.Outcome, e.Results, e.Endpoints, e.Affinity, e.Steps, e.Otherwise = r.Outcome, []Result{r}, []Target{}, nil, []Step{}, []Branch{}
+	e.Summary = r.sentence()
+	to := x.question.Packet.Dst.Addr()
+	x.cause("the node has %s to %s: connect() fails in a process of the node before any rule sees a packet", x.question.NoWay, to)
+	if x.isClusterIP(to) {
+		x.cause("the rules would lead packets to the Service's endpoints, but the kernel looks for a route first, for the address that the process asks for")
+	}
+	x.remedy("add a default route, or a route to the range of the Services: ip route add RANGE dev INTERFACE (any interface that is up will do: the packet takes the way to the endpoint); ip route get %s and ip rule show the routes that count", to)
+	x.findDoubts()
+	e.Causes, e.Remedies, e.Notes, e.Others = list(x.causes), list(x.remedies), list(x.notes), []Other{}
+}
+
+func noWayResult() Result { return Result{Outcome: Refused, By: "no way", Chance: 1} }
+
 // Brief gives the outcome of one packet without causes. It fails only if ctx ends before.
 func Brief(ctx context.Context, q Question, f *Facts) (Client, error) {
 	x := &explainer{question: q, facts: f}
 	if err := x.walk(ctx); err != nil {
 		return Client{}, err
+	}
+	if q.NoWay != "" {
+		r := noWayResult()
+		return Client{q.Packet.Src.Addr().String(), q.From, r.Outcome, r.sentence()}, nil
 	}
 	e := Explanation{Endpoints: x.targets(), Results: x.results(), Affinity: x.affinity()}
 	e.Outcome = overall(e.Results)

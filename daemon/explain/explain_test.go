@@ -359,3 +359,35 @@ func TestJSON(t *testing.T) {
 		t.Errorf("%s", b)
 	}
 }
+
+// TestPortNames: where the EndpointSlices have endpoints for a port of another name or protocol, this is the cause, and not the
+// selector.
+func TestPortNames(t *testing.T) {
+	for name, c := range map[string]struct {
+		slice service.SlicePort
+		texts []string
+	}{
+		"none in the slice": {service.SlicePort{Protocol: service.TCP}, []string{`the Service's port is "http" (tcp), the EndpointSlices have one without a name (tcp)`}},
+		"another name":      {service.SlicePort{Name: "web", Protocol: service.TCP}, []string{`the EndpointSlices have "web" (tcp)`}},
+		"another case":      {service.SlicePort{Name: "HTTP", Protocol: service.TCP}, []string{`"HTTP"`, "the names differ in upper and lower case"}},
+		"another protocol":  {service.SlicePort{Name: "http", Protocol: service.UDP}, []string{`"http" (udp)`, "the name is the same, the protocol is not"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, err := service.Parse(strings.NewReader("node node-1\nservice ns/web created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.9\n  port http tcp 80\n"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			w := &world{t, s, explain.Facts{Tables: ruleset.Compile(ruleset.Config{Table: "nftproxy"}, s).Model(), Table: "nftproxy", Local: func(netip.Addr) bool { return false }}}
+			web, _ := s.Services.Get("ns/web")
+			web = web.Clone()
+			web.OtherPorts = []service.SlicePort{c.slice}
+			s.Services = s.Services.Set("ns/web", web)
+			w.facts.Objects, w.facts.Source = &s, "manifests"
+			w.says("10.244.0.9:40000 -> 10.96.0.9:80/tcp", explain.Refused, append(c.texts, "other names or protocols than the port of the Service", "give their port the name and protocol")...)
+			e := w.ask("10.244.0.9:40000 -> 10.96.0.9:80/tcp")
+			if text := e.Text(true); strings.Contains(text, "selector") || strings.Contains(text, "targetPort") {
+				t.Errorf("the text blames the selector:\n%s", text)
+			}
+		})
+	}
+}

@@ -37,6 +37,9 @@ func (r *Result) sentence() string {
 	case Endpoint:
 		return "it goes to an endpoint"
 	case Refused:
+		if r.By == noWayResult().By {
+			return "the node cannot send it: its routes refuse the destination"
+		}
 		by := "a TCP reset"
 		if r.By != "tcp reset" {
 			by = "ICMP port unreachable"

@@ -19,6 +19,8 @@ type Route struct {
 	Via netip.Addr
 	// Default says that the way is the default route.
 	Default bool
+	// Refusal says why there is no way, in words, such as "no route"; empty if there is one.
+	Refusal string
 	// Source is the node's address that the kernel chooses for the packet; not valid if there is none.
 	Source netip.Addr
 }
@@ -27,8 +29,13 @@ type Route struct {
 func Lookup(a netip.Addr) (Route, error) {
 	var r Route
 	found, err := netlink.RouteGetWithOptions(a.AsSlice(), nil)
-	if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL) {
-		return r, nil
+	for errno, refusal := range map[error]string{
+		unix.ENETUNREACH: "no route", unix.EHOSTUNREACH: "a route of type unreachable", unix.EACCES: "a route of type prohibit", unix.EINVAL: "a route of type blackhole",
+	} {
+		if errors.Is(err, errno) {
+			r.Refusal = refusal
+			return r, nil
+		}
 	}
 	if err != nil {
 		return r, fmt.Errorf("look up the route to %s: %w", a, err)
@@ -45,7 +52,8 @@ func Lookup(a netip.Addr) (Route, error) {
 		r.Via = via.Unmap()
 	}
 	if !r.Local && route.Type != unix.RTN_UNICAST {
-		return r, nil // a blackhole, or a broadcast address
+		r.Refusal = fmt.Sprintf("a route of the type %d, which leads to no host", route.Type) // such as a broadcast address
+		return r, nil
 	}
 	link, err := netlink.LinkByIndex(route.LinkIndex)
 	if err != nil {

@@ -108,7 +108,7 @@ func check(c *v1alpha1.KubeProxyConfiguration) error {
 		if p.sync.Duration < 0 {
 			bad(p.field+".syncPeriod", p.sync.Duration, "more than 0")
 		}
-		if p.field != section(c) && p.min.Duration < 0 {
+		if flag := section(c) == modeNFTables && p.field == modeNFTables; !flag && p.min.Duration < 0 {
 			bad(p.field+".minSyncPeriod", p.min.Duration, "0 or more")
 		}
 	}

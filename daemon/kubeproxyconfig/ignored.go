@@ -63,12 +63,15 @@ func ignored(c *v1alpha1.KubeProxyConfiguration) []string {
 func ignoredOfMode(c *v1alpha1.KubeProxyConfiguration) []string {
 	var notes []string
 	note := noteTo(&notes)
+	// kube-proxy writes all rules in these modes, and operators raise the period where that is slow.
+	const quick = "it spaces kube-proxy's writes of that mode, and nftproxy's take milliseconds; mode: nftables with nftables.minSyncPeriod sets a period here"
 	const events = "nftproxy follows changes and repairs what others change"
 	switch section(c) {
 	case modeNFTables:
 		note(c.NFTables.SyncPeriod.Duration != 0, "nftables.syncPeriod", events)
 	case modeIPTables:
 		note(c.IPTables.SyncPeriod.Duration != 0, "iptables.syncPeriod", events)
+		note(c.IPTables.MinSyncPeriod.Duration != 0, "iptables.minSyncPeriod", quick)
 		local := c.IPTables.LocalhostNodePorts
 		note(local != nil && *local, "iptables.localhostNodePorts", "node ports on loopback addresses need iptables mode")
 	case modeIPVS:
@@ -76,6 +79,7 @@ func ignoredOfMode(c *v1alpha1.KubeProxyConfiguration) []string {
 		set := i.SyncPeriod.Duration != 0 || i.Scheduler != "" || len(i.ExcludeCIDRs) > 0 || i.StrictARP ||
 			i.TCPTimeout.Duration != 0 || i.TCPFinTimeout.Duration != 0 || i.UDPTimeout.Duration != 0
 		note(set, "ipvs", "nftproxy does not use IPVS; endpoints are chosen at random")
+		note(i.MinSyncPeriod.Duration != 0, "ipvs.minSyncPeriod", quick)
 	}
 	return notes
 }

@@ -65,16 +65,11 @@ func (f *File) Settings() []Setting {
 	yes("conntrack.tcpBeLiberal", "conntrack-tcp-be-liberal", c.Conntrack.TCPBeLiberal)
 	duration("conntrack.udpTimeout", "conntrack-udp-timeout", &c.Conntrack.UDPTimeout)
 	duration("conntrack.udpStreamTimeout", "conntrack-udp-timeout-stream", &c.Conntrack.UDPStreamTimeout)
-	switch section(c) {
-	case modeNFTables:
+	if section(c) == modeNFTables {
 		yes("nftables.masqueradeAll", "masquerade-all", c.NFTables.MasqueradeAll)
 		number("nftables.masqueradeBit", "iptables-masquerade-bit", c.NFTables.MasqueradeBit)
 		duration("nftables.minSyncPeriod", "iptables-min-sync-period", &c.NFTables.MinSyncPeriod)
 		return list
-	case modeIPVS:
-		duration("ipvs.minSyncPeriod", "iptables-min-sync-period", &c.IPVS.MinSyncPeriod)
-	default:
-		duration("iptables.minSyncPeriod", "iptables-min-sync-period", &c.IPTables.MinSyncPeriod)
 	}
 	// ipvs mode takes these from iptables as well.
 	yes("iptables.masqueradeAll", "masquerade-all", c.IPTables.MasqueradeAll)

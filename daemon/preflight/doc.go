@@ -8,6 +8,7 @@ package preflight
 import (
 	"cmp"
 	"context"
+	"net/netip"
 	"slices"
 )
 
@@ -41,6 +42,8 @@ type Options struct {
 	Addresses map[string]string
 	// Keepers describes the running processes that keep tables of that name.
 	Keepers func(table string) ([]string, error)
+	// ServiceCIDRs are the cluster's ranges of cluster IPs; empty if they are not known.
+	ServiceCIDRs []netip.Prefix
 	// Proc is the directory /proc, or another for tests.
 	Proc string
 }
@@ -54,6 +57,7 @@ func Run(ctx context.Context, o Options) []Finding {
 	all = append(all, o.proxies(ctx)...)
 	all = append(all, o.ports(ctx)...)
 	all = append(all, o.chains()...)
+	all = append(all, o.routes(ctx)...)
 	all = append(all, o.sysctls()...)
 	return all
 }

@@ -88,9 +88,22 @@ type Service struct {
 	// endpoints of its own; 0 for none.
 	HealthCheckNodePort uint16
 	Ports               []Port
+	// OtherPorts are ports of its EndpointSlices that no port of the Service takes, MaxOtherPorts at most, sorted. It is
+	// empty where each port of the Service has endpoints. The text form does not have them.
+	OtherPorts []SlicePort
 	// Retained says what of the service is not in the source's list any more.
 	Retained Retained
 }
+
+// SlicePort is a port of an EndpointSlice by its name, which may be empty, and protocol: these two join it with a port of
+// the Service.
+type SlicePort struct {
+	Name     string
+	Protocol Protocol
+}
+
+// MaxOtherPorts is the greatest number of Service.OtherPorts.
+const MaxOtherPorts = 10
 
 // Retained says what of a service a list of the source lacks, although it was served
 // before. It is served all the same, for a while: the list may be wrong (model/retention).
@@ -243,7 +256,7 @@ func (s *Service) equal(o *Service) bool {
 		slices.Equal(s.LoadBalancerIPs, o.LoadBalancerIPs) && s.Sources.Equal(o.Sources) &&
 		s.InternalPolicy == o.InternalPolicy && s.ExternalPolicy == o.ExternalPolicy &&
 		s.AffinityTimeout == o.AffinityTimeout && s.HealthCheckNodePort == o.HealthCheckNodePort &&
-		slices.EqualFunc(s.Ports, o.Ports, Port.equal)
+		slices.Equal(s.OtherPorts, o.OtherPorts) && slices.EqualFunc(s.Ports, o.Ports, Port.equal)
 }
 
 func (p Port) equal(o Port) bool {

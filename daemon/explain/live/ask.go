@@ -36,6 +36,9 @@ func (n *Node) Ask(from explain.Origin, d explain.Destination) (explain.Question
 	q.Packet.Src = netip.AddrPortFrom(src, port)
 	if q.Packet.FromNode = device == "" && n.local(src); q.Packet.FromNode {
 		q.From = "the node itself"
+		if !n.local(to.Addr()) {
+			q.NoWay = n.route(to.Addr()).Refusal
+		}
 		return q, n.failed
 	}
 	n.enter(&q, src, device)
