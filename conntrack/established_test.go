@@ -29,7 +29,7 @@ type rules struct {
 
 func newRules(t testing.TB, ns *testnet.Namespace) *rules {
 	t.Helper()
-	r := &rules{compiler: ruleset.NewCompiler(ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{MasqueradeBit: ruleset.DefaultMasqueradeBit}})}
+	r := &rules{compiler: ruleset.NewCompiler(ruleset.Config{Table: ruleset.DefaultTable})}
 	err := ns.Do(func() (err error) {
 		r.conn, err = kernel.Open(agreement.Config(t, kernel.Config{}))
 		return err

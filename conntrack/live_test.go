@@ -84,7 +84,7 @@ func newLive(t *testing.T, v6 bool) *live {
 		T: t, Topology: testnet.NewForTest(t, testnet.Config{}), v6: v6, heard: make(chan string, 16),
 		builder: service.NewBuilder(service.Node{}), bystanders: map[string]*conn{}, ids: map[string]uint32{},
 	}
-	l.cfg = ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{MasqueradeBit: ruleset.DefaultMasqueradeBit, ClusterCIDRs: l.ClusterCIDRs}}
+	l.cfg = ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{ClusterCIDRs: l.ClusterCIDRs}}
 	var err error
 	l.kernel, err = kernel.Open(agreement.Config(t, kernel.Config{NetNS: l.Node.Fd()}))
 	l.must(err)

@@ -54,8 +54,7 @@ func (w *world) wanted(ctx context.Context) (*nft.Program, error) {
 func (w *world) rulesetConfig() ruleset.Config {
 	return ruleset.Config{
 		Table: ruleset.DefaultTable, Settings: service.Settings{
-			ClusterCIDRs:  w.net.ClusterCIDRs,
-			MasqueradeBit: ruleset.DefaultMasqueradeBit,
+			ClusterCIDRs: w.net.ClusterCIDRs,
 		},
 	}
 }

@@ -44,6 +44,9 @@ type MatchInput struct {
 // MatchMark matches when any bit of the mask is set in the packet's mark.
 type MatchMark struct{ Mask uint32 }
 
+// MatchLabel matches when the connection has the label (SetLabel).
+type MatchLabel struct{ Bit uint8 }
+
 // MatchDNATed matches packets of connections whose destination was translated.
 type MatchDNATed struct{}
 
@@ -87,6 +90,12 @@ type SetMark struct{ Mask uint32 }
 // ClearMark clears the bits of the mask in the packet's mark.
 type ClearMark struct{ Mask uint32 }
 
+// SetLabel gives the connection a label: it sets one of the 128 bits that connection tracking keeps
+// for labels, and leaves the others. The label stays for the connection's life, whatever becomes of
+// the packet's mark. Needs a kernel with CONFIG_NF_CONNTRACK_LABELS. A connection that was tracked
+// before any rule in the network namespace set labels has no room for one.
+type SetLabel struct{ Bit uint8 } // 0 to 127
+
 // Masquerade gives the connection the outgoing interface's address as source
 // and a fully random port.
 type Masquerade struct{}
@@ -123,6 +132,7 @@ func (MatchProto) statement()  {}
 func (MatchLocal) statement()  {}
 func (MatchInput) statement()  {}
 func (MatchMark) statement()   {}
+func (MatchLabel) statement()  {}
 func (MatchDNATed) statement() {}
 func (InSet) statement()       {}
 func (VMap) statement()        {}
@@ -130,6 +140,7 @@ func (DNAT) statement()        {}
 func (Update) statement()      {}
 func (SetMark) statement()     {}
 func (ClearMark) statement()   {}
+func (SetLabel) statement()    {}
 func (Masquerade) statement()  {}
 func (Counter) statement()     {}
 func (Reject) statement()      {}
@@ -172,6 +183,9 @@ func (s MatchInput) Text(Family) string {
 func (s MatchMark) Text(Family) string {
 	return fmt.Sprintf("meta mark & 0x%08x != 0x00000000", s.Mask)
 }
+
+// Text is, for example, "ct label 110".
+func (s MatchLabel) Text(Family) string { return fmt.Sprintf("ct label %d", s.Bit) }
 
 // Text is "ct status dnat".
 func (MatchDNATed) Text(Family) string { return "ct status dnat" }
@@ -235,6 +249,9 @@ func (s SetMark) Text(Family) string { return fmt.Sprintf("meta mark set meta ma
 func (s ClearMark) Text(Family) string {
 	return fmt.Sprintf("meta mark set meta mark & 0x%08x", ^s.Mask)
 }
+
+// Text is, for example, "ct label set 110".
+func (s SetLabel) Text(Family) string { return fmt.Sprintf("ct label set %d", s.Bit) }
 
 // Text is "masquerade fully-random".
 func (Masquerade) Text(Family) string { return "masquerade fully-random" }

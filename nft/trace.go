@@ -143,6 +143,8 @@ type walk struct {
 	host   Host
 	dst    netip.AddrPort
 	mark   uint32
+	// labels has those of the connection.
+	labels map[uint8]bool
 	result Result
 	at     HookName
 	// depth is the number of chains that the packet is in, and met that of the rules it has met.
@@ -264,6 +266,8 @@ func (w *walk) runStatement(t *Contents, s Statement) (o outcome, matched bool) 
 		return nextRule, s.matches(w.packet.Input) != s.Not
 	case MatchMark:
 		return nextRule, w.mark&s.Mask != 0
+	case MatchLabel:
+		return nextRule, w.labels[s.Bit]
 	case MatchDNATed:
 		return nextRule, w.result.Fate == DNATed
 	case InSet:
@@ -334,6 +338,11 @@ func (w *walk) runAction(t *Contents, s Statement) outcome {
 		w.mark |= s.Mask
 	case ClearMark:
 		w.mark &^= s.Mask
+	case SetLabel:
+		if w.labels == nil {
+			w.labels = map[uint8]bool{}
+		}
+		w.labels[s.Bit] = true
 	case Counter: // changes nothing of the packet
 	case Masquerade:
 		w.result.Masqueraded = true

@@ -162,7 +162,7 @@ func FuzzObjects(f *testing.F) {
 }
 
 func checkObjects(t *testing.T, o *fuzzedObjects) {
-	cfg := ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{MasqueradeBit: 14, NodeCIDR: true}}
+	cfg := ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{NodeCIDR: true}}
 	set, remove := o.events()
 	ix, compiler, state, kernel := newIndex("node-0"), ruleset.NewCompiler(cfg), nft.State{}, nft.NewModel()
 	sync := func(s service.Snapshot) *nft.Program {

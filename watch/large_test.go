@@ -10,7 +10,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"nftproxy/conntrack"
-	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 )
@@ -29,7 +28,7 @@ type pipeline struct {
 func newPipeline() *pipeline {
 	return &pipeline{
 		index:     newIndex("node-0"),
-		compiler:  ruleset.NewCompiler(ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{MasqueradeBit: 14}}),
+		compiler:  ruleset.NewCompiler(ruleset.Config{Table: ruleset.DefaultTable}),
 		conntrack: conntrack.NewIndex(conntrack.Options{}),
 		spent:     map[string][]time.Duration{},
 	}

@@ -134,7 +134,7 @@ func TestLargeServices(t *testing.T) {
 				o.services[service.NewName(s.Namespace, s.Name)] = s
 				o.index.setService(convertService(s))
 			}
-			config := ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{MasqueradeBit: 14}}
+			config := ruleset.Config{Table: ruleset.DefaultTable}
 			m, long := nft.NewModel(), 0
 			for step := range steps {
 				o.step()

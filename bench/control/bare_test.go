@@ -22,7 +22,7 @@ func program(t *testing.T, endpoints ...int) *nft.Program {
 	for i, n := range endpoints {
 		b.Set(servicetest.UniformService(i, n))
 	}
-	return ruleset.Compile(ruleset.Config{Table: "nftproxy", Settings: service.Settings{MasqueradeBit: 14}}, b.Snapshot())
+	return ruleset.Compile(ruleset.Config{Table: "nftproxy"}, b.Snapshot())
 }
 
 // TestSwap: the batches go there and back, any number of times.

@@ -43,7 +43,6 @@ func (w *world) programs(ctx context.Context) (_ *programs, err error) {
 
 	compiler := ruleset.NewCompiler(ruleset.Config{
 		Table: ruleset.DefaultTable, Settings: service.Settings{
-			MasqueradeBit: ruleset.DefaultMasqueradeBit,
 			// The nodes have the same CIDRs.
 			ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/56")},
 		},

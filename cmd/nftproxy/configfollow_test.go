@@ -266,7 +266,7 @@ func TestConfigMapSwap(t *testing.T) {
 		}
 		return text
 	}
-	if text := listing(); !strings.Contains(text, "ip saddr != 10.0.0.0/8") || !strings.Contains(text, "0x00004000") {
+	if text := listing(); !strings.Contains(text, "ip saddr != 10.0.0.0/8") || strings.Contains(text, "meta mark") {
 		t.Fatalf("at the start:\n%s", text)
 	}
 
@@ -276,7 +276,7 @@ func TestConfigMapSwap(t *testing.T) {
 		t.Error("other settings wrote nothing")
 	}
 	changed := listing()
-	if !strings.Contains(changed, "ip saddr != 10.9.0.0/16") || !strings.Contains(changed, "0x00000008") || strings.Contains(changed, "0x00004000") {
+	if !strings.Contains(changed, "ip saddr != 10.9.0.0/16") || !strings.Contains(changed, "0x00000008") || strings.Contains(changed, "ct label") {
 		t.Errorf("after the change:\n%s", changed)
 	}
 

@@ -45,6 +45,14 @@ func (d *daemon) tryCounters(conn *kernel.Conn) {
 	}
 }
 
+// tryLabels finds out whether rules can set labels of connections, before the first program.
+func (d *daemon) tryLabels(conn *kernel.Conn) {
+	if err := conn.TryLabels(); err != nil {
+		d.ruleset.Unlabelled = true
+		d.log.Warn("the kernel has no labels for connections (CONFIG_NF_CONNTRACK_LABELS); unless --iptables-masquerade-bit has another bit, the rules use the bit 0x4000 of the packet mark for what is to be masqueraded, as kube-proxy does", "err", err)
+	}
+}
+
 // countConnections returns an observer of syncs. With --nftproxy-counters=metrics it registers the
 // metrics of new connections, which are read when Prometheus asks.
 func (d *daemon) countConnections(conn *kernel.Conn, registry prometheus.Registerer) func(proxy.Sync) {

@@ -98,6 +98,7 @@ func (d *daemon) run(ctx context.Context) error {
 	// nothing to do in most of them.
 	group.Go(func() error { return api.watch(ctx, watcher) })
 	d.tryCounters(conn)
+	d.tryLabels(conn)
 	cleaner := d.newCleaner(ctx, conn, flows, counts)
 	sweeper := d.newSweeper(conn, counts, cleaner.CheckAll)
 	refused := refusals.NewWatcher(conn, refusals.Period, d.observeRefusals(watcher, counts))

@@ -36,7 +36,7 @@ func loadSnapshot(t *testing.T, ns *testnet.Namespace, s service.Snapshot) {
 		t.Fatal(err)
 	}
 	p := ruleset.Compile(ruleset.Config{
-		Table: ruleset.DefaultTable, Settings: service.Settings{ClusterCIDRs: clusterCIDRs, MasqueradeBit: ruleset.DefaultMasqueradeBit},
+		Table: ruleset.DefaultTable, Settings: service.Settings{ClusterCIDRs: clusterCIDRs},
 	}, s)
 	conn, err := kernel.Open(agreement.Config(t, kernel.Config{NetNS: ns.Fd()}))
 	if err != nil {

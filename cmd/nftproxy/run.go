@@ -104,7 +104,7 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	f.Lookup("cluster-cidr").Usage += "; run masquerades traffic from all other addresses to cluster IPs"
 	f.Lookup(ownPrefix + "table").Usage += "; run removes the tables of earlier runs with other names"
 	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "masquerade all traffic to cluster IPs")
-	f.IntVar(&o.masqueradeBit, "iptables-masquerade-bit", ruleset.DefaultMasqueradeBit, "bit of the packet mark, 0 to 31, that marks packets to be masqueraded, inside the node only")
+	f.IntVar(&o.masqueradeBit, "iptables-masquerade-bit", noMasqueradeBit, "bit of the packet mark, 0 to 31, that says inside the node which packets are to be masqueraded, for other programs that set or read it; -1: the rules neither read nor change marks, and connection tracking remembers it")
 	f.StringVar(&o.metricsAddress, "metrics-bind-address", defaultMetricsAddress, "address and port of the metrics server; empty to switch it off")
 	f.BoolVar(&o.bindHardFail, "bind-address-hard-fail", false, "end where the health or metrics server cannot listen for a minute")
 	f.BoolVar(&o.profiling, "profiling", false, "serve /debug/pprof and /debug/flags/v on the metrics server: who can reach it sees the memory of the process")
@@ -119,8 +119,12 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	f.IntVarP(&o.verbosity, "v", "v", 0, "log verbosity; from 2 on the log has every sync, below 2 the number of lines with the same message is bounded")
 }
 
-// maxMasqueradeBit is the highest bit of a packet's mark, which has 32 bits.
-const maxMasqueradeBit = 31
+// noMasqueradeBit leaves the packets' mark to other programs. maxMasqueradeBit is the highest bit of
+// a mark.
+const (
+	noMasqueradeBit  = -1
+	maxMasqueradeBit = 31
+)
 
 // daemon is the proxy that the flags describe. The flags are checked; run starts it.
 type daemon struct {
@@ -174,12 +178,15 @@ func (o runOptions) daemon() (*daemon, error) {
 	check(err)
 	d.node, d.ruleset, err = o.parse()
 	check(err)
-	if o.masqueradeBit < 0 || o.masqueradeBit > maxMasqueradeBit {
-		check(fmt.Errorf("--iptables-masquerade-bit: %d: want 0 to %d", o.masqueradeBit, maxMasqueradeBit))
+	switch bit := o.masqueradeBit; {
+	case bit < noMasqueradeBit || bit > maxMasqueradeBit:
+		check(fmt.Errorf("--iptables-masquerade-bit: %d: want 0 to %d, or %d for none", bit, maxMasqueradeBit, noMasqueradeBit))
+	case bit != noMasqueradeBit:
+		d.ruleset.MasqueradeMark = 1 << bit
 	}
 	check(checkOOMScoreAdj(o.oomScoreAdj))
 	d.ruleset.Counters = o.counters != countersNone
-	d.ruleset.MasqueradeAll, d.ruleset.MasqueradeBit = o.masqueradeAll, uint8(o.masqueradeBit)
+	d.ruleset.MasqueradeAll = o.masqueradeAll
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}

@@ -199,17 +199,23 @@ func (d *daemon) verify(ctx context.Context, limit int, notes io.Writer, settle 
 	return r, nil
 }
 
-// wantAndHave compiles the snapshot and reads the tables. Whether the rules count was decided by a
-// trial when the proxy started, so the tables tell it.
+// wantAndHave compiles the snapshot and reads the tables. Whether the rules count and set labels was
+// decided by trials when the proxy started. The tables tell the first; the second is tried again
+// where they have a mark that the flags do not ask for.
 func (d *daemon) wantAndHave(conn *kernel.Conn, snapshot service.Snapshot) (*nft.Program, *nft.Model, error) {
 	config := d.ruleset
 	want := ruleset.Compile(config, snapshot)
 	have, err := conn.Read(want)
-	if err == nil && ruleset.ReadBackConfig(have, config.Table).Uncounted {
-		config.Uncounted = true
+	if err != nil {
+		return want, have, err
+	}
+	found := ruleset.ReadBackConfig(have, config.Table)
+	config.Uncounted = found.Uncounted
+	config.Unlabelled = config.MasqueradeMark == 0 && found.MasqueradeMark != 0 && conn.TryLabels() != nil
+	if config.Uncounted || config.Unlabelled {
 		want = ruleset.Compile(config, snapshot)
 	}
-	return want, have, err
+	return want, have, nil
 }
 
 // compareTwice returns the differences that two looks find. After a first look without any,

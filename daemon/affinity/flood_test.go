@@ -83,7 +83,7 @@ func (n *neighbours) sync(services ...string) {
 			ClusterIPs: []netip.Addr{addressOf(false, byte(i+1)).Addr(), addressOf(true, byte(i+1)).Addr()},
 		})
 	}
-	n.program = ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{ClusterCIDRs: n.ClusterCIDRs, MasqueradeBit: ruleset.DefaultMasqueradeBit}}, b.Snapshot())
+	n.program = ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{ClusterCIDRs: n.ClusterCIDRs}}, b.Snapshot())
 	batch, next := n.state.Plan(n.program, time.Now())
 	n.must(n.conn.Apply(batch))
 	n.state = next

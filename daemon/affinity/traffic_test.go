@@ -57,7 +57,7 @@ func newRig(t *testing.T, timeout time.Duration, endpoints ...string) *rig {
 	r.must(err)
 	r.compiler = ruleset.NewCompiler(ruleset.Config{
 		Table: ruleset.DefaultTable, Settings: service.Settings{
-			ClusterCIDRs: r.ClusterCIDRs, MasqueradeBit: ruleset.DefaultMasqueradeBit,
+			ClusterCIDRs: r.ClusterCIDRs,
 		},
 	})
 	ctx, cancel := context.WithCancel(context.Background())

@@ -79,7 +79,7 @@ func newWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	cfg := ruleset.Config{Table: "nftproxy", Settings: service.Settings{
-		MasqueradeBit: 14, ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
+		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
 	}}
 	return &world{t, s, explain.Facts{
 		Tables: ruleset.Compile(cfg, s).Model(), Table: "nftproxy",
@@ -216,7 +216,7 @@ func TestClosedSourceRanges(t *testing.T) {
 		})
 	}
 	w.snapshot = b.Snapshot()
-	w.facts.Tables = ruleset.Compile(ruleset.Config{Table: "nftproxy", Settings: service.Settings{MasqueradeBit: 14}}, w.snapshot).Model()
+	w.facts.Tables = ruleset.Compile(ruleset.Config{Table: "nftproxy"}, w.snapshot).Model()
 	w.facts.Objects, w.facts.Source = &w.snapshot, "the objects"
 	w.says("eth0 203.0.113.1:1000 -> 198.51.100.0:80/tcp", explain.Endpoint, "10.244.0.5:80")
 	w.says("eth0 203.0.113.1:1000 -> 198.51.100.1:80/tcp", explain.Dropped, "Service ns/younger: no client is let in", "--nftproxy-max-source-lists")
@@ -253,9 +253,9 @@ service ns/none created 2026-01-01T00:00:00Z
 		"eth0 203.0.113.1:1000 -> 192.168.0.2:30081/tcp", "eth0 203.0.113.1:1000 -> 192.168.0.2:30100/tcp", "eth0 203.0.113.1:1000 -> 198.51.100.77:80/tcp", "veth0 10.244.0.9:1000 -> 10.96.0.10:80/tcp",
 	}
 	for name, settings := range map[string]service.Settings{
-		"by address":   {MasqueradeBit: 14, ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}},
-		"by interface": {MasqueradeBit: 14, PodInterface: service.Interface{Name: "veth", Prefix: true}},
-		"all":          {MasqueradeBit: 14, MasqueradeAll: true},
+		"by address":   {ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}},
+		"by interface": {PodInterface: service.Interface{Name: "veth", Prefix: true}},
+		"all":          {MasqueradeAll: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)

@@ -230,7 +230,6 @@ func (x *explainer) compareWithObjects(ctx context.Context, e *Explanation) erro
 		return nil
 	}
 	config := ruleset.ReadBackConfig(x.facts.Tables, x.facts.Table)
-	config.MasqueradeBit = ruleset.DefaultMasqueradeBit
 	wanted := &explainer{question: x.question, facts: &Facts{
 		Tables: ruleset.Compile(config, *x.facts.Objects).Model(), Table: x.facts.Table, Local: x.facts.Local,
 	}}

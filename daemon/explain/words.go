@@ -60,13 +60,13 @@ func (x *explainer) sayMatched(p ruleset.Purpose, s *nft.Step, w *nft.Way) (text
 	case ruleset.ForPods:
 		return x.condition(s) + ", so the client is a pod: it may use the endpoints of all nodes; " + x.sayFrontend(s, dst), false
 	case ruleset.ForNode:
-		return "the client is the node itself: it may use the endpoints of all nodes, and is marked to be masqueraded; " + x.sayFrontend(s, dst), false
+		return "the client is the node itself: it may use the endpoints of all nodes, and is to be masqueraded; " + x.sayFrontend(s, dst), false
 	case ruleset.DropNotLocal:
 		return "the client is outside, and no endpoint is on this node: it is dropped", false
 	case ruleset.MarkAll:
-		return "it is marked to be masqueraded: " + x.whyMarkAll(s), false
+		return "it is to be masqueraded: " + x.whyMarkAll(s), false
 	case ruleset.MarkOutsiders:
-		return x.condition(s) + ", so the client is no pod of the cluster: it is marked to be masqueraded", false
+		return x.condition(s) + ", so the client is no pod of the cluster: it is to be masqueraded", false
 	case ruleset.RefuseTCP:
 		return "it is refused by a TCP reset", false
 	case ruleset.RefuseOthers:
@@ -103,7 +103,10 @@ func (x *explainer) sayTranslation(p ruleset.Purpose, s *nft.Step, w *nft.Way) (
 		u, _ := statement[nft.Update](s.Rule)
 		return fmt.Sprintf("map %s remembers the client for %s", clean(u.Map), u.Timeout), false
 	case ruleset.MasqueradeMarked:
-		return "it carries the mark: it is masqueraded, so the endpoint sees an address of this node", false
+		if _, marked := s.Rule[0].(nft.MatchMark); marked {
+			return "it carries the mark: it is masqueraded, so the endpoint sees an address of this node", false
+		}
+		return "it is masqueraded, so the endpoint sees an address of this node", false
 	case ruleset.MasqueradeHairpin:
 		return "the endpoint is the client's own pod: it is masqueraded, so that the answer comes back this way", false
 	case ruleset.Unmark:
@@ -143,7 +146,7 @@ func (x *explainer) sayPassedOver(p ruleset.Purpose, s *nft.Step) (text string, 
 		}
 		return fmt.Sprintf("map %s does not have %s: no endpoint is on this node", setOf(s), dst), false
 	case ruleset.MarkOutsiders:
-		return x.condition(s) + ", so the client is a pod, and is not marked to be masqueraded", false
+		return x.condition(s) + ", so the client is a pod, and is not to be masqueraded", false
 	case ruleset.FindClient:
 		if len(s.Lookups) > 0 {
 			return fmt.Sprintf("map %s does not remember the client %s", clean(setOf(s)), x.question.Packet.Src.Addr()), false

@@ -27,12 +27,10 @@ func defaults() v1alpha1.KubeProxyConfiguration {
 		TypeMeta:    metav1.TypeMeta{APIVersion: apiVersion, Kind: kind},
 		BindAddress: "0.0.0.0", OOMScoreAdj: pointer[int32](-999), ConfigSyncPeriod: seconds(15 * 60),
 		IPTables: v1alpha1.KubeProxyIPTablesConfiguration{
-			SyncPeriod: seconds(30), MinSyncPeriod: seconds(1), LocalhostNodePorts: pointer(true), MasqueradeBit: pointer[int32](defaultMasqueradeBit),
+			SyncPeriod: seconds(30), MinSyncPeriod: seconds(1), LocalhostNodePorts: pointer(true),
 		},
-		IPVS: v1alpha1.KubeProxyIPVSConfiguration{SyncPeriod: seconds(30)},
-		NFTables: v1alpha1.KubeProxyNFTablesConfiguration{
-			SyncPeriod: seconds(30), MinSyncPeriod: seconds(1), MasqueradeBit: pointer[int32](defaultMasqueradeBit),
-		},
+		IPVS:     v1alpha1.KubeProxyIPVSConfiguration{SyncPeriod: seconds(30)},
+		NFTables: v1alpha1.KubeProxyNFTablesConfiguration{SyncPeriod: seconds(30), MinSyncPeriod: seconds(1)},
 		Conntrack: v1alpha1.KubeProxyConntrackConfiguration{
 			MaxPerCore: pointer[int32](32 * 1024), Min: pointer[int32](128 * 1024), TCPEstablishedTimeout: &day, TCPCloseWaitTimeout: &hour,
 		},
@@ -42,8 +40,5 @@ func defaults() v1alpha1.KubeProxyConfiguration {
 	v1.SetRecommendedLoggingConfiguration(&c.Logging)
 	return c
 }
-
-// defaultMasqueradeBit is kube-proxy's, and the kubelet's.
-const defaultMasqueradeBit = 14
 
 func pointer[T any](value T) *T { return &value }

@@ -41,7 +41,9 @@ func Effective(value func(flag string) (string, bool)) (v1alpha1.KubeProxyConfig
 	c.Conntrack.UDPTimeout.Duration = r.duration("conntrack-udp-timeout")
 	c.Conntrack.UDPStreamTimeout.Duration = r.duration("conntrack-udp-timeout-stream")
 	c.NFTables.MasqueradeAll = r.yes("masquerade-all")
-	r.optional("iptables-masquerade-bit", &c.NFTables.MasqueradeBit)
+	if r.number("iptables-masquerade-bit") >= 0 {
+		r.optional("iptables-masquerade-bit", &c.NFTables.MasqueradeBit)
+	}
 	c.NFTables.MinSyncPeriod.Duration = r.duration("iptables-min-sync-period")
 	return c, errors.Join(r.errs...)
 }

@@ -77,7 +77,7 @@ func (o Options) features() []Finding {
 		for _, f := range features() {
 			found = append(found, f.try())
 		}
-		found = append(found, tryOwner(), tryCounters())
+		found = append(found, tryOwner(), tryCounters(), tryLabels())
 		return nil
 	})
 	if err != nil {
@@ -124,7 +124,7 @@ func (f feature) apply() error {
 		return err
 	}
 	defer conn.Close()
-	config := ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{MasqueradeBit: ruleset.DefaultMasqueradeBit}}
+	config := ruleset.Config{Table: ruleset.DefaultTable}
 	batch, _ := nft.State{}.Plan(ruleset.Compile(config, snapshot), time.Time{})
 	return errors.Join(conn.Apply(batch), conn.DeleteTables(ruleset.DefaultTable))
 }
@@ -161,6 +161,20 @@ func tryCounters() Finding {
 	defer conn.Close()
 	if err := conn.TryCounters(); err != nil {
 		return yellow(probe, err.Error(), "the rules have no counters: nftproxy top, and the metrics and events of refusals, stay empty")
+	}
+	return green(probe, "works")
+}
+
+// tryLabels tells whether rules can give labels to connections.
+func tryLabels() Finding {
+	const probe = "kernel: labels of connections"
+	conn, err := kernel.Open(kernel.Config{})
+	if err != nil {
+		return failed(probe, err)
+	}
+	defer conn.Close()
+	if err := conn.TryLabels(); err != nil {
+		return yellow(probe, err.Error(), "the rules use a bit of the packet mark for what is to be masqueraded, as kube-proxy does: other programs' marks may get into each other's way with it")
 	}
 	return green(probe, "works")
 }

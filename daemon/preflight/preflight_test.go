@@ -96,8 +96,8 @@ func TestGoodNode(t *testing.T) {
 			}
 		}
 	}
-	if features != 10 {
-		t.Errorf("%d features of the kernel, want 10", features)
+	if features != 11 {
+		t.Errorf("%d features of the kernel, want 11", features)
 	}
 	for _, probe := range []string{"rights", "connection tracking", "other proxies", "ports: health", "firewalls", "sysctl: net.ipv4.ip_forward"} {
 		w.want(found, preflight.Green, probe)

@@ -39,8 +39,7 @@ func config() proxy.Config {
 func rulesetConfig() ruleset.Config {
 	return ruleset.Config{
 		Table: "test", Settings: service.Settings{
-			MasqueradeBit: 14,
-			ClusterCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/16")},
+			ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/16")},
 		},
 	}
 }

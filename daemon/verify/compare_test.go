@@ -104,7 +104,7 @@ func program(t *testing.T, text string) *nft.Program {
 		t.Fatal(err)
 	}
 	return ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{
-		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, MasqueradeBit: ruleset.DefaultMasqueradeBit,
+		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
 	}}, s)
 }
 

@@ -16,9 +16,10 @@ type Settings struct {
 	PodInterface Interface
 	// MasqueradeAll masquerades all connections to cluster IPs.
 	MasqueradeAll bool
-	// MasqueradeBit (0 to 31) is a bit of the packet mark. The first packet of a
-	// connection that is to be masqueraded carries it inside the node.
-	MasqueradeBit uint8
+	// MasqueradeMark, if not 0, has one bit of the packet mark, which the rules share with other
+	// programs: the first packet of a connection that is to be masqueraded carries it inside the
+	// node, whoever has set it. With 0 the rules neither read nor change marks.
+	MasqueradeMark uint32
 	// NodePortAddresses says which addresses serve node ports.
 	NodePortAddresses NodePortAddresses
 }

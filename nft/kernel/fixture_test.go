@@ -216,6 +216,8 @@ func chains(f nft.Family) []*nft.Chain {
 		}},
 		{Name: "endpoints-3-affinity-default/web/tcp/80", Rules: []nft.Rule{
 			{nft.SetMark{Mask: 0x4000}},
+			{nft.MatchAddr{Field: nft.Saddr, Not: true, Prefix: prefixes(f)[0]}, nft.SetLabel{Bit: 127}},
+			{nft.SetLabel{Bit: 0}},
 			{nft.MatchProto{Protocol: 6}, nft.DNAT{Key: nft.Fields{nft.Saddr}, Map: "affinity-default/web/tcp/80"}},
 			{goTo("endpoints-3-masquerade")},
 		}},
@@ -242,6 +244,8 @@ func chains(f nft.Family) []*nft.Chain {
 			{nft.MatchDNATed{}, nft.InSet{Key: nft.Fields{nft.Saddr, nft.Daddr}, Set: "hairpin"}, nft.Masquerade{}},
 			{nft.MatchMark{Mask: 1 << 14}, nft.ClearMark{Mask: 1 << 14}, nft.Masquerade{}},
 			{nft.MatchMark{Mask: 1 << 31}, nft.ClearMark{Mask: 1 << 31}, nft.Masquerade{}},
+			{nft.MatchLabel{Bit: 0}, nft.Masquerade{}},
+			{nft.MatchLabel{Bit: 110}, nft.Masquerade{}},
 		}},
 	}
 }

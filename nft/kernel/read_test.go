@@ -131,6 +131,7 @@ func TestReadTellsRulesApart(t *testing.T) {
 				{nft.MatchProto{Protocol: 6}, nft.Reject{}},
 				{nft.MatchMark{Mask: 1}, nft.SetMark{Mask: 1}},
 				{nft.SetMark{Mask: 0}}, {nft.SetMark{Mask: 1}}, {nft.ClearMark{Mask: 1}},
+				{nft.SetLabel{Bit: 0}}, {nft.SetLabel{Bit: 64}}, {nft.MatchLabel{Bit: 0}, nft.SetLabel{Bit: 127}}, {nft.MatchLabel{Bit: 127}, nft.SetLabel{Bit: 0}},
 				{nft.InSet{Key: serviceKey[:1], Set: "addresses"}}, {nft.InSet{Key: nodeKey[:1], Set: "only-proto"}},
 				{nft.Verdict{Code: nft.Drop}}, {nft.Verdict{Code: nft.Accept}}, {nft.Verdict{Code: nft.Return}},
 				{jump("refuse")}, {goTo("refuse")}, {goTo("empty")}, {},

@@ -71,15 +71,16 @@ type registers struct {
 	// data is the map whose data has taken the place of the fields.
 	data string
 	// Instead of fields, they may hold one of these: the name of the input interface, whether an
-	// address is local, the packet's mark, the connection's status.
-	input, mark, status bool
-	localness           nft.Field
+	// address is local, the packet's mark, the connection's status, its labels, a constant.
+	input, mark, status, labels bool
+	localness                   nft.Field
+	constant                    []byte
 	// mask and xor are of the last bitwise expression.
 	mask, xor []byte
 }
 
 func (r *registers) empty() bool {
-	return r.loaded == nil && r.mod == 0 && r.data == "" && !r.input && !r.mark && !r.status && r.localness == 0
+	return r.loaded == nil && r.mod == 0 && r.data == "" && !r.input && !r.mark && !r.status && !r.labels && r.localness == 0 && r.constant == nil
 }
 
 func (r *recogniser) addExpression(name string, data []byte) bool {
@@ -106,7 +107,12 @@ func (r *recogniser) addExpression(name string, data []byte) bool {
 		return r.addStatement(nft.Counter{})
 	case "immediate":
 		// The library panics on a verdict without a code (FuzzRead).
-		code, chain, ok := decodeVerdict(attribute(data, unix.NFTA_IMMEDIATE_DATA))
+		value := attribute(data, unix.NFTA_IMMEDIATE_DATA)
+		if constant := attribute(value, unix.NFTA_DATA_VALUE); constant != nil {
+			r.constant = constant
+			return true
+		}
+		code, chain, ok := decodeVerdict(value)
 		return ok && r.addStatement(nft.Verdict{Code: code, Chain: string(chain)})
 	}
 	return false
@@ -116,7 +122,7 @@ func (r *recogniser) decodeExpression(data []byte, x expr.Any) bool {
 	return data != nil && expr.Unmarshal(byte(r.family), data, x) == nil
 }
 
-// load reads an expression that only changes the registers, or sets the packet's mark.
+// load reads an expression that only changes the registers, or sets the packet's mark or a label.
 func (r *recogniser) load(name string, data []byte) bool {
 	switch name {
 	case "payload":
@@ -185,8 +191,17 @@ func (r *recogniser) addMark(mask, set uint32) bool {
 }
 
 func (r *recogniser) loadConnection(x *expr.Ct) bool {
-	if x.Key == expr.CtKeySTATUS {
+	switch {
+	case x.Key == expr.CtKeyLABELS && x.SourceRegister:
+		bit, ok := labelOf(r.constant)
+		return ok && r.addStatement(nft.SetLabel{Bit: bit})
+	case x.SourceRegister:
+		return false
+	case x.Key == expr.CtKeySTATUS:
 		r.status = true
+		return true
+	case x.Key == expr.CtKeyLABELS:
+		r.labels = true
 		return true
 	}
 	for _, f := range []nft.Field{nft.OrigSaddr, nft.OrigDaddr, nft.OrigDport} {
@@ -208,6 +223,9 @@ func (r *recogniser) addMatch(not bool, data []byte) bool {
 		return r.addStatement(nft.MatchLocal{Field: r.localness, Not: not})
 	case r.mark:
 		return len(r.mask) == 4 && r.addStatement(nft.MatchMark{Mask: binary.NativeEndian.Uint32(r.mask)})
+	case r.labels:
+		bit, ok := labelOf(r.mask)
+		return ok && r.addStatement(nft.MatchLabel{Bit: bit})
 	case r.status:
 		return r.addStatement(nft.MatchDNATed{})
 	case len(r.loaded) != 1:

@@ -47,6 +47,8 @@ func TestReadRecognises(t *testing.T) {
 				nft.Rule{nft.SetMark{Mask: 4}, nft.Verdict{Code: nft.Return}},
 				nft.Rule{nft.ClearMark{Mask: 4}, nft.Verdict{Code: nft.Return}},
 				nft.Rule{nft.MatchMark{Mask: 4}, nft.Verdict{Code: nft.Return}},
+				nft.Rule{nft.SetLabel{Bit: 31}, nft.Verdict{Code: nft.Return}},
+				nft.Rule{nft.MatchLabel{Bit: 32}, nft.Verdict{Code: nft.Return}},
 				nft.Rule{nft.MatchDNATed{}, nft.Verdict{Code: nft.Return}},
 				nft.Rule{nft.MatchProto{Protocol: 6}, nft.Reject{TCPReset: true}}, nft.Rule{nft.Reject{}},
 				nft.Rule{nft.DNAT{Key: serviceKey, Mod: 2, Map: "endpoints"}},
@@ -61,7 +63,7 @@ func TestReadRecognises(t *testing.T) {
 				{`fib saddr . iif type local drop`, ""}, {`ip saddr & 255.0.255.0 == 10.0.7.0 drop`, ""}, {`th dport != 80 iifname "cni*" drop`, ""},
 				{`limit rate 1/second drop`, ""}, {`ip saddr @addresses ip daddr != @addresses drop`, "ip saddr @addresses"},
 				{`iifname "cni0" icmp type echo-request drop`, `iifname "cni0" meta l4proto icmp`}, {`ip protocol 6 drop`, ""},
-				{`ct mark 5 drop`, ""}, {`ip saddr 10.0.0.0/8 meta mark set 5 drop`, "ip saddr 10.0.0.0/8"}, {`numgen inc mod 2 0 drop`, ""},
+				{`ct mark 5 drop`, ""}, {`ct mark set 5`, ""}, {`ct label != 5 drop`, ""}, {`ip saddr 10.0.0.0/8 meta mark set 5 drop`, "ip saddr 10.0.0.0/8"}, {`numgen inc mod 2 0 drop`, ""},
 			}
 			p := everything()
 			mine := &nft.Chain{Name: "mine", Rules: want}

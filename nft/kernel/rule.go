@@ -76,6 +76,8 @@ func statementExpressions(s nft.Statement, family nft.Family) ([]expr.Any, error
 			&expr.Meta{Key: expr.MetaKeyMARK, Register: register(0)},
 			bitwiseExpression(hostOrder(s.Mask), hostOrder(0)), compareExpression(true, hostOrder(0)),
 		}, nil
+	case nft.MatchLabel:
+		return matchLabelExpressions(s)
 	case nft.MatchDNATed:
 		return []expr.Any{
 			&expr.Ct{Key: expr.CtKeySTATUS, Register: register(0)},
@@ -95,6 +97,8 @@ func statementExpressions(s nft.Statement, family nft.Family) ([]expr.Any, error
 		return markExpressions(s.Mask, s.Mask), nil
 	case nft.ClearMark:
 		return markExpressions(s.Mask, 0), nil
+	case nft.SetLabel:
+		return setLabelExpressions(s)
 	case nft.Masquerade:
 		return []expr.Any{&expr.Masq{FullyRandom: true}}, nil
 	case nft.Counter:
@@ -239,6 +243,54 @@ func markExpressions(mask, set uint32) []expr.Any {
 		bitwiseExpression(hostOrder(^mask), hostOrder(set)),
 		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: register(0)},
 	}
+}
+
+// labelBytes is how long the labels of a connection are.
+const labelBytes = 16
+
+// labelBit is the bit of a label in the registers. As in nft, the labels are one number in the byte
+// order of the host.
+func labelBit(bit uint8) ([]byte, error) {
+	if bit >= 8*labelBytes {
+		return nil, fmt.Errorf("label %d: want 0 to %d", bit, 8*labelBytes-1)
+	}
+	b := make([]byte, labelBytes)
+	b[bit/8] = 1 << (bit % 8)
+	if binary.NativeEndian.Uint16([]byte{0, 1}) == 1 {
+		slices.Reverse(b)
+	}
+	return b, nil
+}
+
+// labelOf is the label that labelBit gives the data; false if it is not one label's.
+func labelOf(data []byte) (bit uint8, ok bool) {
+	for bit := range uint8(8 * labelBytes) {
+		if b, err := labelBit(bit); err == nil && string(b) == string(data) {
+			return bit, true
+		}
+	}
+	return 0, false
+}
+
+func matchLabelExpressions(s nft.MatchLabel) ([]expr.Any, error) {
+	bit, err := labelBit(s.Bit)
+	if err != nil {
+		return nil, err
+	}
+	none := make([]byte, labelBytes)
+	return []expr.Any{
+		&expr.Ct{Key: expr.CtKeyLABELS, Register: register(0)}, bitwiseExpression(bit, none), compareExpression(true, none),
+	}, nil
+}
+
+func setLabelExpressions(s nft.SetLabel) ([]expr.Any, error) {
+	bit, err := labelBit(s.Bit)
+	if err != nil {
+		return nil, err
+	}
+	return []expr.Any{
+		&expr.Immediate{Register: register(0), Data: bit}, &expr.Ct{Key: expr.CtKeyLABELS, SourceRegister: true, Register: register(0)},
+	}, nil
 }
 
 func rejectExpression(s nft.Reject, family nft.Family) expr.Any {

@@ -13,7 +13,7 @@ import (
 )
 
 func benchConfig() ruleset.Config {
-	return ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{MasqueradeBit: 14, ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}}
+	return ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}}
 }
 
 // BenchmarkFirst makes the first program of a process, and its batch.

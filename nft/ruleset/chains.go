@@ -133,7 +133,7 @@ func (a *access) externalLocalChain(cfg *Config, p pods) *nft.Chain {
 		rules = append(rules, nft.Rule{pods, cluster})
 	}
 	return &nft.Chain{Name: a.externalChain, Rules: append(rules,
-		nft.Rule{nft.MatchLocal{Field: nft.Saddr}, nft.SetMark{Mask: cfg.mark()}, cluster},
+		nft.Rule{nft.MatchLocal{Field: nft.Saddr}, cfg.toMasquerade(), cluster},
 		nft.Rule{nft.VMap{Key: a.key, Map: a.localVerdicts}},
 		nft.Rule{gotoChain(a.refusalChain(NoLocalEndpoints))},
 	)}
@@ -142,8 +142,8 @@ func (a *access) externalLocalChain(cfg *Config, p pods) *nft.Chain {
 const (
 	priorityDstnat int32 = -100
 	// priorityLeaving comes before the source NAT of others. That would end nat
-	// evaluation: our mark would stay on the packet, and the client's endpoint would
-	// not be remembered. Priorities order only nat chains among themselves. The
+	// evaluation: the client's endpoint would not be remembered, and a mark of ours
+	// would stay on the packet. Priorities order only nat chains among themselves. The
 	// kernel wants a priority above -200.
 	priorityLeaving int32 = -190
 )
@@ -256,7 +256,7 @@ type leaving struct {
 
 // leavingChains are the chains that see connections after translation. postrouting
 // masquerades. input sees connections to endpoints on the node itself, which never
-// get to postrouting: it has no source to hide, but a mark to clear. Both remember
+// get to postrouting: it has no source to hide, but perhaps a mark to clear. Both remember
 // the clients that came by one of the learning access ways. They do so first, since
 // masquerade ends the evaluation.
 //
@@ -276,14 +276,14 @@ func leavingChains(cfg *Config, f nft.Family, ranges treap.Map[string, netip.Pre
 			Name: postrouting,
 			Hook: &nft.Hook{Name: nft.Postrouting, Priority: priorityLeaving},
 			Rules: slices.Concat(unserved, rules, []nft.Rule{
-				{nft.MatchMark{Mask: cfg.mark()}, nft.ClearMark{Mask: cfg.mark()}, nft.Masquerade{}},
+				cfg.masqueradeRule(),
 				{nft.InSet{Key: pair(), Set: hairpin}, nft.MatchDNATed{}, nft.Masquerade{}},
 			}),
 		},
 		{
 			Name:  input,
 			Hook:  &nft.Hook{Name: nft.Input, Priority: priorityLeaving},
-			Rules: append(rules, nft.Rule{nft.MatchMark{Mask: cfg.mark()}, nft.ClearMark{Mask: cfg.mark()}}),
+			Rules: append(rules, cfg.arrivedRules()...),
 		},
 	}
 }

@@ -12,8 +12,12 @@ import (
 // kube-proxy's, so that both can run beside each other during a change-over.
 const DefaultTable = "nftproxy"
 
-// DefaultMasqueradeBit is kube-proxy's: mark 0x4000.
-const DefaultMasqueradeBit = 14
+// kubeProxyMark is kube-proxy's bit of the packet mark. Without labels the rules use it too.
+const kubeProxyMark = 0x4000
+
+// masqueradeLabel is the connection's label that says that it is to be masqueraded. Names for
+// labels (connlabel.conf) begin at 0, and Open vSwitch sets labels in zones of its own.
+const masqueradeLabel = 110
 
 // Config is all that the program depends on beside the snapshot.
 type Config struct {
@@ -27,6 +31,9 @@ type Config struct {
 	// Uncounted leaves out all counters, those of Counters too. The rules refuse and drop the
 	// same packets. It is for kernels that cannot count (kernel.Conn.TryCounters).
 	Uncounted bool
+	// Unlabelled has the rules use a bit of the packet mark, as kube-proxy does, where they would
+	// use a label of the connection. It is for kernels without labels (kernel.Conn.TryLabels).
+	Unlabelled bool
 }
 
 // The longest name of an interface in Linux, in bytes, and the longest prefix that
@@ -36,7 +43,39 @@ const (
 	MaxInterfacePrefix = 14
 )
 
-func (c *Config) mark() uint32 { return 1 << c.MasqueradeBit }
+// mark is the bit of the packet mark that says that a packet is to be masqueraded; 0 if a label of
+// the connection says so.
+func (c *Config) mark() uint32 {
+	if c.MasqueradeMark == 0 && c.Unlabelled {
+		return kubeProxyMark
+	}
+	return c.MasqueradeMark
+}
+
+// toMasquerade says that the connection is to be masqueraded, before it is translated.
+func (c *Config) toMasquerade() nft.Statement {
+	if mark := c.mark(); mark != 0 {
+		return nft.SetMark{Mask: mark}
+	}
+	return nft.SetLabel{Bit: masqueradeLabel}
+}
+
+// masqueradeRule masquerades what toMasquerade was said of.
+func (c *Config) masqueradeRule() nft.Rule {
+	if mark := c.mark(); mark != 0 {
+		return nft.Rule{nft.MatchMark{Mask: mark}, nft.ClearMark{Mask: mark}, nft.Masquerade{}}
+	}
+	return nft.Rule{nft.MatchLabel{Bit: masqueradeLabel}, nft.Masquerade{}}
+}
+
+// arrivedRules are for packets that stay on the node. They have no source to hide, but perhaps a
+// mark to clear.
+func (c *Config) arrivedRules() []nft.Rule {
+	if mark := c.mark(); mark != 0 {
+		return []nft.Rule{{nft.MatchMark{Mask: mark}, nft.ClearMark{Mask: mark}}}
+	}
+	return nil
+}
 
 // pods says how the rules of one family tell pods from others. By the zero value they
 // cannot.

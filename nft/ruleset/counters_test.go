@@ -31,7 +31,7 @@ func countedSnapshot(endpoints ...string) service.Snapshot {
 
 func countedProgram(counters bool, s service.Snapshot) *nft.Program {
 	return ruleset.Compile(ruleset.Config{
-		Table: ruleset.DefaultTable, Settings: service.Settings{MasqueradeBit: ruleset.DefaultMasqueradeBit}, Counters: counters,
+		Table: ruleset.DefaultTable, Counters: counters,
 	}, s)
 }
 

@@ -64,8 +64,7 @@ func config(t *testing.T, text string) ruleset.Config {
 	t.Helper()
 	cfg := ruleset.Config{
 		Table: ruleset.DefaultTable, Settings: service.Settings{
-			ClusterCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00:10::/32")},
-			MasqueradeBit: ruleset.DefaultMasqueradeBit,
+			ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00:10::/32")},
 		},
 	}
 	for _, line := range nonEmptyLines(text) {

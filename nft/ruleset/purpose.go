@@ -36,9 +36,10 @@ const (
 	ForNode      Purpose = "give the node the endpoints of all nodes"
 	ForOutsiders Purpose = "give clients outside the endpoints of this node"
 	DropNotLocal Purpose = "drop packets of clients outside: no endpoint is on this node"
-	// MarkOutsiders and MarkAll mark what is to be masqueraded.
-	MarkOutsiders Purpose = "mark clients that are no pods for masquerading"
-	MarkAll       Purpose = "mark all clients for masquerading"
+	// MarkOutsiders and MarkAll say what is to be masqueraded, by a label of the connection or by the
+	// packet's mark.
+	MarkOutsiders Purpose = "have clients that are no pods masqueraded"
+	MarkAll       Purpose = "have all clients masqueraded"
 	// FindClient sends a remembered client to its endpoint, NewClient goes on without one.
 	FindClient Purpose = "send a remembered client to its endpoint"
 	NewClient  Purpose = "choose an endpoint for a new client"
@@ -64,7 +65,7 @@ const (
 	FindLearner Purpose = "find the map that remembers the client"
 	Remember    Purpose = "remember the client's endpoint"
 	// MasqueradeMarked, MasqueradeHairpin and Unmark are for connections that leave.
-	MasqueradeMarked  Purpose = "masquerade marked connections"
+	MasqueradeMarked  Purpose = "masquerade connections that are to be masqueraded"
 	MasqueradeHairpin Purpose = "masquerade connections that come back to their own pod"
 	Unmark            Purpose = "clear the mark"
 )
@@ -135,7 +136,7 @@ func purposeInBase(c *nft.Chain, number int, r nft.Rule) Purpose {
 			purposeIf{kinds(r, "MatchAddr", "MatchLocal", "Verdict") && refuses(r), DropUnallocated},
 			purposeIf{kinds(r, "InSet", "MatchLocal", "Verdict") && refuses(r) && setAt(r, 0) == clusterIPs, DropUntranslated},
 			purposeIf{kinds(r, "MatchDNATed", "VMap"), FindLearner},
-			purposeIf{kinds(r, "MatchMark", "ClearMark", "Masquerade"), MasqueradeMarked},
+			purposeIf{kinds(r, "MatchMark", "ClearMark", "Masquerade") || kinds(r, "MatchLabel", "Masquerade"), MasqueradeMarked},
 			purposeIf{kinds(r, "InSet", "MatchDNATed", "Masquerade") && setAt(r, 0) == hairpin, MasqueradeHairpin},
 			purposeIf{kinds(r, "MatchMark", "ClearMark"), Unmark})
 	}
@@ -146,7 +147,7 @@ func purposeInExternalLocal(r nft.Rule, last bool) Purpose {
 	cluster := len(r) > 0 && slices.Contains([]string{servicesCluster, nodePortsCluster}, setAt(r, len(r)-1))
 	return choosePurpose(
 		purposeIf{cluster && (kinds(r, "MatchAddr", "VMap") || kinds(r, "MatchInput", "VMap")), ForPods},
-		purposeIf{cluster && kinds(r, "MatchLocal", "SetMark", "VMap"), ForNode},
+		purposeIf{cluster && (kinds(r, "MatchLocal", "SetMark", "VMap") || kinds(r, "MatchLocal", "SetLabel", "VMap")), ForNode},
 		purposeIf{isVMap(r, servicesLocal) || isVMap(r, nodePortsLocal), ForOutsiders},
 		purposeIf{last && len(r) == 1 && refuses(r), DropNotLocal})
 }
@@ -169,7 +170,7 @@ func purposeInShared(chain string, r nft.Rule, last bool) Purpose {
 	single := kind == "endpoints-1" || strings.HasPrefix(kind, "endpoints-1-")
 	return choosePurpose(
 		purposeIf{kinds(r, "Update"), NoteRecent},
-		purposeIf{kinds(r, "SetMark"), MarkAll},
+		purposeIf{kinds(r, "SetMark") || kinds(r, "SetLabel"), MarkAll},
 		purposeIf{marksOutsiders(r), MarkOutsiders},
 		purposeIf{remembers && kinds(r, "MatchProto", "DNAT"), FindClient},
 		purposeIf{remembers && last && goOn, NewClient},
@@ -182,7 +183,7 @@ func purposeInShared(chain string, r nft.Rule, last bool) Purpose {
 func marksOutsiders(r nft.Rule) bool {
 	last := len(r) - 1
 	ranges := last > 0 && !slices.ContainsFunc(r[:last], func(s nft.Statement) bool { return kindName(s) != "MatchAddr" })
-	return (ranges || kinds(r[:max(last, 0)], "MatchInput")) && kindName(r[last]) == "SetMark"
+	return (ranges || kinds(r[:max(last, 0)], "MatchInput")) && (kindName(r[last]) == "SetMark" || kindName(r[last]) == "SetLabel")
 }
 
 // withoutCounters returns the rule without the statements that change nothing of a packet.
@@ -207,6 +208,10 @@ func kindName(s nft.Statement) string {
 		return "MatchInput"
 	case nft.MatchMark:
 		return "MatchMark"
+	case nft.MatchLabel:
+		return "MatchLabel"
+	case nft.SetLabel:
+		return "SetLabel"
 	case nft.MatchDNATed:
 		return "MatchDNATed"
 	case nft.InSet:

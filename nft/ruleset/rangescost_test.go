@@ -66,7 +66,7 @@ func rangesProgram(services ...*service.Service) *nft.Program {
 	for _, s := range services {
 		b.Set(s)
 	}
-	return ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{MasqueradeBit: ruleset.DefaultMasqueradeBit}}, b.Snapshot())
+	return ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable}, b.Snapshot())
 }
 
 // openAndRestricted has two services, one with ranges and one without.

@@ -10,7 +10,7 @@ import (
 // ReadBackConfig reads from tables the configuration that they were made with, as far
 // as it decides which flows go to services, which addresses are pods' and what is
 // counted. These are ClusterCIDRs (which may be the node's own ranges), PodInterface,
-// NodePortAddresses, Counters and Uncounted. In a family without a table all addresses serve node ports, and no
+// NodePortAddresses, Counters, Uncounted and MasqueradeMark. In a family without a table all addresses serve node ports, and no
 // address is a pod's.
 func ReadBackConfig(m *nft.Model, table string) Config {
 	cfg := Config{Table: table}
@@ -27,6 +27,11 @@ func ReadBackConfig(m *nft.Model, table string) Config {
 				cfg.ClusterCIDRs = append(cfg.ClusterCIDRs, s.Prefix)
 			case nft.MatchInput:
 				cfg.PodInterface = service.Interface{Name: s.Name, Prefix: s.Prefix}
+			}
+		}
+		for _, s := range firstStatements(c, postrouting) {
+			if mark, ok := s.(nft.MatchMark); ok {
+				cfg.MasqueradeMark = mark.Mask
 			}
 		}
 		cfg.Counters = cfg.Counters || countsConnections(c)

@@ -42,7 +42,7 @@ func refusingProgram() *nft.Program {
 	external := withRanges("ns/external", netip.MustParseAddr("10.96.0.13"), externalAddress, 2, 0)
 	external.ExternalPolicy = service.Local
 	b.Set(external)
-	return ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{MasqueradeBit: ruleset.DefaultMasqueradeBit}}, b.Snapshot())
+	return ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable}, b.Snapshot())
 }
 
 // refused is how many packets the counters of a program have counted.

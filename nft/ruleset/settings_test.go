@@ -30,7 +30,7 @@ func TestNodeSettings(t *testing.T) {
 		plain := *s.Node
 		plain.Settings = nil
 		s.Node = &plain
-		random.Table, random.Uncounted = first.Table, first.Uncounted
+		random.Table, random.Uncounted, random.Unlabelled = first.Table, first.Uncounted, first.Unlabelled
 		want := ruleset.Compile(random, s)
 		if got, want := got.String(), want.String(); got != want {
 			t.Fatalf("round %d: the program is not that of the settings:\n%s\nwant\n%s", i, got, want)

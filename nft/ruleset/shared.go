@@ -91,7 +91,7 @@ func (s sharedChain) chain(cfg *Config, p pods) *nft.Chain {
 	if s.learn > 0 {
 		return &nft.Chain{Name: s.name(), Rules: s.access.learnRules(s.clients, s.lists, s.learn)}
 	}
-	rules := append([]nft.Rule{s.access.recentRule()}, s.markRules(cfg, p)...)
+	rules := append([]nft.Rule{s.access.recentRule()}, s.masqueradeRules(cfg, p)...)
 	if next, ok := s.next(); ok {
 		return &nft.Chain{Name: s.name(), Rules: append(rules,
 			// The protocol is known; but nft reads no translation of ports without it.
@@ -111,14 +111,14 @@ func (s sharedChain) chain(cfg *Config, p pods) *nft.Chain {
 // tellsPods says whether the chain treats pods and others differently.
 func (s sharedChain) tellsPods() bool { return s.learn == 0 && s.masquerade == masqueradeOutsiders }
 
-// markRules has the rule that marks what is to be masqueraded, if there is one.
-func (s sharedChain) markRules(cfg *Config, p pods) []nft.Rule {
-	mark := nft.SetMark{Mask: cfg.mark()}
+// masqueradeRules has the rule that says what is to be masqueraded, if there is one.
+func (s sharedChain) masqueradeRules(cfg *Config, p pods) []nft.Rule {
+	later := cfg.toMasquerade()
 	switch others := p.others(); {
 	case s.masquerade == masqueradeAll:
-		return []nft.Rule{{mark}}
+		return []nft.Rule{{later}}
 	case s.masquerade == masqueradeOutsiders && len(others) > 0:
-		return []nft.Rule{append(others, mark)}
+		return []nft.Rule{append(others, later)}
 	}
 	return nil
 }

@@ -159,7 +159,7 @@ func (v *vandal) statement() nft.Statement {
 	case 3:
 		return nft.MatchInput{Not: not, Name: []string{"eth0", "cni", "veth"}[v.rng.IntN(3)], Prefix: v.rng.IntN(2) == 0}
 	case 4:
-		return nft.MatchMark{Mask: v.rng.Uint32()}
+		return []nft.Statement{nft.MatchMark{Mask: v.rng.Uint32()}, nft.MatchLabel{Bit: uint8(v.rng.IntN(128))}}[v.rng.IntN(2)]
 	case 5:
 		return nft.MatchDNATed{}
 	case 6:
@@ -176,7 +176,7 @@ func (v *vandal) statement() nft.Statement {
 	case 10:
 		return nft.Update{Map: set, Key: key, Data: v.fields(), Timeout: time.Duration(1+v.rng.IntN(1<<20)) * time.Second}
 	case 11:
-		return []nft.Statement{nft.SetMark{Mask: v.rng.Uint32()}, nft.ClearMark{Mask: v.rng.Uint32()}}[v.rng.IntN(2)]
+		return []nft.Statement{nft.SetMark{Mask: v.rng.Uint32()}, nft.ClearMark{Mask: v.rng.Uint32()}, nft.SetLabel{Bit: uint8(v.rng.IntN(128))}}[v.rng.IntN(3)]
 	case 12:
 		return []nft.Statement{nft.Masquerade{}, nft.Counter{}}[v.rng.IntN(2)]
 	case 13:

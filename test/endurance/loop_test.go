@@ -14,7 +14,7 @@ import (
 )
 
 func config() ruleset.Config {
-	return ruleset.Config{Table: "nftproxy", Settings: service.Settings{MasqueradeBit: 14}}
+	return ruleset.Config{Table: "nftproxy"}
 }
 
 // loop is the loop of a proxy with a real kernel.

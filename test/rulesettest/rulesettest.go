@@ -21,7 +21,10 @@ func Config(rng *rand.Rand) (ruleset.Config, []string) {
 		nil, {"10.0.0.0/29"}, {"fd00:1::/125"}, {"10.0.0.0/8", "fd00:1::/64"}, {"10.0.0.5/28", "10.0.0.0/8"},
 		{"10.0.0.0/29", "10.0.0.16/28", "fd00:1::/125", "fd00:1::10/124"},
 	}[rng.IntN(6)]
-	cfg := ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{MasqueradeBit: uint8(rng.IntN(32))}}
+	cfg := ruleset.Config{Table: ruleset.DefaultTable, Unlabelled: rng.IntN(8) == 0}
+	if rng.IntN(2) == 0 {
+		cfg.MasqueradeMark = 1 << rng.IntN(32)
+	}
 	for _, c := range cidrs {
 		cfg.ClusterCIDRs = append(cfg.ClusterCIDRs, netip.MustParsePrefix(c))
 	}
@@ -30,7 +33,7 @@ func Config(rng *rand.Rand) (ruleset.Config, []string) {
 	if rng.IntN(3) == 0 {
 		cfg.PodInterface = []service.Interface{{Name: "cni0"}, {Name: "veth", Prefix: true}}[rng.IntN(2)]
 	}
-	cfg.Uncounted = cfg.MasqueradeBit%4 == 0
+	cfg.Uncounted = rng.IntN(4) == 0
 	list := nodePortLists()[rng.IntN(len(nodePortLists()))]
 	var err error
 	if cfg.NodePortAddresses, err = service.ParseNodePortAddresses(list); err != nil {

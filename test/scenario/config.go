@@ -23,7 +23,7 @@ func (s *Scenario) CommandLine() []string {
 
 // Config returns the configuration that the flags give.
 func (s *Scenario) Config() (ruleset.Config, error) {
-	cfg := ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{MasqueradeBit: ruleset.DefaultMasqueradeBit}}
+	cfg := ruleset.Config{Table: ruleset.DefaultTable}
 	f := pflag.NewFlagSet(s.Name, pflag.ContinueOnError)
 	cidrs := f.String("cluster-cidr", ClusterCIDR, "")
 	mode := f.String("detect-local-mode", "ClusterCIDR", "")
@@ -31,10 +31,13 @@ func (s *Scenario) Config() (ruleset.Config, error) {
 	prefix := f.String("pod-interface-name-prefix", "", "")
 	nodePorts := f.StringSlice("nodeport-addresses", nil, "")
 	f.BoolVar(&cfg.MasqueradeAll, "masquerade-all", false, "")
-	f.Uint8Var(&cfg.MasqueradeBit, "iptables-masquerade-bit", cfg.MasqueradeBit, "")
+	masqueradeBit := f.Int8("iptables-masquerade-bit", -1, "")
 	err := f.Parse(s.Flags)
 	if err != nil {
 		return cfg, fmt.Errorf("scenario %s: %w", s.Name, err)
+	}
+	if *masqueradeBit >= 0 {
+		cfg.MasqueradeMark = 1 << *masqueradeBit
 	}
 	switch *mode {
 	case "ClusterCIDR":

@@ -135,7 +135,7 @@ func (w *world) want() (*nft.Program, error) {
 // config is the proxy's configuration, by its flags.
 func (w *world) config() (ruleset.Config, error) {
 	c := ruleset.Config{Table: ruleset.DefaultTable, Counters: w.choice.Get("counters") != "none"}
-	c.MasqueradeBit, c.MasqueradeAll = ruleset.DefaultMasqueradeBit, w.choice.Get("masquerade-all") == "yes"
+	c.MasqueradeAll = w.choice.Get("masquerade-all") == "yes"
 	var list []string
 	if addresses := w.choice.Get("node-ports"); addresses != "" {
 		list = []string{addresses}

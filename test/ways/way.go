@@ -59,13 +59,21 @@ type Counts struct {
 // errInjected is an error that a way makes.
 var errInjected = errors.New("injected")
 
+// otherMark is another choice of MasqueradeMark.
+func otherMark(mark uint32) uint32 {
+	if mark == 0 {
+		return 1 << 31
+	}
+	return 0
+}
+
 // Run carries out the script. At the end it waits until nothing is idle. It returns the
 // tables and the program that they should hold.
 func (w Way) Run(rng *rand.Rand, script *Script, tables Tables) (*nft.Model, *nft.Program, Counts, error) {
 	r := runner{way: w, rng: rng, tables: tables, config: script.Config, now: time.Unix(0, 0)}
 	r.world.services = map[service.Name]*service.Service{}
 	if w.Otherwise {
-		r.config.MasqueradeBit, r.config.Counters, r.config.MasqueradeAll = 31-r.config.MasqueradeBit, !r.config.Counters, !r.config.MasqueradeAll
+		r.config.MasqueradeMark, r.config.Counters, r.config.MasqueradeAll = otherMark(r.config.MasqueradeMark), !r.config.Counters, !r.config.MasqueradeAll
 	}
 	for i, step := range script.Steps {
 		last := i == len(script.Steps)-1

@@ -32,7 +32,7 @@ func TestManyEndpoints(t *testing.T) {
 		t.Fatal(err)
 	}
 	lookups := 0
-	node := live.NewNode(ruleset.Compile(ruleset.Config{Table: "nftproxy", Settings: service.Settings{MasqueradeBit: 14}}, snapshot).Model(), "nftproxy",
+	node := live.NewNode(ruleset.Compile(ruleset.Config{Table: "nftproxy"}, snapshot).Model(), "nftproxy",
 		func(netip.Addr) (hostaddr.Route, error) {
 			lookups++
 			return hostaddr.Route{Device: "eth0"}, nil

@@ -10,14 +10,15 @@ import (
 	"nftproxy/test/nftcmd"
 )
 
-// TestTryCounters: this kernel can count, and a trial leaves nothing behind: no table, and no new
-// generation of the ruleset.
-func TestTryCounters(t *testing.T) {
+// TestTry: this kernel can count and has labels, and a trial leaves nothing behind: no table, and no
+// new generation of the ruleset.
+func TestTry(t *testing.T) {
 	ns, c := open(t)
 	before, err := c.Generation()
 	must(t, err)
 	for range 2 {
 		must(t, c.TryCounters())
+		must(t, c.TryLabels())
 	}
 	if after, err := c.Generation(); err != nil || after != before {
 		t.Errorf("the trial raised the generation from %d to %d, err %v", before, after, err)
@@ -48,4 +49,17 @@ func TestTryCountersOfAKernelWithout(t *testing.T) {
 	}
 	injector.Decide(netlinkfault.None)
 	must(t, c.TryCounters())
+}
+
+// TestTryLabelsOfAKernelWithout: a kernel without labels refuses the rule that sets one.
+func TestTryLabelsOfAKernelWithout(t *testing.T) {
+	injector, c, _ := openFaulty(t)
+	injector.Decide(func(p netlinkfault.Place) (netlinkfault.Fault, bool) {
+		return netlinkfault.Fault{Kind: netlinkfault.Refuse, Errno: unix.EOPNOTSUPP}, p.Message == "add rule"
+	})
+	if err := c.TryLabels(); !errors.Is(err, unix.EOPNOTSUPP) {
+		t.Errorf("the trial says %v", err)
+	}
+	injector.Decide(netlinkfault.None)
+	must(t, c.TryLabels())
 }

@@ -20,21 +20,43 @@ const triedCounters = 4096
 // TryCounters returns an error if the kernel cannot give thousands of elements counters in one
 // transaction. Kernels without nft_counter cannot. Nor can kernels that do not wait for the memory of
 // counters. Mainline waits for it since commit fa23e0d4b756 (Linux 6.10).
-//
-// The transaction adds a table without hooks, and then deletes a chain that is not there. So the
-// kernel refuses it as a whole once it has made the counters. No packet meets the table, no process
-// hears of it, and the ruleset's generation stays.
 func (c *Conn) TryCounters() error {
-	table := &nft.Table{
-		Family: nft.IPv4, Name: fmt.Sprintf("nftproxy-try-%d", os.Getpid()),
-		Sets:   nft.SetsByName(&nft.Set{Name: "counted", Key: nft.Fields{nft.Daddr}, Size: triedCounters, Counter: true}),
-		Chains: treap.Map[string, *nft.Chain]{}.Set("counting", &nft.Chain{Name: "counting", Rules: []nft.Rule{{nft.Counter{}, nft.Verdict{Code: nft.Drop}}}}),
-	}
+	table := triedTable(nft.Rule{nft.Counter{}, nft.Verdict{Code: nft.Drop}})
+	table.Sets = nft.SetsByName(&nft.Set{Name: "counted", Key: nft.Fields{nft.Daddr}, Size: triedCounters, Counter: true})
 	part := &nft.Part{}
 	for i := range triedCounters {
 		part.Elements = append(part.Elements, nft.Element{Set: "counted", Key: nft.Value(nft.AppendAddr(nil, netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})))})
 	}
 	table.Parts = table.Parts.Set("counted", part)
+	if err := c.try(table); err != nil {
+		return fmt.Errorf("try counters: %w", err)
+	}
+	return nil
+}
+
+// TryLabels returns an error if rules cannot set and match labels of connections. Kernels without
+// CONFIG_NF_CONNTRACK_LABELS cannot.
+func (c *Conn) TryLabels() error {
+	if err := c.try(triedTable(nft.Rule{nft.MatchLabel{}, nft.SetLabel{}})); err != nil {
+		return fmt.Errorf("try labels: %w", err)
+	}
+	return nil
+}
+
+// triedTable is a table for try, with a rule in a chain that nothing leads to.
+func triedTable(r nft.Rule) *nft.Table {
+	return &nft.Table{
+		Family: nft.IPv4, Name: fmt.Sprintf("nftproxy-try-%d", os.Getpid()),
+		Chains: treap.Map[string, *nft.Chain]{}.Set("tried", &nft.Chain{Name: "tried", Rules: []nft.Rule{r}}),
+	}
+}
+
+// try returns an error if the kernel does not take the table.
+//
+// The transaction adds the table, which has no hooks, and then deletes a chain that is not there. So
+// the kernel refuses it as a whole once it has made the rest. No packet meets the table, no process
+// hears of it, and the ruleset's generation stays.
+func (c *Conn) try(table *nft.Table) error {
 	batch, _ := nft.State{}.PlanTable(table, time.Time{})
 	var missing nft.Op = nft.DeleteChain{Table: table.ID(), Chain: "missing"}
 	batch.Ops = append(batch.Ops, missing)
@@ -46,5 +68,5 @@ func (c *Conn) TryCounters() error {
 	if err == nil {
 		err = errors.New("the kernel deleted a chain that was not there")
 	}
-	return fmt.Errorf("try counters: %w", err)
+	return err
 }
