@@ -5,13 +5,17 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"nftproxy/model/service"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/nftcmd"
 	"nftproxy/test/testnet"
 )
 
@@ -73,4 +77,55 @@ func (s *sender) letOut(t testing.TB) {
 	} {
 		must(t, s.ns.Handle().RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: to, Gw: gateway}))
 	}
+}
+
+// BenchmarkMasqueradeClash has two clients with one source port send their first packets to one address in
+// the same moment, on two processors, in each way in which the kernel can choose the port that a masqueraded
+// connection gets. It reports how many of the packets the kernel dropped, since both got the same port.
+func BenchmarkMasqueradeClash(b *testing.B) {
+	cmd := nftcmd.ForTest(b)
+	for _, ports := range []string{"", "random", "fully-random"} {
+		b.Run("masquerade-"+ports, func(b *testing.B) {
+			s := newSender(b)
+			s.letOut(b)
+			must(b, cmd.Load(s.ns, "table ip t {\n chain p {\n type nat hook postrouting priority 100;\n ip saddr 20.0.0.0/8 masquerade "+ports+"\n }\n}\n"))
+			var round, lost [2]atomic.Int64
+			var clients sync.WaitGroup
+			for i := range 2 {
+				clients.Go(func() {
+					defer round[i].Store(int64(b.N)) // a client that gives up holds up no other
+					if err := s.ns.Do(func() error { return sendTogether(b.N, i, &round, &lost[i]) }); err != nil {
+						b.Error(err)
+					}
+				})
+			}
+			clients.Wait()
+			b.ReportMetric(100*float64(lost[0].Load()+lost[1].Load())/float64(2*b.N), "%lost")
+		})
+	}
+}
+
+// sendTogether sends a first packet in each round, when the other client is in this round too.
+func sendTogether(rounds, client int, round *[2]atomic.Int64, lost *atomic.Int64) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	to := netip.MustParseAddrPort("198.18.0.1:5060")
+	for r := range rounds {
+		from := netip.AddrPortFrom(netip.AddrFrom4([4]byte{20, byte(client), byte(r >> 8), byte(r)}), uint16(2000+r%50_000))
+		packet := datagram(from, to)
+		round[client].Store(int64(r))
+		for round[1-client].Load() < int64(r) { // waiting for an event would cost the moment
+		}
+		switch err := unix.Sendto(fd, packet, 0, &unix.SockaddrInet4{Addr: to.Addr().As4()}); err {
+		case nil:
+		case unix.EPERM:
+			lost.Add(1)
+		default:
+			return err
+		}
+	}
+	return nil
 }
