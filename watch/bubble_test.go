@@ -99,7 +99,8 @@ func inBubble(t *testing.T, test func(r *rig)) {
 	})
 }
 
-func newRig(t *testing.T, server *apiServer) *rig {
+// newRig starts a watcher. prepare, if there is one, changes its loop before the start.
+func newRig(t *testing.T, server *apiServer, prepare ...func(*listWatch[*sliceObject])) *rig {
 	r := &rig{T: t, server: server, start: time.Now()}
 	r.Watcher = NewWatcher(Options{Node: "node-0", Report: func(p Problem) {
 		r.mu.Lock()
@@ -113,6 +114,9 @@ func newRig(t *testing.T, server *apiServer) *rig {
 	}})
 	must(t, err)
 	r.loop = newListWatch("endpointslices", newSliceStore(r.Watcher), way[*sliceObject]{client: client.slices})
+	for _, p := range prepare {
+		p(r.loop)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var tasks sync.WaitGroup
 	tasks.Go(func() { r.loop.run(ctx) })

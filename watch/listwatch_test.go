@@ -277,7 +277,9 @@ func TestReturn(t *testing.T) {
 					}
 					time.Sleep(time.Minute)
 					for _, r := range rigs {
+						r.mu.Lock()
 						r.interfere = func(http.ResponseWriter, *http.Request, bool) (bool, error) { return true, err }
+						r.mu.Unlock()
 					}
 					server.cut()
 					time.Sleep(away)

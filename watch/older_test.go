@@ -133,8 +133,7 @@ func TestLacks(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				server := bareAPIServer(t)
 				server.refuse("endpointslices", c.code)
-				r := newRig(t, server)
-				r.loop.optional, r.loop.seen = c.optional, c.seen
+				r := newRig(t, server, func(l *listWatch[*sliceObject]) { l.optional, l.seen = c.optional, c.seen })
 				time.Sleep(time.Hour)
 				asked := r.forgetAsked()
 				if n := len(asked); n < c.least || n > c.most {
