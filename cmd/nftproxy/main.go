@@ -51,13 +51,6 @@ type exitStatus int
 
 func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
 
-func (s exitStatus) asError() error {
-	if s == 0 {
-		return nil
-	}
-	return s
-}
-
 // usageError is the error about an invalid command line.
 type usageError struct{ error }
 
