@@ -26,10 +26,15 @@ type Effects struct {
 	// Untracks: a rule takes packets out of connection tracking, as NodeLocal DNSCache does. Chains of type nat
 	// do not see such packets.
 	Untracks bool `json:"untracks"`
+	// Marks: a rule sets the mark of packets. MarksConnections: a rule sets the mark of connections, or CONNMARK
+	// takes a packet's mark from there. Routes often go by marks.
+	Marks            bool `json:"marks"`
+	MarksConnections bool `json:"marksConnections"`
 }
 
 func (e *Effects) add(o Effects) {
 	e.Drops, e.Translates, e.Untracks = e.Drops || o.Drops, e.Translates || o.Translates, e.Untracks || o.Untracks
+	e.Marks, e.MarksConnections = e.Marks || o.Marks, e.MarksConnections || o.MarksConnections
 }
 
 // Chain is a base chain.
@@ -66,14 +71,16 @@ func (c *Chain) TableText() string {
 	return text
 }
 
-// Harmless says that the chain changes no packet and drops none.
-func (c *Chain) Harmless() bool { return !c.PolicyDrop && c.Rules == Effects{} }
+// Harmless says that the chain drops no packet and changes none, but for marks.
+func (c *Chain) Harmless() bool {
+	return !c.PolicyDrop && !c.Rules.Drops && !c.Rules.Translates && !c.Rules.Untracks
+}
 
 // List returns the base chains without the effects of their rules. It needs CAP_NET_ADMIN.
 func List() ([]Chain, error) { return list(false) }
 
 // ListWithEffects is List with the effects of rules. Of a chain that leads to very many chains it says
-// that it may do everything.
+// that it may do everything, but for marks: it tells those that it has found.
 func ListWithEffects() ([]Chain, error) { return list(true) }
 
 func list(effects bool) ([]Chain, error) {
@@ -135,7 +142,7 @@ func legacyChains(names map[string]bool) ([]Chain, error) {
 		family, table, _ := strings.Cut(c.Table, " ")
 		list = append(list, Chain{
 			Family: family, Table: table, Name: c.Chain, Hook: strings.ToLower(c.Chain), Type: table, Priority: legacyPriority(table, c.Chain), Legacy: true,
-			Program: programOf(table, names), PolicyDrop: c.PolicyDrop, Rules: Effects{c.Drops, c.Translates, c.Untracks},
+			Program: programOf(table, names), PolicyDrop: c.PolicyDrop, Rules: Effects{c.Drops, c.Translates, c.Untracks, c.Marks, c.MarksConnections},
 			Closes: c.PolicyDrop || c.Closes,
 		})
 	}

@@ -19,7 +19,8 @@ func effectsOf(conn *nftables.Conn, base *nftables.Chain) (all Effects, closes b
 	seen, next := map[string]bool{base.Name: true}, []string{base.Name}
 	for len(next) > 0 {
 		if len(seen) > maxVisits {
-			return Effects{true, true, true}, base.Type != nftables.ChainTypeNAT, nil
+			all.add(everything())
+			return all, base.Type != nftables.ChainTypeNAT, nil
 		}
 		name := next[0]
 		next = next[1:]
@@ -40,12 +41,12 @@ func effectsOf(conn *nftables.Conn, base *nftables.Chain) (all Effects, closes b
 				}
 			}
 		}
-		if closes && all == (Effects{true, true, true}) {
-			break
-		}
 	}
 	return all, closes, nil
 }
+
+// everything is what a chain may do, but for marks.
+func everything() Effects { return Effects{Drops: true, Translates: true, Untracks: true} }
 
 // effectsOfRule also returns the chains to which the rule leads.
 func effectsOfRule(r *nftables.Rule) (effects Effects, chains []string, err error) {
@@ -62,6 +63,10 @@ func effectsOfRule(r *nftables.Rule) (effects Effects, chains []string, err erro
 			effects.Translates = true
 		case *expr.Notrack:
 			effects.Untracks = true
+		case *expr.Meta:
+			effects.Marks = effects.Marks || x.SourceRegister && x.Key == expr.MetaKeyMARK
+		case *expr.Ct:
+			effects.MarksConnections = effects.MarksConnections || x.SourceRegister && x.Key == expr.CtKeyMARK
 		case *expr.Target:
 			effects.add(effectsOfTarget(x.Name))
 		case *expr.Lookup:
@@ -85,9 +90,11 @@ func effectsOfVerdict(kind expr.VerdictKind) Effects {
 // effectsOfTarget is about the targets of iptables.
 func effectsOfTarget(name string) Effects {
 	return Effects{
-		Drops:      slices.Contains([]string{"DROP", "REJECT", "NFQUEUE", "TARPIT", "SYNPROXY"}, name),
-		Translates: slices.Contains([]string{"DNAT", "SNAT", "MASQUERADE", "REDIRECT", "NETMAP", "TPROXY"}, name),
-		Untracks:   slices.Contains([]string{"CT", "NOTRACK"}, name),
+		Drops:            slices.Contains([]string{"DROP", "REJECT", "NFQUEUE", "TARPIT", "SYNPROXY"}, name),
+		Translates:       slices.Contains([]string{"DNAT", "SNAT", "MASQUERADE", "REDIRECT", "NETMAP", "TPROXY"}, name),
+		Untracks:         slices.Contains([]string{"CT", "NOTRACK"}, name),
+		Marks:            name == "MARK",
+		MarksConnections: name == "CONNMARK",
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"nftproxy/daemon/basechain"
 	"nftproxy/daemon/explain"
 	"nftproxy/model/service"
 	"nftproxy/nft"
@@ -387,6 +388,44 @@ func TestPortNames(t *testing.T) {
 			e := w.ask("10.244.0.9:40000 -> 10.96.0.9:80/tcp")
 			if text := e.Text(true); strings.Contains(text, "selector") || strings.Contains(text, "targetPort") {
 				t.Errorf("the text blames the selector:\n%s", text)
+			}
+		})
+	}
+}
+
+// TestMarkingChains: a chain that sets marks is named if it may see the address from before the translation. One that comes
+// later is not: it goes by the endpoint's address, or is not called.
+func TestMarkingChains(t *testing.T) {
+	const pod, node = "veth0 10.244.0.9:1000 -> 10.96.0.2:80/tcp", "node 192.168.0.2:1000 -> 10.96.0.2:80/tcp"
+	const early, perhaps = "it sees the addresses from before nftproxy's translation", "it has nftproxy's priority"
+	for name, c := range map[string]struct {
+		chain    basechain.Chain
+		from     string
+		says     string
+		harmless bool
+	}{
+		"earlier, nat":         {basechain.Chain{Type: "nat", Hook: "prerouting", Priority: -101, Rules: basechain.Effects{MarksConnections: true}}, pod, early, true},
+		"earlier, filter":      {basechain.Chain{Type: "filter", Hook: "prerouting", Priority: -150, Rules: basechain.Effects{Marks: true}}, pod, early, true},
+		"the same priority":    {basechain.Chain{Type: "nat", Hook: "prerouting", Priority: -100, Rules: basechain.Effects{MarksConnections: true}}, pod, perhaps, true},
+		"later":                {basechain.Chain{Type: "nat", Hook: "prerouting", Priority: -90, Rules: basechain.Effects{MarksConnections: true}}, pod, "", true},
+		"after the routing":    {basechain.Chain{Type: "filter", Hook: "forward", Priority: -150, Rules: basechain.Effects{Marks: true}}, pod, "", true},
+		"no marks":             {basechain.Chain{Type: "nat", Hook: "prerouting", Priority: -101}, pod, "", true},
+		"output":               {basechain.Chain{Type: "route", Hook: "output", Priority: -150, Rules: basechain.Effects{Marks: true}}, node, early, true},
+		"drops by the address": {basechain.Chain{Type: "filter", Hook: "prerouting", Priority: -150, Rules: basechain.Effects{Drops: true}}, pod, early, false},
+		"drops later":          {basechain.Chain{Type: "filter", Hook: "forward", Rules: basechain.Effects{Drops: true}}, pod, "packets", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			c.chain.Family, c.chain.Table, c.chain.Name = "ip", "other", "chain"
+			w.facts.Chains = []basechain.Chain{c.chain}
+			e := w.ask(c.from)
+			switch {
+			case c.chain.Harmless() != c.harmless:
+				t.Errorf("harmless: %t", !c.harmless)
+			case c.says == "" && len(e.Others) != 0, c.says != "" && (len(e.Others) != 1 || !strings.Contains(e.Text(true), c.says)):
+				t.Errorf("want %q:\n%s", c.says, e.Text(true))
+			case name == "drops later" && strings.Contains(e.Text(true), "from before"):
+				t.Errorf("it sees the translated address:\n%s", e.Text(true))
 			}
 		})
 	}

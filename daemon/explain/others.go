@@ -64,13 +64,14 @@ func (x *explainer) priorityAt(hook nft.HookName) int32 {
 	return math.MaxInt32
 }
 
-// others are the chains of other programs on the way that may drop or change the packet, in their order.
+// others are the chains of other programs on the way that may drop or change the packet, and those that may set marks
+// by the addresses from before our translation, in their order.
 func (x *explainer) others() []Other {
 	others := []Other{}
 	for _, p := range x.passages() {
 		for i := range x.facts.Chains {
 			c := &x.facts.Chains[i]
-			if c.Hook != p.hook || c.Priority > p.upTo || c.Harmless() || !x.sees(c) || x.isOurs(c) {
+			if c.Hook != p.hook || c.Priority > p.upTo || c.Harmless() && !(marks(c) && x.viewOf(c) != basechain.Later) || !x.sees(c) || x.isOurs(c) {
 				continue
 			}
 			others = append(others, Other{*c, x.sayOther(c)})
@@ -98,6 +99,30 @@ func (x *explainer) isOurs(c *basechain.Chain) bool {
 	return !c.Legacy && c.Family == x.family().String() && c.Table == x.facts.Table && c.Type == "nat" && !c.PolicyDrop
 }
 
+func marks(c *basechain.Chain) bool { return c.Rules.Marks || c.Rules.MarksConnections }
+
+// viewOf says which addresses the chain sees, if our chains translate the packet.
+func (x *explainer) viewOf(c *basechain.Chain) basechain.View {
+	switch {
+	case x.contents == nil, x.question.Packet.FromNode && c.Hook != "output":
+		return basechain.Later
+	case x.question.Packet.FromNode:
+		return c.ViewOf(x.priorityAt(nft.Output))
+	}
+	return c.ViewOf(x.priorityAt(nft.Prerouting))
+}
+
+// sayView is about a chain that goes by addresses.
+func (x *explainer) sayView(c *basechain.Chain) string {
+	switch x.viewOf(c) {
+	case basechain.Earlier:
+		return "it sees the addresses from before nftproxy's translation"
+	case basechain.Unknown:
+		return "it has nftproxy's priority, and sees the addresses from before nftproxy's translation if it was made after nftproxy's chain"
+	}
+	return ""
+}
+
 func (x *explainer) sayOther(c *basechain.Chain) string {
 	var does []string
 	if c.PolicyDrop {
@@ -122,6 +147,12 @@ func (x *explainer) sayOther(c *basechain.Chain) string {
 	}
 	if c.Rules.Untracks {
 		does = append(does, "has rules that take packets out of connection tracking: nftproxy's rules do not see these")
+	}
+	if marks(c) && x.viewOf(c) != basechain.Later {
+		does = append(does, "has rules that set marks")
+	}
+	if view := x.sayView(c); view != "" && (c.PolicyDrop || c.Rules.Drops || marks(c)) {
+		does = append(does, view)
 	}
 	if c.Family == "bridge" || c.Family == "netdev" {
 		does = append(does, "counts only if the packet passes a "+map[string]string{"bridge": "bridge", "netdev": "device that it names"}[c.Family])

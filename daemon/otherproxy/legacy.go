@@ -85,10 +85,10 @@ type LegacyChain struct {
 	Table, Chain string
 	// PolicyDrop says that the policy is to drop.
 	PolicyDrop bool
-	// Drops, Translates and Untracks say that a rule may do that to packets: in this chain, or in one to
-	// which it leads. Untracks is about connection tracking. Reaches has the names of these chains.
-	Drops, Translates, Untracks bool
-	Reaches                     []string
+	// The next five say that a rule may do that to packets: in this chain, or in one to which it leads. Untracks is
+	// about connection tracking, MarksConnections about CONNMARK. Reaches has the names of these chains.
+	Drops, Translates, Untracks, Marks, MarksConnections bool
+	Reaches                                              []string
 	// Closes says that a rule of a program other than Kubernetes drops packets.
 	Closes bool
 }
@@ -115,8 +115,8 @@ func LegacyChains() ([]LegacyChain, error) {
 // baseChains describes the table's own chains.
 func (b *blob) baseChains() []LegacyChain {
 	type chain struct {
-		drops, translates, untracks bool
-		targets                     []string
+		drops, translates, untracks, marks, marksConnections bool
+		targets                                              []string
 	}
 	chains := map[string]*chain{}
 	for i := range b.entries {
@@ -132,6 +132,7 @@ func (b *blob) baseChains() []LegacyChain {
 		c.drops = c.drops || e.drops || slices.Contains([]string{"REJECT", "NFQUEUE"}, e.extension)
 		c.translates = c.translates || slices.Contains([]string{"DNAT", "SNAT", "MASQUERADE", "REDIRECT", "NETMAP", "TPROXY"}, e.extension)
 		c.untracks = c.untracks || e.extension == "CT" || e.extension == "NOTRACK"
+		c.marks, c.marksConnections = c.marks || e.extension == "MARK", c.marksConnections || e.extension == "CONNMARK"
 		if e.target != "" {
 			c.targets = append(c.targets, e.target)
 		}
@@ -149,6 +150,7 @@ func (b *blob) baseChains() []LegacyChain {
 			}
 			l.Closes = l.Closes || c.drops && !OfKubernetes(b.name, l.Reaches[i])
 			l.Drops, l.Translates, l.Untracks = l.Drops || c.drops, l.Translates || c.translates, l.Untracks || c.untracks
+			l.Marks, l.MarksConnections = l.Marks || c.marks, l.MarksConnections || c.marksConnections
 			for _, target := range c.targets {
 				if !seen[target] {
 					seen[target], l.Reaches = true, append(l.Reaches, target)

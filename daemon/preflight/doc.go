@@ -57,6 +57,7 @@ func Run(ctx context.Context, o Options) []Finding {
 	all = append(all, o.proxies(ctx)...)
 	all = append(all, o.ports(ctx)...)
 	all = append(all, o.chains()...)
+	all = append(all, o.marks()...)
 	all = append(all, o.routes(ctx)...)
 	all = append(all, o.sysctls()...)
 	return all

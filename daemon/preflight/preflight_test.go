@@ -2,6 +2,7 @@ package preflight_test
 
 import (
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -99,7 +100,7 @@ func TestGoodNode(t *testing.T) {
 	if features != 11 {
 		t.Errorf("%d features of the kernel, want 11", features)
 	}
-	for _, probe := range []string{"rights", "connection tracking", "other proxies", "ports: health", "firewalls", "sysctl: net.ipv4.ip_forward"} {
+	for _, probe := range []string{"rights", "connection tracking", "other proxies", "ports: health", "firewalls", "marks", "sysctl: net.ipv4.ip_forward"} {
 		w.want(found, preflight.Green, probe)
 	}
 	// The trial of the features left nothing in the node's own namespace.
@@ -148,4 +149,43 @@ table inet mine { chain in { type filter hook input priority 0; policy drop; ct 
 	w.want(found, preflight.Yellow, "other proxies: ip kube-proxy (nftables)", "cleanup --kube-proxy")
 	w.sysctl("net.ipv4.ip_local_reserved_ports", "8080,30000-32767")
 	w.want(w.check(), preflight.Green, "sysctl: net.ipv4.ip_local_port_range", "reserved")
+}
+
+// TestMarkingChains: a chain of type nat is named that marks connections and may see the address of a Service. No other is: a
+// later one, one of the proxy's own table, one that sets packets' marks, or one of another type.
+func TestMarkingChains(t *testing.T) {
+	w := newWorld(t)
+	if err := nftcmd.ForTest(t).Load(w.ns, `
+table ip nftproxy { chain own { type nat hook prerouting priority -100; ct mark set 1; }; }
+table ip aws-cni { chain later { type nat hook prerouting priority -90; ct mark set 1; }; }
+table ip hostports { chain packets { type nat hook prerouting priority -100; meta mark set 1; }; }
+table inet router { chain mangle { type filter hook prerouting priority -150; ct mark set 1; }; }
+table ip leaving { chain leaving { type nat hook postrouting priority 100; ct mark set 1; }; }
+table inet early { chain early { type nat hook prerouting priority -101; jump inner; }; chain inner { ct mark set 1; }; }
+`); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ program, args string }{
+		{"iptables-nft", "-t nat -N AWS-CONNMARK-CHAIN-0"},
+		{"iptables-nft", "-t nat -A AWS-CONNMARK-CHAIN-0 -j CONNMARK --set-xmark 0x80/0x80"},
+		{"iptables-nft", "-t nat -A PREROUTING -i eni+ -j AWS-CONNMARK-CHAIN-0"},
+		{"ip6tables-legacy", "-t nat -A OUTPUT -j CONNMARK --set-xmark 0x80/0x80"},
+	} {
+		path, err := aptget.Command(c.program, "iptables")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := w.ns.Run(exec.Command(path, append([]string{"-w"}, strings.Fields(c.args)...)...)); err != nil {
+			t.Fatalf("%s %s: %v", c.program, c.args, err)
+		}
+	}
+	found := w.check()
+	w.want(found, preflight.Yellow, "marks: inet early early", "is called before nftproxy's: it then goes by the address of a Service")
+	w.want(found, preflight.Yellow, "marks: ip nat PREROUTING", "before nftproxy's if it was made later", "range of Service addresses", "AWS_VPC_K8S_CNI_EXCLUDE_SNAT_CIDRS")
+	w.want(found, preflight.Yellow, "marks: ip6 nat (iptables-legacy) OUTPUT", "priority -100")
+	for probe, f := range found {
+		if strings.HasPrefix(probe, "marks") && !slices.Contains([]string{"marks: inet early early", "marks: ip nat PREROUTING", "marks: ip6 nat (iptables-legacy) OUTPUT"}, probe) {
+			t.Errorf("%+v", f)
+		}
+	}
 }

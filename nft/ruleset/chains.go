@@ -140,7 +140,9 @@ func (a *access) externalLocalChain(cfg *Config, p pods) *nft.Chain {
 }
 
 const (
-	priorityDstnat int32 = -100
+	// PriorityDstnat is that of the chains that translate Services, in prerouting and output: where other programs
+	// expect a service proxy (docs/data-path.md, The moment of translation).
+	PriorityDstnat int32 = -100
 	// priorityLeaving comes before the source NAT of others. That would end nat
 	// evaluation: the client's endpoint would not be remembered, and a mark of ours
 	// would stay on the packet. Priorities order only nat chains among themselves. The
@@ -237,8 +239,8 @@ func fixedChains(cfg *Config) []*nft.Chain {
 	arriving := []nft.Rule{{nft.VMap{Key: addressKey(), Map: services}}, {jump(dispatch)}}
 	return append(refusalChains(cfg),
 		restrictedChain(),
-		&nft.Chain{Name: prerouting, Hook: &nft.Hook{Name: nft.Prerouting, Priority: priorityDstnat}, Rules: arriving},
-		&nft.Chain{Name: output, Hook: &nft.Hook{Name: nft.Output, Priority: priorityDstnat}, Rules: arriving},
+		&nft.Chain{Name: prerouting, Hook: &nft.Hook{Name: nft.Prerouting, Priority: PriorityDstnat}, Rules: arriving},
+		&nft.Chain{Name: output, Hook: &nft.Hook{Name: nft.Output, Priority: PriorityDstnat}, Rules: arriving},
 	)
 }
 
