@@ -52,7 +52,7 @@ func TestSteps(t *testing.T) {
 		for _, target := range Full().targets() {
 			node := netip.MustParseAddr("192.168.100.1")
 			to := target.service(size, node)
-			if target.outside {
+			if target.from == fromOutside {
 				if !ports[int32(to.Port())] || to.Addr() != node {
 					t.Errorf("%s at %d: no service has the node port of %v", target.name, size, to)
 				}
@@ -115,7 +115,7 @@ func TestQuestions(t *testing.T) {
 			seen[q] = true
 		}
 		for _, q := range []string{
-			result.ConnectionSetup + ", pod to cluster IP, last service", result.ConnectionRate + ", outside to node port", result.Throughput, result.Refusal,
+			result.ConnectionSetup + ", pod to cluster IP, last service", result.ConnectionSetup + ", node to cluster IP, last service", result.ConnectionRate + ", outside to node port", result.Throughput, result.Refusal,
 		} {
 			if !seen[q] {
 				t.Errorf("%q is not asked", q)

@@ -15,8 +15,8 @@ import (
 	"nftproxy/test/testnet"
 )
 
-// site is a node with the rules of one backend. A pod and a client outside connect to
-// another pod.
+// site is a node with the rules of one backend. A pod, the node and a client outside
+// connect to another pod.
 type site struct {
 	backend string
 	// services is how many the rules are for; 0 if they are for one target, or
@@ -103,7 +103,10 @@ func (s *site) program(ctx context.Context, p proxies.Proxy, n *proxies.Node, li
 
 // from is where the clients of a way are.
 func (s *site) from(w way) *testnet.Namespace {
-	if w.outside {
+	switch w.from {
+	case fromNode:
+		return s.topology.Node
+	case fromOutside:
 		return s.topology.Outside
 	}
 	return s.pod.NS

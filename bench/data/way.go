@@ -12,14 +12,25 @@ import (
 type way struct {
 	// name is from where to where, and with what.
 	name string
-	// outside says that the client is outside of the node and asks for a node
-	// port; it is a pod that asks for a cluster IP otherwise.
-	outside bool
+	// from is where connections begin.
+	from origin
 	// affinity says that the service keeps a client with an endpoint.
 	affinity bool
 	// refused says that the service has no endpoints.
 	refused bool
 }
+
+// origin is where the clients of a way are.
+type origin int
+
+const (
+	// fromPod is a pod of the node. It asks for a cluster IP.
+	fromPod origin = iota
+	// fromNode is a process in the node's own network. It asks for a cluster IP.
+	fromNode
+	// fromOutside is another machine. It asks for a node port.
+	fromOutside
+)
 
 // plainWay is from a pod to a cluster IP.
 func plainWay() way { return way{name: "pod to cluster IP"} }
@@ -28,7 +39,12 @@ func refusedWay() way { return way{name: "pod to cluster IP", refused: true} }
 
 // ways lists those by which connections are set up.
 func ways() []way {
-	return []way{plainWay(), {name: "outside to node port", outside: true}, {name: "pod to cluster IP, affinity", affinity: true}}
+	return []way{
+		plainWay(),
+		{name: "node to cluster IP", from: fromNode},
+		{name: "outside to node port", from: fromOutside},
+		{name: "pod to cluster IP, affinity", affinity: true},
+	}
 }
 
 // target is an address to connect to: that of a service among some.
@@ -48,7 +64,7 @@ func (t target) service(services int, node netip.Addr) netip.AddrPort {
 	switch {
 	case t.refused:
 		return netip.AddrPortFrom(refusingIP(), objects.ServicePort)
-	case t.outside:
+	case t.from == fromOutside:
 		return netip.AddrPortFrom(node, nodePort(last))
 	case t.affinity:
 		return netip.AddrPortFrom(affinityIP(last+1), objects.ServicePort)
@@ -116,7 +132,8 @@ const tracked = `table ip tracked {
 
 // staticRule is the least that a rule has to do for a target: a translation, and
 // on the way of node ports, the masquerade that brings answers back by any node;
-// or a refusal.
+// or a refusal. The node's own address brings answers back without a masquerade
+// to the endpoints here, so what proxies pay for one on that way is in the ratio.
 func (t target) staticRule(service netip.AddrPort) string {
 	match := fmt.Sprintf("ip daddr %v tcp dport %d", service.Addr(), service.Port())
 	if t.refused {
@@ -128,8 +145,12 @@ func (t target) staticRule(service netip.AddrPort) string {
 }
 `, match)
 	}
+	hook := "prerouting"
+	if t.from == fromNode {
+		hook = "output"
+	}
 	masquerade := ""
-	if t.outside {
+	if t.from == fromOutside {
 		masquerade = `	chain postrouting {
 		type nat hook postrouting priority srcnat
 		ct status dnat masquerade
@@ -137,10 +158,10 @@ func (t target) staticRule(service netip.AddrPort) string {
 `
 	}
 	return fmt.Sprintf(`table ip static {
-	chain prerouting {
-		type nat hook prerouting priority dstnat
-		%s dnat to %v
+	chain %[1]s {
+		type nat hook %[1]s priority -100
+		%[2]s dnat to %[3]v
 	}
-%s}
-`, match, t.direct(), masquerade)
+%[4]s}
+`, hook, match, t.direct(), masquerade)
 }
