@@ -29,8 +29,8 @@ type tableState struct {
 	// replace says that the kernel's table cannot become the wanted one.
 	replace bool
 	// idle and idleSets are the chains and sets that the program does not want any
-	// more, with the time since when.
-	idle, idleSets map[string]time.Time
+	// more, with the time since when. idleRules are the chains with rules that it does not want.
+	idle, idleSets, idleRules map[string]time.Time
 	// counts is how many elements each set with MinSize has.
 	counts treap.Map[string, int]
 }
@@ -59,12 +59,12 @@ func (s State) PlanTable(want *Table, now time.Time) (Batch, State) {
 	return p.phases.batch(), s
 }
 
-// Due is when to plan again although nothing has changed: an idle chain or set can
+// Due is when to plan again although nothing has changed: an idle chain, set or rule can
 // then be deleted. The zero time means never.
 func (s State) Due() time.Time {
 	var due time.Time
 	for _, t := range s.tables {
-		for _, idle := range []map[string]time.Time{t.idle, t.idleSets} {
+		for _, idle := range t.idleSince() {
 			for _, since := range idle {
 				if at := since.Add(IdleLife); due.IsZero() || at.Before(due) {
 					due = at

@@ -11,15 +11,19 @@ import (
 // that have been idle for IdleLife.
 func (p *tablePlan) planChains() {
 	id := p.want.ID()
-	p.next.idle = map[string]time.Time{}
+	p.next.idle, p.next.idleRules = map[string]time.Time{}, map[string]time.Time{}
 	chains := p.want.Chains
 	for c := range treap.Diff(p.have.applied.Chains, p.want.Chains) {
 		switch {
 		case !c.HadOld:
 			p.addChain(c.New)
 		case c.HasNew:
-			if !c.Old.sameRules(c.New, id.Family) {
-				p.changeChain(c.New)
+			next := p.withIdleRules(c.Old, c.New)
+			if !c.Old.sameRules(next, id.Family) {
+				p.changeChain(next)
+			}
+			if next != c.New {
+				chains = chains.Set(c.Key, next)
 			}
 		default:
 			since, known := p.have.idle[c.Key]

@@ -276,7 +276,7 @@ func TestConfigMapSwap(t *testing.T) {
 		t.Error("other settings wrote nothing")
 	}
 	changed := listing()
-	if !strings.Contains(changed, "ip saddr != 10.9.0.0/16") || !strings.Contains(changed, "0x00000008") || strings.Contains(changed, "ct label") {
+	if !strings.Contains(changed, "ip saddr != 10.9.0.0/16") || !strings.Contains(changed, "0x00000008") || strings.Contains(changed, "ct label set") {
 		t.Errorf("after the change:\n%s", changed)
 	}
 

@@ -57,7 +57,8 @@ rule, a chain, a set, or a table. Elements stand under the name of their Service
 These are no differences:
   clients that session affinity remembers, and the sizes of sets
   the order of the endpoints of a Service port
-  chains and sets that nothing leads to: run keeps them for ten seconds
+  chains and sets that nothing leads to, and a rule for packets that met the rules
+  of an earlier program: run keeps them for ten seconds
 
 Where something differs, verify looks again after two seconds and reports what
 both looks have found. So a change that is on its way to the kernel does not

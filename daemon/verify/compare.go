@@ -15,7 +15,8 @@ import (
 //   - the clients that dynamic maps remember, which no program has;
 //   - the sizes of sets, which the proxy chooses by their contents;
 //   - the order of the endpoints of one Service port;
-//   - sets and chains that nothing in the program leads to (Differences.Idle).
+//   - sets and chains that nothing in the program leads to, and rules for packets that met the rules of an
+//     earlier program (Differences.Idle).
 //
 // If a table is missing, or the proxy would make it anew, its rules and elements are not
 // compared. The cost is that of a first sync, and grows with the program.
@@ -225,14 +226,18 @@ func ruleTexts(chain *nft.Chain, f nft.Family) []string {
 	return texts
 }
 
-// addIdle notes the sets and the chains without a hook that the program does not have.
+// addIdle notes the sets and the chains without a hook that the program does not have, and the chains with
+// rules that it does not have any more.
 func (c *comparison) addIdle() {
 	if c.have == nil {
 		return
 	}
 	for name, chain := range c.have.Chains {
-		if _, wanted := c.want.Chains.Get(name); !wanted && chain.Hook == nil {
+		switch want, wanted := c.want.Chains.Get(name); {
+		case !wanted && chain.Hook == nil:
 			c.result.Idle = append(c.result.Idle, nameInFamily(c.family, Chain, name))
+		case wanted && len(chain.Rules) > len(want.Rules) && !c.differs(name):
+			c.result.Idle = append(c.result.Idle, nameInFamily(c.family, Rule, name))
 		}
 	}
 	for name := range c.have.Sets {
@@ -240,4 +245,9 @@ func (c *comparison) addIdle() {
 			c.result.Idle = append(c.result.Idle, nameInFamily(c.family, Set, name))
 		}
 	}
+}
+
+// differs says whether the rules of a chain are among the differences.
+func (c *comparison) differs(chain string) bool {
+	return slices.ContainsFunc(c.result.list, func(d difference) bool { return d.family == c.family && d.kind == Rule && d.name == chain })
 }

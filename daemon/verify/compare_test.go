@@ -227,3 +227,46 @@ func TestLasting(t *testing.T) {
 		t.Errorf("%d differences last although the kernel follows", n)
 	}
 }
+
+// TestIdleRules: a rule by which an earlier program masquerades stays for a while, and is no difference. In
+// another place, or beside no rule of the program, it is one.
+func TestIdleRules(t *testing.T) {
+	program := func(mark uint32) *nft.Program {
+		return ruleset.Compile(ruleset.Config{Table: "t", Settings: service.Settings{MasqueradeMark: mark}}, service.NewBuilder(service.Node{}).Snapshot())
+	}
+	earlier, want := program(0x4000), program(0)
+	kernel, now := nft.NewModel(), time.Unix(0, 0)
+	batch, state := nft.State{}.Plan(earlier, now)
+	apply := func() {
+		t.Helper()
+		if err := kernel.Apply(batch); err != nil {
+			t.Fatal(err)
+		}
+	}
+	apply()
+	if verify.Compare(want, kernel).Len() == 0 {
+		t.Error("the program of another mark does not differ")
+	}
+	batch, state = state.Plan(want, now)
+	apply()
+	found := verify.Compare(want, kernel)
+	if diff := cmp.Diff([]string{"ip rule postrouting", "ip6 rule postrouting"}, found.Idle); diff != "" || found.Len() > 0 {
+		t.Errorf("idle (-want +got):\n%s\nand %d differences", diff, found.Len())
+	}
+	if restart, _ := nft.Adopt(kernel, want).Plan(want, now); !restart.Empty() {
+		t.Errorf("a restart writes:\n%s", restart)
+	}
+	chain := kernel.Table(want.IPv4.ID()).Chains["postrouting"]
+	rules := chain.Rules
+	last := len(rules) - 1
+	chain.Rules = append([]nft.Rule{rules[last]}, rules[:last]...)
+	if n := verify.Compare(want, kernel).Len(); n == 0 {
+		t.Error("a rule of another program does not differ")
+	}
+	chain.Rules = rules
+	batch, _ = state.Plan(want, now.Add(nft.IdleLife))
+	apply()
+	if found := verify.Compare(want, kernel); found.Len() > 0 || len(found.Idle) > 0 {
+		t.Errorf("at the end %d differences, idle %v", found.Len(), found.Idle)
+	}
+}

@@ -55,7 +55,8 @@ type Difference struct {
 type Differences struct {
 	list []difference
 	// Idle are chains and sets that nothing in the program leads to, as "ip chain
-	// endpoints-3", sorted. The proxy keeps such for ten seconds, so they are no differences.
+	// endpoints-3", sorted, and chains with rules for packets that met the rules of an earlier program,
+	// as "ip rule postrouting". The proxy keeps such for ten seconds, so they are no differences.
 	Idle []string
 }
 

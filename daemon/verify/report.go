@@ -23,8 +23,8 @@ type Report struct {
 	Differences []Difference `json:"differences"`
 	// Omitted is how many differences are left out of the list.
 	Omitted int `json:"omitted"`
-	// Idle are chains and sets that are no differences although no program has them: the
-	// proxy keeps such for ten seconds.
+	// Idle are chains and sets, and chains with rules, that are no differences although no program has
+	// them: the proxy keeps such for ten seconds.
 	Idle []string `json:"idle"`
 	// InFlight is how many differences of a first look were gone at a second one.
 	InFlight int `json:"inFlight"`
