@@ -151,10 +151,13 @@ func (c *Cleaner) SyncChangedNothing() { c.reports.add(true, func(*syncReport) {
 
 // SyncDone says that the kernel's rules now serve the snapshot. Set unknown where
 // it is not known what the rules did before, as at the first sync or when another
-// program had changed them. A call never blocks. Of several snapshots the latest
-// counts. Call it after each sync.
+// program had changed them. A call never blocks. Call it after each sync: each
+// snapshot counts, also where the next one comes before the Cleaner looks.
 func (c *Cleaner) SyncDone(s service.Snapshot, unknown bool) {
-	c.reports.add(true, func(r *syncReport) { r.latest, r.unknown = &s, r.unknown || unknown })
+	c.reports.add(true, func(r *syncReport) {
+		r.serve(s)
+		r.unknown = r.unknown || unknown
+	})
 }
 
 // CheckAll asks for a pass over the whole table: connections may have gone astray
@@ -225,12 +228,12 @@ func (c *Cleaner) learn() {
 	}
 	now := time.Now()
 	change, ok := c.judge.learn(report, now)
-	if report.unknown && report.latest != nil && c.alone != nil && now.Sub(c.asked) >= aloneEvery {
+	if report.unknown && len(report.served) > 0 && c.alone != nil && now.Sub(c.asked) >= aloneEvery {
 		if c.asked = now; c.alone() {
 			c.judge.index.Presume()
 		}
 	}
-	if report.latest != nil {
+	if len(report.served) > 0 {
 		c.pacing.requestRoutine()
 	}
 	if ok {

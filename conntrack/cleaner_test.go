@@ -218,8 +218,41 @@ func TestCleanerLearnsTogether(t *testing.T) {
 					t.Errorf("it learned of the later syncs after %v, want %v", at, c.learned)
 				}
 				b.stop()
-				if n := b.judge.index.Epoch(); n != 2 {
-					t.Errorf("it learned %d times, want 2", n)
+				if n := b.judge.index.Epoch(); n != uint64(1+len(c.pauses)) {
+					t.Errorf("it learned of %d syncs, want %d", n, 1+len(c.pauses))
+				}
+			})
+		})
+	}
+}
+
+// TestCleanerSeesEachSync: flows leave an endpoint that came and went between two looks at the reports. Without the sync that
+// had it, they would seem to be another program's.
+func TestCleanerSeesEachSync(t *testing.T) {
+	web := func(endpoint string) service.Snapshot {
+		text := "node n1\nservice default/web created 2026-01-01T00:00:00Z\n  cluster-ip 10.97.0.1\n  port x udp 80\n"
+		if endpoint != "" {
+			text += "    endpoint " + endpoint + " n1 ready serving\n"
+		}
+		return parse(t, text)
+	}
+	for name, c := range map[string]struct{ syncs int }{"some": {3}, "more than a report holds": {2 * mostServed}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				table := &slowTable{dump: time.Millisecond}
+				b := start(t, table)
+				b.SyncDone(web(""), false)
+				b.after(time.Millisecond, time.Now()) // The look at the first report begins the rest.
+				table.set(func() {
+					table.flows = []Flow{dnated(service.UDP, "10.0.0.9", "10.97.0.1:80", "10.0.0.1:8080", SeenReply)}
+				})
+				b.SyncDone(web("10.0.0.1:8080"), false)
+				for range c.syncs {
+					b.SyncDone(web("10.0.0.2:8080"), false)
+				}
+				b.after(time.Minute, time.Now())
+				if len(table.flows) > 0 {
+					t.Errorf("left: %v, runs %v", table.flows, b.runs)
 				}
 			})
 		})

@@ -52,8 +52,8 @@ func (j *judge) learn(r syncReport, now time.Time) (c change, ok bool) {
 	if r.previous != nil {
 		scope.merge(j.index.Update(r.previous()))
 	}
-	if r.latest != nil {
-		scope.merge(j.index.Update(*r.latest))
+	for _, s := range r.served {
+		scope.merge(j.index.Update(s))
 	}
 	return change{scope, j.index.Epoch(), r.since, now}, !scope.Empty()
 }

@@ -13,8 +13,9 @@ type syncReport struct {
 	// previous returns what the kernel's rules served before this process; nil if that
 	// was not reported.
 	previous func() service.Snapshot
-	// latest is the newest snapshot in force; nil if no sync has changed the rules.
-	latest *service.Snapshot
+	// served has the snapshots that were in force, the latest last; empty if no sync has changed the rules. Each counts: a
+	// flow to an endpoint that came and went between two looks at the reports is stale, too.
+	served []service.Snapshot
 	// routes has the newest local routes; nil if they were not reported.
 	routes *[]netip.Prefix
 	// unknown says that any entry may be stale.
@@ -31,6 +32,18 @@ const (
 	readEvery  = 25 * time.Millisecond
 	readLatest = firstEvery / 2
 )
+
+// mostServed bounds the snapshots of a report that is not read, as during a long pass. They share what did not change. Beyond it any entry
+// may be stale.
+const mostServed = 1024
+
+// serve adds a snapshot that came into force.
+func (r *syncReport) serve(s service.Snapshot) {
+	if len(r.served) == mostServed {
+		r.served, r.unknown = r.served[:0], true
+	}
+	r.served = append(r.served, s)
+}
 
 // syncReports carries the news of syncs to the Cleaner. Several reports become one
 // until the Cleaner reads them. It is safe for concurrent use.
@@ -123,14 +136,14 @@ func (r *syncReports) stopLate() {
 }
 
 // read returns the unread report, which may be empty. The previous snapshot stays
-// unread until there is a latest one.
+// unread until there is one in force.
 func (r *syncReports) read() syncReport {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	report := r.report
 	r.report, r.lastRead = syncReport{}, time.Now()
 	r.stopLate()
-	if report.latest == nil {
+	if len(report.served) == 0 {
 		report.previous, r.report.previous = nil, report.previous
 	}
 	return report

@@ -26,7 +26,7 @@ func TestExplainCommand(t *testing.T) {
 	p := n.startProxy()
 	to := address(web, testnet.TCP, false)
 	p.until("the pod serves", func() error { return n.reaches(client, testnet.TCP, to, "web-1") })
-	if e := n.explain(to.String()); e.Outcome != "endpoint" || len(e.Endpoints) != 1 || e.Endpoints[0].About != "ready" {
+	if e := n.explain(to.String()); e.Outcome != "endpoint" || len(e.Endpoints) != 1 || e.Endpoints[0].About != "ready, on an unknown node" {
 		t.Errorf("with a ready endpoint: %+v", e)
 	}
 	p.stop()
