@@ -74,7 +74,7 @@ func dependencies(packages []linked) string {
 	type module struct {
 		version  string
 		packages int
-		rooms    map[string]bool // those of nftproxy that import it
+		users    map[string]bool // those of nftproxy that import it
 	}
 	modules, of := map[string]*module{}, map[string]string{}
 	for _, p := range packages {
@@ -83,22 +83,22 @@ func dependencies(packages []linked) string {
 		}
 		of[p.ImportPath] = p.Module.Path
 		if modules[p.Module.Path] == nil {
-			modules[p.Module.Path] = &module{version: p.Module.Version, rooms: map[string]bool{}}
+			modules[p.Module.Path] = &module{version: p.Module.Version, users: map[string]bool{}}
 		}
 		modules[p.Module.Path].packages++
 	}
 	for _, p := range packages {
-		room, ours := strings.CutPrefix(p.ImportPath, "nftproxy/")
+		user, ours := strings.CutPrefix(p.ImportPath, "nftproxy/")
 		for _, imported := range p.Imports {
 			if m := modules[of[imported]]; ours && m != nil {
-				m.rooms["`"+room+"`"] = true
+				m.users["`"+user+"`"] = true
 			}
 		}
 	}
 	var b strings.Builder
 	direct := 0
 	for _, m := range modules {
-		if len(m.rooms) > 0 {
+		if len(m.users) > 0 {
 			direct++
 		}
 	}
@@ -107,12 +107,12 @@ func dependencies(packages []linked) string {
 		"[CONTRIBUTING.md](../CONTRIBUTING.md#the-size-of-the-binary) says how many bytes they cost.\n\n"+
 		"| Module | Version | Packages | Imported by |\n|---|---|---|---|\n", len(modules), direct)
 	names := slices.SortedFunc(maps.Keys(modules), func(a, b string) int {
-		return cmp.Or(cmp.Compare(min(1, len(modules[b].rooms)), min(1, len(modules[a].rooms))), cmp.Compare(a, b))
+		return cmp.Or(cmp.Compare(min(1, len(modules[b].users)), min(1, len(modules[a].users))), cmp.Compare(a, b))
 	})
 	for _, name := range names {
 		m := modules[name]
-		rooms := strings.Join(slices.Sorted(maps.Keys(m.rooms)), ", ")
-		fmt.Fprintf(&b, "| %s | %s | %d | %s |\n", name, m.version, m.packages, cmp.Or(rooms, "other modules"))
+		users := strings.Join(slices.Sorted(maps.Keys(m.users)), ", ")
+		fmt.Fprintf(&b, "| %s | %s | %d | %s |\n", name, m.version, m.packages, cmp.Or(users, "other modules"))
 	}
 	return b.String()
 }

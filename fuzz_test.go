@@ -39,9 +39,9 @@ func TestFuzzTargets(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, target := range targets {
-		room, name, _ := strings.Cut(target, " ")
-		if !strings.Contains(string(page), "| `"+name+"` in `"+room+"` |") {
-			t.Errorf("docs/reliability.md has no row for %s in %s", name, room)
+		pkg, name, _ := strings.Cut(target, " ")
+		if !strings.Contains(string(page), "| `"+name+"` in `"+pkg+"` |") {
+			t.Errorf("docs/reliability.md has no row for %s in %s", name, pkg)
 		}
 	}
 }

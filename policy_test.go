@@ -1,5 +1,5 @@
-// Package nftproxy_test holds the rules of the house. ARCHITECTURE.md states
-// the floors and the rooms; the tests here hold the code to that page.
+// Package nftproxy_test holds the rules of the design. ARCHITECTURE.md states
+// the layers, and docs/packages.md the packages; the tests here hold the code to these pages.
 package nftproxy_test
 
 import (
@@ -19,11 +19,11 @@ import (
 // maxLines is the longest Go file: what does not fit holds two promises.
 const maxLines = 500
 
-// touches lists what a room can touch outside the process, in the words of the
-// column "May touch" in ARCHITECTURE.md, with the imports that stand for each.
+// uses lists what a package can use outside the process, in the words of the
+// column "Uses directly" in docs/packages.md, with the imports that stand for each.
 // An import that ends in a slash stands for all below it. The clock is told by
 // calls, since package time has durations too.
-func touches() map[string][]string {
+func uses() map[string][]string {
 	return map[string][]string{
 		"Kubernetes":     {"k8s.io/", "sigs.k8s.io/"},
 		"kernel":         {"github.com/google/nftables", "github.com/mdlayher/", "github.com/ti-mo/", "github.com/vishvananda/", "golang.org/x/sys/", "syscall"},
@@ -36,71 +36,71 @@ func touches() map[string][]string {
 	}
 }
 
-// TestFloors: a package imports from the floors below its own, never from a
-// floor above, and from its own floor only within its own folder. The test
-// apparatus stands beside the house: the commands for people who try and
+// TestLayers: a package imports from the layers below its own, never from a
+// layer above, and from its own layer only within its own folder. The test
+// apparatus stands beside the layers: the commands for people who try and
 // measure (demo, bench) and all tests may use it.
-func TestFloors(t *testing.T) {
-	house := readHouse(t)
+func TestLayers(t *testing.T) {
+	design := readDesign(t)
 	for file, parsed := range goFiles(t, parser.ImportsOnly) {
 		if strings.HasSuffix(file, "_test.go") {
 			continue
 		}
 		from := topFolder(file)
-		if _, known := house.floors[from]; !known {
-			t.Errorf("%s: ARCHITECTURE.md has no floor with the folder %s", file, from)
+		if _, known := design.layers[from]; !known {
+			t.Errorf("%s: ARCHITECTURE.md has no layer with the folder %s", file, from)
 		}
 		for _, p := range importPaths(parsed) {
 			own, inside := strings.CutPrefix(p, "nftproxy/")
-			if to := topFolder(own); inside && !house.mayImport(from, to) {
-				t.Errorf("%s imports %s: %s (%s) must not use %s (%s)", file, p, from, house.floors[from], to, house.floors[to])
+			if to := topFolder(own); inside && !design.mayImport(from, to) {
+				t.Errorf("%s imports %s: %s (%s) must not use %s (%s)", file, p, from, design.layers[from], to, design.layers[to])
 			}
 		}
 	}
 }
 
-// TestRooms: each package has a row in the table of rooms, each row has its
-// package, and a package touches just what its row says.
-func TestRooms(t *testing.T) {
-	house := readHouse(t)
-	touched := map[string]map[string]string{} // by room and word, an example
+// TestPackages: each package has a row in the table of packages, each row has its
+// package, and the files of a package use just what its row says.
+func TestPackages(t *testing.T) {
+	design := readDesign(t)
+	used := map[string]map[string]string{} // by package and word, an example
 	for file, parsed := range goFiles(t, parser.SkipObjectResolution) {
-		room := path.Dir(file)
-		if touched[room] == nil {
-			touched[room] = map[string]string{}
+		pkg := path.Dir(file)
+		if used[pkg] == nil {
+			used[pkg] = map[string]string{}
 		}
 		if strings.HasSuffix(file, "_test.go") {
 			continue
 		}
-		for word, names := range touches() {
-			for _, used := range append(importPaths(parsed), clockCalls(parsed)...) {
-				if slices.ContainsFunc(names, func(n string) bool { return used == n || strings.HasSuffix(n, "/") && strings.HasPrefix(used, n) }) {
-					touched[room][word] = file + " has " + used
+		for word, names := range uses() {
+			for _, u := range append(importPaths(parsed), clockCalls(parsed)...) {
+				if slices.ContainsFunc(names, func(n string) bool { return u == n || strings.HasSuffix(n, "/") && strings.HasPrefix(u, n) }) {
+					used[pkg][word] = file + " has " + u
 				}
 			}
 		}
 	}
-	delete(touched, ".") // these rules
-	for room, words := range touched {
-		allowed, listed := house.rooms[room]
+	delete(used, ".") // these rules
+	for pkg, words := range used {
+		allowed, listed := design.packages[pkg]
 		if !listed {
-			t.Errorf("ARCHITECTURE.md has no row for the room %s", room)
+			t.Errorf("docs/packages.md has no row for the package %s", pkg)
 		}
 		for word, example := range words {
 			if !slices.Contains(allowed, word) {
-				t.Errorf("%s: the room %s must not touch: %s", example, room, word)
+				t.Errorf("%s: the row of the package %s in docs/packages.md does not have: %s", example, pkg, word)
 			}
 		}
 	}
-	for room, words := range house.rooms {
-		if touched[room] == nil {
-			t.Errorf("ARCHITECTURE.md has a row for %s, which is no package", room)
+	for pkg, words := range design.packages {
+		if used[pkg] == nil {
+			t.Errorf("docs/packages.md has a row for %s, which is no package", pkg)
 		}
 		for _, word := range words {
-			if touches()[word] == nil {
-				t.Errorf("ARCHITECTURE.md: %q of the room %s is none of the words for what can be touched", word, room)
-			} else if touched[room][word] == "" {
-				t.Errorf("ARCHITECTURE.md says that %s may touch: %s. It does not", room, word)
+			if uses()[word] == nil {
+				t.Errorf("docs/packages.md: %q of the package %s is none of the words for what can be used", word, pkg)
+			} else if used[pkg][word] == "" {
+				t.Errorf("docs/packages.md says that %s uses: %s. It does not", pkg, word)
 			}
 		}
 	}
@@ -117,81 +117,81 @@ func TestNoKubernetesRepository(t *testing.T) {
 	}
 }
 
-// house is what ARCHITECTURE.md says of the structure.
-type house struct {
-	// order lists the floors, the highest first; floors tells that of each top
+// design is what ARCHITECTURE.md and docs/packages.md say of the structure.
+type design struct {
+	// order lists the layers, the highest first; layers tells that of each top
 	// folder.
 	order  []string
-	floors map[string]string
-	// rooms tells what each package may touch.
-	rooms map[string][]string
+	layers map[string]string
+	// packages tells what each package uses directly.
+	packages map[string][]string
 }
 
-// apparatus is the folder, and the floor, beside the house.
+// apparatus is the folder, and the layer, beside the others.
 const apparatus = "test"
 
-// readHouse reads the picture of the floors (a line each: the name and the
-// folders, with two spaces or more between them) and the table of rooms.
-func readHouse(t *testing.T) house {
+// readDesign reads the picture of the layers (a line each: the name and the
+// folders, with two spaces or more between them) and the table of packages.
+func readDesign(t *testing.T) design {
 	t.Helper()
-	b, err := os.ReadFile("ARCHITECTURE.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	h := house{floors: map[string]string{}, rooms: map[string][]string{}}
-	_, picture, _ := strings.Cut(section(t, string(b), "## The floors"), "```\n")
+	d := design{layers: map[string]string{}, packages: map[string][]string{}}
+	_, picture, _ := strings.Cut(section(t, "ARCHITECTURE.md", "## The layers"), "```\n")
 	picture, _, _ = strings.Cut(picture, "```")
 	for line := range strings.Lines(picture) {
 		name, rest, _ := strings.Cut(line, " ")
 		folders, _, _ := strings.Cut(rest, "-- ")
-		h.order = append(h.order, name)
+		d.order = append(d.order, name)
 		for _, folder := range strings.Fields(folders) {
-			h.floors[folder] = name
+			d.layers[folder] = name
 		}
 	}
-	for line := range strings.Lines(section(t, string(b), "## The rooms")) {
+	for line := range strings.Lines(section(t, "docs/packages.md", "## The packages")) {
 		cells := strings.Split(line, "|")
 		if len(cells) != 5 || !strings.Contains(cells[1], "`") {
 			continue
 		}
-		room := strings.Trim(cells[1], " `")
-		h.rooms[room] = nil
+		pkg := strings.Trim(cells[1], " `")
+		d.packages[pkg] = nil
 		if words := strings.TrimSpace(cells[3]); words != "nothing" {
-			h.rooms[room] = strings.Split(words, ", ")
+			d.packages[pkg] = strings.Split(words, ", ")
 		}
 	}
-	if len(h.order) < 4 || len(h.rooms) < 20 {
-		t.Fatalf("ARCHITECTURE.md has %d floors and %d rooms", len(h.order), len(h.rooms))
+	if len(d.order) < 4 || len(d.packages) < 20 {
+		t.Fatalf("the pages have %d layers and %d packages", len(d.order), len(d.packages))
 	}
-	return h
+	return d
 }
 
-// section is the text from a heading to the next of its level.
-func section(t *testing.T, text, heading string) string {
+// section is the text of a page from a heading to the next of its level.
+func section(t *testing.T, page, heading string) string {
 	t.Helper()
-	_, after, found := strings.Cut(text, "\n"+heading+"\n")
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, found := strings.Cut(string(text), "\n"+heading+"\n")
 	if !found {
-		t.Fatalf("ARCHITECTURE.md has no %q", heading)
+		t.Fatalf("%s has no %q", page, heading)
 	}
 	after, _, _ = strings.Cut(after, "\n## ")
 	return after
 }
 
 // mayImport says whether code in one top folder may import what is in another.
-func (h *house) mayImport(from, to string) bool {
+func (d *design) mayImport(from, to string) bool {
 	switch {
 	case from == to:
 		return true
 	case to == apparatus:
 		return from == "demo" || from == "bench"
 	case from == apparatus:
-		return h.level(to) > 0
+		return d.level(to) > 0
 	}
-	return h.level(from) < h.level(to)
+	return d.level(from) < d.level(to)
 }
 
-// level is 0 for the highest floor.
-func (h *house) level(folder string) int { return slices.Index(h.order, h.floors[folder]) }
+// level is 0 for the highest layer.
+func (d *design) level(folder string) int { return slices.Index(d.order, d.layers[folder]) }
 
 func topFolder(p string) string {
 	top, _, _ := strings.Cut(p, "/")
