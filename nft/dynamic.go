@@ -45,6 +45,16 @@ func (w *walk) update(t *Contents, s Update) bool {
 	return true
 }
 
+// learned returns the element that the packet itself has added before.
+func (w *walk) learned(t TableID, set string, key Value) (Element, bool) {
+	for _, l := range w.result.Learned {
+		if l.Table == t && l.Element.Set == set && l.Element.Key == key {
+			return l.Element, true
+		}
+	}
+	return Element{}, false
+}
+
 // find returns the element that has the key: in an interval set the one that
 // covers each of its fields.
 func (s *SetContents) find(f Family, key Value) (Element, bool) {

@@ -323,7 +323,9 @@ func (w *walk) look(t *Contents, set string, fields Fields, key Value) (e Elemen
 	if !t.known(set) {
 		return e, false, false
 	}
-	e, found = t.Sets[set].find(t.Table.Family, key)
+	if e, found = t.Sets[set].find(t.Table.Family, key); !found {
+		e, found = w.learned(t.Table, set, key)
+	}
 	w.steps.looked(Lookup{Set: t.Sets[set].Set, Fields: fields, Key: key, Found: found, Element: e})
 	return e, found, true
 }

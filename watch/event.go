@@ -51,6 +51,8 @@ const (
 	// ReasonNoLocalEndpoints: clients keep connecting to the Service on the node, where its
 	// traffic policy Local leaves it no endpoint.
 	ReasonNoLocalEndpoints Reason = "NoLocalEndpoints"
+	// ReasonNetworkInServiceCIDR: the node's network, or an API server, is in a ServiceCIDR.
+	ReasonNetworkInServiceCIDR Reason = "NetworkInServiceCIDR"
 	// ReasonSysctl: a setting of the node's kernel is not what was asked for.
 	ReasonSysctl Reason = "SysctlNotSet"
 	// ReasonConntrackFull: the node's connection tracking table is full.
@@ -124,6 +126,8 @@ func (p Problem) Event() (Event, bool) {
 	var missing *MissingError
 	var removed *RemovedError
 	switch {
+	case errors.As(p, new(*NetworkError)):
+		e.Reason = ReasonNetworkInServiceCIDR
 	case errors.As(p, &retained):
 		e.Reason = ReasonRetained
 	case errors.As(p, &missing):

@@ -48,6 +48,12 @@ type index struct {
 	// addresses.
 	unprotected bool
 
+	// findNetworks is the option Networks. unrouted says that it has to be asked again.
+	findNetworks func(ranges []netip.Prefix) []netip.Prefix
+	unrouted     bool
+	// networksReported is the last report of networks in ServiceCIDRs.
+	networksReported *NetworkError
+
 	// dirty are the Services that flush rebuilds, in the order of the events.
 	dirty    []*joined
 	problems []Problem
@@ -333,6 +339,7 @@ func (ix *index) setCIDRs() {
 		all = append(all, o.cidrs...)
 	}
 	ix.builder.SetServiceCIDRs(all)
+	ix.unrouted = true
 }
 
 // setHostAddresses keeps copies, of the addresses a sorted one without duplicates.
@@ -355,6 +362,7 @@ func (ix *index) flush() service.Snapshot {
 	parallel.Chunks(ix.dirty, ix.join, ix.take)
 	ix.dirty = nil // not [:0]: at the start it had all Services
 	ix.protect()
+	ix.setNetworks(before.Node)
 	after := ix.builder.Snapshot()
 	ix.reportDenials(before, after)
 	return after

@@ -50,6 +50,7 @@ func (ix *index) setNode(n *nodeObject) {
 	ix.node.there, ix.node.problems = true, n.problems
 	node := n.facts
 	node.HostAddresses, node.Settings = last.HostAddresses, last.Settings
+	node.Networks, node.APIServers = last.Networks, last.APIServers
 	node.AddressPending = ix.node.expected && len(node.Addresses) == 0
 	ix.builder.SetNode(node)
 	ix.kubeletPort, ix.unprotected = n.kubeletPort, true

@@ -130,6 +130,9 @@ func (ix *index) protect() {
 	}
 	ix.protectAPIServers(p)
 	ix.builder.SetProtected(p)
+	withServers := *node
+	withServers.APIServers = ix.apiServerAddresses()
+	ix.builder.SetNode(withServers)
 }
 
 // protectAPIServers protects the endpoints of the Service default/kubernetes, which are the

@@ -54,6 +54,9 @@ type Options struct {
 	// Settings are those that the rules begin with: they say where pods are, and which
 	// addresses serve node ports.
 	Settings service.Settings
+	// Networks finds the networks in the given ranges that the node is on or has routes to. It
+	// is called when the ServiceCIDRs change, and after RoutesChanged. It may be nil.
+	Networks func(ranges []netip.Prefix) []netip.Prefix
 	// Synced is called once, after the first update has waited for everything and
 	// before the first snapshot is made. It must not block. It may be nil.
 	Synced func()
@@ -122,6 +125,7 @@ func NewWatcher(opts Options, out *service.Mailbox) *Watcher {
 	ix.proxyName = opts.ProxyName
 	ix.ignoreExternalIPs, ix.ownPorts, ix.settings = opts.IgnoreExternalIPs, opts.OwnPorts, opts.Settings
 	ix.unprotected = true
+	ix.findNetworks = opts.Networks
 	if opts.MaxElements > 0 {
 		ix.builder.SetMaxElements(opts.MaxElements)
 	}
@@ -146,6 +150,12 @@ func (w *Watcher) AddAPIServer(a netip.AddrPort) {
 // from any goroutine.
 func (w *Watcher) SetHostAddresses(addrs []netip.Addr, broadcast ...netip.Addr) {
 	w.change(func(ix *index) { ix.setHostAddresses(addrs, broadcast) })
+}
+
+// RoutesChanged says that the answer of Options.Networks may be another one now. It may be
+// called at any time, before and during a run, from any goroutine.
+func (w *Watcher) RoutesChanged() {
+	w.change(func(ix *index) { ix.unrouted = true })
 }
 
 // change edits the index. If the reader of the mailbox has taken the last update, the next one is made at once,

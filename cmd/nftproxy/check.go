@@ -34,6 +34,7 @@ func newCheckCommand() *cobra.Command {
   - it names other service proxies, and tables that earlier ones left;
   - it names chains of firewalls that drop what they do not know;
   - it looks for the route without which processes of the node reach no cluster IP;
+  - it names networks of the node that lie in the cluster's ServiceCIDRs;
   - it looks at settings of the kernel that matter to Service traffic;
   - with --kubeconfig or --master it asks the API server for its version, and says
     what that one lacks.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"runtime/debug"
 	"strings"
 	"sync"
@@ -62,7 +63,8 @@ func (d *daemon) run(ctx context.Context) error {
 	mailbox := service.NewMailbox()
 	load := newFirstLoad(switchCollectorOff, debug.FreeOSMemory)
 	defer load.stop()
-	watcher, err := d.newWatcher(ctx, d.formerServices(conn, inForce), mailbox, counts, load.begin)
+	networks := &hostaddr.Networks{}
+	watcher, err := d.newWatcher(ctx, d.formerServices(conn, inForce), networks, mailbox, counts, load.begin)
 	if err != nil {
 		return err
 	}
@@ -141,6 +143,7 @@ func (d *daemon) run(ctx context.Context) error {
 		return hostaddr.Follow(ctx, d.log, func(a hostaddr.Addresses) { watcher.SetHostAddresses(a.Own, a.Broadcast...) })
 	})
 	group.Go(func() error { return hostaddr.FollowLocalRoutes(ctx, d.log, cleaner.LocalRoutes) })
+	group.Go(func() error { return networks.Follow(ctx, d.log, watcher.RoutesChanged) })
 	group.Go(func() error { return loop.Run(ctx, mailbox) })
 	group.Go(func() error { return cleaner.Run(ctx) })
 	group.Go(func() error { return sweeper.Run(ctx) })
@@ -279,7 +282,7 @@ const addressPatience = 10 * time.Second
 // newWatcher makes a watcher that has the node's addresses from the start. The first
 // program needs them: without them a restart would take --nodeport-addresses away
 // for a moment. Later, run follows their changes.
-func (d *daemon) newWatcher(ctx context.Context, former watch.Former, out *service.Mailbox, counts *metrics.Metrics, synced func()) (*watch.Watcher, error) {
+func (d *daemon) newWatcher(ctx context.Context, former watch.Former, networks *hostaddr.Networks, out *service.Mailbox, counts *metrics.Metrics, synced func()) (*watch.Watcher, error) {
 	soon, cancel := context.WithTimeout(ctx, addressPatience)
 	defer cancel()
 	addrs, err := hostaddr.List(soon)
@@ -298,6 +301,13 @@ func (d *daemon) newWatcher(ctx context.Context, former watch.Former, out *servi
 	o.Node, o.ListTimeout, o.AwaitPodCIDRs, o.Synced = d.node, patience, d.ruleset.NodeCIDR, synced
 	o.Report = func(p watch.Problem) { d.logProblem(p, counts) }
 	o.Answers = d.logAnswers
+	o.Networks = func(ranges []netip.Prefix) []netip.Prefix {
+		list, err := networks.In(ctx, ranges)
+		if err != nil && ctx.Err() == nil {
+			d.log.Warn("cannot tell the node's networks; packets to ServiceCIDRs are not dropped", "err", err)
+		}
+		return list
+	}
 	o.Retain, o.Former = d.options.retainMissing, former
 	w := watch.NewWatcher(o, out)
 	w.SetHostAddresses(addrs.Own, addrs.Broadcast...)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -71,6 +72,13 @@ func (s *objectSource) follow(ctx context.Context, addrs hostaddr.Addresses, jud
 	options.Settings = s.settings
 	options.Node, options.AwaitPodCIDRs, options.PodCIDRTimeout = s.node, s.nodeCIDR, sourceTimeout/2
 	options.NodeTimeout = sourceTimeout / 6
+	options.Networks = func(ranges []netip.Prefix) []netip.Prefix {
+		list, err := new(hostaddr.Networks).In(ctx, ranges)
+		if err != nil {
+			o.fail(err)
+		}
+		return list
+	}
 	options.Report = func(p watch.Problem) {
 		err := judge(p)
 		if unreadable := (*watch.UnreadableError)(nil); errors.As(p, &unreadable) {

@@ -111,6 +111,7 @@ func (x *explainer) whyEndedAt(w *nft.Way) {
 	case ruleset.DropUnallocated:
 		x.cause("no Service has the address %s, which is in the ServiceCIDR %s", by.Destination.Addr(), rangeOf(by))
 		x.remedy("check the address that the client uses: the Service may have been deleted and made anew with another cluster IP")
+		x.remedy("if a host has the address: give the node a route to the host's network that is for a part of the ServiceCIDR only, or move network or ServiceCIDR; packets to such networks, and to API servers, are let through")
 	case ruleset.DropUntranslated:
 		x.cause("rules of another program have handled the packet first, or have sent it to the cluster IP %s", by.Destination.Addr())
 		x.remedy("look at the chains of other programs below")
@@ -123,7 +124,7 @@ func (x *explainer) decider(w *nft.Way) *nft.Step {
 	for i := len(w.Steps) - 1; i >= 0; i-- {
 		s := &w.Steps[i]
 		switch x.purpose(s) {
-		case ruleset.RefuseTCP, ruleset.RefuseOthers, ruleset.DropCounted, ruleset.CountForService:
+		case ruleset.RefuseTCP, ruleset.RefuseOthers, ruleset.DropCounted, ruleset.CountForService, ruleset.SpareNothing:
 			continue
 		}
 		if s.Matched {
@@ -287,10 +288,18 @@ func (x *explainer) whyUntouched() {
 	case local:
 		x.cause("%s is an address of this node that serves no node ports", to)
 		x.remedy("use an address that serves node ports, or change --nodeport-addresses")
+	case x.met(ruleset.SpareNetworks):
+		x.cause("%s is an address for Services, but it is in a network that the node is on or has routes to, or an API server's, and no Service has the port %d/%s: the packet goes to the host with the address", to, p.Dst.Port(), nft.ProtocolText(p.Protocol))
+		x.remedy("if there is no such host, the Service may have been deleted; the node's network and the ServiceCIDR should not overlap, since a Service may get the address of a host")
 	default:
 		x.cause("%s is no address of a Service with the port %d/%s, and no address of this node", to, p.Dst.Port(), nft.ProtocolText(p.Protocol))
 		x.remedy("nftproxy get services lists the addresses and ports that the rules have")
 	}
+}
+
+// met says whether a rule of the purpose matched.
+func (x *explainer) met(p ruleset.Purpose) bool {
+	return slices.ContainsFunc(x.ways[0].Steps, func(s nft.Step) bool { return s.Matched && x.purpose(&s) == p })
 }
 
 // servesNodePorts says whether the rules looked for the packet's node port.

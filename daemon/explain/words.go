@@ -80,6 +80,14 @@ func (x *explainer) sayMatched(p ruleset.Purpose, s *nft.Step, w *nft.Way) (text
 		return fmt.Sprintf("set %s counts it for the Service", setOf(s)), true
 	case ruleset.DropUnallocated:
 		return fmt.Sprintf("%s is in the ServiceCIDR %s, and no Service has it: it is dropped", s.Destination.Addr(), rangeOf(s)), false
+	case ruleset.SpareNetworks:
+		return fmt.Sprintf("%s is in a network that the node is on or has routes to, or an API server's: it is let through", s.Destination.Addr()), false
+	case ruleset.SpareServices:
+		return "these rules have translated it: it is let through", false
+	case ruleset.SpareDecided:
+		return fmt.Sprintf("%s is in the ServiceCIDR %s, and was let through before", s.Destination.Addr(), rangeOf(s)), true
+	case ruleset.SpareNothing:
+		return "it is for no network that the node reaches, and these rules have not translated it", true
 	case ruleset.DropUntranslated:
 		return fmt.Sprintf("%s is a cluster IP, and nothing has translated it: it is dropped", s.Destination.Addr()), false
 	}

@@ -1,7 +1,8 @@
 // Package hostaddr promises the addresses on the node's interfaces, the broadcast addresses
-// of their networks, and the ranges that local routes make the node's own, at the start and
-// after every change. It does not decide which of them serve node ports (model/service and
-// conntrack do).
+// of their networks, the ranges that local routes make the node's own, and the networks of
+// given ranges that the node is on or has routes to, at the start and after every change. It
+// does not decide which addresses serve node ports, and what networks are for (model/service,
+// conntrack and nft/ruleset do).
 package hostaddr
 
 import (
@@ -62,7 +63,7 @@ func Follow(ctx context.Context, log *slog.Logger, observe func(Addresses)) erro
 	return followed[Addresses]{
 		what: "addresses", list: List, equal: Addresses.equal,
 		subscribe: func() (*subscription, error) {
-			return subscribe(nil, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
+			return subscribe(nil, nil, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
 		},
 	}.follow(ctx, log, observe)
 }

@@ -16,7 +16,7 @@ func FollowLocalRoutes(ctx context.Context, log *slog.Logger, observe func([]net
 	return followed[[]netip.Prefix]{
 		what: "local routes", list: LocalRoutes, equal: slices.Equal[[]netip.Prefix],
 		subscribe: func() (*subscription, error) {
-			return subscribe(localRoutesOnly(), unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
+			return subscribe(localRoutesOnly(), nil, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
 		},
 	}.follow(ctx, log, observe)
 }

@@ -3,6 +3,8 @@ package hostaddr
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"syscall"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -18,11 +20,13 @@ type subscription struct {
 	lost chan error
 	// ended is closed when the goroutine has ended.
 	ended chan struct{}
+	// matters says whether a notice counts; nil for all.
+	matters func(syscall.NetlinkMessage) bool
 }
 
 // subscribe subscribes to groups. If there is a filter, the kernel drops the notices that it
-// does not accept.
-func subscribe(filter []unix.SockFilter, groups ...uint) (*subscription, error) {
+// does not accept. Of the others those count that matter; nil stands for all.
+func subscribe(filter []unix.SockFilter, matters func(syscall.NetlinkMessage) bool, groups ...uint) (*subscription, error) {
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, groups...)
 	if err != nil {
 		return nil, err
@@ -34,7 +38,7 @@ func subscribe(filter []unix.SockFilter, groups ...uint) (*subscription, error) 
 			return nil, fmt.Errorf("attach filter: %w", err)
 		}
 	}
-	s := &subscription{socket: socket, changed: make(chan struct{}, 1), lost: make(chan error, 1), ended: make(chan struct{})}
+	s := &subscription{socket: socket, changed: make(chan struct{}, 1), lost: make(chan error, 1), ended: make(chan struct{}), matters: matters}
 	go s.receive()
 	return s, nil
 }
@@ -48,8 +52,9 @@ func (s *subscription) end() {
 func (s *subscription) receive() {
 	defer close(s.ended)
 	for {
-		_, _, err := s.socket.Receive()
+		notices, _, err := s.socket.Receive()
 		switch {
+		case err == nil && s.matters != nil && !slices.ContainsFunc(notices, s.matters):
 		case err == nil, errors.Is(err, unix.ENOBUFS): // The kernel has dropped notices: something has changed.
 			select {
 			case s.changed <- struct{}{}:

@@ -207,6 +207,11 @@ type Node struct {
 	// HostAddresses are the addresses on the node's interfaces, sorted. If node ports
 	// are configured by CIDRs, the addresses in these CIDRs serve them.
 	HostAddresses []netip.Addr
+	// Networks are the networks in ServiceCIDRs that the node is on or has routes to, and
+	// APIServers the addresses of API servers. Both are sorted. Packets there are not
+	// dropped or refused for being in a ServiceCIDR.
+	Networks   []netip.Prefix
+	APIServers []netip.Addr
 	// Settings, if there are any, are in force instead of those that the rules, and
 	// everything that goes by the rules, began with.
 	Settings *Settings
@@ -266,5 +271,6 @@ func (p Port) equal(o Port) bool {
 
 func (n *Node) equal(o *Node) bool {
 	return n.Name == o.Name && n.Zone == o.Zone && n.Eligible == o.Eligible && n.AddressPending == o.AddressPending && n.Settings == o.Settings && slices.Equal(n.PodCIDRs, o.PodCIDRs) &&
-		slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.HostAddresses, o.HostAddresses)
+		slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.HostAddresses, o.HostAddresses) &&
+		slices.Equal(n.Networks, o.Networks) && slices.Equal(n.APIServers, o.APIServers)
 }

@@ -254,6 +254,8 @@ type leaving struct {
 	learning []*access
 	// unlisted says that there is a cluster IP which is in no ServiceCIDR.
 	unlisted bool
+	// spared says which packets to service addresses are not dropped.
+	spared spared
 }
 
 // leavingChains are the chains that see connections after translation. postrouting
@@ -269,9 +271,9 @@ type leaving struct {
 // but not refuse.
 func leavingChains(cfg *Config, f nft.Family, ranges treap.Map[string, netip.Prefix], l leaving) []*nft.Chain {
 	rules := learningRules(l.learning)
-	unserved := rangeRules(f, ranges)
+	unserved := rangeRules(f, ranges, l.spared)
 	if l.unlisted {
-		unserved = append(unserved, clusterIPRule(UnallocatedAddress))
+		unserved = append(unserved, clusterIPRule(checkUntranslated, l.spared))
 	}
 	return []*nft.Chain{
 		{
@@ -293,8 +295,8 @@ func leavingChains(cfg *Config, f nft.Family, ranges treap.Map[string, netip.Pre
 // dispatchChain takes new connections that go to no service's address and port. It
 // refuses other ports of cluster IPs and looks up node ports. It leaves other
 // addresses of ServiceCIDRs alone: a Service of another proxy may have them.
-func dispatchChain(cfg *Config, f nft.Family, node *service.Node) *nft.Chain {
-	rules := []nft.Rule{clusterIPRule(UnknownPort)}
+func dispatchChain(cfg *Config, f nft.Family, node *service.Node, s spared) *nft.Chain {
+	rules := []nft.Rule{clusterIPRule(checkUnknownPort, s)}
 	lookup := nft.VMap{Key: nodePortKey(), Map: nodePorts}
 	if _, all := cfg.NodePortAddresses.On(node, f == nft.IPv6); all {
 		rules = append(rules, nft.Rule{nft.MatchLocal{Field: nft.Daddr}, nft.MatchAddr{Field: nft.Daddr, Not: true, Prefix: loopback(f)}, lookup})

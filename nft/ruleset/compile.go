@@ -61,8 +61,14 @@ func (c *Compiler) Compile(s service.Snapshot) *nft.Program {
 	parallel.Chunks(changed, func(svc changedService) compiledTwice { return c.compileTwice(svc, s) },
 		func(some []changedService, compiled []compiledTwice) { c.setServices(some, compiled, s) })
 	for _, t := range c.tables {
+		t.setReachable()
 		t.applyEdits()
-		if l := t.leaving(); node || ranges || !slices.Equal(l.learning, t.left.learning) || l.unlisted != t.left.unlisted {
+		l := t.leaving()
+		if ranges || l.spared != t.spared {
+			t.setSpared(l.spared)
+			t.setDispatch()
+		}
+		if node || ranges || !slices.Equal(l.learning, t.left.learning) || l.unlisted != t.left.unlisted || l.spared != t.left.spared {
 			t.setLeaving(l)
 		}
 	}
@@ -187,6 +193,12 @@ type tableCompiler struct {
 	// ranges are the ServiceCIDRs. outside counts the cluster IPs that are in none.
 	ranges  treap.Map[string, netip.Prefix]
 	outside int
+	// inRange counts the lists of endpoints with one in a range.
+	inRange int
+	// reachable has the networks and API servers in the set of that name, and spared says
+	// what the chains spare.
+	reachable []netip.Prefix
+	spared    spared
 	// learners counts, for each access, the elements that lead to chains which remember
 	// clients.
 	learners map[*access]int
@@ -238,7 +250,7 @@ func (t *tableCompiler) setNode(node *service.Node) {
 	if p := t.cfg.pods(t.family, node); !p.equal(t.pods) {
 		t.setPods(p)
 	}
-	t.chains = t.chains.Set(dispatch, dispatchChain(&t.cfg, t.family, node))
+	t.setDispatch()
 	addrs, _ := t.cfg.NodePortAddresses.On(node, t.family == nft.IPv6)
 	if len(addrs) == 0 {
 		t.edits[nodePart] = nil
@@ -249,6 +261,11 @@ func (t *tableCompiler) setNode(node *service.Node) {
 		elements[i] = nft.Element{Set: nodePortAddresses, Key: addrValue(a)}
 	}
 	t.edits[nodePart] = nft.NewPart(elements, nil)
+}
+
+// setDispatch builds the chain dispatch.
+func (t *tableCompiler) setDispatch() {
+	t.chains = t.chains.Set(dispatch, dispatchChain(&t.cfg, t.family, t.node, t.spared))
 }
 
 // setPods builds the chains that tell pods from others.
@@ -264,11 +281,12 @@ func (t *tableCompiler) setPods(p pods) {
 	}
 }
 
-// setRanges sets the ServiceCIDRs and counts the cluster IPs outside of them anew. It
+// setRanges sets the ServiceCIDRs, and counts the cluster IPs outside of them and the endpoints inside anew. It
 // counts t.parts only; addService counts new parts.
 func (t *tableCompiler) setRanges(ranges treap.Map[string, netip.Prefix]) {
-	t.ranges, t.outside = ranges, 0
+	t.ranges, t.outside, t.inRange = ranges, 0, 0
 	for _, part := range t.parts.All() {
+		t.countInRange(part, 1)
 		for _, e := range part.Elements {
 			t.countOutside(e, 1)
 		}
@@ -292,6 +310,7 @@ func (t *tableCompiler) countOutside(e nft.Element, by int) {
 // leaving says which rules the services need in the chains that see connections last.
 func (t *tableCompiler) leaving() leaving {
 	l := leaving{unlisted: t.outside > 0}
+	l.spared = spared{networks: len(t.reachable) > 0, translated: t.inRange > 0}
 	for _, a := range []*access{t.address, t.nodePort} {
 		if t.learners[a] > 0 {
 			l.learning = append(l.learning, a)
@@ -358,6 +377,7 @@ func (t *tableCompiler) countElements(part *nft.Part, by int) {
 	if part == nil {
 		return
 	}
+	t.countInRange(part, by)
 	for _, e := range part.Elements {
 		t.countOutside(e, by)
 		chain := e.Verdict.Chain

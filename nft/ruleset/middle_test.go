@@ -20,7 +20,7 @@ import (
 // it the new ones.
 func lookups() [][]string {
 	return [][]string{
-		{"services"}, {"cluster-ips"}, {"node-port-addresses"}, {"node-ports"},
+		{"services"}, {"cluster-ips"}, {"reachable-networks"}, {"node-port-addresses"}, {"node-ports"},
 		{sourceLists}, {"load-balancer-sources"}, {"services-restricted"},
 		{"services-cluster", "services-local", "node-ports-cluster", "node-ports-local"},
 		{"endpoints", "local-endpoints", "node-port-endpoints", "node-port-local-endpoints"},
@@ -212,6 +212,8 @@ func (m *middle) wantFair(t *testing.T, cut int, p nft.Packet, r nft.Result) {
 		m.seen["dropped, an endpoint is a cluster IP"]++
 	case r.Fate == nft.Dropped && m.before.isClusterIP(p.Dst.Addr()) != m.after.isClusterIP(p.Dst.Addr()):
 		m.seen["dropped, a cluster IP comes or goes"]++
+	case r.Fate == nft.Dropped && m.before.hasHosts(p.Dst.Addr()) && !m.after.inServiceCIDR(p.Dst.Addr()):
+		m.seen["dropped, the ServiceCIDR of its network goes"]++
 	case r.Fate == nft.Dropped && (was.delicate || is.delicate || len(had) == 0 || len(has) == 0):
 		m.seen["dropped in the middle"]++
 	case (r.Fate == nft.Reset || r.Fate == nft.Unreachable) && (slices.Contains(fates, r.Fate) || len(had) == 0 || len(has) == 0):

@@ -45,7 +45,7 @@ func (o *oracle) outcomes(p nft.Packet) []nft.Result {
 		}
 		return o.external(p, t)
 	}
-	if o.isClusterIP(dst) {
+	if o.isClusterIP(dst) && !o.hasHosts(dst) {
 		if !o.local(dst) {
 			o.saw("cluster IP: other port")
 			return refusal(p)
@@ -222,14 +222,19 @@ func (o *oracle) deliver(p nft.Packet, t *target, list string, masquerade bool) 
 		chosen = []netip.AddrPort{before}
 	}
 	var results []nft.Result
-	if slices.ContainsFunc(chosen, func(to netip.AddrPort) bool { return o.unserved(to.Addr()) }) {
-		// The packet would have to leave the node for an address of services.
-		o.saw("endpoint is an address of services")
+	outside := func(to netip.AddrPort) bool { return o.unserved(to.Addr()) && !o.inServiceCIDR(to.Addr()) }
+	if slices.ContainsFunc(chosen, outside) {
+		// The packet would have to leave the node for a cluster IP that is in no ServiceCIDR.
+		o.saw("endpoint is an unlisted cluster IP")
 		results = []nft.Result{{Fate: nft.Dropped}}
 	}
 	for _, to := range chosen {
-		if o.unserved(to.Addr()) {
+		switch {
+		case outside(to):
 			continue
+		case o.unserved(to.Addr()):
+			// What was translated goes there all the same.
+			o.saw("endpoint is an address of services")
 		}
 		r := nft.Result{Fate: nft.DNATed, To: to}
 		hairpin := to.Addr() == p.Src.Addr() && o.onNode(to.Addr())
@@ -276,7 +281,23 @@ func (o *oracle) visit(client netip.Addr, t *target, list string) visit {
 // is for services.
 func (o *oracle) unserved(a netip.Addr) bool {
 	inRange := o.inServiceCIDR(a)
-	return (inRange || o.isClusterIP(a)) && !o.local(a)
+	return (inRange || o.isClusterIP(a)) && !o.local(a) && !o.hasHosts(a)
+}
+
+// hasHosts says whether the address, which is for services, is in a network that the node
+// reaches, or an API server's.
+func (o *oracle) hasHosts(a netip.Addr) bool {
+	inRange := o.inServiceCIDR(a)
+	unknown := !slices.ContainsFunc(o.serviceCIDRs, func(c netip.Prefix) bool { return c.Addr().Is6() == a.Is6() })
+	switch {
+	case inRange && slices.ContainsFunc(o.node.Networks, func(n netip.Prefix) bool { return n.Contains(a) }):
+		o.saw("service address in a network of the node")
+		return true
+	case (inRange || unknown) && slices.Contains(o.node.APIServers, a):
+		o.saw("service address is an API server's")
+		return true
+	}
+	return false
 }
 
 // remember notes to which endpoint a client of a service with affinity was sent. The

@@ -59,6 +59,12 @@ const (
 	// IPs, that nothing has translated.
 	DropUnallocated  Purpose = "drop packets to service addresses that no Service has"
 	DropUntranslated Purpose = "drop packets to cluster IPs that nothing has translated"
+	// SpareNetworks, SpareServices and SpareNothing are about packets to service addresses before
+	// they are refused or dropped.
+	SpareNetworks Purpose = "let through what goes to a network that the node reaches, or to an API server"
+	SpareServices Purpose = "let through what these rules have translated"
+	SpareDecided  Purpose = "leave addresses in ServiceCIDRs, which have been decided before"
+	SpareNothing  Purpose = "refuse or drop the rest"
 	// NoteRecent notes that an address and port had a new connection.
 	NoteRecent Purpose = "note that the Service port has a new connection"
 	// FindLearner and Remember remember clients.
@@ -83,6 +89,12 @@ func PurposeOf(c *nft.Chain, number int) Purpose {
 			purposeIf{kinds(r, "InSet", "MatchLocal", "Verdict") && setAt(r, 0) == clusterIPs && refuses(r), RefuseUnknownPort},
 			purposeIf{kinds(r, "MatchLocal", "MatchAddr", "VMap") && setAt(r, 2) == nodePorts, FindNodePort},
 			purposeIf{kinds(r, "InSet", "VMap") && setAt(r, 0) == nodePortAddresses && setAt(r, 1) == nodePorts, FindNodePort})
+	case isCheck(c.Name):
+		return choosePurpose(
+			purposeIf{kinds(r, "InSet", "Verdict") && setAt(r, 0) == reachable && isReturn(r), SpareNetworks},
+			purposeIf{kinds(r, "MatchDNATed", "InSet", "Verdict") && isReturn(r), SpareServices},
+			purposeIf{kinds(r, "MatchAddr", "Verdict") && isReturn(r), SpareDecided},
+			purposeIf{last && len(r) == 1 && refuses(r), SpareNothing})
 	case isRefusing(c.Name):
 		return choosePurpose(
 			purposeIf{kinds(r, "MatchProto", "Reject"), RefuseTCP}, purposeIf{kinds(r, "Reject"), RefuseOthers},
@@ -108,8 +120,11 @@ func isRefusing(chain string) bool {
 // refuses says whether the rule ends with a drop, or leads to a chain that refuses or drops.
 func refuses(r nft.Rule) bool {
 	v, ok := r[len(r)-1].(nft.Verdict)
-	return ok && (v.Code == nft.Drop || v.Code == nft.Goto && isRefusing(v.Chain))
+	return ok && (v.Code == nft.Drop || v.Code == nft.Goto && isRefusing(v.Chain) ||
+		v.Code == nft.Jump && isCheck(v.Chain))
 }
+
+func isReturn(r nft.Rule) bool { return r[len(r)-1] == nft.Statement(nft.Verdict{Code: nft.Return}) }
 
 // purposeIf is a purpose with its condition.
 type purposeIf struct {
@@ -302,6 +317,9 @@ func MeansNoEndpoints(v nft.Verdict) bool { return slices.Contains(NoEndpoints.C
 func InServiceCIDR(c *nft.Contents, a netip.Addr) bool {
 	return slices.ContainsFunc(serviceCIDRs(c), func(p netip.Prefix) bool { return p.Contains(a) })
 }
+
+// ServiceCIDRs returns the ranges whose addresses a table drops packets to if no Service has them.
+func ServiceCIDRs(c *nft.Contents) []netip.Prefix { return serviceCIDRs(c) }
 
 // LocalEndpoints returns the addresses of endpoints that are certain to be on the node, sorted.
 func LocalEndpoints(c *nft.Contents) []netip.Addr {

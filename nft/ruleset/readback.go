@@ -245,7 +245,7 @@ func serviceCIDRs(c *nft.Contents) []netip.Prefix {
 	}
 	for _, r := range c.Chains[postrouting].Rules {
 		// Earlier versions dropped packets here.
-		if len(r) != 3 || r[1] != notOwn() || r[2] != gotoChain(string(UnallocatedAddress)) && r[2] != (nft.Verdict{Code: nft.Drop}) {
+		if len(r) != 3 || r[1] != notOwn() || r[2] != gotoChain(string(UnallocatedAddress)) && r[2] != jump(checkUnallocated) && r[2] != (nft.Verdict{Code: nft.Drop}) {
 			continue
 		}
 		if to, ok := r[0].(nft.MatchAddr); ok && to.Field == nft.Daddr && !to.Not {

@@ -37,6 +37,9 @@ func (s *servedService) addFrontend(f *servedFrontend, text string) {
 		p = newServedPort(f, text)
 		s.ports = append(s.ports, p)
 	}
+	if p.Port.Port == 0 {
+		p.Port.Port = f.servicePort // the other family's node port did not tell it
+	}
 	p.frontends = append(p.frontends, f)
 	if f.isNodePort() {
 		p.NodePort = f.port

@@ -174,18 +174,19 @@ func gotoChain(chain string) nft.Verdict { return nft.Verdict{Code: nft.Goto, Ch
 // the node; that address keeps its other ports.
 func notOwn() nft.Statement { return nft.MatchLocal{Field: nft.Daddr, Not: true} }
 
-// clusterIPRule leads packets to a cluster IP that were not translated to the chain of the cause.
-func clusterIPRule(c Cause) nft.Rule {
-	return nft.Rule{nft.InSet{Key: daddr(), Set: clusterIPs}, notOwn(), gotoChain(string(c))}
+// clusterIPRule leads packets to a cluster IP that were not translated to the chain of the
+// cause, by a chain that spares some.
+func clusterIPRule(check string, s spared) nft.Rule {
+	return nft.Rule{nft.InSet{Key: daddr(), Set: clusterIPs}, notOwn(), s.verdict(check)}
 }
 
 // rangeRules drop packets to a ServiceCIDR that were not translated. No service has
-// their address, so no host does.
-func rangeRules(f nft.Family, ranges treap.Map[string, netip.Prefix]) []nft.Rule {
+// their address, so no host does, but for those that are spared.
+func rangeRules(f nft.Family, ranges treap.Map[string, netip.Prefix], s spared) []nft.Rule {
 	var rules []nft.Rule
 	for _, cidr := range ranges.All() {
 		if cidr.Addr().Is6() == (f == nft.IPv6) {
-			rules = append(rules, nft.Rule{nft.MatchAddr{Field: nft.Daddr, Prefix: cidr}, notOwn(), gotoChain(string(UnallocatedAddress))})
+			rules = append(rules, nft.Rule{nft.MatchAddr{Field: nft.Daddr, Prefix: cidr}, notOwn(), s.verdict(checkUnallocated)})
 		}
 	}
 	return rules

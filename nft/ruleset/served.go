@@ -240,6 +240,10 @@ func KindOfChain(c *nft.Chain) ChainKind {
 		return ExternalLocalChain
 	case servicesRestricted:
 		return SourceRangesChain
+	case checkUnallocated, checkUntranslated:
+		return DropChain
+	case checkUnknownPort:
+		return RefuseChain
 	}
 	if strings.HasPrefix(c.Name, sourceRanges) {
 		return SourceRangesChain

@@ -64,11 +64,14 @@ func (l sourceList) chain() *nft.Chain {
 
 // part holds the ranges, which belong to no single service. Its name has no slash, like
 // that of the node's part.
-func (l sourceList) part() *nft.Part {
-	elements := make([]nft.Element, len(l.ranges))
-	for i, r := range l.ranges {
+func (l sourceList) part() *nft.Part { return rangesPart(l.name, l.ranges) }
+
+// rangesPart has the elements of an interval set of addresses.
+func rangesPart(set string, ranges []netip.Prefix) *nft.Part {
+	elements := make([]nft.Element, len(ranges))
+	for i, r := range ranges {
 		elements[i] = nft.Element{
-			Set: l.name, Key: nft.Value(r.Addr().AsSlice()), KeyEnd: nft.Value(nft.LastAddr(r).AsSlice()),
+			Set: set, Key: nft.Value(r.Addr().AsSlice()), KeyEnd: nft.Value(nft.LastAddr(r).AsSlice()),
 		}
 	}
 	return nft.NewPart(elements, nil)

@@ -202,7 +202,7 @@ func (s *side) name() string { return filepath.Base(s.command.Path) }
 func (s *side) unmarked(n int) bool {
 	step := &s.scenario.Steps[n]
 	isUnmarked := func(kind string) bool { return kind == "Node" || kind == "ServiceCIDR" }
-	return n > 0 && (!slices.Equal(step.Addresses, s.scenario.Steps[n-1].Addresses) ||
+	return n > 0 && (!slices.Equal(step.Addresses, s.scenario.Steps[n-1].Addresses) || !slices.Equal(step.Networks, s.scenario.Steps[n-1].Networks) ||
 		slices.ContainsFunc(step.Changed, func(o scenario.Object) bool { return isUnmarked(o.Kind) }) ||
 		slices.ContainsFunc(step.Deleted, func(k scenario.Key) bool { return isUnmarked(k.Kind) }))
 }

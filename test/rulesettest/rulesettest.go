@@ -83,6 +83,16 @@ func Node(rng *rand.Rand) service.Node {
 		slices.Reverse(n.Addresses)
 	}
 	n.PodCIDRs = servicetest.PodCIDRs(rng)
+	for _, p := range []string{"10.96.0.4/30", "10.96.0.8/29", "10.0.0.0/8", "fd00:96::4/126", "fd00:96::/64"} {
+		if rng.IntN(6) == 0 {
+			n.Networks = append(n.Networks, netip.MustParsePrefix(p))
+		}
+	}
+	for _, a := range []string{"10.96.0.2", "10.96.0.13", "fd00:96::2", "fd00:96::d"} {
+		if rng.IntN(6) == 0 {
+			n.APIServers = append(n.APIServers, netip.MustParseAddr(a))
+		}
+	}
 	return n
 }
 

@@ -13,10 +13,10 @@
 //
 //   - "proxy" (optional): flags of "nftproxy run", one in each line. Addresses in
 //     10.0.0.0/8 and fd00:10::/32 are pods unless a flag says otherwise.
-//   - "world" (optional), with lines of three kinds. "address A" gives the node one
-//     more address. "closed EP" says that no process listens on an endpoint.
-//     "unchecked" says that an API server would refuse the objects, so that tests
-//     write them past it.
+//   - "world" (optional), with lines of four kinds. "address A" gives the node one
+//     more address, "network CIDR" a route to that network. "closed EP" says that no
+//     process listens on an endpoint. "unchecked" says that an API server would refuse
+//     the objects, so that tests write them past it.
 //   - "objects.yaml": Service, EndpointSlice, Node and ServiceCIDR objects. Each file
 //     also has namespace "ns", Node test-node and a ServiceCIDR (see Fixture).
 //   - "flows": one connection attempt in each line, with its outcome. "#" begins a
@@ -34,7 +34,7 @@
 //     cluster has, too. Those are in empty.txtar.
 //
 // Changes follow as "2/objects.yaml" (objects that are new or replaced), "2/delete"
-// (lines "KIND NAMESPACE/NAME"), "2/world" (also with "no-address A"), "2/flows" and
+// (lines "KIND NAMESPACE/NAME"), "2/world" (also with "no-address A" and "no-network CIDR"), "2/flows" and
 // so on.
 //
 // # Flows

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,11 +28,13 @@ func eachScenario(t *testing.T, test func(*testing.T, *scenario.Scenario)) {
 // follower turns the steps of a scenario into snapshots, by the daemon's own
 // way from manifests.
 type follower struct {
-	t       *testing.T
-	dir     string
-	watcher *watch.Watcher
-	mailbox *service.Mailbox
-	started bool
+	t   *testing.T
+	dir string
+	// networks are the step's.
+	networks atomic.Pointer[[]netip.Prefix]
+	watcher  *watch.Watcher
+	mailbox  *service.Mailbox
+	started  bool
 }
 
 func follow(t *testing.T, s *scenario.Scenario) *follower {
@@ -39,9 +43,11 @@ func follow(t *testing.T, s *scenario.Scenario) *follower {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.watcher = watch.NewWatcher(watch.Options{Node: scenario.NodeName, Settings: cfg.Settings, Report: func(p watch.Problem) {
-		t.Logf("problem: %v", p)
-	}}, f.mailbox)
+	f.watcher = watch.NewWatcher(watch.Options{
+		Node: scenario.NodeName, Settings: cfg.Settings,
+		Networks: func([]netip.Prefix) []netip.Prefix { return *f.networks.Load() },
+		Report:   func(p watch.Problem) { t.Logf("problem: %v", p) },
+	}, f.mailbox)
 	return f
 }
 
@@ -54,6 +60,8 @@ func (f *follower) step(step *scenario.Step) service.Snapshot {
 	}
 	marker := fmt.Sprintf("step-%d", time.Now().UnixNano())
 	fmt.Fprintf(&all, "---\n%s", marking(marker))
+	f.networks.Store(&step.Networks)
+	f.watcher.RoutesChanged()
 	f.watcher.SetHostAddresses(step.Addresses)
 	// Renamed into place, so that no half of it is read.
 	next := filepath.Join(f.t.TempDir(), "objects.yaml")

@@ -69,12 +69,13 @@ type state struct {
 	changed   []Key
 	deleted   []Key
 	addresses []netip.Addr
+	networks  []netip.Prefix
 	closed    []netip.AddrPort
 }
 
 // next returns the state at the start of the next step.
 func (s *state) next() *state {
-	return &state{objects: maps.Clone(s.objects), addresses: s.addresses, closed: slices.Clone(s.closed)}
+	return &state{objects: maps.Clone(s.objects), addresses: s.addresses, networks: s.networks, closed: slices.Clone(s.closed)}
 }
 
 func (s *state) apply(text string) error {
@@ -124,7 +125,7 @@ func (s *state) fill(step *Step) {
 			step.Changed = append(step.Changed, s.objects[key])
 		}
 	}
-	step.Deleted, step.Addresses, step.Closed = s.deleted, s.addresses, s.closed
+	step.Deleted, step.Addresses, step.Networks, step.Closed = s.deleted, s.addresses, s.networks, s.closed
 }
 
 func compareKeys(a, b Key) int {

@@ -196,6 +196,10 @@ func worldText(line string) string {
 		return "The node has the address " + code(which) + "."
 	case "no-address":
 		return "The node does not have the address " + code(which) + " any more."
+	case "network":
+		return "The node has a route to " + code(which) + "."
+	case "no-network":
+		return "The node does not have the route to " + code(which) + " any more."
 	case "closed":
 		return "Nobody listens on the endpoint " + code(which) + "."
 	}

@@ -40,6 +40,8 @@ type Step struct {
 	Deleted          []Key
 	// Addresses are the node's own addresses.
 	Addresses []netip.Addr
+	// Networks are those to which the node has a route of their own.
+	Networks []netip.Prefix
 	// Closed endpoints have no server.
 	Closed []netip.AddrPort
 	// Flows are for every test, Packets only for tests with a real kernel.
@@ -164,8 +166,15 @@ func (s *Scenario) world(now *state, list []string) error {
 			if words[0] == "address" {
 				now.addresses = append(now.addresses, a)
 			}
+		case len(words) == 2 && (words[0] == "network" || words[0] == "no-network"):
+			var n netip.Prefix
+			n, err = netip.ParsePrefix(words[1])
+			now.networks = slices.DeleteFunc(slices.Clone(now.networks), func(o netip.Prefix) bool { return n == o })
+			if words[0] == "network" {
+				now.networks = append(now.networks, n)
+			}
 		default:
-			err = fmt.Errorf("want: address A, no-address A, closed EP or unchecked")
+			err = fmt.Errorf("want: address A, no-address A, network CIDR, no-network CIDR, closed EP or unchecked")
 		}
 		if err != nil {
 			return fmt.Errorf("line %q: %w", line, err)

@@ -127,6 +127,13 @@ func (s *Stage) leave(next *plan) error {
 			}
 		}
 	}
+	for _, n := range s.now.networks {
+		if !slices.Contains(next.networks, n) {
+			if err := s.links[beyond].Unroute(n); err != nil {
+				return err
+			}
+		}
+	}
 	for a, where := range s.now.homes {
 		if next.home(a) == where {
 			continue
@@ -166,6 +173,13 @@ func (s *Stage) arrive(next *plan) error {
 	}
 	if err := s.settleAll(next); err != nil {
 		return err
+	}
+	for _, n := range next.networks {
+		if !slices.Contains(s.now.networks, n) {
+			if err := s.links[beyond].Route(n, sameFamily(neighbours(), n.Addr())); err != nil {
+				return err
+			}
+		}
 	}
 	for server := range next.servers {
 		if s.servers[server] != nil {

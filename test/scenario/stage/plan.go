@@ -32,13 +32,15 @@ type plan struct {
 	// homes has the place of every address, without the node's and loopback ones.
 	homes map[netip.Addr]place
 	// node are the node's addresses, in the order in which they come.
-	node    []netip.Addr
-	servers map[server]bool
+	node []netip.Addr
+	// networks are reached by the link to beyond, as by a route of their own.
+	networks []netip.Prefix
+	servers  map[server]bool
 }
 
 // draft returns the plan that the step's flows need.
 func draft(step *scenario.Step, snapshot service.Snapshot) *plan {
-	p := &plan{homes: map[netip.Addr]place{}, node: step.Addresses, servers: map[server]bool{}}
+	p := &plan{homes: map[netip.Addr]place{}, node: step.Addresses, networks: step.Networks, servers: map[server]bool{}}
 	flows := slices.Concat(step.Flows, step.Packets, step.KubeProxy)
 	for _, earlier := range step.KubeProxyEarlier {
 		flows = append(flows, earlier...)

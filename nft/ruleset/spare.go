@@ -1,0 +1,189 @@
+package ruleset
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"nftproxy/model/service"
+	"nftproxy/nft"
+)
+
+// A ServiceCIDR, or the cluster IP of a Service, may lie in a network where real hosts are.
+// So some packets are spared although no Service has their address: those to networks that
+// the node is on or has routes to, those to API servers, and those that our own rules have
+// translated. The program has the chains for that only where they can matter.
+
+// reachable is the set of the networks and API servers.
+const reachable = "reachable-networks"
+
+// The chains that spare packets before the cause's chain. They return to the rule behind the
+// one that jumped there. The first is for addresses in ServiceCIDRs, the other two for cluster
+// IPs: outside of ServiceCIDRs, and with a port that the Service does not have.
+const (
+	checkUnallocated  = "check-unallocated-address"
+	checkUntranslated = "check-untranslated"
+	checkUnknownPort  = "check-unknown-port"
+)
+
+// checks has the chains with their causes.
+func checks() map[string]Cause {
+	return map[string]Cause{checkUnallocated: UnallocatedAddress, checkUntranslated: UnallocatedAddress, checkUnknownPort: UnknownPort}
+}
+
+// isCheck says whether the chain spares packets.
+func isCheck(chain string) bool { return checks()[chain] != "" }
+
+// spared says which packets are to be spared.
+type spared struct {
+	// networks: some network or API server lies where service addresses are.
+	networks bool
+	// translated: some endpoint lies in a ServiceCIDR.
+	translated bool
+}
+
+// at says what matters for the chain.
+func (s spared) at(check string) spared {
+	return spared{s.networks, s.translated && check != checkUnknownPort}
+}
+
+// verdict leads packets to the chain, or at once to that of its cause.
+func (s spared) verdict(check string) nft.Verdict {
+	if s.at(check) == (spared{}) {
+		return gotoChain(string(checks()[check]))
+	}
+	return jump(check)
+}
+
+// chain spares packets and leads the others to the chain of the cause. The recentSet of both
+// ways has the frontend of each packet that has just been translated. Whether anybody has
+// translated it would not do: other programs' rules may translate to a cluster IP. For the
+// addresses in ServiceCIDRs checkUnallocated has decided before checkUntranslated is asked.
+func (s spared) chain(check string, ranges []netip.Prefix) *nft.Chain {
+	var rules []nft.Rule
+	s = s.at(check)
+	if check == checkUntranslated {
+		for _, cidr := range ranges {
+			rules = append(rules, nft.Rule{nft.MatchAddr{Field: nft.Daddr, Prefix: cidr}, nft.Verdict{Code: nft.Return}})
+		}
+		s.translated = false
+	}
+	if s.networks {
+		rules = append(rules, nft.Rule{nft.InSet{Key: daddr(), Set: reachable}, nft.Verdict{Code: nft.Return}})
+	}
+	if s.translated {
+		for _, a := range allAccess() {
+			rules = append(rules, nft.Rule{nft.MatchDNATed{}, nft.InSet{Key: a.original, Set: a.recent}, nft.Verdict{Code: nft.Return}})
+		}
+	}
+	return &nft.Chain{Name: check, Rules: append(rules, nft.Rule{gotoChain(string(checks()[check]))})}
+}
+
+// setSpared sets what is spared, and the chains for it.
+func (t *tableCompiler) setSpared(s spared) {
+	t.spared = s
+	var ranges []netip.Prefix
+	for _, cidr := range t.ranges.All() {
+		if cidr.Addr().Is6() == (t.family == nft.IPv6) {
+			ranges = append(ranges, cidr)
+		}
+	}
+	for check := range checks() {
+		if s.at(check) == (spared{}) {
+			t.chains = t.chains.Delete(check)
+		} else {
+			t.chains = t.chains.Set(check, s.chain(check, ranges))
+		}
+	}
+}
+
+// setReachable sets the networks and API servers that are spared.
+func (t *tableCompiler) setReachable() {
+	list := t.reachableNow()
+	if slices.Equal(list, t.reachable) {
+		return
+	}
+	t.reachable = list
+	if len(list) == 0 {
+		t.sets, t.edits[reachable] = t.sets.Delete(reachable), nil
+		return
+	}
+	set := &nft.Set{Name: reachable, Key: daddr(), Interval: true}
+	if t.sets.At(reachable) == nil {
+		t.sets = t.sets.Set(reachable, set)
+	}
+	t.edits[reachable] = rangesPart(reachable, list)
+}
+
+// reachableNow returns the parts of networks that lie in ServiceCIDRs, and API servers that do so
+// or may have the address of a Service outside of them, as disjoint prefixes.
+func (t *tableCompiler) reachableNow() []netip.Prefix {
+	var list []netip.Prefix
+	v6, ranges := t.family == nft.IPv6, 0
+	for _, cidr := range t.ranges.All() {
+		if cidr.Addr().Is6() != v6 {
+			continue
+		}
+		ranges++
+		for _, n := range t.node.Networks {
+			if n.Overlaps(cidr) {
+				list = append(list, smaller(n, cidr).Masked())
+			}
+		}
+		for _, a := range t.node.APIServers {
+			if cidr.Contains(a) {
+				list = append(list, netip.PrefixFrom(a, a.BitLen()))
+			}
+		}
+	}
+	if ranges == 0 && t.outside > 0 {
+		for _, a := range t.node.APIServers {
+			list = append(list, netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	disjoint, _ := service.NewSources(list).Of(v6)
+	return disjoint
+}
+
+func smaller(a, b netip.Prefix) netip.Prefix {
+	if a.Bits() > b.Bits() {
+		return a
+	}
+	return b
+}
+
+// countInRange counts the lists of the part that have an endpoint in a ServiceCIDR.
+func (t *tableCompiler) countInRange(part *nft.Part, by int) {
+	if part == nil {
+		return
+	}
+	for i := range part.Pools {
+		for _, cidr := range t.ranges.All() {
+			if cidr.Addr().Is6() == (t.family == nft.IPv6) && hasTargetIn(part.Pools[i].Targets, cidr) {
+				t.inRange += by
+			}
+		}
+	}
+}
+
+// hasTargetIn says whether a target's address is in the range. Targets are sorted by address.
+func hasTargetIn(targets nft.Targets, cidr netip.Prefix) bool {
+	first, last := addrValue(cidr.Masked().Addr()), addrValue(nft.LastAddr(cidr))
+	n := len(first)
+	for chunk := range targets.Chunks() {
+		if chunk[len(chunk)-1][:n] < first {
+			continue
+		}
+		if chunk[0][:n] > last {
+			return false
+		}
+		i, _ := slices.BinarySearchFunc(chunk, first, func(t, first nft.Value) int { return cmp.Compare(t[:n], first) })
+		if i < len(chunk) && chunk[i][:n] <= last {
+			return true
+		}
+	}
+	return false
+}
