@@ -14,7 +14,7 @@ import (
 )
 
 // front is a Service of one port, with one slice of endpoints that are ready unless
-// "unready" follows after a comma.
+// "unready" or "ending" (it serves, and terminates) follows after a comma.
 type front struct {
 	name                   string
 	created                int64
@@ -23,6 +23,7 @@ type front struct {
 	ranges                 []string
 	port, nodePort, endsAt int32
 	endpoints              []string
+	local                  bool
 }
 
 func (f front) objects() (*corev1.Service, *discoveryv1.EndpointSlice) {
@@ -33,6 +34,9 @@ func (f front) objects() (*corev1.Service, *discoveryv1.EndpointSlice) {
 			ClusterIP: f.clusterIP, ExternalIPs: f.externalIPs, LoadBalancerSourceRanges: f.ranges,
 			Ports: []corev1.ServicePort{{Port: f.port, NodePort: f.nodePort}},
 		},
+	}
+	if f.local {
+		s.Spec.Type, s.Spec.ExternalTrafficPolicy = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyLocal
 	}
 	for _, ip := range f.ingress {
 		s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: ip})
@@ -46,8 +50,8 @@ func (f front) objects() (*corev1.Service, *discoveryv1.EndpointSlice) {
 	}
 	for _, text := range f.endpoints {
 		address, state, _ := strings.Cut(text, ",")
-		ready := state == ""
-		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{address}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}})
+		ready, ending := state == "", state == "ending"
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{address}, Conditions: discoveryv1.EndpointConditions{Ready: &ready, Serving: &[]bool{ready || ending}[0], Terminating: &ending}})
 	}
 	return s, slice
 }
@@ -84,6 +88,10 @@ func TestAPIServerBehindService(t *testing.T) {
 		"one of them is unready":               {kubernetes, "172.31.0.100:6443", []front{changed(func(f *front) { f.endpoints = []string{"10.0.0.5", "10.0.0.7,unready"} })}, "kube-system/api"},
 		"mixed":                                {kubernetes, "172.31.0.100:6443", []front{changed(func(f *front) { f.endpoints = []string{"10.0.0.5", "10.244.0.8"} })}, ""},
 		"none is ready":                        {kubernetes, "172.31.0.100:6443", []front{changed(func(f *front) { f.endpoints = []string{"10.0.0.5,unready"} })}, ""},
+		"the last one ends":                    {kubernetes, "172.31.0.100:6443", []front{changed(func(f *front) { f.endpoints = []string{"10.0.0.5,ending"} })}, "kube-system/api"},
+		"a stranger's ends":                    {kubernetes, "172.31.0.100:6443", []front{changed(func(f *front) { f.endpoints = []string{"10.244.0.8,ending"} })}, ""},
+		"an old one ends":                      {kubernetes, "172.31.0.100:6443", []front{changed(func(f *front) { f.endpoints = []string{"10.0.0.5", "10.0.0.7,ending"} })}, "kube-system/api"},
+		"a local one ends":                     {kubernetes, "172.31.0.100:6443", []front{changed(func(f *front) { f.local, f.endpoints = true, []string{"10.0.0.5", "10.244.0.8,ending"} })}, ""},
 		"another port":                         {kubernetes, "172.31.0.100:6443", []front{changed(func(f *front) { f.endsAt = 22 })}, ""},
 		"a stranger":                           {kubernetes, "172.31.0.100:6443", []front{stranger}, ""},
 		"beside a stranger":                    {kubernetes, "172.31.0.100:6443", []front{stranger, api}, "kube-system/api"},

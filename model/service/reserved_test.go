@@ -43,6 +43,7 @@ func (w *claimWorld) service(name service.Name) *service.Service {
 	s := &service.Service{
 		Name: name, Created: time.Unix(int64(w.IntN(3)), 0), ClusterIPs: addrs("10.96.0.1 fd00:96::1")[:1+w.IntN(2)],
 		ExternalIPs: w.some(candidates), LoadBalancerIPs: w.some(candidates), HealthCheckNodePort: pick[uint16](w, 0, 0, 80, 81),
+		ExternalPolicy: pick(w, service.Cluster, service.Local),
 	}
 	if w.IntN(3) == 0 {
 		s.ClusterIPs = addrs("10.96.0.2")
@@ -56,6 +57,9 @@ func (w *claimWorld) service(name service.Name) *service.Service {
 		for range w.IntN(3) {
 			text := pick(w, podAddress, "10.244.0.6", "10.245.0.1", nodeAddress, "203.0.113.7", "203.0.113.7", "203.0.113.7")
 			e := service.Endpoint{Addr: netip.AddrPortFrom(netip.MustParseAddr(text), pick[uint16](w, 80, 81)), Ready: w.IntN(4) > 0}
+			if !e.Ready {
+				e.Serving, e.Terminating = w.IntN(2) == 0, w.IntN(4) > 0
+			}
 			list = append(list, e)
 		}
 		p.Endpoints = service.MergeEndpoints(list)
@@ -113,15 +117,22 @@ func (o *claimOracle) leads(s *service.Service, c service.Claim) bool {
 	if guard.Servers == nil || s.Firewall().Restricts(c) && !slices.ContainsFunc(s.Sources.Ranges(), func(r netip.Prefix) bool { return r.Contains(netip.MustParseAddr(nodeAddress)) }) {
 		return false
 	}
-	some, all := false, true
+	var ready, ending []netip.AddrPort
 	for _, p := range s.Ports {
 		for e := range p.Endpoints.All() {
-			if (p.Port == c.Port && !c.Addr.IsUnspecified() || p.NodePort == c.Port && c.Addr.IsUnspecified()) && p.Protocol == service.TCP && e.Ready {
-				some, all = true, all && slices.Contains(*guard.Servers, e.Addr)
+			if (p.Port == c.Port && !c.Addr.IsUnspecified() || p.NodePort == c.Port && c.Addr.IsUnspecified()) && p.Protocol == service.TCP {
+				if e.Ready {
+					ready = append(ready, e.Addr)
+				} else if e.Serving && e.Terminating {
+					ending = append(ending, e.Addr)
+				}
 			}
 		}
 	}
-	return some && all
+	if len(ready) == 0 || s.ExternalPolicy == service.Local {
+		ready = append(ready, ending...)
+	}
+	return len(ready) > 0 && !slices.ContainsFunc(ready, func(a netip.AddrPort) bool { return !slices.Contains(*guard.Servers, a) })
 }
 
 func (o *claimOracle) protection(s *service.Service, c service.Claim) service.Protection {

@@ -18,13 +18,15 @@ type fronts struct {
 }
 
 // leadsTo says whether the service sends all connections to the claim to the servers: it
-// has a ready endpoint there, and each is one of them. Its source ranges must admit the
-// node.
+// has an endpoint there that may get connections, and each such is one of them. These are
+// the ready ones. Those that end but still serve count where none is ready, as in kube-proxy, and
+// with externalTrafficPolicy Local always: there they get the node's share while other
+// nodes have ready ones. The service's source ranges must admit the node.
 func (b *Builder) leadsTo(s *Service, c Claim, servers *Servers) bool {
 	if s == nil || c.Protocol != TCP || b.shutsOut(s, c) {
 		return false
 	}
-	some := false
+	ready, ending := heading{}, heading{}
 	for i := range s.Ports {
 		p := &s.Ports[i]
 		number := p.Port
@@ -35,16 +37,32 @@ func (b *Builder) leadsTo(s *Service, c Claim, servers *Servers) bool {
 			continue
 		}
 		for e := range p.Endpoints.All() {
-			if !e.Ready || e.Addr.Addr().Is6() != c.Addr.Is6() {
+			at := &ready
+			switch {
+			case e.Addr.Addr().Is6() != c.Addr.Is6():
+				continue
+			case e.Ready:
+			case e.Serving && e.Terminating:
+				at = &ending
+			default:
 				continue
 			}
-			if some = slices.Contains(*servers, e.Addr); !some {
+			at.some = true
+			at.elsewhere = at.elsewhere || !slices.Contains(*servers, e.Addr)
+			if ready.elsewhere {
 				return false
 			}
 		}
 	}
-	return some
+	if ready.some && s.ExternalPolicy == Cluster {
+		return true
+	}
+	return (ready.some || ending.some) && !ending.elsewhere
 }
+
+// heading says of endpoints in one state whether there are some, and whether one of them is
+// none of the servers.
+type heading struct{ some, elsewhere bool }
 
 // shutsOut says whether the service's source ranges keep the node from the claim.
 func (b *Builder) shutsOut(s *Service, c Claim) bool {
