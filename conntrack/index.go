@@ -81,6 +81,9 @@ func (x *Index) Update(s service.Snapshot) Scope {
 		}
 		if change.HasNew {
 			x.cidrs = append(x.cidrs, change.New)
+		}
+		// The addresses of a new one are dropped. Without an old one, networks and API servers may be spared no more.
+		if change.HasNew || s.Node != nil && len(s.Node.Networks)+len(s.Node.APIServers) > 0 {
 			u.scope.addAll()
 		}
 	}
@@ -184,16 +187,35 @@ func (x *Index) holder(c service.Claim) (claimant, bool) {
 
 // refused says that the rules refuse unknown ports of the address: it is a cluster IP
 // and not bound on the node. NodeLocal DNSCache binds cluster IPs on the node and
-// keeps their other ports.
+// keeps their other ports. So does a host in a network that the rules spare.
 func (x *Index) refused(a netip.Addr) bool {
-	return len(x.claims[service.Claim{Addr: a}]) > 0 && !x.own.has(a)
+	return len(x.claims[service.Claim{Addr: a}]) > 0 && !x.own.has(a) && !x.spared(a)
+}
+
+// inServiceCIDR says that the address is in a ServiceCIDR.
+func (x *Index) inServiceCIDR(a netip.Addr) bool {
+	return slices.ContainsFunc(x.cidrs, func(cidr netip.Prefix) bool { return cidr.Contains(a) })
+}
+
+// spared says that a host may have the address although it is in a ServiceCIDR or is a cluster IP: it is an API server's, or
+// in a network that the node reaches. The rules neither drop nor refuse such packets. Where the family has no ServiceCIDR, they know API
+// servers only.
+func (x *Index) spared(a netip.Addr) bool {
+	node := x.snapshot.Node
+	if node == nil {
+		return false
+	}
+	apiServer := slices.Contains(node.APIServers, a)
+	if x.inServiceCIDR(a) {
+		return apiServer || slices.ContainsFunc(node.Networks, func(n netip.Prefix) bool { return n.Contains(a) })
+	}
+	return apiServer && !slices.ContainsFunc(x.cidrs, func(cidr netip.Prefix) bool { return cidr.Addr().Is6() == a.Is6() })
 }
 
 // Unallocated says that the address is in a ServiceCIDR, no Service has it as cluster
-// IP, and it is not the node's own.
+// IP, it is not the node's own, and the rules do not spare it.
 func (x *Index) Unallocated(a netip.Addr) bool {
-	return slices.ContainsFunc(x.cidrs, func(cidr netip.Prefix) bool { return cidr.Contains(a) }) &&
-		!x.own.has(a) && len(x.claims[service.Claim{Addr: a}]) == 0
+	return x.inServiceCIDR(a) && !x.own.has(a) && !x.spared(a) && len(x.claims[service.Claim{Addr: a}]) == 0
 }
 
 // admits says whether the claim lets in flows from src. The source ranges are those

@@ -75,10 +75,24 @@ func (o *oracle) clusterIP(a netip.Addr) bool {
 func (o *oracle) unallocated(a netip.Addr) bool {
 	for _, cidr := range o.now().ServiceCIDRs.All() {
 		if cidr.Contains(a) {
-			return !o.clusterIP(a) && !o.local(a)
+			return !o.clusterIP(a) && !o.local(a) && !o.spared(a)
 		}
 	}
 	return false
+}
+
+// spared says that the rules let packets through since a host may have the address.
+func (o *oracle) spared(a netip.Addr) bool {
+	node, in, any := o.now().Node, false, false
+	for _, cidr := range o.now().ServiceCIDRs.All() {
+		in, any = in || cidr.Contains(a), any || cidr.Addr().Is6() == a.Is6()
+	}
+	for _, n := range node.Networks {
+		if in && n.Contains(a) {
+			return true
+		}
+	}
+	return (in || !any) && slices.Contains(node.APIServers, a)
 }
 
 func (o *oracle) local(a netip.Addr) bool {
@@ -137,7 +151,7 @@ func (o *oracle) missed(f *conntrack.Flow, a *ask) conntrack.Reason {
 		return conntrack.NodePort
 	case a != nil:
 		return conntrack.ServiceAddress
-	case o.clusterIP(dst.Addr()) && !o.local(dst.Addr()):
+	case o.clusterIP(dst.Addr()) && !o.local(dst.Addr()) && !o.spared(dst.Addr()):
 		return conntrack.ClusterIP
 	case o.unallocated(dst.Addr()):
 		return conntrack.Unallocated

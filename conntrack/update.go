@@ -47,7 +47,8 @@ func (u *update) followNode() {
 	before := u.own
 	u.own.setNode(node, u.options.NodePortAddresses)
 	if old == nil || node == nil || old.Name != node.Name || old.Settings != node.Settings ||
-		!slices.Equal(old.Addresses, node.Addresses) || !slices.Equal(old.PodCIDRs, node.PodCIDRs) {
+		!slices.Equal(old.Addresses, node.Addresses) || !slices.Equal(old.PodCIDRs, node.PodCIDRs) ||
+		!slices.Equal(old.Networks, node.Networks) || !slices.Equal(old.APIServers, node.APIServers) {
 		u.scope.addAll()
 		return
 	}
