@@ -33,9 +33,9 @@ const (
 )
 
 // plainWay is from a pod to a cluster IP.
-func plainWay() way { return way{name: "pod to cluster IP"} }
+func plainWay() way { return way{name: "pod to cluster IP", from: fromPod} }
 
-func refusedWay() way { return way{name: "pod to cluster IP", refused: true} }
+func refusedWay() way { return way{name: "pod to cluster IP", from: fromPod, refused: true} }
 
 // ways lists those by which connections are set up.
 func ways() []way {
@@ -43,7 +43,7 @@ func ways() []way {
 		plainWay(),
 		{name: "node to cluster IP", from: fromNode},
 		{name: "outside to node port", from: fromOutside},
-		{name: "pod to cluster IP, affinity", affinity: true},
+		{name: "pod to cluster IP, affinity", from: fromPod, affinity: true},
 	}
 }
 
