@@ -232,7 +232,7 @@ func TestAffinityNames(t *testing.T) {
 // endpoint. Beside these it names only new maps.
 func TestAffinityShrunkMissesNothing(t *testing.T) {
 	shrunk, stayed := 0, 0
-	seeds(t, 25, func(t *testing.T, rng *rand.Rand) {
+	seeds(t, 40, func(t *testing.T, rng *rand.Rand) {
 		cfg, _ := rulesettest.Config(rng)
 		h, c := newHistory(rng), ruleset.NewCompiler(cfg)
 		last := c.Compile(h.next())
