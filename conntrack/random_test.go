@@ -244,7 +244,7 @@ func TestStaleAgainstOracle(t *testing.T) {
 	const all = 80
 	seeds := all
 	if testing.Short() {
-		seeds = 10
+		seeds = 20
 	}
 	seen, cases := map[string]int{}, 0
 	for seed := range uint64(seeds) {
