@@ -87,6 +87,7 @@ func readTables(m *nft.Model, table string, node *service.Node) (service.Snapsho
 	r := &readback{node: node, services: map[service.Name]*servedService{}, owners: map[service.Claim]service.Name{}}
 	snapshot := service.Snapshot{Node: node}
 	var frontends []*servedFrontend
+	var reached []netip.Prefix
 	for i, f := range nft.Families() {
 		c := m.Table(nft.TableID{Family: f, Name: table})
 		if c == nil {
@@ -97,6 +98,10 @@ func readTables(m *nft.Model, table string, node *service.Node) (service.Snapsho
 		for _, cidr := range serviceCIDRs(c) {
 			snapshot.ServiceCIDRs = snapshot.ServiceCIDRs.Set(cidr.String(), cidr)
 		}
+		reached = append(reached, readReachable(c)...)
+	}
+	if node != nil && len(reached) > 0 {
+		snapshot.Node = withReachable(*node, reached)
 	}
 	r.names = slices.Sorted(maps.Keys(r.services))
 	// Frontends by address tell the ports that node ports belong to.

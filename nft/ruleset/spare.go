@@ -187,3 +187,25 @@ func hasTargetIn(targets nft.Targets, cidr netip.Prefix) bool {
 	}
 	return false
 }
+
+// readReachable returns what setReachable put into the set.
+func readReachable(c *nft.Contents) []netip.Prefix {
+	var list []netip.Prefix
+	for _, e := range sortedElements(c, reachable) {
+		if p, ok := prefixOf(addrOf(e.Key), addrOf(e.KeyEnd)); ok {
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+// withReachable returns the node with the networks that the rules spare. A single address may be that of an API server.
+func withReachable(node service.Node, networks []netip.Prefix) *service.Node {
+	node.Networks, node.APIServers = networks, nil
+	for _, n := range networks {
+		if n.IsSingleIP() {
+			node.APIServers = append(node.APIServers, n.Addr())
+		}
+	}
+	return &node
+}
