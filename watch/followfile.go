@@ -32,8 +32,8 @@ func FollowFile(ctx context.Context, path string, each func(text []byte, err err
 		select {
 		case <-ctx.Done():
 			return nil
-		case events := <-n.events:
-			if n.handle(events) {
+		case <-n.more:
+			if n.handle(n.take()) {
 				rest.Reset(fileRest)
 			}
 		case <-look.C:
@@ -45,9 +45,11 @@ func FollowFile(ctx context.Context, path string, each func(text []byte, err err
 			if n.blind != nil {
 				return fmt.Errorf("follow %s: %w", path, n.blind)
 			}
-			if !n.writing[target] {
-				read = stateOf(path)
-				each(os.ReadFile(path))
+			state := stateOf(path)
+			text, err := os.ReadFile(path)
+			if !n.incomplete(target) {
+				read = state
+				each(text, err)
 			}
 		}
 	}

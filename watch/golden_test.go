@@ -129,6 +129,10 @@ func (s *script) step(f *txtar.File) {
 func (s *script) load() {
 	s.Helper()
 	for range 2 {
+		if n := s.manifests.notifier; n.file != nil {
+			n.receive()
+			n.handle(n.take())
+		}
 		if err := s.manifests.look(true); err != nil {
 			s.Fatal(err)
 		}

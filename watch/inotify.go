@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"unsafe"
 
@@ -30,8 +31,11 @@ type notifier struct {
 	// blind is why the kernel does not tell of all changes, nil if it does: it bounds how many instances and watches a
 	// user has (fs.inotify), and a directory that cannot be read cannot be watched.
 	blind error
-	// events carries the events in order.
-	events chan []event
+	mu    sync.Mutex
+	// pending are the events that came and were not taken yet, in order.
+	pending []event
+	// more has an entry while there are any.
+	more chan struct{}
 	// ended is closed when the reader has ended.
 	ended chan struct{}
 	// The keys of dirs are watch descriptors.
@@ -62,7 +66,7 @@ const (
 )
 
 func newNotifier() *notifier {
-	return &notifier{events: make(chan []event), ended: make(chan struct{}), dirs: map[uint32]directory{}, writing: map[string]bool{}}
+	return &notifier{more: make(chan struct{}, 1), ended: make(chan struct{}), dirs: map[uint32]directory{}, writing: map[string]bool{}}
 }
 
 // open starts inotify, unless that is done.
@@ -75,7 +79,11 @@ func (n *notifier) open() error {
 		return fmt.Errorf("start inotify: %w", err)
 	}
 	n.file, n.fd = os.NewFile(uintptr(fd), "inotify"), fd
-	go n.read(n.file)
+	conn, err := n.file.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("read inotify: %w", err)
+	}
+	go n.read(conn)
 	return nil
 }
 
@@ -85,25 +93,65 @@ func (n *notifier) close() {
 		return
 	}
 	n.file.Close()
+	<-n.ended
+}
+
+func (n *notifier) read(conn syscall.RawConn) {
+	defer close(n.ended)
 	for {
-		select {
-		case <-n.events: // The reader may wait to send.
-		case <-n.ended:
-			return
+		if err := conn.Read(func(uintptr) bool { return n.receive() }); err != nil {
+			return // The file is closed: the wait for an inotify descriptor fails for no other reason.
 		}
 	}
 }
 
-func (n *notifier) read(file *os.File) {
-	defer close(n.ended)
+// receive takes the events that the kernel has into pending. It returns whether there were any.
+func (n *notifier) receive() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	buffer := make([]byte, 64<<10)
+	any := false
 	for {
-		size, err := file.Read(buffer)
-		if err != nil {
-			return // The file is closed: the read of an inotify descriptor fails for no other reason.
+		size, err := unix.Read(n.fd, buffer)
+		if err == unix.EINTR {
+			continue
 		}
-		n.events <- parseEvents(buffer[:size])
+		if err != nil || size <= 0 {
+			return any
+		}
+		any = true
+		n.pending = append(n.pending, parseEvents(buffer[:size])...)
+		select {
+		case n.more <- struct{}{}:
+		default:
+		}
 	}
+}
+
+// take returns the events that came since the last call.
+func (n *notifier) take() []event {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	list := n.pending
+	n.pending = nil
+	return list
+}
+
+// incomplete returns whether a process is writing the file, as far as the events tell that have come by now. What was read of
+// the file just before may be incomplete then.
+func (n *notifier) incomplete(path string) bool {
+	if n.writing[path] {
+		return true
+	}
+	if n.file == nil {
+		return false
+	}
+	n.receive()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.ContainsFunc(n.pending, func(e event) bool {
+		return e.mask&(writeBegun|unix.IN_CREATE) != 0 && filepath.Join(n.dirs[e.wd].path, e.name) == path
+	})
 }
 
 func parseEvents(data []byte) []event {

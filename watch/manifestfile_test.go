@@ -118,6 +118,34 @@ func TestReplacedInSteps(t *testing.T) {
 	}
 }
 
+// TestHalfWritten: a file that is half written is not read, although the look at it comes before the events that tell of the
+// writing. The look may have been due for another reason, such as the event of the old file's removal.
+func TestHalfWritten(t *testing.T) {
+	s := newScript(t)
+	m, path := s.manifests, filepath.Join(s.dir, "a.yaml")
+	write(t, path, manifest("a", "10.96.0.1"))
+	s.load()
+	must(t, os.Rename(path, path+"~"))
+	file, err := os.Create(path)
+	must(t, err)
+	_, err = file.WriteString("apiVersion: v1\n")
+	must(t, err)
+	must(t, m.look(true))
+	if len(m.files) != 1 || len(m.files[0].objects) != 1 || len(m.problems()) != 0 {
+		t.Errorf("half of the file was read: %v", m.problems())
+	}
+	_, err = file.Write(manifest("b", "10.96.0.2")[len("apiVersion: v1\n"):])
+	must(t, err)
+	must(t, file.Close())
+	if m.notifier.receive(); !m.notifier.handle(m.notifier.take()) {
+		t.Fatal("no event had the file read")
+	}
+	must(t, m.look(true))
+	if len(m.files) != 1 || len(m.files[0].objects) != 1 || m.files[0].objects[0].key.name != "default/b" {
+		t.Errorf("files are %+v", m.files)
+	}
+}
+
 // TestEditorsFiles: backups and temporary files of editors are no manifests.
 func TestEditorsFiles(t *testing.T) {
 	dir := t.TempDir()

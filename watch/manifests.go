@@ -51,8 +51,8 @@ func (w *Watcher) RunManifests(ctx context.Context, path string) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case events := <-m.notifier.events:
-			if !m.notifier.handle(events) {
+		case <-m.notifier.more:
+			if !m.notifier.handle(m.notifier.take()) {
 				continue
 			}
 			_ = m.look(true) // It has reported the error.
@@ -164,7 +164,11 @@ func (m *manifests) file(path string, told bool) *manifestFile {
 	}); found {
 		old = m.files[at]
 	}
-	if target, err := filepath.EvalSymlinks(path); err == nil && m.notifier.writing[target] {
+	target, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		target = path
+	}
+	if m.notifier.writing[target] {
 		return old
 	}
 	state := stateOf(path)
@@ -186,6 +190,9 @@ func (m *manifests) file(path string, told bool) *manifestFile {
 		}
 		// The sum stays empty: the next read that succeeds counts as a change.
 		return &manifestFile{path: path, state: state, objects: old.objects, problems: []Problem{{Source: path, Err: reasonOf(err)}}}
+	}
+	if m.notifier.incomplete(target) {
+		return old // An event of the file is still to come, and has it read again.
 	}
 	sum := sha256.Sum256(data)
 	if sum == old.sum {
