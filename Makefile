@@ -60,7 +60,7 @@ test-kernels: ## run the tests that need a kernel on Debian's kernels 5.10, 6.1 
 
 .PHONY: test-kernels-short
 test-kernels-short: ## run the tests of the packages that talk most to the kernel on 5.10, the oldest one, as CI does
-	$(GO) run ./test/kernelmatrix --kernels=5.10 --packages=nft/kernel,nft/livetrace,conntrack,daemon/preflight
+	$(GO) run ./test/kernelmatrix --kernels=5.10 --packages=nft/kernel,nft/livetrace,conntrack,look/preflight
 
 .PHONY: test-nft
 test-nft: ## have the nft of Debian's bullseye, bookworm and trixie list our tables and take them back, and write the table of docs/kernels.md; as root
@@ -86,7 +86,7 @@ golden: ## write the golden files anew: programs, pages of docs/services, docs/o
 	$(GO) test ./watch -run TestGolden -update
 	$(GO) test ./daemon/metrics -run TestPage -update
 	$(GO) test ./cmd/nftproxy -run 'TestOptionsPage|TestTroubleshooting|TestGet$$' -update
-	$(GO) test ./daemon/inspect -run TestDraining -update
+	$(GO) test ./look/inspect -run TestDraining -update
 	$(GO) test . -run TestDependencies -update
 
 conformance: build ## run every scenario beside the real kube-proxy, and print what differs

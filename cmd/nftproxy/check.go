@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"nftproxy/daemon/preflight"
+	"nftproxy/look/preflight"
 	"nftproxy/nft/ruleset"
 )
 

@@ -8,7 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"nftproxy/daemon/preflight"
+	"nftproxy/look/preflight"
 )
 
 func findings() []preflight.Finding {

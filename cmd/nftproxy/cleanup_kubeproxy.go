@@ -6,9 +6,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"nftproxy/daemon/otherproxy"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
+	"nftproxy/node/otherproxy"
 )
 
 // cleanupKubeProxy removes kube-proxy's rules. Unless forced, it first makes sure that

@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"strings"
 
-	"nftproxy/daemon/basechain"
-	"nftproxy/daemon/otherproxy"
+	"nftproxy/look/basechain"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
+	"nftproxy/node/otherproxy"
 )
 
 // closed says what may drop the packets that a chain of kube-proxy's accepts; nil if nothing may. It looks at the

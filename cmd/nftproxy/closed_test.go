@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"nftproxy/daemon/otherproxy"
+	"nftproxy/node/otherproxy"
 	"nftproxy/test/aptget"
 	"nftproxy/test/nftcmd"
 	"nftproxy/test/testnet"

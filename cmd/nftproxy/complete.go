@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"nftproxy/daemon/inspect"
+	"nftproxy/look/inspect"
 )
 
 // The completions of a shell read the tables, as the commands do. Where they cannot be

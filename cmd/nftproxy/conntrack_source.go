@@ -8,12 +8,12 @@ import (
 	"net/netip"
 
 	"nftproxy/conntrack"
-	"nftproxy/daemon/basechain"
-	"nftproxy/daemon/hostaddr"
+	"nftproxy/look/basechain"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
+	"nftproxy/node/hostaddr"
 	"nftproxy/watch"
 )
 

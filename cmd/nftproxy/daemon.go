@@ -18,17 +18,17 @@ import (
 
 	"nftproxy/conntrack"
 	"nftproxy/daemon/affinity"
-	"nftproxy/daemon/basechain"
 	"nftproxy/daemon/health"
 	"nftproxy/daemon/healthport"
-	"nftproxy/daemon/hostaddr"
 	"nftproxy/daemon/metrics"
 	"nftproxy/daemon/proxy"
 	"nftproxy/daemon/refusals"
+	"nftproxy/look/basechain"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
+	"nftproxy/node/hostaddr"
 	"nftproxy/watch"
 )
 

@@ -8,10 +8,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"nftproxy/daemon/explain"
-	"nftproxy/daemon/explain/live"
-	"nftproxy/daemon/hostaddr"
+	"nftproxy/look/explain"
+	"nftproxy/look/explain/live"
 	"nftproxy/model/service"
+	"nftproxy/node/hostaddr"
 )
 
 // The exit statuses of explain, besides 0 for an endpoint.

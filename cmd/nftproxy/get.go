@@ -9,11 +9,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"nftproxy/daemon/hostaddr"
-	"nftproxy/daemon/inspect"
+	"nftproxy/look/inspect"
 	"nftproxy/model/service"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
+	"nftproxy/node/hostaddr"
 )
 
 func newGetCommand() *cobra.Command {

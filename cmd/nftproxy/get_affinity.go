@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/duration"
 
-	"nftproxy/daemon/inspect"
+	"nftproxy/look/inspect"
 )
 
 // defaultClients is how many clients get affinity prints unless --limit says otherwise.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"nftproxy/daemon/inspect"
+	"nftproxy/look/inspect"
 )
 
 // chainList is the JSON that get chains prints.

@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"nftproxy/conntrack"
-	"nftproxy/daemon/inspect"
+	"nftproxy/look/inspect"
 	"nftproxy/model/service"
 	"nftproxy/nft/ruleset"
 )

@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"nftproxy/daemon/inspect"
+	"nftproxy/look/inspect"
 	"nftproxy/test/testnet"
 )
 

@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/duration"
 
-	"nftproxy/daemon/inspect"
+	"nftproxy/look/inspect"
 )
 
 // serviceList is the JSON that get services prints.

@@ -8,9 +8,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"nftproxy/daemon/otherproxy"
 	"nftproxy/daemon/proxy"
 	"nftproxy/nft"
+	"nftproxy/node/otherproxy"
 	"nftproxy/watch"
 )
 

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"nftproxy/daemon/metrics"
-	"nftproxy/daemon/otherproxy"
+	"nftproxy/node/otherproxy"
 )
 
 // followed is a follower with a world of its own: each look takes what the fields say.

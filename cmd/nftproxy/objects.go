@@ -12,8 +12,8 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"nftproxy/daemon/hostaddr"
 	"nftproxy/model/service"
+	"nftproxy/node/hostaddr"
 	"nftproxy/watch"
 )
 

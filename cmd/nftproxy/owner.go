@@ -8,7 +8,7 @@ import (
 	"regexp"
 	"strings"
 
-	"nftproxy/daemon/otherproxy"
+	"nftproxy/node/otherproxy"
 )
 
 // ownerText describes the process that has a netlink port ID in this network

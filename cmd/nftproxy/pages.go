@@ -10,14 +10,14 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
-	"nftproxy/daemon/explain"
-	"nftproxy/daemon/explain/live"
 	"nftproxy/daemon/health"
-	"nftproxy/daemon/inspect"
 	"nftproxy/daemon/kubeproxyconfig"
 	"nftproxy/daemon/metrics"
 	"nftproxy/daemon/statuspage"
 	"nftproxy/daemon/zpages"
+	"nftproxy/look/explain"
+	"nftproxy/look/explain/live"
+	"nftproxy/look/inspect"
 	"nftproxy/model/service"
 )
 

@@ -12,9 +12,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"nftproxy/daemon/otherproxy"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
+	"nftproxy/node/otherproxy"
 )
 
 // proxiesOptions are the flags of proxies.

@@ -9,7 +9,7 @@ import (
 
 	apiversion "k8s.io/apimachinery/pkg/version"
 
-	"nftproxy/daemon/preflight"
+	"nftproxy/look/preflight"
 )
 
 // The minor releases 1.x of API servers that make test-skew runs nftproxy with.

@@ -14,7 +14,7 @@ import (
 	apiversion "k8s.io/apimachinery/pkg/version"
 
 	"nftproxy/daemon/metrics"
-	"nftproxy/daemon/preflight"
+	"nftproxy/look/preflight"
 )
 
 // TestServerRange: what check says of API servers.

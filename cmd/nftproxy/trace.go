@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"nftproxy/conntrack"
-	"nftproxy/daemon/tracing"
+	"nftproxy/look/tracing"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"

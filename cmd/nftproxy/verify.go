@@ -12,12 +12,12 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"nftproxy/daemon/hostaddr"
-	"nftproxy/daemon/verify"
+	"nftproxy/look/verify"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
+	"nftproxy/node/hostaddr"
 	"nftproxy/watch"
 )
 

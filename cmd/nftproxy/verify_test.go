@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
 
-	"nftproxy/daemon/verify"
+	"nftproxy/look/verify"
 	"nftproxy/test/nftcmd"
 	"nftproxy/test/testnet"
 )

@@ -11,6 +11,7 @@ import (
 
 	"nftproxy/daemon/proxy"
 	"nftproxy/nft"
+	"nftproxy/node/otherproxy"
 )
 
 // Handler serves the paths for kubelets and load balancers:
@@ -144,15 +145,11 @@ func MetricsHandler(p Pages) (mux *http.ServeMux, paths []string) {
 	return mux, paths
 }
 
-// ServerHeader is the value of the header Server in answers with plain text. By it the metrics
-// server is told from kube-proxy's, whose paths it has.
-const ServerHeader = "nftproxy"
-
 // plain answers with a text.
 func plain(w http.ResponseWriter, code int, text string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	w.Header().Set("Server", ServerHeader)
+	w.Header().Set("Server", otherproxy.ServerHeader)
 	w.WriteHeader(code)
 	_, _ = fmt.Fprint(w, text)
 }

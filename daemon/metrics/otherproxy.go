@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
-	"nftproxy/daemon/otherproxy"
+	"nftproxy/node/otherproxy"
 )
 
 // otherProxies are the metrics of kube-proxy on this node.

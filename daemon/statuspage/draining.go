@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/net/html"
 
-	"nftproxy/daemon/inspect"
+	"nftproxy/look/inspect"
 	"nftproxy/model/pace"
 	"nftproxy/model/service"
 )

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"nftproxy/conntrack"
-	"nftproxy/daemon/inspect"
 	"nftproxy/daemon/statuspage"
+	"nftproxy/look/inspect"
 	"nftproxy/model/service"
 	"nftproxy/test/statuspagetest"
 )

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/net/html"
 
-	"nftproxy/daemon/explain"
+	"nftproxy/look/explain"
 	"nftproxy/model/pace"
 	"nftproxy/nft/ruleset"
 )

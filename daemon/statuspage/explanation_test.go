@@ -9,8 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"nftproxy/daemon/explain"
 	"nftproxy/daemon/statuspage"
+	"nftproxy/look/explain"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/test/statuspagetest"

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/net/html"
 
-	"nftproxy/daemon/explain"
+	"nftproxy/look/explain"
 	"nftproxy/model/service"
 )
 

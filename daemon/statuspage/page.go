@@ -22,10 +22,10 @@ import (
 
 	"golang.org/x/net/html"
 
-	"nftproxy/daemon/explain"
 	"nftproxy/daemon/health"
-	"nftproxy/daemon/inspect"
 	"nftproxy/daemon/proxy"
+	"nftproxy/look/explain"
+	"nftproxy/look/inspect"
 	"nftproxy/model/pace"
 	"nftproxy/model/service"
 	"nftproxy/nft"

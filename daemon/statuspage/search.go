@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"nftproxy/daemon/explain"
+	"nftproxy/look/explain"
 	"nftproxy/model/service"
 )
 

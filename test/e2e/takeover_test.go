@@ -13,7 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"nftproxy/daemon/otherproxy"
+	"nftproxy/node/otherproxy"
 	"nftproxy/test/aptget"
 	"nftproxy/test/cluster"
 	"nftproxy/test/cluster/controlplane/controlplanetest"

@@ -29,7 +29,7 @@ func kernelTests(pkg string) string {
 		return "^(TestDeleteUnderTraffic|TestRangesCostNoPackets|TestEqualListsAreOneSet|TestChangedRangeIsLinearWork|TestLookupsUnderChurn)$"
 	case "daemon/proxy", "test/scenario":
 		return "^TestKernel"
-	case "daemon/explain/live":
+	case "look/explain/live":
 		return "^TestAsk$"
 	}
 	return "."
@@ -43,8 +43,8 @@ const sameEverywhere = "^(Fuzz|TestFaults|TestCleanerStaysWithinBudget$|TestStal
 func defaultPackages() []string {
 	return []string{
 		"nft/kernel", "nft/ruleset", "nft/livetrace", "conntrack",
-		"daemon/affinity", "daemon/basechain", "daemon/explain/live", "daemon/healthport", "daemon/hostaddr",
-		"daemon/otherproxy", "daemon/preflight", "daemon/proxy",
+		"daemon/affinity", "look/basechain", "look/explain/live", "daemon/healthport", "node/hostaddr",
+		"node/otherproxy", "look/preflight", "daemon/proxy",
 		"test/testnet", "test/nftmonitor", "test/scenario",
 		"test/sctp", // the last: it loads the kernel's SCTP, which answers what other tests send
 	}

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"nftproxy/daemon/explain"
-	"nftproxy/daemon/explain/live"
+	"nftproxy/look/explain"
+	"nftproxy/look/explain/live"
 	"nftproxy/model/service"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/scenario"

@@ -10,11 +10,11 @@ import (
 	"strings"
 	"time"
 
-	"nftproxy/daemon/hostaddr"
-	"nftproxy/daemon/verify"
+	"nftproxy/look/verify"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
+	"nftproxy/node/hostaddr"
 	"nftproxy/watch"
 )
 

@@ -13,11 +13,11 @@ import (
 	"time"
 
 	"nftproxy/conntrack"
-	"nftproxy/daemon/explain"
 	"nftproxy/daemon/health"
-	"nftproxy/daemon/inspect"
 	"nftproxy/daemon/proxy"
 	"nftproxy/daemon/statuspage"
+	"nftproxy/look/explain"
+	"nftproxy/look/inspect"
 	"nftproxy/model/service"
 )
 

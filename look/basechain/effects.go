@@ -1,0 +1,111 @@
+package basechain
+
+import (
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"nftproxy/node/otherproxy"
+)
+
+// maxVisits bounds the chains that effectsOf reads for one base chain. A kube-proxy has tens of thousands.
+const maxVisits = 200
+
+// effectsOf reads the chain and the chains to which it leads. closes says that a rule drops packets that is neither
+// kube-proxy's nor the kubelet's.
+func effectsOf(conn *nftables.Conn, base *nftables.Chain) (all Effects, closes bool, err error) {
+	seen, next := map[string]bool{base.Name: true}, []string{base.Name}
+	for len(next) > 0 {
+		if len(seen) > maxVisits {
+			all.add(everything())
+			return all, base.Type != nftables.ChainTypeNAT, nil
+		}
+		name := next[0]
+		next = next[1:]
+		rules, err := conn.GetRules(base.Table, &nftables.Chain{Name: name, Table: base.Table})
+		if err != nil {
+			return all, closes, err
+		}
+		for _, r := range rules {
+			effects, chains, err := effectsOfRule(r)
+			if err != nil {
+				return all, closes, err
+			}
+			all.add(effects)
+			closes = closes || effects.Drops && !otherproxy.OfKubernetes(base.Table.Name, name)
+			for _, c := range chains {
+				if !seen[c] {
+					seen[c], next = true, append(next, c)
+				}
+			}
+		}
+	}
+	return all, closes, nil
+}
+
+// everything is what a chain may do, but for marks.
+func everything() Effects { return Effects{Drops: true, Translates: true, Untracks: true} }
+
+// effectsOfRule also returns the chains to which the rule leads.
+func effectsOfRule(r *nftables.Rule) (effects Effects, chains []string, err error) {
+	for _, x := range r.Exprs {
+		switch x := x.(type) {
+		case *expr.Verdict:
+			effects.add(effectsOfVerdict(x.Kind))
+			if x.Chain != "" {
+				chains = append(chains, x.Chain)
+			}
+		case *expr.Reject, *expr.Queue, *expr.SynProxy:
+			effects.Drops = true
+		case *expr.NAT, *expr.Redir, *expr.Masq:
+			effects.Translates = true
+		case *expr.Notrack:
+			effects.Untracks = true
+		case *expr.Meta:
+			effects.Marks = effects.Marks || x.SourceRegister && x.Key == expr.MetaKeyMARK
+		case *expr.Ct:
+			effects.MarksConnections = effects.MarksConnections || x.SourceRegister && x.Key == expr.CtKeyMARK
+		case *expr.Target:
+			effects.add(effectsOfTarget(x.Name))
+		case *expr.Lookup:
+			if x.IsDestRegSet && x.DestRegister == unix.NFT_REG_VERDICT {
+				more, to, err := effectsOfMap(r.Table, x.SetName)
+				if err != nil {
+					return effects, nil, err
+				}
+				effects.add(more)
+				chains = append(chains, to...)
+			}
+		}
+	}
+	return effects, chains, nil
+}
+
+func effectsOfVerdict(kind expr.VerdictKind) Effects {
+	return Effects{Drops: kind == expr.VerdictDrop || kind == expr.VerdictQueue || kind == expr.VerdictStolen}
+}
+
+// effectsOfTarget is about the targets of iptables.
+func effectsOfTarget(name string) Effects {
+	return Effects{
+		Drops:            slices.Contains([]string{"DROP", "REJECT", "NFQUEUE", "TARPIT", "SYNPROXY"}, name),
+		Translates:       slices.Contains([]string{"DNAT", "SNAT", "MASQUERADE", "REDIRECT", "NETMAP", "TPROXY"}, name),
+		Untracks:         slices.Contains([]string{"CT", "NOTRACK"}, name),
+		Marks:            name == "MARK",
+		MarksConnections: name == "CONNMARK",
+	}
+}
+
+// effectsOfMap is about a map of verdicts.
+func effectsOfMap(table *nftables.Table, name string) (effects Effects, chains []string, err error) {
+	verdicts, err := verdictsOf(table, name)
+	for _, v := range verdicts {
+		effects.add(effectsOfVerdict(v.Kind))
+		if v.Chain != "" {
+			chains = append(chains, v.Chain)
+		}
+	}
+	return effects, chains, err
+}

@@ -1,0 +1,371 @@
+package explain
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"nftproxy/look/basechain"
+	"nftproxy/model/service"
+	"nftproxy/nft"
+	"nftproxy/nft/ruleset"
+)
+
+// mostCauses bounds the causes, and the remedies: objects and rules of others can bring many.
+const mostCauses = 30
+
+func (x *explainer) cause(format string, args ...any) {
+	if len(x.causes) == mostCauses {
+		x.omitted++
+		return
+	}
+	x.causes = append(x.causes, clean(fmt.Sprintf(format, args...)))
+}
+
+func (x *explainer) remedy(format string, args ...any) {
+	if text := clean(fmt.Sprintf(format, args...)); len(x.remedies) < mostCauses && !slices.Contains(x.remedies, text) {
+		x.remedies = append(x.remedies, text)
+	}
+}
+
+func (x *explainer) note(format string, args ...any) {
+	x.notes = append(x.notes, clean(fmt.Sprintf(format, args...)))
+}
+
+// findCauses says who or what brings the outcome about. The rules come first, the objects after. It fails only
+// if ctx ends before.
+func (x *explainer) findCauses(ctx context.Context, e *Explanation) error {
+	if x.contents == nil {
+		x.cause("the kernel has no table %s %s", x.family(), x.facts.Table)
+		x.remedy("start nftproxy run on this node; nftproxy check says whether the node is ready for it")
+		return nil
+	}
+	for i := range x.ways {
+		for j := range x.ways[i].Steps {
+			x.findForeignRule(&x.ways[i], &x.ways[i].Steps[j])
+		}
+	}
+	switch e.Outcome {
+	case Untouched:
+		x.whyUntouched()
+	case Endpoint:
+		x.whyThere(e)
+	default:
+		x.whyEnded()
+	}
+	x.findConflicts()
+	if err := x.compareWithObjects(ctx, e); err != nil {
+		return err
+	}
+	x.findDoubts()
+	return nil
+}
+
+// findForeignRule is about rules in our table that are not ours.
+func (x *explainer) findForeignRule(w *nft.Way, s *nft.Step) {
+	switch p := x.purpose(s); {
+	case s.Unknown || p == ruleset.NoPurpose && s.Matched:
+	case (p == ruleset.Choose || p == ruleset.ChooseFirst) && !s.Matched, p == ruleset.DropUnchosen && s.Matched:
+		if i := len(x.causes); i > 0 && strings.HasPrefix(x.causes[i-1], "map ") {
+			return // said already
+		}
+		x.cause("map %s does not have every endpoint that chain %s expects: another process has removed elements", setOf(s), s.Chain)
+		x.remedy("a running nftproxy restores its tables within a second; if it does not run, start it")
+		return
+	default:
+		return
+	}
+	x.cause("another process has changed nftproxy's table: rule %d of chain %s is not nftproxy's (%s)", s.Number, s.Chain, s.Rule.Text(s.Table.Family))
+	x.remedy("nft -a list chain %s %s shows the rule; a running nftproxy restores its tables within a second, so start it if it does not run", s.Table, s.Chain)
+}
+
+// whyEnded is about packets that are refused or dropped, at least on one way.
+func (x *explainer) whyEnded() {
+	for i := range x.ways {
+		w := &x.ways[i]
+		if len(w.Steps) == 0 || w.Ends[0].Fate == nft.DNATed || w.Ends[0].Fate == nft.Untouched {
+			continue
+		}
+		x.whyEndedAt(w)
+		return
+	}
+}
+
+func (x *explainer) whyEndedAt(w *nft.Way) {
+	by := x.decider(w)
+	switch p := x.purpose(by); p {
+	case ruleset.RefuseUnknownPort:
+		x.whyUnknownPort(by.Destination.Addr())
+	case ruleset.FindFrontend, ruleset.FindRestricted, ruleset.FindNodePort, ruleset.ForPods, ruleset.ForNode:
+		if x.leadsToRefusal(by) {
+			x.whyNoEndpoint()
+			return
+		}
+		x.whyNoneHere("internalTrafficPolicy", "set internalTrafficPolicy to Cluster, or run an endpoint on this node")
+	case ruleset.DropNotLocal, ruleset.ForOutsiders:
+		x.whyNoneHere("externalTrafficPolicy", "send the packet to a node that has an endpoint, as load balancers do that ask the healthCheckNodePort; or run an endpoint on this node; or set externalTrafficPolicy to Cluster, which hides the client's address from the endpoints")
+	case ruleset.DropSource:
+		x.whyNotAdmitted(by)
+	case ruleset.DropUnallocated:
+		x.cause("no Service has the address %s, which is in the ServiceCIDR %s", by.Destination.Addr(), rangeOf(by))
+		x.remedy("check the address that the client uses: the Service may have been deleted and made anew with another cluster IP")
+		x.remedy("if a host has the address: give the node a route to the host's network that is for a part of the ServiceCIDR only, or move network or ServiceCIDR; packets to such networks, and to API servers, are let through")
+	case ruleset.DropUntranslated:
+		x.cause("rules of another program have handled the packet first, or have sent it to the cluster IP %s", by.Destination.Addr())
+		x.remedy("look at the chains of other programs below")
+	}
+}
+
+// decider returns the rule that decided about the packet: the last one that matched before a chain that only
+// refuses or drops.
+func (x *explainer) decider(w *nft.Way) *nft.Step {
+	for i := len(w.Steps) - 1; i >= 0; i-- {
+		s := &w.Steps[i]
+		switch x.purpose(s) {
+		case ruleset.RefuseTCP, ruleset.RefuseOthers, ruleset.DropCounted, ruleset.CountForService, ruleset.SpareNothing:
+			continue
+		}
+		if s.Matched {
+			return s
+		}
+	}
+	return &w.Steps[len(w.Steps)-1]
+}
+
+// leadsToRefusal says whether the map that the rule asked answers that there is no endpoint anywhere.
+func (x *explainer) leadsToRefusal(s *nft.Step) bool {
+	for _, l := range s.Lookups {
+		if l.Found && l.Set.Verdicts {
+			return ruleset.MeansNoEndpoints(l.Element.Verdict)
+		}
+	}
+	return false
+}
+
+// whyUnknownPort is about a cluster IP without the port.
+func (x *explainer) whyUnknownPort(a netip.Addr) {
+	owner := x.clusterIPOwner(a)
+	if !hasPorts(x.question.Packet) {
+		x.cause("%s is the cluster IP of Service %s, and cluster IPs take connections to the Service's ports only: they do not answer ping", a, owner)
+		x.remedy("try a port of the Service instead")
+		return
+	}
+	x.cause("Service %s has the cluster IP %s, but not the port %d/%s", owner, a, x.question.Packet.Dst.Port(), nft.ProtocolText(x.question.Packet.Protocol))
+	if s := x.service(owner); s != nil && len(s.Ports) > 0 {
+		x.remedy("use a port of the Service: %s; or add the port to the Service", portsText(s))
+		return
+	}
+	x.remedy("use a port of the Service, or add the port to the Service")
+}
+
+// whyNoEndpoint is about a Service port that has no endpoint for new connections.
+func (x *explainer) whyNoEndpoint() {
+	s, p := x.servicePort()
+	if s == nil || x.facts.Objects == nil {
+		x.cause("Service %s has no endpoint that may get connections: none is ready, and none serves while it terminates", frontendText(x.frontend))
+		x.remedyEndpoints("its pods have to be ready, and the selector of the Service has to match their labels")
+		return
+	}
+	all := x.endpointsOf(p)
+	if len(all) == 0 && len(s.OtherPorts) > 0 && p.Endpoints.Len() == 0 {
+		x.whyOtherPorts(s, p)
+		return
+	}
+	if len(all) == 0 {
+		x.cause("Service %s has no endpoint: no EndpointSlice of it has an address for the port", frontendText(x.frontend))
+		x.remedyEndpoints("its selector has to match the labels of pods that run, and the targetPort has to be a port of theirs")
+		return
+	}
+	x.cause("Service %s has %s, and none may get connections", frontendText(x.frontend), plural(len(all), "endpoint"))
+	for i, e := range all {
+		if i == most {
+			x.cause("... and %d more", len(all)-most)
+			break
+		}
+		x.cause("endpoint %s is %s", e.Addr, x.conditions(&e))
+	}
+	x.remedyEndpoints("find out why they are not ready (readiness probes, kubectl describe pod)")
+}
+
+// whyOtherPorts is about EndpointSlices that have endpoints for ports of other names or protocols only.
+func (x *explainer) whyOtherPorts(s *service.Service, p *service.Port) {
+	want := slicePortText(service.SlicePort{Name: p.Name, Protocol: p.Protocol})
+	var have []string
+	hint := ""
+	for _, o := range s.OtherPorts {
+		have = append(have, slicePortText(o))
+		switch {
+		case o.Name == p.Name:
+			hint = "the name is the same, the protocol is not"
+		case strings.EqualFold(o.Name, p.Name):
+			hint = "the names differ in upper and lower case"
+		}
+	}
+	x.cause("Service %s has no endpoint: the ports of its EndpointSlices have other names or protocols than the port of the Service", frontendText(x.frontend))
+	x.cause("the Service's port is %s, the EndpointSlices have %s; endpoints belong to the port with the same name and the same protocol", want, strings.Join(have, ", "))
+	if hint != "" {
+		x.cause("%s", hint)
+	}
+	x.remedyEndpoints(fmt.Sprintf("where a controller or a manifest of yours writes them, give their port the name and protocol of the Service's port, %s; the number may differ", want))
+}
+
+func slicePortText(p service.SlicePort) string {
+	if p.Name == "" {
+		return fmt.Sprintf("one without a name (%s)", p.Protocol)
+	}
+	return fmt.Sprintf("%q (%s)", p.Name, p.Protocol)
+}
+
+// remedyEndpoints names the command that shows the endpoints.
+func (x *explainer) remedyEndpoints(what string) {
+	namespace, name := service.Name(x.frontend.Service).Split()
+	if x.frontend.Cut || name == "" {
+		x.remedy("%s", what)
+		return
+	}
+	x.remedy("kubectl -n %s get endpointslices -l kubernetes.io/service-name=%s -o yaml shows its endpoints: %s", namespace, name, what)
+}
+
+// whyNoneHere is about a traffic policy Local.
+func (x *explainer) whyNoneHere(policy, remedy string) {
+	elsewhere := ""
+	if s, p := x.servicePort(); s != nil && x.facts.Objects != nil {
+		n := x.anywhere(p)
+		unnamed := min(n, x.withoutNode(p))
+		if n -= unnamed; n > 0 {
+			elsewhere = "; " + onOtherNodes(n)
+		}
+		if unnamed > 0 {
+			elsewhere += "; " + plural(unnamed, "endpoint") + " without nodeName in the EndpointSlice: no node counts such an endpoint as its own"
+		}
+	}
+	x.cause("the %s of Service %s is Local, and none of its endpoints on this node may get connections%s", policy, x.frontend.Service, elsewhere)
+	x.remedy("%s", remedy)
+}
+
+// whyNotAdmitted is about source ranges.
+func (x *explainer) whyNotAdmitted(s *nft.Step) {
+	by := x.frontend.Service
+	for i := range x.ways[0].Steps {
+		for _, l := range x.ways[0].Steps[i].Lookups {
+			if l.Found && l.Element.Verdict.Chain == s.Chain {
+				if owner := ruleset.RestrictedBy(x.contents, l.Key); owner != "" {
+					by = owner
+				}
+			}
+		}
+	}
+	if closed := x.closedSources(by); closed != nil {
+		x.cause("Service %s: %s", by, closed)
+		x.remedy("let Services share equal lists of loadBalancerSourceRanges, or give run and this command a larger --nftproxy-max-source-lists")
+		return
+	}
+	x.cause("the loadBalancerSourceRanges of Service %s admit %s, and %s is not among them", by, x.rangesText(s.Chain), x.question.Packet.Src.Addr())
+	if by != x.frontend.Service && x.frontend.Service != "" {
+		x.cause("these ranges count for Service %s too, since the address is a load balancer's address of %s", x.frontend.Service, by)
+	}
+	x.remedy("add the client's range to loadBalancerSourceRanges of %s, or connect from an admitted address; the ranges do not restrict cluster IPs and node ports", by)
+}
+
+// whyUntouched is about packets that none of our rules changes.
+func (x *explainer) whyUntouched() {
+	p := x.question.Packet
+	to, local := p.Dst.Addr(), x.facts.Local(p.Dst.Addr())
+	if s := x.healthCheck(p); s != nil && local {
+		x.cause("the port is the healthCheckNodePort of Service %s: the nftproxy process answers there", s.Name)
+		return
+	}
+	switch {
+	case !hasPorts(p):
+		x.cause("the packet has no port, and %s is no address of a Service", to)
+	case local && x.clusterIPOwner(to) != "":
+		x.cause("%s is the cluster IP of Service %s, but it is also an address of this node, which keeps the ports that the Service does not have", to, x.clusterIPOwner(to))
+	case local && x.servesNodePorts():
+		x.cause("%s is an address of this node, and no Service has the node port %d/%s", to, p.Dst.Port(), nft.ProtocolText(p.Protocol))
+		x.remedy("nftproxy get services lists the node ports; a process of the node may listen on this port by itself")
+	case local:
+		x.cause("%s is an address of this node that serves no node ports", to)
+		x.remedy("use an address that serves node ports, or change --nodeport-addresses")
+	case x.met(ruleset.SpareNetworks):
+		x.cause("%s is an address for Services, but it is in a network that the node is on or has routes to, or an API server's, and no Service has the port %d/%s: the packet goes to the host with the address", to, p.Dst.Port(), nft.ProtocolText(p.Protocol))
+		x.remedy("if there is no such host, the Service may have been deleted; the node's network and the ServiceCIDR should not overlap, since a Service may get the address of a host")
+	default:
+		x.cause("%s is no address of a Service with the port %d/%s, and no address of this node", to, p.Dst.Port(), nft.ProtocolText(p.Protocol))
+		x.remedy("nftproxy get services lists the addresses and ports that the rules have")
+	}
+}
+
+// met says whether a rule of the purpose matched.
+func (x *explainer) met(p ruleset.Purpose) bool {
+	return slices.ContainsFunc(x.ways[0].Steps, func(s nft.Step) bool { return s.Matched && x.purpose(&s) == p })
+}
+
+// servesNodePorts says whether the rules looked for the packet's node port.
+func (x *explainer) servesNodePorts() bool {
+	for i := range x.ways[0].Steps {
+		s := &x.ways[0].Steps[i]
+		if x.purpose(s) == ruleset.FindNodePort && endedAt[nft.VMap](s) {
+			return true
+		}
+	}
+	return false
+}
+
+// whyThere is about packets that reach an endpoint: why these endpoints, and why masqueraded.
+func (x *explainer) whyThere(e *Explanation) {
+	for i := range x.ways[0].Steps {
+		s := &x.ways[0].Steps[i]
+		if !s.Matched {
+			continue
+		}
+		switch x.purpose(s) {
+		case ruleset.ForOutsiders:
+			x.cause("the externalTrafficPolicy of Service %s is Local: clients outside get endpoints on this node only, and keep their address", x.frontend.Service)
+		case ruleset.MarkAll:
+			if strings.Contains(s.Chain, "node-port-") || !x.isClusterIP(x.question.Packet.Dst.Addr()) {
+				x.cause("the endpoints see an address of this node, not the client's: the externalTrafficPolicy of Service %s is Cluster", x.frontend.Service)
+				x.remedy("to keep the client's address: set externalTrafficPolicy to Local, and let clients use nodes that have an endpoint")
+				continue
+			}
+			x.cause("the endpoints see an address of this node, not the client's: the proxy runs with --masquerade-all")
+		case ruleset.MarkOutsiders:
+			x.cause("the endpoints see an address of this node, not the client's: %s, so the client is no pod of the cluster", x.condition(s))
+			x.remedy("if the client is a pod, --cluster-cidr or --detect-local-mode of nftproxy does not cover it")
+		}
+	}
+	for _, t := range e.Endpoints {
+		if t.Way == noWay {
+			x.cause("the node has no route to the endpoint %s", t.Address)
+			x.remedy("the CNI plugin makes the routes to pods: look at its pods and log on this node")
+			break
+		}
+	}
+	for _, t := range e.Endpoints {
+		if t.addr.Addr() == x.question.Packet.Src.Addr() && !t.Masqueraded && !x.question.Packet.FromNode && !x.facts.Local(t.addr.Addr()) {
+			x.cause("the endpoint %s is the client itself, and the packet keeps its source: the client answers itself without the node, so the connection times out", t.Address)
+			x.remedy("the EndpointSlice has to name this node for the endpoint: a pod reaches itself only where it runs by nodeName, or may run since it has no nodeName or is in the Node's podCIDRs; the latter counts for ports with at most %d such endpoints", ruleset.MaxMaybeOnNode)
+		}
+	}
+	x.whyThese(e)
+}
+
+// findDoubts says what may make the tables or the walk differ from what the reader expects.
+func (x *explainer) findDoubts() {
+	if !x.complete {
+		x.note("there are more ways than nftproxy has followed: the chances are not exact")
+	}
+	if x.facts.NoOwner {
+		x.note("no process owns the tables: no nftproxy keeps them up to date, and they may be stale")
+	}
+	if x.omitted > 0 {
+		x.note("%d further causes are left out", x.omitted)
+	}
+	if slices.ContainsFunc(x.facts.Chains, func(c basechain.Chain) bool { return c.Program == "kube-proxy" && x.sees(&c) }) {
+		x.note("the kernel has rules of kube-proxy too, and they judge the packet as well (nftproxy proxies compares both)")
+	}
+	for _, t := range x.facts.OtherTables {
+		x.note("the table %s is of another nftproxy, or was left by an earlier one: its rules judge the packet too", t)
+	}
+}

@@ -1,0 +1,133 @@
+package live
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"nftproxy/look/explain"
+	"nftproxy/nft"
+	"nftproxy/nft/ruleset"
+)
+
+// sourcePort stands for the one that the client's kernel would choose. No rule asks for it.
+const sourcePort = 40000
+
+// Ask makes the question about a packet to a destination. The zero Origin stands for a likely client. If client
+// and destination do not fit, the error matches explain.ErrQuestion.
+func (n *Node) Ask(from explain.Origin, d explain.Destination) (explain.Question, error) {
+	to := d.To
+	q := explain.Question{Packet: nft.Packet{Dst: to, Protocol: d.Protocol}, Guessed: from == explain.Origin{}}
+	src, device := from.Addr, from.Interface
+	switch {
+	case q.Guessed:
+		src = n.likelyClient(&q)
+	case from.Node:
+		src = n.ownAddress(&q)
+	}
+	if src.Is6() != to.Addr().Is6() {
+		return q, fmt.Errorf("%w: --from %s and %s are of different families", explain.ErrQuestion, src, to.Addr())
+	}
+	port := uint16(sourcePort)
+	if to.Port() == 0 {
+		port = 0
+	}
+	q.Packet.Src = netip.AddrPortFrom(src, port)
+	if q.Packet.FromNode = device == "" && n.local(src); q.Packet.FromNode {
+		q.From = "the node itself"
+		if !n.local(to.Addr()) {
+			q.NoWay = n.route(to.Addr()).Refusal
+		}
+		return q, n.failed
+	}
+	n.enter(&q, src, device)
+	return q, n.failed
+}
+
+// enter chooses the interface by which the packet comes in.
+func (n *Node) enter(q *explain.Question, src netip.Addr, device string) {
+	route := n.route(src)
+	if q.Packet.Input = device; device == "" {
+		q.Packet.Input = route.Device
+		switch {
+		case route.Device == "":
+			q.Assumed = append(q.Assumed, fmt.Sprintf("the node has no route to %s, so the interface by which the packet comes in is not known", src))
+		default:
+			q.Assumed = append(q.Assumed, fmt.Sprintf("the packet comes in by %s, since the route to %s leads there (--from %s@INTERFACE names another one)", route.Device, src, src))
+		}
+	}
+	q.From = "a client outside"
+	config := ruleset.ReadBackConfig(n.Tables, n.Facts.Table)
+	inRange := slices.ContainsFunc(config.ClusterCIDRs, func(p netip.Prefix) bool { return p.Contains(src) })
+	onLink := route.Device != "" && !route.Via.IsValid() && !route.Default
+	byInterface := config.PodInterface.Name != "" && (q.Packet.Input == config.PodInterface.Name || config.PodInterface.Prefix && strings.HasPrefix(q.Packet.Input, config.PodInterface.Name))
+	switch {
+	case byInterface, inRange && onLink:
+		q.From = "a pod of this node"
+	case inRange:
+		q.From = "a pod of another node"
+	}
+}
+
+// ownAddress returns the address that a process of the node would send from.
+func (n *Node) ownAddress(q *explain.Question) netip.Addr {
+	to := q.Packet.Dst.Addr()
+	src := n.route(to).Source
+	switch {
+	case src.IsValid():
+	case n.local(to):
+		src = to
+	case to.Is6():
+		src = netip.IPv6Loopback()
+	default:
+		src = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	}
+	q.Assumed = append(q.Assumed, fmt.Sprintf("the node sends from %s", src))
+	return src
+}
+
+// likelyClient chooses a client: for a cluster IP a pod of this node, or the node itself if it knows no pod;
+// for any other address a client outside.
+func (n *Node) likelyClient(q *explain.Question) netip.Addr {
+	to := q.Packet.Dst.Addr()
+	contents := n.Tables.Table(nft.TableID{Family: familyOf(to), Name: n.Facts.Table})
+	if contents != nil && (ruleset.ClusterIPOwner(contents, to) != "" || ruleset.InServiceCIDR(contents, to)) {
+		if pod, known := n.localPod(contents); known {
+			q.Assumed = append(q.Assumed, fmt.Sprintf("the client is a pod of this node, %s, since %s is a Service's address in the cluster (--from names another client)", pod, to))
+			return pod
+		}
+		src := n.ownAddress(q)
+		q.Assumed = append(q.Assumed, "the client is the node itself, since the tables name no pod of this node (--from names another client)")
+		return src
+	}
+	outside := exampleAddress(to.Is6())
+	q.Assumed = append(q.Assumed, fmt.Sprintf("the client is outside of the cluster, with the address %s (--from names another client)", outside))
+	return outside
+}
+
+// exampleAddress stands for a client outside. The ranges of RFC 5737 and RFC 3849 are for examples: no host has
+// them.
+func exampleAddress(v6 bool) netip.Addr {
+	if v6 {
+		return netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 15: 1})
+	}
+	return netip.AddrFrom4([4]byte{203, 0, 113, 1})
+}
+
+func familyOf(a netip.Addr) nft.Family {
+	if a.Is6() {
+		return nft.IPv6
+	}
+	return nft.IPv4
+}
+
+// localPod returns the first endpoint on this node: that is a pod for certain.
+func (n *Node) localPod(contents *nft.Contents) (netip.Addr, bool) {
+	for _, a := range ruleset.LocalEndpoints(contents) {
+		if !n.local(a) {
+			return a, true
+		}
+	}
+	return netip.Addr{}, false
+}

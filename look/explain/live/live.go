@@ -1,0 +1,234 @@
+// Package live promises explanations of this node's kernel as it is now. It gathers what package explain
+// needs: nftproxy's tables, the clients that they remember, routes, and the base chains of all programs.
+//
+// It changes nothing, and needs CAP_NET_ADMIN. It works in the network namespace of the calling thread, so a
+// caller that has changed threads' namespaces locks its thread. It does not ask for objects of the cluster.
+package live
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"nftproxy/look/basechain"
+	"nftproxy/look/explain"
+	"nftproxy/model/service"
+	"nftproxy/nft"
+	"nftproxy/nft/kernel"
+	"nftproxy/nft/ruleset"
+	"nftproxy/node/hostaddr"
+)
+
+// Node is what the kernel had when Look read it. Explain may ask it for routes and remembered clients.
+type Node struct {
+	// Tables are nftproxy's tables.
+	Tables *nft.Model
+	// Facts has what does not depend on the packet.
+	Facts explain.Facts
+
+	conn *kernel.Conn
+	// lookup asks the kernel for a route, and routes has the answers.
+	lookup func(netip.Addr) (hostaddr.Route, error)
+	routes map[netip.Addr]hostaddr.Route
+	// own are the addresses of the node's interfaces. guessed says that local has gone by them.
+	own     map[netip.Addr]bool
+	guessed bool
+	failed  error
+}
+
+// maxRoutes is the number of addresses up to which local asks the kernel for their routes. A Service can have
+// tens of thousands of endpoints.
+const maxRoutes = 256
+
+// Look reads the kernel. The caller closes the Node. It looks at ctx from one kind of object to the next.
+func Look(ctx context.Context, table string) (*Node, error) {
+	conn, err := kernel.Open(kernel.Config{})
+	if err != nil {
+		return nil, fmt.Errorf("open nftables: %w", err)
+	}
+	n := &Node{conn: conn, lookup: hostaddr.Lookup, routes: map[netip.Addr]hostaddr.Route{}, own: map[netip.Addr]bool{}}
+	if err := n.read(ctx, table); err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return n, nil
+}
+
+func (n *Node) read(ctx context.Context, table string) error {
+	own, err := hostaddr.List(ctx)
+	if err != nil {
+		return err
+	}
+	for _, a := range own.Own {
+		n.own[a] = true
+	}
+	want := ruleset.Compile(ruleset.Config{Table: table}, service.Snapshot{Node: &service.Node{}})
+	if n.Tables, err = n.conn.Read(want); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("read the kernel's tables: %w", err)
+	}
+	chains, err := basechain.ListWithEffects()
+	if err != nil {
+		return err
+	}
+	ours, err := n.conn.OurTables()
+	if err != nil {
+		return err
+	}
+	n.Facts = explain.Facts{Tables: n.Tables, Table: table, Local: n.local, Way: n.way, Chains: chains}
+	for _, t := range ours {
+		switch {
+		case t.ID.Name != table:
+			n.Facts.OtherTables = append(n.Facts.OtherTables, t.ID)
+		case t.Orphan():
+			n.Facts.NoOwner = true
+		}
+	}
+	return nil
+}
+
+// Close lets go of the kernel.
+func (n *Node) Close() error { return n.conn.Close() }
+
+// Explain explains one packet. objects are the Services by a source of objects, nil for none.
+func (n *Node) Explain(ctx context.Context, q explain.Question, objects *service.Snapshot, source string) (explain.Explanation, error) {
+	f := n.Facts
+	f.Objects, f.Source = objects, source
+	expires, err := n.readClients(ctx, q)
+	if err != nil {
+		return explain.Explanation{}, err
+	}
+	f.Expires = func(set string, client nft.Value) time.Duration { return expires[clientKey{set, client}] }
+	e, err := explain.Explain(ctx, q, &f)
+	if err != nil {
+		return explain.Explanation{}, err
+	}
+	if q.Guessed {
+		if e.Elsewhere, err = n.elsewhere(ctx, q, &e); err != nil {
+			return explain.Explanation{}, err
+		}
+	}
+	if n.guessed {
+		e.Notes = append(e.Notes, fmt.Sprintf("there are many endpoints: beyond %d addresses, the addresses of interfaces say which ones are the node's own, not routes", maxRoutes))
+	}
+	return e, n.failed
+}
+
+// elsewhere looks at the packet from the other kinds of clients.
+func (n *Node) elsewhere(ctx context.Context, q explain.Question, e *explain.Explanation) ([]explain.Client, error) {
+	to := q.Packet.Dst
+	list := []explain.Client{}
+	clients := []explain.Origin{{Node: true}, {Addr: exampleAddress(to.Addr().Is6())}}
+	if contents := n.Tables.Table(nft.TableID{Family: familyOf(to.Addr()), Name: n.Facts.Table}); contents != nil {
+		if pod, known := n.localPod(contents); known {
+			clients = append(clients, explain.Origin{Addr: pod})
+		}
+	}
+	for _, from := range clients {
+		other, err := n.Ask(from, explain.Destination{To: to, Protocol: q.Packet.Protocol})
+		if err != nil {
+			return nil, err
+		}
+		if other.Packet.Src == q.Packet.Src {
+			continue
+		}
+		if _, err := n.readClients(ctx, other); err != nil {
+			return nil, err
+		}
+		f := n.Facts
+		c, err := explain.Brief(ctx, other, &f)
+		if err != nil {
+			return nil, err
+		}
+		if c.Summary != e.Summary {
+			list = append(list, c)
+		}
+	}
+	return list, nil
+}
+
+type clientKey struct {
+	set    string
+	client nft.Value
+}
+
+// readClients puts into the model the remembered clients of those maps that the packet's rules ask, and returns
+// when they expire.
+func (n *Node) readClients(ctx context.Context, q explain.Question) (map[clientKey]time.Duration, error) {
+	expires := map[clientKey]time.Duration{}
+	family := nft.IPv4
+	if q.Packet.Dst.Addr().Is6() {
+		family = nft.IPv6
+	}
+	id := nft.TableID{Family: family, Name: n.Facts.Table}
+	contents := n.Tables.Table(id)
+	if contents == nil {
+		return expires, nil
+	}
+	ways, _ := n.Tables.Ways(ctx, q.Packet, n.local)
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("follow the packet through the rules: %w", err)
+	}
+	asked := map[string]*nft.SetContents{}
+	for _, w := range ways {
+		for _, s := range w.Steps {
+			for _, l := range s.Lookups {
+				if l.Set.Dynamic && len(l.Set.Data) > 0 {
+					asked[l.Set.Name] = contents.Sets[l.Set.Name]
+				}
+			}
+		}
+	}
+	for name, set := range asked {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		entries, err := n.conn.Learned(id, set.Set)
+		if err != nil {
+			return nil, fmt.Errorf("read the remembered clients: %w", err)
+		}
+		clear(set.Elements)
+		for _, e := range entries {
+			set.Elements[e.Key] = nft.Element{Set: name, Key: e.Key, Data: e.Data}
+			expires[clientKey{name, e.Key}] = e.Expires
+		}
+	}
+	return expires, nil
+}
+
+// route asks the kernel once for each address.
+func (n *Node) route(a netip.Addr) hostaddr.Route {
+	r, known := n.routes[a]
+	if !known {
+		var err error
+		if r, err = n.lookup(a); err != nil {
+			n.failed = errors.Join(n.failed, err)
+		}
+		n.routes[a] = r
+	}
+	return r
+}
+
+// local says whether an address is the node's own.
+func (n *Node) local(a netip.Addr) bool {
+	if _, known := n.routes[a]; known || len(n.routes) < maxRoutes {
+		return n.route(a).Local
+	}
+	n.guessed = true
+	return n.own[a] || a.IsLoopback()
+}
+
+// way says how packets get to an address.
+func (n *Node) way(a netip.Addr) string {
+	r := n.route(a)
+	switch {
+	case r.Device == "":
+		return ""
+	case r.Via.IsValid():
+		return fmt.Sprintf("by %s, via %s", r.Device, r.Via)
+	}
+	return "by " + r.Device
+}

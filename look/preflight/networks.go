@@ -1,0 +1,73 @@
+package preflight
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+
+	"nftproxy/model/service"
+	"nftproxy/nft"
+	"nftproxy/nft/kernel"
+	"nftproxy/nft/ruleset"
+	"nftproxy/node/hostaddr"
+)
+
+// networks looks for networks of the node inside the cluster's ServiceCIDRs.
+func (o Options) networks(ctx context.Context) []Finding {
+	const probe = "networks"
+	cidrs := o.ServiceCIDRs
+	if len(cidrs) == 0 {
+		var err error
+		if cidrs, err = o.cidrsInForce(); err != nil {
+			return []Finding{failed(probe, err)}
+		}
+	}
+	if len(cidrs) == 0 {
+		return []Finding{green(probe, "the ServiceCIDRs are not known here, so no network was compared with them (--service-cidr)")}
+	}
+	found, err := new(hostaddr.Networks).In(ctx, cidrs)
+	switch {
+	case err != nil:
+		return []Finding{failed(probe, err)}
+	case len(found) > 0:
+		return []Finding{yellow(probe, fmt.Sprintf("the node is on, or has routes to, %s, inside the ServiceCIDRs %s", prefixes(found), prefixes(cidrs)),
+			"move the network, or give the cluster another ServiceCIDR: nftproxy does not drop packets there, but a Service may get the address of a host")}
+	}
+	return []Finding{green(probe, "none of the node's is in the ServiceCIDRs "+prefixes(cidrs))}
+}
+
+// cidrsInForce are those of the tables in the kernel; none where nftproxy has not run.
+func (o Options) cidrsInForce() ([]netip.Prefix, error) {
+	conn, err := kernel.Open(kernel.Config{})
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	model, err := conn.Read(ruleset.Compile(ruleset.Config{Table: o.Table}, service.Snapshot{Node: &service.Node{}}))
+	if err != nil {
+		return nil, err
+	}
+	var list []netip.Prefix
+	for _, f := range nft.Families() {
+		if c := model.Table(nft.TableID{Family: f, Name: o.Table}); c != nil {
+			list = append(list, ruleset.ServiceCIDRs(c)...)
+		}
+	}
+	return list, nil
+}
+
+// prefixes lists prefixes, of which it names eight.
+func prefixes(list []netip.Prefix) string {
+	const most = 8
+	text := ""
+	for i, p := range list[:min(len(list), most)] {
+		if i > 0 {
+			text += ", "
+		}
+		text += p.String()
+	}
+	if len(list) > most {
+		text += fmt.Sprintf(" and %d more", len(list)-most)
+	}
+	return text
+}

@@ -1,0 +1,182 @@
+package preflight
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"nftproxy/conntrack"
+	"nftproxy/nft/kernel"
+	"nftproxy/node/otherproxy"
+)
+
+// rights tells whether the process may do what nftproxy run has to.
+func (o Options) rights() []Finding {
+	const probe = "rights"
+	text, err := os.ReadFile(filepath.Join(o.Proc, "thread-self/status"))
+	if err != nil {
+		return []Finding{failed(probe, err)}
+	}
+	effective := uint64(0)
+	for line := range strings.Lines(string(text)) {
+		if value, is := strings.CutPrefix(line, "CapEff:"); is {
+			if effective, err = strconv.ParseUint(strings.TrimSpace(value), 16, 64); err != nil {
+				return []Finding{failed(probe, err)}
+			}
+		}
+	}
+	if effective&(1<<unix.CAP_NET_ADMIN) == 0 {
+		return []Finding{red(probe, "this process lacks CAP_NET_ADMIN", "be root, or give the container the capability NET_ADMIN")}
+	}
+	return []Finding{green(probe, "CAP_NET_ADMIN")}
+}
+
+// fullFrom is the share of the connection tracking table, in percent, from which on a new proxy's
+// start is a risk.
+const fullFrom = 75
+
+// conntrack tells whether connection tracking answers, and how full its table is.
+func (o Options) conntrack(ctx context.Context) []Finding {
+	const probe = "connection tracking"
+	table, err := conntrack.Open(conntrack.Config{})
+	if err != nil {
+		return []Finding{failed(probe, err)}
+	}
+	defer table.Close()
+	entries, limit, err := table.Count(ctx)
+	switch {
+	case errors.Is(err, unix.EINVAL):
+		return []Finding{red(probe, "the kernel does not answer", "load the module nf_conntrack_netlink: without it stale UDP flows stay")}
+	case err != nil:
+		return []Finding{failed(probe, err)}
+	case limit > 0 && entries*100 >= limit*fullFrom:
+		return []Finding{yellow(probe, fmt.Sprintf("%d of %d entries", entries, limit), "raise --conntrack-min or --conntrack-max-per-core: when the table is full, new connections fail")}
+	case limit > 0:
+		return []Finding{green(probe, fmt.Sprintf("%d of %d entries", entries, limit))}
+	}
+	return []Finding{green(probe, fmt.Sprintf("%d entries", entries))}
+}
+
+// proxies looks for other service proxies, and for tables that earlier runs of nftproxy left.
+func (o Options) proxies(ctx context.Context) []Finding {
+	const probe = "other proxies"
+	rules, err := otherproxy.Find()
+	if err != nil {
+		return []Finding{failed(probe, err)}
+	}
+	running, err := otherproxy.LookForKubeProxy(ctx)
+	if err != nil {
+		return []Finding{failed(probe, err)}
+	}
+	var found []Finding
+	if running.Yes() {
+		found = append(found, green(probe+": kube-proxy", "kube-proxy "+running.String()+"; nftproxy can start beside it (docs/migrate.md)"))
+	}
+	for _, r := range rules {
+		found = append(found, ruleFinding(probe, r, running))
+	}
+	found = append(found, o.keepers(probe)...)
+	left, err := o.leftTables()
+	if err != nil {
+		return append(found, failed(probe, err))
+	}
+	for _, table := range left {
+		found = append(found, yellow(probe+": "+table, "a table of an earlier nftproxy with another --nftproxy-table", "nftproxy run removes it, and so does nftproxy cleanup"))
+	}
+	if len(found) == 0 {
+		return []Finding{green(probe, "kube-proxy "+running.String()+", and has no rules")}
+	}
+	return found
+}
+
+func ruleFinding(probe string, r otherproxy.Rules, running otherproxy.Running) Finding {
+	probe += ": " + r.String()
+	switch {
+	case r.Keep != nil:
+		return yellow(probe, r.Keep.Error(), "nftproxy does not remove these rules; see docs/migrate.md")
+	case running.No():
+		return yellow(probe, "rules of a kube-proxy that does not run", "start nftproxy, then run nftproxy cleanup --kube-proxy: these rules go out of date")
+	case running.Yes():
+		return green(probe, "rules of a kube-proxy that runs")
+	}
+	return yellow(probe, "rules of kube-proxy; whether it runs cannot be seen from here", "once it is stopped and nftproxy serves: nftproxy cleanup --kube-proxy")
+}
+
+// keepers is a finding if several processes keep our tables. Where tables have an owner, all
+// but one wait for it; elsewhere they undo each other's changes.
+func (o Options) keepers(probe string) []Finding {
+	if o.Keepers == nil {
+		return nil
+	}
+	by, err := o.Keepers(o.Table)
+	switch {
+	case err != nil:
+		return []Finding{failed(probe, err)}
+	case len(by) < 2:
+		return nil
+	}
+	return []Finding{yellow(probe+": nftproxy", fmt.Sprintf("%d processes keep table %s: %s", len(by), o.Table, strings.Join(by, "; ")),
+		"run one nftproxy on a node, or give one of them another --nftproxy-table; in a rolling update two are there for a moment")}
+}
+
+// leftTables lists tables that an nftproxy made with another name and that no process owns.
+func (o Options) leftTables() ([]string, error) {
+	conn, err := kernel.Open(kernel.Config{})
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	tables, err := conn.OurTables()
+	if err != nil {
+		return nil, err
+	}
+	var left []string
+	for _, t := range tables {
+		if t.ID.Name != o.Table && t.Owner == 0 {
+			left = append(left, t.ID.String())
+		}
+	}
+	return left, nil
+}
+
+// ports tries the addresses of nftproxy's servers.
+func (o Options) ports(ctx context.Context) []Finding {
+	var found []Finding
+	for _, name := range slices.Sorted(maps.Keys(o.Addresses)) {
+		probe, address := "ports: "+name, o.Addresses[name]
+		l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+		if errors.Is(err, unix.EADDRINUSE) {
+			found = append(found, yellow(probe, address+" is in use", "if kube-proxy has it: nftproxy takes it once kube-proxy has ended; else choose another address"))
+			continue
+		}
+		if err != nil {
+			found = append(found, failed(probe, err))
+			continue
+		}
+		if err := l.Close(); err != nil {
+			found = append(found, failed(probe, err))
+			continue
+		}
+		found = append(found, green(probe, address+" is free"))
+	}
+	return found
+}
+
+// sysctl reads a setting of the network namespace; found is false where the kernel has none.
+func (o Options) sysctl(name string) (value string, found bool, err error) {
+	text, err := os.ReadFile(filepath.Join(o.Proc, "sys", strings.ReplaceAll(name, ".", "/")))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", false, nil
+	}
+	return strings.TrimSpace(string(text)), err == nil, err
+}

@@ -1,0 +1,191 @@
+package preflight_test
+
+import (
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"nftproxy/look/preflight"
+	"nftproxy/test/aptget"
+	"nftproxy/test/feature"
+	"nftproxy/test/nftcmd"
+	"nftproxy/test/testnet"
+)
+
+// world is the network namespace of a node.
+type world struct {
+	*testing.T
+	ns *testnet.Namespace
+}
+
+func newWorld(t *testing.T) world { return world{t, testnet.NamespaceForTest(t, "preflight")} }
+
+// check runs all probes and returns the findings by their probes.
+func (w world) check() map[string]preflight.Finding {
+	w.Helper()
+	found := map[string]preflight.Finding{}
+	if err := w.ns.Do(func() error {
+		for _, f := range preflight.Run(w.Context(), preflight.Options{
+			Table: "nftproxy", NodePorts: [2]uint16{30000, 32767}, Proc: preflight.DefaultProc,
+			Addresses: map[string]string{"health": "127.0.0.1:10256"},
+		}) {
+			if _, twice := found[f.Probe]; twice {
+				w.Errorf("two findings of the probe %q", f.Probe)
+			}
+			if (f.Level == preflight.Green) != (f.Do == "") || f.Found == "" {
+				w.Errorf("finding %+v", f)
+			}
+			found[f.Probe] = f
+		}
+		return nil
+	}); err != nil {
+		w.Fatal(err)
+	}
+	return found
+}
+
+// want expects a finding of that level with the words.
+func (w world) want(found map[string]preflight.Finding, level preflight.Level, probe string, words ...string) {
+	w.Helper()
+	f, has := found[probe]
+	if !has || f.Level != level {
+		w.Errorf("%s: %+v, want %s; all: %v", probe, f, level, found)
+	}
+	for _, word := range words {
+		if !strings.Contains(f.Found+" "+f.Do, word) {
+			w.Errorf("%s: %+v does not say %q", probe, f, word)
+		}
+	}
+}
+
+func (w world) sysctl(name, value string) {
+	w.Helper()
+	if err := w.ns.Sysctl(name, value); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// TestGoodNode: a node as nftproxy needs it has no red finding, and the kernel of the tests has
+// every feature, but for those that only some kernels have: these are found where they are.
+func TestGoodNode(t *testing.T) {
+	w := newWorld(t)
+	w.sysctl("net.ipv4.ip_forward", "1")
+	found := w.check()
+	has, err := feature.OwnedTables(w.ns.Fd())
+	if err != nil {
+		t.Fatal(err)
+	}
+	optional := map[string]preflight.Level{"kernel: owned tables": preflight.Yellow}
+	if has {
+		optional["kernel: owned tables"] = preflight.Green
+	}
+	features := 0
+	for probe, f := range found {
+		if f.Level == preflight.Red {
+			t.Errorf("%s: %+v", probe, f)
+		}
+		if strings.HasPrefix(probe, "kernel: ") {
+			features++
+			switch level, expected := optional[probe]; {
+			case expected:
+				w.want(found, level, probe)
+			case probe == "kernel: counters" && f.Level == preflight.Yellow: // before Linux 6.10, by the state of its memory
+				t.Logf("%s: %+v", probe, f)
+			default:
+				w.want(found, preflight.Green, probe)
+			}
+		}
+	}
+	if features != 11 {
+		t.Errorf("%d features of the kernel, want 11", features)
+	}
+	for _, probe := range []string{"rights", "connection tracking", "other proxies", "ports: health", "firewalls", "marks", "sysctl: net.ipv4.ip_forward"} {
+		w.want(found, preflight.Green, probe)
+	}
+	// The trial of the features left nothing in the node's own namespace.
+	if tables, err := nftcmd.ForTest(t).Run(w.ns, "", "list", "tables"); err != nil || tables != "" {
+		t.Errorf("tables after the check: %q, %v", tables, err)
+	}
+}
+
+// TestBadNode: each thing in the way is found, and named.
+func TestBadNode(t *testing.T) {
+	w := newWorld(t)
+	w.sysctl("net.ipv4.ip_forward", "0")
+	w.sysctl("net.ipv4.conf.all.route_localnet", "1")
+	w.sysctl("net.ipv4.ip_local_port_range", "1024 65535")
+	if err := nftcmd.ForTest(t).Load(w.ns, `
+table ip kube-proxy { comment "rules for kube-proxy"; }
+table ip old { comment "kept by nftproxy, a Kubernetes service proxy"; }
+table inet firewalld { chain filter_FORWARD { type filter hook forward priority 10; reject; }; }
+table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; chain DOCKER-USER { }; }
+table inet mine { chain in { type filter hook input priority 0; policy drop; ct state established accept; tcp dport 22 accept; }; }
+`); err != nil {
+		t.Fatal(err)
+	}
+	legacy, err := aptget.Command("ip6tables-legacy", "iptables")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.ns.Run(exec.Command(legacy, "-P", "FORWARD", "DROP")); err != nil {
+		t.Fatal(err)
+	}
+	l, err := w.ns.Listen(t.Context(), "tcp", "127.0.0.1:10256")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	found := w.check()
+	w.want(found, preflight.Red, "sysctl: net.ipv4.ip_forward", "sysctl -w net.ipv4.ip_forward=1")
+	w.want(found, preflight.Yellow, "sysctl: net.ipv4.conf.all.route_localnet", "is 1")
+	w.want(found, preflight.Yellow, "sysctl: net.ipv4.ip_local_port_range", "1024 to 65535", "ip_local_reserved_ports=30000-32767")
+	w.want(found, preflight.Yellow, "ports: health", "127.0.0.1:10256 is in use")
+	w.want(found, preflight.Yellow, "other proxies: ip old", "nftproxy cleanup")
+	w.want(found, preflight.Yellow, "firewalls: ip filter FORWARD", "chain FORWARD in table ip filter (Docker)", "hook forward", "addresses of pods")
+	w.want(found, preflight.Yellow, "firewalls: inet mine in", "hook input", "ports of the kubelet")
+	w.want(found, preflight.Yellow, "firewalls: firewalld", "filter_FORWARD", "--zone=trusted")
+	w.want(found, preflight.Yellow, "firewalls: ip6 filter (iptables-legacy) FORWARD", "hook forward")
+	w.want(found, preflight.Yellow, "other proxies: ip kube-proxy (nftables)", "cleanup --kube-proxy")
+	w.sysctl("net.ipv4.ip_local_reserved_ports", "8080,30000-32767")
+	w.want(w.check(), preflight.Green, "sysctl: net.ipv4.ip_local_port_range", "reserved")
+}
+
+// TestMarkingChains: a chain of type nat is named that marks connections and may see the address of a Service. No other is: a
+// later one, one of the proxy's own table, one that sets packets' marks, or one of another type.
+func TestMarkingChains(t *testing.T) {
+	w := newWorld(t)
+	if err := nftcmd.ForTest(t).Load(w.ns, `
+table ip nftproxy { chain own { type nat hook prerouting priority -100; ct mark set 1; }; }
+table ip aws-cni { chain later { type nat hook prerouting priority -90; ct mark set 1; }; }
+table ip hostports { chain packets { type nat hook prerouting priority -100; meta mark set 1; }; }
+table inet router { chain mangle { type filter hook prerouting priority -150; ct mark set 1; }; }
+table ip leaving { chain leaving { type nat hook postrouting priority 100; ct mark set 1; }; }
+table inet early { chain early { type nat hook prerouting priority -101; jump inner; }; chain inner { ct mark set 1; }; }
+`); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ program, args string }{
+		{"iptables-nft", "-t nat -N AWS-CONNMARK-CHAIN-0"},
+		{"iptables-nft", "-t nat -A AWS-CONNMARK-CHAIN-0 -j CONNMARK --set-xmark 0x80/0x80"},
+		{"iptables-nft", "-t nat -A PREROUTING -i eni+ -j AWS-CONNMARK-CHAIN-0"},
+		{"ip6tables-legacy", "-t nat -A OUTPUT -j CONNMARK --set-xmark 0x80/0x80"},
+	} {
+		path, err := aptget.Command(c.program, "iptables")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := w.ns.Run(exec.Command(path, append([]string{"-w"}, strings.Fields(c.args)...)...)); err != nil {
+			t.Fatalf("%s %s: %v", c.program, c.args, err)
+		}
+	}
+	found := w.check()
+	w.want(found, preflight.Yellow, "marks: inet early early", "is called before nftproxy's: it then goes by the address of a Service")
+	w.want(found, preflight.Yellow, "marks: ip nat PREROUTING", "before nftproxy's if it was made later", "range of Service addresses", "AWS_VPC_K8S_CNI_EXCLUDE_SNAT_CIDRS")
+	w.want(found, preflight.Yellow, "marks: ip6 nat (iptables-legacy) OUTPUT", "priority -100")
+	for probe, f := range found {
+		if strings.HasPrefix(probe, "marks") && !slices.Contains([]string{"marks: inet early early", "marks: ip nat PREROUTING", "marks: ip6 nat (iptables-legacy) OUTPUT"}, probe) {
+			t.Errorf("%+v", f)
+		}
+	}
+}
