@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"nftproxy/daemon/metrics"
+	"nftproxy/daemon/process"
 	"nftproxy/daemon/proxy"
 	"nftproxy/watch"
 )
@@ -57,7 +58,7 @@ func (c *configFollower) liveChanges() []liveChange {
 		}, func() { c.watcher.SetSettings(&c.now.ruleset.Settings) }},
 		{[]string{"iptables-min-sync-period"}, func() { c.loop.SetMinSyncPeriod(c.now.loopConfig().MinSyncPeriod) }},
 		{[]string{"v"}, func() { c.started.setVerbosity(o.verbosity) }},
-		{[]string{"oom-score-adj"}, running.setOOMScoreAdj},
+		{[]string{"oom-score-adj"}, func() { process.SetOOMScoreAdj(o.oomScoreAdj, running.log) }},
 		{[]string{
 			"conntrack-max-per-core", "conntrack-min", "conntrack-tcp-timeout-established", "conntrack-tcp-timeout-close-wait",
 			"conntrack-tcp-be-liberal", "conntrack-udp-timeout", "conntrack-udp-timeout-stream",

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
-	"runtime/debug"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,6 +20,7 @@ import (
 	"nftproxy/daemon/health"
 	"nftproxy/daemon/healthport"
 	"nftproxy/daemon/metrics"
+	"nftproxy/daemon/process"
 	"nftproxy/daemon/proxy"
 	"nftproxy/daemon/refusals"
 	"nftproxy/look/basechain"
@@ -34,8 +34,8 @@ import (
 
 // run runs the proxy until the context ends. The rules stay in the kernel.
 func (d *daemon) run(ctx context.Context) error {
-	d.setOOMScoreAdj()
-	d.limitPrivileges()
+	process.SetOOMScoreAdj(d.options.oomScoreAdj, d.log)
+	process.LimitPrivileges(d.log)
 	registry := metrics.NewRegistry()
 	metrics.FollowRequests(registry)
 	api, err := d.newAPI(ctx)
@@ -61,10 +61,10 @@ func (d *daemon) run(ctx context.Context) error {
 	d.record = api.record
 	counts, slis := metrics.New(registry), metrics.NewSLIs()
 	mailbox := service.NewMailbox()
-	load := newFirstLoad(switchCollectorOff, debug.FreeOSMemory)
-	defer load.stop()
+	load := process.NewFirstLoad()
+	defer load.Stop()
 	networks := &hostaddr.Networks{}
-	watcher, err := d.newWatcher(ctx, d.formerServices(conn, inForce), networks, mailbox, counts, load.begin)
+	watcher, err := d.newWatcher(ctx, d.formerServices(conn, inForce), networks, mailbox, counts, load.Begin)
 	if err != nil {
 		return err
 	}
@@ -112,12 +112,12 @@ func (d *daemon) run(ctx context.Context) error {
 	kubeProxy := d.newKubeProxyFollower(counts)
 	config := d.loopConfig()
 	config.Begin = func() {
-		load.beforeRead(func() bool { return d.tablesThere(conn) })
+		load.BeforeRead(func() bool { return d.tablesThere(conn) })
 		cleaner.SyncBegins()
 	}
 	// The cleaner comes first: it removes nothing until it knows the outcome of a sync.
 	loop = proxy.New(config, conn, ruleset.NewCompiler(d.ruleset).Compile, d.cleanAfter(cleaner),
-		load.observe, judge.Observe, page.Observe, d.syncLogger(watcher), d.newBusiest(watcher).observe, counts.Observe, ports.Notify, d.newFormerTables(conn).observe, kubeProxy.observe, func(s proxy.Sync) {
+		func(proxy.Sync) { load.Synced() }, judge.Observe, page.Observe, d.syncLogger(watcher), d.newBusiest(watcher).observe, counts.Observe, ports.Notify, d.newFormerTables(conn).observe, kubeProxy.observe, func(s proxy.Sync) {
 			eligible.Store(s.Snapshot.Node.Eligible)
 			rewriters.observe(ctx, s)
 			sweeper.Notify(s.Applied, s.Adopted)
@@ -253,7 +253,7 @@ type flowCleaner interface {
 // until then, connections of these clients may have gone to the removed endpoint.
 func (d *daemon) newSweeper(conn *kernel.Conn, counts *metrics.Metrics, swept func()) *affinity.Sweeper {
 	log := d.sweepLogger()
-	return affinity.NewSweeper(conn, cpuTime, func(r affinity.Run) {
+	return affinity.NewSweeper(conn, process.CPUTime, func(r affinity.Run) {
 		counts.ObserveAffinity(r)
 		log(r)
 		if r.Swept > 0 || r.Forgotten {
@@ -344,9 +344,16 @@ func (d *daemon) servers(judge *health.Health, registry *prometheus.Registry, sl
 // our own default: kube-proxy's second and kubeadm's 0s are for slower writes.
 func (d *daemon) loopConfig() proxy.Config {
 	c := proxy.DefaultConfig()
-	c.CPU = cpuTime
+	c.CPU = process.CPUTime
 	if p := d.options.minSyncPeriod; p > 0 {
 		c.MinSyncPeriod = p
 	}
 	return c
+}
+
+// tablesThere says whether an earlier run left tables. If that is unknown, it says
+// yes.
+func (d *daemon) tablesThere(conn *kernel.Conn) bool {
+	tables, err := conn.Tables(d.ruleset.Table)
+	return err != nil || len(tables) > 0
 }

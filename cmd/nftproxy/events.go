@@ -8,7 +8,7 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 
-	"nftproxy/daemon/wake"
+	"nftproxy/daemon/process"
 	"nftproxy/model/service"
 	"nftproxy/watch"
 )
@@ -66,7 +66,7 @@ func (a api) reconnectAfterSleep(ctx context.Context, log *slog.Logger) {
 	if a.dialer == nil {
 		return
 	}
-	wake.Follow(ctx, func(slept time.Duration) {
+	process.FollowSleep(ctx, func(slept time.Duration) {
 		log.Info("the machine has slept, or its clock was set ahead; connecting to the API server anew", "ahead", slept.Round(time.Second).String())
 		a.dialer.closeAll()
 	})

@@ -58,19 +58,6 @@ func checkOOMScoreAdj(score string) error {
 	return nil
 }
 
-// setOOMScoreAdj asks the kernel for the score. Without CAP_SYS_RESOURCE, which
-// limitPrivileges gives up, the kernel refuses one that is lower than the present
-// score (proc(5)): the proxy works all the same.
-func (d *daemon) setOOMScoreAdj() {
-	score := d.options.oomScoreAdj
-	if score == "" {
-		return
-	}
-	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(score), 0); err != nil {
-		d.log.Warn("the kernel refused --oom-score-adj; going on without", "score", score, "err", err)
-	}
-}
-
 // writeDefaults writes kube-proxy's default configuration (--write-config-to).
 func writeDefaults(path string) error {
 	text, err := kubeproxyconfig.Default()

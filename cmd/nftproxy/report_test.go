@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -21,6 +22,7 @@ import (
 
 	"nftproxy/conntrack"
 	"nftproxy/daemon/affinity"
+	"nftproxy/daemon/process"
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/service"
 	"nftproxy/nft"
@@ -325,4 +327,31 @@ func TestConntrackMissing(t *testing.T) {
 	if !bytes.Contains(l.log.Bytes(), []byte("nf_conntrack_netlink missing")) {
 		t.Errorf("the log does not say what is missing:\n%s", l.log.String())
 	}
+}
+
+// TestChurnIsQuiet: ten busy minutes have a hundred changes a second, each with a sync and
+// a pass that removes flows. The log at the default level has some hundred lines for each
+// message at once, and ten a minute later.
+func TestChurnIsQuiet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		log, _ := process.NewLogger(&out, 0)
+		d := &daemon{node: "node-1", log: log, record: func(watch.Event) {}}
+		sync := d.syncLogger(nil)
+		for i := range 100 * 60 * 10 {
+			sync(proxy.Sync{Written: 2})
+			d.logPass(conntrack.Run{Removed: map[conntrack.Reason]int{"endpoint gone": 1}})
+			if i%2 == 0 { // A kernel that refuses each other program for a reason of its own.
+				sync(proxy.Sync{Err: fmt.Errorf("element %d: %w", i, errors.ErrUnsupported)})
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		const burst = 100 // lines of one message at once
+		const kinds = 4   // removed, not in force, in force again, and the first sync
+		if got, most := strings.Count(out.String(), "\n"), kinds*(burst+100+2); got > most {
+			t.Errorf("%d lines in ten minutes, want %d at most", got, most)
+		}
+	})
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"nftproxy/daemon/health"
+	"nftproxy/daemon/process"
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/service"
 	"nftproxy/nft/ruleset"
@@ -81,7 +82,7 @@ writes only the changes since.`,
 			if err != nil {
 				return usageError{err}
 			}
-			d.log, d.setVerbosity = newLogger(os.Stderr, d.options.verbosity)
+			d.log, d.setVerbosity = process.NewLogger(os.Stderr, d.options.verbosity)
 			if o.config.initOnly {
 				return d.initialise()
 			}

@@ -35,7 +35,7 @@ func TestVulncheck(t *testing.T) {
 		"no package":       {[]string{database("good"), "VULNDB_MAY_BE_AWAY=1", "PACKAGE=./nothing"}, 1, "nothing"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			pkg := "./daemon/privilege"
+			pkg := "./daemon/process"
 			for _, e := range c.env {
 				if p, is := strings.CutPrefix(e, "PACKAGE="); is {
 					pkg = p

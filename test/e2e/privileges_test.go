@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nftproxy/conntrack"
-	"nftproxy/daemon/privilege"
+	capabilities "nftproxy/daemon/process"
 	"nftproxy/test/testnet"
 )
 
@@ -24,14 +24,14 @@ import (
 // has the files and mounts of the DaemonSet's container, too.
 func starts() map[string]struct {
 	setpriv string
-	keeps   privilege.Set
+	keeps   capabilities.Capabilities
 } {
-	admin := privilege.Of(unix.CAP_NET_ADMIN)
+	admin := capabilities.CapabilitiesOf(unix.CAP_NET_ADMIN)
 	return map[string]struct {
 		setpriv string
-		keeps   privilege.Set
+		keeps   capabilities.Capabilities
 	}{
-		"root":      {"", admin | privilege.Of(unix.CAP_NET_BIND_SERVICE)},
+		"root":      {"", admin | capabilities.CapabilitiesOf(unix.CAP_NET_BIND_SERVICE)},
 		"container": {"--no-new-privs --inh-caps=-all --ambient-caps=-all --bounding-set=-all,+net_admin", admin},
 		"user":      {"--reuid=65534 --regid=65534 --clear-groups --inh-caps=+net_admin --ambient-caps=+net_admin", admin},
 	}
@@ -60,7 +60,7 @@ func TestPrivileges(t *testing.T) {
 			}}
 			w.start()
 			for _, s := range w.threads() {
-				want := privilege.State{Permitted: c.keeps, Effective: c.keeps, Bounding: s.Bounding, NoNewPrivileges: true}
+				want := capabilities.CapabilityState{Permitted: c.keeps, Effective: c.keeps, Bounding: s.Bounding, NoNewPrivileges: true}
 				if name != "user" { // who may not change the bounding set, and whose new programs get nothing of it
 					want.Bounding = c.keeps
 				}
@@ -114,9 +114,9 @@ func (n *node) publicKubeconfig() string {
 	return file
 }
 
-func (w *privilegesWorld) threads() []privilege.State {
+func (w *privilegesWorld) threads() []capabilities.CapabilityState {
 	w.t.Helper()
-	list, err := privilege.Threads(w.proxy.PID())
+	list, err := capabilities.ThreadCapabilities(w.proxy.PID())
 	if w.must(err); len(list) < 4 {
 		w.t.Fatalf("%d threads", len(list))
 	}

@@ -19,7 +19,7 @@ const stoppedVariable = "NFTPROXY_STOPPED"
 // TestStopped stops the proxy's process while the world changes: Services, endpoints, the node's
 // addresses by the thousand, and other programs' tables. When it goes on, it gets everything right, and
 // the last endpoint of each Service is in the kernel soon after. The log says how soon. A machine that sleeps
-// does the same to the process, but for the clocks (daemon/wake).
+// does the same to the process, but for the clocks (daemon/process).
 func TestStopped(t *testing.T) {
 	n := newNode(t)
 	const services, rounds, gone = 12, 60, 3

@@ -11,26 +11,26 @@ import (
 	"strconv"
 	"sync"
 
-	"nftproxy/daemon/privilege"
+	"nftproxy/daemon/process"
 )
 
 func main() {
 	if len(os.Args) == 1 {
-		print(privilege.Threads(os.Getpid()))
+		print(process.ThreadCapabilities(os.Getpid()))
 		return
 	}
-	keep := privilege.Set(0)
+	keep := process.Capabilities(0)
 	for _, a := range os.Args[1:] {
 		n, err := strconv.Atoi(a)
 		check(err)
-		keep |= privilege.Of(n)
+		keep |= process.CapabilitiesOf(n)
 	}
 	// Threads that are there already, and more afterwards: each goroutine has one of its own.
 	end := threads(5)
-	_, after, err := privilege.Limit(keep)
+	_, after, err := process.LimitCapabilities(keep)
 	check(err)
 	endMore := threads(10)
-	list, err := privilege.Threads(os.Getpid())
+	list, err := process.ThreadCapabilities(os.Getpid())
 	print(append(list, after), err)
 	end()
 	endMore()
@@ -58,7 +58,7 @@ func threads(n int) (end func()) {
 	}
 }
 
-func print(list []privilege.State, err error) {
+func print(list []process.CapabilityState, err error) {
 	check(err)
 	check(json.NewEncoder(os.Stdout).Encode(list))
 }

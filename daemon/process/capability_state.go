@@ -1,4 +1,4 @@
-package privilege
+package process
 
 import (
 	"fmt"
@@ -8,23 +8,23 @@ import (
 	"strings"
 )
 
-// State is what a thread may do.
-type State struct {
-	Inheritable, Permitted, Effective, Bounding, Ambient Set
+// CapabilityState is what a thread may do.
+type CapabilityState struct {
+	Inheritable, Permitted, Effective, Bounding, Ambient Capabilities
 	// NoNewPrivileges says that a program that the thread starts gets no more rights than it has.
 	NoNewPrivileges bool
 }
 
-// Own returns the state of the calling thread.
-func Own() (State, error) { return read("/proc/thread-self") }
+// OwnCapabilities returns the state of the calling thread.
+func OwnCapabilities() (CapabilityState, error) { return read("/proc/thread-self") }
 
-// Threads returns the states of all threads of a process.
-func Threads(pid int) ([]State, error) {
+// ThreadCapabilities returns the states of all threads of a process.
+func ThreadCapabilities(pid int) ([]CapabilityState, error) {
 	dirs, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
 	if err != nil {
 		return nil, err
 	}
-	var list []State
+	var list []CapabilityState
 	for _, dir := range dirs {
 		s, err := read(dir)
 		if os.IsNotExist(err) {
@@ -38,19 +38,19 @@ func Threads(pid int) ([]State, error) {
 	return list, nil
 }
 
-func read(dir string) (State, error) {
+func read(dir string) (CapabilityState, error) {
 	text, err := os.ReadFile(filepath.Join(dir, "status"))
 	if err != nil {
-		return State{}, fmt.Errorf("read the capabilities: %w", err)
+		return CapabilityState{}, fmt.Errorf("read the capabilities: %w", err)
 	}
 	return parse(string(text))
 }
 
 // parse reads a file status of /proc. A kernel without the line NoNewPrivs (before 4.10) is not supported
 // anyway, so every line must be there.
-func parse(text string) (State, error) {
-	var s State
-	sets := map[string]*Set{"CapInh": &s.Inheritable, "CapPrm": &s.Permitted, "CapEff": &s.Effective, "CapBnd": &s.Bounding, "CapAmb": &s.Ambient}
+func parse(text string) (CapabilityState, error) {
+	var s CapabilityState
+	sets := map[string]*Capabilities{"CapInh": &s.Inheritable, "CapPrm": &s.Permitted, "CapEff": &s.Effective, "CapBnd": &s.Bounding, "CapAmb": &s.Ambient}
 	left := len(sets) + 1
 	for line := range strings.Lines(text) {
 		name, value, _ := strings.Cut(line, ":")
@@ -60,7 +60,7 @@ func parse(text string) (State, error) {
 			if err != nil {
 				return s, fmt.Errorf("read the capabilities: %s: %w", name, err)
 			}
-			*set = Set(n)
+			*set = Capabilities(n)
 			left--
 		}
 		if name == "NoNewPrivs" {

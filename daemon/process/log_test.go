@@ -1,4 +1,4 @@
-package main
+package process
 
 import (
 	"fmt"
@@ -31,7 +31,7 @@ func TestClientLog(t *testing.T) {
 func TestClientLogIsBounded(t *testing.T) {
 	defer klog.ClearLogger()
 	var out strings.Builder
-	newLogger(&out, 0)
+	NewLogger(&out, 0)
 	for i := range 100 {
 		klog.Background().Error(fmt.Errorf("connection refused: timeout=%d", i), "Failed to watch")
 	}

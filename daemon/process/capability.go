@@ -1,4 +1,4 @@
-package privilege
+package process
 
 import (
 	"fmt"
@@ -8,12 +8,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Set is a set of capabilities: bit n stands for capability n, as in /proc/PID/status.
-type Set uint64
+// Capabilities is a set of capabilities: bit n stands for capability n, as in /proc/PID/status.
+type Capabilities uint64
 
-// Of makes a set.
-func Of(capabilities ...int) Set {
-	s := Set(0)
+// CapabilitiesOf makes a set.
+func CapabilitiesOf(capabilities ...int) Capabilities {
+	s := Capabilities(0)
 	for _, c := range capabilities {
 		s |= 1 << c
 	}
@@ -21,16 +21,16 @@ func Of(capabilities ...int) Set {
 }
 
 // Has says whether a capability is in the set.
-func (s Set) Has(capability int) bool { return s&(1<<capability) != 0 }
+func (s Capabilities) Has(capability int) bool { return s&(1<<capability) != 0 }
 
 // Without returns the members that another set does not have.
-func (s Set) Without(other Set) Set { return s &^ other }
+func (s Capabilities) Without(other Capabilities) Capabilities { return s &^ other }
 
 // Len is the number of members.
-func (s Set) Len() int { return bits.OnesCount64(uint64(s)) }
+func (s Capabilities) Len() int { return bits.OnesCount64(uint64(s)) }
 
 // members lists the capabilities by number.
-func (s Set) members() []int {
+func (s Capabilities) members() []int {
 	var list []int
 	for c := range 64 {
 		if s.Has(c) {
@@ -41,7 +41,7 @@ func (s Set) members() []int {
 }
 
 // String names what run keeps. It gives the numbers of the others.
-func (s Set) String() string {
+func (s Capabilities) String() string {
 	names := map[int]string{unix.CAP_NET_ADMIN: "NET_ADMIN", unix.CAP_NET_BIND_SERVICE: "NET_BIND_SERVICE"}
 	var words []string
 	for _, c := range s.members() {

@@ -1,18 +1,14 @@
-package main
+package process
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"nftproxy/conntrack"
-	"nftproxy/daemon/proxy"
-	"nftproxy/watch"
 )
 
 // TestLogBound: each message takes at most a hundred lines at once and ten a minute later,
@@ -64,7 +60,7 @@ func TestLogBound(t *testing.T) {
 // TestLogKinds: messages that are all different fill neither the memory nor the log.
 func TestLogKinds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var out listener // locks its log
+		var out lockedText
 		handler := newBoundedHandler(slog.NewTextHandler(&out, nil), logBurst, logPeriod)
 		for i := range 10000 {
 			slog.New(handler).Info(fmt.Sprint("message ", i))
@@ -72,35 +68,21 @@ func TestLogKinds(t *testing.T) {
 		if n := len(handler.bounds.kinds); n > maxLogKinds+1 {
 			t.Errorf("%d kinds", n)
 		}
-		if n := out.count("\n"); n > maxLogKinds+logBurst {
+		if n := strings.Count(out.b.String(), "\n"); n > maxLogKinds+logBurst {
 			t.Errorf("%d lines", n)
 		}
 		time.Sleep(time.Minute)
 	})
 }
 
-// TestChurnIsQuiet: ten busy minutes have a hundred changes a second, each with a sync and
-// a pass that removes flows. The log at the default level has some hundred lines for each
-// message at once, and ten a minute later.
-func TestChurnIsQuiet(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var out bytes.Buffer
-		log, _ := newLogger(&out, 0)
-		d := &daemon{node: "node-1", log: log, record: func(watch.Event) {}}
-		sync := d.syncLogger(nil)
-		for i := range 100 * 60 * 10 {
-			sync(proxy.Sync{Written: 2})
-			d.logPass(conntrack.Run{Removed: map[conntrack.Reason]int{"endpoint gone": 1}})
-			if i%2 == 0 { // A kernel that refuses each other program for a reason of its own.
-				sync(proxy.Sync{Err: fmt.Errorf("element %d: %w", i, errors.ErrUnsupported)})
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		const kinds = 4 // removed, not in force, in force again, and the first sync
-		if got, most := strings.Count(out.String(), "\n"), kinds*(logBurst+100+2); got > most {
-			t.Errorf("%d lines in ten minutes, want %d at most", got, most)
-		}
-	})
+// lockedText is a log that several goroutines write to.
+type lockedText struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *lockedText) Write(line []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(line)
 }

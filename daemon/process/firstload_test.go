@@ -1,10 +1,7 @@
-package main
+package process
 
 import (
-	"errors"
-	"io"
 	"math"
-	"net/http"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -13,12 +10,9 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"nftproxy/daemon/proxy"
-	"nftproxy/test/testnet"
 )
 
-// collector records the calls of a firstLoad.
+// collector records the calls of a FirstLoad.
 type collector struct {
 	mu   sync.Mutex
 	said []string
@@ -39,31 +33,30 @@ func (c *collector) switchOff() func() {
 // does so for good.
 func TestFirstLoad(t *testing.T) {
 	found := func(there bool) func() bool { return func() bool { return there } }
-	late := func(*firstLoad) {
+	late := func(*FirstLoad) {
 		time.Sleep(longestFirstLoad)
 		synctest.Wait()
 	}
-	begin := (*firstLoad).begin
-	applied := func(f *firstLoad) { f.observe(proxy.Sync{}) }
-	failed := func(f *firstLoad) { f.observe(proxy.Sync{Err: errors.New("refused")}) }
-	nothing := func(f *firstLoad) { f.beforeRead(found(false)) }
-	tables := func(f *firstLoad) { f.beforeRead(found(true)) }
+	begin := (*FirstLoad).Begin
+	applied := func(f *FirstLoad) { f.Synced() }
+	nothing := func(f *FirstLoad) { f.BeforeRead(found(false)) }
+	tables := func(f *FirstLoad) { f.BeforeRead(found(true)) }
 	for name, c := range map[string]struct {
-		events []func(*firstLoad)
+		events []func(*FirstLoad)
 		want   string
 	}{
-		"begun":                       {[]func(*firstLoad){begin}, "off"},
-		"begun twice":                 {[]func(*firstLoad){begin, begin}, "off"},
-		"nothing to read":             {[]func(*firstLoad){begin, nothing}, "off"},
-		"applied":                     {[]func(*firstLoad){begin, nothing, applied}, "off on"},
-		"failed":                      {[]func(*firstLoad){begin, nothing, failed, applied}, "off on"},
-		"tables were there":           {[]func(*firstLoad){begin, tables, applied}, "off on"},
-		"took too long":               {[]func(*firstLoad){begin, late}, "off on"},
-		"took too long, then applied": {[]func(*firstLoad){begin, late, nothing, applied}, "off on"},
-		"applied, and a long time on": {[]func(*firstLoad){begin, applied, late}, "off on"},
-		"begun again":                 {[]func(*firstLoad){begin, applied, begin}, "off on"},
-		"over before it begins":       {[]func(*firstLoad){(*firstLoad).end, begin, applied}, ""},
-		"tables while it is on":       {[]func(*firstLoad){tables, begin, applied}, "off on"},
+		"begun":                       {[]func(*FirstLoad){begin}, "off"},
+		"begun twice":                 {[]func(*FirstLoad){begin, begin}, "off"},
+		"nothing to read":             {[]func(*FirstLoad){begin, nothing}, "off"},
+		"applied":                     {[]func(*FirstLoad){begin, nothing, applied}, "off on"},
+		"applied twice":               {[]func(*FirstLoad){begin, nothing, applied, applied}, "off on"},
+		"tables were there":           {[]func(*FirstLoad){begin, tables, applied}, "off on"},
+		"took too long":               {[]func(*FirstLoad){begin, late}, "off on"},
+		"took too long, then applied": {[]func(*FirstLoad){begin, late, nothing, applied}, "off on"},
+		"applied, and a long time on": {[]func(*FirstLoad){begin, applied, late}, "off on"},
+		"begun again":                 {[]func(*FirstLoad){begin, applied, begin}, "off on"},
+		"over before it begins":       {[]func(*FirstLoad){(*FirstLoad).end, begin, applied}, ""},
+		"tables while it is on":       {[]func(*FirstLoad){tables, begin, applied}, "off on"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -75,7 +68,7 @@ func TestFirstLoad(t *testing.T) {
 				if got := strings.Join(worker.said, " "); got != c.want {
 					t.Errorf("the collector does %q, want %q", got, c.want)
 				}
-				f.stop()
+				f.Stop()
 			})
 		})
 	}
@@ -91,20 +84,20 @@ func TestFirstLoadReleases(t *testing.T) {
 			time.Sleep(d)
 			synctest.Wait()
 		}
-		f.begin()
+		f.Begin()
 		wait(longestFirstLoad)
 		if released.Load() != 0 {
 			t.Error("released before the first sync")
 		}
-		f.observe(proxy.Sync{})
-		f.observe(proxy.Sync{})
+		f.Synced()
+		f.Synced()
 		if wait(releaseDelay - 1); released.Load() != 0 {
 			t.Error("released right after the first sync")
 		}
 		if wait(1); released.Load() != 1 {
 			t.Errorf("released %d times, want once", released.Load())
 		}
-		f.observe(proxy.Sync{})
+		f.Synced()
 		if wait(time.Hour); released.Load() != 1 {
 			t.Errorf("released %d times after a later sync, want once", released.Load())
 		}
@@ -112,8 +105,8 @@ func TestFirstLoadReleases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var released atomic.Int64 // the race detector does not know the order of time in a bubble
 		f := newFirstLoad(func() func() { return func() {} }, func() { released.Add(1) })
-		f.observe(proxy.Sync{})
-		f.stop()
+		f.Synced()
+		f.Stop()
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		if released.Load() != 0 {
@@ -130,8 +123,8 @@ func TestFirstLoadFromEverywhere(t *testing.T) {
 		var c collector
 		f := newFirstLoad(c.switchOff, func() {})
 		var all sync.WaitGroup
-		for _, event := range []func(){f.begin, f.begin, f.end, f.end, func() { f.observe(proxy.Sync{}) },
-			func() { f.beforeRead(func() bool { return true }) }} {
+		for _, event := range []func(){f.Begin, f.Begin, f.end, f.end, func() { f.Synced() },
+			func() { f.BeforeRead(func() bool { return true }) }} {
 			all.Go(event)
 		}
 		all.Wait()
@@ -206,33 +199,5 @@ func TestGuard(t *testing.T) {
 	}
 	if n := memoryInUse(); n == 0 || n > 1<<40 {
 		t.Errorf("%d bytes are in use", n)
-	}
-}
-
-// TestCollectorWorksAgain: after the first sync of a start and of a restart, the
-// operator's settings are in force.
-func TestCollectorWorksAgain(t *testing.T) {
-	ns := testnet.NamespaceForTest(t, "collector")
-	t.Setenv("GOGC", "77")
-	t.Setenv("GOMEMLIMIT", "3GiB")
-	client := &http.Client{Transport: &http.Transport{DialContext: ns.Dial, DisableKeepAlives: true}}
-	manifests := manifest(t, nodePortManifest)
-	for _, what := range []string{"start", "restart"} {
-		r := start(t, ns, "--nftproxy-manifests", manifests, "--metrics-bind-address", "127.0.0.1:10249")
-		r.awaitSyncAndServer("127.0.0.1:10249")
-		answer, err := client.Get("http://127.0.0.1:10249/metrics")
-		if err != nil {
-			t.Fatal(err)
-		}
-		body, err := io.ReadAll(answer.Body)
-		if err := errors.Join(err, answer.Body.Close()); err != nil {
-			t.Fatal(err)
-		}
-		for _, want := range []string{"\ngo_gc_gogc_percent 77\n", "\ngo_gc_gomemlimit_bytes 3.221225472e+09\n"} {
-			if !strings.Contains(string(body), want) {
-				t.Errorf("after a %s the metrics lack %q", what, want)
-			}
-		}
-		r.end()
 	}
 }

@@ -1,8 +1,9 @@
-package privilege
+package process
 
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"syscall"
 	"unsafe"
 
@@ -13,12 +14,32 @@ import (
 // binaries of a release have no cgo.
 var ErrCgo = errors.New("the binary was built with cgo (build it with CGO_ENABLED=0)")
 
-// Limit gives up every capability that keep does not have. It returns the states before and after. What
+// LimitPrivileges gives up all capabilities but two: CAP_NET_ADMIN, for nftables, connection tracking and its
+// settings, and CAP_NET_BIND_SERVICE, for servers and healthCheckNodePorts below 1024. The latter allows
+// nothing beyond the former, which may set net.ipv4.ip_unprivileged_port_start.
+//
+// It comes before the proxy reads its kubeconfig, so that a file which it cannot read any more, because
+// another user owns it, shows at the start. The configuration file was read before; it is
+// read without the privileges when it changes.
+//
+// A process that has more than it needs serves as well as others, so a failure does not end it.
+func LimitPrivileges(log *slog.Logger) {
+	before, after, err := LimitCapabilities(CapabilitiesOf(unix.CAP_NET_ADMIN, unix.CAP_NET_BIND_SERVICE))
+	if err != nil {
+		log.Warn("could not give up privileges; going on with more than nftproxy needs", "capabilities", after.Permitted.String(), "err", err)
+		return
+	}
+	if before != after {
+		log.Info("gave up privileges", "kept", after.Permitted.String(), "before", before.Permitted.Len())
+	}
+}
+
+// LimitCapabilities gives up every capability that keep does not have. It returns the states before and after. What
 // the process does not have it cannot keep; a process that has nothing to give up stays as it is.
 //
 // All threads change together. An error of the kernel leaves what was given up before.
-func Limit(keep Set) (before, after State, err error) {
-	if before, err = Own(); err != nil {
+func LimitCapabilities(keep Capabilities) (before, after CapabilityState, err error) {
+	if before, err = OwnCapabilities(); err != nil {
 		return before, before, err
 	}
 	for _, s := range steps(before, keep) {
@@ -32,7 +53,7 @@ func Limit(keep Set) (before, after State, err error) {
 			break
 		}
 	}
-	after, failed := Own()
+	after, failed := OwnCapabilities()
 	return before, after, errors.Join(err, failed)
 }
 
@@ -63,7 +84,7 @@ const (
 //
 // The securebits say that the user root has no capabilities by its name: a program that this process starts
 // as root has none. They are locked, for good (capabilities(7)).
-func steps(s State, keep Set) []step {
+func steps(s CapabilityState, keep Capabilities) []step {
 	var list []step
 	if s.Effective.Has(unix.CAP_SETPCAP) {
 		for _, c := range s.Bounding.Without(keep).members() {
@@ -84,7 +105,7 @@ func steps(s State, keep Set) []step {
 }
 
 // capset sets the permitted and the effective capabilities, and makes none inheritable.
-func capset(permitted, effective Set) step {
+func capset(permitted, effective Capabilities) step {
 	return step{"set the capabilities", func() syscall.Errno {
 		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3} // PID 0: the thread itself
 		data := [2]unix.CapUserData{

@@ -1,4 +1,4 @@
-package main
+package process
 
 import (
 	"math"
@@ -7,8 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"nftproxy/daemon/proxy"
-	"nftproxy/nft/kernel"
+	"golang.org/x/sys/unix"
 )
 
 // longestFirstLoad is the longest time that the garbage collector is off.
@@ -18,11 +17,11 @@ const longestFirstLoad = 5 * time.Second
 // observers have taken in the sync, and nothing waits for the CPU time.
 const releaseDelay = time.Second
 
-// firstLoad switches the garbage collector off while the proxy makes the first program.
+// FirstLoad switches the garbage collector off while the proxy makes the first program.
 // Nearly all memory that is allocated then stays in use, and marking it again and
 // again takes time while Services wait. The collector is off at most once, and the first
-// call of end switches it on for good. firstLoad is safe for concurrent use.
-type firstLoad struct {
+// call of end switches it on for good. FirstLoad is safe for concurrent use.
+type FirstLoad struct {
 	// switchOff switches the collector off. switchOn restores it.
 	switchOff func() (switchOn func())
 	// release gives memory that is no longer in use back to the kernel.
@@ -38,12 +37,15 @@ type firstLoad struct {
 	released *time.Timer
 }
 
-func newFirstLoad(switchOff func() (switchOn func()), release func()) *firstLoad {
-	return &firstLoad{switchOff: switchOff, release: release}
+// NewFirstLoad makes the first load of this process.
+func NewFirstLoad() *FirstLoad { return newFirstLoad(switchCollectorOff, debug.FreeOSMemory) }
+
+func newFirstLoad(switchOff func() (switchOn func()), release func()) *FirstLoad {
+	return &FirstLoad{switchOff: switchOff, release: release}
 }
 
-// begin switches the collector off. Call it when all objects are listed and not yet compiled.
-func (f *firstLoad) begin() {
+// Begin switches the collector off. Call it when all objects are listed and not yet compiled.
+func (f *FirstLoad) Begin() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.over || f.switchOn != nil {
@@ -53,8 +55,8 @@ func (f *firstLoad) begin() {
 	f.timer = time.AfterFunc(longestFirstLoad, f.end)
 }
 
-// end switches the collector on again. A later begin has no effect.
-func (f *firstLoad) end() {
+// end switches the collector on again. A later Begin has no effect.
+func (f *FirstLoad) end() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.over = true
@@ -65,8 +67,8 @@ func (f *firstLoad) end() {
 	}
 }
 
-// beforeRead switches the collector on if there are tables: reading them makes much garbage.
-func (f *firstLoad) beforeRead(tables func() (found bool)) {
+// BeforeRead switches the collector on if there are tables: reading them makes much garbage.
+func (f *FirstLoad) BeforeRead(tables func() (found bool)) {
 	f.mu.Lock()
 	off := f.switchOn != nil
 	f.mu.Unlock()
@@ -75,10 +77,10 @@ func (f *firstLoad) beforeRead(tables func() (found bool)) {
 	}
 }
 
-// observe switches the collector on after the first sync, successful or not. A second
+// Synced switches the collector on after the first sync, successful or not. A second
 // later it has memory released, once: by then most of what the load took is garbage, and
 // the collector by itself would keep it for what is to come.
-func (f *firstLoad) observe(proxy.Sync) {
+func (f *FirstLoad) Synced() {
 	f.end()
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -88,8 +90,8 @@ func (f *firstLoad) observe(proxy.Sync) {
 	}
 }
 
-// stop ends the load for good. It releases nothing from then on.
-func (f *firstLoad) stop() {
+// Stop ends the load for good. It releases nothing from then on.
+func (f *FirstLoad) Stop() {
 	f.end()
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -136,9 +138,12 @@ func memoryInUse() uint64 {
 	return samples[0].Value.Uint64() - samples[1].Value.Uint64()
 }
 
-// tablesThere says whether an earlier run left tables. If that is unknown, it says
-// yes.
-func (d *daemon) tablesThere(conn *kernel.Conn) bool {
-	tables, err := conn.Tables(d.ruleset.Table)
-	return err != nil || len(tables) > 0
+// CPUTime returns the CPU time of the process so far. It returns 0 if the kernel gives no
+// answer, which does not happen.
+func CPUTime() time.Duration {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t); err != nil {
+		return 0
+	}
+	return time.Duration(t.Nano())
 }

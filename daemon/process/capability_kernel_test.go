@@ -1,4 +1,4 @@
-package privilege_test
+package process_test
 
 import (
 	"bytes"
@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nftproxy/daemon/privilege"
+	"nftproxy/daemon/process"
 	"nftproxy/test/gobuild"
 	"nftproxy/test/testnet"
 )
@@ -27,7 +27,7 @@ func TestLimit(t *testing.T) {
 	}
 	dir := t.TempDir()
 	program := filepath.Join(dir, "limited")
-	if err := gobuild.Command(program, "../..", "./daemon/privilege/testdata/limited"); err != nil {
+	if err := gobuild.Command(program, "../..", "./daemon/process/testdata/limited"); err != nil {
 		t.Fatal(err)
 	}
 	for _, d := range []string{dir, filepath.Dir(dir)} { // other users start the program too
@@ -35,21 +35,21 @@ func TestLimit(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	all, err := privilege.Own()
+	all, err := process.OwnCapabilities()
 	if err != nil {
 		t.Fatal(err)
 	}
-	admin, both := privilege.Of(unix.CAP_NET_ADMIN), privilege.Of(unix.CAP_NET_ADMIN, unix.CAP_NET_BIND_SERVICE)
-	state := func(permitted, bounding privilege.Set) privilege.State {
-		return privilege.State{Permitted: permitted, Effective: permitted, Bounding: bounding, NoNewPrivileges: true}
+	admin, both := process.CapabilitiesOf(unix.CAP_NET_ADMIN), process.CapabilitiesOf(unix.CAP_NET_ADMIN, unix.CAP_NET_BIND_SERVICE)
+	state := func(permitted, bounding process.Capabilities) process.CapabilityState {
+		return process.CapabilityState{Permitted: permitted, Effective: permitted, Bounding: bounding, NoNewPrivileges: true}
 	}
-	without := all.Bounding.Without(privilege.Of(unix.CAP_SETPCAP))
+	without := all.Bounding.Without(process.CapabilitiesOf(unix.CAP_SETPCAP))
 	const nobody = "--reuid=65534 --regid=65534 --clear-groups"
 	const noMore = "--no-new-privs --inh-caps=-all --ambient-caps=-all --bounding-set="
 	for name, c := range map[string]struct {
 		// started is how setpriv(1) starts the process; empty for the rights of the test.
 		started           string
-		threads, children privilege.State
+		threads, children process.CapabilityState
 	}{
 		"root": {"", state(both, both), state(0, both)},
 		// It may not set the securebits, so programs that it starts as root have what the container has.
@@ -71,8 +71,8 @@ func TestLimit(t *testing.T) {
 				t.Fatalf("%v: %s", err, errs.String())
 			}
 			lists := json.NewDecoder(&out)
-			for _, want := range []privilege.State{c.threads, c.children} {
-				var got []privilege.State
+			for _, want := range []process.CapabilityState{c.threads, c.children} {
+				var got []process.CapabilityState
 				if err := lists.Decode(&got); err != nil || len(got) == 0 {
 					t.Fatalf("%d states: %v", len(got), err)
 				}
