@@ -103,6 +103,11 @@ type Masquerade struct{}
 // Counter counts the packets that come to it. A program does not say how many there were.
 type Counter struct{}
 
+// Comment says what a rule is for. It is the last statement of its rule, and does nothing: the kernel keeps it beside
+// the rule's expressions, so that packets do not come to it. At most MaxComment bytes, none of them a control
+// character or a quotation mark.
+type Comment string
+
 // Reject refuses: with a TCP reset (the rule must have matched TCP), else with
 // ICMP port unreachable.
 type Reject struct{ TCPReset bool }
@@ -143,6 +148,7 @@ func (ClearMark) statement()   {}
 func (SetLabel) statement()    {}
 func (Masquerade) statement()  {}
 func (Counter) statement()     {}
+func (Comment) statement()     {}
 func (Reject) statement()      {}
 func (Verdict) statement()     {}
 
@@ -258,6 +264,9 @@ func (Masquerade) Text(Family) string { return "masquerade fully-random" }
 
 // Text is "counter". nft prints the numbers behind it.
 func (Counter) Text(Family) string { return "counter" }
+
+// Text is, for example, `comment "choose an endpoint"`.
+func (s Comment) Text(Family) string { return fmt.Sprintf("comment %q", string(s)) }
 
 // Text is "reject with tcp reset" or, for example, "reject with icmp
 // port-unreachable".

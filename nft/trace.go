@@ -345,7 +345,7 @@ func (w *walk) runAction(t *Contents, s Statement) outcome {
 			w.labels = map[uint8]bool{}
 		}
 		w.labels[s.Bit] = true
-	case Counter: // changes nothing of the packet
+	case Counter, Comment: // they change nothing of the packet
 	case Masquerade:
 		w.result.Masqueraded = true
 		return hookDone

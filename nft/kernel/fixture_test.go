@@ -177,7 +177,7 @@ func chains(f nft.Family) []*nft.Chain {
 		{nft.MatchInput{Name: "fifteen-letters"}, goTo("refuse")},
 		{nft.MatchInput{Name: "fourteen-byte-", Prefix: true}, goTo("refuse")},
 		{nft.MatchInput{Name: "veth", Prefix: true, Not: true}, goTo("refuse")},
-		{nft.MatchLocal{Field: nft.Saddr}, nft.SetMark{Mask: 0x4000}},
+		{nft.MatchLocal{Field: nft.Saddr}, nft.SetMark{Mask: 0x4000}, nft.Comment("from the node")},
 		{nft.MatchLocal{Field: nft.Daddr}, nft.VMap{Key: nodeKey, Map: "node-ports"}},
 		{nft.VMap{Key: nft.Fields{nft.Dport}, Map: "port-verdicts"}},
 		{nft.VMap{Key: nft.Fields{nft.Dport, nft.Saddr}, Map: "source-verdicts"}},

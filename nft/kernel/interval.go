@@ -73,8 +73,8 @@ func (e *encoder) addElementUserdata(comment string, open bool) {
 	e.addPadding()
 }
 
-// readUserdata returns the comment in an element's user data; false if the user data has
-// anything that nft does not store.
+// readUserdata returns the comment in the user data of an element or a rule; false if the user data has anything that
+// nft does not store.
 func readUserdata(b []byte) (comment []byte, ok bool) {
 	for len(b) >= 2 {
 		kind, size := b[0], int(b[1])

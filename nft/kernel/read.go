@@ -145,10 +145,10 @@ func newTableReader(c *Conn, want *nft.Table, owned bool) *tableReader {
 
 // rawRule is a rule as the kernel dumps it.
 type rawRule struct {
-	expressions []byte
-	// more says that the rule has more than expressions, such as a comment. compat says that it is
-	// for another program's reading of them.
-	more, compat bool
+	// userdata has the comment.
+	expressions, userdata []byte
+	// compat says that another program reads more in the expressions than they say.
+	compat bool
 }
 
 // readTable returns nil if there is no such table.
@@ -224,11 +224,7 @@ func (r *tableReader) dumpObjects(kind, table uint16, fill func(*encoder), visit
 
 func (r *tableReader) keepRule(attrs []byte) error {
 	chain := text(attribute(attrs, unix.NFTA_RULE_CHAIN))
-	r.rules[chain] = append(r.rules[chain], rawRule{
-		expressions: slices.Clone(attribute(attrs, unix.NFTA_RULE_EXPRESSIONS)),
-		more:        attribute(attrs, unix.NFTA_RULE_USERDATA) != nil || attribute(attrs, unix.NFTA_RULE_COMPAT) != nil,
-		compat:      attribute(attrs, unix.NFTA_RULE_COMPAT) != nil,
-	})
+	r.rules[chain] = append(r.rules[chain], rawRuleOf(attrs))
 	return nil
 }
 

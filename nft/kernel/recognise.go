@@ -23,9 +23,13 @@ func recogniseRule(have rawRule, family nft.Family) nft.Rule {
 			break
 		}
 	}
-	known = known && !have.more && r.empty()
-	if known && sameRule(r.rule, have, family) {
-		return r.rule
+	known = known && r.empty()
+	whole := r.rule
+	if c, ok := readUserdata(have.userdata); ok && len(c) > 0 {
+		whole = append(r.rule[:len(r.rule):len(r.rule)], nft.Comment(c))
+	}
+	if known && sameRule(whole, have, family) {
+		return whole
 	}
 	if have.compat { // the expressions do not say everything
 		return nft.Rule{nft.Unknown{}}
@@ -40,10 +44,11 @@ func recogniseRule(have rawRule, family nft.Family) nft.Rule {
 
 func sameRule(want nft.Rule, have rawRule, family nft.Family) bool {
 	var e encoder
-	if have.more || e.addRule(want, family) != nil {
+	if have.compat || e.addRule(want, family) != nil {
 		return false
 	}
-	return sameExpressions(e.b[attrHeader:], have.expressions)
+	return sameExpressions(attribute(e.b, unix.NFTA_RULE_EXPRESSIONS), have.expressions) &&
+		bytes.Equal(attribute(e.b, unix.NFTA_RULE_USERDATA), have.userdata)
 }
 
 // recogniser walks through the expressions of one rule.

@@ -51,6 +51,8 @@ func TestReadRecognises(t *testing.T) {
 				nft.Rule{nft.MatchLabel{Bit: 32}, nft.Verdict{Code: nft.Return}},
 				nft.Rule{nft.MatchDNATed{}, nft.Verdict{Code: nft.Return}},
 				nft.Rule{nft.MatchProto{Protocol: 6}, nft.Reject{TCPReset: true}}, nft.Rule{nft.Reject{}},
+				nft.Rule{nft.Verdict{Code: nft.Drop}, nft.Comment("x")}, nft.Rule{nft.Comment("nothing else")},
+				nft.Rule{nft.Counter{}, nft.Verdict{Code: nft.Return}, nft.Comment(strings.Repeat("c", nft.MaxComment))},
 				nft.Rule{nft.DNAT{Key: serviceKey, Mod: 2, Map: "endpoints"}},
 				nft.Rule{nft.InSet{Key: nft.Fields{nft.OrigDaddr}, Set: "addresses"}},
 				nft.Rule{nft.Update{Map: "affinity", Key: clientKey, Data: target, Timeout: 3 * time.Hour}},
@@ -59,7 +61,7 @@ func TestReadRecognises(t *testing.T) {
 			// A rule of another program, and what Read returns of it.
 			foreign := [][2]string{
 				{`ip daddr 10.0.0.1-10.0.0.9 drop`, ""}, {`iif lo drop`, ""}, {`th dport 80 drop`, ""}, {`tcp dport 80 drop`, "meta l4proto tcp"},
-				{`meta mark set 5`, ""}, {`drop comment "x"`, "drop"}, {`fib daddr type broadcast drop`, ""},
+				{`meta mark set 5`, ""}, {`fib daddr type broadcast drop`, ""},
 				{`fib saddr . iif type local drop`, ""}, {`ip saddr & 255.0.255.0 == 10.0.7.0 drop`, ""}, {`th dport != 80 iifname "cni*" drop`, ""},
 				{`limit rate 1/second drop`, ""}, {`ip saddr @addresses ip daddr != @addresses drop`, "ip saddr @addresses"},
 				{`iifname "cni0" icmp type echo-request drop`, `iifname "cni0" meta l4proto icmp`}, {`ip protocol 6 drop`, ""},

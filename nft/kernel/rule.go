@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/google/nftables/expr"
+	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
 	"nftproxy/nft"
@@ -37,11 +38,16 @@ func register(word int) uint32 {
 	return uint32(unix.NFT_REG32_00 + word)
 }
 
-// addRule adds the expressions of a rule as an attribute. They are the same that nft writes
-// for the rule's text, so nft can print them.
+// addRule adds the expressions of a rule as an attribute, and its comment as another one. They are the same that nft
+// writes for the rule's text, so nft can print them.
 func (e *encoder) addRule(r nft.Rule, family nft.Family) error {
 	list := e.beginNest(unix.NFTA_RULE_EXPRESSIONS)
-	for _, s := range r {
+	var comment nft.Comment
+	for i, s := range r {
+		if c, ok := s.(nft.Comment); ok && i == len(r)-1 {
+			comment = c
+			break
+		}
 		exprs, err := statementExpressions(s, family)
 		if err != nil {
 			return err
@@ -55,6 +61,9 @@ func (e *encoder) addRule(r nft.Rule, family nft.Family) error {
 		}
 	}
 	e.endNest(list)
+	if comment != "" {
+		e.addBytes(unix.NFTA_RULE_USERDATA, userdata.AppendString(nil, userdata.TypeComment, string(comment)))
+	}
 	return nil
 }
 

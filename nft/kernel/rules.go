@@ -47,10 +47,9 @@ func (c *Conn) Rules(id nft.TableID) (map[uint64]NumberedRule, error) {
 
 // rawRuleOf returns the rule in a message of the kernel.
 func rawRuleOf(attrs []byte) rawRule {
-	compat := attribute(attrs, unix.NFTA_RULE_COMPAT) != nil
 	return rawRule{
 		expressions: slices.Clone(attribute(attrs, unix.NFTA_RULE_EXPRESSIONS)),
-		more:        attribute(attrs, unix.NFTA_RULE_USERDATA) != nil || compat,
-		compat:      compat,
+		userdata:    slices.Clone(attribute(attrs, unix.NFTA_RULE_USERDATA)),
+		compat:      attribute(attrs, unix.NFTA_RULE_COMPAT) != nil,
 	}
 }

@@ -135,8 +135,11 @@ func (v *vandal) rule() nft.Rule {
 	for range 1 + v.rng.IntN(3) {
 		r = append(r, v.statement())
 	}
-	if v.rng.IntN(6) == 0 {
+	switch v.rng.IntN(6) {
+	case 0:
 		r = append(r, nft.Unknown{})
+	case 1:
+		r = append(r, nft.Comment("a comment"))
 	}
 	return r
 }
