@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/model/service"
+	"nftproxy/nfnetlink"
 	"nftproxy/test/netlinkfault"
 	"nftproxy/test/testnet"
 )
@@ -34,7 +35,7 @@ func openFaulty(t *testing.T) *faulty {
 	t.Helper()
 	f := &faulty{injector: netlinkfault.New(netlinkfault.None), ns: testnet.NamespaceForTest(t, "node")}
 	var err error
-	f.table, err = Open(Config{NetNS: f.ns.Fd(), Syscalls: func() Syscalls { return f.injector.Wire() }})
+	f.table, err = Open(Config{NetNS: f.ns.Fd(), Syscalls: func() nfnetlink.Syscalls { return f.injector.Wire() }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -280,7 +281,7 @@ func TestTableWithoutAnswers(t *testing.T) {
 		"Count":  func() error { _, _, err := f.table.Count(t.Context()); return err },
 		"Delete": func() error { _, err := f.table.Delete(t.Context(), []Flow{faultyFlow(0)}); return err },
 	} {
-		if err := call(); !errors.Is(err, errUnanswered) {
+		if err := call(); !errors.Is(err, nfnetlink.ErrUnanswered) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

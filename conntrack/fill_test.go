@@ -3,10 +3,9 @@ package conntrack
 import (
 	"testing"
 
-	"github.com/mdlayher/netlink"
-	"github.com/ti-mo/netfilter"
 	"golang.org/x/sys/unix"
 
+	"nftproxy/nfnetlink"
 	"nftproxy/test/testnet"
 )
 
@@ -14,33 +13,40 @@ import (
 // ctnetlink.
 func fill(b testing.TB, ns *testnet.Namespace, from, to int, flow func(int) Flow) {
 	b.Helper()
-	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: ns.Fd(), MessageBufferSize: 4096})
+	s, err := nfnetlink.Dial(nfnetlink.Config{NetNS: ns.Fd()})
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer func() { _ = conn.Close() }()
+	defer func() { _ = s.Close() }()
 	const most = 128 // the number of answers that fit into a socket's default memory
 	for from < to {
-		batch := make([]netlink.Message, min(most, to-from))
-		for i := range batch {
+		n := min(most, to-from)
+		var batch nfnetlink.Encoder
+		for i := range n {
 			f := flow(from + i)
-			batch[i] = createRequest(&f)
+			addCreation(&batch, &f)
 		}
-		from += len(batch)
-		if _, err := conn.SendMessages(batch); err != nil {
+		from += n
+		if err := s.Send(batch.B); err != nil {
 			b.Fatal(err)
 		}
-		for range batch {
-			if _, err := conn.Receive(); err != nil {
+		for range n {
+			datagram, err := s.Queued()
+			if err != nil {
 				b.Fatalf("create flows up to %d: %v", from, err)
+			}
+			for m := range nfnetlink.Messages(datagram) {
+				if err := m.Err(); err != nil {
+					b.Fatalf("create flows up to %d: %v", from, err)
+				}
 			}
 		}
 	}
 }
 
-// createRequest makes the request for an entry like that of a first packet. It has DNAT
+// addCreation adds the request for an entry like that of a first packet. It has DNAT
 // if the reply's source is another address than the destination.
-func createRequest(f *Flow) netlink.Message {
+func addCreation(e *nfnetlink.Encoder, f *Flow) {
 	const (
 		ctNew            = 0
 		ctaNATDst        = 13
@@ -50,26 +56,20 @@ func createRequest(f *Flow) netlink.Message {
 		ctaProtoNATPorts = 1
 		confirmed        = 1 << 3
 	)
-	family, src, dst, minIP := netfilter.ProtoIPv4, uint16(ctaIPv4Src), uint16(ctaIPv4Dst), uint16(ctaNATV4MinIP)
-	if f.V6() {
-		family, src, dst, minIP = netfilter.ProtoIPv6, ctaIPv6Src, ctaIPv6Dst, ctaNATV6MinIP
-	}
-	tuple := func(kind uint16, t Tuple) netfilter.Attribute {
-		return nested(kind,
-			nested(ctaTupleIP,
-				netfilter.Attribute{Type: src, Data: t.Src.Addr().AsSlice()},
-				netfilter.Attribute{Type: dst, Data: t.Dst.Addr().AsSlice()}),
-			nested(ctaTupleProto, netfilter.Attribute{Type: ctaProtoNum, Data: []byte{uint8(f.Protocol)}},
-				be16(ctaProtoSrcPort, t.Src.Port()), be16(ctaProtoDstPort, t.Dst.Port())))
-	}
-	attrs := []netfilter.Attribute{
-		tuple(ctaTupleOrig, f.Original), tuple(ctaTupleReply, Tuple{f.Original.Dst, f.Original.Src}),
-		be32(ctaStatus, confirmed), be32(ctaTimeout, 3600),
-	}
+	at := e.BeginMessage(unix.NFNL_SUBSYS_CTNETLINK<<8|ctNew, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK, 0, f.family())
+	f.addTuple(e, ctaTupleOrig, f.Original)
+	f.addTuple(e, ctaTupleReply, Tuple{f.Original.Dst, f.Original.Src})
+	e.Uint32(ctaStatus, confirmed).Uint32(ctaTimeout, 3600)
 	if f.Reply.Src != f.Original.Dst {
-		attrs = append(attrs, nested(ctaNATDst,
-			netfilter.Attribute{Type: minIP, Data: f.Reply.Src.Addr().AsSlice()},
-			nested(ctaNATProto, be16(ctaProtoNATPorts, f.Reply.Src.Port()))))
+		minIP := uint16(ctaNATV4MinIP)
+		if f.V6() {
+			minIP = ctaNATV6MinIP
+		}
+		nat := e.BeginNest(ctaNATDst)
+		e.Bytes(minIP, f.Reply.Src.Addr().AsSlice())
+		proto := e.BeginNest(ctaNATProto)
+		e.Uint16(ctaProtoNATPorts, f.Reply.Src.Port()).EndNest(proto)
+		e.EndNest(nat)
 	}
-	return request(ctNew, family, netlink.Create|netlink.Excl|netlink.Acknowledge, attrs...)
+	e.EndMessage(at)
 }

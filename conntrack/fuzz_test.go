@@ -3,40 +3,31 @@ package conntrack
 import (
 	"encoding/binary"
 	"net/netip"
-	"os"
 	"testing"
 
-	"github.com/ti-mo/netfilter"
 	"golang.org/x/sys/unix"
 
 	"nftproxy/model/service"
+	"nftproxy/nfnetlink"
 	"nftproxy/test/arbitrary"
 )
 
-// receiver is a socket on which one datagram is queued.
-func receiver(t *testing.T, datagram []byte) *socket {
-	t.Helper()
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
+// answering is a kernel that has one answer to everything.
+type answering struct{ datagram []byte }
+
+func (a *answering) Send(int, [][]byte) error { return nil }
+
+func (a *answering) Read(_ int, b []byte) (int, error) {
+	if a.datagram == nil {
+		return 0, unix.EAGAIN
 	}
-	file := os.NewFile(uintptr(pair[0]), "answers")
-	t.Cleanup(func() {
-		if err := file.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	if err := unix.Sendto(pair[1], datagram, 0, nil); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Close(pair[1]); err != nil {
-		t.Fatal(err)
-	}
-	raw, err := file.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &socket{raw: raw, calls: systemCalls{}, buf: make([]byte, readBuffer)}
+	n := copy(b, a.datagram)
+	a.datagram = nil
+	return n, nil
+}
+
+func requester(datagram []byte) nfnetlink.Requester {
+	return nfnetlink.Requester{Socket: nfnetlink.New(0, &answering{datagram}), Subsystem: unix.NFNL_SUBSYS_CTNETLINK}
 }
 
 // FuzzAnswers: whatever a kernel answers, a dump ends, with flows that can be deleted by
@@ -45,14 +36,15 @@ func FuzzAnswers(f *testing.F) {
 	var dump []byte
 	for i, flow := range []Flow{flow(service.UDP, "10.96.0.1:80", 0), flow(service.TCP, "[fd00:96::1]:80", 0), flow(icmpv6, "[fd00::1]:128", 0)} {
 		flow.ID, flow.Zone = uint32(i), uint16(i)
-		m := deleteRequest(&flow)
-		dump = appendAnswer(dump, uint16(m.Header.Type), m.Data)
+		m := deletion(&flow)
+		dump = appendAnswer(dump, m.Kind, m.Body)
 	}
 	f.Add(dump)
 	f.Add(appendAnswer(dump, unix.NLMSG_DONE, make([]byte, 4)))
 	f.Add(appendAnswer(nil, unix.NLMSG_ERROR, binary.NativeEndian.AppendUint32(nil, ^uint32(unix.EBUSY)+1)))
-	stats := request(ctStats, netfilter.ProtoUnspec, 0, be32(ctaStatsEntries, 5), be32(ctaStatsMaxEntries, 7))
-	f.Add(appendAnswer(nil, uint16(stats.Header.Type), stats.Data))
+	stats := nfnetlink.Encoder{B: make([]byte, nfnetlink.BodyAt-nfnetlink.HeaderLen)}
+	stats.Uint32(ctaStatsEntries, 5).Uint32(ctaStatsMaxEntries, 7)
+	f.Add(appendAnswer(nil, unix.NFNL_SUBSYS_CTNETLINK<<8|ctStats, stats.B))
 	index := NewIndex(Options{})
 	b := service.NewBuilder(service.Node{Name: "node-0"})
 	b.Set(&service.Service{
@@ -61,10 +53,10 @@ func FuzzAnswers(f *testing.F) {
 	})
 	index.Update(b.Snapshot())
 	f.Fuzz(func(t *testing.T, datagram []byte) {
-		if len(datagram) == 0 || len(datagram) > readBuffer {
+		if len(datagram) == 0 || len(datagram) >= nfnetlink.ReadBuffer {
 			return
 		}
-		arbitrary.Bounded(t, 8<<20+256*uint64(len(datagram)), func() { checkAnswers(t, receiver(t, datagram), index) })
+		arbitrary.Bounded(t, 8<<20+256*uint64(len(datagram)), func() { checkAnswers(t, datagram, index) })
 	})
 }
 
@@ -81,11 +73,12 @@ func appendAnswer(b []byte, kind uint16, data []byte) []byte {
 	return b
 }
 
-func checkAnswers(t *testing.T, s *socket, index *Index) {
+func checkAnswers(t *testing.T, datagram []byte, index *Index) {
+	table := &Table{dumps: requester(datagram), counts: requester(datagram)}
 	seen := 0
-	d := dumping{sequence: 1, yield: func(f Flow) error {
+	err := table.Flows(t.Context(), Filter{}, func(f Flow) error {
 		seen++
-		if _, err := parseFlow(deleteRequest(&f).Data); err != nil {
+		if _, err := parseFlow(deletion(&f).Attributes()); err != nil {
 			t.Errorf("the deletion of %v cannot be read: %v", f, err)
 		}
 		index.Stale(f)
@@ -94,22 +87,20 @@ func checkAnswers(t *testing.T, s *socket, index *Index) {
 			t.Error("a flow without words")
 		}
 		return nil
-	}}
+	})
 	messages := 0
-	for m, err := range s.receive() {
-		if err != nil {
-			break
-		}
+	ended := false
+	for m := range nfnetlink.Messages(datagram) {
 		messages++
-		entries, limit, err := parseCount(m.data)
-		if err == nil && (entries < 0 || limit < 0) {
-			t.Errorf("%d entries of %d", entries, limit)
-		}
-		if d.handle(m) != nil || d.done {
-			break
-		}
+		ended = ended || m.Seq == 1 && (m.Kind == unix.NLMSG_DONE || m.Kind == unix.NLMSG_ERROR)
 	}
 	if seen > messages {
 		t.Errorf("%d flows in %d messages", seen, messages)
+	}
+	if err == nil && !ended {
+		t.Error("a dump without end is no error")
+	}
+	if entries, limit, err := table.Count(t.Context()); err == nil && (entries < 0 || limit < 0) {
+		t.Errorf("%d entries of %d", entries, limit)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/model/service"
+	"nftproxy/nfnetlink"
 	"nftproxy/test/testnet"
 )
 
@@ -121,16 +122,11 @@ func (q *queue) next(t *testing.T) uint32 {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for a, err := range attributes(messages[0].Data[nfgenmsgLen:]) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		if a.kind == packetHeader {
-			return binary.BigEndian.Uint32(a.data)
-		}
+	header := nfnetlink.Message{Body: messages[0].Data}.Attributes().Get(packetHeader)
+	if len(header) < 4 {
+		t.Fatal("queued packet without header")
 	}
-	t.Fatal("queued packet without header")
-	return 0
+	return binary.BigEndian.Uint32(header)
 }
 
 // release accepts a packet.

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/model/service"
+	"nftproxy/nfnetlink"
 	"nftproxy/test/nftcmd"
 	"nftproxy/test/testnet"
 )
@@ -75,7 +76,7 @@ func (e *events) await(t testing.TB, want entry) {
 			t.Fatalf("await %v: %v; seen: %v", want, err, slices.Collect(maps.Keys(e.seen)))
 		}
 		for _, m := range messages {
-			f, err := parseFlow(m.Data)
+			f, err := parseFlow(nfnetlink.Message{Body: m.Data}.Attributes())
 			if err != nil {
 				t.Fatal(err)
 			}

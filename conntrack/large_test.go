@@ -74,8 +74,8 @@ func TestRemoveFromLargeTable(t *testing.T) {
 // them again.
 func returned(t *testing.T, table *Table, filter Filter) (n int) {
 	t.Helper()
-	for _, request := range dumpRequests(filter) {
-		err := table.dump(t.Context(), request, Filter{}, func(Flow) error {
+	for _, family := range filter.families() {
+		err := table.dump(t.Context(), family, filter.attributes(), Filter{}, func(Flow) error {
 			n++
 			return nil
 		})

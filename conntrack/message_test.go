@@ -3,12 +3,22 @@ package conntrack
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"testing"
 
-	"github.com/ti-mo/netfilter"
-
 	"nftproxy/model/service"
+	"nftproxy/nfnetlink"
 )
+
+// deletion is the message that deletes an entry.
+func deletion(f *Flow) nfnetlink.Message {
+	var e nfnetlink.Encoder
+	addDeletion(&e, f, 0, 1)
+	for m := range nfnetlink.Messages(e.B) {
+		return m
+	}
+	return nfnetlink.Message{}
+}
 
 // A deletion names the flow from which it was made.
 func TestDeleteRequestNamesFlow(t *testing.T) {
@@ -21,13 +31,13 @@ func TestDeleteRequestNamesFlow(t *testing.T) {
 		{Protocol: icmp, Original: v4, ID: 4},
 		{Protocol: icmpv6, Original: v6, ID: 5},
 	} {
-		m := deleteRequest(&want)
-		got, err := parseFlow(m.Data)
+		m := deletion(&want)
+		got, err := parseFlow(m.Attributes())
 		if err != nil || got != want {
 			t.Errorf("deletion of %v ID %d zone %d names %v ID %d zone %d, %v", want, want.ID, want.Zone, got, got.ID, got.Zone, err)
 		}
-		if want.V6() != (m.Data[0] == 10) { // AF_INET6
-			t.Errorf("deletion of %v is of family %d", want, m.Data[0])
+		if want.V6() != (m.Body[0] == 10) { // AF_INET6
+			t.Errorf("deletion of %v is of family %d", want, m.Body[0])
 		}
 	}
 }
@@ -35,11 +45,10 @@ func TestDeleteRequestNamesFlow(t *testing.T) {
 // The attribute of a zone for one direction is in that direction's tuple.
 func TestParseFlowZoneOfOneDirection(t *testing.T) {
 	f := flow(service.UDP, "10.96.0.1:80", 0)
-	addrs := nested(ctaTupleIP,
-		netfilter.Attribute{Type: ctaIPv4Src, Data: f.Original.Src.Addr().AsSlice()},
-		netfilter.Attribute{Type: ctaIPv4Dst, Data: f.Original.Dst.Addr().AsSlice()})
-	m := request(ctGet, netfilter.ProtoIPv4, 0, nested(ctaTupleOrig, addrs, nested(ctaTupleProto, protoAttributes(&f)...), be16(ctaTupleZone, 7)))
-	got, err := parseFlow(m.Data)
+	var whole, tuple nfnetlink.Encoder
+	f.addTuple(&whole, ctaTupleOrig, f.Original)
+	tuple.Bytes(ctaTupleOrig, slices.Concat(nfnetlink.Attributes(whole.B).Get(ctaTupleOrig), new(nfnetlink.Encoder).Uint16(ctaTupleZone, 7).B))
+	got, err := parseFlow(tuple.B)
 	want := Flow{Protocol: f.Protocol, Original: f.Original, Zone: 7}
 	if err != nil || got != want {
 		t.Errorf("parseFlow() = %v in zone %d, %v, want %v in zone 7", got, got.Zone, err, want)
@@ -51,22 +60,22 @@ func TestParseFlowZoneOfOneDirection(t *testing.T) {
 func TestParseFlowTruncated(t *testing.T) {
 	f := flow(service.UDP, "10.96.0.1:80", 0)
 	f.ID = 7
-	data := deleteRequest(&f).Data
+	data := deletion(&f).Attributes()
 	whole := map[int]bool{len(data): true, len(data) - 8: true} // without the ID
 	for n := range len(data) + 1 {
 		_, err := parseFlow(data[:n])
 		if (err == nil) != whole[n] {
 			t.Errorf("parse of %d bytes of %d: %v", n, len(data), err)
 		}
-		if err != nil && !errors.Is(err, errMalformed) {
-			t.Errorf("parse of %d bytes of %d: %v, want %v", n, len(data), err, errMalformed)
+		if err != nil && !errors.Is(err, nfnetlink.ErrMalformed) {
+			t.Errorf("parse of %d bytes of %d: %v, want %v", n, len(data), err, nfnetlink.ErrMalformed)
 		}
 	}
 }
 
 func FuzzParseFlow(f *testing.F) {
 	for _, seed := range []Flow{flow(service.UDP, "10.96.0.1:80", 0), flow(icmpv6, "[fd00::1]:128", 0)} {
-		f.Add(deleteRequest(&seed).Data)
+		f.Add([]byte(deletion(&seed).Attributes()))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		got, err := parseFlow(data)

@@ -5,42 +5,28 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
+	"io"
 
-	"github.com/mdlayher/netlink"
-	"github.com/ti-mo/netfilter"
 	"golang.org/x/sys/unix"
 
 	"nftproxy/model/service"
+	"nftproxy/nfnetlink"
 )
 
 // Config says in which network namespace to work.
-type Config struct {
-	// NetNS is a file descriptor of the network namespace. It can be closed after
-	// Open. 0 is the namespace of the calling thread. All threads should be in that
-	// one, since a Table may have to open a socket again later.
-	NetNS int
-	// Syscalls makes the system calls of each socket; nil stands for the kernel's own. It is
-	// for tests of the kernel's faults.
-	Syscalls func() Syscalls
-}
+type Config = nfnetlink.Config
 
 // Table is the connection tracking table of one network namespace, with both
 // families. Flows, Delete, Find, Count and Size may run at the same time, also one inside
-// another. But Flows must not run twice at the same time, nor must Delete.
+// another. But Flows must not run inside itself, nor must Delete run twice at the same time.
 type Table struct {
 	// A dump keeps its socket busy until its end, so the others have their own. Count and
 	// Find share one.
-	dumps, deletes, counts *socket
-	// counting guards counts.
-	counting sync.Mutex
-	// netns is the Table's own descriptor of the namespace, or 0.
-	netns int
-	// calls is the Config's Syscalls.
-	calls func() Syscalls
-	// broken says that a dump was not read to its end. The kernel begins no other
-	// dump on that socket (EBUSY), and may never send the rest.
-	broken bool
+	dumps, counts nfnetlink.Requester
+	deletes       *nfnetlink.Socket
+	// deleted is the sequence number of the last deletion, and deletions memory for the next ones.
+	deleted   uint32
+	deletions nfnetlink.Encoder
 }
 
 const (
@@ -55,35 +41,26 @@ const (
 // Open opens the sockets. Only their use needs CAP_NET_ADMIN in the namespace, and
 // only their use shows whether the kernel has connection tracking.
 func Open(config Config) (*Table, error) {
-	t := Table{calls: config.Syscalls}
-	if config.NetNS != 0 {
+	t := &Table{dumps: nfnetlink.Requester{Subsystem: unix.NFNL_SUBSYS_CTNETLINK}, counts: nfnetlink.Requester{Subsystem: unix.NFNL_SUBSYS_CTNETLINK}}
+	for _, s := range []**nfnetlink.Socket{&t.dumps.Socket, &t.deletes, &t.counts.Socket} {
 		var err error
-		if t.netns, err = unix.FcntlInt(uintptr(config.NetNS), unix.F_DUPFD_CLOEXEC, 3); err != nil {
-			return nil, fmt.Errorf("open conntrack socket: network namespace: %w", err)
-		}
-	}
-	for _, s := range []**socket{&t.dumps, &t.deletes, &t.counts} {
-		var err error
-		if *s, err = dial(t.netns, t.calls); err != nil {
+		if *s, err = nfnetlink.Dial(config); err != nil {
 			return nil, errors.Join(fmt.Errorf("open conntrack socket: %w", err), t.Close())
 		}
 	}
 	// An error does no harm: without CAP_NET_ADMIN the buffer is as large as rmem_max
 	// allows, and deletions fail with EPERM anyway.
-	_ = t.deletes.conn.SetReadBuffer(ackMemory)
-	return &t, nil
+	_ = t.deletes.SetReadBuffer(ackMemory)
+	return t, nil
 }
 
 // Close closes the sockets.
 func (t *Table) Close() error {
 	var failed error
-	for _, s := range []*socket{t.dumps, t.deletes, t.counts} {
+	for _, s := range []*nfnetlink.Socket{t.dumps.Socket, t.deletes, t.counts.Socket} {
 		if s != nil {
-			failed = errors.Join(failed, s.conn.Close())
+			failed = errors.Join(failed, s.Close())
 		}
-	}
-	if t.netns != 0 {
-		failed = errors.Join(failed, unix.Close(t.netns))
 	}
 	return failed
 }
@@ -98,86 +75,44 @@ var ErrInterrupted = errors.New("dump interrupted")
 // errors match unix.EPERM (no CAP_NET_ADMIN) or unix.EINVAL (no
 // nf_conntrack_netlink in the kernel).
 func (t *Table) Flows(ctx context.Context, filter Filter, yield func(Flow) error) error {
-	for _, request := range dumpRequests(filter) {
-		if err := t.dump(ctx, request, filter, yield); err != nil {
+	for _, family := range filter.families() {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := t.dump(ctx, family, filter.attributes(), filter, yield); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (t *Table) dump(ctx context.Context, request netlink.Message, filter Filter, yield func(Flow) error) error {
-	if err := t.reopenDumps(); err != nil {
-		return fmt.Errorf("dump conntrack table: %w", err)
-	}
-	sequence, _, err := t.dumps.send(request)
-	if err != nil {
-		return fmt.Errorf("dump conntrack table: %w", err)
-	}
-	d := dumping{sequence: sequence, filter: filter, yield: yield}
-	for !d.done {
-		if d.failed == nil {
-			d.failed = ctx.Err()
+// dump has the kernel select by attributes, and then selects by the filter.
+func (t *Table) dump(ctx context.Context, family uint8, attributes []byte, filter Filter, yield func(Flow) error) error {
+	t.dumps.Lock()
+	defer t.dumps.Unlock()
+	var failed error // of yield or of the context
+	interrupted := false
+	err := t.dumps.Receive(ctGet, unix.NLM_F_DUMP, family, attributes, func(m nfnetlink.Message) error {
+		if failed = ctx.Err(); failed != nil {
+			return failed
 		}
-		for m, err := range t.dumps.receive() {
-			if err == nil {
-				err = d.handle(m)
-			}
-			if err != nil {
-				t.broken = !d.done
-				return fmt.Errorf("dump conntrack table: %w", explain(err))
-			}
+		interrupted = interrupted || m.Flags&unix.NLM_F_DUMP_INTR != 0
+		f, err := parseFlow(m.Attributes())
+		switch {
+		case err != nil:
+			return err
+		case filter.Selects(&f):
+			failed = yield(f)
 		}
-	}
-	if d.failed == nil && d.interrupted {
-		return fmt.Errorf("dump conntrack table: %w", ErrInterrupted)
-	}
-	return d.failed
-}
-
-// reopenDumps opens the socket for dumps again if a dump has broken it.
-func (t *Table) reopenDumps() error {
-	if !t.broken {
-		return nil
-	}
-	next, err := dial(t.netns, t.calls)
-	if err != nil {
-		return fmt.Errorf("open conntrack socket: %w", err)
-	}
-	old := t.dumps
-	t.dumps, t.broken = next, false
-	return old.conn.Close()
-}
-
-// dumping is a dump under way. After a failure its rest is read and dropped, since the
-// kernel begins no other dump before the end of this one.
-type dumping struct {
-	sequence uint32
-	filter   Filter
-	yield    func(Flow) error
-
-	failed            error // of yield or of the context
-	interrupted, done bool
-}
-
-// handle handles a message. It returns the kernel's errors, which end the dump.
-func (d *dumping) handle(m message) error {
+		return failed
+	})
 	switch {
-	case m.sequence != d.sequence: // from an earlier dump that was not read to its end
-		return nil
-	case m.kind == netlink.Done || m.kind == netlink.Error:
-		d.done = true
-		return m.err()
-	case d.failed != nil:
-		return nil
-	}
-	d.interrupted = d.interrupted || m.flags&netlink.DumpInterrupted != 0
-	f, err := parseFlow(m.data)
-	switch {
+	case failed != nil:
+		return failed
 	case err != nil:
-		d.failed = fmt.Errorf("dump conntrack table: %w", err)
-	case d.filter.Selects(&f):
-		d.failed = d.yield(f)
+		return fmt.Errorf("dump conntrack table: %w", explain(err))
+	case interrupted:
+		return fmt.Errorf("dump conntrack table: %w", ErrInterrupted)
 	}
 	return nil
 }
@@ -232,32 +167,38 @@ func (t *Table) Delete(ctx context.Context, flows []Flow) (n int, err error) {
 // deleteBatch deletes flows and adds their number to n. It returns those that are left, or
 // may be left, and the first error.
 func (t *Table) deleteBatch(flows []Flow, n *int) (left []Flow, failed error) {
-	requests := make([]netlink.Message, len(flows))
+	t.deletes.Drain() // of answers to an earlier call that ended with an error
+	first, last := t.deleted+1, t.deleted+uint32(len(flows))
+	t.deleted = last
+	t.deletions.B = t.deletions.B[:0]
 	for i := range flows {
-		requests[i] = deleteRequest(&flows[i])
+		addDeletion(&t.deletions, &flows[i], 0, first+uint32(i))
 	}
 	// The kernel has handled all of them when it acknowledges the last one.
-	requests[len(requests)-1].Header.Flags |= netlink.Acknowledge
-	first, last, err := t.deletes.send(requests...)
-	if err != nil {
+	nfnetlink.AskAcknowledgement(t.deletions.B)
+	if err := t.deletes.Send(t.deletions.B); err != nil {
 		return flows, err
 	}
 	deleted := len(flows)
 	for {
-		for m, err := range t.deletes.receive() {
-			if err != nil {
-				return flows, err // Other answers may be lost: the number of deletions is unknown.
+		datagram, err := t.deletes.Queued()
+		if err == io.EOF {
+			err = nfnetlink.ErrUnanswered
+		}
+		if err != nil {
+			return flows, err // Other answers may be lost: the number of deletions is unknown.
+		}
+		for m := range nfnetlink.Messages(datagram) {
+			if m.Seq-first > last-first {
+				continue // a late answer to an earlier call
 			}
-			if m.sequence-first > last-first {
-				continue // from an earlier call that ended with such an error
-			}
-			if err := m.err(); err != nil {
+			if err := m.Err(); err != nil {
 				deleted--
 				if !errors.Is(err, unix.ENOENT) { // ENOENT: it ended by itself.
-					left, failed = append(left, flows[m.sequence-first]), cmp.Or(failed, err)
+					left, failed = append(left, flows[m.Seq-first]), cmp.Or(failed, err)
 				}
 			}
-			if m.sequence == last {
+			if m.Seq == last {
 				*n += deleted
 				return left, failed
 			}
@@ -269,7 +210,7 @@ func (t *Table) deleteBatch(flows []Flow, n *int) (left []Flow, failed error) {
 // kernel drops packets of new connections. A limit of 0 means that there is none, or
 // that the kernel does not say (before 4.18). Count does not walk the table.
 func (t *Table) Count(ctx context.Context) (entries, limit int, err error) {
-	err = t.ask(ctx, request(ctStats, netfilter.ProtoUnspec, 0), func(answer []byte) (err error) {
+	err = t.ask(ctx, ctStats, unix.NFPROTO_UNSPEC, nil, func(answer nfnetlink.Attributes) (err error) {
 		entries, limit, err = parseCount(answer)
 		return err
 	})
@@ -282,7 +223,10 @@ func (t *Table) Count(ctx context.Context) (entries, limit int, err error) {
 // Find returns the flow with that original tuple in the default zone; found is false if there
 // is none. It does not walk the table.
 func (t *Table) Find(ctx context.Context, protocol service.Protocol, original Tuple) (f Flow, found bool, err error) {
-	err = t.ask(ctx, findRequest(&Flow{Protocol: protocol, Original: original}), func(answer []byte) (err error) {
+	var tuple nfnetlink.Encoder
+	wanted := Flow{Protocol: protocol, Original: original}
+	wanted.addTuple(&tuple, ctaTupleOrig, original)
+	err = t.ask(ctx, ctGet, wanted.family(), tuple.B, func(answer nfnetlink.Attributes) (err error) {
 		f, err = parseFlow(answer)
 		return err
 	})
@@ -296,33 +240,17 @@ func (t *Table) Find(ctx context.Context, protocol service.Protocol, original Tu
 }
 
 // ask sends a request that has one answer, and hands the answer over.
-func (t *Table) ask(ctx context.Context, question netlink.Message, parse func(answer []byte) error) error {
+func (t *Table) ask(ctx context.Context, kind uint16, family uint8, attributes []byte, parse func(answer nfnetlink.Attributes) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	t.counting.Lock()
-	defer t.counting.Unlock()
-	sequence, _, err := t.counts.send(question)
-	if err != nil {
-		return err
+	t.counts.Lock()
+	defer t.counts.Unlock()
+	answer, err := t.counts.Get(kind, family, attributes)
+	if err == nil {
+		err = parse(answer)
 	}
-	for {
-		for m, err := range t.counts.receive() {
-			if err == nil && m.sequence != sequence {
-				continue
-			}
-			if err == nil {
-				err = m.err()
-			}
-			if err == nil {
-				err = parse(m.data)
-			}
-			if err != nil {
-				return explain(err)
-			}
-			return nil
-		}
-	}
+	return explain(err)
 }
 
 // Size returns the number of entries in the table, and the number of buckets in the

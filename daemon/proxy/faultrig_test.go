@@ -14,6 +14,7 @@ import (
 
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/service"
+	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
@@ -34,7 +35,7 @@ type faultRig struct {
 func newFaultRig(t *testing.T) *faultRig {
 	r := &faultRig{injector: netlinkfault.New(netlinkfault.None), ns: testnet.NamespaceForTest(t, "faults")}
 	for c, config := range map[**kernel.Conn]kernel.Config{
-		&r.conn:  {NetNS: r.ns.Fd(), Syscalls: func() kernel.Syscalls { return r.injector.Wire() }},
+		&r.conn:  {NetNS: r.ns.Fd(), Syscalls: func() nfnetlink.Syscalls { return r.injector.Wire() }},
 		&r.other: {NetNS: r.ns.Fd()},
 	} {
 		var err error

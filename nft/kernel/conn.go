@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 )
 
@@ -22,7 +23,7 @@ type Config struct {
 	NetNS int
 	// Syscalls makes the system calls of each socket; nil stands for the kernel's own. It is
 	// for tests of the kernel's faults.
-	Syscalls func() Syscalls
+	Syscalls func() nfnetlink.Syscalls
 	// Around makes the call that carries out a transaction of Apply; nil just makes it. It is for tests
 	// that compare the kernel with a model. It must not use the Conn.
 	Around func(b nft.Batch, apply func() error) error
@@ -33,12 +34,12 @@ type Config struct {
 type Conn struct {
 	// exclusive is held during a transaction and during a Read.
 	exclusive sync.Mutex
-	writer    *socket
+	writer    *nfnetlink.Socket
 	// around is the Config's Around.
 	around func(b nft.Batch, apply func() error) error
 	// encoder and fences are memory for the next batch.
 	encoder batchEncoder
-	fences  encoder
+	fences  nfnetlink.Encoder
 	seq     uint32
 	// spent is the time that the last Apply took.
 	spent spent
@@ -59,14 +60,14 @@ type Conn struct {
 	// empty does not count: it would hide a transaction of another process.
 	uncounted uint32
 
-	reader requester
+	reader nfnetlink.Requester
 	// lookUpFrom is the number of elements from which on a set is read by keys.
 	lookUpFrom int
 	// sweeper is for dumps of dynamic maps. They take long, and nothing else should wait
 	// for them.
-	sweeper requester
+	sweeper nfnetlink.Requester
 	// counts is for counters, for the same reason.
-	counts requester
+	counts nfnetlink.Requester
 }
 
 // Open opens one socket for writing and three for reading. The one for writing owns the
@@ -74,15 +75,18 @@ type Conn struct {
 // writing need CAP_NET_ADMIN in the namespace.
 func Open(config Config) (*Conn, error) {
 	c := &Conn{destroy: destroyElements, lookUpFrom: lookUpFrom, around: config.Around}
+	for _, r := range []*nfnetlink.Requester{&c.reader, &c.sweeper, &c.counts} {
+		r.Subsystem = unix.NFNL_SUBSYS_NFTABLES
+	}
 	if c.around == nil {
 		c.around = func(_ nft.Batch, apply func() error) error { return apply() }
 	}
 	for _, s := range []struct {
 		what   string
-		socket **socket
-	}{{"writing", &c.writer}, {"reading", &c.reader.socket}, {"sweeping", &c.sweeper.socket}, {"counters", &c.counts.socket}} {
+		socket **nfnetlink.Socket
+	}{{"writing", &c.writer}, {"reading", &c.reader.Socket}, {"sweeping", &c.sweeper.Socket}, {"counters", &c.counts.Socket}} {
 		var err error
-		if *s.socket, err = dial(config); err != nil {
+		if *s.socket, err = nfnetlink.Dial(nfnetlink.Config{NetNS: config.NetNS, Syscalls: config.Syscalls}); err != nil {
 			return nil, errors.Join(fmt.Errorf("open netlink socket for %s: %w", s.what, err), c.Close())
 		}
 	}
@@ -93,9 +97,9 @@ func Open(config Config) (*Conn, error) {
 // may change until one owns them.
 func (c *Conn) Close() error {
 	var errs []error
-	for _, s := range []*socket{c.writer, c.reader.socket, c.sweeper.socket, c.counts.socket} {
+	for _, s := range []*nfnetlink.Socket{c.writer, c.reader.Socket, c.sweeper.Socket, c.counts.Socket} {
 		if s != nil {
-			errs = append(errs, s.closeConn())
+			errs = append(errs, s.Close())
 		}
 	}
 	return errors.Join(errs...)
@@ -164,8 +168,8 @@ func (c *Conn) applyOnce(b nft.Batch, single bool) error {
 // datagram does not hold them. They are in the order of the batch's phases, and each needs
 // only earlier ones. So it may cut between any two.
 func (c *Conn) commitEncoded(b nft.Batch, begin uint32) error {
-	const fences = 2 * (headerLen + nfgenmsgLen)
-	limit, err := c.writer.writeLimit(len(c.encoder.b) + fences)
+	const fences = 2 * nfnetlink.BodyAt
+	limit, err := c.writer.WriteLimit(len(c.encoder.B) + fences)
 	if err != nil {
 		return err
 	}
@@ -188,7 +192,7 @@ func (c *Conn) commitEncoded(b nft.Batch, begin uint32) error {
 		case err != nil:
 			return err
 		case len(answers) > 0:
-			c.refused = c.refused || slices.ContainsFunc(answers, answer.ofValidation)
+			c.refused = c.refused || slices.ContainsFunc(answers, ofValidation)
 			return c.batchError(b, answers, first > 0)
 		}
 		first = end
@@ -198,19 +202,19 @@ func (c *Conn) commitEncoded(b nft.Batch, begin uint32) error {
 
 // commitMessages sends messages as one transaction and returns the kernel's refusals.
 // The transaction's first message has the sequence number begin, and its last c.seq.
-func (c *Conn) commitMessages(begin uint32, messages []byte) ([]answer, error) {
-	c.fences.b = c.fences.b[:0]
-	c.fences.addFence(unix.NFNL_MSG_BATCH_BEGIN, 0, begin)
-	at := len(c.fences.b)
+func (c *Conn) commitMessages(begin uint32, messages []byte) ([]nfnetlink.Answer, error) {
+	c.fences.B = c.fences.B[:0]
+	c.fences.EndMessage(c.fences.BeginBatch(unix.NFNL_SUBSYS_NFTABLES, 0, begin))
+	at := len(c.fences.B)
 	// At most two messages ask for acknowledgements; thousands of replies would not fit the receive buffer. That
 	// of the end says that the transaction was made, but kernels before 6.10 do not send it. There that of
 	// the last message says that answers arrive. Every kernel sends it, made or not.
 	if !c.acknowledgesEnd {
-		askAcknowledgement(messages)
+		nfnetlink.AskAcknowledgement(messages)
 	}
-	c.fences.addFence(unix.NFNL_MSG_BATCH_END, unix.NLM_F_ACK, c.seq)
-	if err := c.writer.send(c.fences.b[:at], messages, c.fences.b[at:]); err != nil {
-		c.writer.drain()
+	c.fences.EndBatch(unix.NFNL_SUBSYS_NFTABLES, unix.NLM_F_ACK, c.seq)
+	if err := c.writer.Send(c.fences.B[:at], messages, c.fences.B[at:]); err != nil {
+		c.writer.Drain()
 		if errno := syscall.Errno(0); errors.As(err, &errno) {
 			return nil, &unsentError{errno}
 		}
@@ -220,11 +224,11 @@ func (c *Conn) commitMessages(begin uint32, messages []byte) ([]answer, error) {
 }
 
 // answers reads what the kernel queued during the send.
-func (c *Conn) answers(begin uint32) ([]answer, error) {
-	var refused []answer
+func (c *Conn) answers(begin uint32) ([]nfnetlink.Answer, error) {
+	var refused []nfnetlink.Answer
 	arrived, made, lost := false, false, error(nil)
 	for {
-		b, err := c.writer.queued()
+		b, err := c.writer.Queued()
 		if err == io.EOF {
 			break
 		}
@@ -235,19 +239,19 @@ func (c *Conn) answers(begin uint32) ([]answer, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
 		}
-		for m := range messages(b) {
-			a, ok := parseAnswer(m)
+		for m := range nfnetlink.Messages(b) {
+			a, ok := m.Answer()
 			switch {
-			case !ok || a.seq-begin > c.seq-begin:
+			case !ok || a.Seq-begin > c.seq-begin:
 				// An answer to no message of ours.
-			case a.errno != 0:
+			case a.Errno != 0:
 				refused = append(refused, a)
 			default:
-				arrived, made = true, made || a.seq == c.seq
+				arrived, made = true, made || a.Seq == c.seq
 			}
 		}
 		if made {
-			break // The acknowledgement of the end is the last answer.
+			break // The acknowledgement of the end is the last nfnetlink.Answer.
 		}
 	}
 	return refused, c.outcome(refused, arrived, made, lost)
@@ -256,7 +260,7 @@ func (c *Conn) answers(begin uint32) ([]answer, error) {
 // outcome judges the answers to a transaction. A failed one always has a refusal, which may be
 // lost. arrived says that some acknowledgement is there, made that it is that of the
 // end.
-func (c *Conn) outcome(refused []answer, arrived, made bool, lost error) error {
+func (c *Conn) outcome(refused []nfnetlink.Answer, arrived, made bool, lost error) error {
 	switch {
 	case made || len(refused) > 0:
 		c.acknowledgesEnd = c.acknowledgesEnd || made
@@ -264,12 +268,12 @@ func (c *Conn) outcome(refused []answer, arrived, made bool, lost error) error {
 	case lost == nil && arrived && !c.acknowledgesEnd:
 		return nil // Linux before 6.10
 	case lost == nil:
-		lost = errUnanswered
+		lost = nfnetlink.ErrUnanswered
 	}
 	return fmt.Errorf("%w: %w", ErrOutcomeUnknown, lost)
 }
 
-func (c *Conn) batchError(b nft.Batch, answers []answer, partial bool) error {
+func (c *Conn) batchError(b nft.Batch, answers []nfnetlink.Answer, partial bool) error {
 	e := &BatchError{Partial: partial}
 	for _, a := range answers {
 		op := c.encoder.opError(b, a)
@@ -293,7 +297,7 @@ func (c *Conn) hintFor(e OpError) string {
 		return needsAdmin
 	case e.Errno == unix.EPERM:
 		t, found, err := c.lookUpTable(e.Table)
-		if err == nil && found && t.Owner != 0 && t.Owner != c.writer.port {
+		if err == nil && found && t.Owner != 0 && t.Owner != c.writer.Port {
 			return fmt.Sprintf("table %s is owned by the process with netlink port %d: stop it first", e.Table, t.Owner)
 		}
 	case set.Set != nil && setFlags(set.Set)&setConcat != 0 && (e.Errno == unix.EINVAL || e.Errno == unix.EOPNOTSUPP):
@@ -349,9 +353,9 @@ func (c *Conn) Generation() (uint32, error) {
 }
 
 func (c *Conn) generation() (uint32, error) {
-	attrs, err := c.reader.request(unix.NFT_MSG_GETGEN, unix.AF_UNSPEC, nil)
+	attrs, err := c.reader.Get(unix.NFT_MSG_GETGEN, unix.AF_UNSPEC, nil)
 	if err != nil {
 		return 0, fmt.Errorf("read ruleset generation: %w", err)
 	}
-	return attributeUint32(attrs, unix.NFTA_GEN_ID), nil
+	return attrs.Uint32(unix.NFTA_GEN_ID), nil
 }

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 )
 
@@ -23,18 +24,16 @@ const dumpTries = 8
 func (c *Conn) ChainCount(table nft.TableID, chain string) (packets uint64, err error) {
 	c.counts.Lock()
 	defer c.counts.Unlock()
+	of := new(nfnetlink.Encoder).Text(unix.NFTA_RULE_TABLE, table.Name).Text(unix.NFTA_RULE_CHAIN, chain).B
 	for try := 1; ; try++ {
 		packets = 0
-		err := c.counts.receive(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, table.Family, func(e *encoder) {
-			e.addString(unix.NFTA_RULE_TABLE, table.Name)
-			e.addString(unix.NFTA_RULE_CHAIN, chain)
-		}, func(m message) error {
-			attrs := m.attrs()
+		err := c.counts.Receive(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint8(table.Family), of, func(m nfnetlink.Message) error {
+			attrs := m.Attributes()
 			// Some kernels list the rules of all tables.
-			if text(attribute(attrs, unix.NFTA_RULE_TABLE)) != table.Name || text(attribute(attrs, unix.NFTA_RULE_CHAIN)) != chain {
+			if attrs.Text(unix.NFTA_RULE_TABLE) != table.Name || attrs.Text(unix.NFTA_RULE_CHAIN) != chain {
 				return nil
 			}
-			for _, x := range attributes(attribute(attrs, unix.NFTA_RULE_EXPRESSIONS)) {
+			for _, x := range attrs.Get(unix.NFTA_RULE_EXPRESSIONS).All() {
 				n, _ := counted(x)
 				packets += n
 			}
@@ -53,15 +52,22 @@ func (c *Conn) ChainCount(table nft.TableID, chain string) (packets uint64, err 
 }
 
 // counted returns what an expression has counted; false if it is no counter.
-func counted(expression []byte) (packets uint64, ok bool) {
-	if text(attribute(expression, unix.NFTA_EXPR_NAME)) != counterName {
+func counted(expression nfnetlink.Attributes) (packets uint64, ok bool) {
+	if expression.Text(unix.NFTA_EXPR_NAME) != counterName {
 		return 0, false
 	}
-	v := attribute(attribute(expression, unix.NFTA_EXPR_DATA), unix.NFTA_COUNTER_PACKETS)
+	v := expression.Get(unix.NFTA_EXPR_DATA).Get(unix.NFTA_COUNTER_PACKETS)
 	if len(v) != 8 {
 		return 0, false
 	}
 	return binary.BigEndian.Uint64(v), true
+}
+
+// elementsOf is the attributes of a request for elements.
+func elementsOf(table nft.TableID, set *nft.Set) *encoder {
+	e := &encoder{}
+	e.Text(unix.NFTA_SET_ELEM_LIST_TABLE, table.Name).Text(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
+	return e
 }
 
 // Count is how many packets the counter of an element has counted since the element was
@@ -81,21 +87,19 @@ func (c *Conn) Counts(table nft.TableID, set *nft.Set, keys []nft.Value, visit f
 	for len(keys) > 0 {
 		some := keys[:min(countsOfOne, len(keys))]
 		seen := 0
-		err := c.counts.receive(unix.NFT_MSG_GETSETELEM, 0, table.Family, func(e *encoder) {
-			e.addString(unix.NFTA_SET_ELEM_LIST_TABLE, table.Name)
-			e.addString(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
-			list := e.beginNest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-			for _, k := range some {
-				at := e.beginNest(unix.NFTA_LIST_ELEM)
-				key := e.beginNest(unix.NFTA_SET_ELEM_KEY)
-				e.addText(unix.NFTA_DATA_VALUE, string(k[:min(len(k), shape.keyKernel)]))
-				e.endNest(key)
-				e.endNest(at)
-			}
-			e.endNest(list)
-		}, func(m message) error {
+		request := elementsOf(table, set)
+		list := request.BeginNest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+		for _, k := range some {
+			at := request.BeginNest(unix.NFTA_LIST_ELEM)
+			key := request.BeginNest(unix.NFTA_SET_ELEM_KEY)
+			request.Raw(unix.NFTA_DATA_VALUE, string(k[:min(len(k), shape.keyKernel)]))
+			request.EndNest(key)
+			request.EndNest(at)
+		}
+		request.EndNest(list)
+		err := c.counts.Receive(unix.NFT_MSG_GETSETELEM, 0, uint8(table.Family), request.B, func(m nfnetlink.Message) error {
 			seen++
-			return visitCounts(m.attrs(), shape, visit)
+			return visitCounts(m.Attributes(), shape, visit)
 		})
 		switch {
 		case err == nil:
@@ -119,11 +123,8 @@ func (c *Conn) AllCounts(table nft.TableID, set *nft.Set, visit func(Count)) err
 	shape := shapeOf(set, table.Family)
 	for try := 1; ; try++ {
 		var all []Count
-		err := c.counts.receive(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, table.Family, func(e *encoder) {
-			e.addString(unix.NFTA_SET_ELEM_LIST_TABLE, table.Name)
-			e.addString(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
-		}, func(m message) error {
-			return visitCounts(m.attrs(), shape, func(n Count) { all = append(all, n) })
+		err := c.counts.Receive(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, uint8(table.Family), elementsOf(table, set).B, func(m nfnetlink.Message) error {
+			return visitCounts(m.Attributes(), shape, func(n Count) { all = append(all, n) })
 		})
 		switch {
 		case errors.Is(err, unix.EINTR) && try < dumpTries:
@@ -139,19 +140,19 @@ func (c *Conn) AllCounts(table nft.TableID, set *nft.Set, visit func(Count)) err
 }
 
 // visitCounts visits the elements of one message that have a counter.
-func visitCounts(attrs []byte, shape setShape, visit func(Count)) error {
-	for _, e := range attributes(attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
-		packets, ok := counted(attribute(e, unix.NFTA_SET_ELEM_EXPR))
+func visitCounts(attrs nfnetlink.Attributes, shape setShape, visit func(Count)) error {
+	for _, e := range attrs.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
+		packets, ok := counted(e.Get(unix.NFTA_SET_ELEM_EXPR))
 		if !ok {
 			continue
 		}
-		key, ok := paddedValue(attribute(e, unix.NFTA_SET_ELEM_KEY), shape.keyKernel, shape.key)
+		key, ok := paddedValue(e.Get(unix.NFTA_SET_ELEM_KEY), shape.keyKernel, shape.key)
 		if !ok {
 			return errOtherShape
 		}
 		n := Count{Key: key, Packets: packets}
 		if shape.data > 0 {
-			if n.Data, ok = paddedValue(attribute(e, unix.NFTA_SET_ELEM_DATA), shape.dataKernel, shape.data); !ok {
+			if n.Data, ok = paddedValue(e.Get(unix.NFTA_SET_ELEM_DATA), shape.dataKernel, shape.data); !ok {
 				return errOtherShape
 			}
 		}

@@ -1,11 +1,11 @@
 package kernel
 
 import (
-	"bytes"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 )
 
@@ -37,8 +37,8 @@ type element struct {
 func (d *elementDecoder) reset() { d.arena, d.found = d.arena[:0], d.found[:0] }
 
 // gather takes the elements of one message, until keep.
-func (d *elementDecoder) gather(list []byte) {
-	for _, attrs := range attributes(list) {
+func (d *elementDecoder) gather(list nfnetlink.Attributes) {
+	for _, attrs := range list.All() {
 		e, ok := d.element(attrs)
 		if !ok {
 			d.foreign = true
@@ -71,8 +71,8 @@ func (d *elementDecoder) keep(to map[nft.Value]nft.Element) int {
 	return len(d.found)
 }
 
-func (d *elementDecoder) element(attrs []byte) (e element, ok bool) {
-	for kind, v := range attributes(attrs) {
+func (d *elementDecoder) element(attrs nfnetlink.Attributes) (e element, ok bool) {
+	for kind, v := range attrs.All() {
 		switch kind {
 		case unix.NFTA_SET_ELEM_KEY:
 			e.key, ok = d.value(v, d.shape.keyKernel, d.shape.key)
@@ -102,13 +102,13 @@ func (d *elementDecoder) element(attrs []byte) (e element, ok bool) {
 			d.arena = append(d.arena, comment...)
 			e.comment[1] = len(d.arena)
 		case unix.NFTA_SET_ELEM_FLAGS:
-			e.end = number(v) == unix.NFT_SET_ELEM_INTERVAL_END
+			e.end = v.Number32() == unix.NFT_SET_ELEM_INTERVAL_END
 			if !e.end || !d.shape.paired {
 				return e, false
 			}
 		case unix.NFTA_SET_ELEM_EXPR:
 			// Of a set with counters.
-			if !d.set.Counter || text(attribute(v, unix.NFTA_EXPR_NAME)) != counterName {
+			if !d.set.Counter || v.Text(unix.NFTA_EXPR_NAME) != counterName {
 				return e, false
 			}
 		case unix.NFTA_SET_ELEM_PAD:
@@ -127,8 +127,8 @@ func (d *elementDecoder) element(attrs []byte) (e element, ok bool) {
 
 // value copies an NFTA_DATA_VALUE to the arena, padded to the length that a
 // Value has.
-func (d *elementDecoder) value(nested []byte, size, padded int) (at [2]int, ok bool) {
-	v := attribute(nested, unix.NFTA_DATA_VALUE)
+func (d *elementDecoder) value(nested nfnetlink.Attributes, size, padded int) (at [2]int, ok bool) {
+	v := nested.Get(unix.NFTA_DATA_VALUE)
 	if len(v) != size {
 		return at, false
 	}
@@ -141,7 +141,7 @@ func (d *elementDecoder) value(nested []byte, size, padded int) (at [2]int, ok b
 	return at, true
 }
 
-func (d *elementDecoder) verdict(nested []byte) (nft.Verdict, bool) {
+func (d *elementDecoder) verdict(nested nfnetlink.Attributes) (nft.Verdict, bool) {
 	code, name, ok := decodeVerdict(nested)
 	if !ok {
 		return nft.Verdict{}, false
@@ -156,14 +156,14 @@ func (d *elementDecoder) verdict(nested []byte) (nft.Verdict, bool) {
 
 // decodeVerdict reads the data of an element or of the expression immediate. ok is false if that is
 // no verdict. The chain's name is part of nested.
-func decodeVerdict(nested []byte) (code nft.VerdictCode, chain []byte, ok bool) {
-	v := attribute(nested, unix.NFTA_DATA_VERDICT)
+func decodeVerdict(nested nfnetlink.Attributes) (code nft.VerdictCode, chain []byte, ok bool) {
+	v := nested.Get(unix.NFTA_DATA_VERDICT)
 	if v == nil {
 		return 0, nil, false
 	}
-	code = nft.VerdictCode(int32(attributeUint32(v, unix.NFTA_VERDICT_CODE)))
+	code = nft.VerdictCode(int32(v.Uint32(unix.NFTA_VERDICT_CODE)))
 	if code == 0 { // NF_DROP
 		code = nft.Drop
 	}
-	return code, bytes.TrimSuffix(attribute(v, unix.NFTA_VERDICT_CHAIN), []byte{0}), true
+	return code, v.Get(unix.NFTA_VERDICT_CHAIN).WithoutZero(), true
 }

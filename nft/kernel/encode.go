@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 )
 
@@ -41,6 +42,9 @@ type span struct {
 	first int
 }
 
+// encoder writes what nf_tables reads.
+type encoder struct{ nfnetlink.Encoder }
+
 // batchEncoder writes a batch's messages, without those that begin and end it.
 type batchEncoder struct {
 	encoder
@@ -57,24 +61,24 @@ type batchEncoder struct {
 
 // reset starts a new batch in the same memory.
 func (e *batchEncoder) reset(seq uint32, flags map[int]uint32, single bool) {
-	*e = batchEncoder{encoder: encoder{e.b[:0]}, spans: e.spans[:0], seq: seq, flags: flags, single: single}
+	*e = batchEncoder{encoder: encoder{nfnetlink.Encoder{B: e.B[:0]}}, spans: e.spans[:0], seq: seq, flags: flags, single: single}
 }
 
 // release frees memory that an unusually large batch needed: the first program's would otherwise stay until the next
 // change, 10 MB for 44,000 Services.
 func (e *batchEncoder) release() {
 	const most = 1 << 20
-	if cap(e.b) > most {
-		e.b, e.spans = nil, nil
+	if cap(e.B) > most {
+		e.B, e.spans = nil, nil
 	}
 }
 
 // messagesBetween is the messages from first up to end, without end.
 func (e *batchEncoder) messagesBetween(first, end int) []byte {
 	if end == len(e.spans) {
-		return e.b[e.spans[first].at:]
+		return e.B[e.spans[first].at:]
 	}
-	return e.b[e.spans[first].at:e.spans[end].at]
+	return e.B[e.spans[first].at:e.spans[end].at]
 }
 
 // endOfFitting is the end of as many messages from first on as fit the limit together, in
@@ -96,7 +100,7 @@ func (e *batchEncoder) addBatch(b nft.Batch) error {
 			elements += len(op.Elements)
 		}
 	}
-	e.b = slices.Grow(e.b, elements*elementSize)
+	e.B = slices.Grow(e.B, elements*elementSize)
 	for i, op := range b.Ops {
 		if err := e.addOp(i, op); err != nil {
 			return unfit(op, err)
@@ -106,47 +110,47 @@ func (e *batchEncoder) addBatch(b nft.Batch) error {
 }
 
 func (e *batchEncoder) beginSpan(op, first int, kind, flags uint16, family nft.Family) int {
-	e.spans = append(e.spans, span{len(e.b), op, first})
-	return e.beginMessage(kind, flags, e.seq+uint32(len(e.spans)-1), family)
+	e.spans = append(e.spans, span{len(e.B), op, first})
+	return e.BeginMessage(unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags, e.seq+uint32(len(e.spans)-1), uint8(family))
 }
 
 func (e *batchEncoder) addOp(i int, op nft.Op) error {
 	switch op := op.(type) {
 	case nft.AddTable:
 		at := e.beginSpan(i, 0, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, op.Table.Family)
-		e.addString(unix.NFTA_TABLE_NAME, op.Table.Name)
+		e.Text(unix.NFTA_TABLE_NAME, op.Table.Name)
 		if flags, given := e.flags[i]; given {
-			e.addUint32(unix.NFTA_TABLE_FLAGS, flags)
+			e.Uint32(unix.NFTA_TABLE_FLAGS, flags)
 		}
-		e.addBytes(attrTableUserdata, tableUserdata()) // an existing table keeps its own
-		e.endMessage(at)
+		e.Bytes(attrTableUserdata, tableUserdata()) // an existing table keeps its own
+		e.EndMessage(at)
 	case nft.DeleteTable:
 		at := e.beginSpan(i, 0, unix.NFT_MSG_DELTABLE, 0, op.Table.Family)
-		e.addString(unix.NFTA_TABLE_NAME, op.Table.Name)
-		e.endMessage(at)
+		e.Text(unix.NFTA_TABLE_NAME, op.Table.Name)
+		e.EndMessage(at)
 	case nft.AddSet:
 		return e.addSet(i, op)
 	case nft.DeleteSet:
 		at := e.beginSpan(i, 0, unix.NFT_MSG_DELSET, 0, op.Table.Family)
-		e.addString(unix.NFTA_SET_TABLE, op.Table.Name)
-		e.addString(unix.NFTA_SET_NAME, op.Set)
-		e.endMessage(at)
+		e.Text(unix.NFTA_SET_TABLE, op.Table.Name)
+		e.Text(unix.NFTA_SET_NAME, op.Set)
+		e.EndMessage(at)
 	case nft.AddChain:
 		e.addChain(i, op)
 	case nft.FlushTable:
 		at := e.beginSpan(i, 0, unix.NFT_MSG_DELRULE, 0, op.Table.Family)
-		e.addString(unix.NFTA_RULE_TABLE, op.Table.Name)
-		e.endMessage(at)
+		e.Text(unix.NFTA_RULE_TABLE, op.Table.Name)
+		e.EndMessage(at)
 	case nft.FlushChain:
 		at := e.beginSpan(i, 0, unix.NFT_MSG_DELRULE, 0, op.Table.Family)
-		e.addString(unix.NFTA_RULE_TABLE, op.Table.Name)
-		e.addString(unix.NFTA_RULE_CHAIN, op.Chain)
-		e.endMessage(at)
+		e.Text(unix.NFTA_RULE_TABLE, op.Table.Name)
+		e.Text(unix.NFTA_RULE_CHAIN, op.Chain)
+		e.EndMessage(at)
 	case nft.DeleteChain:
 		at := e.beginSpan(i, 0, unix.NFT_MSG_DELCHAIN, 0, op.Table.Family)
-		e.addString(unix.NFTA_CHAIN_TABLE, op.Table.Name)
-		e.addString(unix.NFTA_CHAIN_NAME, op.Chain)
-		e.endMessage(at)
+		e.Text(unix.NFTA_CHAIN_TABLE, op.Table.Name)
+		e.Text(unix.NFTA_CHAIN_NAME, op.Chain)
+		e.EndMessage(at)
 	case nft.AddRules:
 		return e.addRules(i, op)
 	case nft.AddElements:
@@ -166,27 +170,27 @@ func (e *batchEncoder) addSet(i int, op nft.AddSet) error {
 		return err
 	}
 	at := e.beginSpan(i, 0, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE|unix.NLM_F_EXCL, op.Table.Family)
-	e.addString(unix.NFTA_SET_TABLE, op.Table.Name)
-	e.addString(unix.NFTA_SET_NAME, op.Set.Name)
+	e.Text(unix.NFTA_SET_TABLE, op.Table.Name)
+	e.Text(unix.NFTA_SET_NAME, op.Set.Name)
 	e.sets++
-	e.addUint32(unix.NFTA_SET_ID, e.sets) // the kernel demands it, though the name would do
+	e.Uint32(unix.NFTA_SET_ID, e.sets) // the kernel demands it, though the name would do
 	e.addDeclaration(op.Set, op.Table.Family)
-	e.endMessage(at)
+	e.EndMessage(at)
 	return nil
 }
 
 func (e *batchEncoder) addChain(i int, op nft.AddChain) {
 	at := e.beginSpan(i, 0, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE|unix.NLM_F_EXCL, op.Table.Family)
-	e.addString(unix.NFTA_CHAIN_TABLE, op.Table.Name)
-	e.addString(unix.NFTA_CHAIN_NAME, op.Chain.Name)
+	e.Text(unix.NFTA_CHAIN_TABLE, op.Table.Name)
+	e.Text(unix.NFTA_CHAIN_NAME, op.Chain.Name)
 	if h := op.Chain.Hook; h != nil {
-		hook := e.beginNest(unix.NFTA_CHAIN_HOOK)
-		e.addUint32(unix.NFTA_HOOK_HOOKNUM, uint32(h.Name))
-		e.addUint32(unix.NFTA_HOOK_PRIORITY, uint32(h.Priority))
-		e.endNest(hook)
-		e.addString(unix.NFTA_CHAIN_TYPE, natChain)
+		hook := e.BeginNest(unix.NFTA_CHAIN_HOOK)
+		e.Uint32(unix.NFTA_HOOK_HOOKNUM, uint32(h.Name))
+		e.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(h.Priority))
+		e.EndNest(hook)
+		e.Text(unix.NFTA_CHAIN_TYPE, natChain)
 	}
-	e.endMessage(at)
+	e.EndMessage(at)
 }
 
 // natChain is the type of all base chains.
@@ -195,12 +199,12 @@ const natChain = "nat"
 func (e *batchEncoder) addRules(i int, op nft.AddRules) error {
 	for j, r := range op.Chain.Rules {
 		at := e.beginSpan(i, j, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, op.Table.Family)
-		e.addString(unix.NFTA_RULE_TABLE, op.Table.Name)
-		e.addString(unix.NFTA_RULE_CHAIN, op.Chain.Name)
+		e.Text(unix.NFTA_RULE_TABLE, op.Table.Name)
+		e.Text(unix.NFTA_RULE_CHAIN, op.Chain.Name)
 		if err := e.addRule(r, op.Table.Family); err != nil {
 			return err
 		}
-		e.endMessage(at)
+		e.EndMessage(at)
 	}
 	return nil
 }
@@ -209,17 +213,17 @@ func (e *batchEncoder) addElements(i int, kind, flags uint16, table nft.TableID,
 	shape := shapeOf(set, table.Family)
 	for next := 0; next < len(elements); {
 		at := e.beginSpan(i, next, kind, flags, table.Family)
-		e.addString(unix.NFTA_SET_ELEM_LIST_TABLE, table.Name)
-		e.addString(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
-		list := e.beginNest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-		for full := false; next < len(elements) && !full; full = e.single || len(e.b)-list >= maxElementList {
+		e.Text(unix.NFTA_SET_ELEM_LIST_TABLE, table.Name)
+		e.Text(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
+		list := e.BeginNest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+		for full := false; next < len(elements) && !full; full = e.single || len(e.B)-list >= maxElementList {
 			if err := e.addElement(&elements[next].Element, shape, kind != unix.NFT_MSG_NEWSETELEM); err != nil {
 				return &misfit{next, err}
 			}
 			next++
 		}
-		e.endNest(list)
-		e.endMessage(at)
+		e.EndNest(list)
+		e.EndMessage(at)
 	}
 	return nil
 }
@@ -292,14 +296,14 @@ func (e *encoder) addElement(el *nft.Element, shape setShape, keyOnly bool) erro
 	if shape.paired {
 		end, open = keyAfter(el.KeyEnd, shape.keyKernel)
 	}
-	at := e.beginNest(unix.NFTA_LIST_ELEM)
-	key := e.beginNest(unix.NFTA_SET_ELEM_KEY)
-	e.addText(unix.NFTA_DATA_VALUE, string(el.Key[:shape.keyKernel]))
-	e.endNest(key)
+	at := e.BeginNest(unix.NFTA_LIST_ELEM)
+	key := e.BeginNest(unix.NFTA_SET_ELEM_KEY)
+	e.Raw(unix.NFTA_DATA_VALUE, string(el.Key[:shape.keyKernel]))
+	e.EndNest(key)
 	if shape.interval && !shape.paired {
-		last := e.beginNest(attrElementKeyEnd)
-		e.addText(unix.NFTA_DATA_VALUE, string(el.KeyEnd[:shape.keyKernel]))
-		e.endNest(last)
+		last := e.BeginNest(attrElementKeyEnd)
+		e.Raw(unix.NFTA_DATA_VALUE, string(el.KeyEnd[:shape.keyKernel]))
+		e.EndNest(last)
 	}
 	if !keyOnly {
 		if err := e.addElementData(el, shape); err != nil {
@@ -307,7 +311,7 @@ func (e *encoder) addElement(el *nft.Element, shape setShape, keyOnly bool) erro
 		}
 		e.addElementUserdata(el.Comment, open)
 	}
-	e.endNest(at)
+	e.EndNest(at)
 	if shape.paired && !open {
 		e.addIntervalEnd(end)
 	}
@@ -326,24 +330,24 @@ func (e *encoder) addElementData(el *nft.Element, shape setShape) error {
 		return fmt.Errorf("chain name of %d bytes: at most %d", len(el.Verdict.Chain), unix.NFT_CHAIN_MAXNAMELEN-1)
 	}
 	if shape.verdicts || shape.data > 0 {
-		data := e.beginNest(unix.NFTA_SET_ELEM_DATA)
+		data := e.BeginNest(unix.NFTA_SET_ELEM_DATA)
 		if shape.verdicts {
 			e.addVerdict(el.Verdict)
 		} else {
-			e.addText(unix.NFTA_DATA_VALUE, string(el.Data[:shape.dataKernel]))
+			e.Raw(unix.NFTA_DATA_VALUE, string(el.Data[:shape.dataKernel]))
 		}
-		e.endNest(data)
+		e.EndNest(data)
 	}
 	return nil
 }
 
 func (e *encoder) addVerdict(v nft.Verdict) {
-	at := e.beginNest(unix.NFTA_DATA_VERDICT)
-	e.addUint32(unix.NFTA_VERDICT_CODE, uint32(verdictCode(v)))
+	at := e.BeginNest(unix.NFTA_DATA_VERDICT)
+	e.Uint32(unix.NFTA_VERDICT_CODE, uint32(verdictCode(v)))
 	if v.Chain != "" {
-		e.addString(unix.NFTA_VERDICT_CHAIN, v.Chain)
+		e.Text(unix.NFTA_VERDICT_CHAIN, v.Chain)
 	}
-	e.endNest(at)
+	e.EndNest(at)
 }
 
 // summary is an operation on one line, for errors.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 )
 
@@ -24,10 +25,10 @@ func BenchmarkEncode(b *testing.B) {
 	var e batchEncoder
 	b.ReportAllocs()
 	for b.Loop() {
-		e = batchEncoder{encoder: encoder{e.b[:0]}, spans: e.spans[:0]}
+		e = batchEncoder{encoder: encoder{nfnetlink.Encoder{B: e.B[:0]}}, spans: e.spans[:0]}
 		if err := e.addBatch(batch); err != nil {
 			b.Fatal(err)
 		}
 	}
-	b.SetBytes(int64(len(e.b)))
+	b.SetBytes(int64(len(e.B)))
 }

@@ -14,10 +14,6 @@ import (
 // batch.
 var ErrOutcomeUnknown = errors.New("outcome unknown")
 
-// errUnanswered should not happen: the kernel has queued its answers when it has taken a
-// datagram, or says that it had no room for them.
-var errUnanswered = errors.New("the kernel's answer is missing")
-
 // BatchError is the kernel's refusal of a batch.
 type BatchError struct {
 	// Errors has at least one item. The kernel goes on after a refused message, so these
@@ -39,7 +35,7 @@ type OpError struct {
 	Element *nft.OwnedElement
 	// Table is the table of the operation.
 	Table nft.TableID
-	// Errno is the kernel's answer.
+	// Errno is the kernel's nfnetlink.Answer.
 	Errno syscall.Errno
 	// Hint says what helps, where that is known.
 	Hint string

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 )
 
@@ -16,7 +17,7 @@ const LongBatch = longBatch
 
 // HideOffsets makes the kernel answer like one that reports no offsets.
 func (c *Conn) HideOffsets() error {
-	return c.writer.use(func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_EXT_ACK, 0) })
+	return c.writer.Use(func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_EXT_ACK, 0) })
 }
 
 // HideDestroy makes the kernel answer Sweep like one that cannot destroy elements.
@@ -30,9 +31,9 @@ func (c *Conn) LookUpFrom(n int) { c.lookUpFrom = n }
 
 // CountDumps counts the dumps of elements that Read asks for from now on.
 func (c *Conn) CountDumps(n *int) {
-	c.reader.socket.calls = sending{c.reader.socket.calls, func(buffers [][]byte, send func() error) error {
-		for m := range messages(slices.Concat(buffers...)) {
-			if m.kind == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETSETELEM && m.flags&unix.NLM_F_DUMP != 0 {
+	c.reader.Socket.Calls = sending{c.reader.Socket.Calls, func(buffers [][]byte, send func() error) error {
+		for m := range nfnetlink.Messages(slices.Concat(buffers...)) {
+			if m.Kind == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETSETELEM && m.Flags&unix.NLM_F_DUMP != 0 {
 				*n++
 			}
 		}
@@ -43,7 +44,7 @@ func (c *Conn) CountDumps(n *int) {
 // LimitSend makes the kernel refuse datagrams of more bytes, like one that has no memory
 // for them.
 func (c *Conn) LimitSend(most int, errno unix.Errno) {
-	c.writer.calls = sending{c.writer.calls, func(buffers [][]byte, send func() error) error {
+	c.writer.Calls = sending{c.writer.Calls, func(buffers [][]byte, send func() error) error {
 		n := 0
 		for _, p := range buffers {
 			n += len(p)
@@ -58,7 +59,7 @@ func (c *Conn) LimitSend(most int, errno unix.Errno) {
 // AroundSend lets the function make each system call that sends a batch. The thread stays
 // the same meanwhile.
 func (c *Conn) AroundSend(around func(call func())) {
-	c.writer.calls = sending{systemCalls{}, func(_ [][]byte, send func() error) (err error) {
+	c.writer.Calls = sending{nfnetlink.Kernel{}, func(_ [][]byte, send func() error) (err error) {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		around(func() { err = send() })
@@ -68,7 +69,7 @@ func (c *Conn) AroundSend(around func(call func())) {
 
 // sending is system calls with others in place of Send.
 type sending struct {
-	Syscalls
+	nfnetlink.Syscalls
 	around func(buffers [][]byte, send func() error) error
 }
 
@@ -90,27 +91,27 @@ func (c *Conn) Remember(table nft.TableID, set *nft.Set, entries []Entry) error 
 		begin := c.seq + 1
 		c.encoder.reset(begin+1, nil, false)
 		at := c.encoder.beginSpan(0, 0, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, table.Family)
-		c.encoder.addString(unix.NFTA_SET_ELEM_LIST_TABLE, table.Name)
-		c.encoder.addString(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
-		list := c.encoder.beginNest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+		c.encoder.Text(unix.NFTA_SET_ELEM_LIST_TABLE, table.Name)
+		c.encoder.Text(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
+		list := c.encoder.BeginNest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 		for _, entry := range chunk {
-			e := c.encoder.beginNest(unix.NFTA_LIST_ELEM)
+			e := c.encoder.BeginNest(unix.NFTA_LIST_ELEM)
 			for kind, v := range map[uint16]nft.Value{unix.NFTA_SET_ELEM_KEY: entry.Key, unix.NFTA_SET_ELEM_DATA: entry.Data} {
-				value := c.encoder.beginNest(kind)
-				c.encoder.addText(unix.NFTA_DATA_VALUE, string(v))
-				c.encoder.endNest(value)
+				value := c.encoder.BeginNest(kind)
+				c.encoder.Raw(unix.NFTA_DATA_VALUE, string(v))
+				c.encoder.EndNest(value)
 			}
 			for kind, d := range map[uint16]time.Duration{unix.NFTA_SET_ELEM_TIMEOUT: entry.Timeout, unix.NFTA_SET_ELEM_EXPIRATION: entry.Expires} {
 				if d > 0 {
-					c.encoder.addBytes(kind, binary.BigEndian.AppendUint64(nil, uint64(d.Milliseconds())))
+					c.encoder.Bytes(kind, binary.BigEndian.AppendUint64(nil, uint64(d.Milliseconds())))
 				}
 			}
-			c.encoder.endNest(e)
+			c.encoder.EndNest(e)
 		}
-		c.encoder.endNest(list)
-		c.encoder.endMessage(at)
+		c.encoder.EndNest(list)
+		c.encoder.EndMessage(at)
 		c.seq = begin + 2
-		answers, err := c.commitMessages(begin, c.encoder.b)
+		answers, err := c.commitMessages(begin, c.encoder.B)
 		if err != nil {
 			return err
 		}

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/test/netlinkfault"
@@ -22,7 +23,7 @@ func openFaulty(t *testing.T) (*netlinkfault.Injector, *kernel.Conn, *kernel.Con
 	t.Helper()
 	ns, other := open(t)
 	injector := netlinkfault.New(netlinkfault.None)
-	c, err := kernel.Open(kernel.Config{NetNS: ns.Fd(), Syscalls: func() kernel.Syscalls { return injector.Wire() }})
+	c, err := kernel.Open(kernel.Config{NetNS: ns.Fd(), Syscalls: func() nfnetlink.Syscalls { return injector.Wire() }})
 	must(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return injector, c, other

@@ -22,11 +22,11 @@ func (c *Conn) Forget(table nft.TableID, set *nft.Set) error {
 	begin := c.seq + 1
 	c.encoder.reset(begin+1, nil, false)
 	at := c.encoder.beginSpan(0, 0, unix.NFT_MSG_DELSETELEM, 0, table.Family)
-	c.encoder.addString(unix.NFTA_SET_ELEM_LIST_TABLE, table.Name)
-	c.encoder.addString(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
-	c.encoder.endMessage(at)
+	c.encoder.Text(unix.NFTA_SET_ELEM_LIST_TABLE, table.Name)
+	c.encoder.Text(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
+	c.encoder.EndMessage(at)
 	c.seq = begin + 2
-	answers, err := c.commitMessages(begin, c.encoder.b)
+	answers, err := c.commitMessages(begin, c.encoder.B)
 	if err == nil && len(answers) > 0 {
 		err = c.batchError(nft.Batch{Ops: []nft.Op{nft.DeleteElements{Table: table, Set: set}}}, answers, false)
 	}

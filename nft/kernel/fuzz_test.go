@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/model/service"
+	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/arbitrary"
@@ -19,7 +20,7 @@ import (
 
 // dumper answers requests like a kernel whose tables are in the messages.
 type dumper struct {
-	messages []message
+	messages []nfnetlink.Message
 	// answers is the other end of the reader's socket.
 	answers int
 }
@@ -27,10 +28,10 @@ type dumper struct {
 // newDumper takes messages as a batch or a dump has them.
 func newDumper(data []byte) *dumper {
 	d := &dumper{}
-	for m := range messages(data) {
-		if len(m.body) >= nfgenmsgLen {
-			m.body = bytes.Clone(m.body)
-			if m.kind&0xff == unix.NFT_MSG_NEWSET && number(attribute(m.attrs(), attrSetCount)) > 1000 {
+	for m := range nfnetlink.Messages(data) {
+		if m.Attributes() != nil {
+			m.Body = bytes.Clone(m.Body)
+			if m.Kind&0xff == unix.NFT_MSG_NEWSET && m.Attributes().Uint32(attrSetCount) > 1000 {
 				continue // no kernel counts elements that are not there
 			}
 			d.messages = append(d.messages, m)
@@ -47,11 +48,11 @@ func (d *dumper) connect(t *testing.T) *Conn {
 		t.Fatal(err)
 	}
 	d.answers = pair[1]
-	s := &socket{fd: pair[0], buf: make([]byte, readBuffer), calls: sending{systemCalls{}, func(buffers [][]byte, _ func() error) error {
+	s := nfnetlink.New(pair[0], sending{nfnetlink.Kernel{}, func(buffers [][]byte, _ func() error) error {
 		return d.answer(bytes.Join(buffers, nil))
-	}}}
+	}})
 	t.Cleanup(func() {
-		if err := s.closeConn(); err != nil {
+		if err := s.Close(); err != nil {
 			t.Error(err)
 		}
 		if err := unix.Close(d.answers); err != nil {
@@ -59,34 +60,36 @@ func (d *dumper) connect(t *testing.T) *Conn {
 		}
 	})
 	c := &Conn{}
-	c.reader.socket, c.sweeper.socket, c.counts.socket = s, s, s
-	c.writer = &socket{fd: -1} // it owns no table
+	for _, r := range []*nfnetlink.Requester{&c.reader, &c.sweeper, &c.counts} {
+		r.Socket, r.Subsystem = s, unix.NFNL_SUBSYS_NFTABLES
+	}
+	c.writer = nfnetlink.New(-1, nfnetlink.Kernel{}) // it owns no table
 	return c
 }
 
 // answer queues the messages of the kind that is asked for.
 func (d *dumper) answer(request []byte) error {
-	for m := range messages(request) {
-		kind := m.kind & 0xff
-		set := attribute(m.attrs(), unix.NFTA_SET_ELEM_LIST_SET)
+	for m := range nfnetlink.Messages(request) {
+		kind := m.Kind & 0xff
+		set := m.Attributes().Get(unix.NFTA_SET_ELEM_LIST_SET)
 		var b []byte
 		sent := 0
 		for _, have := range d.messages {
-			if have.kind&0xff != kind-1 { // NFT_MSG_NEWX is one before NFT_MSG_GETX
+			if have.Kind&0xff != kind-1 { // NFT_MSG_NEWX is one before NFT_MSG_GETX
 				continue
 			}
-			if kind == unix.NFT_MSG_GETSETELEM && !bytes.Equal(attribute(have.attrs(), unix.NFTA_SET_ELEM_LIST_SET), set) {
+			if kind == unix.NFT_MSG_GETSETELEM && !bytes.Equal(have.Attributes().Get(unix.NFTA_SET_ELEM_LIST_SET), set) {
 				continue
 			}
-			if have.body[0] != m.body[0] && kind != unix.NFT_MSG_GETGEN {
+			if have.Body[0] != m.Body[0] && kind != unix.NFT_MSG_GETGEN {
 				continue // of the other family
 			}
-			if len(have.body) > readBuffer/2 || sent == 8 && kind != unix.NFT_MSG_GETSETELEM && m.flags&unix.NLM_F_DUMP == 0 {
+			if len(have.Body) > nfnetlink.ReadBuffer/2 || sent == 8 && kind != unix.NFT_MSG_GETSETELEM && m.Flags&unix.NLM_F_DUMP == 0 {
 				continue
 			}
 			sent++
-			b = appendMessage(b, have.kind, have.flags&unix.NLM_F_DUMP_INTR, m.seq, have.body)
-			if len(b) > readBuffer/2 {
+			b = appendMessage(b, have.Kind, have.Flags&unix.NLM_F_DUMP_INTR, m.Seq, have.Body)
+			if len(b) > nfnetlink.ReadBuffer/2 {
 				if err := d.send(b); err != nil {
 					return err
 				}
@@ -94,14 +97,14 @@ func (d *dumper) answer(request []byte) error {
 			}
 		}
 		switch {
-		case m.flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP:
-			b = appendMessage(b, unix.NLMSG_DONE, 0, m.seq, make([]byte, 4))
+		case m.Flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP:
+			b = appendMessage(b, unix.NLMSG_DONE, 0, m.Seq, make([]byte, 4))
 		case kind == unix.NFT_MSG_GETGEN && sent == 0:
-			b = appendMessage(b, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN, 0, m.seq, generationOne())
+			b = appendMessage(b, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN, 0, m.Seq, generationOne())
 		case sent == 0:
-			b = appendMessage(b, unix.NLMSG_ERROR, 0, m.seq, binary.NativeEndian.AppendUint32(nil, ^uint32(unix.ENOENT)+1))
-			b = append(b, make([]byte, headerLen)...)
-			binary.NativeEndian.PutUint32(b[len(b)-headerLen-headerLen-4:], 2*headerLen+4)
+			b = appendMessage(b, unix.NLMSG_ERROR, 0, m.Seq, binary.NativeEndian.AppendUint32(nil, ^uint32(unix.ENOENT)+1))
+			b = append(b, make([]byte, nfnetlink.HeaderLen)...)
+			binary.NativeEndian.PutUint32(b[len(b)-nfnetlink.HeaderLen-nfnetlink.HeaderLen-4:], 2*nfnetlink.HeaderLen+4)
 		}
 		if err := d.send(b); err != nil {
 			return err
@@ -119,20 +122,20 @@ func (d *dumper) send(b []byte) error {
 }
 
 func generationOne() []byte {
-	var e encoder
-	e.b = make([]byte, nfgenmsgLen)
-	e.addUint32(unix.NFTA_GEN_ID, 1)
-	return e.b
+	var e nfnetlink.Encoder
+	e.B = make([]byte, nfnetlink.BodyAt-nfnetlink.HeaderLen)
+	e.Uint32(unix.NFTA_GEN_ID, 1)
+	return e.B
 }
 
 func appendMessage(b []byte, kind, flags uint16, seq uint32, body []byte) []byte {
 	at := len(b)
-	b = binary.NativeEndian.AppendUint32(b, uint32(headerLen+len(body)))
+	b = binary.NativeEndian.AppendUint32(b, uint32(nfnetlink.HeaderLen+len(body)))
 	b = binary.NativeEndian.AppendUint16(b, kind)
 	b = binary.NativeEndian.AppendUint16(b, flags)
 	b = binary.NativeEndian.AppendUint32(b, seq)
 	b = append(binary.NativeEndian.AppendUint32(b, 0), body...)
-	for len(b)-at < align(len(b)-at) {
+	for len(b)-at < nfnetlink.Align(len(b)-at) {
 		b = append(b, 0)
 	}
 	return b
@@ -167,14 +170,14 @@ func encoded(t testing.TB, p *nft.Program) []byte {
 		t.Fatal(err)
 	}
 	var b []byte
-	for m := range messages(e.b) {
-		body := m.body
-		if m.kind&0xff == unix.NFT_MSG_NEWCHAIN && attribute(m.attrs(), unix.NFTA_CHAIN_HOOK) != nil {
-			policy := encoder{b: bytes.Clone(body)} // which a kernel adds
-			policy.addUint32(unix.NFTA_CHAIN_POLICY, uint32(nft.Accept))
-			body = policy.b
+	for m := range nfnetlink.Messages(e.B) {
+		body := m.Body
+		if m.Kind&0xff == unix.NFT_MSG_NEWCHAIN && m.Attributes().Get(unix.NFTA_CHAIN_HOOK) != nil {
+			policy := nfnetlink.Encoder{B: bytes.Clone(body)} // which a kernel adds
+			policy.Uint32(unix.NFTA_CHAIN_POLICY, uint32(nft.Accept))
+			body = policy.B
 		}
-		b = appendMessage(b, m.kind, 0, 0, body)
+		b = appendMessage(b, m.Kind, 0, 0, body)
 	}
 	return b
 }
@@ -187,17 +190,17 @@ func FuzzRead(f *testing.F) {
 	whole := encoded(f, want)
 	f.Add(whole)
 	at := 0
-	for m := range messages(whole) { // and in pieces, which the fuzzer changes faster
-		n := align(headerLen + len(m.body))
-		if kind := m.kind & 0xff; kind == unix.NFT_MSG_NEWSET || kind == unix.NFT_MSG_NEWRULE || kind == unix.NFT_MSG_NEWSETELEM {
+	for m := range nfnetlink.Messages(whole) { // and in pieces, which the fuzzer changes faster
+		n := nfnetlink.Align(nfnetlink.HeaderLen + len(m.Body))
+		if kind := m.Kind & 0xff; kind == unix.NFT_MSG_NEWSET || kind == unix.NFT_MSG_NEWRULE || kind == unix.NFT_MSG_NEWSETELEM {
 			f.Add(whole[at : at+n])
 		}
 		at += n
 	}
 	prefix := whole[:0:0]
-	for m := range messages(whole) {
-		if m.kind&0xff == unix.NFT_MSG_NEWTABLE {
-			prefix = appendMessage(prefix, m.kind, 0, 0, m.body)
+	for m := range nfnetlink.Messages(whole) {
+		if m.Kind&0xff == unix.NFT_MSG_NEWTABLE {
+			prefix = appendMessage(prefix, m.Kind, 0, 0, m.Body)
 		}
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -255,10 +258,10 @@ func TestReadReservesForWhatItReads(t *testing.T) {
 	d := newDumper(encoded(t, want))
 	counted := 0
 	for i, m := range d.messages {
-		if m.kind&0xff == unix.NFT_MSG_NEWSET && attributeUint32(m.attrs(), unix.NFTA_SET_FLAGS)&unix.NFT_SET_EVAL != 0 {
-			e := encoder{b: m.body}
-			e.addUint32(attrSetCount, 1<<20)
-			d.messages[i].body = e.b
+		if m.Kind&0xff == unix.NFT_MSG_NEWSET && m.Attributes().Uint32(unix.NFTA_SET_FLAGS)&unix.NFT_SET_EVAL != 0 {
+			e := nfnetlink.Encoder{B: m.Body}
+			e.Uint32(attrSetCount, 1<<20)
+			d.messages[i].Body = e.B
 			counted++
 		}
 	}

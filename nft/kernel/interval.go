@@ -7,6 +7,7 @@ import (
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
+	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 )
 
@@ -21,8 +22,8 @@ const (
 )
 
 // endsInterval says whether an element with these attributes ends an interval.
-func endsInterval(attrs []byte) bool {
-	return attributeUint32(attrs, unix.NFTA_SET_ELEM_FLAGS)&unix.NFT_SET_ELEM_INTERVAL_END != 0
+func endsInterval(attrs nfnetlink.Attributes) bool {
+	return attrs.Uint32(unix.NFTA_SET_ELEM_FLAGS)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 }
 
 // keyAfter is the key after an interval's last one, in the form of the kernel. If there
@@ -39,12 +40,12 @@ func keyAfter(last nft.Value, size int) (end []byte, open bool) {
 
 // addIntervalEnd adds the element that ends an interval.
 func (e *encoder) addIntervalEnd(end []byte) {
-	at := e.beginNest(unix.NFTA_LIST_ELEM)
-	e.addUint32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
-	key := e.beginNest(unix.NFTA_SET_ELEM_KEY)
-	e.addBytes(unix.NFTA_DATA_VALUE, end)
-	e.endNest(key)
-	e.endNest(at)
+	at := e.BeginNest(unix.NFTA_LIST_ELEM)
+	e.Uint32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+	key := e.BeginNest(unix.NFTA_SET_ELEM_KEY)
+	e.Bytes(unix.NFTA_DATA_VALUE, end)
+	e.EndNest(key)
+	e.EndNest(at)
 }
 
 // addElementUserdata adds what nft stores with an element: its comment, and a flag if it
@@ -61,16 +62,16 @@ func (e *encoder) addElementUserdata(comment string, open bool) {
 		return
 	}
 	// This writes what userdata.AppendString would, without its copies.
-	e.addAttrHeader(unix.NFTA_SET_ELEM_USERDATA, size)
+	e.AttributeHeader(unix.NFTA_SET_ELEM_USERDATA, size)
 	if comment != "" {
-		e.b = append(e.b, byte(userdata.NFTNL_UDATA_SET_ELEM_COMMENT), byte(len(comment)+1))
-		e.b = append(append(e.b, comment...), 0)
+		e.B = append(e.B, byte(userdata.NFTNL_UDATA_SET_ELEM_COMMENT), byte(len(comment)+1))
+		e.B = append(append(e.B, comment...), 0)
 	}
 	if open {
-		e.b = append(e.b, udataElementFlags, 4)
-		e.b = binary.NativeEndian.AppendUint32(e.b, intervalOpen)
+		e.B = append(e.B, udataElementFlags, 4)
+		e.B = binary.NativeEndian.AppendUint32(e.B, intervalOpen)
 	}
-	e.addPadding()
+	e.Pad()
 }
 
 // readUserdata returns the comment in the user data of an element or a rule; false if the user data has anything that

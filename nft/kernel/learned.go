@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 )
 
@@ -41,23 +42,20 @@ func (c *Conn) LearnedBy(table nft.TableID, set *nft.Set, key nft.Value) (entry 
 	c.reader.Lock()
 	defer c.reader.Unlock()
 	shape := shapeOf(set, table.Family)
-	var unfit error
-	attrs, err := c.reader.request(unix.NFT_MSG_GETSETELEM, table.Family, func(e *encoder) {
-		e.addString(unix.NFTA_SET_ELEM_LIST_TABLE, table.Name)
-		e.addString(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
-		list := e.beginNest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-		unfit = e.addElement(&nft.Element{Key: key}, shape, true)
-		e.endNest(list)
-	})
+	request := elementsOf(table, set)
+	list := request.BeginNest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+	if err := request.addElement(&nft.Element{Key: key}, shape, true); err != nil {
+		return entry, false, fmt.Errorf("look up in map %s %s: %w", table, set.Name, err)
+	}
+	request.EndNest(list)
+	attrs, err := c.reader.Get(unix.NFT_MSG_GETSETELEM, uint8(table.Family), request.B)
 	switch {
-	case unfit != nil:
-		return entry, false, fmt.Errorf("look up in map %s %s: %w", table, set.Name, unfit)
 	case errors.Is(err, unix.ENOENT):
 		return entry, false, nil
 	case err != nil:
 		return entry, false, fmt.Errorf("look up in map %s %s: %w", table, set.Name, err)
 	}
-	for _, found := range attributes(attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+	for _, found := range attrs.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
 		if entry, err = decodeEntry(found, shape); err != nil {
 			return entry, false, fmt.Errorf("look up in map %s %s: %w", table, set.Name, err)
 		}
@@ -76,11 +74,8 @@ func (c *Conn) dumpEntries(table nft.TableID, set *nft.Set, visit func(Entry) er
 	seed := maphash.MakeSeed()
 	seen := map[uint64]struct{}{} // hashes of keys; the keys themselves would take tens of MB
 	count := 0
-	err = c.sweeper.receive(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, table.Family, func(e *encoder) {
-		e.addString(unix.NFTA_SET_ELEM_LIST_TABLE, table.Name)
-		e.addString(unix.NFTA_SET_ELEM_LIST_SET, set.Name)
-	}, func(m message) error {
-		for _, attrs := range attributes(attribute(m.attrs(), unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+	err = c.sweeper.Receive(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, uint8(table.Family), elementsOf(table, set).B, func(m nfnetlink.Message) error {
+		for _, attrs := range m.Attributes().Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).All() {
 			entry, err := decodeEntry(attrs, shape)
 			if err != nil {
 				return err
@@ -110,25 +105,25 @@ func (c *Conn) dumpEntries(table nft.TableID, set *nft.Set, visit func(Entry) er
 // errOtherShape should not happen: Read finds a map that is declared otherwise.
 var errOtherShape = errors.New("the map is declared otherwise")
 
-func decodeEntry(attrs []byte, shape setShape) (Entry, error) {
-	key, okKey := paddedValue(attribute(attrs, unix.NFTA_SET_ELEM_KEY), shape.keyKernel, shape.key)
+func decodeEntry(attrs nfnetlink.Attributes, shape setShape) (Entry, error) {
+	key, okKey := paddedValue(attrs.Get(unix.NFTA_SET_ELEM_KEY), shape.keyKernel, shape.key)
 	data, okData := nft.Value(""), true
 	if shape.data > 0 {
-		data, okData = paddedValue(attribute(attrs, unix.NFTA_SET_ELEM_DATA), shape.dataKernel, shape.data)
+		data, okData = paddedValue(attrs.Get(unix.NFTA_SET_ELEM_DATA), shape.dataKernel, shape.data)
 	}
 	if !okKey || !okData {
 		return Entry{}, errOtherShape
 	}
 	return Entry{
 		Key: key, Data: data,
-		Timeout: milliseconds(attribute(attrs, unix.NFTA_SET_ELEM_TIMEOUT)),
-		Expires: milliseconds(attribute(attrs, unix.NFTA_SET_ELEM_EXPIRATION)),
+		Timeout: milliseconds(attrs.Get(unix.NFTA_SET_ELEM_TIMEOUT)),
+		Expires: milliseconds(attrs.Get(unix.NFTA_SET_ELEM_EXPIRATION)),
 	}, nil
 }
 
 // paddedValue is an NFTA_DATA_VALUE with the length that a Value has.
-func paddedValue(nested []byte, size, padded int) (nft.Value, bool) {
-	v := attribute(nested, unix.NFTA_DATA_VALUE)
+func paddedValue(nested nfnetlink.Attributes, size, padded int) (nft.Value, bool) {
+	v := nested.Get(unix.NFTA_DATA_VALUE)
 	if len(v) != size {
 		return "", false
 	}

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 )
 
@@ -72,7 +73,7 @@ func (l *lookup) complete() bool { return len(l.set.Elements) == l.count }
 func (l *lookup) lookUpWanted() error {
 	requests := make(chan []nft.Value, 8)
 	var all sync.WaitGroup
-	work := func(r *requester) {
+	work := func(r *nfnetlink.Requester) {
 		all.Go(func() {
 			w := l.workerOn(r)
 			for keys := range requests {
@@ -82,7 +83,7 @@ func (l *lookup) lookUpWanted() error {
 	}
 	conn := l.reader.conn
 	work(&conn.reader)
-	for _, r := range []*requester{&conn.sweeper, &conn.counts}[:min(2, runtime.GOMAXPROCS(0)-1)] {
+	for _, r := range []*nfnetlink.Requester{&conn.sweeper, &conn.counts}[:min(2, runtime.GOMAXPROCS(0)-1)] {
 		if r.TryLock() {
 			defer r.Unlock()
 			work(r)
@@ -169,22 +170,23 @@ func (r *tableReader) frontends(keyLen int) iter.Seq[nft.Value] {
 
 // hasNoCatchAll says that the set certainly has no element that catches every key. No program has one.
 func (l *lookup) hasNoCatchAll() bool {
-	err := l.workerOn(&l.reader.conn.reader).receive(func(e *encoder) {
-		at := e.beginNest(unix.NFTA_LIST_ELEM)
-		e.addUint32(unix.NFTA_SET_ELEM_FLAGS, elementCatchAll)
-		e.endNest(at)
-	}, func([]byte) {})
+	err := l.workerOn(&l.reader.conn.reader).receive(func(e *encoder) error {
+		at := e.BeginNest(unix.NFTA_LIST_ELEM)
+		e.Uint32(unix.NFTA_SET_ELEM_FLAGS, elementCatchAll)
+		e.EndNest(at)
+		return nil
+	}, func(nfnetlink.Attributes) {})
 	return errors.Is(err, unix.ENOENT)
 }
 
 // lookupWorker looks up keys on one socket.
 type lookupWorker struct {
 	*lookup
-	requester *requester
+	requester *nfnetlink.Requester
 	decoder   elementDecoder
 }
 
-func (l *lookup) workerOn(r *requester) *lookupWorker {
+func (l *lookup) workerOn(r *nfnetlink.Requester) *lookupWorker {
 	w := &lookupWorker{lookup: l, requester: r, decoder: l.reader.decoderOf(l.set)}
 	w.decoder.chains = maps.Clone(w.decoder.chains) // which the decoder changes
 	return w
@@ -244,21 +246,19 @@ func (w *lookupWorker) note(err error) {
 // request looks up the keys, up to the first that is missing, which is the error ENOENT. It returns
 // how many there are before that one.
 func (w *lookupWorker) request(keys []nft.Value) (answered int, err error) {
-	var unfit error
 	w.decoder.reset()
-	err = w.receive(func(e *encoder) {
+	err = w.receive(func(e *encoder) error {
 		for _, key := range keys {
-			if unfit == nil {
-				unfit = e.addElement(&nft.Element{Key: key}, w.decoder.shape, true)
+			if err := e.addElement(&nft.Element{Key: key}, w.decoder.shape, true); err != nil {
+				return err
 			}
 		}
-	}, func(list []byte) {
+		return nil
+	}, func(list nfnetlink.Attributes) {
 		answered++
 		w.decoder.gather(list)
 	})
 	switch {
-	case unfit != nil:
-		return answered, unfit
 	case w.decoder.foreign:
 		return answered, errOtherShape
 	case err == nil && answered != len(keys):
@@ -270,17 +270,17 @@ func (w *lookupWorker) request(keys []nft.Value) (answered int, err error) {
 	return answered, err
 }
 
-// receive asks for the elements of a list, and visits the list in each answer.
-func (w *lookupWorker) receive(fill func(*encoder), visit func(list []byte)) error {
+// receive asks for the elements of a list, and visits the list in each nfnetlink.Answer.
+func (w *lookupWorker) receive(fill func(*encoder) error, visit func(list nfnetlink.Attributes)) error {
 	want := w.reader.want
-	return w.requester.receive(unix.NFT_MSG_GETSETELEM, 0, want.Family, func(e *encoder) {
-		e.addString(unix.NFTA_SET_ELEM_LIST_TABLE, want.Name)
-		e.addString(unix.NFTA_SET_ELEM_LIST_SET, w.set.Set.Name)
-		list := e.beginNest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-		fill(e)
-		e.endNest(list)
-	}, func(m message) error {
-		visit(attribute(m.attrs(), unix.NFTA_SET_ELEM_LIST_ELEMENTS))
+	request := elementsOf(want.ID(), w.set.Set)
+	list := request.BeginNest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+	if err := fill(request); err != nil {
+		return err
+	}
+	request.EndNest(list)
+	return w.requester.Receive(unix.NFT_MSG_GETSETELEM, 0, uint8(want.Family), request.B, func(m nfnetlink.Message) error {
+		visit(m.Attributes().Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS))
 		return nil
 	})
 }

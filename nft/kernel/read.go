@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -10,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 )
 
@@ -88,10 +88,7 @@ func (c *Conn) readSetOnce(table *nft.Table, name string) (s *nft.SetContents, c
 	c.reader.Lock()
 	defer c.reader.Unlock()
 	r := newTableReader(c, table, false)
-	attrs, err := c.reader.request(unix.NFT_MSG_GETSET, table.Family, func(e *encoder) {
-		e.addString(unix.NFTA_SET_TABLE, table.Name)
-		e.addString(unix.NFTA_SET_NAME, name)
-	})
+	attrs, err := c.reader.Get(unix.NFT_MSG_GETSET, uint8(table.Family), new(nfnetlink.Encoder).Text(unix.NFTA_SET_TABLE, table.Name).Text(unix.NFTA_SET_NAME, name).B)
 	if err != nil {
 		return nil, false, err
 	}
@@ -146,7 +143,7 @@ func newTableReader(c *Conn, want *nft.Table, owned bool) *tableReader {
 // rawRule is a rule as the kernel dumps it.
 type rawRule struct {
 	// userdata has the comment.
-	expressions, userdata []byte
+	expressions, userdata nfnetlink.Attributes
 	// compat says that another program reads more in the expressions than they say.
 	compat bool
 }
@@ -154,7 +151,7 @@ type rawRule struct {
 // readTable returns nil if there is no such table.
 func (r *tableReader) readTable() (*nft.Contents, error) {
 	id := r.want.ID()
-	_, err := r.conn.reader.request(unix.NFT_MSG_GETTABLE, id.Family, func(e *encoder) { e.addString(unix.NFTA_TABLE_NAME, id.Name) })
+	_, err := r.conn.reader.Get(unix.NFT_MSG_GETTABLE, uint8(id.Family), new(nfnetlink.Encoder).Text(unix.NFTA_TABLE_NAME, id.Name).B)
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}
@@ -166,7 +163,7 @@ func (r *tableReader) readTable() (*nft.Contents, error) {
 	if err != nil {
 		return nil, fmt.Errorf("rules: %w", err)
 	}
-	err = r.dumpObjects(unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, nil, func(attrs []byte) error {
+	err = r.dumpObjects(unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, nil, func(attrs nfnetlink.Attributes) error {
 		chain := r.chainOf(attrs)
 		contents.Chains[chain.Name] = chain
 		r.names[chain.Name] = chain.Name
@@ -175,7 +172,7 @@ func (r *tableReader) readTable() (*nft.Contents, error) {
 	if err != nil {
 		return nil, fmt.Errorf("chains: %w", err)
 	}
-	err = r.dumpObjects(unix.NFT_MSG_GETSET, unix.NFTA_SET_TABLE, nil, func(attrs []byte) error {
+	err = r.dumpObjects(unix.NFT_MSG_GETSET, unix.NFTA_SET_TABLE, nil, func(attrs nfnetlink.Attributes) error {
 		s := r.setOf(attrs)
 		contents.Sets[s.Set.Name] = s
 		return nil
@@ -199,19 +196,15 @@ func (r *tableReader) readTable() (*nft.Contents, error) {
 
 // dumpObjects visits the table's objects of a kind. The attribute table has the table's
 // name, in the request and in each object.
-func (r *tableReader) dumpObjects(kind, table uint16, fill func(*encoder), visit func(attrs []byte) error) error {
+func (r *tableReader) dumpObjects(kind, table uint16, more []byte, visit func(nfnetlink.Attributes) error) error {
 	name := r.want.Name
-	err := r.conn.reader.receive(kind, unix.NLM_F_DUMP, r.want.Family, func(e *encoder) {
-		e.addString(table, name)
-		if fill != nil {
-			fill(e)
-		}
-	}, func(m message) error {
-		if m.flags&unix.NLM_F_DUMP_INTR != 0 && !r.owned {
+	request := append(new(nfnetlink.Encoder).Text(table, name).B, more...)
+	err := r.conn.reader.Receive(kind, unix.NLM_F_DUMP, uint8(r.want.Family), request, func(m nfnetlink.Message) error {
+		if m.Flags&unix.NLM_F_DUMP_INTR != 0 && !r.owned {
 			r.changed = true
 		}
 		// Some kernels list the objects of all tables.
-		if attrs := m.attrs(); string(bytes.TrimSuffix(attribute(attrs, table), []byte{0})) == name {
+		if attrs := m.Attributes(); string(attrs.Get(table).WithoutZero()) == name {
 			return visit(attrs)
 		}
 		return nil
@@ -222,8 +215,8 @@ func (r *tableReader) dumpObjects(kind, table uint16, fill func(*encoder), visit
 	return err
 }
 
-func (r *tableReader) keepRule(attrs []byte) error {
-	chain := text(attribute(attrs, unix.NFTA_RULE_CHAIN))
+func (r *tableReader) keepRule(attrs nfnetlink.Attributes) error {
+	chain := attrs.Text(unix.NFTA_RULE_CHAIN)
 	r.rules[chain] = append(r.rules[chain], rawRuleOf(attrs))
 	return nil
 }
@@ -232,14 +225,14 @@ func (r *tableReader) keepRule(attrs []byte) error {
 // not accept.
 const otherHook nft.HookName = 0xff
 
-func (r *tableReader) chainOf(attrs []byte) *nft.Chain {
-	have := &nft.Chain{Name: text(attribute(attrs, unix.NFTA_CHAIN_NAME))}
-	if hook := attribute(attrs, unix.NFTA_CHAIN_HOOK); hook != nil {
+func (r *tableReader) chainOf(attrs nfnetlink.Attributes) *nft.Chain {
+	have := &nft.Chain{Name: attrs.Text(unix.NFTA_CHAIN_NAME)}
+	if hook := attrs.Get(unix.NFTA_CHAIN_HOOK); hook != nil {
 		have.Hook = &nft.Hook{
-			Name:     nft.HookName(attributeUint32(hook, unix.NFTA_HOOK_HOOKNUM)),
-			Priority: int32(attributeUint32(hook, unix.NFTA_HOOK_PRIORITY)),
+			Name:     nft.HookName(hook.Uint32(unix.NFTA_HOOK_HOOKNUM)),
+			Priority: int32(hook.Uint32(unix.NFTA_HOOK_PRIORITY)),
 		}
-		if text(attribute(attrs, unix.NFTA_CHAIN_TYPE)) != natChain || attributeUint32(attrs, unix.NFTA_CHAIN_POLICY) != uint32(nft.Accept) {
+		if attrs.Text(unix.NFTA_CHAIN_TYPE) != natChain || attrs.Uint32(unix.NFTA_CHAIN_POLICY) != uint32(nft.Accept) {
 			have.Hook.Name = otherHook
 		}
 	}
@@ -262,8 +255,8 @@ func (r *tableReader) sameRules(want []nft.Rule, have []rawRule) bool {
 	return slices.EqualFunc(want, have, func(w nft.Rule, h rawRule) bool { return sameRule(w, h, r.want.Family) })
 }
 
-func (r *tableReader) setOf(attrs []byte) *nft.SetContents {
-	name := text(attribute(attrs, unix.NFTA_SET_NAME))
+func (r *tableReader) setOf(attrs nfnetlink.Attributes) *nft.SetContents {
+	name := attrs.Text(unix.NFTA_SET_NAME)
 	want := r.want.Set(name)
 	switch {
 	case want == nil:
@@ -273,18 +266,18 @@ func (r *tableReader) setOf(attrs []byte) *nft.SetContents {
 	}
 	if want.MinSize > 0 {
 		have := *want
-		have.Size, have.MinSize = attributeUint32(attribute(attrs, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC_SIZE), 0
+		have.Size, have.MinSize = attrs.Get(unix.NFTA_SET_DESC).Uint32(unix.NFTA_SET_DESC_SIZE), 0
 		want = &have
 	}
-	count := attribute(attrs, attrSetCount)
+	count := attrs.Get(attrSetCount)
 	if count != nil {
-		r.counts[name] = int(number(count))
+		r.counts[name] = int(count.Number32())
 	}
 	// The map need not grow if the count is known. Elements of other sets are not read: each full map of
 	// clients would take 8 MB.
 	size := uint32(0)
 	if len(want.Key) > 0 && !want.Dynamic {
-		size = min(number(count), 1<<20)
+		size = min(count.Number32(), 1<<20)
 	}
 	return &nft.SetContents{Set: want, Elements: make(map[nft.Value]nft.Element, size)}
 }
@@ -295,7 +288,7 @@ func (r *tableReader) decoderOf(s *nft.SetContents) elementDecoder {
 
 // declaredOtherwise is the declaration of a set that is not as wanted: only its name, unless just the
 // counter is missing or too much.
-func (r *tableReader) declaredOtherwise(attrs []byte, want *nft.Set) *nft.Set {
+func (r *tableReader) declaredOtherwise(attrs nfnetlink.Attributes, want *nft.Set) *nft.Set {
 	have := *want
 	have.Counter = !want.Counter
 	if declaredAs(attrs, &have, r.want.Family) {
@@ -316,11 +309,9 @@ func (r *tableReader) readElements(s *nft.SetContents) error {
 	}
 	d := r.decoderOf(s)
 	seen := 0
-	err := r.dumpObjects(unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_TABLE, func(e *encoder) {
-		e.addString(unix.NFTA_SET_ELEM_LIST_SET, s.Set.Name)
-	}, func(attrs []byte) error {
+	err := r.dumpObjects(unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_TABLE, new(nfnetlink.Encoder).Text(unix.NFTA_SET_ELEM_LIST_SET, s.Set.Name).B, func(attrs nfnetlink.Attributes) error {
 		d.reset()
-		d.gather(attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS))
+		d.gather(attrs.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS))
 		seen += d.keep(s.Elements)
 		return nil
 	})

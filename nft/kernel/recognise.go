@@ -8,6 +8,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 )
 
@@ -17,9 +18,9 @@ import (
 func recogniseRule(have rawRule, family nft.Family) nft.Rule {
 	r := recogniser{family: family, raw: have.expressions}
 	known := true
-	for _, attrs := range attributes(have.expressions) {
-		r.read += align(attrHeader + len(attrs))
-		if known = r.addExpression(text(attribute(attrs, unix.NFTA_EXPR_NAME)), attribute(attrs, unix.NFTA_EXPR_DATA)); !known {
+	for _, attrs := range have.expressions.All() {
+		r.read += nfnetlink.Align(nfnetlink.AttributeAt + len(attrs))
+		if known = r.addExpression(attrs.Text(unix.NFTA_EXPR_NAME), attrs.Get(unix.NFTA_EXPR_DATA)); !known {
 			break
 		}
 	}
@@ -47,8 +48,8 @@ func sameRule(want nft.Rule, have rawRule, family nft.Family) bool {
 	if have.compat || e.addRule(want, family) != nil {
 		return false
 	}
-	return sameExpressions(attribute(e.b, unix.NFTA_RULE_EXPRESSIONS), have.expressions) &&
-		bytes.Equal(attribute(e.b, unix.NFTA_RULE_USERDATA), have.userdata)
+	return sameExpressions(nfnetlink.Attributes(e.B).Get(unix.NFTA_RULE_EXPRESSIONS), have.expressions) &&
+		bytes.Equal(nfnetlink.Attributes(e.B).Get(unix.NFTA_RULE_USERDATA), have.userdata)
 }
 
 // recogniser walks through the expressions of one rule.
@@ -88,7 +89,7 @@ func (r *registers) empty() bool {
 	return r.loaded == nil && r.mod == 0 && r.data == "" && !r.input && !r.mark && !r.status && !r.labels && r.localness == 0 && r.constant == nil
 }
 
-func (r *recogniser) addExpression(name string, data []byte) bool {
+func (r *recogniser) addExpression(name string, data nfnetlink.Attributes) bool {
 	switch name {
 	case "payload", "meta", "ct", "fib", "numgen", "bitwise":
 		return r.load(name, data)
@@ -112,8 +113,8 @@ func (r *recogniser) addExpression(name string, data []byte) bool {
 		return r.addStatement(nft.Counter{})
 	case "immediate":
 		// The library panics on a verdict without a code (FuzzRead).
-		value := attribute(data, unix.NFTA_IMMEDIATE_DATA)
-		if constant := attribute(value, unix.NFTA_DATA_VALUE); constant != nil {
+		value := data.Get(unix.NFTA_IMMEDIATE_DATA)
+		if constant := value.Get(unix.NFTA_DATA_VALUE); constant != nil {
 			r.constant = constant
 			return true
 		}
@@ -123,12 +124,12 @@ func (r *recogniser) addExpression(name string, data []byte) bool {
 	return false
 }
 
-func (r *recogniser) decodeExpression(data []byte, x expr.Any) bool {
+func (r *recogniser) decodeExpression(data nfnetlink.Attributes, x expr.Any) bool {
 	return data != nil && expr.Unmarshal(byte(r.family), data, x) == nil
 }
 
 // load reads an expression that only changes the registers, or sets the packet's mark or a label.
-func (r *recogniser) load(name string, data []byte) bool {
+func (r *recogniser) load(name string, data nfnetlink.Attributes) bool {
 	switch name {
 	case "payload":
 		var x expr.Payload
@@ -219,7 +220,7 @@ func (r *recogniser) loadConnection(x *expr.Ct) bool {
 }
 
 // addMatch adds a match of what the registers hold.
-func (r *recogniser) addMatch(not bool, data []byte) bool {
+func (r *recogniser) addMatch(not bool, data nfnetlink.Attributes) bool {
 	switch {
 	case r.input:
 		name := string(bytes.TrimRight(data, "\x00"))

@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 )
 
@@ -12,25 +13,25 @@ import (
 // program could declare such a set, it has only a name. recogniseSet guesses, and then
 // compares the encoding of the guess. After the fourth field, source and destination look
 // alike, and it guesses destination.
-func recogniseSet(attrs []byte, name string, family nft.Family) *nft.Set {
-	flags := attributeUint32(attrs, unix.NFTA_SET_FLAGS)
+func recogniseSet(attrs nfnetlink.Attributes, name string, family nft.Family) *nft.Set {
+	flags := attrs.Uint32(unix.NFTA_SET_FLAGS)
 	s := nft.Set{
 		Name: name, Interval: flags&unix.NFT_SET_INTERVAL != 0, Dynamic: flags&unix.NFT_SET_EVAL != 0,
-		Size: attributeUint32(attribute(attrs, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC_SIZE),
+		Size: attrs.Get(unix.NFTA_SET_DESC).Uint32(unix.NFTA_SET_DESC_SIZE),
 	}
 	if s.Dynamic && s.Size == nft.DynamicLimit {
 		s.Size = 0 // programs declare such a map without a size, and the kernel sets this one
 	}
 	s.Counter = counts(attrs)
 	datas := []nft.Fields{nil}
-	switch kind := attributeUint32(attrs, unix.NFTA_SET_DATA_TYPE); {
+	switch kind := attrs.Uint32(unix.NFTA_SET_DATA_TYPE); {
 	case flags&unix.NFT_SET_MAP == 0:
 	case kind == typeVerdict:
 		s.Verdicts = true
 	default:
 		datas = fieldsOfType(kind, family)
 	}
-	for _, s.Key = range fieldsOfType(attributeUint32(attrs, unix.NFTA_SET_KEY_TYPE), family) {
+	for _, s.Key = range fieldsOfType(attrs.Uint32(unix.NFTA_SET_KEY_TYPE), family) {
 		for _, s.Data = range datas {
 			if s.Check() == nil && declaredAs(attrs, &s, family) {
 				return &s

@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 )
 
@@ -19,29 +20,29 @@ func TestLackingExpression(t *testing.T) {
 		t.Fatal(err)
 	}
 	var offsets []int
-	at := len(e.b) - e.spans[1].at - len(expressionsOf(t, rule))
-	for _, item := range attributes(expressionsOf(t, rule)) {
+	at := len(e.B) - e.spans[1].at - len(expressionsOf(t, rule))
+	for _, item := range expressionsOf(t, rule).All() {
 		offsets = append(offsets, at)
-		at += attrHeader + align(len(item))
+		at += nfnetlink.AttributeAt + nfnetlink.Align(len(item))
 	}
 	for i, want := range []string{`the kernel has no nftables expression "fib", nor a module for it`, `the kernel has no nftables expression "cmp", nor a module for it`, ""} {
-		got := e.opError(b, answer{seq: 101, errno: unix.ENOENT, offset: offsets[i]})
+		got := e.opError(b, nfnetlink.Answer{Seq: 101, Errno: unix.ENOENT, Offset: offsets[i]})
 		if got.Hint != want {
 			t.Errorf("hint for expression %d is %q, not %q", i, got.Hint, want)
 		}
 	}
-	if got := e.opError(b, answer{seq: 101, errno: unix.ENOENT, offset: -1}); got.Hint != "" || got.Table != id {
+	if got := e.opError(b, nfnetlink.Answer{Seq: 101, Errno: unix.ENOENT, Offset: -1}); got.Hint != "" || got.Table != id {
 		t.Errorf("without offset: %+v", got)
 	}
 }
 
-func expressionsOf(t *testing.T, r nft.Rule) []byte {
+func expressionsOf(t *testing.T, r nft.Rule) nfnetlink.Attributes {
 	t.Helper()
 	var e encoder
 	if err := e.addRule(r, nft.IPv4); err != nil {
 		t.Fatal(err)
 	}
-	return e.b[attrHeader:]
+	return e.B[nfnetlink.AttributeAt:]
 }
 
 // Decoders rely on well-formed datagrams of the kernel, but no datagram makes them
@@ -60,19 +61,19 @@ func FuzzDecode(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	f.Add(e.b)
+	f.Add(e.B)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		want := expressionsOf(t, nft.Rule{nft.MatchProto{Protocol: 6}, nft.Reject{}})
-		for m := range messages(b) {
-			parseAnswer(m)
-			_ = doneError(m)
-			attrs := m.attrs()
+		for m := range nfnetlink.Messages(b) {
+			m.Answer()
+			_ = m.Err()
+			attrs := m.Attributes()
 			declaredAs(attrs, set, id.Family)
 			r := tableReader{want: &nft.Table{Family: id.Family, Name: id.Name}}
 			r.chainOf(attrs)
-			sameExpressions(want, attribute(attrs, unix.NFTA_RULE_EXPRESSIONS))
+			sameExpressions(want, attrs.Get(unix.NFTA_RULE_EXPRESSIONS))
 			d := elementDecoder{set: set, shape: shapeOf(set, id.Family), chains: map[string]string{}}
-			d.gather(attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS))
+			d.gather(attrs.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS))
 			d.keep(map[nft.Value]nft.Element{})
 		}
 	})

@@ -41,7 +41,7 @@ func register(word int) uint32 {
 // addRule adds the expressions of a rule as an attribute, and its comment as another one. They are the same that nft
 // writes for the rule's text, so nft can print them.
 func (e *encoder) addRule(r nft.Rule, family nft.Family) error {
-	list := e.beginNest(unix.NFTA_RULE_EXPRESSIONS)
+	list := e.BeginNest(unix.NFTA_RULE_EXPRESSIONS)
 	var comment nft.Comment
 	for i, s := range r {
 		if c, ok := s.(nft.Comment); ok && i == len(r)-1 {
@@ -57,12 +57,12 @@ func (e *encoder) addRule(r nft.Rule, family nft.Family) error {
 			if err != nil {
 				return fmt.Errorf("encode %T of %q: %w", x, s.Text(family), err)
 			}
-			e.addBytes(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, b)
+			e.Bytes(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, b)
 		}
 	}
-	e.endNest(list)
+	e.EndNest(list)
 	if comment != "" {
-		e.addBytes(unix.NFTA_RULE_USERDATA, userdata.AppendString(nil, userdata.TypeComment, string(comment)))
+		e.Bytes(unix.NFTA_RULE_USERDATA, userdata.AppendString(nil, userdata.TypeComment, string(comment)))
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 )
 
@@ -25,16 +26,14 @@ func (c *Conn) Rules(id nft.TableID) (map[uint64]NumberedRule, error) {
 	c.reader.Lock()
 	defer c.reader.Unlock()
 	rules := map[uint64]NumberedRule{}
-	err := c.reader.receive(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, id.Family, func(e *encoder) {
-		e.addString(unix.NFTA_RULE_TABLE, id.Name)
-	}, func(m message) error {
-		attrs := m.attrs()
-		handle := attribute(attrs, unix.NFTA_RULE_HANDLE)
+	err := c.reader.Receive(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint8(id.Family), new(nfnetlink.Encoder).Text(unix.NFTA_RULE_TABLE, id.Name).B, func(m nfnetlink.Message) error {
+		attrs := m.Attributes()
+		handle := attrs.Get(unix.NFTA_RULE_HANDLE)
 		// Some kernels list the rules of all tables.
-		if text(attribute(attrs, unix.NFTA_RULE_TABLE)) != id.Name || len(handle) != 8 {
+		if attrs.Text(unix.NFTA_RULE_TABLE) != id.Name || len(handle) != 8 {
 			return nil
 		}
-		r := NumberedRule{Chain: text(attribute(attrs, unix.NFTA_RULE_CHAIN)), Handle: binary.BigEndian.Uint64(handle)}
+		r := NumberedRule{Chain: attrs.Text(unix.NFTA_RULE_CHAIN), Handle: binary.BigEndian.Uint64(handle)}
 		r.Rule = recogniseRule(rawRuleOf(attrs), id.Family)
 		rules[r.Handle] = r
 		return nil
@@ -46,10 +45,10 @@ func (c *Conn) Rules(id nft.TableID) (map[uint64]NumberedRule, error) {
 }
 
 // rawRuleOf returns the rule in a message of the kernel.
-func rawRuleOf(attrs []byte) rawRule {
+func rawRuleOf(attrs nfnetlink.Attributes) rawRule {
 	return rawRule{
-		expressions: slices.Clone(attribute(attrs, unix.NFTA_RULE_EXPRESSIONS)),
-		userdata:    slices.Clone(attribute(attrs, unix.NFTA_RULE_USERDATA)),
-		compat:      attribute(attrs, unix.NFTA_RULE_COMPAT) != nil,
+		expressions: slices.Clone(attrs.Get(unix.NFTA_RULE_EXPRESSIONS)),
+		userdata:    slices.Clone(attrs.Get(unix.NFTA_RULE_USERDATA)),
+		compat:      attrs.Get(unix.NFTA_RULE_COMPAT) != nil,
 	}
 }

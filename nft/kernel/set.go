@@ -7,6 +7,7 @@ import (
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
+	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 )
 
@@ -125,23 +126,23 @@ func kernelLen(fields nft.Fields, family nft.Family) int {
 // set that was read.
 func (e *encoder) addDeclaration(s *nft.Set, family nft.Family) {
 	if flags := setFlags(s); flags != 0 {
-		e.addUint32(unix.NFTA_SET_FLAGS, flags)
+		e.Uint32(unix.NFTA_SET_FLAGS, flags)
 	}
-	e.addUint32(unix.NFTA_SET_KEY_TYPE, dataType(s.Key, family))
-	e.addUint32(unix.NFTA_SET_KEY_LEN, uint32(kernelLen(s.Key, family)))
+	e.Uint32(unix.NFTA_SET_KEY_TYPE, dataType(s.Key, family))
+	e.Uint32(unix.NFTA_SET_KEY_LEN, uint32(kernelLen(s.Key, family)))
 	switch {
 	case s.Verdicts:
-		e.addUint32(unix.NFTA_SET_DATA_TYPE, typeVerdict)
+		e.Uint32(unix.NFTA_SET_DATA_TYPE, typeVerdict)
 	case len(s.Data) > 0:
-		e.addUint32(unix.NFTA_SET_DATA_TYPE, dataType(s.Data, family))
-		e.addUint32(unix.NFTA_SET_DATA_LEN, uint32(kernelLen(s.Data, family)))
+		e.Uint32(unix.NFTA_SET_DATA_TYPE, dataType(s.Data, family))
+		e.Uint32(unix.NFTA_SET_DATA_LEN, uint32(kernelLen(s.Data, family)))
 	}
 	e.addDescription(s, family)
-	e.addBytes(unix.NFTA_SET_USERDATA, setUserdata(s, family))
+	e.Bytes(unix.NFTA_SET_USERDATA, setUserdata(s, family))
 	if s.Counter {
-		counter := e.beginNest(attrSetExpr)
-		e.addString(unix.NFTA_EXPR_NAME, counterName)
-		e.endNest(counter)
+		counter := e.BeginNest(attrSetExpr)
+		e.Text(unix.NFTA_EXPR_NAME, counterName)
+		e.EndNest(counter)
 	}
 }
 
@@ -155,63 +156,63 @@ func (e *encoder) addDescription(s *nft.Set, family nft.Family) {
 	if s.Size == 0 && !concat {
 		return
 	}
-	desc := e.beginNest(unix.NFTA_SET_DESC)
+	desc := e.BeginNest(unix.NFTA_SET_DESC)
 	if s.Size > 0 {
-		e.addUint32(unix.NFTA_SET_DESC_SIZE, s.Size)
+		e.Uint32(unix.NFTA_SET_DESC_SIZE, s.Size)
 	}
 	if concat {
-		list := e.beginNest(attrDescList)
+		list := e.BeginNest(attrDescList)
 		for _, f := range s.Key {
-			field := e.beginNest(unix.NFTA_LIST_ELEM)
-			e.addUint32(attrDescField, uint32(f.Len(family)))
-			e.endNest(field)
+			field := e.BeginNest(unix.NFTA_LIST_ELEM)
+			e.Uint32(attrDescField, uint32(f.Len(family)))
+			e.EndNest(field)
 		}
-		e.endNest(list)
+		e.EndNest(list)
 	}
-	e.endNest(desc)
+	e.EndNest(desc)
 }
 
 // sameDescription says that two descriptions have the same size and fields. A dynamic map
 // that was declared without a size has nft.DynamicLimit once a rule adds to it.
-func sameDescription(want, have []byte, dynamic bool) bool {
-	wanted, size := attributeUint32(want, unix.NFTA_SET_DESC_SIZE), attributeUint32(have, unix.NFTA_SET_DESC_SIZE)
+func sameDescription(want, have nfnetlink.Attributes, dynamic bool) bool {
+	wanted, size := want.Uint32(unix.NFTA_SET_DESC_SIZE), have.Uint32(unix.NFTA_SET_DESC_SIZE)
 	return (wanted == size || dynamic && wanted == 0 && size == nft.DynamicLimit) &&
-		sameList(attribute(want, attrDescList), attribute(have, attrDescList), func(want, have []byte) bool {
-			return attributeUint32(want, attrDescField) == attributeUint32(have, attrDescField)
+		sameList(want.Get(attrDescList), have.Get(attrDescList), func(want, have nfnetlink.Attributes) bool {
+			return want.Uint32(attrDescField) == have.Uint32(attrDescField)
 		})
 }
 
 // declaredAs says that a set with these attributes, which were read, is declared as s. It
 // must have no other attribute that changes what a set does. If s has MinSize, any size is
 // right.
-func declaredAs(attrs []byte, s *nft.Set, family nft.Family) bool {
+func declaredAs(attrs nfnetlink.Attributes, s *nft.Set, family nft.Family) bool {
 	var want encoder
 	want.addDeclaration(s, family)
-	for kind, value := range attributes(want.b) {
-		if kind != unix.NFTA_SET_DESC && kind != attrSetExpr && !bytes.Equal(attribute(attrs, kind), value) {
+	for kind, value := range nfnetlink.Attributes(want.B).All() {
+		if kind != unix.NFTA_SET_DESC && kind != attrSetExpr && !bytes.Equal(attrs.Get(kind), value) {
 			return false
 		}
 	}
-	if s.MinSize == 0 && !sameDescription(attribute(want.b, unix.NFTA_SET_DESC), attribute(attrs, unix.NFTA_SET_DESC), s.Dynamic) {
+	if s.MinSize == 0 && !sameDescription(nfnetlink.Attributes(want.B).Get(unix.NFTA_SET_DESC), attrs.Get(unix.NFTA_SET_DESC), s.Dynamic) {
 		return false
 	}
-	for kind, value := range attributes(attrs) {
+	for kind, value := range attrs.All() {
 		switch kind {
 		case unix.NFTA_SET_FLAGS:
-			if number(value) != setFlags(s) {
+			if value.Number32() != setFlags(s) {
 				return false
 			}
 		case unix.NFTA_SET_TIMEOUT, unix.NFTA_SET_GC_INTERVAL, unix.NFTA_SET_OBJ_TYPE, attrSetExpressions:
 			return false
 		}
 	}
-	return s.Counter == counts(attrs) && (s.Counter || attribute(attrs, attrSetExpr) == nil)
+	return s.Counter == counts(attrs) && (s.Counter || attrs.Get(attrSetExpr) == nil)
 }
 
 // counts says that the elements of a set with these attributes have a counter and no other
 // statement.
-func counts(attrs []byte) bool {
-	return text(attribute(attribute(attrs, attrSetExpr), unix.NFTA_EXPR_NAME)) == counterName
+func counts(attrs nfnetlink.Attributes) bool {
+	return attrs.Get(attrSetExpr).Text(unix.NFTA_EXPR_NAME) == counterName
 }
 
 // setUserdata is what nft stores with a set that is declared by typeof, so that

@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 )
 
@@ -29,9 +30,9 @@ func Encode(b nft.Batch) ([]byte, error) {
 	if err := messages.addBatch(b); err != nil {
 		return nil, err
 	}
-	var all encoder
-	all.addFence(unix.NFNL_MSG_BATCH_BEGIN, 0, 0)
-	all.b = append(all.b, messages.b...)
-	all.addFence(unix.NFNL_MSG_BATCH_END, unix.NLM_F_ACK, uint32(len(messages.spans)+1))
-	return all.b, nil
+	var all nfnetlink.Encoder
+	all.EndMessage(all.BeginBatch(unix.NFNL_SUBSYS_NFTABLES, 0, 0))
+	all.B = append(all.B, messages.B...)
+	all.EndBatch(unix.NFNL_SUBSYS_NFTABLES, unix.NLM_F_ACK, uint32(len(messages.spans)+1))
+	return all.B, nil
 }

@@ -152,7 +152,7 @@ func (c *Conn) destroyOnce(op nft.DeleteElements, destroy bool) error {
 		return err
 	}
 	c.seq = begin + uint32(len(c.encoder.spans)) + 1
-	answers, err := c.commitMessages(begin, c.encoder.b)
+	answers, err := c.commitMessages(begin, c.encoder.B)
 	if err == nil && len(answers) > 0 {
 		err = c.batchError(nft.Batch{Ops: []nft.Op{op}}, answers, false)
 	}

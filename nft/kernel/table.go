@@ -8,6 +8,7 @@ import (
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
+	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 )
 
@@ -56,7 +57,7 @@ func (c *Conn) Tables(name string) ([]TableInfo, error) {
 func (c *Conn) lookUpTable(id nft.TableID) (t TableInfo, found bool, err error) {
 	c.reader.Lock()
 	defer c.reader.Unlock()
-	attrs, err := c.reader.request(unix.NFT_MSG_GETTABLE, id.Family, func(e *encoder) { e.addString(unix.NFTA_TABLE_NAME, id.Name) })
+	attrs, err := c.reader.Get(unix.NFT_MSG_GETTABLE, uint8(id.Family), new(nfnetlink.Encoder).Text(unix.NFTA_TABLE_NAME, id.Name).B)
 	if errors.Is(err, unix.ENOENT) {
 		return TableInfo{}, false, nil
 	}
@@ -69,11 +70,11 @@ func (c *Conn) lookUpTable(id nft.TableID) (t TableInfo, found bool, err error) 
 	return tableInfo(id, attrs), true, nil
 }
 
-func tableInfo(id nft.TableID, attrs []byte) TableInfo {
+func tableInfo(id nft.TableID, attrs nfnetlink.Attributes) TableInfo {
 	return TableInfo{
-		ID: id, Flags: attributeUint32(attrs, unix.NFTA_TABLE_FLAGS), Owner: attributeUint32(attrs, attrTableOwner),
-		Ours:    string(attribute(attrs, attrTableUserdata)) == string(tableUserdata()),
-		Objects: int(attributeUint32(attrs, unix.NFTA_TABLE_USE)),
+		ID: id, Flags: attrs.Uint32(unix.NFTA_TABLE_FLAGS), Owner: attrs.Uint32(attrTableOwner),
+		Ours:    string(attrs.Get(attrTableUserdata)) == string(tableUserdata()),
+		Objects: int(attrs.Uint32(unix.NFTA_TABLE_USE)),
 	}
 }
 
@@ -88,9 +89,9 @@ func (c *Conn) OurTables() ([]TableInfo, error) {
 	defer c.reader.Unlock()
 	var tables []TableInfo
 	for _, f := range nft.Families() {
-		err := c.reader.receive(unix.NFT_MSG_GETTABLE, unix.NLM_F_DUMP, f, nil, func(m message) error {
-			attrs := m.attrs()
-			id := nft.TableID{Family: f, Name: text(attribute(attrs, unix.NFTA_TABLE_NAME))}
+		err := c.reader.Receive(unix.NFT_MSG_GETTABLE, unix.NLM_F_DUMP, uint8(f), nil, func(m nfnetlink.Message) error {
+			attrs := m.Attributes()
+			id := nft.TableID{Family: f, Name: attrs.Text(unix.NFTA_TABLE_NAME)}
 			if t := tableInfo(id, attrs); t.Ours {
 				tables = append(tables, t)
 			}
@@ -153,7 +154,7 @@ func awaitPackets() {
 // has none.
 func (c *Conn) Owned(id nft.TableID) (bool, error) {
 	t, _, err := c.lookUpTable(id)
-	return t.Owner != 0 && t.Owner == c.writer.port, err
+	return t.Owner != 0 && t.Owner == c.writer.Port, err
 }
 
 // Objects returns the number of chains and sets in the table, 0 if there is no table.
@@ -170,7 +171,7 @@ func (c *Conn) Own(id nft.TableID) error {
 	if err != nil {
 		return fmt.Errorf("own table %s: %w", id, err)
 	}
-	foreign := t.Owner != 0 && t.Owner != c.writer.port
+	foreign := t.Owner != 0 && t.Owner != c.writer.Port
 	if !found || !t.Orphan() && !foreign && t.Flags&tableDormant == 0 {
 		return nil
 	}

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 )
 
@@ -37,13 +38,13 @@ func (c *Conn) leaveValidation(b nft.Batch) {
 	name := fmt.Sprintf("nftproxy-validation-%d", os.Getpid())
 	// NLM_F_EXCL leaves a table of that name alone, which is not ours.
 	at := e.beginSpan(0, 0, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, nft.IPv4)
-	e.addString(unix.NFTA_TABLE_NAME, name)
-	e.endMessage(at)
+	e.Text(unix.NFTA_TABLE_NAME, name)
+	e.EndMessage(at)
 	at = e.beginSpan(0, 0, unix.NFT_MSG_DELTABLE, 0, nft.IPv4)
-	e.addString(unix.NFTA_TABLE_NAME, name)
-	e.endMessage(at)
+	e.Text(unix.NFTA_TABLE_NAME, name)
+	e.EndMessage(at)
 	c.seq = begin + uint32(len(e.spans)) + 1
-	if answers, err := c.commitMessages(begin, e.b); err == nil && len(answers) == 0 {
+	if answers, err := c.commitMessages(begin, e.B); err == nil && len(answers) == 0 {
 		c.uncounted++
 		c.refused = false
 	}
@@ -66,8 +67,8 @@ func validated(b nft.Batch) (messages int) {
 // ofValidation says that the answer may come from a kernel that validates each message: chains are too deep or
 // lead to each other in a loop, or a statement is not for the hook. Whatever else a kernel refuses, it
 // refuses before it validates.
-func (a answer) ofValidation() bool {
-	switch a.errno {
+func ofValidation(a nfnetlink.Answer) bool {
+	switch a.Errno {
 	case unix.EMLINK, unix.ELOOP, unix.EOPNOTSUPP:
 		return true
 	}

@@ -9,6 +9,8 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
+
+	"nftproxy/nfnetlink"
 )
 
 // NFTA_GEN_PROC_PID, NFTA_GEN_PROC_NAME (Linux 4.12) and NFNLGRP_NFTABLES, which x/sys/unix lacks.
@@ -62,11 +64,11 @@ func (c *Conn) NextWriter(ctx context.Context, config Config) (Writer, error) {
 			return Writer{}, fmt.Errorf("follow changes of nftables: %w", err)
 		}
 		for _, m := range received {
-			if len(m.Data) < nfgenmsgLen || m.Header.PID == c.writer.port {
+			if m.Header.PID == c.writer.Port {
 				continue
 			}
-			attrs := m.Data[nfgenmsgLen:]
-			return Writer{PID: attributeUint32(attrs, attrGenPID), Name: text(attribute(attrs, attrGenName))}, nil
+			attrs := nfnetlink.Message{Body: m.Data}.Attributes()
+			return Writer{PID: attrs.Uint32(attrGenPID), Name: attrs.Text(attrGenName)}, nil
 		}
 	}
 }
