@@ -35,7 +35,7 @@ func newWatchersCommand() *cobra.Command {
 	f.IntVar(&c.Changes, "changes", 200, "number of changes")
 	f.DurationVar(&c.Rest, "rest", 2*time.Minute, "how long the watchers are left alone")
 	f.DurationVar(&c.Away, "away", 10*time.Second, "how long the API server is away; 0 leaves that out")
-	f.IntVar(&nodes, "nodes", 5000, "number of nodes to reckon for")
+	f.IntVar(&nodes, "nodes", 5000, "number of nodes to calculate the cost for")
 	return cmd
 }
 

@@ -160,9 +160,8 @@ func (c *Cleaner) SyncDone(s service.Snapshot, unknown bool) {
 	})
 }
 
-// CheckAll asks for a pass over the whole table: connections may have gone astray
-// after a sync for another reason than the rules, such as a client that was
-// remembered for an endpoint that had gone.
+// CheckAll asks for a pass over the whole table, when entries may have become stale for another
+// reason than a change of the rules, such as a client that was remembered for a removed endpoint.
 func (c *Cleaner) CheckAll() {
 	c.reports.add(false, func(r *syncReport) { r.unknown = true })
 }

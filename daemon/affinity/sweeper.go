@@ -270,7 +270,7 @@ func (s *Sweeper) sweepMap(ctx context.Context, m *waitingMap) {
 	cost := min(run.Duration, s.cpu()-spent)
 	s.budget.Spend(s.ended, cost)
 	if run.Forgotten {
-		m.forgetCost = cost // The map may fill again: its next sweep counts as dear as its last one.
+		m.forgetCost = cost // The map may fill again: assume that its next sweep costs as much as its last one.
 		s.queue.end(m, s.ended, m.took, err != nil)
 	} else {
 		m.cost = cost

@@ -6,9 +6,9 @@ import (
 	"nftproxy/model/pace"
 )
 
-// restsFrom is the time over which syncs are counted. As many syncs as have room in it, MinSyncPeriod apart, may
-// follow each other without a rest. So changes that come somewhat slower than MinSyncPeriod never wait, however
-// irregular they are. A rest costs a change its time, and wakes the process once more.
+// restsFrom sets the burst of syncs without a rest between them: as many as fit into restsFrom at one per
+// MinSyncPeriod. So changes that on average come somewhat slower than MinSyncPeriod never wait, even if they are
+// irregular. A rest delays the change, and wakes the process once more.
 const restsFrom = 100 * time.Millisecond
 
 // These bound the CPU time of syncs in the long run: one part in syncRest of a core, and a
@@ -43,7 +43,7 @@ func (r *rests) follow(period time.Duration) {
 	}
 }
 
-// left is how long the next sync has to wait.
+// left returns how long the next sync has to wait.
 func (r *rests) left(now time.Time) time.Duration {
 	left := r.long(now)
 	if r.period > 0 {
@@ -52,9 +52,9 @@ func (r *rests) left(now time.Time) time.Duration {
 	return left
 }
 
-// long is how long the next sync has to wait since syncs have taken too much CPU time: so
-// long that the last one and the rest after it are within the share. A cheap change rests
-// for a short time, whatever others before it have cost.
+// long returns how long the next sync has to wait because syncs have taken too much CPU time:
+// until the last sync and the rest after it are within the share. The rest after a cheap sync
+// is short, whatever earlier syncs have cost.
 func (r *rests) long(now time.Time) time.Duration {
 	ready := r.budget.Ready()
 	if !now.Before(ready) {

@@ -134,7 +134,7 @@ func (o *upOptions) flags() []string {
 func newOutageCommand(dir *string) *cobra.Command {
 	var o outage.Options
 	cmd := &cobra.Command{
-		Use: "outage", Short: "Take the API server away for a while, under load, and say whose each failed request is", Args: cobra.NoArgs,
+		Use: "outage", Short: "Take the API server away for a while, under load, and name the cause of each failed request", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return ask(cmd.Context(), *dir, outagePath(o), os.Stdout)
 		},

@@ -9,9 +9,9 @@ import (
 )
 
 // Cut drops all that TCP servers of the namespace send from an address and port to
-// other hosts, until it is mended: peers see what they see of a broken network, and
+// other hosts, until it is repaired: peers see what they see of a broken network, and
 // connections that are open stay so. Clients in the namespace itself notice nothing.
-func (ns *Namespace) Cut(from netip.AddrPort) (mend func() error, err error) {
+func (ns *Namespace) Cut(from netip.AddrPort) (repair func() error, err error) {
 	rule := netlink.NewRule()
 	rule.Family, rule.IPProto, rule.Type = family(from.Addr()), unix.IPPROTO_TCP, unix.FR_ACT_BLACKHOLE
 	rule.Src = ipNet(netip.PrefixFrom(from.Addr(), from.Addr().BitLen()))
@@ -22,7 +22,7 @@ func (ns *Namespace) Cut(from netip.AddrPort) (mend func() error, err error) {
 	}
 	return func() error {
 		if err := ns.handle.RuleDel(rule); err != nil {
-			return fmt.Errorf("mend the cut of %v in %s: %w", from, ns.name, err)
+			return fmt.Errorf("repair the cut of %v in %s: %w", from, ns.name, err)
 		}
 		return nil
 	}, nil

@@ -30,7 +30,7 @@ func TestCut(t *testing.T) {
 	far, near := newEcho(t, client, to), newEcho(t, server, to)
 	far.say("one")
 	far.hear("one")
-	mend, err := server.Cut(to)
+	repair, err := server.Cut(to)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +43,7 @@ func TestCut(t *testing.T) {
 	if line, err := far.lines.ReadString('\n'); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatalf("while cut off: %q, %v", line, err)
 	}
-	if err := mend(); err != nil {
+	if err := repair(); err != nil {
 		t.Fatal(err)
 	}
 	far.hear("two")

@@ -1,5 +1,5 @@
 // Package outage takes the API server of a real cluster away from its nodes for a while, under traffic of every kind, and
-// says whose each failed request is: a proxy's, or the control plane's, which wrote meanwhile that a Service has no
+// names the cause of each failed request: a proxy, or the control plane, if it had written that the Service has no
 // endpoint.
 //
 // What the control plane wrote comes from etcd, so no client's own delay is in it. The package changes nothing of the

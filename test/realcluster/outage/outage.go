@@ -97,8 +97,8 @@ func (t *trial) takeAway() (bringBack func(context.Context) error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	mend, err := t.Outside.Cut(api)
-	return func(context.Context) error { return mend() }, err
+	repair, err := t.Outside.Cut(api)
+	return func(context.Context) error { return repair() }, err
 }
 
 func pause(ctx context.Context, d time.Duration) error {

@@ -272,7 +272,7 @@ func (v *version) holds(from, to, end time.Time) bool {
 }
 
 // damagedBetween names a damage by which packets may be lost, and changedBetween one by
-// which they may go astray.
+// which they may go to the wrong place.
 func (b *Book) damagedBetween(from, to time.Time) string {
 	return b.cause(from, to, func(d damage) bool { return !d.memoryOnly })
 }
