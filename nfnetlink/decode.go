@@ -91,6 +91,13 @@ func (b Attributes) Strict(err *error) func(yield func(kind uint16, value Attrib
 	}
 }
 
+// Check returns ErrMalformed if something is left behind the last attribute.
+func (b Attributes) Check() (err error) {
+	for range b.Strict(&err) {
+	}
+	return err
+}
+
 // has says whether the value has so many bytes, and notes it if it has not.
 func (b Attributes) has(size int, err *error) bool {
 	if len(b) != size {

@@ -45,8 +45,8 @@ func Messages(b []byte) func(yield func(Message) bool) {
 	}
 }
 
-// whole says that a datagram ends where its last message ends.
-func whole(b []byte) bool {
+// Whole says that a datagram ends where its last message ends.
+func Whole(b []byte) bool {
 	for len(b) > 0 {
 		if len(b) < HeaderLen {
 			return false

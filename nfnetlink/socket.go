@@ -150,7 +150,7 @@ func (s *Socket) Queued() ([]byte, error) {
 		return nil, io.EOF
 	case err != nil:
 		return nil, os.NewSyscallError("recvmsg", err)
-	case n == len(s.buf) || !whole(s.buf[:n]):
+	case n == len(s.buf) || !Whole(s.buf[:n]):
 		return nil, ErrTruncated
 	}
 	return s.buf[:n], nil

@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 )
 
@@ -58,51 +58,42 @@ type Packet struct {
 }
 
 // parseEvent reads a message of a type. ok is false for messages that are no trace.
-func parseEvent(kind uint16, data []byte) (e Event, ok bool, err error) {
-	const nfgenmsgLen = 4
-	if kind != unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_TRACE || len(data) < nfgenmsgLen {
+func parseEvent(m nfnetlink.Message) (e Event, ok bool, err error) {
+	if m.Kind != unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_TRACE || m.Attributes() == nil {
 		return e, false, nil
 	}
-	e.Family = data[0]
-	d, err := netlink.NewAttributeDecoder(data[nfgenmsgLen:])
-	if err != nil {
-		return e, false, fmt.Errorf("decode trace: %w", err)
-	}
-	d.ByteOrder = binary.BigEndian
+	e.Family = m.Body[0]
 	var network, transport []byte
 	var input, output uint32
-	for d.Next() {
-		switch d.Type() {
+	for kind, v := range m.Attributes().Strict(&err) {
+		switch kind {
 		case unix.NFTA_TRACE_TABLE:
-			e.Table = d.String()
+			e.Table = string(v.WithoutZero())
 		case unix.NFTA_TRACE_CHAIN:
-			e.Chain = d.String()
+			e.Chain = string(v.WithoutZero())
 		case unix.NFTA_TRACE_RULE_HANDLE:
-			e.Handle = d.Uint64()
+			e.Handle = v.ReadUint64(&err)
 		case unix.NFTA_TRACE_TYPE:
-			e.Kind = EventKind(d.Uint32())
+			e.Kind = EventKind(v.ReadUint32(&err))
 		case unix.NFTA_TRACE_VERDICT:
-			d.Nested(func(verdict *netlink.AttributeDecoder) error {
-				e.Verdict = verdictText(verdict)
-				return nil
-			})
+			e.Verdict = verdictText(v, &err)
 		case unix.NFTA_TRACE_POLICY:
-			e.Verdict = codeText(int32(d.Uint32()))
+			e.Verdict = codeText(int32(v.ReadUint32(&err)))
 		case unix.NFTA_TRACE_ID:
-			e.ID = d.Uint32()
+			e.ID = v.ReadUint32(&err)
 		case unix.NFTA_TRACE_MARK:
-			e.Mark = d.Uint32()
+			e.Mark = v.ReadUint32(&err)
 		case unix.NFTA_TRACE_IIF:
-			input = d.Uint32()
+			input = v.ReadUint32(&err)
 		case unix.NFTA_TRACE_OIF:
-			output = d.Uint32()
+			output = v.ReadUint32(&err)
 		case unix.NFTA_TRACE_NETWORK_HEADER:
-			network = d.Bytes()
+			network = v
 		case unix.NFTA_TRACE_TRANSPORT_HEADER:
-			transport = d.Bytes()
+			transport = v
 		}
 	}
-	if err := d.Err(); err != nil {
+	if err != nil {
 		return e, false, fmt.Errorf("decode trace: %w", err)
 	}
 	if e.Packet = parseHeaders(network, transport); e.Packet != nil {
@@ -111,15 +102,14 @@ func parseEvent(kind uint16, data []byte) (e Event, ok bool, err error) {
 	return e, true, nil
 }
 
-func verdictText(d *netlink.AttributeDecoder) string {
+func verdictText(verdict nfnetlink.Attributes, err *error) string {
 	code, chain := "", ""
-	d.ByteOrder = binary.BigEndian
-	for d.Next() {
-		switch d.Type() {
+	for kind, v := range verdict.Strict(err) {
+		switch kind {
 		case unix.NFTA_VERDICT_CODE:
-			code = codeText(int32(d.Uint32()))
+			code = codeText(int32(v.ReadUint32(err)))
 		case unix.NFTA_VERDICT_CHAIN:
-			chain = " " + d.String()
+			chain = " " + string(v.WithoutZero())
 		}
 	}
 	return code + chain

@@ -1,12 +1,11 @@
 package livetrace
 
 import (
-	"encoding/binary"
 	"testing"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"nftproxy/nfnetlink"
 	"nftproxy/test/arbitrary"
 )
 
@@ -15,32 +14,19 @@ import (
 func FuzzEvent(f *testing.F) {
 	const trace = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_TRACE
 	for _, version := range []byte{0x45, 0x60} {
-		e := netlink.NewAttributeEncoder()
-		e.ByteOrder = binary.BigEndian
-		e.String(unix.NFTA_TRACE_TABLE, "nftproxy")
-		e.String(unix.NFTA_TRACE_CHAIN, "prerouting")
-		e.Uint64(unix.NFTA_TRACE_RULE_HANDLE, 7)
-		e.Uint32(unix.NFTA_TRACE_TYPE, unix.NFT_TRACETYPE_RULE)
-		e.Uint32(unix.NFTA_TRACE_ID, 1)
-		e.Nested(unix.NFTA_TRACE_VERDICT, func(v *netlink.AttributeEncoder) error {
-			jump := int32(unix.NFT_JUMP)
-			v.Uint32(unix.NFTA_VERDICT_CODE, uint32(jump))
-			v.String(unix.NFTA_VERDICT_CHAIN, "dispatch")
-			return nil
-		})
+		e := nfnetlink.Encoder{B: []byte{unix.NFPROTO_IPV4, 0, 0, 0}}
+		e.Text(unix.NFTA_TRACE_TABLE, "nftproxy").Text(unix.NFTA_TRACE_CHAIN, "prerouting")
+		e.Uint64(unix.NFTA_TRACE_RULE_HANDLE, 7).Uint32(unix.NFTA_TRACE_TYPE, unix.NFT_TRACETYPE_RULE).Uint32(unix.NFTA_TRACE_ID, 1)
+		verdict, jump := e.BeginNest(unix.NFTA_TRACE_VERDICT), int32(unix.NFT_JUMP)
+		e.Uint32(unix.NFTA_VERDICT_CODE, uint32(jump)).Text(unix.NFTA_VERDICT_CHAIN, "dispatch").EndNest(verdict)
 		header := make([]byte, 40)
 		header[0] = version
-		e.Bytes(unix.NFTA_TRACE_NETWORK_HEADER, header)
-		e.Bytes(unix.NFTA_TRACE_TRANSPORT_HEADER, []byte{1, 2, 3, 4})
-		b, err := e.Encode()
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Add(uint16(trace), append([]byte{unix.NFPROTO_IPV4, 0, 0, 0}, b...))
+		e.Bytes(unix.NFTA_TRACE_NETWORK_HEADER, header).Bytes(unix.NFTA_TRACE_TRANSPORT_HEADER, []byte{1, 2, 3, 4})
+		f.Add(uint16(trace), e.B)
 	}
 	f.Fuzz(func(t *testing.T, kind uint16, data []byte) {
 		arbitrary.Bounded(t, 1<<20+64*uint64(len(data)), func() {
-			e, ok, err := parseEvent(kind, data)
+			e, ok, err := parseEvent(nfnetlink.Message{Kind: kind, Body: data})
 			if ok && err != nil {
 				t.Errorf("both an event and an error: %+v, %v", e, err)
 			}

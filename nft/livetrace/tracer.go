@@ -11,6 +11,8 @@ import (
 	"github.com/google/nftables"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"nftproxy/nfnetlink"
 )
 
 // Config says what to trace.
@@ -178,12 +180,11 @@ func (t *Tracer) awaitDatagram(ctx context.Context, deadline time.Time) error {
 
 // keepEvents keeps the events in a datagram for Receive.
 func (t *Tracer) keepEvents(datagram []byte) error {
-	messages, err := syscall.ParseNetlinkMessage(datagram)
-	if err != nil {
-		return err
+	if !nfnetlink.Whole(datagram) {
+		return nfnetlink.ErrTruncated
 	}
-	for _, m := range messages {
-		e, ok, err := parseEvent(m.Header.Type, m.Data)
+	for m := range nfnetlink.Messages(datagram) {
+		e, ok, err := parseEvent(m)
 		if err != nil {
 			return err
 		}

@@ -76,7 +76,7 @@ func Find() ([]Rules, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer c.Close()
+	defer c.close()
 	var found []Rules
 	var errs []error
 	for _, find := range []func(*conn) ([]Rules, error){findTables, findNFTChains, findLegacyChains, findIPVS} {

@@ -5,8 +5,9 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"nftproxy/nfnetlink"
 )
 
 // Frontend is an address, protocol and port that rules lead to a Service, or refuse for it. Node
@@ -66,7 +67,7 @@ func readFrontends(read func(*conn, Frontends) error) (Frontends, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer c.Close()
+	defer c.close()
 	found := Frontends{}
 	return found, read(c, found)
 }
@@ -75,9 +76,10 @@ func readFrontends(read func(*conn, Frontends) error) (Frontends, error) {
 func (c *conn) addMaps(found Frontends, table string, maps ...string) error {
 	for _, f := range families() {
 		for _, name := range maps {
-			err := c.ask(unix.NFT_MSG_GETSETELEM, netlink.Dump, f, func(a attributes) error {
-				return addElements(found, a[unix.NFTA_SET_ELEM_LIST_ELEMENTS])
-			}, textAttribute(unix.NFTA_SET_ELEM_LIST_TABLE, table), textAttribute(unix.NFTA_SET_ELEM_LIST_SET, name))
+			of := named(unix.NFTA_SET_ELEM_LIST_TABLE, table).Text(unix.NFTA_SET_ELEM_LIST_SET, name)
+			err := c.ask(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, f, of, func(a nfnetlink.Attributes) error {
+				return addElements(found, a.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS))
+			})
 			if err != nil {
 				return fmt.Errorf("read map %s in table %s: %w", name, tableName(f, table), err)
 			}
@@ -86,22 +88,10 @@ func (c *conn) addMaps(found Frontends, table string, maps ...string) error {
 	return nil
 }
 
-func addElements(found Frontends, list []byte) error {
-	items, err := netlink.UnmarshalAttributes(list)
-	if err != nil {
-		return err
-	}
-	for _, item := range items {
-		element, err := parse(item.Data)
-		if err != nil {
-			return err
-		}
-		key, err := element.nest(unix.NFTA_SET_ELEM_KEY)
-		if err != nil {
-			return err
-		}
+func addElements(found Frontends, list nfnetlink.Attributes) (err error) {
+	for _, element := range list.Strict(&err) {
 		// Each field of a key fills four bytes, or a multiple.
-		value := key[unix.NFTA_DATA_VALUE]
+		value := element.Get(unix.NFTA_SET_ELEM_KEY).Get(unix.NFTA_DATA_VALUE)
 		at := len(value) - 8
 		if at < 0 {
 			continue
@@ -110,22 +100,19 @@ func addElements(found Frontends, list []byte) error {
 			found[Frontend{value[at], netip.AddrPortFrom(addr, binary.BigEndian.Uint16(value[at+4:]))}] = true
 		}
 	}
-	return nil
+	return err
 }
 
 // addRules adds the frontends of the rules in a chain of iptables-nft.
 func (c *conn) addRules(found Frontends, f family, table, chain string) error {
-	return c.ask(unix.NFT_MSG_GETRULE, netlink.Dump, f, func(a attributes) error {
-		if a.text(unix.NFTA_RULE_TABLE) != table || a.text(unix.NFTA_RULE_CHAIN) != chain {
-			return nil
-		}
+	return c.rules(f, table, chain, func(a nfnetlink.Attributes) error {
 		m := matches{family: f}
-		if err := m.read(a[unix.NFTA_RULE_EXPRESSIONS]); err != nil {
+		if err := m.read(a.Get(unix.NFTA_RULE_EXPRESSIONS)); err != nil {
 			return err
 		}
 		found.add(m)
 		return nil
-	}, textAttribute(unix.NFTA_RULE_TABLE, table), textAttribute(unix.NFTA_RULE_CHAIN, chain))
+	})
 }
 
 // add adds what a rule matches, if that is a frontend.

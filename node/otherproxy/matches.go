@@ -4,8 +4,9 @@ import (
 	"bytes"
 	"encoding/binary"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"nftproxy/nfnetlink"
 )
 
 // matches is what a rule of iptables matches: a destination address, a protocol and a port. Zero
@@ -29,50 +30,35 @@ const (
 
 // read reads the expressions of a rule of iptables-nft. It writes ports as its own expressions, or
 // as matches of iptables.
-func (m *matches) read(expressions []byte) error {
-	list, err := netlink.UnmarshalAttributes(expressions)
-	if err != nil {
-		return err
-	}
+func (m *matches) read(expressions nfnetlink.Attributes) (err error) {
 	registers := map[uint32]field{}
-	for _, item := range list {
-		expression, err := parse(item.Data)
-		if err != nil {
-			return err
-		}
-		data, err := expression.nest(unix.NFTA_EXPR_DATA)
-		if err != nil {
-			return err
-		}
-		switch expression.text(unix.NFTA_EXPR_NAME) {
+	for _, expression := range expressions.Strict(&err) {
+		data := expression.Get(unix.NFTA_EXPR_DATA)
+		switch expression.Text(unix.NFTA_EXPR_NAME) {
 		case "payload":
-			registers[data.uint32(unix.NFTA_PAYLOAD_DREG)] = m.payload(data)
+			registers[data.Uint32(unix.NFTA_PAYLOAD_DREG)] = m.payload(data)
 		case "meta":
 			f := otherField
-			if data.uint32(unix.NFTA_META_KEY) == unix.NFT_META_L4PROTO {
+			if data.Uint32(unix.NFTA_META_KEY) == unix.NFT_META_L4PROTO {
 				f = fieldProtocol
 			}
-			registers[data.uint32(unix.NFTA_META_DREG)] = f
+			registers[data.Uint32(unix.NFTA_META_DREG)] = f
 		case "bitwise": // a part of an address is none
-			registers[data.uint32(unix.NFTA_BITWISE_DREG)] = otherField
+			registers[data.Uint32(unix.NFTA_BITWISE_DREG)] = otherField
 		case "cmp":
-			value, err := data.nest(unix.NFTA_CMP_DATA)
-			if err != nil {
-				return err
-			}
-			if data.uint32(unix.NFTA_CMP_OP) == unix.NFT_CMP_EQ {
-				m.set(registers[data.uint32(unix.NFTA_CMP_SREG)], value[unix.NFTA_DATA_VALUE])
+			if data.Uint32(unix.NFTA_CMP_OP) == unix.NFT_CMP_EQ {
+				m.set(registers[data.Uint32(unix.NFTA_CMP_SREG)], data.Get(unix.NFTA_CMP_DATA).Get(unix.NFTA_DATA_VALUE))
 			}
 		case "match":
-			m.port = max(m.port, portOf(data.text(attrMatchName), data[attrMatchInfo]))
+			m.port = max(m.port, portOf(data.Text(attrMatchName), data.Get(attrMatchInfo)))
 		}
 	}
-	return nil
+	return err
 }
 
 // payload says which field of a packet an expression loads.
-func (m *matches) payload(data attributes) field {
-	base, offset, size := data.uint32(unix.NFTA_PAYLOAD_BASE), data.uint32(unix.NFTA_PAYLOAD_OFFSET), data.uint32(unix.NFTA_PAYLOAD_LEN)
+func (m *matches) payload(data nfnetlink.Attributes) field {
+	base, offset, size := data.Uint32(unix.NFTA_PAYLOAD_BASE), data.Uint32(unix.NFTA_PAYLOAD_OFFSET), data.Uint32(unix.NFTA_PAYLOAD_LEN)
 	addrOffset, addrSize := uint32(16), uint32(4)
 	if m.family == ipv6 {
 		addrOffset, addrSize = 24, 16

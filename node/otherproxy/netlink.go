@@ -1,13 +1,13 @@
 package otherproxy
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"strings"
+	"io"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"nftproxy/nfnetlink"
 )
 
 // family is an address family of nf_tables.
@@ -27,156 +27,108 @@ func (f family) String() string {
 	return "ip"
 }
 
-// conn is a socket to nf_tables.
-type conn struct{ *netlink.Conn }
+// conn is a socket to nf_tables. It is for one goroutine.
+type conn struct{ nfnetlink.Requester }
 
 func dial() (*conn, error) {
-	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	s, err := nfnetlink.Dial(nfnetlink.Config{})
 	if err != nil {
 		return nil, fmt.Errorf("open netlink socket: %w", err)
 	}
-	return &conn{c}, nil
+	c := &conn{}
+	c.Socket, c.Subsystem = s, unix.NFNL_SUBSYS_NFTABLES
+	return c, nil
 }
 
-// attribute is a netlink attribute with numbers in network byte order.
-type attribute struct {
-	kind  uint16
-	value []byte
-}
+func (c *conn) close() { _ = c.Socket.Close() }
 
-func textAttribute(kind uint16, value string) attribute {
-	return attribute{kind, append([]byte(value), 0)}
-}
-
-func uint64Attribute(kind uint16, value uint64) attribute {
-	return attribute{kind, binary.BigEndian.AppendUint64(nil, value)}
-}
-
-// message makes a message to nf_tables.
-func message(kind uint16, flags netlink.HeaderFlags, f family, attributes ...attribute) netlink.Message {
-	data := []byte{byte(f), unix.NFNETLINK_V0, 0, 0}
-	for _, a := range attributes {
-		data = binary.NativeEndian.AppendUint16(data, uint16(unix.SizeofNlAttr+len(a.value)))
-		data = binary.NativeEndian.AppendUint16(data, a.kind)
-		data = append(data, a.value...)
-		for len(data)%unix.NLA_ALIGNTO != 0 {
-			data = append(data, 0)
-		}
-	}
-	return netlink.Message{
-		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | kind), Flags: netlink.Request | flags}, Data: data,
-	}
+// named is the attributes that name an object, such as a chain by its table and its own name.
+func named(kind uint16, name string) *nfnetlink.Encoder {
+	return new(nfnetlink.Encoder).Text(kind, name)
 }
 
 // ask sends a request and visits the attributes of each object of the answer. An object that is
 // not there, or a kernel without the family, is no error and no object.
-func (c *conn) ask(kind uint16, flags netlink.HeaderFlags, f family, visit func(attributes) error, with ...attribute) error {
-	answers, err := c.Execute(message(kind, flags, f, with...))
+func (c *conn) ask(kind, flags uint16, f family, of *nfnetlink.Encoder, visit func(nfnetlink.Attributes) error) error {
+	err := c.Receive(kind, flags, uint8(f), of.B, func(m nfnetlink.Message) error {
+		if err := m.Attributes().Check(); err != nil {
+			return err
+		}
+		return visit(m.Attributes())
+	})
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
-	if err != nil {
-		return err
-	}
-	for _, m := range answers {
-		if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.Data) < nfgenLen {
-			continue
+	return err
+}
+
+// rules visits the rules of a chain.
+func (c *conn) rules(f family, table, chain string, visit func(nfnetlink.Attributes) error) error {
+	of := named(unix.NFTA_RULE_TABLE, table).Text(unix.NFTA_RULE_CHAIN, chain)
+	return c.ask(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, f, of, func(a nfnetlink.Attributes) error {
+		if a.Text(unix.NFTA_RULE_TABLE) != table || a.Text(unix.NFTA_RULE_CHAIN) != chain { // some kernels list all rules
+			return nil
 		}
-		a, err := parse(m.Data[nfgenLen:])
-		if err == nil {
-			err = visit(a)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+		return visit(a)
+	})
 }
-
-// nfgenLen is the length of a struct nfgenmsg.
-const nfgenLen = 4
-
-// attributes are the attributes of an object by their kinds.
-type attributes map[uint16][]byte
-
-func parse(b []byte) (attributes, error) {
-	list, err := netlink.UnmarshalAttributes(b)
-	if err != nil {
-		return nil, fmt.Errorf("read netlink attributes: %w", err)
-	}
-	a := attributes{}
-	for _, v := range list {
-		a[v.Type&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER)] = v.Data
-	}
-	return a, nil
-}
-
-func (a attributes) text(kind uint16) string { return strings.TrimRight(string(a[kind]), "\x00") }
-
-func (a attributes) uint64(kind uint16) uint64 {
-	if b := a[kind]; len(b) == 8 {
-		return binary.BigEndian.Uint64(b)
-	}
-	return 0
-}
-
-func (a attributes) uint32(kind uint16) uint32 {
-	if b := a[kind]; len(b) == 4 {
-		return binary.BigEndian.Uint32(b)
-	}
-	return 0
-}
-
-// nest returns the attributes in an attribute.
-func (a attributes) nest(kind uint16) (attributes, error) { return parse(a[kind]) }
 
 // generation is the number of the ruleset. Each transaction raises it.
 func (c *conn) generation() (uint32, error) {
-	var generation uint32
-	err := c.ask(unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC, func(a attributes) error {
-		generation = a.uint32(unix.NFTA_GEN_ID)
-		return nil
-	})
+	a, err := c.Get(unix.NFT_MSG_GETGEN, unix.AF_UNSPEC, nil)
 	if err != nil {
 		return 0, fmt.Errorf("read the generation of the ruleset: %w", err)
 	}
-	return generation, nil
+	return a.Uint32(unix.NFTA_GEN_ID), nil
 }
 
 // nfnlBatchGenID is NFNL_BATCH_GENID, which x/sys/unix lacks: the kernel refuses a transaction
 // (ERESTART) if the ruleset has another generation.
 const nfnlBatchGenID = 1
 
-// commit carries out the messages as one transaction on the ruleset of that generation.
-func commit(generation uint32, messages []netlink.Message) error {
+// batch is the messages of a transaction.
+type batch struct{ nfnetlink.Encoder }
+
+// newBatch begins a transaction on the ruleset of that generation.
+func newBatch(generation uint32) *batch {
+	b := &batch{}
+	at := b.BeginBatch(unix.NFNL_SUBSYS_NFTABLES, 0, 0)
+	b.Uint32(nfnlBatchGenID, generation).EndMessage(at)
+	return b
+}
+
+// delete adds a deletion.
+func (b *batch) delete(kind uint16, f family, of *nfnetlink.Encoder) {
+	at := b.BeginMessage(unix.NFNL_SUBSYS_NFTABLES<<8|kind, 0, 0, uint8(f))
+	b.B = append(b.B, of.B...)
+	b.EndMessage(at)
+}
+
+// commit carries out the transaction.
+func (b *batch) commit() error {
 	c, err := dial()
 	if err != nil {
 		return err
 	}
-	defer c.Close()
-	fence := func(kind uint16, flags netlink.HeaderFlags, with ...attribute) netlink.Message {
-		m := message(0, flags, unix.AF_UNSPEC, with...)
-		m.Header.Type = netlink.HeaderType(kind)
-		binary.BigEndian.PutUint16(m.Data[2:], unix.NFNL_SUBSYS_NFTABLES) // res_id
-		return m
-	}
-	genID := attribute{nfnlBatchGenID, binary.BigEndian.AppendUint32(nil, generation)}
-	batch := append([]netlink.Message{fence(unix.NFNL_MSG_BATCH_BEGIN, 0, genID)}, messages...)
-	batch = append(batch, fence(unix.NFNL_MSG_BATCH_END, 0))
-	size := 0
-	for _, m := range batch {
-		size += unix.SizeofNlMsghdr + len(m.Data) + unix.NLMSG_ALIGNTO
-	}
-	if err := c.SetWriteBuffer(size); err != nil {
-		return fmt.Errorf("set send buffer size: %w", err)
-	}
-	if _, err := c.SendMessages(batch); err != nil {
+	defer c.close()
+	b.EndBatch(unix.NFNL_SUBSYS_NFTABLES, 0, 0)
+	if _, err := c.Socket.WriteLimit(len(b.B)); err != nil {
 		return err
 	}
-	// The kernel has carried out the transaction by now. It answers only refusals, unless
-	// asked: so a last request tells that no refusal is queued before its answer.
-	_, err = c.Execute(message(unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC))
+	if err := c.Socket.Send(b.B); err != nil {
+		return err
+	}
+	// The kernel has carried out the transaction by now. It answers only refusals, unless asked: so no answer
+	// means that there was none.
+	datagram, err := c.Socket.Queued()
+	for m := range nfnetlink.Messages(datagram) {
+		if err == nil {
+			err = m.Err()
+		}
+	}
 	switch {
+	case err == io.EOF:
+		return nil
 	case errors.Is(err, unix.ERESTART), errors.Is(err, unix.ENOENT), errors.Is(err, unix.EBUSY):
 		return fmt.Errorf("%w: %w", ErrChanged, err)
 	case errors.Is(err, unix.EPERM):

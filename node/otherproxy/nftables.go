@@ -6,8 +6,9 @@ import (
 	"slices"
 
 	"github.com/google/nftables/userdata"
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"nftproxy/nfnetlink"
 )
 
 // kubeProxyTable is the name of kube-proxy's tables in nftables mode, and tableComment their
@@ -46,15 +47,15 @@ func findTable(c *conn, f family) (r Rules, there bool, err error) {
 		return r, false, err
 	}
 	r = Rules{Kind: NFTables, Table: tableName(f, kubeProxyTable), family: f, ruleset: generation}
-	err = c.ask(unix.NFT_MSG_GETTABLE, 0, f, func(a attributes) error {
+	err = c.ask(unix.NFT_MSG_GETTABLE, 0, f, named(unix.NFTA_TABLE_NAME, kubeProxyTable), func(a nfnetlink.Attributes) error {
 		there = true
-		r.mark = fmt.Sprint(a.uint64(attrTableHandle), a.uint32(unix.NFTA_TABLE_USE))
+		r.mark = fmt.Sprint(a.Uint64(attrTableHandle), a.Uint32(unix.NFTA_TABLE_USE))
 		// Kernels before 5.10 keep no comment.
-		if comment, has := userdata.GetString(a[attrTableUserdata], userdata.TypeComment); has && comment != tableComment {
+		if comment, has := userdata.GetString(a.Get(attrTableUserdata), userdata.TypeComment); has && comment != tableComment {
 			r.Keep = ErrUnknownTable
 		}
 		return nil
-	}, textAttribute(unix.NFTA_TABLE_NAME, kubeProxyTable))
+	})
 	if err != nil {
 		return r, false, fmt.Errorf("look up table %s: %w", r.Table, err)
 	}
@@ -62,9 +63,9 @@ func findTable(c *conn, f family) (r Rules, there bool, err error) {
 }
 
 func removeTable(r Rules) error {
-	return commit(r.ruleset, []netlink.Message{
-		message(unix.NFT_MSG_DELTABLE, 0, r.family, textAttribute(unix.NFTA_TABLE_NAME, kubeProxyTable)),
-	})
+	b := newBatch(r.ruleset)
+	b.delete(unix.NFT_MSG_DELTABLE, r.family, named(unix.NFTA_TABLE_NAME, kubeProxyTable))
+	return b.commit()
 }
 
 // jump is a rule of a chain that is not kube-proxy's, and leads to one that is.
@@ -97,17 +98,17 @@ func findNFTChainsIn(c *conn, f family, table string) (Rules, error) {
 		return r, err
 	}
 	var others []string
-	err = c.ask(unix.NFT_MSG_GETCHAIN, netlink.Dump, f, func(a attributes) error {
-		name := a.text(unix.NFTA_CHAIN_NAME)
+	err = c.ask(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, f, named(unix.NFTA_CHAIN_TABLE, table), func(a nfnetlink.Attributes) error {
+		name := a.Text(unix.NFTA_CHAIN_NAME)
 		switch {
-		case a.text(unix.NFTA_CHAIN_TABLE) != table: // the dump is of all tables
+		case a.Text(unix.NFTA_CHAIN_TABLE) != table: // the dump is of all tables
 		case isChain(table, name):
 			r.chains = append(r.chains, name)
 		default:
 			others = append(others, name)
 		}
 		return nil
-	}, textAttribute(unix.NFTA_CHAIN_TABLE, table))
+	})
 	if err != nil || len(r.chains) == 0 {
 		return r, err
 	}
@@ -123,22 +124,19 @@ func findNFTChainsIn(c *conn, f family, table string) (Rules, error) {
 
 // findJumps looks at the rules of a chain that is not kube-proxy's.
 func (r *Rules) findJumps(c *conn, table, chain string) error {
-	return c.ask(unix.NFT_MSG_GETRULE, netlink.Dump, r.family, func(a attributes) error {
-		if a.text(unix.NFTA_RULE_TABLE) != table || a.text(unix.NFTA_RULE_CHAIN) != chain {
-			return nil
-		}
+	return c.rules(r.family, table, chain, func(a nfnetlink.Attributes) error {
 		verdict, err := verdictOf(a)
 		switch {
 		case err != nil:
 			return err
 		case !isChain(table, verdict.chain):
 		case isBuiltin(chain) && isJumpComment(verdict.comment):
-			r.jumps = append(r.jumps, jump{chain, verdict.chain, a.uint64(unix.NFTA_RULE_HANDLE)})
+			r.jumps = append(r.jumps, jump{chain, verdict.chain, a.Uint64(unix.NFTA_RULE_HANDLE)})
 		case r.Keep == nil:
 			r.Keep = fmt.Errorf("%w: a rule in chain %s leads to %s", ErrForeign, chain, verdict.chain)
 		}
 		return nil
-	}, textAttribute(unix.NFTA_RULE_TABLE, table), textAttribute(unix.NFTA_RULE_CHAIN, chain))
+	})
 }
 
 // NFTA_MATCH_NAME and NFTA_MATCH_INFO, which x/sys/unix lacks.
@@ -157,68 +155,40 @@ type verdict struct {
 	comment string
 }
 
-func verdictOf(rule attributes) (v verdict, err error) {
-	v.comment, _ = userdata.GetString(rule[unix.NFTA_RULE_USERDATA], userdata.TypeComment)
-	list, err := netlink.UnmarshalAttributes(rule[unix.NFTA_RULE_EXPRESSIONS])
-	if err != nil {
-		return v, fmt.Errorf("read the expressions of a rule: %w", err)
-	}
-	for _, item := range list {
-		expression, err := parse(item.Data)
-		if err != nil {
-			return v, err
-		}
-		data, err := expression.nest(unix.NFTA_EXPR_DATA)
-		if err != nil {
-			return v, err
-		}
-		switch expression.text(unix.NFTA_EXPR_NAME) {
+func verdictOf(rule nfnetlink.Attributes) (v verdict, err error) {
+	v.comment, _ = userdata.GetString(rule.Get(unix.NFTA_RULE_USERDATA), userdata.TypeComment)
+	for _, expression := range rule.Get(unix.NFTA_RULE_EXPRESSIONS).Strict(&err) {
+		data := expression.Get(unix.NFTA_EXPR_DATA)
+		switch expression.Text(unix.NFTA_EXPR_NAME) {
 		case "match":
-			if data.text(attrMatchName) == "comment" {
-				v.comment = textOf(data[attrMatchInfo])
+			if data.Text(attrMatchName) == "comment" {
+				v.comment = textOf(data.Get(attrMatchInfo))
 			}
 		case "immediate":
-			if err := v.read(data); err != nil {
-				return v, err
+			// It may load another value than a verdict.
+			if to := data.Get(unix.NFTA_IMMEDIATE_DATA).Get(unix.NFTA_DATA_VERDICT); to != nil {
+				const accept = 1 // NF_ACCEPT
+				v.chain, v.accepts = to.Text(unix.NFTA_VERDICT_CHAIN), to.Uint32(unix.NFTA_VERDICT_CODE) == accept
 			}
 		}
 	}
-	return v, nil
-}
-
-// read reads an immediate expression, which may load another value than a verdict.
-func (v *verdict) read(immediate attributes) error {
-	value, err := immediate.nest(unix.NFTA_IMMEDIATE_DATA)
-	if err != nil {
-		return err
-	}
-	if _, is := value[unix.NFTA_DATA_VERDICT]; !is {
-		return nil
-	}
-	data, err := value.nest(unix.NFTA_DATA_VERDICT)
-	if err != nil {
-		return err
-	}
-	const accept = 1 // NF_ACCEPT
-	v.chain, v.accepts = data.text(unix.NFTA_VERDICT_CHAIN), data.uint32(unix.NFTA_VERDICT_CODE) == accept
-	return nil
+	return v, err
 }
 
 // removeNFTChains removes the rules that lead to the chains, and the chains. The tables and the
 // chains of iptables itself stay: other programs use them.
 func removeNFTChains(r Rules) error {
 	_, table, _ := cutTable(r.Table)
-	var batch []netlink.Message
+	b := newBatch(r.ruleset)
 	for _, j := range r.jumps {
-		batch = append(batch, message(unix.NFT_MSG_DELRULE, 0, r.family, textAttribute(unix.NFTA_RULE_TABLE, table),
-			textAttribute(unix.NFTA_RULE_CHAIN, j.chain), uint64Attribute(unix.NFTA_RULE_HANDLE, j.handle)))
+		b.delete(unix.NFT_MSG_DELRULE, r.family, named(unix.NFTA_RULE_TABLE, table).Text(unix.NFTA_RULE_CHAIN, j.chain).Uint64(unix.NFTA_RULE_HANDLE, j.handle))
 	}
 	// Chains lead to each other, so all are emptied first.
 	for _, chain := range r.chains {
-		batch = append(batch, message(unix.NFT_MSG_DELRULE, 0, r.family, textAttribute(unix.NFTA_RULE_TABLE, table), textAttribute(unix.NFTA_RULE_CHAIN, chain)))
+		b.delete(unix.NFT_MSG_DELRULE, r.family, named(unix.NFTA_RULE_TABLE, table).Text(unix.NFTA_RULE_CHAIN, chain))
 	}
 	for _, chain := range r.chains {
-		batch = append(batch, message(unix.NFT_MSG_DELCHAIN, 0, r.family, textAttribute(unix.NFTA_CHAIN_TABLE, table), textAttribute(unix.NFTA_CHAIN_NAME, chain)))
+		b.delete(unix.NFT_MSG_DELCHAIN, r.family, named(unix.NFTA_CHAIN_TABLE, table).Text(unix.NFTA_CHAIN_NAME, chain))
 	}
-	return commit(r.ruleset, batch)
+	return b.commit()
 }

@@ -6,8 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
+	"nftproxy/nfnetlink"
 )
 
 // Opening is a chain of kube-proxy's that accepts packets on a hook. Where something else on that hook drops
@@ -138,17 +137,14 @@ func (r *Rules) findOpenings(c *conn, table string) error {
 	for _, chain := range r.chains {
 		rules := &chainRules{}
 		chains[chain] = rules
-		err := c.ask(unix.NFT_MSG_GETRULE, netlink.Dump, r.family, func(a attributes) error {
-			if a.text(unix.NFTA_RULE_TABLE) != table || a.text(unix.NFTA_RULE_CHAIN) != chain {
-				return nil
-			}
+		err := c.rules(r.family, table, chain, func(a nfnetlink.Attributes) error {
 			verdict, err := verdictOf(a)
 			rules.accepts = rules.accepts || verdict.accepts
 			if verdict.chain != "" {
 				rules.targets = append(rules.targets, verdict.chain)
 			}
 			return err
-		}, textAttribute(unix.NFTA_RULE_TABLE, table), textAttribute(unix.NFTA_RULE_CHAIN, chain))
+		})
 		if err != nil {
 			return err
 		}

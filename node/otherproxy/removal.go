@@ -113,7 +113,7 @@ func (r Rules) again() (latest Rules, there bool, err error) {
 	if err != nil {
 		return r, false, err
 	}
-	defer c.Close()
+	defer c.close()
 	if r.Kind == NFTables {
 		return findTable(c, r.family)
 	}

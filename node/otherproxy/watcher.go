@@ -5,8 +5,9 @@ import (
 	"hash/fnv"
 	"slices"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"nftproxy/nfnetlink"
 )
 
 // Watcher looks for kube-proxy's rules again and again, at a cost that does not grow with their
@@ -36,7 +37,7 @@ func (w *Watcher) Look() (kinds []Kind, written bool, err error) {
 	if err != nil {
 		return nil, false, err
 	}
-	defer c.Close()
+	defer c.close()
 	has := map[Kind]bool{}
 	var marks []string
 	for _, f := range families() {
@@ -75,18 +76,17 @@ func (w *Watcher) Look() (kinds []Kind, written bool, err error) {
 
 // markOfChain returns what tells of changes of a chain, or "" if there is none.
 func (c *conn) markOfChain(f family, table, chain string) (mark string, err error) {
-	err = c.ask(unix.NFT_MSG_GETCHAIN, 0, f, func(a attributes) error {
-		mark = fmt.Sprint(chain, a.uint64(unix.NFTA_CHAIN_HANDLE), a.uint32(unix.NFTA_CHAIN_USE))
+	of := named(unix.NFTA_CHAIN_TABLE, table).Text(unix.NFTA_CHAIN_NAME, chain)
+	err = c.ask(unix.NFT_MSG_GETCHAIN, 0, f, of, func(a nfnetlink.Attributes) error {
+		mark = fmt.Sprint(chain, a.Uint64(unix.NFTA_CHAIN_HANDLE), a.Uint32(unix.NFTA_CHAIN_USE))
 		return nil
-	}, textAttribute(unix.NFTA_CHAIN_TABLE, table), textAttribute(unix.NFTA_CHAIN_NAME, chain))
+	})
 	// The rules of these chains are few, whatever Services there are.
 	if err == nil && mark != "" && slices.Contains([]string{"KUBE-POSTROUTING", "KUBE-FORWARD"}, chain) {
-		err = c.ask(unix.NFT_MSG_GETRULE, netlink.Dump, f, func(a attributes) error {
-			if a.text(unix.NFTA_RULE_TABLE) == table && a.text(unix.NFTA_RULE_CHAIN) == chain {
-				mark += fmt.Sprint(" ", a.uint64(unix.NFTA_RULE_HANDLE))
-			}
+		err = c.rules(f, table, chain, func(a nfnetlink.Attributes) error {
+			mark += fmt.Sprint(" ", a.Uint64(unix.NFTA_RULE_HANDLE))
 			return nil
-		}, textAttribute(unix.NFTA_RULE_TABLE, table), textAttribute(unix.NFTA_RULE_CHAIN, chain))
+		})
 	}
 	if err != nil {
 		return "", fmt.Errorf("look up chain %s in table %s %s: %w", chain, f, table, err)
