@@ -42,7 +42,7 @@ func (p *tablePlan) withIdleRules(old, want *Chain) *Chain {
 
 // obeysWord says whether the rule masquerades by what an earlier rule has left on the packet or connection.
 func (r Rule) obeysWord() bool {
-	if len(r) == 0 || r[len(r)-1] != Statement(Masquerade{}) {
+	if r = r.Body(); len(r) == 0 || r[len(r)-1] != Statement(Masquerade{}) {
 		return false
 	}
 	switch r[0].(type) {

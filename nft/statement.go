@@ -108,6 +108,24 @@ type Counter struct{}
 // character or a quotation mark.
 type Comment string
 
+// Comment returns the text of the rule's comment, empty if it has none.
+func (r Rule) Comment() string {
+	if len(r) > 0 {
+		if c, ok := r[len(r)-1].(Comment); ok {
+			return string(c)
+		}
+	}
+	return ""
+}
+
+// Body returns the rule without its comment.
+func (r Rule) Body() Rule {
+	if r.Comment() != "" {
+		return r[:len(r)-1]
+	}
+	return r
+}
+
 // Reject refuses: with a TCP reset (the rule must have matched TCP), else with
 // ICMP port unreachable.
 type Reject struct{ TCPReset bool }

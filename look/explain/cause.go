@@ -77,6 +77,11 @@ func (x *explainer) findForeignRule(w *nft.Way, s *nft.Step) {
 	default:
 		return
 	}
+	if ruleset.EarlierVersion(x.contents) {
+		x.cause("an earlier version of nftproxy has written the tables: this command does not know what their rules are for")
+		x.remedy("start this version of nftproxy, which writes its rules anew, or ask with the command of that version")
+		return
+	}
 	x.cause("another process has changed nftproxy's table: rule %d of chain %s is not nftproxy's (%s)", s.Number, s.Chain, s.Rule.Text(s.Table.Family))
 	x.remedy("nft -a list chain %s %s shows the rule; a running nftproxy restores its tables within a second, so start it if it does not run", s.Table, s.Chain)
 }

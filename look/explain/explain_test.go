@@ -280,7 +280,7 @@ service ns/none created 2026-01-01T00:00:00Z
 			for chain, wanted := range meets {
 				c := w.table().Chains[chain]
 				for i, r := range c.Rules {
-					for at := range len(r) + 1 {
+					for at := range len(r.Body()) + 1 { // the kernel has the comment beside the statements
 						rules := slices.Clone(c.Rules)
 						rules[i] = slices.Insert(slices.Clone(r), at, nft.Statement(nft.Counter{}))
 						w.table().Chains[chain] = &nft.Chain{Name: c.Name, Hook: c.Hook, Rules: rules}

@@ -69,7 +69,7 @@ func (x *explainer) findFrontend(s *nft.Step) {
 
 // purpose is what the rule of a step is for.
 func (x *explainer) purpose(s *nft.Step) ruleset.Purpose {
-	return ruleset.PurposeOf(x.contents.Chains[s.Chain], s.Number)
+	return ruleset.PurposeOf(s.Rule)
 }
 
 // results adds up the outcomes.
@@ -264,7 +264,7 @@ func (x *explainer) steps(w *nft.Way, from int) []Step {
 	for i := from; i < len(w.Steps); i++ {
 		s := &w.Steps[i]
 		step := Step{
-			Hook: s.Hook.String(), Table: s.Table.String(), Chain: s.Chain, Number: s.Number, Rule: s.Rule.Text(s.Table.Family), Matched: s.Matched, Elements: []string{},
+			Hook: s.Hook.String(), Table: s.Table.String(), Chain: s.Chain, Number: s.Number, Rule: s.Rule.Body().Text(s.Table.Family), Matched: s.Matched, Elements: []string{},
 		}
 		for _, l := range s.Lookups {
 			if l.Found {

@@ -120,7 +120,7 @@ func (x *explainer) sayTranslation(p ruleset.Purpose, s *nft.Step, w *nft.Way) (
 	case ruleset.Unmark:
 		return "the endpoint is on the node itself: the mark is cleared, and nothing is masqueraded", false
 	}
-	return s.Rule.Text(s.Table.Family), true
+	return s.Rule.Body().Text(s.Table.Family), true
 }
 
 // sayPassedOver says why a rule did not match.
@@ -142,7 +142,7 @@ func (x *explainer) sayPassedOver(p ruleset.Purpose, s *nft.Step) (text string, 
 	case ruleset.AdmitSource:
 		return fmt.Sprintf("%s is in none of the source ranges %s", x.question.Packet.Src.Addr(), x.rangesText(s.Chain)), false
 	case ruleset.ForPods:
-		if ruleset.PurposeOf(x.contents.Chains[s.Chain], s.Number+1) == ruleset.ForPods {
+		if rules := x.contents.Chains[s.Chain].Rules; s.Number < len(rules) && ruleset.PurposeOf(rules[s.Number]) == ruleset.ForPods {
 			return x.condition(s), false // another range may have it
 		}
 		return x.condition(s) + ", so the client is no pod of the cluster", false
@@ -166,7 +166,7 @@ func (x *explainer) sayPassedOver(p ruleset.Purpose, s *nft.Step) (text string, 
 			return fmt.Sprintf("map %s is full: the client is not remembered", clean(setOf(s))), false
 		}
 	}
-	return "it does not match: " + s.Rule.Text(s.Table.Family), true
+	return "it does not match: " + s.Rule.Body().Text(s.Table.Family), true
 }
 
 // sayFrontend says what a map of frontends has for the packet.
@@ -184,7 +184,7 @@ func (x *explainer) sayFrontend(s *nft.Step, what string) string {
 		}
 		return fmt.Sprintf("map %s has %s%s: %s", l.Set.Name, what, of, verdictText(l.Element.Verdict))
 	}
-	return s.Rule.Text(s.Table.Family)
+	return s.Rule.Body().Text(s.Table.Family)
 }
 
 func frontendText(f ruleset.ServiceName) string {
@@ -287,7 +287,7 @@ func (x *explainer) condition(s *nft.Step) string {
 	}
 	m, at := statement[nft.MatchInput](s.Rule)
 	if at < 0 {
-		return s.Rule.Text(s.Table.Family)
+		return s.Rule.Body().Text(s.Table.Family)
 	}
 	name := m.Name
 	if m.Prefix {

@@ -169,7 +169,7 @@ func (p *Packet) decide(s Step, rule nft.Rule) {
 // ruleText is the rule in nft's syntax. What has no syntax there stands as dots.
 func ruleText(r nft.Rule, f nft.Family) string {
 	var words []string
-	for _, s := range r {
+	for _, s := range r.Body() {
 		if s == (nft.Unknown{}) {
 			words = append(words, "...")
 			continue

@@ -98,7 +98,7 @@ func affinityMap(name string) *nft.Set {
 func learningRules(learning []*access) []nft.Rule {
 	var rules []nft.Rule
 	for _, a := range learning {
-		rules = append(rules, nft.Rule{nft.MatchDNATed{}, nft.VMap{Key: a.original, Map: a.learners}})
+		rules = append(rules, FindLearner.rule(nft.MatchDNATed{}, nft.VMap{Key: a.original, Map: a.learners}))
 	}
 	return rules
 }
@@ -109,10 +109,10 @@ func learningRules(learning []*access) []nft.Rule {
 func (a *access) learnRules(of clients, lists clientList, timeout time.Duration) []nft.Rule {
 	var rules []nft.Rule
 	for list := range lists.each() {
-		rules = append(rules, nft.Rule{
+		rules = append(rules, Remember.rule(
 			nft.InSet{Key: join(a.original, target()...), Set: a.rememberable(list)},
 			nft.Update{Map: list.mapName(of), Key: nft.Fields{nft.OrigSaddr}, Data: target(), Timeout: timeout},
-		})
+		))
 	}
 	return rules
 }
@@ -228,7 +228,7 @@ func rememberingRules(chain *nft.Chain) iter.Seq2[nft.InSet, nft.Update] {
 			return
 		}
 		for _, r := range chain.Rules {
-			if len(r) != 2 {
+			if r = r.Body(); len(r) != 2 {
 				continue
 			}
 			from, asks := r[0].(nft.InSet)

@@ -130,12 +130,12 @@ func (a *access) externalLocalChain(cfg *Config, p pods) *nft.Chain {
 	cluster := nft.VMap{Key: a.key, Map: a.clusterVerdicts}
 	var rules []nft.Rule
 	for _, pods := range p.each() {
-		rules = append(rules, nft.Rule{pods, cluster})
+		rules = append(rules, ForPods.rule(pods, cluster))
 	}
 	return &nft.Chain{Name: a.externalChain, Rules: append(rules,
-		nft.Rule{nft.MatchLocal{Field: nft.Saddr}, cfg.toMasquerade(), cluster},
-		nft.Rule{nft.VMap{Key: a.key, Map: a.localVerdicts}},
-		nft.Rule{gotoChain(a.refusalChain(NoLocalEndpoints))},
+		ForNode.rule(nft.MatchLocal{Field: nft.Saddr}, cfg.toMasquerade(), cluster),
+		ForOutsiders.rule(nft.VMap{Key: a.key, Map: a.localVerdicts}),
+		DropNotLocal.rule(gotoChain(a.refusalChain(NoLocalEndpoints))),
 	)}
 }
 
@@ -236,7 +236,7 @@ func sets(cfg *Config) treap.Map[string, *nft.Set] {
 // look for the address themselves: a jump to a chain that does so would make the
 // set-up of each connection 0.9 % dearer.
 func fixedChains(cfg *Config) []*nft.Chain {
-	arriving := []nft.Rule{{nft.VMap{Key: addressKey(), Map: services}}, {jump(dispatch)}}
+	arriving := []nft.Rule{FindFrontend.rule(nft.VMap{Key: addressKey(), Map: services}), FindOthers.rule(jump(dispatch))}
 	return append(refusalChains(cfg),
 		restrictedChain(),
 		&nft.Chain{Name: prerouting, Hook: &nft.Hook{Name: nft.Prerouting, Priority: PriorityDstnat}, Rules: arriving},
@@ -273,7 +273,7 @@ func leavingChains(cfg *Config, f nft.Family, ranges treap.Map[string, netip.Pre
 	rules := learningRules(l.learning)
 	unserved := rangeRules(f, ranges, l.spared)
 	if l.unlisted {
-		unserved = append(unserved, clusterIPRule(checkUntranslated, l.spared))
+		unserved = append(unserved, DropUntranslated.rule(toClusterIP(checkUntranslated, l.spared)...))
 	}
 	return []*nft.Chain{
 		{
@@ -281,7 +281,7 @@ func leavingChains(cfg *Config, f nft.Family, ranges treap.Map[string, netip.Pre
 			Hook: &nft.Hook{Name: nft.Postrouting, Priority: priorityLeaving},
 			Rules: slices.Concat(unserved, rules, []nft.Rule{
 				cfg.masqueradeRule(),
-				{nft.InSet{Key: pair(), Set: hairpin}, nft.MatchDNATed{}, nft.Masquerade{}},
+				MasqueradeHairpin.rule(nft.InSet{Key: pair(), Set: hairpin}, nft.MatchDNATed{}, nft.Masquerade{}),
 			}),
 		},
 		{
@@ -296,12 +296,12 @@ func leavingChains(cfg *Config, f nft.Family, ranges treap.Map[string, netip.Pre
 // refuses other ports of cluster IPs and looks up node ports. It leaves other
 // addresses of ServiceCIDRs alone: a Service of another proxy may have them.
 func dispatchChain(cfg *Config, f nft.Family, node *service.Node, s spared) *nft.Chain {
-	rules := []nft.Rule{clusterIPRule(checkUnknownPort, s)}
+	rules := []nft.Rule{RefuseUnknownPort.rule(toClusterIP(checkUnknownPort, s)...)}
 	lookup := nft.VMap{Key: nodePortKey(), Map: nodePorts}
 	if _, all := cfg.NodePortAddresses.On(node, f == nft.IPv6); all {
-		rules = append(rules, nft.Rule{nft.MatchLocal{Field: nft.Daddr}, nft.MatchAddr{Field: nft.Daddr, Not: true, Prefix: loopback(f)}, lookup})
+		rules = append(rules, FindNodePort.rule(nft.MatchLocal{Field: nft.Daddr}, nft.MatchAddr{Field: nft.Daddr, Not: true, Prefix: loopback(f)}, lookup))
 	} else {
-		rules = append(rules, nft.Rule{nft.InSet{Key: daddr(), Set: nodePortAddresses}, lookup})
+		rules = append(rules, FindNodePort.rule(nft.InSet{Key: daddr(), Set: nodePortAddresses}, lookup))
 	}
 	return &nft.Chain{Name: dispatch, Rules: rules}
 }

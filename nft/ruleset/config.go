@@ -63,16 +63,16 @@ func (c *Config) toMasquerade() nft.Statement {
 // masqueradeRule masquerades what toMasquerade was said of.
 func (c *Config) masqueradeRule() nft.Rule {
 	if mark := c.mark(); mark != 0 {
-		return nft.Rule{nft.MatchMark{Mask: mark}, nft.ClearMark{Mask: mark}, nft.Masquerade{}}
+		return MasqueradeMarked.rule(nft.MatchMark{Mask: mark}, nft.ClearMark{Mask: mark}, nft.Masquerade{})
 	}
-	return nft.Rule{nft.MatchLabel{Bit: masqueradeLabel}, nft.Masquerade{}}
+	return MasqueradeMarked.rule(nft.MatchLabel{Bit: masqueradeLabel}, nft.Masquerade{})
 }
 
 // arrivedRules are for packets that stay on the node. They have no source to hide, but perhaps a
 // mark to clear.
 func (c *Config) arrivedRules() []nft.Rule {
 	if mark := c.mark(); mark != 0 {
-		return []nft.Rule{{nft.MatchMark{Mask: mark}, nft.ClearMark{Mask: mark}}}
+		return []nft.Rule{Unmark.rule(nft.MatchMark{Mask: mark}, nft.ClearMark{Mask: mark})}
 	}
 	return nil
 }

@@ -84,9 +84,6 @@ func readAll(m *nft.Model, table string, node *service.Node) {
 		ruleset.LocalEndpoints(c)
 		for _, chain := range c.Chains {
 			ruleset.KindOfChain(chain)
-			for i := range chain.Rules {
-				ruleset.PurposeOf(chain, i+1)
-			}
 		}
 	}
 }

@@ -76,198 +76,28 @@ const (
 	Unmark            Purpose = "clear the mark"
 )
 
-// PurposeOf returns what a chain's rule is for. number is the rule's place in the chain, from 1. It
-// returns NoPurpose if no program of this version has such a rule there.
-func PurposeOf(c *nft.Chain, number int) Purpose {
-	r := withoutCounters(c.Rules[number-1])
-	last := number == len(c.Rules)
-	switch {
-	case c.Hook != nil:
-		return purposeInBase(c, number, r)
-	case c.Name == dispatch:
-		return choosePurpose(
-			purposeIf{kinds(r, "InSet", "MatchLocal", "Verdict") && setAt(r, 0) == clusterIPs && refuses(r), RefuseUnknownPort},
-			purposeIf{kinds(r, "MatchLocal", "MatchAddr", "VMap") && setAt(r, 2) == nodePorts, FindNodePort},
-			purposeIf{kinds(r, "InSet", "VMap") && setAt(r, 0) == nodePortAddresses && setAt(r, 1) == nodePorts, FindNodePort})
-	case isCheck(c.Name):
-		return choosePurpose(
-			purposeIf{kinds(r, "InSet", "Verdict") && setAt(r, 0) == reachable && isReturn(r), SpareNetworks},
-			purposeIf{kinds(r, "MatchDNATed", "InSet", "Verdict") && isReturn(r), SpareServices},
-			purposeIf{kinds(r, "MatchAddr", "Verdict") && isReturn(r), SpareDecided},
-			purposeIf{last && len(r) == 1 && refuses(r), SpareNothing})
-	case isRefusing(c.Name):
-		return choosePurpose(
-			purposeIf{kinds(r, "MatchProto", "Reject"), RefuseTCP}, purposeIf{kinds(r, "Reject"), RefuseOthers},
-			purposeIf{isDrop(r), DropCounted}, purposeIf{kinds(r, "InSet") && RefusalSets()[setAt(r, 0)] != "", CountForService})
-	case c.Name == servicesRestricted:
-		return choosePurpose(purposeIf{isVMap(r, servicesRestricted), FindRestricted}, purposeIf{last && isDrop(r), DropRestricted})
-	case strings.HasPrefix(c.Name, sourceRanges):
-		admits := kinds(r, "InSet", "Verdict") && r[1] == nft.Statement(nft.Verdict{Code: nft.Goto, Chain: servicesRestricted})
-		return choosePurpose(
-			purposeIf{admits && setAt(r, 0) == c.Name, AdmitSource}, purposeIf{admits && setAt(r, 0) == loadBalancerSources, AdmitLoadBalancer},
-			purposeIf{last && len(r) == 1 && refuses(r), DropSource})
-	case c.Name == externalLocal, c.Name == nodePortExternalLocal:
-		return purposeInExternalLocal(r, last)
+// rule is a rule for the purpose. Its comment says so, in the kernel too.
+func (p Purpose) rule(statements ...nft.Statement) nft.Rule {
+	return append(statements, nft.Comment(p))
+}
+
+// PurposeOf returns what a rule is for, as its comment says. It returns NoPurpose for a rule without a comment, which is
+// another program's, or of a version that wrote no comments (EarlierVersion).
+func PurposeOf(r nft.Rule) Purpose { return Purpose(r.Comment()) }
+
+// EarlierVersion says whether a version of nftproxy has written the table that gave its rules no comments.
+func EarlierVersion(c *nft.Contents) bool {
+	first := c.Chains[prerouting]
+	return first != nil && len(first.Rules) > 0 && isVMap(first.Rules[0], services)
+}
+
+// isVMap says whether the rule does what the map has for the packet, and nothing else. Its comment counts too.
+func isVMap(r nft.Rule, name string) bool {
+	if len(r) != 1 {
+		return false
 	}
-	return purposeInShared(c.Name, r, last)
-}
-
-// isRefusing says whether the chain does nothing but refuse or drop packets.
-func isRefusing(chain string) bool {
-	return slices.ContainsFunc(Causes(), func(c Cause) bool { return slices.Contains(c.Chains(), chain) })
-}
-
-// refuses says whether the rule ends with a drop, or leads to a chain that refuses or drops.
-func refuses(r nft.Rule) bool {
-	v, ok := r[len(r)-1].(nft.Verdict)
-	return ok && (v.Code == nft.Drop || v.Code == nft.Goto && isRefusing(v.Chain) ||
-		v.Code == nft.Jump && isCheck(v.Chain))
-}
-
-func isReturn(r nft.Rule) bool { return r[len(r)-1] == nft.Statement(nft.Verdict{Code: nft.Return}) }
-
-// purposeIf is a purpose with its condition.
-type purposeIf struct {
-	holds   bool
-	purpose Purpose
-}
-
-// choosePurpose returns the first purpose whose condition holds.
-func choosePurpose(list ...purposeIf) Purpose {
-	for _, p := range list {
-		if p.holds {
-			return p.purpose
-		}
-	}
-	return NoPurpose
-}
-
-func purposeInBase(c *nft.Chain, number int, r nft.Rule) Purpose {
-	switch c.Name {
-	case prerouting, output:
-		return choosePurpose(purposeIf{isVMap(r, services) && number == 1, FindFrontend}, purposeIf{isRule(r, jump(dispatch)), FindOthers})
-	case postrouting, input:
-		return choosePurpose(
-			purposeIf{kinds(r, "MatchAddr", "MatchLocal", "Verdict") && refuses(r), DropUnallocated},
-			purposeIf{kinds(r, "InSet", "MatchLocal", "Verdict") && refuses(r) && setAt(r, 0) == clusterIPs, DropUntranslated},
-			purposeIf{kinds(r, "MatchDNATed", "VMap"), FindLearner},
-			purposeIf{kinds(r, "MatchMark", "ClearMark", "Masquerade") || kinds(r, "MatchLabel", "Masquerade"), MasqueradeMarked},
-			purposeIf{kinds(r, "InSet", "MatchDNATed", "Masquerade") && setAt(r, 0) == hairpin, MasqueradeHairpin},
-			purposeIf{kinds(r, "MatchMark", "ClearMark"), Unmark})
-	}
-	return NoPurpose
-}
-
-func purposeInExternalLocal(r nft.Rule, last bool) Purpose {
-	cluster := len(r) > 0 && slices.Contains([]string{servicesCluster, nodePortsCluster}, setAt(r, len(r)-1))
-	return choosePurpose(
-		purposeIf{cluster && (kinds(r, "MatchAddr", "VMap") || kinds(r, "MatchInput", "VMap")), ForPods},
-		purposeIf{cluster && (kinds(r, "MatchLocal", "SetMark", "VMap") || kinds(r, "MatchLocal", "SetLabel", "VMap")), ForNode},
-		purposeIf{isVMap(r, servicesLocal) || isVMap(r, nodePortsLocal), ForOutsiders},
-		purposeIf{last && len(r) == 1 && refuses(r), DropNotLocal})
-}
-
-// purposeInShared is about the chains that sharedChain names.
-func purposeInShared(chain string, r nft.Rule, last bool) Purpose {
-	if strings.HasPrefix(strings.TrimPrefix(chain, "node-port-"), "learn-") {
-		return choosePurpose(purposeIf{kinds(r, "InSet", "Update"), Remember})
-	}
-	kind := strings.TrimPrefix(kindOfChain(chain), "node-port-")
-	if kind = strings.TrimPrefix(kind, "local-"); !strings.HasPrefix(kind, "endpoints-") {
-		return NoPurpose
-	}
-	remembers := strings.Contains(chain, "affinity-")
-	mod := uint32(0)
-	if kinds(r, "DNAT") {
-		mod = r[0].(nft.DNAT).Mod
-	}
-	goOn := kinds(r, "Verdict") && r[0].(nft.Verdict).Code == nft.Goto
-	single := kind == "endpoints-1" || strings.HasPrefix(kind, "endpoints-1-")
-	return choosePurpose(
-		purposeIf{kinds(r, "Update"), NoteRecent},
-		purposeIf{kinds(r, "SetMark") || kinds(r, "SetLabel"), MarkAll},
-		purposeIf{marksOutsiders(r), MarkOutsiders},
-		purposeIf{remembers && kinds(r, "MatchProto", "DNAT"), FindClient},
-		purposeIf{remembers && last && goOn, NewClient},
-		purposeIf{!remembers && mod == 1 && !single, ChooseFirst},
-		purposeIf{!remembers && mod > 0, Choose},
-		purposeIf{!remembers && last && isDrop(r), DropUnchosen})
-}
-
-// marksOutsiders says whether the rule marks packets that come from none of some ranges, or not by some interface.
-func marksOutsiders(r nft.Rule) bool {
-	last := len(r) - 1
-	ranges := last > 0 && !slices.ContainsFunc(r[:last], func(s nft.Statement) bool { return kindName(s) != "MatchAddr" })
-	return (ranges || kinds(r[:max(last, 0)], "MatchInput")) && (kindName(r[last]) == "SetMark" || kindName(r[last]) == "SetLabel")
-}
-
-// withoutCounters returns the rule without the statements that change nothing of a packet.
-func withoutCounters(r nft.Rule) nft.Rule {
-	return slices.DeleteFunc(slices.Clone(r), func(s nft.Statement) bool { return s == nft.Statement(nft.Counter{}) })
-}
-
-// kinds says whether the rule has statements of these types, and no others.
-func kinds(r nft.Rule, names ...string) bool {
-	return slices.EqualFunc(r, names, func(s nft.Statement, name string) bool { return kindName(s) == name })
-}
-
-func kindName(s nft.Statement) string {
-	switch s.(type) {
-	case nft.MatchAddr:
-		return "MatchAddr"
-	case nft.MatchProto:
-		return "MatchProto"
-	case nft.MatchLocal:
-		return "MatchLocal"
-	case nft.MatchInput:
-		return "MatchInput"
-	case nft.MatchMark:
-		return "MatchMark"
-	case nft.MatchLabel:
-		return "MatchLabel"
-	case nft.SetLabel:
-		return "SetLabel"
-	case nft.MatchDNATed:
-		return "MatchDNATed"
-	case nft.InSet:
-		return "InSet"
-	case nft.VMap:
-		return "VMap"
-	case nft.DNAT:
-		return "DNAT"
-	case nft.Update:
-		return "Update"
-	case nft.SetMark:
-		return "SetMark"
-	case nft.ClearMark:
-		return "ClearMark"
-	case nft.Masquerade:
-		return "Masquerade"
-	case nft.Reject:
-		return "Reject"
-	case nft.Verdict:
-		return "Verdict"
-	}
-	return ""
-}
-
-// isRule says whether the rule is this one statement.
-func isRule(r nft.Rule, s nft.Verdict) bool { return len(r) == 1 && r[0] == nft.Statement(s) }
-
-func isDrop(r nft.Rule) bool { return isRule(r, nft.Verdict{Code: nft.Drop}) }
-
-// isVMap says whether the rule does what the map has for the packet, and nothing else.
-func isVMap(r nft.Rule, name string) bool { return kinds(r, "VMap") && setAt(r, 0) == name }
-
-// setAt returns the set or map of a statement, empty if it has none.
-func setAt(r nft.Rule, i int) string {
-	switch s := r[i].(type) {
-	case nft.InSet:
-		return s.Set
-	case nft.VMap:
-		return s.Map
-	}
-	return ""
+	m, ok := r[0].(nft.VMap)
+	return ok && m.Map == name
 }
 
 // ServiceName is what the comment of a frontend's element says of its Service.

@@ -249,6 +249,7 @@ func serviceCIDRs(c *nft.Contents) []netip.Prefix {
 		return nil
 	}
 	for _, r := range c.Chains[postrouting].Rules {
+		r = r.Body()
 		// Earlier versions dropped packets here.
 		if len(r) != 3 || r[1] != notOwn() || r[2] != gotoChain(string(UnallocatedAddress)) && r[2] != jump(checkUnallocated) && r[2] != (nft.Verdict{Code: nft.Drop}) {
 			continue

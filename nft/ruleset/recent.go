@@ -29,7 +29,7 @@ func (a *access) recentSet() *nft.Set { return &nft.Set{Name: a.recent, Key: a.k
 // translation: who sees no key in the set may be sure that no connection has been
 // translated since RecentFor. It is a rule of its own, since a full set ends its rule.
 func (a *access) recentRule() nft.Rule {
-	return nft.Rule{nft.Update{Map: a.recent, Key: a.key, Timeout: RecentFor}}
+	return NoteRecent.rule(nft.Update{Map: a.recent, Key: a.key, Timeout: RecentFor})
 }
 
 // Recent is the set of a claim's family that has its key while it had a new connection

@@ -126,13 +126,13 @@ func refusalChains(cfg *Config) []*nft.Chain {
 }
 
 func countingChains() []*nft.Chain {
-	drop := nft.Rule{nft.Counter{}, nft.Verdict{Code: nft.Drop}}
+	drop := DropCounted.rule(nft.Counter{}, nft.Verdict{Code: nft.Drop})
 	// A reset reaches the client at once; after ICMP many give up only when they have
 	// sent their SYN again, a second later.
 	reject := func() []nft.Rule {
 		return []nft.Rule{
-			{nft.MatchProto{Protocol: uint8(service.TCP)}, nft.Counter{}, nft.Reject{TCPReset: true}},
-			{nft.Counter{}, nft.Reject{}},
+			RefuseTCP.rule(nft.MatchProto{Protocol: uint8(service.TCP)}, nft.Counter{}, nft.Reject{TCPReset: true}),
+			RefuseOthers.rule(nft.Counter{}, nft.Reject{}),
 		}
 	}
 	chains := []*nft.Chain{
@@ -151,7 +151,7 @@ func countingChains() []*nft.Chain {
 
 // refusalRule has the Service's element count.
 func (a *access) refusalRule(c Cause) nft.Rule {
-	return nft.Rule{nft.InSet{Key: a.key, Set: a.refusalSet(c)}}
+	return CountForService.rule(nft.InSet{Key: a.key, Set: a.refusalSet(c)})
 }
 
 // addRefusal adds the element that counts the frontend's packets of the cause.
@@ -174,10 +174,10 @@ func gotoChain(chain string) nft.Verdict { return nft.Verdict{Code: nft.Goto, Ch
 // the node; that address keeps its other ports.
 func notOwn() nft.Statement { return nft.MatchLocal{Field: nft.Daddr, Not: true} }
 
-// clusterIPRule leads packets to a cluster IP that were not translated to the chain of the
+// toClusterIP leads packets to a cluster IP that were not translated to the chain of the
 // cause, by a chain that spares some.
-func clusterIPRule(check string, s spared) nft.Rule {
-	return nft.Rule{nft.InSet{Key: daddr(), Set: clusterIPs}, notOwn(), s.verdict(check)}
+func toClusterIP(check string, s spared) []nft.Statement {
+	return []nft.Statement{nft.InSet{Key: daddr(), Set: clusterIPs}, notOwn(), s.verdict(check)}
 }
 
 // rangeRules drop packets to a ServiceCIDR that were not translated. No service has
@@ -186,7 +186,7 @@ func rangeRules(f nft.Family, ranges treap.Map[string, netip.Prefix], s spared) 
 	var rules []nft.Rule
 	for _, cidr := range ranges.All() {
 		if cidr.Addr().Is6() == (f == nft.IPv6) {
-			rules = append(rules, nft.Rule{nft.MatchAddr{Field: nft.Daddr, Prefix: cidr}, notOwn(), s.verdict(checkUnallocated)})
+			rules = append(rules, DropUnallocated.rule(nft.MatchAddr{Field: nft.Daddr, Prefix: cidr}, notOwn(), s.verdict(checkUnallocated)))
 		}
 	}
 	return rules

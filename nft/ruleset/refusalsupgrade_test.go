@@ -33,7 +33,7 @@ func withoutCauses(p *nft.Program) *nft.Program {
 			next := &nft.Chain{Name: name, Hook: chain.Hook}
 			for _, r := range chain.Rules {
 				var rule nft.Rule
-				for _, s := range r {
+				for _, s := range r.Body() {
 					if v, ok := s.(nft.Verdict); ok {
 						s = withoutCause(v)
 					}
@@ -41,10 +41,10 @@ func withoutCauses(p *nft.Program) *nft.Program {
 						rule = append(rule, s)
 					}
 				}
-				if in, ok := r[0].(nft.InSet); len(r) == 1 && ok && in.Set != "" {
+				if in, ok := r[0].(nft.InSet); len(r.Body()) == 1 && ok && in.Set != "" {
 					continue // it only counts
 				}
-				next.Rules = append(next.Rules, rule)
+				next.Rules = append(next.Rules, rule) // without its comment, as that version
 			}
 			table.Chains = table.Chains.Set(name, next)
 		}

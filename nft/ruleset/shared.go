@@ -95,17 +95,17 @@ func (s sharedChain) chain(cfg *Config, p pods) *nft.Chain {
 	if next, ok := s.next(); ok {
 		return &nft.Chain{Name: s.name(), Rules: append(rules,
 			// The protocol is known; but nft reads no translation of ports without it.
-			nft.Rule{nft.MatchProto{Protocol: uint8(s.clients.protocol)}, nft.DNAT{Key: client(), Map: s.lists.mapName(s.clients)}},
-			nft.Rule{nft.Verdict{Code: nft.Goto, Chain: next.name()}},
+			FindClient.rule(nft.MatchProto{Protocol: uint8(s.clients.protocol)}, nft.DNAT{Key: client(), Map: s.lists.mapName(s.clients)}),
+			NewClient.rule(nft.Verdict{Code: nft.Goto, Chain: next.name()}),
 		)}
 	}
 	dnat := nft.DNAT{Key: s.access.key, Mod: uint32(s.endpoints), Map: s.pool()}
-	rules = append(rules, nft.Rule{dnat})
+	rules = append(rules, Choose.rule(dnat))
 	if s.endpoints > 1 {
 		dnat.Mod = 1
-		rules = append(rules, nft.Rule{dnat})
+		rules = append(rules, ChooseFirst.rule(dnat))
 	}
-	return &nft.Chain{Name: s.name(), Rules: append(rules, nft.Rule{nft.Verdict{Code: nft.Drop}})}
+	return &nft.Chain{Name: s.name(), Rules: append(rules, DropUnchosen.rule(nft.Verdict{Code: nft.Drop}))}
 }
 
 // tellsPods says whether the chain treats pods and others differently.
@@ -116,9 +116,9 @@ func (s sharedChain) masqueradeRules(cfg *Config, p pods) []nft.Rule {
 	later := cfg.toMasquerade()
 	switch others := p.others(); {
 	case s.masquerade == masqueradeAll:
-		return []nft.Rule{{later}}
+		return []nft.Rule{MarkAll.rule(later)}
 	case s.masquerade == masqueradeOutsiders && len(others) > 0:
-		return []nft.Rule{append(others, later)}
+		return []nft.Rule{MarkOutsiders.rule(append(others, later)...)}
 	}
 	return nil
 }

@@ -56,9 +56,9 @@ func (l sourceList) set() *nft.Set {
 func (l sourceList) chain() *nft.Chain {
 	restricted := nft.Verdict{Code: nft.Goto, Chain: servicesRestricted}
 	return &nft.Chain{Name: l.name, Rules: []nft.Rule{
-		{nft.InSet{Key: nft.Fields{nft.Saddr}, Set: l.name}, restricted},
-		{nft.InSet{Key: sourceKey(), Set: loadBalancerSources}, restricted},
-		{gotoChain(string(OutsideSourceRanges))},
+		AdmitSource.rule(nft.InSet{Key: nft.Fields{nft.Saddr}, Set: l.name}, restricted),
+		AdmitLoadBalancer.rule(nft.InSet{Key: sourceKey(), Set: loadBalancerSources}, restricted),
+		DropSource.rule(gotoChain(string(OutsideSourceRanges))),
 	}}
 }
 
@@ -80,8 +80,8 @@ func rangesPart(set string, ranges []netip.Prefix) *nft.Part {
 // restrictedChain serves the sources that were let in.
 func restrictedChain() *nft.Chain {
 	return &nft.Chain{Name: servicesRestricted, Rules: []nft.Rule{
-		{nft.VMap{Key: addressKey(), Map: servicesRestricted}},
-		{nft.Verdict{Code: nft.Drop}},
+		FindRestricted.rule(nft.VMap{Key: addressKey(), Map: servicesRestricted}),
+		DropRestricted.rule(nft.Verdict{Code: nft.Drop}),
 	}}
 }
 

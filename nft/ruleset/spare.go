@@ -64,19 +64,19 @@ func (s spared) chain(check string, ranges []netip.Prefix) *nft.Chain {
 	s = s.at(check)
 	if check == checkUntranslated {
 		for _, cidr := range ranges {
-			rules = append(rules, nft.Rule{nft.MatchAddr{Field: nft.Daddr, Prefix: cidr}, nft.Verdict{Code: nft.Return}})
+			rules = append(rules, SpareDecided.rule(nft.MatchAddr{Field: nft.Daddr, Prefix: cidr}, nft.Verdict{Code: nft.Return}))
 		}
 		s.translated = false
 	}
 	if s.networks {
-		rules = append(rules, nft.Rule{nft.InSet{Key: daddr(), Set: reachable}, nft.Verdict{Code: nft.Return}})
+		rules = append(rules, SpareNetworks.rule(nft.InSet{Key: daddr(), Set: reachable}, nft.Verdict{Code: nft.Return}))
 	}
 	if s.translated {
 		for _, a := range allAccess() {
-			rules = append(rules, nft.Rule{nft.MatchDNATed{}, nft.InSet{Key: a.original, Set: a.recent}, nft.Verdict{Code: nft.Return}})
+			rules = append(rules, SpareServices.rule(nft.MatchDNATed{}, nft.InSet{Key: a.original, Set: a.recent}, nft.Verdict{Code: nft.Return}))
 		}
 	}
-	return &nft.Chain{Name: check, Rules: append(rules, nft.Rule{gotoChain(string(checks()[check]))})}
+	return &nft.Chain{Name: check, Rules: append(rules, SpareNothing.rule(gotoChain(string(checks()[check]))))}
 }
 
 // setSpared sets what is spared, and the chains for it.

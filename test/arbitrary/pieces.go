@@ -24,6 +24,20 @@ func comments() []string {
 	return []string{"", "ns/svc", "ns/svc:80", "ns/svc:", ":", "/", "/:", "ns/", "/svc:1", "cluster IP also of ns/svc:80", "cluster IP also of", "...", "ns/s...", "a/b/c:d:e", "\x00\xff\x1b[2J", "ns/svc:99999"}
 }
 
+// purposes are comments of rules: those of our own rules, of which other rules may have a copy, and one of another program.
+func purposes() []string {
+	return []string{
+		"find the address and port", "refuse unknown ports of cluster IPs", "find the node port", "let in sources of the ranges",
+		"drop sources outside the ranges", "find the restricted address and port", "give pods the endpoints of all nodes",
+		"give the node the endpoints of all nodes", "give clients outside the endpoints of this node",
+		"drop packets of clients outside: no endpoint is on this node", "have clients that are no pods masqueraded",
+		"have all clients masqueraded", "send a remembered client to its endpoint", "choose an endpoint for a new client",
+		"choose an endpoint", "drop what has no endpoint, if the map changes at this moment", "count the packet for its Service",
+		"drop packets to service addresses that no Service has", "note that the Service port has a new connection",
+		"find the map that remembers the client", "remember the client's endpoint", "a comment",
+	}
+}
+
 // put puts an element with the key into the set. It is one that a kernel takes, if the set
 // had no other.
 func (v *vandal) put(s *nft.SetContents, key nft.Value) {
@@ -139,7 +153,7 @@ func (v *vandal) rule() nft.Rule {
 	case 0:
 		r = append(r, nft.Unknown{})
 	case 1:
-		r = append(r, nft.Comment("a comment"))
+		r = append(r, nft.Comment(purposes()[v.rng.IntN(len(purposes()))]))
 	}
 	return r
 }
