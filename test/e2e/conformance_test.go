@@ -279,12 +279,16 @@ func (s *side) observeOne(f scenario.Flow) outcome {
 		// This waits for the answer; what it is in the end is observed.
 		_ = s.stage.Check(s.world.ctx, []scenario.Flow{f})
 	}
+	timeout := silence
+	if f.Want.Fate == scenario.Translated {
+		timeout = patience // an answer must come, however late on a busy machine
+	}
 	// One connection comes first: a silent server need not be asked a hundred times.
-	got, err := s.stage.Observe(s.world.ctx, f, stage.Effort{Tries: 1, Timeout: silence})
+	got, err := s.stage.Observe(s.world.ctx, f, stage.Effort{Tries: 1, Timeout: timeout})
 	if err == nil && got.Fate == scenario.Translated && f.Source.Port() == 0 {
 		var more stage.Observed
 		// The chance to miss one target is below 1e-10.
-		more, err = s.stage.Observe(s.world.ctx, f, stage.Effort{Tries: 25 * max(1, len(f.Want.Targets)-1), Timeout: silence})
+		more, err = s.stage.Observe(s.world.ctx, f, stage.Effort{Tries: 25 * max(1, len(f.Want.Targets)-1), Timeout: timeout})
 		if err == nil && more.Fate == got.Fate {
 			got = merge(got, more)
 		} else if err == nil {
