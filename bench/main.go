@@ -26,7 +26,7 @@ import (
 	"nftproxy/bench/control"
 	"nftproxy/bench/proxies"
 	"nftproxy/bench/result"
-	"nftproxy/test/cluster"
+	"nftproxy/test/lib/controlplane"
 )
 
 func main() {
@@ -82,7 +82,7 @@ func newCommand() *cobra.Command {
 	f.StringVar(&o.nftproxy, "nftproxy", filepath.Join("bin", "nftproxy"), "the binary that is measured")
 	f.StringArrayVar(&o.flags, "flag", nil, "a flag more for nftproxy run, such as --flag=--nftproxy-counters; the build of --earlier does not get it; repeat it for several")
 	f.StringVar(&o.earlier, "earlier", "", "data plane: another build of nftproxy, measured in place of kube-proxy (with --only data)")
-	f.StringVar(&o.kubeProxy, "kube-proxy", os.Getenv(cluster.KubeProxyVariable), "the minor release of kube-proxy: 1.37 or 1.36 (default the variable KUBE_PROXY, or else 1.37)")
+	f.StringVar(&o.kubeProxy, "kube-proxy", os.Getenv(controlplane.KubeProxyVariable), "the minor release of kube-proxy: 1.37 or 1.36 (default the variable KUBE_PROXY, or else 1.37)")
 	f.StringArrayVar(&o.proxies, "proxy", nil, "one of the proxies, such as "+strconv.Quote(result.KubeProxyLegacy)+"; repeat it for several (default all)")
 	f.BoolVar(&o.add, "add", false, "put the figures into the report that is there already, in place of the same ones of earlier runs on this machine")
 	f.BoolVar(&o.check, "check", false, "a target that is not met is an error")

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/model/service"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // benchStale is the number of flows to the endpoint that is removed. All go to one

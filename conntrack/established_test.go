@@ -16,8 +16,8 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/agreement"
-	"nftproxy/test/testnet"
+	"nftproxy/test/check/kernelmodel"
+	"nftproxy/test/lib/testnet"
 )
 
 // rules are nftproxy's own rules in a namespace.
@@ -31,7 +31,7 @@ func newRules(t testing.TB, ns *testnet.Namespace) *rules {
 	t.Helper()
 	r := &rules{compiler: ruleset.NewCompiler(ruleset.Config{Table: ruleset.DefaultTable})}
 	err := ns.Do(func() (err error) {
-		r.conn, err = kernel.Open(agreement.Config(t, kernel.Config{}))
+		r.conn, err = kernel.Open(kernelmodel.Config(t, kernel.Config{}))
 		return err
 	})
 	if err != nil {

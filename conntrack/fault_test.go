@@ -13,8 +13,8 @@ import (
 
 	"nftproxy/model/service"
 	"nftproxy/nfnetlink"
-	"nftproxy/test/netlinkfault"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/netlinkfault"
+	"nftproxy/test/lib/testnet"
 )
 
 // faulty is a table of a real kernel whose answers go wrong on command, and one without faults.

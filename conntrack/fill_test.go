@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/nfnetlink"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // fill creates the flows with the numbers from, up to but not including to, over

@@ -9,7 +9,7 @@ import (
 
 	"nftproxy/model/service"
 	"nftproxy/nfnetlink"
-	"nftproxy/test/arbitrary"
+	"nftproxy/test/check"
 )
 
 // answering is a kernel that has one answer to everything.
@@ -56,7 +56,7 @@ func FuzzAnswers(f *testing.F) {
 		if len(datagram) == 0 || len(datagram) >= nfnetlink.ReadBuffer {
 			return
 		}
-		arbitrary.Bounded(t, 8<<20+256*uint64(len(datagram)), func() { checkAnswers(t, datagram, index) })
+		check.Bounded(t, 8<<20+256*uint64(len(datagram)), func() { checkAnswers(t, datagram, index) })
 	})
 }
 

@@ -16,7 +16,7 @@ import (
 
 	"nftproxy/model/service"
 	"nftproxy/nfnetlink"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // A packet passes the nat hook before the rules are in, and makes its entry only after

@@ -14,7 +14,7 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/gen"
 )
 
 // The tests of this file have the numbers of kubernetes/kubernetes issues that users of
@@ -240,12 +240,12 @@ func TestKubernetes135323DeletesDoNotStallSyncs(t *testing.T) {
 		})
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error, 2)
-		mailbox, b := service.NewMailbox(), service.NewBuilder(servicetest.Node())
+		mailbox, b := service.NewMailbox(), service.NewBuilder(gen.PlainNode())
 		go func() { done <- loop.Run(ctx, mailbox) }()
 		go func() { done <- cleaner.Run(ctx) }()
 		const changes = 20
 		for i := range changes {
-			b.Set(servicetest.UniformService(0, i+1))
+			b.Set(gen.UniformService(0, i+1))
 			mailbox.Put(service.Update{Snapshot: b.Snapshot(), Since: time.Now()})
 			time.Sleep(time.Second) // in a bubble
 		}

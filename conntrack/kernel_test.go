@@ -19,8 +19,8 @@ import (
 
 	"nftproxy/model/service"
 	"nftproxy/nfnetlink"
-	"nftproxy/test/nftcmd"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
 )
 
 // loadRules loads nft text. A chain of type nat makes the kernel track connections in the

@@ -19,8 +19,8 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/agreement"
-	"nftproxy/test/testnet"
+	"nftproxy/test/check/kernelmodel"
+	"nftproxy/test/lib/testnet"
 )
 
 // patience is how long a test waits for an event.
@@ -86,7 +86,7 @@ func newLive(t *testing.T, v6 bool) *live {
 	}
 	l.cfg = ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{ClusterCIDRs: l.ClusterCIDRs}}
 	var err error
-	l.kernel, err = kernel.Open(agreement.Config(t, kernel.Config{NetNS: l.Node.Fd()}))
+	l.kernel, err = kernel.Open(kernelmodel.Config(t, kernel.Config{NetNS: l.Node.Fd()}))
 	l.must(err)
 	t.Cleanup(func() { _ = l.kernel.Close() })
 	l.table = open(t, l.Node)

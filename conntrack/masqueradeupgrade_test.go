@@ -9,7 +9,7 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/nfttest"
+	"nftproxy/test/check"
 )
 
 // A first packet is on its way between the hooks while the rules change how they remember what is to be
@@ -70,7 +70,7 @@ func TestHeldPacketIsMasqueraded(t *testing.T) {
 				}
 				now = now.Add(nft.IdleLife)
 				plan(want)
-				if diff := nfttest.Diff(want, read()); diff != "" {
+				if diff := check.Diff(want, read()); diff != "" {
 					t.Errorf("wanted and read (-want +got):\n%s", diff)
 				}
 			})

@@ -13,8 +13,7 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/rulesettest"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/gen"
 )
 
 // trial is a random cluster that changes, its program in a model of the kernel, and flows
@@ -41,14 +40,14 @@ type known struct {
 
 func newTrial(t *testing.T, seed uint64, seen map[string]int) *trial {
 	rng := rand.New(rand.NewPCG(seed, 7))
-	cfg, _ := rulesettest.Config(rng)
-	c := &trial{oracle: &oracle{cfg: &cfg}, rng: rng, node: rulesettest.Node(rng), seen: seen}
+	cfg, _ := gen.Config(rng)
+	c := &trial{oracle: &oracle{cfg: &cfg}, rng: rng, node: gen.Node(rng), seen: seen}
 	if rng.IntN(3) == 0 {
 		c.established = []service.Protocol{service.TCP, service.SCTP}[:1+rng.IntN(2)]
 	}
-	c.services = rulesettest.Services(rng, &c.node)
+	c.services = gen.Services(rng, &c.node)
 	c.builder = service.NewBuilder(c.node)
-	c.builder.SetServiceCIDRs(rulesettest.ServiceCIDRs(rng))
+	c.builder.SetServiceCIDRs(gen.ServiceCIDRs(rng))
 	for _, s := range c.services {
 		c.builder.Set(s)
 	}
@@ -63,7 +62,7 @@ func newTrial(t *testing.T, seed uint64, seen map[string]int) *trial {
 func (c *trial) setRoutes(t *testing.T) {
 	c.routes = nil
 	for range c.rng.IntN(4) {
-		a := rulesettest.Packet(c.rng, &c.node, c.services).Dst.Addr()
+		a := gen.Packet(c.rng, &c.node, c.services).Dst.Addr()
 		bits := []int{a.BitLen(), a.BitLen() - 1, a.BitLen() - 3}[c.rng.IntN(3)]
 		if !a.IsLoopback() {
 			c.routes = append(c.routes, netip.PrefixFrom(a, bits).Masked())
@@ -113,19 +112,19 @@ func (c *trial) change(t *testing.T) {
 		i := c.rng.IntN(len(c.services) + 1)
 		switch {
 		case i == len(c.services) || c.rng.IntN(12) == 0:
-			s := servicetest.Named(c.rng, servicetest.Name(c.rng.IntN(14)), rulesettest.Everything())
+			s := gen.NamedService(c.rng, gen.Name(c.rng.IntN(14)), gen.Everything())
 			c.services = append(slices.DeleteFunc(c.services, func(o *service.Service) bool { return o.Name == s.Name }), s)
 			c.builder.Set(s)
 		case c.rng.IntN(8) == 0:
 			c.builder.Delete(c.services[i].Name)
 			c.services = slices.Delete(c.services, i, i+1)
 		case c.rng.IntN(8) == 0:
-			c.node = rulesettest.Node(c.rng)
+			c.node = gen.Node(c.rng)
 			c.builder.SetNode(c.node)
 		case c.rng.IntN(20) == 0:
-			c.builder.SetServiceCIDRs(rulesettest.ServiceCIDRs(c.rng))
+			c.builder.SetServiceCIDRs(gen.ServiceCIDRs(c.rng))
 		default:
-			c.services[i] = rulesettest.Mutated(c.rng, c.services[i])
+			c.services[i] = gen.Mutated(c.rng, c.services[i])
 			c.builder.Set(c.services[i])
 		}
 	}
@@ -145,7 +144,7 @@ func (c *trial) change(t *testing.T) {
 // connect sends a first packet and keeps each flow that it may make. None of them is
 // stale.
 func (c *trial) connect(t *testing.T) {
-	p := rulesettest.Packet(c.rng, &c.node, c.services)
+	p := gen.Packet(c.rng, &c.node, c.services)
 	local := func(a netip.Addr) bool { return a.IsLoopback() || c.local(a) }
 	for _, r := range c.kernel.Outcomes(p, local) {
 		f := conntrack.Flow{Protocol: service.Protocol(p.Protocol), Original: conntrack.Tuple{Src: p.Src, Dst: p.Dst}}
@@ -172,7 +171,7 @@ func (c *trial) connect(t *testing.T) {
 // stray makes a flow as any program may have made it: with DNAT to some endpoint, or
 // without.
 func (c *trial) stray() {
-	p := rulesettest.Packet(c.rng, &c.node, c.services)
+	p := gen.Packet(c.rng, &c.node, c.services)
 	f := conntrack.Flow{
 		Protocol: service.Protocol(p.Protocol), Original: conntrack.Tuple{Src: p.Src, Dst: p.Dst},
 		Reply: conntrack.Tuple{Src: p.Dst, Dst: p.Src}, Zone: uint16(c.rng.IntN(20) / 19),

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/model/service"
-	"nftproxy/test/netlinkfault"
+	"nftproxy/test/lib/netlinkfault"
 )
 
 // An entry that cannot be removed, such as one in a flow table, does not hold up others,

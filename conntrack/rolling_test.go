@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"nftproxy/model/service"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // A rolling update of a hundred endpoints with 10,000 flows has a change every 100 ms. The

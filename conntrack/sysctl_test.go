@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/conntrack"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // machine makes a directory with the settings and CPUs of an imaginary machine.

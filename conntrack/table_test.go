@@ -19,7 +19,7 @@ import (
 
 	"nftproxy/model/service"
 	"nftproxy/nfnetlink"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 func open(t testing.TB, ns *testnet.Namespace) *Table {

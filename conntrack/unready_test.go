@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"nftproxy/model/service"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // A node loses its network, and its endpoint becomes unready: it is listed for minutes. A client

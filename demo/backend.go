@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // backend is a pod behind the service default/web.

@@ -21,7 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nftproxy/test/gobuild"
+	"nftproxy/test/lib/child"
 )
 
 // shared is the directory of the built nftproxy, readable for all users.
@@ -54,8 +54,8 @@ func nftproxy(t *testing.T) string {
 			return
 		}
 		shared.err = errors.Join(
-			gobuild.Command(shared.dir+"/nftproxy", "..", "./cmd/nftproxy"),
-			gobuild.Command(shared.dir+"/demo", "..", "./demo"))
+			child.Build(shared.dir+"/nftproxy", "..", "./cmd/nftproxy"),
+			child.Build(shared.dir+"/demo", "..", "./demo"))
 	})
 	if shared.err != nil {
 		t.Fatal(shared.err)

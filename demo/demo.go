@@ -11,7 +11,7 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // ErrInterrupted says that the context ended before the demo did. The demo has then

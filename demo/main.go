@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"syscall"
 
-	"nftproxy/test/testnet/userns"
+	"nftproxy/test/lib/testnet/userns"
 )
 
 const usage = `demo makes a node, pods and clients out of network namespaces, runs nftproxy on

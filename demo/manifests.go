@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 //go:embed manifests

@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // patience is how long the demo waits for an event that should take milliseconds.

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"nftproxy/nft/kernel"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // tellFunc reports a step's progress.

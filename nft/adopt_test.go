@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/nft"
-	"nftproxy/test/nfttest"
+	"nftproxy/test/check"
 )
 
 // shuffled is the model of the program with every pool in a random order, as a long
@@ -103,7 +103,7 @@ func TestAdoptTampered(t *testing.T) {
 		wantModel(t, want, m)
 		apply(t, m, s, want, epoch.Add(nft.IdleLife))
 		wantModel(t, want, m)
-		if idle := nfttest.Idle(want, m); idle != nil {
+		if idle := check.Idle(want, m); idle != nil {
 			t.Errorf("still there: %v", idle)
 		}
 	})

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/nft"
-	"nftproxy/test/nfttest"
+	"nftproxy/test/check"
 )
 
 var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -27,7 +27,7 @@ func apply(t *testing.T, m *nft.Model, s nft.State, want *nft.Program, now time.
 
 func wantModel(t *testing.T, want *nft.Program, m *nft.Model) {
 	t.Helper()
-	if diff := nfttest.Diff(want, m); diff != "" {
+	if diff := check.Diff(want, m); diff != "" {
 		t.Fatalf("model (-want +got):\n%s", diff)
 	}
 }
@@ -80,7 +80,7 @@ func TestPlanFromAnywhere(t *testing.T) {
 		_, s = apply(t, m, s, b.last, epoch)
 		wantModel(t, b.last, m)
 		_, s = apply(t, m, s, b.last, epoch.Add(nft.IdleLife))
-		if idle := nfttest.Idle(b.last, m); idle != nil {
+		if idle := check.Idle(b.last, m); idle != nil {
 			t.Errorf("still there: %v", idle)
 		}
 		if due := s.Due(); !due.IsZero() {
@@ -279,7 +279,7 @@ func TestIdleChains(t *testing.T) {
 				t.Errorf("batch (-want +got):\n%s", diff)
 			}
 		}
-		if diff := cmp.Diff(idle, nfttest.Idle(want, m)); diff != "" {
+		if diff := cmp.Diff(idle, check.Idle(want, m)); diff != "" {
 			t.Errorf("idle chains (-want +got):\n%s", diff)
 		}
 	}
@@ -365,7 +365,7 @@ func TestIdleSets(t *testing.T) {
 		if diff := cmp.Diff(transactions, text); diff != "" {
 			t.Errorf("transactions (-want +got):\n%s", diff)
 		}
-		if diff := cmp.Diff(idle, nfttest.Idle(want, m)); diff != "" {
+		if diff := cmp.Diff(idle, check.Idle(want, m)); diff != "" {
 			t.Errorf("idle (-want +got):\n%s", diff)
 		}
 	}
@@ -464,7 +464,7 @@ func TestSetFoundAndWantedLater(t *testing.T) {
 		wantModel(t, last, m)
 		apply(t, m, s, last, epoch.Add(nft.IdleLife))
 		wantModel(t, last, m)
-		if idle := nfttest.Idle(last, m); idle != nil {
+		if idle := check.Idle(last, m); idle != nil {
 			t.Errorf("wanted later %v: still there: %v", later, idle)
 		}
 	}

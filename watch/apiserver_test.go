@@ -25,7 +25,7 @@ import (
 	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/scheme"
 
-	"nftproxy/test/apimessage"
+	"nftproxy/test/lib/controlplane"
 )
 
 // apiServer has as much of an API server as a watcher needs: lists, and watches from a
@@ -300,7 +300,7 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request, resource *reso
 
 // send writes an event of a watch.
 func (s *apiServer) send(w http.ResponseWriter, c change, version schema.GroupVersion) {
-	if err := apimessage.WriteEvent(w, apiwatch.EventType(c.kind), encode(s.T, c.object, version)); err != nil {
+	if err := controlplane.WriteEvent(w, apiwatch.EventType(c.kind), encode(s.T, c.object, version)); err != nil {
 		s.Error(err)
 	}
 }
@@ -308,7 +308,7 @@ func (s *apiServer) send(w http.ResponseWriter, c change, version schema.GroupVe
 // encode returns an object as an API server sends it as protobuf.
 func encode(t testing.TB, object runtime.Object, version schema.GroupVersion) []byte {
 	t.Helper()
-	message, err := apimessage.Encode(object, version)
+	message, err := controlplane.Encode(object, version)
 	must(t, err)
 	return message
 }

@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nftproxy/model/service"
-	"nftproxy/test/arbitrary"
+	"nftproxy/test/check"
 )
 
 // udpServices are four services with every port name that TestSliceChanges uses. A port
@@ -237,7 +237,7 @@ func TestManyPortsOfSlice(t *testing.T) {
 		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: &name, Port: &port})
 	}
 	var object *sliceObject
-	arbitrary.Bounded(t, 96<<20, func() { object = convertSlice(s) })
+	check.Bounded(t, 96<<20, func() { object = convertSlice(s) })
 	if len(object.problems) != 1 {
 		t.Fatalf("problems: %v", object.problems)
 	}

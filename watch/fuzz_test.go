@@ -16,8 +16,7 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/arbitrary"
-	"nftproxy/test/nfttest"
+	"nftproxy/test/check"
 )
 
 // message is an object of the API as it travels.
@@ -157,7 +156,7 @@ func FuzzObjects(f *testing.F) {
 		for _, data := range o {
 			size += len(data)
 		}
-		arbitrary.Bounded(t, 32<<20+uint64(size)<<12, func() { checkObjects(t, &o) })
+		check.Bounded(t, 32<<20+uint64(size)<<12, func() { checkObjects(t, &o) })
 	})
 }
 
@@ -172,7 +171,7 @@ func checkObjects(t *testing.T, o *fuzzedObjects) {
 		if err := kernel.Apply(batch); err != nil {
 			t.Fatalf("%v\n%s\n%s", err, s, batch)
 		}
-		if diff := nfttest.Diff(want, kernel); diff != "" {
+		if diff := check.Diff(want, kernel); diff != "" {
 			t.Fatalf("(-want +got):\n%s\n%s", diff, s)
 		}
 		return want

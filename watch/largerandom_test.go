@@ -14,7 +14,7 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/nfttest"
+	"nftproxy/test/check"
 )
 
 // largeObjects are the slices of a few Services with overlapping endpoints. A pipeline
@@ -152,7 +152,7 @@ func TestLargeServices(t *testing.T) {
 				if err := m.Apply(batch); err != nil {
 					t.Fatalf("step %d: %v", step, err)
 				}
-				if diff := nfttest.Diff(fresh, m); diff != "" {
+				if diff := check.Diff(fresh, m); diff != "" {
 					t.Fatalf("step %d, tables (-want +got):\n%s", step, diff)
 				}
 				stayed(t, step, before, targetsByPool(m))

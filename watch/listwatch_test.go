@@ -19,7 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
 
-	"nftproxy/test/apimessage"
+	"nftproxy/test/lib/controlplane"
 )
 
 // interference answers in the place of an API server.
@@ -65,7 +65,7 @@ func eventsOf(t *testing.T, object runtime.Object, kinds ...apiwatch.EventType) 
 		version = corev1.SchemeGroupVersion
 	}
 	for _, kind := range kinds {
-		must(t, apimessage.WriteEvent(&body, kind, encode(t, object, version)))
+		must(t, controlplane.WriteEvent(&body, kind, encode(t, object, version)))
 	}
 	return body.String()
 }

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"nftproxy/model/service"
-	"nftproxy/test/arbitrary"
+	"nftproxy/test/check"
 )
 
 // patience is how long a test waits for an expected event. No test passes because this
@@ -366,7 +366,7 @@ func FuzzReadManifest(f *testing.F) {
 			}
 		}
 		var file *manifestFile
-		arbitrary.Bounded(t, 16<<20+1<<13*uint64(len(data)), func() {
+		check.Bounded(t, 16<<20+1<<13*uint64(len(data)), func() {
 			file = readManifest("f", slices.Concat(data, []byte("\n---\n"), manifest("last-one", "10.96.0.77")), [32]byte{1}, &manifestFile{})
 		})
 		if !slices.ContainsFunc(file.objects, func(e sourcedObject) bool { return e.key.name == "default/last-one" }) {

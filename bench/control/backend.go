@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"nftproxy/bench/proxies"
-	"nftproxy/test/child"
-	"nftproxy/test/nftcmd"
+	"nftproxy/test/lib/child"
+	"nftproxy/test/lib/nftcmd"
 )
 
 // backend is a proxy with its peculiarities.

@@ -11,16 +11,16 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/servicetest"
-	"nftproxy/test/testnet"
+	"nftproxy/test/gen"
+	"nftproxy/test/lib/testnet"
 )
 
 // program has Services with the given numbers of endpoints.
 func program(t *testing.T, endpoints ...int) *nft.Program {
 	t.Helper()
-	b := service.NewBuilder(servicetest.Node())
+	b := service.NewBuilder(gen.PlainNode())
 	for i, n := range endpoints {
-		b.Set(servicetest.UniformService(i, n))
+		b.Set(gen.UniformService(i, n))
 	}
 	return ruleset.Compile(ruleset.Config{Table: "nftproxy"}, b.Snapshot())
 }

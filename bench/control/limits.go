@@ -12,8 +12,8 @@ import (
 
 	"nftproxy/bench/result"
 	"nftproxy/nft"
-	"nftproxy/test/nftmonitor"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/netfilter"
+	"nftproxy/test/lib/testnet"
 )
 
 // insideQuestions are the kinds of changes, by the names of their batches.
@@ -133,7 +133,7 @@ type timed func() (time.Duration, error)
 // fails, its cells say why.
 func (a *answers) swaps(ctx context.Context, p *programs, ns *testnet.Namespace, count int, prepare func(nft.Batch) (timed, error)) error {
 	// As beside a proxy, a listener makes the kernel write notices.
-	monitor, err := nftmonitor.Listen(ns.Fd())
+	monitor, err := netfilter.Listen(ns.Fd())
 	if err != nil {
 		return err
 	}

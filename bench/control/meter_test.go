@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"nftproxy/test/child"
+	"nftproxy/test/lib/child"
 )
 
 // here is the namespace that the test is in.

@@ -11,8 +11,8 @@ import (
 
 	"nftproxy/bench/proxies"
 	"nftproxy/bench/result"
-	"nftproxy/test/cluster/controlplane/controlplanetest"
-	"nftproxy/test/gobuild"
+	"nftproxy/test/lib/child"
+	"nftproxy/test/lib/controlplane"
 )
 
 // recorded is a sink for tests.
@@ -49,9 +49,9 @@ func TestMain(m *testing.M) {
 // TestRun: at a tiny size the run puts every announced cell once, with a figure, and so
 // does the run that asks what a node pays. The test does not judge the figures.
 func TestRun(t *testing.T) {
-	controlplanetest.Require(t)
+	controlplane.Require(t)
 	binary := filepath.Join(t.TempDir(), "nftproxy")
-	if err := gobuild.Command(binary, "../..", "./cmd/nftproxy"); err != nil {
+	if err := child.Build(binary, "../..", "./cmd/nftproxy"); err != nil {
 		t.Fatal(err)
 	}
 	size, err := Find("20x5")

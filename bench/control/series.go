@@ -10,7 +10,7 @@ import (
 
 	"nftproxy/bench/proxies"
 	"nftproxy/bench/result"
-	"nftproxy/test/child"
+	"nftproxy/test/lib/child"
 )
 
 // series has the results of changes that were made one after the other.

@@ -14,7 +14,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"nftproxy/bench/result"
-	"nftproxy/test/child"
+	"nftproxy/test/lib/child"
 )
 
 // replacement is one endpoint that gets another address, as one of a stream.

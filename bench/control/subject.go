@@ -10,8 +10,8 @@ import (
 
 	"nftproxy/bench/proxies"
 	"nftproxy/bench/result"
-	"nftproxy/test/child"
-	"nftproxy/test/nftmonitor"
+	"nftproxy/test/lib/child"
+	"nftproxy/test/lib/netfilter"
 )
 
 // subject is a running proxy that is measured.
@@ -20,7 +20,7 @@ type subject struct {
 	backend
 	node    *proxies.Node
 	process *child.Process
-	monitor *nftmonitor.Monitor
+	monitor *netfilter.Monitor
 	meter   *meter
 	*answers
 }
@@ -172,7 +172,7 @@ func (s *subject) close() {
 // load of a first program nothing listens, since that would slow the load down.
 func (s *subject) listen() (err error) {
 	if s.monitor == nil {
-		s.monitor, err = nftmonitor.Listen(s.node.Node.Fd())
+		s.monitor, err = netfilter.Listen(s.node.Node.Fd())
 	}
 	return err
 }

@@ -14,8 +14,7 @@ import (
 
 	"nftproxy/bench/objects"
 	"nftproxy/bench/proxies"
-	"nftproxy/test/cluster"
-	"nftproxy/test/cluster/controlplane"
+	"nftproxy/test/lib/controlplane"
 	"nftproxy/watch"
 )
 
@@ -32,7 +31,7 @@ type world struct {
 	// with its answers.
 	client *watch.Client
 	// past writes to etcd, past the API server.
-	past *cluster.Writer
+	past *controlplane.Writer
 	// first is the number of each service's first endpoint.
 	first []int
 

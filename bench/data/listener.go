@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // backlog is how many connections a listener keeps until they are accepted.

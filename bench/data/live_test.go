@@ -15,8 +15,8 @@ import (
 
 	"nftproxy/bench/objects"
 	"nftproxy/bench/result"
-	"nftproxy/test/nftcmd"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
 )
 
 // bareSite is a site without a proxy, for a test.

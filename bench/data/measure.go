@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"nftproxy/bench/result"
-	"nftproxy/test/nftcmd"
+	"nftproxy/test/lib/nftcmd"
 )
 
 // measure asks all questions.

@@ -17,7 +17,7 @@ import (
 	"nftproxy/bench/objects"
 	"nftproxy/bench/proxies"
 	"nftproxy/bench/result"
-	"nftproxy/test/cluster/controlplane"
+	"nftproxy/test/lib/controlplane"
 )
 
 // prepare makes all sites. The API server that the proxies learn from is gone

@@ -10,9 +10,9 @@ import (
 	"nftproxy/bench/objects"
 	"nftproxy/bench/proxies"
 	"nftproxy/bench/result"
-	"nftproxy/test/child"
-	"nftproxy/test/nftcmd"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/child"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
 )
 
 // site is a node with the rules of one backend. A pod, the node and a client outside

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // chunk is how much is written at once.

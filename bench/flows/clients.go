@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/bench/objects"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // The numbers of the clients' addresses, and of ports for each address.

@@ -14,7 +14,7 @@ import (
 	"github.com/ti-mo/netfilter"
 	"golang.org/x/sys/unix"
 
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // deletions receives the kernel's notices of conntrack entries that end. It reads them

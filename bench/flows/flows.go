@@ -15,7 +15,7 @@ import (
 
 	"nftproxy/bench/proxies"
 	"nftproxy/bench/result"
-	"nftproxy/test/cluster/controlplane"
+	"nftproxy/test/lib/controlplane"
 )
 
 // Config says what to measure.

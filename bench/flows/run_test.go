@@ -9,8 +9,8 @@ import (
 
 	"nftproxy/bench/proxies"
 	"nftproxy/bench/result"
-	"nftproxy/test/cluster/controlplane/controlplanetest"
-	"nftproxy/test/gobuild"
+	"nftproxy/test/lib/child"
+	"nftproxy/test/lib/controlplane"
 )
 
 // recorded is a sink for tests.
@@ -31,9 +31,9 @@ func (r *recorded) Version(string, string) {}
 // TestRun: at a tiny size the run puts every announced cell once. If the proxy can run,
 // each cell has a figure. The test does not judge the figures.
 func TestRun(t *testing.T) {
-	controlplanetest.Require(t)
+	controlplane.Require(t)
 	binary := filepath.Join(t.TempDir(), "nftproxy")
-	if err := gobuild.Command(binary, "../..", "./cmd/nftproxy"); err != nil {
+	if err := child.Build(binary, "../..", "./cmd/nftproxy"); err != nil {
 		t.Fatal(err)
 	}
 	c := Full(proxies.Setup{NFTProxy: binary, Limit: 2 * time.Minute, Log: os.Stderr})

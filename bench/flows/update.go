@@ -18,8 +18,8 @@ import (
 	"nftproxy/bench/proxies"
 	"nftproxy/conntrack"
 	"nftproxy/model/service"
-	"nftproxy/test/cluster/controlplane"
-	"nftproxy/test/nftmonitor"
+	"nftproxy/test/lib/controlplane"
+	"nftproxy/test/lib/netfilter"
 )
 
 const name = "rolled"
@@ -152,7 +152,7 @@ func (u *update) run(ctx context.Context, pid int) (f figures) {
 	if err := u.check(ctx); err != nil {
 		return figures{err: err}
 	}
-	monitor, err := nftmonitor.Listen(u.node.Node.Fd())
+	monitor, err := netfilter.Listen(u.node.Node.Fd())
 	if err != nil {
 		return figures{err: err}
 	}
@@ -218,7 +218,7 @@ func (u *update) led(ctx context.Context) (map[netip.Addr]int, error) {
 }
 
 // roll writes the changes.
-func (u *update) roll(ctx context.Context, monitor *nftmonitor.Monitor) (list []replaced, err error) {
+func (u *update) roll(ctx context.Context, monitor *netfilter.Monitor) (list []replaced, err error) {
 	ticks := time.NewTicker(u.Period)
 	defer ticks.Stop()
 	endpointSlices := u.plane.Client.DiscoveryV1().EndpointSlices(objects.Namespace)

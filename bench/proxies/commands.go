@@ -8,8 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 
-	"nftproxy/test/aptget"
-	"nftproxy/test/nftcmd"
+	"nftproxy/test/lib/aptget"
+	"nftproxy/test/lib/nftcmd"
 )
 
 // commands are those that kube-proxy runs in one of its modes.

@@ -11,9 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nftproxy/bench/objects"
-	"nftproxy/test/cluster"
-	"nftproxy/test/cluster/controlplane"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/controlplane"
+	"nftproxy/test/lib/testnet"
 )
 
 // Node is a node for one proxy: a network namespace of its own, with a link to the
@@ -39,7 +38,7 @@ func NewNode(ctx context.Context, plane *controlplane.Plane) (*Node, error) {
 
 // StartPlane starts the control plane that the proxies learn from.
 func StartPlane(ctx context.Context, log io.Writer) (*controlplane.Plane, error) {
-	plane, err := controlplane.Start(ctx, cluster.Config{
+	plane, err := controlplane.StartInNamespace(ctx, controlplane.Config{
 		ListenAddr: netip.MustParseAddr("172.30.0.1"),
 		// This controller makes ServiceCIDRs ready, and proxies look at ready ones only.
 		// Other controllers would react to every change.

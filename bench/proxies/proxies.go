@@ -19,8 +19,8 @@ import (
 	"time"
 
 	"nftproxy/bench/result"
-	"nftproxy/test/child"
-	"nftproxy/test/cluster"
+	"nftproxy/test/lib/child"
+	"nftproxy/test/lib/controlplane"
 )
 
 // Proxy is a program that can be run on a node.
@@ -175,7 +175,7 @@ func Floor(command []string) Proxy {
 func (s Setup) kubeProxy(ctx context.Context, name, mode string, find func() (commands, error), sink result.Sink) Proxy {
 	p := Proxy{Name: name, Silent: Silent(name), first: firstOfKubeProxy}
 	tools, toolErr := find()
-	binary, err := cluster.KubeProxy(ctx, s.KubeProxy)
+	binary, err := controlplane.KubeProxy(ctx, s.KubeProxy)
 	if p.Missing = errors.Join(err, toolErr); p.Missing != nil {
 		return p
 	}

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"nftproxy/bench/result"
-	"nftproxy/test/child"
+	"nftproxy/test/lib/child"
 )
 
 // TestSyncBegan: kube-proxy logs how long a sync took when it ends.

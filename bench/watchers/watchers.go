@@ -16,8 +16,7 @@ import (
 	"nftproxy/bench/control"
 	"nftproxy/bench/objects"
 	"nftproxy/bench/proxies"
-	"nftproxy/test/cluster"
-	"nftproxy/test/cluster/controlplane"
+	"nftproxy/test/lib/controlplane"
 )
 
 // Config says what to measure.
@@ -74,7 +73,7 @@ type Cost struct {
 type site struct {
 	Config
 	plane  *controlplane.Plane
-	writer *cluster.Writer
+	writer *controlplane.Writer
 	// changed counts changes, which makes each a new one.
 	changed int
 	news    News

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"nftproxy/test/cluster/controlplane/controlplanetest"
+	"nftproxy/test/lib/controlplane"
 )
 
 // The variable with which the test binary is started again, as a process of watchers. The last two arguments are Work's.
@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 
 // TestRun: watchers see all objects, all changes, and the API server's return; and each of them costs something.
 func TestRun(t *testing.T) {
-	controlplanetest.Require(t)
+	controlplane.Require(t)
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

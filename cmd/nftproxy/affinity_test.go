@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // stickyManifest is a service with session affinity and its endpoints.

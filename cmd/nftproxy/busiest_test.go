@@ -7,7 +7,7 @@ import (
 
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/service"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/gen"
 )
 
 // TestBusiest: while syncs rest, the Service that changes most is reported, once in ten
@@ -17,12 +17,12 @@ func TestBusiest(t *testing.T) {
 	b := &busiest{report: func(name service.Name, changes, syncs int, rest time.Duration) {
 		reports = append(reports, fmt.Sprintf("%s in %d of %d, %s", name, changes, syncs, rest))
 	}}
-	builder, now := service.NewBuilder(servicetest.Node()), time.Unix(1_800_000_000, 0)
+	builder, now := service.NewBuilder(gen.PlainNode()), time.Unix(1_800_000_000, 0)
 	run := func(syncs int, rest time.Duration) {
 		for n := range syncs {
-			builder.Set(servicetest.UniformService(1, 1+n%2))
+			builder.Set(gen.UniformService(1, 1+n%2))
 			if n%10 == 0 {
-				builder.Set(servicetest.UniformService(2, 1+n/10%2))
+				builder.Set(gen.UniformService(2, 1+n/10%2))
 			}
 			now = now.Add(100 * time.Millisecond)
 			b.observe(proxy.Sync{Snapshot: builder.Snapshot(), Start: now, Rest: rest})
@@ -33,7 +33,7 @@ func TestBusiest(t *testing.T) {
 		t.Fatalf("without a rest: %q", reports)
 	}
 	run(5000, 90*time.Millisecond)
-	want := fmt.Sprintf("%s in 101 of 101, 90ms", servicetest.UniformService(1, 1).Name)
+	want := fmt.Sprintf("%s in 101 of 101, 90ms", gen.UniformService(1, 1).Name)
 	if len(reports) != 1 || reports[0] != want {
 		t.Errorf("in 8 minutes: %q, want %q", reports, want)
 	}

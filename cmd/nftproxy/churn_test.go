@@ -3,7 +3,7 @@ package main
 import (
 	"testing"
 
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // TestStartsWhileInterfacesChange: that interfaces come and go ends no start.

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"nftproxy/node/otherproxy"
-	"nftproxy/test/aptget"
-	"nftproxy/test/nftcmd"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/aptget"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
 )
 
 // kubeProxyFilter is the table filter of a kube-proxy's iptables mode: KUBE-NODEPORTS accepts the health check node port

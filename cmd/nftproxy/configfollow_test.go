@@ -21,8 +21,8 @@ import (
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/service"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/nftcmd"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
 	"nftproxy/watch"
 )
 

@@ -20,7 +20,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // flows is a node with pods and flows between them. No proxy runs on it.

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // running is `nftproxy run` as node-1 in a network namespace, with its log.

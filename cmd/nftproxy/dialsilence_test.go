@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // TestSilentPeer: a connection whose peer falls silent without a word ends, at rest and with a request under way, so that watches

@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"nftproxy/nft/kernel"
-	"nftproxy/test/nftcmd"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
 )
 
 const oursWithoutOwner = `add table %s { comment "kept by nftproxy, a Kubernetes service proxy"; }`

@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/look/inspect"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // getJSON runs a command of get that must succeed, and decodes what it prints.

@@ -14,8 +14,8 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/agreement"
-	"nftproxy/test/testnet"
+	"nftproxy/test/check/kernelmodel"
+	"nftproxy/test/lib/testnet"
 )
 
 // loadServices writes the program of Services, in the text form of a snapshot, to the
@@ -38,7 +38,7 @@ func loadSnapshot(t *testing.T, ns *testnet.Namespace, s service.Snapshot) {
 	p := ruleset.Compile(ruleset.Config{
 		Table: ruleset.DefaultTable, Settings: service.Settings{ClusterCIDRs: clusterCIDRs},
 	}, s)
-	conn, err := kernel.Open(agreement.Config(t, kernel.Config{NetNS: ns.Fd()}))
+	conn, err := kernel.Open(kernelmodel.Config(t, kernel.Config{NetNS: ns.Fd()}))
 	if err != nil {
 		t.Fatal(err)
 	}

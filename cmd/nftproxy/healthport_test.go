@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // TestHealthCheckNodePort: health check node ports work on the node's addresses as they

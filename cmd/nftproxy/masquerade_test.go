@@ -4,8 +4,8 @@ import (
 	"strings"
 	"testing"
 
-	"nftproxy/test/nftcmd"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
 )
 
 const podCIDRManifest = `

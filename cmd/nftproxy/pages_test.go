@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // TestStatusPage: the daemon serves the status page beside its metrics, with what its

@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"testing"
 
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // TestKubeProxyWithFewRights: with the capability CAP_NET_ADMIN alone, which processes of kube-proxy run in

@@ -10,7 +10,7 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/rulesettest"
+	"nftproxy/test/gen"
 )
 
 // TestFlowsByTable: the kernel's tables and the objects give the same judgment of flows. A
@@ -20,8 +20,8 @@ func TestFlowsByTable(t *testing.T) {
 	seen := map[string]int{}
 	for seed := range uint64(150) {
 		rng := rand.New(rand.NewPCG(seed, 7))
-		cfg, node, services, builder := rulesettest.Cluster(rng)
-		builder.SetServiceCIDRs(rulesettest.ServiceCIDRs(rng))
+		cfg, node, services, builder := gen.Cluster(rng)
+		builder.SetServiceCIDRs(gen.ServiceCIDRs(rng))
 		snapshot := builder.Snapshot()
 		kernel := ruleset.Compile(cfg, snapshot).Model()
 
@@ -38,7 +38,7 @@ func TestFlowsByTable(t *testing.T) {
 
 		local := func(a netip.Addr) bool { return a.IsLoopback() || slices.Contains(node.HostAddresses, a) }
 		for range 200 {
-			p := rulesettest.Packet(rng, node, services)
+			p := gen.Packet(rng, node, services)
 			for _, r := range kernel.Outcomes(p, local) {
 				f := conntrack.Flow{
 					Protocol: service.Protocol(p.Protocol), Original: conntrack.Tuple{Src: p.Src, Dst: p.Dst}, Reply: conntrack.Tuple{Src: p.Dst, Dst: p.Src},

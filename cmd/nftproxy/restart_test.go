@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 const nodePortManifest = `

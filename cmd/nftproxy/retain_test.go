@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // variedManifest has n Services with endpoints. Some have node ports, session affinity,

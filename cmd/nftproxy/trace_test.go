@@ -19,8 +19,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"nftproxy/test/nftcmd"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
 )
 
 // traced is a trace under way on the node.

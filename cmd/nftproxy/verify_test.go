@@ -17,8 +17,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"nftproxy/look/verify"
-	"nftproxy/test/nftcmd"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
 )
 
 // verified is a network namespace in which verify runs.

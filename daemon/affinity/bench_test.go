@@ -12,7 +12,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // BenchmarkStaleWindow measures how long a client is stale. A transaction removes one

@@ -16,8 +16,8 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/agreement"
-	"nftproxy/test/testnet"
+	"nftproxy/test/check/kernelmodel"
+	"nftproxy/test/lib/testnet"
 )
 
 // neighbours is a node with two Services with affinity.
@@ -41,7 +41,7 @@ func newNeighbours(t *testing.T, pods ...string) *neighbours {
 		}
 	}
 	var err error
-	n.conn, err = kernel.Open(agreement.Config(t, kernel.Config{NetNS: n.Node.Fd()}))
+	n.conn, err = kernel.Open(kernelmodel.Config(t, kernel.Config{NetNS: n.Node.Fd()}))
 	n.must(err)
 	t.Cleanup(func() { n.must(n.conn.Close()) })
 	return n

@@ -13,8 +13,8 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/agreement"
-	"nftproxy/test/testnet"
+	"nftproxy/test/check/kernelmodel"
+	"nftproxy/test/lib/testnet"
 )
 
 const (
@@ -53,7 +53,7 @@ func newRig(t *testing.T, timeout time.Duration, endpoints ...string) *rig {
 		}
 	}
 	var err error
-	r.conn, err = kernel.Open(agreement.Config(t, kernel.Config{NetNS: r.Node.Fd()}))
+	r.conn, err = kernel.Open(kernelmodel.Config(t, kernel.Config{NetNS: r.Node.Fd()}))
 	r.must(err)
 	r.compiler = ruleset.NewCompiler(ruleset.Config{
 		Table: ruleset.DefaultTable, Settings: service.Settings{

@@ -20,7 +20,7 @@ import (
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/service"
 	"nftproxy/nft"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/gen"
 )
 
 // answer is the answer that a client gets.
@@ -54,7 +54,7 @@ func synced() proxy.Sync { return proxy.Sync{Since: time.Now(), Start: time.Now(
 
 // failed is a sync with an error and a Service of each family.
 func failed(since time.Time, err error) proxy.Sync {
-	b := service.NewBuilder(servicetest.Node())
+	b := service.NewBuilder(gen.PlainNode())
 	b.Set(&service.Service{Name: "default/web", ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00:96::1")}})
 	return proxy.Sync{Snapshot: b.Snapshot(), Since: since, Start: time.Now(), Err: err}
 }
@@ -198,8 +198,8 @@ func TestNeedlessFamily(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := health.New(health.Config{})
 		s := failed(time.Now(), proxy.FamilyErrors{nft.IPv6: errNo})
-		b := service.NewBuilder(servicetest.Node())
-		b.Set(servicetest.UniformService(0, 1))
+		b := service.NewBuilder(gen.PlainNode())
+		b.Set(gen.UniformService(0, 1))
 		s.Snapshot = b.Snapshot()
 		h.Observe(s)
 		wantCodes(t, "at the start", h, codes{200, 200, 200})

@@ -18,7 +18,7 @@ import (
 
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/service"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // node is a network namespace with a Server.

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/model/service"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/gen"
 )
 
 // checked is a Service with a health port and a cluster IP of each family. Each word
@@ -178,16 +178,16 @@ func TestUpdateEqualsFresh(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		list := [][]string{nil, {"192.168.0.0/16", "2001:db8::/32"}, {"0.0.0.0/0", "::/0"}}[seed%3]
 		x := newIndex(nodePorts(t, list...), seed%2 == 0)
-		b := service.NewBuilder(servicetest.Node())
+		b := service.NewBuilder(gen.PlainNode())
 		opened := 0
-		for _, c := range servicetest.Changes(rng, 300, servicetest.Options{}) {
+		for _, c := range gen.Changes(rng, 300, gen.Options{}) {
 			if c.Service != nil {
 				s := *c.Service
 				s.HealthCheckNodePort = uint16(rng.IntN(4)) // 0 for none
 				c.Service = &s
 			}
 			c.Apply(b)
-			if node := servicetest.Node(); rng.IntN(10) == 0 {
+			if node := gen.PlainNode(); rng.IntN(10) == 0 {
 				node.HostAddresses = node.HostAddresses[rng.IntN(3):]
 				node.Addresses = node.Addresses[rng.IntN(3):]
 				node.Name = fmt.Sprintf("node-%d", rng.IntN(2))
@@ -195,7 +195,7 @@ func TestUpdateEqualsFresh(t *testing.T) {
 			}
 			var refused map[string]error
 			if rng.IntN(3) == 0 {
-				refused = map[string]error{string(servicetest.Name(rng.IntN(3))): fmt.Errorf("no")}
+				refused = map[string]error{string(gen.Name(rng.IntN(3))): fmt.Errorf("no")}
 			}
 			if rng.IntN(4) == 0 {
 				continue // several changes in one snapshot

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/tools/txtar"
 
 	"nftproxy/daemon/kubeproxyconfig"
-	"nftproxy/test/arbitrary"
+	"nftproxy/test/check"
 )
 
 // FuzzParse: a file is read in bounded memory, and gives the same settings each time. An
@@ -30,7 +30,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte(head + "conntrack: {min: 1, tcpCloseWaitTimeout: 1h}\nfeatureGates: {AllowServiceExternalIPs: false}\nlogging: {vmodule: [{filePattern: x}]}\n"))
 	f.Add([]byte("a: &a [x, x, x, x]\nb: &b [*a, *a, *a, *a]\nc: [*b, *b, *b, *b]\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		arbitrary.Bounded(t, 64<<20+4096*uint64(len(data)), func() {
+		check.Bounded(t, 64<<20+4096*uint64(len(data)), func() {
 			file, err := kubeproxyconfig.Parse(data)
 			if err != nil && err.Error() == "" {
 				t.Error("an error without words")

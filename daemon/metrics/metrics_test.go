@@ -18,7 +18,7 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/gen"
 )
 
 var start = time.Unix(1_800_000_000, 0)
@@ -34,8 +34,8 @@ func aSync(s service.Snapshot) proxy.Sync {
 
 // conflicting has two Services with a conflict. The younger has lost all its claims.
 func conflicting() service.Snapshot {
-	b := service.NewBuilder(servicetest.Node())
-	older := servicetest.UniformService(1, 3)
+	b := service.NewBuilder(gen.PlainNode())
+	older := gen.UniformService(1, 3)
 	younger := *older
 	younger.Name, younger.Created = "ns-9/younger", older.Created.Add(time.Hour)
 	b.Set(older)

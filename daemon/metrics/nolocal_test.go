@@ -14,7 +14,7 @@ import (
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/service"
 	"nftproxy/nft"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/gen"
 )
 
 // gauges returns the gauge's values by traffic policy and family.
@@ -81,7 +81,7 @@ func TestNoLocalEndpoints(t *testing.T) {
 				}
 			}
 			s.Ports[0].Endpoints = service.MergeEndpoints(list)
-			b := service.NewBuilder(servicetest.Node())
+			b := service.NewBuilder(gen.PlainNode())
 			b.Set(s)
 			r := prometheus.NewRegistry()
 			metrics.New(r).Observe(proxy.Sync{Snapshot: b.Snapshot()})
@@ -101,18 +101,18 @@ func TestNoLocalEndpointsFollows(t *testing.T) {
 	positive := 0
 	for seed := range uint64(5) {
 		rng := rand.New(rand.NewPCG(seed, 7))
-		b := service.NewBuilder(servicetest.Node())
+		b := service.NewBuilder(gen.PlainNode())
 		r := prometheus.NewRegistry()
 		m := metrics.New(r)
 		want := map[string]float64{}
-		for i, c := range servicetest.Changes(rng, 200, servicetest.Options{LoadBalancers: true}) {
+		for i, c := range gen.Changes(rng, 200, gen.Options{LoadBalancers: true}) {
 			if c.Service == nil {
 				b.Delete(c.Name)
 			} else {
 				b.Set(c.Service)
 			}
 			if rng.IntN(40) == 0 {
-				n := servicetest.Node()
+				n := gen.PlainNode()
 				n.Name = fmt.Sprintf("node-%d", rng.IntN(3))
 				b.SetNode(n)
 			}

@@ -28,7 +28,7 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/exposition"
+	"nftproxy/test/check/exposition"
 )
 
 func init() { flag.Bool("update", false, "write docs/metrics.md") }

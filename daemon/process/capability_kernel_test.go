@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/daemon/process"
-	"nftproxy/test/gobuild"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/child"
+	"nftproxy/test/lib/testnet"
 )
 
 // TestLimit: what is left to all threads of a process, and to a program that it starts, by what the process
@@ -27,7 +27,7 @@ func TestLimit(t *testing.T) {
 	}
 	dir := t.TempDir()
 	program := filepath.Join(dir, "limited")
-	if err := gobuild.Command(program, "../..", "./daemon/process/testdata/limited"); err != nil {
+	if err := child.Build(program, "../..", "./daemon/process/testdata/limited"); err != nil {
 		t.Fatal(err)
 	}
 	for _, d := range []string{dir, filepath.Dir(dir)} { // other users start the program too

@@ -13,8 +13,8 @@ import (
 
 	"nftproxy/model/service"
 	"nftproxy/nft"
-	"nftproxy/test/nfttest"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/check"
+	"nftproxy/test/gen"
 )
 
 // foreign makes a change as another program would.
@@ -50,7 +50,7 @@ func TestForeignEdit(t *testing.T) {
 		"table deleted":        func(r *rig, table nft.TableID) { r.foreign(nft.DeleteTable{Table: table}) },
 		"table deleted, empty": func(r *rig, table nft.TableID) { r.foreign(nft.DeleteTable{Table: table}, nft.AddTable{Table: table}) },
 		"our next element is there, with another verdict": func(r *rig, table nft.TableID) {
-			part := r.programWith(servicetest.UniformService(5, 3)).IPv4.Parts.At("ns-5/svc-5")
+			part := r.programWith(gen.UniformService(5, 3)).IPv4.Parts.At("ns-5/svc-5")
 			for _, e := range part.Elements {
 				if e.Set == "services" {
 					e.Verdict = nft.Verdict{Code: nft.Drop}
@@ -65,8 +65,8 @@ func TestForeignEdit(t *testing.T) {
 				r.publishAndWait()
 				edit(r, r.program().IPv4.ID())
 				r.sleep(time.Second)
-				r.services.Set(servicetest.UniformService(0, 2))
-				r.services.Set(servicetest.UniformService(5, 3))
+				r.services.Set(gen.UniformService(0, 2))
+				r.services.Set(gen.UniformService(5, 3))
 				r.publishAndWait()
 				r.inForce()
 				r.wantSyncs(2)
@@ -84,7 +84,7 @@ func TestForeignEdit(t *testing.T) {
 func (r *rig) programWith(s *service.Service) *nft.Program {
 	old := r.services
 	defer func() { r.services = old }()
-	r.services = service.NewBuilder(servicetest.Node())
+	r.services = service.NewBuilder(gen.PlainNode())
 	r.services.Set(s)
 	return r.program()
 }
@@ -110,7 +110,7 @@ func TestQuarantine(t *testing.T) {
 		}
 
 		reads := r.kernel.reads
-		r.services.Set(servicetest.UniformService(0, 9))
+		r.services.Set(gen.UniformService(0, 9))
 		r.sleep(config().MinSyncPeriod)
 		r.publishAndWait()
 		r.inForce(bad...)
@@ -129,14 +129,14 @@ func TestQuarantine(t *testing.T) {
 		}
 
 		// The kernel refuses a change of the part too.
-		r.services.Set(servicetest.UniformService(1, 5))
+		r.services.Set(gen.UniformService(1, 5))
 		r.publishAndWait()
 		r.inForce(bad...)
 		r.sleep(time.Second)
 
 		// The kernel accepts the next change.
 		r.kernel.refuse = refuseParts(errRefused, bad[1])
-		r.services.Set(servicetest.UniformService(1, 6))
+		r.services.Set(gen.UniformService(1, 6))
 		r.publishAndWait()
 		r.inForce(bad[1])
 		r.sleep(time.Second)
@@ -160,8 +160,8 @@ func TestQuarantineOfPartInForce(t *testing.T) {
 		r.inForce()
 		r.sleep(time.Second)
 		r.kernel.refuse = refuseParts(errRefused, "ns-1/svc-1")
-		r.services.Set(servicetest.UniformService(1, 8))
-		r.services.Set(servicetest.UniformService(2, 8))
+		r.services.Set(gen.UniformService(1, 8))
+		r.services.Set(gen.UniformService(2, 8))
 		r.publishAndWait()
 		r.inForce("ns-1/svc-1")
 	})
@@ -227,7 +227,7 @@ func TestOutcomeUnknown(t *testing.T) {
 				r.publishAndWait()
 				r.kernel.lose = lose
 				r.sleep(time.Second)
-				r.services.Set(servicetest.UniformService(1, 8))
+				r.services.Set(gen.UniformService(1, 8))
 				r.services.Set(both("web", "10.1.0.1:8080", "[fd00:1::1]:8080"))
 				r.publishAndWait()
 				r.inForce()
@@ -423,7 +423,7 @@ func TestApplied(t *testing.T) {
 		check("in one family", &nft.Program{IPv4: r.program().IPv4, IPv6: first.IPv6}, true)
 
 		r.kernel.refuse = refuseParts(errRefused, "ns-1/svc-1")
-		r.services.Set(servicetest.UniformService(1, 3))
+		r.services.Set(gen.UniformService(1, 3))
 		r.publish()
 		r.sleep(config().MinSyncPeriod) // A retry may have begun just before.
 		check("with a part in quarantine", r.program("ns-1/svc-1"), true)
@@ -456,10 +456,10 @@ func TestFound(t *testing.T) {
 			t.Fatalf("with IPv6 readable: %v", second)
 		}
 		first.Put(second.Table(before.IPv6.ID()))
-		if diff := nfttest.Diff(before, first); diff != "" {
+		if diff := check.Diff(before, first); diff != "" {
 			t.Errorf("found (-want +got):\n%s", diff)
 		}
-		r.services.Set(servicetest.UniformService(0, 9))
+		r.services.Set(gen.UniformService(0, 9))
 		r.publishAndWait()
 		if found := r.last().Found; found != nil {
 			t.Errorf("reported again: %v", found)

@@ -13,9 +13,9 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/agreement"
-	"nftproxy/test/feature"
-	"nftproxy/test/testnet"
+	"nftproxy/test/check/kernelmodel"
+	"nftproxy/test/lib/netfilter"
+	"nftproxy/test/lib/testnet"
 )
 
 // TestKernelForeignFamily: while another process owns the IPv6 table, the IPv4 table
@@ -23,7 +23,7 @@ import (
 func TestKernelForeignFamily(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "foreign")
 	open := func() *kernel.Conn {
-		conn, err := kernel.Open(agreement.Config(t, kernel.Config{NetNS: ns.Fd()}))
+		conn, err := kernel.Open(kernelmodel.Config(t, kernel.Config{NetNS: ns.Fd()}))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -35,7 +35,7 @@ func TestKernelForeignFamily(t *testing.T) {
 	if err := other.Apply(nft.Batch{Ops: []nft.Op{nft.AddTable{Table: id}}}); err != nil {
 		t.Fatal(err)
 	}
-	if has, err := feature.OwnedTables(ns.Fd()); err != nil {
+	if has, err := netfilter.OwnedTables(ns.Fd()); err != nil {
 		t.Fatal(err)
 	} else if !has {
 		t.Skip("this kernel has no owned tables that persist")

@@ -14,9 +14,8 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/netlinkfault"
-	"nftproxy/test/rulesettest"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/gen"
+	"nftproxy/test/lib/netlinkfault"
 )
 
 // faultWindow is how long a loop runs in TestFaults: until idle chains have been deleted. After an
@@ -132,19 +131,19 @@ func mayBlame(f netlinkfault.Fault, at netlinkfault.Place) int {
 func faultCases() []faultCase {
 	// One service has more endpoints later, so that there are new chains, and old ones become idle.
 	rng := rand.New(rand.NewPCG(15, 3))
-	node := servicetest.Node()
+	node := gen.PlainNode()
 	first, second := service.NewBuilder(node), service.NewBuilder(node)
-	for i, s := range rulesettest.Services(rng, &node) {
+	for i, s := range gen.Services(rng, &node) {
 		if i < 6 {
 			first.Set(s)
 		}
 		if i%4 > 0 {
-			second.Set(rulesettest.Mutated(rng, s))
+			second.Set(gen.Mutated(rng, s))
 		}
 	}
 	for i, endpoints := range []int{20, 3, 4} {
-		first.Set(servicetest.UniformService(i, endpoints))
-		second.Set(servicetest.UniformService(i, endpoints+9))
+		first.Set(gen.UniformService(i, endpoints))
+		second.Set(gen.UniformService(i, endpoints+9))
 	}
 	a, b := first.Snapshot(), second.Snapshot()
 	counting := rulesetConfig()

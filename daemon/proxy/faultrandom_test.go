@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/model/service"
-	"nftproxy/test/netlinkfault"
-	"nftproxy/test/rulesettest"
+	"nftproxy/test/gen"
+	"nftproxy/test/lib/netlinkfault"
 )
 
 // TestRandomFaults: random clusters change while random answers of the kernel go wrong, few or many,
@@ -68,12 +68,12 @@ func TestRandomFaults(t *testing.T) {
 // randomCase is a cluster with changes, the function that chooses the faults, and their number.
 func randomCase(seed uint64) (*faultCase, func(netlinkfault.Place) (netlinkfault.Fault, bool), *int) {
 	rng := rand.New(rand.NewPCG(seed, 15))
-	config, _ := rulesettest.Config(rng)
+	config, _ := gen.Config(rng)
 	config.Table = rulesetConfig().Table
 	config.Counters = rng.IntN(2) == 0 && !config.Uncounted
-	node := rulesettest.Node(rng)
+	node := gen.Node(rng)
 	b := service.NewBuilder(node)
-	list := rulesettest.Services(rng, &node)
+	list := gen.Services(rng, &node)
 	for _, s := range list {
 		b.Set(s)
 	}
@@ -85,7 +85,7 @@ func randomCase(seed uint64) (*faultCase, func(netlinkfault.Place) (netlinkfault
 			case 0:
 				b.Delete(s.Name)
 			default:
-				b.Set(rulesettest.Mutated(rng, s))
+				b.Set(gen.Mutated(rng, s))
 			}
 		}
 		c.changes = append(c.changes, b.Snapshot())

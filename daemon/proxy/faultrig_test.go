@@ -18,9 +18,9 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/netlinkfault"
-	"nftproxy/test/nfttest"
-	"nftproxy/test/testnet"
+	"nftproxy/test/check"
+	"nftproxy/test/lib/netlinkfault"
+	"nftproxy/test/lib/testnet"
 )
 
 // faultRig is a real kernel whose answers go wrong on command. The loop that works on it has a
@@ -141,10 +141,10 @@ func (r *faultRig) difference(want *nft.Program) string {
 	if err != nil {
 		return err.Error()
 	}
-	if diff := nfttest.Diff(want, m); diff != "" {
+	if diff := check.Diff(want, m); diff != "" {
 		return diff
 	}
-	if idle := nfttest.Idle(want, m); len(idle) > 0 {
+	if idle := check.Idle(want, m); len(idle) > 0 {
 		return fmt.Sprintf("left over: %v", idle)
 	}
 	return ""

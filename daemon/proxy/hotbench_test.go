@@ -12,8 +12,8 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/servicetest"
-	"nftproxy/test/testnet"
+	"nftproxy/test/gen"
+	"nftproxy/test/lib/testnet"
 )
 
 // BenchmarkHotService gives one Service of 10,000 x 10 a number of endpoints every 25 ms that it did not have lately,
@@ -34,9 +34,9 @@ func BenchmarkHotService(b *testing.B) {
 		}
 		return time.Duration(t.Nano())
 	}
-	builder, mailbox := service.NewBuilder(servicetest.Node()), service.NewMailbox()
+	builder, mailbox := service.NewBuilder(gen.PlainNode()), service.NewMailbox()
 	for i := range 10_000 {
-		builder.Set(servicetest.UniformService(i, 10))
+		builder.Set(gen.UniformService(i, 10))
 	}
 	c := proxy.DefaultConfig()
 	c.CPU = cpu
@@ -60,9 +60,9 @@ func BenchmarkHotService(b *testing.B) {
 		var waits []time.Duration
 		for time.Since(start) < d {
 			n++
-			builder.Set(servicetest.UniformService(7, 1+n%500))
+			builder.Set(gen.UniformService(7, 1+n%500))
 			if n%40 == 0 {
-				builder.Set(servicetest.UniformService(8, 10+n/40%2))
+				builder.Set(gen.UniformService(8, 10+n/40%2))
 			}
 			put()
 			time.Sleep(25 * time.Millisecond)

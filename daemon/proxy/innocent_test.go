@@ -9,10 +9,10 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/agreement"
-	"nftproxy/test/nftcmd"
-	"nftproxy/test/servicetest"
-	"nftproxy/test/testnet"
+	"nftproxy/test/check/kernelmodel"
+	"nftproxy/test/gen"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
 )
 
 // busyKernel is a kernel in which another program writes just after a read.
@@ -48,7 +48,7 @@ func TestKernelInnocent(t *testing.T) {
 			}
 			// A table that was made without an owner cannot be owned.
 			load("add table ip test; add table ip6 test")
-			conn, err := kernel.Open(agreement.Config(t, kernel.Config{NetNS: ns.Fd()}))
+			conn, err := kernel.Open(kernelmodel.Config(t, kernel.Config{NetNS: ns.Fd()}))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -80,8 +80,8 @@ func TestKernelInnocent(t *testing.T) {
 			}
 			load("flush map ip test endpoints") // The next write fails and leads to a read.
 			k.afterRead = func() { load(edit) }
-			b.Set(servicetest.UniformService(0, 2))
-			b.Set(servicetest.UniformService(5, 3))
+			b.Set(gen.UniformService(0, 2))
+			b.Set(gen.UniformService(5, 3))
 			b.Delete("ns-1/svc-1")
 			mailbox.Put(service.Update{Snapshot: b.Snapshot()})
 			if s := <-syncs; s.Err != nil || len(s.Quarantined) > 0 {

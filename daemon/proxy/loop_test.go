@@ -16,8 +16,8 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/nfttest"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/check"
+	"nftproxy/test/gen"
 )
 
 // rig is a running loop on a fake kernel, and the services that it publishes.
@@ -77,9 +77,9 @@ func startCompiling(t *testing.T, c proxy.Config, k *fakeKernel, services *servi
 
 // services makes n services of n endpoints each.
 func services(n int) *service.Builder {
-	b := service.NewBuilder(servicetest.Node())
+	b := service.NewBuilder(gen.PlainNode())
 	for i := range n {
-		b.Set(servicetest.UniformService(i, n))
+		b.Set(gen.UniformService(i, n))
 	}
 	return b
 }
@@ -122,7 +122,7 @@ func (r *rig) program(except ...string) *nft.Program {
 // inForce checks that the kernel has the program without the excepted parts.
 func (r *rig) inForce(except ...string) {
 	r.Helper()
-	if diff := nfttest.Diff(r.program(except...), r.kernel.model); diff != "" {
+	if diff := check.Diff(r.program(except...), r.kernel.model); diff != "" {
 		r.Errorf("kernel (-want +got):\n%s", diff)
 	}
 }
@@ -177,7 +177,7 @@ func TestFirstChangeAtOnce(t *testing.T) {
 		r.publishAndWait()
 		r.inForce()
 		r.sleep(time.Minute) // After a rest the next change goes in at once too.
-		r.services.Set(servicetest.UniformService(0, 4))
+		r.services.Set(gen.UniformService(0, 4))
 		changed := time.Now()
 		r.publishAndWait()
 		r.inForce()
@@ -198,7 +198,7 @@ func TestNothingWrittenNoPause(t *testing.T) {
 		r.publishAndWait()
 		r.sleep(time.Second)
 		r.publishAndWait()
-		r.services.Set(servicetest.UniformService(0, 4))
+		r.services.Set(gen.UniformService(0, 4))
 		changed := time.Now()
 		r.publishAndWait()
 		r.inForce()
@@ -215,7 +215,7 @@ func TestBurst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, newKernel(), services(2))
 		for i := range 1000 {
-			r.services.Set(servicetest.UniformService(0, 1+i%47))
+			r.services.Set(gen.UniformService(0, 1+i%47))
 			r.publish()
 			r.sleep(time.Millisecond)
 		}
@@ -246,7 +246,7 @@ func TestNoRestForIrregularChanges(t *testing.T) {
 		c.MinSyncPeriod = 10 * time.Millisecond
 		r := startWith(t, c, newKernel(), services(2))
 		change := func(i int) {
-			r.services.Set(servicetest.UniformService(0, 1+i%47))
+			r.services.Set(gen.UniformService(0, 1+i%47))
 			r.publish()
 		}
 		r.publishAndWait()
@@ -303,10 +303,10 @@ func TestRestart(t *testing.T) {
 		r := start(t, k, services(4))
 		r.publishAndWait()
 		// The changes give the pools another order than a first write would.
-		r.services.Set(servicetest.UniformService(1, 2))
+		r.services.Set(gen.UniformService(1, 2))
 		r.sleep(time.Second)
 		r.publishAndWait()
-		r.services.Set(servicetest.UniformService(1, 4))
+		r.services.Set(gen.UniformService(1, 4))
 		r.sleep(time.Minute)
 		r.publishAndWait()
 		r.sleep(time.Minute)
@@ -320,7 +320,7 @@ func TestRestart(t *testing.T) {
 		if k.owns != 2*perRead {
 			t.Errorf("owned %d tables, want each once at each start", k.owns)
 		}
-		again.services.Delete(servicetest.UniformService(2, 4).Name)
+		again.services.Delete(gen.UniformService(2, 4).Name)
 		r.sleep(time.Second)
 		again.publishAndWait()
 		again.wantBatches(written + 1)
@@ -333,20 +333,20 @@ func TestIdleChainsGoWithoutChange(t *testing.T) {
 		r := start(t, newKernel(), services(3))
 		r.publishAndWait()
 		r.sleep(time.Second)
-		r.services.Set(servicetest.UniformService(2, 7))
+		r.services.Set(gen.UniformService(2, 7))
 		r.publishAndWait()
 		r.sleep(time.Second)
-		r.services.Set(servicetest.UniformService(2, 3))
+		r.services.Set(gen.UniformService(2, 3))
 		r.publishAndWait()
 		idle := []string{"ip endpoints-7"}
-		if diff := cmp.Diff(idle, nfttest.Idle(r.program(), r.kernel.model)); diff != "" {
+		if diff := cmp.Diff(idle, check.Idle(r.program(), r.kernel.model)); diff != "" {
 			t.Fatalf("idle chains (-want +got):\n%s", diff)
 		}
 		r.sleep(nft.IdleLife - time.Millisecond)
 		r.wantBatches(3)
 		r.sleep(time.Millisecond)
 		r.wantBatches(4)
-		if left := nfttest.Idle(r.program(), r.kernel.model); left != nil {
+		if left := check.Idle(r.program(), r.kernel.model); left != nil {
 			t.Errorf("still there: %v", left)
 		}
 		if s := r.last(); !s.Since.IsZero() || s.Latency() != 0 {
@@ -487,7 +487,7 @@ func TestChangeInsteadOfRetry(t *testing.T) {
 		r.publishAndWait()
 		r.sleep(time.Second)
 		k.refuse = nil
-		r.services.Set(servicetest.UniformService(0, 5))
+		r.services.Set(gen.UniformService(0, 5))
 		r.publishAndWait()
 		r.inForce()
 		if s := r.last(); !s.Since.Equal(began) {

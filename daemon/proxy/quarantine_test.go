@@ -10,15 +10,15 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/agreement"
-	"nftproxy/test/testnet"
+	"nftproxy/test/check/kernelmodel"
+	"nftproxy/test/lib/testnet"
 )
 
 // TestKernelQuarantine: a real kernel refuses two Services of three. The reasons name
 // them, and everything else goes in. Corrected ones go in later.
 func TestKernelQuarantine(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "quarantine")
-	conn, err := kernel.Open(agreement.Config(t, kernel.Config{NetNS: ns.Fd()}))
+	conn, err := kernel.Open(kernelmodel.Config(t, kernel.Config{NetNS: ns.Fd()}))
 	if err != nil {
 		t.Fatal(err)
 	}

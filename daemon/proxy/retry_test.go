@@ -12,7 +12,7 @@ import (
 
 	"nftproxy/model/service"
 	"nftproxy/nft"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/gen"
 )
 
 // TestQuarantineEnds: an unchanged part that was refused is in force soon after the
@@ -53,8 +53,8 @@ func TestRetryHoldsUpNobody(t *testing.T) {
 		r.sleep(time.Hour)
 		reads := r.kernel.reads
 		for n := range 20 {
-			r.services.Set(servicetest.UniformService(1, 5+n%2)) // The kernel refuses this one again.
-			r.services.Set(servicetest.UniformService(3, 5+n%2))
+			r.services.Set(gen.UniformService(1, 5+n%2)) // The kernel refuses this one again.
+			r.services.Set(gen.UniformService(3, 5+n%2))
 			batches, refused, changed := len(r.kernel.applied), r.kernel.refused, time.Now()
 			r.publishAndWait()
 			r.inForce(bad...)
@@ -77,10 +77,10 @@ func TestRetryHoldsUpNobody(t *testing.T) {
 func TestManyRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 200
-		b := service.NewBuilder(servicetest.Node())
+		b := service.NewBuilder(gen.PlainNode())
 		var bad []string
 		for i := range n {
-			s := servicetest.UniformService(i, 1)
+			s := gen.UniformService(i, 1)
 			b.Set(s)
 			if i%2 == 0 {
 				bad = append(bad, string(s.Name))
@@ -115,10 +115,10 @@ func TestFailedReadWithIdleChain(t *testing.T) {
 		r := startWith(t, checking(), k, services(3))
 		r.publishAndWait()
 		r.sleep(time.Second)
-		r.services.Set(servicetest.UniformService(2, 7))
+		r.services.Set(gen.UniformService(2, 7))
 		r.publishAndWait()
 		r.sleep(time.Second)
-		r.services.Set(servicetest.UniformService(2, 3))
+		r.services.Set(gen.UniformService(2, 3))
 		r.publishAndWait() // The chain endpoints-7 is idle from now on.
 		k.handOver()
 		k.readErr = syscall.EIO
@@ -154,7 +154,7 @@ func TestInnocent(t *testing.T) {
 				r.publishAndWait()
 				r.sleep(time.Second)
 				var next nft.OwnedElement
-				for _, e := range r.programWith(servicetest.UniformService(5, 3)).IPv4.Parts.At("ns-5/svc-5").Elements {
+				for _, e := range r.programWith(gen.UniformService(5, 3)).IPv4.Parts.At("ns-5/svc-5").Elements {
 					if e.Set == "services" {
 						next = nft.OwnedElement{Element: e}
 					}
@@ -164,8 +164,8 @@ func TestInnocent(t *testing.T) {
 					k.afterRead = nil
 					edit(r, next)
 				}
-				r.services.Set(servicetest.UniformService(0, 2))
-				r.services.Set(servicetest.UniformService(5, 3))
+				r.services.Set(gen.UniformService(0, 2))
+				r.services.Set(gen.UniformService(5, 3))
 				r.services.Delete("ns-1/svc-1")
 				r.publishAndWait()
 				if s := r.last(); s.Err != nil || len(s.Quarantined) > 0 {
@@ -240,7 +240,7 @@ func TestNoMemoryForAMoment(t *testing.T) {
 		before := r.kernel.model.String()
 		r.sleep(time.Second)
 		r.kernel.refuse = always(shortError{syscall.ENOMEM})
-		r.services.Set(servicetest.UniformService(0, 9))
+		r.services.Set(gen.UniformService(0, 9))
 		r.publishAndWait()
 		if s := r.last(); !errors.Is(s.Err, syscall.ENOMEM) || len(s.Quarantined) > 0 || r.kernel.model.String() != before {
 			t.Errorf("err %v, quarantined %v", s.Err, s.Quarantined)
@@ -256,7 +256,7 @@ func TestNoMemoryForAMoment(t *testing.T) {
 func TestHogMakesRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := services(4)
-		b.Set(servicetest.UniformService(9, 900))
+		b.Set(gen.UniformService(9, 900))
 		r := start(t, newKernel(), b)
 		r.publishAndWait()
 		r.sleep(time.Second)
@@ -274,7 +274,7 @@ func TestHogMakesRoom(t *testing.T) {
 			}
 			return nil
 		}
-		r.services.Set(servicetest.UniformService(5, 3))
+		r.services.Set(gen.UniformService(5, 3))
 		r.publishAndWait()
 		r.sleep(10 * config().RetryPeriod)
 		r.inForce("ns-9/svc-9")
@@ -282,7 +282,7 @@ func TestHogMakesRoom(t *testing.T) {
 			t.Errorf("err %v, quarantined %v", s.Err, s.Quarantined)
 		}
 		r.sleep(time.Hour)
-		r.services.Set(servicetest.UniformService(6, 3)) // Other parts still change.
+		r.services.Set(gen.UniformService(6, 3)) // Other parts still change.
 		r.publishAndWait()
 		r.inForce("ns-9/svc-9")
 		r.kernel.refuse = nil

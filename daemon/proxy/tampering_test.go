@@ -9,10 +9,10 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/agreement"
-	"nftproxy/test/nftcmd"
-	"nftproxy/test/nfttest"
-	"nftproxy/test/testnet"
+	"nftproxy/test/check"
+	"nftproxy/test/check/kernelmodel"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
 )
 
 // TestKernelTampering: other programs can change our tables, as on kernels before 6.9.
@@ -26,7 +26,7 @@ func TestKernelTampering(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	conn, err := kernel.Open(agreement.Config(t, kernel.Config{NetNS: ns.Fd()}))
+	conn, err := kernel.Open(kernelmodel.Config(t, kernel.Config{NetNS: ns.Fd()}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +65,7 @@ func TestKernelTampering(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := nfttest.Diff(program, m); diff != "" {
+	if diff := check.Diff(program, m); diff != "" {
 		t.Errorf("repaired (-want +got):\n%s", diff)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"nftproxy/daemon/statuspage"
 	"nftproxy/look/inspect"
 	"nftproxy/model/service"
-	"nftproxy/test/statuspagetest"
+	"nftproxy/test/gen/statuspagetest"
 )
 
 // TestDraining: endpoints that drain are there with the number of their connections, and

@@ -13,7 +13,7 @@ import (
 	"nftproxy/look/explain"
 	"nftproxy/model/service"
 	"nftproxy/nft"
-	"nftproxy/test/statuspagetest"
+	"nftproxy/test/gen/statuspagetest"
 )
 
 // TestExplanation: each address has a link to its explanation, which shows all of it.

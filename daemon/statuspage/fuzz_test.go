@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/net/html"
 
-	"nftproxy/test/arbitrary"
+	"nftproxy/test/check"
 )
 
 // FuzzRequest: whatever the query of a request, the page answers in bounded memory. What
@@ -27,7 +27,7 @@ func FuzzRequest(f *testing.F) {
 		r := httptest.NewRequest(http.MethodGet, "http://127.0.0.1:10249/status", nil)
 		r.URL.RawQuery = query
 		w := httptest.NewRecorder()
-		arbitrary.Bounded(t, 16<<20+64*uint64(len(query)), func() { p.ServeHTTP(w, r) })
+		check.Bounded(t, 16<<20+64*uint64(len(query)), func() { p.ServeHTTP(w, r) })
 		body, err := io.ReadAll(w.Result().Body)
 		if err != nil {
 			t.Fatal(err)

@@ -17,7 +17,7 @@ import (
 	"nftproxy/daemon/statuspage"
 	"nftproxy/model/service"
 	"nftproxy/nft"
-	"nftproxy/test/statuspagetest"
+	"nftproxy/test/gen/statuspagetest"
 )
 
 // newPage makes a page on node-1 that is ready. It has no bound on CPU time: that has tests

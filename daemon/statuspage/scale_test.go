@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"nftproxy/model/service"
-	"nftproxy/test/statuspagetest"
+	"nftproxy/test/gen/statuspagetest"
 )
 
 // large is a snapshot of so many Services with an endpoint each.

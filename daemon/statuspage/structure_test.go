@@ -14,7 +14,7 @@ import (
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/service"
 	"nftproxy/nft"
-	"nftproxy/test/statuspagetest"
+	"nftproxy/test/gen/statuspagetest"
 )
 
 // targets are pages of each kind.

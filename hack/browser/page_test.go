@@ -24,8 +24,8 @@ import (
 	"github.com/chromedp/chromedp/kb"
 
 	"nftproxy/daemon/statuspage"
-	"nftproxy/test/aptget"
-	"nftproxy/test/statuspagetest"
+	"nftproxy/test/gen/statuspagetest"
+	"nftproxy/test/lib/aptget"
 )
 
 // patience bounds one test; a busy computer needs much of it.

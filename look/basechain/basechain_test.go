@@ -9,9 +9,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/look/basechain"
-	"nftproxy/test/aptget"
-	"nftproxy/test/nftcmd"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/aptget"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
 )
 
 // TestListWithEffects: each base chain of nftables and iptables-legacy is found, with what its rules may do to a packet.

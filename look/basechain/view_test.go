@@ -7,9 +7,9 @@ import (
 	"testing"
 
 	"nftproxy/look/basechain"
-	"nftproxy/test/aptget"
-	"nftproxy/test/nftcmd"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/aptget"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
 )
 
 // translation is the chain of a service proxy: it translates 127.0.0.2, which stands for a cluster IP.

@@ -13,24 +13,24 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/arbitrary"
-	"nftproxy/test/rulesettest"
+	"nftproxy/test/check"
+	"nftproxy/test/gen"
 )
 
 // FuzzExplain: whatever tables others have left, there is an account of each packet, in
 // bounded memory. It has a text and a JSON, and the chances add up to 1.
 func FuzzExplain(f *testing.F) {
-	for _, data := range arbitrary.Seeds(20, 400) {
+	for _, data := range gen.Seeds(20, 400) {
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		rng := arbitrary.Rand(data)
-		cfg, node, services, b := rulesettest.Cluster(rng)
-		b.SetServiceCIDRs(rulesettest.ServiceCIDRs(rng))
+		rng := gen.Rand(data)
+		cfg, node, services, b := gen.Cluster(rng)
+		b.SetServiceCIDRs(gen.ServiceCIDRs(rng))
 		snapshot := b.Snapshot()
 		empty := ruleset.Compile(ruleset.Config{Table: cfg.Table}, service.Snapshot{Node: &service.Node{}})
 		facts := explain.Facts{
-			Tables: arbitrary.Tables(rng, ruleset.Compile(cfg, snapshot), empty), Table: cfg.Table,
+			Tables: gen.DamagedTables(rng, ruleset.Compile(cfg, snapshot), empty), Table: cfg.Table,
 			Local:   func(a netip.Addr) bool { return slices.Contains(node.HostAddresses, a) },
 			Expires: func(string, nft.Value) time.Duration { return time.Minute },
 		}
@@ -38,8 +38,8 @@ func FuzzExplain(f *testing.F) {
 			facts.Objects, facts.Source = &snapshot, "the objects"
 		}
 		for range 4 {
-			q := explain.Question{Packet: rulesettest.Packet(rng, node, services), From: "somewhere"}
-			arbitrary.Bounded(t, 512<<20, func() { checkExplanation(t, q, &facts) })
+			q := explain.Question{Packet: gen.Packet(rng, node, services), From: "somewhere"}
+			check.Bounded(t, 512<<20, func() { checkExplanation(t, q, &facts) })
 		}
 	})
 }

@@ -18,7 +18,7 @@ import (
 	"nftproxy/look/inspect"
 	"nftproxy/model/service"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/rulesettest"
+	"nftproxy/test/gen"
 )
 
 var update = flag.Bool("update", false, "write the rows into the files under testdata")
@@ -131,10 +131,10 @@ func TestRowsOfRandomClusters(t *testing.T) {
 	seen := map[string]int{}
 	for seed := range uint64(100) {
 		rng := rand.New(rand.NewPCG(seed, 14))
-		cfg, _ := rulesettest.Config(rng)
-		node := rulesettest.Node(rng)
+		cfg, _ := gen.Config(rng)
+		node := gen.Node(rng)
 		builder := service.NewBuilder(node)
-		for _, s := range rulesettest.Services(rng, &node) {
+		for _, s := range gen.Services(rng, &node) {
 			builder.Set(s)
 		}
 		snapshot := builder.Snapshot()

@@ -9,26 +9,26 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/arbitrary"
-	"nftproxy/test/rulesettest"
+	"nftproxy/test/check"
+	"nftproxy/test/gen"
 )
 
 // FuzzRows: whatever tables others have left, there are rows of them for every selection,
 // in bounded memory, and as JSON.
 func FuzzRows(f *testing.F) {
-	for _, data := range arbitrary.Seeds(20, 400) {
+	for _, data := range gen.Seeds(20, 400) {
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		rng := arbitrary.Rand(data)
-		cfg, node, services, b := rulesettest.Cluster(rng)
+		rng := gen.Rand(data)
+		cfg, node, services, b := gen.Cluster(rng)
 		empty := ruleset.Compile(ruleset.Config{Table: cfg.Table}, service.Snapshot{Node: &service.Node{}})
-		m := arbitrary.Tables(rng, ruleset.Compile(cfg, b.Snapshot()), empty)
-		arbitrary.Bounded(t, 128<<20, func() {
+		m := gen.DamagedTables(rng, ruleset.Compile(cfg, b.Snapshot()), empty)
+		check.Bounded(t, 128<<20, func() {
 			tables := inspect.NewTables(m, cfg.Table, node)
 			selections := []inspect.Selection{{}}
 			for range 3 {
-				p := rulesettest.Packet(rng, node, services)
+				p := gen.Packet(rng, node, services)
 				s := inspect.Selection{Address: p.Dst.Addr(), Port: p.Dst.Port()}
 				if rng.IntN(2) == 0 {
 					s.Port = 0

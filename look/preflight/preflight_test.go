@@ -7,10 +7,10 @@ import (
 	"testing"
 
 	"nftproxy/look/preflight"
-	"nftproxy/test/aptget"
-	"nftproxy/test/feature"
-	"nftproxy/test/nftcmd"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/aptget"
+	"nftproxy/test/lib/netfilter"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
 )
 
 // world is the network namespace of a node.
@@ -72,7 +72,7 @@ func TestGoodNode(t *testing.T) {
 	w := newWorld(t)
 	w.sysctl("net.ipv4.ip_forward", "1")
 	found := w.check()
-	has, err := feature.OwnedTables(w.ns.Fd())
+	has, err := netfilter.OwnedTables(w.ns.Fd())
 	if err != nil {
 		t.Fatal(err)
 	}

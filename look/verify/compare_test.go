@@ -17,7 +17,7 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/rulesettest"
+	"nftproxy/test/gen"
 )
 
 // TestMain has a flag that writes the golden file anew.
@@ -38,13 +38,13 @@ func TestNothingDiffers(t *testing.T) {
 	}
 	for seed := range uint64(rounds) {
 		rng := rand.New(rand.NewPCG(seed, 14))
-		cfg, _ := rulesettest.Config(rng)
+		cfg, _ := gen.Config(rng)
 		kernel, state := nft.NewModel(), nft.State{}
 		for step := range 5 {
-			node := rulesettest.Node(rng)
+			node := gen.Node(rng)
 			builder := service.NewBuilder(node)
-			builder.SetServiceCIDRs(rulesettest.ServiceCIDRs(rng))
-			for _, s := range rulesettest.Services(rng, &node) {
+			builder.SetServiceCIDRs(gen.ServiceCIDRs(rng))
+			for _, s := range gen.Services(rng, &node) {
 				builder.Set(s)
 			}
 			cfg.Counters = rng.IntN(3) == 0

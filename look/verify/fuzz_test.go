@@ -8,22 +8,22 @@ import (
 	"nftproxy/look/verify"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/arbitrary"
-	"nftproxy/test/rulesettest"
+	"nftproxy/test/check"
+	"nftproxy/test/gen"
 )
 
 // FuzzCompare: whatever tables others have left, they differ from the program just where
 // the proxy would write, and the differences have words.
 func FuzzCompare(f *testing.F) {
-	for _, data := range arbitrary.Seeds(20, 400) {
+	for _, data := range gen.Seeds(20, 400) {
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		rng := arbitrary.Rand(data)
-		cfg, _, _, b := rulesettest.Cluster(rng)
+		rng := gen.Rand(data)
+		cfg, _, _, b := gen.Cluster(rng)
 		want := ruleset.Compile(cfg, b.Snapshot())
-		m := arbitrary.Tables(rng, want, want)
-		arbitrary.Bounded(t, 128<<20, func() {
+		m := gen.DamagedTables(rng, want, want)
+		check.Bounded(t, 128<<20, func() {
 			differences := verify.Compare(want, m)
 			repair, _ := nft.Adopt(m, want).Plan(want, time.Unix(0, 0))
 			if (differences.Len() == 0) != repair.Empty() {

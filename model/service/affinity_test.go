@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"nftproxy/model/service"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/gen"
 )
 
 // sticky asks for session affinity on some ports; created is its age in seconds,
@@ -102,7 +102,7 @@ func TestAffinityAgainstOracle(t *testing.T) {
 	with, without, turned := 0, 0, 0
 	seeds(t, 30, func(t *testing.T, rng *rand.Rand) {
 		limit := 1 + rng.IntN(24)
-		b, free := service.NewBuilder(servicetest.Node()), service.NewBuilder(servicetest.Node())
+		b, free := service.NewBuilder(gen.PlainNode()), service.NewBuilder(gen.PlainNode())
 		b.SetMaxAffinityPorts(limit)
 		free.SetMaxAffinityPorts(1 << 20)
 		set := map[service.Name]*service.Service{}
@@ -148,7 +148,7 @@ func TestAffinityAgainstOracle(t *testing.T) {
 		}
 		names := slices.Collect(maps.Keys(set))
 		rng.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
-		fresh := service.NewBuilder(servicetest.Node())
+		fresh := service.NewBuilder(gen.PlainNode())
 		fresh.SetMaxAffinityPorts(limit)
 		for _, name := range names {
 			fresh.Set(set[name])
@@ -168,7 +168,7 @@ func TestAffinityAgainstOracle(t *testing.T) {
 // TestAffinityComesBack: when an older one goes, or no longer asks, the next one
 // in its place is the very object that was set.
 func TestAffinityComesBack(t *testing.T) {
-	b := service.NewBuilder(servicetest.Node())
+	b := service.NewBuilder(gen.PlainNode())
 	b.SetMaxAffinityPorts(4) // one of each namespace
 	var list []*service.Service
 	for i := range 3 {
@@ -214,7 +214,7 @@ func TestAffinityComesBack(t *testing.T) {
 // stickyCrowd is n services of one namespace, of which the oldest half has
 // affinity.
 func stickyCrowd(n int) *service.Builder {
-	b := service.NewBuilder(servicetest.Node())
+	b := service.NewBuilder(gen.PlainNode())
 	b.SetMaxAffinityPorts(2 * n)
 	b.Expect(n)
 	for i := range n {
@@ -267,7 +267,7 @@ func TestAffinityScales(t *testing.T) {
 // TestDefaultAffinityBound: of thousands of services of a tenant 500 have
 // affinity, and those of others have it too.
 func TestDefaultAffinityBound(t *testing.T) {
-	b := service.NewBuilder(servicetest.Node())
+	b := service.NewBuilder(gen.PlainNode())
 	for i := range 3000 {
 		b.Set(sticky("tenant", fmt.Sprintf("svc-%05d", i), i, 1))
 	}
@@ -283,7 +283,7 @@ func TestDefaultAffinityBound(t *testing.T) {
 // ones first, and one change: the oldest goes and comes back.
 func BenchmarkAffinityBound(b *testing.B) {
 	build := func() *service.Builder {
-		builder := service.NewBuilder(servicetest.Node())
+		builder := service.NewBuilder(gen.PlainNode())
 		for i := range 10_000 {
 			builder.Set(sticky(fmt.Sprint("ns-", i%10), fmt.Sprintf("svc-%05d", i), 10_000-i, 1))
 		}

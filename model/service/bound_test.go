@@ -11,7 +11,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"nftproxy/model/service"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/gen"
 )
 
 // large asks for everything that a service can ask for.
@@ -77,7 +77,7 @@ func TestBound(t *testing.T) {
 		{"all ports", 1 + 3, service.LeftOut{ExternalIPs: 3, LoadBalancerIPs: 2, Ports: 2}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			b := service.NewBuilder(servicetest.Node())
+			b := service.NewBuilder(gen.PlainNode())
 			b.SetMaxElements(test.limit)
 			s := large(3, 2, 2, 3)
 			b.Set(s)
@@ -113,10 +113,10 @@ func TestBoundAgainstOracle(t *testing.T) {
 	cut, whole := 0, 0
 	for _, limit := range []int{1, 5, 20, 60, 200} {
 		for seed := range uint64(100) {
-			b := service.NewBuilder(servicetest.Node())
+			b := service.NewBuilder(gen.PlainNode())
 			b.SetMaxElements(limit)
 			rng := rand.New(rand.NewPCG(seed, 1))
-			s := servicetest.Random(rng, everything)
+			s := gen.Service(rng, everything)
 			b.Set(s)
 			snapshot := b.Snapshot()
 			served, left := snapshot.Services.At(s.Name), snapshot.LeftOut.At(s.Name)
@@ -140,7 +140,7 @@ func TestBoundAgainstOracle(t *testing.T) {
 // TestAmplification: a small object with thousands of times as many elements is
 // held to the default bound, and neither its claims nor its endpoints cost more.
 func TestAmplification(t *testing.T) {
-	b := service.NewBuilder(servicetest.Node())
+	b := service.NewBuilder(gen.PlainNode())
 	s := large(100, 0, 20, 500)
 	b.Set(s)
 	if asks, gets := elements(s), elements(b.Snapshot().Services.At(s.Name)); asks < 1_000_000 || gets > service.DefaultMaxElements {
@@ -148,7 +148,7 @@ func TestAmplification(t *testing.T) {
 	}
 	// 40,000 addresses and 5,000 ports are 200 million claims.
 	huge := large(40_000, 0, 5_000, 0)
-	b = service.NewBuilder(servicetest.Node())
+	b = service.NewBuilder(gen.PlainNode())
 	if n := allocations(func() { b.Set(huge); b.Snapshot(); b.Delete(huge.Name) }); n > 100_000 {
 		t.Errorf("%.0f allocations", n)
 	}
@@ -157,7 +157,7 @@ func TestAmplification(t *testing.T) {
 // TestLeftOutIsNobodys: what is beyond one service's bound does not go to
 // another one, which would get its clients.
 func TestLeftOutIsNobodys(t *testing.T) {
-	b := service.NewBuilder(servicetest.Node())
+	b := service.NewBuilder(gen.PlainNode())
 	b.SetMaxElements(20)
 	s := large(0, 1, 1, 15)
 	squatter := crowded(1, 1)
@@ -190,7 +190,7 @@ func TestPrecedence(t *testing.T) {
 			set = append(set, s)
 		}
 	}
-	b := service.NewBuilder(servicetest.Node())
+	b := service.NewBuilder(gen.PlainNode())
 	for _, s := range set {
 		b.Set(s)
 	}
@@ -213,7 +213,7 @@ func TestServedIsClaimed(t *testing.T) {
 		s := large(0, 2, 8, 0)
 		s.LoadBalancerIPs = append(s.LoadBalancerIPs, s.ClusterIPs...)
 		s.ExternalIPs = slices.Concat(s.ClusterIPs, s.LoadBalancerIPs[:2], addrs("198.51.100.7"), addrs("198.51.100.8"), victim.ClusterIPs)
-		b := service.NewBuilder(servicetest.Node())
+		b := service.NewBuilder(gen.PlainNode())
 		b.SetMaxElements(limit)
 		b.Set(s)
 		b.Set(victim)
@@ -232,7 +232,7 @@ func TestServedIsClaimed(t *testing.T) {
 
 // TestBoundOfClaims: addresses and ports without endpoints are bounded as well.
 func TestBoundOfClaims(t *testing.T) {
-	b := service.NewBuilder(servicetest.Node())
+	b := service.NewBuilder(gen.PlainNode())
 	s := large(2_600, 0, 100, 0)
 	b.Set(s)
 	snapshot := b.Snapshot()

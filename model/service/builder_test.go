@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"nftproxy/model/service"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/gen"
 )
 
 var byValue = cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{}, netip.Prefix{})
@@ -31,7 +31,7 @@ func difference(want, got any, options ...gocmp.Option) string {
 }
 
 // everything has the generator leave nothing out.
-var everything = servicetest.Options{LoadBalancers: true, Affinity: true}
+var everything = gen.Options{LoadBalancers: true, Affinity: true}
 
 // contents is a snapshot as plain maps, for comparing by value.
 type contents struct {
@@ -85,17 +85,17 @@ func seeds(t *testing.T, n int, test func(t *testing.T, rng *rand.Rand)) {
 // set last, put together in any order.
 func TestOrderDoesNotMatter(t *testing.T) {
 	seeds(t, 50, func(t *testing.T, rng *rand.Rand) {
-		b := service.NewBuilder(servicetest.Node())
+		b := service.NewBuilder(gen.PlainNode())
 		last := map[service.Name]*service.Service{}
-		for _, c := range servicetest.Changes(rng, 300, everything) {
+		for _, c := range gen.Changes(rng, 300, everything) {
 			c.Apply(b)
 			last[c.Name] = c.Service
 		}
 		names := slices.Sorted(maps.Keys(last))
 		rng.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
-		fresh := service.NewBuilder(servicetest.Node())
+		fresh := service.NewBuilder(gen.PlainNode())
 		for _, n := range names {
-			servicetest.Change{Name: n, Service: last[n]}.Apply(fresh)
+			gen.Change{Name: n, Service: last[n]}.Apply(fresh)
 		}
 		if diff := difference(contentsOf(fresh.Snapshot()), contentsOf(b.Snapshot()), byValue); diff != "" {
 			t.Fatalf("fresh build and history differ (-fresh +history):\n%s", diff)
@@ -220,11 +220,11 @@ func protectedForTest(rng *rand.Rand) service.Protected {
 func TestConflictsAgainstOracle(t *testing.T) {
 	conflicts, younger, restricted, guarded := 0, 0, 0, 0
 	seeds(t, 20, func(t *testing.T, rng *rand.Rand) {
-		b := service.NewBuilder(servicetest.Node())
+		b := service.NewBuilder(gen.PlainNode())
 		protected := service.Protected{}
 		var kept []service.Snapshot
 		var texts []string
-		for i, c := range servicetest.Changes(rng, 150, everything) {
+		for i, c := range gen.Changes(rng, 150, everything) {
 			c.Apply(b)
 			if rng.IntN(10) == 0 {
 				protected = protectedForTest(rng)
@@ -286,8 +286,8 @@ func TestConflictsAgainstOracle(t *testing.T) {
 // equal service nothing at all.
 func TestUnchangedKeepsItsPointer(t *testing.T) {
 	seeds(t, 20, func(t *testing.T, rng *rand.Rand) {
-		b := service.NewBuilder(servicetest.Node())
-		for _, c := range servicetest.Changes(rng, 200, everything) {
+		b := service.NewBuilder(gen.PlainNode())
+		for _, c := range gen.Changes(rng, 200, everything) {
 			before := b.Snapshot()
 			c.Apply(b)
 			after := b.Snapshot()
@@ -300,7 +300,7 @@ func TestUnchangedKeepsItsPointer(t *testing.T) {
 				continue
 			}
 			b.Set(deepCopy(c.Service))
-			b.SetNode(servicetest.Node())
+			b.SetNode(gen.PlainNode())
 			if b.Snapshot() != after {
 				t.Fatalf("setting an equal %s changed the snapshot", c.Name)
 			}
@@ -365,7 +365,7 @@ func TestEveryFieldCounts(t *testing.T) {
 		"zone hints":    func(s *service.Service) { s.Ports[0].Endpoints.Find(first).Zones = "zone-0" },
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := service.NewBuilder(servicetest.Node())
+			b := service.NewBuilder(gen.PlainNode())
 			b.Set(base)
 			changed := deepCopy(base)
 			change(changed)
@@ -385,9 +385,9 @@ func TestEveryFieldCounts(t *testing.T) {
 		"host addresses": func(n *service.Node) { n.HostAddresses = n.HostAddresses[:1] },
 	} {
 		t.Run("node "+name, func(t *testing.T) {
-			b := service.NewBuilder(servicetest.Node())
+			b := service.NewBuilder(gen.PlainNode())
 			before := b.Snapshot().Node
-			node := servicetest.Node()
+			node := gen.PlainNode()
 			change(&node)
 			b.SetNode(node)
 			if b.Snapshot().Node == before {
@@ -411,11 +411,11 @@ func TestIDAndName(t *testing.T) {
 }
 
 func BenchmarkSetOneOf10000(b *testing.B) {
-	builder := service.NewBuilder(servicetest.Node())
+	builder := service.NewBuilder(gen.PlainNode())
 	for i := range 10_000 {
-		builder.Set(servicetest.UniformService(i, 10))
+		builder.Set(gen.UniformService(i, 10))
 	}
-	variants := []*service.Service{servicetest.UniformService(5000, 10), servicetest.UniformService(5000, 9)}
+	variants := []*service.Service{gen.UniformService(5000, 10), gen.UniformService(5000, 9)}
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
 		builder.Set(variants[i%2])

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"nftproxy/model/service"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/gen"
 )
 
 // crowded is the i-th of many services that all ask for the same ports of one
@@ -37,7 +37,7 @@ func wide(name string, created, n, ports int) *service.Service {
 }
 
 func crowd(n int) *service.Builder {
-	b := service.NewBuilder(servicetest.Node())
+	b := service.NewBuilder(gen.PlainNode())
 	b.Expect(n)
 	for i := range n {
 		b.Set(crowded(i, 10))
@@ -107,7 +107,7 @@ func withEndpoints(s *service.Service, n int) *service.Service {
 // claims than with few.
 func TestWideContestsScale(t *testing.T) {
 	cost := func(n int) float64 {
-		b := service.NewBuilder(servicetest.Node())
+		b := service.NewBuilder(gen.PlainNode())
 		b.Set(wide("older", 1, n, 4))
 		b.Set(wide("younger", 2, n, 4))
 		one := wide("one", 0, 1, 1)
@@ -148,7 +148,7 @@ func BenchmarkContested(b *testing.B) {
 	})
 	b.Run("wide", func(b *testing.B) {
 		for b.Loop() {
-			builder := service.NewBuilder(servicetest.Node())
+			builder := service.NewBuilder(gen.PlainNode())
 			builder.Set(wide("older", 1, 1000, 4))
 			builder.Set(wide("younger", 2, 1000, 4))
 			builder.Snapshot()

@@ -10,7 +10,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"nftproxy/model/service"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/gen"
 )
 
 func endpoint(addr, node string, conditions ...string) service.Endpoint {
@@ -65,11 +65,11 @@ func TestMergeEndpoints(t *testing.T) {
 // TestMergeEndpointsOrder: whatever order and grouping the endpoints of one
 // port come in, the same list comes out.
 func TestMergeEndpointsOrder(t *testing.T) {
-	opts := servicetest.Options{Endpoints: 10}
+	opts := gen.Options{Endpoints: 10}
 	seeds(t, 100, func(t *testing.T, rng *rand.Rand) {
 		var all []service.Endpoint
 		for range 4 { // four slices with overlapping addresses
-			for _, p := range servicetest.Random(rng, opts).Ports {
+			for _, p := range gen.Service(rng, opts).Ports {
 				all = slices.AppendSeq(all, p.Endpoints.All())
 			}
 		}

@@ -7,15 +7,15 @@ import (
 	"time"
 
 	"nftproxy/model/service"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/gen"
 )
 
 // TestExpectForgetsNothing: a history comes out the same wherever room is made
 // in between, with changes that no snapshot has yet.
 func TestExpectForgetsNothing(t *testing.T) {
 	seeds(t, 50, func(t *testing.T, rng *rand.Rand) {
-		plain, roomy := service.NewBuilder(servicetest.Node()), service.NewBuilder(servicetest.Node())
-		for i, c := range servicetest.Changes(rng, 200, everything) {
+		plain, roomy := service.NewBuilder(gen.PlainNode()), service.NewBuilder(gen.PlainNode())
+		for i, c := range gen.Changes(rng, 200, everything) {
 			c.Apply(plain)
 			c.Apply(roomy)
 			if rng.IntN(3) == 0 {
@@ -41,7 +41,7 @@ func TestExpectKeepsDeletions(t *testing.T) {
 			Ports:      []service.Port{{Protocol: service.TCP, Port: 80}},
 		}
 	}
-	b := service.NewBuilder(servicetest.Node())
+	b := service.NewBuilder(gen.PlainNode())
 	b.Set(named("a/oldest", 3))
 	b.Set(named("a/middle", 2))
 	b.Set(named("a/youngest", 1))
@@ -70,13 +70,13 @@ func TestExpectKeepsDeletions(t *testing.T) {
 func BenchmarkFirst(b *testing.B) {
 	var services []*service.Service
 	for i := range 10_000 {
-		services = append(services, servicetest.UniformService(i, 10))
+		services = append(services, gen.UniformService(i, 10))
 	}
 	for name, expected := range map[string]int{"expected": len(services), "not expected": 0} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				builder := service.NewBuilder(servicetest.Node())
+				builder := service.NewBuilder(gen.PlainNode())
 				builder.Expect(expected)
 				for _, s := range services {
 					builder.Set(s)

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"nftproxy/model/service"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/gen"
 )
 
 // BenchmarkResidents: a change of one endpoint among 10,000 services of ten, and the first
@@ -14,10 +14,10 @@ import (
 // reserved.
 func BenchmarkResidents(b *testing.B) {
 	build := func(external bool) *service.Builder {
-		builder := service.NewBuilder(servicetest.Node())
+		builder := service.NewBuilder(gen.PlainNode())
 		builder.Expect(10_000)
 		for i := range 10_000 {
-			s := servicetest.UniformService(i, 10)
+			s := gen.UniformService(i, 10)
 			if external && i == 0 {
 				s.ExternalIPs = []netip.Addr{netip.MustParseAddr("198.51.100.1")}
 			}
@@ -33,7 +33,7 @@ func BenchmarkResidents(b *testing.B) {
 		})
 		builder := build(external)
 		builder.Snapshot()
-		variants := []*service.Service{servicetest.UniformService(5000, 10), servicetest.UniformService(5000, 9)}
+		variants := []*service.Service{gen.UniformService(5000, 10), gen.UniformService(5000, 9)}
 		b.Run(fmt.Sprintf("change/external=%t", external), func(b *testing.B) {
 			for i := 0; b.Loop(); i++ {
 				builder.Set(variants[i%2])

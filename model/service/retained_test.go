@@ -8,11 +8,11 @@ import (
 	"testing"
 
 	"nftproxy/model/service"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/gen"
 )
 
 // retainedAtRandom marks each service in the changes as wholly retained, or not.
-func retainedAtRandom(rng *rand.Rand, changes []servicetest.Change) {
+func retainedAtRandom(rng *rand.Rand, changes []gen.Change) {
 	for i := range changes {
 		if s := changes[i].Service; s != nil && rng.IntN(2) == 0 {
 			retained := *s
@@ -27,10 +27,10 @@ func retainedAtRandom(rng *rand.Rand, changes []servicetest.Change) {
 func TestRetainedGiveWay(t *testing.T) {
 	contested := 0
 	seeds(t, 100, func(t *testing.T, rng *rand.Rand) {
-		with, without := service.NewBuilder(servicetest.Node()), service.NewBuilder(servicetest.Node())
+		with, without := service.NewBuilder(gen.PlainNode()), service.NewBuilder(gen.PlainNode())
 		with.SetMaxAffinityPorts(8)
 		without.SetMaxAffinityPorts(8)
-		changes := servicetest.Changes(rng, 200, everything)
+		changes := gen.Changes(rng, 200, everything)
 		retainedAtRandom(rng, changes)
 		for i, c := range changes {
 			c.Apply(with)
@@ -66,8 +66,8 @@ func TestRetainedGiveWay(t *testing.T) {
 // and their text form can be read.
 func TestRetainedOrder(t *testing.T) {
 	seeds(t, 50, func(t *testing.T, rng *rand.Rand) {
-		b, last := service.NewBuilder(servicetest.Node()), map[service.Name]*service.Service{}
-		changes := servicetest.Changes(rng, 200, everything)
+		b, last := service.NewBuilder(gen.PlainNode()), map[service.Name]*service.Service{}
+		changes := gen.Changes(rng, 200, everything)
 		retainedAtRandom(rng, changes)
 		for _, c := range changes {
 			c.Apply(b)
@@ -78,9 +78,9 @@ func TestRetainedOrder(t *testing.T) {
 		}
 		names := slices.Sorted(maps.Keys(last))
 		rng.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
-		fresh := service.NewBuilder(servicetest.Node())
+		fresh := service.NewBuilder(gen.PlainNode())
 		for _, n := range names {
-			servicetest.Change{Name: n, Service: last[n]}.Apply(fresh)
+			gen.Change{Name: n, Service: last[n]}.Apply(fresh)
 		}
 		if diff := difference(contentsOf(fresh.Snapshot()), contentsOf(b.Snapshot()), byValue); diff != "" {
 			t.Fatalf("(-fresh +history):\n%s", diff)
@@ -100,13 +100,13 @@ func TestRetainedOrder(t *testing.T) {
 // also none that the new service of that address does not have. In any order of changes it
 // has all of them as long as the address is its own.
 func TestRetainedLosesAddress(t *testing.T) {
-	kept, heir := *servicetest.UniformService(0, 1), *servicetest.UniformService(1, 1)
+	kept, heir := *gen.UniformService(0, 1), *gen.UniformService(1, 1)
 	kept.Retained = service.RetainedService
 	kept.Ports = append(slices.Clone(kept.Ports), service.Port{Name: "other", Protocol: service.TCP, Port: 9999})
 	heir.ClusterIPs = kept.ClusterIPs
 	back := kept
 	back.Retained = service.RetainedNothing
-	b := service.NewBuilder(servicetest.Node())
+	b := service.NewBuilder(gen.PlainNode())
 	want := func(when string, claims int) {
 		t.Helper()
 		if got := b.Snapshot().Conflicts.At(kept.Name).Len(); got != claims {
@@ -148,7 +148,7 @@ func TestRetainedLosesAddress(t *testing.T) {
 // TestRetainedIsYoung: of two services with one health check node port, the one that is
 // there has it, although it is younger.
 func TestRetainedIsYoung(t *testing.T) {
-	old, young := *servicetest.UniformService(0, 1), *servicetest.UniformService(1, 1)
+	old, young := *gen.UniformService(0, 1), *gen.UniformService(1, 1)
 	old.Created, old.Retained = young.Created.AddDate(-1, 0, 0), service.RetainedService
 	if service.CompareAge(&old, &young) <= 0 {
 		t.Error("the retained service counts as the older one")

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"nftproxy/model/service"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/gen"
 )
 
 // ranged has a load balancer's addresses with the list of that number; created is its age in
@@ -73,7 +73,7 @@ func TestSourceListsAgainstOracle(t *testing.T) {
 	open, shut, elsewhere := 0, 0, 0
 	seeds(t, 30, func(t *testing.T, rng *rand.Rand) {
 		limit := 1 + rng.IntN(12)
-		b, free := service.NewBuilder(servicetest.Node()), service.NewBuilder(servicetest.Node())
+		b, free := service.NewBuilder(gen.PlainNode()), service.NewBuilder(gen.PlainNode())
 		b.SetMaxSourceLists(limit)
 		free.SetMaxSourceLists(1 << 20)
 		set := map[service.Name]*service.Service{}
@@ -133,7 +133,7 @@ func TestSourceListsAgainstOracle(t *testing.T) {
 		}
 		names := slices.Collect(maps.Keys(set))
 		rng.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
-		fresh := service.NewBuilder(servicetest.Node())
+		fresh := service.NewBuilder(gen.PlainNode())
 		fresh.SetMaxSourceLists(limit)
 		for _, name := range names {
 			fresh.Set(set[name])
@@ -154,7 +154,7 @@ func TestSourceListsAgainstOracle(t *testing.T) {
 // younger Service of another one. Services with an equal list count once. A family that lets
 // in everybody stays open.
 func TestOneTenantTakesNotAllLists(t *testing.T) {
-	b := service.NewBuilder(servicetest.Node())
+	b := service.NewBuilder(gen.PlainNode())
 	for i := range 3 * service.DefaultMaxSourceLists {
 		b.Set(ranged("greedy", fmt.Sprint("svc-", i), i, 2+i))
 	}

@@ -9,7 +9,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"nftproxy/model/service"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/gen"
 )
 
 // TestTextForm: the file reads as the form prints, comments on conflicts
@@ -111,7 +111,7 @@ func TestParseErrors(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 2))
-		f.Add(servicetest.Snapshot(rng, everything).String())
+		f.Add(gen.Snapshot(rng, everything).String())
 	}
 	f.Add("node -\nservice a created 0001-01-01T00:00:00Z\ncluster-ip ::ffff:1.2.3.4\nexternal-ip fe80::1%eth0\n")
 	f.Add("service a created 9999-12-31T23:59:59-01:00\nservice b created 2026-01-01T00:00:00.123456789Z\n")

@@ -12,7 +12,7 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // Every client stays with the endpoint of its first connection, wherever that is, until

@@ -13,8 +13,8 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
-	"nftproxy/test/agreement"
-	"nftproxy/test/testnet"
+	"nftproxy/test/check/kernelmodel"
+	"nftproxy/test/lib/testnet"
 )
 
 // The ports of services, and of endpoints.
@@ -103,7 +103,7 @@ func newAffinityNet(t *testing.T, size uint32) *affinityNet {
 		}
 	}
 	must(t, n.Node.Do(func() (err error) {
-		n.c, err = kernel.Open(agreement.Config(t, kernel.Config{}))
+		n.c, err = kernel.Open(kernelmodel.Config(t, kernel.Config{}))
 		return err
 	}))
 	t.Cleanup(func() { must(t, n.c.Close()) })

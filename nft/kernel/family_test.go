@@ -10,7 +10,7 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
-	"nftproxy/test/feature"
+	"nftproxy/test/lib/netfilter"
 )
 
 // own makes the Conn the owner of a program's tables.
@@ -27,7 +27,7 @@ func own(c *kernel.Conn, p *nft.Program) error {
 func TestForeignFamily(t *testing.T) {
 	ns, other := open(t)
 	must(t, other.Apply(nft.Batch{Ops: []nft.Op{nft.AddTable{Table: table(nft.IPv6)}}}))
-	if has, err := feature.OwnedTables(ns.Fd()); err != nil || !has {
+	if has, err := netfilter.OwnedTables(ns.Fd()); err != nil || !has {
 		must(t, err)
 		t.Skip("this kernel has no owned tables that persist")
 	}

@@ -15,7 +15,7 @@ import (
 	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
-	"nftproxy/test/netlinkfault"
+	"nftproxy/test/lib/netlinkfault"
 )
 
 // openFaulty makes a namespace, and a Conn there whose kernel's answers go wrong on command.

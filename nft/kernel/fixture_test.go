@@ -11,9 +11,9 @@ import (
 	"nftproxy/model/treap"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
-	"nftproxy/test/agreement"
-	"nftproxy/test/nftcmd"
-	"nftproxy/test/testnet"
+	"nftproxy/test/check/kernelmodel"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
 )
 
 const tableName = "nftproxy"
@@ -31,7 +31,7 @@ func openIn(t testing.TB, ns *testnet.Namespace) *kernel.Conn {
 	t.Helper()
 	var c *kernel.Conn
 	err := ns.Do(func() (err error) {
-		c, err = kernel.Open(agreement.Config(t, kernel.Config{}))
+		c, err = kernel.Open(kernelmodel.Config(t, kernel.Config{}))
 		return err
 	})
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/nft"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // addAddresses gives a pod many more addresses, and returns them by number.

@@ -10,9 +10,8 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	compile "nftproxy/nft/ruleset"
-	"nftproxy/test/arbitrary"
-	"nftproxy/test/nfttest"
-	"nftproxy/test/rulesettest"
+	"nftproxy/test/check"
+	"nftproxy/test/gen"
 )
 
 // TestForeignTables: whatever another program has done to our tables, they are read, and the
@@ -26,10 +25,10 @@ func TestForeignTables(t *testing.T) {
 	}
 	for seed := range rounds {
 		rng := rand.New(rand.NewPCG(seed, 17))
-		cfg, _ := rulesettest.Config(rng)
+		cfg, _ := gen.Config(rng)
 		before, want := randomCluster(rng, cfg), randomCluster(rng, cfg)
 		must(t, c.Apply(load(before)))
-		foreign := arbitrary.Tables(rng, before, before)
+		foreign := gen.DamagedTables(rng, before, before)
 		for _, f := range nft.Families() {
 			if after := foreign.Table(before.Table(f).ID()); after != nil {
 				taken += vandalise(c, before.Model().Table(after.Table), after)
@@ -83,23 +82,23 @@ func repair(t *testing.T, seed uint64, c *kernel.Conn, want *nft.Program) {
 		}
 		m, err := c.Read(want)
 		must(t, err)
-		if diff := nfttest.Diff(want, m); diff != "" {
+		if diff := check.Diff(want, m); diff != "" {
 			t.Fatalf("seed %d (-want +got):\n%s\nafter:\n%s\nfound:\n%s", seed, diff, batch, found)
 		}
 		now = now.Add(nft.IdleLife)
 	}
 	m, err := c.Read(want)
 	must(t, err)
-	if idle := nfttest.Idle(want, m); idle != nil {
+	if idle := check.Idle(want, m); idle != nil {
 		t.Errorf("seed %d: still there: %v", seed, idle)
 	}
 }
 
 func randomCluster(rng *rand.Rand, cfg compile.Config) *nft.Program {
-	node := rulesettest.Node(rng)
+	node := gen.Node(rng)
 	b := model.NewBuilder(node)
-	b.SetServiceCIDRs(rulesettest.ServiceCIDRs(rng))
-	for _, s := range rulesettest.Services(rng, &node) {
+	b.SetServiceCIDRs(gen.ServiceCIDRs(rng))
+	for _, s := range gen.Services(rng, &node) {
 		b.Set(s)
 	}
 	return compile.Compile(cfg, b.Snapshot())

@@ -13,9 +13,8 @@ import (
 	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/arbitrary"
-	"nftproxy/test/nfttest"
-	"nftproxy/test/rulesettest"
+	"nftproxy/test/check"
+	"nftproxy/test/gen"
 )
 
 // dumper answers requests like a kernel whose tables are in the messages.
@@ -146,11 +145,11 @@ func fuzzedProgram(t testing.TB) *nft.Program {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(7, 15))
 	for {
-		cfg, _ := rulesettest.Config(rng)
-		node := rulesettest.Node(rng)
+		cfg, _ := gen.Config(rng)
+		node := gen.Node(rng)
 		b := service.NewBuilder(node)
-		b.SetServiceCIDRs(rulesettest.ServiceCIDRs(rng))
-		for _, s := range rulesettest.Services(rng, &node)[:3] {
+		b.SetServiceCIDRs(gen.ServiceCIDRs(rng))
+		for _, s := range gen.Services(rng, &node)[:3] {
 			b.Set(s)
 		}
 		p := ruleset.Compile(cfg, b.Snapshot())
@@ -204,7 +203,7 @@ func FuzzRead(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		arbitrary.Bounded(t, 64<<20+4096*uint64(len(data)), func() { checkRead(t, append(prefix[:len(prefix):len(prefix)], data...), want) })
+		check.Bounded(t, 64<<20+4096*uint64(len(data)), func() { checkRead(t, append(prefix[:len(prefix):len(prefix)], data...), want) })
 	})
 }
 
@@ -234,7 +233,7 @@ func checkRead(t *testing.T, data []byte, want *nft.Program) {
 	if err := m.Apply(batch); err != nil {
 		t.Fatalf("%v\n%s", err, batch)
 	}
-	if diff := nfttest.Diff(want, m); diff != "" {
+	if diff := check.Diff(want, m); diff != "" {
 		t.Fatalf("(-want +got):\n%s", diff)
 	}
 }
@@ -266,7 +265,7 @@ func TestReadReservesForWhatItReads(t *testing.T) {
 		}
 	}
 	c := d.connect(t)
-	arbitrary.Bounded(t, 32<<20, func() {
+	check.Bounded(t, 32<<20, func() {
 		if _, err := c.Read(want); err != nil {
 			t.Error(err)
 		}

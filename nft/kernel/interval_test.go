@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/nft"
-	"nftproxy/test/nfttest"
+	"nftproxy/test/check"
 )
 
 const addressRanges = "address-ranges"
@@ -60,7 +60,7 @@ func TestIntervalsOfOneField(t *testing.T) {
 				state = next
 				got, err := c.Read(p)
 				must(t, err)
-				if diff := nfttest.Diff(p, got); diff != "" {
+				if diff := check.Diff(p, got); diff != "" {
 					t.Fatalf("after\n%s\nwanted and read (-want +got):\n%s", b, diff)
 				}
 				if diff := cmp.Diff(model.String(), got.String()); diff != "" {
@@ -150,7 +150,7 @@ func TestManyIntervals(t *testing.T) {
 	must(t, c.Apply(load(p)))
 	got, err := c.Read(p)
 	must(t, err)
-	if diff := nfttest.Diff(p, got); diff != "" {
+	if diff := check.Diff(p, got); diff != "" {
 		t.Errorf("wanted and read (-want +got):\n%.2000s", diff)
 	}
 	_, state := nft.State{}.Plan(p, timeZero)
@@ -160,7 +160,7 @@ func TestManyIntervals(t *testing.T) {
 	must(t, c.Apply(b))
 	got, err = c.Read(p)
 	must(t, err)
-	if diff := nfttest.Diff(p, got); diff != "" {
+	if diff := check.Diff(p, got); diff != "" {
 		t.Errorf("wanted and read (-want +got):\n%.2000s", diff)
 	}
 }

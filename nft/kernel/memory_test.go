@@ -19,7 +19,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	compiler "nftproxy/nft/ruleset"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/gen"
 )
 
 // TestLoopWithoutMemory: the kernel has no memory for one large Service. The loop leaves it
@@ -39,16 +39,16 @@ func loopWithoutMemory(t *testing.T, late bool) {
 	conn.AroundSend(memory.runWithin)
 	l := runLoop(t, conn)
 	for i := range 100 {
-		l.services.Set(servicetest.UniformService(i, 10))
+		l.services.Set(gen.UniformService(i, 10))
 	}
 	giant := giantService(20, 2500)
 	if late {
 		l.publish("without the large one")
-		l.services.Set(servicetest.UniformService(100, 10))
+		l.services.Set(gen.UniformService(100, 10))
 	}
 	l.services.Set(giant)
 	l.publish("with the large one", string(giant.Name))
-	l.services.Set(servicetest.UniformService(101, 10))
+	l.services.Set(gen.UniformService(101, 10))
 	l.publish("another comes", string(giant.Name))
 	t.Logf("%d KiB in use without the large one", memory.usedBytes()>>10)
 	memory.setLimit(1 << 30)
@@ -66,7 +66,7 @@ type memoryLoop struct {
 }
 
 func runLoop(t *testing.T, conn *kernel.Conn) *memoryLoop {
-	l := &memoryLoop{t, conn, model.NewBuilder(servicetest.Node()), model.NewMailbox(), make(chan proxy.Sync)}
+	l := &memoryLoop{t, conn, model.NewBuilder(gen.PlainNode()), model.NewMailbox(), make(chan proxy.Sync)}
 	cfg := compiler.Config{Table: tableName, Settings: model.Settings{ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}}
 	c := proxy.DefaultConfig()
 	c.CheckPeriod, c.Jitter = 0, func() float64 { return 0 }

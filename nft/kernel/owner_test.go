@@ -10,16 +10,16 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
-	"nftproxy/test/feature"
-	"nftproxy/test/nftcmd"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/netfilter"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
 )
 
 // withOwnership skips the test where the kernel has no ownership (before Linux 6.9). Where it has,
 // the Conn must own its tables.
 func withOwnership(t *testing.T, ns *testnet.Namespace, c *kernel.Conn) {
 	t.Helper()
-	has, err := feature.OwnedTables(ns.Fd())
+	has, err := netfilter.OwnedTables(ns.Fd())
 	must(t, err)
 	for _, f := range nft.Families() {
 		if owned, err := c.Owned(table(f)); err != nil || owned != has {
@@ -36,7 +36,7 @@ func withOwnership(t *testing.T, ns *testnet.Namespace, c *kernel.Conn) {
 func TestWithoutOwnership(t *testing.T) {
 	ns, c := open(t)
 	must(t, c.Apply(load(everything())))
-	has, err := feature.OwnedTables(ns.Fd())
+	has, err := netfilter.OwnedTables(ns.Fd())
 	must(t, err)
 	before, err := c.Generation()
 	must(t, err)
@@ -129,7 +129,7 @@ func TestAddTableThatExists(t *testing.T) {
 	must(t, err)
 	add := nft.Batch{Ops: []nft.Op{nft.AddTable{Table: table(nft.IPv4)}, nft.AddTable{Table: table(nft.IPv6)}}}
 	must(t, c.Apply(add))
-	has, err := feature.OwnedTables(ns.Fd())
+	has, err := netfilter.OwnedTables(ns.Fd())
 	must(t, err)
 	owned, err := c.Owned(table(nft.IPv6))
 	if err != nil || owned != has {

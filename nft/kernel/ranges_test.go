@@ -11,7 +11,7 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // Only sources within a service's ranges reach it, and the interpreter says the same.

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/nft"
-	"nftproxy/test/nftcmd"
+	"nftproxy/test/lib/nftcmd"
 )
 
 // Read recognises rules of known statements, even if they are not wanted. Other rules end with

@@ -10,7 +10,7 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
-	"nftproxy/test/nfttest"
+	"nftproxy/test/check"
 )
 
 // grown is a program of services whose number of endpoints grows with the number of
@@ -83,7 +83,7 @@ func TestTableWithoutSizes(t *testing.T) {
 	}
 	got, err := c.Read(p)
 	must(t, err)
-	if idle := nfttest.Idle(p, got); len(idle) == 0 {
+	if idle := check.Idle(p, got); len(idle) == 0 {
 		t.Error("no chain was left: the test shows nothing")
 	}
 	// The chains are wanted again. Later they are idle, and are deleted after IdleLife.
@@ -92,7 +92,7 @@ func TestTableWithoutSizes(t *testing.T) {
 	must(t, c.Apply(b))
 	got, err = c.Read(again)
 	must(t, err)
-	if diff := nfttest.Diff(again, got); diff != "" {
+	if diff := check.Diff(again, got); diff != "" {
 		t.Errorf("wanted again and read (-want +got):\n%s", diff)
 	}
 	b, s = s.Plan(p, timeZero)
@@ -101,10 +101,10 @@ func TestTableWithoutSizes(t *testing.T) {
 	must(t, c.Apply(b))
 	got, err = c.Read(p)
 	must(t, err)
-	if diff := nfttest.Diff(p, got); diff != "" {
+	if diff := check.Diff(p, got); diff != "" {
 		t.Errorf("wanted and read (-want +got):\n%s", diff)
 	}
-	if idle := nfttest.Idle(p, got); len(idle) > 0 {
+	if idle := check.Idle(p, got); len(idle) > 0 {
 		t.Errorf("still there: %v", idle)
 	}
 }

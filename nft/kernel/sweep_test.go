@@ -14,7 +14,7 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
-	"nftproxy/test/nftcmd"
+	"nftproxy/test/lib/nftcmd"
 )
 
 // remembered is the entry of the i-th client of a service, with one of ten endpoints.

@@ -6,8 +6,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nftproxy/test/netlinkfault"
-	"nftproxy/test/nftcmd"
+	"nftproxy/test/lib/netlinkfault"
+	"nftproxy/test/lib/nftcmd"
 )
 
 // TestTry: this kernel can count and has labels, and a trial leaves nothing behind: no table, and no

@@ -13,9 +13,9 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	compile "nftproxy/nft/ruleset"
-	"nftproxy/test/nftcmd"
-	"nftproxy/test/testnet"
-	"nftproxy/test/ways"
+	"nftproxy/test/check"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
 )
 
 // kernelTables are the tables of a kernel. Restart opens another Conn.
@@ -60,21 +60,21 @@ func TestWays(t *testing.T) {
 	}
 	for seed := range scripts {
 		rng := rand.New(rand.NewPCG(seed, 16))
-		script := ways.NewScript(rng, 12)
+		script := check.NewScript(rng, 12)
 		snapshot, config := script.Final()
 		fresh := compile.Compile(*config, *snapshot)
 		ns, c := open(t)
 		must(t, c.Apply(load(fresh)))
 		m, err := c.Read(fresh)
 		must(t, err)
-		wantRead, wantListed := ways.Text(m, fresh), listed(t, cmd, ns)
-		if want := ways.Text(fresh.Model(), fresh); wantRead != want {
+		wantRead, wantListed := check.Text(m, fresh), listed(t, cmd, ns)
+		if want := check.Text(fresh.Model(), fresh); wantRead != want {
 			t.Fatalf("seed %d: a fresh load (-program +read):\n%s", seed, cmp.Diff(want, wantRead))
 		}
 		must(t, c.DeleteTables(tableName))
 		must(t, c.Close())
 		for i, with := range setUps {
-			for j, way := range ways.All() {
+			for j, way := range check.Ways() {
 				if testing.Short() && i != j%len(setUps) {
 					continue // each way with one of them
 				}
@@ -83,7 +83,7 @@ func TestWays(t *testing.T) {
 				if err != nil {
 					t.Fatalf("seed %d, %s, %s: %v", seed, with.name, way.Name, err)
 				}
-				if got := ways.Text(m, fresh); got != wantRead {
+				if got := check.Text(m, fresh); got != wantRead {
 					t.Errorf("seed %d, %s, %s: read (-fresh +way):\n%s", seed, with.name, way.Name, cmp.Diff(wantRead, got))
 				}
 				if got := listed(t, cmd, ns); got != wantListed {

@@ -9,7 +9,7 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
-	"nftproxy/test/nftcmd"
+	"nftproxy/test/lib/nftcmd"
 )
 
 // TestNextWriter: the next process that writes to the ruleset is named. What the Conn writes

@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/nfnetlink"
-	"nftproxy/test/arbitrary"
+	"nftproxy/test/check"
 )
 
 // FuzzEvent: whatever a kernel reports, an event is read without a panic and in bounded
@@ -25,7 +25,7 @@ func FuzzEvent(f *testing.F) {
 		f.Add(uint16(trace), e.B)
 	}
 	f.Fuzz(func(t *testing.T, kind uint16, data []byte) {
-		arbitrary.Bounded(t, 1<<20+64*uint64(len(data)), func() {
+		check.Bounded(t, 1<<20+64*uint64(len(data)), func() {
 			e, ok, err := parseEvent(nfnetlink.Message{Kind: kind, Body: data})
 			if ok && err != nil {
 				t.Errorf("both an event and an error: %+v, %v", e, err)

@@ -15,8 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nftproxy/test/nftcmd"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
 )
 
 // childVariable has the test binary trace a flow until it is killed.

@@ -12,7 +12,7 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/rulesettest"
+	"nftproxy/test/gen"
 )
 
 // affinitySnapshot has one service with affinity and the given endpoints. The first of
@@ -233,7 +233,7 @@ func TestAffinityNames(t *testing.T) {
 func TestAffinityShrunkMissesNothing(t *testing.T) {
 	shrunk, stayed := 0, 0
 	seeds(t, 40, func(t *testing.T, rng *rand.Rand) {
-		cfg, _ := rulesettest.Config(rng)
+		cfg, _ := gen.Config(rng)
 		h, c := newHistory(rng), ruleset.NewCompiler(cfg)
 		last := c.Compile(h.next())
 		for range 30 {

@@ -9,7 +9,7 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/gen"
 )
 
 func benchConfig() ruleset.Config {
@@ -19,7 +19,7 @@ func benchConfig() ruleset.Config {
 // BenchmarkFirst makes the first program of a process, and its batch.
 func BenchmarkFirst(b *testing.B) {
 	for _, size := range []struct{ services, endpoints int }{{1_000, 10}, {10_000, 10}, {44_000, 1}} {
-		snapshot := servicetest.Uniform(size.services, size.endpoints)
+		snapshot := gen.Uniform(size.services, size.endpoints)
 		name := fmt.Sprintf("%dx%d", size.services, size.endpoints)
 		b.Run("compile/"+name, func(b *testing.B) {
 			b.ReportAllocs()
@@ -39,7 +39,7 @@ func BenchmarkFirst(b *testing.B) {
 
 // BenchmarkRestart does the work of a restart, except for reading the tables.
 func BenchmarkRestart(b *testing.B) {
-	program := ruleset.Compile(benchConfig(), servicetest.Uniform(10_000, 10))
+	program := ruleset.Compile(benchConfig(), gen.Uniform(10_000, 10))
 	m := program.Model()
 	b.Run("adopt+plan/10000x10", func(b *testing.B) {
 		b.ReportAllocs()
@@ -56,14 +56,14 @@ func BenchmarkRestart(b *testing.B) {
 func BenchmarkOneEndpoint(b *testing.B) {
 	for _, n := range []int{1_000, 30_000} {
 		b.Run(fmt.Sprintf("%dx10", n), func(b *testing.B) {
-			builder := service.NewBuilder(servicetest.Node())
+			builder := service.NewBuilder(gen.PlainNode())
 			for i := range n {
-				builder.Set(servicetest.UniformService(i, 10))
+				builder.Set(gen.UniformService(i, 10))
 			}
 			c := ruleset.NewCompiler(benchConfig())
 			_, state := nft.State{}.Plan(c.Compile(builder.Snapshot()), time.Time{})
 			versions := [2]*service.Service{
-				withEndpoint(servicetest.UniformService(77, 10), 4, "10.200.0.1:8080"), servicetest.UniformService(77, 10),
+				withEndpoint(gen.UniformService(77, 10), 4, "10.200.0.1:8080"), gen.UniformService(77, 10),
 			}
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
@@ -82,18 +82,18 @@ func BenchmarkOneEndpoint(b *testing.B) {
 // affinity for every service: it finds out whether a change calls for a sweep, and which
 // clients the sweep may keep.
 func BenchmarkAffinity(b *testing.B) {
-	builder := service.NewBuilder(servicetest.Node())
+	builder := service.NewBuilder(gen.PlainNode())
 	builder.SetMaxAffinityPorts(1 << 20)
 	set := func(s *service.Service) {
 		s.AffinityTimeout = 3 * time.Hour
 		builder.Set(s)
 	}
 	for i := range 10_000 {
-		set(servicetest.UniformService(i, 10))
+		set(gen.UniformService(i, 10))
 	}
 	c := ruleset.NewCompiler(benchConfig())
 	old := c.Compile(builder.Snapshot())
-	set(withEndpoint(servicetest.UniformService(77, 10), 4, "10.200.0.1:8080"))
+	set(withEndpoint(gen.UniformService(77, 10), 4, "10.200.0.1:8080"))
 	fresh := c.Compile(builder.Snapshot())
 	b.Run("shrunk/10000x10", func(b *testing.B) {
 		for b.Loop() {
@@ -114,7 +114,7 @@ func BenchmarkAffinity(b *testing.B) {
 
 // BenchmarkReadBack measures the look-up that a start makes once, beside the first sync.
 func BenchmarkReadBack(b *testing.B) {
-	s := servicetest.Uniform(10_000, 10)
+	s := gen.Uniform(10_000, 10)
 	m := ruleset.Compile(benchConfig(), s).Model()
 	b.ReportAllocs()
 	for b.Loop() {

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"nftproxy/model/service"
-	"nftproxy/test/rulesettest"
+	"nftproxy/test/gen"
 )
 
 // seeds runs the test with n sources of randomness, always the same. With -short it
@@ -54,7 +54,7 @@ func build(node service.Node, services []*service.Service, cidrs ...netip.Prefix
 // with an address that is reserved for services, perhaps a cluster IP. No packet can
 // reach such an endpoint.
 func randomServices(rng *rand.Rand, node *service.Node) []*service.Service {
-	list := rulesettest.Services(rng, node)
+	list := gen.Services(rng, node)
 	for i, s := range list {
 		if rng.IntN(8) > 0 {
 			continue

@@ -14,9 +14,8 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/nfttest"
-	"nftproxy/test/rulesettest"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/check"
+	"nftproxy/test/gen"
 )
 
 // randomHistory is a cluster that changes at random.
@@ -24,12 +23,12 @@ type randomHistory struct {
 	rng     *rand.Rand
 	node    service.Node
 	builder *service.Builder
-	changes []servicetest.Change
+	changes []gen.Change
 }
 
 func newHistory(rng *rand.Rand) *randomHistory {
-	node := rulesettest.Node(rng)
-	return &randomHistory{rng, node, service.NewBuilder(node), servicetest.Changes(rng, 1000, rulesettest.Everything())}
+	node := gen.Node(rng)
+	return &randomHistory{rng, node, service.NewBuilder(node), gen.Changes(rng, 1000, gen.Everything())}
 }
 
 // next makes a few changes, or many, or none. Now and then it also changes the node or
@@ -50,12 +49,12 @@ func (h *randomHistory) next() service.Snapshot {
 	}
 	if h.rng.IntN(10) == 0 {
 		name := h.node.Name
-		h.node = rulesettest.Node(h.rng)
+		h.node = gen.Node(h.rng)
 		h.node.Name = name
 		h.builder.SetNode(h.node)
 	}
 	if h.rng.IntN(10) == 0 {
-		h.builder.SetServiceCIDRs(rulesettest.ServiceCIDRs(h.rng))
+		h.builder.SetServiceCIDRs(gen.ServiceCIDRs(h.rng))
 	}
 	return h.builder.Snapshot()
 }
@@ -63,7 +62,7 @@ func (h *randomHistory) next() service.Snapshot {
 // TestMemoised: a compiler with a history makes the same program as a new compiler.
 func TestMemoised(t *testing.T) {
 	seeds(t, 25, func(t *testing.T, rng *rand.Rand) {
-		cfg, _ := rulesettest.Config(rng)
+		cfg, _ := gen.Config(rng)
 		h, c := newHistory(rng), ruleset.NewCompiler(cfg)
 		var before service.Snapshot
 		var last *nft.Program
@@ -140,9 +139,9 @@ func wantShared(t *testing.T, a, b service.Snapshot, before, after *nft.Program)
 // lists in a service.
 func TestOrderDoesNotMatter(t *testing.T) {
 	seeds(t, 60, func(t *testing.T, rng *rand.Rand) {
-		cfg, _ := rulesettest.Config(rng)
-		node := rulesettest.Node(rng)
-		services := rulesettest.Services(rng, &node)
+		cfg, _ := gen.Config(rng)
+		node := gen.Node(rng)
+		services := gen.Services(rng, &node)
 		want := ruleset.Compile(cfg, build(node, services)).String()
 		rng.Shuffle(len(services), func(i, j int) { services[i], services[j] = services[j], services[i] })
 		for i, s := range services {
@@ -177,7 +176,7 @@ func turned(rng *rand.Rand, s *service.Service) *service.Service {
 // a fresh start. A restart writes nothing.
 func TestSequences(t *testing.T) {
 	seeds(t, 25, func(t *testing.T, rng *rand.Rand) {
-		cfg, _ := rulesettest.Config(rng)
+		cfg, _ := gen.Config(rng)
 		h, c := newHistory(rng), ruleset.NewCompiler(cfg)
 		m, state, now := nft.NewModel(), nft.State{}, time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 		for step := range 50 {
@@ -188,7 +187,7 @@ func TestSequences(t *testing.T) {
 			}
 			state, now = next, now.Add(time.Duration(rng.IntN(4))*time.Second)
 			fresh := ruleset.Compile(cfg, s)
-			if diff := nfttest.Diff(fresh, m); diff != "" {
+			if diff := check.Diff(fresh, m); diff != "" {
 				t.Fatalf("step %d (-want +got):\n%s", step, diff)
 			}
 			if again, _ := nft.Adopt(m, fresh).Plan(fresh, now); !again.Empty() {
@@ -202,9 +201,9 @@ func TestSequences(t *testing.T) {
 // address, whatever the size of the cluster and the service.
 func TestOneEndpoint(t *testing.T) {
 	cfg := ruleset.Config{Table: ruleset.DefaultTable}
-	b := service.NewBuilder(servicetest.Node())
+	b := service.NewBuilder(gen.PlainNode())
 	for i := range 50 {
-		b.Set(servicetest.UniformService(i, 10))
+		b.Set(gen.UniformService(i, 10))
 	}
 	c := ruleset.NewCompiler(cfg)
 	_, state := nft.State{}.Plan(c.Compile(b.Snapshot()), time.Time{})
@@ -232,7 +231,7 @@ add element ip nftproxy node-port-endpoints {
 }
 `,
 	} {
-		b.Set(withEndpoint(servicetest.UniformService(i, 10), 4, "10.200.0.1:8080"))
+		b.Set(withEndpoint(gen.UniformService(i, 10), 4, "10.200.0.1:8080"))
 		var batch nft.Batch
 		batch, state = state.Plan(c.Compile(b.Snapshot()), time.Time{})
 		if diff := cmp.Diff(want, "\n"+batch.String()); diff != "" {
@@ -253,9 +252,9 @@ func withEndpoint(s *service.Service, i int, addr string) *service.Service {
 // only elements do.
 func TestSizeOfRules(t *testing.T) {
 	cluster := func(n int) nft.Counts {
-		b := service.NewBuilder(servicetest.Node())
+		b := service.NewBuilder(gen.PlainNode())
 		for i := range n {
-			b.Set(servicetest.UniformService(i, i%7))
+			b.Set(gen.UniformService(i, i%7))
 		}
 		return ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable}, b.Snapshot()).Counts()
 	}
@@ -277,9 +276,9 @@ func TestManyAtOnce(t *testing.T) {
 		numbers[i] = i
 	}
 	slices.SortFunc(numbers, func(a, b int) int {
-		return strings.Compare(string(servicetest.UniformService(a, 0).Name), string(servicetest.UniformService(b, 0).Name))
+		return strings.Compare(string(gen.UniformService(a, 0).Name), string(gen.UniformService(b, 0).Name))
 	})
-	b, c := service.NewBuilder(servicetest.Node()), ruleset.NewCompiler(benchConfig())
+	b, c := service.NewBuilder(gen.PlainNode()), ruleset.NewCompiler(benchConfig())
 	// Each step says how many endpoints the i-th service has.
 	for step, endpoints := range []func(i int) int{
 		func(i int) int { return 1 + 2*i/services },
@@ -288,7 +287,7 @@ func TestManyAtOnce(t *testing.T) {
 		func(int) int { return 5 },
 	} {
 		for i, number := range numbers {
-			b.Set(servicetest.UniformService(number, endpoints(i)))
+			b.Set(gen.UniformService(number, endpoints(i)))
 		}
 		s := b.Snapshot()
 		if got, want := c.Compile(s).String(), ruleset.Compile(benchConfig(), s).String(); got != want {

@@ -11,7 +11,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/nfttest"
+	"nftproxy/test/check"
 )
 
 // countedSnapshot has two Services at openAddress and restrictedAddress, the first with the
@@ -142,7 +142,7 @@ func (s *sender) become(t *testing.T, p *nft.Program) nft.State {
 	must(t, s.c.Apply(b))
 	got, err := s.c.Read(p)
 	must(t, err)
-	if diff := nfttest.Diff(p, got); diff != "" {
+	if diff := check.Diff(p, got); diff != "" {
 		t.Fatalf("wanted and read (-want +got):\n%s", diff)
 	}
 	return state

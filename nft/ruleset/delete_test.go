@@ -13,9 +13,9 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/agreement"
-	"nftproxy/test/nftcmd"
-	"nftproxy/test/testnet"
+	"nftproxy/test/check/kernelmodel"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
 )
 
 // TestDeleteUnderTraffic deletes the tables again and again while clients connect and another
@@ -42,7 +42,7 @@ func TestDeleteUnderTraffic(t *testing.T) {
 		"cluster-ip %v\nport a tcp %d\nendpoint %v - ready serving\n", frontend.Addr(), frontend.Port(), endpoint)))
 	must(err)
 	batch, _ := nft.State{}.Plan(ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable}, snapshot), time.Time{})
-	conn, err := kernel.Open(agreement.Config(t, kernel.Config{NetNS: world.Node.Fd()}))
+	conn, err := kernel.Open(kernelmodel.Config(t, kernel.Config{NetNS: world.Node.Fd()}))
 	must(err)
 	defer conn.Close()
 

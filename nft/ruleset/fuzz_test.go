@@ -8,15 +8,14 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/arbitrary"
-	"nftproxy/test/nfttest"
-	"nftproxy/test/rulesettest"
+	"nftproxy/test/check"
+	"nftproxy/test/gen"
 )
 
 // randomProgram compiles a random cluster.
 func randomProgram(rng *rand.Rand, cfg ruleset.Config) (*nft.Program, service.Snapshot) {
-	node := rulesettest.Node(rng)
-	s := build(node, rulesettest.Services(rng, &node), rulesettest.ServiceCIDRs(rng)...)
+	node := gen.Node(rng)
+	s := build(node, gen.Services(rng, &node), gen.ServiceCIDRs(rng)...)
 	return ruleset.Compile(cfg, s), s
 }
 
@@ -24,16 +23,16 @@ func randomProgram(rng *rand.Rand, cfg ruleset.Config) (*nft.Program, service.Sn
 // and in bounded memory, and one batch makes them what the program says. Then they tell
 // the same as a new kernel's.
 func FuzzForeignTables(f *testing.F) {
-	for _, data := range arbitrary.Seeds(20, 400) {
+	for _, data := range gen.Seeds(20, 400) {
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		arbitrary.Bounded(t, 64<<20, func() { checkForeignTables(t, arbitrary.Rand(data)) })
+		check.Bounded(t, 64<<20, func() { checkForeignTables(t, gen.Rand(data)) })
 	})
 }
 
 func checkForeignTables(t *testing.T, rng *rand.Rand) {
-	cfg, _ := rulesettest.Config(rng)
+	cfg, _ := gen.Config(rng)
 	before, s := randomProgram(rng, cfg)
 	want := before
 	if rng.IntN(2) == 0 {
@@ -41,9 +40,9 @@ func checkForeignTables(t *testing.T, rng *rand.Rand) {
 	}
 	// The commands that read tables ask for those of no Service.
 	empty := ruleset.Compile(ruleset.Config{Table: cfg.Table}, service.Snapshot{Node: &service.Node{}})
-	readAll(arbitrary.Tables(rng, before, empty), cfg.Table, s.Node)
+	readAll(gen.DamagedTables(rng, before, empty), cfg.Table, s.Node)
 
-	m := arbitrary.Tables(rng, before, want)
+	m := gen.DamagedTables(rng, before, want)
 	readAll(m, cfg.Table, s.Node)
 	if m.Apply(nft.Batch{}) != nil {
 		nft.Adopt(m, want).Plan(want, time.Time{}) // no kernel would hold this
@@ -57,12 +56,12 @@ func checkForeignTables(t *testing.T, rng *rand.Rand) {
 		if err := m.Apply(batch); err != nil {
 			t.Fatalf("%v\n%s", err, batch)
 		}
-		if diff := nfttest.Diff(want, m); diff != "" {
+		if diff := check.Diff(want, m); diff != "" {
 			t.Fatalf("(-want +got):\n%s\n%s", diff, batch)
 		}
 		now = now.Add(nft.IdleLife)
 	}
-	if idle := nfttest.Idle(want, m); idle != nil {
+	if idle := check.Idle(want, m); idle != nil {
 		t.Errorf("still there: %v", idle)
 	}
 	if got, want := ruleset.ReadBack(m, cfg.Table, s.Node).String(), ruleset.ReadBack(want.Model(), cfg.Table, s.Node).String(); got != want {

@@ -15,8 +15,8 @@ import (
 
 	"nftproxy/model/service"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/nftcmd"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
 )
 
 // BenchmarkMasqueradedPacket sends first packets of connections that are masqueraded, and of others: with a

@@ -11,8 +11,7 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/rulesettest"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/gen"
 )
 
 // lookups is the order in which a packet may ask sets and maps. The kernel changes all
@@ -58,7 +57,7 @@ func TestInTheMiddle(t *testing.T) {
 			// The transaction does not change which addresses the routing table calls
 			// local.
 			node.Addresses = append(slices.Clip(node.Addresses), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00:1::2"))
-			node.PodCIDRs = servicetest.PodCIDRs(rng)
+			node.PodCIDRs = gen.PodCIDRs(rng)
 		}
 		after := &oracle{&node, changed(rng, before.services, &node), before.cfg, nil, before.nodePortAddresses, nil, nil}
 		fresh := ruleset.Compile(after.cfg, build(node, after.services))
@@ -86,7 +85,7 @@ func changed(rng *rand.Rand, services []*service.Service, node *service.Node) []
 	for _, s := range services {
 		i := slices.IndexFunc(next, func(n *service.Service) bool { return n.Name == s.Name })
 		if i >= 0 && rng.IntN(3) > 0 {
-			next[i] = rulesettest.Mutated(rng, s)
+			next[i] = gen.Mutated(rng, s)
 		}
 	}
 	return next
@@ -109,7 +108,7 @@ func (m *middle) check(t *testing.T, cut int, leaving bool) {
 	kernel := m.kernel(t, cut, leaving)
 	local := func(a netip.Addr) bool { return m.before.local(a) }
 	for range 30 {
-		p := rulesettest.Packet(m.before.rng, m.before.node, m.before.services)
+		p := gen.Packet(m.before.rng, m.before.node, m.before.services)
 		if m.before.rng.IntN(2) == 0 {
 			p = m.before.clients[m.before.rng.IntN(len(m.before.clients))]
 		}

@@ -13,9 +13,9 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/nftcmd"
-	"nftproxy/test/servicetest"
-	"nftproxy/test/testnet"
+	"nftproxy/test/gen"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
 )
 
 // BenchmarkNodeConnect has a process of the node connect to an endpoint on the node: straight, without any Service,
@@ -114,11 +114,11 @@ func newNodeWay(b *testing.B, cmd nftcmd.Command, name, change string) *nodeWay 
 		must(b, cmd.Load(w.topology.Node, "table ip t {\n chain o {\n type nat hook output priority -100;\n ip daddr 10.96.0.10 tcp dport 80 dnat to 10.244.0.100:8080\n }\n chain p {\n type nat hook prerouting priority -100;\n ip daddr 10.96.0.10 tcp dport 80 dnat to 10.244.0.100:8080\n }\n}\n"))
 		return w
 	}
-	builder := service.NewBuilder(servicetest.Node())
+	builder := service.NewBuilder(gen.PlainNode())
 	for i := range 9_999 {
-		builder.Set(servicetest.UniformService(i, 10))
+		builder.Set(gen.UniformService(i, 10))
 	}
-	measured := servicetest.UniformService(9_999, 1)
+	measured := gen.UniformService(9_999, 1)
 	measured.Ports[0].Endpoints = service.MergeEndpoints(list)
 	builder.Set(measured)
 	w.to = netip.AddrPortFrom(measured.ClusterIPs[0], measured.Ports[0].Port)

@@ -16,7 +16,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // The addresses of two services that differ only in their source ranges.

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"nftproxy/nft"
-	"nftproxy/test/nfttest"
+	"nftproxy/test/check"
 )
 
 // withOldRanges is the program as the previous version had it: all source ranges in one
@@ -94,10 +94,10 @@ func TestUpgradeOfSourceRanges(t *testing.T) {
 
 	got, err := s.c.Read(p)
 	must(t, err)
-	if diff := nfttest.Diff(p, got); diff != "" {
+	if diff := check.Diff(p, got); diff != "" {
 		t.Errorf("wanted and read (-want +got):\n%s", diff)
 	}
-	if idle := nfttest.Idle(p, got); len(idle) > 0 {
+	if idle := check.Idle(p, got); len(idle) > 0 {
 		t.Errorf("left over: %v", idle)
 	}
 }

@@ -14,17 +14,16 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/rulesettest"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/gen"
 )
 
 // TestReadBack: the snapshot that is read back of a table serves the same endpoints.
 func TestReadBack(t *testing.T) {
 	seen := map[string]int{}
 	seeds(t, 300, func(t *testing.T, rng *rand.Rand) {
-		cfg, _ := rulesettest.Config(rng)
-		node := rulesettest.Node(rng)
-		s := build(node, rulesettest.Services(rng, &node), rulesettest.ServiceCIDRs(rng)...)
+		cfg, _ := gen.Config(rng)
+		node := gen.Node(rng)
+		s := build(node, gen.Services(rng, &node), gen.ServiceCIDRs(rng)...)
 		p := ruleset.Compile(cfg, s)
 		got := ruleset.ReadBack(p.Model(), cfg.Table, s.Node)
 		if diff := cmp.Diff(reachable(s), reachable(got)); diff != "" {
@@ -49,8 +48,8 @@ func TestReadBack(t *testing.T) {
 // same addresses, and takes the same addresses for pods'.
 func TestReadBackConfig(t *testing.T) {
 	seeds(t, 300, func(t *testing.T, rng *rand.Rand) {
-		cfg, list := rulesettest.Config(rng)
-		node := rulesettest.Node(rng)
+		cfg, list := gen.Config(rng)
+		node := gen.Node(rng)
 		got := ruleset.ReadBackConfig(ruleset.Compile(cfg, build(node, nil)).Model(), cfg.Table)
 		type answer struct {
 			addrs []netip.Addr
@@ -77,7 +76,7 @@ func TestReadBackConfig(t *testing.T) {
 
 // TestReadBackNothing: without our own table no service comes back.
 func TestReadBackNothing(t *testing.T) {
-	node := servicetest.Node()
+	node := gen.PlainNode()
 	for name, m := range map[string]*nft.Model{"no table": nft.NewModel(), "foreign": foreignTables()} {
 		if got, want := ruleset.ReadBack(m, ruleset.DefaultTable, &node).String(), build(node, nil).String(); got != want {
 			t.Errorf("%s: got\n%swant\n%s", name, got, want)

@@ -14,7 +14,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/nfttest"
+	"nftproxy/test/check"
 )
 
 // The addresses of refusingProgram's Services.
@@ -122,7 +122,7 @@ func TestRefusalsAreCounted(t *testing.T) {
 	}
 	got, err := s.c.Read(p)
 	must(t, err)
-	if diff := nfttest.Diff(p, got); diff != "" {
+	if diff := check.Diff(p, got); diff != "" {
 		t.Errorf("counters that have counted are no change (-want +got):\n%s", diff)
 	}
 	if b, _ := nft.Adopt(got, p).Plan(p, time.Time{}); !b.Empty() {

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/nft"
-	"nftproxy/test/nftcmd"
+	"nftproxy/test/lib/nftcmd"
 )
 
 // logGroup is the group of nfnetlink_log that BenchmarkRefused reads.

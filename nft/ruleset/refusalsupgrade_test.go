@@ -11,7 +11,7 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/nfttest"
+	"nftproxy/test/check"
 )
 
 // withoutCauses is the program as the previous version had it: nothing was counted, and
@@ -84,7 +84,7 @@ func TestUpgradeOfRefusals(t *testing.T) {
 	must(t, s.c.Apply(load(withoutCauses(p))))
 	have, err := s.c.Read(p)
 	must(t, err)
-	if diff := nfttest.Diff(p, have); diff == "" {
+	if diff := check.Diff(p, have); diff == "" {
 		t.Fatal("the program of the previous version is that of this version")
 	}
 	before := ruleset.ReadBack(have, ruleset.DefaultTable, &service.Node{Name: "node"})
@@ -108,7 +108,7 @@ func TestUpgradeOfRefusals(t *testing.T) {
 	end()
 	got, err := s.c.Read(p)
 	must(t, err)
-	if diff := nfttest.Diff(p, got); diff != "" {
+	if diff := check.Diff(p, got); diff != "" {
 		t.Errorf("wanted and read (-want +got):\n%s", diff)
 	}
 	after := ruleset.ReadBack(got, ruleset.DefaultTable, &service.Node{Name: "node"})

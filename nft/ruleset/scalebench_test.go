@@ -8,7 +8,7 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/gen"
 )
 
 // BenchmarkScale commits changes of one service's number of endpoints, beside many services. It
@@ -16,16 +16,16 @@ import (
 // number in the last ten seconds: then its chain is new.
 func BenchmarkScale(b *testing.B) {
 	for _, size := range []struct{ services, endpoints int }{{10_000, 10}, {44_000, 1}} {
-		builder := service.NewBuilder(servicetest.Node())
+		builder := service.NewBuilder(gen.PlainNode())
 		for i := range size.services {
-			builder.Set(servicetest.UniformService(i, size.endpoints))
+			builder.Set(gen.UniformService(i, size.endpoints))
 		}
-		scaled := servicetest.UniformService(77, 1).Name
+		scaled := gen.UniformService(77, 1).Name
 		program := func(endpoints int) *nft.Program {
 			if endpoints < 0 {
 				builder.Delete(scaled)
 			} else {
-				builder.Set(servicetest.UniformService(77, endpoints))
+				builder.Set(gen.UniformService(77, endpoints))
 			}
 			return ruleset.Compile(benchConfig(), builder.Snapshot())
 		}

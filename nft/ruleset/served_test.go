@@ -13,7 +13,7 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/rulesettest"
+	"nftproxy/test/gen"
 )
 
 // TestServedAgainstInterpreter: what ReadServed says of each frontend is what the
@@ -21,9 +21,9 @@ import (
 func TestServedAgainstInterpreter(t *testing.T) {
 	seen := map[string]int{}
 	seeds(t, 200, func(t *testing.T, rng *rand.Rand) {
-		cfg, _ := rulesettest.Config(rng)
-		node := rulesettest.Node(rng)
-		s := build(node, rulesettest.Services(rng, &node), rulesettest.ServiceCIDRs(rng)...)
+		cfg, _ := gen.Config(rng)
+		node := gen.Node(rng)
+		s := build(node, gen.Services(rng, &node), gen.ServiceCIDRs(rng)...)
 		m := ruleset.Compile(cfg, s).Model()
 		_, all := ruleset.ReadServed(m, cfg.Table, s.Node)
 		for i := range all {
@@ -181,9 +181,9 @@ func (f *checkedFrontend) want(p nft.Packet, seen map[string]int) []string {
 func TestKindOfChain(t *testing.T) {
 	seen := map[ruleset.ChainKind]bool{}
 	seeds(t, 60, func(t *testing.T, rng *rand.Rand) {
-		cfg, _ := rulesettest.Config(rng)
-		node := rulesettest.Node(rng)
-		s := build(node, rulesettest.Services(rng, &node), rulesettest.ServiceCIDRs(rng)...)
+		cfg, _ := gen.Config(rng)
+		node := gen.Node(rng)
+		s := build(node, gen.Services(rng, &node), gen.ServiceCIDRs(rng)...)
 		p := ruleset.Compile(cfg, s)
 		for _, f := range nft.Families() {
 			for name, c := range p.Table(f).Chains.All() {

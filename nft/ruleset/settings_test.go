@@ -6,23 +6,22 @@ import (
 
 	"nftproxy/model/service"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/rulesettest"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/gen"
 )
 
 // TestNodeSettings: with other settings the compiler's program is the one of a compiler
 // that had these settings from the start, whatever it compiled before.
 func TestNodeSettings(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	first, _ := rulesettest.Config(rng)
+	first, _ := gen.Config(rng)
 	c := ruleset.NewCompiler(first)
-	b := service.NewBuilder(servicetest.Node())
+	b := service.NewBuilder(gen.PlainNode())
 	for i := range 50 {
-		random, _ := rulesettest.Config(rng)
-		node := servicetest.Node()
+		random, _ := gen.Config(rng)
+		node := gen.PlainNode()
 		node.Settings = &random.Settings
 		b.SetNode(node)
-		for _, change := range servicetest.Changes(rng, 3, servicetest.Options{}) {
+		for _, change := range gen.Changes(rng, 3, gen.Options{}) {
 			change.Apply(b)
 		}
 		s := b.Snapshot()

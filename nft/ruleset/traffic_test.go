@@ -10,7 +10,7 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/rulesettest"
+	"nftproxy/test/gen"
 )
 
 // trial is a random cluster, its program in a model of the kernel, and the oracle.
@@ -27,9 +27,9 @@ type trial struct {
 }
 
 func newTrial(t *testing.T, rng *rand.Rand, seen map[string]int) *trial {
-	cfg, list := rulesettest.Config(rng)
-	node := rulesettest.Node(rng)
-	services, ranges := randomServices(rng, &node), rulesettest.ServiceCIDRs(rng)
+	cfg, list := gen.Config(rng)
+	node := gen.Node(rng)
+	services, ranges := randomServices(rng, &node), gen.ServiceCIDRs(rng)
 	c := &trial{
 		oracle: &oracle{&node, services, cfg, ranges, list, map[visit]netip.AddrPort{}, seen},
 		rng:    rng, builder: service.NewBuilder(node), compiler: ruleset.NewCompiler(cfg), kernel: nft.NewModel(),
@@ -79,7 +79,7 @@ func sweep(m *nft.Model, p *nft.Program) (swept int) {
 // change makes a few changes to the services, and now and then to the node.
 func (c *trial) change(t *testing.T) {
 	if c.rng.IntN(4) == 0 {
-		*c.node = rulesettest.Node(c.rng)
+		*c.node = gen.Node(c.rng)
 		c.builder.SetNode(*c.node)
 	}
 	for range c.rng.IntN(6) {
@@ -87,7 +87,7 @@ func (c *trial) change(t *testing.T) {
 			break
 		}
 		i := c.rng.IntN(len(c.services))
-		c.services[i] = rulesettest.Mutated(c.rng, c.services[i])
+		c.services[i] = gen.Mutated(c.rng, c.services[i])
 		c.builder.Set(c.services[i])
 	}
 	c.sync(t)
@@ -96,7 +96,7 @@ func (c *trial) change(t *testing.T) {
 // connect sends a packet of an old client or a new one. It compares the possible outcomes
 // with those of the oracle.
 func (c *trial) connect(t *testing.T) {
-	p := rulesettest.Packet(c.rng, c.node, c.services)
+	p := gen.Packet(c.rng, c.node, c.services)
 	if len(c.clients) > 0 && c.rng.IntN(2) == 0 {
 		p = c.clients[c.rng.IntN(len(c.clients))]
 	} else if len(c.clients) < 40 {

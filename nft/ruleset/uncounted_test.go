@@ -9,20 +9,20 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/rulesettest"
+	"nftproxy/test/gen"
 )
 
 // TestUncounted: without counters no set, rule or element of the program counts, and its tables tell
 // so. The oracle's tests compare the fates of packets: a quarter of their configurations are uncounted.
 func TestUncounted(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	node := rulesettest.Node(rng)
+	node := gen.Node(rng)
 	b := service.NewBuilder(node)
-	for _, s := range rulesettest.Services(rng, &node) {
+	for _, s := range gen.Services(rng, &node) {
 		b.Set(s)
 	}
 	for _, uncounted := range []bool{false, true} {
-		config, _ := rulesettest.Config(rng)
+		config, _ := gen.Config(rng)
 		config.Counters, config.Uncounted = true, uncounted
 		p := ruleset.Compile(config, b.Snapshot())
 		counting := 0

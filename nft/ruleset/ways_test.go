@@ -8,8 +8,8 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/arbitrary"
-	"nftproxy/test/ways"
+	"nftproxy/test/check"
+	"nftproxy/test/gen"
 )
 
 // modelTables is a model of the kernel, as tables for a script.
@@ -20,18 +20,18 @@ func (m modelTables) Read(*nft.Program) (*nft.Model, error) { return m.Model, ni
 func (m modelTables) Restart() error { return nil }
 
 // checkWays carries out the script in these ways, and returns what happened.
-func checkWays(t *testing.T, rng *rand.Rand, script *ways.Script, list []ways.Way) (total ways.Counts) {
+func checkWays(t *testing.T, rng *rand.Rand, script *check.Script, list []check.Way) (total check.Counts) {
 	t.Helper()
 	snapshot, config := script.Final()
 	fresh := ruleset.Compile(*config, *snapshot)
-	want := ways.Text(fresh.Model(), fresh)
+	want := check.Text(fresh.Model(), fresh)
 	served := ruleset.ReadBack(fresh.Model(), config.Table, snapshot.Node).String()
 	for _, way := range list {
 		m, program, counts, err := way.Run(rng, script, modelTables{nft.NewModel()})
 		if err != nil {
 			t.Fatalf("%s: %v", way.Name, err)
 		}
-		if got := ways.Text(m, fresh); got != want {
+		if got := check.Text(m, fresh); got != want {
 			t.Fatalf("%s (-fresh +way):\n%s", way.Name, cmp.Diff(want, got))
 		}
 		if got := program.Model().String(); got != fresh.Model().String() {
@@ -52,11 +52,11 @@ func checkWays(t *testing.T, rng *rand.Rand, script *ways.Script, list []ways.Wa
 // TestWays: a script ends in the same tables in whatever way it is carried out, and they are
 // those of a fresh compile.
 func TestWays(t *testing.T) {
-	var total ways.Counts
+	var total check.Counts
 	scripts := 0
 	seeds(t, 32, func(t *testing.T, rng *rand.Rand) {
-		script := ways.NewScript(rng, 10+rng.IntN(30))
-		counts := checkWays(t, rng, &script, ways.All())
+		script := check.NewScript(rng, 10+rng.IntN(30))
+		counts := checkWays(t, rng, &script, check.Ways())
 		scripts++
 		total.Syncs += counts.Syncs
 		total.Transactions += counts.Transactions
@@ -64,7 +64,7 @@ func TestWays(t *testing.T) {
 		total.Restarts += counts.Restarts
 		total.Errors += counts.Errors
 	})
-	t.Logf("%d scripts in %d ways: %+v", scripts, len(ways.All()), total)
+	t.Logf("%d scripts in %d ways: %+v", scripts, len(check.Ways()), total)
 	if least := scripts * 10; total.Restarts < least || total.Errors < least || total.Reads < total.Errors {
 		t.Errorf("%+v: the ways differ too little", total)
 	}
@@ -73,14 +73,14 @@ func TestWays(t *testing.T) {
 // FuzzWays lets the fuzzer choose a short script, two ways, and what happens on them. An
 // input may take ten seconds.
 func FuzzWays(f *testing.F) {
-	for _, data := range arbitrary.Seeds(4, 1000) {
+	for _, data := range gen.Seeds(4, 1000) {
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		rng := arbitrary.Rand(data)
-		script := ways.NewScript(rng, 1+rng.IntN(5))
-		all := ways.All()
-		list := []ways.Way{all[rng.IntN(len(all))], all[rng.IntN(len(all))]}
+		rng := gen.Rand(data)
+		script := check.NewScript(rng, 1+rng.IntN(5))
+		all := check.Ways()
+		list := []check.Way{all[rng.IntN(len(all))], all[rng.IntN(len(all))]}
 		if counts := checkWays(t, rng, &script, list); counts.Syncs == 0 {
 			t.Error("nothing happened")
 		}

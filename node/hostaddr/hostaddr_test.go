@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/node/hostaddr"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // TestFollow: Follow reports the addresses at once, and again when one comes or goes.

@@ -15,8 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"nftproxy/test/testnet"
-	"nftproxy/test/testnet/leaktest"
+	"nftproxy/test/lib/testnet"
 )
 
 // TestInterrupted: a dump that the kernel interrupts is repeated until it is complete.
@@ -70,7 +69,7 @@ func TestChurn(t *testing.T) {
 	if testing.Short() {
 		most = 5
 	}
-	leaktest.Check(t, func(t *testing.T) {
+	testnet.CheckLeaks(t, func(t *testing.T) {
 		for range most {
 			starts++
 			followOnce(t, ns, starts)

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/node/hostaddr"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // TestFollowLocalRoutes: each local route comes and goes, of both families, whole ranges and

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/node/hostaddr"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // TestNetworks: networks of interfaces count, and routes for a part of a range, of any table. The default

@@ -5,7 +5,7 @@ import (
 	"encoding/binary"
 	"testing"
 
-	"nftproxy/test/arbitrary"
+	"nftproxy/test/check"
 )
 
 // appendEntry adds an entry of IPv4 with one match, and a target of that name and data.
@@ -40,7 +40,7 @@ func FuzzBlob(f *testing.F) {
 	f.Add(jump, uint32(1), uint32(0), false)
 	f.Add(head, uint32(0x1f), uint32(7), true)
 	f.Fuzz(func(t *testing.T, data []byte, valid, drop uint32, v6 bool) {
-		arbitrary.Bounded(t, 1<<20+64*uint64(len(data)), func() {
+		check.Bounded(t, 1<<20+64*uint64(len(data)), func() {
 			b := &blob{family: ipv4, name: "nat", valid: valid}
 			if v6 {
 				b.family = ipv6

@@ -15,9 +15,9 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"nftproxy/node/otherproxy"
-	"nftproxy/test/aptget"
-	"nftproxy/test/nftcmd"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/aptget"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
 )
 
 // world is a network namespace with rules of kube-proxy and of other programs.

@@ -19,8 +19,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
 
-	"nftproxy/test/nftmonitor"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/netfilter"
+	"nftproxy/test/lib/testnet"
 )
 
 // tries is how often each kind of change is made.
@@ -46,7 +46,7 @@ func TestAtOnce(t *testing.T) {
 type atOnce struct {
 	*node
 	proxy   *process
-	monitor *nftmonitor.Monitor
+	monitor *netfilter.Monitor
 	client  *testnet.Namespace
 	web     *corev1.Service
 }

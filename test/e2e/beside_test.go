@@ -11,8 +11,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"nftproxy/test/cluster"
-	"nftproxy/test/nftcmd"
+	"nftproxy/test/lib/controlplane"
+	"nftproxy/test/lib/nftcmd"
 )
 
 // TestBesideKubeProxy runs nftproxy with a name beside kube-proxy on one node: each
@@ -23,7 +23,7 @@ func TestBesideKubeProxy(t *testing.T) {
 	}
 	n := newNode(t)
 	nft := nftcmd.ForTest(t) // kube-proxy needs it, too
-	kubeProxy, err := cluster.KubeProxy(n.ctx, os.Getenv(cluster.KubeProxyVariable))
+	kubeProxy, err := controlplane.KubeProxy(n.ctx, os.Getenv(controlplane.KubeProxyVariable))
 	n.must(err)
 	const label = "service.kubernetes.io/service-proxy-name"
 	client := n.addClient()
@@ -93,10 +93,10 @@ func TestRecordedFlags(t *testing.T) {
 	if os.Getenv("NFTPROXY_CONFORMANCE") == "" {
 		t.Skip("make conformance runs this")
 	}
-	if release := os.Getenv(cluster.KubeProxyVariable); release != "" && release != "1.37" {
+	if release := os.Getenv(controlplane.KubeProxyVariable); release != "" && release != "1.37" {
 		t.Skip("the list is that of 1.37")
 	}
-	kubeProxy, err := cluster.KubeProxy(testContext(t), "")
+	kubeProxy, err := controlplane.KubeProxy(testContext(t), "")
 	if err != nil {
 		t.Fatal(err)
 	}

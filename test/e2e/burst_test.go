@@ -15,10 +15,9 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/cluster/controlplane/controlplanetest"
-	"nftproxy/test/fulltable"
-	"nftproxy/test/nftcmd"
-	"nftproxy/test/nftmonitor"
+	"nftproxy/test/lib/controlplane"
+	"nftproxy/test/lib/netfilter"
+	"nftproxy/test/lib/nftcmd"
 )
 
 const (
@@ -35,7 +34,7 @@ const (
 // the table of connections is full, or if the kernel refuses batches of the proxy, since another process
 // has deleted what they delete. The log has how long the last change took.
 func TestBurst(t *testing.T) {
-	controlplanetest.Require(t)
+	controlplane.Require(t)
 	shared.stopPlanes()
 	n := newNodeOf(t, ownControlPlane(t), "burst")
 	n.seedServices(0, burstSlices+1)
@@ -93,7 +92,7 @@ func (b *burst) commitsOfOthers(ctx context.Context) error {
 // burstWithFullTable is a burst while the kernel takes no new connection on the node.
 func (b *burst) burstWithFullTable() burstCost {
 	b.t.Helper()
-	table, err := fulltable.Fill(b.Node.Fd())
+	table, err := netfilter.FillTable(b.Node.Fd())
 	b.must(err)
 	b.t.Logf("%d entries fill the table of connections", table.Made)
 	cost := b.burst(nothing())
@@ -135,7 +134,7 @@ func (b *burst) deleteSomePools() func(int) error {
 type burst struct {
 	*node
 	proxy   *process
-	monitor *nftmonitor.Monitor
+	monitor *netfilter.Monitor
 	nft     nftcmd.Command
 	slices  []*discoveryv1.EndpointSlice
 	moves   int

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // TestCleanup asks for the tables' removal while their owner runs, which the

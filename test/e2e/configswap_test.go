@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
 
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 	"nftproxy/watch"
 )
 

@@ -11,12 +11,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"nftproxy/test/cluster"
-	"nftproxy/test/cluster/controlplane/controlplanetest"
-	"nftproxy/test/nftcmd"
+	"nftproxy/test/lib/controlplane"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
 	"nftproxy/test/scenario"
 	"nftproxy/test/scenario/stage"
-	"nftproxy/test/testnet"
 )
 
 // TestConformance runs every scenario file with nftproxy and with kube-proxy, each on a
@@ -26,10 +25,10 @@ func TestConformance(t *testing.T) {
 	if os.Getenv("NFTPROXY_CONFORMANCE") == "" {
 		t.Skip("make conformance runs this")
 	}
-	controlplanetest.Require(t)
+	controlplane.Require(t)
 	nft := nftcmd.ForTest(t) // kube-proxy needs it, too
-	release := os.Getenv(cluster.KubeProxyVariable)
-	theirs, err := cluster.KubeProxy(testContext(t), release)
+	release := os.Getenv(controlplane.KubeProxyVariable)
+	theirs, err := controlplane.KubeProxy(testContext(t), release)
 	if err != nil {
 		t.Fatal(err)
 	}

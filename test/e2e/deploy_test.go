@@ -25,7 +25,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"nftproxy/conntrack"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // deployed is the name of everything in deploy/.

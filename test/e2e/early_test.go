@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"nftproxy/test/nftcmd"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
 )
 
 // TestBeforeTheFirstProgram starts flows to a service before the proxy runs.

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"nftproxy/test/aptget"
+	"nftproxy/test/lib/aptget"
 )
 
 // TestImage has a real containerd import the image and run it on a node, with the rights

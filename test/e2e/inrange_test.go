@@ -4,7 +4,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"nftproxy/test/cluster/controlplane/controlplanetest"
+	"nftproxy/test/lib/controlplane"
 	"nftproxy/watch"
 )
 
@@ -12,7 +12,7 @@ import (
 // hears of changes after its first program, and so does one that starts while the rules of an earlier run are in the
 // kernel. An event on the Node names both.
 func TestAPIServerInServiceCIDR(t *testing.T) {
-	controlplanetest.Require(t)
+	controlplane.Require(t)
 	config := planeConfig()
 	config.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("fd00:10:96::/112")}
 	plane := startForTest(t, config)

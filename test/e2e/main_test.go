@@ -22,11 +22,9 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 
-	"nftproxy/test/cluster"
-	"nftproxy/test/cluster/controlplane"
-	"nftproxy/test/cluster/controlplane/controlplanetest"
-	"nftproxy/test/gobuild"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/child"
+	"nftproxy/test/lib/controlplane"
+	"nftproxy/test/lib/testnet"
 )
 
 // shared has what the tests of one run share.
@@ -77,7 +75,7 @@ func (f *fixture) build(t *testing.T, name, module, pkg string) string {
 		f.dir, f.binaries = dir, map[string]string{}
 	}
 	path := filepath.Join(f.dir, name)
-	if err := gobuild.Command(path, module, pkg); err != nil {
+	if err := child.Build(path, module, pkg); err != nil {
 		t.Fatal(err)
 	}
 	f.binaries[name] = path
@@ -99,7 +97,7 @@ func (f *fixture) controlPlane(t *testing.T) *controlPlane {
 // scenarioPlane returns the one that scenario files share.
 func (f *fixture) scenarioPlane(t *testing.T) *controlPlane {
 	t.Helper()
-	controlplanetest.Require(t)
+	controlplane.Require(t)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.scenarios == nil {
@@ -131,7 +129,7 @@ func (f *fixture) close() {
 // controlPlane is a running one, in a namespace with a link to each node.
 type controlPlane struct {
 	*controlplane.Plane
-	cluster *cluster.Cluster
+	cluster *controlplane.Cluster
 	client  *kubernetes.Clientset
 	markers int // of scenarios; see world
 }
@@ -140,7 +138,7 @@ type controlPlane struct {
 // restart of the API server the controllers need up to half a minute.
 func ownControlPlane(t *testing.T) *controlPlane {
 	t.Helper()
-	controlplanetest.Require(t)
+	controlplane.Require(t)
 	plane := startForTest(t, planeConfig())
 	t.Cleanup(plane.stop)
 	return plane
@@ -148,13 +146,13 @@ func ownControlPlane(t *testing.T) *controlPlane {
 
 // planeConfig has the API server listen on no loopback address, so that the
 // Service default/kubernetes has an endpoint.
-func planeConfig() cluster.Config {
-	return cluster.Config{ListenAddr: netip.MustParseAddr("172.30.0.1"), Log: os.Stderr}
+func planeConfig() controlplane.Config {
+	return controlplane.Config{ListenAddr: netip.MustParseAddr("172.30.0.1"), Log: os.Stderr}
 }
 
-func startForTest(t *testing.T, config cluster.Config) *controlPlane {
+func startForTest(t *testing.T, config controlplane.Config) *controlPlane {
 	t.Helper()
-	plane, err := controlplane.Start(testContext(t), config)
+	plane, err := controlplane.StartInNamespace(testContext(t), config)
 	if err != nil {
 		t.Fatal(err)
 	}

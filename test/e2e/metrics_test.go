@@ -19,9 +19,9 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"nftproxy/test/cluster"
-	"nftproxy/test/exposition"
-	"nftproxy/test/nftcmd"
+	"nftproxy/test/check/exposition"
+	"nftproxy/test/lib/controlplane"
+	"nftproxy/test/lib/nftcmd"
 )
 
 func init() {
@@ -104,7 +104,7 @@ func TestKubeProxyMetrics(t *testing.T) {
 	}
 	n := newNode(t)
 	nftcmd.ForTest(t) // kube-proxy needs it
-	binary, err := cluster.Tool(n.ctx, "kube-proxy")
+	binary, err := controlplane.Tool(n.ctx, "kube-proxy")
 	n.must(err)
 	n.run(exec.Command(binary, "--proxy-mode=nftables", "--hostname-override="+n.name, "--cluster-cidr="+n.clusterCIDR(),
 		"--kubeconfig="+n.plane.cluster.AdminKubeconfig(), "--conntrack-max-per-core=0", "-v=2",

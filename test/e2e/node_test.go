@@ -17,8 +17,8 @@ import (
 	watchtools "k8s.io/client-go/tools/watch"
 
 	"nftproxy/nft/kernel"
-	"nftproxy/test/cluster/controlplane/controlplanetest"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/controlplane"
+	"nftproxy/test/lib/testnet"
 )
 
 // node is a node of the cluster with its surroundings, for one test.
@@ -34,7 +34,7 @@ type node struct {
 // newNode makes a node of the shared control plane.
 func newNode(t *testing.T) *node {
 	t.Helper()
-	controlplanetest.Require(t)
+	controlplane.Require(t)
 	return newNodeOf(t, shared.controlPlane(t), strings.ToLower(strings.NewReplacer("/", "-", "_", "-").Replace(t.Name())))
 }
 

@@ -3,14 +3,14 @@ package e2e
 import (
 	"testing"
 
-	"nftproxy/test/nftmonitor"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/netfilter"
+	"nftproxy/test/lib/testnet"
 )
 
 // listenIn listens to the kernel's notices of transactions on nftables.
-func listenIn(t *testing.T, ns *testnet.Namespace) *nftmonitor.Monitor {
+func listenIn(t *testing.T, ns *testnet.Namespace) *netfilter.Monitor {
 	t.Helper()
-	m, err := nftmonitor.Listen(ns.Fd())
+	m, err := netfilter.Listen(ns.Fd())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,7 +17,7 @@ import (
 
 	"nftproxy/conntrack"
 	capabilities "nftproxy/daemon/process"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // starts are the ways to start nftproxy: by setpriv(1), with which rights, and what it keeps of them. TestDeploy

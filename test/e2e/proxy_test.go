@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"nftproxy/test/child"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/child"
+	"nftproxy/test/lib/testnet"
 )
 
 // process is nftproxy, or another program, as a child of the test.

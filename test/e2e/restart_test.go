@@ -12,8 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"nftproxy/test/nftcmd"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
 )
 
 // conversation is a TCP connection that stays open.

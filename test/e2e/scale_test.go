@@ -15,9 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 
-	"nftproxy/test/cluster/controlplane/controlplanetest"
-	"nftproxy/test/nftcmd"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/controlplane"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
 )
 
 const (
@@ -35,7 +35,7 @@ func spread() []int { return []int{8, 9, 10, 11, 12} }
 // with 100 Services, and that a restart writes nothing. The benchmarks in bench/ measure
 // the times.
 func TestScale(t *testing.T) {
-	controlplanetest.Require(t)
+	controlplane.Require(t)
 	shared.stopPlanes()
 	plane := ownControlPlane(t)
 	nft := nftcmd.ForTest(t)

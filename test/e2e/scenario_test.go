@@ -11,8 +11,8 @@ import (
 	"time"
 
 	model "nftproxy/model/service"
-	"nftproxy/test/nftcmd"
-	"nftproxy/test/nftmonitor"
+	"nftproxy/test/lib/netfilter"
+	"nftproxy/test/lib/nftcmd"
 	"nftproxy/test/scenario"
 	"nftproxy/test/scenario/stage"
 	"nftproxy/watch"
@@ -53,7 +53,7 @@ type side struct {
 	stage   *stage.Stage
 	command *exec.Cmd
 	process *process // nil before the first step
-	notices *nftmonitor.Monitor
+	notices *netfilter.Monitor
 	// stuck has the target that each client of a sticky flow got last.
 	stuck map[string]scenario.Target
 	// marked yields when the proxy knows the objects of the present step.

@@ -7,7 +7,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"nftproxy/test/cluster/controlplane/controlplanetest"
+	"nftproxy/test/lib/controlplane"
 )
 
 // skewVariable has the minor releases of kube-apiserver for TestSkew, separated by commas; newest stands for that of the
@@ -18,7 +18,7 @@ const skewVariable = "NFTPROXY_SKEW"
 // server with changes right after it, and one of which the proxy knows nothing until its start. Services are served, and
 // the log has no error and no warning twice. The accounts are those of kube-proxy and of our manifests.
 func TestSkew(t *testing.T) {
-	controlplanetest.Require(t)
+	controlplane.Require(t)
 	releases := os.Getenv(skewVariable)
 	if releases == "" {
 		t.Skip("run by make test-skew: " + skewVariable + " is not set")

@@ -14,11 +14,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nftproxy/node/otherproxy"
-	"nftproxy/test/aptget"
-	"nftproxy/test/cluster"
-	"nftproxy/test/cluster/controlplane/controlplanetest"
-	"nftproxy/test/nftcmd"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/aptget"
+	"nftproxy/test/lib/controlplane"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
 	"nftproxy/watch"
 )
 
@@ -93,8 +92,8 @@ func eachTakeover(t *testing.T, test func(w *takeoverWorld, rounds int)) {
 	if err != nil {
 		t.Skip("make takeover runs this")
 	}
-	controlplanetest.Require(t)
-	binary, err := cluster.Tool(testContext(t), "kube-proxy")
+	controlplane.Require(t)
+	binary, err := controlplane.Tool(testContext(t), "kube-proxy")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // answerTime is how long an answer may take: longer than the first

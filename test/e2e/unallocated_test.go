@@ -4,7 +4,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // TestUnallocated: the API server's own ServiceCIDR is known, so that a packet

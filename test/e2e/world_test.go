@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
-	"nftproxy/test/cluster"
+	"nftproxy/test/lib/controlplane"
 	"nftproxy/test/scenario"
 	"nftproxy/test/scenario/scenariotest"
 )
@@ -22,8 +22,8 @@ import (
 // scenarioPlaneConfig has the ServiceCIDRs of the scenarios' fixture, and an
 // API server outside of them. The only controller is the one that makes
 // ServiceCIDRs ready.
-func scenarioPlaneConfig() cluster.Config {
-	return cluster.Config{
+func scenarioPlaneConfig() controlplane.Config {
+	return controlplane.Config{
 		ListenAddr:   netip.MustParseAddr("172.29.0.1"),
 		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("172.30.0.0/16"), netip.MustParsePrefix("fd00:172:30::/112")},
 		Controllers:  []string{"service-cidr-controller"},

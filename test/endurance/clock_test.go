@@ -15,8 +15,8 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/nfttest"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/check"
+	"nftproxy/test/gen"
 )
 
 // TestThreeDays: 72 hours of a simulated clock, with a change every ten seconds or so, refusals of the
@@ -74,7 +74,7 @@ type days struct {
 }
 
 func startDays(t *testing.T, seed uint64) *days {
-	d := &days{T: t, rng: rand.New(rand.NewPCG(seed, 0)), kernel: &modelKernel{model: nft.NewModel()}, services: service.NewBuilder(servicetest.Node()), mailbox: service.NewMailbox()}
+	d := &days{T: t, rng: rand.New(rand.NewPCG(seed, 0)), kernel: &modelKernel{model: nft.NewModel()}, services: service.NewBuilder(gen.PlainNode()), mailbox: service.NewMailbox()}
 	d.kernel.rng = rand.New(rand.NewPCG(seed, 1))
 	loop := proxy.New(proxy.DefaultConfig(), d.kernel, ruleset.NewCompiler(config()).Compile, func(s proxy.Sync) {
 		d.syncs++
@@ -104,10 +104,10 @@ func (d *days) hour() {
 		case dice < 10:
 			d.kernel.foreign()
 		case dice < 20:
-			d.services.Delete(servicetest.Name(d.rng.IntN(daysServices)))
+			d.services.Delete(gen.Name(d.rng.IntN(daysServices)))
 			d.publish()
 		default:
-			d.services.Set(servicetest.Named(d.rng, servicetest.Name(d.rng.IntN(daysServices)), servicetest.Options{}))
+			d.services.Set(gen.NamedService(d.rng, gen.Name(d.rng.IntN(daysServices)), gen.Options{}))
 			d.publish()
 		}
 	}
@@ -128,7 +128,7 @@ func (d *days) calmDown() {
 	if d.last.Err != nil || len(d.last.Quarantined) > 0 {
 		d.Errorf("ten minutes after the last refusal: error %v, in quarantine %v", d.last.Err, d.last.Quarantined)
 	}
-	if diff := nfttest.Diff(ruleset.Compile(config(), d.services.Snapshot()), d.kernel.model); diff != "" {
+	if diff := check.Diff(ruleset.Compile(config(), d.services.Snapshot()), d.kernel.model); diff != "" {
 		d.Errorf("the kernel at the end (-want +got):\n%s", diff)
 	}
 }

@@ -17,9 +17,8 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
-	"nftproxy/test/child"
-	"nftproxy/test/gobuild"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/child"
+	"nftproxy/test/lib/testnet"
 )
 
 const (
@@ -154,7 +153,7 @@ type rig struct {
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	r := &rig{T: t, ns: testnet.NamespaceForTest(t, "endurance"), server: newAPIServer(), binary: filepath.Join(t.TempDir(), "nftproxy")}
-	must(t, gobuild.Command(r.binary, filepath.Join("..", ".."), "./cmd/nftproxy"))
+	must(t, child.Build(r.binary, filepath.Join("..", ".."), "./cmd/nftproxy"))
 	l, err := r.ns.Listen(t.Context(), "tcp", "127.0.0.1:0")
 	must(t, err)
 	r.address = l.Addr().String()

@@ -14,8 +14,8 @@ import (
 	"nftproxy/daemon/proxy"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
-	"nftproxy/test/servicetest"
-	"nftproxy/test/testnet"
+	"nftproxy/test/gen"
+	"nftproxy/test/lib/testnet"
 )
 
 const endpoints = 10
@@ -26,7 +26,7 @@ func BenchmarkRestart(b *testing.B) {
 	for _, n := range []int{1000, 10_000, 30_000} {
 		b.Run(fmt.Sprintf("%dx%d", n, endpoints), func(b *testing.B) {
 			ns := testnet.NamespaceForTest(b, "restart")
-			snapshot := servicetest.Uniform(n, endpoints)
+			snapshot := gen.Uniform(n, endpoints)
 			l := startLoop(b, ns)
 			l.publish(snapshot)
 			l.next(b)
@@ -74,7 +74,7 @@ func BenchmarkRepair(b *testing.B) {
 				foreign, err := kernel.Open(kernel.Config{NetNS: ns.Fd()})
 				must(b, err)
 				defer func() { must(b, foreign.Close()) }()
-				snapshot := servicetest.Uniform(n, endpoints)
+				snapshot := gen.Uniform(n, endpoints)
 				l := startLoop(b, ns)
 				l.publish(snapshot)
 				first := l.next(b)
@@ -129,7 +129,7 @@ func BenchmarkBusyRuleset(b *testing.B) {
 				makeUnowned(b, ns)
 				l := startLoop(b, ns)
 				defer l.close(b)
-				l.publish(servicetest.Uniform(n, endpoints))
+				l.publish(gen.Uniform(n, endpoints))
 				l.next(b)
 				go func() {
 					defer close(read)

@@ -45,7 +45,7 @@ func defaultPackages() []string {
 		"nft/kernel", "nft/ruleset", "nft/livetrace", "conntrack",
 		"daemon/affinity", "look/basechain", "look/explain/live", "daemon/healthport", "node/hostaddr",
 		"node/otherproxy", "look/preflight", "daemon/proxy",
-		"test/testnet", "test/nftmonitor", "test/scenario",
+		"test/lib/testnet", "test/lib/netfilter", "test/scenario",
 		"test/sctp", // the last: it loads the kernel's SCTP, which answers what other tests send
 	}
 }

@@ -21,8 +21,8 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"nftproxy/test/aptget"
 	"nftproxy/test/kernelmatrix/job"
+	"nftproxy/test/lib/aptget"
 )
 
 func main() {

@@ -17,8 +17,8 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"nftproxy/test/aptget"
-	"nftproxy/test/nftcmd"
+	"nftproxy/test/lib/aptget"
+	"nftproxy/test/lib/nftcmd"
 	"nftproxy/test/section"
 )
 

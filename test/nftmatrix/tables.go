@@ -8,8 +8,7 @@ import (
 
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/rulesettest"
-	"nftproxy/test/servicetest"
+	"nftproxy/test/gen"
 )
 
 // table is a program that nft is to list.
@@ -27,7 +26,7 @@ func randomTables(n int) []table {
 	var all []table
 	for seed := range uint64(n) {
 		const stream = 21
-		cfg, _, services, b := rulesettest.Cluster(rand.New(rand.NewPCG(seed, stream)))
+		cfg, _, services, b := gen.Cluster(rand.New(rand.NewPCG(seed, stream)))
 		name := fmt.Sprintf("random cluster %d", seed)
 		all = append(all, newTable(name, ruleset.Compile(cfg, b.Snapshot())))
 		for _, s := range services {
@@ -44,7 +43,7 @@ func randomTables(n int) []table {
 func fullTable(services int) table {
 	const endpoints = 10
 	cfg := ruleset.Config{Table: ruleset.DefaultTable, Counters: true}
-	return newTable(fmt.Sprintf("%d Services x %d", services, endpoints), ruleset.Compile(cfg, servicetest.Uniform(services, endpoints)))
+	return newTable(fmt.Sprintf("%d Services x %d", services, endpoints), ruleset.Compile(cfg, gen.Uniform(services, endpoints)))
 }
 
 func newTable(name string, p *nft.Program) table {

@@ -7,7 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"nftproxy/test/cluster"
+	"nftproxy/test/lib/controlplane"
 	"nftproxy/test/realcluster/bringup"
 	"nftproxy/test/realcluster/image"
 	"nftproxy/test/realcluster/node"
@@ -26,7 +26,7 @@ func prepare(ctx context.Context, dir string, o upOptions, out io.Writer) error 
 		return err
 	}
 	for _, name := range []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "coredns", "agnhost"} {
-		if _, err := cluster.Tool(ctx, name); err != nil {
+		if _, err := controlplane.Tool(ctx, name); err != nil {
 			return err
 		}
 	}

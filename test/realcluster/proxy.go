@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"nftproxy/test/cluster"
+	"nftproxy/test/lib/controlplane"
 	"nftproxy/test/realcluster/bringup"
 	"nftproxy/test/realcluster/image"
 	"nftproxy/test/realcluster/node"
@@ -49,7 +49,7 @@ func (p proxyChoice) manifests(ctx context.Context, api netip.AddrPort) ([]strin
 	if p.name == kubeProxy {
 		return []string{config, strings.ReplaceAll(kubeProxyManifest, "IMAGE", kubeProxyImage)}, nil
 	}
-	kubectl, err := cluster.Tool(ctx, "kubectl")
+	kubectl, err := controlplane.Tool(ctx, "kubectl")
 	if err != nil {
 		return nil, err
 	}
@@ -74,7 +74,7 @@ const kubeProxyImage = "registry.k8s.io/kube-proxy:cluster"
 // writeKubeProxyImage makes the image of kube-proxy: the program, and the commands
 // that it runs.
 func writeKubeProxyImage(ctx context.Context, software node.Software, dir string) error {
-	program, err := cluster.Tool(ctx, "kube-proxy")
+	program, err := controlplane.Tool(ctx, "kube-proxy")
 	if err != nil {
 		return err
 	}

@@ -12,8 +12,8 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/agreement"
-	"nftproxy/test/nftcmd"
+	"nftproxy/test/check/kernelmodel"
+	"nftproxy/test/lib/nftcmd"
 	"nftproxy/test/scenario"
 	"nftproxy/test/scenario/stage"
 )
@@ -103,7 +103,7 @@ type loader struct {
 
 func newLoader(t *testing.T, world *stage.Stage) *loader {
 	t.Helper()
-	conn, err := kernel.Open(agreement.Config(t, kernel.Config{NetNS: world.Node.Fd()}))
+	conn, err := kernel.Open(kernelmodel.Config(t, kernel.Config{NetNS: world.Node.Fd()}))
 	if err != nil {
 		t.Fatal(err)
 	}

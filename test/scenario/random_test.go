@@ -15,11 +15,10 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/nftcmd"
-	"nftproxy/test/rulesettest"
+	"nftproxy/test/gen"
+	"nftproxy/test/lib/nftcmd"
 	"nftproxy/test/scenario"
 	"nftproxy/test/scenario/stage"
-	"nftproxy/test/servicetest"
 )
 
 // clustersVariable is an environment variable with another number of clusters
@@ -103,7 +102,7 @@ func (c *tally) add(flows []scenario.Flow, last map[string]netip.AddrPort) {
 const packets = 40
 
 func playRandomly(t *testing.T, cmd nftcmd.Command, rng *rand.Rand, seen *tally) {
-	cfg, _ := rulesettest.Config(rng)
+	cfg, _ := gen.Config(rng)
 	bridge, podInterface := "", "veth0"
 	if i := cfg.PodInterface; i.Name != "" && !i.Prefix {
 		bridge, podInterface = i.Name, i.Name
@@ -182,16 +181,16 @@ func newRandomCluster(rng *rand.Rand) *randomCluster {
 // replace draws all objects anew.
 func (c *randomCluster) replace() {
 	c.homes = map[netip.Addr]string{}
-	c.node = rulesettest.Node(c.rng)
-	c.services = c.settled(rulesettest.Services(c.rng, &c.node))
-	c.cidrs = rulesettest.ServiceCIDRs(c.rng)
+	c.node = gen.Node(c.rng)
+	c.services = c.settled(gen.Services(c.rng, &c.node))
+	c.cidrs = gen.ServiceCIDRs(c.rng)
 }
 
 // swapEndpoints removes and adds some endpoints, and changes conditions of others.
 func (c *randomCluster) swapEndpoints() {
 	for i, s := range c.services {
 		for range c.rng.IntN(5) {
-			s = servicetest.Mutate(c.rng, s, servicetest.Options{})
+			s = gen.Mutate(c.rng, s, gen.Options{})
 		}
 		c.services[i] = s
 	}
@@ -264,7 +263,7 @@ func randomFlows(rng *rand.Rand, snapshot service.Snapshot, services []*service.
 		flows = append(flows, f)
 	}
 	for range packets {
-		p := rulesettest.Packet(rng, snapshot.Node, services)
+		p := gen.Packet(rng, snapshot.Node, services)
 		f := scenario.Flow{Origin: scenario.Outside, Source: netip.AddrPortFrom(p.Src.Addr(), 0), Destination: p.Dst, Protocol: nft.ProtocolText(p.Protocol)}
 		switch {
 		case p.FromNode:

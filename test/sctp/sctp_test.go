@@ -20,7 +20,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // limit is for one association, on a busy computer.

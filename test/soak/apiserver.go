@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
+	"nftproxy/test/lib/testnet"
 	"nftproxy/test/soak/script"
-	"nftproxy/test/testnet"
 )
 
 // The ports of each Service.

@@ -10,9 +10,9 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"nftproxy/test/lib/testnet"
 	"nftproxy/test/soak/outcome"
 	"nftproxy/test/soak/script"
-	"nftproxy/test/testnet"
 )
 
 // The clients of questions.

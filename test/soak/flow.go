@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"nftproxy/test/lib/testnet"
 	"nftproxy/test/soak/outcome"
-	"nftproxy/test/testnet"
 )
 
 // flow is a client with one connection, or flow of datagrams, that stays open for a while;

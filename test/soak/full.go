@@ -5,14 +5,14 @@ import (
 	"fmt"
 	"time"
 
-	"nftproxy/test/fulltable"
+	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/soak/script"
 )
 
 // full fills the node's table of connections and keeps it full for a while.
 func (w *world) full(e script.Event) error {
 	w.book.Drops("a full table of connections", time.Now())
-	table, err := fulltable.Fill(w.Node.Fd())
+	table, err := netfilter.FillTable(w.Node.Fd())
 	if table == nil {
 		return err
 	}

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"nftproxy/test/cluster/controlplane/controlplanetest"
+	"nftproxy/test/lib/controlplane"
 	"nftproxy/test/soak/script"
 )
 
@@ -43,7 +43,7 @@ func TestEveryEvent(t *testing.T) {
 
 // TestFindsWhatIsWrong plays a short script with proxies that do something wrong on purpose.
 func TestFindsWhatIsWrong(t *testing.T) {
-	controlplanetest.Require(t)
+	controlplane.Require(t)
 	dir := t.TempDir()
 	nftproxy := filepath.Join(dir, "nftproxy")
 	build := exec.Command("go", "build", "-o", nftproxy, "./cmd/nftproxy")

@@ -15,7 +15,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"nftproxy/test/child"
+	"nftproxy/test/lib/child"
 	"nftproxy/test/soak/script"
 )
 

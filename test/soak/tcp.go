@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nftproxy/test/lib/testnet"
 	"nftproxy/test/soak/outcome"
-	"nftproxy/test/testnet"
 )
 
 // greeting reads the line by which a server says who it is.

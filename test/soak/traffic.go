@@ -9,8 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"nftproxy/test/lib/testnet"
 	"nftproxy/test/soak/outcome"
-	"nftproxy/test/testnet"
 )
 
 // traffic is all the clients. They ask random questions, of which the script knows

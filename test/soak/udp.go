@@ -14,8 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nftproxy/test/lib/testnet"
 	"nftproxy/test/soak/outcome"
-	"nftproxy/test/testnet"
 )
 
 // serveUDP answers each datagram with the server's id, the client's address and the

@@ -17,13 +17,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nftproxy/nft/kernel"
-	"nftproxy/test/child"
-	"nftproxy/test/cluster"
-	"nftproxy/test/cluster/controlplane"
-	"nftproxy/test/nftcmd"
+	"nftproxy/test/lib/child"
+	"nftproxy/test/lib/controlplane"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
 	"nftproxy/test/soak/outcome"
 	"nftproxy/test/soak/script"
-	"nftproxy/test/testnet"
 )
 
 // failure is a promise that the proxy broke, in contrast to an error of the run itself.
@@ -103,7 +102,7 @@ func newWorld(ctx context.Context, o options, choice script.Event, count *counts
 	if w.conn, err = kernel.Open(kernel.Config{NetNS: w.Node.Fd()}); err != nil {
 		return w, err
 	}
-	w.plane, err = controlplane.Start(ctx, cluster.Config{
+	w.plane, err = controlplane.StartInNamespace(ctx, controlplane.Config{
 		ListenAddr: netip.MustParseAddr("172.30.0.1"), Controllers: []string{"service-cidr-controller"}, Log: io.Discard,
 	})
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 
-	"nftproxy/test/apimessage"
+	"nftproxy/test/lib/controlplane"
 )
 
 // item returns a message as an item of a list.
@@ -247,7 +247,7 @@ func send(t *testing.T, w io.Writer, kind apiwatch.EventType, object runtime.Obj
 
 // sendRaw writes an event as an API server does.
 func sendRaw(t *testing.T, w io.Writer, kind apiwatch.EventType, object []byte) {
-	if err := apimessage.WriteEvent(w, kind, object); err != nil {
+	if err := controlplane.WriteEvent(w, kind, object); err != nil {
 		t.Error(err)
 	}
 }

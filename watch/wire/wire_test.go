@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/randfill"
 
-	"nftproxy/test/apimessage"
+	"nftproxy/test/lib/controlplane"
 )
 
 const kept = "example.com/kept"
@@ -60,7 +60,7 @@ func readMetadata(m *metav1.ObjectMeta) metav1.ObjectMeta {
 // encode returns an object as an API server sends it.
 func encode(t testing.TB, object runtime.Object, version schema.GroupVersion) []byte {
 	t.Helper()
-	message, err := apimessage.Encode(object, version)
+	message, err := controlplane.Encode(object, version)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,7 @@ import (
 
 	"nftproxy/look/explain"
 	"nftproxy/look/explain/live"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // TestAsk: the client's interface and kind come from routes, and what was not asked for is said.

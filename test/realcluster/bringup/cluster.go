@@ -17,10 +17,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"nftproxy/test/cluster"
+	"nftproxy/test/lib/controlplane"
+	"nftproxy/test/lib/testnet"
 	"nftproxy/test/realcluster/machine"
 	"nftproxy/test/realcluster/node"
-	"nftproxy/test/testnet"
 )
 
 // Config says how a cluster is.
@@ -51,7 +51,7 @@ type Cluster struct {
 	// Outside is the network that the nodes are on, with an address of its own:
 	// a client here is outside of the cluster. The control plane runs here.
 	Outside *testnet.Namespace
-	Plane   *cluster.Cluster
+	Plane   *controlplane.Cluster
 	Client  *kubernetes.Clientset
 	config  Config
 
@@ -131,7 +131,7 @@ func (c *Cluster) start(ctx context.Context) error {
 		return err
 	}
 	var err error
-	c.Plane, err = cluster.Start(ctx, cluster.Config{
+	c.Plane, err = controlplane.Start(ctx, controlplane.Config{
 		Dir: dir, NetNS: c.Outside.Path(), ListenAddr: outsideAddrs()[0].Addr(), PodCIDRs: PodCIDRs(),
 		ControllerFlags: c.config.ControllerFlags, Log: c.config.Log,
 	})

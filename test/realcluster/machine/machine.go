@@ -12,8 +12,8 @@ import (
 	"strings"
 	"syscall"
 
-	"nftproxy/test/child"
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/child"
+	"nftproxy/test/lib/testnet"
 )
 
 // Config says how a machine is.

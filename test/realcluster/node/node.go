@@ -22,8 +22,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
 
+	"nftproxy/test/lib/testnet"
 	"nftproxy/test/realcluster/machine"
-	"nftproxy/test/testnet"
 )
 
 // Config says how a node is.

@@ -7,8 +7,8 @@ import (
 	"os"
 	"path/filepath"
 
-	"nftproxy/test/aptget"
-	"nftproxy/test/cluster"
+	"nftproxy/test/lib/aptget"
+	"nftproxy/test/lib/controlplane"
 )
 
 // Software is where this computer has the programs that run on nodes.
@@ -25,7 +25,7 @@ const (
 
 // Provide builds and unpacks what is missing: minutes from cold.
 func Provide(ctx context.Context) (Software, error) {
-	kubelet, err := cluster.Tool(ctx, "kubelet")
+	kubelet, err := controlplane.Tool(ctx, "kubelet")
 	if err != nil {
 		return Software{}, err
 	}

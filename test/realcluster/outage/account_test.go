@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
-	"nftproxy/test/cluster"
+	"nftproxy/test/lib/controlplane"
 	"nftproxy/test/realcluster/workload"
 )
 
@@ -49,7 +49,7 @@ func sliceOf(name string, ready ...bool) *discoveryv1.EndpointSlice {
 // emptied is a record in which both families lose their endpoints, from 40 s to 53 s for both.
 func emptied() *record {
 	r := newRecord("smoke", "web")
-	for _, w := range []cluster.Write{
+	for _, w := range []controlplane.Write{
 		{At: at(-20), Object: sliceOf("a", true, true)}, {At: at(-20), Object: sliceOf("b", true, true)},
 		{At: at(39), Object: sliceOf("a", false, true)}, {At: at(39.5), Object: sliceOf("a", false, false)},
 		{At: at(40), Object: sliceOf("b", false, false)},
@@ -90,8 +90,8 @@ func TestBlame(t *testing.T) {
 // TestEmptyToTheEnd: endpoints that do not come back are away until the end of the trial.
 func TestEmptyToTheEnd(t *testing.T) {
 	r := newRecord("smoke", "web")
-	r.take(cluster.Write{At: at(-20), Object: sliceOf("a", true)})
-	r.take(cluster.Write{At: at(50), Object: sliceOf("a", false)})
+	r.take(controlplane.Write{At: at(-20), Object: sliceOf("a", true)})
+	r.take(controlplane.Write{At: at(50), Object: sliceOf("a", false)})
 	spans := outageOf(r).empty()
 	if len(spans) != 1 || !spans[0].from.Equal(at(50)) || !spans[0].to.Equal(at(120)) {
 		t.Errorf("without endpoints: %v", spans)
@@ -115,11 +115,11 @@ func TestWriter(t *testing.T) {
 	}
 	r := newRecord("smoke", "web")
 	const two, one = `{"f:a":{},"f:b":{}}`, `{"f:a":{}}`
-	r.take(cluster.Write{At: at(-20), Object: pod(corev1.ConditionTrue, fields("kubelet", 1, two))})
+	r.take(controlplane.Write{At: at(-20), Object: pod(corev1.ConditionTrue, fields("kubelet", 1, two))})
 	r.notes = nil
-	r.take(cluster.Write{At: at(40), Object: pod(corev1.ConditionFalse, fields("kubelet", 1, one), fields("kube-controller-manager", 2, one))})
-	r.take(cluster.Write{At: at(41), Object: pod(corev1.ConditionFalse, fields("kubelet", 1, one), fields("kube-controller-manager", 2, one), fields("scheduler", 3, one))})
-	r.take(cluster.Write{At: at(53), Object: pod(corev1.ConditionTrue, fields("kubelet", 4, two), fields("scheduler", 3, one))})
+	r.take(controlplane.Write{At: at(40), Object: pod(corev1.ConditionFalse, fields("kubelet", 1, one), fields("kube-controller-manager", 2, one))})
+	r.take(controlplane.Write{At: at(41), Object: pod(corev1.ConditionFalse, fields("kubelet", 1, one), fields("kube-controller-manager", 2, one), fields("scheduler", 3, one))})
+	r.take(controlplane.Write{At: at(53), Object: pod(corev1.ConditionTrue, fields("kubelet", 4, two), fields("scheduler", 3, one))})
 	var got []string
 	for _, n := range r.taken() {
 		got = append(got, n.text)

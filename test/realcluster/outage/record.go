@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"nftproxy/test/cluster"
+	"nftproxy/test/lib/controlplane"
 	"nftproxy/test/realcluster/bringup"
 )
 
@@ -99,16 +99,16 @@ func (r *record) learn(ctx context.Context, c *bringup.Cluster) error {
 		return fmt.Errorf("learn of nodes, pods and endpoints: %w", err)
 	}
 	for i := range nodes.Items {
-		r.take(cluster.Write{Object: &nodes.Items[i]})
+		r.take(controlplane.Write{Object: &nodes.Items[i]})
 	}
 	for i := range pods.Items {
-		r.take(cluster.Write{Object: &pods.Items[i]})
+		r.take(controlplane.Write{Object: &pods.Items[i]})
 	}
 	for i := range slices.Items {
-		r.take(cluster.Write{Object: &slices.Items[i]})
+		r.take(controlplane.Write{Object: &slices.Items[i]})
 	}
 	for i := range leases.Items {
-		r.take(cluster.Write{Object: &leases.Items[i]})
+		r.take(controlplane.Write{Object: &leases.Items[i]})
 	}
 	return nil
 }
@@ -123,7 +123,7 @@ func (r *record) taken() []note {
 }
 
 // take makes notes of a write.
-func (r *record) take(w cluster.Write) {
+func (r *record) take(w controlplane.Write) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch o := w.Object.(type) {

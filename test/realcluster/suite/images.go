@@ -11,8 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 
-	"nftproxy/test/aptget"
-	"nftproxy/test/cluster"
+	"nftproxy/test/lib/aptget"
+	"nftproxy/test/lib/controlplane"
 	"nftproxy/test/realcluster/image"
 	"nftproxy/test/realcluster/node"
 )
@@ -38,7 +38,7 @@ const (
 // it asks for into a folder.
 func Provide(ctx context.Context, software node.Software, images string) error {
 	for _, name := range []string{suiteTool, ginkgoTool, serverTool} {
-		if _, err := cluster.Tool(ctx, name); err != nil {
+		if _, err := controlplane.Tool(ctx, name); err != nil {
 			return err
 		}
 	}

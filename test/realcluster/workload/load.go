@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // client makes a request again and again, with a pause before each.

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // requestTimeout bounds a request. A busy computer is late by many seconds. TCP sends

@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
 
-	"nftproxy/test/cluster"
+	"nftproxy/test/lib/controlplane"
 	"nftproxy/test/realcluster/bringup"
 )
 
@@ -45,7 +45,7 @@ type Web struct {
 func Start(ctx context.Context, c *bringup.Cluster) (*Web, error) {
 	w := &Web{Cluster: c}
 	var err error
-	if w.kubectl, err = cluster.Tool(ctx, "kubectl"); err != nil {
+	if w.kubectl, err = controlplane.Tool(ctx, "kubectl"); err != nil {
 		return nil, err
 	}
 	if w.kubectl, err = filepath.Abs(w.kubectl); err != nil {

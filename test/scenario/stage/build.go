@@ -6,7 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"nftproxy/test/testnet"
+	"nftproxy/test/lib/testnet"
 )
 
 // The interfaces of the node, and that of every other namespace.

@@ -10,8 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"nftproxy/test/lib/testnet"
 	"nftproxy/test/scenario"
-	"nftproxy/test/testnet"
 )
 
 // Observed is what became of a flow, by what servers and client saw.

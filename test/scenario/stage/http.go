@@ -12,8 +12,8 @@ import (
 	"syscall"
 	"time"
 
+	"nftproxy/test/lib/testnet"
 	"nftproxy/test/scenario"
-	"nftproxy/test/testnet"
 )
 
 // askAgain is the time between two questions to a health check node port.

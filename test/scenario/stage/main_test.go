@@ -3,7 +3,7 @@ package stage_test
 import (
 	"testing"
 
-	"nftproxy/test/testnet/userns"
+	"nftproxy/test/lib/testnet/userns"
 )
 
 func TestMain(m *testing.M) { userns.Main(m) }

@@ -5,8 +5,8 @@ import (
 	"slices"
 
 	"nftproxy/model/service"
+	"nftproxy/test/lib/testnet"
 	"nftproxy/test/scenario"
-	"nftproxy/test/testnet"
 )
 
 // place is a namespace of the world: one of the constants, or the text of a

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"nftproxy/model/service"
+	"nftproxy/test/lib/testnet"
 	"nftproxy/test/scenario"
-	"nftproxy/test/testnet"
 )
 
 // Config chooses how a stage is made.

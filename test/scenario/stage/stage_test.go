@@ -10,11 +10,10 @@ import (
 	"time"
 
 	"nftproxy/model/service"
-	"nftproxy/test/nftcmd"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
 	"nftproxy/test/scenario"
 	"nftproxy/test/scenario/stage"
-	"nftproxy/test/testnet"
-	"nftproxy/test/testnet/leaktest"
 )
 
 // rules stand for a proxy; each service address has one behaviour.
@@ -261,7 +260,7 @@ func testSteps(t *testing.T, world *stage.Stage) {
 
 func TestNothingIsLeft(t *testing.T) {
 	testnet.SkipUnwanted(t)
-	leaktest.Check(t, func(t *testing.T) {
+	testnet.CheckLeaks(t, func(t *testing.T) {
 		world, err := stage.New(stage.Config{Bridge: "cni0"})
 		if err != nil {
 			stage.NewForTest(t, stage.Config{}) // skips or fails, as it should
