@@ -1,6 +1,10 @@
 package service
 
-import "maps"
+import (
+	"maps"
+
+	"nftproxy/model/treap"
+)
 
 // contests has all claims with the rights of their claimants, the services that make
 // them. Nearly every claim has one claimant, which needs no contest: at the start there
@@ -10,14 +14,13 @@ type contests struct {
 	contested map[Claim]*contest
 }
 
-// contest is a claim with two or more claimants. A change costs O(log n) on average
-// over many changes.
+// contest is a claim with two or more claimants. A change costs O(log n).
 type contest struct {
 	// rights has the right of each claimant.
 	rights map[Name]right
-	// claimants ranks all rights, restricting the rights of services whose source
-	// ranges restrict the claim. Both may have rights that are not valid any more.
-	claimants, restricting ranking
+	// claimants sorts all rights, the best first, and restricting the rights of services whose source
+	// ranges restrict the claim.
+	claimants, restricting treap.Map[right, struct{}]
 }
 
 // winners has the best right to a claim, and the best right of the services that
@@ -36,8 +39,8 @@ func (c *contests) expect(n int) { c.sole = roomFor(2*n, c.sole) }
 func (c *contests) winners(claim Claim) winners {
 	var w winners
 	if one := c.contested[claim]; one != nil {
-		w.owner, one.claimants = one.claimants.first(one.rights)
-		w.restricting, one.restricting = one.restricting.first(one.rights)
+		w.owner, _, _ = one.claimants.First()
+		w.restricting, _, _ = one.restricting.First()
 		return w
 	}
 	if w.owner = c.sole[claim.packed()]; w.owner != "" && w.owner.restricts() {
@@ -65,11 +68,18 @@ func (c *contests) changeSole(claim Claim, r right, add bool) bool {
 }
 
 func (c *contest) add(r right) {
+	c.remove(r.name())
 	c.rights[r.name()] = r
-	c.claimants = c.claimants.push(r, c.rights)
+	c.claimants = c.claimants.Set(r, struct{}{})
 	if r.restricts() {
-		c.restricting = c.restricting.push(r, c.rights)
+		c.restricting = c.restricting.Set(r, struct{}{})
 	}
+}
+
+func (c *contest) remove(name Name) {
+	r := c.rights[name]
+	delete(c.rights, name)
+	c.claimants, c.restricting = c.claimants.Delete(r), c.restricting.Delete(r)
 }
 
 // add adds a claimant.
@@ -98,10 +108,10 @@ func (c *contests) remove(claim Claim, r right) {
 		delete(c.sole, claim.packed())
 		return
 	}
-	delete(one.rights, r.name())
+	one.remove(r.name())
 	if len(one.rights) == 1 {
 		delete(c.contested, claim)
-		c.sole[claim.packed()], _ = one.claimants.first(one.rights)
+		c.sole[claim.packed()], _, _ = one.claimants.First()
 	}
 }
 
