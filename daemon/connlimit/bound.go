@@ -1,10 +1,12 @@
 package connlimit
 
 import (
-	"container/heap"
-	"container/list"
+	"encoding/binary"
+	"math"
 	"net/netip"
 	"sync"
+
+	"nftproxy/model/treap"
 )
 
 // Bound counts open connections. Several listeners may share one. The work for a connection or a request grows
@@ -16,7 +18,9 @@ type Bound struct {
 	open    int
 	turn    uint64 // the number of the last change, which orders places by age
 	clients map[netip.Prefix]*holder
-	ranking ranking
+	// ranking has the clients by their ranks. The first one is to lose a place: it has most, or of several such the
+	// one with the first place.
+	ranking treap.Map[string, *holder]
 }
 
 // New makes a bound for all clients and for each; both are above 0. A client is an address of IPv4, or the 64 bits
@@ -30,28 +34,25 @@ type place struct {
 	bound  *Bound
 	conn   *conn
 	holder *holder
-	// in is the list of the holder that has the place, or nil if it was given back; at is where.
-	in   *list.List
-	at   *list.Element
-	turn uint64 // of the last request, or of its answer
+	// key sorts the places of a holder: those that wait for a request come first, and of these, and of the others,
+	// the one whose last request or answer is the oldest. It is empty if the place was given back.
+	key string
 }
 
-// holder is a client with connections. Its lists have the oldest place in front.
+// The first byte of a key.
+const idle, busy = "0", "1"
+
+// holder is a client with connections.
 type holder struct {
-	client     netip.Prefix
-	idle, busy list.List // of *place
-	rank       int       // in the ranking
+	client netip.Prefix
+	places treap.Map[string, *place]
+	rank   string // the key in the ranking
 }
-
-func (h *holder) count() int { return h.idle.Len() + h.busy.Len() }
 
 // first is the place that the holder would lose.
 func (h *holder) first() *place {
-	front := h.idle.Front()
-	if front == nil {
-		front = h.busy.Front()
-	}
-	return front.Value.(*place)
+	_, p, _ := h.places.First()
+	return p
 }
 
 // room returns the connection to close for a new one of a client, or nil if there is a place without, or false
@@ -59,11 +60,11 @@ func (h *holder) first() *place {
 func (b *Bound) room(client netip.Prefix, leaving []*conn) (*conn, bool) {
 	own, open, count := b.clients[client], b.open, 0
 	if own != nil {
-		count = own.count()
+		count = own.places.Len()
 	}
 	for _, v := range leaving {
 		for _, p := range v.places {
-			if p.bound == b && p.in != nil {
+			if p.bound == b && p.key != "" {
 				open--
 				if p.holder == own {
 					count--
@@ -71,12 +72,13 @@ func (b *Bound) room(client netip.Prefix, leaving []*conn) (*conn, bool) {
 			}
 		}
 	}
+	_, most, _ := b.ranking.First()
 	switch {
 	case open < b.all && count < b.client:
 		return nil, true
-	case count < b.client && b.ranking[0].count() > count:
-		return b.ranking[0].first().conn, true
-	case own != nil && own.idle.Len() > 0:
+	case count < b.client && most.places.Len() > count:
+		return most.first().conn, true
+	case own != nil && own.first().key[:1] == idle:
 		return own.first().conn, true
 	}
 	return nil, false
@@ -90,89 +92,50 @@ func (b *Bound) add(c *conn) *place {
 	}
 	p := &place{bound: b, conn: c, holder: h}
 	b.open++
-	b.push(p, &h.busy)
-	if h.count() == 1 {
-		heap.Push(&b.ranking, h)
-	} else {
-		heap.Fix(&b.ranking, h.rank)
-	}
+	b.put(p, busy)
 	return p
 }
 
-// push makes a place the youngest of a list.
-func (b *Bound) push(p *place, in *list.List) {
+// put makes a place the youngest of the idle or the busy ones.
+func (b *Bound) put(p *place, state string) {
 	b.turn++
-	p.turn, p.in, p.at = b.turn, in, in.PushBack(p)
+	p.holder.places = p.holder.places.Delete(p.key)
+	p.key = string(binary.BigEndian.AppendUint64([]byte(state), b.turn))
+	p.holder.places = p.holder.places.Set(p.key, p)
+	b.rank(p.holder)
+}
+
+// rank moves a holder to its place in the ranking, after a change of its places.
+func (b *Bound) rank(h *holder) {
+	b.ranking = b.ranking.Delete(h.rank)
+	if h.places.Len() == 0 {
+		delete(b.clients, h.client)
+		return
+	}
+	h.rank = string(binary.BigEndian.AppendUint32(nil, math.MaxUint32-uint32(h.places.Len()))) + h.first().key
+	b.ranking = b.ranking.Set(h.rank, h)
 }
 
 // move notes that the connection of a place began to wait for a request, or has one.
-func (b *Bound) move(p *place, idle bool) {
+func (b *Bound) move(p *place, state string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if p.in == nil {
-		return
+	if p.key != "" {
+		b.put(p, state)
 	}
-	p.in.Remove(p.at)
-	in := &p.holder.busy
-	if idle {
-		in = &p.holder.idle
-	}
-	b.push(p, in)
-	heap.Fix(&b.ranking, p.holder.rank)
 }
 
 func (b *Bound) give(p *place) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if p.in != nil {
+	if p.key != "" {
 		b.remove(p)
 	}
 }
 
 func (b *Bound) remove(p *place) {
-	h := p.holder
-	p.in.Remove(p.at)
-	p.in = nil
+	p.holder.places = p.holder.places.Delete(p.key)
+	p.key = ""
 	b.open--
-	if h.count() > 0 {
-		heap.Fix(&b.ranking, h.rank)
-		return
-	}
-	heap.Remove(&b.ranking, h.rank)
-	delete(b.clients, h.client)
-}
-
-// ranking is a heap. Its first holder is the one to lose a place: it has most, or of several such the oldest.
-type ranking []*holder
-
-func (r ranking) Len() int { return len(r) }
-
-func (r ranking) Less(i, j int) bool {
-	if a, b := r[i].count(), r[j].count(); a != b {
-		return a > b
-	}
-	if a, b := r[i].idle.Len() > 0, r[j].idle.Len() > 0; a != b {
-		return a
-	}
-	return r[i].first().turn < r[j].first().turn
-}
-
-func (r ranking) Swap(i, j int) {
-	r[i], r[j] = r[j], r[i]
-	r[i].rank, r[j].rank = i, j
-}
-
-// Push is for heap.Push.
-func (r *ranking) Push(h any) {
-	h.(*holder).rank = len(*r)
-	*r = append(*r, h.(*holder))
-}
-
-// Pop is for heap.Remove.
-func (r *ranking) Pop() any {
-	last := len(*r) - 1
-	h := (*r)[last]
-	(*r)[last] = nil
-	*r = (*r)[:last]
-	return h
+	b.rank(p.holder)
 }

@@ -31,8 +31,12 @@ func State(c net.Conn, s http.ConnState) {
 	if !ok || s != http.StateActive && s != http.StateIdle {
 		return
 	}
+	state := busy
+	if s == http.StateIdle {
+		state = idle
+	}
 	for _, p := range limited.places {
-		p.bound.move(p, s == http.StateIdle)
+		p.bound.move(p, state)
 	}
 }
 
@@ -85,7 +89,7 @@ func (l *listener) admit(c *conn) (leaving []*conn, admitted bool) {
 		for _, p := range v.places {
 			// The lock of a bound of another listener is not held. Close gives that place back.
 			// Another listener may have taken this one, and be about to close the connection.
-			if slices.Contains(l.bounds, p.bound) && p.in != nil {
+			if slices.Contains(l.bounds, p.bound) && p.key != "" {
 				p.bound.remove(p)
 			}
 		}
