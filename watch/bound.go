@@ -3,7 +3,7 @@ package watch
 import (
 	"time"
 
-	"nftproxy/model/pace"
+	"golang.org/x/time/rate"
 )
 
 // These bound how many problems are reported. A user who may write objects can cause
@@ -27,8 +27,8 @@ const (
 // bounds chooses the problems that are reported. A nil *bounds reports all. It is not
 // safe for concurrent use.
 type bounds struct {
-	namespaces map[string]*pace.Bucket
-	all        pace.Bucket
+	namespaces map[string]*rate.Limiter
+	all        *rate.Limiter
 	omitted    *OmittedError
 	// omittedIn has the namespaces of the omitted problems.
 	omittedIn map[string]struct{}
@@ -37,7 +37,7 @@ type bounds struct {
 }
 
 func newBounds() *bounds {
-	return &bounds{namespaces: map[string]*pace.Bucket{}, all: pace.Bucket{Burst: allBurst, Period: allPeriod}}
+	return &bounds{namespaces: map[string]*rate.Limiter{}, all: rate.NewLimiter(rate.Every(allPeriod), allBurst)}
 }
 
 // admit returns the problems to report now. It admits every problem without an
@@ -62,10 +62,10 @@ func (b *bounds) admit(now time.Time, problems []Problem) []Problem {
 func (b *bounds) takeShare(now time.Time, namespace string) bool {
 	bucket := b.namespaces[namespace]
 	if bucket == nil {
-		bucket = &pace.Bucket{Burst: namespaceBurst, Period: namespacePeriod}
+		bucket = rate.NewLimiter(rate.Every(namespacePeriod), namespaceBurst)
 		b.namespaces[namespace] = bucket
 	}
-	return bucket.Level(now) > 0 && b.all.Take(now) && bucket.Take(now)
+	return bucket.TokensAt(now) >= 1 && b.all.AllowN(now, 1) && bucket.AllowN(now, 1)
 }
 
 func (b *bounds) omit(now time.Time, p Problem) {
@@ -95,7 +95,7 @@ func (b *bounds) summary(now time.Time) []Problem {
 		return nil
 	}
 	for namespace, bucket := range b.namespaces {
-		if bucket.Level(now) == namespaceBurst {
+		if bucket.TokensAt(now) >= namespaceBurst {
 			delete(b.namespaces, namespace)
 		}
 	}

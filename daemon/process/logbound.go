@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"nftproxy/model/pace"
+	"golang.org/x/time/rate"
 )
 
 // The log has at most logBurst lines of one message at once, and one more in each
@@ -47,7 +47,7 @@ type logBounds struct {
 
 // logKind counts the lines of one message.
 type logKind struct {
-	bucket pace.Bucket
+	bucket *rate.Limiter
 	// omitted counts the lines that were left out since the last logged one. The
 	// newest of them waits until it may be logged.
 	omitted int
@@ -74,13 +74,13 @@ func (h boundedHandler) Handle(ctx context.Context, r slog.Record) error {
 	b.mu.Lock()
 	k := b.kind(r.Message)
 	now := time.Now()
-	if k.omitted == 0 && k.bucket.Take(now) {
+	if k.omitted == 0 && k.bucket.AllowN(now, 1) {
 		b.mu.Unlock()
 		return h.Handler.Handle(ctx, r)
 	}
 	defer b.mu.Unlock()
 	if k.omitted == 0 {
-		time.AfterFunc(time.Until(k.bucket.Next(now)), func() { b.logNewest(k) })
+		time.AfterFunc(k.bucket.ReserveN(now, 1).DelayFrom(now), func() { b.logNewest(k) })
 	}
 	k.omitted++
 	k.newest, k.to = r.Clone(), h.Handler
@@ -96,7 +96,7 @@ func (b *logBounds) kind(message string) *logKind {
 		k = b.kinds[message]
 	}
 	if k == nil {
-		k = &logKind{bucket: pace.Bucket{Burst: b.burst, Period: b.period}}
+		k = &logKind{bucket: rate.NewLimiter(rate.Every(b.period), b.burst)}
 		b.kinds[message] = k
 	}
 	return k
@@ -105,7 +105,6 @@ func (b *logBounds) kind(message string) *logKind {
 // logNewest logs the line that waits, with the number of lines left out before it.
 func (b *logBounds) logNewest(k *logKind) {
 	b.mu.Lock()
-	k.bucket.Take(time.Now())
 	r, to, before := k.newest, k.to, k.omitted-1
 	k.omitted, k.newest, k.to = 0, slog.Record{}, nil
 	b.mu.Unlock()

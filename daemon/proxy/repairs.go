@@ -3,7 +3,7 @@ package proxy
 import (
 	"time"
 
-	"nftproxy/model/pace"
+	"golang.org/x/time/rate"
 )
 
 // These bound how often the loop repairs tables that another program changes again and
@@ -19,21 +19,21 @@ const (
 // two periods after each repair: two proxies do not wait for the same time, so each of them
 // is in force for a while, and their writes do not meet.
 type repairs struct {
-	bucket pace.Bucket
+	bucket *rate.Limiter
 	jitter func() float64
 	// after is when the loop may repair again.
 	after time.Time
 }
 
 func newRepairs(jitter func() float64) repairs {
-	return repairs{bucket: pace.Bucket{Burst: repairBurst, Period: repairPeriod}, jitter: jitter}
+	return repairs{bucket: rate.NewLimiter(rate.Every(repairPeriod), repairBurst), jitter: jitter}
 }
 
 func (r *repairs) ready(now time.Time) bool { return !now.Before(r.after) }
 
 // made notes a repair.
 func (r *repairs) made(now time.Time) {
-	if r.bucket.Take(now); r.bucket.Level(now) == 0 {
+	if r.bucket.AllowN(now, 1); r.bucket.TokensAt(now) < 1 {
 		r.after = now.Add(time.Duration((1 + r.jitter()) * float64(repairPeriod)))
 	}
 }

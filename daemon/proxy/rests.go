@@ -3,6 +3,8 @@ package proxy
 import (
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"nftproxy/model/pace"
 )
 
@@ -23,7 +25,7 @@ const (
 // rests decides how long the loop rests between syncs.
 type rests struct {
 	period time.Duration
-	bucket pace.Bucket
+	bucket *rate.Limiter // nil without a period
 	budget pace.Budget
 	// ended is when the last sync ended, and cost its CPU time.
 	ended time.Time
@@ -36,9 +38,9 @@ func newRests() rests { return rests{budget: pace.Budget{Rest: syncRest, Burst: 
 func (r *rests) follow(period time.Duration) {
 	if period != r.period {
 		r.period = period
-		r.bucket = pace.Bucket{Period: period}
+		r.bucket = nil
 		if period > 0 {
-			r.bucket.Burst = int(max(1, restsFrom/period))
+			r.bucket = rate.NewLimiter(rate.Every(period), int(max(1, restsFrom/period)))
 		}
 	}
 }
@@ -46,8 +48,8 @@ func (r *rests) follow(period time.Duration) {
 // left returns how long the next sync has to wait.
 func (r *rests) left(now time.Time) time.Duration {
 	left := r.long(now)
-	if r.period > 0 {
-		left = max(left, r.bucket.Next(now).Sub(now))
+	if r.bucket != nil {
+		left = max(left, time.Duration((1-r.bucket.TokensAt(now))*float64(r.period)))
 	}
 	return left
 }
@@ -71,7 +73,7 @@ func (r *rests) spent(now time.Time, cpu time.Duration) {
 
 // synced counts a sync that has ended and that wrote, or tried to.
 func (r *rests) synced(now time.Time) {
-	if r.period > 0 {
-		r.bucket.Take(now)
+	if r.bucket != nil {
+		r.bucket.ReserveN(now, 1)
 	}
 }

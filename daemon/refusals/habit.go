@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"nftproxy/model/pace"
+	"golang.org/x/time/rate"
 )
 
 const (
@@ -26,11 +26,11 @@ type habits struct {
 	// looks is in how many looks in a row each Subject had packets.
 	looks    map[Subject]int
 	reported map[Subject]time.Time
-	bucket   pace.Bucket
+	bucket   *rate.Limiter
 }
 
 func newHabits() habits {
-	return habits{map[Subject]int{}, map[Subject]time.Time{}, pace.Bucket{Burst: reportBurst, Period: reportPeriod}}
+	return habits{map[Subject]int{}, map[Subject]time.Time{}, rate.NewLimiter(rate.Every(reportPeriod), reportBurst)}
 }
 
 // notice takes the packets of one look. It returns the Subjects to report, those with the
@@ -52,7 +52,7 @@ func (h *habits) notice(now time.Time, more map[Subject]uint64) []Refused {
 		return cmp.Or(cmp.Compare(b.Packets, a.Packets), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Cause, b.Cause))
 	})
 	for i, r := range due {
-		if !h.bucket.Take(now) {
+		if !h.bucket.AllowN(now, 1) {
 			due = due[:i]
 			break
 		}

@@ -1,7 +1,7 @@
 // Package pace promises to say when work beside the syncs may run next. A pass of
 // such work goes over a whole table. It is due soon after a request, and again after
-// an error, but all passes together take a bounded share of a core. Bucket bounds
-// other work, such as log lines, to a number in each period.
+// an error, but all passes together take a bounded share of a core. (What is bounded to a number in each period, such as
+// log lines, uses golang.org/x/time/rate.)
 //
 // The package reads no clock and starts no work itself.
 package pace
