@@ -8,16 +8,15 @@ import (
 	"nftproxy/model/treap"
 )
 
-// Unowned is the name of the part to which Adopt gives elements that no part of the
-// wanted program has. No program has a part of that name, so the next Plan deletes them.
+// Unowned names the part of elements that Adopt finds in no part of the wanted program. No program
+// has a part of that name, so the next Plan deletes them.
 const Unowned = ""
 
-// Adopt makes a State of tables that were read from a kernel. Each element goes to
-// the part of the wanted program that has its key, so the next Plan changes only
-// what differs. The next Plan replaces a table as a whole if one of its sets is
-// declared otherwise than wanted (but for a counter), or one of its chains has another hook: the kernel
-// can change neither, and deletes no chain that something points to. Sets and
-// chains that are not wanted stay for IdleLife.
+// Adopt makes a State of tables that were read from a kernel. Each element goes to the part of the
+// wanted program that has its key, so the next Plan changes only what differs. The next Plan
+// replaces a whole table if the declaration of one of its sets differs from the wanted one (except
+// for a counter), or if one of its chains has another hook. The kernel can change neither, and
+// deletes no chain that something points to. Sets and chains that are not wanted stay for IdleLife.
 func Adopt(m *Model, want *Program) State {
 	var s State
 	for i, f := range Families() {

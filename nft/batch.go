@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// Batch is the operations that turn a State into a Program, in their order. Mostly
-// they are one transaction: all of them take effect, or none (see Transactions).
+// Batch is the operations that turn a State into a Program, in order. Usually they are one
+// transaction: all of them take effect, or none (see Transactions).
 type Batch struct {
 	Ops []Op
 	// ahead is how many of the operations, from the first, have a transaction of
@@ -14,7 +14,7 @@ type Batch struct {
 	ahead int
 }
 
-// Empty says that there is nothing to do.
+// Empty reports whether there is nothing to do.
 func (b Batch) Empty() bool { return len(b.Ops) == 0 }
 
 // Op is one operation of a batch on one table. The set of operations is closed.
@@ -25,7 +25,7 @@ type Op interface {
 	table() TableID
 }
 
-// TableOf is the table that the operation is about.
+// TableOf returns the table that the operation changes.
 func TableOf(o Op) TableID { return o.table() }
 
 // TableID names a table.
@@ -39,7 +39,7 @@ func (t TableID) String() string { return t.Family.String() + " " + t.Name }
 // ID names the table.
 func (t *Table) ID() TableID { return TableID{t.Family, t.Name} }
 
-// AddTable creates the table, or does nothing where it is there already.
+// AddTable creates the table. It does nothing if the table exists.
 type AddTable struct{ Table TableID }
 
 // DeleteTable deletes the table with all that is in it. A missing table is an
@@ -93,8 +93,8 @@ type OwnedElement struct {
 	Part string
 }
 
-// AddElements adds elements to one set. A key that is there with other data is an
-// error. One that is there with the same data is none.
+// AddElements adds elements to one set. An existing key with other data is an error. An existing
+// key with the same data is not.
 type AddElements struct {
 	Table    TableID
 	Set      *Set
@@ -109,7 +109,7 @@ type DeleteElements struct {
 	Elements []OwnedElement
 }
 
-// String is the batch as an nft script.
+// String returns the batch as an nft script.
 func (b Batch) String() string {
 	var s strings.Builder
 	for _, op := range b.Ops {
@@ -151,7 +151,7 @@ func (o FlushChain) Text() string { return fmt.Sprintf("flush chain %s %s\n", o.
 // Text is, for example, "delete chain ip nftproxy endpoints-3".
 func (o DeleteChain) Text() string { return fmt.Sprintf("delete chain %s %s\n", o.Table, o.Chain) }
 
-// Text is an "add rule" command for each rule.
+// Text returns an "add rule" command for each rule.
 func (o AddRules) Text() string {
 	var s strings.Builder
 	for _, r := range o.Chain.Rules {
@@ -160,7 +160,7 @@ func (o AddRules) Text() string {
 	return s.String()
 }
 
-// Text is an "add element" command with one element a line.
+// Text returns an "add element" command with one element a line.
 func (o AddElements) Text() string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "add element %s %s {\n", o.Table, o.Set.Name)
@@ -171,7 +171,7 @@ func (o AddElements) Text() string {
 	return s.String()
 }
 
-// Text is a "delete element" command with one key a line.
+// Text returns a "delete element" command with one key a line.
 func (o DeleteElements) Text() string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "delete element %s %s {\n", o.Table, o.Set.Name)
@@ -182,7 +182,7 @@ func (o DeleteElements) Text() string {
 	return s.String()
 }
 
-// Size is the number of objects that the batch touches: tables, sets, chains,
+// Size returns the number of objects that the batch touches: tables, sets, chains,
 // rules and elements.
 func (b Batch) Size() int {
 	n := 0
@@ -201,7 +201,7 @@ func (b Batch) Size() int {
 	return n
 }
 
-// Join is several batches as one. Operations that go ahead in one of them go ahead of
+// Join returns several batches as one. Operations that go ahead in one of them go ahead of
 // all.
 func Join(batches ...Batch) Batch {
 	var joined Batch

@@ -7,9 +7,9 @@ type Learned struct {
 	Element Element
 }
 
-// Learn adds to the dynamic maps what a traced packet leaves in them. As in the
-// kernel, an element that is there keeps its data, and a full map takes no new one.
-// A Model has no clock, so no element expires.
+// Learn adds to the dynamic maps what a traced packet leaves in them. As in the kernel, an existing
+// element keeps its data, and a full map accepts no new one. A Model has no clock, so no element
+// expires.
 func (m *Model) Learn(r Result) {
 	for _, l := range r.Learned {
 		s := m.tables[l.Table].Sets[l.Element.Set]

@@ -34,7 +34,7 @@ type Unknown struct{}
 
 func (Unknown) statement() {}
 
-// Text is a comment, which nft ignores.
+// Text returns a comment, which nft ignores.
 func (Unknown) Text(Family) string { return "# unknown" }
 
 // The errors that a Model returns where a kernel returns ENOENT, EEXIST, EBUSY,
@@ -47,10 +47,10 @@ var (
 	ErrNesting  = errors.New("chains in a loop, or nested too deeply")
 )
 
-// NewModel is a model without tables.
+// NewModel returns a model without tables.
 func NewModel() *Model { return &Model{map[TableID]*Contents{}} }
 
-// NewContents is a table without sets and chains.
+// NewContents returns a table without sets and chains.
 func NewContents(id TableID) *Contents {
 	return &Contents{id, map[string]*SetContents{}, map[string]*Chain{}}
 }
@@ -300,7 +300,7 @@ func (c *Contents) checkVerdict(v Verdict) error {
 	return nil
 }
 
-// String is the tables in the syntax that nft reads, sorted.
+// String returns the tables in the syntax that nft reads, sorted.
 func (m *Model) String() string {
 	var b strings.Builder
 	for _, id := range slices.SortedFunc(maps.Keys(m.tables), func(a, b TableID) int { return strings.Compare(a.String(), b.String()) }) {

@@ -84,7 +84,7 @@ func (p *phases) batch() Batch {
 	return b
 }
 
-// Transactions is the batch as it is to be carried out, one transaction after the
+// Transactions returns the batch as it is to be carried out, one transaction after the
 // other. There are two where operations go ahead, and otherwise one.
 func (b Batch) Transactions() []Batch {
 	if b.ahead == 0 || b.ahead == len(b.Ops) {

@@ -12,9 +12,9 @@ import (
 // pointed to it.
 const IdleLife = 10 * time.Second
 
-// State is what the kernel holds, as far as the proxy knows. The zero State is
-// a kernel without our tables; Adopt makes a State of tables that were read. A State
-// never changes: Plan returns the next one, which is true once the kernel has the batch.
+// State is what the kernel holds as far as the proxy knows. The zero State is a kernel without the
+// proxy's tables; Adopt makes a State of tables that were read. A State never changes: Plan returns
+// the next State, which is true when the kernel has committed the batch.
 type State struct {
 	tables [2]tableState
 }
@@ -35,9 +35,9 @@ type tableState struct {
 	counts treap.Map[string, int]
 }
 
-// Plan returns the batch that turns the state into the wanted program, and the
-// state after it. The batch has only what differs, and is empty where nothing
-// does. The cost follows the changes, not the program's size.
+// Plan returns the batch that turns the state into the wanted program, and the state after it. The
+// batch has only the differences, and is empty if there are none. The cost depends on the changes,
+// not on the program's size.
 func (s State) Plan(want *Program, now time.Time) (Batch, State) {
 	var batches [2]Batch
 	for i, f := range Families() {
@@ -46,7 +46,7 @@ func (s State) Plan(want *Program, now time.Time) (Batch, State) {
 	return Join(batches[:]...), s
 }
 
-// PlanTable is Plan for one family's table; the other is left as it is.
+// PlanTable does what Plan does for one family's table, and leaves the other as it is.
 func (s State) PlanTable(want *Table, now time.Time) (Batch, State) {
 	var p tablePlan
 	for i, f := range Families() {
@@ -59,7 +59,7 @@ func (s State) PlanTable(want *Table, now time.Time) (Batch, State) {
 	return p.phases.batch(), s
 }
 
-// Due is when to plan again although nothing has changed: an idle chain, set or rule can
+// Due returns when to plan again although nothing has changed: an idle chain, set or rule can
 // then be deleted. The zero time means never.
 func (s State) Due() time.Time {
 	var due time.Time
@@ -75,7 +75,7 @@ func (s State) Due() time.Time {
 	return due
 }
 
-// Applied is the program that the state holds, with each pool in the order
+// Applied returns the program that the state holds, with each pool in the order
 // that it has in the kernel. Tables that are not there are empty.
 func (s State) Applied() *Program {
 	p := &Program{IPv4: s.tables[0].applied, IPv6: s.tables[1].applied}

@@ -12,7 +12,7 @@ import (
 // Targets are the data of a pool's elements.
 type Targets = sorted.List[Value]
 
-// NewTargets are targets in any order. It sorts and keeps what it is given.
+// NewTargets returns targets in any order. It sorts and keeps what it is given.
 func NewTargets(values ...Value) Targets {
 	slices.Sort(values)
 	return sorted.Of(slices.Compact(values))

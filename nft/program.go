@@ -8,8 +8,8 @@ import (
 	"nftproxy/model/treap"
 )
 
-// Program is the whole of what the proxy wants in the kernel: one table in
-// each family, written in one transaction.
+// Program is everything that the proxy wants in the kernel: one table in each family, written in
+// one transaction.
 type Program struct {
 	IPv4, IPv6 *Table
 }
@@ -33,12 +33,12 @@ type Table struct {
 	Sets treap.Map[string, *Set]
 	// Chains by name.
 	Chains treap.Map[string, *Chain]
-	// Parts hold the elements by what they belong to, such as a service. A key
-	// of a set stands in one part only.
+	// Parts hold the elements by what they belong to, such as a Service. A key of a set is in one
+	// part only.
 	Parts treap.Map[string, *Part]
 }
 
-// Clone is a copy of the table. It shares sets, chains and parts with the old one.
+// Clone returns a copy of the table. It shares sets, chains and parts with the old one.
 func (t *Table) Clone() *Table {
 	c := *t
 	return &c
@@ -47,7 +47,7 @@ func (t *Table) Clone() *Table {
 // Set returns the declaration of the set or map of that name, or nil.
 func (t *Table) Set(name string) *Set { return t.Sets.At(name) }
 
-// SetsByName is the declarations in the form that a Table has them.
+// SetsByName returns the declarations by name, as a Table holds them.
 func SetsByName(list ...*Set) treap.Map[string, *Set] {
 	sets := make(map[string]*Set, len(list))
 	for _, s := range list {
@@ -77,27 +77,27 @@ type Set struct {
 	// time-outs. It is a set or a map of data. A program has no elements of such a
 	// set: what is in it is the kernel's, and neither Plan nor Adopt touches it.
 	Dynamic bool
-	// Size is the greatest number of elements. 0 sets no limit, but for a dynamic
-	// map, which then has DynamicLimit. Intervals of one field have none: some
-	// kernels count each for two.
+	// Size is the greatest number of elements. 0 sets no limit, but for a dynamic map, which then
+	// has DynamicLimit. Intervals of one field have none, since some kernels count each of them
+	// twice.
 	Size uint32
-	// MinSize, instead of a Size, lets Plan choose the size: for MinSize elements at least,
-	// and always for more than there are. Plan makes a set anew that has outgrown
-	// its size. Dynamic sets and intervals have no MinSize.
+	// MinSize, instead of a Size, lets Plan choose the size: for MinSize elements at least, and
+	// always for more than there are. Plan replaces a set that has outgrown its size. Dynamic sets
+	// and intervals have no MinSize.
 	MinSize uint32
-	// Counter gives each element a counter, of the packets for which a rule has found it. An
-	// element that is replaced begins anew at 0. Intervals and dynamic sets have none.
-	// Needs Linux 5.7.
+	// Counter gives each element a counter, of the packets for which a rule has found it. The
+	// counter of a replaced element starts at 0 again. Intervals and dynamic sets have none. Needs
+	// Linux 5.7.
 	Counter bool
 }
 
-// DynamicLimit is the greatest number of elements of a dynamic map without a Size. The
-// kernel sets it when the first rule that adds to the map comes (nft_dynset_init), and
-// shows it as the size from then on. With a Size the kernel makes room for all elements
-// at once, 2 MB for so many; without one the map grows with its elements.
+// DynamicLimit is the greatest number of elements of a dynamic map without a Size. The kernel sets
+// it with the first rule that adds to the map (nft_dynset_init), and reports it as the size from
+// then on. With a Size the kernel allocates memory for all elements at once, 2 MB for this number;
+// without a Size the map grows with its elements.
 const DynamicLimit = 65_535
 
-// Limit is the greatest number of elements that rules can add to a dynamic map.
+// Limit returns the greatest number of elements that rules can add to a dynamic map.
 func (s *Set) Limit() int {
 	if s.Size == 0 {
 		return DynamicLimit
@@ -105,8 +105,8 @@ func (s *Set) Limit() int {
 	return int(s.Size)
 }
 
-// Check returns an error for a declaration that no kernel takes, or that nft prints
-// otherwise than Op.Text does.
+// Check returns an error for a declaration that no kernel accepts, or that nft prints differently
+// from Op.Text.
 func (s *Set) Check() error {
 	switch {
 	case s.Interval && s.Dynamic:
@@ -179,7 +179,7 @@ type Element struct {
 	KeyEnd Value
 	// Data is empty in sets and verdict maps.
 	Data Value
-	// Verdict is the zero value but in verdict maps.
+	// Verdict is the zero value except in verdict maps.
 	Verdict Verdict
 	// Comment shows in nft's listing. At most 128 bytes (nft's limit).
 	Comment string
@@ -199,14 +199,14 @@ type Part struct {
 	Pools    []Pool
 }
 
-// NewPart is a part of these elements and pools. It sorts and keeps both slices.
+// NewPart returns a part of these elements and pools. It sorts and keeps both slices.
 func NewPart(elements []Element, pools []Pool) *Part {
 	slices.SortFunc(elements, compareKeys)
 	slices.SortFunc(pools, comparePools)
 	return &Part{elements, pools}
 }
 
-// Len is the number of elements, 0 of a nil part.
+// Len returns the number of elements, 0 of a nil part.
 func (p *Part) Len() int {
 	if p == nil {
 		return 0

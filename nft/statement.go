@@ -56,25 +56,25 @@ type InSet struct {
 	Set string
 }
 
-// VMap looks the key up in a verdict map and does what it finds.
+// VMap looks up the key in a verdict map and executes the verdict that it finds.
 type VMap struct {
 	Key Fields
 	Map string
 }
 
-// DNAT sends the connection to the address and port that a data map has for
-// the key. Unless Mod is 0, a random index below Mod follows the key. Where the map
-// has no such element, the rule ends.
+// DNAT sends the connection to the address and port that a data map has for the key. Unless Mod is
+// 0, a random index below Mod is appended to the key. If the map has no such element, the rule
+// ends.
 type DNAT struct {
 	Key Fields
 	Mod uint32
 	Map string
 }
 
-// Update adds the key with the data to a dynamic map, or the key alone to a dynamic
-// set. Where the key is there already, its data stays, and only its time-out starts
-// anew. A full map (Set.Size) takes no new key, and the rule ends there; its elements
-// stay. Key and data together fit the 64 bytes of a rule's registers. Needs Linux 4.1.
+// Update adds the key with the data to a dynamic map, or the key alone to a dynamic set. If the key
+// exists, its data stays, and only its time-out restarts. A full map (Set.Size) accepts no new key,
+// and the rule ends there; its elements stay. Key and data together fit the 64 bytes of a rule's
+// registers. Needs Linux 4.1.
 type Update struct {
 	// Map is the name of the map or set.
 	Map string
@@ -100,7 +100,7 @@ type SetLabel struct{ Bit uint8 } // 0 to 127
 // and a fully random port.
 type Masquerade struct{}
 
-// Counter counts the packets that come to it. A program does not say how many there were.
+// Counter counts the packets that reach it. A program does not contain the counts.
 type Counter struct{}
 
 // Comment says what a rule is for. It is the last statement of its rule, and does nothing: the kernel keeps it beside
@@ -130,8 +130,8 @@ func (r Rule) Body() Rule {
 // ICMP port unreachable.
 type Reject struct{ TCPReset bool }
 
-// Verdict ends the evaluation or goes on in another chain. It is a statement
-// and also the data of a verdict map.
+// Verdict ends the evaluation or continues in another chain. It is a statement and also the data of
+// a verdict map.
 type Verdict struct {
 	Code  VerdictCode
 	Chain string
@@ -211,7 +211,7 @@ func (s MatchMark) Text(Family) string {
 // Text is, for example, "ct label 110".
 func (s MatchLabel) Text(Family) string { return fmt.Sprintf("ct label %d", s.Bit) }
 
-// Text is "ct status dnat".
+// Text returns "ct status dnat".
 func (MatchDNATed) Text(Family) string { return "ct status dnat" }
 
 // Text is, for example, "ip daddr @cluster-ips".
@@ -238,8 +238,8 @@ func (s Update) Text(f Family) string {
 	return fmt.Sprintf("update @%s { %s timeout %s : %s }", s.Map, s.Key.Text(f), secondsText(s.Timeout), s.Data.Text(f))
 }
 
-// Check returns an error for a statement that no kernel takes, or that nft prints
-// otherwise than Text does.
+// Check returns an error for a statement that no kernel accepts, or that nft prints differently
+// from Text.
 func (s Update) Check(f Family) error {
 	const registers = 64 // bytes
 	if n := s.Key.Len(f) + s.Data.Len(f); n > registers {
@@ -277,16 +277,16 @@ func (s ClearMark) Text(Family) string {
 // Text is, for example, "ct label set 110".
 func (s SetLabel) Text(Family) string { return fmt.Sprintf("ct label set %d", s.Bit) }
 
-// Text is "masquerade fully-random".
+// Text returns "masquerade fully-random".
 func (Masquerade) Text(Family) string { return "masquerade fully-random" }
 
-// Text is "counter". nft prints the numbers behind it.
+// Text returns "counter". nft prints the numbers behind it.
 func (Counter) Text(Family) string { return "counter" }
 
 // Text is, for example, `comment "choose an endpoint"`.
 func (s Comment) Text(Family) string { return fmt.Sprintf("comment %q", string(s)) }
 
-// Text is "reject with tcp reset" or, for example, "reject with icmp
+// Text returns "reject with tcp reset" or, for example, "reject with icmp
 // port-unreachable".
 func (s Reject) Text(f Family) string {
 	switch {

@@ -24,13 +24,13 @@ type Step struct {
 	Matched bool
 	// Last is the index of the last statement that was evaluated, -1 in a rule without any.
 	Last int
-	// Unknown says that Rule[Last] is, asks or does something that the model does not know.
+	// Unknown says that the model does not know the statement Rule[Last], or what it refers to.
 	Unknown bool
-	// Lookups are the sets and maps that the rule asked, in their order.
+	// Lookups are the lookups that the rule made, in order.
 	Lookups []Lookup
 }
 
-// Lookup is a question to a set or map.
+// Lookup is one lookup in a set or map.
 type Lookup struct {
 	Set *Set
 	// Fields are those of the key.
@@ -93,7 +93,7 @@ type End struct {
 	Chance float64
 }
 
-// Chance is how likely the way is.
+// Chance returns how likely the way is.
 func (w *Way) Chance() float64 {
 	sum := 0.0
 	for _, e := range w.Ends {

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Text is the rule in nft syntax.
+// Text returns the rule in nft syntax.
 func (r Rule) Text(f Family) string {
 	words := make([]string, len(r))
 	for i, s := range r {
@@ -16,7 +16,7 @@ func (r Rule) Text(f Family) string {
 	return strings.Join(words, " ")
 }
 
-// String is the hook's specification in nft syntax, without policy.
+// String returns the hook's specification in nft syntax, without policy.
 func (h Hook) String() string {
 	return fmt.Sprintf("type nat hook %s priority %d", h.Name, h.Priority)
 }
@@ -59,7 +59,7 @@ func (e Element) keyText(f Family, s *Set) string {
 	return s.Key.Format(f, e.Key)
 }
 
-// Text is the element as it stands between the braces of its set s.
+// Text returns the element as it stands between the braces of its set s.
 func (e Element) Text(f Family, s *Set) string {
 	var b strings.Builder
 	b.WriteString(e.keyText(f, s))
@@ -106,11 +106,11 @@ func (c *Contents) writeText(b *strings.Builder) {
 	b.WriteString("}\n")
 }
 
-// String is the program as nft -f reads it, with each pool's targets in the
+// String returns the program as nft -f reads it, with each pool's targets in the
 // order of the program.
 func (p *Program) String() string { return p.Model().String() }
 
-// Model is the tables that the program describes, as after a first sync.
+// Model returns the tables that the program describes, as after a first sync.
 func (p *Program) Model() *Model {
 	m := NewModel()
 	for _, f := range Families() {

@@ -32,7 +32,7 @@ func (p Packet) String() string {
 	return fmt.Sprintf("%s%s -> %s/%s", from, p.Src, p.Dst, ProtocolText(p.Protocol))
 }
 
-// Host is what the interpreter must know about the node besides its tables.
+// Host is what the interpreter needs to know about the node besides its tables.
 type Host struct {
 	// Local says whether the routing table calls an address local.
 	Local func(netip.Addr) bool
@@ -71,8 +71,8 @@ type Result struct {
 	Path []string
 }
 
-// Trace sends the packet through the nat hooks of the model's tables: those of
-// prerouting or output, then input or postrouting, as the kernel would.
+// Trace sends the packet through the nat hooks of the model's tables, as the kernel would:
+// prerouting or output, then input or postrouting.
 func (m *Model) Trace(p Packet, h Host) Result { return m.walk(&walk{packet: p, host: h, dst: p.Dst}) }
 
 func (m *Model) walk(w *walk) Result {

@@ -21,7 +21,7 @@ const (
 // Families lists both, in the order in which their tables are written.
 func Families() [2]Family { return [2]Family{IPv4, IPv6} }
 
-// String is nft's word for the family: "ip" or "ip6".
+// String returns nft's word for the family: "ip" or "ip6".
 func (f Family) String() string {
 	if f == IPv6 {
 		return "ip6"
@@ -29,7 +29,7 @@ func (f Family) String() string {
 	return "ip"
 }
 
-// AddrLen is the length of an address of the family in bytes.
+// AddrLen returns the length of an address of the family in bytes.
 func (f Family) AddrLen() int {
 	if f == IPv6 {
 		return 16
@@ -57,7 +57,7 @@ const (
 	OrigDport
 )
 
-// Text is nft's expression for the field, in a rule and behind typeof in a set's
+// Text returns nft's expression for the field, in a rule and behind typeof in a set's
 // declaration.
 func (f Field) Text(family Family) string {
 	switch f {
@@ -82,7 +82,7 @@ func (f Field) Text(family Family) string {
 	return fmt.Sprintf("field-%d", uint8(f))
 }
 
-// Len is the length of the field's value in bytes, without padding.
+// Len returns the length of the field's value in bytes, without padding.
 func (f Field) Len(family Family) int {
 	switch f {
 	case Saddr, Daddr, OrigSaddr, OrigDaddr:
@@ -103,7 +103,7 @@ type Value string
 // Fields lists what a concatenation is made of.
 type Fields []Field
 
-// Len is the length of a Value of these fields.
+// Len returns the length of a Value of these fields.
 func (fs Fields) Len(family Family) int {
 	n := 0
 	for _, f := range fs {
@@ -112,7 +112,7 @@ func (fs Fields) Len(family Family) int {
 	return n
 }
 
-// Text is nft's expression for the concatenation.
+// Text returns nft's expression for the concatenation.
 func (fs Fields) Text(family Family) string {
 	words := make([]string, len(fs))
 	for i, f := range fs {
@@ -155,7 +155,7 @@ func (f Field) formatRange(from, to []byte) string {
 	return f.format(from) + "-" + f.format(to)
 }
 
-// LastAddr is the last address of the prefix.
+// LastAddr returns the last address of the prefix.
 func LastAddr(p netip.Prefix) netip.Addr {
 	b := p.Masked().Addr().AsSlice()
 	for i := p.Bits(); i < 8*len(b); i++ {
@@ -178,7 +178,7 @@ func (f Field) format(b []byte) string {
 	return strconv.FormatUint(uint64(binary.NativeEndian.Uint32(b)), 10)
 }
 
-// ProtocolText is nft's name for an IP protocol number, or the number.
+// ProtocolText returns nft's name for an IP protocol number, or the number.
 func ProtocolText(p uint8) string {
 	switch p {
 	case 1:
@@ -220,7 +220,7 @@ func AppendIndex(b []byte, i uint32) []byte { return binary.NativeEndian.AppendU
 // indexLen is the length of an Index, in bytes.
 const indexLen = 4
 
-// WithIndex is the value followed by an Index.
+// WithIndex returns the value followed by an Index.
 func (v Value) WithIndex(i int) Value {
 	var room [64]byte // any key of a pool fits, so it need not be on the heap
 	return Value(AppendIndex(append(room[:0], v...), uint32(i)))
