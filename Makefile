@@ -56,15 +56,15 @@ fuzz: ## run each fuzz target for FUZZTIME (30s) with one worker; FUZZ=EXPRESSIO
 
 .PHONY: test-kernels
 test-kernels: ## run the tests that need a kernel on Debian's kernels 5.10, 6.1 and 6.12 in virtual machines of qemu, and write the matrix of docs/kernels.md; KERNELS=6.1 for one; PACKAGES=conntrack for some; ARCH=arm64 for the other architecture, without the page
-	$(GO) run ./test/kernelmatrix $(if $(KERNELS),--kernels=$(KERNELS)) $(if $(PACKAGES),--packages=$(PACKAGES)) $(if $(filter-out amd64,$(ARCH)),--arch=$(ARCH),--page=docs/kernels.md)
+	$(GO) run ./test/cmd/matrix kernels $(if $(KERNELS),--kernels=$(KERNELS)) $(if $(PACKAGES),--packages=$(PACKAGES)) $(if $(filter-out amd64,$(ARCH)),--arch=$(ARCH),--page=docs/kernels.md)
 
 .PHONY: test-kernels-short
 test-kernels-short: ## run the tests of the packages that talk most to the kernel on 5.10, the oldest one, as CI does
-	$(GO) run ./test/kernelmatrix --kernels=5.10 --packages=nft/kernel,nft/livetrace,conntrack,look/preflight
+	$(GO) run ./test/cmd/matrix kernels --kernels=5.10 --packages=nft/kernel,nft/livetrace,conntrack,look/preflight
 
 .PHONY: test-nft
 test-nft: ## have the nft of Debian's bullseye, bookworm and trixie list our tables and take them back, and write the table of docs/kernels.md; as root
-	$(GO) run ./test/nftmatrix --page=docs/kernels.md
+	$(GO) run ./test/cmd/matrix nft --page=docs/kernels.md
 
 FAULT_TIME ?= 1m
 
@@ -106,7 +106,7 @@ SOAK ?= 1h
 .PHONY: soak
 soak: build ## random events for SOAK=1h under traffic, and the tables checked after each round; SEED=n repeats the events of a run, SCRIPT=file plays a kept script, REDUCE=1 cuts it down, OLDER=commit has upgrades from there; as root
 	hack/build-tools.sh
-	$(GO) build -o bin/soak ./test/soak
+	$(GO) build -o bin/soak ./test/cmd/soak
 	$(if $(OLDER),rm -rf bin/older && mkdir -p bin/older && git archive $(OLDER) | tar -x -C bin/older && CGO_ENABLED=0 $(GO) -C bin/older build -trimpath -o $(CURDIR)/bin/nftproxy-older ./cmd/nftproxy)
 	bin/soak --for=$(SOAK) $(if $(OLDER),--older=bin/nftproxy-older --older-commit=$(OLDER)) $(if $(SEED),--seed=$(SEED)) $(if $(SCRIPT),--script=$(SCRIPT)) $(if $(REDUCE),--reduce)
 
@@ -154,10 +154,10 @@ cluster-migrate: realcluster ## go from kube-proxy to nftproxy and back by docs/
 
 realcluster:
 	$(MAKE) image ARCHES=$$($(GO) env GOARCH)
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/realcluster ./test/realcluster
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/realcluster ./test/cmd/realcluster
 
 cluster-down: ## end the cluster of make cluster, and remove everything that it left
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/realcluster ./test/realcluster
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/realcluster ./test/cmd/realcluster
 	bin/realcluster down
 
 lint: ## gofmt, go vet and staticcheck at its pinned version

@@ -16,7 +16,6 @@ import (
 
 	"nftproxy/test/lib/controlplane"
 	"nftproxy/test/scenario"
-	"nftproxy/test/scenario/scenariotest"
 )
 
 // scenarioPlaneConfig has the ServiceCIDRs of the scenarios' fixture, and an
@@ -34,7 +33,7 @@ func scenarioPlaneConfig() controlplane.Config {
 // eachScenario runs a test for each scenario file.
 func eachScenario(t *testing.T, test func(*testing.T, *scenario.Scenario)) {
 	t.Helper()
-	scenariotest.Each(t, "../scenario/testdata", test)
+	scenario.Each(t, "../scenario/testdata", test)
 }
 
 // world has the objects of a scenario on an API server. Nothing else is there but the

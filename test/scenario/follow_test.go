@@ -15,14 +15,13 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/test/scenario"
-	"nftproxy/test/scenario/scenariotest"
 	"nftproxy/watch"
 )
 
 // eachScenario runs a test for each file under testdata.
 func eachScenario(t *testing.T, test func(*testing.T, *scenario.Scenario)) {
 	t.Helper()
-	scenariotest.Each(t, "testdata", test)
+	scenario.Each(t, "testdata", test)
 }
 
 // follower turns the steps of a scenario into snapshots, by the daemon's own

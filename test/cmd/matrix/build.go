@@ -1,0 +1,178 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"nftproxy/test/cmd/matrix/vm"
+)
+
+// programs are those that machines run, built for a machine without Go.
+type programs struct {
+	dir, arch string
+	packages  []string
+}
+
+// build builds the tests of the packages, the first process of the machines, and nftproxy.
+func (p programs) build(ctx context.Context) error {
+	if err := errors.Join(os.RemoveAll(p.dir), os.MkdirAll(p.dir, 0o755)); err != nil {
+		return err
+	}
+	for _, command := range [][]string{
+		{"build", "-o", p.file("guest"), "./test/cmd/matrix/guest"},
+		{"build", "-o", p.file("nftproxy"), "./cmd/nftproxy"},
+	} {
+		if err := p.goTool(ctx, command...); err != nil {
+			return err
+		}
+	}
+	for _, pkg := range p.packages {
+		if err := p.goTool(ctx, "test", "-c", "-o", p.file(testFile(pkg)), "./"+pkg); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p programs) file(name string) string { return filepath.Join(p.dir, name) }
+
+func testFile(pkg string) string { return strings.ReplaceAll(pkg, "/", "-") + ".test" }
+
+// goTool runs the go command for a static, stripped binary.
+func (p programs) goTool(ctx context.Context, args ...string) error {
+	args = append([]string{args[0], "-ldflags=-s -w"}, args[1:]...)
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOARCH="+p.arch)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", cmd, err, bytes.TrimSpace(out))
+	}
+	return nil
+}
+
+// image is what is in the first root file system of a machine.
+type image struct {
+	programs
+	// root has the commands that tests need, and their libraries.
+	root string
+	// kernelDir has the files of the kernel's package.
+	kernelDir string
+}
+
+// write writes the file system.
+func (i image) write(file string, jobs []vm.Job) (err error) {
+	f, err := os.Create(file)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	buffered := bufio.NewWriterSize(f, 1<<20)
+	w := vm.NewWriter(buffered)
+	w.Tree("/", i.root, unneeded)
+	for _, dir := range []string{"bin", "sbin", "lib", "lib64"} {
+		if _, err := os.Lstat(filepath.Join(i.root, dir)); errors.Is(err, os.ErrNotExist) {
+			w.Symlink("/"+dir, "usr/"+dir)
+		}
+	}
+	for _, dir := range []string{"/dev", "/proc", "/sys", "/run", "/tmp", "/var/tmp", "/root", "/etc"} {
+		w.Dir(dir)
+	}
+	w.File("/etc/passwd", 0o644, []byte("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n"))
+	w.File("/etc/group", 0o644, []byte("root:x:0:\nnogroup:x:65534:\n"))
+	w.File("/etc/hosts", 0o644, []byte("127.0.0.1 localhost guest\n::1 localhost\n"))
+	w.Copy("/init", i.file("guest"))
+	w.Copy("/usr/sbin/nftproxy", i.file("nftproxy"))
+	i.addTests(w, jobs)
+	if err := i.addModules(w); err != nil {
+		return err
+	}
+	list, err := json.Marshal(jobs)
+	if err != nil {
+		return err
+	}
+	w.File(vm.List, 0o644, list)
+	return errors.Join(w.Close(), buffered.Flush())
+}
+
+// unneeded tells which files of Debian's packages no test reads.
+func unneeded(relative string) bool {
+	for _, dir := range []string{"usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info", "usr/lib/locale", ".packages"} {
+		if relative == dir {
+			return true
+		}
+	}
+	return path.Base(relative) == "gconv"
+}
+
+// addTests adds the tests that jobs need, with the files that these read.
+func (i image) addTests(w *vm.Writer, jobs []vm.Job) {
+	wanted := map[string]bool{}
+	for _, j := range jobs {
+		wanted[j.Name] = true
+	}
+	for _, pkg := range i.packages {
+		if wanted[pkg] {
+			w.Copy(path.Join("/tests", testFile(pkg)), i.file(testFile(pkg)))
+		}
+		w.Dir(path.Join("/src", pkg))
+		if data := filepath.Join(pkg, "testdata"); exists(data) {
+			w.Tree(path.Join("/src", data), data, nil)
+		}
+	}
+}
+
+// addModules adds the kernel's modules.
+func (i image) addModules(w *vm.Writer) error {
+	dir, err := one(filepath.Join(i.kernelDir, "*", "modules", "*"), filepath.Join(i.kernelDir, "usr", "lib", "modules", "*"))
+	if err != nil {
+		return err
+	}
+	for _, l := range []struct {
+		file   string
+		wanted []string
+	}{{vm.ModuleList, wantedModules()}, {vm.OnDemandList, []string{"sctp"}}} {
+		found, missing, err := vm.Modules(dir, l.wanted)
+		if err != nil {
+			return err
+		}
+		var list strings.Builder
+		for _, m := range found {
+			file := path.Join("/matrix/modules.d", m.Name+".ko")
+			w.File(file, 0o644, m.Content)
+			fmt.Fprintln(&list, file)
+		}
+		w.File(l.file, 0o644, []byte(list.String()))
+		w.File(l.file+"-missing", 0o644, []byte(strings.Join(missing, "\n")))
+	}
+	w.Symlink("/usr/sbin/modprobe", "/init")
+	return nil
+}
+
+func exists(file string) bool {
+	_, err := os.Stat(file)
+	return err == nil
+}
+
+// one returns the only file that matches one of the patterns.
+func one(patterns ...string) (string, error) {
+	var all []string
+	for _, p := range patterns {
+		found, err := filepath.Glob(p)
+		if err != nil {
+			return "", err
+		}
+		all = append(all, found...)
+	}
+	if len(all) != 1 {
+		return "", fmt.Errorf("%d files match %s", len(all), strings.Join(patterns, " or "))
+	}
+	return all[0], nil
+}

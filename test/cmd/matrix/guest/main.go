@@ -1,0 +1,198 @@
+// Command guest is the first process of the virtual machines of the command matrix: it loads the
+// modules that the image has, runs the image's jobs one after the other, and ends the machine. What
+// jobs write goes to the second serial line, between a line that begins and one that ends each job.
+//
+// It is of no use outside such a machine.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"nftproxy/test/cmd/matrix/vm"
+)
+
+func main() {
+	if filepath.Base(os.Args[0]) == "modprobe" {
+		if err := loadOnDemand(os.Args[len(os.Args)-1]); err != nil {
+			fmt.Fprintln(os.Stderr, "modprobe:", err)
+			os.Exit(1)
+		}
+		return
+	}
+	if os.Getpid() != 1 {
+		if err := runJobs(); err != nil {
+			fmt.Fprintln(os.Stderr, "guest:", err)
+			os.Exit(1)
+		}
+		return
+	}
+	if err := prepare(); err != nil {
+		fmt.Println("guest: prepare:", err)
+	}
+	if err := reapUntilDone(); err != nil {
+		fmt.Println("guest:", err)
+	}
+	unix.Sync()
+	fmt.Println("guest: end the machine:", unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART))
+}
+
+// prepare makes the machine fit for tests.
+func prepare() error {
+	for _, m := range []struct{ kind, on string }{
+		{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}, {"tmpfs", "/run"}, {"tmpfs", "/tmp"}, {"tmpfs", "/var/tmp"},
+		{"devpts", "/dev/pts"}, {"tmpfs", "/dev/shm"},
+	} {
+		if err := os.MkdirAll(m.on, 0o755); err != nil {
+			return err
+		}
+		if err := unix.Mount(m.kind, m.on, m.kind, 0, ""); err != nil {
+			return fmt.Errorf("mount %s: %w", m.on, err)
+		}
+	}
+	for link, target := range map[string]string{"fd": "fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"} {
+		if err := os.Symlink("/proc/self/"+target, "/dev/"+link); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(os.Chmod("/tmp", 0o777|os.ModeSticky), os.Chmod("/var/tmp", 0o777|os.ModeSticky), unix.Sethostname([]byte("guest"))); err != nil {
+		return err
+	}
+	if err := loadModules(); err != nil {
+		return err
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	return netlink.LinkSetUp(lo)
+}
+
+// loadModules loads the modules in the order of their list. One that the machine has no device for
+// is no error of the tests.
+func loadModules() error {
+	return loadList(vm.ModuleList)
+}
+
+// loadOnDemand loads the modules for a name that the kernel asks for, as modprobe does.
+func loadOnDemand(name string) error {
+	if name == vm.OnDemandIPv4 || name == vm.OnDemandIPv6 {
+		return loadList(vm.OnDemandList)
+	}
+	return fmt.Errorf("no module %s", name)
+}
+
+func loadList(file string) error {
+	list, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	for file := range strings.Lines(string(list)) {
+		if err := loadModule(strings.TrimSpace(file)); err != nil && !errors.Is(err, unix.EEXIST) {
+			fmt.Printf("guest: module %s: %v\n", filepath.Base(file), err)
+		}
+	}
+	return nil
+}
+
+func loadModule(file string) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return unix.FinitModule(int(f.Fd()), "", 0)
+}
+
+// reapUntilDone runs this program again for the jobs, and reaps what they leave behind.
+func reapUntilDone() error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	process, err := os.StartProcess(self, []string{self}, &os.ProcAttr{
+		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
+		Env:   []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "USER=root", "REQUIRE_PRIVILEGED=1", vm.Line + "=" + os.Getenv(vm.Line)},
+	})
+	if err != nil {
+		return err
+	}
+	for {
+		pid, err := unix.Wait4(-1, nil, 0, nil)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return os.NewSyscallError("wait4", err)
+		case pid == process.Pid:
+			return nil
+		}
+	}
+}
+
+// runJobs runs the jobs and reports them on the serial line.
+func runJobs() error {
+	line, err := serialLine()
+	if err != nil {
+		return err
+	}
+	defer line.Close()
+	text, err := os.ReadFile(vm.List)
+	if err != nil {
+		return err
+	}
+	var jobs []vm.Job
+	if err := json.Unmarshal(text, &jobs); err != nil {
+		return err
+	}
+	for _, j := range jobs {
+		status := run(j, line)
+		if _, err := fmt.Fprint(line, vm.End(j.Name, status)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func run(j vm.Job, line io.Writer) (status int) {
+	fmt.Fprint(line, vm.Begin(j.Name))
+	cmd := exec.Command(j.Command[0], j.Command[1:]...)
+	cmd.Dir = j.Dir
+	cmd.Env = append(os.Environ(), j.Env...)
+	cmd.Stdout, cmd.Stderr = line, line
+	err := cmd.Run()
+	if exit := new(exec.ExitError); errors.As(err, &exit) {
+		return exit.ExitCode()
+	}
+	if err != nil {
+		fmt.Fprintln(line, "guest:", err)
+		return vm.NotStarted
+	}
+	return 0
+}
+
+// serialLine opens the serial line for the jobs, which changes nothing that is written to it.
+func serialLine() (*os.File, error) {
+	line, err := os.OpenFile(os.Getenv(vm.Line), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		return nil, err
+	}
+	state, err := unix.IoctlGetTermios(int(line.Fd()), unix.TCGETS)
+	if err != nil {
+		return nil, errors.Join(os.NewSyscallError("TCGETS", err), line.Close())
+	}
+	state.Oflag &^= unix.OPOST
+	state.Lflag &^= unix.ECHO | unix.ICANON | unix.ISIG
+	if err := unix.IoctlSetTermios(int(line.Fd()), unix.TCSETS, state); err != nil {
+		return nil, errors.Join(os.NewSyscallError("TCSETS", err), line.Close())
+	}
+	return line, nil
+}

@@ -1,0 +1,71 @@
+package main
+
+// release is a release of Debian, whose newest kernel a machine has.
+type release struct {
+	name string
+	// series is the kernel's, which does not change in a release.
+	series string
+}
+
+func releases() []release {
+	return []release{{"bullseye", "5.10"}, {"bookworm", "6.1"}, {"trixie", "6.12"}}
+}
+
+// kernelPackage stands for the newest kernel of a release, without the architecture. The kernels for
+// clouds are the others without drivers of hardware: their parts for networks are the same.
+const kernelPackage = "linux-image-cloud-"
+
+// Machines have the commands of one release whatever their kernel: what differs is then the kernel's.
+const commandRelease = "trixie"
+
+// commandPackages have the commands that tests need.
+func commandPackages() []string { return []string{"nftables", "iptables", "coreutils"} }
+
+// kernelTests names the tests of a package that need a kernel. The others have the same outcome on
+// each, and emulation is slow.
+func kernelTests(pkg string) string {
+	switch pkg {
+	case "nft/ruleset":
+		return "^(TestDeleteUnderTraffic|TestRangesCostNoPackets|TestEqualListsAreOneSet|TestChangedRangeIsLinearWork|TestLookupsUnderChurn)$"
+	case "daemon/proxy", "test/scenario":
+		return "^TestKernel"
+	case "test/datapath":
+		return "^TestAssociations$" // the others measure a way that nftproxy does not take
+	case "look/explain/live":
+		return "^TestAsk$"
+	}
+	return "."
+}
+
+// sameEverywhere are the tests that take long and are about our own code: the first inputs of fuzz
+// targets, the kernel's answers that a test makes wrong itself, and two without a kernel.
+const sameEverywhere = "^(Fuzz|TestFaults|TestCleanerStaysWithinBudget$|TestStaleAgainstOracle$)"
+
+// defaultPackages are those with tests that need a kernel, and no API server.
+func defaultPackages() []string {
+	return []string{
+		"nft/kernel", "nft/ruleset", "nft/livetrace", "conntrack",
+		"daemon/affinity", "look/basechain", "look/explain/live", "daemon/healthport", "node/hostaddr",
+		"node/otherproxy", "look/preflight", "daemon/proxy",
+		"test/lib/testnet", "test/lib/netfilter", "test/scenario",
+		"test/datapath", // the last: it loads the kernel's SCTP, which answers what other tests send
+	}
+}
+
+// wantedModules are those that a node has loaded when it uses all that the tests use. A kernel may
+// lack some, or have them built in.
+func wantedModules() []string {
+	return []string{
+		"virtio_pci", "virtio_rng", "virtio_console", "veth", "dummy", "tun", "bridge", "vxlan", "af_packet", "sch_netem", "sch_ingress", "sch_tbf",
+		"nf_tables", "nft_chain_nat", "nft_ct", "nft_nat", "nft_masq", "nft_redir", "nft_reject", "nft_reject_ipv4", "nft_reject_ipv6",
+		"nft_reject_inet", "nft_numgen", "nft_hash", "nft_limit", "nft_log", "nft_objref", "nft_quota", "nft_counter", "nft_fib",
+		"nft_fib_ipv4", "nft_fib_ipv6", "nft_fib_inet", "nft_set_pipapo", "nft_tproxy", "nft_socket", "nft_compat", "nft_flow_offload",
+		"nf_flow_table", "nf_flow_table_inet", "nf_conntrack", "nf_conntrack_netlink", "nf_nat", "nf_log_syslog", "nf_log_ipv4",
+		"nf_log_ipv6", "nfnetlink_log", "nfnetlink_queue", "nft_queue", "xt_NFQUEUE", "xt_CT", "nf_defrag_ipv4", "nf_defrag_ipv6", "x_tables", "ip_tables", "ip6_tables", "iptable_nat",
+		"ip6table_nat", "iptable_filter", "ip6table_filter", "iptable_mangle", "ip6table_mangle", "iptable_raw", "ip6table_raw",
+		"xt_MASQUERADE", "xt_nat", "xt_mark", "xt_conntrack", "xt_comment", "xt_addrtype", "xt_statistic", "xt_multiport", "xt_tcpudp",
+		"xt_REDIRECT", "xt_set", "ip_set", "ip_set_hash_ip", "ip_set_hash_ipport", "ip_set_hash_ipportip", "ip_set_hash_ipportnet",
+		"ip_set_bitmap_port", "xt_recent", "xt_limit", "xt_LOG", "xt_socket", "xt_TPROXY", "xt_physdev", "xt_u32", "ipt_REJECT",
+		"ip6t_REJECT", "br_netfilter", "ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_sh",
+	}
+}

@@ -1,0 +1,241 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"nftproxy/test/cmd/matrix/vm"
+	"nftproxy/test/lib/aptget"
+)
+
+// options are the command's flags.
+type options struct {
+	kernels, packages []string
+	arch              string
+	tests, logs, page string
+	short, build      bool
+	counted           bool
+	timeout           time.Duration
+	cpus              int
+}
+
+func parse(args []string) (options, error) {
+	var o options
+	f := pflag.NewFlagSet("matrix kernels", pflag.ContinueOnError)
+	var all []string
+	for _, r := range releases() {
+		all = append(all, r.series)
+	}
+	f.StringSliceVar(&o.kernels, "kernels", all, "`series` of kernels to try")
+	f.StringVar(&o.arch, "arch", "amd64", "`architecture` of the machines: amd64 or arm64")
+	f.StringSliceVar(&o.packages, "packages", defaultPackages(), "`packages` whose tests to run")
+	f.StringVar(&o.tests, "run", "", "regular `expression` for the names of the tests to run")
+	f.StringVar(&o.logs, "logs", "bin/kernels", "`folder` for the output of tests and kernels, in a folder of its own for arm64")
+	f.StringVar(&o.page, "page", "", "`file` whose matrix to replace by the last outcome of each package, such as docs/kernels.md")
+	f.BoolVar(&o.short, "short", true, "run fewer rounds of each test")
+	f.BoolVar(&o.build, "build", true, "build the programs; otherwise those of the last time are used")
+	f.BoolVar(&o.counted, "count-instructions", false, "have the machines' clocks count instructions: for tests that measure, on a busy computer")
+	f.DurationVar(&o.timeout, "timeout", time.Hour, "end a kernel's machine after this `time`")
+	f.IntVar(&o.cpus, "cpus", 2, "`number` of processors of a machine")
+	if err := f.Parse(args); err != nil {
+		return o, err
+	}
+	if o.arch != "amd64" { // the page is about amd64
+		o.logs = filepath.Join(o.logs, o.arch)
+	}
+	return o, nil
+}
+
+func tryKernels(ctx context.Context, args []string, out io.Writer) error {
+	o, err := parse(args)
+	if err != nil {
+		return err
+	}
+	t, err := targetOf(o.arch)
+	if err != nil {
+		return err
+	}
+	qemu, err := aptget.Command(t.command, t.pkg)
+	if err != nil {
+		return err
+	}
+	cache, err := aptget.CacheDir(cacheName(o.arch))
+	if err != nil {
+		return err
+	}
+	commands := filepath.Join(cache, "commands-"+commandRelease)
+	if err := aptget.UnpackRoot(ctx, commands, aptget.Release{Name: commandRelease, Architecture: o.arch}, commandPackages()...); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(o.logs, 0o755); err != nil {
+		return err
+	}
+	built := programs{filepath.Join(o.logs, "programs"), o.arch, o.packages}
+	if o.build {
+		if err := built.build(ctx); err != nil {
+			return err
+		}
+	}
+	var columns []column
+	for _, r := range releases() {
+		if !slices.Contains(o.kernels, r.series) {
+			continue
+		}
+		c, err := try(ctx, o, r, machine{target: t, qemu: qemu, cpus: o.cpus, counted: o.counted}, cache, commands, built, out)
+		if err != nil {
+			return fmt.Errorf("kernel %s: %w", r.series, err)
+		}
+		columns = append(columns, c)
+		if o.tests == "" { // all tests of its packages
+			if err := c.keep(o.logs); err != nil {
+				return err
+			}
+		}
+	}
+	return o.report(columns, out)
+}
+
+// report prints the matrix, and puts it on its page. Failed tests are an error.
+func (o options) report(columns []column, out io.Writer) error {
+	if len(columns) == 0 {
+		return fmt.Errorf("none of the kernels %s is known", strings.Join(o.kernels, " and "))
+	}
+	text := matrix(columns)
+	fmt.Fprintf(out, "\n%s", text)
+	if o.page != "" {
+		if err := o.writePage(out); err != nil {
+			return err
+		}
+	}
+	var failed []string
+	for _, c := range columns {
+		if slices.ContainsFunc(c.Results, func(r result) bool { return !r.good() }) {
+			failed = append(failed, c.Series)
+		}
+	}
+	if len(failed) > 0 {
+		return fmt.Errorf("tests failed on kernel %s", strings.Join(failed, " and "))
+	}
+	return nil
+}
+
+// writePage puts the last outcome of each package on each kernel on the page, and says which are
+// missing.
+func (o options) writePage(out io.Writer) error {
+	var columns []column
+	for _, r := range releases() {
+		c, missing, err := complete(o.logs, r.series, defaultPackages())
+		if err != nil {
+			return err
+		}
+		if len(missing) > 0 {
+			fmt.Fprintf(out, "\non kernel %s no tests ran yet of %s\n", r.series, strings.Join(missing, ", "))
+		}
+		columns = append(columns, c)
+	}
+	return page().Replace(o.page, matrix(columns))
+}
+
+// try runs the tests on the newest kernel of a release.
+func try(ctx context.Context, o options, r release, m machine, cache, commands string, built programs, out io.Writer) (c column, err error) {
+	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	kernel, err := aptget.UnpackNewest(ctx, cache, aptget.Release{Name: r.name, Architecture: o.arch}, kernelPackage+o.arch)
+	if err != nil {
+		return c, err
+	}
+	fmt.Fprintf(out, "%s %s\n", kernel.Name, kernel.Version)
+	if kernel.Old != nil {
+		fmt.Fprintf(out, "  perhaps not the newest: %v\n", kernel.Old)
+	}
+	if m.kernel, err = one(filepath.Join(kernel.Dir, "boot", "vmlinuz-*")); err != nil {
+		return c, err
+	}
+	i := image{programs: built, root: commands, kernelDir: kernel.Dir}
+	file := filepath.Join(o.logs, r.series+".initramfs")
+	defer func() { err = errors.Join(err, os.Remove(file)) }()
+	m.console = filepath.Join(o.logs, r.series+"-console.log")
+	m.image = func(jobs []vm.Job) (string, error) { return file, i.write(file, jobs) }
+	started := time.Now()
+	c = column{Series: r.series, Kernel: kernel.Version, Day: started.Format(time.DateOnly)}
+	err = m.run(ctx, o.jobs(), func(name string, done outcome) error {
+		if name == checkJob {
+			c.Findings, err = readFindings(done.output)
+			return err
+		}
+		log := filepath.Join(o.logs, r.series+"-"+testFile(name)+".log")
+		if err := os.WriteFile(log, []byte(string(done.output)+done.console), 0o644); err != nil {
+			return err
+		}
+		result, err := read(ctx, name, done)
+		c.Results = append(c.Results, result)
+		result.print(out)
+		return err
+	})
+	fmt.Fprintf(out, "  %s in all\n", time.Since(started).Round(time.Second))
+	return c, err
+}
+
+// checkJob is the name of the job that has nftproxy look at the kernel.
+const checkJob = "nftproxy-check"
+
+// jobs are nftproxy check, and the tests, as commands of a machine.
+func (o options) jobs() []vm.Job {
+	jobs := []vm.Job{{Name: checkJob, Dir: "/", Command: []string{"/usr/sbin/nftproxy", "check", "-o", "json"}}}
+	for _, pkg := range o.packages {
+		command := []string{path.Join("/tests", testFile(pkg)), "-test.v=test2json", "-test.timeout=30m", "-test.skip=" + sameEverywhere}
+		if o.short {
+			command = append(command, "-test.short")
+		}
+		tests := o.tests
+		if tests == "" {
+			tests = kernelTests(pkg)
+		}
+		command = append(command, "-test.run="+tests)
+		jobs = append(jobs, vm.Job{Name: pkg, Dir: path.Join("/src", pkg), Command: command})
+	}
+	return jobs
+}
+
+// print prints the result for people.
+func (r result) print(out io.Writer) {
+	word := "ok"
+	switch {
+	case r.Died:
+		word = "KERNEL DIED"
+	case !r.good():
+		word = "FAILED"
+	}
+	fmt.Fprintf(out, "  %-24s %-6s passed %d, failed %d, skipped %d, in %s\n", r.Pkg, word, r.Passed, r.Failed, len(r.Skips), r.Took.Round(time.Second))
+	for _, name := range r.failedTests() {
+		fmt.Fprintf(out, "    --- %s\n%s\n", name, indent(tail(r.Failures[name], 20)))
+	}
+	for _, name := range keys(r.Skips) {
+		fmt.Fprintf(out, "    skipped %s: %s\n", name, reason(r.Skips[name]))
+	}
+}
+
+func indent(text string) string { return "      " + strings.ReplaceAll(text, "\n", "\n      ") }
+
+// reason is what a skipped test says, without the place in its file.
+func reason(output string) string {
+	var said []string
+	for line := range strings.Lines(output) {
+		line = strings.TrimSpace(line)
+		if _, words, found := strings.Cut(line, ".go:"); found {
+			_, words, _ = strings.Cut(words, ": ")
+			said = append(said, words)
+		}
+	}
+	return strings.Join(said, "; ")
+}

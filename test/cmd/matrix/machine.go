@@ -1,0 +1,146 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"nftproxy/test/cmd/matrix/vm"
+)
+
+// machine is a virtual machine that runs jobs.
+type machine struct {
+	target
+	qemu, kernel string
+	image        func(jobs []vm.Job) (file string, err error)
+	// console is a file for what the kernel says.
+	console string
+	cpus    int
+	// counted has the machine's clock count instructions, so that what else this computer does changes
+	// no figure of a test. Such a machine is slower.
+	counted bool
+}
+
+// outcome is what became of a job.
+type outcome struct {
+	status int
+	output []byte
+	// died says that the machine ended in the middle of the job; console has its last words.
+	died    bool
+	console string
+	took    time.Duration
+}
+
+// run runs the jobs in one machine, and in another those that come after one in whose middle the
+// machine ended. It calls done for each job when the job has ended.
+func (m machine) run(ctx context.Context, jobs []vm.Job, done func(name string, o outcome) error) error {
+	for len(jobs) > 0 {
+		file, err := m.image(jobs)
+		if err != nil {
+			return err
+		}
+		ended := map[string]bool{}
+		err = m.boot(ctx, file, func(name string, o outcome) error {
+			ended[name] = true
+			return done(name, o)
+		})
+		if err != nil {
+			return err
+		}
+		if len(ended) == 0 {
+			return fmt.Errorf("the machine ended without a job; its last words:\n%s", lastLines(m.console, 40))
+		}
+		jobs = slices.DeleteFunc(slices.Clone(jobs), func(j vm.Job) bool { return ended[j.Name] })
+	}
+	return nil
+}
+
+// boot runs a machine until it ends, or the context does. The processor is emulated, so no rights
+// and no support by this computer's processor are needed.
+func (m machine) boot(ctx context.Context, image string, done func(name string, o outcome) error) error {
+	emulation := []string{"-accel", "tcg,thread=multi"}
+	if m.counted {
+		emulation = []string{"-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"} // an instruction is a nanosecond
+	}
+	cmd := exec.CommandContext(ctx, m.qemu, append(append(emulation, m.devices...),
+		"-smp", fmt.Sprint(m.cpus), "-m", "3072",
+		"-kernel", m.kernel, "-initrd", image,
+		"-append", "panic=-1 oops=panic nosoftlockup loglevel=5 mitigations=off random.trust_cpu=on rdinit=/init "+m.parameters+" "+vm.Line+"="+m.line,
+		"-nodefaults", "-display", "none", "-no-reboot", "-device", "virtio-rng-pci",
+		"-serial", "file:"+m.console, "-chardev", "stdio,id=jobs")...)
+	var complaints bytes.Buffer
+	cmd.Stderr = &complaints
+	lines, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	died, readErr := collect(lines, done)
+	if readErr != nil {
+		return errors.Join(readErr, cmd.Process.Kill(), cmd.Wait())
+	}
+	if err := cmd.Wait(); err != nil {
+		return fmt.Errorf("%s: %w: %s%s", m.qemu, err, bytes.TrimSpace(complaints.Bytes()), lastLines(m.console, 20))
+	}
+	for name, o := range died {
+		o.console = "\n" + lastLines(m.console, 60) + "\n"
+		if err := done(name, o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// collect reads the jobs' outcomes from a machine's serial line. It returns the job, if any, in whose
+// middle the line ends.
+func collect(r io.Reader, done func(name string, o outcome) error) (died map[string]outcome, err error) {
+	var name string
+	var output bytes.Buffer
+	var began time.Time
+	lines := bufio.NewReader(r)
+	for {
+		line, err := lines.ReadString('\n')
+		frame, ended, status, isFrame := vm.Frame(line)
+		switch {
+		case isFrame && !ended:
+			name, began = frame, time.Now()
+			output.Reset()
+		case isFrame && frame == name:
+			if err := done(name, outcome{status: status, output: bytes.Clone(output.Bytes()), took: time.Since(began)}); err != nil {
+				return nil, err
+			}
+			name = ""
+		case name != "":
+			output.WriteString(line)
+		}
+		if errors.Is(err, io.EOF) {
+			if name != "" {
+				died = map[string]outcome{name: {output: output.Bytes(), died: true, took: time.Since(began)}}
+			}
+			return died, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+// lastLines is the end of a text file.
+func lastLines(file string, n int) string {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err.Error()
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}

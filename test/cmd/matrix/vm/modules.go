@@ -1,0 +1,165 @@
+package vm
+
+import (
+	"bytes"
+	"cmp"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Module is a module of a kernel, uncompressed.
+type Module struct {
+	Name string
+	// File is its path below the kernel's folder of modules.
+	File    string
+	Content []byte
+}
+
+// Modules returns the wanted modules of a kernel and all that they need, each after those that it
+// needs. Some wanted modules may be part of the kernel itself, or may not exist: missing names the
+// latter. The folder is that of one kernel, such as /lib/modules/6.1.0-56-amd64. Debian's packages
+// have no modules.dep, so the modules themselves are asked.
+func Modules(dir string, wanted []string) (found []Module, missing []string, err error) {
+	files, err := moduleFiles(dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	builtin, err := builtIn(dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	done := map[string]bool{}
+	var add func(name string) error
+	add = func(name string) error {
+		if done[name] || builtin[name] {
+			return nil
+		}
+		done[name] = true
+		file, exists := files[name]
+		if !exists {
+			missing = append(missing, name)
+			return nil
+		}
+		m := Module{Name: name, File: strings.TrimSuffix(file, ".xz")}
+		if m.Content, err = uncompressed(filepath.Join(dir, file)); err != nil {
+			return err
+		}
+		needs, err := dependencies(m.Content)
+		if err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+		for _, n := range needs {
+			if err := add(n); err != nil {
+				return err
+			}
+		}
+		found = append(found, m)
+		return nil
+	}
+	for _, name := range wanted {
+		if err := add(name); err != nil {
+			return nil, nil, err
+		}
+	}
+	slices.Sort(missing)
+	return found, missing, nil
+}
+
+// moduleFiles returns the files of modules by the modules' names.
+func moduleFiles(dir string) (map[string]string, error) {
+	files := map[string]string{}
+	err := filepath.WalkDir(dir, func(file string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name, _, isModule := strings.Cut(d.Name(), ".ko")
+		if isModule && d.Type().IsRegular() {
+			relative, err := filepath.Rel(dir, file)
+			files[moduleName(name)] = relative
+			return err
+		}
+		return nil
+	})
+	if err == nil && len(files) == 0 {
+		err = fmt.Errorf("no modules in %s", dir)
+	}
+	return files, err
+}
+
+// builtIn returns the modules that are part of the kernel.
+func builtIn(dir string) (map[string]bool, error) {
+	text, err := os.ReadFile(filepath.Join(dir, "modules.builtin"))
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]bool{}
+	for line := range strings.Lines(string(text)) {
+		all[moduleName(strings.TrimSuffix(path.Base(strings.TrimSpace(line)), ".ko"))] = true
+	}
+	return all, nil
+}
+
+// moduleName is a module's name as the kernel knows it. Files may have "-" for "_".
+func moduleName(s string) string { return strings.ReplaceAll(s, "-", "_") }
+
+// uncompressed reads a module. Go's library has no xz, so the command does that.
+func uncompressed(file string) ([]byte, error) {
+	if !strings.HasSuffix(file, ".xz") {
+		return os.ReadFile(file)
+	}
+	out, err := exec.Command("xz", "-dc", file).Output()
+	if exit := new(exec.ExitError); errors.As(err, &exit) {
+		err = fmt.Errorf("%w: %s", err, bytes.TrimSpace(exit.Stderr))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("xz -dc %s: %w", file, err)
+	}
+	return out, nil
+}
+
+// dependencies returns the modules that a module needs, by its section .modinfo.
+func dependencies(module []byte) ([]string, error) {
+	file, err := elf.NewFile(bytes.NewReader(module))
+	if err != nil {
+		return nil, err
+	}
+	section := file.Section(".modinfo")
+	if section == nil {
+		return nil, errors.New("not a kernel module: no section .modinfo")
+	}
+	info, err := section.Data()
+	if err != nil {
+		return nil, err
+	}
+	return needed(info), nil
+}
+
+// needed reads the dependencies of .modinfo: hard ones, and those that are to be loaded before.
+func needed(info []byte) []string {
+	var all []string
+	for field := range strings.SplitSeq(string(info), "\x00") {
+		key, value, _ := strings.Cut(field, "=")
+		switch key {
+		case "depends":
+			all = append(all, strings.FieldsFunc(value, func(r rune) bool { return r == ',' })...)
+		case "softdep":
+			if before, found := strings.CutPrefix(value, "pre: "); found {
+				before, _, _ = strings.Cut(before, "post:")
+				all = append(all, strings.Fields(before)...)
+			}
+		}
+	}
+	for i := range all {
+		all[i] = moduleName(all[i])
+	}
+	slices.SortFunc(all, cmp.Compare)
+	return slices.Compact(all)
+}

@@ -1,0 +1,271 @@
+// Command realcluster brings up a real Kubernetes cluster of several nodes on
+// this computer, with nftproxy as its only service proxy, tries it, and removes
+// it without a trace. It needs root. `make cluster` runs it.
+//
+// The cluster belongs to a process of its own (serve), which the other commands
+// start and speak to. Packages bringup and workload do the work.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
+
+	"nftproxy/test/cmd/realcluster/bringup"
+	"nftproxy/test/cmd/realcluster/node"
+	"nftproxy/test/cmd/realcluster/suite"
+	"nftproxy/test/cmd/realcluster/workload"
+)
+
+func main() {
+	// What clients of the API server have to say is in their errors.
+	klog.LogToStderr(false)
+	klog.SetOutput(io.Discard)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := newCommand().ExecuteContext(ctx)
+	stop()
+	if exit := new(exec.ExitError); errors.As(err, &exit) {
+		os.Exit(exit.ExitCode())
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "realcluster:", err)
+		os.Exit(1)
+	}
+}
+
+// The command by which a machine starts.
+const initCommand = "machine-init"
+
+// defaultDir is not in /tmp, which may be memory.
+const defaultDir = "/var/tmp/nftproxy-cluster"
+
+func newCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "realcluster",
+		Short:         "A real Kubernetes cluster on this computer",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	dir := root.PersistentFlags().String("dir", defaultDir, "`folder` for all files of the cluster")
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
+		if os.Geteuid() != 0 && cmd.Name() != "help" {
+			return errors.New("a cluster needs root")
+		}
+		return nil
+	}
+	var options upOptions
+	up := &cobra.Command{
+		Use: "up", Short: "Bring the cluster up", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return up(cmd.Context(), *dir, options, os.Stdout) },
+	}
+	serve := &cobra.Command{
+		Use: "serve", Hidden: true, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return serve(cmd.Context(), *dir, options) },
+	}
+	options.register(up)
+	options.register(serve)
+	execute := &cobra.Command{
+		Use: "exec COMMAND...", Short: "Run a command outside of the nodes, such as kubectl, as administrator", Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error { return outside(cmd.Context(), *dir, args) },
+	}
+	execute.Flags().SetInterspersed(false) // flags after the command are the command's
+	root.AddCommand(up, serve, newSuiteCommand(dir), newOutageCommand(dir),
+		&cobra.Command{
+			Use: "smoke", Short: "Try the cluster: one line for each test; the exit status is 1 if one fails", Args: cobra.NoArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error { return ask(cmd.Context(), *dir, "/smoke", os.Stdout) },
+		},
+		&cobra.Command{
+			Use: "migrate", Short: "Go from kube-proxy to nftproxy and back, on a cluster of up --proxy kube-proxy, by the steps of docs/migrate.md", Args: cobra.NoArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error { return ask(cmd.Context(), *dir, "/migrate", os.Stdout) },
+		},
+		&cobra.Command{
+			Use: "down", Short: "End the cluster and remove all that it left", Args: cobra.NoArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error { return down(cmd.Context(), *dir) },
+		},
+		execute,
+		&cobra.Command{
+			Use: initCommand, Hidden: true, Args: cobra.ExactArgs(1),
+			RunE: func(_ *cobra.Command, args []string) error { return node.InitMachine(args[0]) },
+		},
+	)
+	return root
+}
+
+// upOptions say which cluster to bring up.
+type upOptions struct {
+	nodes int
+	suite bool
+	proxy proxyChoice
+	// controllerFlags are further flags of kube-controller-manager.
+	controllerFlags []string
+}
+
+func (o *upOptions) register(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.IntVar(&o.nodes, "nodes", 3, "`number` of nodes, which are in three zones by turns")
+	f.BoolVar(&o.suite, "e2e", false, "give the nodes the images of Kubernetes' own tests, too")
+	f.StringVar(&o.proxy.name, "proxy", nftproxy, "service `proxy` of the cluster, nftproxy or kube-proxy")
+	f.StringVar(&o.proxy.mode, "kube-proxy-mode", "", "`mode` of kube-proxy, such as nftables; empty is its default")
+	f.StringArrayVar(&o.controllerFlags, "controller-flag", nil, "a further `flag` of kube-controller-manager, such as --controller-flag=--leader-elect=false; repeat it for several")
+}
+
+// flags are the options as arguments of serve.
+func (o *upOptions) flags() []string {
+	flags := []string{"--nodes=" + strconv.Itoa(o.nodes), "--proxy=" + o.proxy.name, "--kube-proxy-mode=" + o.proxy.mode}
+	for _, f := range o.controllerFlags {
+		flags = append(flags, "--controller-flag="+f)
+	}
+	return flags
+}
+
+// newOutageCommand makes the command outage.
+func newOutageCommand(dir *string) *cobra.Command {
+	var o workload.OutageOptions
+	cmd := &cobra.Command{
+		Use: "outage", Short: "Take the API server away for a while, under load, and name the cause of each failed request", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return ask(cmd.Context(), *dir, outagePath(o), os.Stdout)
+		},
+	}
+	cmd.Flags().DurationVar(&o.Away, "away", 30*time.Second, "`time` until the API server is started again")
+	cmd.Flags().BoolVar(&o.Cut, "cut", false, "cut the API server off from the nodes in place of killing it: the controllers go on using it")
+	cmd.Flags().DurationVar(&o.After, "after", 90*time.Second, "`time` under load after its return")
+	return cmd
+}
+
+// newSuiteCommand makes the command e2e.
+func newSuiteCommand(dir *string) *cobra.Command {
+	o := suite.Options{Tools: toolsDir()}
+	cmd := &cobra.Command{
+		Use: "e2e", Short: "Run Kubernetes' own tests of sig-network on a cluster of up --e2e", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if o.Tools, err = filepath.Abs(o.Tools); err != nil {
+				return err
+			}
+			o.Kubeconfig, o.Reports = adminKubeconfig(*dir), filepath.Join(*dir, "e2e")
+			if o.Nodes, err = countNodes(cmd.Context(), *dir); err != nil {
+				return err
+			}
+			run := func(ctx context.Context, args []string) error { return outside(ctx, *dir, args) }
+			return suite.Run(cmd.Context(), o, run, os.Stdout)
+		},
+	}
+	cmd.Flags().StringVar(&o.Focus, "focus", "", "regular `expression` for the names of the tests to run")
+	cmd.Flags().IntVar(&o.Processes, "procs", 6, "`number` of tests at a time")
+	return cmd
+}
+
+func adminKubeconfig(dir string) string {
+	return filepath.Join(dir, "control-plane", "admin.kubeconfig")
+}
+
+// up prepares what a cluster needs, starts the process that holds it, and copies
+// its progress until the cluster is up.
+func up(ctx context.Context, dir string, o upOptions, out io.Writer) error {
+	if err := o.proxy.check(); err != nil {
+		return err
+	}
+	if _, err := os.Stat(socket(dir)); err == nil {
+		return fmt.Errorf("%s has a cluster; remove it by `make cluster-down`", dir)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	if err := prepare(ctx, dir, o, out); err != nil {
+		return fmt.Errorf("prepare: %w", err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	log, err := os.Create(filepath.Join(dir, "cluster.log"))
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	progress, write, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command(self, append([]string{"serve", "--dir=" + dir}, o.flags()...)...)
+	cmd.Stderr, cmd.Stdout = log, write
+	// It must outlive this process and its terminal.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	if err := write.Close(); err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Signal(syscall.SIGTERM) })
+	defer stop()
+	done, err := copyUntilDone(out, progress)
+	if err != nil {
+		return err
+	}
+	if !done {
+		return errors.Join(fmt.Errorf("the cluster did not come up; %s has its files", dir), cmd.Wait())
+	}
+	return nil
+}
+
+// outside runs a command in the namespace outside of the nodes.
+func outside(ctx context.Context, dir string, args []string) error {
+	cmd, err := outsideCommand(ctx, dir, args)
+	if err != nil {
+		return err
+	}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	return cmd.Run()
+}
+
+// countNodes asks the API server how many nodes there are.
+func countNodes(ctx context.Context, dir string) (int, error) {
+	cmd, err := outsideCommand(ctx, dir, []string{"kubectl", "get", "nodes", "-o", "name"})
+	if err != nil {
+		return 0, err
+	}
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return 0, fmt.Errorf("count the nodes: %w", err)
+	}
+	return len(strings.Fields(string(out))), nil
+}
+
+// outsideCommand is a command for the namespace outside of the nodes.
+func outsideCommand(ctx context.Context, dir string, args []string) (*exec.Cmd, error) {
+	path, err := os.ReadFile(filepath.Join(dir, outsideFile))
+	if err != nil {
+		return nil, fmt.Errorf("there is no cluster: %w", err)
+	}
+	tools, err := filepath.Abs(toolsDir())
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"--net=" + string(path), "--"}, args...)...)
+	cmd.Env = append(os.Environ(),
+		"KUBECONFIG="+adminKubeconfig(dir),
+		"PATH="+tools+":"+os.Getenv("PATH"))
+	return cmd, nil
+}
+
+// down ends the process that holds the cluster, if it runs, and removes the files.
+func down(ctx context.Context, dir string) error {
+	if err := stopServer(ctx, dir); err != nil {
+		return err
+	}
+	return bringup.Remove(dir)
+}

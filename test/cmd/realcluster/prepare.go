@@ -1,0 +1,105 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"nftproxy/test/cmd/realcluster/bringup"
+	"nftproxy/test/cmd/realcluster/node"
+	"nftproxy/test/cmd/realcluster/suite"
+	"nftproxy/test/lib/controlplane"
+)
+
+// Where the repository has what is needed, from its root: the working directory.
+func toolsDir() string   { return "hack/tools/bin" }
+func proxyImage() string { return "bin/nftproxy-image.tar" } // of make image
+
+// prepare builds and unpacks programs, and writes images: minutes from cold.
+func prepare(ctx context.Context, dir string, o upOptions, out io.Writer) error {
+	fmt.Fprintln(out, "building and unpacking what is missing; from cold this takes many minutes")
+	software, err := node.Provide(ctx)
+	if err != nil {
+		return err
+	}
+	for _, name := range []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "coredns", "agnhost"} {
+		if _, err := controlplane.Tool(ctx, name); err != nil {
+			return err
+		}
+	}
+	if err := os.MkdirAll(imagesDir(dir), 0o755); err != nil {
+		return err
+	}
+	for _, i := range images(software) {
+		if err := node.WriteImage(filepath.Join(imagesDir(dir), i.file), i.Image); err != nil {
+			return err
+		}
+	}
+	if o.proxy.name == kubeProxy {
+		if err := writeKubeProxyImage(ctx, software, imagesDir(dir)); err != nil {
+			return fmt.Errorf("make the image of kube-proxy: %w", err)
+		}
+	}
+	if o.suite {
+		if err := suite.Provide(ctx, software, imagesDir(dir)); err != nil {
+			return fmt.Errorf("prepare Kubernetes' tests: %w", err)
+		}
+	}
+	return nil
+}
+
+func imagesDir(dir string) string { return filepath.Join(dir, "images") }
+
+type archive struct {
+	file string
+	node.Image
+}
+
+// images are all that nodes have, but for the proxy's.
+func images(software node.Software) []archive {
+	tool := func(name string) string { return filepath.Join(software.Tools, name) }
+	return []archive{
+		{"pause.tar", node.Image{
+			Names: []string{node.PauseImage},
+			Files: map[string]string{"busybox": software.Busybox()}, Entrypoint: []string{"/busybox", "sleep", "2147483647"},
+		}},
+		{"coredns.tar", node.Image{
+			Names: []string{"registry.k8s.io/coredns/coredns:cluster"},
+			Files: map[string]string{"coredns": tool("coredns")}, Entrypoint: []string{"/coredns"},
+		}},
+		{"agnhost.tar", node.Image{
+			Names:      []string{"registry.k8s.io/e2e-test-images/agnhost:cluster"},
+			Dirs:       []string{"tmp"},
+			Files:      map[string]string{"agnhost": tool("agnhost"), "bin/busybox": software.Busybox()},
+			Links:      map[string]string{"bin/sh": "busybox", "bin/wget": "busybox", "bin/nc": "busybox", "bin/nslookup": "busybox"},
+			Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}, Env: []string{"PATH=/bin:/"},
+		}},
+	}
+}
+
+// clusterConfig describes the cluster with what prepare made.
+func clusterConfig(dir string, o upOptions) (bringup.Config, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return bringup.Config{}, err
+	}
+	tools, err := filepath.Abs(toolsDir())
+	if err != nil {
+		return bringup.Config{}, err
+	}
+	archives, err := filepath.Glob(filepath.Join(imagesDir(dir), "*.tar"))
+	if err != nil {
+		return bringup.Config{}, err
+	}
+	proxy, err := filepath.Abs(proxyImage())
+	if err != nil {
+		return bringup.Config{}, err
+	}
+	return bringup.Config{
+		Dir: dir, Nodes: o.nodes, Init: []string{self, initCommand}, Images: append(archives, proxy),
+		Proxy: o.proxy.name, Manifests: o.proxy.manifests, ControllerFlags: o.controllerFlags,
+		Software: node.Software{Tools: tools, Debian: filepath.Join(tools, "debian")},
+	}, nil
+}

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"nftproxy/test/cmd/realcluster/bringup"
+	"nftproxy/test/cmd/realcluster/node"
+	"nftproxy/test/lib/controlplane"
+)
+
+// proxyChoice is the service proxy that a cluster begins with.
+type proxyChoice struct {
+	name string
+	// mode is kube-proxy's; "" is its default, as kubeadm leaves it.
+	mode string
+}
+
+// The names of the proxies, which are those of their DaemonSets.
+const (
+	nftproxy  = "nftproxy"
+	kubeProxy = "kube-proxy"
+)
+
+func (p proxyChoice) check() error {
+	if p.name != nftproxy && p.name != kubeProxy {
+		return fmt.Errorf("--proxy: %q: want %s or %s", p.name, nftproxy, kubeProxy)
+	}
+	return nil
+}
+
+// manifests are what a cluster of kubeadm's has: the ConfigMap kube-proxy, and
+// either kube-proxy itself, or what an operator applies in its place: the overlay
+// kubeadm of deploy.
+func (p proxyChoice) manifests(ctx context.Context, api netip.AddrPort) ([]string, error) {
+	var ranges []string
+	for _, r := range bringup.PodCIDRs() {
+		ranges = append(ranges, r.String())
+	}
+	edits := strings.NewReplacer("SERVER", "https://"+api.String(), "CLUSTER_CIDR", strings.Join(ranges, ","), "MODE", p.mode)
+	config := edits.Replace(kubeProxyConfig)
+	if p.name == kubeProxy {
+		return []string{config, strings.ReplaceAll(kubeProxyManifest, "IMAGE", kubeProxyImage)}, nil
+	}
+	kubectl, err := controlplane.Tool(ctx, "kubectl")
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, kubectl, "kustomize", filepath.Join("deploy", "overlays", "kubeadm"))
+	cmd.Stderr = os.Stderr
+	objects, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", cmd, err)
+	}
+	return []string{config, string(objects)}, nil
+}
+
+//go:embed manifests/kube-proxy-config.yaml
+var kubeProxyConfig string
+
+//go:embed manifests/kube-proxy.yaml
+var kubeProxyManifest string
+
+// kubeProxyImage has the name of no release: it is made here.
+const kubeProxyImage = "registry.k8s.io/kube-proxy:cluster"
+
+// writeKubeProxyImage makes the image of kube-proxy: the program, and the commands
+// that it runs.
+func writeKubeProxyImage(ctx context.Context, software node.Software, dir string) error {
+	program, err := controlplane.Tool(ctx, "kube-proxy")
+	if err != nil {
+		return err
+	}
+	tree, err := node.NetfilterTree(ctx, software)
+	if err != nil {
+		return err
+	}
+	return node.WriteImage(filepath.Join(dir, "kube-proxy.tar"), node.Image{
+		Names: []string{kubeProxyImage}, Tree: tree, Dirs: []string{"tmp"},
+		Files: map[string]string{"usr/local/bin/kube-proxy": program},
+		Env:   []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+	})
+}

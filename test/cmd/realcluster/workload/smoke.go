@@ -1,0 +1,67 @@
+package workload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"nftproxy/test/cmd/realcluster/bringup"
+)
+
+// fixture is what all tests use.
+type fixture struct{ *Web }
+
+// test is one line of the result.
+type test struct {
+	name string
+	// run returns what it has seen, in a few words.
+	run func(context.Context, *fixture) (string, error)
+}
+
+func tests() []test {
+	return []test{
+		{"services by name", byName},
+		{"cluster IPs of both families", clusterIPs},
+		{"node ports of each node from outside", nodePorts},
+		{"externalTrafficPolicy Local", localPolicy},
+		{"rolling update of a Deployment under load", updateDeployment},
+		{"rolling update of the DaemonSet nftproxy under load", updateProxy},
+		{"drain of a node under load", drainNode},
+		{"a node joins, and leaves", joinNode},
+	}
+}
+
+// Smoke tries the Services of a cluster as users and operators see them, while pods, nodes and the proxy come and go. It runs all tests in turn and writes a line for each. The error says how many
+// failed.
+func Smoke(ctx context.Context, c *bringup.Cluster, out io.Writer) (err error) {
+	web, err := Start(ctx, c)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, web.Remove()) }()
+	f := &fixture{web}
+	failed := 0
+	for _, t := range tests() {
+		began := time.Now()
+		seen, err := t.runFor(ctx, f)
+		verdict := "pass"
+		if err != nil {
+			failed++
+			verdict, seen = "FAIL", err.Error()
+		}
+		fmt.Fprintf(out, "%s  %s: %s (%v)\n", verdict, t.name, seen, time.Since(began).Round(100*time.Millisecond))
+	}
+	if failed > 0 {
+		return fmt.Errorf("%d of %d smoke tests failed", failed, len(tests()))
+	}
+	fmt.Fprintf(out, "%d smoke tests passed\n", len(tests()))
+	return nil
+}
+
+func (t test) runFor(ctx context.Context, f *fixture) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	return t.run(ctx, f)
+}
