@@ -68,7 +68,7 @@ func (e *BatchError) Parts() []string {
 	return slices.Sorted(maps.Keys(parts))
 }
 
-// Short says that the kernel had no memory for some of the batch, or a set no room. A
+// Short reports whether the kernel had no memory for some of the batch, or a set no room. A
 // smaller batch may go in.
 func (e *BatchError) Short() bool {
 	for i := range e.Errors {

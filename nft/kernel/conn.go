@@ -70,9 +70,9 @@ type Conn struct {
 	counts nfnetlink.Requester
 }
 
-// Open opens one socket for writing and three for reading. The one for writing owns the
-// tables where the kernel has ownership. Open itself needs no rights; reading and
-// writing need CAP_NET_ADMIN in the namespace.
+// Open opens one socket for writing and three for reading. The one for writing owns the tables if
+// the kernel supports owners. Open itself needs no rights; reading and writing need CAP_NET_ADMIN
+// in the namespace.
 func Open(config Config) (*Conn, error) {
 	c := &Conn{destroy: destroyElements, lookUpFrom: lookUpFrom, around: config.Around}
 	for _, r := range []*nfnetlink.Requester{&c.reader, &c.sweeper, &c.counts} {
@@ -105,11 +105,10 @@ func (c *Conn) Close() error {
 	return errors.Join(errs...)
 }
 
-// Apply carries out the batch. Each of its transactions (nft.Batch.Transactions) takes
-// effect as a whole, or not at all. A refusal is a *BatchError. Operations that went ahead
-// stay when the rest is refused; no packet meets them then. An error that matches
-// ErrOutcomeUnknown means that some or all of the batch may be in the kernel. An empty
-// batch does nothing.
+// Apply executes the batch. Each of its transactions (nft.Batch.Transactions) takes effect as a
+// whole, or not at all. A refusal is a *BatchError. Operations that went ahead stay if the rest is
+// refused; no packet meets them. An error that matches ErrOutcomeUnknown means that some or all of
+// the batch may be in the kernel. An empty batch does nothing.
 //
 // A transaction has to fit the socket's send buffer, which grows as needed. In a user
 // namespace without CAP_NET_ADMIN over the first one, it cannot grow beyond twice

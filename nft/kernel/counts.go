@@ -114,9 +114,9 @@ func (c *Conn) Counts(table nft.TableID, set *nft.Set, keys []nft.Value, visit f
 }
 
 // AllCounts visits all elements of the set or map that have a counter, in no order. While others
-// change the table it may leave some out or visit some twice. A missing table or set has no
-// elements. The time of a dump grows faster than the number of elements: for each datagram
-// of 32 KiB the kernel searches its place from the start.
+// change the table it may leave out some elements or visit some twice. A missing table or set has
+// no elements. The time of a dump grows faster than the number of elements: for each datagram of 32
+// KiB the kernel walks from the start of the set to its place.
 func (c *Conn) AllCounts(table nft.TableID, set *nft.Set, visit func(Count)) error {
 	c.counts.Lock()
 	defer c.counts.Unlock()

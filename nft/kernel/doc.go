@@ -4,6 +4,6 @@
 // It needs Linux 5.6, for sets of intervals. Conn's methods say what they use of newer
 // kernels.
 //
-// It decides nothing: package nft plans what to write. It never runs the nft command,
+// The package does not decide what to write: package nft plans that. It never runs the nft command,
 // and it changes only the tables that it is given.
 package kernel

@@ -37,7 +37,7 @@ type OpError struct {
 	Table nft.TableID
 	// Errno is the kernel's nfnetlink.Answer.
 	Errno syscall.Errno
-	// Hint says what helps, where that is known.
+	// Hint says what helps, if that is known.
 	Hint string
 
 	// located says that the kernel told where in the message the error is.
@@ -95,7 +95,7 @@ func (e *OpError) Error() string {
 	return b.String()
 }
 
-// Unwrap is the errno, so that errors.Is(err, unix.EEXIST) works.
+// Unwrap returns the errno, so that errors.Is(err, unix.EEXIST) works.
 func (e *OpError) Unwrap() error { return e.Errno }
 
 // unsentError says that the kernel did not take a datagram, and so has done nothing.

@@ -36,8 +36,8 @@ func (c *Conn) Learned(table nft.TableID, set *nft.Set) ([]Entry, error) {
 	}
 }
 
-// LearnedBy returns the entry of a dynamic map or set that has the key; ok is false if
-// there is none. The kernel looks it up, so a map of many entries costs no more than a small one.
+// LearnedBy returns the entry with the key of a dynamic map or set; ok is false if there is none.
+// The kernel looks it up, so a map of many entries costs no more than a small one.
 func (c *Conn) LearnedBy(table nft.TableID, set *nft.Set, key nft.Value) (entry Entry, ok bool, err error) {
 	c.reader.Lock()
 	defer c.reader.Unlock()

@@ -21,8 +21,8 @@ const readTries = 4
 // errChanged says that a table changed while it was read.
 var errChanged = errors.New("the ruleset changed during the dump")
 
-// Read returns the tables that want names, as the kernel has them. A set or chain that is
-// exactly as wanted is returned as want's own pointer. Others are returned as follows:
+// Read returns the tables of the program want, as the kernel has them. For a set or chain that is
+// exactly as wanted, it returns want's own pointer. Other ones are returned as follows:
 //   - a set: as a Set without key and elements if it is declared otherwise than wanted (but
 //     for a counter), or if no program could have its declaration or one of its elements;
 //   - a dynamic map: without the elements that rules have added (see Learned);
@@ -48,7 +48,7 @@ func (c *Conn) Read(want *nft.Program) (*nft.Model, error) {
 	return m, nil
 }
 
-// ReadTable is Read for one table. It returns nil if the kernel has no such table.
+// ReadTable reads one table as Read does. It returns nil if the kernel has no such table.
 func (c *Conn) ReadTable(want *nft.Table) (*nft.Contents, error) {
 	c.exclusive.Lock()
 	defer c.exclusive.Unlock()

@@ -12,9 +12,9 @@ import (
 // spent is the times that the steps of an Apply took.
 type spent struct{ encode, commit time.Duration }
 
-// Spent returns how long the last Apply encoded messages, and how long the kernel carried
-// them out. Both include further attempts. The rest of the Apply went into looking up the tables
-// that the batch adds. The Apply of an empty batch does not count.
+// Spent returns how long the last Apply encoded messages, and how long the kernel executed them.
+// Both include further attempts. The rest of the Apply went into looking up the tables that the
+// batch adds. The Apply of an empty batch does not count.
 func (c *Conn) Spent() (encode, commit time.Duration) {
 	c.exclusive.Lock()
 	defer c.exclusive.Unlock()

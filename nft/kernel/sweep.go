@@ -33,13 +33,13 @@ const (
 // left and how many it deleted. An entry that expires meanwhile may count as either. A
 // missing table or map is no error: then there is nothing to sweep.
 //
-// Dumps do not hold up Apply, which waits for 500 deletions at most. A dump can miss entries
-// while others come and go. So Sweep dumps the map again until it finds nothing more, at
-// most eight times. A map of more than 50,000 entries takes long, so Sweep dumps it again
-// only after a dump that was visibly incomplete. A caller that sweeps because endpoints
-// have gone should sweep again a little later. If an entry expires and is learned anew
-// between the dump and its deletion, it is deleted too; its client is remembered at its next
-// connection. keep must not call Learned or Sweep.
+// Dumps do not hold up Apply, which waits for 500 deletions at most. A dump can miss entries while
+// others come and go. So Sweep dumps the map again until it finds nothing more, at most eight
+// times. A map of more than 50,000 entries takes long, so Sweep dumps it again only after a dump
+// that was visibly incomplete. A caller that sweeps because endpoints have gone should sweep again
+// a little later. If an entry expires and is learned again between the dump and its deletion, it is
+// deleted too; its client is remembered at its next connection. keep must not call Learned or
+// Sweep.
 //
 // When the context ends, Sweep returns an error that matches the context's. It looks at
 // the context before each entry and before each 500 deletions.

@@ -36,7 +36,7 @@ type TableInfo struct {
 	Objects int
 }
 
-// Orphan says that the table's owner has gone. Another process can own it.
+// Orphan reports whether the table's owner has gone. Another process can own it.
 func (t TableInfo) Orphan() bool { return t.Flags&ownedTable == tablePersist }
 
 // Tables returns the tables of that name, in both families.
@@ -117,10 +117,10 @@ func (c *Conn) DeleteTables(name string) error {
 // Delete deletes the tables with their contents. A missing table is an error. A table that
 // another process owns is an error that matches EPERM.
 //
-// It makes two transactions: the first one empties all chains. When a table goes, the kernel
+// It makes two transactions: the first one empties all chains. When a table is deleted, the kernel
 // hides the elements of its maps (nft_map_deactivate) a moment before the last packet has left its
-// rules. Such a packet would not find its Service and would be refused, although another
-// proxy's rules follow.
+// rules. Such a packet would not find its Service and would be refused, although another proxy's
+// rules follow.
 func (c *Conn) Delete(tables []TableInfo) error {
 	if len(tables) == 0 {
 		return nil
@@ -149,7 +149,7 @@ func awaitPackets() {
 	}
 }
 
-// Owned says whether this Conn owns the table, so that no other process can change it.
+// Owned reports whether this Conn owns the table, so that no other process can change it.
 // Kernels before Linux 6.9 have no ownership, and a table that was made without an owner
 // has none.
 func (c *Conn) Owned(id nft.TableID) (bool, error) {

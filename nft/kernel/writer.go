@@ -29,8 +29,8 @@ type Writer struct {
 }
 
 // NextWriter waits for the next transaction of another process in the network namespace, and
-// returns that process. While it waits, the kernel tells it of each change of an object, which
-// makes transactions slower. So it is for when the answer is needed, and not for long.
+// returns that process. While it waits, the kernel reports each change of an object to it, which
+// makes transactions slower. So call it only when the answer is needed, and not for long.
 func (c *Conn) NextWriter(ctx context.Context, config Config) (Writer, error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: config.NetNS})
 	if err != nil {

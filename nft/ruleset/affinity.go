@@ -117,7 +117,7 @@ func (a *access) learnRules(of clients, lists clientList, timeout time.Duration)
 	return rules
 }
 
-// AffinityName tells the dynamic maps that remember clients apart.
+// AffinityName identifies a dynamic map that remembers clients.
 type AffinityName struct {
 	Family nft.Family
 	// Map is the set's name.

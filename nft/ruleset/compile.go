@@ -14,9 +14,9 @@ import (
 // Compile compiles a snapshot from scratch.
 func Compile(cfg Config, s service.Snapshot) *nft.Program { return NewCompiler(cfg).Compile(s) }
 
-// Compiler compiles one snapshot after the other. It builds only what has changed in
-// between, so its cost grows with the changed services. A Compiler is not safe for
-// concurrent use; the programs are.
+// Compiler compiles one snapshot after the other. It builds only what has changed in between, so
+// its cost grows with the changed Services. A Compiler is not safe for concurrent use; the programs
+// are.
 type Compiler struct {
 	config Config
 	// settings are those of the node that the tables were compiled with, nil for the

@@ -8,8 +8,8 @@ import (
 	"nftproxy/nft"
 )
 
-// DefaultTable is the name of the tables, one in each family. It is not
-// kube-proxy's, so that both can run beside each other during a change-over.
+// DefaultTable is the name of the tables, one in each family. It differs from kube-proxy's, so both
+// can run beside each other during a migration.
 const DefaultTable = "nftproxy"
 
 // kubeProxyMark is kube-proxy's bit of the packet mark. Without labels the rules use it too.
@@ -19,7 +19,7 @@ const kubeProxyMark = 0x4000
 // labels (connlabel.conf) begin at 0, and Open vSwitch sets labels in zones of its own.
 const masqueradeLabel = 110
 
-// Config is all that the program depends on beside the snapshot.
+// Config is everything that the program depends on besides the snapshot.
 type Config struct {
 	// Table is the name of both tables.
 	Table string
@@ -31,8 +31,8 @@ type Config struct {
 	// Uncounted leaves out all counters, those of Counters too. The rules refuse and drop the
 	// same packets. It is for kernels that cannot count (kernel.Conn.TryCounters).
 	Uncounted bool
-	// Unlabelled has the rules use a bit of the packet mark, as kube-proxy does, where they would
-	// use a label of the connection. It is for kernels without labels (kernel.Conn.TryLabels).
+	// Unlabelled makes the rules use a bit of the packet mark, as kube-proxy does, instead of a
+	// label of the connection. It is for kernels without labels (kernel.Conn.TryLabels).
 	Unlabelled bool
 }
 
@@ -93,8 +93,8 @@ func (c *Config) pods(f nft.Family, node *service.Node) pods {
 	return pods{from: c.PodRanges(node, f == nft.IPv6)}
 }
 
-// Pod says whether the rules take packets from the address for packets of a pod. If
-// the rules go by interfaces, known is false. The node's own settings go before c's.
+// Pod reports whether the rules treat packets from the address as packets of a pod. If the rules
+// decide by interfaces, known is false. The node's own settings override c's.
 func (c *Config) Pod(node *service.Node, a netip.Addr) (pod, known bool) {
 	f := nft.IPv4
 	if a.Is6() {

@@ -45,7 +45,7 @@ func CounterPlaces(svc *service.Service, p *service.Port) []CounterPlace {
 	return places
 }
 
-// FrontendSets are the sets of all CounterPlaces.
+// FrontendSets returns the sets of all CounterPlaces.
 func FrontendSets() []string { return []string{services, nodePorts} }
 
 // Endpoints returns the keys of the elements that count the connections to each endpoint, by
@@ -73,7 +73,7 @@ func (c CounterPlace) Endpoints(svc *service.Service, p *service.Port) map[strin
 	return keys
 }
 
-// Endpoint is the endpoint of an element that Endpoints named, by its key and data.
+// Endpoint returns the endpoint of an element that Endpoints named, by its key and data.
 func (c CounterPlace) Endpoint(key, data nft.Value) netip.AddrPort {
 	if data == "" {
 		data = key[len(c.Key):]

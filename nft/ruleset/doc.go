@@ -1,23 +1,21 @@
-// Package ruleset promises the service semantics: it compiles a snapshot of
-// services into the nftables program that serves them on the node.
+// Package ruleset implements the semantics of Services: it compiles a snapshot of Services into the
+// nftables program that serves them on the node.
 //
-// The package is pure: it knows no kernel, no Kubernetes object and no clock. It does
-// not decide which part of a program has to be written (nft.Plan does). The same
-// snapshot always gives the same program; a Compiler only gets there faster, from the
-// program before. ReadBack goes the other way: from tables to a snapshot. Its comment
-// says which facts are exact and which are guessed.
+// The package is pure: it uses no kernel, no Kubernetes object and no clock. It does not decide
+// which part of a program has to be written (nft.Plan does). The same snapshot always gives the
+// same program; a Compiler only gets it faster, from the previous program. ReadBack goes the other
+// way: from tables to a snapshot. Its comment says which facts are exact and which are guessed.
 //
 // # The program
 //
-// Services are map elements; chains and rules are few and shared. A frontend is one
-// address with protocol and port, or one node port, of a service. A new connection is
-// looked up by its frontend in the map services. The element leads to the chain for
-// the service's number of endpoints. That chain picks a random one in the map endpoints
-// and translates. Later packets of the connection see no rule at all, since every base
-// chain is of type nat.
+// Services are map elements; there are few chains and rules, and Services share them. A frontend is
+// one address with protocol and port, or one node port, of a Service. The rules look up a new
+// connection by its frontend in the map services. The element leads to the chain for the service's
+// number of endpoints. That chain picks a random one in the map endpoints and translates. Later
+// packets of the connection meet no rule, since every base chain is of type nat.
 //
-// There are two ways to reach services, called access: by address and by node port.
-// Both work alike, each with maps and chains of its own.
+// There are two ways to reach Services, called access: by address and by node port. Both work
+// alike, and each has its own maps and chains.
 //
 // Services with session affinity have chains that first look for the client, in maps
 // that the rules fill after translation. The kernel owns the elements of these maps; no

@@ -95,9 +95,9 @@ func (c *compiledService) keepPort(i int, svc *service.Service, p *portLists) {
 	c.ports[i] = *p
 }
 
-// MaxMaybeOnNode is how many endpoints a port may have of which it is not certain that they run
-// on the node: with more, none of these can reach itself. Each address costs an element that is
-// no Service's own, and anybody may write slices without nodeName. A slice has 1,000 endpoints at most.
+// MaxMaybeOnNode limits the endpoints of a port that perhaps run on the node. If there are more,
+// none of these can reach itself. Each address costs an element that belongs to no Service, and
+// anybody may write slices without nodeName. A slice has 1,000 endpoints at most.
 const MaxMaybeOnNode = 1000
 
 // portOnNode has the endpoints of a port that run on the node, and those that may do so.

@@ -85,7 +85,8 @@ func (p Purpose) rule(statements ...nft.Statement) nft.Rule {
 // another program's, or of a version that wrote no comments (EarlierVersion).
 func PurposeOf(r nft.Rule) Purpose { return Purpose(r.Comment()) }
 
-// EarlierVersion says whether a version of nftproxy has written the table that gave its rules no comments.
+// EarlierVersion reports whether the table comes from a version of nftproxy that wrote no comments
+// to its rules.
 func EarlierVersion(c *nft.Contents) bool {
 	first := c.Chains[prerouting]
 	return first != nil && len(first.Rules) > 0 && isVMap(first.Rules[0], services)
@@ -122,8 +123,8 @@ func NameInComment(comment string) ServiceName {
 	return f
 }
 
-// ClusterIPOwner names the Service that a table has for a cluster IP, as far as the comment tells it; empty
-// if the table does not have the address.
+// ClusterIPOwner returns the name of the Service that has a cluster IP in a table, as far as the
+// comment contains it; empty if the table does not have the address.
 func ClusterIPOwner(c *nft.Contents, a netip.Addr) string {
 	if set := c.Sets[clusterIPs]; set != nil {
 		return set.Elements[addrValue(a)].Comment
@@ -140,10 +141,11 @@ func RestrictedBy(c *nft.Contents, frontend nft.Value) string {
 	return ""
 }
 
-// MeansNoEndpoints says whether a frontend's verdict refuses, since there is no endpoint on any node.
+// MeansNoEndpoints reports whether a frontend's verdict refuses because there is no endpoint on any
+// node.
 func MeansNoEndpoints(v nft.Verdict) bool { return slices.Contains(NoEndpoints.Chains(), v.Chain) }
 
-// InServiceCIDR says whether a table drops packets to the address if no Service has it.
+// InServiceCIDR reports whether a table drops packets to the address if no Service has it.
 func InServiceCIDR(c *nft.Contents, a netip.Addr) bool {
 	return slices.ContainsFunc(serviceCIDRs(c), func(p netip.Prefix) bool { return p.Contains(a) })
 }
@@ -151,7 +153,7 @@ func InServiceCIDR(c *nft.Contents, a netip.Addr) bool {
 // ServiceCIDRs returns the ranges whose addresses a table drops packets to if no Service has them.
 func ServiceCIDRs(c *nft.Contents) []netip.Prefix { return serviceCIDRs(c) }
 
-// LocalEndpoints returns the addresses of endpoints that are certain to be on the node, sorted.
+// LocalEndpoints returns the addresses of endpoints that are known to be on the node, sorted.
 func LocalEndpoints(c *nft.Contents) []netip.Addr {
 	var list []netip.Addr
 	for _, e := range sortedElements(c, hairpin) {

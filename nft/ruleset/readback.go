@@ -67,7 +67,7 @@ func ReadBack(m *nft.Model, table string, node *service.Node) service.Snapshot {
 	return snapshot
 }
 
-// NamesSet is the set that names all Services with a cluster IP that a table serves.
+// NamesSet is the set that names all Services with a cluster IP in a table.
 const NamesSet = clusterIPs
 
 // NamesIn returns the names in a set NamesSet that was read, each once.

@@ -7,17 +7,17 @@ import (
 	"nftproxy/nft"
 )
 
-// RecentFor is how long the tables remember that an address and port had a new
-// connection. A client of TCP repeats its first packet for about two minutes (Linux:
-// net.ipv4.tcp_syn_retries), and the kernel keeps the entry of an unanswered one for as
-// long after the last (nf_conntrack_tcp_timeout_syn_sent). A client with a fixed port,
-// such as NFS in the kernel, tries for as long as it likes by one entry, which is noted
-// only once: an endpoint on a node that has died goes after some six minutes (the
-// controllers' defaults: 50 s, and 5 min until the pods are evicted).
+// RecentFor is how long the tables remember that an address and port had a new connection. A client
+// of TCP repeats its first packet for about two minutes (Linux: net.ipv4.tcp_syn_retries), and the
+// kernel keeps the entry of an unanswered one for as long after the last
+// (nf_conntrack_tcp_timeout_syn_sent). A client with a fixed port, such as NFS in the kernel, tries
+// without a limit by one entry, which is recorded only once. An endpoint on a failed node is
+// removed after some six minutes (the controllers' defaults: 50 s, and 5 min until the pods are
+// evicted).
 const RecentFor = 20 * time.Minute
 
-// MostRecent is how many frontends of a family there may be for the sets to know of every
-// new connection. The rest of their room is for frontends that go within RecentFor.
+// MostRecent is the largest number of frontends of a family with which the sets record every new
+// connection. The rest of their size is for frontends that are removed within RecentFor.
 const MostRecent = 60_000
 
 // recentSet declares the set of keys that had a new connection lately. It has room for
@@ -32,7 +32,7 @@ func (a *access) recentRule() nft.Rule {
 	return NoteRecent.rule(nft.Update{Map: a.recent, Key: a.key, Timeout: RecentFor})
 }
 
-// Recent is the set of a claim's family that has its key while it had a new connection
+// Recent returns the set of a claim's family that has its key while it had a new connection
 // lately. A claim of a node port has no address (service.NodePortClaim).
 func Recent(table string, c service.Claim) (nft.TableID, *nft.Set, nft.Value) {
 	family := nft.IPv4

@@ -37,10 +37,10 @@ func Causes() []Cause {
 	return []Cause{NoEndpoints, UnknownPort, NoLocalEndpoints, OutsideSourceRanges, UnallocatedAddress}
 }
 
-// Drops says whether the rules drop packets of the cause, rather than refuse them.
+// Drops reports whether the rules drop packets of the cause, rather than refuse them.
 func (c Cause) Drops() bool { return c != NoEndpoints && c != UnknownPort }
 
-// Chains are the names of the cause's chains.
+// Chains returns the names of the cause's chains.
 func (c Cause) Chains() []string {
 	if c != NoEndpoints && c != NoLocalEndpoints {
 		return []string{string(c)}

@@ -36,14 +36,14 @@ type ServedPort struct {
 	Clients []ClientMap
 }
 
-// LostClaim is a claim that a Service does not get. Owner has it; the tables name none if
-// the claim is protected, or if the kernel refused it.
+// LostClaim is a claim that a Service does not get. Owner is the Service that has it. Owner is
+// empty if the claim is protected, or if the kernel refused it.
 type LostClaim struct {
 	Claim service.Claim
 	Owner service.Name
 }
 
-// Fate is what becomes of connections to a frontend.
+// Fate is what happens to connections to a frontend.
 type Fate string
 
 // The fates. DroppedOutside drops connections from outside of the cluster only: the
@@ -75,15 +75,15 @@ type Frontend struct {
 	Cluster, Local []netip.AddrPort
 	// Affinity is how long a client is remembered, 0 if it is not.
 	Affinity time.Duration
-	// Chains are those that the frontend's elements lead to, in the order in which a
-	// packet comes to them, each once.
+	// Chains are the chains that the frontend's elements lead to, each once, in the order in which
+	// a packet meets them.
 	Chains []string
 }
 
-// IsNodePort says that the frontend is a node port.
+// IsNodePort reports whether the frontend is a node port.
 func (f *Frontend) IsNodePort() bool { return !f.Addr.IsValid() }
 
-// Claim is the claim that the frontend stands for.
+// Claim returns the claim that the frontend stands for.
 func (f *Frontend) Claim() service.Claim {
 	if f.IsNodePort() {
 		return service.NodePortClaim(f.Family == nft.IPv6, &service.Port{Protocol: f.Protocol, NodePort: f.Port})
@@ -99,9 +99,9 @@ type ClientMap struct {
 	Local bool
 }
 
-// ReadServed reads the same as ReadBack, whose comment says which facts are exact. It
-// also returns how each Service is served, sorted by name; of that everything is exact
-// but the names that ReadBack guesses. Its cost grows with the tables.
+// ReadServed reads the same as ReadBack, whose comment says which facts are exact. It also returns
+// how each Service is served, sorted by name. All of this is exact except the names that ReadBack
+// guesses. Its cost grows with the tables.
 func ReadServed(m *nft.Model, table string, node *service.Node) (service.Snapshot, []Served) {
 	snapshot, r := readTables(m, table, node)
 	all := make([]Served, 0, len(r.services))
@@ -228,7 +228,7 @@ const (
 	ForeignChain ChainKind = "foreign"
 )
 
-// KindOfChain tells the kind of a chain by its hook and name.
+// KindOfChain returns the kind of a chain, by its hook and name.
 func KindOfChain(c *nft.Chain) ChainKind {
 	if c.Hook != nil {
 		return BaseChain
