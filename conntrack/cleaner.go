@@ -24,9 +24,8 @@ type Run struct {
 	// Duration is the wall time of the pass without its waits for syncs. CPU is its
 	// CPU time.
 	Duration, CPU time.Duration
-	// Lag is the time from the first report of a change until the end of the first
-	// pass for it, for the change that waited longest; 0 if the pass was no first
-	// pass.
+	// Lag is the time from the first report of a change until the end of the first pass for it, for
+	// the change that waited longest; 0 if the pass was not the first for any change.
 	Lag time.Duration
 	// Err says why the pass is incomplete; nil if it is complete. The Cleaner repeats an
 	// incomplete pass later. If only entries that the kernel refused to remove are left
@@ -37,12 +36,11 @@ type Run struct {
 	Repeated bool
 }
 
-// Cleaner removes stale entries after syncs, beside them. A pass looks where the
-// syncs before it can have made entries stale. It makes filtered dumps, or one dump
-// of the whole table where that costs less. After a failed pass comes one over the
-// whole table. The Cleaner's memory depends neither on the table nor on the number
-// of stale entries, and in the long run it takes 5 % of a core at most. An entry that the
-// kernel refuses to remove delays nothing else.
+// Cleaner removes stale entries after syncs, beside them. A pass looks where earlier syncs can have
+// made entries stale. It makes filtered dumps, or one dump of the whole table if that costs less. A
+// failed pass is followed by one over the whole table. The Cleaner's memory depends neither on the
+// table nor on the number of stale entries, and in the long run it takes 5 % of a core at most. An
+// entry that the kernel refuses to remove delays nothing else.
 //
 // Each of its parts decides one thing: agenda what is due, pacing when a pass may
 // run, judge which entries are stale, and prices which kind of pass is cheaper.
@@ -93,8 +91,8 @@ type flowTable interface {
 	Size(ctx context.Context) (entries, buckets int, err error)
 }
 
-// NewCleaner makes a Cleaner that judges by the index; only the Cleaner may use
-// the index from then on. Run calls observe after each pass.
+// NewCleaner makes a Cleaner that uses the index to find stale entries. From then on only the
+// Cleaner may use the index. Run calls observe after each pass.
 func NewCleaner(table flowTable, index *Index, observe func(Run)) *Cleaner {
 	return &Cleaner{
 		table: table, observe: observe, reports: newSyncReports(),
@@ -102,19 +100,18 @@ func NewCleaner(table flowTable, index *Index, observe func(Run)) *Cleaner {
 	}
 }
 
-// ServedBefore gives the Cleaner what the kernel's rules served before this process
-// wrote any. By it the Cleaner recognizes flows to services that have gone
-// meanwhile. Call it before the first SyncDone, if at all; Run calls previous.
+// ServedBefore gives the Cleaner what the kernel's rules served before this process wrote any. The
+// Cleaner uses it to recognize flows to Services that were removed meanwhile. Call it before the
+// first SyncDone, if at all; Run calls previous.
 func (c *Cleaner) ServedBefore(previous func() service.Snapshot) {
 	c.reports.add(false, func(r *syncReport) { r.previous = previous })
 }
 
-// NotedBy gives the Cleaner what the rules know of new connections: noted says whether
-// one came to the claim within the time lasting, and was translated. It may say no only
-// if none did; the rules note most claims of each family at most, those that went within
-// that time included. Then the change of a
-// claim that had none costs no pass for flows in the middle of their handshake. Call it
-// before Run, if at all.
+// NotedBy gives the Cleaner the rules' record of new connections: noted reports whether one came to
+// the claim within the time lasting, and was translated. It may return false only if there was
+// none. The rules record at most most claims of each family, including those that were removed
+// within that time. With this record, the change of a claim without new connections needs no pass
+// for flows in the middle of their handshake. Call it before Run, if at all.
 func (c *Cleaner) NotedBy(noted func(service.Claim) (bool, error), lasting time.Duration, most int) {
 	c.recent = recent{noted: noted, lasting: lasting}
 	index := c.judge.index
@@ -126,10 +123,9 @@ func (c *Cleaner) NotedBy(noted func(service.Claim) (bool, error), lasting time.
 }
 
 // Alone gives the Cleaner a function that says whether no other program's rules translate
-// destinations. Run calls it when it is not known what the rules did before. Then a flow
-// that leads to no endpoint of its Service, and to none that is known as a former one, goes
-// if we are alone, and stays if it may be another program's. Call Alone before Run, if at
-// all.
+// destinations. Run calls it when it does not know what the rules did before. A flow that leads to
+// no present or known former endpoint of its Service is then removed if there is no such program,
+// and stays otherwise, since it may be the other program's. Call Alone before Run, if at all.
 func (c *Cleaner) Alone(alone func() bool) { c.alone = alone }
 
 // LocalRoutes gives the Cleaner the ranges that local routes make the node's own (see
@@ -138,21 +134,20 @@ func (c *Cleaner) LocalRoutes(routes []netip.Prefix) {
 	c.reports.add(false, func(r *syncReport) { r.routes = &routes })
 }
 
-// SyncBegins says that a sync may change the kernel's rules from now on. The
-// Cleaner removes nothing until SyncDone or SyncChangedNothing gives the outcome:
-// judged by the services before, flows that the new rules make would seem to lead
-// nowhere. A call never blocks. It holds up only the entries that were found by
-// then, so syncs that follow each other without a pause do not prevent removals.
+// SyncBegins says that a sync may change the kernel's rules from now on. The Cleaner removes
+// nothing until SyncDone or SyncChangedNothing reports the outcome, since flows of the new rules
+// would look stale by the previous Services. A call never blocks. It delays only the entries that
+// were found by then, so syncs without a pause between them do not prevent removals.
 func (c *Cleaner) SyncBegins() { c.reports.begin() }
 
-// SyncChangedNothing says that the sync that has begun left the rules as they were.
-// If the outcome is unknown, call neither this nor SyncDone: the next sync tells.
+// SyncChangedNothing says that the sync that has begun left the rules unchanged. If the outcome is
+// unknown, call neither this nor SyncDone: the next sync shows it.
 func (c *Cleaner) SyncChangedNothing() { c.reports.add(true, func(*syncReport) {}) }
 
-// SyncDone says that the kernel's rules now serve the snapshot. Set unknown where
-// it is not known what the rules did before, as at the first sync or when another
-// program had changed them. A call never blocks. Call it after each sync: each
-// snapshot counts, also where the next one comes before the Cleaner looks.
+// SyncDone says that the kernel's rules now serve the snapshot. Set unknown if it is not known what
+// the rules did before, as at the first sync or after another program has changed them. A call
+// never blocks. Call it after each sync: each snapshot counts, even if the next one comes before
+// the Cleaner looks.
 func (c *Cleaner) SyncDone(s service.Snapshot, unknown bool) {
 	c.reports.add(true, func(r *syncReport) {
 		r.serve(s)

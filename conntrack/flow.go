@@ -46,7 +46,7 @@ type Tuple struct {
 
 func (t Tuple) String() string { return fmt.Sprintf("%v -> %v", t.Src, t.Dst) }
 
-// V6 says whether the flow is an IPv6 flow.
+// V6 reports whether the flow is an IPv6 flow.
 func (f Flow) V6() bool { return f.Original.Dst.Addr().Is6() }
 
 func (f Flow) String() string {
@@ -125,9 +125,8 @@ func (s TCPState) String() string {
 	return strconv.Itoa(int(s))
 }
 
-// Filter selects flows; the zero value selects all of them. The kernel compares as
-// many of the fields as it can, and this package the others: the result is the same
-// but takes longer.
+// Filter selects flows; the zero value selects all of them. The kernel compares as many of the
+// fields as it can, and this package compares the others: the result is the same but takes longer.
 type Filter struct {
 	// A selected flow has Status in the bits of Mask. The kernel compares it from
 	// 5.15 on.
@@ -144,7 +143,7 @@ type Filter struct {
 	Endpoint netip.AddrPort
 }
 
-// Selects says whether the filter selects the flow.
+// Selects reports whether the filter selects the flow.
 func (f Filter) Selects(flow *Flow) bool {
 	return flow.Status&f.Mask == f.Status &&
 		(f.Protocol == 0 || f.Protocol == flow.Protocol) &&

@@ -95,31 +95,30 @@ func (x *Index) Update(s service.Snapshot) Scope {
 	return u.scope
 }
 
-// Epoch counts the updates.
+// Epoch returns the number of updates so far.
 func (x *Index) Epoch() uint64 { return x.departed.epoch }
 
-// Cover says that passes have found all flows that the updates up to an epoch made stale.
-// The index then remembers only a bounded number of the endpoints that departed by that
+// Cover tells the index that passes have found all flows that the updates up to an epoch made
+// stale. The index then remembers only a bounded number of the endpoints that departed by that
 // epoch.
 func (x *Index) Cover(epoch uint64) {
 	x.departed.cover(epoch)
 	x.departed.endPresumption(epoch)
 }
 
-// Forget is Cover, and the index forgets all endpoints that departed by the epoch.
+// Forget does what Cover does, and makes the index forget all endpoints that departed by the epoch.
 func (x *Index) Forget(epoch uint64) {
 	x.departed.forget(epoch)
 	x.departed.endPresumption(epoch)
 }
 
-// Presume says that no other program translates destinations now. So what the earlier
-// rules served need not be known: until Cover or Forget of the present epoch, each flow
-// with DNAT that leads to no endpoint of its Service counts as one to a former endpoint.
+// Presume says that no other program translates destinations now. So the index does not need to
+// know what earlier rules served: until Cover or Forget of the present epoch, each flow with DNAT
+// that leads to no endpoint of its Service counts as one to a former endpoint.
 func (x *Index) Presume() { x.departed.anything = x.departed.epoch }
 
-// Owner returns the Service and port that have the address and port that the flow
-// goes to; ok is false if none has. Whether the flow leads to one of its endpoints is
-// another question (see Stale).
+// Owner returns the Service and port that have the address and port that the flow goes to; ok is
+// false if none has. It does not check whether the flow leads to one of its endpoints (see Stale).
 func (x *Index) Owner(f Flow) (s *service.Service, p *service.Port, ok bool) {
 	o, ok := x.owner(&f)
 	return o.service, o.port, ok
@@ -212,8 +211,8 @@ func (x *Index) spared(a netip.Addr) bool {
 	return apiServer && !slices.ContainsFunc(x.cidrs, func(cidr netip.Prefix) bool { return cidr.Addr().Is6() == a.Is6() })
 }
 
-// Unallocated says that the address is in a ServiceCIDR, no Service has it as cluster
-// IP, it is not the node's own, and the rules do not spare it.
+// Unallocated reports whether the address is in a ServiceCIDR, no Service has it as cluster IP, it
+// is not the node's own, and the rules do not let its packets through.
 func (x *Index) Unallocated(a netip.Addr) bool {
 	return x.inServiceCIDR(a) && !x.own.has(a) && !x.spared(a) && len(x.claims[service.Claim{Addr: a}]) == 0
 }

@@ -20,10 +20,10 @@ type Scope struct {
 	Everything bool
 }
 
-// Empty says that no entry can have become stale.
+// Empty reports whether no entry can have become stale.
 func (s Scope) Empty() bool { return !s.Everything && len(s.Filters) == 0 }
 
-// Selects says whether the flow is in the scope.
+// Selects reports whether the flow is in the scope.
 func (s Scope) Selects(f *Flow) bool {
 	return s.Everything || slices.ContainsFunc(s.Filters, func(one Filter) bool { return one.Selects(f) })
 }

@@ -10,38 +10,37 @@ import (
 // Reason says why a flow is stale.
 type Reason string
 
-// The reasons why an entry without DNAT is stale: a Service should have had it.
+// The reasons why an entry without DNAT is stale: the rules would not leave it without DNAT now.
 const (
-	// ServiceAddress: it goes to an address and port of a Service.
+	// ServiceAddress: the flow goes to an address and port of a Service.
 	ServiceAddress Reason = "service address"
-	// ClusterIP: it goes to a cluster IP with a port or protocol that the Service
-	// does not have. The rules would refuse it now.
+	// ClusterIP: the flow goes to a cluster IP with a port or protocol that the Service does not
+	// have. The rules would refuse it now.
 	ClusterIP Reason = "unknown port of a cluster IP"
-	// Unallocated: it goes to an address of a ServiceCIDR that no Service has. The
-	// rules would drop it now.
+	// Unallocated: the flow goes to an address of a ServiceCIDR that no Service has. The rules
+	// would drop it now.
 	Unallocated Reason = "unallocated address"
-	// NodePort: it goes to a node port on an address that serves node ports.
+	// NodePort: the flow goes to a node port on an address that serves node ports.
 	NodePort Reason = "node port"
 )
 
-// The reasons why an entry with DNAT is stale: the rules would not lead it there any
-// more.
+// The reasons why an entry with DNAT is stale: the rules would not lead the flow there any more.
 const (
-	// EndpointGone: it leads to a former endpoint of the Service that it goes to, or to
-	// an endpoint that does not serve.
+	// EndpointGone: the flow leads to a former endpoint of its Service, or to an endpoint that does
+	// not serve.
 	EndpointGone Reason = "endpoint gone"
-	// ServiceGone: no Service has the address and port that it goes to any more, and
-	// it leads to a former endpoint of them.
+	// ServiceGone: no Service has the flow's address and port any more, and the flow leads to a
+	// former endpoint of them.
 	ServiceGone Reason = "service gone"
-	// ForbiddenSource: it is unanswered, and loadBalancerSourceRanges does not let in
-	// its client.
+	// ForbiddenSource: the flow is unanswered, and loadBalancerSourceRanges does not admit its
+	// client.
 	ForbiddenSource Reason = "source not in the ranges"
-	// ForbiddenPolicy: it is unanswered and leads to another node's endpoint, but the
-	// traffic policy is Local.
+	// ForbiddenPolicy: the flow is unanswered and leads to another node's endpoint, but the traffic
+	// policy is Local.
 	ForbiddenPolicy Reason = "traffic policy"
 )
 
-// Stale says whether the flow is stale, and why: its packets miss their Service, or
+// Stale reports whether the flow is stale, and why: its packets miss their Service, or
 // reach a former endpoint. A flow is never stale if the rules would make it again in
 // the same way.
 func (x *Index) Stale(f Flow) (reason Reason, stale bool) {

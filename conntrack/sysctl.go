@@ -151,7 +151,7 @@ type Setting struct {
 // newer).
 var ErrHostOnly = errors.New("can be set in the host's own network namespace only")
 
-// Differs says whether the setting is known and does not have the wanted value.
+// Differs reports whether the setting is known and does not have the wanted value.
 func (s Setting) Differs() bool {
 	if s.Wanted == "" || s.Current == "" || s.Current == s.Wanted {
 		return false
