@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"nftproxy/daemon/takeover"
 	"nftproxy/look/preflight"
 	"nftproxy/nft/ruleset"
 )
@@ -52,7 +53,7 @@ found and do.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o := preflight.Options{
-				Table: table, Proc: preflight.DefaultProc, Keepers: describeKeepers,
+				Table: table, Proc: preflight.DefaultProc, Keepers: takeover.DescribeKeepers,
 				Addresses: map[string]string{"health": defaultHealthAddress, "metrics": defaultMetricsAddress},
 			}
 			if _, err := fmt.Sscanf(nodePorts, "%d-%d", &o.NodePorts[0], &o.NodePorts[1]); err != nil || o.NodePorts[0] > o.NodePorts[1] {
@@ -66,8 +67,8 @@ found and do.`,
 				return usageError{fmt.Errorf("--output: %q: want %s or %s", output, outputText, outputJSON)}
 			}
 			findings := preflight.Run(cmd.Context(), o)
-			if source.kubeconfig != "" || source.master != "" {
-				findings = append(findings, serverFinding(cmd.Context(), &source))
+			if source.from.Kubeconfig != "" || source.from.Master != "" {
+				findings = append(findings, preflight.Server(cmd.Context(), source.from))
 			}
 			return writeCheck(cmd.OutOrStdout(), findings, output)
 		},
@@ -75,8 +76,8 @@ found and do.`,
 	f := cmd.Flags()
 	f.StringVar(&table, ownPrefix+"table", ruleset.DefaultTable, "name of the nftables tables of nftproxy")
 	f.StringVar(&nodePorts, "node-ports", defaultNodePorts, "the cluster's `range` of node ports (kube-apiserver --service-node-port-range)")
-	f.StringVar(&source.kubeconfig, "kubeconfig", "", "kubeconfig file, as run has it")
-	f.StringVar(&source.master, "master", "", "address of the API server; overrides the address in the kubeconfig")
+	f.StringVar(&source.from.Kubeconfig, "kubeconfig", "", "kubeconfig file, as run has it")
+	f.StringVar(&source.from.Master, "master", "", "address of the API server; overrides the address in the kubeconfig")
 	f.StringVar(&serviceCIDR, "service-cidr", "", "the cluster's `ranges` of cluster IPs, separated by commas (kube-apiserver --service-cluster-ip-range), to look for the node's route there")
 	f.StringVarP(&output, "output", "o", outputText, "text or json")
 	return cmd

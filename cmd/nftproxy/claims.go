@@ -1,18 +1,14 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"net/netip"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/util/connrotation"
 
 	"nftproxy/daemon/kubeproxyconfig"
 	"nftproxy/model/service"
@@ -114,67 +110,4 @@ func (o *claimOptions) watchOptions(servers map[string]string) watch.Options {
 		w.OwnPorts = append(w.OwnPorts, own)
 	}
 	return w
-}
-
-// dialer connects to the API server and reports the IP address of each connection,
-// which a configuration with a host name does not have. It does not report a proxy's
-// address.
-type dialer struct {
-	// open are the connections that are not closed.
-	open *connrotation.ConnectionTracker
-	// server is the host and port of the API server. Other connections go to a proxy
-	// (HTTPS_PROXY, or proxy-url in the kubeconfig).
-	server string
-
-	mu     sync.Mutex
-	report func(netip.AddrPort)
-}
-
-// newDialer makes a dialer for clients with this configuration.
-func newDialer(config *rest.Config) (*dialer, error) {
-	server, err := serverOf(config)
-	return &dialer{open: connrotation.NewConnectionTracker(), server: server}, err
-}
-
-// serverOf returns the host and port of the API server.
-func serverOf(config *rest.Config) (string, error) {
-	u, _, err := rest.DefaultServerUrlFor(config)
-	if err != nil {
-		return "", fmt.Errorf("the API server's address %q: %w", config.Host, err)
-	}
-	port := u.Port()
-	switch {
-	case port != "":
-	case u.Scheme == "http":
-		port = "80"
-	default:
-		port = "443"
-	}
-	return net.JoinHostPort(u.Hostname(), port), nil
-}
-
-// DialContext dials as client-go does by default, but with other limits (connector).
-func (d *dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
-	conn, err := newConnector().connect(ctx, network, address)
-	if err != nil {
-		return nil, err
-	}
-	d.mu.Lock()
-	report := d.report
-	d.mu.Unlock()
-	if tcp, ok := conn.RemoteAddr().(*net.TCPAddr); ok && report != nil && strings.EqualFold(address, d.server) {
-		report(tcp.AddrPort())
-	}
-	return d.open.Track(conn), nil
-}
-
-// closeAll closes all connections: each request that is under way fails at once, and is sent again
-// on a new connection.
-func (d *dialer) closeAll() { d.open.CloseAll() }
-
-// reportTo has the dialer report the addresses of connections from now on.
-func (d *dialer) reportTo(report func(netip.AddrPort)) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.report = report
 }

@@ -1,122 +1,15 @@
 package main
 
 import (
-	"net"
-	"net/http"
-	"net/http/httptest"
 	"net/netip"
-	"os"
-	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	apiwatch "k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/rest"
 
 	"nftproxy/watch"
 )
-
-// TestDialerTellsTheAddress: the API server is known by the address that it was
-// reached by, where the configuration has a name.
-func TestDialerTellsTheAddress(t *testing.T) {
-	server := httptest.NewServer(http.NotFoundHandler())
-	defer server.Close()
-	want := server.Listener.Addr().(*net.TCPAddr).AddrPort()
-	o := sourceOptions{master: strings.Replace(server.URL, "127.0.0.1", "localhost", 1)}
-	_, client, dialer, err := o.client()
-	if err != nil {
-		t.Fatal(err)
-	}
-	told := make(chan netip.AddrPort, 10)
-	dialer.reportTo(func(a netip.AddrPort) { told <- a })
-	if _, err := client.Discovery().ServerVersion(); err == nil {
-		t.Fatal("a server that has nothing told its version")
-	}
-	if got := <-told; got != want {
-		t.Errorf("told %s, want %s", got, want)
-	}
-}
-
-// TestDialerDoesNotTellAProxy: behind a proxy no address is the API server's.
-func TestDialerDoesNotTellAProxy(t *testing.T) {
-	asked := false
-	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		asked = true
-		http.NotFound(w, r)
-	}))
-	defer proxy.Close()
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	text := "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c}}]\n" +
-		"clusters: [{name: c, cluster: {server: 'http://api.example:6443', proxy-url: '" + proxy.URL + "'}}]\n"
-	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	o := sourceOptions{kubeconfig: kubeconfig}
-	_, client, dialer, err := o.client()
-	if err != nil {
-		t.Fatal(err)
-	}
-	told := make(chan netip.AddrPort, 10)
-	dialer.reportTo(func(a netip.AddrPort) { told <- a })
-	if _, err := client.Discovery().ServerVersion(); err == nil || !asked {
-		t.Fatalf("the proxy was asked: %t, error %v", asked, err)
-	}
-	if len(told) > 0 {
-		t.Errorf("told %s", <-told)
-	}
-}
-
-// TestServerOf: the host and port by which a client dials.
-func TestServerOf(t *testing.T) {
-	for _, test := range [][2]string{
-		{"https://192.0.2.1:6443", "192.0.2.1:6443"}, {"https://api.example", "api.example:443"}, {"http://api.example/path", "api.example:80"},
-		{"https://[2001:db8::1]:6443", "[2001:db8::1]:6443"}, {"https://[2001:db8::1]", "[2001:db8::1]:443"}, {"api.example:6443", "api.example:6443"},
-	} {
-		if got, err := serverOf(&rest.Config{Host: test[0]}); err != nil || got != test[1] {
-			t.Errorf("%s: %s, %v; want %s", test[0], got, err, test[1])
-		}
-	}
-}
-
-// TestConnectionsClosedAfterSleep: a watch on a server that does not answer any more ends when the
-// connections are closed, and the next request goes over a new connection.
-func TestConnectionsClosedAfterSleep(t *testing.T) {
-	const object = `{"type":"ADDED","object":{"kind":"Service","apiVersion":"v1","metadata":{"name":"web","namespace":"default"}}}`
-	ended := make(chan struct{})
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write([]byte(object + "\n"))
-		w.(http.Flusher).Flush()
-		<-ended // no end of the stream reaches a machine that sleeps
-	}))
-	defer server.Close()
-	defer close(ended)
-	o := sourceOptions{master: server.URL}
-	_, client, dialer, err := o.client()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for range 2 {
-		stream, err := client.CoreV1().Services("").Watch(t.Context(), metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if event := <-stream.ResultChan(); event.Type != apiwatch.Added {
-			t.Fatalf("the first event is %v", event)
-		}
-		dialer.closeAll()
-		for event := range stream.ResultChan() {
-			if event.Type != apiwatch.Error {
-				t.Errorf("after the end of the connection: event %v", event)
-			}
-		}
-	}
-}
 
 // TestOwnPorts: what the flags say of the ports that no Service takes.
 func TestOwnPorts(t *testing.T) {
@@ -154,17 +47,17 @@ func TestOwnPorts(t *testing.T) {
 // TestClaimsReachTheWatcher: what the command line says of claims is what the daemon
 // hands to its watcher.
 func TestClaimsReachTheWatcher(t *testing.T) {
-	var o runOptions
-	cmd := &cobra.Command{}
-	o.addFlags(cmd)
-	if err := cmd.ParseFlags([]string{"--hostname-override=node-1", "--nftproxy-protected-node-ports=2222", "--feature-gates=AllowServiceExternalIPs=false"}); err != nil {
-		t.Fatal(err)
-	}
-	d, err := o.daemon()
+	c, err := commandLine{
+		"--hostname-override=node-1", "--nftproxy-protected-node-ports=2222", "--feature-gates=AllowServiceExternalIPs=false",
+		"--healthz-bind-address=", "--metrics-bind-address=", "--nftproxy-service-proxy-name=other",
+	}.config(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := d.options.claims.watchOptions(nil)
+	got := c.Objects
+	if got.ProxyName != "other" {
+		t.Errorf("the proxy's name is %q", got.ProxyName)
+	}
 	if len(got.OwnPorts) != 1 || got.OwnPorts[0].Port != 2222 || !got.IgnoreExternalIPs {
 		t.Errorf("own ports %+v, externalIPs ignored: %t; want port 2222 and true", got.OwnPorts, got.IgnoreExternalIPs)
 	}

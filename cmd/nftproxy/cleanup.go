@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"nftproxy/daemon/takeover"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/livetrace"
 	"nftproxy/nft/ruleset"
@@ -75,7 +76,7 @@ func cleanupTables(cmd *cobra.Command, table string) error {
 	if err != nil {
 		return fmt.Errorf("list tables: %w", err)
 	}
-	former, err := abandonedTables(conn, table)
+	former, err := takeover.AbandonedTables(conn, table)
 	if err != nil {
 		return fmt.Errorf("list tables: %w", err)
 	}
@@ -94,7 +95,7 @@ func cleanupTables(cmd *cobra.Command, table string) error {
 	if errors.Is(err, syscall.EPERM) {
 		for _, t := range tables {
 			if t.Owner != 0 {
-				return belongs(t, ownerText(t.Owner))
+				return belongs(t, takeover.OwnerText(t.Owner))
 			}
 		}
 	}
@@ -110,12 +111,12 @@ func cleanupTables(cmd *cobra.Command, table string) error {
 // checkUnused returns an error if a running nftproxy keeps one of the tables. Kernels before 6.9
 // would let another process delete them.
 func checkUnused(tables []kernel.TableInfo) error {
-	keepers, err := tableKeepers()
+	keepers, err := takeover.TableKeepers()
 	if err != nil {
 		return err
 	}
 	for _, t := range tables {
-		if by := keepers.texts(t.ID.Name, ""); t.Ours && t.Owner == 0 && len(by) > 0 {
+		if by := keepers.Texts(t.ID.Name, ""); t.Ours && t.Owner == 0 && len(by) > 0 {
 			return belongs(t, by[0])
 		}
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"nftproxy/daemon/takeover"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/node/otherproxy"
@@ -32,7 +33,7 @@ func cleanupKubeProxy(cmd *cobra.Command, force, accepting bool) error {
 			return err
 		}
 	}
-	keep := closed
+	keep := takeover.Closed
 	if accepting {
 		keep = nil
 	}
@@ -69,7 +70,7 @@ func checkServed() error {
 	if err != nil {
 		return fmt.Errorf("list tables: %w", err)
 	}
-	used, err := usedTables()
+	used, err := takeover.UsedTables()
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"nftproxy/daemon"
 	"nftproxy/daemon/kubeproxyconfig"
 )
 
@@ -19,9 +20,8 @@ type configOptions struct {
 	file, writeTo     string
 	initOnly, cleanup bool
 	version           string
-	// given is the command line, text the file.
-	given commandLine
-	text  []byte
+	// text is the file.
+	text []byte
 	// origin names the field of the file that each flag's value came from.
 	origin map[string]string
 	// notes say what was given and has no effect.
@@ -89,23 +89,24 @@ func newCommandLine(f *pflag.FlagSet, without ...string) commandLine {
 	return given
 }
 
-// daemon is the proxy that the command line and the text of the configuration file
-// describe. The error joins one for each bad flag or field.
-func (c commandLine) daemon(text []byte) (*daemon, error) {
+// config is what the command line and the text of the configuration file
+// ask for. The error joins one for each bad flag or field.
+func (c commandLine) config(text []byte) (*daemon.Config, error) {
 	var o runOptions
 	cmd := &cobra.Command{}
 	o.addFlags(cmd)
 	if err := cmd.ParseFlags(c); err != nil {
 		return nil, err
 	}
-	o.config.given, o.config.text = c, text
+	o.config.text = text
 	bad := o.config.resolve(cmd.Flags(), text)
-	d, err := o.daemon()
+	config, err := o.run()
 	if err = errors.Join(bad, o.config.rename(err)); err != nil {
 		return nil, err
 	}
-	d.flags = cmd.Flags()
-	return d, nil
+	config.Parse, config.Flags = c.config, map[string]string{}
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { config.Flags[f.Name] = f.Value.String() })
+	return config, nil
 }
 
 // resolve gives each flag the value that counts: kube-proxy's deprecated flags, and the

@@ -1,14 +1,18 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -17,6 +21,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"nftproxy/daemon"
 	"nftproxy/daemon/metrics"
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/service"
@@ -28,11 +33,14 @@ import (
 
 const configHead = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n"
 
-// following is a configFollower whose effects the test sees.
+// following is a daemon.ConfigFollower whose effects the test sees.
 type following struct {
 	*testing.T
-	*configFollower
-	listener *listener
+	*daemon.ConfigFollower
+	// log and events are what people are told.
+	mu     sync.Mutex
+	log    bytes.Buffer
+	events []watch.Event
 	// verbosities has what the log was set to.
 	verbosities []int
 	sysctls     string
@@ -46,31 +54,48 @@ func newFollowing(t *testing.T, text string) *following {
 			t.Fatal(err)
 		}
 	}
-	d, err := commandLine{"--config=config.conf", "--hostname-override=node-1", "--nftproxy-conntrack-sysctl-dir=" + f.sysctls}.daemon([]byte(configHead + text))
+	c, err := f.line("config.conf").config([]byte(configHead + text))
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.listener = newListener()
-	d.log, d.record = f.listener.daemon.log, f.listener.record
-	d.setVerbosity = func(v int) { f.verbosities = append(f.verbosities, v) }
-	w := watch.NewWatcher(watch.Options{Node: "node-1"}, service.NewMailbox())
-	loop := proxy.New(d.loopConfig(), nil, ruleset.NewCompiler(d.ruleset).Compile)
-	f.configFollower = &configFollower{started: d, now: d, text: d.options.config.text, watcher: w, loop: loop, counts: metrics.NewConfigFile(f.registry)}
+	f.follow(*c)
 	return f
+}
+
+// line is a command line that names a configuration file.
+func (f *following) line(file string) commandLine {
+	return commandLine{"--config=" + file, "--hostname-override=node-1", "--nftproxy-conntrack-sysctl-dir=" + f.sysctls}
+}
+
+// follow makes the follower of a configuration.
+func (f *following) follow(c daemon.Config) {
+	c.Log = slog.New(slog.NewJSONHandler(f, nil))
+	c.SetVerbosity = func(v int) { f.verbosities = append(f.verbosities, v) }
+	record := func(e watch.Event) { f.events = append(f.events, e) }
+	w := watch.NewWatcher(watch.Options{Node: "node-1"}, service.NewMailbox())
+	loop := proxy.New(proxy.DefaultConfig(), nil, ruleset.NewCompiler(c.Rules).Compile)
+	f.ConfigFollower = daemon.NewConfigFollower(c, record, daemon.NewSysctls(c, record), w, loop)
+	f.Counts = metrics.NewConfigFile(f.registry)
+}
+
+func (f *following) Write(b []byte) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.log.Write(b)
 }
 
 // logText is the whole log.
 func (f *following) logText() string {
-	f.listener.mu.Lock()
-	defer f.listener.mu.Unlock()
-	return f.listener.log.String()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.log.String()
 }
 
 // change gives the follower another text and returns the log lines of that.
 func (f *following) change(text string) string {
 	f.Helper()
 	before := len(f.logText())
-	f.update([]byte(configHead+text), nil)
+	f.Update([]byte(configHead+text), nil)
 	return f.logText()[before:]
 }
 
@@ -101,8 +126,8 @@ func TestConfigLive(t *testing.T) {
 					t.Errorf("the log does not name %s:\n%s", field, log)
 				}
 			}
-			if len(test.fields) > 0 && strings.Count(log, "\n") > 2+7 || strings.Contains(log, "restart") || len(f.listener.events) > 0 {
-				t.Errorf("log:\n%s\nevents: %v", log, f.listener.events)
+			if len(test.fields) > 0 && strings.Count(log, "\n") > 2+7 || strings.Contains(log, "restart") || len(f.events) > 0 {
+				t.Errorf("log:\n%s\nevents: %v", log, f.events)
 			}
 			if want := slices.Contains(test.fields, "logging.verbosity"); want != slices.Equal(f.verbosities, []int{4}) {
 				t.Errorf("the log was set to %v", f.verbosities)
@@ -125,7 +150,7 @@ func TestConfigRestart(t *testing.T) {
 			t.Errorf("the log lacks %s:\n%s", want, log)
 		}
 	}
-	events := f.listener.events
+	events := f.events
 	if len(events) != 1 || events[0].Object != watch.NodeObject("node-1") || events[0].Reason != watch.ReasonConfigRestart ||
 		!strings.Contains(events[0].Note, "featureGates.AllowServiceExternalIPs, healthzBindAddress") {
 		t.Errorf("events: %v", events)
@@ -135,8 +160,8 @@ func TestConfigRestart(t *testing.T) {
 		t.Errorf("the same fields again:\n%s", log)
 	}
 	f.wantMetrics(1, 1, 2, 0)
-	if log := f.change(""); strings.Contains(log, "restart") || len(f.listener.events) != 1 {
-		t.Errorf("log:\n%s\nevents: %v", log, f.listener.events)
+	if log := f.change(""); strings.Contains(log, "restart") || len(f.events) != 1 {
+		t.Errorf("log:\n%s\nevents: %v", log, f.events)
 	}
 	f.wantMetrics(1, 0, 3, 0)
 }
@@ -145,6 +170,7 @@ func TestConfigRestart(t *testing.T) {
 // its errors, once; the next good one counts.
 func TestConfigBad(t *testing.T) {
 	f := newFollowing(t, "")
+	started := f.Flags()
 	log := f.change("clusterCIDR: 10.0.0.0/99\noomScoreAdj: 2000\nbindAddress: nowhere\nlogging: {verbosity: 4}\n")
 	if strings.Count(log, "\n") != 1 || !strings.Contains(log, `oomScoreAdj: \"2000\": want -1000 to 1000`) || !strings.Contains(log, `bindAddress: \"nowhere\": want`) || !strings.Contains(log, "clusterCIDR: ") ||
 		!strings.Contains(log, `"level":"ERROR"`) {
@@ -157,17 +183,17 @@ func TestConfigBad(t *testing.T) {
 		}
 	}
 	f.wantMetrics(0, 0, 0, 2)
-	if len(f.listener.events) != 2 || f.listener.events[1].Reason != watch.ReasonConfigInvalid || !strings.Contains(f.listener.events[1].Note, "conntrack.min: -1 is negative") {
-		t.Errorf("events: %v", f.listener.events)
+	if len(f.events) != 2 || f.events[1].Reason != watch.ReasonConfigInvalid || !strings.Contains(f.events[1].Note, "conntrack.min: -1 is negative") {
+		t.Errorf("events: %v", f.events)
 	}
 	before := len(f.logText())
 	for range 2 {
-		f.update(nil, fmt.Errorf("open config.conf: %w", fs.ErrNotExist))
+		f.Update(nil, fmt.Errorf("open config.conf: %w", fs.ErrNotExist))
 	}
 	if log := f.logText()[before:]; strings.Count(log, "\n") != 1 || !strings.Contains(log, "open config.conf: file does not exist") {
 		t.Errorf("a missing file:\n%s", log)
 	}
-	if len(f.verbosities) > 0 || f.now != f.started {
+	if len(f.verbosities) > 0 || !maps.Equal(f.Flags(), started) {
 		t.Error("a file that cannot be used has changed settings")
 	}
 	f.change("logging: {verbosity: 4}\n")
@@ -203,9 +229,14 @@ func TestFileThatCannotBeFollowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFollowing(t, "")
 		file := filepath.Join(t.TempDir(), "config.conf")
-		f.started.options.config.file = file
+		c, err := f.line(file).config([]byte(configHead))
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.registry = prometheus.NewRegistry()
+		f.follow(*c)
 		tries := 0
-		f.follow = func(context.Context, string, func([]byte, error)) error {
+		f.Follow = func(context.Context, string, func([]byte, error)) error {
 			tries++
 			return syscall.EMFILE
 		}
@@ -218,12 +249,12 @@ func TestFileThatCannotBeFollowed(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() {
-			f.run(ctx)
+			_ = f.ConfigFollower.Run(ctx) // It returns nil.
 			close(ended)
 		}()
-		time.Sleep(unfollowedPeriod / 2)
+		time.Sleep(daemon.UnfollowedPeriod / 2)
 		write("logging: {verbosity: 5}\n")
-		time.Sleep(unfollowedPeriod)
+		time.Sleep(daemon.UnfollowedPeriod)
 		cancel()
 		<-ended
 		if !slices.Equal(f.verbosities, []int{5}) || tries != 2 {
@@ -237,12 +268,10 @@ func TestFileThatCannotBeFollowed(t *testing.T) {
 
 // TestEveryFlagIsLiveOrNot: a live change names flags that there are.
 func TestEveryFlagIsLiveOrNot(t *testing.T) {
-	f := newFollowing(t, "")
-	for _, l := range f.liveChanges() {
-		for _, flag := range l.flags {
-			if f.started.flags.Lookup(flag) == nil {
-				t.Errorf("there is no flag --%s", flag)
-			}
+	flags := newFollowing(t, "").Flags()
+	for _, flag := range daemon.LiveFlags() {
+		if _, ok := flags[flag]; !ok {
+			t.Errorf("there is no flag --%s", flag)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"nftproxy/conntrack"
 	"nftproxy/look/basechain"
+	"nftproxy/look/inspect"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
@@ -27,24 +28,18 @@ type flowSource struct {
 
 // kind returns the name of the source in the JSON output.
 func (s *flowSource) kind() string {
-	switch {
-	case s.options.manifests != "":
-		return "manifests"
-	case s.options.kubeconfig != "" || s.options.master != "":
-		return "kubernetes"
+	if s.options.from == (watch.Source{}) {
+		return "table"
 	}
-	return "table"
+	return s.options.from.Kind()
 }
 
 // String describes the source to a person.
 func (s *flowSource) String() string {
-	switch s.kind() {
-	case "manifests":
-		return "the manifests at " + s.options.manifests
-	case "kubernetes":
-		return "the API server"
+	if s.kind() == "table" {
+		return fmt.Sprintf("the kernel's tables ip and ip6 %s", s.options.table)
 	}
-	return fmt.Sprintf("the kernel's tables ip and ip6 %s", s.options.table)
+	return s.options.from.String()
 }
 
 // index reads the source and returns an index of its Services, and the snapshot. It
@@ -114,14 +109,14 @@ func (s *flowSource) tables() (*nft.Model, error) {
 		return nil, fmt.Errorf("open nftables: %w", err)
 	}
 	defer conn.Close()
-	return readTables(conn, s.options.table)
+	return inspect.ReadTables(conn, s.options.table)
 }
 
 // objects reads one snapshot from the API server or the manifests.
 func (s *flowSource) objects(ctx context.Context, addrs hostaddr.Addresses, notes io.Writer) (service.Snapshot, error) {
 	source := objectSource{
-		options: &s.options, node: s.node, nodeCIDR: s.config.NodeCIDR, settings: s.config.Settings,
-		servers: ownServers(defaultMetricsAddress, defaultHealthAddress, defaultProbeAddress),
+		Source: s.options.from, node: s.node, nodeCIDR: s.config.NodeCIDR, settings: s.config.Settings,
+		objects: s.options.claims.watchOptions(ownServers(defaultMetricsAddress, defaultHealthAddress, defaultProbeAddress)),
 	}
 	found, err := source.follow(ctx, addrs, func(p watch.Problem) error {
 		request := (*watch.RequestError)(nil)

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"nftproxy/nft/kernel"
 	"nftproxy/test/lib/nftcmd"
@@ -203,5 +204,42 @@ func TestTablesOfARunningProcess(t *testing.T) {
 			w.want("with two and four", "ip two", "ip6 two", "ip four", "ip6 four")
 			two.end()
 		})
+	}
+}
+
+// TestTwoProxies: two nftproxies with different options keep the same tables, on a kernel
+// where tables have no owner. They name each other, write at a bounded rate, and check and
+// proxies tell.
+func TestTwoProxies(t *testing.T) {
+	w := newFormerWorld(t)
+	for _, family := range []string{"ip", "ip6"} { // as kernels before 6.9 make them
+		w.load(strings.ReplaceAll(oursWithoutOwner, "%s", family+" nftproxy"))
+	}
+	began := time.Now()
+	flags := []string{"--nftproxy-manifests", manifest(t, webManifest("", "10.244.0.1")), "--nftproxy-probe-bind-address="}
+	one := start(t, w.ns, append(flags, "--cluster-cidr", "10.0.0.0/8")...)
+	two := start(t, w.ns, append(flags, "--cluster-cidr", "10.128.0.0/9")...)
+	for _, r := range []*running{one, two} {
+		l := r.await("the other proxy", func(l logged) bool { return strings.Contains(l.Msg, "changes our tables again and again") })
+		if !strings.Contains(r.log.String(), "another nftproxy: PID ") || !strings.Contains(r.log.String(), "nftproxy run --hostname-override node-1") {
+			t.Errorf("the log line does not name the other: %+v\n%s", l, r.log.String())
+		}
+		repairs := strings.Count(r.log.String(), "repaired our tables")
+		if most := 8 + 1 + int(time.Since(began)/(15*time.Second)); repairs > most {
+			t.Errorf("%d repairs in %s, want %d at most", repairs, time.Since(began), most)
+		}
+	}
+	if got := w.outputOf("proxies"); !strings.Contains(got, "runs 2 times with table nftproxy: PID ") {
+		t.Errorf("proxies says:\n%s", got)
+	}
+	cmd := exec.Command("nftproxy", "check")
+	var out strings.Builder
+	cmd.Stdout = &out
+	if err := w.ns.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // The status is that of the other findings, too.
+	if !strings.Contains(out.String(), "2 processes keep table nftproxy: PID ") {
+		t.Errorf("check says:\n%s", out.String())
 	}
 }

@@ -106,7 +106,7 @@ func (o *getOptions) read(ctx context.Context) (*reading, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open nftables: %w", err)
 	}
-	model, err := readTables(conn, o.table)
+	model, err := inspect.ReadTables(conn, o.table)
 	if err == nil && model == nil {
 		err = noTables(o.table)
 	}

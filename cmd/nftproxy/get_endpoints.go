@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -12,8 +11,6 @@ import (
 
 	"nftproxy/conntrack"
 	"nftproxy/look/inspect"
-	"nftproxy/model/service"
-	"nftproxy/nft/ruleset"
 )
 
 // endpointList is the JSON that get endpoints prints.
@@ -110,7 +107,7 @@ func (o *endpointOptions) run(cmd *cobra.Command, s inspect.Selection) error {
 
 // countConnections reads the conntrack table.
 func (r *reading) countConnections(cmd *cobra.Command) (*inspect.Connections, error) {
-	connections, err := connectionsOf(cmd.Context(), r.config, r.Snapshot)
+	connections, err := inspect.CountConnections(cmd.Context(), r.config, r.Snapshot)
 	if errors.Is(err, conntrack.ErrInterrupted) {
 		fmt.Fprintf(cmd.ErrOrStderr(), "nftproxy: connections may be missing: %v\n", err)
 		err = nil
@@ -119,26 +116,6 @@ func (r *reading) countConnections(cmd *cobra.Command) (*inspect.Connections, er
 		fmt.Fprintf(cmd.ErrOrStderr(), "nftproxy: %s to addresses that no Service has any more\n", plural(n, "connection"))
 	}
 	return connections, err
-}
-
-// connectionsOf counts the connections to the Services of a snapshot.
-func connectionsOf(ctx context.Context, c ruleset.Config, s service.Snapshot) (*inspect.Connections, error) {
-	index := conntrack.NewIndex(conntrack.Options{NodePortAddresses: c.NodePortAddresses, Pod: c.Pod})
-	index.Update(s)
-	connections := inspect.NewConnections(index)
-	return connections, eachFlow(ctx, func(f conntrack.Flow) error {
-		connections.Add(f)
-		return nil
-	})
-}
-
-// eachFlow visits the flows of the kernel's table.
-func eachFlow(ctx context.Context, visit func(conntrack.Flow) error) error {
-	table, err := conntrack.Open(conntrack.Config{})
-	if err != nil {
-		return err
-	}
-	return errors.Join(table.Flows(ctx, conntrack.Filter{}, visit), table.Close())
 }
 
 func endpointColumns() []column[inspect.EndpointRow] {

@@ -73,7 +73,7 @@ func TestKubeProxyFlags(t *testing.T) {
 		if f.name != "hostname-override" {
 			line = append(line, "--hostname-override=node-1")
 		}
-		if _, err := line.daemon([]byte(configHead)); err != nil {
+		if _, err := line.config([]byte(configHead)); err != nil {
 			t.Errorf("--%s=%s: %v", f.name, value, err)
 		}
 		g := cmd.Flags().Lookup(f.name)
@@ -125,11 +125,11 @@ func TestInstallersArguments(t *testing.T) {
 		"k0s":       {commandLine{"--config=" + filepath.Join(dir, "config.conf"), "--hostname-override=node-1"}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d, err := c.flags.daemon([]byte(configHead))
+			config, err := c.flags.config([]byte(configHead))
 			if err != nil {
 				t.Fatal(err)
 			}
-			notes := d.notes()
+			notes := config.Notes
 			if len(notes) != len(c.notes) {
 				t.Errorf("notes: %q, want %q", notes, c.notes)
 			}

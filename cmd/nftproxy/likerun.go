@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"nftproxy/daemon"
+
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
@@ -52,9 +54,9 @@ func runFlagsOf(pid int) (commandLine, error) {
 	return commandLine(words[2:]), nil
 }
 
-// verified is the daemon that the command line describes, with the configuration file that it
+// verified is what the command line asks for, with the configuration file that it
 // names.
-func (c commandLine) verified() (*daemon, error) {
+func (c commandLine) verified() (*daemon.Config, error) {
 	var o runOptions
 	cmd := &cobra.Command{}
 	o.addFlags(cmd)
@@ -65,5 +67,5 @@ func (c commandLine) verified() (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.daemon(text)
+	return c.config(text)
 }

@@ -22,29 +22,13 @@ const sourceTimeout = 30 * time.Second
 
 // objectSource reads objects from an API server or from manifests, for commands that end.
 type objectSource struct {
-	options  *sourceOptions
+	watch.Source
+	// objects says which objects count, and the bounds that they have.
+	objects  watch.Options
 	node     string
 	nodeCIDR bool
 	// settings are those of the rules.
 	settings service.Settings
-	// servers has the addresses of the proxy's own servers, by server.
-	servers map[string]string
-}
-
-// kind returns the name of the source in the JSON output.
-func (s *objectSource) kind() string {
-	if s.options.manifests != "" {
-		return "manifests"
-	}
-	return "kubernetes"
-}
-
-// String describes the source to a person.
-func (s *objectSource) String() string {
-	if s.options.manifests != "" {
-		return "the manifests at " + s.options.manifests
-	}
-	return "the API server"
 }
 
 // objects are the objects of a source, followed until end.
@@ -68,7 +52,7 @@ func (s *objectSource) follow(ctx context.Context, addrs hostaddr.Addresses, jud
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	o := &objects{mailbox: service.NewMailbox(), ended: make(chan error, 1)}
 	ctx, o.cancel = context.WithCancel(ctx)
-	options := s.options.claims.watchOptions(s.servers)
+	options := s.objects
 	options.Settings = s.settings
 	options.Node, options.AwaitPodCIDRs, options.PodCIDRTimeout = s.node, s.nodeCIDR, sourceTimeout/2
 	options.NodeTimeout = sourceTimeout / 6
@@ -133,12 +117,9 @@ func (o *objects) end() error {
 }
 
 func (s *objectSource) watch(ctx context.Context, w *watch.Watcher) error {
-	from := api{manifests: s.options.manifests}
-	if from.manifests == "" {
-		var err error
-		if _, from.client, from.dialer, err = s.options.client(); err != nil {
-			return err
-		}
+	source, err := s.Connect()
+	if err != nil {
+		return err
 	}
-	return from.watch(ctx, w)
+	return source.Run(ctx, w)
 }

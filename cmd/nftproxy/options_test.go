@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
+	"nftproxy/daemon"
 	"nftproxy/daemon/kubeproxyconfig"
 )
 
@@ -77,7 +78,7 @@ used, all settings stay, and the log, the event `+"`ConfigInvalid`"+` and the me
 | Flag | Field of the file | Default | Meaning here |
 |---|---|---|---|
 `)
-	live := liveFlags()
+	live := daemon.LiveFlags()
 	for _, k := range recordedFlags(t) {
 		g := f.Lookup(k.name)
 		if g == nil {
@@ -130,16 +131,6 @@ func usage(g *pflag.Flag) string {
 }
 
 func cell(text string) string { return strings.ReplaceAll(text, "|", "\\|") }
-
-// liveFlags are the flags whose fields may change while the proxy runs.
-func liveFlags() []string {
-	c := configFollower{started: &daemon{}, now: &daemon{}}
-	var list []string
-	for _, l := range c.liveChanges() {
-		list = append(list, l.flags...)
-	}
-	return list
-}
 
 // wholeFile sets every field of the file.
 const wholeFile = `

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"nftproxy/daemon/takeover"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
 	"nftproxy/node/otherproxy"
@@ -170,14 +171,14 @@ func ourReport(conn *kernel.Conn) (proxyReport, error) {
 	if err != nil {
 		return r, fmt.Errorf("list tables: %w", err)
 	}
-	keepers, err := tableKeepers()
+	keepers, err := takeover.TableKeepers()
 	if err != nil {
 		return r, err
 	}
 	several := ""
 	for _, t := range tables {
 		r.Rules = append(r.Rules, t.ID.String())
-		by := keepers.texts(t.ID.Name, "")
+		by := keepers.Texts(t.ID.Name, "")
 		if t.Owner != 0 || len(by) > 0 {
 			r.Running, r.Detail = "yes", "runs"
 		}

@@ -3,20 +3,21 @@ package main
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
-	"sync/atomic"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
 
+	"nftproxy/daemon"
 	"nftproxy/daemon/health"
+	"nftproxy/daemon/kubeproxyconfig"
 	"nftproxy/daemon/process"
 	"nftproxy/daemon/proxy"
-	"nftproxy/model/service"
-	"nftproxy/nft/ruleset"
-	"nftproxy/watch"
 )
 
 // ownPrefix begins the name of each flag of run that kube-proxy does not have.
@@ -78,15 +79,15 @@ writes only the changes since.`,
 				}
 				return nil
 			}
-			d, err := newCommandLine(cmd.Flags()).daemon(text)
+			c, err := newCommandLine(cmd.Flags()).config(text)
 			if err != nil {
 				return usageError{err}
 			}
-			d.log, d.setVerbosity = process.NewLogger(os.Stderr, d.options.verbosity)
+			c.Log, c.SetVerbosity = process.NewLogger(os.Stderr, c.Verbosity)
 			if o.config.initOnly {
-				return d.initialise()
+				return daemon.Initialise(*c)
 			}
-			return d.run(cmd.Context())
+			return daemon.Run(cmd.Context(), *c)
 		},
 	}
 	o.addFlags(cmd)
@@ -127,34 +128,8 @@ const (
 	maxMasqueradeBit = 31
 )
 
-// daemon is the proxy that the flags describe. The flags are checked; run starts it.
-type daemon struct {
-	options runOptions
-	node    string
-	ruleset ruleset.Config
-	// established has the protocols of which even established connections are
-	// stale when their endpoint is gone.
-	established []service.Protocol
-	log         *slog.Logger
-	// flags are those of the command line and of the configuration file; setVerbosity
-	// is --v while the process runs. The command sets both.
-	flags        *pflag.FlagSet
-	setVerbosity func(int)
-	// live has the flags that a change of the configuration file has changed since the
-	// start; nil before the first change.
-	live *atomic.Pointer[map[string]string]
-	// wanted has the kernel's settings that are wanted now.
-	wanted *atomic.Pointer[sysctlOptions]
-	// keeper is the name of the socket by which this process keeps its tables. run sets it.
-	keeper string
-	// record writes an event to the API server. run sets it.
-	record func(watch.Event)
-}
-
-// daemon checks all flags and joins an error for each bad one.
-func (o runOptions) daemon() (*daemon, error) {
-	d := daemon{live: new(atomic.Pointer[map[string]string]), wanted: new(atomic.Pointer[sysctlOptions])}
-	d.wanted.Store(&o.sysctls)
+// run checks all flags and returns what they ask for. The error joins one for each bad flag.
+func (o *runOptions) run() (*daemon.Config, error) {
 	var errs []error
 	check := func(err error) { errs = append(errs, err) }
 	if o.minSyncPeriod < 0 {
@@ -163,9 +138,9 @@ func (o runOptions) daemon() (*daemon, error) {
 	if o.verbosity < 0 {
 		check(fmt.Errorf("--v: %d is negative", o.verbosity))
 	}
-	for _, c := range [][2]string{{"--healthz-bind-address", o.healthAddress}, {"--metrics-bind-address", o.metricsAddress}, {"--nftproxy-probe-bind-address", o.probeAddress}} {
-		if err := health.CheckAddress(c[1]); err != nil {
-			check(fmt.Errorf("%s: %w", c[0], err))
+	for _, a := range [][2]string{{"--healthz-bind-address", o.healthAddress}, {"--metrics-bind-address", o.metricsAddress}, {"--nftproxy-probe-bind-address", o.probeAddress}} {
+		if err := health.CheckAddress(a[1]); err != nil {
+			check(fmt.Errorf("%s: %w", a[0], err))
 		}
 	}
 	if o.retainMissing < 0 {
@@ -175,19 +150,26 @@ func (o runOptions) daemon() (*daemon, error) {
 	check(o.checkStartupTaint())
 	check(checkCounters(o.counters))
 	var err error
-	d.established, err = cleanEstablished(o.cleanEstablished)
+	c := &daemon.Config{
+		Version: version(), Source: o.from, RetainMissing: o.retainMissing, MinSyncPeriod: o.minSyncPeriod,
+		ConnectionMetrics: o.counters == countersMetrics,
+		HealthAddress:     o.healthAddress, MetricsAddress: o.metricsAddress, ProbeAddress: o.probeAddress, BindHardFail: o.bindHardFail,
+		Profiling: o.profiling, StartupTaint: o.startupTaint, Sysctls: o.sysctls.Sysctls, SysctlFiles: o.sysctls.files(),
+		OOMScoreAdj: o.oomScoreAdj, Verbosity: o.verbosity, File: o.config.file, FileText: o.config.text, Origin: o.config.origin,
+	}
+	c.Established, err = cleanEstablished(o.cleanEstablished)
 	check(err)
-	d.node, d.ruleset, err = o.parse()
+	c.Node, c.Rules, err = o.parse()
 	check(err)
 	switch bit := o.masqueradeBit; {
 	case bit < noMasqueradeBit || bit > maxMasqueradeBit:
 		check(fmt.Errorf("--iptables-masquerade-bit: %d: want 0 to %d, or %d for none", bit, maxMasqueradeBit, noMasqueradeBit))
 	case bit != noMasqueradeBit:
-		d.ruleset.MasqueradeMark = 1 << bit
+		c.Rules.MasqueradeMark = 1 << bit
 	}
 	check(checkOOMScoreAdj(o.oomScoreAdj))
-	d.ruleset.Counters = o.counters != countersNone
-	d.ruleset.MasqueradeAll = o.masqueradeAll
+	c.Rules.Counters = o.counters != countersNone
+	c.Rules.MasqueradeAll = o.masqueradeAll
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
@@ -195,7 +177,83 @@ func (o runOptions) daemon() (*daemon, error) {
 		o.config.notes = append(o.config.notes, fmt.Sprintf("changes of Services and endpoints wait up to %s, the least time between two syncs (--%s; nftables.minSyncPeriod in a configuration file); without it, %s at most",
 			o.minSyncPeriod, iptablesPeriod, proxy.DefaultConfig().MinSyncPeriod))
 	}
-	// The options have what was parsed of them only now.
-	d.options = o
-	return &d, nil
+	c.Objects = o.claims.watchOptions(ownServers(o.metricsAddress, o.healthAddress, o.probeAddress))
+	c.Notes = o.notes(c)
+	return c, nil
+}
+
+// notes say what was given and has no effect.
+func (o *runOptions) notes(c *daemon.Config) []string {
+	notes := slices.Clone(o.config.notes)
+	for _, gate := range o.claims.withoutEffect {
+		notes = append(notes, fmt.Sprintf("the feature gate %s has no effect: nftproxy has no such gate", gate))
+	}
+	if c.Rules.NodePortAddresses.Loopback() {
+		notes = append(notes, "loopback addresses serve no node ports: nftables cannot serve them there, in kube-proxy's nftables mode neither")
+	}
+	return notes
+}
+
+// checkOOMScoreAdj refuses a score that is no number or out of range.
+func checkOOMScoreAdj(score string) error {
+	if score == "" {
+		return nil
+	}
+	if n, err := strconv.Atoi(score); err != nil || n < -1000 || n > 1000 {
+		return fmt.Errorf("--oom-score-adj: %q: want -1000 to 1000", score)
+	}
+	return nil
+}
+
+// writeDefaults writes kube-proxy's default configuration (--write-config-to).
+func writeDefaults(path string) error {
+	text, err := kubeproxyconfig.Default()
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(path, text, 0o644); err != nil {
+		return fmt.Errorf("--write-config-to: %w", err)
+	}
+	return nil
+}
+
+const startupTaintFlag = ownPrefix + "startup-taint"
+
+// checkStartupTaint checks the key of a taint; empty stands for none.
+func (o *runOptions) checkStartupTaint() error {
+	if o.startupTaint == "" {
+		return nil
+	}
+	if o.from.Manifests != "" {
+		return errors.New("--" + startupTaintFlag + ": there is no Node to change with --" + ownPrefix + "manifests")
+	}
+	if problems := validation.IsQualifiedName(o.startupTaint); len(problems) > 0 {
+		return fmt.Errorf("--%s: %q is not the key of a taint: %s", startupTaintFlag, o.startupTaint, strings.Join(problems, "; "))
+	}
+	return nil
+}
+
+// defaultRetain is the default of --nftproxy-retain-missing: long enough for a restored API
+// server to be looked at, and short enough for Services that were really deleted.
+const defaultRetain = 5 * time.Minute
+
+// The values of --nftproxy-counters.
+const (
+	countersNone    = "none"
+	countersTables  = "tables"
+	countersMetrics = "metrics"
+)
+
+func addCounters(f *pflag.FlagSet, value *string) {
+	const name = ownPrefix + "counters"
+	f.StringVar(value, name, countersNone, "count new connections of each Service port and endpoint: none; tables, in the kernel's tables, for nftproxy top and nft list; metrics, also as metrics of the 100 Service ports with the most; without a value: tables")
+	f.Lookup(name).NoOptDefVal = countersTables
+}
+
+func checkCounters(value string) error {
+	switch value {
+	case countersNone, countersTables, countersMetrics:
+		return nil
+	}
+	return fmt.Errorf("--%scounters: %q: want %s, %s or %s", ownPrefix, value, countersNone, countersTables, countersMetrics)
 }

@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/client-go/rest"
 
 	"nftproxy/model/service"
 	"nftproxy/nft/ruleset"
@@ -21,7 +20,7 @@ import (
 // sourceOptions are the flags that say where Services come from and how to tell
 // their traffic on this node. A flag that kube-proxy has too has its name.
 type sourceOptions struct {
-	kubeconfig, master, manifests string
+	from                          watch.Source
 	hostnameOverride              string
 	clusterCIDR                   string
 	detectLocalMode               string
@@ -33,9 +32,9 @@ type sourceOptions struct {
 
 func (o *sourceOptions) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file")
-	f.StringVar(&o.master, "master", "", "address of the API server; overrides the address in the kubeconfig")
-	f.StringVar(&o.manifests, ownPrefix+"manifests", "", "file or directory of Service, EndpointSlice and Node manifests, instead of an API server")
+	f.StringVar(&o.from.Kubeconfig, "kubeconfig", "", "kubeconfig file")
+	f.StringVar(&o.from.Master, "master", "", "address of the API server; overrides the address in the kubeconfig")
+	f.StringVar(&o.from.Manifests, ownPrefix+"manifests", "", "file or directory of Service, EndpointSlice and Node manifests, instead of an API server")
 	f.StringVar(&o.hostnameOverride, "hostname-override", "", "name of this node's Node object (default the host's name)")
 	f.StringVar(&o.clusterCIDR, "cluster-cidr", "", "CIDR of the pods, or CIDRs of either family, separated by commas: those of all pods of the cluster")
 	f.StringVar(&o.detectLocalMode, "detect-local-mode", detectClusterCIDR, "how to recognize traffic from pods: ClusterCIDR, NodeCIDR (by the Node's podCIDRs), BridgeInterface or InterfaceNamePrefix")
@@ -55,7 +54,7 @@ func (o *sourceOptions) parse() (node string, c ruleset.Config, err error) {
 			errs = append(errs, fmt.Errorf("--%s: %w", flag, err))
 		}
 	}
-	if o.manifests != "" && (o.kubeconfig != "" || o.master != "") {
+	if o.from.Manifests != "" && (o.from.Kubeconfig != "" || o.from.Master != "") {
 		errs = append(errs, errors.New("--nftproxy-manifests cannot be combined with --kubeconfig or --master"))
 	}
 	if node, err = nodeName(o.hostnameOverride); err != nil {
@@ -77,7 +76,7 @@ func (o *sourceOptions) parse() (node string, c ruleset.Config, err error) {
 
 // checkSource checks the flags without a request to the API server.
 func (o *sourceOptions) checkSource() error {
-	for _, c := range [][2]string{{"--nftproxy-manifests", o.manifests}, {"--kubeconfig", o.kubeconfig}} {
+	for _, c := range [][2]string{{"--nftproxy-manifests", o.from.Manifests}, {"--kubeconfig", o.from.Kubeconfig}} {
 		if c[1] == "" {
 			continue
 		}
@@ -89,9 +88,9 @@ func (o *sourceOptions) checkSource() error {
 			return fmt.Errorf("%s: %q: %w", c[0], c[1], reason)
 		}
 	}
-	if o.master != "" {
-		if u, err := url.Parse(o.master); err != nil || u.Host == "" && strings.Contains(o.master, ":") {
-			return fmt.Errorf("--master: %q is not the address of an API server, such as https://192.0.2.1:6443", o.master)
+	if o.from.Master != "" {
+		if u, err := url.Parse(o.from.Master); err != nil || u.Host == "" && strings.Contains(o.from.Master, ":") {
+			return fmt.Errorf("--master: %q is not the address of an API server, such as https://192.0.2.1:6443", o.from.Master)
 		}
 	}
 	return nil
@@ -112,25 +111,6 @@ func isTableName(s string) bool {
 		}
 	}
 	return s != "" && len(s) <= maxTableName
-}
-
-// client returns the API server's client, its configuration and the dialer that it
-// uses. It sends no request.
-func (o *sourceOptions) client() (*rest.Config, *watch.Client, *dialer, error) {
-	config, err := watch.ClientConfig(o.kubeconfig, o.master)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	d, err := newDialer(config)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	config.Dial = d.DialContext
-	client, err := watch.NewClient(config)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	return config, client, d, nil
 }
 
 // The values of --detect-local-mode, as in kube-proxy.

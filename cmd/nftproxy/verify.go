@@ -12,6 +12,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"nftproxy/daemon"
+	"nftproxy/daemon/takeover"
 	"nftproxy/look/verify"
 	"nftproxy/model/service"
 	"nftproxy/nft"
@@ -78,11 +80,11 @@ versions may add fields; they do not change these.`,
   kubectl -n kube-system exec POD -- /nftproxy verify`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			d, err := o.daemon(cmd.Flags())
+			c, err := o.config(cmd.Flags())
 			if err != nil {
 				return usageError{err}
 			}
-			report, err := d.verify(cmd.Context(), o.limit, cmd.ErrOrStderr(), settle)
+			report, err := verifyTables(cmd.Context(), c, o.limit, cmd.ErrOrStderr(), settle)
 			if err != nil {
 				fmt.Fprintf(cmd.ErrOrStderr(), "nftproxy: cannot tell: %v\n", err)
 				return statusUnknown
@@ -121,8 +123,8 @@ func (o *verifyOptions) addFlags(f *pflag.FlagSet) {
 	f.IntVar(&o.like, "like", 0, "take the flags of the nftproxy run with this process `ID` (default 1, if that is one and no flag of run is given)")
 }
 
-// daemon is the proxy whose rules should be in the kernel.
-func (o *verifyOptions) daemon(f *pflag.FlagSet) (*daemon, error) {
+// config is what the rules in the kernel should be by.
+func (o *verifyOptions) config(f *pflag.FlagSet) (*daemon.Config, error) {
 	if !slices.Contains([]string{outputText, outputJSON, outputYAML}, o.output) {
 		return nil, fmt.Errorf("--output: %q: want text, json or yaml", o.output)
 	}
@@ -165,12 +167,9 @@ func settle(ctx context.Context) error {
 	}
 }
 
-// verify compares twice if need be, and calls settle in between.
-func (d *daemon) verify(ctx context.Context, limit int, notes io.Writer, settle func(context.Context) error) (verify.Report, error) {
-	source := objectSource{
-		options: &d.options.sourceOptions, node: d.node, nodeCIDR: d.ruleset.NodeCIDR, settings: d.ruleset.Settings,
-		servers: ownServers(d.options.metricsAddress, d.options.healthAddress, d.options.probeAddress),
-	}
+// verifyTables compares twice if need be, and calls settle in between.
+func verifyTables(ctx context.Context, c *daemon.Config, limit int, notes io.Writer, settle func(context.Context) error) (verify.Report, error) {
+	source := objectSource{Source: c.Source, objects: c.Objects, node: c.Node, nodeCIDR: c.Rules.NodeCIDR, settings: c.Rules.Settings}
 	addrs, err := hostaddr.List(ctx)
 	if err != nil {
 		return verify.Report{}, err
@@ -180,22 +179,22 @@ func (d *daemon) verify(ctx context.Context, limit int, notes io.Writer, settle 
 		return verify.Report{}, fmt.Errorf("open nftables: %w", err)
 	}
 	defer conn.Close()
-	found, err := source.follow(ctx, addrs, incomplete(source.kind() == "kubernetes"))
+	found, err := source.follow(ctx, addrs, incomplete(source.Kind() == "kubernetes"))
 	if err != nil {
 		return verify.Report{}, err
 	}
-	services, differences, inFlight, err := d.compareTwice(ctx, found, conn, settle)
+	services, differences, inFlight, err := compareTwice(ctx, c.Rules, found, conn, settle)
 	if err = errors.Join(found.end(), err); err != nil {
 		return verify.Report{}, err
 	}
-	fmt.Fprintf(notes, "nftproxy: %s, from %s\n", plural(services, "service"), &source)
+	fmt.Fprintf(notes, "nftproxy: %s, from %s\n", plural(services, "service"), source)
 	r := differences.Report(limit)
-	r.Source, r.Services, r.InFlight = source.kind(), services, inFlight
+	r.Source, r.Services, r.InFlight = source.Kind(), services, inFlight
 	if inFlight > 0 {
 		r.Notes = append(r.Notes, fmt.Sprintf("a first look found %s that a second one, %s later, did not: changes were on their way to the kernel", plural(inFlight, "difference"), settlePeriod))
 	}
 	if !r.Same {
-		r.Notes = append(r.Notes, d.remarks(conn, differences)...)
+		r.Notes = append(r.Notes, remarks(conn, c.Rules.Table, differences)...)
 	}
 	return r, nil
 }
@@ -203,8 +202,7 @@ func (d *daemon) verify(ctx context.Context, limit int, notes io.Writer, settle 
 // wantAndHave compiles the snapshot and reads the tables. Whether the rules count and set labels was
 // decided by trials when the proxy started. The tables tell the first; the second is tried again
 // where they have a mark that the flags do not ask for.
-func (d *daemon) wantAndHave(conn *kernel.Conn, snapshot service.Snapshot) (*nft.Program, *nft.Model, error) {
-	config := d.ruleset
+func wantAndHave(config ruleset.Config, conn *kernel.Conn, snapshot service.Snapshot) (*nft.Program, *nft.Model, error) {
 	want := ruleset.Compile(config, snapshot)
 	have, err := conn.Read(want)
 	if err != nil {
@@ -221,11 +219,11 @@ func (d *daemon) wantAndHave(conn *kernel.Conn, snapshot service.Snapshot) (*nft
 
 // compareTwice returns the differences that two looks find. After a first look without any,
 // there is no second one.
-func (d *daemon) compareTwice(ctx context.Context, found *objects, conn *kernel.Conn, settle func(context.Context) error) (services int, result *verify.Differences, inFlight int, err error) {
+func compareTwice(ctx context.Context, config ruleset.Config, found *objects, conn *kernel.Conn, settle func(context.Context) error) (services int, result *verify.Differences, inFlight int, err error) {
 	var first *verify.Differences
 	for {
 		snapshot := found.newest()
-		want, have, err := d.wantAndHave(conn, snapshot)
+		want, have, err := wantAndHave(config, conn, snapshot)
 		if err != nil {
 			return 0, nil, 0, err
 		}
@@ -269,16 +267,16 @@ func incomplete(nodeKnown bool) func(watch.Problem) error {
 }
 
 // remarks say what may be behind the differences.
-func (d *daemon) remarks(conn *kernel.Conn, found *verify.Differences) []string {
+func remarks(conn *kernel.Conn, table string, found *verify.Differences) []string {
 	var list []string
 	if found.NodeRules() {
 		list = append(list, "rules, chains or sets of the node differ: has run other flags, or is it another version?")
 	}
-	tables, err := conn.Tables(d.ruleset.Table)
+	tables, err := conn.Tables(table)
 	if err != nil {
 		return append(list, fmt.Sprintf("unknown whether nftproxy runs: %v", err))
 	}
-	used, err := usedTables()
+	used, err := takeover.UsedTables()
 	if err != nil {
 		return append(list, fmt.Sprintf("unknown whether nftproxy runs: %v", err))
 	}

@@ -192,7 +192,7 @@ func sortedLines(listing string) []string {
 // report says so.
 func TestVerifyInFlight(t *testing.T) {
 	v := newVerified(t, manifest(t, webManifest("", "10.244.0.1")))
-	d, err := commandLine(append(slices.Clone(v.flags), "--hostname-override=node-1")).verified()
+	c, err := commandLine(append(slices.Clone(v.flags), "--hostname-override=node-1")).verified()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -200,7 +200,7 @@ func TestVerifyInFlight(t *testing.T) {
 	looks := 0
 	if err := v.ns.Do(func() error {
 		var err error
-		report, err = d.verify(t.Context(), 100, t.Output(), func(context.Context) error {
+		report, err = verifyTables(t.Context(), c, 100, t.Output(), func(context.Context) error {
 			looks++
 			firstSync(t, v.ns, v.flags...)
 			return nil

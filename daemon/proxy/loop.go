@@ -144,8 +144,10 @@ func (l *Loop) Busy() time.Time {
 	return time.Time{}
 }
 
-// Run works until the context ends; the tables stay. It returns nil.
-func (l *Loop) Run(ctx context.Context, in *service.Mailbox) error {
+// Run works until the context ends; the tables stay. It returns nil. The observers are further ones, after those of New:
+// what is told of the loop may be made of it.
+func (l *Loop) Run(ctx context.Context, in *service.Mailbox, observe ...func(Sync)) error {
+	l.observe = append(l.observe, observe...)
 	wake := time.NewTimer(0)
 	wake.Stop()
 	defer wake.Stop()

@@ -1,0 +1,52 @@
+package daemon
+
+import (
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"nftproxy/daemon/metrics"
+	"nftproxy/daemon/proxy"
+	"nftproxy/daemon/traffic"
+	"nftproxy/nft"
+	"nftproxy/nft/kernel"
+	"nftproxy/nft/ruleset"
+)
+
+// tried returns what the rules are compiled with, by what the kernel can do. Neither counters nor labels decide
+// serving: without them the rules do the same with each packet.
+func tried(rules ruleset.Config, conn *kernel.Conn, log *slog.Logger) ruleset.Config {
+	if err := conn.TryCounters(); err != nil {
+		rules.Uncounted = true
+		log.Warn("the kernel cannot count packets for thousands of elements; the rules have no counters, so nftproxy top and the metrics of refusals stay empty", "err", err)
+	}
+	if err := conn.TryLabels(); err != nil {
+		rules.Unlabelled = true
+		log.Warn("the kernel has no labels for connections (CONFIG_NF_CONNTRACK_LABELS); unless --iptables-masquerade-bit has another bit, the rules use the bit 0x4000 of the packet mark for what is to be masqueraded, as kube-proxy does", "err", err)
+	}
+	return rules
+}
+
+// countConnections returns an observer of syncs. With --nftproxy-counters=metrics it registers the
+// metrics of new connections, which are read when Prometheus asks.
+func countConnections(c Config, rules ruleset.Config, conn *kernel.Conn, registry prometheus.Registerer) func(proxy.Sync) {
+	if !c.ConnectionMetrics || rules.Uncounted {
+		return func(proxy.Sync) {}
+	}
+	source := traffic.NewSource(conn, rules.Table, time.Now)
+	var failed atomic.Bool // Scrapes may come at the same time.
+	metrics.CountConnections(registry, func() ([]traffic.PortTraffic, uint64) {
+		ports, total, err := source.Ports()
+		if before := failed.Swap(err != nil); err != nil && !before {
+			c.Log.Warn("cannot read the counters of new connections; the metrics have the numbers from before", "err", err)
+		}
+		return ports, total
+	})
+	return func(s proxy.Sync) {
+		if s.InForce(nft.IPv4) || s.InForce(nft.IPv6) {
+			source.Notify(s.Snapshot)
+		}
+	}
+}
