@@ -1,15 +1,22 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
+	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"nftproxy/daemon/takeover"
 	"nftproxy/look/preflight"
+	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
+	"nftproxy/node/otherproxy"
 )
 
 // defaultNodePorts are the API server's.
@@ -119,4 +126,234 @@ func checkText(findings []preflight.Finding, worst preflight.Level) string {
 	}
 	fmt.Fprintf(&b, "\nin all: %s\n", worst)
 	return b.String()
+}
+
+// proxiesOptions are the flags of proxies.
+type proxiesOptions struct {
+	table, await, output string
+	timeout              time.Duration
+}
+
+// The proxies that the command knows.
+const (
+	nameOurs   = "nftproxy"
+	nameTheirs = "kube-proxy"
+)
+
+func newProxiesCommand() *cobra.Command {
+	var o proxiesOptions
+	cmd := &cobra.Command{
+		Use:   "proxies",
+		Short: "Say which service proxies this node has, and whether one can take over from the other",
+		Long: `proxies compares the rules of nftproxy and kube-proxy in the kernel of this node:
+
+  PROXY      nftproxy or kube-proxy
+  RUNNING    whether the process runs
+  FRONTENDS  the number of addresses and ports of Services that the rules have; node
+             ports do not count
+  RULES      the tables
+
+Two lines below say which frontends of the one the other lacks. The rules of a
+kube-proxy that has ended count too: remove them first (nftproxy cleanup
+--kube-proxy), or they hide that the new one has not synced.
+
+With --await, the command ends once that proxy has rules for every frontend of the
+other. Its exit status is 1 if that does not come true within --timeout.`,
+		Example: `  nftproxy proxies
+  nftproxy proxies --await kube-proxy     before nftproxy is stopped`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !slices.Contains([]string{"", nameOurs, nameTheirs}, o.await) {
+				return usageError{fmt.Errorf("--await: %q: want %s or %s", o.await, nameOurs, nameTheirs)}
+			}
+			if !slices.Contains([]string{outputText, outputJSON}, o.output) {
+				return usageError{fmt.Errorf("--output: %q: want %s or %s", o.output, outputText, outputJSON)}
+			}
+			return o.run(cmd)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.table, ownPrefix+"table", ruleset.DefaultTable, "name of the nftables tables of nftproxy")
+	f.StringVar(&o.await, "await", "", "wait until this proxy, nftproxy or kube-proxy, has rules for every frontend of the other")
+	f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "how long --await waits")
+	f.StringVarP(&o.output, "output", "o", outputText, "text or json")
+	return cmd
+}
+
+// proxiesReport is what the command prints.
+type proxiesReport struct {
+	Proxies []proxyReport `json:"proxies"`
+}
+
+// proxyReport is about one proxy.
+type proxyReport struct {
+	Name string `json:"name"`
+	// Running is yes, no or unknown; Detail explains it.
+	Running string `json:"running"`
+	Detail  string `json:"detail"`
+	// Rules lists the tables.
+	Rules []string `json:"rules"`
+	// Frontends is the number of frontends, and Lacks those of the other proxy that this one
+	// does not have, sorted.
+	Frontends int      `json:"frontends"`
+	Lacks     []string `json:"lacks"`
+}
+
+// awaitPeriod is the time between two looks of --await.
+const awaitPeriod = time.Second
+
+func (o *proxiesOptions) run(cmd *cobra.Command) error {
+	ctx, cancel := context.WithTimeout(cmd.Context(), o.timeout)
+	defer cancel()
+	ticker := time.NewTicker(awaitPeriod)
+	defer ticker.Stop()
+	for {
+		report, err := o.look(cmd.Context())
+		if err != nil {
+			return err
+		}
+		done := o.await == "" || report.takesOver(o.await)
+		if !done && ctx.Err() == nil {
+			select {
+			case <-ticker.C:
+				continue
+			case <-ctx.Done():
+			}
+		}
+		if o.output == outputJSON {
+			err = writeJSON(cmd.OutOrStdout(), report)
+		} else {
+			err = report.write(cmd.OutOrStdout())
+		}
+		if err == nil && !done {
+			return fmt.Errorf("%s does not have rules for every frontend after %s", o.await, o.timeout)
+		}
+		return err
+	}
+}
+
+// takesOver says that a proxy has rules, and all frontends of the other.
+func (r proxiesReport) takesOver(name string) bool {
+	i := slices.IndexFunc(r.Proxies, func(p proxyReport) bool { return p.Name == name })
+	p := r.Proxies[i]
+	return len(p.Rules) > 0 && p.Frontends > 0 && len(p.Lacks) == 0
+}
+
+func (o *proxiesOptions) look(ctx context.Context) (proxiesReport, error) {
+	conn, err := kernel.Open(kernel.Config{})
+	if err != nil {
+		return proxiesReport{}, err
+	}
+	defer conn.Close()
+	ours, err := ourReport(conn)
+	if err != nil {
+		return proxiesReport{}, err
+	}
+	theirs, err := theirReport(ctx)
+	if err != nil {
+		return proxiesReport{}, err
+	}
+	ourFrontends, ourErr := otherproxy.OurFrontends(o.table)
+	theirFrontends, theirErr := otherproxy.KubeProxyFrontends()
+	if err := errors.Join(ourErr, theirErr); err != nil {
+		return proxiesReport{}, fmt.Errorf("read the rules: %w", err)
+	}
+	ours.Frontends, theirs.Frontends = len(ourFrontends), len(theirFrontends)
+	ours.Lacks, theirs.Lacks = lacks(ourFrontends, theirFrontends), lacks(theirFrontends, ourFrontends)
+	return proxiesReport{[]proxyReport{ours, theirs}}, nil
+}
+
+// lacks lists the frontends of the other proxy that this one lacks.
+func lacks(have, other otherproxy.Frontends) []string {
+	missing := []string{}
+	for f := range other {
+		if !have[f] {
+			missing = append(missing, f.String())
+		}
+	}
+	slices.Sort(missing)
+	return missing
+}
+
+func ourReport(conn *kernel.Conn) (proxyReport, error) {
+	r := proxyReport{Name: nameOurs, Running: "no", Detail: "does not run", Rules: []string{}}
+	tables, err := conn.OurTables()
+	if err != nil {
+		return r, fmt.Errorf("list tables: %w", err)
+	}
+	keepers, err := takeover.TableKeepers()
+	if err != nil {
+		return r, err
+	}
+	several := ""
+	for _, t := range tables {
+		r.Rules = append(r.Rules, t.ID.String())
+		by := keepers.Texts(t.ID.Name, "")
+		if t.Owner != 0 || len(by) > 0 {
+			r.Running, r.Detail = "yes", "runs"
+		}
+		if len(by) > 1 {
+			several = fmt.Sprintf("runs %d times with table %s: %s", len(by), t.ID.Name, strings.Join(by, "; "))
+		}
+	}
+	if several != "" {
+		r.Detail = several
+	}
+	return r, nil
+}
+
+func theirReport(ctx context.Context) (proxyReport, error) {
+	r := proxyReport{Name: nameTheirs, Running: "unknown", Rules: []string{}}
+	found, err := otherproxy.Find()
+	if err != nil {
+		return r, fmt.Errorf("look for the rules of kube-proxy: %w", err)
+	}
+	for _, rules := range found {
+		r.Rules = append(r.Rules, rules.String())
+	}
+	running, err := otherproxy.LookForKubeProxy(ctx)
+	if err != nil {
+		return r, fmt.Errorf("look for kube-proxy: %w", err)
+	}
+	r.Detail = running.String()
+	switch {
+	case running.Yes():
+		r.Running = "yes"
+	case running.No():
+		r.Running = "no"
+	}
+	return r, nil
+}
+
+// write prints the report for people.
+func (r proxiesReport) write(out io.Writer) error {
+	const most = 10 // frontends in a line
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "PROXY\tRUNNING\tFRONTENDS\tRULES")
+	for _, p := range r.Proxies {
+		rules := strings.Join(p.Rules, ", ")
+		if rules == "" {
+			rules = "-"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%d\t%s\n", p.Name, p.Detail, p.Frontends, rules)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	for i, p := range r.Proxies {
+		other := r.Proxies[len(r.Proxies)-1-i]
+		text := fmt.Sprintf("%s has rules for every frontend of %s", p.Name, other.Name)
+		switch {
+		case other.Frontends == 0:
+			continue
+		case len(p.Lacks) > most:
+			text = fmt.Sprintf("%s lacks %d of the %d frontends of %s: %s, ...", p.Name, len(p.Lacks), other.Frontends, other.Name, strings.Join(p.Lacks[:most], ", "))
+		case len(p.Lacks) > 0:
+			text = fmt.Sprintf("%s lacks %d of the %d frontends of %s: %s", p.Name, len(p.Lacks), other.Frontends, other.Name, strings.Join(p.Lacks, ", "))
+		}
+		if _, err := fmt.Fprintln(out, text); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -12,9 +12,11 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"strconv"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 func main() {
@@ -129,4 +131,47 @@ func version() string {
 		}
 	}
 	return "devel"
+}
+
+// newWaitCommand makes the command wait, for pods whose work is done by an init
+// container: the image has no other program that could wait.
+func newWaitCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "wait",
+		Short: "Do nothing until SIGTERM: the last container of the pods in deploy/cleanup",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			<-cmd.Context().Done()
+			return nil
+		},
+	}
+}
+
+// flagError says in plain words what is wrong with a flag's value. The library's own
+// error is that of the parsing function.
+func flagError(err error) error {
+	invalid := (*pflag.InvalidValueError)(nil)
+	if !errors.As(err, &invalid) {
+		return err
+	}
+	want := ""
+	switch kind := invalid.GetFlag().Value.Type(); {
+	case errors.Is(err, strconv.ErrRange):
+		want = "too large a number"
+	case kind == "int":
+		want = "not a whole number"
+	case kind == "uint16":
+		want = "not a number of 0 to 65535"
+	case kind == "float32":
+		want = "not a number"
+	case kind == "bool":
+		want = "neither true nor false"
+	case kind == "duration":
+		want = "not a duration, such as 30s, 5m or 1h30m"
+	case kind == "stringSlice":
+		want = "not a list separated by commas: a quotation mark has no partner"
+	default:
+		want = "not a " + kind
+	}
+	return fmt.Errorf("--%s: %q is %s", invalid.GetFlag().Name, invalid.GetValue(), want)
 }

@@ -1,11 +1,20 @@
 package main
 
 import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"nftproxy/nft/kernel"
 	"nftproxy/test/lib/nftcmd"
@@ -241,5 +250,158 @@ func TestTwoProxies(t *testing.T) {
 	_ = cmd.Wait() // The status is that of the other findings, too.
 	if !strings.Contains(out.String(), "2 processes keep table nftproxy: PID ") {
 		t.Errorf("check says:\n%s", out.String())
+	}
+}
+
+// TestServedOnlyByARunningProxy: tables that an ended nftproxy left do not serve the node in
+// kube-proxy's place.
+func TestServedOnlyByARunningProxy(t *testing.T) {
+	w := newFormerWorld(t)
+	served := func() error {
+		return w.ns.Do(checkServed)
+	}
+	proxy := w.run("nftproxy")
+	if err := served(); err != nil {
+		t.Errorf("while it runs: %v", err)
+	}
+	proxy.end()
+	w.want("after its end", "ip nftproxy", "ip6 nftproxy")
+	if err := served(); err == nil || !strings.Contains(err.Error(), "no table of a running nftproxy for") {
+		t.Errorf("after its end: got %v", err)
+	}
+}
+
+// TestKubeProxyWithFewRights: with the capability CAP_NET_ADMIN alone, which processes of kube-proxy run in
+// this network namespace is known all the same. Where /proc hides them, nothing is certain.
+func TestKubeProxyWithFewRights(t *testing.T) {
+	here, elsewhere := testnet.NamespaceForTest(t, "here"), testnet.NamespaceForTest(t, "elsewhere")
+	const few = "exec setpriv --no-new-privs --inh-caps=-all --ambient-caps=-all --bounding-set=-all,+net_admin nftproxy proxies -o json"
+	look := func(before string) (running, detail string) {
+		t.Helper()
+		var out, problems bytes.Buffer
+		cmd := exec.Command("unshare", "--mount", "sh", "-c", before+few)
+		cmd.Stdout, cmd.Stderr = &out, &problems
+		if err := here.Run(cmd); err != nil {
+			t.Fatalf("%v: %s", err, problems.Bytes())
+		}
+		var report proxiesReport
+		if err := json.Unmarshal(out.Bytes(), &report); err != nil {
+			t.Fatal(err)
+		}
+		p := report.Proxies[1]
+		return p.Running, p.Detail
+	}
+	kubeProxy(t, elsewhere)
+	if running, detail := look(""); running == "yes" {
+		t.Errorf("it runs in another namespace: %s", detail)
+	}
+	hidden := "mount -t proc -o hidepid=2,gid=65534 proc /proc && "
+	pid := kubeProxy(t, here)
+	if running, detail := look(""); running != "yes" || !strings.Contains(detail, fmt.Sprintf("PID %d", pid)) {
+		t.Errorf("it runs as PID %d: got %s, %s", pid, running, detail)
+	}
+	if running, detail := look(hidden); running != "unknown" {
+		t.Errorf("it is hidden: got %s, %s", running, detail)
+	}
+}
+
+// kubeProxy starts a process with the name and all capabilities of kube-proxy.
+func kubeProxy(t *testing.T, ns *testnet.Namespace) (pid int) {
+	t.Helper()
+	sleep, err := exec.LookPath("sleep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(sleep)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "kube-proxy")
+	if err := os.WriteFile(file, text, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(file, "infinity")
+	if err := ns.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGKILL)
+		_ = cmd.Wait() // It was killed.
+	})
+	return cmd.Process.Pid
+}
+
+// TestWithoutCapability: a process that may not write nftables says so and ends,
+// before it has done anything. (It has given up other capabilities, and logged that.)
+func TestWithoutCapability(t *testing.T) {
+	ns := testnet.NamespaceForTest(t, "node")
+	cmd := exec.Command("nftproxy", "run", "--nftproxy-manifests", manifest(t, webManifest("")), "--hostname-override", "node-1",
+		"--metrics-bind-address=", "--healthz-bind-address=", "--nftproxy-conntrack-sysctl-dir", t.TempDir())
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	started := make(chan error)
+	go func() {
+		// The thread has lost the capability for good, and ends with the goroutine.
+		runtime.LockOSThread()
+		err := unix.Setns(ns.Fd(), unix.CLONE_NEWNET)
+		if err == nil {
+			err = unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_NET_ADMIN, 0, 0, 0)
+		}
+		if err == nil {
+			err = cmd.Start()
+		}
+		started <- err
+	}()
+	if err := <-started; err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err == nil || cmd.ProcessState.ExitCode() != 1 {
+		t.Errorf("it ended with %v", err)
+	}
+	lines := strings.Split(strings.TrimSuffix(stderr.String(), "\n"), "\n")
+	if len(lines) != 2 || !strings.Contains(lines[0], "privileges") || !strings.Contains(lines[1], "run needs CAP_NET_ADMIN in its network namespace") {
+		t.Errorf("it said:\n%s", stderr.String())
+	}
+}
+
+// TestOneCapability: the commands that look at the kernel need CAP_NET_ADMIN and no other
+// capability: the DaemonSet's pod has no more.
+func TestOneCapability(t *testing.T) {
+	ns := testnet.NamespaceForTest(t, "node")
+	flags := []string{"--nftproxy-manifests", manifest(t, webManifest("", "10.244.0.1")), "--hostname-override", "node-1"}
+	firstSync(t, ns, flags...)
+	for _, c := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{append([]string{"verify"}, flags...), 0, "1 service, from the manifests"},
+		{[]string{"trace", "--timeout", "1s", "10.96.0.10:80"}, int(statusNoPacket), "no new connection came"},
+	} {
+		cmd := exec.Command("nftproxy", c.args...)
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		started := make(chan error)
+		go func() {
+			// The thread has lost the capabilities for good, and ends with the goroutine.
+			runtime.LockOSThread()
+			err := unix.Setns(ns.Fd(), unix.CLONE_NEWNET)
+			for capability := uintptr(0); err == nil && capability <= unix.CAP_LAST_CAP; capability++ {
+				if capability != unix.CAP_NET_ADMIN {
+					err = unix.Prctl(unix.PR_CAPBSET_DROP, capability, 0, 0, 0)
+				}
+			}
+			if err == nil {
+				err = cmd.Start()
+			}
+			started <- err
+		}()
+		if err := <-started; err != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Wait() // the exit code says it
+		if code := cmd.ProcessState.ExitCode(); code != c.code || !strings.Contains(stderr.String(), c.says) {
+			t.Errorf("%s: exit code %d, want %d, said:\n%s", c.args[0], code, c.code, stderr.String())
+		}
 	}
 }

@@ -1,0 +1,405 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"nftproxy/daemon"
+	"nftproxy/daemon/kubeproxyconfig"
+	"nftproxy/watch"
+)
+
+var update = flag.Bool("update", false, "write docs/options.md")
+
+// TestOptionsPage: docs/options.md has every flag of run and every field of kube-proxy's
+// configuration file.
+func TestOptionsPage(t *testing.T) {
+	const path = "../../docs/options.md"
+	page := optionsPage(t)
+	if *update {
+		if err := os.WriteFile(path, []byte(page), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	have, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(have) != page {
+		t.Error("docs/options.md is not what the flags say: make golden writes it")
+	}
+}
+
+func optionsPage(t *testing.T) string {
+	var run runOptions
+	cmd := &cobra.Command{}
+	run.addFlags(cmd)
+	f := cmd.Flags()
+	reasons := map[string]string{}
+	for _, i := range listIgnoredFlags() {
+		reasons[i.name] = "no effect: " + i.reason
+	}
+	fields, ignored := configFields(t)
+	b := &strings.Builder{}
+	fmt.Fprint(b, `# Options
+
+A test writes this page from the flags of `+"`nftproxy run`"+` (`+"`make golden`"+`).
+
+`+"`nftproxy run`"+` takes every flag of kube-proxy 1.37 on Linux. Flags that kube-proxy does not have begin with `+"`--nftproxy-`"+`. With
+`+"`--config`"+`, kube-proxy's configuration file decides, as with kube-proxy: of kube-proxy's flags only `+"`--hostname-override`, `--master`"+`,
+`+"`--cleanup`, `--init-only`, `--write-config-to`"+` and those of the log count then. nftproxy's own flags always count. The log names
+once what was given and has no effect.
+
+nftproxy follows the file, also when a ConfigMap is swapped. "Live" says that a change of the field counts at once. Other changes
+count after a restart; the log and the event `+"`ConfigRestartRequired`"+` of the Node name them. If the file becomes one that cannot be
+used, all settings stay, and the log, the event `+"`ConfigInvalid`"+` and the metric `+"`nftproxy_config_file_valid`"+` say so.
+
+## nftproxy's own flags
+
+| Flag | Default | Meaning |
+|---|---|---|
+`)
+	f.VisitAll(func(g *pflag.Flag) {
+		if strings.HasPrefix(g.Name, ownPrefix) {
+			fmt.Fprintf(b, "| `--%s` | %s | %s |\n", g.Name, defaultText(g), usage(g))
+		}
+	})
+	fmt.Fprint(b, `
+## kube-proxy's flags
+
+| Flag | Field of the file | Default | Meaning here |
+|---|---|---|---|
+`)
+	live := daemon.LiveFlags()
+	for _, k := range recordedFlags(t) {
+		g := f.Lookup(k.name)
+		if g == nil {
+			t.Fatalf("run does not take --%s", k.name)
+		}
+		meaning := usage(g)
+		if reason, none := reasons[k.name]; none {
+			meaning = cell(reason)
+		}
+		switch k.name {
+		case ipvsPeriod:
+			meaning = "`--" + iptablesPeriod + "` with `--proxy-mode=ipvs`; else no effect"
+		case "healthz-port", "metrics-port":
+			meaning = "deprecated: the port of an address without one; 0 switches the server off"
+		}
+		if slices.Contains(live, k.name) {
+			meaning += ". Live"
+		}
+		if own, differs := ownDefaults()[k.name]; differs && own[0] != k.value && k.value != "" {
+			meaning += fmt.Sprintf(". kube-proxy's default is %s: %s", k.value, own[1])
+		}
+		fmt.Fprintf(b, "| `--%s` | %s | %s | %s |\n", k.name, strings.Join(fields[k.name], ", "), defaultText(g), meaning)
+	}
+	fmt.Fprint(b, `
+## Fields of the file without effect
+
+| Field | Why |
+|---|---|
+`)
+	for _, note := range ignored {
+		field, reason, _ := strings.Cut(note, " has no effect: ")
+		fmt.Fprintf(b, "| `%s` | %s |\n", field, cell(reason))
+	}
+	return b.String()
+}
+
+// defaultText is a flag's default as a cell of a table.
+func defaultText(g *pflag.Flag) string {
+	value := strings.Trim(g.DefValue, "[]")
+	if value == "" {
+		return "none"
+	}
+	return "`" + value + "`"
+}
+
+// usage is a flag's text for --help without the marks around the name of its value.
+func usage(g *pflag.Flag) string {
+	_, text := pflag.UnquoteUsage(g)
+	return cell(text)
+}
+
+func cell(text string) string { return strings.ReplaceAll(text, "|", "\\|") }
+
+// wholeFile sets every field of the file.
+const wholeFile = `
+featureGates: {AllowServiceExternalIPs: false, Other: true}
+clientConnection: {kubeconfig: a, acceptContentTypes: a, contentType: a, qps: 1, burst: 1}
+logging: {format: text, flushFrequency: 1s, verbosity: 1, vmodule: [{filePattern: a, verbosity: 1}], options: {text: {splitStream: true, infoBufferSize: 1}, json: {splitStream: true, infoBufferSize: 1}}}
+hostnameOverride: a
+bindAddress: 192.0.2.1
+healthzBindAddress: 192.0.2.1
+metricsBindAddress: 192.0.2.1
+bindAddressHardFail: true
+enableProfiling: true
+showHiddenMetricsForVersion: "1.36"
+iptables: {masqueradeBit: 1, masqueradeAll: true, localhostNodePorts: true, syncPeriod: 1s, minSyncPeriod: 1s}
+ipvs: {syncPeriod: 1s, minSyncPeriod: 1s, scheduler: a, excludeCIDRs: [10.0.0.0/8], strictARP: true, tcpTimeout: 1s, tcpFinTimeout: 1s, udpTimeout: 1s}
+nftables: {masqueradeBit: 1, masqueradeAll: true, syncPeriod: 1s, minSyncPeriod: 1s}
+winkernel: {networkName: a, sourceVip: a, enableDSR: true, rootHnsEndpointName: a, forwardHealthCheckVip: true}
+detectLocalMode: NodeCIDR
+detectLocal: {bridgeInterface: a, interfaceNamePrefix: a}
+clusterCIDR: 10.0.0.0/8
+nodePortAddresses: [primary]
+oomScoreAdj: 1
+conntrack: {maxPerCore: 1, min: 1, tcpEstablishedTimeout: 1s, tcpCloseWaitTimeout: 1s, tcpBeLiberal: true, udpTimeout: 1s, udpStreamTimeout: 1s}
+configSyncPeriod: 1s
+portRange: a
+windowsRunAsService: true
+`
+
+// configFields returns the fields of the file by the flag that means the same, and the
+// notes about those without effect. It fails for a field of the type that is neither.
+func configFields(t *testing.T) (byFlag map[string][]string, ignored []string) {
+	t.Helper()
+	byFlag = map[string][]string{}
+	known := []string{"mode", "kind", "apiVersion", "featureGates"}
+	for _, mode := range []string{"nftables", "iptables", "ipvs"} {
+		file, err := kubeproxyconfig.Parse([]byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: " + mode + wholeFile))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range file.Settings() {
+			if field := "`" + s.Field + "`"; !slices.Contains(byFlag[s.Flag], field) {
+				byFlag[s.Flag] = append(byFlag[s.Flag], field)
+			}
+			known = append(known, s.Field)
+		}
+		for _, note := range file.Notes {
+			field, _, found := strings.Cut(note, " has no effect: ")
+			if !found || strings.HasPrefix(field, "featureGates.") || strings.HasPrefix(field, "mode: ") {
+				continue
+			}
+			if !slices.Contains(ignored, note) {
+				ignored = append(ignored, note)
+			}
+			known = append(known, field)
+		}
+	}
+	for _, field := range leaves(reflect.TypeFor[v1alpha1.KubeProxyConfiguration](), "") {
+		if !slices.ContainsFunc(known, func(k string) bool { return field == k || strings.HasPrefix(field, k+".") }) {
+			t.Errorf("the field %s is neither a flag nor without effect", field)
+		}
+	}
+	ignored = append([]string{"mode has no effect: nftproxy always programs nftables; the mode says which of the sections iptables, ipvs and nftables counts",
+		"featureGates has no effect: but for " + kubeproxyconfig.GateExternalIPs}, ignored...)
+	return byFlag, ignored
+}
+
+// leaves are the JSON paths of a type's fields that are no structs of fields.
+func leaves(of reflect.Type, path string) []string {
+	if of.Kind() != reflect.Struct || of.Name() == "Duration" || of.Name() == "QuantityValue" || of.Name() == "TimeOrMetaDuration" {
+		return []string{strings.TrimPrefix(path, ".")}
+	}
+	var list []string
+	for i := range of.NumField() {
+		field := of.Field(i)
+		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+		if name == "" && field.Anonymous {
+			list = append(list, leaves(field.Type, path)...)
+			continue
+		}
+		list = append(list, leaves(field.Type, path+"."+name)...)
+	}
+	return list
+}
+
+// kubeProxyFlag is one of kube-proxy's flags.
+type kubeProxyFlag struct{ name, kind, value string }
+
+// recordedFlags are the flags of kube-proxy v1.37.2 on Linux. test/e2e compares the file
+// with what the real one prints.
+func recordedFlags(t *testing.T) []kubeProxyFlag {
+	t.Helper()
+	text, err := os.ReadFile("testdata/kube-proxy-flags.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []kubeProxyFlag
+	for line := range strings.Lines(string(text)) {
+		if words := strings.Fields(line); !strings.HasPrefix(line, "#") {
+			list = append(list, kubeProxyFlag{words[0], words[1], strings.Join(words[2:], " ")})
+		}
+	}
+	// kube-proxy does not list its deprecated flags.
+	return append(list, kubeProxyFlag{"healthz-port", "int32", "10256"}, kubeProxyFlag{"metrics-port", "int32", "10249"})
+}
+
+// ownDefaults has the defaults that are not kube-proxy's, with the reason.
+func ownDefaults() map[string][2]string {
+	return map[string][2]string{
+		"iptables-masquerade-bit":  {"-1", "marks are left to other programs"},
+		"iptables-min-sync-period": {"10ms", "a sync takes milliseconds"},
+		"oom-score-adj":            {"", "the pod's priority says it, and a lower score needs CAP_SYS_RESOURCE"},
+		"detect-local-mode":        {"ClusterCIDR", "kube-proxy fills it in later"},
+	}
+}
+
+// TestKubeProxyFlags: run takes every flag of kube-proxy with a value of its type, and
+// has its default.
+func TestKubeProxyFlags(t *testing.T) {
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(kubeconfig, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	byName := map[string]string{
+		"cluster-cidr": "10.0.0.0/8,fd00::/8", "config": "config.conf", "kubeconfig": kubeconfig, "master": "https://192.0.2.1:6443",
+		"hostname-override": "node-1", "pod-bridge-interface": "cni0", "pod-interface-name-prefix": "veth", "nodeport-addresses": "primary,10.0.0.0/8",
+		"logging-format": "json", "kube-api-content-type": "application/json", "show-hidden-metrics-for-version": "1.36", "ipvs-scheduler": "rr",
+		"ipvs-exclude-cidrs": "10.0.0.0/8,11.0.0.0/8", "write-config-to": "file",
+	}
+	byType := map[string]string{
+		"bool": "true", "int32": "7", "float32": "2.5", "duration": "1m", "ip": "192.0.2.1", "ipport": "192.0.2.1:8080", "LocalMode": "NodeCIDR",
+		"ProxyMode": "nftables", "mapStringBool": "A=true,B=false", "quantity": "64Ki", "Level": "4", "pattern=N,...": "server=4,other*=5", "version": "raw",
+	}
+	var run runOptions
+	cmd := &cobra.Command{}
+	run.addFlags(cmd)
+	for _, f := range recordedFlags(t) {
+		value, found := byName[f.name]
+		if !found {
+			value, found = byType[f.kind]
+		}
+		if !found {
+			t.Errorf("--%s: what is a value of it?", f.name)
+		}
+		line := commandLine{"--" + f.name + "=" + value}
+		if f.name != "hostname-override" {
+			line = append(line, "--hostname-override=node-1")
+		}
+		if _, err := line.config([]byte(configHead)); err != nil {
+			t.Errorf("--%s=%s: %v", f.name, value, err)
+		}
+		g := cmd.Flags().Lookup(f.name)
+		if g == nil {
+			continue // which is the error from above
+		}
+		want := f.value
+		if own, differs := ownDefaults()[f.name]; differs {
+			want = own[0]
+		}
+		if have := strings.Trim(g.DefValue, "[]"); have != want && !isZero(have, want) {
+			t.Errorf("--%s has the default %q, kube-proxy's is %q", f.name, have, want)
+		}
+	}
+}
+
+// isZero says whether a help text leaves the default out because it is the type's zero.
+func isZero(have, want string) bool {
+	return want == "" && strings.Contains(" false 0 0s ", fmt.Sprintf(" %s ", have))
+}
+
+// TestInstallersArguments: the command lines with which distributions start kube-proxy.
+func TestInstallersArguments(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"kubeconfig", "config.conf"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(configHead), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, c := range map[string]struct {
+		flags commandLine
+		notes []string
+	}{
+		// RKE2 starts kube-proxy as k3s does (k3s-io/k3s: kubeProxyArgs in
+		// pkg/daemons/agent/agent_linux.go): the address has no port.
+		"RKE2": {commandLine{
+			"--cluster-cidr=10.42.0.0/16", "--conntrack-max-per-core=0", "--conntrack-tcp-timeout-close-wait=0s",
+			"--conntrack-tcp-timeout-established=0s", "--healthz-bind-address=127.0.0.1", "--hostname-override=server-1",
+			"--kubeconfig=" + filepath.Join(dir, "kubeconfig"), "--proxy-mode=iptables",
+		}, []string{"--proxy-mode has no effect: nftproxy always programs nftables"}},
+		"RKE2 by IPv6, with arguments of the operator": {commandLine{
+			"--bind-address=::", "--cluster-cidr=10.42.0.0/16,2001:cafe:42::/56", "--conntrack-max-per-core=0", "--conntrack-tcp-timeout-close-wait=0s",
+			"--conntrack-tcp-timeout-established=0s", "--healthz-bind-address=::1", "--hostname-override=server-1",
+			"--kubeconfig=" + filepath.Join(dir, "kubeconfig"), "--proxy-mode=ipvs", "--ipvs-scheduler=rr", "--nodeport-addresses=primary",
+			"--metrics-bind-address=0.0.0.0:10249",
+		}, []string{"--proxy-mode has no effect", "--bind-address has no effect", "--ipvs-scheduler has no effect"}},
+		"kubeadm":   {commandLine{"--config=" + filepath.Join(dir, "config.conf"), "--hostname-override=node-1"}, nil},
+		"kubespray": {commandLine{"--config=" + filepath.Join(dir, "config.conf"), "--hostname-override=node-1"}, nil},
+		"k0s":       {commandLine{"--config=" + filepath.Join(dir, "config.conf"), "--hostname-override=node-1"}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			config, err := c.flags.config([]byte(configHead))
+			if err != nil {
+				t.Fatal(err)
+			}
+			notes := config.Notes
+			if len(notes) != len(c.notes) {
+				t.Errorf("notes: %q, want %q", notes, c.notes)
+			}
+			for _, want := range c.notes {
+				if !strings.Contains(strings.Join(notes, "\n"), want) {
+					t.Errorf("notes: %q, want %q", notes, want)
+				}
+			}
+		})
+	}
+}
+
+// TestOwnPorts: what the flags say of the ports that no Service takes.
+func TestOwnPorts(t *testing.T) {
+	for _, test := range []struct {
+		flags           []string
+		metrics, health string
+		want            []watch.OwnPort
+	}{
+		{nil, defaultMetricsAddress, defaultHealthAddress, []watch.OwnPort{
+			{Port: 22}, {Port: 10249, Addr: netip.MustParseAddr("127.0.0.1")}, {Port: 10256},
+		}},
+		{[]string{"--nftproxy-protected-node-ports="}, "", "", nil},
+		{[]string{"--nftproxy-protected-node-ports=22,8443"}, "[::]:1", "no address", []watch.OwnPort{{Port: 1}, {Port: 22}, {Port: 8443}}},
+	} {
+		var o claimOptions
+		f := pflag.NewFlagSet("", pflag.ContinueOnError)
+		o.addFlags(f)
+		if err := f.Parse(test.flags); err != nil {
+			t.Fatal(err)
+		}
+		if err := o.parse(); err != nil {
+			t.Fatal(err)
+		}
+		got := o.watchOptions(ownServers(test.metrics, test.health, ""))
+		if diff := cmp.Diff(test.want, got.OwnPorts, cmpopts.IgnoreFields(watch.OwnPort{}, "Whose"), cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty(),
+			cmpopts.SortSlices(func(a, b watch.OwnPort) bool { return a.Port < b.Port })); diff != "" {
+			t.Errorf("%v (-want +got):\n%s", test.flags, diff)
+		}
+		if got.IgnoreExternalIPs || got.MaxElements != 1<<18 || got.MaxAffinityPorts != 2000 {
+			t.Errorf("%v: %+v", test.flags, got)
+		}
+	}
+}
+
+// TestClaimsReachTheWatcher: what the command line says of claims is what the daemon
+// hands to its watcher.
+func TestClaimsReachTheWatcher(t *testing.T) {
+	c, err := commandLine{
+		"--hostname-override=node-1", "--nftproxy-protected-node-ports=2222", "--feature-gates=AllowServiceExternalIPs=false",
+		"--healthz-bind-address=", "--metrics-bind-address=", "--nftproxy-service-proxy-name=other",
+	}.config(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := c.Objects
+	if got.ProxyName != "other" {
+		t.Errorf("the proxy's name is %q", got.ProxyName)
+	}
+	if len(got.OwnPorts) != 1 || got.OwnPorts[0].Port != 2222 || !got.IgnoreExternalIPs {
+		t.Errorf("own ports %+v, externalIPs ignored: %t; want port 2222 and true", got.OwnPorts, got.IgnoreExternalIPs)
+	}
+}
