@@ -31,21 +31,16 @@ func (w *WithoutAffinity) String() string {
 	return fmt.Sprintf("served without session affinity: %s may have it on %d ports, the oldest first", services, w.Limit)
 }
 
-// affinity decides which services have the session affinity that they ask for. In each
-// namespace it admits the oldest services, up to the namespace's share. Of these it
-// admits the oldest of all, up to the limit. The result depends on the services that
-// ask, not on the order in which they came. A change costs O(log n) for each service
-// that it admits or turns away.
+// affinity decides which services have the session affinity that they ask for. A change
+// costs O(log n) for each service that it admits or turns away.
 type affinity struct {
-	share      int
-	namespaces map[string]*queue
-	all        queue
+	quota[*queue]
 	// moved has the services that may have been admitted or turned away.
 	moved []right
 }
 
 func newAffinity(limit int) affinity {
-	return affinity{share: shareOf(limit), namespaces: map[string]*queue{}, all: queue{limit: limit}}
+	return affinity{quota: newQuota(limit, newQueue)}
 }
 
 // affinityPorts is the number of ports for which a service asks for affinity. The
@@ -67,31 +62,21 @@ func (a *affinity) replace(old, s *Service) {
 	if one.right == "" {
 		one = before
 	}
-	namespace, _ := one.right.name().Split()
-	own := a.namespaces[namespace]
-	if own == nil {
-		own = &queue{limit: a.share}
-		a.namespaces[namespace] = own
-	}
-	if before.right != "" {
-		own.set(request{right: before.right})
-	}
-	if after.right != "" {
-		own.set(after)
-	}
-	for _, r := range own.admit() {
-		a.all.set(request{r, own.admitted.At(r)})
-	}
+	a.change(one.right, func(own *queue) {
+		if before.right != "" {
+			own.set(request{right: before.right})
+		}
+		if after.right != "" {
+			own.set(after)
+		}
+	})
 	a.moved = append(a.moved, a.all.admit()...)
-	if own.empty() {
-		delete(a.namespaces, namespace)
-	}
 }
 
 // request returns the service's request. A service with more ports than a namespace may
 // have makes none: it would only keep younger services from being admitted.
 func (a *affinity) request(s *Service) request {
-	if n := s.affinityPorts(); n > 0 && n <= a.share {
+	if n := s.affinityPorts(); n > 0 && n <= shareOf(a.limit) {
 		return request{s.age(), n}
 	}
 	return request{}
@@ -111,9 +96,9 @@ func (a *affinity) reasonWithout(s *Service) *WithoutAffinity {
 	own := a.namespaces[namespace]
 	switch r := s.age(); {
 	case own == nil || own.admitted.At(r) == 0:
-		return &WithoutAffinity{Ports: n, Limit: a.share, Namespace: true}
+		return &WithoutAffinity{Ports: n, Limit: shareOf(a.limit), Namespace: true}
 	case a.all.admitted.At(r) == 0:
-		return &WithoutAffinity{Ports: n, Limit: a.all.limit}
+		return &WithoutAffinity{Ports: n, Limit: a.limit}
 	}
 	return nil
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"nftproxy/model/service"
 	"nftproxy/test/gen"
@@ -77,7 +76,7 @@ func checkSticky(t *testing.T, set map[service.Name]*service.Service, limit int,
 			if diff := difference(&plain, served, byValue); diff != "" || why == nil {
 				t.Fatalf("%s is to be without affinity (%v):\n%s", name, why, diff)
 			}
-			if why.Ports != len(s.Ports) || why.Namespace && why.Limit != (limit+3)/4 || !why.Namespace && why.Limit != limit {
+			if why.Ports != len(s.Ports) || why.Namespace && why.Limit != quarter(limit) || !why.Namespace && why.Limit != limit {
 				t.Fatalf("%s is told %+v", name, why)
 			}
 			continue
@@ -146,19 +145,9 @@ func TestAffinityAgainstOracle(t *testing.T) {
 				turned++
 			}
 		}
-		names := slices.Collect(maps.Keys(set))
-		rng.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 		fresh := service.NewBuilder(gen.PlainNode())
 		fresh.SetMaxAffinityPorts(limit)
-		for _, name := range names {
-			fresh.Set(set[name])
-			if rng.IntN(4) == 0 {
-				fresh.Snapshot()
-			}
-		}
-		if diff := difference(contentsOf(fresh.Snapshot()), contentsOf(b.Snapshot()), byValue, cmpopts.EquateEmpty()); diff != "" {
-			t.Fatalf("fresh build and history differ (-fresh +history):\n%s", diff)
-		}
+		sameAfresh(t, rng, b, fresh, set)
 	})
 	if with == 0 || without == 0 || turned == 0 {
 		t.Fatalf("%d with affinity, %d without, %d turned by others: nothing was tested", with, without, turned)

@@ -8,6 +8,44 @@ const shares = 4
 // shareOf is how much of a bound one namespace may use up.
 func shareOf(limit int) int { return (limit-1)/shares + 1 }
 
+// quota is a bound on what the services have together, and of each namespace on its share of
+// that. In each namespace the oldest requests are admitted, up to the share. Of these the
+// oldest of all are admitted, up to the limit. The result depends on the requests, not on the
+// order in which they came.
+type quota[T tier[T]] struct {
+	limit      int
+	tier       func(limit int) T
+	namespaces map[string]T
+	// all has the requests that the namespaces admit.
+	all T
+}
+
+// tier is the bound of one namespace, or that of all.
+type tier[T any] interface {
+	// handOn has the tier above hold what this one admits.
+	handOn(above T)
+	empty() bool
+}
+
+func newQuota[T tier[T]](limit int, tier func(limit int) T) quota[T] {
+	return quota[T]{limit: limit, tier: tier, namespaces: map[string]T{}, all: tier(limit)}
+}
+
+// change changes requests in the namespace of a service, and what all have by it.
+func (q *quota[T]) change(r right, change func(own T)) {
+	namespace, _ := r.name().Split()
+	own, known := q.namespaces[namespace]
+	if !known {
+		own = q.tier(shareOf(q.limit))
+		q.namespaces[namespace] = own
+	}
+	change(own)
+	own.handOn(q.all)
+	if own.empty() {
+		delete(q.namespaces, namespace)
+	}
+}
+
 // request is a service's request for some of what a queue bounds. The zero
 // value is no request.
 type request struct {
@@ -29,6 +67,8 @@ type queue struct {
 	// call of admit.
 	moved []right
 }
+
+func newQueue(limit int) *queue { return &queue{limit: limit} }
 
 // set replaces the request with the same right. A request of size 0 leaves the
 // queue.
@@ -77,6 +117,12 @@ func (q *queue) admit() []right {
 	moved := q.moved
 	q.moved = nil
 	return moved
+}
+
+func (q *queue) handOn(above *queue) {
+	for _, r := range q.admit() {
+		above.set(request{r, q.admitted.At(r)})
+	}
 }
 
 func (q *queue) empty() bool { return q.admitted.Len() == 0 && q.waiting.Len() == 0 }

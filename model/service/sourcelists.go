@@ -57,17 +57,12 @@ func (s *Sources) closed() *Sources {
 	return NewSources(open)
 }
 
-// sourceLists decides which lists of source ranges the node has. In each namespace it
-// admits the lists of the oldest services, up to the namespace's share. Of these it admits
-// those of the oldest services of all, up to the limit. A list that is admitted holds for
-// all services that have it. The result depends on the services, not on the order in which
-// they came. A change costs O(log n) for the lists that it admits or turns away, and visits
-// the services that have these lists.
+// sourceLists decides which lists of source ranges the node has, by the oldest service that
+// has each. A list that is admitted holds for all services that have it. A change costs
+// O(log n) for the lists that it admits or turns away, and visits the services that have
+// these lists.
 type sourceLists struct {
-	limit      int
-	namespaces map[string]*listQueue
-	// all has the lists that the namespaces admit, each by the oldest service there.
-	all *listQueue
+	quota[*listQueue]
 	// services has all services of each list.
 	services map[sourceListKey]rightSet
 	// moved has the services whose lists have been admitted or turned away.
@@ -75,9 +70,7 @@ type sourceLists struct {
 }
 
 func newSourceLists(limit int) sourceLists {
-	return sourceLists{
-		limit: limit, namespaces: map[string]*listQueue{}, all: newListQueue(limit), services: map[sourceListKey]rightSet{},
-	}
+	return sourceLists{quota: newQuota(limit, newListQueue), services: map[sourceListKey]rightSet{}}
 }
 
 // replace replaces the version old of a service by s. Either may be nil.
@@ -105,24 +98,7 @@ func (l *sourceLists) replace(old, s *Service) {
 // set adds a service to those that have a list, or removes it.
 func (l *sourceLists) set(list sourceListKey, r right, add bool) {
 	setMember(l.services, list, r, add)
-	namespace, _ := r.name().Split()
-	own := l.namespaces[namespace]
-	if own == nil {
-		own = newListQueue(shareOf(l.limit))
-		l.namespaces[namespace] = own
-	}
-	own.set(list, r, add)
-	for _, c := range own.changes() {
-		if c.before != "" {
-			l.all.set(c.list, c.before, false)
-		}
-		if c.after != "" {
-			l.all.set(c.list, c.after, true)
-		}
-	}
-	if own.empty() {
-		delete(l.namespaces, namespace)
-	}
+	l.change(r, func(own *listQueue) { own.set(list, r, add) })
 }
 
 // sources returns the service's ranges as they hold, as the service was set. They let in
@@ -220,6 +196,17 @@ func (q *listQueue) changes() []listChange {
 	}
 	q.touched = nil
 	return changes
+}
+
+func (q *listQueue) handOn(above *listQueue) {
+	for _, c := range q.changes() {
+		if c.before != "" {
+			above.set(c.list, c.before, false)
+		}
+		if c.after != "" {
+			above.set(c.list, c.after, true)
+		}
+	}
 }
 
 func (q *listQueue) empty() bool { return len(q.askers) == 0 }

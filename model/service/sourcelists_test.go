@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp/cmpopts"
-
 	"nftproxy/model/service"
 	"nftproxy/test/gen"
 )
@@ -56,7 +54,7 @@ func sourceListOracle(set map[service.Name]*service.Service, limit int) map[stri
 		if spaces[space] == nil {
 			spaces[space] = map[string]bool{}
 		}
-		if own := spaces[space]; len(own) < (limit+3)/4 {
+		if own := spaces[space]; len(own) < quarter(limit) {
 			own[listOf(s)] = true
 		}
 		if spaces[space][listOf(s)] && len(all) < limit {
@@ -131,19 +129,9 @@ func TestSourceListsAgainstOracle(t *testing.T) {
 				}
 			}
 		}
-		names := slices.Collect(maps.Keys(set))
-		rng.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 		fresh := service.NewBuilder(gen.PlainNode())
 		fresh.SetMaxSourceLists(limit)
-		for _, name := range names {
-			fresh.Set(set[name])
-			if rng.IntN(4) == 0 {
-				fresh.Snapshot()
-			}
-		}
-		if diff := difference(contentsOf(fresh.Snapshot()), contentsOf(b.Snapshot()), byValue, cmpopts.EquateEmpty()); diff != "" {
-			t.Fatalf("fresh build and history differ (-fresh +history):\n%s", diff)
-		}
+		sameAfresh(t, rng, b, fresh, set)
 	})
 	if open == 0 || shut == 0 || elsewhere == 0 {
 		t.Fatalf("%d open, %d shut, %d shut on another's address: nothing was tested", open, shut, elsewhere)
