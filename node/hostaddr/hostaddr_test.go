@@ -16,71 +16,100 @@ import (
 	"nftproxy/test/lib/testnet"
 )
 
-// TestFollow: Follow reports the addresses at once, and again when one comes or goes.
-func TestFollow(t *testing.T) {
+// namespace is a network namespace, and its loopback interface.
+func namespace(t *testing.T) (*testnet.Namespace, netlink.Link) {
+	t.Helper()
 	ns := testnet.NamespaceForTest(t, "hostaddr")
 	lo, err := ns.Handle().LinkByName("lo")
 	if err != nil {
 		t.Fatal(err)
 	}
+	return ns, lo
+}
+
+// followed is what a follower tells.
+type followed[T any] struct {
+	*testing.T
+	told    chan T
+	stopped chan error
+	cancel  func()
+	log     bytes.Buffer
+}
+
+// follow starts to follow something of a namespace.
+func follow[T any](t *testing.T, ns *testnet.Namespace, run func(context.Context, *slog.Logger, func(T)) error) *followed[T] {
+	ctx, cancel := context.WithCancel(t.Context())
+	f := &followed[T]{T: t, told: make(chan T), stopped: make(chan error, 1), cancel: cancel}
+	go func() {
+		f.stopped <- ns.Do(func() error {
+			return run(ctx, slog.New(slog.NewTextHandler(&f.log, nil)), func(list T) {
+				select {
+				case f.told <- list:
+				case <-ctx.Done():
+				}
+			})
+		})
+	}()
+	return f
+}
+
+// await waits for a list like that. Others may come first.
+func (f *followed[T]) await(what string, wanted func(T) bool) {
+	f.Helper()
+	for {
+		select {
+		case list := <-f.told:
+			if wanted(list) {
+				return
+			}
+			f.Logf("%s: %v", what, list)
+		case err := <-f.stopped:
+			f.Fatalf("%s: it ended: %v", what, err)
+		}
+	}
+}
+
+// end ends it: without an error, and without a word in the log.
+func (f *followed[T]) end() {
+	f.Helper()
+	f.cancel()
+	if err := <-f.stopped; err != nil || f.log.Len() > 0 {
+		f.Errorf("%v, logged:\n%s", err, f.log.String())
+	}
+}
+
+// TestFollow: Follow reports the addresses at once, and again when one comes or goes.
+func TestFollow(t *testing.T) {
+	ns, lo := namespace(t)
 	address, err := netlink.ParseAddr("192.0.2.7/32")
 	if err != nil {
 		t.Fatal(err)
 	}
-
-	ctx, cancel := context.WithCancel(t.Context())
-	told := make(chan []netip.Addr)
-	stopped := make(chan error, 1)
-	var log bytes.Buffer
-	go func() {
-		stopped <- ns.Do(func() error {
-			return hostaddr.Follow(ctx, slog.New(slog.NewTextHandler(&log, nil)), func(a hostaddr.Addresses) { told <- a.Own })
-		})
-	}()
-	want := netip.MustParseAddr("192.0.2.7")
-	// until waits for a list that has the address, or has it not. Others may come first.
-	until := func(what string, there bool) {
+	f := follow(t, ns, hostaddr.Follow)
+	await := func(what string, there bool) {
 		t.Helper()
-		for {
-			select {
-			case list := <-told:
-				if !slices.IsSortedFunc(list, netip.Addr.Compare) {
-					t.Errorf("%s: not sorted: %v", what, list)
-				}
-				if slices.Contains(list, want) == there {
-					return
-				}
-			case err := <-stopped:
-				t.Fatalf("%s: Follow ended: %v", what, err)
+		f.await(what, func(a hostaddr.Addresses) bool {
+			if !slices.IsSortedFunc(a.Own, netip.Addr.Compare) {
+				t.Errorf("%s: not sorted: %v", what, a.Own)
 			}
-		}
+			return slices.Contains(a.Own, netip.MustParseAddr("192.0.2.7")) == there
+		})
 	}
-	until("at the start", false)
+	await("at the start", false)
 	if err := ns.Handle().AddrAdd(lo, address); err != nil {
 		t.Fatal(err)
 	}
-	until("added", true)
+	await("added", true)
 	if err := ns.Handle().AddrDel(lo, address); err != nil {
 		t.Fatal(err)
 	}
-	until("removed", false)
-
-	cancel()
-	if err := <-stopped; err != nil {
-		t.Errorf("Follow: %v", err)
-	}
-	if log.Len() > 0 {
-		t.Errorf("logged:\n%s", log.String())
-	}
+	await("removed", false)
+	f.end()
 }
 
 // TestBroadcast: the broadcast addresses are those of the kernel's routes.
 func TestBroadcast(t *testing.T) {
-	ns := testnet.NamespaceForTest(t, "hostaddr")
-	lo, err := ns.Handle().LinkByName("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	ns, lo := namespace(t)
 	for _, text := range []string{"192.0.2.7/24", "192.0.2.9/24", "198.51.100.1/31", "203.0.113.9/32", "10.9.0.1/30", "10.8.0.1/16", "172.16.3.4/20", "2001:db8::1/64"} {
 		address, err := netlink.ParseAddr(text)
 		if err != nil {

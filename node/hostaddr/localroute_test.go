@@ -1,9 +1,6 @@
 package hostaddr_test
 
 import (
-	"bytes"
-	"context"
-	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
@@ -13,42 +10,22 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/node/hostaddr"
-	"nftproxy/test/lib/testnet"
 )
 
 // TestFollowLocalRoutes: each local route comes and goes, of both families, whole ranges and
 // single addresses, an address of an interface too. Routes of other types and tables wake nobody.
 func TestFollowLocalRoutes(t *testing.T) {
-	ns := testnet.NamespaceForTest(t, "hostaddr")
-	lo, err := ns.Handle().LinkByName("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	told, stopped := make(chan []netip.Prefix), make(chan error, 1)
-	var log bytes.Buffer
-	go func() {
-		stopped <- ns.Do(func() error {
-			return hostaddr.FollowLocalRoutes(ctx, slog.New(slog.NewTextHandler(&log, nil)), func(r []netip.Prefix) { told <- r })
-		})
-	}()
+	ns, lo := namespace(t)
+	f := follow(t, ns, hostaddr.FollowLocalRoutes)
 	await := func(what string, want ...string) {
 		t.Helper()
-		for {
-			select {
-			case list := <-told:
-				var got []string
-				for _, r := range list {
-					got = append(got, r.String())
-				}
-				if slices.Equal(got, want) {
-					return
-				}
-				t.Logf("%s: %v", what, got)
-			case err := <-stopped:
-				t.Fatalf("%s: it ended: %v", what, err)
+		f.await(what, func(list []netip.Prefix) bool {
+			var got []string
+			for _, r := range list {
+				got = append(got, r.String())
 			}
-		}
+			return slices.Equal(got, want)
+		})
 	}
 	await("at the start")
 	route := func(cidr string, table, kind int) *netlink.Route {
@@ -86,9 +63,5 @@ func TestFollowLocalRoutes(t *testing.T) {
 	await("no range", "2001:db8:113::/48")
 	must(h.RouteAdd(route("203.0.113.9/32", unix.RT_TABLE_LOCAL, unix.RTN_LOCAL)))
 	await("a single address", "203.0.113.9/32", "2001:db8:113::/48")
-
-	cancel()
-	if err := <-stopped; err != nil || log.Len() > 0 {
-		t.Errorf("%v, logged:\n%s", err, log.String())
-	}
+	f.end()
 }

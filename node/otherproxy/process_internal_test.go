@@ -98,6 +98,20 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
+// server is the address of a server that gives this answer, with a header Server unless that is empty.
+func server(t *testing.T, code int, name, body string) string {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if name != "" {
+			w.Header().Set("Server", name)
+		}
+		w.WriteHeader(code)
+		_, _ = w.Write([]byte(body))
+	}))
+	t.Cleanup(s.Close)
+	return strings.TrimPrefix(s.URL, "http://")
+}
+
 // TestHealthOfAnother: which servers answer as kube-proxy's health server.
 func TestHealthOfAnother(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -112,15 +126,7 @@ func TestHealthOfAnother(t *testing.T) {
 		"no JSON":         {200, "", "ok", false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if c.server != "" {
-					w.Header().Set("Server", c.server)
-				}
-				w.WriteHeader(c.code)
-				_, _ = w.Write([]byte(c.body))
-			}))
-			defer server.Close()
-			if got := healthOfAnother(t.Context(), strings.TrimPrefix(server.URL, "http://")); got != c.want {
+			if got := healthOfAnother(t.Context(), server(t, c.code, c.server, c.body)); got != c.want {
 				t.Errorf("got %v, want %v", got, c.want)
 			}
 		})
@@ -144,15 +150,7 @@ func TestAnswers(t *testing.T) {
 		"endless":         {200, "", "nftables" + strings.Repeat(" x", 1000), false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if c.server != "" {
-					w.Header().Set("Server", c.server)
-				}
-				w.WriteHeader(c.code)
-				_, _ = w.Write([]byte(c.body))
-			}))
-			defer server.Close()
-			if got := answersAsKubeProxy(t.Context(), strings.TrimPrefix(server.URL, "http://")); got != c.want {
+			if got := answersAsKubeProxy(t.Context(), server(t, c.code, c.server, c.body)); got != c.want {
 				t.Errorf("got %v, want %v", got, c.want)
 			}
 		})
