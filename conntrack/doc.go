@@ -3,9 +3,8 @@
 // entries are stale and why, and removes them beside the syncs, at a bounded cost.
 //
 // Stale entries exist because nat rules see only the first packet of a connection.
-// An entry that was made under older rules sends all later packets the same way,
-// for as long as they come. [Index.Stale] decides, [Table] is the kernel's table,
-// and [Cleaner] joins the two.
+// An entry from older rules sends all later packets the same way. [Index.Stale]
+// decides, [Table] is the kernel's table, and [Cleaner] connects the two.
 //
 // [Sysctls] are the kernel's settings of connection tracking, and
 // [FollowOccupancy] reports how full the table is.

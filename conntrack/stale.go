@@ -10,7 +10,7 @@ import (
 // Reason says why a flow is stale.
 type Reason string
 
-// The reasons why an entry without DNAT is stale: the rules would not leave it without DNAT now.
+// The reasons why an entry without DNAT is stale: the rules would translate, refuse or drop its packets now.
 const (
 	// ServiceAddress: the flow goes to an address and port of a Service.
 	ServiceAddress Reason = "service address"

@@ -95,9 +95,8 @@ func (w *Watcher) reportError(err error) {
 	w.change(func(ix *index) { ix.problems = append(ix.problems, Problem{Err: err}) })
 }
 
-// Awaiting names in words what the first update waits for, and the last request that
-// failed. It returns nil before the start and after the first update. It may be called
-// from any goroutine.
+// Awaiting returns, in words, what the first update waits for, and the last request that failed. It
+// returns nil before the start and after the first update. It may be called from any goroutine.
 func (w *Watcher) Awaiting() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Behind says of which resources the watcher does not have the newest state, because the API server does not answer
-// or refuses. What it has counts meanwhile.
+// Behind names the resources of which the watcher does not have the newest state, because the API
+// server does not answer or refuses. Meanwhile the watcher uses the state that it has.
 type Behind struct {
 	// Resources are in order; none if everything is up to date.
 	Resources []string
@@ -19,14 +19,14 @@ type Behind struct {
 	Err error
 }
 
-// Behind returns what is behind now. It may be called from any goroutine.
+// Behind returns the resources that are behind now. It may be called from any goroutine.
 func (w *Watcher) Behind() Behind {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.outage.behindNow()
 }
 
-// String is a sentence without its end, for people; empty if everything is up to date.
+// String returns a sentence without its end, for people; empty if everything is up to date.
 func (b Behind) String() string {
 	if len(b.Resources) == 0 {
 		return ""

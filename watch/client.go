@@ -18,12 +18,11 @@ import (
 	"nftproxy/watch/wire"
 )
 
-// ClientConfig says how to reach the API server: by the kubeconfig file, with
-// its server replaced by master if that is not empty, by master alone, or,
-// with neither, as a pod's service account does (KUBERNETES_SERVICE_HOST and the
-// mounted token). Objects travel as protobuf. There is no client-side
-// rate limit: three watches and a few lists are all that is ever asked for, and
-// the server's own priority and fairness does better.
+// ClientConfig says how to reach the API server: by the kubeconfig file, with its server replaced
+// by master if that is not empty, by master alone, or, with neither, as a pod's service account
+// does (KUBERNETES_SERVICE_HOST and the mounted token). Objects travel as protobuf. There is no
+// client-side rate limit: the proxy asks only for a few watches and lists, and the server's own
+// priority and fairness limits requests better.
 func ClientConfig(kubeconfig, master string) (*rest.Config, error) {
 	config, err := loadConfig(kubeconfig, master)
 	if err != nil {
@@ -36,7 +35,7 @@ func ClientConfig(kubeconfig, master string) (*rest.Config, error) {
 	return config, nil
 }
 
-// Client asks an API server. Its requests share one connection.
+// Client sends requests to an API server. They share one connection.
 type Client struct {
 	kubernetes.Interface
 	services         *wire.Client[*serviceObject]

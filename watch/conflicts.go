@@ -142,8 +142,8 @@ type SizeError struct{ service.LeftOut }
 
 func (e *SizeError) Error() string { return e.String() + " (--nftproxy-max-service-elements)" }
 
-// AffinityError says that a Service asks for session affinity and does not get it:
-// older Services, or its own ports, already have all that there is.
+// AffinityError says that a Service asks for session affinity and does not get it: older Services,
+// or its own other ports, have used up the limit.
 type AffinityError struct{ service.WithoutAffinity }
 
 func (e *AffinityError) Error() string {
@@ -153,7 +153,7 @@ func (e *AffinityError) Error() string {
 	return e.String() + " (--nftproxy-max-affinity-ports)"
 }
 
-// SourcesError says that a Service's source ranges let in nobody, since there are too many
+// SourcesError says that a Service's source ranges let in nobody because there are too many
 // different lists.
 type SourcesError struct{ service.ClosedSources }
 

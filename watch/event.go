@@ -35,11 +35,11 @@ const (
 	ReasonProtected Reason = "Protected"
 	// ReasonTooLarge: the Service asks for more than one Service may cost.
 	ReasonTooLarge Reason = "TooLarge"
-	// ReasonWithoutAffinity: the Service is served without session affinity, since the
-	// ports that have it are already as many as may.
+	// ReasonWithoutAffinity: the Service is served without session affinity, since the limit on
+	// ports with it is reached.
 	ReasonWithoutAffinity Reason = "WithoutAffinity"
-	// ReasonSourcesClosed: the Service's source ranges let in nobody, since there are as
-	// many different lists as may be.
+	// ReasonSourcesClosed: the Service's source ranges let in nobody, since the limit on different
+	// lists is reached.
 	ReasonSourcesClosed Reason = "SourceRangesClosed"
 	// ReasonExternalIPsIgnored: spec.externalIPs are not served.
 	ReasonExternalIPsIgnored Reason = "ExternalIPsIgnored"
@@ -69,9 +69,9 @@ const (
 	// ReasonConfigRestart: the proxy's configuration file has changed in a field that
 	// counts from the next start on.
 	ReasonConfigRestart Reason = "ConfigRestartRequired"
-	// ReasonRetained: a list lacks most Services, which are served on for a while.
+	// ReasonRetained: a list lacks most Services, which are still served for a while.
 	ReasonRetained Reason = "ServicesRetained"
-	// ReasonMissing: a list lacks all Services, which are too few to be served on.
+	// ReasonMissing: a list lacks all Services, which are too few to be retained.
 	ReasonMissing Reason = "ServicesMissing"
 	// ReasonRemoved: Services that were retained are no longer served.
 	ReasonRemoved Reason = "RetainedServicesRemoved"
@@ -105,7 +105,7 @@ type Event struct {
 	// Field is a path like spec.externalIPs[1], empty for the whole object.
 	Field  string
 	Reason Reason
-	// Note is for people. The API server takes 1,024 bytes; more is cut.
+	// Note is for people. The API server accepts 1,024 bytes; the rest is cut.
 	Note string
 }
 
@@ -189,10 +189,10 @@ const (
 	maxName = 253
 )
 
-// Recorder writes events to the API server, in the background, one after the other and
-// five a second. client-go bounds those of one object: 25, then one in five minutes; it
-// counts repeated events in one, and keeps one of many that are alike. The Recorder
-// drops the rest. It is safe for concurrent use.
+// Recorder writes events to the API server, in the background, one after the other, at five a
+// second. client-go limits the events of one object to 25, then one in five minutes. It counts
+// repeated events in one event, and keeps one of many similar ones. The Recorder drops the rest. It
+// is safe for concurrent use.
 type Recorder struct {
 	client record.EventRecorder
 }
@@ -208,10 +208,10 @@ func EventClientConfig(config *rest.Config) *rest.Config {
 	return config
 }
 
-// NewRecorder starts a Recorder, which works until the context ends. The client should
-// be limited (EventClientConfig). The Recorder calls unwritten when it cannot write an
-// event, and not again before it has written one; from one goroutine at a time. Nothing
-// else depends on events.
+// NewRecorder starts a Recorder, which works until the context ends. The client should be limited
+// (EventClientConfig). The Recorder calls unwritten when it cannot write an event, and not again
+// before it has written one. It calls it from one goroutine at a time. Nothing else depends on
+// events.
 func NewRecorder(ctx context.Context, client kubernetes.Interface, node string, unwritten func(error)) *Recorder {
 	sink := &typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")}
 	return newRecorder(ctx, sink, node, unwritten)

@@ -12,11 +12,11 @@ import (
 // replace a file in several steps, and it is missing in between.
 const fileRest = 100 * time.Millisecond
 
-// FollowFile calls each with the text of the file, or the error of reading it: at the
-// start, and after each change of the file or of a symbolic link on the way to it, as
-// the kubelet changes the files of a mounted ConfigMap. A text may be the same as the
-// last one. A file that a process is writing counts once it is closed. FollowFile
-// returns nil when ctx ends, and an error when the kernel does not tell of all changes.
+// FollowFile calls each with the text of the file, or the error of reading it: at the start, and
+// after each change of the file or of a symbolic link on the way to it, as the kubelet changes the
+// files of a mounted ConfigMap. A text may be the same as the last one. A file that a process is
+// writing is read after it is closed. FollowFile returns nil when ctx ends, and an error if the
+// kernel does not report all changes.
 func FollowFile(ctx context.Context, path string, each func(text []byte, err error)) error {
 	path, err := filepath.Abs(path)
 	if err != nil {

@@ -23,11 +23,11 @@ func (o *Options) serviceLabels() string {
 	return labelProxyName + "=" + o.ProxyName
 }
 
-// RunKubernetes follows the API server until ctx ends, and returns nil then. It
-// publishes nothing before Services and EndpointSlices have synced, and ServiceCIDRs
-// and the Node have come or their time-outs are over. It reports an API server that is
-// away or refuses, and asks again and again; until then the last state stays. The
-// number of reported problems is bounded: see OmittedError.
+// RunKubernetes follows the API server until ctx ends, and returns nil then. It publishes nothing
+// before Services and EndpointSlices have synced, and ServiceCIDRs and the Node have come or their
+// time-outs are over. It reports an API server that is away or refuses, and tries again until it
+// succeeds; meanwhile the last state stays. The number of reported problems is bounded: see
+// OmittedError.
 func (w *Watcher) RunKubernetes(ctx context.Context, client *Client) error {
 	w.bounds = newBounds()
 	w.change(func(ix *index) {

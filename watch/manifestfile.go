@@ -45,7 +45,8 @@ func stateOf(path string) fileState {
 	return s
 }
 
-// FollowError says that the kernel does not tell of all changes of the manifests, and that they are looked at now and then.
+// FollowError says that the kernel does not report all changes of the manifests, and that the
+// watcher looks at them periodically.
 type FollowError struct {
 	// Period is the time between two looks.
 	Period time.Duration

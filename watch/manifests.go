@@ -15,12 +15,11 @@ import (
 	"time"
 )
 
-// RunManifests follows the manifests at path, a file or a directory of *.yaml,
-// *.yml and *.json files, until ctx ends, and returns nil then. A path that
-// does not exist at the start is an error. One that cannot be read is reported, and
-// nothing is published until it can. Later the last good state stays in force:
-// of path, of a document that is broken, of a file that cannot be read or that
-// another process is writing, and for a second of a file that has gone.
+// RunManifests follows the manifests at path, a file or a directory of *.yaml, *.yml and *.json
+// files, until ctx ends, and returns nil then. A path that does not exist at the start is an error.
+// One that cannot be read is reported, and nothing is published until it can be read. Later the
+// last good state stays in force: of path, of a broken document, of a file that cannot be read or
+// that another process is writing, and for a second of a removed file.
 func (w *Watcher) RunManifests(ctx context.Context, path string) error {
 	path, err := filepath.Abs(path)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"nftproxy/model/service"
 )
 
-// NetworkError says that service addresses are those of real hosts, too.
+// NetworkError says that addresses in ServiceCIDRs also belong to real hosts.
 type NetworkError struct {
 	// Networks are those in ServiceCIDRs that the node is on or has routes to, Servers the API
 	// servers in ServiceCIDRs.

@@ -62,8 +62,8 @@ func (p Problem) Unwrap() error { return p.Err }
 
 // Problems that a caller may want to treat differently from a bad field.
 var (
-	// ErrIgnoredKind: a manifest has a kind that no service proxy reads. It deserves a
-	// debug line at most.
+	// ErrIgnoredKind: a manifest has a kind that no service proxy reads. It is worth a debug line
+	// at most.
 	ErrIgnoredKind = errors.New("ignored: not a Service, EndpointSlice, Node or ServiceCIDR")
 	// ErrNoNode: there is no Node object with the node's name (yet). Everything works
 	// that does not need the node's own addresses.
@@ -72,8 +72,8 @@ var (
 	ErrNoNodeAddress = errors.New("none that is usable: the node's own addresses are unknown")
 	// ErrForeignNode: the Node may be another host's.
 	ErrForeignNode = errors.New("none of them is on an interface of this host, so the Node may be another one's: is the name (--hostname-override) right? Node ports on the Node's addresses do not answer here")
-	// ErrNoPodCIDRs: the Node has no usable podCIDRs (yet), and the proxy shall
-	// recognize pods by them.
+	// ErrNoPodCIDRs: the Node has no usable podCIDRs (yet), and the proxy is to recognize pods by
+	// them.
 	ErrNoPodCIDRs = errors.New("none that is usable")
 	// ErrExternalIPsIgnored: no Service gets addresses by spec.externalIPs.
 	ErrExternalIPsIgnored = errors.New("ignored: the feature gate AllowServiceExternalIPs is off")
@@ -87,10 +87,10 @@ type ValueError struct {
 
 func (e *ValueError) Error() string { return fmt.Sprintf("%q: %s", e.Value, e.Reason) }
 
-// AwaitError says that the first snapshot waits for objects, or that it goes on without
-// them. It is about no single object.
+// AwaitError says that the first snapshot waits for objects, or that it is made without them. It
+// concerns no single object.
 type AwaitError struct {
-	// For names in words what has not come.
+	// For names, for people, what has not come.
 	For []string
 	// Limit is the longest time of the wait; 0 means no limit.
 	Limit time.Duration
@@ -111,7 +111,7 @@ func (e *AwaitError) Error() string {
 	return fmt.Sprintf("waiting for %s, for %s at most; until then the rules stay as they are", list, e.Limit)
 }
 
-// OmittedError counts the problems that were not reported, since there were too many.
+// OmittedError counts the problems that were not reported because there were too many.
 type OmittedError struct {
 	// Kinds has the number of problems by the kind of the object.
 	Kinds map[string]int
@@ -121,7 +121,7 @@ type OmittedError struct {
 	Example Problem
 }
 
-// Count is how many problems were left out.
+// Count returns how many problems were left out.
 func (e *OmittedError) Count() int {
 	n := 0
 	for _, of := range e.Kinds {

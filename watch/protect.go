@@ -7,14 +7,14 @@ import (
 	"nftproxy/model/service"
 )
 
-// OwnPort is a TCP port on which a process of the node answers. externalIPs, load
-// balancers' addresses and node ports do not take it away.
+// OwnPort is a TCP port on which a process of the node answers. externalIPs, load balancers'
+// addresses and node ports do not get it.
 type OwnPort struct {
 	// Addr is the one address on which the process listens; the zero Addr stands
 	// for all addresses of the node.
 	Addr netip.Addr
 	Port uint16
-	// Whose is for people: "the kubelet".
+	// Whose names the process for people: "the kubelet".
 	Whose string
 }
 

@@ -10,12 +10,12 @@ import (
 	"nftproxy/model/service"
 )
 
-// Former tells of the Services that the rules served before the start.
+// Former reads the Services that the rules served before the start.
 type Former interface {
 	// Names returns the names of all of them. It should be cheap.
 	Names() ([]service.Name, error)
-	// Services returns them as far as the rules tell. The watcher calls it where most of
-	// them are missing.
+	// Services returns them as far as the rules contain them. The watcher calls it if most of them
+	// are missing.
 	Services(node *service.Node) ([]*service.Service, error)
 }
 
@@ -239,10 +239,10 @@ func (ix *index) retainFormer(former []*service.Service, now time.Time) {
 
 // Retained is what the watcher serves although the source's lists lack it.
 type Retained struct {
-	// Services is the number of Services. There are none if it is 0.
+	// Services is the number of retained Services; 0 if there are none.
 	Services int
-	// Until is when the last of them goes, unless the source is Away: then nothing
-	// goes before the source answers.
+	// Until is when the last of them is removed, unless the source is Away: then nothing is removed
+	// before the source answers.
 	Until time.Time
 	Away  bool
 }
@@ -258,7 +258,7 @@ func (w *Watcher) Retained() Retained {
 	return r
 }
 
-// String is a sentence without its end, for people; empty if nothing is retained.
+// String returns a sentence without its end, for people; empty if nothing is retained.
 func (r Retained) String() string {
 	switch {
 	case r.Services == 0:
@@ -283,7 +283,7 @@ func examplesOf(names []service.Name) string {
 	return strings.Join(words, ", ")
 }
 
-// RetainedError says that a list lacks so much that it may be wrong.
+// RetainedError says that a list lacks so many Services that it may be wrong.
 type RetainedError struct {
 	// Missing is how many Services are retained, of Serving.
 	Missing, Serving int
@@ -302,8 +302,8 @@ func (e *RetainedError) Error() string {
 		e.Missing, e.Serving, e.Examples, e.Period)
 }
 
-// MissingError says that a list lacks all Services that serve, and that they are not served
-// on: they are too few, or the option says so.
+// MissingError says that a list lacks all Services that serve, and that they are not retained: they
+// are too few, or the option says so.
 type MissingError struct {
 	Services int
 	Examples string

@@ -23,10 +23,9 @@ func taintRetries() wait.Backoff {
 	return wait.Backoff{Duration: 5 * time.Second, Factor: 2, Jitter: 1, Steps: 100, Cap: 5 * time.Minute}
 }
 
-// RemoveTaint keeps a Node without the taints of a key until the context ends: it removes
-// those that the Node has, and those that the kubelet gives it when it registers again.
-// report is called after each attempt, with nil for a success. RemoveTaint needs the right
-// to list, watch and patch Nodes.
+// RemoveTaint removes the taints with a key from a Node until the context ends: those that the Node
+// has, and those that the kubelet adds when it registers again. It calls report after each attempt,
+// with nil for a success. RemoveTaint needs the right to list, watch and patch Nodes.
 func RemoveTaint(ctx context.Context, client kubernetes.Interface, node, key string, report func(error)) {
 	latest := make(chan *corev1.Node, 1)
 	put := func(object any) {

@@ -27,9 +27,8 @@ type Options struct {
 	// 5 min, kube-proxy's own.
 	AwaitPodCIDRs  bool
 	PodCIDRTimeout time.Duration
-	// ProxyName has the watcher take the Services with this value of the label
-	// service.kubernetes.io/service-proxy-name, and no others; if it is empty, those
-	// without the label.
+	// ProxyName makes the watcher use only the Services with this value of the label
+	// service.kubernetes.io/service-proxy-name; if it is empty, only those without the label.
 	ProxyName string
 	// IgnoreExternalIPs says that no Service gets its spec.externalIPs. The watcher
 	// reports it for each Service that has any.
@@ -43,16 +42,16 @@ type Options struct {
 	// MaxSourceLists is how many different lists of source ranges there may be, a quarter
 	// of them by the Services of one namespace; 0 means service.DefaultMaxSourceLists.
 	MaxSourceLists int
-	// Retain is how long Services are served on that a list lacks, where it lacks most of
-	// them (model/retention); 0 means not at all.
+	// Retain is how long Services are still served after a list lacks them, if it lacks most
+	// Services (model/retention); 0 means not at all.
 	Retain time.Duration
-	// Former tells of the Services that the rules served before the start. It may be nil.
+	// Former reads the Services that the rules served before the start. It may be nil.
 	Former Former
 	// OwnPorts are ports of the node that no externalIP, load balancer's address or node
 	// port takes, beside the kubelet's and those of the API server.
 	OwnPorts []OwnPort
-	// Settings are those that the rules begin with: they say where pods are, and which
-	// addresses serve node ports.
+	// Settings are those that the rules start with: they say where pods are, and which addresses
+	// serve node ports.
 	Settings service.Settings
 	// Networks finds the networks in the given ranges that the node is on or has routes to. It
 	// is called when the ServiceCIDRs change, and after RoutesChanged. It may be nil.
@@ -63,10 +62,9 @@ type Options struct {
 	// Report is called with every problem, from one goroutine at a time and never while
 	// the watcher holds a lock. It may be nil.
 	Report func(Problem)
-	// Answers is called, from the same goroutine as Report, when the API server answers
-	// again after a RequestError. It gets the resources that are still behind, each time
-	// that there are fewer of them, and none when all are up to date and published. It
-	// may be nil.
+	// Answers is called, from the same goroutine as Report, when the API server answers again after
+	// a RequestError. Its argument lists the resources that are still behind, each time that there
+	// are fewer of them; it is empty when all are up to date and published. It may be nil.
 	Answers func(behind []string)
 }
 
@@ -152,7 +150,7 @@ func (w *Watcher) SetHostAddresses(addrs []netip.Addr, broadcast ...netip.Addr) 
 	w.change(func(ix *index) { ix.setHostAddresses(addrs, broadcast) })
 }
 
-// RoutesChanged says that the answer of Options.Networks may be another one now. It may be
+// RoutesChanged tells the watcher that the answer of Options.Networks may have changed. It may be
 // called at any time, before and during a run, from any goroutine.
 func (w *Watcher) RoutesChanged() {
 	w.change(func(ix *index) { ix.unrouted = true })
