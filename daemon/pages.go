@@ -12,7 +12,6 @@ import (
 	"nftproxy/daemon/kubeproxyconfig"
 	"nftproxy/daemon/metrics"
 	"nftproxy/daemon/statuspage"
-	"nftproxy/daemon/zpages"
 	"nftproxy/look/explain"
 	"nftproxy/look/explain/live"
 	"nftproxy/look/inspect"
@@ -53,7 +52,7 @@ func metricsHandler(c Config, flags func() map[string]string, registry *promethe
 	mux, paths := health.MetricsHandler(health.Pages{Metrics: registry, SLIs: slis.Gatherer(), ResetSLIs: slis.Reset, Checked: slis.Observe})
 	mux.Handle(statuspage.Path, page)
 	paths = append(paths, statuspage.Path)
-	zpages.Install(mux, zpages.Config{
+	process := health.ProcessPages{
 		Component: "nftproxy", Version: c.Version, Started: time.Now(),
 		Flags: flags, Group: v1alpha1.GroupName,
 		Configuration: func() (any, error) {
@@ -69,6 +68,7 @@ func metricsHandler(c Config, flags func() map[string]string, registry *promethe
 			c.Log.Info("changed the verbosity of the log", "v", n)
 			return nil
 		},
-	}, paths...)
+	}
+	process.Install(mux, paths...)
 	return mux
 }

@@ -9,8 +9,6 @@ import (
 	"net/http"
 	"strconv"
 	"time"
-
-	"nftproxy/daemon/connlimit"
 )
 
 const (
@@ -130,12 +128,12 @@ func (s *Server) logServing(ctx context.Context, at net.Addr, warned bool) {
 // serve returns nil when the context and all requests have ended, or the error that
 // keeps it from going on.
 func (s *Server) serve(ctx context.Context, l net.Listener) error {
-	l = connlimit.Listen(l, s.tooMany, connlimit.New(maxConnections, maxOfClient))
+	l = LimitConnections(l, s.tooMany, NewBound(maxConnections, maxOfClient))
 	server := &http.Server{
 		Handler:           s.handler,
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       idleTimeout,
-		ConnState:         connlimit.State,
+		ConnState:         ConnState,
 		MaxHeaderBytes:    headerBytes,
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nftproxy/daemon/connlimit"
+	"nftproxy/daemon/health"
 	"nftproxy/model/service"
 )
 
@@ -88,7 +88,7 @@ func serve(l net.Listener, a answer, healthy func() bool, log *slog.Logger, brok
 		DisableGeneralOptionsHandler: true,
 		ReadHeaderTimeout:            headerTimeout,
 		IdleTimeout:                  idleTimeout,
-		ConnState:                    connlimit.State,
+		ConnState:                    health.ConnState,
 		MaxHeaderBytes:               headerBytes,
 		ErrorLog:                     slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"nftproxy/daemon/connlimit"
+	"nftproxy/daemon/health"
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/service"
 	"nftproxy/nft"
@@ -45,7 +45,7 @@ type Server struct {
 
 	// Only Run uses these.
 	ports map[netip.AddrPort]*port
-	crowd *connlimit.Bound // on the connections of all ports
+	crowd *health.Bound // on the connections of all ports
 	// failed has the wanted addresses that are not open, with the reason.
 	failed map[netip.AddrPort]string
 	// ending counts the closed ports with requests under way.
@@ -71,7 +71,7 @@ func New(c Config) *Server {
 	}
 	s := &Server{
 		config: c, listen: listenWithin(c.Within), broken: make(chan breakdown),
-		ports: map[netip.AddrPort]*port{}, crowd: connlimit.New(maxOfAll, maxOfClientAtAll), failed: map[netip.AddrPort]string{},
+		ports: map[netip.AddrPort]*port{}, crowd: health.NewBound(maxOfAll, maxOfClientAtAll), failed: map[netip.AddrPort]string{},
 		wake: make(chan struct{}, 1),
 	}
 	for i, f := range nft.Families() {
@@ -206,10 +206,10 @@ func (s *Server) ensure(ctx context.Context, addr netip.AddrPort, a answer) {
 		level = slog.LevelInfo // The log has a warning that it did not listen.
 	}
 	s.config.Log.Log(ctx, level, "listening on a health check node port", "service", a.service, "address", addr)
-	l = connlimit.Listen(l, func(client net.Addr) {
+	l = health.LimitConnections(l, func(client net.Addr) {
 		s.config.Log.Warn("closed a connection to a health check node port: too many are open", "address", addr, "client", client.String(),
 			"most", maxConnections, "most_of_a_client", maxOfClient, "most_of_all_ports", maxOfAll)
-	}, connlimit.New(maxConnections, maxOfClient), s.crowd)
+	}, health.NewBound(maxConnections, maxOfClient), s.crowd)
 	s.ports[addr] = serve(l, a, s.config.Healthy, s.config.Log, func(p *port, err error) {
 		// Run does not wait for a port that breaks, so this may wait for Run.
 		select {

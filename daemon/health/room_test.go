@@ -1,4 +1,4 @@
-package connlimit_test
+package health_test
 
 import (
 	"fmt"
@@ -10,7 +10,7 @@ import (
 	"sync"
 	"testing"
 
-	"nftproxy/daemon/connlimit"
+	"nftproxy/daemon/health"
 )
 
 // crowd is a listener to which the test hands connections, and the names of those that ended.
@@ -29,9 +29,9 @@ func (c *crowd) Accept() (net.Conn, error) {
 	}
 }
 
-func newCrowd(bounds ...*connlimit.Bound) *crowd {
+func newCrowd(bounds ...*health.Bound) *crowd {
 	c := &crowd{next: make(chan net.Conn, 1)}
-	c.Listener = connlimit.Listen(&crowd{next: c.next}, func(a net.Addr) { c.closed = append(c.closed, a.String()) }, bounds...)
+	c.Listener = health.LimitConnections(&crowd{next: c.next}, func(a net.Addr) { c.closed = append(c.closed, a.String()) }, bounds...)
 	return c
 }
 
@@ -65,7 +65,7 @@ func TestRoom(t *testing.T) {
 		{"nor does its request count", "1a 1b 1c 2d 1a! 1a- 3e 4f", "1b"},
 		{"two in a row", "1a 1b 1c 2d 3e 4f 5g", "1a 1b 1c"},
 	} {
-		got := play(newCrowd(connlimit.New(4, 3)), strings.Fields(c.steps))
+		got := play(newCrowd(health.NewBound(4, 3)), strings.Fields(c.steps))
 		if got != c.lost {
 			t.Errorf("%s: %s: %s lost its place, want %s", c.name, c.steps, got, c.lost)
 		}
@@ -82,9 +82,9 @@ func play(c *crowd, steps []string) string {
 		case "":
 			open[name] = c.enter("192.0.2."+name[:1], int(name[1]))
 		case "-":
-			connlimit.State(open[name], http.StateIdle)
+			health.ConnState(open[name], http.StateIdle)
 		case "+":
-			connlimit.State(open[name], http.StateActive)
+			health.ConnState(open[name], http.StateActive)
 		case "!":
 			_ = open[name].Close()
 		}
@@ -103,10 +103,10 @@ func play(c *crowd, steps []string) string {
 // listeners and at all of them, and however often they come back.
 func TestProber(t *testing.T) {
 	const ports, all, client = 64, 128, 32
-	common := connlimit.New(4096, 2048)
+	common := health.NewBound(4096, 2048)
 	var doors []*crowd
 	for range ports {
-		doors = append(doors, newCrowd(connlimit.New(all, client), common))
+		doors = append(doors, newCrowd(health.NewBound(all, client), common))
 	}
 	port, probes := 0, 0
 	for range 3 {
@@ -114,7 +114,7 @@ func TestProber(t *testing.T) {
 			for i := range 4 * (client + 1) {
 				port++
 				if c := d.enter(fmt.Sprintf("192.0.2.%d", i%4), port); c != nil && i%2 == 0 {
-					connlimit.State(c, http.StateIdle)
+					health.ConnState(c, http.StateIdle)
 				}
 			}
 			probe := d.enter("192.0.2.9", 1)
@@ -134,7 +134,7 @@ func TestProber(t *testing.T) {
 func TestRanking(t *testing.T) {
 	const all, client = 12, 5
 	r := rand.New(rand.NewPCG(1, 2))
-	c := newCrowd(connlimit.New(all, client))
+	c := newCrowd(health.NewBound(all, client))
 	var open []*known
 	for turn := range 20000 {
 		if k := len(open); k > 0 && r.IntN(2) == 0 {
@@ -149,7 +149,7 @@ func TestRanking(t *testing.T) {
 			if open[i].idle {
 				state = http.StateIdle
 			}
-			connlimit.State(open[i].Conn, state)
+			health.ConnState(open[i].Conn, state)
 			continue
 		}
 		next := &known{client: fmt.Sprintf("192.0.2.%d", r.IntN(6)), port: turn + 1, turn: turn}
@@ -208,8 +208,8 @@ func victim(open []*known, next *known, all, client int) string {
 // TestTakenTwice: two listeners need the place of the same connection, which has left the bound of both but not yet
 // that of its own listener. The second gets another place of the common bound, and the connection is reported once.
 func TestTakenTwice(t *testing.T) {
-	common := connlimit.New(2, 2)
-	one, two := newCrowd(connlimit.New(9, 9), common), newCrowd(connlimit.New(2, 2), common)
+	common := health.NewBound(2, 2)
+	one, two := newCrowd(health.NewBound(9, 9), common), newCrowd(health.NewBound(2, 2), common)
 	met := false
 	meanwhile := func() {
 		if !met { // The other listener closes the connection too.
@@ -243,13 +243,13 @@ func (c closing) Close() error {
 // the same time.
 func TestConcurrent(t *testing.T) {
 	const all = 20
-	common := connlimit.New(all, all)
+	common := health.NewBound(all, all)
 	var wg sync.WaitGroup
 	for id := range 8 {
 		wg.Go(func() {
 			// closed is called by other listeners too.
 			l := &crowd{next: make(chan net.Conn, 1)}
-			c := &crowd{next: l.next, Listener: connlimit.Listen(l, func(net.Addr) {}, connlimit.New(6, 4), common)}
+			c := &crowd{next: l.next, Listener: health.LimitConnections(l, func(net.Addr) {}, health.NewBound(6, 4), common)}
 			r := rand.New(rand.NewPCG(1, uint64(id)))
 			var open []net.Conn
 			for i := range 2000 {
@@ -257,7 +257,7 @@ func TestConcurrent(t *testing.T) {
 					open = append(open, a)
 				}
 				for _, k := range open {
-					connlimit.State(k, []http.ConnState{http.StateIdle, http.StateActive}[r.IntN(2)])
+					health.ConnState(k, []http.ConnState{http.StateIdle, http.StateActive}[r.IntN(2)])
 				}
 				if len(open) > r.IntN(10) {
 					_ = open[0].Close()

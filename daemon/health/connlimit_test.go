@@ -1,4 +1,4 @@
-package connlimit_test
+package health_test
 
 import (
 	"fmt"
@@ -6,7 +6,7 @@ import (
 	"net"
 	"testing"
 
-	"nftproxy/daemon/connlimit"
+	"nftproxy/daemon/health"
 )
 
 // door is a listener whose accepted connections the test holds.
@@ -17,7 +17,7 @@ type door struct {
 	closed   chan net.Addr
 }
 
-func newDoor(t *testing.T, network, address string, bounds ...*connlimit.Bound) *door {
+func newDoor(t *testing.T, network, address string, bounds ...*health.Bound) *door {
 	t.Helper()
 	l, err := net.Listen(network, address)
 	if err != nil {
@@ -25,7 +25,7 @@ func newDoor(t *testing.T, network, address string, bounds ...*connlimit.Bound) 
 	}
 	t.Cleanup(func() { l.Close() })
 	d := &door{t, l.Addr().String(), make(chan net.Conn, 10), make(chan net.Addr, 10)}
-	limited := connlimit.Listen(l, func(a net.Addr) { d.closed <- a }, bounds...)
+	limited := health.LimitConnections(l, func(a net.Addr) { d.closed <- a }, bounds...)
 	go func() {
 		for {
 			c, err := limited.Accept()
@@ -80,7 +80,7 @@ func (d *door) want(from string, admitted bool) (client, server net.Conn) {
 // TestBounds: one client cannot take the places of others, and all together have a bound. A place is free
 // again when its connection ends, and only once. The server's ends are really closed.
 func TestBounds(t *testing.T) {
-	d := newDoor(t, "tcp", "127.0.0.1:0", connlimit.New(4, 2))
+	d := newDoor(t, "tcp", "127.0.0.1:0", health.NewBound(4, 2))
 	_, first := d.want("127.0.0.1", true)
 	oldest, _ := d.want("127.0.0.1", true)
 	d.want("127.0.0.1", false)
@@ -98,9 +98,9 @@ func TestBounds(t *testing.T) {
 // TestSharedBound: listeners have bounds of their own and one in common. What the second bound refuses has no
 // place in the first, and a connection that loses its place at one listener for another's loses all its places.
 func TestSharedBound(t *testing.T) {
-	common := connlimit.New(3, 2)
-	one := newDoor(t, "tcp", "127.0.0.1:0", connlimit.New(2, 2), common)
-	two := newDoor(t, "tcp", "127.0.0.1:0", connlimit.New(2, 1), common)
+	common := health.NewBound(3, 2)
+	one := newDoor(t, "tcp", "127.0.0.1:0", health.NewBound(2, 2), common)
+	two := newDoor(t, "tcp", "127.0.0.1:0", health.NewBound(2, 1), common)
 	lost, _ := one.want("127.0.0.1", true)
 	two.want("127.0.0.1", true)
 	one.want("127.0.0.1", false)
@@ -132,7 +132,7 @@ func TestClients(t *testing.T) {
 		{"2001:db8::1", "2001:db8:0:1::1", false},
 		{"fe80::1%eth0", "fe80::1%eth1", true},
 	} {
-		l := connlimit.Listen(&replay{[]string{c.one, c.other}}, func(net.Addr) {}, connlimit.New(9, 1))
+		l := health.LimitConnections(&replay{[]string{c.one, c.other}}, func(net.Addr) {}, health.NewBound(9, 1))
 		for i := range 2 {
 			_, err := l.Accept()
 			if refused := err != nil; refused != (i == 1 && c.same) {

@@ -1,9 +1,4 @@
-// Package connlimit promises a listener with a bounded number of connections at once: of all clients together,
-// and of each. Where they are too many, the client that has most loses one, so another client always finds room.
-//
-// It limits neither rates nor how long a connection lasts: that is for the time-outs of the server. Clients that
-// are as many as the places may take turns.
-package connlimit
+package health
 
 import (
 	"net"
@@ -13,20 +8,23 @@ import (
 	"sync/atomic"
 )
 
-// Listen returns a listener that accepts what all bounds admit. A connection beyond a bound closes another one: of
+// LimitConnections returns a listener that accepts what all bounds admit. A connection beyond a bound closes another one: of
 // the client that has most, the one that waits longest for a request, or else that had its last request longest
 // ago. A client that has most itself, or as many as it may, loses one of its own that waits for a request. If none
 // does, the new connection is closed.
 //
 // closed is called for each connection of the listener that a bound ended, after its end. Listeners that share
 // several bounds must have them in the same order.
-func Listen(l net.Listener, closed func(client net.Addr), bounds ...*Bound) net.Listener {
+//
+// It limits neither rates nor how long a connection lasts: that is for the time-outs of the server. Clients that
+// are as many as the places may take turns.
+func LimitConnections(l net.Listener, closed func(client net.Addr), bounds ...*Bound) net.Listener {
 	return &listener{l, closed, bounds}
 }
 
-// State tells the bounds which connections wait for a request. It is for the field ConnState of a http.Server that
+// ConnState tells the bounds which connections wait for a request. It is for the field ConnState of a http.Server that
 // serves the listener.
-func State(c net.Conn, s http.ConnState) {
+func ConnState(c net.Conn, s http.ConnState) {
 	limited, ok := c.(*conn)
 	if !ok || s != http.StateActive && s != http.StateIdle {
 		return

@@ -1,4 +1,4 @@
-package connlimit
+package health
 
 import (
 	"encoding/binary"
@@ -23,9 +23,9 @@ type Bound struct {
 	ranking treap.Map[string, *holder]
 }
 
-// New makes a bound for all clients and for each; both are above 0. A client is an address of IPv4, or the 64 bits
+// NewBound makes a bound for all clients and for each; both are above 0. A client is an address of IPv4, or the 64 bits
 // of an address of IPv6 that one machine may have all to itself.
-func New(all, client int) *Bound {
+func NewBound(all, client int) *Bound {
 	return &Bound{all: all, client: client, clients: map[netip.Prefix]*holder{}}
 }
 

@@ -1,4 +1,4 @@
-package zpages_test
+package health_test
 
 import (
 	"encoding/json"
@@ -12,24 +12,25 @@ import (
 	"testing"
 	"time"
 
+	"nftproxy/daemon/health"
+
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
-
-	"nftproxy/daemon/zpages"
 )
 
 func pages(profiling bool, set func(int) error) http.Handler {
 	mux := http.NewServeMux()
-	zpages.Install(mux, zpages.Config{
+	process := health.ProcessPages{
 		Component: "nftproxy", Version: "v1.2.3", Started: time.Now().Add(-time.Hour - 2*time.Minute),
 		Flags:         func() map[string]string { return map[string]string{"v": "2", "config": "/etc/x"} },
 		Configuration: func() (any, error) { return map[string]string{"kind": "KubeProxyConfiguration"}, nil },
 		Group:         "kubeproxy.config.k8s.io", Profiling: profiling, SetVerbosity: set,
-	}, "/metrics", "/metrics/slis", "/healthz")
+	}
+	process.Install(mux, "/metrics", "/metrics/slis", "/healthz")
 	return mux
 }
 
-func ask(h http.Handler, method, path, body string, header ...string) *http.Response {
+func request(h http.Handler, method, path, body string, header ...string) *http.Response {
 	r := httptest.NewRequest(method, path, strings.NewReader(body))
 	if len(header) > 0 {
 		r.Header.Set(header[0], header[1])
@@ -50,17 +51,17 @@ func text(t *testing.T, r *http.Response) string {
 
 const warning = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees and is for debugging purposes only.\n"
 
-func TestText(t *testing.T) {
+func TestPagesAsText(t *testing.T) {
 	h := pages(false, nil)
 	for path, want := range map[string]string{
 		"/configz": `{"kubeproxy.config.k8s.io":{"kind":"KubeProxyConfiguration"}}`,
 		"/flagz":   "\nnftproxy flagz\n" + warning + "config=/etc/x\nv=2\n",
 	} {
-		if diff := cmp.Diff(want, text(t, ask(h, "GET", path, ""))); diff != "" {
+		if diff := cmp.Diff(want, text(t, request(h, "GET", path, ""))); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", path, diff)
 		}
 	}
-	got := text(t, ask(h, "GET", "/statusz", ""))
+	got := text(t, request(h, "GET", "/statusz", ""))
 	for _, want := range []string{
 		"\nnftproxy statusz\n" + warning, "\nUp: 1 hr 02 min 0", "\nGo version: " + runtime.Version() + "\n",
 		"\nBinary version: v1.2.3\n", "\nPaths: /configz /flagz /healthz /metrics /statusz\n",
@@ -97,7 +98,7 @@ func TestNegotiation(t *testing.T) {
 		"application/json;v=v1beta1;g=apps;as=Flagz":                        "406",
 		"application/cbor" + asFlagz:                                        "406",
 	} {
-		r := ask(h, "GET", "/flagz", "", "Accept", accept)
+		r := request(h, "GET", "/flagz", "", "Accept", accept)
 		got := r.Header.Get("Content-Type")
 		switch {
 		case r.StatusCode != http.StatusOK:
@@ -113,7 +114,7 @@ func TestNegotiation(t *testing.T) {
 		Kind, Message, Reason string
 		Code                  int
 	}
-	if err := json.Unmarshal([]byte(text(t, ask(h, "GET", "/statusz", "", "Accept", "application/json"))), &status); err != nil {
+	if err := json.Unmarshal([]byte(text(t, request(h, "GET", "/statusz", "", "Accept", "application/json"))), &status); err != nil {
 		t.Fatal(err)
 	}
 	if status.Kind != "Status" || status.Reason != "NotAcceptable" || status.Code != 406 || !strings.Contains(status.Message, "application/json, application/yaml, text/plain") {
@@ -129,7 +130,7 @@ func TestObjects(t *testing.T) {
 	for media, unmarshal := range decode {
 		for path, kind := range map[string]string{"/flagz": "Flagz", "/statusz": "Statusz"} {
 			var got map[string]any
-			body := text(t, ask(h, "GET", path, "", "Accept", media+";v=v1beta1;g=config.k8s.io;as="+kind))
+			body := text(t, request(h, "GET", path, "", "Accept", media+";v=v1beta1;g=config.k8s.io;as="+kind))
 			if err := unmarshal([]byte(body), &got); err != nil {
 				t.Fatal(err)
 			}
@@ -158,7 +159,7 @@ func TestDebug(t *testing.T) {
 	paths := []string{"/debug/pprof", "/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/symbol", "/debug/flags/v", "/debug/flags"}
 	for _, path := range paths {
 		for _, method := range []string{"GET", "PUT"} {
-			if r := ask(pages(false, nil), method, path, "4"); r.StatusCode != http.StatusNotFound {
+			if r := request(pages(false, nil), method, path, "4"); r.StatusCode != http.StatusNotFound {
 				t.Errorf("%s %s: %d without profiling", method, path, r.StatusCode)
 			}
 		}
@@ -172,7 +173,7 @@ func TestDebug(t *testing.T) {
 		return nil
 	})
 	for path, code := range map[string]int{"/debug/pprof": 302, "/debug/pprof/": 200, "/debug/pprof/heap?debug=1": 200, "/debug/pprof/goroutine": 200} {
-		if r := ask(h, "GET", path, ""); r.StatusCode != code {
+		if r := request(h, "GET", path, ""); r.StatusCode != code {
 			t.Errorf("%s: %d, want %d", path, r.StatusCode, code)
 		}
 	}
@@ -189,7 +190,7 @@ func TestDebug(t *testing.T) {
 		{"PUT", "4", 200, "successfully set verbosity to 4\n", 4},
 		{"PUT", "99", 400, "too loud\n", 4},
 	} {
-		r := ask(h, c.method, "/debug/flags/v", c.body)
+		r := request(h, c.method, "/debug/flags/v", c.body)
 		if got := text(t, r); r.StatusCode != c.code || got != c.want || set != c.set {
 			t.Errorf("%s %.20q: %d %q, set to %d; want %d %q, %d", c.method, c.body, r.StatusCode, got, set, c.code, c.want, c.set)
 		}
@@ -198,8 +199,9 @@ func TestDebug(t *testing.T) {
 
 func TestConfigurationFails(t *testing.T) {
 	mux := http.NewServeMux()
-	zpages.Install(mux, zpages.Config{Configuration: func() (any, error) { return nil, errors.New("no such flag") }})
-	if r := ask(mux, "GET", "/configz", ""); r.StatusCode != 500 || text(t, r) != "no such flag\n" {
+	process := health.ProcessPages{Configuration: func() (any, error) { return nil, errors.New("no such flag") }}
+	process.Install(mux)
+	if r := request(mux, "GET", "/configz", ""); r.StatusCode != 500 || text(t, r) != "no such flag\n" {
 		t.Errorf("%d", r.StatusCode)
 	}
 }

@@ -1,9 +1,4 @@
-// Package zpages promises the pages on which components of Kubernetes tell about their
-// own process, as kube-proxy 1.37 serves them beside its metrics: /configz, /flagz and
-// /statusz, and with profiling /debug/pprof and /debug/flags/v.
-//
-// It knows no setting itself and changes none but the verbosity of the log.
-package zpages
+package health
 
 import (
 	"encoding/json"
@@ -18,8 +13,10 @@ import (
 	"time"
 )
 
-// Config is what the pages tell.
-type Config struct {
+// ProcessPages are the pages on which components of Kubernetes tell about their
+// own process, as kube-proxy 1.37 serves them beside its metrics: /configz, /flagz and
+// /statusz, and with profiling /debug/pprof and /debug/flags/v.
+type ProcessPages struct {
 	// Component is the name of the program, Version its own.
 	Component, Version string
 	// Started is when the process started.
@@ -37,7 +34,7 @@ type Config struct {
 }
 
 // Install adds the pages to the mux. paths are the other paths there, for /statusz.
-func Install(mux *http.ServeMux, c Config, paths ...string) {
+func (c *ProcessPages) Install(mux *http.ServeMux, paths ...string) {
 	paths = append(slices.Clone(paths), "/configz", "/flagz", "/statusz")
 	mux.HandleFunc("/configz", c.serveConfig)
 	mux.HandleFunc("/flagz", structured{
@@ -62,7 +59,7 @@ func Install(mux *http.ServeMux, c Config, paths ...string) {
 }
 
 // serveConfig has the configuration under its group, as JSON.
-func (c *Config) serveConfig(w http.ResponseWriter, _ *http.Request) {
+func (c *ProcessPages) serveConfig(w http.ResponseWriter, _ *http.Request) {
 	var body []byte
 	object, err := c.Configuration()
 	if err == nil {
@@ -83,7 +80,7 @@ const heading = `
 Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees and is for debugging purposes only.
 `
 
-func (c *Config) flagsText() string {
+func (c *ProcessPages) flagsText() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, heading, c.Component, "flagz")
 	flags := c.Flags()
@@ -102,7 +99,7 @@ func sortedNames(m map[string]string) []string {
 	return names
 }
 
-func (c *Config) status(paths []string) *status {
+func (c *ProcessPages) status(paths []string) *status {
 	return &status{
 		StartTime: c.Started.UTC().Format(time.RFC3339), UptimeSeconds: int64(c.uptime().Seconds()),
 		GoVersion: runtime.Version(), BinaryVersion: c.Version, Paths: paths,
@@ -110,9 +107,9 @@ func (c *Config) status(paths []string) *status {
 }
 
 // uptime is never negative: the clock may have been set back.
-func (c *Config) uptime() time.Duration { return max(0, time.Since(c.Started)) }
+func (c *ProcessPages) uptime() time.Duration { return max(0, time.Since(c.Started)) }
 
-func (c *Config) statusText(paths []string) string {
+func (c *ProcessPages) statusText(paths []string) string {
 	up := int64(c.uptime().Seconds())
 	return fmt.Sprintf(heading, c.Component, "statusz") + fmt.Sprintf("\nStarted: %s\nUp: %d hr %02d min %02d sec\nGo version: %s\nBinary version: %s\nPaths: %s\n",
 		c.Started.Format(time.UnixDate), up/3600, up/60%60, up%60, runtime.Version(), c.Version, strings.Join(paths, " "))
@@ -133,7 +130,7 @@ func folders(paths []string) []string {
 const maxVerbosity = 10
 
 // serveVerbosity sets the verbosity to the number in the body of a PUT.
-func (c *Config) serveVerbosity(w http.ResponseWriter, r *http.Request) {
+func (c *ProcessPages) serveVerbosity(w http.ResponseWriter, r *http.Request) {
 	answer := func(code int, text string) {
 		w.Header().Set("Content-Type", "text/plain")
 		w.Header().Set("X-Content-Type-Options", "nosniff")

@@ -1,4 +1,4 @@
-package zpages
+package health
 
 import (
 	"encoding/json"
