@@ -20,8 +20,8 @@ import (
 	"nftproxy/daemon/metrics"
 	"nftproxy/daemon/process"
 	"nftproxy/daemon/proxy"
-	"nftproxy/daemon/refusals"
 	"nftproxy/daemon/takeover"
+	"nftproxy/daemon/traffic"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
@@ -126,7 +126,7 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 		return nil, err
 	}
 	sweeper := newSweeper(r, conn, counts, cleaner.CheckAll)
-	refused := refusals.NewWatcher(conn, refusals.Period, r.refusalObserver(watcher, counts))
+	refused := traffic.NewRefusalWatcher(conn, traffic.RefusalPeriod, r.refusalObserver(watcher, counts))
 	ports := healthport.New(healthport.Config{
 		NodePortAddresses: c.Rules.NodePortAddresses,
 		Healthy:           func() bool { return judge.Status().Healthy },

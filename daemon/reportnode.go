@@ -7,7 +7,7 @@ import (
 
 	"nftproxy/conntrack"
 	"nftproxy/daemon/metrics"
-	"nftproxy/daemon/refusals"
+	"nftproxy/daemon/traffic"
 	"nftproxy/nft/ruleset"
 	"nftproxy/watch"
 )
@@ -15,9 +15,9 @@ import (
 // refusalObserver returns an observer of refused and dropped packets. It counts them, and
 // reports Services whose clients keep coming although all are refused, as an event and in
 // the log. It reports no clients outside of the source ranges: anybody can be one.
-func (r reporter) refusalObserver(w *watch.Watcher, counts *metrics.Metrics) func(refusals.Look) {
+func (r reporter) refusalObserver(w *watch.Watcher, counts *metrics.Metrics) func(traffic.Refusals) {
 	failure := ""
-	return func(l refusals.Look) {
+	return func(l traffic.Refusals) {
 		counts.ObserveRefusals(l)
 		text := ""
 		if l.Err != nil {
@@ -42,7 +42,7 @@ func (r reporter) refusalObserver(w *watch.Watcher, counts *metrics.Metrics) fun
 
 // refusedEvent returns the event about a Service whose clients are refused, if there is one. The
 // note has no number, so that repeated events are counted as one.
-func (r reporter) refusedEvent(w *watch.Watcher, c refusals.Refused) (watch.Event, bool) {
+func (r reporter) refusedEvent(w *watch.Watcher, c traffic.Refused) (watch.Event, bool) {
 	e := watch.Event{Object: w.ServiceObject(c.Name)}
 	switch c.Cause {
 	case ruleset.NoEndpoints:

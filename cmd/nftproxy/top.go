@@ -14,7 +14,6 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"nftproxy/daemon/refusals"
 	"nftproxy/daemon/traffic"
 	"nftproxy/model/service"
 	"nftproxy/nft"
@@ -309,7 +308,7 @@ type topSampler struct {
 	options *topOptions
 	want    *nft.Program
 	reader  *traffic.Reader
-	refused *refusals.Counter
+	refused *traffic.RefusalCounter
 	// counters says that the tables count connections.
 	counters bool
 	services int
@@ -318,7 +317,7 @@ type topSampler struct {
 	generation uint32
 	rested     time.Time
 	// last are the refusals of the sample before; nil before the first.
-	last *refusals.Look
+	last *traffic.Refusals
 }
 
 func newTopSampler(conn *kernel.Conn, o *topOptions) *topSampler {
@@ -326,7 +325,7 @@ func newTopSampler(conn *kernel.Conn, o *topOptions) *topSampler {
 		conn: conn, options: o,
 		want:    ruleset.Compile(ruleset.Config{Table: o.table}, service.Snapshot{Node: &service.Node{}}),
 		reader:  traffic.NewReader(conn, o.table, time.Now),
-		refused: refusals.NewCounter(conn, time.Now),
+		refused: traffic.NewRefusalCounter(conn, time.Now),
 	}
 }
 
@@ -382,8 +381,8 @@ func (s *topSampler) sample() (*topView, error) {
 }
 
 // addRefusals adds the refusals since the sample before.
-func (s *topSampler) addRefusals(v *topView, now *refusals.Look) {
-	before, totals := &refusals.Look{}, map[refusals.Subject]uint64{}
+func (s *topSampler) addRefusals(v *topView, now *traffic.Refusals) {
+	before, totals := &traffic.Refusals{}, map[traffic.Subject]uint64{}
 	if s.last != nil {
 		before = s.last
 		for _, r := range s.last.Services {

@@ -23,7 +23,6 @@ import (
 	"nftproxy/conntrack"
 	"nftproxy/daemon/affinity"
 	"nftproxy/daemon/metrics"
-	"nftproxy/daemon/refusals"
 	"nftproxy/daemon/traffic"
 	"nftproxy/model/service"
 	"nftproxy/nft"
@@ -50,7 +49,7 @@ func all(t *testing.T) (served, slis []exposition.Metric) {
 	m.CountHealth("/healthz", 200)
 	m.CountHealth("/livez", 200)
 	m.CountProblems("Service", 1)
-	m.ObserveRefusals(refusals.Look{Services: []refusals.Refused{{Total: 1}}})
+	m.ObserveRefusals(traffic.Refusals{Services: []traffic.Refused{{Total: 1}}})
 	metrics.CountConnections(r, func() ([]traffic.PortTraffic, uint64) {
 		return []traffic.PortTraffic{{Connections: traffic.Connections{Total: 1}}}, 1
 	})

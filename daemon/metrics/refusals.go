@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"nftproxy/daemon/proxy"
-	"nftproxy/daemon/refusals"
+	"nftproxy/daemon/traffic"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 )
@@ -17,7 +17,7 @@ const maxRefusedServices = 50
 
 // refused collects the refused and dropped packets of the latest look.
 type refused struct {
-	latest atomic.Pointer[refusals.Look]
+	latest atomic.Pointer[traffic.Refusals]
 }
 
 func refusedDescs() (byCause, byService *prometheus.Desc) {
@@ -41,7 +41,7 @@ func (r *refused) Collect(out chan<- prometheus.Metric) {
 	byCause, byService := refusedDescs()
 	look := r.latest.Load()
 	if look == nil {
-		look = &refusals.Look{}
+		look = &traffic.Refusals{}
 	}
 	for i, f := range nft.Families() {
 		for _, cause := range ruleset.Causes() {
@@ -55,4 +55,4 @@ func (r *refused) Collect(out chan<- prometheus.Metric) {
 }
 
 // ObserveRefusals takes the outcome of a look at the counters of refused packets.
-func (m *Metrics) ObserveRefusals(l refusals.Look) { m.refused.latest.Store(&l) }
+func (m *Metrics) ObserveRefusals(l traffic.Refusals) { m.refused.latest.Store(&l) }

@@ -1,13 +1,15 @@
-// Package traffic promises how many new connections each Service port and endpoint gets, as
-// totals and as rates. The kernel counts them in the elements of the tables
-// (ruleset.Config.Counters). The package reads these counters and adds them up over the
+// Package traffic promises how many new connections each Service port and endpoint gets, as totals and as rates; and how many
+// first packets the rules refuse or drop, by cause and by Service, at a cost that no flood of such packets raises. The kernel
+// counts: connections in the elements of the tables (ruleset.Config.Counters), refusals in a chain for each cause and an
+// element for each frontend that refuses or drops. The package reads these counters and adds them up over the
 // time in which elements come and go.
 //
 // An element that is replaced begins anew at 0. A Service's element is replaced when the number of
 // its endpoints changes; connections between the last read and that moment are not counted.
 //
-// The package does not decide when to read. It does not see refusals apart (package
-// refusals does).
+// The package decides neither what is refused nor where it is counted (nft/ruleset does). It
+// knows the Service for the causes whose packets meet an element of the Service. Unknown
+// ports and unallocated addresses have a number for the node only.
 package traffic
 
 import (

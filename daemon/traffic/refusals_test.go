@@ -1,4 +1,4 @@
-package refusals_test
+package traffic_test
 
 import (
 	"errors"
@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"nftproxy/daemon/refusals"
+	"nftproxy/daemon/traffic"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
@@ -69,7 +69,7 @@ func program(ips ...string) *nft.Program {
 	return ruleset.Compile(ruleset.Config{Table: "t"}, b.Snapshot())
 }
 
-func texts(list []refusals.Refused) []string {
+func texts(list []traffic.Refused) []string {
 	var all []string
 	for _, r := range list {
 		all = append(all, fmt.Sprintf("%s %s %d %d", r.Name, r.Cause, r.Packets, r.Total))
@@ -77,7 +77,7 @@ func texts(list []refusals.Refused) []string {
 	return all
 }
 
-func want(t *testing.T, when string, got []refusals.Refused, lines ...string) {
+func want(t *testing.T, when string, got []traffic.Refused, lines ...string) {
 	t.Helper()
 	if diff := cmp.Diff(lines, texts(got)); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", when, diff)
@@ -88,11 +88,11 @@ func want(t *testing.T, when string, got []refusals.Refused, lines ...string) {
 // chains that are rewritten, Services that come and go.
 func TestTotals(t *testing.T) {
 	k := newCounters()
-	c := refusals.NewCounter(k, k.clock)
+	c := traffic.NewRefusalCounter(k, k.clock)
 	if look := c.Look(); look.Err != nil || look.Services != nil {
 		t.Errorf("before a program: %+v", look)
 	}
-	look := func() refusals.Look {
+	look := func() traffic.Refusals {
 		k.now = k.now.Add(10 * time.Second)
 		return c.Look()
 	}
@@ -153,7 +153,7 @@ func TestBudget(t *testing.T) {
 	for i := range services {
 		ips = append(ips, fmt.Sprintf("10.0.%d.%d", i/250, 1+i%250))
 	}
-	c := refusals.NewCounter(k, k.clock)
+	c := traffic.NewRefusalCounter(k, k.clock)
 	c.Follow(program(ips...))
 	start := k.now
 	for range looks {
@@ -181,9 +181,9 @@ func TestBudget(t *testing.T) {
 // minutes. Many Services at once are not all reported at once.
 func TestPersistent(t *testing.T) {
 	k := newCounters()
-	c := refusals.NewCounter(k, k.clock)
+	c := traffic.NewRefusalCounter(k, k.clock)
 	c.Follow(program("10.0.0.1", "10.0.0.2"))
-	look := func(ips ...string) []refusals.Refused {
+	look := func(ips ...string) []traffic.Refused {
 		k.now = k.now.Add(10 * time.Second)
 		for _, ip := range ips {
 			k.refuse(ip, 1)
@@ -249,9 +249,9 @@ func TestPromisedDrops(t *testing.T) {
 			t.Fatalf("nothing counts %s: %q", what, elements)
 		}
 		k := newCounters()
-		c := refusals.NewCounter(k, k.clock)
+		c := traffic.NewRefusalCounter(k, k.clock)
 		c.Follow(p)
-		var look refusals.Look
+		var look traffic.Refusals
 		for range 3 {
 			k.now = k.now.Add(10 * time.Second)
 			k.elements[elements[what]]++

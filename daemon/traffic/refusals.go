@@ -1,4 +1,4 @@
-package refusals
+package traffic
 
 import (
 	"cmp"
@@ -14,8 +14,8 @@ import (
 	"nftproxy/nft/ruleset"
 )
 
-// Kernel has the counters.
-type Kernel interface {
+// RefusalKernel has the counters.
+type RefusalKernel interface {
 	// ChainCount returns what all counters of a chain have counted; 0 if there is no such chain.
 	ChainCount(table nft.TableID, chain string) (packets uint64, err error)
 	// Counts visits the elements with these keys that are there and have a counter.
@@ -32,17 +32,17 @@ type Subject struct {
 type Refused struct {
 	Subject
 	// Packets is the number since the last look at the Service's counters, Total the
-	// number since the Counter began, with what the kernel had counted before.
+	// number since the RefusalCounter began, with what the kernel had counted before.
 	Packets, Total uint64
 }
 
-// Look is the outcome of one look at the counters.
-type Look struct {
+// Refusals is the outcome of one look at the counters.
+type Refusals struct {
 	At time.Time
 	// Causes has the packets of each cause, by the family's index in nft.Families. The numbers
 	// never go down.
 	Causes [2]map[ruleset.Cause]uint64
-	// Services has the Subjects with any packets since the Counter began, the greatest
+	// Services has the Subjects with any packets since the RefusalCounter began, the greatest
 	// Total first.
 	Services []Refused
 	// Persistent has the Subjects whose clients do not give up (see habit), of packets that are not
@@ -59,9 +59,9 @@ const (
 	budgetBurst = 50 * time.Millisecond
 )
 
-// Counter adds up the counters of one proxy's tables. It is not safe for concurrent use.
-type Counter struct {
-	kernel   Kernel
+// RefusalCounter adds up the counters of one proxy's tables. It is not safe for concurrent use.
+type RefusalCounter struct {
+	kernel   RefusalKernel
 	clock    func() time.Time
 	program  *nft.Program
 	families [2]family
@@ -74,9 +74,9 @@ type Counter struct {
 	sets map[string]ruleset.Cause
 }
 
-// NewCounter makes a Counter without a program. The clock is time.Now, but in tests.
-func NewCounter(k Kernel, clock func() time.Time) *Counter {
-	c := &Counter{
+// NewRefusalCounter makes a RefusalCounter without a program. The clock is time.Now, but in tests.
+func NewRefusalCounter(k RefusalKernel, clock func() time.Time) *RefusalCounter {
+	c := &RefusalCounter{
 		kernel: k, clock: clock, habits: newHabits(), totals: map[Subject]uint64{},
 		budget: pace.Budget{Rest: budgetShare, Burst: budgetBurst}, sets: ruleset.RefusalSets(),
 	}
@@ -94,21 +94,21 @@ type family struct {
 	elements map[string][]element
 	changed  map[ruleset.Cause]bool
 	// last has the numbers of the elements that have counted any.
-	last map[place]uint64
+	last map[spot]uint64
 }
 
 func newFamily() family {
-	return family{chains: map[string]*tally{}, elements: map[string][]element{}, changed: map[ruleset.Cause]bool{}, last: map[place]uint64{}}
+	return family{chains: map[string]*tally{}, elements: map[string][]element{}, changed: map[ruleset.Cause]bool{}, last: map[spot]uint64{}}
 }
 
-// place is where an element is, and element the cause that it counts.
-type place struct {
+// spot is where an element is in a table, and element the cause that it counts.
+type spot struct {
 	set string
 	key nft.Value
 }
 
 type element struct {
-	place
+	spot
 	cause ruleset.Cause
 	// promised says that these packets are meant to be dropped: nobody has to know.
 	promised bool
@@ -125,15 +125,8 @@ func (t *tally) add(now uint64) (more uint64) {
 	return more
 }
 
-func since(last, now uint64) uint64 {
-	if now < last {
-		return now
-	}
-	return now - last
-}
-
 // Follow says which program is in force. The cost follows the changes since the last one.
-func (c *Counter) Follow(p *nft.Program) {
+func (c *RefusalCounter) Follow(p *nft.Program) {
 	for i, f := range nft.Families() {
 		var before treap.Map[string, *nft.Part]
 		if c.program != nil {
@@ -152,7 +145,7 @@ func (c *Counter) Follow(p *nft.Program) {
 	}
 }
 
-func (c *Counter) has(name service.Name) bool {
+func (c *RefusalCounter) has(name service.Name) bool {
 	for _, f := range nft.Families() {
 		if c.program.Table(f).Parts.At(string(name)) != nil {
 			return true
@@ -162,7 +155,7 @@ func (c *Counter) has(name service.Name) bool {
 }
 
 // elementsOf lists the elements of a part that count, none for a part that has gone.
-func (c *Counter) elementsOf(part *nft.Part) []element {
+func (c *RefusalCounter) elementsOf(part *nft.Part) []element {
 	if part == nil {
 		return nil
 	}
@@ -171,7 +164,7 @@ func (c *Counter) elementsOf(part *nft.Part) []element {
 	for i := range part.Elements {
 		e := &part.Elements[i]
 		if cause, counts := c.sets[e.Set]; counts {
-			list = append(list, element{place{e.Set, e.Key}, cause, promised(e)})
+			list = append(list, element{spot{e.Set, e.Key}, cause, promised(e)})
 		}
 	}
 	return list
@@ -179,13 +172,13 @@ func (c *Counter) elementsOf(part *nft.Part) []element {
 
 // setPart replaces the elements of a part.
 func (f *family) setPart(name string, now []element) {
-	stay := make(map[place]bool, len(now))
+	stay := make(map[spot]bool, len(now))
 	for _, e := range now {
-		stay[e.place] = true
+		stay[e.spot] = true
 	}
 	for _, e := range f.elements[name] {
-		if !stay[e.place] {
-			delete(f.last, e.place)
+		if !stay[e.spot] {
+			delete(f.last, e.spot)
 		}
 	}
 	if now == nil {
@@ -197,8 +190,8 @@ func (f *family) setPart(name string, now []element) {
 
 // Look reads the counters. It asks elements only where their cause's chain has counted
 // packets, and where the budget allows; otherwise a later look does.
-func (c *Counter) Look() Look {
-	look := Look{At: c.clock()}
+func (c *RefusalCounter) Look() Refusals {
+	look := Refusals{At: c.clock()}
 	if c.program == nil {
 		return look
 	}
@@ -244,7 +237,7 @@ func (f *family) causes() map[ruleset.Cause]uint64 {
 	return all
 }
 
-func (c *Counter) lookAtChains(i int, table nft.TableID) error {
+func (c *RefusalCounter) lookAtChains(i int, table nft.TableID) error {
 	f := &c.families[i]
 	for _, cause := range ruleset.Causes() {
 		for _, chain := range cause.Chains() {
@@ -265,7 +258,7 @@ func (c *Counter) lookAtChains(i int, table nft.TableID) error {
 
 // lookAtElements reads the elements of all causes that have counted packets. It adds to more all
 // packets, and to unwanted those that are not meant to be dropped.
-func (c *Counter) lookAtElements(i int, table *nft.Table, more, unwanted map[Subject]uint64) error {
+func (c *RefusalCounter) lookAtElements(i int, table *nft.Table, more, unwanted map[Subject]uint64) error {
 	f := &c.families[i]
 	if len(f.changed) == 0 {
 		return nil
@@ -275,18 +268,18 @@ func (c *Counter) lookAtElements(i int, table *nft.Table, more, unwanted map[Sub
 		Subject
 		promised bool
 	}
-	of := map[place]counts{}
+	of := map[spot]counts{}
 	for part, elements := range f.elements {
 		for _, e := range elements {
 			if f.changed[e.cause] && table.Set(e.set) != nil {
 				keys[e.set] = append(keys[e.set], e.key)
-				of[e.place] = counts{Subject{service.Name(part), e.cause}, e.promised}
+				of[e.spot] = counts{Subject{service.Name(part), e.cause}, e.promised}
 			}
 		}
 	}
 	for set, list := range keys {
 		err := c.kernel.Counts(table.ID(), table.Set(set), list, func(n kernel.Count) {
-			at := place{set, n.Key}
+			at := spot{set, n.Key}
 			if packets := since(f.last[at], n.Packets); packets > 0 {
 				f.last[at] = n.Packets
 				s := of[at].Subject
