@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"nftproxy/model/service"
+	"nftproxy/test/gen"
 )
 
 // cluster has a Service with endpoints, one without (udp), one on an address that
@@ -51,7 +52,7 @@ service default/ingress created 2026-01-01T00:00:00Z
 
 func parse(t testing.TB, text string) service.Snapshot {
 	t.Helper()
-	s, err := service.Parse(strings.NewReader(text))
+	s, err := gen.ReadSnapshot(strings.NewReader(text))
 	if err != nil {
 		t.Fatal(err)
 	}

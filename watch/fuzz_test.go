@@ -17,6 +17,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/check"
+	"nftproxy/test/gen"
 )
 
 // message is an object of the API as it travels.
@@ -189,7 +190,7 @@ func checkObjects(t *testing.T, o *fuzzedObjects) {
 			t.Error("a problem without words")
 		}
 	}
-	if again, err := service.Parse(strings.NewReader(whole.String())); err != nil || again.String() != whole.String() {
+	if again, err := gen.ReadSnapshot(strings.NewReader(whole.String())); err != nil || again.String() != whole.String() {
 		t.Errorf("the text form does not come back: %v\n%s", err, whole)
 	}
 

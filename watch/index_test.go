@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nftproxy/model/service"
+	"nftproxy/test/gen"
 )
 
 // objects are the API objects of a small cluster, by name.
@@ -323,7 +324,7 @@ func TestLimits(t *testing.T) {
 	if !maps.Equal(want, got) || s.ID(&s.Ports[0]) != long+"/"+long+":"+long {
 		t.Fatalf("%d endpoints of %d, of %s", len(got), len(want), s.ID(&s.Ports[0]))
 	}
-	back, err := service.Parse(strings.NewReader(snapshot.String()))
+	back, err := gen.ReadSnapshot(strings.NewReader(snapshot.String()))
 	if err != nil || back.String() != snapshot.String() {
 		t.Fatalf("the text form does not come back: %v", err)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"nftproxy/model/service"
 	"nftproxy/test/check"
+	"nftproxy/test/gen"
 )
 
 // patience is how long a test waits for an expected event. No test passes because this
@@ -377,7 +378,7 @@ func FuzzReadManifest(f *testing.F) {
 			ix.setObject(e.value)
 		}
 		text := ix.flush().String()
-		if _, err := service.Parse(strings.NewReader(text)); err != nil {
+		if _, err := gen.ReadSnapshot(strings.NewReader(text)); err != nil {
 			t.Fatalf("%v, of:\n%s", err, text)
 		}
 		for _, p := range append(file.problems, ix.takeProblems()...) {

@@ -22,6 +22,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/gen"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -80,7 +81,7 @@ func at(a netip.Addr) netip.AddrPort { return netip.AddrPortFrom(a, 8080) }
 // rules writes the Services' program to the kernel. No process owns the tables.
 func (f *flows) rules(services string) {
 	f.Helper()
-	s, err := service.Parse(strings.NewReader(services))
+	s, err := gen.ReadSnapshot(strings.NewReader(services))
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -357,7 +358,7 @@ func TestConntrackNoSource(t *testing.T) {
 // TestConntrackGolden: what people and programs read, as it stands in
 // testdata/conntrack.
 func TestConntrackGolden(t *testing.T) {
-	s, err := service.Parse(strings.NewReader(`node node-1
+	s, err := gen.ReadSnapshot(strings.NewReader(`node node-1
   address 192.168.0.2
   host-address 192.168.0.2
 service-cidr 10.96.0.0/16

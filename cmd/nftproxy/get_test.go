@@ -24,6 +24,7 @@ import (
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/check/kernelmodel"
+	"nftproxy/test/gen"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -31,7 +32,7 @@ import (
 // kernel of a namespace. No process owns the tables.
 func loadServices(t *testing.T, ns *testnet.Namespace, services string) {
 	t.Helper()
-	s, err := service.Parse(strings.NewReader(services))
+	s, err := gen.ReadSnapshot(strings.NewReader(services))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/check/kernelmodel"
+	"nftproxy/test/gen"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -24,7 +25,7 @@ func TestKernelQuarantine(t *testing.T) {
 	}
 	t.Cleanup(func() { conn.Close() })
 
-	snapshot, err := service.Parse(strings.NewReader(`
+	snapshot, err := gen.ReadSnapshot(strings.NewReader(`
 node n
 service a/one created 2026-01-01T00:00:00Z
   cluster-ip 10.96.0.1

@@ -14,6 +14,7 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/gen"
 )
 
 // cluster is what the tests explain.
@@ -75,7 +76,7 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	s, err := service.Parse(strings.NewReader(cluster))
+	s, err := gen.ReadSnapshot(strings.NewReader(cluster))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -227,7 +228,7 @@ func TestClosedSourceRanges(t *testing.T) {
 // TestForeignCounters: a counter that another process has put into a rule, at whatever place, changes no word
 // of the explanation but the rule's text.
 func TestForeignCounters(t *testing.T) {
-	s, err := service.Parse(strings.NewReader(cluster + `service ns/restricted created 2026-01-01T00:00:00Z
+	s, err := gen.ReadSnapshot(strings.NewReader(cluster + `service ns/restricted created 2026-01-01T00:00:00Z
   cluster-ip 10.96.0.8
   load-balancer-ip 198.51.100.8
   source-range 203.0.113.0/24
@@ -374,7 +375,7 @@ func TestPortNames(t *testing.T) {
 		"another protocol":  {service.SlicePort{Name: "http", Protocol: service.UDP}, []string{`"http" (udp)`, "the name is the same, the protocol is not"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, err := service.Parse(strings.NewReader("node node-1\nservice ns/web created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.9\n  port http tcp 80\n"))
+			s, err := gen.ReadSnapshot(strings.NewReader("node node-1\nservice ns/web created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.9\n  port http tcp 80\n"))
 			if err != nil {
 				t.Fatal(err)
 			}

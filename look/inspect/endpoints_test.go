@@ -43,7 +43,7 @@ func TestDraining(t *testing.T) {
 				}
 				return &archive.Files[i]
 			}
-			snapshot, err := service.Parse(strings.NewReader(string(section("services").Data)))
+			snapshot, err := gen.ReadSnapshot(strings.NewReader(string(section("services").Data)))
 			if err != nil {
 				t.Fatal(err)
 			}

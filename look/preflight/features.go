@@ -2,6 +2,7 @@ package preflight
 
 import (
 	"errors"
+	"net/netip"
 	"os"
 	"runtime"
 	"strings"
@@ -18,55 +19,63 @@ import (
 // feature is a part of the program that a kernel may not have, as Services that use it.
 type feature struct {
 	name string
-	// services is a snapshot in the form of service.Parse.
-	services string
+	// service uses the feature; nil if no Service does. snapshot gives each of its ports so many endpoints.
+	service   *service.Service
+	endpoints int
+	cidr      netip.Prefix
 	// without says what does not work without the feature; needed says that nothing does.
 	without string
 	needed  bool
 }
 
 func features() []feature {
-	return []feature{
-		{"tables, maps and NAT", "", "nftproxy needs nf_tables, nft_chain_nat and maps with several fields (Linux 5.6)", true},
-		{"Services of IPv4", `
-service check/v4 created 2026-01-01T00:00:00Z
-  cluster-ip 10.96.0.1
-  port a tcp 80 node-port 30080
-    endpoint 10.0.0.1:80 - ready serving
-    endpoint 10.0.0.2:80 - ready serving`, "Services of IPv4 are not served", true},
-		{"Services of IPv6", `
-service check/v6 created 2026-01-01T00:00:00Z
-  cluster-ip fd00:96::1
-  port a tcp 80 node-port 30080
-    endpoint [fd00::1]:80 - ready serving
-    endpoint [fd00::2]:80 - ready serving`, "Services of IPv6 are not served", true},
-		{"refusals", `
-service check/empty created 2026-01-01T00:00:00Z
-  cluster-ip 10.96.0.2
-  cluster-ip fd00:96::2
-  port a tcp 80
-  port b udp 80`, "Services without endpoints are not refused", false},
-		{"SCTP", `
-service check/sctp created 2026-01-01T00:00:00Z
-  cluster-ip 10.96.0.3
-  port a sctp 80
-    endpoint 10.0.0.1:80 - ready serving`, "Services of SCTP are not served", false},
-		{"session affinity", `
-service check/sticky created 2026-01-01T00:00:00Z
-  cluster-ip 10.96.0.4
-  affinity 10800s
-  port a tcp 80
-    endpoint 10.0.0.1:80 - ready serving
-    endpoint 10.0.0.2:80 - ready serving`, "Services with session affinity are not served", false},
-		{"source ranges", `
-service check/closed created 2026-01-01T00:00:00Z
-  cluster-ip 10.96.0.5
-  load-balancer-ip 203.0.113.1
-  source-range 198.51.100.0/24
-  port a tcp 80
-    endpoint 10.0.0.1:80 - ready serving`, "Services with loadBalancerSourceRanges are not served", false},
-		{"ServiceCIDRs", "\nservice-cidr 10.96.0.0/16", "packets to addresses of a ServiceCIDR that no Service has are not dropped", false},
+	addr, port := netip.MustParseAddr, func(p service.Protocol, nodePort uint16) service.Port {
+		return service.Port{Name: strings.ToLower(p.String()), Protocol: p, Port: 80, NodePort: nodePort}
 	}
+	clusterIP := func(text string, ports ...service.Port) *service.Service {
+		return &service.Service{ClusterIPs: []netip.Addr{addr(text)}, Ports: ports}
+	}
+	empty := clusterIP("10.96.0.2", port(service.TCP, 0), port(service.UDP, 0))
+	empty.ClusterIPs = append(empty.ClusterIPs, addr("fd00:96::2"))
+	sticky := clusterIP("10.96.0.4", port(service.TCP, 0))
+	sticky.AffinityTimeout = 3 * time.Hour
+	closed := clusterIP("10.96.0.5", port(service.TCP, 0))
+	closed.LoadBalancerIPs = []netip.Addr{addr("203.0.113.1")}
+	closed.Sources = service.NewSources([]netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")})
+	return []feature{
+		{name: "tables, maps and NAT", without: "nftproxy needs nf_tables, nft_chain_nat and maps with several fields (Linux 5.6)", needed: true},
+		{name: "Services of IPv4", service: clusterIP("10.96.0.1", port(service.TCP, 30080)), endpoints: 2, without: "Services of IPv4 are not served", needed: true},
+		{name: "Services of IPv6", service: clusterIP("fd00:96::1", port(service.TCP, 30080)), endpoints: 2, without: "Services of IPv6 are not served", needed: true},
+		{name: "refusals", service: empty, without: "Services without endpoints are not refused"},
+		{name: "SCTP", service: clusterIP("10.96.0.3", port(service.SCTP, 0)), endpoints: 1, without: "Services of SCTP are not served"},
+		{name: "session affinity", service: sticky, endpoints: 2, without: "Services with session affinity are not served"},
+		{name: "source ranges", service: closed, endpoints: 1, without: "Services with loadBalancerSourceRanges are not served"},
+		{name: "ServiceCIDRs", cidr: netip.MustParsePrefix("10.96.0.0/16"), without: "packets to addresses of a ServiceCIDR that no Service has are not dropped"},
+	}
+}
+
+// snapshot is a cluster with the feature.
+func (f feature) snapshot() service.Snapshot {
+	b := service.NewBuilder(service.Node{Name: "check"})
+	if f.cidr.IsValid() {
+		b.SetServiceCIDRs([]netip.Prefix{f.cidr})
+	}
+	if s := f.service; s != nil {
+		s.Name, s.Created = "check/trial", time.Unix(0, 0)
+		first := netip.MustParseAddr("10.0.0.1")
+		if s.ClusterIPs[0].Is6() {
+			first = netip.MustParseAddr("fd00::1")
+		}
+		for i := range s.Ports {
+			var endpoints []service.Endpoint
+			for a := first; len(endpoints) < f.endpoints; a = a.Next() {
+				endpoints = append(endpoints, service.Endpoint{Addr: netip.AddrPortFrom(a, 80), Ready: true, Serving: true})
+			}
+			s.Ports[i].Endpoints = service.MergeEndpoints(endpoints)
+		}
+		b.Set(s)
+	}
+	return b.Snapshot()
 }
 
 // features tries each feature in a network namespace that goes with the call.
@@ -115,17 +124,13 @@ func (f feature) try() Finding {
 
 // apply compiles the feature's Services and gives the program to the kernel.
 func (f feature) apply() error {
-	snapshot, err := service.Parse(strings.NewReader("node check\n" + f.services + "\n"))
-	if err != nil {
-		return err
-	}
 	conn, err := kernel.Open(kernel.Config{})
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	config := ruleset.Config{Table: ruleset.DefaultTable}
-	batch, _ := nft.State{}.Plan(ruleset.Compile(config, snapshot), time.Time{})
+	batch, _ := nft.State{}.Plan(ruleset.Compile(config, f.snapshot()), time.Time{})
 	return errors.Join(conn.Apply(batch), conn.DeleteTables(ruleset.DefaultTable))
 }
 

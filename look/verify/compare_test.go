@@ -99,7 +99,7 @@ service shop/cart created 2026-01-01T00:00:00Z
 
 func program(t *testing.T, text string) *nft.Program {
 	t.Helper()
-	s, err := service.Parse(strings.NewReader(text))
+	s, err := gen.ReadSnapshot(strings.NewReader(text))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,7 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
-	"nftproxy/model/service"
+	"nftproxy/test/gen"
 )
 
 // TestChooseAsKubeProxy holds the cases of kube-proxy's TestCategorizeEndpoints
@@ -91,7 +91,7 @@ func TestChooseAsKubeProxy(t *testing.T) {
 					text += fmt.Sprintf("\nendpoint 10.0.0.%s:80 %s", n, rest)
 				}
 			}
-			snapshot, err := service.Parse(strings.NewReader(text))
+			snapshot, err := gen.ReadSnapshot(strings.NewReader(text))
 			if err != nil {
 				t.Fatalf("%v, of:\n%s", err, text)
 			}

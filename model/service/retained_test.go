@@ -86,7 +86,7 @@ func TestRetainedOrder(t *testing.T) {
 			t.Fatalf("(-fresh +history):\n%s", diff)
 		}
 		text := b.Snapshot().String()
-		parsed, err := service.Parse(strings.NewReader(text))
+		parsed, err := gen.ReadSnapshot(strings.NewReader(text))
 		if err != nil {
 			t.Fatal(err)
 		}

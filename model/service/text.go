@@ -157,10 +157,3 @@ func dash(s string) string {
 	}
 	return s
 }
-
-func undash(s string) string {
-	if s == "-" {
-		return ""
-	}
-	return s
-}

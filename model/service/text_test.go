@@ -8,7 +8,6 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
-	"nftproxy/model/service"
 	"nftproxy/test/gen"
 )
 
@@ -19,7 +18,7 @@ func TestTextForm(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := service.Parse(strings.NewReader(string(text)))
+	s, err := gen.ReadSnapshot(strings.NewReader(string(text)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +34,7 @@ func TestTextForm(t *testing.T) {
 // TestParseIsLenient: order, indentation, blank lines, upper case and
 // duplicates do not matter.
 func TestParseIsLenient(t *testing.T) {
-	s, err := service.Parse(strings.NewReader(`
+	s, err := gen.ReadSnapshot(strings.NewReader(`
 service default/b created 2026-01-01T00:00:00+02:00
 cluster-ip 10.96.0.2
 port - TCP 80
@@ -99,7 +98,7 @@ func TestParseErrors(t *testing.T) {
 		{svc + "port http tcp 80\nendpoint 10.0.0.1 n", "line 3: not an ip:port"},
 		{svc + "port http tcp 80\nendpoint 10.0.0.1:80 n red", `line 3: unknown condition "red"`},
 	} {
-		_, err := service.Parse(strings.NewReader(test.text))
+		_, err := gen.ReadSnapshot(strings.NewReader(test.text))
 		if err == nil || !strings.Contains(err.Error(), "parse snapshot: "+test.want) {
 			t.Errorf("%q:\n got %v\nwant ... %s ...", test.text, err, test.want)
 		}
@@ -118,11 +117,11 @@ func FuzzParse(f *testing.F) {
 	f.Add("pod-cidr ::ffff:1.2.3.0/120\nservice a created 2026-01-01T00:00:00Z\nsource-range none\nsource-range ::/0\nsource-range fd00::/8\naffinity 1.5h\n")
 	f.Add("service a created 2026-01-01T00:00:00Z\nport p tcp 1\nendpoint [::]:0 x ready\nendpoint [::]:0 y ready\n")
 	f.Fuzz(func(t *testing.T, text string) {
-		want, err := service.Parse(strings.NewReader(text))
+		want, err := gen.ReadSnapshot(strings.NewReader(text))
 		if err != nil {
 			return
 		}
-		got, err := service.Parse(strings.NewReader(want.String()))
+		got, err := gen.ReadSnapshot(strings.NewReader(want.String()))
 		if err != nil {
 			t.Fatalf("%v, of what was printed:\n%s", err, want)
 		}

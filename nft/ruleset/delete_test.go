@@ -9,11 +9,11 @@ import (
 	"testing"
 	"time"
 
-	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/check/kernelmodel"
+	"nftproxy/test/gen"
 	"nftproxy/test/lib/nftcmd"
 	"nftproxy/test/lib/testnet"
 )
@@ -38,7 +38,7 @@ func TestDeleteUnderTraffic(t *testing.T) {
 	must(err)
 	must(nftcmd.ForTest(t).Load(world.Node, fmt.Sprintf(`table ip other { chain nat { type nat hook prerouting priority -99;
 		ip daddr %v tcp dport %d dnat to %v; }; }`, frontend.Addr(), frontend.Port(), endpoint)))
-	snapshot, err := service.Parse(strings.NewReader(fmt.Sprintf("node n\nservice a/b created 2026-01-01T00:00:00Z\n"+
+	snapshot, err := gen.ReadSnapshot(strings.NewReader(fmt.Sprintf("node n\nservice a/b created 2026-01-01T00:00:00Z\n"+
 		"cluster-ip %v\nport a tcp %d\nendpoint %v - ready serving\n", frontend.Addr(), frontend.Port(), endpoint)))
 	must(err)
 	batch, _ := nft.State{}.Plan(ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable}, snapshot), time.Time{})

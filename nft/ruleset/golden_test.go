@@ -17,6 +17,7 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/gen"
 )
 
 // TestGolden compiles the snapshot of each file under testdata and compares the program's
@@ -94,7 +95,7 @@ func config(t *testing.T, text string) ruleset.Config {
 
 func parseSnapshot(t *testing.T, text string) service.Snapshot {
 	t.Helper()
-	s, err := service.Parse(strings.NewReader(text))
+	s, err := gen.ReadSnapshot(strings.NewReader(text))
 	if err != nil {
 		t.Fatal(err)
 	}

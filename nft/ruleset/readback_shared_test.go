@@ -12,6 +12,7 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/gen"
 )
 
 // sharedClusterIP is three Services with one cluster IP. The oldest one has it. The
@@ -36,7 +37,7 @@ service a/third created 2026-01-03T00:00:00Z
 
 func compileShared(t *testing.T) (service.Snapshot, *nft.Program) {
 	t.Helper()
-	s, err := service.Parse(strings.NewReader(sharedClusterIP))
+	s, err := gen.ReadSnapshot(strings.NewReader(sharedClusterIP))
 	if err != nil {
 		t.Fatal(err)
 	}

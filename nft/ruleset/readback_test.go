@@ -147,7 +147,7 @@ func TestReadBackNames(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			s, err := service.Parse(strings.NewReader("node node-0\n" + test.services))
+			s, err := gen.ReadSnapshot(strings.NewReader("node node-0\n" + test.services))
 			if err != nil {
 				t.Fatal(err)
 			}

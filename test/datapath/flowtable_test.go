@@ -16,10 +16,10 @@ import (
 	"testing"
 	"time"
 
-	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/gen"
 	"nftproxy/test/lib/nftcmd"
 	"nftproxy/test/lib/testnet"
 )
@@ -69,7 +69,7 @@ func (w *world) endpoint(port uint16) netip.AddrPort {
 func (w *world) lead(port uint16) {
 	w.Helper()
 	endpoint := w.endpoint(port)
-	snapshot, err := service.Parse(strings.NewReader(fmt.Sprintf(`node n
+	snapshot, err := gen.ReadSnapshot(strings.NewReader(fmt.Sprintf(`node n
 service a/b created 2026-01-01T00:00:00Z
 cluster-ip %v
 port t tcp %d

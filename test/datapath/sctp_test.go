@@ -12,10 +12,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/gen"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -220,7 +220,7 @@ func TestAssociations(t *testing.T) {
 				text += fmt.Sprintf("endpoint %v - ready serving\n", at)
 			}
 			text += fmt.Sprintf("service a/empty created 2026-01-01T00:00:00Z\ncluster-ip %v\nport a sctp 3868\n", empty)
-			snapshot, err := service.Parse(strings.NewReader(text))
+			snapshot, err := gen.ReadSnapshot(strings.NewReader(text))
 			must(err)
 			batch, _ := nft.State{}.Plan(ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable}, snapshot), time.Time{})
 			conn, err := kernel.Open(kernel.Config{NetNS: world.Node.Fd()})

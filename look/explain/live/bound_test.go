@@ -11,9 +11,9 @@ import (
 
 	"nftproxy/look/explain"
 	"nftproxy/look/explain/live"
-	"nftproxy/model/service"
 	"nftproxy/nft/ruleset"
 	"nftproxy/node/hostaddr"
+	"nftproxy/test/gen"
 )
 
 // TestManyEndpoints: the number of lookups does not grow with the endpoints, and an explanation ends with its
@@ -27,7 +27,7 @@ func TestManyEndpoints(t *testing.T) {
 		fmt.Fprintf(&objects, "    endpoint %s:8080 node-2 ready serving\n", addr)
 		addr = addr.Next()
 	}
-	snapshot, err := service.Parse(strings.NewReader(objects.String()))
+	snapshot, err := gen.ReadSnapshot(strings.NewReader(objects.String()))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package service
+package gen
 
 import (
 	"bufio"
@@ -9,11 +9,13 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"nftproxy/model/service"
 )
 
-// Parse reads what Snapshot.String writes. Lines that start with # and blank
+// ReadSnapshot reads what service.Snapshot.String writes. Lines that start with # and blank
 // lines are skipped; indentation is for people. An error names the line.
-func Parse(r io.Reader) (Snapshot, error) {
+func ReadSnapshot(r io.Reader) (service.Snapshot, error) {
 	var p parser
 	lines := bufio.NewScanner(r)
 	for n := 1; lines.Scan(); n++ {
@@ -22,13 +24,13 @@ func Parse(r io.Reader) (Snapshot, error) {
 			continue
 		}
 		if err := p.line(words[0], words[1:]); err != nil {
-			return Snapshot{}, fmt.Errorf("parse snapshot: line %d: %w", n, err)
+			return service.Snapshot{}, fmt.Errorf("parse snapshot: line %d: %w", n, err)
 		}
 	}
 	if err := lines.Err(); err != nil {
-		return Snapshot{}, fmt.Errorf("parse snapshot: %w", err)
+		return service.Snapshot{}, fmt.Errorf("parse snapshot: %w", err)
 	}
-	b := NewBuilder(p.node)
+	b := service.NewBuilder(p.node)
 	b.SetServiceCIDRs(p.cidrs)
 	for _, s := range p.services {
 		b.Set(s.finished())
@@ -37,21 +39,21 @@ func Parse(r io.Reader) (Snapshot, error) {
 }
 
 type parser struct {
-	node     Node
+	node     service.Node
 	cidrs    []netip.Prefix
 	services []*parsedService
 }
 
 // parsedService is a service whose ports have no endpoints yet.
 type parsedService struct {
-	Service
+	service.Service
 	// endpoints are those of each port, in the order of the lines.
-	endpoints [][]Endpoint
+	endpoints [][]service.Endpoint
 }
 
-func (s *parsedService) finished() *Service {
+func (s *parsedService) finished() *service.Service {
 	for i := range s.Ports {
-		s.Ports[i].Endpoints = MergeEndpoints(s.endpoints[i])
+		s.Ports[i].Endpoints = service.MergeEndpoints(s.endpoints[i])
 	}
 	return &s.Service
 }
@@ -147,12 +149,12 @@ func (p *parser) serviceLine(words []string) error {
 	if created = created.UTC(); created.Year() < 0 || created.Year() > 9999 {
 		return fmt.Errorf("time %q is not in the years 0 to 9999", words[2])
 	}
-	p.services = append(p.services, &parsedService{Service: Service{Name: Name(words[0]), Created: created}})
+	p.services = append(p.services, &parsedService{Service: service.Service{Name: service.Name(words[0]), Created: created}})
 	return nil
 }
 
-func (s *Service) retainedLine(words []string) error {
-	for _, r := range []Retained{RetainedEndpoints, RetainedService} {
+func (s *parsedService) retainedLine(words []string) error {
+	for _, r := range []service.Retained{service.RetainedEndpoints, service.RetainedService} {
 		if len(words) == 1 && words[0] == r.String() {
 			s.Retained = r
 			return nil
@@ -185,18 +187,18 @@ func parseCIDR(words []string, to *[]netip.Prefix) error {
 	return err
 }
 
-func (s *Service) sourceRangeLine(words []string) error {
+func (s *parsedService) sourceRangeLine(words []string) error {
 	ranges := slices.Clone(s.Sources.Ranges())
 	if len(words) != 1 || words[0] != "none" {
 		if err := parseCIDR(words, &ranges); err != nil {
 			return err
 		}
 	}
-	s.Sources = NewSources(ranges)
+	s.Sources = service.NewSources(ranges)
 	return nil
 }
 
-func (s *Service) affinityLine(words []string) error {
+func (s *parsedService) affinityLine(words []string) error {
 	if len(words) != 1 {
 		return fmt.Errorf("want: affinity TIMEOUT")
 	}
@@ -208,7 +210,7 @@ func (s *Service) affinityLine(words []string) error {
 	return err
 }
 
-func (s *Service) healthCheckNodePortLine(words []string) error {
+func (s *parsedService) healthCheckNodePortLine(words []string) error {
 	if len(words) != 1 {
 		return fmt.Errorf("want: health-check-node-port NUMBER")
 	}
@@ -217,8 +219,8 @@ func (s *Service) healthCheckNodePortLine(words []string) error {
 	return err
 }
 
-func parsePolicy(words []string, to *TrafficPolicy) error {
-	for _, p := range []TrafficPolicy{Cluster, Local} {
+func parsePolicy(words []string, to *service.TrafficPolicy) error {
+	for _, p := range []service.TrafficPolicy{service.Cluster, service.Local} {
 		if len(words) == 1 && words[0] == p.String() {
 			*to = p
 			return nil
@@ -231,9 +233,9 @@ func (s *parsedService) portLine(words []string) error {
 	if len(words) != 3 && (len(words) != 5 || words[3] != "node-port") {
 		return fmt.Errorf("want: port NAME PROTOCOL NUMBER [node-port NUMBER]")
 	}
-	port := Port{Name: undash(words[0])}
+	port := service.Port{Name: undash(words[0])}
 	var err error
-	if port.Protocol, err = ParseProtocol(words[1]); err != nil {
+	if port.Protocol, err = service.ParseProtocol(words[1]); err != nil {
 		return err
 	}
 	if port.Port, err = parsePort(words[2]); err != nil {
@@ -264,14 +266,14 @@ func (s *parsedService) endpointLine(words []string) error {
 	if err != nil {
 		return err
 	}
-	e := Endpoint{Addr: addr, Node: undash(words[1])}
+	e := service.Endpoint{Addr: addr, Node: undash(words[1])}
 	for _, c := range words[2:] {
 		if list, ok := strings.CutPrefix(c, "for-nodes="); ok {
-			e.Nodes = NewHints(strings.Split(list, ","))
+			e.Nodes = service.NewHints(strings.Split(list, ","))
 			continue
 		}
 		if list, ok := strings.CutPrefix(c, "for-zones="); ok {
-			e.Zones = NewHints(strings.Split(list, ","))
+			e.Zones = service.NewHints(strings.Split(list, ","))
 			continue
 		}
 		switch c {
@@ -288,4 +290,11 @@ func (s *parsedService) endpointLine(words []string) error {
 	last := &s.endpoints[len(s.endpoints)-1]
 	*last = append(*last, e)
 	return nil
+}
+
+func undash(s string) string {
+	if s == "-" {
+		return ""
+	}
+	return s
 }
