@@ -15,10 +15,8 @@ import (
 
 const (
 	// lookUpFrom is the number of elements from which on a set is read by keys. The CPU time of a dump
-	// grows with the square of the number (see sweepOnce): 0.13 s for 110,000 elements, 1.5 s for
-	// 330,000. That of lookups grows with the number: 0.3 s and 1.1 s, on up to three cores at once
-	// (BenchmarkRead).
-	lookUpFrom = 200_000
+	// grows with the square of the number (see sweepOnce), and that of lookups with the number. They meet here.
+	lookUpFrom = 250_000
 	// lookUpAtOnce is the number of keys in one request. Each has an answer of its own, and all
 	// answers have to fit the receive buffer, which holds 256 by default.
 	lookUpAtOnce = 128

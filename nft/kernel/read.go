@@ -32,7 +32,7 @@ var errChanged = errors.New("the ruleset changed during the dump")
 // Read reads a table until no transaction came in between, at most four times. A table
 // that this Conn owns cannot change, so one read is enough.
 //
-// A set of 200,000 elements and more is looked up key by key where the kernel says how many elements
+// A set of 250,000 elements and more is looked up key by key where the kernel says how many elements
 // it has, and dumped otherwise. Both give the same contents.
 func (c *Conn) Read(want *nft.Program) (*nft.Model, error) {
 	m := nft.NewModel()
