@@ -2,15 +2,15 @@ package pace
 
 import "time"
 
-// Budget keeps work to a share of a core in the long run. Work that took less before
-// may take more for a while. Budget counts CPU time: on a busy machine work takes
-// longer by the clock but does not cost more. It is not safe for concurrent use.
+// Budget keeps work to a share of a core in the long run. Work that took less before may take more
+// for a while. Budget counts CPU time: on a busy machine work takes more elapsed time but does not
+// cost more. It is not safe for concurrent use.
 type Budget struct {
-	// Rest is the time that pays for one unit of CPU time, in such units: in the long
-	// run the work gets 1/Rest of a core.
+	// Rest is the time after which one unit of CPU time may be spent again, in the same unit: in
+	// the long run the work gets 1/Rest of a core.
 	Rest int
-	// Burst is the CPU time that the work can spend beyond that share. It comes back
-	// at the pace of the share.
+	// Burst is the CPU time that the work can spend beyond that share. It is refilled at the rate
+	// of the share.
 	Burst time.Duration
 
 	// debt is the CPU time that was spent beyond the share up to the time at.
@@ -18,14 +18,14 @@ type Budget struct {
 	at   time.Time
 }
 
-// Spend notes that the work has taken so much CPU time, up to now.
+// Spend records that the work has taken this much CPU time, up to now.
 func (b *Budget) Spend(now time.Time, cpu time.Duration) {
 	b.debt = max(0, b.debt-now.Sub(b.at)/time.Duration(b.Rest)) + cpu
 	b.at = now
 }
 
-// Ready returns the time from which on the work may spend more. It may then spend more
-// than the budget has left, and pays for that afterwards.
+// Ready returns the time from which the work may spend more. It may then spend more than the budget
+// has left, and waits longer afterwards.
 func (b *Budget) Ready() time.Time {
 	return b.at.Add(max(0, b.debt-b.Burst) * time.Duration(b.Rest))
 }

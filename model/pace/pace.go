@@ -1,7 +1,7 @@
-// Package pace promises to say when work beside the syncs may run next. A pass of
-// such work goes over a whole table. It is due soon after a request, and again after
-// an error, but all passes together take a bounded share of a core. (What is bounded to a number in each period, such as
-// log lines, uses golang.org/x/time/rate.)
+// Package pace decides when work beside the syncs may run next. A pass of such work goes over a
+// whole table. It is due soon after a request, and again after an error, but all passes together
+// take a bounded share of a core. (What is bounded to a number in each period, such as log lines,
+// uses golang.org/x/time/rate.)
 //
 // The package reads no clock and starts no work itself.
 package pace
@@ -27,9 +27,8 @@ type Schedule struct {
 	IdlePause int
 	// IdleMost is the greatest IdlePause as a time; 0 sets no limit.
 	IdleMost time.Duration
-	// Late has the waits before further passes that follow an urgent one, each from
-	// the end of the pass before it. They find what was not visible before. An urgent
-	// pass starts them anew.
+	// Late has the waits before further passes that follow an urgent one, each from the end of the
+	// pass before it. They find what was not visible before. An urgent pass starts them again.
 	Late []time.Duration
 
 	// urgent and idle say which requests wait for a pass.

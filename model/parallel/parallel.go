@@ -1,5 +1,5 @@
-// Package parallel promises that a loop over many things uses all processors. A loop over few
-// stays on one. It has no errors and cannot be cancelled.
+// Package parallel runs a loop over many things on all processors, and a loop over few things on
+// one. Its loops have no errors and cannot be cancelled.
 package parallel
 
 import (

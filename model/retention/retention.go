@@ -1,6 +1,6 @@
-// Package retention promises a decision: which Services that a list lacks are served on
-// all the same, and until when. A list that takes the endpoints away from most Services at
-// once rather comes from a broken or restored API server than from its users.
+// Package retention decides which Services are still served although a list lacks them, and until
+// when. A list that takes the endpoints away from most Services at once is more likely to come from
+// a broken or restored API server than from its users.
 //
 // The package knows names and times only; the caller passes both in. It neither keeps the
 // Services nor serves them, and it does not know why a Service is missing.
@@ -14,8 +14,8 @@ import (
 	"nftproxy/model/service"
 )
 
-// Least is how many Services a list has to lack to be suspicious. Fewer are soon written
-// anew, and small clusters lose most of their Services in the ordinary course of things.
+// Least is how many Services a list has to lack to be suspicious. Fewer are soon written again, and
+// it is normal for small clusters to lose most of their Services.
 const Least = 10
 
 // returned is how long the source has to answer without a break before anything is
@@ -23,8 +23,8 @@ const Least = 10
 // time.
 const returned = time.Minute
 
-// Suspicious says whether a list is: it lacks more than half of the Services that serve,
-// and at least Least.
+// Suspicious reports whether a list is suspicious: it lacks more than half of the Services that
+// serve, and at least Least.
 func Suspicious(missing, serving int) bool { return missing >= Least && 2*missing > serving }
 
 // Retention has the names of the retained Services. It is not safe for concurrent use.
@@ -46,9 +46,9 @@ func New(period time.Duration) *Retention {
 	return &Retention{period: period, until: map[service.Name]time.Time{}}
 }
 
-// Judge decides about a list: missing are the Services that it takes the endpoints away
-// from, of all that serve. It retains them if the list is suspicious, and returns whether
-// it does.
+// Judge decides about a list. missing are the Services that the list takes the endpoints away from,
+// and serving is the number of all that serve. Judge retains them if the list is suspicious, and
+// reports whether it does.
 func (r *Retention) Judge(missing []service.Name, serving int, now time.Time) bool {
 	if r.period <= 0 || !Suspicious(len(missing), serving) {
 		return false
@@ -68,13 +68,13 @@ func (r *Retention) note(name service.Name, until time.Time) {
 	}
 }
 
-// Retains says whether a Service is retained.
+// Retains reports whether a Service is retained.
 func (r *Retention) Retains(name service.Name) bool {
 	_, is := r.until[name]
 	return is
 }
 
-// Len is the number of retained Services.
+// Len returns the number of retained Services.
 func (r *Retention) Len() int { return len(r.until) }
 
 // Release forgets a Service: it is there again, or the source says that it is gone.
@@ -95,8 +95,8 @@ func (r *Retention) Away(away bool, now time.Time) {
 	r.away = away
 }
 
-// Next returns when to ask for Due, and whether there is such a time. It costs the same
-// for any number of Services.
+// Next returns the time at which to call Due; ok is false if there is none. It costs the same for
+// any number of Services.
 func (r *Retention) Next() (due time.Time, ok bool) {
 	if r.away || len(r.until) == 0 {
 		return due, false
@@ -129,10 +129,10 @@ func (r *Retention) earliest() time.Time {
 	return r.answers.Add(min(returned, r.period))
 }
 
-// Period is how long a Service is retained.
+// Period returns how long a Service is retained.
 func (r *Retention) Period() time.Duration { return r.period }
 
-// Due returns the Services whose time is over, sorted, and forgets them.
+// Due returns the Services whose period is over, sorted, and forgets them.
 func (r *Retention) Due(now time.Time) []service.Name {
 	if r.away || now.Before(r.earliest()) {
 		return nil

@@ -2,9 +2,9 @@ package service
 
 import "fmt"
 
-// DefaultMaxAffinityPorts is the default bound on service ports with session affinity.
-// Each such port has a map of its own in the kernel. The kernel searches maps one after
-// the other, so n of them cost n squared.
+// DefaultMaxAffinityPorts is the default bound on service ports with session affinity. Each such
+// port has a map of its own in the kernel. The kernel searches maps by name in a list, so n of them
+// cost n squared.
 const DefaultMaxAffinityPorts = 2000
 
 // WithoutAffinity says why a service that asks for session affinity is served without

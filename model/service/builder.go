@@ -8,12 +8,11 @@ import (
 	"nftproxy/model/treap"
 )
 
-// Builder turns a stream of changes into snapshots and decides which service has which
-// claim. The snapshot depends only on the last version of each service, not on the
-// order of changes. A change costs O(log n) for each claim of the service that it
-// changes, and for each claim that passes from one service to another by it, however
-// many services make the claim. Endpoints that a service shares with its last version
-// cost nothing. A Builder is not safe for concurrent use; its snapshots are.
+// Builder turns a stream of changes into snapshots and decides which service has which claim. The
+// snapshot depends only on the last version of each service, not on the order of changes. A change
+// costs O(log n) for each claim of the changed service, and for each claim that it moves from one
+// service to another, however many services make the claim. Endpoints that a service shares with
+// its last version cost nothing. A Builder is not safe for concurrent use; its snapshots are.
 type Builder struct {
 	snapshot Snapshot
 	// edits has the services that have changed since the last snapshot, as they were
@@ -67,15 +66,15 @@ func (b *Builder) SetMaxAffinityPorts(limit int) { b.affinity = newAffinity(limi
 // service is set.
 func (b *Builder) SetMaxSourceLists(limit int) { b.sourceLists = newSourceLists(limit) }
 
-// Expect makes room for changes of n services. That saves time if n is large, as at the
+// Expect allocates memory for changes of n services. That saves time if n is large, as at the
 // start, when all services come.
 func (b *Builder) Expect(n int) {
 	b.edits, b.places = slices.Grow(b.edits, n), roomFor(n, b.places)
 	b.contests.expect(n)
 }
 
-// Snapshot returns the state after the changes so far. While nothing differs, it returns
-// the same contents, pointer for pointer.
+// Snapshot returns the state after the changes so far. If nothing has changed, it returns the same
+// contents, pointer for pointer.
 func (b *Builder) Snapshot() Snapshot {
 	b.moveSources()
 	b.decideClaims()
@@ -89,8 +88,8 @@ func (b *Builder) Snapshot() Snapshot {
 	return b.snapshot
 }
 
-// Service returns the service of that name as it was last set, or nil. The snapshot's
-// service lacks what is beyond the bounds. Claims go by the service that was set.
+// Service returns the service of that name as it was last set, or nil. The snapshot's service lacks
+// what exceeds the bounds. Claims depend on the service that was set.
 func (b *Builder) Service(name Name) *Service {
 	if at, edited := b.places[name]; edited {
 		return b.edits[at].Value
@@ -101,7 +100,7 @@ func (b *Builder) Service(name Name) *Service {
 	return b.snapshot.Services.At(name)
 }
 
-// Node is the node that snapshots are for.
+// Node returns the node that snapshots are for.
 func (b *Builder) Node() *Node { return b.snapshot.Node }
 
 // SetNode replaces the node.
@@ -157,14 +156,14 @@ func (b *Builder) edit(name Name, s *Service) {
 	b.edits = append(b.edits, e)
 }
 
-// Set adds the service, or replaces the one of its name. If it equals that one, it
-// changes nothing: the old pointer stays.
+// Set adds the service, or replaces the one with its name. If both are equal, it changes nothing,
+// and the old pointer stays.
 func (b *Builder) Set(s *Service) { b.Take(b.Prepare(s.Name, s)) }
 
 // Delete removes the service, if there is one.
 func (b *Builder) Delete(name Name) { b.Take(b.Prepare(name, nil)) }
 
-// Prepared is a service that is ready for the Builder that prepared it.
+// Prepared is a service that the Builder has prepared for Take.
 type Prepared struct {
 	name Name
 	// old is the version before, nil for none. next is nil if the service goes. They are the same if nothing changes.
@@ -173,8 +172,8 @@ type Prepared struct {
 	before, after []rankedClaim
 }
 
-// Prepare does the part of Set that changes nothing, or that of Delete where s is nil. So services of different names can
-// be prepared side by side.
+// Prepare does the part of Set that changes nothing, or the same part of Delete if s is nil. So
+// services of different names can be prepared in parallel.
 func (b *Builder) Prepare(name Name, s *Service) Prepared {
 	p := Prepared{name: name, old: b.Service(name), next: s}
 	switch {
@@ -187,7 +186,7 @@ func (b *Builder) Prepare(name Name, s *Service) Prepared {
 	return p
 }
 
-// Service is the service as it will be set: the old version if that is equal, nil if the service goes.
+// Service returns the service as it will be set: the old version if that is equal, nil if the service goes.
 func (p *Prepared) Service() *Service { return p.next }
 
 // Take does the rest of Set or Delete. No other version of the service may have come since it was prepared.

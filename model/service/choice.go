@@ -33,10 +33,9 @@ type Choice struct {
 	chosen    selection
 }
 
-// Choose chooses the endpoints of the service's port in one family. Each list has the
-// ready endpoints. Without a ready one it has those that still serve while they
-// terminate (KEP-1669, KEP-1672). Topology hints narrow only the ready endpoints of the
-// list Cluster.
+// Choose chooses the endpoints of the service's port in one family. Each list has the ready
+// endpoints. If none is ready, it has those that still serve while they terminate (KEP-1669,
+// KEP-1672). Topology hints narrow only the ready endpoints of the list Cluster.
 func (s *Service) Choose(p *Port, node *Node, v6 bool) Choice {
 	c := Choice{endpoints: p.Endpoints, place: place{node, v6}}
 	c.tally = c.place.tally(p.Endpoints)
@@ -67,9 +66,9 @@ func (s *Service) Choose(p *Port, node *Node, v6 bool) Choice {
 	return c
 }
 
-// ChooseAfter returns the same as Choose. last is the last choice for the same port, nil
-// for none. If the lists take endpoints of the same kind as then, it costs what has
-// changed in between.
+// ChooseAfter returns the same as Choose. last is the last choice for the same port, nil for none.
+// If the lists take endpoints of the same kind as before, the cost depends on what has changed in
+// between.
 func (s *Service) ChooseAfter(last *Choice, p *Port, node *Node, v6 bool) Choice {
 	if last == nil || !last.endpoints.Long() || !p.Endpoints.Long() || !last.place.same(place{node, v6}) {
 		return s.Choose(p, node, v6)
@@ -103,14 +102,14 @@ func (s *Service) ChooseAfter(last *Choice, p *Port, node *Node, v6 bool) Choice
 
 // Counts says how many endpoints a service port has, in one family.
 type Counts struct {
-	// Ready counts the endpoints that are ready, Draining those that are not and still
+	// Ready counts the endpoints that are ready, Draining counts those that are not ready and still
 	// serve while they terminate.
 	Ready, Draining int
 	// Cluster and Local are the lengths of the lists of a Choice.
 	Cluster, Local int
 }
 
-// Count counts what Choose would choose. It visits each endpoint and makes no list.
+// Count counts the endpoints that Choose would choose. It visits each endpoint and builds no list.
 func (s *Service) Count(p *Port, node *Node, v6 bool) Counts {
 	at := place{node, v6}
 	t := at.tally(p.Endpoints)
@@ -132,7 +131,7 @@ func (s *Service) wants(p *Port, v6 bool) (cluster, local bool) {
 	return s.InternalPolicy == Cluster || external, s.InternalPolicy == Local || s.ExternalPolicy == Local && external
 }
 
-// External says whether the port can be reached, in one family, other than by a
+// External reports whether the port can be reached, in one family, other than by a
 // cluster IP.
 func (s *Service) External(p *Port, v6 bool) bool {
 	ours := func(a netip.Addr) bool { return a.Is6() == v6 }

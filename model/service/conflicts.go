@@ -57,7 +57,7 @@ type Conflict struct {
 	Protected Protection
 }
 
-// Has says whether the claim is a conflict; a nil receiver has none.
+// Has reports whether the claim is a conflict; a nil receiver has none.
 func (c *Conflicts) Has(claim Claim) bool {
 	if c == nil {
 		return false
@@ -66,7 +66,7 @@ func (c *Conflicts) Has(claim Claim) bool {
 	return found
 }
 
-// Len is the number of conflicts; a nil receiver has none.
+// Len returns the number of conflicts; a nil receiver has none.
 func (c *Conflicts) Len() int {
 	if c == nil {
 		return 0
@@ -128,13 +128,13 @@ type Owners struct {
 	names treap.Map[claimKey, Name]
 }
 
-// Of returns the service with the best right to a claim that several services make;
-// empty if at most one makes it. That service does not have the claim if it is among its
-// Conflicts: the claim is protected.
+// Of returns the service with the best right to a claim that several services make; empty if at
+// most one makes it. If the claim is among the Conflicts of that service, it is protected, and
+// nobody has it.
 func (o Owners) Of(c Claim) Name { return o.names.At(c.key()) }
 
-// Over returns the service that has what is a conflict of another one: the claim, or else
-// the address of a retained service.
+// Over returns the service that causes a conflict of another one: it has the claim, or the address
+// of a retained service.
 func (o Owners) Over(loser Name, c Claim) Name {
 	if owner := o.Of(c); owner != "" && owner != loser {
 		return owner

@@ -8,9 +8,9 @@ import (
 // Update is the state of all services at one moment.
 type Update struct {
 	Snapshot Snapshot
-	// Since is when the oldest change that the reader has not seen arrived in this
-	// process, by its monotonic clock. For the first update it is when the source had
-	// synced, since no update may be published before.
+	// Since is when the oldest change that the reader has not seen arrived in this process, by its
+	// monotonic clock. For the first update it is the time when the source had synced, since no
+	// update may be published before.
 	Since time.Time
 	// Changes is how many changes of objects the source had seen by then, since its
 	// start.
@@ -23,10 +23,10 @@ type Update struct {
 // no difference to a snapshot.
 type Changes struct{ Services, EndpointSlices uint64 }
 
-// Triggers are the times when the causes of changes of endpoints happened: a pod or a
-// Service changed. They are by the clock of the control plane, which may be ahead of this
-// node's. V4 has those of IPv4 endpoints, V6 those of IPv6 endpoints. Each list has at
-// most MaxTriggers, the oldest. So one family cannot use up the space of the other.
+// Triggers are the times at which the causes of changed endpoints happened: a pod or a Service
+// changed. They come from the clock of the control plane, which may be ahead of this node's. V4 has
+// those of IPv4 endpoints, V6 those of IPv6 endpoints. Each list has at most MaxTriggers, the
+// oldest. So one family cannot use up the space of the other.
 type Triggers struct{ V4, V6 []time.Time }
 
 // MaxTriggers bounds the triggers of one family.
@@ -60,8 +60,7 @@ type Mailbox struct {
 // NewMailbox returns an empty mailbox.
 func NewMailbox() *Mailbox { return &Mailbox{full: make(chan struct{}, 1)} }
 
-// Put replaces the update in the mailbox, if there is one, and takes over its Since and
-// its Triggers.
+// Put replaces the update in the mailbox, if there is one, and keeps its Since and its Triggers.
 func (m *Mailbox) Put(u Update) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -79,16 +78,16 @@ func (m *Mailbox) Put(u Update) {
 	}
 }
 
-// Empty says that there is no update to Take.
+// Empty reports whether there is no update to Take.
 func (m *Mailbox) Empty() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.update == nil
 }
 
-// C is readable when there is an update to Take. A receive uses up the signal, so a
-// receiver must Take afterwards. Take without a receive is fine too; then a later receive
-// may find no update.
+// C returns a channel that is readable when there is an update to Take. A receive uses up the
+// signal, so a receiver must Take afterwards. Take without a receive is fine too; then a later
+// receive may find no update.
 func (m *Mailbox) C() <-chan struct{} { return m.full }
 
 // Take returns the update and empties the mailbox. It never waits; false means that the

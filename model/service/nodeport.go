@@ -56,17 +56,17 @@ func ParseNodePortAddresses(list []string) (NodePortAddresses, error) {
 	return n, nil
 }
 
-// Loopback says whether the list names loopback addresses, which serve no node ports:
+// Loopback reports whether the list names loopback addresses, which serve no node ports:
 // the kernel does not route a packet from there to another interface.
 func (n NodePortAddresses) Loopback() bool {
 	return slices.ContainsFunc(n.prefixes, func(p netip.Prefix) bool { return p.Addr().IsLoopback() })
 }
 
-// On returns the addresses of one family that serve node ports on the node; all means
-// every local address except loopback ones. If the node has settings, theirs count
-// instead of n. As in kube-proxy, a list that comes to nothing in a family means all
-// there: primary on a node without a known address of that family, or CIDRs of the
-// other family only. While the node's addresses are pending, primary means none.
+// On returns the addresses of one family that serve node ports on the node; all means every local
+// address except loopback ones. If the node has settings, theirs count instead of n. As in
+// kube-proxy, a list without an address of a family means all addresses of the family: primary on a
+// node without a known address of that family, or only CIDRs of the other family. While the node's
+// addresses are pending, primary means none.
 func (n NodePortAddresses) On(node *Node, v6 bool) (addrs []netip.Addr, all bool) {
 	if node.Settings != nil {
 		n = node.Settings.NodePortAddresses

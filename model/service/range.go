@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// ParseRange reads a range of addresses, such as 10.244.0.0/16 or fd00::/64. The address
-// may have bits behind the length. The error says in words what is wrong.
+// ParseRange reads a range of addresses, such as 10.244.0.0/16 or fd00::/64. The address may have
+// bits behind the length. The error says what is wrong.
 func ParseRange(text string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(text)
 	if err == nil {

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// Reserved has the addresses that are kept from services at every protocol and port. A
-// service still gets its own cluster IP.
+// Reserved has the addresses that no service gets, at any protocol and port. A service still gets
+// its own cluster IP.
 type Reserved struct {
 	// Addresses are kept from load balancers' addresses and external IPs.
 	Addresses map[netip.Addr]Protection
@@ -20,9 +20,8 @@ type Reserved struct {
 	// KubeletPort is a TCP port that is kept from external IPs, whichever address it is
 	// at: each node's kubelet listens there. 0 for none.
 	KubeletPort uint16
-	// NodePortAddresses are addresses of the node that serve node ports, without
-	// link-local ones. There the numbers of services go before external addresses of
-	// services with a lesser right.
+	// NodePortAddresses are addresses of the node that serve node ports, without link-local ones.
+	// There the node ports of services win over external addresses of services with a lower rank.
 	NodePortAddresses []netip.Addr
 }
 
@@ -64,9 +63,8 @@ func (r *Reserved) protection(c Claim, k rank) Protection {
 	return ""
 }
 
-// SetReserved replaces the addresses that are kept from services. Where it differs from
-// what was set before, it costs a look at each claim. The caller must not change it
-// afterwards.
+// SetReserved replaces the addresses that are kept from services. If it differs from what was set
+// before, each claim is checked again. The caller must not change it afterwards.
 func (b *Builder) SetReserved(r Reserved) {
 	if b.reserved.equal(&r) {
 		return

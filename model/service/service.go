@@ -63,9 +63,8 @@ func (p Protocol) String() string {
 	return fmt.Sprintf("protocol-%d", uint8(p))
 }
 
-// Service is one Service with its endpoints. It must not change once a Builder has it: a
-// change is a new Service. An unchanged one keeps its pointer, by which all later stages
-// know that they can skip it.
+// Service is one Service with its endpoints. It must not change once a Builder has it: a change is
+// a new Service. An unchanged one keeps its pointer, so all later stages can skip it.
 type Service struct {
 	Name Name
 	// Created decides conflicts: the older service keeps a claim of equal rank.
@@ -95,8 +94,8 @@ type Service struct {
 	Retained Retained
 }
 
-// SlicePort is a port of an EndpointSlice by its name, which may be empty, and protocol: these two join it with a port of
-// the Service.
+// SlicePort is a port of an EndpointSlice, by name, which may be empty, and protocol. The port of
+// the Service with the same two gets its endpoints.
 type SlicePort struct {
 	Name     string
 	Protocol Protocol
@@ -105,8 +104,8 @@ type SlicePort struct {
 // MaxOtherPorts is the greatest number of Service.OtherPorts.
 const MaxOtherPorts = 10
 
-// Retained says what of a service a list of the source lacks, although it was served
-// before. It is served all the same, for a while: the list may be wrong (model/retention).
+// Retained says what of a service a list of the source lacks, although it was served before. The
+// service is still served for a while, since the list may be wrong (model/retention).
 type Retained uint8
 
 // What is retained: nothing, all endpoints, or the service with its endpoints. A retained
@@ -176,7 +175,7 @@ func NewHints(names []string) Hints {
 	return Hints(strings.Join(slices.Compact(names), ","))
 }
 
-// Has says whether the name is in the list. No list has the empty name.
+// Has reports whether the name is in the list. No list has the empty name.
 func (h Hints) Has(name string) bool {
 	for len(h) > 0 && name != "" {
 		first, rest, _ := strings.Cut(string(h), ",")
@@ -193,16 +192,16 @@ type Node struct {
 	Name string
 	// Zone is the node's label topology.kubernetes.io/zone, empty for none.
 	Zone string
-	// Eligible says that load balancers may choose the node: the Node object has come,
-	// and neither it nor its machine is about to be deleted (KEP-3836).
+	// Eligible says that load balancers may choose the node: the Node object is known, and neither
+	// it nor its machine is about to be deleted (KEP-3836).
 	Eligible bool
 	// PodCIDRs are the ranges that the cluster gave the node for its pods.
 	PodCIDRs []netip.Prefix
 	// Addresses are the addresses in the Node object: InternalIPs before ExternalIPs,
 	// each in the object's order.
 	Addresses []netip.Addr
-	// AddressPending says that no address is known yet: the Node object or its status
-	// has not come. Until then no address is primary.
+	// AddressPending says that no address is known yet: the Node object or its status is missing.
+	// Until then no address is primary.
 	AddressPending bool
 	// HostAddresses are the addresses on the node's interfaces, sorted. If node ports
 	// are configured by CIDRs, the addresses in these CIDRs serve them.
@@ -212,8 +211,8 @@ type Node struct {
 	// dropped or refused for being in a ServiceCIDR.
 	Networks   []netip.Prefix
 	APIServers []netip.Addr
-	// Settings, if there are any, are in force instead of those that the rules, and
-	// everything that goes by the rules, began with.
+	// Settings, if not nil, replace those that the rules, and everything that follows the rules,
+	// started with.
 	Settings *Settings
 }
 
@@ -226,9 +225,8 @@ func (s *Service) ID(p *Port) string {
 	return string(s.Name) + ":" + p.Name
 }
 
-// CompareAge orders services by age, the oldest first. Creation times have whole seconds;
-// the name decides between equal ones.
-// Retained services count as the youngest.
+// CompareAge orders services by age, the oldest first. Creation times are whole seconds; the name
+// decides between equal ones. Retained services count as the youngest.
 func CompareAge(a, b *Service) int {
 	return cmp.Or(compareBools(a.whollyRetained(), b.whollyRetained()), a.Created.Compare(b.Created), strings.Compare(string(a.Name), string(b.Name)))
 }
@@ -236,7 +234,7 @@ func CompareAge(a, b *Service) int {
 // whollyRetained says whether the service itself is retained, and not only its endpoints.
 func (s *Service) whollyRetained() bool { return s.Retained == RetainedService }
 
-// HasEndpoints says whether some port has an endpoint; a nil service has none.
+// HasEndpoints reports whether some port has an endpoint; a nil service has none.
 func (s *Service) HasEndpoints() bool {
 	return s != nil && slices.ContainsFunc(s.Ports, func(p Port) bool { return p.Endpoints.Len() > 0 })
 }

@@ -9,23 +9,23 @@ type Settings struct {
 	// traffic from other addresses to a cluster IP is masqueraded. A family without a
 	// range masquerades no such traffic.
 	ClusterCIDRs []netip.Prefix
-	// NodeCIDR has the pod ranges of the snapshot's node count instead.
+	// NodeCIDR uses the pod ranges of the snapshot's node instead.
 	NodeCIDR bool
-	// PodInterface, if it has a name, is where pods' traffic comes in. Then it decides
-	// what is masqueraded, and ranges do not.
+	// PodInterface, if it has a name, is the interface of pods' traffic. It then decides what is
+	// masqueraded, instead of ranges.
 	PodInterface Interface
 	// MasqueradeAll masquerades all connections to cluster IPs.
 	MasqueradeAll bool
 	// MasqueradeMark, if not 0, has one bit of the packet mark, which the rules share with other
-	// programs: the first packet of a connection that is to be masqueraded carries it inside the
+	// programs: the first packet of a connection that is to be masqueraded has this bit inside the
 	// node, whoever has set it. With 0 the rules neither read nor change marks.
 	MasqueradeMark uint32
 	// NodePortAddresses says which addresses serve node ports.
 	NodePortAddresses NodePortAddresses
 }
 
-// MaxPodRanges is the greatest number of ranges of one family that say where pods are: each one costs
-// packets that come from none of them a comparison.
+// MaxPodRanges is the greatest number of pod ranges of one family. Each one costs a comparison for
+// packets that come from none of them.
 const MaxPodRanges = 8
 
 // PodRanges returns the ranges of the settings and the node that have the addresses of pods of a family,

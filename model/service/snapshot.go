@@ -61,7 +61,7 @@ func compareClaims(a, b Claim) int {
 	return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
 }
 
-// NodePortClaim is the claim on a port's node port in one family.
+// NodePortClaim returns the claim on a port's node port in one family.
 func NodePortClaim(v6 bool, p *Port) Claim {
 	unspecified := netip.IPv4Unspecified()
 	if v6 {
@@ -70,13 +70,13 @@ func NodePortClaim(v6 bool, p *Port) Claim {
 	return Claim{unspecified, p.Protocol, p.NodePort}
 }
 
-// HealthCheckClaim is the claim on the service's HealthCheckNodePort in one family: the
+// HealthCheckClaim returns the claim on the service's HealthCheckNodePort in one family: the
 // same number of the node cannot be a node port too.
 func (s *Service) HealthCheckClaim(v6 bool) Claim {
 	return NodePortClaim(v6, &Port{Protocol: TCP, NodePort: s.HealthCheckNodePort})
 }
 
-// InFamily says whether the service is served in a family: whether it has a cluster IP
+// InFamily reports whether the service is served in a family: whether it has a cluster IP
 // there, as in kube-proxy.
 func (s *Service) InFamily(v6 bool) bool {
 	return slices.ContainsFunc(s.ClusterIPs, func(a netip.Addr) bool { return a.Is6() == v6 })

@@ -8,13 +8,13 @@ import (
 	"nftproxy/model/treap"
 )
 
-// DefaultMaxSourceLists is the default bound on different lists of source ranges. Each
-// list has a set of its own in the kernel, of 18 KB at least since Linux 6.18. The kernel
-// searches sets one after the other, so n of them cost n squared.
+// DefaultMaxSourceLists is the default bound on different lists of source ranges. Each list has a
+// set of its own in the kernel, of 18 KB at least since Linux 6.18. The kernel searches sets by
+// name in a list, so n of them cost n squared.
 const DefaultMaxSourceLists = 2000
 
-// ClosedSources says that the source ranges of a service are beyond the bound on different
-// lists. Then no client gets in where the ranges would have let in some.
+// ClosedSources says that the source ranges of a service exceed the bound on different lists. The
+// ranges then admit no client.
 type ClosedSources struct {
 	// Limit is how many lists all services may have together. The services of one
 	// namespace bring in a quarter of them at most.

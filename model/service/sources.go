@@ -23,8 +23,8 @@ type Sources struct {
 // to make different lists with the same digest (SHA-256, cut to 160 bits).
 type Digest [20]byte
 
-// NewSources makes Sources of ranges that may overlap, in any order. A family without a
-// range admits no source: an operator who lists ranges means to keep all others out.
+// NewSources makes Sources of ranges that may overlap, in any order. A family without a range
+// admits no source, since an operator who lists ranges wants to exclude all others.
 func NewSources(ranges []netip.Prefix) *Sources {
 	disjoint := Disjoint(ranges)
 	s := &Sources{ranges: disjoint, v6: len(disjoint)}
@@ -115,7 +115,7 @@ func (s *Sources) restrictedFamilies() (restricted [2]bool) {
 	return restricted
 }
 
-// Equal says whether both let in the same ranges.
+// Equal reports whether both let in the same ranges.
 func (s *Sources) Equal(o *Sources) bool {
 	return s == o || s != nil && o != nil && slices.Equal(s.ranges, o.ranges)
 }
@@ -130,17 +130,17 @@ type Firewall struct {
 // Firewall returns the service's own firewall.
 func (s *Service) Firewall() Firewall { return Firewall{s.Sources, s.LoadBalancerIPs} }
 
-// Restricts says whether the firewall keeps some source from the claim's address and
-// port. It never restricts a whole cluster IP or a node port.
+// Restricts reports whether the firewall refuses some source at the claim's address and port. It
+// never restricts a whole cluster IP or a node port.
 func (f Firewall) Restricts(c Claim) bool {
 	_, all := f.Sources.Of(c.Addr.Is6())
 	return !all && c.Protocol != 0 && slices.Contains(f.Addresses, c.Addr)
 }
 
-// Itself returns the load balancer's addresses of one family that may reach each other,
-// beside the sources in the ranges. If the ranges contain the node, these are all others:
-// where a load balancer's address is bound on the node, the node may send from it
-// (kube-proxy does the same).
+// Itself returns the load balancer's addresses of one family that may reach each other, in addition
+// to the sources in the ranges. If the ranges contain the node, these are all other addresses: if a
+// load balancer's address is bound on the node, the node may send from it (kube-proxy does the
+// same).
 func (f Firewall) Itself(node *Node, v6 bool) []netip.Addr {
 	mayReach := func(a netip.Addr) bool { return a.Is6() == v6 && f.Sources.contains(a) }
 	if _, all := f.Sources.Of(v6); all || !slices.ContainsFunc(node.Addresses, mayReach) {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// String is the snapshot's text form, one fact a line, sorted; Parse reads it.
+// String returns the snapshot's text form, one fact a line, sorted; Parse reads it.
 // Conflicts and restrictions follow from the services; they are comments. So are the
 // counts of what was left out of a service.
 func (s Snapshot) String() string {
@@ -62,7 +62,7 @@ func (s Snapshot) String() string {
 	return b.String()
 }
 
-// String is the service's part of the snapshot's text form.
+// String returns the service's part of the snapshot's text form.
 func (s *Service) String() string {
 	var b strings.Builder
 	s.write(&b)
@@ -109,7 +109,7 @@ func (s *Service) write(b *strings.Builder) {
 	}
 }
 
-// String is "service" or "endpoints", and empty if nothing is retained.
+// String returns "service" or "endpoints", and empty if nothing is retained.
 func (r Retained) String() string {
 	switch r {
 	case RetainedService:

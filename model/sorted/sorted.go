@@ -1,11 +1,10 @@
-// Package sorted promises a sorted list that never changes. Edit returns a new list that
-// shares all but a few chunks with the old one. Diff of two such lists skips the chunks
-// that they share. Both cost as much as there are edits or differences, and one step for
-// each chunk of 32 to 128 items.
+// Package sorted provides an immutable sorted list. Edit returns a new list that shares all but a
+// few chunks with the old one. Diff of two such lists skips the chunks that they share. The cost of
+// both is one step for each edit or difference and for each chunk of 32 to 128 items.
 //
-// A list that fits in one chunk is a plain slice, and costs as little. The chunks of a
-// longer list depend on its history alone, not on its items: a client that chooses the
-// items cannot choose the chunks. The package does not sort and does not lock.
+// A list that fits in one chunk is a plain slice. The chunks of a longer list depend on its history
+// alone, not on its items: a client that chooses the items cannot choose the chunks. The package
+// does not sort and does not lock.
 package sorted
 
 import (
@@ -59,7 +58,7 @@ func cut[T any](list [][]T, items []T) [][]T {
 	return list
 }
 
-// Len is the number of items.
+// Len returns the number of items.
 func (l List[T]) Len() int {
 	if l.many != nil {
 		return l.many.len
@@ -67,8 +66,8 @@ func (l List[T]) Len() int {
 	return len(l.few)
 }
 
-// Long says whether the list is longer than one chunk. For short lists it does not pay to
-// remember results.
+// Long reports whether the list is longer than one chunk. For short lists it is not worth
+// remembering results.
 func (l List[T]) Long() bool { return l.many != nil }
 
 // Few returns the items of a list that is not long; nil for a long one. They must not be
@@ -131,12 +130,12 @@ func chunkOf[T Item[T]](list [][]T, item T) int {
 	return at
 }
 
-// Same says whether both are the same list by address. Lists with equal items may not be.
+// Same reports whether both are the same list by address. Lists with equal items may not be.
 func (l List[T]) Same(o List[T]) bool { return l.many == o.many && same(l.few, o.few) }
 
 func same[T any](a, b []T) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
 
-// Equal says whether both have the same items.
+// Equal reports whether both have the same items.
 func (l List[T]) Equal(o List[T]) bool {
 	if l.Len() != o.Len() {
 		return false
@@ -147,8 +146,8 @@ func (l List[T]) Equal(o List[T]) bool {
 	return true
 }
 
-// Edit puts in an item, in place of the item that compares as 0 if there is one. With Gone
-// it takes that item out.
+// Edit inserts an item, and replaces the item that compares as 0 if there is one. With Gone it
+// removes that item.
 type Edit[T Item[T]] struct {
 	Item T
 	Gone bool

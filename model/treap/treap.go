@@ -1,13 +1,13 @@
-// Package treap promises a sorted map that never changes. Set and Delete return a new map
-// that shares all but O(log n) nodes with the old one. Diff of two such maps costs
-// O(changes * log n), whatever their size.
+// Package treap provides an immutable sorted map. Set and Delete return a new map that shares all
+// but O(log n) nodes with the old one. Diff of two such maps costs O(changes * log n), whatever
+// their size.
 //
-// A random seed decides the shape of a map's tree. All maps that are made of one map
-// share its seed, which is not known outside the process. So a tenant who chooses the
-// keys, such as the names of Services, cannot choose a tree that is a list. With one seed
-// the same keys and values give the same tree, in whatever order they came. So Diff can
-// skip equal subtrees by their address. Between maps of different seeds Diff is right
-// too, but slower. Results never depend on the seed. The package does not lock.
+// A random seed decides the shape of a map's tree. All maps that are derived from one map share its
+// seed, which is not known outside the process. So a tenant who chooses the keys, such as the names
+// of Services, cannot choose a tree that is a list. With one seed the same keys and values give the
+// same tree, in whatever order they came. So Diff can skip equal subtrees by their address. Diff is
+// also correct between maps of different seeds, but slower. Results never depend on the seed. The
+// package does not lock.
 package treap
 
 import (
@@ -35,7 +35,7 @@ type node[K ~string, V comparable] struct {
 	left, right *node[K, V]
 }
 
-// Len is the number of keys; it costs O(1).
+// Len returns the number of keys; it costs O(1).
 func (m Map[K, V]) Len() int { return m.root.len() }
 
 func (n *node[K, V]) len() int {
