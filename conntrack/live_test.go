@@ -24,7 +24,7 @@ import (
 )
 
 // patience is how long a test waits for an event.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // live is a node in network namespaces, for one family. The program of some Services is in
 // force, a Cleaner follows it, pods answer datagrams, and clients send them.

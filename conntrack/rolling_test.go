@@ -12,9 +12,9 @@ import (
 )
 
 // A rolling update of a hundred endpoints with 10,000 flows has a change every 100 ms. The
-// Cleaner removes the flows to each endpoint after its change, and no others. No change
-// waits for a rest: there is about one pass for each change. With a rest of twenty times
-// the wall time of the last pass there was a twentieth of these passes.
+// Cleaner removes the flows to each endpoint after its change, and no others. The log tells
+// how many passes there were and what they cost; TestCleanerKeepsUpWithRollingUpdate says by
+// a fake clock that no change waits for a rest.
 func TestRollingUpdate(t *testing.T) {
 	const endpoints, flowsOfEach, every = 100, 100, 100 * time.Millisecond
 	if testing.Short() {
@@ -106,10 +106,4 @@ func TestRollingUpdate(t *testing.T) {
 		t.Errorf("%d flows are left, want the %d that lead to endpoints that stay", len(left), others)
 	}
 	t.Logf("first looks %d, by kind %v, %v of CPU time", looks, kinds, cpu)
-	if looks < endpoints/4 {
-		t.Errorf("%d passes looked for what %d changes had made stale: they were held up", looks, endpoints)
-	}
-	if most := burst + endpoints*every/rest + time.Second; cpu > most {
-		t.Errorf("%v of CPU time, want at most %v", cpu, most)
-	}
 }

@@ -44,7 +44,7 @@ func followFile(t *testing.T, path string) readings {
 // since a file is read anew whatever has happened to it.
 func (r readings) await(last, want string) {
 	r.Helper()
-	timeout := time.After(30 * time.Second)
+	timeout := time.After(patience)
 	for {
 		select {
 		case got := <-r.texts:

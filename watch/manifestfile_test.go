@@ -9,12 +9,38 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"nftproxy/model/service"
 )
+
+// always takes updates until one has the cluster IPs, and fails for one without exactly the others.
+func (f *follower) always(others, want []string) {
+	f.Helper()
+	for timeout := time.After(patience); ; {
+		select {
+		case <-f.out.C():
+			u, ok := f.out.Take()
+			if !ok {
+				continue
+			}
+			f.last = u.Snapshot
+		case <-timeout:
+			f.Fatalf("cluster IPs are %v, want %v", f.addresses(), want)
+		}
+		if slices.Equal(f.addresses(), want) {
+			return
+		}
+		if !slices.Equal(f.addresses(), others) {
+			f.Fatalf("cluster IPs were %v for a moment, want %v", f.addresses(), others)
+		}
+	}
+}
 
 // staysFor takes updates for a while, and fails for one without exactly the cluster IPs.
 func (f *follower) staysFor(d time.Duration, want ...string) {
@@ -34,7 +60,8 @@ func (f *follower) staysFor(d time.Duration, want ...string) {
 	}
 }
 
-// TestReplacedInSteps: a file that is replaced in two steps keeps its objects between them.
+// TestReplacedInSteps: a file that is replaced in two steps keeps its objects between them, and has the new ones when the time
+// for the old ones is over. The clock that counts this time stands still between the steps, however long they take.
 func TestReplacedInSteps(t *testing.T) {
 	for name, replace := range map[string]func(path string){
 		"renamed away and written anew": func(path string) { // vi with backupcopy=no
@@ -58,7 +85,7 @@ func TestReplacedInSteps(t *testing.T) {
 			must(t, err)
 			_, err = file.WriteString("apiVersion: v1\n")
 			must(t, err)
-			time.Sleep(3 * gonePeriod)
+			time.Sleep(50 * time.Millisecond)
 			_, err = file.Write(manifest("a", "10.96.0.2")[len("apiVersion: v1\n"):])
 			must(t, err)
 			must(t, file.Close())
@@ -89,28 +116,20 @@ func TestReplacedInSteps(t *testing.T) {
 			path := filepath.Join(dir, "a.yaml")
 			write(t, path, manifest("a", "10.96.0.1"))
 			write(t, filepath.Join(dir, "b.yaml"), manifest("b", "10.96.0.9"))
-			f := follow(t, dir)
-			f.await("10.96.0.1", "10.96.0.9")
+			var passed atomic.Int64
+			f := followAt(t, dir, Options{}, func() time.Time { return time.Unix(1, passed.Load()) })
+			before, after := []string{"10.96.0.1", "10.96.0.9"}, []string{"10.96.0.2", "10.96.0.9"}
+			f.await(before...)
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
 				replace(path)
 			}()
-			for !slices.Equal(f.addresses(), []string{"10.96.0.2", "10.96.0.9"}) {
-				select {
-				case <-f.out.C():
-					if u, ok := f.out.Take(); ok {
-						f.last = u.Snapshot
-						if n := len(f.addresses()); n != 2 {
-							t.Fatalf("cluster IPs were %v for a moment", f.addresses())
-						}
-					}
-				case <-time.After(patience):
-					t.Fatalf("cluster IPs are %v", f.addresses())
-				}
-			}
+			f.always(before, after)
 			<-done
-			f.staysFor(2*gonePeriod, "10.96.0.2", "10.96.0.9")
+			passed.Store(int64(2 * gonePeriod))
+			write(t, filepath.Join(dir, "d.yaml"), manifest("d", "10.96.0.4"))
+			f.always(after, []string{"10.96.0.2", "10.96.0.9", "10.96.0.4"})
 			for len(f.reported) > 0 {
 				if p := <-f.reported; !errors.Is(p, ErrNoNode) && !errors.Is(p, os.ErrNotExist) {
 					t.Errorf("said %v", p)
@@ -185,15 +204,7 @@ func TestNoInotify(t *testing.T) {
 			}
 			write(t, path, manifest("a", "10.96.0.2"))
 			f.await("10.96.0.2")
-			writeSlowly(t, path, manifest("a", "10.96.0.3"))
-			for !slices.Equal(f.addresses(), []string{"10.96.0.3"}) {
-				<-f.out.C()
-				if u, ok := f.out.Take(); ok {
-					if f.last = u.Snapshot; len(f.addresses()) != 1 {
-						t.Fatalf("cluster IPs were %v for a moment", f.addresses())
-					}
-				}
-			}
+			halfWritten(t)
 
 			set("100")
 			for start := time.Now(); !hasWatch(t, dir); time.Sleep(restPeriod) {
@@ -223,19 +234,36 @@ func hasWatch(t *testing.T, dir string) bool {
 	return false
 }
 
-// writeSlowly is half done for longer than two looks take, with a write every now and then.
-func writeSlowly(t *testing.T, path string, data []byte) {
+// halfWritten: a file that no event tells of is read when two looks have found it the same, and not while it grows. The looks
+// come when the test says.
+func halfWritten(t *testing.T) {
 	t.Helper()
+	s := newScript(t)
+	m, path := s.manifests, filepath.Join(s.dir, "a.yaml")
+	write(t, path, manifest("a", "10.96.0.1"))
+	look := func(when, want string) {
+		t.Helper()
+		must(t, m.look(false))
+		if f := m.files[0]; len(f.objects) != 1 || f.objects[0].key.name != service.Name(want) || !f.gone.IsZero() {
+			t.Errorf("%s: the file is %+v", when, f)
+		}
+	}
+	look("at the start", "default/a")
 	file, err := os.Create(path)
 	must(t, err)
-	for range 20 {
+	for range 3 {
 		_, err = file.WriteString("# not yet\n")
 		must(t, err)
-		time.Sleep(restPeriod / 2)
+		look("half written", "default/a")
 	}
-	_, err = file.Write(data)
+	_, err = file.Write(manifest("b", "10.96.0.2"))
 	must(t, err)
 	must(t, file.Close())
+	look("just written", "default/a")
+	if m.pause > restPeriod {
+		t.Errorf("the next look is due in %v", m.pause)
+	}
+	look("at rest", "default/b")
 }
 
 // TestUnreadable: files and directories that the process may not read are told of, at the start and later. What is known of

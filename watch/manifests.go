@@ -133,7 +133,7 @@ func (m *manifests) load(told bool) error {
 			files = append(files, f)
 		}
 	}
-	m.files = m.keepGone(files, time.Now())
+	m.files = m.keepGone(files, m.watcher.now())
 	return nil
 }
 

@@ -19,7 +19,7 @@ import (
 
 // patience is how long a test waits for an expected event. No test passes because this
 // time has run out.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // follower runs a watcher on manifests and receives its snapshots.
 type follower struct {
@@ -36,9 +36,16 @@ func follow(t *testing.T, path string) *follower {
 
 func followWith(t *testing.T, path string, opts Options) *follower {
 	t.Helper()
+	return followAt(t, path, opts, time.Now)
+}
+
+// followAt is followWith with a clock that tells how long a file has been gone.
+func followAt(t *testing.T, path string, opts Options, now func() time.Time) *follower {
+	t.Helper()
 	f := &follower{T: t, out: service.NewMailbox(), reported: make(chan Problem, 1000)}
 	opts.Node, opts.Report = "node-0", func(p Problem) { f.reported <- p }
 	w := NewWatcher(opts, f.out)
+	w.now = now
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- w.RunManifests(ctx, path) }()

@@ -73,6 +73,8 @@ type Options struct {
 type Watcher struct {
 	opts Options
 	out  *service.Mailbox
+	// now tells how long a file of manifests has been gone.
+	now func() time.Time
 	// wake holds a token while there may be something to publish.
 	wake chan struct{}
 
@@ -133,7 +135,7 @@ func NewWatcher(opts Options, out *service.Mailbox) *Watcher {
 	if opts.MaxSourceLists > 0 {
 		ix.builder.SetMaxSourceLists(opts.MaxSourceLists)
 	}
-	return &Watcher{opts: opts, out: out, wake: make(chan struct{}, 1), index: ix}
+	return &Watcher{opts: opts, out: out, now: time.Now, wake: make(chan struct{}, 1), index: ix}
 }
 
 // AddAPIServer adds an address at which the proxy has reached the API server: no Service

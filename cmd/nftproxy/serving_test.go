@@ -76,7 +76,7 @@ func TestStaleFlows(t *testing.T) {
 		t.Helper()
 		for _, c := range clients {
 			b := make([]byte, 200)
-			err := c.SetDeadline(time.Now().Add(20 * time.Second))
+			err := c.SetDeadline(time.Now().Add(time.Minute))
 			if err == nil {
 				_, err = c.Write([]byte("?"))
 			}

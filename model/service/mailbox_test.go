@@ -87,7 +87,7 @@ func TestMailboxLosesNothing(t *testing.T) {
 			m.Put(service.Update{Snapshot: service.NewBuilder(service.Node{Name: strconv.Itoa(i)}).Snapshot()})
 		}
 	})
-	timeout := time.After(20 * time.Second)
+	timeout := time.After(time.Minute)
 	for seen := -1; seen < last; {
 		select {
 		case <-m.C():

@@ -33,7 +33,7 @@ func start(t *testing.T, script string) *child.Process {
 }
 
 func patience(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // patience bounds the wait for a notice.
-const patience = 10 * time.Second
+const patience = time.Minute
 
 type fixture struct {
 	*testing.T

@@ -14,7 +14,7 @@ import (
 )
 
 // enough is a timeout that no answer of a working network reaches.
-const enough = 10 * time.Second
+const enough = time.Minute
 
 // little is a timeout for what must never be answered.
 const little = 50 * time.Millisecond
