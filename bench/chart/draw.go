@@ -25,8 +25,6 @@ type drawing struct {
 	// top and bottom are the ends of the plot.
 	top, bottom float64
 	across, up  scale
-	// places has a place for the figure of each series; nil where there is none.
-	places []*figurePlace
 }
 
 // draw makes the file: title and subtitle, the plot with names to the right of it, and
@@ -38,13 +36,11 @@ func (p *picture) draw() []byte {
 	d.top = y + 32
 	d.bottom = d.top + plotHeight
 	d.setScales()
-	d.places = d.placeFigures()
 	d.drawAxes()
 	for i := range p.series {
 		d.drawSeries(i)
 	}
 	d.drawLabels()
-	d.drawFigures()
 	y = d.bottom + 2*textLine + 4
 	d.text(plotLeft, y, "start", "faint", p.axisName())
 	y += 12
@@ -197,17 +193,13 @@ func (d *drawing) drawLabels() {
 	}
 }
 
-// label has the name of a series, and what it did with the number of the
-// claim, unless the figure has a place beside its point. The first line wants to be
-// where the line of the series ends; a series without points has its label at the top.
+// label has the name of a series, and what it did with the number of the claim. The first line wants to be where
+// the line of the series ends; a series without points has its label at the top.
 func (d *drawing) label(index int) label {
 	const room = width - labelLeft - margin/2
 	s := &d.series[index]
 	names := wrap(displayName(s.backend), textSize, true, room)
-	l := label{lines: names, names: len(names)}
-	if d.places[index] == nil {
-		l.lines = append(l.lines, wrap(s.label(d.number), textSize, false, room)...)
-	}
+	l := label{lines: append(names, wrap(s.label(d.number), textSize, false, room)...), names: len(names)}
 	l.height = float64(len(l.lines))*textLine + labelGap
 	l.wanted = d.top
 	if len(s.points) > 0 {

@@ -14,10 +14,10 @@ func TestSpread(t *testing.T) {
 		wanted []float64
 		want   []float64
 	}{
-		{"none", nil, nil},
+		{"none", nil, []float64{}},
 		{"with room they stay", []float64{20, 80, 50}, []float64{20, 80, 50}},
-		{"two at one place share the move", []float64{50, 50}, []float64{45, 55}},
-		{"neighbours that meet a third", []float64{50, 50, 56}, []float64{42, 52, 62}},
+		{"of two at one place one goes down", []float64{50, 50}, []float64{50, 60}},
+		{"neighbours that meet a third", []float64{50, 50, 56}, []float64{50, 60, 70}},
 		{"kept below the top", []float64{0, 2}, []float64{5, 15}},
 		{"kept above the bottom", []float64{99, 99}, []float64{85, 95}},
 		{"more than there is room for", []float64{9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9}, []float64{5, 15, 25, 35, 45, 55, 65, 75, 85, 95, 105}},

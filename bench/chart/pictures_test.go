@@ -231,21 +231,8 @@ func (e *element) area() area {
 	return textArea(e.X, e.Y, e.Anchor, e.Text, size, bold)
 }
 
-// TestFigureWithoutPlace: a figure that fits nowhere beside its point is in the label.
-func TestFigureWithoutPlace(t *testing.T) {
-	r := oneSize()
-	r.Cell(result.FirstProgram, result.NFTProxy, result.Small).Unit = "units of an invented kind with a long name"
-	p := newPicture(claims()[0], r)
-	d := &drawing{picture: p, top: 100, bottom: 100 + plotHeight}
-	d.setScales()
-	d.places = d.placeFigures()
-	if d.places[0] != nil {
-		t.Errorf("a place at %+v", *d.places[0])
-	}
-	want := []string{"nftproxy", "0.02 units of an", "invented kind", "with a long name"}
-	if diff := cmp.Diff(want, d.label(0).lines); diff != "" {
-		t.Errorf("label (-want +got):\n%s", diff)
-	}
+func (a area) within(b area) bool {
+	return a.left >= b.left && a.right <= b.right && a.top >= b.top && a.bottom <= b.bottom
 }
 
 // TestNothingToShow: a claim without figures has no picture.

@@ -98,7 +98,7 @@ func (s *series) describe(things string) string {
 // label says what the backend did with a number.
 func (s *series) label(number int) string {
 	if p := s.at(number); p != nil {
-		return s.text(p)
+		return s.text(p) + " at " + result.Count(number)
 	}
 	if why := s.gapAt(number); why != "" {
 		return why

@@ -66,7 +66,7 @@ func (t theme) colour(backend string) string {
 // and so on for the backends.
 func (t theme) css(backends []string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, ".back{fill:%s}.figure{stroke:%[1]s}.text{fill:%s}.faint{fill:%s}.grid{stroke:%s}", t.background, t.text, t.faint, t.grid)
+	fmt.Fprintf(&b, ".back{fill:%s}.text{fill:%s}.faint{fill:%s}.grid{stroke:%s}", t.background, t.text, t.faint, t.grid)
 	for i, backend := range backends {
 		c := t.colour(backend)
 		fmt.Fprintf(&b, ".fill-%d{fill:%s}.line-%d{stroke:%s}", i, c, i, c)
@@ -87,7 +87,7 @@ func (s *svg) document(height float64, title, description string, backends []str
 	fmt.Fprintf(&b, "<title id=\"title\">%s</title>\n<desc id=\"description\">%s</desc>\n", html.EscapeString(title), html.EscapeString(description))
 	fmt.Fprintf(&b, "<style>\ntext{font:%spx -apple-system,\"Segoe UI\",Helvetica,Arial,\"Liberation Sans\",sans-serif}\n", px(textSize))
 	fmt.Fprintf(&b, ".title{font-size:%spx}.title,.name{font-weight:600}\n", px(titleSize))
-	b.WriteString("polyline{fill:none;stroke-linejoin:round}.series{stroke-width:2.5}.main{stroke-width:4}.figure{stroke-width:4;paint-order:stroke;stroke-linejoin:round}.beyond{stroke-dasharray:6 5}.leader{stroke-width:1.5;stroke-dasharray:1.5 4}\n")
+	b.WriteString("polyline{fill:none;stroke-linejoin:round}.series{stroke-width:2.5}.main{stroke-width:4}.beyond{stroke-dasharray:6 5}.leader{stroke-width:1.5;stroke-dasharray:1.5 4}\n")
 	fmt.Fprintf(&b, "%s\n@media (prefers-color-scheme:dark){%s}\n</style>\n", lightTheme().css(backends), darkTheme().css(backends))
 	fmt.Fprintf(&b, "<rect class=\"back\" width=\"%s\" height=\"%s\" rx=\"8\"/>\n", px(width), px(height))
 	b.WriteString(s.body.String())
