@@ -27,13 +27,13 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
-	"nftproxy/test/check/exposition"
+	"nftproxy/test/check"
 )
 
 func init() { flag.Bool("update", false, "write docs/metrics.md") }
 
 // all is every metric of the proxy, each with a series, and those of /metrics/slis.
-func all(t *testing.T) (served, slis []exposition.Metric) {
+func all(t *testing.T) (served, slis []check.Metric) {
 	t.Helper()
 	r := metrics.NewRegistry()
 	listeners := metrics.RequestListeners(r)
@@ -80,13 +80,13 @@ func request(l clientmetrics.RegisterOpts) {
 	l.TransportCacheGCCalls.Increment("deleted")
 }
 
-func gather(t *testing.T, g prometheus.Gatherer) []exposition.Metric {
+func gather(t *testing.T, g prometheus.Gatherer) []check.Metric {
 	t.Helper()
 	families, err := g.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return exposition.Describe(families)
+	return check.DescribeMetrics(families)
 }
 
 // absent are kube-proxy's metrics that nftproxy does not have, as patterns of path.Match,
@@ -120,14 +120,14 @@ func TestLikeKubeProxy(t *testing.T) {
 	served, slis := all(t)
 	used := map[string]bool{}
 	compared := 0
-	for page, ours := range map[string][]exposition.Metric{first: served, second: slis} {
-		theirs, err := exposition.Read(strings.NewReader(page))
+	for page, ours := range map[string][]check.Metric{first: served, second: slis} {
+		theirs, err := check.ReadMetrics(strings.NewReader(page))
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, want := range theirs {
 			compared++
-			at := slices.IndexFunc(ours, func(m exposition.Metric) bool { return m.Name == want.Name })
+			at := slices.IndexFunc(ours, func(m check.Metric) bool { return m.Name == want.Name })
 			why := slices.IndexFunc(absent(), func(a [2]string) bool { match, _ := path.Match(a[0], want.Name); return match })
 			switch {
 			case at < 0 && why < 0:
@@ -179,7 +179,7 @@ func meanings() map[string]string {
 func TestPage(t *testing.T) {
 	const file = "../../docs/metrics.md"
 	served, slis := all(t)
-	slis = slices.DeleteFunc(slis, func(m exposition.Metric) bool { return strings.HasPrefix(m.Name, "process_") })
+	slis = slices.DeleteFunc(slis, func(m check.Metric) bool { return strings.HasPrefix(m.Name, "process_") })
 	page := writePage(t, append(served, slis...))
 	if flag.Lookup("update").Value.String() == "true" {
 		if err := os.WriteFile(file, []byte(page), 0o644); err != nil {
@@ -214,10 +214,10 @@ Services that the kernel refuses, and how full connection tracking is. Tests in 
 dashboard from the metrics of a real daemon (` + "`hack/promql/testdata/panels.txt`" + `).
 `
 
-func writePage(t *testing.T, list []exposition.Metric) string {
+func writePage(t *testing.T, list []check.Metric) string {
 	t.Helper()
 	known := meanings()
-	sections := map[string][]exposition.Metric{}
+	sections := map[string][]check.Metric{}
 	for _, m := range list {
 		prefix, _, _ := strings.Cut(m.Name, "_")
 		sections[prefix] = append(sections[prefix], m)
@@ -234,7 +234,7 @@ func writePage(t *testing.T, list []exposition.Metric) string {
 	} {
 		fmt.Fprintf(&b, "\n## %s\n\n%s| Metric | Type | Labels | Meaning |\n|---|---|---|---|\n", s.heading, s.text)
 		for _, prefix := range s.prefixes {
-			slices.SortFunc(sections[prefix], func(a, b exposition.Metric) int { return cmp.Compare(a.Name, b.Name) })
+			slices.SortFunc(sections[prefix], func(a, b check.Metric) int { return cmp.Compare(a.Name, b.Name) })
 			for _, m := range sections[prefix] {
 				meaning := cmp.Or(known[m.Name], strings.TrimPrefix(m.Help, "[ALPHA] "))
 				if known[m.Name] == "" && strings.HasPrefix(m.Name, "kube") {

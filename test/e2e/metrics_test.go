@@ -19,7 +19,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"nftproxy/test/check/exposition"
+	"nftproxy/test/check"
 	"nftproxy/test/lib/controlplane"
 	"nftproxy/test/lib/nftcmd"
 )
@@ -52,7 +52,7 @@ func (n *node) scrape(path string) (map[string]*dto.MetricFamily, error) {
 	if err != nil {
 		return nil, err
 	}
-	return exposition.Parse(strings.NewReader(text))
+	return check.ParseMetrics(strings.NewReader(text))
 }
 
 // exercise has a proxy do its work until each of its metrics can have data: it probes its
@@ -119,7 +119,7 @@ func TestKubeProxyMetrics(t *testing.T) {
 		families, err := n.scrape(path)
 		n.must(err)
 		text += "\n# " + path + "\n\n"
-		for _, m := range exposition.Describe(slices.Collect(maps.Values(families))) {
+		for _, m := range check.DescribeMetrics(slices.Collect(maps.Values(families))) {
 			text += m.String()
 		}
 	}

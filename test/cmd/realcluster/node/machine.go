@@ -100,9 +100,6 @@ func (m *Machine) start(ctx context.Context) error {
 	return nil
 }
 
-// Name is the host name.
-func (m *Machine) Name() string { return m.config.Name }
-
 // LogPath is the file with the log of a service.
 func (m *Machine) LogPath(service string) string {
 	return filepath.Join(m.config.Dir, logs, service+".log")

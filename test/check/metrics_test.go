@@ -1,4 +1,4 @@
-package exposition_test
+package check_test
 
 import (
 	"maps"
@@ -8,7 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"nftproxy/test/check/exposition"
+	"nftproxy/test/check"
 )
 
 const page = `
@@ -38,11 +38,11 @@ gauge up{}
 `
 
 func TestListing(t *testing.T) {
-	families, err := exposition.Parse(strings.NewReader(page))
+	families, err := check.ParseMetrics(strings.NewReader(page))
 	if err != nil {
 		t.Fatal(err)
 	}
-	metrics := exposition.Describe(slices.Collect(maps.Values(families)))
+	metrics := check.DescribeMetrics(slices.Collect(maps.Values(families)))
 	text := ""
 	for _, m := range metrics {
 		text += m.String()
@@ -50,7 +50,7 @@ func TestListing(t *testing.T) {
 	if diff := cmp.Diff(listing, text); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	back, err := exposition.Read(strings.NewReader("# a comment\n" + text))
+	back, err := check.ReadMetrics(strings.NewReader("# a comment\n" + text))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,11 +60,11 @@ func TestListing(t *testing.T) {
 }
 
 func TestBroken(t *testing.T) {
-	if _, err := exposition.Parse(strings.NewReader("a b c\n")); err == nil {
+	if _, err := check.ParseMetrics(strings.NewReader("a b c\n")); err == nil {
 		t.Error("a broken page was read")
 	}
 	for _, text := range []string{"counter a\n", "  help x\n", "counter a{}\n  buckets x\n", "counter a{}\n  color red\n"} {
-		if _, err := exposition.Read(strings.NewReader(text)); err == nil {
+		if _, err := check.ReadMetrics(strings.NewReader(text)); err == nil {
 			t.Errorf("%q was read", text)
 		}
 	}

@@ -1,9 +1,4 @@
-// Package exposition promises what a page of metrics says of each metric beside its
-// values: name, type, labels, buckets and help, as a text that a test can record and
-// compare.
-//
-// It compares no values.
-package exposition
+package check
 
 import (
 	"bufio"
@@ -19,7 +14,7 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// Metric describes one metric.
+// Metric is what a page of metrics says of one beside its values.
 type Metric struct {
 	Name, Type, Help string
 	// Labels are in the order of their names, without le and quantile.
@@ -28,8 +23,8 @@ type Metric struct {
 	Buckets []float64
 }
 
-// Parse reads a page in Prometheus' text format.
-func Parse(page io.Reader) (map[string]*dto.MetricFamily, error) {
+// ParseMetrics reads a page in Prometheus' text format.
+func ParseMetrics(page io.Reader) (map[string]*dto.MetricFamily, error) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(page)
 	if err != nil {
@@ -38,8 +33,8 @@ func Parse(page io.Reader) (map[string]*dto.MetricFamily, error) {
 	return families, nil
 }
 
-// Describe describes the metrics that have series, in the order of their names.
-func Describe(families []*dto.MetricFamily) []Metric {
+// DescribeMetrics describes the metrics that have series, in the order of their names.
+func DescribeMetrics(families []*dto.MetricFamily) []Metric {
 	var list []Metric
 	for _, f := range families {
 		m := Metric{Name: f.GetName(), Type: strings.ToLower(f.GetType().String()), Help: f.GetHelp()}
@@ -84,8 +79,8 @@ func (m Metric) String() string {
 	return b.String()
 }
 
-// Read reads what String wrote, of several metrics. Lines with # are comments.
-func Read(r io.Reader) ([]Metric, error) {
+// ReadMetrics reads what String wrote, of several metrics. Lines with # are comments.
+func ReadMetrics(r io.Reader) ([]Metric, error) {
 	var list []Metric
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)
