@@ -141,7 +141,14 @@ func (o *oracle) missed(f *conntrack.Flow, a *ask) conntrack.Reason {
 	dst := f.Original.Dst
 	switch {
 	case f.Status&conntrack.Assured != 0 && (f.Protocol == service.TCP || f.Protocol == service.SCTP):
-		return ""
+		replied := f.Status&conntrack.SeenReply != 0
+		switch {
+		case replied && !slices.Contains(o.established, f.Protocol), a != nil && find(a.p, dst) != nil, !o.was(f):
+			return ""
+		case a != nil:
+			return conntrack.EndpointGone
+		}
+		return conntrack.ServiceGone
 	case a != nil && find(a.p, dst) != nil: // The translation did not change the address.
 		if unserved(f, find(a.p, dst)) {
 			return conntrack.EndpointGone

@@ -66,7 +66,7 @@ func (x *Index) missed(f *Flow) Reason {
 	// datagram can begin a flow anew, and while the client sends, the old entry would
 	// keep the flow away from the Service.
 	if f.Status&Assured != 0 && (f.Protocol == service.TCP || f.Protocol == service.SCTP) {
-		return ""
+		return x.orphanedIdentity(f)
 	}
 	dst := f.Original.Dst
 	o, ok := x.owner(f)
@@ -92,6 +92,22 @@ func (x *Index) missed(f *Flow) Reason {
 		return Unallocated
 	}
 	return ""
+}
+
+// orphanedIdentity is about a connection to a former endpoint that was its own destination: it has no DNAT, but it ends
+// like the connections to other former endpoints where Options.Established asks for that.
+func (x *Index) orphanedIdentity(f *Flow) Reason {
+	if !x.expendable(f) || !x.former(f) {
+		return ""
+	}
+	o, ok := x.owner(f)
+	switch {
+	case ok && endpoint(o.port.Endpoints, f.Original.Dst) != nil:
+		return ""
+	case ok:
+		return EndpointGone
+	}
+	return ServiceGone
 }
 
 // misled judges an entry with DNAT. An empty reason means that it may stay.

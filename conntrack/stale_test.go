@@ -233,6 +233,38 @@ func TestStaleEstablished(t *testing.T) {
 	}
 }
 
+// The kernel does not mark a translation to the destination that the packet already has. Such a connection ends with its
+// endpoint as others do. One to a process that nothing was said of is left alone.
+func TestStaleEstablishedIdentity(t *testing.T) {
+	const endpoint = "    endpoint 203.0.113.5:80 n2 ready serving\n"
+	before := strings.Replace(dnatedCluster, "  port http tcp 80 node-port 30080\n", "  port http tcp 80 node-port 30080\n"+endpoint, 1)
+	flow := dnated(service.TCP, "10.0.0.77", "203.0.113.5:80", "203.0.113.5:80", SeenReply|Assured)
+	flow.Status &^= DstNAT
+	for name, c := range map[string]struct {
+		established []service.Protocol
+		after       string
+		want        Reason
+	}{
+		"not asked for":  {nil, dnatedCluster, ""},
+		"still there":    {[]service.Protocol{service.TCP}, before, ""},
+		"endpoint gone":  {[]service.Protocol{service.TCP}, dnatedCluster, EndpointGone},
+		"the port, too":  {[]service.Protocol{service.TCP}, replace("  port http tcp 80 node-port 30080\n", "  port http tcp 81 node-port 30080\n")(dnatedCluster), ServiceGone},
+		"other protocol": {[]service.Protocol{service.SCTP}, dnatedCluster, ""},
+	} {
+		x := NewIndex(Options{Established: c.established})
+		x.Update(parse(t, before))
+		x.Update(parse(t, c.after))
+		if got, _ := x.Stale(flow); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+	x := NewIndex(Options{Established: []service.Protocol{service.TCP}})
+	x.Update(parse(t, dnatedCluster))
+	if got, _ := x.Stale(flow); got != "" {
+		t.Errorf("a connection to a local listener: %q", got)
+	}
+}
+
 // The index knows the flows of a former Service until it forgets the endpoints. DNATs of
 // other programs to the same address are never stale.
 func TestStaleServiceGone(t *testing.T) {

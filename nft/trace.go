@@ -269,7 +269,8 @@ func (w *walk) runStatement(t *Contents, s Statement) (o outcome, matched bool) 
 	case MatchLabel:
 		return nextRule, w.labels[s.Bit]
 	case MatchDNATed:
-		return nextRule, w.result.Fate == DNATed
+		// The kernel does not set the status for a translation to where the packet goes anyway (nf_nat_setup_info).
+		return nextRule, w.result.Fate == DNATed && w.dst != w.packet.Dst
 	case InSet:
 		_, found, known := w.look(t, s.Set, s.Key, w.key(s.Key))
 		if !known {

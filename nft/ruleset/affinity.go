@@ -95,12 +95,44 @@ func affinityMap(name string) *nft.Set {
 // The rules know a node port by its number alone. So a connection to that port of
 // another service's address may also be remembered for the node port, if it went to
 // one of the node port's own endpoints. That does no harm.
-func learningRules(learning []*access) []nft.Rule {
+//
+// The kernel does not set the status of a translation for one that leads where the packet goes anyway
+// (nf_nat_setup_info): to an endpoint on the host network whose address is the Service's external IP. Where a
+// Service has such an endpoint, the rule does not ask for the status. Then the learning chain alone decides. It
+// remembers nothing but endpoints of the address that the client asked for.
+func learningRules(learning []learner) []nft.Rule {
 	var rules []nft.Rule
-	for _, a := range learning {
-		rules = append(rules, FindLearner.rule(nft.MatchDNATed{}, nft.VMap{Key: a.original, Map: a.learners}))
+	for _, l := range learning {
+		find := nft.VMap{Key: l.access.original, Map: l.access.learners}
+		if l.identities {
+			rules = append(rules, FindLearner.rule(find))
+		} else {
+			rules = append(rules, FindLearner.rule(nft.MatchDNATed{}, find))
+		}
 	}
 	return rules
+}
+
+// learner is a way by which clients reach Services with session affinity.
+type learner struct {
+	access *access
+	// identities says that some endpoint is where the client goes anyway.
+	identities bool
+}
+
+// countIdentity counts the element if it is an endpoint that may be remembered for its own address and port, or for
+// a node port of its own number: the endpoint may have the address of any node.
+func (t *tableCompiler) countIdentity(e nft.Element, by int) {
+	for _, a := range []*access{t.address, t.nodePort} {
+		if e.Set != a.clusterRememberable && e.Set != a.localRememberable {
+			continue
+		}
+		frontend, endpoint := e.Key[:a.key.Len(t.family)], e.Key[a.key.Len(t.family):]
+		addr := t.family.AddrLen()
+		if strings.HasSuffix(string(frontend), string(endpoint[addr:])) && (a == t.nodePort || frontend[:addr] == endpoint[:addr]) {
+			t.identities[a] += by
+		}
+	}
 }
 
 // learnRules remember the endpoint of a connection, in the map of each list that has

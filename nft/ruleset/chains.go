@@ -251,7 +251,7 @@ type leaving struct {
 	// learning has the access ways by which clients reach services with session
 	// affinity. (nft 1.0.6 prints the rules that remember clients, but cannot read
 	// them back.)
-	learning []*access
+	learning []learner
 	// unlisted says that there is a cluster IP which is in no ServiceCIDR.
 	unlisted bool
 	// spared says which packets to service addresses are not dropped.

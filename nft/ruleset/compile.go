@@ -202,6 +202,8 @@ type tableCompiler struct {
 	// learners counts, for each access, the elements that lead to chains which remember
 	// clients.
 	learners map[*access]int
+	// identities counts, for each access, the endpoints that may be remembered and are where the client goes anyway.
+	identities map[*access]int
 	// left is what the chains were built for that see connections last.
 	left leaving
 	// local holds the endpoints that are or may be on the node of each service that has any, and
@@ -218,10 +220,10 @@ func newTableCompiler(cfg Config, f nft.Family) *tableCompiler {
 		edits:  map[string]*nft.Part{},
 		shared: map[string]*chainUse{}, clientMaps: map[string]int{},
 		lists:    map[string]*listUse{},
-		learners: map[*access]int{},
-		local:    map[service.Name][]portOnNode{},
-		locals:   map[netip.Addr]onNode{},
-		ports:    map[service.Name][]portLists{},
+		learners: map[*access]int{}, identities: map[*access]int{},
+		local:  map[service.Name][]portOnNode{},
+		locals: map[netip.Addr]onNode{},
+		ports:  map[service.Name][]portLists{},
 	}
 	for _, chain := range fixedChains(&t.cfg) {
 		t.chains = t.chains.Set(chain.Name, chain)
@@ -313,7 +315,7 @@ func (t *tableCompiler) leaving() leaving {
 	l.spared = spared{networks: len(t.reachable) > 0, translated: t.inRange > 0}
 	for _, a := range []*access{t.address, t.nodePort} {
 		if t.learners[a] > 0 {
-			l.learning = append(l.learning, a)
+			l.learning = append(l.learning, learner{a, t.identities[a] > 0})
 		}
 	}
 	return l
@@ -380,6 +382,7 @@ func (t *tableCompiler) countElements(part *nft.Part, by int) {
 	t.countInRange(part, by)
 	for _, e := range part.Elements {
 		t.countOutside(e, by)
+		t.countIdentity(e, by)
 		chain := e.Verdict.Chain
 		if chain == "" || fixed(chain) {
 			continue
