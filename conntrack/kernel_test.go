@@ -370,7 +370,7 @@ func TestLeakedFlowsReachTheirService(t *testing.T) {
 			if err := ask(); err != nil {
 				t.Fatal(err)
 			}
-			if err := udp.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+			if err := udp.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
 				t.Fatal(err)
 			}
 			if n, err := udp.Read(make([]byte, 100)); err != nil {

@@ -106,7 +106,7 @@ func (f *flows) rules(services string) {
 // ask sends a datagram from the address src and returns the name in the answer.
 func (f *flows) ask(from *testnet.Namespace, src, dst string) string {
 	f.Helper()
-	a, err := from.AskFrom(f.Context(), testnet.UDP, netip.MustParseAddrPort(src), netip.MustParseAddrPort(dst), 10*time.Second)
+	a, err := from.AskFrom(f.Context(), testnet.UDP, netip.MustParseAddrPort(src), netip.MustParseAddrPort(dst), time.Minute)
 	if err != nil || a.Outcome != testnet.Answered {
 		f.Fatalf("ask %s: %+v, %v", dst, a, err)
 	}
@@ -126,7 +126,7 @@ func (f *flows) unanswered(src, dst string) {
 		f.Fatal(err)
 	}
 	// A later packet does not overtake it.
-	a, err := f.client.NS.Ask(f.Context(), testnet.ICMP, netip.AddrPortFrom(f.NodeAddrs.V4(), 0), 10*time.Second)
+	a, err := f.client.NS.Ask(f.Context(), testnet.ICMP, netip.AddrPortFrom(f.NodeAddrs.V4(), 0), time.Minute)
 	if err != nil || a.Outcome != testnet.Answered {
 		f.Fatalf("ask the node: %+v, %v", a, err)
 	}

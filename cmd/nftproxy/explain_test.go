@@ -136,7 +136,7 @@ type trouble struct {
 // check sends the packet, explains it, and puts the explanation into the page.
 func (w *troubles) check(c trouble) {
 	w.Helper()
-	timeout := 20 * time.Second
+	timeout := time.Minute
 	if c.want == testnet.TimedOut {
 		timeout = 300 * time.Millisecond
 	}

@@ -46,9 +46,9 @@ endpoints: [{addresses: ["%s"]}]
 	return text
 }
 
-// TestStaleFlows: a client keeps sending from one socket. Its flow is removed when the
-// endpoint goes, also while no proxy runs, and when its Service goes then.
-func TestStaleFlows(t *testing.T) {
+// serving makes a client and three pods that answer on the port.
+func serving(t *testing.T, protocol string, port uint16) (*testnet.Topology, map[string]*testnet.Pod) {
+	t.Helper()
 	topology := testnet.NewForTest(t, testnet.Config{})
 	pods := map[string]*testnet.Pod{}
 	for _, name := range []string{"client", "one", "two", "three"} {
@@ -58,11 +58,18 @@ func TestStaleFlows(t *testing.T) {
 		}
 		pods[name] = pod
 		for _, a := range pod.Addrs {
-			if _, err := pod.NS.Serve(testnet.UDP, netip.AddrPortFrom(a, 5300), name); err != nil {
+			if _, err := pod.NS.Serve(protocol, netip.AddrPortFrom(a, port), name); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
+	return topology, pods
+}
+
+// TestStaleFlows: a client keeps sending from one socket. Its flow is removed when the
+// endpoint goes, also while no proxy runs, and when its Service goes then.
+func TestStaleFlows(t *testing.T) {
+	topology, pods := serving(t, testnet.UDP, 5300)
 	var clients []net.Conn
 	for _, to := range []string{"10.96.0.10:53", "[fd00:96::a]:53"} {
 		c, err := pods["client"].NS.Dial(t.Context(), "udp", to)
@@ -149,23 +156,10 @@ func stickyManifest(endpoints ...netip.Addr) string {
 // TestAffinity: a client stays with its endpoint, over a restart too, until the
 // endpoint goes; then it is forgotten, and the client gets another.
 func TestAffinity(t *testing.T) {
-	topology := testnet.NewForTest(t, testnet.Config{})
-	pods := map[string]*testnet.Pod{}
-	for _, name := range []string{"client", "one", "two", "three"} {
-		pod, err := topology.AddPod(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		pods[name] = pod
-		for _, a := range pod.Addrs {
-			if _, err := pod.NS.Serve(testnet.TCP, netip.AddrPortFrom(a, 8080), name); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
+	topology, pods := serving(t, testnet.TCP, 8080)
 	ask := func(address string) string {
 		t.Helper()
-		a, err := pods["client"].NS.Ask(t.Context(), testnet.TCP, netip.MustParseAddrPort(address), 10*time.Second)
+		a, err := pods["client"].NS.Ask(t.Context(), testnet.TCP, netip.MustParseAddrPort(address), time.Minute)
 		if err != nil || a.Outcome != testnet.Answered {
 			t.Fatalf("%s: %+v, %v", address, a, err)
 		}

@@ -95,7 +95,7 @@ func TestTrace(t *testing.T) {
 	client4, client6 := f.client.Addrs.V4().String(), "["+f.client.Addrs.V6().String()+"]"
 	ask := func(t *testing.T, from *testnet.Namespace, proto, src, dst string, want testnet.Outcome) {
 		t.Helper()
-		a, err := from.AskFrom(t.Context(), proto, netip.MustParseAddrPort(src), netip.MustParseAddrPort(dst), 10*time.Second)
+		a, err := from.AskFrom(t.Context(), proto, netip.MustParseAddrPort(src), netip.MustParseAddrPort(dst), time.Minute)
 		if err != nil || a.Outcome != want {
 			t.Fatalf("ask %s: %+v, %v", dst, a, err)
 		}

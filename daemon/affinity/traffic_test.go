@@ -20,7 +20,7 @@ import (
 const (
 	port, nodePort, targetPort = 80, 30080, 8080
 	// enough is a time-out that no answer reaches.
-	enough = 10 * time.Second
+	enough = time.Minute
 )
 
 // rig is a node with pods and the rules of one Service.

@@ -25,7 +25,7 @@ const (
 
 // enough is a time-out that every answer keeps. little is for packets that must get no
 // nfnetlink.Answer.
-const enough, little = 10 * time.Second, 50 * time.Millisecond
+const enough, little = time.Minute, 50 * time.Millisecond
 
 // protocols are by testnet's names for them.
 func protocols() map[string]uint8 {

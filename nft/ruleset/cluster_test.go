@@ -50,7 +50,7 @@ func build(node service.Node, services []*service.Service, cidrs ...netip.Prefix
 	return b.Snapshot()
 }
 
-// randomServices returns the services of rulesettest. Now and then one has an endpoint
+// randomServices returns those of gen.Services. Now and then one has an endpoint
 // with an address that is reserved for services, perhaps a cluster IP. No packet can
 // reach such an endpoint.
 func randomServices(rng *rand.Rand, node *service.Node) []*service.Service {

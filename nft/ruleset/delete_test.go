@@ -57,7 +57,7 @@ func TestDeleteUnderTraffic(t *testing.T) {
 					return
 				default:
 				}
-				answer, err := client.NS.Ask(t.Context(), testnet.TCP, frontend, 30*time.Second)
+				answer, err := client.NS.Ask(t.Context(), testnet.TCP, frontend, time.Minute)
 				if err != nil || answer.Outcome != testnet.Answered {
 					t.Errorf("connection %d: %s, %v", asked.Load(), answer.Outcome, err)
 				}

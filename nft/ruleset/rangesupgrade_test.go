@@ -4,7 +4,6 @@ import (
 	"errors"
 	"net/netip"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -63,30 +62,11 @@ func TestUpgradeOfSourceRanges(t *testing.T) {
 		}
 	}
 
-	stop := make(chan struct{})
-	var sending sync.WaitGroup
-	end := sync.OnceFunc(func() { close(stop); sending.Wait() })
-	defer end()
-	began := make(chan struct{})
-	started := sync.OnceFunc(func() { close(began) })
-	sending.Go(func() {
-		defer started()
-		for {
-			_, admitted := s.send(20, inRanges(ranges), netip.AddrPortFrom(restrictedAddress, firstPort), translated)
-			_, refused := s.send(20, inNone(ranges), netip.AddrPortFrom(restrictedAddress, firstPort+1), dropped)
-			if err := errors.Join(admitted, refused); err != nil {
-				t.Error(err)
-				return
-			}
-			started()
-			select {
-			case <-stop:
-				return
-			default:
-			}
-		}
+	end := s.sendMeanwhile(t, func() error {
+		_, admitted := s.send(20, inRanges(ranges), netip.AddrPortFrom(restrictedAddress, firstPort), translated)
+		_, refused := s.send(20, inNone(ranges), netip.AddrPortFrom(restrictedAddress, firstPort+1), dropped)
+		return errors.Join(admitted, refused)
 	})
-	<-began
 	must(t, s.c.Apply(b))
 	rest, _ := state.Plan(p, time.Time{}.Add(nft.IdleLife))
 	must(t, s.c.Apply(rest))

@@ -12,7 +12,7 @@ import (
 
 // answerTime is how long an answer may take: longer than the first
 // retransmission of a SYN, which is none of a proxy's business.
-const answerTime = 3 * time.Second
+const answerTime = 10 * time.Second
 
 // soon is for events without a log line: it checks again and again. Each check is a
 // question to a server that answers, which limits the rate.
