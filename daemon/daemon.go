@@ -208,7 +208,7 @@ func (d *Daemon) addNetwork(c Config, after *Event, watcher *watch.Watcher, clea
 func (d *Daemon) addAPIServer(c Config, o outside, started, served *Event, server *serverVersion) {
 	d.add(started, "sleep", "API server", func(ctx context.Context) error {
 		process.FollowSleep(ctx, func(slept time.Duration) {
-			c.Log.Info("the machine has slept, or its clock was set ahead; connecting to the API server anew", "ahead", slept.Round(time.Second).String())
+			c.Log.Info("the machine has slept, or its clock was set ahead; connecting to the API server again", "ahead", slept.Round(time.Second).String())
 			o.source.Renew()
 		})
 		return nil

@@ -117,7 +117,7 @@ func (r reporter) sweepLogger() func(affinity.Run) {
 		case run.Err != nil && !run.Repeated:
 			r.log.Warn("could not sweep the remembered clients; will try again", "err", run.Err)
 		case run.Forgotten:
-			r.log.Warn("forgot all clients of a Service port: its endpoints go faster than its clients can be looked through; they choose an endpoint anew",
+			r.log.Warn("forgot all clients of a Service port: its endpoints go faster than its clients can be looked through; they choose an endpoint again",
 				"service", run.Name.Service, "map", run.Name.Map, "took", run.Duration)
 		case run.Swept > 0:
 			r.log.Info("forgot clients of endpoints that are gone", "service", run.Name.Service, "clients", run.Swept, "took", run.Duration)

@@ -219,7 +219,7 @@ func listIgnoredFlags() []ignoredFlag {
 		{"kube-api-content-type", "application/vnd.kubernetes.protobuf", noLimit},
 		{"kube-api-qps", float32(5), noLimit},
 		{"kube-api-burst", 10, noLimit},
-		{"config-sync-period", 15 * time.Minute, "nftproxy has each change from its watches"},
+		{"config-sync-period", 15 * time.Minute, "nftproxy gets each change from its watches"},
 		{"show-hidden-metrics-for-version", "", "nftproxy hides no metrics"},
 		{"iptables-sync-period", 30 * time.Second, repairs},
 		{"iptables-localhost-nodeports", true, nftablesOnly},

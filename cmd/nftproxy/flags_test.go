@@ -56,16 +56,17 @@ func optionsPage(t *testing.T) string {
 	b := &strings.Builder{}
 	fmt.Fprint(b, `# Options
 
-A test writes this page from the flags of `+"`nftproxy run`"+` (`+"`make golden`"+`).
+You want to configure `+"`nftproxy run`"+`. This page lists its flags, and the fields of kube-proxy's configuration file.
+(A test writes the page from the flags: `+"`make golden`"+`.)
 
-`+"`nftproxy run`"+` takes every flag of kube-proxy 1.37 on Linux. Flags that kube-proxy does not have begin with `+"`--nftproxy-`"+`. With
-`+"`--config`"+`, kube-proxy's configuration file decides, as with kube-proxy: of kube-proxy's flags only `+"`--hostname-override`, `--master`"+`,
-`+"`--cleanup`, `--init-only`, `--write-config-to`"+` and those of the log count then. nftproxy's own flags always count. The log names
-once what was given and has no effect.
+`+"`nftproxy run`"+` accepts every flag of kube-proxy 1.37 on Linux. Flags that kube-proxy does not have begin with `+"`--nftproxy-`"+`. With
+`+"`--config`"+`, kube-proxy's configuration file decides, as with kube-proxy. Of kube-proxy's flags only `+"`--hostname-override`, `--master`"+`,
+`+"`--cleanup`, `--init-only`, `--write-config-to`"+` and those of the log then have an effect. nftproxy's own flags always have one. The log names
+once the given flags and fields that have no effect.
 
-nftproxy follows the file, also when a ConfigMap is swapped. "Live" says that a change of the field counts at once. Other changes
-count after a restart; the log and the event `+"`ConfigRestartRequired`"+` of the Node name them. If the file becomes one that cannot be
-used, all settings stay, and the log, the event `+"`ConfigInvalid`"+` and the metric `+"`nftproxy_config_file_valid`"+` say so.
+nftproxy reads the file again when it changes, also when a ConfigMap is swapped. "Live" means that a change of the field counts at once. Other changes
+count after a restart; the log and the event `+"`ConfigRestartRequired`"+` of the Node name them. If the changed file is invalid,
+all settings stay, and the log, the event `+"`ConfigInvalid`"+` and the metric `+"`nftproxy_config_file_valid`"+` say so.
 
 ## nftproxy's own flags
 

@@ -106,14 +106,14 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	f.Lookup("cluster-cidr").Usage += "; run masquerades traffic from all other addresses to cluster IPs"
 	f.Lookup(ownPrefix + "table").Usage += "; run removes the tables of earlier runs with other names"
 	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "masquerade all traffic to cluster IPs")
-	f.IntVar(&o.masqueradeBit, "iptables-masquerade-bit", noMasqueradeBit, "bit of the packet mark, 0 to 31, that says inside the node which packets are to be masqueraded, for other programs that set or read it; -1: the rules neither read nor change marks, and connection tracking remembers it")
+	f.IntVar(&o.masqueradeBit, "iptables-masquerade-bit", noMasqueradeBit, "bit of the packet mark, 0 to 31, that marks packets to masquerade inside the node, for other programs that set or read it; -1: the rules neither read nor change marks, and use a label of the connection instead")
 	f.StringVar(&o.metricsAddress, "metrics-bind-address", defaultMetricsAddress, "address and port of the metrics server; empty to switch it off")
-	f.BoolVar(&o.bindHardFail, "bind-address-hard-fail", false, "end where the health or metrics server cannot listen for a minute")
+	f.BoolVar(&o.bindHardFail, "bind-address-hard-fail", false, "exit if the health or metrics server cannot listen for a minute")
 	f.BoolVar(&o.profiling, "profiling", false, "serve /debug/pprof and /debug/flags/v on the metrics server: who can reach it sees the memory of the process")
 	f.StringVar(&o.healthAddress, "healthz-bind-address", defaultHealthAddress, "address and port of the health server; empty to switch it off")
 	f.StringVar(&o.probeAddress, ownPrefix+"probe-bind-address", "", "address and port of a second health server, for probes that must reach this process and no other; run ends if another process has it; empty to switch it off")
 	f.StringVar(&o.startupTaint, startupTaintFlag, "", "`key` of a taint that run removes from its own Node once the first program is in force in both families; empty for none")
-	f.DurationVar(&o.retainMissing, ownPrefix+"retain-missing", defaultRetain, "how long Services are served on that a list of the API server lacks, or whose EndpointSlices it lacks, where it lacks more than half of them and at least 10, as after a restore; what it has counts at once; 0 removes all of them at once")
+	f.DurationVar(&o.retainMissing, ownPrefix+"retain-missing", defaultRetain, "how long run still serves Services that a list of the API server lacks, or whose EndpointSlices it lacks, if it lacks more than half of them and at least 10, as after a restore; 0 removes them at once")
 	addCounters(f, &o.counters)
 	addCleanEstablished(f, &o.cleanEstablished)
 	o.sysctls.addFlags(f)

@@ -36,7 +36,7 @@ func newTopCommand() *cobra.Command {
 		Short: "Show new connections per second of Services, and refused ones by cause",
 		Long: `top reads the counters in nftproxy's tables in this node's kernel. It needs
 neither the API server nor a running proxy, and it changes nothing. In a terminal
-it shows them anew after each interval, until Ctrl-C ends it. Elsewhere, and with
+it shows them again after each interval, until Ctrl-C ends it. Elsewhere, and with
 -o json, it reads twice, one interval apart, prints once, and ends.
 
 New connections are counted only if nftproxy runs with --nftproxy-counters. Each

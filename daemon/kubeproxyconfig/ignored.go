@@ -51,7 +51,7 @@ func ignored(c *v1alpha1.KubeProxyConfiguration) []string {
 	note(len(c.Logging.VModule) > 0, "logging.vmodule", "nftproxy has one verbosity for all of its log")
 	note(c.BindAddress != "" && c.BindAddress != "0.0.0.0" && c.BindAddress != "::", "bindAddress", "the node's primary addresses are those of its Node object")
 	note(c.ShowHiddenMetricsForVersion != "", "showHiddenMetricsForVersion", "nftproxy hides no metrics")
-	note(c.ConfigSyncPeriod.Duration != 0 && c.ConfigSyncPeriod.Duration != 15*time.Minute, "configSyncPeriod", "nftproxy has each change from its watches")
+	note(c.ConfigSyncPeriod.Duration != 0 && c.ConfigSyncPeriod.Duration != 15*time.Minute, "configSyncPeriod", "nftproxy gets each change from its watches")
 	note(c.PortRange != "", "portRange", "kube-proxy ignores it too")
 	note(c.WindowsRunAsService, "windowsRunAsService", "it is for Windows")
 	note(c.Winkernel != v1alpha1.KubeProxyWinkernelConfiguration{}, "winkernel", "it is for Windows")

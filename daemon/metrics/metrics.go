@@ -106,7 +106,7 @@ func (m *Metrics) registerOwn(f promauto.Factory) {
 	})
 	f.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "nftproxy_retained_services",
-		Help: "Services that are served although the last list of Services lacks them, or that of EndpointSlices their endpoints, since it lacked most of them at once.",
+		Help: "Services that are served although the last list lacks them or their EndpointSlices, because it lacked most Services at once.",
 	}, func() float64 {
 		if count := m.retained.Load(); count != nil {
 			return float64((*count)())
@@ -115,7 +115,7 @@ func (m *Metrics) registerOwn(f promauto.Factory) {
 	})
 	f.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "nftproxy_behind_seconds",
-		Help: "Time since the API server has not told of changes, because it is away or refuses: a bad token, an expired certificate, missing rights. 0 if everything is up to date.",
+		Help: "Time since the API server stopped reporting changes, because it is away or refuses: a bad token, an expired certificate, missing rights. 0 if everything is up to date.",
 	}, func() float64 {
 		if behind := m.behind.Load(); behind != nil {
 			if since := (*behind)(); !since.IsZero() {
@@ -177,7 +177,7 @@ func (m *Metrics) registerOwn(f promauto.Factory) {
 	})
 	m.affinitySwept = f.NewCounter(prometheus.CounterOpts{
 		Name: "nftproxy_affinity_swept_entries_total",
-		Help: "Remembered clients (session affinity) that sweeps removed because their endpoint had gone.",
+		Help: "Remembered clients (session affinity) that sweeps removed because their endpoint is gone.",
 	})
 	m.affinityFailures = f.NewCounter(prometheus.CounterOpts{
 		Name: "nftproxy_affinity_sweep_failures_total",
@@ -185,7 +185,7 @@ func (m *Metrics) registerOwn(f promauto.Factory) {
 	})
 	m.affinityEntries = f.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "nftproxy_affinity_entries",
-		Help: "Remembered clients of a Service port (session affinity) after each sweep: at the start, and when endpoints have gone. A Service port above the last limit is full and serves other clients without affinity.",
+		Help: "Remembered clients of a Service port (session affinity) after each sweep: at the start, and after endpoints were removed. A Service port above the last limit is full and serves other clients without affinity.",
 		// The last limit is one less than a map has room for.
 		Buckets: []float64{0, 10, 100, 1000, 10_000, nft.DynamicLimit - 1},
 	}, []string{"ip_family"})

@@ -233,7 +233,7 @@ func TestObserveAffinity(t *testing.T) {
 	m.ObserveAffinity(affinity.Run{Name: name(nft.IPv6), Clients: 65_535, Limit: 65_535})
 	m.ObserveAffinity(affinity.Run{Name: name(nft.IPv4), Clients: 65_534, Swept: 4, Duration: time.Second, Err: errors.New("no"), Repeated: true})
 	wantMetrics(t, r, `
-# HELP nftproxy_affinity_entries Remembered clients of a Service port (session affinity) after each sweep: at the start, and when endpoints have gone. A Service port above the last limit is full and serves other clients without affinity.
+# HELP nftproxy_affinity_entries Remembered clients of a Service port (session affinity) after each sweep: at the start, and after endpoints were removed. A Service port above the last limit is full and serves other clients without affinity.
 # TYPE nftproxy_affinity_entries histogram
 nftproxy_affinity_entries_bucket{ip_family="IPv4",le="0"} 0
 nftproxy_affinity_entries_bucket{ip_family="IPv4",le="10"} 1
@@ -256,7 +256,7 @@ nftproxy_affinity_entries_count{ip_family="IPv6"} 1
 # HELP nftproxy_affinity_sweep_failures_total Sweeps of a Service port's remembered clients (session affinity) that were incomplete.
 # TYPE nftproxy_affinity_sweep_failures_total counter
 nftproxy_affinity_sweep_failures_total 1
-# HELP nftproxy_affinity_swept_entries_total Remembered clients (session affinity) that sweeps removed because their endpoint had gone.
+# HELP nftproxy_affinity_swept_entries_total Remembered clients (session affinity) that sweeps removed because their endpoint is gone.
 # TYPE nftproxy_affinity_swept_entries_total counter
 nftproxy_affinity_swept_entries_total 7
 `, "nftproxy_affinity_entries", "nftproxy_affinity_sweep_failures_total", "nftproxy_affinity_swept_entries_total")

@@ -199,18 +199,18 @@ const introduction = `<!-- Written by: go test ./daemon/metrics -run TestPage -u
 
 # Metrics
 
-The metrics server (` + "`--metrics-bind-address`" + `, by default ` + "`127.0.0.1:10249`" + `) serves them at ` + "`/metrics`" + ` and
-` + "`/metrics/slis`" + `. It has neither TLS nor authorization, as kube-proxy's. A Prometheus in a pod does not reach a loopback
-address. Either it runs on the node's network, or the address is one of the node's, such as ` + "`0.0.0.0:10249`" + `. Then a
-network policy or the node's firewall has to say who may ask: the pages also show the settings of the process.
+To monitor nftproxy, scrape its metrics server (` + "`--metrics-bind-address`" + `, by default ` + "`127.0.0.1:10249`" + `) at ` + "`/metrics`" + ` and
+` + "`/metrics/slis`" + `. Like kube-proxy's it has neither TLS nor authorization. A Prometheus in a pod cannot reach a loopback
+address. Run it on the node's network, or bind the server to an address of the node, such as ` + "`0.0.0.0:10249`" + `. Then restrict
+the access by a network policy or the node's firewall, since the pages also show the settings of the process.
 
-A metric that kube-proxy 1.37 has too has its name, type, labels, help text and buckets. So dashboards and alerts for
-kube-proxy go on working with the selector of nftproxy's job. ` + "`make conformance`" + ` compares with what the real
+Metrics that kube-proxy 1.37 has too have the same names, types, labels, help texts and buckets. So dashboards and alerts for
+kube-proxy keep working if they select nftproxy's job. ` + "`make conformance`" + ` compares with what the real
 kube-proxy serves.
 
 [deploy/grafana/nftproxy.json](../deploy/grafana/nftproxy.json) is a dashboard, and
-[deploy/alerts/nftproxy.yaml](../deploy/alerts/nftproxy.yaml) has alerts, both about nftproxy's own concerns too: conflicts,
-Services that the kernel refuses, and how full connection tracking is. Tests in ` + "`hack/promql`" + ` hold both to this list, and draw the
+[deploy/alerts/nftproxy.yaml](../deploy/alerts/nftproxy.yaml) has alerts. Both also cover nftproxy's own metrics: conflicts,
+Services that the kernel refuses, and the use of the conntrack table. Tests in ` + "`hack/promql`" + ` check both against this list, and draw the
 dashboard from the metrics of a real daemon (` + "`hack/promql/testdata/panels.txt`" + `).
 `
 
@@ -229,7 +229,7 @@ func writePage(t *testing.T, list []check.Metric) string {
 		prefixes      []string
 	}{
 		{"nftproxy's own", "", []string{"nftproxy"}},
-		{"kube-proxy's", "The meaning is that of nftproxy. It says where kube-proxy's differs.\n\n", []string{"kubeproxy", "kubernetes"}},
+		{"kube-proxy's", "The last column describes nftproxy's metric, and says where kube-proxy's differs.\n\n", []string{"kubeproxy", "kubernetes"}},
 		{"client-go's", "Each component of Kubernetes has them, about its requests to the API server.\n\n", []string{"rest"}},
 	} {
 		fmt.Fprintf(&b, "\n## %s\n\n%s| Metric | Type | Labels | Meaning |\n|---|---|---|---|\n", s.heading, s.text)

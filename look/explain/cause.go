@@ -79,7 +79,7 @@ func (x *explainer) findForeignRule(w *nft.Way, s *nft.Step) {
 	}
 	if ruleset.EarlierVersion(x.contents) {
 		x.cause("an earlier version of nftproxy has written the tables: this command does not know what their rules are for")
-		x.remedy("start this version of nftproxy, which writes its rules anew, or ask with the command of that version")
+		x.remedy("start this version of nftproxy, which writes its rules again, or ask with the command of that version")
 		return
 	}
 	x.cause("another process has changed nftproxy's table: rule %d of chain %s is not nftproxy's (%s)", s.Number, s.Chain, s.Rule.Text(s.Table.Family))
@@ -115,7 +115,7 @@ func (x *explainer) whyEndedAt(w *nft.Way) {
 		x.whyNotAdmitted(by)
 	case ruleset.DropUnallocated:
 		x.cause("no Service has the address %s, which is in the ServiceCIDR %s", by.Destination.Addr(), rangeOf(by))
-		x.remedy("check the address that the client uses: the Service may have been deleted and made anew with another cluster IP")
+		x.remedy("check the address that the client uses: the Service may have been deleted and created again with another cluster IP")
 		x.remedy("if a host has the address: give the node a route to the host's network that is for a part of the ServiceCIDR only, or move network or ServiceCIDR; packets to such networks, and to API servers, are let through")
 	case ruleset.DropUntranslated:
 		x.cause("rules of another program have handled the packet first, or have sent it to the cluster IP %s", by.Destination.Addr())

@@ -169,7 +169,7 @@ func (c *comparison) compareDeclarations() {
 	}
 	c.add(difference{
 		kind: Table, name: c.want.Name, is: Changed, wantText: "table " + c.want.Name,
-		haveText: fmt.Sprintf("table %s: nftproxy has to make it anew, so its rules and elements are not compared", c.want.Name),
+		haveText: fmt.Sprintf("table %s: nftproxy has to make it again, so its rules and elements are not compared", c.want.Name),
 	})
 }
 
