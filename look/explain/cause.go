@@ -103,7 +103,7 @@ func (x *explainer) whyEndedAt(w *nft.Way) {
 	switch p := x.purpose(by); p {
 	case ruleset.RefuseUnknownPort:
 		x.whyUnknownPort(by.Destination.Addr())
-	case ruleset.FindFrontend, ruleset.FindRestricted, ruleset.FindNodePort, ruleset.ForPods, ruleset.ForNode:
+	case ruleset.FindFrontend, ruleset.FindRestricted, ruleset.FindNodePort, ruleset.ForPods, ruleset.ForNode, ruleset.ForOtherPods:
 		if x.leadsToRefusal(by) {
 			x.whyNoEndpoint()
 			return
@@ -328,6 +328,9 @@ func (x *explainer) whyThere(e *Explanation) {
 		switch x.purpose(s) {
 		case ruleset.ForOutsiders:
 			x.cause("the externalTrafficPolicy of Service %s is Local: clients outside get endpoints on this node only, and keep their address", x.frontend.Service)
+		case ruleset.ForOtherPods:
+			x.cause("the endpoints see an address of this node, not the client's: the externalTrafficPolicy of Service %s is Local, no endpoint is on this node, and the client is a pod that is not known to be on this node: the endpoints would answer it directly", x.frontend.Service)
+			x.remedy("if the client is a pod of this node, the Node's podCIDRs do not cover it")
 		case ruleset.MarkAll:
 			if strings.Contains(s.Chain, "node-port-") || !x.isClusterIP(x.question.Packet.Dst.Addr()) {
 				x.cause("the endpoints see an address of this node, not the client's: the externalTrafficPolicy of Service %s is Cluster", x.frontend.Service)

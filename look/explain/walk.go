@@ -185,6 +185,8 @@ func (x *explainer) masqueradedBy(w *nft.Way) string {
 			reasons = append(reasons, where+x.condition(s)+", so the client is no pod of the cluster")
 		case ruleset.ForNode:
 			reasons = append(reasons, where+"the packet comes from the node itself")
+		case ruleset.ForOtherPods:
+			reasons = append(reasons, where+"the packet comes from a pod that is not known to be on this node, and would be answered directly")
 		case ruleset.MasqueradeHairpin:
 			reasons = append(reasons, where+"the pod reaches itself through the Service")
 		case ruleset.NoPurpose:

@@ -3,6 +3,7 @@ package explain
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"unicode"
 
@@ -61,6 +62,8 @@ func (x *explainer) sayMatched(p ruleset.Purpose, s *nft.Step, w *nft.Way) (text
 		return x.condition(s) + ", so the client is a pod: it may use the endpoints of all nodes; " + x.sayFrontend(s, dst), false
 	case ruleset.ForNode:
 		return "the client is the node itself: it may use the endpoints of all nodes, and is to be masqueraded; " + x.sayFrontend(s, dst), false
+	case ruleset.ForOtherPods:
+		return x.condition(s) + ", so the client is a pod, perhaps of another node: it may use the endpoints of all nodes, and is to be masqueraded; " + x.sayFrontend(s, dst), false
 	case ruleset.DropNotLocal:
 		return "the client is outside, and no endpoint is on this node: it is dropped", false
 	case ruleset.MarkAll:
@@ -145,7 +148,12 @@ func (x *explainer) sayPassedOver(p ruleset.Purpose, s *nft.Step) (text string, 
 		if rules := x.contents.Chains[s.Chain].Rules; s.Number < len(rules) && ruleset.PurposeOf(rules[s.Number]) == ruleset.ForPods {
 			return x.condition(s), false // another range may have it
 		}
+		if slices.ContainsFunc(x.contents.Chains[s.Chain].Rules, func(r nft.Rule) bool { return ruleset.PurposeOf(r) == ruleset.ForOtherPods }) {
+			return x.condition(s) + ", so the client is not known to be a pod of this node", false
+		}
 		return x.condition(s) + ", so the client is no pod of the cluster", false
+	case ruleset.ForOtherPods:
+		return x.condition(s), false
 	case ruleset.ForNode:
 		return "the client is not the node itself", false
 	case ruleset.ForOutsiders:

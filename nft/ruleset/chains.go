@@ -123,20 +123,23 @@ func (a *access) rememberable(list clientList) string {
 	return a.clusterRememberable
 }
 
-// externalLocalChain serves external policy Local. Pods and the node itself may use every
-// endpoint. Other clients may use the endpoints on this node. Without one the chain drops
-// their packets, so that a load balancer tries another node.
+// externalLocalChain serves external policy Local. Pods of the node and the node itself may use
+// every endpoint. Other clients may use the endpoints on this node. Without one the chain drops
+// their packets, so that a load balancer tries another node. Pods of other nodes get an endpoint of
+// another node then, and are masqueraded: that endpoint would answer them directly, untranslated.
 func (a *access) externalLocalChain(cfg *Config, p pods) *nft.Chain {
 	cluster := nft.VMap{Key: a.key, Map: a.clusterVerdicts}
 	var rules []nft.Rule
-	for _, pods := range p.each() {
+	for _, pods := range p.ofNode() {
 		rules = append(rules, ForPods.rule(pods, cluster))
 	}
-	return &nft.Chain{Name: a.externalChain, Rules: append(rules,
+	rules = append(rules,
 		ForNode.rule(nft.MatchLocal{Field: nft.Saddr}, cfg.toMasquerade(), cluster),
-		ForOutsiders.rule(nft.VMap{Key: a.key, Map: a.localVerdicts}),
-		DropNotLocal.rule(gotoChain(a.refusalChain(NoLocalEndpoints))),
-	)}
+		ForOutsiders.rule(nft.VMap{Key: a.key, Map: a.localVerdicts}))
+	for _, pods := range p.ofOtherNodes() {
+		rules = append(rules, ForOtherPods.rule(pods, cfg.toMasquerade(), cluster))
+	}
+	return &nft.Chain{Name: a.externalChain, Rules: append(rules, DropNotLocal.rule(gotoChain(a.refusalChain(NoLocalEndpoints))))}
 }
 
 const (

@@ -82,15 +82,29 @@ func (c *Config) arrivedRules() []nft.Rule {
 type pods struct {
 	in   service.Interface
 	from []netip.Prefix // disjoint and sorted
+	// here has the ranges, inside of those in from, whose pods are on the node, as far as that is
+	// known. It is disjoint and sorted, too.
+	here []netip.Prefix
 }
 
-func (p pods) equal(o pods) bool { return p.in == o.in && slices.Equal(p.from, o.from) }
+func (p pods) equal(o pods) bool {
+	return p.in == o.in && slices.Equal(p.from, o.from) && slices.Equal(p.here, o.here)
+}
 
 func (c *Config) pods(f nft.Family, node *service.Node) pods {
 	if c.PodInterface.Name != "" {
 		return pods{in: c.PodInterface}
 	}
-	return pods{from: c.PodRanges(node, f == nft.IPv6)}
+	p := pods{from: c.PodRanges(node, f == nft.IPv6)}
+	for _, r := range p.from {
+		for _, own := range node.PodCIDRs {
+			if own.Overlaps(r) {
+				p.here = append(p.here, smaller(own, r))
+			}
+		}
+	}
+	p.here = service.Disjoint(p.here)
+	return p
 }
 
 // Pod reports whether the rules treat packets from the address as packets of a pod. If the rules
@@ -107,14 +121,27 @@ func (c *Config) Pod(node *service.Node, a netip.Addr) (pod, known bool) {
 	return slices.ContainsFunc(p.from, func(r netip.Prefix) bool { return r.Contains(a) }), p.in.Name == ""
 }
 
-// each returns statements of which exactly one matches a packet of a pod, and none another packet. There
-// are none if pods cannot be told from others.
-func (p pods) each() []nft.Statement {
+// ofNode returns statements of which exactly one matches a packet of a pod of the node, and none another
+// packet. There are none if these pods cannot be told from others. An interface of pods has those of the node.
+func (p pods) ofNode() []nft.Statement {
 	if p.in.Name != "" {
 		return []nft.Statement{nft.MatchInput{Name: p.in.Name, Prefix: p.in.Prefix}}
 	}
+	return fromAny(p.here)
+}
+
+// ofOtherNodes returns statements of which one matches a packet of a pod that is not known to be on the
+// node. They match pods of the node, too. There are none if all pods are known to be on the node.
+func (p pods) ofOtherNodes() []nft.Statement {
+	if slices.Equal(p.from, p.here) {
+		return nil
+	}
+	return fromAny(p.from)
+}
+
+func fromAny(ranges []netip.Prefix) []nft.Statement {
 	var list []nft.Statement
-	for _, r := range p.from {
+	for _, r := range ranges {
 		list = append(list, nft.MatchAddr{Field: nft.Saddr, Prefix: r})
 	}
 	return list

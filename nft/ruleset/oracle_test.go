@@ -141,11 +141,14 @@ func (o *oracle) external(p nft.Packet, t *target) []nft.Result {
 		return refusal(p)
 	case t.s.ExternalPolicy == service.Cluster:
 		return o.deliver(p, t, all, true)
-	case pod:
+	case pod && o.podOfNode(p):
 		o.saw("external Local: pod")
 		return o.deliver(p, t, all, false)
 	case o.local(p.Src.Addr()):
 		o.saw("external Local: the node")
+		return o.deliver(p, t, all, true)
+	case len(lists[own]) == 0 && pod:
+		o.saw("external Local: pod of another node, none here")
 		return o.deliver(p, t, all, true)
 	case len(lists[own]) == 0:
 		o.saw("external Local: none here")
@@ -200,6 +203,13 @@ func (o *oracle) fromPod(p nft.Packet) (pod, known bool) {
 		pod, known = pod || c.Contains(p.Src.Addr()), true
 	}
 	return pod, known
+}
+
+// podOfNode says whether the pod that sends the packet is known to be on the node: by the
+// interface, or by the node's ranges.
+func (o *oracle) podOfNode(p nft.Packet) bool {
+	return o.cfg.PodInterface.Name != "" ||
+		slices.ContainsFunc(o.node.PodCIDRs, func(c netip.Prefix) bool { return c.Contains(p.Src.Addr()) })
 }
 
 // deliver sends the packet to each endpoint of the list. With session affinity it sends

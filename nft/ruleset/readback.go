@@ -29,6 +29,7 @@ import (
 //	source ranges, and whose they are  sets source-ranges-..., comments in services-restricted
 //	conflicts (without the owner)      keys that the Service would have, and does not
 //	ServiceCIDRs                       rules of postrouting
+//	ranges of the node's own pods      rules of external-local
 //
 // These facts are chosen so that the same rules come of them. The Service may say
 // something else:
@@ -87,7 +88,7 @@ func readTables(m *nft.Model, table string, node *service.Node) (service.Snapsho
 	r := &readback{node: node, services: map[service.Name]*servedService{}, owners: map[service.Claim]service.Name{}}
 	snapshot := service.Snapshot{Node: node}
 	var frontends []*servedFrontend
-	var reached []netip.Prefix
+	var reached, here []netip.Prefix
 	for i, f := range nft.Families() {
 		c := m.Table(nft.TableID{Family: f, Name: table})
 		if c == nil {
@@ -99,6 +100,12 @@ func readTables(m *nft.Model, table string, node *service.Node) (service.Snapsho
 			snapshot.ServiceCIDRs = snapshot.ServiceCIDRs.Set(cidr.String(), cidr)
 		}
 		reached = append(reached, readReachable(c)...)
+		here = append(here, readPods(c).here...)
+	}
+	if node != nil && len(here) > 0 {
+		of := *node
+		of.PodCIDRs = here
+		node, snapshot.Node = &of, &of
 	}
 	if node != nil && len(reached) > 0 {
 		snapshot.Node = withReachable(*node, reached)

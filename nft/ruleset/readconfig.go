@@ -21,13 +21,10 @@ func ReadBackConfig(m *nft.Model, table string) Config {
 			nodePorts = append(nodePorts, allAddresses(f).String())
 			continue
 		}
-		for _, s := range firstStatements(c, externalLocal) {
-			switch s := s.(type) {
-			case nft.MatchAddr:
-				cfg.ClusterCIDRs = append(cfg.ClusterCIDRs, s.Prefix)
-			case nft.MatchInput:
-				cfg.PodInterface = service.Interface{Name: s.Name, Prefix: s.Prefix}
-			}
+		p := readPods(c)
+		cfg.ClusterCIDRs = append(cfg.ClusterCIDRs, p.from...)
+		if p.in.Name != "" {
+			cfg.PodInterface = p.in
 		}
 		for _, s := range firstStatements(c, postrouting) {
 			if mark, ok := s.(nft.MatchMark); ok {
@@ -42,6 +39,34 @@ func ReadBackConfig(m *nft.Model, table string) Config {
 	}
 	cfg.NodePortAddresses, _ = service.ParseNodePortAddresses(nodePorts) // which are prefixes
 	return cfg
+}
+
+// readPods reads how the table tells pods from others. Earlier versions took all pods for pods of
+// the node.
+func readPods(c *nft.Contents) pods {
+	var p pods
+	if c.Chains[externalLocal] == nil {
+		return p
+	}
+	for _, r := range c.Chains[externalLocal].Rules {
+		if len(r) == 0 {
+			continue
+		}
+		switch s := r[0].(type) {
+		case nft.MatchAddr:
+			if PurposeOf(r) == ForOtherPods {
+				p.from = append(p.from, s.Prefix)
+			} else {
+				p.here = append(p.here, s.Prefix)
+			}
+		case nft.MatchInput:
+			p.in = service.Interface{Name: s.Name, Prefix: s.Prefix}
+		}
+	}
+	if p.from == nil {
+		p.from = p.here
+	}
+	return p
 }
 
 // firstStatements returns the first statement of each of the chain's rules.

@@ -127,7 +127,7 @@ func (t *tableCompiler) reachableNow() []netip.Prefix {
 		ranges++
 		for _, n := range t.node.Networks {
 			if n.Overlaps(cidr) {
-				list = append(list, smaller(n, cidr).Masked())
+				list = append(list, smaller(n, cidr))
 			}
 		}
 		for _, a := range t.node.APIServers {
@@ -150,9 +150,9 @@ func (t *tableCompiler) reachableNow() []netip.Prefix {
 
 func smaller(a, b netip.Prefix) netip.Prefix {
 	if a.Bits() > b.Bits() {
-		return a
+		return a.Masked()
 	}
-	return b
+	return b.Masked()
 }
 
 // countInRange counts the lists of the part that have an endpoint in a ServiceCIDR.

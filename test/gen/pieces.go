@@ -28,7 +28,7 @@ func comments() []string {
 func purposes() []string {
 	return []string{
 		"find the address and port", "refuse unknown ports of cluster IPs", "find the node port", "let in sources of the ranges",
-		"drop sources outside the ranges", "find the restricted address and port", "give pods the endpoints of all nodes",
+		"drop sources outside the ranges", "find the restricted address and port", "give pods the endpoints of all nodes", "give pods of other nodes the endpoints of all nodes, and have them masqueraded",
 		"give the node the endpoints of all nodes", "give clients outside the endpoints of this node",
 		"drop packets of clients outside: no endpoint is on this node", "have clients that are no pods masqueraded",
 		"have all clients masqueraded", "send a remembered client to its endpoint", "choose an endpoint for a new client",

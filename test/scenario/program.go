@@ -43,6 +43,7 @@ func fixtureSnapshot() service.Snapshot {
 	b := service.NewBuilder(service.Node{
 		Name:      NodeName,
 		Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.2"), netip.MustParseAddr("2001:db8::1")},
+		PodCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.180.0.0/24"), netip.MustParsePrefix("fd00:10:180::/64")},
 	})
 	b.SetServiceCIDRs([]netip.Prefix{netip.MustParsePrefix("172.30.0.0/16"), netip.MustParsePrefix("fd00:172:30::/112")})
 	return b.Snapshot()
