@@ -5,11 +5,13 @@
 package result
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -218,6 +220,9 @@ func (r *Report) Write(path string) error {
 	if err != nil {
 		return fmt.Errorf("write report: %w", err)
 	}
+	// One line for each cell, so that a run changes the lines of what it measured. No string in JSON has a line break.
+	b = regexp.MustCompile(`\n\t{3,}`).ReplaceAll(b, []byte(" "))
+	b = bytes.ReplaceAll(b, []byte("\n\t\t}"), []byte(" }"))
 	temporary := path + ".new"
 	if err := os.WriteFile(temporary, append(b, '\n'), 0o644); err != nil {
 		return fmt.Errorf("write report: %w", err)
