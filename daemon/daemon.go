@@ -21,7 +21,7 @@ import (
 	"nftproxy/daemon/process"
 	"nftproxy/daemon/proxy"
 	"nftproxy/daemon/takeover"
-	"nftproxy/daemon/traffic"
+	"nftproxy/look/traffic"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"

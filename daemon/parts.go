@@ -190,6 +190,6 @@ func newServers(c Config, r reporter, judge *health.Health, metrics http.Handler
 // tablesThere says whether an earlier run left tables. If that is unknown, it says
 // yes.
 func tablesThere(conn *kernel.Conn, table string) bool {
-	tables, err := conn.Tables(table)
-	return err != nil || len(tables) > 0
+	found, err := rulesThere(conn, table)
+	return found || err != nil
 }

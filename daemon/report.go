@@ -43,44 +43,32 @@ func joinNotes(notes ...string) string {
 }
 
 func (r reporter) logProblem(p watch.Problem, counts *metrics.Metrics) {
-	if request := (*watch.RequestError)(nil); errors.As(p, &request) {
+	omitted := (*watch.OmittedError)(nil)
+	switch {
+	case errors.As(p, new(*watch.RequestError)):
 		r.log.Warn("a request to the API server failed", "err", p)
-		return
-	}
-	if absent := (*watch.AbsentError)(nil); errors.As(p, &absent) {
+	case errors.As(p, new(*watch.AbsentError)):
 		r.log.Info("the API server does not have a resource; going on without it, and asking again every few minutes", "err", p)
-		return
-	}
-	if blind := (*watch.FollowError)(nil); errors.As(p, &blind) {
+	case errors.As(p, new(*watch.FollowError)):
 		r.log.Warn("the kernel does not tell of all changes of the manifests", "err", p)
-		return
-	}
-	if unreadable := (*watch.UnreadableError)(nil); errors.As(p, &unreadable) {
+	case errors.As(p, new(*watch.UnreadableError)):
 		r.log.Error("the manifests cannot be read", "err", p)
-		return
-	}
-	if errors.Is(p, watch.ErrIgnoredKind) {
+	case errors.Is(p, watch.ErrIgnoredKind):
 		r.log.Debug("ignored an object of a kind that a service proxy does not use", "err", p)
-		return
-	}
-	if wait := (*watch.AwaitError)(nil); errors.As(p, &wait) {
+	case errors.As(p, new(*watch.AwaitError)):
 		r.log.Warn("the first rules wait for objects", "err", p)
-		return
-	}
-	if omitted := (*watch.OmittedError)(nil); errors.As(p, &omitted) {
+	case errors.As(p, &omitted):
 		for kind, n := range omitted.Kinds {
 			counts.CountProblems(kind, n)
 		}
 		r.log.Warn("too many problems in objects for a line each; this line counts the others", "count", omitted.Count(), "err", p)
-		return
-	}
-	if r.logRetention(p) {
-		return
-	}
-	counts.CountProblems(p.Object.Kind, 1)
-	r.log.Warn("ignored a part of an object that cannot be used", "err", p)
-	if e, ok := p.Event(); ok {
-		r.record(e)
+	case r.logRetention(p):
+	default:
+		counts.CountProblems(p.Object.Kind, 1)
+		r.log.Warn("ignored a part of an object that cannot be used", "err", p)
+		if e, ok := p.Event(); ok {
+			r.record(e)
+		}
 	}
 }
 

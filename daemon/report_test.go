@@ -58,13 +58,6 @@ func (l *listener) Write(b []byte) (int, error) {
 	return l.text.Write(b)
 }
 
-// count counts a text in the log.
-func (l *listener) count(text string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Count(l.text.String(), text)
-}
-
 // lines returns the log by level and message.
 func (l *listener) lines(t *testing.T) []string {
 	t.Helper()

@@ -7,7 +7,7 @@ import (
 
 	"nftproxy/conntrack"
 	"nftproxy/daemon/metrics"
-	"nftproxy/daemon/traffic"
+	"nftproxy/look/traffic"
 	"nftproxy/nft/ruleset"
 	"nftproxy/watch"
 )

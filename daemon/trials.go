@@ -9,7 +9,7 @@ import (
 
 	"nftproxy/daemon/metrics"
 	"nftproxy/daemon/proxy"
-	"nftproxy/daemon/traffic"
+	"nftproxy/look/traffic"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"

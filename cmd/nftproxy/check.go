@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -14,9 +13,7 @@ import (
 
 	"nftproxy/daemon/takeover"
 	"nftproxy/look/preflight"
-	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
-	"nftproxy/node/otherproxy"
 )
 
 // defaultNodePorts are the API server's.
@@ -60,7 +57,7 @@ found and do.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o := preflight.Options{
-				Table: table, Proc: preflight.DefaultProc, Keepers: takeover.DescribeKeepers,
+				Table: table, Proc: preflight.DefaultProc, Keepers: func(table string) ([]string, error) { return takeover.DescribeKeepers(table, "") },
 				Addresses: map[string]string{"health": defaultHealthAddress, "metrics": defaultMetricsAddress},
 			}
 			if _, err := fmt.Sscanf(nodePorts, "%d-%d", &o.NodePorts[0], &o.NodePorts[1]); err != nil || o.NodePorts[0] > o.NodePorts[1] {
@@ -70,8 +67,8 @@ found and do.`,
 			if o.ServiceCIDRs, err = parseClusterCIDR(serviceCIDR); err != nil {
 				return usageError{fmt.Errorf("--service-cidr: %w", err)}
 			}
-			if output != outputText && output != outputJSON {
-				return usageError{fmt.Errorf("--output: %q: want %s or %s", output, outputText, outputJSON)}
+			if err := checkOutput(output, outputText, outputJSON); err != nil {
+				return usageError{err}
 			}
 			findings := preflight.Run(cmd.Context(), o)
 			if source.from.Kubeconfig != "" || source.from.Master != "" {
@@ -86,7 +83,7 @@ found and do.`,
 	f.StringVar(&source.from.Kubeconfig, "kubeconfig", "", "kubeconfig file, as run has it")
 	f.StringVar(&source.from.Master, "master", "", "address of the API server; overrides the address in the kubeconfig")
 	f.StringVar(&serviceCIDR, "service-cidr", "", "the cluster's `ranges` of cluster IPs, separated by commas (kube-apiserver --service-cluster-ip-range), to look for the node's route there")
-	f.StringVarP(&output, "output", "o", outputText, "text or json")
+	addOutput(cmd, &output)
 	return cmd
 }
 
@@ -134,12 +131,6 @@ type proxiesOptions struct {
 	timeout              time.Duration
 }
 
-// The proxies that the command knows.
-const (
-	nameOurs   = "nftproxy"
-	nameTheirs = "kube-proxy"
-)
-
 func newProxiesCommand() *cobra.Command {
 	var o proxiesOptions
 	cmd := &cobra.Command{
@@ -163,11 +154,11 @@ other. Its exit status is 1 if that does not come true within --timeout.`,
   nftproxy proxies --await kube-proxy     before nftproxy is stopped`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if !slices.Contains([]string{"", nameOurs, nameTheirs}, o.await) {
-				return usageError{fmt.Errorf("--await: %q: want %s or %s", o.await, nameOurs, nameTheirs)}
+			if !slices.Contains([]string{"", takeover.NameOurs, takeover.NameTheirs}, o.await) {
+				return usageError{fmt.Errorf("--await: %q: want %s or %s", o.await, takeover.NameOurs, takeover.NameTheirs)}
 			}
-			if !slices.Contains([]string{outputText, outputJSON}, o.output) {
-				return usageError{fmt.Errorf("--output: %q: want %s or %s", o.output, outputText, outputJSON)}
+			if err := checkOutput(o.output, outputText, outputJSON); err != nil {
+				return usageError{err}
 			}
 			return o.run(cmd)
 		},
@@ -176,27 +167,8 @@ other. Its exit status is 1 if that does not come true within --timeout.`,
 	f.StringVar(&o.table, ownPrefix+"table", ruleset.DefaultTable, "name of the nftables tables of nftproxy")
 	f.StringVar(&o.await, "await", "", "wait until this proxy, nftproxy or kube-proxy, has rules for every frontend of the other")
 	f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "how long --await waits")
-	f.StringVarP(&o.output, "output", "o", outputText, "text or json")
+	addOutput(cmd, &o.output)
 	return cmd
-}
-
-// proxiesReport is what the command prints.
-type proxiesReport struct {
-	Proxies []proxyReport `json:"proxies"`
-}
-
-// proxyReport is about one proxy.
-type proxyReport struct {
-	Name string `json:"name"`
-	// Running is yes, no or unknown; Detail explains it.
-	Running string `json:"running"`
-	Detail  string `json:"detail"`
-	// Rules lists the tables.
-	Rules []string `json:"rules"`
-	// Frontends is the number of frontends, and Lacks those of the other proxy that this one
-	// does not have, sorted.
-	Frontends int      `json:"frontends"`
-	Lacks     []string `json:"lacks"`
 }
 
 // awaitPeriod is the time between two looks of --await.
@@ -208,11 +180,11 @@ func (o *proxiesOptions) run(cmd *cobra.Command) error {
 	ticker := time.NewTicker(awaitPeriod)
 	defer ticker.Stop()
 	for {
-		report, err := o.look(cmd.Context())
+		report, err := takeover.LookForProxies(cmd.Context(), o.table)
 		if err != nil {
 			return err
 		}
-		done := o.await == "" || report.takesOver(o.await)
+		done := o.await == "" || report.TakesOver(o.await)
 		if !done && ctx.Err() == nil {
 			select {
 			case <-ticker.C:
@@ -223,7 +195,7 @@ func (o *proxiesOptions) run(cmd *cobra.Command) error {
 		if o.output == outputJSON {
 			err = writeJSON(cmd.OutOrStdout(), report)
 		} else {
-			err = report.write(cmd.OutOrStdout())
+			err = writeProxies(cmd.OutOrStdout(), report)
 		}
 		if err == nil && !done {
 			return fmt.Errorf("%s does not have rules for every frontend after %s", o.await, o.timeout)
@@ -232,101 +204,8 @@ func (o *proxiesOptions) run(cmd *cobra.Command) error {
 	}
 }
 
-// takesOver says that a proxy has rules, and all frontends of the other.
-func (r proxiesReport) takesOver(name string) bool {
-	i := slices.IndexFunc(r.Proxies, func(p proxyReport) bool { return p.Name == name })
-	p := r.Proxies[i]
-	return len(p.Rules) > 0 && p.Frontends > 0 && len(p.Lacks) == 0
-}
-
-func (o *proxiesOptions) look(ctx context.Context) (proxiesReport, error) {
-	conn, err := kernel.Open(kernel.Config{})
-	if err != nil {
-		return proxiesReport{}, err
-	}
-	defer conn.Close()
-	ours, err := ourReport(conn)
-	if err != nil {
-		return proxiesReport{}, err
-	}
-	theirs, err := theirReport(ctx)
-	if err != nil {
-		return proxiesReport{}, err
-	}
-	ourFrontends, ourErr := otherproxy.OurFrontends(o.table)
-	theirFrontends, theirErr := otherproxy.KubeProxyFrontends()
-	if err := errors.Join(ourErr, theirErr); err != nil {
-		return proxiesReport{}, fmt.Errorf("read the rules: %w", err)
-	}
-	ours.Frontends, theirs.Frontends = len(ourFrontends), len(theirFrontends)
-	ours.Lacks, theirs.Lacks = lacks(ourFrontends, theirFrontends), lacks(theirFrontends, ourFrontends)
-	return proxiesReport{[]proxyReport{ours, theirs}}, nil
-}
-
-// lacks lists the frontends of the other proxy that this one lacks.
-func lacks(have, other otherproxy.Frontends) []string {
-	missing := []string{}
-	for f := range other {
-		if !have[f] {
-			missing = append(missing, f.String())
-		}
-	}
-	slices.Sort(missing)
-	return missing
-}
-
-func ourReport(conn *kernel.Conn) (proxyReport, error) {
-	r := proxyReport{Name: nameOurs, Running: "no", Detail: "does not run", Rules: []string{}}
-	tables, err := conn.OurTables()
-	if err != nil {
-		return r, fmt.Errorf("list tables: %w", err)
-	}
-	keepers, err := takeover.TableKeepers()
-	if err != nil {
-		return r, err
-	}
-	several := ""
-	for _, t := range tables {
-		r.Rules = append(r.Rules, t.ID.String())
-		by := keepers.Texts(t.ID.Name, "")
-		if t.Owner != 0 || len(by) > 0 {
-			r.Running, r.Detail = "yes", "runs"
-		}
-		if len(by) > 1 {
-			several = fmt.Sprintf("runs %d times with table %s: %s", len(by), t.ID.Name, strings.Join(by, "; "))
-		}
-	}
-	if several != "" {
-		r.Detail = several
-	}
-	return r, nil
-}
-
-func theirReport(ctx context.Context) (proxyReport, error) {
-	r := proxyReport{Name: nameTheirs, Running: "unknown", Rules: []string{}}
-	found, err := otherproxy.Find()
-	if err != nil {
-		return r, fmt.Errorf("look for the rules of kube-proxy: %w", err)
-	}
-	for _, rules := range found {
-		r.Rules = append(r.Rules, rules.String())
-	}
-	running, err := otherproxy.LookForKubeProxy(ctx)
-	if err != nil {
-		return r, fmt.Errorf("look for kube-proxy: %w", err)
-	}
-	r.Detail = running.String()
-	switch {
-	case running.Yes():
-		r.Running = "yes"
-	case running.No():
-		r.Running = "no"
-	}
-	return r, nil
-}
-
-// write prints the report for people.
-func (r proxiesReport) write(out io.Writer) error {
+// writeProxies prints the report for people.
+func writeProxies(out io.Writer, r takeover.Proxies) error {
 	const most = 10 // frontends in a line
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "PROXY\tRUNNING\tFRONTENDS\tRULES")

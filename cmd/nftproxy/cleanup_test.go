@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nftproxy/daemon/takeover"
 	"nftproxy/nft/kernel"
 	"nftproxy/test/lib/nftcmd"
 	"nftproxy/test/lib/testnet"
@@ -284,7 +285,7 @@ func TestKubeProxyWithFewRights(t *testing.T) {
 		if err := here.Run(cmd); err != nil {
 			t.Fatalf("%v: %s", err, problems.Bytes())
 		}
-		var report proxiesReport
+		var report takeover.Proxies
 		if err := json.Unmarshal(out.Bytes(), &report); err != nil {
 			t.Fatal(err)
 		}

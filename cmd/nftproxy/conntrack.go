@@ -2,13 +2,10 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"slices"
-	"strconv"
 	"text/tabwriter"
 	"time"
 
@@ -17,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"nftproxy/conntrack"
+	"nftproxy/look/inspect"
 	"nftproxy/model/service"
-	"nftproxy/nft"
 )
 
 func newConntrackCommand() *cobra.Command {
@@ -95,49 +92,28 @@ func (o *flowOptions) addFlags(cmd *cobra.Command) {
 }
 
 // parse checks the flags.
-func (o *flowOptions) parse() (*flowSource, flowFilter, error) {
-	var filter flowFilter
+func (o *flowOptions) parse() (*inspect.FlowSource, inspect.FlowFilter, error) {
+	var filter inspect.FlowFilter
 	node, config, err := o.sourceOptions.parse()
 	if err != nil {
 		return nil, filter, err
 	}
-	s := &flowSource{options: o.sourceOptions, node: node, config: config}
-	if s.established, err = cleanEstablished(o.established); err != nil {
+	s := o.flowSource(node, config)
+	if s.Established, err = cleanEstablished(o.established); err != nil {
 		return nil, filter, err
 	}
 	if o.service != "" {
-		filter.service = service.Name(o.service)
-		if namespace, name := filter.service.Split(); namespace == "" || name == "" {
+		filter.Service = service.Name(o.service)
+		if namespace, name := filter.Service.Split(); namespace == "" || name == "" {
 			return nil, filter, fmt.Errorf("--service: %q: want NAMESPACE/NAME", o.service)
 		}
 	}
 	if o.protocol != "" {
-		if filter.protocol, err = service.ParseProtocol(o.protocol); err != nil {
+		if filter.Protocol, err = service.ParseProtocol(o.protocol); err != nil {
 			return nil, filter, fmt.Errorf("--protocol: %w", err)
 		}
 	}
-	return s, filter, checkOutput(o.output)
-}
-
-// flowFilter selects rows. A zero field selects all.
-type flowFilter struct {
-	service  service.Name
-	protocol service.Protocol
-	stale    bool
-}
-
-func (f flowFilter) selects(r *flowRow) bool {
-	return (f.service == "" || f.service == r.name) &&
-		(f.protocol == 0 || f.protocol == r.flow.Protocol) && (!f.stale || r.Stale)
-}
-
-// known says whether the snapshot has the filter's Service.
-func (f flowFilter) known(s service.Snapshot) bool {
-	if f.service == "" {
-		return true
-	}
-	_, ok := s.Services.Get(f.service)
-	return ok
+	return s, filter, checkOutput(o.output, outputText, outputJSON)
 }
 
 // sysctlOptions are the flags about the kernel's settings of connection tracking.
@@ -244,7 +220,7 @@ do not change these.`,
 			if err != nil {
 				return usageError{err}
 			}
-			filter.stale = stale
+			filter.Stale = stale
 			return listFlows(cmd, source, filter, o.output)
 		},
 	}
@@ -253,15 +229,15 @@ do not change these.`,
 	return cmd
 }
 
-func listFlows(cmd *cobra.Command, source *flowSource, filter flowFilter, output string) error {
+func listFlows(cmd *cobra.Command, source *inspect.FlowSource, filter inspect.FlowFilter, output string) error {
 	notes := cmd.ErrOrStderr()
-	table, rows, err := source.flows(cmd.Context(), filter, notes)
+	table, rows, err := source.Flows(cmd.Context(), filter, notes)
 	if err != nil {
 		return err
 	}
 	defer table.Close()
 	if output == outputJSON {
-		return writeJSON(cmd.OutOrStdout(), flowList{Source: source.kind(), Flows: rows})
+		return writeJSON(cmd.OutOrStdout(), flowList{Source: source.Kind(), Flows: rows})
 	}
 	if err := writeFlows(cmd.OutOrStdout(), rows); err != nil {
 		return err
@@ -272,145 +248,18 @@ func listFlows(cmd *cobra.Command, source *flowSource, filter flowFilter, output
 			stale++
 		}
 	}
-	fmt.Fprintf(notes, "nftproxy: %s, %d of them stale\n", plural(len(rows), "flow"), stale)
+	fmt.Fprintf(notes, "nftproxy: %s, %d of them stale\n", inspect.Plural(len(rows), "flow"), stale)
 	return nil
-}
-
-// flows returns the selected flows of the kernel's table, and the table, still open.
-func (s *flowSource) flows(ctx context.Context, filter flowFilter, notes io.Writer) (*conntrack.Table, []flowRow, error) {
-	index, err := s.openIndex(ctx, filter, notes)
-	if err != nil {
-		return nil, nil, err
-	}
-	table, err := conntrack.Open(conntrack.Config{})
-	if err != nil {
-		return nil, nil, err
-	}
-	rows, err := readFlows(ctx, table, index, filter, notes)
-	if err != nil {
-		return nil, nil, errors.Join(err, table.Close())
-	}
-	return table, rows, nil
-}
-
-// openIndex makes an index and prints to notes what Services it has and from where.
-func (s *flowSource) openIndex(ctx context.Context, filter flowFilter, notes io.Writer) (*conntrack.Index, error) {
-	index, snapshot, err := s.index(ctx, notes)
-	if err != nil {
-		return nil, err
-	}
-	fmt.Fprintf(notes, "nftproxy: %s, from %s\n", plural(snapshot.Services.Len(), "service"), s)
-	if !filter.known(snapshot) {
-		fmt.Fprintf(notes, "nftproxy: %s is not among them\n", filter.service)
-	}
-	return index, nil
 }
 
 // flowList is the JSON that list prints.
 type flowList struct {
-	Source string    `json:"source"`
-	Flows  []flowRow `json:"flows"`
-}
-
-// flowRow is one flow of a Service. The help promises the names in the JSON.
-type flowRow struct {
-	Protocol       string `json:"protocol"`
-	Client         string `json:"client"`
-	Service        string `json:"service"`
-	Port           string `json:"port"`
-	Address        string `json:"address"`
-	Endpoint       string `json:"endpoint"`
-	State          string `json:"state"`
-	AgeSeconds     *int64 `json:"ageSeconds"`
-	ExpiresSeconds int64  `json:"expiresSeconds"`
-	Stale          bool   `json:"stale"`
-	Reason         string `json:"reason"`
-
-	name service.Name
-	flow conntrack.Flow
-}
-
-// readFlows returns the selected flows of Services, and the stale flows that no
-// Service owns, in the order of the Services' names.
-func readFlows(ctx context.Context, table *conntrack.Table, index *conntrack.Index, filter flowFilter, notes io.Writer) ([]flowRow, error) {
-	rows, now := []flowRow{}, time.Now()
-	err := table.Flows(ctx, conntrack.Filter{Protocol: filter.protocol}, func(f conntrack.Flow) error {
-		if r, ok := newFlowRow(f, index, now); ok && filter.selects(&r) {
-			rows = append(rows, r)
-		}
-		return nil
-	})
-	if errors.Is(err, conntrack.ErrInterrupted) {
-		fmt.Fprintf(notes, "nftproxy: flows may be missing: %v\n", err)
-		err = nil
-	}
-	slices.SortFunc(rows, func(a, b flowRow) int {
-		return cmp.Or(cmp.Compare(a.Service, b.Service), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol),
-			a.flow.Original.Dst.Compare(b.flow.Original.Dst), a.flow.Original.Src.Compare(b.flow.Original.Src))
-	})
-	return rows, err
-}
-
-// newFlowRow describes a flow. It returns false if the flow has nothing to do with
-// Services.
-func newFlowRow(f conntrack.Flow, index *conntrack.Index, now time.Time) (flowRow, bool) {
-	reason, stale := index.Stale(f)
-	s, p, owned := index.Owner(f)
-	passing := f.Zone != 0 && f.Status&conntrack.DstNAT == 0 // Its packets pass the rules in another zone.
-	if passing || !owned && !stale {
-		return flowRow{}, false
-	}
-	r := flowRow{
-		Protocol: nft.ProtocolText(uint8(f.Protocol)), Client: addressText(&f, f.Original.Src), Address: addressText(&f, f.Original.Dst), State: flowState(&f),
-		ExpiresSeconds: int64(f.Timeout / time.Second), Stale: stale, Reason: string(reason), flow: f,
-	}
-	if owned {
-		r.name, r.Service = s.Name, string(s.Name)
-		r.Port = portText(p)
-	}
-	// A DNAT to the address that the packet already has does not show in the entry.
-	if f.Status&conntrack.DstNAT != 0 || owned && leadsTo(p, f.Reply.Src) {
-		r.Endpoint = f.Reply.Src.String()
-	}
-	if !f.Start.IsZero() {
-		age := max(0, int64(now.Sub(f.Start)/time.Second))
-		r.AgeSeconds = &age
-	}
-	return r, true
-}
-
-// portText is the port's name, or its number.
-func portText(p *service.Port) string { return cmp.Or(p.Name, strconv.Itoa(int(p.Port))) }
-
-// addressText returns the address, with a port for the protocols that have ports.
-// Flows of other protocols are listed too: an echo request can go to an unallocated
-// Service address.
-func addressText(f *conntrack.Flow, a netip.AddrPort) string {
-	switch f.Protocol {
-	case service.TCP, service.UDP, service.SCTP:
-		return a.String()
-	}
-	return a.Addr().String()
-}
-
-func leadsTo(p *service.Port, addr netip.AddrPort) bool {
-	return p.Endpoints.Find(service.Endpoint{Addr: addr}) != nil
-}
-
-func flowState(f *conntrack.Flow) string {
-	switch {
-	case f.TCPState != 0:
-		return f.TCPState.String()
-	case f.Status&conntrack.Assured != 0:
-		return "assured"
-	case f.Status&conntrack.SeenReply != 0:
-		return "replied"
-	}
-	return "unreplied"
+	Source string            `json:"source"`
+	Flows  []inspect.FlowRow `json:"flows"`
 }
 
 // writeFlows prints a table for people.
-func writeFlows(w io.Writer, rows []flowRow) error {
+func writeFlows(w io.Writer, rows []inspect.FlowRow) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "PROTOCOL\tCLIENT\tSERVICE\tADDRESS\tENDPOINT\tSTATE\tAGE\tEXPIRES\tSTALE")
 	for i := range rows {
@@ -424,7 +273,7 @@ func writeFlows(w io.Writer, rows []flowRow) error {
 			age = duration.HumanDuration(time.Duration(*r.AgeSeconds) * time.Second)
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Protocol, r.Client, dashIfEmpty(printable(id)), r.Address,
-			cmp.Or(r.Endpoint, "-"), r.State, age, duration.HumanDuration(r.flow.Timeout), cmp.Or(r.Reason, "-"))
+			cmp.Or(r.Endpoint, "-"), r.State, age, duration.HumanDuration(r.Flow.Timeout), cmp.Or(r.Reason, "-"))
 	}
 	return t.Flush()
 }

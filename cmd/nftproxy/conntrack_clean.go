@@ -2,16 +2,15 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
 	"nftproxy/conntrack"
+	"nftproxy/look/inspect"
 )
 
 func newConntrackCleanCommand() *cobra.Command {
@@ -50,7 +49,7 @@ same as in the output of list.`,
 			if err != nil {
 				return usageError{err}
 			}
-			filter.stale = !c.all
+			filter.Stale = !c.all
 			return c.clean(cmd, source, filter, o.output)
 		},
 	}
@@ -69,30 +68,30 @@ type cleaning struct {
 
 // cleanResult is the JSON that clean prints.
 type cleanResult struct {
-	Source  string    `json:"source"`
-	DryRun  bool      `json:"dryRun"`
-	Removed int       `json:"removed"`
-	Flows   []flowRow `json:"flows"`
+	Source  string            `json:"source"`
+	DryRun  bool              `json:"dryRun"`
+	Removed int               `json:"removed"`
+	Flows   []inspect.FlowRow `json:"flows"`
 }
 
-func (c *cleaning) clean(cmd *cobra.Command, source *flowSource, filter flowFilter, output string) error {
+func (c *cleaning) clean(cmd *cobra.Command, source *inspect.FlowSource, filter inspect.FlowFilter, output string) error {
 	ctx, notes := cmd.Context(), cmd.ErrOrStderr()
-	table, rows, err := source.flows(ctx, filter, notes)
+	table, rows, err := source.Flows(ctx, filter, notes)
 	if err != nil {
 		return err
 	}
 	defer table.Close()
-	if rows, err = source.confirm(ctx, rows, filter); err != nil {
+	if rows, err = source.Confirm(ctx, rows, filter); err != nil {
 		return err
 	}
-	result := cleanResult{Source: source.kind(), DryRun: c.dryRun, Flows: rows}
+	result := cleanResult{Source: source.Kind(), DryRun: c.dryRun, Flows: rows}
 	if !c.dryRun {
 		flows := make([]conntrack.Flow, len(rows))
 		for i := range rows {
-			flows[i] = rows[i].flow
+			flows[i] = rows[i].Flow
 		}
 		if result.Removed, err = table.Delete(ctx, flows); err != nil {
-			return fmt.Errorf("%w, after %d of %s were removed", err, result.Removed, plural(len(rows), "flow"))
+			return fmt.Errorf("%w, after %d of %s were removed", err, result.Removed, inspect.Plural(len(rows), "flow"))
 		}
 	}
 	if output == outputJSON {
@@ -105,31 +104,14 @@ func (c *cleaning) clean(cmd *cobra.Command, source *flowSource, filter flowFilt
 	return nil
 }
 
-// confirm judges the flows again, by the Services as they are now, and returns those
-// that are still selected. Rules that are younger than the Services of the first
-// judgment may have made a flow: its endpoint would seem gone when it is only new.
-func (s *flowSource) confirm(ctx context.Context, rows []flowRow, filter flowFilter) ([]flowRow, error) {
-	if len(rows) == 0 {
-		return rows, nil
-	}
-	index, _, err := s.index(ctx, io.Discard)
-	if err != nil {
-		return nil, err
-	}
-	return slices.DeleteFunc(rows, func(r flowRow) bool {
-		again, ok := newFlowRow(r.flow, index, r.flow.Start)
-		return !ok || !filter.selects(&again)
-	}), nil
-}
-
 func (r *cleanResult) summarise(w io.Writer) {
 	switch gone := len(r.Flows) - r.Removed; {
 	case r.DryRun:
-		fmt.Fprintf(w, "nftproxy: dry run: nothing was removed, %s would have been\n", plural(len(r.Flows), "flow"))
+		fmt.Fprintf(w, "nftproxy: dry run: nothing was removed, %s would have been\n", inspect.Plural(len(r.Flows), "flow"))
 	case gone > 0:
-		fmt.Fprintf(w, "nftproxy: removed %s; %d more had ended by themselves\n", plural(r.Removed, "flow"), gone)
+		fmt.Fprintf(w, "nftproxy: removed %s; %d more had ended by themselves\n", inspect.Plural(r.Removed, "flow"), gone)
 	default:
-		fmt.Fprintf(w, "nftproxy: removed %s\n", plural(r.Removed, "flow"))
+		fmt.Fprintf(w, "nftproxy: removed %s\n", inspect.Plural(r.Removed, "flow"))
 	}
 }
 
@@ -154,7 +136,7 @@ leaves it alone), atLeast and differs (true or false) and error.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			err := o.check()
 			if err == nil {
-				err = checkOutput(output)
+				err = checkOutput(output, outputText, outputJSON)
 			}
 			if err != nil {
 				return usageError{err}

@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/conntrack"
+	"nftproxy/look/inspect"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
@@ -409,9 +410,9 @@ service shop/cart created 2026-01-01T00:00:00Z
 			Timeout: 30 * time.Second,
 		},
 	}
-	rows := []flowRow{}
+	rows := []inspect.FlowRow{}
 	for _, f := range flows {
-		if r, ok := newFlowRow(f, index, now); ok {
+		if r, ok := inspect.NewFlowRow(f, index, now); ok {
 			rows = append(rows, r)
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -112,10 +111,7 @@ func (o *explainOptions) explain(cmd *cobra.Command, destination string) (explai
 	node, config, err := o.parse()
 	to, destinationErr := explain.ParseDestination(destination)
 	from, fromErr := explain.ParseOrigin(o.from)
-	if !slices.Contains([]string{outputText, outputJSON, outputYAML}, o.output) {
-		err = errors.Join(err, fmt.Errorf("--output: %q: want text, json or yaml", o.output))
-	}
-	if err := errors.Join(err, destinationErr, fromErr); err != nil {
+	if err := errors.Join(err, checkOutput(o.output, outputText, outputJSON, outputYAML), destinationErr, fromErr); err != nil {
 		return none, err
 	}
 	kernel, err := live.Look(cmd.Context(), o.table)
@@ -127,14 +123,14 @@ func (o *explainOptions) explain(cmd *cobra.Command, destination string) (explai
 	if err != nil {
 		return none, err
 	}
-	source := &flowSource{options: o.sourceOptions, node: node, config: config}
+	source := o.flowSource(node, config)
 	var objects *service.Snapshot
-	if source.kind() != "table" {
+	if source.Kind() != "table" {
 		addrs, err := hostaddr.List(cmd.Context())
 		if err != nil {
 			return none, err
 		}
-		snapshot, err := source.objects(cmd.Context(), addrs, cmd.ErrOrStderr())
+		snapshot, err := source.Snapshot(cmd.Context(), addrs, cmd.ErrOrStderr())
 		if err != nil {
 			return none, err
 		}

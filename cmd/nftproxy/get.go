@@ -113,7 +113,7 @@ func (o *getOptions) read(ctx context.Context) (*reading, error) {
 	}
 	model, err := inspect.ReadTables(conn, o.table)
 	if err == nil && model == nil {
-		err = noTables(o.table)
+		err = fmt.Errorf("this network namespace has no table %s: nftproxy has not run here since the node started, or its tables have another name (--%stable)", o.table, ownPrefix)
 	}
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
@@ -121,6 +121,20 @@ func (o *getOptions) read(ctx context.Context) (*reading, error) {
 	// The tables do not name the node; only endpoints on it have this name.
 	node := &service.Node{Name: "this node", HostAddresses: addrs.Own}
 	return &reading{conn, inspect.NewTables(model, o.table, node), ruleset.ReadBackConfig(model, o.table)}, nil
+}
+
+// show prints the rows of the tables that were selected, as a table or as the list that holds them.
+func show[R any](cmd *cobra.Command, o *getOptions, s inspect.Selection, what string, columns []column[R], rows func(*reading) ([]R, any)) error {
+	r, err := o.read(cmd.Context())
+	if err != nil {
+		return err
+	}
+	defer r.conn.Close()
+	selected, list := rows(r)
+	if err := printRows(cmd.OutOrStdout(), o.printOptions, columns, selected, list); err != nil {
+		return err
+	}
+	return r.finish(cmd, o, s, len(selected), what)
 }
 
 // finish prints a note where a table for people has no rows. It returns an error about
@@ -201,25 +215,15 @@ add fields; they do not change these. Exit statuses: see nftproxy get --help.`,
 			if err != nil {
 				return usageError{err}
 			}
-			return getServices(cmd, &o, s)
+			return show(cmd, &o, s, "services", serviceColumns(), func(r *reading) ([]inspect.ServiceRow, any) {
+				rows := r.ServiceRows(s)
+				return rows, serviceList{rows}
+			})
 		},
 	}
 	o.addFlags(cmd, "Services with this address; an address of the node selects node ports", "Services with this port or node port")
 	cmd.ValidArgsFunction = o.completeServices
 	return cmd
-}
-
-func getServices(cmd *cobra.Command, o *getOptions, s inspect.Selection) error {
-	r, err := o.read(cmd.Context())
-	if err != nil {
-		return err
-	}
-	defer r.conn.Close()
-	rows := r.ServiceRows(s)
-	if err := printRows(cmd.OutOrStdout(), o.printOptions, serviceColumns(), rows, serviceList{rows}); err != nil {
-		return err
-	}
-	return r.finish(cmd, o, s, len(rows), "services")
 }
 
 func serviceColumns() []column[inspect.ServiceRow] {

@@ -116,7 +116,7 @@ func (r *reading) countConnections(cmd *cobra.Command) (*inspect.Connections, er
 		err = nil
 	}
 	if n := connections.Orphans; n > 0 {
-		fmt.Fprintf(cmd.ErrOrStderr(), "nftproxy: %s to addresses that no Service has any more\n", plural(n, "connection"))
+		fmt.Fprintf(cmd.ErrOrStderr(), "nftproxy: %s to addresses that no Service has any more\n", inspect.Plural(n, "connection"))
 	}
 	return connections, err
 }
@@ -198,25 +198,15 @@ not change these. Exit statuses: see nftproxy get --help.`,
 				return usageError{err}
 			}
 			s.Chains = names
-			return getChains(cmd, &o, s)
+			return show(cmd, &o, s, "chains", chainColumns(), func(r *reading) ([]inspect.ChainRow, any) {
+				rows := r.ChainRows(s)
+				return rows, chainList{rows}
+			})
 		},
 	}
 	o.addFlags(cmd, "chains of Services with this address", "chains of Services with this port or node port")
 	cmd.ValidArgsFunction = o.completeChains
 	return cmd
-}
-
-func getChains(cmd *cobra.Command, o *getOptions, s inspect.Selection) error {
-	r, err := o.read(cmd.Context())
-	if err != nil {
-		return err
-	}
-	defer r.conn.Close()
-	rows := r.ChainRows(s)
-	if err := printRows(cmd.OutOrStdout(), o.printOptions, chainColumns(), rows, chainList{rows}); err != nil {
-		return err
-	}
-	return r.finish(cmd, o, s, len(rows), "chains")
 }
 
 func chainColumns() []column[inspect.ChainRow] {

@@ -42,10 +42,7 @@ func (o *printOptions) addFlags(cmd *cobra.Command) {
 
 // check returns the error about an unknown output.
 func (o *printOptions) check() error {
-	if !slices.Contains([]string{outputText, outputWide, outputJSON, outputYAML}, o.output) {
-		return fmt.Errorf("--output: %q: want text, wide, json or yaml", o.output)
-	}
-	return nil
+	return checkOutput(o.output, outputText, outputWide, outputJSON, outputYAML)
 }
 
 // structured says that programs read the output, so that it has all there is.
@@ -142,11 +139,13 @@ func addOutput(cmd *cobra.Command, output *string) {
 	cmd.Flags().StringVarP(output, "output", "o", outputText, "text or json")
 }
 
-func checkOutput(output string) error {
-	if output != outputText && output != outputJSON {
-		return fmt.Errorf("--output: %q: want text or json", output)
+// checkOutput returns the error about an output that is none of these.
+func checkOutput(output string, of ...string) error {
+	if slices.Contains(of, output) {
+		return nil
 	}
-	return nil
+	last := len(of) - 1
+	return fmt.Errorf("--output: %q: want %s or %s", output, strings.Join(of[:last], ", "), of[last])
 }
 
 // writeJSON prints a value as JSON. A character that does not print is an escape there:
@@ -199,19 +198,6 @@ func writeYAML(w io.Writer, v any) error {
 	}
 	_, err = w.Write(b)
 	return err
-}
-
-// plural returns, for example, "1 flow" or "3 flows".
-func plural(n int, what string) string {
-	if n == 1 {
-		return fmt.Sprintf("1 %s", what)
-	}
-	return fmt.Sprintf("%d %ss", n, what)
-}
-
-// noTables is the error of a command that needs the tables.
-func noTables(name string) error {
-	return fmt.Errorf("this network namespace has no table %s: nftproxy has not run here since the node started, or its tables have another name (--%stable)", name, ownPrefix)
 }
 
 // checkTableName checks the flag --nftproxy-table.

@@ -26,20 +26,14 @@ const ownPrefix = "nftproxy-"
 // runOptions are the flags of run. A flag that kube-proxy has too has its name.
 type runOptions struct {
 	sourceOptions
-	config                        configOptions
-	masqueradeAll                 bool
-	masqueradeBit                 int
-	metricsAddress, healthAddress string
-	probeAddress                  string
-	startupTaint                  string
-	counters                      string
-	retainMissing                 time.Duration
-	sysctls                       sysctlOptions
-	cleanEstablished              []string
-	minSyncPeriod                 time.Duration
-	verbosity                     int
-	oomScoreAdj                   string
-	profiling, bindHardFail       bool
+	config configOptions
+	// asked has what flags set as they are; run sets the rest.
+	asked            daemon.Config
+	masqueradeAll    bool
+	masqueradeBit    int
+	counters         string
+	sysctls          sysctlOptions
+	cleanEstablished []string
 }
 
 // The addresses on which the servers listen by default, as in kube-proxy, and that of
@@ -100,25 +94,25 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	o.config.addFlags(f)
 	addIgnoredFlags(f)
 	addAliasFlags(f)
-	f.StringVar(&o.oomScoreAdj, "oom-score-adj", "", "`number`, -1000 to 1000: the higher, the sooner the kernel ends the process when memory runs out; empty leaves it alone")
+	f.StringVar(&o.asked.OOMScoreAdj, "oom-score-adj", "", "`number`, -1000 to 1000: the higher, the sooner the kernel ends the process when memory runs out; empty leaves it alone")
 	f.Lookup("kubeconfig").Usage += "; without it and --master, run uses the pod's service account"
 	f.Lookup(ownPrefix + "manifests").Usage += "; run follows their changes"
 	f.Lookup("cluster-cidr").Usage += "; run masquerades traffic from all other addresses to cluster IPs"
 	f.Lookup(ownPrefix + "table").Usage += "; run removes the tables of earlier runs with other names"
 	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "masquerade all traffic to cluster IPs")
 	f.IntVar(&o.masqueradeBit, "iptables-masquerade-bit", noMasqueradeBit, "bit of the packet mark, 0 to 31, that marks packets to masquerade inside the node, for other programs that set or read it; -1: the rules neither read nor change marks, and use a label of the connection instead")
-	f.StringVar(&o.metricsAddress, "metrics-bind-address", defaultMetricsAddress, "address and port of the metrics server; empty to switch it off")
-	f.BoolVar(&o.bindHardFail, "bind-address-hard-fail", false, "exit if the health or metrics server cannot listen for a minute")
-	f.BoolVar(&o.profiling, "profiling", false, "serve /debug/pprof and /debug/flags/v on the metrics server: who can reach it sees the memory of the process")
-	f.StringVar(&o.healthAddress, "healthz-bind-address", defaultHealthAddress, "address and port of the health server; empty to switch it off")
-	f.StringVar(&o.probeAddress, ownPrefix+"probe-bind-address", "", "address and port of a second health server, for probes that must reach this process and no other; run ends if another process has it; empty to switch it off")
-	f.StringVar(&o.startupTaint, startupTaintFlag, "", "`key` of a taint that run removes from its own Node once the first program is in force in both families; empty for none")
-	f.DurationVar(&o.retainMissing, ownPrefix+"retain-missing", defaultRetain, "how long run still serves Services that a list of the API server lacks, or whose EndpointSlices it lacks, if it lacks more than half of them and at least 10, as after a restore; 0 removes them at once")
+	f.StringVar(&o.asked.MetricsAddress, "metrics-bind-address", defaultMetricsAddress, "address and port of the metrics server; empty to switch it off")
+	f.BoolVar(&o.asked.BindHardFail, "bind-address-hard-fail", false, "exit if the health or metrics server cannot listen for a minute")
+	f.BoolVar(&o.asked.Profiling, "profiling", false, "serve /debug/pprof and /debug/flags/v on the metrics server: who can reach it sees the memory of the process")
+	f.StringVar(&o.asked.HealthAddress, "healthz-bind-address", defaultHealthAddress, "address and port of the health server; empty to switch it off")
+	f.StringVar(&o.asked.ProbeAddress, ownPrefix+"probe-bind-address", "", "address and port of a second health server, for probes that must reach this process and no other; run ends if another process has it; empty to switch it off")
+	f.StringVar(&o.asked.StartupTaint, startupTaintFlag, "", "`key` of a taint that run removes from its own Node once the first program is in force in both families; empty for none")
+	f.DurationVar(&o.asked.RetainMissing, ownPrefix+"retain-missing", defaultRetain, "how long run still serves Services that a list of the API server lacks, or whose EndpointSlices it lacks, if it lacks more than half of them and at least 10, as after a restore; 0 removes them at once")
 	addCounters(f, &o.counters)
 	addCleanEstablished(f, &o.cleanEstablished)
 	o.sysctls.addFlags(f)
-	f.DurationVar(&o.minSyncPeriod, "iptables-min-sync-period", proxy.DefaultConfig().MinSyncPeriod, "least time between two syncs, on average over 100ms; a change after a longer rest does not wait")
-	f.IntVarP(&o.verbosity, "v", "v", 0, "log verbosity; from 2 on the log has every sync, below 2 the number of lines with the same message is bounded")
+	f.DurationVar(&o.asked.MinSyncPeriod, "iptables-min-sync-period", proxy.DefaultConfig().MinSyncPeriod, "least time between two syncs, on average over 100ms; a change after a longer rest does not wait")
+	f.IntVarP(&o.asked.Verbosity, "v", "v", 0, "log verbosity; from 2 on the log has every sync, below 2 the number of lines with the same message is bounded")
 }
 
 // noMasqueradeBit leaves the packets' mark to other programs. maxMasqueradeBit is the highest bit of
@@ -132,31 +126,27 @@ const (
 func (o *runOptions) run() (*daemon.Config, error) {
 	var errs []error
 	check := func(err error) { errs = append(errs, err) }
-	if o.minSyncPeriod < 0 {
-		check(fmt.Errorf("--iptables-min-sync-period: %s is negative", o.minSyncPeriod))
+	if o.asked.MinSyncPeriod < 0 {
+		check(fmt.Errorf("--iptables-min-sync-period: %s is negative", o.asked.MinSyncPeriod))
 	}
-	if o.verbosity < 0 {
-		check(fmt.Errorf("--v: %d is negative", o.verbosity))
+	if o.asked.Verbosity < 0 {
+		check(fmt.Errorf("--v: %d is negative", o.asked.Verbosity))
 	}
-	for _, a := range [][2]string{{"--healthz-bind-address", o.healthAddress}, {"--metrics-bind-address", o.metricsAddress}, {"--nftproxy-probe-bind-address", o.probeAddress}} {
+	for _, a := range [][2]string{{"--healthz-bind-address", o.asked.HealthAddress}, {"--metrics-bind-address", o.asked.MetricsAddress}, {"--nftproxy-probe-bind-address", o.asked.ProbeAddress}} {
 		if err := health.CheckAddress(a[1]); err != nil {
 			check(fmt.Errorf("%s: %w", a[0], err))
 		}
 	}
-	if o.retainMissing < 0 {
-		check(fmt.Errorf("--%sretain-missing: %s is negative", ownPrefix, o.retainMissing))
+	if o.asked.RetainMissing < 0 {
+		check(fmt.Errorf("--%sretain-missing: %s is negative", ownPrefix, o.asked.RetainMissing))
 	}
 	check(o.sysctls.check())
 	check(o.checkStartupTaint())
 	check(checkCounters(o.counters))
+	c := o.asked
+	c.Version, c.Source, c.Sysctls, c.SysctlFiles = version(), o.from, o.sysctls.Sysctls, o.sysctls.files()
+	c.File, c.FileText, c.Origin, c.ConnectionMetrics = o.config.file, o.config.text, o.config.origin, o.counters == countersMetrics
 	var err error
-	c := &daemon.Config{
-		Version: version(), Source: o.from, RetainMissing: o.retainMissing, MinSyncPeriod: o.minSyncPeriod,
-		ConnectionMetrics: o.counters == countersMetrics,
-		HealthAddress:     o.healthAddress, MetricsAddress: o.metricsAddress, ProbeAddress: o.probeAddress, BindHardFail: o.bindHardFail,
-		Profiling: o.profiling, StartupTaint: o.startupTaint, Sysctls: o.sysctls.Sysctls, SysctlFiles: o.sysctls.files(),
-		OOMScoreAdj: o.oomScoreAdj, Verbosity: o.verbosity, File: o.config.file, FileText: o.config.text, Origin: o.config.origin,
-	}
 	c.Established, err = cleanEstablished(o.cleanEstablished)
 	check(err)
 	c.Node, c.Rules, err = o.parse()
@@ -167,19 +157,19 @@ func (o *runOptions) run() (*daemon.Config, error) {
 	case bit != noMasqueradeBit:
 		c.Rules.MasqueradeMark = 1 << bit
 	}
-	check(checkOOMScoreAdj(o.oomScoreAdj))
+	check(checkOOMScoreAdj(o.asked.OOMScoreAdj))
 	c.Rules.Counters = o.counters != countersNone
 	c.Rules.MasqueradeAll = o.masqueradeAll
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	if o.minSyncPeriod > time.Second {
+	if o.asked.MinSyncPeriod > time.Second {
 		o.config.notes = append(o.config.notes, fmt.Sprintf("changes of Services and endpoints wait up to %s, the least time between two syncs (--%s; nftables.minSyncPeriod in a configuration file); without it, %s at most",
-			o.minSyncPeriod, iptablesPeriod, proxy.DefaultConfig().MinSyncPeriod))
+			o.asked.MinSyncPeriod, iptablesPeriod, proxy.DefaultConfig().MinSyncPeriod))
 	}
-	c.Objects = o.claims.watchOptions(ownServers(o.metricsAddress, o.healthAddress, o.probeAddress))
-	c.Notes = o.notes(c)
-	return c, nil
+	c.Objects = o.claims.watchOptions(ownServers(o.asked.MetricsAddress, o.asked.HealthAddress, o.asked.ProbeAddress))
+	c.Notes = o.notes(&c)
+	return &c, nil
 }
 
 // notes say what was given and has no effect.
@@ -221,14 +211,14 @@ const startupTaintFlag = ownPrefix + "startup-taint"
 
 // checkStartupTaint checks the key of a taint; empty stands for none.
 func (o *runOptions) checkStartupTaint() error {
-	if o.startupTaint == "" {
+	if o.asked.StartupTaint == "" {
 		return nil
 	}
 	if o.from.Manifests != "" {
 		return errors.New("--" + startupTaintFlag + ": there is no Node to change with --" + ownPrefix + "manifests")
 	}
-	if problems := validation.IsQualifiedName(o.startupTaint); len(problems) > 0 {
-		return fmt.Errorf("--%s: %q is not the key of a taint: %s", startupTaintFlag, o.startupTaint, strings.Join(problems, "; "))
+	if problems := validation.IsQualifiedName(o.asked.StartupTaint); len(problems) > 0 {
+		return fmt.Errorf("--%s: %q is not the key of a taint: %s", startupTaintFlag, o.asked.StartupTaint, strings.Join(problems, "; "))
 	}
 	return nil
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"nftproxy/daemon/kubeproxyconfig"
+	"nftproxy/look/inspect"
 	"nftproxy/model/service"
 	"nftproxy/nft/ruleset"
 	"nftproxy/watch"
@@ -76,6 +77,14 @@ func (o *sourceOptions) parse() (node string, c ruleset.Config, err error) {
 	c.NodePortAddresses, err = service.ParseNodePortAddresses(o.nodePortAddresses)
 	named("nodeport-addresses", err)
 	return node, c, errors.Join(errs...)
+}
+
+// flowSource has the Services by which commands judge flows, with what parse has returned.
+func (o *sourceOptions) flowSource(node string, c ruleset.Config) *inspect.FlowSource {
+	return &inspect.FlowSource{Source: inspect.Source{
+		Source: o.from, Node: node, Rules: c,
+		Objects: o.claims.watchOptions(ownServers(defaultMetricsAddress, defaultHealthAddress, defaultProbeAddress)),
+	}}
 }
 
 // checkSource checks the flags without a request to the API server.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"nftproxy/look/traffic"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -101,7 +102,7 @@ func TestTop(t *testing.T) {
 		}
 		return out.String()
 	}
-	var view topView
+	var view traffic.View
 	if err := json.Unmarshal([]byte(top("-o", "json")), &view); err != nil {
 		t.Fatal(err)
 	}
@@ -173,7 +174,7 @@ func metricsPage(t *testing.T, client *http.Client) string {
 // TestTopOff: without counters top says how to have them.
 func TestTopOff(t *testing.T) {
 	var b bytes.Buffer
-	if err := writeTop(&b, &topView{services: 3}, &topOptions{}); err != nil {
+	if err := writeTop(&b, &traffic.View{InTables: 3}, &topOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(b.String(), "start nftproxy run with --nftproxy-counters") {

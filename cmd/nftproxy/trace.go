@@ -6,20 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
-	"net/netip"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/apimachinery/pkg/util/duration"
 
-	"nftproxy/conntrack"
+	"nftproxy/look/inspect"
 	"nftproxy/look/tracing"
-	"nftproxy/model/service"
-	"nftproxy/nft"
-	"nftproxy/nft/kernel"
 	"nftproxy/nft/livetrace"
 	"nftproxy/nft/ruleset"
 )
@@ -111,7 +104,7 @@ empty for none). Later versions may add fields; they do not change these.`,
 }
 
 func (o *traceOptions) check() error {
-	errs := []error{checkOutput(o.output)}
+	errs := []error{checkOutput(o.output, outputText, outputJSON)}
 	if o.packets < 1 || o.packets > maxTracedPackets {
 		errs = append(errs, fmt.Errorf("--packets: %d: want 1 to %d", o.packets, maxTracedPackets))
 	}
@@ -124,182 +117,39 @@ func (o *traceOptions) check() error {
 // run traces and returns the number of packets that were shown.
 func (o *traceOptions) run(cmd *cobra.Command, flow livetrace.Flow) (shown int, err error) {
 	notes := cmd.ErrOrStderr()
-	t, err := openTrace(cmd.Context(), o, flow, notes)
+	c := livetrace.Config{Flow: flow, Packets: o.packets, Lifetime: o.timeout}
+	t, err := tracing.Open(cmd.Context(), o.table, c, notes)
 	if err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, t.close()) }()
-	fmt.Fprintf(notes, "nftproxy: waiting for new connections %s, up to %s and %s\n", flow, plural(o.packets, "packet"), o.timeout)
+	defer func() { err = errors.Join(err, t.Close()) }()
+	fmt.Fprintf(notes, "nftproxy: waiting for new connections %s, up to %s and %s\n", flow, inspect.Plural(o.packets, "packet"), o.timeout)
 	// The parent's context ends with the signal; what was traced is still printed.
-	assembler := tracing.NewAssembler(t.tracer.Table(), flow.Protocol, o.packets, t.names())
-	err = tracing.Run(cmd.Context(), t.tracer, assembler, o.timeout, tracing.Output{
+	err = t.Run(cmd.Context(), c, tracing.Output{
 		Packet: func(p *tracing.Packet) error {
 			shown++
-			return t.print(cmd.OutOrStdout(), p, o.output)
+			return printTraced(cmd.OutOrStdout(), t, p, o.output)
 		},
 		Lost: func() { fmt.Fprintf(notes, "nftproxy: %v\n", livetrace.ErrLost) },
 	})
 	if err == nil && shown == 0 {
 		fmt.Fprintf(notes, "nftproxy: no new connection came\n")
-		err = t.noteFlows(notes, flow)
+		err = t.NoteFlows(notes, flow)
 	}
 	return shown, err
-}
-
-// trace is a trace under way, and what names its packets.
-type trace struct {
-	tracer *livetrace.Tracer
-	conn   *kernel.Conn
-	flows  *conntrack.Table
-	index  *conntrack.Index
-	table  string
-	hooks  map[livetrace.Chain]string
-	rules  map[nft.Family]map[uint64]kernel.NumberedRule
-	// notes gets what could not be read; failed is the last of it.
-	notes  io.Writer
-	failed string
-}
-
-func openTrace(ctx context.Context, o *traceOptions, flow livetrace.Flow, notes io.Writer) (*trace, error) {
-	t := &trace{table: o.table, rules: map[nft.Family]map[uint64]kernel.NumberedRule{}, notes: notes}
-	source := flowSource{options: sourceOptions{table: o.table}}
-	tables, err := source.tables()
-	if err != nil {
-		return nil, err
-	}
-	if tables == nil {
-		fmt.Fprintf(notes, "nftproxy: there is no table %s: packets are shown without the names of Services\n", o.table)
-		t.index = conntrack.NewIndex(conntrack.Options{})
-	} else if t.index, _, err = source.index(ctx, notes); err != nil {
-		return nil, err
-	}
-	if t.conn, err = kernel.Open(kernel.Config{}); err != nil {
-		return nil, fmt.Errorf("open nftables: %w", err)
-	}
-	if t.flows, err = conntrack.Open(conntrack.Config{}); err != nil {
-		return nil, errors.Join(err, t.close())
-	}
-	t.tracer, err = livetrace.Start(livetrace.Config{Flow: flow, Packets: o.packets, Lifetime: o.timeout})
-	if err == nil {
-		t.hooks, err = t.tracer.Hooks()
-	}
-	if err != nil {
-		return nil, errors.Join(err, t.close())
-	}
-	return t, nil
-}
-
-func (t *trace) close() error {
-	var errs []error
-	if t.tracer != nil {
-		errs = append(errs, t.tracer.Close())
-	}
-	if t.flows != nil {
-		errs = append(errs, t.flows.Close())
-	}
-	return errors.Join(append(errs, t.conn.Close())...)
-}
-
-func (t *trace) names() tracing.Names {
-	return tracing.Names{
-		Rule: t.rule,
-		Hook: func(family uint8, table, chain string) string {
-			return t.hooks[livetrace.Chain{Family: family, Table: table, Name: chain}]
-		},
-		Interface: interfaceName,
-		Service: func(protocol uint8, source, destination netip.AddrPort) (name, port string) {
-			f := conntrack.Flow{Protocol: service.Protocol(protocol), Original: conntrack.Tuple{Src: source, Dst: destination}}
-			s, p, ok := t.index.Owner(f)
-			if !ok {
-				return "", ""
-			}
-			return string(s.Name), portText(p)
-		},
-	}
-}
-
-// rule reads the rules of nftproxy's table the first time, and again for a handle that is new.
-func (t *trace) rule(family uint8, table string, handle uint64) nft.Rule {
-	id := nft.TableID{Family: nft.Family(family), Name: table}
-	if families := nft.Families(); table != t.table || !slices.Contains(families[:], id.Family) {
-		return nil
-	}
-	if _, known := t.rules[id.Family][handle]; !known {
-		rules, err := t.conn.Rules(id)
-		if err != nil {
-			if t.failed != err.Error() {
-				t.failed = err.Error()
-				fmt.Fprintf(t.notes, "nftproxy: %v\n", err)
-			}
-			return nil
-		}
-		t.rules[id.Family] = rules
-	}
-	return t.rules[id.Family][handle].Rule
-}
-
-// interfaceName is the name of an interface, or its index if it has gone.
-func interfaceName(index uint32) string {
-	i, err := net.InterfaceByIndex(int(index))
-	if err != nil {
-		return fmt.Sprintf("interface %d", index)
-	}
-	return i.Name
 }
 
 // tracedPacket is the JSON of a packet. The help promises the names.
 type tracedPacket struct {
 	*tracing.Packet
-	Entry *tracedEntry `json:"entry"`
+	Entry *tracing.Entry `json:"entry"`
 }
 
-// tracedEntry is what connection tracking noted of a packet.
-type tracedEntry struct {
-	State            string         `json:"state"`
-	ReplySource      netip.AddrPort `json:"replySource"`
-	ReplyDestination netip.AddrPort `json:"replyDestination"`
-	Masqueraded      bool           `json:"masqueraded"`
-	ExpiresSeconds   int64          `json:"expiresSeconds"`
-	Stale            string         `json:"stale"`
-}
-
-func (t *trace) newEntry(f conntrack.Flow) *tracedEntry {
-	reason, _ := t.index.Stale(f)
-	return &tracedEntry{
-		State: flowState(&f), ReplySource: f.Reply.Src, ReplyDestination: f.Reply.Dst, Stale: string(reason),
-		Masqueraded: f.Status&conntrack.SrcNAT != 0, ExpiresSeconds: int64(f.Timeout / time.Second),
-	}
-}
-
-func (e *tracedEntry) String() string {
-	if e == nil {
-		return "none"
-	}
-	text := fmt.Sprintf("%s, answered by %s", e.State, e.ReplySource)
-	if e.Masqueraded {
-		text += fmt.Sprintf(", masqueraded as %s", e.ReplyDestination)
-	}
-	text += ", expires in " + duration.HumanDuration(time.Duration(e.ExpiresSeconds)*time.Second)
-	if e.Stale != "" {
-		text += ", stale: " + e.Stale
-	}
-	return text
-}
-
-// print prints a packet with its entry. A packet that was dropped has none.
-func (t *trace) print(w io.Writer, p *tracing.Packet, output string) error {
-	protocol, err := service.ParseProtocol(p.Protocol)
+// printTraced prints a packet with its entry. A packet that was dropped has none.
+func printTraced(w io.Writer, t *tracing.Trace, p *tracing.Packet, output string) error {
+	entry, err := t.Entry(context.Background(), p) // It is printed also after a signal.
 	if err != nil {
 		return err
-	}
-	// The entry is printed also after a signal.
-	f, found, err := t.flows.Find(context.Background(), protocol, conntrack.Tuple{Src: p.Source, Dst: p.Destination})
-	if err != nil {
-		return err
-	}
-	var entry *tracedEntry
-	if found {
-		entry = t.newEntry(f)
 	}
 	if output == outputJSON {
 		line, err := json.Marshal(tracedPacket{p, entry})
@@ -313,32 +163,5 @@ func (t *trace) print(w io.Writer, p *tracing.Packet, output string) error {
 		return err
 	}
 	_, err = fmt.Fprintf(w, "  entry: %s\n", entry)
-	return err
-}
-
-// noteFlows names connections of the flow that the rules did not see, since they are older.
-func (t *trace) noteFlows(notes io.Writer, flow livetrace.Flow) error {
-	const most = 10
-	filter := conntrack.Filter{Protocol: service.Protocol(flow.Protocol), Dst: flow.Destination.Addr(), Port: flow.Destination.Port()}
-	n := 0
-	err := t.flows.Flows(context.Background(), filter, func(f conntrack.Flow) error {
-		if source := flow.Source; source.Addr().IsValid() && (source.Addr() != f.Original.Src.Addr() || source.Port() != 0 && source != f.Original.Src) {
-			return nil
-		}
-		if n++; n > most {
-			return nil
-		}
-		if n == 1 {
-			fmt.Fprintln(notes, "nftproxy: connection tracking has these, whose packets meet the rules no more:")
-		}
-		fmt.Fprintf(notes, "  %s -> %s: %s\n", f.Original.Src, f.Original.Dst, t.newEntry(f))
-		return nil
-	})
-	if n > most {
-		fmt.Fprintf(notes, "  ... and %d more\n", n-most)
-	}
-	if errors.Is(err, conntrack.ErrInterrupted) {
-		return nil // it is a note only
-	}
 	return err
 }

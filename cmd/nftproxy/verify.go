@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -10,20 +9,14 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"nftproxy/daemon"
 	"nftproxy/daemon/takeover"
+	"nftproxy/look/inspect"
 	"nftproxy/look/verify"
-	"nftproxy/model/service"
-	"nftproxy/nft"
-	"nftproxy/nft/kernel"
-	"nftproxy/nft/ruleset"
-	"nftproxy/node/hostaddr"
-	"nftproxy/watch"
 )
 
 // The exit status of verify where the tables differ, and where it could not tell.
@@ -31,10 +24,6 @@ const (
 	statusDifferent exitStatus = 1
 	statusUnknown   exitStatus = 2
 )
-
-// settlePeriod is the time between the two looks of verify. A running proxy needs less for a
-// change: it notices within a second that another program has changed its tables.
-const settlePeriod = 2 * time.Second
 
 // verifyOptions are the flags that run does not have.
 type verifyOptions struct {
@@ -87,7 +76,7 @@ versions may add fields; they do not change these.`,
 			if err != nil {
 				return usageError{err}
 			}
-			report, err := verifyTables(cmd.Context(), c, o.limit, cmd.ErrOrStderr(), settle)
+			report, err := verify.Node(cmd.Context(), sourceOf(c), o.limit, cmd.ErrOrStderr(), verify.Settle, takeover.UsedTables)
 			if err != nil {
 				fmt.Fprintf(cmd.ErrOrStderr(), "nftproxy: cannot tell: %v\n", err)
 				return statusUnknown
@@ -128,8 +117,8 @@ func (o *verifyOptions) addFlags(f *pflag.FlagSet) {
 
 // config is what the rules in the kernel should be by.
 func (o *verifyOptions) config(f *pflag.FlagSet) (*daemon.Config, error) {
-	if !slices.Contains([]string{outputText, outputJSON, outputYAML}, o.output) {
-		return nil, fmt.Errorf("--output: %q: want text, json or yaml", o.output)
+	if err := checkOutput(o.output, outputText, outputJSON, outputYAML); err != nil {
+		return nil, err
 	}
 	if o.limit < 0 {
 		return nil, fmt.Errorf("--limit: %d is negative", o.limit)
@@ -139,6 +128,11 @@ func (o *verifyOptions) config(f *pflag.FlagSet) (*daemon.Config, error) {
 		return nil, err
 	}
 	return given.verified()
+}
+
+// sourceOf has the objects that a run by this configuration would follow.
+func sourceOf(c *daemon.Config) inspect.Source {
+	return inspect.Source{Source: c.Source, Objects: c.Objects, Node: c.Node, Rules: c.Rules}
 }
 
 func (o *verifyOptions) write(w io.Writer, r verify.Report) error {
@@ -158,135 +152,6 @@ func (o *verifyOptions) write(w io.Writer, r verify.Report) error {
 		}
 	}
 	return nil
-}
-
-// settle waits until changes that are on their way have come to the kernel.
-func settle(ctx context.Context) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(settlePeriod):
-		return nil
-	}
-}
-
-// verifyTables compares twice if need be, and calls settle in between.
-func verifyTables(ctx context.Context, c *daemon.Config, limit int, notes io.Writer, settle func(context.Context) error) (verify.Report, error) {
-	source := objectSource{Source: c.Source, objects: c.Objects, node: c.Node, nodeCIDR: c.Rules.NodeCIDR, settings: c.Rules.Settings}
-	addrs, err := hostaddr.List(ctx)
-	if err != nil {
-		return verify.Report{}, err
-	}
-	conn, err := kernel.Open(kernel.Config{})
-	if err != nil {
-		return verify.Report{}, fmt.Errorf("open nftables: %w", err)
-	}
-	defer conn.Close()
-	found, err := source.follow(ctx, addrs, incomplete(source.Kind() == "kubernetes"))
-	if err != nil {
-		return verify.Report{}, err
-	}
-	services, differences, inFlight, err := compareTwice(ctx, c.Rules, found, conn, settle)
-	if err = errors.Join(found.end(), err); err != nil {
-		return verify.Report{}, err
-	}
-	fmt.Fprintf(notes, "nftproxy: %s, from %s\n", plural(services, "service"), source)
-	r := differences.Report(limit)
-	r.Source, r.Services, r.InFlight = source.Kind(), services, inFlight
-	if inFlight > 0 {
-		r.Notes = append(r.Notes, fmt.Sprintf("a first look found %s that a second one, %s later, did not: changes were on their way to the kernel", plural(inFlight, "difference"), settlePeriod))
-	}
-	if !r.Same {
-		r.Notes = append(r.Notes, remarks(conn, c.Rules.Table, differences)...)
-	}
-	return r, nil
-}
-
-// wantAndHave compiles the snapshot and reads the tables. Whether the rules count and set labels was
-// decided by trials when the proxy started. The tables tell the first; the second is tried again
-// where they have a mark that the flags do not ask for.
-func wantAndHave(config ruleset.Config, conn *kernel.Conn, snapshot service.Snapshot) (*nft.Program, *nft.Model, error) {
-	want := ruleset.Compile(config, snapshot)
-	have, err := conn.Read(want)
-	if err != nil {
-		return want, have, err
-	}
-	found := ruleset.ReadBackConfig(have, config.Table)
-	config.Uncounted = found.Uncounted
-	config.Unlabelled = config.MasqueradeMark == 0 && found.MasqueradeMark != 0 && conn.TryLabels() != nil
-	if config.Uncounted || config.Unlabelled {
-		want = ruleset.Compile(config, snapshot)
-	}
-	return want, have, nil
-}
-
-// compareTwice returns the differences that two looks find. After a first look without any,
-// there is no second one.
-func compareTwice(ctx context.Context, config ruleset.Config, found *objects, conn *kernel.Conn, settle func(context.Context) error) (services int, result *verify.Differences, inFlight int, err error) {
-	var first *verify.Differences
-	for {
-		snapshot := found.newest()
-		want, have, err := wantAndHave(config, conn, snapshot)
-		if err != nil {
-			return 0, nil, 0, err
-		}
-		now := verify.Compare(want, have)
-		switch {
-		case first != nil:
-			lasting := now.Lasting(first)
-			return snapshot.Services.Len(), lasting, max(0, first.Len()-lasting.Len()), nil
-		case now.Len() == 0:
-			return snapshot.Services.Len(), now, 0, nil
-		}
-		first = now
-		if err := settle(ctx); err != nil {
-			return 0, nil, 0, err
-		}
-		addrs, err := hostaddr.List(ctx)
-		if err != nil {
-			return 0, nil, 0, err
-		}
-		found.watcher.SetHostAddresses(addrs.Own, addrs.Broadcast...)
-	}
-}
-
-// incomplete returns the function that judges problems: those by which objects are missing
-// that run may have. Without a Node, only those of an API server tell the node's addresses.
-func incomplete(nodeKnown bool) func(watch.Problem) error {
-	return func(p watch.Problem) error {
-		request, await := (*watch.RequestError)(nil), (*watch.AwaitError)(nil)
-		switch {
-		case errors.As(p, &request) && (request.Resource == "services" || request.Resource == "endpointslices"):
-			return fmt.Errorf("%s %s: %w", request.Verb, request.Resource, request.Err)
-		case errors.As(p, &await) && await.Past:
-			return await
-		case errors.Is(p, watch.ErrNoNode) && nodeKnown:
-			return fmt.Errorf("%w (is --hostname-override the same as for run?)", p)
-		case errors.Is(p, watch.ErrNoPodCIDRs):
-			return p
-		}
-		return nil
-	}
-}
-
-// remarks say what may be behind the differences.
-func remarks(conn *kernel.Conn, table string, found *verify.Differences) []string {
-	var list []string
-	if found.NodeRules() {
-		list = append(list, "rules, chains or sets of the node differ: has run other flags, or is it another version?")
-	}
-	tables, err := conn.Tables(table)
-	if err != nil {
-		return append(list, fmt.Sprintf("unknown whether nftproxy runs: %v", err))
-	}
-	used, err := takeover.UsedTables()
-	if err != nil {
-		return append(list, fmt.Sprintf("unknown whether nftproxy runs: %v", err))
-	}
-	if !slices.ContainsFunc(tables, used) {
-		return append(list, "no running nftproxy keeps the tables: nothing repairs the differences")
-	}
-	return append(list, "nftproxy runs here: its log, or the event RefusedByKernel, names parts that the kernel has refused; they are missing then")
 }
 
 // flagsOfRun returns the flags that a run would have: those given, or those of a process.

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"nftproxy/conntrack"
+	"nftproxy/daemon/takeover"
 	"nftproxy/look/verify"
 	"nftproxy/model/service"
 	"nftproxy/nft"
@@ -207,11 +208,11 @@ func TestVerifyInFlight(t *testing.T) {
 	looks := 0
 	if err := v.ns.Do(func() error {
 		var err error
-		report, err = verifyTables(t.Context(), c, 100, t.Output(), func(context.Context) error {
+		report, err = verify.Node(t.Context(), sourceOf(c), 100, t.Output(), func(context.Context) error {
 			looks++
 			firstSync(t, v.ns, v.flags...)
 			return nil
-		})
+		}, takeover.UsedTables)
 		return err
 	}); err != nil {
 		t.Fatal(err)

@@ -3,7 +3,7 @@ package metrics
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
-	"nftproxy/daemon/traffic"
+	"nftproxy/look/traffic"
 )
 
 // maxConnectionPorts is how many Service ports have a time series of their own at most.

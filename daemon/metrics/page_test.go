@@ -23,7 +23,7 @@ import (
 	"nftproxy/conntrack"
 	"nftproxy/daemon/affinity"
 	"nftproxy/daemon/metrics"
-	"nftproxy/daemon/traffic"
+	"nftproxy/look/traffic"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"

@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"nftproxy/daemon/proxy"
-	"nftproxy/daemon/traffic"
+	"nftproxy/look/traffic"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 )

@@ -157,11 +157,11 @@ func (k Keepers) Texts(table, except string) []string {
 	return list
 }
 
-// DescribeKeepers describes all processes that keep a table.
-func DescribeKeepers(table string) ([]string, error) {
+// DescribeKeepers describes the processes that keep a table, without the one with the socket except.
+func DescribeKeepers(table, except string) ([]string, error) {
 	k, err := TableKeepers()
 	if err != nil {
 		return nil, err
 	}
-	return k.Texts(table, ""), nil
+	return k.Texts(table, except), nil
 }

@@ -47,14 +47,8 @@ type Rewriters struct {
 // NewRewriters makes an observer for a table that the socket keeper keeps. report gets who rewrites it, and a text.
 func NewRewriters(conn *kernel.Conn, table, keeper string, report func(who, text string)) *Rewriters {
 	return &Rewriters{
-		table: table,
-		others: func(table string) ([]string, error) {
-			keepers, err := TableKeepers()
-			if err != nil {
-				return nil, err
-			}
-			return keepers.Texts(table, keeper), nil
-		},
+		table:  table,
+		others: func(table string) ([]string, error) { return DescribeKeepers(table, keeper) },
 		next:   func(ctx context.Context) (kernel.Writer, error) { return conn.NextWriter(ctx, kernel.Config{}) },
 		report: func(who string) { report(who, rewrittenText(table, who)) },
 	}

@@ -94,21 +94,16 @@ type family struct {
 	elements map[string][]element
 	changed  map[ruleset.Cause]bool
 	// last has the numbers of the elements that have counted any.
-	last map[spot]uint64
+	last map[place]uint64
 }
 
 func newFamily() family {
-	return family{chains: map[string]*tally{}, elements: map[string][]element{}, changed: map[ruleset.Cause]bool{}, last: map[spot]uint64{}}
+	return family{chains: map[string]*tally{}, elements: map[string][]element{}, changed: map[ruleset.Cause]bool{}, last: map[place]uint64{}}
 }
 
-// spot is where an element is in a table, and element the cause that it counts.
-type spot struct {
-	set string
-	key nft.Value
-}
-
+// element is where an element is, and the cause that it counts.
 type element struct {
-	spot
+	place // without the family
 	cause ruleset.Cause
 	// promised says that these packets are meant to be dropped: nobody has to know.
 	promised bool
@@ -164,7 +159,7 @@ func (c *RefusalCounter) elementsOf(part *nft.Part) []element {
 	for i := range part.Elements {
 		e := &part.Elements[i]
 		if cause, counts := c.sets[e.Set]; counts {
-			list = append(list, element{spot{e.Set, e.Key}, cause, promised(e)})
+			list = append(list, element{place{set: e.Set, key: e.Key}, cause, promised(e)})
 		}
 	}
 	return list
@@ -172,13 +167,13 @@ func (c *RefusalCounter) elementsOf(part *nft.Part) []element {
 
 // setPart replaces the elements of a part.
 func (f *family) setPart(name string, now []element) {
-	stay := make(map[spot]bool, len(now))
+	stay := make(map[place]bool, len(now))
 	for _, e := range now {
-		stay[e.spot] = true
+		stay[e.place] = true
 	}
 	for _, e := range f.elements[name] {
-		if !stay[e.spot] {
-			delete(f.last, e.spot)
+		if !stay[e.place] {
+			delete(f.last, e.place)
 		}
 	}
 	if now == nil {
@@ -268,18 +263,18 @@ func (c *RefusalCounter) lookAtElements(i int, table *nft.Table, more, unwanted 
 		Subject
 		promised bool
 	}
-	of := map[spot]counts{}
+	of := map[place]counts{}
 	for part, elements := range f.elements {
 		for _, e := range elements {
 			if f.changed[e.cause] && table.Set(e.set) != nil {
 				keys[e.set] = append(keys[e.set], e.key)
-				of[e.spot] = counts{Subject{service.Name(part), e.cause}, e.promised}
+				of[e.place] = counts{Subject{service.Name(part), e.cause}, e.promised}
 			}
 		}
 	}
 	for set, list := range keys {
 		err := c.kernel.Counts(table.ID(), table.Set(set), list, func(n kernel.Count) {
-			at := spot{set, n.Key}
+			at := place{set: set, key: n.Key}
 			if packets := since(f.last[at], n.Packets); packets > 0 {
 				f.last[at] = n.Packets
 				s := of[at].Subject

@@ -1,0 +1,149 @@
+package verify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"nftproxy/look/inspect"
+	"nftproxy/model/service"
+	"nftproxy/nft"
+	"nftproxy/nft/kernel"
+	"nftproxy/nft/ruleset"
+	"nftproxy/node/hostaddr"
+	"nftproxy/watch"
+)
+
+// settlePeriod is the time between the two looks of  A running proxy needs less for a
+// change: it notices within a second that another program has changed its tables.
+const settlePeriod = 2 * time.Second
+
+// Settle waits until changes that are on their way have come to the kernel.
+func Settle(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(settlePeriod):
+		return nil
+	}
+}
+
+// Node compares the tables of this node with those that the source asks for: twice if need be, and calls settle (which is Settle,
+// but in tests) in between. At most limit differences are listed. used says whether a running nftproxy keeps a table.
+func Node(ctx context.Context, source inspect.Source, limit int, notes io.Writer, settle func(context.Context) error, used func() (func(kernel.TableInfo) bool, error)) (Report, error) {
+	addrs, err := hostaddr.List(ctx)
+	if err != nil {
+		return Report{}, err
+	}
+	conn, err := kernel.Open(kernel.Config{})
+	if err != nil {
+		return Report{}, fmt.Errorf("open nftables: %w", err)
+	}
+	defer conn.Close()
+	found, err := source.Follow(ctx, addrs, incomplete(source.Kind() == "kubernetes"))
+	if err != nil {
+		return Report{}, err
+	}
+	services, differences, inFlight, err := compareTwice(ctx, source.Rules, found, conn, settle)
+	if err = errors.Join(found.End(), err); err != nil {
+		return Report{}, err
+	}
+	fmt.Fprintf(notes, "nftproxy: %s, from %s\n", inspect.Plural(services, "service"), source)
+	r := differences.Report(limit)
+	r.Source, r.Services, r.InFlight = source.Kind(), services, inFlight
+	if inFlight > 0 {
+		r.Notes = append(r.Notes, fmt.Sprintf("a first look found %s that a second one, %s later, did not: changes were on their way to the kernel", inspect.Plural(inFlight, "difference"), settlePeriod))
+	}
+	if !r.Same {
+		r.Notes = append(r.Notes, remarks(conn, source.Rules.Table, differences, used)...)
+	}
+	return r, nil
+}
+
+// wantAndHave compiles the snapshot and reads the tables. Whether the rules count and set labels was
+// decided by trials when the proxy started. The tables tell the first; the second is tried again
+// where they have a mark that the flags do not ask for.
+func wantAndHave(config ruleset.Config, conn *kernel.Conn, snapshot service.Snapshot) (*nft.Program, *nft.Model, error) {
+	want := ruleset.Compile(config, snapshot)
+	have, err := conn.Read(want)
+	if err != nil {
+		return want, have, err
+	}
+	found := ruleset.ReadBackConfig(have, config.Table)
+	config.Uncounted = found.Uncounted
+	config.Unlabelled = config.MasqueradeMark == 0 && found.MasqueradeMark != 0 && conn.TryLabels() != nil
+	if config.Uncounted || config.Unlabelled {
+		want = ruleset.Compile(config, snapshot)
+	}
+	return want, have, nil
+}
+
+// compareTwice returns the differences that two looks find. After a first look without any,
+// there is no second one.
+func compareTwice(ctx context.Context, config ruleset.Config, found *inspect.Objects, conn *kernel.Conn, settle func(context.Context) error) (services int, result *Differences, inFlight int, err error) {
+	var first *Differences
+	for {
+		snapshot := found.Newest()
+		want, have, err := wantAndHave(config, conn, snapshot)
+		if err != nil {
+			return 0, nil, 0, err
+		}
+		now := Compare(want, have)
+		switch {
+		case first != nil:
+			lasting := now.Lasting(first)
+			return snapshot.Services.Len(), lasting, max(0, first.Len()-lasting.Len()), nil
+		case now.Len() == 0:
+			return snapshot.Services.Len(), now, 0, nil
+		}
+		first = now
+		if err := settle(ctx); err != nil {
+			return 0, nil, 0, err
+		}
+		addrs, err := hostaddr.List(ctx)
+		if err != nil {
+			return 0, nil, 0, err
+		}
+		found.SetHostAddresses(addrs)
+	}
+}
+
+// incomplete returns the function that judges problems: those by which objects are missing
+// that run may have. Without a Node, only those of an API server tell the node's addresses.
+func incomplete(nodeKnown bool) func(watch.Problem) error {
+	return func(p watch.Problem) error {
+		await := (*watch.AwaitError)(nil)
+		switch {
+		case errors.As(p, &await) && await.Past:
+			return await
+		case errors.Is(p, watch.ErrNoNode) && nodeKnown:
+			return fmt.Errorf("%w (is --hostname-override the same as for run?)", p)
+		case errors.Is(p, watch.ErrNoPodCIDRs):
+			return p
+		}
+		return inspect.Unlisted(p)
+	}
+}
+
+// remarks say what may be behind the differences.
+func remarks(conn *kernel.Conn, table string, found *Differences, used func() (func(kernel.TableInfo) bool, error)) []string {
+	var list []string
+	if found.NodeRules() {
+		list = append(list, "rules, chains or sets of the node differ: has run other flags, or is it another version?")
+	}
+	tables, err := conn.Tables(table)
+	if err != nil {
+		return append(list, fmt.Sprintf("unknown whether nftproxy runs: %v", err))
+	}
+	keeps, err := used()
+	if err != nil {
+		return append(list, fmt.Sprintf("unknown whether nftproxy runs: %v", err))
+	}
+	if !slices.ContainsFunc(tables, keeps) {
+		return append(list, "no running nftproxy keeps the tables: nothing repairs the differences")
+	}
+	return append(list, "nftproxy runs here: its log, or the event RefusedByKernel, names parts that the kernel has refused; they are missing then")
+}
