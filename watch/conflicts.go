@@ -38,8 +38,8 @@ func (ix *index) reportDenials(before, after service.Snapshot) {
 	d := &denials{index: ix}
 	d.addConflicts(before, after)
 	d.addLeftOut(before, after)
-	d.addWithoutAffinity(before, after)
-	d.addClosedSources(before, after)
+	addNew(d, before.WithoutAffinity, after.WithoutAffinity, func(w *service.WithoutAffinity) error { return &AffinityError{*w} })
+	addNew(d, before.ClosedSources, after.ClosedSources, func(c *service.ClosedSources) error { return &SourcesError{*c} })
 	if d.omitted > 0 {
 		err := fmt.Errorf("%d more Services have just lost something that they ask for (the metric nftproxy_conflicting_services counts those without an address or port)", d.omitted)
 		ix.problems = append(ix.problems, Problem{Err: err})
@@ -76,18 +76,11 @@ func (d *denials) addLeftOut(before, after service.Snapshot) {
 	}
 }
 
-func (d *denials) addWithoutAffinity(before, after service.Snapshot) {
-	for c := range treap.Diff(before.WithoutAffinity, after.WithoutAffinity) {
+// addNew reports the Services that are in the map after, and were not in the one before.
+func addNew[V comparable](d *denials, before, after treap.Map[service.Name, V], errorOf func(V) error) {
+	for c := range treap.Diff(before, after) {
 		if c.HasNew && !c.HadOld {
-			d.add(c.Key, &AffinityError{*c.New})
-		}
-	}
-}
-
-func (d *denials) addClosedSources(before, after service.Snapshot) {
-	for c := range treap.Diff(before.ClosedSources, after.ClosedSources) {
-		if c.HasNew && !c.HadOld {
-			d.add(c.Key, &SourcesError{*c.New})
+			d.add(c.Key, errorOf(c.New))
 		}
 	}
 }

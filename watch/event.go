@@ -117,38 +117,27 @@ func (p Problem) Event() (Event, bool) {
 		return Event{}, false
 	}
 	e := Event{Object: p.Object, Field: p.Field, Reason: ReasonInvalid, Note: Problem{Field: p.Field, Err: p.Err}.Error()}
-	var conflict *ConflictError
-	var protected *ProtectedError
-	var size *SizeError
-	var affinity *AffinityError
-	var sources *SourcesError
-	var retained *RetainedError
-	var missing *MissingError
-	var removed *RemovedError
+	cause := (interface{ reason() Reason })(nil)
 	switch {
-	case errors.As(p, new(*NetworkError)):
-		e.Reason = ReasonNetworkInServiceCIDR
-	case errors.As(p, &retained):
-		e.Reason = ReasonRetained
-	case errors.As(p, &missing):
-		e.Reason = ReasonMissing
-	case errors.As(p, &removed):
-		e.Reason = ReasonRemoved
-	case errors.As(p, &conflict):
-		e.Reason = ReasonConflict
-	case errors.As(p, &protected):
-		e.Reason = ReasonProtected
-	case errors.As(p, &size):
-		e.Reason = ReasonTooLarge
-	case errors.As(p, &affinity):
-		e.Reason = ReasonWithoutAffinity
-	case errors.As(p, &sources):
-		e.Reason = ReasonSourcesClosed
+	case errors.As(p, &cause):
+		e.Reason = cause.reason()
 	case errors.Is(p, ErrExternalIPsIgnored):
 		e.Reason = ReasonExternalIPsIgnored
 	}
 	return e, true
 }
+
+// The reasons of the errors that have one of their own.
+
+func (*NetworkError) reason() Reason   { return ReasonNetworkInServiceCIDR }
+func (*RetainedError) reason() Reason  { return ReasonRetained }
+func (*MissingError) reason() Reason   { return ReasonMissing }
+func (*RemovedError) reason() Reason   { return ReasonRemoved }
+func (*ConflictError) reason() Reason  { return ReasonConflict }
+func (*ProtectedError) reason() Reason { return ReasonProtected }
+func (*SizeError) reason() Reason      { return ReasonTooLarge }
+func (*AffinityError) reason() Reason  { return ReasonWithoutAffinity }
+func (*SourcesError) reason() Reason   { return ReasonSourcesClosed }
 
 // NodeObject names a Node.
 func NodeObject(name string) Object { return Object{Kind: "Node", Name: name} }
@@ -156,14 +145,9 @@ func NodeObject(name string) Object { return Object{Kind: "Node", Name: name} }
 // ServiceObject names a Service, with its UID if the watcher knows it. It may
 // be called from any goroutine.
 func (w *Watcher) ServiceObject(name service.Name) Object {
-	namespace, base := name.Split()
-	o := Object{Kind: "Service", Namespace: namespace, Name: base}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if s := w.index.service(name); s != nil {
-		o.UID = string(s.uid)
-	}
-	return o
+	return w.index.serviceNamed(name)
 }
 
 // reference names the object for an event. For a Node the UID is its name, as with the
