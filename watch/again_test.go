@@ -7,7 +7,7 @@ import "testing"
 func TestObjectAgain(t *testing.T) {
 	for _, ignore := range []bool{false, true} {
 		ix := newIndex("node-0")
-		ix.ignoreExternalIPs = ignore
+		ix.options.IgnoreExternalIPs = ignore
 		api := kindService(uniformService(0))
 		api.Spec.ExternalIPs = []string{"198.51.100.1"}
 		object := convertService(api)

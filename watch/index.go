@@ -28,12 +28,8 @@ type index struct {
 
 	node nodeState
 
-	// proxyName is what the label of a Service has to say, empty for no label.
-	proxyName string
-	// ignoreExternalIPs says that no Service gets its spec.externalIPs.
-	ignoreExternalIPs bool
-	// ownPorts are the node's ports without the kubelet's.
-	ownPorts    []OwnPort
+	// options are those of the watcher. Their Settings are in force where the node has none.
+	options     Options
 	kubeletPort uint16
 	// apiServers are the addresses at which the proxy has reached the API server,
 	// the latest last.
@@ -42,15 +38,12 @@ type index struct {
 	apiEndpoints []netip.AddrPort
 	// broadcast are the broadcast addresses of the networks that the node is on.
 	broadcast []netip.Addr
-	// settings are in force where the node has none.
-	settings service.Settings
 	// unprotected says that the builder does not yet have the newest protected
 	// addresses.
 	unprotected bool
 
-	// findNetworks is the option Networks. unrouted says that it has to be asked again.
-	findNetworks func(ranges []netip.Prefix) []netip.Prefix
-	unrouted     bool
+	// unrouted says that options.Networks has to be asked again.
+	unrouted bool
 	// networksReported is the last report of networks in ServiceCIDRs.
 	networksReported *NetworkError
 
@@ -168,7 +161,7 @@ func (ix *index) setService(s *serviceObject) {
 // serves says whether the Service is this proxy's: one with the proxy's name in its
 // label, or without the label if the proxy has no name.
 func (ix *index) serves(s *serviceObject) bool {
-	return s.named == (ix.proxyName != "") && s.proxy == ix.proxyName
+	return s.named == (ix.options.ProxyName != "") && s.proxy == ix.options.ProxyName
 }
 
 // setForeign takes a Service that this proxy does not serve. It is not missing: nothing of

@@ -46,11 +46,11 @@ func listed[T fmt.Stringer](list []T) string {
 // setNetworks tells the builder which networks and API servers lie in ServiceCIDRs, if that may have
 // changed, and reports it. before is the Node of the last snapshot.
 func (ix *index) setNetworks(before *service.Node) {
-	if ix.unrouted && ix.findNetworks != nil {
+	if ix.unrouted && ix.options.Networks != nil {
 		node := *ix.builder.Node()
 		node.Networks = nil
 		if ranges := ix.ranges(); len(ranges) > 0 {
-			node.Networks = ix.findNetworks(ranges)
+			node.Networks = ix.options.Networks(ranges)
 		}
 		ix.builder.SetNode(node)
 	}

@@ -20,7 +20,7 @@ func TestNetworksInServiceCIDR(t *testing.T) {
 	var asked [][]netip.Prefix
 	answer := []netip.Prefix{netip.MustParsePrefix("10.100.0.0/24")}
 	ix := newIndex("node-1")
-	ix.findNetworks = func(ranges []netip.Prefix) []netip.Prefix {
+	ix.options.Networks = func(ranges []netip.Prefix) []netip.Prefix {
 		asked = append(asked, ranges)
 		return answer
 	}

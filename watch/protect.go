@@ -54,7 +54,7 @@ func (ix *index) reserve() {
 		return
 	}
 	node := ix.builder.Node()
-	settings := &ix.settings
+	settings := &ix.options.Settings
 	if node.Settings != nil {
 		settings = node.Settings
 	}
@@ -108,7 +108,7 @@ func (ix *index) protect() {
 	ix.unprotected = false
 	p := service.Protected{}
 	node := ix.builder.Node()
-	ports := append(slices.Clone(ix.ownPorts), OwnPort{Port: ix.kubeletPort, Whose: "the kubelet"})
+	ports := append(slices.Clone(ix.options.OwnPorts), OwnPort{Port: ix.kubeletPort, Whose: "the kubelet"})
 	for _, own := range ports {
 		guard := service.Protector{Protection: service.Protection("a port of the node that is for " + own.Whose)}
 		for _, v6 := range []bool{false, true} {
@@ -178,7 +178,7 @@ func nodePortClaim(v6 bool, port uint16) service.Claim {
 // withoutIgnoredExternalIPs returns the Service without spec.externalIPs, and with a
 // problem that says so, where the options ignore them.
 func (ix *index) withoutIgnoredExternalIPs(s *serviceObject) *serviceObject {
-	if !ix.ignoreExternalIPs || s.bare == nil || len(s.bare.ExternalIPs) == 0 {
+	if !ix.options.IgnoreExternalIPs || s.bare == nil || len(s.bare.ExternalIPs) == 0 {
 		return s
 	}
 	object, bare := *s, s.bare.Clone()

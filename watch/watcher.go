@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"cmp"
 	"context"
 	"net/netip"
 	"sync"
@@ -101,15 +102,9 @@ type Watcher struct {
 
 // NewWatcher returns a Watcher that has not started.
 func NewWatcher(opts Options, out *service.Mailbox) *Watcher {
-	if opts.NodeTimeout == 0 {
-		opts.NodeTimeout = 30 * time.Second
-	}
-	if opts.ListTimeout == 0 {
-		opts.ListTimeout = 5 * time.Second
-	}
-	if opts.PodCIDRTimeout == 0 {
-		opts.PodCIDRTimeout = 5 * time.Minute
-	}
+	opts.NodeTimeout = cmp.Or(opts.NodeTimeout, 30*time.Second)
+	opts.ListTimeout = cmp.Or(opts.ListTimeout, 5*time.Second)
+	opts.PodCIDRTimeout = cmp.Or(opts.PodCIDRTimeout, 5*time.Minute)
 	if opts.Synced == nil {
 		opts.Synced = func() {}
 	}
@@ -122,10 +117,7 @@ func NewWatcher(opts Options, out *service.Mailbox) *Watcher {
 	ix := newIndex(opts.Node)
 	ix.start = time.Now()
 	ix.retention = retention.New(opts.Retain)
-	ix.proxyName = opts.ProxyName
-	ix.ignoreExternalIPs, ix.ownPorts, ix.settings = opts.IgnoreExternalIPs, opts.OwnPorts, opts.Settings
-	ix.unprotected = true
-	ix.findNetworks = opts.Networks
+	ix.options, ix.unprotected = opts, true
 	if opts.MaxElements > 0 {
 		ix.builder.SetMaxElements(opts.MaxElements)
 	}
@@ -190,29 +182,23 @@ func (w *Watcher) loop(ctx context.Context) {
 	w.mu.Lock()
 	w.running = true
 	w.mu.Unlock()
-	summary, removal := time.NewTimer(0), time.NewTimer(0)
-	summary.Stop()
-	removal.Stop()
-	defer summary.Stop()
-	defer removal.Stop()
 	for {
+		var summary, removal <-chan time.Time
+		if due, ok := w.removalDue(); ok {
+			removal = time.After(time.Until(due))
+		}
+		if due, ok := w.bounds.summaryDue(); ok {
+			summary = time.After(time.Until(due))
+		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-w.wake:
 			w.publish()
-		case <-summary.C:
+		case <-summary:
 			w.report(w.bounds.summary(time.Now()))
-		case now := <-removal.C:
+		case now := <-removal:
 			w.change(func(ix *index) { ix.endRetention(now) })
-		}
-		if due, ok := w.removalDue(); ok {
-			removal.Reset(max(0, time.Until(due)))
-		} else {
-			removal.Stop()
-		}
-		if due, ok := w.bounds.summaryDue(); ok {
-			summary.Reset(max(0, time.Until(due)))
 		}
 	}
 }
