@@ -19,13 +19,17 @@ type identity struct {
 	key service.Name
 	// version is the version of the resource that the object was written at.
 	version string
+	// problems are what cannot be used of the object.
+	problems []Problem
 }
 
 func identify(m *metav1.ObjectMeta) identity {
-	return identity{service.NewName(m.Namespace, m.Name), m.ResourceVersion}
+	return identity{key: service.NewName(m.Namespace, m.Name), version: m.ResourceVersion}
 }
 
 func (i *identity) name() service.Name { return i.key }
+
+func (i *identity) found() []Problem { return i.problems }
 
 // GetResourceVersion returns the object's version.
 func (i *identity) GetResourceVersion() string { return i.version }

@@ -9,8 +9,7 @@ import (
 // cidrObject is a ServiceCIDR (KEP-1880) as the index keeps it.
 type cidrObject struct {
 	identity
-	cidrs    []netip.Prefix
-	problems []Problem
+	cidrs []netip.Prefix
 }
 
 // convertCIDR keeps a ServiceCIDR's ranges, at most one of each family.

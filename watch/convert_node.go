@@ -21,7 +21,6 @@ type nodeObject struct {
 	facts service.Node
 	// kubeletPort is the port on which its kubelet listens.
 	kubeletPort uint16
-	problems    []Problem
 }
 
 // convertNode keeps a Node's zone, whether load balancers may choose it, its podCIDRs,

@@ -31,9 +31,8 @@ type serviceObject struct {
 	// complete it.
 	built bool
 	// proxy is the value of labelProxyName; named says that there is one.
-	proxy    string
-	named    bool
-	problems []Problem
+	proxy string
+	named bool
 	// reportedLeftOut says that the size of this version was reported.
 	reportedLeftOut bool
 }

@@ -40,8 +40,7 @@ type sliceObject struct {
 	// it does not say so.
 	trigger time.Time
 	// v6 says that the addresses are IPv6 ones.
-	v6       bool
-	problems []Problem
+	v6 bool
 }
 
 // slicePort is one port of a slice with the slice's endpoints. Snapshots share the

@@ -31,7 +31,7 @@ type manifestKey struct {
 // a manifest.
 type manifestObject struct {
 	key   manifestKey
-	value any
+	value converted
 }
 
 // document is what one document of a manifest contains.
@@ -265,42 +265,35 @@ func apiVersion(kind string) string {
 
 // object decodes and converts one object of a known kind.
 func (d *document) object(key manifestKey, data []byte) {
-	namespace, _ := key.name.Split()
+	add := func(value converted) { d.objects = append(d.objects, manifestObject{key, value}) }
 	switch key.kind {
 	case "Service":
-		var s corev1.Service
-		if !d.unmarshal(key, data, &s) {
+		s := &corev1.Service{}
+		if !d.unmarshal(key, data, s) {
 			return
 		}
-		s.Namespace = namespace
-		if err := fillService(&s); err != nil {
+		if err := fillService(s); err != nil {
 			d.addBroken(key, "spec.clusterIP", err)
 			return
 		}
-		d.objects = append(d.objects, manifestObject{key, convertService(&s)})
+		add(convertService(s))
 	case "EndpointSlice":
-		var s discoveryv1.EndpointSlice
-		if d.unmarshal(key, data, &s) {
-			s.Namespace = namespace
-			d.objects = append(d.objects, manifestObject{key, convertSlice(&s)})
+		if s := (&discoveryv1.EndpointSlice{}); d.unmarshal(key, data, s) {
+			add(convertSlice(s))
 		}
 	case "Node":
-		var n corev1.Node
-		if d.unmarshal(key, data, &n) {
-			n.Namespace = ""
-			d.objects = append(d.objects, manifestObject{key, convertNode(&n)})
+		if n := (&corev1.Node{}); d.unmarshal(key, data, n) {
+			add(convertNode(n))
 		}
 	case "ServiceCIDR":
-		var c networkingv1.ServiceCIDR
-		if d.unmarshal(key, data, &c) {
-			c.Namespace = ""
-			d.objects = append(d.objects, manifestObject{key, convertCIDR(&c)})
+		if c := (&networkingv1.ServiceCIDR{}); d.unmarshal(key, data, c) {
+			add(convertCIDR(c))
 		}
 	}
 }
 
-// unmarshal decodes data. It returns false where data does not fit the kind.
-func (d *document) unmarshal(key manifestKey, data []byte, into any) bool {
+// unmarshal decodes data, and sets the namespace of the key. It returns false where data does not fit the kind.
+func (d *document) unmarshal(key manifestKey, data []byte, into metav1.Object) bool {
 	strict, err := strictjson.UnmarshalStrict(data, into)
 	if err != nil {
 		// The standard library's error names the field in another way.
@@ -319,6 +312,8 @@ func (d *document) unmarshal(key manifestKey, data []byte, into any) bool {
 		reason, _, _ := strings.Cut(err.Error(), " \"")
 		d.addProblem(key, field, errors.New(reason))
 	}
+	namespace, _ := key.name.Split()
+	into.SetNamespace(namespace)
 	return true
 }
 

@@ -77,7 +77,7 @@ func newScript(t *testing.T) *script {
 	n := newNotifier()
 	t.Cleanup(n.close)
 	s := &script{T: t, index: w.index, dir: t.TempDir(), watcher: w}
-	s.manifests = &manifests{watcher: w, path: s.dir, notifier: n, current: map[manifestKey]any{}, loaded: make(chan struct{})}
+	s.manifests = &manifests{watcher: w, path: s.dir, notifier: n, current: map[manifestKey]converted{}, loaded: make(chan struct{})}
 	return s
 }
 

@@ -52,25 +52,11 @@ func (w *Watcher) RunKubernetes(ctx context.Context, client *Client) error {
 			awaited{what: "Services", there: services.store.synced},
 			awaited{what: "EndpointSlices", there: endpointSlices.store.synced},
 			awaited{
-				what: "ServiceCIDRs", there: either(ctx, cidrs.store.synced, cidrs.absent), limit: w.opts.ListTimeout,
+				what: "ServiceCIDRs", there: cidrs.store.synced, limit: w.opts.ListTimeout,
 				without: "addresses of services that no service has are not dropped until they come",
 			},
 			awaited{what: "Node " + w.opts.Node, there: w.index.node.seen, limit: w.opts.NodeTimeout})
 	})
 	w.loop(ctx)
 	return nil
-}
-
-// either returns a channel that is closed when a or b is closed, or ctx ends.
-func either(ctx context.Context, a, b <-chan struct{}) <-chan struct{} {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		select {
-		case <-a:
-		case <-b:
-		case <-ctx.Done():
-		}
-	}()
-	return done
 }

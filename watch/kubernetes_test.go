@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -441,7 +442,7 @@ func TestKeptIsSmall(t *testing.T) {
 	s.OwnerReferences = []metav1.OwnerReference{{Name: "svc-0"}}
 	kept := convertSlice(s)
 	want := identity{key: "ns-0/slice-0", version: "7"}
-	if kept.identity != want {
+	if !reflect.DeepEqual(kept.identity, want) {
 		t.Errorf("kept %+v of the metadata, want %+v", kept.identity, want)
 	}
 	if len(kept.names) != 3 || len(slices.Compact(kept.names)) != 3 {

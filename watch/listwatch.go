@@ -39,8 +39,6 @@ type listWatch[K converted] struct {
 	// optional says that the proxy can do without the resource, and that some API servers do not have it, or
 	// give no right to read it.
 	optional bool
-	// absent is closed when the API server has no such resource. The watcher does not wait for it.
-	absent chan struct{}
 	// seen says that the API server has had the resource.
 	seen   bool
 	pauses pauses
@@ -53,7 +51,7 @@ type listWatch[K converted] struct {
 
 func newListWatch[K converted](resource string, s *store[K], list ...way[K]) *listWatch[K] {
 	return &listWatch[K]{
-		watcher: s.watcher, resource: resource, store: s, ways: ways[K]{list: list}, absent: make(chan struct{}), last: map[string]string{},
+		watcher: s.watcher, resource: resource, store: s, ways: ways[K]{list: list}, last: map[string]string{},
 	}
 }
 
@@ -261,10 +259,8 @@ func (l *listWatch[K]) failed(ctx context.Context, verb string, err error) {
 func (l *listWatch[K]) report(verb string, err error) {
 	absent := apierrors.IsNotFound(err)
 	refused := absent || apierrors.IsForbidden(err)
-	if absent {
-		closeOnce(l.absent)
-	}
 	if absent = absent && l.optional; absent {
+		closeOnce(l.store.synced)
 		err = &AbsentError{Resource: l.resource, Err: err}
 	} else {
 		err = newRequestError(verb, l.resource, err)

@@ -25,7 +25,7 @@ func (w *Watcher) RunManifests(ctx context.Context, path string) error {
 	if err != nil {
 		return fmt.Errorf("follow manifests: %w", err)
 	}
-	m := &manifests{watcher: w, path: path, notifier: newNotifier(), current: map[manifestKey]any{}, loaded: make(chan struct{})}
+	m := &manifests{watcher: w, path: path, notifier: newNotifier(), current: map[manifestKey]converted{}, loaded: make(chan struct{})}
 	defer m.notifier.close()
 	w.mu.Lock()
 	w.awaited = []awaited{{what: "the manifests at " + path, there: m.loaded}}
@@ -75,7 +75,7 @@ type manifests struct {
 	files []*manifestFile
 	// current has the objects that the index has, reported the texts of the
 	// problems that were reported.
-	current  map[manifestKey]any
+	current  map[manifestKey]converted
 	reported map[string]bool
 }
 
@@ -245,18 +245,8 @@ func readManifest(path string, data []byte, sum [sha256.Size]byte, old *manifest
 
 // setSource writes the source into a converted object's problems. It returns whether
 // the object has no problem.
-func setSource(object any, source string) (clean bool) {
-	var problems []Problem
-	switch o := object.(type) {
-	case *serviceObject:
-		problems = o.problems
-	case *sliceObject:
-		problems = o.problems
-	case *nodeObject:
-		problems = o.problems
-	case *cidrObject:
-		problems = o.problems
-	}
+func setSource(object converted, source string) (clean bool) {
+	problems := object.found()
 	for i := range problems {
 		problems[i].Source = source
 	}
@@ -277,8 +267,8 @@ func (m *manifests) problems() []Problem {
 
 // merge puts the files together. Of two objects of one name the first counts, and one of a file that has gone only where
 // there is no other.
-func (m *manifests) merge() (map[manifestKey]any, []Problem) {
-	wanted := map[manifestKey]any{}
+func (m *manifests) merge() (map[manifestKey]converted, []Problem) {
+	wanted := map[manifestKey]converted{}
 	sources := map[manifestKey]string{}
 	var problems []Problem
 	inOrder := slices.Clone(m.files)
@@ -305,7 +295,7 @@ func (m *manifests) merge() (map[manifestKey]any, []Problem) {
 
 // submit puts the objects that differ into the index, in one step, and reports the
 // new problems.
-func (m *manifests) submit(problems []Problem, wanted map[manifestKey]any) {
+func (m *manifests) submit(problems []Problem, wanted map[manifestKey]converted) {
 	reported := map[string]bool{}
 	var fresh []Problem
 	for _, p := range problems {
@@ -343,7 +333,7 @@ func (m *manifests) submit(problems []Problem, wanted map[manifestKey]any) {
 	m.current = wanted
 }
 
-func (ix *index) setObject(object any) {
+func (ix *index) setObject(object converted) {
 	switch o := object.(type) {
 	case *serviceObject:
 		ix.setService(o)

@@ -12,6 +12,7 @@ import (
 type converted interface {
 	wire.Object
 	name() service.Name
+	found() []Problem
 }
 
 // store takes converted objects of one kind, and edits the index.
@@ -25,7 +26,8 @@ type store[K converted] struct {
 	// servicesOf returns the Services that lose something with the objects of these
 	// names; nil for kinds of objects that no Service is served by.
 	servicesOf func(*index, []service.Name) []service.Name
-	// synced is closed once the first full list is in the index.
+	// synced is closed once the first full list is in the index, or the API server has said that it lacks
+	// an optional resource.
 	synced chan struct{}
 }
 
