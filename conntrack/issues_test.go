@@ -58,7 +58,7 @@ func TestKubernetes141371DeletedService(t *testing.T) {
 		c.wantAnswer("two")
 		outside.wantAnswer("two")
 
-		// The Service is deleted and made anew, and the watcher sees one step.
+		// The Service is deleted and made again, and the watcher sees one step.
 		l.become(cidr+web("ONE-POD"), "endpoint gone: 2")
 		c.wantAnswer("one")
 	})

@@ -100,7 +100,7 @@ func TestCleanerTriesRefusedEntryAgain(t *testing.T) {
 	}
 }
 
-// The waits between two tries grow up to a bound, and begin anew once all entries are gone.
+// The waits between two tries grow up to a bound, and begin again once all entries are gone.
 func TestRefusedWaits(t *testing.T) {
 	var r refused
 	now := time.Now()

@@ -63,7 +63,7 @@ func (x *Index) missed(f *Flow) Reason {
 	// send its next packet to an endpoint that does not know the connection. New
 	// connections go to the Service. No connection that misses its Service can be
 	// assured, since no handshake comes back from nowhere. UDP is different: each
-	// datagram can begin a flow anew, and while the client sends, the old entry would
+	// datagram can begin a flow again, and while the client sends, the old entry would
 	// keep the flow away from the Service.
 	if f.Status&Assured != 0 && (f.Protocol == service.TCP || f.Protocol == service.SCTP) {
 		return x.orphanedIdentity(f)

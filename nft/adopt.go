@@ -35,7 +35,7 @@ func adoptTable(c *Contents, want *Table) tableState {
 		switch {
 		case wanted == nil:
 			have = &Set{Name: name} // its elements are deleted with it
-		case wanted.differsInCounter(have, want.Family): // Plan makes the set anew
+		case wanted.differsInCounter(have, want.Family): // Plan makes the set again
 		case !wanted.sameAs(have, want.Family):
 			return tableState{applied: applied, replace: true}
 		case wanted.MinSize == 0:

@@ -119,7 +119,7 @@ func TestTraceLearns(t *testing.T) {
 			}{
 				{1, 1, 51, nil}, // not to be learned
 				{1, 0, 50, learns(1, 50)},
-				{1, 1, 50, learns(1, 50)}, // the client stays, and its time starts anew
+				{1, 1, 50, learns(1, 50)}, // the client stays, and its time starts again
 				{2, 2, 200, learns(2, 200)},
 				{20, 0, 50, nil}, // the map is full
 				{20, 2, 200, nil},

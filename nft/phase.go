@@ -41,10 +41,10 @@ const (
 	// meet them at once.
 	phaseBaseChains
 	// phaseFlushes empties chains: those that get other rules, those that look into a
-	// set which is made anew, and those that will be deleted. Chains that will be deleted
+	// set which is replaced, and those that will be deleted. Chains that will be deleted
 	// may still jump to each other.
 	phaseFlushes
-	// phaseDeleteRemade deletes the sets that are made anew. No rule refers to them any more.
+	// phaseDeleteRemade deletes the sets that are replaced. No rule refers to them any more.
 	phaseDeleteRemade
 	// phaseAddRemade declares them again, for the rules that follow.
 	phaseAddRemade

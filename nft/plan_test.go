@@ -442,7 +442,7 @@ delete chain ip random shared-3
 }
 
 // TestSetFoundAndWantedLater: a reader reports only the name of a set that is not wanted.
-// If a later program wants the set, it is made anew. If not, it is deleted with its chain.
+// If a later program wants the set, it is made again. If not, it is deleted with its chain.
 func TestSetFoundAndWantedLater(t *testing.T) {
 	for _, later := range []bool{false, true} {
 		h := newHistory(nil)

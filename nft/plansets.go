@@ -9,7 +9,7 @@ import (
 	"nftproxy/model/treap"
 )
 
-// planSets declares new sets, and makes a set anew that has outgrown its size or is
+// planSets declares new sets, and replaces a set that has outgrown its size or is
 // wanted with another declaration. No declaration of ours changes, but a set may have been
 // found that was not wanted then, and is declared otherwise than it is wanted now.
 func (p *tablePlan) planSets() {

@@ -158,7 +158,7 @@ func changeTargets(rng *rand.Rand, old []int) []int {
 	return targets
 }
 
-// program builds everything anew.
+// program builds everything again.
 func (t *randomTable) program(f nft.Family) *nft.Table {
 	table := &nft.Table{Family: f, Name: "random", Sets: nft.SetsByName(declarations()...)}
 	for _, c := range baseChains() {

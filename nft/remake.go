@@ -1,6 +1,6 @@
 package nft
 
-// remakeSet makes a set anew, with all its elements. No kernel lets a set's size be changed
+// remakeSet replaces a set, with all its elements. No kernel lets a set's size be changed
 // to any use: raising it leaves the number of buckets as it was, where it is allowed at
 // all. So the set is deleted and declared again, as s. A set cannot be deleted
 // while a rule refers to it, so the chains that look into it are emptied before, and
@@ -22,7 +22,7 @@ func (p *tablePlan) remakeSet(s *Set) {
 	p.elements[s.Name] = &elementChanges{added: p.elementsOf(s.Name)}
 }
 
-// rewriteChain empties a chain that looks into a set which is made anew, and fills it
+// rewriteChain empties a chain that looks into a set which is replaced, and fills it
 // again behind the set.
 func (p *tablePlan) rewriteChain(c *Chain) {
 	p.emptyChain(c.Name)

@@ -45,7 +45,7 @@ func TestSizeOfANewSet(t *testing.T) {
 	}
 }
 
-// TestOutgrown: the batch that makes a set anew also empties and fills the chains that
+// TestOutgrown: the batch that replaces a set also empties and fills the chains that
 // look into it, even a new one.
 func TestOutgrown(t *testing.T) {
 	m, s := nft.NewModel(), nft.State{}

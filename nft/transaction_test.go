@@ -87,7 +87,7 @@ func TestTransactionsOfAFirstProgram(t *testing.T) {
 }
 
 // TestFoundChainWantedAgain: an idle chain was found with a rule that the reader did not
-// recognise. Plan empties it where it makes a set anew. When the chain is wanted again, it
+// recognise. Plan empties it where it replaces a set. When the chain is wanted again, it
 // must have its rules before packets get there.
 func TestFoundChainWantedAgain(t *testing.T) {
 	h := newHistory(nil)

@@ -41,7 +41,7 @@ func followFile(t *testing.T, path string) readings {
 }
 
 // await waits for a text. Only the text that was read last may come before it again,
-// since a file is read anew whatever has happened to it.
+// since a file is read again whatever has happened to it.
 func (r readings) await(last, want string) {
 	r.Helper()
 	timeout := time.After(patience)

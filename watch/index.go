@@ -381,7 +381,7 @@ func (ix *index) take(list []*joined, prepared []service.Prepared) {
 	}
 }
 
-// join makes the Service anew of its object and slices, or of what is retained of it. It changes nothing but j, so
+// join makes the Service again of its object and slices, or of what is retained of it. It changes nothing but j, so
 // that Services can be joined side by side.
 func (ix *index) join(j *joined) service.Prepared {
 	changes := j.changes

@@ -191,7 +191,7 @@ func (l *listWatch[K]) loses(err error, opened bool) bool {
 	case apierrors.IsResourceExpired(err), apierrors.IsGone(err), apierrors.IsBadRequest(err), apierrors.IsInvalid(err):
 		return true
 	case utilnet.IsConnectionRefused(err):
-		// Nobody listens: the API server begins anew, and knows no change from before. Also etcd may have been restored from an
+		// Nobody listens: the API server begins again, and knows no change from before. Also etcd may have been restored from an
 		// older state meanwhile. Then the server counts versions from that state on, and leaves out of a watch whatever has
 		// a lower one than the store's: the watcher would miss changes for good.
 		return true

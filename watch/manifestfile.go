@@ -21,7 +21,7 @@ const (
 	// restPeriod is how long a file that no event told of must rest before it is read: it may be half written.
 	restPeriod = 500 * time.Millisecond
 	// gonePeriod is how long the objects of a file stay that has gone or become empty. Many programs replace a file in
-	// two steps: they rename it away, or empty it, and write it anew.
+	// two steps: they rename it away, or empty it, and write it again.
 	gonePeriod = time.Second
 )
 

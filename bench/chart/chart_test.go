@@ -14,7 +14,7 @@ import (
 	"nftproxy/bench/result"
 )
 
-var update = flag.Bool("update", false, "write the goldens anew")
+var update = flag.Bool("update", false, "write the goldens again")
 
 // fixed is a report of invented figures that has everything a report can have.
 func fixed() *result.Report {

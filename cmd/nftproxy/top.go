@@ -222,7 +222,7 @@ func rateText(r float64) string {
 	return fmt.Sprintf("%.1f", r)
 }
 
-// The escape sequences that draw a screen anew without flicker: to the upper left corner, clear
+// The escape sequences that draw a screen again without flicker: to the upper left corner, clear
 // to the end of the line, clear to the end of the screen.
 const (
 	escapeHome       = "\x1b[H"

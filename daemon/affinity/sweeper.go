@@ -37,7 +37,7 @@ const (
 
 // patience is how long clients may be sent to an endpoint that has gone, since the sweep
 // that is to remove them waits for CPU time. Then the map is emptied: that takes a tenth of
-// a sweep's time or less, and its clients choose an endpoint anew. Clients that lose their
+// a sweep's time or less, and its clients choose an endpoint again. Clients that lose their
 // endpoint are better off than clients that get no answer.
 const patience = time.Second
 

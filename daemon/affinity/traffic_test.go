@@ -284,7 +284,7 @@ func TestTimeoutIsOver(t *testing.T) {
 }
 
 // TestTimeoutStartsAnew: each new connection of a remembered client starts its time
-// anew, and leads to the same endpoint.
+// again, and leads to the same endpoint.
 func TestTimeoutStartsAnew(t *testing.T) {
 	r := newRig(t, time.Hour, "one", "two", "three")
 	ways := r.ways()

@@ -7,7 +7,7 @@ import (
 
 const (
 	// sleepPeriod is how often the clocks are compared: the tables are to be right within a second
-	// of waking, and connecting anew takes a part of it. Each time wakes a process that is
+	// of waking, and connecting again takes a part of it. Each time wakes a process that is
 	// otherwise at rest.
 	sleepPeriod = time.Second / 2
 	// leastSleep is the shortest sleep that counts. Connections outlive a shorter one.

@@ -67,7 +67,7 @@ func (i *inquiry) makeRoom(batch nft.Batch, err error) bool {
 }
 
 // additions counts the elements that the batch adds: to each part that can be
-// left out, and in total. A batch that makes a set anew adds also parts that are
+// left out, and in total. A batch that replaces a set adds also parts that are
 // in force and have not changed: they have not asked for more, and are not left
 // out for it.
 func (i *inquiry) additions(batch nft.Batch) (additions map[string]int, total int) {

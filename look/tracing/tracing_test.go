@@ -20,9 +20,9 @@ import (
 	"nftproxy/nft/livetrace"
 )
 
-// TestMain has a flag that writes the golden file anew.
+// TestMain has a flag that writes the golden file again.
 func TestMain(m *testing.M) {
-	flag.Bool("update", false, "write the golden file anew")
+	flag.Bool("update", false, "write the golden file again")
 	flag.Parse()
 	os.Exit(m.Run())
 }

@@ -4,7 +4,7 @@
 // element for each frontend that refuses or drops. The package reads these counters and adds them up over the
 // time in which elements come and go.
 //
-// An element that is replaced begins anew at 0. A Service's element is replaced when the number of
+// An element that is replaced begins again at 0. A Service's element is replaced when the number of
 // its endpoints changes; connections between the last read and that moment are not counted.
 //
 // The package decides neither what is refused nor where it is counted (nft/ruleset does). It
@@ -90,7 +90,7 @@ type placed struct {
 	last uint64
 }
 
-// meter adds up counters that may begin anew.
+// meter adds up counters that may begin again.
 type meter struct{ total, before uint64 }
 
 // since is how many packets a counter has counted since it said last. A lower number is that

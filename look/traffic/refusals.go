@@ -109,7 +109,7 @@ type element struct {
 	promised bool
 }
 
-// tally adds up a counter of the kernel that may begin anew.
+// tally adds up a counter of the kernel that may begin again.
 type tally struct{ last, total uint64 }
 
 // add takes the counter's number and returns how many packets it has counted since the last

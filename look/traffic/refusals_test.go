@@ -111,7 +111,7 @@ func TestTotals(t *testing.T) {
 		t.Errorf("%d elements were asked though their chain had counted nothing", k.asked-asked)
 	}
 
-	clear(k.elements) // they begin anew
+	clear(k.elements) // they begin again
 	k.refuse("10.0.0.1", 3)
 	k.chains["ip unknown-port"], k.chains["ip6 unallocated-address"] = 4, 6
 	l = look()

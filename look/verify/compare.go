@@ -18,7 +18,7 @@ import (
 //   - sets and chains that nothing in the program leads to, and rules for packets that met the rules of an
 //     earlier program (Differences.Idle).
 //
-// If a table is missing, or the proxy would make it anew, its rules and elements are not
+// If a table is missing, or the proxy would make it again, its rules and elements are not
 // compared. The cost is that of a first sync, and grows with the program.
 func Compare(want *nft.Program, have *nft.Model) *Differences {
 	result := &Differences{}
@@ -81,7 +81,7 @@ func (c *comparison) compareBatch(b nft.Batch) {
 		c.compareRules(name)
 	}
 	for name := range remade {
-		// The batch makes such a set anew and adds all its elements: for its size, or because
+		// The batch makes such a set again and adds all its elements: for its size, or because
 		// only one of the two has counters.
 		if set := c.want.Set(name); set != nil {
 			c.compareDeclaration(set)
@@ -152,7 +152,7 @@ func (c *comparison) compareRules(chain string) {
 	}
 }
 
-// compareDeclarations says why the proxy would make the table anew: it is missing, or the
+// compareDeclarations says why the proxy would make the table again: it is missing, or the
 // kernel cannot change it into the wanted one.
 func (c *comparison) compareDeclarations() {
 	if c.have == nil {

@@ -20,9 +20,9 @@ import (
 	"nftproxy/test/gen"
 )
 
-// TestMain has a flag that writes the golden file anew.
+// TestMain has a flag that writes the golden file again.
 func TestMain(m *testing.M) {
-	flag.Bool("update", false, "write the golden file anew")
+	flag.Bool("update", false, "write the golden file again")
 	flag.Parse()
 	os.Exit(m.Run())
 }
@@ -171,7 +171,7 @@ func TestText(t *testing.T) {
 	}
 }
 
-// TestOutgrown: a set that would be made anew for its size does not count as such. Only the
+// TestOutgrown: a set that would be made again for its size does not count as such. Only the
 // elements that it lacks do.
 func TestOutgrown(t *testing.T) {
 	full := program(t, world).Model()

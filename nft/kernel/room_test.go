@@ -28,7 +28,7 @@ func grown(n int) *nft.Program {
 	return p
 }
 
-// The kernel takes batches that make sets anew which have outgrown their sizes, one set or
+// The kernel takes batches that make sets again which have outgrown their sizes, one set or
 // two at once. Then it has what the model has.
 func TestOutgrown(t *testing.T) {
 	_, c := open(t)
@@ -65,7 +65,7 @@ func TestOutgrown(t *testing.T) {
 }
 
 // A table of a version that declared no sizes gets them in one transaction. It gets them
-// even if idle chains with unknown rules look into the sets that are made anew.
+// even if idle chains with unknown rules look into the sets that are replaced.
 func TestTableWithoutSizes(t *testing.T) {
 	_, c := open(t)
 	p := grown(50)

@@ -283,7 +283,7 @@ func (t *tableCompiler) setPods(p pods) {
 	}
 }
 
-// setRanges sets the ServiceCIDRs, and counts the cluster IPs outside of them and the endpoints inside anew. It
+// setRanges sets the ServiceCIDRs, and counts the cluster IPs outside of them and the endpoints inside again. It
 // counts t.parts only; addService counts new parts.
 func (t *tableCompiler) setRanges(ranges treap.Map[string, netip.Prefix]) {
 	t.ranges, t.outside, t.inRange = ranges, 0, 0

@@ -26,7 +26,7 @@ type Config struct {
 	// Settings are in force for a snapshot whose node has none.
 	service.Settings
 	// Counters gives the elements of frontends and endpoints counters of new connections
-	// (CounterPlace). With another value Plan makes the sets of these elements anew.
+	// (CounterPlace). With another value Plan makes the sets of these elements again.
 	Counters bool
 	// Uncounted leaves out all counters, those of Counters too. The rules refuse and drop the
 	// same packets. It is for kernels that cannot count (kernel.Conn.TryCounters).

@@ -61,7 +61,7 @@ func connections(t *testing.T, c *kernel.Conn, p *nft.Program, s service.Snapsho
 
 // Each new connection counts once for its Service and once for its endpoint. A change of one
 // endpoint leaves the counters of others alone. Switching counters on or off makes the counted sets
-// anew, and nothing else: at most one packet for each processor does not reach an
+// again, and nothing else: at most one packet for each processor does not reach an
 // endpoint, and its client tries again.
 func TestCounters(t *testing.T) {
 	s := newSender(t)

@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// retryPeriod is the time after which a lost subscription is made anew.
+	// retryPeriod is the time after which a lost subscription is made again.
 	retryPeriod = time.Second
 	// triesInARow is how often an interrupted dump is repeated at once: a dump is
 	// short, and the change that interrupts it is over.

@@ -265,7 +265,7 @@ func TestOpenings(t *testing.T) {
 	}
 }
 
-// TestWritten: a look says whether somebody has written kube-proxy's rules since the look before: the same ones anew in
+// TestWritten: a look says whether somebody has written kube-proxy's rules since the last look: the same ones again in
 // iptables-nft, ones of another Service in iptables-legacy. Rules of others do not count.
 func TestWritten(t *testing.T) {
 	for _, b := range backends() {

@@ -49,7 +49,7 @@ func Final(outcome error) bool {
 	return outcome == nil || errors.Is(outcome, ErrForeign) || errors.Is(outcome, ErrIPVS) || errors.Is(outcome, ErrOpens) || errors.Is(outcome, ErrUnknownTable)
 }
 
-// removeLatest removes the rules as they are now: earlier removals have changed the ruleset. It judges anew at each
+// removeLatest removes the rules as they are now: earlier removals have changed the ruleset. It judges again at each
 // try what closes: the ruleset that it is about is the one that the kernel then changes.
 func removeLatest(ctx context.Context, r Rules, closed func(Opening) error) (gone Rules, goneErr error, stays Rules, staysErr error) {
 	for try := 1; ; try++ {

@@ -31,7 +31,7 @@ type legacyTable struct {
 // Look returns the kinds of which kube-proxy has rules in the kernel, in the order of Kinds. written says that the rules are
 // not those of the look before. It sees when rules come, and when a Service or endpoint comes or goes, but for
 // changes in iptables-legacy that leave the number and size of all rules the same; of iptables-nft it sees each time that
-// kube-proxy writes its rules, since it writes those of small chains anew.
+// kube-proxy writes its rules, since it writes those of small chains again.
 func (w *Watcher) Look() (kinds []Kind, written bool, err error) {
 	c, err := dial()
 	if err != nil {

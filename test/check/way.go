@@ -15,7 +15,7 @@ import (
 // transactions of the batch.
 type Way struct {
 	Name string
-	// Restarts, Skips and Failures are for one step of so many: the proxy begins anew and
+	// Restarts, Skips and Failures are for one step of so many: the proxy begins again and
 	// reads the tables; the step comes together with the next one; an error ends the sync.
 	Restarts, Skips, Failures int
 	// Shuffled steps have their events in another order.
@@ -47,7 +47,7 @@ func Ways() []Way {
 type Tables interface {
 	Apply(nft.Batch) error
 	Read(want *nft.Program) (*nft.Model, error)
-	// Restart is called when the proxy begins anew.
+	// Restart is called when the proxy begins again.
 	Restart() error
 }
 

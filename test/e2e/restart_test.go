@@ -86,7 +86,7 @@ func TestRestart(t *testing.T) {
 		return errors.Join(errs...)
 	}
 	n.must(goOn())
-	// With the handles, which would tell of anything made anew; without who owns it, and
+	// With the handles, which would tell of anything made again; without who owns it, and
 	// without how long the noted connections still count.
 	expires := regexp.MustCompile(` expires [0-9a-z]+`)
 	listing := func() string {

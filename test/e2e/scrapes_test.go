@@ -17,7 +17,7 @@ import (
 const scrapesFile = "../../hack/promql/testdata/scrapes.txt"
 
 // TestScrapes: the daemon still serves each series of the record. With -update the
-// record is written anew.
+// record is written again.
 func TestScrapes(t *testing.T) {
 	n := newNode(t)
 	p := n.startProxy("--metrics-bind-address="+metricsAddress, "--healthz-bind-address="+healthAddress)

@@ -178,7 +178,7 @@ func newRandomCluster(rng *rand.Rand) *randomCluster {
 	return c
 }
 
-// replace draws all objects anew.
+// replace draws all objects again.
 func (c *randomCluster) replace() {
 	c.homes = map[netip.Addr]string{}
 	c.node = gen.Node(c.rng)

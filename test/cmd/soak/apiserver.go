@@ -87,7 +87,7 @@ func specified(e script.Event) *corev1.Service {
 	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace}, Spec: spec}
 }
 
-// putService makes or changes a Service. One whose addresses change is made anew.
+// putService makes or changes a Service. One whose addresses change is made again.
 func (w *world) putService(e script.Event) error {
 	want := specified(e)
 	services := w.plane.Client.CoreV1().Services(namespace)

@@ -152,7 +152,7 @@ func (w *world) config() (ruleset.Config, error) {
 	return c, nil
 }
 
-// snapshot is what the proxy should serve: the objects, read anew as manifests.
+// snapshot is what the proxy should serve: the objects, read again as manifests.
 func (w *world) snapshot(addrs hostaddr.Addresses) (service.Snapshot, error) {
 	file := filepath.Join(w.opts.dir, fmt.Sprintf("objects-%d.json", os.Getpid()))
 	if err := os.WriteFile(file, w.objects.all, 0o644); err != nil {

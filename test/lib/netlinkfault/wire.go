@@ -25,7 +25,7 @@ func New(decide func(Place) (Fault, bool)) *Injector { return &Injector{decide: 
 // None is for Decide: no faults.
 func None(Place) (Fault, bool) { return Fault{}, false }
 
-// Decide replaces the function, and counts anew.
+// Decide replaces the function, and counts again.
 func (i *Injector) Decide(decide func(Place) (Fault, bool)) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
