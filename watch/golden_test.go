@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"nftproxy/model/service"
+	"nftproxy/test/check"
 )
 
 var update = flag.Bool("update", false, "rewrite the goldens")
@@ -37,30 +38,15 @@ var update = flag.Bool("update", false, "rewrite the goldens")
 // A word after the step's name is for the reader. Problems that no step shows
 // fail the test.
 func TestGolden(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txtar")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no goldens: %v", err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
-			archive, err := txtar.ParseFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			s := newScript(t)
-			for i := range archive.Files {
-				s.step(&archive.Files[i])
-			}
-			if left := s.problems(); left != "" {
-				t.Errorf("problems that no step shows:\n%s", left)
-			}
-			if *update {
-				if err := os.WriteFile(file, txtar.Format(archive), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-		})
-	}
+	check.Archives(t, "testdata/*.txtar", *update, func(t *testing.T, archive *txtar.Archive) {
+		s := newScript(t)
+		for i := range archive.Files {
+			s.step(&archive.Files[i])
+		}
+		if left := s.problems(); left != "" {
+			t.Errorf("problems that no step shows:\n%s", left)
+		}
+	})
 }
 
 type script struct {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -23,6 +22,7 @@ import (
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/check"
 	"nftproxy/test/check/kernelmodel"
 	"nftproxy/test/gen"
 	"nftproxy/test/lib/testnet"
@@ -68,44 +68,29 @@ func loadSnapshot(t *testing.T, ns *testnet.Namespace, s service.Snapshot) {
 // what nftproxy COMMAND prints: first to stdout, then to stderr behind "! ", then the exit
 // status if it is not 0. With -update it writes these sections.
 func TestGet(t *testing.T) {
-	files, err := filepath.Glob("testdata/get/*.txtar")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no files: %v", err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
-			archive, err := txtar.ParseFile(file)
-			if err != nil {
-				t.Fatal(err)
+	check.Archives(t, "testdata/get/*.txtar", *update, func(t *testing.T, archive *txtar.Archive) {
+		ns := testnet.NamespaceForTest(t, "get")
+		ran := 0
+		for i := range archive.Files {
+			section := &archive.Files[i]
+			command, is := strings.CutPrefix(section.Name, "$ ")
+			if !is {
+				loadServices(t, ns, string(section.Data))
+				continue
 			}
-			ns := testnet.NamespaceForTest(t, "get")
-			ran := 0
-			for i := range archive.Files {
-				section := &archive.Files[i]
-				command, is := strings.CutPrefix(section.Name, "$ ")
-				if !is {
-					loadServices(t, ns, string(section.Data))
-					continue
-				}
-				ran++
-				got := transcript(t, ns, strings.Fields(command)...)
-				if *update {
-					section.Data = []byte(got)
-				}
-				if diff := cmp.Diff(string(section.Data), got); diff != "" {
-					t.Errorf("nftproxy %s (-want +got):\n%s", command, diff)
-				}
-			}
-			if ran == 0 {
-				t.Error("the file has no command")
-			}
+			ran++
+			got := transcript(t, ns, strings.Fields(command)...)
 			if *update {
-				if err := os.WriteFile(file, txtar.Format(archive), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				section.Data = []byte(got)
 			}
-		})
-	}
+			if diff := cmp.Diff(string(section.Data), got); diff != "" {
+				t.Errorf("nftproxy %s (-want +got):\n%s", command, diff)
+			}
+		}
+		if ran == 0 {
+			t.Error("the file has no command")
+		}
+	})
 }
 
 // transcript runs a command and returns what it prints, and its exit status.

@@ -3,14 +3,13 @@ package kubeproxyconfig_test
 import (
 	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"golang.org/x/tools/txtar"
 
 	"nftproxy/daemon/kubeproxyconfig"
+	"nftproxy/test/check"
 )
 
 var update = flag.Bool("update", false, "write what the files give into testdata")
@@ -18,37 +17,21 @@ var update = flag.Bool("update", false, "write what the files give into testdata
 // TestFiles reads files as installers write them. The same archive has the settings that
 // they give, and the notes.
 func TestFiles(t *testing.T) {
-	paths, err := filepath.Glob("testdata/*.txtar")
-	if err != nil || len(paths) < 3 {
-		t.Fatalf("%d files: %v", len(paths), err)
-	}
-	for _, path := range paths {
-		t.Run(strings.TrimSuffix(filepath.Base(path), ".txtar"), func(t *testing.T) {
-			archive, err := txtar.ParseFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			file, err := kubeproxyconfig.Parse(archive.Files[0].Data)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var settings strings.Builder
-			for _, s := range file.Settings() {
-				fmt.Fprintf(&settings, "--%s=%s (%s)\n", s.Flag, s.Value, s.Field)
-			}
-			got := []txtar.File{archive.Files[0], {Name: "flags", Data: []byte(settings.String())}, {Name: "notes", Data: []byte(strings.Join(append(file.Notes, ""), "\n"))}}
-			want := string(txtar.Format(archive))
-			archive.Files = got
-			text := string(txtar.Format(archive))
-			if *update {
-				if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			} else if text != want {
-				t.Errorf("%s is not what it gives (-update writes it):\n%s", path, text)
-			}
-		})
-	}
+	check.Archives(t, "testdata/*.txtar", *update, func(t *testing.T, archive *txtar.Archive) {
+		file, err := kubeproxyconfig.Parse(archive.Files[0].Data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var settings strings.Builder
+		for _, s := range file.Settings() {
+			fmt.Fprintf(&settings, "--%s=%s (%s)\n", s.Flag, s.Value, s.Field)
+		}
+		want := string(txtar.Format(archive))
+		archive.Files = []txtar.File{archive.Files[0], {Name: "flags", Data: []byte(settings.String())}, {Name: "notes", Data: []byte(strings.Join(append(file.Notes, ""), "\n"))}}
+		if text := string(txtar.Format(archive)); text != want && !*update {
+			t.Errorf("the file is not what it gives (-update writes it):\n%s", text)
+		}
+	})
 }
 
 // TestErrors: all bad fields are reported at once, each by its name.

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -18,6 +16,7 @@ import (
 	"nftproxy/look/inspect"
 	"nftproxy/model/service"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/check"
 	"nftproxy/test/gen"
 )
 
@@ -26,58 +25,45 @@ var update = flag.Bool("update", false, "write the rows into the files under tes
 // TestDraining reads the flows of each file under testdata as conntrack would give them, and
 // compares the endpoints with their counts.
 func TestDraining(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txtar")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no files: %v", err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
-			archive, err := txtar.ParseFile(file)
-			if err != nil {
-				t.Fatal(err)
+	check.Archives(t, "testdata/*.txtar", *update, func(t *testing.T, archive *txtar.Archive) {
+		section := func(name string) *txtar.File {
+			i := slices.IndexFunc(archive.Files, func(f txtar.File) bool { return f.Name == name })
+			if i < 0 {
+				t.Fatalf("no section %s", name)
 			}
-			section := func(name string) *txtar.File {
-				i := slices.IndexFunc(archive.Files, func(f txtar.File) bool { return f.Name == name })
-				if i < 0 {
-					t.Fatalf("no section %s", name)
-				}
-				return &archive.Files[i]
+			return &archive.Files[i]
+		}
+		snapshot, err := gen.ReadSnapshot(strings.NewReader(string(section("services").Data)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		tables := tablesOf(ruleset.Config{Table: ruleset.DefaultTable}, snapshot)
+		connections := count(tables)
+		for line := range strings.Lines(string(section("flows").Data)) {
+			if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
+				connections.Add(parseFlow(t, line))
 			}
-			snapshot, err := gen.ReadSnapshot(strings.NewReader(string(section("services").Data)))
-			if err != nil {
-				t.Fatal(err)
+		}
+		var b strings.Builder
+		for _, row := range tables.EndpointRows(inspect.Selection{}, connections) {
+			local := "unknown"
+			if row.Local != nil {
+				local = fmt.Sprint(*row.Local)
 			}
-			tables := tablesOf(ruleset.Config{Table: ruleset.DefaultTable}, snapshot)
-			connections := count(tables)
-			for line := range strings.Lines(string(section("flows").Data)) {
-				if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
-					connections.Add(parseFlow(t, line))
-				}
-			}
-			var b strings.Builder
-			for _, row := range tables.EndpointRows(inspect.Selection{}, connections) {
-				local := "unknown"
-				if row.Local != nil {
-					local = fmt.Sprint(*row.Local)
-				}
-				fmt.Fprintf(&b, "%s/%s:%s %s -> %s: %s, local %s, lists %s, %d connections, %d closing\n", row.Namespace, row.Service, row.PortName,
-					inspect.PortText(row.PortName, row.Protocol, row.Port), row.Endpoint, row.State, local, strings.Join(row.Lists, "+"), *row.Connections, *row.Closing)
-			}
-			golden := section("endpoints.txt")
-			if *update {
-				golden.Data = []byte(b.String())
-				if err := os.WriteFile(file, txtar.Format(archive), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if diff := cmp.Diff(string(golden.Data), b.String()); diff != "" {
-				t.Errorf("endpoints (-want +got):\n%s", diff)
-			}
-			if got := fmt.Sprintf("%d\n", connections.Orphans); got != string(section("orphans").Data) {
-				t.Errorf("%s orphans, want %s", got, section("orphans").Data)
-			}
-		})
-	}
+			fmt.Fprintf(&b, "%s/%s:%s %s -> %s: %s, local %s, lists %s, %d connections, %d closing\n", row.Namespace, row.Service, row.PortName,
+				inspect.PortText(row.PortName, row.Protocol, row.Port), row.Endpoint, row.State, local, strings.Join(row.Lists, "+"), *row.Connections, *row.Closing)
+		}
+		golden := section("endpoints.txt")
+		if *update {
+			golden.Data = []byte(b.String())
+		}
+		if diff := cmp.Diff(string(golden.Data), b.String()); diff != "" {
+			t.Errorf("endpoints (-want +got):\n%s", diff)
+		}
+		if got := fmt.Sprintf("%d\n", connections.Orphans); got != string(section("orphans").Data) {
+			t.Errorf("%s orphans, want %s", got, section("orphans").Data)
+		}
+	})
 }
 
 func tablesOf(cfg ruleset.Config, s service.Snapshot) *inspect.Tables {

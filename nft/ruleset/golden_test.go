@@ -4,8 +4,6 @@ import (
 	"flag"
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,6 +15,7 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
+	"nftproxy/test/check"
 	"nftproxy/test/gen"
 )
 
@@ -25,36 +24,23 @@ import (
 // clients the program remembers, then its traces. With -update it writes the program
 // into the file, but never the packets' results: people write those.
 func TestGolden(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txtar")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no golden files: %v", err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
-			archive, err := txtar.ParseFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			snapshot := parseSnapshot(t, section(archive, "snapshot"))
-			program := ruleset.Compile(config(t, section(archive, "config")), snapshot)
-			model := program.Model()
-			for _, line := range nonEmptyLines(section(archive, "connections")) {
-				connect(t, model, snapshot.Node, line)
-			}
-			for _, line := range nonEmptyLines(section(archive, "traces")) {
-				checkTrace(t, model, snapshot.Node, line)
-			}
-			if updateGoldens() {
-				setSection(archive, "program.nft", program.String())
-				if err := os.WriteFile(file, txtar.Format(archive), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if diff := cmp.Diff(section(archive, "program.nft"), program.String()); diff != "" {
-				t.Errorf("program (-want +got):\n%s", diff)
-			}
-		})
-	}
+	check.Archives(t, "testdata/*.txtar", updateGoldens(), func(t *testing.T, archive *txtar.Archive) {
+		snapshot := parseSnapshot(t, section(archive, "snapshot"))
+		program := ruleset.Compile(config(t, section(archive, "config")), snapshot)
+		model := program.Model()
+		for _, line := range nonEmptyLines(section(archive, "connections")) {
+			connect(t, model, snapshot.Node, line)
+		}
+		for _, line := range nonEmptyLines(section(archive, "traces")) {
+			checkTrace(t, model, snapshot.Node, line)
+		}
+		if updateGoldens() {
+			setSection(archive, "program.nft", program.String())
+		}
+		if diff := cmp.Diff(section(archive, "program.nft"), program.String()); diff != "" {
+			t.Errorf("program (-want +got):\n%s", diff)
+		}
+	})
 }
 
 func updateGoldens() bool { return flag.Lookup("update").Value.String() == "true" }
