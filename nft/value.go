@@ -7,35 +7,21 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+
+	"nftproxy/model/ip"
 )
 
 // Family is a table's address family, by the kernel's NFPROTO number.
-type Family uint8
+type Family = ip.Family
 
 // The families that the program has a table in.
 const (
-	IPv4 Family = 2
-	IPv6 Family = 10
+	IPv4 = ip.V4
+	IPv6 = ip.V6
 )
 
 // Families lists both, in the order in which their tables are written.
-func Families() [2]Family { return [2]Family{IPv4, IPv6} }
-
-// String returns nft's word for the family: "ip" or "ip6".
-func (f Family) String() string {
-	if f == IPv6 {
-		return "ip6"
-	}
-	return "ip"
-}
-
-// AddrLen returns the length of an address of the family in bytes.
-func (f Family) AddrLen() int {
-	if f == IPv6 {
-		return 16
-	}
-	return 4
-}
+func Families() [2]Family { return ip.Families() }
 
 // Field is a field of a packet that a set's key or a map's data can have. In a
 // concatenation each takes a multiple of four bytes.

@@ -9,7 +9,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"nftproxy/daemon/proxy"
 	"nftproxy/nft"
 	"nftproxy/node/otherproxy"
 )
@@ -90,7 +89,7 @@ func explain(waiting map[nft.Family]error, awaiting []string) string {
 		if !ok {
 			continue
 		}
-		line := proxy.IPFamily(f) + ": the program has not been in force yet"
+		line := f.Name() + ": the program has not been in force yet"
 		if err != nil {
 			line += ": " + err.Error()
 		} else if len(awaiting) > 0 {

@@ -149,7 +149,7 @@ func (h *Health) Status() Status {
 	for i, f := range nft.Families() {
 		state := h.families[i]
 		healthy := !h.late(state.failing, now) && !h.late(h.config.Busy(), now)
-		s.Status[proxy.IPFamily(f)] = FamilyStatus{state.updated, healthy}
+		s.Status[f.Name()] = FamilyStatus{state.updated, healthy}
 		s.Healthy = s.Healthy && healthy
 		if state.updated.After(s.LastUpdated) {
 			s.LastUpdated = state.updated

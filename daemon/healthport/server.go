@@ -12,6 +12,7 @@ import (
 
 	"nftproxy/daemon/health"
 	"nftproxy/daemon/proxy"
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 )
@@ -55,7 +56,7 @@ type Server struct {
 	wake chan struct{} // holds one token while Run does not know of an answer that has changed
 
 	mu       sync.Mutex
-	families [2]*index
+	families ip.PerFamily[*index]
 }
 
 // breakdown is a listener that ended by itself.

@@ -10,6 +10,7 @@ import (
 
 	"nftproxy/conntrack"
 	"nftproxy/daemon/proxy"
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 )
@@ -85,7 +86,7 @@ func (k *kubeProxys) register(r prometheus.Registerer) {
 // byFamily has the metrics of a vector with the label ip_family, in the order of families. Each is looked
 // up, and comes into being, when it is first asked for: to look for it in the vector at each sync takes longer
 // than to count.
-type byFamily[T any] [2]func() T
+type byFamily[T any] ip.PerFamily[func() T]
 
 // of is byFamily for a vector's method WithLabelValues.
 func of[T any](with func(...string) T) (b byFamily[T]) {
@@ -96,7 +97,7 @@ func of[T any](with func(...string) T) (b byFamily[T]) {
 }
 
 // families lists the values of the label ip_family.
-func families() []string { return []string{proxy.IPFamily(nft.IPv4), proxy.IPFamily(nft.IPv6)} }
+func families() []string { return []string{nft.IPv4.Name(), nft.IPv6.Name()} }
 
 func (k *kubeProxys) observe(s *proxy.Sync) {
 	took := s.End().Sub(s.Start).Seconds()
@@ -137,8 +138,8 @@ func (k *kubeProxys) observeConntrack(r *conntrack.Run) {
 		family  nft.Family
 		removed int
 	}{{nft.IPv4, removed - r.RemovedIPv6}, {nft.IPv6, r.RemovedIPv6}} {
-		k.conntrackDuration.WithLabelValues(proxy.IPFamily(c.family)).Observe(r.Duration.Seconds())
-		k.conntrackDeleted.WithLabelValues(proxy.IPFamily(c.family)).Add(float64(c.removed))
+		k.conntrackDuration.WithLabelValues(c.family.Name()).Observe(r.Duration.Seconds())
+		k.conntrackDeleted.WithLabelValues(c.family.Name()).Add(float64(c.removed))
 	}
 }
 

@@ -265,7 +265,7 @@ func (m *Metrics) ObserveAffinity(r affinity.Run) {
 	if r.Err != nil {
 		m.affinityFailures.Inc()
 	}
-	m.affinityEntries.WithLabelValues(proxy.IPFamily(r.Name.Family)).Observe(float64(r.Clients))
+	m.affinityEntries.WithLabelValues(r.Name.Family.Name()).Observe(float64(r.Clients))
 }
 
 // ObserveHealthPorts takes note of the number of open listeners for health check node

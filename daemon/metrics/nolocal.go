@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"nftproxy/daemon/proxy"
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/model/treap"
 	"nftproxy/nft"
@@ -18,7 +19,7 @@ type noLocal struct {
 	internal, external byFamily[prometheus.Gauge]
 
 	mu       sync.Mutex
-	families [2]noLocalFamily
+	families ip.PerFamily[noLocalFamily]
 }
 
 // noLocalFamily is the snapshot in force in one family, with its count.
@@ -38,7 +39,7 @@ func (n *noLocal) observe(s *proxy.Sync) {
 		if !s.InForce(f) {
 			continue
 		}
-		family := &n.families[i]
+		family := n.families.Of(f)
 		family.update(s.Snapshot, f == nft.IPv6)
 		n.internal[i]().Set(float64(family.ports.internal))
 		n.external[i]().Set(float64(family.ports.external))

@@ -5,7 +5,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"nftproxy/daemon/proxy"
 	"nftproxy/look/traffic"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
@@ -45,7 +44,7 @@ func (r *refused) Collect(out chan<- prometheus.Metric) {
 	}
 	for i, f := range nft.Families() {
 		for _, cause := range ruleset.Causes() {
-			out <- prometheus.MustNewConstMetric(byCause, prometheus.CounterValue, float64(look.Causes[i][cause]), string(cause), proxy.IPFamily(f))
+			out <- prometheus.MustNewConstMetric(byCause, prometheus.CounterValue, float64(look.Causes[i][cause]), string(cause), f.Name())
 		}
 	}
 	for _, s := range look.Services[:min(len(look.Services), maxRefusedServices)] {

@@ -11,15 +11,6 @@ import (
 // force in the families that are not listed.
 type FamilyErrors map[nft.Family]error
 
-// IPFamily is the Kubernetes API's name for the family, "IPv4" or "IPv6". Metrics
-// and health use it too.
-func IPFamily(f nft.Family) string {
-	if f == nft.IPv6 {
-		return "IPv6"
-	}
-	return "IPv4"
-}
-
 func (e FamilyErrors) Error() string {
 	var words []string
 	for _, f := range nft.Families() {

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"math"
 	"strings"
+
+	"nftproxy/model/ip"
 )
 
 // hooks is the number of hooks of netfilter (NF_INET_NUMHOOKS).
@@ -15,7 +17,7 @@ const hooks = 5
 // blob is a table of the kernel's older interface: the entries of all its chains, one after the
 // other, as struct ipt_entry or ip6t_entry of uapi/linux/netfilter_ipv4/ip_tables.h.
 type blob struct {
-	family       family
+	family       ip.Family
 	name         string
 	valid        uint32
 	hook, policy [hooks]uint32
@@ -39,8 +41,8 @@ type entry struct {
 
 // Offsets in an entry, and its size without matches and target. They are the same on amd64 and
 // arm64: a struct ipt_ip has 84 bytes, a struct ip6t_ip6 has 136.
-func (f family) entryLayout() (targetOffset, counters, size int) {
-	if f == ipv6 {
+func entryLayout(f ip.Family) (targetOffset, counters, size int) {
+	if f == ip.V6 {
 		return 140, 152, 168
 	}
 	return 88, 96, 112
@@ -58,7 +60,7 @@ var errMalformed = errors.New("malformed table")
 
 // parseEntries splits the entries of a table.
 func (b *blob) parseEntries(data []byte) error {
-	targetAt, _, least := b.family.entryLayout()
+	targetAt, _, least := entryLayout(b.family)
 	byOffset := map[uint32]int{}
 	chain, hookOf := "", b.hookNames()
 	for at := 0; at < len(data); {
@@ -115,8 +117,8 @@ func (b *blob) hookNames() map[uint32]string {
 }
 
 // parse reads the comment and the target of an entry.
-func (e *entry) parse(f family) error {
-	targetAt, _, matches := f.entryLayout()
+func (e *entry) parse(f ip.Family) error {
+	targetAt, _, matches := entryLayout(f)
 	target := int(binary.NativeEndian.Uint16(e.raw[targetAt:]))
 	if target < matches || target+xtHeader > len(e.raw) {
 		return errMalformed
@@ -209,15 +211,15 @@ func textOf(field []byte) string {
 }
 
 // cutTable splits a table's name, such as "ip6 nat".
-func cutTable(text string) (f family, name string, ok bool) {
+func cutTable(text string) (f ip.Family, name string, ok bool) {
 	prefix, name, ok := strings.Cut(text, " ")
 	switch prefix {
 	case "ip":
-		return ipv4, name, ok
+		return ip.V4, name, ok
 	case "ip6":
-		return ipv6, name, ok
+		return ip.V6, name, ok
 	}
 	return 0, name, false
 }
 
-func tableName(f family, name string) string { return fmt.Sprintf("%s %s", f, name) }
+func tableName(f ip.Family, name string) string { return fmt.Sprintf("%s %s", f, name) }

@@ -10,6 +10,8 @@ package otherproxy
 import (
 	"errors"
 	"fmt"
+
+	"nftproxy/model/ip"
 )
 
 // Kind is a mechanism of the kernel in which kube-proxy keeps rules.
@@ -38,7 +40,7 @@ type Rules struct {
 	// Keep says why Remove does not remove the rules; nil if it does.
 	Keep error
 
-	family family
+	family ip.Family
 	// chains are kube-proxy's, jumps the rules of iptables' own chains that lead there.
 	chains []string
 	jumps  []jump

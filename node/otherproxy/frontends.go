@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nftproxy/model/ip"
 	"nftproxy/nfnetlink"
 )
 
@@ -40,7 +41,7 @@ func KubeProxyFrontends() (Frontends, error) {
 		if err := c.addMaps(found, kubeProxyTable, "service-ips", "no-endpoint-services"); err != nil {
 			return err
 		}
-		for _, f := range families() {
+		for _, f := range ip.Families() {
 			for _, in := range frontendChains() {
 				if err := c.addRules(found, f, in.table, in.chain); err != nil {
 					return fmt.Errorf("read chain %s in table %s: %w", in.chain, tableName(f, in.table), err)
@@ -74,7 +75,7 @@ func readFrontends(read func(*conn, Frontends) error) (Frontends, error) {
 
 // addMaps adds the keys of maps whose keys are address . protocol . port.
 func (c *conn) addMaps(found Frontends, table string, maps ...string) error {
-	for _, f := range families() {
+	for _, f := range ip.Families() {
 		for _, name := range maps {
 			of := named(unix.NFTA_SET_ELEM_LIST_TABLE, table).Text(unix.NFTA_SET_ELEM_LIST_SET, name)
 			err := c.ask(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, f, of, func(a nfnetlink.Attributes) error {
@@ -104,7 +105,7 @@ func addElements(found Frontends, list nfnetlink.Attributes) (err error) {
 }
 
 // addRules adds the frontends of the rules in a chain of iptables-nft.
-func (c *conn) addRules(found Frontends, f family, table, chain string) error {
+func (c *conn) addRules(found Frontends, f ip.Family, table, chain string) error {
 	return c.rules(f, table, chain, func(a nfnetlink.Attributes) error {
 		m := matches{family: f}
 		if err := m.read(a.Get(unix.NFTA_RULE_EXPRESSIONS)); err != nil {
@@ -123,7 +124,7 @@ func (s Frontends) add(m matches) {
 }
 
 // addLegacyRules does the same for the tables of iptables-legacy.
-func addLegacyRules(found Frontends, f family) error {
+func addLegacyRules(found Frontends, f ip.Family) error {
 	tables, err := legacyTables(f)
 	if err != nil {
 		return err

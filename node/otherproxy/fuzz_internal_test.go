@@ -5,12 +5,13 @@ import (
 	"encoding/binary"
 	"testing"
 
+	"nftproxy/model/ip"
 	"nftproxy/test/check"
 )
 
 // appendEntry adds an entry of IPv4 with one match, and a target of that name and data.
 func appendEntry(b []byte, comment, target string, data []byte) []byte {
-	targetAt, _, size := ipv4.entryLayout()
+	targetAt, _, size := entryLayout(ip.V4)
 	match := append(make([]byte, xtHeader), comment...)
 	copy(match[xtName:], "comment")
 	binary.NativeEndian.PutUint16(match, uint16(len(match)))
@@ -41,9 +42,9 @@ func FuzzBlob(f *testing.F) {
 	f.Add(head, uint32(0x1f), uint32(7), true)
 	f.Fuzz(func(t *testing.T, data []byte, valid, drop uint32, v6 bool) {
 		check.Bounded(t, 1<<20+64*uint64(len(data)), func() {
-			b := &blob{family: ipv4, name: "nat", valid: valid}
+			b := &blob{family: ip.V4, name: "nat", valid: valid}
 			if v6 {
-				b.family = ipv6
+				b.family = ip.V6
 			}
 			if b.parseEntries(data) != nil {
 				return

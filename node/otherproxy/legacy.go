@@ -13,6 +13,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"nftproxy/model/ip"
 )
 
 // The options of a socket by which a table is read and replaced. They are the same numbers for
@@ -41,7 +43,7 @@ const (
 // tables that the namespace has already: a question for another one would make it.
 func findLegacyChains(*conn) ([]Rules, error) {
 	var found []Rules
-	for _, f := range families() {
+	for _, f := range ip.Families() {
 		tables, err := legacyTables(f)
 		if err != nil {
 			return nil, err
@@ -63,7 +65,7 @@ func findLegacyChains(*conn) ([]Rules, error) {
 }
 
 // legacyTables lists the tables that the namespace has.
-func legacyTables(f family) ([]string, error) {
+func legacyTables(f ip.Family) ([]string, error) {
 	file, err := os.Open("/proc/thread-self/net/" + f.String() + "_tables_names")
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil // The kernel has no such interface, or its module is not loaded.
@@ -96,7 +98,7 @@ type LegacyChain struct {
 // LegacyChains returns the chains of all tables that exist.
 func LegacyChains() ([]LegacyChain, error) {
 	var found []LegacyChain
-	for _, f := range families() {
+	for _, f := range ip.Families() {
 		tables, err := legacyTables(f)
 		if err != nil {
 			return nil, err
@@ -257,9 +259,9 @@ func lockLegacy(path string, patience time.Duration) (unlock func(), err error) 
 }
 
 // legacySocket opens a socket that takes the options. A datagram socket needs no CAP_NET_RAW.
-func legacySocket(f family) (fd, level int, err error) {
+func legacySocket(f ip.Family) (fd, level int, err error) {
 	domain, level := unix.AF_INET, unix.SOL_IP
-	if f == ipv6 {
+	if f == ip.V6 {
 		domain, level = unix.AF_INET6, unix.SOL_IPV6
 	}
 	fd, err = unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -269,7 +271,7 @@ func legacySocket(f family) (fd, level int, err error) {
 // readTries is how often a table is read that changes between the two questions.
 const readTries = 10
 
-func readLegacy(f family, name string) (*blob, error) {
+func readLegacy(f ip.Family, name string) (*blob, error) {
 	fd, level, err := legacySocket(f)
 	if err != nil {
 		return nil, err
@@ -288,7 +290,7 @@ func readLegacy(f family, name string) (*blob, error) {
 // entries.
 const legacyInfoLen = nameLen + 4 + 2*hooks*4 + 4 + 4
 
-func readLegacyInfo(f family, name string) (info [legacyInfoLen]byte, err error) {
+func readLegacyInfo(f ip.Family, name string) (info [legacyInfoLen]byte, err error) {
 	fd, level, err := legacySocket(f)
 	if err != nil {
 		return info, err
@@ -299,7 +301,7 @@ func readLegacyInfo(f family, name string) (info [legacyInfoLen]byte, err error)
 	return info, err
 }
 
-func readLegacyOnce(fd, level int, f family, name string) (*blob, error) {
+func readLegacyOnce(fd, level int, f ip.Family, name string) (*blob, error) {
 	info := make([]byte, legacyInfoLen)
 	copy(info, name)
 	if err := getOption(fd, level, optGetInfo, info); err != nil {

@@ -6,13 +6,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nftproxy/model/ip"
 	"nftproxy/nfnetlink"
 )
 
 // matches is what a rule of iptables matches: a destination address, a protocol and a port. Zero
 // values stand for any.
 type matches struct {
-	family   family
+	family   ip.Family
 	addr     []byte
 	protocol uint8
 	port     uint16
@@ -60,13 +61,13 @@ func (m *matches) read(expressions nfnetlink.Attributes) (err error) {
 func (m *matches) payload(data nfnetlink.Attributes) field {
 	base, offset, size := data.Uint32(unix.NFTA_PAYLOAD_BASE), data.Uint32(unix.NFTA_PAYLOAD_OFFSET), data.Uint32(unix.NFTA_PAYLOAD_LEN)
 	addrOffset, addrSize := uint32(16), uint32(4)
-	if m.family == ipv6 {
+	if m.family == ip.V6 {
 		addrOffset, addrSize = 24, 16
 	}
 	switch {
 	case base == unix.NFT_PAYLOAD_NETWORK_HEADER && offset == addrOffset && size == addrSize:
 		return fieldAddr
-	case base == unix.NFT_PAYLOAD_NETWORK_HEADER && m.family == ipv4 && offset == 9 && size == 1:
+	case base == unix.NFT_PAYLOAD_NETWORK_HEADER && m.family == ip.V4 && offset == 9 && size == 1:
 		return fieldProtocol
 	case base == unix.NFT_PAYLOAD_TRANSPORT_HEADER && offset == 2 && size == 2:
 		return fieldPort
@@ -103,17 +104,17 @@ func portOf(match string, info []byte) uint16 {
 
 // matches reads what an entry of iptables-legacy matches: struct ipt_ip or ip6t_ip6, then the
 // matches.
-func (e *entry) matches(f family) matches {
+func (e *entry) matches(f ip.Family) matches {
 	m := matches{family: f}
 	addr, mask, protocol, size := 4, 12, 80, 4
-	if f == ipv6 {
+	if f == ip.V6 {
 		addr, mask, protocol, size = 16, 48, 128, 16
 	}
 	if bytes.Count(e.raw[mask:mask+size], []byte{0xff}) == size {
 		m.addr = bytes.Clone(e.raw[addr : addr+size])
 	}
 	m.protocol = uint8(binary.NativeEndian.Uint16(e.raw[protocol:]))
-	targetAt, _, at := f.entryLayout()
+	targetAt, _, at := entryLayout(f)
 	for target := int(binary.NativeEndian.Uint16(e.raw[targetAt:])); at < target; {
 		next := at + int(binary.NativeEndian.Uint16(e.raw[at:])) // parse has checked the sizes
 		m.port = max(m.port, portOf(textOf(e.raw[at+xtName:at+xtHeader-1]), e.raw[at+xtHeader:next]))

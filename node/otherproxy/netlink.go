@@ -7,25 +7,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nftproxy/model/ip"
 	"nftproxy/nfnetlink"
 )
-
-// family is an address family of nf_tables.
-type family uint8
-
-const (
-	ipv4 family = unix.NFPROTO_IPV4
-	ipv6 family = unix.NFPROTO_IPV6
-)
-
-func families() []family { return []family{ipv4, ipv6} }
-
-func (f family) String() string {
-	if f == ipv6 {
-		return "ip6"
-	}
-	return "ip"
-}
 
 // conn is a socket to nf_tables. It is for one goroutine.
 type conn struct{ nfnetlink.Requester }
@@ -49,7 +33,7 @@ func named(kind uint16, name string) *nfnetlink.Encoder {
 
 // ask sends a request and visits the attributes of each object of the answer. An object that is
 // not there, or a kernel without the family, is no error and no object.
-func (c *conn) ask(kind, flags uint16, f family, of *nfnetlink.Encoder, visit func(nfnetlink.Attributes) error) error {
+func (c *conn) ask(kind, flags uint16, f ip.Family, of *nfnetlink.Encoder, visit func(nfnetlink.Attributes) error) error {
 	err := c.Receive(kind, flags, uint8(f), of.B, func(m nfnetlink.Message) error {
 		if err := m.Attributes().Check(); err != nil {
 			return err
@@ -63,7 +47,7 @@ func (c *conn) ask(kind, flags uint16, f family, of *nfnetlink.Encoder, visit fu
 }
 
 // rules visits the rules of a chain.
-func (c *conn) rules(f family, table, chain string, visit func(nfnetlink.Attributes) error) error {
+func (c *conn) rules(f ip.Family, table, chain string, visit func(nfnetlink.Attributes) error) error {
 	of := named(unix.NFTA_RULE_TABLE, table).Text(unix.NFTA_RULE_CHAIN, chain)
 	return c.ask(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, f, of, func(a nfnetlink.Attributes) error {
 		if a.Text(unix.NFTA_RULE_TABLE) != table || a.Text(unix.NFTA_RULE_CHAIN) != chain { // some kernels list all rules
@@ -98,7 +82,7 @@ func newBatch(generation uint32) *batch {
 }
 
 // delete adds a deletion.
-func (b *batch) delete(kind uint16, f family, of *nfnetlink.Encoder) {
+func (b *batch) delete(kind uint16, f ip.Family, of *nfnetlink.Encoder) {
 	at := b.BeginMessage(unix.NFNL_SUBSYS_NFTABLES<<8|kind, 0, 0, uint8(f))
 	b.B = append(b.B, of.B...)
 	b.EndMessage(at)

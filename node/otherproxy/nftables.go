@@ -8,6 +8,7 @@ import (
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
+	"nftproxy/model/ip"
 	"nftproxy/nfnetlink"
 )
 
@@ -29,7 +30,7 @@ var ErrUnknownTable = errors.New("the table has the name of kube-proxy's table, 
 
 func findTables(c *conn) ([]Rules, error) {
 	var found []Rules
-	for _, f := range families() {
+	for _, f := range ip.Families() {
 		r, there, err := findTable(c, f)
 		if err != nil {
 			return nil, err
@@ -41,7 +42,7 @@ func findTables(c *conn) ([]Rules, error) {
 	return found, nil
 }
 
-func findTable(c *conn, f family) (r Rules, there bool, err error) {
+func findTable(c *conn, f ip.Family) (r Rules, there bool, err error) {
 	generation, err := c.generation()
 	if err != nil {
 		return r, false, err
@@ -77,7 +78,7 @@ type jump struct {
 // findNFTChains finds kube-proxy's chains in the tables of iptables-nft.
 func findNFTChains(c *conn) ([]Rules, error) {
 	var found []Rules
-	for _, f := range families() {
+	for _, f := range ip.Families() {
 		for _, table := range iptablesTables() {
 			r, err := findNFTChainsIn(c, f, table)
 			if err != nil {
@@ -91,7 +92,7 @@ func findNFTChains(c *conn) ([]Rules, error) {
 	return found, nil
 }
 
-func findNFTChainsIn(c *conn, f family, table string) (Rules, error) {
+func findNFTChainsIn(c *conn, f ip.Family, table string) (Rules, error) {
 	r := Rules{Kind: IPTablesNFT, Table: tableName(f, table), family: f}
 	generation, err := c.generation()
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nftproxy/model/ip"
 	"nftproxy/nfnetlink"
 )
 
@@ -40,7 +41,7 @@ func (w *Watcher) Look() (kinds []Kind, written bool, err error) {
 	defer c.close()
 	has := map[Kind]bool{}
 	var marks []string
-	for _, f := range families() {
+	for _, f := range ip.Families() {
 		found, there, err := findTable(c, f)
 		if err != nil {
 			return nil, false, err
@@ -75,7 +76,7 @@ func (w *Watcher) Look() (kinds []Kind, written bool, err error) {
 }
 
 // markOfChain returns what tells of changes of a chain, or "" if there is none.
-func (c *conn) markOfChain(f family, table, chain string) (mark string, err error) {
+func (c *conn) markOfChain(f ip.Family, table, chain string) (mark string, err error) {
 	of := named(unix.NFTA_CHAIN_TABLE, table).Text(unix.NFTA_CHAIN_NAME, chain)
 	err = c.ask(unix.NFT_MSG_GETCHAIN, 0, f, of, func(a nfnetlink.Attributes) error {
 		mark = fmt.Sprint(chain, a.Uint64(unix.NFTA_CHAIN_HANDLE), a.Uint32(unix.NFTA_CHAIN_USE))
@@ -95,7 +96,7 @@ func (c *conn) markOfChain(f family, table, chain string) (mark string, err erro
 }
 
 // lookLegacy reads only tables of which the number or the size of the rules has changed.
-func (w *Watcher) lookLegacy(f family) (there bool, mark string, err error) {
+func (w *Watcher) lookLegacy(f ip.Family) (there bool, mark string, err error) {
 	tables, err := legacyTables(f)
 	if err != nil {
 		return false, "", err
@@ -113,7 +114,7 @@ func (w *Watcher) lookLegacy(f family) (there bool, mark string, err error) {
 	return there, mark, nil
 }
 
-func (w *Watcher) lookLegacyTable(f family, name string) (t legacyTable, err error) {
+func (w *Watcher) lookLegacyTable(f ip.Family, name string) (t legacyTable, err error) {
 	info, err := readLegacyInfo(f, name)
 	if err != nil {
 		return t, err
