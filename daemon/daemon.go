@@ -1,4 +1,4 @@
-// Package daemon promises the process that serves a node: its parts, joined, as a list of tasks that says what each waits
+// Package daemon is the process that serves a node: its parts, joined, as a list of tasks that says what each waits
 // for and touches. What one part tells another, the log, events and metrics is here.
 //
 // The work is in the parts (daemon/proxy is the loop). The package reads no flags.

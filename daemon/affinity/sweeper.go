@@ -1,4 +1,4 @@
-// Package affinity promises that no client stays with an endpoint that its
+// Package affinity ensures that no client stays with an endpoint that its
 // Service no longer uses. With session affinity the kernel's rules remember
 // clients by themselves. The Sweeper removes the clients of an endpoint soon after
 // it has left the program. For each Service port that costs time that grows with

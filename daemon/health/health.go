@@ -1,4 +1,4 @@
-// Package health promises an honest answer to the question whether the proxy works:
+// Package health answers the question whether the proxy works:
 // whether it is alive (/livez, and /healthz with kube-proxy's bodies) and ready
 // (/readyz). It also has the HTTP servers, with bounds on their connections, and the paths of the metrics server, with
 // what components of Kubernetes tell there about their own process.

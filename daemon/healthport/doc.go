@@ -1,4 +1,4 @@
-// Package healthport promises an answer on the healthCheckNodePort of each Service:
+// Package healthport answers on the healthCheckNodePort of each Service:
 // whether this node has ready endpoints of its own for the Service. Load balancers ask
 // for it on the node's present addresses; the answer has the form of kube-proxy. A
 // failure of one Service's port does not affect another's.

@@ -1,4 +1,4 @@
-// Package kubeproxyconfig promises that a configuration file of kube-proxy
+// Package kubeproxyconfig ensures that a configuration file of kube-proxy
 // (kubeproxy.config.k8s.io/v1alpha1) works without a change. It reads the file,
 // translates each field to the flag of nftproxy that means the same, and lists the fields
 // that have no effect here.

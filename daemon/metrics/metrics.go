@@ -1,4 +1,4 @@
-// Package metrics promises the proxy's metrics for Prometheus. A metric that
+// Package metrics provides the proxy's metrics for Prometheus. A metric that
 // kube-proxy has too has its name and labels (kubeproxy_...), so that dashboards and
 // alerts go on working. All others begin with nftproxy_.
 //

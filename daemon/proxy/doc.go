@@ -1,4 +1,4 @@
-// Package proxy promises the loop: the kernel has the program of the newest
+// Package proxy is the loop: the kernel has the program of the newest
 // snapshot, soon after it comes and at most once per period. After each sync the
 // loop calls its observers: health, metrics, logging and the conntrack clean-up.
 //

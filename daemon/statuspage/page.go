@@ -1,4 +1,4 @@
-// Package statuspage promises one page for people, beside the metrics: the health of the
+// Package statuspage serves one page for people, beside the metrics: the health of the
 // proxy, its last syncs as a picture, and the Services as this node serves them, those with
 // trouble first. The page is one HTML document without scripts, and loads nothing else.
 //

@@ -1,4 +1,4 @@
-// Package basechain promises the base chains of all programs on the node: at which hook packets meet
+// Package basechain lists the base chains of all programs on the node: at which hook packets meet
 // each one, and what it may do to them. A packet has to pass the chains of all programs.
 //
 // It reads nftables of all families and the tables of iptables-legacy. It evaluates no rule: it says

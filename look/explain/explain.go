@@ -1,4 +1,4 @@
-// Package explain promises an account of the rules for one packet, in words and as data: each
+// Package explain gives an account of the rules for one packet, in words and as data: each
 // step, the endpoints and how likely each one is, masquerading, and where and why the packet is refused,
 // dropped or left alone. It names the cause in the cluster as far as tables and objects tell it.
 //

@@ -1,4 +1,4 @@
-// Package inspect promises rows: what nftproxy's tables and connection tracking hold of
+// Package inspect makes rows: what nftproxy's tables and connection tracking hold of
 // Services, endpoints, chains and remembered clients, in the form that commands and pages
 // print. The JSON names of the rows' fields are promised to users: later versions may
 // add fields, but do not change these.

@@ -1,4 +1,4 @@
-// Package preflight promises what an operator has to know of a node before nftproxy serves it: one
+// Package preflight finds what an operator has to know about a node before nftproxy serves it: one
 // finding for each thing that it needs or that may stand in its way, with what to do.
 //
 // It changes nothing on the node. It tries the kernel's features in a network namespace of its own,

@@ -1,4 +1,4 @@
-// Package tracing promises what the kernel's events tell of each traced packet: its way
+// Package tracing describes what the kernel's events tell of each traced packet: its way
 // through hooks, chains and rules, in words, with the Service that it goes to.
 //
 // An Assembler is told the events, and the names of rules, hooks, interfaces and Services, and

@@ -1,4 +1,4 @@
-// Package traffic promises how many new connections each Service port and endpoint gets, as totals and as rates; and how many
+// Package traffic counts how many new connections each Service port and endpoint gets, as totals and as rates; and how many
 // first packets the rules refuse or drop, by cause and by Service, at a cost that no flood of such packets raises. The kernel
 // counts: connections in the elements of the tables (ruleset.Config.Counters), refusals in a chain for each cause and an
 // element for each frontend that refuses or drops. The package reads these counters and adds them up over the

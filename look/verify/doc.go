@@ -1,4 +1,4 @@
-// Package verify promises the difference between the program that should be in the kernel
+// Package verify finds the difference between the program that should be in the kernel
 // and the tables that were read from it, in words.
 //
 // The difference is what the proxy would repair: the batch that nft's plan makes of the

@@ -1,4 +1,4 @@
-// Package livetrace promises the way of real packets through the kernel's nftables rules: of
+// Package livetrace shows the way of real packets through the kernel's nftables rules: of
 // the first packets of connections that one flow describes, for a bounded number and time.
 //
 // A small table of its own marks these packets for tracing, and the kernel reports each rule

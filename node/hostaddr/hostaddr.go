@@ -1,4 +1,4 @@
-// Package hostaddr promises the addresses on the node's interfaces, the broadcast addresses
+// Package hostaddr provides the addresses on the node's interfaces, the broadcast addresses
 // of their networks, the ranges that local routes make the node's own, and the networks of
 // given ranges that the node is on or has routes to, at the start and after every change. It
 // does not decide which addresses serve node ports, and what networks are for (model/service,

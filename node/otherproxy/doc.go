@@ -1,4 +1,4 @@
-// Package otherproxy promises the truth about the other service proxies of this node: the rules
+// Package otherproxy finds the other service proxies of this node: the rules
 // that kube-proxy has in the kernel, whether it runs now, and the removal of its rules where
 // they are its own and nothing else.
 //

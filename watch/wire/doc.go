@@ -1,4 +1,4 @@
-// Package wire promises the Services and EndpointSlices of an API server, converted one by one while their bytes
+// Package wire provides the Services and EndpointSlices of an API server, converted one by one while their bytes
 // arrive. A node hears of every change in the cluster, and most of what it hears it does not need: who manages which
 // field, where a pod comes from. The package decodes only the fields that package watch reads, and holds one object
 // at a time.

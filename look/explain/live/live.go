@@ -1,4 +1,4 @@
-// Package live promises explanations of this node's kernel as it is now. It gathers what package explain
+// Package live gives explanations of this node's kernel as it is now. It gathers what package explain
 // needs: nftproxy's tables, the clients that they remember, routes, and the base chains of all programs.
 //
 // It changes nothing, and needs CAP_NET_ADMIN. It works in the network namespace of the calling thread, so a
