@@ -2,8 +2,8 @@ package daemon
 
 import (
 	"errors"
-	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,34 +15,34 @@ import (
 // and its end, are none.
 func TestFollowBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var out strings.Builder
-		r := reporter{log: slog.New(slog.NewTextHandler(&out, nil))}
+		l := newListener()
 		start := time.Now()
-		var refused watch.Behind // written while the other goroutine sleeps
-		go r.followBehind(t.Context(), func() watch.Behind { return refused })
+		var refused atomic.Pointer[watch.Behind] // the race detector does not know the order of time in a bubble
+		refused.Store(&watch.Behind{})
+		go func() { _ = l.followBehind(t.Context(), func() watch.Behind { return *refused.Load() }) }()
 		lines := func(at time.Duration, want int) {
 			t.Helper()
 			time.Sleep(time.Until(start.Add(at)))
 			synctest.Wait()
-			if got := strings.Count(out.String(), "level=ERROR"); got != want {
-				t.Errorf("after %s the log has %d errors, want %d:\n%s", at, got, want, out.String())
+			if got := strings.Count(l.logged(), `"level":"ERROR"`); got != want {
+				t.Errorf("after %s the log has %d errors, want %d:\n%s", at, got, want, l.logged())
 			}
 		}
 		half := 30 * time.Second
 		lines(time.Hour+half, 0)
-		refused = watch.Behind{Resources: []string{"services"}, Since: time.Now(), Err: errors.New("Unauthorized")}
+		refused.Store(&watch.Behind{Resources: []string{"services"}, Since: time.Now(), Err: errors.New("Unauthorized")})
 		lines(time.Hour+4*time.Minute+half, 0)
-		refused = watch.Behind{}
+		refused.Store(&watch.Behind{})
 		lines(2*time.Hour+half, 0)
-		refused = watch.Behind{Resources: []string{"endpointslices", "services"}, Since: time.Now(), Err: errors.New("Unauthorized")}
+		refused.Store(&watch.Behind{Resources: []string{"endpointslices", "services"}, Since: time.Now(), Err: errors.New("Unauthorized")})
 		lines(2*time.Hour+7*time.Minute, 1)
 		lines(3*time.Hour, 1)
 		lines(3*time.Hour+7*time.Minute, 2)
 		lines(12*time.Hour, 10)
-		refused = watch.Behind{}
+		refused.Store(&watch.Behind{})
 		lines(24*time.Hour, 10)
 		for _, want := range []string{"Unauthorized", "services", "endpointslices"} {
-			if !strings.Contains(out.String(), want) {
+			if !strings.Contains(l.logged(), want) {
 				t.Errorf("no line has %q", want)
 			}
 		}

@@ -58,6 +58,13 @@ func (l *listener) Write(b []byte) (int, error) {
 	return l.text.Write(b)
 }
 
+// logged is the log as it is now.
+func (l *listener) logged() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
 // lines returns the log by level and message.
 func (l *listener) lines(t *testing.T) []string {
 	t.Helper()

@@ -68,7 +68,7 @@ func TestLogKinds(t *testing.T) {
 		if n := len(handler.bounds.kinds); n > maxLogKinds+1 {
 			t.Errorf("%d kinds", n)
 		}
-		if n := strings.Count(out.b.String(), "\n"); n > maxLogKinds+logBurst {
+		if n := out.lines(); n > maxLogKinds+logBurst {
 			t.Errorf("%d lines", n)
 		}
 		time.Sleep(time.Minute)
@@ -85,4 +85,11 @@ func (l *lockedText) Write(line []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.b.Write(line)
+}
+
+// lines is the number of lines.
+func (l *lockedText) lines() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.b.String(), "\n")
 }
