@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/nft"
+	"nftproxy/test/gen"
 )
 
 // wayTable has a chain with three endpoints, of which the second is missing, and rules of others.
@@ -54,7 +55,7 @@ func waysText(ways []nft.Way) string {
 }
 
 func TestWays(t *testing.T) {
-	packet, err := nft.ParsePacket("10.0.0.9:1000 -> 10.96.0.1:80/tcp")
+	packet, err := gen.ParsePacket("10.0.0.9:1000 -> 10.96.0.1:80/tcp")
 	if err != nil {
 		t.Fatal(err)
 	}

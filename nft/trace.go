@@ -424,33 +424,3 @@ func addrPort(v Value, f Family) netip.AddrPort {
 	port := v[f.AddrLen():]
 	return netip.AddrPortFrom(a, uint16(port[0])<<8|uint16(port[1]))
 }
-
-// ParsePacket reads what Packet.String writes.
-func ParsePacket(s string) (Packet, error) {
-	var p Packet
-	src, rest, ok := strings.Cut(s, " -> ")
-	dst, protocol, ok2 := strings.Cut(rest, "/")
-	if !ok || !ok2 {
-		return p, fmt.Errorf("packet %q: want [node | INTERFACE] SOURCE:PORT -> DESTINATION:PORT/PROTOCOL", s)
-	}
-	if from, rest, found := strings.Cut(src, " "); found {
-		src = rest
-		if p.FromNode = from == "node"; !p.FromNode {
-			p.Input = from
-		}
-	}
-	var err error
-	if p.Src, err = netip.ParseAddrPort(src); err != nil {
-		return p, fmt.Errorf("packet %q: %w", s, err)
-	}
-	if p.Dst, err = netip.ParseAddrPort(dst); err != nil {
-		return p, fmt.Errorf("packet %q: %w", s, err)
-	}
-	for n := range 256 {
-		if ProtocolText(uint8(n)) == protocol {
-			p.Protocol = uint8(n)
-			return p, nil
-		}
-	}
-	return p, fmt.Errorf("packet %q: unknown protocol %q", s, protocol)
-}

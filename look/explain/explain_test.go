@@ -93,10 +93,10 @@ func (w *world) table() *nft.Contents {
 	return w.facts.Tables.Table(nft.TableID{Family: nft.IPv4, Name: "nftproxy"})
 }
 
-// ask explains a packet in the form of nft.ParsePacket.
+// ask explains a packet in the form of gen.ParsePacket.
 func (w *world) ask(packet string) explain.Explanation {
 	w.Helper()
-	p, err := nft.ParsePacket(packet)
+	p, err := gen.ParsePacket(packet)
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -157,7 +157,7 @@ func TestAffinity(t *testing.T) {
 	w := newWorld(t)
 	const packet = "veth0 10.244.0.9:1000 -> 10.96.0.6:80/tcp"
 	w.says(packet, explain.Endpoint, "one of 2 endpoints", "does not remember the client 10.244.0.9", "remembers the client for 3h0m0s")
-	p, err := nft.ParsePacket(packet)
+	p, err := gen.ParsePacket(packet)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -82,7 +82,7 @@ func (a *affinity) request(s *Service) request {
 	return request{}
 }
 
-// age is a right that sorts services by their age, like CompareAge.
+// age is a right that sorts services by their age, the oldest first, and the retained ones last.
 func (s *Service) age() right { return s.right(0, false) }
 
 // reasonWithout says why the service, which must be in the queues, is served without

@@ -44,7 +44,7 @@ func stickyOracle(set map[service.Name]*service.Service, limit int) map[service.
 		return list
 	}
 	spaces := map[string][]*service.Service{}
-	for _, s := range slices.SortedFunc(maps.Values(set), service.CompareAge) {
+	for _, s := range slices.SortedFunc(maps.Values(set), compareAge) {
 		if space, _ := s.Name.Split(); s.AffinityTimeout != 0 && len(s.Ports) <= share {
 			spaces[space] = append(spaces[space], s)
 		}
@@ -53,7 +53,7 @@ func stickyOracle(set map[service.Name]*service.Service, limit int) map[service.
 	for _, list := range spaces {
 		all = append(all, front(list, share)...)
 	}
-	slices.SortFunc(all, service.CompareAge)
+	slices.SortFunc(all, compareAge)
 	have := map[service.Name]bool{}
 	for _, s := range front(all, limit) {
 		have[s.Name] = true

@@ -180,7 +180,7 @@ func (o *claimOracle) taken(s *service.Service, c service.Claim) bool {
 	if rankOracle(s, c) == 2 {
 		var oldest *service.Service
 		for _, other := range o.services {
-			if has(other) && (oldest == nil || service.CompareAge(other, oldest) < 0) {
+			if has(other) && (oldest == nil || compareAge(other, oldest) < 0) {
 				oldest = other
 			}
 		}
@@ -196,7 +196,7 @@ func (o *claimOracle) taken(s *service.Service, c service.Claim) bool {
 	if n == nil || n == s || rankOracle(s, c) < 2 {
 		return false
 	}
-	return service.CompareAge(n, s) < 0
+	return compareAge(n, s) < 0
 }
 
 // number is the service that has the claim's port as a number of the node, at an address

@@ -150,11 +150,11 @@ func TestRetainedLosesAddress(t *testing.T) {
 func TestRetainedIsYoung(t *testing.T) {
 	old, young := *gen.UniformService(0, 1), *gen.UniformService(1, 1)
 	old.Created, old.Retained = young.Created.AddDate(-1, 0, 0), service.RetainedService
-	if service.CompareAge(&old, &young) <= 0 {
+	if compareAge(&old, &young) <= 0 {
 		t.Error("the retained service counts as the older one")
 	}
 	old.Retained = service.RetainedEndpoints
-	if service.CompareAge(&old, &young) >= 0 {
+	if compareAge(&old, &young) >= 0 {
 		t.Error("a service of which only the endpoints are retained does not keep its age")
 	}
 }

@@ -1,7 +1,6 @@
 package service
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -223,12 +222,6 @@ func (s *Service) ID(p *Port) string {
 		return string(s.Name) + ":" + strconv.Itoa(int(p.Port))
 	}
 	return string(s.Name) + ":" + p.Name
-}
-
-// CompareAge orders services by age, the oldest first. Creation times are whole seconds; the name
-// decides between equal ones. Retained services count as the youngest.
-func CompareAge(a, b *Service) int {
-	return cmp.Or(compareBools(a.whollyRetained(), b.whollyRetained()), a.Created.Compare(b.Created), strings.Compare(string(a.Name), string(b.Name)))
 }
 
 // whollyRetained says whether the service itself is retained, and not only its endpoints.

@@ -44,7 +44,7 @@ func takesList(s *service.Service) bool {
 // all have room for.
 func sourceListOracle(set map[service.Name]*service.Service, limit int) map[string]bool {
 	listOf := func(s *service.Service) string { return fmt.Sprint(s.Sources.Ranges()) }
-	byAge := slices.SortedFunc(maps.Values(set), service.CompareAge)
+	byAge := slices.SortedFunc(maps.Values(set), compareAge)
 	spaces, all := map[string]map[string]bool{}, map[string]bool{}
 	for _, s := range byAge {
 		space, _ := s.Name.Split()

@@ -95,7 +95,7 @@ func checkTrace(t *testing.T, m *nft.Model, node *service.Node, line string) {
 	if !ok {
 		t.Fatalf("trace %q has no result", line)
 	}
-	p, err := nft.ParsePacket(packet)
+	p, err := gen.ParsePacket(packet)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,7 +124,7 @@ func connect(t *testing.T, m *nft.Model, node *service.Node, line string) {
 	if !ok {
 		t.Fatalf("connection %q has no result", line)
 	}
-	p, err := nft.ParsePacket(packet)
+	p, err := gen.ParsePacket(packet)
 	if err != nil {
 		t.Fatal(err)
 	}
