@@ -31,9 +31,6 @@ func checks() map[string]Cause {
 	return map[string]Cause{checkUnallocated: UnallocatedAddress, checkUntranslated: UnallocatedAddress, checkUnknownPort: UnknownPort}
 }
 
-// isCheck says whether the chain spares packets.
-func isCheck(chain string) bool { return checks()[chain] != "" }
-
 // spared says which packets are to be spared.
 type spared struct {
 	// networks: some network or API server lies where service addresses are.
