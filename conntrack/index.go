@@ -25,7 +25,8 @@ type Options struct {
 type Index struct {
 	options  Options
 	snapshot service.Snapshot
-	cidrs    []netip.Prefix // of the snapshot
+	// cidrs and spared are the snapshot's ServiceCIDRs, and the addresses where hosts may be.
+	cidrs, spared []netip.Prefix
 
 	// claims has the claimants of each address and port, node port or cluster IP.
 	// The snapshot's conflicts say which claimant has it.
@@ -85,6 +86,12 @@ func (x *Index) Update(s service.Snapshot) Scope {
 		// The addresses of a new one are dropped. Without an old one, networks and API servers may be spared no more.
 		if change.HasNew || s.Node != nil && len(s.Node.Networks)+len(s.Node.APIServers) > 0 {
 			u.scope.addAll()
+		}
+	}
+	x.spared = nil
+	for _, v6 := range []bool{false, true} {
+		if s.Node != nil {
+			x.spared = append(x.spared, s.Node.Spared(s.ServiceCIDRs, v6)...)
 		}
 	}
 	for change := range treap.Diff(u.old.Services, s.Services) {
@@ -188,7 +195,7 @@ func (x *Index) holder(c service.Claim) (claimant, bool) {
 // and not bound on the node. NodeLocal DNSCache binds cluster IPs on the node and
 // keeps their other ports. So does a host in a network that the rules spare.
 func (x *Index) refused(a netip.Addr) bool {
-	return len(x.claims[service.Claim{Addr: a}]) > 0 && !x.own.has(a) && !x.spared(a)
+	return len(x.claims[service.Claim{Addr: a}]) > 0 && !x.own.has(a) && !x.mayBeHost(a)
 }
 
 // inServiceCIDR says that the address is in a ServiceCIDR.
@@ -196,25 +203,16 @@ func (x *Index) inServiceCIDR(a netip.Addr) bool {
 	return slices.ContainsFunc(x.cidrs, func(cidr netip.Prefix) bool { return cidr.Contains(a) })
 }
 
-// spared says that a host may have the address although it is in a ServiceCIDR or is a cluster IP: it is an API server's, or
-// in a network that the node reaches. The rules neither drop nor refuse such packets. Where the family has no ServiceCIDR, they know API
-// servers only.
-func (x *Index) spared(a netip.Addr) bool {
-	node := x.snapshot.Node
-	if node == nil {
-		return false
-	}
-	apiServer := slices.Contains(node.APIServers, a)
-	if x.inServiceCIDR(a) {
-		return apiServer || slices.ContainsFunc(node.Networks, func(n netip.Prefix) bool { return n.Contains(a) })
-	}
-	return apiServer && !slices.ContainsFunc(x.cidrs, func(cidr netip.Prefix) bool { return cidr.Addr().Is6() == a.Is6() })
+// mayBeHost says that a host may have the address although it is in a ServiceCIDR or is a cluster
+// IP. The rules neither drop nor refuse such packets.
+func (x *Index) mayBeHost(a netip.Addr) bool {
+	return slices.ContainsFunc(x.spared, func(n netip.Prefix) bool { return n.Contains(a) })
 }
 
 // Unallocated reports whether the address is in a ServiceCIDR, no Service has it as cluster IP, it
 // is not the node's own, and the rules do not let its packets through.
 func (x *Index) Unallocated(a netip.Addr) bool {
-	return x.inServiceCIDR(a) && !x.own.has(a) && !x.spared(a) && len(x.claims[service.Claim{Addr: a}]) == 0
+	return x.inServiceCIDR(a) && !x.own.has(a) && !x.mayBeHost(a) && len(x.claims[service.Claim{Addr: a}]) == 0
 }
 
 // admits says whether the claim lets in flows from src. The source ranges are those

@@ -99,7 +99,7 @@ func (c *Config) pods(f nft.Family, node *service.Node) pods {
 	for _, r := range p.from {
 		for _, own := range node.PodCIDRs {
 			if own.Overlaps(r) {
-				p.here = append(p.here, smaller(own, r))
+				p.here = append(p.here, service.Smaller(own, r))
 			}
 		}
 	}

@@ -69,6 +69,8 @@ func (s spared) chain(check string, ranges []netip.Prefix) *nft.Chain {
 		rules = append(rules, SpareNetworks.rule(nft.InSet{Key: daddr(), Set: reachable}, nft.Verdict{Code: nft.Return}))
 	}
 	if s.translated {
+		// The status is needed: the sets remember a Service for some time after it has gone. A
+		// translation to where the packet goes anyway has no status, so its packets are not spared.
 		for _, a := range allAccess() {
 			rules = append(rules, SpareServices.rule(nft.MatchDNATed{}, nft.InSet{Key: a.original, Set: a.recent}, nft.Verdict{Code: nft.Return}))
 		}
@@ -79,12 +81,7 @@ func (s spared) chain(check string, ranges []netip.Prefix) *nft.Chain {
 // setSpared sets what is spared, and the chains for it.
 func (t *tableCompiler) setSpared(s spared) {
 	t.spared = s
-	var ranges []netip.Prefix
-	for _, cidr := range t.ranges.All() {
-		if cidr.Addr().Is6() == (t.family == nft.IPv6) {
-			ranges = append(ranges, cidr)
-		}
-	}
+	ranges := t.rangesOfFamily()
 	for check := range checks() {
 		if s.at(check) == (spared{}) {
 			t.chains = t.chains.Delete(check)
@@ -92,6 +89,17 @@ func (t *tableCompiler) setSpared(s spared) {
 			t.chains = t.chains.Set(check, s.chain(check, ranges))
 		}
 	}
+}
+
+// rangesOfFamily returns the ServiceCIDRs of the table's family.
+func (t *tableCompiler) rangesOfFamily() []netip.Prefix {
+	var ranges []netip.Prefix
+	for _, cidr := range t.ranges.All() {
+		if cidr.Addr().Is6() == (t.family == nft.IPv6) {
+			ranges = append(ranges, cidr)
+		}
+	}
+	return ranges
 }
 
 // setReachable sets the networks and API servers that are spared.
@@ -112,44 +120,13 @@ func (t *tableCompiler) setReachable() {
 	t.edits[reachable] = rangesPart(reachable, list)
 }
 
-// reachableNow returns the parts of networks that lie in ServiceCIDRs, and API servers that do so
-// or may have the address of a Service outside of them, as disjoint prefixes.
+// reachableNow returns the networks and API servers that are spared. Without a cluster IP outside of
+// ServiceCIDRs, and without a ServiceCIDR, there is nothing to spare them from.
 func (t *tableCompiler) reachableNow() []netip.Prefix {
-	var list []netip.Prefix
-	v6, ranges := t.family == nft.IPv6, 0
-	for _, cidr := range t.ranges.All() {
-		if cidr.Addr().Is6() != v6 {
-			continue
-		}
-		ranges++
-		for _, n := range t.node.Networks {
-			if n.Overlaps(cidr) {
-				list = append(list, smaller(n, cidr))
-			}
-		}
-		for _, a := range t.node.APIServers {
-			if cidr.Contains(a) {
-				list = append(list, netip.PrefixFrom(a, a.BitLen()))
-			}
-		}
-	}
-	if ranges == 0 && t.outside > 0 {
-		for _, a := range t.node.APIServers {
-			list = append(list, netip.PrefixFrom(a, a.BitLen()))
-		}
-	}
-	if len(list) == 0 {
+	if t.outside == 0 && len(t.rangesOfFamily()) == 0 {
 		return nil
 	}
-	disjoint, _ := service.NewSources(list).Of(v6)
-	return disjoint
-}
-
-func smaller(a, b netip.Prefix) netip.Prefix {
-	if a.Bits() > b.Bits() {
-		return a.Masked()
-	}
-	return b.Masked()
+	return t.node.Spared(t.ranges, t.family == nft.IPv6)
 }
 
 // countInRange counts the lists of the part that have an endpoint in a ServiceCIDR.
