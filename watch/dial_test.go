@@ -10,6 +10,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -98,9 +99,11 @@ func TestConnector(t *testing.T) {
 					t.Errorf("%s after %s, want %s after %s", got, took, c.want, c.within)
 				}
 				time.Sleep(time.Minute)
+				mu.Lock()
+				defer mu.Unlock()
 				for _, o := range open {
-					if o.closed == (conn == net.Conn(o)) {
-						t.Errorf("%s is closed: %t", o.address, o.closed)
+					if o.closed.Load() == (conn == net.Conn(o)) {
+						t.Errorf("%s is closed: %t", o.address, o.closed.Load())
 					}
 				}
 			})
@@ -122,11 +125,11 @@ func sleep(ctx context.Context, d time.Duration) error {
 type tracked struct {
 	net.Conn
 	address string
-	closed  bool
+	closed  atomic.Bool // the race detector does not know the order of time in a bubble
 }
 
 func (c *tracked) Close() error {
-	c.closed = true
+	c.closed.Store(true)
 	return nil
 }
 
