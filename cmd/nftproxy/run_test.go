@@ -246,12 +246,12 @@ func TestMasqueradeFlags(t *testing.T) {
 		"by the cluster's CIDR, the usual bit": {
 			[]string{"--cluster-cidr", "10.0.0.0/8", "--iptables-masquerade-bit=14"},
 			[]string{"ip saddr != 10.0.0.0/8", "0x00004000"},
-			[]string{"10.244.7.0/24", "fd00:7::/64", "0x00000008", "ct label"},
+			[]string{"saddr != 10.244.7.0/24", "fd00:7::/64", "0x00000008", "ct label"},
 		},
 		"by the cluster's CIDR, no bit": {
 			[]string{"--cluster-cidr", "10.0.0.0/8"},
 			[]string{"ip saddr != 10.0.0.0/8", "ct label set 110", "ct label 110 masquerade"},
-			[]string{"10.244.7.0/24", "fd00:7::/64", "meta mark"},
+			[]string{"saddr != 10.244.7.0/24", "fd00:7::/64", "meta mark"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
