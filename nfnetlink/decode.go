@@ -71,6 +71,7 @@ func (b Attributes) WithoutZero() []byte {
 }
 
 // Strict is All, and notes in err what is malformed. It ends once there is an error. err is nil before.
+// It has a loop of its own: a step that both share takes 41 ns in place of 32 for a tuple (BenchmarkDecode).
 func (b Attributes) Strict(err *error) func(yield func(kind uint16, value Attributes) bool) {
 	return func(yield func(uint16, Attributes) bool) {
 		for len(b) > 0 && *err == nil {

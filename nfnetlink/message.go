@@ -26,36 +26,35 @@ func (m Message) Attributes() Attributes {
 // Messages yields the messages of a datagram.
 func Messages(b []byte) func(yield func(Message) bool) {
 	return func(yield func(Message) bool) {
-		for len(b) >= HeaderLen {
-			size := int(binary.NativeEndian.Uint32(b))
-			if size < HeaderLen || size > len(b) {
-				return
-			}
-			m := Message{
-				Kind:  binary.NativeEndian.Uint16(b[4:]),
-				Flags: binary.NativeEndian.Uint16(b[6:]),
-				Seq:   binary.NativeEndian.Uint32(b[8:]),
-				Body:  b[HeaderLen:size],
-			}
-			if !yield(m) {
-				return
-			}
-			b = b[min(Align(size), len(b)):]
+		for m, rest, ok := nextMessage(b); ok && yield(m); m, rest, ok = nextMessage(rest) {
 		}
 	}
 }
 
+// nextMessage splits the first message of a datagram from the rest. ok is false where there is none, or only a part of it.
+func nextMessage(b []byte) (m Message, rest []byte, ok bool) {
+	if len(b) < HeaderLen {
+		return m, nil, false
+	}
+	size := int(binary.NativeEndian.Uint32(b))
+	if size < HeaderLen || size > len(b) {
+		return m, nil, false
+	}
+	m = Message{
+		Kind:  binary.NativeEndian.Uint16(b[4:]),
+		Flags: binary.NativeEndian.Uint16(b[6:]),
+		Seq:   binary.NativeEndian.Uint32(b[8:]),
+		Body:  b[HeaderLen:size],
+	}
+	return m, b[min(Align(size), len(b)):], true
+}
+
 // Whole says that a datagram ends where its last message ends.
 func Whole(b []byte) bool {
-	for len(b) > 0 {
-		if len(b) < HeaderLen {
+	for ok := true; len(b) > 0; {
+		if _, b, ok = nextMessage(b); !ok {
 			return false
 		}
-		size := int(binary.NativeEndian.Uint32(b))
-		if size < HeaderLen || size > len(b) {
-			return false
-		}
-		b = b[min(Align(size), len(b)):]
 	}
 	return true
 }
