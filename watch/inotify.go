@@ -31,11 +31,14 @@ type notifier struct {
 	// blind is why the kernel does not tell of all changes, nil if it does: it bounds how many instances and watches a
 	// user has (fs.inotify), and a directory that cannot be read cannot be watched.
 	blind error
-	mu    sync.Mutex
+	// mu guards pending and buffer.
+	mu sync.Mutex
 	// pending are the events that came and were not taken yet, in order.
 	pending []event
 	// more has an entry while there are any.
 	more chan struct{}
+	// buffer is what the kernel writes events into.
+	buffer []byte
 	// ended is closed when the reader has ended.
 	ended chan struct{}
 	// The keys of dirs are watch descriptors.
@@ -79,6 +82,7 @@ func (n *notifier) open() error {
 		return fmt.Errorf("start inotify: %w", err)
 	}
 	n.file, n.fd = os.NewFile(uintptr(fd), "inotify"), fd
+	n.buffer = make([]byte, 64<<10)
 	conn, err := n.file.SyscallConn()
 	if err != nil {
 		return fmt.Errorf("read inotify: %w", err)
@@ -109,10 +113,9 @@ func (n *notifier) read(conn syscall.RawConn) {
 func (n *notifier) receive() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	buffer := make([]byte, 64<<10)
 	any := false
 	for {
-		size, err := unix.Read(n.fd, buffer)
+		size, err := unix.Read(n.fd, n.buffer)
 		if err == unix.EINTR {
 			continue
 		}
@@ -120,7 +123,7 @@ func (n *notifier) receive() bool {
 			return any
 		}
 		any = true
-		n.pending = append(n.pending, parseEvents(buffer[:size])...)
+		n.pending = append(n.pending, parseEvents(n.buffer[:size])...)
 		select {
 		case n.more <- struct{}{}:
 		default:
