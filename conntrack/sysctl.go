@@ -135,8 +135,8 @@ type Setting struct {
 	Current string
 	// Wanted is empty for a setting that is left alone.
 	Wanted string
-	// AtLeast says that a larger value than the wanted one is fine too: limits are
-	// raised but never lowered.
+	// AtLeast says that a larger value than the wanted one is fine too, and 0, which stands for no limit
+	// (Linux, nf_conntrack_core.c): limits are raised but never lowered.
 	AtLeast bool
 	// Set says that Apply has written it.
 	Set bool
@@ -161,7 +161,7 @@ func (s Setting) Differs() bool {
 	}
 	current, err := strconv.Atoi(s.Current)
 	wanted, err2 := strconv.Atoi(s.Wanted)
-	return err != nil || err2 != nil || current < wanted
+	return err != nil || err2 != nil || current != 0 && current < wanted
 }
 
 // Plan reads the settings and changes nothing. The list has all settings in a fixed

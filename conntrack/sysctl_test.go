@@ -118,6 +118,9 @@ func TestSysctlsApply(t *testing.T) {
 			map[string]string{"nf_conntrack_buckets": "65536"},
 			map[string]string{"nf_conntrack_max": "524288\n", "nf_conntrack_buckets": "131072\n"},
 		},
+		"no limit stays": {
+			conntrack.Sysctls{MaxPerCore: 32768}, "0-7", map[string]string{"nf_conntrack_max": "0"}, nil,
+		},
 		"buckets are raised though the limit suffices": {
 			conntrack.Sysctls{MaxPerCore: 32768}, "0-7",
 			map[string]string{"nf_conntrack_max": "1000000", "nf_conntrack_buckets": "1024"},

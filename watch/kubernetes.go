@@ -5,14 +5,16 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // The selectors of the requests are kube-proxy's own, so that both proxies ignore the
-// same objects, unless the proxy has a name.
+// same objects, unless the proxy has a name. EndpointSlices of no Service stay at the API server too: those of an
+// EndpointSelector (KEP-6116) may be many.
 const (
 	serviceFields = "spec.clusterIP!=" + corev1.ClusterIPNone
-	sliceLabels   = "!" + labelHeadless
+	sliceLabels   = "!" + labelHeadless + "," + discoveryv1.LabelServiceName
 )
 
 // serviceLabels selects the Services that index.serves.

@@ -160,7 +160,7 @@ func TestKubernetes(t *testing.T) {
 
 	for resource, want := range map[string][2]string{
 		"services":       {"!service.kubernetes.io/service-proxy-name", "spec.clusterIP!=None"},
-		"endpointslices": {"!service.kubernetes.io/headless", ""},
+		"endpointslices": {"!service.kubernetes.io/headless,kubernetes.io/service-name", ""},
 		"nodes":          {"", "metadata.name=node-0"},
 		"servicecidrs":   {"", ""},
 	} {

@@ -61,8 +61,9 @@ func TestBadInput(t *testing.T) {
 		{"a slice whose port has no number", noNumber,
 			[]string{"EndpointSlice", "/no-number-1", "ports[0]"}, ""},
 		{"a slice whose port has no name", noName, nil, "backend"},
-		{"a slice of no service", noOwner,
-			[]string{"EndpointSlice", "/no-owner-1", "no kubernetes.io/service-name: it belongs to no Service"}, ""},
+		{"a slice of no service, which the proxy does not ask for", noOwner, nil, ""},
+		{"a slice that names an empty service", emptyOwner,
+			[]string{"EndpointSlice", "/empty-owner-1", "no kubernetes.io/service-name: it belongs to no Service"}, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			at := p.Mark()
@@ -88,6 +89,13 @@ func TestBadInput(t *testing.T) {
 		})
 	}
 	n.checkExternal(client)
+	// Slices come in order: it would have come before the last one.
+	lines, _ := p.Logged(0)
+	for _, l := range lines {
+		if strings.Contains(l.Text, "/no-owner-1") {
+			t.Errorf("the API server sends the slice of no service: %s", l.Text)
+		}
+	}
 }
 
 // checkExternal asks the external addresses that are good.
@@ -237,10 +245,19 @@ func noName(n *node, backend netip.Addr) *corev1.Service {
 	return n.create(s)
 }
 
+func emptyOwner(n *node, backend netip.Addr) *corev1.Service {
+	s := simple("empty-owner")
+	made := slice("empty-owner-1", s, backend)
+	made.Labels[discoveryv1.LabelServiceName] = ""
+	n.publish(made)
+	return n.create(s)
+}
+
 func noOwner(n *node, backend netip.Addr) *corev1.Service {
 	s := simple("no-owner")
 	made := slice("no-owner-1", s, backend)
 	delete(made.Labels, discoveryv1.LabelServiceName)
+	made.Labels["kubernetes.io/endpoint-selector-name"] = s.Name // KEP-6116
 	n.publish(made)
 	return n.create(s)
 }
