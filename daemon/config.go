@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"log/slog"
+	"net/netip"
 	"time"
 
 	"nftproxy/conntrack"
@@ -27,6 +28,8 @@ type Config struct {
 	// MinSyncPeriod is the least time between two syncs. Zero stands for our own default:
 	// kube-proxy's second and kubeadm's 0s are for slower writes.
 	MinSyncPeriod time.Duration
+	// ExcludeIPVS has the ranges whose virtual servers of IPVS belong to other programs than kube-proxy.
+	ExcludeIPVS []netip.Prefix
 	// ConnectionMetrics also makes metrics of the connections that the rules count.
 	ConnectionMetrics bool
 	// The addresses of the servers; empty for none.

@@ -3,9 +3,12 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net/netip"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"nftproxy/daemon/takeover"
 	"nftproxy/nft"
@@ -57,6 +60,23 @@ has to take their place; --remove-accepting then removes them.`,
 	cmd.Flags().BoolVar(&force, "force", false, "with --kube-proxy: do not check that kube-proxy has ended and that nftproxy serves the node")
 	cmd.Flags().BoolVar(&accepting, "remove-accepting", false, "with --kube-proxy: remove also the chains that accept packets where a firewall drops some, once rules of your own accept them")
 	return cmd
+}
+
+// addExcludeCIDRs adds kube-proxy's flag for IPVS that says what it leaves to others.
+func addExcludeCIDRs(f *pflag.FlagSet, ranges *[]string) {
+	f.StringSliceVar(ranges, "ipvs-exclude-cidrs", nil, "`CIDRs` of the addresses whose virtual servers of IPVS stay when what kube-proxy's IPVS mode left is removed: other programs made them")
+}
+
+func parseExcludeCIDRs(texts []string) (list []netip.Prefix, err error) {
+	for _, text := range texts {
+		p, parseErr := netip.ParsePrefix(strings.TrimSpace(text))
+		if parseErr != nil {
+			err = errors.Join(err, fmt.Errorf("--ipvs-exclude-cidrs: %q: want a CIDR such as 192.0.2.0/24", text))
+			continue
+		}
+		list = append(list, p.Masked())
+	}
+	return list, err
 }
 
 // cleanupTables removes the tables of that name, and those that earlier runs with another

@@ -204,7 +204,6 @@ type ignoredFlag struct {
 
 const (
 	nftablesOnly = "nftproxy always programs nftables"
-	noIPVS       = "nftproxy does not use IPVS"
 	repairs      = "nftproxy follows changes and repairs what others change"
 	oneLog       = "nftproxy logs JSON, or text on a terminal, at one verbosity"
 	noLimit      = "nftproxy asks for protobuf and has no limit of its own"
@@ -223,13 +222,12 @@ func listIgnoredFlags() []ignoredFlag {
 		{"show-hidden-metrics-for-version", "", "nftproxy hides no metrics"},
 		{"iptables-sync-period", 30 * time.Second, repairs},
 		{"iptables-localhost-nodeports", true, nftablesOnly},
-		{"ipvs-sync-period", 30 * time.Second, noIPVS},
-		{"ipvs-scheduler", "", noIPVS},
-		{"ipvs-exclude-cidrs", []string(nil), noIPVS},
-		{"ipvs-strict-arp", false, noIPVS},
-		{"ipvs-tcp-timeout", time.Duration(0), noIPVS},
-		{"ipvs-tcpfin-timeout", time.Duration(0), noIPVS},
-		{"ipvs-udp-timeout", time.Duration(0), noIPVS},
+		{"ipvs-sync-period", 30 * time.Second, repairs},
+		{"ipvs-scheduler", "", "connections are spread as by rr and wrr, whatever the scheduler is (docs/differences.md, Schedulers of IPVS)"},
+		{"ipvs-strict-arp", false, kubeproxyconfig.NoteStrictARP},
+		{"ipvs-tcp-timeout", time.Duration(0), kubeproxyconfig.NoteTCPTimeout},
+		{"ipvs-tcpfin-timeout", time.Duration(0), kubeproxyconfig.NoteTCPFinTimeout},
+		{"ipvs-udp-timeout", time.Duration(0), kubeproxyconfig.NoteUDPTimeout},
 		{"vmodule", "", oneLog},
 		{"logging-format", "text", oneLog},
 		{"log-flush-frequency", 5 * time.Second, oneLog},
@@ -267,9 +265,15 @@ func ignoredFlags(f *pflag.FlagSet) []string {
 	var notes []string
 	for _, i := range listIgnoredFlags() {
 		g := f.Lookup(i.name)
-		if g.Changed && (overFile(i.name) || f.Lookup("config").Value.String() == "") && !(i.name == "proxy-mode" && g.Value.String() == "nftables") {
-			notes = append(notes, fmt.Sprintf("--%s has no effect: %s", i.name, i.reason))
+		if !g.Changed || !overFile(i.name) && f.Lookup("config").Value.String() != "" || i.name == "proxy-mode" && g.Value.String() == "nftables" {
+			continue
 		}
+		if i.name == "ipvs-scheduler" {
+			if i.reason = kubeproxyconfig.SchedulerNote(g.Value.String()); i.reason == "" {
+				continue
+			}
+		}
+		notes = append(notes, fmt.Sprintf("--%s has no effect: %s", i.name, i.reason))
 	}
 	return notes
 }

@@ -34,6 +34,7 @@ type runOptions struct {
 	counters         string
 	sysctls          sysctlOptions
 	cleanEstablished []string
+	excludeCIDRs     []string
 }
 
 // The addresses on which the servers listen by default, as in kube-proxy, and that of
@@ -112,6 +113,7 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	addCleanEstablished(f, &o.cleanEstablished)
 	o.sysctls.addFlags(f)
 	f.DurationVar(&o.asked.MinSyncPeriod, "iptables-min-sync-period", proxy.DefaultConfig().MinSyncPeriod, "least time between two syncs, on average over 100ms; a change after a longer rest does not wait")
+	addExcludeCIDRs(f, &o.excludeCIDRs)
 	f.IntVarP(&o.asked.Verbosity, "v", "v", 0, "log verbosity; from 2 on the log has every sync, below 2 the number of lines with the same message is bounded")
 }
 
@@ -158,12 +160,14 @@ func (o *runOptions) run() (*daemon.Config, error) {
 		c.Rules.MasqueradeMark = 1 << bit
 	}
 	check(checkOOMScoreAdj(o.asked.OOMScoreAdj))
+	c.ExcludeIPVS, err = parseExcludeCIDRs(o.excludeCIDRs)
+	check(err)
 	c.Rules.Counters = o.counters != countersNone
 	c.Rules.MasqueradeAll = o.masqueradeAll
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	if o.asked.MinSyncPeriod > time.Second {
+	if o.asked.MinSyncPeriod >= time.Second {
 		o.config.notes = append(o.config.notes, fmt.Sprintf("changes of Services and endpoints wait up to %s, the least time between two syncs (--%s; nftables.minSyncPeriod in a configuration file); without it, %s at most",
 			o.asked.MinSyncPeriod, iptablesPeriod, proxy.DefaultConfig().MinSyncPeriod))
 	}

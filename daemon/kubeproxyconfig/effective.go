@@ -40,6 +40,7 @@ func Effective(value func(flag string) (string, bool)) (v1alpha1.KubeProxyConfig
 	c.Conntrack.TCPBeLiberal = r.yes("conntrack-tcp-be-liberal")
 	c.Conntrack.UDPTimeout.Duration = r.duration("conntrack-udp-timeout")
 	c.Conntrack.UDPStreamTimeout.Duration = r.duration("conntrack-udp-timeout-stream")
+	r.list("ipvs-exclude-cidrs", &c.IPVS.ExcludeCIDRs)
 	c.NFTables.MasqueradeAll = r.yes("masquerade-all")
 	if r.number("iptables-masquerade-bit") >= 0 {
 		r.optional("iptables-masquerade-bit", &c.NFTables.MasqueradeBit)

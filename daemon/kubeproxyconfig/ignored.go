@@ -30,7 +30,7 @@ func ignored(c *v1alpha1.KubeProxyConfiguration) []string {
 	note := noteTo(&notes)
 	note(c.Mode != modeNFTables && c.Mode != "", "mode: "+string(c.Mode), "nftproxy always programs nftables")
 	if c.Mode != modeNFTables && len(c.NodePortAddresses) == 0 {
-		notes = append(notes, "nodePortAddresses is empty: node ports are served on the node's primary addresses, as in kube-proxy's nftables mode; its other modes serve them on all addresses")
+		notes = append(notes, "nodePortAddresses is empty: node ports are served on the node's primary addresses, as in kube-proxy's nftables mode; its other modes serve them on all addresses, as nodePortAddresses: [0.0.0.0/0, \"::/0\"] does here")
 	}
 	for _, gate := range slices.Sorted(maps.Keys(c.FeatureGates)) {
 		note(gate != GateExternalIPs, "featureGates."+gate, "nftproxy has no such gate")
@@ -63,23 +63,36 @@ func ignored(c *v1alpha1.KubeProxyConfiguration) []string {
 func ignoredOfMode(c *v1alpha1.KubeProxyConfiguration) []string {
 	var notes []string
 	note := noteTo(&notes)
-	// kube-proxy writes all rules in these modes, and operators raise the period where that is slow.
-	const quick = "it spaces kube-proxy's writes of that mode, and nftproxy's take milliseconds; mode: nftables with nftables.minSyncPeriod sets a period here"
 	const events = "nftproxy follows changes and repairs what others change"
 	switch section(c) {
 	case modeNFTables:
 		note(c.NFTables.SyncPeriod.Duration != 0, "nftables.syncPeriod", events)
+		note(forSlowWrites(c.NFTables.MinSyncPeriod.Duration), "nftables.minSyncPeriod", forSlow+"; less than 1 s and more than 10 s do")
 	case modeIPTables:
 		note(c.IPTables.SyncPeriod.Duration != 0, "iptables.syncPeriod", events)
-		note(c.IPTables.MinSyncPeriod.Duration != 0, "iptables.minSyncPeriod", quick)
+		note(c.IPTables.MinSyncPeriod.Duration != 0, "iptables.minSyncPeriod", otherMode)
 		local := c.IPTables.LocalhostNodePorts
 		note(local != nil && *local, "iptables.localhostNodePorts", "node ports on loopback addresses need iptables mode")
 	case modeIPVS:
 		i := c.IPVS
-		set := i.SyncPeriod.Duration != 0 || i.Scheduler != "" || len(i.ExcludeCIDRs) > 0 || i.StrictARP ||
-			i.TCPTimeout.Duration != 0 || i.TCPFinTimeout.Duration != 0 || i.UDPTimeout.Duration != 0
-		note(set, "ipvs", "nftproxy does not use IPVS; endpoints are chosen at random")
-		note(i.MinSyncPeriod.Duration != 0, "ipvs.minSyncPeriod", quick)
+		note(i.SyncPeriod.Duration != 0, "ipvs.syncPeriod", events)
+		note(i.MinSyncPeriod.Duration != 0, "ipvs.minSyncPeriod", otherMode)
+		text := SchedulerNote(i.Scheduler)
+		note(text != "", "ipvs.scheduler", text)
+		note(i.StrictARP, "ipvs.strictARP", NoteStrictARP)
+		note(i.TCPTimeout.Duration != 0, "ipvs.tcpTimeout", NoteTCPTimeout)
+		note(i.TCPFinTimeout.Duration != 0, "ipvs.tcpFinTimeout", NoteTCPFinTimeout)
+		note(i.UDPTimeout.Duration != 0, "ipvs.udpTimeout", NoteUDPTimeout)
 	}
 	return notes
 }
+
+// What a minSyncPeriod without effect means. kube-proxy's writes are slow in its iptables and ipvs modes, and operators
+// raise the period there. 1 s is its default in nftables mode, which tools write into files.
+const (
+	forSlow   = "1 s to 10 s space kube-proxy's slow writes, and nftproxy's take milliseconds"
+	otherMode = "it spaces kube-proxy's slow writes of that mode, and nftproxy's take milliseconds; mode: nftables with nftables.minSyncPeriod of less than 1 s or more than 10 s sets a period here"
+)
+
+// forSlowWrites says that a period was meant for writes that take seconds.
+func forSlowWrites(d time.Duration) bool { return d >= time.Second && d <= 10*time.Second }

@@ -65,10 +65,14 @@ func (f *File) Settings() []Setting {
 	yes("conntrack.tcpBeLiberal", "conntrack-tcp-be-liberal", c.Conntrack.TCPBeLiberal)
 	duration("conntrack.udpTimeout", "conntrack-udp-timeout", &c.Conntrack.UDPTimeout)
 	duration("conntrack.udpStreamTimeout", "conntrack-udp-timeout-stream", &c.Conntrack.UDPStreamTimeout)
+	// What ipvs mode left is there in whichever mode the file is now.
+	text("ipvs.excludeCIDRs", "ipvs-exclude-cidrs", strings.Join(c.IPVS.ExcludeCIDRs, ","))
 	if section(c) == modeNFTables {
 		yes("nftables.masqueradeAll", "masquerade-all", c.NFTables.MasqueradeAll)
 		number("nftables.masqueradeBit", "iptables-masquerade-bit", c.NFTables.MasqueradeBit)
-		duration("nftables.minSyncPeriod", "iptables-min-sync-period", &c.NFTables.MinSyncPeriod)
+		if !forSlowWrites(c.NFTables.MinSyncPeriod.Duration) {
+			duration("nftables.minSyncPeriod", "iptables-min-sync-period", &c.NFTables.MinSyncPeriod)
+		}
 		return list
 	}
 	// ipvs mode takes these from iptables as well.
