@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nftproxy/model/ip"
 	"nftproxy/nfnetlink"
 	"nftproxy/test/lib/testnet"
 )
@@ -56,13 +57,13 @@ func addCreation(e *nfnetlink.Encoder, f *Flow) {
 		ctaProtoNATPorts = 1
 		confirmed        = 1 << 3
 	)
-	at := e.BeginMessage(unix.NFNL_SUBSYS_CTNETLINK<<8|ctNew, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK, 0, f.family())
+	at := e.BeginMessage(unix.NFNL_SUBSYS_CTNETLINK<<8|ctNew, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK, 0, uint8(f.Family()))
 	f.addTuple(e, ctaTupleOrig, f.Original)
 	f.addTuple(e, ctaTupleReply, Tuple{f.Original.Dst, f.Original.Src})
 	e.Uint32(ctaStatus, confirmed).Uint32(ctaTimeout, 3600)
 	if f.Reply.Src != f.Original.Dst {
 		minIP := uint16(ctaNATV4MinIP)
-		if f.V6() {
+		if f.Family() == ip.V6 {
 			minIP = ctaNATV6MinIP
 		}
 		nat := e.BeginNest(ctaNATDst)

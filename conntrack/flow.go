@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 )
 
@@ -47,7 +48,7 @@ type Tuple struct {
 func (t Tuple) String() string { return fmt.Sprintf("%v -> %v", t.Src, t.Dst) }
 
 // V6 reports whether the flow is an IPv6 flow.
-func (f Flow) V6() bool { return f.Original.Dst.Addr().Is6() }
+func (f Flow) Family() ip.Family { return ip.Of(f.Original.Dst.Addr()) }
 
 func (f Flow) String() string {
 	return fmt.Sprintf("%v %v, reply %v [%v]", f.Protocol, f.Original, f.Reply, f.Status)

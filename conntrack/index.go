@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/model/treap"
 )
@@ -31,9 +32,9 @@ type Index struct {
 	// claims has the claimants of each address and port, node port or cluster IP.
 	// The snapshot's conflicts say which claimant has it.
 	claims map[service.Claim][]claimant
-	// frontends counts the claims to a port, of IPv4 and IPv6, and lost those that have
+	// frontends counts the claims to a port, and lost those that have
 	// ever gone.
-	frontends, lost [2]int
+	frontends, lost ip.PerFamily[int]
 	// recent says whether a claim may have unanswered flows. Nil always says yes.
 	recent func(service.Claim) bool
 	// departed has endpoints that claims had before.
@@ -89,9 +90,9 @@ func (x *Index) Update(s service.Snapshot) Scope {
 		}
 	}
 	x.spared = nil
-	for _, v6 := range []bool{false, true} {
+	for _, family := range ip.Families() {
 		if s.Node != nil {
-			x.spared = append(x.spared, s.Node.Spared(s.ServiceCIDRs, v6)...)
+			x.spared = append(x.spared, s.Node.Spared(s.ServiceCIDRs, family)...)
 		}
 	}
 	for change := range treap.Diff(u.old.Services, s.Services) {
@@ -158,15 +159,8 @@ func addressClaim(f *Flow) service.Claim {
 
 func nodePortClaim(f *Flow) service.Claim {
 	c := addressClaim(f)
-	c.Addr = unspecified(f.V6())
+	c.Addr = f.Family().Unspecified()
 	return c
-}
-
-func unspecified(v6 bool) netip.Addr {
-	if v6 {
-		return netip.IPv6Unspecified()
-	}
-	return netip.IPv4Unspecified()
 }
 
 // holder returns the claimant that has the claim. There is none if the claim is
@@ -229,7 +223,7 @@ func (x *Index) admits(s *service.Service, c service.Claim, src netip.Addr) bool
 		}
 		a.everybody = true
 		if restricted && x.snapshot.Node != nil {
-			a.ranges, a.everybody = wall.Admitted(x.snapshot.Node, c.Addr.Is6())
+			a.ranges, a.everybody = wall.Admitted(x.snapshot.Node, ip.Of(c.Addr))
 		}
 		x.sources[c] = a
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
@@ -31,7 +32,7 @@ const patience = time.Minute
 type live struct {
 	*testing.T
 	*testnet.Topology
-	v6      bool
+	family  ip.Family
 	addrs   *strings.Replacer
 	client  *testnet.Namespace
 	cfg     ruleset.Config
@@ -64,11 +65,11 @@ const (
 
 // families runs a test for each family, with a node of its own.
 func families(t *testing.T, test func(l *live)) {
-	for _, v6 := range []bool{false, true} {
-		if testing.Short() && v6 {
+	for _, family := range ip.Families() {
+		if testing.Short() && family == ip.V6 {
 			continue
 		}
-		t.Run(map[bool]string{false: "IPv4", true: "IPv6"}[v6], func(t *testing.T) { test(newLive(t, v6)) })
+		t.Run(family.Name(), func(t *testing.T) { test(newLive(t, family)) })
 	}
 }
 
@@ -79,9 +80,9 @@ func (l *live) must(err error) {
 	}
 }
 
-func newLive(t *testing.T, v6 bool) *live {
+func newLive(t *testing.T, family ip.Family) *live {
 	l := &live{
-		T: t, Topology: testnet.NewForTest(t, testnet.Config{}), v6: v6, heard: make(chan string, 16),
+		T: t, Topology: testnet.NewForTest(t, testnet.Config{}), family: family, heard: make(chan string, 16),
 		builder: service.NewBuilder(service.Node{}), bystanders: map[string]*conn{}, ids: map[string]uint32{},
 	}
 	l.cfg = ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{ClusterCIDRs: l.ClusterCIDRs}}
@@ -120,14 +121,14 @@ func newLive(t *testing.T, v6 bool) *live {
 }
 
 func (l *live) of(v4, v6 string) string {
-	if l.v6 {
+	if l.family == ip.V6 {
 		return v6
 	}
 	return v4
 }
 
 func (l *live) addr(a testnet.Addrs) netip.Addr {
-	if l.v6 {
+	if l.family == ip.V6 {
 		return a.V6()
 	}
 	return a.V4()
@@ -335,7 +336,7 @@ func (l *live) standBy() {
 	for name, to := range map[string]string{
 		"service": "OTHER:53", "pod": "ONE-POD", "published": "NODE:5353", "node port's number": "SECOND:30053",
 	} {
-		if l.v6 {
+		if l.family == ip.V6 {
 			to = bracketed(to)
 		}
 		c := l.dial(l.client, to)

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 )
 
@@ -11,9 +12,9 @@ import (
 // ("fib daddr type local").
 type ownAddresses struct {
 	// onInterfaces has the addresses on the node's interfaces. serving has the addresses that
-	// serve node ports; where all is true, every own address of the family (IPv4, IPv6) does.
+	// serve node ports; where all is true, every own address of the family does.
 	onInterfaces, serving map[netip.Addr]bool
-	all                   [2]bool
+	all                   ip.PerFamily[bool]
 	// byRoute has the single addresses that a local route makes the node's own, and ranges the
 	// longer ranges.
 	byRoute map[netip.Addr]bool
@@ -27,30 +28,23 @@ func (o *ownAddresses) has(a netip.Addr) bool {
 
 // serves says whether the address serves node ports.
 func (o *ownAddresses) serves(a netip.Addr) bool {
-	return o.serving[a] || o.all[family(a)] && !a.IsLoopback() && o.has(a)
-}
-
-func family(a netip.Addr) int {
-	if a.Is6() {
-		return 1
-	}
-	return 0
+	return o.serving[a] || *o.all.Of(ip.Of(a)) && !a.IsLoopback() && o.has(a)
 }
 
 // setNode takes the addresses on the interfaces, and those that serve node ports.
 func (o *ownAddresses) setNode(node *service.Node, nodePorts service.NodePortAddresses) {
-	o.onInterfaces, o.serving, o.all = map[netip.Addr]bool{}, map[netip.Addr]bool{}, [2]bool{}
+	o.onInterfaces, o.serving, o.all = map[netip.Addr]bool{}, map[netip.Addr]bool{}, ip.PerFamily[bool]{}
 	if node == nil {
 		return
 	}
 	for _, a := range node.HostAddresses {
 		o.onInterfaces[a.WithZone("")] = true
 	}
-	for i, v6 := range []bool{false, true} {
-		addrs, all := nodePorts.On(node, v6)
-		if o.all[i] = all; all {
+	for _, family := range ip.Families() {
+		addrs, all := nodePorts.On(node, family)
+		if *o.all.Of(family) = all; all {
 			addrs = slices.DeleteFunc(slices.Clone(node.HostAddresses), func(a netip.Addr) bool {
-				return a.Is6() != v6 || a.IsLoopback()
+				return !family.Has(a) || a.IsLoopback()
 			})
 		}
 		for _, a := range addrs {

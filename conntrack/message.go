@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nfnetlink"
 )
@@ -127,8 +128,8 @@ func (e *end) addTuple(to *nfnetlink.Encoder) (flags uint32) {
 	// wrong way round, and select all entries but the wanted ones.
 	if e.addr.Is4() {
 		flags |= e.byAddr
-		ip := to.BeginNest(ctaTupleIP)
-		to.Bytes(e.ipv4, e.addr.AsSlice()).EndNest(ip)
+		addrs := to.BeginNest(ctaTupleIP)
+		to.Bytes(e.ipv4, e.addr.AsSlice()).EndNest(addrs)
 	}
 	if e.protocol != 0 {
 		flags |= filterProtoNum
@@ -150,7 +151,7 @@ func (e *end) addTuple(to *nfnetlink.Encoder) (flags uint32) {
 // addDeletion adds the message that deletes an entry, with its original tuple and its ID. By the ID the kernel
 // spares a younger entry with the same tuple.
 func addDeletion(e *nfnetlink.Encoder, f *Flow, flags uint16, seq uint32) {
-	at := e.BeginMessage(unix.NFNL_SUBSYS_CTNETLINK<<8|ctDelete, flags, seq, f.family())
+	at := e.BeginMessage(unix.NFNL_SUBSYS_CTNETLINK<<8|ctDelete, flags, seq, uint8(f.Family()))
 	f.addTuple(e, ctaTupleOrig, f.Original)
 	e.Uint32(ctaID, f.ID)
 	if f.Zone != 0 && !f.OnlyReply { // The kernel looks for the original tuple.
@@ -159,23 +160,15 @@ func addDeletion(e *nfnetlink.Encoder, f *Flow, flags uint16, seq uint32) {
 	e.EndMessage(at)
 }
 
-// family is the kernel's number of the family.
-func (f *Flow) family() uint8 {
-	if f.V6() {
-		return unix.NFPROTO_IPV6
-	}
-	return unix.NFPROTO_IPV4
-}
-
 // addTuple adds a tuple of the flow.
 func (f *Flow) addTuple(e *nfnetlink.Encoder, kind uint16, t Tuple) {
 	srcKind, dstKind := uint16(ctaIPv4Src), uint16(ctaIPv4Dst)
-	if f.V6() {
+	if f.Family() == ip.V6 {
 		srcKind, dstKind = ctaIPv6Src, ctaIPv6Dst
 	}
 	tuple := e.BeginNest(kind)
-	ip := e.BeginNest(ctaTupleIP)
-	e.Bytes(srcKind, t.Src.Addr().AsSlice()).Bytes(dstKind, t.Dst.Addr().AsSlice()).EndNest(ip)
+	addrs := e.BeginNest(ctaTupleIP)
+	e.Bytes(srcKind, t.Src.Addr().AsSlice()).Bytes(dstKind, t.Dst.Addr().AsSlice()).EndNest(addrs)
 	proto := e.BeginNest(ctaTupleProto)
 	e.Uint8(ctaProtoNum, uint8(f.Protocol))
 	src, dst := t.Src.Port(), t.Dst.Port()

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nfnetlink"
 )
@@ -36,7 +37,7 @@ func TestDeleteRequestNamesFlow(t *testing.T) {
 		if err != nil || got != want {
 			t.Errorf("deletion of %v ID %d zone %d names %v ID %d zone %d, %v", want, want.ID, want.Zone, got, got.ID, got.Zone, err)
 		}
-		if want.V6() != (m.Body[0] == 10) { // AF_INET6
+		if want.Family() != ip.Family(m.Body[0]) {
 			t.Errorf("deletion of %v is of family %d", want, m.Body[0])
 		}
 	}

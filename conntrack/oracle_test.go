@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"nftproxy/conntrack"
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft/ruleset"
 )
@@ -35,7 +36,7 @@ func byAddress(s *service.Service, p *service.Port, f *conntrack.Flow) bool {
 }
 
 func byNodePort(s *service.Service, p *service.Port, f *conntrack.Flow) bool {
-	return p.NodePort != 0 && p.NodePort == f.Original.Dst.Port() && p.Protocol == f.Protocol && s.InFamily(f.V6())
+	return p.NodePort != 0 && p.NodePort == f.Original.Dst.Port() && p.Protocol == f.Protocol && s.InFamily(f.Family())
 }
 
 // asks finds the Service that has the destination of the flow.
@@ -55,7 +56,7 @@ func (o *oracle) asks(f *conntrack.Flow) *ask {
 	for name, svc := range s.Services.All() {
 		for i := range svc.Ports {
 			p := &svc.Ports[i]
-			if byNodePort(svc, p, f) && !s.Conflicts.At(name).Has(service.NodePortClaim(f.V6(), p)) {
+			if byNodePort(svc, p, f) && !s.Conflicts.At(name).Has(service.NodePortClaim(f.Family(), p)) {
 				return &ask{svc, p, true}
 			}
 		}
@@ -100,7 +101,7 @@ func (o *oracle) local(a netip.Addr) bool {
 }
 
 func (o *oracle) servesNodePorts(a netip.Addr) bool {
-	addrs, all := o.cfg.NodePortAddresses.On(o.now().Node, a.Is6())
+	addrs, all := o.cfg.NodePortAddresses.On(o.now().Node, ip.Of(a))
 	if all {
 		return o.local(a) && !a.IsLoopback()
 	}
@@ -190,7 +191,7 @@ func (o *oracle) mayBe(f *conntrack.Flow) bool {
 				p := &svc.Ports[i]
 				address := service.Claim{Addr: f.Original.Dst.Addr(), Protocol: f.Protocol, Port: f.Original.Dst.Port()}
 				had := byAddress(svc, p, f) && !s.Conflicts.At(name).Has(address) ||
-					byNodePort(svc, p, f) && !s.Conflicts.At(name).Has(service.NodePortClaim(f.V6(), p))
+					byNodePort(svc, p, f) && !s.Conflicts.At(name).Has(service.NodePortClaim(f.Family(), p))
 				if had && find(p, f.Reply.Src) != nil {
 					return true
 				}
@@ -222,7 +223,7 @@ func (o *oracle) admitted(f *conntrack.Flow, a *ask) bool {
 		}
 		wall = other.Firewall
 	}
-	sources, _ := wall.Admitted(o.now().Node, f.V6())
+	sources, _ := wall.Admitted(o.now().Node, f.Family())
 	return slices.ContainsFunc(sources, func(p netip.Prefix) bool { return p.Contains(f.Original.Src.Addr()) })
 }
 

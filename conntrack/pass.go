@@ -6,6 +6,8 @@ import (
 	"errors"
 	"runtime"
 	"time"
+
+	"nftproxy/model/ip"
 )
 
 // pass is a pass under way.
@@ -147,7 +149,7 @@ func (c *Cleaner) delete(ctx context.Context, p *pass, reason Reason, flows []Fl
 func splitFamilies(list []Flow) (v4, v6 []Flow) {
 	n := 0
 	for i := range list {
-		if !list[i].V6() {
+		if list[i].Family() == ip.V4 {
 			list[n], list[i] = list[i], list[n]
 			n++
 		}

@@ -3,6 +3,7 @@ package conntrack
 import (
 	"time"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 )
 
@@ -76,12 +77,12 @@ func (r *recent) may(c service.Claim, now time.Time) bool {
 // in the rules' sets and takes room there.
 type lostFrontends struct {
 	since        time.Time
-	before, last [2]int
+	before, last ip.PerFamily[int]
 }
 
 // lately returns the greater number, of IPv4 and IPv6, that went within the last time or
 // up to twice as long ago. total is how many ever went.
-func (l *lostFrontends) lately(total [2]int, now time.Time, last time.Duration) int {
+func (l *lostFrontends) lately(total ip.PerFamily[int], now time.Time, last time.Duration) int {
 	if now.Sub(l.since) >= last {
 		l.before, l.last, l.since = l.last, total, now
 	}

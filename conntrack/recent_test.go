@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 )
 
@@ -156,7 +157,7 @@ func TestRecentOldFlow(t *testing.T) {
 // TestLostFrontends: frontends that went lately count, since they are still noted.
 func TestLostFrontends(t *testing.T) {
 	var l lostFrontends
-	now, total := time.Now(), [2]int{}
+	now, total := time.Now(), ip.PerFamily[int]{}
 	for minute := range 60 {
 		total[1] += 10
 		got := l.lately(total, now.Add(time.Duration(minute)*time.Minute), 5*time.Minute)

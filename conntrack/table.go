@@ -226,7 +226,7 @@ func (t *Table) Find(ctx context.Context, protocol service.Protocol, original Tu
 	var tuple nfnetlink.Encoder
 	wanted := Flow{Protocol: protocol, Original: original}
 	wanted.addTuple(&tuple, ctaTupleOrig, original)
-	err = t.ask(ctx, ctGet, wanted.family(), tuple.B, func(answer nfnetlink.Attributes) (err error) {
+	err = t.ask(ctx, ctGet, uint8(wanted.Family()), tuple.B, func(answer nfnetlink.Attributes) (err error) {
 		f, err = parseFlow(answer)
 		return err
 	})

@@ -4,6 +4,7 @@ import (
 	"iter"
 	"slices"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/model/sorted"
 	"nftproxy/model/treap"
@@ -85,8 +86,8 @@ func claims(s *service.Service) iter.Seq2[service.Claim, *service.Port] {
 					return
 				}
 			}
-			for _, v6 := range []bool{false, true} {
-				if p.NodePort != 0 && s.InFamily(v6) && !yield(service.NodePortClaim(v6, p), p) {
+			for _, family := range ip.Families() {
+				if p.NodePort != 0 && s.InFamily(family) && !yield(service.NodePortClaim(family, p), p) {
 					return
 				}
 			}
@@ -137,12 +138,9 @@ func (u *update) countFrontend(c service.Claim, n int) {
 	if c.Protocol == 0 {
 		return
 	}
-	family := 0
-	if c.Addr.Is6() {
-		family = 1
-	}
-	u.frontends[family] += n
-	u.lost[family] += max(0, -n)
+	family := ip.Of(c.Addr)
+	*u.frontends.Of(family) += n
+	*u.lost.Of(family) += max(0, -n)
 }
 
 // gainClaim adds the flows to a claim that the Service has gained: flows without
@@ -314,7 +312,7 @@ func (u *update) departFrom(c service.Claim, name service.Name) {
 func (u *update) followShadows() {
 	for _, c := range u.gained {
 		nodePort := c
-		nodePort.Addr = unspecified(c.Addr.Is6())
+		nodePort.Addr = ip.Of(c.Addr).Unspecified()
 		if by, ok := u.holder(nodePort); ok {
 			u.departed.add(c, by.port.Endpoints)
 		}

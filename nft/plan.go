@@ -3,6 +3,7 @@ package nft
 import (
 	"time"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/treap"
 )
 
@@ -16,7 +17,7 @@ const IdleLife = 10 * time.Second
 // proxy's tables; Adopt makes a State of tables that were read. A State never changes: Plan returns
 // the next State, which is true when the kernel has committed the batch.
 type State struct {
-	tables [2]tableState
+	tables ip.PerFamily[tableState]
 }
 
 type tableState struct {
@@ -39,7 +40,7 @@ type tableState struct {
 // batch has only the differences, and is empty if there are none. The cost depends on the changes,
 // not on the program's size.
 func (s State) Plan(want *Program, now time.Time) (Batch, State) {
-	var batches [2]Batch
+	var batches ip.PerFamily[Batch]
 	for i, f := range Families() {
 		batches[i], s = s.PlanTable(want.Table(f), now)
 	}

@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"nftproxy/model/ip"
 )
 
 // Packet is the first packet of a connection.
@@ -175,10 +177,7 @@ const (
 // returns whether the packet goes on.
 func (w *walk) runHook(m *Model, at HookName) bool {
 	w.at = at
-	family := IPv4
-	if w.packet.Dst.Addr().Is6() {
-		family = IPv6
-	}
+	family := ip.Of(w.packet.Dst.Addr())
 	type base struct {
 		table *Contents
 		chain *Chain

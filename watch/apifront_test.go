@@ -10,6 +10,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 )
 
@@ -142,7 +143,7 @@ func served(s service.Snapshot, at netip.AddrPort) service.Name {
 			if p.Port == at.Port() && slices.Contains(one.Addresses(), at.Addr()) && !s.Conflicts.At(name).Has(c) {
 				return name
 			}
-			if c := service.NodePortClaim(at.Addr().Is6(), p); p.NodePort == at.Port() && !s.Conflicts.At(name).Has(c) {
+			if c := service.NodePortClaim(ip.Of(at.Addr()), p); p.NodePort == at.Port() && !s.Conflicts.At(name).Has(c) {
 				return name
 			}
 		}

@@ -11,6 +11,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 )
 
@@ -128,7 +129,7 @@ func TestClosedSourcesAreReported(t *testing.T) {
 		t.Errorf("with one list, reported:\n%s", got)
 	}
 	set("other", 1, "10.96.0.3", "203.0.114.0/24")
-	if ranges, all := ix.flush().Services.At("tenant/other").Sources.Of(false); all || len(ranges) > 0 {
+	if ranges, all := ix.flush().Services.At("tenant/other").Sources.Of(ip.V4); all || len(ranges) > 0 {
 		t.Errorf("it lets in %v (all: %t)", ranges, all)
 	}
 	want := "Service tenant/other: no client is let in at the load balancer's addresses: there is room for 4 different lists of source ranges, and for 1 by the Services of one namespace, the oldest Services first (--nftproxy-max-source-lists)"

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 )
 
@@ -50,11 +51,11 @@ func sources(spec *corev1.ServiceSpec, balancers []netip.Addr, p *problemList) *
 		return nil
 	}
 	list := service.NewSources(ranges)
-	for _, f := range []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol} {
-		some, all := list.Of(f == corev1.IPv6Protocol)
+	for _, f := range ip.Families() {
+		some, all := list.Of(f)
 		closed := len(some) == 0 && !all
-		if closed && slices.ContainsFunc(balancers, func(a netip.Addr) bool { return family(a) == f }) {
-			p.add(field, fmt.Errorf("no valid %s range: the load balancer's %s addresses are closed to all clients", f, f))
+		if closed && slices.ContainsFunc(balancers, f.Has) {
+			p.add(field, fmt.Errorf("no valid %s range: the load balancer's %s addresses are closed to all clients", f.Name(), f.Name()))
 		}
 	}
 	return list

@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 )
 
@@ -90,10 +91,11 @@ func podCIDRs(spec *corev1.NodeSpec, p *problemList) []netip.Prefix {
 		return []netip.Prefix{cidr}
 	}
 	var list []netip.Prefix
-	of := map[bool]int{} // the number of ranges by Is6
+	var of ip.PerFamily[int] // the number of ranges
 	for i, text := range spec.PodCIDRs {
 		cidr, err := parseCIDR(text)
-		if err == nil && of[cidr.Addr().Is6()] == service.MaxPodRanges {
+		n := of.Of(ip.Of(cidr.Addr()))
+		if err == nil && *n == service.MaxPodRanges {
 			err = &ValueError{text, fmt.Sprintf("a Node has %d ranges of a family at most", service.MaxPodRanges)}
 		}
 		if err != nil {
@@ -102,7 +104,7 @@ func podCIDRs(spec *corev1.NodeSpec, p *problemList) []netip.Prefix {
 		}
 		if !slices.Contains(list, cidr) {
 			list = append(list, cidr)
-			of[cidr.Addr().Is6()]++
+			*n++
 		}
 	}
 	return list

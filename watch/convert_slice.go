@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 )
 
@@ -39,8 +40,7 @@ type sliceObject struct {
 	// trigger is when the cause of the last change happened, as the slice says; zero if
 	// it does not say so.
 	trigger time.Time
-	// v6 says that the addresses are IPv6 ones.
-	v6 bool
+	family  ip.Family
 }
 
 // slicePort is one port of a slice with the slice's endpoints. Snapshots share the
@@ -94,7 +94,10 @@ func convertSlice(s *discoveryv1.EndpointSlice) *sliceObject {
 		p.addValue("addressType", string(s.AddressType), "not IPv4 or IPv6: a packet cannot be sent to its endpoints")
 		return object
 	}
-	object.trigger, object.v6 = triggerTime(s, p), s.AddressType == discoveryv1.AddressTypeIPv6
+	object.trigger, object.family = triggerTime(s, p), ip.V4
+	if s.AddressType == discoveryv1.AddressTypeIPv6 {
+		object.family = ip.V6
+	}
 	if len(s.Ports) == 0 {
 		// The Service's targetPort is a name that none of these pods has.
 		return object

@@ -253,12 +253,8 @@ func (ix *index) takeTriggers() service.Triggers {
 // removal of a slice has none: the slice tells that of the change before.
 func (ix *index) noteTrigger(s *sliceObject) {
 	if s.trigger.After(ix.start) {
-		cause, one := service.Triggers{}, []time.Time{s.trigger}
-		if s.v6 {
-			cause.V6 = one
-		} else {
-			cause.V4 = one
-		}
+		var cause service.Triggers
+		*cause.Of(s.family) = []time.Time{s.trigger}
 		ix.triggers.Join(cause)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/test/gen"
 )
@@ -318,7 +319,7 @@ func TestLimits(t *testing.T) {
 	}
 	s := snapshot.Services.At(service.NewName(long, long))
 	got := map[netip.AddrPort]bool{}
-	for a := range s.Choose(&s.Ports[0], &service.Node{}, false).Cluster.All() {
+	for a := range s.Choose(&s.Ports[0], &service.Node{}, ip.V4).Cluster.All() {
 		got[a] = true
 	}
 	if !maps.Equal(want, got) || s.ID(&s.Ports[0]) != long+"/"+long+":"+long {

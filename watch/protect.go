@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 )
 
@@ -73,13 +74,13 @@ func (ix *index) reserve() {
 			r.Hosts = append(r.Hosts, a)
 		}
 	}
-	for _, v6 := range []bool{false, true} {
-		addrs, all := settings.NodePortAddresses.On(node, v6)
+	for _, family := range ip.Families() {
+		addrs, all := settings.NodePortAddresses.On(node, family)
 		if all {
 			addrs = slices.Concat(node.HostAddresses, node.Addresses)
 		}
 		for _, a := range addrs {
-			if a.Is6() == v6 && !a.IsLoopback() && !a.IsLinkLocalUnicast() && !slices.Contains(r.NodePortAddresses, a) {
+			if family.Has(a) && !a.IsLoopback() && !a.IsLinkLocalUnicast() && !slices.Contains(r.NodePortAddresses, a) {
 				r.NodePortAddresses = append(r.NodePortAddresses, a)
 			}
 		}
@@ -111,9 +112,9 @@ func (ix *index) protect() {
 	ports := append(slices.Clone(ix.options.OwnPorts), OwnPort{Port: ix.kubeletPort, Whose: "the kubelet"})
 	for _, own := range ports {
 		guard := service.Protector{Protection: service.Protection("a port of the node that is for " + own.Whose)}
-		for _, v6 := range []bool{false, true} {
-			if !own.Addr.IsValid() || own.Addr.Is6() == v6 && !own.Addr.IsLoopback() {
-				p[nodePortClaim(v6, own.Port)] = guard
+		for _, family := range ip.Families() {
+			if !own.Addr.IsValid() || family.Has(own.Addr) && !own.Addr.IsLoopback() {
+				p[nodePortClaim(family, own.Port)] = guard
 			}
 		}
 		for _, a := range node.HostAddresses {
@@ -160,7 +161,7 @@ func (ix *index) protectAPIServers(p service.Protected) {
 		}
 		p[addressClaim(a)] = guard
 		if node := ix.builder.Node(); slices.Contains(node.HostAddresses, a.Addr()) || slices.Contains(node.Addresses, a.Addr()) {
-			p[nodePortClaim(a.Addr().Is6(), a.Port())] = guard
+			p[nodePortClaim(ip.Of(a.Addr()), a.Port())] = guard
 		}
 	}
 }
@@ -171,8 +172,8 @@ func addressClaim(a netip.AddrPort) service.Claim {
 }
 
 // nodePortClaim is the claim on a TCP node port.
-func nodePortClaim(v6 bool, port uint16) service.Claim {
-	return service.NodePortClaim(v6, &service.Port{Protocol: service.TCP, NodePort: port})
+func nodePortClaim(family ip.Family, port uint16) service.Claim {
+	return service.NodePortClaim(family, &service.Port{Protocol: service.TCP, NodePort: port})
 }
 
 // withoutIgnoredExternalIPs returns the Service without spec.externalIPs, and with a

@@ -10,6 +10,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 )
 
@@ -31,7 +32,7 @@ func dualStack(n int) *corev1.Service {
 }
 
 // slice1 is a slice of the first such Service with one endpoint.
-func slice1(v6 bool) *discoveryv1.EndpointSlice {
+func slice1(family ip.Family) *discoveryv1.EndpointSlice {
 	protocol, port := corev1.ProtocolTCP, int32(8080)
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: "web-4", Labels: map[string]string{discoveryv1.LabelServiceName: "svc-1"}},
@@ -39,7 +40,7 @@ func slice1(v6 bool) *discoveryv1.EndpointSlice {
 		Ports:       []discoveryv1.EndpointPort{{Protocol: &protocol, Port: &port}},
 		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.244.0.1"}}},
 	}
-	if v6 {
+	if family == ip.V6 {
 		s.Name, s.AddressType, s.Endpoints[0].Addresses = "web-6", discoveryv1.AddressTypeIPv6, []string{"fd00:244::1"}
 	}
 	return s
@@ -50,8 +51,8 @@ func slice1(v6 bool) *discoveryv1.EndpointSlice {
 func TestTriggers(t *testing.T) {
 	w, out := publisher()
 	at := w.index.start.Add(time.Minute).UTC().Truncate(time.Nanosecond)
-	slice := func(v6 bool, ready bool, trigger time.Time) *discoveryv1.EndpointSlice {
-		s := slice1(v6)
+	slice := func(family ip.Family, ready bool, trigger time.Time) *discoveryv1.EndpointSlice {
+		s := slice1(family)
 		s.Endpoints[0].Conditions.Ready = &ready
 		s.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: trigger.Format(time.RFC3339Nano)}
 		return s
@@ -61,21 +62,21 @@ func TestTriggers(t *testing.T) {
 		t.Helper()
 		w.publish()
 		u, _ := out.Take()
-		if diff := cmp.Diff(service.Triggers{V4: v4, V6: v6}, u.Triggers); diff != "" {
+		if diff := cmp.Diff(service.Triggers{PerFamily: ip.PerFamily[[]time.Time]{v4, v6}}, u.Triggers); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", what, diff)
 		}
 	}
 	w.change(func(ix *index) { ix.setService(convertService(dualStack(1))) })
-	set(slice(false, true, at))
-	set(slice(true, true, at.Add(time.Second)))
+	set(slice(ip.V4, true, at))
+	set(slice(ip.V6, true, at.Add(time.Second)))
 	want("two new slices", []time.Time{at}, []time.Time{at.Add(time.Second)})
-	set(slice(false, true, at.Add(2*time.Second)))
+	set(slice(ip.V4, true, at.Add(2*time.Second)))
 	want("a slice that stays the same", nil, nil)
-	set(slice(false, false, at.Add(3*time.Second)))
-	set(slice(false, true, at.Add(4*time.Second)))
-	set(slice(false, false, at.Add(5*time.Second)))
+	set(slice(ip.V4, false, at.Add(3*time.Second)))
+	set(slice(ip.V4, true, at.Add(4*time.Second)))
+	set(slice(ip.V4, false, at.Add(5*time.Second)))
 	want("three changes", []time.Time{at.Add(3 * time.Second), at.Add(4 * time.Second), at.Add(5 * time.Second)}, nil)
-	set(slice(true, false, w.index.start.Add(-time.Second)))
+	set(slice(ip.V6, false, w.index.start.Add(-time.Second)))
 	want("an old cause", nil, nil)
 	w.change(func(ix *index) { ix.deleteSlice(service.NewName("default", "web-4")) })
 	want("a slice that goes", nil, nil)
@@ -121,7 +122,7 @@ func TestPublishedAtOnce(t *testing.T) {
 
 // TestTriggerTime: a time that cannot be read is reported.
 func TestTriggerTime(t *testing.T) {
-	s := slice1(false)
+	s := slice1(ip.V4)
 	s.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: "yesterday"}
 	object := convertSlice(s)
 	if !object.trigger.IsZero() || len(object.ports) != 1 {
@@ -166,7 +167,7 @@ func TestPending(t *testing.T) {
 	}
 	w.change(func(ix *index) {
 		ix.deleteService(service.NewName("default", "svc-1"))
-		ix.setSlice(convertSlice(slice1(false)))
+		ix.setSlice(convertSlice(slice1(ip.V4)))
 		ix.deleteSlice(service.NewName("default", "web-4"))
 	})
 	if got, all := w.Changes(), (service.Changes{Services: 4, EndpointSlices: 2}); got != all {

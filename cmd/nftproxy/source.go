@@ -17,6 +17,7 @@ import (
 
 	"nftproxy/daemon/kubeproxyconfig"
 	"nftproxy/look/inspect"
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft/ruleset"
 	"nftproxy/watch"
@@ -193,8 +194,8 @@ func parseClusterCIDR(s string) ([]netip.Prefix, error) {
 		}
 		list = append(list, p)
 	}
-	for _, v6 := range []bool{false, true} {
-		if settings := (service.Settings{ClusterCIDRs: list}); len(settings.PodRanges(nil, v6)) > service.MaxPodRanges {
+	for _, family := range ip.Families() {
+		if settings := (service.Settings{ClusterCIDRs: list}); len(settings.PodRanges(nil, family)) > service.MaxPodRanges {
 			return nil, fmt.Errorf("%q: at most %d CIDRs of each family", s, service.MaxPodRanges)
 		}
 	}

@@ -336,7 +336,7 @@ func anyFlow(rng *rand.Rand, p nft.Packet, services []*service.Service) conntrac
 	f.Reply.Src = netip.AddrPortFrom(p.Dst.Addr(), 9)
 	s := services[rng.IntN(len(services))]
 	for e := range s.Ports[0].Endpoints.All() {
-		if e.Addr.Addr().Is6() == f.V6() && rng.IntN(2) == 0 {
+		if f.Family().Has(e.Addr.Addr()) && rng.IntN(2) == 0 {
 			f.Reply.Src = e.Addr
 		}
 	}

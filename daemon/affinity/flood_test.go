@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/daemon/affinity"
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
@@ -55,9 +56,9 @@ func (n *neighbours) must(err error) {
 }
 
 // addressOf is the cluster IP and port of the Service with the number i.
-func addressOf(v6 bool, i byte) netip.AddrPort {
+func addressOf(family ip.Family, i byte) netip.AddrPort {
 	base := netip.MustParseAddr("10.96.0.0")
-	if v6 {
+	if family == ip.V6 {
 		base = netip.MustParseAddr("fd00:96::")
 	}
 	b := base.AsSlice()
@@ -80,7 +81,7 @@ func (n *neighbours) sync(services ...string) {
 		p := service.Port{Protocol: service.TCP, Port: port, Endpoints: service.MergeEndpoints(list)}
 		b.Set(&service.Service{
 			Name: service.NewName("default", string(rune('a'+i))), AffinityTimeout: time.Hour, Ports: []service.Port{p},
-			ClusterIPs: []netip.Addr{addressOf(false, byte(i+1)).Addr(), addressOf(true, byte(i+1)).Addr()},
+			ClusterIPs: []netip.Addr{addressOf(ip.V4, byte(i+1)).Addr(), addressOf(ip.V6, byte(i+1)).Addr()},
 		})
 	}
 	n.program = ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{ClusterCIDRs: n.ClusterCIDRs}}, b.Snapshot())
@@ -175,12 +176,12 @@ func (c *counting) Sweep(ctx context.Context, table nft.TableID, set *nft.Set, k
 // sweep looks only at the other Service's clients.
 func TestFloodOfOneService(t *testing.T) {
 	n := newNeighbours(t, "client", "stranger", "a-1", "b-1", "b-2")
-	for i, f := range nft.Families() {
+	for _, f := range nft.Families() {
 		if testing.Short() && f == nft.IPv6 {
 			continue // filling a map takes a second
 		}
 		n.sync("a-1", "b-1")
-		n.ask("client", addressOf(i == 1, 1))
+		n.ask("client", addressOf(f, 1))
 		m, e, found := n.remembered(f, "default/a", "client", "a-1")
 		if !found {
 			t.Fatalf("%s: the first client is not remembered", f)
@@ -189,11 +190,11 @@ func TestFloodOfOneService(t *testing.T) {
 		if filled < 60_000 {
 			t.Errorf("%s: full after %d clients", f, filled)
 		}
-		n.ask("client", addressOf(i == 1, 2))
+		n.ask("client", addressOf(f, 2))
 		if _, _, found := n.remembered(f, "default/b", "client", "b-1"); !found {
 			t.Fatalf("%s: with %d clients of another service, a new client is not remembered", f, filled)
 		}
-		n.ask("stranger", addressOf(i == 1, 1))
+		n.ask("stranger", addressOf(f, 1))
 		if _, _, found := n.remembered(f, "default/a", "stranger", "a-1"); found {
 			t.Errorf("%s: the flooded service has remembered one more", f)
 		}
@@ -224,7 +225,7 @@ func TestFloodOfOneService(t *testing.T) {
 		if _, _, found := n.remembered(f, "default/b", "client", "b-1"); found {
 			t.Errorf("%s: still remembered with an endpoint that has gone", f)
 		}
-		if id := n.ask("client", addressOf(i == 1, 2)); id != "b-2" {
+		if id := n.ask("client", addressOf(f, 2)); id != "b-2" {
 			t.Errorf("%s: sent to %s", f, id)
 		}
 	}

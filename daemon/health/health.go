@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"nftproxy/daemon/proxy"
+	"nftproxy/model/ip"
 	"nftproxy/nft"
 )
 
@@ -46,7 +47,7 @@ type Health struct {
 	config Config
 
 	mu       sync.Mutex
-	families [2]familyState
+	families ip.PerFamily[familyState]
 }
 
 // familyState is what is known of one family's table.

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"net/netip"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/model/sorted"
 	"nftproxy/model/treap"
@@ -23,7 +24,7 @@ type answer struct {
 // any health port, it also grows with the number of Services that have one.
 type index struct {
 	nodePorts service.NodePortAddresses
-	v6        bool
+	family    ip.Family
 
 	// The last update.
 	snapshot service.Snapshot
@@ -40,8 +41,8 @@ type check struct {
 	local map[netip.Addr]int
 }
 
-func newIndex(nodePorts service.NodePortAddresses, v6 bool) *index {
-	return &index{nodePorts: nodePorts, v6: v6, checks: map[service.Name]check{}}
+func newIndex(nodePorts service.NodePortAddresses, family ip.Family) *index {
+	return &index{nodePorts: nodePorts, family: family, checks: map[service.Name]check{}}
 }
 
 // update follows a snapshot whose program is in force without the refused parts. It
@@ -56,13 +57,13 @@ func (x *index) update(s service.Snapshot, refused map[string]error) bool {
 	for c := range treap.Diff(before.Services, s.Services) {
 		last, had := x.checks[c.Key]
 		delete(x.checks, c.Key)
-		has := c.HasNew && c.New.HealthCheckNodePort != 0 && c.New.InFamily(x.v6)
+		has := c.HasNew && c.New.HealthCheckNodePort != 0 && c.New.InFamily(x.family)
 		if has {
 			next := check{c.New, last.local}
 			if !had {
 				next.local = map[netip.Addr]int{}
 			}
-			next.count(last.service, s.Node, x.v6)
+			next.count(last.service, s.Node, x.family)
 			x.checks[c.Key] = next
 		}
 		concerned = concerned || had || has
@@ -87,12 +88,12 @@ func (x *index) update(s service.Snapshot, refused map[string]error) bool {
 func (x *index) build() map[netip.AddrPort]answer {
 	owners := map[uint16]check{}
 	for _, c := range x.checks {
-		if !x.snapshot.Conflicts.At(c.service.Name).Has(c.service.HealthCheckClaim(x.v6)) {
+		if !x.snapshot.Conflicts.At(c.service.Name).Has(c.service.HealthCheckClaim(x.family)) {
 			owners[c.service.HealthCheckNodePort] = c
 		}
 	}
 	wanted := map[netip.AddrPort]answer{}
-	for _, addr := range listenAddresses(x.nodePorts, x.snapshot.Node, x.v6) {
+	for _, addr := range listenAddresses(x.nodePorts, x.snapshot.Node, x.family) {
 		for port, c := range owners {
 			a := answer{c.service.Name, len(c.local)}
 			if x.refused[string(a.service)] != nil {
@@ -108,17 +109,14 @@ func (x *index) build() map[netip.AddrPort]answer {
 // listenAddresses are the addresses of the node that serve node ports; the unspecified
 // address stands for all of its family. IPv6 link-local addresses are left out: they
 // mean nothing without an interface.
-func listenAddresses(nodePorts service.NodePortAddresses, node *service.Node, v6 bool) []netip.Addr {
-	addrs, all := nodePorts.On(node, v6)
-	if all && v6 {
-		return []netip.Addr{netip.IPv6Unspecified()}
-	}
+func listenAddresses(nodePorts service.NodePortAddresses, node *service.Node, family ip.Family) []netip.Addr {
+	addrs, all := nodePorts.On(node, family)
 	if all {
-		return []netip.Addr{netip.IPv4Unspecified()}
+		return []netip.Addr{family.Unspecified()}
 	}
 	var list []netip.Addr
 	for _, a := range addrs {
-		if !v6 || !a.IsLinkLocalUnicast() {
+		if family == ip.V4 || !a.IsLinkLocalUnicast() {
 			list = append(list, a)
 		}
 	}
@@ -129,9 +127,9 @@ func listenAddresses(nodePorts service.NodePortAddresses, node *service.Node, v6
 // nil for none. It counts addresses, not endpoints: a pod behind several ports is one
 // target of the load balancer. A terminating endpoint does not count although it may
 // still get traffic, since the load balancer has to choose another node.
-func (c *check) count(before *service.Service, node *service.Node, v6 bool) {
+func (c *check) count(before *service.Service, node *service.Node, family ip.Family) {
 	countEndpoint := func(e *service.Endpoint, by int) {
-		if e == nil || !e.Ready || e.Node != node.Name || e.Addr.Addr().Is6() != v6 {
+		if e == nil || !e.Ready || e.Node != node.Name || !family.Has(e.Addr.Addr()) {
 			return
 		}
 		a := e.Addr.Addr()

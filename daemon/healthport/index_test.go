@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/test/gen"
 )
@@ -147,7 +148,7 @@ func TestWanted(t *testing.T) {
 			services: []*service.Service{checked("web", 30100)}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			v4, v6 := newIndex(nodePorts(t, c.list...), false), newIndex(nodePorts(t, c.list...), true)
+			v4, v6 := newIndex(nodePorts(t, c.list...), ip.V4), newIndex(nodePorts(t, c.list...), ip.V6)
 			for _, x := range []*index{v4, v6} {
 				x.update(snapshot(c.node, c.services...), c.refused)
 			}
@@ -177,7 +178,7 @@ func TestUpdateEqualsFresh(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		list := [][]string{nil, {"192.168.0.0/16", "2001:db8::/32"}, {"0.0.0.0/0", "::/0"}}[seed%3]
-		x := newIndex(nodePorts(t, list...), seed%2 == 0)
+		x := newIndex(nodePorts(t, list...), ip.Families()[seed%2])
 		b := service.NewBuilder(gen.PlainNode())
 		opened := 0
 		for _, c := range gen.Changes(rng, 300, gen.Options{}) {
@@ -202,7 +203,7 @@ func TestUpdateEqualsFresh(t *testing.T) {
 			}
 			before := maps.Clone(x.wanted)
 			changed := x.update(b.Snapshot(), refused)
-			fresh := newIndex(x.nodePorts, x.v6)
+			fresh := newIndex(x.nodePorts, x.family)
 			fresh.update(b.Snapshot(), refused)
 			if diff := cmp.Diff(lines(fresh), lines(x)); diff != "" {
 				t.Fatalf("seed %d: wanted (-fresh +updated):\n%s", seed, diff)

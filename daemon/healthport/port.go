@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/daemon/health"
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 )
 
@@ -67,8 +68,8 @@ type port struct {
 // the address of the listener. The unspecified address stands for all of its family.
 func Handlers(nodePorts service.NodePortAddresses, s service.Snapshot, healthy func() bool) map[netip.AddrPort]http.Handler {
 	handlers := map[netip.AddrPort]http.Handler{}
-	for _, v6 := range []bool{false, true} {
-		x := newIndex(nodePorts, v6)
+	for _, family := range ip.Families() {
+		x := newIndex(nodePorts, family)
 		x.update(s, nil)
 		for at, a := range x.wanted {
 			p := &port{healthy: healthy}

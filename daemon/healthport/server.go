@@ -76,7 +76,7 @@ func New(c Config) *Server {
 		wake: make(chan struct{}, 1),
 	}
 	for i, f := range nft.Families() {
-		s.families[i] = newIndex(c.NodePortAddresses, f == nft.IPv6)
+		s.families[i] = newIndex(c.NodePortAddresses, f)
 	}
 	return s
 }

@@ -113,7 +113,7 @@ func (k *kubeProxys) observe(s *proxy.Sync) {
 		}
 		if s.InForce(f) {
 			k.lastSync[i]().Set(seconds(s.End()))
-			for _, t := range s.Triggers.Of(f == nft.IPv6) {
+			for _, t := range *s.Triggers.Of(f) {
 				// The clock of the control plane may be ahead, or the writer of the slice
 				// may lie: a negative delay would take away from the sum.
 				k.networkProgramming[i]().Observe(max(0, s.End().Sub(t).Seconds()))

@@ -11,6 +11,7 @@ import (
 
 	"nftproxy/daemon/metrics"
 	"nftproxy/daemon/proxy"
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 )
@@ -21,10 +22,10 @@ func TestNetworkProgramming(t *testing.T) {
 	r := prometheus.NewRegistry()
 	m := metrics.New(r)
 	s := aSync(conflicting()) // It ends 1.5 ms after the start.
-	s.Triggers = service.Triggers{
-		V4: []time.Time{start.Add(-time.Second), start.Add(time.Hour)}, // the second by a clock that is ahead
-		V6: []time.Time{start.Add(-2 * time.Second)},
-	}
+	s.Triggers = service.Triggers{PerFamily: ip.PerFamily[[]time.Time]{
+		{start.Add(-time.Second), start.Add(time.Hour)}, // the second by a clock that is ahead
+		{start.Add(-2 * time.Second)},
+	}}
 	s.Err = proxy.FamilyErrors{nft.IPv6: errors.New("no")}
 	m.Observe(s)
 	want := map[string]observed{"IPv4": {2, 1.0015}}
@@ -41,7 +42,7 @@ func TestNetworkProgramming(t *testing.T) {
 		}
 	}
 	check()
-	s.Err, s.Triggers.V4 = nil, nil
+	s.Err, *s.Triggers.Of(ip.V4) = nil, nil
 	m.Observe(s)
 	want["IPv6"] = observed{1, 2.0015}
 	check()

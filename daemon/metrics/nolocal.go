@@ -40,14 +40,14 @@ func (n *noLocal) observe(s *proxy.Sync) {
 			continue
 		}
 		family := n.families.Of(f)
-		family.update(s.Snapshot, f == nft.IPv6)
+		family.update(s.Snapshot, f)
 		n.internal[i]().Set(float64(family.ports.internal))
 		n.external[i]().Set(float64(family.ports.external))
 	}
 }
 
 // update follows a snapshot.
-func (f *noLocalFamily) update(s service.Snapshot, v6 bool) {
+func (f *noLocalFamily) update(s service.Snapshot, family ip.Family) {
 	before := f.snapshot
 	if before.Node == nil || s.Node == nil || before.Node.Name != s.Node.Name {
 		before = service.Snapshot{} // The counts are those of another node.
@@ -55,29 +55,29 @@ func (f *noLocalFamily) update(s service.Snapshot, v6 bool) {
 	}
 	for c := range treap.Diff(before.Services, s.Services) {
 		if c.HadOld {
-			f.ports.add(c.Old, before.Node, v6, -1)
+			f.ports.add(c.Old, before.Node, family, -1)
 		}
 		if c.HasNew {
-			f.ports.add(c.New, s.Node, v6, 1)
+			f.ports.add(c.New, s.Node, family, 1)
 		}
 	}
 	f.snapshot = s
 }
 
 // add counts the ports of a Service; a sign of -1 takes them off.
-func (n *noLocalPorts) add(s *service.Service, node *service.Node, v6 bool, sign int) {
-	if !s.InFamily(v6) || s.InternalPolicy != service.Local && s.ExternalPolicy != service.Local {
+func (n *noLocalPorts) add(s *service.Service, node *service.Node, family ip.Family, sign int) {
+	if !s.InFamily(family) || s.InternalPolicy != service.Local && s.ExternalPolicy != service.Local {
 		return
 	}
 	for i := range s.Ports {
 		p := &s.Ports[i]
-		if c := s.Choose(p, node, v6); c.Local.Len() > 0 || !c.Anywhere {
+		if c := s.Choose(p, node, family); c.Local.Len() > 0 || !c.Anywhere {
 			continue
 		}
 		if s.InternalPolicy == service.Local {
 			n.internal += sign
 		}
-		if s.ExternalPolicy == service.Local && s.External(p, v6) {
+		if s.ExternalPolicy == service.Local && s.External(p, family) {
 			n.external += sign
 		}
 	}

@@ -24,6 +24,7 @@ import (
 	"nftproxy/daemon/affinity"
 	"nftproxy/daemon/metrics"
 	"nftproxy/look/traffic"
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
@@ -40,7 +41,7 @@ func all(t *testing.T) (served, slis []check.Metric) {
 	m := metrics.New(r)
 	s := aSync(conflicting())
 	s.Read = time.Second
-	s.Triggers = service.Triggers{V4: []time.Time{start}}
+	s.Triggers = service.Triggers{PerFamily: ip.PerFamily[[]time.Time]{{start}}}
 	m.Observe(s)
 	s.Read = 0
 	m.Observe(s)

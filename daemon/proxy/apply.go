@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"nftproxy/model/ip"
 	"nftproxy/nft"
 )
 
@@ -18,7 +19,7 @@ const maxWrites = 32
 type applier struct {
 	kernel Kernel
 	// tables has the table of each family, in the order of nft.Families.
-	tables [2]*familyTable
+	tables ip.PerFamily[*familyTable]
 	// found collects the tables that were read for the first time, until a Sync
 	// reports them.
 	found *nft.Model

@@ -236,11 +236,10 @@ func (l *Loop) sync(check bool, pays *pace.Budget) Sync {
 		l.since = time.Time{}
 	}
 	l.triggers = service.Triggers{} // The observers have the lists.
-	if !s.InForce(nft.IPv4) {
-		l.triggers.V4 = slices.Clone(s.Triggers.V4)
-	}
-	if !s.InForce(nft.IPv6) {
-		l.triggers.V6 = slices.Clone(s.Triggers.V6)
+	for _, f := range nft.Families() {
+		if !s.InForce(f) {
+			*l.triggers.Of(f) = slices.Clone(*s.Triggers.Of(f))
+		}
 	}
 	if pays != nil {
 		pays.Spend(s.End(), s.End().Sub(s.Start))

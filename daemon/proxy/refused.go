@@ -3,6 +3,7 @@ package proxy
 import (
 	"time"
 
+	"nftproxy/model/ip"
 	"nftproxy/nft"
 )
 
@@ -18,7 +19,7 @@ const (
 
 // partPair is the content of a part in both families, nil where it has none.
 // Another pointer is another content.
-type partPair [2]*nft.Part
+type partPair ip.PerFamily[*nft.Part]
 
 func partsOf(p *nft.Program, name string) partPair {
 	return partPair{p.IPv4.Parts.At(name), p.IPv6.Parts.At(name)}

@@ -71,7 +71,7 @@ func (s *Sync) FamilyErr(f nft.Family) error {
 // that is not in force affects no client. At worst Serves visits all Services.
 func (s *Sync) Serves(f nft.Family) bool {
 	for _, svc := range s.Snapshot.Services.All() {
-		if svc.InFamily(f == nft.IPv6) {
+		if svc.InFamily(f) {
 			return true
 		}
 	}

@@ -3,6 +3,7 @@ package proxy
 import (
 	"time"
 
+	"nftproxy/model/ip"
 	"nftproxy/nft"
 )
 
@@ -50,8 +51,8 @@ const (
 	shared
 )
 
-func newFamilyTables() [2]*familyTable {
-	var tables [2]*familyTable
+func newFamilyTables() ip.PerFamily[*familyTable] {
+	var tables ip.PerFamily[*familyTable]
 	for i, f := range nft.Families() {
 		tables[i] = &familyTable{family: f, inForce: &nft.Table{Family: f}}
 	}
@@ -110,7 +111,7 @@ func allMustBeRead(tables []*familyTable) {
 }
 
 // inForce is the program that went in last, family by family.
-func inForce(tables [2]*familyTable) *nft.Program {
+func inForce(tables ip.PerFamily[*familyTable]) *nft.Program {
 	p := &nft.Program{}
 	for _, t := range tables {
 		if t.family == nft.IPv4 {
@@ -124,7 +125,7 @@ func inForce(tables [2]*familyTable) *nft.Program {
 
 // idleDue is when a chain or set in some table has been idle for long enough to
 // be removed; the zero time means never.
-func idleDue(tables [2]*familyTable) time.Time {
+func idleDue(tables ip.PerFamily[*familyTable]) time.Time {
 	var due time.Time
 	for _, t := range tables {
 		due = earlier(due, t.state.Due())

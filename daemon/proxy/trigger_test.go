@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 )
@@ -25,7 +26,7 @@ func TestTriggers(t *testing.T) {
 			r.mailbox.Put(service.Update{Snapshot: r.services.Snapshot(), Since: time.Now(), Triggers: triggers, Changes: service.Changes{Services: changes}})
 			synctest.Wait()
 		}
-		first := service.Triggers{V4: []time.Time{time.Unix(1, 0)}, V6: []time.Time{time.Unix(2, 0)}}
+		first := service.Triggers{PerFamily: ip.PerFamily[[]time.Time]{{time.Unix(1, 0)}, {time.Unix(2, 0)}}}
 		k.refuse = refuseFamily(nft.IPv6, errors.New("no"))
 		publish(7, first)
 		if s := r.last(); s.Err == nil || s.Changes.Services != 7 || !cmp.Equal(s.Triggers, first) {
@@ -34,7 +35,7 @@ func TestTriggers(t *testing.T) {
 		k.handOver()
 		k.refuse = nil
 		r.sleep(config().RetryPeriod)
-		if s := r.last(); s.Err != nil || !cmp.Equal(s.Triggers, service.Triggers{V6: first.V6}) {
+		if s := r.last(); s.Err != nil || !cmp.Equal(s.Triggers, service.Triggers{PerFamily: ip.PerFamily[[]time.Time]{nil, *first.Of(ip.V6)}}) {
 			t.Errorf("retry: err %v, triggers %v", s.Err, s.Triggers)
 		}
 		r.sleep(config().MinSyncPeriod)

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/net/html"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 )
 
@@ -171,11 +172,11 @@ func (d *detail) port(i int) *html.Node {
 	}
 	var ways [][]cell
 	more := 0
-	var choices [2]service.Choice
-	for _, v6 := range families(d.service) {
-		c := d.service.Choose(p, d.view.snapshot.Node, v6)
-		choices[family(v6)] = c
-		frontends, others := d.frontends(p, v6)
+	var choices ip.PerFamily[service.Choice]
+	for _, family := range families(d.service) {
+		c := d.service.Choose(p, d.view.snapshot.Node, family)
+		*choices.Of(family) = c
+		frontends, others := d.frontends(p, family)
 		for _, f := range frontends {
 			ways = append(ways, d.frontendRow(f, p, &c))
 		}
@@ -189,16 +190,8 @@ func (d *detail) port(i int) *html.Node {
 	return section(fmt.Sprintf("port-%d", i+1), name, nodes...)
 }
 
-// family is the index of a family.
-func family(v6 bool) int {
-	if v6 {
-		return 1
-	}
-	return 0
-}
-
 // endpoints is the table of a port's endpoints, as much of it as fits.
-func (d *detail) endpoints(i int, name string, choices *[2]service.Choice) []*html.Node {
+func (d *detail) endpoints(i int, name string, choices *ip.PerFamily[service.Choice]) []*html.Node {
 	all := d.service.Ports[i].Endpoints
 	if all.Len() == 0 {
 		return []*html.Node{plain("p", "There are no endpoints.")}
@@ -242,7 +235,7 @@ func (d *detail) endpointPages(i, n int) *html.Node {
 }
 
 // endpointRow is a row of the table of endpoints.
-func (d *detail) endpointRow(e *service.Endpoint, p *service.Port, choices *[2]service.Choice) []cell {
+func (d *detail) endpointRow(e *service.Endpoint, p *service.Port, choices *ip.PerFamily[service.Choice]) []cell {
 	node := e.Node
 	switch {
 	case node == "":
@@ -257,7 +250,7 @@ func (d *detail) endpointRow(e *service.Endpoint, p *service.Port, choices *[2]s
 	if e.Zones != "" {
 		state += "; hint: for zones " + cut(string(e.Zones), maxQuery)
 	}
-	return []cell{textCell(e.Addr.String()), textCell(state), textCell(node), textCell(d.connections(e, p, &choices[family(e.Addr.Addr().Is6())]))}
+	return []cell{textCell(e.Addr.String()), textCell(state), textCell(node), textCell(d.connections(e, p, choices.Of(ip.Of(e.Addr.Addr()))))}
 }
 
 // endpointState says in words what the conditions of an endpoint mean.
@@ -275,11 +268,11 @@ func endpointState(e *service.Endpoint) string {
 
 // connections says which new connections to the port an endpoint gets.
 func (d *detail) connections(e *service.Endpoint, p *service.Port, c *service.Choice) string {
-	s, v6 := d.service, e.Addr.Addr().Is6()
+	s, family := d.service, ip.Of(e.Addr.Addr())
 	if _, held := d.view.quarantined[string(s.Name)]; held {
 		return "none: the Service is in quarantine"
 	}
-	if !s.InFamily(v6) {
+	if !s.InFamily(family) {
 		return "none: the Service has no cluster IP of this family"
 	}
 	cluster, local := c.Cluster.Find(e.Addr) != nil, c.Local.Find(e.Addr) != nil
@@ -287,7 +280,7 @@ func (d *detail) connections(e *service.Endpoint, p *service.Port, c *service.Ch
 	if s.InternalPolicy == service.Cluster && cluster || s.InternalPolicy == service.Local && local {
 		parts = append(parts, "to cluster IPs")
 	}
-	if s.External(p, v6) {
+	if s.External(p, family) {
 		switch {
 		case s.ExternalPolicy == service.Cluster && cluster, cluster && local:
 			parts = append(parts, "to other addresses")

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/net/html"
 
 	"nftproxy/look/inspect"
+	"nftproxy/model/ip"
 	"nftproxy/model/pace"
 	"nftproxy/model/service"
 )
@@ -80,17 +81,17 @@ func (v *view) activity() func(service.Name, service.Port, netip.AddrPort) bool 
 		service  service.Name
 		name     string
 		protocol service.Protocol
-		v6       bool
+		family   ip.Family
 	}
 	var last choosing
 	var choice service.Choice
 	return func(name service.Name, like service.Port, endpoint netip.AddrPort) bool {
-		asked := choosing{name, like.Name, like.Protocol, endpoint.Addr().Is6()}
+		asked := choosing{name, like.Name, like.Protocol, ip.Of(endpoint.Addr())}
 		if asked != last {
 			last, choice = asked, service.Choice{}
-			if s := v.snapshot.Services.At(name); s != nil && s.InFamily(asked.v6) {
+			if s := v.snapshot.Services.At(name); s != nil && s.InFamily(asked.family) {
 				if i := slices.IndexFunc(s.Ports, func(p service.Port) bool { return p.Name == like.Name && p.Protocol == like.Protocol }); i >= 0 {
-					choice = s.Choose(&s.Ports[i], v.snapshot.Node, asked.v6)
+					choice = s.Choose(&s.Ports[i], v.snapshot.Node, asked.family)
 				}
 			}
 		}

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/net/html"
 
 	"nftproxy/look/explain"
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 )
 
@@ -23,11 +24,11 @@ type frontend struct {
 
 // frontends lists those of a port in a family: cluster IPs, load balancers' addresses,
 // external IPs, the node port. It leaves out those beyond the bound, and counts them.
-func (d *detail) frontends(p *service.Port, v6 bool) (list []frontend, more int) {
+func (d *detail) frontends(p *service.Port, family ip.Family) (list []frontend, more int) {
 	s := d.service
 	for _, a := range s.Addresses() {
 		switch {
-		case a.Is6() != v6:
+		case !family.Has(a):
 			continue
 		case len(list) == maxFrontends:
 			more++
@@ -43,8 +44,8 @@ func (d *detail) frontends(p *service.Port, v6 bool) (list []frontend, more int)
 		list = append(list, f)
 	}
 	if p.NodePort != 0 {
-		f := frontend{claim: service.NodePortClaim(v6, p), kind: "node port"}
-		if addr := d.page.nodePortAddress(d.view, v6); addr.IsValid() {
+		f := frontend{claim: service.NodePortClaim(family, p), kind: "node port"}
+		if addr := d.page.nodePortAddress(d.view, family); addr.IsValid() {
 			f.at = netip.AddrPortFrom(addr, p.NodePort)
 		}
 		list = append(list, f)
@@ -54,13 +55,13 @@ func (d *detail) frontends(p *service.Port, v6 bool) (list []frontend, more int)
 
 // nodePortAddress is an address of the node that serves node ports in the family. It is
 // not valid if none is known.
-func (p *Page) nodePortAddress(v *view, v6 bool) netip.Addr {
-	addrs, all := p.config.NodePortAddresses.On(v.snapshot.Node, v6)
+func (p *Page) nodePortAddress(v *view, family ip.Family) netip.Addr {
+	addrs, all := p.config.NodePortAddresses.On(v.snapshot.Node, family)
 	if all {
 		addrs = slices.Concat(v.snapshot.Node.Addresses, v.snapshot.Node.HostAddresses)
 	}
 	for _, a := range addrs {
-		if a.Is6() == v6 && !a.IsLoopback() && !a.IsLinkLocalUnicast() {
+		if family.Has(a) && !a.IsLoopback() && !a.IsLinkLocalUnicast() {
 			return a
 		}
 	}
@@ -71,7 +72,7 @@ func (p *Page) nodePortAddress(v *view, v6 bool) netip.Addr {
 func (d *detail) frontendRow(f frontend, p *service.Port, c *service.Choice) []cell {
 	name := f.claim.String()
 	if f.kind == "node port" {
-		name = fmt.Sprintf("%d/%s (IPv%d)", p.NodePort, p.Protocol, map[bool]int{false: 4, true: 6}[f.claim.Addr.Is6()])
+		name = fmt.Sprintf("%d/%s (%s)", p.NodePort, p.Protocol, ip.Of(f.claim.Addr).Name())
 	}
 	var explanation cell
 	if f.at.IsValid() {
@@ -101,7 +102,7 @@ func (d *detail) meets(f frontend, c *service.Choice) cell {
 	} else if other, found := v.snapshot.Restrictions.At(s.Name).On(f.claim); found {
 		firewall, by = other.Firewall, " (the source ranges of "+string(other.By)+")"
 	}
-	if sources, all := firewall.Admitted(v.snapshot.Node, f.claim.Addr.Is6()); !all {
+	if sources, all := firewall.Admitted(v.snapshot.Node, ip.Of(f.claim.Addr)); !all {
 		ranges := joined(sources, maxRanges)
 		if ranges == "" {
 			ranges = "no source"

@@ -181,8 +181,8 @@ func (v *view) portSummary(s *service.Service) *html.Node {
 	for i := range s.Ports[:min(maxListed, len(s.Ports))] {
 		p := &s.Ports[i]
 		ready, draining := 0, 0
-		for _, v6 := range families(s) {
-			n := s.Count(p, v.snapshot.Node, v6)
+		for _, family := range families(s) {
+			n := s.Count(p, v.snapshot.Node, family)
 			ready, draining = ready+n.Ready, draining+n.Draining
 		}
 		var parts []string

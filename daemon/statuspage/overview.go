@@ -110,7 +110,7 @@ func (p *Page) health(v *view, readyz, class string, now time.Time) *html.Node {
 		{"Live", textCell(live)},
 	}
 	for i, f := range nft.Families() {
-		name := [2]string{"IPv4", "IPv6"}[i]
+		name := f.Name()
 		state := cell{literal("in force, last written or confirmed "), moment(status.Status[name].LastUpdated, now)}
 		switch {
 		case v == nil:

@@ -26,6 +26,7 @@ import (
 	"nftproxy/daemon/proxy"
 	"nftproxy/look/explain"
 	"nftproxy/look/inspect"
+	"nftproxy/model/ip"
 	"nftproxy/model/pace"
 	"nftproxy/model/service"
 	"nftproxy/nft"
@@ -97,7 +98,7 @@ type view struct {
 	quarantined map[string]error
 	// failures says of each family, in the order of nft.Families, why the program is
 	// not in force there; empty if it is.
-	failures [2]string
+	failures ip.PerFamily[string]
 	// applied is the program in force.
 	applied *nft.Program
 	// elements counts the elements of applied, once: it looks at every part.
@@ -107,7 +108,7 @@ type view struct {
 }
 
 // failing says whether the program is not in force in a family.
-func (v *view) failing() bool { return v.failures != [2]string{} }
+func (v *view) failing() bool { return v.failures != ip.PerFamily[string]{} }
 
 // New makes a page without syncs.
 func New(c Config) *Page {

@@ -3,6 +3,7 @@ package statuspage
 import (
 	"math/bits"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 )
 
@@ -69,12 +70,12 @@ func rankOf(slug string) (rank int, ok bool) {
 	return 0, false
 }
 
-// families are the values of v6 in the families of a Service.
-func families(s *service.Service) []bool {
-	var list []bool
-	for _, v6 := range []bool{false, true} {
-		if s.InFamily(v6) {
-			list = append(list, v6)
+// families are the families of a Service.
+func families(s *service.Service) []ip.Family {
+	var list []ip.Family
+	for _, family := range ip.Families() {
+		if s.InFamily(family) {
+			list = append(list, family)
 		}
 	}
 	return list
@@ -92,17 +93,17 @@ func (v *view) stateOf(s *service.Service) state {
 	if v.snapshot.LeftOut.At(s.Name) != nil || v.snapshot.WithoutAffinity.At(s.Name) != nil || v.snapshot.ClosedSources.At(s.Name) != nil {
 		found |= beyondBound
 	}
-	for _, v6 := range families(s) {
+	for _, family := range families(s) {
 		for i := range s.Ports {
-			found |= portState(s, &s.Ports[i], v.snapshot.Node, v6)
+			found |= portState(s, &s.Ports[i], v.snapshot.Node, family)
 		}
 	}
 	return found
 }
 
 // portState returns the conditions of a port in one family.
-func portState(s *service.Service, p *service.Port, node *service.Node, v6 bool) state {
-	n := s.Count(p, node, v6)
+func portState(s *service.Service, p *service.Port, node *service.Node, family ip.Family) state {
+	n := s.Count(p, node, family)
 	if n.Ready+n.Draining == 0 {
 		return noEndpoints
 	}
@@ -110,7 +111,7 @@ func portState(s *service.Service, p *service.Port, node *service.Node, v6 bool)
 	if n.Ready == 0 {
 		found |= drainingOnly
 	}
-	local := s.InternalPolicy == service.Local || s.ExternalPolicy == service.Local && s.External(p, v6)
+	local := s.InternalPolicy == service.Local || s.ExternalPolicy == service.Local && s.External(p, family)
 	if local && n.Local == 0 {
 		found |= noneHere
 	}

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
@@ -58,7 +59,7 @@ func (x *explainer) servicePort() (*service.Service, *service.Port) {
 func (x *explainer) endpointsOf(p *service.Port) []service.Endpoint {
 	var all []service.Endpoint
 	for e := range p.Endpoints.All() {
-		if e.Addr.Addr().Is6() == (x.family() == nft.IPv6) {
+		if x.family().Has(e.Addr.Addr()) {
 			all = append(all, e)
 		}
 	}
@@ -169,7 +170,7 @@ func (x *explainer) findConflicts() {
 	protocol := service.Protocol(p.Protocol)
 	claims := []service.Claim{{Addr: p.Dst.Addr(), Protocol: protocol, Port: p.Dst.Port()}}
 	if x.facts.Local(p.Dst.Addr()) {
-		claims = append(claims, service.NodePortClaim(p.Dst.Addr().Is6(), &service.Port{Protocol: protocol, NodePort: p.Dst.Port()}))
+		claims = append(claims, service.NodePortClaim(ip.Of(p.Dst.Addr()), &service.Port{Protocol: protocol, NodePort: p.Dst.Port()}))
 	}
 	for name, conflicts := range x.facts.Objects.Conflicts.All() {
 		for _, claim := range claims {

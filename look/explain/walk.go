@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
@@ -32,10 +33,7 @@ type explainer struct {
 }
 
 func (x *explainer) family() nft.Family {
-	if x.question.Packet.Dst.Addr().Is6() {
-		return nft.IPv6
-	}
-	return nft.IPv4
+	return ip.Of(x.question.Packet.Dst.Addr())
 }
 
 // walk sends the packet through the tables of our name only: other tables of a model have other rules.

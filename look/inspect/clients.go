@@ -63,7 +63,7 @@ func (t *Tables) ClientMaps(s Selection) []ClientMap {
 			frontend := t.selectsPort(&s, p)
 			for _, m := range p.Clients {
 				// A port selects frontends and endpoints only. An address may be a client's.
-				if frontend || s.Address.IsValid() && s.Address.Is6() == (m.Table.Family == nft.IPv6) || t.selectsEndpoint(&s, p) {
+				if frontend || s.Address.IsValid() && m.Table.Family.Has(s.Address) || t.selectsEndpoint(&s, p) {
 					maps = append(maps, ClientMap{m, svc.Service, p, frontend})
 				}
 			}

@@ -14,6 +14,7 @@ import (
 
 	"nftproxy/conntrack"
 	"nftproxy/look/inspect"
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/check"
@@ -161,15 +162,15 @@ func TestRowsOfRandomClusters(t *testing.T) {
 // chosen returns the endpoints that some frontend of the port uses.
 func chosen(snapshot service.Snapshot, s *service.Service, p *service.Port) []netip.AddrPort {
 	var all []netip.AddrPort
-	for _, v6 := range []bool{false, true} {
-		if !s.InFamily(v6) {
+	for _, family := range ip.Families() {
+		if !s.InFamily(family) {
 			continue
 		}
-		c := s.Choose(p, snapshot.Node, v6)
+		c := s.Choose(p, snapshot.Node, family)
 		has := func(claim service.Claim) bool { return !snapshot.Conflicts.At(s.Name).Has(claim) }
-		internal, external := false, p.NodePort != 0 && has(service.NodePortClaim(v6, p))
+		internal, external := false, p.NodePort != 0 && has(service.NodePortClaim(family, p))
 		for _, a := range s.Addresses() {
-			if a.Is6() != v6 || !has(service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}) {
+			if !family.Has(a) || !has(service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}) {
 				continue
 			}
 			if slices.Contains(s.ClusterIPs, a) {

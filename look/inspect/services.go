@@ -155,7 +155,7 @@ func frontendRow(f *ruleset.Frontend) FrontendRow {
 
 // rangesOf returns the ranges of a frontend's family, an empty list for none.
 func rangesOf(f *ruleset.Frontend) []netip.Prefix {
-	ranges, _ := f.Sources.Of(f.Family == nft.IPv6)
+	ranges, _ := f.Sources.Of(f.Family)
 	return append([]netip.Prefix{}, ranges...)
 }
 

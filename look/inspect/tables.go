@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
@@ -146,7 +147,7 @@ func (t *Tables) selects(s *Selection, f *ruleset.Frontend) bool {
 	case !s.Address.IsValid():
 		return true
 	case f.IsNodePort():
-		return s.Address.Is6() == (f.Family == nft.IPv6) && t.servesNodePorts(s.Address)
+		return f.Family.Has(s.Address) && t.servesNodePorts(s.Address)
 	}
 	return s.Address == f.Addr
 }
@@ -169,7 +170,7 @@ func (t *Tables) selectsPort(s *Selection, p *ruleset.ServedPort) bool {
 
 // servesNodePorts says whether node ports can be reached at the address of the node.
 func (t *Tables) servesNodePorts(a netip.Addr) bool {
-	list, all := t.nodePorts.On(t.Snapshot.Node, a.Is6())
+	list, all := t.nodePorts.On(t.Snapshot.Node, ip.Of(a))
 	if all {
 		return !a.IsLoopback() && slices.Contains(t.Snapshot.Node.HostAddresses, a)
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"nftproxy/model/ip"
 	"nftproxy/nft"
 	"nftproxy/node/hostaddr"
 )
@@ -28,7 +29,7 @@ func (o Options) routes(ctx context.Context) []Finding {
 		// The ranges of RFC 5737 and RFC 3849 are for examples: no host has them.
 		outside netip.Addr
 	}{{"IPv4", netip.AddrFrom4([4]byte{203, 0, 113, 1})}, {"IPv6", netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 15: 1})}} {
-		has, err := hasAddress(ctx, family.outside.Is6())
+		has, err := hasAddress(ctx, ip.Of(family.outside))
 		if err != nil {
 			return []Finding{failed(probe, err)}
 		}
@@ -53,10 +54,10 @@ func routeFinding(probe string, to netip.Addr, what, remedy string) Finding {
 }
 
 // hasAddress says whether an interface has an address of the family that is not for the link or the node only.
-func hasAddress(ctx context.Context, v6 bool) (bool, error) {
+func hasAddress(ctx context.Context, family ip.Family) (bool, error) {
 	addrs, err := hostaddr.List(ctx)
 	for _, a := range addrs.Own {
-		if a.Is6() == v6 && !a.IsLoopback() && !a.IsLinkLocalUnicast() {
+		if family.Has(a) && !a.IsLoopback() && !a.IsLinkLocalUnicast() {
 			return true, nil
 		}
 	}

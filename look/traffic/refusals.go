@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/pace"
 	"nftproxy/model/service"
 	"nftproxy/model/treap"
@@ -41,7 +42,7 @@ type Refusals struct {
 	At time.Time
 	// Causes has the packets of each cause, by the family's index in nft.Families. The numbers
 	// never go down.
-	Causes [2]map[ruleset.Cause]uint64
+	Causes ip.PerFamily[map[ruleset.Cause]uint64]
 	// Services has the Subjects with any packets since the RefusalCounter began, the greatest
 	// Total first.
 	Services []Refused
@@ -64,7 +65,7 @@ type RefusalCounter struct {
 	kernel   RefusalKernel
 	clock    func() time.Time
 	program  *nft.Program
-	families [2]family
+	families ip.PerFamily[family]
 	habits   habits
 	// totals are since the beginning. A Subject stays until its Service leaves the program.
 	totals map[Subject]uint64

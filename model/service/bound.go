@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"nftproxy/model/ip"
 )
 
 // DefaultMaxElements is the default bound on the elements that one service may have in
@@ -118,8 +120,8 @@ type budget struct {
 	// exhausted says that something did not fit, tooManyClaims that it did not fit
 	// maxClaims.
 	exhausted, tooManyClaims bool
-	// external is the cost of an external address, by family.
-	external [2]int
+	// external is the cost of an external address.
+	external ip.PerFamily[int]
 }
 
 // spend takes a number of elements and claims from the budget. It returns false if
@@ -139,7 +141,7 @@ func (b *budget) ports() int {
 	for i := range b.service.Ports {
 		cost := 0
 		for _, a := range b.service.ClusterIPs {
-			cost += 1 + b.service.Ports[i].endpoints(a.Is6())
+			cost += 1 + b.service.Ports[i].endpoints(ip.Of(a))
 		}
 		if !b.spend(cost, len(b.service.ClusterIPs)) {
 			return i
@@ -151,17 +153,17 @@ func (b *budget) ports() int {
 // nodePort is the cost of a port's node port, in both families.
 func (b *budget) nodePort(p *Port) int {
 	cost := 0
-	for _, v6 := range []bool{false, true} {
-		if b.service.InFamily(v6) {
-			cost += b.externalCost(p, v6)
+	for _, family := range ip.Families() {
+		if b.service.InFamily(family) {
+			cost += b.externalCost(p, family)
 		}
 	}
 	return cost
 }
 
 // externalCost is the cost of a port at one external address of a family.
-func (b *budget) externalCost(p *Port, v6 bool) int {
-	n := p.endpoints(v6)
+func (b *budget) externalCost(p *Port, family ip.Family) int {
+	n := p.endpoints(family)
 	if b.service.ExternalPolicy == Local {
 		n *= 2
 	}
@@ -171,8 +173,9 @@ func (b *budget) externalCost(p *Port, v6 bool) int {
 // priceAddresses sums up the cost of one external address with these ports.
 func (b *budget) priceAddresses(ports []Port) {
 	for i := range ports {
-		b.external[0] += b.externalCost(&ports[i], false)
-		b.external[1] += b.externalCost(&ports[i], true)
+		for _, family := range ip.Families() {
+			*b.external.Of(family) += b.externalCost(&ports[i], family)
+		}
 	}
 }
 
@@ -184,12 +187,9 @@ func (b *budget) addresses(list, others []netip.Addr) []netip.Addr {
 		counted[a] = true
 	}
 	for i, a := range list {
-		cost, claims := b.external[0], len(b.service.Ports)
-		switch {
-		case counted[a] || !b.service.InFamily(a.Is6()):
+		cost, claims := *b.external.Of(ip.Of(a)), len(b.service.Ports)
+		if counted[a] || !b.service.InFamily(ip.Of(a)) {
 			cost, claims = 0, 0
-		case a.Is6():
-			cost = b.external[1]
 		}
 		if !b.spend(cost, claims) {
 			return list[:i:i]
@@ -199,7 +199,7 @@ func (b *budget) addresses(list, others []netip.Addr) []netip.Addr {
 }
 
 // endpoints counts the endpoints of one family in all states. IPv4 sorts first.
-func (p *Port) endpoints(v6 bool) int {
+func (p *Port) endpoints(family ip.Family) int {
 	v4 := 0
 	for chunk := range p.Endpoints.Chunks() {
 		n, _ := slices.BinarySearchFunc(chunk, true, func(e Endpoint, _ bool) int {
@@ -212,7 +212,7 @@ func (p *Port) endpoints(v6 bool) int {
 			break
 		}
 	}
-	if v6 {
+	if family == ip.V6 {
 		return p.Endpoints.Len() - v4
 	}
 	return v4

@@ -10,6 +10,7 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/test/gen"
 )
@@ -42,13 +43,13 @@ func elements(s *service.Service) int {
 				}
 			}
 		}
-		for _, v6 := range []bool{false, true} {
-			if p.NodePort == 0 || !s.InFamily(v6) {
+		for _, family := range ip.Families() {
+			if p.NodePort == 0 || !s.InFamily(family) {
 				continue
 			}
 			n++
 			for e := range p.Endpoints.All() {
-				if e.Addr.Addr().Is6() == v6 {
+				if family.Has(e.Addr.Addr()) {
 					n++
 					if s.ExternalPolicy == service.Local {
 						n++

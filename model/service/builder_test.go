@@ -15,6 +15,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/test/gen"
 )
@@ -119,27 +120,26 @@ func quarter(limit int) int { return (limit + 3) / 4 }
 
 // claimsOracle is everything that the service claims, by definition.
 func claimsOracle(s *service.Service) map[service.Claim]bool {
-	all, families := map[service.Claim]bool{}, map[bool]bool{}
+	all, families := map[service.Claim]bool{}, map[ip.Family]bool{}
 	for _, a := range s.ClusterIPs {
-		families[a.Is6()] = true
+		families[ip.Of(a)] = true
 		all[service.Claim{Addr: a}] = true
 	}
-	for v6 := range families {
+	for family := range families {
 		if s.HealthCheckNodePort != 0 {
-			all[s.HealthCheckClaim(v6)] = true
+			all[s.HealthCheckClaim(family)] = true
 		}
 	}
 	for _, p := range s.Ports {
 		for _, a := range slices.Concat(s.ClusterIPs, s.ExternalIPs, s.LoadBalancerIPs) {
-			if families[a.Is6()] {
+			if families[ip.Of(a)] {
 				all[service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}] = true
 			}
 		}
-		if p.NodePort != 0 && families[false] {
-			all[service.Claim{Addr: netip.MustParseAddr("0.0.0.0"), Protocol: p.Protocol, Port: p.NodePort}] = true
-		}
-		if p.NodePort != 0 && families[true] {
-			all[service.Claim{Addr: netip.MustParseAddr("::"), Protocol: p.Protocol, Port: p.NodePort}] = true
+		for family := range families {
+			if p.NodePort != 0 {
+				all[service.Claim{Addr: family.Unspecified(), Protocol: p.Protocol, Port: p.NodePort}] = true
+			}
 		}
 	}
 	return all

@@ -8,6 +8,7 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
+	"nftproxy/model/ip"
 	"nftproxy/test/gen"
 )
 
@@ -98,7 +99,7 @@ func TestChooseAsKubeProxy(t *testing.T) {
 			s := snapshot.Services.At("default/web")
 			p := &s.Ports[0]
 			want := choice{numbered(test.cluster), numbered(test.local), !test.nowhere}
-			got := s.Choose(p, snapshot.Node, false)
+			got := s.Choose(p, snapshot.Node, ip.V4)
 			if diff := gocmp.Diff(want, choiceOf(got), byChoice, byValue); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/sorted"
 )
 
@@ -36,10 +37,10 @@ type Choice struct {
 // Choose chooses the endpoints of the service's port in one family. Each list has the ready
 // endpoints. If none is ready, it has those that still serve while they terminate (KEP-1669,
 // KEP-1672). Topology hints narrow only the ready endpoints of the list Cluster.
-func (s *Service) Choose(p *Port, node *Node, v6 bool) Choice {
-	c := Choice{endpoints: p.Endpoints, place: place{node, v6}}
+func (s *Service) Choose(p *Port, node *Node, family ip.Family) Choice {
+	c := Choice{endpoints: p.Endpoints, place: place{node, family}}
 	c.tally = c.place.tally(p.Endpoints)
-	c.chosen = c.tally.selection(s.wants(p, v6))
+	c.chosen = c.tally.selection(s.wants(p, family))
 	c.Anywhere = c.tally.anywhere()
 	cluster := make([]netip.AddrPort, 0, c.tally.count(c.chosen.cluster))
 	local := make([]netip.AddrPort, 0, c.tally.count(c.chosen.local))
@@ -69,9 +70,9 @@ func (s *Service) Choose(p *Port, node *Node, v6 bool) Choice {
 // ChooseAfter returns the same as Choose. last is the last choice for the same port, nil for none.
 // If the lists take endpoints of the same kind as before, the cost depends on what has changed in
 // between.
-func (s *Service) ChooseAfter(last *Choice, p *Port, node *Node, v6 bool) Choice {
-	if last == nil || !last.endpoints.Long() || !p.Endpoints.Long() || !last.place.same(place{node, v6}) {
-		return s.Choose(p, node, v6)
+func (s *Service) ChooseAfter(last *Choice, p *Port, node *Node, family ip.Family) Choice {
+	if last == nil || !last.endpoints.Long() || !p.Endpoints.Long() || !last.place.same(place{node, family}) {
+		return s.Choose(p, node, family)
 	}
 	c := *last
 	var cluster, local, here, maybe []sorted.Edit[netip.AddrPort]
@@ -91,8 +92,8 @@ func (s *Service) ChooseAfter(last *Choice, p *Port, node *Node, v6 bool) Choice
 		here = appendEdit(here, addr, c.chosen.uses(old, onNode), c.chosen.uses(now, onNode))
 		maybe = appendEdit(maybe, addr, c.chosen.uses(old, maybeOnNode), c.chosen.uses(now, maybeOnNode))
 	}
-	if c.tally.selection(s.wants(p, v6)) != c.chosen {
-		return s.Choose(p, node, v6)
+	if c.tally.selection(s.wants(p, family)) != c.chosen {
+		return s.Choose(p, node, family)
 	}
 	c.endpoints, c.Anywhere = p.Endpoints, c.tally.anywhere()
 	c.Cluster, c.Local = c.Cluster.Edit(cluster), c.Local.Edit(local)
@@ -110,10 +111,10 @@ type Counts struct {
 }
 
 // Count counts the endpoints that Choose would choose. It visits each endpoint and builds no list.
-func (s *Service) Count(p *Port, node *Node, v6 bool) Counts {
-	at := place{node, v6}
+func (s *Service) Count(p *Port, node *Node, family ip.Family) Counts {
+	at := place{node, family}
 	t := at.tally(p.Endpoints)
-	chosen := t.selection(s.wants(p, v6))
+	chosen := t.selection(s.wants(p, family))
 	return Counts{t.ready, t.draining, t.count(chosen.cluster), t.count(chosen.local)}
 }
 
@@ -126,27 +127,26 @@ func appendEdit(edits []sorted.Edit[netip.AddrPort], a netip.AddrPort, was, is b
 }
 
 // wants says which lists the service needs for the port.
-func (s *Service) wants(p *Port, v6 bool) (cluster, local bool) {
-	external := s.External(p, v6)
+func (s *Service) wants(p *Port, family ip.Family) (cluster, local bool) {
+	external := s.External(p, family)
 	return s.InternalPolicy == Cluster || external, s.InternalPolicy == Local || s.ExternalPolicy == Local && external
 }
 
 // External reports whether the port can be reached, in one family, other than by a
 // cluster IP.
-func (s *Service) External(p *Port, v6 bool) bool {
-	ours := func(a netip.Addr) bool { return a.Is6() == v6 }
-	return p.NodePort != 0 || slices.ContainsFunc(s.ExternalIPs, ours) || slices.ContainsFunc(s.LoadBalancerIPs, ours)
+func (s *Service) External(p *Port, family ip.Family) bool {
+	return p.NodePort != 0 || slices.ContainsFunc(s.ExternalIPs, family.Has) || slices.ContainsFunc(s.LoadBalancerIPs, family.Has)
 }
 
 // place is the node and family of a choice.
 type place struct {
-	node *Node
-	v6   bool
+	node   *Node
+	family ip.Family
 }
 
 // same says whether endpoints have the same traits at both places.
 func (p place) same(o place) bool {
-	return p.v6 == o.v6 && (p.node == o.node || p.node.Name == o.node.Name && p.node.Zone == o.node.Zone && slices.Equal(p.node.PodCIDRs, o.node.PodCIDRs))
+	return p.family == o.family && (p.node == o.node || p.node.Name == o.node.Name && p.node.Zone == o.node.Zone && slices.Equal(p.node.PodCIDRs, o.node.PodCIDRs))
 }
 
 // traits are the facts about an endpoint that matter at a place.
@@ -173,7 +173,7 @@ const (
 func (p *place) traits(e *Endpoint) traits {
 	var t traits
 	switch {
-	case e.Addr.Addr().Is6() != p.v6:
+	case !p.family.Has(e.Addr.Addr()):
 		return 0
 	case e.Ready:
 		t = ready

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/model/sorted"
 )
@@ -80,12 +81,12 @@ func TestChooseAfter(t *testing.T) {
 			}
 			node := node // a choice keeps its node
 			p := service.Port{Endpoints: list, NodePort: 30000}
-			for i, v6 := range []bool{false, true} {
-				want := s.Choose(&p, &node, v6)
-				if n := s.Count(&p, &node, v6); n.Cluster != want.Cluster.Len() || n.Local != want.Local.Len() || (n.Ready+n.Draining > 0) != want.Anywhere {
+			for i, family := range ip.Families() {
+				want := s.Choose(&p, &node, family)
+				if n := s.Count(&p, &node, family); n.Cluster != want.Cluster.Len() || n.Local != want.Local.Len() || (n.Ready+n.Draining > 0) != want.Anywhere {
 					t.Fatalf("step %d: Count says %+v, Choose has %d and %d, anywhere %t", step, n, want.Cluster.Len(), want.Local.Len(), want.Anywhere)
 				}
-				last[i] = s.ChooseAfter(&last[i], &p, &node, v6)
+				last[i] = s.ChooseAfter(&last[i], &p, &node, family)
 				if diff := difference(choiceOf(want), choiceOf(last[i]), byChoice, byValue); diff != "" {
 					t.Fatalf("step %d (-Choose +ChooseAfter):\n%s", step, diff)
 				}

@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"net/netip"
 	"slices"
+
+	"nftproxy/model/ip"
 )
 
 // rank says how good a service's right to a claim is, by the field that has the
@@ -46,15 +48,15 @@ func (s *Service) claims(limit int) []rankedClaim {
 	}
 	s.addressClaims(s.ClusterIPs, asClusterIP, add)
 	for i := range s.Ports {
-		for _, v6 := range []bool{false, true} {
-			if p := &s.Ports[i]; p.NodePort != 0 && s.InFamily(v6) {
-				add(rankedClaim{claim: NodePortClaim(v6, p), rank: asExternalIP})
+		for _, family := range ip.Families() {
+			if p := &s.Ports[i]; p.NodePort != 0 && s.InFamily(family) {
+				add(rankedClaim{claim: NodePortClaim(family, p), rank: asExternalIP})
 			}
 		}
 	}
-	for _, v6 := range []bool{false, true} {
-		if s.HealthCheckNodePort != 0 && s.InFamily(v6) {
-			add(rankedClaim{claim: s.HealthCheckClaim(v6), rank: asExternalIP})
+	for _, family := range ip.Families() {
+		if s.HealthCheckNodePort != 0 && s.InFamily(family) {
+			add(rankedClaim{claim: s.HealthCheckClaim(family), rank: asExternalIP})
 		}
 	}
 	s.addressClaims(s.LoadBalancerIPs, asLoadBalancer, add)
@@ -71,21 +73,17 @@ func (s *Service) claims(limit int) []rankedClaim {
 
 // addressClaims adds the claims on addresses of one rank.
 func (s *Service) addressClaims(addrs []netip.Addr, r rank, add func(rankedClaim)) {
-	var restrictedFamilies [2]bool
+	var restricted ip.PerFamily[bool]
 	if r == asLoadBalancer {
-		restrictedFamilies = s.Sources.restrictedFamilies()
+		restricted = s.Sources.restricted()
 	}
 	for _, a := range addrs {
-		if !s.InFamily(a.Is6()) {
+		if !s.InFamily(ip.Of(a)) {
 			continue
-		}
-		restricted := restrictedFamilies[0]
-		if a.Is6() {
-			restricted = restrictedFamilies[1]
 		}
 		for i := range s.Ports {
 			p := &s.Ports[i]
-			add(rankedClaim{Claim{a, p.Protocol, p.Port}, r, restricted})
+			add(rankedClaim{Claim{a, p.Protocol, p.Port}, r, *restricted.Of(ip.Of(a))})
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/test/gen"
 )
@@ -88,7 +89,6 @@ func TestMergeEndpointsOrder(t *testing.T) {
 }
 
 func TestChoose(t *testing.T) {
-	const v4, v6 = false, true
 	all := []service.Endpoint{
 		endpoint("10.0.0.1:80", "a", "ready", "serving"),
 		endpoint("10.0.0.2:80", "a"),
@@ -102,21 +102,21 @@ func TestChoose(t *testing.T) {
 	for _, test := range []struct {
 		name      string
 		endpoints []service.Endpoint
-		v6        bool
+		family    ip.Family
 		want      []string
 		local     []string // on node a
 	}{
-		{"no endpoint", nil, v4, nil, nil},
-		{"ready only, publishNotReadyAddresses' terminating one included", all, v4, []string{"10.0.0.1:80", "10.0.0.6:80"}, []string{"10.0.0.1"}},
-		{"the families fall back on their own", all, v6, []string{"[fd00::1]:80"}, []string{"fd00::1"}},
-		{"none ready: serving while terminating", all[1:5], v4, []string{"10.0.0.3:80"}, nil},
-		{"serving but neither ready nor terminating is never used", all[4:5], v4, nil, nil},
-		{"neither ready nor serving", all[7:], v6, nil, nil},
-		{"none of the family", all[:6], v6, nil, nil},
+		{"no endpoint", nil, ip.V4, nil, nil},
+		{"ready only, publishNotReadyAddresses' terminating one included", all, ip.V4, []string{"10.0.0.1:80", "10.0.0.6:80"}, []string{"10.0.0.1"}},
+		{"the families fall back on their own", all, ip.V6, []string{"[fd00::1]:80"}, []string{"fd00::1"}},
+		{"none ready: serving while terminating", all[1:5], ip.V4, []string{"10.0.0.3:80"}, nil},
+		{"serving but neither ready nor terminating is never used", all[4:5], ip.V4, nil, nil},
+		{"neither ready nor serving", all[7:], ip.V6, nil, nil},
+		{"none of the family", all[:6], ip.V6, nil, nil},
 		{
 			"one local address, two ports",
 			[]service.Endpoint{endpoint("10.0.0.1:80", "a", "ready"), endpoint("10.0.0.1:81", "a", "ready")},
-			v4, []string{"10.0.0.1:80", "10.0.0.1:81"}, []string{"10.0.0.1"},
+			ip.V4, []string{"10.0.0.1:80", "10.0.0.1:81"}, []string{"10.0.0.1"},
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -130,7 +130,7 @@ func TestChoose(t *testing.T) {
 				local = append(local, netip.MustParseAddr(a))
 			}
 			node := service.Node{Name: "a"}
-			c := (&service.Service{}).Choose(&p, &node, test.v6)
+			c := (&service.Service{}).Choose(&p, &node, test.family)
 			if diff := gocmp.Diff(choice{cluster: want, anywhere: len(want) > 0}, choiceOf(c), byChoice, byValue); diff != "" {
 				t.Errorf("Choose (-want +got):\n%s", diff)
 			}
@@ -170,7 +170,7 @@ func TestChoosePolicy(t *testing.T) {
 			s := service.Service{InternalPolicy: test.internal, ExternalPolicy: test.external}
 			p := service.Port{NodePort: test.nodePort, Endpoints: service.MergeEndpoints(slices.Clone(test.endpoints))}
 			want := choice{addrPorts(test.cluster), addrPorts(test.local), test.anywhere}
-			if diff := gocmp.Diff(want, choiceOf(s.Choose(&p, &service.Node{Name: "a"}, false)), byChoice, byValue); diff != "" {
+			if diff := gocmp.Diff(want, choiceOf(s.Choose(&p, &service.Node{Name: "a"}, ip.V4)), byChoice, byValue); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
@@ -223,22 +223,22 @@ func TestMaybeOnNode(t *testing.T) {
 	})}
 	for _, test := range []struct {
 		podCIDR string
-		v6      bool
+		family  ip.Family
 		here    string
 		maybe   string
 	}{
-		{"10.2.0.0/24", false, "10.0.0.1", "10.1.0.3"},
-		{"10.0.0.0/24", false, "10.0.0.1", "10.0.0.2 10.1.0.3"},
-		{"10.0.0.0/8", false, "10.0.0.1", "10.0.0.2 10.1.0.3 10.1.0.4"},
-		{"10.0.0.0/8", true, "", "fd00::6"},
+		{"10.2.0.0/24", ip.V4, "10.0.0.1", "10.1.0.3"},
+		{"10.0.0.0/24", ip.V4, "10.0.0.1", "10.0.0.2 10.1.0.3"},
+		{"10.0.0.0/8", ip.V4, "10.0.0.1", "10.0.0.2 10.1.0.3 10.1.0.4"},
+		{"10.0.0.0/8", ip.V6, "", "fd00::6"},
 	} {
 		node := service.Node{Name: "a", PodCIDRs: []netip.Prefix{netip.MustParsePrefix(test.podCIDR)}}
-		c := (&service.Service{ExternalPolicy: service.Local}).Choose(&p, &node, test.v6)
+		c := (&service.Service{ExternalPolicy: service.Local}).Choose(&p, &node, test.family)
 		for what, pair := range map[string][2]string{
 			"local": {test.here, texts(addresses(c.Local))}, "on the node": {test.here, texts(onNode(c))}, "perhaps": {test.maybe, texts(addresses(c.MaybeOnNode))},
 		} {
 			if pair[0] != pair[1] {
-				t.Errorf("podCIDR %s, v6 %t, %s: want %q, got %q", test.podCIDR, test.v6, what, pair[0], pair[1])
+				t.Errorf("podCIDR %s, %s, %s: want %q, got %q", test.podCIDR, test.family, what, pair[0], pair[1])
 			}
 		}
 	}

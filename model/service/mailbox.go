@@ -3,6 +3,8 @@ package service
 import (
 	"sync"
 	"time"
+
+	"nftproxy/model/ip"
 )
 
 // Update is the state of all services at one moment.
@@ -24,28 +26,20 @@ type Update struct {
 type Changes struct{ Services, EndpointSlices uint64 }
 
 // Triggers are the times at which the causes of changed endpoints happened: a pod or a Service
-// changed. They come from the clock of the control plane, which may be ahead of this node's. V4 has
-// those of IPv4 endpoints, V6 those of IPv6 endpoints. Each list has at most MaxTriggers, the
-// oldest. So one family cannot use up the space of the other.
-type Triggers struct{ V4, V6 []time.Time }
+// changed. They come from the clock of the control plane, which may be ahead of this node's. They
+// belong to the family of the endpoints. Each list has at most MaxTriggers, the oldest. So one
+// family cannot use up the space of the other.
+type Triggers struct{ ip.PerFamily[[]time.Time] }
 
 // MaxTriggers bounds the triggers of one family.
 const MaxTriggers = 10_000
 
 // Join adds later triggers. It may use the memory of earlier ones.
 func (t *Triggers) Join(later Triggers) {
-	join := func(earlier, later []time.Time) []time.Time {
-		return append(earlier, later[:min(len(later), max(0, MaxTriggers-len(earlier)))]...)
+	for _, family := range ip.Families() {
+		all, more := t.Of(family), *later.Of(family)
+		*all = append(*all, more[:min(len(more), max(0, MaxTriggers-len(*all)))]...)
 	}
-	t.V4, t.V6 = join(t.V4, later.V4), join(t.V6, later.V6)
-}
-
-// Of returns the triggers of one family.
-func (t *Triggers) Of(v6 bool) []time.Time {
-	if v6 {
-		return t.V6
-	}
-	return t.V4
 }
 
 // Mailbox holds the newest update until the reader takes it. A writer never waits: it

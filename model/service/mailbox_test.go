@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 )
 
@@ -57,23 +58,28 @@ func TestMailboxTriggers(t *testing.T) {
 		}
 		return list
 	}
+	triggers := func(v4, v6 []time.Time) service.Triggers {
+		return service.Triggers{PerFamily: ip.PerFamily[[]time.Time]{v4, v6}}
+	}
 	want := func(want service.Triggers) service.Update {
 		t.Helper()
 		u, _ := m.Take()
-		if !slices.Equal(u.Triggers.V4, want.V4) || !slices.Equal(u.Triggers.V6, want.V6) {
-			t.Errorf("took %d and %d triggers, want %d and %d", len(u.Triggers.V4), len(u.Triggers.V6), len(want.V4), len(want.V6))
+		for i, f := range ip.Families() {
+			if got, want := u.Triggers.PerFamily[i], want.PerFamily[i]; !slices.Equal(got, want) {
+				t.Errorf("%s: took %d triggers, want %d", f.Name(), len(got), len(want))
+			}
 		}
 		return u
 	}
-	m.Put(service.Update{Triggers: service.Triggers{V4: times(0, 2), V6: times(5, 1)}})
-	m.Put(service.Update{Triggers: service.Triggers{V4: times(2, 2)}, Changes: service.Changes{Services: 5}})
-	if u := want(service.Triggers{V4: times(0, 4), V6: times(5, 1)}); u.Changes.Services != 5 {
+	m.Put(service.Update{Triggers: triggers(times(0, 2), times(5, 1))})
+	m.Put(service.Update{Triggers: triggers(times(2, 2), nil), Changes: service.Changes{Services: 5}})
+	if u := want(triggers(times(0, 4), times(5, 1))); u.Changes.Services != 5 {
 		t.Errorf("took %+v", u.Changes)
 	}
-	m.Put(service.Update{Triggers: service.Triggers{V4: times(0, 9000)}})
-	m.Put(service.Update{Triggers: service.Triggers{V4: times(9000, 2000)}})
-	m.Put(service.Update{Triggers: service.Triggers{V4: times(11_000, 1), V6: times(0, 1)}})
-	want(service.Triggers{V4: times(0, service.MaxTriggers), V6: times(0, 1)}) // a full family takes nothing from the other
+	m.Put(service.Update{Triggers: triggers(times(0, 9000), nil)})
+	m.Put(service.Update{Triggers: triggers(times(9000, 2000), nil)})
+	m.Put(service.Update{Triggers: triggers(times(11_000, 1), times(0, 1))})
+	want(triggers(times(0, service.MaxTriggers), times(0, 1))) // a full family takes nothing from the other
 }
 
 // TestMailboxLosesNothing: a reader that takes at each signal ends with what

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+
+	"nftproxy/model/ip"
 )
 
 // NodePortAddresses says which of the node's addresses serve node ports. The
@@ -67,18 +69,18 @@ func (n NodePortAddresses) Loopback() bool {
 // kube-proxy, a list without an address of a family means all addresses of the family: primary on a
 // node without a known address of that family, or only CIDRs of the other family. While the node's
 // addresses are pending, primary means none.
-func (n NodePortAddresses) On(node *Node, v6 bool) (addrs []netip.Addr, all bool) {
+func (n NodePortAddresses) On(node *Node, family ip.Family) (addrs []netip.Addr, all bool) {
 	if node.Settings != nil {
 		n = node.Settings.NodePortAddresses
 	}
-	ours := slices.DeleteFunc(slices.Clone(n.prefixes), func(p netip.Prefix) bool { return p.Addr().Is6() != v6 })
+	ours := slices.DeleteFunc(slices.Clone(n.prefixes), func(p netip.Prefix) bool { return !family.Has(p.Addr()) })
 	if slices.ContainsFunc(ours, func(p netip.Prefix) bool { return p.Bits() == 0 }) {
 		return nil, true
 	}
 	primary := n.primary || len(n.prefixes) == 0
 	if primary {
 		for _, a := range node.Addresses {
-			if a.Is6() == v6 && !a.IsLoopback() {
+			if family.Has(a) && !a.IsLoopback() {
 				addrs = append(addrs, a)
 				break
 			}

@@ -7,6 +7,7 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 )
 
@@ -58,13 +59,13 @@ func TestNodePortAddresses(t *testing.T) {
 				t.Fatal(err)
 			}
 			node := &service.Node{Addresses: addrs(test.node), HostAddresses: addrs(test.host), AddressPending: test.pending}
-			for v6, want := range map[bool]string{false: test.v4, true: test.v6} {
-				got, all := n.On(node, v6)
+			for family, want := range map[ip.Family]string{ip.V4: test.v4, ip.V6: test.v6} {
+				got, all := n.On(node, family)
 				if want == "all" != all {
-					t.Errorf("IPv6 %t: all %t, want %q", v6, all, want)
+					t.Errorf("%s: all %t, want %q", family.Name(), all, want)
 				} else if !all {
 					if diff := gocmp.Diff(addrs(want), got, byValue); diff != "" {
-						t.Errorf("IPv6 %t (-want +got):\n%s", v6, diff)
+						t.Errorf("%s (-want +got):\n%s", family.Name(), diff)
 					}
 				}
 			}
@@ -83,7 +84,7 @@ func TestNodeSettings(t *testing.T) {
 	second, _ := service.ParseNodePortAddresses([]string{"192.168.0.3/32"})
 	two := []netip.Addr{netip.MustParseAddr("192.168.0.2"), netip.MustParseAddr("192.168.0.3")}
 	node := &service.Node{HostAddresses: two, Settings: &service.Settings{NodePortAddresses: second}}
-	if got, all := first.On(node, false); all || len(got) != 1 || got[0] != two[1] {
+	if got, all := first.On(node, ip.V4); all || len(got) != 1 || got[0] != two[1] {
 		t.Errorf("addresses %v, all %t; want those of the node's settings", got, all)
 	}
 }

@@ -1,5 +1,7 @@
 package service
 
+import "nftproxy/model/ip"
+
 // A node port and a health check node port are numbers of the node: they are served on the
 // node's addresses. There an external address leads another service's packets past them.
 
@@ -9,7 +11,7 @@ func (b *Builder) number(c Claim) (Claim, bool) {
 	if c.Protocol == 0 || c.Addr.IsUnspecified() || !b.reserved.servesNodePorts(c.Addr) {
 		return Claim{}, false
 	}
-	return NodePortClaim(c.Addr.Is6(), &Port{Protocol: c.Protocol, NodePort: c.Port}), true
+	return NodePortClaim(ip.Of(c.Addr), &Port{Protocol: c.Protocol, NodePort: c.Port}), true
 }
 
 // overNumber returns the service that has the claim's number of the node by a better right

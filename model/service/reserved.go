@@ -4,6 +4,8 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+
+	"nftproxy/model/ip"
 )
 
 // Reserved has the addresses that no service gets, at any protocol and port. A service still gets
@@ -82,7 +84,7 @@ func (b *Builder) SetReserved(r Reserved) {
 			return
 		}
 		b.pending = append(b.pending, pendingClaim{one.name(), c})
-		if owner := b.winner(NodePortClaim(c.Addr.Is6(), &Port{Protocol: c.Protocol, NodePort: c.Port})); owner != "" {
+		if owner := b.winner(NodePortClaim(ip.Of(c.Addr), &Port{Protocol: c.Protocol, NodePort: c.Port})); owner != "" {
 			b.pending = append(b.pending, pendingClaim{owner.name(), c})
 		}
 	})

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 )
 
@@ -205,7 +206,7 @@ func (o *claimOracle) number(c service.Claim) *service.Service {
 	if c.Protocol == 0 || !slices.Contains(o.reserved.NodePortAddresses, c.Addr) {
 		return nil
 	}
-	n := service.NodePortClaim(c.Addr.Is6(), &service.Port{Protocol: c.Protocol, NodePort: c.Port})
+	n := service.NodePortClaim(ip.Of(c.Addr), &service.Port{Protocol: c.Protocol, NodePort: c.Port})
 	if s := o.best(n); s != nil && o.protection(s, n) == "" {
 		return s
 	}

@@ -1,6 +1,10 @@
 package service
 
-import "net/netip"
+import (
+	"net/netip"
+
+	"nftproxy/model/ip"
+)
 
 // Settings are an operator's choices that the rules of a node depend on. A value never
 // changes; other settings are another value.
@@ -30,14 +34,14 @@ const MaxPodRanges = 8
 
 // PodRanges returns the ranges of the settings and the node that have the addresses of pods of a family,
 // disjoint and sorted.
-func (s *Settings) PodRanges(n *Node, v6 bool) []netip.Prefix {
+func (s *Settings) PodRanges(n *Node, family ip.Family) []netip.Prefix {
 	ranges := s.ClusterCIDRs
 	if s.NodeCIDR {
 		ranges = n.PodCIDRs
 	}
 	var list []netip.Prefix
 	for _, p := range ranges {
-		if p.Addr().Is6() == v6 {
+		if family.Has(p.Addr()) {
 			list = append(list, p)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/treap"
 )
 
@@ -62,24 +63,20 @@ func compareClaims(a, b Claim) int {
 }
 
 // NodePortClaim returns the claim on a port's node port in one family.
-func NodePortClaim(v6 bool, p *Port) Claim {
-	unspecified := netip.IPv4Unspecified()
-	if v6 {
-		unspecified = netip.IPv6Unspecified()
-	}
-	return Claim{unspecified, p.Protocol, p.NodePort}
+func NodePortClaim(family ip.Family, p *Port) Claim {
+	return Claim{family.Unspecified(), p.Protocol, p.NodePort}
 }
 
 // HealthCheckClaim returns the claim on the service's HealthCheckNodePort in one family: the
 // same number of the node cannot be a node port too.
-func (s *Service) HealthCheckClaim(v6 bool) Claim {
-	return NodePortClaim(v6, &Port{Protocol: TCP, NodePort: s.HealthCheckNodePort})
+func (s *Service) HealthCheckClaim(family ip.Family) Claim {
+	return NodePortClaim(family, &Port{Protocol: TCP, NodePort: s.HealthCheckNodePort})
 }
 
 // InFamily reports whether the service is served in a family: whether it has a cluster IP
 // there, as in kube-proxy.
-func (s *Service) InFamily(v6 bool) bool {
-	return slices.ContainsFunc(s.ClusterIPs, func(a netip.Addr) bool { return a.Is6() == v6 })
+func (s *Service) InFamily(family ip.Family) bool {
+	return slices.ContainsFunc(s.ClusterIPs, family.Has)
 }
 
 // Addresses returns the cluster IPs, then the external IPs, then load balancers'
@@ -89,7 +86,7 @@ func (s *Service) Addresses() []netip.Addr {
 		return s.ClusterIPs
 	}
 	all := slices.Concat(s.ClusterIPs, s.ExternalIPs, s.LoadBalancerIPs)
-	return distinct(slices.DeleteFunc(all, func(a netip.Addr) bool { return !s.InFamily(a.Is6()) }))
+	return distinct(slices.DeleteFunc(all, func(a netip.Addr) bool { return !s.InFamily(ip.Of(a)) }))
 }
 
 // distinct drops duplicates and keeps the order, in place. A service may have tens of

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/treap"
 )
 
@@ -29,7 +30,7 @@ func (c *ClosedSources) String() string {
 
 // sourceListKey tells lists of source ranges apart, as the program has them: it is zero in
 // a family that takes no set. The zero value stands for no list.
-type sourceListKey [2]Digest
+type sourceListKey = ip.PerFamily[Digest]
 
 // sourceList returns the service's list. The service may be nil.
 func (s *Service) sourceList() sourceListKey {
@@ -37,10 +38,9 @@ func (s *Service) sourceList() sourceListKey {
 	if s == nil || s.Sources == nil {
 		return key
 	}
-	for i, v6 := range []bool{false, true} {
-		used := func(a netip.Addr) bool { return a.Is6() == v6 }
-		if ranges, _ := s.Sources.Of(v6); len(ranges) > 0 && s.InFamily(v6) && slices.ContainsFunc(s.LoadBalancerIPs, used) {
-			key[i] = s.Sources.Digest(v6)
+	for _, family := range ip.Families() {
+		if ranges, _ := s.Sources.Of(family); len(ranges) > 0 && s.InFamily(family) && slices.ContainsFunc(s.LoadBalancerIPs, family.Has) {
+			*key.Of(family) = s.Sources.Digest(family)
 		}
 	}
 	return key
@@ -50,7 +50,7 @@ func (s *Service) sourceList() sourceListKey {
 func (s *Sources) closed() *Sources {
 	var open []netip.Prefix
 	for _, all := range []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)} {
-		if _, everybody := s.Of(all.Addr().Is6()); everybody {
+		if _, everybody := s.Of(ip.Of(all.Addr())); everybody {
 			open = append(open, all)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/test/gen"
 )
@@ -166,10 +167,10 @@ func TestOneTenantTakesNotAllLists(t *testing.T) {
 		}
 	}
 	served := got.Services.At(late.Name)
-	if ranges, all := served.Sources.Of(false); len(ranges) > 0 || all {
+	if ranges, all := served.Sources.Of(ip.V4); len(ranges) > 0 || all {
 		t.Errorf("IPv4 lets in %v (all: %t)", ranges, all)
 	}
-	if _, all := served.Sources.Of(true); !all {
+	if _, all := served.Sources.Of(ip.V6); !all {
 		t.Error("IPv6 is closed, too")
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/treap"
 )
 
@@ -16,7 +17,7 @@ type Sources struct {
 	// v6 is where those of IPv6 begin.
 	v6 int
 	// digests tell the lists of the families apart.
-	digests [2]Digest
+	digests ip.PerFamily[Digest]
 }
 
 // Digest identifies a list of ranges. Equal lists have the same digest. It is infeasible
@@ -31,7 +32,7 @@ func NewSources(ranges []netip.Prefix) *Sources {
 	if i := slices.IndexFunc(disjoint, func(r netip.Prefix) bool { return r.Addr().Is6() }); i >= 0 {
 		s.v6 = i
 	}
-	s.digests = [2]Digest{digest(disjoint[:s.v6]), digest(disjoint[s.v6:])}
+	s.digests = ip.PerFamily[Digest]{digest(disjoint[:s.v6]), digest(disjoint[s.v6:])}
 	return s
 }
 
@@ -70,12 +71,12 @@ func (s *Sources) Ranges() []netip.Prefix {
 }
 
 // Of returns the ranges of one family; all says that every source is admitted.
-func (s *Sources) Of(v6 bool) (ranges []netip.Prefix, all bool) {
+func (s *Sources) Of(family ip.Family) (ranges []netip.Prefix, all bool) {
 	if s == nil {
 		return nil, true
 	}
 	ranges = s.ranges[:s.v6]
-	if v6 {
+	if family == ip.V6 {
 		ranges = s.ranges[s.v6:]
 	}
 	switch {
@@ -88,11 +89,8 @@ func (s *Sources) Of(v6 bool) (ranges []netip.Prefix, all bool) {
 }
 
 // Digest returns the digest of one family's ranges.
-func (s *Sources) Digest(v6 bool) Digest {
-	if v6 {
-		return s.digests[1]
-	}
-	return s.digests[0]
+func (s *Sources) Digest(family ip.Family) Digest {
+	return *s.digests.Of(family)
 }
 
 // contains says whether one of the ranges contains the address.
@@ -106,11 +104,11 @@ func (s *Sources) contains(a netip.Addr) bool {
 	return after > 0 && s.ranges[after-1].Contains(a)
 }
 
-// restrictedFamilies says, for IPv4 and IPv6, whether some source is kept out.
-func (s *Sources) restrictedFamilies() (restricted [2]bool) {
-	for i, v6 := range []bool{false, true} {
-		_, all := s.Of(v6)
-		restricted[i] = !all
+// restricted says whether some source is kept out.
+func (s *Sources) restricted() (restricted ip.PerFamily[bool]) {
+	for _, family := range ip.Families() {
+		_, all := s.Of(family)
+		*restricted.Of(family) = !all
 	}
 	return restricted
 }
@@ -133,7 +131,7 @@ func (s *Service) Firewall() Firewall { return Firewall{s.Sources, s.LoadBalance
 // Restricts reports whether the firewall refuses some source at the claim's address and port. It
 // never restricts a whole cluster IP or a node port.
 func (f Firewall) Restricts(c Claim) bool {
-	_, all := f.Sources.Of(c.Addr.Is6())
+	_, all := f.Sources.Of(ip.Of(c.Addr))
 	return !all && c.Protocol != 0 && slices.Contains(f.Addresses, c.Addr)
 }
 
@@ -141,14 +139,14 @@ func (f Firewall) Restricts(c Claim) bool {
 // to the sources in the ranges. If the ranges contain the node, these are all other addresses: if a
 // load balancer's address is bound on the node, the node may send from it (kube-proxy does the
 // same).
-func (f Firewall) Itself(node *Node, v6 bool) []netip.Addr {
-	mayReach := func(a netip.Addr) bool { return a.Is6() == v6 && f.Sources.contains(a) }
-	if _, all := f.Sources.Of(v6); all || !slices.ContainsFunc(node.Addresses, mayReach) {
+func (f Firewall) Itself(node *Node, family ip.Family) []netip.Addr {
+	mayReach := func(a netip.Addr) bool { return family.Has(a) && f.Sources.contains(a) }
+	if _, all := f.Sources.Of(family); all || !slices.ContainsFunc(node.Addresses, mayReach) {
 		return nil
 	}
 	var itself []netip.Addr
 	for _, a := range f.Addresses {
-		if a.Is6() == v6 && !f.Sources.contains(a) {
+		if family.Has(a) && !f.Sources.contains(a) {
 			itself = append(itself, a)
 		}
 	}
@@ -158,16 +156,16 @@ func (f Firewall) Itself(node *Node, v6 bool) []netip.Addr {
 
 // Admitted returns the sources that may reach the addresses of one family, disjoint; all
 // says that every source may.
-func (f Firewall) Admitted(node *Node, v6 bool) (sources []netip.Prefix, all bool) {
-	ranges, all := f.Sources.Of(v6)
-	itself := f.Itself(node, v6)
+func (f Firewall) Admitted(node *Node, family ip.Family) (sources []netip.Prefix, all bool) {
+	ranges, all := f.Sources.Of(family)
+	itself := f.Itself(node, family)
 	if len(itself) == 0 {
 		return ranges, all
 	}
 	for _, a := range itself {
 		ranges = append(ranges, netip.PrefixFrom(a, a.BitLen()))
 	}
-	ranges, _ = NewSources(ranges).Of(v6)
+	ranges, _ = NewSources(ranges).Of(family)
 	return ranges, false
 }
 

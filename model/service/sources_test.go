@@ -10,6 +10,7 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 )
 
@@ -71,13 +72,13 @@ func TestSourcesOf(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			for _, f := range []struct {
-				v6   bool
-				want string
-				all  bool
-			}{{false, test.v4, test.all4}, {true, test.v6, test.all6}} {
-				ranges, all := test.sources.Of(f.v6)
+				family ip.Family
+				want   string
+				all    bool
+			}{{ip.V4, test.v4, test.all4}, {ip.V6, test.v6, test.all6}} {
+				ranges, all := test.sources.Of(f.family)
 				if diff := gocmp.Diff(prefixes(f.want), ranges, byValue); diff != "" || all != f.all {
-					t.Errorf("IPv6 %t: all %t, want %t; (-want +got):\n%s", f.v6, all, f.all, diff)
+					t.Errorf("%s: all %t, want %t; (-want +got):\n%s", f.family, all, f.all, diff)
 				}
 			}
 		})
@@ -110,13 +111,13 @@ func TestAdmitted(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			s := &service.Service{LoadBalancerIPs: addrs(balancers), Sources: service.NewSources(prefixes(test.ranges))}
 			for _, f := range []struct {
-				v6   bool
-				want string
-				all  bool
-			}{{false, test.v4, test.all4}, {true, test.v6, test.all6}} {
-				sources, all := s.Firewall().Admitted(&node, f.v6)
+				family ip.Family
+				want   string
+				all    bool
+			}{{ip.V4, test.v4, test.all4}, {ip.V6, test.v6, test.all6}} {
+				sources, all := s.Firewall().Admitted(&node, f.family)
 				if diff := gocmp.Diff(prefixes(f.want), sources, byValue); diff != "" || all != f.all {
-					t.Errorf("IPv6 %t: all %t, want %t; (-want +got):\n%s", f.v6, all, f.all, diff)
+					t.Errorf("%s: all %t, want %t; (-want +got):\n%s", f.family, all, f.all, diff)
 				}
 			}
 			if diff := gocmp.Diff(prefixes(test.ranges), s.Sources.Ranges(), byValue); diff != "" {
@@ -125,7 +126,7 @@ func TestAdmitted(t *testing.T) {
 		})
 	}
 	unrestricted := &service.Service{LoadBalancerIPs: addrs(balancers)}
-	if _, all := unrestricted.Firewall().Admitted(&node, false); !all {
+	if _, all := unrestricted.Firewall().Admitted(&node, ip.V4); !all {
 		t.Error("a service without source ranges is restricted")
 	}
 }
@@ -137,8 +138,8 @@ func TestSourcesAgainstOracle(t *testing.T) {
 	seeds(t, 200, func(t *testing.T, rng *rand.Rand) {
 		ranges := randomRanges(rng)
 		s := service.NewSources(ranges)
-		svc := &service.Service{Sources: s, LoadBalancerIPs: []netip.Addr{randomAddr(rng, false), randomAddr(rng, true)}}
-		node := &service.Node{Addresses: []netip.Addr{randomAddr(rng, false), randomAddr(rng, true)}}
+		svc := &service.Service{Sources: s, LoadBalancerIPs: []netip.Addr{randomAddr(rng, ip.V4), randomAddr(rng, ip.V6)}}
+		node := &service.Node{Addresses: []netip.Addr{randomAddr(rng, ip.V4), randomAddr(rng, ip.V6)}}
 		holds := func(list []netip.Prefix, a netip.Addr) int {
 			n := 0
 			for _, r := range list {
@@ -149,18 +150,15 @@ func TestSourcesAgainstOracle(t *testing.T) {
 			return n
 		}
 		for range 300 {
-			a := randomAddr(rng, rng.IntN(2) == 0)
+			a := randomAddr(rng, ip.Families()[rng.IntN(2)])
 			given := holds(ranges, a) > 0
-			of, all := s.Of(a.Is6())
+			of, all := s.Of(ip.Of(a))
 			if got := holds(of, a); got > 1 || (got == 1 || all) != given || all && len(of) > 0 {
 				t.Fatalf("%s is in %d of %v (all: %t), given were %v", a, got, of, all, ranges)
 			}
-			family := 0
-			if a.Is6() {
-				family = 1
-			}
-			want := given || a == svc.LoadBalancerIPs[family] && holds(ranges, node.Addresses[family]) > 0
-			list, all := svc.Firewall().Admitted(node, a.Is6())
+			at := slices.IndexFunc(svc.LoadBalancerIPs, ip.Of(a).Has)
+			want := given || a == svc.LoadBalancerIPs[at] && holds(ranges, node.Addresses[at]) > 0
+			list, all := svc.Firewall().Admitted(node, ip.Of(a))
 			if got := holds(list, a); got > 1 || (got == 1 || all) != want {
 				t.Fatalf("%s is in %d of %v (all: %t), given were %v, node %v, load balancer %v",
 					a, got, list, all, ranges, node.Addresses, svc.LoadBalancerIPs)
@@ -179,7 +177,7 @@ func TestSourcesAgainstOracle(t *testing.T) {
 func randomRanges(rng *rand.Rand) []netip.Prefix {
 	var list []netip.Prefix
 	for range rng.IntN(8) {
-		a := randomAddr(rng, rng.IntN(2) == 0)
+		a := randomAddr(rng, ip.Families()[rng.IntN(2)])
 		bits := a.BitLen() - rng.IntN(9)
 		if rng.IntN(20) == 0 {
 			bits = 0
@@ -189,8 +187,8 @@ func randomRanges(rng *rand.Rand) []netip.Prefix {
 	return list
 }
 
-func randomAddr(rng *rand.Rand, v6 bool) netip.Addr {
-	if v6 {
+func randomAddr(rng *rand.Rand, family ip.Family) netip.Addr {
+	if family == ip.V6 {
 		return netip.MustParseAddr(fmt.Sprintf("fd00::%x", rng.IntN(512)))
 	}
 	return netip.AddrFrom4([4]byte{10, 0, byte(rng.IntN(2)), byte(rng.IntN(256))})

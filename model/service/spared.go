@@ -3,6 +3,7 @@ package service
 import (
 	"net/netip"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/treap"
 )
 
@@ -11,11 +12,11 @@ import (
 // networks that lie in ServiceCIDRs, and the API servers in ServiceCIDRs. Where the family has no
 // ServiceCIDR, nobody knows where cluster IPs may be, and all API servers count. The prefixes are
 // disjoint and sorted.
-func (n *Node) Spared(serviceCIDRs treap.Map[string, netip.Prefix], v6 bool) []netip.Prefix {
+func (n *Node) Spared(serviceCIDRs treap.Map[string, netip.Prefix], family ip.Family) []netip.Prefix {
 	var list []netip.Prefix
 	known := false
 	for _, cidr := range serviceCIDRs.All() {
-		if cidr.Addr().Is6() != v6 {
+		if !family.Has(cidr.Addr()) {
 			continue
 		}
 		known = true
@@ -31,7 +32,7 @@ func (n *Node) Spared(serviceCIDRs treap.Map[string, netip.Prefix], v6 bool) []n
 		}
 	}
 	for _, a := range n.APIServers {
-		if !known && a.Is6() == v6 {
+		if !known && family.Has(a) {
 			list = append(list, netip.PrefixFrom(a, a.BitLen()))
 		}
 	}

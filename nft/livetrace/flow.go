@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"strings"
 
+	"nftproxy/model/ip"
 	"nftproxy/nft"
 )
 
@@ -86,10 +87,7 @@ func parseSource(s string) (netip.AddrPort, error) {
 
 // Family is the flow's family.
 func (f Flow) Family() nft.Family {
-	if f.Destination.Addr().Is6() {
-		return nft.IPv6
-	}
-	return nft.IPv4
+	return ip.Of(f.Destination.Addr())
 }
 
 // String is the flow in the form that ParseFlow reads.

@@ -301,7 +301,7 @@ func leavingChains(cfg *Config, f nft.Family, ranges treap.Map[string, netip.Pre
 func dispatchChain(cfg *Config, f nft.Family, node *service.Node, s spared) *nft.Chain {
 	rules := []nft.Rule{RefuseUnknownPort.rule(toClusterIP(checkUnknownPort, s)...)}
 	lookup := nft.VMap{Key: nodePortKey(), Map: nodePorts}
-	if _, all := cfg.NodePortAddresses.On(node, f == nft.IPv6); all {
+	if _, all := cfg.NodePortAddresses.On(node, f); all {
 		rules = append(rules, FindNodePort.rule(nft.MatchLocal{Field: nft.Daddr}, nft.MatchAddr{Field: nft.Daddr, Not: true, Prefix: loopback(f)}, lookup))
 	} else {
 		rules = append(rules, FindNodePort.rule(nft.InSet{Key: daddr(), Set: nodePortAddresses}, lookup))

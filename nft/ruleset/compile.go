@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/parallel"
 	"nftproxy/model/service"
 	"nftproxy/model/treap"
@@ -22,7 +23,7 @@ type Compiler struct {
 	// settings are those of the node that the tables were compiled with, nil for the
 	// configuration's.
 	settings *service.Settings
-	tables   [2]*tableCompiler
+	tables   ip.PerFamily[*tableCompiler]
 	last     service.Snapshot
 	// restricted has the services whose source ranges are compared with the node's
 	// addresses.
@@ -125,7 +126,7 @@ func sortedOnce(list []changedService) []changedService {
 }
 
 // compiledTwice is what a service compiles to in each table.
-type compiledTwice [2]compiledService
+type compiledTwice ip.PerFamily[compiledService]
 
 // compileTwice compiles a service for both families at once, while the processor has it at hand.
 func (c *Compiler) compileTwice(svc changedService, s service.Snapshot) (compiled compiledTwice) {
@@ -253,7 +254,7 @@ func (t *tableCompiler) setNode(node *service.Node) {
 		t.setPods(p)
 	}
 	t.setDispatch()
-	addrs, _ := t.cfg.NodePortAddresses.On(node, t.family == nft.IPv6)
+	addrs, _ := t.cfg.NodePortAddresses.On(node, t.family)
 	if len(addrs) == 0 {
 		t.edits[nodePart] = nil
 		return

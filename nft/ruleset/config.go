@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 )
@@ -95,7 +96,7 @@ func (c *Config) pods(f nft.Family, node *service.Node) pods {
 	if c.PodInterface.Name != "" {
 		return pods{in: c.PodInterface}
 	}
-	p := pods{from: c.PodRanges(node, f == nft.IPv6)}
+	p := pods{from: c.PodRanges(node, f)}
 	for _, r := range p.from {
 		for _, own := range node.PodCIDRs {
 			if own.Overlaps(r) {
@@ -110,14 +111,10 @@ func (c *Config) pods(f nft.Family, node *service.Node) pods {
 // Pod reports whether the rules treat packets from the address as packets of a pod. If the rules
 // decide by interfaces, known is false. The node's own settings override c's.
 func (c *Config) Pod(node *service.Node, a netip.Addr) (pod, known bool) {
-	f := nft.IPv4
-	if a.Is6() {
-		f = nft.IPv6
-	}
 	if node.Settings != nil {
 		c = &Config{Table: c.Table, Settings: *node.Settings}
 	}
-	p := c.pods(f, node)
+	p := c.pods(ip.Of(a), node)
 	return slices.ContainsFunc(p.from, func(r netip.Prefix) bool { return r.Contains(a) }), p.in.Name == ""
 }
 

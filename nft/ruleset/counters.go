@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"net/netip"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 )
@@ -26,19 +27,15 @@ type CounterPlace struct {
 func CounterPlaces(svc *service.Service, p *service.Port) []CounterPlace {
 	var places []CounterPlace
 	for _, a := range svc.Addresses() {
-		f := nft.IPv4
-		if a.Is6() {
-			f = nft.IPv6
-		}
 		claim := service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}
-		places = append(places, CounterPlace{f, claim, services, claimValue(claim), byAddress()})
+		places = append(places, CounterPlace{ip.Of(a), claim, services, claimValue(claim), byAddress()})
 	}
 	if p.NodePort == 0 {
 		return places
 	}
 	for _, f := range nft.Families() {
-		if v6 := f == nft.IPv6; svc.InFamily(v6) {
-			claim := service.NodePortClaim(v6, p)
+		if svc.InFamily(f) {
+			claim := service.NodePortClaim(f, p)
 			places = append(places, CounterPlace{f, claim, nodePorts, claimValue(claim), byNodePort()})
 		}
 	}
@@ -55,7 +52,7 @@ func (c CounterPlace) Endpoints(svc *service.Service, p *service.Port) map[strin
 	keys := map[string][]nft.Value{}
 	n := 0
 	for e := range p.Endpoints.All() {
-		if e.Addr.Addr().Is6() != (c.Family == nft.IPv6) {
+		if !c.Family.Has(e.Addr.Addr()) {
 			continue
 		}
 		if svc.AffinityTimeout > 0 {

@@ -27,7 +27,7 @@ func (c *serviceCompiler) listsAfter(last *portLists, p *service.Port) portLists
 	if last == nil {
 		last = &portLists{}
 	}
-	choice := c.svc.ChooseAfter(&last.choice, p, c.node, c.v6())
+	choice := c.svc.ChooseAfter(&last.choice, p, c.node, c.family)
 	return portLists{endpointLists{
 		c.targetsAfter(last.cluster, last.choice.Cluster, choice.Cluster),
 		c.targetsAfter(last.local, last.choice.Local, choice.Local),

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 )
@@ -29,7 +30,7 @@ func (o *oracle) address(dst netip.AddrPort, protocol service.Protocol) *target 
 	for _, s := range o.byAge() {
 		i := slices.IndexFunc(s.Ports, func(p service.Port) bool { return p.Protocol == protocol && p.Port == dst.Port() })
 		switch {
-		case i < 0 || !inFamily(s, dst.Addr().Is6()):
+		case i < 0 || !inFamily(s, ip.Of(dst.Addr())):
 		case slices.Contains(s.ClusterIPs, dst.Addr()):
 			if external != nil || balanced != nil {
 				o.saw("conflict: cluster IP before an older external address")
@@ -65,14 +66,11 @@ func (o *oracle) target(p nft.Packet) *target {
 
 // nodePort returns the oldest service of the family that has the node port.
 func (o *oracle) nodePort(dst netip.AddrPort, protocol service.Protocol) *target {
-	unspecified := netip.IPv4Unspecified()
-	if dst.Addr().Is6() {
-		unspecified = netip.IPv6Unspecified()
-	}
+	family := ip.Of(dst.Addr())
 	for _, s := range o.byAge() {
 		for i, p := range s.Ports {
-			if p.NodePort != 0 && p.NodePort == dst.Port() && p.Protocol == protocol && inFamily(s, dst.Addr().Is6()) {
-				return &target{s, &s.Ports[i], netip.AddrPortFrom(unspecified, p.NodePort)}
+			if p.NodePort != 0 && p.NodePort == dst.Port() && p.Protocol == protocol && inFamily(s, family) {
+				return &target{s, &s.Ports[i], netip.AddrPortFrom(family.Unspecified(), p.NodePort)}
 			}
 		}
 	}
@@ -81,8 +79,8 @@ func (o *oracle) nodePort(dst netip.AddrPort, protocol service.Protocol) *target
 
 // inFamily says whether a service exists in a family: it does if it has a cluster IP
 // there.
-func inFamily(s *service.Service, v6 bool) bool {
-	return slices.ContainsFunc(s.ClusterIPs, func(a netip.Addr) bool { return a.Is6() == v6 })
+func inFamily(s *service.Service, family ip.Family) bool {
+	return slices.ContainsFunc(s.ClusterIPs, func(a netip.Addr) bool { return family.Has(a) })
 }
 
 func (o *oracle) byAge() []*service.Service {
@@ -97,15 +95,15 @@ func (o *oracle) isClusterIP(a netip.Addr) bool {
 
 // choose returns the ready endpoints. If none is ready, it returns the endpoints that
 // serve while they terminate. With here it looks only at this node's endpoints.
-func (o *oracle) choose(p *service.Port, v6, here bool) []netip.AddrPort {
+func (o *oracle) choose(p *service.Port, family ip.Family, here bool) []netip.AddrPort {
 	near := func(service.Endpoint) bool { return true }
 	if !here {
-		near = o.topology(p, v6)
+		near = o.topology(p, family)
 	}
 	var ready, terminating []netip.AddrPort
 	for e := range p.Endpoints.All() {
 		switch {
-		case e.Addr.Addr().Is6() != v6 || here && e.Node != o.node.Name:
+		case !family.Has(e.Addr.Addr()) || here && e.Node != o.node.Name:
 		case e.Ready && near(e):
 			ready = append(ready, e.Addr)
 		case e.Ready:
@@ -127,7 +125,7 @@ func (o *oracle) choose(p *service.Port, v6, here bool) []netip.AddrPort {
 func (o *oracle) onNode(a netip.Addr) bool {
 	for _, s := range o.services {
 		for i := range s.Ports {
-			for _, to := range o.reachable(s, &s.Ports[i], a.Is6()) {
+			for _, to := range o.reachable(s, &s.Ports[i], ip.Of(a)) {
 				if to.Addr() == a && slices.ContainsFunc(slices.Collect(s.Ports[i].Endpoints.All()), func(e service.Endpoint) bool {
 					ours := slices.ContainsFunc(o.node.PodCIDRs, func(c netip.Prefix) bool { return c.Contains(a) })
 					if e.Addr == to && e.Node != o.node.Name {
@@ -150,8 +148,8 @@ func (o *oracle) onNode(a netip.Addr) bool {
 // topology returns a filter of endpoints. If all ready endpoints have node hints and one
 // is for this node, it passes those for this node. Otherwise it does the same with zones.
 // Otherwise it passes all.
-func (o *oracle) topology(p *service.Port, v6 bool) func(service.Endpoint) bool {
-	ready := slices.DeleteFunc(slices.Collect(p.Endpoints.All()), func(e service.Endpoint) bool { return !e.Ready || e.Addr.Addr().Is6() != v6 })
+func (o *oracle) topology(p *service.Port, family ip.Family) func(service.Endpoint) bool {
+	ready := slices.DeleteFunc(slices.Collect(p.Endpoints.All()), func(e service.Endpoint) bool { return !e.Ready || !family.Has(e.Addr.Addr()) })
 	forNode := func(e service.Endpoint) bool {
 		return slices.Contains(strings.Split(string(e.Nodes), ","), o.node.Name)
 	}
@@ -172,15 +170,15 @@ func (o *oracle) topology(p *service.Port, v6 bool) func(service.Endpoint) bool 
 }
 
 // reachable returns all endpoints that some connection to the port may get.
-func (o *oracle) reachable(s *service.Service, p *service.Port, v6 bool) []netip.AddrPort {
+func (o *oracle) reachable(s *service.Service, p *service.Port, family ip.Family) []netip.AddrPort {
 	var all []netip.AddrPort
-	ofFamily := func(a netip.Addr) bool { return a.Is6() == v6 }
+	ofFamily := func(a netip.Addr) bool { return family.Has(a) }
 	external := p.NodePort != 0 || slices.ContainsFunc(s.ExternalIPs, ofFamily) || slices.ContainsFunc(s.LoadBalancerIPs, ofFamily)
 	if s.InternalPolicy == service.Cluster || external {
-		all = append(all, o.choose(p, v6, false)...)
+		all = append(all, o.choose(p, family, false)...)
 	}
 	if s.InternalPolicy == service.Local || external && s.ExternalPolicy == service.Local {
-		all = append(all, o.choose(p, v6, true)...)
+		all = append(all, o.choose(p, family, true)...)
 	}
 	return all
 }

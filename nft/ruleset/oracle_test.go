@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
@@ -111,7 +112,7 @@ func (o *oracle) restricting(t *target) *service.Service {
 		serves := slices.ContainsFunc(s.Ports, func(p service.Port) bool { return p.Protocol == t.port.Protocol && p.Port == t.at.Port() })
 		switch {
 		case s.Sources == nil || slices.ContainsFunc(s.Sources.Ranges(), everybody):
-		case !serves || !inFamily(s, dst.Is6()) || !slices.Contains(s.LoadBalancerIPs, dst):
+		case !serves || !inFamily(s, ip.Of(dst)) || !slices.Contains(s.LoadBalancerIPs, dst):
 		case s == t.s:
 			return s
 		case found == nil, slices.Contains(s.ClusterIPs, dst) && !slices.Contains(found.ClusterIPs, dst):
@@ -124,7 +125,7 @@ func (o *oracle) restricting(t *target) *service.Service {
 // internal returns the outcomes for a cluster IP.
 func (o *oracle) internal(p nft.Packet, t *target) []nft.Result {
 	chosen := o.lists(t)[all]
-	if len(chosen) == 0 && t.s.InternalPolicy == service.Local && len(o.choose(t.port, t.at.Addr().Is6(), false)) > 0 {
+	if len(chosen) == 0 && t.s.InternalPolicy == service.Local && len(o.choose(t.port, ip.Of(t.at.Addr()), false)) > 0 {
 		o.saw("internal Local: none here")
 		return []nft.Result{{Fate: nft.Dropped}}
 	}
@@ -166,13 +167,13 @@ const (
 )
 
 func (o *oracle) lists(t *target) map[string][]netip.AddrPort {
-	v6 := t.at.Addr().Is6()
+	family := ip.Of(t.at.Addr())
 	if slices.Contains(t.s.ClusterIPs, t.at.Addr()) {
-		return map[string][]netip.AddrPort{all: o.choose(t.port, v6, t.s.InternalPolicy == service.Local)}
+		return map[string][]netip.AddrPort{all: o.choose(t.port, family, t.s.InternalPolicy == service.Local)}
 	}
-	lists := map[string][]netip.AddrPort{all: o.choose(t.port, v6, false)}
+	lists := map[string][]netip.AddrPort{all: o.choose(t.port, family, false)}
 	if t.s.ExternalPolicy == service.Local {
-		lists[own] = o.choose(t.port, v6, true)
+		lists[own] = o.choose(t.port, family, true)
 	}
 	return lists
 }
@@ -379,10 +380,7 @@ func (o *oracle) targets(v visit) []*target {
 	for _, a := range s.Addresses() {
 		add(o.address(netip.AddrPortFrom(a, v.port), v.protocol))
 	}
-	unspecified := netip.IPv4Unspecified()
-	if v.client.Is6() {
-		unspecified = netip.IPv6Unspecified()
-	}
+	unspecified := ip.Of(v.client).Unspecified()
 	for _, p := range s.Ports {
 		if p.NodePort != 0 {
 			add(o.nodePort(netip.AddrPortFrom(unspecified, p.NodePort), v.protocol))

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 )
@@ -89,12 +90,12 @@ func readTables(m *nft.Model, table string, node *service.Node) (service.Snapsho
 	snapshot := service.Snapshot{Node: node}
 	var frontends []*servedFrontend
 	var reached, here []netip.Prefix
-	for i, f := range nft.Families() {
+	for _, f := range nft.Families() {
 		c := m.Table(nft.TableID{Family: f, Name: table})
 		if c == nil {
 			continue
 		}
-		r.readClusterIPs(i, c)
+		r.readClusterIPs(f, c)
 		frontends = append(frontends, readFrontends(f, c)...)
 		for _, cidr := range serviceCIDRs(c) {
 			snapshot.ServiceCIDRs = snapshot.ServiceCIDRs.Set(cidr.String(), cidr)
@@ -134,27 +135,21 @@ func readTables(m *nft.Model, table string, node *service.Node) (service.Snapsho
 
 // readback collects the Services of both families.
 type readback struct {
-	node *service.Node
-	// families has the facts that belong to no single Service.
-	families [2]struct {
-		// clusterIPs names the owner of each cluster IP.
-		clusterIPs map[netip.Addr]service.Name
-		// onNode has the addresses of endpoints on the node, maybeOnNode those of
-		// endpoints that may be there.
-		onNode, maybeOnNode map[netip.Addr]bool
-	}
+	node     *service.Node
+	families ip.PerFamily[familyFacts]
 	services map[service.Name]*servedService
 	// names has the names that stand in cluster-ips, sorted.
 	names  []service.Name
 	owners map[service.Claim]service.Name
 }
 
-// familyIndex is the index of a family in lists of two.
-func familyIndex(v6 bool) int {
-	if v6 {
-		return 1
-	}
-	return 0
+// familyFacts are the facts of a family that belong to no single Service.
+type familyFacts struct {
+	// clusterIPs names the owner of each cluster IP.
+	clusterIPs map[netip.Addr]service.Name
+	// onNode has the addresses of endpoints on the node, maybeOnNode those of
+	// endpoints that may be there.
+	onNode, maybeOnNode map[netip.Addr]bool
 }
 
 // service returns the Service of that name, a new one the first time.
@@ -169,28 +164,28 @@ func (r *readback) service(name service.Name) *servedService {
 
 // readClusterIPs reads the names of the Services with their cluster IPs, and the
 // endpoints on the node.
-func (r *readback) readClusterIPs(i int, c *nft.Contents) {
-	family := &r.families[i]
-	family.clusterIPs, family.onNode, family.maybeOnNode = map[netip.Addr]service.Name{}, map[netip.Addr]bool{}, map[netip.Addr]bool{}
+func (r *readback) readClusterIPs(family nft.Family, c *nft.Contents) {
+	facts := r.families.Of(family)
+	facts.clusterIPs, facts.onNode, facts.maybeOnNode = map[netip.Addr]service.Name{}, map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	for _, e := range sortedElements(c, clusterIPs) {
 		a := addrOf(e.Key)
 		name := service.Name(e.Comment)
 		if !isName(name) {
 			continue
 		}
-		if s := r.services[name]; isCut(e.Comment) && s != nil && len(s.clusterIPs[i]) > 0 {
+		if s := r.services[name]; isCut(e.Comment) && s != nil && len(*s.clusterIPs.Of(family)) > 0 {
 			name = nameByItself(e.Comment, a.String())
 		}
-		s := r.service(name)
-		s.clusterIPs[i] = append(s.clusterIPs[i], a)
-		family.clusterIPs[a] = name
+		list := r.service(name).clusterIPs.Of(family)
+		*list = append(*list, a)
+		facts.clusterIPs[a] = name
 		r.owners[service.Claim{Addr: a}] = name
 	}
 	for _, e := range sortedElements(c, hairpin) {
 		if a := addrOf(e.Key[:len(e.Key)/2]); e.Comment == maybeHere {
-			family.maybeOnNode[a] = true
+			facts.maybeOnNode[a] = true
 		} else {
-			family.onNode[a] = true
+			facts.onNode[a] = true
 		}
 	}
 }
@@ -203,8 +198,8 @@ func (r *readback) addFrontend(f *servedFrontend) {
 	}
 	r.owners[f.claim()] = name
 	s := r.service(name)
-	if i := familyIndex(f.v6); f.alsoClusterIP && !slices.Contains(s.clusterIPs[i], f.addr) {
-		s.clusterIPs[i] = append(s.clusterIPs[i], f.addr)
+	if list := s.clusterIPs.Of(f.family); f.alsoClusterIP && !slices.Contains(*list, f.addr) {
+		*list = append(*list, f.addr)
 	}
 	s.addFrontend(f, port)
 }
@@ -219,7 +214,7 @@ func (r *readback) nameOf(f *servedFrontend) (name service.Name, port string) {
 		return "", ""
 	}
 	beginning := strings.TrimSuffix(f.comment, ellipsis)
-	if owner := r.families[familyIndex(f.v6)].clusterIPs[f.addr]; !f.alsoClusterIP && strings.HasPrefix(string(owner), beginning) {
+	if owner := r.families.Of(f.family).clusterIPs[f.addr]; !f.alsoClusterIP && strings.HasPrefix(string(owner), beginning) {
 		return owner, ""
 	}
 	first, _ := slices.BinarySearch(r.names, service.Name(beginning))

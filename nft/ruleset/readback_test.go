@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
@@ -55,12 +56,12 @@ func TestReadBackConfig(t *testing.T) {
 			addrs []netip.Addr
 			all   bool
 		}
-		for _, v6 := range []bool{false, true} {
+		for _, family := range ip.Families() {
 			var want, have answer
-			want.addrs, want.all = cfg.NodePortAddresses.On(&node, v6)
-			have.addrs, have.all = got.NodePortAddresses.On(&node, v6)
+			want.addrs, want.all = cfg.NodePortAddresses.On(&node, family)
+			have.addrs, have.all = got.NodePortAddresses.On(&node, family)
 			if diff := cmp.Diff(want, have, cmp.AllowUnexported(answer{}), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
-				t.Errorf("%v: node ports, IPv6 %v (-want +got):\n%s", list, v6, diff)
+				t.Errorf("%v: node ports, %v (-want +got):\n%s", list, family, diff)
 			}
 		}
 		for _, text := range []string{"10.0.0.1", "10.0.0.9", "10.0.0.17", "11.0.0.1", "fd00:1::1", "fd00:1::9", "fd00:2::1"} {
@@ -81,7 +82,7 @@ func TestReadBackNothing(t *testing.T) {
 		if got, want := ruleset.ReadBack(m, ruleset.DefaultTable, &node).String(), build(node, nil).String(); got != want {
 			t.Errorf("%s: got\n%swant\n%s", name, got, want)
 		}
-		if addrs, all := ruleset.ReadBackConfig(m, ruleset.DefaultTable).NodePortAddresses.On(&node, false); !all {
+		if addrs, all := ruleset.ReadBackConfig(m, ruleset.DefaultTable).NodePortAddresses.On(&node, ip.V4); !all {
 			t.Errorf("%s: node ports on %v, want all addresses", name, addrs)
 		}
 	}
@@ -156,7 +157,7 @@ func TestReadBackNames(t *testing.T) {
 			back := ruleset.ReadBack(p.Model(), cfg.Table, s.Node)
 			var got []string
 			for _, line := range reachable(back) {
-				got = append(got, strings.Replace(line, " (IPv6 false)", "", 1))
+				got = append(got, strings.Replace(line, " (ip)", "", 1))
 			}
 			if diff := cmp.Diff(test.want, got); diff != "" {
 				t.Errorf("what the table serves (-want +got):\n%s", diff)
@@ -181,9 +182,9 @@ func reachable(s service.Snapshot) []string {
 				c := service.Claim{Addr: a, Protocol: port.Protocol, Port: port.Port}
 				targets[c.String()] = c
 			}
-			for _, v6 := range []bool{false, true} {
-				if c := service.NodePortClaim(v6, port); port.NodePort != 0 && svc.InFamily(v6) {
-					targets[fmt.Sprintf("%s (IPv6 %v)", c, v6)] = c
+			for _, family := range ip.Families() {
+				if c := service.NodePortClaim(family, port); port.NodePort != 0 && svc.InFamily(family) {
+					targets[fmt.Sprintf("%s (%v)", c, family)] = c
 				}
 			}
 			for text, c := range targets {
@@ -191,7 +192,7 @@ func reachable(s service.Snapshot) []string {
 					continue
 				}
 				all = append(all, fmt.Sprintf("%s %s", text, svc.ID(port)))
-				choice := svc.Choose(port, s.Node, c.Addr.Is6())
+				choice := svc.Choose(port, s.Node, ip.Of(c.Addr))
 				lists := [][]netip.AddrPort{slices.Collect(choice.Cluster.All()), slices.Collect(choice.Local.All())}
 				if slices.Contains(svc.ClusterIPs, c.Addr) {
 					lists = lists[:1]

@@ -8,13 +8,14 @@ import (
 	"strings"
 	"time"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 )
 
 // servedFrontend is a frontend as a table serves it.
 type servedFrontend struct {
-	v6 bool
+	family ip.Family
 	// addr is not valid for a node port.
 	addr     netip.Addr
 	protocol service.Protocol
@@ -56,7 +57,7 @@ func (f *servedFrontend) isNodePort() bool { return !f.addr.IsValid() }
 
 func (f *servedFrontend) claim() service.Claim {
 	if f.isNodePort() {
-		return service.NodePortClaim(f.v6, &service.Port{Protocol: f.protocol, NodePort: f.port})
+		return service.NodePortClaim(f.family, &service.Port{Protocol: f.protocol, NodePort: f.port})
 	}
 	return service.Claim{Addr: f.addr, Protocol: f.protocol, Port: f.port}
 }
@@ -91,7 +92,7 @@ type frontendReader struct {
 }
 
 func (r *frontendReader) read(element nft.Element) *servedFrontend {
-	f := &servedFrontend{v6: r.family == nft.IPv6, commentCut: isCut(element.Comment), reader: r, key: element.Key}
+	f := &servedFrontend{family: r.family, commentCut: isCut(element.Comment), reader: r, key: element.Key}
 	f.comment, f.alsoClusterIP = strings.CutPrefix(element.Comment, alsoClusterIPOf)
 	key := fieldReader{element.Key, r.family}
 	if r.key[0] == nft.Daddr {

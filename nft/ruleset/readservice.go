@@ -5,14 +5,16 @@ import (
 	"slices"
 	"strconv"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
+	"nftproxy/nft"
 )
 
 // servedService is one Service as the tables serve it.
 type servedService struct {
 	name service.Name
 	// clusterIPs has those of each family that the tables name.
-	clusterIPs [2][]netip.Addr
+	clusterIPs ip.PerFamily[[]netip.Addr]
 	ports      []*servedPort
 }
 
@@ -107,8 +109,8 @@ func (s *servedService) service(r *readback) *service.Service {
 	for _, p := range s.ports {
 		port := p.Port
 		var endpoints []service.Endpoint
-		for i := range r.families {
-			endpoints = append(endpoints, p.inFamily(svc, i == 1).endpoints(r, svc, i)...)
+		for _, family := range ip.Families() {
+			endpoints = append(endpoints, p.inFamily(svc, family).endpoints(r, svc, family)...)
 		}
 		port.Endpoints = service.MergeEndpoints(endpoints)
 		svc.Ports = append(svc.Ports, port)
@@ -119,13 +121,14 @@ func (s *servedService) service(r *readback) *service.Service {
 // setAddresses sets the cluster IPs of each family in which the Service has a
 // frontend. All other addresses are external IPs, until setFirewall.
 func (s *servedService) setAddresses(svc *service.Service) {
-	var served [2]bool
+	var served ip.PerFamily[bool]
 	for f := range s.frontends() {
-		served[familyIndex(f.v6)] = true
+		*served.Of(f.family) = true
 	}
-	for i, list := range s.clusterIPs {
-		if len(list) == 0 && served[i] {
-			list = []netip.Addr{unknownClusterIP(i == 1)}
+	for _, family := range ip.Families() {
+		list := *s.clusterIPs.Of(family)
+		if len(list) == 0 && *served.Of(family) {
+			list = []netip.Addr{unknownClusterIP(family)}
 		}
 		svc.ClusterIPs = append(svc.ClusterIPs, list...)
 	}
@@ -139,8 +142,8 @@ func (s *servedService) setAddresses(svc *service.Service) {
 // unknownClusterIP stands for the cluster IP of a Service that has lost all ports on
 // it to others, so that no table names it. A Service is served only in families where
 // it has a cluster IP. No packet goes to this address, and no Service has it.
-func unknownClusterIP(v6 bool) netip.Addr {
-	if v6 {
+func unknownClusterIP(family ip.Family) netip.Addr {
+	if family == ip.V6 {
 		return netip.AddrFrom16([16]byte{0: 0x01}) // 100::, of the range for discarding (RFC 6666)
 	}
 	return netip.AddrFrom4([4]byte{3: 1}) // 0.0.0.1, of "this network" (RFC 1122)
@@ -209,10 +212,10 @@ type portInFamily struct {
 	internal, external *servedFrontend
 }
 
-func (p *servedPort) inFamily(svc *service.Service, v6 bool) (in portInFamily) {
+func (p *servedPort) inFamily(svc *service.Service, family ip.Family) (in portInFamily) {
 	for _, f := range p.frontends {
 		switch {
-		case f.v6 != v6:
+		case f.family != family:
 		case slices.Contains(svc.ClusterIPs, f.addr):
 			in.internal = f
 		case in.external == nil || f.external:
@@ -225,8 +228,8 @@ func (p *servedPort) inFamily(svc *service.Service, v6 bool) (in portInFamily) {
 // internalPolicy is Local if a port shows it. Else Cluster makes the same rules.
 func (s *servedService) internalPolicy(svc *service.Service) service.TrafficPolicy {
 	for _, p := range s.ports {
-		for _, v6 := range []bool{false, true} {
-			if p.inFamily(svc, v6).showsInternalLocal() {
+		for _, family := range ip.Families() {
+			if p.inFamily(svc, family).showsInternalLocal() {
 				return service.Local
 			}
 		}
@@ -246,9 +249,9 @@ func (in portInFamily) showsInternalLocal() bool {
 const elsewhere = "-"
 
 // endpoints returns the endpoints of all lists, such that Choose makes the same lists.
-func (in portInFamily) endpoints(r *readback, svc *service.Service, i int) []service.Endpoint {
+func (in portInFamily) endpoints(r *readback, svc *service.Service, family nft.Family) []service.Endpoint {
 	var cluster, local []netip.AddrPort
-	family := &r.families[i]
+	facts := r.families.Of(family)
 	switch {
 	case in.external != nil:
 		cluster = in.external.cluster
@@ -262,7 +265,7 @@ func (in portInFamily) endpoints(r *readback, svc *service.Service, i int) []ser
 		local = in.external.local
 	default:
 		for _, a := range cluster {
-			if family.onNode[a.Addr()] {
+			if facts.onNode[a.Addr()] {
 				local = append(local, a)
 			}
 		}
@@ -276,7 +279,7 @@ func (in portInFamily) endpoints(r *readback, svc *service.Service, i int) []ser
 		list[i] = service.Endpoint{Addr: a, Ready: true, Serving: true, Node: elsewhere}
 		if _, ok := slices.BinarySearchFunc(local, a, netip.AddrPort.Compare); ok {
 			list[i].Node = r.node.Name
-		} else if family.onNode[a.Addr()] || family.maybeOnNode[a.Addr()] {
+		} else if facts.onNode[a.Addr()] || facts.maybeOnNode[a.Addr()] {
 			list[i].Node = ""
 		}
 		if hinted {

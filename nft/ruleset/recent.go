@@ -3,6 +3,7 @@ package ruleset
 import (
 	"time"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 )
@@ -35,11 +36,7 @@ func (a *access) recentRule() nft.Rule {
 // Recent returns the set of a claim's family that has its key while it had a new connection
 // lately. A claim of a node port has no address (service.NodePortClaim).
 func Recent(table string, c service.Claim) (nft.TableID, *nft.Set, nft.Value) {
-	family := nft.IPv4
-	if c.Addr.Is6() {
-		family = nft.IPv6
-	}
-	id := nft.TableID{Family: family, Name: table}
+	id := nft.TableID{Family: ip.Of(c.Addr), Name: table}
 	access := byAddress()
 	if c.Addr.IsUnspecified() {
 		access = byNodePort()

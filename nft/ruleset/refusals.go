@@ -185,7 +185,7 @@ func toClusterIP(check string, s spared) []nft.Statement {
 func rangeRules(f nft.Family, ranges treap.Map[string, netip.Prefix], s spared) []nft.Rule {
 	var rules []nft.Rule
 	for _, cidr := range ranges.All() {
-		if cidr.Addr().Is6() == (f == nft.IPv6) {
+		if f.Has(cidr.Addr()) {
 			rules = append(rules, DropUnallocated.rule(nft.MatchAddr{Field: nft.Daddr, Prefix: cidr}, notOwn(), s.verdict(checkUnallocated)))
 		}
 	}

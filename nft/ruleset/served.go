@@ -86,7 +86,7 @@ func (f *Frontend) IsNodePort() bool { return !f.Addr.IsValid() }
 // Claim returns the claim that the frontend stands for.
 func (f *Frontend) Claim() service.Claim {
 	if f.IsNodePort() {
-		return service.NodePortClaim(f.Family == nft.IPv6, &service.Port{Protocol: f.Protocol, NodePort: f.Port})
+		return service.NodePortClaim(f.Family, &service.Port{Protocol: f.Protocol, NodePort: f.Port})
 	}
 	return service.Claim{Addr: f.Addr, Protocol: f.Protocol, Port: f.Port}
 }
@@ -150,12 +150,9 @@ func (f *Frontend) kind() int {
 
 func (f *servedFrontend) exported(svc *service.Service) Frontend {
 	e := Frontend{
-		Family: nft.IPv4, Addr: f.addr, Protocol: f.protocol, Port: f.port, Fate: Translated,
+		Family: f.family, Addr: f.addr, Protocol: f.protocol, Port: f.port, Fate: Translated,
 		ClusterIP: !f.isNodePort() && slices.Contains(svc.ClusterIPs, f.addr),
 		Split:     f.external, Cluster: f.cluster, Local: f.local, Affinity: f.affinity, Chains: f.chains(),
-	}
-	if f.v6 {
-		e.Family = nft.IPv6
 	}
 	switch {
 	case f.dropped:

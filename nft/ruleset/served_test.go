@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
@@ -66,14 +67,14 @@ type checkedFrontend struct {
 
 func checkFrontend(t *testing.T, f *checkedFrontend, seen map[string]int) {
 	t.Helper()
-	v6 := f.Family == nft.IPv6
+	family := f.Family
 	dst := f.Addr
 	if f.IsNodePort() {
-		addrs, all := f.cfg.NodePortAddresses.On(f.node, v6)
+		addrs, all := f.cfg.NodePortAddresses.On(f.node, family)
 		if all {
 			addrs = f.node.HostAddresses
 		}
-		at := slices.IndexFunc(addrs, func(a netip.Addr) bool { return a.Is6() == v6 && !a.IsLoopback() && isHost(f.node, a) })
+		at := slices.IndexFunc(addrs, func(a netip.Addr) bool { return family.Has(a) && !a.IsLoopback() && isHost(f.node, a) })
 		if at < 0 {
 			return
 		}
@@ -83,10 +84,10 @@ func checkFrontend(t *testing.T, f *checkedFrontend, seen map[string]int) {
 		}
 		seen["node port"]++
 	}
-	outside := netip.MustParseAddr(map[bool]string{false: "203.0.113.200", true: "2001:db8:200::1"}[v6])
+	outside := netip.MustParseAddr(map[ip.Family]string{ip.V4: "203.0.113.200", ip.V6: "2001:db8:200::1"}[family])
 	f.check(t, nft.Packet{Src: netip.AddrPortFrom(outside, 40000), Dst: netip.AddrPortFrom(dst, f.Port), Protocol: uint8(f.Protocol), Input: "uplink"}, seen)
 	if f.Sources != nil {
-		ranges, _ := f.Sources.Of(v6)
+		ranges, _ := f.Sources.Of(family)
 		for _, r := range ranges {
 			if src := nft.LastAddr(r); f.isOutside(src) {
 				f.check(t, nft.Packet{Src: netip.AddrPortFrom(src, 40000), Dst: netip.AddrPortFrom(dst, f.Port), Protocol: uint8(f.Protocol), Input: "uplink"}, seen)
@@ -94,7 +95,7 @@ func checkFrontend(t *testing.T, f *checkedFrontend, seen map[string]int) {
 		}
 	}
 	for _, own := range f.node.HostAddresses {
-		if own.Is6() == v6 && own != dst {
+		if family.Has(own) && own != dst {
 			f.check(t, nft.Packet{Src: netip.AddrPortFrom(own, 40000), Dst: netip.AddrPortFrom(dst, f.Port), Protocol: uint8(f.Protocol), FromNode: true}, seen)
 		}
 	}
@@ -151,7 +152,7 @@ func (f *checkedFrontend) want(p nft.Packet, seen map[string]int) []string {
 		seen["from the node"]++
 	}
 	if f.Sources != nil {
-		ranges, all := f.Sources.Of(f.Family == nft.IPv6)
+		ranges, all := f.Sources.Of(f.Family)
 		if !all && !slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Contains(p.Src.Addr()) }) {
 			seen["kept out"]++
 			return []string{"dropped"}

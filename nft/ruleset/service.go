@@ -33,13 +33,13 @@ type serviceCompiler struct {
 // compile returns the service's elements in the family, none if it has no cluster IP
 // there.
 func (c *serviceCompiler) compile() compiledService {
-	if !c.svc.InFamily(c.v6()) {
+	if !c.svc.InFamily(c.family) {
 		return compiledService{}
 	}
 	// Most services have one cluster IP, and an element for each port.
 	c.elements = make([]nft.Element, 0, 1+len(c.svc.Ports))
 	for _, a := range c.svc.ClusterIPs {
-		if c.ours(a) && !c.conflicts.Has(service.Claim{Addr: a}) {
+		if c.family.Has(a) && !c.conflicts.Has(service.Claim{Addr: a}) {
 			c.elements = append(c.elements, nft.Element{
 				Set: clusterIPs, Key: addrValue(a), Comment: comment(string(c.svc.Name)),
 			})
@@ -61,10 +61,6 @@ func (c *serviceCompiler) compile() compiledService {
 	return compiled
 }
 
-func (c *serviceCompiler) ours(a netip.Addr) bool { return a.Is6() == c.v6() }
-
-func (c *serviceCompiler) v6() bool { return c.family == nft.IPv6 }
-
 // compilePort adds the elements of all frontends of a port.
 func (c *serviceCompiler) compilePort(p *service.Port, l endpointLists) {
 	if c.svc.AffinityTimeout > 0 {
@@ -72,7 +68,7 @@ func (c *serviceCompiler) compilePort(p *service.Port, l endpointLists) {
 	}
 	for _, a := range c.svc.Addresses() {
 		claim := service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}
-		if !c.ours(a) || c.conflicts.Has(claim) {
+		if !c.family.Has(a) || c.conflicts.Has(claim) {
 			continue
 		}
 		f := frontend{access: c.address, verdicts: c.address.verdicts, at: claimValue(claim), comment: comment(c.beforeID(a) + c.svc.ID(p))}
@@ -87,7 +83,7 @@ func (c *serviceCompiler) compilePort(p *service.Port, l endpointLists) {
 			c.serveExternal(f, l)
 		}
 	}
-	if claim := service.NodePortClaim(c.v6(), p); p.NodePort != 0 && !c.conflicts.Has(claim) {
+	if claim := service.NodePortClaim(c.family, p); p.NodePort != 0 && !c.conflicts.Has(claim) {
 		c.serveExternal(frontend{access: c.nodePort, verdicts: c.nodePort.verdicts, at: claimValue(claim), comment: comment(c.svc.ID(p))}, l)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strings"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 )
@@ -35,10 +36,10 @@ type sourceList struct {
 // sourceListOf returns the list of a firewall's ranges. The name is a hash of the ranges,
 // so equal lists are one. A tenant cannot make another list with the name of another
 // tenant's list (service.Digest).
-func sourceListOf(f service.Firewall, v6 bool) sourceList {
+func sourceListOf(f service.Firewall, family ip.Family) sourceList {
 	l := sourceList{name: sourceRanges + noRanges}
-	if l.ranges, _ = f.Sources.Of(v6); len(l.ranges) > 0 {
-		digest := f.Sources.Digest(v6)
+	if l.ranges, _ = f.Sources.Of(family); len(l.ranges) > 0 {
+		digest := f.Sources.Digest(family)
 		l.name = sourceRanges + strings.ToLower(base32.StdEncoding.EncodeToString(digest[:]))
 	}
 	return l
@@ -90,13 +91,13 @@ func restrictedChain() *nft.Chain {
 // cluster IP or external IP, of this service or of another one. It is restricted all
 // the same: so it is in kube-proxy, whose firewall comes first.
 func (c *serviceCompiler) restrict(f frontend, wall service.Firewall, by string) frontend {
-	list := sourceListOf(wall, c.v6())
+	list := sourceListOf(wall, c.family)
 	if last := len(c.sourceLists) - 1; last < 0 || c.sourceLists[last].name != list.name {
 		c.sourceLists = append(c.sourceLists, list)
 	}
 	c.addVerdict(f, f.verdicts, nft.Verdict{Code: nft.Goto, Chain: list.name})
 	c.addRefusal(f, OutsideSourceRanges)
-	for _, a := range wall.Itself(c.node, c.v6()) {
+	for _, a := range wall.Itself(c.node, c.family) {
 		c.elements = append(c.elements, nft.Element{Set: loadBalancerSources, Key: f.at + nft.Value(a.AsSlice())})
 	}
 	f.verdicts, f.by = servicesRestricted, by

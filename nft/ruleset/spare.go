@@ -95,7 +95,7 @@ func (t *tableCompiler) setSpared(s spared) {
 func (t *tableCompiler) rangesOfFamily() []netip.Prefix {
 	var ranges []netip.Prefix
 	for _, cidr := range t.ranges.All() {
-		if cidr.Addr().Is6() == (t.family == nft.IPv6) {
+		if t.family.Has(cidr.Addr()) {
 			ranges = append(ranges, cidr)
 		}
 	}
@@ -126,7 +126,7 @@ func (t *tableCompiler) reachableNow() []netip.Prefix {
 	if t.outside == 0 && len(t.rangesOfFamily()) == 0 {
 		return nil
 	}
-	return t.node.Spared(t.ranges, t.family == nft.IPv6)
+	return t.node.Spared(t.ranges, t.family)
 }
 
 // countInRange counts the lists of the part that have an endpoint in a ServiceCIDR.
@@ -136,7 +136,7 @@ func (t *tableCompiler) countInRange(part *nft.Part, by int) {
 	}
 	for i := range part.Pools {
 		for _, cidr := range t.ranges.All() {
-			if cidr.Addr().Is6() == (t.family == nft.IPv6) && hasTargetIn(part.Pools[i].Targets, cidr) {
+			if t.family.Has(cidr.Addr()) && hasTargetIn(part.Pools[i].Targets, cidr) {
 				t.inRange += by
 			}
 		}

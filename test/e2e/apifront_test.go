@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"nftproxy/model/ip"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -51,7 +52,7 @@ func TestAPIServerBehindService(t *testing.T) {
 	web := n.create(service("web", ""))
 	n.publish(slice("web-1", web, n.addServer("web-1").Addrs[0]))
 	second.until("a later Service is served", func() error {
-		return n.reaches(client, testnet.TCP, address(web, testnet.TCP, false), "web-1")
+		return n.reaches(client, testnet.TCP, address(web, testnet.TCP, ip.V4), "web-1")
 	})
 	if err := leads(); err != nil {
 		t.Errorf("after a change: %v", err)

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
 
+	"nftproxy/model/ip"
 	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/testnet"
 )
@@ -81,8 +82,8 @@ func (a *atOnce) setZone(zone string) error {
 
 // serves returns an error unless the pod, and no other, gets the service's connections.
 func (a *atOnce) serves(pod string) error {
-	return everywhere(func(protocol string, v6 bool) error {
-		return a.reaches(a.client, protocol, address(a.web, protocol, v6), pod)
+	return everywhere(func(protocol string, family ip.Family) error {
+		return a.reaches(a.client, protocol, address(a.web, protocol, family), pod)
 	})
 }
 

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"nftproxy/model/ip"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -30,8 +31,8 @@ func TestBadInput(t *testing.T) {
 	n.addCrowd()
 	p := n.startProxy()
 	goodWorks := func() error {
-		return everywhere(func(protocol string, v6 bool) error {
-			return n.reaches(client, protocol, address(good, protocol, v6), "good-1")
+		return everywhere(func(protocol string, family ip.Family) error {
+			return n.reaches(client, protocol, address(good, protocol, family), "good-1")
 		})
 	}
 	p.until("the good service works", goodWorks)

@@ -11,6 +11,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"nftproxy/model/ip"
 	"nftproxy/test/lib/controlplane"
 	"nftproxy/test/lib/nftcmd"
 )
@@ -41,11 +42,11 @@ func TestBesideKubeProxy(t *testing.T) {
 	both := func(what string) {
 		t.Helper()
 		p.until(what, func() error {
-			return everywhere(func(protocol string, v6 bool) error {
-				if err := n.reaches(client, protocol, address(ours, protocol, v6), "web-1"); err != nil {
+			return everywhere(func(protocol string, family ip.Family) error {
+				if err := n.reaches(client, protocol, address(ours, protocol, family), "web-1"); err != nil {
 					return err
 				}
-				return n.reaches(client, protocol, address(theirs, protocol, v6), "web-2")
+				return n.reaches(client, protocol, address(theirs, protocol, family), "web-2")
 			})
 		})
 	}

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"nftproxy/model/ip"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -16,7 +17,7 @@ func TestCleanup(t *testing.T) {
 	web := n.create(service("web", "web"))
 	n.runPod("web-1", "web")
 	p := n.startProxy()
-	reached := func() error { return n.reaches(client, testnet.TCP, address(web, testnet.TCP, false), "web-1") }
+	reached := func() error { return n.reaches(client, testnet.TCP, address(web, testnet.TCP, ip.V4), "web-1") }
 	p.until("the pod serves", reached)
 
 	out, err := n.cleanup()

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/tools/txtar"
+
+	"nftproxy/model/ip"
 )
 
 // TestConfigFile runs the proxy with kubeadm's configuration file for kube-proxy
@@ -34,8 +36,8 @@ func TestConfigFile(t *testing.T) {
 	p := n.run(exec.Command(shared.nftproxy(t), "run", "--config="+path, "--hostname-override="+n.name, "-v=2"))
 	p.awaitSync(0)
 	p.until("the service answers", func() error {
-		return everywhere(func(protocol string, v6 bool) error {
-			return n.reaches(client, protocol, address(web, protocol, v6), "web-1")
+		return everywhere(func(protocol string, family ip.Family) error {
+			return n.reaches(client, protocol, address(web, protocol, family), "web-1")
 		})
 	})
 	p.stop()

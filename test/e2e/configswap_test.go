@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
 
+	"nftproxy/model/ip"
 	"nftproxy/test/lib/testnet"
 	"nftproxy/watch"
 )
@@ -51,23 +52,23 @@ func TestConfigMapSwap(t *testing.T) {
 	swap("")
 	p := n.run(exec.Command(shared.nftproxy(t), "run", "--config="+filepath.Join(dir, "config.conf"), "--hostname-override="+n.name, "-v=2"))
 	p.awaitSync(0)
-	seen := func(what string, want func(v6 bool) netip.Addr) {
+	seen := func(what string, want func(family ip.Family) netip.Addr) {
 		t.Helper()
 		p.until(what, func() error {
-			for _, v6 := range []bool{false, true} {
-				peer, err := n.peer(client.NS, testnet.TCP, address(web, testnet.TCP, v6))
+			for _, family := range ip.Families() {
+				peer, err := n.peer(client.NS, testnet.TCP, address(web, testnet.TCP, family))
 				if err != nil {
 					return err
 				}
-				if peer != want(v6) {
-					return fmt.Errorf("the server saw %s, want %s", peer, want(v6))
+				if peer != want(family) {
+					return fmt.Errorf("the server saw %s, want %s", peer, want(family))
 				}
 			}
 			return nil
 		})
 	}
-	plain := func(v6 bool) netip.Addr { return of(client.Addrs, v6) }
-	masqueraded := func(v6 bool) netip.Addr { return of(n.NodeAddrs, v6) }
+	plain := func(family ip.Family) netip.Addr { return of(client.Addrs, family) }
+	masqueraded := func(family ip.Family) netip.Addr { return of(n.NodeAddrs, family) }
 	seen("a pod's own address", plain)
 	swap("nftables: {masqueradeAll: true}\n")
 	seen("the node's address", masqueraded)

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"nftproxy/model/ip"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -27,7 +28,7 @@ func TestConntrackCommand(t *testing.T) {
 		n.publish(slice(fmt.Sprintf("gone-%d", i), gone, a))
 	}
 	p := n.startProxy()
-	p.until("the pod serves", func() error { return n.reaches(client, testnet.UDP, address(web, testnet.UDP, true), "web-1") })
+	p.until("the pod serves", func() error { return n.reaches(client, testnet.UDP, address(web, testnet.UDP, ip.V6), "web-1") })
 	ask := func(port uint16, to netip.AddrPort) string {
 		t.Helper()
 		from := netip.AddrPortFrom(netip.IPv6Unspecified(), port)
@@ -41,7 +42,7 @@ func TestConntrackCommand(t *testing.T) {
 	p.stop()
 	// The entries must outlive the commands, on a slow machine too: 30 seconds is the default.
 	n.must(n.Node.Sysctl("net.netfilter.nf_conntrack_udp_timeout", "600"), n.Node.FlushConntrack())
-	addresses := []netip.AddrPort{address(web, testnet.UDP, false), address(web, testnet.UDP, true), address(gone, testnet.UDP, true)}
+	addresses := []netip.AddrPort{address(web, testnet.UDP, ip.V4), address(web, testnet.UDP, ip.V6), address(gone, testnet.UDP, ip.V6)}
 	for i, to := range addresses {
 		if got := ask(4000+uint16(i), to); got != "web-1" {
 			t.Fatalf("%s: %q answered", to, got)

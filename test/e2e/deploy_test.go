@@ -25,6 +25,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"nftproxy/conntrack"
+	"nftproxy/model/ip"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -51,18 +52,18 @@ func TestDeploy(t *testing.T) {
 	n.soon("the readiness probe", func() error { return n.probe(container.ReadinessProbe) })
 	n.soon("the liveness probe", func() error { return n.probe(container.LivenessProbe) })
 	n.soon("the pod serves", func() error {
-		return everywhere(func(protocol string, v6 bool) error {
-			return n.reaches(client, protocol, address(web, protocol, v6), "web-1")
+		return everywhere(func(protocol string, family ip.Family) error {
+			return n.reaches(client, protocol, address(web, protocol, family), "web-1")
 		})
 	})
 	// The configuration's cluster CIDR has arrived: from elsewhere, masqueraded.
-	peer, err := n.peer(n.Node, testnet.TCP, address(web, testnet.TCP, false))
+	peer, err := n.peer(n.Node, testnet.TCP, address(web, testnet.TCP, ip.V4))
 	if n.must(err); peer != n.NodeAddrs.V4() {
 		t.Errorf("the server saw %v, want the node masqueraded as %v", peer, n.NodeAddrs.V4())
 	}
 	n.runPod("web-2", "web")
 	n.soon("two pods serve", func() error { // The deployed log level names no later sync to wait for.
-		return n.reaches(client, testnet.TCP, address(web, testnet.TCP, false), "web-1", "web-2")
+		return n.reaches(client, testnet.TCP, address(web, testnet.TCP, ip.V4), "web-1", "web-2")
 	})
 
 	const netAdmin = "0000000000001000" // 1 << CAP_NET_ADMIN
@@ -121,8 +122,8 @@ func TestDeployKubeadm(t *testing.T) {
 	p.awaitSync(0)
 	n.soon("the readiness probe", func() error { return n.probe(spec.Containers[0].ReadinessProbe) })
 	n.soon("the pod serves", func() error {
-		return everywhere(func(protocol string, v6 bool) error {
-			return n.reaches(client, protocol, address(web, protocol, v6), "web-1")
+		return everywhere(func(protocol string, family ip.Family) error {
+			return n.reaches(client, protocol, address(web, protocol, family), "web-1")
 		})
 	})
 	p.stop()

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"nftproxy/model/ip"
 	"nftproxy/test/lib/nftcmd"
 	"nftproxy/test/lib/testnet"
 )
@@ -52,11 +53,11 @@ func (n *node) startEarly() *process {
 	var group sync.WaitGroup
 	flows := 0
 	for _, from := range []*testnet.Namespace{client, n.Node} {
-		for _, v6 := range []bool{false, true} {
+		for _, family := range ip.Families() {
 			start := func(flow func(context.Context, *testnet.Namespace, netip.AddrPort) error, protocol string) {
 				flows++
 				group.Go(func() {
-					if err := flow(ctx, from, address(web, protocol, v6)); err != nil {
+					if err := flow(ctx, from, address(web, protocol, family)); err != nil {
 						n.t.Error(err)
 					}
 				})

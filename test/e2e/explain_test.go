@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"nftproxy/model/ip"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -24,7 +25,7 @@ func TestExplainCommand(t *testing.T) {
 	ready := slice("web-0", web, one.Addrs.V4())
 	n.publish(ready)
 	p := n.startProxy()
-	to := address(web, testnet.TCP, false)
+	to := address(web, testnet.TCP, ip.V4)
 	p.until("the pod serves", func() error { return n.reaches(client, testnet.TCP, to, "web-1") })
 	if e := n.explain(to.String()); e.Outcome != "endpoint" || len(e.Endpoints) != 1 || e.Endpoints[0].About != "ready, on an unknown node" {
 		t.Errorf("with a ready endpoint: %+v", e)

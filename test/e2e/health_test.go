@@ -12,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/retry"
+
+	"nftproxy/model/ip"
 )
 
 // TestHealth asks the health and metrics servers before the API server is there
@@ -37,8 +39,8 @@ func TestHealth(t *testing.T) {
 	p.awaitSync(0)
 	n.soon("ready", func() error { return n.answers(health, "/readyz", http.StatusOK, "ok") })
 	p.until("the pod serves", func() error {
-		return everywhere(func(protocol string, v6 bool) error {
-			return n.reaches(n.Node, protocol, address(web, protocol, v6), "web-1")
+		return everywhere(func(protocol string, family ip.Family) error {
+			return n.reaches(n.Node, protocol, address(web, protocol, family), "web-1")
 		})
 	})
 	n.must(

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"nftproxy/model/ip"
 	"nftproxy/test/lib/controlplane"
 	"nftproxy/watch"
 )
@@ -22,8 +23,8 @@ func TestAPIServerInServiceCIDR(t *testing.T) {
 	web := n.create(service("web", ""))
 	reached := func(want ...string) func() error {
 		return func() error {
-			return everywhere(func(protocol string, v6 bool) error {
-				return n.reaches(client, protocol, address(web, protocol, v6), want...)
+			return everywhere(func(protocol string, family ip.Family) error {
+				return n.reaches(client, protocol, address(web, protocol, family), want...)
 			})
 		}
 	}

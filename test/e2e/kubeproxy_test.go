@@ -69,8 +69,8 @@ func firstOfFamilies(cidrs string) string {
 	var first []string
 	seen := map[bool]bool{}
 	for cidr := range strings.SplitSeq(cidrs, ",") {
-		if v6 := strings.Contains(cidr, ":"); !seen[v6] {
-			seen[v6], first = true, append(first, cidr)
+		if family := strings.Contains(cidr, ":"); !seen[family] {
+			seen[family], first = true, append(first, cidr)
 		}
 	}
 	return strings.Join(first, ",")

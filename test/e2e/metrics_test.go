@@ -19,6 +19,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"nftproxy/model/ip"
 	"nftproxy/test/check"
 	"nftproxy/test/lib/controlplane"
 	"nftproxy/test/lib/nftcmd"
@@ -89,8 +90,8 @@ func (n *node) exercise(others ...string) {
 		n.runPod(name, "web")
 		pods = append(pods, name)
 		n.soon("the pod serves", func() error {
-			return everywhere(func(protocol string, v6 bool) error {
-				return n.reaches(n.Node, protocol, address(web, protocol, v6), pods...)
+			return everywhere(func(protocol string, family ip.Family) error {
+				return n.reaches(n.Node, protocol, address(web, protocol, family), pods...)
 			})
 		})
 	}

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
+	"nftproxy/model/ip"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -116,9 +117,9 @@ func clusterIPs(s *corev1.Service) []netip.Addr {
 }
 
 // address is the service's of one family with the port of a protocol.
-func address(s *corev1.Service, protocol string, v6 bool) netip.AddrPort {
+func address(s *corev1.Service, protocol string, family ip.Family) netip.AddrPort {
 	for _, a := range clusterIPs(s) {
-		if a.Is6() == v6 {
+		if family.Has(a) {
 			return netip.AddrPortFrom(a, protocols()[protocol])
 		}
 	}

@@ -17,6 +17,7 @@ import (
 
 	"nftproxy/conntrack"
 	capabilities "nftproxy/daemon/process"
+	"nftproxy/model/ip"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -127,8 +128,8 @@ func (w *privilegesWorld) threads() []capabilities.CapabilityState {
 func (w *privilegesWorld) serves() {
 	w.t.Helper()
 	w.proxy.until("the pod serves", func() error {
-		return everywhere(func(protocol string, v6 bool) error {
-			return w.reaches(w.client, protocol, address(w.web, protocol, v6), "web-1")
+		return everywhere(func(protocol string, family ip.Family) error {
+			return w.reaches(w.client, protocol, address(w.web, protocol, family), "web-1")
 		})
 	})
 	metrics, loopback := netip.MustParseAddrPort("127.0.0.1:10249"), netip.MustParseAddr("127.0.0.1")
@@ -164,7 +165,7 @@ func (w *privilegesWorld) forgetsFlows() {
 	one, two := w.addServer("flow-1"), w.addServer("flow-2")
 	flow := w.create(service("flow", ""))
 	w.publish(slice("flow-4", flow, one.Addrs[0]))
-	from, to := netip.MustParseAddrPort("0.0.0.0:4000"), address(flow, testnet.UDP, false)
+	from, to := netip.MustParseAddrPort("0.0.0.0:4000"), address(flow, testnet.UDP, ip.V4)
 	goesTo := func(id string) {
 		w.t.Helper()
 		w.soon("the flow goes to "+id, func() error {
@@ -188,7 +189,7 @@ func (w *privilegesWorld) forgetsClients() {
 	spec.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 	clients := w.create(spec)
 	w.publish(slice("clients-4", clients, one.Addrs[0]))
-	to := address(clients, testnet.TCP, false)
+	to := address(clients, testnet.TCP, ip.V4)
 	w.soon("the client is remembered", func() error { return w.reaches(w.client, testnet.TCP, to, "client-1") })
 	mark := w.proxy.Mark()
 	w.replace(slice("clients-4", clients, two.Addrs[0]))
@@ -214,7 +215,7 @@ func (w *privilegesWorld) startsAgain() {
 	}
 	w.runPod("web-2", "web")
 	w.proxy.until("two pods serve", func() error {
-		return w.reaches(w.client, testnet.TCP, address(w.web, testnet.TCP, false), "web-1", "web-2")
+		return w.reaches(w.client, testnet.TCP, address(w.web, testnet.TCP, ip.V4), "web-1", "web-2")
 	})
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nftproxy/model/ip"
 	"nftproxy/test/lib/nftcmd"
 	"nftproxy/test/lib/testnet"
 )
@@ -68,15 +69,15 @@ func TestRestart(t *testing.T) {
 	publish("web-2")
 	p := n.startProxy()
 	serves := func() error {
-		return everywhere(func(protocol string, v6 bool) error {
-			return n.reaches(client, protocol, address(web, protocol, v6), "web-1", "web-2")
+		return everywhere(func(protocol string, family ip.Family) error {
+			return n.reaches(client, protocol, address(web, protocol, family), "web-1", "web-2")
 		})
 	}
 	p.until("two pods serve", serves)
 	talks := []*conversation{
-		n.converse(client, address(web, testnet.TCP, false).String()),
-		n.converse(client, address(web, testnet.TCP, true).String()),
-		n.converse(n.Node, address(web, testnet.TCP, false).String()),
+		n.converse(client, address(web, testnet.TCP, ip.V4).String()),
+		n.converse(client, address(web, testnet.TCP, ip.V6).String()),
+		n.converse(n.Node, address(web, testnet.TCP, ip.V4).String()),
 	}
 	goOn := func() error {
 		var errs []error
@@ -118,8 +119,8 @@ func TestRestart(t *testing.T) {
 	publish("web-3")
 	p = n.startProxy()
 	p.until("what has changed meanwhile is there", func() error {
-		return everywhere(func(protocol string, v6 bool) error {
-			return n.reaches(client, protocol, address(web, protocol, v6), "web-1", "web-2", "web-3")
+		return everywhere(func(protocol string, family ip.Family) error {
+			return n.reaches(client, protocol, address(web, protocol, family), "web-1", "web-2", "web-3")
 		})
 	})
 	n.must(goOn())
@@ -145,13 +146,13 @@ func TestAPIServerRestart(t *testing.T) {
 	p := n.startProxy()
 	reached := func(want ...string) func() error {
 		return func() error {
-			return everywhere(func(protocol string, v6 bool) error {
-				return n.reaches(client, protocol, address(web, protocol, v6), want...)
+			return everywhere(func(protocol string, family ip.Family) error {
+				return n.reaches(client, protocol, address(web, protocol, family), want...)
 			})
 		}
 	}
 	p.until("the pod serves", reached("web-1"))
-	talk := n.converse(client, address(web, testnet.TCP, false).String())
+	talk := n.converse(client, address(web, testnet.TCP, ip.V4).String())
 
 	at := p.Mark()
 	n.plane.cluster.StopAPIServer()

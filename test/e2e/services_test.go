@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"nftproxy/model/ip"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -25,9 +26,9 @@ func TestService(t *testing.T) {
 	var slowest time.Duration
 	allRefused := func() error {
 		slowest = 0
-		return everywhere(func(protocol string, v6 bool) error {
+		return everywhere(func(protocol string, family ip.Family) error {
 			for _, from := range []*testnet.Namespace{client, n.Node} {
-				took, err := n.refused(from, protocol, address(web, protocol, v6))
+				took, err := n.refused(from, protocol, address(web, protocol, family))
 				if err != nil {
 					return err
 				}
@@ -41,10 +42,10 @@ func TestService(t *testing.T) {
 
 	reached := func(want ...string) func() error {
 		return func() error {
-			return everywhere(func(protocol string, v6 bool) error {
+			return everywhere(func(protocol string, family ip.Family) error {
 				return errors.Join(
-					n.reaches(client, protocol, address(web, protocol, v6), want...),
-					n.reaches(n.Node, protocol, address(web, protocol, v6), want...))
+					n.reaches(client, protocol, address(web, protocol, family), want...),
+					n.reaches(n.Node, protocol, address(web, protocol, family), want...))
 			})
 		}
 	}
@@ -56,8 +57,8 @@ func TestService(t *testing.T) {
 	n.deletePod("web-2")
 	p.until("two pods serve", reached("web-1", "web-3"))
 
-	unknown := func(protocol string, v6 bool) error {
-		to := netip.AddrPortFrom(address(web, protocol, v6).Addr(), 4711)
+	unknown := func(protocol string, family ip.Family) error {
+		to := netip.AddrPortFrom(address(web, protocol, family).Addr(), 4711)
 		_, err := n.refused(client, protocol, to)
 		return err
 	}
@@ -73,7 +74,7 @@ func TestService(t *testing.T) {
 
 	n.must(n.plane.client.CoreV1().Services(n.namespace).Delete(n.ctx, web.Name, metav1.DeleteOptions{}))
 	gone := func() error {
-		answer, err := client.Ask(n.ctx, testnet.TCP, address(web, testnet.TCP, false), 200*time.Millisecond)
+		answer, err := client.Ask(n.ctx, testnet.TCP, address(web, testnet.TCP, ip.V4), 200*time.Millisecond)
 		if err == nil && answer.Outcome != testnet.TimedOut {
 			err = fmt.Errorf("%s", answer.Outcome)
 		}
@@ -95,7 +96,7 @@ func testPeers(t *testing.T, flags ...string) {
 	n := newNode(t)
 	client := n.addClient()
 	for _, a := range n.NodeAddrs { // a client outside that knows the way to services
-		n.must(n.Outside.AddRoute(serviceRange(a.Is6()), a))
+		n.must(n.Outside.AddRoute(serviceRange(ip.Of(a)), a))
 	}
 	spec := service("web", "web")
 	spec.Spec.Type = corev1.ServiceTypeNodePort
@@ -106,9 +107,9 @@ func testPeers(t *testing.T, flags ...string) {
 	pod := n.runPod("web-1", "web")
 	p := n.startProxy(flags...)
 	p.until("the pod serves", func() error {
-		return everywhere(func(protocol string, v6 bool) error {
-			return errors.Join(n.reaches(client, protocol, address(web, protocol, v6), "web-1"),
-				n.reaches(client, protocol, address(local, protocol, v6), "web-1"))
+		return everywhere(func(protocol string, family ip.Family) error {
+			return errors.Join(n.reaches(client, protocol, address(web, protocol, family), "web-1"),
+				n.reaches(client, protocol, address(local, protocol, family), "web-1"))
 		})
 	})
 
@@ -135,14 +136,14 @@ func testPeers(t *testing.T, flags ...string) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s := cmp.Or(test.service, web)
-			err := everywhere(func(protocol string, v6 bool) error {
-				to := address(s, protocol, v6)
+			err := everywhere(func(protocol string, family ip.Family) error {
+				to := address(s, protocol, family)
 				if test.nodePort {
-					to = netip.AddrPortFrom(of(n.NodeAddrs, v6), nodePort(s, protocol))
+					to = netip.AddrPortFrom(of(n.NodeAddrs, family), nodePort(s, protocol))
 				}
 				got, err := n.peer(test.from, protocol, to)
-				if err == nil && got != of(test.want, v6) {
-					err = fmt.Errorf("%s to %v: the server saw %v, want %v", protocol, to, got, of(test.want, v6))
+				if err == nil && got != of(test.want, family) {
+					err = fmt.Errorf("%s to %v: the server saw %v, want %v", protocol, to, got, of(test.want, family))
 				}
 				return err
 			})
@@ -154,8 +155,8 @@ func testPeers(t *testing.T, flags ...string) {
 
 	n.deletePod("web-1")
 	p.until("a node port without endpoints refuses", func() error {
-		return everywhere(func(protocol string, v6 bool) error {
-			_, err := n.refused(n.Outside, protocol, netip.AddrPortFrom(of(n.NodeAddrs, v6), nodePort(web, protocol)))
+		return everywhere(func(protocol string, family ip.Family) error {
+			_, err := n.refused(n.Outside, protocol, netip.AddrPortFrom(of(n.NodeAddrs, family), nodePort(web, protocol)))
 			return err
 		})
 	})
@@ -177,8 +178,8 @@ func TestAPIServerService(t *testing.T) {
 	})
 }
 
-func serviceRange(v6 bool) netip.Prefix {
-	if v6 {
+func serviceRange(family ip.Family) netip.Prefix {
+	if family == ip.V6 {
 		return netip.MustParsePrefix("fd00:10:96::/108")
 	}
 	return netip.MustParsePrefix("10.96.0.0/12")

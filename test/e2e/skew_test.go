@@ -7,6 +7,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"nftproxy/model/ip"
 	"nftproxy/test/lib/controlplane"
 )
 
@@ -63,8 +64,8 @@ func testSkew(t *testing.T, release string) {
 	}
 	reached := func(want ...string) func() error {
 		return func() error {
-			return everywhere(func(protocol string, v6 bool) error {
-				return n.reaches(client, protocol, address(web, protocol, v6), want...)
+			return everywhere(func(protocol string, family ip.Family) error {
+				return n.reaches(client, protocol, address(web, protocol, family), want...)
 			})
 		}
 	}

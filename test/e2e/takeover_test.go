@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"nftproxy/model/ip"
 	"nftproxy/node/otherproxy"
 	"nftproxy/test/lib/aptget"
 	"nftproxy/test/lib/controlplane"
@@ -134,7 +135,7 @@ func newTakeoverWorld(t *testing.T, m takeoverMode, binary string) *takeoverWorl
 	}
 	client := n.addClient()
 	w.soon("kube-proxy serves", func() error {
-		return n.reaches(client, testnet.TCP, address(web, testnet.TCP, true), "web-1", "web-2")
+		return n.reaches(client, testnet.TCP, address(web, testnet.TCP, ip.V6), "web-1", "web-2")
 	})
 	w.traffic = n.startTraffic(client, web)
 	return w

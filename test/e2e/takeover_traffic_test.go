@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"nftproxy/model/ip"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -49,9 +50,9 @@ func (n *node) startTraffic(pod *testnet.Namespace, web *corev1.Service) *traffi
 	n.t.Helper()
 	tr := &traffic{t: n.t, done: make(chan struct{})}
 	for _, protocol := range []string{testnet.TCP, testnet.UDP} {
-		for _, v6 := range []bool{false, true} {
-			cluster := address(web, protocol, v6)
-			outside := netip.AddrPortFrom(of(n.NodeAddrs, v6), nodePort(web, protocol))
+		for _, family := range ip.Families() {
+			cluster := address(web, protocol, family)
+			outside := netip.AddrPortFrom(of(n.NodeAddrs, family), nodePort(web, protocol))
 			for _, way := range []struct {
 				from *testnet.Namespace
 				to   netip.AddrPort

@@ -18,6 +18,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"nftproxy/model/ip"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -32,21 +33,21 @@ func TestToggle(t *testing.T) {
 	client := n.addClient()
 	web := n.create(service("web", ""))
 	var published []*discoveryv1.EndpointSlice
-	for _, v6 := range []bool{false, true} {
+	for _, family := range ip.Families() {
 		var addrs []netip.Addr
 		for i := range 3 {
 			name := fmt.Sprintf("web-%d", i+1)
-			if !v6 {
+			if family == ip.V4 {
 				n.addServer(name)
 			}
-			addrs = append(addrs, of(n.Pod(name).Addrs, v6))
+			addrs = append(addrs, of(n.Pod(name).Addrs, family))
 		}
-		published = append(published, n.publish(slice(fmt.Sprintf("web-v6-%t", v6), web, addrs...)))
+		published = append(published, n.publish(slice(fmt.Sprintf("web-%s", family), web, addrs...)))
 	}
 	p := n.startProxy()
 	p.until("three pods serve", func() error {
-		return everywhere(func(protocol string, v6 bool) error {
-			return n.reaches(client, protocol, address(web, protocol, v6), "web-1", "web-2", "web-3")
+		return everywhere(func(protocol string, family ip.Family) error {
+			return n.reaches(client, protocol, address(web, protocol, family), "web-1", "web-2", "web-3")
 		})
 	})
 
@@ -60,7 +61,7 @@ func TestToggle(t *testing.T) {
 	}
 	t.Logf("during %d toggles: %s", toggles, flood.end())
 	p.until("three pods serve again", func() error {
-		return n.reaches(client, testnet.TCP, address(web, testnet.TCP, false), "web-1", "web-2", "web-3")
+		return n.reaches(client, testnet.TCP, address(web, testnet.TCP, ip.V4), "web-1", "web-2", "web-3")
 	})
 	for _, o := range []testnet.Outcome{testnet.Answered, testnet.Refused} {
 		if flood.outcomes[o] == 0 {
@@ -139,14 +140,14 @@ func (n *node) flood(from *testnet.Namespace, to *corev1.Service) *flood {
 			}
 		})
 	}
-	for _, v6 := range []bool{false, true} {
-		repeat(func() error { return f.connect(ctx, from, address(to, testnet.TCP, v6)) })
-		repeat(func() error { return f.send(ctx, from, address(to, testnet.UDP, v6)) })
+	for _, family := range ip.Families() {
+		repeat(func() error { return f.connect(ctx, from, address(to, testnet.TCP, family)) })
+		repeat(func() error { return f.send(ctx, from, address(to, testnet.UDP, family)) })
 	}
 	raw, err := from.ListenPacket(ctx, "ip4:17", n.Pod("client").Addrs.V4().String())
 	n.must(err)
 	n.t.Cleanup(func() { raw.Close() })
-	repeat(func() error { return f.burst(raw, address(to, testnet.UDP, false)) })
+	repeat(func() error { return f.burst(raw, address(to, testnet.UDP, ip.V4)) })
 	return f
 }
 

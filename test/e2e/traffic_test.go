@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"nftproxy/model/ip"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -83,10 +84,10 @@ func (n *node) refused(from *testnet.Namespace, protocol string, to netip.AddrPo
 }
 
 // everywhere calls check with each protocol and family.
-func everywhere(check func(protocol string, v6 bool) error) error {
+func everywhere(check func(protocol string, family ip.Family) error) error {
 	for _, protocol := range []string{testnet.TCP, testnet.UDP, testnet.SCTP} {
-		for _, v6 := range []bool{false, true} {
-			if err := check(protocol, v6); err != nil {
+		for _, family := range ip.Families() {
+			if err := check(protocol, family); err != nil {
 				return err
 			}
 		}
@@ -106,8 +107,8 @@ func (n *node) peer(from *testnet.Namespace, protocol string, to netip.AddrPort)
 	return answer.Peer.Addr(), nil
 }
 
-func of(addrs testnet.Addrs, v6 bool) netip.Addr {
-	if v6 {
+func of(addrs testnet.Addrs, family ip.Family) netip.Addr {
+	if family == ip.V6 {
 		return addrs.V6()
 	}
 	return addrs.V4()

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"nftproxy/model/ip"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -23,7 +24,7 @@ func TestUnallocated(t *testing.T) {
 			for _, from := range []struct {
 				ns   *testnet.Namespace
 				addr netip.Addr
-			}{{client, of(n.Pod("client").Addrs, a.Is6())}, {n.Node, of(n.NodeAddrs, a.Is6())}} {
+			}{{client, of(n.Pod("client").Addrs, ip.Of(a))}, {n.Node, of(n.NodeAddrs, ip.Of(a))}} {
 				// The node's own packet may be refused on the spot: it is the
 				// sniffer that tells.
 				if err := from.ns.SendSCTPInit(netip.AddrPortFrom(from.addr, sport), to); err != nil {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 )
 
@@ -32,11 +33,11 @@ func mutateRarely(rng *rand.Rand, s *service.Service, o Options) bool {
 func loadBalancerIPs(rng *rand.Rand, s *service.Service, o Options) []netip.Addr {
 	var addrs []netip.Addr
 	for _, f := range []struct {
-		v6                      bool
+		family                  ip.Family
 		pool, external, cluster string
 	}{
-		{false, "203.0.113.%d", "198.51.100.%d", "10.96.0.%d"},
-		{true, "2001:db8:113::%x", "2001:db8:99::%x", "fd00:96::%x"},
+		{ip.V4, "203.0.113.%d", "198.51.100.%d", "10.96.0.%d"},
+		{ip.V6, "2001:db8:113::%x", "2001:db8:99::%x", "fd00:96::%x"},
 	} {
 		for range max(0, rng.IntN(5)-2) {
 			at := rng.IntN(o.LoadBalancerIPs + 2)
@@ -47,7 +48,7 @@ func loadBalancerIPs(rng *rand.Rand, s *service.Service, o Options) []netip.Addr
 			case 1:
 				a = address(f.cluster, 1)
 			}
-			if s.InFamily(f.v6) && !slices.Contains(addrs, a) {
+			if s.InFamily(f.family) && !slices.Contains(addrs, a) {
 				addrs = append(addrs, a)
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/test/gen"
 )
@@ -28,8 +29,8 @@ func TestVariety(t *testing.T) {
 		{"closed", true, func(s *service.Service) bool { return s.Sources != nil && len(s.Sources.Ranges()) == 0 }},
 		{"restricted", true, func(s *service.Service) bool { return len(s.Sources.Ranges()) > 0 }},
 		{"open in one family, restricted in the other", true, func(s *service.Service) bool {
-			_, all4 := s.Sources.Of(false)
-			list, all6 := s.Sources.Of(true)
+			_, all4 := s.Sources.Of(ip.V4)
+			list, all6 := s.Sources.Of(ip.V6)
 			return all4 && !all6 && len(list) > 0
 		}},
 		{"health check node port", true, func(s *service.Service) bool { return s.HealthCheckNodePort != 0 }},

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"nftproxy/look/explain"
+	"nftproxy/model/ip"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 )
@@ -91,7 +92,7 @@ func (n *Node) ownAddress(q *explain.Question) netip.Addr {
 // for any other address a client outside.
 func (n *Node) likelyClient(q *explain.Question) netip.Addr {
 	to := q.Packet.Dst.Addr()
-	contents := n.Tables.Table(nft.TableID{Family: familyOf(to), Name: n.Facts.Table})
+	contents := n.Tables.Table(nft.TableID{Family: ip.Of(to), Name: n.Facts.Table})
 	if contents != nil && (ruleset.ClusterIPOwner(contents, to) != "" || ruleset.InServiceCIDR(contents, to)) {
 		if pod, known := n.localPod(contents); known {
 			q.Assumed = append(q.Assumed, fmt.Sprintf("the client is a pod of this node, %s, since %s is a Service's address in the cluster (--from names another client)", pod, to))
@@ -101,25 +102,18 @@ func (n *Node) likelyClient(q *explain.Question) netip.Addr {
 		q.Assumed = append(q.Assumed, "the client is the node itself, since the tables name no pod of this node (--from names another client)")
 		return src
 	}
-	outside := exampleAddress(to.Is6())
+	outside := exampleAddress(ip.Of(to))
 	q.Assumed = append(q.Assumed, fmt.Sprintf("the client is outside of the cluster, with the address %s (--from names another client)", outside))
 	return outside
 }
 
 // exampleAddress stands for a client outside. The ranges of RFC 5737 and RFC 3849 are for examples: no host has
 // them.
-func exampleAddress(v6 bool) netip.Addr {
-	if v6 {
+func exampleAddress(family ip.Family) netip.Addr {
+	if family == ip.V6 {
 		return netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 15: 1})
 	}
 	return netip.AddrFrom4([4]byte{203, 0, 113, 1})
-}
-
-func familyOf(a netip.Addr) nft.Family {
-	if a.Is6() {
-		return nft.IPv6
-	}
-	return nft.IPv4
 }
 
 // localPod returns the first endpoint on this node: that is a pod for certain.

@@ -14,6 +14,7 @@ import (
 
 	"nftproxy/look/basechain"
 	"nftproxy/look/explain"
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
@@ -121,8 +122,8 @@ func (n *Node) Explain(ctx context.Context, q explain.Question, objects *service
 func (n *Node) elsewhere(ctx context.Context, q explain.Question, e *explain.Explanation) ([]explain.Client, error) {
 	to := q.Packet.Dst
 	list := []explain.Client{}
-	clients := []explain.Origin{{Node: true}, {Addr: exampleAddress(to.Addr().Is6())}}
-	if contents := n.Tables.Table(nft.TableID{Family: familyOf(to.Addr()), Name: n.Facts.Table}); contents != nil {
+	clients := []explain.Origin{{Node: true}, {Addr: exampleAddress(ip.Of(to.Addr()))}}
+	if contents := n.Tables.Table(nft.TableID{Family: ip.Of(to.Addr()), Name: n.Facts.Table}); contents != nil {
 		if pod, known := n.localPod(contents); known {
 			clients = append(clients, explain.Origin{Addr: pod})
 		}
@@ -159,11 +160,7 @@ type clientKey struct {
 // when they expire.
 func (n *Node) readClients(ctx context.Context, q explain.Question) (map[clientKey]time.Duration, error) {
 	expires := map[clientKey]time.Duration{}
-	family := nft.IPv4
-	if q.Packet.Dst.Addr().Is6() {
-		family = nft.IPv6
-	}
-	id := nft.TableID{Family: family, Name: n.Facts.Table}
+	id := nft.TableID{Family: ip.Of(q.Packet.Dst.Addr()), Name: n.Facts.Table}
 	contents := n.Tables.Table(id)
 	if contents == nil {
 		return expires, nil

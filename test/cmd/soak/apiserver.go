@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
+	"nftproxy/model/ip"
 	"nftproxy/test/cmd/soak/script"
 	"nftproxy/test/lib/testnet"
 )
@@ -24,8 +25,8 @@ const (
 )
 
 // clusterIP is the n-th address of a family.
-func clusterIP(n int, v6 bool) netip.Addr {
-	if v6 {
+func clusterIP(n int, family ip.Family) netip.Addr {
+	if family == ip.V6 {
 		return netip.MustParseAddr(fmt.Sprintf("fd00:10:96::7:%x", n))
 	}
 	return netip.AddrFrom4([4]byte{10, 96, 7, byte(n)})
@@ -47,12 +48,12 @@ func specified(e script.Event) *corev1.Service {
 		IPFamilyPolicy: ptr.To(corev1.IPFamilyPolicySingleStack),
 	}
 	for _, f := range e.Get("families") {
-		family := corev1.IPv4Protocol
+		family := ip.V4
 		if f == '6' {
-			family = corev1.IPv6Protocol
+			family = ip.V6
 		}
-		spec.IPFamilies = append(spec.IPFamilies, family)
-		spec.ClusterIPs = append(spec.ClusterIPs, clusterIP(at, f == '6').String())
+		spec.IPFamilies = append(spec.IPFamilies, corev1.IPFamily(family.Name()))
+		spec.ClusterIPs = append(spec.ClusterIPs, clusterIP(at, family).String())
 	}
 	spec.ClusterIP = spec.ClusterIPs[0]
 	if len(spec.ClusterIPs) > 1 {
@@ -154,8 +155,8 @@ func (w *world) putEndpoints(e script.Event) error {
 	if service == nil {
 		return nil
 	}
-	for _, v6 := range []bool{false, true} {
-		if err := w.putSlice(w.slice(service, e.List("pods"), v6)); err != nil {
+	for _, family := range ip.Families() {
+		if err := w.putSlice(w.slice(service, e.List("pods"), family)); err != nil {
 			return err
 		}
 	}
@@ -181,14 +182,14 @@ func (w *world) putSlice(want *discoveryv1.EndpointSlice) error {
 	return err
 }
 
-func (w *world) slice(service *corev1.Service, pods []string, v6 bool) *discoveryv1.EndpointSlice {
+func (w *world) slice(service *corev1.Service, pods []string, family ip.Family) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Name: service.Name + "-4", Namespace: namespace, Labels: map[string]string{
 			discoveryv1.LabelServiceName: service.Name, discoveryv1.LabelManagedBy: "soak.nftproxy",
 		}},
 		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{},
 	}
-	if v6 {
+	if family == ip.V6 {
 		s.Name, s.AddressType = service.Name+"-6", discoveryv1.AddressTypeIPv6
 	}
 	for _, p := range []string{testnet.TCP, testnet.UDP} {
@@ -199,7 +200,7 @@ func (w *world) slice(service *corev1.Service, pods []string, v6 bool) *discover
 		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: ptr.To(p), Protocol: &protocol, Port: ptr.To(service.Spec.Ports[0].TargetPort.IntVal)})
 	}
 	for _, word := range pods {
-		if e, ok := w.endpoint(word, v6); ok {
+		if e, ok := w.endpoint(word, family); ok {
 			s.Endpoints = append(s.Endpoints, e)
 		}
 	}
@@ -207,14 +208,14 @@ func (w *world) slice(service *corev1.Service, pods []string, v6 bool) *discover
 }
 
 // endpoint is the endpoint that a word of an event stands for.
-func (w *world) endpoint(word string, v6 bool) (discoveryv1.Endpoint, bool) {
+func (w *world) endpoint(word string, family ip.Family) (discoveryv1.Endpoint, bool) {
 	name, mark := word[:1], word[1:]
 	pod := w.Pod(name)
 	if pod == nil {
 		return discoveryv1.Endpoint{}, false
 	}
 	address, node := pod.Addrs.V4(), nodeName
-	if v6 {
+	if family == ip.V6 {
 		address = pod.Addrs.V6()
 	}
 	if !onNode(name) {

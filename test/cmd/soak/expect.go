@@ -10,6 +10,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"nftproxy/model/ip"
 	"nftproxy/test/cmd/soak/outcome"
 	"nftproxy/test/cmd/soak/script"
 	"nftproxy/test/lib/testnet"
@@ -45,15 +46,15 @@ func (w *world) expectations(o objects) map[outcome.Question]outcome.Expectation
 	all := map[outcome.Question]outcome.Expectation{}
 	for n := 1; n <= script.Addresses; n++ {
 		for _, protocol := range []string{testnet.TCP, testnet.UDP} {
-			for _, v6 := range []bool{false, true} {
+			for _, family := range ip.Families() {
 				port, node := uint16(tcpPort), w.NodeAddrs.V4()
 				if protocol == testnet.UDP {
 					port = udpPort
 				}
-				if v6 {
+				if family == ip.V6 {
 					node = w.NodeAddrs.V6()
 				}
-				cluster := netip.AddrPortFrom(clusterIP(n, v6), port)
+				cluster := netip.AddrPortFrom(clusterIP(n, family), port)
 				all[outcome.Question{Client: fromPod, Protocol: protocol, To: cluster}] = w.ofClusterIP(o, cluster, protocol, fromPod)
 				all[outcome.Question{Client: fromNode, Protocol: protocol, To: cluster}] = w.ofClusterIP(o, cluster, protocol, fromNode)
 				at := netip.AddrPortFrom(node, nodePort(n, protocol))
@@ -74,7 +75,7 @@ func (w *world) ofClusterIP(o objects, to netip.AddrPort, protocol, client strin
 			return refusal(protocol)
 		}
 		local := s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal
-		e := w.ofEndpoints(o, s, port, to.Addr().Is6(), local)
+		e := w.ofEndpoints(o, s, port, ip.Of(to.Addr()), local)
 		if client == fromPod {
 			e.Source = outcome.Kept
 			if w.choice.Get("masquerade-all") == "yes" {
@@ -89,11 +90,11 @@ func (w *world) ofClusterIP(o objects, to netip.AddrPort, protocol, client strin
 func (w *world) ofNodePort(o objects, to netip.AddrPort, protocol string) outcome.Expectation {
 	for _, s := range o.services {
 		port := portOf(s, protocol)
-		if port == nil || uint16(port.NodePort) != to.Port() || !inFamily(s, to.Addr().Is6()) {
+		if port == nil || uint16(port.NodePort) != to.Port() || !inFamily(s, ip.Of(to.Addr())) {
 			continue
 		}
 		local := s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
-		e := w.ofEndpoints(o, s, port, to.Addr().Is6(), local)
+		e := w.ofEndpoints(o, s, port, ip.Of(to.Addr()), local)
 		e.Source = outcome.Masqueraded
 		if local {
 			e.Source = outcome.Kept
@@ -103,8 +104,8 @@ func (w *world) ofNodePort(o objects, to netip.AddrPort, protocol string) outcom
 	return outcome.Expectation{}
 }
 
-func inFamily(s *corev1.Service, v6 bool) bool {
-	return slices.ContainsFunc(s.Spec.ClusterIPs, func(a string) bool { return strings.Contains(a, ":") == v6 })
+func inFamily(s *corev1.Service, family ip.Family) bool {
+	return slices.ContainsFunc(s.Spec.ClusterIPs, func(a string) bool { return family.Has(netip.MustParseAddr(a)) })
 }
 
 func portOf(s *corev1.Service, protocol string) *corev1.ServicePort {
@@ -127,12 +128,12 @@ func refusal(protocol string) outcome.Expectation {
 
 // ofEndpoints is the fate of connections to a Service port of one family. With local, only
 // endpoints on the node get some.
-func (w *world) ofEndpoints(o objects, s *corev1.Service, port *corev1.ServicePort, v6, local bool) outcome.Expectation {
+func (w *world) ofEndpoints(o objects, s *corev1.Service, port *corev1.ServicePort, family ip.Family, local bool) outcome.Expectation {
 	protocol := strings.ToLower(string(port.Protocol))
 	e := outcome.Expectation{Local: local, Service: s.Name}
 	var ready, terminating []string
 	usable := 0 // on any node
-	slice := o.sliceOf(s, v6)
+	slice := o.sliceOf(s, family)
 	for _, endpoint := range slice.Endpoints {
 		// The slice's port counts: a Service that moved may have another one by now.
 		id := podID(w.podAt(endpoint.Addresses[0]), uint16(*slice.Ports[0].Port))
@@ -170,9 +171,9 @@ func (w *world) ofEndpoints(o objects, s *corev1.Service, port *corev1.ServicePo
 	return e
 }
 
-func (o objects) sliceOf(s *corev1.Service, v6 bool) *discoveryv1.EndpointSlice {
+func (o objects) sliceOf(s *corev1.Service, family ip.Family) *discoveryv1.EndpointSlice {
 	name := s.Name + "-4"
-	if v6 {
+	if family == ip.V6 {
 		name = s.Name + "-6"
 	}
 	if slice := o.slices[name]; slice != nil {
