@@ -28,6 +28,7 @@ test: build lint ## run every test: unit and property, as root also kernel and A
 	@# Without cgo, as in the image: only then run gives up privileges, and these tests start it most.
 	CGO_ENABLED=0 $(GO) test -timeout 30m ./cmd/nftproxy
 	$(GO) -C hack/release test ./...
+	$(GO) -C hack/helm test ./...
 	$(GO) -C hack/promql test ./...
 	$(GO) -C hack/vuln test ./...
 
@@ -80,7 +81,7 @@ test-skew: ## list, watch, restart and outage with real kube-apiservers of SKEW=
 faults: ## let single answers of the kernel go wrong, in each way at each kind of message, and random ones for FAULT_TIME=1m; SEED=n repeats a run; as root
 	FAULTS=all FAULT_TIME=$(FAULT_TIME) $(GO) test -count=1 -timeout 10h -v -run 'Fault|StuckDump' ./nft/kernel ./conntrack ./daemon/proxy
 
-golden: ## write the golden files again: programs, pages of docs/services, docs/options.md, docs/metrics.md, docs/troubleshooting.md (as root), docs/dependencies.md; look at the diff
+golden: ## write the golden files again: what of deploy is made from deploy/helm, programs, pages of docs/services, docs/options.md, docs/metrics.md, docs/troubleshooting.md (as root), docs/dependencies.md; look at the diff
 	$(GO) test ./test/scenario -run 'TestInterpreter|TestPages' -update
 	$(GO) test ./nft/ruleset -run TestGolden -update
 	$(GO) test ./watch -run TestGolden -update
@@ -88,6 +89,7 @@ golden: ## write the golden files again: programs, pages of docs/services, docs/
 	$(GO) test ./cmd/nftproxy -run 'TestOptionsPage|TestTroubleshooting|TestGet$$' -update
 	$(GO) test ./look/inspect -run TestDraining -update
 	$(GO) test . -run TestDependencies -update
+	$(GO) -C hack/helm test ./chart -update
 
 conformance: build ## run every scenario beside the real kube-proxy, and print what differs
 	hack/build-tools.sh
@@ -154,6 +156,7 @@ cluster-migrate: realcluster ## go from kube-proxy to nftproxy and back by docs/
 
 realcluster:
 	$(MAKE) image ARCHES=$$($(GO) env GOARCH)
+	$(GO) -C hack/helm build -o $(CURDIR)/bin/helm .
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/realcluster ./test/cmd/realcluster
 
 cluster-down: ## end the cluster of make cluster, and remove everything that it left

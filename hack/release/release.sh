@@ -1,6 +1,6 @@
 #!/bin/sh
-# release.sh: write the files of a release into bin/release/TAG: binaries and image for amd64 and arm64, manifests, the list of
-# modules (SPDX) and checksums. `make release` calls it.
+# release.sh: write the files of a release into bin/release/TAG: binaries and image for amd64 and arm64, manifests, the Helm
+# chart, the list of modules (SPDX) and checksums. `make release` calls it.
 #
 # It builds a clean clone of the commit that is checked out, so the files have what is committed and nothing else. The same
 # commit and the same release of Go give the same bytes, wherever and whenever. The commit needs a tag vMAJOR.MINOR.PATCH; with
@@ -33,6 +33,7 @@ unset GOOS GOARCH GOARM64 GOAMD64
 export CGO_ENABLED=0 GOFLAGS= GOWORK=off
 tool=$work/tool
 go -C hack/release build -o "$tool" .
+go -C hack/helm build -o "$work/helm" .
 
 out=$work/out
 mkdir "$out"
@@ -49,6 +50,7 @@ cd "$out"
 for folder in overlays/kubeadm overlays/trial overlays/gated cleanup/nftproxy cleanup/kube-proxy; do
 	"$tool" manifest --image "$image:$tag" "$work/src/deploy/$folder" >"$(echo "$folder" | sed 's|^overlays/|nftproxy-|; s|/|-|').yaml"
 done
+"$work/helm" package --version "$version" --repository "$image" --tag "$tag" "$work/src/deploy/helm"
 sha256sum -- * >"$work/SHA256SUMS"
 mv "$work/SHA256SUMS" .
 

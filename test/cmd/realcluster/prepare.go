@@ -16,6 +16,7 @@ import (
 // Where the repository has what is needed, from its root: the working directory.
 func toolsDir() string   { return "hack/tools/bin" }
 func proxyImage() string { return "bin/nftproxy-image.tar" } // of make image
+func chartTool() string  { return "bin/helm" }
 
 // prepare builds and unpacks programs, and writes images: minutes from cold.
 func prepare(ctx context.Context, dir string, o upOptions, out io.Writer) error {

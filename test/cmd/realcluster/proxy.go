@@ -36,8 +36,7 @@ func (p proxyChoice) check() error {
 }
 
 // manifests are what a cluster of kubeadm's has: the ConfigMap kube-proxy, and
-// either kube-proxy itself, or what an operator applies in its place: the overlay
-// kubeadm of deploy.
+// either kube-proxy itself, or what an operator installs in its place: the Helm chart.
 func (p proxyChoice) manifests(ctx context.Context, api netip.AddrPort) ([]string, error) {
 	var ranges []string
 	for _, r := range bringup.PodCIDRs() {
@@ -48,11 +47,7 @@ func (p proxyChoice) manifests(ctx context.Context, api netip.AddrPort) ([]strin
 	if p.name == kubeProxy {
 		return []string{config, strings.ReplaceAll(kubeProxyManifest, "IMAGE", kubeProxyImage)}, nil
 	}
-	kubectl, err := controlplane.Tool(ctx, "kubectl")
-	if err != nil {
-		return nil, err
-	}
-	cmd := exec.CommandContext(ctx, kubectl, "kustomize", filepath.Join("deploy", "overlays", "kubeadm"))
+	cmd := exec.CommandContext(ctx, chartTool(), "template", filepath.Join("deploy", "helm"))
 	cmd.Stderr = os.Stderr
 	objects, err := cmd.Output()
 	if err != nil {
