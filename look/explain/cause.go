@@ -77,8 +77,8 @@ func (x *explainer) findForeignRule(w *nft.Way, s *nft.Step) {
 	default:
 		return
 	}
-	if ruleset.EarlierVersion(x.contents) {
-		x.cause("an earlier version of nftproxy has written the tables: this command does not know what their rules are for")
+	if n := ruleset.LayoutOf(x.contents); n != ruleset.Layout {
+		x.cause("another version of nftproxy has written the tables (layout %d, and this command knows layout %d): what their rules are for is not known", n, ruleset.Layout)
 		x.remedy("start this version of nftproxy, which writes its rules again, or ask with the command of that version")
 		return
 	}

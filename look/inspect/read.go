@@ -3,6 +3,7 @@ package inspect
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"nftproxy/conntrack"
 	"nftproxy/model/service"
@@ -12,19 +13,27 @@ import (
 )
 
 // ReadTables reads nftproxy's tables of that name from the kernel, without the clients
-// that rules remember. It returns nil if there are none.
+// that rules remember. It returns nil if there are none, and an error if ReadBack does not understand
+// their layout.
 func ReadTables(conn *kernel.Conn, name string) (*nft.Model, error) {
 	want := ruleset.Compile(ruleset.Config{Table: name}, service.Snapshot{Node: &service.Node{}})
 	tables, err := conn.Read(want)
 	if err != nil {
 		return nil, err
 	}
+	var found *nft.Model
 	for _, f := range nft.Families() {
-		if tables.Table(want.Table(f).ID()) != nil {
-			return tables, nil
+		c := tables.Table(want.Table(f).ID())
+		switch {
+		case c == nil:
+		case !ruleset.Readable(c):
+			return nil, fmt.Errorf("table %s is of another version of nftproxy (layout %d, and this command knows layouts %d and %d): use that version's command",
+				c.Table, ruleset.LayoutOf(c), ruleset.Layout-1, ruleset.Layout)
+		default:
+			found = tables
 		}
 	}
-	return nil, nil
+	return found, nil
 }
 
 // CountConnections counts the connections to the Services of a snapshot.

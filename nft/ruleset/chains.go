@@ -242,6 +242,7 @@ func fixedChains(cfg *Config) []*nft.Chain {
 	arriving := []nft.Rule{FindFrontend.rule(nft.VMap{Key: addressKey(), Map: services}), FindOthers.rule(jump(dispatch))}
 	return append(refusalChains(cfg),
 		restrictedChain(),
+		layoutChain(),
 		&nft.Chain{Name: prerouting, Hook: &nft.Hook{Name: nft.Prerouting, Priority: PriorityDstnat}, Rules: arriving},
 		&nft.Chain{Name: output, Hook: &nft.Hook{Name: nft.Output, Priority: PriorityDstnat}, Rules: arriving},
 	)

@@ -83,24 +83,8 @@ func (p Purpose) rule(statements ...nft.Statement) nft.Rule {
 }
 
 // PurposeOf returns what a rule is for, as its comment says. It returns NoPurpose for a rule without a comment, which is
-// another program's, or of a version that wrote no comments (EarlierVersion).
+// another program's, or of a version that wrote no comments (LayoutOf).
 func PurposeOf(r nft.Rule) Purpose { return Purpose(r.Comment()) }
-
-// EarlierVersion reports whether the table comes from a version of nftproxy that wrote no comments
-// to its rules.
-func EarlierVersion(c *nft.Contents) bool {
-	first := c.Chains[prerouting]
-	return first != nil && len(first.Rules) > 0 && isVMap(first.Rules[0], services)
-}
-
-// isVMap says whether the rule does what the map has for the packet, and nothing else. Its comment counts too.
-func isVMap(r nft.Rule, name string) bool {
-	if len(r) != 1 {
-		return false
-	}
-	m, ok := r[0].(nft.VMap)
-	return ok && m.Map == name
-}
 
 // ServiceName is what the comment of a frontend's element says of its Service.
 type ServiceName struct {

@@ -63,7 +63,8 @@ import (
 // and Services without cluster IP. Versions before the comment "cluster IP also of"
 // wrote none; of their tables such a cluster IP comes back as an external IP.
 //
-// Sets, elements and rules that no program of ours has are passed over.
+// Sets, elements and rules that no program of ours has are passed over. A table that is not Readable
+// tells nothing.
 func ReadBack(m *nft.Model, table string, node *service.Node) service.Snapshot {
 	snapshot, _ := readTables(m, table, node)
 	return snapshot
@@ -92,7 +93,7 @@ func readTables(m *nft.Model, table string, node *service.Node) (service.Snapsho
 	var reached, here []netip.Prefix
 	for _, f := range nft.Families() {
 		c := m.Table(nft.TableID{Family: f, Name: table})
-		if c == nil {
+		if c == nil || !Readable(c) {
 			continue
 		}
 		r.readClusterIPs(f, c)

@@ -221,6 +221,8 @@ const (
 	AffinityChain ChainKind = "affinity"
 	// LearnChain remembers the endpoint of a client.
 	LearnChain ChainKind = "learn"
+	// LayoutChain is empty, and its name has the number of the layout (Layout).
+	LayoutChain ChainKind = "layout"
 	// ForeignChain is one that no version of the compiler makes.
 	ForeignChain ChainKind = "foreign"
 )
@@ -242,8 +244,11 @@ func KindOfChain(c *nft.Chain) ChainKind {
 	case checkUnknownPort:
 		return RefuseChain
 	}
-	if strings.HasPrefix(c.Name, sourceRanges) {
+	switch {
+	case strings.HasPrefix(c.Name, sourceRanges):
 		return SourceRangesChain
+	case strings.HasPrefix(c.Name, layoutPrefix):
+		return LayoutChain
 	}
 	for _, cause := range Causes() {
 		switch {
