@@ -121,7 +121,7 @@ func (c *trial) change(t *testing.T) {
 		case c.rng.IntN(8) == 0:
 			c.node = gen.Node(c.rng)
 			c.builder.SetNode(c.node)
-		case c.rng.IntN(20) == 0:
+		case c.rng.IntN(8) == 0:
 			c.builder.SetServiceCIDRs(gen.ServiceCIDRs(c.rng))
 		default:
 			c.services[i] = gen.Mutated(c.rng, c.services[i])

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"nftproxy/model/service"
 	"nftproxy/watch/wire"
 )
 
@@ -69,9 +70,11 @@ func NewClient(config *rest.Config) (*Client, error) {
 	return c, errors.Join(errs[:]...)
 }
 
-// serviceKind and sliceKind have the labels and the annotation that the conversions read.
+// serviceKind and sliceKind have the labels and annotations that the conversions read.
 
-func serviceKind() wire.Kind[*serviceObject] { return wire.Services(convertService, labelProxyName) }
+func serviceKind() wire.Kind[*serviceObject] {
+	return wire.Services(convertService, labelProxyName, service.OptionPrefix)
+}
 
 func sliceKind() wire.Kind[*sliceObject] {
 	return wire.EndpointSlices(convertSlice, labelHeadless, discoveryv1.LabelServiceName, corev1.EndpointsLastChangeTriggerTime)

@@ -55,6 +55,7 @@ func convertService(s *corev1.Service) *serviceObject {
 	bare.ExternalPolicy = externalPolicy(&s.Spec, p)
 	bare.AffinityTimeout = affinityTimeout(&s.Spec, p)
 	bare.HealthCheckNodePort = healthCheckNodePort(&s.Spec, bare, p)
+	bare.Options = options(&s.ObjectMeta, p)
 	object.bare, object.problems = bare, p.all()
 	return object
 }

@@ -32,7 +32,7 @@ func difference(want, got any, options ...gocmp.Option) string {
 }
 
 // everything has the generator leave nothing out.
-var everything = gen.Options{LoadBalancers: true, Affinity: true}
+var everything = gen.Everything()
 
 // contents is a snapshot as plain maps, for comparing by value.
 type contents struct {

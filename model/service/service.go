@@ -89,6 +89,8 @@ type Service struct {
 	// OtherPorts are ports of its EndpointSlices that no port of the Service takes, MaxOtherPorts at most, sorted. It is
 	// empty where each port of the Service has endpoints. The text form does not have them.
 	OtherPorts []SlicePort
+	// Options are what the service asks for by annotations.
+	Options Options
 	// Retained says what of the service is not in the source's list any more.
 	Retained Retained
 }
@@ -247,7 +249,7 @@ func compareBools(a, b bool) int {
 // a service can have thousands of endpoints. Endpoints that both services share cost
 // nothing.
 func (s *Service) equal(o *Service) bool {
-	return s == o || s.Name == o.Name && s.Created.Equal(o.Created) && s.Retained == o.Retained &&
+	return s == o || s.Name == o.Name && s.Created.Equal(o.Created) && s.Retained == o.Retained && s.Options == o.Options &&
 		slices.Equal(s.ClusterIPs, o.ClusterIPs) && slices.Equal(s.ExternalIPs, o.ExternalIPs) &&
 		slices.Equal(s.LoadBalancerIPs, o.LoadBalancerIPs) && s.Sources.Equal(o.Sources) &&
 		s.InternalPolicy == o.InternalPolicy && s.ExternalPolicy == o.ExternalPolicy &&

@@ -96,6 +96,9 @@ func (s *Service) write(b *strings.Builder) {
 	if s.HealthCheckNodePort != 0 {
 		fmt.Fprintf(b, "  health-check-node-port %d\n", s.HealthCheckNodePort)
 	}
+	for key, value := range s.Options.All() {
+		fmt.Fprintf(b, "  option %s %s\n", key, value)
+	}
 	for i := range s.Ports {
 		p := &s.Ports[i]
 		fmt.Fprintf(b, "  port %s %s %d", dash(p.Name), p.Protocol, p.Port)

@@ -168,5 +168,5 @@ func Mutated(rng *rand.Rand, s *service.Service) *service.Service {
 
 // Everything makes services with all features.
 func Everything() Options {
-	return Options{LoadBalancers: true, Affinity: true}
+	return Options{LoadBalancers: true, Affinity: true, Annotations: true}
 }

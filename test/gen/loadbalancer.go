@@ -10,7 +10,7 @@ import (
 	"nftproxy/model/service"
 )
 
-// mutateRarely sometimes changes load balancer or affinity, as Options allow; false means
+// mutateRarely sometimes changes load balancer, affinity or annotations, as Options allow; false means
 // that it changed nothing.
 func mutateRarely(rng *rand.Rand, s *service.Service, o Options) bool {
 	switch {
@@ -23,6 +23,9 @@ func mutateRarely(rng *rand.Rand, s *service.Service, o Options) bool {
 		return true
 	case o.Affinity && rng.IntN(6) == 0:
 		s.AffinityTimeout = affinityTimeout(rng)
+		return true
+	case o.Annotations && rng.IntN(6) == 0:
+		s.Options = options(rng)
 		return true
 	}
 	return false

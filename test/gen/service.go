@@ -32,6 +32,8 @@ type Options struct {
 	LoadBalancers bool
 	// Affinity gives services session affinity.
 	Affinity bool
+	// Annotations gives services the options that they ask for by annotations.
+	Annotations bool
 }
 
 func (o Options) filled() Options {
@@ -123,6 +125,9 @@ func NamedService(rng *rand.Rand, name service.Name, opts Options) *service.Serv
 	}
 	if o.Affinity {
 		s.AffinityTimeout = affinityTimeout(rng)
+	}
+	if o.Annotations && rng.IntN(3) == 0 {
+		s.Options = options(rng)
 	}
 	return s
 }

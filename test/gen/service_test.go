@@ -35,8 +35,10 @@ func TestVariety(t *testing.T) {
 		}},
 		{"health check node port", true, func(s *service.Service) bool { return s.HealthCheckNodePort != 0 }},
 		{"affinity", true, func(s *service.Service) bool { return s.AffinityTimeout != 0 }},
+		{"external-failover: pass", true, func(s *service.Service) bool { return s.Options.ExternalFailover == service.FailoverPass }},
+		{"external-failover: cluster", true, func(s *service.Service) bool { return s.Options.ExternalFailover == service.FailoverCluster }},
 	}
-	for _, opts := range []gen.Options{{}, {LoadBalancers: true, Affinity: true}} {
+	for _, opts := range []gen.Options{{}, gen.Everything()} {
 		changes := gen.Changes(rand.New(rand.NewPCG(1, 1)), 2000, opts)
 		for _, k := range kinds {
 			n := 0

@@ -118,6 +118,11 @@ func (s *parsedService) line(keyword string, words []string) error {
 		return s.affinityLine(words)
 	case "health-check-node-port":
 		return s.healthCheckNodePortLine(words)
+	case "option":
+		if len(words) != 2 {
+			return fmt.Errorf("want: option KEY VALUE")
+		}
+		return s.Options.Set(words[0], words[1])
 	case "port":
 		return s.portLine(words)
 	case "endpoint":

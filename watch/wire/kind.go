@@ -26,7 +26,7 @@ type Kind[K Object] struct {
 }
 
 // Services is the kind of Services. The Service that convert gets has its names, its time of creation, its spec, its
-// status, and the labels and annotations with the keys of keep. It is gone when convert returns; its parts may be kept.
+// status, and the labels and annotations with the keys of keep, where "prefix/" stands for all keys of that prefix. It is gone when convert returns; its parts may be kept.
 func Services[K Object](convert func(*corev1.Service) K, keep ...string) Kind[K] {
 	return Kind[K]{
 		gvk: corev1.SchemeGroupVersion.WithKind("Service"), resource: "services", convert: converter(convert),

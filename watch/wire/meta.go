@@ -1,7 +1,9 @@
 package wire
 
 import (
+	"bytes"
 	"slices"
+	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -9,7 +11,8 @@ import (
 )
 
 // metadata decodes an ObjectMeta (k8s.io/apimachinery/pkg/apis/meta/v1/generated.proto): the fields that name an
-// object, its time of creation, and the labels and annotations with the keys of keep.
+// object, its time of creation, and the labels and annotations with the keys of keep. A key of keep that ends in a slash
+// stands for all keys that begin so.
 func metadata(message []byte, keep []string, m *metav1.ObjectMeta) error {
 	return fields(message, func(number protowire.Number, v value) (err error) {
 		switch number {
@@ -47,13 +50,19 @@ func entry(known map[string]string, message []byte, keep []string) (map[string]s
 	if err != nil {
 		return known, err
 	}
-	at := slices.IndexFunc(keep, func(k string) bool { return k == string(key) })
+	at := slices.IndexFunc(keep, func(k string) bool {
+		return k == string(key) || strings.HasSuffix(k, "/") && bytes.HasPrefix(key, []byte(k))
+	})
 	if at < 0 {
 		return known, nil
 	}
 	if known == nil {
 		known = map[string]string{}
 	}
-	known[keep[at]] = string(text)
+	name := keep[at] // most keys are whole ones, which cost no memory
+	if len(name) < len(key) {
+		name = string(key)
+	}
+	known[name] = string(text)
 	return known, nil
 }

@@ -24,11 +24,14 @@ import (
 
 const kept = "example.com/kept"
 
+// keptPrefix begins more keys of annotations that are kept.
+const keptPrefix = "prefix.example.com/"
+
 // copies are kinds whose conversion is a copy.
-func services() Kind[*corev1.Service] { return Services((*corev1.Service).DeepCopy, kept) }
+func services() Kind[*corev1.Service] { return Services((*corev1.Service).DeepCopy, kept, keptPrefix) }
 
 func endpointSlices() Kind[*discoveryv1.EndpointSlice] {
-	return EndpointSlices((*discoveryv1.EndpointSlice).DeepCopy, kept)
+	return EndpointSlices((*discoveryv1.EndpointSlice).DeepCopy, kept, keptPrefix)
 }
 
 // readFields returns a copy of an object with the fields that the package reads.
@@ -51,8 +54,14 @@ func readMetadata(m *metav1.ObjectMeta) metav1.ObjectMeta {
 	if v, found := m.Labels[kept]; found {
 		some.Labels = map[string]string{kept: v}
 	}
-	if v, found := m.Annotations[kept]; found {
-		some.Annotations = map[string]string{kept: v}
+	for k, v := range m.Annotations {
+		if k != kept && !strings.HasPrefix(k, keptPrefix) {
+			continue
+		}
+		if some.Annotations == nil {
+			some.Annotations = map[string]string{}
+		}
+		some.Annotations[k] = v
 	}
 	return some
 }
@@ -79,7 +88,7 @@ func filler(seed int64) *randfill.Filler {
 				m.Labels = map[string]string{kept: c.String(8), "other": c.String(8)}
 			}
 			if c.Bool() {
-				m.Annotations = map[string]string{"other": c.String(8), kept: c.String(8)}
+				m.Annotations = map[string]string{"other": c.String(8), kept: c.String(8), keptPrefix + c.String(8): c.String(8), keptPrefix + "other": c.String(8)}
 			}
 		},
 		// What the API types allow here cannot be sent as protobuf.

@@ -1,0 +1,120 @@
+package service
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// OptionPrefix begins the keys of the annotations that hold a Service's Options.
+const OptionPrefix = "nftproxy.io/"
+
+// Options are what a Service asks for by annotations (docs/choices.md). The zero value asks for nothing. Options can be
+// compared by ==, so a list is a string in them, sorted and without duplicates.
+type Options struct {
+	// ExternalFailover says what becomes of connections from outside where ExternalPolicy is Local and the node has no
+	// endpoint for them.
+	ExternalFailover Failover
+}
+
+// option is one key of Options.
+type option struct {
+	// key is the annotation's, without OptionPrefix.
+	key string
+	// set reads a value. The error says what is allowed.
+	set func(o *Options, value string) error
+	// get returns the value in its shortest form that set reads, empty where the Service asks for nothing.
+	get func(o *Options) string
+}
+
+// allOptions lists the keys, sorted. A new option is a field of Options and an entry here.
+func allOptions() []option {
+	return []option{
+		wordOption("external-failover", func(o *Options) *Failover { return &o.ExternalFailover }, failoverWords()),
+	}
+}
+
+// wordOption is an option whose values are words. The value of a word is its index. The first word is in force without
+// the annotation.
+func wordOption[T ~uint8](key string, field func(*Options) *T, words []string) option {
+	return option{
+		key: key,
+		set: func(o *Options, value string) error {
+			i := slices.Index(words, value)
+			if i < 0 {
+				last := len(words) - 1
+				return fmt.Errorf("not %s or %s; %s is in force", strings.Join(words[:last], ", "), words[last], words[0])
+			}
+			*field(o) = T(i)
+			return nil
+		},
+		get: func(o *Options) string {
+			if v := *field(o); v != 0 {
+				return words[v]
+			}
+			return ""
+		},
+	}
+}
+
+// Set reads the value of a key, without OptionPrefix. If the key is unknown or the value cannot be used, it changes
+// nothing, and the error says what is allowed.
+func (o *Options) Set(key, value string) error {
+	all := allOptions()
+	for _, known := range all {
+		if known.key == key {
+			next := *o
+			if err := known.set(&next, value); err != nil {
+				return err
+			}
+			*o = next
+			return nil
+		}
+	}
+	keys := make([]string, len(all))
+	for i, known := range all {
+		keys[i] = OptionPrefix + known.key
+	}
+	return fmt.Errorf("unknown key; there are %s", strings.Join(keys, ", "))
+}
+
+// All yields the options that the Service asks for: the keys, without OptionPrefix and sorted, and the values as Set reads
+// them.
+func (o Options) All() func(yield func(key, value string) bool) {
+	return func(yield func(key, value string) bool) {
+		if o == (Options{}) {
+			return
+		}
+		for _, known := range allOptions() {
+			if value := known.get(&o); value != "" && !yield(known.key, value) {
+				return
+			}
+		}
+	}
+}
+
+// String reads like "external-failover=pass", with blanks between several options, and is empty for none.
+func (o Options) String() string {
+	var words []string
+	for key, value := range o.All() {
+		words = append(words, key+"="+value)
+	}
+	return strings.Join(words, " ")
+}
+
+// Failover says what becomes of a connection from outside of the cluster to an address or node port with external policy
+// Local while the node has no endpoint for it.
+type Failover uint8
+
+// FailoverDrop drops it, as Kubernetes promises. FailoverPass leaves it to routing, untranslated, so that another node or
+// cluster that announces the address may serve it; there is nowhere to pass a node port to. FailoverCluster sends it to
+// any endpoint, as policy Cluster would.
+const (
+	FailoverDrop Failover = iota
+	FailoverPass
+	FailoverCluster
+)
+
+func failoverWords() []string { return []string{"drop", "pass", "cluster"} }
+
+func (f Failover) String() string { return failoverWords()[f] }

@@ -1,0 +1,27 @@
+package gen
+
+import (
+	"math/rand/v2"
+
+	"nftproxy/model/service"
+)
+
+// options returns what a service asks for by annotations: mostly one thing, or several.
+func options(rng *rand.Rand) service.Options {
+	var o service.Options
+	keys := optionValues()
+	for range 1 + rng.IntN(2) {
+		of := keys[rng.IntN(len(keys))]
+		if err := o.Set(of[0], of[1+rng.IntN(len(of)-1)]); err != nil {
+			panic(err) // the values are right
+		}
+	}
+	return o
+}
+
+// optionValues has a list for each annotation: its key, then values of it.
+func optionValues() [][]string {
+	return [][]string{
+		{"external-failover", "drop", "pass", "cluster"},
+	}
+}
