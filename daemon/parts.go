@@ -31,7 +31,7 @@ import (
 func rulesThere(conn *kernel.Conn, table string) (bool, error) {
 	tables, err := conn.Tables(table)
 	if errors.Is(err, syscall.EPERM) {
-		return false, errors.New("the kernel refuses access to nftables: run needs CAP_NET_ADMIN in its network namespace (be root, or give the container the capability NET_ADMIN)")
+		return false, errors.New("the kernel refuses access to nftables: run needs CAP_NET_ADMIN in its network namespace (be root, or give the container the capability NET_ADMIN; some container runtimes give it to root only)")
 	}
 	if err != nil {
 		return false, fmt.Errorf("look for rules of an earlier run: %w", err)

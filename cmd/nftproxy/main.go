@@ -17,10 +17,15 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"nftproxy/daemon/process"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	if err := process.UseCapabilities(); err != nil { // The command says what it cannot do without them.
+		fmt.Fprintf(os.Stderr, "nftproxy: %v\n", err)
+	}
 	code := execute(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
 	os.Exit(code)

@@ -14,6 +14,25 @@ import (
 // binaries of a release have no cgo.
 var ErrCgo = errors.New("the binary was built with cgo (build it with CGO_ENABLED=0)")
 
+// UseCapabilities makes those capabilities effective that the process has and does not use. The container image's binary has
+// CAP_NET_ADMIN as a permitted file capability, so that a user other than root has it too; the kernel leaves the rest to
+// the program (capabilities(7)). All threads change together.
+//
+// Were it effective in the file, the kernel would refuse to start the binary in every container without the capability.
+func UseCapabilities() error {
+	s, err := OwnCapabilities()
+	if err != nil || s.Permitted == s.Effective {
+		return err
+	}
+	if errno := capset(s.Permitted, s.Permitted, s.Inheritable).do(); errno != 0 {
+		if errno == unix.ENOTSUP {
+			return ErrCgo
+		}
+		return fmt.Errorf("use the capabilities %v: %w", s.Permitted, errno)
+	}
+	return nil
+}
+
 // LimitPrivileges gives up all capabilities but two: CAP_NET_ADMIN, for nftables, connection tracking and its
 // settings, and CAP_NET_BIND_SERVICE, for servers and healthCheckNodePorts below 1024. The latter allows
 // nothing beyond the former, which may set net.ipv4.ip_unprivileged_port_start.
@@ -96,7 +115,7 @@ func steps(s CapabilityState, keep Capabilities) []step {
 		list = append(list, prctl("clear the ambient capabilities", unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL))
 	}
 	if s.Permitted.Without(keep) != 0 || s.Inheritable != 0 {
-		list = append(list, capset(s.Permitted&keep, s.Effective&keep))
+		list = append(list, capset(s.Permitted&keep, s.Effective&keep, 0))
 	}
 	if !s.NoNewPrivileges {
 		list = append(list, prctl("set no_new_privs", unix.PR_SET_NO_NEW_PRIVS, 1))
@@ -104,13 +123,13 @@ func steps(s CapabilityState, keep Capabilities) []step {
 	return list
 }
 
-// capset sets the permitted and the effective capabilities, and makes none inheritable.
-func capset(permitted, effective Capabilities) step {
+// capset sets the capabilities of the thread.
+func capset(permitted, effective, inheritable Capabilities) step {
 	return step{"set the capabilities", func() syscall.Errno {
 		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3} // PID 0: the thread itself
 		data := [2]unix.CapUserData{
-			{Permitted: uint32(permitted), Effective: uint32(effective)},
-			{Permitted: uint32(permitted >> 32), Effective: uint32(effective >> 32)},
+			{Permitted: uint32(permitted), Effective: uint32(effective), Inheritable: uint32(inheritable)},
+			{Permitted: uint32(permitted >> 32), Effective: uint32(effective >> 32), Inheritable: uint32(inheritable >> 32)},
 		}
 		_, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&data)), 0)
 		return errno

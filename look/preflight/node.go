@@ -36,7 +36,7 @@ func (o Options) rights() []Finding {
 		}
 	}
 	if effective&(1<<unix.CAP_NET_ADMIN) == 0 {
-		return []Finding{red(probe, "this process lacks CAP_NET_ADMIN", "be root, or give the container the capability NET_ADMIN")}
+		return []Finding{red(probe, "this process lacks CAP_NET_ADMIN", "be root, or give the container the capability NET_ADMIN; some container runtimes give it to root only")}
 	}
 	return []Finding{green(probe, "CAP_NET_ADMIN")}
 }

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -34,6 +35,7 @@ func starts() map[string]struct {
 	}{
 		"root":      {"", admin | capabilities.CapabilitiesOf(unix.CAP_NET_BIND_SERVICE)},
 		"container": {"--no-new-privs --inh-caps=-all --ambient-caps=-all --bounding-set=-all,+net_admin", admin},
+		"image":     {"--no-new-privs --reuid=65532 --regid=0 --clear-groups --inh-caps=-all,+net_admin --ambient-caps=-all,+net_admin --bounding-set=-all,+net_admin", admin},
 		"user":      {"--reuid=65534 --regid=65534 --clear-groups --inh-caps=+net_admin --ambient-caps=+net_admin", admin},
 	}
 }
@@ -44,7 +46,7 @@ func TestPrivileges(t *testing.T) {
 	for name, c := range starts() {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
-			w := &privilegesWorld{node: n, command: func() *exec.Cmd {
+			w := &privilegesWorld{node: n, otherGroup: name == "user", command: func() *exec.Cmd {
 				flags := []string{
 					"--kubeconfig=" + n.publicKubeconfig(), "--healthz-bind-address=0.0.0.0:10256", "--metrics-bind-address=127.0.0.1:10249",
 					"--nftproxy-probe-bind-address=127.0.0.1:10266", "--conntrack-tcp-timeout-established=12345s", "--conntrack-max-per-core=0",
@@ -56,6 +58,9 @@ func TestPrivileges(t *testing.T) {
 				cmd := n.proxyCommand(flags...)
 				if c.setpriv == "" {
 					return cmd
+				}
+				if name == "image" {
+					cmd.Args[0] = n.imageBinary()
 				}
 				return exec.Command("setpriv", append(strings.Fields(c.setpriv), cmd.Args...)...)
 			}}
@@ -81,10 +86,12 @@ func TestPrivileges(t *testing.T) {
 
 type privilegesWorld struct {
 	*node
-	command func() *exec.Cmd
-	proxy   *process
-	client  *testnet.Namespace
-	web     *corev1.Service
+	// otherGroup says that the process is not of the group root.
+	otherGroup bool
+	command    func() *exec.Cmd
+	proxy      *process
+	client     *testnet.Namespace
+	web        *corev1.Service
 }
 
 func (w *privilegesWorld) start() {
@@ -112,6 +119,21 @@ func (n *node) publicKubeconfig() string {
 	file := filepath.Join(dir, "kubeconfig")
 	n.must(os.WriteFile(file, text, 0o644), os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755),
 		os.Chmod(filepath.Dir(shared.nftproxy(n.t)), 0o755))
+	return file
+}
+
+// imageBinary is the binary as the image has it: every user can start it, and it has NET_ADMIN as a permitted file capability.
+func (n *node) imageBinary() string {
+	n.t.Helper()
+	text, err := os.ReadFile(shared.nftproxy(n.t))
+	n.must(err)
+	dir := n.t.TempDir()
+	file := filepath.Join(dir, "nftproxy")
+	// struct vfs_cap_data of linux/capability.h: revision 2, permitted, inheritable, and the upper words of both.
+	value := binary.LittleEndian.AppendUint32(nil, 0x02000000)
+	value = append(binary.LittleEndian.AppendUint32(value, 1<<unix.CAP_NET_ADMIN), make([]byte, 12)...)
+	n.must(os.WriteFile(file, text, 0o555), os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755),
+		unix.Setxattr(file, "security.capability", value, 0))
 	return file
 }
 
@@ -219,14 +241,15 @@ func (w *privilegesWorld) startsAgain() {
 	})
 }
 
-// onlyExpectedWarnings: the log has no sign of a right that is missing.
+// onlyExpectedWarnings: the log has no sign of a right that is missing. Who is not of the group root cannot read which tables
+// iptables-legacy has.
 func (w *privilegesWorld) onlyExpectedWarnings() {
 	w.t.Helper()
 	lines, _ := w.proxy.Logged(0)
 	for _, l := range lines {
 		switch {
 		case l.Has("net.netfilter.nf_conntrack", conntrack.ErrHostOnly.Error()), l.Has("--oom-score-adj"):
-		case l.Has("cannot look for kube-proxy", "ip_tables_names", "denied"): // The file is root's.
+		case w.otherGroup && l.Has("cannot look for kube-proxy", "ip_tables_names", "denied"):
 		case l.Level == "WARN" && l.Has("waiting for ") && !l.Has("forbidden"):
 		case l.Level == "WARN", l.Level == "ERROR", l.Has("permitted"), l.Has("denied"):
 			w.t.Errorf("in the log: %s", l.Text)

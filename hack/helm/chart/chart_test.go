@@ -2,6 +2,7 @@ package chart_test
 
 import (
 	"bytes"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -89,6 +90,8 @@ func TestKustomize(t *testing.T) {
 		"trial":     `nodeSelector: {nftproxy.io/trial: "true"}`,
 		"gated":     "startupTaint: true",
 		"elsewhere": `{existingConfigMap: "", apiServer: {host: ADDRESS}}`,
+		"root":      "runAsNonRoot: false",
+		"selinux":   "seLinuxOptions: {type: spc_t}",
 	} {
 		t.Run(overlay, func(t *testing.T) {
 			at := t.TempDir()
@@ -102,6 +105,14 @@ func TestKustomize(t *testing.T) {
 					t.Fatal("there is no place for the address")
 				}
 				if err := os.WriteFile(file, []byte(before+"\npatches:"+strings.ReplaceAll(patches, "\n#", "\n")), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if component := filepath.Join(at, "components", overlay); exists(component) && !exists(filepath.Join(at, "overlays", overlay)) { // a person's own overlay
+				folder := filepath.Join(at, "overlays", overlay)
+				err := errors.Join(os.Mkdir(folder, 0o700), os.WriteFile(filepath.Join(folder, "kustomization.yaml"),
+					[]byte("resources: [../kubeadm]\ncomponents: [../../components/"+overlay+"]\n"), 0o600))
+				if err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -137,6 +148,7 @@ configuration: {logging: {verbosity: 3}, conntrack: {maxPerCore: 0}}
 counters: metrics
 startupTaint: true
 conntrackSysctls: false
+runAsNonRoot: false
 extraArgs: [--nftproxy-max-affinity-ports=100]
 nodeSelector: {pool: edge}
 affinity: {nodeAffinity: {}}
@@ -256,6 +268,11 @@ func TestPack(t *testing.T) {
 	if _, err := chart.Pack(folder, t.TempDir(), "one", "x", "y"); err == nil {
 		t.Error("a version that is not semantic is taken")
 	}
+}
+
+func exists(name string) bool {
+	_, err := os.Stat(name)
+	return err == nil
 }
 
 // golden returns the object of a file in testdata, which -update writes.

@@ -104,8 +104,8 @@ func one(b binary) (v1.Image, error) {
 	file = file.DeepCopy()
 	file.OS, file.Architecture, file.Created = b.os, b.arch, created
 	file.Config = v1.Config{
-		// Root, since the kernel gives a capability of the pod (NET_ADMIN) to root only.
-		User:       "0:0",
+		// The group root may read which tables iptables-legacy has (/proc/net/ip_tables_names).
+		User:       "65532:0",
 		Entrypoint: []string{entrypoint},
 		Cmd:        []string{"run"},
 		WorkingDir: "/",
@@ -131,6 +131,13 @@ func labels(b binary) map[string]string {
 	return l
 }
 
+// fileCapability is CAP_NET_ADMIN as a permitted file capability (struct vfs_cap_data of linux/capability.h, revision 2): a user
+// other than root has it then, if the container has it. It is not effective in the file. Otherwise the kernel would refuse to
+// start the binary where the container lacks the capability; nftproxy makes it effective itself.
+//
+// In little endian: the revision, the permitted capabilities (bit 12 is CAP_NET_ADMIN), and 12 bytes for the inheritable and the upper ones.
+const fileCapability = "\x00\x00\x00\x02" + "\x00\x10\x00\x00" + "\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
+
 // layer is a file system with the binary only.
 func layer(b binary) (v1.Layer, error) {
 	content, err := os.ReadFile(b.path)
@@ -141,7 +148,7 @@ func layer(b binary) (v1.Layer, error) {
 	w := tar.NewWriter(&archive)
 	header := tar.Header{
 		Typeflag: tar.TypeReg, Name: strings.TrimPrefix(entrypoint, "/"), Mode: 0o555, Size: int64(len(content)),
-		ModTime: time.Unix(0, 0), Format: tar.FormatUSTAR,
+		ModTime: time.Unix(0, 0), Format: tar.FormatPAX, PAXRecords: map[string]string{"SCHILY.xattr.security.capability": fileCapability},
 	}
 	if err := errors.Join(w.WriteHeader(&header), write(w, content), w.Close()); err != nil {
 		return nil, err

@@ -3,6 +3,7 @@ package image_test
 import (
 	"archive/tar"
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -152,7 +153,7 @@ func TestLayout(t *testing.T) {
 	}
 }
 
-func checkImage(t *testing.T, i v1.Image, arch, binary string) {
+func checkImage(t *testing.T, i v1.Image, arch, program string) {
 	t.Helper()
 	config, err := i.ConfigFile()
 	if err != nil {
@@ -160,7 +161,7 @@ func checkImage(t *testing.T, i v1.Image, arch, binary string) {
 	}
 	c := config.Config
 	got := []string{config.OS, config.Architecture, c.User, strings.Join(c.Entrypoint, " "), strings.Join(c.Cmd, " "), config.Created.UTC().Format("2006")}
-	if diff := cmp.Diff([]string{"linux", arch, "0:0", "/nftproxy", "run", "1970"}, got); diff != "" {
+	if diff := cmp.Diff([]string{"linux", arch, "65532:0", "/nftproxy", "run", "1970"}, got); diff != "" {
 		t.Errorf("%s: configuration (-want +got):\n%s", arch, diff)
 	}
 	layers, err := i.Layers()
@@ -172,7 +173,7 @@ func checkImage(t *testing.T, i v1.Image, arch, binary string) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	want, err := os.ReadFile(binary)
+	want, err := os.ReadFile(program)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,6 +188,14 @@ func checkImage(t *testing.T, i v1.Image, arch, binary string) {
 	}
 	if h.Name != "nftproxy" || h.Mode != 0o555 || h.Uid != 0 || !bytes.Equal(content, want) {
 		t.Errorf("%s: file %s, mode %o, owner %d, %d bytes: want nftproxy, 555, 0 and the %d bytes of the binary", arch, h.Name, h.Mode, h.Uid, len(content), len(want))
+	}
+	// The words of struct vfs_cap_data: revision 2 without the bit effective, and NET_ADMIN permitted.
+	words := make([]uint32, 5)
+	if _, err := binary.Decode([]byte(h.PAXRecords["SCHILY.xattr.security.capability"]), binary.LittleEndian, words); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]uint32{0x02000000, 1 << 12, 0, 0, 0}, words); diff != "" {
+		t.Errorf("%s: file capability (-want +got):\n%s", arch, diff)
 	}
 	if h, err := files.Next(); !errors.Is(err, io.EOF) {
 		t.Errorf("%s: there is also %v (%v)", arch, h, err)

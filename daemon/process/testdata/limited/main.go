@@ -1,4 +1,4 @@
-// Command limited limits itself to the capabilities of its arguments, and prints the states that are left:
+// Command limited uses the capabilities that it has, limits itself to the capabilities of its arguments, and prints the states that are left:
 // those of all its threads, and that of a program that it starts.
 package main
 
@@ -27,6 +27,7 @@ func main() {
 	}
 	// Threads that are there already, and more afterwards: each goroutine has one of its own.
 	end := threads(5)
+	check(process.UseCapabilities())
 	_, after, err := process.LimitCapabilities(keep)
 	check(err)
 	endMore := threads(10)
