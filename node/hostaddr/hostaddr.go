@@ -151,16 +151,39 @@ func listWith[T any](ctx context.Context, what string, sort func(*T), dump func(
 	}
 }
 
+// ServiceDevice is the device that has the addresses of Services in kube-proxy's IPVS mode, and after it until somebody
+// removes it. These are no addresses of the node: node ports are not served on them, and Services keep them.
+const ServiceDevice = "kube-ipvs0"
+
+// serviceDevice is the number of that device, or 0.
+func serviceDevice() (int, error) {
+	link, err := netlink.LinkByName(ServiceDevice)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("look up interface %s: %w", ServiceDevice, err)
+	}
+	return link.Attrs().Index, nil
+}
+
 // dump asks the kernel once for each family: a dump of both takes longer, and a
 // change of either would interrupt all of it.
 func dump() (Addresses, error) {
 	var addrs Addresses
+	services, err := serviceDevice()
+	if err != nil {
+		return addrs, err
+	}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		found, err := netlink.AddrList(nil, family)
 		if err != nil {
 			return addrs, err
 		}
 		for _, a := range found {
+			if a.LinkIndex == services {
+				continue
+			}
 			if addr, ok := netip.AddrFromSlice(a.IP); ok {
 				addrs.Own = append(addrs.Own, addr.Unmap())
 			}

@@ -146,3 +146,49 @@ func TestBroadcast(t *testing.T) {
 		t.Errorf("%v, want %v", got.Broadcast, want)
 	}
 }
+
+// TestServiceDevice: what kube-proxy's IPVS mode binds to its device is no address of the node, as long as it is on no
+// other interface.
+func TestServiceDevice(t *testing.T) {
+	ns, lo := namespace(t)
+	// kube-proxy makes a dummy interface, which not all kernels have.
+	device := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: hostaddr.ServiceDevice}, PeerName: "peer"}
+	if err := ns.Handle().LinkAdd(device); err != nil {
+		t.Fatal(err)
+	}
+	for address, on := range map[string]netlink.Link{"10.96.0.1/32": device, "fd00:96::1/128": device, "192.0.2.7/32": device, "192.0.2.8/32": lo, "2001:db8::8/128": lo} {
+		addr, err := netlink.ParseAddr(address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		addr.Flags = unix.IFA_F_NODAD
+		if err := ns.Handle().AddrAdd(on, addr); err != nil {
+			t.Fatal(err)
+		}
+		if err := ns.Handle().LinkSetUp(on); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := ns.Do(func() error {
+		addrs, err := hostaddr.List(t.Context())
+		if err != nil {
+			return err
+		}
+		routes, err := hostaddr.LocalRoutes(t.Context())
+		for _, a := range []string{"10.96.0.1", "fd00:96::1", "192.0.2.7"} {
+			addr := netip.MustParseAddr(a)
+			if slices.Contains(addrs.Own, addr) || slices.Contains(addrs.Broadcast, addr) || slices.Contains(routes, netip.PrefixFrom(addr, addr.BitLen())) {
+				t.Errorf("%s is one of the node's: %v, %v", a, addrs, routes)
+			}
+		}
+		for _, a := range []string{"192.0.2.8", "2001:db8::8"} {
+			addr := netip.MustParseAddr(a)
+			if !slices.Contains(addrs.Own, addr) || !slices.Contains(routes, netip.PrefixFrom(addr, addr.BitLen())) {
+				t.Errorf("%s is not one of the node's: %v, %v", a, addrs, routes)
+			}
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+}

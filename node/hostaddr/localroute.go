@@ -24,7 +24,7 @@ func FollowLocalRoutes(ctx context.Context, log *slog.Logger, observe func([]net
 // LocalRoutes returns the ranges of the routes of type local in table local of its caller's
 // network namespace, sorted, each once: the addresses on interfaces, and what "ip route add
 // local" adds to them, as agents of cloud load balancers do. It leaves out loopback and
-// link-local ones. It repeats an interrupted dump as List does.
+// link-local ones, and those of ServiceDevice. It repeats an interrupted dump as List does.
 func LocalRoutes(ctx context.Context) ([]netip.Prefix, error) {
 	sort := func(list *[]netip.Prefix) {
 		slices.SortFunc(*list, netip.Prefix.Compare)
@@ -57,6 +57,10 @@ func localRoutesOnly() []unix.SockFilter {
 // dumpLocalRoutes asks the kernel once for each family. Kernels from 4.20 on return only the
 // wanted routes, and not the million of a border router.
 func dumpLocalRoutes() (routes []netip.Prefix, err error) {
+	services, err := serviceDevice()
+	if err != nil {
+		return nil, err
+	}
 	conn, err := netlink.Dial(unix.NETLINK_ROUTE, nil)
 	if err != nil {
 		return nil, err
@@ -76,9 +80,9 @@ func dumpLocalRoutes() (routes []netip.Prefix, err error) {
 			if m.Header.Flags&netlink.DumpInterrupted != 0 {
 				return nil, unix.EINTR
 			}
-			if r, ok, err := localRoute(m); err != nil {
+			if r, device, ok, err := localRoute(m); err != nil {
 				return nil, err
-			} else if ok && !r.Addr().IsLoopback() && !r.Addr().IsLinkLocalUnicast() {
+			} else if ok && (device == 0 || device != services) && !r.Addr().IsLoopback() && !r.Addr().IsLinkLocalUnicast() {
 				routes = append(routes, r)
 			}
 		}
@@ -86,11 +90,11 @@ func dumpLocalRoutes() (routes []netip.Prefix, err error) {
 	return routes, nil
 }
 
-// localRoute returns the range of a route; ok is false if it is of another type or table.
-func localRoute(m netlink.Message) (r netip.Prefix, ok bool, err error) {
+// localRoute returns the range of a route, and the number of its device; ok is false if it is of another type or table.
+func localRoute(m netlink.Message) (r netip.Prefix, device int, ok bool, err error) {
 	b := m.Data
 	if m.Header.Type != unix.RTM_NEWROUTE || len(b) < rtmLen || b[rtmTable] != unix.RT_TABLE_LOCAL || b[rtmType] != unix.RTN_LOCAL {
-		return r, false, nil
+		return r, 0, false, nil
 	}
 	dst := netip.IPv4Unspecified()
 	if b[0] == unix.AF_INET6 {
@@ -98,18 +102,20 @@ func localRoute(m netlink.Message) (r netip.Prefix, ok bool, err error) {
 	}
 	attrs, err := netlink.NewAttributeDecoder(b[rtmLen:])
 	if err != nil {
-		return r, false, fmt.Errorf("decode route: %w", err)
+		return r, 0, false, fmt.Errorf("decode route: %w", err)
 	}
 	for attrs.Next() {
-		if attrs.Type() != unix.RTA_DST {
-			continue
-		}
-		if dst, ok = netip.AddrFromSlice(attrs.Bytes()); !ok {
-			return r, false, fmt.Errorf("decode route: destination of %d bytes", len(attrs.Bytes()))
+		switch attrs.Type() {
+		case unix.RTA_OIF:
+			device = int(attrs.Uint32())
+		case unix.RTA_DST:
+			if dst, ok = netip.AddrFromSlice(attrs.Bytes()); !ok {
+				return r, 0, false, fmt.Errorf("decode route: destination of %d bytes", len(attrs.Bytes()))
+			}
 		}
 	}
 	if r, err = dst.Prefix(int(b[rtmDstLen])); err != nil {
-		return r, false, fmt.Errorf("decode route: %w", err)
+		return r, 0, false, fmt.Errorf("decode route: %w", err)
 	}
-	return r, true, attrs.Err()
+	return r, device, true, attrs.Err()
 }

@@ -6,15 +6,16 @@ import (
 )
 
 // chainsOf returns the fixed names of kube-proxy's chains in a table of iptables
-// (k8s.io/kubernetes/pkg/proxy/iptables, CleanupLeftovers). KUBE-MARK-MASQ is not among them,
+// (k8s.io/kubernetes/pkg/proxy/iptables and ipvs, CleanupLeftovers). KUBE-MARK-MASQ is not among them,
 // although kube-proxy makes it too: kubelets before v1.28 do, and CNI plugins may use it.
 func chainsOf(table string) []string {
 	switch table {
 	case "nat":
-		return []string{"KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", "KUBE-PROXY-CANARY"}
+		return []string{"KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", "KUBE-PROXY-CANARY", "KUBE-NODE-PORT", "KUBE-LOAD-BALANCER"}
 	case "filter":
 		return []string{
 			"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-FORWARD", "KUBE-NODEPORTS", "KUBE-PROXY-FIREWALL", "KUBE-PROXY-CANARY",
+			"KUBE-NODE-PORT", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER",
 		}
 	case "mangle":
 		return []string{"KUBE-PROXY-CANARY"}
@@ -44,11 +45,12 @@ func OfKubernetes(table, chain string) bool {
 }
 
 // isJumpComment says whether a rule has a comment of kube-proxy's rules in the chains of iptables
-// itself (k8s.io/kubernetes/pkg/proxy/iptables, iptablesJumpChains).
+// itself (k8s.io/kubernetes/pkg/proxy/iptables, iptablesJumpChains; ipvs, iptablesJumpChain).
 func isJumpComment(comment string) bool {
 	return slices.Contains([]string{
 		"kubernetes service portals", "kubernetes externally-visible service portals", "kubernetes health check service ports",
 		"kubernetes forwarding rules", "kubernetes load balancer firewall", "kubernetes postrouting rules",
+		"kubernetes health check rules", "kube-proxy firewall rules", "kubernetes ipvs access filter", // of IPVS mode
 	}, comment)
 }
 
