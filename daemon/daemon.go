@@ -133,7 +133,7 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 		Observe:           counts.ObserveHealthPorts,
 		Log:               c.Log,
 	})
-	kubeProxy := takeover.NewKubeProxy(c.Log, func(note string) { r.aboutNode(watch.ReasonKubeProxy, note) }, counts.ObserveKubeProxy, c.beside())
+	kubeProxy := takeover.NewKubeProxy(c.Log, func(note string) { r.aboutNode(watch.ReasonKubeProxy, note) }, counts.ObserveKubeProxy, c.beside(), c.ExcludeIPVS)
 	connections := sync.OnceValue(func() func(proxy.Sync) { return countConnections(c, rules(), conn, registry) })
 	announce := sync.OnceFunc(func() { close(served.true) })
 	// The cleaner comes first: it removes nothing until it knows the outcome of a sync.

@@ -20,7 +20,8 @@ import (
 
 func newCleanupCommand() *cobra.Command {
 	var table string
-	var kubeProxy, force, accepting bool
+	var kubeProxy, force, accepting, end bool
+	var excludeCIDRs []string
 	cmd := &cobra.Command{
 		Use:   "cleanup",
 		Short: "Remove the tables that run made, or the rules that kube-proxy left",
@@ -32,12 +33,15 @@ It also removes what killed traces left on kernels before 5.12.
 cleanup removes nothing that a running nftproxy uses. Stop nftproxy first.
 
 cleanup --kube-proxy removes the rules that kube-proxy left instead, and leaves
-nftproxy's: its nftables tables, and its chains in the tables of iptables (nft and
-legacy). It removes nothing while kube-proxy runs or may run, nothing while no
-nftproxy serves the node, no rules of other programs, and nothing of IPVS. Start
+nftproxy's: its nftables tables, its chains in the tables of iptables (nft and
+legacy), and what its IPVS mode made: virtual servers, the interface kube-ipvs0,
+ipsets. It removes nothing while kube-proxy runs or may run, nothing while no
+nftproxy serves the node, and no rules of other programs. Start
 nftproxy first: it serves the Services from then on. Where a firewall drops or
 rejects packets, it leaves those chains of kube-proxy that accept some, and says what
-has to take their place; --remove-accepting then removes them.`,
+has to take their place; --remove-accepting then removes them. Open connections that
+go through IPVS keep what they use; run the command again later, or end them by
+--end-connections.`,
 		Example: `  nftproxy cleanup
   nftproxy cleanup --nftproxy-table other
   nftproxy cleanup --kube-proxy                    after a change from kube-proxy to nftproxy`,
@@ -49,8 +53,19 @@ has to take their place; --remove-accepting then removes them.`,
 			if accepting && !kubeProxy {
 				return usageError{errors.New("--remove-accepting goes with --kube-proxy")}
 			}
+			if (end || len(excludeCIDRs) > 0) && !kubeProxy {
+				return usageError{errors.New("--end-connections and --ipvs-exclude-cidrs go with --kube-proxy")}
+			}
 			if kubeProxy {
-				return cleanupKubeProxy(cmd, force, accepting)
+				of := otherproxy.Removal{Closed: takeover.Closed, EndConnections: end}
+				if accepting {
+					of.Closed = nil
+				}
+				var err error
+				if of.Exclude, err = parseExcludeCIDRs(excludeCIDRs); err != nil {
+					return usageError{err}
+				}
+				return cleanupKubeProxy(cmd, force, of)
 			}
 			return cleanupTables(cmd, table)
 		},
@@ -59,6 +74,8 @@ has to take their place; --remove-accepting then removes them.`,
 	cmd.Flags().BoolVar(&kubeProxy, "kube-proxy", false, "remove kube-proxy's rules, and leave nftproxy's")
 	cmd.Flags().BoolVar(&force, "force", false, "with --kube-proxy: do not check that kube-proxy has ended and that nftproxy serves the node")
 	cmd.Flags().BoolVar(&accepting, "remove-accepting", false, "with --kube-proxy: remove also the chains that accept packets where a firewall drops some, once rules of your own accept them")
+	cmd.Flags().BoolVar(&end, "end-connections", false, "with --kube-proxy: remove also what open connections through IPVS use, which ends them")
+	addExcludeCIDRs(cmd.Flags(), &excludeCIDRs)
 	return cmd
 }
 
@@ -150,9 +167,8 @@ func belongs(t kernel.TableInfo, to string) error {
 }
 
 // cleanupKubeProxy removes kube-proxy's rules. Unless forced, it first makes sure that
-// kube-proxy does not run and that nftproxy serves both families. Unless accepting, it leaves chains that accept
-// what something else may drop.
-func cleanupKubeProxy(cmd *cobra.Command, force, accepting bool) error {
+// kube-proxy does not run and that nftproxy serves both families.
+func cleanupKubeProxy(cmd *cobra.Command, force bool, of otherproxy.Removal) error {
 	found, err := otherproxy.Find()
 	if err != nil {
 		return fmt.Errorf("look for the rules of kube-proxy: %w", err)
@@ -170,17 +186,19 @@ func cleanupKubeProxy(cmd *cobra.Command, force, accepting bool) error {
 			return err
 		}
 	}
-	keep := takeover.Closed
-	if accepting {
-		keep = nil
-	}
 	var left []error
-	err = otherproxy.RemoveAll(cmd.Context(), keep, func(r otherproxy.Rules, err error) {
-		if err != nil {
+	err = otherproxy.RemoveAll(cmd.Context(), of, func(r otherproxy.Rules, err error) {
+		switch {
+		case errors.Is(err, otherproxy.ErrInUse):
+			left = append(left, fmt.Errorf("%w: run cleanup again later, or add --end-connections", err))
+		case err != nil:
 			left = append(left, err)
-			return
+		default:
+			fmt.Fprintf(cmd.OutOrStdout(), "removed kube-proxy's rules in %s\n", r)
+			if r.Kind == otherproxy.IPVS && otherproxy.StrictARP() {
+				fmt.Fprintln(cmd.OutOrStdout(), takeover.StrictARPHint)
+			}
 		}
-		fmt.Fprintf(cmd.OutOrStdout(), "removed kube-proxy's rules in %s\n", r)
 	})
 	return errors.Join(append(left, err)...)
 }

@@ -102,7 +102,7 @@ func (w firewalledWorld) remove(accepting bool) (kept []error) {
 		keep = nil
 	}
 	if err := w.top.Node.Do(func() error {
-		return otherproxy.RemoveAll(w.Context(), keep, func(_ otherproxy.Rules, err error) {
+		return otherproxy.RemoveAll(w.Context(), otherproxy.Removal{Closed: keep}, func(_ otherproxy.Rules, err error) {
 			if err != nil {
 				kept = append(kept, err)
 			}

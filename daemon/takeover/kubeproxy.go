@@ -2,8 +2,10 @@ package takeover
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -20,6 +22,9 @@ const (
 	// longer than the time after which a kubelet starts a container again that ends again and
 	// again, 5 min at most (the back-off CrashLoopBackOff), and leaves a minute to start it.
 	kubeProxyRest = 6 * time.Minute
+	// inUseRest is how long to wait for connections to end that use what kube-proxy's IPVS mode left: looking for them
+	// reads all sockets.
+	inUseRest = time.Minute
 )
 
 // KubeProxy looks for kube-proxy on this node. It reports when both proxies serve
@@ -33,8 +38,10 @@ type KubeProxy struct {
 	rules   func() (kinds []otherproxy.Kind, written bool, err error)
 	running func(context.Context) (otherproxy.Running, error)
 	remove  func(ctx context.Context, report func(otherproxy.Rules, error)) error
-	now     func() time.Time
-	beside  bool
+	// strictARP is otherproxy.StrictARP.
+	strictARP func() bool
+	now       func() time.Time
+	beside    bool
 	// inForce says that our program has been in force in both families.
 	inForce atomic.Bool
 
@@ -47,6 +54,8 @@ type KubeProxy struct {
 	absent, hidden bool
 	// tried says that a removal was made since kube-proxy ran last. What it left stays.
 	tried bool
+	// again is when the next removal may be, after one that open connections held up.
+	again time.Time
 	// failed has the outcomes of removals that were logged, by the table, since kube-proxy ran
 	// last.
 	failed map[string]string
@@ -54,13 +63,13 @@ type KubeProxy struct {
 
 // NewKubeProxy makes a follower that counts what it sees, and records notes of it. beside says that this proxy does not
 // serve the cluster's Services in kube-proxy's place: it has other Services, or only those of files. kube-proxy is only
-// counted then.
-func NewKubeProxy(log *slog.Logger, record func(note string), count func(kinds []otherproxy.Kind, running bool), beside bool) *KubeProxy {
+// counted then. exclude has the ranges of virtual servers of other programs.
+func NewKubeProxy(log *slog.Logger, record func(note string), count func(kinds []otherproxy.Kind, running bool), beside bool, exclude []netip.Prefix) *KubeProxy {
 	return &KubeProxy{
 		log: log, beside: beside, count: count, record: record,
-		rules: new(otherproxy.Watcher).Look, running: otherproxy.LookForKubeProxy, now: time.Now,
+		rules: new(otherproxy.Watcher).Look, running: otherproxy.LookForKubeProxy, strictARP: otherproxy.StrictARP, now: time.Now,
 		remove: func(ctx context.Context, report func(otherproxy.Rules, error)) error {
-			return otherproxy.RemoveAll(ctx, Closed, report)
+			return otherproxy.RemoveAll(ctx, otherproxy.Removal{Closed: Closed, Exclude: exclude}, report)
 		},
 	}
 }
@@ -110,13 +119,13 @@ func (f *KubeProxy) look(ctx context.Context) {
 	f.judge(kinds, written, &running)
 	f.report(kinds, running)
 	if !running.No() {
-		f.gone, f.tried, f.failed = time.Time{}, false, nil
+		f.gone, f.again, f.tried, f.failed = time.Time{}, time.Time{}, false, nil
 		return
 	}
 	if f.gone.IsZero() {
 		f.gone = f.now()
 	}
-	if len(kinds) > 0 && !f.tried && f.inForce.Load() && f.now().Sub(f.gone) >= kubeProxyRest {
+	if len(kinds) > 0 && !f.tried && f.inForce.Load() && f.now().Sub(f.gone) >= kubeProxyRest && !f.now().Before(f.again) {
 		f.removeRules(ctx)
 	}
 }
@@ -174,6 +183,17 @@ func (f *KubeProxy) removeRules(ctx context.Context) {
 		switch {
 		case err == nil:
 			f.log.Info("removed the rules of a kube-proxy that does not run any more", "rules", r.String())
+			if r.Kind == otherproxy.IPVS && f.strictARP() {
+				f.log.Info(StrictARPHint)
+			}
+		case errors.Is(err, otherproxy.ErrInUse):
+			f.tried, f.again = false, f.now().Add(inUseRest)
+			// What is left changes as connections end.
+			if f.failed[string(r.Kind)] == "" {
+				f.setFailed(string(r.Kind), err)
+				f.log.Info("connections use rules of kube-proxy; these go when the connections have ended", "rules", r.String(),
+					"hint", "nftproxy cleanup --kube-proxy --end-connections removes them at once (docs/migrate.md)")
+			}
 		case otherproxy.Final(err):
 			f.warnOnce(string(r.Kind)+" "+r.Table, err, "could not remove rules of kube-proxy; they stay", "rules", r.String())
 		default:
@@ -193,9 +213,16 @@ func (f *KubeProxy) warnOnce(table string, err error, text string, args ...any) 
 	if f.failed[table] == err.Error() {
 		return
 	}
+	f.setFailed(table, err)
+	f.log.Warn(text, append(args, "err", err)...)
+}
+
+func (f *KubeProxy) setFailed(table string, err error) {
 	if f.failed == nil {
 		f.failed = map[string]string{}
 	}
 	f.failed[table] = err.Error()
-	f.log.Warn(text, append(args, "err", err)...)
 }
+
+// StrictARPHint says what to do about a setting that IPVS mode left. Its former value is not known, and others may need it.
+const StrictARPHint = "the node answers ARP strictly, as kube-proxy's ipvs.strictARP sets it; nftproxy does not need that: sysctl -w net.ipv4.conf.all.arp_ignore=0 net.ipv4.conf.all.arp_announce=0, unless another program does"

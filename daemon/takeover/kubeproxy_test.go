@@ -25,6 +25,7 @@ type followed struct {
 	events   []string
 	removals int
 	outcome  error
+	strict   bool
 }
 
 func newFollowed() *followed {
@@ -51,7 +52,8 @@ func newFollowed() *followed {
 			}
 			return nil
 		},
-		now: func() time.Time { return w.clock },
+		strictARP: func() bool { return w.strict },
+		now:       func() time.Time { return w.clock },
 	}
 	return w
 }
@@ -173,6 +175,18 @@ func TestKubeProxyTriedAgain(t *testing.T) {
 	w.want(t, "the first tries", 3, 0, w.looks(t, kubeProxyRest+3*kubeProxyPeriod), "they will be removed soon", "will try again")
 	w.outcome = nil
 	w.want(t, "success", 4, 0, w.looks(t, time.Minute), "removed the rules of a kube-proxy", "kube-proxy has no rules on this node")
+}
+
+// TestKubeProxyInUse: while connections use what IPVS mode left, it is tried again once a minute, and logged once.
+func TestKubeProxyInUse(t *testing.T) {
+	w := newFollowed()
+	w.inForce.Store(true)
+	w.kinds, w.outcome = []otherproxy.Kind{otherproxy.IPVS}, fmt.Errorf("1 virtual server: %w", otherproxy.ErrInUse)
+	w.want(t, "the first tries", 3, 0, w.looks(t, kubeProxyRest+2*inUseRest+kubeProxyPeriod), "they will be removed soon", "these go when the connections have ended")
+	w.outcome = fmt.Errorf("2 addresses: %w", otherproxy.ErrInUse)
+	w.want(t, "another one", 4, 0, w.looks(t, inUseRest))
+	w.outcome, w.strict = nil, true
+	w.want(t, "the connections have ended", 5, 0, w.looks(t, 2*inUseRest), "removed the rules of a kube-proxy", "sysctl -w net.ipv4.conf.all.arp_ignore=0", "kube-proxy has no rules on this node")
 }
 
 // TestPodText: the pod of a process by its cgroups, of version 1 and 2.

@@ -156,16 +156,15 @@ func TestServiceDevice(t *testing.T) {
 	if err := ns.Handle().LinkAdd(device); err != nil {
 		t.Fatal(err)
 	}
-	for address, on := range map[string]netlink.Link{"10.96.0.1/32": device, "fd00:96::1/128": device, "192.0.2.7/32": device, "192.0.2.8/32": lo, "2001:db8::8/128": lo} {
-		addr, err := netlink.ParseAddr(address)
-		if err != nil {
+	for _, link := range []netlink.Link{device, lo} {
+		if err := ns.Handle().LinkSetUp(link); err != nil {
 			t.Fatal(err)
 		}
-		addr.Flags = unix.IFA_F_NODAD
-		if err := ns.Handle().AddrAdd(on, addr); err != nil {
-			t.Fatal(err)
-		}
-		if err := ns.Handle().LinkSetUp(on); err != nil {
+	}
+	for address, on := range map[string]string{
+		"10.96.0.1/32": hostaddr.ServiceDevice, "fd00:96::1/128": hostaddr.ServiceDevice, "192.0.2.7/32": hostaddr.ServiceDevice, "192.0.2.8/32": "lo", "2001:db8::8/128": "lo",
+	} {
+		if err := ns.AddAddr(on, netip.MustParsePrefix(address)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -22,7 +22,7 @@ const (
 	NFTables       Kind = "nftables"        // the tables ip kube-proxy and ip6 kube-proxy
 	IPTablesNFT    Kind = "iptables-nft"    // chains in the nftables tables of iptables-nft
 	IPTablesLegacy Kind = "iptables-legacy" // chains in the tables of the older kernel interface
-	IPVS           Kind = "ipvs"            // the interface kube-ipvs0
+	IPVS           Kind = "ipvs"            // virtual servers, the interface kube-ipvs0, ipsets
 )
 
 // Kinds lists all kinds.
@@ -41,6 +41,8 @@ type Rules struct {
 	Keep error
 
 	family ip.Family
+	// parts says what there is of the kind IPVS, such as "1 virtual server".
+	parts string
 	// chains are kube-proxy's, jumps the rules of iptables' own chains that lead there.
 	chains []string
 	jumps  []jump
@@ -53,6 +55,9 @@ type Rules struct {
 
 // String is, for example, "ip nat (iptables-nft, 34 chains)".
 func (r Rules) String() string {
+	if r.parts != "" {
+		return fmt.Sprintf("%s (%s, %s)", r.Table, r.Kind, r.parts)
+	}
 	if r.Chains == 0 {
 		return fmt.Sprintf("%s (%s)", r.Table, r.Kind)
 	}
@@ -66,10 +71,6 @@ func (r Rules) String() string {
 // ErrForeign says that rules of other programs lead to kube-proxy's chains. Without these chains
 // the kernel would refuse the rules.
 var ErrForeign = errors.New("a rule of another program leads to a chain of kube-proxy")
-
-// ErrIPVS says that Remove does not remove what kube-proxy's IPVS mode leaves: connections that are
-// open go through the kernel's IPVS and end with it.
-var ErrIPVS = errors.New("connections through IPVS would end: drain the node, then run kube-proxy --cleanup there or restart it")
 
 // Find returns kube-proxy's rules of all kinds, sorted by kind and table. It makes no table and
 // loads no module. It needs CAP_NET_ADMIN.
@@ -91,13 +92,23 @@ func Find() ([]Rules, error) {
 
 // Remove removes rules that Find has returned. Each call is one transaction: it takes effect as a
 // whole, or not at all. Where another process has changed the ruleset since Find, the error matches
-// ErrChanged, and the caller can call Find again. Where r.Keep is set, Remove returns it.
+// ErrChanged, and the caller can call Find again. Where r.Keep is set, Remove returns it. What IPVS mode left takes
+// several steps, for RemoveAll.
 func Remove(r Rules) error {
-	if r.Keep != nil {
-		return fmt.Errorf("remove the rules of kube-proxy in %s: %w", r.Table, r.Keep)
+	err := r.Keep
+	if err == nil {
+		switch r.Kind {
+		case NFTables:
+			err = removeTable(r)
+		case IPTablesNFT:
+			err = removeNFTChains(r)
+		case IPTablesLegacy:
+			err = removeLegacyChains(r)
+		default:
+			err = errors.ErrUnsupported
+		}
 	}
-	remove := map[Kind]func(Rules) error{NFTables: removeTable, IPTablesNFT: removeNFTChains, IPTablesLegacy: removeLegacyChains}[r.Kind]
-	if err := remove(r); err != nil {
+	if err != nil {
 		return fmt.Errorf("remove the rules of kube-proxy in %s: %w", r.Table, err)
 	}
 	return nil

@@ -35,7 +35,7 @@ func OurFrontends(table string) (Frontends, error) {
 	return readFrontends(func(c *conn, found Frontends) error { return c.addMaps(found, table, "services") })
 }
 
-// KubeProxyFrontends returns the frontends in kube-proxy's rules, of nftables and of iptables.
+// KubeProxyFrontends returns the frontends in kube-proxy's rules, of nftables, iptables and IPVS.
 func KubeProxyFrontends() (Frontends, error) {
 	return readFrontends(func(c *conn, found Frontends) error {
 		if err := c.addMaps(found, kubeProxyTable, "service-ips", "no-endpoint-services"); err != nil {
@@ -51,7 +51,7 @@ func KubeProxyFrontends() (Frontends, error) {
 				return err
 			}
 		}
-		return nil
+		return addVirtualServers(found)
 	})
 }
 

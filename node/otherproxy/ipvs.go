@@ -3,21 +3,208 @@ package otherproxy
 import (
 	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"nftproxy/model/ip"
+	"nftproxy/node/hostaddr"
 )
 
-// ipvsInterface is the interface that has the cluster IPs in kube-proxy's IPVS mode.
-const ipvsInterface = "kube-ipvs0"
+// What kube-proxy's IPVS mode leaves beside its chains of iptables: virtual servers, the device with the addresses of
+// Services, and ipsets. None of it comes before our rules. IPVS takes packets after prerouting and, of the node's own
+// processes, after the nat chains of output (include/uapi/linux/netfilter_ipv4.h, NF_IP_PRI_NAT_DST + 2 since before
+// Linux 5.10), and looks at the destination that these have translated.
 
-// findIPVS goes by the interface. It does not ask IPVS itself: that could load its module.
+// ipvsLeft is what IPVS mode left.
+type ipvsLeft struct {
+	device netlink.Link // or nil
+	// addresses are those of the device, without link-local ones.
+	addresses []netip.Addr
+	// servers are kube-proxy's. others has the addresses of all other virtual servers.
+	servers []virtualServer
+	others  map[netip.Addr]bool
+	sets    []string
+}
+
+// findIPVS finds what IPVS mode left.
 func findIPVS(*conn) ([]Rules, error) {
-	_, err := netlink.LinkByName(ipvsInterface)
+	left, err := readIPVS(nil)
+	if err != nil || left.empty() {
+		return nil, err
+	}
+	return []Rules{left.rules()}, nil
+}
+
+func (l *ipvsLeft) empty() bool {
+	return l.device == nil && len(l.servers)+len(l.addresses)+len(l.sets) == 0
+}
+
+// rules names what was found, or a part of it.
+func (l *ipvsLeft) rules() Rules {
+	var parts []string
+	for _, p := range []struct {
+		n    int
+		what string
+	}{{len(l.servers), "virtual server"}, {len(l.addresses), "address"}, {len(l.sets), "ipset"}} {
+		switch {
+		case p.n == 1:
+			parts = append(parts, "1 "+p.what)
+		case p.n > 1 && p.what == "address":
+			parts = append(parts, fmt.Sprintf("%d addresses", p.n))
+		case p.n > 1:
+			parts = append(parts, fmt.Sprintf("%d %ss", p.n, p.what))
+		}
+	}
+	return Rules{Kind: IPVS, Table: hostaddr.ServiceDevice, parts: strings.Join(parts, ", ")}
+}
+
+// ipvsThere says whether the device or an ipset of IPVS mode is there.
+func ipvsThere() (bool, error) {
+	device, err := serviceDevice()
+	if err != nil || device != nil {
+		return device != nil, err
+	}
+	sets, err := dialIPSets()
+	if err != nil {
+		return false, err
+	}
+	defer sets.close()
+	names, err := sets.names()
+	return len(names) > 0, err
+}
+
+// serviceDevice returns nil if it is not there.
+func serviceDevice() (netlink.Link, error) {
+	device, err := netlink.LinkByName(hostaddr.ServiceDevice)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("look up interface %s: %w", ipvsInterface, err)
+		return nil, fmt.Errorf("look up interface %s: %w", hostaddr.ServiceDevice, err)
 	}
-	return []Rules{{Kind: IPVS, Table: ipvsInterface, Keep: ErrIPVS}}, nil
+	return device, nil
+}
+
+// readIPVS reads what IPVS mode left. Virtual servers of excluded addresses are not kube-proxy's.
+func readIPVS(exclude []netip.Prefix) (l *ipvsLeft, err error) {
+	l = &ipvsLeft{others: map[netip.Addr]bool{}}
+	if l.device, err = serviceDevice(); err != nil {
+		return nil, err
+	}
+	if l.device != nil {
+		if l.addresses, err = addressesOf(l.device); err != nil {
+			return nil, err
+		}
+	}
+	sets, err := dialIPSets()
+	if err != nil {
+		return nil, err
+	}
+	defer sets.close()
+	if l.sets, err = sets.names(); err != nil {
+		return nil, err
+	}
+	if l.empty() {
+		return l, nil // virtual servers without them cannot be kube-proxy's
+	}
+	nodePorts, err := sets.nodePorts()
+	if err != nil {
+		return nil, err
+	}
+	v, err := dialIPVS()
+	if v == nil {
+		return l, err
+	}
+	defer v.close()
+	servers, err := v.servers()
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range servers {
+		if s.ofKubeProxy(l.addresses, nodePorts, exclude) {
+			l.servers = append(l.servers, s)
+		} else {
+			l.others[s.Addr.Addr()] = true
+		}
+	}
+	return l, nil
+}
+
+// addressesOf returns the device's addresses.
+func addressesOf(device netlink.Link) (list []netip.Addr, err error) {
+	found, err := netlink.AddrList(device, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("list the addresses of %s: %w", hostaddr.ServiceDevice, err)
+	}
+	for _, a := range found {
+		if addr, ok := netip.AddrFromSlice(a.IP); ok && !addr.Unmap().IsLinkLocalUnicast() {
+			list = append(list, addr.Unmap())
+		}
+	}
+	slices.SortFunc(list, netip.Addr.Compare)
+	return slices.Compact(list), nil
+}
+
+// nodePort is a port of a protocol, in one family.
+type nodePort struct {
+	family   ip.Family
+	protocol uint8
+	port     uint16
+}
+
+// nodePorts returns the node ports in kube-proxy's sets.
+func (i *ipsets) nodePorts() (map[nodePort]bool, error) {
+	ports := map[nodePort]bool{}
+	if i == nil {
+		return ports, nil
+	}
+	for name, protocol := range nodePortSets() {
+		for _, f := range ip.Families() {
+			set := name
+			if f == ip.V6 {
+				set = ipsetNameOf6(name)
+			}
+			if err := i.elements(set, func(e element) { ports[nodePort{f, protocol, e.port}] = true }); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return ports, nil
+}
+
+// ofKubeProxy says whether kube-proxy can have made the virtual server: it takes a Service's address on the device, or a
+// node port, by address, protocol and port, and its servers get packets with a translated address. Somebody may have told kube-proxy
+// that the address is not for it (excludeCIDRs).
+func (s *virtualServer) ofKubeProxy(addresses []netip.Addr, nodePorts map[nodePort]bool, exclude []netip.Prefix) bool {
+	addr := s.Addr.Addr()
+	if s.mark != 0 || !s.whole || !s.natted || !slices.Contains([]uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP}, s.Protocol) ||
+		slices.ContainsFunc(exclude, func(p netip.Prefix) bool { return p.Contains(addr) }) {
+		return false
+	}
+	if _, bound := slices.BinarySearchFunc(addresses, addr, netip.Addr.Compare); bound {
+		return true
+	}
+	f := ip.V4
+	if addr.Is6() {
+		f = ip.V6
+	}
+	return nodePorts[nodePort{f, s.Protocol, s.Addr.Port()}]
+}
+
+// addVirtualServers adds the frontends of kube-proxy's virtual servers, without node ports.
+func addVirtualServers(found Frontends) error {
+	left, err := readIPVS(nil)
+	if err != nil {
+		return err
+	}
+	for _, s := range left.servers {
+		if slices.Contains(left.addresses, s.Addr.Addr()) {
+			found[s.Frontend] = true
+		}
+	}
+	return nil
 }

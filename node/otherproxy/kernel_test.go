@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/vishvananda/netlink"
 
 	"nftproxy/node/otherproxy"
 	"nftproxy/test/lib/aptget"
@@ -197,7 +196,7 @@ func (w world) removeAll(closed func(otherproxy.Opening) error) map[string]error
 	w.Helper()
 	outcomes := map[string]error{}
 	if err := w.ns.Do(func() error {
-		return otherproxy.RemoveAll(w.Context(), closed, func(r otherproxy.Rules, err error) { outcomes[r.Table] = err })
+		return otherproxy.RemoveAll(w.Context(), otherproxy.Removal{Closed: closed}, func(r otherproxy.Rules, err error) { outcomes[r.Table] = err })
 	}); err != nil {
 		w.Fatal(err)
 	}
@@ -398,25 +397,5 @@ func TestNothingMade(t *testing.T) {
 		return nil
 	}); err != nil {
 		t.Fatal(err)
-	}
-}
-
-// TestIPVS: the interface of kube-proxy's IPVS mode is found and stays.
-func TestIPVS(t *testing.T) {
-	w := newWorld(t)
-	// kube-proxy makes a dummy interface, which not all kernels have.
-	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "kube-ipvs0"}, PeerName: "peer"}
-	if err := w.ns.Handle().LinkAdd(link); err != nil {
-		t.Fatal(err)
-	}
-	if kinds := w.look(); len(kinds) != 1 || kinds[0] != otherproxy.IPVS {
-		t.Errorf("kinds %v", kinds)
-	}
-	found := w.find()
-	if diff := cmp.Diff([]string{"kube-ipvs0 (ipvs)"}, names(found)); diff != "" {
-		t.Fatalf("found (-want +got):\n%s", diff)
-	}
-	if err := w.remove(found[0]); !errors.Is(err, otherproxy.ErrIPVS) {
-		t.Errorf("remove: %v", err)
 	}
 }

@@ -5,7 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
+	"slices"
 	"time"
+
+	"nftproxy/node/hostaddr"
 )
 
 // removeTries is how often a removal is tried while other processes change the ruleset.
@@ -18,18 +22,35 @@ const (
 	longestPause  = 256 * time.Millisecond
 )
 
-// RemoveAll removes all rules of kube-proxy that Find returns. It leaves chains that accept packets where closed
-// says what may drop these; a nil closed says so of none. It calls report with the rules and the outcome: nil, or why they
+// Removal says what RemoveAll leaves.
+type Removal struct {
+	// Closed says what may drop the packets that a chain accepts; such a chain stays. Nil says so of none.
+	Closed func(Opening) error
+	// Exclude has the ranges of other programs' virtual servers.
+	Exclude []netip.Prefix
+	// EndConnections removes also what open connections of IPVS mode use.
+	EndConnections bool
+}
+
+// RemoveAll removes all rules of kube-proxy that Find returns, apart from what the removal leaves. It calls report with
+// the rules and the outcome: nil, or why they
 // are still there. A table of which a part stays is reported twice. Where another process changes the
 // ruleset at the same time it tries again after a pause, 20 times. The error says that the rules
 // cannot be found, or that the context has ended.
-func RemoveAll(ctx context.Context, closed func(Opening) error, report func(Rules, error)) error {
+func RemoveAll(ctx context.Context, of Removal, report func(Rules, error)) error {
 	found, err := Find()
 	if err != nil {
 		return err
 	}
-	for _, r := range found {
-		gone, goneErr, stays, staysErr := removeLatest(ctx, r, closed)
+	if err := settleIPVS(); err != nil { // kube-proxy's chains may hide its addresses as sources
+		return err
+	}
+	for _, r := range found { // what IPVS mode left comes last: chains use its ipsets
+		if r.Kind == IPVS {
+			removeAllOfIPVS(of, report)
+			continue
+		}
+		gone, goneErr, stays, staysErr := removeLatest(ctx, r, of.Closed)
 		if ctx.Err() != nil {
 			return fmt.Errorf("remove the rules of kube-proxy: %w", ctx.Err())
 		}
@@ -43,10 +64,26 @@ func RemoveAll(ctx context.Context, closed func(Opening) error, report func(Rule
 	return nil
 }
 
+func removeAllOfIPVS(of Removal, report func(Rules, error)) {
+	gone, stays, err := removeIPVS(of.Exclude, of.EndConnections)
+	if gone != nil && !gone.empty() {
+		report(gone.rules(), nil)
+	}
+	if err != nil {
+		left := Rules{Kind: IPVS, Table: hostaddr.ServiceDevice}
+		if stays != nil {
+			left = stays.rules()
+		}
+		report(left, fmt.Errorf("remove what kube-proxy's IPVS mode left (%s): %w", left, err))
+	}
+}
+
 // Final says whether the outcome of a removal is a reason to keep the rules, so that another try
 // would have the same outcome while the rules are the same.
 func Final(outcome error) bool {
-	return outcome == nil || errors.Is(outcome, ErrForeign) || errors.Is(outcome, ErrIPVS) || errors.Is(outcome, ErrOpens) || errors.Is(outcome, ErrUnknownTable)
+	return outcome == nil || slices.ContainsFunc([]error{ErrForeign, ErrOpens, ErrUnknownTable, ErrOthersServer, ErrSetUsed}, func(reason error) bool {
+		return errors.Is(outcome, reason)
+	})
 }
 
 // removeLatest removes the rules as they are now: earlier removals have changed the ruleset. It judges again at each
@@ -98,10 +135,7 @@ func pauseAfter(try int) time.Duration {
 // again returns the rules as they are now, and whether there are any.
 func (r Rules) again() (latest Rules, there bool, err error) {
 	_, name, _ := cutTable(r.Table)
-	switch r.Kind {
-	case IPVS:
-		return r, true, nil
-	case IPTablesLegacy:
+	if r.Kind == IPTablesLegacy {
 		b, err := readLegacy(r.family, name)
 		if err != nil {
 			return r, false, err

@@ -65,11 +65,9 @@ func (w *Watcher) Look() (kinds []Kind, written bool, err error) {
 		has[IPTablesLegacy] = has[IPTablesLegacy] || there
 		marks = append(marks, mark)
 	}
-	ipvs, err := findIPVS(c)
-	if err != nil {
+	if has[IPVS], err = ipvsThere(); err != nil {
 		return nil, false, err
 	}
-	has[IPVS] = len(ipvs) > 0
 	written = w.looked && !slices.Equal(marks, w.marks)
 	w.marks, w.looked = marks, true
 	return slices.DeleteFunc(Kinds(), func(k Kind) bool { return !has[k] }), written, nil
