@@ -22,6 +22,12 @@ const (
 	// passes over a large table fall behind: several endpoints at a time cost
 	// several walks.
 	firstEvery = 80 * time.Millisecond
+	// firstLate and secondLate are the waits before two more passes, over the whole
+	// table, after the last change: a program such as a network policy engine can hold a
+	// packet for longer than secondPassAfter, and without changes no pass would find
+	// the entry that the packet makes at its release. Both together stay below formerFor, as
+	// long as departed endpoints are known.
+	firstLate, secondLate = time.Minute, 3 * time.Minute
 	// routineRest is the rest after routine passes. They find an entry only if the
 	// index misjudged a sync, or if another program changes the table or the rules.
 	routineRest = 100 * rest
@@ -65,7 +71,7 @@ type pacing struct {
 func newPacing() pacing {
 	return pacing{
 		schedules: [purposes]pace.Schedule{
-			firstPass:   {Every: firstEvery},
+			firstPass:   {Every: firstEvery, Late: []time.Duration{firstLate, secondLate}},
 			secondPass:  {Pause: rest},
 			routinePass: {Pause: routineRest, IdlePause: routineRest, IdleMost: routineMost},
 		},

@@ -19,8 +19,10 @@ import (
 
 // Effects says what a chain may do to a packet.
 type Effects struct {
-	// Drops: a rule drops, rejects or queues packets.
+	// Drops: a rule drops or rejects packets.
 	Drops bool `json:"drops"`
+	// Queues: a rule hands packets to another program, such as a network policy engine, which decides about them.
+	Queues bool `json:"queues"`
 	// Translates: a rule changes the destination or the source.
 	Translates bool `json:"translates"`
 	// Untracks: a rule takes packets out of connection tracking, as NodeLocal DNSCache does. Chains of type nat
@@ -33,7 +35,8 @@ type Effects struct {
 }
 
 func (e *Effects) add(o Effects) {
-	e.Drops, e.Translates, e.Untracks = e.Drops || o.Drops, e.Translates || o.Translates, e.Untracks || o.Untracks
+	e.Drops, e.Queues = e.Drops || o.Drops, e.Queues || o.Queues
+	e.Translates, e.Untracks = e.Translates || o.Translates, e.Untracks || o.Untracks
 	e.Marks, e.MarksConnections = e.Marks || o.Marks, e.MarksConnections || o.MarksConnections
 }
 
@@ -73,7 +76,7 @@ func (c *Chain) TableText() string {
 
 // Harmless says that the chain drops no packet and changes none, but for marks.
 func (c *Chain) Harmless() bool {
-	return !c.PolicyDrop && !c.Rules.Drops && !c.Rules.Translates && !c.Rules.Untracks
+	return !c.PolicyDrop && !c.Rules.Drops && !c.Rules.Queues && !c.Rules.Translates && !c.Rules.Untracks
 }
 
 // List returns the base chains without the effects of their rules. It needs CAP_NET_ADMIN.
@@ -142,7 +145,7 @@ func legacyChains(names map[string]bool) ([]Chain, error) {
 		family, table, _ := strings.Cut(c.Table, " ")
 		list = append(list, Chain{
 			Family: family, Table: table, Name: c.Chain, Hook: strings.ToLower(c.Chain), Type: table, Priority: legacyPriority(table, c.Chain), Legacy: true,
-			Program: programOf(table, names), PolicyDrop: c.PolicyDrop, Rules: Effects{c.Drops, c.Translates, c.Untracks, c.Marks, c.MarksConnections},
+			Program: programOf(table, names), PolicyDrop: c.PolicyDrop, Rules: Effects{c.Drops, c.Queues, c.Translates, c.Untracks, c.Marks, c.MarksConnections},
 			Closes: c.PolicyDrop || c.Closes,
 		})
 	}

@@ -46,7 +46,9 @@ func effectsOf(conn *nftables.Conn, base *nftables.Chain) (all Effects, closes b
 }
 
 // everything is what a chain may do, but for marks.
-func everything() Effects { return Effects{Drops: true, Translates: true, Untracks: true} }
+func everything() Effects {
+	return Effects{Drops: true, Queues: true, Translates: true, Untracks: true}
+}
 
 // effectsOfRule also returns the chains to which the rule leads.
 func effectsOfRule(r *nftables.Rule) (effects Effects, chains []string, err error) {
@@ -57,8 +59,10 @@ func effectsOfRule(r *nftables.Rule) (effects Effects, chains []string, err erro
 			if x.Chain != "" {
 				chains = append(chains, x.Chain)
 			}
-		case *expr.Reject, *expr.Queue, *expr.SynProxy:
+		case *expr.Reject, *expr.SynProxy:
 			effects.Drops = true
+		case *expr.Queue:
+			effects.Queues = true
 		case *expr.NAT, *expr.Redir, *expr.Masq:
 			effects.Translates = true
 		case *expr.Notrack:
@@ -84,13 +88,14 @@ func effectsOfRule(r *nftables.Rule) (effects Effects, chains []string, err erro
 }
 
 func effectsOfVerdict(kind expr.VerdictKind) Effects {
-	return Effects{Drops: kind == expr.VerdictDrop || kind == expr.VerdictQueue || kind == expr.VerdictStolen}
+	return Effects{Drops: kind == expr.VerdictDrop || kind == expr.VerdictStolen, Queues: kind == expr.VerdictQueue}
 }
 
 // effectsOfTarget is about the targets of iptables.
 func effectsOfTarget(name string) Effects {
 	return Effects{
-		Drops:            slices.Contains([]string{"DROP", "REJECT", "NFQUEUE", "TARPIT", "SYNPROXY"}, name),
+		Drops:            slices.Contains([]string{"DROP", "REJECT", "TARPIT", "SYNPROXY"}, name),
+		Queues:           name == "NFQUEUE",
 		Translates:       slices.Contains([]string{"DNAT", "SNAT", "MASQUERADE", "REDIRECT", "NETMAP", "TPROXY"}, name),
 		Untracks:         slices.Contains([]string{"CT", "NOTRACK"}, name),
 		Marks:            name == "MARK",

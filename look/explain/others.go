@@ -131,6 +131,9 @@ func (x *explainer) sayOther(c *basechain.Chain) string {
 	if c.Rules.Drops {
 		does = append(does, "has rules that drop or reject packets")
 	}
+	if c.Rules.Queues {
+		does = append(does, "has rules that hand packets to another program (a queue), which decides whether they go on")
+	}
 	if c.Rules.Translates {
 		before := ""
 		if first := x.question.Packet; c.Type == "nat" && (c.Hook == "prerouting" || c.Hook == "output") && x.contents != nil {
@@ -151,7 +154,7 @@ func (x *explainer) sayOther(c *basechain.Chain) string {
 	if marks(c) && x.viewOf(c) != basechain.Later {
 		does = append(does, "has rules that set marks")
 	}
-	if view := x.sayView(c); view != "" && (c.PolicyDrop || c.Rules.Drops || marks(c)) {
+	if view := x.sayView(c); view != "" && (c.PolicyDrop || c.Rules.Drops || c.Rules.Queues || marks(c)) {
 		does = append(does, view)
 	}
 	if c.Family == "bridge" || c.Family == "netdev" {

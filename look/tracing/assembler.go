@@ -12,6 +12,10 @@ import (
 // kernel reports each step at once, and does not say which one was the last.
 const QuietPeriod = 100 * time.Millisecond
 
+// QueuePeriod takes its place where the last event handed the packet to another program, such as a network policy engine:
+// what that program gives back goes on.
+const QueuePeriod = 3 * time.Second
+
 // overtakers is how many events of other packets are read after a packet's last event before
 // its way counts as ended while the queue is not empty. The queue keeps the order of events, and
 // the events of one packet stand close together in it, however late they are read.
@@ -112,14 +116,14 @@ func (a *Assembler) Full() bool { return a.begun == a.limit }
 // Ended returns the packets whose way has ended by then, in their order. All events of the time
 // before must have been added.
 func (a *Assembler) Ended(by time.Time) []*Packet {
-	return a.remove(func(p *Packet) bool { return by.Sub(p.last) >= QuietPeriod })
+	return a.remove(func(p *Packet) bool { return !by.Before(p.due()) })
 }
 
 // Overtaken returns the packets whose way has ended by now although more events are queued, in
 // their order: many events of other packets have come since.
 func (a *Assembler) Overtaken(now time.Time) []*Packet {
 	return a.remove(func(p *Packet) bool {
-		return now.Sub(p.last) >= QuietPeriod && a.events-p.lastEvent >= overtakers
+		return !now.Before(p.due()) && a.events-p.lastEvent >= overtakers
 	})
 }
 
@@ -145,9 +149,17 @@ func (a *Assembler) remove(ended func(*Packet) bool) []*Packet {
 func (a *Assembler) Due() time.Time {
 	var due time.Time
 	for _, p := range a.open {
-		if at := p.last.Add(QuietPeriod); due.IsZero() || at.Before(due) {
+		if at := p.due(); due.IsZero() || at.Before(due) {
 			due = at
 		}
 	}
 	return due
+}
+
+// due is when the packet's way counts as ended, if no further event comes.
+func (p *Packet) due() time.Time {
+	if p.Fate == Other {
+		return p.last.Add(QueuePeriod)
+	}
+	return p.last.Add(QuietPeriod)
 }

@@ -55,7 +55,7 @@ const (
 	Passed  Fate = "passed"
 	Dropped Fate = "dropped"
 	Refused Fate = "refused"
-	// Other: a rule handed the packet to another program, such as a queue.
+	// Other: a rule handed the packet to another program, such as a queue, and no chain has seen it since.
 	Other Fate = "handed over"
 )
 
@@ -163,6 +163,10 @@ func (p *Packet) decide(s Step, rule nft.Rule) {
 		}
 	case "queue", "stolen":
 		p.Fate = Other
+	default:
+		if p.Fate == Other { // The program has given it back.
+			p.Fate = Passed
+		}
 	}
 }
 

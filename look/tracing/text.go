@@ -55,6 +55,9 @@ func (s *Step) text() string {
 // end says what became of the packet.
 func (p *Packet) end() string {
 	text := string(p.Fate)
+	if p.Fate == Other {
+		text += " to another program, and no chain saw it again; if it went on, it has an entry"
+	}
 	if p.Fate == Passed && p.Translated.IsValid() {
 		text += ", translated to " + p.Translated.String()
 	}

@@ -193,6 +193,36 @@ func TestLooped(t *testing.T) {
 	}
 }
 
+// TestQueued: a packet that a queue gave back ends where it ends, and one that it keeps is said to be handed over. It is
+// waited for.
+func TestQueued(t *testing.T) {
+	for _, test := range []struct {
+		what string
+		then *livetrace.Event
+		fate tracing.Fate
+	}{
+		{"kept", nil, tracing.Other},
+		{"given back", &livetrace.Event{ID: 1, Family: 2, Table: "nftproxy", Chain: "postrouting", Kind: livetrace.ByPolicy, Verdict: "accept"}, tracing.Passed},
+		{"given back, and dropped", &livetrace.Event{ID: 1, Family: 2, Table: "filter", Chain: "FORWARD", Kind: livetrace.ByPolicy, Verdict: "drop"}, tracing.Dropped},
+	} {
+		a := tracing.NewAssembler(mark, tcp, 1, names())
+		now := time.Now()
+		a.Add(begin(1, headers(client, clusterIP, 1, 0)), now)
+		a.Add(step(1, "policies", "FORWARD", livetrace.ByRule, 4, "queue", headers(client, endpoint, 1, 2)), now)
+		now = now.Add(2 * time.Second)
+		if early := a.Ended(now); len(early) > 0 {
+			t.Errorf("%s: not waited for: %+v", test.what, early)
+			continue
+		}
+		if test.then != nil {
+			a.Add(*test.then, now)
+		}
+		if p := a.Ended(now.Add(tracing.QueuePeriod)); len(p) != 1 || p[0].Fate != test.fate {
+			t.Errorf("%s: %+v, want %s", test.what, p, test.fate)
+		}
+	}
+}
+
 // fake is a source of events.
 type fake struct {
 	events  chan livetrace.Event

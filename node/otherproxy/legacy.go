@@ -87,10 +87,10 @@ type LegacyChain struct {
 	Table, Chain string
 	// PolicyDrop says that the policy is to drop.
 	PolicyDrop bool
-	// The next five say that a rule may do that to packets: in this chain, or in one to which it leads. Untracks is
-	// about connection tracking, MarksConnections about CONNMARK. Reaches has the names of these chains.
-	Drops, Translates, Untracks, Marks, MarksConnections bool
-	Reaches                                              []string
+	// The next six say that a rule may do that to packets: in this chain, or in one to which it leads. Queues is
+	// about NFQUEUE, Untracks about connection tracking, MarksConnections about CONNMARK. Reaches has the names of these chains.
+	Drops, Queues, Translates, Untracks, Marks, MarksConnections bool
+	Reaches                                                      []string
 	// Closes says that a rule of a program other than Kubernetes drops packets.
 	Closes bool
 }
@@ -117,8 +117,8 @@ func LegacyChains() ([]LegacyChain, error) {
 // baseChains describes the table's own chains.
 func (b *blob) baseChains() []LegacyChain {
 	type chain struct {
-		drops, translates, untracks, marks, marksConnections bool
-		targets                                              []string
+		drops, queues, translates, untracks, marks, marksConnections bool
+		targets                                                      []string
 	}
 	chains := map[string]*chain{}
 	for i := range b.entries {
@@ -131,7 +131,7 @@ func (b *blob) baseChains() []LegacyChain {
 		if b.isPolicy(e) {
 			continue
 		}
-		c.drops = c.drops || e.drops || slices.Contains([]string{"REJECT", "NFQUEUE"}, e.extension)
+		c.drops, c.queues = c.drops || e.drops || e.extension == "REJECT", c.queues || e.extension == "NFQUEUE"
 		c.translates = c.translates || slices.Contains([]string{"DNAT", "SNAT", "MASQUERADE", "REDIRECT", "NETMAP", "TPROXY"}, e.extension)
 		c.untracks = c.untracks || e.extension == "CT" || e.extension == "NOTRACK"
 		c.marks, c.marksConnections = c.marks || e.extension == "MARK", c.marksConnections || e.extension == "CONNMARK"
@@ -151,7 +151,8 @@ func (b *blob) baseChains() []LegacyChain {
 				continue
 			}
 			l.Closes = l.Closes || c.drops && !OfKubernetes(b.name, l.Reaches[i])
-			l.Drops, l.Translates, l.Untracks = l.Drops || c.drops, l.Translates || c.translates, l.Untracks || c.untracks
+			l.Drops, l.Queues = l.Drops || c.drops, l.Queues || c.queues
+			l.Translates, l.Untracks = l.Translates || c.translates, l.Untracks || c.untracks
 			l.Marks, l.MarksConnections = l.Marks || c.marks, l.MarksConnections || c.marksConnections
 			for _, target := range c.targets {
 				if !seen[target] {
