@@ -255,6 +255,7 @@ func (b *Builder) bounded(name Name, s *Service) *Service {
 			shut.Sources = sources
 			served = &shut
 		}
+		served = served.without(b.snapshot.Ejections.At(name))
 	}
 	b.snapshot.LeftOut = setUnlessEqual(b.snapshot.LeftOut, name, left, func(a, b *LeftOut) bool { return *a == *b })
 	b.snapshot.WithoutAffinity = setUnlessEqual(b.snapshot.WithoutAffinity, name, without, func(a, b *WithoutAffinity) bool { return *a == *b })

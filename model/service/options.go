@@ -15,6 +15,8 @@ type Options struct {
 	// ExternalFailover says what becomes of connections from outside where ExternalPolicy is Local and the node has no
 	// endpoint for them.
 	ExternalFailover Failover
+	// Eject says what is done about endpoints that do not answer the node.
+	Eject Eject
 }
 
 // option is one key of Options.
@@ -30,6 +32,19 @@ type option struct {
 // allOptions lists the keys, sorted. A new option is a field of Options and an entry here.
 func allOptions() []option {
 	return []option{
+		{"eject", func(o *Options, value string) error {
+			i := slices.Index(ejectWords(), value)
+			if i < 0 {
+				return fmt.Errorf("not off, report or on; the node's --nftproxy-eject is in force")
+			}
+			o.Eject = EjectOff + Eject(i)
+			return nil
+		}, func(o *Options) string {
+			if o.Eject == EjectAsNode {
+				return ""
+			}
+			return ejectWords()[o.Eject-EjectOff]
+		}},
 		wordOption("external-failover", func(o *Options) *Failover { return &o.ExternalFailover }, failoverWords()),
 	}
 }
@@ -118,3 +133,17 @@ const (
 func failoverWords() []string { return []string{"drop", "pass", "cluster"} }
 
 func (f Failover) String() string { return failoverWords()[f] }
+
+// Eject says what is done about endpoints that do not answer the node (model/ejection).
+type Eject uint8
+
+// EjectAsNode leaves it to the node's --nftproxy-eject. EjectOff does nothing, EjectReport says what would be done, EjectOn
+// leaves the endpoints out.
+const (
+	EjectAsNode Eject = iota
+	EjectOff
+	EjectReport
+	EjectOn
+)
+
+func ejectWords() []string { return []string{"off", "report", "on"} }

@@ -160,6 +160,9 @@ type Endpoint struct {
 	// Ready, Serving and Terminating are the EndpointSlice conditions, with
 	// the API's defaults (true, true, false) filled in.
 	Ready, Serving, Terminating bool
+	// Silent says that the slice has the endpoint as ready, but this node does without it since it gets no answer (Ejection).
+	// It is neither Ready nor Serving then.
+	Silent bool
 	// Nodes and Zones are the endpoint's hints: the nodes and zones that it is meant
 	// for. Empty for none.
 	Nodes, Zones Hints

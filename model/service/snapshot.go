@@ -36,6 +36,8 @@ type Snapshot struct {
 	// ClosedSources says why a service with source ranges has Sources in Services that
 	// let in nobody.
 	ClosedSources treap.Map[Name, *ClosedSources]
+	// Ejections says of the endpoints that are Silent in Services since when, and why.
+	Ejections Ejections
 }
 
 // Claim is the right to something that only one service can have: an address with

@@ -139,7 +139,7 @@ func (e Endpoint) conditions() string {
 	for _, c := range []struct {
 		set  bool
 		name string
-	}{{e.Ready, " ready"}, {e.Serving, " serving"}, {e.Terminating, " terminating"}} {
+	}{{e.Ready, " ready"}, {e.Serving, " serving"}, {e.Terminating, " terminating"}, {e.Silent, " silent"}} {
 		if c.set {
 			b.WriteString(c.name)
 		}

@@ -286,6 +286,8 @@ func (s *parsedService) endpointLine(words []string) error {
 			e.Ready = true
 		case "serving":
 			e.Serving = true
+		case "silent":
+			e.Silent = true
 		case "terminating":
 			e.Terminating = true
 		default:
