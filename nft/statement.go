@@ -26,6 +26,9 @@ type MatchAddr struct {
 // MatchProto matches the transport protocol by its number.
 type MatchProto struct{ Protocol uint8 }
 
+// MatchEcho matches an echo request of the table's family: ICMP or ICMPv6.
+type MatchEcho struct{}
+
 // MatchLocal matches an address that the node's routing table calls local (with
 // Not: one that it does not).
 type MatchLocal struct {
@@ -70,6 +73,13 @@ type DNAT struct {
 	Mod uint32
 	Map string
 }
+
+// DNATTo sends the connection to an address of the table's family. The port stays.
+type DNATTo struct{ Addr netip.Addr }
+
+// Limit matches as long as packets come at no more than a rate, and Burst packets beyond it. The rule's packets count
+// together, whoever sends them.
+type Limit struct{ PerSecond, Burst uint32 }
 
 // Update adds the key with the data to a dynamic map, or the key alone to a dynamic set. If the key
 // exists, its data stays, and only its time-out restarts. A full map (Set.Size) accepts no new key,
@@ -152,6 +162,7 @@ const (
 
 func (MatchAddr) statement()   {}
 func (MatchProto) statement()  {}
+func (MatchEcho) statement()   {}
 func (MatchLocal) statement()  {}
 func (MatchInput) statement()  {}
 func (MatchMark) statement()   {}
@@ -160,6 +171,8 @@ func (MatchDNATed) statement() {}
 func (InSet) statement()       {}
 func (VMap) statement()        {}
 func (DNAT) statement()        {}
+func (DNATTo) statement()      {}
+func (Limit) statement()       {}
 func (Update) statement()      {}
 func (SetMark) statement()     {}
 func (ClearMark) statement()   {}
@@ -184,6 +197,14 @@ func negation(n bool) string {
 
 // Text is, for example, "meta l4proto tcp".
 func (s MatchProto) Text(Family) string { return "meta l4proto " + ProtocolText(s.Protocol) }
+
+// Text is "icmp type echo-request" or "icmpv6 type echo-request".
+func (MatchEcho) Text(f Family) string {
+	if f == IPv6 {
+		return "icmpv6 type echo-request"
+	}
+	return "icmp type echo-request"
+}
 
 // Text is, for example, "fib daddr type != local".
 func (s MatchLocal) Text(Family) string {
@@ -227,6 +248,14 @@ func (s DNAT) Text(f Family) string {
 		return fmt.Sprintf("dnat to %s map @%s", s.Key.Text(f), s.Map)
 	}
 	return fmt.Sprintf("dnat to %s . numgen random mod %d map @%s", s.Key.Text(f), s.Mod, s.Map)
+}
+
+// Text is, for example, "dnat to 192.168.0.2".
+func (s DNATTo) Text(Family) string { return "dnat to " + s.Addr.String() }
+
+// Text is, for example, "limit rate 1000/second burst 1000 packets".
+func (s Limit) Text(Family) string {
+	return fmt.Sprintf("limit rate %d/second burst %d packets", s.PerSecond, s.Burst)
 }
 
 // Text is, for example, "update @affinity { ct original ip saddr timeout 3h :

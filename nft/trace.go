@@ -10,7 +10,7 @@ import (
 	"nftproxy/model/ip"
 )
 
-// Packet is the first packet of a connection.
+// Packet is the first packet of a connection. One of ICMP or ICMPv6 is an echo request.
 type Packet struct {
 	Src, Dst netip.AddrPort
 	// Protocol is the IP protocol's number.
@@ -259,6 +259,12 @@ func (w *walk) runStatement(t *Contents, s Statement) (o outcome, matched bool) 
 		return nextRule, s.Prefix.Contains(w.addr(s.Field)) != s.Not
 	case MatchProto:
 		return nextRule, w.packet.Protocol == s.Protocol
+	case MatchEcho:
+		return nextRule, w.packet.Protocol == EchoProtocol(t.Table.Family)
+	case Limit: // one packet is within any limit
+		return nextRule, true
+	case DNATTo:
+		return w.translateTo(netip.AddrPortFrom(s.Addr, w.dst.Port())), true
 	case MatchLocal:
 		return nextRule, w.host.Local(w.addr(s.Field)) != s.Not
 	case MatchInput:
@@ -313,9 +319,13 @@ func (w *walk) translate(t *Contents, s DNAT) (o outcome, matched bool) {
 	case !found:
 		return nextRule, false
 	}
-	w.dst = addrPort(e.Data, t.Table.Family)
+	return w.translateTo(addrPort(e.Data, t.Table.Family)), true
+}
+
+func (w *walk) translateTo(to netip.AddrPort) outcome {
+	w.dst = to
 	w.result.Fate, w.result.To = DNATed, w.dst
-	return hookDone, true
+	return hookDone
 }
 
 // look looks a key up in a set or map. known says that the model knows the set's elements.

@@ -164,16 +164,30 @@ func (f Field) format(b []byte) string {
 	return strconv.FormatUint(uint64(binary.NativeEndian.Uint32(b)), 10)
 }
 
+// The IP protocols of echo requests.
+const (
+	ICMP   uint8 = 1
+	ICMPv6 uint8 = 58
+)
+
+// EchoProtocol returns the protocol of the family's echo requests.
+func EchoProtocol(f Family) uint8 {
+	if f == IPv6 {
+		return ICMPv6
+	}
+	return ICMP
+}
+
 // ProtocolText returns nft's name for an IP protocol number, or the number.
 func ProtocolText(p uint8) string {
 	switch p {
-	case 1:
+	case ICMP:
 		return "icmp"
 	case 6:
 		return "tcp"
 	case 17:
 		return "udp"
-	case 58:
+	case ICMPv6:
 		return "ipv6-icmp"
 	case 132:
 		return "sctp"

@@ -30,6 +30,7 @@ type runOptions struct {
 	// asked has what flags set as they are; run sets the rest.
 	asked            daemon.Config
 	masqueradeAll    bool
+	answerPing       bool
 	masqueradeBit    int
 	counters         string
 	sysctls          sysctlOptions
@@ -101,6 +102,7 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	f.Lookup("cluster-cidr").Usage += "; run masquerades traffic from all other addresses to cluster IPs"
 	f.Lookup(ownPrefix + "table").Usage += "; run removes the tables of earlier runs with other names"
 	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "masquerade all traffic to cluster IPs")
+	f.BoolVar(&o.answerPing, ownPrefix+"answer-ping", false, "the node answers echo requests (ping) to cluster IPs, externalIPs and load balancers' addresses where a port of a Service has endpoints; at most 1000 new ones per second and family")
 	f.IntVar(&o.masqueradeBit, "iptables-masquerade-bit", noMasqueradeBit, "bit of the packet mark, 0 to 31, that marks packets to masquerade inside the node, for other programs that set or read it; -1: the rules neither read nor change marks, and use a label of the connection instead")
 	f.StringVar(&o.asked.MetricsAddress, "metrics-bind-address", defaultMetricsAddress, "address and port of the metrics server; empty to switch it off")
 	f.BoolVar(&o.asked.BindHardFail, "bind-address-hard-fail", false, "exit if the health or metrics server cannot listen for a minute")
@@ -163,7 +165,7 @@ func (o *runOptions) run() (*daemon.Config, error) {
 	c.ExcludeIPVS, err = parseExcludeCIDRs(o.excludeCIDRs)
 	check(err)
 	c.Rules.Counters = o.counters != countersNone
-	c.Rules.MasqueradeAll = o.masqueradeAll
+	c.Rules.MasqueradeAll, c.Rules.AnswerPing = o.masqueradeAll, o.answerPing
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}

@@ -51,7 +51,8 @@ Refused and dropped first packets are always counted, by cause:
                          this node
   outside-source-ranges  dropped: loadBalancerSourceRanges do not have the client
   unallocated-address    dropped: no Service has that address of a ServiceCIDR
-The Service is known for all but unknown-port and unallocated-address.
+  too-many-pings         dropped: more pings to Services than --nftproxy-answer-ping answers
+The Service is known for all but unknown-port, unallocated-address and too-many-pings.
 
 -o json prints an object with intervalSeconds, counters (whether new connections are
 counted), connectionsPerSecond (of all Services), causes, services and refused.

@@ -103,7 +103,7 @@ func hideOtherFlags(f *pflag.FlagSet) {
 	shown := []string{
 		"config", "kubeconfig", "master", ownPrefix + "manifests", "hostname-override", "cluster-cidr", "detect-local-mode",
 		"pod-bridge-interface", "pod-interface-name-prefix", "nodeport-addresses", ownPrefix + "table",
-		"masquerade-all", "iptables-masquerade-bit", ownPrefix + "counters",
+		"masquerade-all", "iptables-masquerade-bit", ownPrefix + "counters", ownPrefix + "answer-ping",
 	}
 	f.VisitAll(func(g *pflag.Flag) { g.Hidden = g.Hidden || !slices.Contains(shown, g.Name) })
 }

@@ -154,7 +154,7 @@ func (x *explainer) whyUnknownPort(a netip.Addr) {
 	owner := x.clusterIPOwner(a)
 	if !hasPorts(x.question.Packet) {
 		x.cause("%s is the cluster IP of Service %s, and cluster IPs take connections to the Service's ports only: they do not answer ping", a, owner)
-		x.remedy("try a port of the Service instead")
+		x.remedy("try a port of the Service instead; with --nftproxy-answer-ping cluster IPs of Services with endpoints answer")
 		return
 	}
 	x.cause("Service %s has the cluster IP %s, but not the port %d/%s", owner, a, x.question.Packet.Dst.Port(), nft.ProtocolText(x.question.Packet.Protocol))

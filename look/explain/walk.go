@@ -120,7 +120,7 @@ func (x *explainer) targets() []Target {
 			if end.Masqueraded && by == "" {
 				by = x.masqueradedBy(w)
 			}
-			t := Target{Address: end.To.String(), Chance: end.Chance, Masqueraded: end.Masqueraded, addr: end.To}
+			t := Target{Address: targetText(x.question.Packet, end.To), Chance: end.Chance, Masqueraded: end.Masqueraded, addr: end.To}
 			if end.Masqueraded {
 				t.MasqueradedBy = by
 			}

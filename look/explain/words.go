@@ -50,6 +50,10 @@ func (x *explainer) sayMatched(p ruleset.Purpose, s *nft.Step, w *nft.Way) (text
 		return fmt.Sprintf("%s is an address of this node that serves node ports; %s", s.Destination.Addr(), x.sayFrontend(s, dst)), false
 	case ruleset.FindOthers:
 		return "it goes through chain dispatch, which refuses unknown ports of cluster IPs and looks for node ports", true
+	case ruleset.FindPing:
+		return fmt.Sprintf("set ping-addresses has %s: a Service with endpoints has the address, and the node answers pings to it", s.Destination.Addr()), false
+	case ruleset.AnswerPing:
+		return fmt.Sprintf("the node answers, by its address %s, if there are at most %d new pings per second", w.Ends[0].To.Addr(), ruleset.PingsPerSecond), false
 	case ruleset.RefuseUnknownPort:
 		return fmt.Sprintf("set cluster-ips has %s, of %s, but the Service does not have this port", s.Destination.Addr(), clean(x.clusterIPOwner(s.Destination.Addr()))), false
 	case ruleset.AdmitSource:
@@ -132,6 +136,10 @@ func (x *explainer) sayPassedOver(p ruleset.Purpose, s *nft.Step) (text string, 
 	switch p {
 	case ruleset.FindFrontend:
 		return fmt.Sprintf("map services does not have %s", dst), false
+	case ruleset.FindPing:
+		if endedAt[nft.InSet](s) {
+			return fmt.Sprintf("set ping-addresses does not have %s: no Service with endpoints has the address, or it has source ranges", s.Destination.Addr()), false
+		}
 	case ruleset.RefuseUnknownPort:
 		if endedAt[nft.InSet](s) {
 			return fmt.Sprintf("%s is no cluster IP of a Service", s.Destination.Addr()), false
@@ -320,6 +328,14 @@ func endText(p nft.Packet, a netip.AddrPort) string {
 		return fmt.Sprintf("%s/%s", a.Addr(), nft.ProtocolText(p.Protocol))
 	}
 	return fmt.Sprintf("%s/%s", a, nft.ProtocolText(p.Protocol))
+}
+
+// targetText is where a packet goes: an address and port, or for ICMP an address.
+func targetText(p nft.Packet, to netip.AddrPort) string {
+	if !hasPorts(p) {
+		return to.Addr().String()
+	}
+	return to.String()
 }
 
 func portText(p nft.Packet) string {

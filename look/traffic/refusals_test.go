@@ -123,8 +123,8 @@ func TestTotals(t *testing.T) {
 	k.chains["ip unknown-port"] = 1
 	l = look()
 	causes := [2]map[ruleset.Cause]uint64{
-		{ruleset.NoEndpoints: 19, ruleset.UnknownPort: 5, ruleset.NoLocalEndpoints: 0, ruleset.OutsideSourceRanges: 0, ruleset.UnallocatedAddress: 0},
-		{ruleset.NoEndpoints: 0, ruleset.UnknownPort: 0, ruleset.NoLocalEndpoints: 0, ruleset.OutsideSourceRanges: 0, ruleset.UnallocatedAddress: 6},
+		{ruleset.NoEndpoints: 19, ruleset.UnknownPort: 5, ruleset.NoLocalEndpoints: 0, ruleset.OutsideSourceRanges: 0, ruleset.UnallocatedAddress: 0, ruleset.TooManyPings: 0},
+		{ruleset.NoEndpoints: 0, ruleset.UnknownPort: 0, ruleset.NoLocalEndpoints: 0, ruleset.OutsideSourceRanges: 0, ruleset.UnallocatedAddress: 6, ruleset.TooManyPings: 0},
 	}
 	if diff := cmp.Diff(causes, l.Causes); diff != "" {
 		t.Errorf("causes (-want +got):\n%s", diff)

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"nftproxy/model/ip"
 )
 
 // Name is a Service's "namespace/name".
@@ -218,6 +220,17 @@ type Node struct {
 	// Settings, if not nil, replace those that the rules, and everything that follows the rules,
 	// started with.
 	Settings *Settings
+}
+
+// OwnAddress returns the first of the Node's addresses of the family that an interface of the host has; the zero Addr if there is
+// none.
+func (n *Node) OwnAddress(f ip.Family) netip.Addr {
+	for _, a := range n.Addresses {
+		if f.Has(a) && slices.Contains(n.HostAddresses, a) {
+			return a
+		}
+	}
+	return netip.Addr{}
 }
 
 // ID names a service port in messages: "namespace/name:port", with the number

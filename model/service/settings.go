@@ -24,6 +24,8 @@ type Settings struct {
 	// programs: the first packet of a connection that is to be masqueraded has this bit inside the
 	// node, whoever has set it. With 0 the rules neither read nor change marks.
 	MasqueradeMark uint32
+	// AnswerPing has the node answer echo requests to the addresses of Services with endpoints.
+	AnswerPing bool
 	// NodePortAddresses says which addresses serve node ports.
 	NodePortAddresses NodePortAddresses
 }

@@ -226,6 +226,10 @@ func chains(f nft.Family) []*nft.Chain {
 			{nft.DNAT{Key: clientNodeKey, Map: "node-affinity"}},
 			{goTo("endpoints-3-masquerade")},
 		}},
+		{Name: "answer-pings", Rules: []nft.Rule{
+			{nft.MatchEcho{}, nft.InSet{Key: nft.Fields{nft.Daddr}, Set: "addresses"}, nft.MatchLocal{Field: nft.Daddr, Not: true}, jump("empty")},
+			{nft.Limit{PerSecond: 1000, Burst: 20}, nft.DNATTo{Addr: prefixes(f)[0].Addr().Next()}},
+		}},
 		{Name: "learn-clients", Rules: []nft.Rule{
 			{nft.MatchDNATed{}, nft.InSet{Key: nft.Fields{nft.OrigDaddr}, Set: "addresses"}, jump("empty")},
 			{nft.InSet{Key: nft.Fields{nft.OrigSaddr, nft.OrigDaddr}, Set: "hairpin"}, jump("empty")},

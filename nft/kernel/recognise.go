@@ -77,16 +77,16 @@ type registers struct {
 	// data is the map whose data has taken the place of the fields.
 	data string
 	// Instead of fields, they may hold one of these: the name of the input interface, whether an
-	// address is local, the packet's mark, the connection's status, its labels, a constant.
-	input, mark, status, labels bool
-	localness                   nft.Field
-	constant                    []byte
+	// address is local, the packet's mark, the connection's status, its labels, the type of ICMP, a constant.
+	input, mark, status, labels, icmpType bool
+	localness                             nft.Field
+	constant                              []byte
 	// mask and xor are of the last bitwise expression.
 	mask, xor []byte
 }
 
 func (r *registers) empty() bool {
-	return r.loaded == nil && r.mod == 0 && r.data == "" && !r.input && !r.mark && !r.status && !r.labels && r.localness == 0 && r.constant == nil
+	return r.loaded == nil && r.mod == 0 && r.data == "" && !r.input && !r.mark && !r.status && !r.labels && !r.icmpType && r.localness == 0 && r.constant == nil
 }
 
 func (r *recogniser) addExpression(name string, data nfnetlink.Attributes) bool {
@@ -100,7 +100,13 @@ func (r *recogniser) addExpression(name string, data nfnetlink.Attributes) bool 
 		var x expr.Lookup
 		return r.decodeExpression(data, &x) && r.addLookup(&x)
 	case "nat":
+		if to, ok := netip.AddrFromSlice(r.constant); ok {
+			return r.addStatement(nft.DNATTo{Addr: to})
+		}
 		return r.addStatement(nft.DNAT{Key: r.loaded, Mod: r.mod, Map: r.data})
+	case "limit":
+		var x expr.Limit
+		return r.decodeExpression(data, &x) && r.addStatement(nft.Limit{PerSecond: uint32(x.Rate), Burst: x.Burst})
 	case "dynset":
 		var x expr.Dynset
 		return r.decodeExpression(data, &x) && r.addUpdate(&x)
@@ -161,6 +167,10 @@ func (r *recogniser) load(name string, data nfnetlink.Attributes) bool {
 }
 
 func (r *recogniser) loadPayload(x *expr.Payload) bool {
+	if x.Base == expr.PayloadBaseTransportHeader && x.Offset == icmpTypeOffset && x.Len == 1 {
+		r.icmpType = true
+		return true
+	}
 	for _, f := range []nft.Field{nft.Saddr, nft.Daddr, nft.Dport} {
 		if known := loadField(f, r.family, 0).(*expr.Payload); known.Base == x.Base && known.Offset == x.Offset {
 			r.loaded = append(r.loaded, f)
@@ -229,6 +239,14 @@ func (r *recogniser) addMatch(not bool, data nfnetlink.Attributes) bool {
 		return r.addStatement(nft.MatchLocal{Field: r.localness, Not: not})
 	case r.mark:
 		return len(r.mask) == 4 && r.addStatement(nft.MatchMark{Mask: binary.NativeEndian.Uint32(r.mask)})
+	case r.icmpType:
+		// The match of the protocol before is a part of the statement.
+		last := len(r.rule) - 1
+		if last < 0 || r.rule[last] != (nft.MatchProto{Protocol: nft.EchoProtocol(r.family)}) {
+			return false
+		}
+		r.rule, r.ends = r.rule[:last], r.ends[:last]
+		return r.addStatement(nft.MatchEcho{})
 	case r.labels:
 		bit, ok := labelOf(r.mask)
 		return ok && r.addStatement(nft.MatchLabel{Bit: bit})

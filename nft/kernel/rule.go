@@ -3,6 +3,7 @@ package kernel
 import (
 	"encoding/binary"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/google/nftables/expr"
@@ -19,6 +20,7 @@ const (
 	ipv6SaddrOffset = 8
 	ipv6DaddrOffset = 24
 	dportOffset     = 2 // in TCP, UDP and SCTP alike
+	icmpTypeOffset  = 0 // in ICMP and ICMPv6 alike
 )
 
 // The values that matches compare with.
@@ -28,6 +30,14 @@ const (
 	icmpPortUnreachable   = 3 // ICMP_PORT_UNREACH
 	icmpv6PortUnreachable = 4 // ICMPV6_PORT_UNREACH
 )
+
+// echoRequest is the type of the family's echo requests: ICMP_ECHO or ICMPV6_ECHO_REQUEST.
+func echoRequest(family nft.Family) byte {
+	if family == nft.IPv6 {
+		return 128
+	}
+	return 8
+}
 
 // register is the number of the register that starts at the 32-bit word. Each fourth word
 // has the number of the 128-bit register, as in the kernel's dumps and in nft.
@@ -73,6 +83,12 @@ func statementExpressions(s nft.Statement, family nft.Family) ([]expr.Any, error
 		return matchAddrExpressions(s, family)
 	case nft.MatchProto:
 		return []expr.Any{loadField(nft.L4Proto, family, 0), compareExpression(false, []byte{s.Protocol})}, nil
+	case nft.MatchEcho:
+		return []expr.Any{
+			loadField(nft.L4Proto, family, 0), compareExpression(false, []byte{nft.EchoProtocol(family)}),
+			&expr.Payload{DestRegister: register(0), Base: expr.PayloadBaseTransportHeader, Offset: icmpTypeOffset, Len: 1},
+			compareExpression(false, []byte{echoRequest(family)}),
+		}, nil
 	case nft.MatchLocal:
 		return []expr.Any{
 			&expr.Fib{Register: register(0), ResultADDRTYPE: true, FlagSADDR: s.Field == nft.Saddr, FlagDADDR: s.Field == nft.Daddr},
@@ -100,6 +116,10 @@ func statementExpressions(s nft.Statement, family nft.Family) ([]expr.Any, error
 		}), nil
 	case nft.DNAT:
 		return dnatExpressions(s, family), nil
+	case nft.DNATTo:
+		return natToExpressions(expr.NAT{Type: expr.NATTypeDestNAT}, s.Addr, family)
+	case nft.Limit:
+		return []expr.Any{&expr.Limit{Type: expr.LimitTypePkts, Rate: uint64(s.PerSecond), Unit: expr.LimitTimeSecond, Burst: s.Burst}}, nil
 	case nft.Update:
 		return updateExpressions(s, family)
 	case nft.SetMark:
@@ -218,6 +238,15 @@ func dnatExpressions(s nft.DNAT, family nft.Family) []expr.Any {
 			Type: expr.NATTypeDestNAT, Family: uint32(family),
 			RegAddrMin: addr, RegAddrMax: addr, RegProtoMin: port, RegProtoMax: port,
 		})
+}
+
+// natToExpressions load the address into the registers, and translate to it.
+func natToExpressions(nat expr.NAT, to netip.Addr, family nft.Family) ([]expr.Any, error) {
+	if to.BitLen() != 8*family.AddrLen() {
+		return nil, fmt.Errorf("address %v does not fit a table of family %s", to, family)
+	}
+	nat.Family, nat.RegAddrMin, nat.RegAddrMax = uint32(family), register(0), register(0)
+	return []expr.Any{&expr.Immediate{Register: register(0), Data: to.AsSlice()}, &nat}, nil
 }
 
 // wordsOfOne is how many 32-bit words nft uses for a single field: a whole 128-bit

@@ -206,6 +206,9 @@ func sets(cfg *Config) treap.Map[string, *nft.Set] {
 		{Name: servicesRestricted, Key: addressKey(), Verdicts: true, MinSize: minSizeBehind},
 	}
 	list = append(list, refusalSets()...)
+	if cfg.AnswerPing {
+		list = append(list, &nft.Set{Name: pingAddresses, Key: daddr(), MinSize: minSize})
+	}
 	for _, a := range allAccess() {
 		list = append(list,
 			&nft.Set{Name: a.verdicts, Key: a.key, Verdicts: true, MinSize: minSize},
@@ -296,11 +299,11 @@ func leavingChains(cfg *Config, f nft.Family, ranges treap.Map[string, netip.Pre
 	}
 }
 
-// dispatchChain takes new connections that go to no service's address and port. It
+// dispatchChain takes new connections that go to no service's address and port. It has echo requests answered,
 // refuses other ports of cluster IPs and looks up node ports. It leaves other
 // addresses of ServiceCIDRs alone: a Service of another proxy may have them.
-func dispatchChain(cfg *Config, f nft.Family, node *service.Node, s spared) *nft.Chain {
-	rules := []nft.Rule{RefuseUnknownPort.rule(toClusterIP(checkUnknownPort, s)...)}
+func dispatchChain(cfg *Config, f nft.Family, node *service.Node, s spared, p pings) *nft.Chain {
+	rules := append(p.rules(), RefuseUnknownPort.rule(toClusterIP(checkUnknownPort, s)...))
 	lookup := nft.VMap{Key: nodePortKey(), Map: nodePorts}
 	if _, all := cfg.NodePortAddresses.On(node, f); all {
 		rules = append(rules, FindNodePort.rule(nft.MatchLocal{Field: nft.Daddr}, nft.MatchAddr{Field: nft.Daddr, Not: true, Prefix: loopback(f)}, lookup))

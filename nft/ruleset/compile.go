@@ -67,6 +67,7 @@ func (c *Compiler) Compile(s service.Snapshot) *nft.Program {
 		l := t.leaving()
 		if ranges || l.spared != t.spared {
 			t.setSpared(l.spared)
+			t.setPings()
 			t.setDispatch()
 		}
 		if node || ranges || !slices.Equal(l.learning, t.left.learning) || l.unlisted != t.left.unlisted || l.spared != t.left.spared {
@@ -213,6 +214,11 @@ type tableCompiler struct {
 	locals map[netip.Addr]onNode
 	// ports has the last lists of services with many endpoints.
 	ports map[service.Name][]portLists
+	// ping says how echo requests are answered. pinged counts the services by which each address answers, and pingsOf has the
+	// addresses of each service.
+	ping    pings
+	pinged  map[netip.Addr]int
+	pingsOf map[service.Name][]netip.Addr
 }
 
 func newTableCompiler(cfg Config, f nft.Family) *tableCompiler {
@@ -225,6 +231,7 @@ func newTableCompiler(cfg Config, f nft.Family) *tableCompiler {
 		local:  map[service.Name][]portOnNode{},
 		locals: map[netip.Addr]onNode{},
 		ports:  map[service.Name][]portLists{},
+		pinged: map[netip.Addr]int{}, pingsOf: map[service.Name][]netip.Addr{},
 	}
 	for _, chain := range fixedChains(&t.cfg) {
 		t.chains = t.chains.Set(chain.Name, chain)
@@ -253,6 +260,7 @@ func (t *tableCompiler) setNode(node *service.Node) {
 	if p := t.cfg.pods(t.family, node); !p.equal(t.pods) {
 		t.setPods(p)
 	}
+	t.setPings()
 	t.setDispatch()
 	addrs, _ := t.cfg.NodePortAddresses.On(node, t.family)
 	if len(addrs) == 0 {
@@ -268,7 +276,7 @@ func (t *tableCompiler) setNode(node *service.Node) {
 
 // setDispatch builds the chain dispatch.
 func (t *tableCompiler) setDispatch() {
-	t.chains = t.chains.Set(dispatch, dispatchChain(&t.cfg, t.family, t.node, t.spared))
+	t.chains = t.chains.Set(dispatch, dispatchChain(&t.cfg, t.family, t.node, t.spared, t.ping))
 }
 
 // setPods builds the chains that tell pods from others.
@@ -341,6 +349,8 @@ type compiledService struct {
 	sourceLists []sourceList
 	// ports has the lists to keep for the next compilation; nil for none.
 	ports []portLists
+	// pings has the addresses that answer echo requests.
+	pings []netip.Addr
 }
 
 // wantedChain is a shared chain with its name.
@@ -367,6 +377,7 @@ func (t *tableCompiler) addService(name service.Name, c *compiledService) {
 	t.addLists(c.sourceLists)
 	t.countElements(c.part, 1)
 	t.setLocal(name, c.local)
+	t.setPinged(name, c.pings)
 	if c.ports != nil {
 		t.ports[name] = c.ports
 	} else {

@@ -19,7 +19,7 @@ import (
 // it the new ones.
 func lookups() [][]string {
 	return [][]string{
-		{"services"}, {"cluster-ips"}, {"reachable-networks"}, {"node-port-addresses"}, {"node-ports"},
+		{"services"}, {"ping-addresses"}, {"cluster-ips"}, {"reachable-networks"}, {"node-port-addresses"}, {"node-ports"},
 		{sourceLists}, {"load-balancer-sources"}, {"services-restricted"},
 		{"services-cluster", "services-local", "node-ports-cluster", "node-ports-local"},
 		{"endpoints", "local-endpoints", "node-port-endpoints", "node-port-local-endpoints"},
@@ -116,7 +116,7 @@ func (m *middle) check(t *testing.T, cut int, leaving bool) {
 			m.wantFair(t, cut, p, r)
 		}
 		r := kernel.Trace(p, nft.Host{Local: local, Random: m.before.rng.Uint32N})
-		if cut < 12 { // Only the new endpoints may be remembered.
+		if cut < 13 { // Only the new endpoints may be remembered.
 			m.wantKept(t, p, r)
 		}
 	}
@@ -211,8 +211,8 @@ func (m *middle) wantFair(t *testing.T, cut int, p nft.Packet, r nft.Result) {
 		m.seen["dropped, an endpoint is a cluster IP"]++
 	case r.Fate == nft.Dropped && m.before.isClusterIP(p.Dst.Addr()) != m.after.isClusterIP(p.Dst.Addr()):
 		m.seen["dropped, a cluster IP comes or goes"]++
-	case r.Fate == nft.Dropped && m.before.hasHosts(p.Dst.Addr()) && !m.after.inServiceCIDR(p.Dst.Addr()):
-		m.seen["dropped, the ServiceCIDR of its network goes"]++
+	case r.Fate != nft.Untouched && m.before.hasHosts(p.Dst.Addr()) && !m.after.inServiceCIDR(p.Dst.Addr()):
+		m.seen["spared no more, the ServiceCIDR of its network goes"]++
 	case r.Fate == nft.Dropped && (was.delicate || is.delicate || len(had) == 0 || len(has) == 0):
 		m.seen["dropped in the middle"]++
 	case (r.Fate == nft.Reset || r.Fate == nft.Unreachable) && (slices.Contains(fates, r.Fate) || len(had) == 0 || len(has) == 0):
@@ -236,6 +236,9 @@ func (o *oracle) expected(p nft.Packet) ([]netip.AddrPort, expectation) {
 		v.fates = append(v.fates, r.Fate)
 	}
 	t := o.target(p)
+	if by, answers := o.answersPing(p); answers {
+		return []netip.AddrPort{netip.AddrPortFrom(by, p.Dst.Port())}, v
+	}
 	if t == nil {
 		return nil, v
 	}

@@ -46,6 +46,10 @@ func (o *oracle) outcomes(p nft.Packet) []nft.Result {
 		}
 		return o.external(p, t)
 	}
+	if by, answers := o.answersPing(p); answers {
+		hairpin := p.FromNode && p.Src.Addr() == by && o.onNode(by) // an endpoint on the host's network
+		return []nft.Result{{Fate: nft.DNATed, To: netip.AddrPortFrom(by, p.Dst.Port()), Masqueraded: hairpin}}
+	}
 	if o.isClusterIP(dst) && !o.hasHosts(dst) {
 		if !o.local(dst) {
 			o.saw("cluster IP: other port")
@@ -65,6 +69,41 @@ func (o *oracle) outcomes(p nft.Packet) []nft.Result {
 		o.saw("node port: other address")
 	}
 	return []nft.Result{{Fate: nft.Untouched}}
+}
+
+// answersPing says whether the packet is an echo request that the node answers for a service, and by which address: a port
+// of the service has endpoints for clients outside, and no source ranges.
+func (o *oracle) answersPing(p nft.Packet) (by netip.Addr, answers bool) {
+	dst := p.Dst.Addr()
+	if !o.cfg.AnswerPing || p.Protocol != map[bool]uint8{false: nft.ICMP, true: nft.ICMPv6}[dst.Is6()] || o.local(dst) || o.hasHosts(dst) {
+		return by, false
+	}
+	i := slices.IndexFunc(o.node.Addresses, func(a netip.Addr) bool { return a.Is6() == dst.Is6() && o.local(a) })
+	for _, s := range o.services {
+		for _, port := range s.Ports {
+			t := o.address(netip.AddrPortFrom(dst, port.Port), port.Protocol)
+			if t == nil || t.s != s {
+				continue
+			}
+			list := all
+			if !slices.Contains(s.ClusterIPs, dst) && s.ExternalPolicy == service.Local {
+				list = own
+			}
+			answers = answers || len(o.lists(t)[list]) > 0 && o.restricting(t) == nil
+		}
+	}
+	switch {
+	case !answers:
+		return by, false
+	case i < 0:
+		o.saw("ping: the node has no address")
+		return by, false
+	case slices.ContainsFunc(o.services, func(s *service.Service) bool { return slices.Contains(s.ClusterIPs, dst) }):
+		o.saw("ping: cluster IP")
+	default:
+		o.saw("ping: external address")
+	}
+	return o.node.Addresses[i], true
 }
 
 // keptOut says whether source ranges forbid the packet. Packets to a load balancer's
@@ -316,7 +355,7 @@ func (o *oracle) hasHosts(a netip.Addr) bool {
 // there.
 func (o *oracle) remember(p nft.Packet, r nft.Result) {
 	t := o.target(p)
-	if r.Fate != nft.DNATed || t.s.AffinityTimeout == 0 {
+	if r.Fate != nft.DNATed || t == nil || t.s.AffinityTimeout == 0 {
 		return
 	}
 	for list, endpoints := range o.lists(t) {

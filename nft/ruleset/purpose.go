@@ -18,6 +18,9 @@ const (
 	FindFrontend Purpose = "find the address and port"
 	// FindOthers sends what has no frontend by address to the chain dispatch.
 	FindOthers Purpose = "look for other reasons to handle the packet"
+	// FindPing looks for the address of an echo request, and AnswerPing has it answered.
+	FindPing   Purpose = "find the address of a ping"
+	AnswerPing Purpose = "have the node answer the ping"
 	// RefuseUnknownPort refuses other ports of cluster IPs.
 	RefuseUnknownPort Purpose = "refuse unknown ports of cluster IPs"
 	// FindNodePort looks for the packet's protocol and port among the node ports.

@@ -52,6 +52,9 @@ func TestReadBackConfig(t *testing.T) {
 		cfg, list := gen.Config(rng)
 		node := gen.Node(rng)
 		got := ruleset.ReadBackConfig(ruleset.Compile(cfg, build(node, nil)).Model(), cfg.Table)
+		if got.AnswerPing != cfg.AnswerPing {
+			t.Errorf("answers pings: %v, want %v", got.AnswerPing, cfg.AnswerPing)
+		}
 		type answer struct {
 			addrs []netip.Addr
 			all   bool

@@ -10,7 +10,7 @@ import (
 // ReadBackConfig reads from tables the configuration that they were made with, as far
 // as it decides which flows go to services, which addresses are pods' and what is
 // counted. These are ClusterCIDRs (which may be the node's own ranges), PodInterface,
-// NodePortAddresses, Counters, Uncounted and MasqueradeMark. In a family without a table all addresses serve node ports, and no
+// NodePortAddresses, Counters, Uncounted, MasqueradeMark and AnswerPing. In a family without a table all addresses serve node ports, and no
 // address is a pod's.
 func ReadBackConfig(m *nft.Model, table string) Config {
 	cfg := Config{Table: table}
@@ -31,6 +31,7 @@ func ReadBackConfig(m *nft.Model, table string) Config {
 				cfg.MasqueradeMark = mark.Mask
 			}
 		}
+		cfg.AnswerPing = cfg.AnswerPing || c.Sets[pingAddresses] != nil
 		cfg.Counters = cfg.Counters || countsConnections(c)
 		cfg.Uncounted = cfg.Uncounted || !countsRefusals(c)
 		for _, p := range nodePortPrefixes(c, f) {

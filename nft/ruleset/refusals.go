@@ -13,7 +13,7 @@ import (
 // Cause says why the rules refuse or drop the first packet of a connection. Each cause has
 // chains of its own. The counters of the chains' rules count the packets. No other rule
 // refuses, and no other drops but for packets that meet the tables in the middle of a
-// change.
+// change. The chain of TooManyPings is there only with service.Settings.AnswerPing.
 type Cause string
 
 // The causes. Clients of the first two get an answer at once, the packets of others are
@@ -30,11 +30,13 @@ const (
 	OutsideSourceRanges Cause = "outside-source-ranges"
 	// UnallocatedAddress: no Service has that address of a ServiceCIDR.
 	UnallocatedAddress Cause = "unallocated-address"
+	// TooManyPings: more echo requests to Services than PingsPerSecond.
+	TooManyPings Cause = "too-many-pings"
 )
 
 // Causes lists all causes.
 func Causes() []Cause {
-	return []Cause{NoEndpoints, UnknownPort, NoLocalEndpoints, OutsideSourceRanges, UnallocatedAddress}
+	return []Cause{NoEndpoints, UnknownPort, NoLocalEndpoints, OutsideSourceRanges, UnallocatedAddress, TooManyPings}
 }
 
 // Drops reports whether the rules drop packets of the cause, rather than refuse them.
@@ -65,12 +67,12 @@ func (a *access) refusalChain(c Cause) string {
 }
 
 // refusalSet is the set that has each frontend of the access with the cause, which is neither
-// UnknownPort nor UnallocatedAddress. The set's elements count the packets.
+// UnknownPort, UnallocatedAddress nor TooManyPings. The set's elements count the packets.
 func (a *access) refusalSet(c Cause) string { return a.chainPrefix + string(c) }
 
 // RefusalSets returns the sets whose elements count packets that were refused or dropped, with the
-// cause. An element belongs to the Service that the packets were for. UnknownPort and
-// UnallocatedAddress have none.
+// cause. An element belongs to the Service that the packets were for. UnknownPort,
+// UnallocatedAddress and TooManyPings have none.
 func RefusalSets() map[string]Cause {
 	sets := map[string]Cause{byAddress().refusalSet(OutsideSourceRanges): OutsideSourceRanges}
 	for _, a := range allAccess() {

@@ -57,6 +57,9 @@ func countRefused(t testing.TB, c *kernel.Conn, p *nft.Program) refused {
 	r := refused{map[ruleset.Cause]uint64{}, map[string]uint64{}}
 	for _, cause := range ruleset.Causes() {
 		for _, chain := range cause.Chains() {
+			if p.IPv4.Chains.At(chain) == nil {
+				continue // no pings are answered
+			}
 			n, err := c.ChainCount(p.IPv4.ID(), chain)
 			must(t, err)
 			r.Causes[cause] += n

@@ -26,6 +26,8 @@ type serviceCompiler struct {
 	// wanted and sourceLists are those of the compiledService.
 	wanted      []wantedChain
 	sourceLists []sourceList
+	// pings are those of the compiledService.
+	pings []netip.Addr
 	// clients has the clients of the port that is being compiled.
 	clients clients
 }
@@ -56,7 +58,7 @@ func (c *serviceCompiler) compile() compiledService {
 		c.compilePort(p, now.endpointLists)
 		compiled.keepPort(i, c.svc, &now)
 	}
-	compiled.wanted, compiled.sourceLists = c.wanted, c.sourceLists
+	compiled.wanted, compiled.sourceLists, compiled.pings = c.wanted, c.sourceLists, c.pings
 	compiled.part = nft.NewPart(c.elements, c.pools)
 	return compiled
 }
@@ -77,6 +79,7 @@ func (c *serviceCompiler) compilePort(p *service.Port, l endpointLists) {
 		} else if other, found := c.restrictions.On(claim); found {
 			f = c.restrict(f, other.Firewall, comment(string(other.By)))
 		}
+		c.addPing(a, f.verdicts == servicesRestricted, l)
 		if slices.Contains(c.svc.ClusterIPs, a) {
 			c.serveInternal(f, l)
 		} else {

@@ -27,6 +27,7 @@ func Config(rng *rand.Rand) (ruleset.Config, []string) {
 	if rng.IntN(3) == 0 {
 		cfg.PodInterface = []service.Interface{{Name: "cni0"}, {Name: "veth", Prefix: true}}[rng.IntN(2)]
 	}
+	cfg.AnswerPing = rng.IntN(2) == 0
 	cfg.Uncounted = rng.IntN(4) == 0
 	list := nodePortLists()[rng.IntN(len(nodePortLists()))]
 	var err error

@@ -6,14 +6,14 @@ import (
 	"net/netip"
 	"slices"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 )
 
 // Packet returns a packet to an address and port of a service, or to one beside it.
 func Packet(rng *rand.Rand, node *service.Node, services []*service.Service) nft.Packet {
-	const icmp = 1
-	p := nft.Packet{Protocol: []uint8{6, 6, 17, 132, icmp}[rng.IntN(5)]}
+	p := nft.Packet{Protocol: []uint8{6, 6, 17, 132, nft.ICMP}[rng.IntN(5)]}
 	formats := [][]string{
 		{"10.96.0.%d", "198.51.100.%d", "10.0.0.%d", "192.168.0.%d", "192.168.1.%d", "127.0.0.%d"},
 		{"fd00:96::%x", "2001:db8:99::%x", "fd00:1::%x", "2001:db8::%x", "2001:db8:1::%x", "::%x"},
@@ -47,6 +47,10 @@ func Packet(rng *rand.Rand, node *service.Node, services []*service.Service) nft
 		if own := slices.DeleteFunc(slices.Clone(node.HostAddresses), func(a netip.Addr) bool { return a.Is6() != dst.Is6() }); len(own) > 0 {
 			src = own[rng.IntN(len(own))]
 		}
+	}
+	switch {
+	case p.Protocol == nft.ICMP, rng.IntN(20) == 0: // an echo request to an address of a service, too
+		p.Protocol = nft.EchoProtocol(ip.Of(dst))
 	}
 	p.Src, p.Dst = netip.AddrPortFrom(src, 40000), netip.AddrPortFrom(dst, port)
 	return p

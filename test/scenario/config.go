@@ -31,6 +31,7 @@ func (s *Scenario) Config() (ruleset.Config, error) {
 	prefix := f.String("pod-interface-name-prefix", "", "")
 	nodePorts := f.StringSlice("nodeport-addresses", nil, "")
 	f.BoolVar(&cfg.MasqueradeAll, "masquerade-all", false, "")
+	f.BoolVar(&cfg.AnswerPing, "nftproxy-answer-ping", false, "")
 	masqueradeBit := f.Int8("iptables-masquerade-bit", -1, "")
 	err := f.Parse(s.Flags)
 	if err != nil {

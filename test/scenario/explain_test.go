@@ -98,7 +98,7 @@ func checkFlowExplained(ctx context.Context, node *live.Node, world *stage.Stage
 // sameOutcome says where the explanation differs from what the flow wants.
 func sameOutcome(world *stage.Stage, f scenario.Flow, e *explain.Explanation) error {
 	want := map[scenario.Fate]explain.Outcome{
-		scenario.Translated: explain.Endpoint, scenario.Refused: explain.Refused, scenario.Dropped: explain.Dropped, scenario.Untouched: explain.Untouched,
+		scenario.Translated: explain.Endpoint, scenario.Refused: explain.Refused, scenario.Dropped: explain.Dropped, scenario.Untouched: explain.Untouched, scenario.Echoed: explain.Endpoint,
 	}[f.Want.Fate]
 	if f.Protocol == scenario.HTTP {
 		want = explain.Untouched // the proxy answers by itself, or nobody does
@@ -137,6 +137,9 @@ func sameEndpoints(world *stage.Stage, f scenario.Flow, e *explain.Explanation) 
 	var want []string
 	for _, t := range f.Want.Targets {
 		want = append(want, t.String())
+	}
+	if f.Want.Fate == scenario.Echoed {
+		want = []string{map[bool]string{false: "192.168.0.2", true: "2001:db8::1"}[f.Destination.Addr().Is6()]}
 	}
 	if f.Want.Sticky {
 		last, known := world.Last(f)

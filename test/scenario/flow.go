@@ -54,6 +54,8 @@ const (
 	Dropped Fate = "dropped"
 	// Untouched flows reach their destination, and the proxy changes nothing in them.
 	Untouched Fate = "untouched"
+	// Echoed flows are echo requests that the node answers in place of their destination.
+	Echoed Fate = "echoed"
 	// Answered flows ask a health check node port and get an answer.
 	Answered Fate = "answered"
 )
@@ -187,6 +189,9 @@ func parseFlow(line string) (f Flow, err error) {
 	if err == nil && (answered && f.Protocol != HTTP || f.Protocol == HTTP && !answered && f.Want.Fate != Refused) {
 		return f, fmt.Errorf("outcome %q: want an answer or refused for http, and an answer for nothing else", f.Want)
 	}
+	if err == nil && f.Want.Fate == Echoed && f.Protocol != ICMP {
+		return f, fmt.Errorf("outcome %q: want it for icmp only", f.Want)
+	}
 	return f, err
 }
 
@@ -210,7 +215,7 @@ func parseDestination(text, protocol string) (netip.AddrPort, error) {
 
 // ParseOutcome reads what Outcome.String writes.
 func ParseOutcome(text string) (Outcome, error) {
-	if fate := Fate(text); slices.Contains([]Fate{Refused, Dropped, Untouched}, fate) {
+	if fate := Fate(text); slices.Contains([]Fate{Refused, Dropped, Untouched, Echoed}, fate) {
 		return Outcome{Fate: fate}, nil
 	}
 	var a Answer

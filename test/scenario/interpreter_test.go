@@ -91,7 +91,7 @@ func (i *interpreter) check(f scenario.Flow, step *scenario.Step) error {
 		return err
 	}
 	local := localTo(step)
-	got, err := outcome(i.model.Outcomes(p, local), p)
+	got, err := outcome(i.model.Outcomes(p, local), p, step.Addresses)
 	if err != nil {
 		return err
 	}
@@ -159,7 +159,7 @@ func (i *interpreter) checkSticky(f scenario.Flow, p nft.Packet, local func(neti
 }
 
 // outcome returns the outcome that the interpreter's results stand for.
-func outcome(results []nft.Result, p nft.Packet) (scenario.Outcome, error) {
+func outcome(results []nft.Result, p nft.Packet, node []netip.Addr) (scenario.Outcome, error) {
 	var o scenario.Outcome
 	for _, r := range results {
 		fate := map[nft.Fate]scenario.Fate{
@@ -176,8 +176,10 @@ func outcome(results []nft.Result, p nft.Packet) (scenario.Outcome, error) {
 		case fate != scenario.Translated && r.Masqueraded:
 			return o, fmt.Errorf("%s and masqueraded", fate)
 		}
-		o.Fate = fate
-		if fate == scenario.Translated {
+		echo := p.Protocol == nft.ICMP || p.Protocol == nft.ICMPv6
+		if o.Fate = fate; fate == scenario.Translated && echo && slices.Contains(node, r.To.Addr()) {
+			o.Fate = scenario.Echoed
+		} else if fate == scenario.Translated {
 			o.Targets = append(o.Targets, scenario.Target{Endpoint: r.To, Masqueraded: r.Masqueraded})
 		}
 	}

@@ -178,6 +178,7 @@ A line is one connection attempt: the sender of the first packet, its address an
 | refused | the client learns of the refusal at once: TCP by a reset, other protocols by ICMP port unreachable |
 | dropped | the packet goes nowhere and the client gets no answer |
 | left alone | the packet goes unchanged to its own destination |
+| answered by the node | the node answers a ping, and the answer comes from the address that was asked |
 | HTTP 200 | the answer of a health check node port |
 
 ## The world around them

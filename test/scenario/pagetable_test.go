@@ -76,6 +76,8 @@ func becomes(o scenario.Outcome, protocol string) string {
 		return "dropped"
 	case scenario.Untouched:
 		return "left alone"
+	case scenario.Echoed:
+		return "answered by the node"
 	case scenario.Answered:
 		return fmt.Sprintf("HTTP %d: %s has %s on the node", o.Answer.Code, code(o.Answer.Service), counted(o.Answer.Weight, "ready endpoint"))
 	}

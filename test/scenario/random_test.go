@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
@@ -241,7 +242,7 @@ func decide(f *scenario.Flow, m *nft.Model, step *scenario.Step, podInterface st
 	if err != nil {
 		return err
 	}
-	if f.Want, err = outcome(m.Outcomes(p, localTo(step)), p); err != nil {
+	if f.Want, err = outcome(m.Outcomes(p, localTo(step)), p, step.Addresses); err != nil {
 		return fmt.Errorf("%s: %w", p, err)
 	}
 	first := m.Trace(p, nft.Host{Local: localTo(step), Random: func(uint32) uint32 { return 0 }})
@@ -271,7 +272,8 @@ func randomFlows(rng *rand.Rand, snapshot service.Snapshot, services []*service.
 		case p.Input != "eth0":
 			f.Origin = scenario.Pod
 		}
-		if f.Protocol == scenario.ICMP {
+		if p.Protocol == nft.EchoProtocol(ip.Of(p.Dst.Addr())) {
+			f.Protocol = scenario.ICMP
 			f.Destination = netip.AddrPortFrom(p.Dst.Addr(), 0)
 		}
 		known, found := origins[f.Source.Addr()]
