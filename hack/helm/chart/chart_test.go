@@ -143,7 +143,7 @@ image: {repository: registry.example.org/team/nftproxy, digest: "sha256:` + dige
 existingConfigMap: ""
 apiServer: {host: "2001:db8::1", port: 443}
 clusterCIDR: 10.244.0.0/16,fd00:10:244::/56
-nodePortAddresses: [192.0.2.0/24, "2001:db8::/32"]
+nodePortAddresses: [localhost, 192.0.2.0/24, "2001:db8::/32"]
 configuration: {logging: {verbosity: 3}, conntrack: {maxPerCore: 0}}
 counters: metrics
 startupTaint: true
@@ -169,7 +169,7 @@ func TestValues(t *testing.T) {
 	config := got["ConfigMap nftproxy"].(map[string]any)["data"].(map[string]any)["config.conf"].(string)
 	want := map[string]any{
 		"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", "detectLocalMode": "ClusterCIDR",
-		"clusterCIDR": "10.244.0.0/16,fd00:10:244::/56", "nodePortAddresses": []any{"192.0.2.0/24", "2001:db8::/32"},
+		"clusterCIDR": "10.244.0.0/16,fd00:10:244::/56", "nodePortAddresses": []any{"localhost", "192.0.2.0/24", "2001:db8::/32"},
 		"logging": map[string]any{"verbosity": 3.0}, "conntrack": map[string]any{"maxPerCore": 0.0},
 	}
 	if diff := cmp.Diff(want, values(t, config)); diff != "" {
@@ -213,7 +213,7 @@ func TestRefused(t *testing.T) {
 		`configuration: {mode: nftables}`:        "configuration has no effect",
 		`apiServer: {host: a, hostFrom: {fieldRef: {fieldPath: status.hostIP}}}`:                  "set one of them",
 		`{existingConfigMap: "", apiServer: {host: a}, clusterCIDR: everything}`:                  "clusterCIDR",
-		`{existingConfigMap: "", apiServer: {host: a}, nodePortAddresses: [localhost]}`:           "nodePortAddresses",
+		`{existingConfigMap: "", apiServer: {host: a}, nodePortAddresses: [192.0.2.1]}`:           "nodePortAddresses",
 		`{existingConfigMap: "", apiServer: {host: a}, configuration: {clusterCIDR: 10.0.0.0/8}}`: "configuration.clusterCIDR",
 		`{existingConfigMap: "", apiServer: {hostFrom: {fieldRef: {}, configMapKeyRef: {}}}}`:     "hostFrom",
 	} {
