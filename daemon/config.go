@@ -7,6 +7,7 @@ import (
 
 	"nftproxy/conntrack"
 	"nftproxy/daemon/proxy"
+	"nftproxy/model/ejection"
 	"nftproxy/model/service"
 	"nftproxy/nft/ruleset"
 	"nftproxy/watch"
@@ -22,6 +23,8 @@ type Config struct {
 	// RetainMissing is how long Services are served on that lists lack.
 	RetainMissing time.Duration
 	Rules         ruleset.Config
+	// Eject says what is done about endpoints that do not answer, of Services that do not say it themselves.
+	Eject ejection.Mode
 	// Established has the protocols of which even established connections are
 	// stale when their endpoint is gone.
 	Established []service.Protocol

@@ -125,6 +125,7 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 	if err != nil {
 		return nil, err
 	}
+	ejector := newEjector(c, r, o.waiting, watcher, counts)
 	sweeper := newSweeper(r, conn, counts, cleaner.CheckAll)
 	refused := traffic.NewRefusalWatcher(conn, traffic.RefusalPeriod, r.refusalObserver(watcher, counts))
 	ports := healthport.New(healthport.Config{
@@ -144,6 +145,7 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 		func(s proxy.Sync) { rewriters.Observe(ctx, s) },
 		func(s proxy.Sync) { sweeper.Notify(s.Applied, s.Adopted) },
 		func(s proxy.Sync) { refused.Notify(s.Applied) },
+		func(s proxy.Sync) { ejector.Notify(s.Snapshot) },
 		func(s proxy.Sync) { connections()(s) },
 		settings.observe,
 		func(proxy.Sync) {
@@ -175,6 +177,7 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 	then("cleaner", "conntrack", cleaner.Run)
 	then("sweeper", "nftables", sweeper.Run)
 	then("refusals", "nftables", refused.Run)
+	then("ejections", "conntrack, endpoints", ejector.Run)
 	then("health check node ports", "sockets", ports.Run)
 	d.addNetwork(c, started, watcher, cleaner, networks)
 	then("occupancy", "conntrack", func(ctx context.Context) error { return followOccupancy(ctx, r, o.flows, counts) })
@@ -227,7 +230,8 @@ type outside struct {
 	reporter reporter
 	source   *watch.Connection
 	conn     *kernel.Conn
-	flows    *conntrack.Table
+	// waiting is flows with sockets of its own: a clean-up and a look for connections without an answer do not wait for each other.
+	flows, waiting *conntrack.Table
 	// keeper is the name of the socket by which this process keeps its tables, and inForce says that an earlier run left some.
 	keeper  string
 	inForce bool
@@ -255,9 +259,11 @@ func (d *Daemon) open(ctx context.Context, c Config) (o outside, err error) {
 	var release func()
 	o.keeper, release = takeover.Keep(c.Rules.Table, c.Log)
 	d.close = append(d.close, release)
-	if o.flows, err = conntrack.Open(conntrack.Config{}); err != nil {
-		return o, err
+	for _, table := range []**conntrack.Table{&o.flows, &o.waiting} {
+		if *table, err = conntrack.Open(conntrack.Config{}); err != nil {
+			return o, err
+		}
+		d.close = append(d.close, func() { _ = (*table).Close() })
 	}
-	d.close = append(d.close, func() { _ = o.flows.Close() })
 	return o, nil
 }

@@ -28,6 +28,7 @@ after start: loop, touches nftables
 after start: cleaner, touches conntrack
 after start: sweeper, touches nftables
 after start: refusals, touches nftables
+after start: ejections, touches conntrack, endpoints
 after start: health check node ports, touches sockets
 after start: addresses, touches addresses
 after start: local routes, touches routes

@@ -62,6 +62,8 @@ const (
 	// ReasonTooManyChanges: the Service changes most, on a node where changes take too much
 	// CPU time.
 	ReasonTooManyChanges Reason = "TooManyChanges"
+	// ReasonNotAnswering: an endpoint of the Service gives the node no answer.
+	ReasonNotAnswering Reason = "EndpointNotAnswering"
 	// ReasonTablesRewritten: another program changes the proxy's tables again and again.
 	ReasonTablesRewritten Reason = "TablesRewritten"
 	// ReasonConfigInvalid: the proxy's configuration file has changed and cannot be used.

@@ -144,6 +144,12 @@ func (w *Watcher) SetHostAddresses(addrs []netip.Addr, broadcast ...netip.Addr) 
 	w.change(func(ix *index) { ix.setHostAddresses(addrs, broadcast) })
 }
 
+// SetEjections says which endpoints the node does without because they do not answer. It may be called at any time, before
+// and during a run, from any goroutine.
+func (w *Watcher) SetEjections(e service.Ejections) {
+	w.change(func(ix *index) { ix.builder.SetEjections(e) })
+}
+
 // RoutesChanged tells the watcher that the answer of Options.Networks may have changed. It may be
 // called at any time, before and during a run, from any goroutine.
 func (w *Watcher) RoutesChanged() {

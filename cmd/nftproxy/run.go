@@ -18,6 +18,7 @@ import (
 	"nftproxy/daemon/kubeproxyconfig"
 	"nftproxy/daemon/process"
 	"nftproxy/daemon/proxy"
+	"nftproxy/model/ejection"
 )
 
 // ownPrefix begins the name of each flag of run that kube-proxy does not have.
@@ -32,7 +33,7 @@ type runOptions struct {
 	masqueradeAll    bool
 	answerPing       bool
 	masqueradeBit    int
-	counters         string
+	counters, eject  string
 	sysctls          sysctlOptions
 	cleanEstablished []string
 	excludeCIDRs     []string
@@ -112,6 +113,7 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	f.StringVar(&o.asked.StartupTaint, startupTaintFlag, "", "`key` of a taint that run removes from its own Node once the first program is in force in both families; empty for none")
 	f.DurationVar(&o.asked.RetainMissing, ownPrefix+"retain-missing", defaultRetain, "how long run still serves Services that a list of the API server lacks, or whose EndpointSlices it lacks, if it lacks more than half of them and at least 10, as after a restore; 0 removes them at once")
 	addCounters(f, &o.counters)
+	f.StringVar(&o.eject, ejectFlag, ejection.Report.String(), "what to do about endpoints that answer neither connections nor this node's own tries: off; report, say in the log, in events and metrics what on would do; on, leave them out until they answer. The annotation nftproxy.io/eject of a Service goes first")
 	addCleanEstablished(f, &o.cleanEstablished)
 	o.sysctls.addFlags(f)
 	f.DurationVar(&o.asked.MinSyncPeriod, "iptables-min-sync-period", proxy.DefaultConfig().MinSyncPeriod, "least time between two syncs, on average over 100ms; a change after a longer rest does not wait")
@@ -148,9 +150,12 @@ func (o *runOptions) run() (*daemon.Config, error) {
 	check(o.checkStartupTaint())
 	check(checkCounters(o.counters))
 	c := o.asked
+	mode, err := ejection.ParseMode(o.eject)
+	if c.Eject = mode; err != nil {
+		check(fmt.Errorf("--%s: %w", ejectFlag, err))
+	}
 	c.Version, c.Source, c.Sysctls, c.SysctlFiles = version(), o.from, o.sysctls.Sysctls, o.sysctls.files()
 	c.File, c.FileText, c.Origin, c.ConnectionMetrics = o.config.file, o.config.text, o.config.origin, o.counters == countersMetrics
-	var err error
 	c.Established, err = cleanEstablished(o.cleanEstablished)
 	check(err)
 	c.Node, c.Rules, err = o.parse()
@@ -232,6 +237,8 @@ func (o *runOptions) checkStartupTaint() error {
 // defaultRetain is the default of --nftproxy-retain-missing: long enough for a restored API
 // server to be looked at, and short enough for Services that were really deleted.
 const defaultRetain = 5 * time.Minute
+
+const ejectFlag = ownPrefix + "eject"
 
 // The values of --nftproxy-counters.
 const (

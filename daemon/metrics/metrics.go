@@ -18,7 +18,9 @@ import (
 
 	"nftproxy/conntrack"
 	"nftproxy/daemon/affinity"
+	"nftproxy/daemon/eject"
 	"nftproxy/daemon/proxy"
+	"nftproxy/model/ejection"
 	"nftproxy/nft"
 )
 
@@ -43,6 +45,9 @@ type Metrics struct {
 	conntrackEntries    prometheus.Gauge
 	conntrackLimit      prometheus.Gauge
 	healthListeners     *prometheus.GaugeVec
+	ejected             *prometheus.GaugeVec
+	ejectionCPU         prometheus.Counter
+	ejectionFailures    prometheus.Counter
 	affinityDuration    prometheus.Histogram
 	affinitySwept       prometheus.Counter
 	affinityFailures    prometheus.Counter
@@ -123,6 +128,18 @@ func (m *Metrics) registerOwn(f promauto.Factory) {
 			}
 		}
 		return 0
+	})
+	m.ejected = f.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "nftproxy_ejected_endpoints",
+		Help: "Endpoints of Service ports that do not answer the node, by the mode of --nftproxy-eject or of the Service: on, they are left out; report, they would be.",
+	}, []string{"mode"})
+	m.ejectionCPU = f.NewCounter(prometheus.CounterOpts{
+		Name: "nftproxy_ejection_look_cpu_seconds_total",
+		Help: "CPU time of looks for connections without an answer.",
+	})
+	m.ejectionFailures = f.NewCounter(prometheus.CounterOpts{
+		Name: "nftproxy_ejection_look_failures_total",
+		Help: "Looks for connections without an answer that failed.",
 	})
 	m.conflicts = f.NewGauge(prometheus.GaugeOpts{
 		Name: "nftproxy_conflicting_services",
@@ -266,6 +283,21 @@ func (m *Metrics) ObserveAffinity(r affinity.Run) {
 		m.affinityFailures.Inc()
 	}
 	m.affinityEntries.WithLabelValues(r.Name.Family.Name()).Observe(float64(r.Clients))
+}
+
+// ObserveEjections takes note of a look for connections without an answer, and of what is left out.
+func (m *Metrics) ObserveEjections(r eject.Report) {
+	m.ejectionCPU.Add(r.CPU.Seconds())
+	if r.Err != nil {
+		m.ejectionFailures.Inc()
+	}
+	n := map[ejection.Mode]int{}
+	for _, l := range r.Left {
+		n[l.Mode]++
+	}
+	for _, mode := range []ejection.Mode{ejection.Report, ejection.On} {
+		m.ejected.WithLabelValues(mode.String()).Set(float64(n[mode]))
+	}
 }
 
 // ObserveHealthPorts takes note of the number of open listeners for health check node

@@ -1,0 +1,173 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"nftproxy/test/lib/testnet"
+)
+
+// ejectManifest returns a Service with an endpoint on each node.
+func ejectManifest(annotation string, endpoints map[string]netip.Addr) string {
+	text := `
+apiVersion: v1
+kind: Service
+metadata: {name: web` + annotation + `}
+spec: {clusterIPs: [10.96.0.10], ports: [{port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints:
+`
+	for node, a := range endpoints {
+		text += fmt.Sprintf("- {addresses: [%q], nodeName: %s}\n", a, node)
+	}
+	return text
+}
+
+// outcome is a connection: when it began, how long it took to an answer, and whose.
+type outcome struct {
+	began time.Time
+	took  time.Duration
+	by    string
+	err   error
+}
+
+// visit makes a connection to the Service.
+func visit(ctx context.Context, from *testnet.Pod, patience time.Duration) (o outcome) {
+	o.began = time.Now()
+	defer func() { o.took = time.Since(o.began) }()
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	conn, err := from.NS.Dial(ctx, "tcp", "10.96.0.10:80")
+	if err != nil {
+		o.err = err
+		return o
+	}
+	defer func() { _ = conn.Close() }()
+	if o.err = conn.SetDeadline(o.began.Add(patience)); o.err != nil {
+		return o
+	}
+	if _, o.err = conn.Write([]byte("?")); o.err != nil {
+		return o
+	}
+	line, err := bufio.NewReader(conn).ReadString('\n')
+	if o.err = err; err == nil {
+		o.by, _, o.err = testnet.ParseAnswer(strings.TrimSpace(line))
+	}
+	return o
+}
+
+// clientLoad makes a new connection every period, whatever became of those before, until stop is called. stop waits for
+// all and returns them.
+func clientLoad(ctx context.Context, from *testnet.Pod, period, patience time.Duration) (stop func() []outcome) {
+	var mu sync.Mutex
+	var all []outcome
+	var wg sync.WaitGroup
+	done := make(chan struct{})
+	wg.Go(func() {
+		ticker := time.NewTicker(period)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-ticker.C:
+			}
+			wg.Go(func() {
+				o := visit(ctx, from, patience)
+				mu.Lock()
+				defer mu.Unlock()
+				all = append(all, o)
+			})
+		}
+	})
+	return func() []outcome {
+		close(done)
+		wg.Wait()
+		return all
+	}
+}
+
+// ejectWorld has a client and three endpoints on as many nodes. Each answers until its Cut.
+func ejectWorld(t *testing.T) (topology *testnet.Topology, client *testnet.Pod, endpoints map[string]netip.Addr, pods map[string]*testnet.Pod) {
+	t.Helper()
+	topology = testnet.NewForTest(t, testnet.Config{})
+	pods, endpoints = map[string]*testnet.Pod{}, map[string]netip.Addr{}
+	client, err := topology.AddPod("client")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range []string{"node-1", "node-2", "node-3"} {
+		add := topology.AddRemotePod
+		if node == "node-1" {
+			add = topology.AddPod
+		}
+		pod, err := add("on-" + node)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := pod.NS.Serve(testnet.TCP, netip.AddrPortFrom(pod.Addrs.V4(), 8080), node); err != nil {
+			t.Fatal(err)
+		}
+		pods[node], endpoints[node] = pod, pod.Addrs.V4()
+	}
+	return topology, client, endpoints, pods
+}
+
+// TestEject: a node does not answer any more. It is left out, all connections that have begun since are answered by
+// others, those that hung first by the next packet of their client, and it is back after its first answer. The
+// annotation goes before the flag.
+func TestEject(t *testing.T) {
+	topology, client, endpoints, pods := ejectWorld(t)
+	r := start(t, topology.Node, "--nftproxy-manifests", manifest(t, ejectManifest(`, annotations: {nftproxy.io/eject: "on"}`, endpoints)), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject=off")
+	r.awaitSync()
+	stop := clientLoad(t.Context(), client, 20*time.Millisecond, 2*time.Minute)
+	repair, err := pods["node-2"].NS.Cut(netip.AddrPortFrom(endpoints["node-2"], 8080))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cut := time.Now()
+	r.await("that the endpoint is left out", func(l logged) bool { return strings.HasPrefix(l.Msg, "an endpoint does not answer; new connections") })
+	left := time.Now()
+	r.await("the end of half connections", func(l logged) bool { return l.Msg == "removed stale conntrack entries" })
+	all := stop()
+	slow, last := 0, time.Duration(0)
+	for _, o := range all {
+		switch {
+		case o.err != nil:
+			t.Errorf("a connection that began %v after the cut: %v", o.began.Sub(cut), o.err)
+		case o.took > time.Second:
+			slow, last = slow+1, max(last, o.began.Sub(cut))
+		}
+	}
+	t.Logf("left out after %v; %d of %d connections took more than a second, the last of them began after %v, and the slowest took %v",
+		left.Sub(cut), slow, len(all), last, slices.MaxFunc(all, func(a, b outcome) int { return int(a.took - b.took) }).took)
+	if err := repair(); err != nil {
+		t.Fatal(err)
+	}
+	r.await("that the endpoint is back", func(l logged) bool { return l.Msg == "an endpoint is no longer left out" })
+	for i := 0; ; i++ {
+		o := visit(t.Context(), client, time.Minute)
+		if o.err != nil {
+			t.Fatal(o.err)
+		}
+		if o.by == "node-2" {
+			break
+		}
+		if i == 10_000 {
+			t.Fatal("the endpoint is back and gets no connections")
+		}
+	}
+	r.end()
+}

@@ -1,0 +1,268 @@
+// Package eject finds the endpoints that do not answer this node, and says which of them to leave out: it looks for
+// connections without an answer, tries to connect, and lets model/ejection decide.
+//
+// It changes no rules and no snapshot: Config.Set takes the result. It opens TCP connections to endpoints of Services and
+// sends no byte over them. It looks through connection tracking at a bounded cost, which a large table makes rarer, not
+// dearer.
+package eject
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"nftproxy/conntrack"
+	"nftproxy/model/ejection"
+	"nftproxy/model/pace"
+	"nftproxy/model/service"
+)
+
+// Config is what an Ejector works with.
+type Config struct {
+	// Table has the connections.
+	Table interface {
+		Unanswered(ctx context.Context, yield func(conntrack.Flow) error) (cpu time.Duration, err error)
+	}
+	// Mode is that of Services that do not ask for one.
+	Mode ejection.Mode
+	// Set is called when other endpoints are to be left out.
+	Set func(service.Ejections)
+	// Observe is called after each look and each change. It must not wait.
+	Observe func(Report)
+	// Connect tries to connect to an endpoint for ejection.Patience; nil stands for the network.
+	Connect func(context.Context, ejection.Target) ejection.Answer
+}
+
+// Report says what has been seen and decided.
+type Report struct {
+	// Left and Held are as of now.
+	ejection.Verdict
+	// Added and Returned are the differences of Left to the report before.
+	Added, Returned []ejection.Left
+	// Looked says that the report is about a look at the connections, which took this CPU time or failed.
+	Looked bool
+	CPU    time.Duration
+	Err    error
+}
+
+// The shares of a core, as the time for each unit of CPU time: while nothing is unanswered, and in the long run. burst is
+// what may be spent beyond, so that a second look follows the first one that finds something within a second.
+const (
+	restIdle, rest = 500, 100
+	burst          = 300 * time.Millisecond
+	// every is the least time from one look to the next.
+	every = time.Second
+	// idleMost is the longest time from one look to the next while nothing is unanswered.
+	idleMost = 30 * time.Second
+	// retry is the time to the next look after one that failed.
+	retry = 30 * time.Second
+	// mostFlows bounds the connections that one look takes in.
+	mostFlows = 8192
+	// soon is the least time from one decision to the next; each takes up to a twentieth of the time.
+	soon, stepRest = 20 * time.Millisecond, 20
+)
+
+// Ejector is the part of a daemon that does this. Notify may be called from any goroutine.
+type Ejector struct {
+	config   Config
+	machine  *ejection.Machine
+	snapshot atomic.Pointer[service.Snapshot]
+	notified chan struct{}
+	answers  chan answered
+
+	budget pace.Budget
+	look   time.Time // when the next look is due
+	again  time.Time // when there is more to ask; zero for no time
+	// seen and wants are those of the machine's View.
+	seen    *service.Snapshot
+	wants   int
+	verdict ejection.Verdict
+	set     service.Ejections
+}
+
+type answered struct {
+	ask    ejection.Ask
+	answer ejection.Answer
+}
+
+// New makes an Ejector.
+func New(c Config) *Ejector {
+	if c.Connect == nil {
+		c.Connect = connect
+	}
+	return &Ejector{
+		config: c, machine: ejection.New(rand.Float64), notified: make(chan struct{}, 1), answers: make(chan answered, 64),
+		budget: pace.Budget{Rest: rest, Burst: burst}, wants: -1,
+	}
+}
+
+// Notify gives the snapshot that the rules serve now.
+func (e *Ejector) Notify(s service.Snapshot) {
+	e.snapshot.Store(&s)
+	select {
+	case e.notified <- struct{}{}:
+	default:
+	}
+}
+
+// Run works until the context ends, and then returns nil. What is left out then stays so until the next process.
+func (e *Ejector) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-e.notified:
+		case a := <-e.answers:
+			e.learn(a)
+		case <-timer.C:
+		}
+		began := time.Now()
+		if s := e.snapshot.Load(); s != nil {
+			e.step(ctx, s)
+		}
+		timer.Reset(time.Until(e.next()))
+		// Answers come many at a time.
+		if !pause(ctx, max(soon, stepRest*time.Since(began))) {
+			return nil
+		}
+	}
+}
+
+// next is when there is work without an answer or another snapshot.
+func (e *Ejector) next() time.Time {
+	if !e.again.IsZero() && e.again.Before(e.look) {
+		return e.again
+	}
+	return e.look
+}
+
+func pause(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
+
+func (e *Ejector) learn(a answered) {
+	for {
+		e.machine.Answered(time.Now(), a.ask, a.answer)
+		select {
+		case a = <-e.answers:
+		default:
+			return
+		}
+	}
+}
+
+// step looks at the connections if it is time for that, asks, and decides.
+func (e *Ejector) step(ctx context.Context, s *service.Snapshot) {
+	report := Report{}
+	if !time.Now().Before(e.look) {
+		if !e.asked(s) {
+			e.look = time.Now().Add(every)
+			return
+		}
+		report.Looked = true
+		report.CPU, report.Err = e.lookAt(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+	}
+	if e.again = (time.Time{}); e.machine.Doubts() {
+		for range 2 { // What Ask adds may be of interest at once.
+			e.see(s)
+			asks, next := e.machine.Ask(time.Now())
+			for _, a := range asks {
+				go func() {
+					answer := e.config.Connect(ctx, a.Target)
+					select {
+					case e.answers <- answered{a, answer}:
+					case <-ctx.Done():
+					}
+				}()
+			}
+			if e.again = next; len(asks) == 0 {
+				break
+			}
+		}
+	}
+	before := e.verdict
+	e.verdict = e.machine.Decide(time.Now())
+	report.Verdict = e.verdict
+	report.Added, report.Returned = missing(e.verdict.Left, before.Left), missing(before.Left, e.verdict.Left)
+	changed := len(report.Added)+len(report.Returned) > 0
+	if changed || report.Looked {
+		e.config.Observe(report)
+	}
+	if !changed {
+		return
+	}
+	if next := e.verdict.Ejections(e.set); next.Len()+e.set.Len() > 0 {
+		e.set = next
+		e.config.Set(next)
+	}
+}
+
+// asked says whether any Service may have another mode than Off, or something is still left out.
+func (e *Ejector) asked(s *service.Snapshot) bool {
+	if e.config.Mode != ejection.Off || len(e.verdict.Left) > 0 {
+		return true
+	}
+	for _, svc := range s.Services.All() {
+		if e.config.Mode.Of(svc) != ejection.Off {
+			return true
+		}
+	}
+	return false
+}
+
+// see gives the machine the Services if they, or what it has to know of them, have changed.
+func (e *Ejector) see(s *service.Snapshot) {
+	if e.machine.Wants() != e.wants || s != e.seen {
+		e.wants, e.seen = e.machine.Wants(), s
+		e.machine.See(time.Now(), ejection.Look(*s, e.config.Mode.Of, e.machine.Wanted, e.machine.WantedNodes()))
+	}
+}
+
+// lookAt reads the connections without an answer, and decides when the next look is due.
+func (e *Ejector) lookAt(ctx context.Context) (cpu time.Duration, err error) {
+	began := time.Now()
+	var flows []ejection.Flow
+	cpu, err = e.config.Table.Unanswered(ctx, func(f conntrack.Flow) error {
+		if len(flows) < mostFlows {
+			flows = append(flows, ejection.Flow{ID: f.ID, To: f.Reply.Src})
+		}
+		return nil
+	})
+	now := time.Now()
+	e.budget.Spend(now, cpu)
+	switch {
+	case err != nil && !errors.Is(err, conntrack.ErrInterrupted):
+		e.look = now.Add(retry)
+		return cpu, err
+	case len(flows) == 0 && e.machine.Idle():
+		e.look = pace.Later(began.Add(every), now.Add(min(restIdle*cpu, idleMost)))
+	default:
+		e.look = pace.Later(began.Add(every), e.budget.Ready())
+	}
+	e.machine.Looked(now, flows)
+	return cpu, nil
+}
+
+// missing returns those of a list that another lacks. A changed mode makes another one.
+func missing(list, from []ejection.Left) (lacking []ejection.Left) {
+	there := make(map[ejection.Left]bool, len(from))
+	for _, l := range from {
+		there[l] = true
+	}
+	return slices.DeleteFunc(slices.Clone(list), func(l ejection.Left) bool { return there[l] })
+}

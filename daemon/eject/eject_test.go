@@ -1,0 +1,157 @@
+package eject
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"nftproxy/conntrack"
+	"nftproxy/model/ejection"
+	"nftproxy/model/service"
+)
+
+// table has connections without an answer to some endpoints, and a walk through it takes cpu.
+type table struct {
+	mu    sync.Mutex
+	to    []netip.AddrPort
+	cpu   time.Duration
+	looks []time.Time
+	err   error
+}
+
+func (t *table) Unanswered(_ context.Context, yield func(conntrack.Flow) error) (time.Duration, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.looks = append(t.looks, time.Now())
+	for i, a := range t.to {
+		if err := yield(conntrack.Flow{ID: uint32(i), Reply: conntrack.Tuple{Src: a}}); err != nil {
+			return 0, err
+		}
+	}
+	return t.cpu, t.err
+}
+
+func snapshot(nodes ...string) service.Snapshot {
+	s := &service.Service{Name: "shop/web", ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}}
+	var list []service.Endpoint
+	for i, n := range nodes {
+		list = append(list, service.Endpoint{Addr: endpointAt(i), Node: n, Ready: true, Serving: true})
+	}
+	s.Ports = []service.Port{{Protocol: service.TCP, Port: 80, Endpoints: service.MergeEndpoints(list)}}
+	b := service.NewBuilder(service.Node{Name: "own"})
+	b.Set(s)
+	return b.Snapshot()
+}
+
+func endpointAt(i int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 8080)
+}
+
+// By the clock of a bubble: looks at rest keep to 0.2 % of a core, and others to a second and 1 %. An endpoint that
+// does not answer is left out, and comes back.
+func TestEjector(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		connections := &table{cpu: 10 * time.Millisecond}
+		var mu sync.Mutex
+		dead := map[netip.AddrPort]bool{endpointAt(1): true}
+		var set []service.Ejections
+		e := New(Config{
+			Table: connections, Mode: ejection.On, Observe: func(Report) {},
+			Set: func(e service.Ejections) { set = append(set, e) },
+			Connect: func(ctx context.Context, target ejection.Target) ejection.Answer {
+				mu.Lock()
+				silent := dead[target.Addr]
+				mu.Unlock()
+				if !silent {
+					return ejection.Answered
+				}
+				time.Sleep(ejection.Patience)
+				return ejection.Unanswered
+			},
+		})
+		done := make(chan error)
+		go func() { done <- e.Run(ctx) }()
+		e.Notify(snapshot("own", "a", "b", "c"))
+		time.Sleep(101 * time.Second)
+		if n := len(connections.looks); n < 19 || n > 22 {
+			t.Errorf("%d looks of 10 ms in 101 s at rest, want 20", n)
+		}
+		connections.to = slices.Repeat([]netip.AddrPort{endpointAt(1)}, 5)
+		time.Sleep(9 * time.Second) // a look at rest, one more a second later, and two tries of a second
+		if len(set) != 1 || set[0].At("shop/web").Find(&service.Port{Protocol: service.TCP, Port: 80}, endpointAt(1)) == nil {
+			t.Fatalf("left out: %v", set)
+		}
+		connections.to = nil
+		before := len(connections.looks)
+		time.Sleep(100 * time.Second)
+		if n := len(connections.looks) - before; n > 131 {
+			t.Errorf("%d looks of 10 ms in 100 s", n)
+		}
+		mu.Lock()
+		dead = nil
+		mu.Unlock()
+		time.Sleep(14 * time.Second)
+		if len(set) != 2 || set[1].Len() != 0 {
+			t.Errorf("left out in the end: %v", set)
+		}
+		// A table that cannot be read is not read again and again.
+		connections.err = syscall.EPERM
+		before = len(connections.looks)
+		time.Sleep(5 * time.Minute)
+		if n := len(connections.looks) - before; n > 12 {
+			t.Errorf("%d looks that fail in five minutes", n)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// With mode Off nothing is read until a Service asks for it.
+func TestOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		connections := &table{}
+		e := New(Config{Table: connections, Set: func(service.Ejections) {}, Observe: func(Report) {}})
+		done := make(chan error)
+		go func() { done <- e.Run(ctx) }()
+		s := snapshot("own", "a", "b")
+		e.Notify(s)
+		time.Sleep(time.Minute)
+		if n := len(connections.looks); n > 0 {
+			t.Errorf("%d looks", n)
+		}
+		asks := s.Services.At("shop/web").Clone()
+		asks.Options.Eject = service.EjectReport
+		s.Services = s.Services.Set(asks.Name, asks)
+		e.Notify(s)
+		time.Sleep(10 * time.Second)
+		if len(connections.looks) == 0 {
+			t.Error("no look, although a Service asks for it")
+		}
+		cancel()
+		<-done
+	})
+}
+
+// What connect's errors say: a refusal is an answer, and a failure of this node's own says nothing.
+func TestClassify(t *testing.T) {
+	for err, want := range map[error]ejection.Answer{
+		syscall.ECONNREFUSED: ejection.Answered, syscall.ECONNRESET: ejection.Answered, context.DeadlineExceeded: ejection.Unanswered,
+		syscall.EHOSTUNREACH: ejection.Unanswered, syscall.ENETUNREACH: ejection.Unanswered,
+		syscall.EMFILE: ejection.Unknown, syscall.EPERM: ejection.Unknown, errors.New("other"): ejection.Unknown,
+	} {
+		if got := classify(fmt.Errorf("connect: %w", err)); got != want {
+			t.Errorf("%v: %v, want %v", err, got, want)
+		}
+	}
+}

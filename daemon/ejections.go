@@ -1,0 +1,85 @@
+package daemon
+
+import (
+	"fmt"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"nftproxy/conntrack"
+	"nftproxy/daemon/eject"
+	"nftproxy/daemon/metrics"
+	"nftproxy/model/ejection"
+	"nftproxy/watch"
+)
+
+const (
+	// ejectionLines is how many endpoints one change of ejections names in the log.
+	ejectionLines = 5
+	// ejectionEvents is how many events about them the node writes in a minute: every node notices a dead one.
+	ejectionEvents = 3
+)
+
+// newEjector makes an ejector.
+func newEjector(c Config, r reporter, flows *conntrack.Table, w *watch.Watcher, counts *metrics.Metrics) *eject.Ejector {
+	tell := r.ejectionObserver(w)
+	return eject.New(eject.Config{Table: flows, Mode: c.Eject, Set: w.SetEjections, Observe: func(report eject.Report) {
+		counts.ObserveEjections(report)
+		tell(report)
+	}})
+}
+
+// ejectionObserver logs what is left out and comes back, and writes events about the Services.
+func (r reporter) ejectionObserver(w *watch.Watcher) func(eject.Report) {
+	failure, held := "", map[ejection.Held]bool{}
+	events := rate.NewLimiter(rate.Every(time.Minute/ejectionEvents), ejectionEvents)
+	return func(report eject.Report) {
+		text := ""
+		if report.Err != nil {
+			text = report.Err.Error()
+		}
+		if text != "" && text != failure {
+			r.log.Warn("cannot look for connections without an answer; will try again", "err", report.Err)
+		}
+		if failure = text; !report.Looked && len(report.Added)+len(report.Returned) == 0 {
+			return
+		}
+		for i, l := range report.Added {
+			if i == ejectionLines {
+				r.log.Warn("further endpoints do not answer", "endpoints", len(report.Added)-i)
+				break
+			}
+			r.log.Warn("an endpoint does not answer; "+ejectionEffect(l.Mode), "port", l.Port, "endpoint", l.Addr.String(), "protocol", l.Protocol.String(), "mode", l.Mode.String(), "reason", l.Why)
+			if o := w.ServiceObject(l.Service); o.UID != "" && events.Allow() {
+				r.record(watch.Event{Object: o, Reason: watch.ReasonNotAnswering,
+					Note: fmt.Sprintf("node %s gets no answer from the endpoint %s of port %s: %s; %s", r.node, l.Addr, l.Port, l.Why, ejectionEffect(l.Mode))})
+			}
+		}
+		for i, l := range report.Returned {
+			if i == ejectionLines {
+				r.log.Info("further endpoints are back", "endpoints", len(report.Returned)-i)
+				break
+			}
+			r.log.Info("an endpoint is no longer left out", "port", l.Port, "endpoint", l.Addr.String(), "mode", l.Mode.String(), "after", time.Since(l.Since).Round(time.Millisecond).String())
+		}
+		now := map[ejection.Held]bool{}
+		for _, h := range report.Held {
+			known := ejection.Held{Service: h.Service, Port: h.Port, Why: h.Why}
+			if len(now) == ejectionLines {
+				break
+			}
+			if now[known] = true; !held[known] {
+				r.log.Warn("endpoints do not answer, and none of them is left out", "port", h.Port, "silent", h.Silent, "endpoints", h.Endpoints, "reason", string(h.Why))
+			}
+		}
+		held = now
+	}
+}
+
+// ejectionEffect says what a mode does about an endpoint that does not answer.
+func ejectionEffect(m ejection.Mode) string {
+	if m == ejection.On {
+		return "new connections go to others until it answers"
+	}
+	return "with nftproxy-eject=on it would be left out"
+}
