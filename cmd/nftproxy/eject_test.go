@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -123,6 +124,43 @@ func ejectWorld(t *testing.T) (topology *testnet.Topology, client *testnet.Pod, 
 		pods[node], endpoints[node] = pod, pod.Addrs.V4()
 	}
 	return topology, client, endpoints, pods
+}
+
+// TestMeasureEject prints what clients notice of a node that does not answer, with EJECT=off or EJECT=on for 30 s: of
+// 200 new connections a second to three endpoints, those that take more than a second and those that fail after 5 s, by
+// the second in which they began after the cut.
+func TestMeasureEject(t *testing.T) {
+	mode := os.Getenv("EJECT")
+	if mode == "" {
+		t.Skip("EJECT=off or EJECT=on asks for it")
+	}
+	topology, client, endpoints, pods := ejectWorld(t)
+	r := start(t, topology.Node, "--nftproxy-manifests", manifest(t, ejectManifest("", endpoints)), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject="+mode)
+	r.awaitSync()
+	stop := clientLoad(t.Context(), client, 5*time.Millisecond, 5*time.Second)
+	time.Sleep(10 * time.Second)
+	if _, err := pods["node-2"].NS.Cut(netip.AddrPortFrom(endpoints["node-2"], 8080)); err != nil {
+		t.Fatal(err)
+	}
+	cut := time.Now()
+	time.Sleep(30 * time.Second)
+	all, slow, failed := map[int]int{}, map[int]int{}, map[int]int{}
+	for _, o := range stop() {
+		second := int(o.began.Sub(cut)/time.Second) + 1
+		if o.began.Before(cut) {
+			second = 0
+		}
+		all[second]++
+		switch {
+		case o.err != nil:
+			failed[second]++
+		case o.took > time.Second:
+			slow[second]++
+		}
+	}
+	for second := range 31 {
+		t.Logf("second %d: %d connections, %d slow, %d failed", second, all[second], slow[second], failed[second])
+	}
 }
 
 // TestEject: a node does not answer any more. It is left out, all connections that have begun since are answered by

@@ -228,6 +228,7 @@ func badTexts() map[string]map[string]string {
 		"nftproxy-table":       {"": "is not a valid table name", "a b": `"a b" is not a valid table name`, strings.Repeat("t", 64): "1 to 63"},
 		"healthz-bind-address": address, "metrics-bind-address": address, "nftproxy-probe-bind-address": address,
 		"nftproxy-counters":                    {"all": `"all": want none, tables or metrics`, "": "want none, tables or metrics"},
+		"nftproxy-eject":                       {"yes": `"yes": want off, report or on`, "": "want off, report or on"},
 		"nftproxy-startup-taint":               {"a b": `"a b" is not the key of a taint`, "x/": "is not the key of a taint"},
 		"nftproxy-protected-node-ports":        {"ssh": `"ssh": want a port, 1 to 65535`, "0": "want a port", "22,70000": `"70000"`},
 		"nftproxy-service-proxy-name":          {"a b": `"a b" is not the value of a label`, "-": "is not the value of a label"},

@@ -244,6 +244,9 @@ func (d *detail) endpointRow(e *service.Endpoint, p *service.Port, choices *ip.P
 		node += " (this node)"
 	}
 	state := endpointState(e)
+	if why := d.view.snapshot.Ejections.At(d.service.Name).Find(p, e.Addr); e.Silent && why != nil {
+		state += fmt.Sprintf(" since %s: %s", why.Since.UTC().Format(time.TimeOnly), why.Why)
+	}
 	if e.Nodes != "" {
 		state += "; hint: for nodes " + cut(string(e.Nodes), maxQuery)
 	}
@@ -258,6 +261,8 @@ func endpointState(e *service.Endpoint) string {
 	switch {
 	case e.Ready:
 		return "ready"
+	case e.Silent:
+		return "left out, because it does not answer this node,"
 	case e.Terminating && e.Serving:
 		return "terminating, still serves"
 	case e.Terminating:

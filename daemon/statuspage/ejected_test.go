@@ -1,0 +1,35 @@
+package statuspage_test
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"nftproxy/model/service"
+	"nftproxy/test/gen/statuspagetest"
+)
+
+// An endpoint that is left out is shown with the time and the reason.
+func TestEjectedShown(t *testing.T) {
+	builder := statuspagetest.Cluster()
+	s := builder.Snapshot().Services.At("a/serving")
+	p := &s.Ports[0]
+	var addr service.Endpoint
+	for e := range p.Endpoints.All() {
+		if e.Ready {
+			addr = e
+		}
+	}
+	since := time.Date(2026, 11, 26, 12, 3, 7, 0, time.UTC)
+	left := service.NewEjected([]service.Ejection{{Protocol: p.Protocol, Port: p.Port, Addr: addr.Addr, Since: since, Why: "5 connections without answer, 2 tries of this node failed"}})
+	builder.SetEjections(service.Ejections{}.Set(s.Name, &left))
+	page := newPage()
+	for _, s := range statuspagetest.Syncs(builder.Snapshot()) {
+		page.Observe(s)
+	}
+	const want = "left out, because it does not answer this node, since 12:03:07: 5 connections without answer, 2 tries of this node failed"
+	if body := ask(t, page, http.MethodGet, "/status?service=a/serving").body; !strings.Contains(body, want) {
+		t.Errorf("the page does not say %q:\n%s", want, body)
+	}
+}
