@@ -44,6 +44,15 @@ type Index struct {
 	// sources has the admitted clients of claims. It caches the answers since the
 	// last Update.
 	sources map[service.Claim]admitted
+	// counts has the numbers of endpoints of ports whose clients may be left to routing. It
+	// caches them since the last Update, too.
+	counts map[portInFamily]service.Counts
+}
+
+// portInFamily is a Service port in one family.
+type portInFamily struct {
+	port   *service.Port
+	family ip.Family
 }
 
 // claimant is a Service port that asks for a claim. The port is nil if the claim is a
@@ -65,6 +74,7 @@ func NewIndex(o Options) *Index {
 		options: o, claims: map[service.Claim][]claimant{},
 		departed: departed{from: map[service.Claim][]departure{}},
 		sources:  map[service.Claim]admitted{},
+		counts:   map[portInFamily]service.Counts{},
 	}
 }
 
@@ -76,6 +86,7 @@ func (x *Index) Update(s service.Snapshot) Scope {
 	x.departed.epoch++
 	x.snapshot = s
 	clear(x.sources)
+	clear(x.counts)
 	u.followNode()
 	for change := range treap.Diff(u.old.ServiceCIDRs, s.ServiceCIDRs) {
 		if change.HadOld {

@@ -155,6 +155,8 @@ func (o *oracle) missed(f *conntrack.Flow, a *ask) conntrack.Reason {
 			return conntrack.EndpointGone
 		}
 		return ""
+	case a != nil && o.passes(f, a):
+		return ""
 	case a != nil && a.nodePort:
 		return conntrack.NodePort
 	case a != nil:
@@ -234,5 +236,26 @@ func (o *oracle) restrictedToNode(f *conntrack.Flow, a *ask) bool {
 	}
 	src := f.Original.Src.Addr()
 	pod, known := o.cfg.Pod(o.now().Node, src)
-	return a.s.ExternalPolicy == service.Local && known && !pod && !o.local(src) && !src.IsLoopback()
+	return a.s.ExternalPolicy == service.Local && a.s.Options.ExternalFailover != service.FailoverCluster && known && !pod && !o.local(src) && !src.IsLoopback()
+}
+
+// passes says that the Service asks to leave the client to routing: it is not on this node, or there is no endpoint at
+// all for anybody.
+func (o *oracle) passes(f *conntrack.Flow, a *ask) bool {
+	src, dst, node := f.Original.Src.Addr(), f.Original.Dst.Addr(), o.now().Node
+	if a.nodePort || slices.Contains(a.s.ClusterIPs, dst) || a.s.ExternalPolicy == service.Cluster || a.s.Options.ExternalFailover != service.FailoverPass {
+		return false
+	}
+	if (o.clusterIP(dst) || o.unallocated(dst)) && !o.local(dst) && !o.spared(dst) || !o.admitted(f, a) {
+		return false
+	}
+	anywhere, here := false, false
+	for e := range a.p.Endpoints.All() {
+		if takes := e.Ready || e.Serving && e.Terminating; takes && f.Family().Has(e.Addr.Addr()) {
+			anywhere, here = true, here || e.Node == node.Name
+		}
+	}
+	pod, known := o.cfg.Pod(node, src)
+	onNode := known && pod && slices.ContainsFunc(node.PodCIDRs, func(r netip.Prefix) bool { return r.Contains(src) })
+	return !anywhere || !here && !onNode && !o.local(src) && !src.IsLoopback()
 }

@@ -222,6 +222,9 @@ func (c *trial) judge(t *testing.T) (cases int) {
 				t.Fatalf("%s index: %v: Stale() = %q, %t, want %q\n%s", by.name, f, got, stale, want, c.describe())
 			}
 			c.seen["reason: "+string(got)]++
+			if a := by.oracle.asks(&f); a != nil && f.Status&conntrack.DstNAT == 0 && by.oracle.passes(&f, a) {
+				c.seen["left to routing"]++
+			}
 			cases++
 		}
 		s, p, ok := c.index.Owner(f)
@@ -262,7 +265,7 @@ func TestStaleAgainstOracle(t *testing.T) {
 		"reason: ": 20_000, "reason: service address": 3000, "reason: node port": 500, "reason: unknown port of a cluster IP": 500,
 		"reason: unallocated address": 300, "reason: endpoint gone": 1000, "reason: service gone": 500,
 		"reason: source not in the ranges": 100, "reason: traffic policy": 100,
-		"valid, dnat": 5000, "valid, untouched": 2000,
+		"left to routing": 200, "valid, dnat": 5000, "valid, untouched": 2000,
 		"scope: everything": 100, "scope: filters": 100, "scope: nothing": 30,
 	} {
 		if n := n * seeds / all; seen[what] < n {

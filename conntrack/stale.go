@@ -82,6 +82,8 @@ func (x *Index) missed(f *Flow) Reason {
 		}
 	}
 	switch {
+	case ok && x.passes(&o, f):
+		return ""
 	case ok && !o.nodePort:
 		return ServiceAddress
 	case ok:
@@ -185,7 +187,46 @@ func (x *Index) elsewhere(o *owner, f *Flow, e *service.Endpoint) bool {
 	if !o.nodePort && slices.Contains(o.service.ClusterIPs, f.Original.Dst.Addr()) {
 		return o.service.InternalPolicy == service.Local
 	}
-	return o.service.ExternalPolicy == service.Local && x.outsider(node, f.Original.Src.Addr())
+	return o.service.ExternalPolicy == service.Local && o.service.FailoverAt(o.claim(f)) != service.FailoverCluster && x.outsider(node, f.Original.Src.Addr())
+}
+
+// claim is the one by which the owner has the flow's destination.
+func (o *owner) claim(f *Flow) service.Claim {
+	if o.nodePort {
+		return nodePortClaim(f)
+	}
+	return addressClaim(f)
+}
+
+// passes says that the rules leave such a packet to routing, untranslated, as the Service asks for clients from outside
+// while the node has no endpoint, and for all clients while there is none.
+func (x *Index) passes(o *owner, f *Flow) bool {
+	dst, src := f.Original.Dst.Addr(), f.Original.Src.Addr()
+	if o.service.FailoverAt(o.claim(f)) != service.FailoverPass || x.snapshot.Node == nil || !x.admits(o.service, o.claim(f), src) {
+		return false
+	}
+	if x.refused(dst) || x.Unallocated(dst) {
+		return false // What leaves for an address of Services is dropped.
+	}
+	at := portInFamily{o.port, f.Family()}
+	n, known := x.counts[at]
+	if !known {
+		n = o.service.Count(o.port, x.snapshot.Node, f.Family())
+		x.counts[at] = n
+	}
+	return n.Cluster == 0 || n.Local == 0 && !x.insider(x.snapshot.Node, src)
+}
+
+// insider says that the address is certainly the node's, or that of a pod on it.
+func (x *Index) insider(node *service.Node, a netip.Addr) bool {
+	if x.own.has(a) || a.IsLoopback() {
+		return true
+	}
+	if x.options.Pod == nil || !slices.ContainsFunc(node.PodCIDRs, func(r netip.Prefix) bool { return r.Contains(a) }) {
+		return false
+	}
+	pod, known := x.options.Pod(node, a)
+	return known && pod
 }
 
 // outsider says that the address is certainly neither the node's nor a pod's.

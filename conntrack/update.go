@@ -172,7 +172,7 @@ func (u *update) keepClaim(c service.Claim, before, after claimant) {
 	change := &u.last
 	u.depart(c, before, change.gone)
 	switch {
-	case narrowed(before.service, after.service) || change.first || change.moved:
+	case narrowed(before.service, after.service) || change.first || change.moved || change.more && after.service.FailoverAt(c) == service.FailoverPass:
 		u.scope.addClaim(c)
 	default:
 		u.loseEndpoints(c, change.gone, u.affectedStatus(c, change.gone), after.claims())
@@ -241,6 +241,7 @@ func unservedStatus(c service.Claim) Filter {
 // narrowed says whether the change of a Service may forbid flows that were allowed.
 func narrowed(before, after *service.Service) bool {
 	return before.InternalPolicy != after.InternalPolicy || before.ExternalPolicy != after.ExternalPolicy ||
+		before.Options.ExternalFailover != after.Options.ExternalFailover ||
 		!before.Sources.Equal(after.Sources) ||
 		!slices.Equal(before.LoadBalancerIPs, after.LoadBalancerIPs) || !slices.Equal(before.ClusterIPs, after.ClusterIPs)
 }
@@ -251,8 +252,8 @@ type portChange struct {
 	// gone has the endpoints that were removed, unready those that no longer serve.
 	gone, unready service.Endpoints
 	// first says that there was no endpoint before. moved says that an endpoint is
-	// now on another node.
-	first, moved bool
+	// now on another node. more says that one may get new connections that could not before.
+	first, moved, more bool
 }
 
 // comparePorts compares the endpoints of two ports. Its cost grows with their
@@ -262,6 +263,7 @@ func comparePorts(before, after *service.Port) portChange {
 	var gone, unready []service.Endpoint
 	for change := range sorted.Diff(before.Endpoints, after.Endpoints) {
 		was, is := change.Old, change.New
+		c.more = c.more || takesNew(is) && !takesNew(was)
 		switch {
 		case is == nil:
 			gone = append(gone, *was)
@@ -275,6 +277,9 @@ func comparePorts(before, after *service.Port) portChange {
 	c.gone, c.unready = sorted.Of(gone), sorted.Of(unready)
 	return c
 }
+
+// takesNew says that the endpoint, which may be nil, gets new connections, at least while no better one does.
+func takesNew(e *service.Endpoint) bool { return e != nil && (e.Ready || e.Serving && e.Terminating) }
 
 // followConflicts adds the flows to claims that changed hands although the Services'
 // claims stayed the same, as when only their ages changed. The claim of a conflict has

@@ -16,6 +16,8 @@ type answer struct {
 	// local counts the distinct addresses of the Service's ready endpoints on
 	// this node, over all of its ports, in the family of the listener.
 	local int
+	// serves says that the rules lead clients from outside to an endpoint.
+	serves bool
 }
 
 // index knows the listeners of one family and their answers. A snapshot may be in
@@ -39,6 +41,8 @@ type check struct {
 	service *service.Service
 	// local counts the endpoints of the Service on this node by their address.
 	local map[netip.Addr]int
+	// anywhere counts its ready endpoints on all nodes.
+	anywhere int
 }
 
 func newIndex(nodePorts service.NodePortAddresses, family ip.Family) *index {
@@ -59,7 +63,7 @@ func (x *index) update(s service.Snapshot, refused map[string]error) bool {
 		delete(x.checks, c.Key)
 		has := c.HasNew && c.New.HealthCheckNodePort != 0 && c.New.InFamily(x.family)
 		if has {
-			next := check{c.New, last.local}
+			next := check{c.New, last.local, last.anywhere}
 			if !had {
 				next.local = map[netip.Addr]int{}
 			}
@@ -95,10 +99,13 @@ func (x *index) build() map[netip.AddrPort]answer {
 	wanted := map[netip.AddrPort]answer{}
 	for _, addr := range listenAddresses(x.nodePorts, x.snapshot.Node, x.family) {
 		for port, c := range owners {
-			a := answer{c.service.Name, len(c.local)}
+			a := answer{c.service.Name, len(c.local), len(c.local) > 0}
+			if c.service.Options.ExternalFailover == service.FailoverCluster {
+				a.serves = c.anywhere > 0
+			}
 			if x.refused[string(a.service)] != nil {
 				// The kernel has no rules for the Service: no packet would reach it.
-				a.local = 0
+				a.local, a.serves = 0, false
 			}
 			wanted[netip.AddrPortFrom(addr, port)] = a
 		}
@@ -126,10 +133,13 @@ func listenAddresses(nodePorts service.NodePortAddresses, node *service.Node, fa
 // count updates the count of local endpoints from an earlier version of the Service,
 // nil for none. It counts addresses, not endpoints: a pod behind several ports is one
 // target of the load balancer. A terminating endpoint does not count although it may
-// still get traffic, since the load balancer has to choose another node.
+// still get traffic, since the load balancer has to choose another node. The same holds for the count of all nodes.
 func (c *check) count(before *service.Service, node *service.Node, family ip.Family) {
 	countEndpoint := func(e *service.Endpoint, by int) {
-		if e == nil || !e.Ready || e.Node != node.Name || !family.Has(e.Addr.Addr()) {
+		if e == nil || !e.Ready || !family.Has(e.Addr.Addr()) {
+			return
+		}
+		if c.anywhere += by; e.Node != node.Name {
 			return
 		}
 		a := e.Addr.Addr()

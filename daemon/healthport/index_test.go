@@ -80,12 +80,17 @@ func addrs(texts ...string) []netip.Addr {
 	return list
 }
 
-// lines are the wanted answers of the indexes, as "ADDRESS:PORT SERVICE LOCAL".
+// lines are the wanted answers of the indexes, as "ADDRESS:PORT SERVICE LOCAL", with "serves" where endpoints of other
+// nodes do.
 func lines(families ...*index) []string {
 	var list []string
 	for _, x := range families {
 		for addr, a := range x.wanted {
-			list = append(list, fmt.Sprintf("%s %s %d", addr, a.service, a.local))
+			line := fmt.Sprintf("%s %s %d", addr, a.service, a.local)
+			if a.serves && a.local == 0 {
+				line += " serves"
+			}
+			list = append(list, line)
 		}
 	}
 	slices.Sort(list)
@@ -116,6 +121,15 @@ func TestWanted(t *testing.T) {
 		{name: "addresses over all ports, each once", list: all,
 			services: []*service.Service{checked("web", 30100, "10.0.0.1:80", "10.0.0.1:81", "10.0.0.2:80,unready", "port", "10.0.0.1:443", "10.0.0.2:443")},
 			want:     []string{"0.0.0.0:30100 default/web 2", "[::]:30100 default/web 0"}},
+		{name: "failover to any node, in the family that has one", list: all,
+			services: []*service.Service{failingOver("web", service.FailoverCluster, "10.0.0.1:80,elsewhere", "10.0.0.2:80,unready", "[fd00:1::1]:80,terminating")},
+			want:     []string{"0.0.0.0:30100 default/web 0 serves", "[::]:30100 default/web 0"}},
+		{name: "failover to routing", list: all,
+			services: []*service.Service{failingOver("web", service.FailoverPass, "10.0.0.1:80,elsewhere")},
+			want:     []string{"0.0.0.0:30100 default/web 0", "[::]:30100 default/web 0"}},
+		{name: "failover, refused by the kernel", list: all, refused: map[string]error{"default/web": fmt.Errorf("no")},
+			services: []*service.Service{failingOver("web", service.FailoverCluster, "10.0.0.1:80,elsewhere")},
+			want:     []string{"0.0.0.0:30100 default/web 0", "[::]:30100 default/web 0"}},
 		{name: "a service of one family", list: all, services: []*service.Service{single},
 			want: []string{"0.0.0.0:30200 default/single 1"}},
 		{name: "two with one port", list: all, services: []*service.Service{younger, checked("web", 30100)},
@@ -159,6 +173,12 @@ func TestWanted(t *testing.T) {
 	}
 }
 
+func failingOver(name string, f service.Failover, words ...string) *service.Service {
+	s := checked(name, 30100, words...)
+	s.Options.ExternalFailover = f
+	return s
+}
+
 // nodePort is a Service without health port whose port has a node port.
 func nodePort(number uint16, p service.Protocol) *service.Service {
 	s := checked("node-port", 0)
@@ -181,7 +201,7 @@ func TestUpdateEqualsFresh(t *testing.T) {
 		x := newIndex(nodePorts(t, list...), ip.Families()[seed%2])
 		b := service.NewBuilder(gen.PlainNode())
 		opened := 0
-		for _, c := range gen.Changes(rng, 300, gen.Options{}) {
+		for _, c := range gen.Changes(rng, 300, gen.Options{Annotations: true}) {
 			if c.Service != nil {
 				s := *c.Service
 				s.HealthCheckNodePort = uint16(rng.IntN(4)) // 0 for none

@@ -130,11 +130,11 @@ type serviceBody struct {
 }
 
 // ServeHTTP answers every path and method alike: 200 if the node has endpoints of its
-// own and the proxy works, else 503.
+// own, or serves clients by those of other nodes as the Service asks, and the proxy works; else 503.
 func (p *port) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	a, healthy := p.answer.Load(), p.healthy()
 	code := http.StatusServiceUnavailable
-	if a.local > 0 && healthy {
+	if a.serves && healthy {
 		code = http.StatusOK
 	}
 	namespace, name := service.Name.Split(a.service)

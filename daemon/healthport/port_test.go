@@ -20,13 +20,16 @@ func TestAnswer(t *testing.T) {
 		healthy bool
 		want    reply
 	}{
-		{"endpoints", answer{"ns/web", 3}, true, reply{
+		{"endpoints", answer{"ns/web", 3, true}, true, reply{
 			200, "application/json", "nosniff", "3",
 			`{"service":{"namespace":"ns","name":"web"},"localEndpoints":3,"serviceProxyHealthy":true}` + "\n"}},
-		{"no endpoints", answer{"ns/web", 0}, true, reply{
+		{"no endpoints", answer{"ns/web", 0, false}, true, reply{
 			503, "application/json", "nosniff", "0",
 			`{"service":{"namespace":"ns","name":"web"},"localEndpoints":0,"serviceProxyHealthy":true}` + "\n"}},
-		{"the proxy is unwell", answer{"ns/web", 3}, false, reply{
+		{"those of other nodes serve", answer{"ns/web", 0, true}, true, reply{
+			200, "application/json", "nosniff", "0",
+			`{"service":{"namespace":"ns","name":"web"},"localEndpoints":0,"serviceProxyHealthy":true}` + "\n"}},
+		{"the proxy is unwell", answer{"ns/web", 3, true}, false, reply{
 			503, "application/json", "nosniff", "3",
 			`{"service":{"namespace":"ns","name":"web"},"localEndpoints":3,"serviceProxyHealthy":false}` + "\n"}},
 	} {

@@ -126,6 +126,9 @@ func (d *detail) facts() *html.Node {
 		}
 		list = append(list, fact{"Sources admitted at the load balancer's addresses", textCell(ranges)})
 	}
+	for key, value := range s.Options.All() {
+		list = append(list, fact{service.OptionPrefix + key, textCell(value)})
+	}
 	if s.HealthCheckNodePort != 0 {
 		list = append(list, fact{"healthCheckNodePort", textCell(fmt.Sprint(s.HealthCheckNodePort))})
 	}
@@ -287,7 +290,8 @@ func (d *detail) connections(e *service.Endpoint, p *service.Port, c *service.Ch
 	}
 	if s.External(p, family) {
 		switch {
-		case s.ExternalPolicy == service.Cluster && cluster, cluster && local:
+		case s.ExternalPolicy == service.Cluster && cluster, cluster && local,
+			cluster && c.Local.Len() == 0 && s.Options.ExternalFailover == service.FailoverCluster:
 			parts = append(parts, "to other addresses")
 		case local:
 			parts = append(parts, "to other addresses, from outside")

@@ -94,7 +94,7 @@ func (d *detail) meets(f frontend, c *service.Choice) cell {
 		owner := v.snapshot.Owners.Over(s.Name, f.claim)
 		return cell{literal("another Service: "), link(serviceURL(owner), string(owner))}
 	}
-	content := textCell(outcome(s, f.internal, c))
+	content := textCell(outcome(s, f.claim, f.internal, c))
 	firewall := service.Firewall{}
 	by := ""
 	if own := s.Firewall(); own.Restricts(f.claim) {
@@ -113,23 +113,30 @@ func (d *detail) meets(f frontend, c *service.Choice) cell {
 }
 
 // outcome says where the rules lead a new connection to an address of the Service.
-func outcome(s *service.Service, internal bool, c *service.Choice) string {
+func outcome(s *service.Service, claim service.Claim, internal bool, c *service.Choice) string {
 	one := func(n int, where string) string {
 		if n == 1 {
 			return "the one endpoint" + where
 		}
 		return fmt.Sprintf("one of %s%s", count(n, "endpoint", "endpoints"), where)
 	}
-	const none = "refused: there is no endpoint"
+	failover := s.FailoverAt(claim)
+	const passed = "left to routing: external-failover is pass, and "
 	switch {
+	case !c.Anywhere && failover == service.FailoverPass:
+		return passed + "there is no endpoint"
 	case !c.Anywhere:
-		return none
+		return "refused: there is no endpoint"
 	case internal && s.InternalPolicy == service.Local && c.Local.Len() == 0:
 		return "dropped: internalTrafficPolicy is Local, and no endpoint is on this node"
 	case internal && s.InternalPolicy == service.Local:
 		return one(c.Local.Len(), " on this node")
 	case internal || s.ExternalPolicy == service.Cluster:
 		return one(c.Cluster.Len(), "")
+	case c.Local.Len() == 0 && failover == service.FailoverPass:
+		return "from outside " + passed + "no endpoint is on this node; from this node and its pods " + one(c.Cluster.Len(), "")
+	case c.Local.Len() == 0 && failover == service.FailoverCluster:
+		return one(c.Cluster.Len(), "") + ": external-failover is cluster, and no endpoint is on this node"
 	case c.Local.Len() == 0:
 		return "from outside dropped: externalTrafficPolicy is Local, and no endpoint is on this node; from this node and its pods " + one(c.Cluster.Len(), "")
 	}

@@ -111,7 +111,8 @@ func portState(s *service.Service, p *service.Port, node *service.Node, family i
 	if n.Ready == 0 {
 		found |= drainingOnly
 	}
-	local := s.InternalPolicy == service.Local || s.ExternalPolicy == service.Local && s.External(p, family)
+	local := s.InternalPolicy == service.Local ||
+		s.ExternalPolicy == service.Local && s.Options.ExternalFailover == service.FailoverDrop && s.External(p, family)
 	if local && n.Local == 0 {
 		found |= noneHere
 	}

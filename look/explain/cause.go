@@ -283,6 +283,9 @@ func (x *explainer) whyUntouched() {
 		return
 	}
 	switch {
+	case x.leftToRouting():
+		x.cause("Service %s asks for %sexternal-failover: pass, and has no endpoint on this node, or none at all: other routers or nodes may have the address", x.frontend.Service, service.OptionPrefix)
+		x.remedy("where the packet goes is up to the routes of this node (ip route get %s)", to)
 	case !hasPorts(p):
 		x.cause("the packet has no port, and %s is no address of a Service", to)
 	case local && x.clusterIPOwner(to) != "":
@@ -300,6 +303,20 @@ func (x *explainer) whyUntouched() {
 		x.cause("%s is no address of a Service with the port %d/%s, and no address of this node", to, p.Dst.Port(), nft.ProtocolText(p.Protocol))
 		x.remedy("nftproxy get services lists the addresses and ports that the rules have")
 	}
+}
+
+// leftToRouting says whether a Service asks to leave the packet to routing.
+func (x *explainer) leftToRouting() bool {
+	return slices.ContainsFunc(x.ways[0].Steps, func(s nft.Step) bool {
+		return s.Matched && slices.ContainsFunc(s.Lookups, func(l nft.Lookup) bool { return l.Found && l.Element.Verdict.Code == nft.Accept })
+	})
+}
+
+// failsOver says whether the map of clients outside leads to endpoints of all nodes.
+func (x *explainer) failsOver() bool {
+	return slices.ContainsFunc(x.ways[0].Steps, func(s nft.Step) bool {
+		return x.purpose(&s) == ruleset.ForOutsiders && slices.ContainsFunc(s.Lookups, func(l nft.Lookup) bool { return l.Found && ruleset.ServesAnywhere(l.Element.Verdict) })
+	})
 }
 
 // met says whether a rule of the purpose matched.
@@ -327,11 +344,18 @@ func (x *explainer) whyThere(e *Explanation) {
 		}
 		switch x.purpose(s) {
 		case ruleset.ForOutsiders:
+			if x.failsOver() {
+				x.cause("the endpoints see an address of this node, not the client's: Service %s asks for %sexternal-failover: cluster, and no endpoint is on this node", x.frontend.Service, service.OptionPrefix)
+				continue
+			}
 			x.cause("the externalTrafficPolicy of Service %s is Local: clients outside get endpoints on this node only, and keep their address", x.frontend.Service)
 		case ruleset.ForOtherPods:
 			x.cause("the endpoints see an address of this node, not the client's: the externalTrafficPolicy of Service %s is Local, no endpoint is on this node, and the client is a pod that is not known to be on this node: the endpoints would answer it directly", x.frontend.Service)
 			x.remedy("if the client is a pod of this node, the Node's podCIDRs do not cover it")
 		case ruleset.MarkAll:
+			if x.failsOver() {
+				continue // said already
+			}
 			if strings.Contains(s.Chain, "node-port-") || !x.isClusterIP(x.question.Packet.Dst.Addr()) {
 				x.cause("the endpoints see an address of this node, not the client's: the externalTrafficPolicy of Service %s is Cluster", x.frontend.Service)
 				x.remedy("to keep the client's address: set externalTrafficPolicy to Local, and let clients use nodes that have an endpoint")

@@ -65,6 +65,20 @@ service ns/unnamed created 2026-01-01T00:00:00Z
   external-ip 198.51.100.8
   port http tcp 80
     endpoint 10.244.0.7:80 - ready serving
+service ns/passing created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.9
+  external-ip 198.51.100.19
+  external-policy Local
+  option external-failover pass
+  port http tcp 80
+    endpoint 10.244.1.5:80 node-2 ready serving
+service ns/failing-over created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.10
+  external-ip 198.51.100.20
+  external-policy Local
+  option external-failover cluster
+  port http tcp 80
+    endpoint 10.244.1.5:80 node-2 ready serving
 `
 
 // world is a cluster and its tables.
@@ -143,6 +157,11 @@ func TestCauses(t *testing.T) {
 	w.says("veth0 10.244.1.5:1000 -> 10.96.0.6:80/tcp", explain.Endpoint,
 		"the endpoint 10.244.1.5:80 is the client itself, and the packet keeps its source", "the EndpointSlice has to name this node for the endpoint")
 	w.says("veth0 10.244.0.7:1000 -> 198.51.100.8:80/tcp", explain.Endpoint, "ready, on an unknown node")
+	w.says("eth0 203.0.113.1:1000 -> 198.51.100.19:80/tcp", explain.Untouched, "it is left to routing, untranslated",
+		"Service ns/passing asks for nftproxy.io/external-failover: pass")
+	w.says("node 192.168.0.2:1000 -> 198.51.100.19:80/tcp", explain.Endpoint, "it goes to 10.244.1.5:80, masqueraded")
+	w.says("eth0 203.0.113.1:1000 -> 198.51.100.20:80/tcp", explain.Endpoint, "it goes to 10.244.1.5:80, masqueraded",
+		"Service ns/failing-over asks for nftproxy.io/external-failover: cluster, and no endpoint is on this node")
 }
 
 // TestWithoutTable: without a table the cause is that.
@@ -236,7 +255,7 @@ func TestForeignCounters(t *testing.T) {
     endpoint 10.244.0.5:80 node-1 ready serving
 service ns/local created 2026-01-01T00:00:00Z
   cluster-ip 10.96.0.9
-  external-ip 198.51.100.9
+  external-ip 198.51.100.19
   external-policy Local
   port http tcp 80 node-port 30081
     endpoint 10.244.0.5:80 node-1 ready serving

@@ -197,6 +197,9 @@ func (x *explainer) masqueradedBy(w *nft.Way) string {
 }
 
 func (x *explainer) whyMarkAll(s *nft.Step) string {
+	if x.failsOver() {
+		return "the Service asks for " + service.OptionPrefix + "external-failover: cluster, and no endpoint is on this node"
+	}
 	if strings.Contains(s.Chain, "node-port-") || !x.isClusterIP(x.question.Packet.Dst.Addr()) {
 		return "the Service's externalTrafficPolicy is Cluster: every connection to an external address or node port is masqueraded"
 	}

@@ -216,6 +216,8 @@ func verdictText(v nft.Verdict) string {
 		return "it goes on in chain " + clean(v.Chain)
 	case nft.Drop:
 		return "it is dropped"
+	case nft.Accept:
+		return "it is left to routing, untranslated"
 	}
 	return v.String()
 }

@@ -57,8 +57,8 @@ type FrontendRow struct {
 	// Kind is clusterIP, external or nodePort. Family is IPv4 or IPv6.
 	Kind   string `json:"kind"`
 	Family string `json:"family"`
-	// Fate is served, refused, dropped, or dropped-outside: only connections from
-	// outside of the cluster are dropped.
+	// Fate is served, refused, dropped, or passed: left to routing. dropped-outside and
+	// passed-outside are about connections from outside of the cluster only.
 	Fate string `json:"fate"`
 	// SourceRanges are the only clients that get in; null admits all.
 	SourceRanges []netip.Prefix `json:"sourceRanges"`
@@ -71,7 +71,7 @@ type Obstacle struct {
 	// Kind is no-endpoints, no-local-endpoints, source-ranges, others-source-ranges or
 	// conflict.
 	Kind string `json:"kind"`
-	// Effect is refused, dropped or not-served.
+	// Effect is refused, dropped, passed or not-served.
 	Effect string `json:"effect"`
 	// Frontends are those that it stands before.
 	Frontends []string `json:"frontends"`
@@ -92,6 +92,7 @@ const (
 const (
 	Refused   = "refused"
 	Dropped   = "dropped"
+	Passed    = "passed"
 	NotServed = "not-served"
 )
 
@@ -213,6 +214,10 @@ func (l *obstacleList) addFrontend(svc *service.Service, f *ruleset.Frontend) {
 		l.add(NoEndpoints, Refused, "no endpoints, so connections are refused", at)
 	case ruleset.Dropped:
 		l.add(NoLocalEndpoints, Dropped, "traffic policy Local and no endpoint on this node, so connections are dropped", at)
+	case ruleset.Passed:
+		l.add(NoEndpoints, Passed, "no endpoints, and external-failover is pass, so connections are left to routing", at)
+	case ruleset.PassedOutside:
+		l.add(NoLocalEndpoints, Passed, "no endpoint on this node, and external-failover is pass, so connections from outside of the cluster are left to routing", at)
 	case ruleset.DroppedOutside:
 		l.add(NoLocalEndpoints, Dropped, "traffic policy Local and no endpoint on this node, so connections from outside of the cluster are dropped", at)
 	}

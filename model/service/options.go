@@ -134,6 +134,16 @@ func failoverWords() []string { return []string{"drop", "pass", "cluster"} }
 
 func (f Failover) String() string { return failoverWords()[f] }
 
+// FailoverAt returns what holds at a claim of the service, an address and port or a node port, while the node has no
+// endpoint for it. It is FailoverDrop at cluster IPs and with external policy Cluster, where it never comes to that.
+func (s *Service) FailoverAt(c Claim) Failover {
+	f := s.Options.ExternalFailover
+	if s.ExternalPolicy == Cluster || f == FailoverPass && c.Addr.IsUnspecified() || slices.Contains(s.ClusterIPs, c.Addr) {
+		return FailoverDrop
+	}
+	return f
+}
+
 // Eject says what is done about endpoints that do not answer the node (model/ejection).
 type Eject uint8
 

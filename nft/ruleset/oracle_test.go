@@ -176,7 +176,14 @@ func (o *oracle) internal(p nft.Packet, t *target) []nft.Result {
 func (o *oracle) external(p nft.Packet, t *target) []nft.Result {
 	lists := o.lists(t)
 	pod, _ := o.fromPod(p)
+	failover := t.s.Options.ExternalFailover
+	if t.s.ExternalPolicy == service.Cluster || failover == service.FailoverPass && t.at.Addr().IsUnspecified() {
+		failover = service.FailoverDrop
+	}
 	switch {
+	case len(lists[all]) == 0 && failover == service.FailoverPass:
+		o.saw("failover: passed, no endpoint at all")
+		return o.pass(t)
 	case len(lists[all]) == 0:
 		return refusal(p)
 	case t.s.ExternalPolicy == service.Cluster:
@@ -187,6 +194,12 @@ func (o *oracle) external(p nft.Packet, t *target) []nft.Result {
 	case o.local(p.Src.Addr()):
 		o.saw("external Local: the node")
 		return o.deliver(p, t, all, true)
+	case len(lists[own]) == 0 && failover == service.FailoverPass:
+		o.saw("failover: passed")
+		return o.pass(t)
+	case len(lists[own]) == 0 && failover == service.FailoverCluster:
+		o.saw("failover: any endpoint")
+		return o.deliver(p, t, all, true)
 	case len(lists[own]) == 0 && pod:
 		o.saw("external Local: pod of another node, none here")
 		return o.deliver(p, t, all, true)
@@ -196,6 +209,15 @@ func (o *oracle) external(p nft.Packet, t *target) []nft.Result {
 	}
 	o.saw("external Local: outsider")
 	return o.deliver(p, t, own, false)
+}
+
+// pass returns the outcome of a packet that is left to routing.
+func (o *oracle) pass(t *target) []nft.Result {
+	if o.unserved(t.at.Addr()) {
+		o.saw("failover: passed to an address of services")
+		return []nft.Result{{Fate: nft.Dropped}}
+	}
+	return []nft.Result{{Fate: nft.Untouched}}
 }
 
 // The lists of endpoints of a target. all is the list of its policy. Under external

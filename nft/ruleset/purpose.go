@@ -133,6 +133,11 @@ func RestrictedBy(c *nft.Contents, frontend nft.Value) string {
 // node.
 func MeansNoEndpoints(v nft.Verdict) bool { return slices.Contains(NoEndpoints.Chains(), v.Chain) }
 
+// ServesAnywhere reports whether a frontend's verdict leads to endpoints of all nodes.
+func ServesAnywhere(v nft.Verdict) bool {
+	return strings.HasPrefix(strings.TrimPrefix(v.Chain, nodePortPrefix), "endpoints-")
+}
+
 // InServiceCIDR reports whether a table drops packets to the address if no Service has it.
 func InServiceCIDR(c *nft.Contents, a netip.Addr) bool {
 	return slices.ContainsFunc(serviceCIDRs(c), func(p netip.Prefix) bool { return p.Contains(a) })

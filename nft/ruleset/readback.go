@@ -25,7 +25,7 @@ import (
 //	node ports                         keys in node-ports
 //	names of ports                     comments in services and node-ports
 //	endpoints that get connections     the maps of endpoints
-//	external policy                    verdicts that lead to external-local
+//	external policy                    verdicts that lead to external-local, or accept
 //	session affinity, its time-out     names of the chains learn-...
 //	source ranges, and whose they are  sets source-ranges-..., comments in services-restricted
 //	conflicts (without the owner)      keys that the Service would have, and does not
@@ -37,6 +37,7 @@ import (
 //
 //	fact                               value
 //	internal policy                    Local if cluster IPs and other frontends differ (internalPolicy)
+//	external failover                  drop unless clients outside are served otherwise, or passed on
 //	endpoint's node                    the node's for local and hairpin endpoints, none where hairpin
 //	                                   is not certain, else another one (elsewhere)
 //	endpoint's conditions              ready

@@ -41,6 +41,11 @@ type servedFrontend struct {
 	// dropped says that there are endpoints, but none on the node. refused says that
 	// there are no endpoints.
 	dropped, refused bool
+	// failover is what happens to outsiders without an endpoint on the node, as far as the
+	// tables show it. passed says that there are no endpoints, and all packets are left to
+	// routing.
+	failover service.Failover
+	passed   bool
 	// affinity is how long clients are remembered, 0 if they are not. localOnly says
 	// that they are remembered in the list of endpoints on the node.
 	affinity  time.Duration
@@ -109,6 +114,13 @@ func (r *frontendReader) read(element nft.Element) *servedFrontend {
 		}
 	}
 	f.external = verdict.Chain == r.externalChain
+	f.passed = verdict.Code == nft.Accept
+	switch outside := r.element(r.localVerdicts, element.Key).Verdict; {
+	case f.passed, f.external && outside.Code == nft.Accept:
+		f.failover = service.FailoverPass
+	case f.external && outside.Chain != "" && len(r.local[element.Key]) == 0:
+		f.failover = service.FailoverCluster
+	}
 	f.dropped = verdict.Code == nft.Drop || verdict.Chain == r.refusalChain(NoLocalEndpoints) // earlier versions dropped here
 	f.localOnly = strings.HasSuffix(kindOfChain(verdict.Chain), "-local-")
 	f.refused = verdict.Chain == refuse || verdict.Chain == r.refusalChain(NoEndpoints)

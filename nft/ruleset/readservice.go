@@ -102,7 +102,8 @@ func (s *servedService) service(r *readback) *service.Service {
 	s.setAddresses(svc)
 	s.setFirewall(svc)
 	for f := range s.frontends() {
-		svc.ExternalPolicy = svc.ExternalPolicy || service.TrafficPolicy(f.external)
+		svc.ExternalPolicy = svc.ExternalPolicy || service.TrafficPolicy(f.external || f.passed)
+		svc.Options.ExternalFailover = max(svc.Options.ExternalFailover, f.failover)
 		svc.AffinityTimeout = max(svc.AffinityTimeout, f.affinity)
 	}
 	svc.InternalPolicy = s.internalPolicy(svc)

@@ -47,12 +47,16 @@ type LostClaim struct {
 type Fate string
 
 // The fates. DroppedOutside drops connections from outside of the cluster only: the
-// external traffic policy is Local, and no endpoint is on the node.
+// external traffic policy is Local, and no endpoint is on the node. PassedOutside leaves them to
+// routing, as the Service asks by service.FailoverPass. Passed does so with all connections, since there
+// is no endpoint at all.
 const (
 	Translated     Fate = "served"
 	Refused        Fate = "refused"
 	Dropped        Fate = "dropped"
 	DroppedOutside Fate = "dropped-outside"
+	Passed         Fate = "passed"
+	PassedOutside  Fate = "passed-outside"
 )
 
 // Frontend is an address, protocol and port, or a node port, as a table serves it.
@@ -159,6 +163,12 @@ func (f *servedFrontend) exported(svc *service.Service) Frontend {
 		e.Fate = Dropped
 	case f.refused:
 		e.Fate = Refused
+	case f.passed:
+		e.Fate = Passed
+	case f.failover == service.FailoverPass:
+		e.Fate = PassedOutside
+	case f.failover == service.FailoverCluster:
+		e.Split = false
 	case f.external && len(f.local) == 0:
 		e.Fate = DroppedOutside
 	}

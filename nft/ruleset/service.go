@@ -73,7 +73,7 @@ func (c *serviceCompiler) compilePort(p *service.Port, l endpointLists) {
 		if !c.family.Has(a) || c.conflicts.Has(claim) {
 			continue
 		}
-		f := frontend{access: c.address, verdicts: c.address.verdicts, at: claimValue(claim), comment: comment(c.beforeID(a) + c.svc.ID(p))}
+		f := frontend{access: c.address, verdicts: c.address.verdicts, at: claimValue(claim), comment: comment(c.beforeID(a) + c.svc.ID(p)), failover: c.svc.FailoverAt(claim)}
 		if own := c.svc.Firewall(); own.Restricts(claim) {
 			f = c.restrict(f, own, f.comment)
 		} else if other, found := c.restrictions.On(claim); found {
@@ -87,7 +87,7 @@ func (c *serviceCompiler) compilePort(p *service.Port, l endpointLists) {
 		}
 	}
 	if claim := service.NodePortClaim(c.family, p); p.NodePort != 0 && !c.conflicts.Has(claim) {
-		c.serveExternal(frontend{access: c.nodePort, verdicts: c.nodePort.verdicts, at: claimValue(claim), comment: comment(c.svc.ID(p))}, l)
+		c.serveExternal(frontend{access: c.nodePort, verdicts: c.nodePort.verdicts, at: claimValue(claim), comment: comment(c.svc.ID(p)), failover: c.svc.FailoverAt(claim)}, l)
 	}
 }
 
@@ -109,6 +109,8 @@ type frontend struct {
 	comment string
 	// by names the service whose firewall stands before servicesRestricted.
 	by string
+	// failover is for connections from outside if the node has no endpoint for them.
+	failover service.Failover
 }
 
 // serveInternal serves a cluster IP.
@@ -130,15 +132,24 @@ func (c *serviceCompiler) serveInternal(f frontend, l endpointLists) {
 
 // serveExternal serves an external address or a node port.
 func (c *serviceCompiler) serveExternal(f frontend, l endpointLists) {
+	if !l.anywhere && f.failover == service.FailoverPass {
+		c.addVerdict(f, f.verdicts, nft.Verdict{Code: nft.Accept})
+		return
+	}
 	if c.svc.ExternalPolicy == service.Cluster || !l.anywhere {
 		c.learnClients(f, c.addTargets(f, f.verdicts, l.cluster, masqueradeAll, clusterList))
 		return
 	}
 	c.addVerdict(f, f.verdicts, nft.Verdict{Code: nft.Goto, Chain: f.externalChain})
 	remembered := c.addTargets(f, f.clusterVerdicts, l.cluster, masqueradeOutsiders, clusterList)
-	if l.local.Len() > 0 {
+	switch {
+	case l.local.Len() > 0:
 		remembered |= c.addTargets(f, f.localVerdicts, l.local, masqueradeNone, localList)
-	} else {
+	case f.failover == service.FailoverPass:
+		c.addVerdict(f, f.localVerdicts, nft.Verdict{Code: nft.Accept})
+	case f.failover == service.FailoverCluster:
+		c.leadTo(f, f.localVerdicts, l.cluster.Len(), masqueradeAll, remembered)
+	default:
 		c.addRefusal(f, NoLocalEndpoints) // externalChain drops
 	}
 	c.learnClients(f, remembered)
@@ -160,18 +171,27 @@ func (c *serviceCompiler) addTargets(f frontend, vmap string, targets nft.Target
 		c.refuseAll(f, vmap, NoEndpoints)
 		return 0
 	}
-	shared := sharedChain{access: f.access, endpoints: targets.Len(), masquerade: m}
 	if c.clients == (clients{}) {
 		list = 0
 	} else {
-		shared.clients, shared.lists = c.clients, list
 		for t := range targets.All() {
 			c.elements = append(c.elements, nft.Element{Set: f.rememberable(list), Key: f.at + t})
 		}
 	}
-	c.addVerdict(f, vmap, c.verdictTo(nft.Goto, shared))
+	shared := c.leadTo(f, vmap, targets.Len(), m, list)
 	c.pools = append(c.pools, nft.Pool{Map: shared.pool(), Prefix: f.at, Targets: targets})
 	return list
+}
+
+// leadTo leads the frontend to the shared chain for a number of targets. list is the list
+// whose clients are remembered, 0 for none.
+func (c *serviceCompiler) leadTo(f frontend, vmap string, targets int, m masquerading, list clientList) sharedChain {
+	shared := sharedChain{access: f.access, endpoints: targets, masquerade: m}
+	if list != 0 {
+		shared.clients, shared.lists = c.clients, list
+	}
+	c.addVerdict(f, vmap, c.verdictTo(nft.Goto, shared))
+	return shared
 }
 
 // learnClients leads the frontend to the chain that remembers its clients for the
