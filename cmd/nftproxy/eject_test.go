@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"nftproxy/test/lib/nftcmd"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -208,4 +209,53 @@ func TestEject(t *testing.T) {
 		}
 	}
 	r.end()
+}
+
+// TestEjectPolicy: a NetworkPolicy forbids one client to reach the endpoints, and this node to reach those on other nodes.
+// The client finds all of them silent. Nothing is left out, and other clients are served by all.
+func TestEjectPolicy(t *testing.T) {
+	topology, forbidden, endpoints, pods := ejectWorld(t)
+	other, err := topology.AddPod("other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for node, pod := range pods {
+		sources := forbidden.Addrs.V4().String()
+		if node != "node-1" {
+			sources += ", " + topology.NodeAddrs.V4().String()
+		}
+		loadPolicy(t, pod.NS, sources)
+	}
+	r := start(t, topology.Node, "--nftproxy-manifests", manifest(t, ejectManifest("", endpoints)), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject=on")
+	r.awaitSync()
+	stop := clientLoad(t.Context(), forbidden, 20*time.Millisecond, 2*time.Second)
+	r.await("that nothing is left out", func(l logged) bool {
+		if strings.HasPrefix(l.Msg, "an endpoint does not answer") {
+			t.Errorf("left out: %s", r.lines.Text())
+		}
+		return strings.HasPrefix(l.Msg, "endpoints do not answer, and none of them is left out")
+	})
+	for _, o := range stop() {
+		if o.err == nil {
+			t.Fatal("the policy lets the client through")
+		}
+	}
+	by := map[string]bool{}
+	for i := 0; len(by) < len(endpoints); i++ {
+		o := visit(t.Context(), other, time.Minute)
+		if o.err != nil || i == 10_000 {
+			t.Fatalf("connection %d: %v; answers from %v", i, o.err, by)
+		}
+		by[o.by] = true
+	}
+	r.end()
+}
+
+// loadPolicy drops what comes from the addresses to the server of a pod.
+func loadPolicy(t *testing.T, ns *testnet.Namespace, sources string) {
+	t.Helper()
+	rules := "table inet forbids { chain arriving { type filter hook input priority 0; ip saddr { " + sources + " } tcp dport 8080 drop; }; }"
+	if err := nftcmd.ForTest(t).Load(ns, rules); err != nil {
+		t.Fatal(err)
+	}
 }
