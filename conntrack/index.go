@@ -155,7 +155,7 @@ func (x *Index) owner(f *Flow) (o owner, ok bool) {
 	if o.claimant, ok = x.holder(addressClaim(f)); ok {
 		return o, true
 	}
-	if !x.own.serves(f.Original.Dst.Addr()) {
+	if !x.own.answers(f) {
 		return o, false
 	}
 	o.nodePort = true

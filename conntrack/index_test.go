@@ -126,6 +126,7 @@ func TestStale(t *testing.T) {
 		{"node port, all, link-local", service.TCP, "[fe80::1]:30080", 0, "::/0", NodePort},
 		{"node port, all, not local", service.TCP, "192.168.0.3:30080", 0, "0.0.0.0/0", ""},
 		{"node port, all, loopback", service.TCP, "127.0.0.1:30080", 0, "0.0.0.0/0", ""},
+		{"node port on loopback, from outside", service.TCP, "127.0.0.1:30080", 0, "127.0.0.0/8", ""},
 
 		{"DNATed to where it was going", service.UDP, "192.168.0.2:443", 0, "", ""},
 		{"DNATed to the node port itself", service.UDP, "192.168.0.2:30443", 0, "", ""},
@@ -223,4 +224,30 @@ func become(b *service.Builder, want service.Snapshot) service.Snapshot {
 		b.Set(s)
 	}
 	return b.Snapshot()
+}
+
+// TestStaleOnLoopback: connections that nftproxy makes for its clients on loopback count as those to a node port. Other
+// flows to loopback addresses do not, such as those of the clients themselves.
+func TestStaleOnLoopback(t *testing.T) {
+	for _, test := range []struct {
+		src, dst, nodePorts string
+		want                Reason
+	}{
+		{"192.168.0.2:40000", "127.0.0.1:30080", "primary 127.0.0.0/8", NodePort},
+		{"192.168.1.2:40000", "127.0.0.1:30080", "127.0.0.1/32", NodePort},
+		{"[2001:db8::1]:40000", "[::1]:30080", "localhost", NodePort},
+		{"[2001:db8::1]:40000", "[::1]:30080", "primary 127.0.0.0/8", ""},
+		{"192.168.0.2:40000", "127.0.0.1:30080", "primary", ""},
+		{"192.168.0.2:40000", "127.0.0.2:30080", "localhost", ""},
+		{"192.168.0.2:40000", "127.0.0.1:30099", "localhost", ""},
+		{"127.0.0.1:40000", "127.0.0.1:30080", "localhost", ""},
+	} {
+		x := NewIndex(Options{NodePortAddresses: nodePortAddresses(t, strings.Fields(test.nodePorts)...)})
+		x.Update(parse(t, cluster))
+		f := flow(service.TCP, test.dst, 0)
+		f.Original.Src, f.Reply.Dst = netip.MustParseAddrPort(test.src), netip.MustParseAddrPort(test.src)
+		if got, _ := x.Stale(f); got != test.want {
+			t.Errorf("from %s to %s, node ports on %s: %q, want %q", test.src, test.dst, test.nodePorts, got, test.want)
+		}
+	}
 }

@@ -15,6 +15,8 @@ type ownAddresses struct {
 	// serve node ports; where all is true, every own address of the family does.
 	onInterfaces, serving map[netip.Addr]bool
 	all                   ip.PerFamily[bool]
+	// loopback has the loopback addresses where node ports are served too.
+	loopback map[netip.Addr]bool
 	// byRoute has the single addresses that a local route makes the node's own, and ranges the
 	// longer ranges.
 	byRoute map[netip.Addr]bool
@@ -31,9 +33,16 @@ func (o *ownAddresses) serves(a netip.Addr) bool {
 	return o.serving[a] || *o.all.Of(ip.Of(a)) && !a.IsLoopback() && o.has(a)
 }
 
+// answers says whether the flow's destination serves node ports to its source. Loopback addresses serve them to other
+// addresses of the node, from which nftproxy connects for clients on loopback (daemon/localport).
+func (o *ownAddresses) answers(f *Flow) bool {
+	src, dst := f.Original.Src.Addr(), f.Original.Dst.Addr()
+	return o.serves(dst) || o.loopback[dst] && !src.IsLoopback() && o.has(src)
+}
+
 // setNode takes the addresses on the interfaces, and those that serve node ports.
 func (o *ownAddresses) setNode(node *service.Node, nodePorts service.NodePortAddresses) {
-	o.onInterfaces, o.serving, o.all = map[netip.Addr]bool{}, map[netip.Addr]bool{}, ip.PerFamily[bool]{}
+	o.onInterfaces, o.serving, o.all, o.loopback = map[netip.Addr]bool{}, map[netip.Addr]bool{}, ip.PerFamily[bool]{}, map[netip.Addr]bool{}
 	if node == nil {
 		return
 	}
@@ -49,6 +58,9 @@ func (o *ownAddresses) setNode(node *service.Node, nodePorts service.NodePortAdd
 		}
 		for _, a := range addrs {
 			o.serving[a.WithZone("")] = true
+		}
+		if a, serves := nodePorts.Loopback(node, family); serves {
+			o.loopback[a] = true
 		}
 	}
 }

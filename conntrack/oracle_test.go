@@ -50,7 +50,7 @@ func (o *oracle) asks(f *conntrack.Flow) *ask {
 			}
 		}
 	}
-	if !o.servesNodePorts(dst.Addr()) {
+	if !o.servesNodePorts(dst.Addr()) && !o.onLoopback(f) {
 		return nil
 	}
 	for name, svc := range s.Services.All() {
@@ -106,6 +106,13 @@ func (o *oracle) servesNodePorts(a netip.Addr) bool {
 		return o.local(a) && !a.IsLoopback()
 	}
 	return slices.Contains(addrs, a)
+}
+
+// onLoopback says that nftproxy made the flow for a client on loopback.
+func (o *oracle) onLoopback(f *conntrack.Flow) bool {
+	src, dst := f.Original.Src.Addr(), f.Original.Dst.Addr()
+	a, serves := o.cfg.NodePortAddresses.Loopback(o.now().Node, ip.Of(dst))
+	return serves && a == dst && !src.IsLoopback() && o.local(src)
 }
 
 func (o *oracle) stale(f *conntrack.Flow) conntrack.Reason {
@@ -179,7 +186,7 @@ func (o *oracle) was(f *conntrack.Flow) bool {
 	return slices.ContainsFunc(o.history[:len(o.history)-1], func(s service.Snapshot) bool {
 		then := oracle{cfg: o.cfg, routes: o.routes, history: []service.Snapshot{s}}
 		a := then.asks(f)
-		return a != nil && find(a.p, f.Reply.Src) != nil && (!a.nodePort || o.servesNodePorts(f.Original.Dst.Addr()))
+		return a != nil && find(a.p, f.Reply.Src) != nil && (!a.nodePort || o.servesNodePorts(f.Original.Dst.Addr()) || o.onLoopback(f))
 	})
 }
 

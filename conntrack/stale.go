@@ -166,7 +166,7 @@ func (x *Index) orphaned(f *Flow) Reason {
 // port, that it goes to. Our rules have made it, not those of another program.
 func (x *Index) former(f *Flow) bool {
 	return x.departed.has(addressClaim(f), f.Reply.Src) ||
-		x.own.serves(f.Original.Dst.Addr()) && x.departed.has(nodePortClaim(f), f.Reply.Src)
+		x.own.answers(f) && x.departed.has(nodePortClaim(f), f.Reply.Src)
 }
 
 // expendable says that an entry without a valid endpoint may be removed. The next

@@ -189,8 +189,8 @@ func (o *runOptions) notes(c *daemon.Config) []string {
 	for _, gate := range o.claims.withoutEffect {
 		notes = append(notes, fmt.Sprintf("the feature gate %s has no effect: nftproxy has no such gate", gate))
 	}
-	if c.Rules.NodePortAddresses.Loopback() {
-		notes = append(notes, "loopback addresses serve no node ports: nftables cannot serve them there, in kube-proxy's nftables mode neither")
+	for _, p := range c.Rules.NodePortAddresses.Unserved() {
+		notes = append(notes, fmt.Sprintf("nodeport-addresses: %s has no effect: of all loopback addresses, 127.0.0.1 and ::1 serve node ports", p))
 	}
 	return notes
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"nftproxy/look/basechain"
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
@@ -103,7 +104,7 @@ func (x *explainer) whyEndedAt(w *nft.Way) {
 	switch p := x.purpose(by); p {
 	case ruleset.RefuseUnknownPort:
 		x.whyUnknownPort(by.Destination.Addr())
-	case ruleset.FindFrontend, ruleset.FindRestricted, ruleset.FindNodePort, ruleset.ForPods, ruleset.ForNode, ruleset.ForOtherPods:
+	case ruleset.FindFrontend, ruleset.FindRestricted, ruleset.FindNodePort, ruleset.FindOnLoopback, ruleset.ForPods, ruleset.ForNode, ruleset.ForOtherPods:
 		if x.leadsToRefusal(by) {
 			x.whyNoEndpoint()
 			return
@@ -290,6 +291,9 @@ func (x *explainer) whyUntouched() {
 		x.cause("the packet has no port, and %s is no address of a Service", to)
 	case local && x.clusterIPOwner(to) != "":
 		x.cause("%s is the cluster IP of Service %s, but it is also an address of this node, which keeps the ports that the Service does not have", to, x.clusterIPOwner(to))
+	case local && to == ip.Of(to).Loopback() && p.Src.Addr().IsLoopback() && ruleset.ServesLoopback(x.contents):
+		x.cause("a process of the node gets it: nftproxy listens on each node port of %s that has endpoints and that no other process has, and connects to the Service from another address of the node", to)
+		x.remedy("with --from node, this command explains the connection of nftproxy")
 	case local && x.servesNodePorts():
 		x.cause("%s is an address of this node, and no Service has the node port %d/%s", to, p.Dst.Port(), nft.ProtocolText(p.Protocol))
 		x.remedy("nftproxy get services lists the node ports; a process of the node may listen on this port by itself")
@@ -328,7 +332,7 @@ func (x *explainer) met(p ruleset.Purpose) bool {
 func (x *explainer) servesNodePorts() bool {
 	for i := range x.ways[0].Steps {
 		s := &x.ways[0].Steps[i]
-		if x.purpose(s) == ruleset.FindNodePort && endedAt[nft.VMap](s) {
+		if p := x.purpose(s); (p == ruleset.FindNodePort || p == ruleset.FindOnLoopback) && endedAt[nft.VMap](s) {
 			return true
 		}
 	}

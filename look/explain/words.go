@@ -48,6 +48,8 @@ func (x *explainer) sayMatched(p ruleset.Purpose, s *nft.Step, w *nft.Way) (text
 		return x.sayFrontend(s, dst), false
 	case ruleset.FindNodePort:
 		return fmt.Sprintf("%s is an address of this node that serves node ports; %s", s.Destination.Addr(), x.sayFrontend(s, dst)), false
+	case ruleset.FindOnLoopback:
+		return fmt.Sprintf("%s serves node ports to nftproxy, which connects there for clients on localhost; %s", s.Destination.Addr(), x.sayFrontend(s, dst)), false
 	case ruleset.FindOthers:
 		return "it goes through chain dispatch, which refuses unknown ports of cluster IPs and looks for node ports", true
 	case ruleset.FindPing:
@@ -150,6 +152,11 @@ func (x *explainer) sayPassedOver(p ruleset.Purpose, s *nft.Step) (text string, 
 			return fmt.Sprintf("%s is no address of this node that serves node ports", s.Destination.Addr()), false
 		}
 		return fmt.Sprintf("map node-ports does not have %s", portText(x.question.Packet)), false
+	case ruleset.FindOnLoopback:
+		if endedAt[nft.VMap](s) {
+			return fmt.Sprintf("map node-ports does not have %s", portText(x.question.Packet)), false
+		}
+		return "it is no connection of nftproxy to a node port, for a client on localhost", !s.Destination.Addr().IsLoopback()
 	case ruleset.AdmitSource:
 		return fmt.Sprintf("%s is in none of the source ranges %s", x.question.Packet.Src.Addr(), x.rangesText(s.Chain)), false
 	case ruleset.ForPods:

@@ -170,6 +170,9 @@ func (t *Tables) selectsPort(s *Selection, p *ruleset.ServedPort) bool {
 
 // servesNodePorts says whether node ports can be reached at the address of the node.
 func (t *Tables) servesNodePorts(a netip.Addr) bool {
+	if loopback, serves := t.nodePorts.Loopback(t.Snapshot.Node, ip.Of(a)); serves && a == loopback {
+		return true
+	}
 	list, all := t.nodePorts.On(t.Snapshot.Node, ip.Of(a))
 	if all {
 		return !a.IsLoopback() && slices.Contains(t.Snapshot.Node.HostAddresses, a)

@@ -60,6 +60,14 @@ func (f Family) Unspecified() netip.Addr {
 	return netip.IPv4Unspecified()
 }
 
+// Loopback is 127.0.0.1 or ::1, where programs listen for others on the same host.
+func (f Family) Loopback() netip.Addr {
+	if f == V6 {
+		return netip.IPv6Loopback()
+	}
+	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+}
+
 // PerFamily has a value for each family, in the order of Families.
 type PerFamily[T any] [2]T
 

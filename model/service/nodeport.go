@@ -58,10 +58,22 @@ func ParseNodePortAddresses(list []string) (NodePortAddresses, error) {
 	return n, nil
 }
 
-// Loopback reports whether the list names loopback addresses, which serve no node ports:
-// the kernel does not route a packet from there to another interface.
-func (n NodePortAddresses) Loopback() bool {
-	return slices.ContainsFunc(n.prefixes, func(p netip.Prefix) bool { return p.Addr().IsLoopback() })
+// Loopback returns the loopback address of a family that serves node ports on the node, 127.0.0.1 or ::1, and
+// whether one does: only where the list has a range of loopback addresses with it, as in kube-proxy (KEP-6032).
+// Settings of the node count as in On. A node may be nil.
+func (n NodePortAddresses) Loopback(node *Node, family ip.Family) (a netip.Addr, serves bool) {
+	if node != nil && node.Settings != nil {
+		n = node.Settings.NodePortAddresses
+	}
+	a = family.Loopback()
+	return a, slices.ContainsFunc(n.prefixes, func(p netip.Prefix) bool { return p.Addr().IsLoopback() && p.Contains(a) })
+}
+
+// Unserved lists the ranges of loopback addresses that have no address with node ports.
+func (n NodePortAddresses) Unserved() []netip.Prefix {
+	return slices.DeleteFunc(slices.Clone(n.prefixes), func(p netip.Prefix) bool {
+		return !p.Addr().IsLoopback() || p.Contains(ip.Of(p.Addr()).Loopback())
+	})
 }
 
 // On returns the addresses of one family that serve node ports on the node; all means every local

@@ -2,6 +2,7 @@ package service_test
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -89,16 +90,35 @@ func TestNodeSettings(t *testing.T) {
 	}
 }
 
-// TestLoopback: a list that names loopback addresses says so; one that contains them
-// among others does not.
+// TestLoopback: a list that names loopback addresses serves on 127.0.0.1 or ::1; one that contains them among others does
+// not. Ranges without these two serve nothing.
 func TestLoopback(t *testing.T) {
-	for option, want := range map[string]bool{"localhost": true, "10.0.0.0/8,127.0.0.1/32": true, "::1/128": true, "primary": false, "all": false, "0.0.0.0/0": false} {
+	for option, want := range map[string]string{
+		"localhost": "127.0.0.1 ::1", "10.0.0.0/8,127.0.0.1/32": "127.0.0.1", "::1/128": "::1", "primary": "", "all": "", "0.0.0.0/0": "", "::/0": "",
+		"all,localhost": "127.0.0.1 ::1", "primary,127.0.0.0/8": "127.0.0.1", "127.0.0.5/32": "not 127.0.0.5/32", "127.1.0.0/16,localhost": "127.0.0.1 ::1 not 127.1.0.0/16",
+	} {
 		n, err := service.ParseNodePortAddresses(strings.Split(option, ","))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n.Loopback() != want {
-			t.Errorf("%s: loopback %t, want %t", option, n.Loopback(), want)
+		var got []string
+		for _, node := range []*service.Node{nil, {}, {Settings: &service.Settings{NodePortAddresses: n}}} {
+			list, from := []string{}, n
+			if node != nil && node.Settings != nil {
+				from = service.NodePortAddresses{} // the node's settings count
+			}
+			for _, f := range ip.Families() {
+				if a, serves := from.Loopback(node, f); serves {
+					list = append(list, a.String())
+				}
+			}
+			for _, p := range n.Unserved() {
+				list = append(list, "not", p.String())
+			}
+			got = append(got, strings.Join(list, " "))
+		}
+		if !slices.Equal(got, []string{want, want, want}) {
+			t.Errorf("%s: %q, want %q", option, got, want)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/model/treap"
 	"nftproxy/nft"
@@ -242,13 +243,29 @@ func sets(cfg *Config) treap.Map[string, *nft.Set] {
 // look for the address themselves: a jump to a chain that does so would make the
 // set-up of each connection 0.9 % dearer.
 func fixedChains(cfg *Config) []*nft.Chain {
-	arriving := []nft.Rule{FindFrontend.rule(nft.VMap{Key: addressKey(), Map: services}), FindOthers.rule(jump(dispatch))}
 	return append(refusalChains(cfg),
 		restrictedChain(),
 		layoutChain(),
-		&nft.Chain{Name: prerouting, Hook: &nft.Hook{Name: nft.Prerouting, Priority: PriorityDstnat}, Rules: arriving},
-		&nft.Chain{Name: output, Hook: &nft.Hook{Name: nft.Output, Priority: PriorityDstnat}, Rules: arriving},
+		&nft.Chain{Name: prerouting, Hook: &nft.Hook{Name: nft.Prerouting, Priority: PriorityDstnat}, Rules: arriving()},
 	)
+}
+
+// arriving are the rules that look for a frontend.
+func arriving() []nft.Rule {
+	return []nft.Rule{FindFrontend.rule(nft.VMap{Key: addressKey(), Map: services}), FindOthers.rule(jump(dispatch))}
+}
+
+// outputChain sees what the node itself sends. Where the loopback address serves node ports, it has a rule for
+// connections there from another address of the node: daemon/localport makes them for its clients on loopback. (The
+// kernel routes nothing from a loopback address to another host without route_localnet, and for ::1 not at all.) No
+// packet from outside meets it.
+func outputChain(cfg *Config, f ip.Family, node *service.Node) *nft.Chain {
+	rules := arriving()
+	if a, serves := cfg.NodePortAddresses.Loopback(node, f); serves {
+		rules = append(rules, FindOnLoopback.rule(nft.MatchAddr{Field: nft.Daddr, Prefix: netip.PrefixFrom(a, a.BitLen())},
+			nft.MatchAddr{Field: nft.Saddr, Not: true, Prefix: loopback(f)}, nft.VMap{Key: nodePortKey(), Map: nodePorts}))
+	}
+	return &nft.Chain{Name: output, Hook: &nft.Hook{Name: nft.Output, Priority: PriorityDstnat}, Rules: rules}
 }
 
 // leaving says which rules the chains need that see connections last. Each rule

@@ -236,6 +236,7 @@ func newTableCompiler(cfg Config, f nft.Family) *tableCompiler {
 	for _, chain := range fixedChains(&t.cfg) {
 		t.chains = t.chains.Set(chain.Name, chain)
 	}
+	t.chains = t.chains.Set(output, outputChain(&t.cfg, f, nil))
 	t.setPods(pods{})
 	return t
 }
@@ -262,6 +263,7 @@ func (t *tableCompiler) setNode(node *service.Node) {
 	}
 	t.setPings()
 	t.setDispatch()
+	t.chains = t.chains.Set(output, outputChain(&t.cfg, t.family, node))
 	addrs, _ := t.cfg.NodePortAddresses.On(node, t.family)
 	if len(addrs) == 0 {
 		t.edits[nodePart] = nil

@@ -190,24 +190,43 @@ func (o *oracle) local(a netip.Addr) bool {
 // servesNodePorts says whether the address serves node ports. With "primary" the node's
 // first address of the family does. With CIDRs the local addresses in them do. A family
 // without a CIDR, or with one that holds all addresses, serves on all local addresses.
-// Loopback addresses never serve.
+// Loopback addresses do not: see servesLoopback.
 func (o *oracle) servesNodePorts(a netip.Addr) bool {
 	if a.IsLoopback() {
 		return false
 	}
 	var cidrs []netip.Prefix
-	if list := o.nodePortAddresses; len(list) == 0 || list[0] == "primary" {
+	primary := len(o.nodePortAddresses) == 0
+	for _, s := range o.nodePortAddresses {
+		if s == "primary" {
+			primary = true
+		} else if c := netip.MustParsePrefix(s); c.Addr().Is6() == a.Is6() {
+			cidrs = append(cidrs, c)
+		}
+	}
+	if slices.ContainsFunc(cidrs, func(c netip.Prefix) bool { return c.Bits() == 0 }) {
+		return o.local(a)
+	}
+	if primary {
 		for _, own := range o.node.Addresses {
 			if own.Is6() == a.Is6() {
-				return own == a
-			}
-		}
-	} else {
-		for _, s := range list {
-			if c := netip.MustParsePrefix(s); c.Addr().Is6() == a.Is6() {
-				cidrs = append(cidrs, c)
+				if own == a {
+					return true
+				}
+				return o.local(a) && slices.ContainsFunc(cidrs, func(c netip.Prefix) bool { return c.Contains(a) })
 			}
 		}
 	}
 	return o.local(a) && (len(cidrs) == 0 || slices.ContainsFunc(cidrs, func(c netip.Prefix) bool { return c.Contains(a) }))
+}
+
+// servesLoopback says whether the packet is one that the proxy sends for a client on loopback, where a range of
+// loopback addresses with 127.0.0.1 or ::1 is in the list.
+func (o *oracle) servesLoopback(p nft.Packet) bool {
+	dst := p.Dst.Addr()
+	return p.FromNode && !p.Src.Addr().IsLoopback() && slices.Contains([]string{"127.0.0.1", "::1"}, dst.String()) &&
+		slices.ContainsFunc(o.nodePortAddresses, func(s string) bool {
+			c, err := netip.ParsePrefix(s)
+			return err == nil && c.Addr().IsLoopback() && c.Contains(dst)
+		})
 }

@@ -62,7 +62,10 @@ func (o *oracle) outcomes(p nft.Packet) []nft.Result {
 		return []nft.Result{{Fate: nft.Dropped}}
 	}
 	if t := o.nodePort(p.Dst, protocol); t != nil {
-		if o.servesNodePorts(dst) {
+		if o.servesNodePorts(dst) || o.servesLoopback(p) {
+			if dst.IsLoopback() {
+				o.saw("node port: loopback")
+			}
 			o.saw("node port: served")
 			return o.external(p, t)
 		}

@@ -25,6 +25,8 @@ const (
 	RefuseUnknownPort Purpose = "refuse unknown ports of cluster IPs"
 	// FindNodePort looks for the packet's protocol and port among the node ports.
 	FindNodePort Purpose = "find the node port"
+	// FindOnLoopback does the same for connections that nftproxy makes for clients on loopback.
+	FindOnLoopback Purpose = "find the node port for a client on loopback"
 	// AdmitSource and AdmitLoadBalancer let in what source ranges admit; RefuseSource drops the rest.
 	AdmitSource       Purpose = "let in sources of the ranges"
 	AdmitLoadBalancer Purpose = "let in the load balancer itself"

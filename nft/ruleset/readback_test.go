@@ -66,6 +66,10 @@ func TestReadBackConfig(t *testing.T) {
 			if diff := cmp.Diff(want, have, cmp.AllowUnexported(answer{}), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 				t.Errorf("%v: node ports, %v (-want +got):\n%s", list, family, diff)
 			}
+			_, wantLoopback := cfg.NodePortAddresses.Loopback(&node, family)
+			if _, loopback := got.NodePortAddresses.Loopback(&node, family); loopback != wantLoopback {
+				t.Errorf("%v: node ports on loopback, %v: %t, want %t", list, family, loopback, wantLoopback)
+			}
 		}
 		for _, text := range []string{"10.0.0.1", "10.0.0.9", "10.0.0.17", "11.0.0.1", "fd00:1::1", "fd00:1::9", "fd00:2::1"} {
 			a := netip.MustParseAddr(text)

@@ -2,6 +2,7 @@ package ruleset
 
 import (
 	"net/netip"
+	"slices"
 
 	"nftproxy/model/service"
 	"nftproxy/nft"
@@ -36,6 +37,10 @@ func ReadBackConfig(m *nft.Model, table string) Config {
 		cfg.Uncounted = cfg.Uncounted || !countsRefusals(c)
 		for _, p := range nodePortPrefixes(c, f) {
 			nodePorts = append(nodePorts, p.String())
+		}
+		if ServesLoopback(c) {
+			a := f.Loopback()
+			nodePorts = append(nodePorts, netip.PrefixFrom(a, a.BitLen()).String())
 		}
 	}
 	cfg.NodePortAddresses, _ = service.ParseNodePortAddresses(nodePorts) // which are prefixes
@@ -103,6 +108,12 @@ func nodePortPrefixes(c *nft.Contents, f nft.Family) []netip.Prefix {
 		return []netip.Prefix{allAddresses(f)}
 	}
 	return list
+}
+
+// ServesLoopback reports whether the table serves node ports to clients on 127.0.0.1 or ::1.
+func ServesLoopback(c *nft.Contents) bool {
+	chain := c.Chains[output]
+	return chain != nil && slices.ContainsFunc(chain.Rules, func(r nft.Rule) bool { return PurposeOf(r) == FindOnLoopback })
 }
 
 // allAddresses is the prefix of all addresses of the family.

@@ -40,6 +40,7 @@ func Config(rng *rand.Rand) (ruleset.Config, []string) {
 func nodePortLists() [][]string {
 	return [][]string{
 		nil, {"primary"}, {"0.0.0.0/0", "::/0"}, {"192.168.0.0/24"}, {"192.168.1.0/24", "2001:db8::/64"}, {"127.0.0.0/8", "::/0"},
+		{"primary", "127.0.0.0/8", "::1/128"},
 	}
 }
 

@@ -2,6 +2,7 @@ package live
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -22,6 +23,9 @@ func (n *Node) Ask(from explain.Origin, d explain.Destination) (explain.Question
 	q := explain.Question{Packet: nft.Packet{Dst: to, Protocol: d.Protocol}, Guessed: from == explain.Origin{}}
 	src, device := from.Addr, from.Interface
 	switch {
+	case (q.Guessed || from.Node) && n.servesLoopback(to.Addr()):
+		q.Guessed = false // nobody else gets there
+		src = n.forLoopback(&q)
 	case q.Guessed:
 		src = n.likelyClient(&q)
 	case from.Node:
@@ -86,6 +90,25 @@ func (n *Node) ownAddress(q *explain.Question) netip.Addr {
 	}
 	q.Assumed = append(q.Assumed, fmt.Sprintf("the node sends from %s", src))
 	return src
+}
+
+// servesLoopback says whether nftproxy serves node ports to clients on the loopback address.
+func (n *Node) servesLoopback(a netip.Addr) bool {
+	contents := n.Tables.Table(nft.TableID{Family: ip.Of(a), Name: n.Facts.Table})
+	return contents != nil && a == ip.Of(a).Loopback() && ruleset.ServesLoopback(contents)
+}
+
+// forLoopback returns an address from which nftproxy connects for its clients on loopback.
+func (n *Node) forLoopback(q *explain.Question) netip.Addr {
+	to := q.Packet.Dst.Addr()
+	own := slices.DeleteFunc(slices.SortedFunc(maps.Keys(n.own), netip.Addr.Compare), func(a netip.Addr) bool {
+		return ip.Of(a) != ip.Of(to) || a.IsLoopback() || a.IsLinkLocalUnicast()
+	})
+	if len(own) == 0 {
+		return n.ownAddress(q)
+	}
+	q.Assumed = append(q.Assumed, fmt.Sprintf("nftproxy listens on %s, unless another process has the port, and connects from %s for the client", q.Packet.Dst, own[0]))
+	return own[0]
 }
 
 // likelyClient chooses a client: for a cluster IP a pod of this node, or the node itself if it knows no pod;
