@@ -17,6 +17,7 @@ import (
 	"nftproxy/conntrack"
 	"nftproxy/daemon/health"
 	"nftproxy/daemon/healthport"
+	"nftproxy/daemon/localport"
 	"nftproxy/daemon/metrics"
 	"nftproxy/daemon/process"
 	"nftproxy/daemon/proxy"
@@ -134,13 +135,15 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 		Observe:           counts.ObserveHealthPorts,
 		Log:               c.Log,
 	})
+	local := localport.New(localport.Config{NodePortAddresses: c.Rules.NodePortAddresses, Log: c.Log})
+	metrics.FollowLocalPorts(registry, local.Counts)
 	kubeProxy := takeover.NewKubeProxy(c.Log, func(note string) { r.aboutNode(watch.ReasonKubeProxy, note) }, counts.ObserveKubeProxy, c.beside(), c.ExcludeIPVS)
 	connections := sync.OnceValue(func() func(proxy.Sync) { return countConnections(c, rules(), conn, registry) })
 	announce := sync.OnceFunc(func() { close(served.true) })
 	// The cleaner comes first: it removes nothing until it knows the outcome of a sync.
 	observers := []func(proxy.Sync){
 		cleanAfter(cleaner, c.Rules.Table), func(proxy.Sync) { load.Synced() }, judge.Observe, page.Observe, r.syncObserver(watcher),
-		newBusiest(r, watcher).observe, counts.Observe, ports.Notify, takeover.NewFormerTables(conn, c.Rules.Table, c.Log).Observe, kubeProxy.Observe,
+		newBusiest(r, watcher).observe, counts.Observe, ports.Notify, local.Notify, takeover.NewFormerTables(conn, c.Rules.Table, c.Log).Observe, kubeProxy.Observe,
 		func(s proxy.Sync) { eligible.Store(s.Snapshot.Node.Eligible) },
 		func(s proxy.Sync) { rewriters.Observe(ctx, s) },
 		func(s proxy.Sync) { sweeper.Notify(s.Applied, s.Adopted) },
@@ -179,6 +182,7 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 	then("refusals", "nftables", refused.Run)
 	then("ejections", "conntrack, endpoints", ejector.Run)
 	then("health check node ports", "sockets", ports.Run)
+	then("node ports on localhost", "sockets", local.Run)
 	d.addNetwork(c, started, watcher, cleaner, networks)
 	then("occupancy", "conntrack", func(ctx context.Context) error { return followOccupancy(ctx, r, o.flows, counts) })
 	then("behind", "log", func(ctx context.Context) error { return r.followBehind(ctx, watcher.Behind) })

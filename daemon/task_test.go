@@ -30,6 +30,7 @@ after start: sweeper, touches nftables
 after start: refusals, touches nftables
 after start: ejections, touches conntrack, endpoints
 after start: health check node ports, touches sockets
+after start: node ports on localhost, touches sockets
 after start: addresses, touches addresses
 after start: local routes, touches routes
 after start: networks, touches routes

@@ -221,7 +221,7 @@ func listIgnoredFlags() []ignoredFlag {
 		{"config-sync-period", 15 * time.Minute, "nftproxy gets each change from its watches"},
 		{"show-hidden-metrics-for-version", "", "nftproxy hides no metrics"},
 		{"iptables-sync-period", 30 * time.Second, repairs},
-		{"iptables-localhost-nodeports", true, nftablesOnly},
+		{"iptables-localhost-nodeports", true, "--nodeport-addresses says whether node ports are served on localhost, such as primary,localhost"},
 		{"ipvs-sync-period", 30 * time.Second, repairs},
 		{"ipvs-scheduler", "", "connections are spread as by rr and wrr, whatever the scheduler is (docs/differences.md, Schedulers of IPVS)"},
 		{"ipvs-strict-arp", false, kubeproxyconfig.NoteStrictARP},

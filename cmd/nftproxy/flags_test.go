@@ -99,6 +99,8 @@ all settings stay, and the log, the event `+"`ConfigInvalid`"+` and the metric `
 			meaning += ". The field counts below 1 s and above 10 s: between these it was meant for kube-proxy's slow writes"
 		case ipvsPeriod:
 			meaning = "`--" + iptablesPeriod + "` with `--proxy-mode=ipvs`; else no effect"
+		case "nodeport-addresses":
+			meaning += ". With `mode: iptables` or none, the field also serves 127.0.0.1 as kube-proxy does ([migrate.md](migrate.md#node-ports-on-localhost)); `iptables.localhostNodePorts: false` prevents that"
 		case "healthz-port", "metrics-port":
 			meaning = "deprecated: the port of an address without one; 0 switches the server off"
 		}
@@ -172,7 +174,7 @@ windowsRunAsService: true
 func configFields(t *testing.T) (byFlag map[string][]string, ignored []string) {
 	t.Helper()
 	byFlag = map[string][]string{}
-	known := []string{"mode", "kind", "apiVersion", "featureGates"}
+	known := []string{"mode", "kind", "apiVersion", "featureGates", "iptables.localhostNodePorts"}
 	for _, mode := range []string{"nftables", "iptables", "ipvs"} {
 		file, err := kubeproxyconfig.Parse([]byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: " + mode + wholeFile))
 		if err != nil {

@@ -46,7 +46,7 @@ func (o *sourceOptions) addFlags(cmd *cobra.Command) {
 	f.StringVar(&o.detectLocalMode, "detect-local-mode", detectClusterCIDR, "how to recognize traffic from pods: ClusterCIDR, NodeCIDR (by the Node's podCIDRs), BridgeInterface or InterfaceNamePrefix")
 	f.StringVar(&o.podBridge, "pod-bridge-interface", "", "bridge through which traffic from pods comes in, for --detect-local-mode=BridgeInterface")
 	f.StringVar(&o.podInterfacePrefix, "pod-interface-name-prefix", "", "prefix of the names of pods' interfaces, for --detect-local-mode=InterfaceNamePrefix")
-	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "CIDRs of the node's addresses that serve node ports, or words: \"primary\", the node's first address of each family, \"all\", all addresses, \"localhost\", loopback addresses, which serve none with nftables (default primary)")
+	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "CIDRs of the node's addresses that serve node ports, or words: \"primary\", the node's first address of each family, \"all\", all addresses, \"localhost\", 127.0.0.1 and ::1, for clients on the node (default primary)")
 	f.StringVar(&o.table, ownPrefix+"table", ruleset.DefaultTable, "name of the nftables tables")
 	o.claims.addFlags(f)
 }

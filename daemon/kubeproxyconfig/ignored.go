@@ -72,7 +72,7 @@ func ignoredOfMode(c *v1alpha1.KubeProxyConfiguration) []string {
 		note(c.IPTables.SyncPeriod.Duration != 0, "iptables.syncPeriod", events)
 		note(c.IPTables.MinSyncPeriod.Duration != 0, "iptables.minSyncPeriod", otherMode)
 		local := c.IPTables.LocalhostNodePorts
-		note(local != nil && *local, "iptables.localhostNodePorts", "node ports on loopback addresses need iptables mode")
+		note(local != nil && !*local && namesLoopback(c.NodePortAddresses), "iptables.localhostNodePorts", "nodePortAddresses names loopback addresses, so 127.0.0.1 serves node ports; leave them out there")
 	case modeIPVS:
 		i := c.IPVS
 		note(i.SyncPeriod.Duration != 0, "ipvs.syncPeriod", events)

@@ -1,10 +1,13 @@
 package kubeproxyconfig
 
 import (
+	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
 // Setting is one field of a file as the flag of nftproxy that means the same.
@@ -48,7 +51,7 @@ func (f *File) Settings() []Setting {
 	text("detectLocalMode", "detect-local-mode", string(c.DetectLocalMode))
 	text("detectLocal.bridgeInterface", "pod-bridge-interface", c.DetectLocal.BridgeInterface)
 	text("detectLocal.interfaceNamePrefix", "pod-interface-name-prefix", c.DetectLocal.InterfaceNamePrefix)
-	text("nodePortAddresses", "nodeport-addresses", strings.Join(c.NodePortAddresses, ","))
+	text("nodePortAddresses", "nodeport-addresses", strings.Join(nodePortAddresses(c), ","))
 	yes("enableProfiling", "profiling", c.EnableProfiling)
 	yes("bindAddressHardFail", "bind-address-hard-fail", c.BindAddressHardFail)
 	if verbosity := c.Logging.Verbosity; verbosity != 0 {
@@ -79,4 +82,33 @@ func (f *File) Settings() []Setting {
 	yes("iptables.masqueradeAll", "masquerade-all", c.IPTables.MasqueradeAll)
 	number("iptables.masqueradeBit", "iptables-masquerade-bit", c.IPTables.MasqueradeBit)
 	return list
+}
+
+// nodePortAddresses are those of the file. kube-proxy's mode iptables, its default up to 1.39, also serves node ports on
+// 127.0.0.1 where the file has no addresses or all those of IPv4, unless localhostNodePorts is false. Registries in
+// clusters rely on that.
+func nodePortAddresses(c *v1alpha1.KubeProxyConfiguration) []string {
+	const loopback = "127.0.0.0/8"
+	list, local := c.NodePortAddresses, c.IPTables.LocalhostNodePorts
+	if section(c) != modeIPTables || local != nil && !*local || namesLoopback(list) {
+		return list
+	}
+	switch {
+	case len(list) == 0:
+		return []string{"primary", loopback}
+	case slices.Contains(list, "all"), slices.ContainsFunc(list, func(s string) bool {
+		p, err := netip.ParsePrefix(s)
+		return err == nil && p.Addr().Is4() && p.Bits() == 0
+	}):
+		return append(slices.Clip(list), loopback)
+	}
+	return list
+}
+
+// namesLoopback says whether the list names loopback addresses of IPv4.
+func namesLoopback(list []string) bool {
+	return slices.ContainsFunc(list, func(s string) bool {
+		p, err := netip.ParsePrefix(s)
+		return s == "localhost" || err == nil && p.Addr().Is4() && p.Addr().IsLoopback()
+	})
 }

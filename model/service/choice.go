@@ -132,6 +132,18 @@ func (s *Service) wants(p *Port, family ip.Family) (cluster, local bool) {
 	return s.InternalPolicy == Cluster || external, s.InternalPolicy == Local || s.ExternalPolicy == Local && external
 }
 
+// HasEndpoints reports whether the port has endpoints for new connections, anywhere, in one family.
+func (p *Port) HasEndpoints(family ip.Family) bool {
+	for chunk := range p.Endpoints.Chunks() {
+		for i := range chunk {
+			if e := &chunk[i]; family.Has(e.Addr.Addr()) && (e.Ready || e.Serving && e.Terminating) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // External reports whether the port can be reached, in one family, other than by a
 // cluster IP.
 func (s *Service) External(p *Port, family ip.Family) bool {

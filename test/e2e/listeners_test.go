@@ -13,9 +13,12 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+
+	"nftproxy/test/lib/testnet"
 )
 
 // TestListeners: a proxy with its default flags and the DaemonSet's probe server listens at the sockets that
@@ -27,7 +30,7 @@ func TestListeners(t *testing.T) {
 	web := n.create(spec)
 	n.runPod("web-1", "web")
 	p := n.run(exec.Command(shared.nftproxy(t), "run", "--hostname-override="+n.name, "--cluster-cidr="+n.clusterCIDR(), "-v=2",
-		"--kubeconfig="+n.plane.cluster.AdminKubeconfig(), "--nftproxy-probe-bind-address=127.0.0.1:10266"))
+		"--kubeconfig="+n.plane.cluster.AdminKubeconfig(), "--nftproxy-probe-bind-address=127.0.0.1:10266", "--nodeport-addresses=primary,localhost"))
 	p.awaitSync(0)
 	port := uint16(web.Spec.HealthCheckNodePort)
 	for _, at := range []netip.AddrPort{
@@ -36,6 +39,18 @@ func TestListeners(t *testing.T) {
 	} {
 		n.soon("the server at "+at.String(), func() error { return n.answers(at, "/healthz", http.StatusOK, "") })
 	}
+	local := web.Spec.Ports[0].NodePort
+	for _, a := range []string{"127.0.0.1", "::1"} {
+		at := netip.AddrPortFrom(netip.MustParseAddr(a), uint16(local))
+		n.soon("the node port at "+at.String(), func() error {
+			answer, err := n.Node.Ask(t.Context(), testnet.TCP, at, time.Second)
+			if err == nil && answer.ID != "web-1" {
+				err = fmt.Errorf("%+v", answer)
+			}
+			return err
+		})
+	}
+	onLoopback := regexp.MustCompile(fmt.Sprintf(`^tcp (127\.0\.0\.1|\[::1\]):%d$`, local))
 	nodePorts := regexp.MustCompile(`^tcp .*:` + strconv.Itoa(int(port)) + `$`)
 	mark := regexp.MustCompile(`^unix @nftproxy-table-[0-9a-f]{64}-[A-Z2-7]+$`)
 	var got []string
@@ -43,6 +58,8 @@ func TestListeners(t *testing.T) {
 		switch {
 		case nodePorts.MatchString(l):
 			l = "tcp NODE:HEALTHCHECKNODEPORT"
+		case onLoopback.MatchString(l):
+			l = "tcp LOOPBACK:NODEPORT"
 		case mark.MatchString(l):
 			l = "unix @nftproxy-table-*"
 		case strings.HasPrefix(l, "unix @nftproxy-here-"):

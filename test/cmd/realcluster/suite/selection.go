@@ -30,7 +30,6 @@ func omissions() []omission {
 		{name: "should forward PTR records lookup to upstream nameserver", because: "it asks the internet for the name of 8.8.8.8"},
 		{feature: "NetworkPolicy", because: "the pod network (CNI plugins ptp and portmap) enforces no NetworkPolicy"},
 		{feature: "SCTPConnectivity", because: "many kernels have no module sctp, such as those of CI"},
-		{feature: "LocalhostNodePorts", because: "node ports on 127.0.0.1 are of kube-proxy's iptables mode only; its nftables mode has none, either"},
 		{feature: "KubeProxyNFAcct", because: "it reads counters that kube-proxy's iptables mode makes"},
 		{feature: "Networking-Performance", because: "it measures throughput, and no figure of it can fail"},
 		{feature: "PerformanceDNS", because: "it measures the name service with 10,000 Services"},

@@ -1,0 +1,159 @@
+package localport
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nftproxy/model/ip"
+	"nftproxy/model/service"
+	"nftproxy/test/gen"
+)
+
+func nodePorts(t *testing.T, list ...string) service.NodePortAddresses {
+	t.Helper()
+	n, err := service.ParseNodePortAddresses(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// lines says where to listen and connect from, as "ADDRESS:PORT/PROTOCOL SERVICE from ADDRESS".
+func lines(families ...*index) []string {
+	var list []string
+	for _, x := range families {
+		for p, name := range x.wish.ports {
+			list = append(list, fmt.Sprintf("%s/%s %s from %s", netip.AddrPortFrom(x.wish.at, p.number), strings.ToLower(p.protocol.String()), name, x.wish.from))
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+func TestWish(t *testing.T) {
+	addrs := func(texts ...string) (list []netip.Addr) {
+		for _, text := range texts {
+			list = append(list, netip.MustParseAddr(text))
+		}
+		return list
+	}
+	own := addrs("127.0.0.1", "172.16.0.1", "192.168.0.2", "::1", "2001:db8::2", "fe80::1")
+	node := service.Node{Name: "node", Addresses: addrs("192.168.0.2", "2001:db8::2"), HostAddresses: own}
+	web := nodePort("web", 30080, addrs("10.0.0.1")...)
+	both := []string{"127.0.0.1:30080/tcp default/web from 192.168.0.2", "127.0.0.1:30080/udp default/web from 192.168.0.2"}
+	state := func(ready, serving, terminating bool) *service.Service {
+		s := nodePort("web", 30080)
+		s.Ports[0].Endpoints = service.MergeEndpoints([]service.Endpoint{{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Node: "elsewhere", Ready: ready, Serving: serving, Terminating: terminating}})
+		return s
+	}
+	local := state(true, true, false)
+	local.ExternalPolicy = service.Local
+	sctp := nodePort("web", 30080, addrs("10.0.0.1")...)
+	sctp.Ports[0].Protocol = service.SCTP
+	younger := nodePort("a-younger", 30080, addrs("10.0.0.1")...)
+	younger.Created = time.Unix(40000, 0)
+	for _, c := range []struct {
+		name     string
+		list     string
+		node     service.Node
+		services []*service.Service
+		refused  map[string]error
+		want     []string
+	}{
+		{name: "localhost", list: "localhost", node: node, services: []*service.Service{web}, want: both},
+		{name: "both families", list: "primary localhost", node: node, services: []*service.Service{nodePort("web", 30080, addrs("10.0.0.1", "fd00::1")...)},
+			want: append(slices.Clone(both), "[::1]:30080/tcp default/web from 2001:db8::2", "[::1]:30080/udp default/web from 2001:db8::2")},
+		{name: "primary", list: "primary", node: node, services: []*service.Service{web}},
+		{name: "all", list: "all", node: node, services: []*service.Service{web}},
+		{name: "one protocol", list: "localhost", node: node, services: []*service.Service{sctp}, want: both[1:]},
+		{name: "none ready", list: "localhost", node: node, services: []*service.Service{state(false, false, false)}},
+		{name: "one terminates", list: "localhost", node: node, services: []*service.Service{state(false, true, true)}, want: both[:1]},
+		{name: "policy Local, endpoint elsewhere", list: "localhost", node: node, services: []*service.Service{local}, want: both[:1]},
+		{name: "two with one number", list: "localhost", node: node, services: []*service.Service{younger, web}, want: both},
+		{name: "refused by the kernel", list: "localhost", node: node, services: []*service.Service{web}, refused: map[string]error{"default/web": fmt.Errorf("no")}},
+		{name: "no interface has the Node's address", list: "127.0.0.1/32", node: service.Node{Addresses: addrs("203.0.113.1"), HostAddresses: own}, services: []*service.Service{web},
+			want: []string{"127.0.0.1:30080/tcp default/web from 172.16.0.1", "127.0.0.1:30080/udp default/web from 172.16.0.1"}},
+		{name: "no address", list: "localhost", node: service.Node{HostAddresses: addrs("127.0.0.1", "::1", "fe80::1")}, services: []*service.Service{web}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := service.NewBuilder(c.node)
+			for _, s := range c.services {
+				b.Set(s)
+			}
+			v4, v6 := newIndex(nodePorts(t, strings.Fields(c.list)...), ip.V4), newIndex(nodePorts(t, strings.Fields(c.list)...), ip.V6)
+			for _, x := range []*index{v4, v6} {
+				x.update(b.Snapshot(), c.refused)
+			}
+			if diff := cmp.Diff(c.want, lines(v4, v6)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestManyNodePorts: the oldest Services have their listeners, whatever younger ones ask for.
+func TestManyNodePorts(t *testing.T) {
+	b := service.NewBuilder(service.Node{HostAddresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}})
+	const services = maxListeners/2 + 100
+	for i := range uint16(services) {
+		b.Set(nodePort(fmt.Sprintf("web-%d", services-i), 30000+i, netip.MustParseAddr("10.0.0.1")))
+	}
+	x := newIndex(nodePorts(t, "localhost"), ip.V4)
+	x.update(b.Snapshot(), nil)
+	if len(x.wish.ports) != maxListeners || x.wish.leftOut != 200 {
+		t.Fatalf("%d listeners, %d left out", len(x.wish.ports), x.wish.leftOut)
+	}
+	for p, name := range x.wish.ports {
+		if p.number >= 30000+maxListeners/2 {
+			t.Fatalf("%s has one before older Services", name)
+		}
+	}
+}
+
+// TestUpdateEqualsFresh: after any changes an index has the same wish as a new one for the latest snapshot, and update says
+// whether it has changed.
+func TestUpdateEqualsFresh(t *testing.T) {
+	for seed := range uint64(20) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		family := ip.Families()[seed%2]
+		x := newIndex(service.NodePortAddresses{}, family)
+		b := service.NewBuilder(gen.PlainNode())
+		opened := 0
+		for _, c := range gen.Changes(rng, 300, gen.Options{}) {
+			c.Apply(b)
+			if node := gen.PlainNode(); rng.IntN(10) == 0 {
+				node.HostAddresses = node.HostAddresses[rng.IntN(3):]
+				node.Settings = &service.Settings{NodePortAddresses: nodePorts(t, []string{"localhost", "primary"}[rng.IntN(5)/4])}
+				b.SetNode(node)
+			}
+			var refused map[string]error
+			if rng.IntN(3) == 0 {
+				refused = map[string]error{string(gen.Name(rng.IntN(3))): fmt.Errorf("no")}
+			}
+			if rng.IntN(4) == 0 {
+				continue // several changes in one snapshot
+			}
+			before := lines(x)
+			changed := x.update(b.Snapshot(), refused)
+			fresh := newIndex(x.nodePorts, x.family)
+			fresh.update(b.Snapshot(), refused)
+			if diff := cmp.Diff(lines(fresh), lines(x)); diff != "" {
+				t.Fatalf("seed %d: (-fresh +updated):\n%s", seed, diff)
+			}
+			if !changed && !slices.Equal(before, lines(x)) {
+				t.Fatalf("seed %d: update reports no change, before %v, after %v", seed, before, lines(x))
+			}
+			opened += len(x.wish.ports)
+		}
+		if opened == 0 {
+			t.Errorf("seed %d: no port was ever wanted", seed)
+		}
+	}
+}

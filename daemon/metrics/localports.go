@@ -1,0 +1,44 @@
+package metrics
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+
+	"nftproxy/daemon/localport"
+	"nftproxy/model/ip"
+)
+
+// FollowLocalPorts takes the counts of node ports on localhost from the function from now on. It must be safe for
+// concurrent use. The first two metrics are kube-proxy's (KEP-6032).
+func FollowLocalPorts(r prometheus.Registerer, counts func() localport.Counts) {
+	f := promauto.With(r)
+	for _, family := range ip.Families() {
+		labels := prometheus.Labels{"ip_family": family.Name()}
+		f.NewGaugeFunc(prometheus.GaugeOpts{
+			Name:        "kubeproxy_nftables_localhost_nodeport_listeners",
+			Help:        "[ALPHA] Number of active localhost NodePort userspace proxy listeners.",
+			ConstLabels: labels,
+		}, func() float64 { c := counts(); return float64(*c.Listeners.Of(family)) })
+		f.NewCounterFunc(prometheus.CounterOpts{
+			Name:        "kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total",
+			Help:        "[ALPHA] Number of localhost NodePort userspace proxy listener creation failures.",
+			ConstLabels: labels,
+		}, func() float64 { c := counts(); return float64(*c.Failures.Of(family)) })
+	}
+	for protocol, of := range map[string]struct{ open, excess func(localport.Counts) int }{
+		"TCP": {func(c localport.Counts) int { return c.Connections }, func(c localport.Counts) int { return c.Refused }},
+		"UDP": {func(c localport.Counts) int { return c.Sessions }, func(c localport.Counts) int { return c.Closed }},
+	} {
+		labels := prometheus.Labels{"protocol": protocol}
+		f.NewGaugeFunc(prometheus.GaugeOpts{
+			Name:        "nftproxy_localhost_node_port_connections",
+			Help:        "Open connections (TCP) and sessions (UDP) of clients on localhost to node ports.",
+			ConstLabels: labels,
+		}, func() float64 { return float64(of.open(counts())) })
+		f.NewCounterFunc(prometheus.CounterOpts{
+			Name:        "nftproxy_localhost_node_port_excess_total",
+			Help:        "Connections (TCP) that were refused and sessions (UDP) that were closed since too many were open to node ports on localhost.",
+			ConstLabels: labels,
+		}, func() float64 { return float64(of.excess(counts())) })
+	}
+}
