@@ -50,6 +50,16 @@ func (t Tuple) String() string { return fmt.Sprintf("%v -> %v", t.Src, t.Dst) }
 // V6 reports whether the flow is an IPv6 flow.
 func (f Flow) Family() ip.Family { return ip.Of(f.Original.Dst.Addr()) }
 
+// Translated reports whether the kernel rewrites the destination of the flow's original packets: by DNAT, or by IPVS, which
+// sets no bit of the status but changes where replies come from (Linux, ip_vs_update_conntrack).
+func (f *Flow) Translated() bool {
+	if f.Status&DstNAT != 0 {
+		return true
+	}
+	ported := f.Protocol == service.TCP || f.Protocol == service.UDP || f.Protocol == service.SCTP
+	return ported && f.Reply.Src.IsValid() && f.Reply.Src != f.Original.Dst
+}
+
 func (f Flow) String() string {
 	return fmt.Sprintf("%v %v, reply %v [%v]", f.Protocol, f.Original, f.Reply, f.Status)
 }

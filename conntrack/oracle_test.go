@@ -117,7 +117,8 @@ func (o *oracle) onLoopback(f *conntrack.Flow) bool {
 
 func (o *oracle) stale(f *conntrack.Flow) conntrack.Reason {
 	a := o.asks(f)
-	switch dnat := f.Status&conntrack.DstNAT != 0; {
+	byIPVS := f.Protocol != icmp && f.Protocol != icmpv6 && f.Reply.Src != f.Original.Dst
+	switch dnat := f.Status&conntrack.DstNAT != 0 || byIPVS; {
 	case !dnat && f.Zone != 0:
 		return ""
 	case !dnat:

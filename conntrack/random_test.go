@@ -90,7 +90,7 @@ func (c *trial) checkScope(t *testing.T, scope conntrack.Scope) {
 		f := &c.flows[i]
 		reason, now := c.index.Stale(f.Flow)
 		// Another program's flow may lead to an address that becomes an endpoint without serving.
-		ours := f.Status&conntrack.DstNAT == 0 || c.was(&f.Flow)
+		ours := !f.Translated() || c.was(&f.Flow)
 		if now && !f.stale && ours && !scope.Selects(&f.Flow) {
 			t.Fatalf("%v: %q, which is not in the scope %+v\n%s", f.Flow, reason, scope, c.describe())
 		}
@@ -171,7 +171,13 @@ func (c *trial) connect(t *testing.T) {
 	}
 }
 
-// stray makes a flow as any program may have made it: with DNAT to some endpoint, or
+// The protocols of packets that are for no Service.
+const (
+	icmp   service.Protocol = 1
+	icmpv6 service.Protocol = 58
+)
+
+// stray makes a flow as any program may have made it: with DNAT to some endpoint, translated to one by IPVS, or
 // without.
 func (c *trial) stray() {
 	p := gen.Packet(c.rng, &c.node, c.services)
@@ -184,6 +190,10 @@ func (c *trial) stray() {
 		s := c.services[c.rng.IntN(n)]
 		if list := slices.Collect(s.Ports[c.rng.IntN(len(s.Ports))].Endpoints.All()); len(list) > 0 {
 			f.Reply.Src = list[c.rng.IntN(len(list))].Addr
+		}
+		if f.Protocol != icmp && f.Protocol != icmpv6 && c.rng.IntN(4) == 0 { // by IPVS
+			f.Status &^= conntrack.DstNAT
+			c.seen["translated without DNAT"]++
 		}
 	}
 	c.keep(f)
@@ -270,6 +280,7 @@ func TestStaleAgainstOracle(t *testing.T) {
 		"reason: source not in the ranges": 100, "reason: traffic policy": 100,
 		"left to routing": 200, "valid, dnat": 5000, "valid, untouched": 2000,
 		"scope: everything": 100, "scope: filters": 100, "scope: nothing": 30,
+		"translated without DNAT": 500,
 	} {
 		if n := n * seeds / all; seen[what] < n {
 			t.Errorf("%q: %d times, want %d: the cases are too narrow", what, seen[what], n)

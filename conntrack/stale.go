@@ -10,7 +10,7 @@ import (
 // Reason says why a flow is stale.
 type Reason string
 
-// The reasons why an entry without DNAT is stale: the rules would translate, refuse or drop its packets now.
+// The reasons why an entry that is not translated is stale: the rules would translate, refuse or drop its packets now.
 const (
 	// ServiceAddress: the flow goes to an address and port of a Service.
 	ServiceAddress Reason = "service address"
@@ -24,7 +24,7 @@ const (
 	NodePort Reason = "node port"
 )
 
-// The reasons why an entry with DNAT is stale: the rules would not lead the flow there any more.
+// The reasons why a translated entry is stale: the rules would not lead the flow there any more.
 const (
 	// EndpointGone: the flow leads to a former endpoint of its Service, or to an endpoint that does
 	// not serve.
@@ -45,7 +45,7 @@ const (
 // the same way.
 func (x *Index) Stale(f Flow) (reason Reason, stale bool) {
 	switch {
-	case f.Status&DstNAT != 0:
+	case f.Translated():
 		reason = x.misled(&f) // Our rules see packets of all zones.
 	case f.Zone == 0:
 		reason = x.missed(&f)
@@ -55,7 +55,7 @@ func (x *Index) Stale(f Flow) (reason Reason, stale bool) {
 	return reason, reason != ""
 }
 
-// missed judges an entry without DNAT. An empty reason means that it may stay.
+// missed judges an entry that is not translated. An empty reason means that it may stay.
 func (x *Index) missed(f *Flow) Reason {
 	// An assured entry of TCP or SCTP has a peer that finished the handshake: for
 	// example a local listener on the number of a node port, older than the Service.
@@ -112,7 +112,7 @@ func (x *Index) orphanedIdentity(f *Flow) Reason {
 	return ServiceGone
 }
 
-// misled judges an entry with DNAT. An empty reason means that it may stay.
+// misled judges a translated entry. An empty reason means that it may stay.
 func (x *Index) misled(f *Flow) Reason {
 	o, ok := x.owner(f)
 	if !ok {

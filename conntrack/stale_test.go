@@ -233,6 +233,19 @@ func TestStaleEstablished(t *testing.T) {
 	}
 }
 
+// IPVS translates without a bit of the status. Its flows stay with an endpoint that serves, and end with it as those with DNAT do.
+func TestStaleByIPVS(t *testing.T) {
+	x := NewIndex(Options{})
+	x.Update(parse(t, dnatedCluster))
+	for endpoint, want := range map[string]Reason{"10.0.0.1:53": "", "10.0.0.3:53": EndpointGone, "10.96.0.1:53": ServiceAddress} {
+		flow := dnated(service.UDP, "10.0.0.77", "10.96.0.1:53", endpoint, SeenReply|Assured)
+		flow.Status &^= DstNAT
+		if got, _ := x.Stale(flow); got != want {
+			t.Errorf("answered by %s: %q, want %q", endpoint, got, want)
+		}
+	}
+}
+
 // The kernel does not mark a translation to the destination that the packet already has. Such a connection ends with its
 // endpoint as others do. One to a process that nothing was said of is left alone.
 func TestStaleEstablishedIdentity(t *testing.T) {

@@ -167,7 +167,7 @@ func NewConnections(index *conntrack.Index) *Connections {
 
 // Add counts one flow of the kernel's table, if rules of a Service translated it.
 func (c *Connections) Add(f conntrack.Flow) {
-	translated := f.Status&conntrack.DstNAT != 0
+	translated := f.Translated()
 	if f.Zone != 0 && !translated {
 		return // It passes our rules in another zone.
 	}
