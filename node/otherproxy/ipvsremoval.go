@@ -48,7 +48,7 @@ func settleIPVS() error {
 					break // without another address there is no other source
 				}
 			}
-			if err := settleRoute(family, r, source); err != nil {
+			if err := settleRoute(family, device, r, source); err != nil {
 				return fmt.Errorf("change the route to %s: %w", r.Dst, err)
 			}
 		}
@@ -61,12 +61,18 @@ func localRoutesOf(device netlink.Link) *netlink.Route {
 }
 
 // settleRoute gives a local route a source. In IPv6 the kernel's own route is another one, by its metric, and goes after the new
-// one is there: the destination is local all the time.
-func settleRoute(family int, r netlink.Route, source net.IP) error {
+// one is there: the destination is local all the time. IPv6 takes routes only to devices that are up, which kube-proxy's is not.
+func settleRoute(family int, device netlink.Link, r netlink.Route, source net.IP) error {
 	settled := r
 	settled.Src, settled.Protocol, settled.MultiPath = source, unix.RTPROT_STATIC, nil
 	if family == netlink.FAMILY_V4 {
 		return netlink.RouteReplace(&settled)
+	}
+	if device.Attrs().Flags&net.FlagUp == 0 {
+		if err := netlink.LinkSetUp(device); err != nil {
+			return err
+		}
+		device.Attrs().Flags |= net.FlagUp
 	}
 	settled.Priority = r.Priority + 1024
 	if err := netlink.RouteReplace(&settled); err != nil {

@@ -42,12 +42,14 @@ func RemoveAll(ctx context.Context, of Removal, report func(Rules, error)) error
 	if err != nil {
 		return err
 	}
-	if err := settleIPVS(); err != nil { // kube-proxy's chains may hide its addresses as sources
-		return err
-	}
+	settleErr := settleIPVS() // before the chains: they may hide its addresses as sources
 	for _, r := range found { // what IPVS mode left comes last: chains use its ipsets
 		if r.Kind == IPVS {
-			removeAllOfIPVS(of, report)
+			if settleErr != nil {
+				report(r, fmt.Errorf("remove what kube-proxy's IPVS mode left (%s): %w", r, settleErr))
+			} else {
+				removeAllOfIPVS(of, report)
+			}
 			continue
 		}
 		gone, goneErr, stays, staysErr := removeLatest(ctx, r, of.Closed)
