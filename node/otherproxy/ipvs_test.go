@@ -77,7 +77,7 @@ func (w world) removeIPVS(of otherproxy.Removal) map[string]error {
 }
 
 // connect opens a connection to a server on the address, and returns the source that the kernel chooses.
-func (w world) connect(to string) (client net.Conn, source string) {
+func (w world) connect(to string) (client, accepted net.Conn, source string) {
 	w.Helper()
 	if err := w.ns.Do(func() error {
 		server, err := net.Listen("tcp", net.JoinHostPort(to, "0"))
@@ -88,8 +88,7 @@ func (w world) connect(to string) (client net.Conn, source string) {
 		if client, err = net.Dial("tcp", server.Addr().String()); err != nil {
 			return err
 		}
-		accepted, err := server.Accept()
-		if err == nil {
+		if accepted, err = server.Accept(); err == nil {
 			w.Cleanup(func() { accepted.Close() })
 		}
 		return err
@@ -97,7 +96,7 @@ func (w world) connect(to string) (client net.Conn, source string) {
 		w.Fatal(err)
 	}
 	w.Cleanup(func() { client.Close() })
-	return client, client.LocalAddr().(*net.TCPAddr).IP.String()
+	return client, accepted, client.LocalAddr().(*net.TCPAddr).IP.String()
 }
 
 // TestServiceDevice: the device goes with its addresses, but for those that a socket of the node has. What the node
@@ -111,13 +110,13 @@ func TestServiceDevice(t *testing.T) {
 	if diff := cmp.Diff([]string{"kube-ipvs0 (ipvs, 6 addresses)"}, names(w.find())); diff != "" {
 		t.Fatalf("found (-want +got):\n%s", diff)
 	}
-	var open []net.Conn
+	var open, servers []net.Conn
 	for _, a := range []string{"10.96.0.1", "fd00:96::1"} {
-		client, source := w.connect(a)
+		client, server, source := w.connect(a)
 		if source != a {
 			t.Errorf("to %s from %s before", a, source)
 		}
-		open = append(open, client)
+		open, servers = append(open, client), append(servers, server)
 	}
 	want := map[string]bool{"kube-ipvs0 (ipvs, 4 addresses)": false, "kube-ipvs0 (ipvs, 2 addresses)": true}
 	outcomes := w.removeIPVS(otherproxy.Removal{})
@@ -130,11 +129,19 @@ func TestServiceDevice(t *testing.T) {
 		t.Errorf("bound (-want +got):\n%s", diff)
 	}
 	for to, want := range map[string]string{"10.96.0.1": "192.0.2.10", "fd00:96::1": "2001:db8::10"} {
-		client, source := w.connect(to)
+		client, _, source := w.connect(to)
 		if source != want {
 			t.Errorf("to %s from %s, want %s", to, source, want)
 		}
 		client.Close()
+	}
+	for i, client := range open {
+		if _, err := client.Write([]byte("?")); err != nil {
+			t.Errorf("an open connection: %v", err)
+		}
+		if n, err := servers[i].Read(make([]byte, 1)); n != 1 || err != nil {
+			t.Errorf("an open connection: %v", err)
+		}
 	}
 	// The kernel keeps a closed connection for a minute, so these end by a reset.
 	for _, client := range open {

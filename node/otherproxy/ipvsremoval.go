@@ -48,7 +48,7 @@ func settleIPVS() error {
 					break // without another address there is no other source
 				}
 			}
-			if err := settleRoute(family, device, r, source); err != nil {
+			if err := settleRoute(family, r, source); err != nil {
 				return fmt.Errorf("change the route to %s: %w", r.Dst, err)
 			}
 		}
@@ -60,21 +60,16 @@ func localRoutesOf(device netlink.Link) *netlink.Route {
 	return &netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, LinkIndex: device.Attrs().Index}
 }
 
-// settleRoute gives a local route a source. In IPv6 the kernel's own route is another one, by its metric, and goes after the new
-// one is there: the destination is local all the time. IPv6 takes routes only to devices that are up, which kube-proxy's is not.
-func settleRoute(family int, device netlink.Link, r netlink.Route, source net.IP) error {
+// settleRoute gives a local route a source. IPv6 takes no route to a device that is down, as kube-proxy's is, and a route of
+// a user's has another metric. So there the loopback device gets a route, and the kernel's own goes then: the destination is
+// local all the time.
+func settleRoute(family int, r netlink.Route, source net.IP) error {
 	settled := r
 	settled.Src, settled.Protocol, settled.MultiPath = source, unix.RTPROT_STATIC, nil
 	if family == netlink.FAMILY_V4 {
 		return netlink.RouteReplace(&settled)
 	}
-	if device.Attrs().Flags&net.FlagUp == 0 {
-		if err := netlink.LinkSetUp(device); err != nil {
-			return err
-		}
-		device.Attrs().Flags |= net.FlagUp
-	}
-	settled.Priority = r.Priority + 1024
+	settled.LinkIndex, settled.Priority = loopbackIndex, settledMetric
 	if err := netlink.RouteReplace(&settled); err != nil {
 		return err
 	}
@@ -83,6 +78,11 @@ func settleRoute(family int, device netlink.Link, r netlink.Route, source net.IP
 	}
 	return nil
 }
+
+const (
+	loopbackIndex = 1 // of the first device of each network namespace (Linux, loopback_net_init)
+	settledMetric = 1024
+)
 
 // sourceOf returns the address from which the node reaches others, or any of its own that is not for links alone; nil if there
 // is none.
@@ -172,18 +172,18 @@ func (l *ipvsLeft) removeAddresses(gone, stays *ipvsLeft, end bool) error {
 			gone.addresses = append(gone.addresses, a)
 		}
 	}
-	if len(stays.addresses) == 0 {
-		gone.device = l.device
-		if err := netlink.LinkDel(l.device); err != nil && !errors.Is(err, unix.ENODEV) {
-			return fmt.Errorf("remove interface %s: %w", hostaddr.ServiceDevice, err)
-		}
-		return nil
-	}
-	stays.device = l.device
 	for _, a := range gone.addresses {
 		if err := removeAddress(l.device, a); err != nil {
 			return fmt.Errorf("remove address %s from %s: %w", a, hostaddr.ServiceDevice, err)
 		}
+	}
+	if len(stays.addresses) > 0 {
+		stays.device = l.device
+		return nil
+	}
+	gone.device = l.device
+	if err := netlink.LinkDel(l.device); err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("remove interface %s: %w", hostaddr.ServiceDevice, err)
 	}
 	return nil
 }
@@ -194,10 +194,13 @@ func removeAddress(device netlink.Link, a netip.Addr) error {
 	if err := netlink.AddrDel(device, &netlink.Addr{IPNet: to}); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
 		return err
 	}
+	// Of IPv4 the kernel removes only a route without a source or with its own.
 	route := localRoutesOf(device)
 	route.Dst, route.Protocol = to, unix.RTPROT_STATIC
 	if a.Is4() {
 		route.Scope = unix.RT_SCOPE_HOST
+	} else {
+		route.LinkIndex, route.Priority = loopbackIndex, settledMetric
 	}
 	if err := netlink.RouteDel(route); err != nil && !errors.Is(err, unix.ESRCH) {
 		return err
