@@ -84,7 +84,7 @@ func without(elements map[Value]Element, set string, parts treap.Map[string, *Pa
 		}
 		for i := range part.Pools {
 			p := &part.Pools[i]
-			for index := 0; p.Map == set && index < p.count(); index++ {
+			for index := 0; p.Map == set && index < p.Len(); index++ {
 				delete(rest, p.Prefix.WithIndex(index))
 			}
 		}
@@ -107,7 +107,7 @@ func matchParts(all map[string]map[Value]Element, want treap.Map[string, *Part])
 			matched[p.Value.Elements[i].Set]++
 		}
 		for i := range p.Value.Pools {
-			matched[p.Value.Pools[i].Map] += p.Value.Pools[i].count()
+			matched[p.Value.Pools[i].Map] += p.Value.Pools[i].Len()
 		}
 	}
 	return parts, matched
@@ -126,7 +126,7 @@ func matchPart(all map[string]map[Value]Element, want *Part) *Part {
 	var key []byte // reused, since a string for each of many thousand keys would be garbage
 	for _, w := range want.Pools {
 		have := all[w.Map]
-		targets := make([]Value, 0, w.Targets.Len())
+		targets := make([]Value, 0, w.Len())
 		for i := 0; ; i++ {
 			key = AppendIndex(append(key[:0], w.Prefix...), uint32(i))
 			e, ok := have[Value(key)]

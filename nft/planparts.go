@@ -52,7 +52,7 @@ func (p *tablePlan) reserveElements() {
 			sizes[part.Elements[i].Set]++
 		}
 		for i := range part.Pools {
-			sizes[part.Pools[i].Map] += part.Pools[i].count()
+			sizes[part.Pools[i].Map] += part.Pools[i].Len()
 		}
 	}
 	for set, n := range sizes {

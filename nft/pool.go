@@ -29,28 +29,43 @@ type Pool struct {
 	Map     string
 	Prefix  Value
 	Targets Targets
+	// Row, if not nil, has the targets of all elements: then one target may have several. Targets has each once.
+	Row *Row
 	// order says which target has which index. It is nil in a program. In a State, nil
 	// means the order of Targets. A pool that a kernel has in another order has no
 	// Targets after Adopt, only an order.
 	order *order
 }
 
+// Row has a target for each element of a pool.
+type Row struct {
+	// Slots are sorted, and Plan chooses which element has which; with Fixed they are in the order of the elements.
+	Slots []Value
+	Fixed bool
+}
+
 func comparePools(a, b Pool) int {
 	return cmp.Or(cmp.Compare(a.Map, b.Map), cmp.Compare(a.Prefix, b.Prefix))
 }
 
-// count is the number of elements.
-func (p *Pool) count() int {
-	if p.order != nil {
+// Len is the number of elements.
+func (p *Pool) Len() int {
+	switch {
+	case p.order != nil:
 		return p.order.slots.count
+	case p.Row != nil:
+		return len(p.Row.Slots)
 	}
 	return p.Targets.Len()
 }
 
 // targets yields the target of each index.
 func (p *Pool) targets() iter.Seq[Value] {
-	if p.order != nil {
+	switch {
+	case p.order != nil:
 		return p.order.slots.all()
+	case p.Row != nil:
+		return slices.Values(p.Row.Slots)
 	}
 	return p.Targets.All()
 }
@@ -64,8 +79,8 @@ func (p *Pool) element(i int, target Value) Element {
 // large pool cost one allocation.
 func (p *Pool) all(yield func(Element)) {
 	size := len(p.Prefix) + indexLen
-	keys := make([]byte, 0, size*p.count())
-	for i := range p.count() {
+	keys := make([]byte, 0, size*p.Len())
+	for i := range p.Len() {
 		keys = AppendIndex(append(keys, p.Prefix...), uint32(i))
 	}
 	text := Value(keys)
@@ -77,7 +92,7 @@ func (p *Pool) all(yield func(Element)) {
 // withOrder is the pool with the targets that it has in a kernel, by index.
 func (p Pool) withOrder(targets []Value) Pool {
 	if !slices.Equal(p.byIndex(), targets) {
-		p.Targets, p.order = Targets{}, &order{slots: slotsOf(targets)}
+		p.Targets, p.Row, p.order = Targets{}, nil, &order{slots: slotsOf(targets)}
 	}
 	return p
 }
@@ -87,10 +102,12 @@ func (p *Pool) byIndex() []Value {
 	switch {
 	case p.order != nil && len(p.order.slots.pages) == 1:
 		return p.order.slots.pages[0]
+	case p.order == nil && p.Row != nil:
+		return p.Row.Slots
 	case p.order == nil && !p.Targets.Long():
 		return p.Targets.Few()
 	}
-	return slices.AppendSeq(make([]Value, 0, p.count()), p.targets())
+	return slices.AppendSeq(make([]Value, 0, p.Len()), p.targets())
 }
 
 // slotChange is an index that gets another target. An empty Value stands for none.
@@ -108,9 +125,12 @@ func placeTargets(have, want *Pool) (Pool, []slotChange) {
 	if have == nil {
 		have = &Pool{}
 	}
+	if want.Row != nil {
+		return placeRow(have, want)
+	}
 	if want.Targets.Long() {
 		known := have.order
-		if known == nil && have.Targets.Long() {
+		if known == nil && have.Row == nil && have.Targets.Long() {
 			known = newOrder(have.byIndex())
 		}
 		if known != nil && known.at.Len() > 0 {
@@ -127,6 +147,53 @@ func placeTargets(have, want *Pool) (Pool, []slotChange) {
 		placed.order = &order{slots: slotsOf(targets)}
 	}
 	return placed, compareSlots(old, targets)
+}
+
+// placeRow does the same for a pool with a row. Its cost is that of the row.
+func placeRow(have, want *Pool) (Pool, []slotChange) {
+	placed := *want
+	if have.order == nil && have.Row == want.Row {
+		return placed, nil
+	}
+	old, targets := have.byIndex(), want.Row.Slots
+	if !want.Row.Fixed {
+		targets = arrangeRow(old, targets)
+	}
+	if !slices.Equal(targets, want.Row.Slots) {
+		placed.order = &order{slots: slotsOf(targets)}
+	}
+	return placed, compareSlots(old, targets)
+}
+
+// arrangeRow orders want (sorted). An element that have has already keeps its target as long as want has it often
+// enough. The others fill the gaps in want's order. So the fewest elements change.
+func arrangeRow(have, want []Value) []Value {
+	result := make([]Value, len(want))
+	used := make([]bool, len(want))
+	// taken says how many of a target's run in want are used, by the index where the run begins.
+	taken := map[int]int{}
+	for i := range min(len(have), len(want)) {
+		first, found := slices.BinarySearch(want, have[i])
+		if !found {
+			continue
+		}
+		if at := first + taken[first]; at < len(want) && want[at] == have[i] {
+			result[i], used[at] = have[i], true
+			taken[first]++
+		}
+	}
+	next := 0
+	for i := range result {
+		if result[i] != "" {
+			continue
+		}
+		for used[next] {
+			next++
+		}
+		result[i] = want[next]
+		next++
+	}
+	return result
 }
 
 // arrangeTargets orders want (sorted, no duplicates). A target that have holds at an

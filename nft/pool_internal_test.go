@@ -27,6 +27,61 @@ func randomTargets(rng *rand.Rand, last []Value, steps int) []Value {
 	return next
 }
 
+// TestPlaceRow: the elements of a row that Plan may arrange get the targets that the row has, each as often, and no arrangement
+// changes fewer. A fixed row is taken as it is.
+func TestPlaceRow(t *testing.T) {
+	for seed := range uint64(200) {
+		rng := rand.New(rand.NewPCG(seed, 11))
+		have := Pool{}
+		for step := range 20 {
+			fixed := rng.IntN(4) == 0
+			slots := make([]Value, 1+rng.IntN(40))
+			for i := range slots {
+				slots[i] = Value(rune('a' + rng.IntN(1+rng.IntN(8))))
+			}
+			if !fixed {
+				slices.Sort(slots)
+			}
+			want := Pool{Targets: NewTargets(slices.Clone(slots)...), Row: &Row{Slots: slots, Fixed: fixed}}
+			if rng.IntN(6) == 0 {
+				want.Row, slots = nil, slices.Collect(want.Targets.All())
+				fixed = false
+			}
+			old := slices.Collect(have.targets())
+			next, changes := placeTargets(&have, &want)
+			got := slices.Collect(next.targets())
+			if fixed != (want.Row != nil && want.Row.Fixed) || fixed && !slices.Equal(got, slots) || next.Len() != len(slots) {
+				t.Fatalf("seed %d step %d: %q, want %q", seed, step, got, slots)
+			}
+			if sorted := slices.Sorted(slices.Values(got)); !fixed && !slices.Equal(sorted, slots) {
+				t.Fatalf("seed %d step %d: %q, want those of %q", seed, step, got, slots)
+			}
+			if applied := compareSlots(old, got); !slices.Equal(applied, changes) {
+				t.Fatalf("seed %d step %d: changes %v, want %v", seed, step, changes, applied)
+			}
+			// The least that has to change: what the row has more often than the elements that stay.
+			stay, wanted := map[Value]int{}, map[Value]int{}
+			for i := range min(len(old), len(slots)) {
+				stay[old[i]]++
+			}
+			for _, v := range slots {
+				wanted[v]++
+			}
+			least := max(len(old)-len(slots), 0)
+			for v, n := range wanted {
+				least += max(n-stay[v], 0)
+			}
+			if !fixed && len(changes) != least {
+				t.Fatalf("seed %d step %d: %d changes from %q to %q, want %d", seed, step, len(changes), old, slots, least)
+			}
+			have = next
+			if rng.IntN(5) == 0 { // a restart
+				have = want.withOrder(got)
+			}
+		}
+	}
+}
+
 // TestPlaceTargets: step by step, long and short pools get the order that arrangeTargets
 // gives, and the changes lead there. The changes also lead there from any order that was
 // read back.
@@ -59,7 +114,7 @@ func TestPlaceTargets(t *testing.T) {
 				next, changes := placeTargets(&placed, &want)
 				old := naive
 				naive = arrangeTargets(naive, targets)
-				if got := slices.Collect(next.targets()); !slices.Equal(got, naive) || next.count() != len(naive) {
+				if got := slices.Collect(next.targets()); !slices.Equal(got, naive) || next.Len() != len(naive) {
 					t.Fatalf("step %d: %d targets in another order than %d", step, len(got), len(naive))
 				}
 				if wanted := compareSlots(old, naive); !slices.Equal(changes, wanted) {

@@ -213,7 +213,7 @@ func (p *Part) Len() int {
 	}
 	n := len(p.Elements)
 	for i := range p.Pools {
-		n += p.Pools[i].count()
+		n += p.Pools[i].Len()
 	}
 	return n
 }

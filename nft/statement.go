@@ -66,12 +66,14 @@ type VMap struct {
 }
 
 // DNAT sends the connection to the address and port that a data map has for the key. Unless Mod is
-// 0, a random index below Mod is appended to the key. If the map has no such element, the rule
-// ends.
+// 0, an index below Mod is appended to the key: a random one or, with Hash, the hash of these fields. If the map has
+// no such element, the rule ends.
 type DNAT struct {
 	Key Fields
 	Mod uint32
-	Map string
+	// Hash is the packet's Saddr, or Saddr and Sport; empty for a random index. Needs Mod.
+	Hash Fields
+	Map  string
 }
 
 // DNATTo sends the connection to an address of the table's family. The port stays.
@@ -246,6 +248,9 @@ func (s VMap) Text(f Family) string { return fmt.Sprintf("%s vmap @%s", s.Key.Te
 func (s DNAT) Text(f Family) string {
 	if s.Mod == 0 {
 		return fmt.Sprintf("dnat to %s map @%s", s.Key.Text(f), s.Map)
+	}
+	if len(s.Hash) > 0 {
+		return fmt.Sprintf("dnat to %s . jhash %s mod %d seed 0x%x map @%s", s.Key.Text(f), s.Hash.Text(f), s.Mod, HashSeed, s.Map)
 	}
 	return fmt.Sprintf("dnat to %s . numgen random mod %d map @%s", s.Key.Text(f), s.Mod, s.Map)
 }

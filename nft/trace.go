@@ -307,7 +307,7 @@ func (w *walk) runStatement(t *Contents, s Statement) (o outcome, matched bool) 
 func (w *walk) translate(t *Contents, s DNAT) (o outcome, matched bool) {
 	key, fields := w.key(s.Key), s.Key
 	if s.Mod > 0 {
-		key = key.WithIndex(int(w.host.Random(s.Mod)))
+		key = key.WithIndex(int(w.index(s)))
 	}
 	if s.Mod > 0 && w.steps != nil {
 		fields = append(slices.Clip(s.Key), Index)
@@ -326,6 +326,15 @@ func (w *walk) translateTo(to netip.AddrPort) outcome {
 	w.dst = to
 	w.result.Fate, w.result.To = DNATed, w.dst
 	return hookDone
+}
+
+// index is the index that the statement appends to its key. The hash of a flow without a source port is unknown: any
+// index may be meant.
+func (w *walk) index(s DNAT) uint32 {
+	if len(s.Hash) == 0 || slices.Contains(s.Hash, Sport) && w.packet.Src.Port() == 0 {
+		return w.host.Random(s.Mod)
+	}
+	return hashIndex([]byte(w.key(s.Hash)), s.Mod)
 }
 
 // look looks a key up in a set or map. known says that the model knows the set's elements.
@@ -423,6 +432,8 @@ func (w *walk) key(fields Fields) Value {
 			b = AppendAddr(b, w.packet.Dst.Addr())
 		case OrigDport:
 			b = AppendPort(b, w.packet.Dst.Port())
+		case Sport:
+			b = AppendPort(b, w.packet.Src.Port())
 		}
 	}
 	return Value(b)

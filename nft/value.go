@@ -27,7 +27,7 @@ func Families() [2]Family { return ip.Families() }
 // concatenation each takes a multiple of four bytes.
 type Field uint8
 
-// The fields. Index is the result of numgen: a number in host byte order. The
+// The fields. Index is the result of numgen or jhash: a number in host byte order. The
 // Orig fields are those of the connection's first packet as it arrived, before
 // any translation (Linux 4.17). Sets are declared with the plain fields, since nft
 // 1.0.6 prints a declaration with "ct original" wrongly. It also prints OrigDport in
@@ -41,6 +41,8 @@ const (
 	OrigSaddr
 	OrigDaddr
 	OrigDport
+	// Sport is only hashed (DNAT.Hash); no set has it.
+	Sport
 )
 
 // Text returns nft's expression for the field, in a rule and behind typeof in a set's
@@ -64,6 +66,8 @@ func (f Field) Text(family Family) string {
 		return "ct original " + family.String() + " daddr"
 	case OrigDport:
 		return "ct original proto-dst"
+	case Sport:
+		return "th sport"
 	}
 	return fmt.Sprintf("field-%d", uint8(f))
 }
@@ -75,7 +79,7 @@ func (f Field) Len(family Family) int {
 		return family.AddrLen()
 	case L4Proto:
 		return 1
-	case Dport, OrigDport:
+	case Dport, OrigDport, Sport:
 		return 2
 	}
 	return 4
@@ -158,7 +162,7 @@ func (f Field) format(b []byte) string {
 		return a.String()
 	case L4Proto:
 		return ProtocolText(b[0])
-	case Dport, OrigDport:
+	case Dport, OrigDport, Sport:
 		return strconv.Itoa(int(binary.BigEndian.Uint16(b)))
 	}
 	return strconv.FormatUint(uint64(binary.NativeEndian.Uint32(b)), 10)

@@ -205,6 +205,8 @@ func chains(f nft.Family) []*nft.Chain {
 			{nft.Update{Map: "recent", Key: serviceKey, Timeout: 5 * time.Minute}},
 			{nft.Update{Map: "recent-ports", Key: nft.Fields{nft.Dport}, Timeout: time.Hour + time.Second}},
 			{nft.SetMark{Mask: 1 << 14}},
+			{nft.DNAT{Key: serviceKey, Mod: 3, Hash: nft.Fields{nft.Saddr}, Map: "endpoints"}},
+			{nft.DNAT{Key: serviceKey, Mod: 3, Hash: nft.Fields{nft.Saddr, nft.Sport}, Map: "endpoints"}},
 			{nft.DNAT{Key: serviceKey, Mod: 3, Map: "endpoints"}},
 			{nft.DNAT{Key: serviceKey, Mod: 1, Map: "endpoints"}},
 			{nft.Verdict{Code: nft.Drop}},
@@ -238,6 +240,8 @@ func chains(f nft.Family) []*nft.Chain {
 		}},
 		{Name: "node-endpoints-2", Rules: []nft.Rule{
 			{nft.DNAT{Key: nodeKey, Mod: 2, Map: "node-endpoints"}},
+			{nft.DNAT{Key: nodeKey, Mod: 2, Hash: nft.Fields{nft.Saddr}, Map: "node-endpoints"}},
+			{nft.DNAT{Key: nodeKey, Mod: 2, Hash: nft.Fields{nft.Saddr, nft.Sport}, Map: "node-endpoints"}},
 			{nft.DNAT{Key: nodeKey, Mod: 1, Map: "node-endpoints"}},
 			{nft.Verdict{Code: nft.Drop}},
 		}},

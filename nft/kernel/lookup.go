@@ -111,7 +111,7 @@ func keysOf(t *nft.Table, set string) iter.Seq[nft.Value] {
 			}
 			for i := range part.Pools {
 				p := &part.Pools[i]
-				for index := 0; p.Map == set && index < p.Targets.Len(); index++ {
+				for index := 0; p.Map == set && index < p.Len(); index++ {
 					if !yield(p.Prefix.WithIndex(index)) {
 						return
 					}
@@ -130,7 +130,7 @@ func (l *lookup) lookUpFormer() error {
 	for _, part := range l.reader.want.Parts.All() {
 		for i := range part.Pools {
 			if p := &part.Pools[i]; p.Map == l.set.Set.Name {
-				wanted[p.Prefix] = p.Targets.Len()
+				wanted[p.Prefix] = p.Len()
 			}
 		}
 	}

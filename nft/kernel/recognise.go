@@ -71,9 +71,11 @@ func (r *recogniser) isBeginning(rule nft.Rule, bytes int) bool {
 
 // registers says what the registers hold.
 type registers struct {
-	// loaded is the fields in the registers, and mod the modulus of a random number behind them.
+	// loaded is the fields in the registers, and mod the modulus of a random number behind them, or of the hash of the
+	// last fields. hashed is how many these are.
 	loaded nft.Fields
 	mod    uint32
+	hashed int
 	// data is the map whose data has taken the place of the fields.
 	data string
 	// Instead of fields, they may hold one of these: the name of the input interface, whether an
@@ -91,7 +93,7 @@ func (r *registers) empty() bool {
 
 func (r *recogniser) addExpression(name string, data nfnetlink.Attributes) bool {
 	switch name {
-	case "payload", "meta", "ct", "fib", "numgen", "bitwise":
+	case "payload", "meta", "ct", "fib", "numgen", "hash", "bitwise":
 		return r.load(name, data)
 	case "cmp":
 		var x expr.Cmp
@@ -103,7 +105,8 @@ func (r *recogniser) addExpression(name string, data nfnetlink.Attributes) bool 
 		if to, ok := netip.AddrFromSlice(r.constant); ok {
 			return r.addStatement(nft.DNATTo{Addr: to})
 		}
-		return r.addStatement(nft.DNAT{Key: r.loaded, Mod: r.mod, Map: r.data})
+		key := len(r.loaded) - r.hashed
+		return r.addStatement(nft.DNAT{Key: r.loaded[:key:key], Mod: r.mod, Hash: r.loaded[key:], Map: r.data})
 	case "limit":
 		var x expr.Limit
 		return r.decodeExpression(data, &x) && r.addStatement(nft.Limit{PerSecond: uint32(x.Rate), Burst: x.Burst})
@@ -159,6 +162,8 @@ func (r *recogniser) load(name string, data nfnetlink.Attributes) bool {
 		ok := r.decodeExpression(data, &x)
 		r.mod = x.Modulus
 		return ok
+	case "hash":
+		return r.loadHash(data)
 	}
 	var x expr.Bitwise
 	ok := r.decodeExpression(data, &x)
@@ -166,12 +171,23 @@ func (r *recogniser) load(name string, data nfnetlink.Attributes) bool {
 	return ok
 }
 
+// loadHash reads the hash of a client's address, or of that and its port.
+func (r *recogniser) loadHash(data nfnetlink.Attributes) bool {
+	var x expr.Hash
+	ok := r.decodeExpression(data, &x)
+	r.mod, r.hashed = x.Modulus, 1
+	if len(r.loaded) > 0 && r.loaded[len(r.loaded)-1] == nft.Sport {
+		r.hashed = 2
+	}
+	return ok && len(r.loaded) >= r.hashed
+}
+
 func (r *recogniser) loadPayload(x *expr.Payload) bool {
 	if x.Base == expr.PayloadBaseTransportHeader && x.Offset == icmpTypeOffset && x.Len == 1 {
 		r.icmpType = true
 		return true
 	}
-	for _, f := range []nft.Field{nft.Saddr, nft.Daddr, nft.Dport} {
+	for _, f := range []nft.Field{nft.Saddr, nft.Daddr, nft.Dport, nft.Sport} {
 		if known := loadField(f, r.family, 0).(*expr.Payload); known.Base == x.Base && known.Offset == x.Offset {
 			r.loaded = append(r.loaded, f)
 			return true

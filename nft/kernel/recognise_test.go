@@ -55,6 +55,8 @@ func TestReadRecognises(t *testing.T) {
 				nft.Rule{nft.Counter{}, nft.Verdict{Code: nft.Return}, nft.Comment(strings.Repeat("c", nft.MaxComment))},
 				nft.Rule{nft.MatchEcho{}, nft.Limit{PerSecond: 7, Burst: 9}, nft.DNATTo{Addr: netip.MustParsePrefix(prefixes[2]).Addr()}},
 				nft.Rule{nft.DNAT{Key: serviceKey, Mod: 2, Map: "endpoints"}},
+				nft.Rule{nft.DNAT{Key: serviceKey, Mod: 2, Hash: nft.Fields{nft.Saddr}, Map: "endpoints"}},
+				nft.Rule{nft.DNAT{Key: serviceKey, Mod: 251, Hash: nft.Fields{nft.Saddr, nft.Sport}, Map: "endpoints"}},
 				nft.Rule{nft.InSet{Key: nft.Fields{nft.OrigDaddr}, Set: "addresses"}},
 				nft.Rule{nft.Update{Map: "affinity", Key: clientKey, Data: target, Timeout: 3 * time.Hour}},
 				nft.Rule{nft.Update{Map: "affinity", Key: origClientKey, Data: target, Timeout: time.Second}},
@@ -67,6 +69,7 @@ func TestReadRecognises(t *testing.T) {
 				{`limit rate 1/minute drop`, ""}, {`limit rate over 1/second drop`, ""}, {`limit rate 1 kbytes/second drop`, ""}, {`ip saddr @addresses ip daddr != @addresses drop`, "ip saddr @addresses"},
 				{`iifname "cni0" icmp type echo-reply drop`, `iifname "cni0"`}, {`icmp code 1 drop`, "meta l4proto icmp"}, {`dnat to 10.0.0.1-10.0.0.9`, ""}, {`ip protocol 6 drop`, ""},
 				{`ct mark 5 drop`, ""}, {`ct mark set 5`, ""}, {`ct label != 5 drop`, ""}, {`ip saddr 10.0.0.0/8 meta mark set 5 drop`, "ip saddr 10.0.0.0/8"}, {`numgen inc mod 2 0 drop`, ""},
+				{`jhash ip saddr mod 2 0 drop`, ""}, {`symhash mod 2 0 drop`, ""},
 			}
 			p := everything()
 			mine := &nft.Chain{Name: "mine", Rules: want}

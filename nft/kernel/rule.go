@@ -19,7 +19,8 @@ const (
 	ipv4DaddrOffset = 16
 	ipv6SaddrOffset = 8
 	ipv6DaddrOffset = 24
-	dportOffset     = 2 // in TCP, UDP and SCTP alike
+	sportOffset     = 0 // in TCP, UDP and SCTP alike
+	dportOffset     = 2
 	icmpTypeOffset  = 0 // in ICMP and ICMPv6 alike
 )
 
@@ -186,10 +187,14 @@ func loadField(f nft.Field, family nft.Family, word int) expr.Any {
 		return header(ipv4DaddrOffset, ipv6DaddrOffset)
 	case nft.L4Proto:
 		return &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register(word)}
-	case nft.Dport:
+	case nft.Dport, nft.Sport:
+		offset := uint32(dportOffset)
+		if f == nft.Sport {
+			offset = sportOffset
+		}
 		return &expr.Payload{
 			DestRegister: register(word), Base: expr.PayloadBaseTransportHeader,
-			Offset: dportOffset, Len: 2,
+			Offset: offset, Len: 2,
 		}
 	case nft.OrigSaddr:
 		return originalField(family, expr.CtKeySRCIP, expr.CtKeySRCIP6, word)
@@ -229,8 +234,11 @@ func dnatExpressions(s nft.DNAT, family nft.Family) []expr.Any {
 	// kernel's dump also has the end of each range.
 	addr, port := register(0), register(family.AddrLen()/4)
 	exprs := loadFields(s.Key, family, 0)
-	if s.Mod > 0 {
-		exprs = append(exprs, indexExpression(s.Mod, s.Key.Len(family)/4))
+	switch word := s.Key.Len(family) / 4; {
+	case s.Mod > 0 && len(s.Hash) > 0:
+		exprs = append(exprs, hashExpressions(s, family, word)...)
+	case s.Mod > 0:
+		exprs = append(exprs, indexExpression(s.Mod, word))
 	}
 	return append(exprs,
 		&expr.Lookup{SourceRegister: register(0), DestRegister: register(0), IsDestRegSet: true, SetName: s.Map},
@@ -247,6 +255,16 @@ func natToExpressions(nat expr.NAT, to netip.Addr, family nft.Family) ([]expr.An
 	}
 	nat.Family, nat.RegAddrMin, nat.RegAddrMax = uint32(family), register(0), register(0)
 	return []expr.Any{&expr.Immediate{Register: register(0), Data: to.AsSlice()}, &nat}, nil
+}
+
+// hashExpressions put the hash of the fields into the register of the word. nft loads the fields a whole 128-bit
+// register behind it.
+func hashExpressions(s nft.DNAT, family nft.Family, word int) []expr.Any {
+	from := word + 1 + wordsOfOne
+	return append(loadFields(s.Hash, family, from), &expr.Hash{
+		SourceRegister: register(from), DestRegister: register(word), Length: uint32(s.Hash.Len(family)),
+		Modulus: s.Mod, Seed: nft.HashSeed, Type: expr.HashTypeJenkins,
+	})
 }
 
 // wordsOfOne is how many 32-bit words nft uses for a single field: a whole 128-bit

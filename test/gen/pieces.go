@@ -189,7 +189,8 @@ func (v *vandal) statement() nft.Statement {
 			mods = []uint32{1 << 31} // a second of the processor for an explanation
 		}
 		key = slices.DeleteFunc(slices.Clone(key), func(f nft.Field) bool { return f == nft.Index })
-		return nft.DNAT{Key: key, Mod: mods[v.rng.IntN(len(mods))], Map: set}
+		hashes := []nft.Fields{nil, nil, {nft.Saddr}, {nft.Saddr, nft.Sport}}
+		return nft.DNAT{Key: key, Mod: mods[v.rng.IntN(len(mods))], Hash: hashes[v.rng.IntN(len(hashes))], Map: set}
 	case 10:
 		return nft.Update{Map: set, Key: key, Data: v.fields(), Timeout: time.Duration(1+v.rng.IntN(1<<20)) * time.Second}
 	case 11:
