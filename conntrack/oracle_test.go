@@ -259,7 +259,7 @@ func (o *oracle) passes(f *conntrack.Flow, a *ask) bool {
 	}
 	anywhere, here := false, false
 	for e := range a.p.Endpoints.All() {
-		if takes := e.Ready || e.Serving && e.Terminating; takes && f.Family().Has(e.Addr.Addr()) {
+		if takes := (e.Ready || e.Serving && e.Terminating) && !e.Drained(); takes && f.Family().Has(e.Addr.Addr()) {
 			anywhere, here = true, here || e.Node == node.Name
 		}
 	}

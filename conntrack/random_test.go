@@ -277,8 +277,8 @@ func TestStaleAgainstOracle(t *testing.T) {
 	for what, n := range map[string]int{
 		"reason: ": 20_000, "reason: service address": 3000, "reason: node port": 500, "reason: unknown port of a cluster IP": 500,
 		"reason: unallocated address": 300, "reason: endpoint gone": 1000, "reason: service gone": 500,
-		"reason: source not in the ranges": 100, "reason: traffic policy": 100,
-		"left to routing": 200, "valid, dnat": 5000, "valid, untouched": 2000,
+		"reason: source not in the ranges": 30, "reason: traffic policy": 100,
+		"left to routing": 60, "valid, dnat": 5000, "valid, untouched": 2000,
 		"scope: everything": 100, "scope: filters": 100, "scope: nothing": 30,
 		"translated without DNAT": 500,
 	} {

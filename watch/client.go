@@ -77,7 +77,8 @@ func serviceKind() wire.Kind[*serviceObject] {
 }
 
 func sliceKind() wire.Kind[*sliceObject] {
-	return wire.EndpointSlices(convertSlice, labelHeadless, discoveryv1.LabelServiceName, corev1.EndpointsLastChangeTriggerTime)
+	weights := weightKeys()
+	return wire.EndpointSlices(convertSlice, append(weights[:], labelHeadless, discoveryv1.LabelServiceName, corev1.EndpointsLastChangeTriggerTime)...)
 }
 
 // timeoutTransport has the error of a request that times out before its answer begins name the server and a

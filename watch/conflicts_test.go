@@ -164,7 +164,7 @@ func TestWithoutAffinityIsReported(t *testing.T) {
 	if got := ix.flush().Services.At("tenant/third"); got.AffinityTimeout != 0 {
 		t.Errorf("it is\n%s", got)
 	}
-	want := "Service tenant/third: served without session affinity: the services of one namespace may have it on 20 ports, the oldest first (a quarter of --nftproxy-max-affinity-ports)"
+	want := "Service tenant/third: served without session affinity, by a hash of the client's address: the services of one namespace may have it on 20 ports, the oldest first (a quarter of --nftproxy-max-affinity-ports)"
 	if got := texts(ix.takeProblems()); got != want {
 		t.Errorf("reported:\n%s\nwant:\n%s", got, want)
 	}

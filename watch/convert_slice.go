@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 	"unique"
@@ -103,6 +104,11 @@ func convertSlice(s *discoveryv1.EndpointSlice) *sliceObject {
 		return object
 	}
 	endpoints := object.sliceEndpoints(s, p)
+	if weight := sliceWeight(s, p); weight != 0 {
+		for i := range endpoints {
+			endpoints[i].Weight = weight
+		}
+	}
 	object.ports = slicePorts(s.Ports, endpoints, p)
 	return object
 }
@@ -120,6 +126,26 @@ func triggerTime(s *discoveryv1.EndpointSlice, p *problemList) time.Time {
 		return time.Time{}
 	}
 	return t
+}
+
+// weightKeys are the annotations that say the weight of a slice's endpoints. The first that can be used counts. The second
+// is Cilium's (1.20), which the operator of its Gateway API writes, too.
+func weightKeys() [2]string { return [...]string{"nftproxy.io/weight", "service.cilium.io/weight"} }
+
+// sliceWeight returns the weight of each endpoint of the slice.
+func sliceWeight(s *discoveryv1.EndpointSlice, p *problemList) service.Weight {
+	for _, key := range weightKeys() {
+		text, ok := s.Annotations[key]
+		if !ok {
+			continue
+		}
+		n, err := strconv.ParseUint(text, 10, 16)
+		if err == nil {
+			return service.NewWeight(uint16(n))
+		}
+		p.addValue("metadata.annotations["+key+"]", text, fmt.Sprintf("not a whole number from 0 to 65535: the endpoints have the weight %d", service.DefaultWeight))
+	}
+	return 0
 }
 
 // sliceEndpoints returns the endpoints, without ports. Only the first address of an

@@ -131,11 +131,11 @@ func TestProblemEvent(t *testing.T) {
 		},
 		"without affinity": {
 			Problem{Object: web, Err: &AffinityError{service.WithoutAffinity{Ports: 1, Limit: 25, Namespace: true}}},
-			Event{web, "", ReasonWithoutAffinity, "served without session affinity: the services of one namespace may have it on 25 ports, the oldest first (a quarter of --nftproxy-max-affinity-ports)"},
+			Event{web, "", ReasonWithoutAffinity, "served without session affinity, by a hash of the client's address: the services of one namespace may have it on 25 ports, the oldest first (a quarter of --nftproxy-max-affinity-ports)"},
 		},
 		"too many for affinity": {
 			Problem{Object: web, Err: &AffinityError{service.WithoutAffinity{Ports: 1, Limit: 100}}},
-			Event{web, "", ReasonWithoutAffinity, "served without session affinity: all services together may have it on 100 ports, the oldest first (--nftproxy-max-affinity-ports)"},
+			Event{web, "", ReasonWithoutAffinity, "served without session affinity, by a hash of the client's address: all services together may have it on 100 ports, the oldest first (--nftproxy-max-affinity-ports)"},
 		},
 		"source ranges closed": {
 			Problem{Object: web, Err: &SourcesError{service.ClosedSources{Limit: 100}}},

@@ -8,7 +8,7 @@ import "fmt"
 const DefaultMaxAffinityPorts = 2000
 
 // WithoutAffinity says why a service that asks for session affinity is served without
-// it.
+// it, by a hash of the client's address.
 type WithoutAffinity struct {
 	// Ports is the number of the service's ports.
 	Ports int
@@ -18,7 +18,7 @@ type WithoutAffinity struct {
 	Namespace bool
 }
 
-// String reads like "served without session affinity: the services of one
+// String reads like "served without session affinity, by a hash of the client's address: the services of one
 // namespace may have it on 500 ports, the oldest first".
 func (w *WithoutAffinity) String() string {
 	services := "all services together"
@@ -26,9 +26,9 @@ func (w *WithoutAffinity) String() string {
 		services = "the services of one namespace"
 	}
 	if w.Ports > w.Limit {
-		return fmt.Sprintf("served without session affinity: it has %d ports, and %s may have it on %d", w.Ports, services, w.Limit)
+		return fmt.Sprintf("served without session affinity, by a hash of the client's address: it has %d ports, and %s may have it on %d", w.Ports, services, w.Limit)
 	}
-	return fmt.Sprintf("served without session affinity: %s may have it on %d ports, the oldest first", services, w.Limit)
+	return fmt.Sprintf("served without session affinity, by a hash of the client's address: %s may have it on %d ports, the oldest first", services, w.Limit)
 }
 
 // affinity decides which services have the session affinity that they ask for. A change

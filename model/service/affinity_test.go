@@ -73,6 +73,9 @@ func checkSticky(t *testing.T, set map[service.Name]*service.Service, limit int,
 			without++
 			plain := *s
 			plain.AffinityTimeout = 0
+			if plain.Options.Balance == service.ByRandom {
+				plain.Options.Balance = service.ByClient
+			}
 			if diff := difference(&plain, served, byValue); diff != "" || why == nil {
 				t.Fatalf("%s is to be without affinity (%v):\n%s", name, why, diff)
 			}
@@ -176,11 +179,11 @@ func TestAffinityComesBack(t *testing.T) {
 		}
 		return texts
 	}
-	const space = "served without session affinity: the services of one namespace may have it on 1 ports, the oldest first"
+	const space = "served without session affinity, by a hash of the client's address: the services of one namespace may have it on 1 ports, the oldest first"
 	if diff := gocmp.Diff(map[service.Name]string{
 		"tenant/svc-1": space, "tenant/svc-2": space,
-		"tenant/heavy": "served without session affinity: it has 2 ports, and the services of one namespace may have it on 1",
-		"other-3/svc":  "served without session affinity: all services together may have it on 4 ports, the oldest first",
+		"tenant/heavy": "served without session affinity, by a hash of the client's address: it has 2 ports, and the services of one namespace may have it on 1",
+		"other-3/svc":  "served without session affinity, by a hash of the client's address: all services together may have it on 4 ports, the oldest first",
 	}, texts()); diff != "" {
 		t.Errorf("without affinity (-want +got):\n%s", diff)
 	}

@@ -26,6 +26,8 @@ type LeftOut struct {
 	// ExternalIPs and LoadBalancerIPs count addresses. NodePorts and Ports count the
 	// service's ports; a port of Ports is left out with its node port and endpoints.
 	ExternalIPs, LoadBalancerIPs, NodePorts, Ports int
+	// SlotLimit, if not 0, is the service's: its lists of endpoints have fewer slots than it asks for.
+	SlotLimit int
 }
 
 // String reads like "left out: 90 externalIPs: the service would take more than
@@ -47,11 +49,26 @@ func (l *LeftOut) String() string {
 			parts = append(parts, fmt.Sprintf("%d %s", p.n, p.many))
 		}
 	}
+	if len(parts) == 0 {
+		return fmt.Sprintf("%s: the service would take more than %d elements", l.slots(), l.Limit)
+	}
 	reason := fmt.Sprintf("would take more than %d elements", l.Limit)
 	if l.Limit == 0 {
 		reason = fmt.Sprintf("asks for more than %d addresses and ports", maxClaims)
 	}
-	return fmt.Sprintf("left out: %s: the service %s", strings.Join(parts, ", "), reason)
+	text := fmt.Sprintf("left out: %s: the service %s", strings.Join(parts, ", "), reason)
+	if l.SlotLimit != 0 {
+		text += "; " + l.slots()
+	}
+	return text
+}
+
+// slots says what fewer slots mean.
+func (l *LeftOut) slots() string {
+	if l.SlotLimit == noSlots {
+		return "weights of endpoints and hashes of clients do not count, but for the weight 0"
+	}
+	return fmt.Sprintf("weights of endpoints and hashes of clients count with %d slots for each list of endpoints", l.SlotLimit)
 }
 
 // bounded returns the part of the service that fits the limit, and a count of the rest.
@@ -63,16 +80,32 @@ func (l *LeftOut) String() string {
 // and node port, and its endpoints of the family. The endpoints count twice for
 // external traffic with policy Local, which takes two lists.
 func (s *Service) bounded(limit int) (*Service, *LeftOut) {
+	if !s.asksForSlots() {
+		return s.boundedBy(limit, (*Port).endpoints)
+	}
+	fitted := s.fitted(limit)
+	served, left := fitted.boundedBy(limit, fitted.Slots)
+	if fitted != s {
+		if left == nil {
+			left = &LeftOut{Limit: limit}
+		}
+		left.SlotLimit = fitted.SlotLimit
+	}
+	return served, left
+}
+
+// boundedBy does it with the size of a list of a port's endpoints of a family.
+func (s *Service) boundedBy(limit int, size func(*Port, ip.Family) int) (*Service, *LeftOut) {
 	most := 0
 	for i := range s.Ports {
-		most += 1 + 2*s.Ports[i].Endpoints.Len()
+		most += 1 + 2*(size(&s.Ports[i], ip.V4)+size(&s.Ports[i], ip.V6))
 	}
 	// Two for the node ports of both families, and one for each whole cluster IP.
 	ways := 2 + len(s.ClusterIPs) + len(s.LoadBalancerIPs) + len(s.ExternalIPs)
 	if most*ways+len(s.ClusterIPs) <= limit && len(s.Ports)*ways+len(s.ClusterIPs) <= maxClaims {
 		return s, nil
 	}
-	b := budget{left: limit - len(s.ClusterIPs), claims: maxClaims - len(s.ClusterIPs), service: s}
+	b := budget{left: limit - len(s.ClusterIPs), claims: maxClaims - len(s.ClusterIPs), service: s, size: size}
 	served, out := *s, LeftOut{Limit: limit}
 	served.Ports = slices.Clone(s.Ports)
 	served.Ports = served.Ports[:b.ports()]
@@ -108,13 +141,15 @@ func (s *Service) claimable(limit int) *Service {
 	for i := range bare.Ports {
 		bare.Ports[i].Endpoints = Endpoints{}
 	}
-	claimable, _ := bare.bounded(limit)
+	claimable, _ := bare.boundedBy(limit, (*Port).endpoints)
 	return claimable
 }
 
 // budget is the rest of a limit on the way through a service.
 type budget struct {
 	service *Service
+	// size is that of a list of a port's endpoints of a family.
+	size func(*Port, ip.Family) int
 	// left is a number of elements, claims the rest of maxClaims.
 	left, claims int
 	// exhausted says that something did not fit, tooManyClaims that it did not fit
@@ -141,7 +176,7 @@ func (b *budget) ports() int {
 	for i := range b.service.Ports {
 		cost := 0
 		for _, a := range b.service.ClusterIPs {
-			cost += 1 + b.service.Ports[i].endpoints(ip.Of(a))
+			cost += 1 + b.size(&b.service.Ports[i], ip.Of(a))
 		}
 		if !b.spend(cost, len(b.service.ClusterIPs)) {
 			return i
@@ -163,7 +198,7 @@ func (b *budget) nodePort(p *Port) int {
 
 // externalCost is the cost of a port at one external address of a family.
 func (b *budget) externalCost(p *Port, family ip.Family) int {
-	n := p.endpoints(family)
+	n := b.size(p, family)
 	if b.service.ExternalPolicy == Local {
 		n *= 2
 	}

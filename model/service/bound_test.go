@@ -117,7 +117,7 @@ func TestBoundAgainstOracle(t *testing.T) {
 			b := service.NewBuilder(gen.PlainNode())
 			b.SetMaxElements(limit)
 			rng := rand.New(rand.NewPCG(seed, 1))
-			s := gen.Service(rng, everything)
+			s := gen.Service(rng, gen.Options{LoadBalancers: true, Affinity: true})
 			b.Set(s)
 			snapshot := b.Snapshot()
 			served, left := snapshot.Services.At(s.Name), snapshot.LeftOut.At(s.Name)
@@ -135,6 +135,39 @@ func TestBoundAgainstOracle(t *testing.T) {
 	}
 	if cut == 0 || whole == 0 {
 		t.Fatalf("%d cut, %d whole", cut, whole)
+	}
+}
+
+// TestBoundSlots: a service that asks for more slots than fit gets fewer, and nothing else of it is left out because of them.
+func TestBoundSlots(t *testing.T) {
+	for _, test := range []struct {
+		limit int
+		want  service.LeftOut
+	}{
+		{1 + 3*(1+1021), service.LeftOut{}},
+		{3 * (1 + 1021), service.LeftOut{SlotLimit: 251}},
+		{1 + 3*(1+251), service.LeftOut{SlotLimit: 251}},
+		{3 * (1 + 251), service.LeftOut{SlotLimit: 1}},
+		{1 + 3*(1+10), service.LeftOut{SlotLimit: 1}},
+		{3 * (1 + 10), service.LeftOut{SlotLimit: 1, ExternalIPs: 1}},
+	} {
+		b := service.NewBuilder(gen.PlainNode())
+		b.SetMaxElements(test.limit)
+		s := large(2, 0, 1, 10)
+		s.Ports[0].NodePort = 0
+		s.Options.Balance = service.ByClient
+		b.Set(s)
+		snapshot := b.Snapshot()
+		served, left := snapshot.Services.At(s.Name), snapshot.LeftOut.At(s.Name)
+		if left == nil {
+			left = &service.LeftOut{}
+		} else {
+			test.want.Limit = test.limit
+			t.Log(left)
+		}
+		if *left != test.want || served.SlotLimit != left.SlotLimit {
+			t.Errorf("limit %d: %+v and the limit %d of slots, want %+v", test.limit, *left, served.SlotLimit, test.want)
+		}
 	}
 }
 

@@ -243,12 +243,16 @@ func (b *Builder) bounded(name Name, s *Service) *Service {
 	var without *WithoutAffinity
 	var closed *ClosedSources
 	if s != nil {
-		served, left = s.bounded(b.limit)
+		served = s
 		if without = b.affinity.reasonWithout(s); without != nil {
-			plain := *served
-			plain.AffinityTimeout = 0
-			served = &plain
+			hashed := *s
+			hashed.AffinityTimeout = 0
+			if s.Options.Balance == ByRandom {
+				hashed.Options.Balance = ByClient
+			}
+			served = &hashed
 		}
+		served, left = served.bounded(b.limit)
 		var sources *Sources
 		if sources, closed = b.sourceLists.sources(s); closed != nil {
 			shut := *served

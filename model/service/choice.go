@@ -26,6 +26,8 @@ type Choice struct {
 	// Without any, connections are refused. If there are endpoints on other nodes
 	// only, policy Local drops packets, so that a load balancer tries another node.
 	Anywhere bool
+	// Weighted says that some endpoint that may get connections has another weight than the default one.
+	Weighted bool
 
 	// ChooseAfter compares these with the next endpoints.
 	endpoints Endpoints
@@ -35,13 +37,13 @@ type Choice struct {
 }
 
 // Choose chooses the endpoints of the service's port in one family. Each list has the ready
-// endpoints. If none is ready, it has those that still serve while they terminate (KEP-1669,
+// endpoints, without those of weight 0. If none is ready, it has those that still serve while they terminate (KEP-1669,
 // KEP-1672). Topology hints narrow only the ready endpoints of the list Cluster.
 func (s *Service) Choose(p *Port, node *Node, family ip.Family) Choice {
 	c := Choice{endpoints: p.Endpoints, place: place{node, family}}
 	c.tally = c.place.tally(p.Endpoints)
 	c.chosen = c.tally.selection(s.wants(p, family))
-	c.Anywhere = c.tally.anywhere()
+	c.Anywhere, c.Weighted = c.tally.anywhere(), c.tally.weighted > 0
 	cluster := make([]netip.AddrPort, 0, c.tally.count(c.chosen.cluster))
 	local := make([]netip.AddrPort, 0, c.tally.count(c.chosen.local))
 	var here, maybe []netip.AddrPort
@@ -95,7 +97,7 @@ func (s *Service) ChooseAfter(last *Choice, p *Port, node *Node, family ip.Famil
 	if c.tally.selection(s.wants(p, family)) != c.chosen {
 		return s.Choose(p, node, family)
 	}
-	c.endpoints, c.Anywhere = p.Endpoints, c.tally.anywhere()
+	c.endpoints, c.Anywhere, c.Weighted = p.Endpoints, c.tally.anywhere(), c.tally.weighted > 0
 	c.Cluster, c.Local = c.Cluster.Edit(cluster), c.Local.Edit(local)
 	c.OnNode, c.MaybeOnNode = c.OnNode.Edit(here), c.MaybeOnNode.Edit(maybe)
 	return c
@@ -162,7 +164,7 @@ func (p place) same(o place) bool {
 }
 
 // traits are the facts about an endpoint that matter at a place.
-type traits uint8
+type traits uint16
 
 const (
 	ready traits = 1 << iota
@@ -177,15 +179,17 @@ const (
 	thisZone
 	// maybeOnNode: the endpoint does not name the node, and may run there all the same.
 	maybeOnNode
+	// weighted: the endpoint has another weight than the default one.
+	weighted
 )
 
-// traits says what matters of the endpoint here; 0 for one that gets no connections. An
+// traits says what matters of the endpoint here; 0 for one that gets no connections, as one of weight 0. An
 // endpoint without nodeName may run on any node. The node's podCIDRs go before the
 // nodeName, which whoever writes the slice may have wrong.
 func (p *place) traits(e *Endpoint) traits {
 	var t traits
 	switch {
-	case !p.family.Has(e.Addr.Addr()):
+	case !p.family.Has(e.Addr.Addr()), e.Drained():
 		return 0
 	case e.Ready:
 		t = ready
@@ -212,6 +216,9 @@ func (p *place) traits(e *Endpoint) traits {
 	case e.Node == "", slices.ContainsFunc(p.node.PodCIDRs, func(r netip.Prefix) bool { return r.Contains(e.Addr.Addr()) }):
 		t |= maybeOnNode
 	}
+	if e.Weight != 0 {
+		t |= weighted
+	}
 	return t
 }
 
@@ -235,6 +242,7 @@ type tally struct {
 	readyHere, drainingHere int
 	nodeHints, thisNode     int
 	zoneHints, thisZone     int
+	weighted                int
 }
 
 // tally counts the endpoints by their traits at the place.
@@ -249,6 +257,9 @@ func (p *place) tally(endpoints Endpoints) tally {
 }
 
 func (c *tally) add(t traits, by int) {
+	if t&weighted != 0 {
+		c.weighted += by
+	}
 	if t&draining != 0 {
 		c.draining += by
 		if t&onNode != 0 {

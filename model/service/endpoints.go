@@ -17,14 +17,14 @@ func (e Endpoint) Compare(o Endpoint) int { return e.Addr.Compare(o.Addr) }
 // MergeEndpoints makes Endpoints of the endpoints in all slices of one service port. Of
 // duplicates (the same pod in two slices) it keeps one: not terminating goes before
 // terminating, then ready before not ready, then serving before not serving. Then the
-// node name that sorts first decides, then the hints. So the result does not depend on
+// node name that sorts first decides, then the hints, then the weight. So the result does not depend on
 // the order of the slices. MergeEndpoints sorts in place and keeps the slice.
 func MergeEndpoints(endpoints []Endpoint) Endpoints {
 	slices.SortFunc(endpoints, func(a, b Endpoint) int {
 		if c := a.Compare(b); c != 0 {
 			return c
 		}
-		return cmp.Or(b.rank()-a.rank(), compareBools(a.Node == "", b.Node == ""), strings.Compare(a.Node, b.Node), cmp.Compare(a.Nodes, b.Nodes), cmp.Compare(a.Zones, b.Zones))
+		return cmp.Or(b.rank()-a.rank(), compareBools(a.Node == "", b.Node == ""), strings.Compare(a.Node, b.Node), cmp.Compare(a.Nodes, b.Nodes), cmp.Compare(a.Zones, b.Zones), cmp.Compare(a.Weight, b.Weight))
 	})
 	return sorted.Of(slices.CompactFunc(endpoints, func(a, b Endpoint) bool { return a.Addr == b.Addr }))
 }
@@ -43,3 +43,6 @@ func (e Endpoint) rank() int {
 	}
 	return rank
 }
+
+// Drained says that the endpoint's weight is 0: it gets no new connections, and keeps those that it has.
+func (e *Endpoint) Drained() bool { return e.Weight == NewWeight(0) }

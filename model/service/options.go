@@ -15,6 +15,8 @@ type Options struct {
 	// ExternalFailover says what becomes of connections from outside where ExternalPolicy is Local and the node has no
 	// endpoint for them.
 	ExternalFailover Failover
+	// Balance says how new connections get their endpoints.
+	Balance Balance
 	// Eject says what is done about endpoints that do not answer the node.
 	Eject Eject
 }
@@ -32,6 +34,7 @@ type option struct {
 // allOptions lists the keys, sorted. A new option is a field of Options and an entry here.
 func allOptions() []option {
 	return []option{
+		wordOption("balance", func(o *Options) *Balance { return &o.Balance }, balanceWords()),
 		{"eject", func(o *Options, value string) error {
 			i := slices.Index(ejectWords(), value)
 			if i < 0 {

@@ -88,6 +88,9 @@ type Service struct {
 	// endpoints of its own; 0 for none.
 	HealthCheckNodePort uint16
 	Ports               []Port
+	// SlotLimit, if not 0, is the greatest number of slots of each list of endpoints (MaxSlots): the Builder sets it where
+	// more would exceed the bound on one service.
+	SlotLimit int
 	// OtherPorts are ports of its EndpointSlices that no port of the Service takes, MaxOtherPorts at most, sorted. It is
 	// empty where each port of the Service has endpoints. The text form does not have them.
 	OtherPorts []SlicePort
@@ -168,6 +171,31 @@ type Endpoint struct {
 	// Nodes and Zones are the endpoint's hints: the nodes and zones that it is meant
 	// for. Empty for none.
 	Nodes, Zones Hints
+	// Weight is its share of new connections, beside those of the others.
+	Weight Weight
+}
+
+// Weight is an endpoint's weight. The zero value is DefaultWeight.
+type Weight uint32
+
+// DefaultWeight is the weight of an endpoint whose slice names none, as in Cilium.
+const DefaultWeight = 100
+
+// NewWeight returns the weight of a number; 0 is that of an endpoint which gets no new connections and keeps those that it
+// has.
+func NewWeight(n uint16) Weight {
+	if n == DefaultWeight {
+		return 0
+	}
+	return Weight(n) + 1
+}
+
+// Number returns the number, 0 to 65535.
+func (w Weight) Number() uint16 {
+	if w == 0 {
+		return DefaultWeight
+	}
+	return uint16(w - 1)
 }
 
 // Hints is a list of node or zone names, sorted, with commas between them. It is one
@@ -270,7 +298,7 @@ func (s *Service) equal(o *Service) bool {
 		slices.Equal(s.LoadBalancerIPs, o.LoadBalancerIPs) && s.Sources.Equal(o.Sources) &&
 		s.InternalPolicy == o.InternalPolicy && s.ExternalPolicy == o.ExternalPolicy &&
 		s.AffinityTimeout == o.AffinityTimeout && s.HealthCheckNodePort == o.HealthCheckNodePort &&
-		slices.Equal(s.OtherPorts, o.OtherPorts) && slices.EqualFunc(s.Ports, o.Ports, Port.equal)
+		s.SlotLimit == o.SlotLimit && slices.Equal(s.OtherPorts, o.OtherPorts) && slices.EqualFunc(s.Ports, o.Ports, Port.equal)
 }
 
 func (p Port) equal(o Port) bool {

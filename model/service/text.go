@@ -99,6 +99,9 @@ func (s *Service) write(b *strings.Builder) {
 	for key, value := range s.Options.All() {
 		fmt.Fprintf(b, "  option %s %s\n", key, value)
 	}
+	if s.SlotLimit != 0 {
+		fmt.Fprintf(b, "  # slots: %d at most\n", s.SlotLimit)
+	}
 	for i := range s.Ports {
 		p := &s.Ports[i]
 		fmt.Fprintf(b, "  port %s %s %d", dash(p.Name), p.Protocol, p.Port)
@@ -149,6 +152,9 @@ func (e Endpoint) conditions() string {
 	}
 	if e.Zones != "" {
 		fmt.Fprintf(&b, " for-zones=%s", e.Zones)
+	}
+	if e.Weight != 0 {
+		fmt.Fprintf(&b, " weight=%d", e.Weight.Number())
 	}
 	return b.String()
 }

@@ -50,22 +50,21 @@ func FrontendSets() []string { return []string{services, nodePorts} }
 // clients count, since they see remembered clients too.
 func (c CounterPlace) Endpoints(svc *service.Service, p *service.Port) map[string][]nft.Value {
 	keys := map[string][]nft.Value{}
-	n := 0
-	for e := range p.Endpoints.All() {
-		if !c.Family.Has(e.Addr.Addr()) {
-			continue
+	if svc.AffinityTimeout == 0 {
+		for slot := range svc.Slots(p, c.Family) {
+			for _, set := range []string{c.access.endpoints, c.access.localEndpoints} {
+				keys[set] = append(keys[set], c.Key.WithIndex(slot))
+			}
 		}
-		if svc.AffinityTimeout > 0 {
+		return keys
+	}
+	for e := range p.Endpoints.All() {
+		if c.Family.Has(e.Addr.Addr()) {
 			key := c.Key + nft.Value(nft.AppendPort(nft.AppendAddr(nil, e.Addr.Addr()), e.Addr.Port()))
 			for _, set := range []string{c.access.clusterRememberable, c.access.localRememberable} {
 				keys[set] = append(keys[set], key)
 			}
-			continue
 		}
-		for _, set := range []string{c.access.endpoints, c.access.localEndpoints} {
-			keys[set] = append(keys[set], c.Key.WithIndex(n))
-		}
-		n++
 	}
 	return keys
 }

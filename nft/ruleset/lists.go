@@ -5,14 +5,29 @@ import (
 	"slices"
 
 	"nftproxy/model/service"
+	"nftproxy/model/slots"
 	"nftproxy/model/sorted"
 	"nftproxy/nft"
 )
 
 // endpointLists is a service.Choice in the form of the program.
 type endpointLists struct {
-	cluster, local nft.Targets
+	cluster, local targetList
 	anywhere       bool
+}
+
+// targetList is a list of targets. row, if not nil, has the slots of each.
+type targetList struct {
+	nft.Targets
+	row *nft.Row
+}
+
+// slots is the number of slots.
+func (l targetList) slots() int {
+	if l.row != nil {
+		return len(l.row.Slots)
+	}
+	return l.Len()
 }
 
 // portLists are the lists of a port and the choice that they come from. A compiler
@@ -29,10 +44,44 @@ func (c *serviceCompiler) listsAfter(last *portLists, p *service.Port) portLists
 	}
 	choice := c.svc.ChooseAfter(&last.choice, p, c.node, c.family)
 	return portLists{endpointLists{
-		c.targetsAfter(last.cluster, last.choice.Cluster, choice.Cluster),
-		c.targetsAfter(last.local, last.choice.Local, choice.Local),
+		c.list(p, &choice, choice.Cluster, c.targetsAfter(last.cluster.Targets, last.choice.Cluster, choice.Cluster)),
+		c.list(p, &choice, choice.Local, c.targetsAfter(last.local.Targets, last.choice.Local, choice.Local)),
 		choice.Anywhere,
 	}, choice}
+}
+
+// list returns the list of the addresses, with a row if one slot for each is not enough. The row takes no history, so that
+// all nodes make the same one of the same endpoints.
+func (c *serviceCompiler) list(p *service.Port, choice *service.Choice, addrs service.Addresses, targets nft.Targets) targetList {
+	list := targetList{Targets: targets}
+	size := 0
+	if c.svc.Options.Balance != service.ByRandom {
+		size = slots.TableSize(targets.Len(), c.svc.MaxSlots())
+	}
+	if size == 0 && !choice.Weighted || targets.Len() < 2 {
+		return list
+	}
+	weights := make([]uint32, 0, targets.Len())
+	for a := range addrs.All() {
+		weights = append(weights, uint32(p.Endpoints.Find(service.Endpoint{Addr: a}).Weight.Number()))
+	}
+	values := slices.Collect(targets.All())
+	if size > 0 {
+		list.row = &nft.Row{Slots: make([]nft.Value, size), Fixed: true}
+		for slot, i := range slots.Table(values, weights, size) {
+			list.row.Slots[slot] = values[i]
+		}
+		return list
+	}
+	counts := slots.Counts(weights, c.svc.MaxSlots())
+	if counts == nil {
+		return list
+	}
+	list.row = &nft.Row{}
+	for i, n := range counts {
+		list.row.Slots = append(list.row.Slots, slices.Repeat(values[i:i+1], n)...)
+	}
+	return list
 }
 
 // targetsAfter returns the targets of the addresses. known has the targets of the

@@ -59,7 +59,7 @@ func TestInTheMiddle(t *testing.T) {
 			node.Addresses = append(slices.Clip(node.Addresses), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00:1::2"))
 			node.PodCIDRs = gen.PodCIDRs(rng)
 		}
-		after := &oracle{&node, changed(rng, before.services, &node), before.cfg, nil, before.nodePortAddresses, nil, nil}
+		after := &oracle{&node, changed(rng, before.services, &node), before.cfg, nil, before.nodePortAddresses, nil, netip.AddrPort{}, nil}
 		fresh := ruleset.Compile(after.cfg, build(node, after.services))
 		m := middle{before, after, fresh.Model(), ruleset.AffinityMaps(fresh), seen}
 		for cut := range len(lookups()) + 1 {

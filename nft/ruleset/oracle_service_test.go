@@ -104,6 +104,8 @@ func (o *oracle) choose(p *service.Port, family ip.Family, here bool) []netip.Ad
 	for e := range p.Endpoints.All() {
 		switch {
 		case !family.Has(e.Addr.Addr()) || here && e.Node != o.node.Name:
+		case e.Weight.Number() == 0:
+			o.saw("endpoint of weight 0")
 		case e.Ready && near(e):
 			ready = append(ready, e.Addr)
 		case e.Ready:
@@ -149,7 +151,7 @@ func (o *oracle) onNode(a netip.Addr) bool {
 // is for this node, it passes those for this node. Otherwise it does the same with zones.
 // Otherwise it passes all.
 func (o *oracle) topology(p *service.Port, family ip.Family) func(service.Endpoint) bool {
-	ready := slices.DeleteFunc(slices.Collect(p.Endpoints.All()), func(e service.Endpoint) bool { return !e.Ready || !family.Has(e.Addr.Addr()) })
+	ready := slices.DeleteFunc(slices.Collect(p.Endpoints.All()), func(e service.Endpoint) bool { return !e.Ready || e.Weight.Number() == 0 || !family.Has(e.Addr.Addr()) })
 	forNode := func(e service.Endpoint) bool {
 		return slices.Contains(strings.Split(string(e.Nodes), ","), o.node.Name)
 	}

@@ -24,6 +24,8 @@ type oracle struct {
 	nodePortAddresses []string
 	// memory has the endpoint of each client, for session affinity.
 	memory map[visit]netip.AddrPort
+	// drawn is the endpoint that the rules have drawn by a hash, not valid if they drop what they draw. Which of the list it is, the oracle does not know.
+	drawn netip.AddrPort
 	// seen counts how often each case came up.
 	seen map[string]int
 }
@@ -298,6 +300,13 @@ func (o *oracle) deliver(p nft.Packet, t *target, list string, masquerade bool) 
 	}
 	var results []nft.Result
 	outside := func(to netip.AddrPort) bool { return o.unserved(to.Addr()) && !o.inServiceCIDR(to.Addr()) }
+	if b := t.s.Options.Balance; b != service.ByRandom && len(chosen) > 1 {
+		o.saw("drawn by " + b.String())
+		one := slices.DeleteFunc(slices.Clone(chosen), func(a netip.AddrPort) bool { return a != o.drawn && (o.drawn.IsValid() || !outside(a)) })
+		if len(one) > 0 {
+			chosen = one
+		}
+	}
 	if slices.ContainsFunc(chosen, outside) {
 		// The packet would have to leave the node for a cluster IP that is in no ServiceCIDR.
 		o.saw("endpoint is an unlisted cluster IP")

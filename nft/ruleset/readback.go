@@ -27,6 +27,7 @@ import (
 //	endpoints that get connections     the maps of endpoints
 //	external policy                    verdicts that lead to external-local, or accept
 //	session affinity, its time-out     names of the chains learn-...
+//	balance of new connections         names of the chains endpoints-N-by-...
 //	source ranges, and whose they are  sets source-ranges-..., comments in services-restricted
 //	conflicts (without the owner)      keys that the Service would have, and does not
 //	ServiceCIDRs                       rules of postrouting
@@ -41,6 +42,8 @@ import (
 //	endpoint's node                    the node's for local and hairpin endpoints, none where hairpin
 //	                                   is not certain, else another one (elsewhere)
 //	endpoint's conditions              ready
+//	endpoint's weight                  its number of slots, if some endpoint has several; with hashes exact only
+//	                                   where all nodes' lists are one
 //	endpoint's hints                   this node, where the list of policy Cluster lacks local endpoints
 //	external IP or load balancer's     external IP, unless the Service has source ranges there
 //	cluster IP with all ports lost     unknownClusterIP

@@ -24,7 +24,13 @@ func TestReadBack(t *testing.T) {
 	seeds(t, 300, func(t *testing.T, rng *rand.Rand) {
 		cfg, _ := gen.Config(rng)
 		node := gen.Node(rng)
-		s := build(node, gen.Services(rng, &node), gen.ServiceCIDRs(rng)...)
+		services := gen.Services(rng, &node)
+		for i, s := range services {
+			if s.Options.Balance != service.ByRandom { // slots of several tables round weights differently
+				services[i] = likeWeights(s)
+			}
+		}
+		s := build(node, services, gen.ServiceCIDRs(rng)...)
 		p := ruleset.Compile(cfg, s)
 		got := ruleset.ReadBack(p.Model(), cfg.Table, s.Node)
 		if diff := cmp.Diff(reachable(s), reachable(got)); diff != "" {
@@ -38,11 +44,26 @@ func TestReadBack(t *testing.T) {
 		}
 		count(seen, got)
 	})
-	for _, what := range []string{"cluster IP", "external", "restricted", "node port", "conflict", "internal Local", "external Local", "affinity", "hints", "local endpoint"} {
+	for _, what := range []string{"cluster IP", "external", "restricted", "node port", "conflict", "internal Local", "external Local", "affinity", "hints", "local endpoint", "balance", "weights"} {
 		if seen[what] == 0 {
 			t.Errorf("no cluster had any %q", what)
 		}
 	}
+}
+
+// likeWeights returns the service with endpoints of the default weight or 0.
+func likeWeights(s *service.Service) *service.Service {
+	s = s.Clone()
+	for i := range s.Ports {
+		list := slices.Collect(s.Ports[i].Endpoints.All())
+		for j := range list {
+			if !list[j].Drained() {
+				list[j].Weight = 0
+			}
+		}
+		s.Ports[i].Endpoints = service.MergeEndpoints(list)
+	}
+	return s
 }
 
 // TestReadBackConfig: a program made from what was read back serves node ports on the
@@ -286,7 +307,7 @@ func count(seen map[string]int, s service.Snapshot) {
 		seen["restricted"] += len(svc.LoadBalancerIPs)
 		for what, is := range map[string]bool{
 			"internal Local": svc.InternalPolicy == service.Local, "external Local": svc.ExternalPolicy == service.Local,
-			"affinity": svc.AffinityTimeout > 0,
+			"affinity": svc.AffinityTimeout > 0, "balance": svc.Options.Balance != service.ByRandom,
 		} {
 			if is {
 				seen[what]++
@@ -295,6 +316,9 @@ func count(seen map[string]int, s service.Snapshot) {
 		for _, p := range svc.Ports {
 			seen["node port"] += min(1, int(p.NodePort))
 			for e := range p.Endpoints.All() {
+				if e.Weight != 0 {
+					seen["weights"]++
+				}
 				seen["hints"] += min(1, len(e.Nodes))
 				seen["local endpoint"] += strings.Count(e.Node, s.Node.Name)
 			}

@@ -1,6 +1,7 @@
 package ruleset
 
 import (
+	"cmp"
 	"encoding/binary"
 	"net/netip"
 	"slices"
@@ -38,6 +39,10 @@ type servedFrontend struct {
 	// cluster; without external, outsiders get it too.
 	external       bool
 	cluster, local []netip.AddrPort
+	// clusterSlots and localSlots say how many slots of the list each endpoint has; nil where each has one.
+	clusterSlots, localSlots map[netip.AddrPort]int
+	// balance says how packets draw an endpoint.
+	balance service.Balance
 	// dropped says that there are endpoints, but none on the node. refused says that
 	// there are no endpoints.
 	dropped, refused bool
@@ -89,7 +94,7 @@ type frontendReader struct {
 	contents *nft.Contents
 	family   nft.Family
 	// cluster and local have the targets of each frontend's lists.
-	cluster, local map[nft.Value][]netip.AddrPort
+	cluster, local map[nft.Value]readList
 	// sources has the ranges that each chain lets in, itself the load balancers'
 	// addresses that may reach each frontend.
 	sources map[string]*service.Sources
@@ -118,14 +123,16 @@ func (r *frontendReader) read(element nft.Element) *servedFrontend {
 	switch outside := r.element(r.localVerdicts, element.Key).Verdict; {
 	case f.passed, f.external && outside.Code == nft.Accept:
 		f.failover = service.FailoverPass
-	case f.external && outside.Chain != "" && len(r.local[element.Key]) == 0:
+	case f.external && outside.Chain != "" && len(r.local[element.Key].targets) == 0:
 		f.failover = service.FailoverCluster
 	}
 	f.dropped = verdict.Code == nft.Drop || verdict.Chain == r.refusalChain(NoLocalEndpoints) // earlier versions dropped here
 	f.localOnly = strings.HasSuffix(kindOfChain(verdict.Chain), "-local-")
 	f.refused = verdict.Chain == refuse || verdict.Chain == r.refusalChain(NoEndpoints)
 	if !f.dropped && !f.refused {
-		f.cluster, f.local = r.cluster[element.Key], r.local[element.Key]
+		cluster, local := r.cluster[element.Key], r.local[element.Key]
+		f.cluster, f.clusterSlots, f.local, f.localSlots = cluster.targets, cluster.slots, local.targets, local.slots
+		f.balance = cmp.Or(balanceOf(verdict.Chain), balanceOf(r.element(r.clusterVerdicts, element.Key).Verdict.Chain), balanceOf(r.element(r.localVerdicts, element.Key).Verdict.Chain))
 	}
 	f.affinity, f.servicePort = parseLearner(r.element(r.learners, element.Key).Verdict.Chain)
 	if !f.isNodePort() {
@@ -139,6 +146,16 @@ func (r *frontendReader) read(element nft.Element) *servedFrontend {
 func kindOfChain(chain string) string {
 	kind, _, _ := strings.Cut(chain, "affinity")
 	return kind
+}
+
+// balanceOf reads from the name of a shared chain how packets draw.
+func balanceOf(chain string) service.Balance {
+	for _, b := range []service.Balance{service.ByClient, service.ByFlow} {
+		if strings.Contains(kindOfChain(chain), "-by-"+b.String()) {
+			return b
+		}
+	}
+	return service.ByRandom
 }
 
 // parseLearner reads the name of a chain that remembers clients: for how long, 0 for
@@ -161,8 +178,15 @@ func (r *frontendReader) element(set string, key nft.Value) nft.Element {
 	return nft.Element{}
 }
 
-// poolTargets returns the targets of each list in a map of endpoints, sorted.
-func poolTargets(c *nft.Contents, name string, f nft.Family) map[nft.Value][]netip.AddrPort {
+// readList is a list of endpoints as a table has it.
+type readList struct {
+	// targets are sorted, each once. slots says how many slots each has; nil where each has one.
+	targets []netip.AddrPort
+	slots   map[netip.AddrPort]int
+}
+
+// poolTargets returns each list in a map of endpoints.
+func poolTargets(c *nft.Contents, name string, f nft.Family) map[nft.Value]readList {
 	s := c.Sets[name]
 	if s == nil {
 		return nil
@@ -173,20 +197,40 @@ func poolTargets(c *nft.Contents, name string, f nft.Family) map[nft.Value][]net
 		at, _ := key.SplitIndex()
 		counts[at]++
 	}
-	lists, all := make(map[nft.Value][]netip.AddrPort, len(counts)), make([]netip.AddrPort, len(s.Elements))
+	slotsOf, all := make(map[nft.Value][]netip.AddrPort, len(counts)), make([]netip.AddrPort, len(s.Elements))
 	for at, n := range counts {
-		lists[at], all = all[:0:n], all[n:]
+		slotsOf[at], all = all[:0:n], all[n:]
 	}
 	for key, e := range s.Elements {
 		at, _ := key.SplitIndex()
 		data := fieldReader{e.Data, f}
-		lists[at] = append(lists[at], netip.AddrPortFrom(data.addr(), data.port()))
+		slotsOf[at] = append(slotsOf[at], netip.AddrPortFrom(data.addr(), data.port()))
 	}
-	for at, list := range lists {
+	lists := make(map[nft.Value]readList, len(slotsOf))
+	for at, list := range slotsOf {
 		slices.SortFunc(list, netip.AddrPort.Compare)
-		lists[at] = slices.Compact(list)
+		lists[at] = readListOf(list)
 	}
 	return lists
+}
+
+// readListOf returns the list whose slots, sorted, have these targets. It keeps the slice.
+func readListOf(list []netip.AddrPort) readList {
+	n := len(list)
+	slots := map[netip.AddrPort]int{}
+	for i := 1; i < n; i++ {
+		if list[i] == list[i-1] {
+			slots[list[i]]++
+		}
+	}
+	targets := slices.Compact(list)
+	if len(targets) == n {
+		return readList{targets: targets}
+	}
+	for _, a := range targets {
+		slots[a]++
+	}
+	return readList{targets, slots}
 }
 
 // readSources returns the lists of ranges, by the name of their set and chain.

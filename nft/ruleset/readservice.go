@@ -105,6 +105,7 @@ func (s *servedService) service(r *readback) *service.Service {
 		svc.ExternalPolicy = svc.ExternalPolicy || service.TrafficPolicy(f.external || f.passed)
 		svc.Options.ExternalFailover = max(svc.Options.ExternalFailover, f.failover)
 		svc.AffinityTimeout = max(svc.AffinityTimeout, f.affinity)
+		svc.Options.Balance = max(svc.Options.Balance, f.balance)
 	}
 	svc.InternalPolicy = s.internalPolicy(svc)
 	for _, p := range s.ports {
@@ -252,18 +253,19 @@ const elsewhere = "-"
 // endpoints returns the endpoints of all lists, such that Choose makes the same lists.
 func (in portInFamily) endpoints(r *readback, svc *service.Service, family nft.Family) []service.Endpoint {
 	var cluster, local []netip.AddrPort
+	var slots []map[netip.AddrPort]int
 	facts := r.families.Of(family)
 	switch {
 	case in.external != nil:
-		cluster = in.external.cluster
+		cluster, slots = in.external.cluster, append(slots, in.external.clusterSlots)
 	case in.internal != nil && svc.InternalPolicy == service.Cluster:
-		cluster = in.internal.cluster
+		cluster, slots = in.internal.cluster, append(slots, in.internal.clusterSlots)
 	}
 	switch {
 	case in.internal != nil && svc.InternalPolicy == service.Local:
-		local = in.internal.cluster
+		local, slots = in.internal.cluster, append(slots, in.internal.clusterSlots)
 	case in.external != nil && in.external.external:
-		local = in.external.local
+		local, slots = in.external.local, append(slots, in.external.localSlots)
 	default:
 		for _, a := range cluster {
 			if facts.onNode[a.Addr()] {
@@ -278,6 +280,13 @@ func (in portInFamily) endpoints(r *readback, svc *service.Service, family nft.F
 	list := make([]service.Endpoint, len(all))
 	for i, a := range all {
 		list[i] = service.Endpoint{Addr: a, Ready: true, Serving: true, Node: elsewhere}
+		// Slots say the proportions of weights, and no more.
+		for _, of := range slots {
+			if n := of[a]; n > 0 {
+				list[i].Weight = service.NewWeight(uint16(n))
+				break
+			}
+		}
 		if _, ok := slices.BinarySearchFunc(local, a, netip.AddrPort.Compare); ok {
 			list[i].Node = r.node.Name
 		} else if facts.onNode[a.Addr()] || facts.maybeOnNode[a.Addr()] {

@@ -77,6 +77,8 @@ type Frontend struct {
 	// outside of the cluster get Local; else all clients get Cluster.
 	Split          bool
 	Cluster, Local []netip.AddrPort
+	// ClusterSlots and LocalSlots say how many slots of the list each endpoint has; nil where each has one.
+	ClusterSlots, LocalSlots map[netip.AddrPort]int
 	// Affinity is how long a client is remembered, 0 if it is not.
 	Affinity time.Duration
 	// Chains are the chains that the frontend's elements lead to, each once, in the order in which
@@ -156,7 +158,7 @@ func (f *servedFrontend) exported(svc *service.Service) Frontend {
 	e := Frontend{
 		Family: f.family, Addr: f.addr, Protocol: f.protocol, Port: f.port, Fate: Translated,
 		ClusterIP: !f.isNodePort() && slices.Contains(svc.ClusterIPs, f.addr),
-		Split:     f.external, Cluster: f.cluster, Local: f.local, Affinity: f.affinity, Chains: f.chains(),
+		Split:     f.external, Cluster: f.cluster, Local: f.local, ClusterSlots: f.clusterSlots, LocalSlots: f.localSlots, Affinity: f.affinity, Chains: f.chains(),
 	}
 	switch {
 	case f.dropped:

@@ -148,7 +148,7 @@ func (c *serviceCompiler) serveExternal(f frontend, l endpointLists) {
 	case f.failover == service.FailoverPass:
 		c.addVerdict(f, f.localVerdicts, nft.Verdict{Code: nft.Accept})
 	case f.failover == service.FailoverCluster:
-		c.leadTo(f, f.localVerdicts, l.cluster.Len(), masqueradeAll, remembered)
+		c.leadTo(f, f.localVerdicts, l.cluster, masqueradeAll, remembered)
 	default:
 		c.addRefusal(f, NoLocalEndpoints) // externalChain drops
 	}
@@ -166,7 +166,7 @@ func (c *serviceCompiler) addVerdict(f frontend, vmap string, v nft.Verdict) {
 
 // addTargets leads the frontend to the shared chain for the targets, and to refusal
 // without targets. It returns the list if its clients are to be remembered, else none.
-func (c *serviceCompiler) addTargets(f frontend, vmap string, targets nft.Targets, m masquerading, list clientList) clientList {
+func (c *serviceCompiler) addTargets(f frontend, vmap string, targets targetList, m masquerading, list clientList) clientList {
 	if targets.Len() == 0 {
 		c.refuseAll(f, vmap, NoEndpoints)
 		return 0
@@ -178,15 +178,18 @@ func (c *serviceCompiler) addTargets(f frontend, vmap string, targets nft.Target
 			c.elements = append(c.elements, nft.Element{Set: f.rememberable(list), Key: f.at + t})
 		}
 	}
-	shared := c.leadTo(f, vmap, targets.Len(), m, list)
-	c.pools = append(c.pools, nft.Pool{Map: shared.pool(), Prefix: f.at, Targets: targets})
+	shared := c.leadTo(f, vmap, targets, m, list)
+	c.pools = append(c.pools, nft.Pool{Map: shared.pool(), Prefix: f.at, Targets: targets.Targets, Row: targets.row})
 	return list
 }
 
-// leadTo leads the frontend to the shared chain for a number of targets. list is the list
+// leadTo leads the frontend to the shared chain for the targets. list is the list
 // whose clients are remembered, 0 for none.
-func (c *serviceCompiler) leadTo(f frontend, vmap string, targets int, m masquerading, list clientList) sharedChain {
-	shared := sharedChain{access: f.access, endpoints: targets, masquerade: m}
+func (c *serviceCompiler) leadTo(f frontend, vmap string, targets targetList, m masquerading, list clientList) sharedChain {
+	shared := sharedChain{access: f.access, slots: targets.slots(), masquerade: m}
+	if targets.row != nil && targets.row.Fixed {
+		shared.balance = c.svc.Options.Balance
+	}
 	if list != 0 {
 		shared.clients, shared.lists = c.clients, list
 	}

@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"time"
 
+	"nftproxy/model/service"
 	"nftproxy/nft"
 )
 
@@ -21,13 +22,16 @@ const (
 )
 
 // sharedChain is all that a shared chain depends on; its name says the same. Services
-// with the same number of endpoints share a chain. So do the addresses of a Service
+// with the same number of slots, which are drawn in the same way, share a chain. So do the addresses of a Service
 // port whose clients are remembered. Only chains that use the map localEndpoints
 // never masquerade.
 type sharedChain struct {
-	access     *access
-	endpoints  int
+	access *access
+	// slots is the number of elements of the list, usually one for each endpoint. 0 refuses.
+	slots      int
 	masquerade masquerading
+	// balance says how a packet draws one of them.
+	balance service.Balance
 	// clients makes it the chain that sends each remembered client to its endpoint,
 	// by the map of the list in lists. It sends others on to the chain without
 	// clients.
@@ -43,14 +47,17 @@ func (s sharedChain) name() string {
 	switch {
 	case s.learn > 0:
 		return fmt.Sprintf("%slearn-%d-%s%s", name, s.learn/time.Second, s.clients.name, s.lists.suffix())
-	case s.endpoints == 0:
+	case s.slots == 0:
 		return s.access.refusalChain(NoEndpoints)
 	case s.masquerade == masqueradeNone:
-		name += "local-endpoints-" + strconv.Itoa(s.endpoints)
-	case s.masquerade == masqueradeAll:
-		name += "endpoints-" + strconv.Itoa(s.endpoints) + "-masquerade"
-	default:
-		name += "endpoints-" + strconv.Itoa(s.endpoints)
+		name += "local-"
+	}
+	name += "endpoints-" + strconv.Itoa(s.slots)
+	if s.balance != service.ByRandom {
+		name += "-by-" + s.balance.String()
+	}
+	if s.masquerade == masqueradeAll {
+		name += "-masquerade"
 	}
 	if s.clients != (clients{}) {
 		name += "-" + s.lists.mapName(s.clients)
@@ -83,8 +90,8 @@ func (s sharedChain) pool() string {
 }
 
 // chain builds the shared chain. Maps and rules change in one transaction, but a
-// packet between two lookups may see the old number of endpoints and the new
-// endpoints. Then it goes to index 0, which exists as long as any endpoint does.
+// packet between two lookups may see the old number of slots and the new
+// ones. Then it goes to index 0, which exists as long as any endpoint does.
 // Without endpoints it is dropped: it must not leave the node with the service's
 // address on it.
 func (s sharedChain) chain(cfg *Config, p pods) *nft.Chain {
@@ -99,13 +106,24 @@ func (s sharedChain) chain(cfg *Config, p pods) *nft.Chain {
 			NewClient.rule(nft.Verdict{Code: nft.Goto, Chain: next.name()}),
 		)}
 	}
-	dnat := nft.DNAT{Key: s.access.key, Mod: uint32(s.endpoints), Map: s.pool()}
+	dnat := nft.DNAT{Key: s.access.key, Mod: uint32(s.slots), Hash: hashed(s.balance), Map: s.pool()}
 	rules = append(rules, Choose.rule(dnat))
-	if s.endpoints > 1 {
-		dnat.Mod = 1
+	if s.slots > 1 {
+		dnat.Mod, dnat.Hash = 1, nil
 		rules = append(rules, ChooseFirst.rule(dnat))
 	}
 	return &nft.Chain{Name: s.name(), Rules: append(rules, DropUnchosen.rule(nft.Verdict{Code: nft.Drop}))}
+}
+
+// hashed returns the fields by whose hash packets draw; none for random draws.
+func hashed(b service.Balance) nft.Fields {
+	switch b {
+	case service.ByClient:
+		return client()
+	case service.ByFlow:
+		return nft.Fields{nft.Saddr, nft.Sport}
+	}
+	return nil
 }
 
 // tellsPods says whether the chain treats pods and others differently.

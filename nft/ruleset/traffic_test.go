@@ -31,7 +31,7 @@ func newTrial(t *testing.T, rng *rand.Rand, seen map[string]int) *trial {
 	node := gen.Node(rng)
 	services, ranges := randomServices(rng, &node), gen.ServiceCIDRs(rng)
 	c := &trial{
-		oracle: &oracle{&node, services, cfg, ranges, list, map[visit]netip.AddrPort{}, seen},
+		oracle: &oracle{&node, services, cfg, ranges, list, map[visit]netip.AddrPort{}, netip.AddrPort{}, seen},
 		rng:    rng, builder: service.NewBuilder(node), compiler: ruleset.NewCompiler(cfg), kernel: nft.NewModel(),
 	}
 	c.builder.SetServiceCIDRs(ranges)
@@ -102,8 +102,10 @@ func (c *trial) connect(t *testing.T) {
 	} else if len(c.clients) < 40 {
 		c.clients = append(c.clients, p)
 	}
+	outcomes := c.kernel.Outcomes(p, c.local)
+	c.drawn = outcomes[0].To
 	results := c.outcomes(p)
-	want, got := describe(results), describe(c.kernel.Outcomes(p, c.local))
+	want, got := describe(results), describe(outcomes)
 	if want != got {
 		t.Fatalf("%s\nwant %s\n got %s\n%+v, node-port addresses %v\n%s\n%v",
 			p, want, got, c.cfg, c.nodePortAddresses, c.builder.Snapshot(), c.memory)

@@ -22,6 +22,7 @@ func options(rng *rand.Rand) service.Options {
 // optionValues has a list for each annotation: its key, then values of it.
 func optionValues() [][]string {
 	return [][]string{
+		{"balance", "random", "client", "flow"},
 		{"eject", "off", "report", "on"},
 		{"external-failover", "drop", "pass", "cluster"},
 	}

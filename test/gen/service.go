@@ -32,7 +32,7 @@ type Options struct {
 	LoadBalancers bool
 	// Affinity gives services session affinity.
 	Affinity bool
-	// Annotations gives services the options that they ask for by annotations.
+	// Annotations gives services the options that they ask for by annotations, and endpoints weights.
 	Annotations bool
 }
 
@@ -143,7 +143,7 @@ func protocol(rng *rand.Rand) service.Protocol {
 
 func endpoints(rng *rand.Rand, o Options, pods []string) []service.Endpoint {
 	var list []service.Endpoint
-	hinted := rng.IntN(4)
+	hinted, weighted := rng.IntN(4), o.Annotations && rng.IntN(4) == 0
 	for _, format := range pods {
 		for range rng.IntN(o.Endpoints + 1) {
 			e := endpoint(rng, o, format)
@@ -153,6 +153,9 @@ func endpoints(rng *rand.Rand, o Options, pods []string) []service.Endpoint {
 			}
 			if hinted&2 != 0 && rng.IntN(20) > 0 {
 				e.Zones = service.NewHints([]string{fmt.Sprintf("zone-%d", rng.IntN(3)), fmt.Sprintf("zone-%d", rng.IntN(3))})
+			}
+			if weighted {
+				e.Weight = service.NewWeight(uint16(50 * rng.IntN(4)))
 			}
 			list = append(list, e)
 		}
@@ -201,6 +204,8 @@ func Mutate(rng *rand.Rand, s *service.Service, opts Options) *service.Service {
 	case rng.IntN(2) == 0:
 		i := rng.IntN(n)
 		list = slices.Delete(list, i, i+1)
+	case o.Annotations && rng.IntN(4) == 0:
+		list[rng.IntN(n)].Weight = service.NewWeight(uint16(50 * rng.IntN(4)))
 	default:
 		e := &list[rng.IntN(n)]
 		e.Ready, e.Terminating = !e.Ready, e.Ready

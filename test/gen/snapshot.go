@@ -265,7 +265,7 @@ func parsePort(s string) (uint16, error) {
 
 func (s *parsedService) endpointLine(words []string) error {
 	if len(words) < 2 {
-		return fmt.Errorf("want: endpoint ADDRESS:PORT NODE [CONDITION...] [for-nodes=NAME,...] [for-zones=NAME,...]")
+		return fmt.Errorf("want: endpoint ADDRESS:PORT NODE [CONDITION...] [for-nodes=NAME,...] [for-zones=NAME,...] [weight=NUMBER]")
 	}
 	addr, err := netip.ParseAddrPort(words[0])
 	if err != nil {
@@ -279,6 +279,14 @@ func (s *parsedService) endpointLine(words []string) error {
 		}
 		if list, ok := strings.CutPrefix(c, "for-zones="); ok {
 			e.Zones = service.NewHints(strings.Split(list, ","))
+			continue
+		}
+		if number, ok := strings.CutPrefix(c, "weight="); ok {
+			n, err := strconv.ParseUint(number, 10, 16)
+			if err != nil {
+				return err
+			}
+			e.Weight = service.NewWeight(uint16(n))
 			continue
 		}
 		switch c {

@@ -1,0 +1,119 @@
+package service
+
+import (
+	"net/netip"
+	"slices"
+
+	"nftproxy/model/ip"
+	"nftproxy/model/slots"
+)
+
+// Balance says how a new connection gets its endpoint.
+type Balance uint8
+
+// The ways: at random, by a hash of the client's address, or by a hash of the client's address and port. By a hash all
+// nodes send the same client to the same endpoint, as far as they choose among the same endpoints.
+const (
+	ByRandom Balance = iota
+	ByClient
+	ByFlow
+)
+
+func balanceWords() []string { return []string{"random", "client", "flow"} }
+
+func (b Balance) String() string { return balanceWords()[b] }
+
+// MaxSlots returns the greatest number of slots that the service's lists of endpoints may have.
+func (s *Service) MaxSlots() int {
+	if s.SlotLimit == 0 {
+		return slots.MaxSize
+	}
+	return s.SlotLimit
+}
+
+// noSlots is the SlotLimit of a service whose lists have a slot for each endpoint.
+const noSlots = 1
+
+// weighted says whether some endpoint has another weight than the default one.
+func (p *Port) weighted() bool {
+	for chunk := range p.Endpoints.Chunks() {
+		for i := range chunk {
+			if chunk[i].Weight != 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Slots returns the greatest number of slots that a list of the port's endpoints of a family may have on any node:
+// a list of fewer endpoints never has more.
+func (s *Service) Slots(p *Port, family ip.Family) int {
+	n := p.endpoints(family)
+	switch size := slots.TableSize(n, s.MaxSlots()); {
+	case s.SlotLimit == noSlots:
+		return n
+	case s.Options.Balance != ByRandom:
+		return max(n, size)
+	case !p.weighted():
+		return n
+	}
+	weights := make([]uint32, 0, n)
+	for e := range p.Endpoints.All() {
+		if family.Has(e.Addr.Addr()) {
+			weights = append(weights, uint32(e.Weight.Number()))
+		}
+	}
+	return max(n, slots.DrawnSize(weights, s.MaxSlots()))
+}
+
+// asksForSlots says whether a list of endpoints may have more slots than endpoints.
+func (s *Service) asksForSlots() bool {
+	return s.Options.Balance != ByRandom || slices.ContainsFunc(s.Ports, func(p Port) bool { return p.weighted() })
+}
+
+// fitted returns the service with as many slots as fit the limit, at most those that it asks for. It is the service itself if
+// they all fit.
+func (s *Service) fitted(limit int) *Service {
+	if s.within(limit) {
+		return s
+	}
+	fewer := *s
+	for _, size := range slots.Smaller() {
+		fewer.SlotLimit = size
+		if fewer.within(limit) {
+			return &fewer
+		}
+	}
+	fewer.SlotLimit = noSlots
+	return &fewer
+}
+
+// within says whether all of the service certainly fits the limit of elements.
+func (s *Service) within(limit int) bool {
+	var each ip.PerFamily[int]
+	for i := range s.Ports {
+		for _, f := range ip.Families() {
+			lists := 1
+			if s.ExternalPolicy == Local {
+				lists = 2
+			}
+			*each.Of(f) += 1 + lists*s.Slots(&s.Ports[i], f)
+		}
+	}
+	sum := len(s.ClusterIPs)
+	for _, list := range [][]netip.Addr{s.ClusterIPs, s.LoadBalancerIPs, s.ExternalIPs} {
+		for _, a := range list {
+			sum += *each.Of(ip.Of(a))
+		}
+	}
+	for i := range s.Ports {
+		if s.Ports[i].NodePort != 0 {
+			for _, f := range ip.Families() {
+				sum += *each.Of(f)
+			}
+			break
+		}
+	}
+	return sum <= limit
+}
