@@ -26,6 +26,14 @@ type table struct {
 	err   error
 }
 
+// change changes what the table has, and returns the number of looks before.
+func (t *table) change(to []netip.AddrPort, err error) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.to, t.err = to, err
+	return len(t.looks)
+}
+
 func (t *table) Unanswered(_ context.Context, yield func(conntrack.Flow) error) (time.Duration, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -81,32 +89,31 @@ func TestEjector(t *testing.T) {
 		go func() { done <- e.Run(ctx) }()
 		e.Notify(snapshot("own", "a", "b", "c"))
 		time.Sleep(101 * time.Second)
-		if n := len(connections.looks); n < 19 || n > 22 {
+		if n := connections.change(slices.Repeat([]netip.AddrPort{endpointAt(1)}, 5), nil); n < 19 || n > 22 {
 			t.Errorf("%d looks of 10 ms in 101 s at rest, want 20", n)
 		}
-		connections.to = slices.Repeat([]netip.AddrPort{endpointAt(1)}, 5)
 		time.Sleep(9 * time.Second) // a look at rest, one more a second later, and two tries of a second
+		synctest.Wait()
 		if len(set) != 1 || set[0].At("shop/web").Find(&service.Port{Protocol: service.TCP, Port: 80}, endpointAt(1)) == nil {
 			t.Fatalf("left out: %v", set)
 		}
-		connections.to = nil
-		before := len(connections.looks)
+		before := connections.change(nil, nil)
 		time.Sleep(100 * time.Second)
-		if n := len(connections.looks) - before; n > 131 {
+		if n := connections.change(nil, nil) - before; n > 131 {
 			t.Errorf("%d looks of 10 ms in 100 s", n)
 		}
 		mu.Lock()
 		dead = nil
 		mu.Unlock()
 		time.Sleep(14 * time.Second)
+		synctest.Wait()
 		if len(set) != 2 || set[1].Len() != 0 {
 			t.Errorf("left out in the end: %v", set)
 		}
 		// A table that cannot be read is not read again and again.
-		connections.err = syscall.EPERM
-		before = len(connections.looks)
+		before = connections.change(nil, syscall.EPERM)
 		time.Sleep(5 * time.Minute)
-		if n := len(connections.looks) - before; n > 12 {
+		if n := connections.change(nil, nil) - before; n > 12 {
 			t.Errorf("%d looks that fail in five minutes", n)
 		}
 		cancel()
@@ -127,7 +134,7 @@ func TestOff(t *testing.T) {
 		s := snapshot("own", "a", "b")
 		e.Notify(s)
 		time.Sleep(time.Minute)
-		if n := len(connections.looks); n > 0 {
+		if n := connections.change(nil, nil); n > 0 {
 			t.Errorf("%d looks", n)
 		}
 		asks := s.Services.At("shop/web").Clone()
@@ -135,7 +142,7 @@ func TestOff(t *testing.T) {
 		s.Services = s.Services.Set(asks.Name, asks)
 		e.Notify(s)
 		time.Sleep(10 * time.Second)
-		if len(connections.looks) == 0 {
+		if connections.change(nil, nil) == 0 {
 			t.Error("no look, although a Service asks for it")
 		}
 		cancel()
