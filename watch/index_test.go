@@ -66,6 +66,8 @@ func randomService(rng *rand.Rand, name string) *corev1.Service {
 		s.Spec.ClusterIP = corev1.ClusterIPNone
 	case 1:
 		s.Labels = map[string]string{labelProxyName: "mesh"}
+	case 2:
+		s.Annotations = map[string]string{service.OptionPrefix + "external-failover": []string{"pass", "cluster", "perhaps"}[rng.IntN(3)]}
 	}
 	return s
 }
@@ -113,6 +115,12 @@ func (o objects) oracle() service.Snapshot {
 		out := &service.Service{
 			Name: service.NewName("default", s.Name), Created: s.CreationTimestamp.UTC(),
 			ClusterIPs: []netip.Addr{netip.MustParseAddr(s.Spec.ClusterIP)},
+		}
+		switch s.Annotations[service.OptionPrefix+"external-failover"] {
+		case "pass":
+			out.Options.ExternalFailover = service.FailoverPass
+		case "cluster":
+			out.Options.ExternalFailover = service.FailoverCluster
 		}
 		for _, p := range s.Spec.Ports {
 			port := service.Port{Name: p.Name, Protocol: service.TCP, Port: uint16(p.Port)}

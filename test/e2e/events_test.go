@@ -40,6 +40,9 @@ func TestEvents(t *testing.T) {
 	bad := simple("bad")
 	bad.Spec.ExternalIPs = []string{"203.0.113.300"}
 	bad = n.seed(bad, "10.111.1.1", backend.Addrs.V4())
+	typo := simple("typo")
+	typo.Annotations = map[string]string{"nftproxy.io/external-failure": "pass"}
+	typo = n.create(typo)
 	p := n.startProxy(flags...)
 
 	reference := func(s *corev1.Service, field string) corev1.ObjectReference {
@@ -54,6 +57,8 @@ func TestEvents(t *testing.T) {
 			[]string{sysctl + "=" + wanted, "is " + limit, "can be set in the host's own network namespace only"}},
 		{reference(younger, ""), watch.ReasonConflict, []string{"203.0.113.21:80/tcp belongs to Service " + n.namespace + "/" + older.Name}},
 		{reference(bad, "spec.externalIPs[0]"), watch.ReasonInvalid, []string{`spec.externalIPs[0]: "203.0.113.300": not an IP address`}},
+		{reference(typo, "metadata.annotations[nftproxy.io/external-failure]"), watch.ReasonInvalid,
+			[]string{`"pass": unknown key; there are nftproxy.io/`, "nftproxy.io/external-failover"}},
 	} {
 		e := n.awaitEvent(want.about.Kind, want.about.Name, want.reason)
 		if diff := cmp.Diff(want.about, e.InvolvedObject); diff != "" {
@@ -92,7 +97,7 @@ func TestEvents(t *testing.T) {
 			count[e.InvolvedObject.Name]++
 		}
 	}
-	if diff := cmp.Diff(map[string]int{"younger": 1, "bad": 1, "third": 1}, count); diff != "" {
+	if diff := cmp.Diff(map[string]int{"younger": 1, "bad": 1, "typo": 1, "third": 1}, count); diff != "" {
 		t.Errorf("events after a restart (-want +got):\n%s", diff)
 	}
 	p.stop()

@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"nftproxy/model/ip"
+	"nftproxy/model/service"
 	"nftproxy/test/cmd/soak/script"
 	"nftproxy/test/lib/testnet"
 )
@@ -85,8 +86,15 @@ func specified(e script.Event) *corev1.Service {
 	if n := e.Get("external-ip"); n != "" {
 		spec.ExternalIPs = []string{"198.51.100." + n}
 	}
-	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace}, Spec: spec}
+	made := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace}, Spec: spec}
+	if failover := e.Get("failover"); failover != "" {
+		made.Annotations = map[string]string{failoverKey: failover}
+	}
+	return made
 }
+
+// failoverKey is the annotation of external failover.
+const failoverKey = service.OptionPrefix + "external-failover"
 
 // putService makes or changes a Service. One whose addresses change is made again.
 func (w *world) putService(e script.Event) error {

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"nftproxy/model/ip"
+	"nftproxy/model/service"
 	"nftproxy/test/cmd/soak/outcome"
 	"nftproxy/test/cmd/soak/script"
 	"nftproxy/test/lib/testnet"
@@ -96,7 +97,11 @@ func (w *world) ofNodePort(o objects, to netip.AddrPort, protocol string) outcom
 		local := s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 		e := w.ofEndpoints(o, s, port, ip.Of(to.Addr()), local)
 		e.Source = outcome.Masqueraded
-		if local {
+		switch {
+		case local && len(e.Pods) == 0 && s.Annotations[failoverKey] == service.FailoverCluster.String():
+			e = w.ofEndpoints(o, s, port, ip.Of(to.Addr()), false)
+			e.Source = outcome.Masqueraded
+		case local:
 			e.Source = outcome.Kept
 		}
 		return e

@@ -212,6 +212,9 @@ func (g *Generator) service() {
 		args = append(args, "external=Local")
 	}
 	if g.rng.IntN(4) == 0 {
+		args = append(args, "failover="+[]string{"cluster", "pass"}[g.rng.IntN(2)])
+	}
+	if g.rng.IntN(4) == 0 {
 		args = append(args, fmt.Sprintf("affinity=%d", []int{5, 600, 10800}[g.rng.IntN(3)]))
 	}
 	if g.rng.IntN(5) == 0 {
