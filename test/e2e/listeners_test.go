@@ -39,18 +39,19 @@ func TestListeners(t *testing.T) {
 	} {
 		n.soon("the server at "+at.String(), func() error { return n.answers(at, "/healthz", http.StatusOK, "") })
 	}
-	local := web.Spec.Ports[0].NodePort
-	for _, a := range []string{"127.0.0.1", "::1"} {
-		at := netip.AddrPortFrom(netip.MustParseAddr(a), uint16(local))
-		n.soon("the node port at "+at.String(), func() error {
-			answer, err := n.Node.Ask(t.Context(), testnet.TCP, at, time.Second)
-			if err == nil && answer.ID != "web-1" {
-				err = fmt.Errorf("%+v", answer)
-			}
-			return err
-		})
+	for i, protocol := range []string{testnet.TCP, testnet.UDP} {
+		for _, a := range []string{"127.0.0.1", "::1"} {
+			at := netip.AddrPortFrom(netip.MustParseAddr(a), uint16(web.Spec.Ports[i].NodePort))
+			n.soon("the node port at "+at.String(), func() error {
+				answer, err := n.Node.Ask(t.Context(), protocol, at, time.Second)
+				if err == nil && answer.ID != "web-1" {
+					err = fmt.Errorf("%+v", answer)
+				}
+				return err
+			})
+		}
 	}
-	onLoopback := regexp.MustCompile(fmt.Sprintf(`^tcp (127\.0\.0\.1|\[::1\]):%d$`, local))
+	onLoopback := regexp.MustCompile(fmt.Sprintf(`^(tcp|udp) (127\.0\.0\.1|\[::1\]):(%d|%d)$`, web.Spec.Ports[0].NodePort, web.Spec.Ports[1].NodePort))
 	nodePorts := regexp.MustCompile(`^tcp .*:` + strconv.Itoa(int(port)) + `$`)
 	mark := regexp.MustCompile(`^unix @nftproxy-table-[0-9a-f]{64}-[A-Z2-7]+$`)
 	var got []string
@@ -59,7 +60,7 @@ func TestListeners(t *testing.T) {
 		case nodePorts.MatchString(l):
 			l = "tcp NODE:HEALTHCHECKNODEPORT"
 		case onLoopback.MatchString(l):
-			l = "tcp LOOPBACK:NODEPORT"
+			l = onLoopback.ReplaceAllString(l, "$1 LOOPBACK:NODEPORT")
 		case mark.MatchString(l):
 			l = "unix @nftproxy-table-*"
 		case strings.HasPrefix(l, "unix @nftproxy-here-"):
