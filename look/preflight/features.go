@@ -39,6 +39,8 @@ func features() []feature {
 	empty.ClusterIPs = append(empty.ClusterIPs, addr("fd00:96::2"))
 	sticky := clusterIP("10.96.0.4", port(service.TCP, 0))
 	sticky.AffinityTimeout = 3 * time.Hour
+	hashed := clusterIP("10.96.0.6", port(service.TCP, 0))
+	hashed.Options.Balance = service.ByFlow
 	closed := clusterIP("10.96.0.5", port(service.TCP, 0))
 	closed.LoadBalancerIPs = []netip.Addr{addr("203.0.113.1")}
 	closed.Sources = service.NewSources([]netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")})
@@ -49,6 +51,7 @@ func features() []feature {
 		{name: "refusals", service: empty, without: "Services without endpoints are not refused"},
 		{name: "SCTP", service: clusterIP("10.96.0.3", port(service.SCTP, 0)), endpoints: 1, without: "Services of SCTP are not served"},
 		{name: "session affinity", service: sticky, endpoints: 2, without: "Services with session affinity are not served"},
+		{name: "hashes", service: hashed, endpoints: 2, without: "Services with nftproxy.io/balance, or with session affinity beyond its bound, are not served (nft_hash)"},
 		{name: "source ranges", service: closed, endpoints: 1, without: "Services with loadBalancerSourceRanges are not served"},
 		{name: "ServiceCIDRs", cidr: netip.MustParsePrefix("10.96.0.0/16"), without: "packets to addresses of a ServiceCIDR that no Service has are not dropped"},
 	}

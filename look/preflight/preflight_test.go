@@ -97,8 +97,8 @@ func TestGoodNode(t *testing.T) {
 			}
 		}
 	}
-	if features != 11 {
-		t.Errorf("%d features of the kernel, want 11", features)
+	if features != 12 {
+		t.Errorf("%d features of the kernel, want 12", features)
 	}
 	for _, probe := range []string{"rights", "connection tracking", "other proxies", "ports: health", "firewalls", "marks", "sysctl: net.ipv4.ip_forward"} {
 		w.want(found, preflight.Green, probe)

@@ -13,9 +13,6 @@ import (
 	"nftproxy/nft/ruleset"
 )
 
-// sourcePort stands for the one that the client's kernel would choose. No rule asks for it.
-const sourcePort = 40000
-
 // Ask makes the question about a packet to a destination. The zero Origin stands for a likely client. If client
 // and destination do not fit, the error matches explain.ErrQuestion.
 func (n *Node) Ask(from explain.Origin, d explain.Destination) (explain.Question, error) {
@@ -34,11 +31,8 @@ func (n *Node) Ask(from explain.Origin, d explain.Destination) (explain.Question
 	if src.Is6() != to.Addr().Is6() {
 		return q, fmt.Errorf("%w: --from %s and %s are of different families", explain.ErrQuestion, src, to.Addr())
 	}
-	port := uint16(sourcePort)
-	if to.Port() == 0 {
-		port = 0
-	}
-	q.Packet.Src = netip.AddrPortFrom(src, port)
+	// The client's kernel chooses the port. Where rules hash it, any endpoint may be meant (nftproxy.io/balance: flow).
+	q.Packet.Src = netip.AddrPortFrom(src, 0)
 	if q.Packet.FromNode = device == "" && n.local(src); q.Packet.FromNode {
 		q.From = "the node itself"
 		if !n.local(to.Addr()) {
