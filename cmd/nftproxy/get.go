@@ -202,7 +202,8 @@ externalAddresses, ports, internalTrafficPolicy, externalTrafficPolicy,
 sessionAffinitySeconds, endpoints, localEndpoints and obstacles. A port has name,
 protocol, port, nodePort, endpoints, localEndpoints and frontends; a frontend has
 frontend, kind (clusterIP, external, nodePort), family, fate (served, refused,
-dropped, dropped-outside, passed, passed-outside), sourceRanges (null admits all) and chains; an obstacle has
+dropped, dropped-outside, passed, passed-outside), sourceRanges
+(null admits all) and chains; an obstacle has
 kind, effect (refused, dropped, not-served), frontends and text. Later versions may
 add fields; they do not change these. Exit statuses: see nftproxy get --help.`,
 		Example: `  nftproxy get services
