@@ -262,6 +262,10 @@ func (d *detail) endpointRow(e *service.Endpoint, p *service.Port, choices *ip.P
 // endpointState says in words what the conditions of an endpoint mean.
 func endpointState(e *service.Endpoint) string {
 	switch {
+	case e.Drained():
+		return "weight 0: no new connections"
+	case e.Ready && e.Weight != 0:
+		return fmt.Sprintf("ready, weight %d", e.Weight.Number())
 	case e.Ready:
 		return "ready"
 	case e.Silent:

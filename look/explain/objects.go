@@ -100,6 +100,9 @@ func (x *explainer) conditions(e *service.Endpoint) string {
 	case e.Ready:
 		text = "ready"
 	}
+	if e.Weight != 0 {
+		text += fmt.Sprintf(", of weight %d", e.Weight.Number())
+	}
 	switch {
 	case e.Node == "":
 		text += ", on an unknown node"
