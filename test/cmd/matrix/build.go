@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"runtime"
 	"strings"
 
 	"nftproxy/test/cmd/matrix/vm"
@@ -57,6 +58,9 @@ func (p programs) goTool(ctx context.Context, args ...string) error {
 	}
 	return nil
 }
+
+// kubeProxy is what hack/build-tools.sh kube-proxy makes, for this computer's architecture.
+const kubeProxy = "hack/tools/bin/kube-proxy"
 
 // image is what is in the first root file system of a machine.
 type image struct {
@@ -121,6 +125,9 @@ func (i image) addTests(w *vm.Writer, jobs []vm.Job) {
 	for _, pkg := range i.packages {
 		if wanted[pkg] {
 			w.Copy(path.Join("/tests", testFile(pkg)), i.file(testFile(pkg)))
+			if pkg == ipvsTests && i.arch == runtime.GOARCH && exists(kubeProxy) {
+				w.Copy("/usr/sbin/kube-proxy", kubeProxy)
+			}
 		}
 		w.Dir(path.Join("/src", pkg))
 		if data := filepath.Join(pkg, "testdata"); exists(data) {

@@ -19,7 +19,12 @@ const kernelPackage = "linux-image-cloud-"
 const commandRelease = "trixie"
 
 // commandPackages have the commands that tests need.
-func commandPackages() []string { return []string{"nftables", "iptables", "coreutils"} }
+func commandPackages() []string {
+	return []string{"nftables", "iptables", "coreutils", "ipset", "ipvsadm"}
+}
+
+// ipvsTests is the package whose tests need kube-proxy: only --packages chooses it.
+const ipvsTests = "test/ipvs"
 
 // kernelTests names the tests of a package that need a kernel. The others have the same outcome on
 // each, and emulation is slow.
@@ -66,6 +71,6 @@ func wantedModules() []string {
 		"xt_MASQUERADE", "xt_nat", "xt_mark", "xt_connmark", "xt_conntrack", "xt_comment", "xt_addrtype", "xt_statistic", "xt_multiport", "xt_tcpudp",
 		"xt_REDIRECT", "xt_set", "ip_set", "ip_set_hash_ip", "ip_set_hash_ipport", "ip_set_hash_ipportip", "ip_set_hash_ipportnet",
 		"ip_set_bitmap_port", "xt_recent", "xt_limit", "xt_LOG", "xt_socket", "xt_TPROXY", "xt_physdev", "xt_u32", "ipt_REJECT",
-		"ip6t_REJECT", "br_netfilter", "ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_sh",
+		"ip6t_REJECT", "br_netfilter", "ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_sh", "ip_vs_wlc",
 	}
 }
