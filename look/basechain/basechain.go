@@ -60,7 +60,7 @@ type Chain struct {
 	PolicyDrop bool `json:"policyDrop"`
 	// Rules is what the rules may do, and those of chains to which they lead. List leaves it empty.
 	Rules Effects `json:"rules"`
-	// Closes says that the policy, or a rule that is neither kube-proxy's nor the kubelet's, drops packets. List
+	// Closes says that the policy, or a rule that is neither kube-proxy's nor the kubelet's, drops packets or queues them. List
 	// leaves it false.
 	Closes bool `json:"-"`
 }

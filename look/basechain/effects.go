@@ -34,7 +34,7 @@ func effectsOf(conn *nftables.Conn, base *nftables.Chain) (all Effects, closes b
 				return all, closes, err
 			}
 			all.add(effects)
-			closes = closes || effects.Drops && !otherproxy.OfKubernetes(base.Table.Name, name)
+			closes = closes || (effects.Drops || effects.Queues) && !otherproxy.OfKubernetes(base.Table.Name, name)
 			for _, c := range chains {
 				if !seen[c] {
 					seen[c], next = true, append(next, c)

@@ -91,7 +91,7 @@ type LegacyChain struct {
 	// about NFQUEUE, Untracks about connection tracking, MarksConnections about CONNMARK. Reaches has the names of these chains.
 	Drops, Queues, Translates, Untracks, Marks, MarksConnections bool
 	Reaches                                                      []string
-	// Closes says that a rule of a program other than Kubernetes drops packets.
+	// Closes says that a rule of a program other than Kubernetes drops packets or queues them.
 	Closes bool
 }
 
@@ -150,7 +150,7 @@ func (b *blob) baseChains() []LegacyChain {
 			if c == nil {
 				continue
 			}
-			l.Closes = l.Closes || c.drops && !OfKubernetes(b.name, l.Reaches[i])
+			l.Closes = l.Closes || (c.drops || c.queues) && !OfKubernetes(b.name, l.Reaches[i])
 			l.Drops, l.Queues = l.Drops || c.drops, l.Queues || c.queues
 			l.Translates, l.Untracks = l.Translates || c.translates, l.Untracks || c.untracks
 			l.Marks, l.MarksConnections = l.Marks || c.marks, l.MarksConnections || c.marksConnections
