@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/look/traffic"
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
@@ -122,7 +123,7 @@ func TestTotals(t *testing.T) {
 	clear(k.chains) // they were rewritten
 	k.chains["ip unknown-port"] = 1
 	l = look()
-	causes := [2]map[ruleset.Cause]uint64{
+	causes := ip.PerFamily[map[ruleset.Cause]uint64]{
 		{ruleset.NoEndpoints: 19, ruleset.UnknownPort: 5, ruleset.NoLocalEndpoints: 0, ruleset.OutsideSourceRanges: 0, ruleset.UnallocatedAddress: 0, ruleset.TooManyPings: 0},
 		{ruleset.NoEndpoints: 0, ruleset.UnknownPort: 0, ruleset.NoLocalEndpoints: 0, ruleset.OutsideSourceRanges: 0, ruleset.UnallocatedAddress: 6, ruleset.TooManyPings: 0},
 	}
