@@ -18,7 +18,7 @@ const (
 // are those of the kernel's modules ip_vs_NAME.
 func SchedulerNote(scheduler string) string {
 	const random = ": a new connection goes to a random endpoint"
-	const affinity = "spec.sessionAffinity: ClientIP sends a client to the same endpoint, in each Service that needs it"
+	const affinity = "the annotation nftproxy.io/balance: client sends a client to the same endpoint, in each Service that needs it"
 	switch scheduler {
 	case "", "rr", "wrr":
 		return ""
