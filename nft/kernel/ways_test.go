@@ -52,7 +52,7 @@ func TestWays(t *testing.T) {
 	}{
 		{"owned", func(*kernel.Conn) {}},
 		{"without owner", func(c *kernel.Conn) { c.HideOwnership() }},
-		{"small datagrams", func(c *kernel.Conn) { c.LimitSend(16_000, unix.EMSGSIZE) }},
+		{"small datagrams", func(c *kernel.Conn) { c.LimitSend(64_000, unix.EMSGSIZE) }},
 	}
 	scripts := uint64(3)
 	if testing.Short() {
