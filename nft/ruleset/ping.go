@@ -45,12 +45,10 @@ func (p pings) chain(cfg *Config) *nft.Chain {
 	if p.networks {
 		rules = append(rules, SpareNetworks.rule(nft.InSet{Key: daddr(), Set: reachable}, nft.Verdict{Code: nft.Return}))
 	}
-	drop := DropCounted.rule(nft.Counter{}, nft.Verdict{Code: nft.Drop})
-	if cfg.Uncounted {
-		drop = DropCounted.rule(nft.Verdict{Code: nft.Drop})
-	}
-	rules = append(rules, AnswerPing.rule(nft.Limit{PerSecond: PingsPerSecond, Burst: pingBurst}, nft.DNATTo{Addr: p.by}), drop)
-	return &nft.Chain{Name: string(TooManyPings), Rules: rules}
+	rules = append(rules, AnswerPing.rule(nft.Limit{PerSecond: PingsPerSecond, Burst: pingBurst}, nft.DNATTo{Addr: p.by}), dropCounted())
+	chain := &nft.Chain{Name: string(TooManyPings), Rules: rules}
+	cfg.uncount(chain)
+	return chain
 }
 
 // setPings builds the chain of echo requests.

@@ -117,18 +117,29 @@ func refusalSets() []*nft.Set {
 // finds the Service's element, which counts. It does nothing else.
 func refusalChains(cfg *Config) []*nft.Chain {
 	chains := countingChains()
-	if cfg.Uncounted {
-		for _, c := range chains {
-			for i, r := range c.Rules {
-				c.Rules[i] = slices.DeleteFunc(slices.Clone(r), func(s nft.Statement) bool { return s == nft.Counter{} })
-			}
-		}
+	for _, c := range chains {
+		cfg.uncount(c)
 	}
 	return chains
 }
 
+// uncount takes the counters out of a chain's rules where the configuration wants none.
+func (c *Config) uncount(chain *nft.Chain) {
+	if !c.Uncounted {
+		return
+	}
+	for i, r := range chain.Rules {
+		chain.Rules[i] = slices.DeleteFunc(slices.Clone(r), func(s nft.Statement) bool { return s == nft.Counter{} })
+	}
+}
+
+// dropCounted counts packets and drops them.
+func dropCounted() nft.Rule {
+	return DropCounted.rule(nft.Counter{}, nft.Verdict{Code: nft.Drop})
+}
+
 func countingChains() []*nft.Chain {
-	drop := DropCounted.rule(nft.Counter{}, nft.Verdict{Code: nft.Drop})
+	drop := dropCounted()
 	// A reset reaches the client at once; after ICMP many give up only when they have
 	// sent their SYN again, a second later.
 	reject := func() []nft.Rule {
