@@ -67,7 +67,7 @@ func DrawnSize(weights []uint32, limit int) int {
 	divisor, n, equal := uint64(0), 0, true
 	for _, w := range weights {
 		if w > 0 {
-			divisor, n, equal = gcd(uint64(w), divisor), n+1, equal && w == weights[0]
+			divisor, n, equal = GCD(uint64(w), divisor), n+1, equal && w == weights[0]
 		} else {
 			equal = equal && weights[0] == 0
 		}
@@ -87,7 +87,8 @@ func sum(weights []uint32) uint64 {
 	return sum
 }
 
-func gcd(a, b uint64) uint64 {
+// GCD returns the greatest common divisor; that of 0 and a number is the number.
+func GCD(a, b uint64) uint64 {
 	for b != 0 {
 		a, b = b, a%b
 	}

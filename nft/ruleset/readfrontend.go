@@ -131,8 +131,12 @@ func (r *frontendReader) read(element nft.Element) *servedFrontend {
 	f.refused = verdict.Chain == refuse || verdict.Chain == r.refusalChain(NoEndpoints)
 	if !f.dropped && !f.refused {
 		cluster, local := r.cluster[element.Key], r.local[element.Key]
-		f.cluster, f.clusterSlots, f.local, f.localSlots = cluster.targets, cluster.slots, local.targets, local.slots
 		f.balance = cmp.Or(balanceOf(verdict.Chain), balanceOf(r.element(r.clusterVerdicts, element.Key).Verdict.Chain), balanceOf(r.element(r.localVerdicts, element.Key).Verdict.Chain))
+		if f.balance != service.ByRandom {
+			cluster.forgetEven()
+			local.forgetEven()
+		}
+		f.cluster, f.clusterSlots, f.local, f.localSlots = cluster.targets, cluster.slots, local.targets, local.slots
 	}
 	f.affinity, f.servicePort = parseLearner(r.element(r.learners, element.Key).Verdict.Chain)
 	if !f.isNodePort() {
@@ -183,6 +187,39 @@ type readList struct {
 	// targets are sorted, each once. slots says how many slots each has; nil where each has one.
 	targets []netip.AddrPort
 	slots   map[netip.AddrPort]int
+}
+
+// has says whether the endpoint is in the list.
+func (l *readList) has(a netip.AddrPort) bool {
+	_, found := slices.BinarySearchFunc(l.targets, a, netip.AddrPort.Compare)
+	return found
+}
+
+// forgetEven takes the numbers of slots away if they are those of equal weights in a table of hashes, whose size is no multiple
+// of the number of endpoints: the first ones have a slot more.
+func (l *readList) forgetEven() {
+	all := 0
+	for _, n := range l.slots {
+		all += n
+	}
+	for i, a := range l.targets {
+		even := all / len(l.targets)
+		if i < all%len(l.targets) {
+			even++
+		}
+		if l.slots[a] != even {
+			return
+		}
+	}
+	l.slots = nil
+}
+
+// slotsOf returns how many slots an endpoint of the list has.
+func (l *readList) slotsOf(a netip.AddrPort) int {
+	if l.slots == nil {
+		return 1
+	}
+	return l.slots[a]
 }
 
 // poolTargets returns each list in a map of endpoints.

@@ -1,12 +1,14 @@
 package ruleset
 
 import (
+	"math"
 	"net/netip"
 	"slices"
 	"strconv"
 
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
+	"nftproxy/model/slots"
 	"nftproxy/nft"
 )
 
@@ -252,52 +254,75 @@ const elsewhere = "-"
 
 // endpoints returns the endpoints of all lists, such that Choose makes the same lists.
 func (in portInFamily) endpoints(r *readback, svc *service.Service, family nft.Family) []service.Endpoint {
-	var cluster, local []netip.AddrPort
-	var slots []map[netip.AddrPort]int
+	var cluster, local readList
 	facts := r.families.Of(family)
 	switch {
 	case in.external != nil:
-		cluster, slots = in.external.cluster, append(slots, in.external.clusterSlots)
+		cluster = readList{in.external.cluster, in.external.clusterSlots}
 	case in.internal != nil && svc.InternalPolicy == service.Cluster:
-		cluster, slots = in.internal.cluster, append(slots, in.internal.clusterSlots)
+		cluster = readList{in.internal.cluster, in.internal.clusterSlots}
 	}
 	switch {
 	case in.internal != nil && svc.InternalPolicy == service.Local:
-		local, slots = in.internal.cluster, append(slots, in.internal.clusterSlots)
+		local = readList{in.internal.cluster, in.internal.clusterSlots}
 	case in.external != nil && in.external.external:
-		local, slots = in.external.local, append(slots, in.external.localSlots)
+		local = readList{in.external.local, in.external.localSlots}
 	default:
-		for _, a := range cluster {
+		for _, a := range cluster.targets {
 			if facts.onNode[a.Addr()] {
-				local = append(local, a)
+				local.targets = append(local.targets, a)
 			}
 		}
 	}
-	all := slices.Concat(cluster, local)
+	all, weights := slices.Concat(cluster.targets, local.targets), weightsOf(cluster, local)
 	slices.SortFunc(all, netip.AddrPort.Compare)
 	all = slices.Compact(all)
-	hinted := len(cluster) > 0 && len(all) > len(cluster)
+	hinted := len(cluster.targets) > 0 && len(all) > len(cluster.targets)
 	list := make([]service.Endpoint, len(all))
 	for i, a := range all {
-		list[i] = service.Endpoint{Addr: a, Ready: true, Serving: true, Node: elsewhere}
-		// Slots say the proportions of weights, and no more.
-		for _, of := range slots {
-			if n := of[a]; n > 0 {
-				list[i].Weight = service.NewWeight(uint16(n))
-				break
-			}
-		}
-		if _, ok := slices.BinarySearchFunc(local, a, netip.AddrPort.Compare); ok {
+		list[i] = service.Endpoint{Addr: a, Ready: true, Serving: true, Node: elsewhere, Weight: weights[a]}
+		if local.has(a) {
 			list[i].Node = r.node.Name
 		} else if facts.onNode[a.Addr()] || facts.maybeOnNode[a.Addr()] {
 			list[i].Node = ""
 		}
 		if hinted {
 			list[i].Nodes = elsewhere
-			if _, ok := slices.BinarySearchFunc(cluster, a, netip.AddrPort.Compare); ok {
+			if cluster.has(a) {
 				list[i].Nodes = service.NewHints([]string{r.node.Name})
 			}
 		}
 	}
 	return list
+}
+
+// weightsOf returns weights by which both lists get the slots that they have; none if each endpoint has one slot. Slots say the
+// proportions of weights in a list, and no more. An endpoint of both lists says the proportion between them.
+func weightsOf(cluster, local readList) map[netip.AddrPort]service.Weight {
+	if cluster.slots == nil && local.slots == nil {
+		return nil
+	}
+	perCluster, perLocal := 1, 1
+	if i := slices.IndexFunc(local.targets, cluster.has); i >= 0 {
+		shared := local.targets[i]
+		perCluster, perLocal = local.slotsOf(shared), cluster.slotsOf(shared)
+		divisor := int(slots.GCD(uint64(perCluster), uint64(perLocal)))
+		perCluster, perLocal = perCluster/divisor, perLocal/divisor
+	}
+	numbers := make(map[netip.AddrPort]int, len(cluster.targets)+len(local.targets))
+	for _, a := range local.targets {
+		numbers[a] = local.slotsOf(a) * perLocal
+	}
+	for _, a := range cluster.targets {
+		numbers[a] = cluster.slotsOf(a) * perCluster
+	}
+	divisor := 1 // for weights of 16 bits
+	for _, n := range numbers {
+		divisor = max(divisor, (n+math.MaxUint16-1)/math.MaxUint16)
+	}
+	weights := make(map[netip.AddrPort]service.Weight, len(numbers))
+	for a, n := range numbers {
+		weights[a] = service.NewWeight(uint16(max(1, n/divisor)))
+	}
+	return weights
 }

@@ -48,7 +48,7 @@ func TestServedAgainstInterpreter(t *testing.T) {
 		}
 	})
 	for _, what := range []string{
-		"served", "refused", "dropped", "dropped-outside", "split", "kept out", "let in", "node port", "from the node",
+		"served", "refused", "dropped", "dropped-outside", "passed", "passed-outside", "split", "kept out", "let in", "node port", "from the node",
 		"clients of the list local true", "clients of the list local false", "lost to a Service true", "drawn by a hash",
 	} {
 		if seen[what] == 0 {
@@ -172,6 +172,12 @@ func (f *checkedFrontend) want(p nft.Packet, seen map[string]int) []string {
 		return []string{"unreachable"}
 	case f.Fate == ruleset.Dropped, f.Fate == ruleset.DroppedOutside && !p.FromNode:
 		return []string{"dropped"}
+	case f.Fate == ruleset.Passed, f.Fate == ruleset.PassedOutside && !p.FromNode:
+		// What goes on untranslated to an address of Services leaves the node no more.
+		if c, to := f.m.Table(nft.TableID{Family: f.Family, Name: f.cfg.Table}), p.Dst.Addr(); ruleset.InServiceCIDR(c, to) || ruleset.ClusterIPOwner(c, to) != "" {
+			return []string{"dropped"}
+		}
+		return []string{"untouched"}
 	case f.Split && !p.FromNode:
 		list = f.Local
 	}
