@@ -309,8 +309,15 @@ func (r *recogniser) addUpdate(x *expr.Dynset) bool {
 	return false
 }
 
-// addStatement ends a statement and clears the registers.
+// addStatement ends a statement and clears the registers, if it is known what the statement does. What a limit lets through depends on earlier packets, which
+// the model does not have: of a limited rule it knows only the translation of pings, which takes any single packet.
 func (r *recogniser) addStatement(s nft.Statement) bool {
+	if n := len(r.rule); n > 0 {
+		_, limited := r.rule[n-1].(nft.Limit)
+		if _, translates := s.(nft.DNATTo); limited && !translates {
+			return false
+		}
+	}
 	r.rule, r.ends = append(r.rule, s), append(r.ends, r.read)
 	r.registers = registers{}
 	return true
