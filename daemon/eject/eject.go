@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -59,8 +60,8 @@ const (
 	idleMost = 30 * time.Second
 	// retry is the time to the next look after one that failed.
 	retry = 30 * time.Second
-	// mostFlows bounds the connections that one look takes in.
-	mostFlows = 8192
+	// mostFlows bounds the connections that one look takes in, and mostOfOne those to one endpoint: nobody hides others.
+	mostFlows, mostOfOne = 8192, 16
 	// soon is the least time from one decision to the next; each takes up to a twentieth of the time.
 	soon, stepRest = 20 * time.Millisecond, 20
 )
@@ -237,8 +238,10 @@ func (e *Ejector) see(s *service.Snapshot) {
 func (e *Ejector) lookAt(ctx context.Context) (cpu time.Duration, err error) {
 	began := time.Now()
 	var flows []ejection.Flow
+	to := map[netip.AddrPort]int{}
 	cpu, err = e.config.Table.Unanswered(ctx, func(f conntrack.Flow) error {
-		if len(flows) < mostFlows {
+		if len(flows) < mostFlows && to[f.Reply.Src] < mostOfOne {
+			to[f.Reply.Src]++
 			flows = append(flows, ejection.Flow{ID: f.ID, To: f.Reply.Src})
 		}
 		return nil

@@ -162,3 +162,35 @@ func TestClassify(t *testing.T) {
 		}
 	}
 }
+
+// Thousands of connections without an answer to one endpoint come first in the table. They do not hide those to another.
+func TestHidden(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		connections := &table{cpu: time.Millisecond, to: append(slices.Repeat([]netip.AddrPort{endpointAt(2)}, 2*mostFlows), endpointAt(1))}
+		left := false
+		e := New(Config{
+			Table: connections, Mode: ejection.On, Observe: func(Report) {},
+			Set: func(e service.Ejections) {
+				left = e.Len() > 0 && e.At("shop/web").Find(&service.Port{Protocol: service.TCP, Port: 80}, endpointAt(1)) != nil
+			},
+			Connect: func(_ context.Context, target ejection.Target) ejection.Answer {
+				if target.Addr != endpointAt(1) {
+					return ejection.Answered
+				}
+				time.Sleep(ejection.Patience)
+				return ejection.Unanswered
+			},
+		})
+		done := make(chan error)
+		go func() { done <- e.Run(ctx) }()
+		e.Notify(snapshot("own", "a", "b", "c"))
+		time.Sleep(20 * time.Second)
+		cancel()
+		<-done
+		time.Sleep(ejection.Patience) // for connects under way
+		if !left {
+			t.Error("the endpoint that does not answer is not left out")
+		}
+	})
+}
