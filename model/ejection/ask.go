@@ -12,6 +12,8 @@ import (
 type Ask struct {
 	Target
 	node, namespace string
+	// about is the suspect that is asked; nil for a comparison.
+	about *suspect
 }
 
 // Ask returns what is to be asked now, and when there may be more to ask; the zero time if that depends on other events.
@@ -32,9 +34,10 @@ func (m *Machine) Ask(now time.Time) (asks []Ask, next time.Time) {
 		asks = asks[:room]
 		c.later(m.window.Add(time.Second))
 	}
-	for _, a := range asks {
+	for i, a := range asks {
 		m.asking, m.asked = m.asking+1, m.asked+1
 		if s := m.suspects[a.Target]; s != nil {
+			asks[i].about = s
 			s.asking++
 			s.next = now.Add(between)
 			if s.begun.IsZero() {
@@ -69,18 +72,18 @@ func (c *choice) later(at time.Time) {
 func (c *choice) add(t Target, e *service.Endpoint, namespace string) {
 	if !c.chosen[t] {
 		c.chosen[t] = true
-		c.asks = append(c.asks, Ask{t, nodeOf(e), namespace})
+		c.asks = append(c.asks, Ask{t, nodeOf(e), namespace, nil})
 	}
 }
 
 // suspects adds those whose time has come.
 func (c *choice) suspects() {
 	dead := c.dead(c.silentNodes())
-	asked := map[string]int{} // confirmed ones on dead nodes: some stand for all
+	asked := map[share]int{} // confirmed ones on dead nodes: some stand for all
 	for _, t := range c.targets() {
 		s := c.Machine.suspects[t]
-		if dead[s.endpoint.Node] {
-			if asked[s.endpoint.Node] += boolInt(s.confirmed()); !s.confirmed() || asked[s.endpoint.Node] > opinions {
+		if on := (share{s.endpoint.Node, s.namespace}); dead.of(on) {
+			if asked[on] += boolInt(s.confirmed()); !s.confirmed() || asked[on] > opinions {
 				continue
 			}
 		}
@@ -116,7 +119,7 @@ func (c *choice) comparisons() {
 func (c *choice) firstAsk(p *Port) (begun time.Time) {
 	for j := range p.Ready {
 		t := p.target(&p.Ready[j])
-		if s := c.Machine.suspects[t]; s != nil && !s.opinion && (s.asking > 0 || s.failed > 0 || c.chosen[t]) {
+		if s := c.Machine.suspects[t]; s != nil && (s.asking > 0 || s.failed > 0 || c.chosen[t]) {
 			if at := cmp.Or(s.begun, c.now); begun.IsZero() || at.Before(begun) {
 				begun = at
 			}
@@ -160,22 +163,22 @@ func (c *choice) compare(t Target, e *service.Endpoint, since time.Time, namespa
 	c.add(t, e, namespace)
 }
 
-// opinions makes suspects of some more endpoints on nodes of which a suspect is confirmed.
+// opinions makes suspects of some more endpoints on nodes of which a suspect is confirmed, for each namespace.
 func (c *choice) opinions() {
-	asked := map[string]int{}
+	asked := map[share]int{}
 	for _, s := range c.Machine.suspects {
-		asked[s.endpoint.Node]++
+		asked[share{s.endpoint.Node, s.namespace}]++
 	}
 	wanted := c.WantedNodes()
 	for i := range c.view.Ports {
 		p := &c.view.Ports[i]
 		for j := range p.Ready {
 			e := &p.Ready[j]
-			t := p.target(e)
-			if !wanted[e.Node] || asked[e.Node] >= opinions || p.Port.Protocol != service.TCP || c.Machine.suspects[t] != nil || len(c.Machine.suspects) >= 2*mostTargets {
+			t, on := p.target(e), share{e.Node, p.namespace()}
+			if !wanted[e.Node] || asked[on] >= opinions || p.Port.Protocol != service.TCP || c.Machine.suspects[t] != nil || len(c.Machine.suspects) >= 2*mostTargets {
 				continue
 			}
-			asked[e.Node]++
+			asked[on]++
 			c.Machine.suspects[t] = &suspect{endpoint: *e, known: true, doubted: true, namespace: p.namespace(), opinion: true, wait: firstAgain}
 			c.wants++
 			c.add(t, e, p.namespace())

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"nftproxy/model/pace"
 	"nftproxy/model/service"
 )
 
@@ -81,38 +82,129 @@ func (m *Machine) answering(now time.Time, silent map[string]quiet) (n int) {
 // write any node's name into a slice, does not decide for the others.
 func (d *decision) outvoted(namespace string) bool {
 	n := 0
-	for _, q := range d.silent {
-		n += boolInt(q.namespaces[namespace] || len(q.namespaces) > 1)
+	for name, q := range d.silent {
+		n += boolInt(q.namespaces[namespace] || len(q.namespaces) > 1 || d.dead.shares[share{name, namespace}])
 	}
 	return n == 0 || d.answers > n || d.answers == 1 && n == 1
 }
 
-// dead has the silent nodes of which enough endpoints were asked to leave out all.
-func (m *Machine) dead(silent map[string]quiet) map[string]bool {
-	asked, there := map[string]int{}, map[string]map[Target]bool{}
-	for _, s := range m.suspects {
-		if s.confirmed() {
-			asked[s.endpoint.Node]++
-		}
+// share is what a namespace has on a node.
+type share struct{ node, namespace string }
+
+// deadNodes says of the shares of silent nodes whether all of their endpoints are to be left out. all is for namespaces
+// without TCP endpoints there, which cannot be asked: it takes all others, and two of them.
+type deadNodes struct {
+	shares map[share]bool
+	all    map[string]bool
+}
+
+func (d deadNodes) of(s share) bool {
+	if dead, asked := d.shares[s]; asked {
+		return dead
 	}
+	return d.all[s.node]
+}
+
+// dead says which nodes are dead for whom. Each namespace's own endpoints are asked, and others of it have to answer: a
+// tenant, who may write any node's name into a slice, decides nothing for others.
+func (m *Machine) dead(silent map[string]quiet) deadNodes {
+	d := deadNodes{map[share]bool{}, map[string]bool{}}
+	there := map[share]map[Target]bool{}
 	for i := range m.view.Ports {
 		p := &m.view.Ports[i]
 		for j := range p.Ready {
-			if name := p.Ready[j].Node; name != "" && p.Port.Protocol == service.TCP {
-				if _, is := silent[name]; is {
-					if there[name] == nil {
-						there[name] = map[Target]bool{}
-					}
-					there[name][p.target(&p.Ready[j])] = true
+			e := &p.Ready[j]
+			if _, is := silent[e.Node]; is && e.Node != "" && p.Port.Protocol == service.TCP {
+				on, t := share{e.Node, p.namespace()}, p.target(e)
+				if there[on] == nil {
+					there[on] = map[Target]bool{}
 				}
+				s := m.suspects[t]
+				there[on][t] = s != nil && s.confirmed()
 			}
 		}
 	}
-	nodes := map[string]bool{}
-	for name := range there {
-		nodes[name] = asked[name] >= min(opinions, len(there[name]))
+	answerers := m.answerers()
+	namespaces, living := map[string]int{}, map[string]bool{}
+	for on, targets := range there {
+		failed := 0
+		for _, confirmed := range targets {
+			failed += boolInt(confirmed)
+		}
+		d.shares[on] = failed >= min(opinions, len(targets)) && answerers[on.namespace].since(on.node, silent[on.node].begun)
+		namespaces[on.node]++
+		living[on.node] = living[on.node] || !d.shares[on]
 	}
-	return nodes
+	for name, n := range namespaces {
+		d.all[name] = n > 1 && !living[name]
+	}
+	return d
+}
+
+// answerers has what answers of a namespace: the last answer of each of two nodes, and that of this node.
+type answerers struct {
+	last, second lastAnswer
+	here         time.Time
+	// node is one that has endpoints of the namespace, several says that there are others.
+	node    string
+	several bool
+}
+
+type lastAnswer struct {
+	node string
+	at   time.Time
+}
+
+// answerers has those of all namespaces in the view.
+func (m *Machine) answerers() map[string]*answerers {
+	all := map[string]*answerers{}
+	for i := range m.view.Ports {
+		p := &m.view.Ports[i]
+		if p.Port.Protocol != service.TCP {
+			continue
+		}
+		a := all[p.namespace()]
+		if a == nil {
+			a = &answerers{}
+			all[p.namespace()] = a
+		}
+		for j := range p.Ready {
+			a.add(&p.Ready[j], m.answers[p.target(&p.Ready[j])], m.view.Node)
+		}
+	}
+	return all
+}
+
+// add notes an endpoint and its last answer; zero if there is none.
+func (a *answerers) add(e *service.Endpoint, at time.Time, own string) {
+	name := nodeOf(e)
+	if e.Node == own {
+		a.here = pace.Later(a.here, at)
+		return
+	}
+	a.several = a.several || a.node != "" && a.node != name
+	a.node = name
+	switch {
+	case name == a.last.node:
+		a.last.at = pace.Later(a.last.at, at)
+	case at.After(a.last.at):
+		a.last, a.second = lastAnswer{name, at}, a.last
+	case at.After(a.second.at):
+		a.second = lastAnswer{name, at}
+	}
+}
+
+// since says that an endpoint on another node than the named one has answered since, one that is not on this node if
+// there is any.
+func (a *answerers) since(node string, since time.Time) bool {
+	last := a.last
+	if last.node == node {
+		last = a.second
+	}
+	if !a.several && a.node == node {
+		last.at = a.here
+	}
+	return !last.at.IsZero() && !last.at.Before(since)
 }
 
 // Decide returns what is left out from now on, and why the rest is not.
@@ -145,7 +237,7 @@ type decision struct {
 	*Machine
 	now     time.Time
 	silent  map[string]quiet
-	dead    map[string]bool
+	dead    deadNodes
 	answers int // the number of other nodes that answer
 	next    map[leftKey]Left
 }
@@ -158,7 +250,8 @@ func (d *decision) keepNodes() {
 			certain[s.endpoint.Node] = true
 		}
 	}
-	maps.DeleteFunc(d.dead, func(name string, dead bool) bool { return !dead || !certain[name] })
+	maps.DeleteFunc(d.dead.shares, func(s share, _ bool) bool { return !certain[s.node] })
+	maps.DeleteFunc(d.dead.all, func(name string, _ bool) bool { return !certain[name] })
 }
 
 // port decides about one port. byNode also leaves out what is on dead nodes.
@@ -170,7 +263,7 @@ func (d *decision) port(p *Port, byNode bool) (Held, bool) {
 		e := &p.Ready[i]
 		s := d.suspects[p.target(e)]
 		onNode := e.Node == d.view.Node
-		gone := s != nil && s.silent() || byNode && d.dead[e.Node]
+		gone := s != nil && s.silent() || byNode && d.dead.of(share{e.Node, p.namespace()})
 		_, was := d.left[leftKey{p.Service.Name, p.Port.Port, p.target(e)}]
 		switch {
 		case gone && was:

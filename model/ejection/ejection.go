@@ -134,12 +134,14 @@ const (
 	fresh = 15 * time.Second
 
 	// mostTargets bounds the targets that are suspected, and mostFlows the connections that are told apart for each.
+	// mostTrusted bounds those that are not suspected for a time.
 	mostTargets = 1024
 	mostFlows   = 16
+	mostTrusted = 4 * mostTargets
 	// mostAsking bounds the connects under way, and mostAsks those that begin in a second.
 	mostAsking, mostAsks = 64, 64
 	// controls is how many other endpoints of a port are asked for comparison.
 	controls = 3
-	// opinions is how many endpoints of a node are asked before it counts as silent.
+	// opinions is how many endpoints that a namespace has on a node are asked before the node counts as silent for it.
 	opinions = 3
 )

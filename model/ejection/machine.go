@@ -12,8 +12,9 @@ import (
 // Machine knows what does not answer. A Service port is without an endpoint (Decide) only while all of this is so:
 //
 //   - A connection through the rules had no answer for Patience, and two connects of the node's own failed since. Clients
-//     alone, whatever they send and from whatever addresses, leave out nothing. For all endpoints of a node it is
-//     enough that this is so for one, and that no endpoint of the node which was asked has answered.
+//     alone, whatever they send and from whatever addresses, leave out nothing. For the endpoints that a namespace has on
+//     a node it is enough that this is so for one of any namespace, that the node's connects to some of this namespace
+//     failed too, and that no endpoint of the node which was asked has answered.
 //   - Another endpoint of the port has answered the node since, one on another node if there is any. So the node may
 //     connect, and no policy explains the silence.
 //   - No more than half of the port's endpoints are suspected, nor all of those on this node where a traffic policy is Local.
@@ -214,35 +215,38 @@ func (m *Machine) forgetOld(now time.Time) {
 // any more.
 func (m *Machine) See(now time.Time, v View) {
 	m.view = v
-	found := map[Target]bool{}
+	// Several Services may have the target, and slices may say different things of it: it is as one of them says.
+	found, same := map[Target]bool{}, map[Target]bool{}
 	for i := range v.Ports {
 		p := &v.Ports[i]
 		for j := range p.Ready {
 			e := &p.Ready[j]
 			t := p.target(e)
 			s := m.suspects[t]
-			switch {
-			case s == nil:
-				continue
-			case s.known && changed(&s.endpoint, e):
-				m.forget(t)
+			if s == nil {
 				continue
 			}
-			found[t] = true
-			s.endpoint, s.known, s.namespace = *e, true, p.namespace()
+			if !s.known {
+				s.endpoint, s.known, s.namespace = *e, true, p.namespace()
+			}
+			found[t], same[t] = true, same[t] || !changed(&s.endpoint, e)
 		}
 	}
 	crowd := map[string]int{}
+	for _, s := range m.suspects {
+		crowd[s.namespace] += boolInt(s.confirmed())
+	}
 	for _, t := range m.targets() {
 		s := m.suspects[t]
-		crowd[s.namespace]++
+		crowd[s.namespace] += boolInt(!s.confirmed())
 		switch {
-		case !s.doubted:
-		case !found[t]:
+		case found[t] && !same[t], s.doubted && !found[t]:
 			m.forget(t)
-		case crowd[s.namespace] > mostTargets/4 && !s.confirmed():
+		case s.doubted && crowd[s.namespace] > mostTargets/4 && !s.confirmed():
 			m.forget(t)
-			m.trusted[t] = trust{now.Add(mostTrust), mostTrust}
+			if len(m.trusted) < mostTrusted {
+				m.trusted[t] = trust{now.Add(mostTrust), mostTrust}
+			}
 		}
 	}
 }
@@ -256,8 +260,10 @@ func changed(a, b *service.Endpoint) bool {
 func (m *Machine) Answered(now time.Time, a Ask, answer Answer) {
 	m.asking--
 	s := m.suspects[a.Target]
-	if s != nil {
-		s.asking = max(0, s.asking-1)
+	// The suspect may be another one than was asked: a failure says nothing about it.
+	about := s != nil && s == a.about
+	if about {
+		s.asking--
 	}
 	switch answer {
 	case Answered:
@@ -273,7 +279,7 @@ func (m *Machine) Answered(now time.Time, a Ask, answer Answer) {
 			}
 		}
 	case Unanswered:
-		if s == nil {
+		if !about {
 			return
 		}
 		if s.failed++; s.failed == tries {
@@ -284,7 +290,7 @@ func (m *Machine) Answered(now time.Time, a Ask, answer Answer) {
 			s.wait = min(2*s.wait, mostAgain)
 		}
 	case Unknown:
-		if s != nil {
+		if about {
 			s.next = now.Add(time.Second)
 		}
 	}
@@ -295,7 +301,7 @@ func (m *Machine) believe(now time.Time, t Target) {
 	was := m.trusted[t]
 	wait := min(max(firstTrust, 2*was.wait), mostTrust)
 	m.trusted[t] = trust{now.Add(wait), wait}
-	if len(m.trusted) > 4*mostTargets {
+	if len(m.trusted) > mostTrusted {
 		oldest := t
 		for other, one := range m.trusted {
 			if one.until.Before(m.trusted[oldest].until) {
