@@ -34,41 +34,29 @@ type option struct {
 // allOptions lists the keys, sorted. A new option is a field of Options and an entry here.
 func allOptions() []option {
 	return []option{
-		wordOption("balance", func(o *Options) *Balance { return &o.Balance }, balanceWords()),
-		{"eject", func(o *Options, value string) error {
-			i := slices.Index(ejectWords(), value)
-			if i < 0 {
-				return fmt.Errorf("not off, report or on; the node's --nftproxy-eject is in force")
-			}
-			o.Eject = EjectOff + Eject(i)
-			return nil
-		}, func(o *Options) string {
-			if o.Eject == EjectAsNode {
-				return ""
-			}
-			return ejectWords()[o.Eject-EjectOff]
-		}},
-		wordOption("external-failover", func(o *Options) *Failover { return &o.ExternalFailover }, failoverWords()),
+		wordOption("balance", func(o *Options) *Balance { return &o.Balance }, balanceWords(), 0, "random"),
+		wordOption("eject", func(o *Options) *Eject { return &o.Eject }, ejectWords(), EjectOff, "the node's --nftproxy-eject"),
+		wordOption("external-failover", func(o *Options) *Failover { return &o.ExternalFailover }, failoverWords(), 0, "drop"),
 	}
 }
 
-// wordOption is an option whose values are words. The value of a word is its index. The first word is in force without
-// the annotation.
-func wordOption[T ~uint8](key string, field func(*Options) *T, words []string) option {
+// wordOption is an option whose values are words. The values of the words follow each other, from the first one's on. Without
+// the annotation the value is 0, and unset says what is in force.
+func wordOption[T ~uint8](key string, field func(*Options) *T, words []string, first T, unset string) option {
 	return option{
 		key: key,
 		set: func(o *Options, value string) error {
 			i := slices.Index(words, value)
 			if i < 0 {
 				last := len(words) - 1
-				return fmt.Errorf("not %s or %s; %s is in force", strings.Join(words[:last], ", "), words[last], words[0])
+				return fmt.Errorf("not %s or %s; %s is in force", strings.Join(words[:last], ", "), words[last], unset)
 			}
-			*field(o) = T(i)
+			*field(o) = first + T(i)
 			return nil
 		},
 		get: func(o *Options) string {
 			if v := *field(o); v != 0 {
-				return words[v]
+				return words[v-first]
 			}
 			return ""
 		},
