@@ -155,16 +155,25 @@ func listWith[T any](ctx context.Context, what string, sort func(*T), dump func(
 // removes it. These are no addresses of the node: node ports are not served on them, and Services keep them.
 const ServiceDevice = "kube-ipvs0"
 
-// serviceDevice is the number of that device, or 0.
-func serviceDevice() (int, error) {
-	link, err := netlink.LinkByName(ServiceDevice)
+// FindServiceDevice returns that device of its caller's network namespace, or nil if it is not there.
+func FindServiceDevice() (netlink.Link, error) {
+	device, err := netlink.LinkByName(ServiceDevice)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
-		return 0, nil
+		return nil, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("look up interface %s: %w", ServiceDevice, err)
+		return nil, fmt.Errorf("look up interface %s: %w", ServiceDevice, err)
 	}
-	return link.Attrs().Index, nil
+	return device, nil
+}
+
+// serviceDevice is the number of that device, or 0.
+func serviceDevice() (int, error) {
+	device, err := FindServiceDevice()
+	if device == nil {
+		return 0, err
+	}
+	return device.Attrs().Index, nil
 }
 
 // dump asks the kernel once for each family: a dump of both takes longer, and a

@@ -1,7 +1,6 @@
 package otherproxy
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -64,7 +63,7 @@ func (l *ipvsLeft) rules() Rules {
 
 // ipvsThere says whether the device or an ipset of IPVS mode is there.
 func ipvsThere() (bool, error) {
-	device, err := serviceDevice()
+	device, err := hostaddr.FindServiceDevice()
 	if err != nil || device != nil {
 		return device != nil, err
 	}
@@ -77,22 +76,10 @@ func ipvsThere() (bool, error) {
 	return len(names) > 0, err
 }
 
-// serviceDevice returns nil if it is not there.
-func serviceDevice() (netlink.Link, error) {
-	device, err := netlink.LinkByName(hostaddr.ServiceDevice)
-	if errors.As(err, &netlink.LinkNotFoundError{}) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("look up interface %s: %w", hostaddr.ServiceDevice, err)
-	}
-	return device, nil
-}
-
 // readIPVS reads what IPVS mode left. Virtual servers of excluded addresses are not kube-proxy's.
 func readIPVS(exclude []netip.Prefix) (l *ipvsLeft, err error) {
 	l = &ipvsLeft{others: map[netip.Addr]bool{}}
-	if l.device, err = serviceDevice(); err != nil {
+	if l.device, err = hostaddr.FindServiceDevice(); err != nil {
 		return nil, err
 	}
 	if l.device != nil {
@@ -188,11 +175,7 @@ func (s *virtualServer) ofKubeProxy(addresses []netip.Addr, nodePorts map[nodePo
 	if _, bound := slices.BinarySearchFunc(addresses, addr, netip.Addr.Compare); bound {
 		return true
 	}
-	f := ip.V4
-	if addr.Is6() {
-		f = ip.V6
-	}
-	return nodePorts[nodePort{f, s.Protocol, s.Addr.Port()}]
+	return nodePorts[nodePort{ip.Of(addr), s.Protocol, s.Addr.Port()}]
 }
 
 // addVirtualServers adds the frontends of kube-proxy's virtual servers, without node ports.

@@ -29,7 +29,7 @@ var ErrOthersServer = errors.New("virtual servers of other programs have address
 // device from an address of the node. Otherwise the kernel takes the Service's address as the source, and the connection ends
 // with that address.
 func settleIPVS() error {
-	device, err := serviceDevice()
+	device, err := hostaddr.FindServiceDevice()
 	if err != nil || device == nil {
 		return err
 	}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/netip"
 
+	"nftproxy/model/ip"
+
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -230,11 +232,7 @@ func (s *virtualServer) addServer(m netlink.Message) error {
 func (s *virtualServer) attributes() []byte {
 	ae := netlink.NewAttributeEncoder()
 	ae.Nested(ipvsCmdService, func(in *netlink.AttributeEncoder) error {
-		family := uint16(unix.AF_INET)
-		if s.Addr.Addr().Is6() {
-			family = unix.AF_INET6
-		}
-		in.Uint16(ipvsSvcFamily, family)
+		in.Uint16(ipvsSvcFamily, uint16(ip.Of(s.Addr.Addr()))) // AF_INET and AF_INET6 are the same numbers
 		in.Uint16(ipvsSvcProtocol, uint16(s.Protocol))
 		in.Bytes(ipvsSvcAddr, s.Addr.Addr().AsSlice())
 		in.Bytes(ipvsSvcPort, binary.BigEndian.AppendUint16(nil, s.Addr.Port()))
