@@ -263,7 +263,7 @@ func comparePorts(before, after *service.Port) portChange {
 	var gone, unready []service.Endpoint
 	for change := range sorted.Diff(before.Endpoints, after.Endpoints) {
 		was, is := change.Old, change.New
-		c.more = c.more || takesNew(is) && !takesNew(was)
+		c.more = c.more || is.TakesNew() && !was.TakesNew()
 		switch {
 		case is == nil:
 			gone = append(gone, *was)
@@ -277,9 +277,6 @@ func comparePorts(before, after *service.Port) portChange {
 	c.gone, c.unready = sorted.Of(gone), sorted.Of(unready)
 	return c
 }
-
-// takesNew says that the endpoint, which may be nil, gets new connections, at least while no better one does.
-func takesNew(e *service.Endpoint) bool { return e != nil && (e.Ready || e.Serving && e.Terminating) }
 
 // followConflicts adds the flows to claims that changed hands although the Services'
 // claims stayed the same, as when only their ages changed. The claim of a conflict has

@@ -84,7 +84,7 @@ func (x *explainer) anywhere(p *service.Port) int {
 func (x *explainer) withoutNode(p *service.Port) int {
 	n := 0
 	for _, e := range x.endpointsOf(p) {
-		n += boolInt(e.Node == "" && (e.Ready || e.Serving && e.Terminating))
+		n += boolInt(e.Node == "" && e.TakesNew())
 	}
 	return n
 }

@@ -138,7 +138,7 @@ func (s *Service) wants(p *Port, family ip.Family) (cluster, local bool) {
 func (p *Port) HasEndpoints(family ip.Family) bool {
 	for chunk := range p.Endpoints.Chunks() {
 		for i := range chunk {
-			if e := &chunk[i]; family.Has(e.Addr.Addr()) && (e.Ready || e.Serving && e.Terminating) {
+			if e := &chunk[i]; family.Has(e.Addr.Addr()) && e.TakesNew() {
 				return true
 			}
 		}

@@ -46,3 +46,6 @@ func (e Endpoint) rank() int {
 
 // Drained says that the endpoint's weight is 0: it gets no new connections, and keeps those that it has.
 func (e *Endpoint) Drained() bool { return e.Weight == NewWeight(0) }
+
+// TakesNew says that the endpoint's conditions let it get new connections, at least while no better endpoint does. A nil one gets none.
+func (e *Endpoint) TakesNew() bool { return e != nil && (e.Ready || e.Serving && e.Terminating) }
