@@ -47,7 +47,7 @@ type Tuple struct {
 
 func (t Tuple) String() string { return fmt.Sprintf("%v -> %v", t.Src, t.Dst) }
 
-// V6 reports whether the flow is an IPv6 flow.
+// Family is the family of the flow's addresses.
 func (f Flow) Family() ip.Family { return ip.Of(f.Original.Dst.Addr()) }
 
 // Translated reports whether the kernel rewrites the destination of the flow's original packets: by DNAT, or by IPVS, which

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
-
 	"net/netip"
 	"slices"
 	"sync"
