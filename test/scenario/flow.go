@@ -246,16 +246,10 @@ func ParseOutcome(text string) (Outcome, error) {
 
 func cutPrefix(text, prefix string) (rest string, found bool) { return strings.CutPrefix(text, prefix) }
 
-// sourcePort stands for the one that a client's kernel would choose.
-const sourcePort = 40000
-
 // Packet is the flow's first packet as the interpreter takes it. Pods come in
-// by the given interface.
+// by the given interface. Without a source port the client's kernel chooses one, so a hash of it may have any value.
 func (f Flow) Packet(podInterface string) (nft.Packet, error) {
 	p := nft.Packet{Src: f.Source, Dst: f.Destination, FromNode: f.Origin == Node}
-	if p.Src.Port() == 0 && f.Protocol != ICMP {
-		p.Src = netip.AddrPortFrom(p.Src.Addr(), sourcePort)
-	}
 	switch f.Origin {
 	case Pod:
 		p.Input = podInterface
