@@ -51,7 +51,7 @@ func TestServedAgainstInterpreter(t *testing.T) {
 		"served", "refused", "dropped", "dropped-outside", "passed", "passed-outside", "split", "kept out", "let in", "node port", "from the node",
 		"clients of the list local true", "clients of the list local false", "lost to a Service true", "drawn by a hash",
 	} {
-		if seen[what] == 0 {
+		if seen[what] == 0 && !testing.Short() {
 			t.Errorf("no frontend was %q: %v", what, seen)
 		}
 	}
