@@ -25,6 +25,7 @@ import (
 	"nftproxy/look/traffic"
 	"nftproxy/model/service"
 	"nftproxy/nft"
+	"nftproxy/nft/ejecttable"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
 	"nftproxy/node/hostaddr"
@@ -126,7 +127,9 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 	if err != nil {
 		return nil, err
 	}
-	ejector := newEjector(c, r, o.waiting, watcher, counts)
+	table := ejecttable.New(c.Rules.Table, 0)
+	d.close = append(d.close, func() { _ = table.Close() })
+	ejector := newEjector(c, r, o.waiting, table, watcher, counts)
 	sweeper := newSweeper(r, conn, counts, cleaner.CheckAll)
 	refused := traffic.NewRefusalWatcher(conn, traffic.RefusalPeriod, r.refusalObserver(watcher, counts))
 	ports := healthport.New(healthport.Config{
@@ -167,6 +170,7 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 			connections()
 			firstRoutes(ctx, cleaner)
 			takeover.RemoveTraces(c.Log)
+			removeEjectTable(c)
 			settings.atStart()
 			return nil
 		}},
@@ -180,7 +184,7 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 	then("cleaner", "conntrack", cleaner.Run)
 	then("sweeper", "nftables", sweeper.Run)
 	then("refusals", "nftables", refused.Run)
-	then("ejections", "conntrack, endpoints", ejector.Run)
+	then("ejections", "conntrack, endpoints, nftables", ejector.Run)
 	then("health check node ports", "sockets", ports.Run)
 	then("node ports on localhost", "sockets", local.Run)
 	d.addNetwork(c, started, watcher, cleaner, networks)

@@ -10,6 +10,7 @@ import (
 	"nftproxy/daemon/eject"
 	"nftproxy/daemon/metrics"
 	"nftproxy/model/ejection"
+	"nftproxy/nft/ejecttable"
 	"nftproxy/watch"
 )
 
@@ -20,13 +21,27 @@ const (
 	ejectionEvents = 3
 )
 
-// newEjector makes an ejector.
-func newEjector(c Config, r reporter, flows *conntrack.Table, w *watch.Watcher, counts *metrics.Metrics) *eject.Ejector {
+// newEjector makes an ejector. Only a node with mode on has the rule that counts repeated packets: all packets meet it.
+func newEjector(c Config, r reporter, flows *conntrack.Table, table *ejecttable.Table, w *watch.Watcher, counts *metrics.Metrics) *eject.Ejector {
 	tell := r.ejectionObserver(w)
-	return eject.New(eject.Config{Table: flows, Mode: c.Eject, Set: w.SetEjections, Observe: func(report eject.Report) {
+	config := eject.Config{Table: flows, Mode: c.Eject, Set: w.SetEjections, Observe: func(report eject.Report) {
 		counts.ObserveEjections(report)
 		tell(report)
-	}})
+	}}
+	if c.Eject == ejection.On {
+		config.Repeats = table.Repeats
+	}
+	return eject.New(config)
+}
+
+// removeEjectTable removes the table of an earlier process with mode on.
+func removeEjectTable(c Config) {
+	if c.Eject == ejection.On {
+		return
+	}
+	if _, err := ejecttable.Remove(c.Rules.Table); err != nil {
+		c.Log.Warn("could not remove the table of an earlier process that left out endpoints", "err", err)
+	}
 }
 
 // ejectionObserver logs what is left out and comes back, and writes events about the Services.

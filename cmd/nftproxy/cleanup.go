@@ -12,6 +12,7 @@ import (
 
 	"nftproxy/daemon/takeover"
 	"nftproxy/nft"
+	"nftproxy/nft/ejecttable"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/livetrace"
 	"nftproxy/nft/ruleset"
@@ -26,7 +27,8 @@ func newCleanupCommand() *cobra.Command {
 		Use:   "cleanup",
 		Short: "Remove the tables that run made, or the rules that kube-proxy left",
 		Long: `cleanup removes every Service from this node: the tables "ip nftproxy" and
-"ip6 nftproxy", and tables that earlier runs with another --nftproxy-table left.
+"ip6 nftproxy", "inet nftproxy-eject" of --nftproxy-eject=on, and tables that earlier
+runs with another --nftproxy-table left.
 Start kube-proxy (or another proxy) before cleanup, so that open connections go on.
 It also removes what killed traces left on kernels before 5.12.
 
@@ -120,8 +122,9 @@ func cleanupTables(cmd *cobra.Command, table string) error {
 		return fmt.Errorf("list tables: %w", err)
 	}
 	if len(tables)+len(former) == 0 {
-		if len(traces) > 0 {
-			return nil
+		removed, err := removeEjectTable(cmd, table)
+		if removed || err != nil || len(traces) > 0 {
+			return err
 		}
 		fmt.Fprintf(cmd.OutOrStdout(), "no table %s: nothing to remove\n", table)
 		return nil
@@ -143,8 +146,19 @@ func cleanupTables(cmd *cobra.Command, table string) error {
 	}
 	for _, t := range tables {
 		fmt.Fprintf(cmd.OutOrStdout(), "removed table %s\n", t.ID)
+		if _, err := removeEjectTable(cmd, t.ID.Name); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+// removeEjectTable removes the table beside those of Services.
+func removeEjectTable(cmd *cobra.Command, services string) (removed bool, err error) {
+	if removed, err = ejecttable.Remove(services); removed {
+		fmt.Fprintf(cmd.OutOrStdout(), "removed table inet %s\n", ejecttable.Name(services))
+	}
+	return removed, err
 }
 
 // checkUnused returns an error if a running nftproxy keeps one of the tables. Kernels before 6.9

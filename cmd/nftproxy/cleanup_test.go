@@ -36,9 +36,9 @@ func newFormerWorld(t *testing.T) formerWorld {
 }
 
 // run starts `nftproxy run` with a table of that name and waits for its first sync.
-func (w formerWorld) run(table string) *running {
+func (w formerWorld) run(table string, flags ...string) *running {
 	w.Helper()
-	r := start(w.T, w.ns, "--nftproxy-manifests", manifest(w.T, webManifest("", "10.244.0.1")), "--nftproxy-table", table)
+	r := start(w.T, w.ns, append(flags, "--nftproxy-manifests", manifest(w.T, webManifest("", "10.244.0.1")), "--nftproxy-table", table)...)
 	r.awaitSync()
 	return r
 }
@@ -66,6 +66,18 @@ func (w formerWorld) outputOf(args ...string) string {
 		w.Errorf("%s: %v", args, err)
 	}
 	return out.String()
+}
+
+// await waits for a table.
+func (w formerWorld) await(table string) {
+	w.Helper()
+	for limit := time.Now().Add(awaitLimit); ; time.Sleep(20 * time.Millisecond) {
+		if listing, err := w.cmd.Run(w.ns, "", "list", "tables"); err != nil || time.Now().After(limit) {
+			w.Fatalf("no table %s in %s; %v", table, listing, err)
+		} else if strings.Contains(listing, "table "+table+"\n") {
+			return
+		}
+	}
 }
 
 func (w formerWorld) want(what string, tables ...string) {
@@ -119,6 +131,31 @@ func TestOtherTableAtRestart(t *testing.T) {
 		t.Errorf("cleanup says %q, want %q", got, want)
 	}
 	w.want("after cleanup", "ip6 mine", "inet mine")
+}
+
+// TestEjectTable: a run with --nftproxy-eject=on has a table beside its tables. A run without removes it, or with another name
+// that of the run before, and so does cleanup.
+func TestEjectTable(t *testing.T) {
+	w := newFormerWorld(t)
+	w.load("add table inet mine-eject")
+	on := w.run("old", "--nftproxy-eject=on")
+	w.await("inet old-eject")
+	on.end()
+	w.want("after a run with eject", "inet mine-eject", "ip old", "ip6 old", "inet old-eject")
+	w.run("new").end()
+	w.want("after a run with another name", "inet mine-eject", "ip new", "ip6 new")
+	on = w.run("new", "--nftproxy-eject=on")
+	w.await("inet new-eject")
+	on.end()
+	w.run("new").end()
+	w.want("after a run without eject", "inet mine-eject", "ip new", "ip6 new")
+	on = w.run("new", "--nftproxy-eject=on")
+	w.await("inet new-eject")
+	on.end()
+	if got, want := w.cleanup(), "removed table ip new\nremoved table inet new-eject\nremoved table ip6 new\n"; got != want {
+		t.Errorf("cleanup says %q, want %q", got, want)
+	}
+	w.want("after cleanup", "inet mine-eject")
 }
 
 // TestTablesOfKilledTraces: cleanup and the start of run remove the tables of killed traces, and

@@ -146,6 +146,7 @@ func TestMeasureEject(t *testing.T) {
 	cut := time.Now()
 	time.Sleep(30 * time.Second)
 	all, slow, failed := map[int]int{}, map[int]int{}, map[int]int{}
+	last := time.Duration(0)
 	for _, o := range stop() {
 		second := int(o.began.Sub(cut)/time.Second) + 1
 		if o.began.Before(cut) {
@@ -155,10 +156,13 @@ func TestMeasureEject(t *testing.T) {
 		switch {
 		case o.err != nil:
 			failed[second]++
+			last = max(last, o.began.Sub(cut))
 		case o.took > time.Second:
 			slow[second]++
+			last = max(last, o.began.Sub(cut))
 		}
 	}
+	t.Logf("the last one that is slow or fails began %v after the cut", last)
 	for second := range 31 {
 		t.Logf("second %d: %d connections, %d slow, %d failed", second, all[second], slow[second], failed[second])
 	}

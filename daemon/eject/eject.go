@@ -27,6 +27,9 @@ type Config struct {
 	Table interface {
 		Unanswered(ctx context.Context, yield func(conntrack.Flow) error) (cpu time.Duration, err error)
 	}
+	// Repeats counts the first packets that clients repeat, since they have no answer: then a look is worth it. Without (nil)
+	// there are more looks at rest.
+	Repeats func() (uint64, error)
 	// Mode is that of Services that do not ask for one.
 	Mode ejection.Mode
 	// Set is called when other endpoints are to be left out.
@@ -54,10 +57,12 @@ type Report struct {
 const (
 	restIdle, rest = 500, 100
 	burst          = 300 * time.Millisecond
-	// every is the least time from one look to the next.
+	// every is the least time from one look to the next, unless repeated packets follow one that finds nothing.
 	every = time.Second
-	// idleMost is the longest time from one look to the next while nothing is unanswered.
+	// idleMost is the longest time from one look to the next while nothing is unanswered. If repeats are counted, it is the
+	// time: their counter is read each listen then, and says when a look is worth it earlier.
 	idleMost = 30 * time.Second
+	listen   = 200 * time.Millisecond
 	// retry is the time to the next look after one that failed.
 	retry = 30 * time.Second
 	// mostFlows bounds the connections that one look takes in, and mostOfOne those to one endpoint: nobody hides others.
@@ -77,6 +82,10 @@ type Ejector struct {
 	budget pace.Budget
 	look   time.Time // when the next look is due
 	again  time.Time // when there is more to ask; zero for no time
+	// soonest is when a look may be at all, and heard when Repeats was called, which said repeats. deaf is its error.
+	soonest, heard time.Time
+	repeats        uint64
+	deaf           error
 	// seen and wants are those of the machine's View.
 	seen    *service.Snapshot
 	wants   int
@@ -138,10 +147,35 @@ func (e *Ejector) Run(ctx context.Context) error {
 
 // next is when there is work without an answer or another snapshot.
 func (e *Ejector) next() time.Time {
-	if !e.again.IsZero() && e.again.Before(e.look) {
-		return e.again
+	next := e.look
+	if !e.again.IsZero() {
+		next = pace.Earlier(next, e.again)
 	}
-	return e.look
+	if e.listens() {
+		next = pace.Earlier(next, e.heard.Add(listen))
+	}
+	return next
+}
+
+// listens says that a repeated packet may bring the next look forward.
+func (e *Ejector) listens() bool { return e.config.Repeats != nil && e.soonest.Before(e.look) }
+
+// hear brings the next look forward if clients have repeated first packets.
+func (e *Ejector) hear(now time.Time) {
+	if !e.listens() || now.Before(e.heard.Add(listen)) {
+		return
+	}
+	e.heard = now
+	n, err := e.config.Repeats()
+	switch {
+	case err != nil: // Until it can be heard again, there are as many looks as without.
+		if e.heard = now.Add(retry); e.deaf == nil {
+			e.look = e.soonest
+		}
+	case err == nil && n != e.repeats:
+		e.repeats, e.look = n, e.soonest
+	}
+	e.deaf = err
 }
 
 func pause(ctx context.Context, d time.Duration) bool {
@@ -167,6 +201,7 @@ func (e *Ejector) learn(a answered) {
 // step looks at the connections if it is time for that, asks, and decides.
 func (e *Ejector) step(ctx context.Context, s *service.Snapshot) {
 	report := Report{}
+	e.hear(time.Now())
 	if !time.Now().Before(e.look) {
 		if !e.asked(s) {
 			e.look = time.Now().Add(every)
@@ -174,6 +209,7 @@ func (e *Ejector) step(ctx context.Context, s *service.Snapshot) {
 		}
 		report.Looked = true
 		report.CPU, report.Err = e.lookAt(ctx)
+		report.Err = errors.Join(report.Err, e.deaf)
 		if ctx.Err() != nil {
 			return
 		}
@@ -236,7 +272,6 @@ func (e *Ejector) see(s *service.Snapshot) {
 
 // lookAt reads the connections without an answer, and decides when the next look is due.
 func (e *Ejector) lookAt(ctx context.Context) (cpu time.Duration, err error) {
-	began := time.Now()
 	var flows []ejection.Flow
 	to := map[netip.AddrPort]int{}
 	cpu, err = e.config.Table.Unanswered(ctx, func(f conntrack.Flow) error {
@@ -248,14 +283,19 @@ func (e *Ejector) lookAt(ctx context.Context) (cpu time.Duration, err error) {
 	})
 	now := time.Now()
 	e.budget.Spend(now, cpu)
+	e.soonest = pace.Later(now.Add(listen), e.budget.Ready())
 	switch {
 	case err != nil && !errors.Is(err, conntrack.ErrInterrupted):
-		e.look = now.Add(retry)
+		e.look, e.soonest = now.Add(retry), now.Add(retry)
 		return cpu, err
-	case len(flows) == 0 && e.machine.Idle():
-		e.look = pace.Later(began.Add(every), now.Add(min(restIdle*cpu, idleMost)))
+	case len(flows) > 0 || !e.machine.Idle():
+		// The same connection in two looks has waited for at least the time between them.
+		e.soonest = pace.Later(now.Add(every), e.budget.Ready())
+		e.look = e.soonest
+	case e.config.Repeats != nil && e.deaf == nil:
+		e.look = now.Add(max(restIdle*cpu, idleMost))
 	default:
-		e.look = pace.Later(began.Add(every), e.budget.Ready())
+		e.look = now.Add(max(every, min(restIdle*cpu, idleMost)))
 	}
 	e.machine.Looked(now, flows)
 	return cpu, nil

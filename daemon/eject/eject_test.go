@@ -123,6 +123,84 @@ func TestEjector(t *testing.T) {
 	})
 }
 
+// A repeated packet brings the next look forward, so that an endpoint is left out 1.3 s after it. Looks come no more often than
+// the budget allows, whatever is repeated, and at rest they come rarely. Without the counter they come as often as before.
+func TestRepeats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		connections := &table{cpu: 10 * time.Millisecond}
+		var mu sync.Mutex
+		var count uint64
+		var failure error
+		left := make(chan time.Time, 1)
+		reports := 0
+		e := New(Config{
+			Table: connections, Mode: ejection.On,
+			Observe: func(r Report) {
+				if r.Err != nil {
+					reports++
+				}
+			},
+			Set: func(service.Ejections) { left <- time.Now() },
+			Repeats: func() (uint64, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				return count, failure
+			},
+			Connect: func(_ context.Context, target ejection.Target) ejection.Answer {
+				if target.Addr != endpointAt(1) {
+					return ejection.Answered
+				}
+				time.Sleep(ejection.Patience)
+				return ejection.Unanswered
+			},
+		})
+		repeat := func(n uint64, err error) {
+			mu.Lock()
+			defer mu.Unlock()
+			count, failure = count+n, err
+		}
+		done := make(chan error)
+		go func() { done <- e.Run(ctx) }()
+		e.Notify(snapshot("own", "a", "b", "c"))
+		time.Sleep(100 * time.Second)
+		if n := connections.change(nil, nil); n < 3 || n > 4 {
+			t.Errorf("%d looks in 100 s at rest, want one every 30 s", n)
+		}
+		before := connections.change(nil, nil)
+		for range 1000 { // somebody repeats packets, and nothing is unanswered
+			repeat(1, nil)
+			time.Sleep(100 * time.Millisecond)
+		}
+		if n := connections.change(nil, nil) - before; n < 60 || n > 131 {
+			t.Errorf("%d looks of 10 ms in 100 s of repeated packets", n)
+		}
+		time.Sleep(time.Minute)
+		repeat(0, syscall.EPERM)
+		time.Sleep(time.Minute)
+		if reports == 0 {
+			t.Error("nothing is said of a counter that cannot be read")
+		}
+		before = connections.change(nil, nil)
+		time.Sleep(100 * time.Second)
+		if n := connections.change(nil, nil) - before; n < 17 || n > 22 {
+			t.Errorf("%d looks of 10 ms in 100 s without the counter, want 20", n)
+		}
+		repeat(0, nil)
+		time.Sleep(time.Minute)
+		connections.change(slices.Repeat([]netip.AddrPort{endpointAt(1)}, 5), nil)
+		repeat(1, nil)
+		began := time.Now()
+		if took := (<-left).Sub(began); took > 1500*time.Millisecond {
+			t.Errorf("left out %v after the first repeated packet", took)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // With mode Off nothing is read until a Service asks for it.
 func TestOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 
 	"nftproxy/daemon/proxy"
 	"nftproxy/nft"
+	"nftproxy/nft/ejecttable"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/livetrace"
 )
@@ -59,6 +60,9 @@ func (o *FormerTables) remove(f nft.Family) error {
 		}
 		if err != nil {
 			return fmt.Errorf("remove table %s: %w", t.ID, err)
+		}
+		if _, err := ejecttable.Remove(t.ID.Name); err != nil {
+			return err
 		}
 		o.log.Info("removed the table of an earlier run with another --nftproxy-table", "table", t.ID.String())
 	}

@@ -85,6 +85,14 @@ func Later(a, b time.Time) time.Time {
 	return b
 }
 
+// Earlier returns the earlier of two times.
+func Earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
 // Begin notes that a pass starts now.
 func (s *Schedule) Begin(now time.Time) {
 	s.began = now

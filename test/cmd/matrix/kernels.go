@@ -49,7 +49,7 @@ const sameEverywhere = "^(Fuzz|TestFaults|TestCleanerStaysWithinBudget$|TestStal
 // defaultPackages are those with tests that need a kernel, and no API server.
 func defaultPackages() []string {
 	return []string{
-		"nft/kernel", "nft/ruleset", "nft/livetrace", "conntrack",
+		"nft/kernel", "nft/ruleset", "nft/livetrace", "nft/ejecttable", "conntrack",
 		"daemon/affinity", "look/basechain", "look/explain/live", "daemon/healthport", "node/hostaddr",
 		"node/otherproxy", "look/preflight", "daemon/proxy",
 		"test/lib/testnet", "test/lib/netfilter", "test/scenario",
