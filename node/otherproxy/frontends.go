@@ -51,7 +51,7 @@ func KubeProxyFrontends() (Frontends, error) {
 				return err
 			}
 		}
-		return addVirtualServers(found)
+		return addVirtualServers(c, found)
 	})
 }
 

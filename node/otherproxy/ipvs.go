@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/model/ip"
+	"nftproxy/nfnetlink"
 	"nftproxy/node/hostaddr"
 )
 
@@ -178,16 +179,48 @@ func (s *virtualServer) ofKubeProxy(addresses []netip.Addr, nodePorts map[nodePo
 	return nodePorts[nodePort{ip.Of(addr), s.Protocol, s.Addr.Port()}]
 }
 
-// addVirtualServers adds the frontends of kube-proxy's virtual servers, without node ports.
-func addVirtualServers(found Frontends) error {
+// addVirtualServers adds the frontends of kube-proxy's virtual servers, without node ports, once the family has its chains.
+// kube-proxy writes these after all virtual servers and their endpoints. Before, some virtual servers refuse connections, and
+// what has to be masqueraded is not.
+func addVirtualServers(c *conn, found Frontends) error {
 	left, err := readIPVS(nil)
-	if err != nil {
+	if err != nil || len(left.servers) == 0 {
 		return err
 	}
+	var complete ip.PerFamily[bool]
+	for _, f := range ip.Families() {
+		there, err := c.hasServiceRules(f)
+		if err != nil {
+			return err
+		}
+		*complete.Of(f) = there
+	}
 	for _, s := range left.servers {
-		if slices.Contains(left.addresses, s.Addr.Addr()) {
+		addr := s.Addr.Addr()
+		if _, bound := slices.BinarySearchFunc(left.addresses, addr, netip.Addr.Compare); bound && *complete.Of(ip.Of(addr)) {
 			found[s.Frontend] = true
 		}
 	}
 	return nil
+}
+
+// hasServiceRules says whether kube-proxy's chain for Services has a rule, in either interface of iptables. kube-proxy makes
+// the chain before its virtual servers, and the rules after.
+func (c *conn) hasServiceRules(f ip.Family) (there bool, err error) {
+	const table, chain = "nat", "KUBE-SERVICES"
+	err = c.rules(f, table, chain, func(nfnetlink.Attributes) error { there = true; return nil })
+	if err != nil {
+		return false, fmt.Errorf("read chain %s in table %s: %w", chain, tableName(f, table), err)
+	}
+	tables, err := legacyTables(f)
+	if there || err != nil || !slices.Contains(tables, table) {
+		return there, err
+	}
+	b, err := readLegacy(f, table)
+	if err != nil {
+		return false, fmt.Errorf("read table %s of iptables-legacy: %w", tableName(f, table), err)
+	}
+	return slices.ContainsFunc(b.entries, func(e entry) bool { // each chain ends with an entry that returns, which is none of these
+		return e.chain == chain && !e.head && (e.accepts || e.target != "" || e.extension != "")
+	}), nil
 }
