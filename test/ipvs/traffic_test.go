@@ -19,7 +19,6 @@ type way struct {
 	from     *testnet.Namespace
 	protocol string
 	to       netip.AddrPort
-	own      bool // from the node itself
 }
 
 func (y way) String() string { return fmt.Sprintf("%s to %v from %v", y.protocol, y.to, y.from) }
@@ -29,9 +28,9 @@ func (w *world) ways() (list []way) {
 	for _, protocol := range []string{testnet.TCP, testnet.UDP} {
 		for i, a := range w.clusterIPs {
 			list = append(list,
-				way{w.client.NS, protocol, netip.AddrPortFrom(a, port), false},
-				way{w.Node, protocol, netip.AddrPortFrom(a, port), true},
-				way{w.Outside, protocol, netip.AddrPortFrom(w.NodeAddrs[i], nodePort), false})
+				way{w.client.NS, protocol, netip.AddrPortFrom(a, port)},
+				way{w.Node, protocol, netip.AddrPortFrom(a, port)},
+				way{w.Outside, protocol, netip.AddrPortFrom(w.NodeAddrs[i], nodePort)})
 		}
 	}
 	return list
@@ -51,22 +50,18 @@ type traffic struct {
 // client is one of them.
 type client struct {
 	way
-	conn   net.Conn // nil for none
+	conn   net.Conn
 	read   *bufio.Reader
 	server string
 	// steps gets a value after each step, and is closed after a failed one.
 	steps chan struct{}
 }
 
-// startTraffic starts a client for each way, with a connection that is opened now, but for ways that only connect anew.
-func (w *world) startTraffic(name string, onlyNew func(way) bool) *traffic {
+// startTraffic starts a client for each way, with a connection that is opened now.
+func (w *world) startTraffic(name string) *traffic {
 	w.Helper()
 	tr := &traffic{world: w, name: name, done: make(chan struct{})}
 	for _, y := range w.ways() {
-		if onlyNew != nil && onlyNew(y) {
-			tr.start(&client{way: y, steps: make(chan struct{})})
-			continue
-		}
 		conn, err := y.from.Dial(w.Context(), y.protocol, y.to.String())
 		if err != nil {
 			w.Fatalf("%s: %s: %v", name, y, err)
@@ -91,9 +86,7 @@ func (tr *traffic) start(c *client) {
 
 // repeat repeats steps until the traffic ends.
 func (tr *traffic) repeat(c *client) {
-	if c.conn != nil {
-		defer c.conn.Close()
-	}
+	defer c.conn.Close()
 	for {
 		if err := c.step(tr.world); err != nil {
 			tr.Errorf("%s: %s: %v", tr.name, c.way, err)
@@ -144,9 +137,6 @@ func (c *client) step(w *world) error {
 	}
 	if err != nil {
 		return fmt.Errorf("new connection: %w", err)
-	}
-	if c.conn == nil {
-		return nil
 	}
 	if err := c.conn.SetDeadline(time.Now().Add(limit)); err != nil {
 		return err
