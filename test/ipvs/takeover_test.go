@@ -27,8 +27,8 @@ const (
 	nodeName = "node-1"
 	port     = 80
 	nodePort = 30080
-	// limit is how long an emulated machine may take for a step.
-	limit = 3 * time.Minute
+	// limit is how long an emulated machine may take for a step. A sync of kube-proxy's under traffic has taken more than 3 minutes.
+	limit = 15 * time.Minute
 )
 
 // world is a node with a Service of two pods, one on the node and one on another node, and a client that is a pod.
