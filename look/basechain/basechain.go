@@ -58,6 +58,9 @@ type Chain struct {
 	Program string `json:"program"`
 	// PolicyDrop says that the chain drops what no rule accepts.
 	PolicyDrop bool `json:"policyDrop"`
+	// EndsClosed says that the last rule drops or rejects every packet that comes to it, which is a policy in another form. List leaves
+	// it false.
+	EndsClosed bool `json:"-"`
 	// Rules is what the rules may do, and those of chains to which they lead. List leaves it empty.
 	Rules Effects `json:"rules"`
 	// Closes says that the policy, or a rule that is neither kube-proxy's nor the kubelet's, drops packets or queues them. List
@@ -110,7 +113,7 @@ func list(effects bool) ([]Chain, error) {
 			PolicyDrop: c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop,
 		}
 		if effects {
-			if chain.Rules, chain.Closes, err = effectsOf(conn, c); err != nil {
+			if chain.Rules, chain.Closes, chain.EndsClosed, err = effectsOf(conn, c); err != nil {
 				return nil, fmt.Errorf("read the rules of chain %s in table %s: %w", c.Name, chain.TableText(), err)
 			}
 			chain.Closes = chain.Closes || chain.PolicyDrop
@@ -146,7 +149,7 @@ func legacyChains(names map[string]bool) ([]Chain, error) {
 		list = append(list, Chain{
 			Family: family, Table: table, Name: c.Chain, Hook: strings.ToLower(c.Chain), Type: table, Priority: legacyPriority(table, c.Chain), Legacy: true,
 			Program: programOf(table, names), PolicyDrop: c.PolicyDrop, Rules: Effects{c.Drops, c.Queues, c.Translates, c.Untracks, c.Marks, c.MarksConnections},
-			Closes: c.PolicyDrop || c.Closes,
+			Closes: c.PolicyDrop || c.Closes, EndsClosed: c.EndsClosed,
 		})
 	}
 	return list, nil
@@ -178,6 +181,8 @@ func programOf(table string, names map[string]bool) string {
 	case table == "kube-proxy":
 		return "kube-proxy"
 	case table != "filter" && table != "nat":
+	case names["FORWARD_direct"] && names["INPUT_direct"]:
+		return "firewalld"
 	case names["ufw-before-forward"]:
 		return "ufw"
 	case names["KUBE-SERVICES"] && names["KUBE-POSTROUTING"]:

@@ -14,24 +14,27 @@ import (
 const maxVisits = 200
 
 // effectsOf reads the chain and the chains to which it leads. closes says that a rule drops packets that is neither
-// kube-proxy's nor the kubelet's.
-func effectsOf(conn *nftables.Conn, base *nftables.Chain) (all Effects, closes bool, err error) {
+// kube-proxy's nor the kubelet's, and endsClosed is that of Chain.
+func effectsOf(conn *nftables.Conn, base *nftables.Chain) (all Effects, closes, endsClosed bool, err error) {
 	seen, next := map[string]bool{base.Name: true}, []string{base.Name}
 	for len(next) > 0 {
 		if len(seen) > maxVisits {
 			all.add(everything())
-			return all, base.Type != nftables.ChainTypeNAT, nil
+			return all, base.Type != nftables.ChainTypeNAT, endsClosed, nil
 		}
 		name := next[0]
 		next = next[1:]
 		rules, err := conn.GetRules(base.Table, &nftables.Chain{Name: name, Table: base.Table})
 		if err != nil {
-			return all, closes, err
+			return all, closes, endsClosed, err
+		}
+		if name == base.Name && len(rules) > 0 {
+			endsClosed = takesAll(rules[len(rules)-1])
 		}
 		for _, r := range rules {
 			effects, chains, err := effectsOfRule(r)
 			if err != nil {
-				return all, closes, err
+				return all, closes, endsClosed, err
 			}
 			all.add(effects)
 			closes = closes || (effects.Drops || effects.Queues) && !otherproxy.OfKubernetes(base.Table.Name, name)
@@ -42,12 +45,30 @@ func effectsOf(conn *nftables.Conn, base *nftables.Chain) (all Effects, closes b
 			}
 		}
 	}
-	return all, closes, nil
+	return all, closes, endsClosed, nil
 }
 
 // everything is what a chain may do, but for marks.
 func everything() Effects {
 	return Effects{Drops: true, Queues: true, Translates: true, Untracks: true}
+}
+
+// takesAll says that a rule drops or rejects packets, and compares nothing before.
+func takesAll(r *nftables.Rule) bool {
+	for _, x := range r.Exprs {
+		switch x := x.(type) {
+		case *expr.Counter, *expr.Log:
+		case *expr.Verdict:
+			return x.Kind == expr.VerdictDrop
+		case *expr.Reject:
+			return true
+		case *expr.Target:
+			return effectsOfTarget(x.Name).Drops
+		default:
+			return false
+		}
+	}
+	return false
 }
 
 // effectsOfRule also returns the chains to which the rule leads.

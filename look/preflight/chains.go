@@ -11,20 +11,20 @@ import (
 // pass the chains of all programs: a rule of nftproxy cannot accept it for the others.
 func (o Options) chains() []Finding {
 	const probe = "firewalls"
-	list, err := basechain.List()
+	list, err := basechain.ListWithEffects()
 	if err != nil {
 		return []Finding{failed(probe, err)}
 	}
 	var found []Finding
 	for i := range list {
 		c := &list[i]
+		hook := c.Hook == "input" || c.Hook == "forward"
 		switch {
-		case c.PolicyDrop && (!c.Legacy || c.Table == "filter"):
+		case c.Legacy && c.Table != "filter", c.Type == "nat", c.Table == o.Table:
+		case c.Program == "firewalld" && c.EndsClosed && hook:
+			found = append(found, zones(c))
+		case c.PolicyDrop, c.EndsClosed && hook:
 			found = append(found, dropping(c))
-		case c.Table == "firewalld" && c.Hook == "forward":
-			// Its chains have the policy accept and end in a rejection.
-			found = append(found, yellow("firewalls: firewalld", fmt.Sprintf("chain %s in table %s rejects what no zone accepts", c.Name, c.TableText()),
-				"put the pods' CIDR and interfaces into the zone trusted: firewall-cmd --permanent --zone=trusted --add-source=CIDR"))
 		}
 	}
 	if len(found) == 0 {
@@ -34,7 +34,17 @@ func (o Options) chains() []Finding {
 	return found
 }
 
-// dropping is the finding of a base chain with policy drop.
+// zones is the finding of a chain of firewalld. Its chains have the policy accept and end in a rejection.
+func zones(c *basechain.Chain) Finding {
+	do := "put the pods' CIDR and interfaces into the zone trusted: firewall-cmd --permanent --zone=trusted --add-source=CIDR"
+	if c.Hook == "input" {
+		do = "open the ports of the kubelet, and health check node ports: firewall-cmd --permanent --add-port=10250/tcp --add-port=30000-32767/tcp"
+	}
+	return yellow(fmt.Sprintf("firewalls: firewalld %s %s", c.TableText(), c.Name),
+		fmt.Sprintf("chain %s in table %s rejects what no zone accepts on the hook %s", c.Name, c.TableText(), c.Hook), do)
+}
+
+// dropping is the finding of a base chain that drops what no rule accepts.
 func dropping(c *basechain.Chain) Finding {
 	what := "addresses of pods"
 	if c.Hook == "input" {

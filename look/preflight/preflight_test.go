@@ -1,6 +1,7 @@
 package preflight_test
 
 import (
+	"maps"
 	"os/exec"
 	"slices"
 	"strings"
@@ -118,7 +119,10 @@ func TestBadNode(t *testing.T) {
 	if err := nftcmd.ForTest(t).Load(w.ns, `
 table ip kube-proxy { comment "rules for kube-proxy"; }
 table ip old { comment "kept by nftproxy, a Kubernetes service proxy"; }
-table inet firewalld { chain filter_FORWARD { type filter hook forward priority 10; reject; }; }
+table inet firewalld {
+	chain filter_FORWARD { type filter hook forward priority 10; ct status dnat accept; reject; };
+	chain filter_INPUT { type filter hook input priority 10; iif lo accept; counter reject with icmpx admin-prohibited; };
+}
 table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; }; chain DOCKER-USER { }; }
 table inet mine { chain in { type filter hook input priority 0; policy drop; ct state established accept; tcp dport 22 accept; }; }
 `); err != nil {
@@ -144,11 +148,58 @@ table inet mine { chain in { type filter hook input priority 0; policy drop; ct 
 	w.want(found, preflight.Yellow, "other proxies: ip old", "nftproxy cleanup")
 	w.want(found, preflight.Yellow, "firewalls: ip filter FORWARD", "chain FORWARD in table ip filter (Docker)", "hook forward", "addresses of pods")
 	w.want(found, preflight.Yellow, "firewalls: inet mine in", "hook input", "ports of the kubelet")
-	w.want(found, preflight.Yellow, "firewalls: firewalld", "filter_FORWARD", "--zone=trusted")
+	w.want(found, preflight.Yellow, "firewalls: firewalld inet firewalld filter_FORWARD", "on the hook forward", "--zone=trusted")
+	w.want(found, preflight.Yellow, "firewalls: firewalld inet firewalld filter_INPUT", "on the hook input", "--add-port")
 	w.want(found, preflight.Yellow, "firewalls: ip6 filter (iptables-legacy) FORWARD", "hook forward")
 	w.want(found, preflight.Yellow, "other proxies: ip kube-proxy (nftables)", "cleanup --kube-proxy")
 	w.sysctl("net.ipv4.ip_local_reserved_ports", "8080,30000-32767")
 	w.want(w.check(), preflight.Green, "sysctl: net.ipv4.ip_local_port_range", "reserved")
+}
+
+// TestClosedAtTheEnd: a chain is named whose last rule drops or rejects all packets, in each form that rules have. No other is: one
+// whose last rule compares something or is not the end, one on another hook, one of nat.
+func TestClosedAtTheEnd(t *testing.T) {
+	w := newWorld(t)
+	if err := nftcmd.ForTest(t).Load(w.ns, `
+table ip a {
+	chain rejects { type filter hook input priority 0; ip saddr 10.0.0.1 accept; counter log reject; };
+	chain drops { type filter hook forward priority 0; drop; };
+	chain compares { type filter hook input priority 0; tcp dport 25 drop; };
+	chain goes-on { type filter hook forward priority 0; drop; accept; };
+	chain leaves { type filter hook output priority 0; reject; };
+	chain jumps { type filter hook forward priority 1; jump inner; };
+	chain inner { tcp dport 25 drop; };
+}
+`); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range []string{
+		"iptables-nft -A INPUT -j REJECT --reject-with icmp-host-prohibited", "ip6tables-nft -A FORWARD -s fd00::1 -j REJECT",
+		"iptables-legacy -A FORWARD -p tcp -j ACCEPT", "iptables-legacy -A FORWARD -j REJECT", "iptables-legacy -A INPUT -p tcp -j DROP",
+		"ip6tables-legacy -A FORWARD -m state --state NEW -j DROP", "ip6tables-legacy -A INPUT -j DROP",
+	} {
+		words := strings.Fields(args)
+		path, err := aptget.Command(words[0], "iptables")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := w.ns.Run(exec.Command(path, append([]string{"-w"}, words[1:]...)...)); err != nil {
+			t.Fatalf("%s: %v", args, err)
+		}
+	}
+	want := map[string]bool{}
+	for _, chain := range []string{"ip a rejects", "ip a drops", "ip filter INPUT", "ip filter (iptables-legacy) FORWARD", "ip6 filter (iptables-legacy) INPUT"} {
+		want["firewalls: "+chain] = true
+	}
+	got := map[string]bool{}
+	for probe, f := range w.check() {
+		if strings.HasPrefix(probe, "firewalls") && f.Level == preflight.Yellow {
+			got[probe] = true
+		}
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
 }
 
 // TestMarkingChains: a chain of type nat is named that marks connections and may see the address of a Service. No other is: a

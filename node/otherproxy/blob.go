@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"math"
 	"strings"
 
@@ -46,6 +47,13 @@ func entryLayout(f ip.Family) (targetOffset, counters, size int) {
 		return 140, 152, 168
 	}
 	return 88, 96, 112
+}
+
+// takesAll says that the rule compares nothing: not an address, and by no match.
+func (e *entry) takesAll(f ip.Family) bool {
+	targetOffset, _, size := entryLayout(f)
+	compared := targetOffset - 4 // before it are nfcache and, behind, the offset itself
+	return int(binary.NativeEndian.Uint16(e.raw[targetOffset:])) == size && !slices.ContainsFunc(e.raw[:compared], func(b byte) bool { return b != 0 })
 }
 
 // A struct xt_entry_match and a struct xt_entry_target begin with their size (16 bits) and a

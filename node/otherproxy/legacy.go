@@ -91,8 +91,9 @@ type LegacyChain struct {
 	// about NFQUEUE, Untracks about connection tracking, MarksConnections about CONNMARK. Reaches has the names of these chains.
 	Drops, Queues, Translates, Untracks, Marks, MarksConnections bool
 	Reaches                                                      []string
-	// Closes says that a rule of a program other than Kubernetes drops packets or queues them.
-	Closes bool
+	// Closes says that a rule of a program other than Kubernetes drops packets or queues them, and EndsClosed that the chain's last rule
+	// drops or rejects all that comes to it.
+	Closes, EndsClosed bool
 }
 
 // LegacyChains returns the chains of all tables that exist.
@@ -118,6 +119,7 @@ func LegacyChains() ([]LegacyChain, error) {
 func (b *blob) baseChains() []LegacyChain {
 	type chain struct {
 		drops, queues, translates, untracks, marks, marksConnections bool
+		endsClosed                                                   bool
 		targets                                                      []string
 	}
 	chains := map[string]*chain{}
@@ -131,6 +133,7 @@ func (b *blob) baseChains() []LegacyChain {
 		if b.isPolicy(e) {
 			continue
 		}
+		c.endsClosed = (e.drops || e.extension == "REJECT") && e.takesAll(b.family)
 		c.drops, c.queues = c.drops || e.drops || e.extension == "REJECT", c.queues || e.extension == "NFQUEUE"
 		c.translates = c.translates || slices.Contains([]string{"DNAT", "SNAT", "MASQUERADE", "REDIRECT", "NETMAP", "TPROXY"}, e.extension)
 		c.untracks = c.untracks || e.extension == "CT" || e.extension == "NOTRACK"
@@ -143,6 +146,7 @@ func (b *blob) baseChains() []LegacyChain {
 	var found []LegacyChain
 	for _, name := range b.hookNames() {
 		l := LegacyChain{Table: tableName(b.family, b.name), Chain: name, PolicyDrop: slices.Contains(dropping, name)}
+		l.EndsClosed = chains[name] != nil && chains[name].endsClosed
 		seen := map[string]bool{name: true}
 		l.Reaches = []string{name}
 		for i := 0; i < len(l.Reaches); i++ {
