@@ -113,6 +113,11 @@ soak: build ## random events for SOAK=1h under traffic, and the tables checked a
 	$(if $(OLDER),rm -rf bin/older && mkdir -p bin/older && git archive $(OLDER) | tar -x -C bin/older && CGO_ENABLED=0 $(GO) -C bin/older build -trimpath -o $(CURDIR)/bin/nftproxy-older ./cmd/nftproxy)
 	bin/soak --for=$(SOAK) $(if $(OLDER),--older=bin/nftproxy-older --older-commit=$(OLDER)) $(if $(SEED),--seed=$(SEED)) $(if $(SCRIPT),--script=$(SCRIPT)) $(if $(REDUCE),--reduce)
 
+.PHONY: neighbours
+neighbours: build ## run nftproxy beside real firewalls and other programs of a node, and write docs/neighbours.md; NEIGHBOUR=firewalld for one; as root
+	$(GO) build -o bin/neighbours ./test/cmd/neighbours
+	bin/neighbours $(if $(NEIGHBOUR),--only=$(NEIGHBOUR))
+
 demo: build ## show the proxy at work on real traffic, without a cluster
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/demo ./demo
 	bin/demo

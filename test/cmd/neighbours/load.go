@@ -1,0 +1,212 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	"nftproxy/test/lib/testnet"
+)
+
+// tally counts the connections of a load that began after an event.
+type tally struct{ Made, Lost int }
+
+// mostly says that more than half were lost: the way is closed.
+func (t tally) mostly() bool { return 2*t.Lost > t.Made }
+
+func (t tally) plus(o tally) tally { return tally{t.Made + o.Made, t.Lost + o.Lost} }
+
+// load is a steady stream of new connections and datagrams, and of lines on connections that stay open.
+type load struct {
+	w       *world
+	streams []stream
+	cancel  context.CancelFunc
+	running sync.WaitGroup
+
+	mu    sync.Mutex
+	event string
+	// tallies has those of each event by the number of the stream.
+	tallies map[string][]tally
+	made    int // since the event
+	// enough is closed once enough connections count for the event.
+	enough chan struct{}
+}
+
+// stream is one kind of connection of the load.
+type stream struct {
+	// unused streams have no connections.
+	unused         bool
+	from, protocol string
+	addr           netip.AddrPort
+}
+
+const (
+	pace = 100 * time.Millisecond
+	// perEvent is how many connections are made after an event at least.
+	perEvent = 300
+	// lineTime is the longest time that a line of an open connection may take.
+	lineTime = 15 * time.Second
+)
+
+// streams are the same ways with nftproxy, by Services, and without it, directly.
+func (w *world) streams(direct bool) []stream {
+	var all []stream
+	for family := range w.net.NodeAddrs {
+		for _, proto := range []string{testnet.TCP, testnet.UDP} {
+			for i, front := range frontends() {
+				number := []int{serviceNear, serviceFar, serviceNear, serviceFar}[i]
+				froms := []string{"outside", "pod"}
+				if i == 0 {
+					froms = []string{"node", "pod"}
+				}
+				for _, from := range froms {
+					addr := front.addr(w, family, number)
+					if direct {
+						addr = netip.AddrPortFrom(w.net.Pod(map[int]string{serviceNear: "near", serviceFar: "far"}[number]).Addrs[family], podPort)
+					}
+					all = append(all, stream{from: from, protocol: proto, addr: addr})
+				}
+			}
+		}
+	}
+	return all
+}
+
+func (w *world) startLoad(ctx context.Context, streams []stream) *load {
+	ctx, cancel := context.WithCancel(ctx)
+	l := &load{w: w, streams: streams, cancel: cancel, tallies: map[string][]tally{}}
+	l.after("the load began")
+	for i, s := range streams {
+		if s.unused {
+			continue
+		}
+		l.running.Go(func() { l.ask(ctx, i) })
+		if s.protocol == testnet.TCP {
+			l.running.Go(func() { l.talk(ctx, i) })
+		}
+	}
+	return l
+}
+
+// after has the connections from now on count for an event.
+func (l *load) after(event string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.event, l.made = event, 0
+	l.tallies[event] = make([]tally, len(l.streams))
+	l.enough = make(chan struct{})
+}
+
+// await waits until enough connections were made since the event.
+func (l *load) await(ctx context.Context) error {
+	l.mu.Lock()
+	enough := l.enough
+	l.mu.Unlock()
+	select {
+	case <-enough:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (l *load) begin() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.event
+}
+
+func (l *load) count(event string, stream int, lost bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	t := &l.tallies[event][stream]
+	t.Made++
+	if lost {
+		t.Lost++
+	}
+	if event != l.event {
+		return
+	}
+	l.made++
+	if l.made == perEvent {
+		close(l.enough)
+	}
+}
+
+// ask makes new connections at a steady pace, each with a question, until the context ends. A question under way then ends by itself.
+func (l *load) ask(ctx context.Context, i int) {
+	s := l.streams[i]
+	var asking sync.WaitGroup
+	defer asking.Wait()
+	ticker := time.NewTicker(pace)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		event := l.begin()
+		asking.Go(func() {
+			answer, err := l.w.places[s.from].Ask(context.WithoutCancel(ctx), s.protocol, s.addr, long)
+			l.count(event, i, err != nil || answer.Outcome != testnet.Answered)
+		})
+	}
+}
+
+// talk sends lines on one connection, and begins another where one breaks.
+func (l *load) talk(ctx context.Context, i int) {
+	for ctx.Err() == nil {
+		event := l.begin()
+		err := l.conversation(ctx, l.streams[i], &event)
+		l.count(event, i, err != nil)
+	}
+}
+
+// conversation ends with the context, and says after which event the line was that failed.
+func (l *load) conversation(ctx context.Context, s stream, event *string) error {
+	dialing, cancel := context.WithTimeout(context.WithoutCancel(ctx), lineTime)
+	defer cancel()
+	conn, err := l.w.places[s.from].Dial(dialing, "tcp", s.addr.String())
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	buf := make([]byte, 256)
+	if err := conn.SetDeadline(time.Now().Add(lineTime)); err != nil {
+		return err
+	}
+	if _, err := conn.Read(buf); err != nil { // the server's greeting
+		return err
+	}
+	ticker := time.NewTicker(pace)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+		*event = l.begin()
+		if err := conn.SetDeadline(time.Now().Add(lineTime)); err != nil {
+			return err
+		}
+		if _, err := conn.Write([]byte("line\n")); err != nil {
+			return err
+		}
+		if _, err := conn.Read(buf); err != nil {
+			return err
+		}
+	}
+}
+
+// text names the stream.
+func (s stream) text() string { return fmt.Sprintf("%s to %v, %s", s.from, s.addr, s.protocol) }
+
+// stop ends the load and waits until each question has its outcome.
+func (l *load) stop() {
+	l.cancel()
+	l.running.Wait()
+}

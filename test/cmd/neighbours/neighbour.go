@@ -1,0 +1,61 @@
+package main
+
+// event is something that happens to a neighbour on the node.
+type event struct {
+	// Name is what a reader calls it.
+	Name string
+	// Script is what the shell runs in the neighbour's system. It ends when the event is over.
+	Script string
+}
+
+// neighbour is a program as it is set up for one row.
+type neighbour struct {
+	// name is unique, and names the file of the result.
+	name string
+	// what says in some words how the program is set up.
+	what string
+	// packages are those of Debian whose versions the row names.
+	packages []string
+	// prepare is what the system needs before, such as a message bus. It is no event.
+	prepare string
+	// setting is what an operator has to set for the traffic of Services; empty if the row is about the program without it.
+	setting string
+	// events happen in this order. The first one is the start.
+	events []event
+	// stop is the last event.
+	stop event
+	// published is a TCP port of the node that the program itself serves by IPv4 from its start on; 0 if it has none.
+	published uint16
+	// opens says why flows to Services may work although the program closes the direct way; empty if none may.
+	opens string
+}
+
+// nameStart is the name of each neighbour's first event.
+const nameStart = "starts"
+
+func neighbours() []neighbour {
+	var all []neighbour
+	all = append(all, nftScripts()...)
+	all = append(all, ufws()...)
+	all = append(all, firewallds()...)
+	all = append(all, bans()...)
+	all = append(all, engines()...)
+	all = append(all, plugins()...)
+	all = append(all, announcers()...)
+	return all
+}
+
+// packages are those of all neighbours, and what the scripts need.
+func packages() []string {
+	return []string{
+		"busybox-static", "iproute2", "procps", // for scripts
+		"nftables", "iptables", "ipset",
+		"ufw", "python3",
+		"firewalld", "dbus",
+		"fail2ban",
+		"docker.io", "docker-cli",
+		"podman", "crun", "netavark", "aardvark-dns",
+		"containernetworking-plugins",
+		"keepalived",
+	}
+}

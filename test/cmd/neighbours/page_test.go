@@ -1,0 +1,86 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestPage: the page is what the results say, and no row of it is bad.
+func TestPage(t *testing.T) {
+	docs := filepath.Join("..", "..", "..", "docs")
+	want, err := page(docs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(filepath.Join(docs, "neighbours.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != want {
+		t.Error("docs/neighbours.md is not what the results in docs/neighbours say; make neighbours writes both")
+	}
+	files, err := os.ReadDir(filepath.Join(docs, "neighbours"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[string]bool{}
+	for _, n := range neighbours() {
+		known[n.name] = true
+	}
+	for _, f := range files {
+		if name := strings.TrimSuffix(f.Name(), ".json"); !known[name] {
+			t.Errorf("no neighbour is called %s: remove its result", name)
+		}
+	}
+}
+
+// TestJudge: what the neighbour forbids is told from what fails although it lets it pass.
+func TestJudge(t *testing.T) {
+	flows := []flow{
+		{from: "a", to: "good", like: "open", want: kept},
+		{from: "a", to: "masqueraded", like: "open", want: kept},
+		{from: "a", to: "lost", like: "open", want: kept},
+		{from: "a", to: "closed", like: "shut", want: kept},
+		{from: "a", to: "hole", like: "shut", want: kept},
+		{from: "a", to: "silent", like: "shut", want: refused},
+	}
+	outcomes := []string{kept, hidden, "timed out", "timed out", kept, "timed out"}
+	got := map[string]string{}
+	for i, f := range flows {
+		got[f.key()] = outcomes[i]
+	}
+	table := judge(flows, got, map[string]string{"open": kept, "shut": "timed out"})
+	if table.Flows != 6 || table.AsBefore != 2 || len(table.Faults) != 2 || len(table.Closed) != 2 || len(table.Opened) != 1 {
+		t.Errorf("%+v", table)
+	}
+	if !strings.Contains(strings.Join(table.Faults, " "), "masqueraded") || !strings.HasPrefix(table.Opened[0], "a to hole") {
+		t.Errorf("%+v", table)
+	}
+}
+
+// TestVerdict: each kind of fault makes a row bad.
+func TestVerdict(t *testing.T) {
+	whole := func(change func(*outcome, *result)) verdict {
+		r := result{Events: []outcome{{event: event{Name: nameStart}, Table: table{Flows: 2, AsBefore: 2}}}}
+		change(&r.Events[0], &r)
+		return r.verdict()
+	}
+	for _, c := range []struct {
+		good   bool
+		change func(*outcome, *result)
+	}{
+		{true, func(*outcome, *result) {}},
+		{false, func(o *outcome, _ *result) { o.Table.Faults = []string{"x"} }},
+		{false, func(o *outcome, _ *result) { o.Table.Opened = []string{"x"} }},
+		{true, func(o *outcome, r *result) { o.Table.Opened, r.Opens = []string{"x"}, "its rule" }},
+		{false, func(o *outcome, _ *result) { o.Lost = []string{"x"} }},
+		{false, func(o *outcome, _ *result) { o.Table.Closed = []string{"x"} }},
+		{true, func(o *outcome, r *result) { o.Table.Closed, r.Check = []string{"x"}, []string{"y"} }},
+	} {
+		if v := whole(c.change); v.good != c.good {
+			t.Errorf("%+v, want good %v", v, c.good)
+		}
+	}
+}

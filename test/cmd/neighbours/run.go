@@ -1,0 +1,284 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"nftproxy/test/lib/testnet"
+)
+
+// result is what a run showed of one neighbour.
+type result struct {
+	Name, What string
+	// Versions are the packages with their versions.
+	Versions []string
+	Setting  string `json:",omitempty"`
+	// Opens is that of the neighbour if flows were open by it.
+	Opens  string `json:",omitempty"`
+	Kernel string
+	Date   string
+	Events []outcome
+	// Check has what "nftproxy check" found after the start and not before, Explain the lines of "nftproxy explain" about chains of
+	// the neighbour for a flow that it closes.
+	Check   []string `json:",omitempty"`
+	Explain []string `json:",omitempty"`
+}
+
+// outcome is what came of one event.
+type outcome struct {
+	event
+	like  string // the event of the neighbour alone to compare with
+	Table table
+	// Alone and Beside are the load that began after the event, with the neighbour alone and beside nftproxy, on the ways that the
+	// neighbour does not close by its start.
+	Alone, Beside tally
+	// Lost are the ways on which Beside lost connections of a protocol of which Alone lost none.
+	Lost []string `json:",omitempty"`
+}
+
+// Events that are nftproxy's.
+const (
+	proxyRestarts = "nftproxy restarts"
+	proxyStarts   = "nftproxy starts after it"
+)
+
+// try runs one neighbour alone, and then beside nftproxy.
+func try(ctx context.Context, n neighbour, tree, binary string) (result, error) {
+	alone, err := tryAlone(ctx, n, tree, binary)
+	if err != nil {
+		return result{}, fmt.Errorf("%s alone: %w", n.name, err)
+	}
+	r, err := tryBeside(ctx, n, tree, binary, alone)
+	if err != nil {
+		return result{}, fmt.Errorf("%s beside nftproxy: %w", n.name, err)
+	}
+	return r, nil
+}
+
+// solitude is what the neighbour alone lets pass after an event, and what it loses.
+type solitude struct {
+	open map[string]string
+	// load is by the number of the stream.
+	load []tally
+}
+
+func tryAlone(ctx context.Context, n neighbour, tree, binary string) (all map[string]solitude, err error) {
+	w, err := newWorld(ctx, tree, binary)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, w.close()) }()
+	direct := w.direct()
+	got, err := w.ask(ctx, direct, nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := unexpected(direct, got); err != nil {
+		return nil, fmt.Errorf("without any program: %w", err)
+	}
+	if _, err := w.system.run(ctx, n.prepare); err != nil {
+		return nil, err
+	}
+	all = map[string]solitude{}
+	l := w.startLoad(ctx, w.streams(true))
+	defer l.stop()
+	for _, e := range append(n.events[:len(n.events):len(n.events)], n.stop) {
+		l.after(e.Name)
+		if _, err := w.event(ctx, e); err != nil {
+			return nil, err
+		}
+		open, err := w.ask(ctx, append(w.own(n), direct...), nil)
+		if err != nil {
+			return nil, err
+		}
+		all[e.Name] = solitude{open: open}
+		if err := l.await(ctx); err != nil {
+			return nil, err
+		}
+	}
+	l.stop()
+	for name, s := range all {
+		s.load = l.tallies[name]
+		all[name] = s
+	}
+	return all, nil
+}
+
+func (w *world) event(ctx context.Context, e event) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	out, err := w.system.run(ctx, e.Script)
+	if err != nil {
+		err = fmt.Errorf("event %q: %w", e.Name, err)
+	}
+	return out, err
+}
+
+// trial is a run beside nftproxy.
+type trial struct {
+	*world
+	n      neighbour
+	alone  map[string]solitude
+	flows  []flow
+	load   *load
+	result result
+}
+
+func tryBeside(ctx context.Context, n neighbour, tree, binary string, alone map[string]solitude) (r result, err error) {
+	w, err := newWorld(ctx, tree, binary)
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, w.close()) }()
+	t := &trial{world: w, n: n, alone: alone, flows: w.services()}
+	if err := t.describe(ctx); err != nil {
+		return r, err
+	}
+	if err := w.startProxy(ctx); err != nil {
+		return r, err
+	}
+	got, err := w.ask(ctx, t.flows, nil)
+	if err != nil {
+		return r, err
+	}
+	if err := unexpected(t.flows, got); err != nil {
+		return r, fmt.Errorf("nftproxy alone: %w", err)
+	}
+	if _, err := w.system.run(ctx, n.prepare); err != nil {
+		return r, err
+	}
+	streams := w.streams(false)
+	for i, tally := range alone[nameStart].load {
+		streams[i].unused = tally.mostly()
+	}
+	t.load = w.startLoad(ctx, streams)
+	defer t.load.stop()
+	if err := t.underLoad(ctx); err != nil {
+		return r, err
+	}
+	t.load.stop()
+	for i := range t.result.Events {
+		t.weigh(&t.result.Events[i])
+	}
+	err = t.startAfter(ctx)
+	return t.result, err
+}
+
+// weigh compares the load after an event with that of the neighbour alone. What an event loses is a matter of moments, so that single
+// ways are not compared, but all ways of a protocol.
+func (t *trial) weigh(o *outcome) {
+	alone, beside := map[string]tally{}, map[string]tally{}
+	for i, s := range t.load.streams {
+		if s.unused {
+			continue
+		}
+		alone[s.protocol] = alone[s.protocol].plus(t.alone[o.like].load[i])
+		beside[s.protocol] = beside[s.protocol].plus(t.load.tallies[o.Name][i])
+		o.Alone, o.Beside = o.Alone.plus(t.alone[o.like].load[i]), o.Beside.plus(t.load.tallies[o.Name][i])
+	}
+	for _, protocol := range []string{testnet.TCP, testnet.UDP} {
+		if beside[protocol].Lost == 0 || alone[protocol].Lost > 0 {
+			continue
+		}
+		for i, s := range t.load.streams {
+			if tally := t.load.tallies[o.Name][i]; s.protocol == protocol && tally.Lost > 0 {
+				o.Lost = append(o.Lost, fmt.Sprintf("%s: %d of %d", s.text(), tally.Lost, tally.Made))
+			}
+		}
+	}
+}
+
+// describe notes what the row is about.
+func (t *trial) describe(ctx context.Context) error {
+	versions, err := t.system.run(ctx, "dpkg-query -W -f '${Package} ${Version}\\n' "+strings.Join(t.n.packages, " "))
+	if err != nil {
+		return err
+	}
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return os.NewSyscallError("uname", err)
+	}
+	t.result = result{
+		Name: t.n.name, What: t.n.what, Setting: t.n.setting, Versions: strings.Split(strings.TrimSpace(versions), "\n"),
+		Kernel: unix.ByteSliceToString(name.Release[:]), Date: time.Now().UTC().Format(time.DateOnly),
+	}
+	return nil
+}
+
+// underLoad lets each event happen, and nftproxy's restart before the last.
+func (t *trial) underLoad(ctx context.Context) error {
+	before, err := t.findings(ctx)
+	if err != nil {
+		return err
+	}
+	last := ""
+	for _, e := range t.n.events {
+		last = e.Name
+		t.load.after(e.Name)
+		if _, err := t.event(ctx, e); err != nil {
+			return err
+		}
+		if err := t.look(ctx, e, e.Name); err != nil {
+			return err
+		}
+		if e.Name == nameStart {
+			if err := t.diagnose(ctx, before); err != nil {
+				return err
+			}
+		}
+	}
+	t.load.after(proxyRestarts)
+	if err := errors.Join(t.stopProxy(ctx), t.startProxy(ctx)); err != nil {
+		return err
+	}
+	if err := t.look(ctx, event{Name: proxyRestarts}, last); err != nil {
+		return err
+	}
+	t.load.after(t.n.stop.Name)
+	if _, err := t.event(ctx, t.n.stop); err != nil {
+		return err
+	}
+	return t.look(ctx, t.n.stop, t.n.stop.Name)
+}
+
+// look asks all flows, and compares them with what the neighbour alone lets pass after the event like.
+func (t *trial) look(ctx context.Context, e event, like string) error {
+	flows := t.own(t.n)
+	for i, f := range flows {
+		flows[i].want = t.alone[like].open[f.key()]
+	}
+	flows = append(flows, t.flows...)
+	got, err := t.ask(ctx, flows, t.alone[like].open)
+	if err != nil {
+		return err
+	}
+	o := outcome{event: e, like: like, Table: judge(flows, got, t.alone[like].open)}
+	if len(o.Table.Opened) > 0 {
+		t.result.Opens = t.n.opens
+	}
+	t.result.Events = append(t.result.Events, o)
+	return t.load.await(ctx)
+}
+
+// startAfter starts the neighbour first, and then nftproxy on a node without its rules.
+func (t *trial) startAfter(ctx context.Context) error {
+	if err := t.stopProxy(ctx); err != nil {
+		return err
+	}
+	if out, err := t.command(ctx, "cleanup"); err != nil {
+		return fmt.Errorf("cleanup: %w: %s", err, out)
+	}
+	if _, err := t.event(ctx, t.n.events[0]); err != nil {
+		return err
+	}
+	if err := t.startProxy(ctx); err != nil {
+		return err
+	}
+	return t.look(ctx, event{Name: proxyStarts}, nameStart)
+}
