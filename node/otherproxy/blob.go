@@ -5,8 +5,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"slices"
 	"math"
+	"slices"
 	"strings"
 
 	"nftproxy/model/ip"

@@ -12,6 +12,9 @@ printf '#!/bin/busybox sh\necho web 192.0.2.1:1\n' >/tmp/image/bin/answer
 chmod +x /tmp/image/bin/answer
 `
 
+// answers waits until the program's own port answers a client on the node.
+const answers = "\nuntil busybox nc -w 1 192.168.100.1 8081 </dev/null | grep -q web; do sleep 0.1; done\n"
+
 // engines are Docker and podman, each with a container that has a published port.
 func engines() []neighbour {
 	var all []neighbour
@@ -39,11 +42,11 @@ while pidof containerd; do sleep 0.1; done
 		return neighbour{
 			name: name, what: what, setting: setting, packages: []string{"docker.io", "containerd", "iptables"}, prepare: image,
 			events: []event{
-				{nameStart, daemons + "tar -C /tmp/image -c . | docker import - busybox\n" + run("web", published) + set},
+				{nameStart, daemons + "tar -C /tmp/image -c . | docker import - busybox\n" + run("web", published) + set + answers},
 				{"starts a container", run("other", 8082)},
 				{"removes a container", "docker rm -f other"},
 				{"reloads", `kill -HUP "$(pidof dockerd)"`},
-				{"restarts", end + daemons + "until docker inspect -f '{{.State.Running}}' web | grep -q true; do sleep 0.1; done"},
+				{"restarts", end + daemons + answers},
 			},
 			stop: event{"stops", "docker rm -f web\n" + end},
 		}
@@ -64,11 +67,11 @@ func podmans() []neighbour {
 		return neighbour{
 			name: name, what: what, packages: []string{"podman", "netavark", "nftables", "iptables"}, prepare: image,
 			events: []event{
-				{nameStart, run("web", published)},
+				{nameStart, run("web", published) + answers},
 				{"starts a container", run("other", 8082)},
 				{"removes a container", head + "podman rm -f -t 0 other"},
 				{"reloads", head + "podman network reload --all"},
-				{"restarts its container", head + "podman restart -t 0 web"},
+				{"restarts its container", head + "podman restart -t 0 web" + answers},
 			},
 			stop: event{"stops", head + "podman rm -f -t 0 --all"},
 		}
