@@ -77,7 +77,7 @@ func (c *ConfigFollower) liveChanges() []liveChange {
 	return []liveChange{
 		{[]string{
 			"cluster-cidr", "detect-local-mode", "pod-bridge-interface", "pod-interface-name-prefix",
-			"masquerade-all", "iptables-masquerade-bit", "nodeport-addresses",
+			"masquerade-all", "iptables-masquerade-bit", "nodeport-addresses", "nftproxy-no-masquerade-cidrs",
 		}, func() { c.watcher.SetSettings(&c.now.Rules.Settings) }},
 		{[]string{"iptables-min-sync-period"}, func() { c.loop.SetMinSyncPeriod(c.now.loop().MinSyncPeriod) }},
 		{[]string{"v"}, func() { c.started.SetVerbosity(c.now.Verbosity) }},

@@ -112,6 +112,9 @@ type SetLabel struct{ Bit uint8 } // 0 to 127
 // and a fully random port.
 type Masquerade struct{}
 
+// SNATTo gives the connection an address of the table's family as source, and a fully random port.
+type SNATTo struct{ Addr netip.Addr }
+
 // Counter counts the packets that reach it. A program does not contain the counts.
 type Counter struct{}
 
@@ -180,6 +183,7 @@ func (SetMark) statement()     {}
 func (ClearMark) statement()   {}
 func (SetLabel) statement()    {}
 func (Masquerade) statement()  {}
+func (SNATTo) statement()      {}
 func (Counter) statement()     {}
 func (Comment) statement()     {}
 func (Reject) statement()      {}
@@ -313,6 +317,9 @@ func (s SetLabel) Text(Family) string { return fmt.Sprintf("ct label set %d", s.
 
 // Text returns "masquerade fully-random".
 func (Masquerade) Text(Family) string { return "masquerade fully-random" }
+
+// Text is, for example, "snat to 192.168.0.2 fully-random".
+func (s SNATTo) Text(Family) string { return "snat to " + s.Addr.String() + " fully-random" }
 
 // Text returns "counter". nft prints the numbers behind it.
 func (Counter) Text(Family) string { return "counter" }

@@ -63,8 +63,9 @@ type Result struct {
 	Fate Fate
 	// To is the new destination of a DNATed packet.
 	To netip.AddrPort
-	// Masqueraded packets leave with an address of the node.
+	// Masqueraded packets leave with an address of the node: Source, or if that is not valid, one that the kernel chooses.
 	Masqueraded bool
+	Source      netip.Addr
 	// Mark is what is left in the mark of a packet that leaves.
 	Mark uint32
 	// Learned is what the packet adds to dynamic maps. Model.Learn puts it there.
@@ -122,7 +123,7 @@ func (m *Model) Outcomes(p Packet, local func(netip.Addr) bool) []Result {
 }
 
 func (r Result) sameAs(o Result) bool {
-	return r.Fate == o.Fate && r.To == o.To && r.Masqueraded == o.Masqueraded && r.Mark == o.Mark
+	return r.Fate == o.Fate && r.To == o.To && r.Masqueraded == o.Masqueraded && r.Source == o.Source && r.Mark == o.Mark
 }
 
 func (r Result) String() string {
@@ -132,6 +133,9 @@ func (r Result) String() string {
 	}
 	if r.Masqueraded {
 		s += " masqueraded"
+	}
+	if r.Source.IsValid() {
+		s += " as " + r.Source.String()
 	}
 	if r.Mark != 0 {
 		s += fmt.Sprintf(" mark 0x%x", r.Mark)
@@ -367,6 +371,9 @@ func (w *walk) runAction(t *Contents, s Statement) outcome {
 	case Counter, Comment: // they change nothing of the packet
 	case Masquerade:
 		w.result.Masqueraded = true
+		return hookDone
+	case SNATTo:
+		w.result.Masqueraded, w.result.Source = true, s.Addr
 		return hookDone
 	case Reject:
 		w.result.Fate = Unreachable

@@ -113,6 +113,7 @@ func TestConfigLive(t *testing.T) {
 		{"a field that goes", "clusterCIDR: 10.0.0.0/8\n", "", []string{"clusterCIDR"}},
 		{"node port addresses", "nodePortAddresses: [primary]\n", "nodePortAddresses: [primary, 192.0.2.0/24]\n", []string{"nodePortAddresses"}},
 		{"masquerading", "", "nftables: {masqueradeAll: true, masqueradeBit: 5}\n", []string{"nftables.masqueradeAll", "nftables.masqueradeBit"}},
+		{"ranges that are not masqueraded", "noMasqueradeCIDRs: [10.1.0.0/16]\n", "noMasqueradeCIDRs: [10.1.0.0/16, fd00::/8]\n", []string{"noMasqueradeCIDRs"}},
 		{"period", "", "nftables: {minSyncPeriod: 15s}\n", []string{"nftables.minSyncPeriod"}},
 		{"verbosity", "", "logging: {verbosity: 4}\n", []string{"logging.verbosity"}},
 		{"kernel settings", "", "conntrack: {maxPerCore: 0, min: 1, tcpEstablishedTimeout: 1h, tcpCloseWaitTimeout: 1m, tcpBeLiberal: true, udpTimeout: 7s, udpStreamTimeout: 8s}\n",

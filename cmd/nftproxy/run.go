@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
 	"strconv"
@@ -19,6 +20,8 @@ import (
 	"nftproxy/daemon/process"
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/ejection"
+	"nftproxy/model/ip"
+	"nftproxy/model/service"
 )
 
 // ownPrefix begins the name of each flag of run that kube-proxy does not have.
@@ -32,6 +35,8 @@ type runOptions struct {
 	asked            daemon.Config
 	masqueradeAll    bool
 	answerPing       bool
+	noMasquerade     []string
+	masqueradeToNode bool
 	masqueradeBit    int
 	counters, eject  string
 	sysctls          sysctlOptions
@@ -103,6 +108,8 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	f.Lookup("cluster-cidr").Usage += "; run masquerades traffic from all other addresses to cluster IPs"
 	f.Lookup(ownPrefix + "table").Usage += "; run removes the tables of earlier runs with other names"
 	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "masquerade all traffic to cluster IPs")
+	f.StringSliceVar(&o.noMasquerade, noMasqueradeFlag, nil, "CIDRs of endpoints' addresses: run masquerades no connection there, but for those of a pod to itself; their answers have to come back through this node, or by a way that needs no translation; noMasqueradeCIDRs in a configuration file, whose changes count at once")
+	f.BoolVar(&o.masqueradeToNode, ownPrefix+"masquerade-to-node", false, "masquerade to the Node's first address of each family that the host has, instead of an address of the interface by which packets leave; a family without such an address is masqueraded as without the flag")
 	f.BoolVar(&o.answerPing, ownPrefix+"answer-ping", false, "the node answers echo requests (ping) to cluster IPs, externalIPs and load balancers' addresses where a port of a Service has endpoints; at most 1000 new ones per second and family")
 	f.IntVar(&o.masqueradeBit, "iptables-masquerade-bit", noMasqueradeBit, "bit of the packet mark, 0 to 31, that marks packets to masquerade inside the node, for other programs that set or read it; -1: the rules neither read nor change marks, and use a label of the connection instead")
 	f.StringVar(&o.asked.MetricsAddress, "metrics-bind-address", defaultMetricsAddress, "address and port of the metrics server; empty to switch it off")
@@ -119,6 +126,26 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	f.DurationVar(&o.asked.MinSyncPeriod, "iptables-min-sync-period", proxy.DefaultConfig().MinSyncPeriod, "least time between two syncs, on average over 100ms; a change after a longer rest does not wait")
 	addExcludeCIDRs(f, &o.excludeCIDRs)
 	f.IntVarP(&o.asked.Verbosity, "v", "v", 0, "log verbosity; from 2 on the log has every sync, below 2 the number of lines with the same message is bounded")
+}
+
+// noMasqueradeFlag is that of the field noMasqueradeCIDRs (KEP-6246).
+const noMasqueradeFlag = ownPrefix + "no-masquerade-cidrs"
+
+func parseNoMasquerade(words []string) ([]netip.Prefix, error) {
+	var list []netip.Prefix
+	for _, word := range words {
+		p, err := service.ParseRange(strings.TrimSpace(word))
+		if err != nil {
+			return nil, fmt.Errorf("--%s: %w", noMasqueradeFlag, err)
+		}
+		list = append(list, p)
+	}
+	for _, family := range ip.Families() {
+		if n := len((&service.Settings{NoMasquerade: list}).NoMasqueradeOf(family)); n > service.MaxNoMasquerade {
+			return nil, fmt.Errorf("--%s: %q: %d CIDRs of %s: want at most %d of each family", noMasqueradeFlag, words, n, family.Name(), service.MaxNoMasquerade)
+		}
+	}
+	return list, nil
 }
 
 // noMasqueradeBit leaves the packets' mark to other programs. maxMasqueradeBit is the highest bit of
@@ -171,6 +198,9 @@ func (o *runOptions) run() (*daemon.Config, error) {
 	check(err)
 	c.Rules.Counters = o.counters != countersNone
 	c.Rules.MasqueradeAll, c.Rules.AnswerPing = o.masqueradeAll, o.answerPing
+	c.Rules.MasqueradeToNode = o.masqueradeToNode
+	c.Rules.NoMasquerade, err = parseNoMasquerade(o.noMasquerade)
+	check(err)
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}

@@ -35,6 +35,8 @@ const (
 type File struct {
 	// Config is the file, with the addresses of the servers completed.
 	Config v1alpha1.KubeProxyConfiguration
+	// NoMasqueradeCIDRs is a field that kube-proxy is to have (KEP-6246).
+	NoMasqueradeCIDRs []string
 	// Notes lists facts for the operator, in the order of the file's type: fields without
 	// effect here, and unknown fields.
 	Notes []string
@@ -53,10 +55,15 @@ func Parse(text []byte) (*File, error) {
 		}
 		f.Notes = append(f.Notes, fmt.Sprintf("%v; the last one counts", strictErr))
 	}
-	unknown, err := kjson.UnmarshalStrict(document, &f.Config)
+	var all struct {
+		v1alpha1.KubeProxyConfiguration `json:",inline"`
+		NoMasqueradeCIDRs               []string `json:"noMasqueradeCIDRs"`
+	}
+	unknown, err := kjson.UnmarshalStrict(document, &all)
 	if err != nil {
 		return nil, err
 	}
+	f.Config, f.NoMasqueradeCIDRs = all.KubeProxyConfiguration, all.NoMasqueradeCIDRs
 	if got := f.Config.APIVersion; got != apiVersion {
 		return nil, fmt.Errorf("apiVersion: %q: want %s", got, apiVersion)
 	}

@@ -52,6 +52,7 @@ func (f *File) Settings() []Setting {
 	text("detectLocal.bridgeInterface", "pod-bridge-interface", c.DetectLocal.BridgeInterface)
 	text("detectLocal.interfaceNamePrefix", "pod-interface-name-prefix", c.DetectLocal.InterfaceNamePrefix)
 	text("nodePortAddresses", "nodeport-addresses", strings.Join(nodePortAddresses(c), ","))
+	text("noMasqueradeCIDRs", "nftproxy-no-masquerade-cidrs", strings.Join(f.NoMasqueradeCIDRs, ","))
 	yes("enableProfiling", "profiling", c.EnableProfiling)
 	yes("bindAddressHardFail", "bind-address-hard-fail", c.BindAddressHardFail)
 	if verbosity := c.Logging.Verbosity; verbosity != 0 {

@@ -207,7 +207,13 @@ func (x *explainer) whyMarkAll(s *nft.Step) string {
 }
 
 func hasMasquerade(r nft.Rule) bool {
-	return slices.ContainsFunc(r, func(s nft.Statement) bool { _, is := s.(nft.Masquerade); return is })
+	return slices.ContainsFunc(r, func(s nft.Statement) bool {
+		switch s.(type) {
+		case nft.Masquerade, nft.SNATTo:
+			return true
+		}
+		return false
+	})
 }
 
 // isClusterIP says whether the table has the address among the cluster IPs.

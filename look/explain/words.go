@@ -176,6 +176,10 @@ func (x *explainer) sayPassedOver(p ruleset.Purpose, s *nft.Step) (text string, 
 			dst = portText(x.question.Packet)
 		}
 		return fmt.Sprintf("map %s does not have %s: no endpoint is on this node", setOf(s), dst), false
+	case ruleset.MasqueradeMarked:
+		if endedAt[nft.MatchAddr](s) {
+			return fmt.Sprintf("%s is in a range of noMasqueradeCIDRs: it is not masqueraded", s.Destination.Addr()), false
+		}
 	case ruleset.MarkOutsiders:
 		return x.condition(s) + ", so the client is a pod, and is not to be masqueraded", false
 	case ruleset.FindClient:

@@ -24,6 +24,12 @@ type Settings struct {
 	// programs: the first packet of a connection that is to be masqueraded has this bit inside the
 	// node, whoever has set it. With 0 the rules neither read nor change marks.
 	MasqueradeMark uint32
+	// NoMasquerade are ranges of endpoints' addresses, MaxNoMasquerade of each family at most: connections there are not
+	// masqueraded, unless they come back to their own pod.
+	NoMasquerade []netip.Prefix
+	// MasqueradeToNode masquerades to the Node's own address (Node.OwnAddress) instead of one of the interface by which packets
+	// leave. A family in which the Node has none is masqueraded as without it.
+	MasqueradeToNode bool
 	// AnswerPing has the node answer echo requests to the addresses of Services with endpoints.
 	AnswerPing bool
 	// NodePortAddresses says which addresses serve node ports.
@@ -33,6 +39,21 @@ type Settings struct {
 // MaxPodRanges is the greatest number of pod ranges of one family. Each one costs a comparison for
 // packets that come from none of them.
 const MaxPodRanges = 8
+
+// MaxNoMasquerade is the greatest number of ranges of one family in Settings.NoMasquerade. Each one costs a comparison for
+// connections that would be masqueraded.
+const MaxNoMasquerade = 8
+
+// NoMasqueradeOf returns the ranges of a family in NoMasquerade, disjoint and sorted.
+func (s *Settings) NoMasqueradeOf(family ip.Family) []netip.Prefix {
+	var list []netip.Prefix
+	for _, p := range s.NoMasquerade {
+		if family.Has(p.Addr()) {
+			list = append(list, p)
+		}
+	}
+	return Disjoint(list)
+}
 
 // PodRanges returns the ranges of the settings and the node that have the addresses of pods of a family,
 // disjoint and sorted.

@@ -253,6 +253,7 @@ func chains(f nft.Family) []*nft.Chain {
 			{nft.MatchMark{Mask: 1 << 14}, nft.ClearMark{Mask: 1 << 14}, nft.Masquerade{}},
 			{nft.MatchMark{Mask: 1 << 31}, nft.ClearMark{Mask: 1 << 31}, nft.Masquerade{}},
 			{nft.MatchLabel{Bit: 0}, nft.Masquerade{}},
+			{nft.MatchLabel{Bit: 1}, nft.SNATTo{Addr: prefixes(f)[0].Addr().Next()}},
 			{nft.MatchLabel{Bit: 110}, nft.Masquerade{}},
 		}},
 	}

@@ -103,6 +103,10 @@ func (r *recogniser) addExpression(name string, data nfnetlink.Attributes) bool 
 		return r.decodeExpression(data, &x) && r.addLookup(&x)
 	case "nat":
 		if to, ok := netip.AddrFromSlice(r.constant); ok {
+			var x expr.NAT
+			if r.decodeExpression(data, &x) && x.Type == expr.NATTypeSourceNAT {
+				return r.addStatement(nft.SNATTo{Addr: to})
+			}
 			return r.addStatement(nft.DNATTo{Addr: to})
 		}
 		key := len(r.loaded) - r.hashed

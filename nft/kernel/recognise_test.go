@@ -53,6 +53,7 @@ func TestReadRecognises(t *testing.T) {
 				nft.Rule{nft.MatchProto{Protocol: 6}, nft.Reject{TCPReset: true}}, nft.Rule{nft.Reject{}},
 				nft.Rule{nft.Verdict{Code: nft.Drop}, nft.Comment("x")}, nft.Rule{nft.Comment("nothing else")},
 				nft.Rule{nft.Counter{}, nft.Verdict{Code: nft.Return}, nft.Comment(strings.Repeat("c", nft.MaxComment))},
+				nft.Rule{nft.MatchDNATed{}, nft.SNATTo{Addr: netip.MustParsePrefix(prefixes[2]).Addr()}},
 				nft.Rule{nft.MatchEcho{}, nft.Limit{PerSecond: 7, Burst: 9}, nft.DNATTo{Addr: netip.MustParsePrefix(prefixes[2]).Addr()}},
 				nft.Rule{nft.DNAT{Key: serviceKey, Mod: 2, Map: "endpoints"}},
 				nft.Rule{nft.DNAT{Key: serviceKey, Mod: 2, Hash: nft.Fields{nft.Saddr}, Map: "endpoints"}},
@@ -67,7 +68,7 @@ func TestReadRecognises(t *testing.T) {
 				{`meta mark set 5`, ""}, {`fib daddr type broadcast drop`, ""},
 				{`fib saddr . iif type local drop`, ""}, {`ip saddr & 255.0.255.0 == 10.0.7.0 drop`, ""}, {`th dport != 80 iifname "cni*" drop`, ""},
 				{`limit rate 1/minute drop`, ""}, {`limit rate 1/second drop`, "limit rate 1/second burst 5 packets"}, {`limit rate over 1/second drop`, ""}, {`limit rate 1 kbytes/second drop`, ""}, {`ip saddr @addresses ip daddr != @addresses drop`, "ip saddr @addresses"},
-				{`iifname "cni0" icmp type echo-reply drop`, `iifname "cni0"`}, {`icmp code 1 drop`, "meta l4proto icmp"}, {`dnat to 10.0.0.1-10.0.0.9`, ""}, {`ip protocol 6 drop`, ""},
+				{`iifname "cni0" icmp type echo-reply drop`, `iifname "cni0"`}, {`icmp code 1 drop`, "meta l4proto icmp"}, {`dnat to 10.0.0.1-10.0.0.9`, ""}, {`dnat to 10.0.0.1 persistent`, ""}, {`ip protocol 6 drop`, ""},
 				{`ct mark 5 drop`, ""}, {`ct mark set 5`, ""}, {`ct label != 5 drop`, ""}, {`ip saddr 10.0.0.0/8 meta mark set 5 drop`, "ip saddr 10.0.0.0/8"}, {`numgen inc mod 2 0 drop`, ""},
 				{`jhash ip saddr mod 2 0 drop`, ""}, {`symhash mod 2 0 drop`, ""},
 			}

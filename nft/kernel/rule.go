@@ -131,6 +131,8 @@ func statementExpressions(s nft.Statement, family nft.Family) ([]expr.Any, error
 		return setLabelExpressions(s)
 	case nft.Masquerade:
 		return []expr.Any{&expr.Masq{FullyRandom: true}}, nil
+	case nft.SNATTo:
+		return natToExpressions(expr.NAT{Type: expr.NATTypeSourceNAT, FullyRandom: true}, s.Addr, family)
 	case nft.Counter:
 		return []expr.Any{&expr.Counter{}}, nil
 	case nft.Reject:

@@ -280,6 +280,8 @@ type leaving struct {
 	unlisted bool
 	// spared says which packets to service addresses are not dropped.
 	spared spared
+	// source is the node's address that masqueraded connections get; if it is not valid, the kernel chooses.
+	source netip.Addr
 }
 
 // leavingChains are the chains that see connections after translation. postrouting
@@ -301,12 +303,9 @@ func leavingChains(cfg *Config, f nft.Family, ranges treap.Map[string, netip.Pre
 	}
 	return []*nft.Chain{
 		{
-			Name: postrouting,
-			Hook: &nft.Hook{Name: nft.Postrouting, Priority: priorityLeaving},
-			Rules: slices.Concat(unserved, rules, []nft.Rule{
-				cfg.masqueradeRule(),
-				MasqueradeHairpin.rule(nft.InSet{Key: pair(), Set: hairpin}, nft.MatchDNATed{}, nft.Masquerade{}),
-			}),
+			Name:  postrouting,
+			Hook:  &nft.Hook{Name: nft.Postrouting, Priority: priorityLeaving},
+			Rules: slices.Concat(unserved, rules, cfg.masqueradeRules(f, l.source)),
 		},
 		{
 			Name:  input,

@@ -324,6 +324,9 @@ func (t *tableCompiler) countOutside(e nft.Element, by int) {
 func (t *tableCompiler) leaving() leaving {
 	l := leaving{unlisted: t.outside > 0}
 	l.spared = spared{networks: len(t.reachable) > 0, translated: t.inRange > 0}
+	if t.cfg.MasqueradeToNode {
+		l.source = t.node.OwnAddress(t.family)
+	}
 	for _, a := range []*access{t.address, t.nodePort} {
 		if t.learners[a] > 0 {
 			l.learning = append(l.learning, learner{a, t.identities[a] > 0})

@@ -61,15 +61,32 @@ func (c *Config) toMasquerade() nft.Statement {
 	return nft.SetLabel{Bit: masqueradeLabel}
 }
 
-// masqueradeRule masquerades what toMasquerade was said of.
-func (c *Config) masqueradeRule() nft.Rule {
-	if mark := c.mark(); mark != 0 {
-		return MasqueradeMarked.rule(nft.MatchMark{Mask: mark}, nft.ClearMark{Mask: mark}, nft.Masquerade{})
+// masqueradeRules masquerade what toMasquerade was said of, but for what goes to the ranges of NoMasquerade, and connections that
+// come back to their own pod. source is the address that they get, if it is valid.
+func (c *Config) masqueradeRules(f nft.Family, source netip.Addr) []nft.Rule {
+	var masquerade nft.Statement = nft.Masquerade{}
+	if source.IsValid() {
+		masquerade = nft.SNATTo{Addr: source}
 	}
-	return MasqueradeMarked.rule(nft.MatchLabel{Bit: masqueradeLabel}, nft.Masquerade{})
+	hairpinRule := MasqueradeHairpin.rule(nft.InSet{Key: pair(), Set: hairpin}, nft.MatchDNATed{}, masquerade)
+	var spared []nft.Statement
+	for _, p := range c.NoMasqueradeOf(f) {
+		spared = append(spared, nft.MatchAddr{Field: nft.Daddr, Not: true, Prefix: p})
+	}
+	mark := c.mark()
+	if mark == 0 {
+		marked := slices.Concat([]nft.Statement{nft.MatchLabel{Bit: masqueradeLabel}}, spared, []nft.Statement{masquerade})
+		return []nft.Rule{MasqueradeMarked.rule(marked...), hairpinRule}
+	}
+	marked := slices.Concat([]nft.Statement{nft.MatchMark{Mask: mark}}, spared, []nft.Statement{nft.ClearMark{Mask: mark}, masquerade})
+	rules := []nft.Rule{MasqueradeMarked.rule(marked...)}
+	if len(spared) > 0 {
+		rules = append(rules, c.arrivedRules()...)
+	}
+	return append(rules, hairpinRule)
 }
 
-// arrivedRules are for packets that stay on the node. They have no source to hide, but perhaps a
+// arrivedRules are for packets that stay on the node, or are not masqueraded. They have no source to hide, but perhaps a
 // mark to clear.
 func (c *Config) arrivedRules() []nft.Rule {
 	if mark := c.mark(); mark != 0 {

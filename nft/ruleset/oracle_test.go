@@ -50,7 +50,7 @@ func (o *oracle) outcomes(p nft.Packet) []nft.Result {
 	}
 	if by, answers := o.answersPing(p); answers {
 		hairpin := p.FromNode && p.Src.Addr() == by && o.onNode(by) // an endpoint on the host's network
-		return []nft.Result{{Fate: nft.DNATed, To: netip.AddrPortFrom(by, p.Dst.Port()), Masqueraded: hairpin}}
+		return []nft.Result{{Fate: nft.DNATed, To: netip.AddrPortFrom(by, p.Dst.Port()), Masqueraded: hairpin, Source: o.sourceOf(hairpin, by.Is6())}}
 	}
 	if o.isClusterIP(dst) && !o.hasHosts(dst) {
 		if !o.local(dst) {
@@ -74,6 +74,25 @@ func (o *oracle) outcomes(p nft.Packet) []nft.Result {
 		o.saw("node port: other address")
 	}
 	return []nft.Result{{Fate: nft.Untouched}}
+}
+
+// masqueradedTo returns the node's address that masqueraded connections get: with MasqueradeToNode the Node's first address that
+// the host has.
+func (o *oracle) masqueradedTo(v6 bool) netip.Addr {
+	for _, a := range o.node.Addresses {
+		if o.cfg.MasqueradeToNode && a.Is6() == v6 && o.local(a) {
+			o.saw("masquerading: to the Node's address")
+			return a
+		}
+	}
+	return netip.Addr{}
+}
+
+func (o *oracle) sourceOf(masqueraded, v6 bool) netip.Addr {
+	if !masqueraded {
+		return netip.Addr{}
+	}
+	return o.masqueradedTo(v6)
 }
 
 // answersPing says whether the packet is an echo request that the node answers for a service, and by which address: a port
@@ -322,15 +341,18 @@ func (o *oracle) deliver(p nft.Packet, t *target, list string, masquerade bool) 
 		}
 		r := nft.Result{Fate: nft.DNATed, To: to}
 		hairpin := to.Addr() == p.Src.Addr() && o.onNode(to.Addr())
+		spared := slices.ContainsFunc(o.cfg.NoMasquerade, func(c netip.Prefix) bool { return c.Contains(to.Addr()) })
 		switch {
 		case o.local(to.Addr()) && !p.FromNode:
 			// The packet stays on the node, so its source need not be hidden.
 			o.saw("endpoint on the node itself")
+		case masquerade && spared && !hairpin:
+			o.saw("masquerading: spared")
 		case masquerade || hairpin:
 			if !masquerade {
 				o.saw("hairpin")
 			}
-			r.Masqueraded = true
+			r.Masqueraded, r.Source = true, o.masqueradedTo(to.Addr().Is6())
 		}
 		results = append(results, r)
 	}

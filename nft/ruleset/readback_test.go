@@ -76,6 +76,14 @@ func TestReadBackConfig(t *testing.T) {
 		if got.AnswerPing != cfg.AnswerPing {
 			t.Errorf("answers pings: %v, want %v", got.AnswerPing, cfg.AnswerPing)
 		}
+		for _, family := range ip.Families() {
+			if want, have := cfg.NoMasqueradeOf(family), got.NoMasqueradeOf(family); !slices.Equal(want, have) {
+				t.Errorf("not masqueraded: %v, want %v", have, want)
+			}
+			if cfg.MasqueradeToNode && node.OwnAddress(family).IsValid() && !got.MasqueradeToNode {
+				t.Error("masquerading to the Node's address is not read back")
+			}
+		}
 		type answer struct {
 			addrs []netip.Addr
 			all   bool

@@ -11,7 +11,7 @@ import (
 // ReadBackConfig reads from tables the configuration that they were made with, as far
 // as it decides which flows go to services, which addresses are pods' and what is
 // counted. These are ClusterCIDRs (which may be the node's own ranges), PodInterface,
-// NodePortAddresses, Counters, Uncounted, MasqueradeMark and AnswerPing. In a family without a table all addresses serve node ports, and no
+// NodePortAddresses, Counters, Uncounted, MasqueradeMark, AnswerPing, NoMasquerade and MasqueradeToNode. In a family without a table all addresses serve node ports, and no
 // address is a pod's.
 func ReadBackConfig(m *nft.Model, table string) Config {
 	cfg := Config{Table: table}
@@ -32,6 +32,7 @@ func ReadBackConfig(m *nft.Model, table string) Config {
 				cfg.MasqueradeMark = mark.Mask
 			}
 		}
+		readMasquerading(&cfg, c)
 		cfg.AnswerPing = cfg.AnswerPing || c.Sets[pingAddresses] != nil
 		cfg.Counters = cfg.Counters || countsConnections(c)
 		cfg.Uncounted = cfg.Uncounted || !countsRefusals(c)
@@ -45,6 +46,26 @@ func ReadBackConfig(m *nft.Model, table string) Config {
 	}
 	cfg.NodePortAddresses, _ = service.ParseNodePortAddresses(nodePorts) // which are prefixes
 	return cfg
+}
+
+// readMasquerading reads what the table's rules spare from masquerading, and whether they name the source.
+func readMasquerading(cfg *Config, c *nft.Contents) {
+	if c.Chains[postrouting] == nil {
+		return
+	}
+	for _, r := range c.Chains[postrouting].Rules {
+		if PurposeOf(r) != MasqueradeMarked {
+			continue
+		}
+		for _, s := range r {
+			switch s := s.(type) {
+			case nft.MatchAddr:
+				cfg.NoMasquerade = append(cfg.NoMasquerade, s.Prefix)
+			case nft.SNATTo:
+				cfg.MasqueradeToNode = true
+			}
+		}
+	}
 }
 
 // readPods reads how the table tells pods from others. Earlier versions took all pods for pods of

@@ -168,6 +168,7 @@ func enough() map[string]int {
 		"cluster IP: other port": 500, "cluster IP: other port, bound here": 500, "unallocated cluster IP": 500,
 		"endpoint is an address of services": 500, "endpoint is an unlisted cluster IP": 300, "service address in a network of the node": 500, "service address is an API server's": 30,
 		"conflict: cluster IP before an older external address": 500, "conflict: load balancer's address before an external one": 100, "conflict: external address on another's cluster IP": 500,
+		"masquerading: spared": 1000, "masquerading: to the Node's address": 1000,
 		"ping: cluster IP": 200, "ping: external address": 200, "ping: the node has no address": 50,
 		"node port: served": 2000, "node port: other address": 2000, "endpoint on the node itself": 1000,
 		"internal Local: none here": 1000,

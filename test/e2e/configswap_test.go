@@ -72,6 +72,10 @@ func TestConfigMapSwap(t *testing.T) {
 	seen("a pod's own address", plain)
 	swap("nftables: {masqueradeAll: true}\n")
 	seen("the node's address", masqueraded)
+	swap("nftables: {masqueradeAll: true}\nnoMasqueradeCIDRs: [0.0.0.0/0, \"::/0\"]\n")
+	seen("a pod's own address, by noMasqueradeCIDRs", plain)
+	swap("nftables: {masqueradeAll: true}\n")
+	seen("the node's address, without it", masqueraded)
 
 	swap("nftables: {masqueradeAll: false}\noomScoreAdj: 4000\nbindAddress: nowhere\n")
 	n.awaitNodeEvent(watch.ReasonConfigInvalid, "oomScoreAdj", "bindAddress")

@@ -27,6 +27,10 @@ func Config(rng *rand.Rand) (ruleset.Config, []string) {
 	if rng.IntN(3) == 0 {
 		cfg.PodInterface = []service.Interface{{Name: "cni0"}, {Name: "veth", Prefix: true}}[rng.IntN(2)]
 	}
+	for _, c := range [][]string{nil, nil, {"10.0.0.4/30", "fd00:1::4/126"}, {"0.0.0.0/0"}}[rng.IntN(4)] {
+		cfg.NoMasquerade = append(cfg.NoMasquerade, netip.MustParsePrefix(c))
+	}
+	cfg.MasqueradeToNode = rng.IntN(3) == 0
 	cfg.AnswerPing = rng.IntN(2) == 0
 	cfg.Uncounted = rng.IntN(4) == 0
 	list := nodePortLists()[rng.IntN(len(nodePortLists()))]

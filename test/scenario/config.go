@@ -31,11 +31,20 @@ func (s *Scenario) Config() (ruleset.Config, error) {
 	prefix := f.String("pod-interface-name-prefix", "", "")
 	nodePorts := f.StringSlice("nodeport-addresses", nil, "")
 	f.BoolVar(&cfg.MasqueradeAll, "masquerade-all", false, "")
+	noMasquerade := f.StringSlice("nftproxy-no-masquerade-cidrs", nil, "")
+	f.BoolVar(&cfg.MasqueradeToNode, "nftproxy-masquerade-to-node", false, "")
 	f.BoolVar(&cfg.AnswerPing, "nftproxy-answer-ping", false, "")
 	masqueradeBit := f.Int8("iptables-masquerade-bit", -1, "")
 	err := f.Parse(s.Flags)
 	if err != nil {
 		return cfg, fmt.Errorf("scenario %s: %w", s.Name, err)
+	}
+	for _, text := range *noMasquerade {
+		cidr, err := netip.ParsePrefix(text)
+		if err != nil {
+			return cfg, fmt.Errorf("scenario %s: --nftproxy-no-masquerade-cidrs: %w", s.Name, err)
+		}
+		cfg.NoMasquerade = append(cfg.NoMasquerade, cidr)
 	}
 	if *masqueradeBit >= 0 {
 		cfg.MasqueradeMark = 1 << *masqueradeBit

@@ -136,6 +136,7 @@ func sameEndpoints(world *stage.Stage, f scenario.Flow, e *explain.Explanation) 
 	}
 	var want []string
 	for _, t := range f.Want.Targets {
+		t.As = netip.Addr{} // explanations do not name it
 		want = append(want, t.String())
 	}
 	if f.Want.Fate == scenario.Echoed {

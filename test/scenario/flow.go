@@ -94,9 +94,14 @@ func (a Answer) String() string { return fmt.Sprintf("%d %s weight %d", a.Code, 
 type Target struct {
 	Endpoint    netip.AddrPort
 	Masqueraded bool
+	// As is the address of the node that the endpoint sees, if the file names it.
+	As netip.Addr
 }
 
 func (t Target) String() string {
+	if t.As.IsValid() {
+		return t.Endpoint.String() + " masqueraded as " + t.As.String()
+	}
 	if t.Masqueraded {
 		return t.Endpoint.String() + " masqueraded"
 	}
@@ -234,7 +239,15 @@ func ParseOutcome(text string) (Outcome, error) {
 	for word := range strings.SplitSeq(text, " | ") {
 		var t Target
 		var err error
-		word, t.Masqueraded = strings.CutSuffix(word, " masqueraded")
+		word, as, named := strings.Cut(word, " masqueraded as ")
+		if named {
+			if t.As, err = netip.ParseAddr(as); err != nil {
+				return Outcome{}, fmt.Errorf("outcome %q: %w", text, err)
+			}
+			t.Masqueraded = true
+		} else {
+			word, t.Masqueraded = strings.CutSuffix(word, " masqueraded")
+		}
 		if t.Endpoint, err = netip.ParseAddrPort(word); err != nil {
 			return Outcome{}, fmt.Errorf("outcome %q: %w", text, err)
 		}

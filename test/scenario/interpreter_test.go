@@ -103,7 +103,7 @@ func (i *interpreter) check(f scenario.Flow, step *scenario.Step) error {
 	if f.Want.Sticky {
 		return i.checkSticky(f, p, local, got)
 	}
-	if diff := cmp.Diff(f.Want, got, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
+	if diff := cmp.Diff(f.Want, got, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 		return fmt.Errorf("want %s, got %s", f.Want, got)
 	}
 	return nil
@@ -142,7 +142,7 @@ func (i *interpreter) checkSticky(f scenario.Flow, p nft.Packet, local func(neti
 	last, known := i.before[client]
 	for n := range uint32(3 * len(f.Want.Targets)) {
 		r := i.model.Trace(p, nft.Host{Local: local, Random: func(m uint32) uint32 { return n % m }})
-		target := scenario.Target{Endpoint: r.To, Masqueraded: r.Masqueraded}
+		target := scenario.Target{Endpoint: r.To, Masqueraded: r.Masqueraded, As: r.Source}
 		switch {
 		case r.Fate != nft.DNATed || !slices.Contains(f.Want.Targets, target):
 			return fmt.Errorf("want %s, got %s", f.Want, r)
@@ -180,7 +180,7 @@ func outcome(results []nft.Result, p nft.Packet, node []netip.Addr) (scenario.Ou
 		if o.Fate = fate; fate == scenario.Translated && echo && slices.Contains(node, r.To.Addr()) {
 			o.Fate = scenario.Echoed
 		} else if fate == scenario.Translated {
-			o.Targets = append(o.Targets, scenario.Target{Endpoint: r.To, Masqueraded: r.Masqueraded})
+			o.Targets = append(o.Targets, scenario.Target{Endpoint: r.To, Masqueraded: r.Masqueraded, As: r.Source})
 		}
 	}
 	return o, nil

@@ -85,6 +85,9 @@ func becomes(o scenario.Outcome, protocol string) string {
 	var targets []string
 	for _, t := range o.Targets {
 		target := code(t.Endpoint.String())
+		if t.As.IsValid() {
+			target += " (as " + code(t.As.String()) + ")"
+		}
 		if t.Masqueraded && !masqueraded {
 			target += " (masqueraded)"
 		}

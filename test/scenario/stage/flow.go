@@ -280,6 +280,9 @@ func (o *Observed) reached(f scenario.Flow, answer testnet.Answer) error {
 		return fmt.Errorf("server %q: %w", answer.ID, err)
 	}
 	t := scenario.Target{Endpoint: at, Masqueraded: answer.Peer != answer.Local}
+	if slices.ContainsFunc(f.Want.Targets, func(w scenario.Target) bool { return w.As.IsValid() }) && t.Masqueraded {
+		t.As = answer.Peer.Addr()
+	}
 	if at != f.Destination || slices.Contains(f.Want.Targets, t) {
 		o.Fate, o.Targets = scenario.Translated, []scenario.Target{t}
 		return nil
