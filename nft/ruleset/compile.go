@@ -462,36 +462,6 @@ func fixed(chain string) bool {
 	return false
 }
 
-// setHairpin sets or removes the element of a local endpoint's address, by the services
-// that have it.
-func (t *tableCompiler) setHairpin(a netip.Addr) {
-	name, counts := hairpinPart(a), t.locals[a]
-	var wanted *nft.Part
-	switch {
-	case counts.here > 0:
-		wanted = hairpinOf(a, "")
-	case counts.maybe > 0:
-		wanted = hairpinOf(a, maybeHere)
-	default:
-		delete(t.locals, a)
-	}
-	there := t.parts.At(name)
-	if wanted == nil && there == nil || wanted != nil && there != nil && wanted.Elements[0] == there.Elements[0] {
-		delete(t.edits, name)
-		return
-	}
-	t.edits[name] = wanted
-}
-
-// maybeHere is the comment on hairpin elements of endpoints of which it is not certain
-// that they run on the node.
-const maybeHere = "perhaps on this node"
-
-func hairpinOf(a netip.Addr, comment string) *nft.Part {
-	key := nft.Value(nft.AppendAddr(nft.AppendAddr(nil, a), a))
-	return nft.NewPart([]nft.Element{{Set: hairpin, Key: key, Comment: comment}}, nil)
-}
-
 // applyEdits applies the edits to the parts.
 func (t *tableCompiler) applyEdits() {
 	if len(t.edits) > 0 {
@@ -499,5 +469,3 @@ func (t *tableCompiler) applyEdits() {
 		t.edits = map[string]*nft.Part{} // to clear a large one would cost as much each time
 	}
 }
-
-func hairpinPart(a netip.Addr) string { return "endpoint " + a.String() }

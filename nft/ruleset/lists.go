@@ -192,3 +192,35 @@ func (t *tableCompiler) setLocal(name service.Name, lists []portOnNode) {
 	}
 	t.local[name] = lists
 }
+
+// setHairpin sets or removes the element of a local endpoint's address, by the services
+// that have it.
+func (t *tableCompiler) setHairpin(a netip.Addr) {
+	name, counts := hairpinPart(a), t.locals[a]
+	var wanted *nft.Part
+	switch {
+	case counts.here > 0:
+		wanted = hairpinOf(a, "")
+	case counts.maybe > 0:
+		wanted = hairpinOf(a, maybeHere)
+	default:
+		delete(t.locals, a)
+	}
+	there := t.parts.At(name)
+	if wanted == nil && there == nil || wanted != nil && there != nil && wanted.Elements[0] == there.Elements[0] {
+		delete(t.edits, name)
+		return
+	}
+	t.edits[name] = wanted
+}
+
+// maybeHere is the comment on hairpin elements of endpoints of which it is not certain
+// that they run on the node.
+const maybeHere = "perhaps on this node"
+
+func hairpinOf(a netip.Addr, comment string) *nft.Part {
+	key := nft.Value(nft.AppendAddr(nft.AppendAddr(nil, a), a))
+	return nft.NewPart([]nft.Element{{Set: hairpin, Key: key, Comment: comment}}, nil)
+}
+
+func hairpinPart(a netip.Addr) string { return "endpoint " + a.String() }
