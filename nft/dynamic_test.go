@@ -130,7 +130,7 @@ func TestTraceLearns(t *testing.T) {
 				want := nft.Result{Fate: nft.DNATed, Masqueraded: step.to != 200, Learned: step.want}
 				a, _ := netip.AddrFromSlice([]byte(address(f, step.to)))
 				want.To = netip.AddrPortFrom(a, 8080)
-				if diff := cmp.Diff(want, r, cmpopts.EquateComparable(netip.AddrPort{}), cmpopts.IgnoreFields(nft.Result{}, "Path")); diff != "" {
+				if diff := cmp.Diff(want, r, cmpopts.EquateComparable(netip.AddrPort{}, netip.Addr{}), cmpopts.IgnoreFields(nft.Result{}, "Path")); diff != "" {
 					t.Errorf("client %d (-want +got):\n%s", step.client, diff)
 				}
 				m.Learn(r)

@@ -21,7 +21,7 @@ func (p *tablePlan) withIdleRules(old, want *Chain) *Chain {
 	f := p.want.Family
 	both := &Chain{Name: want.Name, Hook: want.Hook, Rules: slices.Clip(want.Rules)}
 	for _, r := range old.Rules {
-		if r.obeysWord() && !want.hasRule(r, f) {
+		if r.obeysWord() && !want.obeys(r, f) {
 			both.Rules = append(both.Rules, r)
 		}
 	}
@@ -29,7 +29,7 @@ func (p *tablePlan) withIdleRules(old, want *Chain) *Chain {
 	if !known {
 		since = p.now
 	}
-	changes := !slices.ContainsFunc(want.Rules, func(r Rule) bool { return r.obeysWord() && old.hasRule(r, f) })
+	changes := !slices.ContainsFunc(want.Rules, func(r Rule) bool { return r.obeysWord() && old.obeys(r, f) })
 	switch {
 	case len(both.Rules) == len(want.Rules), p.now.Sub(since) >= IdleLife:
 		return want
@@ -42,7 +42,12 @@ func (p *tablePlan) withIdleRules(old, want *Chain) *Chain {
 
 // obeysWord says whether the rule masquerades by what an earlier rule has left on the packet or connection.
 func (r Rule) obeysWord() bool {
-	if r = r.Body(); len(r) == 0 || r[len(r)-1] != Statement(Masquerade{}) {
+	if r = r.Body(); len(r) == 0 {
+		return false
+	}
+	switch r[len(r)-1].(type) {
+	case Masquerade, SNATTo:
+	default:
 		return false
 	}
 	switch r[0].(type) {
@@ -52,8 +57,10 @@ func (r Rule) obeysWord() bool {
 	return false
 }
 
-func (c *Chain) hasRule(r Rule, f Family) bool {
-	return slices.ContainsFunc(c.Rules, func(o Rule) bool { return o.Text(f) == r.Text(f) })
+// obeys says whether a rule of the chain obeys the same word as r, whatever destinations it spares and whatever source it gives.
+func (c *Chain) obeys(r Rule, f Family) bool {
+	word := r.Body()[0].Text(f)
+	return slices.ContainsFunc(c.Rules, func(o Rule) bool { return o.obeysWord() && o.Body()[0].Text(f) == word })
 }
 
 // idleSince are the times since when something has been idle.

@@ -65,6 +65,7 @@ func readMasquerading(cfg *Config, c *nft.Contents) {
 				cfg.MasqueradeToNode = true
 			}
 		}
+		return // Behind it are only rules of an earlier program, which stay for a while.
 	}
 }
 

@@ -128,6 +128,20 @@ func (f *checkedFrontend) addressIsServed(a netip.Addr) bool {
 	return false
 }
 
+// isReachable says that the rules spare packets to an address: hosts of a network may have it.
+func isReachable(c *nft.Contents, a netip.Addr) bool {
+	set, key := c.Sets["reachable-networks"], nft.Value(nft.AppendAddr(nil, a))
+	if set == nil {
+		return false
+	}
+	for _, e := range set.Elements {
+		if e.Key == key || e.Key <= key && key <= e.KeyEnd {
+			return true
+		}
+	}
+	return false
+}
+
 // check compares the interpreter's outcomes of a packet with what the frontend says.
 func (f *checkedFrontend) check(t *testing.T, p nft.Packet, seen map[string]int) {
 	t.Helper()
@@ -174,7 +188,7 @@ func (f *checkedFrontend) want(p nft.Packet, seen map[string]int) []string {
 		return []string{"dropped"}
 	case f.Fate == ruleset.Passed, f.Fate == ruleset.PassedOutside && !p.FromNode:
 		// What goes on untranslated to an address of Services leaves the node no more.
-		if c, to := f.m.Table(nft.TableID{Family: f.Family, Name: f.cfg.Table}), p.Dst.Addr(); ruleset.InServiceCIDR(c, to) || ruleset.ClusterIPOwner(c, to) != "" {
+		if c, to := f.m.Table(nft.TableID{Family: f.Family, Name: f.cfg.Table}), p.Dst.Addr(); (ruleset.InServiceCIDR(c, to) || ruleset.ClusterIPOwner(c, to) != "") && !isReachable(c, to) {
 			return []string{"dropped"}
 		}
 		return []string{"untouched"}
