@@ -216,6 +216,10 @@ func badTexts() map[string]map[string]string {
 			"10.0.0.0": `"10.0.0.0" is not a range: it has no /LENGTH`, "10.0.0.0/33": `the length "33" is not in 0 to 32`,
 			"pods": `"pods" is not an IP address`, "1.0.0.0/8,3.0.0.0/8,5.0.0.0/8,7.0.0.0/8,9.0.0.0/8,11.0.0.0/8,13.0.0.0/8,15.0.0.0/8,17.0.0.0/8": "at most 8 CIDRs of each family",
 		},
+		"nftproxy-no-masquerade-cidrs": {
+			"10.0.0.0": `"10.0.0.0" is not a range: it has no /LENGTH`, "pods": `"pods" is not an IP address`,
+			"1.0.0.0/8,3.0.0.0/8,5.0.0.0/8,7.0.0.0/8,9.0.0.0/8,11.0.0.0/8,13.0.0.0/8,15.0.0.0/8,17.0.0.0/8": "want at most 8 of each family",
+		},
 		"nodeport-addresses": {"10.0.0.0": "it has no /LENGTH", "all,10.0.0.0/8,all": `"all" stands twice`, "some": "none of primary, localhost and all", `"10.0.0.0/8`: "not a list separated by commas"},
 		"detect-local-mode":  {"Guess": `"Guess": want ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix`},
 		"hostname-override": {
