@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"nftproxy/conntrack"
+	"nftproxy/daemon/health"
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/ejection"
 	"nftproxy/model/service"
@@ -37,7 +38,9 @@ type Config struct {
 	ConnectionMetrics bool
 	// The addresses of the servers; empty for none.
 	HealthAddress, MetricsAddress, ProbeAddress string
-	BindHardFail, Profiling                     bool
+	// The certificates of two of them.
+	HealthTLS, MetricsTLS   health.Files
+	BindHardFail, Profiling bool
 	// StartupTaint is the key of the taint to remove from the Node; empty for none.
 	StartupTaint string
 	Sysctls      conntrack.Sysctls

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"log/slog"
 	"maps"
 	"os"
 	"slices"
@@ -89,21 +90,26 @@ func (c *ConfigFollower) liveChanges() []liveChange {
 	}
 }
 
-// Run follows the file until the context ends. The kernel bounds how many files all
-// processes of a user follow (fs.inotify.max_user_instances is 128, and there are other
-// bounds). Where it refuses, Run reads the file every half minute and tries again.
+// Run follows the file until the context ends.
 func (c *ConfigFollower) Run(ctx context.Context) error {
-	file, last := c.started.File, ""
+	return follow(ctx, c.Follow, c.started.File, c.log, c.Update)
+}
+
+// follow follows a file until the context ends. The kernel bounds how many files all
+// processes of a user follow (fs.inotify.max_user_instances is 128, and there are other
+// bounds). Where it refuses, each gets the file every half minute.
+func follow(ctx context.Context, by func(context.Context, string, func([]byte, error)) error, file string, log *slog.Logger, each func(text []byte, err error)) error {
+	last := ""
 	for {
-		err := c.Follow(ctx, file, c.Update)
+		err := by(ctx, file, each)
 		if ctx.Err() != nil {
 			return nil
 		}
 		if text := err.Error(); text != last {
 			last = text
-			c.log.Warn("cannot follow the configuration file; reading it now and then", "file", file, "period", UnfollowedPeriod, "err", err)
+			log.Warn("cannot follow a file; reading it now and then", "file", file, "period", UnfollowedPeriod, "err", err)
 		}
-		c.Update(os.ReadFile(file))
+		each(os.ReadFile(file))
 		select {
 		case <-ctx.Done():
 			return nil

@@ -180,6 +180,7 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 	for i, name := range []string{"health server", "metrics server", "probe server"} {
 		then(name, "sockets", servers[i].Run)
 	}
+	d.addCertificates(c, started, servers)
 	then("loop", "nftables", func(ctx context.Context) error { return loop.Run(ctx, mailbox, observers...) })
 	then("cleaner", "conntrack", cleaner.Run)
 	then("sweeper", "nftables", sweeper.Run)

@@ -187,6 +187,23 @@ func newServers(c Config, r reporter, judge *health.Health, metrics http.Handler
 	return []*health.Server{probes, scrapes, own}, nil
 }
 
+// addCertificates gives servers their certificates, and adds the tasks that load renewed ones.
+func (d *Daemon) addCertificates(c Config, after *Event, servers []*health.Server) {
+	for i, files := range []health.Files{c.HealthTLS, c.MetricsTLS} {
+		if files == (health.Files{}) {
+			continue
+		}
+		name := []string{"health", "metrics"}[i]
+		certificate := health.NewCertificate(name, files, c.Log)
+		servers[i].ServeTLS(certificate)
+		for _, f := range [][2]string{{"certificate", files.Certificate}, {"key", files.Key}} {
+			d.add(after, name+" server's "+f[0], "files", func(ctx context.Context) error {
+				return follow(ctx, watch.FollowFile, f[1], c.Log, func([]byte, error) { certificate.Load() })
+			})
+		}
+	}
+}
+
 // tablesThere says whether an earlier run left tables. If that is unknown, it says
 // yes.
 func tablesThere(conn *kernel.Conn, table string) bool {

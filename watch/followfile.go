@@ -46,13 +46,25 @@ func FollowFile(ctx context.Context, path string, each func(text []byte, err err
 				return fmt.Errorf("follow %s: %w", path, n.blind)
 			}
 			state := stateOf(path)
-			text, err := os.ReadFile(path)
+			text, err := readRegular(path)
 			if !n.incomplete(target) {
 				read = state
 				each(text, err)
 			}
 		}
 	}
+}
+
+// readRegular reads a file. A pipe would wait for its other end, and a device may have no end.
+func readRegular(path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is no regular file", path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return os.ReadFile(path)
 }
 
 // followFile follows every directory on the way to the file and returns the file's real

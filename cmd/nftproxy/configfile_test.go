@@ -261,7 +261,7 @@ func TestFileThatCannotBeFollowed(t *testing.T) {
 		if !slices.Equal(f.verbosities, []int{5}) || tries != 2 {
 			t.Errorf("verbosities %v after %d tries, want 5 after 2", f.verbosities, tries)
 		}
-		if n := strings.Count(f.logText(), "cannot follow the configuration file"); n != 1 {
+		if n := strings.Count(f.logText(), "cannot follow a file"); n != 1 {
 			t.Errorf("the log has %d warnings, want one:\n%s", n, f.logText())
 		}
 	})

@@ -117,6 +117,8 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	f.BoolVar(&o.asked.Profiling, "profiling", false, "serve /debug/pprof and /debug/flags/v on the metrics server: who can reach it sees the memory of the process")
 	f.StringVar(&o.asked.HealthAddress, "healthz-bind-address", defaultHealthAddress, "address and port of the health server; empty to switch it off")
 	f.StringVar(&o.asked.ProbeAddress, ownPrefix+"probe-bind-address", "", "address and port of a second health server, for probes that must reach this process and no other; run ends if another process has it; empty to switch it off")
+	addTLS(f, "metrics", &o.asked.MetricsTLS)
+	addTLS(f, "healthz", &o.asked.HealthTLS)
 	f.StringVar(&o.asked.StartupTaint, startupTaintFlag, "", "`key` of a taint that run removes from its own Node once the first program is in force in both families; empty for none")
 	f.DurationVar(&o.asked.RetainMissing, ownPrefix+"retain-missing", defaultRetain, "how long run still serves Services that a list of the API server lacks, or whose EndpointSlices it lacks, if it lacks more than half of them and at least 10, as after a restore; 0 removes them at once")
 	addCounters(f, &o.counters)
@@ -170,6 +172,8 @@ func (o *runOptions) run() (*daemon.Config, error) {
 			check(fmt.Errorf("%s: %w", a[0], err))
 		}
 	}
+	check(checkTLS("metrics", o.asked.MetricsTLS))
+	check(checkTLS("healthz", o.asked.HealthTLS))
 	if o.asked.RetainMissing < 0 {
 		check(fmt.Errorf("--%sretain-missing: %s is negative", ownPrefix, o.asked.RetainMissing))
 	}

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"crypto/tls"
 	"net"
 	"net/http"
 	"net/netip"
@@ -25,6 +26,9 @@ func LimitConnections(l net.Listener, closed func(client net.Addr), bounds ...*B
 // ConnState tells the bounds which connections wait for a request. It is for the field ConnState of a http.Server that
 // serves the listener.
 func ConnState(c net.Conn, s http.ConnState) {
+	if secure, ok := c.(*tls.Conn); ok {
+		c = secure.NetConn()
+	}
 	limited, ok := c.(*conn)
 	if !ok || s != http.StateActive && s != http.StateIdle {
 		return

@@ -42,7 +42,9 @@ type Server struct {
 	handler    http.Handler
 	log        *slog.Logger
 	required   bool
-	listen     func(ctx context.Context, network, addr string) (net.Listener, error)
+	// certificate is nil for a server without TLS.
+	certificate *Certificate
+	listen      func(ctx context.Context, network, addr string) (net.Listener, error)
 }
 
 // NewServer makes a server; messages have its name. A server with an empty address
@@ -59,6 +61,9 @@ func NewServer(name, addr string, handler http.Handler, log *slog.Logger) (*Serv
 // is for an address at which another process must not answer in the server's place. In
 // that minute everything else goes on, so a node gets its first program all the same.
 func (s *Server) Require() { s.required = true }
+
+// ServeTLS makes the server serve HTTPS only, with HTTP/1.1. It does not listen before there is a certificate.
+func (s *Server) ServeTLS(c *Certificate) { s.certificate = c }
 
 // CheckAddress returns an error, in words, if a Server cannot have the address. An
 // empty address is no error.
@@ -86,7 +91,7 @@ func (s *Server) Run(ctx context.Context) error {
 	last, served := "", false
 	began := time.Now()
 	for {
-		l, err := s.listen(ctx, "tcp", s.addr)
+		l, err := s.open(ctx)
 		if err == nil {
 			s.logServing(ctx, l.Addr(), last != "")
 			served = true
@@ -101,7 +106,7 @@ func (s *Server) Run(ctx context.Context) error {
 		// The log has the first of several equal failures. A server that listened in
 		// between ends with a different one.
 		if err.Error() != last {
-			s.log.Warn("cannot serve, trying again until the address is free", "server", s.name, "address", s.addr, "retry", retryPeriod, "err", err)
+			s.log.Warn("cannot serve, trying again", "server", s.name, "address", s.addr, "retry", retryPeriod, "err", err)
 			if s.Failed != nil {
 				s.Failed(err)
 			}
@@ -110,9 +115,28 @@ func (s *Server) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-s.firstCertificate(err):
 		case <-time.After(retryPeriod):
 		}
 	}
+}
+
+// open listens, once there is what it takes to answer.
+func (s *Server) open(ctx context.Context) (net.Listener, error) {
+	if s.certificate != nil {
+		if err := s.certificate.missing(); err != nil {
+			return nil, fmt.Errorf("%w: %w", errNoCertificate, err)
+		}
+	}
+	return s.listen(ctx, "tcp", s.addr)
+}
+
+// firstCertificate is closed when a server that failed for want of a certificate has one; nil where it failed otherwise.
+func (s *Server) firstCertificate(failure error) <-chan struct{} {
+	if !errors.Is(failure, errNoCertificate) {
+		return nil
+	}
+	return s.certificate.first
 }
 
 // logServing logs that the server listens. warned says that the log has a warning about
@@ -146,7 +170,15 @@ func (s *Server) serve(ctx context.Context, l net.Listener) error {
 			_ = server.Close()
 		}
 	})
-	err := server.Serve(l)
+	serve := server.Serve
+	if s.certificate != nil {
+		server.TLSConfig = s.certificate.config()
+		// One connection is one request at a time: the bounds count connections.
+		server.Protocols = new(http.Protocols)
+		server.Protocols.SetHTTP1(true)
+		serve = func(l net.Listener) error { return server.ServeTLS(l, "", "") }
+	}
+	err := serve(l)
 	if !cancelStop() {
 		<-stopped
 	}

@@ -150,7 +150,7 @@ func TestRetry(t *testing.T) {
 			level, _, _ := strings.Cut(strings.SplitAfterN(line, "level=", 2)[1], " server=test")
 			levels = append(levels, level)
 		}
-		failed, served := `WARN msg="cannot serve, trying again until the address is free"`, "INFO msg=serving"
+		failed, served := `WARN msg="cannot serve, trying again"`, "INFO msg=serving"
 		if want := []string{failed, served, failed, served}; !slices.Equal(levels, want) {
 			t.Errorf("logged %q, want %q", levels, want)
 		}

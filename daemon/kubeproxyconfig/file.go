@@ -37,9 +37,46 @@ type File struct {
 	Config v1alpha1.KubeProxyConfiguration
 	// NoMasqueradeCIDRs is a field that kube-proxy is to have (KEP-6246).
 	NoMasqueradeCIDRs []string
+	// MetricsServerTLS and HealthzServerTLS are fields that KEP-6038 proposes.
+	MetricsServerTLS, HealthzServerTLS ServerTLS
 	// Notes lists facts for the operator, in the order of the file's type: fields without
 	// effect here, and unknown fields.
 	Notes []string
+}
+
+// ServerTLS says whether a server serves HTTPS.
+type ServerTLS struct {
+	Enable   bool   `json:"enable"`
+	CertFile string `json:"certFile"`
+	KeyFile  string `json:"keyFile"`
+}
+
+// serverTLS is a field with the beginning of its flags.
+type serverTLS struct {
+	ServerTLS
+	field, flag string
+}
+
+func (f *File) tls() []serverTLS {
+	return []serverTLS{
+		{f.MetricsServerTLS, "metricsServerTLS", "nftproxy-metrics-tls"},
+		{f.HealthzServerTLS, "healthzServerTLS", "nftproxy-healthz-tls"},
+	}
+}
+
+// checkTLS wants both files where TLS is enabled. Files without it have no effect.
+func (f *File) checkTLS() error {
+	var errs []error
+	note := noteTo(&f.Notes)
+	for _, t := range f.tls() {
+		for _, file := range [][2]string{{".certFile", t.CertFile}, {".keyFile", t.KeyFile}} {
+			if t.Enable && file[1] == "" {
+				errs = append(errs, fmt.Errorf("%s%s: \"\": want a path, since %s.enable is true", t.field, file[0], t.field))
+			}
+			note(!t.Enable && file[1] != "", t.field+file[0], t.field+".enable is not true")
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Parse reads a file in YAML or JSON. An unknown or repeated field is a note and
@@ -57,13 +94,16 @@ func Parse(text []byte) (*File, error) {
 	}
 	var all struct {
 		v1alpha1.KubeProxyConfiguration `json:",inline"`
-		NoMasqueradeCIDRs               []string `json:"noMasqueradeCIDRs"`
+		NoMasqueradeCIDRs               []string  `json:"noMasqueradeCIDRs"`
+		MetricsServerTLS                ServerTLS `json:"metricsServerTLS"`
+		HealthzServerTLS                ServerTLS `json:"healthzServerTLS"`
 	}
 	unknown, err := kjson.UnmarshalStrict(document, &all)
 	if err != nil {
 		return nil, err
 	}
 	f.Config, f.NoMasqueradeCIDRs = all.KubeProxyConfiguration, all.NoMasqueradeCIDRs
+	f.MetricsServerTLS, f.HealthzServerTLS = all.MetricsServerTLS, all.HealthzServerTLS
 	if got := f.Config.APIVersion; got != apiVersion {
 		return nil, fmt.Errorf("apiVersion: %q: want %s", got, apiVersion)
 	}
@@ -74,7 +114,7 @@ func Parse(text []byte) (*File, error) {
 		f.Notes = append(f.Notes, fmt.Sprintf("%v; it is ignored", u))
 	}
 	f.Notes = append(f.Notes, ignored(&f.Config)...)
-	bad := check(&f.Config)
+	bad := errors.Join(check(&f.Config), f.checkTLS())
 	setDefaults(&f.Config)
 	return f, bad
 }

@@ -53,6 +53,12 @@ func (f *File) Settings() []Setting {
 	text("detectLocal.interfaceNamePrefix", "pod-interface-name-prefix", c.DetectLocal.InterfaceNamePrefix)
 	text("nodePortAddresses", "nodeport-addresses", strings.Join(nodePortAddresses(c), ","))
 	text("noMasqueradeCIDRs", "nftproxy-no-masquerade-cidrs", strings.Join(f.NoMasqueradeCIDRs, ","))
+	for _, t := range f.tls() {
+		if t.Enable {
+			text(t.field+".certFile", t.flag+"-cert-file", t.CertFile)
+			text(t.field+".keyFile", t.flag+"-private-key-file", t.KeyFile)
+		}
+	}
 	yes("enableProfiling", "profiling", c.EnableProfiling)
 	yes("bindAddressHardFail", "bind-address-hard-fail", c.BindAddressHardFail)
 	if verbosity := c.Logging.Verbosity; verbosity != 0 {

@@ -205,7 +205,8 @@ const introduction = `<!-- Written by: go test ./daemon/metrics -run TestPage -u
 # Metrics
 
 To monitor nftproxy, scrape its metrics server (` + "`--metrics-bind-address`" + `, by default ` + "`127.0.0.1:10249`" + `) at ` + "`/metrics`" + ` and
-` + "`/metrics/slis`" + `. Like kube-proxy's it has neither TLS nor authorization. A Prometheus in a pod cannot reach a loopback
+` + "`/metrics/slis`" + `. Like kube-proxy's it has no authorization, and without
+--nftproxy-metrics-tls-cert-file no TLS ([install.md](install.md#tls-for-metrics-and-health)). A Prometheus in a pod cannot reach a loopback
 address. Run it on the node's network, or bind the server to an address of the node, such as ` + "`0.0.0.0:10249`" + `. Then restrict
 the access by a network policy or the node's firewall, since the pages also show the settings of the process.
 

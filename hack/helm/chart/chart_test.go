@@ -159,6 +159,8 @@ resources: {limits: {memory: 1Gi}}
 podAnnotations: {example.org/a: b}
 podLabels: {team: net}
 seLinuxOptions: {type: spc_t}
+metricsTLSSecret: metrics
+healthTLSSecret: health
 `
 
 const digest = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
