@@ -96,7 +96,7 @@ type flowTable interface {
 func NewCleaner(table flowTable, index *Index, observe func(Run)) *Cleaner {
 	return &Cleaner{
 		table: table, observe: observe, reports: newSyncReports(),
-		pacing: newPacing(), judge: newJudge(index), prices: newPrices(), cpu: threadTime,
+		pacing: newPacing(), judge: newJudge(index), prices: newPrices(), cpu: ThreadTime,
 	}
 }
 

@@ -14,12 +14,12 @@ import (
 func (t *Table) Unanswered(ctx context.Context, yield func(Flow) error) (cpu time.Duration, err error) {
 	runtime.LockOSThread() // The CPU time of this thread is that of the walk.
 	defer runtime.UnlockOSThread()
-	start := threadTime()
+	start := ThreadTime()
 	err = t.Flows(ctx, Filter{Status: DstNAT, Mask: DstNAT | SeenReply}, func(f Flow) error {
 		if f.Protocol != service.TCP || f.TCPState > TCPSynSent && f.TCPState != TCPSynSent2 {
 			return nil
 		}
 		return yield(f)
 	})
-	return threadTime() - start, err
+	return ThreadTime() - start, err
 }

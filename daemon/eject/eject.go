@@ -11,6 +11,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net/netip"
+	"runtime"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -52,8 +53,9 @@ type Report struct {
 	Err    error
 }
 
-// The shares of a core, as the time for each unit of CPU time: while nothing is unanswered, and in the long run. burst is
-// what may be spent beyond, so that a second look follows the first one that finds something within a second.
+// The shares of a core, as the time for each unit of CPU time: of looks while nothing is unanswered, and of all that the Ejector
+// does in the long run. burst is what may be spent beyond, so that a second look follows the first one that finds something
+// within a second.
 const (
 	restIdle, rest = 500, 100
 	burst          = 300 * time.Millisecond
@@ -67,8 +69,11 @@ const (
 	retry = 30 * time.Second
 	// mostFlows bounds the connections that one look takes in, and mostOfOne those to one endpoint: nobody hides others.
 	mostFlows, mostOfOne = 8192, 16
-	// soon is the least time from one decision to the next; each takes up to a twentieth of the time.
-	soon, stepRest = 20 * time.Millisecond, 20
+	// soon is the least time from one step to the next: answers come many at a time. Beyond the budget it is every: answers get
+	// old, so steps do not wait for longer, and looks do.
+	soon = 20 * time.Millisecond
+	// askCost is the CPU time that a connect takes (BenchmarkConnect).
+	askCost = 100 * time.Microsecond
 )
 
 // Ejector is the part of a daemon that does this. Notify may be called from any goroutine.
@@ -80,8 +85,9 @@ type Ejector struct {
 	answers  chan answered
 
 	budget pace.Budget
-	look   time.Time // when the next look is due
-	again  time.Time // when there is more to ask; zero for no time
+	cpu    func() time.Duration // of the calling thread so far
+	look   time.Time            // when the next look is due
+	again  time.Time            // when there is more to ask; zero for no time
 	// soonest is when a look may be at all, and heard when Repeats was called, which said repeats. deaf is its error.
 	soonest, heard time.Time
 	repeats        uint64
@@ -105,7 +111,7 @@ func New(c Config) *Ejector {
 	}
 	return &Ejector{
 		config: c, machine: ejection.New(rand.Float64), notified: make(chan struct{}, 1), answers: make(chan answered, 64),
-		budget: pace.Budget{Rest: rest, Burst: burst}, wants: -1,
+		budget: pace.Budget{Rest: rest, Burst: burst}, cpu: conntrack.ThreadTime, wants: -1,
 	}
 }
 
@@ -133,16 +139,23 @@ func (e *Ejector) Run(ctx context.Context) error {
 			e.learn(a)
 		case <-timer.C:
 		}
-		began := time.Now()
 		if s := e.snapshot.Load(); s != nil {
-			e.step(ctx, s)
+			e.spend(func() time.Duration { return e.step(ctx, s) })
 		}
 		timer.Reset(time.Until(e.next()))
-		// Answers come many at a time.
-		if !pause(ctx, max(soon, stepRest*time.Since(began))) {
+		if !pause(ctx, max(soon, min(every, time.Until(e.budget.Ready())))) {
 			return nil
 		}
 	}
+}
+
+// spend charges the budget with the CPU time of work, less what work returns, which is charged already.
+func (e *Ejector) spend(work func() (charged time.Duration)) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	start := e.cpu()
+	charged := work()
+	e.budget.Spend(time.Now(), max(0, e.cpu()-start-charged))
 }
 
 // next is when there is work without an answer or another snapshot.
@@ -198,20 +211,21 @@ func (e *Ejector) learn(a answered) {
 	}
 }
 
-// step looks at the connections if it is time for that, asks, and decides.
-func (e *Ejector) step(ctx context.Context, s *service.Snapshot) {
+// step looks at the connections if it is time for that, asks, and decides. It returns the CPU time of the look,
+// for which it has charged the budget, as for the connects that it begins.
+func (e *Ejector) step(ctx context.Context, s *service.Snapshot) (charged time.Duration) {
 	report := Report{}
 	e.hear(time.Now())
 	if !time.Now().Before(e.look) {
 		if !e.asked(s) {
 			e.look = time.Now().Add(every)
-			return
+			return 0
 		}
 		report.Looked = true
 		report.CPU, report.Err = e.lookAt(ctx)
 		report.Err = errors.Join(report.Err, e.deaf)
-		if ctx.Err() != nil {
-			return
+		if charged = report.CPU; ctx.Err() != nil {
+			return charged
 		}
 	}
 	if e.again = (time.Time{}); e.machine.Doubts() {
@@ -230,6 +244,7 @@ func (e *Ejector) step(ctx context.Context, s *service.Snapshot) {
 			if e.again = next; len(asks) == 0 {
 				break
 			}
+			e.budget.Spend(time.Now(), time.Duration(len(asks))*askCost)
 		}
 	}
 	before := e.verdict
@@ -241,12 +256,13 @@ func (e *Ejector) step(ctx context.Context, s *service.Snapshot) {
 		e.config.Observe(report)
 	}
 	if !changed {
-		return
+		return charged
 	}
 	if next := e.verdict.Ejections(e.set); next.Len()+e.set.Len() > 0 {
 		e.set = next
 		e.config.Set(next)
 	}
+	return charged
 }
 
 // asked says whether any Service may have another mode than Off, or something is still left out.

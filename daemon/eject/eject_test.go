@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -46,6 +48,13 @@ func (t *table) Unanswered(_ context.Context, yield func(conntrack.Flow) error) 
 	return t.cpu, t.err
 }
 
+// newEjector makes one whose own work takes no CPU time: the clock of a bubble has nothing to do with it.
+func newEjector(c Config) *Ejector {
+	e := New(c)
+	e.cpu = func() time.Duration { return 0 }
+	return e
+}
+
 func snapshot(nodes ...string) service.Snapshot {
 	s := &service.Service{Name: "shop/web", ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}}
 	var list []service.Endpoint
@@ -71,7 +80,7 @@ func TestEjector(t *testing.T) {
 		var mu sync.Mutex
 		dead := map[netip.AddrPort]bool{endpointAt(1): true}
 		var set []service.Ejections
-		e := New(Config{
+		e := newEjector(Config{
 			Table: connections, Mode: ejection.On, Observe: func(Report) {},
 			Set: func(e service.Ejections) { set = append(set, e) },
 			Connect: func(ctx context.Context, target ejection.Target) ejection.Answer {
@@ -134,7 +143,7 @@ func TestRepeats(t *testing.T) {
 		var failure error
 		left := make(chan time.Time, 1)
 		reports := 0
-		e := New(Config{
+		e := newEjector(Config{
 			Table: connections, Mode: ejection.On,
 			Observe: func(r Report) {
 				if r.Err != nil {
@@ -201,12 +210,68 @@ func TestRepeats(t *testing.T) {
 	})
 }
 
+// Looks and the node's own connects keep to 1 % of a core together, also while a hundred endpoints are dead and left out.
+func TestBudget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var nodes []string
+		var dead []netip.AddrPort
+		for i := range 240 {
+			nodes = append(nodes, fmt.Sprint("node-", i%3))
+			if i%3 == 1 {
+				dead = append(dead, endpointAt(i))
+			}
+		}
+		connections := &table{cpu: 20 * time.Millisecond}
+		var connects atomic.Int64
+		left := 0
+		e := newEjector(Config{
+			Table: connections, Mode: ejection.On, Observe: func(r Report) {
+				if left != len(r.Left) {
+					t.Log(time.Now(), len(r.Left), r.Held, len(r.Added), len(r.Returned))
+				}
+				left = len(r.Left)
+			},
+			Set: func(service.Ejections) {},
+			Connect: func(_ context.Context, target ejection.Target) ejection.Answer {
+				connects.Add(1)
+				if !slices.Contains(dead, target.Addr) {
+					return ejection.Answered
+				}
+				time.Sleep(ejection.Patience)
+				return ejection.Unanswered
+			},
+		})
+		done := make(chan error)
+		go func() { done <- e.Run(ctx) }()
+		e.Notify(snapshot(nodes...))
+		connections.change(dead, nil)
+		const seconds = 200
+		time.Sleep(seconds * time.Second)
+		synctest.Wait()
+		looks := connections.change(nil, nil)
+		spent := time.Duration(looks)*connections.cpu + time.Duration(connects.Load())*askCost
+		// A look may begin while the budget has something left, and all that it leads to be begun.
+		if most := seconds*time.Second/rest + burst + connections.cpu + 64*askCost; spent > most || spent < most/2 {
+			t.Errorf("%d looks and %d connects: %v of CPU time in %d s, want at most %v", looks, connects.Load(), spent, seconds, most)
+		}
+		if left != len(dead) {
+			t.Errorf("%d left out, want %d", left, len(dead))
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		time.Sleep(ejection.Patience) // the last connects
+	})
+}
+
 // With mode Off nothing is read until a Service asks for it.
 func TestOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		connections := &table{}
-		e := New(Config{Table: connections, Set: func(service.Ejections) {}, Observe: func(Report) {}})
+		e := newEjector(Config{Table: connections, Set: func(service.Ejections) {}, Observe: func(Report) {}})
 		done := make(chan error)
 		go func() { done <- e.Run(ctx) }()
 		s := snapshot("own", "a", "b")
@@ -247,7 +312,7 @@ func TestHidden(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		connections := &table{cpu: time.Millisecond, to: append(slices.Repeat([]netip.AddrPort{endpointAt(2)}, 2*mostFlows), endpointAt(1))}
 		left := false
-		e := New(Config{
+		e := newEjector(Config{
 			Table: connections, Mode: ejection.On, Observe: func(Report) {},
 			Set: func(e service.Ejections) {
 				left = e.Len() > 0 && e.At("shop/web").Find(&service.Port{Protocol: service.TCP, Port: 80}, endpointAt(1)) != nil
@@ -271,4 +336,37 @@ func TestHidden(t *testing.T) {
 			t.Error("the endpoint that does not answer is not left out")
 		}
 	})
+}
+
+// BenchmarkConnect is the CPU time of the whole process for a connect that is accepted, with both ends in it.
+func BenchmarkConnect(b *testing.B) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			conn.Close()
+		}
+	}()
+	cpu := func() time.Duration {
+		var u syscall.Rusage
+		if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+			b.Fatal(err)
+		}
+		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	}
+	to := ejection.TCP(netip.MustParseAddrPort(l.Addr().String()))
+	start := cpu()
+	for b.Loop() {
+		if a := connect(b.Context(), to); a != ejection.Answered {
+			b.Fatal(a)
+		}
+	}
+	b.ReportMetric(float64(cpu()-start)/float64(b.N), "ns-cpu/op")
 }

@@ -151,9 +151,9 @@ func (m *Machine) here(e *service.Endpoint) int {
 	return 0
 }
 
-// compare adds an endpoint that is no suspect unless it has answered since, or has just been asked.
+// compare adds an endpoint that is no suspect unless it has answered since and lately, or has just been asked.
 func (c *choice) compare(t Target, e *service.Endpoint, since time.Time, namespace string) {
-	if at, ok := c.answers[t]; ok && !at.Before(since) {
+	if at, ok := c.answers[t]; ok && !at.Before(since) && c.now.Sub(at) < fresh/2 {
 		return
 	}
 	if again := c.compared[t].Add(Patience + between); c.now.Before(again) {
