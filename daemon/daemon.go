@@ -23,6 +23,7 @@ import (
 	"nftproxy/daemon/proxy"
 	"nftproxy/daemon/takeover"
 	"nftproxy/look/traffic"
+	"nftproxy/model/ejection"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ejecttable"
@@ -127,7 +128,7 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 	if err != nil {
 		return nil, err
 	}
-	table := ejecttable.New(c.Rules.Table, 0)
+	table := ejecttable.New(c.Rules.Table, 0, c.Eject == ejection.On)
 	d.close = append(d.close, func() { _ = table.Close() })
 	ejector := newEjector(c, r, o.waiting, table, watcher, counts)
 	sweeper := newSweeper(r, conn, counts, cleaner.CheckAll)

@@ -10,6 +10,7 @@ import (
 	"nftproxy/daemon/eject"
 	"nftproxy/daemon/metrics"
 	"nftproxy/model/ejection"
+	"nftproxy/model/service"
 	"nftproxy/nft/ejecttable"
 	"nftproxy/watch"
 )
@@ -24,7 +25,13 @@ const (
 // newEjector makes an ejector. Only a node with mode on has the rule that counts repeated packets: all packets meet it.
 func newEjector(c Config, r reporter, flows *conntrack.Table, table *ejecttable.Table, w *watch.Watcher, counts *metrics.Metrics) *eject.Ejector {
 	tell := r.ejectionObserver(w)
-	config := eject.Config{Table: flows, Mode: c.Eject, Set: w.SetEjections, Observe: func(report eject.Report) {
+	tellOthers := func(left service.Ejections) {
+		if err := table.SetLeft(left); err != nil {
+			r.log.Warn("get, explain and verify do not know which endpoints are left out", "err", err)
+		}
+	}
+	set := func(left service.Ejections) { w.SetEjections(left); tellOthers(left) }
+	config := eject.Config{Table: flows, Mode: c.Eject, Set: set, Observe: func(report eject.Report) {
 		counts.ObserveEjections(report)
 		tell(report)
 	}}

@@ -2,10 +2,13 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -184,6 +187,7 @@ func TestEject(t *testing.T) {
 	r.await("that the endpoint is left out", func(l logged) bool { return strings.HasPrefix(l.Msg, "an endpoint does not answer; new connections") })
 	left := time.Now()
 	r.await("the end of half connections", func(l logged) bool { return l.Msg == "removed stale conntrack entries" })
+	wantSight(t, topology.Node, endpoints["node-2"], manifest(t, ejectManifest(`, annotations: {nftproxy.io/eject: "on"}`, endpoints)))
 	all := stop()
 	slow, last := 0, time.Duration(0) // of those that have begun since
 	for _, o := range all {
@@ -203,6 +207,33 @@ func TestEject(t *testing.T) {
 	r.await("that the endpoint is back", func(l logged) bool { return l.Msg == "an endpoint is no longer left out" })
 	visitAll(t, client, endpoints)
 	r.end()
+}
+
+// wantSight wants the commands to know of an endpoint that is left out.
+func wantSight(t *testing.T, node *testnet.Namespace, left netip.Addr, manifests string) {
+	t.Helper()
+	const reason = `since \d\d:\d\d:\d\d: \d+ connections? without answer, 2 tries of this node failed`
+	endpoint := regexp.QuoteMeta(netip.AddrPortFrom(left, 8080).String())
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"get", "endpoints", "--connections=false", "-o", "wide"}, endpoint + `\s+-\s+left-out\s+` + reason},
+		{[]string{"explain", "10.96.0.10:80"}, "endpoint " + endpoint + " does not answer this node: left out " + reason},
+		{[]string{"explain", "10.96.0.10:80", "--nftproxy-manifests", manifests, "--hostname-override", "node-1"}, "endpoint " + endpoint + " does not answer this node: left out " + reason},
+		{[]string{"verify", "--nftproxy-manifests", manifests, "--cluster-cidr", "10.244.0.0/16", "--hostname-override", "node-1"}, "same: "},
+	} {
+		var out bytes.Buffer
+		cmd := exec.Command("nftproxy", c.args...)
+		cmd.Stdout, cmd.Stderr = &out, &out
+		err := node.Start(cmd)
+		if err == nil {
+			err = cmd.Wait()
+		}
+		if err != nil || !regexp.MustCompile(c.want).MatchString(out.String()) {
+			t.Errorf("nftproxy %s: %v\n%s\nwant %s", strings.Join(c.args, " "), err, out.String(), c.want)
+		}
+	}
 }
 
 // TestEjectPolicy: a NetworkPolicy forbids one client to reach the endpoints, and this node to reach those on other nodes.

@@ -40,13 +40,15 @@ func newGetEndpointsCommand() *cobra.Command {
   ENDPOINT     the address and port that connections are sent to
   LOCAL        whether the endpoint is on this node; - if unknown
   STATE        active: it gets new connections
+               left-out: the node does without it, since it does not answer
+               (--nftproxy-eject)
                draining: it gets no new connections, since it terminates, is not ready, is
                gone, or topology or a traffic policy leaves it out; but conntrack still
                has connections to it
   CONNECTIONS  the connections and UDP flows that conntrack has to the endpoint through
                this Service port. TCP connections that both sides have closed do not count
 
--o wide adds PORT-NAME, LISTS (internal: for connections to the cluster IP; external:
+-o wide adds PORT-NAME, WHY (of endpoints that are left out), LISTS (internal: for connections to the cluster IP; external:
 to external addresses and node ports, with traffic policy Local those from pods and
 the node; external-local: with traffic policy Local those of all other clients) and
 CLOSING (TCP connections that both sides have closed, until conntrack forgets them).
@@ -56,7 +58,7 @@ The counts are this node's: clients of other nodes count there. With
 conntrack cannot be read, the rows have no counts, and the exit status is 1.
 
 -o json prints an object with endpoints. Each has namespace, service, portName,
-protocol, port, endpoint, local (null if unknown), state, lists, connections and
+protocol, port, endpoint, local (null if unknown), state, why, lists, connections and
 closing (null if not counted). Later versions may add fields; they do not change
 these. Exit statuses: see nftproxy get --help.`,
 		Example: `  nftproxy get endpoints
@@ -142,6 +144,7 @@ func endpointColumns() []column[inspect.EndpointRow] {
 			return yesNo(*r.Local)
 		}},
 		{header: "STATE", text: func(r *row) string { return r.State }},
+		{header: "WHY", wide: true, text: func(r *row) string { return r.Why }},
 		{header: "LISTS", wide: true, text: func(r *row) string { return strings.Join(r.Lists, ",") }},
 		{header: "CONNECTIONS", text: func(r *row) string { return count(r.Connections) }},
 		{header: "CLOSING", wide: true, text: func(r *row) string { return count(r.Closing) }},

@@ -248,7 +248,7 @@ func (d *detail) endpointRow(e *service.Endpoint, p *service.Port, choices *ip.P
 	}
 	state := endpointState(e)
 	if why := d.view.snapshot.Ejections.At(d.service.Name).Find(p, e.Addr); e.Silent && why != nil {
-		state += fmt.Sprintf(" since %s: %s", why.Since.UTC().Format(time.TimeOnly), why.Why)
+		state += " " + why.Text()
 	}
 	if e.Nodes != "" {
 		state += "; hint: for nodes " + cut(string(e.Nodes), maxQuery)

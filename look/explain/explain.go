@@ -54,6 +54,8 @@ type Facts struct {
 	// names it.
 	Objects *service.Snapshot
 	Source  string
+	// Ejections are the endpoints that the node does without because they do not answer.
+	Ejections service.Ejections
 }
 
 // Outcome says what becomes of the packet at nftproxy's rules.

@@ -99,6 +99,8 @@ func (x *explainer) conditions(e *service.Endpoint) string {
 		text = "terminating, and no longer serves"
 	case e.Ready:
 		text = "ready"
+	case e.Silent:
+		text = "left out, because it does not answer this node"
 	}
 	if e.Weight != 0 {
 		text += fmt.Sprintf(", of weight %d", e.Weight.Number())
@@ -125,7 +127,11 @@ func (x *explainer) aboutEndpoint(p *service.Port, a netip.AddrPort) string {
 // whyThese says why the packet goes to fewer endpoints than the Service has.
 func (x *explainer) whyThese(e *Explanation) {
 	s, p := x.servicePort()
-	if p == nil || x.facts.Objects == nil || e.Affinity != nil {
+	if p == nil {
+		return
+	}
+	leftOut := x.leftOut(p)
+	if x.facts.Objects == nil || e.Affinity != nil {
 		return
 	}
 	all := x.endpointsOf(p)
@@ -149,9 +155,22 @@ func (x *explainer) whyThese(e *Explanation) {
 	case n < ready && s.InternalPolicy == service.Local && slices.Contains(s.ClusterIPs, x.question.Packet.Dst.Addr()):
 		x.cause("the internalTrafficPolicy of Service %s is Local: only the %d of %d ready endpoints on this node count", s.Name, n, ready)
 	}
-	if waiting := len(all) - ready; waiting > 0 && ready > 0 {
+	if waiting := len(all) - ready - leftOut; waiting > 0 && ready > 0 {
 		x.cause("no new connections go to %s of the Service: not ready, or terminating", plural(waiting, "other endpoint"))
 	}
+}
+
+// leftOut names the endpoints of the port that the node does without because they do not answer, and counts them.
+func (x *explainer) leftOut(p *service.Port) (n int) {
+	for _, e := range x.facts.Ejections.At(service.Name(x.frontend.Service)).Of(p) {
+		if !x.family().Has(e.Addr.Addr()) {
+			continue
+		}
+		if n++; n <= most {
+			x.cause("endpoint %s does not answer this node: left out %s", e.Addr, e.Text())
+		}
+	}
+	return n
 }
 
 func boolInt(b bool) int {

@@ -24,9 +24,11 @@ type EndpointRow struct {
 	// Local says whether the endpoint is on this node; null if that is unknown, as it
 	// is of a draining endpoint.
 	Local *bool `json:"local"`
-	// State is active, or draining: the endpoint gets no new connections, but conntrack
-	// still has some to it.
+	// State is active; left-out: the node does without the endpoint, since it does not answer; or
+	// draining: the endpoint gets no new connections, but conntrack still has some to it.
 	State string `json:"state"`
+	// Why says of an endpoint that is left out since when and why; empty for others.
+	Why string `json:"why"`
 	// Lists are the lists that the endpoint is in: internal (connections to the cluster
 	// IP), external (to external addresses and node ports; with traffic policy Local
 	// those from pods and the node), and external-local (with traffic policy Local
@@ -43,6 +45,7 @@ type EndpointRow struct {
 // The states of endpoints.
 const (
 	Active   = "active"
+	LeftOut  = "left-out"
 	Draining = "draining"
 )
 
@@ -105,6 +108,12 @@ func (t *Tables) endpointsOf(s *Selection, svc *ruleset.Served, p *ruleset.Serve
 			endpoints = append(endpoints, a)
 		}
 	}
+	left := t.Ejections.At(svc.Service.Name)
+	for _, e := range left.Of(p.Port) {
+		if lists[e.Addr] == nil && !slices.Contains(endpoints, e.Addr) {
+			endpoints = append(endpoints, e.Addr)
+		}
+	}
 	slices.SortFunc(endpoints, netip.AddrPort.Compare)
 	all := t.selectsPort(s, p)
 	var rows []EndpointRow
@@ -121,6 +130,8 @@ func (t *Tables) endpointsOf(s *Selection, svc *ruleset.Served, p *ruleset.Serve
 		if lists[a] != nil {
 			local := t.onNode(p.Port, a)
 			row.State, row.Local = Active, &local
+		} else if why := left.Find(p.Port, a); why != nil {
+			row.State, row.Why = LeftOut, why.Text()
 		}
 		if connections != nil {
 			count := counts[a]

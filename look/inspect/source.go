@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"nftproxy/model/service"
+	"nftproxy/nft/ejecttable"
 	"nftproxy/nft/ruleset"
 	"nftproxy/node/hostaddr"
 	"nftproxy/watch"
@@ -74,6 +75,9 @@ func (s *Source) Follow(ctx context.Context, addrs hostaddr.Addresses, judge fun
 	}
 	o.watcher = watch.NewWatcher(options, o.mailbox)
 	o.SetHostAddresses(addrs)
+	if err := o.ReadEjections(s.Rules.Table); err != nil {
+		return nil, err
+	}
 	go func() { o.ended <- s.run(ctx, o.watcher) }()
 	timeout := time.NewTimer(sourceTimeout)
 	defer timeout.Stop()
@@ -131,6 +135,16 @@ func Unlisted(p watch.Problem) error {
 		return fmt.Errorf("%s %s: %w", request.Verb, request.Resource, request.Err)
 	}
 	return nil
+}
+
+// ReadEjections learns from the kernel which endpoints the node does without because they do not answer: the tables with that
+// name do not have them.
+func (o *Objects) ReadEjections(table string) error {
+	left, err := ejecttable.Left(table)
+	if err == nil {
+		o.watcher.SetEjections(left)
+	}
+	return err
 }
 
 // SetHostAddresses says which addresses the node has now.

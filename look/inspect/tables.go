@@ -26,6 +26,8 @@ type Tables struct {
 	// Snapshot is what ruleset.ReadBack makes of the tables. conntrack.Index judges
 	// flows by it.
 	Snapshot service.Snapshot
+	// Ejections are the endpoints that the node does without because they do not answer. The tables do not have them.
+	Ejections service.Ejections
 
 	contents []*nft.Contents
 	// services are sorted by namespace and name.

@@ -108,6 +108,9 @@ func compareTwice(ctx context.Context, config ruleset.Config, found *inspect.Obj
 			return 0, nil, 0, err
 		}
 		found.SetHostAddresses(addrs)
+		if err := found.ReadEjections(config.Table); err != nil {
+			return 0, nil, 0, err
+		}
 	}
 }
 

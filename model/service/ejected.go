@@ -2,6 +2,7 @@ package service
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -29,6 +30,11 @@ type Ejections = treap.Map[Name, *Ejected]
 
 func (e Ejection) compare(o Ejection) int {
 	return cmp.Or(cmp.Compare(e.Protocol, o.Protocol), cmp.Compare(e.Port, o.Port), e.Addr.Compare(o.Addr))
+}
+
+// Text is, for example, "since 12:03:07: 5 connections without answer, 2 tries of this node failed". The time is UTC.
+func (e Ejection) Text() string {
+	return fmt.Sprintf("since %s: %s", e.Since.UTC().Format(time.TimeOnly), e.Why)
 }
 
 // NewEjected sorts in place and keeps the slice. Of duplicates it keeps the first.

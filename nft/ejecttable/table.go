@@ -1,6 +1,7 @@
-// Package ejecttable keeps the table by which ejection hears from the kernel that connections have no answer: a rule counts
-// the first packets that clients repeat. The program of the Services (nft/ruleset) does not have this rule, so that neither
-// is changed with the other.
+// Package ejecttable keeps the table by which ejection hears from the kernel that connections have no answer, and tells other
+// processes which endpoints the node does without: a rule counts the first packets that clients repeat, and a set has a comment
+// for each endpoint that is left out. The program of the Services (nft/ruleset) has neither, so that neither is changed with
+// the other.
 //
 // The package does not decide what is done about it, and changes no packet: its only chain accepts all.
 package ejecttable
@@ -24,6 +25,7 @@ func Name(services string) string { return services + "-eject" }
 const (
 	chain   = "repeats"
 	counter = "repeats"
+	leftOut = "left-out"
 	// purpose is the comment of the rule.
 	purpose = "a first packet again: its connection has no answer"
 )
@@ -38,6 +40,10 @@ const (
 type Table struct {
 	name  string
 	netns int
+	// hears says that the table has the rule.
+	hears bool
+	// left has the elements of the set.
+	left []nftables.SetElement
 	// conn is nil until the table is made.
 	conn   *nftables.Conn
 	counts nfnetlink.Requester
@@ -46,9 +52,10 @@ type Table struct {
 }
 
 // New returns the table beside the tables of Services with that name, which is made when it is first used. netns is a file
-// descriptor of a network namespace, or 0 for that of the threads that use the table. Use needs CAP_NET_ADMIN.
-func New(services string, netns int) *Table {
-	t := &Table{name: Name(services), netns: netns}
+// descriptor of a network namespace, or 0 for that of the threads that use the table. hears says that the table has the rule that
+// Repeats needs. Use needs CAP_NET_ADMIN.
+func New(services string, netns int, hears bool) *Table {
+	t := &Table{name: Name(services), netns: netns, hears: hears}
 	t.request.Text(unix.NFTA_OBJ_TABLE, t.name).Text(unix.NFTA_OBJ_NAME, counter).Uint32(unix.NFTA_OBJ_TYPE, unix.NFT_OBJECT_COUNTER)
 	return t
 }
@@ -85,20 +92,30 @@ func (t *Table) Close() error {
 	return errors.Join(t.conn.CloseLasting(), t.counts.Socket.Close())
 }
 
+// table is the table by its name.
+func (t *Table) table() *nftables.Table {
+	return &nftables.Table{Family: nftables.TableFamilyINet, Name: t.name}
+}
+
 // make replaces the table.
 func (t *Table) make() error {
-	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: t.name}
+	table := t.table()
 	t.conn.AddTable(table)
 	t.conn.DelTable(table)
 	t.conn.AddTable(table)
-	t.conn.AddObj(&nftables.NamedObj{Table: table, Name: counter, Type: nftables.ObjTypeCounter, Obj: &expr.Counter{}})
-	// All clients' packets to endpoints in pods leave by this hook: those of pods, of the node, and of others.
-	c := t.conn.AddChain(&nftables.Chain{Table: table, Name: chain, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityFilter})
-	t.conn.AddRule(&nftables.Rule{Table: table, Chain: c, Exprs: repeats(), UserData: userdata.AppendString(nil, userdata.TypeComment, purpose)})
+	if err := t.conn.AddSet(setOf(table), nil); err != nil {
+		return fmt.Errorf("make table %s: %w", t.name, err)
+	}
+	if t.hears {
+		t.conn.AddObj(&nftables.NamedObj{Table: table, Name: counter, Type: nftables.ObjTypeCounter, Obj: &expr.Counter{}})
+		// All clients' packets to endpoints in pods leave by this hook: those of pods, of the node, and of others.
+		c := t.conn.AddChain(&nftables.Chain{Table: table, Name: chain, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityFilter})
+		t.conn.AddRule(&nftables.Rule{Table: table, Chain: c, Exprs: repeats(), UserData: userdata.AppendString(nil, userdata.TypeComment, purpose)})
+	}
 	if err := t.conn.Flush(); err != nil {
 		return fmt.Errorf("make table %s: %w", t.name, err)
 	}
-	return nil
+	return t.fill()
 }
 
 // repeats counts the packets of TCP connections with DNAT that have had no answer, all but the first one. The kernel confirms

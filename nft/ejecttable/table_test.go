@@ -66,7 +66,7 @@ func newWorld(t testing.TB) *world {
 	if err := w.cmd.Load(w.topology.Node, rules); err != nil {
 		t.Fatal(err)
 	}
-	w.table = ejecttable.New("nftproxy", w.topology.Node.Fd())
+	w.table = ejecttable.New("nftproxy", w.topology.Node.Fd(), true)
 	t.Cleanup(func() { _ = w.table.Close() })
 	w.repeats() // makes the table
 	return w
@@ -205,7 +205,7 @@ func TestTable(t *testing.T) {
 // BenchmarkRepeats is what one request for the counter costs.
 func BenchmarkRepeats(b *testing.B) {
 	ns := testnet.NamespaceForTest(b, "repeats")
-	table := ejecttable.New("nftproxy", ns.Fd())
+	table := ejecttable.New("nftproxy", ns.Fd(), true)
 	defer table.Close()
 	for b.Loop() {
 		if _, err := table.Repeats(); err != nil {

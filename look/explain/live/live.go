@@ -17,6 +17,7 @@ import (
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
+	"nftproxy/nft/ejecttable"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
 	"nftproxy/node/hostaddr"
@@ -79,7 +80,11 @@ func (n *Node) read(ctx context.Context, table string) error {
 	if err != nil {
 		return err
 	}
-	n.Facts = explain.Facts{Tables: n.Tables, Table: table, Local: n.local, Way: n.way, Chains: chains}
+	left, err := ejecttable.Left(table)
+	if err != nil {
+		return err
+	}
+	n.Facts = explain.Facts{Tables: n.Tables, Table: table, Local: n.local, Way: n.way, Chains: chains, Ejections: left}
 	for _, t := range ours {
 		switch {
 		case t.ID.Name != table:

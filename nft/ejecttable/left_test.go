@@ -1,0 +1,101 @@
+package ejecttable_test
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"nftproxy/model/service"
+	"nftproxy/nft/ejecttable"
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
+)
+
+// What is left out comes back as it was: long names, both families, all protocols, more than one message has room for. nft takes
+// back what it lists. What another program has removed, or written there, does no harm.
+func TestLeft(t *testing.T) {
+	ns, cmd := testnet.NamespaceForTest(t, "left"), nftcmd.ForTest(t)
+	table := ejecttable.New("nftproxy", ns.Fd(), true)
+	defer table.Close()
+	read := func() (left service.Ejections) {
+		t.Helper()
+		if err := ns.Do(func() (err error) {
+			left, err = ejecttable.Left("nftproxy")
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return left
+	}
+	want := func(what string, left service.Ejections) {
+		t.Helper()
+		got := read()
+		if got.Len() != left.Len() {
+			t.Errorf("%s: %d Services, want %d", what, got.Len(), left.Len())
+		}
+		for name, e := range left.All() {
+			if have := got.At(name); have == nil || !slices.Equal(*have, *e) {
+				t.Errorf("%s: %s has %v, want %v", what, name, have, *e)
+			}
+		}
+	}
+	write := func(left service.Ejections) {
+		t.Helper()
+		if err := table.SetLeft(left); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want("without a table", service.Ejections{})
+	write(service.Ejections{})
+	want("still without a table", service.Ejections{})
+
+	since := time.Unix(1_795_694_587, 0)
+	var left, small service.Ejections
+	for i := range 40 {
+		name := service.Name(strings.Repeat("n", 63) + "/" + strings.Repeat("s", 60) + fmt.Sprint(i))
+		var list []service.Ejection
+		for j, p := range []service.Protocol{service.TCP, service.UDP, service.SCTP} {
+			for k := range 5 {
+				list = append(list,
+					service.Ejection{Protocol: p, Port: uint16(80 + j), Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i), byte(j), byte(k)}), 8080), Since: since, Why: "5 connections without answer, 2 tries of this node failed"},
+					service.Ejection{Protocol: p, Port: uint16(80 + j), Addr: netip.AddrPortFrom(netip.AddrFrom16([16]byte{0xfd, 1: byte(i), 14: byte(j), 15: byte(k)}), 65535), Since: since, Why: strings.Repeat("w", 300)})
+			}
+		}
+		e := service.NewEjected(list)
+		if left = left.Set(name, &e); i == 0 {
+			small = left
+		}
+	}
+	write(left)
+	want("all", left)
+	write(small)
+	want("one Service", small)
+	listing, err := cmd.Run(ns, "", "list", "ruleset")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Load(ns, "flush ruleset\n"+listing); err != nil {
+		t.Fatal(err)
+	}
+	want("taken back by nft", small)
+	if err := cmd.Load(ns, "flush ruleset"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := table.Repeats(); err != nil {
+		t.Fatal(err)
+	}
+	want("made anew", small)
+	write(service.Ejections{})
+	if err := cmd.Load(ns, `add element inet nftproxy-eject left-out { 1 comment "shop/web tcp", 300 comment "a/b tcp 80 nowhere 1 x", 600 }`); err != nil {
+		t.Fatal(err)
+	}
+	want("with texts of others", service.Ejections{})
+	// Nothing that nft could not take back gets into a comment.
+	odd := service.NewEjected([]service.Ejection{{Protocol: service.TCP, Port: 80, Addr: netip.MustParseAddrPort("10.0.0.1:80"), Since: since, Why: "node \"a\x00\nü"}})
+	write(service.Ejections{}.Set("a/b", &odd))
+	clean := service.NewEjected([]service.Ejection{{Protocol: service.TCP, Port: 80, Addr: netip.MustParseAddrPort("10.0.0.1:80"), Since: since, Why: "node ?a????"[:10]}})
+	want("odd words", service.Ejections{}.Set("a/b", &clean))
+}
