@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -14,6 +15,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"nftproxy/test/lib/nftcmd"
 	"nftproxy/test/lib/testnet"
@@ -289,4 +292,119 @@ func loadPolicy(t *testing.T, ns *testnet.Namespace, sources string) {
 	if err := nftcmd.ForTest(t).Load(ns, rules); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// frozenVariable has the test binary serve at an address, for TestEjectFrozen.
+const frozenVariable = "EJECT_TEST_SERVE"
+
+// TestEjectServer is the server of TestEjectFrozen.
+func TestEjectServer(t *testing.T) {
+	at := os.Getenv(frozenVariable)
+	if at == "" {
+		t.Skip("TestEjectFrozen starts it")
+	}
+	l, err := net.Listen("tcp", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Println("ready")
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintln(conn, "frozen", conn.RemoteAddr())
+		conn.Close()
+	}
+}
+
+// startServer starts a process in the pod that serves there.
+func startServer(t *testing.T, pod *testnet.Pod, at netip.AddrPort) *os.Process {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], "-test.run=^TestEjectServer$")
+	cmd.Env = append(os.Environ(), frozenVariable+"="+at.String())
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := pod.NS.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+		t.Fatalf("the server says %q, %v", line, err)
+	}
+	return cmd.Process
+}
+
+// TestEjectFrozen: a pod's processes are stopped (SIGSTOP), and the network of another one goes. The stopped one's kernel accepts
+// connections: nothing is done about it. The other one is left out.
+func TestEjectFrozen(t *testing.T) {
+	topology, client, endpoints, pods := ejectWorld(t)
+	pod, err := topology.AddRemotePod("frozen")
+	if err != nil {
+		t.Fatal(err)
+	}
+	frozen := netip.AddrPortFrom(pod.Addrs.V4(), 8080)
+	process := startServer(t, pod, frozen)
+	endpoints["node-4"] = frozen.Addr()
+	r := start(t, topology.Node, "--nftproxy-manifests", manifest(t, ejectManifest("", endpoints)), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject=on")
+	r.awaitSync()
+	if err := process.Signal(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	stop := clientLoad(t.Context(), client, 20*time.Millisecond, 2*time.Second)
+	link, err := pods["node-2"].NS.Handle().LinkByName("eth0")
+	if err == nil {
+		err = pods["node-2"].NS.Handle().LinkSetDown(link)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	left := func(l logged) bool {
+		if strings.HasPrefix(l.Msg, "an endpoint does not answer") {
+			if strings.Contains(r.lines.Text(), frozen.String()) {
+				t.Errorf("the stopped pod is left out: %s", r.lines.Text())
+			}
+			return true
+		}
+		return false
+	}
+	r.await("that the endpoint without a network is left out", left)
+	stop()
+	conn, err := client.NS.Dial(t.Context(), "tcp", frozen.String())
+	if err != nil {
+		t.Errorf("the stopped pod's kernel does not accept connections: %v", err)
+	} else {
+		conn.Close()
+	}
+	r.end()
+}
+
+// TestEjectOwnUplink: the node's own uplink goes. Nothing is left out, and the endpoint on the node serves.
+func TestEjectOwnUplink(t *testing.T) {
+	topology, client, endpoints, _ := ejectWorld(t)
+	r := start(t, topology.Node, "--nftproxy-manifests", manifest(t, ejectManifest("", endpoints)), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject=on")
+	r.awaitSync()
+	stop := clientLoad(t.Context(), client, 20*time.Millisecond, 2*time.Second)
+	// Its end of the link stays up, as with a switch that forwards nothing.
+	link, err := topology.Outside.Handle().LinkByName(topology.OutsideLink)
+	if err == nil {
+		err = topology.Outside.Handle().LinkSetDown(link)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.await("that nothing is left out", func(l logged) bool {
+		if strings.HasPrefix(l.Msg, "an endpoint does not answer") {
+			t.Errorf("left out: %s", r.lines.Text())
+		}
+		return strings.HasPrefix(l.Msg, "endpoints do not answer, and none of them is left out")
+	})
+	stop()
+	visitAll(t, client, map[string]netip.Addr{"node-1": endpoints["node-1"]})
+	r.end()
 }
