@@ -81,7 +81,7 @@ func newCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error { return outside(cmd.Context(), *dir, args) },
 	}
 	execute.Flags().SetInterspersed(false) // flags after the command are the command's
-	root.AddCommand(up, serve, newSuiteCommand(dir), newOutageCommand(dir),
+	root.AddCommand(up, serve, newSuiteCommand(dir), newOutageCommand(dir), newNodeLossCommand(dir),
 		&cobra.Command{
 			Use: "smoke", Short: "Try the cluster: one line for each test; the exit status is 1 if one fails", Args: cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error { return ask(cmd.Context(), *dir, "/smoke", os.Stdout) },
@@ -142,6 +142,21 @@ func newOutageCommand(dir *string) *cobra.Command {
 	cmd.Flags().DurationVar(&o.Away, "away", 30*time.Second, "`time` until the API server is started again")
 	cmd.Flags().BoolVar(&o.Cut, "cut", false, "cut the API server off from the nodes in place of killing it: the controllers go on using it")
 	cmd.Flags().DurationVar(&o.After, "after", 90*time.Second, "`time` under load after its return")
+	return cmd
+}
+
+// newNodeLossCommand makes the command node-loss.
+func newNodeLossCommand(dir *string) *cobra.Command {
+	var o workload.NodeLossOptions
+	cmd := &cobra.Command{
+		Use: "node-loss", Short: "Take its network from a node under new connections, and count the slow and failed ones in each second", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return ask(cmd.Context(), *dir, nodeLossPath(o), os.Stdout)
+		},
+	}
+	cmd.Flags().StringVar(&o.Eject, "eject", "", "first set --nftproxy-eject to this `mode`; empty changes nothing, as for kube-proxy")
+	cmd.Flags().IntVar(&o.Rate, "rate", 200, "`number` of new connections a second, half of them to each of two Services")
+	cmd.Flags().DurationVar(&o.Away, "away", 90*time.Second, "`time` until the node has its network again")
 	return cmd
 }
 

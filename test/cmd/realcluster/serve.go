@@ -92,6 +92,13 @@ func handler(c *bringup.Cluster, stop func()) http.Handler {
 	for path, run := range map[string]func(context.Context, query, io.Writer) error{
 		"/smoke":   func(ctx context.Context, _ query, out io.Writer) error { return workload.Smoke(ctx, c, out) },
 		"/migrate": func(ctx context.Context, _ query, out io.Writer) error { return workload.Migrate(ctx, c, out) },
+		"/node-loss": func(ctx context.Context, q query, out io.Writer) error {
+			o, err := nodeLossOptions(q)
+			if err != nil {
+				return err
+			}
+			return workload.LoseNode(ctx, c, o, out)
+		},
 		"/outage": func(ctx context.Context, q query, out io.Writer) error {
 			o, err := outageOptions(q)
 			if err != nil {
@@ -123,6 +130,19 @@ func outageOptions(q url.Values) (o workload.OutageOptions, err error) {
 	o.After, afterErr = time.ParseDuration(q.Get("after"))
 	o.Cut, cutErr = strconv.ParseBool(q.Get("cut"))
 	return o, errors.Join(awayErr, afterErr, cutErr)
+}
+
+// nodeLossPath is a request for the loss of a node; nodeLossOptions reads it.
+func nodeLossPath(o workload.NodeLossOptions) string {
+	return "/node-loss?" + url.Values{"eject": {o.Eject}, "rate": {strconv.Itoa(o.Rate)}, "away": {o.Away.String()}}.Encode()
+}
+
+func nodeLossOptions(q url.Values) (o workload.NodeLossOptions, err error) {
+	var rateErr, awayErr error
+	o.Eject = q.Get("eject")
+	o.Rate, rateErr = strconv.Atoi(q.Get("rate"))
+	o.Away, awayErr = time.ParseDuration(q.Get("away"))
+	return o, errors.Join(rateErr, awayErr)
 }
 
 // flushing sends each line when it is written.

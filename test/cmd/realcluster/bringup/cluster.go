@@ -296,6 +296,9 @@ func (c *Cluster) Nodes() []string {
 	return names
 }
 
+// Proxy is the name of the service proxy's DaemonSet in kube-system.
+func (c *Cluster) Proxy() string { return c.config.Proxy }
+
 // Addrs are the addresses of a node.
 func (c *Cluster) Addrs(name string) []netip.Addr {
 	c.mu.Lock()
