@@ -48,10 +48,11 @@ func newGetEndpointsCommand() *cobra.Command {
   CONNECTIONS  the connections and UDP flows that conntrack has to the endpoint through
                this Service port. TCP connections that both sides have closed do not count
 
--o wide adds PORT-NAME, WHY (of endpoints that are left out), LISTS (internal: for connections to the cluster IP; external:
-to external addresses and node ports, with traffic policy Local those from pods and
-the node; external-local: with traffic policy Local those of all other clients) and
-CLOSING (TCP connections that both sides have closed, until conntrack forgets them).
+-o wide adds PORT-NAME, WHY (of endpoints that are left out), LISTS (internal: for
+connections to the cluster IP; external: to external addresses and node ports, with
+traffic policy Local those from pods and the node; external-local: with traffic policy
+Local those of all other clients) and CLOSING (TCP connections that both sides have
+closed, until conntrack forgets them).
 
 The counts are this node's: clients of other nodes count there. With
 --connections=false conntrack is not read, and no draining endpoints are shown. If
