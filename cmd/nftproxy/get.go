@@ -197,14 +197,15 @@ func newGetServicesCommand() *cobra.Command {
       conflict              another Service has the address and port, or it is protected
 
 -o wide adds LOCAL (the endpoints on this node), INTERNAL and EXTERNAL (the traffic
-policies), AFFINITY (how long a client is remembered) and DETAILS (the obstacles in
-words). A policy shows in the tables only where it makes a difference; elsewhere it
+policies), AFFINITY (how long a client is remembered), OPTIONS (what annotations ask
+for, as far as the tables do it: balance, external-failover) and DETAILS (the obstacles
+in words). A policy shows in the tables only where it makes a difference; elsewhere it
 is Cluster. An address of which a Service gets no port is not in the tables; the
 events of the Service name it (kubectl describe).
 
 -o json prints an object with services. Each has namespace, name, clusterIPs,
 externalAddresses, ports, internalTrafficPolicy, externalTrafficPolicy,
-sessionAffinitySeconds, endpoints, localEndpoints and obstacles. A port has name,
+sessionAffinitySeconds, options, endpoints, localEndpoints and obstacles. A port has name,
 protocol, port, nodePort, endpoints, localEndpoints and frontends; a frontend has
 frontend, kind (clusterIP, external, nodePort), family, fate (served, refused,
 dropped, dropped-outside, passed, passed-outside), sourceRanges
@@ -249,6 +250,13 @@ func serviceColumns() []column[inspect.ServiceRow] {
 				return ""
 			}
 			return duration.HumanDuration(time.Duration(r.SessionAffinitySeconds) * time.Second)
+		}},
+		{header: "OPTIONS", wide: true, text: func(r *row) string {
+			var options []string
+			for _, key := range slices.Sorted(maps.Keys(r.Options)) {
+				options = append(options, key+"="+r.Options[key])
+			}
+			return strings.Join(options, ",")
 		}},
 		{header: "OBSTACLES", text: func(r *row) string {
 			var kinds []string

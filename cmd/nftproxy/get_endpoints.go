@@ -51,7 +51,8 @@ func newGetEndpointsCommand() *cobra.Command {
 -o wide adds PORT-NAME, WHY (of endpoints that are left out), LISTS (internal: for
 connections to the cluster IP; external: to external addresses and node ports, with
 traffic policy Local those from pods and the node; external-local: with traffic policy
-Local those of all other clients) and CLOSING (TCP connections that both sides have
+Local those of all other clients), SHARES (the endpoint's share of the new connections
+of each list, by weights and hashes) and CLOSING (TCP connections that both sides have
 closed, until conntrack forgets them).
 
 The counts are this node's: clients of other nodes count there. With
@@ -59,8 +60,9 @@ The counts are this node's: clients of other nodes count there. With
 conntrack cannot be read, the rows have no counts, and the exit status is 1.
 
 -o json prints an object with endpoints. Each has namespace, service, portName,
-protocol, port, endpoint, local (null if unknown), state, why, lists, connections and
-closing (null if not counted). Later versions may add fields; they do not change
+protocol, port, endpoint, local (null if unknown), state, why, lists, shares (from 0 to
+1, one for each of lists), connections and closing (null if not counted). Later
+versions may add fields; they do not change
 these. Exit statuses: see nftproxy get --help.`,
 		Example: `  nftproxy get endpoints
   nftproxy get endpoints shop/cart -o wide
@@ -147,6 +149,13 @@ func endpointColumns() []column[inspect.EndpointRow] {
 		{header: "STATE", text: func(r *row) string { return r.State }},
 		{header: "WHY", wide: true, text: func(r *row) string { return r.Why }},
 		{header: "LISTS", wide: true, text: func(r *row) string { return strings.Join(r.Lists, ",") }},
+		{header: "SHARES", wide: true, text: func(r *row) string {
+			var shares []string
+			for _, share := range r.Shares {
+				shares = append(shares, strconv.FormatFloat(100*share, 'f', 1, 64)+"%")
+			}
+			return strings.Join(shares, ",")
+		}},
 		{header: "CONNECTIONS", text: func(r *row) string { return count(r.Connections) }},
 		{header: "CLOSING", wide: true, text: func(r *row) string { return count(r.Closing) }},
 	}

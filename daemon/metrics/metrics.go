@@ -55,6 +55,7 @@ type Metrics struct {
 	retained            atomic.Pointer[func() int]
 	behind              atomic.Pointer[func() time.Time]
 	program             programSize
+	options             options
 	otherProxies        otherProxies
 	refused             refused
 }
@@ -109,6 +110,10 @@ func (m *Metrics) registerOwn(f promauto.Factory) {
 		Name: "nftproxy_services",
 		Help: "Services in the latest snapshot.",
 	})
+	m.options.with = f.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "nftproxy_services_with_option",
+		Help: "Services in the latest snapshot that ask for something by an annotation with the prefix nftproxy.io/ and this name (docs/choices.md). The option weight is that of EndpointSlices: some endpoint of the Service has another weight than 100.",
+	}, []string{"option"})
 	f.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "nftproxy_retained_services",
 		Help: "Services that are served although the last list lacks them or their EndpointSlices, because it lacked most Services at once.",
@@ -218,6 +223,7 @@ func (m *Metrics) Observe(s proxy.Sync) {
 	m.written.Add(float64(s.Written))
 	m.quarantined.Set(float64(len(s.Quarantined)))
 	m.services.Set(float64(s.Snapshot.Services.Len()))
+	m.options.observe(s.Snapshot)
 	m.conflicts.Set(float64(s.Snapshot.Conflicts.Len()))
 	m.program.latest.Store(s.Program)
 }

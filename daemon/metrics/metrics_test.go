@@ -38,6 +38,7 @@ func conflicting() service.Snapshot {
 	older := gen.UniformService(1, 3)
 	younger := *older
 	younger.Name, younger.Created = "ns-9/younger", older.Created.Add(time.Hour)
+	younger.Options.ExternalFailover = service.FailoverPass
 	b.Set(older)
 	b.Set(&younger)
 	return b.Snapshot()

@@ -79,6 +79,23 @@ service ns/failing-over created 2026-01-01T00:00:00Z
   option external-failover cluster
   port http tcp 80
     endpoint 10.244.1.5:80 node-2 ready serving
+service ns/by-client created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.11
+  option balance client
+  port http tcp 80
+    endpoint 10.244.0.5:80 node-1 ready serving
+    endpoint 10.244.1.5:80 node-2 ready serving
+service ns/by-flow created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.12
+  option balance flow
+  port http tcp 80
+    endpoint 10.244.0.5:80 node-1 ready serving
+    endpoint 10.244.1.5:80 node-2 ready serving
+service ns/canary created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.13
+  port http tcp 80
+    endpoint 10.244.0.5:80 node-1 ready serving weight=90
+    endpoint 10.244.1.5:80 node-2 ready serving weight=10
 `
 
 // world is a cluster and its tables.
@@ -134,6 +151,19 @@ func (w *world) says(packet string, outcome explain.Outcome, texts ...string) {
 			w.Errorf("%s: the text lacks %q:\n%s", packet, want, text)
 		}
 	}
+}
+
+// TestDraws: the text says how the rules choose among endpoints, and how likely each one is.
+func TestDraws(t *testing.T) {
+	w := newWorld(t)
+	const pod = "veth0 10.244.0.9:0 -> "
+	w.says(pod+"10.96.0.13:80/tcp", explain.Endpoint, "it goes to one of 2 endpoints, at random, by their weights, and keeps its source address",
+		"10.244.0.5:80  90 %", "10.244.1.5:80  10 %", "it goes to 10.244.0.5:80 or 10.244.1.5:80, at random, by their weights")
+	w.says(pod+"10.96.0.12:80/tcp", explain.Endpoint, "it goes to one of 2 endpoints, by a hash of the client's address and port, and keeps",
+		"it goes to 10.244.0.5:80 or 10.244.1.5:80, by a hash of the client's address and port")
+	w.says("veth0 10.244.0.9:1000 -> 10.96.0.12:80/tcp", explain.Endpoint, "it goes to 10.244.", ":80, by a hash of the client's address and port, and keeps")
+	w.says(pod+"10.96.0.11:80/tcp", explain.Endpoint, "it goes to 10.244.", ":80, by a hash of the client's address, and keeps", "100 %")
+	w.says(pod+"10.96.0.7:80/tcp", explain.Endpoint, "it goes to one of 3 endpoints, at random, and keeps")
 }
 
 // TestCauses: by the objects, the causes name conditions, policies and hints.

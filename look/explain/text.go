@@ -14,12 +14,13 @@ import (
 func (x *explainer) summary(e *Explanation) string {
 	switch e.Outcome {
 	case Endpoint:
-		text := fmt.Sprintf("it goes to one of %d endpoints, at random", len(e.Endpoints))
+		draw := drawText(&x.ways[0])
+		text := fmt.Sprintf("it goes to one of %d endpoints%s", len(e.Endpoints), draw)
 		switch {
 		case e.Affinity != nil && len(e.Endpoints) == 1:
 			text = fmt.Sprintf("it goes to %s, which is remembered for the client", e.Endpoints[0].Address)
 		case len(e.Endpoints) == 1:
-			text = "it goes to " + e.Endpoints[0].Address
+			text = "it goes to " + e.Endpoints[0].Address + draw
 		}
 		return text + masqueradeText(e.Endpoints)
 	case Mixed:

@@ -2,6 +2,7 @@ package explain
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -235,14 +236,38 @@ func verdictText(v nft.Verdict) string {
 
 // chosen names the endpoints of a way.
 func (x *explainer) chosen(w *nft.Way) string {
+	draw := drawText(w)
 	switch n := len(w.Ends); {
 	case n == 1:
-		return w.Ends[0].To.String()
+		return w.Ends[0].To.String() + draw
 	case n == 2:
-		return fmt.Sprintf("%s or %s, at random", w.Ends[0].To, w.Ends[1].To)
+		return fmt.Sprintf("%s or %s%s", w.Ends[0].To, w.Ends[1].To, draw)
 	default:
-		return fmt.Sprintf("one of %d endpoints, at random", n)
+		return fmt.Sprintf("one of %d endpoints%s", n, draw)
 	}
+}
+
+// drawText says how the way's rules choose among the endpoints, after a comma; empty if there is only one.
+func drawText(w *nft.Way) string {
+	for i := range w.Steps {
+		s := &w.Steps[i]
+		to, at := statement[nft.DNAT](s.Rule)
+		switch {
+		case at < 0 || !s.Matched:
+		case len(to.Hash) == 1:
+			return ", by a hash of the client's address"
+		case len(to.Hash) > 1:
+			return ", by a hash of the client's address and port"
+		}
+	}
+	uneven := slices.ContainsFunc(w.Ends, func(e nft.End) bool { return math.Abs(e.Chance-w.Ends[0].Chance) > 1e-9 })
+	switch {
+	case len(w.Ends) == 1:
+		return ""
+	case uneven:
+		return ", at random, by their weights"
+	}
+	return ", at random"
 }
 
 // missing is the key that a map does not have.

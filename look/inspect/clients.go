@@ -90,7 +90,7 @@ func (m *ClientMap) Rows(s Selection, clients []Client) []ClientRow {
 		list = "local"
 	}
 	for a, lists := range listsOf(m.port) {
-		local := slices.Contains(lists, ExternalLocalList) || bool(m.service.InternalPolicy) && slices.Contains(lists, InternalList)
+		local := slices.Contains(lists.names, ExternalLocalList) || bool(m.service.InternalPolicy) && slices.Contains(lists.names, InternalList)
 		served[a] = !m.Local || local
 	}
 	for _, c := range clients {

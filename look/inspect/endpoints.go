@@ -34,6 +34,9 @@ type EndpointRow struct {
 	// those from pods and the node), and external-local (with traffic policy Local
 	// those of all other clients). A draining endpoint is in none.
 	Lists []string `json:"lists"`
+	// Shares are the endpoint's shares of the new connections of each list, from 0 to 1, in the order of Lists: what weights
+	// and hashes make of them. Session affinity and the choice of clients do not count.
+	Shares []float64 `json:"shares"`
 	// Connections is the number of connections and UDP flows that conntrack has to the
 	// endpoint through the Service port. Closing is the number of TCP connections that
 	// both sides have closed and that conntrack still remembers. Both are null if
@@ -56,14 +59,33 @@ const (
 	ExternalLocalList = "external-local"
 )
 
+// inLists are the lists that an endpoint is in, and its share of each.
+type inLists struct {
+	names  []string
+	shares []float64
+}
+
 // listsOf returns the endpoints of a port, and the lists that each is in.
-func listsOf(p *ruleset.ServedPort) map[netip.AddrPort][]string {
-	lists := map[netip.AddrPort][]string{}
-	add := func(name string, addrs []netip.AddrPort) {
-		for _, a := range addrs {
-			if !slices.Contains(lists[a], name) {
-				lists[a] = append(lists[a], name)
+func listsOf(p *ruleset.ServedPort) map[netip.AddrPort]inLists {
+	lists := map[netip.AddrPort]inLists{}
+	add := func(name string, addrs []netip.AddrPort, slots map[netip.AddrPort]int) {
+		all := len(addrs)
+		if slots != nil {
+			all = 0
+			for _, n := range slots {
+				all += n
 			}
+		}
+		for _, a := range addrs {
+			in := lists[a]
+			if slices.Contains(in.names, name) {
+				continue
+			}
+			own := 1
+			if slots != nil {
+				own = slots[a]
+			}
+			lists[a] = inLists{append(in.names, name), append(in.shares, float64(own)/float64(all))}
 		}
 	}
 	for i := range p.Frontends {
@@ -71,9 +93,9 @@ func listsOf(p *ruleset.ServedPort) map[netip.AddrPort][]string {
 		if f.ClusterIP {
 			list = InternalList
 		}
-		add(list, f.Cluster)
+		add(list, f.Cluster, f.ClusterSlots)
 		if f.Split {
-			add(ExternalLocalList, f.Local)
+			add(ExternalLocalList, f.Local, f.LocalSlots)
 		}
 	}
 	return lists
@@ -104,13 +126,13 @@ func (t *Tables) endpointsOf(s *Selection, svc *ruleset.Served, p *ruleset.Serve
 	}
 	endpoints := slices.Collect(maps.Keys(lists))
 	for a, count := range counts {
-		if lists[a] == nil && count.Connections > 0 {
+		if lists[a].names == nil && count.Connections > 0 {
 			endpoints = append(endpoints, a)
 		}
 	}
 	left := t.Ejections.At(svc.Service.Name)
 	for _, e := range left.Of(p.Port) {
-		if lists[e.Addr] == nil && !slices.Contains(endpoints, e.Addr) {
+		if lists[e.Addr].names == nil && !slices.Contains(endpoints, e.Addr) {
 			endpoints = append(endpoints, e.Addr)
 		}
 	}
@@ -124,10 +146,10 @@ func (t *Tables) endpointsOf(s *Selection, svc *ruleset.Served, p *ruleset.Serve
 		}
 		row := EndpointRow{
 			PortName: p.Name, Protocol: p.Protocol.String(), Port: p.Port.Port,
-			Endpoint: a, State: Draining, Lists: append([]string{}, lists[a]...),
+			Endpoint: a, State: Draining, Lists: append([]string{}, lists[a].names...), Shares: append([]float64{}, lists[a].shares...),
 		}
 		row.Namespace, row.Service = svc.Service.Name.Split()
-		if lists[a] != nil {
+		if lists[a].names != nil {
 			local := t.onNode(p.Port, a)
 			row.State, row.Local = Active, &local
 		} else if why := left.Find(p.Port, a); why != nil {

@@ -134,17 +134,25 @@ func TestRowsOfRandomClusters(t *testing.T) {
 				}
 			}
 		}
-		total := map[string]int{}
+		total, shares := map[string]int{}, map[string]float64{}
 		for _, row := range tables.EndpointRows(inspect.Selection{}, nil) {
 			got[fmt.Sprintf("%s/%s %s %s", row.Namespace, row.Service, row.Protocol, row.Endpoint)] = true
 			total[row.Namespace+"/"+row.Service]++
 			seen[strings.Join(row.Lists, "+")]++
+			for i, list := range row.Lists {
+				shares[fmt.Sprintf("%s/%s %s/%d/%s %s %s", row.Namespace, row.Service, row.Protocol, row.Port, row.PortName, ip.Of(row.Endpoint.Addr()), list)] += row.Shares[i]
+			}
 			if row.State != inspect.Active || row.Connections != nil || row.Local == nil {
 				t.Errorf("seed %d: without flows: %+v", seed, row)
 			}
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Fatalf("seed %d: endpoints (-by the model +rows):\n%s\n%s", seed, diff, snapshot)
+		}
+		for list, sum := range shares {
+			if sum < 0.999 || sum > 1.001 {
+				t.Errorf("seed %d: the shares of %s add up to %g", seed, list, sum)
+			}
 		}
 		for _, row := range tables.ServiceRows(inspect.Selection{}) {
 			if n := total[row.Namespace+"/"+row.Name]; n != row.Endpoints {

@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -28,6 +29,9 @@ type ServiceRow struct {
 	ExternalTrafficPolicy string `json:"externalTrafficPolicy"`
 	// SessionAffinitySeconds is how long a client is remembered, 0 if it is not.
 	SessionAffinitySeconds int64 `json:"sessionAffinitySeconds"`
+	// Options are what annotations ask for and the tables do (docs/choices.md), by their keys without prefix. An option shows
+	// only where it makes a difference; nftproxy.io/eject never does.
+	Options map[string]string `json:"options"`
 	// Endpoints is the number of endpoints of all ports that get new connections, and
 	// LocalEndpoints those of them on this node.
 	Endpoints      int `json:"endpoints"`
@@ -112,9 +116,10 @@ func (t *Tables) serviceRow(s *ruleset.Served) ServiceRow {
 	row := ServiceRow{
 		ClusterIPs: append([]netip.Addr{}, s.ClusterIPs...), ExternalAddresses: append([]netip.Addr{}, slices.Concat(svc.ExternalIPs, svc.LoadBalancerIPs)...),
 		Ports: []PortRow{}, InternalTrafficPolicy: svc.InternalPolicy.String(), ExternalTrafficPolicy: svc.ExternalPolicy.String(),
-		SessionAffinitySeconds: int64(svc.AffinityTimeout / time.Second),
+		SessionAffinitySeconds: int64(svc.AffinityTimeout / time.Second), Options: map[string]string{},
 	}
 	row.Namespace, row.Name = svc.Name.Split()
+	maps.Insert(row.Options, svc.Options.All())
 	slices.SortFunc(row.ExternalAddresses, netip.Addr.Compare)
 	for i := range s.Ports {
 		p := t.portRow(&s.Ports[i])

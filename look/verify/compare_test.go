@@ -3,6 +3,7 @@ package verify_test
 import (
 	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -106,6 +107,56 @@ func program(t *testing.T, text string) *nft.Program {
 	return ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{
 		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
 	}}, s)
+}
+
+// TestRows: where the endpoint of a slot matters, because clients are hashed to it, another order of the slots is a difference,
+// and where only their number matters, another number is.
+func TestRows(t *testing.T) {
+	const endpoints = "    endpoint 10.244.2.9:8080 node-2 ready serving%s\n    endpoint 10.244.2.10:8080 node-2 ready serving\n"
+	of := func(option, weight string) *nft.Program {
+		return program(t, strings.NewReplacer("  cluster-ip 10.96.0.20\n", "  cluster-ip 10.96.0.20\n"+option,
+			"    endpoint 10.244.2.9:8080 node-2 ready serving\n", fmt.Sprintf(endpoints, weight)).Replace(world))
+	}
+	hashed, weighted := of("  option balance client\n", ""), of("", " weight=300")
+	for name, c := range map[string]struct {
+		program *nft.Program
+		// move changes the values of the Service's slots, by their index.
+		move  func(slots []*nft.Element)
+		wants int
+	}{
+		"hashed, two slots change places":   {hashed, func(s []*nft.Element) { swap(s) }, 2},
+		"hashed, as it is":                  {hashed, func([]*nft.Element) {}, 0},
+		"weighted, two slots change places": {weighted, func(s []*nft.Element) { swap(s) }, 0},
+		"weighted, a slot is another's":     {weighted, func(s []*nft.Element) { s[slices.IndexFunc(s, differs(s))].Data = s[0].Data }, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			have := c.program.Model()
+			set := have.Table(nft.TableID{Family: nft.IPv4, Name: ruleset.DefaultTable}).Sets["endpoints"]
+			var slots []*nft.Element
+			for _, key := range slices.Sorted(maps.Keys(set.Elements)) {
+				if e := set.Elements[key]; strings.HasPrefix(string(key), "\x0a\x60\x00\x14") {
+					slots = append(slots, &e)
+				}
+			}
+			c.move(slots)
+			for _, e := range slots {
+				set.Elements[e.Key] = *e
+			}
+			if n := verify.Compare(c.program, have).Len(); n != c.wants {
+				t.Errorf("%d differences, want %d", n, c.wants)
+			}
+		})
+	}
+}
+
+// differs finds slots of another endpoint than the first.
+func differs(s []*nft.Element) func(*nft.Element) bool {
+	return func(e *nft.Element) bool { return e.Data != s[0].Data }
+}
+
+func swap(s []*nft.Element) {
+	other := slices.IndexFunc(s, differs(s))
+	s[0].Data, s[other].Data = s[other].Data, s[0].Data
 }
 
 // TestText: what people read of differences, as it stands in testdata/differences.txt.
