@@ -49,12 +49,7 @@ func WriteImage(path string, image Image) (err error) {
 	if err != nil {
 		return err
 	}
-	config, err := json.Marshal(map[string]any{
-		"architecture": runtime.GOARCH,
-		"os":           "linux",
-		"config":       map[string]any{"Entrypoint": image.Entrypoint, "Cmd": image.Cmd, "Env": image.Env},
-		"rootfs":       map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + digest}},
-	})
+	config, err := image.config(digest)
 	if err != nil {
 		return err
 	}
@@ -72,6 +67,16 @@ func WriteImage(path string, image Image) (err error) {
 		return err
 	}
 	return os.Rename(archive, path)
+}
+
+// config is the image's configuration, whose only layer has that digest.
+func (i *Image) config(layer string) ([]byte, error) {
+	return json.Marshal(map[string]any{
+		"architecture": runtime.GOARCH,
+		"os":           "linux",
+		"config":       map[string]any{"Entrypoint": i.Entrypoint, "Cmd": i.Cmd, "Env": i.Env},
+		"rootfs":       map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + layer}},
+	})
 }
 
 // writeLayer returns the layer's SHA-256 as hexadecimal digits.

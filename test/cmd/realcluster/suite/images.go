@@ -67,7 +67,7 @@ func Provide(ctx context.Context, software node.Software, images string) error {
 	if err != nil {
 		return err
 	}
-	agnhost, err := agnhostFiles(ctx, software)
+	agnhost, err := agnhostFiles(ctx, software, filepath.Join(images, "registry"))
 	if err != nil {
 		return err
 	}
@@ -101,19 +101,31 @@ func Provide(ctx context.Context, software node.Software, images string) error {
 }
 
 // agnhostFiles are what test/images/agnhost/Dockerfile of Kubernetes adds to a
-// distribution: the program, CoreDNS, and the certificate of its server porter.
-func agnhostFiles(ctx context.Context, software node.Software) (map[string]string, error) {
+// distribution: the program, CoreDNS, the certificate of its server porter, and the
+// image pause:testing, which its registry serves and which is written into a folder.
+func agnhostFiles(ctx context.Context, software node.Software, registry string) (map[string]string, error) {
 	out, err := exec.CommandContext(ctx, "go", "-C", filepath.Join(software.Tools, ".."), "list", "-m", "-f", "{{.Dir}}", "k8s.io/kubernetes").Output()
 	if err != nil {
 		return nil, fmt.Errorf("find the module k8s.io/kubernetes: %w", err)
 	}
 	porter := filepath.Join(strings.TrimSpace(string(out)), "test", "images", "agnhost", "porter")
-	return map[string]string{
-		"agnhost":       filepath.Join(software.Tools, "agnhost"),
+	program := filepath.Join(software.Tools, "agnhost")
+	pause, err := node.WriteRegistry(registry, "testing", node.Image{
+		Files: map[string]string{"agnhost": program}, Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("write the image that agnhost's registry serves: %w", err)
+	}
+	files := map[string]string{
+		"agnhost":       program,
 		"coredns":       filepath.Join(software.Tools, "coredns"),
 		"localhost.crt": filepath.Join(porter, "localhost.crt"),
 		"localhost.key": filepath.Join(porter, "localhost.key"),
-	}, nil
+	}
+	for path, file := range pause {
+		files[filepath.Join("var", "registry", "pause", path)] = file
+	}
+	return files, nil
 }
 
 // debianPackages are what tests run in pods of the image agnhost, beside what each
