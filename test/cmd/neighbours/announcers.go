@@ -37,15 +37,17 @@ EOF
 func bans() []neighbour {
 	const start = "fail2ban-server -b --logtarget /tmp/fail2ban.log\nuntil fail2ban-client ping; do sleep 0.1; done\n"
 	const end = "fail2ban-client stop\nwhile fail2ban-client ping; do sleep 0.1; done\n"
+	// The server sets the rules of a ban some time after the command.
+	const banned = "banned() { nft list ruleset >/tmp/rules; grep -q 192.168.100.2 /tmp/rules && grep -q fd00:100::2 /tmp/rules; }\n"
 	one := func(name, what, action string) neighbour {
 		return neighbour{
 			name: name, what: what, packages: []string{"fail2ban", "nftables", "iptables"},
 			prepare: "mkdir -p /run/fail2ban\n: >/tmp/auth.log\nrm -f /etc/fail2ban/jail.d/*\ncat >/etc/fail2ban/jail.local <<'EOF'\n[sshd]\nenabled = true\nbackend = polling\nlogpath = /tmp/auth.log\nbanaction = " + action + "\nEOF\n",
 			events: []event{
 				{nameStart, start},
-				{"bans the client outside", "fail2ban-client set sshd banip 192.168.100.2 fd00:100::2\nsleep 1"},
-				{"reloads", "fail2ban-client reload"},
-				{"unbans it", "fail2ban-client unban --all"},
+				{"bans the client outside", banned + "fail2ban-client set sshd banip 192.168.100.2 fd00:100::2\nuntil banned; do sleep 0.1; done"},
+				{"reloads", banned + "fail2ban-client reload\nuntil banned; do sleep 0.1; done"},
+				{"unbans it", "fail2ban-client unban --all\nwhile nft list ruleset | grep -q -e 192.168.100.2 -e fd00:100::2; do sleep 0.1; done"},
 				{"restarts", end + start},
 			},
 			stop: event{"stops", end},

@@ -167,8 +167,8 @@ func (w *world) services() []flow {
 			add("other node's pod", "node port, endpoint on the node", port, "other node's pod to near", hidden)
 			add("endpoint", "cluster IP, itself (hairpin)", cluster, "pod to near", hidden)
 			loopback := netip.AddrPortFrom([]netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()}[family], port.Port())
-			add("node", "node port on localhost, endpoint on the node", loopback, "node to near", hidden)
-			add("node", "node port on localhost, endpoint on another node", netip.AddrPortFrom(loopback.Addr(), 30000+serviceFar), "node to far", hidden)
+			add("node", "node port on localhost, endpoint on the node", loopback, "node to near", kept)
+			add("node", "node port on localhost, endpoint on another node", netip.AddrPortFrom(loopback.Addr(), 30000+serviceFar), "node to far", kept)
 		}
 		health := netip.AddrPortFrom(w.net.NodeAddrs[family], healthPort)
 		like := flow{from: "outside", to: "the node's server", protocol: testnet.TCP, addr: health}
@@ -223,7 +223,8 @@ func (w *world) askOne(ctx context.Context, f flow, timeout time.Duration) (stri
 	if answer.Outcome != testnet.Answered {
 		return string(answer.Outcome), nil
 	}
-	if answer.Peer.Addr() == answer.Local.Addr() {
+	// A client on the node is the node, whichever of its addresses it asks from: one that an announcer added, or localhost.
+	if answer.Peer.Addr() == answer.Local.Addr() || f.from == "node" && slices.Contains(w.net.NodeAddrs[:], answer.Peer.Addr()) {
 		return kept, nil
 	}
 	return hidden, nil
