@@ -26,6 +26,7 @@ func engines() []neighbour {
 }
 
 func dockers() []neighbour {
+	const unforwarding = "sysctl -q -w net.ipv4.ip_forward=0\n"
 	daemons := `{ containerd >/tmp/containerd.log 2>&1 & }
 { dockerd --storage-driver=vfs >/tmp/dockerd.log 2>&1 & }
 until docker version >/dev/null 2>&1; do sleep 0.1; done
@@ -38,11 +39,11 @@ while pidof containerd; do sleep 0.1; done
 	run := func(name string, port int) string {
 		return fmt.Sprintf("docker run -d --restart=always --name %s -p %d:80 busybox /bin/busybox nc -ll -p 80 -e /bin/answer\n", name, port)
 	}
-	one := func(name, what, setting, set string) neighbour {
+	one := func(name, what, setting, before, set string) neighbour {
 		return neighbour{
 			name: name, what: what, setting: setting, packages: []string{"docker.io", "containerd", "iptables"}, prepare: image,
 			events: []event{
-				{nameStart, daemons + "tar -C /tmp/image -c . | docker import - busybox\n" + run("web", published) + set + answers},
+				{nameStart, before + daemons + "tar -C /tmp/image -c . | docker import - busybox\n" + run("web", published) + set + answers},
 				{"starts a container", run("other", 8082)},
 				{"removes a container", "docker rm -f other"},
 				{"reloads", `kill -HUP "$(pidof dockerd)"`},
@@ -52,9 +53,10 @@ while pidof containerd; do sleep 0.1; done
 		}
 	}
 	return []neighbour{
-		one("docker", "a container with a published port", "", ""),
-		one("docker-set", "the same, with ways for pods in DOCKER-USER", "`iptables -I DOCKER-USER -s PODS -j ACCEPT`, `iptables -I DOCKER-USER -d PODS -j ACCEPT`",
-			fmt.Sprintf("iptables -I DOCKER-USER -s %s -j ACCEPT\niptables -I DOCKER-USER -d %s -j ACCEPT\n", pods4, pods4)),
+		one("docker", "a container with a published port, on a node that forwards packets before Docker starts", "", "", ""),
+		one("docker-drop", "a container with a published port, on a node that does not: Docker lets it forward, with policy drop in FORWARD", "", unforwarding, ""),
+		one("docker-drop-set", "the same, with ways for pods in DOCKER-USER", "`iptables -I DOCKER-USER -s PODS -j ACCEPT`, `iptables -I DOCKER-USER -d PODS -j ACCEPT`",
+			unforwarding, fmt.Sprintf("iptables -I DOCKER-USER -s %s -j ACCEPT\niptables -I DOCKER-USER -d %s -j ACCEPT\n", pods4, pods4)),
 	}
 }
 
