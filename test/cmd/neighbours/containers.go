@@ -61,15 +61,17 @@ while pidof containerd; do sleep 0.1; done
 }
 
 func podmans() []neighbour {
-	one := func(name, what, driver string) neighbour {
+	// crun refuses a node that has cgroups of both versions: it sees version 2 alone, and makes no cgroup.
+	const unified = "umount -l /sys/fs/cgroup\nmount -t cgroup2 cgroup2 /sys/fs/cgroup\n"
+	one := func(name, what, driver, shown string) neighbour {
 		head := "export NETAVARK_FW=" + driver + " PODMAN_IGNORE_CGROUPSV1_WARNING=1\n"
 		run := func(name string, port int) string {
-			return fmt.Sprintf("cp -r /tmp/image /tmp/%s\n%spodman run -d --name %s -p %d:80 --rootfs /tmp/%s /bin/busybox nc -ll -p 80 -e /bin/answer\n", name, head, name, port, name)
+			return fmt.Sprintf("cp -r /tmp/image /tmp/%s\n%spodman run -d --cgroups=disabled --name %s -p %d:80 --rootfs /tmp/%s /bin/busybox nc -ll -p 80 -e /bin/answer\n", name, head, name, port, name)
 		}
 		return neighbour{
-			name: name, what: what, packages: []string{"podman", "netavark", "nftables", "iptables"}, prepare: image,
+			name: name, what: what, packages: []string{"podman", "netavark", "nftables", "iptables"}, prepare: image + unified,
 			events: []event{
-				{nameStart, run("web", published) + answers},
+				{nameStart, run("web", published) + answers + shown},
 				{"starts a container", run("other", 8082)},
 				{"removes a container", head + "podman rm -f -t 0 other"},
 				{"reloads", head + "podman network reload --all"},
@@ -79,7 +81,7 @@ func podmans() []neighbour {
 		}
 	}
 	return []neighbour{
-		one("podman", "a container with a published port, netavark with nftables", "nftables"),
-		one("podman-iptables", "a container with a published port, netavark with iptables", "iptables"),
+		one("podman", "a container with a published port, netavark with nftables", "nftables", "nft list table inet netavark"),
+		one("podman-iptables", "a container with a published port, netavark with iptables", "iptables", "iptables -t nat -S NETAVARK-HOSTPORT-DNAT"),
 	}
 }
