@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sync/errgroup"
 
 	"nftproxy/test/lib/testnet"
@@ -223,9 +224,18 @@ func (w *world) askOne(ctx context.Context, f flow, timeout time.Duration) (stri
 	if answer.Outcome != testnet.Answered {
 		return string(answer.Outcome), nil
 	}
-	// A client on the node is the node, whichever of its addresses it asks from: one that an announcer added, or localhost.
-	if answer.Peer.Addr() == answer.Local.Addr() || f.from == "node" && slices.Contains(w.net.NodeAddrs[:], answer.Peer.Addr()) {
+	if answer.Peer.Addr() == answer.Local.Addr() {
 		return kept, nil
+	}
+	// A client on the node is the node, whichever of its addresses the endpoint sees: neighbours add some, which the kernel may choose.
+	if f.from == "node" {
+		addrs, err := w.net.Node.Handle().AddrList(nil, netlink.FAMILY_ALL)
+		if err != nil {
+			return "", fmt.Errorf("list the node's addresses: %w", err)
+		}
+		if slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.IP.Equal(answer.Peer.Addr().AsSlice()) }) {
+			return kept, nil
+		}
 	}
 	return hidden, nil
 }

@@ -5,7 +5,7 @@ import "fmt"
 // plugins are network plugins that add pods with a host port to the node. They are Debian's, which know iptables only.
 func plugins() []neighbour {
 	one := func(name, what, main string) neighbour {
-		config := fmt.Sprintf(`{"cniVersion":"1.0.0","name":"net","type":"%s","ipMasq":true,"ipam":{"type":"host-local","ranges":[[{"subnet":"10.244.0.128/25"}],[{"subnet":"fd00:244:0:0:8::/80"}]],"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"}]}}`,
+		config := fmt.Sprintf(`{"cniVersion":"1.0.0","name":"net","type":"%s","isGateway":true,"ipMasq":true,"ipam":{"type":"host-local","ranges":[[{"subnet":"10.244.0.128/25"}],[{"subnet":"fd00:244:0:0:8::/80"}]],"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"}]}}`,
 			main)
 		return neighbour{
 			name: name, what: what, packages: []string{"containernetworking-plugins", "iptables"}, prepare: image + fmt.Sprintf(pluginScripts, config), published: published,
