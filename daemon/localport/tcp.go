@@ -100,15 +100,16 @@ func (p *tcpPort) serve(ctx context.Context, client *net.TCPConn) {
 	}
 	stop := context.AfterFunc(ctx, func() { reset(client, endpoint) })
 	defer stop()
-	ended := make(chan error, 1)
-	go func() { ended <- stream(endpoint, client) }()
-	first := stream(client, endpoint)
-	if first != nil {
-		reset(client, endpoint)
+	// Whichever way fails ends the other one at once: that may wait for a peer that has nothing more to say.
+	copyAll := func(to, from *net.TCPConn) {
+		if stream(to, from) != nil {
+			reset(client, endpoint)
+		}
 	}
-	if <-ended != nil {
-		reset(client, endpoint)
-	}
+	ended := make(chan struct{})
+	go func() { copyAll(endpoint, client); close(ended) }()
+	copyAll(client, endpoint)
+	<-ended
 	_, _ = client.Close(), endpoint.Close()
 }
 
