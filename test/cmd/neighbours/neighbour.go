@@ -16,6 +16,8 @@ type neighbour struct {
 	what string
 	// packages are those of Debian whose versions the row names.
 	packages []string
+	// programs are other programs with their versions.
+	programs []string
 	// prepare is what the system needs before, such as a message bus. It is no event.
 	prepare string
 	// setting is what an operator has to set for the traffic of Services; empty if the row is about the program without it.

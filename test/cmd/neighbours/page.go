@@ -123,7 +123,7 @@ These were not run, so nothing is said about them: %s.
 // untried are programs that operators ask about, and that have no run.
 func untried() []string {
 	return []string{
-		"flannel", "kube-router", "kube-network-policies", "the CNI plugin portmap with nftables", "MetalLB", "kube-vip", "FRR",
+		"flannel", "kube-router", "kube-network-policies", "MetalLB", "kube-vip", "FRR",
 		"NodeLocal DNSCache", "Istio", "WireGuard", "iptables-legacy under any of these",
 	}
 }

@@ -2,13 +2,20 @@ package main
 
 import "fmt"
 
-// plugins are network plugins that add pods with a host port to the node. They are Debian's, which know iptables only.
+// The CNI plugins that know nftables.
+const (
+	pluginsModule  = "github.com/containernetworking/plugins"
+	pluginsVersion = "v1.10.0"
+)
+
+// plugins are network plugins that add pods with a host port to the node. Debian's know iptables only.
 func plugins() []neighbour {
-	one := func(name, what, main string) neighbour {
-		config := fmt.Sprintf(`{"cniVersion":"1.0.0","name":"net","type":"%s","isGateway":true,"ipMasq":true,"ipam":{"type":"host-local","ranges":[[{"subnet":"10.244.0.128/25"}],[{"subnet":"fd00:244:0:0:8::/80"}]],"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"}]}}`,
+	const old = `{"cniVersion": "1.0.0", "name": "net", "type": "firewall", "backend": "iptables"}`
+	one := func(name, what, main, folder, portmap, more string) neighbour {
+		config := fmt.Sprintf(`{"cniVersion":"1.0.0","name":"net",%s,"isGateway":true,"ipMasq":true,"ipam":{"type":"host-local","ranges":[[{"subnet":"10.244.0.128/25"}],[{"subnet":"fd00:244:0:0:8::/80"}]],"routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"}]}}`,
 			main)
 		return neighbour{
-			name: name, what: what, packages: []string{"containernetworking-plugins", "iptables"}, prepare: image + fmt.Sprintf(pluginScripts, config), published: published,
+			name: name, what: what, packages: []string{"containernetworking-plugins", "iptables"}, prepare: image + fmt.Sprintf(pluginScripts, config, portmap, more, folder), published: published,
 			events: []event{
 				{nameStart, fmt.Sprintf("/tmp/add web %d", published)},
 				{"adds a pod", "/tmp/add other 8082"},
@@ -18,9 +25,13 @@ func plugins() []neighbour {
 			stop: event{"stops", fmt.Sprintf("/tmp/del web %d", published)},
 		}
 	}
+	modern := one("cni-nftables", "the CNI plugins bridge (with ipMasq) and portmap, nftables backend: a pod with a host port", `"type":"bridge","ipMasqBackend":"nftables"`, "/opt/"+pluginsVersion, "nftables", "")
+	modern.packages, modern.programs = []string{"nftables"}, []string{"CNI plugins " + pluginsVersion}
+	modern.events[0].Script += "\nnft list table ip cni_hostport\nnft list table inet cni_plugins_masquerade"
 	return []neighbour{
-		one("cni-bridge", "the CNI plugins bridge (with ipMasq), portmap and firewall, iptables backend: a pod with a host port", "bridge"),
-		one("cni-ptp", "the CNI plugins ptp (with ipMasq), portmap and firewall, iptables backend: a pod with a host port", "ptp"),
+		one("cni-bridge", "the CNI plugins bridge (with ipMasq), portmap and firewall, iptables backend: a pod with a host port", `"type":"bridge"`, "/usr/lib/cni", "iptables", old),
+		one("cni-ptp", "the CNI plugins ptp (with ipMasq), portmap and firewall, iptables backend: a pod with a host port", `"type":"ptp"`, "/usr/lib/cni", "iptables", old),
+		modern,
 	}
 }
 
@@ -33,15 +44,16 @@ cat >/tmp/plugin <<'EOF'
 import json, os, subprocess, sys
 command, name, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
 main = json.load(open("/tmp/net.conf"))
-chain = [main, {"cniVersion": "1.0.0", "name": "net", "type": "portmap", "capabilities": {"portMappings": True},
-    "runtimeConfig": {"portMappings": [{"hostPort": port, "containerPort": 80, "protocol": "tcp"}]}}, {"cniVersion": "1.0.0", "name": "net", "type": "firewall", "backend": "iptables"}]
+chain = [main, {"cniVersion": "1.0.0", "name": "net", "type": "portmap", "capabilities": {"portMappings": True}, "backend": "%s",
+    "runtimeConfig": {"portMappings": [{"hostPort": port, "containerPort": 80, "protocol": "tcp"}]}}, %s]
+folder = "%s/"
 kept = "/run/" + name + ".json"
 result = json.load(open(kept)) if os.path.exists(kept) else None
 for conf in chain if command == "ADD" else reversed(chain):
     if result:
         conf["prevResult"] = result
-    env = dict(os.environ, CNI_COMMAND=command, CNI_CONTAINERID=name, CNI_NETNS="/run/netns/" + name, CNI_IFNAME="eth0", CNI_PATH="/usr/lib/cni")
-    run = subprocess.run(["/usr/lib/cni/" + conf["type"]], input=json.dumps(conf), env=env, text=True, capture_output=True)
+    env = dict(os.environ, CNI_COMMAND=command, CNI_CONTAINERID=name, CNI_NETNS="/run/netns/" + name, CNI_IFNAME="eth0", CNI_PATH=folder)
+    run = subprocess.run([folder + conf["type"]], input=json.dumps(conf), env=env, text=True, capture_output=True)
     if run.returncode:
         sys.exit(conf["type"] + ": " + run.stdout + run.stderr)
     if command == "ADD" and run.stdout.strip():

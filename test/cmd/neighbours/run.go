@@ -205,7 +205,7 @@ func (t *trial) describe(ctx context.Context) error {
 		return os.NewSyscallError("uname", err)
 	}
 	t.result = result{
-		Name: t.n.name, What: t.n.what, Setting: t.n.setting, Versions: strings.Split(strings.TrimSpace(versions), "\n"),
+		Name: t.n.name, What: t.n.what, Setting: t.n.setting, Versions: append(strings.Split(strings.TrimSpace(versions), "\n"), t.n.programs...),
 		Kernel: unix.ByteSliceToString(name.Release[:]), Date: time.Now().UTC().Format(time.DateOnly),
 	}
 	return nil

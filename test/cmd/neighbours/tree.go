@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -32,7 +33,7 @@ func makeTree(ctx context.Context, packages []string) (string, error) {
 	dir := filepath.Join(cache, fmt.Sprintf("%s-%x", suite, sha256.Sum256([]byte(want)))[:len(suite)+17])
 	stamp := dir + ".done"
 	if _, err := os.Stat(stamp); err == nil {
-		return dir, nil
+		return dir, addPrograms(ctx, dir)
 	}
 	command, err := aptget.Command("mmdebstrap", "mmdebstrap")
 	if err != nil {
@@ -46,7 +47,25 @@ func makeTree(ctx context.Context, packages []string) (string, error) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("install %s into a tree: %w: %s", want, err, bytes.TrimSpace(out))
 	}
-	return dir, os.WriteFile(stamp, nil, 0o600)
+	return dir, errors.Join(os.WriteFile(stamp, nil, 0o600), addPrograms(ctx, dir))
+}
+
+// addPrograms builds programs in Go that Debian has in older versions only. Each goes to the folder of its version in the tree's /opt.
+func addPrograms(ctx context.Context, dir string) error {
+	for _, p := range []string{pluginsModule + "/plugins/main/bridge@" + pluginsVersion, pluginsModule + "/plugins/meta/portmap@" + pluginsVersion,
+		pluginsModule + "/plugins/ipam/host-local@" + pluginsVersion} {
+		name, version, _ := strings.Cut(path.Base(p), "@")
+		folder := filepath.Join(dir, "opt", version)
+		if _, err := os.Stat(filepath.Join(folder, name)); err == nil {
+			continue
+		}
+		cmd := exec.CommandContext(ctx, "go", "install", p)
+		cmd.Dir, cmd.Env = dir, append(os.Environ(), "CGO_ENABLED=0", "GOBIN="+folder)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("build %s: %w: %s", p, err, bytes.TrimSpace(out))
+		}
+	}
+	return nil
 }
 
 // system is a tree at work on a node: it has namespaces of its own for files, processes and names, and the node's for the network.
