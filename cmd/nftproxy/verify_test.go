@@ -274,6 +274,9 @@ func TestFlowsByTable(t *testing.T) {
 		local := func(a netip.Addr) bool { return a.IsLoopback() || slices.Contains(node.HostAddresses, a) }
 		for range 200 {
 			p := gen.Packet(rng, node, services)
+			if p.Dst.Addr().IsLoopback() && !p.FromNode {
+				continue // The kernel takes no such packet from a link.
+			}
 			for _, r := range kernel.Outcomes(p, local) {
 				f := conntrack.Flow{
 					Protocol: service.Protocol(p.Protocol), Original: conntrack.Tuple{Src: p.Src, Dst: p.Dst}, Reply: conntrack.Tuple{Src: p.Dst, Dst: p.Src},
