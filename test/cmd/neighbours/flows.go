@@ -74,8 +74,11 @@ func (w *world) direct() []flow {
 	return all
 }
 
-// own is the flow to the port that the neighbour itself serves, if it has one.
+// own are the flows to what the neighbour itself serves, if it serves anything.
 func (w *world) own(n neighbour) []flow {
+	if n.cache {
+		return w.lookups()
+	}
 	if n.published == 0 {
 		return nil
 	}
@@ -213,6 +216,9 @@ func (w *world) askOne(ctx context.Context, f flow, timeout time.Duration) (stri
 	ns := w.places[f.from]
 	if f.protocol == "http" {
 		return getHealth(ctx, ns, f.addr, timeout)
+	}
+	if proto, is := strings.CutPrefix(f.protocol, "dns by "); is {
+		return lookUp(ctx, ns, proto, f.addr), nil
 	}
 	answer, err := ns.Ask(ctx, f.protocol, f.addr, timeout)
 	if err != nil {

@@ -28,6 +28,8 @@ type neighbour struct {
 	stop event
 	// published is a TCP port of the node that the program itself serves by IPv4 from its start on; 0 if it has none.
 	published uint16
+	// cache says that the program answers in place of the Service dns, which then exists.
+	cache bool
 	// opens says why flows to Services may work although the program closes the direct way; empty if none may.
 	opens string
 }
@@ -44,6 +46,7 @@ func neighbours() []neighbour {
 	all = append(all, engines()...)
 	all = append(all, plugins()...)
 	all = append(all, announcers()...)
+	all = append(all, caches()...)
 	return all
 }
 

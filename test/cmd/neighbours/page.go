@@ -124,7 +124,7 @@ These were not run, so nothing is said about them: %s.
 func untried() []string {
 	return []string{
 		"flannel", "kube-router", "kube-network-policies", "MetalLB", "kube-vip", "FRR",
-		"NodeLocal DNSCache", "Istio", "WireGuard", "iptables-legacy under any of these",
+		"the binary of NodeLocal DNSCache", "Istio", "WireGuard", "iptables-legacy under any of these",
 	}
 }
 

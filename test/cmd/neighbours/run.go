@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -97,6 +98,11 @@ func tryAlone(ctx context.Context, n neighbour, tree, binary string) (all map[st
 		if err != nil {
 			return nil, err
 		}
+		for _, f := range w.own(n) {
+			if e.Name == nameStart && !isOpen(open[f.key()]) {
+				return nil, fmt.Errorf("after its start, %s: %s", f.key(), open[f.key()])
+			}
+		}
 		all[e.Name] = solitude{open: open}
 		if err := l.await(ctx); err != nil {
 			return nil, err
@@ -139,6 +145,11 @@ func tryBeside(ctx context.Context, n neighbour, tree, binary string, alone map[
 	t := &trial{world: w, n: n, alone: alone, flows: w.services()}
 	if err := t.describe(ctx); err != nil {
 		return r, err
+	}
+	if n.cache {
+		if err := os.WriteFile(filepath.Join(w.dir, "manifests", "dns.yaml"), []byte(dnsService), 0o644); err != nil {
+			return r, err
+		}
 	}
 	if err := w.startProxy(ctx); err != nil {
 		return r, err

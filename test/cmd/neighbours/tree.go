@@ -53,7 +53,7 @@ func makeTree(ctx context.Context, packages []string) (string, error) {
 // addPrograms builds programs in Go that Debian has in older versions only. Each goes to the folder of its version in the tree's /opt.
 func addPrograms(ctx context.Context, dir string) error {
 	for _, p := range []string{pluginsModule + "/plugins/main/bridge@" + pluginsVersion, pluginsModule + "/plugins/meta/portmap@" + pluginsVersion,
-		pluginsModule + "/plugins/ipam/host-local@" + pluginsVersion} {
+		pluginsModule + "/plugins/ipam/host-local@" + pluginsVersion, coreDNS + "@" + coreDNSVersion} {
 		name, version, _ := strings.Cut(path.Base(p), "@")
 		folder := filepath.Join(dir, "opt", version)
 		if _, err := os.Stat(filepath.Join(folder, name)); err == nil {
