@@ -146,6 +146,8 @@ func TestRepeats(t *testing.T) {
 		e := newEjector(Config{
 			Table: connections, Mode: ejection.On,
 			Observe: func(r Report) {
+				mu.Lock()
+				defer mu.Unlock()
 				if r.Err != nil {
 					reports++
 				}
@@ -187,7 +189,10 @@ func TestRepeats(t *testing.T) {
 		time.Sleep(time.Minute)
 		repeat(0, syscall.EPERM)
 		time.Sleep(time.Minute)
-		if reports == 0 {
+		mu.Lock()
+		said := reports
+		mu.Unlock()
+		if said == 0 {
 			t.Error("nothing is said of a counter that cannot be read")
 		}
 		before = connections.change(nil, nil)
