@@ -13,9 +13,6 @@ import (
 // tally counts the connections of a load that began after an event.
 type tally struct{ Made, Lost int }
 
-// mostly says that more than half were lost: the way is closed.
-func (t tally) mostly() bool { return 2*t.Lost > t.Made }
-
 func (t tally) plus(o tally) tally { return tally{t.Made + o.Made, t.Lost + o.Lost} }
 
 // load is a steady stream of new connections and datagrams, and of lines on connections that stay open.
@@ -40,6 +37,8 @@ type stream struct {
 	unused         bool
 	from, protocol string
 	addr           netip.AddrPort
+	// like is the key of the direct flow on the same way.
+	like string
 }
 
 const (
@@ -62,11 +61,13 @@ func (w *world) streams(direct bool) []stream {
 					froms = []string{"node", "pod"}
 				}
 				for _, from := range froms {
+					pod := map[int]string{serviceNear: "near", serviceFar: "far"}[number]
 					addr := front.addr(w, family, number)
 					if direct {
-						addr = netip.AddrPortFrom(w.net.Pod(map[int]string{serviceNear: "near", serviceFar: "far"}[number]).Addrs[family], podPort)
+						addr = netip.AddrPortFrom(w.net.Pod(pod).Addrs[family], podPort)
 					}
-					all = append(all, stream{from: from, protocol: proto, addr: addr})
+					like := flow{from: from, to: pod, protocol: proto, addr: addr}
+					all = append(all, stream{from: from, protocol: proto, addr: addr, like: like.key()})
 				}
 			}
 		}

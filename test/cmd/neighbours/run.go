@@ -165,8 +165,8 @@ func tryBeside(ctx context.Context, n neighbour, tree, binary string, alone map[
 		return r, err
 	}
 	streams := w.streams(false)
-	for i, tally := range alone[nameStart].load {
-		streams[i].unused = tally.mostly()
+	for i, s := range streams {
+		streams[i].unused = n.opens == "" && !isOpen(alone[nameStart].open[s.like])
 	}
 	t.load = w.startLoad(ctx, streams)
 	defer t.load.stop()
@@ -189,9 +189,13 @@ func (t *trial) weigh(o *outcome) {
 		if s.unused {
 			continue
 		}
-		alone[s.protocol] = alone[s.protocol].plus(t.alone[o.like].load[i])
 		beside[s.protocol] = beside[s.protocol].plus(t.load.tallies[o.Name][i])
-		o.Alone, o.Beside = o.Alone.plus(t.alone[o.like].load[i]), o.Beside.plus(t.load.tallies[o.Name][i])
+		o.Beside = o.Beside.plus(t.load.tallies[o.Name][i])
+		// Where the neighbour closes the direct way, what it loses there alone is no measure.
+		if isOpen(t.alone[nameStart].open[s.like]) {
+			alone[s.protocol] = alone[s.protocol].plus(t.alone[o.like].load[i])
+			o.Alone = o.Alone.plus(t.alone[o.like].load[i])
+		}
 	}
 	for _, protocol := range []string{testnet.TCP, testnet.UDP} {
 		if beside[protocol].Lost == 0 || alone[protocol].Lost > 0 {
