@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"log"
 	"net"
 	"net/netip"
 	"os"
@@ -294,24 +295,19 @@ func loadPolicy(t *testing.T, ns *testnet.Namespace, sources string) {
 	}
 }
 
-// frozenVariable has the test binary serve at an address, for TestEjectFrozen.
-const frozenVariable = "EJECT_TEST_SERVE"
+// testServer is the name by which the test binary serves at an address, its only argument, for TestEjectFrozen.
+const testServer = "test-server"
 
-// TestEjectServer is the server of TestEjectFrozen.
-func TestEjectServer(t *testing.T) {
-	at := os.Getenv(frozenVariable)
-	if at == "" {
-		t.Skip("TestEjectFrozen starts it")
-	}
-	l, err := net.Listen("tcp", at)
+func serveAt() {
+	l, err := net.Listen("tcp", os.Args[1])
 	if err != nil {
-		t.Fatal(err)
+		log.Fatal(err)
 	}
 	fmt.Println("ready")
 	for {
 		conn, err := l.Accept()
 		if err != nil {
-			t.Fatal(err)
+			log.Fatal(err)
 		}
 		fmt.Fprintln(conn, "frozen", conn.RemoteAddr())
 		conn.Close()
@@ -321,8 +317,8 @@ func TestEjectServer(t *testing.T) {
 // startServer starts a process in the pod that serves there.
 func startServer(t *testing.T, pod *testnet.Pod, at netip.AddrPort) *os.Process {
 	t.Helper()
-	cmd := exec.Command(os.Args[0], "-test.run=^TestEjectServer$")
-	cmd.Env = append(os.Environ(), frozenVariable+"="+at.String())
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Args = []string{testServer, at.String()}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)

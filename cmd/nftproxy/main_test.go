@@ -24,7 +24,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"nftproxy": main})
+	testscript.Main(m, map[string]func(){"nftproxy": main, testServer: serveAt})
 }
 
 // TestScripts runs the commands as a person would, and checks their output and exit code.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -17,8 +18,8 @@ import (
 	"nftproxy/test/gen"
 )
 
-// gauges returns the gauge's values by traffic policy and family.
-func gauges(t *testing.T, r *prometheus.Registry) map[string]float64 {
+// gaugesOf returns the values of the gauges of a name by those of its labels, in the order asked for.
+func gaugesOf(t *testing.T, r *prometheus.Registry, name string, labels ...string) map[string]float64 {
 	t.Helper()
 	families, err := r.Gather()
 	if err != nil {
@@ -26,18 +27,28 @@ func gauges(t *testing.T, r *prometheus.Registry) map[string]float64 {
 	}
 	all := map[string]float64{}
 	for _, f := range families {
-		if f.GetName() != "kubeproxy_sync_proxy_rules_no_local_endpoints_total" {
+		if f.GetName() != name {
 			continue
 		}
 		for _, m := range f.GetMetric() {
-			labels := map[string]string{}
+			of := map[string]string{}
 			for _, l := range m.GetLabel() {
-				labels[l.GetName()] = l.GetValue()
+				of[l.GetName()] = l.GetValue()
 			}
-			all[labels["traffic_policy"]+" "+labels["ip_family"]] = m.GetGauge().GetValue()
+			var values []string
+			for _, label := range labels {
+				values = append(values, of[label])
+			}
+			all[strings.Join(values, " ")] = m.GetGauge().GetValue()
 		}
 	}
 	return all
+}
+
+// gauges returns the gauge's values by traffic policy and family.
+func gauges(t *testing.T, r *prometheus.Registry) map[string]float64 {
+	t.Helper()
+	return gaugesOf(t, r, "kubeproxy_sync_proxy_rules_no_local_endpoints_total", "traffic_policy", "ip_family")
 }
 
 // TestNoLocalEndpoints has the cases of kube-proxy's TestNoEndpointsMetric and a few

@@ -2,6 +2,7 @@ package metrics_test
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"testing"
 
@@ -68,20 +69,7 @@ func weighted(s *service.Service) bool {
 // withOption returns the gauges above 0.
 func withOption(t *testing.T, r *prometheus.Registry) map[string]float64 {
 	t.Helper()
-	families, err := r.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	above := map[string]float64{}
-	for _, f := range families {
-		if f.GetName() != "nftproxy_services_with_option" {
-			continue
-		}
-		for _, m := range f.GetMetric() {
-			if n := m.GetGauge().GetValue(); n != 0 {
-				above[m.GetLabel()[0].GetValue()] = n
-			}
-		}
-	}
+	above := gaugesOf(t, r, "nftproxy_services_with_option", "option")
+	maps.DeleteFunc(above, func(_ string, n float64) bool { return n == 0 })
 	return above
 }
