@@ -131,3 +131,6 @@ func (e *Encoder) Uint64(kind uint16, value uint64) *Encoder {
 	e.B = binary.BigEndian.AppendUint64(e.B, value)
 	return e
 }
+
+// HostOrder returns a number in the byte order of the machine, as the kernel has it in a register.
+func HostOrder(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }

@@ -16,7 +16,6 @@ import (
 
 	"nftproxy/look/inspect"
 	"nftproxy/model/service"
-	"nftproxy/nft/ejecttable"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
 	"nftproxy/node/hostaddr"
@@ -121,11 +120,7 @@ func (o *getOptions) read(ctx context.Context) (*reading, error) {
 	}
 	// The tables do not name the node; only endpoints on it have this name.
 	node := &service.Node{Name: "this node", HostAddresses: addrs.Own}
-	r := &reading{conn, inspect.NewTables(model, o.table, node), ruleset.ReadBackConfig(model, o.table)}
-	if r.Ejections, err = ejecttable.Left(o.table); err != nil {
-		return nil, errors.Join(err, conn.Close())
-	}
-	return r, nil
+	return &reading{conn, inspect.NewTables(model, o.table, node), ruleset.ReadBackConfig(model, o.table)}, nil
 }
 
 // show prints the rows of the tables that were selected, as a table or as the list that holds them.

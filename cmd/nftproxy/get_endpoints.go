@@ -14,6 +14,7 @@ import (
 
 	"nftproxy/conntrack"
 	"nftproxy/look/inspect"
+	"nftproxy/nft/ejecttable"
 )
 
 // endpointList is the JSON that get endpoints prints.
@@ -93,6 +94,9 @@ func (o *endpointOptions) run(cmd *cobra.Command, s inspect.Selection) error {
 		return err
 	}
 	defer r.conn.Close()
+	if r.Ejections, err = ejecttable.Left(o.table); err != nil {
+		return err
+	}
 	var connections *inspect.Connections
 	var uncounted error
 	if o.connections {

@@ -185,7 +185,7 @@ func (e *Ejector) hear(now time.Time) {
 		if e.heard = now.Add(retry); e.deaf == nil {
 			e.look = e.soonest
 		}
-	case err == nil && n != e.repeats:
+	case n != e.repeats:
 		e.repeats, e.look = n, e.soonest
 	}
 	e.deaf = err

@@ -38,17 +38,7 @@ func (o *options) add(s *service.Service, sign float64) {
 	for key := range s.Options.All() {
 		o.with.WithLabelValues(key).Add(sign)
 	}
-	if slices.ContainsFunc(s.Ports, weighted) {
+	if slices.ContainsFunc(s.Ports, func(p service.Port) bool { return p.Weighted() }) {
 		o.with.WithLabelValues("weight").Add(sign)
 	}
-}
-
-// weighted says whether some endpoint of the port has another weight than the default one.
-func weighted(p service.Port) bool {
-	for chunk := range p.Endpoints.Chunks() {
-		if slices.ContainsFunc(chunk, func(e service.Endpoint) bool { return e.Weight != 0 }) {
-			return true
-		}
-	}
-	return false
 }

@@ -34,8 +34,8 @@ func (s *Service) MaxSlots() int {
 // noSlots is the SlotLimit of a service whose lists have a slot for each endpoint.
 const noSlots = 1
 
-// weighted says whether some endpoint has another weight than the default one.
-func (p *Port) weighted() bool {
+// Weighted says whether some endpoint has another weight than the default one.
+func (p *Port) Weighted() bool {
 	for chunk := range p.Endpoints.Chunks() {
 		for i := range chunk {
 			if chunk[i].Weight != 0 {
@@ -55,7 +55,7 @@ func (s *Service) Slots(p *Port, family ip.Family) int {
 		return n
 	case s.Options.Balance != ByRandom:
 		return max(n, size)
-	case !p.weighted():
+	case !p.Weighted():
 		return n
 	}
 	weights := make([]uint32, 0, n)
@@ -69,7 +69,7 @@ func (s *Service) Slots(p *Port, family ip.Family) int {
 
 // asksForSlots says whether a list of endpoints may have more slots than endpoints.
 func (s *Service) asksForSlots() bool {
-	return s.Options.Balance != ByRandom || slices.ContainsFunc(s.Ports, func(p Port) bool { return p.weighted() })
+	return s.Options.Balance != ByRandom || slices.ContainsFunc(s.Ports, func(p Port) bool { return p.Weighted() })
 }
 
 // fitted returns the service with as many slots as fit the limit, at most those that it asks for. It is the service itself if

@@ -46,13 +46,7 @@ const MaxNoMasquerade = 8
 
 // NoMasqueradeOf returns the ranges of a family in NoMasquerade, disjoint and sorted.
 func (s *Settings) NoMasqueradeOf(family ip.Family) []netip.Prefix {
-	var list []netip.Prefix
-	for _, p := range s.NoMasquerade {
-		if family.Has(p.Addr()) {
-			list = append(list, p)
-		}
-	}
-	return Disjoint(list)
+	return rangesOf(s.NoMasquerade, family)
 }
 
 // PodRanges returns the ranges of the settings and the node that have the addresses of pods of a family,
@@ -62,6 +56,11 @@ func (s *Settings) PodRanges(n *Node, family ip.Family) []netip.Prefix {
 	if s.NodeCIDR {
 		ranges = n.PodCIDRs
 	}
+	return rangesOf(ranges, family)
+}
+
+// rangesOf returns the ranges of a family, disjoint and sorted.
+func rangesOf(ranges []netip.Prefix, family ip.Family) []netip.Prefix {
 	var list []netip.Prefix
 	for _, p := range ranges {
 		if family.Has(p.Addr()) {

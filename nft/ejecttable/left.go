@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/model/service"
+	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 )
 
@@ -74,7 +75,7 @@ func elements(left service.Ejections) (list []nftables.SetElement) {
 			}
 			for i := range pieces {
 				piece := text[:min(len(text), nft.MaxComment)]
-				list = append(list, nftables.SetElement{Key: hostOrder(n*pieces + uint32(i)), Comment: piece})
+				list = append(list, nftables.SetElement{Key: nfnetlink.HostOrder(n*pieces + uint32(i)), Comment: piece})
 				if text = text[len(piece):]; text == "" {
 					break
 				}
@@ -135,14 +136,10 @@ func parseText(text string) (name service.Name, e service.Ejection, ok bool) {
 	if len(fields) < 6 {
 		return "", e, false
 	}
-	for _, p := range []service.Protocol{service.TCP, service.UDP, service.SCTP} {
-		if p.String() == fields[1] {
-			e.Protocol = p
-		}
-	}
+	protocol, protocolErr := service.ParseProtocol(fields[1])
 	port, portErr := strconv.ParseUint(fields[2], 10, 16)
 	addr, addrErr := netip.ParseAddrPort(fields[3])
 	since, sinceErr := strconv.ParseInt(fields[4], 10, 64)
-	e.Port, e.Addr, e.Since, e.Why = uint16(port), addr, time.Unix(since, 0), fields[5]
-	return service.Name(fields[0]), e, e.Protocol != 0 && errors.Join(portErr, addrErr, sinceErr) == nil
+	e.Protocol, e.Port, e.Addr, e.Since, e.Why = protocol, uint16(port), addr, time.Unix(since, 0), fields[5]
+	return service.Name(fields[0]), e, errors.Join(protocolErr, portErr, addrErr, sinceErr) == nil
 }

@@ -7,7 +7,6 @@
 package ejecttable
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 
@@ -125,16 +124,14 @@ func repeats() []expr.Any {
 	const register = 1
 	equal := func(data []byte) expr.Any { return &expr.Cmp{Op: expr.CmpOpEq, Register: register, Data: data} }
 	return []expr.Any{
-		&expr.Ct{Key: expr.CtKeySTATE, Register: register}, equal(hostOrder(stateNew)),
+		&expr.Ct{Key: expr.CtKeySTATE, Register: register}, equal(nfnetlink.HostOrder(stateNew)),
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register}, equal([]byte{unix.IPPROTO_TCP}),
 		&expr.Ct{Key: expr.CtKeySTATUS, Register: register},
-		&expr.Bitwise{SourceRegister: register, DestRegister: register, Len: 4, Mask: hostOrder(statusConfirmed | statusDstNAT), Xor: hostOrder(0)},
-		equal(hostOrder(statusConfirmed | statusDstNAT)),
+		&expr.Bitwise{SourceRegister: register, DestRegister: register, Len: 4, Mask: nfnetlink.HostOrder(statusConfirmed | statusDstNAT), Xor: nfnetlink.HostOrder(0)},
+		equal(nfnetlink.HostOrder(statusConfirmed | statusDstNAT)),
 		&expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: counter},
 	}
 }
-
-func hostOrder(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
 
 // Repeats returns how many first packets have been repeated since the table was made. If another program has removed the
 // table, it makes the table anew.

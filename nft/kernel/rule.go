@@ -10,6 +10,7 @@ import (
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
+	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 )
 
@@ -93,21 +94,21 @@ func statementExpressions(s nft.Statement, family nft.Family) ([]expr.Any, error
 	case nft.MatchLocal:
 		return []expr.Any{
 			&expr.Fib{Register: register(0), ResultADDRTYPE: true, FlagSADDR: s.Field == nft.Saddr, FlagDADDR: s.Field == nft.Daddr},
-			compareExpression(s.Not, hostOrder(unix.RTN_LOCAL)),
+			compareExpression(s.Not, nfnetlink.HostOrder(unix.RTN_LOCAL)),
 		}, nil
 	case nft.MatchInput:
 		return matchInputExpressions(s)
 	case nft.MatchMark:
 		return []expr.Any{
 			&expr.Meta{Key: expr.MetaKeyMARK, Register: register(0)},
-			bitwiseExpression(hostOrder(s.Mask), hostOrder(0)), compareExpression(true, hostOrder(0)),
+			bitwiseExpression(nfnetlink.HostOrder(s.Mask), nfnetlink.HostOrder(0)), compareExpression(true, nfnetlink.HostOrder(0)),
 		}, nil
 	case nft.MatchLabel:
 		return matchLabelExpressions(s)
 	case nft.MatchDNATed:
 		return []expr.Any{
 			&expr.Ct{Key: expr.CtKeySTATUS, Register: register(0)},
-			bitwiseExpression(hostOrder(statusDNAT), hostOrder(0)), compareExpression(true, hostOrder(0)),
+			bitwiseExpression(nfnetlink.HostOrder(statusDNAT), nfnetlink.HostOrder(0)), compareExpression(true, nfnetlink.HostOrder(0)),
 		}, nil
 	case nft.InSet:
 		return append(loadFields(s.Key, family, 0), &expr.Lookup{SourceRegister: register(0), SetName: s.Set}), nil
@@ -298,7 +299,7 @@ func updateExpressions(s nft.Update, family nft.Family) ([]expr.Any, error) {
 func markExpressions(mask, set uint32) []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: register(0)},
-		bitwiseExpression(hostOrder(^mask), hostOrder(set)),
+		bitwiseExpression(nfnetlink.HostOrder(^mask), nfnetlink.HostOrder(set)),
 		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: register(0)},
 	}
 }
@@ -395,5 +396,3 @@ func bitwiseExpression(mask, xor []byte) expr.Any {
 		Len: uint32(len(mask)), Mask: mask, Xor: xor,
 	}
 }
-
-func hostOrder(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }

@@ -13,6 +13,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"nftproxy/nfnetlink"
 	"nftproxy/nft"
 )
 
@@ -107,15 +108,13 @@ func (t *Tracer) markRule(until *nftables.Set) []expr.Any {
 	}
 	return append(rule,
 		&expr.Ct{Key: expr.CtKeySTATE, Register: register},
-		&expr.Bitwise{SourceRegister: register, DestRegister: register, Len: 4, Mask: hostOrder(stateNew | stateUntracked), Xor: hostOrder(0)},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: register, Data: hostOrder(0)},
+		&expr.Bitwise{SourceRegister: register, DestRegister: register, Len: 4, Mask: nfnetlink.HostOrder(stateNew | stateUntracked), Xor: nfnetlink.HostOrder(0)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: register, Data: nfnetlink.HostOrder(0)},
 		&expr.Limit{Type: expr.LimitTypePkts, Rate: marksPerSecond, Unit: expr.LimitTimeSecond, Burst: uint32(t.packets)},
 		&expr.Immediate{Register: register, Data: []byte{1}},
 		&expr.Meta{Key: expr.MetaKeyNFTRACE, SourceRegister: true, Register: register},
 	)
 }
-
-func hostOrder(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
 
 // Chain names a chain.
 type Chain struct {

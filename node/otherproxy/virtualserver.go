@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"net/netip"
 
-	"nftproxy/model/ip"
-
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"nftproxy/model/ip"
 )
 
 // virtualServer is one of the kernel's IPVS.
