@@ -9,11 +9,13 @@
 #   hack/build-tools.sh kube-scheduler kubelet kubectl agnhost coredns    the rest of a cluster with nodes
 #   hack/build-tools.sh e2e.test ginkgo regression-issue-74839    Kubernetes' own test suite for clusters, the command that
 #                                           runs it in several processes, and a server of one of its tests
+#   hack/build-tools.sh flannel bridge host-local loopback portmap    the pod network flannel, and the CNI plugins that pods
+#                                           need with it
 #
-# Versions are those of the go.mod of hack/tools, hack/kube-proxy-1.36, hack/kube-apiserver-*, hack/dns, hack/lint and hack/vuln. A binary that was already
-# built from the same go.mod, go.sum and Go release is left alone, so calling this costs milliseconds; from cold each of
-# the kube-* binaries takes one to three minutes on two cores. Calls that overlap wait for each other, since each build
-# takes all cores anyway.
+# Versions are those of the go.mod of hack/tools, hack/kube-proxy-1.36, hack/kube-apiserver-*, hack/dns, hack/flannel, hack/cni,
+# hack/lint and hack/vuln. A binary that was already built from the same go.mod, go.sum and Go release is
+# left alone, so calling this costs milliseconds; from cold each of the kube-* binaries takes one to three minutes on two
+# cores. Calls that overlap wait for each other, since each build takes all cores anyway.
 set -eu
 
 root=$(cd "$(dirname "$0")" && pwd)
@@ -33,9 +35,9 @@ stamp_version() {
 	done
 }
 
-# source_of NAME: sets module (a directory here), package, flags (for the linker) and build (the go command).
+# source_of NAME: sets module (a directory here), package, flags (for the linker), build (the go command) and cgo.
 source_of() {
-	flags='-s -w' build=build
+	flags='-s -w' build=build cgo=0
 	case $1 in
 	etcd)
 		module=tools package=go.etcd.io/etcd/server/v3 ;;
@@ -62,6 +64,17 @@ source_of() {
 		module=tools package=github.com/onsi/ginkgo/v2/ginkgo ;;
 	coredns)
 		module=dns package=github.com/coredns/coredns ;;
+	flannel)
+		# Its backend for UDP is in C.
+		module=flannel package=github.com/flannel-io/flannel cgo=1 build='build -tags=netgo,osusergo'
+		flags="$flags -linkmode=external -extldflags=-static"
+		flags="$flags -X github.com/flannel-io/flannel/pkg/version.Version=$(sed -n 's|^.*github.com/flannel-io/flannel \(v[0-9.]*\).*|\1|p' "$root/$module/go.mod")" ;;
+	bridge | loopback)
+		module=cni package=github.com/containernetworking/plugins/plugins/main/$1 ;;
+	portmap)
+		module=cni package=github.com/containernetworking/plugins/plugins/meta/$1 ;;
+	host-local)
+		module=cni package=github.com/containernetworking/plugins/plugins/ipam/$1 ;;
 	staticcheck)
 		module=lint package=honnef.co/go/tools/cmd/staticcheck ;;
 	govulncheck)
@@ -76,7 +89,7 @@ source_of() {
 
 # The environment of a caller that builds for another system, or with cgo, must not leak into binaries that run here.
 unset GOOS GOARCH
-export CGO_ENABLED=0 GOWORK=off
+export GOWORK=off
 release=$(go env GOVERSION)
 
 mkdir -p "$bin"
@@ -91,7 +104,7 @@ for name in "$@"; do
 	fi
 	echo "building $name ($package); from cold this takes minutes" >&2
 	rm -f "$bin/.$name.stamp"
-	(cd "$root/$module" && nice go $build -trimpath -ldflags "$flags" -o "$bin/.$name.new" "$package")
+	(cd "$root/$module" && CGO_ENABLED=$cgo nice go $build -trimpath -ldflags "$flags" -o "$bin/.$name.new" "$package")
 	mv "$bin/.$name.new" "$bin/$name"
 	echo "$stamp" >"$bin/.$name.stamp"
 done

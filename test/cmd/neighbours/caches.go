@@ -103,8 +103,8 @@ func (w *world) lookups() []flow {
 }
 
 // lookUp asks a cache for the name that it knows.
-func lookUp(ctx context.Context, ns *testnet.Namespace, proto string, addr netip.AddrPort) string {
-	ctx, cancel := context.WithTimeout(ctx, long)
+func lookUp(ctx context.Context, ns *testnet.Namespace, proto string, addr netip.AddrPort, timeout time.Duration) string {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	resolver := net.Resolver{PreferGo: true, StrictErrors: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		ctx, cancel := context.WithTimeout(ctx, 3*time.Second)

@@ -7,6 +7,9 @@
 // program does not forbid has to work as without it, what it forbids has to stay forbidden, and no connection may be lost where
 // the program alone loses none.
 //
+// Programs that a whole cluster has, such as pod networks and network policy engines, run on the cluster of command realcluster,
+// with its smoke tests and Kubernetes' own.
+//
 // It needs root, and the network when the tree is made. It changes nothing on this computer but for a folder of the user's cache,
 // the files of the results, and empty control groups that Docker leaves behind.
 package main

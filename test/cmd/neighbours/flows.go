@@ -181,11 +181,8 @@ func (w *world) services() []flow {
 	return all
 }
 
-// short and long are how long a flow may take: the first answer of a table must be right at once if the machine is idle.
-const (
-	short = time.Second
-	long  = 5 * time.Second
-)
+// short is how long a flow may take at first: on an idle machine that is enough. trialSetup.long is what it may take after that.
+const short = time.Second
 
 // ask asks all flows at once and returns what came of each by its key. A flow that had no answer is asked again with more time,
 // unless the direct flow like it is known and had none either: on a busy machine a second is little.
@@ -197,7 +194,7 @@ func (w *world) ask(ctx context.Context, flows []flow, open map[string]string) (
 		group.Go(func() (err error) {
 			outcomes[i], err = w.askOne(ctx, f, short)
 			if err == nil && outcomes[i] == string(testnet.TimedOut) && (open == nil || isOpen(open[f.like])) {
-				outcomes[i], err = w.askOne(ctx, f, long)
+				outcomes[i], err = w.askOne(ctx, f, w.long)
 			}
 			return err
 		})
@@ -218,7 +215,7 @@ func (w *world) askOne(ctx context.Context, f flow, timeout time.Duration) (stri
 		return getHealth(ctx, ns, f.addr, timeout)
 	}
 	if proto, is := strings.CutPrefix(f.protocol, "dns by "); is {
-		return lookUp(ctx, ns, proto, f.addr), nil
+		return lookUp(ctx, ns, proto, f.addr, w.long), nil
 	}
 	answer, err := ns.Ask(ctx, f.protocol, f.addr, timeout)
 	if err != nil {

@@ -45,8 +45,8 @@ const (
 	pace = 100 * time.Millisecond
 	// perEvent is how many connections are made after an event at least.
 	perEvent = 300
-	// lineTime is the longest time that a line of an open connection may take.
-	lineTime = 15 * time.Second
+	// lineTime is the longest time that a line of an open connection may take, in terms of trialSetup.long.
+	lineTime = 3
 )
 
 // streams are the same ways with nftproxy, by Services, and without it, directly.
@@ -151,7 +151,7 @@ func (l *load) ask(ctx context.Context, i int) {
 		}
 		event := l.begin()
 		asking.Go(func() {
-			answer, err := l.w.places[s.from].Ask(context.WithoutCancel(ctx), s.protocol, s.addr, long)
+			answer, err := l.w.places[s.from].Ask(context.WithoutCancel(ctx), s.protocol, s.addr, l.w.long)
 			l.count(event, i, err != nil || answer.Outcome != testnet.Answered)
 		})
 	}
@@ -168,7 +168,7 @@ func (l *load) talk(ctx context.Context, i int) {
 
 // conversation ends with the context, and says after which event the line was that failed.
 func (l *load) conversation(ctx context.Context, s stream, event *string) error {
-	dialing, cancel := context.WithTimeout(context.WithoutCancel(ctx), lineTime)
+	dialing, cancel := context.WithTimeout(context.WithoutCancel(ctx), lineTime*l.w.long)
 	defer cancel()
 	conn, err := l.w.places[s.from].Dial(dialing, "tcp", s.addr.String())
 	if err != nil {
@@ -176,7 +176,7 @@ func (l *load) conversation(ctx context.Context, s stream, event *string) error 
 	}
 	defer conn.Close()
 	buf := make([]byte, 256)
-	if err := conn.SetDeadline(time.Now().Add(lineTime)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(lineTime * l.w.long)); err != nil {
 		return err
 	}
 	if _, err := conn.Read(buf); err != nil { // the server's greeting
@@ -191,7 +191,7 @@ func (l *load) conversation(ctx context.Context, s stream, event *string) error 
 		case <-ticker.C:
 		}
 		*event = l.begin()
-		if err := conn.SetDeadline(time.Now().Add(lineTime)); err != nil {
+		if err := conn.SetDeadline(time.Now().Add(lineTime * l.w.long)); err != nil {
 			return err
 		}
 		if _, err := conn.Write([]byte("line\n")); err != nil {

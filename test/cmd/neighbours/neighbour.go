@@ -50,10 +50,20 @@ func neighbours() []neighbour {
 	return all
 }
 
+// scriptPackages are those of Debian that scripts need.
+func scriptPackages() []string { return []string{"busybox-static", "iproute2", "mount", "procps"} }
+
+// programs are those in Go of all neighbours, as `go install` names them.
+func programs() []string {
+	return []string{
+		pluginsModule + "/plugins/main/bridge@" + pluginsVersion, pluginsModule + "/plugins/meta/portmap@" + pluginsVersion,
+		pluginsModule + "/plugins/ipam/host-local@" + pluginsVersion, coreDNS + "@" + coreDNSVersion,
+	}
+}
+
 // packages are those of all neighbours, and what the scripts need.
 func packages() []string {
-	return []string{
-		"busybox-static", "iproute2", "procps", // for scripts
+	return append(scriptPackages(),
 		"nftables", "iptables", "ipset",
 		"ufw", "python3",
 		"firewalld", "dbus",
@@ -62,5 +72,5 @@ func packages() []string {
 		"podman", "crun", "netavark", "aardvark-dns",
 		"containernetworking-plugins",
 		"keepalived",
-	}
+	)
 }

@@ -14,29 +14,29 @@ import (
 
 func resultFile(docs, name string) string { return filepath.Join(docs, "neighbours", name+".json") }
 
-func (r result) keep(docs string) error {
-	text, err := json.MarshalIndent(r, "", "\t")
+// keep writes the result of a neighbour.
+func keep(docs, name string, result any) error {
+	text, err := json.MarshalIndent(result, "", "\t")
 	if err != nil {
-		return fmt.Errorf("keep the result of %s: %w", r.Name, err)
+		return fmt.Errorf("keep the result of %s: %w", name, err)
 	}
-	file := resultFile(docs, r.Name)
+	file := resultFile(docs, name)
 	return errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, append(text, '\n'), 0o644))
 }
 
-// readResult returns nil if there is none.
-func readResult(docs, name string) (*result, error) {
+// read reads the result of a neighbour, if there is one.
+func read(docs, name string, result any) (found bool, err error) {
 	text, err := os.ReadFile(resultFile(docs, name))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return false, nil
 	}
 	if err != nil {
-		return nil, err
+		return false, err
 	}
-	r := new(result)
-	if err := json.Unmarshal(text, r); err != nil {
-		return nil, fmt.Errorf("%s: %w", resultFile(docs, name), err)
+	if err := json.Unmarshal(text, result); err != nil {
+		return false, fmt.Errorf("%s: %w", resultFile(docs, name), err)
 	}
-	return r, nil
+	return true, nil
 }
 
 // verdict is a row's answer to "does it work".
@@ -126,7 +126,7 @@ These were not run, so nothing is said about them: %s.
 // untried are programs that operators ask about, and that have no run.
 func untried() []string {
 	return []string{
-		"flannel", "kube-router", "kube-network-policies", "MetalLB", "kube-vip", "FRR",
+		"kube-router", "kube-network-policies", "MetalLB", "kube-vip", "FRR",
 		"the binary of NodeLocal DNSCache", "Istio", "WireGuard", "iptables-legacy under any of these",
 	}
 }
@@ -137,25 +137,31 @@ func writePage(docs string) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(docs, "neighbours.md"), []byte(text), 0o644)
+	return errors.Join(os.MkdirAll(docs, 0o755), os.WriteFile(filepath.Join(docs, "neighbours.md"), []byte(text), 0o644))
 }
 
 func page(docs string) (string, error) {
 	rows, details, without := "", "", untried()
 	for _, n := range neighbours() {
-		r, err := readResult(docs, n.name)
+		r := new(result)
+		found, err := read(docs, n.name, r)
 		if err != nil {
 			return "", err
 		}
-		if r == nil {
+		if !found {
 			without = append(without, n.name+" ("+n.what+")")
 			continue
 		}
 		rows += fmt.Sprintf("| [%s](#%s) | %s | %s | %s |\n", r.Name, r.Name, r.What, strings.Join(r.Versions, ", "), r.verdict().text)
 		details += r.section()
 	}
+	clusters, more, err := clustersSection(docs)
+	if err != nil {
+		return "", err
+	}
+	without = append(without, more...)
 	table := "## Results\n\n| Neighbour | How it is set up | Versions | nftproxy beside it |\n|---|---|---|---|\n" + rows + "\n"
-	return head + table + fmt.Sprintf(notTried, strings.Join(without, "; ")) + details, nil
+	return head + table + fmt.Sprintf(notTried, strings.Join(without, "; ")) + details + strings.TrimRight(clusters, "\n") + "\n", nil
 }
 
 // section is the part of the page about one neighbour.

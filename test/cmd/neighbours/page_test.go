@@ -29,7 +29,17 @@ func TestPage(t *testing.T) {
 	for _, n := range neighbours() {
 		known[n.name] = true
 	}
-	for _, f := range files {
+	for _, n := range clusterNeighbours() {
+		known[n.name] = true
+	}
+	clusters, err := os.ReadDir(filepath.Join(docs, "neighbours", "cluster"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range append(files, clusters...) {
+		if f.IsDir() {
+			continue
+		}
 		if name := strings.TrimSuffix(f.Name(), ".json"); !known[name] {
 			t.Errorf("no neighbour is called %s: remove its result", name)
 		}

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"nftproxy/test/lib/testnet"
 )
 
@@ -50,12 +48,12 @@ const (
 )
 
 // try runs one neighbour alone, and then beside nftproxy.
-func try(ctx context.Context, n neighbour, tree, binary string) (result, error) {
-	alone, err := tryAlone(ctx, n, tree, binary)
+func try(ctx context.Context, n neighbour, s trialSetup) (result, error) {
+	alone, err := tryAlone(ctx, n, s)
 	if err != nil {
 		return result{}, fmt.Errorf("%s alone: %w", n.name, err)
 	}
-	r, err := tryBeside(ctx, n, tree, binary, alone)
+	r, err := tryBeside(ctx, n, s, alone)
 	if err != nil {
 		return result{}, fmt.Errorf("%s beside nftproxy: %w", n.name, err)
 	}
@@ -69,8 +67,8 @@ type solitude struct {
 	load []tally
 }
 
-func tryAlone(ctx context.Context, n neighbour, tree, binary string) (all map[string]solitude, err error) {
-	w, err := newWorld(ctx, tree, binary)
+func tryAlone(ctx context.Context, n neighbour, s trialSetup) (all map[string]solitude, err error) {
+	w, err := newWorld(ctx, s)
 	if err != nil {
 		return nil, err
 	}
@@ -109,9 +107,9 @@ func tryAlone(ctx context.Context, n neighbour, tree, binary string) (all map[st
 		}
 	}
 	l.stop()
-	for name, s := range all {
-		s.load = l.tallies[name]
-		all[name] = s
+	for name, open := range all {
+		open.load = l.tallies[name]
+		all[name] = open
 	}
 	return all, nil
 }
@@ -136,8 +134,8 @@ type trial struct {
 	result result
 }
 
-func tryBeside(ctx context.Context, n neighbour, tree, binary string, alone map[string]solitude) (r result, err error) {
-	w, err := newWorld(ctx, tree, binary)
+func tryBeside(ctx context.Context, n neighbour, s trialSetup, alone map[string]solitude) (r result, err error) {
+	w, err := newWorld(ctx, s)
 	if err != nil {
 		return r, err
 	}
@@ -215,13 +213,13 @@ func (t *trial) describe(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var name unix.Utsname
-	if err := unix.Uname(&name); err != nil {
-		return os.NewSyscallError("uname", err)
+	release, err := kernel()
+	if err != nil {
+		return err
 	}
 	t.result = result{
 		Name: t.n.name, What: t.n.what, Setting: t.n.setting, Versions: append(strings.Split(strings.TrimSpace(versions), "\n"), t.n.programs...),
-		Kernel: unix.ByteSliceToString(name.Release[:]), Date: time.Now().UTC().Format(time.DateOnly),
+		Kernel: release, Date: time.Now().UTC().Format(time.DateOnly),
 	}
 	return nil
 }

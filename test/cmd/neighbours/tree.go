@@ -24,7 +24,7 @@ const suite = "trixie"
 
 // makeTree installs Debian packages into a tree of their own, unless the cache has it, and returns the tree's folder. The packages'
 // scripts run in the tree, and start nothing.
-func makeTree(ctx context.Context, packages []string) (string, error) {
+func makeTree(ctx context.Context, packages, programs []string) (string, error) {
 	cache, err := aptget.CacheDir("neighbours")
 	if err != nil {
 		return "", err
@@ -33,7 +33,7 @@ func makeTree(ctx context.Context, packages []string) (string, error) {
 	dir := filepath.Join(cache, fmt.Sprintf("%s-%x", suite, sha256.Sum256([]byte(want)))[:len(suite)+17])
 	stamp := dir + ".done"
 	if _, err := os.Stat(stamp); err == nil {
-		return dir, addPrograms(ctx, dir)
+		return dir, addPrograms(ctx, dir, programs)
 	}
 	command, err := aptget.Command("mmdebstrap", "mmdebstrap")
 	if err != nil {
@@ -42,18 +42,17 @@ func makeTree(ctx context.Context, packages []string) (string, error) {
 	if err := errors.Join(os.RemoveAll(dir), os.RemoveAll(stamp)); err != nil {
 		return "", err
 	}
-	cmd := exec.CommandContext(ctx, command, "--mode=root", "--variant=apt", "--quiet", `--aptopt=APT::Install-Recommends "false"`,
+	cmd := exec.CommandContext(ctx, command, "--mode=root", "--variant=apt", "--quiet", `--aptopt=APT::Install-Recommends "false"`, `--aptopt=Acquire::Retries "3"`,
 		"--include="+want, suite, dir, "http://deb.debian.org/debian")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("install %s into a tree: %w: %s", want, err, bytes.TrimSpace(out))
 	}
-	return dir, errors.Join(os.WriteFile(stamp, nil, 0o600), addPrograms(ctx, dir))
+	return dir, errors.Join(os.WriteFile(stamp, nil, 0o600), addPrograms(ctx, dir, programs))
 }
 
 // addPrograms builds programs in Go that Debian has in older versions only. Each goes to the folder of its version in the tree's /opt.
-func addPrograms(ctx context.Context, dir string) error {
-	for _, p := range []string{pluginsModule + "/plugins/main/bridge@" + pluginsVersion, pluginsModule + "/plugins/meta/portmap@" + pluginsVersion,
-		pluginsModule + "/plugins/ipam/host-local@" + pluginsVersion, coreDNS + "@" + coreDNSVersion} {
+func addPrograms(ctx context.Context, dir string, programs []string) error {
+	for _, p := range programs {
 		name, version, _ := strings.Cut(path.Base(p), "@")
 		folder := filepath.Join(dir, "opt", version)
 		if _, err := os.Stat(filepath.Join(folder, name)); err == nil {

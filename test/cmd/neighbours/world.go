@@ -24,13 +24,23 @@ const nodeName = "node-1"
 // patience is how long an event may take that should take a second.
 const patience = time.Minute
 
+// trialSetup is what all trials have.
+type trialSetup struct {
+	// tree is the folder of makeTree, binary the path of nftproxy.
+	tree, binary string
+	// long is how long a flow may take that had no answer at once, and a connection of the load. On a busy machine it has to be more.
+	long time.Duration
+	// attempts is how often a neighbour is tried until its verdict is good.
+	attempts int
+}
+
 // world is a node with the system of a neighbour, and nftproxy if it was started.
 type world struct {
 	net    *testnet.Topology
 	system *system
 	dir    string
-	binary string
-	proxy  *child.Process
+	trialSetup
+	proxy *child.Process
 	// places are the namespaces that flows come from.
 	places map[string]*testnet.Namespace
 }
@@ -43,8 +53,8 @@ const (
 	healthPort = 31200
 )
 
-func newWorld(ctx context.Context, tree, binary string) (w *world, err error) {
-	w = &world{binary: binary}
+func newWorld(ctx context.Context, s trialSetup) (w *world, err error) {
+	w = &world{trialSetup: s}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, w.close())
@@ -67,7 +77,7 @@ func newWorld(ctx context.Context, tree, binary string) (w *world, err error) {
 	if err := w.populate(); err != nil {
 		return w, err
 	}
-	w.system, err = startSystem(ctx, w.net.Node, tree, filepath.Join(w.dir, "tree"))
+	w.system, err = startSystem(ctx, w.net.Node, s.tree, filepath.Join(w.dir, "tree"))
 	return w, err
 }
 
@@ -136,7 +146,7 @@ func (w *world) startProxy(ctx context.Context) error {
 	defer ticker.Stop()
 	for _, a := range w.net.NodeAddrs {
 		for {
-			if status, err := getHealth(ctx, w.net.Node, netip.AddrPortFrom(a, healthPort), long); err != nil || status == healthy {
+			if status, err := getHealth(ctx, w.net.Node, netip.AddrPortFrom(a, healthPort), w.long); err != nil || status == healthy {
 				break
 			}
 			select {

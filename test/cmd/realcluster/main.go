@@ -108,6 +108,8 @@ type upOptions struct {
 	nodes int
 	suite bool
 	proxy proxyChoice
+	// network is the name of the pods' network.
+	network string
 	// controllerFlags are further flags of kube-controller-manager.
 	controllerFlags []string
 }
@@ -118,12 +120,13 @@ func (o *upOptions) register(cmd *cobra.Command) {
 	f.BoolVar(&o.suite, "e2e", false, "give the nodes the images of Kubernetes' own tests, too")
 	f.StringVar(&o.proxy.name, "proxy", nftproxy, "service `proxy` of the cluster, nftproxy or kube-proxy")
 	f.StringVar(&o.proxy.mode, "kube-proxy-mode", "", "`mode` of kube-proxy, such as nftables; empty is its default")
+	f.StringVar(&o.network, "cni", "", "`network` of the pods in place of the cluster's own: "+strings.Join(networkNames()[1:], ", "))
 	f.StringArrayVar(&o.controllerFlags, "controller-flag", nil, "a further `flag` of kube-controller-manager, such as --controller-flag=--leader-elect=false; repeat it for several")
 }
 
 // flags are the options as arguments of serve.
 func (o *upOptions) flags() []string {
-	flags := []string{"--nodes=" + strconv.Itoa(o.nodes), "--proxy=" + o.proxy.name, "--kube-proxy-mode=" + o.proxy.mode}
+	flags := []string{"--nodes=" + strconv.Itoa(o.nodes), "--proxy=" + o.proxy.name, "--kube-proxy-mode=" + o.proxy.mode, "--cni=" + o.network}
 	for _, f := range o.controllerFlags {
 		flags = append(flags, "--controller-flag="+f)
 	}
@@ -190,6 +193,9 @@ func adminKubeconfig(dir string) string {
 // its progress until the cluster is up.
 func up(ctx context.Context, dir string, o upOptions, out io.Writer) error {
 	if err := o.proxy.check(); err != nil {
+		return err
+	}
+	if _, err := networkOf(o.network); err != nil {
 		return err
 	}
 	if _, err := os.Stat(socket(dir)); err == nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"path/filepath"
 
@@ -42,6 +43,13 @@ func prepare(ctx context.Context, dir string, o upOptions, out io.Writer) error 
 		if err := writeKubeProxyImage(ctx, software, imagesDir(dir)); err != nil {
 			return fmt.Errorf("make the image of kube-proxy: %w", err)
 		}
+	}
+	network, err := networkOf(o.network)
+	if err != nil {
+		return err
+	}
+	if err := network.provide(ctx, software, imagesDir(dir)); err != nil {
+		return fmt.Errorf("prepare the pods' network: %w", err)
 	}
 	if o.suite {
 		if err := suite.Provide(ctx, software, imagesDir(dir)); err != nil {
@@ -98,9 +106,21 @@ func clusterConfig(dir string, o upOptions) (bringup.Config, error) {
 	if err != nil {
 		return bringup.Config{}, err
 	}
+	network, err := networkOf(o.network)
+	if err != nil {
+		return bringup.Config{}, err
+	}
+	manifests := func(ctx context.Context, api netip.AddrPort) ([]string, error) {
+		objects, err := o.proxy.manifests(ctx, api)
+		return append(objects, network.manifests()...), err
+	}
+	var others []string
+	if network.chosen() {
+		others = append(others, flannelDaemonSet)
+	}
 	return bringup.Config{
 		Dir: dir, Nodes: o.nodes, Init: []string{self, initCommand}, Images: append(archives, proxy),
-		Proxy: o.proxy.name, Manifests: o.proxy.manifests, ControllerFlags: o.controllerFlags,
+		Proxy: o.proxy.name, ForeignNetwork: network.chosen(), DaemonSets: others, Manifests: manifests, ControllerFlags: o.controllerFlags,
 		Software: node.Software{Tools: tools, Debian: filepath.Join(tools, "debian")},
 	}, nil
 }

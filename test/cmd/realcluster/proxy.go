@@ -12,7 +12,6 @@ import (
 
 	"nftproxy/test/cmd/realcluster/bringup"
 	"nftproxy/test/cmd/realcluster/node"
-	"nftproxy/test/lib/controlplane"
 )
 
 // proxyChoice is the service proxy that a cluster begins with.
@@ -68,17 +67,5 @@ const kubeProxyImage = "registry.k8s.io/kube-proxy:cluster"
 // writeKubeProxyImage makes the image of kube-proxy: the program, and the commands
 // that it runs.
 func writeKubeProxyImage(ctx context.Context, software node.Software, dir string) error {
-	program, err := controlplane.Tool(ctx, "kube-proxy")
-	if err != nil {
-		return err
-	}
-	tree, err := node.NetfilterTree(ctx, software)
-	if err != nil {
-		return err
-	}
-	return node.WriteImage(filepath.Join(dir, "kube-proxy.tar"), node.Image{
-		Names: []string{kubeProxyImage}, Tree: tree, Dirs: []string{"tmp"},
-		Files: map[string]string{"usr/local/bin/kube-proxy": program},
-		Env:   []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
-	})
+	return writeProgramImage(ctx, software, dir, kubeProxyImage, "kube-proxy", "usr/local/bin/kube-proxy")
 }

@@ -36,8 +36,15 @@ type Config struct {
 	Images []string
 	// Proxy is the name of the service proxy's DaemonSet in kube-system.
 	Proxy string
-	// Manifests are objects that are applied before the nodes come, the proxy's
-	// among them. Manifests of the name service are not.
+	// ForeignNetwork says that a DaemonSet makes the pods' network, with the CNI
+	// plugins in Software.Tools. Otherwise it is of the CNI plugins ptp and portmap,
+	// and of routes between the nodes.
+	ForeignNetwork bool
+	// DaemonSets are the namespaces and names of those that nodes need beside the
+	// proxy's, such as kube-flannel/flannel.
+	DaemonSets []string
+	// Manifests are objects that are applied before the nodes come, those of the
+	// proxy and of DaemonSets among them. Manifests of the name service are not.
 	Manifests func(ctx context.Context, api netip.AddrPort) ([]string, error)
 	// ControllerFlags are further flags of kube-controller-manager.
 	ControllerFlags []string
@@ -206,7 +213,7 @@ func (c *Cluster) AddNode(ctx context.Context) (string, error) {
 	m.Node, err = node.Start(ctx, m.ns, c.Client, node.Config{
 		Name: name, Dir: filepath.Join(c.config.Dir, name), Cgroup: cgroup(c.config.Dir) + "/" + name, Init: c.config.Init,
 		Addrs: m.addrs, Labels: map[string]string{corev1.LabelTopologyZone: zone(number)}, Kubeconfig: kubeconfig, Authority: c.Plane.AuthorityPath(), DNS: []netip.Addr{dnsAddr()},
-		Images: c.config.Images, Software: c.config.Software,
+		Images: c.config.Images, Software: c.config.Software, ForeignNetwork: c.config.ForeignNetwork,
 	})
 	if err != nil {
 		return "", errors.Join(err, m.close())
@@ -237,14 +244,16 @@ func (c *Cluster) connect(m *member, name string, number int) error {
 	return nil
 }
 
-// introduce routes the pods of a new node on all others, and theirs on it.
+// introduce routes the pods of a new node on all others, and theirs on it, if no
+// other program makes the pods' network. Outside has the routes in any case: the
+// API server opens connections to pods.
 func (c *Cluster) introduce(name string, m *member) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.nodes[name] = m
 	errs := []error{m.routePodsAt(testnet.End{NS: c.Outside, Link: lan})}
 	for _, other := range c.nodes {
-		if other != m {
+		if other != m && !c.config.ForeignNetwork {
 			errs = append(errs, m.routePodsAt(testnet.End{NS: other.ns, Link: "eth0"}), other.routePodsAt(testnet.End{NS: m.ns, Link: "eth0"}))
 		}
 	}

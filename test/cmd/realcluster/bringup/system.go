@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
+	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -40,10 +41,17 @@ func (c *Cluster) applyManifests(ctx context.Context) error {
 	return c.Plane.Apply(ctx, append(manifests, dnsManifest)...)
 }
 
-// awaitSystemPods returns once the proxy's pods and the name service are ready.
+// awaitSystemPods returns once the pods of the proxy, of Config.DaemonSets and of the
+// name service are ready.
 func (c *Cluster) awaitSystemPods(ctx context.Context) error {
 	if err := c.AwaitDaemonSet(ctx, "kube-system", c.config.Proxy); err != nil {
 		return err
+	}
+	for _, d := range c.config.DaemonSets {
+		namespace, name, _ := strings.Cut(d, "/")
+		if err := c.AwaitDaemonSet(ctx, namespace, name); err != nil {
+			return err
+		}
 	}
 	return c.AwaitDeployment(ctx, "kube-system", "coredns")
 }

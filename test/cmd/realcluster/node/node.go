@@ -44,6 +44,9 @@ type Config struct {
 	// Images are archives with the images that the node has.
 	Images   []string
 	Software Software
+	// ForeignNetwork says that a pod of the node writes the configuration of the
+	// pods' network, with the CNI plugins in Software.Tools.
+	ForeignNetwork bool
 }
 
 // Node is a node whose kubelet runs.
@@ -100,6 +103,10 @@ func describe(config Config) (MachineConfig, error) {
 	for key, value := range config.Labels {
 		labels = append(labels, key+"="+value)
 	}
+	plugins := filepath.Join(config.Software.Debian, "usr/lib/cni")
+	if config.ForeignNetwork {
+		plugins = config.Software.Tools
+	}
 	env := environment()
 	return MachineConfig{
 		Name: config.Name, Cgroup: config.Cgroup, Dir: config.Dir, Init: config.Init,
@@ -107,7 +114,7 @@ func describe(config Config) (MachineConfig, error) {
 		Binds: map[string]string{
 			toolsDir:       config.Software.Tools,
 			debianDir:      config.Software.Debian,
-			"/opt/cni/bin": filepath.Join(config.Software.Debian, "usr/lib/cni"),
+			"/opt/cni/bin": plugins,
 		},
 		Files:   files,
 		Sysctls: sysctls(),
@@ -158,6 +165,9 @@ func (n *Node) join(ctx context.Context, client kubernetes.Interface) error {
 				return err
 			}
 			n.PodCIDRs = append(n.PodCIDRs, p)
+		}
+		if n.config.ForeignNetwork {
+			return nil
 		}
 		return n.writeCNI(object.Spec.PodCIDRs)
 	})

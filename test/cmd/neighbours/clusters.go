@@ -1,0 +1,199 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// clusterNeighbour is a program that a whole cluster has, as it is set up for one row. It runs on the cluster of command realcluster.
+type clusterNeighbour struct {
+	// name is unique among all neighbours, and names the file of the result.
+	name string
+	// what says in some words how the program is set up.
+	what string
+	// modules are the Go modules of the programs, by the folder below hack that pins their versions.
+	modules map[string]string
+	// up are further arguments of "realcluster up".
+	up []string
+	// focus is the regular expression for the names of Kubernetes' own tests that run, and tests says which these are.
+	focus, tests string
+	// notes are for operators. A result has them only if it is good.
+	notes []string
+}
+
+func clusterNeighbours() []clusterNeighbour {
+	const plugins, flannel = "github.com/containernetworking/plugins", "github.com/flannel-io/flannel"
+	network := func(name, what string) clusterNeighbour {
+		return clusterNeighbour{
+			name: name, what: what, modules: map[string]string{"flannel": flannel, "cni": plugins},
+			up: []string{"--cni=" + name}, focus: `\[Conformance\]`, tests: "`[Conformance]`",
+			notes: []string{
+				"flannel reaches the API server by its cluster IP. Until nftproxy serves that, it ends, and the kubelet starts it again.",
+				"The module of the CNI plugin flannel is apart from flannel's. The DaemonSet writes the configuration that the plugin gives to the plugins bridge and host-local.",
+			},
+		}
+	}
+	return []clusterNeighbour{
+		network("flannel", "the pods' network, backend vxlan, with the CNI plugins bridge, host-local and portmap"),
+		network("flannel-host-gw", "the same with backend host-gw"),
+		network("flannel-nftables", "backend vxlan, rules by nftables instead of iptables"),
+	}
+}
+
+// clusterResult is what a run showed of one neighbour of a cluster.
+type clusterResult struct {
+	Name, What string
+	Versions   []string
+	Kernel     string
+	Date       string
+	// Smoke and Tests are what the smoke tests and Kubernetes' own tests wrote, by lines.
+	Smoke, Tests []string
+	// Focus says which of Kubernetes' own tests ran.
+	Focus string
+	// Passed says that all of both passed.
+	Passed bool
+	Notes  []string
+}
+
+// tryOnCluster brings a cluster up with the neighbour, runs the tests, and removes it.
+func tryOnCluster(ctx context.Context, n clusterNeighbour) (r clusterResult, err error) {
+	r = clusterResult{Name: n.name, What: n.what, Date: time.Now().UTC().Format(time.DateOnly), Focus: n.tests}
+	if r.Kernel, err = kernel(); err != nil {
+		return r, err
+	}
+	for _, folder := range slices.Sorted(maps.Keys(n.modules)) {
+		version, err := lines(ctx, "go", "-C", filepath.Join("hack", folder), "list", "-m", "-f", "{{.Path}} {{.Version}}", n.modules[folder])
+		if err != nil {
+			return r, err
+		}
+		r.Versions = append(r.Versions, version...)
+	}
+	if _, err := lines(ctx, "make", "realcluster"); err != nil {
+		return r, err
+	}
+	const command = "bin/realcluster"
+	defer func() {
+		_, failed := lines(context.WithoutCancel(ctx), command, "down")
+		err = errors.Join(err, failed)
+	}()
+	if _, err := lines(ctx, command, append([]string{"up", "--nodes=3", "--e2e"}, n.up...)...); err != nil {
+		return r, err
+	}
+	var smoke, tests error
+	r.Smoke, smoke = lines(ctx, command, "smoke")
+	r.Tests, tests = lines(ctx, command, "e2e", "--focus="+n.focus)
+	for _, err := range []error{smoke, tests} {
+		if exit := new(exec.ExitError); err != nil && !errors.As(err, &exit) {
+			return r, err
+		}
+	}
+	i := 0
+	for i < len(r.Tests) && !strings.HasPrefix(r.Tests[i], "sig-network: ") {
+		i++ // what the suite itself writes meanwhile
+	}
+	r.Tests = r.Tests[i:]
+	if r.Passed = smoke == nil && tests == nil; r.Passed {
+		r.Notes = n.notes
+	}
+	return r, nil
+}
+
+// lines runs a command, shows its output, and returns it by lines.
+func lines(ctx context.Context, name string, args ...string) ([]string, error) {
+	var out bytes.Buffer
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Stdout, cmd.Stderr = io.MultiWriter(os.Stdout, &out), os.Stderr
+	err := cmd.Run()
+	if err != nil {
+		err = fmt.Errorf("%s: %w", cmd, err)
+	}
+	return strings.Split(strings.TrimRight(out.String(), "\n"), "\n"), err
+}
+
+func kernel() (string, error) {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return "", os.NewSyscallError("uname", err)
+	}
+	return unix.ByteSliceToString(name.Release[:]), nil
+}
+
+func (r clusterResult) verdict() string {
+	if r.Passed {
+		return "works"
+	}
+	return "does not"
+}
+
+// last is the line that sums the others up; "" if there are none.
+func last(lines []string) string {
+	if len(lines) == 0 {
+		return ""
+	}
+	return lines[len(lines)-1]
+}
+
+// clustersSection is the part of the page about clusters: rows and details.
+func clustersSection(docs string) (text string, without []string, err error) {
+	rows, details := "", ""
+	for _, n := range clusterNeighbours() {
+		r := new(clusterResult)
+		found, err := read(docs, filepath.Join("cluster", n.name), r)
+		if err != nil {
+			return "", nil, err
+		}
+		if !found {
+			without = append(without, n.name+" ("+n.what+")")
+			continue
+		}
+		tests := ""
+		if len(r.Tests) > 0 {
+			tests, _, _ = strings.Cut(strings.TrimPrefix(r.Tests[0], "sig-network: "), ",")
+			_, more, _ := strings.Cut(r.Tests[0], ", ")
+			failed, _, _ := strings.Cut(more, ",")
+			tests += ", " + failed
+		}
+		rows += fmt.Sprintf("| [%s](#%s) | %s | %s | %s | %s: %s | %s |\n", r.Name, r.Name, r.What, strings.Join(r.Versions, ", "), last(r.Smoke), r.Focus, tests, r.verdict())
+		details += r.section()
+	}
+	if rows == "" {
+		return "", without, nil
+	}
+	return clustersHead + rows + "\n" + details, without, nil
+}
+
+const clustersHead = `
+## On a cluster
+
+These programs belong to a whole cluster. Each run is on the cluster of ` + "`make cluster`" + ` with three nodes: kubelet, containerd, DNS, both families, nftproxy from its chart. The
+smoke tests ask Services from pods, nodes and outside, while a Deployment and nftproxy itself are updated, a node is drained, and one joins; no request may fail. Then
+Kubernetes' own tests of sig-network run, those of the name in the table.
+
+| Neighbour | How it is set up | Versions | Smoke tests | Kubernetes' tests | nftproxy beside it |
+|---|---|---|---|---|---|
+`
+
+func (r clusterResult) section() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "### %s\n\n%s. Run on %s, Linux %s.\n", r.Name, capital(r.What), r.Date, r.Kernel)
+	for _, part := range [][]string{r.Smoke, r.Tests} {
+		fmt.Fprintf(&b, "\n```\n%s\n```\n", strings.Join(part, "\n"))
+	}
+	b.WriteString("\n")
+	for _, n := range r.Notes {
+		fmt.Fprintf(&b, "- %s\n", n)
+	}
+	return strings.TrimRight(b.String(), "\n") + "\n\n"
+}
