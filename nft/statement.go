@@ -30,10 +30,12 @@ type MatchProto struct{ Protocol uint8 }
 type MatchEcho struct{}
 
 // MatchLocal matches an address that the node's routing table calls local (with
-// Not: one that it does not).
+// Not: one that it does not). With Input it has to be an address of the interface that
+// the packet came in by, and the field is Daddr.
 type MatchLocal struct {
 	Field Field // Saddr or Daddr
 	Not   bool
+	Input bool // with Daddr only, in chains that no packet of the node meets (nft_fib_validate)
 }
 
 // MatchInput matches the interface that the packet came in by: by its name, or
@@ -217,6 +219,9 @@ func (s MatchLocal) Text(Family) string {
 	side := "daddr"
 	if s.Field == Saddr {
 		side = "saddr"
+	}
+	if s.Input {
+		side += " . iif"
 	}
 	return fmt.Sprintf("fib %s type %slocal", side, negation(s.Not))
 }

@@ -18,6 +18,8 @@ type Packet struct {
 	// Input is the interface that the packet comes in by; empty where that does not
 	// matter, and with FromNode.
 	Input string
+	// ToInput says that the destination is an address of that interface.
+	ToInput bool
 	// FromNode says that a process of the node sends the packet. Any other packet
 	// comes in through an interface.
 	FromNode bool
@@ -28,6 +30,8 @@ func (p Packet) String() string {
 	switch {
 	case p.FromNode:
 		from = "node "
+	case p.ToInput:
+		from = "at " + p.Input + " "
 	case p.Input != "":
 		from = p.Input + " "
 	}
@@ -270,7 +274,7 @@ func (w *walk) runStatement(t *Contents, s Statement) (o outcome, matched bool) 
 	case DNATTo:
 		return w.translateTo(netip.AddrPortFrom(s.Addr, w.dst.Port())), true
 	case MatchLocal:
-		return nextRule, w.host.Local(w.addr(s.Field)) != s.Not
+		return nextRule, (w.host.Local(w.addr(s.Field)) && (!s.Input || w.packet.ToInput && w.dst == w.packet.Dst)) != s.Not
 	case MatchInput:
 		return nextRule, s.matches(w.packet.Input) != s.Not
 	case MatchMark:

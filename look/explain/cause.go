@@ -110,7 +110,7 @@ func (x *explainer) whyEndedAt(w *nft.Way) {
 			return
 		}
 		x.whyNoneHere("internalTrafficPolicy", "set internalTrafficPolicy to Cluster, or run an endpoint on this node")
-	case ruleset.DropNotLocal, ruleset.ForOutsiders:
+	case ruleset.RefuseOtherPods, ruleset.DropNotLocal, ruleset.ForOutsiders:
 		x.whyNoneHere("externalTrafficPolicy", "send the packet to a node that has an endpoint, as load balancers do that ask the healthCheckNodePort; or run an endpoint on this node; or set externalTrafficPolicy to Cluster, which hides the client's address from the endpoints")
 	case ruleset.DropSource:
 		x.whyNotAdmitted(by)

@@ -71,6 +71,8 @@ func (x *explainer) sayMatched(p ruleset.Purpose, s *nft.Step, w *nft.Way) (text
 		return "the client is the node itself: it may use the endpoints of all nodes, and is to be masqueraded; " + x.sayFrontend(s, dst), false
 	case ruleset.ForOtherPods:
 		return x.condition(s) + ", so the client is a pod, perhaps of another node: it may use the endpoints of all nodes, and is to be masqueraded; " + x.sayFrontend(s, dst), false
+	case ruleset.RefuseOtherPods:
+		return x.condition(s) + fmt.Sprintf(", and it comes in by the interface that has the address %s, so the client is a pod of another node, and no endpoint is on this node: it is refused", s.Destination.Addr()), false
 	case ruleset.DropNotLocal:
 		return "the client is outside, and no endpoint is on this node: it is dropped", false
 	case ruleset.MarkAll:
@@ -168,6 +170,11 @@ func (x *explainer) sayPassedOver(p ruleset.Purpose, s *nft.Step) (text string, 
 			return x.condition(s) + ", so the client is not known to be a pod of this node", false
 		}
 		return x.condition(s) + ", so the client is no pod of the cluster", false
+	case ruleset.RefuseOtherPods:
+		if endedAt[nft.MatchLocal](s) {
+			return fmt.Sprintf("the packet does not come in by the interface that has the address %s, so the client may be a pod of this node", s.Destination.Addr()), false
+		}
+		return x.condition(s), false
 	case ruleset.ForOtherPods:
 		return x.condition(s), false
 	case ruleset.ForNode:

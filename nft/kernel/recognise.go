@@ -82,6 +82,7 @@ type registers struct {
 	// address is local, the packet's mark, the connection's status, its labels, the type of ICMP, a constant.
 	input, mark, status, labels, icmpType bool
 	localness                             nft.Field
+	localInput                            bool // localness is about the input interface
 	constant                              []byte
 	// mask and xor are of the last bitwise expression.
 	mask, xor []byte
@@ -160,6 +161,8 @@ func (r *recogniser) load(name string, data nfnetlink.Attributes) bool {
 		if x.FlagSADDR {
 			r.localness = nft.Saddr
 		}
+		r.localInput = x.FlagIIF
+		ok = ok && !(x.FlagIIF && x.FlagSADDR)
 		return ok
 	case "numgen":
 		var x expr.Numgen
@@ -256,7 +259,7 @@ func (r *recogniser) addMatch(not bool, data nfnetlink.Attributes) bool {
 		name := string(bytes.TrimRight(data, "\x00"))
 		return r.addStatement(nft.MatchInput{Not: not, Name: name, Prefix: len(data) < unix.IFNAMSIZ})
 	case r.localness != 0:
-		return r.addStatement(nft.MatchLocal{Field: r.localness, Not: not})
+		return r.addStatement(nft.MatchLocal{Field: r.localness, Not: not, Input: r.localInput})
 	case r.mark:
 		return len(r.mask) == 4 && r.addStatement(nft.MatchMark{Mask: binary.NativeEndian.Uint32(r.mask)})
 	case r.icmpType:

@@ -32,6 +32,7 @@ func TestReadRecognises(t *testing.T) {
 				want = append(want, nft.Rule{nft.MatchLocal{Field: field, Not: field == nft.Daddr}, nft.Verdict{Code: nft.Return}})
 			}
 			want = append(want,
+				nft.Rule{nft.MatchLocal{Field: nft.Daddr, Input: true}, nft.Verdict{Code: nft.Return}},
 				nft.Rule{
 					nft.MatchAddr{Field: nft.Daddr, Prefix: netip.MustParsePrefix(prefixes[0])},
 					nft.MatchLocal{Field: nft.Daddr, Not: true}, nft.Verdict{Code: nft.Drop},

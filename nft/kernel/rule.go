@@ -93,7 +93,7 @@ func statementExpressions(s nft.Statement, family nft.Family) ([]expr.Any, error
 		}, nil
 	case nft.MatchLocal:
 		return []expr.Any{
-			&expr.Fib{Register: register(0), ResultADDRTYPE: true, FlagSADDR: s.Field == nft.Saddr, FlagDADDR: s.Field == nft.Daddr},
+			&expr.Fib{Register: register(0), ResultADDRTYPE: true, FlagSADDR: s.Field == nft.Saddr, FlagDADDR: s.Field == nft.Daddr, FlagIIF: s.Input},
 			compareExpression(s.Not, nfnetlink.HostOrder(unix.RTN_LOCAL)),
 		}, nil
 	case nft.MatchInput:

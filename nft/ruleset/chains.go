@@ -126,8 +126,9 @@ func (a *access) rememberable(list clientList) string {
 
 // externalLocalChain serves external policy Local. Pods of the node and the node itself may use
 // every endpoint. Other clients may use the endpoints on this node. Without one the chain drops
-// their packets, so that a load balancer tries another node. Pods of other nodes get an endpoint of
-// another node then, and are masqueraded: that endpoint would answer them directly, untranslated.
+// their packets, so that a load balancer tries another node. A pod that may be another node's gets an endpoint of
+// another node then, and is masqueraded: that endpoint would answer it directly, untranslated. Those
+// that are another node's for certain do not come here (preroutingChain).
 func (a *access) externalLocalChain(cfg *Config, p pods) *nft.Chain {
 	cluster := nft.VMap{Key: a.key, Map: a.clusterVerdicts}
 	var rules []nft.Rule
@@ -246,8 +247,31 @@ func fixedChains(cfg *Config) []*nft.Chain {
 	return append(refusalChains(cfg),
 		restrictedChain(),
 		layoutChain(),
-		&nft.Chain{Name: prerouting, Hook: &nft.Hook{Name: nft.Prerouting, Priority: PriorityDstnat}, Rules: arriving()},
 	)
+}
+
+// preroutingChain sees what comes in. Where a node port has policy Local and no endpoint on this node, a rule refuses
+// pods of other nodes: an endpoint of another node would answer them directly, untranslated. Their packets come in
+// by the interface that has the address. (The kernel knows no such match where packets of the node pass, so the rule cannot
+// stand in externalChain. The rule has the set last, whose elements count.)
+func preroutingChain(cfg *Config, f ip.Family, node *service.Node, p pods, absent bool) *nft.Chain {
+	rules := arriving()
+	if absent {
+		for _, other := range p.ofOtherNodes() {
+			refusal := []nft.Statement{other}
+			for _, here := range p.here {
+				refusal = append(refusal, nft.MatchAddr{Field: nft.Saddr, Not: true, Prefix: here})
+			}
+			refusal = append(refusal, nft.MatchLocal{Field: nft.Daddr, Input: true})
+			if _, all := cfg.NodePortAddresses.On(node, f); !all {
+				refusal = append(refusal, nft.InSet{Key: daddr(), Set: nodePortAddresses})
+			}
+			a := byNodePort()
+			refusal = append(refusal, nft.InSet{Key: a.key, Set: a.refusalSet(NoLocalEndpoints)}, gotoChain(a.refusalChain(NoEndpoints)))
+			rules = slices.Insert(rules, len(rules)-1, RefuseOtherPods.rule(refusal...))
+		}
+	}
+	return &nft.Chain{Name: prerouting, Hook: &nft.Hook{Name: nft.Prerouting, Priority: PriorityDstnat}, Rules: rules}
 }
 
 // arriving are the rules that look for a frontend.

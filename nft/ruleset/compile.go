@@ -64,6 +64,9 @@ func (c *Compiler) Compile(s service.Snapshot) *nft.Program {
 	for _, t := range c.tables {
 		t.setReachable()
 		t.applyEdits()
+		if t.refuses != (t.absent > 0) {
+			t.setPrerouting()
+		}
 		l := t.leaving()
 		if ranges || l.spared != t.spared {
 			t.setSpared(l.spared)
@@ -206,6 +209,10 @@ type tableCompiler struct {
 	learners map[*access]int
 	// identities counts, for each access, the endpoints that may be remembered and are where the client goes anyway.
 	identities map[*access]int
+	// absent counts the node ports that have no endpoint on this node, with policy Local, and refuses says
+	// whether prerouting knows that there are any.
+	absent  int
+	refuses bool
 	// left is what the chains were built for that see connections last.
 	left leaving
 	// local holds the endpoints that are or may be on the node of each service that has any, and
@@ -238,6 +245,7 @@ func newTableCompiler(cfg Config, f nft.Family) *tableCompiler {
 	}
 	t.chains = t.chains.Set(output, outputChain(&t.cfg, f, nil))
 	t.setPods(pods{})
+	t.setPrerouting()
 	return t
 }
 
@@ -263,6 +271,7 @@ func (t *tableCompiler) setNode(node *service.Node) {
 	}
 	t.setPings()
 	t.setDispatch()
+	t.setPrerouting()
 	t.chains = t.chains.Set(output, outputChain(&t.cfg, t.family, node))
 	addrs, _ := t.cfg.NodePortAddresses.On(node, t.family)
 	if len(addrs) == 0 {
@@ -279,6 +288,12 @@ func (t *tableCompiler) setNode(node *service.Node) {
 // setDispatch builds the chain dispatch.
 func (t *tableCompiler) setDispatch() {
 	t.chains = t.chains.Set(dispatch, dispatchChain(&t.cfg, t.family, t.node, t.spared, t.ping))
+}
+
+// setPrerouting builds the chain prerouting.
+func (t *tableCompiler) setPrerouting() {
+	t.refuses = t.absent > 0
+	t.chains = t.chains.Set(prerouting, preroutingChain(&t.cfg, t.family, t.node, t.pods, t.refuses))
 }
 
 // setPods builds the chains that tell pods from others.
@@ -400,6 +415,9 @@ func (t *tableCompiler) countElements(part *nft.Part, by int) {
 	for _, e := range part.Elements {
 		t.countOutside(e, by)
 		t.countIdentity(e, by)
+		if e.Set == t.nodePort.refusalSet(NoLocalEndpoints) {
+			t.absent += by
+		}
 		chain := e.Verdict.Chain
 		if chain == "" || fixed(chain) {
 			continue

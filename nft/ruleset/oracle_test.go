@@ -225,7 +225,11 @@ func (o *oracle) external(p nft.Packet, t *target) []nft.Result {
 		o.saw("failover: any endpoint")
 		return o.deliver(p, t, all, true)
 	case len(lists[own]) == 0 && pod:
-		o.saw("external Local: pod of another node, none here")
+		if t.at.Addr().IsUnspecified() && p.ToInput {
+			o.saw("external Local: pod of another node, none here")
+			return refusal(p)
+		}
+		o.saw("external Local: pod of a node that is not known, none here")
 		return o.deliver(p, t, all, true)
 	case len(lists[own]) == 0:
 		o.saw("external Local: none here")

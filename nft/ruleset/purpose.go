@@ -36,12 +36,13 @@ const (
 	FindRestricted Purpose = "find the restricted address and port"
 	DropRestricted Purpose = "drop what no restricted address has"
 	// ForPods, ForNode, ForOutsiders and ForOtherPods choose the list of external policy Local.
-	// DropNotLocal drops packets of clients outside if the node has no endpoint.
-	ForPods      Purpose = "give pods the endpoints of all nodes"
-	ForNode      Purpose = "give the node the endpoints of all nodes"
-	ForOutsiders Purpose = "give clients outside the endpoints of this node"
-	ForOtherPods Purpose = "give pods of other nodes the endpoints of all nodes, and have them masqueraded"
-	DropNotLocal Purpose = "drop packets of clients outside: no endpoint is on this node"
+	// RefuseOtherPods refuses pods and DropNotLocal drops packets of clients outside if the node has no endpoint.
+	ForPods         Purpose = "give pods the endpoints of all nodes"
+	ForNode         Purpose = "give the node the endpoints of all nodes"
+	ForOutsiders    Purpose = "give clients outside the endpoints of this node"
+	ForOtherPods    Purpose = "give pods of other nodes the endpoints of all nodes, and have them masqueraded"
+	RefuseOtherPods Purpose = "refuse pods of other nodes: no endpoint is on this node"
+	DropNotLocal    Purpose = "drop packets of clients outside: no endpoint is on this node"
 	// MarkOutsiders and MarkAll say what is to be masqueraded, by a label of the connection or by the
 	// packet's mark.
 	MarkOutsiders Purpose = "have clients that are no pods masqueraded"

@@ -167,9 +167,10 @@ func (a *access) refusalRule(c Cause) nft.Rule {
 	return CountForService.rule(nft.InSet{Key: a.key, Set: a.refusalSet(c)})
 }
 
-// addRefusal adds the element that counts the frontend's packets of the cause.
+// addRefusal adds the element that counts the frontend's packets of the cause. By those of node ports without an
+// endpoint on this node prerouting refuses, too.
 func (c *serviceCompiler) addRefusal(f frontend, cause Cause) {
-	if c.cfg.Uncounted {
+	if c.cfg.Uncounted && f.refusalSet(cause) != byNodePort().refusalSet(NoLocalEndpoints) {
 		return
 	}
 	c.elements = append(c.elements, nft.Element{Set: f.refusalSet(cause), Key: f.at, Comment: f.comment})

@@ -41,7 +41,8 @@ func TestUncounted(t *testing.T) {
 			}
 			for _, part := range p.Table(f).Parts.All() {
 				for _, e := range part.Elements {
-					if _, counts := ruleset.RefusalSets()[e.Set]; counts {
+					// prerouting refuses by one of these sets, which then counts nothing.
+					if _, counts := ruleset.RefusalSets()[e.Set]; counts && e.Set != "node-port-no-local-endpoints" {
 						counting++
 					}
 				}

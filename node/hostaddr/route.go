@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -23,6 +24,23 @@ type Route struct {
 	Refusal string
 	// Source is the node's address that the kernel chooses for the packet; not valid if there is none.
 	Source netip.Addr
+}
+
+// Has says whether an interface has the address, as "fib daddr . iif type local" has it. An interface that
+// is not there has none.
+func Has(device string, a netip.Addr) (bool, error) {
+	link, err := netlink.LinkByName(device)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look up interface %s: %w", device, err)
+	}
+	addrs, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+	if err != nil {
+		return false, fmt.Errorf("list the addresses of interface %s: %w", device, err)
+	}
+	return slices.ContainsFunc(addrs, func(has netlink.Addr) bool { return has.IP.Equal(a.AsSlice()) }), nil
 }
 
 // Lookup asks the kernel for the way to an address. An address without a way is no error.

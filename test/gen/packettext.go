@@ -14,10 +14,14 @@ func ParsePacket(s string) (nft.Packet, error) {
 	src, rest, ok := strings.Cut(s, " -> ")
 	dst, protocol, ok2 := strings.Cut(rest, "/")
 	if !ok || !ok2 {
-		return p, fmt.Errorf("packet %q: want [node | INTERFACE] SOURCE:PORT -> DESTINATION:PORT/PROTOCOL", s)
+		return p, fmt.Errorf("packet %q: want [node | [at] INTERFACE] SOURCE:PORT -> DESTINATION:PORT/PROTOCOL", s)
 	}
 	if from, rest, found := strings.Cut(src, " "); found {
 		src = rest
+		if from == "at" {
+			p.ToInput = true
+			from, src, _ = strings.Cut(rest, " ")
+		}
 		if p.FromNode = from == "node"; !p.FromNode {
 			p.Input = from
 		}

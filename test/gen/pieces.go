@@ -28,7 +28,7 @@ func comments() []string {
 func purposes() []string {
 	return []string{
 		"find the address and port", "refuse unknown ports of cluster IPs", "find the node port", "let in sources of the ranges",
-		"drop sources outside the ranges", "find the restricted address and port", "give pods the endpoints of all nodes", "give pods of other nodes the endpoints of all nodes, and have them masqueraded",
+		"drop sources outside the ranges", "find the restricted address and port", "give pods the endpoints of all nodes", "give pods of other nodes the endpoints of all nodes, and have them masqueraded", "refuse pods of other nodes: no endpoint is on this node",
 		"give the node the endpoints of all nodes", "give clients outside the endpoints of this node",
 		"drop packets of clients outside: no endpoint is on this node", "have clients that are no pods masqueraded",
 		"have all clients masqueraded", "send a remembered client to its endpoint", "choose an endpoint for a new client",
@@ -172,7 +172,7 @@ func (v *vandal) statement() nft.Statement {
 	case 1:
 		return nft.MatchProto{Protocol: uint8(v.rng.Uint32())}
 	case 2:
-		return nft.MatchLocal{Field: field, Not: not}
+		return nft.MatchLocal{Field: field, Not: not, Input: field == nft.Daddr && v.rng.IntN(4) == 0}
 	case 3:
 		return nft.MatchInput{Not: not, Name: []string{"eth0", "cni", "veth"}[v.rng.IntN(3)], Prefix: v.rng.IntN(2) == 0}
 	case 4:

@@ -267,7 +267,7 @@ func (f Flow) Packet(podInterface string) (nft.Packet, error) {
 	case Pod:
 		p.Input = podInterface
 	case Outside:
-		p.Input = "eth0"
+		p.Input, p.ToInput = "eth0", true // which has the node's addresses
 	}
 	name := f.Protocol
 	switch {

@@ -1,6 +1,7 @@
 package live
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -54,6 +55,12 @@ func (n *Node) enter(q *explain.Question, src netip.Addr, device string) {
 			q.Assumed = append(q.Assumed, fmt.Sprintf("the node has no route to %s, so the interface by which the packet comes in is not known", src))
 		default:
 			q.Assumed = append(q.Assumed, fmt.Sprintf("the packet comes in by %s, since the route to %s leads there (--from %s@INTERFACE names another one)", route.Device, src, src))
+		}
+	}
+	if to := q.Packet.Dst.Addr(); q.Packet.Input != "" && n.local(to) {
+		var err error
+		if q.Packet.ToInput, err = n.has(q.Packet.Input, to); err != nil {
+			n.failed = errors.Join(n.failed, err)
 		}
 	}
 	q.From = "a client outside"

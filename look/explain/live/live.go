@@ -34,6 +34,8 @@ type Node struct {
 	// lookup asks the kernel for a route, and routes has the answers.
 	lookup func(netip.Addr) (hostaddr.Route, error)
 	routes map[netip.Addr]hostaddr.Route
+	// has says whether an interface has an address.
+	has func(device string, a netip.Addr) (bool, error)
 	// own are the addresses of the node's interfaces. guessed says that local has gone by them.
 	own     map[netip.Addr]bool
 	guessed bool
@@ -50,7 +52,7 @@ func Look(ctx context.Context, table string) (*Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open nftables: %w", err)
 	}
-	n := &Node{conn: conn, lookup: hostaddr.Lookup, routes: map[netip.Addr]hostaddr.Route{}, own: map[netip.Addr]bool{}}
+	n := &Node{conn: conn, lookup: hostaddr.Lookup, has: hostaddr.Has, routes: map[netip.Addr]hostaddr.Route{}, own: map[netip.Addr]bool{}}
 	if err := n.read(ctx, table); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
