@@ -6,22 +6,36 @@ import (
 	"net"
 	"os"
 	"syscall"
+	"time"
 
 	"nftproxy/model/ejection"
 )
 
+// late is how much longer than its patience a connect may take: more says that this process had no CPU time.
+const late = ejection.Patience / 2
+
 // connect tries to connect to an endpoint.
 func connect(ctx context.Context, t ejection.Target) ejection.Answer {
 	dialer := net.Dialer{Timeout: ejection.Patience, KeepAlive: -1}
+	began := time.Now()
 	conn, err := dialer.DialContext(ctx, "tcp", t.Addr.String())
 	if err != nil {
-		return classify(err)
+		return inTime(classify(err), time.Since(began))
 	}
 	if tcp, ok := conn.(*net.TCPConn); ok {
 		_ = tcp.SetLinger(0) // A reset leaves no state behind, here or there.
 	}
 	_ = conn.Close()
 	return ejection.Answered
+}
+
+// inTime says what an answer tells if this process has learned it so late. One that was stopped or got no CPU time finds its
+// time over, whatever has come meanwhile.
+func inTime(a ejection.Answer, took time.Duration) ejection.Answer {
+	if a == ejection.Unanswered && took > ejection.Patience+late {
+		return ejection.Unknown
+	}
+	return a
 }
 
 // classify says what an error of connect(2) tells of the endpoint.

@@ -311,6 +311,22 @@ func TestClassify(t *testing.T) {
 	}
 }
 
+// A process that was stopped meanwhile has heard nothing: that says nothing about the endpoint.
+func TestInTime(t *testing.T) {
+	for _, c := range []struct {
+		answer ejection.Answer
+		took   time.Duration
+		want   ejection.Answer
+	}{
+		{ejection.Unanswered, ejection.Patience, ejection.Unanswered}, {ejection.Unanswered, ejection.Patience + late, ejection.Unanswered},
+		{ejection.Unanswered, 3 * ejection.Patience, ejection.Unknown}, {ejection.Answered, 3 * ejection.Patience, ejection.Answered},
+	} {
+		if got := inTime(c.answer, c.took); got != c.want {
+			t.Errorf("%v after %v: %v, want %v", c.answer, c.took, got, c.want)
+		}
+	}
+}
+
 // Thousands of connections without an answer to one endpoint come first in the table. They do not hide those to another.
 func TestHidden(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
