@@ -38,6 +38,7 @@ func (w *world) settle() error {
 	settled := time.Now()
 	w.count.settled(settled.Sub(began))
 	w.book.Settled(settled)
+	w.silentStill(settled)
 	w.unsettled = []objects{w.objects.clone()}
 	if err := w.traffic.awaitFlows(settled, patience); err != nil {
 		return err
@@ -166,10 +167,14 @@ func (w *world) snapshot(addrs hostaddr.Addresses) (service.Snapshot, error) {
 		Report: func(p watch.Problem) { problems = append(problems, p) },
 	}, mailbox)
 	watcher.SetHostAddresses(addrs.Own, addrs.Broadcast...)
+	left, err := w.leftOut()
+	if err != nil {
+		return service.Snapshot{}, err
+	}
+	watcher.SetEjections(left)
 	ctx, cancel := context.WithCancel(w.ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- watcher.RunManifests(ctx, file) }()
-	var err error
 	select {
 	case <-mailbox.C():
 	case err = <-ended:

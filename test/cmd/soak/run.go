@@ -109,7 +109,7 @@ func (r *run) events(next events, o options, out io.Writer) error {
 
 // last has everything up, and settles once more.
 func (r *run) last() error {
-	for _, verb := range []string{script.StartAPI, script.Start, script.Settle} {
+	for _, verb := range []string{script.StartAPI, script.Start, script.Repair, script.Settle} {
 		if err := r.w.do(script.New(verb)); err != nil {
 			return err
 		}
@@ -155,6 +155,10 @@ func (w *world) do(e script.Event) error {
 		return w.controlPlane(e.Verb)
 	case script.AddAddress, script.DelAddress, script.AddLink, script.DelLink:
 		return w.changeNode(e)
+	case script.Cut:
+		return w.cutOff(e)
+	case script.Repair:
+		return w.repair()
 	case script.Settle:
 		return w.settle()
 	}

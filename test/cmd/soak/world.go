@@ -56,12 +56,15 @@ type world struct {
 	// to have, and all since.
 	unsettled []objects
 	// others are the tables of other programs, by name, as they were listed.
-	others  map[string]string
-	book    *outcome.Book
-	traffic *traffic
-	count   *counts
-	servers []io.Closer
-	out     io.Writer // for the progress
+	others map[string]string
+	// repairs undo the cut of a pod; none while all pods answer. repaired is when the last one was repaired.
+	repairs  []func() error
+	repaired time.Time
+	book     *outcome.Book
+	traffic  *traffic
+	count    *counts
+	servers  []io.Closer
+	out      io.Writer // for the progress
 }
 
 const (
@@ -185,6 +188,9 @@ func (w *world) proxyArgs() []string {
 		"--healthz-bind-address=", "--metrics-bind-address=", "--conntrack-max-per-core=0",
 		"--nftproxy-counters=" + w.choice.Get("counters"),
 		"--masquerade-all=" + fmt.Sprint(w.choice.Get("masquerade-all") == "yes"),
+	}
+	if w.choice.Get("eject") == "yes" {
+		args = append(args, "--nftproxy-eject=on")
 	}
 	if w.choice.Get("clean-established") == "yes" {
 		args = append(args, "--nftproxy-conntrack-clean-established=tcp")

@@ -33,6 +33,8 @@ type Generator struct {
 	// queue has the events of the round that has begun.
 	queue []Event
 	first bool
+	// eject says that the proxy leaves out endpoints that do not answer.
+	eject bool
 }
 
 // world is what the generator knows of the world that its events make.
@@ -40,6 +42,7 @@ type world struct {
 	services map[string]int // to the number of the address
 	running  bool
 	api      bool
+	cut      bool // a pod answers nobody
 }
 
 func (w world) clone() world {
@@ -77,6 +80,9 @@ func (g *Generator) round() {
 	}
 	// Mostly the round ends with everything up, so that it can settle at what the API
 	// server holds now. Now and then a round ends without the one or the other.
+	if g.now.cut && g.rng.IntN(3) > 0 {
+		g.repair()
+	}
 	if !g.now.api && g.rng.IntN(3) > 0 {
 		g.startAPI()
 	}
@@ -88,11 +94,14 @@ func (g *Generator) round() {
 
 // begin makes the world: its options and its first Services.
 func (g *Generator) begin() {
+	eject := g.oneIn(2)
+	g.eject = eject == "yes"
 	g.add(New(World,
 		"owned="+[]string{"yes", "yes", "no"}[g.rng.IntN(3)],
 		g.counters(), g.masqueradeAll(),
 		"clean-established="+g.oneIn(4),
 		"node-ports="+[]string{"primary", "all", "192.168.100.0/24"}[g.rng.IntN(3)],
+		"eject="+eject,
 		"local="+[]string{"ClusterCIDR", "InterfaceNamePrefix"}[g.rng.IntN(2)],
 	))
 	for range 4 {
@@ -147,6 +156,8 @@ func (g *Generator) draw() {
 		{5, true, func() { g.add(New(DelAddress, g.extra())) }},
 		{4, true, func() { g.add(New(AddLink, g.extra())) }},
 		{4, true, func() { g.add(New(DelLink, g.extra())) }},
+		{4, g.eject && !g.now.cut, g.cut},
+		{6, g.now.cut, g.repair},
 	}
 	total := 0
 	for _, c := range choices {
@@ -187,9 +198,19 @@ func (g *Generator) startAPI() {
 
 func (g *Generator) restore() {
 	g.add(New(Restore))
-	running := g.now.running
+	running, cut := g.now.running, g.now.cut
 	g.now = g.kept.clone()
-	g.now.running, g.now.api = running, true
+	g.now.running, g.now.api, g.now.cut = running, true, cut
+}
+
+func (g *Generator) cut() {
+	g.add(New(Cut, "pod="+Pods()[g.rng.IntN(len(Pods()))]))
+	g.now.cut = true
+}
+
+func (g *Generator) repair() {
+	g.add(New(Repair))
+	g.now.cut = false
 }
 
 // service makes or changes a Service, and gives a new one endpoints.

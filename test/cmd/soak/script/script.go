@@ -57,6 +57,9 @@ const (
 	AddLink    = "add-link"
 	DelLink    = "del-link"
 
+	Cut    = "cut"
+	Repair = "repair"
+
 	Settle = "settle"
 )
 
@@ -124,7 +127,7 @@ func Parse(r io.Reader) ([]Event, error) {
 func Verbs() []string {
 	return []string{
 		World, Service, Delete, Endpoints, Crowd, Start, Kill, Term, Pause, Older, Options, Flush, Tamper, Unowned, Other, Churn, Full,
-		StopAPI, StartAPI, Backup, Restore, AddAddress, DelAddress, AddLink, DelLink, Settle,
+		StopAPI, StartAPI, Backup, Restore, AddAddress, DelAddress, AddLink, DelLink, Cut, Repair, Settle,
 	}
 }
 
