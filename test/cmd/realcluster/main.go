@@ -152,13 +152,14 @@ func newOutageCommand(dir *string) *cobra.Command {
 func newNodeLossCommand(dir *string) *cobra.Command {
 	var o workload.NodeLossOptions
 	cmd := &cobra.Command{
-		Use: "node-loss", Short: "Take its network from a node under new connections, and count the slow and failed ones in each second", Args: cobra.NoArgs,
+		Use: "node-loss", Short: "Take its network from a node under load, and count the slow and failed requests of each second (CSV)", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return ask(cmd.Context(), *dir, nodeLossPath(o), os.Stdout)
 		},
 	}
 	cmd.Flags().StringVar(&o.Eject, "eject", "", "first set --nftproxy-eject to this `mode`; empty changes nothing, as for kube-proxy")
 	cmd.Flags().IntVar(&o.Rate, "rate", 200, "`number` of new connections a second, half of them to each of two Services")
+	cmd.Flags().IntVar(&o.Kept, "kept", 20, "`number` of clients of each Service that keep their connection, with a request a second each")
 	cmd.Flags().DurationVar(&o.Away, "away", 90*time.Second, "`time` until the node has its network again")
 	return cmd
 }

@@ -134,15 +134,16 @@ func outageOptions(q url.Values) (o workload.OutageOptions, err error) {
 
 // nodeLossPath is a request for the loss of a node; nodeLossOptions reads it.
 func nodeLossPath(o workload.NodeLossOptions) string {
-	return "/node-loss?" + url.Values{"eject": {o.Eject}, "rate": {strconv.Itoa(o.Rate)}, "away": {o.Away.String()}}.Encode()
+	return "/node-loss?" + url.Values{"eject": {o.Eject}, "rate": {strconv.Itoa(o.Rate)}, "kept": {strconv.Itoa(o.Kept)}, "away": {o.Away.String()}}.Encode()
 }
 
 func nodeLossOptions(q url.Values) (o workload.NodeLossOptions, err error) {
-	var rateErr, awayErr error
+	var rateErr, keptErr, awayErr error
 	o.Eject = q.Get("eject")
 	o.Rate, rateErr = strconv.Atoi(q.Get("rate"))
+	o.Kept, keptErr = strconv.Atoi(q.Get("kept"))
 	o.Away, awayErr = time.ParseDuration(q.Get("away"))
-	return o, errors.Join(rateErr, awayErr)
+	return o, errors.Join(rateErr, keptErr, awayErr)
 }
 
 // flushing sends each line when it is written.

@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -27,18 +26,22 @@ type NodeLossOptions struct {
 	Eject string
 	// Rate is the number of new connections a second: half of them to a Service with 3 endpoints, half to one with 30.
 	Rate int
+	// Kept is the number of clients of each Service that keep their connection. Each sends a request a second.
+	Kept int
 	// Away is how long the node is without a network.
 	Away time.Duration
 }
 
 const (
-	// connectionPatience is how long a client waits for the answer.
-	connectionPatience = 5 * time.Second
-	slowConnection     = time.Second
+	// requestPatience is how long a client waits for the answer.
+	requestPatience = 5 * time.Second
+	slowRequest     = time.Second
+	keptPeriod      = time.Second
 )
 
-// LoseNode takes its network from a node while clients outside connect to node ports of another node, and writes how many of
-// the connections that began in each second after that were slow or failed.
+// LoseNode takes its network from a node while clients outside send requests to node ports of another node, on new connections and
+// on kept ones. It writes a table (CSV): how many of the requests that began in each second after that were slow or failed. Lines
+// with # say more.
 func LoseNode(ctx context.Context, c *bringup.Cluster, o NodeLossOptions, out io.Writer) (err error) {
 	nodes := c.Nodes()
 	if len(nodes) < 3 || o.Rate < 2 {
@@ -72,10 +75,10 @@ func LoseNode(ctx context.Context, c *bringup.Cluster, o NodeLossOptions, out io
 		for _, p := range pods {
 			on[p.Spec.NodeName]++
 		}
-		fmt.Fprintf(out, "endpoints of %s: %v\n", app, on)
+		fmt.Fprintf(out, "# endpoints of %s: %v\n", app, on)
 	}
 	to := []netip.AddrPort{netip.AddrPortFrom(web.Addrs(entry)[0], web.Port), netip.AddrPortFrom(web.Addrs(entry)[0], uint16(many.Spec.Ports[0].NodePort))}
-	l := &lossLoad{web: web, to: to, every: time.Second / time.Duration(o.Rate)}
+	l := &lossLoad{web: web, to: to, every: time.Second / time.Duration(o.Rate), kept: o.Kept}
 	stop := l.start(ctx)
 	if err := pause(ctx, before); err != nil {
 		return errors.Join(err, stop())
@@ -88,14 +91,41 @@ func LoseNode(ctx context.Context, c *bringup.Cluster, o NodeLossOptions, out io
 	if err := c.Outside.Handle().LinkSetDown(link); err != nil {
 		return errors.Join(fmt.Errorf("cut %s off: %w", lost, err), stop())
 	}
+	unready := make(chan time.Duration, 1)
+	looking, enough := context.WithTimeout(ctx, o.Away)
+	go func() { unready <- web.awaitUnready(looking, lost, cut) }()
 	waited := pause(ctx, o.Away)
+	enough()
 	failed := stop()
 	// Also after an interruption: the cluster goes on.
 	if err := errors.Join(waited, failed, c.Outside.Handle().LinkSetUp(link), c.AwaitDaemonSet(context.WithoutCancel(ctx), "kube-system", c.Proxy())); err != nil {
 		return err
 	}
-	l.report(out, cut, lost)
-	return nil
+	if d := <-unready; d > 0 {
+		fmt.Fprintf(out, "# the slices have no ready endpoint on %s since %v after the cut\n", lost, d.Round(100*time.Millisecond))
+	}
+	return l.report(out, cut)
+}
+
+// awaitUnready returns how long after the cut the slices of the namespace have no ready endpoint on a node; 0 if the context ends before.
+func (w *Web) awaitUnready(ctx context.Context, node string, cut time.Time) time.Duration {
+	for {
+		slices, err := w.Client.DiscoveryV1().EndpointSlices(Namespace).List(ctx, metav1.ListOptions{})
+		ready := 0
+		if err == nil {
+			for _, s := range slices.Items {
+				for _, e := range s.Endpoints {
+					ready += boolInt(e.NodeName != nil && *e.NodeName == node && e.Conditions.Ready != nil && *e.Conditions.Ready)
+				}
+			}
+		}
+		if err == nil && ready == 0 {
+			return time.Since(cut)
+		}
+		if pause(ctx, 500*time.Millisecond) != nil {
+			return 0
+		}
+	}
 }
 
 // setEject gives nftproxy the flag, and waits until it runs with it everywhere.
@@ -122,106 +152,4 @@ func quoted(texts []string) string {
 		texts[i] = fmt.Sprintf("%q", t)
 	}
 	return "[" + strings.Join(texts, ",") + "]"
-}
-
-// lossLoad makes new connections at a rate, whatever becomes of those before.
-type lossLoad struct {
-	web   *Web
-	to    []netip.AddrPort
-	every time.Duration
-
-	mu  sync.Mutex
-	all []lossConnection
-}
-
-type lossConnection struct {
-	service int
-	began   time.Time
-	took    time.Duration
-	err     error
-}
-
-// start begins the load. stop ends it and waits for the last connection.
-func (l *lossLoad) start(ctx context.Context) (stop func() error) {
-	var group sync.WaitGroup
-	done := make(chan struct{})
-	group.Go(func() {
-		ticker := time.NewTicker(l.every)
-		defer ticker.Stop()
-		for i := 0; ; i++ {
-			select {
-			case <-done:
-				return
-			case <-ctx.Done():
-				return
-			case <-ticker.C:
-			}
-			group.Go(func() { l.connect(ctx, i%len(l.to)) })
-		}
-	})
-	return func() error {
-		close(done)
-		group.Wait()
-		return ctx.Err()
-	}
-}
-
-func (l *lossLoad) connect(ctx context.Context, service int) {
-	ctx, cancel := context.WithTimeout(ctx, connectionPatience)
-	defer cancel()
-	c := lossConnection{service: service, began: time.Now()}
-	_, c.err = l.web.Get(ctx, l.to[service], "/hostname")
-	c.took = time.Since(c.began)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.all = append(l.all, c)
-}
-
-// report writes a line for each second, and one for each Service. Second 0 has all connections before the cut.
-func (l *lossLoad) report(out io.Writer, cut time.Time, lost string) {
-	type row struct{ all, slow, failed int }
-	services := []string{"3 endpoints", "30 endpoints"}
-	rows, last := make([]map[int]*row, len(services)), make([]time.Duration, len(services))
-	seconds := 0
-	for i := range rows {
-		rows[i] = map[int]*row{}
-	}
-	for _, c := range l.all {
-		second := 0
-		if !c.began.Before(cut) {
-			second = int(c.began.Sub(cut)/time.Second) + 1
-		}
-		seconds = max(seconds, second)
-		r := rows[c.service][second]
-		if r == nil {
-			r = &row{}
-			rows[c.service][second] = r
-		}
-		r.all++
-		r.failed += boolInt(c.err != nil)
-		r.slow += boolInt(c.err == nil && c.took > slowConnection)
-		if (c.err != nil || c.took > slowConnection) && second > 0 {
-			last[c.service] = max(last[c.service], c.began.Sub(cut))
-		}
-	}
-	for i, name := range services {
-		sum := row{}
-		for second := range seconds + 1 {
-			if r := rows[i][second]; r != nil {
-				fmt.Fprintf(out, "%s, second %d: %d connections, %d slow, %d failed\n", name, second, r.all, r.slow, r.failed)
-				if second > 0 {
-					sum = row{sum.all + r.all, sum.slow + r.slow, sum.failed + r.failed}
-				}
-			}
-		}
-		fmt.Fprintf(out, "%s, after %s was cut off: %d connections, %d slower than %v, %d failed within %v; the last of these began after %v\n",
-			name, lost, sum.all, sum.slow, slowConnection, sum.failed, connectionPatience, last[i].Round(10*time.Millisecond))
-	}
-}
-
-func boolInt(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }
