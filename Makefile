@@ -118,6 +118,11 @@ neighbours: build ## run nftproxy beside real firewalls and other programs of a 
 	$(GO) build -o bin/neighbours ./test/cmd/neighbours
 	bin/neighbours $(if $(NEIGHBOUR),--only=$(NEIGHBOUR))
 
+.PHONY: neighbours-short
+neighbours-short: build ## run nftproxy beside two real programs of a node, without load, as CI does: no page is written
+	$(GO) build -o bin/neighbours ./test/cmd/neighbours
+	bin/neighbours --only=nftables-default,keepalived --small --quiet --at-once=20 --patience=1m --attempts=3 --docs=bin/neighbours-short
+
 demo: build ## show the proxy at work on real traffic, without a cluster
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/demo ./demo
 	bin/demo

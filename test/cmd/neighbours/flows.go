@@ -184,12 +184,12 @@ func (w *world) services() []flow {
 // short is how long a flow may take at first: on an idle machine that is enough. trialSetup.long is what it may take after that.
 const short = time.Second
 
-// ask asks all flows at once and returns what came of each by its key. A flow that had no answer is asked again with more time,
+// ask asks all flows, many at once, and returns what came of each by its key. A flow that had no answer is asked again with more time,
 // unless the direct flow like it is known and had none either: on a busy machine a second is little.
 func (w *world) ask(ctx context.Context, flows []flow, open map[string]string) (map[string]string, error) {
 	outcomes := make([]string, len(flows))
 	var group errgroup.Group
-	group.SetLimit(200)
+	group.SetLimit(w.atOnce)
 	for i, f := range flows {
 		group.Go(func() (err error) {
 			outcomes[i], err = w.askOne(ctx, f, short)

@@ -80,7 +80,7 @@ func (w *world) startLoad(ctx context.Context, streams []stream) *load {
 	l := &load{w: w, streams: streams, cancel: cancel, tallies: map[string][]tally{}}
 	l.after("the load began")
 	for i, s := range streams {
-		if s.unused {
+		if s.unused || w.quiet {
 			continue
 		}
 		l.running.Go(func() { l.ask(ctx, i) })
@@ -105,6 +105,9 @@ func (l *load) await(ctx context.Context) error {
 	l.mu.Lock()
 	enough := l.enough
 	l.mu.Unlock()
+	if l.w.quiet {
+		return nil
+	}
 	select {
 	case <-enough:
 		return nil

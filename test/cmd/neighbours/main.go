@@ -32,6 +32,8 @@ func run(ctx context.Context, args []string) error {
 	s := trialSetup{}
 	flags.StringVar(&s.binary, "nftproxy", "bin/nftproxy", "the binary")
 	flags.DurationVar(&s.long, "patience", 5*time.Second, "`time` after which a connection without an answer counts as lost")
+	flags.IntVar(&s.atOnce, "at-once", 200, "`number` of flows of a table that are asked at a time")
+	flags.BoolVar(&s.quiet, "quiet", false, "make no load: the table of flows alone decides")
 	flags.IntVar(&s.attempts, "attempts", 1, "how often a neighbour is tried until it works")
 	docs := flags.String("docs", "docs", "folder of neighbours.md and of the folder neighbours with the results")
 	if err := flags.Parse(args); err != nil {

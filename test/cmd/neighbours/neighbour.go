@@ -51,7 +51,9 @@ func neighbours() []neighbour {
 }
 
 // scriptPackages are those of Debian that scripts need.
-func scriptPackages() []string { return []string{"busybox-static", "iproute2", "mount", "procps"} }
+func scriptPackages() []string {
+	return []string{"busybox-static", "iproute2", "mount", "netbase", "procps"}
+}
 
 // programs are those in Go of all neighbours, as `go install` names them.
 func programs() []string {

@@ -32,6 +32,10 @@ type trialSetup struct {
 	long time.Duration
 	// attempts is how often a neighbour is tried until its verdict is good.
 	attempts int
+	// atOnce is how many flows of a table are asked at a time.
+	atOnce int
+	// quiet is without load: the table of flows alone decides.
+	quiet bool
 }
 
 // world is a node with the system of a neighbour, and nftproxy if it was started.
