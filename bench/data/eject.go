@@ -1,0 +1,211 @@
+package data
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"nftproxy/bench/control"
+	"nftproxy/bench/objects"
+	"nftproxy/bench/result"
+	"nftproxy/conntrack"
+	"nftproxy/test/lib/child"
+)
+
+// Ejection says how to measure what --nftproxy-eject costs a node.
+type Ejection struct {
+	NFTProxy string // the binary
+	Rounds   int
+	// Part is how long a node is at rest, or under Rate connections a second, in a round.
+	Part time.Duration
+	Rate int
+	Log  io.Writer
+}
+
+// ejectModes are measured in turn. Ratios are to the first.
+func ejectModes() []string { return []string{"off", "report", "on"} }
+
+// The rows of the table.
+const (
+	atRest    = "process at rest, ms/s"
+	underLoad = "process under load, ms/s"
+	ofClient  = "client and kernel, us/connection"
+)
+
+// Run measures nodes with each mode in turn, and writes a table: medians, and the medians of the ratios to off within a round.
+func (e Ejection) Run(ctx context.Context, out io.Writer) (err error) {
+	var nodes []*ejectNode
+	defer func() {
+		for _, n := range nodes {
+			err = errors.Join(err, n.close())
+		}
+	}()
+	for _, mode := range ejectModes() {
+		n, err := e.start(ctx, mode)
+		if err != nil {
+			return fmt.Errorf("a node with --nftproxy-eject=%s: %w", mode, err)
+		}
+		nodes = append(nodes, n)
+	}
+	for round := range e.Rounds {
+		fmt.Fprintf(e.Log, "round %d of %d\n", round+1, e.Rounds)
+		if err := e.rest(ctx, nodes); err != nil {
+			return err
+		}
+		for _, n := range rotated(nodes, round) {
+			if err := e.load(ctx, n); err != nil {
+				return err
+			}
+		}
+	}
+	fmt.Fprintf(out, "| %d rounds of %v, %d connections a second | %s | on / off |\n|---|%s---|\n",
+		e.Rounds, e.Part, e.Rate, strings.Join(ejectModes(), " | "), strings.Repeat("---|", len(nodes)))
+	for _, row := range []string{atRest, underLoad, ofClient} {
+		fmt.Fprintf(out, "| %s |", row)
+		for _, n := range nodes {
+			fmt.Fprintf(out, " %.2f |", result.Median(n.values[row]))
+		}
+		ratio, _ := pairedRatio(nodes[len(nodes)-1].values[row], nodes[0].values[row])
+		fmt.Fprintf(out, " %.2f |\n", ratio)
+	}
+	return nil
+}
+
+// ejectNode is a site with a process.
+type ejectNode struct {
+	*site
+	dir     string
+	process *child.Process
+	// values are by row, one for each round.
+	values map[string][]float64
+}
+
+func (e Ejection) start(ctx context.Context, mode string) (n *ejectNode, err error) {
+	n = &ejectNode{values: map[string][]float64{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.close())
+		}
+	}()
+	if n.site, err = newBareSite(mode); err != nil {
+		return n, err
+	}
+	if n.dir, err = os.MkdirTemp("", "ejection-"); err != nil {
+		return n, err
+	}
+	if err := os.WriteFile(filepath.Join(n.dir, "service.yaml"), []byte(ejectManifest()), 0o644); err != nil {
+		return n, err
+	}
+	n.process, err = child.Start(n.topology.Node, exec.Command(e.NFTProxy, "run", "--nftproxy-manifests="+n.dir, "--hostname-override=node", "--cluster-cidr=10.244.0.0/16",
+		"--healthz-bind-address=", "--metrics-bind-address=", "--conntrack-max-per-core=0", "-v=2", "--nftproxy-eject="+mode))
+	if err != nil {
+		return n, err
+	}
+	limited, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	_, _, err = n.process.Await(limited, 0, child.Line.Synced)
+	return n, err
+}
+
+func (n *ejectNode) close() error {
+	var errs []error
+	if n.process != nil {
+		errs = append(errs, n.process.Kill())
+	}
+	if n.site != nil {
+		errs = append(errs, n.site.close())
+	}
+	return errors.Join(append(errs, os.RemoveAll(n.dir))...)
+}
+
+func ejectManifest() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, `apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {clusterIPs: [%v], ports: [{port: %d}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{port: %d}]
+endpoints:
+`, clusterIP(0), objects.ServicePort, objects.TargetPort)
+	for _, a := range endpointIPs() {
+		fmt.Fprintf(&b, "- {addresses: [%q], nodeName: node}\n", a)
+	}
+	return b.String()
+}
+
+// rest measures all nodes at once: they do nothing.
+func (e Ejection) rest(ctx context.Context, nodes []*ejectNode) error {
+	before := make([]time.Duration, len(nodes))
+	var err error
+	for i, n := range nodes {
+		if before[i], err = control.CPUTime(n.process.PID()); err != nil {
+			return err
+		}
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(e.Part):
+	}
+	for i, n := range nodes {
+		after, err := control.CPUTime(n.process.PID())
+		if err != nil {
+			return err
+		}
+		n.add(atRest, milliseconds(after-before[i])/e.Part.Seconds())
+	}
+	return nil
+}
+
+func (n *ejectNode) add(row string, value float64) { n.values[row] = append(n.values[row], value) }
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// load opens connections at the rate, and charges a thread with what it and the kernel spend for them.
+func (e Ejection) load(ctx context.Context, n *ejectNode) error {
+	before, err := control.CPUTime(n.process.PID())
+	if err != nil {
+		return err
+	}
+	var spent, took time.Duration
+	count := 0
+	err = n.pod.NS.Do(func() error {
+		return undisturbed(func() error {
+			c := newClient(n.to(target{way: plainWay()}))
+			began, cpu := time.Now(), conntrack.ThreadTime()
+			for ; ctx.Err() == nil && time.Since(began) < e.Part; count++ {
+				if _, err := c.once(); err != nil {
+					return err
+				}
+				time.Sleep(time.Until(began.Add(time.Duration(count+1) * time.Second / time.Duration(e.Rate))))
+			}
+			spent, took = conntrack.ThreadTime()-cpu, time.Since(began)
+			return ctx.Err()
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("connect on the node with %s: %w", n.backend, err)
+	}
+	after, err := control.CPUTime(n.process.PID())
+	if err != nil {
+		return err
+	}
+	n.add(underLoad, milliseconds(after-before)/took.Seconds())
+	n.add(ofClient, 1000*milliseconds(spent)/float64(count))
+	if rate := float64(count) / took.Seconds(); rate < 0.95*float64(e.Rate) {
+		fmt.Fprintf(e.Log, "only %.0f connections a second\n", rate)
+	}
+	_, err = n.server.drain()
+	return err
+}
