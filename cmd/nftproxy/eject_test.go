@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"log"
 	"net"
 	"net/netip"
@@ -108,30 +109,65 @@ func clientLoad(ctx context.Context, from *testnet.Pod, period, patience time.Du
 	}
 }
 
-// ejectWorld has a client and three endpoints on as many nodes. Each answers until its Cut.
-func ejectWorld(t *testing.T) (topology *testnet.Topology, client *testnet.Pod, endpoints map[string]netip.Addr, pods map[string]*testnet.Pod) {
+// ejectWorld is a topology with a client on the node and endpoints on as many nodes as there are, node-1 and others. Each answers
+// until its Cut. visits has who connected to each, as far as somebody takes it out.
+type ejectWorld struct {
+	*testnet.Topology
+	client    *testnet.Pod
+	endpoints map[string]netip.Addr
+	pods      map[string]*testnet.Pod
+	visits    map[string]chan netip.Addr
+}
+
+func newEjectWorld(t *testing.T, nodes int) *ejectWorld {
 	t.Helper()
-	topology = testnet.NewForTest(t, testnet.Config{})
-	pods, endpoints = map[string]*testnet.Pod{}, map[string]netip.Addr{}
-	client, err := topology.AddPod("client")
-	if err != nil {
+	w := &ejectWorld{testnet.NewForTest(t, testnet.Config{}), nil, map[string]netip.Addr{}, map[string]*testnet.Pod{}, map[string]chan netip.Addr{}}
+	var err error
+	if w.client, err = w.AddPod("client"); err != nil {
 		t.Fatal(err)
 	}
-	for _, node := range []string{"node-1", "node-2", "node-3"} {
-		add := topology.AddRemotePod
-		if node == "node-1" {
-			add = topology.AddPod
+	for i := range nodes {
+		node, add := fmt.Sprintf("node-%d", i+1), w.AddRemotePod
+		if i == 0 {
+			add = w.AddPod
 		}
 		pod, err := add("on-" + node)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := pod.NS.Serve(testnet.TCP, netip.AddrPortFrom(pod.Addrs.V4(), 8080), node); err != nil {
-			t.Fatal(err)
-		}
-		pods[node], endpoints[node] = pod, pod.Addrs.V4()
+		w.pods[node], w.endpoints[node], w.visits[node] = pod, pod.Addrs.V4(), serveVisits(t, pod, node)
 	}
-	return topology, client, endpoints, pods
+	return w
+}
+
+// serveVisits answers on port 8080 of all addresses of the pod with its name and the client's address, and says who connected.
+func serveVisits(t *testing.T, pod *testnet.Pod, id string) chan netip.Addr {
+	t.Helper()
+	l, err := pod.NS.Listen(t.Context(), "tcp", "0.0.0.0:8080")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	visits := make(chan netip.Addr, 64)
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			from := netip.MustParseAddrPort(conn.RemoteAddr().String())
+			go func() {
+				_, _ = fmt.Fprintf(conn, "%s %v\n", id, from) // The client may have gone.
+				_, _ = io.Copy(io.Discard, conn)
+				_ = conn.Close()
+			}()
+			select {
+			case visits <- from.Addr():
+			default:
+			}
+		}
+	}()
+	return visits
 }
 
 // TestMeasureEject prints what clients notice of a node that does not answer, with EJECT=off or EJECT=on for 30 s: of
@@ -142,12 +178,12 @@ func TestMeasureEject(t *testing.T) {
 	if mode == "" {
 		t.Skip("EJECT=off or EJECT=on asks for it")
 	}
-	topology, client, endpoints, pods := ejectWorld(t)
-	r := start(t, topology.Node, "--nftproxy-manifests", manifest(t, ejectManifest("", endpoints)), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject="+mode)
+	w := newEjectWorld(t, 3)
+	r := start(t, w.Node, "--nftproxy-manifests", manifest(t, ejectManifest("", w.endpoints)), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject="+mode)
 	r.awaitSync()
-	stop := clientLoad(t.Context(), client, 5*time.Millisecond, 5*time.Second)
+	stop := clientLoad(t.Context(), w.client, 5*time.Millisecond, 5*time.Second)
 	time.Sleep(10 * time.Second)
-	if _, err := pods["node-2"].NS.Cut(netip.AddrPortFrom(endpoints["node-2"], 8080)); err != nil {
+	if _, err := w.pods["node-2"].NS.Cut(netip.AddrPortFrom(w.endpoints["node-2"], 8080)); err != nil {
 		t.Fatal(err)
 	}
 	cut := time.Now()
@@ -179,11 +215,11 @@ func TestMeasureEject(t *testing.T) {
 // others, those that hung first by the next packet of their client, and it is back after its first answer. The
 // annotation goes before the flag.
 func TestEject(t *testing.T) {
-	topology, client, endpoints, pods := ejectWorld(t)
-	r := start(t, topology.Node, "--nftproxy-manifests", manifest(t, ejectManifest(`, annotations: {nftproxy.io/eject: "on"}`, endpoints)), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject=off")
+	w := newEjectWorld(t, 3)
+	r := start(t, w.Node, "--nftproxy-manifests", manifest(t, ejectManifest(`, annotations: {nftproxy.io/eject: "on"}`, w.endpoints)), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject=off")
 	r.awaitSync()
-	stop := clientLoad(t.Context(), client, 20*time.Millisecond, 2*time.Minute)
-	repair, err := pods["node-2"].NS.Cut(netip.AddrPortFrom(endpoints["node-2"], 8080))
+	stop := clientLoad(t.Context(), w.client, 20*time.Millisecond, 2*time.Minute)
+	repair, err := w.pods["node-2"].NS.Cut(netip.AddrPortFrom(w.endpoints["node-2"], 8080))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +227,7 @@ func TestEject(t *testing.T) {
 	r.await("that the endpoint is left out", func(l logged) bool { return strings.HasPrefix(l.Msg, "an endpoint does not answer; new connections") })
 	left := time.Now()
 	r.await("the end of half connections", func(l logged) bool { return l.Msg == "removed stale conntrack entries" })
-	wantSight(t, topology.Node, endpoints["node-2"], manifest(t, ejectManifest(`, annotations: {nftproxy.io/eject: "on"}`, endpoints)))
+	wantSight(t, w.Node, w.endpoints["node-2"], manifest(t, ejectManifest(`, annotations: {nftproxy.io/eject: "on"}`, w.endpoints)))
 	all := stop()
 	slow, last := 0, time.Duration(0) // of those that have begun since
 	for _, o := range all {
@@ -209,7 +245,7 @@ func TestEject(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.await("that the endpoint is back", func(l logged) bool { return l.Msg == "an endpoint is no longer left out" })
-	visitAll(t, client, endpoints)
+	visitAll(t, w.client, w.endpoints)
 	r.end()
 }
 
@@ -243,19 +279,20 @@ func wantSight(t *testing.T, node *testnet.Namespace, left netip.Addr, manifests
 // TestEjectPolicy: a NetworkPolicy forbids one client to reach the endpoints, and this node to reach those on other nodes.
 // The client finds all of them silent. Nothing is left out, and other clients are served by all.
 func TestEjectPolicy(t *testing.T) {
-	topology, forbidden, endpoints, pods := ejectWorld(t)
-	other, err := topology.AddPod("other")
+	w := newEjectWorld(t, 3)
+	forbidden := w.client
+	other, err := w.AddPod("other")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for node, pod := range pods {
+	for node, pod := range w.pods {
 		sources := forbidden.Addrs.V4().String()
 		if node != "node-1" {
-			sources += ", " + topology.NodeAddrs.V4().String()
+			sources += ", " + w.NodeAddrs.V4().String()
 		}
 		loadPolicy(t, pod.NS, sources)
 	}
-	r := start(t, topology.Node, "--nftproxy-manifests", manifest(t, ejectManifest("", endpoints)), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject=on")
+	r := start(t, w.Node, "--nftproxy-manifests", manifest(t, ejectManifest("", w.endpoints)), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject=on")
 	r.awaitSync()
 	stop := clientLoad(t.Context(), forbidden, 20*time.Millisecond, 2*time.Second)
 	r.await("that nothing is left out", func(l logged) bool {
@@ -269,7 +306,7 @@ func TestEjectPolicy(t *testing.T) {
 			t.Fatal("the policy lets the client through")
 		}
 	}
-	visitAll(t, other, endpoints)
+	visitAll(t, other, w.endpoints)
 	r.end()
 }
 
@@ -339,23 +376,23 @@ func startServer(t *testing.T, pod *testnet.Pod, at netip.AddrPort) *os.Process 
 // TestEjectFrozen: a pod's processes are stopped (SIGSTOP), and the network of another one goes. The stopped one's kernel accepts
 // connections: nothing is done about it. The other one is left out.
 func TestEjectFrozen(t *testing.T) {
-	topology, client, endpoints, pods := ejectWorld(t)
-	pod, err := topology.AddRemotePod("frozen")
+	w := newEjectWorld(t, 3)
+	pod, err := w.AddRemotePod("frozen")
 	if err != nil {
 		t.Fatal(err)
 	}
 	frozen := netip.AddrPortFrom(pod.Addrs.V4(), 8080)
 	process := startServer(t, pod, frozen)
-	endpoints["node-4"] = frozen.Addr()
-	r := start(t, topology.Node, "--nftproxy-manifests", manifest(t, ejectManifest("", endpoints)), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject=on")
+	w.endpoints["node-4"] = frozen.Addr()
+	r := start(t, w.Node, "--nftproxy-manifests", manifest(t, ejectManifest("", w.endpoints)), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject=on")
 	r.awaitSync()
 	if err := process.Signal(unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	stop := clientLoad(t.Context(), client, 20*time.Millisecond, 2*time.Second)
-	link, err := pods["node-2"].NS.Handle().LinkByName("eth0")
+	stop := clientLoad(t.Context(), w.client, 20*time.Millisecond, 2*time.Second)
+	link, err := w.pods["node-2"].NS.Handle().LinkByName("eth0")
 	if err == nil {
-		err = pods["node-2"].NS.Handle().LinkSetDown(link)
+		err = w.pods["node-2"].NS.Handle().LinkSetDown(link)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -371,7 +408,7 @@ func TestEjectFrozen(t *testing.T) {
 	}
 	r.await("that the endpoint without a network is left out", left)
 	stop()
-	conn, err := client.NS.Dial(t.Context(), "tcp", frozen.String())
+	conn, err := w.client.NS.Dial(t.Context(), "tcp", frozen.String())
 	if err != nil {
 		t.Errorf("the stopped pod's kernel does not accept connections: %v", err)
 	} else {
@@ -382,14 +419,14 @@ func TestEjectFrozen(t *testing.T) {
 
 // TestEjectOwnUplink: the node's own uplink goes. Nothing is left out, and the endpoint on the node serves.
 func TestEjectOwnUplink(t *testing.T) {
-	topology, client, endpoints, _ := ejectWorld(t)
-	r := start(t, topology.Node, "--nftproxy-manifests", manifest(t, ejectManifest("", endpoints)), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject=on")
+	w := newEjectWorld(t, 3)
+	r := start(t, w.Node, "--nftproxy-manifests", manifest(t, ejectManifest("", w.endpoints)), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject=on")
 	r.awaitSync()
-	stop := clientLoad(t.Context(), client, 20*time.Millisecond, 2*time.Second)
+	stop := clientLoad(t.Context(), w.client, 20*time.Millisecond, 2*time.Second)
 	// Its end of the link stays up, as with a switch that forwards nothing.
-	link, err := topology.Outside.Handle().LinkByName(topology.OutsideLink)
+	link, err := w.Outside.Handle().LinkByName(w.OutsideLink)
 	if err == nil {
-		err = topology.Outside.Handle().LinkSetDown(link)
+		err = w.Outside.Handle().LinkSetDown(link)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -403,7 +440,7 @@ func TestEjectOwnUplink(t *testing.T) {
 	stop()
 	// The others are chosen, too, and cannot be reached.
 	for limit := time.Now().Add(awaitLimit); ; {
-		o := visit(t.Context(), client, 2*time.Second)
+		o := visit(t.Context(), w.client, 2*time.Second)
 		if o.err == nil && o.by == "node-1" {
 			break
 		}

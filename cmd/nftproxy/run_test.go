@@ -30,8 +30,11 @@ type running struct {
 
 // logged has the fields of a log line that the tests read.
 type logged struct {
+	Time                time.Time
 	Msg, Level, Address string
+	Endpoint            string
 	Written, Clients    int
+	Endpoints           int
 	Missing, Serving    int
 	Why                 map[string]int
 }

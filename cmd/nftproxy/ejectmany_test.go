@@ -1,0 +1,260 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"nftproxy/test/lib/nftcmd"
+	"nftproxy/test/lib/testnet"
+)
+
+// awaitVisit returns when an address has connected to an endpoint.
+func awaitVisit(t *testing.T, visits <-chan netip.Addr, from netip.Addr) {
+	t.Helper()
+	limit := time.After(awaitLimit)
+	for {
+		select {
+		case a := <-visits:
+			if a == from {
+				return
+			}
+		case <-limit:
+			t.Fatalf("%v never connected", from)
+		}
+	}
+}
+
+// notAnswering is the line about an endpoint that is left out, and isBack the one about its return.
+func notAnswering(l logged) bool {
+	return strings.HasPrefix(l.Msg, "an endpoint does not answer; new connections")
+}
+func isBack(l logged) bool { return l.Msg == "an endpoint is no longer left out" }
+
+// hang begins connections from addresses that the pod gets. They wait for an answer until the test ends.
+func hang(t *testing.T, pod *testnet.Pod, from []netip.Addr, to string) {
+	t.Helper()
+	if err := pod.NS.AddAddrs("lo", from...); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	t.Cleanup(func() { cancel(); group.Wait() })
+	for _, a := range from {
+		group.Go(func() {
+			for ctx.Err() == nil {
+				if conn, err := pod.NS.DialFrom(ctx, "tcp", netip.AddrPortFrom(a, 0).String(), to); err == nil {
+					_ = conn.Close() // An endpoint on the node: its answers pass the node.
+				}
+			}
+		})
+	}
+}
+
+// TestEjectAttack: a tenant opens half connections to another's Service with senders that do not exist, so that the answers of
+// endpoints on other nodes do not come by. The endpoints answer the node itself: none is left out. One that really
+// stops to answer meanwhile is.
+func TestEjectAttack(t *testing.T) {
+	w := newEjectWorld(t, 3)
+	attacker, err := w.AddPod("attacker")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, w.Node, "--nftproxy-manifests", manifest(t, ejectManifest("", w.endpoints)), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject=on")
+	r.awaitSync()
+	var senders []netip.Addr
+	for i := range 24 {
+		senders = append(senders, netip.AddrFrom4([4]byte{10, 244, 1, byte(200 + i)}))
+	}
+	hang(t, attacker, senders, "10.96.0.10:80")
+	for _, node := range []string{"node-2", "node-3"} {
+		awaitVisit(t, w.visits[node], w.NodeAddrs.V4())
+	}
+	stop := clientLoad(t.Context(), w.client, 20*time.Millisecond, 2*time.Minute)
+	if _, err := w.pods["node-3"].NS.Cut(netip.AddrPortFrom(w.endpoints["node-3"], 8080)); err != nil {
+		t.Fatal(err)
+	}
+	left := r.await("that an endpoint is left out", notAnswering)
+	if want := netip.AddrPortFrom(w.endpoints["node-3"], 8080).String(); left.Endpoint != want {
+		t.Errorf("%s is left out, want %s", left.Endpoint, want)
+	}
+	stop()
+	awaitVisit(t, w.visits["node-2"], w.NodeAddrs.V4()) // The attack goes on, and so do the node's questions.
+	r.end()
+	for line := range strings.Lines(r.log.String()) {
+		if strings.Contains(line, w.endpoints["node-2"].String()) || strings.Contains(line, w.endpoints["node-1"].String()) {
+			t.Errorf("an endpoint that answers: %s", line)
+		}
+	}
+}
+
+// TestEjectClientPolicy: a NetworkPolicy forbids one client to reach the endpoints, and nobody else. They answer the node: nothing
+// is left out, and others are served by all.
+func TestEjectClientPolicy(t *testing.T) {
+	w := newEjectWorld(t, 3)
+	other, err := w.AddPod("other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pod := range w.pods {
+		loadPolicy(t, pod.NS, w.client.Addrs.V4().String())
+	}
+	r := start(t, w.Node, "--nftproxy-manifests", manifest(t, ejectManifest("", w.endpoints)), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject=on")
+	r.awaitSync()
+	stop := clientLoad(t.Context(), w.client, 20*time.Millisecond, 5*time.Second)
+	for _, visits := range w.visits {
+		for range 2 { // The second time it is suspected again.
+			awaitVisit(t, visits, w.NodeAddrs.V4())
+		}
+	}
+	visitAll(t, other, w.endpoints)
+	r.end()
+	stop()
+	if log := r.log.String(); strings.Contains(log, "an endpoint does not answer") {
+		t.Errorf("left out: %s", log)
+	}
+}
+
+// partition drops at one moment all that the remote node forwards to a list of destinations. repair ends that.
+func partition(t *testing.T, w *ejectWorld, to string) (repair func()) {
+	t.Helper()
+	nft := nftcmd.ForTest(t)
+	load := func(rules string) {
+		t.Helper()
+		if err := nft.Load(w.Remote, rules); err != nil {
+			t.Fatal(err)
+		}
+	}
+	load("table ip partition { chain forwarded { type filter hook forward priority 0; ip daddr { " + to + " } drop; }; }")
+	return func() { load("delete table ip partition") }
+}
+
+// TestEjectFlapping: an endpoint stops to answer again and again, as soon as it is back. It is left out each time, and no client
+// that waits is lost. After each return it stays for longer: 5, then 10 s.
+func TestEjectFlapping(t *testing.T) {
+	w := newEjectWorld(t, 3)
+	r := start(t, w.Node, "--nftproxy-manifests", manifest(t, ejectManifest("", w.endpoints)), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject=on")
+	r.awaitSync()
+	stop := clientLoad(t.Context(), w.client, 20*time.Millisecond, 2*time.Minute)
+	back := time.Time{}
+	for _, trusted := range []time.Duration{0, 5 * time.Second, 10 * time.Second} {
+		repair, err := w.pods["node-2"].NS.Cut(netip.AddrPortFrom(w.endpoints["node-2"], 8080))
+		if err != nil {
+			t.Fatal(err)
+		}
+		// By the log's times, which do not depend on when this process reads them. A suspicion takes two seconds besides.
+		if left := r.await("that the endpoint is left out", notAnswering); left.Time.Sub(back) < trusted {
+			t.Errorf("left out %v after its return, want %v at least", left.Time.Sub(back), trusted)
+		}
+		if err := repair(); err != nil {
+			t.Fatal(err)
+		}
+		back = r.await("that the endpoint is back", isBack).Time
+	}
+	for _, o := range stop() {
+		if o.err != nil {
+			t.Errorf("a connection that took %v: %v", o.took, o.err)
+		}
+	}
+	r.end()
+}
+
+// TestEjectThousand: a node with 1,000 endpoints of 100 Services in four namespaces stops to answer. All of them are left out,
+// the Services are served by the other node, and all come back.
+func TestEjectThousand(t *testing.T) {
+	const services, each = 100, 10
+	w := newEjectWorld(t, 1)
+	var manifests strings.Builder
+	for i, node := range []string{"dead", "living"} {
+		pod, err := w.AddRemotePod(node)
+		if err != nil {
+			t.Fatal(err)
+		}
+		many := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(4 + 4*i), 0}), 22)
+		testnet.Require(t, w.Node.AddRoute(many, w.RemoteAddrs.V4()))
+		testnet.Require(t, testnet.End{NS: w.Remote, Link: pod.HostInterface}.Route(many, pod.Addrs.V4()))
+		testnet.Require(t, pod.NS.AddAddr("lo", many)) // all of them
+		serveVisits(t, pod, node)
+	}
+	at := func(node, i, j int) netip.Addr {
+		n := i*each + j
+		return netip.AddrFrom4([4]byte{10, 244, byte(4 + 4*node + n/250), byte(1 + n%250)})
+	}
+	for i := range services {
+		fmt.Fprintf(&manifests, `
+apiVersion: v1
+kind: Service
+metadata: {name: s%[1]d, namespace: ns%[2]d}
+spec: {clusterIPs: [10.96.1.%[1]d], ports: [{port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: s%[1]d-1, namespace: ns%[2]d, labels: {kubernetes.io/service-name: s%[1]d}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints:
+`, i, i%4)
+		for j := range each {
+			fmt.Fprintf(&manifests, "- {addresses: [%q], nodeName: dead}\n- {addresses: [%q], nodeName: living}\n", at(0, i, j), at(1, i, j))
+		}
+		manifests.WriteString("---\n")
+	}
+	r := start(t, w.Node, "--nftproxy-manifests", manifest(t, manifests.String()), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject=on")
+	r.awaitSync()
+	visitServices := func(patience time.Duration, done <-chan struct{}) (err error) {
+		for i := 0; ; i++ {
+			select {
+			case <-done:
+				return err
+			default:
+			}
+			if done == nil && i == services {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			conn, failed := w.client.NS.Dial(ctx, "tcp", fmt.Sprintf("10.96.1.%d:80", i%services))
+			if cancel(); failed != nil {
+				err = failed
+				continue
+			}
+			_ = conn.Close()
+		}
+	}
+	repair := partition(t, w, "10.244.4.0/22")
+	done := make(chan struct{})
+	var clients sync.WaitGroup
+	for range 16 {
+		clients.Go(func() { _ = visitServices(10*time.Second, done) })
+	}
+	n := 0
+	r.await("that all endpoints of the node are left out", func(l logged) bool {
+		switch {
+		case notAnswering(l):
+			n++
+		case l.Msg == "further endpoints do not answer":
+			n += l.Endpoints
+		}
+		return n == services*each
+	})
+	close(done)
+	clients.Wait()
+	if err := visitServices(awaitLimit, nil); err != nil {
+		t.Errorf("a Service is not served: %v", err)
+	}
+	repair()
+	n = 0
+	r.await("that all are back", func(l logged) bool {
+		switch {
+		case isBack(l):
+			n++
+		case l.Msg == "further endpoints are back":
+			n += l.Endpoints
+		}
+		return n == services*each
+	})
+	r.end()
+}
