@@ -11,9 +11,10 @@
 #                                           runs it in several processes, and a server of one of its tests
 #   hack/build-tools.sh flannel bridge host-local loopback portmap    the pod network flannel, and the CNI plugins that pods
 #                                           need with it
+#   hack/build-tools.sh kube-network-policies    a network policy engine
 #
 # Versions are those of the go.mod of hack/tools, hack/kube-proxy-1.36, hack/kube-apiserver-*, hack/dns, hack/flannel, hack/cni,
-# hack/lint and hack/vuln. A binary that was already built from the same go.mod, go.sum and Go release is
+# hack/policies, hack/lint and hack/vuln. A binary that was already built from the same go.mod, go.sum and Go release is
 # left alone, so calling this costs milliseconds; from cold each of the kube-* binaries takes one to three minutes on two
 # cores. Calls that overlap wait for each other, since each build takes all cores anyway.
 set -eu
@@ -75,6 +76,8 @@ source_of() {
 		module=cni package=github.com/containernetworking/plugins/plugins/meta/$1 ;;
 	host-local)
 		module=cni package=github.com/containernetworking/plugins/plugins/ipam/$1 ;;
+	kube-network-policies)
+		module=policies package=sigs.k8s.io/kube-network-policies/cmd ;;
 	staticcheck)
 		module=lint package=honnef.co/go/tools/cmd/staticcheck ;;
 	govulncheck)

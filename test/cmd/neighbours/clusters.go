@@ -49,6 +49,17 @@ func clusterNeighbours() []clusterNeighbour {
 		network("flannel", "the pods' network, backend vxlan, with the CNI plugins bridge, host-local and portmap"),
 		network("flannel-host-gw", "the same with backend host-gw"),
 		network("flannel-nftables", "backend vxlan, rules by nftables instead of iptables"),
+		{
+			name: "kube-network-policies", what: "a network policy engine that judges packets in a queue, by rules for iptables' target NFQUEUE",
+			modules: map[string]string{"policies": "sigs.k8s.io/kube-network-policies"},
+			up:      []string{"--policies"}, focus: "NetworkPolicy", tests: "NetworkPolicy",
+			notes: []string{
+				"The engine sees the client's own address and the endpoint's: its hook is postrouting, before addresses of clients are translated there (priority 100), and after prerouting and output, where nftproxy translates to the endpoint (priority -100).",
+				"So ports in a NetworkPolicy are those of pods (`targetPort`), and `egress` to a cluster IP as `ipBlock` matches nothing: name the pods.",
+				"An `ipBlock` for clients outside wants `externalTrafficPolicy: Local`. With `Cluster` the endpoint's node may see a node's address.",
+				"A kernel without nftables' `queue` (`CONFIG_NFT_QUEUE`) refuses the engine's own rules. The engine then says so at level info only, stays `Running` and enforces nothing. Try a NetworkPolicy after the installation. This run had such a kernel, and so the rules of `test/cmd/realcluster/manifests/kube-network-policies.yaml`.",
+			},
+		},
 	}
 }
 

@@ -126,7 +126,7 @@ These were not run, so nothing is said about them: %s.
 // untried are programs that operators ask about, and that have no run.
 func untried() []string {
 	return []string{
-		"kube-router", "kube-network-policies", "MetalLB", "kube-vip", "FRR",
+		"kube-router", "MetalLB", "kube-vip", "FRR",
 		"the binary of NodeLocal DNSCache", "Istio", "WireGuard", "iptables-legacy under any of these",
 	}
 }

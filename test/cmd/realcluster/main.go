@@ -110,6 +110,8 @@ type upOptions struct {
 	proxy proxyChoice
 	// network is the name of the pods' network.
 	network string
+	// policies says that the cluster has a network policy engine.
+	policies bool
 	// controllerFlags are further flags of kube-controller-manager.
 	controllerFlags []string
 }
@@ -121,12 +123,13 @@ func (o *upOptions) register(cmd *cobra.Command) {
 	f.StringVar(&o.proxy.name, "proxy", nftproxy, "service `proxy` of the cluster, nftproxy or kube-proxy")
 	f.StringVar(&o.proxy.mode, "kube-proxy-mode", "", "`mode` of kube-proxy, such as nftables; empty is its default")
 	f.StringVar(&o.network, "cni", "", "`network` of the pods in place of the cluster's own: "+strings.Join(networkNames()[1:], ", "))
+	f.BoolVar(&o.policies, "policies", false, "run the network policy engine kube-network-policies on each node")
 	f.StringArrayVar(&o.controllerFlags, "controller-flag", nil, "a further `flag` of kube-controller-manager, such as --controller-flag=--leader-elect=false; repeat it for several")
 }
 
 // flags are the options as arguments of serve.
 func (o *upOptions) flags() []string {
-	flags := []string{"--nodes=" + strconv.Itoa(o.nodes), "--proxy=" + o.proxy.name, "--kube-proxy-mode=" + o.proxy.mode, "--cni=" + o.network}
+	flags := []string{"--nodes=" + strconv.Itoa(o.nodes), "--proxy=" + o.proxy.name, "--kube-proxy-mode=" + o.proxy.mode, "--cni=" + o.network, "--policies=" + strconv.FormatBool(o.policies)}
 	for _, f := range o.controllerFlags {
 		flags = append(flags, "--controller-flag="+f)
 	}
@@ -175,6 +178,9 @@ func newSuiteCommand(dir *string) *cobra.Command {
 			}
 			o.Kubeconfig, o.Reports = adminKubeconfig(*dir), filepath.Join(*dir, "e2e")
 			if o.Nodes, err = countNodes(cmd.Context(), *dir); err != nil {
+				return err
+			}
+			if o.Policies, err = hasPolicies(cmd.Context(), *dir); err != nil {
 				return err
 			}
 			run := func(ctx context.Context, args []string) error { return outside(ctx, *dir, args) }

@@ -51,6 +51,11 @@ func prepare(ctx context.Context, dir string, o upOptions, out io.Writer) error 
 	if err := network.provide(ctx, software, imagesDir(dir)); err != nil {
 		return fmt.Errorf("prepare the pods' network: %w", err)
 	}
+	if o.policies {
+		if err := providePolicies(ctx, software, imagesDir(dir)); err != nil {
+			return fmt.Errorf("prepare the network policy engine: %w", err)
+		}
+	}
 	if o.suite {
 		if err := suite.Provide(ctx, software, imagesDir(dir)); err != nil {
 			return fmt.Errorf("prepare Kubernetes' tests: %w", err)
@@ -112,15 +117,22 @@ func clusterConfig(dir string, o upOptions) (bringup.Config, error) {
 	}
 	manifests := func(ctx context.Context, api netip.AddrPort) ([]string, error) {
 		objects, err := o.proxy.manifests(ctx, api)
-		return append(objects, network.manifests()...), err
+		objects = append(objects, network.manifests()...)
+		if o.policies {
+			objects = append(objects, policiesObjects())
+		}
+		return objects, err
 	}
 	var others []string
 	if network.chosen() {
 		others = append(others, flannelDaemonSet)
 	}
+	if o.policies {
+		others = append(others, "kube-system/"+policiesDaemonSet)
+	}
 	return bringup.Config{
 		Dir: dir, Nodes: o.nodes, Init: []string{self, initCommand}, Images: append(archives, proxy),
-		Proxy: o.proxy.name, ForeignNetwork: network.chosen(), DaemonSets: others, Manifests: manifests, ControllerFlags: o.controllerFlags,
+		Proxy: o.proxy.name, ForeignNetwork: network.chosen(), Policies: o.policies, DaemonSets: others, Manifests: manifests, ControllerFlags: o.controllerFlags,
 		Software: node.Software{Tools: tools, Debian: filepath.Join(tools, "debian")},
 	}, nil
 }

@@ -40,6 +40,8 @@ type Config struct {
 	// plugins in Software.Tools. Otherwise it is of the CNI plugins ptp and portmap,
 	// and of routes between the nodes.
 	ForeignNetwork bool
+	// Policies says that a DaemonSet enforces NetworkPolicies.
+	Policies bool
 	// DaemonSets are the namespaces and names of those that nodes need beside the
 	// proxy's, such as kube-flannel/flannel.
 	DaemonSets []string
@@ -83,6 +85,15 @@ func cgroup(dir string) string { return "/" + filepath.Base(dir) }
 
 func outsideAddrs() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("172.30.0.1/24"), netip.MustParsePrefix("fd00:30::1/64")}
+}
+
+// NodeNetworks are the ranges of the addresses of the nodes and of the one outside.
+func NodeNetworks() []netip.Prefix {
+	var ranges []netip.Prefix
+	for _, p := range outsideAddrs() {
+		ranges = append(ranges, p.Masked())
+	}
+	return ranges
 }
 
 // IsOutside says whether an address is the one outside of the nodes.
@@ -307,6 +318,9 @@ func (c *Cluster) Nodes() []string {
 
 // Proxy is the name of the service proxy's DaemonSet in kube-system.
 func (c *Cluster) Proxy() string { return c.config.Proxy }
+
+// Policies says that NetworkPolicies are enforced.
+func (c *Cluster) Policies() bool { return c.config.Policies }
 
 // Addrs are the addresses of a node.
 func (c *Cluster) Addrs(name string) []netip.Addr {

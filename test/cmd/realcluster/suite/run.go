@@ -25,6 +25,8 @@ type Options struct {
 	Processes int
 	// Nodes is how many nodes the cluster has: tests that need more skip themselves.
 	Nodes int
+	// Policies says that the cluster enforces NetworkPolicies.
+	Policies bool
 }
 
 // attempts is how often a test may fail, less one: Kubernetes' own CI runs the tests
@@ -46,7 +48,7 @@ func Run(ctx context.Context, o Options, run func(context.Context, []string) err
 	if exit := new(exec.ExitError); failed != nil && !errors.As(failed, &exit) {
 		return failed
 	}
-	results, err := readReport(path)
+	results, err := readReport(path, o.Policies)
 	if err != nil {
 		return errors.Join(failed, err)
 	}
@@ -68,9 +70,9 @@ func command(o Options, report string) []string {
 		filepath.Join(o.Tools, ginkgoTool), "run", "--no-color", "--succinct", "--silence-skips",
 		"--procs=" + strconv.Itoa(o.Processes), "--flake-attempts=" + strconv.Itoa(attempts), "--timeout=8h",
 		"--output-dir=" + filepath.Dir(report), "--json-report=" + filepath.Base(report), "--junit-report=junit.xml",
-		"--label-filter=" + labelFilter(),
+		"--label-filter=" + labelFilter(o.Policies),
 	}
-	for _, name := range skippedNames() {
+	for _, name := range skippedNames(o.Policies) {
 		args = append(args, "--skip="+name)
 	}
 	if o.Focus != "" {

@@ -8,6 +8,9 @@ import (
 // sig is the label of the tests that run.
 const sig = "sig-network"
 
+// policyFeature is the feature of tests that want NetworkPolicies to be enforced.
+const policyFeature = "NetworkPolicy"
+
 // omission is a kind of test that does not run here.
 type omission struct {
 	// feature is the NAME of a label Feature:NAME; name is a part of the test's name, a
@@ -20,27 +23,31 @@ type omission struct {
 // omissions are the tests of sig-network that need what no cluster on one computer
 // has, or that try another part than the service proxy. All others run, those that
 // are slow, serial or disruptive too: a test that still finds something missing skips
-// itself, and the report has its words.
-func omissions() []omission {
-	return []omission{
+// itself, and the report has its words. policies says that the cluster enforces NetworkPolicies.
+func omissions(policies bool) []omission {
+	all := []omission{
 		{feature: "LoadBalancer", because: "a cloud has to make the load balancer"},
 		{feature: "Networking-IPv4", because: "the pods reach no internet"},
 		{feature: "Networking-IPv6", because: "the pods reach no internet"},
 		{feature: "Networking-DNS", because: "the pods reach no internet"},
 		{name: "should forward PTR records lookup to upstream nameserver", because: "it asks the internet for the name of 8.8.8.8"},
-		{feature: "NetworkPolicy", because: "the pod network (CNI plugins ptp and portmap) enforces no NetworkPolicy"},
+		{feature: policyFeature, because: "the cluster has no engine that enforces NetworkPolicies; up --policies starts one"},
 		{feature: "SCTPConnectivity", because: "many kernels have no module sctp, such as those of CI"},
 		{feature: "KubeProxyNFAcct", because: "it reads counters that kube-proxy's iptables mode makes"},
 		{feature: "Networking-Performance", because: "it measures throughput, and no figure of it can fail"},
 		{feature: "PerformanceDNS", because: "it measures the name service with 10,000 Services"},
 		{feature: "OffByDefault", because: "a feature gate of the cluster is off"},
 	}
+	if policies {
+		all = slices.DeleteFunc(all, func(o omission) bool { return o.feature == policyFeature })
+	}
+	return all
 }
 
 // labelFilter selects tests by their labels, in the language of ginkgo --label-filter.
-func labelFilter() string {
+func labelFilter(policies bool) string {
 	var features []string
-	for _, o := range omissions() {
+	for _, o := range omissions(policies) {
 		if o.feature != "" {
 			features = append(features, o.feature)
 		}
@@ -49,9 +56,9 @@ func labelFilter() string {
 }
 
 // skippedNames are parts of the names of tests that do not run.
-func skippedNames() []string {
+func skippedNames(policies bool) []string {
 	var names []string
-	for _, o := range omissions() {
+	for _, o := range omissions(policies) {
 		if o.name != "" {
 			names = append(names, o.name)
 		}
@@ -60,8 +67,8 @@ func skippedNames() []string {
 }
 
 // omitted is the reason why a test does not run; "" if it does.
-func omitted(name string, labels []string) string {
-	for _, o := range omissions() {
+func omitted(name string, labels []string, policies bool) string {
+	for _, o := range omissions(policies) {
 		if o.feature != "" && slices.Contains(labels, "Feature:"+o.feature) {
 			return "Feature:" + o.feature + ": " + o.because
 		}

@@ -20,8 +20,9 @@ type test struct {
 	run func(context.Context, *fixture) (string, error)
 }
 
-func tests() []test {
-	return []test{
+// tests are all, in order. policies says that the cluster enforces NetworkPolicies.
+func tests(policies bool) []test {
+	all := []test{
 		{"services by name", byName},
 		{"cluster IPs of both families", clusterIPs},
 		{"node ports of each node from outside", nodePorts},
@@ -31,6 +32,10 @@ func tests() []test {
 		{"drain of a node under load", drainNode},
 		{"a node joins, and leaves", joinNode},
 	}
+	if policies {
+		all = append([]test{{"NetworkPolicies", enforcePolicy}}, all...)
+	}
+	return all
 }
 
 // Smoke tries the Services of a cluster as users and operators see them, while pods, nodes and the proxy come and go. It runs all tests in turn and writes a line for each. The error says how many
@@ -43,7 +48,8 @@ func Smoke(ctx context.Context, c *bringup.Cluster, out io.Writer) (err error) {
 	defer func() { err = errors.Join(err, web.Remove()) }()
 	f := &fixture{web}
 	failed := 0
-	for _, t := range tests() {
+	all := tests(c.Policies())
+	for _, t := range all {
 		began := time.Now()
 		seen, err := t.runFor(ctx, f)
 		verdict := "pass"
@@ -54,9 +60,9 @@ func Smoke(ctx context.Context, c *bringup.Cluster, out io.Writer) (err error) {
 		fmt.Fprintf(out, "%s  %s: %s (%v)\n", verdict, t.name, seen, time.Since(began).Round(100*time.Millisecond))
 	}
 	if failed > 0 {
-		return fmt.Errorf("%d of %d smoke tests failed", failed, len(tests()))
+		return fmt.Errorf("%d of %d smoke tests failed", failed, len(all))
 	}
-	fmt.Fprintf(out, "%d smoke tests passed\n", len(tests()))
+	fmt.Fprintf(out, "%d smoke tests passed\n", len(all))
 	return nil
 }
 
