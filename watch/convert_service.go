@@ -33,6 +33,8 @@ type serviceObject struct {
 	// proxy is the value of labelProxyName; named says that there is one.
 	proxy string
 	named bool
+	// balanced says that the Service chooses its own balance.
+	balanced bool
 	// reportedLeftOut says that the size of this version was reported.
 	reportedLeftOut bool
 }
@@ -55,7 +57,7 @@ func convertService(s *corev1.Service) *serviceObject {
 	bare.ExternalPolicy = externalPolicy(&s.Spec, p)
 	bare.AffinityTimeout = affinityTimeout(&s.Spec, p)
 	bare.HealthCheckNodePort = healthCheckNodePort(&s.Spec, bare, p)
-	bare.Options = options(&s.ObjectMeta, p)
+	bare.Options, object.balanced = options(&s.ObjectMeta, p)
 	object.bare, object.problems = bare, p.all()
 	return object
 }

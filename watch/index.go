@@ -144,7 +144,7 @@ func (ix *index) setService(s *serviceObject) {
 		return
 	}
 	ix.changes.Services++
-	s = ix.withoutIgnoredExternalIPs(s)
+	s = ix.withBalance(ix.withoutIgnoredExternalIPs(s))
 	j := ix.joinedOf(name)
 	var old []Problem
 	if j.object != nil {

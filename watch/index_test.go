@@ -24,10 +24,12 @@ import (
 type objects struct {
 	services map[string]*corev1.Service
 	slices   map[string]*discoveryv1.EndpointSlice
+	// balance is the node's.
+	balance service.Balance
 }
 
 func newObjects() objects {
-	return objects{map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}}
+	return objects{services: map[string]*corev1.Service{}, slices: map[string]*discoveryv1.EndpointSlice{}}
 }
 
 // randomEvent sets or deletes one object, both in the objects and in the index.
@@ -61,13 +63,18 @@ func randomService(rng *rand.Rand, name string) *corev1.Service {
 			Ports:     []corev1.ServicePort{{Name: "a", Port: 80}, {Name: "b", Port: 81}, {Name: "a", Protocol: corev1.ProtocolUDP, Port: 80}}[:rng.IntN(4)],
 		},
 	}
-	switch rng.IntN(6) {
+	if rng.IntN(4) == 0 {
+		s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+	}
+	switch rng.IntN(7) {
 	case 0:
 		s.Spec.ClusterIP = corev1.ClusterIPNone
 	case 1:
 		s.Labels = map[string]string{labelProxyName: "mesh"}
 	case 2:
 		s.Annotations = map[string]string{service.OptionPrefix + "external-failover": []string{"pass", "cluster", "perhaps"}[rng.IntN(3)]}
+	case 3:
+		s.Annotations = map[string]string{service.OptionPrefix + "balance": []string{"random", "client", "flow", "source"}[rng.IntN(4)]}
 	}
 	return s
 }
@@ -122,6 +129,20 @@ func (o objects) oracle() service.Snapshot {
 		case "cluster":
 			out.Options.ExternalFailover = service.FailoverCluster
 		}
+		switch s.Annotations[service.OptionPrefix+"balance"] {
+		case "random":
+		case "client":
+			out.Options.Balance = service.ByClient
+		case "flow":
+			out.Options.Balance = service.ByFlow
+		default:
+			if s.Spec.SessionAffinity != corev1.ServiceAffinityClientIP {
+				out.Options.Balance = o.balance
+			}
+		}
+		if s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
+			out.AffinityTimeout = 3 * time.Hour
+		}
 		for _, p := range s.Spec.Ports {
 			port := service.Port{Name: p.Name, Protocol: service.TCP, Port: uint16(p.Port)}
 			if p.Protocol == corev1.ProtocolUDP {
@@ -160,6 +181,8 @@ func (o objects) oracle() service.Snapshot {
 func checkHistory(t *testing.T, rng *rand.Rand, n int) {
 	t.Helper()
 	ix, o := newIndex("node-0"), newObjects()
+	o.balance = service.Balance(rng.IntN(3))
+	ix.options.Balance = o.balance
 	var last service.Snapshot
 	var text string
 	for range n {
@@ -180,6 +203,7 @@ func checkHistory(t *testing.T, rng *rand.Rand, n int) {
 	}
 
 	fresh := newIndex("node-0")
+	fresh.options.Balance = o.balance
 	var steps []func()
 	for _, s := range o.services {
 		steps = append(steps, func() { fresh.setService(convertService(s)) })

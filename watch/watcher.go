@@ -34,6 +34,8 @@ type Options struct {
 	// IgnoreExternalIPs says that no Service gets its spec.externalIPs. The watcher
 	// reports it for each Service that has any.
 	IgnoreExternalIPs bool
+	// Balance is that of the Services that have neither the annotation nor session affinity.
+	Balance service.Balance
 	// MaxElements is how many elements of the node's tables one Service may
 	// cost; 0 means service.DefaultMaxElements.
 	MaxElements int

@@ -119,6 +119,9 @@ func (o *configOptions) resolve(f *pflag.FlagSet, text []byte) error {
 	if o.file == "" {
 		o.notes = append(o.notes, ignoredFlags(f)...)
 		o.notes = append(o.notes, ignoredPeriod(f)...)
+		if note := resolveScheduler(f); note != "" {
+			o.notes = append(o.notes, note)
+		}
 		return errors.Join(resolveMode(f), resolvePorts(f), resolvePeriod(f))
 	}
 	file, bad := kubeproxyconfig.Parse(text)
@@ -223,7 +226,6 @@ func listIgnoredFlags() []ignoredFlag {
 		{"iptables-sync-period", 30 * time.Second, repairs},
 		{"iptables-localhost-nodeports", true, "--nodeport-addresses says whether node ports are served on localhost, such as primary,localhost"},
 		{"ipvs-sync-period", 30 * time.Second, repairs},
-		{"ipvs-scheduler", "", "connections are spread as by rr and wrr, whatever the scheduler is (docs/differences.md, Schedulers of IPVS)"},
 		{"ipvs-strict-arp", false, kubeproxyconfig.NoteStrictARP},
 		{"ipvs-tcp-timeout", time.Duration(0), kubeproxyconfig.NoteTCPTimeout},
 		{"ipvs-tcpfin-timeout", time.Duration(0), kubeproxyconfig.NoteTCPFinTimeout},
@@ -268,11 +270,6 @@ func ignoredFlags(f *pflag.FlagSet) []string {
 		if !g.Changed || !overFile(i.name) && f.Lookup("config").Value.String() != "" || i.name == "proxy-mode" && g.Value.String() == "nftables" {
 			continue
 		}
-		if i.name == "ipvs-scheduler" {
-			if i.reason = kubeproxyconfig.SchedulerNote(g.Value.String()); i.reason == "" {
-				continue
-			}
-		}
 		notes = append(notes, fmt.Sprintf("--%s has no effect: %s", i.name, i.reason))
 	}
 	return notes
@@ -281,9 +278,10 @@ func ignoredFlags(f *pflag.FlagSet) []string {
 // addAliasFlags accepts flags of kube-proxy whose setting has another name here.
 func addAliasFlags(f *pflag.FlagSet) {
 	f.Duration(ipvsPeriod, time.Second, "")
+	f.String(ipvsScheduler, "", "")
 	f.Int("healthz-port", 10256, "")
 	f.Int("metrics-port", 10249, "")
-	for _, name := range []string{ipvsPeriod, "healthz-port", "metrics-port"} {
+	for _, name := range []string{ipvsPeriod, ipvsScheduler, "healthz-port", "metrics-port"} {
 		_ = f.MarkHidden(name) // each was just added
 	}
 }
@@ -313,6 +311,21 @@ const (
 	iptablesPeriod = "iptables-min-sync-period"
 	ipvsPeriod     = "ipvs-min-sync-period"
 )
+
+const ipvsScheduler = "ipvs-scheduler"
+
+// resolveScheduler has --ipvs-scheduler stand for a balance with --proxy-mode=ipvs, where none is given. It returns a note about
+// it, or an empty one.
+func resolveScheduler(f *pflag.FlagSet) string {
+	scheduler, to := f.Lookup(ipvsScheduler), f.Lookup(balanceFlag)
+	if scheduler.Value.String() != "" && f.Lookup("proxy-mode").Value.String() != "ipvs" {
+		return "--" + ipvsScheduler + " has no effect: --proxy-mode is not ipvs"
+	}
+	if balance := kubeproxyconfig.SchedulerBalance(scheduler.Value.String()); balance != "" && !to.Changed {
+		_ = to.Value.Set(balance) // any text will do
+	}
+	return kubeproxyconfig.SchedulerNote("--"+ipvsScheduler, scheduler.Value.String())
+}
 
 // ignoredPeriod says that the one of the mode that is not used has no effect.
 func ignoredPeriod(f *pflag.FlagSet) []string {

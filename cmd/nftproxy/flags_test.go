@@ -19,6 +19,7 @@ import (
 
 	"nftproxy/daemon"
 	"nftproxy/daemon/kubeproxyconfig"
+	"nftproxy/model/service"
 	"nftproxy/watch"
 )
 
@@ -99,6 +100,9 @@ all settings stay, and the log, the event `+"`ConfigInvalid`"+` and the metric `
 			meaning += ". The field counts below 1 s and above 10 s: between these it was meant for kube-proxy's slow writes"
 		case ipvsPeriod:
 			meaning = "`--" + iptablesPeriod + "` with `--proxy-mode=ipvs`; else no effect"
+		case ipvsScheduler:
+			fields[k.name] = fields[balanceFlag]
+			meaning = "with `--proxy-mode=ipvs`, sh and dh stand for `--nftproxy-balance=client`, and mh for `flow`, unless that flag is given; rr and wrr are what nftproxy does, and the others have no effect ([differences.md](differences.md#schedulers-of-ipvs))"
 		case "nodeport-addresses":
 			meaning += ". With `mode: iptables` or none, the field also serves 127.0.0.1 as kube-proxy does ([migrate.md](migrate.md#node-ports-on-localhost)); `iptables.localhostNodePorts: false` prevents that"
 		case "healthz-port", "metrics-port":
@@ -155,7 +159,7 @@ bindAddressHardFail: true
 enableProfiling: true
 showHiddenMetricsForVersion: "1.36"
 iptables: {masqueradeBit: 1, masqueradeAll: true, localhostNodePorts: true, syncPeriod: 1s, minSyncPeriod: 1s}
-ipvs: {syncPeriod: 1s, minSyncPeriod: 1s, scheduler: lc, excludeCIDRs: [10.0.0.0/8], strictARP: true, tcpTimeout: 1s, tcpFinTimeout: 1s, udpTimeout: 1s}
+ipvs: {syncPeriod: 1s, minSyncPeriod: 1s, scheduler: sh, excludeCIDRs: [10.0.0.0/8], strictARP: true, tcpTimeout: 1s, tcpFinTimeout: 1s, udpTimeout: 1s}
 nftables: {masqueradeBit: 1, masqueradeAll: true, syncPeriod: 1s, minSyncPeriod: 15s}
 winkernel: {networkName: a, sourceVip: a, enableDSR: true, rootHnsEndpointName: a, forwardHealthCheckVip: true}
 detectLocalMode: NodeCIDR
@@ -190,9 +194,6 @@ func configFields(t *testing.T) (byFlag map[string][]string, ignored []string) {
 			field, _, found := strings.Cut(note, " has no effect: ")
 			if !found || strings.HasPrefix(field, "featureGates.") || strings.HasPrefix(field, "mode: ") {
 				continue
-			}
-			if field == "ipvs.scheduler" {
-				note = field + " has no effect: connections are spread as by rr and wrr, whatever the scheduler is (docs/differences.md, Schedulers of IPVS)"
 			}
 			if !slices.Contains(ignored, note) {
 				ignored = append(ignored, note)
@@ -393,17 +394,67 @@ func TestOwnPorts(t *testing.T) {
 	}
 }
 
+// TestSchedulers: what a scheduler of IPVS stands for, by flags and by a file, and that a given balance goes first. Each is named
+// once, but for those that mean what nftproxy does.
+func TestSchedulers(t *testing.T) {
+	for _, c := range []struct {
+		scheduler, mode, flag string
+		want                  service.Balance
+		note                  string
+	}{
+		{"sh", "ipvs", "", service.ByClient, "ipvs*scheduler: sh stands for --nftproxy-balance=client unless"},
+		{"dh", "ipvs", "", service.ByClient, "ipvs*scheduler: dh stands for --nftproxy-balance=client unless"},
+		{"mh", "ipvs", "", service.ByFlow, "ipvs*scheduler: mh stands for --nftproxy-balance=flow unless"},
+		{"sh", "ipvs", "random", service.ByRandom, "unless that flag is given"},
+		{"mh", "ipvs", "client", service.ByClient, "unless that flag is given"},
+		{"rr", "ipvs", "", service.ByRandom, ""},
+		{"wrr", "ipvs", "flow", service.ByFlow, ""},
+		{"lc", "ipvs", "", service.ByRandom, "ipvs*scheduler has no effect: lc: a new connection goes to a random endpoint"},
+		{"SH", "ipvs", "", service.ByRandom, `ipvs*scheduler has no effect: "SH" is no scheduler of IPVS`},
+		{"sh", "nftables", "", service.ByRandom, "--ipvs-scheduler has no effect: --proxy-mode is not ipvs"},
+		{"sh", "", "", service.ByRandom, "--ipvs-scheduler has no effect: --proxy-mode is not ipvs"},
+	} {
+		file := []byte(fmt.Sprintf("%smode: %q\nipvs: {scheduler: %s}\n", configHead, c.mode, c.scheduler))
+		for by, line := range map[string]commandLine{
+			"--ipvs-scheduler": {"--hostname-override=node-1", "--proxy-mode=" + c.mode, "--ipvs-scheduler=" + c.scheduler},
+			"ipvs.scheduler":   {"--hostname-override=node-1", "--config=config.conf"},
+		} {
+			if c.flag != "" {
+				line = append(line, "--nftproxy-balance="+c.flag)
+			}
+			got, err := line.config(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got.Objects.Balance != c.want {
+				t.Errorf("%s %s, mode %q, flag %q: balance %s, want %s", by, c.scheduler, c.mode, c.flag, got.Objects.Balance, c.want)
+			}
+			notes := slices.DeleteFunc(slices.Clone(got.Notes), func(n string) bool { return !strings.Contains(n, "scheduler") })
+			want := strings.ReplaceAll(c.note, "ipvs*scheduler", by)
+			if by == "ipvs.scheduler" && c.mode != "ipvs" {
+				want = "" // a section that the mode does not choose
+			}
+			if len(notes) > 1 || want == "" && len(notes) > 0 || want != "" && (len(notes) == 0 || !strings.Contains(notes[0], want)) {
+				t.Errorf("%s %s, mode %q: notes %q, want %q", by, c.scheduler, c.mode, notes, want)
+			}
+		}
+	}
+}
+
 // TestClaimsReachTheWatcher: what the command line says of claims is what the daemon
 // hands to its watcher.
 func TestClaimsReachTheWatcher(t *testing.T) {
 	c, err := commandLine{
 		"--hostname-override=node-1", "--nftproxy-protected-node-ports=2222", "--feature-gates=AllowServiceExternalIPs=false",
-		"--healthz-bind-address=", "--metrics-bind-address=", "--nftproxy-service-proxy-name=other",
+		"--healthz-bind-address=", "--metrics-bind-address=", "--nftproxy-service-proxy-name=other", "--nftproxy-balance=flow",
 	}.config(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	got := c.Objects
+	if got.Balance != service.ByFlow {
+		t.Errorf("the balance is %v", got.Balance)
+	}
 	if got.ProxyName != "other" {
 		t.Errorf("the proxy's name is %q", got.ProxyName)
 	}

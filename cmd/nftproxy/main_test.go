@@ -236,6 +236,7 @@ func badTexts() map[string]map[string]string {
 		"nftproxy-metrics-tls-private-key-file": {"no-such-file": "--nftproxy-metrics-tls-cert-file is empty"},
 		"nftproxy-healthz-tls-cert-file":        {"no-such-file": "--nftproxy-healthz-tls-private-key-file is empty"},
 		"nftproxy-healthz-tls-private-key-file": {"no-such-file": "--nftproxy-healthz-tls-cert-file is empty"},
+		"nftproxy-balance":                      {"hash": `"hash": want random, client or flow`, "": "want random, client or flow"},
 		"nftproxy-eject":                        {"yes": `"yes": want off, report or on`, "": "want off, report or on"},
 		"nftproxy-startup-taint":                {"a b": `"a b" is not the key of a taint`, "x/": "is not the key of a taint"},
 		"nftproxy-protected-node-ports":         {"ssh": `"ssh": want a port, 1 to 65535`, "0": "want a port", "22,70000": `"70000"`},

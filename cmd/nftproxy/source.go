@@ -209,6 +209,7 @@ type claimOptions struct {
 	ignoreExternalIPs bool     // by featureGates
 	withoutEffect     []string // of featureGates
 	proxyName         string
+	balance           string
 	maxElements       int
 	maxAffinityPorts  int
 	maxSourceLists    int
@@ -219,15 +220,22 @@ type claimOptions struct {
 func (o *claimOptions) addFlags(f *pflag.FlagSet) {
 	f.StringSliceVar(&o.featureGates, "feature-gates", nil, "feature gates of kube-proxy, as NAME=true or NAME=false; with "+kubeproxyconfig.GateExternalIPs+"=false, run ignores spec.externalIPs and writes an event for each Service that has some; the other gates have no effect")
 	f.StringVar(&o.proxyName, ownPrefix+"service-proxy-name", "", "serve the Services whose label service.kubernetes.io/service-proxy-name has this value, and no others, beside a proxy that serves those without the label")
+	f.StringVar(&o.balance, balanceFlag, service.ByRandom.String(), "how new connections to a Service get their endpoints: random; client, by a hash of the client's address, so that a client stays at one endpoint; flow, by one of its address and port. The annotation nftproxy.io/balance of a Service goes first, and a Service with session affinity keeps that. In a configuration file with mode: ipvs, ipvs.scheduler sh and dh stand for client, and mh for flow")
 	f.IntVar(&o.maxElements, ownPrefix+"max-service-elements", service.DefaultMaxElements, "maximum number of elements that one Service may have in the node's tables: (addresses and node ports) x ports x endpoints; run leaves out the rest, externalIPs first")
 	f.IntVar(&o.maxAffinityPorts, ownPrefix+"max-affinity-ports", service.DefaultMaxAffinityPorts, "maximum number of Service ports with session affinity on this node, and at most a quarter of it in one namespace; the oldest Services get it, run serves the others without it")
 	f.IntVar(&o.maxSourceLists, ownPrefix+"max-source-lists", service.DefaultMaxSourceLists, "maximum number of different lists of loadBalancerSourceRanges on this node, and at most a quarter of it in one namespace; those of the oldest Services count, and the load balancer's addresses of the others let in no client")
 	f.StringSliceVar(&o.protectedPorts, ownPrefix+"protected-node-ports", []string{"22"}, "TCP ports of the node that no node port gets, and on the node's addresses no externalIP or load balancer's address, besides the ports of the kubelet, the API server and the proxy; empty for none")
 }
 
+// balanceFlag is that of the field ipvs.scheduler.
+const balanceFlag = ownPrefix + "balance"
+
 func (o *claimOptions) parse() error {
 	if err := o.parseGates(); err != nil {
 		return err
+	}
+	if err := new(service.Options).Set("balance", o.balance); err != nil {
+		return fmt.Errorf("--%s: %q: want random, client or flow", balanceFlag, o.balance)
 	}
 	if o.maxElements < 1 {
 		return fmt.Errorf("--nftproxy-max-service-elements: %d: want 1 or more; use a large number for no limit", o.maxElements)
@@ -281,6 +289,9 @@ func ownServers(metrics, health, probe string) map[string]string {
 // of the proxy's own servers; an empty address stands for a server that is off.
 func (o *claimOptions) watchOptions(servers map[string]string) watch.Options {
 	w := watch.Options{ProxyName: o.proxyName, IgnoreExternalIPs: o.ignoreExternalIPs, MaxElements: o.maxElements, MaxAffinityPorts: o.maxAffinityPorts, MaxSourceLists: o.maxSourceLists}
+	var asked service.Options
+	_ = asked.Set("balance", o.balance) // parse has judged it
+	w.Balance = asked.Balance
 	for _, port := range o.ports {
 		w.OwnPorts = append(w.OwnPorts, watch.OwnPort{Port: port, Whose: fmt.Sprintf("the node itself (--nftproxy-protected-node-ports=%d)", port)})
 	}

@@ -104,7 +104,7 @@ func hideOtherFlags(f *pflag.FlagSet) {
 		"config", "kubeconfig", "master", ownPrefix + "manifests", "hostname-override", "cluster-cidr", "detect-local-mode",
 		"pod-bridge-interface", "pod-interface-name-prefix", "nodeport-addresses", ownPrefix + "table",
 		"masquerade-all", "iptables-masquerade-bit", ownPrefix + "counters", ownPrefix + "answer-ping",
-		noMasqueradeFlag, ownPrefix + "masquerade-to-node",
+		noMasqueradeFlag, ownPrefix + "masquerade-to-node", balanceFlag,
 	}
 	f.VisitAll(func(g *pflag.Flag) { g.Hidden = g.Hidden || !slices.Contains(shown, g.Name) })
 }

@@ -1,7 +1,6 @@
 package kubeproxyconfig
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -13,11 +12,14 @@ import (
 // (KEP-5707): whether spec.externalIPs are served.
 const GateExternalIPs = "AllowServiceExternalIPs"
 
+// noEffect stands between a field and the reason why it has none.
+const noEffect = " has no effect: "
+
 // noteTo returns a function that adds a note for a field that is set.
 func noteTo(notes *[]string) func(set bool, field, reason string) {
 	return func(set bool, field, reason string) {
 		if set {
-			*notes = append(*notes, fmt.Sprintf("%s has no effect: %s", field, reason))
+			*notes = append(*notes, field+noEffect+reason)
 		}
 	}
 }
@@ -77,8 +79,9 @@ func ignoredOfMode(c *v1alpha1.KubeProxyConfiguration) []string {
 		i := c.IPVS
 		note(i.SyncPeriod.Duration != 0, "ipvs.syncPeriod", events)
 		note(i.MinSyncPeriod.Duration != 0, "ipvs.minSyncPeriod", otherMode)
-		text := SchedulerNote(i.Scheduler)
-		note(text != "", "ipvs.scheduler", text)
+		if text := SchedulerNote("ipvs.scheduler", i.Scheduler); text != "" {
+			notes = append(notes, text)
+		}
 		note(i.StrictARP, "ipvs.strictARP", NoteStrictARP)
 		note(i.TCPTimeout.Duration != 0, "ipvs.tcpTimeout", NoteTCPTimeout)
 		note(i.TCPFinTimeout.Duration != 0, "ipvs.tcpFinTimeout", NoteTCPFinTimeout)

@@ -85,6 +85,9 @@ func (f *File) Settings() []Setting {
 		}
 		return list
 	}
+	if section(c) == modeIPVS {
+		text("ipvs.scheduler", "nftproxy-balance", SchedulerBalance(c.IPVS.Scheduler))
+	}
 	// ipvs mode takes these from iptables as well.
 	yes("iptables.masqueradeAll", "masquerade-all", c.IPTables.MasqueradeAll)
 	number("iptables.masqueradeBit", "iptables-masquerade-bit", c.IPTables.MasqueradeBit)

@@ -35,6 +35,7 @@ func (s *Scenario) Config() (ruleset.Config, error) {
 	f.BoolVar(&cfg.MasqueradeToNode, "nftproxy-masquerade-to-node", false, "")
 	f.BoolVar(&cfg.AnswerPing, "nftproxy-answer-ping", false, "")
 	masqueradeBit := f.Int8("iptables-masquerade-bit", -1, "")
+	f.String(balanceFlag, "", "") // Balance reads it
 	err := f.Parse(s.Flags)
 	if err != nil {
 		return cfg, fmt.Errorf("scenario %s: %w", s.Name, err)
@@ -74,6 +75,20 @@ func (s *Scenario) Config() (ruleset.Config, error) {
 		return cfg, fmt.Errorf("scenario %s: --nodeport-addresses: %w", s.Name, err)
 	}
 	return cfg, nil
+}
+
+const balanceFlag = "nftproxy-balance"
+
+// Balance is that of Services that ask for none.
+func (s *Scenario) Balance() (service.Balance, error) {
+	var o service.Options
+	for _, flag := range s.Flags {
+		if word, ok := strings.CutPrefix(flag, "--"+balanceFlag+"="); ok {
+			err := o.Set("balance", word)
+			return o.Balance, err
+		}
+	}
+	return service.ByRandom, nil
 }
 
 // Bridge is the name of the bridge whose ports are the node's pods. It is empty where

@@ -42,8 +42,12 @@ func follow(t *testing.T, s *scenario.Scenario) *follower {
 	if err != nil {
 		t.Fatal(err)
 	}
+	balance, err := s.Balance()
+	if err != nil {
+		t.Fatal(err)
+	}
 	f.watcher = watch.NewWatcher(watch.Options{
-		Node: scenario.NodeName, Settings: cfg.Settings,
+		Node: scenario.NodeName, Settings: cfg.Settings, Balance: balance,
 		Networks: func([]netip.Prefix) []netip.Prefix { return *f.networks.Load() },
 		Report:   func(p watch.Problem) { t.Logf("problem: %v", p) },
 	}, f.mailbox)
