@@ -59,7 +59,7 @@ func TestLeftovers(t *testing.T) {
 		if rounds <= 2 {
 			w.t.Skipf("nftproxy waits 6 minutes for kube-proxy's return; make takeover with more than 2 rounds runs this, not with %d", rounds)
 		}
-		w.ours = w.startProxy()
+		w.ours = w.startProxy("--config=" + w.config)
 		w.ours.awaitText(0, "WARN", "kube-proxy runs beside nftproxy", fmt.Sprintf("PID %d", w.theirs.PID()), string(w.mode.kind))
 		w.soon("the event about the Node", func() error {
 			events, err := w.plane.client.CoreV1().Events(metav1.NamespaceDefault).List(w.ctx, metav1.ListOptions{
@@ -112,22 +112,43 @@ type takeoverWorld struct {
 	// ours and theirs are the running proxies; nil if they do not run.
 	ours, theirs *process
 	traffic      *traffic
+	// web has two endpoints, loyal those and session affinity, and self a pod that is its own client.
+	web, loyal, self *corev1.Service
+	// config is the file that both proxies have.
+	config string
 }
 
 func newTakeoverWorld(t *testing.T, m takeoverMode, binary string) *takeoverWorld {
 	t.Helper()
 	n := newNode(t)
-	spec := service("web", "")
-	spec.Spec.Type = corev1.ServiceTypeNodePort
-	web := n.create(spec)
-	for _, name := range []string{"web-1", "web-2"} {
-		for _, a := range n.addServer(name).Addrs {
-			n.publish(slice(sliceName(name, a), web, a))
+	w := &takeoverWorld{node: n, mode: m, config: filepath.Join(t.TempDir(), "config.conf")}
+	spec, loyal := service("web", ""), service("loyal", "")
+	spec.Spec.Type, loyal.Spec.Type, loyal.Spec.SessionAffinity = corev1.ServiceTypeNodePort, corev1.ServiceTypeNodePort, corev1.ServiceAffinityClientIP
+	w.web, w.loyal, w.self = n.create(spec), n.create(loyal), n.create(service("self", ""))
+	pods := map[string]*testnet.Pod{}
+	for _, name := range []string{"web-1", "web-2", "self"} {
+		pods[name] = n.addServer(name)
+		for _, a := range pods[name].Addrs {
+			if name == "self" {
+				of := slice(sliceName(name, a), w.self, a)
+				if m.mode == "nftables" { // kube-proxy has pods reach themselves only if it knows that they are on the node
+					of.Endpoints[0].NodeName = &n.name
+				}
+				n.publish(of)
+				continue
+			}
+			n.publish(slice(sliceName(name, a), w.web, a))
+			n.publish(slice(sliceName("loyal-"+name, a), w.loyal, a))
 		}
 	}
-	w := &takeoverWorld{node: n, mode: m}
-	w.kubeProxy = exec.Command(binary, "--proxy-mode="+m.mode, "--hostname-override="+n.name, "--cluster-cidr="+n.clusterCIDR(),
-		"--kubeconfig="+n.plane.cluster.AdminKubeconfig(), "--conntrack-max-per-core=0", "-v=2")
+	n.must(os.WriteFile(w.config, fmt.Appendf(nil, `apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+mode: %s
+clientConnection: {kubeconfig: %q}
+clusterCIDR: %q
+conntrack: {maxPerCore: 0}
+`, m.mode, n.plane.cluster.AdminKubeconfig(), n.clusterCIDR()), 0o600))
+	w.kubeProxy = exec.Command(binary, "--config="+w.config, "--hostname-override="+n.name, "-v=2")
 	w.kubeProxy.Env = append(os.Environ(), "PATH="+iptablesPath(t, m.multi)+":"+os.Getenv("PATH"))
 	w.startKubeProxy()
 	for _, family := range []string{"IPv4", "IPv6"} {
@@ -135,9 +156,9 @@ func newTakeoverWorld(t *testing.T, m takeoverMode, binary string) *takeoverWorl
 	}
 	client := n.addClient()
 	w.soon("kube-proxy serves", func() error {
-		return n.reaches(client, testnet.TCP, address(web, testnet.TCP, ip.V6), "web-1", "web-2")
+		return n.reaches(client, testnet.TCP, address(w.web, testnet.TCP, ip.V6), "web-1", "web-2")
 	})
-	w.traffic = n.startTraffic(client, web)
+	w.traffic = w.startTraffic(client, pods["self"].NS)
 	return w
 }
 
@@ -168,7 +189,7 @@ func (w *takeoverWorld) startKubeProxy() {
 // takeOver does the steps of docs/migrate.md.
 func (w *takeoverWorld) takeOver() {
 	w.t.Helper()
-	w.ours = w.startProxy("--healthz-bind-address=0.0.0.0:10256", "--metrics-bind-address=127.0.0.1:10249")
+	w.ours = w.startProxy("--config=" + w.config)
 	w.awaitRules("nftproxy")
 	w.traffic.goesOn()
 	if out, err := w.cleanup("--kube-proxy"); err == nil || !strings.Contains(out, "kube-proxy runs (PID "+strconv.Itoa(w.theirs.PID())+"): stop it first") {
@@ -186,6 +207,7 @@ func (w *takeoverWorld) takeOver() {
 		w.t.Fatalf("after cleanup there are rules of the kinds %v", kinds)
 	}
 	w.traffic.goesOn()
+	w.traffic.staysLoyal()
 }
 
 // rollBack does the steps of docs/migrate.md.
@@ -196,12 +218,14 @@ func (w *takeoverWorld) rollBack() {
 	}
 	w.startKubeProxy()
 	w.awaitRules("kube-proxy")
+	w.traffic.goesOn() // the connections to localhost that nftproxy carries end
 	w.ours.stop()
 	w.traffic.goesOn()
 	if out, err := w.cleanup(); err != nil {
 		w.t.Fatalf("cleanup: %v: %s", err, out)
 	}
 	w.traffic.goesOn()
+	w.traffic.staysLoyal()
 }
 
 // awaitRules waits for the rules of a proxy by the command that docs/migrate.md has for it.

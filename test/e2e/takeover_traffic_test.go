@@ -38,46 +38,78 @@ type trafficClient struct {
 	short bool
 	step  func() error
 	steps atomic.Int64
+	// loyal has the answers of a Service with session affinity; nil for others.
+	loyal *loyalty
+}
+
+// loyalty counts how often a client's endpoint has changed.
+type loyalty struct {
+	server string
+	moves  atomic.Int64
+	// known is moves at the last look.
+	known int64
 }
 
 // stepPeriod is the time between two steps of a client: so slow that the entries of connection
 // tracking, which stay two minutes, do not fill the table.
 const stepPeriod = 25 * time.Millisecond
 
-// startTraffic starts clients in a pod, on the node and outside, for TCP and UDP of both
-// families: each with new connections, and with one that stays open.
-func (n *node) startTraffic(pod *testnet.Namespace, web *corev1.Service) *traffic {
-	n.t.Helper()
-	tr := &traffic{t: n.t, done: make(chan struct{})}
-	for _, protocol := range []string{testnet.TCP, testnet.UDP} {
-		for _, family := range ip.Families() {
-			cluster := address(web, protocol, family)
-			outside := netip.AddrPortFrom(of(n.NodeAddrs, family), nodePort(web, protocol))
-			for _, way := range []struct {
-				from *testnet.Namespace
-				to   netip.AddrPort
-			}{{pod, cluster}, {n.Node, cluster}, {n.Outside, outside}} {
-				name := fmt.Sprintf("%s to %v from %v", protocol, way.to, way.from)
-				tr.clients = append(tr.clients,
-					&trafficClient{name: "new " + name, short: true, step: func() error { return tr.connectOnce(n, way.from, protocol, way.to) }},
-					&trafficClient{name: "open " + name, step: n.stayOpen(way.from, protocol, way.to)})
+// way is how a client reaches a server.
+type way struct {
+	from     *testnet.Namespace
+	protocol string
+	to       netip.AddrPort
+}
+
+func (y way) String() string { return fmt.Sprintf("%s to %v from %v", y.protocol, y.to, y.from) }
+
+// startTraffic starts clients of the Services, each with new connections, and with one that stays open: in a pod, on the node and outside, for
+// TCP and UDP of both families. A pod reaches itself by the Service self, whose slices have no nodeName in iptables mode. Clients on localhost are there
+// where kube-proxy serves them.
+func (w *takeoverWorld) startTraffic(pod, self *testnet.Namespace) *traffic {
+	w.t.Helper()
+	tr := &traffic{t: w.t, done: make(chan struct{})}
+	for _, family := range ip.Families() {
+		for _, protocol := range []string{testnet.TCP, testnet.UDP} {
+			ways := append(w.waysTo(w.web, pod, protocol, family), way{self, protocol, address(w.self, protocol, family)})
+			if w.mode.mode == "iptables" && family == ip.V4 {
+				ways = append(ways, way{w.Node, protocol, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), nodePort(w.web, protocol))})
 			}
+			for _, y := range ways {
+				tr.clients = append(tr.clients,
+					&trafficClient{name: "new " + y.String(), short: true, step: func() error { return tr.connectOnce(w.node, y, nil) }},
+					&trafficClient{name: "open " + y.String(), step: w.stayOpen(y.from, protocol, y.to)})
+			}
+		}
+		for _, y := range w.waysTo(w.loyal, pod, testnet.TCP, family) {
+			l := &loyalty{}
+			tr.clients = append(tr.clients, &trafficClient{name: "loyal " + y.String(), short: true, loyal: l, step: func() error { return tr.connectOnce(w.node, y, l) }})
+		}
+		host := netip.AddrPortFrom(of(w.NodeAddrs, family), 0)
+		for _, y := range []way{{pod, testnet.ICMP, host}, {w.Outside, testnet.ICMP, host}} {
+			tr.clients = append(tr.clients, &trafficClient{name: y.String(), short: true, step: func() error { return tr.connectOnce(w.node, y, nil) }})
 		}
 	}
 	for _, c := range tr.clients {
 		tr.running.Go(func() { tr.repeat(c) })
 	}
-	n.t.Cleanup(tr.stop)
+	w.t.Cleanup(tr.stop)
 	return tr
+}
+
+// waysTo are those from a pod and the node to the cluster IP, and from outside to the node port.
+func (w *takeoverWorld) waysTo(s *corev1.Service, pod *testnet.Namespace, protocol string, family ip.Family) []way {
+	cluster := address(s, protocol, family)
+	return []way{{pod, protocol, cluster}, {w.Node, protocol, cluster}, {w.Outside, protocol, netip.AddrPortFrom(of(w.NodeAddrs, family), nodePort(s, protocol))}}
 }
 
 // longestStep is how long an answer may take. A busy machine is late by seconds; a datagram that is
 // lost is lost for ever.
 const longestStep = 30 * time.Second
 
-// connectOnce returns an error unless a new connection is answered.
-func (tr *traffic) connectOnce(n *node, from *testnet.Namespace, protocol string, to netip.AddrPort) error {
-	answer, err := from.Ask(n.ctx, protocol, to, longestStep)
+// connectOnce returns an error unless a new connection is answered. l, unless nil, hears by whom.
+func (tr *traffic) connectOnce(n *node, y way, l *loyalty) error {
+	answer, err := y.from.Ask(n.ctx, y.protocol, y.to, longestStep)
 	if err != nil {
 		return err
 	}
@@ -86,6 +118,12 @@ func (tr *traffic) connectOnce(n *node, from *testnet.Namespace, protocol string
 	}
 	if answer.Outcome != testnet.Answered {
 		return errors.New(string(answer.Outcome))
+	}
+	if l != nil {
+		if l.server != "" && l.server != answer.ID {
+			l.moves.Add(1)
+		}
+		l.server = answer.ID
 	}
 	return nil
 }
@@ -193,6 +231,22 @@ func (tr *traffic) goesOn() {
 	}
 	if len(tr.failures) > 0 {
 		tr.t.FailNow()
+	}
+}
+
+// staysLoyal fails the test if a client of session affinity has changed its endpoint more than once since the last look: the proxies do
+// not know whom the other one remembers, so the one that begins to serve may choose anew.
+func (tr *traffic) staysLoyal() {
+	tr.t.Helper()
+	for _, c := range tr.clients {
+		if c.loyal == nil {
+			continue
+		}
+		now := c.loyal.moves.Load()
+		if now-c.loyal.known > 1 {
+			tr.t.Errorf("%s: its endpoint changed %d times", c.name, now-c.loyal.known)
+		}
+		c.loyal.known = now
 	}
 }
 
