@@ -36,7 +36,7 @@ func (v Verdict) Ejections(last service.Ejections) service.Ejections {
 	return next
 }
 
-// quiet is another node with a confirmed suspect of which nothing has answered since.
+// quiet is another node with a suspect of which nothing has answered since.
 type quiet struct {
 	// begun is when this node first asked.
 	begun time.Time
@@ -44,10 +44,13 @@ type quiet struct {
 	namespaces map[string]bool
 }
 
-func (m *Machine) silentNodes() map[string]quiet {
+func (m *Machine) silentNodes() map[string]quiet { return m.quietNodes((*suspect).silent) }
+
+// quietNodes has the other nodes with a suspect that counts.
+func (m *Machine) quietNodes(counts func(*suspect) bool) map[string]quiet {
 	nodes := map[string]quiet{}
 	for _, s := range m.suspects {
-		if !s.silent() || s.endpoint.Node == m.view.Node {
+		if !counts(s) || s.endpoint.Node == m.view.Node {
 			continue
 		}
 		name := nodeOf(&s.endpoint)
@@ -80,9 +83,11 @@ func (m *Machine) answering(now time.Time, silent map[string]quiet) (n int) {
 // outvoted says for a namespace that other nodes answer, and more than are silent. One of two is enough: a cluster may
 // have three nodes. The silence of a node counts if the namespace has noticed it, or two others have: one tenant, who may
 // write any node's name into a slice, does not decide for the others.
+//
+// A node that is being asked counts as silent until it answers: what stopped to answer at one moment is decided together.
 func (d *decision) outvoted(namespace string) bool {
 	n := 0
-	for name, q := range d.silent {
+	for name, q := range d.doubted {
 		n += boolInt(q.namespaces[namespace] || len(q.namespaces) > 1 || d.dead.shares[share{name, namespace}])
 	}
 	return n == 0 || d.answers > n || d.answers == 1 && n == 1
@@ -213,7 +218,8 @@ func (m *Machine) Decide(now time.Time) Verdict {
 		return Verdict{}
 	}
 	silent := m.silentNodes()
-	d := decision{Machine: m, now: now, silent: silent, dead: m.dead(silent), answers: m.answering(now, silent)}
+	doubted := m.quietNodes(func(s *suspect) bool { return s.silent() || s.asking > 0 && !s.opinion })
+	d := decision{Machine: m, now: now, doubted: doubted, dead: m.dead(silent), answers: m.answering(now, doubted)}
 	var v Verdict
 	// Nodes are left out only for what is certain without them.
 	for _, byNode := range []bool{false, true} {
@@ -236,7 +242,7 @@ func (m *Machine) Decide(now time.Time) Verdict {
 type decision struct {
 	*Machine
 	now     time.Time
-	silent  map[string]quiet
+	doubted map[string]quiet // silent nodes, and those that are being asked
 	dead    deadNodes
 	answers int // the number of other nodes that answer
 	next    map[leftKey]Left

@@ -18,7 +18,7 @@ import (
 //   - Another endpoint of the port has answered the node since, one on another node if there is any. So the node may
 //     connect, and no policy explains the silence.
 //   - No more than half of the port's endpoints are suspected, nor all of those on this node where a traffic policy is Local.
-//   - More other nodes answer than are silent, or one of two. Otherwise it may be this node's own network.
+//   - More other nodes answer than are silent or being asked, or one of two. Otherwise it may be this node's own network.
 //
 // It ends with the first answer, or when the API changes the endpoint. Before the next suspicion there is a pause, which
 // grows. What is remembered and what is asked at once is bounded, and the bounds are shared out among namespaces.

@@ -153,6 +153,21 @@ func TestPartition(t *testing.T) {
 	}
 }
 
+// Half of the cluster is behind a partition, and one of its nodes is found silent a moment before the other: nothing is left out.
+func TestPartitionOneByOne(t *testing.T) {
+	w := newWorld(t)
+	s := w.service("shop/web", "own", "own", "a", "b", "c", "d")
+	w.dead["a"], w.dead["b"] = true, true
+	w.late = map[netip.Addr]time.Duration{s.Ports[0].Endpoints.Few()[3].Addr.Addr(): 10 * tick}
+	w.run(time.Minute, func(int) {
+		for _, e := range s.Ports[0].Endpoints.Few() {
+			w.connectTo(e.Addr, "client")
+		}
+		w.wantLeft()
+	})
+	w.wantHeld(ejection.OwnNetwork)
+}
+
 // A node dies with endpoints of 200 Services: few are asked, and all are left out, those of UDP ports too.
 func TestManyEndpoints(t *testing.T) {
 	w := newWorld(t)

@@ -25,6 +25,8 @@ type world struct {
 	// address, by a client or by the node itself.
 	dead      map[string]bool
 	forbidden func(to netip.AddrPort, client string) bool
+	// late is how much later this node learns that an address has not answered its connect.
+	late map[netip.Addr]time.Duration
 
 	flows   []flow
 	ids     uint32
@@ -155,7 +157,7 @@ func (w *world) step() {
 		for _, a := range asks {
 			w.asks++
 			w.perSec[w.now.Unix()]++
-			p := pending{a, w.now.Add(ejection.Patience), ejection.Unanswered}
+			p := pending{a, w.now.Add(ejection.Patience + w.late[a.Addr.Addr()]), ejection.Unanswered}
 			if !w.silent(a.Addr, "node") {
 				p.at, p.answer = w.now.Add(tick), ejection.Answered
 			}
