@@ -9,6 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"nftproxy/conntrack"
+	"nftproxy/model/ejection"
 	"nftproxy/test/lib/nftcmd"
 	"nftproxy/test/lib/testnet"
 )
@@ -119,6 +123,46 @@ func TestEjectClientPolicy(t *testing.T) {
 	}
 }
 
+// freeze stops the proxy, does something, and lets the proxy go on: it sees the whole at once.
+func (r *running) freeze(do func()) {
+	r.Helper()
+	if err := r.cmd.Process.Signal(unix.SIGSTOP); err != nil {
+		r.Fatal(err)
+	}
+	defer func() {
+		if err := r.cmd.Process.Signal(unix.SIGCONT); err != nil {
+			r.Error(err)
+		}
+	}()
+	do()
+}
+
+// awaitHanging returns when there are some connections without an answer to each address.
+func awaitHanging(t *testing.T, node *testnet.Namespace, to ...netip.Addr) {
+	t.Helper()
+	const some = 4
+	table, err := conntrack.Open(conntrack.Config{NetNS: node.Fd()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.Close()
+	for limit := time.Now().Add(awaitLimit); ; time.Sleep(20 * time.Millisecond) { // The table sends no events.
+		hanging, lacking := map[netip.Addr]int{}, 0
+		if _, err := table.Unanswered(t.Context(), func(f conntrack.Flow) error { hanging[f.Reply.Src.Addr()]++; return nil }); err != nil {
+			t.Fatal(err)
+		}
+		for _, a := range to {
+			lacking += max(0, some-hanging[a])
+		}
+		if lacking == 0 {
+			return
+		}
+		if time.Now().After(limit) {
+			t.Fatalf("connections without an answer: %v", hanging)
+		}
+	}
+}
+
 // partition drops at one moment all that the remote node forwards to a list of destinations. repair ends that.
 func partition(t *testing.T, w *ejectWorld, to string) (repair func()) {
 	t.Helper()
@@ -131,6 +175,37 @@ func partition(t *testing.T, w *ejectWorld, to string) (repair func()) {
 	}
 	load("table ip partition { chain forwarded { type filter hook forward priority 0; ip daddr { " + to + " } drop; }; }")
 	return func() { load("delete table ip partition") }
+}
+
+// TestEjectPartition: half of the other nodes cannot be reached any more. Nothing is left out. When one of these two nodes is
+// back, the other one is left out.
+func TestEjectPartition(t *testing.T) {
+	w := newEjectWorld(t, 5)
+	r := start(t, w.Node, "--nftproxy-manifests", manifest(t, ejectManifest("", w.endpoints)), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject=on")
+	r.awaitSync()
+	two, three := w.endpoints["node-2"], w.endpoints["node-3"]
+	var repair func()
+	var stop func() []outcome
+	r.freeze(func() {
+		repair = partition(t, w, fmt.Sprint(two, ", ", three))
+		stop = clientLoad(t.Context(), w.client, 20*time.Millisecond, 10*time.Second)
+		awaitHanging(t, w.Node, two, three)
+	})
+	held := r.await("that nothing is left out", func(l logged) bool {
+		if notAnswering(l) {
+			t.Errorf("left out: %s", r.lines.Text())
+		}
+		return strings.HasPrefix(l.Msg, "endpoints do not answer, and none of them is left out")
+	})
+	if held.Reason != string(ejection.OwnNetwork) {
+		t.Errorf("the reason is %q", held.Reason)
+	}
+	r.freeze(func() { repair(); partition(t, w, three.String()) })
+	if left := r.await("that an endpoint is left out", notAnswering); left.Endpoint != netip.AddrPortFrom(three, 8080).String() {
+		t.Errorf("%s is left out, want %s", left.Endpoint, three)
+	}
+	stop()
+	r.end()
 }
 
 // TestEjectFlapping: an endpoint stops to answer again and again, as soon as it is back. It is left out each time, and no client

@@ -32,7 +32,7 @@ type running struct {
 type logged struct {
 	Time                time.Time
 	Msg, Level, Address string
-	Endpoint            string
+	Endpoint, Reason    string
 	Written, Clients    int
 	Endpoints           int
 	Missing, Serving    int
