@@ -320,18 +320,22 @@ func (w *world) serves(who string) {
 	}
 }
 
-// ipvsConnections is how many connections IPVS has made on the node.
-func (w *world) ipvsConnections() (n int) {
+// ipvsConnections is how many connections IPVS has made on the node. /proc/net/ip_vs_stats has a sum that the kernel renews every two
+// seconds (net/netfilter/ipvs/ip_vs_est.c); the counters of the processors are those of this moment.
+func (w *world) ipvsConnections() (sum int) {
 	w.Helper()
-	out := w.run("cat", "/proc/net/ip_vs_stats")
-	lines := strings.Split(out, "\n")
-	if len(lines) < 3 {
-		w.Fatalf("ip_vs_stats: %s", out)
+	out := w.run("cat", "/proc/net/ip_vs_stats_percpu")
+	processors := 0
+	for line := range strings.Lines(out) {
+		var cpu, n int
+		if _, err := fmt.Sscanf(line, "%x %x", &cpu, &n); err == nil { // the headings and the sum, ~, have no number first
+			sum, processors = sum+n, processors+1
+		}
 	}
-	if _, err := fmt.Sscanf(lines[2], "%x", &n); err != nil {
-		w.Fatalf("ip_vs_stats: %v: %s", err, out)
+	if processors == 0 {
+		w.Fatalf("ip_vs_stats_percpu: %s", out)
 	}
-	return n
+	return sum
 }
 
 // nothingLeft: everything of kube-proxy's is gone, and nothing of others.
