@@ -152,13 +152,14 @@ func listWith[T any](ctx context.Context, what string, sort func(*T), dump func(
 }
 
 // ServiceDevice is the device that has the addresses of Services in kube-proxy's IPVS mode, and after it until somebody
-// removes it. These are no addresses of the node: node ports are not served on them, and Services keep them.
+// removes it. These are no addresses of the node: node ports are not served on them, and Services keep them. kube-proxy makes
+// it of type dummy, and removes no other (pkg/proxy/ipvs/netlink_linux.go): one of another type is somebody else's.
 const ServiceDevice = "kube-ipvs0"
 
 // FindServiceDevice returns that device of its caller's network namespace, or nil if it is not there.
 func FindServiceDevice() (netlink.Link, error) {
 	device, err := netlink.LinkByName(ServiceDevice)
-	if errors.As(err, &netlink.LinkNotFoundError{}) {
+	if errors.As(err, &netlink.LinkNotFoundError{}) || err == nil && device.Type() != (&netlink.Dummy{}).Type() {
 		return nil, nil
 	}
 	if err != nil {

@@ -3,6 +3,7 @@ package hostaddr_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -148,12 +149,20 @@ func TestBroadcast(t *testing.T) {
 }
 
 // TestServiceDevice: what kube-proxy's IPVS mode binds to its device is no address of the node, as long as it is on no
-// other interface.
+// other interface. A device of that name and another type is not kube-proxy's.
 func TestServiceDevice(t *testing.T) {
+	attrs := netlink.LinkAttrs{Name: hostaddr.ServiceDevice}
+	t.Run("dummy", func(t *testing.T) { testServiceDevice(t, &netlink.Dummy{LinkAttrs: attrs}, true) })
+	t.Run("veth", func(t *testing.T) { testServiceDevice(t, &netlink.Veth{LinkAttrs: attrs, PeerName: "peer"}, false) })
+}
+
+func testServiceDevice(t *testing.T, device netlink.Link, ofKubeProxy bool) {
 	ns, lo := namespace(t)
-	// kube-proxy makes a dummy interface, which not all kernels have.
-	device := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: hostaddr.ServiceDevice}, PeerName: "peer"}
-	if err := ns.Handle().LinkAdd(device); err != nil {
+	err := ns.Handle().LinkAdd(device)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		t.Skip("this kernel has no dummy interfaces; make test-kernels has")
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	for _, link := range []netlink.Link{device, lo} {
@@ -176,8 +185,9 @@ func TestServiceDevice(t *testing.T) {
 		routes, err := hostaddr.LocalRoutes(t.Context())
 		for _, a := range []string{"10.96.0.1", "fd00:96::1", "192.0.2.7"} {
 			addr := netip.MustParseAddr(a)
-			if slices.Contains(addrs.Own, addr) || slices.Contains(addrs.Broadcast, addr) || slices.Contains(routes, netip.PrefixFrom(addr, addr.BitLen())) {
-				t.Errorf("%s is one of the node's: %v, %v", a, addrs, routes)
+			own, routed := slices.Contains(addrs.Own, addr), slices.Contains(routes, netip.PrefixFrom(addr, addr.BitLen()))
+			if own == ofKubeProxy || routed == ofKubeProxy || slices.Contains(addrs.Broadcast, addr) {
+				t.Errorf("%s is one of the node's: %t, routed: %t, want neither where the device is kube-proxy's (%t): %v, %v", a, own, routed, ofKubeProxy, addrs, routes)
 			}
 		}
 		for _, a := range []string{"192.0.2.8", "2001:db8::8"} {

@@ -15,16 +15,27 @@ import (
 	"nftproxy/node/otherproxy"
 )
 
-// serviceDevice makes the device of kube-proxy's IPVS mode with these addresses, and gives the node an address of its own of each
-// family.
+// serviceDevice makes a device with the name and the type of that of kube-proxy's IPVS mode and with these addresses, and gives the node
+// an address of its own of each family.
 func (w world) serviceDevice(addresses ...string) {
 	w.Helper()
-	// kube-proxy makes a dummy interface, which not all kernels have.
-	device := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "kube-ipvs0"}, PeerName: "peer"}
-	if err := w.ns.Handle().LinkAdd(device); err != nil {
+	err := w.ns.Handle().LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "kube-ipvs0"}})
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		w.Skip("this kernel has no dummy interfaces; make test-kernels has")
+	}
+	if err == nil {
+		err = w.ns.Handle().LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "peer"}, PeerName: "peer2"})
+	}
+	if err != nil {
 		w.Fatal(err)
 	}
-	for _, name := range []string{"kube-ipvs0", "peer"} {
+	w.address([]string{"kube-ipvs0", "peer", "peer2"}, addresses)
+}
+
+// address sets interfaces up, and gives the first one the addresses, and the second one those of the node.
+func (w world) address(links []string, addresses []string) {
+	w.Helper()
+	for _, name := range links {
 		link, err := w.ns.Handle().LinkByName(name)
 		if err == nil {
 			err = w.ns.Handle().LinkSetUp(link)
@@ -40,8 +51,8 @@ func (w world) serviceDevice(addresses ...string) {
 			}
 		}
 	}
-	add("kube-ipvs0", addresses...)
-	add("peer", "192.0.2.10/24", "2001:db8::10/64")
+	add(links[0], addresses...)
+	add(links[1], "192.0.2.10/24", "2001:db8::10/64")
 }
 
 // bound lists the addresses of the device that are not for links; nil without a device.
@@ -165,6 +176,27 @@ func TestServiceDevice(t *testing.T) {
 		if r.Dst != nil && (strings.HasPrefix(r.Dst.String(), "10.96.") || strings.HasPrefix(r.Dst.String(), "fd00:96:")) {
 			t.Errorf("a route is left: %v", r)
 		}
+	}
+}
+
+// TestOthersDevice: a device with the name of kube-proxy's and another type is somebody else's, and so are its addresses.
+func TestOthersDevice(t *testing.T) {
+	w := newWorld(t)
+	if err := w.ns.Handle().LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "kube-ipvs0"}, PeerName: "peer"}); err != nil {
+		t.Fatal(err)
+	}
+	w.address([]string{"kube-ipvs0", "peer"}, []string{"10.96.0.1/32", "fd00:96::1/128"})
+	if kinds := w.look(); len(kinds) > 0 {
+		t.Errorf("kinds %v", kinds)
+	}
+	if found := names(w.find()); len(found) > 0 {
+		t.Errorf("found %v", found)
+	}
+	if outcomes := w.removeIPVS(otherproxy.Removal{EndConnections: true}); len(outcomes) > 0 {
+		t.Errorf("outcomes %v", outcomes)
+	}
+	if diff := cmp.Diff([]string{"10.96.0.1", "fd00:96::1"}, w.bound()); diff != "" {
+		t.Errorf("bound (-want +got):\n%s", diff)
 	}
 }
 
