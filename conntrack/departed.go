@@ -40,6 +40,8 @@ type departed struct {
 type departure struct {
 	endpoints service.Endpoints
 	epoch     uint64
+	// ranges has the ports at which the claim had them, if the endpoints are those of ranges.
+	ranges service.PortRanges
 }
 
 // ordered is a departure's place in order.
@@ -49,8 +51,8 @@ type ordered struct {
 	endpoints int
 }
 
-// add remembers endpoints that a claim lost in the current epoch.
-func (d *departed) add(c service.Claim, endpoints service.Endpoints) {
+// add remembers endpoints of a port that a claim lost in the current epoch.
+func (d *departed) add(c service.Claim, p *service.Port, endpoints service.Endpoints) {
 	if endpoints.Len() == 0 {
 		return
 	}
@@ -62,13 +64,16 @@ func (d *departed) add(c service.Claim, endpoints service.Endpoints) {
 	case d.epoch > d.first:
 		d.later++
 	}
-	d.from[c] = append(d.from[c], departure{endpoints, d.epoch})
+	d.from[c] = append(d.from[c], departure{endpoints, d.epoch, p.Ranges})
 	d.order = append(d.order, ordered{c, d.epoch, endpoints.Len()})
 }
 
-// has says whether addr was an endpoint of the claim.
-func (d *departed) has(c service.Claim, addr netip.AddrPort) bool {
-	return slices.ContainsFunc(d.from[c], func(one departure) bool { return endpoint(one.endpoints, addr) != nil })
+// has says whether connections to a port number were led to addr by the claim.
+func (d *departed) has(c service.Claim, number uint16, addr netip.AddrPort) bool {
+	return slices.ContainsFunc(d.from[c], func(one departure) bool {
+		p := service.Port{Ranges: one.ranges, Endpoints: one.endpoints}
+		return (!p.IsRange() || one.ranges.Has(number)) && p.Endpoint(number, addr) != nil
+	})
 }
 
 // cover says that passes have found the flows of the departures up to an epoch. They are

@@ -150,9 +150,12 @@ type owner struct {
 	nodePort bool
 }
 
-// owner looks for the owner in the order of the rules: addresses, then node ports.
+// owner looks for the owner in the order of the rules: addresses, then ranges of ports, then node ports.
 func (x *Index) owner(f *Flow) (o owner, ok bool) {
 	if o.claimant, ok = x.holder(addressClaim(f)); ok {
+		return o, true
+	}
+	if o.claimant, ok = x.holder(addressClaim(f).Range()); ok && o.port.Ranges.Has(f.Original.Dst.Port()) {
 		return o, true
 	}
 	if !x.own.answers(f) {

@@ -32,7 +32,14 @@ type ask struct {
 }
 
 func byAddress(s *service.Service, p *service.Port, f *conntrack.Flow) bool {
-	return slices.Contains(s.Addresses(), f.Original.Dst.Addr()) && p.Port == f.Original.Dst.Port() && p.Protocol == f.Protocol
+	return slices.Contains(s.Addresses(), f.Original.Dst.Addr()) && !p.IsRange() && p.Port == f.Original.Dst.Port() && p.Protocol == f.Protocol
+}
+
+// byRanges says that the port's ranges have the flow's port. External IPs have no ranges.
+func byRanges(s *service.Service, p *service.Port, f *conntrack.Flow) bool {
+	dst := f.Original.Dst
+	return p.IsRange() && p.Protocol == f.Protocol && s.InFamily(f.Family()) && p.Ranges.Has(dst.Port()) &&
+		(slices.Contains(s.ClusterIPs, dst.Addr()) || slices.Contains(s.LoadBalancerIPs, dst.Addr()))
 }
 
 func byNodePort(s *service.Service, p *service.Port, f *conntrack.Flow) bool {
@@ -46,6 +53,14 @@ func (o *oracle) asks(f *conntrack.Flow) *ask {
 		for i := range svc.Ports {
 			p := &svc.Ports[i]
 			if byAddress(svc, p, f) && !s.Conflicts.At(name).Has(service.Claim{Addr: dst.Addr(), Protocol: f.Protocol, Port: dst.Port()}) {
+				return &ask{svc, p, false}
+			}
+		}
+	}
+	for name, svc := range s.Services.All() {
+		for i := range svc.Ports {
+			p := &svc.Ports[i]
+			if byRanges(svc, p, f) && !s.Conflicts.At(name).Has(service.Claim{Addr: dst.Addr(), Protocol: f.Protocol}) {
 				return &ask{svc, p, false}
 			}
 		}
@@ -132,7 +147,7 @@ func (o *oracle) stale(f *conntrack.Flow) conntrack.Reason {
 		}
 		return ""
 	}
-	e := find(a.p, f.Reply.Src)
+	e := find(a.p, f, f.Reply.Src)
 	switch {
 	case e == nil && expendable && o.was(f), e != nil && unserved(f, e):
 		return conntrack.EndpointGone
@@ -152,14 +167,14 @@ func (o *oracle) missed(f *conntrack.Flow, a *ask) conntrack.Reason {
 	case f.Status&conntrack.Assured != 0 && (f.Protocol == service.TCP || f.Protocol == service.SCTP):
 		replied := f.Status&conntrack.SeenReply != 0
 		switch {
-		case replied && !slices.Contains(o.established, f.Protocol), a != nil && find(a.p, dst) != nil, !o.was(f):
+		case replied && !slices.Contains(o.established, f.Protocol), a != nil && find(a.p, f, dst) != nil, !o.was(f):
 			return ""
 		case a != nil:
 			return conntrack.EndpointGone
 		}
 		return conntrack.ServiceGone
-	case a != nil && find(a.p, dst) != nil: // The translation did not change the address.
-		if unserved(f, find(a.p, dst)) {
+	case a != nil && find(a.p, f, dst) != nil: // The translation did not change the address.
+		if unserved(f, find(a.p, f, dst)) {
 			return conntrack.EndpointGone
 		}
 		return ""
@@ -187,7 +202,7 @@ func (o *oracle) was(f *conntrack.Flow) bool {
 	return slices.ContainsFunc(o.history[:len(o.history)-1], func(s service.Snapshot) bool {
 		then := oracle{cfg: o.cfg, routes: o.routes, history: []service.Snapshot{s}}
 		a := then.asks(f)
-		return a != nil && find(a.p, f.Reply.Src) != nil && (!a.nodePort || o.servesNodePorts(f.Original.Dst.Addr()) || o.onLoopback(f))
+		return a != nil && find(a.p, f, f.Reply.Src) != nil && (!a.nodePort || o.servesNodePorts(f.Original.Dst.Addr()) || o.onLoopback(f))
 	})
 }
 
@@ -201,8 +216,9 @@ func (o *oracle) mayBe(f *conntrack.Flow) bool {
 				p := &svc.Ports[i]
 				address := service.Claim{Addr: f.Original.Dst.Addr(), Protocol: f.Protocol, Port: f.Original.Dst.Port()}
 				had := byAddress(svc, p, f) && !s.Conflicts.At(name).Has(address) ||
+					byRanges(svc, p, f) && !s.Conflicts.At(name).Has(address.Range()) ||
 					byNodePort(svc, p, f) && !s.Conflicts.At(name).Has(service.NodePortClaim(f.Family(), p))
-				if had && find(p, f.Reply.Src) != nil {
+				if had && find(p, f, f.Reply.Src) != nil {
 					return true
 				}
 			}
@@ -211,9 +227,14 @@ func (o *oracle) mayBe(f *conntrack.Flow) bool {
 	})
 }
 
-func find(p *service.Port, addr netip.AddrPort) *service.Endpoint {
+// find returns the endpoint of the port that the flow leads to, if it leads to the address. Ranges keep the flow's port.
+func find(p *service.Port, f *conntrack.Flow, addr netip.AddrPort) *service.Endpoint {
 	for e := range p.Endpoints.All() {
-		if e.Addr == addr {
+		at := e.Addr
+		if p.IsRange() {
+			at = netip.AddrPortFrom(at.Addr(), f.Original.Dst.Port())
+		}
+		if at == addr {
 			return &e
 		}
 	}

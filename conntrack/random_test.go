@@ -250,6 +250,9 @@ func (c *trial) judge(t *testing.T) (cases int) {
 			cases++
 		}
 		s, p, ok := c.index.Owner(f)
+		if ok && p.IsRange() {
+			c.seen["ranges"]++
+		}
 		if want := c.asks(&f); ok != (want != nil) || ok && (s != want.s || p != want.p) {
 			t.Fatalf("%v: Owner() = %v, %v, %t, want %+v\n%s", f, s, p, ok, want, c.describe())
 		}
@@ -288,7 +291,7 @@ func TestStaleAgainstOracle(t *testing.T) {
 		"reason: source not in the ranges": 30, "reason: traffic policy": 100,
 		"left to routing": 300, "valid, dnat": 5000, "valid, untouched": 2000,
 		"scope: everything": 100, "scope: filters": 100, "scope: nothing": 30,
-		"translated without DNAT": 500,
+		"translated without DNAT": 500, "ranges": 100,
 	} {
 		if seen[what] < n && !testing.Short() {
 			t.Errorf("%q: %d times, want %d: the cases are too narrow", what, seen[what], n)

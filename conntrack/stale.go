@@ -75,7 +75,7 @@ func (x *Index) missed(f *Flow) Reason {
 		// packet already has (nf_nat_setup_info). So this is a flow that the rules
 		// sent to its own destination, such as an ingress on the host network whose
 		// external IP is the node's address.
-		if e := endpoint(o.port.Endpoints, dst); e != nil && unserved(f, e) {
+		if e := o.endpoint(f, dst); e != nil && unserved(f, e) {
 			return EndpointGone
 		} else if e != nil {
 			return ""
@@ -104,7 +104,7 @@ func (x *Index) orphanedIdentity(f *Flow) Reason {
 	}
 	o, ok := x.owner(f)
 	switch {
-	case ok && endpoint(o.port.Endpoints, f.Original.Dst) != nil:
+	case ok && o.endpoint(f, f.Original.Dst) != nil:
 		return ""
 	case ok:
 		return EndpointGone
@@ -118,7 +118,7 @@ func (x *Index) misled(f *Flow) Reason {
 	if !ok {
 		return x.orphaned(f)
 	}
-	e := endpoint(o.port.Endpoints, f.Reply.Src)
+	e := o.endpoint(f, f.Reply.Src)
 	switch {
 	case e == nil && x.expendable(f) && (x.departed.anything != 0 || x.former(f)):
 		return EndpointGone
@@ -128,7 +128,7 @@ func (x *Index) misled(f *Flow) Reason {
 		return EndpointGone
 	case f.Status&SeenReply != 0:
 		return "" // It is answered: it works, and stays.
-	case !o.nodePort && !x.admits(o.service, addressClaim(f), f.Original.Src.Addr()):
+	case !o.nodePort && !x.admits(o.service, o.claim(f), f.Original.Src.Addr()):
 		return ForbiddenSource
 	case x.elsewhere(&o, f, e):
 		return ForbiddenPolicy
@@ -165,8 +165,9 @@ func (x *Index) orphaned(f *Flow) Reason {
 // former says that the flow leads to a former endpoint of the address and port, or node
 // port, that it goes to. Our rules have made it, not those of another program.
 func (x *Index) former(f *Flow) bool {
-	return x.departed.has(addressClaim(f), f.Reply.Src) ||
-		x.own.answers(f) && x.departed.has(nodePortClaim(f), f.Reply.Src)
+	c, number := addressClaim(f), f.Original.Dst.Port()
+	return x.departed.has(c, number, f.Reply.Src) || x.departed.has(c.Range(), number, f.Reply.Src) ||
+		x.own.answers(f) && x.departed.has(nodePortClaim(f), number, f.Reply.Src)
 }
 
 // expendable says that an entry without a valid endpoint may be removed. The next
@@ -192,10 +193,18 @@ func (x *Index) elsewhere(o *owner, f *Flow, e *service.Endpoint) bool {
 
 // claim is the one by which the owner has the flow's destination.
 func (o *owner) claim(f *Flow) service.Claim {
-	if o.nodePort {
+	switch {
+	case o.nodePort:
 		return nodePortClaim(f)
+	case o.port.IsRange():
+		return addressClaim(f).Range()
 	}
 	return addressClaim(f)
+}
+
+// endpoint returns the owner's endpoint that the flow leads to if it leads to the address; nil if that is none.
+func (o *owner) endpoint(f *Flow, to netip.AddrPort) *service.Endpoint {
+	return o.port.Endpoint(f.Original.Dst.Port(), to)
 }
 
 // passes says that the rules leave such a packet to routing, untranslated, as the Service asks for clients from outside
@@ -236,9 +245,4 @@ func (x *Index) outsider(node *service.Node, a netip.Addr) bool {
 	}
 	pod, known := x.options.Pod(node, a)
 	return known && !pod
-}
-
-// endpoint returns the endpoint with the address; nil if there is none.
-func endpoint(list service.Endpoints, addr netip.AddrPort) *service.Endpoint {
-	return list.Find(service.Endpoint{Addr: addr})
 }

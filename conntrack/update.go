@@ -78,9 +78,9 @@ func claims(s *service.Service) iter.Seq2[service.Claim, *service.Port] {
 				return
 			}
 		}
-		addrs := s.Addresses()
 		for i := range s.Ports {
 			p := &s.Ports[i]
+			addrs := s.AddressesOf(p)
 			for _, a := range addrs {
 				if !yield(service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}, p) {
 					return
@@ -171,6 +171,10 @@ func (u *update) keepClaim(c service.Claim, before, after claimant) {
 	}
 	change := &u.last
 	u.depart(c, before, change.gone)
+	if before.port.Ranges != after.port.Ranges {
+		u.depart(c, before, before.port.Endpoints) // of the ports that the ranges have lost
+		u.scope.addClaim(c)
+	}
 	switch {
 	case narrowed(before.service, after.service) || change.first || change.moved || change.more && after.service.FailoverAt(c) == service.FailoverPass:
 		u.scope.addClaim(c)
@@ -183,7 +187,7 @@ func (u *update) keepClaim(c service.Claim, before, after claimant) {
 // depart remembers endpoints that a claim has lost, if the claimant had the claim before.
 func (u *update) depart(c service.Claim, before claimant, endpoints service.Endpoints) {
 	if endpoints.Len() > 0 && holds(&u.old, before.service.Name, c) {
-		u.departed.add(c, endpoints)
+		u.departed.add(c, before.port, endpoints)
 	}
 }
 
@@ -198,7 +202,7 @@ func (u *update) loseEndpoints(c service.Claim, endpoints service.Endpoints, sta
 	if status.Mask == SeenReply && u.quiet(c) {
 		return
 	}
-	if whole := claimFilter(c, status); endpoints.Len() > few || u.scope.covers(whole) {
+	if whole := claimFilter(c, status); endpoints.Len() > few || u.scope.covers(whole) || c.IsRange() {
 		u.scope.add(whole)
 		return
 	}
@@ -310,13 +314,16 @@ func (u *update) departFrom(c service.Claim, name service.Name) {
 }
 
 // followShadows remembers whose node ports were at addresses and ports that a Service has
-// gained: packets to a node port go to the Service that has address and port, if there is one.
+// gained, and whose ranges: packets to a node port or ranges go to the Service that has address and port, if there is one.
 func (u *update) followShadows() {
 	for _, c := range u.gained {
 		nodePort := c
 		nodePort.Addr = ip.Of(c.Addr).Unspecified()
 		if by, ok := u.holder(nodePort); ok {
-			u.departed.add(c, by.port.Endpoints)
+			u.departed.add(c, by.port, by.port.Endpoints)
+		}
+		if by, ok := u.holder(c.Range()); ok && !c.IsRange() && by.port.Ranges.Has(c.Port) {
+			u.departed.add(c, by.port, by.port.Endpoints)
 		}
 	}
 }

@@ -69,10 +69,11 @@ type VMap struct {
 
 // DNAT sends the connection to the address and port that a data map has for the key. Unless Mod is
 // 0, an index below Mod is appended to the key: a random one or, with Hash, the hash of these fields. If the map has
-// no such element, the rule ends.
+// no such element, the rule ends. With KeepPort the map has addresses, and the port stays.
 type DNAT struct {
-	Key Fields
-	Mod uint32
+	Key      Fields
+	KeepPort bool
+	Mod      uint32
 	// Hash is the packet's Saddr, or Saddr and Sport; empty for a random index. Needs Mod.
 	Hash Fields
 	Map  string

@@ -322,10 +322,13 @@ func (w *walk) translate(t *Contents, s DNAT) (o outcome, matched bool) {
 	}
 	e, found, known := w.look(t, s.Map, fields, key)
 	switch {
-	case !known, found && len(e.Data) < t.Table.Family.AddrLen()+2:
+	case !known, found && len(e.Data) < t.Table.Family.AddrLen(), found && !s.KeepPort && len(e.Data) < t.Table.Family.AddrLen()+2:
 		return w.undecided(), true
 	case !found:
 		return nextRule, false
+	case s.KeepPort:
+		to, _ := netip.AddrFromSlice([]byte(e.Data[:t.Table.Family.AddrLen()]))
+		return w.translateTo(netip.AddrPortFrom(to, w.dst.Port())), true
 	}
 	return w.translateTo(addrPort(e.Data, t.Table.Family)), true
 }

@@ -40,6 +40,7 @@ func (ix *index) reportDenials(before, after service.Snapshot) {
 	d.addLeftOut(before, after)
 	addNew(d, before.WithoutAffinity, after.WithoutAffinity, func(w *service.WithoutAffinity) error { return &AffinityError{*w} })
 	addNew(d, before.ClosedSources, after.ClosedSources, func(c *service.ClosedSources) error { return &SourcesError{*c} })
+	addNew(d, before.UnservedRanges, after.UnservedRanges, func(u *service.UnservedRanges) error { return &RangesError{*u} })
 	if d.omitted > 0 {
 		err := fmt.Errorf("%d more Services have just lost something that they ask for (the metric nftproxy_conflicting_services counts those without an address or port)", d.omitted)
 		ix.problems = append(ix.problems, Problem{Err: err})
@@ -151,3 +152,8 @@ func (e *AffinityError) Error() string {
 type SourcesError struct{ service.ClosedSources }
 
 func (e *SourcesError) Error() string { return e.String() + " (--nftproxy-max-source-lists)" }
+
+// RangesError says that no port range of a Service is served because there are too many different lists.
+type RangesError struct{ service.UnservedRanges }
+
+func (e *RangesError) Error() string { return e.String() }

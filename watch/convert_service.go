@@ -43,10 +43,12 @@ type serviceObject struct {
 func convertService(s *corev1.Service) *serviceObject {
 	object := &serviceObject{identity: identify(&s.ObjectMeta), uid: s.UID}
 	object.proxy, object.named = s.Labels[labelProxyName]
+	p := problemsOf("Service", &s.ObjectMeta)
 	if !watched(s) {
+		unservedRanges(s, p)
+		object.problems = p.all()
 		return object
 	}
-	p := problemsOf("Service", &s.ObjectMeta)
 	bare := &service.Service{Name: object.name(), Created: s.CreationTimestamp.UTC()}
 	bare.ClusterIPs = clusterIPs(&s.Spec, p)
 	bare.ExternalIPs = externalIPs(&s.Spec, p)
@@ -58,6 +60,7 @@ func convertService(s *corev1.Service) *serviceObject {
 	bare.AffinityTimeout = affinityTimeout(&s.Spec, p)
 	bare.HealthCheckNodePort = healthCheckNodePort(&s.Spec, bare, p)
 	bare.Options, object.balanced = options(&s.ObjectMeta, p)
+	setRanges(bare, &s.ObjectMeta, p)
 	object.bare, object.problems = bare, p.all()
 	return object
 }

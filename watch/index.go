@@ -71,7 +71,9 @@ type joined struct {
 	// there is one that it does not serve.
 	object  *serviceObject
 	foreign bool
-	slices  []*sliceObject
+	// barred are the problems of a Service without a virtual address, which no proxy serves.
+	barred []Problem
+	slices []*sliceObject
 	// dirty says that it is in the index's list of the same name.
 	dirty bool
 	// built says that the builder has the Service, with the slices' endpoints
@@ -140,7 +142,11 @@ func (ix *index) reportNew(before, after []Problem) {
 func (ix *index) setService(s *serviceObject) {
 	name := s.name()
 	if s.bare == nil || !ix.serves(s) {
-		ix.setForeign(name)
+		j := ix.setForeign(name)
+		if ix.serves(s) {
+			ix.reportNew(j.barred, s.problems)
+			j.barred = s.problems
+		}
 		return
 	}
 	ix.changes.Services++
@@ -151,7 +157,7 @@ func (ix *index) setService(s *serviceObject) {
 		old = j.object.problems
 	}
 	ix.reportNew(old, s.problems)
-	j.object, j.foreign = s, false
+	j.object, j.foreign, j.barred = s, false, nil
 	if len(j.slices) > 0 {
 		ix.retention.Release(name)
 	}
@@ -166,19 +172,20 @@ func (ix *index) serves(s *serviceObject) bool {
 
 // setForeign takes a Service that this proxy does not serve. It is not missing: nothing of
 // that name is retained.
-func (ix *index) setForeign(name service.Name) {
+func (ix *index) setForeign(name service.Name) *joined {
 	ix.changes.Services++
 	j := ix.joinedOf(name)
 	j.object, j.foreign = nil, true
 	ix.retention.Release(name)
 	ix.markDirty(j)
+	return j
 }
 
 func (ix *index) deleteService(name service.Name) {
 	ix.changes.Services++
 	if j, ok := ix.joined[name]; ok && (j.object != nil || j.foreign) {
 		ix.retention.Release(name)
-		j.object, j.foreign = nil, false
+		j.object, j.foreign, j.barred = nil, false, nil
 		ix.markDirty(j)
 	}
 }
@@ -407,12 +414,16 @@ func (ix *index) join(j *joined) service.Prepared {
 		lists := j.lists(len(s.Ports))
 		for i := range s.Ports {
 			p := &s.Ports[i]
+			if p.IsRange() {
+				continue
+			}
 			key := portKey{p.Name, p.Protocol}
 			inSlices, total := lists(key)
 			p.Endpoints = mergeLists(key, inSlices, total, endpointsOfPort(last, i, p), changes)
 		}
 		s.OtherPorts = j.otherPorts(s.Ports)
 	}
+	s.SetRangePorts()
 	prepared := ix.builder.Prepare(j.name, s)
 	if j.object != nil {
 		// A snapshot is going to have it. There is no second copy.

@@ -72,8 +72,10 @@ func randomService(rng *rand.Rand, name string) *corev1.Service {
 	case 1:
 		s.Labels = map[string]string{labelProxyName: "mesh"}
 	case 2:
-		s.Annotations = map[string]string{service.OptionPrefix + "external-failover": []string{"pass", "cluster", "perhaps"}[rng.IntN(3)]}
+		s.Annotations = map[string]string{service.OptionPrefix + "port-ranges": []string{"70-90/TCP", "80/UDP,81/TCP", "1-65535/SCTP", "80"}[rng.IntN(4)]}
 	case 3:
+		s.Annotations = map[string]string{service.OptionPrefix + "external-failover": []string{"pass", "cluster", "perhaps"}[rng.IntN(3)]}
+	case 4:
 		s.Annotations = map[string]string{service.OptionPrefix + "balance": []string{"random", "client", "flow", "source"}[rng.IntN(4)]}
 	}
 	return s
@@ -143,6 +145,7 @@ func (o objects) oracle() service.Snapshot {
 		if s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
 			out.AffinityTimeout = 3 * time.Hour
 		}
+		_ = out.Options.Set("port-ranges", s.Annotations[service.OptionPrefix+"port-ranges"]) // a bad value leaves it empty
 		for _, p := range s.Spec.Ports {
 			port := service.Port{Name: p.Name, Protocol: service.TCP, Port: uint16(p.Port)}
 			if p.Protocol == corev1.ProtocolUDP {
@@ -171,6 +174,7 @@ func (o objects) oracle() service.Snapshot {
 			port.Endpoints = service.MergeEndpoints(endpoints)
 			out.Ports = append(out.Ports, port)
 		}
+		out.SetRangePorts()
 		b.Set(out)
 	}
 	return b.Snapshot()

@@ -52,7 +52,7 @@ func (j *joined) lists(ports int) func(portKey) ([]service.Endpoints, int) {
 // otherPorts returns the ports of the slices that none of the Service's ports takes, if one of these has no endpoints:
 // their names may differ by mistake.
 func (j *joined) otherPorts(ports []service.Port) []service.SlicePort {
-	if !slices.ContainsFunc(ports, func(p service.Port) bool { return p.Endpoints.Len() == 0 }) {
+	if !slices.ContainsFunc(ports, func(p service.Port) bool { return p.Endpoints.Len() == 0 && !p.IsRange() }) {
 		return nil
 	}
 	taken := map[portKey]bool{}

@@ -2,9 +2,11 @@ package watch
 
 import (
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nftproxy/model/service"
@@ -40,6 +42,30 @@ func (ix *index) withBalance(s *serviceObject) *serviceObject {
 	bare.Options.Balance = ix.options.Balance
 	object.bare, object.built = bare, false
 	return &object
+}
+
+// annotationPortRanges is the key of service.Options.PortRanges.
+const annotationPortRanges = service.OptionPrefix + "port-ranges"
+
+// setRanges gives the service its ports that are ranges, or says why it has none, and where.
+func setRanges(bare *service.Service, m *metav1.ObjectMeta, p *problemList) {
+	bare.SetRangePorts()
+	field, value := "metadata.annotations["+annotationPortRanges+"]", beginning(m.Annotations[annotationPortRanges])
+	switch why := bare.RangesRefused(); {
+	case why != "":
+		p.addValue(field, value, why)
+	case bare.Options.PortRanges != "" && slices.ContainsFunc(bare.ExternalIPs, func(a netip.Addr) bool { return !slices.Contains(bare.LoadBalancerIPs, a) }):
+		p.addValue(field, value, "not at spec.externalIPs; cluster IPs and load balancers' addresses have the ranges")
+	}
+}
+
+// unservedRanges says that a Service without a virtual address has no ranges. One that waits for its cluster IP has none yet.
+func unservedRanges(s *corev1.Service, p *problemList) {
+	value, asks := s.Annotations[annotationPortRanges]
+	if !asks || s.Spec.Type != corev1.ServiceTypeExternalName && s.Spec.ClusterIP != corev1.ClusterIPNone {
+		return
+	}
+	p.addValue("metadata.annotations["+annotationPortRanges+"]", beginning(value), "a headless Service or one of type ExternalName has no address for ranges: clients reach its pods, or the name, at any port")
 }
 
 // beginning cuts the value of an annotation for a message: it may have 256 KiB.

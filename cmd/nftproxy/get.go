@@ -289,6 +289,9 @@ func portTexts(ports []inspect.PortRow) []string {
 	texts := make([]string, len(ports))
 	for i, p := range ports {
 		texts[i] = inspect.PortText(p.Name, p.Protocol, p.Port)
+		if p.Ranges != "" {
+			texts[i] = p.Ranges + "/" + p.Protocol
+		}
 		if port, protocol, _ := strings.Cut(texts[i], "/"); p.NodePort != 0 {
 			texts[i] = fmt.Sprintf("%s:%d/%s", port, p.NodePort, protocol)
 		}

@@ -48,7 +48,7 @@ func TestServicesWithOption(t *testing.T) {
 			}
 		}
 	}
-	for _, key := range []string{"balance", "external-failover", "weight"} {
+	for _, key := range []string{"balance", "external-failover", "port-ranges", "weight"} {
 		if positive[key] == 0 {
 			t.Errorf("no Service ever had the option %s: %s", key, fmt.Sprint(positive))
 		}

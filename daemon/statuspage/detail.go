@@ -103,6 +103,9 @@ func (d *detail) reasons() *html.Node {
 	if closed := v.snapshot.ClosedSources.At(s.Name); closed != nil {
 		list = append(list, element("p", attributes("class", "note"), literal(closed.String())))
 	}
+	if unserved := v.snapshot.UnservedRanges.At(s.Name); unserved != nil {
+		list = append(list, element("p", attributes("class", "note"), literal(unserved.String())))
+	}
 	return element("div", nil, list...)
 }
 
@@ -152,7 +155,7 @@ func (d *detail) otherPorts(i int) *html.Node {
 	end := min(len(d.service.Ports), i+maxLinks)
 	for ; i < end; i++ {
 		p := &d.service.Ports[i]
-		items.AppendChild(element("li", nil, link(d.portURL(i, 1), fmt.Sprintf("%d/%s", p.Port, p.Protocol))))
+		items.AppendChild(element("li", nil, link(d.portURL(i, 1), fmt.Sprintf("%s/%s", p.Number(), p.Protocol))))
 	}
 	var rest *html.Node
 	if more := len(d.service.Ports) - end; more > 0 {
@@ -169,7 +172,7 @@ func (d *detail) portURL(i, page int) string {
 // port shows the frontends and endpoints of port number i.
 func (d *detail) port(i int) *html.Node {
 	p := &d.service.Ports[i]
-	name := fmt.Sprintf("Port %d/%s", p.Port, p.Protocol)
+	name := fmt.Sprintf("Port %s/%s", p.Number(), p.Protocol)
 	if p.Name != "" {
 		name += " (" + p.Name + ")"
 	}

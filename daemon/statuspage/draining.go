@@ -90,7 +90,9 @@ func (v *view) activity() func(service.Name, service.Port, netip.AddrPort) bool 
 		if asked != last {
 			last, choice = asked, service.Choice{}
 			if s := v.snapshot.Services.At(name); s != nil && s.InFamily(asked.family) {
-				if i := slices.IndexFunc(s.Ports, func(p service.Port) bool { return p.Name == like.Name && p.Protocol == like.Protocol }); i >= 0 {
+				if i := slices.IndexFunc(s.Ports, func(p service.Port) bool {
+					return (p.Name == like.Name && !p.IsRange() || p.IsRange() && like.Port == 0 && like.Name == service.RangesText) && p.Protocol == like.Protocol
+				}); i >= 0 {
 					choice = s.Choose(&s.Ports[i], v.snapshot.Node, asked.family)
 				}
 			}

@@ -26,7 +26,7 @@ type frontend struct {
 // external IPs, the node port. It leaves out those beyond the bound, and counts them.
 func (d *detail) frontends(p *service.Port, family ip.Family) (list []frontend, more int) {
 	s := d.service
-	for _, a := range s.Addresses() {
+	for _, a := range s.AddressesOf(p) {
 		switch {
 		case !family.Has(a):
 			continue
@@ -34,7 +34,7 @@ func (d *detail) frontends(p *service.Port, family ip.Family) (list []frontend, 
 			more++
 			continue
 		}
-		f := frontend{claim: service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}, kind: "external IP", at: netip.AddrPortFrom(a, p.Port)}
+		f := frontend{claim: service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}, kind: "external IP", at: netip.AddrPortFrom(a, p.First())}
 		switch {
 		case slices.Contains(s.ClusterIPs, a):
 			f.kind, f.internal = "cluster IP", true

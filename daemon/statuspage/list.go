@@ -186,7 +186,7 @@ func (v *view) portSummary(s *service.Service) *html.Node {
 			ready, draining = ready+n.Ready, draining+n.Draining
 		}
 		var parts []string
-		parts = append(parts, fmt.Sprintf("%d/%s: %s ready", p.Port, p.Protocol, thousands(ready)))
+		parts = append(parts, fmt.Sprintf("%s/%s: %s ready", p.Number(), p.Protocol, thousands(ready)))
 		if draining > 0 {
 			parts = append(parts, fmt.Sprintf("%s draining", thousands(draining)))
 		}

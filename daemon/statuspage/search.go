@@ -211,7 +211,7 @@ func (w *word) matches(s *service.Service) bool {
 		if w.protocol != 0 && w.protocol != p.Protocol {
 			continue
 		}
-		if at && w.port == p.Port || w.node && w.port == p.NodePort || !w.prefix.IsValid() && (w.port == p.Port || w.port == p.NodePort) {
+		if at && (w.port == p.Port || p.Ranges.Has(w.port)) || w.node && w.port == p.NodePort || !w.prefix.IsValid() && (w.port == p.Port || w.port == p.NodePort) {
 			return true
 		}
 		if w.matchesEndpoint(p) {

@@ -90,7 +90,7 @@ func (v *view) stateOf(s *service.Service) state {
 	if v.snapshot.Conflicts.At(s.Name).Len() > 0 {
 		found |= conflict
 	}
-	if v.snapshot.LeftOut.At(s.Name) != nil || v.snapshot.WithoutAffinity.At(s.Name) != nil || v.snapshot.ClosedSources.At(s.Name) != nil {
+	if v.snapshot.LeftOut.At(s.Name) != nil || v.snapshot.WithoutAffinity.At(s.Name) != nil || v.snapshot.ClosedSources.At(s.Name) != nil || v.snapshot.UnservedRanges.At(s.Name) != nil {
 		found |= beyondBound
 	}
 	for _, family := range families(s) {

@@ -104,7 +104,7 @@ func (x *explainer) whyEndedAt(w *nft.Way) {
 	switch p := x.purpose(by); p {
 	case ruleset.RefuseUnknownPort:
 		x.whyUnknownPort(by.Destination.Addr())
-	case ruleset.FindFrontend, ruleset.FindRestricted, ruleset.FindNodePort, ruleset.FindOnLoopback, ruleset.ForPods, ruleset.ForNode, ruleset.ForOtherPods:
+	case ruleset.FindFrontend, ruleset.FindInRanges, ruleset.FindRestricted, ruleset.FindNodePort, ruleset.FindOnLoopback, ruleset.ForPods, ruleset.ForNode, ruleset.ForOtherPods:
 		if x.leadsToRefusal(by) {
 			x.whyNoEndpoint()
 			return

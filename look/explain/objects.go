@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 
 	"nftproxy/model/ip"
@@ -48,7 +47,7 @@ func (x *explainer) servicePort() (*service.Service, *service.Port) {
 	}
 	for i := range s.Ports {
 		p := &s.Ports[i]
-		if uint8(p.Protocol) == x.question.Packet.Protocol && cmp.Or(p.Name, strconv.Itoa(int(p.Port))) == x.frontend.Port {
+		if uint8(p.Protocol) == x.question.Packet.Protocol && p.Label() == x.frontend.Port {
 			return s, p
 		}
 	}
@@ -334,7 +333,7 @@ func (x *explainer) rangesText(chain string) string {
 func portsText(s *service.Service) string {
 	var texts []string
 	for i := range s.Ports {
-		text := fmt.Sprintf("%d/%s", s.Ports[i].Port, s.Ports[i].Protocol)
+		text := fmt.Sprintf("%s/%s", s.Ports[i].Number(), s.Ports[i].Protocol)
 		if s.Ports[i].Name != "" {
 			text += " (" + s.Ports[i].Name + ")"
 		}

@@ -56,7 +56,7 @@ func (x *explainer) walk(ctx context.Context) error {
 // name whose source ranges restrict the address.
 func (x *explainer) findFrontend(s *nft.Step) {
 	switch x.purpose(s) {
-	case ruleset.FindFrontend, ruleset.FindNodePort, ruleset.FindOnLoopback:
+	case ruleset.FindFrontend, ruleset.FindInRanges, ruleset.FindNodePort, ruleset.FindOnLoopback:
 		for _, l := range s.Lookups {
 			if l.Found && l.Set.Verdicts && x.frontend == (ruleset.ServiceName{}) {
 				x.frontend = ruleset.NameInComment(l.Element.Comment)

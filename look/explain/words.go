@@ -51,8 +51,16 @@ func (x *explainer) sayMatched(p ruleset.Purpose, s *nft.Step, w *nft.Way) (text
 		return fmt.Sprintf("%s is an address of this node that serves node ports; %s", s.Destination.Addr(), x.sayFrontend(s, dst)), false
 	case ruleset.FindOnLoopback:
 		return fmt.Sprintf("%s serves node ports to nftproxy, which connects there for clients on localhost; %s", s.Destination.Addr(), x.sayFrontend(s, dst)), false
+	case ruleset.FindRanges:
+		return fmt.Sprintf("map port-ranges has %s, %s", addressText(x.question.Packet, s.Destination), x.whoseRanges(s)), false
+	case ruleset.FindInRanges:
+		return fmt.Sprintf("the ranges have port %d; %s", s.Destination.Port(), x.sayFrontend(s, addressText(x.question.Packet, s.Destination))), false
 	case ruleset.FindOthers:
-		return "it goes through chain dispatch, which refuses unknown ports of cluster IPs and looks for node ports", true
+		ranges := ""
+		if x.contents.Sets["port-ranges"] != nil {
+			ranges = "looks for ranges of ports, "
+		}
+		return "it goes through chain dispatch, which " + ranges + "refuses unknown ports of cluster IPs and looks for node ports", true
 	case ruleset.FindPing:
 		return fmt.Sprintf("set ping-addresses has %s: a Service with endpoints has the address, and the node answers pings to it", s.Destination.Addr()), false
 	case ruleset.AnswerPing:
@@ -141,6 +149,10 @@ func (x *explainer) sayPassedOver(p ruleset.Purpose, s *nft.Step) (text string, 
 	switch p {
 	case ruleset.FindFrontend:
 		return fmt.Sprintf("map services does not have %s", dst), false
+	case ruleset.FindRanges:
+		return fmt.Sprintf("map port-ranges does not have %s", addressText(x.question.Packet, s.Destination)), false
+	case ruleset.FindInRanges:
+		return fmt.Sprintf("the ranges %s do not have port %d", x.portRangesText(s.Chain), s.Destination.Port()), false
 	case ruleset.FindPing:
 		if endedAt[nft.InSet](s) {
 			return fmt.Sprintf("set ping-addresses does not have %s: no Service with endpoints has the address, or it has source ranges", s.Destination.Addr()), false
@@ -180,8 +192,11 @@ func (x *explainer) sayPassedOver(p ruleset.Purpose, s *nft.Step) (text string, 
 	case ruleset.ForNode:
 		return "the client is not the node itself", false
 	case ruleset.ForOutsiders:
-		if strings.HasPrefix(setOf(s), "node-port") {
+		switch {
+		case strings.HasPrefix(setOf(s), "node-port"):
 			dst = portText(x.question.Packet)
+		case strings.HasPrefix(setOf(s), "range-"):
+			dst = addressText(x.question.Packet, s.Destination)
 		}
 		return fmt.Sprintf("map %s does not have %s: no endpoint is on this node", setOf(s), dst), false
 	case ruleset.MasqueradeMarked:
@@ -202,6 +217,35 @@ func (x *explainer) sayPassedOver(p ruleset.Purpose, s *nft.Step) (text string, 
 		}
 	}
 	return "it does not match: " + s.Rule.Body().Text(s.Table.Family), true
+}
+
+// addressText is an address with the protocol, as ranges of ports are looked up.
+func addressText(p nft.Packet, to netip.AddrPort) string {
+	return fmt.Sprintf("%s/%s", to.Addr(), nft.ProtocolText(p.Protocol))
+}
+
+// whoseRanges names the Service whose ranges a rule has found, and the ranges.
+func (x *explainer) whoseRanges(s *nft.Step) string {
+	for _, l := range s.Lookups {
+		if l.Found {
+			return fmt.Sprintf("of %s: it goes through chain %s", clean(ruleset.NameInComment(l.Element.Comment).Service), clean(l.Element.Verdict.Chain))
+		}
+	}
+	return "which has ranges"
+}
+
+// portRangesText lists the ranges of a chain of port ranges.
+func (x *explainer) portRangesText(chain string) string {
+	set := x.contents.Sets[chain]
+	if set == nil {
+		return "of no set"
+	}
+	var texts []string
+	for _, e := range set.Elements {
+		texts = append(texts, set.Set.Key.FormatRange(x.family(), e.Key, e.KeyEnd))
+	}
+	slices.Sort(texts)
+	return listText(texts)
 }
 
 // sayFrontend says what a map of frontends has for the packet.

@@ -148,6 +148,9 @@ func (t *Tables) endpointsOf(s *Selection, svc *ruleset.Served, p *ruleset.Serve
 			PortName: p.Name, Protocol: p.Protocol.String(), Port: p.Port.Port,
 			Endpoint: a, State: Draining, Lists: append([]string{}, lists[a].names...), Shares: append([]float64{}, lists[a].shares...),
 		}
+		if p.IsRange() {
+			row.PortName = service.RangesText
+		}
 		row.Namespace, row.Service = svc.Service.Name.Split()
 		if lists[a].names != nil {
 			local := t.onNode(p.Port, a)
@@ -189,6 +192,9 @@ type servicePort struct {
 }
 
 func keyOf(s *service.Service, p *service.Port) servicePort {
+	if p.IsRange() {
+		return servicePort{s.Name, p.Protocol, 0, service.RangesText}
+	}
 	return servicePort{s.Name, p.Protocol, p.Port, p.Name}
 }
 
@@ -213,20 +219,23 @@ func (c *Connections) Add(f conntrack.Flow) {
 		return
 	case !owned:
 		return
-	case !translated && p.Endpoints.Find(service.Endpoint{Addr: f.Reply.Src}) == nil:
+	case !translated && p.Endpoint(f.Original.Dst.Port(), f.Reply.Src) == nil:
 		return // It misses the Service: no rule chose an endpoint.
 	}
-	key := keyOf(s, p)
+	key, endpoint := keyOf(s, p), f.Reply.Src
+	if p.IsRange() {
+		endpoint = netip.AddrPortFrom(endpoint.Addr(), 0)
+	}
 	if c.of[key] == nil {
 		c.of[key] = map[netip.AddrPort]Count{}
 	}
-	count := c.of[key][f.Reply.Src]
+	count := c.of[key][endpoint]
 	if closing(f.TCPState) {
 		count.Closing++
 	} else {
 		count.Connections++
 	}
-	c.of[key][f.Reply.Src] = count
+	c.of[key][endpoint] = count
 }
 
 // closing says that both sides of a TCP connection have closed it.

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net/netip"
 	"slices"
-	"strconv"
 	"time"
 
 	"nftproxy/conntrack"
@@ -238,7 +237,7 @@ func NewFlowRow(f conntrack.Flow, index *conntrack.Index, now time.Time) (FlowRo
 		r.Port = PortName(p)
 	}
 	// A DNAT to the address that the packet already has does not show in the entry.
-	if f.Status&conntrack.DstNAT != 0 || owned && leadsTo(p, f.Reply.Src) {
+	if f.Status&conntrack.DstNAT != 0 || owned && p.Endpoint(f.Original.Dst.Port(), f.Reply.Src) != nil {
 		r.Endpoint = f.Reply.Src.String()
 	}
 	if !f.Start.IsZero() {
@@ -248,8 +247,8 @@ func NewFlowRow(f conntrack.Flow, index *conntrack.Index, now time.Time) (FlowRo
 	return r, true
 }
 
-// PortName is the port's name, or its number.
-func PortName(p *service.Port) string { return cmp.Or(p.Name, strconv.Itoa(int(p.Port))) }
+// PortName is the port's name, its number, or that it is ranges.
+func PortName(p *service.Port) string { return p.Label() }
 
 // flowAddress returns the address, with a port for the protocols that have ports.
 // Flows of other protocols are listed too: an echo request can go to an unallocated
@@ -260,10 +259,6 @@ func flowAddress(f *conntrack.Flow, a netip.AddrPort) string {
 		return a.String()
 	}
 	return a.Addr().String()
-}
-
-func leadsTo(p *service.Port, addr netip.AddrPort) bool {
-	return p.Endpoints.Find(service.Endpoint{Addr: addr}) != nil
 }
 
 func FlowState(f *conntrack.Flow) string {

@@ -45,10 +45,12 @@ type ServiceRow struct {
 type PortRow struct {
 	// Name is empty for a port without name. Port is 0 if the tables do not tell it: a
 	// named port of which only the node port is left.
-	Name           string        `json:"name"`
-	Protocol       string        `json:"protocol"`
-	Port           uint16        `json:"port"`
-	NodePort       uint16        `json:"nodePort"`
+	Name     string `json:"name"`
+	Protocol string `json:"protocol"`
+	Port     uint16 `json:"port"`
+	NodePort uint16 `json:"nodePort"`
+	// Ranges are ranges of ports, such as "10000-20000,30000", in the place of name and number.
+	Ranges         string        `json:"ranges,omitempty"`
 	Endpoints      int           `json:"endpoints"`
 	LocalEndpoints int           `json:"localEndpoints"`
 	Frontends      []FrontendRow `json:"frontends"`
@@ -132,7 +134,7 @@ func (t *Tables) serviceRow(s *ruleset.Served) ServiceRow {
 }
 
 func (t *Tables) portRow(p *ruleset.ServedPort) PortRow {
-	row := PortRow{Name: p.Name, Protocol: p.Protocol.String(), Port: p.Port.Port, NodePort: p.NodePort, Frontends: []FrontendRow{}}
+	row := PortRow{Name: p.Name, Protocol: p.Protocol.String(), Port: p.Port.Port, NodePort: p.NodePort, Ranges: string(p.Ranges), Frontends: []FrontendRow{}}
 	for a := range listsOf(p) {
 		row.Endpoints++
 		if t.onNode(p.Port, a) {

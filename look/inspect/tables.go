@@ -142,7 +142,7 @@ func (t *Tables) Missing(s Selection) []string {
 
 // selects says whether the selection has a frontend. Its Service must be in the selection.
 func (t *Tables) selects(s *Selection, f *ruleset.Frontend) bool {
-	if s.Port != 0 && s.Port != f.Port {
+	if s.Port != 0 && s.Port != f.Port && !f.Ranges.Has(s.Port) {
 		return false
 	}
 	switch {

@@ -80,7 +80,7 @@ func (r *Reader) readPort(port Port, before *endpointMeters) (map[netip.AddrPort
 			}
 			table := r.declared.Table(c.Family)
 			for set, keys := range c.Endpoints(svc, &svc.Ports[i]) {
-				err := r.kernel.Counts(table.ID(), table.Set(set), keys, func(n kernel.Count) {
+				err := r.kernel.Counts(table.ID(), setOf(table, set), keys, func(n kernel.Count) {
 					r.addCount(meters, before, port, c, set, n)
 				})
 				if err != nil {

@@ -16,7 +16,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strconv"
 	"time"
 
 	"nftproxy/model/service"
@@ -71,8 +70,10 @@ type Reader struct {
 	ports  map[Port]*meter
 	// services has the places of each Service.
 	services map[service.Name][]place
-	meters   endpointMeters
-	read     time.Time
+	// ranged has the Services with ranges of ports. Only while there are any, a table has the sets that count for these.
+	ranged map[service.Name]bool
+	meters endpointMeters
+	read   time.Time
 	// total has the connections of all ports, also of those that have gone.
 	total uint64
 }
@@ -116,7 +117,7 @@ func NewReader(k Kernel, table string, clock func() time.Time) *Reader {
 	return &Reader{
 		kernel: k, clock: clock,
 		declared: ruleset.Compile(ruleset.Config{Table: table}, service.Snapshot{Node: &service.Node{}}),
-		places:   map[place]*placed{}, ports: map[Port]*meter{}, services: map[service.Name][]place{},
+		places:   map[place]*placed{}, ports: map[Port]*meter{}, services: map[service.Name][]place{}, ranged: map[service.Name]bool{},
 	}
 }
 
@@ -145,6 +146,7 @@ func (r *Reader) Follow(s service.Snapshot) {
 			delete(r.places, at)
 		}
 		delete(r.services, name)
+		delete(r.ranged, name)
 	}
 	for name := range names {
 		if svc := s.Services.At(name); svc != nil {
@@ -172,6 +174,9 @@ func (r *Reader) addService(svc *service.Service, conflicts *service.Conflicts, 
 			}
 			r.places[at] = now
 			r.services[svc.Name] = append(r.services[svc.Name], at)
+			if svc.Ports[i].IsRange() {
+				r.ranged[svc.Name] = true
+			}
 			delete(lost, p)
 			if r.ports[p] == nil {
 				r.ports[p] = &meter{}
@@ -181,7 +186,15 @@ func (r *Reader) addService(svc *service.Service, conflicts *service.Conflicts, 
 }
 
 func portOf(svc *service.Service, p *service.Port) Port {
-	return Port{svc.Name, cmp.Or(p.Name, strconv.Itoa(int(p.Port))), p.Protocol}
+	return Port{svc.Name, p.Label(), p.Protocol}
+}
+
+// setOf returns the declaration of a set that counts; not every table has those of ranges of ports.
+func setOf(t *nft.Table, name string) *nft.Set {
+	if s := t.Set(name); s != nil {
+		return s
+	}
+	return ruleset.RangeSet(name)
 }
 
 // Read reads the counters of all Service ports, and returns them by rate, then total, the
@@ -193,7 +206,10 @@ func (r *Reader) Read() ([]PortTraffic, error) {
 	for _, f := range nft.Families() {
 		table := r.declared.Table(f)
 		for _, name := range ruleset.FrontendSets() {
-			err := r.kernel.AllCounts(table.ID(), table.Set(name), func(n kernel.Count) {
+			if table.Set(name) == nil && len(r.ranged) == 0 {
+				continue
+			}
+			err := r.kernel.AllCounts(table.ID(), setOf(table, name), func(n kernel.Count) {
 				if at := r.places[place{f, name, n.Key}]; at != nil {
 					more := since(at.last, n.Packets)
 					r.ports[at.port].total += more

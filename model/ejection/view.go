@@ -37,6 +37,9 @@ func Look(s service.Snapshot, mode func(*service.Service) Mode, wanted func(Targ
 		namespace, _ := svc.Name.Split()
 		for i := range svc.Ports {
 			p := &svc.Ports[i]
+			if p.IsRange() {
+				continue // Its endpoints have no port to look at; they are those of the other ports.
+			}
 			var matters [2]bool // by family
 			for chunk := range p.Endpoints.Chunks() {
 				for j := range chunk {

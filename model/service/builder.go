@@ -29,6 +29,13 @@ type Builder struct {
 	affinity affinity
 	// sourceLists decides which lists of source ranges there are.
 	sourceLists sourceLists
+	// rangeLists decides which lists of port ranges there are. ranged counts the claims to ranges of each address and protocol, and
+	// rangesMoved has those that have changed since the last snapshot. external counts the claims of each service to an address
+	// that is not its cluster IP; nil as long as there have been no ranges.
+	rangeLists  sourceLists
+	ranged      map[Claim]int
+	rangesMoved map[Claim]bool
+	external    map[netip.Addr]map[Name]int
 	contests    contests
 	protected   Protected
 	reserved    Reserved
@@ -47,7 +54,8 @@ type Builder struct {
 func NewBuilder(node Node) *Builder {
 	return &Builder{
 		snapshot: Snapshot{Node: &node}, places: map[Name]int{}, whole: map[Name]*Service{},
-		limit: DefaultMaxElements, affinity: newAffinity(DefaultMaxAffinityPorts), sourceLists: newSourceLists(DefaultMaxSourceLists),
+		limit: DefaultMaxElements, affinity: newAffinity(DefaultMaxAffinityPorts), sourceLists: newSourceLists(DefaultMaxSourceLists, (*Service).sourceList),
+		rangeLists: newSourceLists(DefaultMaxRangeLists, (*Service).rangeList), ranged: map[Claim]int{},
 		contests: newContests(), onNode: map[netip.Addr]int{},
 	}
 }
@@ -64,7 +72,9 @@ func (b *Builder) SetMaxAffinityPorts(limit int) { b.affinity = newAffinity(limi
 // SetMaxSourceLists sets the bound on different lists of source ranges, 1 or more. The
 // services of one namespace may have a quarter of it. It must be called before the first
 // service is set.
-func (b *Builder) SetMaxSourceLists(limit int) { b.sourceLists = newSourceLists(limit) }
+func (b *Builder) SetMaxSourceLists(limit int) {
+	b.sourceLists = newSourceLists(limit, (*Service).sourceList)
+}
 
 // Expect allocates memory for changes of n services. That saves time if n is large, as at the
 // start, when all services come.
@@ -77,6 +87,8 @@ func (b *Builder) Expect(n int) {
 // contents, pointer for pointer.
 func (b *Builder) Snapshot() Snapshot {
 	b.moveSources()
+	b.moveRanges()
+	b.decideRanges()
 	b.decideClaims()
 	b.boundEdits()
 	if len(b.edits) > 0 {
@@ -140,6 +152,9 @@ func (b *Builder) SetProtected(p Protected) {
 	b.protected = p
 	b.setFronts()
 	for c, winner := range before {
+		if b.ranged[c.Range()] > 0 {
+			b.noteRanges(c.Range())
+		}
 		b.contests.claimants(c, func(name Name) { b.pending = append(b.pending, pendingClaim{name, c}) })
 		b.noteNumber(c, winner, b.winner(c))
 	}
@@ -198,6 +213,7 @@ func (b *Builder) Take(p Prepared) {
 	b.noteEndpoints(p.old, p.next)
 	b.affinity.replace(p.old, p.next)
 	b.sourceLists.replace(p.old, p.next)
+	b.rangeLists.replace(p.old, p.next)
 	b.replaceClaims(p)
 	b.noteFronts(p.name)
 }
@@ -218,6 +234,21 @@ func (b *Builder) moveSources() {
 		}
 	}
 	b.sourceLists.moved = nil
+}
+
+// moveRanges adds the services whose lists of port ranges have been admitted, or turned away, by the edits of others.
+func (b *Builder) moveRanges() {
+	for _, r := range b.rangeLists.moved {
+		if s := b.Service(r.name()); s != nil {
+			b.edit(s.Name, s)
+			for _, c := range s.claims(b.limit) {
+				if c.claim.IsRange() {
+					b.noteRanges(c.claim)
+				}
+			}
+		}
+	}
+	b.rangeLists.moved = nil
 }
 
 // boundEdits replaces each edit by the service that is to be served. It adds the
@@ -242,6 +273,7 @@ func (b *Builder) bounded(name Name, s *Service) *Service {
 	var left *LeftOut
 	var without *WithoutAffinity
 	var closed *ClosedSources
+	var unserved *UnservedRanges
 	if s != nil {
 		served = s
 		if without = b.affinity.reasonWithout(s); without != nil {
@@ -259,11 +291,15 @@ func (b *Builder) bounded(name Name, s *Service) *Service {
 			shut.Sources = sources
 			served = &shut
 		}
+		if !b.rangeLists.admits(s.rangeList()) {
+			served, unserved = served.withoutRanges(), &UnservedRanges{b.rangeLists.limit}
+		}
 		served = served.without(b.snapshot.Ejections.At(name))
 	}
 	b.snapshot.LeftOut = setUnlessEqual(b.snapshot.LeftOut, name, left, func(a, b *LeftOut) bool { return *a == *b })
 	b.snapshot.WithoutAffinity = setUnlessEqual(b.snapshot.WithoutAffinity, name, without, func(a, b *WithoutAffinity) bool { return *a == *b })
 	b.snapshot.ClosedSources = setUnlessEqual(b.snapshot.ClosedSources, name, closed, func(a, b *ClosedSources) bool { return *a == *b })
+	b.snapshot.UnservedRanges = setUnlessEqual(b.snapshot.UnservedRanges, name, unserved, func(a, b *UnservedRanges) bool { return *a == *b })
 	if served == s {
 		delete(b.whole, name)
 		return s
@@ -282,6 +318,14 @@ func (b *Builder) replaceClaims(p Prepared) {
 	sameAge := old != nil && s != nil && old.Created.Equal(s.Created) && old.whollyRetained() == s.whollyRetained()
 	sameFirewall := sameAge && old.Firewall().equal(s.Firewall())
 	oldRights, newRights := rights{service: old}, rights{service: s}
+	// The ranges may differ where the claims are the same.
+	for _, list := range [][]rankedClaim{before, after} {
+		for _, c := range list {
+			if c.claim.IsRange() {
+				b.noteRanges(c.claim)
+			}
+		}
+	}
 	for len(before) > 0 || len(after) > 0 {
 		order := 0
 		switch {

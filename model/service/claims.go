@@ -83,6 +83,9 @@ func (s *Service) addressClaims(addrs []netip.Addr, r rank, add func(rankedClaim
 		}
 		for i := range s.Ports {
 			p := &s.Ports[i]
+			if p.IsRange() && r == asExternalIP {
+				continue
+			}
 			add(rankedClaim{Claim{a, p.Protocol, p.Port}, r, *restricted.Of(ip.Of(a))})
 		}
 	}
@@ -94,7 +97,7 @@ func (s *Service) sameClaims(o *Service) bool {
 	return s.Created.Equal(o.Created) && s.whollyRetained() == o.whollyRetained() && s.HealthCheckNodePort == o.HealthCheckNodePort && slices.Equal(s.ClusterIPs, o.ClusterIPs) &&
 		s.Firewall().equal(o.Firewall()) && slices.Equal(s.ExternalIPs, o.ExternalIPs) &&
 		slices.EqualFunc(s.Ports, o.Ports, func(a, b Port) bool {
-			return a.Protocol == b.Protocol && a.Port == b.Port && a.NodePort == b.NodePort
+			return a.Protocol == b.Protocol && a.Port == b.Port && a.NodePort == b.NodePort && a.Ranges == b.Ranges
 		})
 }
 

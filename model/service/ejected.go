@@ -105,5 +105,8 @@ func (s *Service) without(e *Ejected) *Service {
 		}
 		served.Ports[i].Endpoints = s.Ports[i].Endpoints.Edit(edits)
 	}
+	if served != s && s.hasRanges() {
+		served.fillRanges()
+	}
 	return served
 }

@@ -19,6 +19,8 @@ type Options struct {
 	Balance Balance
 	// Eject says what is done about endpoints that do not answer the node.
 	Eject Eject
+	// PortRanges are the ranges of ports that it asks for beside its ports.
+	PortRanges RangesByProtocol
 }
 
 // option is one key of Options.
@@ -37,6 +39,7 @@ func allOptions() []option {
 		wordOption("balance", func(o *Options) *Balance { return &o.Balance }, balanceWords(), 0, "random"),
 		wordOption("eject", func(o *Options) *Eject { return &o.Eject }, ejectWords(), EjectOff, "the node's --nftproxy-eject"),
 		wordOption("external-failover", func(o *Options) *Failover { return &o.ExternalFailover }, failoverWords(), 0, "drop"),
+		portRangesOption(),
 	}
 }
 

@@ -93,6 +93,11 @@ func (b *Builder) SetReserved(r Reserved) {
 // protection returns what keeps a claim from a service that makes it with that rank;
 // empty for nothing.
 func (b *Builder) protection(name Name, c Claim, k rank) Protection {
+	if c.IsRange() {
+		if why := b.protectsRange(name, c, k); why != "" {
+			return why
+		}
+	}
 	if guard, ok := b.protected[c]; ok {
 		if why := guard.against(k); why != "" {
 			if _, leads := b.fronts.leading.find(c, name); !leads {
@@ -110,6 +115,9 @@ func (b *Builder) over(c Claim, claimant right) Name {
 		if name := b.residents.over(c, claimant); name != "" {
 			return name
 		}
+	}
+	if name := b.overRange(c, claimant); name != "" {
+		return name
 	}
 	return b.overNumber(c, claimant)
 }

@@ -1,6 +1,10 @@
 package service
 
-import "nftproxy/model/sorted"
+import (
+	"cmp"
+
+	"nftproxy/model/sorted"
+)
 
 // residents knows whose endpoints are at which address, protocol and port. An external
 // IP does not take a packet that is on its way to the endpoint of an older service: not
@@ -106,6 +110,11 @@ func (r *residents) over(c Claim, claimant right) Name {
 	if r == nil {
 		return ""
 	}
+	return cmp.Or(r.overAt(c, claimant), r.overAt(c.Range(), claimant))
+}
+
+// overAt is over for one claim. For ranges it is that of the address and protocol: there all ports are kept.
+func (r *residents) overAt(c Claim, claimant right) Name {
 	best := r.contests.winners(c).owner
 	if best == "" || best.retained() || best.name() == claimant.name() {
 		return ""
@@ -176,6 +185,10 @@ func (b *Builder) noteEndpoints(old, next *Service) {
 		return
 	}
 	b.residents.replace(old, next, func(c Claim) {
+		if c.IsRange() {
+			b.noteRanges(c)
+			return
+		}
 		if owner := b.winner(c); owner != "" {
 			b.pending = append(b.pending, pendingClaim{owner.name(), c})
 		}

@@ -20,6 +20,17 @@ type pendingClaim struct {
 // claimants lack the claim before and after. A retained service may lose a claim that no
 // other makes (losesAddress), so that each of its claims has to be decided.
 func (b *Builder) changeClaim(name Name, claim Claim, r right, add bool) {
+	by := 1
+	if !add {
+		by = -1
+	}
+	b.countExternal(claim, r, by)
+	if claim.IsRange() {
+		b.noteRanges(claim)
+		if b.ranged[claim] += by; b.ranged[claim] == 0 {
+			delete(b.ranged, claim)
+		}
+	}
 	if b.concernsOnlyClaimants(claim, r) && b.contests.changeSole(claim, r, add) {
 		return
 	}
@@ -49,6 +60,9 @@ func (b *Builder) changeClaim(name Name, claim Claim, r right, add bool) {
 // who has it. That is so for nearly every claim.
 func (b *Builder) concernsOnlyClaimants(claim Claim, r right) bool {
 	if _, guarded := b.protected[claim]; guarded || r.retained() {
+		return false
+	}
+	if len(b.ranged)+len(b.rangesMoved) > 0 && (claim.IsRange() || b.ranged[claim.Range()] > 0 || b.rangesMoved[claim.Range()]) {
 		return false
 	}
 	switch {

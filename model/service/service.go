@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -153,6 +152,9 @@ type Port struct {
 	Port     uint16
 	// NodePort is 0 for none.
 	NodePort uint16
+	// Ranges, if there are any, stand in the place of Port, which is 0. Connections keep the port that they ask for. Such a
+	// port has neither a name nor a node port, and the ports of its endpoints are 0.
+	Ranges PortRanges
 	// Endpoints has the endpoints in all slices, of both families.
 	Endpoints Endpoints
 }
@@ -262,13 +264,13 @@ func (n *Node) OwnAddress(f ip.Family) netip.Addr {
 }
 
 // ID names a service port in messages: "namespace/name:port", with the number
-// for a port without name.
+// for a port without name, and RangesText for ranges.
 func (s *Service) ID(p *Port) string {
-	if p.Name == "" {
-		return string(s.Name) + ":" + strconv.Itoa(int(p.Port))
-	}
-	return string(s.Name) + ":" + p.Name
+	return string(s.Name) + ":" + p.Label()
 }
+
+// RangesText stands in messages for a port that is ranges.
+const RangesText = "ranges"
 
 // whollyRetained says whether the service itself is retained, and not only its endpoints.
 func (s *Service) whollyRetained() bool { return s.Retained == RetainedService }
@@ -302,7 +304,7 @@ func (s *Service) equal(o *Service) bool {
 }
 
 func (p Port) equal(o Port) bool {
-	return p.Name == o.Name && p.Protocol == o.Protocol && p.Port == o.Port && p.NodePort == o.NodePort &&
+	return p.Name == o.Name && p.Protocol == o.Protocol && p.Port == o.Port && p.NodePort == o.NodePort && p.Ranges == o.Ranges &&
 		p.Endpoints.Equal(o.Endpoints)
 }
 

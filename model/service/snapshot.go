@@ -36,13 +36,15 @@ type Snapshot struct {
 	// ClosedSources says why a service with source ranges has Sources in Services that
 	// let in nobody.
 	ClosedSources treap.Map[Name, *ClosedSources]
+	// UnservedRanges says why a service that asks for port ranges has none in Services.
+	UnservedRanges treap.Map[Name, *UnservedRanges]
 	// Ejections says of the endpoints that are Silent in Services since when, and why.
 	Ejections Ejections
 }
 
 // Claim is the right to something that only one service can have: an address with
 // protocol and port, a node port (the family's unspecified address), or a whole cluster
-// IP (neither protocol nor port). The unused ports of a cluster IP belong to the owner of
+// IP (neither protocol nor port), or the ranges of ports of an address and protocol (no port). The unused ports of a cluster IP belong to the owner of
 // the whole one.
 type Claim struct {
 	Addr     netip.Addr
@@ -52,6 +54,8 @@ type Claim struct {
 
 func (c Claim) String() string {
 	switch {
+	case c.IsRange():
+		return fmt.Sprintf("any port range of %s/%s", c.Addr, c.Protocol)
 	case c.Protocol == 0:
 		return fmt.Sprintf("cluster IP %s", c.Addr)
 	case c.Addr.IsUnspecified():

@@ -57,25 +57,27 @@ func (s *Sources) closed() *Sources {
 	return NewSources(open)
 }
 
-// sourceLists decides which lists of source ranges the node has, by the oldest service that
+// sourceLists decides which lists of source ranges, or of port ranges, the node has, by the oldest service that
 // has each. A list that is admitted holds for all services that have it. A change costs
 // O(log n) for the lists that it admits or turns away, and visits the services that have
 // these lists.
 type sourceLists struct {
 	quota[*listQueue]
+	// of is the list of a service.
+	of func(*Service) sourceListKey
 	// services has all services of each list.
 	services map[sourceListKey]rightSet
 	// moved has the services whose lists have been admitted or turned away.
 	moved []right
 }
 
-func newSourceLists(limit int) sourceLists {
-	return sourceLists{quota: newQuota(limit, newListQueue), services: map[sourceListKey]rightSet{}}
+func newSourceLists(limit int, of func(*Service) sourceListKey) sourceLists {
+	return sourceLists{quota: newQuota(limit, newListQueue), of: of, services: map[sourceListKey]rightSet{}}
 }
 
 // replace replaces the version old of a service by s. Either may be nil.
 func (l *sourceLists) replace(old, s *Service) {
-	none, before, after := sourceListKey{}, old.sourceList(), s.sourceList()
+	none, before, after := sourceListKey{}, l.of(old), l.of(s)
 	if before == after && (before == none || old.age() == s.age()) {
 		return
 	}
@@ -104,10 +106,15 @@ func (l *sourceLists) set(list sourceListKey, r right, add bool) {
 // sources returns the service's ranges as they hold, as the service was set. They let in
 // nobody if the node does not have the list; why is nil if it has.
 func (l *sourceLists) sources(s *Service) (hold *Sources, why *ClosedSources) {
-	if list := s.sourceList(); list == (sourceListKey{}) || l.all.admitted[list] != "" {
+	if l.admits(l.of(s)) {
 		return s.Sources, nil
 	}
 	return s.Sources.closed(), &ClosedSources{l.limit}
+}
+
+// admits says whether the node has the list, or there is none.
+func (l *sourceLists) admits(list sourceListKey) bool {
+	return list == sourceListKey{} || l.all.admitted[list] != ""
 }
 
 // rightSet is a set of rights.

@@ -58,6 +58,9 @@ func (s Snapshot) String() string {
 		if closed, ok := s.ClosedSources.Get(name); ok {
 			fmt.Fprintf(&b, "  # %s\n", closed)
 		}
+		if unserved, ok := s.UnservedRanges.Get(name); ok {
+			fmt.Fprintf(&b, "  # %s\n", unserved)
+		}
 	}
 	return b.String()
 }
@@ -104,7 +107,7 @@ func (s *Service) write(b *strings.Builder) {
 	}
 	for i := range s.Ports {
 		p := &s.Ports[i]
-		fmt.Fprintf(b, "  port %s %s %d", dash(p.Name), p.Protocol, p.Port)
+		fmt.Fprintf(b, "  port %s %s %s", dash(p.Name), p.Protocol, p.numberText())
 		if p.NodePort != 0 {
 			fmt.Fprintf(b, " node-port %d", p.NodePort)
 		}
@@ -113,6 +116,34 @@ func (s *Service) write(b *strings.Builder) {
 			fmt.Fprintf(b, "    endpoint %s %s%s\n", e.Addr, dash(e.Node), e.conditions())
 		}
 	}
+}
+
+// numberText is the port's number, or its ranges.
+func (p *Port) numberText() string {
+	if p.IsRange() {
+		return rangesPrefix + string(p.Ranges)
+	}
+	return p.Number()
+}
+
+// rangesPrefix begins the ranges of a port.
+const rangesPrefix = "ranges="
+
+// ParseRangesText reads what the text form has in the place of a port's number, if it is ranges.
+func ParseRangesText(text string) (r PortRanges, ok bool, err error) {
+	text, ok = strings.CutPrefix(text, rangesPrefix)
+	if !ok {
+		return "", false, nil
+	}
+	var list []PortRange
+	for word := range strings.SplitSeq(text, ",") {
+		one, err := parsePortRange(word)
+		if err != nil {
+			return "", true, err
+		}
+		list = append(list, one)
+	}
+	return NewPortRanges(list), true, nil
 }
 
 // String returns "service" or "endpoints", and empty if nothing is retained.

@@ -111,7 +111,7 @@ func (r *recogniser) addExpression(name string, data nfnetlink.Attributes) bool 
 			return r.addStatement(nft.DNATTo{Addr: to})
 		}
 		key := len(r.loaded) - r.hashed
-		return r.addStatement(nft.DNAT{Key: r.loaded[:key:key], Mod: r.mod, Hash: r.loaded[key:], Map: r.data})
+		return r.addStatement(nft.DNAT{Key: r.loaded[:key:key], KeepPort: len(data.Get(unix.NFTA_NAT_REG_PROTO_MIN)) == 0, Mod: r.mod, Hash: r.loaded[key:], Map: r.data})
 	case "limit":
 		var x expr.Limit
 		return r.decodeExpression(data, &x) && r.addStatement(nft.Limit{PerSecond: uint32(x.Rate), Burst: x.Burst})

@@ -243,12 +243,11 @@ func dnatExpressions(s nft.DNAT, family nft.Family) []expr.Any {
 	case s.Mod > 0:
 		exprs = append(exprs, indexExpression(s.Mod, word))
 	}
-	return append(exprs,
-		&expr.Lookup{SourceRegister: register(0), DestRegister: register(0), IsDestRegSet: true, SetName: s.Map},
-		&expr.NAT{
-			Type: expr.NATTypeDestNAT, Family: uint32(family),
-			RegAddrMin: addr, RegAddrMax: addr, RegProtoMin: port, RegProtoMax: port,
-		})
+	nat := &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(family), RegAddrMin: addr, RegAddrMax: addr}
+	if !s.KeepPort {
+		nat.RegProtoMin, nat.RegProtoMax = port, port
+	}
+	return append(exprs, &expr.Lookup{SourceRegister: register(0), DestRegister: register(0), IsDestRegSet: true, SetName: s.Map}, nat)
 }
 
 // natToExpressions load the address into the registers, and translate to it.

@@ -68,7 +68,7 @@ const (
 	nodePortExternalLocal = "node-port-external-local"
 )
 
-// access is a way to reach services: by address or by node port. Both ways work
+// access is a way to reach services: by address, by node port, or by ranges of ports of an address. They work
 // alike. Each has maps and chains of its own; access has their names.
 type access struct {
 	// key is the key of the maps. original is the same key as it was in the
@@ -88,6 +88,8 @@ type access struct {
 	recent string
 	// chainPrefix begins the names of the shared chains.
 	chainPrefix string
+	// keepsPort says that endpoints have no port: the one that the packet asks for stays.
+	keepsPort bool
 }
 
 func byAddress() *access {
@@ -114,7 +116,11 @@ func byNodePort() *access {
 	}
 }
 
+// allAccess has the ways that every table has. Ranges are in few.
 func allAccess() [2]*access { return [2]*access{byAddress(), byNodePort()} }
+
+// accessWithRanges has the ways that a table may have.
+func accessWithRanges() [3]*access { return [3]*access{byAddress(), byNodePort(), byRange()} }
 
 // rememberable names the set of the list's endpoints that may be remembered.
 func (a *access) rememberable(list clientList) string {
@@ -163,15 +169,19 @@ func daddr() nft.Fields       { return nft.Fields{nft.Daddr} }
 func target() nft.Fields      { return nft.Fields{nft.Daddr, nft.Dport} }
 func pair() nft.Fields        { return nft.Fields{nft.Saddr, nft.Daddr} }
 
-// claimValue is the key that a claim with a port has in the maps: an addressKey, or the
-// nodePortKey of a node port.
+// claimValue is the key that a claim with a protocol has in the maps: an addressKey, the
+// nodePortKey of a node port, or the rangeKey of ranges.
 func claimValue(c service.Claim) nft.Value {
 	var room [24]byte
 	key := room[:0]
 	if !c.Addr.IsUnspecified() {
 		key = nft.AppendAddr(key, c.Addr)
 	}
-	return nft.Value(nft.AppendPort(nft.AppendProto(key, uint8(c.Protocol)), c.Port))
+	key = nft.AppendProto(key, uint8(c.Protocol))
+	if c.IsRange() {
+		return nft.Value(key)
+	}
+	return nft.Value(nft.AppendPort(key, c.Port))
 }
 
 // addrValue is an address as a key.
@@ -226,18 +236,23 @@ func sets(cfg *Config) treap.Map[string, *nft.Set] {
 			list = append(list, &nft.Set{Name: name, Key: join(a.key, target()...), MinSize: minSize})
 		}
 	}
+	cfg.count(list)
+	return nft.SetsByName(list...)
+}
+
+// count gives the sets the counters that the configuration wants.
+func (c *Config) count(list []*nft.Set) {
 	switch {
-	case cfg.Uncounted:
+	case c.Uncounted:
 		for _, s := range list {
 			s.Counter = false
 		}
-	case cfg.Counters:
+	case c.Counters:
 		names := counted()
 		for _, s := range list {
 			s.Counter = s.Counter || slices.Contains(names, s.Name)
 		}
 	}
-	return nft.SetsByName(list...)
 }
 
 // fixedChains are the chains that are the same in every program. The base chains
@@ -254,8 +269,11 @@ func fixedChains(cfg *Config) []*nft.Chain {
 // pods of other nodes: an endpoint of another node would answer them directly, untranslated. Their packets come in
 // by the interface that has the address. (The kernel knows no such match where packets of the node pass, so the rule cannot
 // stand in externalChain. The rule has the set last, whose elements count.)
-func preroutingChain(cfg *Config, f ip.Family, node *service.Node, p pods, absent bool) *nft.Chain {
+func preroutingChain(cfg *Config, f ip.Family, node *service.Node, p pods, absent, ranged bool) *nft.Chain {
 	rules := arriving()
+	if absent && ranged { // a cluster IP may be one of the node's addresses
+		rules = slices.Insert(rules, len(rules)-1, findRanges())
+	}
 	if absent {
 		for _, other := range p.ofOtherNodes() {
 			refusal := []nft.Statement{other}
@@ -272,6 +290,12 @@ func preroutingChain(cfg *Config, f ip.Family, node *service.Node, p pods, absen
 		}
 	}
 	return &nft.Chain{Name: prerouting, Hook: &nft.Hook{Name: nft.Prerouting, Priority: PriorityDstnat}, Rules: rules}
+}
+
+// setPrerouting builds the chain prerouting.
+func (t *tableCompiler) setPrerouting() {
+	t.refuses = t.absent > 0
+	t.chains = t.chains.Set(prerouting, preroutingChain(&t.cfg, t.family, t.node, t.pods, t.refuses, t.ranged))
 }
 
 // arriving are the rules that look for a frontend.
@@ -340,10 +364,14 @@ func leavingChains(cfg *Config, f nft.Family, ranges treap.Map[string, netip.Pre
 }
 
 // dispatchChain takes new connections that go to no service's address and port. It has echo requests answered,
-// refuses other ports of cluster IPs and looks up node ports. It leaves other
+// looks for ranges of ports if some Service has any, refuses other ports of cluster IPs and looks up node ports. It leaves other
 // addresses of ServiceCIDRs alone: a Service of another proxy may have them.
-func dispatchChain(cfg *Config, f nft.Family, node *service.Node, s spared, p pings) *nft.Chain {
-	rules := append(p.rules(), RefuseUnknownPort.rule(toClusterIP(checkUnknownPort, s)...))
+func dispatchChain(cfg *Config, f nft.Family, node *service.Node, s spared, p pings, ranged bool) *nft.Chain {
+	rules := p.rules()
+	if ranged {
+		rules = append(rules, findRanges())
+	}
+	rules = append(rules, RefuseUnknownPort.rule(toClusterIP(checkUnknownPort, s)...))
 	lookup := nft.VMap{Key: nodePortKey(), Map: nodePorts}
 	if _, all := cfg.NodePortAddresses.On(node, f); all {
 		rules = append(rules, FindNodePort.rule(nft.MatchLocal{Field: nft.Daddr}, nft.MatchAddr{Field: nft.Daddr, Not: true, Prefix: loopback(f)}, lookup))

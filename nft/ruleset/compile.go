@@ -63,14 +63,17 @@ func (c *Compiler) Compile(s service.Snapshot) *nft.Program {
 		func(some []changedService, compiled []compiledTwice) { c.setServices(some, compiled, s) })
 	for _, t := range c.tables {
 		t.setReachable()
+		rangedChanged := t.setRanged()
 		t.applyEdits()
-		if t.refuses != (t.absent > 0) {
+		if t.refuses != (t.absent > 0) || rangedChanged {
 			t.setPrerouting()
 		}
 		l := t.leaving()
 		if ranges || l.spared != t.spared {
 			t.setSpared(l.spared)
 			t.setPings()
+			t.setDispatch()
+		} else if rangedChanged {
 			t.setDispatch()
 		}
 		if node || ranges || !slices.Equal(l.learning, t.left.learning) || l.unlisted != t.left.unlisted || l.spared != t.left.spared {
@@ -177,10 +180,10 @@ func (c *Compiler) setRestricted(svc changedService, s service.Snapshot) {
 type tableCompiler struct {
 	cfg    Config
 	family nft.Family
-	// address and nodePort are the two ways to reach services.
-	address, nodePort *access
-	sets              treap.Map[string, *nft.Set]
-	chains            treap.Map[string, *nft.Chain]
+	// address, nodePort and byRanges are the ways to reach services.
+	address, nodePort, byRanges *access
+	sets                        treap.Map[string, *nft.Set]
+	chains                      treap.Map[string, *nft.Chain]
 	// parts has the parts of the last program. edits has the parts of no service that the
 	// next program changes, nil for a part that goes. They go in all at once.
 	parts treap.Map[string, *nft.Part]
@@ -193,6 +196,9 @@ type tableCompiler struct {
 	shared map[string]*chainUse
 	// lists has the lists of source ranges in use, by name.
 	lists map[string]*listUse
+	// rangeLists has the lists of port ranges in use, by name. ranged says that the table has what they share.
+	rangeLists map[string]*rangeListUse
+	ranged     bool
 	// clientMaps counts the shared chains that refer to each map of clients.
 	clientMaps map[string]int
 	// ranges are the ServiceCIDRs. outside counts the cluster IPs that are in none.
@@ -230,10 +236,10 @@ type tableCompiler struct {
 
 func newTableCompiler(cfg Config, f nft.Family) *tableCompiler {
 	t := &tableCompiler{
-		cfg: cfg, family: f, address: byAddress(), nodePort: byNodePort(), sets: sets(&cfg),
+		cfg: cfg, family: f, address: byAddress(), nodePort: byNodePort(), byRanges: byRange(), sets: sets(&cfg),
 		edits:  map[string]*nft.Part{},
 		shared: map[string]*chainUse{}, clientMaps: map[string]int{},
-		lists:    map[string]*listUse{},
+		lists: map[string]*listUse{}, rangeLists: map[string]*rangeListUse{},
 		learners: map[*access]int{}, identities: map[*access]int{},
 		local:  map[service.Name][]portOnNode{},
 		locals: map[netip.Addr]onNode{},
@@ -287,13 +293,7 @@ func (t *tableCompiler) setNode(node *service.Node) {
 
 // setDispatch builds the chain dispatch.
 func (t *tableCompiler) setDispatch() {
-	t.chains = t.chains.Set(dispatch, dispatchChain(&t.cfg, t.family, t.node, t.spared, t.ping))
-}
-
-// setPrerouting builds the chain prerouting.
-func (t *tableCompiler) setPrerouting() {
-	t.refuses = t.absent > 0
-	t.chains = t.chains.Set(prerouting, preroutingChain(&t.cfg, t.family, t.node, t.pods, t.refuses))
+	t.chains = t.chains.Set(dispatch, dispatchChain(&t.cfg, t.family, t.node, t.spared, t.ping, t.ranged))
 }
 
 // setPods builds the chains that tell pods from others.
@@ -301,6 +301,9 @@ func (t *tableCompiler) setPods(p pods) {
 	t.pods = p
 	for _, a := range []*access{t.address, t.nodePort} {
 		t.chains = t.chains.Set(a.externalChain, a.externalLocalChain(&t.cfg, p))
+	}
+	if t.ranged {
+		t.chains = t.chains.Set(t.byRanges.externalChain, t.byRanges.externalLocalChain(&t.cfg, p))
 	}
 	for name, u := range t.shared {
 		if u.chain.tellsPods() {
@@ -338,7 +341,7 @@ func (t *tableCompiler) countOutside(e nft.Element, by int) {
 // leaving says which rules the services need in the chains that see connections last.
 func (t *tableCompiler) leaving() leaving {
 	l := leaving{unlisted: t.outside > 0}
-	l.spared = spared{networks: len(t.reachable) > 0, translated: t.inRange > 0}
+	l.spared = spared{networks: len(t.reachable) > 0, translated: t.inRange > 0, ranged: t.ranged && t.inRange > 0}
 	if t.cfg.MasqueradeToNode {
 		l.source = t.node.OwnAddress(t.family)
 	}
@@ -367,6 +370,8 @@ type compiledService struct {
 	wanted []wantedChain
 	// sourceLists has the lists of source ranges that they lead to, some of them several times.
 	sourceLists []sourceList
+	// rangesUsed has the lists of port ranges that they lead to.
+	rangesUsed []rangeList
 	// ports has the lists to keep for the next compilation; nil for none.
 	ports []portLists
 	// pings has the addresses that answer echo requests.
@@ -395,6 +400,7 @@ func (t *tableCompiler) addService(name service.Name, c *compiledService) {
 		t.addChain(chain.name, chain.sharedChain)
 	}
 	t.addLists(c.sourceLists)
+	t.addRangeLists(c.rangesUsed)
 	t.countElements(c.part, 1)
 	t.setLocal(name, c.local)
 	t.setPinged(name, c.pings)
@@ -424,6 +430,10 @@ func (t *tableCompiler) countElements(part *nft.Part, by int) {
 		}
 		if l := t.lists[chain]; l != nil {
 			t.countList(l, by)
+			continue
+		}
+		if l := t.rangeLists[chain]; l != nil {
+			t.countRangeList(l, by)
 			continue
 		}
 		if u := t.shared[chain]; u.chain.learn > 0 {
@@ -471,10 +481,11 @@ func (t *tableCompiler) countUser(name string, by int) {
 	}
 }
 
-// fixed says whether every program has the chain.
+// fixed says whether every program has the chain, or every one with ranges of ports.
 func fixed(chain string) bool {
 	switch chain {
-	case externalLocal, nodePortExternalLocal, refuse, nodePortPrefix + refuse, string(NoLocalEndpoints), nodePortPrefix + string(NoLocalEndpoints):
+	case rangeExternalLocal, rangePrefix + refuse, rangePrefix + string(NoLocalEndpoints),
+		externalLocal, nodePortExternalLocal, refuse, nodePortPrefix + refuse, string(NoLocalEndpoints), nodePortPrefix + string(NoLocalEndpoints):
 		return true
 	}
 	return false

@@ -26,9 +26,13 @@ type CounterPlace struct {
 // one, and there may be no element.
 func CounterPlaces(svc *service.Service, p *service.Port) []CounterPlace {
 	var places []CounterPlace
-	for _, a := range svc.Addresses() {
+	access := byAddress()
+	if p.IsRange() {
+		access = byRange()
+	}
+	for _, a := range svc.AddressesOf(p) {
 		claim := service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}
-		places = append(places, CounterPlace{ip.Of(a), claim, services, claimValue(claim), byAddress()})
+		places = append(places, CounterPlace{ip.Of(a), claim, access.verdicts, claimValue(claim), access})
 	}
 	if p.NodePort == 0 {
 		return places
@@ -43,7 +47,7 @@ func CounterPlaces(svc *service.Service, p *service.Port) []CounterPlace {
 }
 
 // FrontendSets returns the sets of all CounterPlaces.
-func FrontendSets() []string { return []string{services, nodePorts} }
+func FrontendSets() []string { return []string{services, nodePorts, rangeServices} }
 
 // Endpoints returns the keys of the elements that count the connections to each endpoint, by
 // their set. Some may have no element. With session affinity the rules that remember
@@ -75,12 +79,15 @@ func (c CounterPlace) Endpoint(key, data nft.Value) netip.AddrPort {
 		data = key[len(c.Key):]
 	}
 	n := c.Family.AddrLen()
+	if c.access.keepsPort {
+		return netip.AddrPortFrom(addrOf(data[:n]), 0)
+	}
 	return netip.AddrPortFrom(addrOf(data[:n]), binary.BigEndian.Uint16([]byte(data[n:])))
 }
 
 // counted are the sets whose elements count connections with Config.Counters.
 func counted() []string {
-	sets := FrontendSets()
+	sets := append(FrontendSets(), rangeEndpoints, rangeLocalEndpoints)
 	for _, a := range allAccess() {
 		sets = append(sets, a.endpoints, a.localEndpoints, a.clusterRememberable, a.localRememberable)
 	}

@@ -96,7 +96,7 @@ func (c *serviceCompiler) targetsAfter(known nft.Targets, previous, addrs servic
 		if a == nil {
 			a = change.Old
 		}
-		edits = append(edits, sorted.Edit[nft.Value]{Item: nft.Value(appendTarget(nil, *a)), Gone: change.New == nil})
+		edits = append(edits, sorted.Edit[nft.Value]{Item: nft.Value(c.appendTarget(nil, *a)), Gone: change.New == nil})
 	}
 	return known.Edit(edits)
 }
@@ -108,10 +108,13 @@ func (c *serviceCompiler) targets(addrs service.Addresses) []nft.Value {
 		return nil
 	}
 	size := c.family.AddrLen() + 4
+	if c.ranged {
+		size = c.family.AddrLen()
+	}
 	all := make([]byte, 0, size*addrs.Len())
 	for chunk := range addrs.Chunks() {
 		for _, a := range chunk {
-			all = appendTarget(all, a)
+			all = c.appendTarget(all, a)
 		}
 	}
 	text, targets := nft.Value(all), make([]nft.Value, addrs.Len())
@@ -121,7 +124,11 @@ func (c *serviceCompiler) targets(addrs service.Addresses) []nft.Value {
 	return targets
 }
 
-func appendTarget(b []byte, a netip.AddrPort) []byte {
+// appendTarget appends address and port, or the address alone for ranges of ports.
+func (c *serviceCompiler) appendTarget(b []byte, a netip.AddrPort) []byte {
+	if c.ranged {
+		return nft.AppendAddr(b, a.Addr())
+	}
 	return nft.AppendPort(nft.AppendAddr(b, a.Addr()), a.Port())
 }
 

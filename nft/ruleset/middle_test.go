@@ -19,10 +19,10 @@ import (
 // it the new ones.
 func lookups() [][]string {
 	return [][]string{
-		{"services"}, {"ping-addresses"}, {"cluster-ips"}, {"reachable-networks"}, {"node-port-addresses"}, {"node-ports"},
+		{"services"}, {"ping-addresses"}, {"port-ranges"}, {rangeLists}, {"range-services"}, {"cluster-ips"}, {"reachable-networks"}, {"node-port-addresses"}, {"node-ports"},
 		{sourceLists}, {"load-balancer-sources"}, {"services-restricted"},
-		{"services-cluster", "services-local", "node-ports-cluster", "node-ports-local"},
-		{"endpoints", "local-endpoints", "node-port-endpoints", "node-port-local-endpoints"},
+		{"services-cluster", "services-local", "node-ports-cluster", "node-ports-local", "range-services-cluster", "range-services-local"},
+		{"endpoints", "local-endpoints", "node-port-endpoints", "node-port-local-endpoints", "range-endpoints", "range-local-endpoints"},
 		{againClusterIPs},
 		{"affinity-services", "node-port-affinity-services"},
 		{"affinity-endpoints", "local-affinity-endpoints", "node-port-affinity-endpoints", "node-port-local-affinity-endpoints"},
@@ -34,6 +34,9 @@ func lookups() [][]string {
 // sourceLists stands for the sets of source ranges. The contents of such a set never
 // change, but the set comes and goes.
 const sourceLists = "source-ranges-"
+
+// rangeLists stands for the sets of port ranges, in the same way.
+const rangeLists = "port-ranges-"
 
 // againClusterIPs stands for cluster-ips when postrouting looks into it.
 const againClusterIPs = "cluster-ips again"
@@ -116,7 +119,7 @@ func (m *middle) check(t *testing.T, cut int, leaving bool) {
 			m.wantFair(t, cut, p, r)
 		}
 		r := kernel.Trace(p, nft.Host{Local: local, Random: m.before.rng.Uint32N})
-		if cut < 13 { // Only the new endpoints may be remembered.
+		if cut < 16 { // Only the new endpoints may be remembered.
 			m.wantKept(t, p, r)
 		}
 	}
@@ -136,7 +139,9 @@ func (m *middle) kernel(t *testing.T, cut int, leaving bool) *nft.Model {
 		sets := maps.Clone(old.Sets)
 		maps.Copy(sets, fresh.Sets)
 		for name, s := range sets {
-			is := func(n string) bool { return n == name || n == sourceLists && strings.HasPrefix(name, n) }
+			is := func(n string) bool {
+				return n == name || (n == sourceLists || n == rangeLists) && strings.HasPrefix(name, n)
+			}
 			at := slices.IndexFunc(lookups(), func(names []string) bool { return slices.ContainsFunc(names, is) })
 			from := fresh
 			switch {
@@ -217,9 +222,18 @@ func (m *middle) wantFair(t *testing.T, cut int, p nft.Packet, r nft.Result) {
 		m.seen["dropped in the middle"]++
 	case (r.Fate == nft.Reset || r.Fate == nft.Unreachable) && (slices.Contains(fates, r.Fate) || len(had) == 0 || len(has) == 0):
 		m.seen["refused"]++
+	case (r.Fate == nft.Reset || r.Fate == nft.Unreachable || r.Fate == nft.Untouched || r.Fate == nft.Dropped) && m.handsOver(p):
+		m.seen["between ranges and a port of its own"]++
 	default:
 		t.Fatalf("lookup %d sees the change: %s: %s\nwas %v %+v\n is %v %+v", cut, p, r, had, was, has, is)
 	}
+}
+
+// handsOver says that the transaction takes the packet's port from ranges to a port of its own, or back. The first lookup may
+// find no port yet, and the second no ranges any more (docs/choices.md).
+func (m *middle) handsOver(p nft.Packet) bool {
+	was, is := m.before.target(p), m.after.target(p)
+	return was != nil && is != nil && was.port.IsRange() != is.port.IsRange()
 }
 
 // expectation is the set of allowed outcomes of a packet.

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -19,8 +20,8 @@ import (
 )
 
 // BenchmarkNodeConnect has a process of the node connect to an endpoint on the node: straight, without any Service,
-// and to the cluster IP of one of 10,000 Services with 10 endpoints each, with all ways to do the masquerade and with
-// none of it. A pod does the same. All take turns of 100 connections. It reports the median of what a turn's median
+// and to the cluster IP of one of 10,000 Services with 10 endpoints each, with all ways to do the masquerade, with
+// none of it, and where that Service has ranges of ports: to its port, and to a port of the ranges. A pod does the same. All take turns of 100 connections. It reports the median of what a turn's median
 // is to that of the same client's straight turn in the same round (x), and the median of the medians (us).
 func BenchmarkNodeConnect(b *testing.B) {
 	const connections = 100
@@ -40,6 +41,8 @@ func BenchmarkNodeConnect(b *testing.B) {
 		{"own-source-kept-fib", node("ct label 110 fib saddr . oif type != local masquerade fully-random")},
 		{"kept-source", node("ct label 110 accept")},
 		{"static", ""},
+		{"beside-ranges", ""},
+		{"in-ranges", ""},
 	} {
 		ways = append(ways, newNodeWay(b, cmd, w.name, w.change))
 	}
@@ -120,8 +123,15 @@ func newNodeWay(b *testing.B, cmd nftcmd.Command, name, change string) *nodeWay 
 	}
 	measured := gen.UniformService(9_999, 1)
 	measured.Ports[0].Endpoints = service.MergeEndpoints(list)
-	builder.Set(measured)
 	w.to = netip.AddrPortFrom(measured.ClusterIPs[0], measured.Ports[0].Port)
+	if strings.HasSuffix(name, "ranges") {
+		must(b, measured.Options.Set("port-ranges", "8000-9000/TCP"))
+		measured.SetRangePorts()
+	}
+	if name == "in-ranges" {
+		w.to = netip.AddrPortFrom(w.to.Addr(), 8080)
+	}
+	builder.Set(measured)
 	c, err := kernel.Open(kernel.Config{NetNS: w.topology.Node.Fd()})
 	must(b, err)
 	settings := service.Settings{ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}

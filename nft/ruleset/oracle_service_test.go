@@ -22,13 +22,61 @@ type target struct {
 	at netip.AddrPort
 }
 
-// address returns the oldest service that has the address as cluster IP and serves the
+// address returns the target at an address and port: that of a service's port, or that of ranges with the port, if their
+// service has the address by a better field or is older.
+func (o *oracle) address(dst netip.AddrPort, protocol service.Protocol) *target {
+	t, r := o.portAt(dst, protocol), o.rangesAt(dst, protocol)
+	switch {
+	case r == nil || !r.port.Ranges.Has(dst.Port()):
+		return t
+	case t == nil:
+		o.saw("ranges: found")
+		return r
+	case t.s == r.s:
+		o.saw("ranges: own port first")
+		return t
+	}
+	field := func(s *service.Service) int {
+		switch {
+		case slices.Contains(s.ClusterIPs, dst.Addr()):
+			return 0
+		case slices.Contains(s.LoadBalancerIPs, dst.Addr()):
+			return 1
+		}
+		return 2
+	}
+	if c := field(t.s) - field(r.s); c < 0 || c == 0 && slices.Index(o.byAge(), t.s) < slices.Index(o.byAge(), r.s) {
+		o.saw("ranges: another's port first")
+		return t
+	}
+	o.saw("ranges: before another's port")
+	return r
+}
+
+// rangesAt returns the service port that is ranges, of the oldest service that has the cluster IP, or else of the oldest with the
+// load balancer's address. The ranges need not have the port.
+func (o *oracle) rangesAt(dst netip.AddrPort, protocol service.Protocol) *target {
+	for _, field := range []func(*service.Service) []netip.Addr{
+		func(s *service.Service) []netip.Addr { return s.ClusterIPs },
+		func(s *service.Service) []netip.Addr { return s.LoadBalancerIPs },
+	} {
+		for _, s := range o.byAge() {
+			i := slices.IndexFunc(s.Ports, func(p service.Port) bool { return p.Protocol == protocol && p.IsRange() })
+			if i >= 0 && inFamily(s, ip.Of(dst.Addr())) && slices.Contains(field(s), dst.Addr()) {
+				return &target{s, &s.Ports[i], dst}
+			}
+		}
+	}
+	return nil
+}
+
+// portAt returns the oldest service that has the address as cluster IP and serves the
 // port on it. Without one it returns the oldest that has the address from its load
 // balancer, then the oldest that has it as external address, then nil.
-func (o *oracle) address(dst netip.AddrPort, protocol service.Protocol) *target {
+func (o *oracle) portAt(dst netip.AddrPort, protocol service.Protocol) *target {
 	var external, balanced *target
 	for _, s := range o.byAge() {
-		i := slices.IndexFunc(s.Ports, func(p service.Port) bool { return p.Protocol == protocol && p.Port == dst.Port() })
+		i := slices.IndexFunc(s.Ports, func(p service.Port) bool { return p.Protocol == protocol && p.Port == dst.Port() && !p.IsRange() })
 		switch {
 		case i < 0 || !inFamily(s, ip.Of(dst.Addr())):
 		case slices.Contains(s.ClusterIPs, dst.Addr()):
@@ -231,4 +279,30 @@ func (o *oracle) servesLoopback(p nft.Packet) bool {
 			c, err := netip.ParsePrefix(s)
 			return err == nil && c.Addr().IsLoopback() && c.Contains(dst)
 		})
+}
+
+// targets returns the addresses by which the client reaches the Service port, and its
+// node port.
+func (o *oracle) targets(v visit) []*target {
+	i := slices.IndexFunc(o.services, func(s *service.Service) bool { return s.Name == v.service })
+	if i < 0 {
+		return nil
+	}
+	s := o.services[i]
+	var all []*target
+	add := func(t *target) {
+		if t != nil && t.s == s && t.port.Port == v.port && t.port.Protocol == v.protocol && t.at.Addr().Is6() == v.client.Is6() {
+			all = append(all, t)
+		}
+	}
+	for _, a := range s.Addresses() {
+		add(o.address(netip.AddrPortFrom(a, v.port), v.protocol))
+	}
+	unspecified := ip.Of(v.client).Unspecified()
+	for _, p := range s.Ports {
+		if p.NodePort != 0 {
+			add(o.nodePort(netip.AddrPortFrom(unspecified, p.NodePort), v.protocol))
+		}
+	}
+	return all
 }

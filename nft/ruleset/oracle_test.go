@@ -106,6 +106,9 @@ func (o *oracle) answersPing(p nft.Packet) (by netip.Addr, answers bool) {
 	for _, s := range o.services {
 		for _, port := range s.Ports {
 			t := o.address(netip.AddrPortFrom(dst, port.Port), port.Protocol)
+			if port.IsRange() {
+				t = o.rangesAt(netip.AddrPortFrom(dst, 0), port.Protocol)
+			}
 			if t == nil || t.s != s {
 				continue
 			}
@@ -168,6 +171,9 @@ func (o *oracle) keptOut(src netip.Addr, t *target) bool {
 // cluster IP, which lost the address only by its age. Without such a service it is the
 // oldest of all.
 func (o *oracle) restricting(t *target) *service.Service {
+	if t.port.IsRange() {
+		return nil // Services with source ranges have no ranges of ports, and restrict none of others.
+	}
 	dst := t.at.Addr()
 	var found *service.Service
 	for _, s := range o.byAge() {
@@ -256,6 +262,19 @@ const (
 )
 
 func (o *oracle) lists(t *target) map[string][]netip.AddrPort {
+	lists := o.endpointLists(t)
+	if t.port.IsRange() {
+		for _, list := range lists {
+			for i, a := range list {
+				list[i] = netip.AddrPortFrom(a.Addr(), t.at.Port())
+			}
+		}
+	}
+	return lists
+}
+
+// endpointLists are the lists as the service has them.
+func (o *oracle) endpointLists(t *target) map[string][]netip.AddrPort {
 	family := ip.Of(t.at.Addr())
 	if slices.Contains(t.s.ClusterIPs, t.at.Addr()) {
 		return map[string][]netip.AddrPort{all: o.choose(t.port, family, t.s.InternalPolicy == service.Local)}
@@ -460,30 +479,4 @@ func (o *oracle) keeps(v visit, to netip.AddrPort) bool {
 		}
 	}
 	return false
-}
-
-// targets returns the addresses by which the client reaches the Service port, and its
-// node port.
-func (o *oracle) targets(v visit) []*target {
-	i := slices.IndexFunc(o.services, func(s *service.Service) bool { return s.Name == v.service })
-	if i < 0 {
-		return nil
-	}
-	s := o.services[i]
-	var all []*target
-	add := func(t *target) {
-		if t != nil && t.s == s && t.port.Port == v.port && t.port.Protocol == v.protocol && t.at.Addr().Is6() == v.client.Is6() {
-			all = append(all, t)
-		}
-	}
-	for _, a := range s.Addresses() {
-		add(o.address(netip.AddrPortFrom(a, v.port), v.protocol))
-	}
-	unspecified := ip.Of(v.client).Unspecified()
-	for _, p := range s.Ports {
-		if p.NodePort != 0 {
-			add(o.nodePort(netip.AddrPortFrom(unspecified, p.NodePort), v.protocol))
-		}
-	}
-	return all
 }

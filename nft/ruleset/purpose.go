@@ -16,6 +16,9 @@ const (
 	NoPurpose Purpose = ""
 	// FindFrontend looks for the packet's address, protocol and port.
 	FindFrontend Purpose = "find the address and port"
+	// FindRanges looks for the ranges of ports of the packet's address and protocol, and FindInRanges for its port there.
+	FindRanges   Purpose = "find the address and its ranges of ports"
+	FindInRanges Purpose = "find the port in the ranges"
 	// FindOthers sends what has no frontend by address to the chain dispatch.
 	FindOthers Purpose = "look for other reasons to handle the packet"
 	// FindPing looks for the address of an echo request, and AnswerPing has it answered.
@@ -138,7 +141,7 @@ func MeansNoEndpoints(v nft.Verdict) bool { return slices.Contains(NoEndpoints.C
 
 // ServesAnywhere reports whether a frontend's verdict leads to endpoints of all nodes.
 func ServesAnywhere(v nft.Verdict) bool {
-	return strings.HasPrefix(strings.TrimPrefix(v.Chain, nodePortPrefix), "endpoints-")
+	return strings.HasPrefix(strings.TrimPrefix(strings.TrimPrefix(v.Chain, nodePortPrefix), rangePrefix), "endpoints-")
 }
 
 // InServiceCIDR reports whether a table drops packets to the address if no Service has it.

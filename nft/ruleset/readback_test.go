@@ -44,7 +44,7 @@ func TestReadBack(t *testing.T) {
 		}
 		count(seen, got)
 	})
-	for _, what := range []string{"cluster IP", "external", "restricted", "node port", "conflict", "internal Local", "external Local", "affinity", "hints", "local endpoint", "balance", "weights"} {
+	for _, what := range []string{"cluster IP", "external", "restricted", "node port", "conflict", "internal Local", "external Local", "affinity", "hints", "local endpoint", "balance", "weights", "ranges"} {
 		if seen[what] == 0 {
 			t.Errorf("no cluster had any %q", what)
 		}
@@ -63,6 +63,7 @@ func likeWeights(s *service.Service) *service.Service {
 		}
 		s.Ports[i].Endpoints = service.MergeEndpoints(list)
 	}
+	s.SetRangePorts()
 	return s
 }
 
@@ -214,7 +215,7 @@ func reachable(s service.Snapshot) []string {
 		for i := range svc.Ports {
 			port := &svc.Ports[i]
 			targets := map[string]service.Claim{}
-			for _, a := range svc.Addresses() {
+			for _, a := range svc.AddressesOf(port) {
 				c := service.Claim{Addr: a, Protocol: port.Protocol, Port: port.Port}
 				targets[c.String()] = c
 			}
@@ -265,6 +266,8 @@ func legible(p *nft.Program) string {
 				switch {
 				case e.Verdict.Chain == "no-local-endpoints":
 					e.Verdict = nft.Verdict{Code: nft.Goto, Chain: "refuse"}
+				case e.Verdict.Chain == "range-no-local-endpoints":
+					e.Verdict = nft.Verdict{Code: nft.Goto, Chain: "range-refuse"}
 				case strings.HasPrefix(e.Verdict.Chain, "source-ranges-"):
 					e.Verdict.Chain = fmt.Sprint(admitted(table, e.Verdict.Chain, part, e.Key))
 				}
@@ -315,7 +318,7 @@ func count(seen map[string]int, s service.Snapshot) {
 		seen["restricted"] += len(svc.LoadBalancerIPs)
 		for what, is := range map[string]bool{
 			"internal Local": svc.InternalPolicy == service.Local, "external Local": svc.ExternalPolicy == service.Local,
-			"affinity": svc.AffinityTimeout > 0, "balance": svc.Options.Balance != service.ByRandom,
+			"affinity": svc.AffinityTimeout > 0, "balance": svc.Options.Balance != service.ByRandom, "ranges": svc.Options.PortRanges != "",
 		} {
 			if is {
 				seen[what]++

@@ -55,6 +55,8 @@ type servedFrontend struct {
 	// that they are remembered in the list of endpoints on the node.
 	affinity  time.Duration
 	localOnly bool
+	// ranges, if there are any, stand in the place of the port.
+	ranges service.PortRanges
 	// reader has the elements of the frontend, by key.
 	reader *frontendReader
 	key    nft.Value
@@ -76,10 +78,10 @@ func (f *servedFrontend) claim() service.Claim {
 func readFrontends(f nft.Family, c *nft.Contents) []*servedFrontend {
 	var frontends []*servedFrontend
 	sources, itself := readSources(c, f), readItself(c, f)
-	for _, a := range allAccess() {
+	for _, a := range accessWithRanges() {
 		r := &frontendReader{
 			access: a, contents: c, family: f,
-			cluster: poolTargets(c, a.endpoints, f), local: poolTargets(c, a.localEndpoints, f), sources: sources, itself: itself,
+			cluster: poolTargets(c, a.endpoints, f, a.keepsPort), local: poolTargets(c, a.localEndpoints, f, a.keepsPort), sources: sources, itself: itself,
 		}
 		for _, element := range sortedElements(c, a.verdicts) {
 			frontends = append(frontends, r.read(element))
@@ -108,7 +110,12 @@ func (r *frontendReader) read(element nft.Element) *servedFrontend {
 	if r.key[0] == nft.Daddr {
 		f.addr = key.addr()
 	}
-	f.protocol, f.port = key.protocol(), key.port()
+	f.protocol = key.protocol()
+	if r.keepsPort {
+		f.ranges = readRangeList(r.contents, r.element(portRanges, element.Key).Verdict.Chain)
+	} else {
+		f.port = key.port()
+	}
 	verdict := element.Verdict
 	if sources, restricted := r.sources[verdict.Chain]; restricted {
 		behind := r.element(servicesRestricted, element.Key)
@@ -222,8 +229,8 @@ func (l *readList) slotsOf(a netip.AddrPort) int {
 	return l.slots[a]
 }
 
-// poolTargets returns each list in a map of endpoints.
-func poolTargets(c *nft.Contents, name string, f nft.Family) map[nft.Value]readList {
+// poolTargets returns each list in a map of endpoints, whose ports are 0 if the map has none.
+func poolTargets(c *nft.Contents, name string, f nft.Family, withoutPort bool) map[nft.Value]readList {
 	s := c.Sets[name]
 	if s == nil {
 		return nil
@@ -241,7 +248,11 @@ func poolTargets(c *nft.Contents, name string, f nft.Family) map[nft.Value]readL
 	for key, e := range s.Elements {
 		at, _ := key.SplitIndex()
 		data := fieldReader{e.Data, f}
-		slotsOf[at] = append(slotsOf[at], netip.AddrPortFrom(data.addr(), data.port()))
+		to := netip.AddrPortFrom(data.addr(), 0)
+		if !withoutPort {
+			to = netip.AddrPortFrom(to.Addr(), data.port())
+		}
+		slotsOf[at] = append(slotsOf[at], to)
 	}
 	lists := make(map[nft.Value]readList, len(slotsOf))
 	for at, list := range slotsOf {

@@ -1,6 +1,7 @@
 package ruleset
 
 import (
+	"cmp"
 	"math"
 	"net/netip"
 	"slices"
@@ -41,7 +42,7 @@ func (s *servedService) addFrontend(f *servedFrontend, text string) {
 		p = newServedPort(f, text)
 		s.ports = append(s.ports, p)
 	}
-	if p.Port.Port == 0 {
+	if p.Port.Port == 0 && !p.IsRange() {
 		p.Port.Port = f.servicePort // the other family's node port did not tell it
 	}
 	p.frontends = append(p.frontends, f)
@@ -53,7 +54,7 @@ func (s *servedService) addFrontend(f *servedFrontend, text string) {
 // portOfAddress finds the port by its number; nil if it is new.
 func (s *servedService) portOfAddress(f *servedFrontend) *servedPort {
 	for _, p := range s.ports {
-		if p.Protocol == f.protocol && p.Port.Port == f.port {
+		if p.Protocol == f.protocol && p.Port.Port == f.port && p.IsRange() == (f.ranges != "") {
 			return p
 		}
 	}
@@ -67,7 +68,7 @@ func (s *servedService) portOfNodePort(f *servedFrontend, text string) *servedPo
 	var sameText []*servedPort
 	for _, p := range s.ports {
 		switch {
-		case p.Protocol != f.protocol:
+		case p.Protocol != f.protocol, p.IsRange():
 		case p.NodePort == f.port:
 			return p
 		case p.NodePort == 0 && p.text == text:
@@ -92,9 +93,10 @@ func newServedPort(f *servedFrontend, text string) *servedPort {
 	if n, err := strconv.ParseUint(text, 10, 16); f.isNodePort() && err == nil {
 		p.Port.Port = uint16(n)
 	}
-	if text == strconv.Itoa(int(p.Port.Port)) {
+	if text == strconv.Itoa(int(p.Port.Port)) || f.ranges != "" {
 		p.Name = ""
 	}
+	p.Ranges = f.ranges
 	return p
 }
 
@@ -110,6 +112,7 @@ func (s *servedService) service(r *readback) *service.Service {
 		svc.Options.Balance = max(svc.Options.Balance, f.balance)
 	}
 	svc.InternalPolicy = s.internalPolicy(svc)
+	slices.SortStableFunc(s.ports, func(a, b *servedPort) int { return cmp.Compare(rangeOrder(&a.Port), rangeOrder(&b.Port)) })
 	for _, p := range s.ports {
 		port := p.Port
 		var endpoints []service.Endpoint
@@ -119,11 +122,27 @@ func (s *servedService) service(r *readback) *service.Service {
 		port.Endpoints = service.MergeEndpoints(endpoints)
 		svc.Ports = append(svc.Ports, port)
 	}
+	svc.Options.PortRanges = service.NewRangesByProtocol(func(protocol service.Protocol) service.PortRanges {
+		for _, p := range s.ports {
+			if p.Protocol == protocol && p.IsRange() {
+				return p.Ranges
+			}
+		}
+		return ""
+	})
 	return svc
 }
 
+// rangeOrder sorts ranges behind other ports, by their protocols.
+func rangeOrder(p *service.Port) int {
+	if !p.IsRange() {
+		return 0
+	}
+	return 1 + int(p.Protocol)
+}
+
 // setAddresses sets the cluster IPs of each family in which the Service has a
-// frontend. All other addresses are external IPs, until setFirewall.
+// frontend. All other addresses are external IPs, until setFirewall, but for those with ranges, which external IPs do not have.
 func (s *servedService) setAddresses(svc *service.Service) {
 	var served ip.PerFamily[bool]
 	for f := range s.frontends() {
@@ -137,7 +156,12 @@ func (s *servedService) setAddresses(svc *service.Service) {
 		svc.ClusterIPs = append(svc.ClusterIPs, list...)
 	}
 	for f := range s.frontends() {
-		if !f.isNodePort() && !slices.Contains(svc.ClusterIPs, f.addr) && !slices.Contains(svc.ExternalIPs, f.addr) {
+		if f.ranges != "" && !slices.Contains(svc.ClusterIPs, f.addr) && !slices.Contains(svc.LoadBalancerIPs, f.addr) {
+			svc.LoadBalancerIPs = append(svc.LoadBalancerIPs, f.addr)
+		}
+	}
+	for f := range s.frontends() {
+		if !f.isNodePort() && !slices.Contains(svc.ClusterIPs, f.addr) && !slices.Contains(svc.ExternalIPs, f.addr) && !slices.Contains(svc.LoadBalancerIPs, f.addr) {
 			svc.ExternalIPs = append(svc.ExternalIPs, f.addr)
 		}
 	}
@@ -169,7 +193,7 @@ func (s *servedService) setFirewall(svc *service.Service) {
 			svc.LoadBalancerIPs = append(svc.LoadBalancerIPs, f.addr)
 		}
 	}
-	if len(svc.LoadBalancerIPs) == 0 {
+	if len(lists) == 0 {
 		return
 	}
 	var sources []netip.Prefix

@@ -38,8 +38,11 @@ func (a *access) recentRule() nft.Rule {
 func Recent(table string, c service.Claim) (nft.TableID, *nft.Set, nft.Value) {
 	id := nft.TableID{Family: ip.Of(c.Addr), Name: table}
 	access := byAddress()
-	if c.Addr.IsUnspecified() {
+	switch {
+	case c.Addr.IsUnspecified():
 		access = byNodePort()
+	case c.IsRange():
+		access = byRange()
 	}
 	return id, access.recentSet(), claimValue(c)
 }

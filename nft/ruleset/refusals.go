@@ -48,7 +48,7 @@ func (c Cause) Chains() []string {
 		return []string{string(c)}
 	}
 	var chains []string
-	for _, a := range allAccess() {
+	for _, a := range accessWithRanges() {
 		chains = append(chains, a.refusalChain(c))
 	}
 	return chains
@@ -75,7 +75,7 @@ func (a *access) refusalSet(c Cause) string { return a.chainPrefix + string(c) }
 // UnallocatedAddress and TooManyPings have none.
 func RefusalSets() map[string]Cause {
 	sets := map[string]Cause{byAddress().refusalSet(OutsideSourceRanges): OutsideSourceRanges}
-	for _, a := range allAccess() {
+	for _, a := range accessWithRanges() {
 		for _, c := range []Cause{NoEndpoints, NoLocalEndpoints} {
 			sets[a.refusalSet(c)] = c
 		}
@@ -93,9 +93,9 @@ func Promised(part *nft.Part) func(*nft.Element) bool {
 			internal = append(internal, string(e.Key))
 		}
 	}
-	address, nodePort := byAddress().refusalSet(NoLocalEndpoints), byNodePort().refusalSet(NoLocalEndpoints)
+	address, nodePort, ranged := byAddress().refusalSet(NoLocalEndpoints), byNodePort().refusalSet(NoLocalEndpoints), byRange().refusalSet(NoLocalEndpoints)
 	return func(e *nft.Element) bool {
-		return e.Set == nodePort || e.Set == address &&
+		return e.Set == nodePort || (e.Set == address || e.Set == ranged) &&
 			!slices.ContainsFunc(internal, func(ip string) bool { return strings.HasPrefix(string(e.Key), ip) })
 	}
 }
@@ -140,26 +140,32 @@ func dropCounted() nft.Rule {
 
 func countingChains() []*nft.Chain {
 	drop := dropCounted()
-	// A reset reaches the client at once; after ICMP many give up only when they have
-	// sent their SYN again, a second later.
-	reject := func() []nft.Rule {
-		return []nft.Rule{
-			RefuseTCP.rule(nft.MatchProto{Protocol: uint8(service.TCP)}, nft.Counter{}, nft.Reject{TCPReset: true}),
-			RefuseOthers.rule(nft.Counter{}, nft.Reject{}),
-		}
-	}
 	chains := []*nft.Chain{
-		{Name: string(UnknownPort), Rules: reject()},
+		{Name: string(UnknownPort), Rules: rejectCounted()},
 		{Name: string(UnallocatedAddress), Rules: []nft.Rule{drop}},
 		{Name: string(OutsideSourceRanges), Rules: []nft.Rule{byAddress().refusalRule(OutsideSourceRanges), drop}},
 	}
 	for _, a := range allAccess() {
-		chains = append(chains,
-			&nft.Chain{Name: a.refusalChain(NoEndpoints), Rules: append([]nft.Rule{a.refusalRule(NoEndpoints)}, reject()...)},
-			&nft.Chain{Name: a.refusalChain(NoLocalEndpoints), Rules: []nft.Rule{a.refusalRule(NoLocalEndpoints), drop}},
-		)
+		chains = append(chains, a.refusalChains()...)
 	}
 	return chains
+}
+
+// refusalChains are the chains of the access for the causes that each access has.
+func (a *access) refusalChains() []*nft.Chain {
+	return []*nft.Chain{
+		{Name: a.refusalChain(NoEndpoints), Rules: append([]nft.Rule{a.refusalRule(NoEndpoints)}, rejectCounted()...)},
+		{Name: a.refusalChain(NoLocalEndpoints), Rules: []nft.Rule{a.refusalRule(NoLocalEndpoints), dropCounted()}},
+	}
+}
+
+// rejectCounted counts packets and refuses them. A reset reaches the client at once; after ICMP many give up only when they
+// have sent their SYN again, a second later.
+func rejectCounted() []nft.Rule {
+	return []nft.Rule{
+		RefuseTCP.rule(nft.MatchProto{Protocol: uint8(service.TCP)}, nft.Counter{}, nft.Reject{TCPReset: true}),
+		RefuseOthers.rule(nft.Counter{}, nft.Reject{}),
+	}
 }
 
 // refusalRule has the Service's element count.

@@ -65,7 +65,9 @@ type Frontend struct {
 	// Addr is not valid for a node port.
 	Addr     netip.Addr
 	Protocol service.Protocol
-	Port     uint16
+	// Port is 0 for ranges of ports, which Ranges has.
+	Port   uint16
+	Ranges service.PortRanges
 	// ClusterIP says that Addr is a cluster IP of the Service.
 	ClusterIP bool
 	Fate      Fate
@@ -156,7 +158,7 @@ func (f *Frontend) kind() int {
 
 func (f *servedFrontend) exported(svc *service.Service) Frontend {
 	e := Frontend{
-		Family: f.family, Addr: f.addr, Protocol: f.protocol, Port: f.port, Fate: Translated,
+		Family: f.family, Addr: f.addr, Protocol: f.protocol, Port: f.port, Ranges: f.ranges, Fate: Translated,
 		ClusterIP: !f.isNodePort() && slices.Contains(svc.ClusterIPs, f.addr),
 		Split:     f.external, Cluster: f.cluster, Local: f.local, ClusterSlots: f.clusterSlots, LocalSlots: f.localSlots, Affinity: f.affinity, Chains: f.chains(),
 	}
@@ -199,8 +201,8 @@ func (f *servedFrontend) clientMaps() []ClientMap {
 // packet comes to them, each once.
 func (f *servedFrontend) chains() []string {
 	var chains []string
-	for _, set := range []string{f.reader.verdicts, servicesRestricted, f.reader.localVerdicts, f.reader.clusterVerdicts, f.reader.learners} {
-		if set == servicesRestricted && !f.restricted {
+	for _, set := range []string{portRanges, f.reader.verdicts, servicesRestricted, f.reader.localVerdicts, f.reader.clusterVerdicts, f.reader.learners} {
+		if set == servicesRestricted && !f.restricted || set == portRanges && f.ranges == "" {
 			continue
 		}
 		if to := f.reader.element(set, f.key).Verdict.Chain; to != "" && !slices.Contains(chains, to) {
@@ -235,6 +237,8 @@ const (
 	LearnChain ChainKind = "learn"
 	// LayoutChain is empty, and its name has the number of the layout (Layout).
 	LayoutChain ChainKind = "layout"
+	// RangesChain leads on the ports of a list of ranges.
+	RangesChain ChainKind = "port-ranges"
 	// ForeignChain is one that no version of the compiler makes.
 	ForeignChain ChainKind = "foreign"
 )
@@ -247,7 +251,7 @@ func KindOfChain(c *nft.Chain) ChainKind {
 	switch c.Name {
 	case dispatch:
 		return DispatchChain
-	case externalLocal, nodePortExternalLocal:
+	case externalLocal, nodePortExternalLocal, rangeExternalLocal:
 		return ExternalLocalChain
 	case servicesRestricted:
 		return SourceRangesChain
@@ -259,6 +263,8 @@ func KindOfChain(c *nft.Chain) ChainKind {
 	switch {
 	case strings.HasPrefix(c.Name, sourceRanges):
 		return SourceRangesChain
+	case strings.HasPrefix(c.Name, rangeListPrefix):
+		return RangesChain
 	case strings.HasPrefix(c.Name, layoutPrefix):
 		return LayoutChain
 	}
@@ -271,13 +277,14 @@ func KindOfChain(c *nft.Chain) ChainKind {
 			return RefuseChain
 		}
 	}
-	kind := strings.TrimPrefix(kindOfChain(c.Name), byNodePort().chainPrefix)
+	name := strings.TrimPrefix(strings.TrimPrefix(c.Name, nodePortPrefix), rangePrefix)
+	kind := kindOfChain(name)
 	switch {
 	case strings.HasPrefix(kind, "learn-"):
 		return LearnChain
 	case !strings.HasPrefix(strings.TrimPrefix(kind, "local-"), "endpoints-"):
 		return ForeignChain
-	case kind != strings.TrimPrefix(c.Name, byNodePort().chainPrefix):
+	case kind != name:
 		return AffinityChain
 	}
 	return EndpointsChain

@@ -49,7 +49,7 @@ func TestServedAgainstInterpreter(t *testing.T) {
 	})
 	for _, what := range []string{
 		"served", "refused", "dropped", "dropped-outside", "passed", "passed-outside", "split", "kept out", "let in", "node port", "from the node",
-		"clients of the list local true", "clients of the list local false", "lost to a Service true", "drawn by a hash",
+		"clients of the list local true", "clients of the list local false", "lost to a Service true", "drawn by a hash", "ranges",
 	} {
 		if seen[what] == 0 && !testing.Short() {
 			t.Errorf("no frontend was %q: %v", what, seen)
@@ -83,6 +83,12 @@ func checkFrontend(t *testing.T, f *checkedFrontend, seen map[string]int) {
 			return
 		}
 		seen["node port"]++
+	}
+	if f.Ranges != "" {
+		if f.Port = f.portOfRanges(); f.Port == 0 {
+			return
+		}
+		seen["ranges"]++
 	}
 	outside := netip.MustParseAddr(map[ip.Family]string{ip.V4: "203.0.113.200", ip.V6: "2001:db8:200::1"}[family])
 	f.check(t, nft.Packet{Src: netip.AddrPortFrom(outside, 40000), Dst: netip.AddrPortFrom(dst, f.Port), Protocol: uint8(f.Protocol), Input: "uplink"}, seen)
@@ -142,6 +148,20 @@ func isReachable(c *nft.Contents, a netip.Addr) bool {
 	return false
 }
 
+// portOfRanges returns the first port of the ranges that no Service has for itself, 0 if there is none.
+func (f *checkedFrontend) portOfRanges() uint16 {
+	c := f.m.Table(nft.TableID{Family: f.Family, Name: f.cfg.Table})
+	for r := range f.Ranges.All() {
+		for port := int(r.First); port <= int(r.Last); port++ {
+			key := nft.AppendPort(nft.AppendProto(nft.AppendAddr(nil, f.Addr), uint8(f.Protocol)), uint16(port))
+			if _, taken := c.Sets["services"].Elements[nft.Value(key)]; !taken {
+				return uint16(port)
+			}
+		}
+	}
+	return 0
+}
+
 // check compares the interpreter's outcomes of a packet with what the frontend says.
 func (f *checkedFrontend) check(t *testing.T, p nft.Packet, seen map[string]int) {
 	t.Helper()
@@ -197,6 +217,9 @@ func (f *checkedFrontend) want(p nft.Packet, seen map[string]int) []string {
 	}
 	var want []string
 	for _, a := range list {
+		if f.Ranges != "" {
+			a = netip.AddrPortFrom(a.Addr(), f.Port)
+		}
 		want = append(want, a.String())
 	}
 	return want
@@ -221,7 +244,7 @@ func TestKindOfChain(t *testing.T) {
 			}
 		}
 	})
-	if len(seen) != 10 {
+	if len(seen) != 11 {
 		t.Errorf("not all kinds were seen: %v", seen)
 	}
 	for name, want := range map[string]ruleset.ChainKind{
@@ -234,6 +257,9 @@ func TestKindOfChain(t *testing.T) {
 		"node-port-learn-10800-ns/web/tcp/80-both":                ruleset.LearnChain,
 		"source-ranges-none":                                      ruleset.SourceRangesChain,
 		"services-restricted":                                     ruleset.SourceRangesChain,
+		"port-ranges-80-90_443":                                   ruleset.RangesChain,
+		"range-local-endpoints-2":                                 ruleset.EndpointsChain,
+		"range-external-local":                                    ruleset.ExternalLocalChain,
 		"learn":                                                   ruleset.ForeignChain,
 		"KUBE-SERVICES":                                           ruleset.ForeignChain,
 	} {

@@ -26,10 +26,12 @@ type serviceCompiler struct {
 	// wanted and sourceLists are those of the compiledService.
 	wanted      []wantedChain
 	sourceLists []sourceList
+	rangesUsed  []rangeList
 	// pings are those of the compiledService.
 	pings []netip.Addr
-	// clients has the clients of the port that is being compiled.
+	// clients has the clients of the port that is being compiled, and ranged says that it is ranges.
 	clients clients
+	ranged  bool
 }
 
 // compile returns the service's elements in the family, none if it has no cluster IP
@@ -54,11 +56,13 @@ func (c *serviceCompiler) compile() compiledService {
 		if i < len(c.last) {
 			last = &c.last[i]
 		}
+		c.ranged = p.IsRange()
 		now := c.listsAfter(last, p)
 		c.compilePort(p, now.endpointLists)
 		compiled.keepPort(i, c.svc, &now)
 	}
 	compiled.wanted, compiled.sourceLists, compiled.pings = c.wanted, c.sourceLists, c.pings
+	compiled.rangesUsed = c.rangesUsed
 	compiled.part = nft.NewPart(c.elements, c.pools)
 	return compiled
 }
@@ -68,16 +72,23 @@ func (c *serviceCompiler) compilePort(p *service.Port, l endpointLists) {
 	if c.svc.AffinityTimeout > 0 {
 		c.clients = clientsOf(c.svc.Name, p)
 	}
-	for _, a := range c.svc.Addresses() {
+	access := c.address
+	if c.ranged {
+		access = c.byRanges
+	}
+	for _, a := range c.svc.AddressesOf(p) {
 		claim := service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}
 		if !c.family.Has(a) || c.conflicts.Has(claim) {
 			continue
 		}
-		f := frontend{access: c.address, verdicts: c.address.verdicts, at: claimValue(claim), comment: comment(c.beforeID(a) + c.svc.ID(p)), failover: c.svc.FailoverAt(claim)}
+		f := frontend{access: access, verdicts: access.verdicts, at: claimValue(claim), comment: comment(c.beforeID(a) + c.svc.ID(p)), failover: c.svc.FailoverAt(claim)}
 		if own := c.svc.Firewall(); own.Restricts(claim) {
 			f = c.restrict(f, own, f.comment)
 		} else if other, found := c.restrictions.On(claim); found {
 			f = c.restrict(f, other.Firewall, comment(string(other.By)))
+		}
+		if c.ranged {
+			c.serveRanges(f, p)
 		}
 		c.addPing(a, f.verdicts == servicesRestricted, l)
 		if slices.Contains(c.svc.ClusterIPs, a) {

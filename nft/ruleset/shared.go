@@ -106,7 +106,7 @@ func (s sharedChain) chain(cfg *Config, p pods) *nft.Chain {
 			NewClient.rule(nft.Verdict{Code: nft.Goto, Chain: next.name()}),
 		)}
 	}
-	dnat := nft.DNAT{Key: s.access.key, Mod: uint32(s.slots), Hash: hashed(s.balance), Map: s.pool()}
+	dnat := nft.DNAT{Key: s.access.key, KeepPort: s.access.keepsPort, Mod: uint32(s.slots), Hash: hashed(s.balance), Map: s.pool()}
 	rules = append(rules, Choose.rule(dnat))
 	if s.slots > 1 {
 		dnat.Mod, dnat.Hash = 1, nil

@@ -37,11 +37,14 @@ type spared struct {
 	networks bool
 	// translated: some endpoint lies in a ServiceCIDR.
 	translated bool
+	// ranged: some Service has ranges of ports. It matters with translated only.
+	ranged bool
 }
 
 // at says what matters for the chain.
 func (s spared) at(check string) spared {
-	return spared{s.networks, s.translated && check != checkUnknownPort}
+	translated := s.translated && check != checkUnknownPort
+	return spared{s.networks, translated, s.ranged && translated}
 }
 
 // verdict leads packets to the chain, or at once to that of its cause.
@@ -72,10 +75,18 @@ func (s spared) chain(check string, ranges []netip.Prefix) *nft.Chain {
 		// The status is needed: the sets remember a Service for some time after it has gone. A
 		// translation to where the packet goes anyway has no status, so its packets are not spared.
 		for _, a := range allAccess() {
-			rules = append(rules, SpareServices.rule(nft.MatchDNATed{}, nft.InSet{Key: a.original, Set: a.recent}, nft.Verdict{Code: nft.Return}))
+			rules = append(rules, a.spareRule())
+		}
+		if s.ranged {
+			rules = append(rules, byRange().spareRule())
 		}
 	}
 	return &nft.Chain{Name: check, Rules: append(rules, SpareNothing.rule(gotoChain(string(checks()[check]))))}
+}
+
+// spareRule spares what the access has just translated.
+func (a *access) spareRule() nft.Rule {
+	return SpareServices.rule(nft.MatchDNATed{}, nft.InSet{Key: a.original, Set: a.recent}, nft.Verdict{Code: nft.Return})
 }
 
 // setSpared sets what is spared, and the chains for it.

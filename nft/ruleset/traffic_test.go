@@ -173,7 +173,7 @@ func enough() map[string]int {
 		"node port: served": 2000, "node port: other address": 2000, "endpoint on the node itself": 1000,
 		"internal Local: none here": 1000,
 		"external Local: pod":       300, "external Local: the node": 500, "external Local: outsider": 500, "external Local: none here": 500, "external Local: pod of another node, none here": 8, "external Local: pod of a node that is not known, none here": 30,
-		"failover: passed": 50, "failover: passed, no endpoint at all": 20, "failover: any endpoint": 50, "failover: passed to an address of services": 5, "node port: loopback": 20,
+		"failover: passed": 50, "failover: passed, no endpoint at all": 20, "failover: any endpoint": 50, "failover: passed to an address of services": 2, "node port: loopback": 20,
 		"pods: by the node's ranges": 3000, "hairpin": 300, "hairpin: endpoint without nodeName": 100, "hairpin: endpoint with another nodeName": 30,
 		"topology: by node": 5000, "topology: by zone": 5000, "terminating endpoints": 5000,
 		"sources: let in": 500, "sources: kept out": 2000, "sources: the address itself": 30, "sources: address has another use": 100,
@@ -182,6 +182,7 @@ func enough() map[string]int {
 		"affinity: remembered a hairpin": 200, "affinity: remembered on the node itself": 150,
 		"affinity: came back, list all": 2000, "affinity: came back, list own": 50,
 		"affinity: came back to a node port": 150, "affinity: came back through sources": 30,
+		"ranges: found": 500, "ranges: own port first": 50, "ranges: another's port first": 30, "ranges: before another's port": 30,
 	}
 }
 

@@ -141,6 +141,7 @@ func onHost(rng *rand.Rand, s *service.Service, node *service.Node) *service.Ser
 		}
 	}
 	p.Endpoints = service.MergeEndpoints(endpoints)
+	next.SetRangePorts()
 	return &next
 }
 
@@ -158,6 +159,7 @@ func anyConditions(rng *rand.Rand, s *service.Service) *service.Service {
 		}
 		p.Endpoints = service.MergeEndpoints(list)
 	}
+	next.SetRangePorts()
 	return &next
 }
 

@@ -25,5 +25,6 @@ func optionValues() [][]string {
 		{"balance", "random", "client", "flow"},
 		{"eject", "off", "report", "on"},
 		{"external-failover", "drop", "pass", "cluster"},
+		{"port-ranges", "80-82/TCP,79-85/UDP", "1-65535/TCP", "81/UDP,83-84/UDP", "30000-30002/TCP,80-90/SCTP", "2-81/UDP,1-65535/SCTP"},
 	}
 }

@@ -27,6 +27,9 @@ func Packet(rng *rand.Rand, node *service.Node, services []*service.Service) nft
 		s := services[rng.IntN(len(services))]
 		sp := &s.Ports[rng.IntN(len(s.Ports))]
 		p.Protocol, port = uint8(sp.Protocol), sp.Port
+		if sp.IsRange() {
+			port = []uint16{79, 80, 81, 82, 83, 84, 85, 86, 30001, 65535}[rng.IntN(10)]
+		}
 		dst = s.Addresses()[rng.IntN(len(s.Addresses()))]
 		if sp.NodePort != 0 && rng.IntN(2) == 0 {
 			dst, port = node.HostAddresses[rng.IntN(len(node.HostAddresses))], sp.NodePort

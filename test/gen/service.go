@@ -129,6 +129,7 @@ func NamedService(rng *rand.Rand, name service.Name, opts Options) *service.Serv
 	if o.Annotations && rng.IntN(3) == 0 {
 		s.Options = options(rng)
 	}
+	s.SetRangePorts()
 	return s
 }
 
@@ -185,11 +186,11 @@ func endpoint(rng *rand.Rand, o Options, format string) service.Endpoint {
 // balancer and affinity change too.
 func Mutate(rng *rand.Rand, s *service.Service, opts Options) *service.Service {
 	o := opts.filled()
-	next := *s
+	next := *s.Clone()
 	if mutateRarely(rng, &next, o) {
+		next.SetRangePorts()
 		return &next
 	}
-	next.Ports = slices.Clone(s.Ports)
 	p := &next.Ports[rng.IntN(len(next.Ports))]
 	list := slices.Collect(p.Endpoints.All())
 	format := "10.0.0.%d"
@@ -211,6 +212,7 @@ func Mutate(rng *rand.Rand, s *service.Service, opts Options) *service.Service {
 		e.Ready, e.Terminating = !e.Ready, e.Ready
 	}
 	p.Endpoints = service.MergeEndpoints(list)
+	next.SetRangePorts()
 	return &next
 }
 

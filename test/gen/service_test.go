@@ -36,6 +36,7 @@ func TestVariety(t *testing.T) {
 		{"health check node port", true, func(s *service.Service) bool { return s.HealthCheckNodePort != 0 }},
 		{"affinity", true, func(s *service.Service) bool { return s.AffinityTimeout != 0 }},
 		{"external-failover: pass", true, func(s *service.Service) bool { return s.Options.ExternalFailover == service.FailoverPass }},
+		{"port-ranges", true, func(s *service.Service) bool { return len(s.Ports) > 0 && s.Ports[len(s.Ports)-1].IsRange() }},
 		{"external-failover: cluster", true, func(s *service.Service) bool { return s.Options.ExternalFailover == service.FailoverCluster }},
 	}
 	for _, opts := range []gen.Options{{}, gen.Everything()} {

@@ -243,8 +243,16 @@ func (s *parsedService) portLine(words []string) error {
 	if port.Protocol, err = service.ParseProtocol(words[1]); err != nil {
 		return err
 	}
-	if port.Port, err = parsePort(words[2]); err != nil {
+	ranges, isRange, err := service.ParseRangesText(words[2])
+	switch {
+	case err != nil:
 		return err
+	case isRange:
+		port.Ranges = ranges
+	default:
+		if port.Port, err = parsePort(words[2]); err != nil {
+			return err
+		}
 	}
 	if len(words) == 5 {
 		if port.NodePort, err = parsePort(words[4]); err != nil {

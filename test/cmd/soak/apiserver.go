@@ -87,8 +87,11 @@ func specified(e script.Event) *corev1.Service {
 		spec.ExternalIPs = []string{"198.51.100." + n}
 	}
 	made := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace}, Spec: spec}
-	if failover := e.Get("failover"); failover != "" {
-		made.Annotations = map[string]string{failoverKey: failover}
+	made.Annotations = map[string]string{}
+	for key, word := range map[string]string{failoverKey: "failover", service.OptionPrefix + "port-ranges": "ranges"} {
+		if value := e.Get(word); value != "" {
+			made.Annotations[key] = value
+		}
 	}
 	return made
 }

@@ -81,8 +81,17 @@ func (p *plan) open(step *scenario.Step, snapshot service.Snapshot, flows []scen
 	}
 	for _, s := range snapshot.Services.All() {
 		for i := range s.Ports {
-			for e := range s.Ports[i].Endpoints.All() {
-				serve(s.Ports[i].Protocol.String(), e.Addr)
+			p := &s.Ports[i]
+			for e := range p.Endpoints.All() {
+				if !p.IsRange() {
+					serve(p.Protocol.String(), e.Addr)
+					continue
+				}
+				for _, f := range flows { // ranges keep the port that a flow asks for
+					if f.Protocol == p.Protocol.String() && p.Ranges.Has(f.Destination.Port()) {
+						serve(f.Protocol, netip.AddrPortFrom(e.Addr.Addr(), f.Destination.Port()))
+					}
+				}
 			}
 		}
 	}

@@ -1,0 +1,411 @@
+package service
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"nftproxy/model/ip"
+)
+
+// PortRange is all port numbers from First to Last.
+type PortRange struct{ First, Last uint16 }
+
+// PortRanges are ranges of port numbers as text: "10000-20000,30000". They are sorted, and there is a gap between each two. As
+// text they can be compared by ==.
+type PortRanges string
+
+// MaxPortRanges is the greatest number of ranges that one service may have, of all protocols. The kernel finds a port among
+// them in a tree.
+const MaxPortRanges = 16
+
+// All yields the ranges in order.
+func (r PortRanges) All() func(yield func(PortRange) bool) {
+	return func(yield func(PortRange) bool) {
+		for rest := string(r); rest != ""; {
+			var text string
+			text, rest, _ = strings.Cut(rest, ",")
+			if one, err := parsePortRange(text); err != nil || !yield(one) {
+				return
+			}
+		}
+	}
+}
+
+// Has reports whether a port is in one of the ranges.
+func (r PortRanges) Has(port uint16) bool {
+	for one := range r.All() {
+		if one.First <= port && port <= one.Last {
+			return true
+		}
+	}
+	return false
+}
+
+// NewPortRanges sorts and joins the ranges. It keeps the slice.
+func NewPortRanges(list []PortRange) PortRanges {
+	slices.SortFunc(list, func(a, b PortRange) int { return int(a.First) - int(b.First) })
+	var texts []string
+	for i := 0; i < len(list); {
+		one := list[i]
+		for i++; i < len(list) && int(list[i].First) <= int(one.Last)+1; i++ {
+			one.Last = max(one.Last, list[i].Last)
+		}
+		texts = append(texts, one.String())
+	}
+	return PortRanges(strings.Join(texts, ","))
+}
+
+// String is "10000-20000", or "53" for one port.
+func (r PortRange) String() string {
+	if r.First == r.Last {
+		return strconv.Itoa(int(r.First))
+	}
+	return fmt.Sprintf("%d-%d", r.First, r.Last)
+}
+
+func parsePortRange(text string) (PortRange, error) {
+	first, last, ranged := strings.Cut(text, "-")
+	if !ranged {
+		last = first
+	}
+	a, errA := strconv.ParseUint(first, 10, 16)
+	b, errB := strconv.ParseUint(last, 10, 16)
+	if errA != nil || errB != nil || a == 0 || a > b {
+		return PortRange{}, fmt.Errorf("%q is not a range of ports from 1 to 65535", text)
+	}
+	return PortRange{uint16(a), uint16(b)}, nil
+}
+
+// RangesByProtocol are the ranges that a service asks for, as text that can be compared by ==:
+// "5060/TCP,10000-20000/UDP". It is empty for none. TCP comes before UDP before SCTP.
+type RangesByProtocol string
+
+// protocols lists the protocols that a service port can have.
+func protocols() []Protocol { return []Protocol{TCP, UDP, SCTP} }
+
+// parsePortRanges reads the value of the annotation: ranges with their protocols, and commas between them. The first range
+// of the list may have blanks around it, as the others.
+func parsePortRanges(value string) (RangesByProtocol, error) {
+	const want = "; want a list such as 5060/TCP,10000-20000/UDP, of TCP, UDP and SCTP"
+	byProtocol := map[Protocol][]PortRange{}
+	words := strings.SplitN(value, ",", MaxPortRanges+1)
+	if len(words) > MaxPortRanges {
+		return "", fmt.Errorf("more than %d ranges; none is served", MaxPortRanges)
+	}
+	for _, word := range words {
+		ports, protocol, _ := strings.Cut(strings.TrimSpace(word), "/")
+		p, err := ParseProtocol(protocol)
+		if err != nil {
+			return "", fmt.Errorf("unknown protocol %q%s", beginningOf(protocol), want)
+		}
+		one, err := parsePortRange(beginningOf(ports))
+		if err != nil {
+			return "", fmt.Errorf("%w%s", err, want)
+		}
+		byProtocol[p] = append(byProtocol[p], one)
+	}
+	return NewRangesByProtocol(func(p Protocol) PortRanges { return NewPortRanges(byProtocol[p]) }), nil
+}
+
+// beginningOf cuts a word for a message.
+func beginningOf(word string) string { return word[:min(len(word), 20)] }
+
+// NewRangesByProtocol joins the ranges of each protocol.
+func NewRangesByProtocol(of func(Protocol) PortRanges) RangesByProtocol {
+	var texts []string
+	for _, p := range protocols() {
+		for one := range of(p).All() {
+			texts = append(texts, one.String()+"/"+strings.ToUpper(p.String()))
+		}
+	}
+	return RangesByProtocol(strings.Join(texts, ","))
+}
+
+// Of returns the ranges of a protocol.
+func (r RangesByProtocol) Of(p Protocol) PortRanges {
+	suffix := "/" + strings.ToUpper(p.String())
+	var texts []string
+	for rest := string(r); rest != ""; {
+		var text string
+		text, rest, _ = strings.Cut(rest, ",")
+		if ports, is := strings.CutSuffix(text, suffix); is {
+			texts = append(texts, ports)
+		}
+	}
+	return PortRanges(strings.Join(texts, ","))
+}
+
+// portRangesOption is the option of that key.
+func portRangesOption() option {
+	return option{
+		key: "port-ranges",
+		set: func(o *Options, value string) (err error) {
+			ranges, err := parsePortRanges(value)
+			if err == nil {
+				o.PortRanges = ranges
+			}
+			return err
+		},
+		get: func(o *Options) string { return string(o.PortRanges) },
+	}
+}
+
+// IsRange reports whether the port stands for ranges of ports.
+func (p *Port) IsRange() bool { return p.Ranges != "" }
+
+// Label is the port's name, its number if it has none, or RangesText.
+func (p *Port) Label() string {
+	switch {
+	case p.IsRange():
+		return RangesText
+	case p.Name == "":
+		return strconv.Itoa(int(p.Port))
+	}
+	return p.Name
+}
+
+// First is the port's number, or the first one of its ranges.
+func (p *Port) First() uint16 {
+	for r := range p.Ranges.All() {
+		return r.First
+	}
+	return p.Port
+}
+
+// Number is the port's number as text, or its ranges.
+func (p *Port) Number() string {
+	if p.IsRange() {
+		return string(p.Ranges)
+	}
+	return strconv.Itoa(int(p.Port))
+}
+
+// RangesRefused says why the service's port ranges are not served; empty if they are, or if it has none.
+func (s *Service) RangesRefused() string {
+	switch {
+	case s.Options.PortRanges == "":
+		return ""
+	case s.AffinityTimeout > 0:
+		return "not with sessionAffinity ClientIP; nftproxy.io/balance: client does the same for ranges; no range is served"
+	case s.Sources != nil:
+		return "not with loadBalancerSourceRanges; no range is served"
+	}
+	return ""
+}
+
+// SetRangePorts replaces the service's ports that are ranges by those that its Options ask for: one for each protocol, behind
+// the other ports. They have the endpoints of all other ports of the service, whose own ports do not count: they are 0 there. It
+// changes s.
+func (s *Service) SetRangePorts() {
+	s.Ports = slices.DeleteFunc(s.Ports, func(p Port) bool { return p.IsRange() })
+	if s.Options.PortRanges == "" || s.RangesRefused() != "" {
+		return
+	}
+	for _, p := range protocols() {
+		if ranges := s.Options.PortRanges.Of(p); ranges != "" {
+			s.Ports = append(s.Ports, Port{Protocol: p, Ranges: ranges})
+		}
+	}
+	s.fillRanges()
+}
+
+// fillRanges gives the ports that are ranges the endpoints of the others. It changes the ports of s.
+func (s *Service) fillRanges() {
+	var all []Endpoint
+	for i := range s.Ports {
+		if s.Ports[i].IsRange() {
+			continue
+		}
+		for e := range s.Ports[i].Endpoints.All() {
+			e.Addr = netip.AddrPortFrom(e.Addr.Addr(), 0)
+			all = append(all, e)
+		}
+	}
+	endpoints := MergeEndpoints(all)
+	for i := range s.Ports {
+		if s.Ports[i].IsRange() {
+			s.Ports[i].Endpoints = endpoints
+		}
+	}
+}
+
+// hasRanges says whether some port is ranges. They are behind all others.
+func (s *Service) hasRanges() bool { return len(s.Ports) > 0 && s.Ports[len(s.Ports)-1].IsRange() }
+
+// withoutRanges returns the service without the ports that are ranges.
+func (s *Service) withoutRanges() *Service {
+	c := *s
+	c.Ports = slices.DeleteFunc(slices.Clone(s.Ports), func(p Port) bool { return p.IsRange() })
+	return &c
+}
+
+// AddressesOf returns the Addresses at which the port is served: all of them or, for ranges, all but those that are external IPs
+// only. Who writes an external IP need not have it, and ranges would take a host's ports by hundreds.
+func (s *Service) AddressesOf(p *Port) []netip.Addr {
+	if !p.IsRange() || len(s.ExternalIPs) == 0 {
+		return s.Addresses()
+	}
+	return distinct(slices.DeleteFunc(slices.Concat(s.ClusterIPs, s.LoadBalancerIPs), func(a netip.Addr) bool { return !s.InFamily(ip.Of(a)) }))
+}
+
+// Endpoint returns the port's endpoint that a connection to a port number leads to if it goes on at the address to; nil if that is
+// none.
+func (p *Port) Endpoint(number uint16, to netip.AddrPort) *Endpoint {
+	if p.IsRange() {
+		if to.Port() != number {
+			return nil
+		}
+		to = netip.AddrPortFrom(to.Addr(), 0)
+	}
+	return p.Endpoints.Find(Endpoint{Addr: to})
+}
+
+// IsRange reports whether the claim is one to ranges of ports: of an address and protocol, whatever the ranges are. One service
+// has the ranges of each address and protocol.
+func (c Claim) IsRange() bool { return c.Protocol != 0 && c.Port == 0 && !c.Addr.IsUnspecified() }
+
+// Range returns the claim to ranges of the claim's address and protocol.
+func (c Claim) Range() Claim { return Claim{Addr: c.Addr, Protocol: c.Protocol} }
+
+// rangesOf returns the ranges of a protocol that the service has; a nil service has none.
+func (s *Service) rangesOf(p Protocol) PortRanges {
+	if s == nil {
+		return ""
+	}
+	for i := range s.Ports {
+		if s.Ports[i].Protocol == p && s.Ports[i].IsRange() {
+			return s.Ports[i].Ranges
+		}
+	}
+	return ""
+}
+
+// rangeList is the key of the service's ranges among those that a node has.
+func (s *Service) rangeList() (key sourceListKey) {
+	if s == nil || !s.hasRanges() {
+		return key
+	}
+	sum := sha256.Sum256([]byte(s.Options.PortRanges))
+	key[0] = Digest(sum[:len(Digest{})])
+	return key
+}
+
+// DefaultMaxRangeLists is the bound on different lists of port ranges. Each has chains and sets of its own in the kernel, one for
+// each protocol.
+const DefaultMaxRangeLists = 256
+
+// UnservedRanges says that a service's port ranges exceed the bound on different lists.
+type UnservedRanges struct {
+	// Limit is how many lists all services may have together. The services of one namespace bring in a quarter of them at most.
+	Limit int
+}
+
+// String reads like "no port range is served: ...".
+func (u *UnservedRanges) String() string {
+	return fmt.Sprintf("no port range is served: there is room for %d different lists of port ranges, and for %d by the Services of one namespace, the oldest Services first",
+		u.Limit, shareOf(u.Limit))
+}
+
+// nodeAddress is why a service does not get its ranges at an address.
+const nodeAddress Protection = "an address of the node, where ranges would take node ports and the node's own"
+
+// protectsRange returns why ranges of the service are kept from an address that is not its cluster IP: it is one of the
+// node that serves node ports, or one of the ports is protected.
+func (b *Builder) protectsRange(name Name, c Claim, k rank) Protection {
+	if k == asClusterIP {
+		return ""
+	}
+	if b.reserved.servesNodePorts(c.Addr) {
+		return nodeAddress
+	}
+	ranges := b.Service(name).rangesOf(c.Protocol)
+	var found Protection
+	for guarded, by := range b.protected { // of several, the one whose words sort first, for one answer
+		if guarded.Addr == c.Addr && guarded.Protocol == c.Protocol && ranges.Has(guarded.Port) {
+			if why := by.against(k); why != "" && (found == "" || why < found) {
+				found = why
+			}
+		}
+	}
+	return found
+}
+
+// overRange returns the service that has the port of a claim in its ranges, by a better right than the claimant's; empty for none.
+func (b *Builder) overRange(c Claim, claimant right) Name {
+	at := c.Range()
+	if len(b.ranged) == 0 || b.ranged[at] == 0 || c == at {
+		return ""
+	}
+	owner := b.winner(at)
+	if owner == "" || owner.name() == claimant.name() || owner > claimant {
+		return ""
+	}
+	s := b.Service(owner.name())
+	if !s.rangesOf(c.Protocol).Has(c.Port) || !b.rangeLists.admits(s.rangeList()) || b.protection(owner.name(), at, owner.rank()) != "" {
+		return ""
+	}
+	return owner.name()
+}
+
+// noteRanges notes that claims to ranges may have changed hands or ranges: the claims to their ports have to be decided again.
+func (b *Builder) noteRanges(c Claim) {
+	if b.rangesMoved == nil {
+		b.rangesMoved = map[Claim]bool{}
+	}
+	b.rangesMoved[c] = true
+}
+
+// decideRanges has the claims decided again whose ranges have moved. It costs the claims of the services that have such an
+// address, and nothing if no ranges have moved.
+func (b *Builder) decideRanges() {
+	if len(b.rangesMoved) == 0 {
+		return
+	}
+	b.knowExternal()
+	names := map[Name]bool{}
+	for c := range b.rangesMoved {
+		b.contests.claimants(Claim{Addr: c.Addr}, func(name Name) { names[name] = true })
+		for name := range b.external[c.Addr] {
+			names[name] = true
+		}
+	}
+	for name := range names {
+		for _, c := range b.Service(name).claims(b.limit) {
+			if b.rangesMoved[c.claim.Range()] {
+				b.pending = append(b.pending, pendingClaim{name, c.claim})
+			}
+		}
+	}
+	clear(b.rangesMoved)
+}
+
+// knowExternal begins to count claims to external addresses, when the first ranges move: few clusters have ranges.
+func (b *Builder) knowExternal() {
+	if b.external != nil {
+		return
+	}
+	b.external = map[netip.Addr]map[Name]int{}
+	b.contests.all(func(c Claim, one right) { b.countExternal(c, one, 1) })
+}
+
+// countExternal counts a claim to an external address, once there have been ranges.
+func (b *Builder) countExternal(c Claim, r right, by int) {
+	if b.external == nil || r.rank() == asClusterIP || c.Addr.IsUnspecified() {
+		return
+	}
+	services, name := b.external[c.Addr], r.name()
+	if services == nil {
+		services = map[Name]int{}
+		b.external[c.Addr] = services
+	}
+	if services[name] += by; services[name] > 0 {
+		return
+	}
+	if delete(services, name); len(services) == 0 {
+		delete(b.external, c.Addr)
+	}
+}

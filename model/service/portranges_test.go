@@ -1,0 +1,298 @@
+package service_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"nftproxy/model/service"
+	"nftproxy/test/gen"
+)
+
+// TestPortRangesAgainstOracle: whatever the order and overlaps of a list, the option has the ports of its ranges, each
+// protocol its own, sorted and joined; and what it says of itself is read as the same.
+func TestPortRangesAgainstOracle(t *testing.T) {
+	edges := []int{1, 2, 3, 79, 80, 81, 32767, 65533, 65534, 65535}
+	rng := rand.New(rand.NewPCG(1, 32))
+	for range 300 {
+		want := map[service.Protocol]map[uint16]bool{service.TCP: {}, service.UDP: {}, service.SCTP: {}}
+		var words []string
+		for range 1 + rng.IntN(service.MaxPortRanges) {
+			first, last := edges[rng.IntN(len(edges))], edges[rng.IntN(len(edges))]
+			first, last = min(first, last), max(first, last)
+			if last-first > 100 {
+				last = first
+			}
+			p := []service.Protocol{service.TCP, service.UDP, service.SCTP}[rng.IntN(3)]
+			for port := first; port <= last; port++ {
+				want[p][uint16(port)] = true
+			}
+			word := fmt.Sprintf("%d-%d/%s", first, last, strings.ToUpper(p.String()))
+			if first == last && rng.IntN(2) == 0 {
+				word = fmt.Sprintf(" %d/%s ", first, strings.ToUpper(p.String()))
+			}
+			words = append(words, word)
+		}
+		var o, again service.Options
+		if err := o.Set("port-ranges", strings.Join(words, ",")); err != nil {
+			t.Fatalf("%q: %v", words, err)
+		}
+		for p, ports := range want {
+			ranges, last := o.PortRanges.Of(p), -1
+			for r := range ranges.All() {
+				if int(r.First) <= last+1 || r.First > r.Last {
+					t.Fatalf("%q: %s: %s are not sorted with gaps", words, p, ranges)
+				}
+				last = int(r.Last)
+			}
+			for port := range 1 << 16 {
+				if ranges.Has(uint16(port)) != ports[uint16(port)] {
+					t.Fatalf("%q: %s: %s has %d: %t", words, p, ranges, port, !ports[uint16(port)])
+				}
+			}
+		}
+		if err := again.Set("port-ranges", string(o.PortRanges)); err != nil || again != o {
+			t.Fatalf("%q is read as %+v, then as %+v, %v", words, o, again, err)
+		}
+	}
+}
+
+// TestPortRangesRefuse: a list that cannot be used is refused as a whole, and the error names the word and what is allowed.
+func TestPortRangesRefuse(t *testing.T) {
+	const want = "want a list such as 5060/TCP,10000-20000/UDP, of TCP, UDP and SCTP"
+	full := strings.TrimSuffix(strings.Repeat("1/TCP,", service.MaxPortRanges), ",")
+	if err := new(service.Options).Set("port-ranges", full); err != nil {
+		t.Errorf("%d ranges: %v", service.MaxPortRanges, err)
+	}
+	for value, says := range map[string][]string{
+		"":                                  {`""`, want},
+		",":                                 {`""`, want},
+		"80/TCP,":                           {`""`, want},
+		"80":                                {`unknown protocol ""`, want},
+		"80/":                               {`unknown protocol ""`, want},
+		"80/ICMP":                           {`unknown protocol "ICMP"`, want},
+		"80/TCP/UDP":                        {`unknown protocol "TCP/UDP"`, want},
+		"/TCP":                              {`"" is not a range of ports from 1 to 65535`, want},
+		"0/TCP":                             {`"0" is not a range`},
+		"0-80/UDP":                          {`"0-80" is not a range`},
+		"65536/UDP":                         {`"65536" is not a range`},
+		"1-65536/UDP":                       {`"1-65536" is not a range`},
+		"90-80/UDP":                         {`"90-80" is not a range`},
+		"80-/UDP":                           {`"80-" is not a range`},
+		"-80/UDP":                           {`"-80" is not a range`},
+		"80-90-100/UDP":                     {`"80-90-100" is not a range`},
+		"+80/UDP":                           {`"+80" is not a range`},
+		"80 - 90/UDP":                       {`"80 - 90" is not a range`},
+		"1/TCP;2/TCP":                       {`unknown protocol`, want},
+		"http/TCP":                          {`"http" is not a range`},
+		"80/TCP,81/TCP,x/TCP":               {`"x" is not a range`},
+		full + ",1/TCP":                     {"more than 16 ranges; none is served"},
+		strings.Repeat("9", 1000) + "/UDP":  {`"99999999999999999999" is not a range`},
+		"80/" + strings.Repeat("UDP", 1000): {`unknown protocol "UDPUDPUDPUDPUDPUDPUD"`},
+		strings.Repeat("1/TCP,", 100_000):   {"more than 16 ranges"},
+	} {
+		o := service.Options{PortRanges: "7/TCP"}
+		err := o.Set("port-ranges", value)
+		if err == nil {
+			t.Errorf("%.40q is read as %q", value, o.PortRanges)
+			continue
+		}
+		for _, words := range says {
+			if !strings.Contains(err.Error(), words) {
+				t.Errorf("%.40q: %v, want ... %s ...", value, err, words)
+			}
+		}
+		if o.PortRanges != "7/TCP" {
+			t.Errorf("%.40q changes the ranges to %q", value, o.PortRanges)
+		}
+		if n := len(err.Error()); n > 200 {
+			t.Errorf("%.40q: a message of %d bytes", value, n)
+		}
+	}
+}
+
+// withRanges has the cluster IP 10.104.0.N, a port and the ranges; created is its age in seconds, the less the older.
+func withRanges(name service.Name, created int, ranges service.RangesByProtocol) *service.Service {
+	s := &service.Service{
+		Name: name, Created: time.Date(2026, 1, 1, 0, 0, created, 0, time.UTC),
+		ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 104, byte(created >> 8), byte(created)})},
+		Ports:      []service.Port{{Name: "p", Protocol: service.TCP, Port: 80}},
+		Options:    service.Options{PortRanges: ranges},
+	}
+	s.SetRangePorts()
+	return s
+}
+
+// rangePorts counts the ports of the snapshot's service that are ranges.
+func rangePorts(s service.Snapshot, name service.Name) (n int) {
+	for _, p := range s.Services.At(name).Ports {
+		if p.IsRange() {
+			n++
+		}
+	}
+	return n
+}
+
+// TestRangeListsAreBounded: one namespace has a quarter of the lists, the oldest Services first, and all others of its Services
+// with other lists have their ports only; equal lists are one. Where a list goes, the next oldest comes.
+func TestRangeListsAreBounded(t *testing.T) {
+	b := service.NewBuilder(gen.PlainNode())
+	const room = service.DefaultMaxRangeLists / 4
+	list := func(i int) service.RangesByProtocol {
+		return service.RangesByProtocol(fmt.Sprintf("%d/UDP", 1000+i))
+	}
+	name := func(i int) service.Name { return service.NewName("ns", fmt.Sprint("svc-", i)) }
+	for i := range room + 2 {
+		b.Set(withRanges(name(i), i, list(i)))
+	}
+	b.Set(withRanges("ns/same", room+2, list(0)))
+	b.Set(withRanges("other/one", room+3, list(room+1)))
+	quiet := false // svc-1 asks for nothing
+	check := func(unserved ...service.Name) {
+		t.Helper()
+		s := b.Snapshot()
+		left := map[service.Name]bool{}
+		for _, n := range unserved {
+			left[n] = true
+		}
+		for n := range s.Services.All() {
+			why := s.UnservedRanges.At(n)
+			asks := n != name(1) || !quiet
+			if got := asks && rangePorts(s, n) == 0; got != left[n] || (why != nil) != left[n] || len(s.Services.At(n).Ports) == 0 {
+				t.Errorf("%s: without ranges: %t, because of %v", n, got, why)
+			}
+			if why != nil && !strings.Contains(why.String(), fmt.Sprintf("room for %d different lists of port ranges, and for %d by", service.DefaultMaxRangeLists, room)) {
+				t.Errorf("%s: %s", n, why)
+			}
+		}
+	}
+	// The list of room+1 is another namespace's, too, which brings it in for all.
+	check(name(room))
+	b.Delete("other/one")
+	check(name(room), name(room+1))
+	b.Set(withRanges(name(1), 1, ""))
+	quiet = true
+	check(name(room + 1))
+	b.Set(withRanges(name(1), 1, list(1)))
+	quiet = false
+	check(name(room), name(room+1))
+}
+
+// TestRangesOfAnotherTakePorts: who has a port that another Service's ranges have, too, is decided again whenever
+// the ranges change, whichever Service changes.
+func TestRangesOfAnotherTakePorts(t *testing.T) {
+	shared := []netip.Addr{netip.MustParseAddr("198.51.100.7")}
+	port := service.Claim{Addr: shared[0], Protocol: service.TCP, Port: 80}
+	older := func(ranges service.RangesByProtocol) *service.Service {
+		s := withRanges("ns/older", 1, ranges)
+		s.LoadBalancerIPs, s.Ports[0].Port = shared, 9
+		return s
+	}
+	younger := withRanges("ns/younger", 2, "")
+	younger.LoadBalancerIPs = shared
+	b := service.NewBuilder(gen.PlainNode())
+	check := func(when string, want bool) {
+		t.Helper()
+		if got := b.Snapshot().Conflicts.At("ns/younger").Has(port); got != want {
+			t.Errorf("%s: the younger lacks its port: %t", when, got)
+		}
+	}
+	b.Set(younger)
+	check("alone", false)
+	b.Set(older("70-90/TCP"))
+	check("ranges with the port", true)
+	b.Set(older("70-79/TCP"))
+	check("ranges without it", false)
+	b.Set(older("70-90/UDP"))
+	check("another protocol", false)
+	b.Set(older("1-65535/TCP"))
+	check("all ports", true)
+	b.Delete("ns/older")
+	check("no ranges", false)
+	b.Set(older("80/TCP"))
+	check("the port alone", true)
+	b.Delete("ns/younger")
+	b.Snapshot()
+	b.Set(younger)
+	check("the younger again", true)
+	b.SetProtected(service.Protected{port: {Protection: "the node's", FromLoadBalancers: true}})
+	check("protected from both", true)
+	b.SetProtected(nil)
+	b.Set(older(""))
+	check("without the annotation", false)
+}
+
+// TestRangesKeepExternalIPsOut: an older Service's endpoint keeps its address from external IPs of others at each port of a
+// protocol with ranges, since translated packets are on their way to any of them.
+func TestRangesKeepExternalIPsOut(t *testing.T) {
+	pod := netip.MustParseAddr("10.0.0.5")
+	voice := func(ranges service.RangesByProtocol, at netip.Addr) *service.Service {
+		s := withRanges("ns/voice", 1, ranges)
+		s.Ports[0].Endpoints = service.MergeEndpoints([]service.Endpoint{{Addr: netip.AddrPortFrom(at, 8080), Ready: true}})
+		s.SetRangePorts()
+		return s
+	}
+	taker := withRanges("else/taker", 2, "")
+	taker.ExternalIPs = []netip.Addr{pod}
+	taker.Ports = []service.Port{{Name: "u", Protocol: service.UDP, Port: 15000}, {Name: "t", Protocol: service.TCP, Port: 15000}}
+	udp, tcp := service.Claim{Addr: pod, Protocol: service.UDP, Port: 15000}, service.Claim{Addr: pod, Protocol: service.TCP, Port: 15000}
+	b := service.NewBuilder(gen.PlainNode())
+	check := func(when string, lacksUDP, lacksTCP bool) {
+		t.Helper()
+		c := b.Snapshot().Conflicts.At("else/taker")
+		if c.Has(udp) != lacksUDP || c.Has(tcp) != lacksTCP {
+			t.Errorf("%s: lacks UDP: %t, TCP: %t", when, c.Has(udp), c.Has(tcp))
+		}
+	}
+	b.Set(taker)
+	check("alone", false, false)
+	b.Set(voice("10000-20000/UDP", pod))
+	check("ranges of UDP", true, false)
+	b.Set(voice("10000-20000/TCP", pod))
+	check("ranges of TCP", false, true)
+	b.Set(voice("10000-20000/TCP", netip.MustParseAddr("10.0.0.6")))
+	check("another endpoint", false, false)
+	b.Set(voice("10000-20000/TCP,1/UDP", pod))
+	check("both", true, true)
+	b.Set(voice("", pod))
+	check("no ranges", false, false)
+}
+
+// BenchmarkPortRanges: a change of one Service among 10,000 without ranges, with ranges in another, and in the Service itself.
+func BenchmarkPortRanges(b *testing.B) {
+	for _, services := range []int{1000, 10_000, 100_000} {
+		for _, c := range []struct {
+			name   string
+			ranges bool
+			next   func(i int) *service.Service
+		}{
+			{"without/claims", false, func(i int) *service.Service { return gen.UniformService(5, 1) }},
+			{"another/claims", true, func(i int) *service.Service { return gen.UniformService(5, 1) }},
+			{"own", true, func(i int) *service.Service { return withRanges("ns/ranged", 1, "") }},
+		} {
+			builder := service.NewBuilder(gen.PlainNode())
+			builder.Expect(services)
+			for i := range services {
+				builder.Set(gen.UniformService(i, 1))
+			}
+			if c.ranges {
+				builder.Set(withRanges("ns/ranged", 1, "10000-20000/UDP"))
+			}
+			builder.Snapshot()
+			b.Run(fmt.Sprintf("%s/%d", c.name, services), func(b *testing.B) {
+				for i := 0; b.Loop(); i++ {
+					s := c.next(i)
+					s.Ports[0].Port = uint16(80 + i%2)
+					if c.name == "own" && i%2 == 0 {
+						s = withRanges("ns/ranged", 1, "10000-20000/UDP")
+					}
+					builder.Set(s)
+					builder.Snapshot()
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,188 @@
+package ruleset
+
+import (
+	"encoding/binary"
+	"slices"
+	"strings"
+
+	"nftproxy/model/service"
+	"nftproxy/nft"
+)
+
+// Ranges of ports are a third access, by address and protocol, for packets that have no frontend in services. The element in
+// portRanges says which list of ranges the address and protocol have: it jumps to the list's chain. If the port is in the list's
+// set, that chain leads on as other accesses do, and else the packet comes back. The endpoints are addresses: the translation
+// keeps the port.
+//
+// All of this is in a table only while some Service has ranges.
+const (
+	portRanges = "port-ranges"
+	// rangePrefix begins the names of the chains and maps.
+	rangePrefix = "range-"
+
+	rangeServices        = "range-services"
+	rangeServicesCluster = "range-services-cluster"
+	rangeServicesLocal   = "range-services-local"
+	rangeEndpoints       = "range-endpoints"
+	rangeLocalEndpoints  = "range-local-endpoints"
+	rangeExternalLocal   = "range-external-local"
+	recentRanges         = "recent-ranges"
+	// rangeListPrefix begins the names of the chain and the set of each list of ranges.
+	rangeListPrefix = "port-ranges-"
+)
+
+// byRange has no maps of session affinity, since ranges have none.
+func byRange() *access {
+	return &access{
+		key: rangeKey(), original: nft.Fields{nft.OrigDaddr, nft.L4Proto},
+		verdicts: rangeServices, endpoints: rangeEndpoints,
+		externalChain: rangeExternalLocal, clusterVerdicts: rangeServicesCluster, localVerdicts: rangeServicesLocal, localEndpoints: rangeLocalEndpoints,
+		recent: recentRanges, chainPrefix: rangePrefix, keepsPort: true,
+	}
+}
+
+func rangeKey() nft.Fields { return nft.Fields{nft.Daddr, nft.L4Proto} }
+
+// rangeList is a list of ranges.
+type rangeList struct {
+	name   string
+	ranges service.PortRanges
+}
+
+// rangeListOf returns the list. Its name says the ranges, so that equal lists are one. It has at most 204 bytes
+// (service.MaxPortRanges).
+func rangeListOf(r service.PortRanges) rangeList {
+	return rangeList{rangeListPrefix + strings.ReplaceAll(string(r), ",", "_"), r}
+}
+
+// set declares the set of the ranges. Its key is one field, so the kernel keeps it in a tree. A list never changes: other ranges
+// are another list.
+func (l rangeList) set() *nft.Set {
+	return &nft.Set{Name: l.name, Key: nft.Fields{nft.Dport}, Interval: true}
+}
+
+func (l rangeList) chain() *nft.Chain {
+	return &nft.Chain{Name: l.name, Rules: []nft.Rule{
+		FindInRanges.rule(nft.InSet{Key: nft.Fields{nft.Dport}, Set: l.name}, nft.VMap{Key: rangeKey(), Map: rangeServices}),
+	}}
+}
+
+// part holds the ranges, which belong to no single Service.
+func (l rangeList) part() *nft.Part {
+	var elements []nft.Element
+	for r := range l.ranges.All() {
+		elements = append(elements, nft.Element{Set: l.name, Key: nft.Value(nft.AppendPort(nil, r.First)), KeyEnd: nft.Value(nft.AppendPort(nil, r.Last))})
+	}
+	return nft.NewPart(elements, nil)
+}
+
+// readRangeList returns the ranges in the set of a list.
+func readRangeList(c *nft.Contents, name string) service.PortRanges {
+	var list []service.PortRange
+	for _, e := range sortedElements(c, name) {
+		if len(e.Key) >= 2 && len(e.KeyEnd) >= 2 {
+			list = append(list, service.PortRange{First: binary.BigEndian.Uint16([]byte(e.Key)), Last: binary.BigEndian.Uint16([]byte(e.KeyEnd))})
+		}
+	}
+	return service.NewPortRanges(list)
+}
+
+// rangeListUse is a list and the number of elements that lead to its chain.
+type rangeListUse struct {
+	rangeList
+	elements int
+}
+
+// addRangeLists adds set, chain and part of each list that the program does not have yet.
+func (t *tableCompiler) addRangeLists(lists []rangeList) {
+	for _, l := range lists {
+		if t.rangeLists[l.name] == nil {
+			t.rangeLists[l.name] = &rangeListUse{rangeList: l}
+			t.sets = t.sets.Set(l.name, l.set())
+			t.chains = t.chains.Set(l.name, l.chain())
+			t.edits[l.name] = l.part()
+		}
+	}
+}
+
+// countRangeList counts the elements that lead to a list. A list leaves the program with its last element.
+func (t *tableCompiler) countRangeList(u *rangeListUse, by int) {
+	if u.elements += by; u.elements == 0 {
+		delete(t.rangeLists, u.name)
+		t.sets = t.sets.Delete(u.name)
+		t.chains = t.chains.Delete(u.name)
+		t.edits[u.name] = nil
+	}
+}
+
+// setRanged adds what all ranges share if there are any, and removes it if there are none. It says whether it did one of
+// the two.
+func (t *tableCompiler) setRanged() bool {
+	if want := len(t.rangeLists) > 0; want == t.ranged {
+		return false
+	}
+	t.ranged = !t.ranged
+	sets, chains := rangeSets(&t.cfg), t.rangeChains()
+	for _, s := range sets {
+		t.sets = t.sets.Delete(s.Name)
+		if t.ranged {
+			t.sets = t.sets.Set(s.Name, s)
+		}
+	}
+	for _, c := range chains {
+		t.chains = t.chains.Delete(c.Name)
+		if t.ranged {
+			t.chains = t.chains.Set(c.Name, c)
+		}
+	}
+	return true
+}
+
+// rangeSets declares the sets and maps that all ranges share.
+func rangeSets(cfg *Config) []*nft.Set {
+	a := byRange()
+	list := []*nft.Set{{Name: portRanges, Key: a.key, Verdicts: true, MinSize: minSizeBehind}, a.recentSet()}
+	for _, name := range []string{a.verdicts, a.clusterVerdicts, a.localVerdicts} {
+		list = append(list, &nft.Set{Name: name, Key: a.key, Verdicts: true, MinSize: minSizeBehind})
+	}
+	for _, name := range []string{a.endpoints, a.localEndpoints} {
+		list = append(list, &nft.Set{Name: name, Key: join(a.key, nft.Index), Data: daddr(), MinSize: minSizeBehind})
+	}
+	for _, c := range []Cause{NoEndpoints, NoLocalEndpoints} {
+		list = append(list, &nft.Set{Name: a.refusalSet(c), Key: a.key, MinSize: minSizeBehind, Counter: true})
+	}
+	cfg.count(list)
+	return list
+}
+
+// RangeSet declares the set or map of that name that all ranges share; nil if there is none. A table has it while some
+// Service has ranges.
+func RangeSet(name string) *nft.Set {
+	list := rangeSets(&Config{})
+	if i := slices.IndexFunc(list, func(s *nft.Set) bool { return s.Name == name }); i >= 0 {
+		return list[i]
+	}
+	return nil
+}
+
+// rangeChains are the chains that all ranges share, but for those of the endpoints.
+func (t *tableCompiler) rangeChains() []*nft.Chain {
+	a := byRange()
+	chains := append(a.refusalChains(), a.externalLocalChain(&t.cfg, t.pods))
+	for _, c := range chains {
+		t.cfg.uncount(c)
+	}
+	return chains
+}
+
+// findRanges is the rule that looks for ranges of ports.
+func findRanges() nft.Rule { return FindRanges.rule(nft.VMap{Key: rangeKey(), Map: portRanges}) }
+
+// serveRanges leads an address and protocol to the list of the port's ranges.
+func (c *serviceCompiler) serveRanges(f frontend, p *service.Port) {
+	list := rangeListOf(p.Ranges)
+	if !slices.Contains(c.rangesUsed, list) {
+		c.rangesUsed = append(c.rangesUsed, list)
+	}
+	c.addVerdict(f, portRanges, jump(list.name))
+}
