@@ -36,7 +36,7 @@ type option struct {
 // allOptions lists the keys, sorted. A new option is a field of Options and an entry here.
 func allOptions() []option {
 	return []option{
-		wordOption("balance", func(o *Options) *Balance { return &o.Balance }, balanceWords(), 0, "random"),
+		wordOption("balance", func(o *Options) *Balance { return &o.Balance }, balanceWords(), 0, "the node's --nftproxy-balance"),
 		wordOption("eject", func(o *Options) *Eject { return &o.Eject }, ejectWords(), EjectOff, "the node's --nftproxy-eject"),
 		wordOption("external-failover", func(o *Options) *Failover { return &o.ExternalFailover }, failoverWords(), 0, "drop"),
 		portRangesOption(),

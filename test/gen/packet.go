@@ -51,7 +51,7 @@ func Packet(rng *rand.Rand, node *service.Node, services []*service.Service) nft
 			src = own[rng.IntN(len(own))]
 		}
 	}
-	p.ToInput = (p.Input == "eth0" || p.Input == "veth7") && slices.Contains(node.HostAddresses, dst)
+	p.ToInput = (p.Input == "eth0" || p.Input == "veth7") && !dst.IsLoopback() && slices.Contains(node.HostAddresses, dst)
 	switch {
 	case p.Protocol == nft.ICMP, rng.IntN(20) == 0: // an echo request to an address of a service, too
 		p.Protocol = nft.EchoProtocol(ip.Of(dst))
