@@ -73,7 +73,7 @@ func NewClient(config *rest.Config) (*Client, error) {
 // serviceKind and sliceKind have the labels and annotations that the conversions read.
 
 func serviceKind() wire.Kind[*serviceObject] {
-	return wire.Services(convertService, labelProxyName, service.OptionPrefix)
+	return wire.Services(convertService, labelProxyName, service.OptionPrefix, service.UDPHandlingAnnotation)
 }
 
 func sliceKind() wire.Kind[*sliceObject] {

@@ -12,14 +12,14 @@ import (
 	"nftproxy/model/service"
 )
 
-// options reads the annotations of a Service with the prefix service.OptionPrefix, in the order of their keys. An unknown
+// options reads the annotations of a Service that are options, in the order of their keys. An unknown
 // key is a problem too, since a typo must not be silent. balanced says that one of them chooses a balance.
 func options(m *metav1.ObjectMeta, p *problemList) (o service.Options, balanced bool) {
 	if len(m.Annotations) == 0 {
 		return o, false
 	}
 	for _, key := range slices.Sorted(maps.Keys(m.Annotations)) {
-		name, ours := strings.CutPrefix(key, service.OptionPrefix)
+		name, ours := service.OptionKey(key)
 		if !ours {
 			continue
 		}

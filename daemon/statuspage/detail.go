@@ -130,7 +130,7 @@ func (d *detail) facts() *html.Node {
 		list = append(list, fact{"Sources admitted at the load balancer's addresses", textCell(ranges)})
 	}
 	for key, value := range s.Options.All() {
-		list = append(list, fact{service.OptionPrefix + key, textCell(value)})
+		list = append(list, fact{service.OptionAnnotation(key), textCell(value)})
 	}
 	if s.HealthCheckNodePort != 0 {
 		list = append(list, fact{"healthCheckNodePort", textCell(fmt.Sprint(s.HealthCheckNodePort))})

@@ -6,8 +6,28 @@ import (
 	"strings"
 )
 
-// OptionPrefix begins the keys of the annotations that hold a Service's Options.
+// OptionPrefix begins the keys of the annotations that hold a Service's Options, except for UDPHandlingAnnotation.
 const OptionPrefix = "nftproxy.io/"
+
+// UDPHandlingAnnotation holds Options.UDPHandling. It is Kubernetes' own (KEP-5989, alpha).
+const UDPHandlingAnnotation = "service.kubernetes.io/udp-connection-handling"
+
+// OptionKey returns the key of the option that an annotation asks for: the name after OptionPrefix, or the whole
+// UDPHandlingAnnotation. ok is false for an annotation that is not ours. The key may be unknown.
+func OptionKey(annotation string) (key string, ok bool) {
+	if annotation == UDPHandlingAnnotation {
+		return annotation, true
+	}
+	return strings.CutPrefix(annotation, OptionPrefix)
+}
+
+// OptionAnnotation returns the annotation of an option's key.
+func OptionAnnotation(key string) string {
+	if key == UDPHandlingAnnotation {
+		return key
+	}
+	return OptionPrefix + key
+}
 
 // Options are what a Service asks for by annotations (docs/choices.md). The zero value asks for nothing. Options can be
 // compared by ==, so a list is a string in them, sorted and without duplicates.
@@ -17,15 +37,19 @@ type Options struct {
 	ExternalFailover Failover
 	// Balance says how new connections get their endpoints.
 	Balance Balance
+	// Departed says what becomes of established connections to an endpoint that leaves the service.
+	Departed Departed
 	// Eject says what is done about endpoints that do not answer the node.
 	Eject Eject
 	// PortRanges are the ranges of ports that it asks for beside its ports.
 	PortRanges RangesByProtocol
+	// UDPHandling says what becomes of UDP flows to an endpoint that terminates.
+	UDPHandling UDPHandling
 }
 
 // option is one key of Options.
 type option struct {
-	// key is the annotation's, without OptionPrefix.
+	// key is as OptionKey returns it.
 	key string
 	// set reads a value. The error says what is allowed.
 	set func(o *Options, value string) error
@@ -40,6 +64,11 @@ func allOptions() []option {
 		wordOption("eject", func(o *Options) *Eject { return &o.Eject }, ejectWords(), EjectOff, "the node's --nftproxy-eject"),
 		wordOption("external-failover", func(o *Options) *Failover { return &o.ExternalFailover }, failoverWords(), 0, "drop"),
 		portRangesOption(),
+		wordOption("balance", func(o *Options) *Balance { return &o.Balance }, balanceWords(), 0, "random"),
+		departedOption(),
+		wordOption("eject", func(o *Options) *Eject { return &o.Eject }, ejectWords(), EjectOff, "the node's --nftproxy-eject"),
+		wordOption("external-failover", func(o *Options) *Failover { return &o.ExternalFailover }, failoverWords(), 0, "drop"),
+		wordOption(UDPHandlingAnnotation, func(o *Options) *UDPHandling { return &o.UDPHandling }, udpHandlingWords(), 0, "Default"),
 	}
 }
 
@@ -66,7 +95,7 @@ func wordOption[T ~uint8](key string, field func(*Options) *T, words []string, f
 	}
 }
 
-// Set reads the value of a key, without OptionPrefix. If the key is unknown or the value cannot be used, it changes
+// Set reads the value of a key, as OptionKey returns it. If the key is unknown or the value cannot be used, it changes
 // nothing, and the error says what is allowed.
 func (o *Options) Set(key, value string) error {
 	all := allOptions()
@@ -82,13 +111,12 @@ func (o *Options) Set(key, value string) error {
 	}
 	keys := make([]string, len(all))
 	for i, known := range all {
-		keys[i] = OptionPrefix + known.key
+		keys[i] = OptionAnnotation(known.key)
 	}
 	return fmt.Errorf("unknown key; there are %s", strings.Join(keys, ", "))
 }
 
-// All yields the options that the Service asks for: the keys, without OptionPrefix and sorted, and the values as Set reads
-// them.
+// All yields the options that the Service asks for: the keys, sorted, and the values, as Set reads both.
 func (o Options) All() func(yield func(key, value string) bool) {
 	return func(yield func(key, value string) bool) {
 		if o == (Options{}) {

@@ -38,6 +38,15 @@ func TestOptionsRefuse(t *testing.T) {
 	for _, c := range []struct{ key, value, want string }{
 		{"external-failover", "Pass", "not drop, pass or cluster; drop is in force"},
 		{"external-failover", "", "not drop, pass or cluster"},
+		{"departed-connections", "cut-after", "not keep, cut or cut-after=TIME"},
+		{"departed-connections", "cut-after=0s", "whole seconds from 1s to 1h"},
+		{"departed-connections", "cut-after=1h0m1s", "whole seconds from 1s to 1h"},
+		{"departed-connections", "cut-after=1500ms", "whole seconds from 1s to 1h"},
+		{"departed-connections", "cut-after=-30s", "--nftproxy-conntrack-clean-established is in force"},
+		{"departed-connections", "cut-after=30", "such as cut-after=30s"},
+		{"departed-connections", "Keep", "not keep, cut or"},
+		{"service.kubernetes.io/udp-connection-handling", "preserve", "not Default or PreserveDuringTermination; Default is in force"},
+		{"udp-connection-handling", "Default", "unknown key; there are nftproxy.io/"},
 		{"external-failure", "pass", "unknown key; there are nftproxy.io/"},
 		{"", "pass", "unknown key; there are nftproxy.io/"},
 	} {

@@ -25,7 +25,7 @@ func mutateRarely(rng *rand.Rand, s *service.Service, o Options) bool {
 		s.AffinityTimeout = affinityTimeout(rng)
 		return true
 	case o.Annotations && rng.IntN(6) == 0:
-		s.Options = options(rng)
+		s.Options = options(rng, s)
 		return true
 	}
 	return false

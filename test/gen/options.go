@@ -1,30 +1,48 @@
 package gen
 
 import (
+	"hash/fnv"
 	"math/rand/v2"
 
 	"nftproxy/model/service"
 )
 
-// options returns what a service asks for by annotations: mostly one thing, or several.
-func options(rng *rand.Rand) service.Options {
+// options returns what the service asks for by annotations: mostly one thing of those that change the rules, or several, and
+// at times one of the others.
+func options(rng *rand.Rand, s *service.Service) service.Options {
 	var o service.Options
-	keys := optionValues()
-	for range 1 + rng.IntN(2) {
+	draw := func(rng *rand.Rand, keys [][]string) {
 		of := keys[rng.IntN(len(keys))]
 		if err := o.Set(of[0], of[1+rng.IntN(len(of)-1)]); err != nil {
 			panic(err) // the values are right
 		}
 	}
+	for range 1 + rng.IntN(2) {
+		draw(rng, optionValues())
+	}
+	// These follow from the service, so that they change nothing else of what is drawn.
+	sum := fnv.New64a()
+	_, _ = sum.Write([]byte(s.String()))
+	if own := rand.New(rand.NewPCG(sum.Sum64(), 1)); own.IntN(2) == 0 {
+		draw(own, flowOptionValues())
+	}
 	return o
 }
 
-// optionValues has a list for each annotation: its key, then values of it.
+// optionValues has a list for each annotation that changes the rules: its key, then values of it.
 func optionValues() [][]string {
 	return [][]string{
 		{"balance", "random", "client", "flow"},
 		{"eject", "off", "report", "on"},
 		{"external-failover", "drop", "pass", "cluster"},
 		{"port-ranges", "80-82/TCP,79-85/UDP", "1-65535/TCP", "81/UDP,83-84/UDP", "30000-30002/TCP,80-90/SCTP", "2-81/UDP,1-65535/SCTP"},
+	}
+}
+
+// flowOptionValues has those that concern only flows that there are, as optionValues.
+func flowOptionValues() [][]string {
+	return [][]string{
+		{"departed-connections", "keep", "cut", "cut-after=1s", "cut-after=30s", "cut-after=1h"},
+		{service.UDPHandlingAnnotation, "Default", "PreserveDuringTermination"},
 	}
 }

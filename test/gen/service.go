@@ -127,7 +127,7 @@ func NamedService(rng *rand.Rand, name service.Name, opts Options) *service.Serv
 		s.AffinityTimeout = affinityTimeout(rng)
 	}
 	if o.Annotations && rng.IntN(3) == 0 {
-		s.Options = options(rng)
+		s.Options = options(rng, s)
 	}
 	s.SetRangePorts()
 	return s

@@ -1,0 +1,78 @@
+package service
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Departed says what becomes of an established connection of TCP or SCTP to an endpoint that leaves the service: one that
+// its EndpointSlices do not have any more, in whatever state it was. Flows of UDP always go to another endpoint then.
+type Departed struct {
+	Fate DepartedFate
+	// After is how long a connection may go on before it is cut, in whole seconds, MaxCutAfter at most.
+	After time.Duration
+}
+
+// DepartedFate is what is done about the connection.
+type DepartedFate uint8
+
+// DepartedAsNode leaves it to the node's --nftproxy-conntrack-clean-established. DepartedKeep leaves the connection alone.
+// DepartedCut has the client's next packet answered by a reset.
+const (
+	DepartedAsNode DepartedFate = iota
+	DepartedKeep
+	DepartedCut
+)
+
+// MaxCutAfter is the greatest Departed.After. A node has to remember the endpoint for so long.
+const MaxCutAfter = time.Hour
+
+func departedOption() option {
+	return option{
+		key: "departed-connections",
+		set: func(o *Options, value string) error {
+			after, timed := strings.CutPrefix(value, "cut-after=")
+			switch {
+			case value == "keep":
+				o.Departed = Departed{Fate: DepartedKeep}
+				return nil
+			case value == "cut":
+				o.Departed = Departed{Fate: DepartedCut}
+				return nil
+			case timed:
+				d, err := time.ParseDuration(after)
+				if err == nil && d >= time.Second && d <= MaxCutAfter && d%time.Second == 0 {
+					o.Departed = Departed{DepartedCut, d}
+					return nil
+				}
+			}
+			return fmt.Errorf("not keep, cut or cut-after=TIME with whole seconds from 1s to %dh, such as cut-after=30s; the node's --nftproxy-conntrack-clean-established is in force", int(MaxCutAfter.Hours()))
+		},
+		get: func(o *Options) string {
+			switch d := o.Departed; {
+			case d.Fate == DepartedKeep:
+				return "keep"
+			case d.Fate == DepartedCut && d.After > 0:
+				return "cut-after=" + strconv.Itoa(int(d.After.Seconds())) + "s"
+			case d.Fate == DepartedCut:
+				return "cut"
+			}
+			return ""
+		},
+	}
+}
+
+// UDPHandling says what becomes of UDP flows to an endpoint that terminates and does not serve any more, while the
+// EndpointSlices still have it (KEP-5989).
+type UDPHandling uint8
+
+// UDPDefault has their next packets go to another endpoint. UDPPreserve leaves the flows alone until the endpoint is gone.
+const (
+	UDPDefault UDPHandling = iota
+	UDPPreserve
+)
+
+// udpHandlingWords are the values in the text of KEP-5989, which was not merged in 2026-11.
+func udpHandlingWords() []string { return []string{"Default", "PreserveDuringTermination"} }
