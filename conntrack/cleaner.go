@@ -186,6 +186,9 @@ func (c *Cleaner) waitForPass(ctx context.Context, timer *time.Timer) bool {
 		if due := c.refused.due; !due.IsZero() && (!ok || due.Before(at)) {
 			at, ok = pace.Later(due, c.pacing.budget.Ready()), true
 		}
+		if cut, planned := c.judge.index.NextCut(); planned && (!ok || cut.Before(at)) {
+			at, ok = cut, true
+		}
 		if ok {
 			timer.Reset(time.Until(at))
 			wait = timer.C
@@ -196,7 +199,7 @@ func (c *Cleaner) waitForPass(ctx context.Context, timer *time.Timer) bool {
 		case <-c.reports.unread:
 			c.learn()
 		case <-wait:
-			if !c.retry(time.Now()) {
+			if now := time.Now(); !c.retry(now) && !c.cut(now) {
 				return true
 			}
 		}
@@ -211,6 +214,17 @@ func (c *Cleaner) retry(now time.Time) bool {
 		c.pacing.requestFirst()
 	}
 	return ok
+}
+
+// cut asks for a pass where time alone has made flows stale, if it has.
+func (c *Cleaner) cut(now time.Time) bool {
+	scope := c.judge.index.Advance(now)
+	if scope.Empty() {
+		return false
+	}
+	c.agenda.add(change{scope, c.judge.index.Epoch(), now, now})
+	c.pacing.requestFirst()
+	return true
 }
 
 // learn reads the report of the syncs and makes it known to judge, agenda and

@@ -2,7 +2,7 @@ package conntrack
 
 import (
 	"net/netip"
-	"slices"
+	"time"
 
 	"nftproxy/model/service"
 )
@@ -33,6 +33,10 @@ type departed struct {
 	// anything is the epoch until which any address counts as a former endpoint of each
 	// Service; 0 for none.
 	anything uint64
+	// now is the time that Index.Advance was told last.
+	now time.Time
+	// timed has what is cut later, the next first.
+	timed timedCuts
 }
 
 // departure has the endpoints that a claim had until an epoch. It shares their memory
@@ -42,6 +46,7 @@ type departure struct {
 	epoch     uint64
 	// ranges has the ports at which the claim had them, if the endpoints are those of ranges.
 	ranges service.PortRanges
+	cut    cutoff
 }
 
 // ordered is a departure's place in order.
@@ -52,28 +57,46 @@ type ordered struct {
 }
 
 // add remembers endpoints of a port that a claim lost in the current epoch.
-func (d *departed) add(c service.Claim, p *service.Port, endpoints service.Endpoints) {
-	if endpoints.Len() == 0 {
-		return
+func (d *departed) add(c service.Claim, p *service.Port, endpoints service.Endpoints, cut cutoff) {
+	if endpoints.Len() > 0 {
+		d.remember(c, departure{endpoints, d.epoch, p.Ranges, cut})
+		d.timed.add(d.now, timedCut{c, endpoints, cut.at})
 	}
+}
+
+// remember puts a departure behind all others.
+func (d *departed) remember(c service.Claim, one departure) {
 	switch {
 	case len(d.order) == d.kept:
 		d.first, d.later = d.epoch, 0
 	case d.later >= maxDeparted:
-		d.forget(d.epoch - 1)
+		d.drop(d.epoch - 1)
 	case d.epoch > d.first:
 		d.later++
 	}
-	d.from[c] = append(d.from[c], departure{endpoints, d.epoch, p.Ranges})
-	d.order = append(d.order, ordered{c, d.epoch, endpoints.Len()})
+	d.from[c] = append(d.from[c], one)
+	d.order = append(d.order, ordered{c, d.epoch, one.endpoints.Len()})
 }
 
-// has says whether connections to a port number were led to addr by the claim.
-func (d *departed) has(c service.Claim, number uint16, addr netip.AddrPort) bool {
-	return slices.ContainsFunc(d.from[c], func(one departure) bool {
-		p := service.Port{Ranges: one.ranges, Endpoints: one.endpoints}
-		return (!p.IsRange() || one.ranges.Has(number)) && p.Endpoint(number, addr) != nil
-	})
+// last returns the latest departure of an endpoint from the claims, by which connections to a port number were led to addr; nil
+// if none is known.
+func (d *departed) last(number uint16, addr netip.AddrPort, claims ...service.Claim) *departure {
+	var last *departure
+	for _, c := range claims {
+		list := d.from[c]
+		for i := range list {
+			if one := &list[i]; (last == nil || one.epoch >= last.epoch) && one.has(number, addr) {
+				last = one
+			}
+		}
+	}
+	return last
+}
+
+// has says whether connections to a port number were led to addr.
+func (one *departure) has(number uint16, addr netip.AddrPort) bool {
+	p := service.Port{Ranges: one.ranges, Endpoints: one.endpoints}
+	return (!p.IsRange() || one.ranges.Has(number)) && p.Endpoint(number, addr) != nil
 }
 
 // cover says that passes have found the flows of the departures up to an epoch. They are
@@ -96,21 +119,43 @@ func (d *departed) endPresumption(epoch uint64) {
 	}
 }
 
-// forget drops the departures up to an epoch.
+// forget forgets the departures up to an epoch, except those that are to be cut later: these count as departures of the
+// current epoch in the order, so they stay until a later call.
 func (d *departed) forget(epoch uint64) {
-	d.cover(epoch)
-	for d.kept > 0 && d.order[0].epoch <= epoch {
-		d.forgetFirst()
+	for _, one := range d.drop(epoch) {
+		if at := one.cut.at; !at.IsZero() && d.now.Before(at.Add(formerFor)) {
+			d.remember(one.claim, one.departure)
+		}
 	}
 }
 
-// forgetFirst drops the earliest departure, a kept one.
-func (d *departed) forgetFirst() {
+// dropped is a departure that was forgotten.
+type dropped struct {
+	claim service.Claim
+	departure
+}
+
+// drop forgets all departures up to an epoch, and returns those that may have to be cut later.
+func (d *departed) drop(epoch uint64) (timed []dropped) {
+	d.cover(epoch)
+	for d.kept > 0 && d.order[0].epoch <= epoch {
+		claim := d.order[0].claim
+		if gone := d.forgetFirst(); !gone.cut.at.IsZero() {
+			timed = append(timed, dropped{claim, gone})
+		}
+	}
+	return timed
+}
+
+// forgetFirst drops the earliest departure, a kept one, and returns it.
+func (d *departed) forgetFirst() (gone departure) {
 	first := d.order[0]
+	gone = d.from[first.claim][0]
 	d.order, d.kept, d.keptEndpoints = d.order[1:], d.kept-1, d.keptEndpoints-first.endpoints
 	if list := d.from[first.claim]; len(list) == 1 {
 		delete(d.from, first.claim)
 	} else {
 		d.from[first.claim] = list[1:]
 	}
+	return gone
 }

@@ -25,6 +25,7 @@ func newJudge(index *Index) judge { return judge{index, map[Reason][]Flow{}} }
 func (j *judge) suspect(f Flow) (reason Reason, full bool) {
 	reason, stale := j.index.Stale(f)
 	if !stale {
+		j.index.Note(&f)
 		return "", false
 	}
 	j.suspects[reason] = append(j.suspects[reason], f)
@@ -45,7 +46,10 @@ func (j *judge) confirm(reason Reason) []Flow {
 // learn takes in what syncs reported and returns what they can have made stale. ok
 // is false if that is nothing.
 func (j *judge) learn(r syncReport, now time.Time) (c change, ok bool) {
-	scope := Scope{Everything: r.unknown}
+	scope := j.index.Advance(now)
+	if r.unknown {
+		scope.addAll()
+	}
 	if r.routes != nil {
 		scope.merge(j.index.SetLocalRoutes(*r.routes))
 	}

@@ -3,6 +3,7 @@ package conntrack_test
 import (
 	"net/netip"
 	"slices"
+	"time"
 
 	"nftproxy/conntrack"
 	"nftproxy/model/ip"
@@ -17,12 +18,22 @@ type oracle struct {
 	established []service.Protocol
 	// routes are the local routes.
 	routes []netip.Prefix
-	// history has the snapshots since the oracle last forgot all, the present one
-	// last.
-	history []service.Snapshot
+	// history has all snapshots, the present one last. Of the first forgotten ones the oracle knows only the endpoints
+	// that left in them and whose connections were still to be cut at forgotAt, or lately.
+	history   []moment
+	forgotten int
+	forgotAt  time.Time
+	// clock is the time.
+	clock time.Time
 }
 
-func (o *oracle) now() service.Snapshot { return o.history[len(o.history)-1] }
+// moment is a snapshot that came into force at a time.
+type moment struct {
+	service.Snapshot
+	at time.Time
+}
+
+func (o *oracle) now() service.Snapshot { return o.history[len(o.history)-1].Snapshot }
 
 // ask is the destination of a flow in one snapshot.
 type ask struct {
@@ -140,16 +151,15 @@ func (o *oracle) stale(f *conntrack.Flow) conntrack.Reason {
 		return o.missed(f, a)
 	}
 	replied := f.Status&conntrack.SeenReply != 0
-	expendable := f.Protocol == service.UDP || !replied || slices.Contains(o.established, f.Protocol)
 	if a == nil {
-		if expendable && o.was(f) {
+		if o.gone(f) {
 			return conntrack.ServiceGone
 		}
 		return ""
 	}
 	e := find(a.p, f, f.Reply.Src)
 	switch {
-	case e == nil && expendable && o.was(f), e != nil && unserved(f, e):
+	case e == nil && o.gone(f), e != nil && unserved(a.s, f, e):
 		return conntrack.EndpointGone
 	case e == nil || replied:
 		return ""
@@ -165,16 +175,15 @@ func (o *oracle) missed(f *conntrack.Flow, a *ask) conntrack.Reason {
 	dst := f.Original.Dst
 	switch {
 	case f.Status&conntrack.Assured != 0 && (f.Protocol == service.TCP || f.Protocol == service.SCTP):
-		replied := f.Status&conntrack.SeenReply != 0
 		switch {
-		case replied && !slices.Contains(o.established, f.Protocol), a != nil && find(a.p, f, dst) != nil, !o.was(f):
+		case a != nil && find(a.p, f, dst) != nil, !o.gone(f):
 			return ""
 		case a != nil:
 			return conntrack.EndpointGone
 		}
 		return conntrack.ServiceGone
 	case a != nil && find(a.p, f, dst) != nil: // The translation did not change the address.
-		if unserved(f, find(a.p, f, dst)) {
+		if unserved(a.s, f, find(a.p, f, dst)) {
 			return conntrack.EndpointGone
 		}
 		return ""
@@ -192,25 +201,79 @@ func (o *oracle) missed(f *conntrack.Flow, a *ask) conntrack.Reason {
 	return ""
 }
 
-// unserved says that the endpoint serves nothing, and the flow may be a datagram or has no answer.
-func unserved(f *conntrack.Flow, e *service.Endpoint) bool {
-	return !e.Ready && !e.Serving && (f.Protocol == service.UDP || f.Status&conntrack.SeenReply == 0)
+// unserved says that the endpoint serves nothing, and the flow may be a datagram or has no answer. A Service may ask that
+// datagrams stay while the endpoint terminates.
+func unserved(s *service.Service, f *conntrack.Flow, e *service.Endpoint) bool {
+	if e.Ready || e.Serving {
+		return false
+	}
+	if f.Protocol == service.UDP {
+		return !(e.Terminating && s.Options.UDPHandling == service.UDPPreserve)
+	}
+	return f.Status&conntrack.SeenReply == 0
+}
+
+// had returns the Service by which the flow's destination had its endpoint in an earlier snapshot; nil if it had not.
+func (o *oracle) had(i int, f *conntrack.Flow) *service.Service {
+	then := oracle{cfg: o.cfg, routes: o.routes, history: o.history[i : i+1]}
+	a := then.asks(f)
+	if a != nil && find(a.p, f, f.Reply.Src) != nil && (!a.nodePort || o.servesNodePorts(f.Original.Dst.Addr()) || o.onLoopback(f)) {
+		return a.s
+	}
+	return nil
+}
+
+// cut says what becomes of answered connections by a Service to an endpoint that left after the snapshot i: never cut, or
+// from a time on. timed says that this time is later than that of leaving.
+func (o *oracle) cut(i int, s *service.Service, f *conntrack.Flow) (at time.Time, cut, timed bool) {
+	left := o.history[i+1]
+	if now, there := left.Services.Get(s.Name); there {
+		s = now
+	}
+	asked := s.Options.Departed
+	if asked.Fate == service.DepartedAsNode {
+		cut = slices.Contains(o.established, f.Protocol)
+	} else {
+		cut = asked.Fate == service.DepartedCut
+	}
+	return left.at.Add(asked.After), cut && f.Protocol != service.UDP, cut && asked.After > 0 && f.Protocol != service.UDP
+}
+
+// left returns the last snapshot in which the flow's destination had its endpoint, and the Service then. ok is false if
+// there is none that the oracle has not forgotten.
+func (o *oracle) left(f *conntrack.Flow) (i int, s *service.Service, ok bool) {
+	for i := len(o.history) - 2; i >= 0; i-- {
+		s := o.had(i, f)
+		if s == nil {
+			continue
+		}
+		at, _, timed := o.cut(i, s, f)
+		return i, s, i >= o.forgotten || timed && o.forgotAt.Before(at.Add(5*time.Minute))
+	}
+	return 0, nil, false
 }
 
 // was says that the flow leads to an endpoint that its destination had at some time.
 func (o *oracle) was(f *conntrack.Flow) bool {
-	return slices.ContainsFunc(o.history[:len(o.history)-1], func(s service.Snapshot) bool {
-		then := oracle{cfg: o.cfg, routes: o.routes, history: []service.Snapshot{s}}
-		a := then.asks(f)
-		return a != nil && find(a.p, f, f.Reply.Src) != nil && (!a.nodePort || o.servesNodePorts(f.Original.Dst.Addr()) || o.onLoopback(f))
-	})
+	_, _, ok := o.left(f)
+	return ok
+}
+
+// gone says that the flow leads to such an endpoint, and that nothing keeps it there.
+func (o *oracle) gone(f *conntrack.Flow) bool {
+	i, s, ok := o.left(f)
+	if !ok || f.Protocol == service.UDP || f.Status&conntrack.SeenReply == 0 {
+		return ok
+	}
+	at, cut, _ := o.cut(i, s, f)
+	return cut && !o.clock.Before(at)
 }
 
 // mayBe says that the flow leads to an endpoint of a Service that had its destination as
 // address or as node port at some time. Where the two meet, the index may mistake one for the
 // other.
 func (o *oracle) mayBe(f *conntrack.Flow) bool {
-	return slices.ContainsFunc(o.history, func(s service.Snapshot) bool {
+	return slices.ContainsFunc(o.history, func(s moment) bool {
 		for name, svc := range s.Services.All() {
 			for i := range svc.Ports {
 				p := &svc.Ports[i]

@@ -32,6 +32,8 @@ type trial struct {
 	seen  map[string]int
 	// failover has every Service with external policy Local pass on what it has no endpoint for, which few ask for by themselves.
 	failover bool
+	// leaving has every Service ask for something about endpoints that leave or terminate.
+	leaving bool
 }
 
 // known is a flow. It says whether the flow was stale at the last look.
@@ -43,7 +45,7 @@ type known struct {
 func newTrial(t *testing.T, seed uint64, seen map[string]int) *trial {
 	rng := rand.New(rand.NewPCG(seed, 7))
 	cfg, _ := gen.Config(rng)
-	c := &trial{oracle: &oracle{cfg: &cfg}, rng: rng, node: gen.Node(rng), seen: seen, failover: seed%4 == 0}
+	c := &trial{oracle: &oracle{cfg: &cfg}, rng: rng, node: gen.Node(rng), seen: seen, failover: seed%4 == 0, leaving: seed%4 == 1}
 	if rng.IntN(3) == 0 {
 		c.established = []service.Protocol{service.TCP, service.SCTP}[:1+rng.IntN(2)]
 	}
@@ -55,6 +57,7 @@ func newTrial(t *testing.T, seed uint64, seen map[string]int) *trial {
 	}
 	c.options = conntrack.Options{NodePortAddresses: cfg.NodePortAddresses, Established: c.established, Pod: cfg.Pod}
 	c.index = conntrack.NewIndex(c.options)
+	c.wait(t, time.Since(time.Time{}).Truncate(time.Hour))
 	c.setRoutes(t)
 	c.sync(t)
 	return c
@@ -63,6 +66,14 @@ func newTrial(t *testing.T, seed uint64, seen map[string]int) *trial {
 func (c *trial) set(s *service.Service) {
 	if c.failover && s.ExternalPolicy == service.Local {
 		s.Options.ExternalFailover = service.FailoverPass
+	}
+	if c.leaving {
+		fate := service.DepartedFate(c.rng.IntN(3))
+		s.Options.Departed = service.Departed{Fate: fate}
+		if fate == service.DepartedCut {
+			s.Options.Departed.After = time.Duration(c.rng.IntN(3)) * 10 * time.Second
+		}
+		s.Options.UDPHandling = service.UDPHandling(c.rng.IntN(2))
 	}
 	c.builder.Set(s)
 }
@@ -84,13 +95,26 @@ func (c *trial) setRoutes(t *testing.T) {
 func (c *trial) sync(t *testing.T) {
 	s := c.builder.Snapshot()
 	scope := c.index.Update(s)
-	c.history = append(c.history, s)
+	c.history = append(c.history, moment{s, c.clock})
 	c.checkScope(t, scope)
 	c.kernel = nft.NewModel()
 	batch, _ := nft.State{}.Plan(ruleset.Compile(*c.cfg, s), time.Time{})
 	if err := c.kernel.Apply(batch); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// wait lets time pass.
+func (c *trial) wait(t *testing.T, d time.Duration) {
+	c.clock = c.clock.Add(d)
+	next, planned := c.index.NextCut()
+	scope := c.index.Advance(c.clock)
+	if due := planned && !c.clock.Before(next); due == scope.Empty() {
+		t.Fatalf("at %v the scope is %+v, and %v was planned", c.clock, scope, next)
+	} else if due {
+		c.seen["cut later"]++
+	}
+	c.checkScope(t, scope)
 }
 
 // checkScope checks that the scope of a change has the flows that it made stale.
@@ -117,6 +141,7 @@ func (c *trial) checkScope(t *testing.T, scope conntrack.Scope) {
 
 // change makes a few changes that are usual in clusters.
 func (c *trial) change(t *testing.T) {
+	c.wait(t, []time.Duration{0, time.Second, 20 * time.Second, time.Hour}[c.rng.IntN(4)])
 	for range 1 + c.rng.IntN(3) {
 		i := c.rng.IntN(len(c.services) + 1)
 		switch {
@@ -143,7 +168,7 @@ func (c *trial) change(t *testing.T) {
 	}
 	if c.rng.IntN(4) == 0 {
 		c.index.Forget(c.index.Epoch())
-		c.history = c.history[len(c.history)-1:]
+		c.forgotten, c.forgotAt = len(c.history)-1, c.clock
 		for i := range c.flows {
 			_, c.flows[i].stale = c.index.Stale(c.flows[i].Flow)
 		}
@@ -226,7 +251,7 @@ func (c *trial) judge(t *testing.T) (cases int) {
 	fresh.SetLocalRoutes(c.routes)
 	fresh.Update(c.now())
 	forgetful := *c.oracle
-	forgetful.history = c.history[len(c.history)-1:]
+	forgetful.history, forgetful.forgotten = c.history[len(c.history)-1:], 0
 	for _, known := range c.flows {
 		f := known.Flow
 		for _, by := range []struct {
@@ -244,6 +269,7 @@ func (c *trial) judge(t *testing.T) (cases int) {
 				t.Fatalf("%s index: %v: Stale() = %q, %t, want %q\n%s", by.name, f, got, stale, want, c.describe())
 			}
 			c.seen["reason: "+string(got)]++
+			c.seen[by.oracle.describeDeparted(&f, got)]++
 			if a := by.oracle.asks(&f); a != nil && f.Status&conntrack.DstNAT == 0 && by.oracle.passes(&f, a) {
 				c.seen["left to routing"]++
 			}
@@ -291,7 +317,7 @@ func TestStaleAgainstOracle(t *testing.T) {
 		"reason: source not in the ranges": 30, "reason: traffic policy": 100,
 		"left to routing": 300, "valid, dnat": 5000, "valid, untouched": 2000,
 		"scope: everything": 100, "scope: filters": 100, "scope: nothing": 30,
-		"translated without DNAT": 500, "ranges": 100,
+		"translated without DNAT": 500, "cut later": 20, "answered, to a former endpoint: ": 300, "answered, to a former endpoint: endpoint gone": 40, "preserved": 10, "ranges": 100,
 	} {
 		if seen[what] < n && !testing.Short() {
 			t.Errorf("%q: %d times, want %d: the cases are too narrow", what, seen[what], n)
@@ -306,3 +332,16 @@ func TestStaleAgainstOracle(t *testing.T) {
 		}
 	}
 }
+
+// describeDeparted says in words what about departed endpoints the judgment of a flow showed; mostly nothing.
+func (o *oracle) describeDeparted(f *conntrack.Flow, got conntrack.Reason) string {
+	switch a := o.asks(f); {
+	case got == "" && f.Protocol == service.UDP && a != nil && find(a.p, f, f.Reply.Src) != nil && !serves(find(a.p, f, f.Reply.Src)):
+		return "preserved"
+	case f.Protocol != service.UDP && f.Status&conntrack.SeenReply != 0 && o.was(f) && (a == nil || find(a.p, f, f.Reply.Src) == nil):
+		return "answered, to a former endpoint: " + string(got)
+	}
+	return "nothing about departed endpoints"
+}
+
+func serves(e *service.Endpoint) bool { return e.Ready || e.Serving }

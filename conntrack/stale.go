@@ -75,7 +75,7 @@ func (x *Index) missed(f *Flow) Reason {
 		// packet already has (nf_nat_setup_info). So this is a flow that the rules
 		// sent to its own destination, such as an ingress on the host network whose
 		// external IP is the node's address.
-		if e := o.endpoint(f, dst); e != nil && unserved(f, e) {
+		if e := o.endpoint(f, dst); e != nil && unserved(o.service, f, e) {
 			return EndpointGone
 		} else if e != nil {
 			return ""
@@ -97,9 +97,9 @@ func (x *Index) missed(f *Flow) Reason {
 }
 
 // orphanedIdentity is about a connection to a former endpoint that was its own destination: it has no DNAT, but it ends
-// like the connections to other former endpoints where Options.Established asks for that.
+// like the connections to other former endpoints where the Service or Options.Established asks for that.
 func (x *Index) orphanedIdentity(f *Flow) Reason {
-	if !x.expendable(f) || !x.former(f) {
+	if !x.former(f) {
 		return ""
 	}
 	o, ok := x.owner(f)
@@ -120,11 +120,11 @@ func (x *Index) misled(f *Flow) Reason {
 	}
 	e := o.endpoint(f, f.Reply.Src)
 	switch {
-	case e == nil && x.expendable(f) && (x.departed.anything != 0 || x.former(f)):
+	case e == nil && (x.former(f) || x.presumed(&o, f)):
 		return EndpointGone
 	case e == nil:
 		return "" // Another program's rules lead there.
-	case unserved(f, e):
+	case unserved(o.service, f, e):
 		return EndpointGone
 	case f.Status&SeenReply != 0:
 		return "" // It is answered: it works, and stays.
@@ -138,11 +138,23 @@ func (x *Index) misled(f *Flow) Reason {
 
 // unserved says that the endpoint is listed but does not serve, and that the flow has no
 // reason to stay with it. Connections stay with a pod that is only unready. Datagrams
-// that it does not serve go to another endpoint. So do first packets without an answer:
+// that it does not serve go to another endpoint, unless the Service asks that they stay while
+// it terminates. So do first packets without an answer:
 // that is no connection yet. The endpoint of a node without power is listed for minutes,
 // and a client that takes the same source port again would meet the old entry.
-func unserved(f *Flow, e *service.Endpoint) bool {
-	return !serves(e) && (f.Protocol == service.UDP || f.Status&SeenReply == 0)
+func unserved(s *service.Service, f *Flow, e *service.Endpoint) bool {
+	switch {
+	case serves(e):
+		return false
+	case f.Protocol == service.UDP:
+		return !preserved(s, e)
+	}
+	return f.Status&SeenReply == 0
+}
+
+// preserved says that UDP flows to the endpoint stay although it serves no more.
+func preserved(s *service.Service, e *service.Endpoint) bool {
+	return e.Terminating && s.Options.UDPHandling == service.UDPPreserve
 }
 
 // serves says that the endpoint answers what comes to it. One that terminates may do so,
@@ -156,26 +168,33 @@ func serves(e *service.Endpoint) bool { return e.Ready || e.Serving }
 // address is in a ServiceCIDR. So the entry is stale only if it leads to a former
 // endpoint of exactly its address and port.
 func (x *Index) orphaned(f *Flow) Reason {
-	if x.expendable(f) && x.former(f) {
+	if x.former(f) {
 		return ServiceGone
 	}
 	return ""
 }
 
 // former says that the flow leads to a former endpoint of the address and port, or node
-// port, that it goes to. Our rules have made it, not those of another program.
+// port, that it goes to, and may be removed. Our rules have made it, not those of another program.
 func (x *Index) former(f *Flow) bool {
-	c, number := addressClaim(f), f.Original.Dst.Port()
-	return x.departed.has(c, number, f.Reply.Src) || x.departed.has(c.Range(), number, f.Reply.Src) ||
-		x.own.answers(f) && x.departed.has(nodePortClaim(f), number, f.Reply.Src)
+	claims := [3]service.Claim{addressClaim(f), addressClaim(f).Range(), nodePortClaim(f)}
+	known := claims[:2]
+	if x.own.answers(f) {
+		known = claims[:]
+	}
+	d := x.departed.last(f.Original.Dst.Port(), f.Reply.Src, known...)
+	return d != nil && (expendable(f) || d.cut.due(x.departed.now))
 }
 
-// expendable says that an entry without a valid endpoint may be removed. The next
-// datagram of a UDP flow makes a new entry, and an unanswered flow loses nothing.
-// Other entries may be removed if Options.Established has their protocol.
-func (x *Index) expendable(f *Flow) bool {
-	return f.Protocol == service.UDP || f.Status&SeenReply == 0 || slices.Contains(x.options.Established, f.Protocol)
+// presumed says that the flow counts as one to a former endpoint of its owner since no other program translates, and may
+// be removed. What is to be cut after a time is not: see Note.
+func (x *Index) presumed(o *owner, f *Flow) bool {
+	return x.departed.anything != 0 && (expendable(f) || x.cutOf(o.service, f.Protocol).due(x.departed.now))
 }
+
+// expendable says that an entry without a valid endpoint may be removed, whatever anybody asks for. The next
+// datagram of a UDP flow makes a new entry, and an unanswered flow loses nothing.
+func expendable(f *Flow) bool { return f.Protocol == service.UDP || f.Status&SeenReply == 0 }
 
 // elsewhere says that the endpoint is on another node, although the traffic policy
 // for this client allows only endpoints on this node. Any endpoint on this node is

@@ -363,16 +363,16 @@ func TestDepartedIsBounded(t *testing.T) {
 	e := service.MergeEndpoints([]service.Endpoint{{}})
 	d.epoch++
 	for i := range 2 * maxDeparted {
-		d.add(service.Claim{Port: uint16(i), Protocol: service.Protocol(i >> 16)}, &service.Port{}, e)
+		d.add(service.Claim{Port: uint16(i), Protocol: service.Protocol(i >> 16)}, &service.Port{}, e, cutoff{})
 	}
 	d.epoch++
-	d.add(service.Claim{}, &service.Port{}, e)
+	d.add(service.Claim{}, &service.Port{}, e, cutoff{})
 	if want := 2*maxDeparted + 1; len(d.order) != want {
 		t.Errorf("%d departures are remembered, want %d", len(d.order), want)
 	}
 	for i := range 3 * maxDeparted {
 		d.epoch++
-		d.add(service.Claim{Port: uint16(i)}, &service.Port{}, e)
+		d.add(service.Claim{Port: uint16(i)}, &service.Port{}, e, cutoff{})
 		if len(d.order) > 3*maxDeparted+1 {
 			t.Fatalf("%d departures are remembered", len(d.order))
 		}
@@ -392,7 +392,7 @@ func TestDepartedIsKept(t *testing.T) {
 	e, claim := service.MergeEndpoints(three), func(i uint64) service.Claim { return service.Claim{Port: uint16(i % 7), Protocol: 1} }
 	for d.epoch < 2*maxKept {
 		d.epoch++
-		d.add(claim(d.epoch), &service.Port{}, e)
+		d.add(claim(d.epoch), &service.Port{}, e, cutoff{})
 		d.cover(d.epoch - 1)
 		if d.due() != 1 || d.keptEndpoints > maxKept {
 			t.Fatalf("epoch %d: %d are due, %d endpoints are kept", d.epoch, d.due(), d.keptEndpoints)

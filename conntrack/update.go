@@ -160,7 +160,7 @@ func (u *update) loseClaim(c service.Claim, by claimant) {
 		return
 	}
 	u.depart(c, by, by.port.Endpoints)
-	u.loseEndpoints(c, by.port.Endpoints, u.affectedStatus(c, by.port.Endpoints), 1)
+	u.loseEndpoints(c, by.port.Endpoints, u.affectedStatus(c, by, by.port.Endpoints), 1)
 }
 
 // keepClaim adds the flows to a claim that the Service still has, as far as the
@@ -179,7 +179,7 @@ func (u *update) keepClaim(c service.Claim, before, after claimant) {
 	case narrowed(before.service, after.service) || change.first || change.moved || change.more && after.service.FailoverAt(c) == service.FailoverPass:
 		u.scope.addClaim(c)
 	default:
-		u.loseEndpoints(c, change.gone, u.affectedStatus(c, change.gone), after.claims())
+		u.loseEndpoints(c, change.gone, u.affectedStatus(c, after, change.gone), after.claims())
 		u.loseEndpoints(c, change.unready, unservedStatus(c), after.claims())
 	}
 }
@@ -187,8 +187,16 @@ func (u *update) keepClaim(c service.Claim, before, after claimant) {
 // depart remembers endpoints that a claim has lost, if the claimant had the claim before.
 func (u *update) depart(c service.Claim, before claimant, endpoints service.Endpoints) {
 	if endpoints.Len() > 0 && holds(&u.old, before.service.Name, c) {
-		u.departed.add(c, before.port, endpoints)
+		u.departed.add(c, before.port, endpoints, u.cutOf(u.current(before.service), c.Protocol))
 	}
+}
+
+// current returns the Service as it is now; the given one if it is gone.
+func (u *update) current(s *service.Service) *service.Service {
+	if now := u.snapshot.Services.At(s.Name); now != nil {
+		return now
+	}
+	return s
 }
 
 // loseEndpoints adds the flows to a claim that lead to one of the lost endpoints and have
@@ -222,12 +230,12 @@ func (c claimant) claims() int {
 
 // affectedStatus returns a filter by status for the flows that the loss of endpoints
 // can make stale. A busy Service has many connections, and few of them are unanswered.
-func (u *update) affectedStatus(c service.Claim, gone service.Endpoints) Filter {
+func (u *update) affectedStatus(c service.Claim, of claimant, gone service.Endpoints) Filter {
 	identity := false
 	for e := range gone.All() {
 		identity = identity || e.Addr.Port() == c.Port && (e.Addr.Addr() == c.Addr || c.Addr.IsUnspecified())
 	}
-	if c.Protocol == service.UDP || identity || slices.Contains(u.options.Established, c.Protocol) {
+	if c.Protocol == service.UDP || identity || u.cutOf(u.current(of.service), c.Protocol).due(u.departed.now) {
 		return Filter{}
 	}
 	return Filter{Mask: SeenReply}
@@ -246,6 +254,7 @@ func unservedStatus(c service.Claim) Filter {
 func narrowed(before, after *service.Service) bool {
 	return before.InternalPolicy != after.InternalPolicy || before.ExternalPolicy != after.ExternalPolicy ||
 		before.Options.ExternalFailover != after.Options.ExternalFailover ||
+		before.Options.UDPHandling > after.Options.UDPHandling ||
 		!before.Sources.Equal(after.Sources) ||
 		!slices.Equal(before.LoadBalancerIPs, after.LoadBalancerIPs) || !slices.Equal(before.ClusterIPs, after.ClusterIPs)
 }
@@ -253,7 +262,8 @@ func narrowed(before, after *service.Service) bool {
 // portChange is the change of a port's endpoints.
 type portChange struct {
 	before, after *service.Port
-	// gone has the endpoints that were removed, unready those that no longer serve.
+	// gone has the endpoints that were removed, unready those that no longer serve, or that no longer terminate without
+	// serving.
 	gone, unready service.Endpoints
 	// first says that there was no endpoint before. moved says that an endpoint is
 	// now on another node. more says that one may get new connections that could not before.
@@ -272,7 +282,7 @@ func comparePorts(before, after *service.Port) portChange {
 		case is == nil:
 			gone = append(gone, *was)
 		case was != nil:
-			if serves(was) && !serves(is) {
+			if !serves(is) && (serves(was) || was.Terminating && !is.Terminating) {
 				unready = append(unready, *was)
 			}
 			c.moved = c.moved || was.Node != is.Node
@@ -320,10 +330,10 @@ func (u *update) followShadows() {
 		nodePort := c
 		nodePort.Addr = ip.Of(c.Addr).Unspecified()
 		if by, ok := u.holder(nodePort); ok {
-			u.departed.add(c, by.port, by.port.Endpoints)
+			u.departed.add(c, by.port, by.port.Endpoints, u.cutOf(by.service, c.Protocol))
 		}
 		if by, ok := u.holder(c.Range()); ok && !c.IsRange() && by.port.Ranges.Has(c.Port) {
-			u.departed.add(c, by.port, by.port.Endpoints)
+			u.departed.add(c, by.port, by.port.Endpoints, u.cutOf(by.service, c.Protocol))
 		}
 	}
 }
