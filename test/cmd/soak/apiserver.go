@@ -87,17 +87,19 @@ func specified(e script.Event) *corev1.Service {
 		spec.ExternalIPs = []string{"198.51.100." + n}
 	}
 	made := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace}, Spec: spec}
-	made.Annotations = map[string]string{}
-	for key, word := range map[string]string{failoverKey: "failover", service.OptionPrefix + "port-ranges": "ranges"} {
+	for word, key := range map[string]string{"failover": failoverKey, "departed": departedKey, "ranges": service.OptionPrefix + "port-ranges"} {
 		if value := e.Get(word); value != "" {
-			made.Annotations[key] = value
+			metav1.SetMetaDataAnnotation(&made.ObjectMeta, key, value)
 		}
 	}
 	return made
 }
 
-// failoverKey is the annotation of external failover.
-const failoverKey = service.OptionPrefix + "external-failover"
+// failoverKey and departedKey are the annotations of external failover, and of connections to departed endpoints.
+const (
+	failoverKey = service.OptionPrefix + "external-failover"
+	departedKey = service.OptionPrefix + "departed-connections"
+)
 
 // putService makes or changes a Service. One whose addresses change is made again.
 func (w *world) putService(e script.Event) error {

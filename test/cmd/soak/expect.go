@@ -135,7 +135,7 @@ func refusal(protocol string) outcome.Expectation {
 // endpoints on the node get some.
 func (w *world) ofEndpoints(o objects, s *corev1.Service, port *corev1.ServicePort, family ip.Family, local bool) outcome.Expectation {
 	protocol := strings.ToLower(string(port.Protocol))
-	e := outcome.Expectation{Local: local, Service: s.Name}
+	e := outcome.Expectation{Local: local, Service: s.Name, Departed: s.Annotations[departedKey]}
 	var ready, terminating []string
 	usable := 0 // on any node
 	slice := o.sliceOf(s, family)

@@ -170,10 +170,10 @@ func (f *flow) stayTCP(ctx context.Context, q outcome.Question) {
 			continue
 		}
 		excuse := f.t.w.book.Excuse(last, now)
-		asked := f.t.w.choice.Get("clean-established") == "yes" && !f.t.w.book.Listed(q, pod, last, now)
+		asked := f.t.w.book.MayCut(q, pod, last, now, f.t.w.choice.Get("clean-established") == "yes")
 		switch {
 		case asked:
-			f.t.w.count.add("open TCP connections to removed endpoints reset, as --nftproxy-conntrack-clean-established asks")
+			f.t.w.count.add("open TCP connections to removed endpoints reset, as the Service or --nftproxy-conntrack-clean-established asks")
 		case excuse != "":
 			f.t.w.count.excused("open TCP connections broken", excuse)
 		default:

@@ -223,12 +223,14 @@ func (b *Book) Excuse(from, to time.Time) string {
 	return b.damagedBetween(from, to)
 }
 
-// Listed says whether the pod was one of the Service's all of the time, in whatever
-// condition, as far as open flows go.
-func (b *Book) Listed(q Question, pod string, from, to time.Time) bool {
+// MayCut says whether an open connection to the pod may have been cut between the times: the Service did not have the pod all
+// of the time, in whatever condition, and it, or else the node, asks that connections to departed endpoints be cut.
+func (b *Book) MayCut(q Question, pod string, from, to time.Time, node bool) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return !slices.ContainsFunc(b.held(q, from, to, true), func(e Expectation) bool { return !slices.Contains(e.Known, pod) })
+	held := b.held(q, from, to, true)
+	asked := func(e Expectation) bool { return e.Departed == "cut" || e.Departed == "" && node }
+	return slices.ContainsFunc(held, asked) && slices.ContainsFunc(held, func(e Expectation) bool { return !slices.Contains(e.Known, pod) })
 }
 
 // Sticks says whether a client that the pod answered at first must still be with it.

@@ -246,8 +246,29 @@ func TestSticks(t *testing.T) {
 	if b.Sticks(question(), "a", at(65), at(74)) || !b.Sticks(question(), "b", at(65), at(74)) {
 		t.Error("not by the pods in between")
 	}
-	if b.Listed(question(), "a", at(65), at(74)) || !b.Listed(question(), "b", at(65), at(74)) {
-		t.Error("not listed in between")
+}
+
+// TestMayCut: only connections to a pod that was not there all of the time may be cut, and only if the Service asks for it, or
+// asks for nothing and the node does.
+func TestMayCut(t *testing.T) {
+	for _, test := range []struct {
+		departed string
+		node     bool
+		want     bool
+	}{{"", false, false}, {"", true, true}, {"keep", true, false}, {"cut", false, true}, {"cut", true, true}} {
+		b := outcome.NewBook()
+		for i, pods := range [][]string{{"a", "b"}, {"b"}} {
+			e := served(pods...)
+			e.Departed = test.departed
+			expect(b, e, 10*i)
+			b.Settled(at(10*i + 1))
+		}
+		if b.MayCut(question(), "b", at(5), at(15), test.node) {
+			t.Errorf("%+v: a pod that is always there", test)
+		}
+		if got := b.MayCut(question(), "a", at(5), at(15), test.node); got != test.want {
+			t.Errorf("%+v: %t", test, got)
+		}
 	}
 }
 

@@ -64,10 +64,12 @@ type Expectation struct {
 	Local    bool
 	// Service is the one that has the address and port; empty if none has.
 	Service string
+	// Departed is what it asks for about connections to pods that it has no more: "keep", "cut", or nothing.
+	Departed string
 }
 
 func (e Expectation) equal(o Expectation) bool {
-	return e.Fate == o.Fate && e.Source == o.Source && e.Affinity == o.Affinity && e.Local == o.Local && e.Service == o.Service && slices.Equal(e.Pods, o.Pods) && slices.Equal(e.Known, o.Known) && slices.Equal(e.Serving, o.Serving)
+	return e.Fate == o.Fate && e.Source == o.Source && e.Affinity == o.Affinity && e.Local == o.Local && e.Service == o.Service && e.Departed == o.Departed && slices.Equal(e.Pods, o.Pods) && slices.Equal(e.Known, o.Known) && slices.Equal(e.Serving, o.Serving)
 }
 
 func (e Expectation) String() string {

@@ -235,6 +235,9 @@ func (g *Generator) service() {
 	if g.rng.IntN(4) == 0 {
 		args = append(args, "failover="+[]string{"cluster", "pass"}[g.rng.IntN(2)])
 	}
+	if g.rng.IntN(3) == 0 {
+		args = append(args, "departed="+[]string{"keep", "cut"}[g.rng.IntN(2)])
+	}
 	if g.rng.IntN(4) == 0 {
 		args = append(args, "ranges="+[]string{"7000-7100/TCP", "7000-7100/UDP,9/TCP", "20000-60000/TCP,20000-60000/UDP"}[g.rng.IntN(3)])
 	}
