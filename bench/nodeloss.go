@@ -29,9 +29,9 @@ func newNodeLossCommand() *cobra.Command {
 func drawNodeLoss(dir string, rate int) error {
 	var lines []chart.Seconds
 	for _, run := range []struct{ file, backend, name string }{
-		{"off.csv", "off", "nftproxy with off"},
+		{"off.csv", "off", "nftproxy, off"},
 		{"kube-proxy.csv", result.KubeProxyNFTables, "kube-proxy 1.37.2"},
-		{"on.csv", result.NFTProxy, "nftproxy with --nftproxy-eject=on"},
+		{"on.csv", result.NFTProxy, "nftproxy, eject=on"},
 	} {
 		f, err := os.Open(filepath.Join(dir, run.file))
 		if errors.Is(err, fs.ErrNotExist) {
