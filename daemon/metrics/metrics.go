@@ -112,7 +112,7 @@ func (m *Metrics) registerOwn(f promauto.Factory) {
 	})
 	m.options.with = f.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "nftproxy_services_with_option",
-		Help: "Services in the latest snapshot that ask for something by an annotation with the prefix nftproxy.io/ and this name (docs/choices.md), or have it from the node (--nftproxy-balance). The option weight is that of EndpointSlices: some endpoint of the Service has another weight than 100.",
+		Help: "Services in the latest snapshot that ask for something by an annotation with this name, mostly after the prefix nftproxy.io/ (docs/choices.md), or have it from the node (--nftproxy-balance). The option weight is that of EndpointSlices: some endpoint of the Service has another weight than 100.",
 	}, []string{"option"})
 	f.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "nftproxy_retained_services",

@@ -61,13 +61,10 @@ type option struct {
 func allOptions() []option {
 	return []option{
 		wordOption("balance", func(o *Options) *Balance { return &o.Balance }, balanceWords(), 0, "the node's --nftproxy-balance"),
-		wordOption("eject", func(o *Options) *Eject { return &o.Eject }, ejectWords(), EjectOff, "the node's --nftproxy-eject"),
-		wordOption("external-failover", func(o *Options) *Failover { return &o.ExternalFailover }, failoverWords(), 0, "drop"),
-		portRangesOption(),
-		wordOption("balance", func(o *Options) *Balance { return &o.Balance }, balanceWords(), 0, "random"),
 		departedOption(),
 		wordOption("eject", func(o *Options) *Eject { return &o.Eject }, ejectWords(), EjectOff, "the node's --nftproxy-eject"),
 		wordOption("external-failover", func(o *Options) *Failover { return &o.ExternalFailover }, failoverWords(), 0, "drop"),
+		portRangesOption(),
 		wordOption(UDPHandlingAnnotation, func(o *Options) *UDPHandling { return &o.UDPHandling }, udpHandlingWords(), 0, "Default"),
 	}
 }

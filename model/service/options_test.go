@@ -18,8 +18,13 @@ func TestOptionsComeBack(t *testing.T) {
 	for range 200 {
 		want := gen.NamedService(rng, "default/web", gen.Everything()).Options
 		var got service.Options
+		before := ""
 		for key, value := range want.All() {
 			asked++
+			if key <= before {
+				t.Fatalf("key %s comes after %s: they are not sorted, each once", key, before)
+			}
+			before = key
 			if err := got.Set(key, value); err != nil {
 				t.Fatalf("%s=%s: %v", key, value, err)
 			}

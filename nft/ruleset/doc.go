@@ -14,7 +14,7 @@
 // number of endpoints. That chain picks a random one in the map endpoints and translates. Later
 // packets of the connection meet no rule, since every base chain is of type nat.
 //
-// There are two ways to reach Services, called access: by address and by node port. Both work
+// There are three ways to reach Services, called access: by address, by node port and by a range of ports. They work
 // alike, and each has its own maps and chains.
 //
 // Services with session affinity have chains that first look for the client, in maps
