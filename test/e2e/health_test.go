@@ -27,7 +27,8 @@ func TestHealth(t *testing.T) {
 	health, metrics := netip.AddrPortFrom(n.NodeAddrs.V4(), 10256), netip.MustParseAddrPort("127.0.0.1:10249")
 	p := n.run(n.proxyCommand("--healthz-bind-address=0.0.0.0:10256", "--metrics-bind-address=127.0.0.1:10249"))
 	p.awaitText(0, "trying again")
-	n.soon("the servers answer", func() error { return n.answers(metrics, "/healthz", http.StatusOK, "ok") })
+	n.soon("the metrics server answers", func() error { return n.answers(metrics, "/healthz", http.StatusOK, "ok") })
+	n.soon("the health server answers", func() error { return n.answers(health, "/livez", http.StatusOK, "") })
 	n.must(
 		n.answers(health, "/readyz", http.StatusServiceUnavailable, "not been in force"),
 		n.answers(health, "/livez", http.StatusOK, ""),
