@@ -42,7 +42,11 @@ func (x *Index) Advance(now time.Time) Scope {
 	x.departed.now = now
 	for timed := &x.departed.timed; len(*timed) > 0 && !now.Before((*timed)[0].at); {
 		c := heap.Pop(timed).(timedCut)
-		u.loseEndpoints(c.claim, c.endpoints, Filter{}, fewToCut)
+		if c.endpoints.Len() == 0 {
+			u.scope.addClaim(c.claim)
+		} else {
+			u.loseEndpoints(c.claim, c.endpoints, Filter{}, fewToCut)
+		}
 	}
 	return u.scope
 }
@@ -65,20 +69,25 @@ func (x *Index) Note(f *Flow) {
 	if !ok || o.endpoint(f, f.Reply.Src) != nil {
 		return
 	}
-	claim, cut := o.claim(f), x.cutOf(o.service, f.Protocol)
-	if cut.wanted && x.departed.last(f.Original.Dst.Port(), f.Reply.Src, claim) == nil {
-		at := f.Reply.Src
-		if o.port.IsRange() { // as its endpoints are
-			at = netip.AddrPortFrom(at.Addr(), 0)
-		}
-		x.departed.add(claim, o.port, service.MergeEndpoints([]service.Endpoint{{Addr: at}}), cut)
+	claim, of, at, number := o.claim(f), o.port, f.Reply.Src, f.Original.Dst.Port()
+	switch {
+	case !of.IsRange():
+	case at.Port() == number:
+		at = netip.AddrPortFrom(at.Addr(), 0) // as the endpoints of ranges are
+	default: // Ranges keep the port: when the flow began, this was a port of its own.
+		claim, of = addressClaim(f), &service.Port{}
+	}
+	cut := x.cutOf(o.service, f.Protocol)
+	if cut.wanted && x.departed.last(number, f.Reply.Src, claim) == nil {
+		x.departed.add(claim, of, service.MergeEndpoints([]service.Endpoint{{Addr: at}}), cut)
 	}
 }
 
 // fewToCut is up to how many endpoints of one claim get a filter of their own when they are cut.
 const fewToCut = 4
 
-// timedCut are endpoints that a claim lost, with the time when connections there are cut.
+// timedCut are endpoints that a claim lost, with the time when connections there are cut. It has no more than fewToCut
+// endpoints: of more, the connections to the whole claim are looked at.
 type timedCut struct {
 	claim     service.Claim
 	endpoints service.Endpoints
@@ -94,6 +103,9 @@ type timedCuts []timedCut
 // add plans a cut if it is in the future.
 func (t *timedCuts) add(now time.Time, c timedCut) {
 	if now.Before(c.at) && len(*t) < maxTimed {
+		if c.endpoints.Len() > fewToCut {
+			c.endpoints = service.Endpoints{}
+		}
 		heap.Push(t, c)
 	}
 }

@@ -1,6 +1,8 @@
 package conntrack
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -262,4 +264,84 @@ func TestPreserveUDPPackets(t *testing.T) {
 		l.become(services(preserve, "gone"), "endpoint gone: 1")
 		c.wantAnswer("two")
 	})
+}
+
+// TestPlannedCutsAreSmall: a Service that replaces all of its endpoints again and again does not fill the memory with planned cuts.
+func TestPlannedCutsAreSmall(t *testing.T) {
+	x, now := NewIndex(Options{}), time.Unix(1_800_000_000, 0)
+	snapshot := func(round int) service.Snapshot {
+		var text strings.Builder
+		text.WriteString(noShop + "service default/shop created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.1\n  option departed-connections cut-after=1h\n  port http tcp 80\n")
+		for i := range 200 {
+			fmt.Fprintf(&text, "    endpoint 10.%d.0.%d:80 n1 ready serving\n", round%2, i+1)
+		}
+		return parse(t, text.String())
+	}
+	a, b := snapshot(0), snapshot(1)
+	for i := range 500 {
+		x.Advance(now.Add(time.Duration(i) * time.Second))
+		x.Update([]service.Snapshot{a, b}[i%2])
+		x.Cover(x.Epoch())
+	}
+	n := 0
+	for _, c := range x.departed.timed {
+		n += c.endpoints.Len()
+	}
+	if n > maxKept {
+		t.Errorf("%d endpoints in %d planned cuts", n, len(x.departed.timed))
+	}
+}
+
+// TestLaterKeepOutlivesEarlierCut: an endpoint that came back, and left again when the Service wanted connections kept, keeps them: the
+// first departure does not count again when the second one is forgotten.
+func TestLaterKeepOutlivesEarlierCut(t *testing.T) {
+	x, t0 := NewIndex(Options{}), time.Unix(1_800_000_000, 0)
+	f := dnated(service.TCP, "10.0.0.9", "10.96.0.1:80", "10.0.0.2:80", SeenReply|Assured)
+	const cut, keep = "  option departed-connections cut-after=1h\n", "  option departed-connections keep\n"
+	x.Advance(t0)
+	x.Update(shop(t, true, cut))
+	x.Update(shop(t, false, cut))
+	x.Advance(t0.Add(10 * time.Minute))
+	x.Update(shop(t, true, keep))
+	x.Advance(t0.Add(20 * time.Minute))
+	x.Update(shop(t, false, keep))
+	for m := 21; m < 90; m++ {
+		x.Advance(t0.Add(time.Duration(m) * time.Minute))
+		if m%5 == 0 {
+			x.Forget(x.Epoch())
+			x.Update(shop(t, false, keep))
+		}
+		if _, stale := x.Stale(f); stale {
+			t.Fatalf("stale after %d min", m)
+		}
+	}
+}
+
+// TestNoteOtherPortOfRanges: a connection to ranges that leads to another port is remembered once, and cut.
+func TestNoteOtherPortOfRanges(t *testing.T) {
+	x, now := NewIndex(Options{}), time.Unix(1_800_000_000, 0)
+	x.Advance(now)
+	x.Update(parse(t, noShop+"service default/shop created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.1\n  option departed-connections cut-after=30s\n  option port-ranges 8000-9000/TCP\n  port http tcp 80\n    endpoint 10.0.0.1:80 n1 ready serving\n  port ranges tcp ranges=8000-9000\n    endpoint 10.0.0.1:0 n1 ready serving\n"))
+	x.Presume()
+	for dst, to := range map[string]string{"10.96.0.1:8080": "10.0.0.2:8080", "10.96.0.1:8081": "10.0.0.2:80"} {
+		f := dnated(service.TCP, "10.0.0.9", dst, to, SeenReply|Assured)
+		before := len(x.departed.order)
+		for range 3 {
+			if _, stale := x.Stale(f); stale {
+				t.Fatalf("%v is stale", f)
+			}
+			x.Note(&f)
+		}
+		if n := len(x.departed.order) - before; n != 1 {
+			t.Errorf("%v: remembered %d times", f, n)
+		}
+	}
+	x.Cover(x.Epoch())
+	x.Advance(now.Add(30 * time.Second))
+	for dst, to := range map[string]string{"10.96.0.1:8080": "10.0.0.2:8080", "10.96.0.1:8081": "10.0.0.2:80"} {
+		f := dnated(service.TCP, "10.0.0.9", dst, to, SeenReply|Assured)
+		if _, stale := x.Stale(f); !stale {
+			t.Errorf("%v is not stale", f)
+		}
+	}
 }

@@ -2,6 +2,7 @@ package conntrack
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"nftproxy/model/service"
@@ -119,14 +120,35 @@ func (d *departed) endPresumption(epoch uint64) {
 	}
 }
 
-// forget forgets the departures up to an epoch, except those that are to be cut later: these count as departures of the
-// current epoch in the order, so they stay until a later call.
+// forget forgets the departures up to an epoch, except those that are to be cut later, and those that say otherwise of an endpoint
+// which came back and left again: these count as departures of the current epoch in the order, so they stay until a later call.
 func (d *departed) forget(epoch uint64) {
 	for _, one := range d.drop(epoch) {
-		if at := one.cut.at; !at.IsZero() && d.now.Before(at.Add(formerFor)) {
+		if d.pending(&one.departure) || d.overrules(one.claim, &one.departure) {
 			d.remember(one.claim, one.departure)
 		}
 	}
+}
+
+// pending says that the departure is to be cut later, or was not long ago.
+func (d *departed) pending(one *departure) bool {
+	at := one.cut.at
+	return !at.IsZero() && d.now.Before(at.Add(formerFor))
+}
+
+// overrules says that an endpoint has an earlier departure from the claim which is pending.
+func (d *departed) overrules(c service.Claim, later *departure) bool {
+	return slices.ContainsFunc(d.from[c], func(one departure) bool {
+		if one.epoch >= later.epoch || !d.pending(&one) {
+			return false
+		}
+		for e := range later.endpoints.All() {
+			if one.endpoints.Find(e) != nil {
+				return true
+			}
+		}
+		return false
+	})
 }
 
 // dropped is a departure that was forgotten.
@@ -135,16 +157,14 @@ type dropped struct {
 	departure
 }
 
-// drop forgets all departures up to an epoch, and returns those that may have to be cut later.
-func (d *departed) drop(epoch uint64) (timed []dropped) {
+// drop forgets all departures up to an epoch, and returns them.
+func (d *departed) drop(epoch uint64) (list []dropped) {
 	d.cover(epoch)
 	for d.kept > 0 && d.order[0].epoch <= epoch {
 		claim := d.order[0].claim
-		if gone := d.forgetFirst(); !gone.cut.at.IsZero() {
-			timed = append(timed, dropped{claim, gone})
-		}
+		list = append(list, dropped{claim, d.forgetFirst()})
 	}
-	return timed
+	return list
 }
 
 // forgetFirst drops the earliest departure, a kept one, and returns it.
