@@ -358,3 +358,23 @@ func manyServices(b *testing.B) [2]service.Snapshot {
 	after.Services = before.Services.Set(changed.Name, &changed)
 	return [2]service.Snapshot{before, after}
 }
+
+// BenchmarkKeptConnection judges a connection that stays with a departed endpoint of a Service which has lost many.
+func BenchmarkKeptConnection(b *testing.B) {
+	for _, n := range []int{100, 3000, 30000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			x := NewIndex(Options{})
+			s := func(i int) service.Snapshot {
+				return parse(b, noShop+fmt.Sprintf("service default/shop created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.1\n  port http tcp 80\n    endpoint 10.1.%d.%d:80 n1 ready serving\n", i/250, i%250))
+			}
+			for i := range n {
+				x.Update(s(i))
+			}
+			f := dnated(service.TCP, "10.0.0.9", "10.96.0.1:80", "10.0.0.2:80", SeenReply|Assured)
+			b.ResetTimer()
+			for range b.N {
+				x.Stale(f)
+			}
+		})
+	}
+}

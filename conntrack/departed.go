@@ -22,6 +22,8 @@ const (
 // of other programs, such as the portmap plugin, may DNAT the same address and port.
 type departed struct {
 	from map[service.Claim][]departure
+	// byEndpoint says where in the list of a claim each endpoint is. Only long lists that were asked have it.
+	byEndpoint map[service.Claim]places
 	// order has all departures, the earliest first. Passes have covered the first kept ones.
 	order []ordered
 	kept  int
@@ -75,6 +77,9 @@ func (d *departed) remember(c service.Claim, one departure) {
 	case d.epoch > d.first:
 		d.later++
 	}
+	if in := d.byEndpoint[c]; in != nil {
+		in.add(len(d.from[c]), &one)
+	}
 	d.from[c] = append(d.from[c], one)
 	d.order = append(d.order, ordered{c, d.epoch, one.endpoints.Len()})
 }
@@ -83,15 +88,55 @@ func (d *departed) remember(c service.Claim, one departure) {
 // if none is known.
 func (d *departed) last(number uint16, addr netip.AddrPort, claims ...service.Claim) *departure {
 	var last *departure
+	consider := func(one *departure) {
+		if (last == nil || one.epoch >= last.epoch) && one.has(number, addr) {
+			last = one
+		}
+	}
 	for _, c := range claims {
 		list := d.from[c]
-		for i := range list {
-			if one := &list[i]; (last == nil || one.epoch >= last.epoch) && one.has(number, addr) {
-				last = one
+		if len(list) < longList {
+			for i := range list {
+				consider(&list[i])
+			}
+			continue
+		}
+		in := d.placesOf(c)
+		for _, at := range [2]netip.AddrPort{addr, netip.AddrPortFrom(addr.Addr(), 0)} { // the second one is of ranges
+			for _, i := range in[at] {
+				consider(&list[i])
 			}
 		}
 	}
 	return last
+}
+
+// longList is how many departures of a claim are searched one by one: a pass may ask for each of a million connections.
+const longList = 16
+
+// places has the places of each endpoint in a list of departures, the first one first.
+type places map[netip.AddrPort][]int32
+
+func (in places) add(place int, one *departure) {
+	for e := range one.endpoints.All() {
+		in[e.Addr] = append(in[e.Addr], int32(place))
+	}
+}
+
+// placesOf returns where each endpoint is in the list of a claim.
+func (d *departed) placesOf(c service.Claim) places {
+	in := d.byEndpoint[c]
+	if in == nil {
+		in = places{}
+		for i := range d.from[c] {
+			in.add(i, &d.from[c][i])
+		}
+		if d.byEndpoint == nil {
+			d.byEndpoint = map[service.Claim]places{}
+		}
+		d.byEndpoint[c] = in
+	}
+	return in
 }
 
 // has says whether connections to a port number were led to addr.
@@ -172,6 +217,7 @@ func (d *departed) forgetFirst() (gone departure) {
 	first := d.order[0]
 	gone = d.from[first.claim][0]
 	d.order, d.kept, d.keptEndpoints = d.order[1:], d.kept-1, d.keptEndpoints-first.endpoints
+	delete(d.byEndpoint, first.claim) // all others have moved
 	if list := d.from[first.claim]; len(list) == 1 {
 		delete(d.from, first.claim)
 	} else {
