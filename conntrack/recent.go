@@ -45,14 +45,15 @@ func (r *recent) begin(now time.Time) {
 	}
 }
 
-// see takes in a flow that a pass read. Its destination may be a Service's address or a
+// see takes in a flow that a pass read. Its destination may be a Service's address and port, a port of ranges or a
 // node port.
 func (r *recent) see(f *Flow, now time.Time) {
 	if !r.learning && !r.complete || f.Protocol == service.UDP || f.Status&(SeenReply|DstNAT) != DstNAT {
 		return
 	}
 	until := now.Add(r.lasting)
-	r.unanswered[addressClaim(f)], r.unanswered[nodePortClaim(f)] = until, until
+	c := addressClaim(f)
+	r.unanswered[c], r.unanswered[c.Range()], r.unanswered[nodePortClaim(f)] = until, until, until
 	if len(r.unanswered) > mostUnanswered {
 		r.forget()
 	}

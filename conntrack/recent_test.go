@@ -30,6 +30,30 @@ type noting struct {
 
 func (n *noting) noted(c service.Claim) (bool, error) { return n.claims[c], n.err }
 
+// TestRecentRanges: an unanswered flow to a port of ranges, from before the rules, counts for the ranges.
+func TestRecentRanges(t *testing.T) {
+	snapshot := func(endpoints ...int) service.Snapshot {
+		text := cluster + "service default/shop created 2026-01-01T00:00:00Z\n  cluster-ip 10.97.0.1\n  option port-ranges 8000-9000/TCP\n  port ranges tcp ranges=8000-9000\n"
+		for _, i := range endpoints {
+			text += fmt.Sprintf("    endpoint 10.1.0.%d:0 n1 ready serving\n", i)
+		}
+		return parse(t, text)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		half := dnated(service.TCP, "10.0.0.9", "10.97.0.1:8080", "10.1.0.2:8080", 0)
+		b := start(t, &slowTable{entries: 100_000, dump: time.Millisecond, flows: []Flow{half}})
+		b.NotedBy((&noting{}).noted, 5*time.Minute, 1000)
+		b.SyncDone(snapshot(1, 2, 3), true)
+		b.after(time.Minute, time.Now())
+		before := b.ended()
+		b.SyncDone(snapshot(1, 3), false)
+		b.after(time.Minute, time.Now())
+		if !slices.ContainsFunc(b.runs[before:], func(r Run) bool { return r.Lag > 0 }) {
+			t.Errorf("passes %+v: none looks for the flow at once", b.runs[before:])
+		}
+	})
+}
+
 // TestRecent: when an endpoint goes, the Cleaner looks for unanswered flows to it only
 // where the Service may have had a new connection lately.
 func TestRecent(t *testing.T) {
