@@ -35,14 +35,25 @@ func (r PortRanges) All() func(yield func(PortRange) bool) {
 	}
 }
 
-// Has reports whether a port is in one of the ranges.
+// Has reports whether a port is in one of the ranges. The clean-up of connection tracking asks for each connection, so it reads the
+// text as it is.
 func (r PortRanges) Has(port uint16) bool {
-	for one := range r.All() {
-		if one.First <= port && port <= one.Last {
-			return true
+	var first, n uint16
+	single := true
+	for i := range len(r) {
+		switch c := r[i]; c {
+		case '-':
+			first, n, single = n, 0, false
+		case ',':
+			if !single && first <= port && port <= n || single && port == n {
+				return true
+			}
+			n, single = 0, true
+		default:
+			n = n*10 + uint16(c-'0')
 		}
 	}
-	return false
+	return r != "" && (!single && first <= port && port <= n || single && port == n)
 }
 
 // NewPortRanges sorts and joins the ranges. It keeps the slice.

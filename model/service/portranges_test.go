@@ -296,3 +296,26 @@ func BenchmarkPortRanges(b *testing.B) {
 		}
 	}
 }
+
+// TestPortRangesHas: Has agrees with All.
+func TestPortRangesHas(t *testing.T) {
+	for _, r := range []service.PortRanges{"", "1-65535", "53", "65535", "80,443", "1,3-5,65534-65535", "5060,10000-20000,30000"} {
+		for port := range 1 << 16 {
+			want := false
+			for one := range r.All() {
+				want = want || one.First <= uint16(port) && uint16(port) <= one.Last
+			}
+			if got := r.Has(uint16(port)); got != want {
+				t.Fatalf("%q has %d: %t", r, port, got)
+			}
+		}
+	}
+}
+
+// BenchmarkPortRangesHas is what each connection to ranges costs the clean-up of connection tracking.
+func BenchmarkPortRangesHas(b *testing.B) {
+	r := service.PortRanges("10001-10002,10004-10005,10007-10008,10010-10011,10013-10014,10016-10017,10019-10020,10022-10023,20001-20002,20004-20005,20007-20008,20010-20011,20013-20014,20016-20017,20019-20020,20022-20023")
+	for b.Loop() {
+		r.Has(30000)
+	}
+}
