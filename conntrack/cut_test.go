@@ -345,3 +345,40 @@ func TestNoteOtherPortOfRanges(t *testing.T) {
 		}
 	}
 }
+
+// TestCutSparesTheLiving: connections to an endpoint that a Service has, by whatever way, go on, although another way has lost it.
+func TestCutSparesTheLiving(t *testing.T) {
+	const established = SeenReply | Assured
+	shop := func(name, lines string) string {
+		return "service default/" + name + " created 2026-01-01T00:00:00Z\n  cluster-ip " + map[string]string{"shop": "10.96.0.1", "other": "10.96.0.2"}[name] + "\n  option departed-connections cut\n" + lines
+	}
+	const (
+		port   = "  port http tcp 8080\n    endpoint 10.0.0.1:8080 n1 ready serving\n"
+		ranges = "  port web tcp 80\n    endpoint 10.0.0.1:8080 n1 ready serving\n  port ranges tcp ranges=8000-9000\n    endpoint 10.0.0.1:0 n1 ready serving\n"
+		empty  = "  port http tcp 8080\n"
+	)
+	f := dnated(service.TCP, "10.0.0.9", "10.96.0.1:8080", "10.0.0.1:8080", established)
+	for name, steps := range map[string][]string{
+		"from a port to ranges":       {shop("shop", port), shop("shop", ranges)},
+		"from ranges to a port":       {shop("shop", ranges), shop("shop", port)},
+		"ranges change":               {shop("shop", ranges), shop("shop", strings.ReplaceAll(ranges, "8000", "8080"))},
+		"the Service is made again":   {shop("shop", port), "", shop("shop", port)},
+		"as ranges":                   {shop("shop", port), "", shop("shop", ranges)},
+		"another Service has lost it": {shop("other", port) + shop("shop", port), shop("other", empty) + shop("shop", port)},
+		"another Service is gone":     {shop("other", port) + shop("shop", ranges), shop("shop", ranges)},
+		"the endpoint comes back":     {shop("shop", port), shop("shop", empty), shop("shop", port)},
+	} {
+		x := NewIndex(Options{})
+		x.Advance(time.Unix(1_800_000_000, 0))
+		for _, step := range steps {
+			x.Update(parse(t, noShop+step))
+		}
+		if reason, stale := x.Stale(f); stale {
+			t.Errorf("%s: %s", name, reason)
+		}
+		x.Update(parse(t, noShop+shop("shop", empty)))
+		if _, stale := x.Stale(f); !stale {
+			t.Errorf("%s, then the endpoint leaves: not stale", name)
+		}
+	}
+}
