@@ -31,11 +31,11 @@ type MatchEcho struct{}
 
 // MatchLocal matches an address that the node's routing table calls local (with
 // Not: one that it does not). With Input it has to be an address of the interface that
-// the packet came in by, and the field is Daddr.
+// the packet came in by; the field is Daddr then, and no packet of the node may meet the chain (nft_fib_validate).
 type MatchLocal struct {
 	Field Field // Saddr or Daddr
 	Not   bool
-	Input bool // with Daddr only, in chains that no packet of the node meets (nft_fib_validate)
+	Input bool
 }
 
 // MatchInput matches the interface that the packet came in by: by its name, or

@@ -195,9 +195,9 @@ type tableCompiler struct {
 	// shared has the shared chains in use, by name.
 	shared map[string]*chainUse
 	// lists has the lists of source ranges in use, by name.
-	lists map[string]*listUse
+	lists listUses
 	// rangeLists has the lists of port ranges in use, by name. ranged says that the table has what they share.
-	rangeLists map[string]*rangeListUse
+	rangeLists listUses
 	ranged     bool
 	// clientMaps counts the shared chains that refer to each map of clients.
 	clientMaps map[string]int
@@ -239,7 +239,7 @@ func newTableCompiler(cfg Config, f nft.Family) *tableCompiler {
 		cfg: cfg, family: f, address: byAddress(), nodePort: byNodePort(), byRanges: byRange(), sets: sets(&cfg),
 		edits:  map[string]*nft.Part{},
 		shared: map[string]*chainUse{}, clientMaps: map[string]int{},
-		lists: map[string]*listUse{}, rangeLists: map[string]*rangeListUse{},
+		lists: listUses{}, rangeLists: listUses{},
 		learners: map[*access]int{}, identities: map[*access]int{},
 		local:  map[service.Name][]portOnNode{},
 		locals: map[netip.Addr]onNode{},
@@ -399,8 +399,8 @@ func (t *tableCompiler) addService(name service.Name, c *compiledService) {
 	for _, chain := range c.wanted {
 		t.addChain(chain.name, chain.sharedChain)
 	}
-	t.addLists(c.sourceLists)
-	t.addRangeLists(c.rangesUsed)
+	addLists(t, t.lists, c.sourceLists)
+	addLists(t, t.rangeLists, c.rangesUsed)
 	t.countElements(c.part, 1)
 	t.setLocal(name, c.local)
 	t.setPinged(name, c.pings)
@@ -418,22 +418,18 @@ func (t *tableCompiler) countElements(part *nft.Part, by int) {
 		return
 	}
 	t.countInRange(part, by)
+	absent := t.nodePort.refusalSet(NoLocalEndpoints)
 	for _, e := range part.Elements {
 		t.countOutside(e, by)
 		t.countIdentity(e, by)
-		if e.Set == t.nodePort.refusalSet(NoLocalEndpoints) {
+		if e.Set == absent {
 			t.absent += by
 		}
 		chain := e.Verdict.Chain
 		if chain == "" || fixed(chain) {
 			continue
 		}
-		if l := t.lists[chain]; l != nil {
-			t.countList(l, by)
-			continue
-		}
-		if l := t.rangeLists[chain]; l != nil {
-			t.countRangeList(l, by)
+		if t.countList(t.lists, chain, by) || t.countList(t.rangeLists, chain, by) {
 			continue
 		}
 		if u := t.shared[chain]; u.chain.learn > 0 {

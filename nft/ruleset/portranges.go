@@ -55,6 +55,8 @@ func rangeListOf(r service.PortRanges) rangeList {
 	return rangeList{rangeListPrefix + strings.ReplaceAll(string(r), ",", "_"), r}
 }
 
+func (l rangeList) id() string { return l.name }
+
 // set declares the set of the ranges. Its key is one field, so the kernel keeps it in a tree. A list never changes: other ranges
 // are another list.
 func (l rangeList) set() *nft.Set {
@@ -85,34 +87,6 @@ func readRangeList(c *nft.Contents, name string) service.PortRanges {
 		}
 	}
 	return service.NewPortRanges(list)
-}
-
-// rangeListUse is a list and the number of elements that lead to its chain.
-type rangeListUse struct {
-	rangeList
-	elements int
-}
-
-// addRangeLists adds set, chain and part of each list that the program does not have yet.
-func (t *tableCompiler) addRangeLists(lists []rangeList) {
-	for _, l := range lists {
-		if t.rangeLists[l.name] == nil {
-			t.rangeLists[l.name] = &rangeListUse{rangeList: l}
-			t.sets = t.sets.Set(l.name, l.set())
-			t.chains = t.chains.Set(l.name, l.chain())
-			t.edits[l.name] = l.part()
-		}
-	}
-}
-
-// countRangeList counts the elements that lead to a list. A list leaves the program with its last element.
-func (t *tableCompiler) countRangeList(u *rangeListUse, by int) {
-	if u.elements += by; u.elements == 0 {
-		delete(t.rangeLists, u.name)
-		t.sets = t.sets.Delete(u.name)
-		t.chains = t.chains.Delete(u.name)
-		t.edits[u.name] = nil
-	}
 }
 
 // setRanged adds what all ranges share if there are any, and removes it if there are none. It says whether it did one of

@@ -45,6 +45,8 @@ func sourceListOf(f service.Firewall, family ip.Family) sourceList {
 	return l
 }
 
+func (l sourceList) id() string { return l.name }
+
 // set declares the set of the ranges. Its key is one field, so the kernel keeps it in
 // a tree. With address and port in the key each packet would cost linear time, and
 // each commit quadratic time (nft.Set.Interval).
@@ -104,31 +106,42 @@ func (c *serviceCompiler) restrict(f frontend, wall service.Firewall, by string)
 	return f
 }
 
-// listUse is a list of ranges and the number of elements that lead to its chain.
-type listUse struct {
-	sourceList
-	elements int
+// list is a list of source ranges or port ranges: a set with a chain that elements of Services lead to. Equal lists are one.
+type list interface {
+	id() string // of the set, the chain and the part
+	set() *nft.Set
+	chain() *nft.Chain
+	part() *nft.Part
 }
 
+// listUses has the number of elements that lead to each list's chain.
+type listUses map[string]int
+
 // addLists adds set, chain and part of each list that the program does not have yet.
-func (t *tableCompiler) addLists(lists []sourceList) {
+func addLists[L list](t *tableCompiler, uses listUses, lists []L) {
 	for _, l := range lists {
-		if t.lists[l.name] == nil {
-			t.lists[l.name] = &listUse{sourceList: l}
-			t.sets = t.sets.Set(l.name, l.set())
-			t.chains = t.chains.Set(l.name, l.chain())
-			t.edits[l.name] = l.part()
+		name := l.id()
+		if _, there := uses[name]; !there {
+			uses[name] = 0
+			t.sets = t.sets.Set(name, l.set())
+			t.chains = t.chains.Set(name, l.chain())
+			t.edits[name] = l.part()
 		}
 	}
 }
 
-// countList counts the elements that lead to a list. A list leaves the program with
+// countList counts elements that lead to a chain, and says whether it is that of a list. A list leaves the program with
 // its last element.
-func (t *tableCompiler) countList(u *listUse, by int) {
-	if u.elements += by; u.elements == 0 {
-		delete(t.lists, u.name)
-		t.sets = t.sets.Delete(u.name)
-		t.chains = t.chains.Delete(u.name)
-		t.edits[u.name] = nil
+func (t *tableCompiler) countList(uses listUses, chain string, by int) bool {
+	n, there := uses[chain]
+	if !there {
+		return false
 	}
+	if uses[chain] = n + by; n+by == 0 {
+		delete(uses, chain)
+		t.sets = t.sets.Delete(chain)
+		t.chains = t.chains.Delete(chain)
+		t.edits[chain] = nil
+	}
+	return true
 }
