@@ -169,9 +169,9 @@ func (s *side) check(n int) []error {
 // lag is how long the test waits for kube-proxy.
 const lag = 20 * time.Second
 
-// repeatUntilDone calls attempt once. If the step has changes without a marker (of
-// Nodes, of ServiceCIDRs, of the node's addresses), it calls attempt again after each
-// change of the node's nftables, until attempt returns true or the time is over.
+// repeatUntilDone calls attempt once. If a part of the step may come after the marker, it
+// calls attempt again after each change of the node's nftables, until attempt returns true
+// or the time is over.
 func (s *side) repeatUntilDone(n int, most time.Duration, attempt func() bool) {
 	s.t.Helper()
 	timeout := time.After(most)
@@ -179,7 +179,7 @@ func (s *side) repeatUntilDone(n int, most time.Duration, attempt func() bool) {
 		_, next := s.notices.Last()
 		done := attempt()
 		switch {
-		case !s.unmarked(n):
+		case !s.mayFollowMarker(n):
 			return
 		case done:
 			last, _ := s.notices.Last()
@@ -199,10 +199,15 @@ func (s *side) repeatUntilDone(n int, most time.Duration, attempt func() bool) {
 // name is the program's.
 func (s *side) name() string { return filepath.Base(s.command.Path) }
 
-func (s *side) unmarked(n int) bool {
+// mayFollowMarker says whether a part of a step may come after the marker. Changes of Nodes,
+// of ServiceCIDRs and of the node's addresses are not ordered with it. Clients with session
+// affinity are sent to an endpoint that has gone until the sweep that follows the
+// transaction, which may be the one with the marker.
+func (s *side) mayFollowMarker(n int) bool {
 	step := &s.scenario.Steps[n]
 	isUnmarked := func(kind string) bool { return kind == "Node" || kind == "ServiceCIDR" }
 	return n > 0 && (!slices.Equal(step.Addresses, s.scenario.Steps[n-1].Addresses) || !slices.Equal(step.Networks, s.scenario.Steps[n-1].Networks) ||
 		slices.ContainsFunc(step.Changed, func(o scenario.Object) bool { return isUnmarked(o.Kind) }) ||
-		slices.ContainsFunc(step.Deleted, func(k scenario.Key) bool { return isUnmarked(k.Kind) }))
+		slices.ContainsFunc(step.Deleted, func(k scenario.Key) bool { return isUnmarked(k.Kind) }) ||
+		slices.ContainsFunc(s.flows(n), func(f scenario.Flow) bool { return f.Want.Sticky }))
 }
