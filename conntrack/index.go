@@ -223,18 +223,11 @@ func (x *Index) Unallocated(a netip.Addr) bool {
 	return x.inServiceCIDR(a) && !x.own.has(a) && !x.mayBeHost(a) && len(x.claims[service.Claim{Addr: a}]) == 0
 }
 
-// admits says whether the claim lets in flows from src. The source ranges are those
-// of the Service, or of another Service that has the same address for a load
-// balancer.
+// admits says whether the claim lets in flows from src (service.Service.FirewallAt).
 func (x *Index) admits(s *service.Service, c service.Claim, src netip.Addr) bool {
 	a, ok := x.sources[c]
 	if !ok {
-		wall, restricted := s.Firewall(), true
-		if !wall.Restricts(c) {
-			var r service.Restriction
-			r, restricted = x.snapshot.Restrictions.At(s.Name).On(c)
-			wall = r.Firewall
-		}
+		wall, _, restricted := s.FirewallAt(c, x.snapshot.Restrictions.At(s.Name))
 		a.everybody = true
 		if restricted && x.snapshot.Node != nil {
 			a.ranges, a.everybody = wall.Admitted(x.snapshot.Node, ip.Of(c.Addr))

@@ -305,6 +305,14 @@ func find(p *service.Port, f *conntrack.Flow, addr netip.AddrPort) *service.Endp
 }
 
 func (o *oracle) admitted(f *conntrack.Flow, a *ask) bool {
+	if direct := a.s.Options.SourceRanges; direct != nil && (a.nodePort || slices.Contains(a.s.ExternalIPs, f.Original.Dst.Addr())) {
+		let := func(p netip.Prefix) bool { return p.Contains(f.Original.Src.Addr()) }
+		if a.nodePort || !a.s.Firewall().Restricts(service.Claim{Addr: f.Original.Dst.Addr(), Protocol: f.Protocol, Port: f.Original.Dst.Port()}) {
+			if _, all := direct.Of(f.Family()); !all {
+				return slices.ContainsFunc(direct.Ranges(), let)
+			}
+		}
+	}
 	if a.nodePort {
 		return true
 	}

@@ -32,8 +32,7 @@ const (
 	// ServiceGone: no Service has the flow's address and port any more, and the flow leads to a
 	// former endpoint of them.
 	ServiceGone Reason = "service gone"
-	// ForbiddenSource: the flow is unanswered, and loadBalancerSourceRanges does not admit its
-	// client.
+	// ForbiddenSource: the flow is unanswered, and source ranges do not admit its client.
 	ForbiddenSource Reason = "source not in the ranges"
 	// ForbiddenPolicy: the flow is unanswered and leads to another node's endpoint, but the traffic
 	// policy is Local.
@@ -128,7 +127,7 @@ func (x *Index) misled(f *Flow) Reason {
 		return EndpointGone
 	case f.Status&SeenReply != 0:
 		return "" // It is answered: it works, and stays.
-	case !o.nodePort && !x.admits(o.service, o.claim(f), f.Original.Src.Addr()):
+	case !x.admits(o.service, o.claim(f), f.Original.Src.Addr()):
 		return ForbiddenSource
 	case x.elsewhere(&o, f, e):
 		return ForbiddenPolicy

@@ -255,7 +255,7 @@ func narrowed(before, after *service.Service) bool {
 	return before.InternalPolicy != after.InternalPolicy || before.ExternalPolicy != after.ExternalPolicy ||
 		before.Options.ExternalFailover != after.Options.ExternalFailover ||
 		before.Options.UDPHandling > after.Options.UDPHandling ||
-		!before.Sources.Equal(after.Sources) ||
+		!before.Sources.Equal(after.Sources) || !before.Options.SourceRanges.Equal(after.Options.SourceRanges) ||
 		!slices.Equal(before.LoadBalancerIPs, after.LoadBalancerIPs) || !slices.Equal(before.ClusterIPs, after.ClusterIPs)
 }
 

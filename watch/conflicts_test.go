@@ -132,7 +132,7 @@ func TestClosedSourcesAreReported(t *testing.T) {
 	if ranges, all := ix.flush().Services.At("tenant/other").Sources.Of(ip.V4); all || len(ranges) > 0 {
 		t.Errorf("it lets in %v (all: %t)", ranges, all)
 	}
-	want := "Service tenant/other: no client is let in at the load balancer's addresses: there is room for 4 different lists of source ranges, and for 1 by the Services of one namespace, the oldest Services first (--nftproxy-max-source-lists)"
+	want := "Service tenant/other: no client is let in where source ranges apply: there is room for 4 different lists of source ranges, and for 1 by the Services of one namespace, the oldest Services first (--nftproxy-max-source-lists)"
 	if got := texts(ix.takeProblems()); got != want {
 		t.Errorf("reported:\n%s\nwant:\n%s", got, want)
 	}

@@ -61,6 +61,20 @@ func sources(spec *corev1.ServiceSpec, balancers []netip.Addr, p *problemList) *
 	return list
 }
 
+// reportClosed reports the families for which the annotation source-ranges has no range, as sources does: others have
+// some, so somebody may have forgotten them.
+func reportClosed(bare *service.Service, p *problemList) {
+	direct := bare.Options.SourceRanges
+	if direct == nil || len(direct.Ranges()) == 0 {
+		return
+	}
+	for _, f := range ip.Families() {
+		if some, all := direct.Of(f); len(some) == 0 && !all && bare.InFamily(f) {
+			p.add("metadata.annotations["+service.OptionPrefix+"source-ranges]", fmt.Errorf("no valid %s range: external addresses and node ports of %s are closed to all clients", f.Name(), f.Name()))
+		}
+	}
+}
+
 // affinityTimeout is 0 without session affinity. A time-out that is missing or below a
 // second becomes the API's default, and one above a day (the API's limit) a day.
 func affinityTimeout(spec *corev1.ServiceSpec, p *problemList) time.Duration {

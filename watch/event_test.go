@@ -139,7 +139,7 @@ func TestProblemEvent(t *testing.T) {
 		},
 		"source ranges closed": {
 			Problem{Object: web, Err: &SourcesError{service.ClosedSources{Limit: 100}}},
-			Event{web, "", ReasonSourcesClosed, "no client is let in at the load balancer's addresses: there is room for 100 different lists of source ranges, and for 25 by the Services of one namespace, the oldest Services first (--nftproxy-max-source-lists)"},
+			Event{web, "", ReasonSourcesClosed, "no client is let in where source ranges apply: there is room for 100 different lists of source ranges, and for 25 by the Services of one namespace, the oldest Services first (--nftproxy-max-source-lists)"},
 		},
 		"externalIPs ignored": {
 			Problem{Object: web, Field: "spec.externalIPs", Err: ErrExternalIPsIgnored},

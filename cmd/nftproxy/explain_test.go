@@ -201,7 +201,7 @@ func TestTroubleshooting(t *testing.T) {
 		{name: "not-ready", args: "--from " + pod + " 10.96.0.30:80" + source, from: w.client.NS, to: "10.96.0.30:80", want: testnet.Refused, status: 1,
 			says: []string{"Service shop/api:http has 1 endpoint, and none may get connections", "endpoint 10.244.0.3:8080 is not ready, on this node"}},
 		{name: "source-ranges", args: "--from " + outside + " 198.51.100.10:80", from: w.Outside, to: "198.51.100.10:80", want: testnet.TimedOut, status: 1,
-			says: []string{"the loadBalancerSourceRanges of Service shop/admin admit 10.0.0.0/8, and " + outside + " is not among them"}},
+			says: []string{"the loadBalancerSourceRanges (or the annotation nftproxy.io/source-ranges) of Service shop/admin admit 10.0.0.0/8, and " + outside + " is not among them"}},
 		{name: "local-policy", args: "--from " + outside + " 192.168.100.1:30090" + source, from: w.Outside, to: "192.168.100.1:30090", want: testnet.TimedOut, status: 1,
 			says: []string{"the externalTrafficPolicy of Service shop/edge is Local", "one endpoint is on another node"}},
 		{name: "conflict", args: "--from " + outside + " 198.51.100.20:80" + source, from: w.Outside, to: "198.51.100.20:80", want: testnet.Answered, masqueraded: true,

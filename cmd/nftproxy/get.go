@@ -187,16 +187,17 @@ func newGetServicesCommand() *cobra.Command {
       no-endpoints          connections are refused
       no-local-endpoints    a traffic policy is Local, and no endpoint is on this node:
                             connections are dropped
-      source-ranges         loadBalancerSourceRanges let only some clients in
+      source-ranges         loadBalancerSourceRanges, or the annotation source-ranges,
+                            let only some clients in
       others-source-ranges  the same, by another Service with that address
       conflict              another Service has the address and port, or it is protected
 
 -o wide adds LOCAL (the endpoints on this node), INTERNAL and EXTERNAL (the traffic
 policies), AFFINITY (how long a client is remembered), OPTIONS (what annotations ask
-for, as far as the tables do it: balance, external-failover) and DETAILS (the obstacles
-in words). A policy shows in the tables only where it makes a difference; elsewhere it
-is Cluster. An address of which a Service gets no port is not in the tables; the
-events of the Service name it (kubectl describe).
+for, as far as the tables do it: balance, external-failover, source-ranges) and
+DETAILS (the obstacles in words). A policy shows in the tables only where it makes a
+difference; elsewhere it is Cluster. An address of which a Service gets no port is not in
+the tables; the events of the Service name it (kubectl describe).
 
 -o json prints an object with services. Each has namespace, name, clusterIPs,
 externalAddresses, ports, internalTrafficPolicy, externalTrafficPolicy,
@@ -249,7 +250,7 @@ func serviceColumns() []column[inspect.ServiceRow] {
 		{header: "OPTIONS", wide: true, text: func(r *row) string {
 			var options []string
 			for _, key := range slices.Sorted(maps.Keys(r.Options)) {
-				options = append(options, key+"="+r.Options[key])
+				options = append(options, key+"="+fewOf(strings.Split(r.Options[key], ",")))
 			}
 			return strings.Join(options, ",")
 		}},

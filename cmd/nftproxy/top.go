@@ -49,7 +49,7 @@ Refused and dropped first packets are always counted, by cause:
   unknown-port           refused: the cluster IP's Service has no such port
   no-local-endpoints     dropped: the traffic policy is Local, and no endpoint is on
                          this node
-  outside-source-ranges  dropped: loadBalancerSourceRanges do not have the client
+  outside-source-ranges  dropped: the source ranges do not have the client
   unallocated-address    dropped: no Service has that address of a ServiceCIDR
   too-many-pings         dropped: more pings to Services than --nftproxy-answer-ping answers
 The Service is known for all but unknown-port, unallocated-address and too-many-pings.

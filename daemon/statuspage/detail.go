@@ -1,6 +1,7 @@
 package statuspage
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -130,6 +131,9 @@ func (d *detail) facts() *html.Node {
 		list = append(list, fact{"Sources admitted at the load balancer's addresses", textCell(ranges)})
 	}
 	for key, value := range s.Options.All() {
+		if s.Options.SourceRanges != nil && key == "source-ranges" {
+			value = cmp.Or(joined(s.Options.SourceRanges.Ranges(), maxRanges), value)
+		}
 		list = append(list, fact{service.OptionAnnotation(key), textCell(value)})
 	}
 	if s.HealthCheckNodePort != 0 {

@@ -95,14 +95,12 @@ func (d *detail) meets(f frontend, c *service.Choice) cell {
 		return cell{literal("another Service: "), link(serviceURL(owner), string(owner))}
 	}
 	content := textCell(outcome(s, f.claim, f.internal, c))
-	firewall := service.Firewall{}
-	by := ""
-	if own := s.Firewall(); own.Restricts(f.claim) {
-		firewall = own
-	} else if other, found := v.snapshot.Restrictions.At(s.Name).On(f.claim); found {
-		firewall, by = other.Firewall, " (the source ranges of "+string(other.By)+")"
-	}
+	firewall, owner, _ := s.FirewallAt(f.claim, v.snapshot.Restrictions.At(s.Name))
 	if sources, all := firewall.Admitted(v.snapshot.Node, ip.Of(f.claim.Addr)); !all {
+		by := ""
+		if owner != s.Name {
+			by = " (the source ranges of " + string(owner) + ")"
+		}
 		ranges := joined(sources, maxRanges)
 		if ranges == "" {
 			ranges = "no source"

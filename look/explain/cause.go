@@ -265,14 +265,42 @@ func (x *explainer) whyNotAdmitted(s *nft.Step) {
 	}
 	if closed := x.closedSources(by); closed != nil {
 		x.cause("Service %s: %s", by, closed)
-		x.remedy("let Services share equal lists of loadBalancerSourceRanges, or give run and this command a larger --nftproxy-max-source-lists")
+		x.remedy("let Services share equal lists of source ranges, or give run and this command a larger --nftproxy-max-source-lists")
 		return
 	}
-	x.cause("the loadBalancerSourceRanges of Service %s admit %s, and %s is not among them", by, x.rangesText(s.Chain), x.question.Packet.Src.Addr())
+	field := x.rangesField(s, by)
+	x.cause("the %s of Service %s admit %s, and %s is not among them", field, by, x.rangesText(s.Chain), x.question.Packet.Src.Addr())
 	if by != x.frontend.Service && x.frontend.Service != "" {
 		x.cause("these ranges count for Service %s too, since the address is a load balancer's address of %s", x.frontend.Service, by)
 	}
-	x.remedy("add the client's range to loadBalancerSourceRanges of %s, or connect from an admitted address; the ranges do not restrict cluster IPs and node ports", by)
+	unrestricted := "cluster IPs"
+	if field == balancerRanges {
+		unrestricted = "cluster IPs and node ports"
+	}
+	x.remedy("add the client's range to %s of %s, or connect from an admitted address; the ranges do not restrict %s", field, by, unrestricted)
+}
+
+// The fields of a Service that have source ranges.
+const (
+	balancerRanges = "loadBalancerSourceRanges"
+	directRanges   = "annotation " + service.OptionPrefix + "source-ranges"
+)
+
+// rangesField says in which field the Service has the ranges of the step's chain. Without the objects, only node ports tell.
+func (x *explainer) rangesField(s *nft.Step, by string) string {
+	if ruleset.SourceSet(s.Chain) != s.Chain {
+		return directRanges
+	}
+	if x.facts.Objects == nil {
+		return balancerRanges + " (or the " + directRanges + ")"
+	}
+	switch svc := x.facts.Objects.Services.At(service.Name(by)); {
+	case svc == nil || svc.Options.SourceRanges == nil:
+		return balancerRanges
+	case slices.Contains(svc.LoadBalancerIPs, s.Destination.Addr()):
+		return balancerRanges + " and the " + directRanges
+	}
+	return directRanges
 }
 
 // whyUntouched is about packets that none of our rules changes.

@@ -317,7 +317,7 @@ func (x *explainer) closedSources(by string) *service.ClosedSources {
 
 // rangesText lists the ranges of a chain of source ranges.
 func (x *explainer) rangesText(chain string) string {
-	set := x.contents.Sets[chain]
+	set := x.contents.Sets[ruleset.SourceSet(chain)]
 	if set == nil || len(set.Elements) == 0 {
 		return "no address of this family"
 	}

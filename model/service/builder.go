@@ -285,10 +285,9 @@ func (b *Builder) bounded(name Name, s *Service) *Service {
 			served = &hashed
 		}
 		served, left = served.bounded(b.limit)
-		var sources *Sources
-		if sources, closed = b.sourceLists.sources(s); closed != nil {
+		if closed = b.sourceLists.closed(s); closed != nil {
 			shut := *served
-			shut.Sources = sources
+			shut.Sources, shut.Options.SourceRanges = s.Sources.closed(), s.Options.SourceRanges.closed()
 			served = &shut
 		}
 		if !b.rangeLists.admits(s.rangeList()) {

@@ -29,9 +29,10 @@ func OptionAnnotation(key string) string {
 	return OptionPrefix + key
 }
 
-// Options are what a Service asks for by annotations (docs/choices.md). The zero value asks for nothing. Options can be
-// compared by ==, so a list is a string in them, sorted and without duplicates.
+// Options are what a Service asks for by annotations (docs/choices.md). The zero value asks for nothing.
 type Options struct {
+	_ [0]func() // Equal compares them, == cannot
+
 	// ExternalFailover says what becomes of connections from outside where ExternalPolicy is Local and the node has no
 	// endpoint for them.
 	ExternalFailover Failover
@@ -43,15 +44,25 @@ type Options struct {
 	Eject Eject
 	// PortRanges are the ranges of ports that it asks for beside its ports.
 	PortRanges RangesByProtocol
+	// SourceRanges says which sources may reach the external IPs and node ports; nil admits all. Those for the
+	// LoadBalancerIPs are in Service.Sources.
+	SourceRanges *Sources
 	// UDPHandling says what becomes of UDP flows to an endpoint that terminates.
 	UDPHandling UDPHandling
+}
+
+// Equal reports whether both ask for the same.
+func (o Options) Equal(p Options) bool {
+	return o.ExternalFailover == p.ExternalFailover && o.Balance == p.Balance && o.Departed == p.Departed && o.Eject == p.Eject &&
+		o.PortRanges == p.PortRanges && o.SourceRanges.Equal(p.SourceRanges) && o.UDPHandling == p.UDPHandling
 }
 
 // option is one key of Options.
 type option struct {
 	// key is as OptionKey returns it.
 	key string
-	// set reads a value. The error says what is allowed.
+	// set reads a value. The error says what is allowed. With an error it changes nothing, unless the option has to
+	// hold even where its value is bad.
 	set func(o *Options, value string) error
 	// get returns the value in its shortest form that set reads, empty where the Service asks for nothing.
 	get func(o *Options) string
@@ -66,6 +77,7 @@ func allOptions() []option {
 		wordOption("external-failover", func(o *Options) *Failover { return &o.ExternalFailover }, failoverWords(), 0, "drop"),
 		portRangesOption(),
 		wordOption(UDPHandlingAnnotation, func(o *Options) *UDPHandling { return &o.UDPHandling }, udpHandlingWords(), 0, "Default"),
+		{"source-ranges", setSourceRanges, func(o *Options) string { return o.SourceRanges.text() }},
 	}
 }
 
@@ -92,18 +104,13 @@ func wordOption[T ~uint8](key string, field func(*Options) *T, words []string, f
 	}
 }
 
-// Set reads the value of a key, as OptionKey returns it. If the key is unknown or the value cannot be used, it changes
-// nothing, and the error says what is allowed.
+// Set reads the value of a key, as OptionKey returns it. If the key is unknown or the value cannot be used, the error says
+// what is allowed. Then it changes nothing, but that bad source ranges admit nobody.
 func (o *Options) Set(key, value string) error {
 	all := allOptions()
 	for _, known := range all {
 		if known.key == key {
-			next := *o
-			if err := known.set(&next, value); err != nil {
-				return err
-			}
-			*o = next
-			return nil
+			return known.set(o, value)
 		}
 	}
 	keys := make([]string, len(all))
@@ -116,7 +123,7 @@ func (o *Options) Set(key, value string) error {
 // All yields the options that the Service asks for: the keys, sorted, and the values, as Set reads both.
 func (o Options) All() func(yield func(key, value string) bool) {
 	return func(yield func(key, value string) bool) {
-		if o == (Options{}) {
+		if o.Equal(Options{}) {
 			return
 		}
 		for _, known := range allOptions() {

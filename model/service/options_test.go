@@ -2,6 +2,9 @@ package service_test
 
 import (
 	"math/rand/v2"
+	"net/netip"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -29,7 +32,7 @@ func TestOptionsComeBack(t *testing.T) {
 				t.Fatalf("%s=%s: %v", key, value, err)
 			}
 		}
-		if got != want {
+		if !got.Equal(want) {
 			t.Fatalf("%+v comes back as %+v", want, got)
 		}
 	}
@@ -60,8 +63,97 @@ func TestOptionsRefuse(t *testing.T) {
 		if err := asked.Set(c.key, c.value); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s=%s: %v, want ... %s ...", c.key, c.value, err, c.want)
 		}
-		if asked != before {
+		if !asked.Equal(before) {
 			t.Errorf("%s=%s changes %+v", c.key, c.value, asked)
+		}
+	}
+}
+
+// TestOptionsEqual: Options that differ in one field, whichever it is, are not equal.
+func TestOptionsEqual(t *testing.T) {
+	values := map[string]string{
+		"balance": "client", "departed-connections": "cut", "eject": "on", "external-failover": "pass", "port-ranges": "80-90/TCP",
+		"source-ranges": "none", service.UDPHandlingAnnotation: "PreserveDuringTermination",
+	}
+	fields := 0
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[service.Options]()) {
+		if f.Name != "_" {
+			fields++
+		}
+	}
+	if fields != len(values) {
+		t.Errorf("%d fields, and values for %d of them", fields, len(values))
+	}
+	for key, value := range values {
+		var asked, again service.Options
+		for _, o := range []*service.Options{&asked, &again} {
+			if err := o.Set(key, value); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if asked.Equal(service.Options{}) || !asked.Equal(again) {
+			t.Errorf("%s=%s: equal to none %t, to itself %t", key, value, asked.Equal(service.Options{}), asked.Equal(again))
+		}
+	}
+}
+
+// TestSourceRanges: bad source ranges are reported, and what is left of them holds. Nothing left admits nobody.
+func TestSourceRanges(t *testing.T) {
+	many := strings.Repeat("192.0.2.1/32,", service.MaxSourceRanges)
+	for _, c := range []struct{ value, holds, problem string }{
+		{"10.0.0.0/8", "10.0.0.0/8", ""},
+		{" 10.1.2.3/8 ,, 2001:db8::1/32,10.5.0.0/16 ", "10.0.0.0/8,2001:db8::/32", ""},
+		{"none", "none", ""},
+		{"0.0.0.0/0", "0.0.0.0/0", ""},
+		{"", "none", "no client outside is admitted"},
+		{" , ", "none", "no client outside is admitted"},
+		{"192.0.2.1", "none", `want "none", or ranges such as 192.0.2.0/24 or 2001:db8::/32 with commas between; 1 of 1 cannot be used, and admit no client, the first is "192.0.2.1"`},
+		{"192.0.2.0/24,none", "192.0.2.0/24", `1 of 2 cannot be used`},
+		{"192.0.2.0/24,10.0.0.0/33,fe80::%eth0/64", "192.0.2.0/24", `2 of 3 cannot be used, and admit no client, the first is "10.0.0.0/33"`},
+		{"::ffff:10.0.0.0/104", "none", "1 of 1 cannot be used"},
+		{many, "192.0.2.1/32", ""},
+		{many + "10.0.0.0/8", "192.0.2.1/32", "1001 ranges, of which the first 1000 count; the others admit no client"},
+	} {
+		var o service.Options
+		err := o.Set("source-ranges", c.value)
+		if got := o.String(); got != "source-ranges="+c.holds {
+			t.Errorf("%.60q is %s, want %s", c.value, got, c.holds)
+		}
+		if c.problem == "" && err != nil || c.problem != "" && (err == nil || !strings.Contains(err.Error(), c.problem)) {
+			t.Errorf("%.60q: %v, want %q", c.value, err, c.problem)
+		}
+	}
+}
+
+// TestSourcesAnd: an address is in both lists if it is in each.
+func TestSourcesAnd(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 3))
+	random := func() *service.Sources {
+		if rng.IntN(10) == 0 {
+			return nil
+		}
+		var list []netip.Prefix
+		for range rng.IntN(6) {
+			a := netip.AddrFrom4([4]byte{10, 0, 0, byte(rng.IntN(32))})
+			if rng.IntN(3) == 0 {
+				a = netip.AddrFrom16([16]byte{15: byte(rng.IntN(32))})
+			}
+			list = append(list, netip.PrefixFrom(a, a.BitLen()-rng.IntN(6)))
+		}
+		return service.NewSources(list)
+	}
+	in := func(s *service.Sources, a netip.Addr) bool {
+		return s == nil || slices.ContainsFunc(s.Ranges(), func(r netip.Prefix) bool { return r.Contains(a) })
+	}
+	for range 2000 {
+		a, b := random(), random()
+		both := a.And(b)
+		for i := range 32 {
+			for _, addr := range []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), netip.AddrFrom16([16]byte{15: byte(i)})} {
+				if in(both, addr) != (in(a, addr) && in(b, addr)) {
+					t.Fatalf("%v and %v are %v, which is wrong for %s", a.Ranges(), b.Ranges(), both.Ranges(), addr)
+				}
+			}
 		}
 	}
 }

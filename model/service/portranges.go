@@ -202,6 +202,8 @@ func (s *Service) RangesRefused() string {
 		return ""
 	case s.AffinityTimeout > 0:
 		return "not with sessionAffinity ClientIP; nftproxy.io/balance: client does the same for ranges; no range is served"
+	case s.Options.SourceRanges != nil:
+		return "not with nftproxy.io/source-ranges; no range is served"
 	case s.Sources != nil:
 		return "not with loadBalancerSourceRanges; no range is served"
 	}
@@ -301,7 +303,7 @@ func (s *Service) rangeList() (key sourceListKey) {
 		return key
 	}
 	sum := sha256.Sum256([]byte(s.Options.PortRanges))
-	key[0] = Digest(sum[:len(Digest{})])
+	key[0][0] = Digest(sum[:len(Digest{})])
 	return key
 }
 

@@ -54,7 +54,7 @@ func TestPortRangesAgainstOracle(t *testing.T) {
 				}
 			}
 		}
-		if err := again.Set("port-ranges", string(o.PortRanges)); err != nil || again != o {
+		if err := again.Set("port-ranges", string(o.PortRanges)); err != nil || !again.Equal(o) {
 			t.Fatalf("%q is read as %+v, then as %+v, %v", words, o, again, err)
 		}
 	}

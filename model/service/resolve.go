@@ -231,6 +231,8 @@ func (b *Builder) decideClaim(p pendingClaim) (*Conflict, *Restriction) {
 	}
 	by := b.Service(restricting.name())
 	wall := by.Firewall()
-	wall.Sources, _ = b.sourceLists.sources(by)
+	if b.sourceLists.closed(by) != nil {
+		wall.Sources = wall.Sources.closed()
+	}
 	return nil, &Restriction{Claim: p.claim, By: by.Name, Firewall: wall}
 }

@@ -66,8 +66,9 @@ type heading struct{ some, elsewhere bool }
 
 // shutsOut says whether the service's source ranges keep the node from the claim.
 func (b *Builder) shutsOut(s *Service, c Claim) bool {
-	return s.Firewall().Restricts(c) && !slices.ContainsFunc(b.snapshot.Node.Addresses, func(a netip.Addr) bool {
-		return a.Is6() == c.Addr.Is6() && s.Sources.contains(a)
+	wall, _, restricted := s.FirewallAt(c, nil)
+	return restricted && !slices.ContainsFunc(b.snapshot.Node.Addresses, func(a netip.Addr) bool {
+		return a.Is6() == c.Addr.Is6() && wall.Sources.contains(a)
 	})
 }
 

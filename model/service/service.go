@@ -75,7 +75,8 @@ type Service struct {
 	// status.loadBalancer.ingress with ipMode VIP. Neither has duplicates.
 	ExternalIPs, LoadBalancerIPs []netip.Addr
 	// Sources says which sources may reach the LoadBalancerIPs; nil admits all. It does
-	// not concern other addresses.
+	// not concern other addresses. It has what is both in loadBalancerSourceRanges and in
+	// Options.SourceRanges.
 	Sources *Sources
 	// InternalPolicy is for the cluster IPs, ExternalPolicy for external
 	// addresses and node ports.
@@ -295,7 +296,7 @@ func compareBools(a, b bool) int {
 // a service can have thousands of endpoints. Endpoints that both services share cost
 // nothing.
 func (s *Service) equal(o *Service) bool {
-	return s == o || s.Name == o.Name && s.Created.Equal(o.Created) && s.Retained == o.Retained && s.Options == o.Options &&
+	return s == o || s.Name == o.Name && s.Created.Equal(o.Created) && s.Retained == o.Retained && s.Options.Equal(o.Options) &&
 		slices.Equal(s.ClusterIPs, o.ClusterIPs) && slices.Equal(s.ExternalIPs, o.ExternalIPs) &&
 		slices.Equal(s.LoadBalancerIPs, o.LoadBalancerIPs) && s.Sources.Equal(o.Sources) &&
 		s.InternalPolicy == o.InternalPolicy && s.ExternalPolicy == o.ExternalPolicy &&

@@ -22,32 +22,59 @@ type ClosedSources struct {
 	Limit int
 }
 
-// String reads like "no client is let in at the load balancer's addresses: ...".
+// String reads like "no client is let in where source ranges apply: ...".
 func (c *ClosedSources) String() string {
-	return fmt.Sprintf("no client is let in at the load balancer's addresses: there is room for %d different lists of source ranges, and for %d by the Services of one namespace, the oldest Services first",
+	return fmt.Sprintf("no client is let in where source ranges apply: there is room for %d different lists of source ranges, and for %d by the Services of one namespace, the oldest Services first",
 		c.Limit, shareOf(c.Limit))
 }
 
 // sourceListKey tells lists of source ranges apart, as the program has them: it is zero in
-// a family that takes no set. The zero value stands for no list.
-type sourceListKey = ip.PerFamily[Digest]
+// a family that takes no set. A service with other ranges for its external IPs and node ports than for
+// its load balancer's addresses has two lists, which count as two wherever else they are. The zero value
+// stands for no list.
+type sourceListKey [2]ip.PerFamily[Digest]
 
-// sourceList returns the service's list. The service may be nil.
+// sourceList returns the service's lists. The service may be nil.
 func (s *Service) sourceList() sourceListKey {
 	var key sourceListKey
-	if s == nil || s.Sources == nil {
+	if s == nil {
 		return key
 	}
+	hasNodePort := slices.ContainsFunc(s.Ports, func(p Port) bool { return p.NodePort != 0 })
 	for _, family := range ip.Families() {
-		if ranges, _ := s.Sources.Of(family); len(ranges) > 0 && s.InFamily(family) && slices.ContainsFunc(s.LoadBalancerIPs, family.Has) {
-			*key.Of(family) = s.Sources.Digest(family)
+		balanced := s.digestFor(s.Sources, family, slices.ContainsFunc(s.LoadBalancerIPs, family.Has))
+		direct := s.digestFor(s.Options.SourceRanges, family, hasNodePort || slices.ContainsFunc(s.ExternalIPs, family.Has))
+		*key[0].Of(family) = balanced
+		if balanced == (Digest{}) {
+			*key[0].Of(family) = direct
+		} else if direct != balanced {
+			*key[1].Of(family) = direct
 		}
 	}
 	return key
 }
 
-// closed returns sources that let in nobody in the families that had ranges.
+// digestFor returns the digest of sources if the service has addresses in the family that need a set of them.
+func (s *Service) digestFor(sources *Sources, family ip.Family, needed bool) Digest {
+	if ranges, _ := sources.Of(family); len(ranges) > 0 && needed && s.InFamily(family) {
+		return sources.Digest(family)
+	}
+	return Digest{}
+}
+
+// lists is how many lists the key stands for.
+func (k sourceListKey) lists() int {
+	if k[1] == (ip.PerFamily[Digest]{}) {
+		return 1
+	}
+	return 2
+}
+
+// closed returns sources that let in nobody in the families that had ranges, and nil for nil.
 func (s *Sources) closed() *Sources {
+	if s == nil {
+		return nil
+	}
 	var open []netip.Prefix
 	for _, all := range []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)} {
 		if _, everybody := s.Of(ip.Of(all.Addr())); everybody {
@@ -103,13 +130,13 @@ func (l *sourceLists) set(list sourceListKey, r right, add bool) {
 	l.change(r, func(own *listQueue) { own.set(list, r, add) })
 }
 
-// sources returns the service's ranges as they hold, as the service was set. They let in
-// nobody if the node does not have the list; why is nil if it has.
-func (l *sourceLists) sources(s *Service) (hold *Sources, why *ClosedSources) {
+// closed says why the service's ranges, as it was set, let in nobody: the node does not have its lists. It is nil if the node
+// has them.
+func (l *sourceLists) closed(s *Service) *ClosedSources {
 	if l.admits(l.of(s)) {
-		return s.Sources, nil
+		return nil
 	}
-	return s.Sources.closed(), &ClosedSources{l.limit}
+	return &ClosedSources{l.limit}
 }
 
 // admits says whether the node has the list, or there is none.
@@ -172,7 +199,7 @@ func (q *listQueue) set(list sourceListKey, r right, add bool) {
 			q.queue.set(request{right: before})
 		}
 		if after != "" {
-			q.queue.set(request{after, 1})
+			q.queue.set(request{after, list.lists()})
 		}
 	}
 	q.touched = append(q.touched, list)

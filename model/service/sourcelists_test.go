@@ -25,51 +25,80 @@ func ranged(namespace, name string, created, list int) *service.Service {
 		LoadBalancerIPs: []netip.Addr{netip.MustParseAddr("198.51.100.7")},
 		Ports:           []service.Port{{Name: "p", Protocol: service.TCP, Port: uint16(80 + created%3)}},
 	}
-	switch list {
-	case 0:
-	case 1:
-		s.Sources = service.NewSources(nil)
-	default:
-		s.Sources = service.NewSources([]netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(list >> 8), byte(list), 0}), 24)})
-	}
+	s.Sources = sourceList(list)
 	return s
 }
 
-// takesList says whether the node needs a set for the service.
-func takesList(s *service.Service) bool {
-	return s.Sources != nil && len(s.Sources.Ranges()) > 0 && len(s.LoadBalancerIPs) > 0
+// sourceList returns the list of that number: 0 is none, and 1 one without ranges.
+func sourceList(list int) *service.Sources {
+	switch list {
+	case 0:
+		return nil
+	case 1:
+		return service.NewSources(nil)
+	}
+	return service.NewSources([]netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(list >> 8), byte(list), 0}), 24)})
+}
+
+// listsOf returns the lists for which the node needs sets, for the load balancer's addresses and for other ways in. Equal ones
+// are one.
+func listsOf(s *service.Service) []string {
+	var lists []string
+	if len(s.Sources.Ranges()) > 0 && len(s.LoadBalancerIPs) > 0 {
+		lists = append(lists, fmt.Sprint(s.Sources.Ranges()))
+	}
+	if direct := fmt.Sprint(s.Options.SourceRanges.Ranges()); len(s.Options.SourceRanges.Ranges()) > 0 && (len(s.ExternalIPs) > 0 || s.Ports[0].NodePort != 0) && !slices.Contains(lists, direct) {
+		lists = append(lists, direct)
+	}
+	return lists
+}
+
+// room is the room for lists of a namespace or of all. Behind the first that does not fit, none does.
+type room struct {
+	has  map[string]bool
+	left int
+	full bool
+}
+
+func newRoom(limit int) *room { return &room{has: map[string]bool{}, left: limit} }
+
+// take says whether there is room for lists that are asked for together.
+func (r *room) take(lists []string) bool {
+	key := fmt.Sprint(lists)
+	if r.full = r.full || !r.has[key] && len(lists) > r.left; !r.full && !r.has[key] {
+		r.has[key] = true
+		r.left -= len(lists)
+	}
+	return r.has[key]
 }
 
 // sourceListOracle says by definition which lists the node has: going through the services by
 // age, of each namespace the first that its quarter has room for, and of these the first that
 // all have room for.
 func sourceListOracle(set map[service.Name]*service.Service, limit int) map[string]bool {
-	listOf := func(s *service.Service) string { return fmt.Sprint(s.Sources.Ranges()) }
 	byAge := slices.SortedFunc(maps.Values(set), compareAge)
-	spaces, all := map[string]map[string]bool{}, map[string]bool{}
+	spaces, all := map[string]*room{}, newRoom(limit)
 	for _, s := range byAge {
 		space, _ := s.Name.Split()
-		if !takesList(s) {
+		lists := listsOf(s)
+		if len(lists) == 0 {
 			continue
 		}
 		if spaces[space] == nil {
-			spaces[space] = map[string]bool{}
+			spaces[space] = newRoom(quarter(limit))
 		}
-		if own := spaces[space]; len(own) < quarter(limit) {
-			own[listOf(s)] = true
-		}
-		if spaces[space][listOf(s)] && len(all) < limit {
-			all[listOf(s)] = true
+		if spaces[space].take(lists) {
+			all.take(lists)
 		}
 	}
-	return all
+	return all.has
 }
 
 // TestSourceListsAgainstOracle: after any history the services alone decide which lists the
 // node has. A list beyond the bound lets in nobody, at the addresses of its service and where
 // another service owns the address. Nothing else changes.
 func TestSourceListsAgainstOracle(t *testing.T) {
-	open, shut, elsewhere := 0, 0, 0
+	open, shut, elsewhere, two := 0, 0, 0, 0
 	seeds(t, 30, func(t *testing.T, rng *rand.Rand) {
 		limit := 1 + rng.IntN(12)
 		b, free := service.NewBuilder(gen.PlainNode()), service.NewBuilder(gen.PlainNode())
@@ -81,6 +110,15 @@ func TestSourceListsAgainstOracle(t *testing.T) {
 				s := ranged(fmt.Sprint("ns-", rng.IntN(1+limit%6)), fmt.Sprint("svc-", rng.IntN(8)), rng.IntN(12), rng.IntN(12))
 				if rng.IntN(8) == 0 {
 					s.LoadBalancerIPs = nil
+				}
+				if rng.IntN(3) == 0 {
+					s.Options.SourceRanges = sourceList(rng.IntN(12))
+				}
+				switch rng.IntN(4) {
+				case 0:
+					s.ExternalIPs = []netip.Addr{netip.MustParseAddr("198.51.100.8")}
+				case 1:
+					s.Ports[0].NodePort = uint16(30000 + rng.IntN(8))
 				}
 				if rng.IntN(5) == 0 {
 					b.Delete(s.Name)
@@ -95,7 +133,7 @@ func TestSourceListsAgainstOracle(t *testing.T) {
 			got, all := b.Snapshot(), free.Snapshot()
 			lists := sourceListOracle(set, limit)
 			closed := func(name service.Name) bool {
-				return takesList(set[name]) && !lists[fmt.Sprint(set[name].Sources.Ranges())]
+				return len(listsOf(set[name])) > 0 && !lists[fmt.Sprint(listsOf(set[name]))]
 			}
 			for name, s := range set {
 				served, why := got.Services.At(name), got.ClosedSources.At(name)
@@ -107,8 +145,13 @@ func TestSourceListsAgainstOracle(t *testing.T) {
 					continue
 				}
 				shut++
+				two += len(listsOf(s)) - 1
 				want := *s
-				want.Sources = service.NewSources(nil)
+				for _, sources := range []**service.Sources{&want.Sources, &want.Options.SourceRanges} {
+					if *sources != nil {
+						*sources = service.NewSources(nil)
+					}
+				}
 				// The ranges are of IPv4 alone, so IPv6 is closed in any case.
 				if diff := difference(&want, served, byValue); diff != "" || why == nil || why.Limit != limit {
 					t.Fatalf("%s is to let in nobody (%v):\n%s", name, why, diff)
@@ -134,8 +177,8 @@ func TestSourceListsAgainstOracle(t *testing.T) {
 		fresh.SetMaxSourceLists(limit)
 		sameAfresh(t, rng, b, fresh, set)
 	})
-	if open == 0 || shut == 0 || elsewhere == 0 {
-		t.Fatalf("%d open, %d shut, %d shut on another's address: nothing was tested", open, shut, elsewhere)
+	if open == 0 || shut == 0 || elsewhere == 0 || two == 0 {
+		t.Fatalf("%d open, %d shut, %d shut on another's address, %d shut with two lists: nothing was tested", open, shut, elsewhere, two)
 	}
 }
 

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"iter"
 	"net/netip"
@@ -10,8 +11,8 @@ import (
 	"nftproxy/model/treap"
 )
 
-// Sources are the ranges of client addresses that loadBalancerSourceRanges
-// lets in. It never changes.
+// Sources are the ranges of client addresses that loadBalancerSourceRanges or the
+// annotation source-ranges let in. It never changes.
 type Sources struct {
 	ranges []netip.Prefix
 	// v6 is where those of IPv6 begin.
@@ -93,6 +94,33 @@ func (s *Sources) Digest(family ip.Family) Digest {
 	return *s.digests.Of(family)
 }
 
+// And returns the sources that both let in. A nil receiver or argument lets in all.
+func (s *Sources) And(o *Sources) *Sources {
+	if s == nil || o == nil {
+		return cmp.Or(s, o)
+	}
+	var both []netip.Prefix
+	for a, b := s.ranges, o.ranges; len(a) > 0 && len(b) > 0; {
+		if a[0].Overlaps(b[0]) {
+			both = append(both, Smaller(a[0], b[0]))
+		}
+		if endsBefore(a[0], b[0]) {
+			a = a[1:]
+		} else {
+			b = b[1:]
+		}
+	}
+	return NewSources(both)
+}
+
+// endsBefore says of two prefixes of sorted lists which of them can overlap no later one of the other list.
+func endsBefore(a, b netip.Prefix) bool {
+	if a.Overlaps(b) {
+		return a.Bits() > b.Bits()
+	}
+	return a.Addr().Less(b.Addr())
+}
+
 // contains says whether one of the ranges contains the address.
 func (s *Sources) contains(a netip.Addr) bool {
 	after, _ := slices.BinarySearchFunc(s.ranges, a, func(r netip.Prefix, a netip.Addr) int {
@@ -125,8 +153,23 @@ type Firewall struct {
 	Addresses []netip.Addr
 }
 
-// Firewall returns the service's own firewall.
+// Firewall returns the service's own firewall of its load balancer's addresses. Others that have such an address and port
+// have it too.
 func (s *Service) Firewall() Firewall { return Firewall{s.Sources, s.LoadBalancerIPs} }
+
+// FirewallAt returns the firewall in front of one of the service's claims, and the service whose ranges it has: those of its
+// own, or of others where it has none. It returns false if every source may reach the claim.
+func (s *Service) FirewallAt(c Claim, others *Restrictions) (f Firewall, by Name, restricted bool) {
+	if own := s.Firewall(); own.Restricts(c) {
+		return own, s.Name, true
+	}
+	_, all := s.Options.SourceRanges.Of(ip.Of(c.Addr))
+	if !all && c.Protocol != 0 && (c.Addr.IsUnspecified() || slices.Contains(s.ExternalIPs, c.Addr)) {
+		return Firewall{Sources: s.Options.SourceRanges}, s.Name, true
+	}
+	other, found := others.On(c)
+	return other.Firewall, other.By, found
+}
 
 // Restricts reports whether the firewall refuses some source at the claim's address and port. It
 // never restricts a whole cluster IP or a node port.

@@ -86,6 +86,9 @@ type access struct {
 	learners, clusterRememberable, localRememberable string
 	// recent is the set of keys that had a new connection lately.
 	recent string
+	// restricted takes the place of verdicts for keys that only some sources may reach. The chain of
+	// the same name asks it.
+	restricted string
 	// chainPrefix begins the names of the shared chains.
 	chainPrefix string
 	// keepsPort says that endpoints have no port: the one that the packet asks for stays.
@@ -98,7 +101,8 @@ func byAddress() *access {
 		verdicts: services, endpoints: endpoints,
 		externalChain: externalLocal, clusterVerdicts: servicesCluster, localVerdicts: servicesLocal, localEndpoints: localEndpoints,
 		learners: affinityServices, clusterRememberable: affinityEndpoints, localRememberable: localAffinityEndpoints,
-		recent: recentServices,
+		recent:     recentServices,
+		restricted: servicesRestricted,
 	}
 }
 
@@ -112,6 +116,7 @@ func byNodePort() *access {
 		externalChain: nodePortExternalLocal, clusterVerdicts: nodePortsCluster, localVerdicts: nodePortsLocal, localEndpoints: nodePortLocalEndpoints,
 		learners: nodePortAffinityServices, clusterRememberable: nodePortAffinityEndpoints, localRememberable: nodePortLocalAffinityEndpoints,
 		recent:      recentNodePorts,
+		restricted:  nodePortsRestricted,
 		chainPrefix: nodePortPrefix,
 	}
 }
@@ -215,7 +220,7 @@ func sets(cfg *Config) treap.Map[string, *nft.Set] {
 		{Name: hairpin, Key: pair(), MinSize: minSize},
 		{Name: loadBalancerSources, Key: sourceKey(), MinSize: minSizeBehind},
 		{Name: nodePortAddresses, Key: daddr(), MinSize: minSizeBehind},
-		{Name: servicesRestricted, Key: addressKey(), Verdicts: true, MinSize: minSizeBehind},
+		byAddress().restrictedSet(),
 	}
 	list = append(list, refusalSets()...)
 	if cfg.AnswerPing {
@@ -260,9 +265,19 @@ func (c *Config) count(list []*nft.Set) {
 // set-up of each connection 0.9 % dearer.
 func fixedChains(cfg *Config) []*nft.Chain {
 	return append(refusalChains(cfg),
-		restrictedChain(),
+		byAddress().restrictedChain(),
 		layoutChain(),
 	)
+}
+
+// fixed says whether every program has the chain, or every one with ranges of ports.
+func fixed(chain string) bool {
+	switch chain {
+	case rangeExternalLocal, rangePrefix + refuse, rangePrefix + string(NoLocalEndpoints),
+		externalLocal, nodePortExternalLocal, refuse, nodePortPrefix + refuse, string(NoLocalEndpoints), nodePortPrefix + string(NoLocalEndpoints):
+		return true
+	}
+	return false
 }
 
 // preroutingChain sees what comes in. Where a node port has policy Local and no endpoint on this node, a rule refuses

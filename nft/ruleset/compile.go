@@ -194,9 +194,10 @@ type tableCompiler struct {
 	pods pods
 	// shared has the shared chains in use, by name.
 	shared map[string]*chainUse
-	// lists has the lists of source ranges in use, by name.
-	lists listUses
-	// rangeLists has the lists of port ranges in use, by name. ranged says that the table has what they share.
+	// lists has the lists of source ranges in use, and nodePortLists is the number of those in front of node ports.
+	lists         listUses
+	nodePortLists int
+	// rangeLists has the lists of port ranges in use. ranged says that the table has what they share.
 	rangeLists listUses
 	ranged     bool
 	// clientMaps counts the shared chains that refer to each map of clients.
@@ -239,7 +240,7 @@ func newTableCompiler(cfg Config, f nft.Family) *tableCompiler {
 		cfg: cfg, family: f, address: byAddress(), nodePort: byNodePort(), byRanges: byRange(), sets: sets(&cfg),
 		edits:  map[string]*nft.Part{},
 		shared: map[string]*chainUse{}, clientMaps: map[string]int{},
-		lists: listUses{}, rangeLists: listUses{},
+		lists: newListUses(), rangeLists: newListUses(),
 		learners: map[*access]int{}, identities: map[*access]int{},
 		local:  map[service.Name][]portOnNode{},
 		locals: map[netip.Addr]onNode{},
@@ -475,16 +476,6 @@ func (t *tableCompiler) countUser(name string, by int) {
 	if next, ok := u.chain.next(); ok {
 		t.countUser(next.name(), -1)
 	}
-}
-
-// fixed says whether every program has the chain, or every one with ranges of ports.
-func fixed(chain string) bool {
-	switch chain {
-	case rangeExternalLocal, rangePrefix + refuse, rangePrefix + string(NoLocalEndpoints),
-		externalLocal, nodePortExternalLocal, refuse, nodePortPrefix + refuse, string(NoLocalEndpoints), nodePortPrefix + string(NoLocalEndpoints):
-		return true
-	}
-	return false
 }
 
 // applyEdits applies the edits to the parts.

@@ -20,7 +20,7 @@ import (
 func lookups() [][]string {
 	return [][]string{
 		{"services"}, {"ping-addresses"}, {"port-ranges"}, {rangeLists}, {"range-services"}, {"cluster-ips"}, {"reachable-networks"}, {"node-port-addresses"}, {"node-ports"},
-		{sourceLists}, {"load-balancer-sources"}, {"services-restricted"},
+		{sourceLists}, {"load-balancer-sources"}, {"services-restricted", "node-ports-restricted"},
 		{"services-cluster", "services-local", "node-ports-cluster", "node-ports-local", "range-services-cluster", "range-services-local"},
 		{"endpoints", "local-endpoints", "node-port-endpoints", "node-port-local-endpoints", "range-endpoints", "range-local-endpoints"},
 		{againClusterIPs},
@@ -256,7 +256,7 @@ func (o *oracle) expected(p nft.Packet) ([]netip.AddrPort, expectation) {
 	if t == nil {
 		return nil, v
 	}
-	v.delicate = t.s.InternalPolicy == service.Local || t.s.ExternalPolicy == service.Local || o.restricting(t) != nil
+	v.delicate = t.s.InternalPolicy == service.Local || t.s.ExternalPolicy == service.Local || o.restricting(t) != nil || o.direct(t) != nil
 	lists := o.lists(t)
 	return append(lists[all], lists[own]...), v
 }

@@ -306,3 +306,23 @@ func (o *oracle) targets(v visit) []*target {
 	}
 	return all
 }
+
+// direct returns the ranges of the annotation source-ranges that count for a node port or an external IP; nil if everybody may
+// come.
+func (o *oracle) direct(t *target) []netip.Prefix {
+	everybody := func(r netip.Prefix) bool { return r.Bits() == 0 && r.Addr().Is6() == t.at.Addr().Is6() }
+	direct := t.s.Options.SourceRanges
+	if direct == nil || slices.ContainsFunc(direct.Ranges(), everybody) || !t.at.Addr().IsUnspecified() && !slices.Contains(t.s.ExternalIPs, t.at.Addr()) {
+		return nil
+	}
+	return append([]netip.Prefix{}, direct.Ranges()...)
+}
+
+// refusesOtherPod says that a node port without an endpoint on this node refuses the packet, of a pod of another node, before
+// source ranges count.
+func (o *oracle) refusesOtherPod(p nft.Packet, t *target) bool {
+	pod, _ := o.fromPod(p)
+	lists := o.lists(t)
+	return p.ToInput && pod && !o.podOfNode(p) && !o.local(p.Src.Addr()) && t.s.ExternalPolicy == service.Local &&
+		t.s.Options.ExternalFailover != service.FailoverCluster && len(lists[all]) > 0 && len(lists[own]) == 0
+}

@@ -1,6 +1,7 @@
 package ruleset_test
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -69,6 +70,9 @@ func (o *oracle) outcomes(p nft.Packet) []nft.Result {
 				o.saw("node port: loopback")
 			}
 			o.saw("node port: served")
+			if !o.refusesOtherPod(p, t) && o.keptOut(p.Src.Addr(), t) {
+				return []nft.Result{{Fate: nft.Dropped}}
+			}
 			return o.external(p, t)
 		}
 		o.saw("node port: other address")
@@ -116,7 +120,7 @@ func (o *oracle) answersPing(p nft.Packet) (by netip.Addr, answers bool) {
 			if !slices.Contains(s.ClusterIPs, dst) && s.ExternalPolicy == service.Local {
 				list = own
 			}
-			answers = answers || len(o.lists(t)[list]) > 0 && o.restricting(t) == nil
+			answers = answers || len(o.lists(t)[list]) > 0 && o.restricting(t) == nil && o.direct(t) == nil
 		}
 	}
 	switch {
@@ -139,6 +143,11 @@ func (o *oracle) answersPing(p nft.Packet) (by netip.Addr, answers bool) {
 // admitted too.
 func (o *oracle) keptOut(src netip.Addr, t *target) bool {
 	dst, by := t.at.Addr(), o.restricting(t)
+	if direct := o.direct(t); direct != nil && by != t.s {
+		in := slices.ContainsFunc(direct, func(r netip.Prefix) bool { return r.Contains(src) })
+		o.saw(fmt.Sprintf("sources of the annotation: node port %v, let in %v", dst.IsUnspecified(), in))
+		return !in
+	}
 	if by == nil {
 		return false
 	}

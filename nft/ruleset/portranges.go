@@ -57,6 +57,8 @@ func rangeListOf(r service.PortRanges) rangeList {
 
 func (l rangeList) id() string { return l.name }
 
+func (l rangeList) chainName() string { return l.name }
+
 // set declares the set of the ranges. Its key is one field, so the kernel keeps it in a tree. A list never changes: other ranges
 // are another list.
 func (l rangeList) set() *nft.Set {
@@ -92,7 +94,7 @@ func readRangeList(c *nft.Contents, name string) service.PortRanges {
 // setRanged adds what all ranges share if there are any, and removes it if there are none. It says whether it did one of
 // the two.
 func (t *tableCompiler) setRanged() bool {
-	if want := len(t.rangeLists) > 0; want == t.ranged {
+	if want := len(t.rangeLists.byChain) > 0; want == t.ranged {
 		return false
 	}
 	t.ranged = !t.ranged
@@ -123,7 +125,7 @@ func rangeSets(cfg *Config) []*nft.Set {
 		list = append(list, &nft.Set{Name: name, Key: join(a.key, nft.Index), Data: daddr(), MinSize: minSizeBehind})
 	}
 	for _, c := range []Cause{NoEndpoints, NoLocalEndpoints} {
-		list = append(list, &nft.Set{Name: a.refusalSet(c), Key: a.key, MinSize: minSizeBehind, Counter: true})
+		list = append(list, a.refusalSetOf(c))
 	}
 	cfg.count(list)
 	return list

@@ -129,11 +129,16 @@ func ClusterIPOwner(c *nft.Contents, a netip.Addr) string {
 // RestrictedBy names the Service whose source ranges restrict an address and port (the key of a frontend);
 // empty if no comment tells it.
 func RestrictedBy(c *nft.Contents, frontend nft.Value) string {
-	if set := c.Sets[servicesRestricted]; set != nil {
-		return NameInComment(set.Elements[frontend].Comment).Service
+	for _, a := range allAccess() {
+		if set := c.Sets[a.restricted]; set != nil && set.Elements[frontend].Comment != "" {
+			return NameInComment(set.Elements[frontend].Comment).Service
+		}
 	}
 	return ""
 }
+
+// SourceSet names the set of the ranges that a chain of source ranges lets in.
+func SourceSet(chain string) string { return strings.TrimPrefix(chain, nodePortPrefix) }
 
 // MeansNoEndpoints reports whether a frontend's verdict refuses because there is no endpoint on any
 // node.

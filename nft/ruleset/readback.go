@@ -28,7 +28,7 @@ import (
 //	external policy                    verdicts that lead to external-local, or accept
 //	session affinity, its time-out     names of the chains learn-...
 //	balance of new connections         names of the chains endpoints-N-by-...
-//	source ranges, and whose they are  sets source-ranges-..., comments in services-restricted
+//	source ranges, and whose they are  sets source-ranges-..., comments in services-restricted and node-ports-restricted
 //	conflicts (without the owner)      keys that the Service would have, and does not
 //	ServiceCIDRs                       rules of postrouting
 //	ranges of the node's own pods      rules of external-local
@@ -45,7 +45,7 @@ import (
 //	endpoint's weight                  its number of slots, if some endpoint has several; with hashes exact only
 //	                                   where all nodes' lists are one
 //	endpoint's hints                   this node, where the list of policy Cluster lacks local endpoints
-//	external IP or load balancer's     external IP, unless the Service has source ranges there
+//	external IP or load balancer's     external IP, unless the Service has source ranges there, and not as node ports
 //	cluster IP with all ports lost     unknownClusterIP
 //
 // Comments have 128 bytes at most (nft.MaxComment). Only a Service whose comments

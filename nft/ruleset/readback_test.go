@@ -44,7 +44,7 @@ func TestReadBack(t *testing.T) {
 		}
 		count(seen, got)
 	})
-	for _, what := range []string{"cluster IP", "external", "restricted", "node port", "conflict", "internal Local", "external Local", "affinity", "hints", "local endpoint", "balance", "weights", "ranges"} {
+	for _, what := range []string{"cluster IP", "external", "restricted", "node port", "conflict", "internal Local", "external Local", "affinity", "hints", "local endpoint", "balance", "weights", "ranges", "source ranges of node ports"} {
 		if seen[what] == 0 {
 			t.Errorf("no cluster had any %q", what)
 		}
@@ -268,8 +268,8 @@ func legible(p *nft.Program) string {
 					e.Verdict = nft.Verdict{Code: nft.Goto, Chain: "refuse"}
 				case e.Verdict.Chain == "range-no-local-endpoints":
 					e.Verdict = nft.Verdict{Code: nft.Goto, Chain: "range-refuse"}
-				case strings.HasPrefix(e.Verdict.Chain, "source-ranges-"):
-					e.Verdict.Chain = fmt.Sprint(admitted(table, e.Verdict.Chain, part, e.Key))
+				case strings.HasPrefix(ruleset.SourceSet(e.Verdict.Chain), "source-ranges-"):
+					e.Verdict.Chain = fmt.Sprint(admitted(table, ruleset.SourceSet(e.Verdict.Chain), part, e.Key))
 				}
 			}
 			elements = slices.DeleteFunc(elements, func(e nft.Element) bool {
@@ -279,8 +279,9 @@ func legible(p *nft.Program) string {
 			table.Parts = table.Parts.Set(name, nft.NewPart(elements, part.Pools))
 		}
 		for name := range table.Chains.All() {
-			if strings.HasPrefix(name, "source-ranges-") {
-				table.Chains, table.Sets, table.Parts = table.Chains.Delete(name), table.Sets.Delete(name), table.Parts.Delete(name)
+			if strings.HasPrefix(ruleset.SourceSet(name), "source-ranges-") {
+				set := ruleset.SourceSet(name)
+				table.Chains, table.Sets, table.Parts = table.Chains.Delete(name), table.Sets.Delete(set), table.Parts.Delete(set)
 			}
 		}
 	}
@@ -319,6 +320,7 @@ func count(seen map[string]int, s service.Snapshot) {
 		for what, is := range map[string]bool{
 			"internal Local": svc.InternalPolicy == service.Local, "external Local": svc.ExternalPolicy == service.Local,
 			"affinity": svc.AffinityTimeout > 0, "balance": svc.Options.Balance != service.ByRandom, "ranges": svc.Options.PortRanges != "",
+			"source ranges of node ports": svc.Options.SourceRanges != nil && slices.ContainsFunc(svc.Ports, func(p service.Port) bool { return p.NodePort != 0 }),
 		} {
 			if is {
 				seen[what]++

@@ -30,11 +30,11 @@ type servedFrontend struct {
 	alsoClusterIP bool
 
 	// restricted says that only sources may reach the frontend. sources includes the
-	// load balancer's own addresses; by is the comment that names the Service whose
+	// load balancer's own addresses, and list does not; by is the comment that names the Service whose
 	// firewall it is.
-	restricted bool
-	sources    *service.Sources
-	by         string
+	restricted    bool
+	sources, list *service.Sources
+	by            string
 	// external says that outsiders get the list local. All other clients get the list
 	// cluster; without external, outsiders get it too.
 	external       bool
@@ -117,9 +117,9 @@ func (r *frontendReader) read(element nft.Element) *servedFrontend {
 		f.port = key.port()
 	}
 	verdict := element.Verdict
-	if sources, restricted := r.sources[verdict.Chain]; restricted {
-		behind := r.element(servicesRestricted, element.Key)
-		f.restricted, f.sources, verdict = true, sources, behind.Verdict
+	if sources, restricted := r.sources[strings.TrimPrefix(verdict.Chain, r.chainPrefix)]; restricted {
+		behind := r.element(r.access.restricted, element.Key)
+		f.restricted, f.sources, f.list, verdict = true, sources, sources, behind.Verdict
 		f.by, _ = strings.CutPrefix(behind.Comment, alsoClusterIPOf)
 		if itself := r.itself[element.Key]; len(itself) > 0 {
 			f.sources = service.NewSources(append(itself, sources.Ranges()...))
@@ -281,7 +281,7 @@ func readListOf(list []netip.AddrPort) readList {
 	return readList{targets, slots}
 }
 
-// readSources returns the lists of ranges, by the name of their set and chain.
+// readSources returns the lists of ranges, by the name of their set.
 func readSources(c *nft.Contents, f nft.Family) map[string]*service.Sources {
 	sources := map[string]*service.Sources{}
 	for name, s := range c.Sets {

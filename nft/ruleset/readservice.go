@@ -104,7 +104,7 @@ func newServedPort(f *servedFrontend, text string) *servedPort {
 func (s *servedService) service(r *readback) *service.Service {
 	svc := &service.Service{Name: s.name}
 	s.setAddresses(svc)
-	s.setFirewall(svc)
+	s.setFirewall(svc, r.node)
 	for f := range s.frontends() {
 		svc.ExternalPolicy = svc.ExternalPolicy || service.TrafficPolicy(f.external || f.passed)
 		svc.Options.ExternalFailover = max(svc.Options.ExternalFailover, f.failover)
@@ -178,22 +178,31 @@ func unknownClusterIP(family ip.Family) netip.Addr {
 }
 
 // setFirewall makes the addresses load balancers' at which the Service's own source
-// ranges restrict all of its ports.
-func (s *servedService) setFirewall(svc *service.Service) {
+// ranges restrict all of its ports, unless they are the ranges of node ports and external IPs.
+func (s *servedService) setFirewall(svc *service.Service, node *service.Node) {
+	direct := s.directSources(svc, node)
 	otherwise, lists := map[netip.Addr]bool{}, map[*service.Sources]bool{}
+	balanced := func(f *servedFrontend) bool {
+		ranges := *direct.Of(f.family)
+		return f.restrictedByItself() && !f.isNodePort() && (ranges == nil || f.sources != f.list || !f.listIs(ranges))
+	}
 	for f := range s.frontends() {
-		if f.restrictedByItself() {
+		if balanced(f) {
 			lists[f.sources] = true
 		} else {
 			otherwise[f.addr] = true
 		}
 	}
 	for f := range s.frontends() {
-		if f.restrictedByItself() && !otherwise[f.addr] && !slices.Contains(svc.LoadBalancerIPs, f.addr) {
+		switch {
+		case balanced(f) && !otherwise[f.addr] && !slices.Contains(svc.LoadBalancerIPs, f.addr):
 			svc.LoadBalancerIPs = append(svc.LoadBalancerIPs, f.addr)
+		case f.restrictedByItself() && !f.isNodePort() && !balanced(f) && slices.Contains(svc.ClusterIPs, f.addr) && !slices.Contains(svc.ExternalIPs, f.addr):
+			svc.ExternalIPs = append(svc.ExternalIPs, f.addr)
 		}
 	}
-	if len(lists) == 0 {
+	svc.Options.SourceRanges = inBothFamilies(direct)
+	if len(lists) == 0 || len(svc.LoadBalancerIPs) == 0 {
 		return
 	}
 	var sources []netip.Prefix
@@ -204,6 +213,65 @@ func (s *servedService) setFirewall(svc *service.Service) {
 	svc.ExternalIPs = slices.DeleteFunc(svc.ExternalIPs, func(a netip.Addr) bool { return slices.Contains(svc.LoadBalancerIPs, a) })
 }
 
+// directSources returns the Service's own ranges for node ports and external IPs of each family, nil where they are open to
+// all. Node ports tell them. So does an address that may not reach itself where a load balancer's could. Without these, and with
+// two lists and no address that is open, it is the list which has all of the other: load balancers' addresses have what is in
+// both. One list alone may as well be the load balancers'.
+func (s *servedService) directSources(svc *service.Service, node *service.Node) (direct ip.PerFamily[*service.Sources]) {
+	var open, told ip.PerFamily[bool]
+	for f := range s.frontends() {
+		isTold, isOpen, list := told.Of(f.family), open.Of(f.family), direct.Of(f.family)
+		switch {
+		case f.isNodePort() || f.restrictedByItself() && f.unlikeBalancer(node):
+			*isTold, *isOpen, *list = true, !f.restricted, f.list
+		case *isTold, f.restricted && !f.restrictedByItself():
+		case !f.restricted:
+			*isOpen = *isOpen || !slices.Contains(svc.ClusterIPs, f.addr)
+		case *list == nil:
+			*list = f.list
+		case !f.listIs(*list) && f.list.And(*list).Digest(f.family) == (*list).Digest(f.family):
+			*list = f.list
+		}
+	}
+	for _, family := range ip.Families() {
+		list, two := direct.Of(family), false
+		for f := range s.frontends() {
+			two = two || f.family == family && *list != nil && f.restrictedByItself() && !f.listIs(*list)
+		}
+		if *open.Of(family) || !*told.Of(family) && !two {
+			*list = nil
+		}
+	}
+	return direct
+}
+
+// unlikeBalancer says that the address cannot reach itself, though a load balancer's address with these ranges could.
+func (f *servedFrontend) unlikeBalancer(node *service.Node) bool {
+	wall := service.Firewall{Sources: f.list, Addresses: []netip.Addr{f.addr}}
+	return node != nil && f.sources == f.list && len(wall.Itself(node, f.family)) > 0
+}
+
+// inBothFamilies joins the ranges of the families; nil stands for all sources.
+func inBothFamilies(of ip.PerFamily[*service.Sources]) *service.Sources {
+	if of == (ip.PerFamily[*service.Sources]{}) {
+		return nil
+	}
+	var ranges []netip.Prefix
+	for _, family := range ip.Families() {
+		if list := *of.Of(family); list != nil {
+			ranges = append(ranges, list.Ranges()...)
+		} else {
+			ranges = append(ranges, netip.PrefixFrom(family.Unspecified(), 0))
+		}
+	}
+	return service.NewSources(ranges)
+}
+
+// listIs says whether the frontend's list of ranges is this one.
+func (f *servedFrontend) listIs(s *service.Sources) bool {
+	return f.list.Digest(f.family) == s.Digest(f.family)
+}
+
 // restrictedByItself says whether the firewall is that of the frontend's Service.
 func (f *servedFrontend) restrictedByItself() bool { return f.restricted && f.by == f.comment }
 
@@ -211,7 +279,7 @@ func (f *servedFrontend) restrictedByItself() bool { return f.restricted && f.by
 func (s *servedService) restrictions(svc *service.Service) *service.Restrictions {
 	var list []service.Restriction
 	for f := range s.frontends() {
-		if f.restricted && !svc.Firewall().Restricts(f.claim()) {
+		if _, _, own := svc.FirewallAt(f.claim(), nil); f.restricted && !own {
 			list = append(list, service.Restriction{
 				Claim: f.claim(), By: service.Name(f.by),
 				Firewall: service.Firewall{Sources: f.sources, Addresses: []netip.Addr{f.addr}},

@@ -26,7 +26,8 @@ const (
 	// NoLocalEndpoints: the Service port has endpoints, but none on this node, and its traffic
 	// policy is Local.
 	NoLocalEndpoints Cause = "no-local-endpoints"
-	// OutsideSourceRanges: loadBalancerSourceRanges do not have the client's address.
+	// OutsideSourceRanges: the source ranges do not have the client's address. The chain for node ports is there where a
+	// node port has source ranges.
 	OutsideSourceRanges Cause = "outside-source-ranges"
 	// UnallocatedAddress: no Service has that address of a ServiceCIDR.
 	UnallocatedAddress Cause = "unallocated-address"
@@ -39,16 +40,30 @@ func Causes() []Cause {
 	return []Cause{NoEndpoints, UnknownPort, NoLocalEndpoints, OutsideSourceRanges, UnallocatedAddress, TooManyPings}
 }
 
+// causesOfServices are those that have a chain and a set of each access.
+func causesOfServices() []Cause { return []Cause{NoEndpoints, NoLocalEndpoints, OutsideSourceRanges} }
+
+// access has the ways to reach Services that a cause of causesOfServices may concern. A Service with source ranges has no
+// ranges of ports.
+func (c Cause) access() []*access {
+	if c == OutsideSourceRanges {
+		all := allAccess()
+		return all[:]
+	}
+	all := accessWithRanges()
+	return all[:]
+}
+
 // Drops reports whether the rules drop packets of the cause, rather than refuse them.
 func (c Cause) Drops() bool { return c != NoEndpoints && c != UnknownPort }
 
 // Chains returns the names of the cause's chains.
 func (c Cause) Chains() []string {
-	if c != NoEndpoints && c != NoLocalEndpoints {
+	if !slices.Contains(causesOfServices(), c) {
 		return []string{string(c)}
 	}
 	var chains []string
-	for _, a := range accessWithRanges() {
+	for _, a := range c.access() {
 		chains = append(chains, a.refusalChain(c))
 	}
 	return chains
@@ -58,7 +73,7 @@ func (c Cause) Chains() []string {
 // of that access.
 const refuse = "refuse"
 
-// refusalChain is the chain of NoEndpoints or NoLocalEndpoints for the access.
+// refusalChain is the access's chain of one of causesOfServices.
 func (a *access) refusalChain(c Cause) string {
 	if c == NoEndpoints {
 		return a.chainPrefix + refuse
@@ -74,9 +89,9 @@ func (a *access) refusalSet(c Cause) string { return a.chainPrefix + string(c) }
 // cause. An element belongs to the Service that the packets were for. UnknownPort,
 // UnallocatedAddress and TooManyPings have none.
 func RefusalSets() map[string]Cause {
-	sets := map[string]Cause{byAddress().refusalSet(OutsideSourceRanges): OutsideSourceRanges}
-	for _, a := range accessWithRanges() {
-		for _, c := range []Cause{NoEndpoints, NoLocalEndpoints} {
+	sets := map[string]Cause{}
+	for _, c := range causesOfServices() {
+		for _, a := range c.access() {
 			sets[a.refusalSet(c)] = c
 		}
 	}
@@ -100,17 +115,22 @@ func Promised(part *nft.Part) func(*nft.Element) bool {
 	}
 }
 
-// refusalSets declares the sets of all causes. Without counters they have no elements.
+// refusalSets declares the sets of all causes that are always there. Without counters they have no elements.
 func refusalSets() []*nft.Set {
 	var sets []*nft.Set
 	for _, a := range allAccess() {
-		for _, c := range []Cause{NoEndpoints, NoLocalEndpoints, OutsideSourceRanges} {
+		for _, c := range causesOfServices() {
 			if c != OutsideSourceRanges || a.verdicts == services {
-				sets = append(sets, &nft.Set{Name: a.refusalSet(c), Key: a.key, MinSize: minSizeBehind, Counter: true})
+				sets = append(sets, a.refusalSetOf(c))
 			}
 		}
 	}
 	return sets
+}
+
+// refusalSetOf declares the set of a cause.
+func (a *access) refusalSetOf(c Cause) *nft.Set {
+	return &nft.Set{Name: a.refusalSet(c), Key: a.key, MinSize: minSizeBehind, Counter: true}
 }
 
 // refusalChains are the chains of all causes. Where a Service has the packet, the first rule
@@ -143,7 +163,7 @@ func countingChains() []*nft.Chain {
 	chains := []*nft.Chain{
 		{Name: string(UnknownPort), Rules: rejectCounted()},
 		{Name: string(UnallocatedAddress), Rules: []nft.Rule{drop}},
-		{Name: string(OutsideSourceRanges), Rules: []nft.Rule{byAddress().refusalRule(OutsideSourceRanges), drop}},
+		byAddress().outsideChain(),
 	}
 	for _, a := range allAccess() {
 		chains = append(chains, a.refusalChains()...)
@@ -166,6 +186,11 @@ func rejectCounted() []nft.Rule {
 		RefuseTCP.rule(nft.MatchProto{Protocol: uint8(service.TCP)}, nft.Counter{}, nft.Reject{TCPReset: true}),
 		RefuseOthers.rule(nft.Counter{}, nft.Reject{}),
 	}
+}
+
+// outsideChain drops the packets of sources that are not in the ranges.
+func (a *access) outsideChain() *nft.Chain {
+	return &nft.Chain{Name: a.refusalChain(OutsideSourceRanges), Rules: []nft.Rule{a.refusalRule(OutsideSourceRanges), dropCounted()}}
 }
 
 // refusalRule has the Service's element count.

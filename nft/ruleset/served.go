@@ -201,8 +201,8 @@ func (f *servedFrontend) clientMaps() []ClientMap {
 // packet comes to them, each once.
 func (f *servedFrontend) chains() []string {
 	var chains []string
-	for _, set := range []string{portRanges, f.reader.verdicts, servicesRestricted, f.reader.localVerdicts, f.reader.clusterVerdicts, f.reader.learners} {
-		if set == servicesRestricted && !f.restricted || set == portRanges && f.ranges == "" {
+	for _, set := range []string{portRanges, f.reader.verdicts, f.reader.restricted, f.reader.localVerdicts, f.reader.clusterVerdicts, f.reader.learners} {
+		if set == f.reader.restricted && !f.restricted || set == portRanges && f.ranges == "" {
 			continue
 		}
 		if to := f.reader.element(set, f.key).Verdict.Chain; to != "" && !slices.Contains(chains, to) {
@@ -227,7 +227,7 @@ const (
 	DropChain ChainKind = "drop"
 	// ExternalLocalChain chooses one of the two lists of external policy Local.
 	ExternalLocalChain ChainKind = "external-local"
-	// SourceRangesChain lets in the sources of loadBalancerSourceRanges.
+	// SourceRangesChain lets in the sources of source ranges.
 	SourceRangesChain ChainKind = "source-ranges"
 	// EndpointsChain translates to one of a number of endpoints.
 	EndpointsChain ChainKind = "endpoints"
@@ -253,7 +253,7 @@ func KindOfChain(c *nft.Chain) ChainKind {
 		return DispatchChain
 	case externalLocal, nodePortExternalLocal, rangeExternalLocal:
 		return ExternalLocalChain
-	case servicesRestricted:
+	case servicesRestricted, nodePortsRestricted:
 		return SourceRangesChain
 	case checkUnallocated, checkUntranslated:
 		return DropChain
@@ -261,7 +261,7 @@ func KindOfChain(c *nft.Chain) ChainKind {
 		return RefuseChain
 	}
 	switch {
-	case strings.HasPrefix(c.Name, sourceRanges):
+	case strings.HasPrefix(strings.TrimPrefix(c.Name, nodePortPrefix), sourceRanges):
 		return SourceRangesChain
 	case strings.HasPrefix(c.Name, rangeListPrefix):
 		return RangesChain

@@ -82,15 +82,12 @@ func (c *serviceCompiler) compilePort(p *service.Port, l endpointLists) {
 			continue
 		}
 		f := frontend{access: access, verdicts: access.verdicts, at: claimValue(claim), comment: comment(c.beforeID(a) + c.svc.ID(p)), failover: c.svc.FailoverAt(claim)}
-		if own := c.svc.Firewall(); own.Restricts(claim) {
-			f = c.restrict(f, own, f.comment)
-		} else if other, found := c.restrictions.On(claim); found {
-			f = c.restrict(f, other.Firewall, comment(string(other.By)))
-		}
 		if c.ranged {
 			c.serveRanges(f, p)
+		} else {
+			f = c.behindFirewall(f, claim)
 		}
-		c.addPing(a, f.verdicts == servicesRestricted, l)
+		c.addPing(a, f.verdicts == f.restricted, l)
 		if slices.Contains(c.svc.ClusterIPs, a) {
 			c.serveInternal(f, l)
 		} else {
@@ -98,7 +95,8 @@ func (c *serviceCompiler) compilePort(p *service.Port, l endpointLists) {
 		}
 	}
 	if claim := service.NodePortClaim(c.family, p); p.NodePort != 0 && !c.conflicts.Has(claim) {
-		c.serveExternal(frontend{access: c.nodePort, verdicts: c.nodePort.verdicts, at: claimValue(claim), comment: comment(c.svc.ID(p)), failover: c.svc.FailoverAt(claim)}, l)
+		f := frontend{access: c.nodePort, verdicts: c.nodePort.verdicts, at: claimValue(claim), comment: comment(c.svc.ID(p)), failover: c.svc.FailoverAt(claim)}
+		c.serveExternal(c.behindFirewall(f, claim), l)
 	}
 }
 
@@ -118,7 +116,7 @@ type frontend struct {
 	// at is the frontend's key in the maps.
 	at      nft.Value
 	comment string
-	// by names the service whose firewall stands before servicesRestricted.
+	// by names the service whose firewall stands before it, if verdicts is restricted.
 	by string
 	// failover is for connections from outside if the node has no endpoint for them.
 	failover service.Failover
@@ -169,7 +167,7 @@ func (c *serviceCompiler) serveExternal(f frontend, l endpointLists) {
 // addVerdict adds the frontend's element in a map of verdicts.
 func (c *serviceCompiler) addVerdict(f frontend, vmap string, v nft.Verdict) {
 	text := f.comment
-	if vmap == servicesRestricted {
+	if vmap == f.restricted {
 		text = f.by
 	}
 	c.elements = append(c.elements, nft.Element{Set: vmap, Key: f.at, Verdict: v, Comment: text})

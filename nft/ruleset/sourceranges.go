@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	// sourceRanges begins the names of the chains that keep sources from load
-	// balancers' addresses. Each list of ranges has one chain, and a set of the same
-	// name, however many addresses, ports and services have that list.
+	// sourceRanges begins the names of the chains that keep sources from addresses, and behind the
+	// prefix of their access of those that keep sources from node ports. Each list of ranges has one such
+	// chain, and a set of the name without prefix, however many addresses, ports and services have that list.
 	sourceRanges = "source-ranges-"
 	// noRanges ends the name of the chain for a list without ranges.
 	noRanges = "none"
@@ -22,13 +22,17 @@ const (
 	// remembers which chains it has validated walks through the map once, not for each
 	// list. The comments name the service whose ranges they are.
 	servicesRestricted = "services-restricted"
+	// nodePortsRestricted does the same for node ports. It is there where a node port has source ranges.
+	nodePortsRestricted = "node-ports-restricted"
 	// loadBalancerSources has the load balancers' addresses that may reach themselves,
 	// beside the sources in the ranges.
 	loadBalancerSources = "load-balancer-sources"
 )
 
-// sourceList is a list of ranges, disjoint and sorted.
+// sourceList is a list of ranges, disjoint and sorted, in front of one access.
 type sourceList struct {
+	access *access
+	// name is that of the set.
 	name   string
 	ranges []netip.Prefix
 }
@@ -36,8 +40,8 @@ type sourceList struct {
 // sourceListOf returns the list of a firewall's ranges. The name is a hash of the ranges,
 // so equal lists are one. A tenant cannot make another list with the name of another
 // tenant's list (service.Digest).
-func sourceListOf(f service.Firewall, family ip.Family) sourceList {
-	l := sourceList{name: sourceRanges + noRanges}
+func sourceListOf(a *access, f service.Firewall, family ip.Family) sourceList {
+	l := sourceList{access: a, name: sourceRanges + noRanges}
 	if l.ranges, _ = f.Sources.Of(family); len(l.ranges) > 0 {
 		digest := f.Sources.Digest(family)
 		l.name = sourceRanges + strings.ToLower(base32.StdEncoding.EncodeToString(digest[:]))
@@ -46,6 +50,9 @@ func sourceListOf(f service.Firewall, family ip.Family) sourceList {
 }
 
 func (l sourceList) id() string { return l.name }
+
+// chainName names the list's chain.
+func (l sourceList) chainName() string { return l.access.chainPrefix + l.name }
 
 // set declares the set of the ranges. Its key is one field, so the kernel keeps it in
 // a tree. With address and port in the key each packet would cost linear time, and
@@ -57,12 +64,12 @@ func (l sourceList) set() *nft.Set {
 // chain lets in the sources that may reach an address. It stands before translation
 // and refusal, so that others cannot tell whether anything is behind it.
 func (l sourceList) chain() *nft.Chain {
-	restricted := nft.Verdict{Code: nft.Goto, Chain: servicesRestricted}
-	return &nft.Chain{Name: l.name, Rules: []nft.Rule{
-		AdmitSource.rule(nft.InSet{Key: nft.Fields{nft.Saddr}, Set: l.name}, restricted),
-		AdmitLoadBalancer.rule(nft.InSet{Key: sourceKey(), Set: loadBalancerSources}, restricted),
-		DropSource.rule(gotoChain(string(OutsideSourceRanges))),
-	}}
+	restricted := gotoChain(l.access.restricted)
+	rules := []nft.Rule{AdmitSource.rule(nft.InSet{Key: nft.Fields{nft.Saddr}, Set: l.name}, restricted)}
+	if l.access.restricted == servicesRestricted {
+		rules = append(rules, AdmitLoadBalancer.rule(nft.InSet{Key: sourceKey(), Set: loadBalancerSources}, restricted))
+	}
+	return &nft.Chain{Name: l.chainName(), Rules: append(rules, DropSource.rule(gotoChain(l.access.refusalChain(OutsideSourceRanges))))}
 }
 
 // part holds the ranges, which belong to no single service. Its name has no slash, like
@@ -81,11 +88,16 @@ func rangesPart(set string, ranges []netip.Prefix) *nft.Part {
 }
 
 // restrictedChain serves the sources that were let in.
-func restrictedChain() *nft.Chain {
-	return &nft.Chain{Name: servicesRestricted, Rules: []nft.Rule{
-		FindRestricted.rule(nft.VMap{Key: addressKey(), Map: servicesRestricted}),
+func (a *access) restrictedChain() *nft.Chain {
+	return &nft.Chain{Name: a.restricted, Rules: []nft.Rule{
+		FindRestricted.rule(nft.VMap{Key: a.key, Map: a.restricted}),
 		DropRestricted.rule(nft.Verdict{Code: nft.Drop}),
 	}}
+}
+
+// restrictedSet declares the map with the verdicts of restricted keys.
+func (a *access) restrictedSet() *nft.Set {
+	return &nft.Set{Name: a.restricted, Key: a.key, Verdicts: true, MinSize: minSizeBehind}
 }
 
 // restrict puts a firewall before a frontend; by names the firewall's service. It
@@ -93,55 +105,120 @@ func restrictedChain() *nft.Chain {
 // cluster IP or external IP, of this service or of another one. It is restricted all
 // the same: so it is in kube-proxy, whose firewall comes first.
 func (c *serviceCompiler) restrict(f frontend, wall service.Firewall, by string) frontend {
-	list := sourceListOf(wall, c.family)
-	if last := len(c.sourceLists) - 1; last < 0 || c.sourceLists[last].name != list.name {
+	list := sourceListOf(f.access, wall, c.family)
+	if last := len(c.sourceLists) - 1; last < 0 || c.sourceLists[last].chainName() != list.chainName() {
 		c.sourceLists = append(c.sourceLists, list)
 	}
-	c.addVerdict(f, f.verdicts, nft.Verdict{Code: nft.Goto, Chain: list.name})
+	c.addVerdict(f, f.verdicts, gotoChain(list.chainName()))
 	c.addRefusal(f, OutsideSourceRanges)
 	for _, a := range wall.Itself(c.node, c.family) {
 		c.elements = append(c.elements, nft.Element{Set: loadBalancerSources, Key: f.at + nft.Value(a.AsSlice())})
 	}
-	f.verdicts, f.by = servicesRestricted, by
+	f.verdicts, f.by = f.restricted, by
 	return f
 }
 
-// list is a list of source ranges or port ranges: a set with a chain that elements of Services lead to. Equal lists are one.
-type list interface {
-	id() string // of the set, the chain and the part
-	set() *nft.Set
-	chain() *nft.Chain
-	part() *nft.Part
+// behindFirewall puts the firewall of the claim, if it has one, before the frontend.
+func (c *serviceCompiler) behindFirewall(f frontend, claim service.Claim) frontend {
+	wall, by, restricted := c.svc.FirewallAt(claim, c.restrictions)
+	switch {
+	case !restricted:
+		return f
+	case by == c.svc.Name:
+		return c.restrict(f, wall, f.comment)
+	}
+	return c.restrict(f, wall, comment(string(by)))
 }
 
-// listUses has the number of elements that lead to each list's chain.
-type listUses map[string]int
+// list is a list of source ranges or port ranges: a set with chains that elements of Services lead to. Equal lists share the
+// set.
+type list interface {
+	id() string // of the set and the part
+	set() *nft.Set
+	part() *nft.Part
+	chainName() string
+	chain() *nft.Chain
+}
 
-// addLists adds set, chain and part of each list that the program does not have yet.
+// listUse is a list in front of one access.
+type listUse struct {
+	list
+	// elements is the number of elements that lead to its chain.
+	elements int
+}
+
+// listUses has the lists in use.
+type listUses struct {
+	// byChain has them by the name of their chain.
+	byChain map[string]*listUse
+	// chains is the number of chains of each set.
+	chains map[string]int
+}
+
+func newListUses() listUses {
+	return listUses{byChain: map[string]*listUse{}, chains: map[string]int{}}
+}
+
+// addLists adds what the program does not have yet of each list: its chain, and set and part.
 func addLists[L list](t *tableCompiler, uses listUses, lists []L) {
 	for _, l := range lists {
-		name := l.id()
-		if _, there := uses[name]; !there {
-			uses[name] = 0
-			t.sets = t.sets.Set(name, l.set())
-			t.chains = t.chains.Set(name, l.chain())
-			t.edits[name] = l.part()
+		name := l.chainName()
+		if uses.byChain[name] != nil {
+			continue
 		}
+		uses.byChain[name] = &listUse{list: l}
+		t.chains = t.chains.Set(name, l.chain())
+		if uses.chains[l.id()]++; uses.chains[l.id()] == 1 {
+			t.sets = t.sets.Set(l.id(), l.set())
+			t.edits[l.id()] = l.part()
+		}
+		t.countNodePortList(l, 1)
 	}
 }
 
 // countList counts elements that lead to a chain, and says whether it is that of a list. A list leaves the program with
 // its last element.
 func (t *tableCompiler) countList(uses listUses, chain string, by int) bool {
-	n, there := uses[chain]
-	if !there {
+	u := uses.byChain[chain]
+	if u == nil {
 		return false
 	}
-	if uses[chain] = n + by; n+by == 0 {
-		delete(uses, chain)
-		t.sets = t.sets.Delete(chain)
-		t.chains = t.chains.Delete(chain)
-		t.edits[chain] = nil
+	if u.elements += by; u.elements > 0 {
+		return true
 	}
+	delete(uses.byChain, chain)
+	t.chains = t.chains.Delete(chain)
+	if uses.chains[u.id()]--; uses.chains[u.id()] == 0 {
+		delete(uses.chains, u.id())
+		t.sets = t.sets.Delete(u.id())
+		t.edits[u.id()] = nil
+	}
+	t.countNodePortList(u.list, -1)
 	return true
+}
+
+// countNodePortList counts the list if it is in front of node ports. With the first one come the chains and sets of all, and
+// with the last one they go.
+func (t *tableCompiler) countNodePortList(l list, by int) {
+	a := t.nodePort
+	if s, ok := l.(sourceList); !ok || s.access != a {
+		return
+	}
+	before := t.nodePortLists
+	t.nodePortLists += by
+	switch {
+	case before == 0:
+		sets := []*nft.Set{a.restrictedSet(), a.refusalSetOf(OutsideSourceRanges)}
+		t.cfg.count(sets)
+		for _, set := range sets {
+			t.sets = t.sets.Set(set.Name, set)
+		}
+		for _, chain := range []*nft.Chain{a.restrictedChain(), a.outsideChain()} {
+			t.cfg.uncount(chain)
+			t.chains = t.chains.Set(chain.Name, chain)
+		}
+	case t.nodePortLists == 0:
+		t.sets = t.sets.Delete(a.restricted).Delete(a.refusalSet(OutsideSourceRanges))
+		t.chains = t.chains.Delete(a.restricted).Delete(a.refusalChain(OutsideSourceRanges))
+	}
 }

@@ -18,7 +18,7 @@ func mutateRarely(rng *rand.Rand, s *service.Service, o Options) bool {
 		if rng.IntN(2) == 0 {
 			s.LoadBalancerIPs = loadBalancerIPs(rng, s, o)
 		} else {
-			s.Sources = sources(rng)
+			s.Sources = sources(rng).And(s.Options.SourceRanges)
 		}
 		return true
 	case o.Affinity && rng.IntN(6) == 0:
@@ -26,6 +26,7 @@ func mutateRarely(rng *rand.Rand, s *service.Service, o Options) bool {
 		return true
 	case o.Annotations && rng.IntN(6) == 0:
 		s.Options = options(rng, s)
+		s.Sources = s.Sources.And(s.Options.SourceRanges)
 		return true
 	}
 	return false

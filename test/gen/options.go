@@ -36,6 +36,7 @@ func optionValues() [][]string {
 		{"eject", "off", "report", "on"},
 		{"external-failover", "drop", "pass", "cluster"},
 		{"port-ranges", "80-82/TCP,79-85/UDP", "1-65535/TCP", "81/UDP,83-84/UDP", "30000-30002/TCP,80-90/SCTP", "2-81/UDP,1-65535/SCTP"},
+		{"source-ranges", "none", "0.0.0.0/0", "192.168.0.0/16,2001:db8::/64", "192.168.0.0/24,10.0.0.0/29,::/0", "192.168.0.2/32,2001:db8::2/128", "10.0.0.0/8,203.0.113.0/25,fd00:1::/64"},
 	}
 }
 

@@ -128,6 +128,7 @@ func NamedService(rng *rand.Rand, name service.Name, opts Options) *service.Serv
 	}
 	if o.Annotations && rng.IntN(3) == 0 {
 		s.Options = options(rng, s)
+		s.Sources = s.Sources.And(s.Options.SourceRanges)
 	}
 	s.SetRangePorts()
 	return s

@@ -38,6 +38,10 @@ func TestVariety(t *testing.T) {
 		{"external-failover: pass", true, func(s *service.Service) bool { return s.Options.ExternalFailover == service.FailoverPass }},
 		{"port-ranges", true, func(s *service.Service) bool { return len(s.Ports) > 0 && s.Ports[len(s.Ports)-1].IsRange() }},
 		{"external-failover: cluster", true, func(s *service.Service) bool { return s.Options.ExternalFailover == service.FailoverCluster }},
+		{"source-ranges", true, func(s *service.Service) bool { return len(s.Options.SourceRanges.Ranges()) > 0 }},
+		{"source-ranges: none", true, func(s *service.Service) bool {
+			return s.Options.SourceRanges != nil && len(s.Options.SourceRanges.Ranges()) == 0
+		}},
 	}
 	for _, opts := range []gen.Options{{}, gen.Everything()} {
 		changes := gen.Changes(rand.New(rand.NewPCG(1, 1)), 2000, opts)
