@@ -382,3 +382,27 @@ func TestCutSparesTheLiving(t *testing.T) {
 		}
 	}
 }
+
+// TestLaterKeepByRanges: the same where the port has moved to ranges meanwhile.
+func TestLaterKeepByRanges(t *testing.T) {
+	x, t0 := NewIndex(Options{}), time.Unix(1_800_000_000, 0)
+	f := dnated(service.TCP, "10.0.0.9", "10.96.0.1:8080", "10.0.0.1:8080", SeenReply|Assured)
+	shop := func(option, ports string) service.Snapshot {
+		return parse(t, noShop+"service default/shop created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.1\n  option departed-connections "+option+"\n"+ports)
+	}
+	x.Advance(t0)
+	x.Update(shop("cut-after=1h", "  port http tcp 8080\n    endpoint 10.0.0.1:8080 n1 ready serving\n"))
+	x.Update(shop("cut-after=1h", "  port web tcp 80\n    endpoint 10.0.0.1:8080 n1 ready serving\n  port ranges tcp ranges=8000-9000\n    endpoint 10.0.0.1:0 n1 ready serving\n"))
+	x.Advance(t0.Add(20 * time.Minute))
+	x.Update(shop("keep", "  port web tcp 80\n  port ranges tcp ranges=8000-9000\n"))
+	for m := 21; m < 90; m++ {
+		x.Advance(t0.Add(time.Duration(m) * time.Minute))
+		if m%5 == 0 {
+			x.Forget(x.Epoch())
+			x.Update(shop("keep", "  port web tcp 80\n  port ranges tcp ranges=8000-9000\n"))
+		}
+		if _, stale := x.Stale(f); stale {
+			t.Fatalf("stale after %d min", m)
+		}
+	}
+}

@@ -2,7 +2,6 @@ package conntrack
 
 import (
 	"net/netip"
-	"slices"
 	"time"
 
 	"nftproxy/model/service"
@@ -36,6 +35,8 @@ type departed struct {
 	// anything is the epoch until which any address counts as a former endpoint of each
 	// Service; 0 for none.
 	anything uint64
+	// timedAt counts the departures that are to be cut later, by address and protocol.
+	timedAt map[service.Claim]int
 	// now is the time that Index.Advance was told last.
 	now time.Time
 	// timed has what is cut later, the next first.
@@ -79,6 +80,12 @@ func (d *departed) remember(c service.Claim, one departure) {
 	}
 	if in := d.byEndpoint[c]; in != nil {
 		in.add(len(d.from[c]), &one)
+	}
+	if !one.cut.at.IsZero() {
+		if d.timedAt == nil {
+			d.timedAt = map[service.Claim]int{}
+		}
+		d.timedAt[c.Range()]++
 	}
 	d.from[c] = append(d.from[c], one)
 	d.order = append(d.order, ordered{c, d.epoch, one.endpoints.Len()})
@@ -181,19 +188,26 @@ func (d *departed) pending(one *departure) bool {
 	return !at.IsZero() && d.now.Before(at.Add(formerFor))
 }
 
-// overrules says that an endpoint has an earlier departure from the claim which is pending.
+// overrules says that an endpoint may have an earlier departure which is pending, from the claim or, of ports that moved between
+// the two, from ranges or a port of the address.
 func (d *departed) overrules(c service.Claim, later *departure) bool {
-	return slices.ContainsFunc(d.from[c], func(one departure) bool {
-		if one.epoch >= later.epoch || !d.pending(&one) {
-			return false
-		}
-		for e := range later.endpoints.All() {
-			if one.endpoints.Find(e) != nil {
-				return true
+	if d.timedAt[c.Range()] == 0 || c.IsRange() {
+		return d.timedAt[c.Range()] > 0
+	}
+	for _, at := range [2]service.Claim{c, c.Range()} {
+		for i := range d.from[at] {
+			one := &d.from[at][i]
+			if one.epoch >= later.epoch || !d.pending(one) {
+				continue
+			}
+			for e := range later.endpoints.All() {
+				if one.has(e.Addr.Port(), e.Addr) || one.ranges != "" && one.has(c.Port, netip.AddrPortFrom(e.Addr.Addr(), c.Port)) {
+					return true
+				}
 			}
 		}
-		return false
-	})
+	}
+	return false
 }
 
 // dropped is a departure that was forgotten.
@@ -218,6 +232,11 @@ func (d *departed) forgetFirst() (gone departure) {
 	gone = d.from[first.claim][0]
 	d.order, d.kept, d.keptEndpoints = d.order[1:], d.kept-1, d.keptEndpoints-first.endpoints
 	delete(d.byEndpoint, first.claim) // all others have moved
+	if at := first.claim.Range(); !gone.cut.at.IsZero() {
+		if d.timedAt[at]--; d.timedAt[at] == 0 {
+			delete(d.timedAt, at)
+		}
+	}
 	if list := d.from[first.claim]; len(list) == 1 {
 		delete(d.from, first.claim)
 	} else {
