@@ -3,7 +3,7 @@
 //
 // It changes no rules and no snapshot: Config.Set takes the result. It opens TCP connections to endpoints of Services and
 // sends no byte over them. It looks through connection tracking at a bounded cost, which a large table makes rarer, not
-// dearer.
+// more expensive.
 package eject
 
 import (

@@ -262,7 +262,7 @@ func (c *Config) count(list []*nft.Set) {
 
 // fixedChains are the chains that are the same in every program. The base chains
 // look for the address themselves: a jump to a chain that does so would make the
-// set-up of each connection 0.9 % dearer.
+// set-up of each connection 0.9 % slower.
 func fixedChains(cfg *Config) []*nft.Chain {
 	return append(refusalChains(cfg),
 		byAddress().restrictedChain(),
@@ -332,7 +332,7 @@ func outputChain(cfg *Config, f ip.Family, node *service.Node) *nft.Chain {
 }
 
 // leaving says which rules the chains need that see connections last. Each rule
-// there makes the set-up of every connection 0.6 % dearer or more, so the chains
+// there makes the set-up of every connection 0.6 % slower or more, so the chains
 // have no rule that no service needs.
 type leaving struct {
 	// learning has the access ways by which clients reach services with session

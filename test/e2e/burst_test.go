@@ -243,7 +243,7 @@ func (b *burst) burst(d disturbance) burstCost {
 	return cost
 }
 
-// count counts the syncs of a log. One that mended what others had changed has a line before it that says so.
+// count counts the syncs of a log. One that repaired what others had changed has a line before it that says so.
 func (c *burstCost) count(lines []line) {
 	repaired := false
 	for _, l := range lines {
