@@ -13,6 +13,7 @@ import (
 	"nftproxy/look/verify"
 	"nftproxy/model/service"
 	"nftproxy/nft"
+	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
 	"nftproxy/node/hostaddr"
 	"nftproxy/watch"
@@ -86,7 +87,8 @@ func (w *world) awaitTables(began time.Time) error {
 	}
 }
 
-// differences compares the tables with a fresh compile.
+// differences compares the tables with a fresh compile, and then looks for clients that are remembered for an endpoint that
+// their Service no longer uses: the rules send them there until the sweep after the transaction.
 func (w *world) differences() (string, error) {
 	if w.apiUp {
 		if err := w.list(); err != nil {
@@ -103,13 +105,28 @@ func (w *world) differences() (string, error) {
 	}
 	found := verify.Compare(want, have)
 	if found.Len() == 0 {
-		return "", nil
+		return w.remembered(want)
 	}
 	var text strings.Builder
 	const most = 20
 	report := found.Report(most)
 	err = report.WriteText(&text)
 	return text.String(), err
+}
+
+// remembered names the maps that remember clients for endpoints that the program does not use.
+func (w *world) remembered(want *nft.Program) (string, error) {
+	var text strings.Builder
+	for _, m := range ruleset.AffinityMaps(want) {
+		entries, err := w.conn.Learned(m.Table, m.Set)
+		if err != nil {
+			return "", err
+		}
+		if i := slices.IndexFunc(entries, func(e kernel.Entry) bool { return !m.Keep(e.Key, e.Data) }); i >= 0 {
+			fmt.Fprintf(&text, "%s remembers client %s for an endpoint that has gone\n", m.Name.Map, m.Set.Key.Format(m.Name.Family, entries[i].Key))
+		}
+	}
+	return text.String(), nil
 }
 
 // want is the program that should be in the kernel.
