@@ -150,7 +150,6 @@ func (o *oracle) stale(f *conntrack.Flow) conntrack.Reason {
 	case !dnat:
 		return o.missed(f, a)
 	}
-	replied := f.Status&conntrack.SeenReply != 0
 	if a == nil {
 		if o.gone(f) {
 			return conntrack.ServiceGone
@@ -161,7 +160,16 @@ func (o *oracle) stale(f *conntrack.Flow) conntrack.Reason {
 	switch {
 	case e == nil && o.gone(f), e != nil && unserved(a.s, f, e):
 		return conntrack.EndpointGone
-	case e == nil || replied:
+	case e == nil:
+		return ""
+	}
+	return o.forbidden(f, a, e)
+}
+
+// forbidden says why an unanswered flow may not be at the endpoint.
+func (o *oracle) forbidden(f *conntrack.Flow, a *ask, e *service.Endpoint) conntrack.Reason {
+	switch {
+	case f.Status&conntrack.SeenReply != 0:
 		return ""
 	case !o.admitted(f, a):
 		return conntrack.ForbiddenSource
@@ -186,7 +194,7 @@ func (o *oracle) missed(f *conntrack.Flow, a *ask) conntrack.Reason {
 		if unserved(a.s, f, find(a.p, f, dst)) {
 			return conntrack.EndpointGone
 		}
-		return ""
+		return o.forbidden(f, a, find(a.p, f, dst))
 	case a != nil && o.passes(f, a):
 		return ""
 	case a != nil && a.nodePort:

@@ -24,7 +24,8 @@ const (
 	NodePort Reason = "node port"
 )
 
-// The reasons why a translated entry is stale: the rules would not lead the flow there any more.
+// The reasons why a translated entry is stale: the rules would not lead the flow there any more. The translation may have
+// kept the flow's destination.
 const (
 	// EndpointGone: the flow leads to a former endpoint of its Service, or to an endpoint that does
 	// not serve.
@@ -77,7 +78,7 @@ func (x *Index) missed(f *Flow) Reason {
 		if e := o.endpoint(f, dst); e != nil && unserved(o.service, f, e) {
 			return EndpointGone
 		} else if e != nil {
-			return ""
+			return x.forbidden(&o, f, e)
 		}
 	}
 	switch {
@@ -125,11 +126,18 @@ func (x *Index) misled(f *Flow) Reason {
 		return "" // Another program's rules lead there.
 	case unserved(o.service, f, e):
 		return EndpointGone
+	}
+	return x.forbidden(&o, f, e)
+}
+
+// forbidden says why the rules would keep the flow's client from the endpoint now. An empty reason means that they would not.
+func (x *Index) forbidden(o *owner, f *Flow, e *service.Endpoint) Reason {
+	switch {
 	case f.Status&SeenReply != 0:
 		return "" // It is answered: it works, and stays.
 	case !x.admits(o.service, o.claim(f), f.Original.Src.Addr()):
 		return ForbiddenSource
-	case x.elsewhere(&o, f, e):
+	case x.elsewhere(o, f, e):
 		return ForbiddenPolicy
 	}
 	return ""

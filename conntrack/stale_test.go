@@ -278,6 +278,66 @@ func TestStaleEstablishedIdentity(t *testing.T) {
 	}
 }
 
+// An unanswered flow whose translation kept its destination, such as datagrams to a log server on the host network, ends
+// where source ranges or a traffic policy keep its client out now, as others do.
+func TestStaleForbiddenIdentity(t *testing.T) {
+	const direct = `
+service default/direct created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.5
+  external-ip 203.0.113.9
+  option source-ranges 198.51.100.0/28
+  port log udp 514 node-port 30514
+    endpoint 203.0.113.9:514 n2 ready serving
+    endpoint 192.168.0.2:30514 n1 ready serving
+`
+	local := strings.Replace(dnatedCluster, "    endpoint 10.0.0.5:53 n2 ready serving\nservice default/restricted", "    endpoint 203.0.113.6:53 n2 ready serving\nservice default/restricted", 1)
+	restricted := strings.Replace(local, "    endpoint 10.0.0.1:53 n1 ready serving\nservice default/younger", "    endpoint 203.0.113.8:53 n1 ready serving\nservice default/younger", 1)
+	x := NewIndex(Options{Pod: podRange})
+	x.Update(parse(t, restricted+direct[1:]))
+	for dst, want := range map[string]Reason{
+		"203.0.113.8:53": ForbiddenSource, "203.0.113.9:514": ForbiddenSource, "192.168.0.2:30514": ForbiddenSource, "203.0.113.6:53": ForbiddenPolicy,
+	} {
+		for _, c := range []struct {
+			name, src string
+			status    Status
+			want      Reason
+		}{
+			{"outside", "198.51.100.77", 0, want},
+			{"answered", "198.51.100.77", SeenReply, ""},
+			{"in the ranges", "198.51.100.7", 0, map[Reason]Reason{ForbiddenPolicy: ForbiddenPolicy}[want]},
+		} {
+			flow := dnated(service.UDP, c.src, dst, dst, c.status)
+			flow.Status &^= DstNAT
+			if got, _ := x.Stale(flow); got != c.want {
+				t.Errorf("%s, %s: %q, want %q", dst, c.name, got, c.want)
+			}
+		}
+	}
+}
+
+// An address that becomes an external IP, too, is restricted from then on by the annotation source-ranges.
+func TestScopeOfExternalIP(t *testing.T) {
+	const cluster = `
+node n1
+service default/direct created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.5
+  option source-ranges 198.51.100.0/28
+  port log udp 514
+    endpoint 10.0.0.1:514 n1 ready serving
+`
+	x := NewIndex(Options{})
+	b := service.NewBuilder(service.Node{})
+	x.Update(become(b, parse(t, cluster)))
+	flow := dnated(service.UDP, "198.51.100.77", "10.96.0.5:514", "10.0.0.1:514", 0)
+	if got, _ := x.Stale(flow); got != "" {
+		t.Errorf("as cluster IP: %q", got)
+	}
+	scope := x.Update(become(b, parse(t, replace("  option", "  external-ip 10.96.0.5\n  option")(cluster))))
+	if got, _ := x.Stale(flow); got != ForbiddenSource || !scope.Selects(&flow) {
+		t.Errorf("as external IP: %q, in the scope %t", got, scope.Selects(&flow))
+	}
+}
+
 // The index knows the flows of a former Service until it forgets the endpoints. DNATs of
 // other programs to the same address are never stale.
 func TestStaleServiceGone(t *testing.T) {

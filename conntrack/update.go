@@ -256,6 +256,7 @@ func narrowed(before, after *service.Service) bool {
 		before.Options.ExternalFailover != after.Options.ExternalFailover ||
 		before.Options.UDPHandling > after.Options.UDPHandling ||
 		!before.Sources.Equal(after.Sources) || !before.Options.SourceRanges.Equal(after.Options.SourceRanges) ||
+		after.Options.SourceRanges != nil && !slices.Equal(before.ExternalIPs, after.ExternalIPs) ||
 		!slices.Equal(before.LoadBalancerIPs, after.LoadBalancerIPs) || !slices.Equal(before.ClusterIPs, after.ClusterIPs)
 }
 
