@@ -54,6 +54,7 @@ func TestFastPath(t *testing.T) {
 		rounds, bytes, packets = 1, 4<<20, 2000
 	}
 	w := newWorld(t)
+	w.needFlowtables()
 	for _, traffic := range []struct {
 		name string
 		send func()

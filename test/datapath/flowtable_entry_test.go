@@ -48,14 +48,20 @@ func (c client) ask(datagrams int, want uint16) {
 	}
 }
 
-// entry is the client's one entry, which has to be on the fast path.
-func (c client) entry() conntrack.Flow {
+// flows are the entries of connections to the Service.
+func (c client) flows(p service.Protocol) (flows []conntrack.Flow) {
 	c.Helper()
-	var flows []conntrack.Flow
-	c.must(c.table.Flows(c.Context(), conntrack.Filter{Protocol: service.UDP, Dst: c.clusterIP.Addr()}, func(f conntrack.Flow) error {
+	c.must(c.table.Flows(c.Context(), conntrack.Filter{Protocol: p, Dst: c.clusterIP.Addr()}, func(f conntrack.Flow) error {
 		flows = append(flows, f)
 		return nil
 	}))
+	return flows
+}
+
+// entry is the client's one entry, which has to be on the fast path.
+func (c client) entry() conntrack.Flow {
+	c.Helper()
+	flows := c.flows(service.UDP)
 	if len(flows) != 1 || flows[0].Status&offload == 0 {
 		c.Fatalf("flows %+v, want one on the fast path", flows)
 	}
@@ -84,6 +90,7 @@ func (c client) accounted() int {
 // clean-up of conntrack entries would need nothing more.
 func TestRemovedEntry(t *testing.T) {
 	w := newWorld(t)
+	w.needFlowtables()
 	w.takeFastPath()
 	c := newClient(w)
 	c.ask(10, port)
@@ -103,6 +110,7 @@ func TestRemovedEntry(t *testing.T) {
 func TestHiddenTraffic(t *testing.T) {
 	const datagrams = 100
 	w := newWorld(t)
+	w.needFlowtables()
 	w.must(w.Node.Sysctl("net.netfilter.nf_conntrack_acct", "1"))
 	w.takeFastPath()
 	w.must(w.nft.Load(w.Node, seen))

@@ -1,6 +1,6 @@
 // Package datapath sends traffic through the rules and the kernel in ways that the scenarios do not have: associations of the
-// kernel's own SCTP, and connections through the kernel's flowtable, a way that nftproxy does not take (docs/kernels.md has
-// the figures, and the command that runs these tests on a kernel that has flowtables).
+// kernel's own SCTP, and two ways that nftproxy does not take: connections through the kernel's flowtable (docs/kernels.md has
+// the figures, and the command that runs these tests on a kernel that has flowtables), and objects of time-outs (docs/choices.md).
 //
 // The tests are skipped where the kernel lacks what they need.
 package datapath
@@ -46,7 +46,6 @@ const (
 
 func newWorld(t *testing.T) *world {
 	w := &world{T: t, Topology: testnet.NewForTest(t, testnet.Config{}), nft: nftcmd.ForTest(t), clusterIP: netip.MustParseAddrPort("10.96.0.1:80")}
-	w.needFlowtables()
 	var err error
 	w.client, err = w.AddPod("client")
 	w.must(err)
