@@ -17,11 +17,16 @@ type update struct {
 // total is the time until the log says that the kernel has it.
 func (u update) total() time.Duration { return u.at.Sub(u.start) }
 
-// change lists the endpoints in the manifest and waits until the kernel has
-// them.
+// change lists the endpoints of default/web in the manifest and waits until the kernel
+// has them.
 func (w *world) change(ctx context.Context, what string, endpoints []endpoint) error {
+	return w.replaceManifest(ctx, what, endpointsFile, state{endpoints: endpoints})
+}
+
+// replaceManifest replaces one manifest and waits until the kernel has what it asks for.
+func (w *world) replaceManifest(ctx context.Context, what, file string, s state) error {
 	start := time.Now()
-	if err := writeManifest(w.config.manifests, w.dir, endpointsFile, state{nodeAddrs: w.net.NodeAddrs, endpoints: endpoints}); err != nil {
+	if err := writeManifest(w.config.manifests, w.dir, file, s); err != nil {
 		return err
 	}
 	report, err := w.awaitWrite(ctx, start)

@@ -257,6 +257,10 @@ func TestDemo(t *testing.T) {
 				`(?m)^ +172\.30\.0\.10 \. tcp \. 80 \. 0 : 10\.244\.0\.16 \. 8080,$`,
 				`(?m)^     scale 3 -> 5 +\d+( +\d+(\.\d+)?){5}$`,
 				`(?m)^     restart +0 `,
+				`(?m)^     v1 █+.? 1[78]\d\d\n     v2 █+.? +\d\d\d$`,
+				`(?m)^     v1 +0\n     v2 █+.? 500\n     A connection to v1 that was open before lived through it: 3 echoes\.$`,
+				`(?m)^     cart-2 █+.? +\d+ +cart-2 +0$`,
+				`When cart-2 was lost, its \d+ clients moved, and \d+ of the other \d+\.`,
 				`(?m)^All as it should be: \d+ checks in \d+\.\d s\.`,
 			} {
 				if !regexp.MustCompile(want).Match(r.output.Bytes()) {
@@ -395,6 +399,19 @@ func TestWrongManifests(t *testing.T) {
 			"another node port", "web.yaml",
 			[]string{"protocol: TCP, port: ${PORT}, targetPort: ${POD_PORT}, nodePort: ${NODE_PORT}", "protocol: TCP, port: ${PORT}, targetPort: ${POD_PORT}, nodePort: 30081"},
 			"A NodePort, from outside the cluster: TCP over IPv4 from outside to NodePort 192.168.100.1:30080: expected answered, but got refused",
+		},
+		{
+			"a canary without weights", "canary-endpoints.yaml", []string{"nftproxy.io/weight:", "example.org/weight:"},
+			"A canary: weights of 90 and 10: connections of 2000 that v2 got by weights of 90 and 10: expected ",
+		},
+		{
+			// 909 to 101 is 9 to 1, too, but then 9 to 101 is no drain.
+			"a drain that leaves a weight", "canary-endpoints.yaml", []string{"${WEIGHT_V1}", "${WEIGHT_V1}9", "${WEIGHT_V2}", "${WEIGHT_V2}1"},
+			"A drain: weight 0: connections of 500 that v2 got by weights of 0 and 10: expected 500",
+		},
+		{
+			"a balance that is not by the client", "cart.yaml", []string{"balance: client", "balance: flow"},
+			"The same client, the same endpoint: a hash: clients whose second connection went elsewhere: expected 0",
 		},
 		{
 			"broken YAML", "empty.yaml", []string{"spec:", "spec: ["}, "empty.yaml",

@@ -97,6 +97,8 @@ type world struct {
 	ready []*backend
 	// made is the number of backend pods so far.
 	made int
+	// versions are the pods of default/canary.
+	versions [2]*testnet.Pod
 	// updates are the changes so far. programs are the programs that were wanted
 	// meanwhile.
 	updates  []update

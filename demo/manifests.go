@@ -16,8 +16,12 @@ import (
 //go:embed manifests
 var embeddedManifests embed.FS
 
-// endpointsFile is the manifest that changes when pods come and go.
-const endpointsFile = "web-endpoints.yaml"
+// The manifests that change when pods come and go, or weights change.
+const (
+	endpointsFile       = "web-endpoints.yaml"
+	canaryEndpointsFile = "canary-endpoints.yaml"
+	cartEndpointsFile   = "cart-endpoints.yaml"
+)
 
 const (
 	nodeName    = "node-1"
@@ -36,9 +40,22 @@ func emptyAddrs() testnet.Addrs {
 	return testnet.Addrs{netip.MustParseAddr("172.30.0.20"), netip.MustParseAddr("fd00:172::20")}
 }
 
+// The services default/canary and default/cart have one family.
+func canaryAddrs() testnet.Addrs { return testnet.Addrs{netip.MustParseAddr("172.30.0.30")} }
+
+func cartAddrs() testnet.Addrs { return testnet.Addrs{netip.MustParseAddr("172.30.0.40")} }
+
 // state is the data of the manifests.
 type state struct {
 	nodeAddrs testnet.Addrs
+	endpoints []endpoint // of default/web
+	canary    [2]version
+	cart      []endpoint
+}
+
+// version is an EndpointSlice of default/canary.
+type version struct {
+	weight    int
 	endpoints []endpoint
 }
 
@@ -49,7 +66,11 @@ func (s state) values() map[string]string {
 		"WEB_IPV4": webAddrs().V4().String(), "WEB_IPV6": webAddrs().V6().String(),
 		"EMPTY_IPV4": emptyAddrs().V4().String(), "EMPTY_IPV6": emptyAddrs().V6().String(),
 		"PORT": strconv.Itoa(servicePort), "POD_PORT": strconv.Itoa(podPort), "NODE_PORT": strconv.Itoa(nodePort),
-		"ENDPOINTS_IPV4": s.endpointList(testnet.Addrs.V4), "ENDPOINTS_IPV6": s.endpointList(testnet.Addrs.V6),
+		"ENDPOINTS_IPV4": endpointList(s.endpoints, testnet.Addrs.V4), "ENDPOINTS_IPV6": endpointList(s.endpoints, testnet.Addrs.V6),
+		"CANARY_IPV4": canaryAddrs().V4().String(), "CART_IPV4": cartAddrs().V4().String(),
+		"WEIGHT_V1": strconv.Itoa(s.canary[0].weight), "ENDPOINTS_V1": endpointList(s.canary[0].endpoints, testnet.Addrs.V4),
+		"WEIGHT_V2": strconv.Itoa(s.canary[1].weight), "ENDPOINTS_V2": endpointList(s.canary[1].endpoints, testnet.Addrs.V4),
+		"ENDPOINTS_CART": endpointList(s.cart, testnet.Addrs.V4),
 	}
 }
 
@@ -62,12 +83,12 @@ func (s state) nodeAddresses() string {
 }
 
 // endpointList lists the endpoints with their addresses of one family.
-func (s state) endpointList(family func(testnet.Addrs) netip.Addr) string {
-	if len(s.endpoints) == 0 {
+func endpointList(list []endpoint, family func(testnet.Addrs) netip.Addr) string {
+	if len(list) == 0 {
 		return " []"
 	}
 	var b strings.Builder
-	for _, e := range s.endpoints {
+	for _, e := range list {
 		fmt.Fprintf(&b, "\n- addresses: [%q] # %s\n  nodeName: %s\n  conditions: {ready: %t, serving: true, terminating: %t}",
 			family(e.Addrs), e.Name, nodeName, !e.Terminating, e.Terminating)
 	}

@@ -29,6 +29,9 @@ func scenario() []step {
 		{"Scale up", scaleUp},
 		{"Replace every pod under traffic", replaceAll},
 		{"Restart nftproxy", restartProxy},
+		{"A canary: weights of 90 and 10", showWeights},
+		{"A drain: weight 0", showDrain},
+		{"The same client, the same endpoint: a hash", showHash},
 		{"The table, read back from the kernel", showTable},
 		{"How long each kernel update took", showUpdates},
 	}
@@ -118,7 +121,7 @@ func startProxy(ctx context.Context, w *world, tell tellFunc) ([]block, error) {
 	}
 	first := update{"first program", report, start}
 	w.updates = append(w.updates, first)
-	if err := expectEqual(&w.checks, "services that nftproxy found in the manifests", 2, report.Services); err != nil {
+	if err := expectEqual(&w.checks, "services that nftproxy found in the manifests", 4, report.Services); err != nil {
 		return nil, err
 	}
 	return []block{
@@ -130,6 +133,8 @@ func startProxy(ctx context.Context, w *world, tell tellFunc) ([]block, error) {
 			rows: [][]string{
 				{"default/web", both(webAddrs()), fmt.Sprint(servicePort), fmt.Sprint(nodePort), fmt.Sprint(len(w.ready))},
 				{"default/empty", both(emptyAddrs()), fmt.Sprint(servicePort), "", "0"},
+				{"default/canary", canaryAddrs().V4().String(), fmt.Sprint(servicePort), "", "0, later 2"},
+				{"default/cart", cartAddrs().V4().String(), fmt.Sprint(servicePort), "", fmt.Sprintf("0, later %d", cartPods)},
 			},
 			numbers: 2,
 		},
@@ -186,7 +191,7 @@ func (w *world) spread(ctx context.Context, y way, n int) ([]bar, error) {
 		counts[a.ID]++
 	}
 	var bars []bar
-	lo, hi := chance(n, len(w.ready))
+	lo, hi := chance(n, 1/float64(len(w.ready)))
 	for _, b := range w.ready {
 		count := counts[b.name()]
 		bars = append(bars, bar{b.name(), count})
@@ -214,13 +219,28 @@ func (w *world) checkAnswers(what string, answers []testnet.Answer) error {
 	return nil
 }
 
-// chance is the range in which one endpoint's share of n connections lies if each
-// connection goes to a random endpoint. It is six standard deviations wide on both sides
-// of the mean, which a correct proxy misses once in a hundred million times.
-func chance(n, endpoints int) (lo, hi int) {
-	p := 1 / float64(endpoints)
-	mean, deviation := float64(n)*p, math.Sqrt(float64(n)*p*(1-p))
-	return max(0, int(mean-6*deviation)), int(math.Ceil(mean + 6*deviation))
+// chance is the range in which the number of an endpoint's connections of n lies if each
+// goes there with probability share, which is between 0 and 1. A correct proxy is beyond
+// it less than once in 10^11 times, by Chernoff's bound for the binomial distribution:
+// each side is less likely than exp(-n D), where D is the relative entropy.
+func chance(n int, share float64) (lo, hi int) {
+	const unlikely = 26.1 // -log(10^-11/2)
+	within := func(count int) bool {
+		q := float64(count) / float64(n)
+		entropy := 0.0
+		if q > 0 {
+			entropy += q * math.Log(q/share)
+		}
+		if q < 1 {
+			entropy += (1 - q) * math.Log((1-q)/(1-share))
+		}
+		return float64(n)*entropy <= unlikely
+	}
+	for lo = int(float64(n) * share); lo > 0 && within(lo-1); lo-- {
+	}
+	for hi = int(math.Ceil(float64(n) * share)); hi < n && within(hi+1); hi++ {
+	}
+	return lo, hi
 }
 
 func showRefusal(ctx context.Context, w *world, tell tellFunc) ([]block, error) {

@@ -20,7 +20,13 @@ const askers = 4
 // askMany connects n times, each time from a new socket, and expects answers. It stops at
 // the first connection without one.
 func askMany(ctx context.Context, from *testnet.Namespace, proto string, to netip.AddrPort, n int) ([]testnet.Answer, error) {
-	answers := make([]testnet.Answer, n)
+	return askFrom(ctx, from, make([]netip.AddrPort, n), proto, to)
+}
+
+// askFrom is askMany, once from each of the sources, as testnet.AskFrom has them. The
+// answers are in the order of the sources.
+func askFrom(ctx context.Context, from *testnet.Namespace, sources []netip.AddrPort, proto string, to netip.AddrPort) ([]testnet.Answer, error) {
+	answers := make([]testnet.Answer, len(sources))
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(askers)
 	for i := range answers {
@@ -28,9 +34,9 @@ func askMany(ctx context.Context, from *testnet.Namespace, proto string, to neti
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			a, err := from.Ask(ctx, proto, to, patience)
+			a, err := from.AskFrom(ctx, proto, sources[i], to, patience)
 			if err == nil && a.Outcome != testnet.Answered {
-				what := fmt.Sprintf("%d connections from %s to %v/%s", n, from, to, proto)
+				what := fmt.Sprintf("%d connections from %s to %v/%s", len(sources), from, to, proto)
 				err = &mismatch{what, "all to be " + string(testnet.Answered), "one that was not: " + string(a.Outcome)}
 			}
 			answers[i] = a
