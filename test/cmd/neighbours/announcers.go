@@ -1,5 +1,22 @@
 package main
 
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"nftproxy/test/lib/testnet"
+)
+
 // announcers put the address of a load balancer on the node.
 func announcers() []neighbour {
 	const start = `keepalived --use-file /tmp/keepalived.conf --pid /run/keepalived.pid --vrrp_pid /run/vrrp.pid
@@ -30,7 +47,156 @@ EOF
 `,
 		events: []event{{nameStart, start}, {"reloads", `kill -HUP "$(cat /run/keepalived.pid)"`}, {"restarts", end + start}},
 		stop:   event{"stops", end},
-	}}
+	}, failover(end)}
+}
+
+// moving is the Service whose address moves: policy Local, an endpoint on each node, and the second node.
+//
+//go:embed moving.yaml
+var moving string
+
+// The addresses of the Service moving.
+const moving4, moving6 = "203.0.113.60", "2001:db8::60"
+
+// failover is keepalived on both nodes, which asks the health check node port where the address of the Service has to be.
+func failover(end string) neighbour {
+	config := func(addr string, priority int) string {
+		var instances strings.Builder
+		for i, a := range []string{moving4 + "/32", moving6 + "/128"} {
+			fmt.Fprintf(&instances, `vrrp_instance family%d {
+ state BACKUP
+ interface eth0
+ virtual_router_id 60
+ priority %d
+ advert_int 2
+ virtual_ipaddress { %s }
+ track_script { endpoints }
+}
+`, i, priority, a)
+		}
+		// A node that is slow to answer is not one without endpoints.
+		return fmt.Sprintf(`cat >/tmp/keepalived.conf <<'EOF'
+global_defs {
+ router_id node%d
+ script_user root
+}
+vrrp_script endpoints {
+ script "/usr/bin/busybox wget -q -O /dev/null http://%s:31260/healthz"
+ interval 1
+ timeout 50
+ fall 1
+ rise 1
+ weight -20
+}
+%sEOF
+`, priority, addr, instances.String())
+	}
+	const daemon = "keepalived --use-file /tmp/keepalived.conf --pid /run/keepalived.pid --vrrp_pid /run/vrrp.pid\n"
+	const has = "until ip addr show dev eth0 | grep -q " + moving4 + "/32 && ip addr show dev eth0 | grep -q " + moving6 + "/128; do sleep 0.1; done\n"
+	takes := func(at func(*testnet.Topology) *testnet.Namespace) func(context.Context, *world) error {
+		return func(ctx context.Context, w *world) error { return awaitAddrs(ctx, at(w.net), moving4, moving6) }
+	}
+	node, other := takes(func(t *testnet.Topology) *testnet.Namespace { return t.Node }), takes(func(t *testnet.Topology) *testnet.Namespace { return t.Remote })
+	terminating := strings.ReplaceAll(moving, "nodeName: node-1, conditions: {ready: true, serving: true, terminating: false}", "nodeName: node-1, conditions: {ready: false, serving: true, terminating: true}")
+	var gone strings.Builder
+	for line := range strings.Lines(moving) {
+		if !strings.Contains(line, "nodeName: node-1") {
+			gone.WriteString(line)
+		}
+	}
+	return neighbour{
+		name: "moving-address", packages: []string{"keepalived"}, prepare: config("192.168.100.1", 100), moving: true,
+		what: "keepalived (VRRP) on two nodes, both with nftproxy, for the address of a load balancer with policy Local: the health check node port says which node may have it",
+		events: []event{
+			{nameStart, daemon},
+			{"the node's endpoint terminates", ""},
+			{"the endpoint is gone", ""},
+			{"there is an endpoint again", ""},
+			{"restarts", end + daemon},
+		},
+		stop: event{"stops", end},
+		peer: &peer{start: config("192.168.100.3", 90) + daemon + has, after: map[string]string{"stops": has}},
+		beside: map[string]func(context.Context, *world) error{
+			nameStart:                        node,
+			"restarts":                       node,
+			"the node's endpoint terminates": publish(terminating, other),
+			"the endpoint is gone":           publish(gone.String(), other),
+			"there is an endpoint again":     publish(moving, node),
+		},
+	}
+}
+
+// publish changes the Service moving, and waits for what comes of it.
+func publish(objects string, then func(context.Context, *world) error) func(context.Context, *world) error {
+	return func(ctx context.Context, w *world) error {
+		// The name does not end in .yaml until the file is whole.
+		name := filepath.Join(w.dir, "manifests", "moving.yaml")
+		if err := os.WriteFile(name+".new", []byte(objects), 0o644); err != nil {
+			return err
+		}
+		if err := os.Rename(name+".new", name); err != nil {
+			return err
+		}
+		return then(ctx, w)
+	}
+}
+
+// awaitAddrs waits until a namespace has addresses.
+func awaitAddrs(ctx context.Context, ns *testnet.Namespace, addrs ...string) error {
+	ticker := time.NewTicker(100 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		there, err := ns.Handle().AddrList(nil, netlink.FAMILY_ALL)
+		if err != nil {
+			return fmt.Errorf("list addresses: %w", err)
+		}
+		found := 0
+		for _, a := range there {
+			if slices.Contains(addrs, a.IP.String()) {
+				found++
+			}
+		}
+		if found == len(addrs) {
+			return nil
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return fmt.Errorf("await %v: %w", addrs, context.Cause(ctx))
+		}
+	}
+}
+
+// movingFlows are those to the address that moves.
+func (w *world) movingFlows() []flow {
+	var all []flow
+	for i, a := range []string{moving4, moving6} {
+		for _, proto := range []string{testnet.TCP, testnet.UDP} {
+			like := flow{from: "outside", to: "near", protocol: proto, addr: netip.AddrPortFrom(w.net.NodeAddrs[i], 0)}
+			all = append(all, flow{from: "outside", to: "the address that moves", protocol: proto, addr: netip.AddrPortFrom(netip.MustParseAddr(a), 80), like: like.key(), want: kept})
+		}
+	}
+	return all
+}
+
+// movingStreams are new connections to that address. Its open connections end when it moves, since other endpoints have them then.
+func (w *world) movingStreams() []stream {
+	var all []stream
+	for _, f := range w.movingFlows() {
+		all = append(all, stream{from: f.from, protocol: f.protocol, addr: f.addr, strict: true, again: true})
+	}
+	return all
+}
+
+// startMoving serves the Service moving on both nodes, and has the client outside look for the node that has its address.
+func (w *world) startMoving(ctx context.Context) error {
+	out := testnet.End{NS: w.net.Outside, Link: w.net.OutsideLink}
+	for _, f := range w.movingFlows() {
+		if err := out.Route(netip.PrefixFrom(f.addr.Addr(), f.addr.Addr().BitLen()), netip.Addr{}); err != nil {
+			return err
+		}
+	}
+	return errors.Join(publish(moving, func(context.Context, *world) error { return nil })(ctx, w), w.startOther(ctx))
 }
 
 // bans are programs that close the node to single clients.

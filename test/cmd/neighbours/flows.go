@@ -76,7 +76,7 @@ func (w *world) direct() []flow {
 
 // own are the flows to what the neighbour itself serves, if it serves anything.
 func (w *world) own(n neighbour) []flow {
-	if n.cache {
+	if n.cache != noCache {
 		return w.lookups()
 	}
 	if n.published == 0 {
@@ -214,8 +214,8 @@ func (w *world) askOne(ctx context.Context, f flow, timeout time.Duration) (stri
 	if f.protocol == "http" {
 		return getHealth(ctx, ns, f.addr, timeout)
 	}
-	if proto, is := strings.CutPrefix(f.protocol, "dns by "); is {
-		return lookUp(ctx, ns, proto, f.addr, w.long), nil
+	if proto, is := strings.CutPrefix(f.protocol, dnsBy); is {
+		return lookUp(ctx, ns, proto, netip.Addr{}, f.addr, w.long), nil
 	}
 	answer, err := ns.Ask(ctx, f.protocol, f.addr, timeout)
 	if err != nil {
@@ -293,7 +293,7 @@ func judge(flows []flow, got, open map[string]string) table {
 		result, free := got[f.key()], isOpen(open[f.like])
 		switch {
 		case f.like == "" && result != f.want:
-			faults[fmt.Sprintf("%s: %s, and %s with it alone", f.key(), result, f.want)] = true
+			faults[fmt.Sprintf("%s: %s, want %s", f.key(), result, f.want)] = true
 		case f.like == "":
 			t.AsBefore++
 		case result == f.want:

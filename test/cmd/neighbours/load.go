@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"strings"
 	"sync"
 	"time"
 
@@ -37,8 +38,14 @@ type stream struct {
 	unused         bool
 	from, protocol string
 	addr           netip.AddrPort
+	// source is the address that questions come from; none if the kernel chooses it.
+	source netip.Addr
 	// like is the key of the direct flow on the same way.
 	like string
+	// strict streams may lose nothing: the neighbour alone has nothing to compare with.
+	strict bool
+	// again says that a connection is tried again if it breaks, as where the address of its Service moves.
+	again bool
 }
 
 const (
@@ -47,6 +54,8 @@ const (
 	perEvent = 300
 	// lineTime is the longest time that a line of an open connection may take, in terms of trialSetup.long.
 	lineTime = 3
+	// attempts is how often a connection is tried that breaks, where one that has begun may.
+	attempts = 3
 )
 
 // streams are the same ways with nftproxy, by Services, and without it, directly.
@@ -84,7 +93,7 @@ func (w *world) startLoad(ctx context.Context, streams []stream) *load {
 			continue
 		}
 		l.running.Go(func() { l.ask(ctx, i) })
-		if s.protocol == testnet.TCP {
+		if s.protocol == testnet.TCP && !s.strict {
 			l.running.Go(func() { l.talk(ctx, i) })
 		}
 	}
@@ -154,9 +163,24 @@ func (l *load) ask(ctx context.Context, i int) {
 		}
 		event := l.begin()
 		asking.Go(func() {
-			answer, err := l.w.places[s.from].Ask(context.WithoutCancel(ctx), s.protocol, s.addr, l.w.long)
-			l.count(event, i, err != nil || answer.Outcome != testnet.Answered)
+			l.count(event, i, !l.w.answered(context.WithoutCancel(ctx), s))
 		})
+	}
+}
+
+// answered asks once on a stream.
+func (w *world) answered(ctx context.Context, s stream) bool {
+	if proto, is := strings.CutPrefix(s.protocol, dnsBy); is {
+		return isOpen(lookUp(ctx, w.places[s.from], proto, s.source, s.addr, w.long))
+	}
+	for left := attempts; ; left-- {
+		answer, err := w.places[s.from].Ask(ctx, s.protocol, s.addr, w.long)
+		switch {
+		case err == nil && answer.Outcome == testnet.Answered:
+			return true
+		case !s.again, s.protocol != testnet.TCP, left == 1, err == nil && answer.Outcome == testnet.TimedOut:
+			return false
+		}
 	}
 }
 

@@ -1,5 +1,7 @@
 package main
 
+import "context"
+
 // event is something that happens to a neighbour on the node.
 type event struct {
 	// Name is what a reader calls it.
@@ -28,10 +30,26 @@ type neighbour struct {
 	stop event
 	// published is a TCP port of the node that the program itself serves by IPv4 from its start on; 0 if it has none.
 	published uint16
-	// cache says that the program answers in place of the Service dns, which then exists.
-	cache bool
+	// cache says how the program answers at the Service dns, which exists unless it is noCache.
+	cache cache
+	// peer is the program at another place; nil if there is none.
+	peer *peer
+	// moving says that the address of the Service moving is at one of both nodes, which both have nftproxy.
+	moving bool
+	// beside has what happens with an event where nftproxy runs, by the event's name.
+	beside map[string]func(context.Context, *world) error
 	// opens says why flows to Services may work although the program closes the direct way; empty if none may.
 	opens string
+}
+
+// peer is the program's other end, in a system of its own. It runs before the program does.
+type peer struct {
+	// outside says that it is at the client outside, not at the other node.
+	outside bool
+	// start has it run. It is no event.
+	start string
+	// before and after are what it does before and after an event of the program, by the event's name.
+	before, after map[string]string
 }
 
 // nameStart is the name of each neighbour's first event.
@@ -47,6 +65,7 @@ func neighbours() []neighbour {
 	all = append(all, plugins()...)
 	all = append(all, announcers()...)
 	all = append(all, caches()...)
+	all = append(all, tunnels()...)
 	return all
 }
 
@@ -59,7 +78,7 @@ func scriptPackages() []string {
 func programs() []string {
 	return []string{
 		pluginsModule + "/plugins/main/bridge@" + pluginsVersion, pluginsModule + "/plugins/meta/portmap@" + pluginsVersion,
-		pluginsModule + "/plugins/ipam/host-local@" + pluginsVersion, coreDNS + "@" + coreDNSVersion,
+		pluginsModule + "/plugins/ipam/host-local@" + pluginsVersion, coreDNS + "@" + coreDNSVersion, wireGuard + "@" + wireGuardVersion,
 	}
 }
 
@@ -74,5 +93,7 @@ func packages() []string {
 		"podman", "crun", "netavark", "aardvark-dns",
 		"containernetworking-plugins",
 		"keepalived",
+		"wireguard-tools",
+		"frr",
 	)
 }

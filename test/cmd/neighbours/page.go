@@ -115,6 +115,11 @@ Cluster and Local; a health check node port; no endpoints, and an unknown port. 
 - Losses alone count on the ways only that the program leaves open to pods.
 - While firewalld reloads, it drops all packets. How long differs from run to run: in one of two runs of firewalld-iptables-set a complete reload beside
   nftproxy also lost 34 TCP connections that had no answer for five seconds, and the program alone lost datagrams only. The row is from the second run.
+- Beside CoreDNS the load also asks it by the cluster IPs of the DNS Service. No question may be lost there, whatever the program alone loses. By TCP a question is asked
+  again if its connection breaks: where tracking of an open connection begins or ends, its packets reach another server. The node's own questions of the load come from its own address: a process that asks for no
+  other gets the cache's as soon as the node has that, and with IPv6 some milliseconds before the node takes answers for it.
+- Where keepalived moves an address between two nodes, the load asks that address from outside, and nothing may be lost either: each of new connections and datagrams has
+  an answer, and a connection that breaks is tried again. Open connections end when the address moves, since the other node has other endpoints.
 - Where the program closes flows, ` + "`nftproxy check`" + ` has to find it on that node.
 
 `

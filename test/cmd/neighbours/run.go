@@ -4,12 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
+	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
-
-	"nftproxy/test/lib/testnet"
 )
 
 // result is what a run showed of one neighbour.
@@ -81,7 +80,7 @@ func tryAlone(ctx context.Context, n neighbour, s trialSetup) (all map[string]so
 	if err := unexpected(direct, got); err != nil {
 		return nil, fmt.Errorf("without any program: %w", err)
 	}
-	if _, err := w.system.run(ctx, n.prepare); err != nil {
+	if err := w.prepare(ctx, n); err != nil {
 		return nil, err
 	}
 	all = map[string]solitude{}
@@ -89,7 +88,7 @@ func tryAlone(ctx context.Context, n neighbour, s trialSetup) (all map[string]so
 	defer l.stop()
 	for _, e := range append(n.events[:len(n.events):len(n.events)], n.stop) {
 		l.after(e.Name)
-		if _, err := w.event(ctx, e); err != nil {
+		if err := w.event(ctx, n, e); err != nil {
 			return nil, err
 		}
 		open, err := w.ask(ctx, append(w.own(n), direct...), nil)
@@ -114,14 +113,43 @@ func tryAlone(ctx context.Context, n neighbour, s trialSetup) (all map[string]so
 	return all, nil
 }
 
-func (w *world) event(ctx context.Context, e event) (string, error) {
+// prepare has everything there that the program needs.
+func (w *world) prepare(ctx context.Context, n neighbour) error {
+	if _, err := w.system.run(ctx, n.prepare); err != nil || n.peer == nil {
+		return err
+	}
+	at := w.net.Remote
+	if n.peer.outside {
+		at = w.net.Outside
+	}
+	var err error
+	if w.peer, err = startSystem(ctx, at, w.tree, filepath.Join(w.dir, "peer")); err != nil {
+		return err
+	}
+	_, err = w.peer.run(ctx, n.peer.start)
+	return err
+}
+
+// event lets an event happen to the program, with what its peer does.
+func (w *world) event(ctx context.Context, n neighbour, e event) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	out, err := w.system.run(ctx, e.Script)
-	if err != nil {
-		err = fmt.Errorf("event %q: %w", e.Name, err)
+	if n.peer != nil {
+		_, err = w.peer.run(ctx, n.peer.before[e.Name])
 	}
-	return out, err
+	if err == nil {
+		_, err = w.system.run(ctx, e.Script)
+	}
+	if then := n.beside[e.Name]; err == nil && w.proxy != nil && then != nil {
+		err = then(ctx, w)
+	}
+	if err == nil && n.peer != nil {
+		_, err = w.peer.run(ctx, n.peer.after[e.Name])
+	}
+	if err != nil {
+		return fmt.Errorf("event %q: %w", e.Name, err)
+	}
+	return nil
 }
 
 // trial is a run beside nftproxy.
@@ -144,10 +172,18 @@ func tryBeside(ctx context.Context, n neighbour, s trialSetup, alone map[string]
 	if err := t.describe(ctx); err != nil {
 		return r, err
 	}
-	if n.cache {
-		if err := os.WriteFile(filepath.Join(w.dir, "manifests", "dns.yaml"), []byte(dnsService), 0o644); err != nil {
+	streams := w.streams(false)
+	if n.cache != noCache {
+		if err := w.startDNS(ctx); err != nil {
 			return r, err
 		}
+		streams = append(streams, w.dnsStreams()...)
+	}
+	if n.moving {
+		if err := w.startMoving(ctx); err != nil {
+			return r, err
+		}
+		streams = append(streams, w.movingStreams()...)
 	}
 	if err := w.startProxy(ctx); err != nil {
 		return r, err
@@ -159,12 +195,11 @@ func tryBeside(ctx context.Context, n neighbour, s trialSetup, alone map[string]
 	if err := unexpected(t.flows, got); err != nil {
 		return r, fmt.Errorf("nftproxy alone: %w", err)
 	}
-	if _, err := w.system.run(ctx, n.prepare); err != nil {
+	if err := w.prepare(ctx, n); err != nil {
 		return r, err
 	}
-	streams := w.streams(false)
 	for i, s := range streams {
-		streams[i].unused = n.opens == "" && !isOpen(alone[nameStart].open[s.like])
+		streams[i].unused = !s.strict && n.opens == "" && !isOpen(alone[nameStart].open[s.like])
 	}
 	t.load = w.startLoad(ctx, streams)
 	defer t.load.stop()
@@ -190,12 +225,12 @@ func (t *trial) weigh(o *outcome) {
 		beside[s.protocol] = beside[s.protocol].plus(t.load.tallies[o.Name][i])
 		o.Beside = o.Beside.plus(t.load.tallies[o.Name][i])
 		// Where the neighbour closes the direct way, what it loses there alone is no measure.
-		if isOpen(t.alone[nameStart].open[s.like]) {
+		if !s.strict && isOpen(t.alone[nameStart].open[s.like]) {
 			alone[s.protocol] = alone[s.protocol].plus(t.alone[o.like].load[i])
 			o.Alone = o.Alone.plus(t.alone[o.like].load[i])
 		}
 	}
-	for _, protocol := range []string{testnet.TCP, testnet.UDP} {
+	for _, protocol := range slices.Sorted(maps.Keys(beside)) {
 		if beside[protocol].Lost == 0 || alone[protocol].Lost > 0 {
 			continue
 		}
@@ -234,7 +269,7 @@ func (t *trial) underLoad(ctx context.Context) error {
 	for _, e := range t.n.events {
 		last = e.Name
 		t.load.after(e.Name)
-		if _, err := t.event(ctx, e); err != nil {
+		if err := t.event(ctx, t.n, e); err != nil {
 			return err
 		}
 		if err := t.look(ctx, e, e.Name); err != nil {
@@ -254,7 +289,7 @@ func (t *trial) underLoad(ctx context.Context) error {
 		return err
 	}
 	t.load.after(t.n.stop.Name)
-	if _, err := t.event(ctx, t.n.stop); err != nil {
+	if err := t.event(ctx, t.n, t.n.stop); err != nil {
 		return err
 	}
 	return t.look(ctx, t.n.stop, t.n.stop.Name)
@@ -265,6 +300,12 @@ func (t *trial) look(ctx context.Context, e event, like string) error {
 	flows := t.own(t.n)
 	for i, f := range flows {
 		flows[i].want = t.alone[like].open[f.key()]
+		if t.n.cache != noCache {
+			flows[i].want = t.n.cache.want(f, flows[i].want)
+		}
+	}
+	if t.n.moving {
+		flows = append(flows, t.movingFlows()...)
 	}
 	flows = append(flows, t.flows...)
 	got, err := t.ask(ctx, flows, t.alone[like].open)
@@ -287,7 +328,7 @@ func (t *trial) startAfter(ctx context.Context) error {
 	if out, err := t.command(ctx, "cleanup"); err != nil {
 		return fmt.Errorf("cleanup: %w: %s", err, out)
 	}
-	if _, err := t.event(ctx, t.n.events[0]); err != nil {
+	if err := t.event(ctx, t.n, t.n.events[0]); err != nil {
 		return err
 	}
 	if err := t.startProxy(ctx); err != nil {

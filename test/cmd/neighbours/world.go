@@ -42,9 +42,12 @@ type trialSetup struct {
 type world struct {
 	net    *testnet.Topology
 	system *system
+	peer   *system // nil if the neighbour has none
 	dir    string
 	trialSetup
 	proxy *child.Process
+	// servers are programs in pods and on the other node.
+	servers []*child.Process
 	// places are the namespaces that flows come from.
 	places map[string]*testnet.Namespace
 }
@@ -67,7 +70,7 @@ func newWorld(ctx context.Context, s trialSetup) (w *world, err error) {
 	if w.dir, err = os.MkdirTemp("", "neighbours-"); err != nil {
 		return w, err
 	}
-	for _, d := range []string{"tree", "manifests"} {
+	for _, d := range []string{"tree", "peer", "manifests"} {
 		if err := os.Mkdir(filepath.Join(w.dir, d), 0o755); err != nil {
 			return w, err
 		}
@@ -129,21 +132,10 @@ func (w *world) populate() error {
 	return nil
 }
 
-// startProxy starts nftproxy and waits until its rules are in force.
-func (w *world) startProxy(ctx context.Context) error {
-	var cidrs []string
-	for _, c := range w.net.ClusterCIDRs {
-		cidrs = append(cidrs, c.String())
-	}
-	cmd := exec.Command(w.binary, "run", "--nftproxy-manifests="+filepath.Join(w.dir, "manifests"), "--hostname-override="+nodeName,
-		"--cluster-cidr="+strings.Join(cidrs, ","), "--conntrack-max-per-core=0", "--nodeport-addresses=primary,localhost", "--v=2")
-	p, err := child.Start(w.net.Node, cmd)
-	if err != nil {
+// startProxy starts nftproxy on the node and waits until its rules are in force.
+func (w *world) startProxy(ctx context.Context) (err error) {
+	if w.proxy, err = w.startOn(ctx, w.net.Node, nodeName); err != nil {
 		return err
-	}
-	w.proxy = p
-	if _, _, err := p.Await(ctx, 0, child.Line.Synced); err != nil {
-		return fmt.Errorf("nftproxy's first sync: %w\n%s", err, p.Tail(10))
 	}
 	// The servers on ports of the node come up beside the loop.
 	ticker := time.NewTicker(10 * time.Millisecond)
@@ -157,12 +149,40 @@ func (w *world) startProxy(ctx context.Context) error {
 			case <-ticker.C:
 			case <-ctx.Done():
 				return context.Cause(ctx)
-			case <-p.Exited():
-				return fmt.Errorf("nftproxy: %w\n%s", child.ErrEnded, p.Tail(10))
+			case <-w.proxy.Exited():
+				return fmt.Errorf("nftproxy: %w\n%s", child.ErrEnded, w.proxy.Tail(10))
 			}
 		}
 	}
 	return nil
+}
+
+// startOther starts nftproxy on the other node.
+func (w *world) startOther(ctx context.Context) error {
+	p, err := w.startOn(ctx, w.net.Remote, "node-2")
+	if p != nil {
+		w.servers = append(w.servers, p)
+	}
+	return err
+}
+
+// startOn starts nftproxy, and waits for its first sync.
+func (w *world) startOn(ctx context.Context, ns *testnet.Namespace, name string) (*child.Process, error) {
+	var cidrs []string
+	for _, c := range w.net.ClusterCIDRs {
+		cidrs = append(cidrs, c.String())
+	}
+	cmd := exec.Command(w.binary, "run", "--nftproxy-manifests="+filepath.Join(w.dir, "manifests"), "--hostname-override="+name,
+		"--cluster-cidr="+strings.Join(cidrs, ","), "--conntrack-max-per-core=0", "--nodeport-addresses=primary,localhost", "--v=2")
+	p, err := child.Start(ns, cmd)
+	if err != nil {
+		return nil, err
+	}
+	if _, _, err := p.Await(ctx, 0, child.Line.Synced); err != nil {
+		err = fmt.Errorf("first sync of nftproxy on %s: %w\n%s", name, err, p.Tail(10))
+		return p, err
+	}
+	return p, nil
 }
 
 func (w *world) stopProxy(ctx context.Context) error {
@@ -188,8 +208,13 @@ func (w *world) close() error {
 	if w.proxy != nil {
 		errs = append(errs, w.proxy.Kill())
 	}
-	if w.system != nil {
-		errs = append(errs, w.system.stop())
+	for _, p := range w.servers {
+		errs = append(errs, p.Kill())
+	}
+	for _, s := range []*system{w.system, w.peer} {
+		if s != nil {
+			errs = append(errs, s.stop())
+		}
 	}
 	if w.net != nil {
 		errs = append(errs, w.net.Close())
