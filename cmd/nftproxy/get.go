@@ -194,18 +194,19 @@ func newGetServicesCommand() *cobra.Command {
 
 -o wide adds LOCAL (the endpoints on this node), INTERNAL and EXTERNAL (the traffic
 policies), AFFINITY (how long a client is remembered), OPTIONS (what annotations ask
-for, as far as the tables do it: balance, external-failover, source-ranges) and
-DETAILS (the obstacles in words). A policy shows in the tables only where it makes a
-difference; elsewhere it is Cluster. An address of which a Service gets no port is not in
-the tables; the events of the Service name it (kubectl describe).
+for, as far as the tables do it: balance, external-failover, port-ranges,
+source-ranges) and DETAILS (the obstacles in words). A policy shows in the tables only
+where it makes a difference; elsewhere it is Cluster. An address of which a Service
+gets no port is not in the tables; the events of the Service name it (kubectl
+describe).
 
 -o json prints an object with services. Each has namespace, name, clusterIPs,
 externalAddresses, ports, internalTrafficPolicy, externalTrafficPolicy,
 sessionAffinitySeconds, options, endpoints, localEndpoints and obstacles. A port has name,
-protocol, port, nodePort, endpoints, localEndpoints and frontends; a frontend has
-frontend, kind (clusterIP, external, nodePort), family, fate (served, refused,
-dropped, dropped-outside, passed, passed-outside), sourceRanges
-(null admits all) and chains; an obstacle has
+protocol, port, nodePort, ranges (such as 6000-6999,8080, in place of name and port),
+endpoints, localEndpoints and frontends; a frontend has frontend, kind (clusterIP,
+external, nodePort), family, fate (served, refused, dropped, dropped-outside, passed,
+passed-outside), sourceRanges (null admits all) and chains; an obstacle has
 kind, effect (refused, dropped, not-served), frontends and text. Later versions may
 add fields; they do not change these. Exit statuses: see nftproxy get --help.`,
 		Example: `  nftproxy get services
