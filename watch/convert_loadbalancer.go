@@ -61,16 +61,28 @@ func sources(spec *corev1.ServiceSpec, balancers []netip.Addr, p *problemList) *
 	return list
 }
 
-// reportClosed reports the families for which the annotation source-ranges has no range, as sources does: others have
-// some, so somebody may have forgotten them.
-func reportClosed(bare *service.Service, p *problemList) {
-	direct := bare.Options.SourceRanges
+// restrict applies the annotation source-ranges to the load balancer's addresses, too. It reports the families that are closed
+// although the annotation has some ranges, as sources does: somebody may have forgotten them.
+func restrict(bare *service.Service, p *problemList) {
+	const field = "metadata.annotations[" + service.OptionPrefix + "source-ranges]"
+	direct, balanced := bare.Options.SourceRanges, bare.Sources
+	if len(bare.LoadBalancerIPs) > 0 {
+		bare.Sources = balanced.And(direct)
+	}
 	if direct == nil || len(direct.Ranges()) == 0 {
 		return
 	}
+	closed := func(s *service.Sources, f ip.Family) bool {
+		some, all := s.Of(f)
+		return len(some) == 0 && !all
+	}
 	for _, f := range ip.Families() {
-		if some, all := direct.Of(f); len(some) == 0 && !all && bare.InFamily(f) {
-			p.add("metadata.annotations["+service.OptionPrefix+"source-ranges]", fmt.Errorf("no valid %s range: external addresses and node ports of %s are closed to all clients", f.Name(), f.Name()))
+		switch {
+		case !bare.InFamily(f):
+		case closed(direct, f):
+			p.add(field, fmt.Errorf("no valid %s range: external addresses and node ports of %s are closed to all clients", f.Name(), f.Name()))
+		case closed(bare.Sources, f) && !closed(balanced, f) && slices.ContainsFunc(bare.LoadBalancerIPs, f.Has):
+			p.add(field, fmt.Errorf("no %s address is in spec.loadBalancerSourceRanges too: the load balancer's %s addresses are closed to all clients", f.Name(), f.Name()))
 		}
 	}
 }

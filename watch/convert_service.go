@@ -61,10 +61,7 @@ func convertService(s *corev1.Service) *serviceObject {
 	bare.HealthCheckNodePort = healthCheckNodePort(&s.Spec, bare, p)
 	bare.Options, object.balanced = options(&s.ObjectMeta, p)
 	setRanges(bare, &s.ObjectMeta, p)
-	reportClosed(bare, p)
-	if len(bare.LoadBalancerIPs) > 0 {
-		bare.Sources = bare.Sources.And(bare.Options.SourceRanges)
-	}
+	restrict(bare, p)
 	object.bare, object.problems = bare, p.all()
 	return object
 }

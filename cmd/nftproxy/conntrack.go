@@ -36,7 +36,7 @@ A flow is stale for one of these reasons:
   endpoint gone                 it goes to an address that is not, or no longer, an
                                 endpoint of the Service
   service gone                  its Service is gone, or the Service's address or port
-  source not in the ranges      unanswered; loadBalancerSourceRanges forbids it now
+  source not in the ranges      unanswered; source ranges of the Service forbid it now
   traffic policy                unanswered; the traffic policy Local forbids it now
 
 Established TCP and SCTP connections to endpoints that are gone stay until they

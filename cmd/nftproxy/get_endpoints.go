@@ -186,7 +186,7 @@ func newGetChainsCommand() *cobra.Command {
          refuse          answers by a TCP reset or ICMP, and counts
          drop            drops, and counts
          external-local  chooses the endpoints of externalTrafficPolicy Local
-         source-ranges   lets in the clients of loadBalancerSourceRanges
+         source-ranges   lets in the clients of source ranges
          endpoints       sends connections to one of a number of endpoints
          affinity        sends remembered clients to their endpoint
          learn           remembers the endpoint of a client

@@ -89,7 +89,7 @@ func (x *index) update(s service.Snapshot, refused map[string]error) bool {
 }
 
 // build returns the wish. A node port without endpoints is not in it: the kernel then refuses clients, as the rules do at
-// other addresses.
+// other addresses. Nor is one whose source ranges keep the node out: a client would wait for nothing.
 func (x *index) build(at netip.Addr) wish {
 	w := wish{at: at, from: source(x.snapshot.Node, x.family), ports: map[port]service.Name{}}
 	if !w.from.IsValid() {
@@ -102,8 +102,11 @@ func (x *index) build(at netip.Addr) wish {
 		lost := x.snapshot.Conflicts.At(name)
 		for i := range s.Ports {
 			p := &s.Ports[i]
-			if p.NodePort != 0 && (p.Protocol == service.TCP || p.Protocol == service.UDP) &&
-				!lost.Has(service.NodePortClaim(x.family, p)) && p.HasEndpoints(x.family) {
+			claim := service.NodePortClaim(x.family, p)
+			if p.NodePort == 0 || p.Protocol != service.TCP && p.Protocol != service.UDP || lost.Has(claim) || !p.HasEndpoints(x.family) {
+				continue
+			}
+			if wall, _, restricted := s.FirewallAt(claim, nil); !restricted || wall.Sources.Contains(w.from) {
 				w.ports[port{p.Protocol, p.NodePort}] = name
 			}
 		}

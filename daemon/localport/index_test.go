@@ -59,6 +59,13 @@ func TestWish(t *testing.T) {
 	sctp.Ports[0].Protocol = service.SCTP
 	younger := nodePort("a-younger", 30080, addrs("10.0.0.1")...)
 	younger.Created = time.Unix(40000, 0)
+	ranges := func(value string) *service.Service {
+		s := nodePort("web", 30080, addrs("10.0.0.1", "fd00::1")...)
+		if err := s.Options.Set("source-ranges", value); err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
 	for _, c := range []struct {
 		name     string
 		list     string
@@ -77,6 +84,11 @@ func TestWish(t *testing.T) {
 		{name: "one terminates", list: "localhost", node: node, services: []*service.Service{state(false, true, true)}, want: both[:1]},
 		{name: "policy Local, endpoint elsewhere", list: "localhost", node: node, services: []*service.Service{local}, want: both[:1]},
 		{name: "two with one number", list: "localhost", node: node, services: []*service.Service{younger, web}, want: both},
+		{name: "source ranges with the node", list: "localhost", node: node, services: []*service.Service{ranges("203.0.113.0/24,192.168.0.2/32")}, want: both},
+		{name: "source ranges with the node, IPv6", list: "localhost", node: node, services: []*service.Service{ranges("192.168.0.0/31,::/0")},
+			want: []string{"[::1]:30080/tcp default/web from 2001:db8::2", "[::1]:30080/udp default/web from 2001:db8::2"}},
+		{name: "source ranges with another address of the node", list: "localhost", node: node, services: []*service.Service{ranges("127.0.0.0/8,172.16.0.1/32,::1/128")}},
+		{name: "source ranges that admit nobody", list: "localhost", node: node, services: []*service.Service{ranges("none")}},
 		{name: "refused by the kernel", list: "localhost", node: node, services: []*service.Service{web}, refused: map[string]error{"default/web": fmt.Errorf("no")}},
 		{name: "no interface has the Node's address", list: "127.0.0.1/32", node: service.Node{Addresses: addrs("203.0.113.1"), HostAddresses: own}, services: []*service.Service{web},
 			want: []string{"127.0.0.1:30080/tcp default/web from 172.16.0.1", "127.0.0.1:30080/udp default/web from 172.16.0.1"}},

@@ -277,7 +277,7 @@ func (x *explainer) whyNotAdmitted(s *nft.Step) {
 	if field == balancerRanges {
 		unrestricted = "cluster IPs and node ports"
 	}
-	x.remedy("add the client's range to %s of %s, or connect from an admitted address; the ranges do not restrict %s", field, by, unrestricted)
+	x.remedy("add the client's range to the %s of %s, or connect from an admitted address; the ranges do not restrict %s", field, by, unrestricted)
 }
 
 // The fields of a Service that have source ranges.
@@ -287,6 +287,8 @@ const (
 )
 
 // rangesField says in which field the Service has the ranges of the step's chain. Without the objects, only node ports tell.
+// A load balancer's address has what is in both fields: if that is all of the annotation, there may be nothing in the other one,
+// and a range there would keep others out.
 func (x *explainer) rangesField(s *nft.Step, by string) string {
 	if ruleset.SourceSet(s.Chain) != s.Chain {
 		return directRanges
@@ -297,7 +299,7 @@ func (x *explainer) rangesField(s *nft.Step, by string) string {
 	switch svc := x.facts.Objects.Services.At(service.Name(by)); {
 	case svc == nil || svc.Options.SourceRanges == nil:
 		return balancerRanges
-	case slices.Contains(svc.LoadBalancerIPs, s.Destination.Addr()):
+	case slices.Contains(svc.LoadBalancerIPs, s.Destination.Addr()) && !svc.Sources.Equal(svc.Options.SourceRanges):
 		return balancerRanges + " and the " + directRanges
 	}
 	return directRanges
@@ -320,7 +322,7 @@ func (x *explainer) whyUntouched() {
 	case local && x.clusterIPOwner(to) != "":
 		x.cause("%s is the cluster IP of Service %s, but it is also an address of this node, which keeps the ports that the Service does not have", to, x.clusterIPOwner(to))
 	case local && to == ip.Of(to).Loopback() && p.Src.Addr().IsLoopback() && ruleset.ServesLoopback(x.contents):
-		x.cause("a process of the node gets it: nftproxy listens on each node port of %s that has endpoints and that no other process has, and connects to the Service from another address of the node", to)
+		x.cause("a process of the node gets it: nftproxy listens on each node port of %s that has endpoints, that admits this node, and that no other process has, and connects to the Service from another address of the node", to)
 		x.remedy("with --from node, this command explains the connection of nftproxy")
 	case local && x.servesNodePorts():
 		x.cause("%s is an address of this node, and no Service has the node port %d/%s", to, p.Dst.Port(), nft.ProtocolText(p.Protocol))

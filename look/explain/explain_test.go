@@ -251,29 +251,6 @@ func TestChangedByOthers(t *testing.T) {
 	w.says(packet, explain.Dropped, "the map has none of the endpoints that this chain expects", "another process has removed elements")
 }
 
-// TestClosedSourceRanges: ranges beyond the bound let in nobody, and the cause is the bound.
-func TestClosedSourceRanges(t *testing.T) {
-	w := newWorld(t)
-	b := service.NewBuilder(*w.snapshot.Node)
-	b.SetMaxSourceLists(1)
-	for i, name := range []string{"older", "younger"} {
-		b.Set(&service.Service{
-			Name: service.NewName("ns", name), Created: time.Unix(int64(i), 0), ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 1, byte(i)})},
-			LoadBalancerIPs: []netip.Addr{netip.AddrFrom4([4]byte{198, 51, 100, byte(i)})},
-			Sources:         service.NewSources([]netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{203, 0, 113, 0}), 24+i)}),
-			Ports: []service.Port{{Protocol: service.TCP, Port: 80, Endpoints: service.MergeEndpoints([]service.Endpoint{
-				{Addr: netip.MustParseAddrPort("10.244.0.5:80"), Ready: true, Serving: true},
-			})}},
-		})
-	}
-	w.snapshot = b.Snapshot()
-	w.facts.Tables = ruleset.Compile(ruleset.Config{Table: "nftproxy"}, w.snapshot).Model()
-	w.facts.Objects, w.facts.Source = &w.snapshot, "the objects"
-	w.says("eth0 203.0.113.1:1000 -> 198.51.100.0:80/tcp", explain.Endpoint, "10.244.0.5:80")
-	w.says("eth0 203.0.113.1:1000 -> 198.51.100.1:80/tcp", explain.Dropped, "Service ns/younger: no client is let in", "--nftproxy-max-source-lists")
-	w.says("eth0 192.0.2.1:1000 -> 198.51.100.0:80/tcp", explain.Dropped, "admit 203.0.113.0/24, and 192.0.2.1 is not among them")
-}
-
 // TestForeignCounters: a counter that another process has put into a rule, at whatever place, changes no word
 // of the explanation but the rule's text.
 func TestForeignCounters(t *testing.T) {

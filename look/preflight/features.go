@@ -52,7 +52,7 @@ func features() []feature {
 		{name: "SCTP", service: clusterIP("10.96.0.3", port(service.SCTP, 0)), endpoints: 1, without: "Services of SCTP are not served"},
 		{name: "session affinity", service: sticky, endpoints: 2, without: "Services with session affinity are not served"},
 		{name: "hashes", service: hashed, endpoints: 2, without: "Services with nftproxy.io/balance, or with session affinity beyond its bound, are not served (nft_hash)"},
-		{name: "source ranges", service: closed, endpoints: 1, without: "Services with loadBalancerSourceRanges are not served"},
+		{name: "source ranges", service: closed, endpoints: 1, without: "Services with source ranges (loadBalancerSourceRanges, nftproxy.io/source-ranges) are not served"},
 		{name: "ServiceCIDRs", cidr: netip.MustParsePrefix("10.96.0.0/16"), without: "packets to addresses of a ServiceCIDR that no Service has are not dropped"},
 	}
 }

@@ -68,7 +68,7 @@ type heading struct{ some, elsewhere bool }
 func (b *Builder) shutsOut(s *Service, c Claim) bool {
 	wall, _, restricted := s.FirewallAt(c, nil)
 	return restricted && !slices.ContainsFunc(b.snapshot.Node.Addresses, func(a netip.Addr) bool {
-		return a.Is6() == c.Addr.Is6() && wall.Sources.contains(a)
+		return a.Is6() == c.Addr.Is6() && wall.Sources.Contains(a)
 	})
 }
 

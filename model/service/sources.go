@@ -121,8 +121,8 @@ func endsBefore(a, b netip.Prefix) bool {
 	return a.Addr().Less(b.Addr())
 }
 
-// contains says whether one of the ranges contains the address.
-func (s *Sources) contains(a netip.Addr) bool {
+// Contains says whether one of the ranges contains the address.
+func (s *Sources) Contains(a netip.Addr) bool {
 	after, _ := slices.BinarySearchFunc(s.ranges, a, func(r netip.Prefix, a netip.Addr) int {
 		if r.Addr().Compare(a) <= 0 {
 			return -1
@@ -183,13 +183,13 @@ func (f Firewall) Restricts(c Claim) bool {
 // load balancer's address is bound on the node, the node may send from it (kube-proxy does the
 // same).
 func (f Firewall) Itself(node *Node, family ip.Family) []netip.Addr {
-	mayReach := func(a netip.Addr) bool { return family.Has(a) && f.Sources.contains(a) }
+	mayReach := func(a netip.Addr) bool { return family.Has(a) && f.Sources.Contains(a) }
 	if _, all := f.Sources.Of(family); all || !slices.ContainsFunc(node.Addresses, mayReach) {
 		return nil
 	}
 	var itself []netip.Addr
 	for _, a := range f.Addresses {
-		if family.Has(a) && !f.Sources.contains(a) {
+		if family.Has(a) && !f.Sources.Contains(a) {
 			itself = append(itself, a)
 		}
 	}
