@@ -245,7 +245,9 @@ func (c *RefusalCounter) lookAtChains(i int, table nft.TableID) error {
 				f.chains[chain] = &tally{}
 			}
 			if f.chains[chain].add(n) > 0 {
-				f.changed[cause] = true
+				for _, counting := range cause.Counting() {
+					f.changed[counting] = true
+				}
 			}
 		}
 	}

@@ -264,4 +264,11 @@ func TestPromisedDrops(t *testing.T) {
 			t.Errorf("%s: reported %v, want %v", what, got, reported)
 		}
 	}
+	// The chain node-port-refuse refuses pods of other nodes.
+	k := newCounters()
+	c := traffic.NewRefusalCounter(k, k.clock)
+	c.Follow(p)
+	k.elements[elements["node-port-no-local-endpoints"]]++
+	k.chains["ip node-port-refuse"]++
+	want(t, "a pod of another node", c.Look().Services, "ns/web no-local-endpoints 1 1")
 }

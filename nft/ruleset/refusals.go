@@ -69,6 +69,15 @@ func (c Cause) Chains() []string {
 	return chains
 }
 
+// Counting lists the causes whose elements may have counted if the cause's chains have. The chain of NoEndpoints also refuses
+// pods of other nodes (RefuseOtherPods): these packets are NoLocalEndpoints of their Service.
+func (c Cause) Counting() []Cause {
+	if c == NoEndpoints {
+		return []Cause{NoEndpoints, NoLocalEndpoints}
+	}
+	return []Cause{c}
+}
+
 // refuse is the chain of addresses without endpoints. The chain of node ports has the prefix
 // of that access.
 const refuse = "refuse"
