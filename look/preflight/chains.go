@@ -3,6 +3,7 @@ package preflight
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"nftproxy/look/basechain"
 )
@@ -25,6 +26,8 @@ func (o Options) chains() []Finding {
 			found = append(found, zones(c))
 		case c.PolicyDrop, c.EndsClosed && hook:
 			found = append(found, dropping(c))
+		case strings.HasPrefix(c.Table, "wg-quick-") && c.Hook == "prerouting" && c.Rules.Drops:
+			found = append(found, tunnel(c))
 		}
 	}
 	if len(found) == 0 {
@@ -42,6 +45,15 @@ func zones(c *basechain.Chain) Finding {
 	}
 	return yellow(fmt.Sprintf("firewalls: firewalld %s %s", c.TableText(), c.Name),
 		fmt.Sprintf("chain %s in table %s rejects what no zone accepts on the hook %s", c.Name, c.TableText(), c.Hook), do)
+}
+
+// tunnel is the finding of the chain that wg-quick makes where all packets go through the tunnel. For each address of the tunnel it
+// drops packets from other interfaces, even from the node itself, whose source is no address of the node. The node's own
+// connections to other networks come from that address, and a reset of them from the address of a Service.
+func tunnel(c *basechain.Chain) Finding {
+	return yellow(fmt.Sprintf("firewalls: %s %s", c.TableText(), c.Name),
+		fmt.Sprintf("chain %s in table %s (wg-quick) drops resets from Services to the node itself: its TCP connections to Services without endpoints, and to unknown ports, time out in place of being refused", c.Name, c.TableText()),
+		fmt.Sprintf("add a rule there, if there is none, in wg-quick's file: PostUp = nft insert rule %s wg-quick-%%i %s iifname lo accept", c.Family, c.Name))
 }
 
 // dropping is the finding of a base chain that drops what no rule accepts.

@@ -58,6 +58,7 @@ func Run(ctx context.Context, o Options) []Finding {
 	all = append(all, o.ports(ctx)...)
 	all = append(all, o.chains()...)
 	all = append(all, o.marks()...)
+	all = append(all, o.queues()...)
 	all = append(all, o.routes(ctx)...)
 	all = append(all, o.networks(ctx)...)
 	all = append(all, o.sysctls()...)

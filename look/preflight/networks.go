@@ -58,16 +58,9 @@ func (o Options) cidrsInForce() ([]netip.Prefix, error) {
 
 // prefixes lists prefixes, of which it names eight.
 func prefixes(list []netip.Prefix) string {
-	const most = 8
-	text := ""
-	for i, p := range list[:min(len(list), most)] {
-		if i > 0 {
-			text += ", "
-		}
-		text += p.String()
+	var texts []string
+	for _, p := range list {
+		texts = append(texts, p.String())
 	}
-	if len(list) > most {
-		text += fmt.Sprintf(" and %d more", len(list)-most)
-	}
-	return text
+	return shortList(texts)
 }

@@ -101,7 +101,7 @@ func TestGoodNode(t *testing.T) {
 	if features != 12 {
 		t.Errorf("%d features of the kernel, want 12", features)
 	}
-	for _, probe := range []string{"rights", "connection tracking", "other proxies", "ports: health", "firewalls", "marks", "sysctl: net.ipv4.ip_forward"} {
+	for _, probe := range []string{"rights", "connection tracking", "other proxies", "ports: health", "firewalls", "marks", "queues", "sysctl: net.ipv4.ip_forward"} {
 		w.want(found, preflight.Green, probe)
 	}
 	// The trial of the features left nothing in the node's own namespace.
@@ -199,6 +199,29 @@ table ip a {
 	}
 	if !maps.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// TestTunnel: the rule of wg-quick is named that drops the resets of Services. Its other chains are not, nor is another program's rule.
+func TestTunnel(t *testing.T) {
+	w := newWorld(t)
+	const rules = `
+table ip wg-quick-wg0 {
+	chain preraw { type filter hook prerouting priority -300; iifname != "wg0" ip daddr 10.99.0.1 fib saddr type != local drop; };
+	chain premangle { type filter hook prerouting priority -150; meta l4proto udp meta mark set ct mark; };
+	chain postmangle { type filter hook postrouting priority -150; meta l4proto udp mark 0x0000ca6c ct mark set meta mark; };
+}
+table ip mine { chain preraw { type filter hook prerouting priority -300; ip saddr 192.0.2.1 drop; }; }
+`
+	if err := nftcmd.ForTest(t).Load(w.ns, rules); err != nil {
+		t.Fatal(err)
+	}
+	found := w.check()
+	w.want(found, preflight.Yellow, "firewalls: ip wg-quick-wg0 preraw", "time out", "nft insert rule ip wg-quick-%i preraw iifname lo accept")
+	for probe, f := range found {
+		if strings.HasPrefix(probe, "firewalls") && probe != "firewalls: ip wg-quick-wg0 preraw" {
+			t.Errorf("%+v", f)
+		}
 	}
 }
 

@@ -57,7 +57,7 @@ func clusterNeighbours() []clusterNeighbour {
 				"The engine sees the client's own address and the endpoint's: its hook is postrouting, before addresses of clients are translated there (priority 100), and after prerouting and output, where nftproxy translates to the endpoint (priority -100).",
 				"So ports in a NetworkPolicy are those of pods (`targetPort`), and `egress` to a cluster IP as `ipBlock` matches nothing: name the pods.",
 				"An `ipBlock` for clients outside wants `externalTrafficPolicy: Local`. With `Cluster` the endpoint's node may see a node's address.",
-				"A kernel without nftables' `queue` (`CONFIG_NFT_QUEUE`) refuses the engine's own rules. The engine then says so at level info only, stays `Running` and enforces nothing. Try a NetworkPolicy after the installation. This run had such a kernel, and so the rules of `test/cmd/realcluster/manifests/kube-network-policies.yaml`.",
+				"A kernel without nftables' `queue` (`CONFIG_NFT_QUEUE`) refuses the engine's own rules. The engine then says so at level info only, stays `Running` and enforces nothing; `nftproxy check` says that a program waits for packets in a queue and that no rule hands it any. Try a NetworkPolicy after the installation. This run had such a kernel, and so the rules of `test/cmd/realcluster/manifests/kube-network-policies.yaml`.",
 			},
 		},
 	}

@@ -280,14 +280,15 @@ type table struct {
 	// Flows is their number, AsBefore how many went as without the neighbour.
 	Flows, AsBefore int
 	// Closed are those that the neighbour forbids by itself too, Opened those that go although it forbids the direct way, and Faults
-	// those that fail although the direct way is open.
-	Closed, Opened, Faults []string `json:",omitempty"`
+	// those that fail although the direct way is open. Silent are connections of the node whose refusal it drops.
+	Closed, Opened, Faults, Silent []string `json:",omitempty"`
 }
 
-// judge compares the outcomes of Services beside the neighbour with those of direct flows through the neighbour alone.
-func judge(flows []flow, got, open map[string]string) table {
+// judge compares the outcomes of Services beside the neighbour with those of direct flows through the neighbour alone. silences says
+// that the neighbour may drop refusals.
+func judge(flows []flow, got, open map[string]string, silences bool) table {
 	var t table
-	closed, opened, faults := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	closed, opened, faults, silent := map[string]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, f := range flows {
 		t.Flows++
 		result, free := got[f.key()], isOpen(open[f.like])
@@ -303,11 +304,13 @@ func judge(flows []flow, got, open map[string]string) table {
 			}
 		case !free && (result == refused || result == string(testnet.TimedOut) || result == string(testnet.Unreachable)):
 			closed[f.name()] = true
+		case silences && f.from == "node" && f.protocol == testnet.TCP && f.want == refused && result == string(testnet.TimedOut):
+			silent[f.name()] = true
 		default:
 			faults[fmt.Sprintf("%s: %s, want %s", f.key(), result, f.want)] = true
 		}
 	}
-	t.Closed, t.Opened, t.Faults = sorted(closed), sorted(opened), sorted(faults)
+	t.Closed, t.Opened, t.Faults, t.Silent = sorted(closed), sorted(opened), sorted(faults), sorted(silent)
 	return t
 }
 

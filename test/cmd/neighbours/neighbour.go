@@ -40,6 +40,10 @@ type neighbour struct {
 	beside map[string]func(context.Context, *world) error
 	// opens says why flows to Services may work although the program closes the direct way; empty if none may.
 	opens string
+	// silences says why a TCP connection of the node that is refused may have no answer; empty if it has to have one.
+	silences string
+	// loses says why masqueraded connections may be lost at its start and end, even if direct ones survive; empty if none may be.
+	loses string
 }
 
 // peer is the program's other end, in a system of its own. It runs before the program does.

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -54,11 +55,14 @@ func (r result) verdict() verdict {
 		if len(o.Table.Opened) > 0 && r.Opens == "" {
 			faults = append(faults, fmt.Sprintf("%s: %d kinds of flows work that it closes", o.Name, len(o.Table.Opened)))
 		}
-		if n := len(o.Lost); n > 0 {
+		if n := len(o.Lost); n > 0 && o.Excuse == "" {
 			faults = append(faults, fmt.Sprintf("%s: connections are lost on %d ways, and none without nftproxy", o.Name, n))
 		}
 	}
-	closed := r.Events[0].Table.Closed
+	closed, also := r.Events[0].Table.Closed, ""
+	if slices.ContainsFunc(r.Events, func(o outcome) bool { return o.Excuse != "" }) {
+		also = ". Its start or end loses connections"
+	}
 	switch {
 	case len(faults) > 0:
 		return verdict{false, "does not: " + strings.Join(faults, "; ")}
@@ -66,10 +70,14 @@ func (r result) verdict() verdict {
 		return verdict{false, "closes flows to Services, and `nftproxy check` does not say so"}
 	case len(closed) > 0:
 		return verdict{true, "closes flows to Services, as it closes the pods or the node: needs a setting"}
+	case r.Silences != "" && len(r.Check) == 0:
+		return verdict{false, "drops refusals, and `nftproxy check` does not say so"}
+	case r.Silences != "":
+		return verdict{true, "works, but the node's own TCP connections to Services without endpoints and to unknown ports time out in place of being refused: needs a setting" + also}
 	case r.Setting != "":
-		return verdict{true, "works with this setting: " + r.Setting}
+		return verdict{true, "works with this setting: " + r.Setting + also}
 	}
-	return verdict{true, "works"}
+	return verdict{true, "works" + also}
 }
 
 // text is the result for the terminal.
@@ -80,7 +88,7 @@ func (r result) text() string {
 		for _, kind := range []struct {
 			name string
 			list []string
-		}{{"closed", o.Table.Closed}, {"opened", o.Table.Opened}, {"FAULT", o.Table.Faults}, {"lost", o.Lost}} {
+		}{{"closed", o.Table.Closed}, {"silent", o.Table.Silent}, {"opened", o.Table.Opened}, {"FAULT", o.Table.Faults}, {"lost", o.Lost}} {
 			for _, f := range kind.list {
 				fmt.Fprintf(&b, "      %s: %s\n", kind.name, f)
 			}
@@ -132,7 +140,7 @@ These were not run, so nothing is said about them: %s.
 func untried() []string {
 	return []string{
 		"kube-router", "MetalLB", "kube-vip", "FRR",
-		"the binary of NodeLocal DNSCache", "Istio", "WireGuard", "iptables-legacy under any of these",
+		"the binary of NodeLocal DNSCache", "Istio", "iptables-legacy under any of these",
 	}
 }
 
@@ -192,13 +200,18 @@ func (r result) section() string {
 	}
 	for _, o := range r.Events {
 		list("Faults, "+o.Name+":", o.Table.Faults)
-		list("Ways that lost connections, "+o.Name+":", o.Lost)
+		why := ""
+		if o.Excuse != "" {
+			why = " (" + o.Excuse + ")"
+		}
+		list("Ways that lost connections, "+o.Name+why+":", o.Lost)
 	}
 	start := r.Events[0].Table
 	list("Closed by it after its start:", start.Closed)
 	if r.Opens != "" {
 		list("Open to Services although the direct way is closed ("+r.Opens+"):", start.Opened)
 	}
+	list("Without an answer ("+r.Silences+"):", start.Silent)
 	list("`nftproxy check` finds:", r.Check)
 	list("`nftproxy explain` says of a closed flow:", r.Explain)
 	if r.Setting != "" {

@@ -55,15 +55,19 @@ func TestJudge(t *testing.T) {
 		{from: "a", to: "closed", like: "shut", want: kept},
 		{from: "a", to: "hole", like: "shut", want: kept},
 		{from: "a", to: "silent", like: "shut", want: refused},
+		{from: "node", to: "unrefused", protocol: "tcp", like: "open", want: refused},
 	}
-	outcomes := []string{kept, hidden, "timed out", "timed out", kept, "timed out"}
+	outcomes := []string{kept, hidden, "timed out", "timed out", kept, "timed out", "timed out"}
 	got := map[string]string{}
 	for i, f := range flows {
 		got[f.key()] = outcomes[i]
 	}
-	table := judge(flows, got, map[string]string{"open": kept, "shut": "timed out"})
-	if table.Flows != 6 || table.AsBefore != 2 || len(table.Faults) != 2 || len(table.Closed) != 2 || len(table.Opened) != 1 {
+	table := judge(flows, got, map[string]string{"open": kept, "shut": "timed out"}, false)
+	if table.Flows != 7 || table.AsBefore != 2 || len(table.Faults) != 3 || len(table.Closed) != 2 || len(table.Opened) != 1 {
 		t.Errorf("%+v", table)
+	}
+	if t2 := judge(flows, got, map[string]string{"open": kept, "shut": "timed out"}, true); len(t2.Faults) != 2 || len(t2.Silent) != 1 {
+		t.Errorf("%+v", t2)
 	}
 	if !strings.Contains(strings.Join(table.Faults, " "), "masqueraded") || !strings.HasPrefix(table.Opened[0], "a to hole") {
 		t.Errorf("%+v", table)
@@ -86,8 +90,11 @@ func TestVerdict(t *testing.T) {
 		{false, func(o *outcome, _ *result) { o.Table.Opened = []string{"x"} }},
 		{true, func(o *outcome, r *result) { o.Table.Opened, r.Opens = []string{"x"}, "its rule" }},
 		{false, func(o *outcome, _ *result) { o.Lost = []string{"x"} }},
+		{true, func(o *outcome, _ *result) { o.Lost, o.Excuse = []string{"x"}, "its rules" }},
 		{false, func(o *outcome, _ *result) { o.Table.Closed = []string{"x"} }},
 		{true, func(o *outcome, r *result) { o.Table.Closed, r.Check = []string{"x"}, []string{"y"} }},
+		{false, func(_ *outcome, r *result) { r.Silences = "x" }},
+		{true, func(_ *outcome, r *result) { r.Silences, r.Check = "x", []string{"y"} }},
 	} {
 		if v := whole(c.change); v.good != c.good {
 			t.Errorf("%+v, want good %v", v, c.good)

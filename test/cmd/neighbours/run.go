@@ -18,10 +18,12 @@ type result struct {
 	Versions []string
 	Setting  string `json:",omitempty"`
 	// Opens is that of the neighbour if flows were open by it.
-	Opens  string `json:",omitempty"`
-	Kernel string
-	Date   string
-	Events []outcome
+	Opens string `json:",omitempty"`
+	// Silences is that of the neighbour if it dropped refusals.
+	Silences string `json:",omitempty"`
+	Kernel   string
+	Date     string
+	Events   []outcome
 	// Check has what "nftproxy check" found after the start and not before, Explain the lines of "nftproxy explain" about chains of
 	// the neighbour for a flow that it closes.
 	Check   []string `json:",omitempty"`
@@ -38,6 +40,8 @@ type outcome struct {
 	Alone, Beside tally
 	// Lost are the ways on which Beside lost connections of a protocol of which Alone lost none.
 	Lost []string `json:",omitempty"`
+	// Excuse is why that is the neighbour's doing, if it is.
+	Excuse string `json:",omitempty"`
 }
 
 // Events that are nftproxy's.
@@ -230,6 +234,11 @@ func (t *trial) weigh(o *outcome) {
 			o.Alone = o.Alone.plus(t.alone[o.like].load[i])
 		}
 	}
+	defer func() {
+		if own := o.Name == nameStart || o.Name == "restarts" || o.Name == t.n.stop.Name; own && len(o.Lost) > 0 {
+			o.Excuse = t.n.loses
+		}
+	}()
 	for _, protocol := range slices.Sorted(maps.Keys(beside)) {
 		if beside[protocol].Lost == 0 || alone[protocol].Lost > 0 {
 			continue
@@ -312,9 +321,12 @@ func (t *trial) look(ctx context.Context, e event, like string) error {
 	if err != nil {
 		return err
 	}
-	o := outcome{event: e, like: like, Table: judge(flows, got, t.alone[like].open)}
+	o := outcome{event: e, like: like, Table: judge(flows, got, t.alone[like].open, t.n.silences != "")}
 	if len(o.Table.Opened) > 0 {
 		t.result.Opens = t.n.opens
+	}
+	if len(o.Table.Silent) > 0 {
+		t.result.Silences = t.n.silences
 	}
 	t.result.Events = append(t.result.Events, o)
 	return t.load.await(ctx)
