@@ -23,11 +23,15 @@ var (
 	internalAddress    = netip.MustParseAddr("10.96.0.12")
 	externalAddress    = netip.MustParseAddr("198.51.100.3")
 	unallocatedAddress = netip.MustParseAddr("10.96.0.99")
+	directAddress      = netip.MustParseAddr("198.51.100.14")
+	nodeAddress        = netip.MustParseAddr("192.168.0.2")
 )
+
+const directNodePort = 30514
 
 // refusingProgram has a Service for each cause of a refusal, and open ones.
 func refusingProgram() *nft.Program {
-	b := service.NewBuilder(service.Node{Name: "node", Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.2")}})
+	b := service.NewBuilder(service.Node{Name: "node", Addresses: []netip.Addr{nodeAddress}})
 	b.SetServiceCIDRs([]netip.Prefix{netip.MustParsePrefix("10.96.0.0/24")})
 	b.Set(withRanges("ns/open", netip.MustParseAddr("10.96.0.1"), openAddress, 2, 0))
 	b.Set(withRanges("ns/restricted", netip.MustParseAddr("10.96.0.2"), restrictedAddress, 2, 10))
@@ -42,6 +46,11 @@ func refusingProgram() *nft.Program {
 	external := withRanges("ns/external", netip.MustParseAddr("10.96.0.13"), externalAddress, 2, 0)
 	external.ExternalPolicy = service.Local
 	b.Set(external)
+	direct := withRanges("ns/direct", netip.MustParseAddr("10.96.0.14"), directAddress, 1, 10)
+	direct.Options.SourceRanges = direct.Sources
+	direct.ExternalIPs, direct.LoadBalancerIPs, direct.Sources = direct.LoadBalancerIPs, nil, nil
+	direct.Ports[0].NodePort = directNodePort
+	b.Set(direct)
 	return ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable}, b.Snapshot())
 }
 
@@ -96,6 +105,7 @@ func TestRefusalsAreCounted(t *testing.T) {
 	must(t, err)
 	clusterIPs := &net.IPNet{IP: net.IPv4(10, 96, 0, 0), Mask: net.CIDRMask(16, 32)}
 	must(t, s.ns.Handle().RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: clusterIPs, Scope: unix.RT_SCOPE_LINK}))
+	must(t, s.ns.Handle().AddrAdd(lo, &netlink.Addr{IPNet: &net.IPNet{IP: nodeAddress.AsSlice(), Mask: net.CIDRMask(32, 32)}}))
 	p := refusingProgram()
 	must(t, s.c.Apply(load(p)))
 	send := func(n int, to netip.Addr, port uint16, end error) {
@@ -112,12 +122,16 @@ func TestRefusalsAreCounted(t *testing.T) {
 	send(6, netip.MustParseAddr("10.96.0.1"), unknown, dropped)
 	send(7, unallocatedAddress, firstPort, dropped)
 	s.time(t, 8, inNone(10), netip.AddrPortFrom(restrictedAddress, firstPort), dropped)
+	for to, n := range map[netip.AddrPort]int{netip.AddrPortFrom(nodeAddress, directNodePort): 9, netip.AddrPortFrom(directAddress, firstPort): 10} {
+		s.time(t, 1, inRanges(10), to, translated)
+		s.time(t, n, inNone(10), to, dropped)
+	}
 
 	want := refused{
-		map[ruleset.Cause]uint64{ruleset.NoEndpoints: 3, ruleset.UnknownPort: 6, ruleset.NoLocalEndpoints: 9, ruleset.OutsideSourceRanges: 8, ruleset.UnallocatedAddress: 7},
+		map[ruleset.Cause]uint64{ruleset.NoEndpoints: 3, ruleset.UnknownPort: 6, ruleset.NoLocalEndpoints: 9, ruleset.OutsideSourceRanges: 27, ruleset.UnallocatedAddress: 7},
 		map[string]uint64{
 			"ns/empty no-endpoints": 3, "ns/internal no-local-endpoints": 4,
-			"ns/external no-local-endpoints": 5, "ns/restricted outside-source-ranges": 8,
+			"ns/external no-local-endpoints": 5, "ns/restricted outside-source-ranges": 8, "ns/direct outside-source-ranges": 19,
 		},
 	}
 	if diff := cmp.Diff(want, countRefused(t, s.c, p)); diff != "" {
