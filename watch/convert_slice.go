@@ -122,7 +122,7 @@ func triggerTime(s *discoveryv1.EndpointSlice, p *problemList) time.Time {
 	}
 	t, err := time.Parse(time.RFC3339Nano, text)
 	if err != nil {
-		p.addValue("metadata.annotations["+corev1.EndpointsLastChangeTriggerTime+"]", text, "not a time such as 2006-01-02T15:04:05.999Z: the delay of this change is not measured")
+		p.addValue("metadata.annotations["+corev1.EndpointsLastChangeTriggerTime+"]", beginning(text), "not a time such as 2006-01-02T15:04:05.999Z: the delay of this change is not measured")
 		return time.Time{}
 	}
 	return t
@@ -133,7 +133,8 @@ func triggerTime(s *discoveryv1.EndpointSlice, p *problemList) time.Time {
 func weightKeys() [2]string { return [...]string{"nftproxy.io/weight", "service.cilium.io/weight"} }
 
 // sliceWeight returns the weight of each endpoint of the slice.
-func sliceWeight(s *discoveryv1.EndpointSlice, p *problemList) service.Weight {
+func sliceWeight(s *discoveryv1.EndpointSlice, p *problemList) (weight service.Weight) {
+	var bad []string
 	for _, key := range weightKeys() {
 		text, ok := s.Annotations[key]
 		if !ok {
@@ -141,11 +142,15 @@ func sliceWeight(s *discoveryv1.EndpointSlice, p *problemList) service.Weight {
 		}
 		n, err := strconv.ParseUint(text, 10, 16)
 		if err == nil {
-			return service.NewWeight(uint16(n))
+			weight = service.NewWeight(uint16(n))
+			break
 		}
-		p.addValue("metadata.annotations["+key+"]", text, fmt.Sprintf("not a whole number from 0 to 65535: the endpoints have the weight %d", service.DefaultWeight))
+		bad = append(bad, key)
 	}
-	return 0
+	for _, key := range bad {
+		p.addValue("metadata.annotations["+key+"]", beginning(s.Annotations[key]), fmt.Sprintf("not a whole number from 0 to 65535: the endpoints have the weight %d", weight.Number()))
+	}
+	return weight
 }
 
 // sliceEndpoints returns the endpoints, without ports. Only the first address of an

@@ -57,7 +57,7 @@ func Counts(weights []uint32, limit int) []int {
 	if size == 0 {
 		return nil
 	}
-	return split(weights, sum(weights), size)
+	return split(weights, size)
 }
 
 // DrawnSize returns the length of the row of Counts; 0 for none. It is that of the smallest row that has the shares exactly.
@@ -95,36 +95,30 @@ func GCD(a, b uint64) uint64 {
 	return a
 }
 
-// split shares the slots by weight, with the largest remainders, and at least one slot for each weight above 0. sum is that
-// of the weights, and size at least the number of those above 0.
-func split(weights []uint32, sum uint64, size int) []int {
-	counts, left := make([]int, len(weights)), size
-	var order []int
+// split shares the slots by weight. A weight above 0 whose share is less than a slot gets one; the others share the rest, with the
+// largest remainders. size is at least the number of weights above 0.
+func split(weights []uint32, size int) []int {
+	counts, order := make([]int, len(weights)), []int{}
 	for i, w := range weights {
-		if w == 0 {
-			continue
+		if w > 0 {
+			order = append(order, i)
 		}
-		counts[i] = max(1, int(uint64(w)*uint64(size)/sum))
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(weights[a], weights[b]) })
+	slots, weight := uint64(size), sum(weights)
+	for len(order) > 0 && uint64(weights[order[0]])*slots < weight {
+		counts[order[0]] = 1
+		slots, weight, order = slots-1, weight-uint64(weights[order[0]]), order[1:]
+	}
+	left := int(slots)
+	for _, i := range order {
+		counts[i] = int(uint64(weights[i]) * slots / weight)
 		left -= counts[i]
-		order = append(order, i)
 	}
-	// ahead is how much more an endpoint has than its share, in parts of a slot.
-	ahead := func(i int) int64 { return int64(counts[i])*int64(sum) - int64(weights[i])*int64(size) }
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(ahead(a), ahead(b)) })
-	for at := 0; left > 0; at = (at + 1) % len(order) {
-		counts[order[at]]++
-		left--
-	}
-	for left < 0 { // slots of those that have the most to give to those that would have none
-		most := 0
-		for _, i := range order {
-			if counts[i] > counts[most] {
-				most = i
-			}
-		}
-		give := min(-left, max(1, counts[most]/2))
-		counts[most] -= give
-		left += give
+	remainder := func(i int) uint64 { return uint64(weights[i]) * slots % weight }
+	slices.SortFunc(order, func(a, b int) int { return cmp.Or(cmp.Compare(remainder(b), remainder(a)), cmp.Compare(a, b)) })
+	for _, i := range order[:left] {
+		counts[i]++
 	}
 	return counts
 }
@@ -134,11 +128,9 @@ func split(weights []uint32, sum uint64, size int) []int {
 // are sorted and differ; they decide the permutations. size is one of TableSize. Without a weight above 0 there is
 // no table.
 func Table[Name ~string](names []Name, weights []uint32, size int) []int {
-	all := sum(weights)
-	if all == 0 || size == 0 {
+	if sum(weights) == 0 || size == 0 {
 		return nil
 	}
-	counts := split(weights, all, size)
 	walks := make([]walk, len(names))
 	for i, name := range names {
 		walks[i] = walkOf(name, size)
@@ -147,22 +139,37 @@ func Table[Name ~string](names []Name, weights []uint32, size int) []int {
 	for i := range table {
 		table[i] = -1
 	}
-	rounds := slices.Max(counts)
-	taken := make([]int, len(names))
-	for round := 1; round <= rounds; round++ {
-		for i, n := range counts {
-			// After each round an endpoint has its share of the rounds.
-			if uint64(taken[i])*uint64(rounds) >= uint64(n)*uint64(round) {
-				continue
-			}
-			taken[i]++
-			for table[walks[i].at] >= 0 {
-				walks[i].step(size)
-			}
-			table[walks[i].at] = i
+	for _, i := range turns(split(weights, size), size) {
+		for table[walks[i].at] >= 0 {
+			walks[i].step(size)
 		}
+		table[walks[i].at] = i
 	}
 	return table
+}
+
+// turns returns the order in which endpoints take their slots. There are as many rounds as the greatest count; in each of them
+// an endpoint takes a slot at most, and after each it has its share of the rounds. size is the sum of the counts.
+func turns(counts []int, size int) []int {
+	rounds := uint64(slices.Max(counts))
+	begins := make([]int, rounds+1) // of each round
+	each := func(do func(round uint64, i int)) {
+		for i, n := range counts {
+			for turn := range uint64(n) {
+				do(turn*rounds/uint64(n), i)
+			}
+		}
+	}
+	each(func(round uint64, _ int) { begins[round+1]++ })
+	for round := range rounds {
+		begins[round+1] += begins[round]
+	}
+	order := make([]int, size)
+	each(func(round uint64, i int) {
+		order[begins[round]] = i
+		begins[round]++
+	})
+	return order
 }
 
 // walk is an endpoint's way through the slots of a table. It comes to each.

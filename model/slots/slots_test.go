@@ -26,6 +26,7 @@ func TestCounts(t *testing.T) {
 		{[]uint32{65535, 1}, MaxSize, []int{4092, 1}},
 		{[]uint32{65535, 1, 1}, 2, nil},
 		{[]uint32{65535, 1, 1}, 4, []int{2, 1, 1}},
+		{[]uint32{65535, 1, 65535, 1, 1, 1, 1, 1}, 16, []int{5, 1, 5, 1, 1, 1, 1, 1}},
 	} {
 		if got := Counts(c.weights, c.limit); !slices.Equal(got, c.want) {
 			t.Errorf("Counts(%v, %d) = %v, want %v", c.weights, c.limit, got, c.want)
@@ -70,6 +71,52 @@ func TestShares(t *testing.T) {
 	}
 }
 
+// TestTableByRounds: the turns are those of Maglev's algorithm as it is written, round by round.
+func TestTableByRounds(t *testing.T) {
+	for seed := range uint64(200) {
+		rng := rand.New(rand.NewPCG(seed, 2))
+		counts, size := make([]int, 1+rng.IntN(20)), 0
+		for i := range counts {
+			counts[i] = rng.IntN(1 << rng.IntN(8))
+			size += counts[i]
+		}
+		var want []int
+		rounds, taken := slices.Max(counts), make([]int, len(counts))
+		for round := 1; round <= rounds; round++ {
+			for i, n := range counts {
+				if taken[i]*rounds < n*round {
+					taken[i]++
+					want = append(want, i)
+				}
+			}
+		}
+		if got := turns(counts, size); !slices.Equal(got, want) {
+			t.Fatalf("counts %d: %d, want %d", counts, got, want)
+		}
+	}
+}
+
+// TestHostileWeights: the work follows the number of slots, not that of endpoints times the greatest weight, and many light
+// endpoints take from heavy ones of equal weight alike.
+func TestHostileWeights(t *testing.T) {
+	const n = 20000
+	weights, names := make([]uint32, n), make([]string, n)
+	for i := range weights {
+		weights[i], names[i] = 1, fmt.Sprintf("%05d", i)
+	}
+	weights[0], weights[n-1] = 65535, 65535
+	counts := Counts(weights, MaxSize)
+	checkShares(t, "drawn", weights, counts)
+	inTable := make([]int, n)
+	for _, i := range Table(names, weights, MaxSize) {
+		inTable[i]++
+	}
+	checkShares(t, "table", weights, inTable)
+	if !slices.Equal(counts, inTable) {
+		t.Error("draws and table have other shares")
+	}
+}
+
 func total(counts []int) int {
 	n := 0
 	for _, c := range counts {
@@ -92,7 +139,12 @@ func checkShares(t *testing.T, what string, weights []uint32, counts []int) {
 			t.Fatalf("%s: endpoint %d of weight %d has %d slots", what, i, weights[i], n)
 		}
 	}
+	byWeight := map[uint32]int{}
 	for i, n := range counts {
+		if one, ok := byWeight[weights[i]]; ok && max(n-one, one-n) > 1 {
+			t.Fatalf("%s: two endpoints of weight %d have %d and %d slots", what, weights[i], one, n)
+		}
+		byWeight[weights[i]] = n
 		exact := float64(weights[i]) * float64(size) / float64(all)
 		// Slots that others need at least come from those who have many.
 		if math.Abs(float64(n)-exact) >= 1 && !(n == 1 && exact < 1) && float64(n) < exact-float64(1+least) {
