@@ -86,7 +86,7 @@ func newCommand() *cobra.Command {
 	f.StringArrayVar(&o.proxies, "proxy", nil, "one of the proxies, such as "+strconv.Quote(result.KubeProxyLegacy)+"; repeat it for several (default all)")
 	f.BoolVar(&o.add, "add", false, "put the figures into the report that is there already, in place of the same ones of earlier runs on this machine")
 	f.BoolVar(&o.check, "check", false, "a target that is not met is an error")
-	cmd.AddCommand(newShowCommand(), newWatchersCommand(), newWatchersProcessCommand(), newFloorProcessCommand(), newEjectCommand(), newNodeLossCommand())
+	cmd.AddCommand(newShowCommand(), newWatchersCommand(), newWatchersProcessCommand(), newFloorProcessCommand(), newEjectCommand(), newChoicesCommand(), newNodeLossCommand())
 	return cmd
 }
 

@@ -53,6 +53,8 @@ type Seconds struct {
 	Backend, Name string
 	// Shares are from 0 to 1, one for each second from the first on.
 	Shares []float64
+	// Told is what the picture's text says of the line; empty for the share of all connections.
+	Told string
 }
 
 // DrawSeconds draws shares over time, and returns an SVG file. Equal arguments make equal files.
@@ -89,7 +91,11 @@ func DrawSeconds(title, about, axis string, lines []Seconds) []byte {
 			places, sum = append(places, x, y, x2, y), sum+share
 		}
 		s.line(fmt.Sprintf("series line-%d", i), places...)
-		told = append(told, fmt.Sprintf("%s: %.0f %% of all connections.", l.Name, 100*sum/float64(max(1, len(l.Shares)))))
+		text := l.Told
+		if text == "" {
+			text = fmt.Sprintf("%.0f %% of all connections", 100*sum/float64(max(1, len(l.Shares))))
+		}
+		told = append(told, l.Name+": "+text+".")
 	}
 	for i, l := range lines {
 		y := top + float64(i)*3*textLine
