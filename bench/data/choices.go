@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/netip"
 	"slices"
+	"strconv"
 	"time"
 
 	"nftproxy/bench/objects"
@@ -53,11 +54,20 @@ func WriteFigures(w io.Writer, figures []Figure) error {
 	for _, f := range figures {
 		ratio := ""
 		if f.Against != "" {
-			ratio = fmt.Sprintf("%.4g", f.Ratio)
+			ratio = digits(f.Ratio)
 		}
-		rows = append(rows, []string{f.Question, f.Case, fmt.Sprint(f.Services), fmt.Sprintf("%.5g", f.Value), f.Unit, ratio, f.Against})
+		rows = append(rows, []string{f.Question, f.Case, fmt.Sprint(f.Services), digits(f.Value), f.Unit, ratio, f.Against})
 	}
 	return table.WriteAll(rows)
+}
+
+// digits prints a number with up to five digits that count, and without an exponent.
+func digits(v float64) string {
+	rounded, err := strconv.ParseFloat(strconv.FormatFloat(v, 'g', 5, 64), 64)
+	if err != nil { // there is none for what FormatFloat makes
+		return fmt.Sprint(v)
+	}
+	return strconv.FormatFloat(rounded, 'f', -1, 64)
 }
 
 // othersEndpoints is how many endpoints each Service has that is not measured.

@@ -27,6 +27,14 @@ func TestChiTail(t *testing.T) {
 	}
 }
 
+func TestDigits(t *testing.T) {
+	for v, want := range map[float64]string{132175: "132180", 0.000052959: "0.000052959", 28.13249: "28.132", 0: "0"} {
+		if got := digits(v); got != want {
+			t.Errorf("%v: %s, want %s", v, got, want)
+		}
+	}
+}
+
 // TestSource: no two connections come from the same address and port, and all are in clientNet.
 func TestSource(t *testing.T) {
 	for _, flows := range []bool{false, true} {
