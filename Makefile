@@ -56,9 +56,9 @@ fuzz: ## run each fuzz target for FUZZTIME (30s) with one worker; FUZZ=EXPRESSIO
 	hack/fuzz.sh
 
 .PHONY: test-kernels
-test-kernels: ## run the tests that need a kernel on Debian's kernels 5.10, 6.1 and 6.12 in virtual machines of qemu, and write the matrix of docs/kernels.md; KERNELS=6.1 for one; PACKAGES=conntrack for some; ARCH=arm64 for the other architecture, without the page
+test-kernels: ## run the tests that need a kernel on Debian's kernels 5.10, 6.1 and 6.12 in virtual machines of qemu, and write the matrix of docs/kernels.md; KERNELS=6.1 for one; PACKAGES=conntrack for some, ARCH=arm64 for the other architecture, both without the page
 	$(if $(findstring test/ipvs,$(PACKAGES)),hack/build-tools.sh kube-proxy)
-	$(GO) run ./test/cmd/matrix kernels $(if $(KERNELS),--kernels=$(KERNELS)) $(if $(PACKAGES),--packages=$(PACKAGES)) $(if $(filter-out amd64,$(ARCH)),--arch=$(ARCH),--page=docs/kernels.md)
+	$(GO) run ./test/cmd/matrix kernels $(if $(KERNELS),--kernels=$(KERNELS)) $(if $(PACKAGES),--packages=$(PACKAGES)) $(if $(filter-out amd64,$(ARCH)),--arch=$(ARCH),$(if $(PACKAGES),,--page=docs/kernels.md))
 
 .PHONY: test-kernels-short
 test-kernels-short: ## run the tests of the packages that talk most to the kernel on 5.10, the oldest one, as CI does

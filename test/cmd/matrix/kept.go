@@ -11,7 +11,7 @@ import (
 )
 
 // A run of all packages on all kernels takes long, so the outcomes are kept in a file for each kernel.
-// A package that runs again by itself renews its own cell of the page.
+// A package that runs again by itself renews its own cell of the page, where the page is asked for.
 
 func keptFile(dir, series string) string { return filepath.Join(dir, series+".json") }
 

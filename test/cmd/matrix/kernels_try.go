@@ -129,19 +129,24 @@ func (o options) report(columns []column, out io.Writer) error {
 	return nil
 }
 
-// writePage puts the last outcome of each package on each kernel on the page, and says which are
-// missing.
+// writePage puts the last outcome of each package on each kernel on the page. If some are missing it says which, and leaves the page
+// as it is: what stands there is from a run elsewhere, and true.
 func (o options) writePage(out io.Writer) error {
 	var columns []column
+	whole := true
 	for _, r := range releases() {
 		c, missing, err := complete(o.logs, r.series, defaultPackages())
 		if err != nil {
 			return err
 		}
 		if len(missing) > 0 {
-			fmt.Fprintf(out, "\non kernel %s no tests ran yet of %s\n", r.series, strings.Join(missing, ", "))
+			whole = false
+			fmt.Fprintf(out, "\non kernel %s no tests ran yet of %s: %s stays as it is\n", r.series, strings.Join(missing, ", "), o.page)
 		}
 		columns = append(columns, c)
+	}
+	if !whole {
+		return nil
 	}
 	return page().Replace(o.page, matrix(columns))
 }
