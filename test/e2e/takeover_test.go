@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -112,6 +113,8 @@ type takeoverWorld struct {
 	// ours and theirs are the running proxies; nil if they do not run.
 	ours, theirs *process
 	traffic      *traffic
+	// client is the pod of the traffic.
+	client *testnet.Namespace
 	// web has two endpoints, loyal those and session affinity, and self a pod that is its own client.
 	web, loyal, self *corev1.Service
 	// config is the file that both proxies have.
@@ -154,11 +157,11 @@ conntrack: {maxPerCore: 0}
 	for _, family := range []string{"IPv4", "IPv6"} {
 		w.theirs.await("kube-proxy's first sync", 0, func(l line) bool { return l.Has("SyncProxyRules complete", `ipFamily="`+family+`"`) })
 	}
-	client := n.addClient()
+	w.client = n.addClient()
 	w.soon("kube-proxy serves", func() error {
-		return n.reaches(client, testnet.TCP, address(w.web, testnet.TCP, ip.V6), "web-1", "web-2")
+		return n.reaches(w.client, testnet.TCP, address(w.web, testnet.TCP, ip.V6), "web-1", "web-2")
 	})
-	w.traffic = w.startTraffic(client, pods["self"].NS)
+	w.traffic = w.startTraffic(w.client, pods["self"].NS)
 	return w
 }
 
@@ -189,8 +192,9 @@ func (w *takeoverWorld) startKubeProxy() {
 // takeOver does the steps of docs/migrate.md.
 func (w *takeoverWorld) takeOver() {
 	w.t.Helper()
-	w.ours = w.startProxy("--config=" + w.config)
+	w.ours = w.startProxy("--config="+w.config, "--nftproxy-answer-ping")
 	w.awaitRules("nftproxy")
+	w.clusterIPsAnswer()
 	w.traffic.goesOn()
 	if out, err := w.cleanup("--kube-proxy"); err == nil || !strings.Contains(out, "kube-proxy runs (PID "+strconv.Itoa(w.theirs.PID())+"): stop it first") {
 		w.t.Fatalf("cleanup --kube-proxy beside kube-proxy: %v: %s", err, out)
@@ -206,8 +210,23 @@ func (w *takeoverWorld) takeOver() {
 	if kinds := w.kubeProxyRules(); len(kinds) > 0 {
 		w.t.Fatalf("after cleanup there are rules of the kinds %v", kinds)
 	}
+	w.clusterIPsAnswer()
 	w.traffic.goesOn()
 	w.traffic.staysLoyal()
+}
+
+// clusterIPsAnswer pings the cluster IPs of a Service from a pod and the node. kube-proxy's modes of this test do not answer, nftproxy does so
+// with --nftproxy-answer-ping as soon as its rules are there.
+func (w *takeoverWorld) clusterIPsAnswer() {
+	w.t.Helper()
+	for _, family := range ip.Families() {
+		to := netip.AddrPortFrom(address(w.web, testnet.TCP, family).Addr(), 0)
+		for _, y := range []way{{w.client, testnet.ICMP, to}, {w.Node, testnet.ICMP, to}} {
+			if err := w.traffic.connectOnce(w.node, y, nil); err != nil {
+				w.t.Fatalf("%s: %v", y, err)
+			}
+		}
+	}
 }
 
 // rollBack does the steps of docs/migrate.md.
