@@ -106,6 +106,7 @@ func firewallds() []neighbour {
 		one("firewalld-iptables-set", "backend iptables, pods in zone trusted", setting, iptables+trusted),
 	}
 	for i := range all {
+		all[i].drops = []string{"reloads", "reloads completely", "panics", "panics no longer", "restarts"}
 		all[i].opens = "its rule for translated connections (`ct status dnat accept`) lets what a Service opens pass"
 	}
 	return all

@@ -42,6 +42,9 @@ type neighbour struct {
 	opens string
 	// silences says why a TCP connection of the node that is refused may have no answer; empty if it has to have one.
 	silences string
+	// drops are the events in which it drops all packets for a while. What begins before such an event is over counts for nobody: how long
+	// it takes is a matter of the machine.
+	drops []string
 	// loses says why masqueraded connections may be lost at its start and end, even if direct ones survive; empty if none may be.
 	loses string
 }

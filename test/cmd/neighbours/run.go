@@ -66,8 +66,17 @@ func try(ctx context.Context, n neighbour, s trialSetup) (result, error) {
 // solitude is what the neighbour alone lets pass after an event, and what it loses.
 type solitude struct {
 	open map[string]string
-	// load is by the number of the stream.
-	load []tally
+	// load is by the number of the stream, and settled the part of it that counts.
+	load, settled []tally
+}
+
+// settled is the event of a load whose connections begin when an event of the neighbour is over; the event itself, unless it drops all
+// packets.
+func (n neighbour) settled(event string) string {
+	if slices.Contains(n.drops, event) {
+		return event + " (over)"
+	}
+	return event
 }
 
 func tryAlone(ctx context.Context, n neighbour, s trialSetup) (all map[string]solitude, err error) {
@@ -95,6 +104,9 @@ func tryAlone(ctx context.Context, n neighbour, s trialSetup) (all map[string]so
 		if err := w.event(ctx, n, e); err != nil {
 			return nil, err
 		}
+		if over := n.settled(e.Name); over != e.Name {
+			l.after(over)
+		}
 		open, err := w.ask(ctx, append(w.own(n), direct...), nil)
 		if err != nil {
 			return nil, err
@@ -111,7 +123,7 @@ func tryAlone(ctx context.Context, n neighbour, s trialSetup) (all map[string]so
 	}
 	l.stop()
 	for name, open := range all {
-		open.load = l.tallies[name]
+		open.load, open.settled = l.tallies[name], l.tallies[n.settled(name)]
 		all[name] = open
 	}
 	return all, nil
@@ -222,16 +234,23 @@ func tryBeside(ctx context.Context, n neighbour, s trialSetup, alone map[string]
 // ways are not compared, but all ways of a protocol.
 func (t *trial) weigh(o *outcome) {
 	alone, beside := map[string]tally{}, map[string]tally{}
+	over := t.n.settled(o.Name)
 	for i, s := range t.load.streams {
 		if s.unused {
 			continue
 		}
-		beside[s.protocol] = beside[s.protocol].plus(t.load.tallies[o.Name][i])
+		beside[s.protocol] = beside[s.protocol].plus(t.load.tallies[over][i])
 		o.Beside = o.Beside.plus(t.load.tallies[o.Name][i])
+		if over != o.Name {
+			o.Beside = o.Beside.plus(t.load.tallies[over][i])
+		}
 		// Where the neighbour closes the direct way, what it loses there alone is no measure.
 		if !s.strict && isOpen(t.alone[nameStart].open[s.like]) {
-			alone[s.protocol] = alone[s.protocol].plus(t.alone[o.like].load[i])
+			alone[s.protocol] = alone[s.protocol].plus(t.alone[o.like].settled[i])
 			o.Alone = o.Alone.plus(t.alone[o.like].load[i])
+			if t.n.settled(o.like) != o.like {
+				o.Alone = o.Alone.plus(t.alone[o.like].settled[i])
+			}
 		}
 	}
 	defer func() {
@@ -244,7 +263,7 @@ func (t *trial) weigh(o *outcome) {
 			continue
 		}
 		for i, s := range t.load.streams {
-			if tally := t.load.tallies[o.Name][i]; s.protocol == protocol && tally.Lost > 0 {
+			if tally := t.load.tallies[over][i]; s.protocol == protocol && tally.Lost > 0 {
 				o.Lost = append(o.Lost, fmt.Sprintf("%s: %d of %d", s.text(), tally.Lost, tally.Made))
 			}
 		}
@@ -280,6 +299,9 @@ func (t *trial) underLoad(ctx context.Context) error {
 		t.load.after(e.Name)
 		if err := t.event(ctx, t.n, e); err != nil {
 			return err
+		}
+		if over := t.n.settled(e.Name); over != e.Name {
+			t.load.after(over)
 		}
 		if err := t.look(ctx, e, e.Name); err != nil {
 			return err
