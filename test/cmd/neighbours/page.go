@@ -120,9 +120,9 @@ Cluster and Local; a health check node port; no endpoints, and an unknown port. 
 - A flow has to go as without the program, unless the program alone closes the direct way between the same places. Then it has to stay closed.
 - A load of new connections, datagrams and open connections runs all the time, on the ways that the program leaves open. If an event with the program
   alone loses no connection, it may lose none beside nftproxy, and so for datagrams.
-- Losses alone count on the ways only that the program leaves open to pods.
-- While firewalld reloads, it drops all packets, for a time that is a matter of the machine. What is lost then is shown and decides nothing: what begins once an event is
-  over does, such as a reload after firewalld's own table that drops packets is gone.
+- Losses of the program alone are counted only on the ways that it leaves open to pods.
+- While firewalld reloads, it drops all packets, and how long depends on the machine. What is lost in that time is shown and does not count. What begins once the
+  event is over counts.
 - Beside CoreDNS the load also asks it by the cluster IPs of the DNS Service. No question may be lost there, whatever the program alone loses. By TCP a question is asked
   again if its connection breaks: where tracking of an open connection begins or ends, its packets reach another server. The node's own questions of the load come from its own address: a process that asks for no
   other gets the cache's as soon as the node has that, and with IPv6 some milliseconds before the node takes answers for it.
