@@ -144,6 +144,16 @@ func (r Rule) Body() Rule {
 	return r
 }
 
+// NextChain returns the chain that the rule's verdict leads to; empty if there is none.
+func (r Rule) NextChain() string {
+	for _, s := range r {
+		if v, ok := s.(Verdict); ok {
+			return v.Chain
+		}
+	}
+	return ""
+}
+
 // Reject refuses: with a TCP reset (the rule must have matched TCP), else with
 // ICMP port unreachable.
 type Reject struct{ TCPReset bool }

@@ -68,9 +68,9 @@ func (x *explainer) sayMatched(p ruleset.Purpose, s *nft.Step, w *nft.Way) (text
 	case ruleset.RefuseUnknownPort:
 		return fmt.Sprintf("set cluster-ips has %s, of %s, but the Service does not have this port", s.Destination.Addr(), clean(x.clusterIPOwner(s.Destination.Addr()))), false
 	case ruleset.AdmitSource:
-		return fmt.Sprintf("the source ranges admit %s; it goes on in chain %s", x.question.Packet.Src.Addr(), endOf(s.Rule)), false
+		return fmt.Sprintf("the source ranges admit %s; it goes on in chain %s", x.question.Packet.Src.Addr(), s.Rule.NextChain()), false
 	case ruleset.AdmitLoadBalancer:
-		return "the load balancer may reach itself; it goes on in chain " + endOf(s.Rule), false
+		return "the load balancer may reach itself; it goes on in chain " + s.Rule.NextChain(), false
 	case ruleset.DropSource:
 		return fmt.Sprintf("no source range admits %s: it is dropped", x.question.Packet.Src.Addr()), false
 	case ruleset.ForPods:
@@ -448,14 +448,4 @@ func clean(text string) string {
 		}
 		return r
 	}, text)
-}
-
-// endOf names the chain in which a packet goes on after a rule.
-func endOf(r nft.Rule) string {
-	for _, s := range r {
-		if v, ok := s.(nft.Verdict); ok {
-			return v.Chain
-		}
-	}
-	return ""
 }

@@ -159,10 +159,8 @@ func usersOf(c *nft.Contents) map[string]*chainUsers {
 func nextChains(c *nft.Chain) []string {
 	var next []string
 	for _, r := range c.Rules {
-		for _, s := range r {
-			if v, ok := s.(nft.Verdict); ok && v.Chain != "" {
-				next = append(next, v.Chain)
-			}
+		if name := r.NextChain(); name != "" {
+			next = append(next, name)
 		}
 	}
 	return next

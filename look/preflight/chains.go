@@ -10,9 +10,9 @@ import (
 
 // chains looks for base chains of other programs that drop what they do not know. A packet has to
 // pass the chains of all programs: a rule of nftproxy cannot accept it for the others.
-func (o Options) chains() []Finding {
+func (o Options) chains(all baseChains) []Finding {
 	const probe = "firewalls"
-	list, err := basechain.ListWithEffects()
+	list, err := all()
 	if err != nil {
 		return []Finding{failed(probe, err)}
 	}

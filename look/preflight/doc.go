@@ -10,7 +10,13 @@ import (
 	"context"
 	"net/netip"
 	"slices"
+	"sync"
+
+	"nftproxy/look/basechain"
 )
+
+// baseChains lists the base chains of the node with the effects of their rules.
+type baseChains func() ([]basechain.Chain, error)
 
 // Level says how much a finding matters.
 type Level string
@@ -56,9 +62,10 @@ func Run(ctx context.Context, o Options) []Finding {
 	all = append(all, o.conntrack(ctx)...)
 	all = append(all, o.proxies(ctx)...)
 	all = append(all, o.ports(ctx)...)
-	all = append(all, o.chains()...)
-	all = append(all, o.marks()...)
-	all = append(all, o.queues()...)
+	chains := sync.OnceValues(basechain.ListWithEffects)
+	all = append(all, o.chains(chains)...)
+	all = append(all, o.marks(chains)...)
+	all = append(all, o.queues(chains)...)
 	all = append(all, o.routes(ctx)...)
 	all = append(all, o.networks(ctx)...)
 	all = append(all, o.sysctls()...)

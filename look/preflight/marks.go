@@ -13,9 +13,9 @@ import (
 // the endpoint's. A chain of type nat is meant: it sees the first packet of a connection only, and none that nftproxy
 // has translated before, so that its marks depend on the order. Chains of other types see all packets, at a time that
 // every service proxy leaves to them.
-func (o Options) marks() []Finding {
+func (o Options) marks(all baseChains) []Finding {
 	const probe = "marks"
-	list, err := basechain.ListWithEffects()
+	list, err := all()
 	if err != nil {
 		return []Finding{failed(probe, err)}
 	}

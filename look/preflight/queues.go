@@ -14,7 +14,7 @@ import (
 
 // queues looks for a program that waits for packets in a queue, such as a network policy engine, where no rule hands it any. A kernel can
 // have queues (nfnetlink_queue) and no rules of nftables for them (nft_queue): it refuses the engine's rules, and the engine runs on.
-func (o Options) queues() []Finding {
+func (o Options) queues(all baseChains) []Finding {
 	const probe = "queues"
 	text, err := os.ReadFile(filepath.Join(o.Proc, "thread-self/net/netfilter/nfnetlink_queue"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -32,7 +32,7 @@ func (o Options) queues() []Finding {
 	if len(numbers) == 0 {
 		return []Finding{green(probe, "no program waits for packets in a queue")}
 	}
-	list, err := basechain.ListWithEffects()
+	list, err := all()
 	if err != nil {
 		return []Finding{failed(probe, err)}
 	}
