@@ -30,9 +30,10 @@ const (
 // TestBurst writes 1,000 EndpointSlices one by one, each when the one before is in the kernel. Then it
 // writes them again as fast as the API server takes them, and then one more. A burst costs the proxy less
 // CPU time than the same changes one by one, since one sync takes several. Everything written is in the kernel
-// in the end. Nothing of that changes if in the middle other processes commit and have batches refused, if
-// the table of connections is full, or if the kernel refuses batches of the proxy, since another process
-// has deleted what they delete. The log has how long the last change took.
+// in the end, by fewer syncs than changes, also if in the middle other processes commit and have batches refused,
+// if the table of connections is full, or if the kernel refuses batches of the proxy, since another process
+// has deleted what they delete. The CPU time of these has no bound: a look at a full table falls into a burst or
+// does not. The log has how long the last change took.
 func TestBurst(t *testing.T) {
 	controlplane.Require(t)
 	shared.stopPlanes()
@@ -49,7 +50,11 @@ func TestBurst(t *testing.T) {
 
 	commits, deletions := nothing(), nothing()
 	commits.beside, deletions.before = b.commitsOfOthers, b.deleteSomePools()
-	b.report("a burst", b.burst(nothing()), single)
+	alone := b.burst(nothing())
+	b.report("a burst", alone, single)
+	if alone.cpu >= single {
+		t.Errorf("a burst: %v of CPU time, and %v for as many changes one by one", alone.cpu, single)
+	}
 	b.report("a burst beside commits of others", b.burst(commits), single)
 	b.report("a burst with a full table of connections", b.burstWithFullTable(), single)
 	b.withoutOwner()
@@ -159,9 +164,6 @@ func (b *burst) report(what string, c burstCost, single time.Duration) {
 	b.t.Logf("%s of %d: written in %v by %d syncs (%d after a refusal, %d repairs); CPU time %v, %.2f of that one by one; the change after it in force %v after its write began",
 		what, burstSlices, c.wrote.Round(time.Millisecond), c.syncs, c.refused, c.repaired, c.cpu.Round(time.Millisecond), float64(c.cpu)/float64(single), c.last.Round(time.Microsecond))
 	b.t.Logf("... its slowest sync read for %v, planned for %v and wrote for %v", c.slowest.Read, c.slowest.Plan, c.slowest.Apply)
-	if c.cpu >= single {
-		b.t.Errorf("%s: %v of CPU time, and %v for as many changes one by one", what, c.cpu, single)
-	}
 	if c.syncs >= burstSlices {
 		b.t.Errorf("%s: %d syncs for %d changes", what, c.syncs, burstSlices)
 	}
