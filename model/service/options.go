@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 )
 
 // OptionPrefix begins the keys of the annotations that hold a Service's Options, except for UDPHandlingAnnotation.
@@ -47,6 +48,8 @@ type Options struct {
 	// SourceRanges says which sources may reach the external IPs and node ports; nil admits all. Those for the
 	// LoadBalancerIPs are in Service.Sources.
 	SourceRanges *Sources
+	// SlowStart is in what time a new endpoint grows to its weight, in whole seconds; 0 for at once.
+	SlowStart time.Duration
 	// UDPHandling says what becomes of UDP flows to an endpoint that terminates.
 	UDPHandling UDPHandling
 }
@@ -54,7 +57,7 @@ type Options struct {
 // Equal reports whether both ask for the same.
 func (o Options) Equal(p Options) bool {
 	return o.ExternalFailover == p.ExternalFailover && o.Balance == p.Balance && o.Departed == p.Departed && o.Eject == p.Eject &&
-		o.PortRanges == p.PortRanges && o.SourceRanges.Equal(p.SourceRanges) && o.UDPHandling == p.UDPHandling
+		o.PortRanges == p.PortRanges && o.SourceRanges.Equal(p.SourceRanges) && o.SlowStart == p.SlowStart && o.UDPHandling == p.UDPHandling
 }
 
 // option is one key of Options.

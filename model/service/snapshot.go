@@ -40,6 +40,8 @@ type Snapshot struct {
 	UnservedRanges treap.Map[Name, *UnservedRanges]
 	// Ejections says of the endpoints that are Silent in Services since when, and why.
 	Ejections Ejections
+	// Growth says which endpoints in Services have only a part of their weight yet.
+	Growth Growth
 }
 
 // Claim is the right to something that only one service can have: an address with

@@ -1,0 +1,69 @@
+package service
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"nftproxy/model/sorted"
+	"nftproxy/model/treap"
+)
+
+// GrowthSteps is in how many steps an endpoint grows to its weight.
+const GrowthSteps = 10
+
+// Growing says that an endpoint of one port of a service is new, and has only a part of its weight yet.
+type Growing struct {
+	Protocol Protocol
+	// Port is the service's own.
+	Port uint16
+	Addr netip.AddrPort
+	// Step of GrowthSteps is its part of the weight, from 1 on.
+	Step int
+	// Since is when it was new.
+	Since time.Time
+}
+
+// Growth has the growing endpoints of all services that have any.
+type Growth = treap.Map[Name, *[]Growing]
+
+// SetGrowth replaces the growing endpoints. A service that is in both with the same pointer costs nothing.
+func (b *Builder) SetGrowth(g Growth) {
+	for change := range treap.Diff(b.snapshot.Growth, g) {
+		if s := b.Service(change.Key); s != nil {
+			b.edit(change.Key, s)
+		}
+	}
+	b.snapshot.Growth = g
+}
+
+// grown returns the service with the present part of the weight of growing endpoints; the service itself if it has none of
+// them. A weight above 0 stays above 0.
+func (s *Service) grown(growing *[]Growing) *Service {
+	if growing == nil {
+		return s
+	}
+	edits := make([][]sorted.Edit[Endpoint], len(s.Ports))
+	for _, g := range *growing {
+		i := slices.IndexFunc(s.Ports, func(p Port) bool { return p.Protocol == g.Protocol && p.Port == g.Port })
+		if i < 0 {
+			continue
+		}
+		if have := s.Ports[i].Endpoints.Find(Endpoint{Addr: g.Addr}); have != nil && !have.Drained() {
+			part := *have
+			part.Weight = NewWeight(uint16(max(1, int(have.Weight.Number())*g.Step/GrowthSteps)))
+			edits[i] = append(edits[i], sorted.Edit[Endpoint]{Item: part})
+		}
+	}
+	served := s
+	for i := range edits {
+		if len(edits[i]) == 0 {
+			continue
+		}
+		if served == s {
+			served = s.Clone()
+		}
+		served.Ports[i].Endpoints = s.Ports[i].Endpoints.Edit(edits[i])
+	}
+	return served
+}
