@@ -141,6 +141,7 @@ func (*SizeError) reason() Reason      { return ReasonTooLarge }
 func (*AffinityError) reason() Reason  { return ReasonWithoutAffinity }
 func (*SourcesError) reason() Reason   { return ReasonSourcesClosed }
 func (*RangesError) reason() Reason    { return ReasonTooLarge }
+func (*SlowStartError) reason() Reason { return ReasonTooLarge }
 
 // NodeObject names a Node.
 func NodeObject(name string) Object { return Object{Kind: "Node", Name: name} }

@@ -9,6 +9,7 @@ import (
 
 	"nftproxy/model/retention"
 	"nftproxy/model/service"
+	"nftproxy/model/slowstart"
 )
 
 // Options are what a Watcher needs to know besides its source.
@@ -100,6 +101,9 @@ type Watcher struct {
 	// counted has the changes that the last update in the mailbox counts. covered has those
 	// of now, or of the last look that found no difference to that update's snapshot.
 	counted, covered service.Changes
+	// starts follows new endpoints, and grows is when they have more of their weight; zero for never.
+	starts slowstart.Tracker
+	grows  time.Time
 }
 
 // NewWatcher returns a Watcher that has not started.
@@ -174,7 +178,7 @@ func (w *Watcher) change(edit func(*index)) {
 		w.put()
 	}
 	_, retains := w.index.retention.Next()
-	more := !taken || retains || len(w.index.problems) > 0 || w.outage.news
+	more := !taken || retains || !w.grows.IsZero() || len(w.index.problems) > 0 || w.outage.news
 	w.mu.Unlock()
 	if !more {
 		return
@@ -191,16 +195,21 @@ func (w *Watcher) loop(ctx context.Context) {
 	w.running = true
 	w.mu.Unlock()
 	for {
-		var summary, removal <-chan time.Time
+		var summary, removal, growth <-chan time.Time
 		if due, ok := w.removalDue(); ok {
 			removal = time.After(time.Until(due))
 		}
 		if due, ok := w.bounds.summaryDue(); ok {
 			summary = time.After(time.Until(due))
 		}
+		if due, ok := w.growthDue(); ok {
+			growth = time.After(time.Until(due))
+		}
 		select {
 		case <-ctx.Done():
 			return
+		case <-growth:
+			w.change(func(*index) {})
 		case <-w.wake:
 			w.publish()
 		case <-summary:
@@ -231,7 +240,7 @@ func (w *Watcher) publish() {
 // put puts the snapshot into the mailbox if it has changed. The caller holds the lock, so that no older snapshot
 // comes after a newer one.
 func (w *Watcher) put() {
-	update := service.Update{Since: w.since, Snapshot: w.index.flush()}
+	update := service.Update{Since: w.since, Snapshot: w.growing(w.index.flush())}
 	changed := update.Snapshot != w.published
 	w.published, w.since = update.Snapshot, time.Time{}
 	w.covered, update.Changes, update.Triggers = w.index.changes, w.index.changes, w.index.takeTriggers()

@@ -42,8 +42,7 @@ func departedOption() option {
 				o.Departed = Departed{Fate: DepartedCut}
 				return nil
 			case timed:
-				d, err := time.ParseDuration(after)
-				if err == nil && d >= time.Second && d <= MaxCutAfter && d%time.Second == 0 {
+				if d, ok := wholeSeconds(after, MaxCutAfter); ok {
 					o.Departed = Departed{DepartedCut, d}
 					return nil
 				}
@@ -62,6 +61,12 @@ func departedOption() option {
 			return ""
 		},
 	}
+}
+
+// wholeSeconds reads a time such as 1m30s, from 1s to most.
+func wholeSeconds(text string, most time.Duration) (d time.Duration, ok bool) {
+	d, err := time.ParseDuration(text)
+	return d, err == nil && d >= time.Second && d <= most && d%time.Second == 0
 }
 
 // UDPHandling says what becomes of UDP flows to an endpoint that terminates and does not serve any more, while the

@@ -80,6 +80,7 @@ func allOptions() []option {
 		wordOption("external-failover", func(o *Options) *Failover { return &o.ExternalFailover }, failoverWords(), 0, "drop"),
 		portRangesOption(),
 		wordOption(UDPHandlingAnnotation, func(o *Options) *UDPHandling { return &o.UDPHandling }, udpHandlingWords(), 0, "Default"),
+		slowStartOption(),
 		{"source-ranges", setSourceRanges, func(o *Options) string { return o.SourceRanges.text() }},
 	}
 }

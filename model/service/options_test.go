@@ -53,6 +53,13 @@ func TestOptionsRefuse(t *testing.T) {
 		{"departed-connections", "cut-after=-30s", "--nftproxy-conntrack-clean-established is in force"},
 		{"departed-connections", "cut-after=30", "such as cut-after=30s"},
 		{"departed-connections", "Keep", "not keep, cut or"},
+		{"slow-start", "", "such as 30s; new endpoints have their whole weight at once"},
+		{"slow-start", "30", "whole seconds from 1s to 1h"},
+		{"slow-start", "0s", "whole seconds from 1s to 1h"},
+		{"slow-start", "-1s", "whole seconds from 1s to 1h"},
+		{"slow-start", "999ms", "whole seconds from 1s to 1h"},
+		{"slow-start", "1h0m1s", "whole seconds from 1s to 1h"},
+		{"slow-start", "300000h", "whole seconds from 1s to 1h"},
 		{"service.kubernetes.io/udp-connection-handling", "preserve", "not Default or PreserveDuringTermination; Default is in force"},
 		{"udp-connection-handling", "Default", "unknown key; there are nftproxy.io/"},
 		{"external-failure", "pass", "unknown key; there are nftproxy.io/"},
@@ -73,7 +80,7 @@ func TestOptionsRefuse(t *testing.T) {
 func TestOptionsEqual(t *testing.T) {
 	values := map[string]string{
 		"balance": "client", "departed-connections": "cut", "eject": "on", "external-failover": "pass", "port-ranges": "80-90/TCP",
-		"source-ranges": "none", service.UDPHandlingAnnotation: "PreserveDuringTermination",
+		"slow-start": "30s", "source-ranges": "none", service.UDPHandlingAnnotation: "PreserveDuringTermination",
 	}
 	fields := 0
 	for _, f := range reflect.VisibleFields(reflect.TypeFor[service.Options]()) {

@@ -58,8 +58,10 @@ func TestTracker(t *testing.T) {
 			}
 			builder.Set(s)
 		}
-		tracker.Observe(builder.Snapshot(), now)
-		growth, next := tracker.Growth(now)
+		growth, next, refused := tracker.Follow(builder.Snapshot(), now)
+		if len(refused) > 0 {
+			t.Errorf("step %d: refused %v", i, refused)
+		}
 		builder.SetGrowth(growth)
 		var got []string
 		for e := range builder.Snapshot().Services.At("default/web").Ports[0].Endpoints.All() {

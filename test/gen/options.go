@@ -40,10 +40,12 @@ func optionValues() [][]string {
 	}
 }
 
-// flowOptionValues has those that concern only flows that there are, as optionValues.
+// flowOptionValues has those that change no rules of a snapshot, as optionValues: they concern flows that there are, or endpoints
+// that come later.
 func flowOptionValues() [][]string {
 	return [][]string{
 		{"departed-connections", "keep", "cut", "cut-after=1s", "cut-after=30s", "cut-after=1h"},
+		{"slow-start", "1s", "30s", "1h"},
 		{service.UDPHandlingAnnotation, "Default", "PreserveDuringTermination"},
 	}
 }
