@@ -91,9 +91,12 @@ func TestSlowStart(t *testing.T) {
 // weight, and a problem says so.
 func TestSlowStartBound(t *testing.T) {
 	w, out := publisher()
+	var problems []Problem
+	w.opts.Report = func(p Problem) { problems = append(problems, p) }
 	object := dualStack(1)
 	object.Annotations = map[string]string{"nftproxy.io/slow-start": "20s"}
 	w.change(func(ix *index) { ix.setService(convertService(object)) })
+	w.publish()
 	for _, n := range []int{999, 1000, 1100} { // of one slice, more than an API server takes
 		s := slice1(ip.V4)
 		s.Endpoints = nil
@@ -102,14 +105,17 @@ func TestSlowStartBound(t *testing.T) {
 		}
 		w.change(func(ix *index) { ix.setSlice(convertSlice(s)) })
 		w.publish()
+		if want := map[int]int{1000: 1}[n]; w.starts.Growing() != want {
+			t.Errorf("%d endpoints: %d Services are followed, want %d", n, w.starts.Growing(), want)
+		}
+	}
+	if len(problems) != 1 || !strings.Contains(problems[0].Error(), "whole weight at once") {
+		t.Errorf("problems %v, want one", problems)
 	}
 	update, _ := out.Take()
 	for e := range update.Snapshot.Services.At("default/svc-1").Ports[0].Endpoints.All() {
 		if e.Weight != service.NewWeight(100) {
 			t.Fatalf("%s has the weight %d", e.Addr, e.Weight.Number())
 		}
-	}
-	if w.starts.Growing() != 0 {
-		t.Errorf("%d Services are followed", w.starts.Growing())
 	}
 }
