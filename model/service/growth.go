@@ -11,8 +11,10 @@ import (
 	"nftproxy/model/treap"
 )
 
-// GrowthSteps is in how many steps an endpoint grows to its weight.
-const GrowthSteps = 10
+// WholePart is the Part of an endpoint that has grown. Parts are powers of two, so that pools stay short: beside 99 endpoints
+// of the same weight an endpoint makes a row of 397 slots with a quarter of it, 199 with a half and 100 with the whole; with
+// tenths up to 999.
+const WholePart = 4
 
 // MaxSlowStart is the greatest Options.SlowStart.
 const MaxSlowStart = time.Hour
@@ -43,8 +45,8 @@ type Growing struct {
 	// Port is the service's own.
 	Port uint16
 	Addr netip.AddrPort
-	// Step of GrowthSteps is its part of the weight, from 1 on.
-	Step int
+	// Part of WholePart is its part of the weight: 1 or 2.
+	Part int
 	// Since is when it was new.
 	Since time.Time
 }
@@ -76,7 +78,7 @@ func (s *Service) grown(growing *[]Growing) *Service {
 		}
 		if have := s.Ports[i].Endpoints.Find(Endpoint{Addr: g.Addr}); have != nil && !have.Drained() {
 			part := *have
-			part.Weight = NewWeight(uint16(max(1, int(have.Weight.Number())*g.Step/GrowthSteps)))
+			part.Weight = NewWeight(uint16(max(1, int(have.Weight.Number())*g.Part/WholePart)))
 			edits[i] = append(edits[i], sorted.Edit[Endpoint]{Item: part})
 		}
 	}

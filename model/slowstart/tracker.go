@@ -7,6 +7,7 @@ package slowstart
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -186,14 +187,11 @@ func (t *Tracker) follow(name service.Name, old, s *service.Service, now time.Ti
 func takes(e *service.Endpoint) bool { return e.TakesNew() && !e.Drained() }
 
 // growing returns the growing endpoints of a Service, sorted, and forgets those that have grown. Where all endpoints of a port
-// are new they have grown at once. due is when the first of them has the next step.
+// are new they have grown at once: else a quarter of the weight is theirs in the first half of the time, and a half in the
+// second. due is when the first of them has more.
 func (f *fresh) growing(s *service.Service, now time.Time) (list []service.Growing, due time.Time) {
-	step := s.Options.SlowStart / service.GrowthSteps
-	for at, began := range f.since {
-		if now.Sub(began) >= (service.GrowthSteps-1)*step { // The last step is the whole weight.
-			delete(f.since, at)
-		}
-	}
+	whole := s.Options.SlowStart
+	maps.DeleteFunc(f.since, func(_ target, began time.Time) bool { return now.Sub(began) >= whole })
 	others := map[target]bool{} // by port: one has endpoints that are not new
 	for i := range s.Ports {
 		p := &s.Ports[i]
@@ -209,9 +207,12 @@ func (f *fresh) growing(s *service.Service, now time.Time) (list []service.Growi
 			delete(f.since, at)
 			continue
 		}
-		n := int(now.Sub(began)/step) + 1
-		list = append(list, service.Growing{Protocol: at.protocol, Port: at.port, Addr: at.addr, Step: n, Since: began})
-		if next := began.Add(time.Duration(n) * step); due.IsZero() || next.Before(due) {
+		part, next := 1, began.Add(whole/2)
+		if !now.Before(next) {
+			part, next = 2, began.Add(whole)
+		}
+		list = append(list, service.Growing{Protocol: at.protocol, Port: at.port, Addr: at.addr, Part: part, Since: began})
+		if due.IsZero() || next.Before(due) {
 			due = next
 		}
 	}

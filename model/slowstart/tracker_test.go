@@ -11,7 +11,7 @@ import (
 	"nftproxy/test/gen"
 )
 
-// TestTracker: endpoints that come beside others grow in ten steps; the first snapshot, a Service whose endpoints are all new and
+// TestTracker: endpoints that come beside others grow in two steps; the first snapshot, a Service whose endpoints are all new and
 // one that asks for nothing do not wait; weights are parts of the endpoint's own.
 func TestTracker(t *testing.T) {
 	t0 := time.Unix(1_800_000_000, 0)
@@ -38,15 +38,16 @@ func TestTracker(t *testing.T) {
 		next       int // seconds; 0 for never
 	}{
 		{0, "1", "1", "1=100", 0}, // nothing is new at the start
-		{1, "1 2", "1 2", "1=100 2=10", 4},
-		{4, "1 2", "1 2", "1=100 2=20", 7},
-		{10, "1 2 3", "1 2", "1=100 2=40 3=10", 13},
-		{30, "1 2 3", "1 2", "1=100 2=100 3=70", 31},
-		{31, "1 2 3", "1 2", "1=100 2=100 3=80", 34},
-		{32, "3", "1 2", "3=100", 0}, // nobody is left that could take its share
-		{33, "3 4", "1", "3=100 4=10", 36},
-		{41, "3 4", "1", "3=100 4=30", 42},
-		{63, "3 4", "1", "3=100 4=100", 0},
+		{1, "1 2", "1 2", "1=100 2=25", 16},
+		{4, "1 2", "1 2", "1=100 2=25", 16},
+		{16, "1 2", "1 2", "1=100 2=50", 31},
+		{18, "1 2 3", "1 2", "1=100 2=50 3=25", 31},
+		{31, "1 2 3", "1 2", "1=100 2=100 3=25", 33},
+		{34, "1 2 3", "1 2", "1=100 2=100 3=50", 48},
+		{35, "3", "1 2", "3=100", 0}, // nobody is left that could take its share
+		{36, "3 4", "1", "3=100 4=25", 51},
+		{60, "3 4", "1", "3=100 4=50", 66},
+		{66, "3 4", "1", "3=100 4=100", 0},
 		{70, "5 6", "1", "5=100 6=100", 0}, // all are new
 		{200, "5 6", "1", "5=100 6=100", 0},
 	} {
