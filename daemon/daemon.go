@@ -153,6 +153,7 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 		func(s proxy.Sync) { sweeper.Notify(s.Applied, s.Adopted) },
 		func(s proxy.Sync) { refused.Notify(s.Applied) },
 		func(s proxy.Sync) { ejector.Notify(s.Snapshot) },
+		r.growthObserver(table),
 		func(s proxy.Sync) { connections()(s) },
 		settings.observe,
 		func(proxy.Sync) {

@@ -9,6 +9,7 @@ import (
 	"nftproxy/conntrack"
 	"nftproxy/daemon/eject"
 	"nftproxy/daemon/metrics"
+	"nftproxy/daemon/proxy"
 	"nftproxy/model/ejection"
 	"nftproxy/model/service"
 	"nftproxy/nft/ejecttable"
@@ -39,6 +40,20 @@ func newEjector(c Config, r reporter, flows *conntrack.Table, table *ejecttable.
 		config.Repeats = table.Repeats
 	}
 	return eject.New(config)
+}
+
+// growthObserver tells other processes which endpoints have a part of their weight in the tables.
+func (r reporter) growthObserver(table *ejecttable.Table) func(proxy.Sync) {
+	var told service.Growth
+	return func(s proxy.Sync) {
+		if s.Err != nil || s.Snapshot.Growth == told {
+			return
+		}
+		told = s.Snapshot.Growth
+		if err := table.SetGrowth(told); err != nil {
+			r.log.Warn("get, explain and verify do not know which endpoints are growing", "err", err)
+		}
+	}
 }
 
 // removeEjectTable removes the table of an earlier process with mode on.

@@ -11,6 +11,9 @@ import (
 // growing has the new endpoints of a snapshot have the part of their weight that they have now, and notes when that changes
 // next. It reports Services for whose new endpoints the node has no room. The caller holds the lock.
 func (w *Watcher) growing(s service.Snapshot) service.Snapshot {
+	if w.told {
+		return s
+	}
 	growth, next, refused := w.starts.Follow(s, w.now())
 	w.grows = next
 	d := &denials{index: w.index}

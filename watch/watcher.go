@@ -101,8 +101,9 @@ type Watcher struct {
 	// counted has the changes that the last update in the mailbox counts. covered has those
 	// of now, or of the last look that found no difference to that update's snapshot.
 	counted, covered service.Changes
-	// starts follows new endpoints, and grows is when they have more of their weight; zero for never.
+	// starts follows new endpoints, unless SetGrowth tells of them. grows is when they have more of their weight; zero for never.
 	starts slowstart.Tracker
+	told   bool
 	grows  time.Time
 }
 
@@ -154,6 +155,15 @@ func (w *Watcher) SetHostAddresses(addrs []netip.Addr, broadcast ...netip.Addr) 
 // and during a run, from any goroutine.
 func (w *Watcher) SetEjections(e service.Ejections) {
 	w.change(func(ix *index) { ix.builder.SetEjections(e) })
+}
+
+// SetGrowth says which endpoints are growing in place of what the watcher itself sees come. It may be called at any time, before
+// and during a run, from any goroutine.
+func (w *Watcher) SetGrowth(g service.Growth) {
+	w.change(func(ix *index) {
+		w.told = true
+		ix.builder.SetGrowth(g)
+	})
 }
 
 // RoutesChanged tells the watcher that the answer of Options.Networks may have changed. It may be

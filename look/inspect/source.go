@@ -75,7 +75,7 @@ func (s *Source) Follow(ctx context.Context, addrs hostaddr.Addresses, judge fun
 	}
 	o.watcher = watch.NewWatcher(options, o.mailbox)
 	o.SetHostAddresses(addrs)
-	if err := o.ReadEjections(s.Rules.Table); err != nil {
+	if err := o.ReadNotes(s.Rules.Table); err != nil {
 		return nil, err
 	}
 	go func() { o.ended <- s.run(ctx, o.watcher) }()
@@ -137,14 +137,20 @@ func Unlisted(p watch.Problem) error {
 	return nil
 }
 
-// ReadEjections learns from the kernel which endpoints the node does without because they do not answer: the tables with that
-// name do not have them.
-func (o *Objects) ReadEjections(table string) error {
+// ReadNotes learns from the kernel which endpoints the tables with that name do not have because they do not answer the node, and
+// which have a part of their weight there since they are new.
+func (o *Objects) ReadNotes(table string) error {
 	left, err := ejecttable.Left(table)
-	if err == nil {
-		o.watcher.SetEjections(left)
+	if err != nil {
+		return err
 	}
-	return err
+	growth, err := ejecttable.Growth(table)
+	if err != nil {
+		return err
+	}
+	o.watcher.SetEjections(left)
+	o.watcher.SetGrowth(growth)
+	return nil
 }
 
 // SetHostAddresses says which addresses the node has now.

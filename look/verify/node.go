@@ -108,7 +108,7 @@ func compareTwice(ctx context.Context, config ruleset.Config, found *inspect.Obj
 			return 0, nil, 0, err
 		}
 		found.SetHostAddresses(addrs)
-		if err := found.ReadEjections(config.Table); err != nil {
+		if err := found.ReadNotes(config.Table); err != nil {
 			return 0, nil, 0, err
 		}
 	}

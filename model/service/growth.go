@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -51,8 +52,38 @@ type Growing struct {
 	Since time.Time
 }
 
+// Growers are the growing endpoints of one service, sorted by protocol, port and address, each once.
+type Growers []Growing
+
 // Growth has the growing endpoints of all services that have any.
-type Growth = treap.Map[Name, *[]Growing]
+type Growth = treap.Map[Name, *Growers]
+
+func (g Growing) compare(o Growing) int {
+	return cmp.Or(cmp.Compare(g.Protocol, o.Protocol), cmp.Compare(g.Port, o.Port), g.Addr.Compare(o.Addr))
+}
+
+// Text is, for example, "growing since 12:03:07, has 1/4 of its weight". The time is UTC.
+func (g Growing) Text() string {
+	return fmt.Sprintf("growing since %s, has %d/%d of its weight", g.Since.UTC().Format(time.TimeOnly), g.Part, WholePart)
+}
+
+// NewGrowers sorts in place and keeps the slice. Of duplicates it keeps the first.
+func NewGrowers(list []Growing) Growers {
+	slices.SortStableFunc(list, Growing.compare)
+	return slices.CompactFunc(list, func(a, b Growing) bool { return a.compare(b) == 0 })
+}
+
+// Find returns what there is of an endpoint of a port, or nil. A nil Growers has none.
+func (g *Growers) Find(p *Port, addr netip.AddrPort) *Growing {
+	if g == nil {
+		return nil
+	}
+	i, found := slices.BinarySearchFunc(*g, Growing{Protocol: p.Protocol, Port: p.Port, Addr: addr}, Growing.compare)
+	if !found {
+		return nil
+	}
+	return &(*g)[i]
+}
 
 // SetGrowth replaces the growing endpoints. A service that is in both with the same pointer costs nothing.
 func (b *Builder) SetGrowth(g Growth) {
@@ -66,7 +97,7 @@ func (b *Builder) SetGrowth(g Growth) {
 
 // grown returns the service with the present part of the weight of growing endpoints; the service itself if it has none of
 // them. A weight above 0 stays above 0.
-func (s *Service) grown(growing *[]Growing) *Service {
+func (s *Service) grown(growing *Growers) *Service {
 	if growing == nil {
 		return s
 	}

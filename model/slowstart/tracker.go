@@ -6,7 +6,6 @@
 package slowstart
 
 import (
-	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -91,7 +90,7 @@ func (t *Tracker) Follow(s service.Snapshot, now time.Time) (growth service.Grow
 
 // step finds the present steps of Services.
 func (t *Tracker) step(names map[service.Name]bool, now time.Time) {
-	edits := map[service.Name]*[]service.Growing{}
+	edits := map[service.Name]*service.Growers{}
 	for name := range names {
 		have := t.set.At(name)
 		if have != nil {
@@ -101,7 +100,7 @@ func (t *Tracker) step(names map[service.Name]bool, now time.Time) {
 		if f == nil {
 			continue
 		}
-		var list []service.Growing
+		var list service.Growers
 		if list, f.due = f.growing(t.last.Services.At(name), now); len(list) == 0 {
 			t.forget(name)
 			continue
@@ -189,7 +188,8 @@ func takes(e *service.Endpoint) bool { return e.TakesNew() && !e.Drained() }
 // growing returns the growing endpoints of a Service, sorted, and forgets those that have grown. Where all endpoints of a port
 // are new they have grown at once: else a quarter of the weight is theirs in the first half of the time, and a half in the
 // second. due is when the first of them has more.
-func (f *fresh) growing(s *service.Service, now time.Time) (list []service.Growing, due time.Time) {
+func (f *fresh) growing(s *service.Service, now time.Time) (_ service.Growers, due time.Time) {
+	var list []service.Growing
 	whole := s.Options.SlowStart
 	maps.DeleteFunc(f.since, func(_ target, began time.Time) bool { return now.Sub(began) >= whole })
 	others := map[target]bool{} // by port: one has endpoints that are not new
@@ -216,10 +216,7 @@ func (f *fresh) growing(s *service.Service, now time.Time) (list []service.Growi
 			due = next
 		}
 	}
-	slices.SortFunc(list, func(a, b service.Growing) int {
-		return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port), a.Addr.Compare(b.Addr))
-	})
-	return list, due
+	return service.NewGrowers(list), due
 }
 
 // Growing is the number of Services that have growing endpoints.

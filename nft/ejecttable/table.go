@@ -1,7 +1,7 @@
 // Package ejecttable keeps the table by which ejection hears from the kernel that connections have no answer, and tells other
-// processes which endpoints the node does without: a rule counts the first packets that clients repeat, and a set has a comment
-// for each endpoint that is left out. The program of the Services (nft/ruleset) has neither, so that neither is changed with
-// the other.
+// processes which endpoints the node does without and which are growing: a rule counts the first packets that clients repeat, and two
+// sets have a comment for each endpoint. The program of the Services (nft/ruleset) has none of them, so that neither is changed
+// with the other.
 //
 // The package does not decide what is done about it, and changes no packet: its only chain accepts all.
 package ejecttable
@@ -9,6 +9,7 @@ package ejecttable
 import (
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -24,7 +25,6 @@ func Name(services string) string { return services + "-eject" }
 const (
 	chain   = "repeats"
 	counter = "repeats"
-	leftOut = "left-out"
 	// purpose is the comment of the rule.
 	purpose = "a first packet again: its connection has no answer"
 )
@@ -35,14 +35,15 @@ const (
 	statusConfirmed, statusDstNAT = 1 << 3, 1 << 5
 )
 
-// Table is the table of one process. It is not safe for concurrent use.
+// Table is the table of one process.
 type Table struct {
+	mu    sync.Mutex
 	name  string
 	netns int
 	// hears says that the table has the rule.
 	hears bool
-	// left has the elements of the set.
-	left []nftables.SetElement
+	// notes are the elements of the sets.
+	notes map[noteSet][]nftables.SetElement
 	// conn is nil until the table is made.
 	conn   *nftables.Conn
 	counts nfnetlink.Requester
@@ -54,7 +55,7 @@ type Table struct {
 // descriptor of a network namespace, or 0 for that of the threads that use the table. hears says that the table has the rule that
 // Repeats needs. Use needs CAP_NET_ADMIN.
 func New(services string, netns int, hears bool) *Table {
-	t := &Table{name: Name(services), netns: netns, hears: hears}
+	t := &Table{name: Name(services), netns: netns, hears: hears, notes: map[noteSet][]nftables.SetElement{leftOut: nil, growing: nil}}
 	t.request.Text(unix.NFTA_OBJ_TABLE, t.name).Text(unix.NFTA_OBJ_NAME, counter).Uint32(unix.NFTA_OBJ_TYPE, unix.NFT_OBJECT_COUNTER)
 	return t
 }
@@ -77,13 +78,19 @@ func (t *Table) open() error {
 		return errors.Join(fmt.Errorf("open nftables: %w", err), socket.Close())
 	}
 	if err := t.make(); err != nil {
-		return errors.Join(err, t.Close())
+		return errors.Join(err, t.letGo())
 	}
 	return nil
 }
 
 // Close ends the work with the table, and leaves it there.
 func (t *Table) Close() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.letGo()
+}
+
+func (t *Table) letGo() error {
 	if t.conn == nil {
 		return nil
 	}
@@ -102,8 +109,10 @@ func (t *Table) make() error {
 	t.conn.AddTable(table)
 	t.conn.DelTable(table)
 	t.conn.AddTable(table)
-	if err := t.conn.AddSet(setOf(table), nil); err != nil {
-		return fmt.Errorf("make table %s: %w", t.name, err)
+	for set := range t.notes {
+		if err := t.conn.AddSet(set.in(table), nil); err != nil {
+			return fmt.Errorf("make table %s: %w", t.name, err)
+		}
 	}
 	if t.hears {
 		t.conn.AddObj(&nftables.NamedObj{Table: table, Name: counter, Type: nftables.ObjTypeCounter, Obj: &expr.Counter{}})
@@ -114,7 +123,7 @@ func (t *Table) make() error {
 	if err := t.conn.Flush(); err != nil {
 		return fmt.Errorf("make table %s: %w", t.name, err)
 	}
-	return t.fill()
+	return errors.Join(t.fill(leftOut), t.fill(growing))
 }
 
 // repeats counts the packets of TCP connections with DNAT that have had no answer, all but the first one. The kernel confirms
@@ -136,6 +145,8 @@ func repeats() []expr.Any {
 // Repeats returns how many first packets have been repeated since the table was made. If another program has removed the
 // table, it makes the table anew.
 func (t *Table) Repeats() (uint64, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	if err := t.open(); err != nil {
 		return 0, err
 	}

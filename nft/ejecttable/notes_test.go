@@ -99,3 +99,60 @@ func TestLeft(t *testing.T) {
 	clean := service.NewEjected([]service.Ejection{{Protocol: service.TCP, Port: 80, Addr: netip.MustParseAddrPort("10.0.0.1:80"), Since: since, Why: "node ?a????"[:10]}})
 	want("odd words", service.Ejections{}.Set("a/b", &clean))
 }
+
+// What grows comes back as it was, beside what is left out: neither replaces the other. What another program has removed is made
+// anew, and what it has written is left out.
+func TestGrowth(t *testing.T) {
+	ns, cmd := testnet.NamespaceForTest(t, "growth"), nftcmd.ForTest(t)
+	table := ejecttable.New("nftproxy", ns.Fd(), false)
+	defer table.Close()
+	since := time.Unix(1_795_694_587, 0)
+	of := func(endpoints, part int) service.Growth {
+		var list []service.Growing
+		for i := range endpoints {
+			list = append(list, service.Growing{Protocol: service.UDP, Port: 53, Addr: netip.AddrPortFrom(netip.AddrFrom16([16]byte{0xfd, 14: byte(i >> 8), 15: byte(i)}), 5353), Part: part, Since: since})
+		}
+		growers := service.NewGrowers(list)
+		return service.Growth{}.Set("shop/web", &growers)
+	}
+	left := service.NewEjected([]service.Ejection{{Protocol: service.TCP, Port: 80, Addr: netip.MustParseAddrPort("10.0.0.1:80"), Since: since, Why: "silent"}})
+	want := func(what string, growth service.Growth, ejections int) {
+		t.Helper()
+		if err := ns.Do(func() error {
+			got, err := ejecttable.Growth("nftproxy")
+			if err != nil {
+				return err
+			}
+			have, wanted := got.At("shop/web"), growth.At("shop/web")
+			if got.Len() != growth.Len() || wanted != nil && !slices.Equal(*have, *wanted) {
+				t.Errorf("%s: %v, want %v", what, have, wanted)
+			}
+			out, err := ejecttable.Left("nftproxy")
+			if out.Len() != ejections {
+				t.Errorf("%s: endpoints of %d Services are left out, want %d", what, out.Len(), ejections)
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(table.SetGrowth(service.Growth{}))
+	want("without a table", service.Growth{}, 0)
+	set(table.SetGrowth(of(2000, 1)))
+	want("many", of(2000, 1), 0)
+	set(table.SetLeft(service.Ejections{}.Set("shop/web", &left)))
+	set(table.SetGrowth(of(3, 2)))
+	want("both", of(3, 2), 1)
+	set(table.SetGrowth(service.Growth{}))
+	set(cmd.Load(ns, `add element inet nftproxy-eject growing { 1 comment "a/b TCP 80 10.0.0.1:80 1 1/10", 300 comment "a/b TCP 80 10.0.0.1:80 1 4/4", 600 comment "a/b TCP 80 10.0.0.1:80 1 0/4", 900 }`))
+	want("with texts of others", service.Growth{}, 1)
+	set(cmd.Load(ns, "flush ruleset"))
+	set(table.SetGrowth(of(1, 1)))
+	want("made anew", of(1, 1), 1)
+}
