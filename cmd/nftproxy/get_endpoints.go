@@ -41,6 +41,8 @@ func newGetEndpointsCommand() *cobra.Command {
   ENDPOINT     the address and port that connections are sent to
   LOCAL        whether the endpoint is on this node; - if unknown
   STATE        active: it gets new connections
+               growing: it gets fewer of them than its weight says, since it is new
+               (nftproxy.io/slow-start)
                left-out: the node does without it, since it does not answer
                (--nftproxy-eject)
                draining: it gets no new connections, since it terminates, is not ready, is
@@ -49,12 +51,12 @@ func newGetEndpointsCommand() *cobra.Command {
   CONNECTIONS  the connections and UDP flows that conntrack has to the endpoint through
                this Service port. TCP connections that both sides have closed do not count
 
--o wide adds PORT-NAME, WHY (of endpoints that are left out), LISTS (internal: for
-connections to the cluster IP; external: to external addresses and node ports, with
-traffic policy Local those from pods and the node; external-local: with traffic policy
-Local those of all other clients), SHARES (the endpoint's share of the new connections
-of each list, by weights and hashes) and CLOSING (TCP connections that both sides have
-closed, until conntrack forgets them).
+-o wide adds PORT-NAME, WHY (of endpoints that are left out or growing), LISTS
+(internal: for connections to the cluster IP; external: to external addresses and node
+ports, with traffic policy Local those from pods and the node; external-local: with
+traffic policy Local those of all other clients), SHARES (the endpoint's share of the
+new connections of each list, by weights and hashes) and CLOSING (TCP connections that
+both sides have closed, until conntrack forgets them).
 
 The counts are this node's: clients of other nodes count there. With
 --connections=false conntrack is not read, and no draining endpoints are shown. If
@@ -95,6 +97,9 @@ func (o *endpointOptions) run(cmd *cobra.Command, s inspect.Selection) error {
 	}
 	defer r.conn.Close()
 	if r.Ejections, err = ejecttable.Left(o.table); err != nil {
+		return err
+	}
+	if r.Growth, err = ejecttable.Growth(o.table); err != nil {
 		return err
 	}
 	var connections *inspect.Connections

@@ -257,6 +257,9 @@ func (d *detail) endpointRow(e *service.Endpoint, p *service.Port, choices *ip.P
 	if why := d.view.snapshot.Ejections.At(d.service.Name).Find(p, e.Addr); e.Silent && why != nil {
 		state += " " + why.Text()
 	}
+	if growing := d.view.snapshot.Growth.At(d.service.Name).Find(p, e.Addr); growing != nil && e.TakesNew() {
+		state += ", growing " + growing.Text()
+	}
 	if e.Nodes != "" {
 		state += "; hint: for nodes " + cut(string(e.Nodes), maxQuery)
 	}

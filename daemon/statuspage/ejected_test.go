@@ -33,3 +33,24 @@ func TestEjectedShown(t *testing.T) {
 		t.Errorf("the page does not say %q:\n%s", want, body)
 	}
 }
+
+// An endpoint that is growing is shown with the time and its part.
+func TestGrowingShown(t *testing.T) {
+	builder := statuspagetest.Cluster()
+	s := builder.Snapshot().Services.At("a/serving")
+	p := &s.Ports[0]
+	var list []service.Growing
+	for e := range p.Endpoints.All() {
+		list = append(list, service.Growing{Protocol: p.Protocol, Port: p.Port, Addr: e.Addr, Part: 1, Since: time.Date(2026, 11, 26, 12, 3, 7, 0, time.UTC)})
+	}
+	growers := service.NewGrowers(list)
+	builder.SetGrowth(service.Growth{}.Set(s.Name, &growers))
+	page := newPage()
+	for _, s := range statuspagetest.Syncs(builder.Snapshot()) {
+		page.Observe(s)
+	}
+	const want = "ready, weight 25, growing since 12:03:07: 1/4 of its weight"
+	if body := ask(t, page, http.MethodGet, "/status?service=a/serving").body; !strings.Contains(body, want) {
+		t.Errorf("the page does not say %q:\n%s", want, body)
+	}
+}

@@ -56,6 +56,8 @@ type Facts struct {
 	Source  string
 	// Ejections are the endpoints that the node does without because they do not answer.
 	Ejections service.Ejections
+	// Growth has the endpoints that have a part of their weight in the tables, since they are new.
+	Growth service.Growth
 }
 
 // Outcome says what becomes of the packet at nftproxy's rules.

@@ -166,6 +166,27 @@ func TestDraws(t *testing.T) {
 	w.says(pod+"10.96.0.7:80/tcp", explain.Endpoint, "it goes to one of 3 endpoints, at random, and keeps")
 }
 
+// TestGrowing: with and without objects, the causes name the endpoints that have a part of their weight, among those that the
+// packet may go to.
+func TestGrowing(t *testing.T) {
+	w := newWorld(t)
+	since := time.Date(2026, 11, 26, 12, 3, 7, 0, time.UTC)
+	growers := service.NewGrowers([]service.Growing{
+		{Protocol: service.TCP, Port: 80, Addr: netip.MustParseAddrPort("10.244.1.5:80"), Part: 1, Since: since},
+		{Protocol: service.TCP, Port: 80, Addr: netip.MustParseAddrPort("10.244.1.99:80"), Part: 2, Since: since},
+	})
+	w.facts.Growth = w.facts.Growth.Set("ns/three", &growers)
+	const want = "endpoint 10.244.1.5:80 is growing since 12:03:07: 1/4 of its weight"
+	w.says("veth0 10.244.0.9:0 -> 10.96.0.7:80/tcp", explain.Endpoint, want)
+	w.facts.Objects, w.facts.Source = &w.snapshot, "the objects"
+	w.says("veth0 10.244.0.9:0 -> 10.96.0.7:80/tcp", explain.Endpoint, want)
+	for _, packet := range []string{"10.96.0.7:80/tcp", "10.96.0.6:80/tcp"} {
+		if e := w.ask("veth0 10.244.0.9:0 -> " + packet); strings.Count(e.Text(true), "growing") != strings.Count(packet, ".7:") {
+			t.Errorf("%s: %s", packet, e.Text(true))
+		}
+	}
+}
+
 // TestCauses: by the objects, the causes name conditions, policies and hints.
 func TestCauses(t *testing.T) {
 	w := newWorld(t)

@@ -130,6 +130,7 @@ func (x *explainer) whyThese(e *Explanation) {
 		return
 	}
 	leftOut := x.leftOut(p)
+	x.growing(e, p)
 	if x.facts.Objects == nil || e.Affinity != nil {
 		return
 	}
@@ -170,6 +171,17 @@ func (x *explainer) leftOut(p *service.Port) (n int) {
 		}
 	}
 	return n
+}
+
+// growing names the endpoints with a part of their weight among those that the packet may go to.
+func (x *explainer) growing(e *Explanation, p *service.Port) {
+	growers, n := x.facts.Growth.At(service.Name(x.frontend.Service)), 0
+	for i := range e.Endpoints {
+		if g := growers.Find(p, e.Endpoints[i].addr); g != nil && n < most {
+			n++
+			x.cause("endpoint %s is growing %s", g.Addr, g.Text())
+		}
+	}
 }
 
 func boolInt(b bool) int {

@@ -24,10 +24,11 @@ type EndpointRow struct {
 	// Local says whether the endpoint is on this node; null if that is unknown, as it
 	// is of a draining endpoint.
 	Local *bool `json:"local"`
-	// State is active; left-out: the node does without the endpoint, since it does not answer; or
+	// State is active; growing: it gets fewer new connections than its weight says, since it is new; left-out: the node does without the endpoint, since it does not answer; or
 	// draining: the endpoint gets no new connections, but conntrack still has some to it.
 	State string `json:"state"`
-	// Why says of an endpoint that is left out since when and why; empty for others.
+	// Why says of an endpoint that is left out since when and why, and of one that is growing since when, and to what part of its
+	// weight; empty for others.
 	Why string `json:"why"`
 	// Lists are the lists that the endpoint is in: internal (connections to the cluster
 	// IP), external (to external addresses and node ports; with traffic policy Local
@@ -48,6 +49,7 @@ type EndpointRow struct {
 // The states of endpoints.
 const (
 	Active   = "active"
+	Growing  = "growing"
 	LeftOut  = "left-out"
 	Draining = "draining"
 )
@@ -155,6 +157,9 @@ func (t *Tables) endpointsOf(s *Selection, svc *ruleset.Served, p *ruleset.Serve
 		if lists[a].names != nil {
 			local := t.onNode(p.Port, a)
 			row.State, row.Local = Active, &local
+			if growing := t.Growth.At(svc.Service.Name).Find(p.Port, a); growing != nil {
+				row.State, row.Why = Growing, growing.Text()
+			}
 		} else if why := left.Find(p.Port, a); why != nil {
 			row.State, row.Why = LeftOut, why.Text()
 		}

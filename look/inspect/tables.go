@@ -28,6 +28,8 @@ type Tables struct {
 	Snapshot service.Snapshot
 	// Ejections are the endpoints that the node does without because they do not answer. The tables do not have them.
 	Ejections service.Ejections
+	// Growth has the endpoints that have a part of their weight in the tables, since they are new.
+	Growth service.Growth
 
 	contents []*nft.Contents
 	// services are sorted by namespace and name.

@@ -62,9 +62,9 @@ func (g Growing) compare(o Growing) int {
 	return cmp.Or(cmp.Compare(g.Protocol, o.Protocol), cmp.Compare(g.Port, o.Port), g.Addr.Compare(o.Addr))
 }
 
-// Text is, for example, "growing since 12:03:07, has 1/4 of its weight". The time is UTC.
+// Text is, for example, "since 12:03:07: 1/4 of its weight". The time is UTC.
 func (g Growing) Text() string {
-	return fmt.Sprintf("growing since %s, has %d/%d of its weight", g.Since.UTC().Format(time.TimeOnly), g.Part, WholePart)
+	return fmt.Sprintf("since %s: %d/%d of its weight", g.Since.UTC().Format(time.TimeOnly), g.Part, WholePart)
 }
 
 // NewGrowers sorts in place and keeps the slice. Of duplicates it keeps the first.

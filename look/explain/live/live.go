@@ -86,7 +86,11 @@ func (n *Node) read(ctx context.Context, table string) error {
 	if err != nil {
 		return err
 	}
-	n.Facts = explain.Facts{Tables: n.Tables, Table: table, Local: n.local, Way: n.way, Chains: chains, Ejections: left}
+	growth, err := ejecttable.Growth(table)
+	if err != nil {
+		return err
+	}
+	n.Facts = explain.Facts{Tables: n.Tables, Table: table, Local: n.local, Way: n.way, Chains: chains, Ejections: left, Growth: growth}
 	for _, t := range ours {
 		switch {
 		case t.ID.Name != table:
