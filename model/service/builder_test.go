@@ -82,19 +82,25 @@ func seeds(t *testing.T, n int, test func(t *testing.T, rng *rand.Rand)) {
 	}
 }
 
-// TestOrderDoesNotMatter: a long history ends like the plain sum of what was
+// TestOrderDoesNotMatter: a long history, with endpoints that grow, ends like the plain sum of what was
 // set last, put together in any order.
 func TestOrderDoesNotMatter(t *testing.T) {
 	seeds(t, 50, func(t *testing.T, rng *rand.Rand) {
 		b := service.NewBuilder(gen.PlainNode())
 		set := map[service.Name]*service.Service{}
+		growth := rand.New(rand.NewPCG(0, 7))
 		for _, c := range gen.Changes(rng, 300, everything) {
 			c.Apply(b)
 			if set[c.Name] = c.Service; c.Service == nil {
 				delete(set, c.Name)
 			}
+			if growth.IntN(20) == 0 {
+				b.SetGrowth(gen.Growth(growth, b.Snapshot()))
+			}
 		}
-		sameAfresh(t, rng, b, service.NewBuilder(gen.PlainNode()), set)
+		fresh := service.NewBuilder(gen.PlainNode())
+		fresh.SetGrowth(b.Snapshot().Growth)
+		sameAfresh(t, rng, b, fresh, set)
 	})
 }
 

@@ -41,12 +41,14 @@ func (s *script) Uint64() uint64 {
 	return n
 }
 
+// build makes a snapshot, in which some endpoints are growing.
 func build(node service.Node, services []*service.Service, cidrs ...netip.Prefix) service.Snapshot {
 	b := service.NewBuilder(node)
 	b.SetServiceCIDRs(cidrs)
 	for _, s := range services {
 		b.Set(s)
 	}
+	b.SetGrowth(gen.Growth(rand.New(rand.NewPCG(0, 6)), b.Snapshot()))
 	return b.Snapshot()
 }
 

@@ -24,14 +24,16 @@ type randomHistory struct {
 	node    service.Node
 	builder *service.Builder
 	changes []gen.Change
+	// growth draws for itself, so that it changes nothing else of what is drawn.
+	growth *rand.Rand
 }
 
 func newHistory(rng *rand.Rand) *randomHistory {
 	node := gen.Node(rng)
-	return &randomHistory{rng, node, service.NewBuilder(node), gen.Changes(rng, 1000, gen.Everything())}
+	return &randomHistory{rng, node, service.NewBuilder(node), gen.Changes(rng, 1000, gen.Everything()), rand.New(rand.NewPCG(0, 5))}
 }
 
-// next makes a few changes, or many, or none. Now and then it also changes the node or
+// next makes a few changes, or many, or none, and mostly has other endpoints grow. Now and then it also changes the node or
 // the ranges of cluster IPs, and seldom the node's name.
 func (h *randomHistory) next() service.Snapshot {
 	if h.rng.IntN(30) == 0 {
@@ -55,6 +57,9 @@ func (h *randomHistory) next() service.Snapshot {
 	}
 	if h.rng.IntN(10) == 0 {
 		h.builder.SetServiceCIDRs(gen.ServiceCIDRs(h.rng))
+	}
+	if h.growth.IntN(3) > 0 {
+		h.builder.SetGrowth(gen.Growth(h.growth, h.builder.Snapshot()))
 	}
 	return h.builder.Snapshot()
 }

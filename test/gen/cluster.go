@@ -117,7 +117,7 @@ func Services(rng *rand.Rand, node *service.Node) []*service.Service {
 }
 
 // Cluster returns a random configuration, a node and its services, and a builder that has
-// them.
+// them, some with growing endpoints.
 func Cluster(rng *rand.Rand) (ruleset.Config, *service.Node, []*service.Service, *service.Builder) {
 	cfg, _ := Config(rng)
 	node := Node(rng)
@@ -126,6 +126,7 @@ func Cluster(rng *rand.Rand) (ruleset.Config, *service.Node, []*service.Service,
 	for _, s := range services {
 		b.Set(s)
 	}
+	b.SetGrowth(Growth(rng, b.Snapshot()))
 	return cfg, &node, services, b
 }
 

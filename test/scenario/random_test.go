@@ -171,10 +171,12 @@ type randomCluster struct {
 	services []*service.Service
 	// homes has the nodes of endpoints' addresses.
 	homes map[netip.Addr]string
+	// growth draws for itself, so that it changes nothing else of what is drawn.
+	growth *rand.Rand
 }
 
 func newRandomCluster(rng *rand.Rand) *randomCluster {
-	c := &randomCluster{rng: rng}
+	c := &randomCluster{rng: rng, growth: rand.New(rand.NewPCG(0, 6))}
 	c.replace()
 	return c
 }
@@ -204,6 +206,7 @@ func (c *randomCluster) snapshot() service.Snapshot {
 	for _, s := range c.services {
 		b.Set(s)
 	}
+	b.SetGrowth(gen.Growth(c.growth, b.Snapshot()))
 	return b.Snapshot()
 }
 
