@@ -184,11 +184,12 @@ func (w *world) snapshot(addrs hostaddr.Addresses) (service.Snapshot, error) {
 		Report: func(p watch.Problem) { problems = append(problems, p) },
 	}, mailbox)
 	watcher.SetHostAddresses(addrs.Own, addrs.Broadcast...)
-	left, err := w.leftOut()
+	left, growth, err := w.notes()
 	if err != nil {
 		return service.Snapshot{}, err
 	}
 	watcher.SetEjections(left)
+	watcher.SetGrowth(growth)
 	ctx, cancel := context.WithCancel(w.ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- watcher.RunManifests(ctx, file) }()

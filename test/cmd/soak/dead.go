@@ -73,14 +73,19 @@ func (w *world) silentStill(now time.Time) {
 	}
 }
 
-// leftOut returns what the proxy does without, as it tells other processes.
-func (w *world) leftOut() (left service.Ejections, err error) {
+// notes returns what the proxy does without and what is growing, as it tells other processes.
+func (w *world) notes() (left service.Ejections, growth service.Growth, err error) {
 	err = w.Node.Do(func() (err error) {
-		left, err = ejecttable.Left(ruleset.DefaultTable)
+		if left, err = ejecttable.Left(ruleset.DefaultTable); err == nil {
+			growth, err = ejecttable.Growth(ruleset.DefaultTable)
+		}
 		return err
 	})
 	if left.Len() > 0 {
 		w.count.add("looks at the tables while a pod was left out")
 	}
-	return left, err
+	if growth.Len() > 0 {
+		w.count.add("looks at the tables while an endpoint was growing")
+	}
+	return left, growth, err
 }

@@ -242,6 +242,9 @@ func (g *Generator) service() {
 		args = append(args, "ranges="+[]string{"7000-7100/TCP", "7000-7100/UDP,9/TCP", "20000-60000/TCP,20000-60000/UDP"}[g.rng.IntN(3)])
 	}
 	if g.rng.IntN(4) == 0 {
+		args = append(args, "slow-start="+[]string{"1s", "5s", "60s"}[g.rng.IntN(3)])
+	}
+	if g.rng.IntN(4) == 0 {
 		args = append(args, fmt.Sprintf("affinity=%d", []int{5, 600, 10800}[g.rng.IntN(3)]))
 	}
 	if g.rng.IntN(5) == 0 {
