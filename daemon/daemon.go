@@ -144,16 +144,16 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 	kubeProxy := takeover.NewKubeProxy(c.Log, func(note string) { r.aboutNode(watch.ReasonKubeProxy, note) }, counts.ObserveKubeProxy, c.beside(), c.ExcludeIPVS)
 	connections := sync.OnceValue(func() func(proxy.Sync) { return countConnections(c, rules(), conn, registry) })
 	announce := sync.OnceFunc(func() { close(served.true) })
-	// The cleaner comes first: it removes nothing until it knows the outcome of a sync.
+	// The cleaner comes first: it removes nothing until it knows the outcome of a sync. The next one is before those who say that
+	// the sync is over.
 	observers := []func(proxy.Sync){
-		cleanAfter(cleaner, c.Rules.Table), func(proxy.Sync) { load.Synced() }, judge.Observe, page.Observe, r.syncObserver(watcher),
+		cleanAfter(cleaner, c.Rules.Table), r.growthObserver(table), func(proxy.Sync) { load.Synced() }, judge.Observe, page.Observe, r.syncObserver(watcher),
 		newBusiest(r, watcher).observe, counts.Observe, ports.Notify, local.Notify, takeover.NewFormerTables(conn, c.Rules.Table, c.Log).Observe, kubeProxy.Observe,
 		func(s proxy.Sync) { eligible.Store(s.Snapshot.Node.Eligible) },
 		func(s proxy.Sync) { rewriters.Observe(ctx, s) },
 		func(s proxy.Sync) { sweeper.Notify(s.Applied, s.Adopted) },
 		func(s proxy.Sync) { refused.Notify(s.Applied) },
 		func(s proxy.Sync) { ejector.Notify(s.Snapshot) },
-		r.growthObserver(table),
 		func(s proxy.Sync) { connections()(s) },
 		settings.observe,
 		func(proxy.Sync) {

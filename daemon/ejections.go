@@ -42,14 +42,16 @@ func newEjector(c Config, r reporter, flows *conntrack.Table, table *ejecttable.
 	return eject.New(config)
 }
 
-// growthObserver tells other processes which endpoints have a part of their weight in the tables.
+// growthObserver tells other processes which endpoints have a part of their weight in the tables. At first it does so in any case: an
+// earlier process may have told something else.
 func (r reporter) growthObserver(table *ejecttable.Table) func(proxy.Sync) {
 	var told service.Growth
+	begun := false
 	return func(s proxy.Sync) {
-		if s.Err != nil || s.Snapshot.Growth == told {
+		if s.Err != nil || begun && s.Snapshot.Growth == told {
 			return
 		}
-		told = s.Snapshot.Growth
+		begun, told = true, s.Snapshot.Growth
 		if err := table.SetGrowth(told); err != nil {
 			r.log.Warn("get, explain and verify do not know which endpoints are growing", "err", err)
 		}

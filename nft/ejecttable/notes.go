@@ -75,10 +75,10 @@ func (t *Table) set(set noteSet, texts iter.Seq[string]) error {
 	defer t.mu.Unlock()
 	t.notes[set] = elements(texts)
 	if t.conn == nil {
-		if len(t.notes[set]) == 0 {
+		if len(t.notes[set]) == 0 && !t.hears {
 			return nil
 		}
-		return t.open()
+		return t.open() // It replaces what an earlier process has left.
 	}
 	if err := t.fill(set); !errors.Is(err, unix.ENOENT) {
 		return err
