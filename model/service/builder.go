@@ -293,7 +293,7 @@ func (b *Builder) bounded(name Name, s *Service) *Service {
 		if !b.rangeLists.admits(s.rangeList()) {
 			served, unserved = served.withoutRanges(), &UnservedRanges{b.rangeLists.limit}
 		}
-		served = served.without(b.snapshot.Ejections.At(name)).grown(b.snapshot.Growth.At(name))
+		served = served.without(b.snapshot.Ejections.At(name)).grown(b.snapshot.Growth.At(name), b.limit)
 	}
 	b.snapshot.LeftOut = setUnlessEqual(b.snapshot.LeftOut, name, left, func(a, b *LeftOut) bool { return *a == *b })
 	b.snapshot.WithoutAffinity = setUnlessEqual(b.snapshot.WithoutAffinity, name, without, func(a, b *WithoutAffinity) bool { return *a == *b })

@@ -95,9 +95,9 @@ func (b *Builder) SetGrowth(g Growth) {
 	b.snapshot.Growth = g
 }
 
-// grown returns the service with the present part of the weight of growing endpoints; the service itself if it has none of
-// them. A weight above 0 stays above 0.
-func (s *Service) grown(growing *Growers) *Service {
+// grown returns the service with the present part of the weight of growing endpoints, and as many slots as fit the limit on its
+// elements; the service itself if it has none of them. A weight above 0 stays above 0.
+func (s *Service) grown(growing *Growers, limit int) *Service {
 	if growing == nil {
 		return s
 	}
@@ -123,5 +123,8 @@ func (s *Service) grown(growing *Growers) *Service {
 		}
 		served.Ports[i].Endpoints = s.Ports[i].Endpoints.Edit(edits[i])
 	}
-	return served
+	if served == s {
+		return s
+	}
+	return served.fitted(limit)
 }
