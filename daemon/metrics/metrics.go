@@ -112,8 +112,12 @@ func (m *Metrics) registerOwn(f promauto.Factory) {
 	})
 	m.options.with = f.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "nftproxy_services_with_option",
-		Help: "Services in the latest snapshot that ask for something by an annotation with this name, mostly after the prefix nftproxy.io/ (docs/choices.md), or have it from the node (--nftproxy-balance). The option weight is that of EndpointSlices: some endpoint of the Service has another weight than 100.",
+		Help: "Services in the latest snapshot that ask for something by an annotation with this name, mostly after the prefix nftproxy.io/ (docs/choices.md), or have it from the node (--nftproxy-balance). The option weight is that of EndpointSlices: some endpoint of the Service has another weight than 100, as a growing one has.",
 	}, []string{"option"})
+	m.options.growing = f.NewGauge(prometheus.GaugeOpts{
+		Name: "nftproxy_growing_endpoints",
+		Help: "Endpoints of Service ports that have a part of their weight since they are new (nftproxy.io/slow-start).",
+	})
 	f.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "nftproxy_retained_services",
 		Help: "Services that are served although the last list lacks them or their EndpointSlices, because it lacked most Services at once.",

@@ -14,6 +14,8 @@ import (
 // last one.
 type options struct {
 	with *prometheus.GaugeVec
+	// growing counts endpoints.
+	growing prometheus.Gauge
 
 	mu       sync.Mutex
 	snapshot service.Snapshot
@@ -28,6 +30,14 @@ func (o *options) observe(s service.Snapshot) {
 		}
 		if c.HasNew {
 			o.add(c.New, 1)
+		}
+	}
+	for c := range treap.Diff(o.snapshot.Growth, s.Growth) {
+		if c.HadOld {
+			o.growing.Sub(float64(len(*c.Old)))
+		}
+		if c.HasNew {
+			o.growing.Add(float64(len(*c.New)))
 		}
 	}
 	o.snapshot = s

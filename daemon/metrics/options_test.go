@@ -15,7 +15,8 @@ import (
 	"nftproxy/test/gen"
 )
 
-// TestServicesWithOption: after each change, the gauges count the Services of the snapshot that have the option.
+// TestServicesWithOption: after each change, the gauges count the Services of the snapshot that have the option, and the endpoints
+// that are growing.
 func TestServicesWithOption(t *testing.T) {
 	positive := map[string]int{}
 	for seed := range uint64(5) {
@@ -29,8 +30,19 @@ func TestServicesWithOption(t *testing.T) {
 			} else {
 				b.Set(c.Service)
 			}
+			b.SetGrowth(gen.Growth(rng, b.Snapshot()))
 			snapshot := b.Snapshot()
 			m.Observe(proxy.Sync{Snapshot: snapshot})
+			growing := 0.0
+			for _, growers := range snapshot.Growth.All() {
+				growing += float64(len(*growers))
+			}
+			if growing > 0 {
+				positive["growing"]++
+			}
+			if got := gaugesOf(t, r, "nftproxy_growing_endpoints")[""]; got != growing {
+				t.Fatalf("seed %d, after change %d: %g endpoints are growing, want %g", seed, i, got, growing)
+			}
 			want := map[string]float64{}
 			for _, s := range snapshot.Services.All() {
 				for key := range s.Options.All() {
@@ -48,7 +60,7 @@ func TestServicesWithOption(t *testing.T) {
 			}
 		}
 	}
-	for _, key := range []string{"balance", "external-failover", "port-ranges", "weight"} {
+	for _, key := range []string{"balance", "external-failover", "port-ranges", "weight", "growing"} {
 		if positive[key] == 0 {
 			t.Errorf("no Service ever had the option %s: %s", key, fmt.Sprint(positive))
 		}

@@ -2,6 +2,8 @@ package slowstart_test
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -82,6 +84,108 @@ func TestTracker(t *testing.T) {
 			if e.Weight != 0 {
 				t.Errorf("step %d: %v of the Service that asks for nothing has a weight", i, e.Addr)
 			}
+		}
+	}
+}
+
+// TestTrackerRandom: whatever comes and goes, and however late the tracker is called. A port never has growing endpoints only; only
+// Services that ask for it have any, for no longer than they ask for and the next tick, and within the bounds; no endpoint's part shrinks; the next
+// call is asked for at a whole second that the step needs; and in the end nothing grows.
+func TestTrackerRandom(t *testing.T) {
+	seen := map[string]int{}
+	for seed := range uint64(30) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		builder, now := service.NewBuilder(service.Node{Name: "n1"}), time.Unix(1_800_000_000, 0)
+		var tracker slowstart.Tracker
+		var next time.Time
+		parts := map[string]int{}
+		check := func() {
+			t.Helper()
+			growth, due, refused := tracker.Follow(builder.Snapshot(), now)
+			builder.SetGrowth(growth)
+			next = due
+			seen["refused"] += len(refused)
+			snapshot, total := builder.Snapshot(), 0
+			if (growth.Len() > 0) != !due.IsZero() {
+				t.Fatalf("seed %d: %d Services have growing endpoints, and the next step is due at %v", seed, growth.Len(), due)
+			}
+			if !due.IsZero() && (!due.After(now) || due.Nanosecond() != 0 || due.Sub(now) > time.Minute) {
+				t.Fatalf("seed %d: at %v the next step is due at %v", seed, now, due)
+			}
+			last := parts
+			parts = map[string]int{}
+			for name, growers := range growth.All() {
+				s := snapshot.Services.At(name)
+				if s == nil || s.Options.SlowStart == 0 {
+					t.Fatalf("seed %d: %s does not ask for it", seed, name)
+				}
+				for _, g := range *growers {
+					seen[fmt.Sprint("part ", g.Part)]++
+					at := fmt.Sprint(name, g.Addr, g.Since, s.Options.SlowStart)
+					if parts[at] = g.Part; g.Part < last[at] || g.Part < 1 || g.Part >= service.WholePart || now.Sub(g.Since) >= s.Options.SlowStart+slowstart.Tick {
+						t.Fatalf("seed %d: at %v %s has %+v, and before %d", seed, now, name, g, last[at])
+					}
+				}
+				total += s.Ports[0].Endpoints.Len()
+				whole := 0
+				for e := range s.Ports[0].Endpoints.All() {
+					if e.TakesNew() && !e.Drained() && growers.Find(&s.Ports[0], e.Addr) == nil {
+						whole++
+					}
+				}
+				if whole == 0 {
+					t.Fatalf("seed %d: all endpoints of %s are growing", seed, name)
+				}
+			}
+			if total > slowstart.MaxOfNamespace {
+				t.Fatalf("seed %d: growing Services have %d endpoints", seed, total)
+			}
+		}
+		for range 150 {
+			name := service.Name(fmt.Sprint("ns/", rng.IntN(4)))
+			if rng.IntN(8) == 0 {
+				builder.Delete(name)
+			} else {
+				s := &service.Service{Name: name, ClusterIPs: []netip.Addr{netip.MustParseAddr(fmt.Sprint("10.96.0.", 1+name[3]))}}
+				s.Options.SlowStart = []time.Duration{0, time.Second, 10 * time.Second, time.Minute}[min(3, rng.IntN(6))]
+				many := 1
+				if rng.IntN(6) == 0 {
+					many = 200
+				}
+				var list []service.Endpoint
+				for i := range 6 * many {
+					if rng.IntN(2) == 0 {
+						weight := service.NewWeight([]uint16{100, 100, 1, 0}[rng.IntN(4)])
+						list = append(list, service.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80), Ready: rng.IntN(4) > 0, Weight: weight})
+					}
+				}
+				s.Ports = []service.Port{{Protocol: service.TCP, Port: 80, Endpoints: service.MergeEndpoints(list)}}
+				builder.Set(s)
+			}
+			check()
+			if now = now.Add(time.Duration(rng.IntN(8000)) * time.Millisecond); rng.IntN(2) == 0 && !next.IsZero() {
+				now = next
+			}
+			check()
+		}
+		for steps := 0; !next.IsZero(); steps++ {
+			if now = next; steps > 100 {
+				t.Fatalf("seed %d: it never ends", seed)
+			}
+			check()
+		}
+		for name, s := range builder.Snapshot().Services.All() {
+			if s != builder.Service(name) {
+				t.Fatalf("seed %d: nothing grows any more, and %s differs from what it asks for", seed, name)
+			}
+		}
+		if tracker.Growing() != 0 {
+			t.Fatalf("seed %d: %d Services are followed in the end", seed, tracker.Growing())
+		}
+	}
+	for _, what := range []string{"part 1", "part 2", "refused"} {
+		if seen[what] == 0 {
+			t.Errorf("there was no %s: %v", what, seen)
 		}
 	}
 }
