@@ -1,25 +1,30 @@
 package gen
 
 import (
+	"fmt"
+	"hash/fnv"
 	"math/rand/v2"
 
 	"nftproxy/model/service"
 )
 
 // Growth draws growing endpoints of the snapshot's services with a slow start: any of them, with any part of their weight, also all
-// of a port.
+// of a port. The order of ports and endpoints makes no difference.
 func Growth(rng *rand.Rand, s service.Snapshot) service.Growth {
 	var growth service.Growth
+	drawn := rng.Uint64()
 	for name, svc := range s.Services.All() {
-		if svc.Options.SlowStart == 0 || rng.IntN(4) == 0 {
+		if svc.Options.SlowStart == 0 {
 			continue
 		}
 		var list []service.Growing
 		for i := range svc.Ports {
 			p := &svc.Ports[i]
 			for e := range p.Endpoints.All() {
-				if rng.IntN(2) == 0 {
-					list = append(list, service.Growing{Protocol: p.Protocol, Port: p.Port, Addr: e.Addr, Part: 1 + rng.IntN(service.WholePart-1)})
+				sum := fnv.New64a()
+				_, _ = fmt.Fprint(sum, drawn, name, p.Protocol, p.Port, e.Addr)
+				if part := int(sum.Sum64()>>32) % (service.WholePart + 2); part > 0 && part < service.WholePart {
+					list = append(list, service.Growing{Protocol: p.Protocol, Port: p.Port, Addr: e.Addr, Part: part})
 				}
 			}
 		}
