@@ -31,6 +31,8 @@ const (
 	growing noteSet = "growing"
 )
 
+func noteSets() []noteSet { return []noteSet{leftOut, growing} }
+
 const (
 	pieces = 1 << 8
 	// mostOfOne is how many elements one message may have: an attribute has at most 64 KiB.

@@ -55,7 +55,7 @@ type Table struct {
 // descriptor of a network namespace, or 0 for that of the threads that use the table. hears says that the table has the rule that
 // Repeats needs. Use needs CAP_NET_ADMIN.
 func New(services string, netns int, hears bool) *Table {
-	t := &Table{name: Name(services), netns: netns, hears: hears, notes: map[noteSet][]nftables.SetElement{leftOut: nil, growing: nil}}
+	t := &Table{name: Name(services), netns: netns, hears: hears, notes: map[noteSet][]nftables.SetElement{}}
 	t.request.Text(unix.NFTA_OBJ_TABLE, t.name).Text(unix.NFTA_OBJ_NAME, counter).Uint32(unix.NFTA_OBJ_TYPE, unix.NFT_OBJECT_COUNTER)
 	return t
 }
@@ -109,7 +109,7 @@ func (t *Table) make() error {
 	t.conn.AddTable(table)
 	t.conn.DelTable(table)
 	t.conn.AddTable(table)
-	for set := range t.notes {
+	for _, set := range noteSets() {
 		if err := t.conn.AddSet(set.in(table), nil); err != nil {
 			return fmt.Errorf("make table %s: %w", t.name, err)
 		}
@@ -123,7 +123,12 @@ func (t *Table) make() error {
 	if err := t.conn.Flush(); err != nil {
 		return fmt.Errorf("make table %s: %w", t.name, err)
 	}
-	return errors.Join(t.fill(leftOut), t.fill(growing))
+	for _, set := range noteSets() {
+		if err := t.fill(set); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // repeats counts the packets of TCP connections with DNAT that have had no answer, all but the first one. The kernel confirms
