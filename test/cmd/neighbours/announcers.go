@@ -97,13 +97,6 @@ vrrp_script endpoints {
 		return func(ctx context.Context, w *world) error { return awaitAddrs(ctx, at(w.net), moving4, moving6) }
 	}
 	node, other := takes(func(t *testnet.Topology) *testnet.Namespace { return t.Node }), takes(func(t *testnet.Topology) *testnet.Namespace { return t.Remote })
-	terminating := strings.ReplaceAll(moving, "nodeName: node-1, conditions: {ready: true, serving: true, terminating: false}", "nodeName: node-1, conditions: {ready: false, serving: true, terminating: true}")
-	var gone strings.Builder
-	for line := range strings.Lines(moving) {
-		if !strings.Contains(line, "nodeName: node-1") {
-			gone.WriteString(line)
-		}
-	}
 	return neighbour{
 		name: "moving-address", packages: []string{"keepalived"}, prepare: config("192.168.100.1", 100), moving: true,
 		what: "keepalived (VRRP) on two nodes, both with nftproxy, for the address of a load balancer with policy Local: the health check node port says which node may have it",
@@ -114,16 +107,33 @@ vrrp_script endpoints {
 			{"there is an endpoint again", ""},
 			{"restarts", end + daemon},
 		},
-		stop: event{"stops", end},
-		peer: &peer{start: config("192.168.100.3", 90) + daemon + has, after: map[string]string{"stops": has}},
+		stop:  event{"stops", end},
+		peers: []peer{{start: config("192.168.100.3", 90) + daemon + has, after: map[string]string{"stops": has}}},
 		beside: map[string]func(context.Context, *world) error{
 			nameStart:                        node,
 			"restarts":                       node,
-			"the node's endpoint terminates": publish(terminating, other),
-			"the endpoint is gone":           publish(gone.String(), other),
+			"the node's endpoint terminates": publish(terminating(moving, 1), other),
+			"the endpoint is gone":           publish(without(moving, 1), other),
 			"there is an endpoint again":     publish(moving, node),
 		},
 	}
+}
+
+// terminating has the endpoints on a node terminate, which still serve.
+func terminating(objects string, node int) string {
+	on := fmt.Sprintf("nodeName: node-%d, conditions: ", node)
+	return strings.ReplaceAll(objects, on+"{ready: true, serving: true, terminating: false}", on+"{ready: false, serving: true, terminating: true}")
+}
+
+// without leaves out the endpoints on a node.
+func without(objects string, node int) string {
+	var left strings.Builder
+	for line := range strings.Lines(objects) {
+		if !strings.Contains(line, fmt.Sprintf("nodeName: node-%d", node)) {
+			left.WriteString(line)
+		}
+	}
+	return left.String()
 }
 
 // publish changes the Service moving, and waits for what comes of it.
@@ -143,26 +153,34 @@ func publish(objects string, then func(context.Context, *world) error) func(cont
 
 // awaitAddrs waits until a namespace has addresses.
 func awaitAddrs(ctx context.Context, ns *testnet.Namespace, addrs ...string) error {
-	ticker := time.NewTicker(100 * time.Millisecond)
-	defer ticker.Stop()
-	for {
+	err := poll(ctx, func() (bool, error) {
 		there, err := ns.Handle().AddrList(nil, netlink.FAMILY_ALL)
-		if err != nil {
-			return fmt.Errorf("list addresses: %w", err)
-		}
 		found := 0
 		for _, a := range there {
 			if slices.Contains(addrs, a.IP.String()) {
 				found++
 			}
 		}
-		if found == len(addrs) {
-			return nil
+		return found == len(addrs), err
+	})
+	if err != nil {
+		return fmt.Errorf("await %v: %w", addrs, err)
+	}
+	return nil
+}
+
+// poll asks again and again until something is done.
+func poll(ctx context.Context, done func() (bool, error)) error {
+	ticker := time.NewTicker(100 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		if is, err := done(); is || err != nil {
+			return err
 		}
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
-			return fmt.Errorf("await %v: %w", addrs, context.Cause(ctx))
+			return context.Cause(ctx)
 		}
 	}
 }
@@ -170,12 +188,21 @@ func awaitAddrs(ctx context.Context, ns *testnet.Namespace, addrs ...string) err
 // movingFlows are those to the address that moves.
 func (w *world) movingFlows() []flow {
 	var all []flow
-	for i, a := range []string{moving4, moving6} {
+	add := func(from, to, addr string, want string) {
 		for _, proto := range []string{testnet.TCP, testnet.UDP} {
-			like := flow{from: "outside", to: "near", protocol: proto, addr: netip.AddrPortFrom(w.net.NodeAddrs[i], 0)}
-			all = append(all, flow{from: "outside", to: "the address that moves", protocol: proto, addr: netip.AddrPortFrom(netip.MustParseAddr(a), 80), like: like.key(), want: kept})
+			at := netip.AddrPortFrom(netip.MustParseAddr(addr), 80)
+			like := flow{from: "outside", to: "near", protocol: proto, addr: at}
+			all = append(all, flow{from: from, to: to, protocol: proto, addr: at, like: like.key(), want: want})
 		}
 	}
+	from := "outside"
+	if w.behind != nil {
+		from = behind
+		add(from, "the address of both nodes", spread4, hidden)
+		add(from, "the address of both nodes", spread6, hidden)
+	}
+	add(from, "the address that moves", moving4, kept)
+	add(from, "the address that moves", moving6, kept)
 	return all
 }
 
@@ -188,12 +215,18 @@ func (w *world) movingStreams() []stream {
 	return all
 }
 
-// startMoving serves the Service moving on both nodes, and has the client outside look for the node that has its address.
-func (w *world) startMoving(ctx context.Context) error {
-	out := testnet.End{NS: w.net.Outside, Link: w.net.OutsideLink}
-	for _, f := range w.movingFlows() {
-		if err := out.Route(netip.PrefixFrom(f.addr.Addr(), f.addr.Addr().BitLen()), netip.Addr{}); err != nil {
+// startMoving serves the Service moving on both nodes. Unless there is a router, the client outside looks for the node that has its address.
+func (w *world) startMoving(ctx context.Context, routed bool) error {
+	if routed {
+		if err := w.startRouter(); err != nil {
 			return err
+		}
+	} else {
+		out := testnet.End{NS: w.net.Outside, Link: w.net.OutsideLink}
+		for _, f := range w.movingFlows() {
+			if err := out.Route(netip.PrefixFrom(f.addr.Addr(), f.addr.Addr().BitLen()), netip.Addr{}); err != nil {
+				return err
+			}
 		}
 	}
 	return errors.Join(publish(moving, func(context.Context, *world) error { return nil })(ctx, w), w.startOther(ctx))

@@ -32,11 +32,13 @@ type neighbour struct {
 	published uint16
 	// cache says how the program answers at the Service dns, which exists unless it is noCache.
 	cache cache
-	// peer is the program at another place; nil if there is none.
-	peer *peer
+	// peers are the program at other places. They start in this order.
+	peers []peer
 	// moving says that the address of the Service moving is at one of both nodes, which both have nftproxy.
 	moving bool
-	// beside has what happens with an event where nftproxy runs, by the event's name.
+	// routed says that the client of that address is behind a router.
+	routed bool
+	// beside has what happens with an event where nftproxy runs, by the event's name. That of namePrepared is what follows the start of peers.
 	beside map[string]func(context.Context, *world) error
 	// opens says why flows to Services may work although the program closes the direct way; empty if none may.
 	opens string
@@ -45,22 +47,24 @@ type neighbour struct {
 	// drops are the events in which it drops all packets for a while. What begins before such an event is over counts for nobody: how long
 	// it takes is a matter of the machine.
 	drops []string
+	// notes are for operators. A result has them only if it is good.
+	notes []string
 	// loses says why masqueraded connections may be lost at its start and end, even if direct ones survive; empty if none may be.
 	loses string
 }
 
 // peer is the program's other end, in a system of its own. It runs before the program does.
 type peer struct {
-	// outside says that it is at the client outside, not at the other node.
-	outside bool
+	// at is the place of world.places that it is at; the other node if empty.
+	at string
 	// start has it run. It is no event.
 	start string
 	// before and after are what it does before and after an event of the program, by the event's name.
 	before, after map[string]string
 }
 
-// nameStart is the name of each neighbour's first event.
-const nameStart = "starts"
+// nameStart is the name of each neighbour's first event, and namePrepared that of what is before it.
+const nameStart, namePrepared = "starts", "is prepared"
 
 func neighbours() []neighbour {
 	var all []neighbour
@@ -71,6 +75,7 @@ func neighbours() []neighbour {
 	all = append(all, engines()...)
 	all = append(all, plugins()...)
 	all = append(all, announcers()...)
+	all = append(all, routers()...)
 	all = append(all, caches()...)
 	all = append(all, tunnels()...)
 	return all
@@ -101,6 +106,6 @@ func packages() []string {
 		"containernetworking-plugins",
 		"keepalived",
 		"wireguard-tools",
-		"frr",
+		"frr", "frr-pythontools",
 	)
 }

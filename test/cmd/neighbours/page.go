@@ -126,8 +126,10 @@ Cluster and Local; a health check node port; no endpoints, and an unknown port. 
 - Beside CoreDNS the load also asks it by the cluster IPs of the DNS Service. No question may be lost there, whatever the program alone loses. By TCP a question is asked
   again if its connection breaks: where tracking of an open connection begins or ends, its packets reach another server. The node's own questions of the load come from its own address: a process that asks for no
   other gets the cache's as soon as the node has that, and with IPv6 some milliseconds before the node takes answers for it.
-- Where keepalived moves an address between two nodes, the load asks that address from outside, and nothing may be lost either: each of new connections and datagrams has
+- Where keepalived or FRR moves an address between two nodes, the load asks that address from outside, and nothing may be lost either: each of new connections and datagrams has
   an answer, and a connection that breaks is tried again. Open connections end when the address moves, since the other node has other endpoints.
+- Beside FRR the client is behind the router. It also asks an address that both nodes announce all the time, of a Service with ` + "`nftproxy.io/balance: flow`" + `: after each event, flows with the
+  same ports have to reach the same endpoints as before, and while the router has two routes some of them have to go by each node.
 - Where the program closes flows, ` + "`nftproxy check`" + ` has to find it on that node.
 
 `
@@ -139,7 +141,7 @@ These were not run, so nothing is said about them: %s.
 // untried are programs that operators ask about, and that have no run.
 func untried() []string {
 	return []string{
-		"kube-router", "MetalLB", "kube-vip", "FRR",
+		"kube-router", "MetalLB", "kube-vip",
 		"the binary of NodeLocal DNSCache", "Istio", "iptables-legacy under any of these",
 	}
 }
@@ -217,6 +219,7 @@ func (r result) section() string {
 	if r.Setting != "" {
 		fmt.Fprintf(&b, "\nThe setting: %s.\n", r.Setting)
 	}
+	list("For operators:", r.Notes)
 	return b.String()
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -28,6 +29,7 @@ type result struct {
 	// the neighbour for a flow that it closes.
 	Check   []string `json:",omitempty"`
 	Explain []string `json:",omitempty"`
+	Notes   []string `json:",omitempty"`
 }
 
 // outcome is what came of one event.
@@ -131,39 +133,61 @@ func tryAlone(ctx context.Context, n neighbour, s trialSetup) (all map[string]so
 
 // prepare has everything there that the program needs.
 func (w *world) prepare(ctx context.Context, n neighbour) error {
-	if _, err := w.system.run(ctx, n.prepare); err != nil || n.peer == nil {
+	if _, err := w.system.run(ctx, n.prepare); err != nil {
 		return err
 	}
-	at := w.net.Remote
-	if n.peer.outside {
-		at = w.net.Outside
+	for i, p := range n.peers {
+		at := w.net.Remote
+		if p.at != "" {
+			at = w.places[p.at]
+		}
+		work := filepath.Join(w.dir, fmt.Sprint("peer", i))
+		if err := os.Mkdir(work, 0o755); err != nil {
+			return err
+		}
+		s, err := startSystem(ctx, at, w.tree, work)
+		if err != nil {
+			return err
+		}
+		w.peers = append(w.peers, s)
+		if _, err := s.run(ctx, p.start); err != nil {
+			return err
+		}
 	}
-	var err error
-	if w.peer, err = startSystem(ctx, at, w.tree, filepath.Join(w.dir, "peer")); err != nil {
-		return err
+	if then := n.beside[namePrepared]; w.proxy != nil && then != nil {
+		ctx, cancel := context.WithTimeout(ctx, patience)
+		defer cancel()
+		return then(ctx, w)
 	}
-	_, err = w.peer.run(ctx, n.peer.start)
-	return err
+	return nil
 }
 
-// event lets an event happen to the program, with what its peer does.
+// event lets an event happen to the program, with what its peers do.
 func (w *world) event(ctx context.Context, n neighbour, e event) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	if n.peer != nil {
-		_, err = w.peer.run(ctx, n.peer.before[e.Name])
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("event %q: %w", e.Name, err)
+		}
+	}()
+	for i, p := range n.peers {
+		if _, err := w.peers[i].run(ctx, p.before[e.Name]); err != nil {
+			return err
+		}
 	}
-	if err == nil {
-		_, err = w.system.run(ctx, e.Script)
+	if _, err := w.system.run(ctx, e.Script); err != nil {
+		return err
 	}
-	if then := n.beside[e.Name]; err == nil && w.proxy != nil && then != nil {
-		err = then(ctx, w)
+	if then := n.beside[e.Name]; w.proxy != nil && then != nil {
+		if err := then(ctx, w); err != nil {
+			return err
+		}
 	}
-	if err == nil && n.peer != nil {
-		_, err = w.peer.run(ctx, n.peer.after[e.Name])
-	}
-	if err != nil {
-		return fmt.Errorf("event %q: %w", e.Name, err)
+	for i, p := range n.peers {
+		if _, err := w.peers[i].run(ctx, p.after[e.Name]); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -196,7 +220,7 @@ func tryBeside(ctx context.Context, n neighbour, s trialSetup, alone map[string]
 		streams = append(streams, w.dnsStreams()...)
 	}
 	if n.moving {
-		if err := w.startMoving(ctx); err != nil {
+		if err := w.startMoving(ctx, n.routed); err != nil {
 			return r, err
 		}
 		streams = append(streams, w.movingStreams()...)
@@ -227,6 +251,9 @@ func tryBeside(ctx context.Context, n neighbour, s trialSetup, alone map[string]
 		t.weigh(&t.result.Events[i])
 	}
 	err = t.startAfter(ctx)
+	if err == nil && t.result.verdict().good {
+		t.result.Notes = n.notes
+	}
 	return t.result, err
 }
 

@@ -43,8 +43,8 @@ EOF
 				{"restarts", down + up},
 			},
 			stop: event{"stops", down},
-			peer: &peer{
-				outside: true,
+			peers: []peer{{
+				at: "outside",
 				start: keys + `echo "$client" >/tmp/key
 ` + program + ` wg0
 wg set wg0 listen-port 51820 private-key /tmp/key peer "$(echo "$node" | wg pubkey)" endpoint 192.168.100.1:51820 \
@@ -55,7 +55,7 @@ ip link set wg0 up
 `,
 				after:  map[string]string{nameStart: routes("replace")},
 				before: map[string]string{"stops": routes("delete")},
-			},
+			}},
 		}
 	}
 	const accept = "nft insert rule ip wg-quick-%i preraw iifname lo accept; nft insert rule ip6 wg-quick-%i preraw iifname lo accept"

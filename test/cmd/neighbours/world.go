@@ -42,12 +42,14 @@ type trialSetup struct {
 type world struct {
 	net    *testnet.Topology
 	system *system
-	peer   *system // nil if the neighbour has none
+	peers  []*system
 	dir    string
 	trialSetup
 	proxy *child.Process
 	// servers are programs in pods and on the other node.
 	servers []*child.Process
+	// behind is a client of the router outside; nil if that is none.
+	behind *client
 	// places are the namespaces that flows come from.
 	places map[string]*testnet.Namespace
 }
@@ -70,7 +72,7 @@ func newWorld(ctx context.Context, s trialSetup) (w *world, err error) {
 	if w.dir, err = os.MkdirTemp("", "neighbours-"); err != nil {
 		return w, err
 	}
-	for _, d := range []string{"tree", "peer", "manifests"} {
+	for _, d := range []string{"tree", "manifests"} {
 		if err := os.Mkdir(filepath.Join(w.dir, d), 0o755); err != nil {
 			return w, err
 		}
@@ -211,10 +213,13 @@ func (w *world) close() error {
 	for _, p := range w.servers {
 		errs = append(errs, p.Kill())
 	}
-	for _, s := range []*system{w.system, w.peer} {
+	for _, s := range append(w.peers, w.system) {
 		if s != nil {
 			errs = append(errs, s.stop())
 		}
+	}
+	if w.behind != nil {
+		errs = append(errs, w.behind.ns.Close())
 	}
 	if w.net != nil {
 		errs = append(errs, w.net.Close())
