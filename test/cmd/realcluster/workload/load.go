@@ -95,7 +95,7 @@ const betweenAllAsks = 100 * time.Millisecond
 // new connections and by one that stays open; from a pod to cluster IPs by new
 // connections of TCP and UDP. It returns once each client has had an answer: the
 // Services are new, and a proxy may not have all of them yet.
-func (w *Web) AllLoad(ctx context.Context) (*Load, error) {
+func (w *Web) AllLoad(ctx context.Context, more ...func(*Load) error) (*Load, error) {
 	pods, err := w.Clients(ctx)
 	if err != nil {
 		return nil, err
@@ -114,6 +114,12 @@ func (w *Web) AllLoad(ctx context.Context) (*Load, error) {
 					return err
 				})
 			}
+		}
+	}
+	for _, add := range more {
+		if err := add(l); err != nil {
+			l.stop()
+			return nil, err
 		}
 	}
 	if err := l.awaitAnswers(); err != nil {

@@ -23,6 +23,8 @@ type migration struct {
 	*Web
 	page page
 	load *Load
+	// loyal are the clients of session affinity.
+	loyal []*loyalClient
 }
 
 // step is one line of the result.
@@ -68,7 +70,7 @@ func Migrate(ctx context.Context, c *bringup.Cluster, out io.Writer) (err error)
 	}
 	defer func() { err = errors.Join(err, web.Remove()) }()
 	t := &migration{Web: web, page: p}
-	if t.load, err = web.AllLoad(ctx); err != nil {
+	if t.load, err = web.AllLoad(ctx, func(l *Load) error { return t.addFlows(ctx, l) }); err != nil {
 		return err
 	}
 	failed := t.all(ctx, out)
@@ -88,6 +90,9 @@ func (t *migration) all(ctx context.Context, out io.Writer) error {
 		requests, lost := t.load.Seen()
 		if err == nil && lost > lostBefore {
 			err = fmt.Errorf("%s; %d of %d requests failed", seen, lost-lostBefore, requests-before)
+		}
+		if err == nil {
+			err = t.staysLoyal()
 		}
 		if err != nil {
 			return fmt.Errorf("FAIL  %s: %w (%v)", s.name, err, time.Since(began).Round(100*time.Millisecond))
