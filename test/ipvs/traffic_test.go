@@ -14,26 +14,51 @@ import (
 	"nftproxy/test/lib/testnet"
 )
 
-// way is how a client reaches the Service.
+// way is how a client reaches a Service.
 type way struct {
 	from     *testnet.Namespace
 	protocol string
 	to       netip.AddrPort
+	// loyal says that the Service has session affinity.
+	loyal bool
 }
 
 func (y way) String() string { return fmt.Sprintf("%s to %v from %v", y.protocol, y.to, y.from) }
 
-// ways are all: from a pod and the node to cluster IPs, and from outside to node ports.
+// ways are all: from a pod and the node to cluster IPs, by connections and by pings, from outside to node ports, and from a pod to itself.
 func (w *world) ways() (list []way) {
-	for _, protocol := range []string{testnet.TCP, testnet.UDP} {
-		for i, a := range w.clusterIPs {
-			list = append(list,
-				way{w.client.NS, protocol, netip.AddrPortFrom(a, port)},
-				way{w.Node, protocol, netip.AddrPortFrom(a, port)},
-				way{w.Outside, protocol, netip.AddrPortFrom(w.NodeAddrs[i], nodePort)})
+	for i, a := range w.web.addrs() {
+		outside := netip.AddrPortFrom(w.NodeAddrs[i], w.web.nodePort)
+		for _, protocol := range []string{testnet.TCP, testnet.UDP} {
+			cluster := netip.AddrPortFrom(a, port)
+			list = append(list, way{from: w.client.NS, protocol: protocol, to: cluster}, way{from: w.Node, protocol: protocol, to: cluster},
+				way{from: w.Outside, protocol: protocol, to: outside})
 		}
+		list = append(list, way{from: w.client.NS, protocol: testnet.ICMP, to: netip.AddrPortFrom(a, 0)}, way{from: w.Node, protocol: testnet.ICMP, to: netip.AddrPortFrom(a, 0)},
+			way{from: w.self.NS, protocol: testnet.TCP, to: netip.AddrPortFrom(w.hairpin.addrs()[i], port)},
+			way{from: w.client.NS, protocol: testnet.TCP, to: netip.AddrPortFrom(w.loyal.addrs()[i], port), loyal: true},
+			way{from: w.Outside, protocol: testnet.TCP, to: netip.AddrPortFrom(w.NodeAddrs[i], w.loyal.nodePort), loyal: true})
 	}
 	return list
+}
+
+// freshSource is a source that no connection of the test has had: a connection from a port that a connection of IPVS had before may be
+// lost with that one's entry (TestReusedPorts).
+func (w *world) freshSource(to netip.AddrPort) netip.AddrPort {
+	const first, count = 11000, 18000 // below those that the kernel chooses, and below node ports
+	a := netip.IPv6Unspecified()
+	if to.Addr().Is4() {
+		a = netip.IPv4Unspecified()
+	}
+	return netip.AddrPortFrom(a, uint16(first+w.connections.Add(1)%count))
+}
+
+// ask makes a new connection, or sends a ping.
+func (w *world) ask(y way, patience time.Duration) (testnet.Answer, error) {
+	if y.protocol == testnet.ICMP {
+		return y.from.Ask(w.Context(), y.protocol, y.to, patience)
+	}
+	return y.from.AskFrom(w.Context(), y.protocol, w.freshSource(y.to), y.to, patience)
 }
 
 // traffic is clients that connect anew and use an open connection, each again and again.
@@ -43,16 +68,19 @@ type traffic struct {
 	done    chan struct{}
 	clients []*client
 	running sync.WaitGroup
-	// made counts new connections.
+	// made counts new connections to the Service.
 	made atomic.Int64
 }
 
 // client is one of them.
 type client struct {
 	way
+	// conn stays open; nil for pings and with session affinity, where new connections are what counts.
 	conn   net.Conn
 	read   *bufio.Reader
 	server string
+	// moves is how often a client of session affinity has changed its server.
+	moves int
 	// steps gets a value after each step, and is closed after a failed one.
 	steps chan struct{}
 }
@@ -62,14 +90,9 @@ func (w *world) startTraffic(name string) *traffic {
 	w.Helper()
 	tr := &traffic{world: w, name: name, done: make(chan struct{})}
 	for _, y := range w.ways() {
-		conn, err := y.from.Dial(w.Context(), y.protocol, y.to.String())
-		if err != nil {
-			w.Fatalf("%s: %s: %v", name, y, err)
-		}
-		c := &client{way: y, conn: conn, read: bufio.NewReader(conn), steps: make(chan struct{})}
-		if y.protocol == testnet.TCP {
-			must(w.T, conn.SetDeadline(time.Now().Add(limit)))
-			if _, err := c.read.ReadString('\n'); err != nil { // who the server is
+		c := &client{way: y, steps: make(chan struct{})}
+		if y.protocol != testnet.ICMP && !y.loyal {
+			if err := c.open(w, w.freshSource(y.to)); err != nil {
 				w.Fatalf("%s: %s: %v", name, y, err)
 			}
 		}
@@ -79,6 +102,21 @@ func (w *world) startTraffic(name string) *traffic {
 	return tr
 }
 
+// open opens the connection that stays open.
+func (c *client) open(w *world, from netip.AddrPort) (err error) {
+	if c.conn, err = c.from.DialFrom(w.Context(), c.protocol, from.String(), c.to.String()); err != nil {
+		return err
+	}
+	c.read = bufio.NewReader(c.conn)
+	if c.protocol == testnet.TCP {
+		if err := c.conn.SetDeadline(time.Now().Add(limit)); err != nil {
+			return err
+		}
+		_, err = c.read.ReadString('\n') // who the server is
+	}
+	return err
+}
+
 func (tr *traffic) start(c *client) {
 	tr.clients = append(tr.clients, c)
 	tr.running.Go(func() { tr.repeat(c) })
@@ -86,14 +124,20 @@ func (tr *traffic) start(c *client) {
 
 // repeat repeats steps until the traffic ends.
 func (tr *traffic) repeat(c *client) {
-	defer c.conn.Close()
+	defer func() {
+		if c.conn != nil {
+			_ = c.conn.Close()
+		}
+	}()
 	for {
 		if err := c.step(tr.world); err != nil {
 			tr.Errorf("%s: %s: %v", tr.name, c.way, err)
 			close(c.steps)
 			return
 		}
-		tr.made.Add(1)
+		if c.protocol != testnet.ICMP {
+			tr.made.Add(1)
+		}
 		select {
 		case c.steps <- struct{}{}:
 		case <-time.After(20 * time.Millisecond): // the pause between two steps while nobody waits for one
@@ -127,18 +171,38 @@ func (tr *traffic) end() {
 		close(tr.done)
 	}
 	tr.running.Wait()
+	for _, c := range tr.clients {
+		// The proxy that begins to serve does not know whom the other one remembers.
+		if c.moves > 1 {
+			tr.Errorf("%s: %s: its server changed %d times, in spite of session affinity", tr.name, c.way, c.moves)
+		}
+	}
 }
 
 // step makes a new connection, and uses the open one. Its server does not change.
 func (c *client) step(w *world) error {
-	a, err := c.from.Ask(w.Context(), c.protocol, c.to, limit)
+	a, err := w.ask(c.way, limit)
 	if err == nil && a.Outcome != testnet.Answered {
 		err = fmt.Errorf("%s", a.Outcome)
 	}
 	if err != nil {
 		return fmt.Errorf("new connection: %w", err)
 	}
-	if err := c.conn.SetDeadline(time.Now().Add(limit)); err != nil {
+	if c.loyal {
+		if c.server != "" && c.server != a.ID {
+			c.moves++
+		}
+		c.server = a.ID
+	}
+	if c.conn == nil {
+		return nil
+	}
+	return c.use(limit)
+}
+
+// use uses the open connection.
+func (c *client) use(patience time.Duration) error {
+	if err := c.conn.SetDeadline(time.Now().Add(patience)); err != nil {
 		return err
 	}
 	const said = "still there?\n"
