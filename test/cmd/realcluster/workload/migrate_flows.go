@@ -162,12 +162,15 @@ func (t *migration) addLoyal(l *Load, node string, pod, to netip.Addr) {
 	})
 }
 
-// staysLoyal says whether a client with session affinity has changed its server more than once in a step: the proxy that begins to serve does not
+// mostMoves is how often a step hands a Service over at most: oneService gives all but one back to kube-proxy, and takes them again.
+const mostMoves = 2
+
+// staysLoyal says whether a client with session affinity has changed its server in a step without reason: the proxy that begins to serve does not
 // know whom the other one remembers.
 func (t *migration) staysLoyal() error {
 	for _, c := range t.loyal {
 		now := c.moves.Load()
-		if now > c.known+1 {
+		if now > c.known+mostMoves {
 			return fmt.Errorf("%s: its server changed %d times", c.name, now-c.known)
 		}
 		c.known = now
