@@ -32,6 +32,8 @@ type Index struct {
 	// claims has the claimants of each address and port, node port or cluster IP.
 	// The snapshot's conflicts say which claimant has it.
 	claims map[service.Claim][]claimant
+	// others counts the claims of Services that another proxy serves, except whole cluster IPs.
+	others map[service.Claim]int
 	// frontends counts the claims to a port, and lost those that have
 	// ever gone.
 	frontends, lost ip.PerFamily[int]
@@ -71,7 +73,7 @@ type admitted struct {
 // NewIndex makes an index of an empty snapshot.
 func NewIndex(o Options) *Index {
 	return &Index{
-		options: o, claims: map[service.Claim][]claimant{},
+		options: o, claims: map[service.Claim][]claimant{}, others: map[service.Claim]int{},
 		departed: departed{from: map[service.Claim][]departure{}},
 		sources:  map[service.Claim]admitted{},
 		counts:   map[portInFamily]service.Counts{},
@@ -109,6 +111,7 @@ func (x *Index) Update(s service.Snapshot) Scope {
 	for change := range treap.Diff(u.old.Services, s.Services) {
 		u.replace(change.Old, change.New)
 	}
+	u.followOthers()
 	u.followConflicts()
 	u.followShadows()
 	return u.scope

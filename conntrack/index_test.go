@@ -220,8 +220,14 @@ func become(b *service.Builder, want service.Snapshot) service.Snapshot {
 			b.Delete(name)
 		}
 	}
+	for name := range b.Snapshot().Others.All() {
+		b.DeleteOther(name)
+	}
 	for _, s := range want.Services.All() {
 		b.Set(s)
+	}
+	for _, s := range want.Others.All() {
+		b.SetOther(s)
 	}
 	return b.Snapshot()
 }

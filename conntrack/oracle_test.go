@@ -90,6 +90,21 @@ func (o *oracle) asks(f *conntrack.Flow) *ask {
 	return nil
 }
 
+// others says that another proxy serves a Service at the flow's destination, by whatever port if it has ranges there.
+func (o *oracle) others(f *conntrack.Flow) bool {
+	dst := f.Original.Dst.Addr()
+	for _, svc := range o.now().Others.All() {
+		for i := range svc.Ports {
+			p := &svc.Ports[i]
+			ranges := p.IsRange() && p.Protocol == f.Protocol && svc.InFamily(f.Family()) && (slices.Contains(svc.ClusterIPs, dst) || slices.Contains(svc.LoadBalancerIPs, dst))
+			if ranges || byAddress(svc, p, f) || byNodePort(svc, p, f) && (o.servesNodePorts(dst) || o.onLoopback(f)) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 func (o *oracle) clusterIP(a netip.Addr) bool {
 	for _, svc := range o.now().Services.All() {
 		if slices.Contains(svc.ClusterIPs, a) {
@@ -151,7 +166,7 @@ func (o *oracle) stale(f *conntrack.Flow) conntrack.Reason {
 		return o.missed(f, a)
 	}
 	if a == nil {
-		if o.gone(f) {
+		if o.gone(f) && !o.others(f) {
 			return conntrack.ServiceGone
 		}
 		return ""
@@ -188,6 +203,8 @@ func (o *oracle) missed(f *conntrack.Flow, a *ask) conntrack.Reason {
 			return ""
 		case a != nil:
 			return conntrack.EndpointGone
+		case o.others(f):
+			return ""
 		}
 		return conntrack.ServiceGone
 	case a != nil && find(a.p, f, dst) != nil: // The translation did not change the address.

@@ -152,6 +152,15 @@ func (c *trial) change(t *testing.T) {
 		case c.rng.IntN(8) == 0:
 			c.builder.Delete(c.services[i].Name)
 			c.services = slices.Delete(c.services, i, i+1)
+		case c.rng.IntN(8) == 0: // It is handed to another proxy, for good.
+			c.builder.Delete(c.services[i].Name)
+			c.builder.SetOther(c.services[i])
+			c.services = slices.Delete(c.services, i, i+1)
+		case c.rng.IntN(8) == 0:
+			for name := range c.builder.Snapshot().Others.All() {
+				c.builder.DeleteOther(name)
+				break
+			}
 		case c.rng.IntN(8) == 0:
 			c.node = gen.Node(c.rng)
 			c.builder.SetNode(c.node)
@@ -275,6 +284,9 @@ func (c *trial) judge(t *testing.T) (cases int) {
 			}
 			cases++
 		}
+		if got, _ := c.index.Stale(f); got == "" && c.asks(&f) == nil && c.gone(&f) && c.others(&f) {
+			c.seen["of another proxy now"]++
+		}
 		s, p, ok := c.index.Owner(f)
 		if ok && p.IsRange() {
 			c.seen["ranges"]++
@@ -317,7 +329,7 @@ func TestStaleAgainstOracle(t *testing.T) {
 		"reason: source not in the ranges": 30, "reason: traffic policy": 100,
 		"left to routing": 300, "valid, dnat": 5000, "valid, untouched": 2000,
 		"scope: everything": 100, "scope: filters": 100, "scope: nothing": 30,
-		"translated without DNAT": 500, "cut later": 8, "answered, to a former endpoint: ": 300, "answered, to a former endpoint: endpoint gone": 40, "preserved": 3, "ranges": 100,
+		"translated without DNAT": 500, "cut later": 8, "answered, to a former endpoint: ": 300, "answered, to a former endpoint: endpoint gone": 40, "preserved": 3, "ranges": 100, "of another proxy now": 100,
 	} {
 		if seen[what] < n && !testing.Short() {
 			t.Errorf("%q: %d times, want %d: the cases are too narrow", what, seen[what], n)

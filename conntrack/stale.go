@@ -99,17 +99,14 @@ func (x *Index) missed(f *Flow) Reason {
 // orphanedIdentity is about a connection to a former endpoint that was its own destination: it has no DNAT, but it ends
 // like the connections to other former endpoints where the Service or Options.Established asks for that.
 func (x *Index) orphanedIdentity(f *Flow) Reason {
-	if !x.former(f) {
-		return ""
-	}
 	o, ok := x.owner(f)
 	switch {
-	case ok && o.endpoint(f, f.Original.Dst) != nil:
-		return ""
-	case ok:
+	case !ok:
+		return x.orphaned(f)
+	case o.endpoint(f, f.Original.Dst) == nil && x.former(f):
 		return EndpointGone
 	}
-	return ServiceGone
+	return ""
 }
 
 // misled judges a translated entry. An empty reason means that it may stay.
@@ -170,15 +167,21 @@ func serves(e *service.Endpoint) bool { return e.Ready || e.Serving }
 
 // orphaned judges an entry with DNAT whose destination no Service has. Our former
 // rules may have made it, or another program: Docker and the portmap plugin publish
-// ports in the same way. A Service with the label
-// service.kubernetes.io/service-proxy-name belongs to another proxy, even if its
-// address is in a ServiceCIDR. So the entry is stale only if it leads to a former
-// endpoint of exactly its address and port.
+// ports in the same way. So the entry is stale only if it leads to a former
+// endpoint of exactly its address and port. And it stays where another proxy serves
+// a Service there: that proxy may have taken the Service over with all its endpoints
+// a moment ago. An answer may be on its way, and would reach the client untranslated.
 func (x *Index) orphaned(f *Flow) Reason {
-	if x.former(f) {
+	if x.former(f) && !x.served(f) {
 		return ServiceGone
 	}
 	return ""
+}
+
+// served says that another proxy serves a Service at the flow's destination. Where it serves ranges of ports, that holds for all
+// ports.
+func (x *Index) served(f *Flow) bool {
+	return x.others[addressClaim(f)] > 0 || x.others[addressClaim(f).Range()] > 0 || x.own.answers(f) && x.others[nodePortClaim(f)] > 0
 }
 
 // former says that the flow leads to a former endpoint of the address and port, or node

@@ -133,6 +133,29 @@ func (u *update) replace(old, s *service.Service) {
 	}
 }
 
+// followOthers follows the Services of another proxy. When such a Service goes, flows to former endpoints of ours at
+// its claims become stale.
+func (u *update) followOthers() {
+	for change := range treap.Diff(u.old.Others, u.snapshot.Others) {
+		for c := range claims(change.New) {
+			if c.Protocol != 0 {
+				u.others[c]++
+			}
+		}
+		for c := range claims(change.Old) {
+			if c.Protocol == 0 {
+				continue
+			}
+			if u.others[c]--; u.others[c] > 0 {
+				continue
+			}
+			if delete(u.others, c); len(u.departed.from) > 0 {
+				u.scope.addClaim(c)
+			}
+		}
+	}
+}
+
 // countFrontend counts a claim to a port that has come (1) or gone (-1).
 func (u *update) countFrontend(c service.Claim, n int) {
 	if c.Protocol == 0 {

@@ -206,8 +206,7 @@ svc4 p44 10.4.4.4:44@node-0
 	}
 }
 
-// TestProxyNameByWatch: an API server that holds back Services with the label sends a
-// deletion when a Service gains the label. The label itself has the same effect.
+// TestProxyNameByWatch: a Service that gains the label is another proxy's, and no longer that when it is deleted.
 func TestProxyNameByWatch(t *testing.T) {
 	s := newAPIServer(t)
 	s.set("nodes", node("192.168.0.2"))
@@ -222,6 +221,8 @@ func TestProxyNameByWatch(t *testing.T) {
 	labelled := kindService(uniformService(0))
 	labelled.Labels = map[string]string{labelProxyName: "mesh"}
 	s.set("services", labelled)
+	o.await(textNode + "service ns-0/svc-0 created 0001-01-01T00:00:00Z\n  cluster-ip 172.30.0.0\n  port - tcp 80\n  other-proxy\n")
+	s.remove("services", "svc-0")
 	o.await(textNode)
 	s.set("services", kindService(uniformService(0)))
 	o.await(textNode + textSvc0Two)

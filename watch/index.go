@@ -143,6 +143,11 @@ func (ix *index) setService(s *serviceObject) {
 	name := s.name()
 	if s.bare == nil || !ix.serves(s) {
 		j := ix.setForeign(name)
+		if s.bare != nil {
+			ix.builder.SetOther(s.bare) // Another proxy serves it.
+		} else {
+			ix.builder.DeleteOther(name)
+		}
 		if ix.serves(s) {
 			ix.reportNew(j.barred, s.problems)
 			j.barred = s.problems
@@ -150,6 +155,7 @@ func (ix *index) setService(s *serviceObject) {
 		return
 	}
 	ix.changes.Services++
+	ix.builder.DeleteOther(name)
 	s = ix.withBalance(ix.withoutIgnoredExternalIPs(s))
 	j := ix.joinedOf(name)
 	var old []Problem
@@ -185,6 +191,7 @@ func (ix *index) deleteService(name service.Name) {
 	ix.changes.Services++
 	if j, ok := ix.joined[name]; ok && (j.object != nil || j.foreign) {
 		ix.retention.Release(name)
+		ix.builder.DeleteOther(name)
 		j.object, j.foreign, j.barred = nil, false, nil
 		ix.markDirty(j)
 	}

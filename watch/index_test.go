@@ -118,7 +118,7 @@ func (o objects) oracle() service.Snapshot {
 		return *b
 	}
 	for _, s := range o.services {
-		if s.Spec.ClusterIP == corev1.ClusterIPNone || s.Labels[labelProxyName] != "" {
+		if s.Spec.ClusterIP == corev1.ClusterIPNone {
 			continue
 		}
 		out := &service.Service{
@@ -173,6 +173,10 @@ func (o objects) oracle() service.Snapshot {
 			}
 			port.Endpoints = service.MergeEndpoints(endpoints)
 			out.Ports = append(out.Ports, port)
+		}
+		if s.Labels[labelProxyName] != "" {
+			b.SetOther(out)
+			continue
 		}
 		out.SetRangePorts()
 		b.Set(out)

@@ -10,20 +10,13 @@ import (
 )
 
 // The selectors of the requests are kube-proxy's own, so that both proxies ignore the
-// same objects, unless the proxy has a name. EndpointSlices of no Service stay at the API server too: those of an
-// EndpointSelector (KEP-6116) may be many.
+// same objects. But Services of other proxies come too (label service-proxy-name): a watch without them would tell of a Service that
+// is handed to another proxy what it tells of one that is deleted. EndpointSlices of no Service stay at the API server too: those of
+// an EndpointSelector (KEP-6116) may be many.
 const (
 	serviceFields = "spec.clusterIP!=" + corev1.ClusterIPNone
 	sliceLabels   = "!" + labelHeadless + "," + discoveryv1.LabelServiceName
 )
-
-// serviceLabels selects the Services that index.serves.
-func (o *Options) serviceLabels() string {
-	if o.ProxyName == "" {
-		return "!" + labelProxyName
-	}
-	return labelProxyName + "=" + o.ProxyName
-}
 
 // RunKubernetes follows the API server until ctx ends, and returns nil then. It publishes nothing
 // before Services and EndpointSlices have synced, and ServiceCIDRs and the Node have come or their
@@ -38,7 +31,7 @@ func (w *Watcher) RunKubernetes(ctx context.Context, client *Client) error {
 			w.outage.require(resource)
 		}
 	})
-	services := newListWatch("services", newServiceStore(w), w.opts.serviceWays(client)...)
+	services := newListWatch("services", newServiceStore(w), serviceWays(client)...)
 	endpointSlices := newListWatch("endpointslices", newSliceStore(w), way[*sliceObject]{client.slices, metav1.ListOptions{LabelSelector: sliceLabels}})
 	cidrs := newListWatch("servicecidrs", newStore(w, (*index).setCIDR, (*index).deleteCIDR, (*index).cidrNames), cidrWays(client)...)
 	cidrs.optional = true

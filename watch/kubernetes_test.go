@@ -159,7 +159,7 @@ func TestKubernetes(t *testing.T) {
 	o.await(strings.Replace(textNode, "0.2", "0.3", 1) + textSvc0)
 
 	for resource, want := range map[string][2]string{
-		"services":       {"!service.kubernetes.io/service-proxy-name", "spec.clusterIP!=None"},
+		"services":       {"", "spec.clusterIP!=None"},
 		"endpointslices": {"!service.kubernetes.io/headless,kubernetes.io/service-name", ""},
 		"nodes":          {"", "metadata.name=node-0"},
 		"servicecidrs":   {"", ""},

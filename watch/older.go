@@ -50,10 +50,10 @@ func (w *ways[K]) ask(request func(way[K]) error) error {
 
 // serviceWays are those of Services. API servers know the field selector since Kubernetes 1.31. Without it they send more objects,
 // which the index leaves out.
-func (o *Options) serviceWays(c *Client) []way[*serviceObject] {
+func serviceWays(c *Client) []way[*serviceObject] {
 	return []way[*serviceObject]{
-		{c.services, metav1.ListOptions{LabelSelector: o.serviceLabels(), FieldSelector: serviceFields}},
-		{c.services, metav1.ListOptions{LabelSelector: o.serviceLabels()}},
+		{client: c.services, selectors: metav1.ListOptions{FieldSelector: serviceFields}},
+		{client: c.services},
 	}
 }
 

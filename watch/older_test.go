@@ -48,7 +48,7 @@ func TestUnknownField(t *testing.T) {
 func TestFieldsAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		bad := apierrors.NewBadRequest("no")
-		w := &ways[*serviceObject]{list: (&Options{}).serviceWays(&Client{})}
+		w := &ways[*serviceObject]{list: serviceWays(&Client{})}
 		known, selected, asked := false, 0, 0
 		ask := func(way way[*serviceObject]) error {
 			asked++

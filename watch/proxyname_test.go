@@ -9,14 +9,11 @@ import (
 )
 
 // TestProxyName: a proxy takes the Services whose label has its name, one without a name
-// those without the label. A Service may go from one to the other.
+// those without the label. A Service may go from one to the other: whoever does not serve it
+// knows that another proxy does, also when all of them go at once.
 func TestProxyName(t *testing.T) {
 	for _, own := range []string{"", "mesh"} {
 		w := NewWatcher(Options{Node: "node-0", ProxyName: own}, service.NewMailbox())
-		selector, err := labels.Parse(w.opts.serviceLabels())
-		if err != nil {
-			t.Fatal(err)
-		}
 		for _, step := range []struct {
 			labels labels.Set
 			serves string
@@ -33,12 +30,35 @@ func TestProxyName(t *testing.T) {
 			s.Labels = step.labels
 			w.index.setService(convertService(s))
 			snapshot := w.index.flush()
-			if got, want := snapshot.Services.Len() == 1, step.serves == own; got != want {
-				t.Errorf("proxy %q, labels %v: served %t, want %t", own, step.labels, got, want)
+			served, others := 0, 1
+			if step.serves == own {
+				served, others = 1, 0
 			}
-			if got, want := selector.Matches(step.labels), step.serves == own; got != want {
-				t.Errorf("proxy %q asks the API server for %q, which selects %v: %t, want %t", own, selector, step.labels, got, want)
+			if snapshot.Services.Len() != served || snapshot.Others.Len() != others {
+				t.Errorf("proxy %q, labels %v: %d served and %d of others, want %d and %d", own, step.labels, snapshot.Services.Len(), snapshot.Others.Len(), served, others)
 			}
+		}
+		w.index.deleteService("ns-0/svc-0")
+		if snapshot := w.index.flush(); snapshot.Services.Len()+snapshot.Others.Len() != 0 {
+			t.Errorf("proxy %q: the Service is still there after its deletion:\n%s", own, snapshot)
+		}
+	}
+}
+
+// TestOthersNeedAnAddress: a headless Service, an ExternalName and one that has become such is no other proxy's.
+func TestOthersNeedAnAddress(t *testing.T) {
+	ix := newIndex("node-0")
+	for _, edit := range []string{"None", ""} {
+		s := uniformService(0)
+		s.Labels = map[string]string{labelProxyName: "mesh"}
+		ix.setService(convertService(s))
+		if n := ix.flush().Others.Len(); n != 1 {
+			t.Fatalf("%d Services of others, want 1", n)
+		}
+		s.Spec.ClusterIP, s.Spec.ClusterIPs = edit, nil
+		ix.setService(convertService(s))
+		if n := ix.flush().Others.Len(); n != 0 {
+			t.Errorf("clusterIP %q: %d Services of others, want none", edit, n)
 		}
 	}
 }

@@ -64,6 +64,17 @@ func TestRetainAtStart(t *testing.T) {
 			})
 		})
 	}
+	t.Run("all are another proxy's now", func(t *testing.T) { // the option --nftproxy-service-proxy-name is new
+		synctest.Test(t, func(t *testing.T) {
+			l := newLists(t, Options{Retain: retainFor, Former: &former{n: 20}, ProxyName: "mesh"})
+			l.list(20, 20)
+			l.release(t.Context())
+			l.want("at first", nil, 0)
+			if n := l.last.Others.Len(); n != 20 {
+				t.Errorf("%d Services of others, want 20", n)
+			}
+		})
+	})
 	t.Run("not known", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			l := newLists(t, Options{Retain: retainFor, Former: &former{20, errors.New("no"), 0}})

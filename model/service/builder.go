@@ -178,6 +178,19 @@ func (b *Builder) Set(s *Service) { b.Take(b.Prepare(s.Name, s)) }
 // Delete removes the service, if there is one.
 func (b *Builder) Delete(name Name) { b.Take(b.Prepare(name, nil)) }
 
+// SetOther adds a service that another proxy serves, or replaces the one with its name.
+func (b *Builder) SetOther(s *Service) {
+	s = s.claimable(b.limit)
+	other := &Service{Name: s.Name, ClusterIPs: s.ClusterIPs, ExternalIPs: s.ExternalIPs, LoadBalancerIPs: s.LoadBalancerIPs}
+	for _, p := range s.Ports {
+		other.Ports = append(other.Ports, Port{Protocol: p.Protocol, Port: p.Port, NodePort: p.NodePort, Ranges: p.Ranges})
+	}
+	b.snapshot.Others = setUnlessEqual(b.snapshot.Others, s.Name, other, (*Service).equal)
+}
+
+// DeleteOther removes such a service, if there is one.
+func (b *Builder) DeleteOther(name Name) { b.snapshot.Others = b.snapshot.Others.Delete(name) }
+
 // Prepared is a service that the Builder has prepared for Take.
 type Prepared struct {
 	name Name

@@ -16,6 +16,9 @@ type Snapshot struct {
 	// Node is replaced by a new pointer whenever any part of it changes.
 	Node     *Node
 	Services treap.Map[Name, *Service]
+	// Others are the services that another proxy serves. They have only what claims follow from, as far as it fits the
+	// bound on one service. The node's rules do not serve them, and they take no claim from Services.
+	Others treap.Map[Name, *Service]
 	// ServiceCIDRs are the ranges of cluster IPs, by their text. Packets to an address
 	// in one that no service has are dropped.
 	ServiceCIDRs treap.Map[string, netip.Prefix]

@@ -62,6 +62,10 @@ func (s Snapshot) String() string {
 			fmt.Fprintf(&b, "  # %s\n", unserved)
 		}
 	}
+	for _, other := range s.Others.All() {
+		other.write(&b)
+		fmt.Fprintf(&b, "  other-proxy\n")
+	}
 	return b.String()
 }
 

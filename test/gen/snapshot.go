@@ -33,7 +33,11 @@ func ReadSnapshot(r io.Reader) (service.Snapshot, error) {
 	b := service.NewBuilder(p.node)
 	b.SetServiceCIDRs(p.cidrs)
 	for _, s := range p.services {
-		b.Set(s.finished())
+		if s.otherProxy {
+			b.SetOther(s.finished())
+		} else {
+			b.Set(s.finished())
+		}
 	}
 	return b.Snapshot(), nil
 }
@@ -49,6 +53,8 @@ type parsedService struct {
 	service.Service
 	// endpoints are those of each port, in the order of the lines.
 	endpoints [][]service.Endpoint
+	// otherProxy says that another proxy serves it.
+	otherProxy bool
 }
 
 func (s *parsedService) finished() *service.Service {
@@ -102,6 +108,9 @@ func (s *parsedService) line(keyword string, words []string) error {
 	switch keyword {
 	case "retained":
 		return s.retainedLine(words)
+	case "other-proxy":
+		s.otherProxy = true
+		return nil
 	case "cluster-ip":
 		return parseAddr(words, &s.ClusterIPs)
 	case "external-ip":
