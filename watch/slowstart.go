@@ -16,9 +16,15 @@ func (w *Watcher) growing(s service.Snapshot) service.Snapshot {
 	}
 	growth, next, refused := w.starts.Follow(s, w.now())
 	w.grows = next
-	d := &denials{index: w.index}
-	for _, name := range refused {
-		d.add(name, &SlowStartError{})
+	if len(refused) > 0 {
+		d := &denials{index: w.index}
+		for _, name := range refused {
+			d.add(name, &SlowStartError{})
+		}
+		d.addOmitted()
+	}
+	if growth == s.Growth {
+		return s
 	}
 	w.index.builder.SetGrowth(growth)
 	return w.index.builder.Snapshot()

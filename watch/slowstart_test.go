@@ -43,7 +43,7 @@ func TestSlowStart(t *testing.T) {
 			}
 			var words []string
 			for e := range update.Snapshot.Services.At("default/svc-1").Ports[0].Endpoints.All() {
-				words = append(words, fmt.Sprint(e.Weight.Number()))
+				words = append(words, fmt.Sprint(e.Share()/service.WholePart))
 			}
 			return strings.Join(words, " ")
 		}
@@ -58,6 +58,9 @@ func TestSlowStart(t *testing.T) {
 		out.Take()
 		set(slice("1"))
 		expect("100")
+		time.Sleep(20 * time.Second)
+		synctest.Wait()
+		expect("nothing")
 		set(slice("1", "2"))
 		expect("100 25")
 		for _, part := range []int{50, 100} {
@@ -87,7 +90,7 @@ func TestSlowStart(t *testing.T) {
 }
 
 // TestSlowStartBound: the Services of a namespace that have new endpoints have 1,024 at most. More start with their whole
-// weight, and a problem says so.
+// weight, and a problem says so once, until there has been room again.
 func TestSlowStartBound(t *testing.T) {
 	w, out := publisher()
 	var problems []Problem
@@ -96,25 +99,27 @@ func TestSlowStartBound(t *testing.T) {
 	object.Annotations = map[string]string{"nftproxy.io/slow-start": "20s"}
 	w.change(func(ix *index) { ix.setService(convertService(object)) })
 	w.publish()
-	for _, n := range []int{999, 1000, 1100} { // of one slice, more than an API server takes
+	for _, step := range []struct{ endpoints, followed, problems int }{ // of one slice, more than an API server takes
+		{999, 1, 0}, {1000, 1, 0}, {1100, 0, 1}, {1099, 0, 1}, {1100, 0, 1}, {1000, 0, 1}, {1001, 1, 1}, {1100, 0, 2},
+	} {
 		s := slice1(ip.V4)
 		s.Endpoints = nil
-		for i := range n {
+		for i := range step.endpoints {
 			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.244.%d.%d", i/250, i%250)}})
 		}
 		w.change(func(ix *index) { ix.setSlice(convertSlice(s)) })
 		w.publish()
-		if want := map[int]int{1000: 1}[n]; w.starts.Growing() != want {
-			t.Errorf("%d endpoints: %d Services are followed, want %d", n, w.starts.Growing(), want)
+		if w.starts.Growing() != step.followed || len(problems) != step.problems {
+			t.Fatalf("%d endpoints: %d Services are followed and %d problems reported, want %d and %d", step.endpoints, w.starts.Growing(), len(problems), step.followed, step.problems)
 		}
 	}
-	if len(problems) != 1 || !strings.Contains(problems[0].Error(), "whole weight at once") {
-		t.Errorf("problems %v, want one", problems)
+	if !strings.Contains(problems[0].Error(), "whole weight at once") {
+		t.Errorf("problem %v", problems[0])
 	}
 	update, _ := out.Take()
 	for e := range update.Snapshot.Services.At("default/svc-1").Ports[0].Endpoints.All() {
-		if e.Weight != service.NewWeight(100) {
-			t.Fatalf("%s has the weight %d", e.Addr, e.Weight.Number())
+		if e.Part != 0 {
+			t.Fatalf("%s has %d quarters of its weight", e.Addr, e.Part)
 		}
 	}
 }

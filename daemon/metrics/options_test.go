@@ -70,7 +70,7 @@ func TestServicesWithOption(t *testing.T) {
 func weighted(s *service.Service) bool {
 	for i := range s.Ports {
 		for e := range s.Ports[i].Endpoints.All() {
-			if e.Weight.Number() != 100 {
+			if e.Weight.Number() != 100 || e.Part != 0 {
 				return true
 			}
 		}

@@ -22,7 +22,7 @@ func TestEjectedShown(t *testing.T) {
 		}
 	}
 	since := time.Date(2026, 11, 26, 12, 3, 7, 0, time.UTC)
-	left := service.NewEjected([]service.Ejection{{Protocol: p.Protocol, Port: p.Port, Addr: addr.Addr, Since: since, Why: "5 connections without answer, 2 tries of this node failed"}})
+	left := service.NewNotes([]service.Ejection{{PortEndpoint: p.At(addr.Addr), Since: since, Why: "5 connections without answer, 2 tries of this node failed"}})
 	builder.SetEjections(service.Ejections{}.Set(s.Name, &left))
 	page := newPage()
 	for _, s := range statuspagetest.Syncs(builder.Snapshot()) {
@@ -41,15 +41,15 @@ func TestGrowingShown(t *testing.T) {
 	p := &s.Ports[0]
 	var list []service.Growing
 	for e := range p.Endpoints.All() {
-		list = append(list, service.Growing{Protocol: p.Protocol, Port: p.Port, Addr: e.Addr, Part: 1, Since: time.Date(2026, 11, 26, 12, 3, 7, 0, time.UTC)})
+		list = append(list, service.Growing{PortEndpoint: p.At(e.Addr), Part: 1, Since: time.Date(2026, 11, 26, 12, 3, 7, 0, time.UTC)})
 	}
-	growers := service.NewGrowers(list)
+	growers := service.NewNotes(list)
 	builder.SetGrowth(service.Growth{}.Set(s.Name, &growers))
 	page := newPage()
 	for _, s := range statuspagetest.Syncs(builder.Snapshot()) {
 		page.Observe(s)
 	}
-	const want = "ready, weight 25, growing since 12:03:07: 1/4 of its weight"
+	const want = "ready, growing since 12:03:07: 1/4 of its weight"
 	if body := ask(t, page, http.MethodGet, "/status?service=a/serving").body; !strings.Contains(body, want) {
 		t.Errorf("the page does not say %q:\n%s", want, body)
 	}

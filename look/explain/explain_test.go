@@ -171,9 +171,9 @@ func TestDraws(t *testing.T) {
 func TestGrowing(t *testing.T) {
 	w := newWorld(t)
 	since := time.Date(2026, 11, 26, 12, 3, 7, 0, time.UTC)
-	growers := service.NewGrowers([]service.Growing{
-		{Protocol: service.TCP, Port: 80, Addr: netip.MustParseAddrPort("10.244.1.5:80"), Part: 1, Since: since},
-		{Protocol: service.TCP, Port: 80, Addr: netip.MustParseAddrPort("10.244.1.99:80"), Part: 2, Since: since},
+	growers := service.NewNotes([]service.Growing{
+		{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80, Addr: netip.MustParseAddrPort("10.244.1.5:80")}, Part: 1, Since: since},
+		{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80, Addr: netip.MustParseAddrPort("10.244.1.99:80")}, Part: 2, Since: since},
 	})
 	w.facts.Growth = w.facts.Growth.Set("ns/three", &growers)
 	const want = "endpoint 10.244.1.5:80 is growing since 12:03:07: 1/4 of its weight"

@@ -26,7 +26,7 @@ func (v Verdict) Ejections(last service.Ejections) service.Ejections {
 	}
 	next := service.Ejections{}
 	for name, list := range lists {
-		e := service.NewEjected(list)
+		e := service.NewNotes(list)
 		if have := last.At(name); have != nil && slices.Equal(*have, e) {
 			next = next.Set(name, have)
 		} else {
@@ -331,7 +331,7 @@ func (d *decision) leave(p *Port, e *service.Endpoint) {
 	l, was := d.left[key]
 	if !was {
 		l = Left{Service: p.Service.Name, Port: p.Service.ID(p.Port)}
-		l.Ejection = service.Ejection{Protocol: p.Port.Protocol, Port: p.Port.Port, Addr: e.Addr, Since: d.now}
+		l.Ejection = service.Ejection{PortEndpoint: p.Port.At(e.Addr), Since: d.now}
 		if s := d.suspects[p.target(e)]; s != nil && s.silent() {
 			l.Why = s.why()
 		} else {

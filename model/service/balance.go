@@ -34,11 +34,11 @@ func (s *Service) MaxSlots() int {
 // noSlots is the SlotLimit of a service whose lists have a slot for each endpoint.
 const noSlots = 1
 
-// Weighted says whether some endpoint has another weight than the default one.
+// Weighted says whether some endpoint has another weight than the default one, or a part of it.
 func (p *Port) Weighted() bool {
 	for chunk := range p.Endpoints.Chunks() {
 		for i := range chunk {
-			if chunk[i].Weight != 0 {
+			if chunk[i].weighted() {
 				return true
 			}
 		}
@@ -61,7 +61,7 @@ func (s *Service) Slots(p *Port, family ip.Family) int {
 	weights := make([]uint32, 0, n)
 	for e := range p.Endpoints.All() {
 		if family.Has(e.Addr.Addr()) {
-			weights = append(weights, uint32(e.Weight.Number()))
+			weights = append(weights, e.Share())
 		}
 	}
 	return max(n, slots.DrawnSize(weights, s.MaxSlots()))

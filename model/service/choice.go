@@ -179,7 +179,7 @@ const (
 	thisZone
 	// maybeOnNode: the endpoint does not name the node, and may run there all the same.
 	maybeOnNode
-	// weighted: the endpoint has another weight than the default one.
+	// weighted: the endpoint has another weight than the default one, or a part of it.
 	weighted
 )
 
@@ -216,7 +216,7 @@ func (p *place) traits(e *Endpoint) traits {
 	case e.Node == "", slices.ContainsFunc(p.node.PodCIDRs, func(r netip.Prefix) bool { return r.Contains(e.Addr.Addr()) }):
 		t |= maybeOnNode
 	}
-	if e.Weight != 0 {
+	if e.weighted() {
 		t |= weighted
 	}
 	return t

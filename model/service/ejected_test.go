@@ -27,7 +27,7 @@ func TestEjections(t *testing.T) {
 		choice := served.Choose(&served.Ports[port], b.Node(), ip.V4)
 		return choice.Cluster.Len()
 	}
-	e := service.NewEjected([]service.Ejection{{Protocol: service.TCP, Port: 80, Addr: first, Since: time.Unix(1, 0), Why: "silent"}})
+	e := service.NewNotes([]service.Ejection{{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80, Addr: first}, Since: time.Unix(1, 0), Why: "silent"}})
 	b.SetEjections(service.Ejections{}.Set(s.Name, &e))
 	if web, admin := chosen(0), chosen(1); web != 1 || admin != 2 {
 		t.Errorf("%d and %d endpoints are chosen, want 1 and 2", web, admin)

@@ -10,12 +10,12 @@ import (
 )
 
 // growingOf has the endpoints with these numbers growing, at TCP port 80 of the Service.
-func growingOf(name service.Name, part int, numbers ...byte) service.Growth {
+func growingOf(name service.Name, part uint8, numbers ...byte) service.Growth {
 	var list []service.Growing
 	for _, n := range numbers {
-		list = append(list, service.Growing{Protocol: service.TCP, Port: 80, Addr: endpointAt(n), Part: part, Since: time.Unix(1, 0)})
+		list = append(list, service.Growing{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80, Addr: endpointAt(n)}, Part: part, Since: time.Unix(1, 0)})
 	}
-	growers := service.NewGrowers(list)
+	growers := service.NewNotes(list)
 	return service.Growth{}.Set(name, &growers)
 }
 
@@ -35,24 +35,28 @@ func growable(n int, weight service.Weight) *service.Service {
 	}}
 }
 
-// TestGrowth: a growing endpoint has a part of its own weight, at the port where it is growing and at no other. The Service that
-// the source has set stays as it was. A weight above 0 stays above 0, and 0 stays 0.
+// TestGrowth: a growing endpoint has a part of its own weight, however small that is, at the port where it is growing and at no other.
+// The Service that the source has set stays as it was.
 func TestGrowth(t *testing.T) {
-	for _, c := range []struct{ weight, part, want uint16 }{
-		{100, 1, 25}, {100, 2, 50}, {65535, 1, 16383}, {7, 1, 1}, {7, 2, 3}, {2, 1, 1}, {1, 1, 1}, {1, 2, 1}, {0, 1, 0}, {200, 2, 100},
+	for _, c := range []struct {
+		weight uint16
+		part   uint8
+		want   uint32 // in quarters
+	}{
+		{100, 1, 100}, {100, 2, 200}, {65535, 1, 65535}, {7, 1, 7}, {7, 2, 14}, {1, 1, 1}, {1, 2, 2}, {0, 1, 0}, {200, 2, 400},
 	} {
 		b, s := service.NewBuilder(service.Node{Name: "n"}), growable(3, service.NewWeight(c.weight))
 		b.Set(s)
 		before := b.Snapshot()
-		b.SetGrowth(growingOf(s.Name, int(c.part), 1, 77))
-		weight := func(port int, n byte) uint16 {
-			return b.Snapshot().Services.At(s.Name).Ports[port].Endpoints.Find(service.Endpoint{Addr: endpointAt(n)}).Weight.Number()
+		b.SetGrowth(growingOf(s.Name, c.part, 1, 77))
+		weight := func(port int, n byte) uint32 {
+			return b.Snapshot().Services.At(s.Name).Ports[port].Endpoints.Find(service.Endpoint{Addr: endpointAt(n)}).Share()
 		}
 		if got := weight(0, 1); got != c.want {
-			t.Errorf("%d/4 of %d is %d, want %d", c.part, c.weight, got, c.want)
+			t.Errorf("%d/4 of %d is %d quarters, want %d", c.part, c.weight, got, c.want)
 		}
-		if weight(0, 0) != c.weight || weight(1, 1) != c.weight || b.Service(s.Name) != s {
-			t.Errorf("others have the weights %d and %d, want %d", weight(0, 0), weight(1, 1), c.weight)
+		if whole := service.WholePart * uint32(c.weight); weight(0, 0) != whole || weight(1, 1) != whole || b.Service(s.Name) != s {
+			t.Errorf("others have %d and %d quarters, want those of %d", weight(0, 0), weight(1, 1), c.weight)
 		}
 		if b.SetGrowth(service.Growth{}); b.Snapshot().Services.At(s.Name) != before.Services.At(s.Name) {
 			t.Error("the grown Service is another one")

@@ -176,6 +176,8 @@ type Endpoint struct {
 	Nodes, Zones Hints
 	// Weight is its share of new connections, beside those of the others.
 	Weight Weight
+	// Part of WholePart of the weight is in force while the endpoint is growing (Growing); 0 for all of it.
+	Part uint8
 }
 
 // Weight is an endpoint's weight. The zero value is DefaultWeight.

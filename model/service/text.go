@@ -191,6 +191,9 @@ func (e Endpoint) conditions() string {
 	if e.Weight != 0 {
 		fmt.Fprintf(&b, " weight=%d", e.Weight.Number())
 	}
+	if e.Part != 0 {
+		fmt.Fprintf(&b, " part=%d", e.Part)
+	}
 	return b.String()
 }
 

@@ -1,16 +1,18 @@
 // Package slowstart decides which endpoints of Services are new, and which part of their weight they have by now. It promises
-// that a Service has its whole weights when it is first seen, when all of its endpoints are new, and in the end.
+// that somebody always has the whole weight: the endpoints of a Service when it is first seen, those that have been there longest, and
+// all of them in the end.
 //
 // The package sees snapshots and times as values, and returns what the model's Builder takes. It reads no clock and changes
 // no rules.
 package slowstart
 
 import (
-	"maps"
+	"cmp"
 	"net/netip"
 	"slices"
 	"time"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/model/sorted"
 	"nftproxy/model/treap"
@@ -32,6 +34,8 @@ type Tracker struct {
 	begun bool
 	// fresh has the Services with new endpoints.
 	fresh map[service.Name]*fresh
+	// full has the Services whose last new endpoints were beyond the bounds.
+	full map[service.Name]bool
 	// all and of count the endpoints of these Services, and of those in each namespace.
 	all int
 	of  map[string]int
@@ -42,36 +46,35 @@ type Tracker struct {
 
 // fresh are the new endpoints of a Service.
 type fresh struct {
-	since map[target]time.Time
+	since map[service.PortEndpoint]time.Time
 	// due is when the first of them has the next step.
 	due time.Time
 	// size is the number of endpoints of the Service.
 	size int
 }
 
-// target is an endpoint of a Service port.
-type target struct {
-	protocol service.Protocol
-	port     uint16
-	addr     netip.AddrPort
-}
-
 // Follow takes the Services as they are at a time, and returns what grows then. next is when to call it again although no
 // Service has changed; it is zero if nothing grows. refused has the Services that are beyond the bounds with endpoints that
-// came now. Between two ticks the cost grows with the change. Services of which nothing has changed keep their pointers.
+// came now, and were within them with those that came before. Between two ticks the cost grows with the change. Services of which nothing has changed keep their pointers.
 func (t *Tracker) Follow(s service.Snapshot, now time.Time) (growth service.Growth, next time.Time, refused []service.Name) {
 	if t.fresh == nil {
-		t.fresh, t.of = map[service.Name]*fresh{}, map[string]int{}
+		t.fresh, t.full, t.of = map[service.Name]*fresh{}, map[service.Name]bool{}, map[string]int{}
 	}
-	touched := map[service.Name]bool{}
-	for change := range treap.Diff(t.last.Services, s.Services) {
-		switch {
-		case !change.HasNew || change.New.Options.SlowStart == 0:
-			t.forget(change.Key)
-		case t.begun && change.HadOld && !t.follow(change.Key, change.Old, change.New, now):
-			refused = append(refused, change.Key)
+	var touched []service.Name
+	if t.begun {
+		for change := range treap.Diff(t.last.Services, s.Services) {
+			followed := t.fresh[change.Key] != nil
+			switch {
+			case !change.HasNew || change.New.Options.SlowStart == 0:
+				t.forget(change.Key)
+				delete(t.full, change.Key)
+			case change.HadOld && t.follow(change.Key, change.Old, change.New, now):
+				refused = append(refused, change.Key)
+			}
+			if followed || t.fresh[change.Key] != nil {
+				touched = append(touched, change.Key)
+			}
 		}
-		touched[change.Key] = true
 	}
 	t.last, t.begun = s, true
 	if !t.next.IsZero() && !now.Before(t.next) {
@@ -80,32 +83,37 @@ func (t *Tracker) Follow(s service.Snapshot, now time.Time) (growth service.Grow
 			if now.Before(f.due) {
 				t.wake(f.due)
 			} else {
-				touched[name] = true // and step finds when it is due again
+				touched = append(touched, name) // and step finds when it is due again
 			}
 		}
 	}
-	t.step(touched, now)
+	if len(touched) > 0 {
+		t.step(touched, now)
+	}
 	return t.set, t.next, refused
 }
 
 // step finds the present steps of Services.
-func (t *Tracker) step(names map[service.Name]bool, now time.Time) {
+func (t *Tracker) step(names []service.Name, now time.Time) {
 	edits := map[service.Name]*service.Growers{}
-	for name := range names {
-		have := t.set.At(name)
+	for _, name := range names {
+		have, f := t.set.At(name), t.fresh[name]
 		if have != nil {
 			edits[name] = nil
 		}
-		f := t.fresh[name]
 		if f == nil {
 			continue
 		}
-		var list service.Growers
-		if list, f.due = f.growing(t.last.Services.At(name), now); len(list) == 0 {
+		list := f.growing(t.last.Services.At(name), now)
+		if len(f.since) == 0 {
 			t.forget(name)
 			continue
 		}
-		if t.wake(f.due); have == nil || !slices.Equal(*have, list) {
+		t.wake(f.due)
+		switch {
+		case len(list) == 0:
+			continue
+		case have == nil || !slices.Equal(*have, list):
 			have = &list
 		}
 		edits[name] = have
@@ -145,78 +153,95 @@ func (t *Tracker) resize(name service.Name, f *fresh, size int) {
 	f.size = size
 }
 
-// follow notes which endpoints of a Service get new connections now and did not before. It says false, and forgets the
-// Service, if it has new ones beyond the bounds.
-func (t *Tracker) follow(name service.Name, old, s *service.Service, now time.Time) bool {
+// follow notes which endpoints of a Service get new connections now and did not before. It forgets the Service if it has new ones
+// beyond the bounds, and says so the first time.
+func (t *Tracker) follow(name service.Name, old, s *service.Service, now time.Time) (refused bool) {
 	f := t.fresh[name]
 	if f == nil {
-		f = &fresh{since: map[target]time.Time{}}
+		f = &fresh{since: map[service.PortEndpoint]time.Time{}}
+	}
+	before := map[service.PortEndpoint]service.Endpoints{} // by port
+	for i := range old.Ports {
+		before[portOf(&old.Ports[i])] = old.Ports[i].Endpoints
 	}
 	size := 0
 	for i := range s.Ports {
 		p := &s.Ports[i]
 		size += p.Endpoints.Len()
-		j := slices.IndexFunc(old.Ports, func(o service.Port) bool { return o.Protocol == p.Protocol && o.Port == p.Port })
-		if j < 0 {
+		had, known := before[portOf(p)]
+		if !known {
 			continue
 		}
-		for change := range sorted.Diff(old.Ports[j].Endpoints, p.Endpoints) {
+		for change := range sorted.Diff(had, p.Endpoints) {
 			was, is := takes(change.Old), takes(change.New)
 			switch {
 			case is && !was:
-				f.since[target{p.Protocol, p.Port, change.New.Addr}] = now
+				f.since[p.At(change.New.Addr)] = now
 			case was && !is:
-				delete(f.since, target{p.Protocol, p.Port, change.Old.Addr})
+				delete(f.since, p.At(change.Old.Addr))
 			}
 		}
 	}
 	if len(f.since) == 0 {
 		t.forget(name)
-		return true
+		return false
 	}
 	t.fresh[name] = f
 	t.resize(name, f, size)
-	if namespace, _ := name.Split(); t.all > MaxEndpoints || t.of[namespace] > MaxOfNamespace {
-		t.forget(name)
+	if namespace, _ := name.Split(); t.all <= MaxEndpoints && t.of[namespace] <= MaxOfNamespace {
+		delete(t.full, name)
 		return false
 	}
-	return true
+	t.forget(name)
+	refused = !t.full[name]
+	t.full[name] = true
+	return refused
 }
+
+func portOf(p *service.Port) service.PortEndpoint { return p.At(netip.AddrPort{}) }
 
 func takes(e *service.Endpoint) bool { return e.TakesNew() && !e.Drained() }
 
-// growing returns the growing endpoints of a Service, sorted, and forgets those that have grown. Where all endpoints of a port
-// are new they have grown at once: else a quarter of the weight is theirs in the first half of the time, and a half in the
-// second. due is when the first of them has more.
-func (f *fresh) growing(s *service.Service, now time.Time) (_ service.Growers, due time.Time) {
+// growing returns the growing endpoints of a Service, sorted, and forgets those that have grown. An endpoint has a quarter of its
+// weight in the first half of the time, and a half in the second. The greatest part that any ready endpoint of a port and family has
+// counts as the whole there: so endpoints that are equally new do not wait. It notes when the first of them has more.
+func (f *fresh) growing(s *service.Service, now time.Time) service.Growers {
 	var list []service.Growing
-	whole := s.Options.SlowStart
-	maps.DeleteFunc(f.since, func(_ target, began time.Time) bool { return now.Sub(began) >= whole })
-	others := map[target]bool{} // by port: one has endpoints that are not new
+	whole, since := s.Options.SlowStart, map[service.PortEndpoint]time.Time{}
+	f.due = time.Time{}
 	for i := range s.Ports {
-		p := &s.Ports[i]
+		p, first := &s.Ports[i], len(list)
+		var ready, any ip.PerFamily[uint8]
 		for e := range p.Endpoints.All() {
-			if _, isNew := f.since[target{p.Protocol, p.Port, e.Addr}]; !isNew && takes(&e) {
-				others[target{protocol: p.Protocol, port: p.Port}] = true
-				break
+			if !takes(&e) {
+				continue
+			}
+			at, part := p.At(e.Addr), uint8(service.WholePart)
+			if began, isNew := f.since[at]; isNew && now.Sub(began) < whole {
+				next := began.Add(whole / 2)
+				if part = 1; !now.Before(next) {
+					part, next = 2, began.Add(whole)
+				}
+				if f.due.IsZero() || next.Before(f.due) {
+					f.due = next
+				}
+				since[at] = began
+				list = append(list, service.Growing{PortEndpoint: at, Part: part, Since: began})
+			}
+			greatest := any.Of(ip.Of(e.Addr.Addr()))
+			if *greatest = max(*greatest, part); e.Ready {
+				greatest = ready.Of(ip.Of(e.Addr.Addr()))
+				*greatest = max(*greatest, part)
 			}
 		}
-	}
-	for at, began := range f.since {
-		if !others[target{protocol: at.protocol, port: at.port}] {
-			delete(f.since, at)
-			continue
-		}
-		part, next := 1, began.Add(whole/2)
-		if !now.Before(next) {
-			part, next = 2, began.Add(whole)
-		}
-		list = append(list, service.Growing{Protocol: at.protocol, Port: at.port, Addr: at.addr, Part: part, Since: began})
-		if due.IsZero() || next.Before(due) {
-			due = next
+		for j := range list[first:] {
+			g := &list[first+j]
+			family := ip.Of(g.Addr.Addr())
+			g.Part = min(service.WholePart, g.Part*service.WholePart/cmp.Or(*ready.Of(family), *any.Of(family)))
 		}
 	}
-	return service.NewGrowers(list), due
+	f.since = since
+	return service.NewNotes(slices.DeleteFunc(list, func(g service.Growing) bool { return g.Part == service.WholePart }))
 }
 
 // Growing is the number of Services that have growing endpoints.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,8 +14,8 @@ import (
 	"nftproxy/test/gen"
 )
 
-// TestTracker: endpoints that come beside others grow in two steps; the first snapshot, a Service whose endpoints are all new and
-// one that asks for nothing do not wait; weights are parts of the endpoint's own.
+// TestTracker: endpoints that come beside others grow in two steps; the first snapshot, endpoints that are equally new and
+// a Service that asks for nothing do not wait.
 func TestTracker(t *testing.T) {
 	t0 := time.Unix(1_800_000_000, 0)
 	cluster := func(web string, plain string) service.Snapshot {
@@ -22,7 +23,15 @@ func TestTracker(t *testing.T) {
 		for name, endpoints := range map[string]string{"web": web, "plain": plain} {
 			text += "service default/" + name + " created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0." + map[string]string{"web": "1", "plain": "2"}[name] + "\n  port http tcp 80\n"
 			for _, e := range strings.Fields(endpoints) {
-				text += "    endpoint 10.0.0." + e + ":80 n1 ready serving\n"
+				conditions := " ready serving"
+				if strings.HasPrefix(e, "t") {
+					conditions = " serving terminating"
+				}
+				at := "10.0.0." + strings.TrimPrefix(e, "t")
+				if strings.Contains(e, ":") {
+					at = "[" + e + "]"
+				}
+				text += "    endpoint " + at + ":80 n1" + conditions + "\n"
 			}
 		}
 		s, err := gen.ReadSnapshot(strings.NewReader(text))
@@ -46,12 +55,23 @@ func TestTracker(t *testing.T) {
 		{18, "1 2 3", "1 2", "1=100 2=50 3=25", 31},
 		{31, "1 2 3", "1 2", "1=100 2=100 3=25", 33},
 		{34, "1 2 3", "1 2", "1=100 2=100 3=50", 48},
-		{35, "3", "1 2", "3=100", 0}, // nobody is left that could take its share
-		{36, "3 4", "1", "3=100 4=25", 51},
-		{60, "3 4", "1", "3=100 4=50", 66},
-		{66, "3 4", "1", "3=100 4=100", 0},
-		{70, "5 6", "1", "5=100 6=100", 0}, // all are new
-		{200, "5 6", "1", "5=100 6=100", 0},
+		{35, "3", "1 2", "3=100", 48},       // nobody is left that could take its share
+		{36, "3 4", "1", "3=100 4=50", 48},  // a half and a quarter
+		{48, "3 4", "1", "3=100 4=25", 51},  // the whole and a quarter
+		{51, "3 4", "1", "3=100 4=50", 66},  //
+		{66, "3 4", "1", "3=100 4=100", 0},  //
+		{70, "5 6", "1", "5=100 6=100", 85}, // all are equally new, and so is the next one
+		{71, "5 6 7", "1", "5=100 6=100 7=100", 85},
+		{85, "5 6 7", "1", "5=100 6=100 7=50", 86},
+		{86, "5 6 7", "1", "5=100 6=100 7=100", 100},
+		{102, "5 6 7", "1", "5=100 6=100 7=100", 0},
+		{110, "", "1", "", 0},
+		{111, "1", "1", "1=100", 126},
+		{112, "1 2", "1", "1=100 2=100", 126}, // a Service that starts
+		{200, "1 2", "1", "1=100 2=100", 0},
+		{201, "1 2 fd00::1", "1", "1=100 2=100 fd00::1=100", 216}, // the first one of its family
+		{201, "1 2 t3 fd00::1", "1", "1=100 2=100 3=25 fd00::1=100", 216},
+		{202, "t2 4", "1", "2=100 4=100", 216}, // 2 gets nothing while 4 is ready
 	} {
 		now := t0.Add(time.Duration(step.at) * time.Second)
 		for _, s := range cluster(step.web, step.plain).Services.All() {
@@ -68,7 +88,7 @@ func TestTracker(t *testing.T) {
 		builder.SetGrowth(growth)
 		var got []string
 		for e := range builder.Snapshot().Services.At("default/web").Ports[0].Endpoints.All() {
-			got = append(got, strings.TrimPrefix(fmt.Sprintf("%v=%d", e.Addr.Addr(), e.Weight.Number()), "10.0.0."))
+			got = append(got, strings.TrimPrefix(fmt.Sprintf("%v=%d", e.Addr.Addr(), e.Share()/service.WholePart), "10.0.0."))
 		}
 		if text := strings.Join(got, " "); text != step.want {
 			t.Errorf("step %d: %s, want %s", i, text, step.want)
@@ -81,16 +101,16 @@ func TestTracker(t *testing.T) {
 			t.Errorf("step %d: next after %d s, want %d", i, due, step.next)
 		}
 		for e := range builder.Snapshot().Services.At("default/plain").Ports[0].Endpoints.All() {
-			if e.Weight != 0 {
-				t.Errorf("step %d: %v of the Service that asks for nothing has a weight", i, e.Addr)
+			if e.Part != 0 {
+				t.Errorf("step %d: %v of the Service that asks for nothing has a part of its weight", i, e.Addr)
 			}
 		}
 	}
 }
 
 // TestTrackerRandom: whatever comes and goes, and however late the tracker is called. A port never has growing endpoints only; only
-// Services that ask for it have any, for no longer than they ask for and the next tick, and within the bounds; no endpoint's part shrinks; the next
-// call is asked for at a whole second that the step needs; and in the end nothing grows.
+// Services that ask for it have any, for no longer than they ask for and the next tick, and within the bounds; of two endpoints
+// the older never has the smaller part; the next call is asked for at a whole second that the step needs; and in the end nothing grows.
 func TestTrackerRandom(t *testing.T) {
 	seen := map[string]int{}
 	for seed := range uint64(30) {
@@ -98,7 +118,6 @@ func TestTrackerRandom(t *testing.T) {
 		builder, now := service.NewBuilder(service.Node{Name: "n1"}), time.Unix(1_800_000_000, 0)
 		var tracker slowstart.Tracker
 		var next time.Time
-		parts := map[string]int{}
 		check := func() {
 			t.Helper()
 			growth, due, refused := tracker.Follow(builder.Snapshot(), now)
@@ -106,24 +125,22 @@ func TestTrackerRandom(t *testing.T) {
 			next = due
 			seen["refused"] += len(refused)
 			snapshot, total := builder.Snapshot(), 0
-			if (growth.Len() > 0) != !due.IsZero() {
-				t.Fatalf("seed %d: %d Services have growing endpoints, and the next step is due at %v", seed, growth.Len(), due)
+			if followed := tracker.Growing(); (followed > 0) != !due.IsZero() || growth.Len() > followed {
+				t.Fatalf("seed %d: %d Services have growing endpoints, %d are followed, and the next step is due at %v", seed, growth.Len(), followed, due)
 			}
 			if !due.IsZero() && (!due.After(now) || due.Nanosecond() != 0 || due.Sub(now) > time.Minute) {
 				t.Fatalf("seed %d: at %v the next step is due at %v", seed, now, due)
 			}
-			last := parts
-			parts = map[string]int{}
 			for name, growers := range growth.All() {
 				s := snapshot.Services.At(name)
 				if s == nil || s.Options.SlowStart == 0 {
 					t.Fatalf("seed %d: %s does not ask for it", seed, name)
 				}
-				for _, g := range *growers {
+				younger := slices.SortedFunc(slices.Values(*growers), func(a, b service.Growing) int { return b.Since.Compare(a.Since) })
+				for i, g := range younger {
 					seen[fmt.Sprint("part ", g.Part)]++
-					at := fmt.Sprint(name, g.Addr, g.Since, s.Options.SlowStart)
-					if parts[at] = g.Part; g.Part < last[at] || g.Part < 1 || g.Part >= service.WholePart || now.Sub(g.Since) >= s.Options.SlowStart+slowstart.Tick {
-						t.Fatalf("seed %d: at %v %s has %+v, and before %d", seed, now, name, g, last[at])
+					if g.Part < younger[max(0, i-1)].Part || g.Part < 1 || g.Part >= service.WholePart || now.Sub(g.Since) >= s.Options.SlowStart+slowstart.Tick {
+						t.Fatalf("seed %d: at %v %s has %+v", seed, now, name, younger)
 					}
 				}
 				total += s.Ports[0].Endpoints.Len()

@@ -143,7 +143,7 @@ func Left(services string) (left service.Ejections, err error) {
 	of := map[service.Name][]service.Ejection{}
 	err = leftOut.read(services, func(name service.Name, e service.Ejection) { of[name] = append(of[name], e) })
 	for name, list := range of {
-		ejected := service.NewEjected(list)
+		ejected := service.NewNotes(list)
 		left = left.Set(name, &ejected)
 	}
 	return left, err
@@ -154,13 +154,13 @@ func Growth(services string) (growth service.Growth, err error) {
 	of := map[service.Name][]service.Growing{}
 	err = growing.read(services, func(name service.Name, e service.Ejection) {
 		part, unit, ok := strings.Cut(e.Why, "/")
-		n, err := strconv.Atoi(part)
+		n, err := strconv.ParseUint(part, 10, 8)
 		if ok && err == nil && unit == strconv.Itoa(service.WholePart) && n > 0 && n < service.WholePart {
-			of[name] = append(of[name], service.Growing{Protocol: e.Protocol, Port: e.Port, Addr: e.Addr, Since: e.Since, Part: n})
+			of[name] = append(of[name], service.Growing{PortEndpoint: e.PortEndpoint, Since: e.Since, Part: uint8(n)})
 		}
 	})
 	for name, list := range of {
-		growers := service.NewGrowers(list)
+		growers := service.NewNotes(list)
 		growth = growth.Set(name, &growers)
 	}
 	return growth, err

@@ -60,11 +60,11 @@ func TestLeft(t *testing.T) {
 		for j, p := range []service.Protocol{service.TCP, service.UDP, service.SCTP} {
 			for k := range 5 {
 				list = append(list,
-					service.Ejection{Protocol: p, Port: uint16(80 + j), Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i), byte(j), byte(k)}), 8080), Since: since, Why: "5 connections without answer, 2 tries of this node failed"},
-					service.Ejection{Protocol: p, Port: uint16(80 + j), Addr: netip.AddrPortFrom(netip.AddrFrom16([16]byte{0xfd, 1: byte(i), 14: byte(j), 15: byte(k)}), 65535), Since: since, Why: strings.Repeat("w", 300)})
+					service.Ejection{PortEndpoint: service.PortEndpoint{Protocol: p, Port: uint16(80 + j), Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i), byte(j), byte(k)}), 8080)}, Since: since, Why: "5 connections without answer, 2 tries of this node failed"},
+					service.Ejection{PortEndpoint: service.PortEndpoint{Protocol: p, Port: uint16(80 + j), Addr: netip.AddrPortFrom(netip.AddrFrom16([16]byte{0xfd, 1: byte(i), 14: byte(j), 15: byte(k)}), 65535)}, Since: since, Why: strings.Repeat("w", 300)})
 			}
 		}
-		e := service.NewEjected(list)
+		e := service.NewNotes(list)
 		if left = left.Set(name, &e); i == 0 {
 			small = left
 		}
@@ -94,9 +94,9 @@ func TestLeft(t *testing.T) {
 	}
 	want("with texts of others", service.Ejections{})
 	// Nothing that nft could not take back gets into a comment.
-	odd := service.NewEjected([]service.Ejection{{Protocol: service.TCP, Port: 80, Addr: netip.MustParseAddrPort("10.0.0.1:80"), Since: since, Why: "node \"a\x00\nü"}})
+	odd := service.NewNotes([]service.Ejection{{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80, Addr: netip.MustParseAddrPort("10.0.0.1:80")}, Since: since, Why: "node \"a\x00\nü"}})
 	write(service.Ejections{}.Set("a/b", &odd))
-	clean := service.NewEjected([]service.Ejection{{Protocol: service.TCP, Port: 80, Addr: netip.MustParseAddrPort("10.0.0.1:80"), Since: since, Why: "node ?a????"[:10]}})
+	clean := service.NewNotes([]service.Ejection{{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80, Addr: netip.MustParseAddrPort("10.0.0.1:80")}, Since: since, Why: "node ?a????"[:10]}})
 	want("odd words", service.Ejections{}.Set("a/b", &clean))
 }
 
@@ -107,15 +107,15 @@ func TestGrowth(t *testing.T) {
 	table := ejecttable.New("nftproxy", ns.Fd(), false)
 	defer table.Close()
 	since := time.Unix(1_795_694_587, 0)
-	of := func(endpoints, part int) service.Growth {
+	of := func(endpoints int, part uint8) service.Growth {
 		var list []service.Growing
 		for i := range endpoints {
-			list = append(list, service.Growing{Protocol: service.UDP, Port: 53, Addr: netip.AddrPortFrom(netip.AddrFrom16([16]byte{0xfd, 14: byte(i >> 8), 15: byte(i)}), 5353), Part: part, Since: since})
+			list = append(list, service.Growing{PortEndpoint: service.PortEndpoint{Protocol: service.UDP, Port: 53, Addr: netip.AddrPortFrom(netip.AddrFrom16([16]byte{0xfd, 14: byte(i >> 8), 15: byte(i)}), 5353)}, Part: part, Since: since})
 		}
-		growers := service.NewGrowers(list)
+		growers := service.NewNotes(list)
 		return service.Growth{}.Set("shop/web", &growers)
 	}
-	left := service.NewEjected([]service.Ejection{{Protocol: service.TCP, Port: 80, Addr: netip.MustParseAddrPort("10.0.0.1:80"), Since: since, Why: "silent"}})
+	left := service.NewNotes([]service.Ejection{{PortEndpoint: service.PortEndpoint{Protocol: service.TCP, Port: 80, Addr: netip.MustParseAddrPort("10.0.0.1:80")}, Since: since, Why: "silent"}})
 	want := func(what string, growth service.Growth, ejections int) {
 		t.Helper()
 		if err := ns.Do(func() error {

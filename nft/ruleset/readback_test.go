@@ -58,7 +58,7 @@ func likeWeights(s *service.Service) *service.Service {
 		list := slices.Collect(s.Ports[i].Endpoints.All())
 		for j := range list {
 			if !list[j].Drained() {
-				list[j].Weight = 0
+				list[j].Weight, list[j].Part = 0, 0
 			}
 		}
 		s.Ports[i].Endpoints = service.MergeEndpoints(list)

@@ -23,13 +23,13 @@ func Growth(rng *rand.Rand, s service.Snapshot) service.Growth {
 			for e := range p.Endpoints.All() {
 				sum := fnv.New64a()
 				_, _ = fmt.Fprint(sum, drawn, name, p.Protocol, p.Port, e.Addr)
-				if part := int(sum.Sum64()>>32) % (service.WholePart + 2); part > 0 && part < service.WholePart {
-					list = append(list, service.Growing{Protocol: p.Protocol, Port: p.Port, Addr: e.Addr, Part: part})
+				if part := uint8(sum.Sum64()>>32) % (service.WholePart + 2); part > 0 && part < service.WholePart {
+					list = append(list, service.Growing{PortEndpoint: p.At(e.Addr), Part: part})
 				}
 			}
 		}
 		if len(list) > 0 {
-			growers := service.NewGrowers(list)
+			growers := service.NewNotes(list)
 			growth = growth.Set(name, &growers)
 		}
 	}

@@ -306,6 +306,14 @@ func (s *parsedService) endpointLine(words []string) error {
 			e.Weight = service.NewWeight(uint16(n))
 			continue
 		}
+		if number, ok := strings.CutPrefix(c, "part="); ok {
+			n, err := strconv.ParseUint(number, 10, 8)
+			if err != nil || n >= service.WholePart {
+				return fmt.Errorf("part %q: want 1 to %d", number, service.WholePart-1)
+			}
+			e.Part = uint8(n)
+			continue
+		}
 		switch c {
 		case "ready":
 			e.Ready = true
