@@ -42,13 +42,13 @@ func newEjector(c Config, r reporter, flows *conntrack.Table, table *ejecttable.
 	return eject.New(config)
 }
 
-// growthObserver tells other processes which endpoints have a part of their weight in the tables. At first it does so in any case: an
-// earlier process may have told something else.
+// growthObserver tells other processes which endpoints have a part of their weight in the tables: when that changes, when another
+// program has changed the ruleset, and at first, since an earlier process may have told something else.
 func (r reporter) growthObserver(table *ejecttable.Table) func(proxy.Sync) {
 	var told service.Growth
 	begun := false
 	return func(s proxy.Sync) {
-		if s.Err != nil || begun && s.Snapshot.Growth == told {
+		if begun && s.Snapshot.Growth == told && !s.Check {
 			return
 		}
 		begun, told = true, s.Snapshot.Growth

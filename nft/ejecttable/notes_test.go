@@ -2,6 +2,7 @@ package ejecttable_test
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -155,4 +156,74 @@ func TestGrowth(t *testing.T) {
 	set(cmd.Load(ns, "flush ruleset"))
 	set(table.SetGrowth(of(1, 1)))
 	want("made anew", of(1, 1), 1)
+	set(cmd.Load(ns, "flush ruleset"))
+	set(table.SetGrowth(of(1, 1)))
+	want("made anew without a change", of(1, 1), 1)
+}
+
+// TestNotesChange: whatever comes and goes of what grows, each time all of it is there, also if another program has removed it.
+func TestNotesChange(t *testing.T) {
+	ns, cmd := testnet.NamespaceForTest(t, "notes"), nftcmd.ForTest(t)
+	table := ejecttable.New("nftproxy", ns.Fd(), false)
+	defer table.Close()
+	rng := rand.New(rand.NewPCG(1, 2))
+	var growth service.Growth
+	for step := range 60 {
+		for range 1 + rng.IntN(3) {
+			name := service.Name("ns/" + strings.Repeat("s", rng.IntN(2)*100) + fmt.Sprint(rng.IntN(6)))
+			var list []service.Growing
+			for i := range rng.IntN(300) {
+				if rng.IntN(3) > 0 {
+					at := service.PortEndpoint{Protocol: service.TCP, Port: 80, Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80)}
+					list = append(list, service.Growing{PortEndpoint: at, Part: uint8(1 + rng.IntN(2)), Since: time.Unix(1, 0)})
+				}
+			}
+			growers := service.NewNotes(list)
+			if growth = growth.Set(name, &growers); len(list) == 0 {
+				growth = growth.Delete(name)
+			}
+		}
+		if step%10 == 9 {
+			if err := cmd.Load(ns, "flush set inet nftproxy-eject growing"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := table.SetGrowth(growth); err != nil {
+			t.Fatal(err)
+		}
+		if err := ns.Do(func() error {
+			got, err := ejecttable.Growth("nftproxy")
+			for name, growers := range growth.All() {
+				if have := got.At(name); have == nil || !slices.Equal(*have, *growers) {
+					t.Errorf("step %d: %s differs", step, name)
+				}
+			}
+			if got.Len() != growth.Len() {
+				t.Errorf("step %d: %d Services, want %d", step, got.Len(), growth.Len())
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkOneGrows changes one endpoint of as many as a node follows.
+func BenchmarkOneGrows(b *testing.B) {
+	table := ejecttable.New("nftproxy", testnet.NamespaceForTest(b, "grows").Fd(), false)
+	defer table.Close()
+	var growth service.Growth
+	grow := func(i int, part uint8) {
+		at := service.PortEndpoint{Protocol: service.TCP, Port: 80, Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80)}
+		growers := service.Growers{{PortEndpoint: at, Part: part}}
+		growth = growth.Set(service.Name(fmt.Sprint("default/web-", i)), &growers)
+	}
+	for i := range 4096 {
+		grow(i, 1)
+	}
+	for i := 0; b.Loop(); i++ {
+		if grow(i%4096, uint8(1+i%2)); table.SetGrowth(growth) != nil {
+			b.Fatal("not written")
+		}
+	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
+	"nftproxy/model/service"
 	"nftproxy/nfnetlink"
 )
 
@@ -42,8 +43,10 @@ type Table struct {
 	netns int
 	// hears says that the table has the rule.
 	hears bool
-	// notes are the elements of the sets.
-	notes map[noteSet][]nftables.SetElement
+	// left and growth are what notes have, in this order.
+	left   service.Ejections
+	growth service.Growth
+	notes  [2]noteSet
 	// conn is nil until the table is made.
 	conn   *nftables.Conn
 	counts nfnetlink.Requester
@@ -55,7 +58,9 @@ type Table struct {
 // descriptor of a network namespace, or 0 for that of the threads that use the table. hears says that the table has the rule that
 // Repeats needs. Use needs CAP_NET_ADMIN.
 func New(services string, netns int, hears bool) *Table {
-	t := &Table{name: Name(services), netns: netns, hears: hears, notes: map[noteSet][]nftables.SetElement{}}
+	t := &Table{name: Name(services), netns: netns, hears: hears, notes: [2]noteSet{
+		{name: leftOut, numbers: map[string]uint32{}}, {name: growing, numbers: map[string]uint32{}},
+	}}
 	t.request.Text(unix.NFTA_OBJ_TABLE, t.name).Text(unix.NFTA_OBJ_NAME, counter).Uint32(unix.NFTA_OBJ_TYPE, unix.NFT_OBJECT_COUNTER)
 	return t
 }
@@ -109,8 +114,8 @@ func (t *Table) make() error {
 	t.conn.AddTable(table)
 	t.conn.DelTable(table)
 	t.conn.AddTable(table)
-	for _, set := range noteSets() {
-		if err := t.conn.AddSet(set.in(table), nil); err != nil {
+	for i := range t.notes {
+		if err := t.conn.AddSet(setOf(table, t.notes[i].name), nil); err != nil {
 			return fmt.Errorf("make table %s: %w", t.name, err)
 		}
 	}
@@ -123,8 +128,9 @@ func (t *Table) make() error {
 	if err := t.conn.Flush(); err != nil {
 		return fmt.Errorf("make table %s: %w", t.name, err)
 	}
-	for _, set := range noteSets() {
-		if err := t.fill(set); err != nil {
+	for i := range t.notes {
+		t.notes[i].forget()
+		if err := t.fill(&t.notes[i], nil); err != nil {
 			return err
 		}
 	}
