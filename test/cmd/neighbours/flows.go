@@ -48,6 +48,8 @@ const (
 	hidden  = "answered, sees the node"
 	refused = string(testnet.Refused)
 	healthy = "200 OK"
+	// brokenOff is a TCP connection that began.
+	brokenOff = "broken off"
 )
 
 // direct are the flows to pods and to the node itself.
@@ -222,7 +224,7 @@ func (w *world) askOne(ctx context.Context, f flow, timeout time.Duration) (stri
 		if ctx.Err() != nil {
 			return "", err
 		}
-		return "broken off", nil
+		return brokenOff, nil
 	}
 	if answer.Outcome != testnet.Answered {
 		return string(answer.Outcome), nil

@@ -23,13 +23,25 @@ type load struct {
 	cancel  context.CancelFunc
 	running sync.WaitGroup
 
-	mu    sync.Mutex
-	event string
+	mu sync.Mutex
+	moment
 	// tallies has those of each event by the number of the stream.
 	tallies map[string][]tally
 	made    int // since the event
 	// enough is closed once enough connections count for the event.
 	enough chan struct{}
+}
+
+// moment says which events were before it: the last one, and the last one that ended open connections.
+type moment struct{ event, cut string }
+
+// brokenBy says for which event a connection counts that has broken by now. Last is the moment of its last line, with the cut that was before
+// the last answer: a connection without an answer since a cut was open before that.
+func (last moment) brokenBy(now moment) string {
+	if now.cut != last.cut {
+		return now.cut
+	}
+	return last.event
 }
 
 // stream is one kind of connection of the load.
@@ -109,6 +121,20 @@ func (l *load) after(event string) {
 	l.enough = make(chan struct{})
 }
 
+// settle has the connections from now on count for what follows an event that drops all packets.
+func (l *load) settle(n neighbour, event string) {
+	over := n.settled(event)
+	if over == event {
+		return
+	}
+	l.after(over)
+	if n.cuts {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.cut = event
+	}
+}
+
 // await waits until enough connections were made since the event.
 func (l *load) await(ctx context.Context) error {
 	l.mu.Lock()
@@ -125,10 +151,10 @@ func (l *load) await(ctx context.Context) error {
 	}
 }
 
-func (l *load) begin() string {
+func (l *load) now() moment {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.event
+	return l.moment
 }
 
 func (l *load) count(event string, stream int, lost bool) {
@@ -161,7 +187,7 @@ func (l *load) ask(ctx context.Context, i int) {
 			return
 		case <-ticker.C:
 		}
-		event := l.begin()
+		event := l.now().event
 		asking.Go(func() {
 			l.count(event, i, !l.w.answered(context.WithoutCancel(ctx), s))
 		})
@@ -187,14 +213,23 @@ func (w *world) answered(ctx context.Context, s stream) bool {
 // talk sends lines on one connection, and begins another where one breaks.
 func (l *load) talk(ctx context.Context, i int) {
 	for ctx.Err() == nil {
-		event := l.begin()
-		err := l.conversation(ctx, l.streams[i], &event)
-		l.count(event, i, err != nil)
+		last := l.now()
+		err := l.conversation(ctx, l.streams[i], &last)
+		if err != nil {
+			last.event = last.brokenBy(l.now())
+		}
+		l.count(last.event, i, err != nil)
+		if err != nil { // at a steady pace, too
+			select {
+			case <-time.After(pace):
+			case <-ctx.Done():
+			}
+		}
 	}
 }
 
-// conversation ends with the context, and says after which event the line was that failed.
-func (l *load) conversation(ctx context.Context, s stream, event *string) error {
+// conversation ends with the context, and says after which event the line was that failed, and which cut was before the last one answered.
+func (l *load) conversation(ctx context.Context, s stream, last *moment) error {
 	dialing, cancel := context.WithTimeout(context.WithoutCancel(ctx), lineTime*l.w.long)
 	defer cancel()
 	conn, err := l.w.places[s.from].Dial(dialing, "tcp", s.addr.String())
@@ -217,7 +252,8 @@ func (l *load) conversation(ctx context.Context, s stream, event *string) error 
 			return nil
 		case <-ticker.C:
 		}
-		*event = l.begin()
+		now := l.now()
+		last.event = now.event
 		if err := conn.SetDeadline(time.Now().Add(lineTime * l.w.long)); err != nil {
 			return err
 		}
@@ -227,6 +263,7 @@ func (l *load) conversation(ctx context.Context, s stream, event *string) error 
 		if _, err := conn.Read(buf); err != nil {
 			return err
 		}
+		last.cut = now.cut
 	}
 }
 

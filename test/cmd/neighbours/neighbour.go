@@ -42,11 +42,15 @@ type neighbour struct {
 	beside map[string]func(context.Context, *world) error
 	// opens says why flows to Services may work although the program closes the direct way; empty if none may.
 	opens string
+	// accepts are places whose TCP connections the program accepts itself before it goes on: one that is refused breaks off there.
+	accepts []string
 	// silences says why a TCP connection of the node that is refused may have no answer; empty if it has to have one.
 	silences string
 	// drops are the events in which it drops all packets for a while. What begins before such an event is over counts for nobody: how long
 	// it takes is a matter of the machine.
 	drops []string
+	// cuts says that these events also end open connections.
+	cuts bool
 	// notes are for operators. A result has them only if it is good.
 	notes []string
 	// loses says why masqueraded connections may be lost at its start and end, even if direct ones survive; empty if none may be.
@@ -78,6 +82,7 @@ func neighbours() []neighbour {
 	all = append(all, routers()...)
 	all = append(all, caches()...)
 	all = append(all, tunnels()...)
+	all = append(all, meshes()...)
 	return all
 }
 
@@ -91,6 +96,7 @@ func programs() []string {
 	return []string{
 		pluginsModule + "/plugins/main/bridge@" + pluginsVersion, pluginsModule + "/plugins/meta/portmap@" + pluginsVersion,
 		pluginsModule + "/plugins/ipam/host-local@" + pluginsVersion, coreDNS + "@" + coreDNSVersion, wireGuard + "@" + wireGuardVersion,
+		istio + "@" + istioVersion,
 	}
 }
 

@@ -130,6 +130,9 @@ Cluster and Local; a health check node port; no endpoints, and an unknown port. 
   an answer, and a connection that breaks is tried again. Open connections end when the address moves, since the other node has other endpoints.
 - Beside FRR the client is behind the router. It also asks an address that both nodes announce all the time, of a Service with ` + "`nftproxy.io/balance: flow`" + `: after each event, flows with the
   same ports have to reach the same endpoints as before, and while the router has two routes some of them have to go by each node.
+- Istio's rules are in the network of two pods: the one that asks, and the endpoint on the node. A proxy in these pods accepts each TCP connection before it goes on to the Service, so that a
+  refusal breaks the connection off. The proxy says which client it sees, as Envoy does, and that has to be right. When the rules or the proxy come and go, open connections of these pods end:
+  what began before such an event is over does not count.
 - Where the program closes flows, ` + "`nftproxy check`" + ` has to find it on that node.
 
 `
@@ -142,7 +145,7 @@ These were not run, so nothing is said about them: %s.
 func untried() []string {
 	return []string{
 		"kube-router", "MetalLB", "kube-vip",
-		"the binary of NodeLocal DNSCache", "Istio", "iptables-legacy under any of these",
+		"the binary of NodeLocal DNSCache", "iptables-legacy under any of these",
 	}
 }
 

@@ -123,3 +123,20 @@ func TestWeigh(t *testing.T) {
 		}
 	}
 }
+
+// TestBroken: a connection that an event may have ended counts for that event, and one that had an answer since for what came then.
+func TestBroken(t *testing.T) {
+	for _, c := range []struct {
+		last, now moment
+		want      string
+	}{
+		{moment{event: "starts"}, moment{event: "starts"}, "starts"},
+		{moment{event: "starts (over)"}, moment{"starts (over)", "starts"}, "starts"},
+		{moment{"starts (over)", "starts"}, moment{"starts (over)", "starts"}, "starts (over)"},
+		{moment{proxyRestarts, "starts"}, moment{proxyRestarts, "starts"}, proxyRestarts},
+	} {
+		if got := c.last.brokenBy(c.now); got != c.want {
+			t.Errorf("last %+v, now %+v: %s, want %s", c.last, c.now, got, c.want)
+		}
+	}
+}

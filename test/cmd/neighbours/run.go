@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"nftproxy/test/lib/testnet"
 )
 
 // result is what a run showed of one neighbour.
@@ -106,9 +108,7 @@ func tryAlone(ctx context.Context, n neighbour, s trialSetup) (all map[string]so
 		if err := w.event(ctx, n, e); err != nil {
 			return nil, err
 		}
-		if over := n.settled(e.Name); over != e.Name {
-			l.after(over)
-		}
+		l.settle(n, e.Name)
 		open, err := w.ask(ctx, append(w.own(n), direct...), nil)
 		if err != nil {
 			return nil, err
@@ -327,9 +327,7 @@ func (t *trial) underLoad(ctx context.Context) error {
 		if err := t.event(ctx, t.n, e); err != nil {
 			return err
 		}
-		if over := t.n.settled(e.Name); over != e.Name {
-			t.load.after(over)
-		}
+		t.load.settle(t.n, e.Name)
 		if err := t.look(ctx, e, e.Name); err != nil {
 			return err
 		}
@@ -350,6 +348,7 @@ func (t *trial) underLoad(ctx context.Context) error {
 	if err := t.event(ctx, t.n, t.n.stop); err != nil {
 		return err
 	}
+	t.load.settle(t.n, t.n.stop.Name)
 	return t.look(ctx, t.n.stop, t.n.stop.Name)
 }
 
@@ -365,7 +364,12 @@ func (t *trial) look(ctx context.Context, e event, like string) error {
 	if t.n.moving {
 		flows = append(flows, t.movingFlows()...)
 	}
-	flows = append(flows, t.flows...)
+	for _, f := range t.flows {
+		if f.want == refused && f.protocol == testnet.TCP && e.Name != t.n.stop.Name && slices.Contains(t.n.accepts, f.from) {
+			f.want = brokenOff
+		}
+		flows = append(flows, f)
+	}
 	got, err := t.ask(ctx, flows, t.alone[like].open)
 	if err != nil {
 		return err
