@@ -77,7 +77,7 @@ type Options struct {
 type Watcher struct {
 	opts Options
 	out  *service.Mailbox
-	// now tells how long a file of manifests has been gone.
+	// now tells how long a file of manifests has been gone, and for how long endpoints have been there.
 	now func() time.Time
 	// wake holds a token while there may be something to publish.
 	wake chan struct{}
@@ -183,12 +183,12 @@ func (w *Watcher) change(edit func(*index)) {
 	if w.since.IsZero() {
 		w.since = now
 	}
-	taken := w.running && w.synced && w.out.Empty()
+	taken, grows := w.running && w.synced && w.out.Empty(), w.grows
 	if taken {
 		w.put()
 	}
 	_, retains := w.index.retention.Next()
-	more := !taken || retains || !w.grows.IsZero() || len(w.index.problems) > 0 || w.outage.news
+	more := !taken || retains || w.grows != grows || len(w.index.problems) > 0 || w.outage.news
 	w.mu.Unlock()
 	if !more {
 		return
