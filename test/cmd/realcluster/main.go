@@ -110,8 +110,8 @@ type upOptions struct {
 	proxy proxyChoice
 	// network is the name of the pods' network.
 	network string
-	// policies says that the cluster has a network policy engine.
-	policies bool
+	// policies is the name of the network policy engine; "" is none.
+	policies string
 	// controllerFlags are further flags of kube-controller-manager.
 	controllerFlags []string
 }
@@ -123,13 +123,14 @@ func (o *upOptions) register(cmd *cobra.Command) {
 	f.StringVar(&o.proxy.name, "proxy", nftproxy, "service `proxy` of the cluster, nftproxy or kube-proxy")
 	f.StringVar(&o.proxy.mode, "kube-proxy-mode", "", "`mode` of kube-proxy, such as nftables; empty is its default")
 	f.StringVar(&o.network, "cni", "", "`network` of the pods in place of the cluster's own: "+strings.Join(networkNames()[1:], ", "))
-	f.BoolVar(&o.policies, "policies", false, "run the network policy engine kube-network-policies on each node")
+	f.StringVar(&o.policies, "policies", "", "run a network policy `engine` on each node: "+strings.Join(policyEngines()[1:], ", ")+"; the first without a value")
+	f.Lookup("policies").NoOptDefVal = netpol
 	f.StringArrayVar(&o.controllerFlags, "controller-flag", nil, "a further `flag` of kube-controller-manager, such as --controller-flag=--leader-elect=false; repeat it for several")
 }
 
 // flags are the options as arguments of serve.
 func (o *upOptions) flags() []string {
-	flags := []string{"--nodes=" + strconv.Itoa(o.nodes), "--proxy=" + o.proxy.name, "--kube-proxy-mode=" + o.proxy.mode, "--cni=" + o.network, "--policies=" + strconv.FormatBool(o.policies)}
+	flags := []string{"--nodes=" + strconv.Itoa(o.nodes), "--proxy=" + o.proxy.name, "--kube-proxy-mode=" + o.proxy.mode, "--cni=" + o.network, "--policies=" + o.policies}
 	for _, f := range o.controllerFlags {
 		flags = append(flags, "--controller-flag="+f)
 	}
@@ -202,7 +203,7 @@ func up(ctx context.Context, dir string, o upOptions, out io.Writer) error {
 	if err := o.proxy.check(); err != nil {
 		return err
 	}
-	if _, err := networkOf(o.network); err != nil {
+	if _, err := additions(o); err != nil {
 		return err
 	}
 	if _, err := os.Stat(socket(dir)); err == nil {

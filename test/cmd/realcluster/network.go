@@ -1,55 +1,40 @@
 package main
 
 import (
-	"context"
 	_ "embed"
-	"fmt"
-	"path/filepath"
 	"strconv"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"nftproxy/test/cmd/realcluster/bringup"
-	"nftproxy/test/cmd/realcluster/node"
-	"nftproxy/test/lib/controlplane"
 )
 
-// flannelChoice is how flannel makes the pods' network; the zero value is none: the cluster's own network.
+// flannelChoice is how flannel makes the pods' network; the zero value is without flannel.
 type flannelChoice struct {
 	backend  string
 	nftables bool
 }
 
 // networkNames are the values of --cni; "" is the cluster's own network.
-func networkNames() []string { return []string{"", "flannel", "flannel-host-gw", "flannel-nftables"} }
-
-// networkOf is the network of a name.
-func networkOf(name string) (flannelChoice, error) {
-	switch name {
-	case "":
-		return flannelChoice{}, nil
-	case "flannel":
-		return flannelChoice{backend: "vxlan"}, nil
-	case "flannel-host-gw":
-		return flannelChoice{backend: "host-gw"}, nil
-	case "flannel-nftables":
-		return flannelChoice{backend: "vxlan", nftables: true}, nil
-	}
-	return flannelChoice{}, fmt.Errorf("--cni: %q: want one of %s", name, strings.Join(networkNames()[1:], ", "))
+func networkNames() []string {
+	return []string{"", "flannel", "flannel-host-gw", "flannel-nftables", kubeRouter}
 }
 
-// flannelDaemonSet is its namespace and name.
-const flannelDaemonSet = "kube-flannel/kube-flannel-ds"
+// flannelOf is how flannel makes the network of a name.
+func flannelOf(name string) flannelChoice {
+	switch name {
+	case "flannel":
+		return flannelChoice{backend: "vxlan"}
+	case "flannel-host-gw":
+		return flannelChoice{backend: "host-gw"}
+	case "flannel-nftables":
+		return flannelChoice{backend: "vxlan", nftables: true}
+	}
+	return flannelChoice{}
+}
 
 func (f flannelChoice) chosen() bool { return f.backend != "" }
-
-func (f flannelChoice) manifests() []string {
-	if !f.chosen() {
-		return nil
-	}
-	ranges := bringup.PodCIDRs()
-	return []string{strings.NewReplacer("IMAGE", flannelImage, "NET6", ranges[1].String(), "NET4", ranges[0].String(),
-		"BACKEND", f.backend, "NFTABLES", strconv.FormatBool(f.nftables)).Replace(flannelManifest)}
-}
 
 //go:embed manifests/flannel.yaml
 var flannelManifest string
@@ -57,37 +42,45 @@ var flannelManifest string
 // flannelImage has the name of no release: it is made here.
 const flannelImage = "ghcr.io/flannel-io/flannel:cluster"
 
-// provide builds the CNI plugins and flannel, and makes its image: the program, and the commands that it runs.
-func (f flannelChoice) provide(ctx context.Context, software node.Software, dir string) error {
-	if !f.chosen() {
-		return nil
+func (f flannelChoice) addition() addition {
+	ranges := bringup.PodCIDRs()
+	return addition{
+		daemonSet: "kube-flannel/kube-flannel-ds",
+		manifest: strings.NewReplacer("IMAGE", flannelImage, "NET6", ranges[1].String(), "NET4", ranges[0].String(),
+			"BACKEND", f.backend, "NFTABLES", strconv.FormatBool(f.nftables)).Replace(flannelManifest),
+		program: program{
+			image: flannelImage, tool: "flannel", path: "opt/bin/flanneld",
+			applets: []string{"sh", "cat", "mv", "sleep", "test"},
+		},
+		plugins: bridgePlugins(),
 	}
-	for _, plugin := range []string{"bridge", "host-local", "loopback", "portmap"} {
-		if _, err := controlplane.Tool(ctx, plugin); err != nil {
-			return err
-		}
-	}
-	return writeProgramImage(ctx, software, dir, flannelImage, "flannel", "opt/bin/flanneld", "sh", "cat", "mv", "sleep", "test")
 }
 
-// writeProgramImage makes an image of a program of hack/build-tools.sh, with the commands of netfilter, which it may run, and some
-// applets of busybox.
-func writeProgramImage(ctx context.Context, software node.Software, dir, image, tool, path string, applets ...string) error {
-	program, err := controlplane.Tool(ctx, tool)
-	if err != nil {
-		return err
+// kubeRouter is kube-router's name as a network and as a policy engine.
+const kubeRouter = "kube-router"
+
+//go:embed manifests/kube-router.yaml
+var kubeRouterManifest string
+
+// kubeRouterImage has the name of no release: it is made here.
+const kubeRouterImage = "docker.io/cloudnativelabs/kube-router:cluster"
+
+// kubeRouterAddition is kube-router as the pods' network, as the policy engine, or as both.
+func kubeRouterAddition(network, policies bool) addition {
+	a := addition{
+		daemonSet: "kube-system/kube-router",
+		manifest: strings.NewReplacer("IMAGE", kubeRouterImage, "NETWORK", strconv.FormatBool(network),
+			"POLICIES", strconv.FormatBool(policies)).Replace(kubeRouterManifest),
+		program: program{
+			image: kubeRouterImage, tool: "kube-router", path: "usr/local/bin/kube-router",
+			packages: []string{"ipset", "iproute2"}, applets: []string{"sh", "cp", "grep", "mv", "test", "wc", "wget"},
+		},
 	}
-	tree, err := node.NetfilterTree(ctx, software)
-	if err != nil {
-		return err
+	if network {
+		a.plugins = bridgePlugins()
 	}
-	links := map[string]string{}
-	for _, a := range applets {
-		links["bin/"+a] = "busybox"
+	if policies {
+		a.policies = []corev1.IPFamily{corev1.IPv4Protocol}
 	}
-	return node.WriteImage(filepath.Join(dir, tool+".tar"), node.Image{
-		Names: []string{image}, Tree: tree, Dirs: []string{"tmp"}, Links: links,
-		Files: map[string]string{path: program, "bin/busybox": software.Busybox()},
-		Env:   []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
-	})
+	return a
 }

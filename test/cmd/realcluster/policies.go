@@ -7,32 +7,39 @@ import (
 	"os"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"nftproxy/test/cmd/realcluster/bringup"
-	"nftproxy/test/cmd/realcluster/node"
 )
 
-// policiesDaemonSet is the name of the network policy engine in kube-system.
-const policiesDaemonSet = "kube-network-policies"
+// netpol is the policy engine of the Kubernetes project.
+const netpol = "kube-network-policies"
+
+// policyEngines are the values of --policies; "" is none.
+func policyEngines() []string { return []string{"", netpol, kubeRouter} }
 
 //go:embed manifests/kube-network-policies.yaml
-var policiesManifest string
+var netpolManifest string
 
-// policiesImage has the name of no release: it is made here.
-const policiesImage = "registry.k8s.io/networking/kube-network-policies:cluster"
+// netpolImage has the name of no release: it is made here.
+const netpolImage = "registry.k8s.io/networking/kube-network-policies:cluster"
 
-func policiesObjects() string {
+func netpolAddition() addition {
 	ranges := bringup.PodCIDRs()
-	return strings.NewReplacer("IMAGE", policiesImage, "NET4", ranges[0].String(), "NET6", ranges[1].String()).Replace(policiesManifest)
+	return addition{
+		daemonSet: "kube-system/" + netpol,
+		manifest:  strings.NewReplacer("IMAGE", netpolImage, "NET4", ranges[0].String(), "NET6", ranges[1].String()).Replace(netpolManifest),
+		program: program{
+			image: netpolImage, tool: netpol, path: "bin/netpol",
+			applets: []string{"sh", "grep", "sleep", "test", "touch"},
+		},
+		policies: []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol},
+	}
 }
 
-// providePolicies builds the engine and makes its image.
-func providePolicies(ctx context.Context, software node.Software, dir string) error {
-	return writeProgramImage(ctx, software, dir, policiesImage, "kube-network-policies", "bin/netpol", "sh", "grep", "sleep", "test", "touch")
-}
-
-// hasPolicies asks the API server whether the cluster has a network policy engine.
+// hasPolicies asks the API server whether the cluster has a network policy engine: the manifests label it.
 func hasPolicies(ctx context.Context, dir string) (bool, error) {
-	cmd, err := outsideCommand(ctx, dir, []string{"kubectl", "--namespace=kube-system", "get", "daemonset", "--output=name", "--ignore-not-found", policiesDaemonSet})
+	cmd, err := outsideCommand(ctx, dir, []string{"kubectl", "--namespace=kube-system", "get", "daemonset", "--output=name", "--selector=network-policies=true"})
 	if err != nil {
 		return false, err
 	}

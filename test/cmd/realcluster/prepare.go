@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"nftproxy/test/cmd/realcluster/bringup"
 	"nftproxy/test/cmd/realcluster/node"
 	"nftproxy/test/cmd/realcluster/suite"
@@ -44,16 +46,13 @@ func prepare(ctx context.Context, dir string, o upOptions, out io.Writer) error 
 			return fmt.Errorf("make the image of kube-proxy: %w", err)
 		}
 	}
-	network, err := networkOf(o.network)
+	added, err := additions(o)
 	if err != nil {
 		return err
 	}
-	if err := network.provide(ctx, software, imagesDir(dir)); err != nil {
-		return fmt.Errorf("prepare the pods' network: %w", err)
-	}
-	if o.policies {
-		if err := providePolicies(ctx, software, imagesDir(dir)); err != nil {
-			return fmt.Errorf("prepare the network policy engine: %w", err)
+	for _, a := range added {
+		if err := a.provide(ctx, software, imagesDir(dir)); err != nil {
+			return fmt.Errorf("prepare %s: %w", a.program.tool, err)
 		}
 	}
 	if o.suite {
@@ -111,28 +110,26 @@ func clusterConfig(dir string, o upOptions) (bringup.Config, error) {
 	if err != nil {
 		return bringup.Config{}, err
 	}
-	network, err := networkOf(o.network)
+	added, err := additions(o)
 	if err != nil {
 		return bringup.Config{}, err
 	}
 	manifests := func(ctx context.Context, api netip.AddrPort) ([]string, error) {
 		objects, err := o.proxy.manifests(ctx, api)
-		objects = append(objects, network.manifests()...)
-		if o.policies {
-			objects = append(objects, policiesObjects())
+		for _, a := range added {
+			objects = append(objects, a.manifest)
 		}
 		return objects, err
 	}
 	var others []string
-	if network.chosen() {
-		others = append(others, flannelDaemonSet)
-	}
-	if o.policies {
-		others = append(others, "kube-system/"+policiesDaemonSet)
+	var policies []corev1.IPFamily
+	for _, a := range added {
+		others = append(others, a.daemonSet)
+		policies = append(policies, a.policies...)
 	}
 	return bringup.Config{
 		Dir: dir, Nodes: o.nodes, Init: []string{self, initCommand}, Images: append(archives, proxy),
-		Proxy: o.proxy.name, ForeignNetwork: network.chosen(), Policies: o.policies, DaemonSets: others, Manifests: manifests, ControllerFlags: o.controllerFlags,
+		Proxy: o.proxy.name, ForeignNetwork: o.network != "", Policies: policies, DaemonSets: others, Manifests: manifests, ControllerFlags: o.controllerFlags,
 		Software: node.Software{Tools: tools, Debian: filepath.Join(tools, "debian")},
 	}, nil
 }

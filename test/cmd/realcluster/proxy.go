@@ -67,5 +67,5 @@ const kubeProxyImage = "registry.k8s.io/kube-proxy:cluster"
 // writeKubeProxyImage makes the image of kube-proxy: the program, and the commands
 // that it runs.
 func writeKubeProxyImage(ctx context.Context, software node.Software, dir string) error {
-	return writeProgramImage(ctx, software, dir, kubeProxyImage, "kube-proxy", "usr/local/bin/kube-proxy")
+	return program{image: kubeProxyImage, tool: "kube-proxy", path: "usr/local/bin/kube-proxy"}.writeImage(ctx, software, dir)
 }

@@ -40,8 +40,8 @@ type Config struct {
 	// plugins in Software.Tools. Otherwise it is of the CNI plugins ptp and portmap,
 	// and of routes between the nodes.
 	ForeignNetwork bool
-	// Policies says that a DaemonSet enforces NetworkPolicies.
-	Policies bool
+	// Policies are the families that a DaemonSet enforces NetworkPolicies for.
+	Policies []corev1.IPFamily
 	// DaemonSets are the namespaces and names of those that nodes need beside the
 	// proxy's, such as kube-flannel/flannel.
 	DaemonSets []string
@@ -319,8 +319,8 @@ func (c *Cluster) Nodes() []string {
 // Proxy is the name of the service proxy's DaemonSet in kube-system.
 func (c *Cluster) Proxy() string { return c.config.Proxy }
 
-// Policies says that NetworkPolicies are enforced.
-func (c *Cluster) Policies() bool { return c.config.Policies }
+// Policies are the families that NetworkPolicies are enforced for.
+func (c *Cluster) Policies() []corev1.IPFamily { return c.config.Policies }
 
 // Addrs are the addresses of a node.
 func (c *Cluster) Addrs(name string) []netip.Addr {

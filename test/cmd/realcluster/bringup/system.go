@@ -44,16 +44,21 @@ func (c *Cluster) applyManifests(ctx context.Context) error {
 // awaitSystemPods returns once the pods of the proxy, of Config.DaemonSets and of the
 // name service are ready.
 func (c *Cluster) awaitSystemPods(ctx context.Context) error {
-	if err := c.AwaitDaemonSet(ctx, "kube-system", c.config.Proxy); err != nil {
+	if err := c.AwaitDaemonSets(ctx); err != nil {
 		return err
 	}
-	for _, d := range c.config.DaemonSets {
+	return c.AwaitDeployment(ctx, "kube-system", "coredns")
+}
+
+// AwaitDaemonSets returns once each node has ready pods of the proxy and of Config.DaemonSets, of the newest version.
+func (c *Cluster) AwaitDaemonSets(ctx context.Context) error {
+	for _, d := range append([]string{"kube-system/" + c.config.Proxy}, c.config.DaemonSets...) {
 		namespace, name, _ := strings.Cut(d, "/")
 		if err := c.AwaitDaemonSet(ctx, namespace, name); err != nil {
 			return err
 		}
 	}
-	return c.AwaitDeployment(ctx, "kube-system", "coredns")
+	return nil
 }
 
 // AwaitDaemonSet returns once each node has a ready pod of the newest version.

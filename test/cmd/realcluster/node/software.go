@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"nftproxy/test/lib/aptget"
 	"nftproxy/test/lib/controlplane"
@@ -43,11 +44,12 @@ func Provide(ctx context.Context) (Software, error) {
 // Busybox is the path of a static busybox on this computer.
 func (s Software) Busybox() string { return filepath.Join(s.Debian, "bin", "busybox") }
 
-// NetfilterTree is a folder with nft, iptables and conntrack, and all that they
-// need: the root file system of an image. It is unpacked once.
-func NetfilterTree(ctx context.Context, s Software) (string, error) {
-	tree := filepath.Join(s.Tools, "debian-netfilter")
-	if err := aptget.UnpackRoot(ctx, tree, aptget.Release{Name: "bookworm"}, "nftables", "iptables", "conntrack"); err != nil {
+// NetfilterTree is a folder with nft, iptables and conntrack, further packages of
+// Debian, and all that they need: the root file system of an image. It is unpacked once.
+func NetfilterTree(ctx context.Context, s Software, packages ...string) (string, error) {
+	tree := filepath.Join(s.Tools, strings.Join(append([]string{"debian-netfilter"}, packages...), "-"))
+	all := append([]string{"nftables", "iptables", "conntrack"}, packages...)
+	if err := aptget.UnpackRoot(ctx, tree, aptget.Release{Name: "bookworm"}, all...); err != nil {
 		return "", err
 	}
 	// A script of the package, which does not run here, would make these links.

@@ -92,7 +92,7 @@ func (c *connection) exchange(ctx context.Context, address string, last bool) (s
 	return strings.TrimSpace(string(body)), err
 }
 
-// podPort is the port of client pods.
+// podPort is the port of client pods, and of those of web for HTTP.
 const podPort = 8080
 
 // Ask has a client pod ask a server for its host name, some times with a

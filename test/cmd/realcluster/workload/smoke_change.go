@@ -107,7 +107,7 @@ func joinNode(ctx context.Context, f *fixture) (seen string, err error) {
 		return "", err
 	}
 	defer func() { err = errors.Join(err, f.leave(context.WithoutCancel(ctx), node)) }()
-	err = errors.Join(f.AwaitDaemonSet(ctx, "kube-system", "nftproxy"), f.AwaitDaemonSet(ctx, Namespace, "client"))
+	err = errors.Join(f.AwaitDaemonSets(ctx), f.AwaitDaemonSet(ctx, Namespace, "client"))
 	if err != nil {
 		return "", err
 	}
