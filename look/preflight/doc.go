@@ -67,7 +67,9 @@ func Run(ctx context.Context, o Options) []Finding {
 	all = append(all, o.marks(chains)...)
 	all = append(all, o.queues(chains)...)
 	all = append(all, o.routes(ctx)...)
-	all = append(all, o.networks(ctx)...)
+	tables := sync.OnceValues(o.tables)
+	all = append(all, o.networks(ctx, tables)...)
+	all = append(all, o.bridges(tables)...)
 	all = append(all, o.sysctls()...)
 	return all
 }

@@ -12,14 +12,20 @@ import (
 	"nftproxy/node/hostaddr"
 )
 
-// networks looks for networks of the node inside the cluster's ServiceCIDRs.
-func (o Options) networks(ctx context.Context) []Finding {
+// ownTables reads the tables of nftproxy in the kernel.
+type ownTables func() ([]*nft.Contents, error)
+
+// networks looks for networks of the node inside the cluster's ServiceCIDRs, by default those of the tables.
+func (o Options) networks(ctx context.Context, tables ownTables) []Finding {
 	const probe = "networks"
 	cidrs := o.ServiceCIDRs
 	if len(cidrs) == 0 {
-		var err error
-		if cidrs, err = o.cidrsInForce(); err != nil {
+		list, err := tables()
+		if err != nil {
 			return []Finding{failed(probe, err)}
+		}
+		for _, c := range list {
+			cidrs = append(cidrs, ruleset.ServiceCIDRs(c)...)
 		}
 	}
 	if len(cidrs) == 0 {
@@ -36,8 +42,8 @@ func (o Options) networks(ctx context.Context) []Finding {
 	return []Finding{green(probe, "none of the node's is in the ServiceCIDRs "+prefixes(cidrs))}
 }
 
-// cidrsInForce are those of the tables in the kernel; none where nftproxy has not run.
-func (o Options) cidrsInForce() ([]netip.Prefix, error) {
+// tables are those of nftproxy in the kernel; none where it has not run.
+func (o Options) tables() ([]*nft.Contents, error) {
 	conn, err := kernel.Open(kernel.Config{})
 	if err != nil {
 		return nil, err
@@ -47,10 +53,10 @@ func (o Options) cidrsInForce() ([]netip.Prefix, error) {
 	if err != nil {
 		return nil, err
 	}
-	var list []netip.Prefix
+	var list []*nft.Contents
 	for _, f := range nft.Families() {
 		if c := model.Table(nft.TableID{Family: f, Name: o.Table}); c != nil {
-			list = append(list, ruleset.ServiceCIDRs(c)...)
+			list = append(list, c)
 		}
 	}
 	return list, nil
