@@ -29,12 +29,18 @@ type clusterNeighbour struct {
 	up []string
 	// focus is the regular expression for the names of Kubernetes' own tests that run, and tests says which these are.
 	focus, tests string
+	// setting is what nftproxy beside the program wants of the operator, in Markdown; empty for nothing.
+	setting string
 	// notes are for operators. A result has them only if it is good.
 	notes []string
 }
 
 func clusterNeighbours() []clusterNeighbour {
 	const plugins, flannel = "github.com/containernetworking/plugins", "github.com/flannel-io/flannel"
+	const kubeRouter = "github.com/cloudnativelabs/kube-router/v2"
+	// What holds for each engine that judges packets after nftproxy has chosen the endpoint.
+	targetPorts := "So ports in a NetworkPolicy are those of pods (`targetPort`), and `egress` to a cluster IP as `ipBlock` matches nothing: name the pods."
+	outside := "An `ipBlock` for clients outside wants `externalTrafficPolicy: Local`. With `Cluster` the endpoint's node may see a node's address."
 	network := func(name, what string) clusterNeighbour {
 		return clusterNeighbour{
 			name: name, what: what, modules: map[string]string{"flannel": flannel, "cni": plugins},
@@ -50,13 +56,35 @@ func clusterNeighbours() []clusterNeighbour {
 		network("flannel-host-gw", "the same with backend host-gw"),
 		network("flannel-nftables", "backend vxlan, rules by nftables instead of iptables"),
 		{
+			name: "kube-router", what: "the pods' network by BGP in a full mesh, with the CNI plugins bridge, host-local and portmap, and NetworkPolicies of IPv4; without its service proxy",
+			modules: map[string]string{"kube-router": kubeRouter, "cni": plugins},
+			up:      []string{"--cni=kube-router", "--policies=kube-router"}, focus: `\[Conformance\]`, tests: "`[Conformance]`",
+			setting: "`\"hairpinMode\": true` for the CNI plugin bridge, in the ConfigMap `kube-router-cfg` or in `/etc/cni/net.d/10-kuberouter.conflist`",
+			notes: []string{
+				"kube-router's own manifest has no `hairpinMode`, since its service proxy sets that. Without it a pod gets no answer from a Service that leads back to the pod (tried in this cluster: time-outs of both families, and answers with it). `nftproxy check` names the bridge `kube-bridge` once Services are served.",
+				"As in its own manifest, it enforces NetworkPolicies of IPv4 only ([kube-router-policies](#kube-router-policies)). Routes are of both families.",
+				"kube-router learns of the pod addresses of a new node at its next look at all nodes, every five minutes (`--routes-sync-period`). Until then it masquerades connections of pods to pods of that node, so that these see the address of a node. This run has 10 s.",
+				"kube-router reaches the API server by its cluster IP. Until nftproxy serves that, it is not ready, and the kubelet starts it again after a while.",
+			},
+		},
+		{
+			name: "kube-router-policies", what: "a network policy engine by rules of iptables and ipsets, for IPv4 only (`--run-firewall --run-router=false --run-service-proxy=false`)",
+			modules: map[string]string{"kube-router": kubeRouter},
+			up:      []string{"--policies=kube-router"}, focus: "NetworkPolicy", tests: "NetworkPolicy",
+			notes: []string{
+				"The engine sees the client's own address and the endpoint's: its rules are in the chains INPUT, FORWARD and OUTPUT of iptables' table filter (`KUBE-ROUTER-*`), after nftproxy has translated to the endpoint and before it translates the client's address.",
+				targetPorts, outside,
+				"What it forbids it refuses: TCP clients see \"connection refused\" at once, the same as from a Service without endpoints.",
+				"IPv6 is left open: with `--enable-ipv6=true` v2.1.0 writes rules that name sets which do not exist, and `ip6tables-restore` refuses them (`Set KUBE-SRC-JSGDRYHOC4L6K7WA doesn't exist`; kube-router's issue 1653, mended after v2.1.0). It also writes old members back into the sets of IPv4 then, so that new pods are refused. Both are faults of kube-router alone: rules of nftproxy play no part. v2.1.0 is the newest release that could be had for this run.",
+			},
+		},
+		{
 			name: "kube-network-policies", what: "a network policy engine that judges packets in a queue, by rules for iptables' target NFQUEUE",
 			modules: map[string]string{"policies": "sigs.k8s.io/kube-network-policies"},
-			up:      []string{"--policies"}, focus: "NetworkPolicy", tests: "NetworkPolicy",
+			up:      []string{"--policies=kube-network-policies"}, focus: "NetworkPolicy", tests: "NetworkPolicy",
 			notes: []string{
 				"The engine sees the client's own address and the endpoint's: its hook is postrouting, before addresses of clients are translated there (priority 100), and after prerouting and output, where nftproxy translates to the endpoint (priority -100).",
-				"So ports in a NetworkPolicy are those of pods (`targetPort`), and `egress` to a cluster IP as `ipBlock` matches nothing: name the pods.",
-				"An `ipBlock` for clients outside wants `externalTrafficPolicy: Local`. With `Cluster` the endpoint's node may see a node's address.",
+				targetPorts, outside,
 				"A kernel without nftables' `queue` (`CONFIG_NFT_QUEUE`) refuses the engine's own rules. The engine then says so at level info only, stays `Running` and enforces nothing; `nftproxy check` says that a program waits for packets in a queue and that no rule hands it any. Try a NetworkPolicy after the installation. This run had such a kernel, and so the rules of `test/cmd/realcluster/manifests/kube-network-policies.yaml`.",
 			},
 		},
@@ -74,13 +102,14 @@ type clusterResult struct {
 	// Focus says which of Kubernetes' own tests ran.
 	Focus string
 	// Passed says that all of both passed.
-	Passed bool
-	Notes  []string
+	Passed  bool
+	Setting string `json:",omitempty"`
+	Notes   []string
 }
 
 // tryOnCluster brings a cluster up with the neighbour, runs the tests, and removes it.
 func tryOnCluster(ctx context.Context, n clusterNeighbour) (r clusterResult, err error) {
-	r = clusterResult{Name: n.name, What: n.what, Date: time.Now().UTC().Format(time.DateOnly), Focus: n.tests}
+	r = clusterResult{Name: n.name, What: n.what, Date: time.Now().UTC().Format(time.DateOnly), Focus: n.tests, Setting: n.setting}
 	if r.Kernel, err = kernel(); err != nil {
 		return r, err
 	}
@@ -142,10 +171,13 @@ func kernel() (string, error) {
 }
 
 func (r clusterResult) verdict() string {
-	if r.Passed {
-		return "works"
+	switch {
+	case !r.Passed:
+		return "does not"
+	case r.Setting != "":
+		return "works with this setting: " + r.Setting
 	}
-	return "does not"
+	return "works"
 }
 
 // last is the line that sums the others up; "" if there are none.
