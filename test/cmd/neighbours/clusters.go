@@ -63,8 +63,8 @@ func clusterNeighbours() []clusterNeighbour {
 			notes: []string{
 				"kube-router's own manifest has no `hairpinMode`, since its service proxy sets that. Without it a pod gets no answer from a Service that leads back to the pod (tried in this cluster: time-outs of both families, and answers with it). `nftproxy check` names the bridge `kube-bridge` once Services are served.",
 				"As in its own manifest, it enforces NetworkPolicies of IPv4 only ([kube-router-policies](#kube-router-policies)). Routes are of both families.",
-				"kube-router learns of the pod addresses of a new node at its next look at all nodes, every five minutes (`--routes-sync-period`). Until then it masquerades connections of pods to pods of that node, so that these see the address of a node. This run has 10 s.",
-				"kube-router reaches the API server by its cluster IP. Until nftproxy serves that, it is not ready, and the kubelet starts it again after a while.",
+				"By its source, kube-router learns of the pod addresses of a new node at its next look at all nodes, every five minutes (`--routes-sync-period`), and masquerades connections of pods to pods of that node until then. So this run has 10 s.",
+				"kube-router reaches the API server by its cluster IP. Until nftproxy serves that, it is not ready.",
 			},
 		},
 		{
