@@ -390,6 +390,7 @@ func (b *Builder) decideRanges() {
 		for _, c := range b.Service(name).claims(b.limit) {
 			if b.rangesMoved[c.claim.Range()] {
 				b.pending = append(b.pending, pendingClaim{name, c.claim})
+				b.noteNumber(c.claim, "", "")
 			}
 		}
 	}

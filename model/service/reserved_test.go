@@ -297,3 +297,42 @@ func TestReservedAgainstOracle(t *testing.T) {
 		}
 	}
 }
+
+// TestNumberAfterResident: a node port loses its number at an address of the node when the endpoint goes that kept the number
+// from an older external IP there, whether it is an endpoint of a port or of ranges.
+func TestNumberAfterResident(t *testing.T) {
+	node := netip.MustParseAddr(nodeAddress)
+	at := func(name service.Name, created int, s service.Service) *service.Service {
+		s.Name, s.Created, s.ClusterIPs = name, time.Unix(int64(created), 0), []netip.Addr{netip.AddrFrom4([4]byte{10, 104, 0, byte(created)})}
+		s.SetRangePorts()
+		return &s
+	}
+	for kind, ranges := range map[string]service.RangesByProtocol{"port": "", "ranges": "1-100/TCP"} {
+		t.Run(kind, func(t *testing.T) {
+			host := service.Endpoint{Addr: netip.AddrPortFrom(node, 80), Ready: true}
+			if ranges != "" {
+				host.Addr = netip.AddrPortFrom(node, 90)
+			}
+			b := service.NewBuilder(service.Node{Name: "node-0", Addresses: []netip.Addr{node}})
+			b.SetReserved(service.Reserved{NodePortAddresses: []netip.Addr{node}})
+			b.Set(at("c/number", 3, service.Service{Ports: []service.Port{{Protocol: service.TCP, Port: 9, NodePort: 80}}}))
+			b.Set(at("b/external", 2, service.Service{ExternalIPs: []netip.Addr{node}, Ports: []service.Port{{Protocol: service.TCP, Port: 80}}}))
+			b.Set(at("a/resident", 1, service.Service{
+				Ports:   []service.Port{{Protocol: service.TCP, Port: 9, Endpoints: service.MergeEndpoints([]service.Endpoint{host})}},
+				Options: service.Options{PortRanges: ranges},
+			}))
+			claim := service.Claim{Addr: node, Protocol: service.TCP, Port: 80}
+			for _, step := range []struct {
+				resident, external, number bool
+			}{{true, true, false}, {false, false, true}} {
+				if !step.resident {
+					b.Delete("a/resident")
+				}
+				s := b.Snapshot()
+				if e, n := s.Conflicts.At("b/external").Has(claim), s.Conflicts.At("c/number").Has(claim); e != step.external || n != step.number {
+					t.Errorf("with the endpoint: %t: the external IP lacks the port: %t, the node port its number: %t", step.resident, e, n)
+				}
+			}
+		})
+	}
+}

@@ -191,6 +191,7 @@ func (b *Builder) noteEndpoints(old, next *Service) {
 		}
 		if owner := b.winner(c); owner != "" {
 			b.pending = append(b.pending, pendingClaim{owner.name(), c})
+			b.noteNumber(c, owner, owner)
 		}
 	})
 }
