@@ -46,11 +46,10 @@ func byAddress(s *service.Service, p *service.Port, f *conntrack.Flow) bool {
 	return slices.Contains(s.Addresses(), f.Original.Dst.Addr()) && !p.IsRange() && p.Port == f.Original.Dst.Port() && p.Protocol == f.Protocol
 }
 
-// byRanges says that the port's ranges have the flow's port. External IPs have no ranges.
+// byRanges says that the port's ranges have the flow's port.
 func byRanges(s *service.Service, p *service.Port, f *conntrack.Flow) bool {
 	dst := f.Original.Dst
-	return p.IsRange() && p.Protocol == f.Protocol && s.InFamily(f.Family()) && p.Ranges.Has(dst.Port()) &&
-		(slices.Contains(s.ClusterIPs, dst.Addr()) || slices.Contains(s.LoadBalancerIPs, dst.Addr()))
+	return p.IsRange() && p.Protocol == f.Protocol && p.Ranges.Has(dst.Port()) && slices.Contains(s.Addresses(), dst.Addr())
 }
 
 func byNodePort(s *service.Service, p *service.Port, f *conntrack.Flow) bool {

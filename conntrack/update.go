@@ -78,9 +78,9 @@ func claims(s *service.Service) iter.Seq2[service.Claim, *service.Port] {
 				return
 			}
 		}
+		addrs := s.Addresses()
 		for i := range s.Ports {
 			p := &s.Ports[i]
-			addrs := s.AddressesOf(p)
 			for _, a := range addrs {
 				if !yield(service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}, p) {
 					return

@@ -2,7 +2,6 @@ package watch
 
 import (
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -51,11 +50,8 @@ const annotationPortRanges = service.OptionPrefix + "port-ranges"
 func setRanges(bare *service.Service, m *metav1.ObjectMeta, p *problemList) {
 	bare.SetRangePorts()
 	field, value := "metadata.annotations["+annotationPortRanges+"]", beginning(m.Annotations[annotationPortRanges])
-	switch why := bare.RangesRefused(); {
-	case why != "":
+	if why := bare.RangesRefused(); why != "" {
 		p.addValue(field, value, why)
-	case bare.Options.PortRanges != "" && slices.ContainsFunc(bare.ExternalIPs, func(a netip.Addr) bool { return !slices.Contains(bare.LoadBalancerIPs, a) }):
-		p.addValue(field, value, "not at spec.externalIPs; cluster IPs and load balancers' addresses have the ranges")
 	}
 }
 

@@ -62,6 +62,7 @@ func (ix *index) reserve() {
 	r := service.Reserved{
 		Addresses: map[netip.Addr]service.Protection{}, KubeletPort: ix.kubeletPort,
 		NodePods: rangesOfPods(node, node.PodCIDRs), Pods: rangesOfPods(node, settings.ClusterCIDRs),
+		NodeAddresses: slices.Concat(node.HostAddresses, node.Addresses),
 	}
 	for _, a := range ix.broadcast {
 		if !slices.Contains(node.HostAddresses, a) {

@@ -26,7 +26,7 @@ type frontend struct {
 // external IPs, the node port. It leaves out those beyond the bound, and counts them.
 func (d *detail) frontends(p *service.Port, family ip.Family) (list []frontend, more int) {
 	s := d.service
-	for _, a := range s.AddressesOf(p) {
+	for _, a := range s.Addresses() {
 		switch {
 		case !family.Has(a):
 			continue

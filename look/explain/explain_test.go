@@ -105,7 +105,9 @@ type world struct {
 	facts    explain.Facts
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t *testing.T) *world { return worldOf(t, cluster) }
+
+func worldOf(t *testing.T, cluster string) *world {
 	t.Helper()
 	s, err := gen.ReadSnapshot(strings.NewReader(cluster))
 	if err != nil {

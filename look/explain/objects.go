@@ -201,13 +201,13 @@ func (x *explainer) findConflicts() {
 		return
 	}
 	protocol := service.Protocol(p.Protocol)
-	claims := []service.Claim{{Addr: p.Dst.Addr(), Protocol: protocol, Port: p.Dst.Port()}}
+	claims := []service.Claim{{Addr: p.Dst.Addr(), Protocol: protocol, Port: p.Dst.Port()}, {Addr: p.Dst.Addr(), Protocol: protocol}}
 	if x.facts.Local(p.Dst.Addr()) {
 		claims = append(claims, service.NodePortClaim(ip.Of(p.Dst.Addr()), &service.Port{Protocol: protocol, NodePort: p.Dst.Port()}))
 	}
 	for name, conflicts := range x.facts.Objects.Conflicts.All() {
 		for _, claim := range claims {
-			if !conflicts.Has(claim) {
+			if !conflicts.Has(claim) || claim.IsRange() && !x.facts.Objects.Services.At(name).Options.PortRanges.Of(protocol).Has(p.Dst.Port()) {
 				continue
 			}
 			if len(x.causes) == mostCauses {

@@ -177,7 +177,7 @@ func chosen(snapshot service.Snapshot, s *service.Service, p *service.Port) []ne
 		c := s.Choose(p, snapshot.Node, family)
 		has := func(claim service.Claim) bool { return !snapshot.Conflicts.At(s.Name).Has(claim) }
 		internal, external := false, p.NodePort != 0 && has(service.NodePortClaim(family, p))
-		for _, a := range s.AddressesOf(p) {
+		for _, a := range s.Addresses() {
 			if !family.Has(a) || !has(service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}) {
 				continue
 			}

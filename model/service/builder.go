@@ -30,18 +30,21 @@ type Builder struct {
 	// sourceLists decides which lists of source ranges there are.
 	sourceLists sourceLists
 	// rangeLists decides which lists of port ranges there are. ranged counts the claims to ranges of each address and protocol, and
-	// rangesMoved has those that have changed since the last snapshot. external counts the claims of each service to an address
+	// rangesMoved has those that have changed since the last snapshot, and whether that concerns each of their claimants. inForce has
+	// what they were at the last snapshot. external counts the claims of each service to an address
 	// that is not its cluster IP; nil as long as there have been no ranges.
 	rangeLists  sourceLists
 	ranged      map[Claim]int
 	rangesMoved map[Claim]bool
+	inForce     map[Claim]rangesInForce
 	external    map[netip.Addr]map[Name]int
 	contests    contests
 	protected   Protected
 	reserved    Reserved
 	fronts      fronts
-	// residents is nil until some service has an external IP.
-	residents *residents
+	// residents is nil until some service has an external IP. hosts has the same services by the addresses of their endpoints;
+	// it is nil until some service has an external IP with ranges.
+	residents, hosts *residents
 	// onNode counts the external claims on each address that serves node ports.
 	onNode map[netip.Addr]int
 	// pending has the claims of services that have to be decided again.
@@ -55,7 +58,7 @@ func NewBuilder(node Node) *Builder {
 	return &Builder{
 		snapshot: Snapshot{Node: &node}, places: map[Name]int{}, whole: map[Name]*Service{},
 		limit: DefaultMaxElements, affinity: newAffinity(DefaultMaxAffinityPorts), sourceLists: newSourceLists(DefaultMaxSourceLists, (*Service).sourceList),
-		rangeLists: newSourceLists(DefaultMaxRangeLists, (*Service).rangeList), ranged: map[Claim]int{},
+		rangeLists: newSourceLists(DefaultMaxRangeLists, (*Service).rangeList), ranged: map[Claim]int{}, rangesMoved: map[Claim]bool{}, inForce: map[Claim]rangesInForce{},
 		contests: newContests(), onNode: map[netip.Addr]int{},
 	}
 }
@@ -256,7 +259,7 @@ func (b *Builder) moveRanges() {
 			b.edit(s.Name, s)
 			for _, c := range s.claims(b.limit) {
 				if c.claim.IsRange() {
-					b.noteRanges(c.claim)
+					b.noteClaimant(c.claim)
 				}
 			}
 		}
@@ -334,7 +337,8 @@ func (b *Builder) replaceClaims(p Prepared) {
 	for _, list := range [][]rankedClaim{before, after} {
 		for _, c := range list {
 			if c.claim.IsRange() {
-				b.noteRanges(c.claim)
+				b.noteClaimant(c.claim)
+				b.pending = append(b.pending, pendingClaim{name, c.claim})
 			}
 		}
 	}

@@ -137,11 +137,7 @@ func claimsOracle(s *service.Service) map[service.Claim]bool {
 		}
 	}
 	for _, p := range s.Ports {
-		external := s.ExternalIPs
-		if p.IsRange() {
-			external = nil
-		}
-		for _, a := range slices.Concat(s.ClusterIPs, external, s.LoadBalancerIPs) {
+		for _, a := range slices.Concat(s.ClusterIPs, s.ExternalIPs, s.LoadBalancerIPs) {
 			if families[ip.Of(a)] {
 				all[service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}] = true
 			}
@@ -192,33 +188,6 @@ func restrictsOracle(s *service.Service, claim service.Claim) bool {
 	return claim.Port != 0 && slices.Contains(s.LoadBalancerIPs, claim.Addr) && !everybody
 }
 
-// rangesOracle are the service's ranges of a protocol.
-func rangesOracle(s *service.Service, p service.Protocol) service.PortRanges {
-	for _, port := range s.Ports {
-		if port.IsRange() && port.Protocol == p {
-			return port.Ranges
-		}
-	}
-	return ""
-}
-
-// guardOracle returns what protects the claim or, for ranges, one of the service's ports there.
-func guardOracle(s *service.Service, claim service.Claim, protected service.Protected) (service.Protector, bool) {
-	if !claim.IsRange() {
-		guard, guarded := protected[claim]
-		return guard, guarded
-	}
-	var found service.Protector
-	guarded := false
-	for c, guard := range protected {
-		if c.Range() == claim && rangesOracle(s, claim.Protocol).Has(c.Port) {
-			guard.FromLoadBalancers = guard.FromLoadBalancers || found.FromLoadBalancers
-			found, guarded = guard, true
-		}
-	}
-	return found, guarded
-}
-
 // claimsDecided works out conflicts and restrictions from their definition.
 func claimsDecided(services map[service.Name]*service.Service, protected service.Protected) (map[service.Name][]conflict, map[service.Name][]service.Restriction) {
 	conflicts, restrictions := map[service.Name][]conflict{}, map[service.Name][]service.Restriction{}
@@ -235,7 +204,6 @@ func claimsDecided(services map[service.Name]*service.Service, protected service
 		for _, claim := range claims {
 			owner := first(claimants[claim], claim, func(*service.Service) bool { return true })
 			by := first(claimants[claim], claim, func(o *service.Service) bool { return restrictsOracle(o, claim) })
-			guard, guarded := guardOracle(s, claim, protected)
 			found := conflict{service.Conflict{Claim: claim}, ""}
 			if len(claimants[claim]) > 1 {
 				found.Owner = owner.Name
@@ -246,16 +214,14 @@ func claimsDecided(services map[service.Name]*service.Service, protected service
 				if !claim.Range().IsRange() || claim.IsRange() || ranges == nil || ranges == s || !rangesOracle(ranges, claim.Protocol).Has(claim.Port) {
 					return false
 				}
-				guard, guarded := guardOracle(ranges, claim.Range(), protected)
-				kept := guarded && (rankOracle(ranges, claim) == 2 || rankOracle(ranges, claim) == 1 && guard.FromLoadBalancers)
-				return !kept && first([]*service.Service{s, ranges}, claim, func(*service.Service) bool { return true }) == ranges
+				return guardOracle(services, ranges, claim.Range(), protected) == "" && first([]*service.Service{s, ranges}, claim, func(*service.Service) bool { return true }) == ranges
 			}
 			if overBy(owner) {
 				found.Owner = ranges.Name
 			}
-			switch rank := rankOracle(s, claim); {
-			case guarded && (rank == 2 || rank == 1 && guard.FromLoadBalancers):
-				found.Protected = guard.Protection
+			switch why := guardOracle(services, s, claim, protected); {
+			case why != "":
+				found.Protected = why
 				conflicts[name] = append(conflicts[name], found)
 			case owner != s, overBy(s):
 				conflicts[name] = append(conflicts[name], found)

@@ -83,9 +83,6 @@ func (s *Service) addressClaims(addrs []netip.Addr, r rank, add func(rankedClaim
 		}
 		for i := range s.Ports {
 			p := &s.Ports[i]
-			if p.IsRange() && r == asExternalIP {
-				continue
-			}
 			add(rankedClaim{Claim{a, p.Protocol, p.Port}, r, *restricted.Of(ip.Of(a))})
 		}
 	}

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"nftproxy/model/ip"
 )
 
 // PortRange is all port numbers from First to Last.
@@ -256,15 +254,6 @@ func (s *Service) withoutRanges() *Service {
 	return &c
 }
 
-// AddressesOf returns the Addresses at which the port is served: all of them or, for ranges, all but those that are external IPs
-// only. Who writes an external IP need not have it, and ranges would take a host's ports by hundreds.
-func (s *Service) AddressesOf(p *Port) []netip.Addr {
-	if !p.IsRange() || len(s.ExternalIPs) == 0 {
-		return s.Addresses()
-	}
-	return distinct(slices.DeleteFunc(slices.Concat(s.ClusterIPs, s.LoadBalancerIPs), func(a netip.Addr) bool { return !s.InFamily(ip.Of(a)) }))
-}
-
 // Endpoint returns the port's endpoint that a connection to a port number leads to if it goes on at the address to; nil if that is
 // none.
 func (p *Port) Endpoint(number uint16, to netip.AddrPort) *Endpoint {
@@ -327,15 +316,24 @@ func (u *UnservedRanges) String() string {
 const nodeAddress Protection = "an address of the node, where ranges would take node ports and the node's own"
 
 // protectsRange returns why ranges of the service are kept from an address that is not its cluster IP: it is one of the
-// node that serves node ports, or one of the ports is protected.
+// node that serves node ports, or one of the ports is protected. Anybody may write an external IP, and ranges take ports that
+// nobody claims. So there it is any address of the node, another service's cluster IP, and an address with an endpoint.
 func (b *Builder) protectsRange(name Name, c Claim, k rank) Protection {
 	if k == asClusterIP {
 		return ""
 	}
-	if b.reserved.servesNodePorts(c.Addr) {
+	if b.reserved.servesNodePorts(c.Addr) || k == asExternalIP && slices.Contains(b.reserved.NodeAddresses, c.Addr) {
 		return nodeAddress
 	}
 	ranges := b.Service(name).rangesOf(c.Protocol)
+	if k == asExternalIP {
+		if port := b.reserved.KubeletPort; port != 0 && c.Protocol == TCP && ranges.Has(port) {
+			return kubelets
+		}
+		if why := b.holdsAddress(c, name); why != "" {
+			return why
+		}
+	}
 	var found Protection
 	for guarded, by := range b.protected { // of several, the one whose words sort first, for one answer
 		if guarded.Addr == c.Addr && guarded.Protocol == c.Protocol && ranges.Has(guarded.Port) {
@@ -345,6 +343,20 @@ func (b *Builder) protectsRange(name Name, c Claim, k rank) Protection {
 		}
 	}
 	return found
+}
+
+// holdsAddress says why the ranges of an external IP are kept from a service: another one has the address as its cluster IP,
+// or an endpoint there, whatever the protocols and ports are.
+func (b *Builder) holdsAddress(c Claim, name Name) Protection {
+	whole := Claim{Addr: c.Addr}
+	claimant, _ := b.contests.find(c, name)
+	if owner := b.contests.winners(whole).owner; owner != "" && owner < claimant {
+		return Protection("the cluster IP of Service " + owner.name())
+	}
+	if resident := b.hosts.overAt(whole, claimant); resident != "" {
+		return Protection("an endpoint of Service " + resident + " has the address")
+	}
+	return ""
 }
 
 // overRange returns the service that has the port of a claim in its ranges, by a better right than the claimant's; empty for none.
@@ -357,24 +369,66 @@ func (b *Builder) overRange(c Claim, claimant right) Name {
 	if owner == "" || owner.name() == claimant.name() || owner > claimant {
 		return ""
 	}
-	s := b.Service(owner.name())
-	if !s.rangesOf(c.Protocol).Has(c.Port) || !b.rangeLists.admits(s.rangeList()) || b.protection(owner.name(), at, owner.rank()) != "" {
+	if !b.Service(owner.name()).rangesOf(c.Protocol).Has(c.Port) || !b.rangesServed(at, owner) {
 		return ""
 	}
 	return owner.name()
 }
 
-// noteRanges notes that claims to ranges may have changed hands or ranges: the claims to their ports have to be decided again.
-func (b *Builder) noteRanges(c Claim) {
-	if b.rangesMoved == nil {
-		b.rangesMoved = map[Claim]bool{}
+// rangesServed says whether the service with the best right to ranges gets them.
+func (b *Builder) rangesServed(c Claim, owner right) bool {
+	return b.rangeLists.admits(b.Service(owner.name()).rangeList()) && b.protection(owner.name(), c, owner.rank()) == ""
+}
+
+// rangesInForce are the ranges of an address and protocol: all that other services' claims to ports depend on.
+type rangesInForce struct {
+	owner  right
+	ranges PortRanges
+	served bool
+}
+
+func (b *Builder) rangesInForce(c Claim) rangesInForce {
+	owner := b.winner(c)
+	if owner == "" {
+		return rangesInForce{}
 	}
-	b.rangesMoved[c] = true
+	if isExternalIP(c, owner) {
+		b.knowHosts()
+	}
+	return rangesInForce{owner, b.Service(owner.name()).rangesOf(c.Protocol), b.rangesServed(c, owner)}
+}
+
+// noteClaimant notes that ranges may have changed hands, or those of a claimant may have changed.
+func (b *Builder) noteClaimant(c Claim) {
+	if _, noted := b.rangesMoved[c]; !noted {
+		b.rangesMoved[c] = false
+	}
+}
+
+// noteRanges notes that each claim at the address and protocol has to be decided again.
+func (b *Builder) noteRanges(c Claim) { b.rangesMoved[c] = true }
+
+// noteAddress notes that ranges at an address may have come within, or out of, the reach of services that ask for none there.
+func (b *Builder) noteAddress(a netip.Addr) {
+	for _, p := range protocols() {
+		if at := (Claim{Addr: a, Protocol: p}); b.ranged[at] > 0 {
+			b.noteRanges(at)
+		}
+	}
 }
 
 // decideRanges has the claims decided again whose ranges have moved. It costs the claims of the services that have such an
-// address, and nothing if no ranges have moved.
+// address, and nothing if no ranges have moved, or only those of services that do not get them.
 func (b *Builder) decideRanges() {
+	for c, each := range b.rangesMoved {
+		now := b.rangesInForce(c)
+		if !each && now == b.inForce[c] {
+			delete(b.rangesMoved, c)
+		}
+		if b.inForce[c] = now; now.owner == "" {
+			delete(b.inForce, c)
+		}
+	}
 	if len(b.rangesMoved) == 0 {
 		return
 	}
@@ -388,7 +442,7 @@ func (b *Builder) decideRanges() {
 	}
 	for name := range names {
 		for _, c := range b.Service(name).claims(b.limit) {
-			if b.rangesMoved[c.claim.Range()] {
+			if _, moved := b.rangesMoved[c.claim.Range()]; moved {
 				b.pending = append(b.pending, pendingClaim{name, c.claim})
 				b.noteNumber(c.claim, "", "")
 			}

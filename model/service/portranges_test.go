@@ -2,8 +2,10 @@ package service_test
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -297,6 +299,28 @@ func BenchmarkPortRanges(b *testing.B) {
 	}
 }
 
+// BenchmarkSharedExternalIP: many Services ask for ranges of one external IP, and one of those that do not get them changes.
+func BenchmarkSharedExternalIP(b *testing.B) {
+	for _, services := range []int{1000, 10_000} {
+		builder := service.NewBuilder(gen.PlainNode())
+		set := func(i int, ranges service.RangesByProtocol) {
+			s := withRanges(service.NewName("ns", fmt.Sprint("svc-", i)), i, ranges)
+			s.ExternalIPs = []netip.Addr{netip.MustParseAddr("198.51.100.7")}
+			builder.Set(s)
+		}
+		for i := range services {
+			set(i, "1000-2000/UDP")
+		}
+		builder.Snapshot()
+		b.Run(fmt.Sprint(services), func(b *testing.B) {
+			for i := 0; b.Loop(); i++ {
+				set(services/2, service.RangesByProtocol(fmt.Sprintf("1000-%d/UDP", 2000+i%2)))
+				builder.Snapshot()
+			}
+		})
+	}
+}
+
 // TestPortRangesHas: Has agrees with All.
 func TestPortRangesHas(t *testing.T) {
 	for _, r := range []service.PortRanges{"", "1-65535", "53", "65535", "80,443", "1,3-5,65534-65535", "5060,10000-20000,30000"} {
@@ -318,4 +342,44 @@ func BenchmarkPortRangesHas(b *testing.B) {
 	for b.Loop() {
 		r.Has(30000)
 	}
+}
+
+// rangesOracle are the service's ranges of a protocol.
+func rangesOracle(s *service.Service, p service.Protocol) service.PortRanges {
+	for _, port := range s.Ports {
+		if port.IsRange() && port.Protocol == p {
+			return port.Ranges
+		}
+	}
+	return ""
+}
+
+// guardOracle returns what protects the claim from the service: for ranges, one of its ports there, or that
+// an external IP is another's cluster IP.
+func guardOracle(services map[service.Name]*service.Service, s *service.Service, claim service.Claim, protected service.Protected) service.Protection {
+	rank := rankOracle(s, claim)
+	guards := func(c service.Claim) bool {
+		guard, guarded := protected[c]
+		return guarded && (rank == 2 || rank == 1 && guard.FromLoadBalancers)
+	}
+	if !claim.IsRange() {
+		if guards(claim) {
+			return protected[claim].Protection
+		}
+		return ""
+	}
+	if owner := clusterIPOracle(services, claim.Addr); rank == 2 && owner != nil {
+		return "the cluster IP of Service " + service.Protection(owner.Name)
+	}
+	for c, guard := range protected {
+		if c.Range() == claim && rangesOracle(s, claim.Protocol).Has(c.Port) && guards(c) {
+			return guard.Protection
+		}
+	}
+	return ""
+}
+
+// clusterIPOracle returns the first service with the cluster IP; nil for none.
+func clusterIPOracle(services map[service.Name]*service.Service, a netip.Addr) *service.Service {
+	return first(slices.Collect(maps.Values(services)), service.Claim{Addr: a}, func(s *service.Service) bool { return slices.Contains(s.ClusterIPs, a) })
 }

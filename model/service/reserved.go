@@ -25,6 +25,8 @@ type Reserved struct {
 	// NodePortAddresses are addresses of the node that serve node ports, without link-local ones.
 	// There the node ports of services win over external addresses of services with a lower rank.
 	NodePortAddresses []netip.Addr
+	// NodeAddresses are all addresses of the node. There external IPs have no ranges of ports.
+	NodeAddresses []netip.Addr
 }
 
 // The reasons why an address is reserved.
@@ -36,7 +38,8 @@ const (
 
 func (r *Reserved) equal(o *Reserved) bool {
 	return r.KubeletPort == o.KubeletPort && maps.Equal(r.Addresses, o.Addresses) && slices.Equal(r.NodePods, o.NodePods) &&
-		slices.Equal(r.Pods, o.Pods) && slices.Equal(r.Hosts, o.Hosts) && slices.Equal(r.NodePortAddresses, o.NodePortAddresses)
+		slices.Equal(r.Pods, o.Pods) && slices.Equal(r.Hosts, o.Hosts) && slices.Equal(r.NodePortAddresses, o.NodePortAddresses) &&
+		slices.Equal(r.NodeAddresses, o.NodeAddresses)
 }
 
 func (r *Reserved) servesNodePorts(a netip.Addr) bool {
@@ -79,6 +82,9 @@ func (b *Builder) SetReserved(r Reserved) {
 			return
 		}
 		b.countOnNode(c, true)
+		if c.IsRange() {
+			b.noteRanges(c)
+		}
 		serves, served := r.servesNodePorts(c.Addr), before.servesNodePorts(c.Addr)
 		if serves == served && before.protection(c, one.rank()) == r.protection(c, one.rank()) {
 			return

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -37,7 +38,7 @@ const (
 	nodeAddress = "192.0.2.1"
 	podAddress  = "10.244.0.5"
 	apiFront    = "198.51.100.9"
-	candidates  = nodeAddress + " " + podAddress + " 10.244.0.6 10.245.0.1 192.0.2.255 " + apiFront + " 2001:db8::1"
+	candidates  = nodeAddress + " " + podAddress + " 10.244.0.6 10.245.0.1 192.0.2.255 " + apiFront + " 2001:db8::1 203.0.113.7 10.96.0.2"
 )
 
 func (w *claimWorld) service(name service.Name) *service.Service {
@@ -66,6 +67,8 @@ func (w *claimWorld) service(name service.Name) *service.Service {
 		p.Endpoints = service.MergeEndpoints(list)
 		s.Ports = append(s.Ports, p)
 	}
+	s.Options.PortRanges = pick[service.RangesByProtocol](w, "", "", "80-81/TCP", "82-90/TCP,80/UDP", "1-65535/TCP,1-65535/UDP", "82/TCP")
+	s.SetRangePorts()
 	return s
 }
 
@@ -93,6 +96,7 @@ func (w *claimWorld) protect(b *service.Builder) {
 	}
 	r.KubeletPort = pick[uint16](w, 0, 81)
 	r.NodePortAddresses = w.some(nodeAddress + " 2001:db8::1 " + podAddress)
+	r.NodeAddresses = w.some(nodeAddress + " 203.0.113.7")
 	w.protected, w.reserved = p, r
 	b.SetProtected(p)
 	b.SetReserved(r)
@@ -139,6 +143,9 @@ func (o *claimOracle) leads(s *service.Service, c service.Claim) bool {
 func (o *claimOracle) protection(s *service.Service, c service.Claim) service.Protection {
 	rank, in := rankOracle(s, c), func(p netip.Prefix) bool { return p.Contains(c.Addr) }
 	guard, guarded := o.protected[c]
+	if why := o.rangesKept(s, c, rank); why != "" {
+		return why
+	}
 	switch {
 	case rank == 0:
 		return ""
@@ -152,10 +159,59 @@ func (o *claimOracle) protection(s *service.Service, c service.Claim) service.Pr
 		return "in the range of this node's pods"
 	case rank == 2 && slices.ContainsFunc(o.reserved.Pods, in):
 		return "in the range of the cluster's pods"
-	case rank == 2 && c.Protocol == service.TCP && o.reserved.KubeletPort == c.Port:
+	case rank == 2 && c.Protocol == service.TCP && c.Port != 0 && o.reserved.KubeletPort == c.Port:
 		return "the port of the nodes' kubelets"
 	}
 	return ""
+}
+
+// rangesKept is what protects a claim to ranges, beside what protects others.
+func (o *claimOracle) rangesKept(s *service.Service, c service.Claim, rank int) (kept service.Protection) {
+	if !c.IsRange() || rank == 0 {
+		return ""
+	}
+	ranges, owner := rangesOracle(s, c.Protocol), clusterIPOracle(o.services, c.Addr)
+	for guarded, guard := range o.protected {
+		if guarded.Range() == c && ranges.Has(guarded.Port) && (rank == 2 || guard.FromLoadBalancers) && (kept == "" || guard.Protection < kept) {
+			kept = guard.Protection
+		}
+	}
+	at := func(e service.Endpoint) bool { return e.Addr.Addr() == c.Addr }
+	resident := o.resident(s, func(other *service.Service) bool {
+		return slices.ContainsFunc(other.Ports, func(p service.Port) bool { return slices.ContainsFunc(slices.Collect(p.Endpoints.All()), at) })
+	})
+	switch {
+	case slices.Contains(o.reserved.NodePortAddresses, c.Addr) || rank == 2 && slices.Contains(o.reserved.NodeAddresses, c.Addr):
+		return "an address of the node, where ranges would take node ports and the node's own"
+	case rank == 1:
+		return kept
+	case c.Protocol == service.TCP && o.reserved.KubeletPort != 0 && ranges.Has(o.reserved.KubeletPort):
+		return "the port of the nodes' kubelets"
+	case owner != nil:
+		return "the cluster IP of Service " + service.Protection(owner.Name)
+	case resident != nil:
+		return "an endpoint of Service " + service.Protection(resident.Name) + " has the address"
+	}
+	return kept
+}
+
+// resident is the service that keeps an external IP from s, by an endpoint as has says; nil for none.
+func (o *claimOracle) resident(s *service.Service, has func(*service.Service) bool) *service.Service {
+	var oldest *service.Service
+	for _, other := range o.services {
+		if has(other) && (oldest == nil || compareAge(other, oldest) < 0) {
+			oldest = other
+		}
+	}
+	if oldest == nil || oldest == s || s.Created.Before(oldest.Created) {
+		return nil
+	}
+	ours, _ := s.Name.Split()
+	theirs, _ := oldest.Name.Split()
+	if has(s) && ours == theirs {
+		return nil
+	}
+	return oldest
 }
 
 // best is the claimant that goes first; nil for none.
@@ -170,27 +226,21 @@ func (o *claimOracle) best(c service.Claim) *service.Service {
 
 // taken says whether something that is not the same claim keeps the claim from the service.
 func (o *claimOracle) taken(s *service.Service, c service.Claim) bool {
-	if c.Addr.IsUnspecified() || rankOracle(s, c) == 0 {
+	if c.Addr.IsUnspecified() || c.Protocol == 0 {
 		return false
 	}
-	has := func(s *service.Service) bool {
-		return slices.ContainsFunc(s.Ports, func(p service.Port) bool {
-			return p.Protocol == c.Protocol && p.Endpoints.Find(service.Endpoint{Addr: netip.AddrPortFrom(c.Addr, c.Port)}) != nil
-		})
+	if r := o.best(c.Range()); r != nil && r != s && !c.IsRange() && rangesOracle(r, c.Protocol).Has(c.Port) && o.protection(r, c.Range()) == "" &&
+		first([]*service.Service{s, r}, c, func(*service.Service) bool { return true }) == r {
+		return true
 	}
-	if rankOracle(s, c) == 2 {
-		var oldest *service.Service
-		for _, other := range o.services {
-			if has(other) && (oldest == nil || compareAge(other, oldest) < 0) {
-				oldest = other
-			}
+	for _, port := range []uint16{c.Port, 0} { // 0 is that of the endpoints of ranges
+		has := func(s *service.Service) bool {
+			return slices.ContainsFunc(s.Ports, func(p service.Port) bool {
+				return p.Protocol == c.Protocol && p.Endpoints.Find(service.Endpoint{Addr: netip.AddrPortFrom(c.Addr, port)}) != nil
+			})
 		}
-		if oldest != nil && oldest != s && !s.Created.Before(oldest.Created) {
-			ours, _ := s.Name.Split()
-			theirs, _ := oldest.Name.Split()
-			if !has(s) || ours != theirs {
-				return true
-			}
+		if rankOracle(s, c) == 2 && o.resident(s, has) != nil {
+			return true
 		}
 	}
 	n := o.number(c)
@@ -274,7 +324,11 @@ func TestReservedAgainstOracle(t *testing.T) {
 			for name, list := range b.Snapshot().Conflicts.All() {
 				for c := range list.All() {
 					got[name] = append(got[name], c)
-					kinds[string(c.Protected)]++
+					why := string(c.Protected)
+					if at := strings.Index(why, " of Service "); at >= 0 {
+						why = why[:at]
+					}
+					kinds[why]++
 				}
 			}
 			if diff := difference(o.conflicts(), got, byValue); diff != "" {
@@ -291,7 +345,8 @@ func TestReservedAgainstOracle(t *testing.T) {
 			}
 		}
 	})
-	for _, kind := range []string{"", "the API server's", "a daemon's", "broadcast", "in the range of this node's pods", "in the range of the cluster's pods", "the port of the nodes' kubelets"} {
+	for _, kind := range []string{"", "the API server's", "a daemon's", "broadcast", "in the range of this node's pods", "in the range of the cluster's pods", "the port of the nodes' kubelets",
+		"the cluster IP", "an endpoint", "an address of the node, where ranges would take node ports and the node's own"} {
 		if kinds[kind] == 0 {
 			t.Errorf("no claim was a conflict by %q", kind)
 		}

@@ -6,11 +6,13 @@ import (
 	"nftproxy/model/sorted"
 )
 
-// residents knows whose endpoints are at which address, protocol and port. An external
+// residents knows whose endpoints are at which address, protocol and port, or at which address alone. An external
 // IP does not take a packet that is on its way to the endpoint of an older service: not
 // from a client that knows the endpoint, and not after another node has translated it.
 // Endpoints in all states count.
 type residents struct {
+	// at is the claim for which an endpoint counts.
+	at       func(Protocol, *Endpoint) Claim
 	contests contests
 	// again counts the further ports of a service that have an endpoint which one of its
 	// ports has.
@@ -23,8 +25,8 @@ type residence struct {
 	name Name
 }
 
-func newResidents() *residents {
-	return &residents{contests: newContests(), again: map[residence]int{}}
+func newResidents(at func(Protocol, *Endpoint) Claim) *residents {
+	return &residents{at: at, contests: newContests(), again: map[residence]int{}}
 }
 
 // replace replaces the endpoints of a service's old version by those of the next; either
@@ -48,7 +50,7 @@ func (r *residents) replace(old, next *Service, yield func(Claim)) {
 				if d.New != nil {
 					e = d.New
 				}
-				c := endpointClaim(is.Protocol, e)
+				c := r.at(is.Protocol, e)
 				r.change(c, right, d.New != nil)
 				yield(c)
 			}
@@ -76,7 +78,7 @@ func (r *residents) changePort(p *Port, right right, add bool, yield func(Claim)
 		return
 	}
 	for e := range p.Endpoints.All() {
-		c := endpointClaim(p.Protocol, &e)
+		c := r.at(p.Protocol, &e)
 		r.change(c, right, add)
 		yield(c)
 	}
@@ -107,14 +109,14 @@ func (r *residents) change(c Claim, right right, add bool) {
 // there, unless the other is older by its time of creation, or has the endpoint itself and is
 // of the same namespace: a tenant may share a pod among several Services.
 func (r *residents) over(c Claim, claimant right) Name {
-	if r == nil {
-		return ""
-	}
 	return cmp.Or(r.overAt(c, claimant), r.overAt(c.Range(), claimant))
 }
 
 // overAt is over for one claim. For ranges it is that of the address and protocol: there all ports are kept.
 func (r *residents) overAt(c Claim, claimant right) Name {
+	if r == nil {
+		return ""
+	}
 	best := r.contests.winners(c).owner
 	if best == "" || best.retained() || best.name() == claimant.name() {
 		return ""
@@ -143,17 +145,17 @@ func endpointClaim(p Protocol, e *Endpoint) Claim {
 	return Claim{e.Addr.Addr(), p, e.Addr.Port()}
 }
 
+// endpointHost is the whole address of an endpoint.
+func endpointHost(_ Protocol, e *Endpoint) Claim { return Claim{Addr: e.Addr.Addr()} }
+
 // isExternalIP says whether a right to a claim is that of an address in spec.externalIPs.
 func isExternalIP(c Claim, r right) bool {
 	return r.rank() == asExternalIP && !c.Addr.IsUnspecified()
 }
 
-// knowResidents begins to note endpoints, at the first external IP: few clusters have one.
-func (b *Builder) knowResidents() {
-	if b.residents != nil {
-		return
-	}
-	b.residents = newResidents()
+// knowResidents begins to note endpoints, at the first external IP, or the first with ranges: few clusters have one.
+func (b *Builder) knowResidents(at func(Protocol, *Endpoint) Claim) *residents {
+	known := newResidents(at)
 	var all []*Service
 	endpoints := 0
 	add := func(s *Service) {
@@ -173,14 +175,25 @@ func (b *Builder) knowResidents() {
 	for i := range b.edits {
 		add(b.edits[i].Value)
 	}
-	b.residents.contests.sole = make(map[packedClaim]right, endpoints)
+	known.contests.sole = make(map[packedClaim]right, endpoints)
 	for _, s := range all {
-		b.residents.replace(nil, s, func(Claim) {})
+		known.replace(nil, s, func(Claim) {})
+	}
+	return known
+}
+
+// knowHosts begins to note the addresses of endpoints.
+func (b *Builder) knowHosts() {
+	if b.hosts == nil {
+		b.hosts = b.knowResidents(endpointHost)
 	}
 }
 
 // noteEndpoints tells the residents of another version of a service.
 func (b *Builder) noteEndpoints(old, next *Service) {
+	if b.hosts != nil {
+		b.hosts.replace(old, next, func(c Claim) { b.noteAddress(c.Addr) })
+	}
 	if b.residents == nil {
 		return
 	}

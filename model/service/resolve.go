@@ -25,8 +25,11 @@ func (b *Builder) changeClaim(name Name, claim Claim, r right, add bool) {
 		by = -1
 	}
 	b.countExternal(claim, r, by)
+	if claim.Protocol == 0 && len(b.ranged) > 0 {
+		b.noteAddress(claim.Addr)
+	}
 	if claim.IsRange() {
-		b.noteRanges(claim)
+		b.noteClaimant(claim)
 		if b.ranged[claim] += by; b.ranged[claim] == 0 {
 			delete(b.ranged, claim)
 		}
@@ -62,7 +65,10 @@ func (b *Builder) concernsOnlyClaimants(claim Claim, r right) bool {
 	if _, guarded := b.protected[claim]; guarded || r.retained() {
 		return false
 	}
-	if len(b.ranged)+len(b.rangesMoved) > 0 && (claim.IsRange() || b.ranged[claim.Range()] > 0 || b.rangesMoved[claim.Range()]) {
+	if len(b.ranged)+len(b.rangesMoved) > 0 && (claim.IsRange() || b.ranged[claim.Range()] > 0) {
+		return false
+	}
+	if _, moved := b.rangesMoved[claim.Range()]; moved {
 		return false
 	}
 	switch {
@@ -116,7 +122,10 @@ func (b *Builder) decideClaims() {
 	list := b.pending
 	b.pending = nil
 	if b.residents == nil && slices.ContainsFunc(list, b.asksForExternalIP) {
-		b.knowResidents()
+		b.residents = b.knowResidents(endpointClaim)
+	}
+	if b.hosts == nil && slices.ContainsFunc(list, func(p pendingClaim) bool { return p.claim.IsRange() && b.asksForExternalIP(p) }) {
+		b.knowHosts()
 	}
 	owners := map[claimKey]Name{}
 	for _, p := range list {

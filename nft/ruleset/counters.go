@@ -30,7 +30,7 @@ func CounterPlaces(svc *service.Service, p *service.Port) []CounterPlace {
 	if p.IsRange() {
 		access = byRange()
 	}
-	for _, a := range svc.AddressesOf(p) {
+	for _, a := range svc.Addresses() {
 		claim := service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}
 		places = append(places, CounterPlace{ip.Of(a), claim, access.verdicts, claimValue(claim), access})
 	}

@@ -54,15 +54,26 @@ func (o *oracle) address(dst netip.AddrPort, protocol service.Protocol) *target 
 }
 
 // rangesAt returns the service port that is ranges, of the oldest service that has the cluster IP, or else of the oldest with the
-// load balancer's address. The ranges need not have the port.
+// load balancer's address, or else, at an address that is nobody's cluster IP, of the oldest with the external IP. The ranges
+// need not have the port.
 func (o *oracle) rangesAt(dst netip.AddrPort, protocol service.Protocol) *target {
-	for _, field := range []func(*service.Service) []netip.Addr{
+	for field, addresses := range []func(*service.Service) []netip.Addr{
 		func(s *service.Service) []netip.Addr { return s.ClusterIPs },
 		func(s *service.Service) []netip.Addr { return s.LoadBalancerIPs },
+		func(s *service.Service) []netip.Addr { return s.ExternalIPs },
 	} {
+		external := field == 2
 		for _, s := range o.byAge() {
 			i := slices.IndexFunc(s.Ports, func(p service.Port) bool { return p.Protocol == protocol && p.IsRange() })
-			if i >= 0 && inFamily(s, ip.Of(dst.Addr())) && slices.Contains(field(s), dst.Addr()) {
+			switch {
+			case i < 0 || !inFamily(s, ip.Of(dst.Addr())) || !slices.Contains(addresses(s), dst.Addr()):
+			case external && o.isClusterIP(dst.Addr()):
+				o.saw("ranges: external address on another's cluster IP")
+				return nil
+			case external:
+				o.saw("ranges: external address")
+				fallthrough
+			default:
 				return &target{s, &s.Ports[i], dst}
 			}
 		}

@@ -215,7 +215,7 @@ func reachable(s service.Snapshot) []string {
 		for i := range svc.Ports {
 			port := &svc.Ports[i]
 			targets := map[string]service.Claim{}
-			for _, a := range svc.AddressesOf(port) {
+			for _, a := range svc.Addresses() {
 				c := service.Claim{Addr: a, Protocol: port.Protocol, Port: port.Port}
 				targets[c.String()] = c
 			}

@@ -142,7 +142,7 @@ func rangeOrder(p *service.Port) int {
 }
 
 // setAddresses sets the cluster IPs of each family in which the Service has a
-// frontend. All other addresses are external IPs, until setFirewall, but for those with ranges, which external IPs do not have.
+// frontend. All other addresses are external IPs, until setFirewall.
 func (s *servedService) setAddresses(svc *service.Service) {
 	var served ip.PerFamily[bool]
 	for f := range s.frontends() {
@@ -156,12 +156,7 @@ func (s *servedService) setAddresses(svc *service.Service) {
 		svc.ClusterIPs = append(svc.ClusterIPs, list...)
 	}
 	for f := range s.frontends() {
-		if f.ranges != "" && !slices.Contains(svc.ClusterIPs, f.addr) && !slices.Contains(svc.LoadBalancerIPs, f.addr) {
-			svc.LoadBalancerIPs = append(svc.LoadBalancerIPs, f.addr)
-		}
-	}
-	for f := range s.frontends() {
-		if !f.isNodePort() && !slices.Contains(svc.ClusterIPs, f.addr) && !slices.Contains(svc.ExternalIPs, f.addr) && !slices.Contains(svc.LoadBalancerIPs, f.addr) {
+		if !f.isNodePort() && !slices.Contains(svc.ClusterIPs, f.addr) && !slices.Contains(svc.ExternalIPs, f.addr) {
 			svc.ExternalIPs = append(svc.ExternalIPs, f.addr)
 		}
 	}

@@ -76,7 +76,7 @@ func (c *serviceCompiler) compilePort(p *service.Port, l endpointLists) {
 	if c.ranged {
 		access = c.byRanges
 	}
-	for _, a := range c.svc.AddressesOf(p) {
+	for _, a := range c.svc.Addresses() {
 		claim := service.Claim{Addr: a, Protocol: p.Protocol, Port: p.Port}
 		if !c.family.Has(a) || c.conflicts.Has(claim) {
 			continue

@@ -189,6 +189,7 @@ func enough() map[string]int {
 		"affinity: came back, list all": 2000, "affinity: came back, list own": 50,
 		"affinity: came back to a node port": 150, "affinity: came back through sources": 30,
 		"ranges: found": 500, "ranges: own port first": 50, "ranges: another's port first": 30, "ranges: before another's port": 30,
+		"ranges: external address": 30, "ranges: external address on another's cluster IP": 10,
 	}
 }
 
