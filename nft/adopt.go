@@ -49,6 +49,9 @@ func adoptTable(c *Contents, want *Table) tableState {
 		}
 		applied.Chains = applied.Chains.Set(name, chain)
 	}
+	for name, t := range c.Timeouts {
+		applied.Timeouts = applied.Timeouts.Set(name, t)
+	}
 	have, counts := map[string]map[Value]Element{}, map[string]int{}
 	for name, s := range c.Sets {
 		if s.Set.Dynamic || want.Set(name) == nil {

@@ -20,6 +20,8 @@ type Contents struct {
 	Table  TableID
 	Sets   map[string]*SetContents
 	Chains map[string]*Chain
+	// Timeouts by name.
+	Timeouts map[string]Timeout
 }
 
 // SetContents is one set or map with its elements by key.
@@ -52,7 +54,7 @@ func NewModel() *Model { return &Model{map[TableID]*Contents{}} }
 
 // NewContents returns a table without sets and chains.
 func NewContents(id TableID) *Contents {
-	return &Contents{id, map[string]*SetContents{}, map[string]*Chain{}}
+	return &Contents{id, map[string]*SetContents{}, map[string]*Chain{}, map[string]Timeout{}}
 }
 
 // Put replaces a table.
@@ -62,7 +64,7 @@ func (m *Model) Put(c *Contents) { m.tables[c.Table] = c }
 func (m *Model) Table(id TableID) *Contents { return m.tables[id] }
 
 func (c *Contents) clone() *Contents {
-	n := &Contents{c.Table, maps.Clone(c.Sets), maps.Clone(c.Chains)}
+	n := &Contents{c.Table, maps.Clone(c.Sets), maps.Clone(c.Chains), maps.Clone(c.Timeouts)}
 	for name, s := range n.Sets {
 		n.Sets[name] = &SetContents{s.Set, maps.Clone(s.Elements)}
 	}
@@ -105,6 +107,8 @@ func (m *Model) applyOp(op Op) error {
 		return m.inTable(op.Table, func(c *Contents) error { return c.addSet(op.Set) })
 	case DeleteSet:
 		return m.inTable(op.Table, func(c *Contents) error { return c.deleteSet(op.Set) })
+	case AddTimeout:
+		return m.inTable(op.Table, func(c *Contents) error { return c.addTimeout(op.Timeout) })
 	case AddChain:
 		return m.inTable(op.Table, func(c *Contents) error { return c.addChain(op.Chain) })
 	case FlushTable:
@@ -269,6 +273,11 @@ func (m *Model) checkReferences() error {
 func (c *Contents) checkStatement(s Statement) error {
 	if v, ok := s.(Verdict); ok {
 		return c.checkVerdict(v)
+	}
+	if t, ok := s.(SetTimeout); ok {
+		if _, there := c.Timeouts[t.Name]; !there {
+			return fmt.Errorf("time-outs %s: %w", t.Name, ErrNotFound)
+		}
 	}
 	set, kind := setOf(s)
 	if set == "" {

@@ -9,7 +9,7 @@ import "slices"
 // the batch in several transactions too, wherever it is cut. But packets then meet the
 // tables as they are between two of them.
 //
-// The phases from phaseNewSets to phaseNewElements go ahead: they have a transaction
+// The phases from phaseNewTimeouts to phaseNewElements go ahead: they have a transaction
 // of their own before the rest (Batch.Transactions). Nothing leads a packet to what they
 // make. A packet keeps the rules that were in force when it came to the hook, but
 // its lookups see the elements of the moment. With all in one transaction, a packet
@@ -26,6 +26,8 @@ const (
 	// chains would send packets into a table that is not whole.
 	phaseAddTable
 
+	// phaseNewTimeouts adds objects of time-outs, for the rules that name them.
+	phaseNewTimeouts
 	// phaseNewSets declares new sets, for the rules and elements that name them.
 	phaseNewSets
 	// phaseNewChains adds new chains, for the rules and elements that point to them.
@@ -77,7 +79,7 @@ func (p *phases) addOp(at phase, op Op) { p[at] = append(p[at], op) }
 func (p *phases) batch() Batch {
 	b := Batch{Ops: slices.Concat(p[:]...)}
 	if len(p[phaseAddTable]) == 0 && len(p[phaseNewChains])+len(p[phaseIdleFlushes]) > 0 {
-		for at := phaseNewSets; at <= phaseNewElements; at++ {
+		for at := phaseNewTimeouts; at <= phaseNewElements; at++ {
 			b.ahead += len(p[at])
 		}
 	}

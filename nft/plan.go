@@ -106,6 +106,7 @@ type tablePlan struct {
 func (p *tablePlan) run() {
 	p.elements, p.emptied = map[string]*elementChanges{}, map[string]bool{}
 	p.planTable()
+	p.planTimeouts()
 	p.planChains()
 	p.planParts()
 	p.countElements()
@@ -117,7 +118,8 @@ func (p *tablePlan) run() {
 // planTable makes the table where there is none, or none that can stay.
 func (p *tablePlan) planTable() {
 	id := p.want.ID()
-	if p.have.replace {
+	if p.have.replace || p.otherTimeouts() {
+		p.have.replace = true
 		p.phases.addOp(phaseDeleteTable, DeleteTable{id})
 	}
 	if p.have.applied == nil || p.have.replace {

@@ -33,6 +33,8 @@ type Table struct {
 	Sets treap.Map[string, *Set]
 	// Chains by name.
 	Chains treap.Map[string, *Chain]
+	// Timeouts are the objects of time-outs that the rules name.
+	Timeouts treap.Map[string, Timeout]
 	// Parts hold the elements by what they belong to, such as a Service. A key of a set is in one
 	// part only.
 	Parts treap.Map[string, *Part]

@@ -327,7 +327,7 @@ func splitMemory(m *nft.Model, p *nft.Program) (rest *nft.Model, memory string) 
 				}
 			}
 		}
-		rest.Put(&nft.Contents{Table: c.Table, Sets: sets, Chains: c.Chains})
+		rest.Put(&nft.Contents{Table: c.Table, Sets: sets, Chains: c.Chains, Timeouts: c.Timeouts})
 	}
 	return rest, memory
 }

@@ -75,11 +75,14 @@ func (e Element) Text(f Family, s *Set) string {
 	return b.String()
 }
 
-// writeText prints the table as nft -f reads it: sets, then chains, each sorted by
+// writeText prints the table as nft -f reads it: objects, sets, then chains, each sorted by
 // name, elements by key.
 func (c *Contents) writeText(b *strings.Builder) {
 	f := c.Table.Family
 	fmt.Fprintf(b, "table %s {\n", c.Table)
+	for _, name := range slices.Sorted(maps.Keys(c.Timeouts)) {
+		fmt.Fprintf(b, "\tct timeout %s {\n\t\t%s\n\t}\n", name, strings.Join(c.Timeouts[name].declaration(f), "\n\t\t"))
+	}
 	for _, name := range slices.Sorted(maps.Keys(c.Sets)) {
 		s := c.Sets[name]
 		fmt.Fprintf(b, "\t%s %s {\n\t\t%s\n", s.Set.keyword(), name, s.Set.declaration(f))
@@ -121,6 +124,9 @@ func (p *Program) Model() *Model {
 		}
 		for name, chain := range t.Chains.All() {
 			c.Chains[name] = chain
+		}
+		for name, timeout := range t.Timeouts.All() {
+			c.Timeouts[name] = timeout
 		}
 		for _, part := range t.Parts.All() {
 			part.all(func(e Element) { c.Sets[e.Set].Elements[e.Key] = e })

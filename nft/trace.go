@@ -70,6 +70,8 @@ type Result struct {
 	// Masqueraded packets leave with an address of the node: Source, or if that is not valid, one that the kernel chooses.
 	Masqueraded bool
 	Source      netip.Addr
+	// Timeout names the object whose time-outs the connection has; empty for the node's.
+	Timeout string
 	// Mark is what is left in the mark of a packet that leaves.
 	Mark uint32
 	// Learned is what the packet adds to dynamic maps. Model.Learn puts it there.
@@ -99,7 +101,7 @@ func (m *Model) walk(w *walk) Result {
 	case "":
 		w.result.Fate = Untouched
 	case Dropped, Reset, Unreachable, Undecided: // perhaps after it was translated and marked
-		w.result.To, w.mark = netip.AddrPort{}, 0
+		w.result.To, w.result.Timeout, w.mark = netip.AddrPort{}, "", 0
 	}
 	w.result.Mark = w.mark
 	return w.result
@@ -127,7 +129,7 @@ func (m *Model) Outcomes(p Packet, local func(netip.Addr) bool) []Result {
 }
 
 func (r Result) sameAs(o Result) bool {
-	return r.Fate == o.Fate && r.To == o.To && r.Masqueraded == o.Masqueraded && r.Source == o.Source && r.Mark == o.Mark
+	return r.Fate == o.Fate && r.To == o.To && r.Masqueraded == o.Masqueraded && r.Source == o.Source && r.Timeout == o.Timeout && r.Mark == o.Mark
 }
 
 func (r Result) String() string {
@@ -140,6 +142,9 @@ func (r Result) String() string {
 	}
 	if r.Source.IsValid() {
 		s += " as " + r.Source.String()
+	}
+	if r.Timeout != "" {
+		s += " for " + r.Timeout
 	}
 	if r.Mark != 0 {
 		s += fmt.Sprintf(" mark 0x%x", r.Mark)
@@ -375,6 +380,12 @@ func (w *walk) runAction(t *Contents, s Statement) outcome {
 			w.labels = map[uint8]bool{}
 		}
 		w.labels[s.Bit] = true
+	case SetTimeout:
+		if timeout, ok := t.Timeouts[s.Name]; !ok {
+			return w.undecided()
+		} else if timeout.Protocol == w.packet.Protocol {
+			w.result.Timeout = s.Name
+		}
 	case Counter, Comment: // they change nothing of the packet
 	case Masquerade:
 		w.result.Masqueraded = true

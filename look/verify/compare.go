@@ -15,6 +15,7 @@ import (
 //   - the clients that dynamic maps remember, which no program has;
 //   - the sizes of sets, which the proxy chooses by their contents;
 //   - the order of the endpoints of one Service port;
+//   - objects of time-outs that the program does not have: the proxy deletes none;
 //   - sets and chains that nothing in the program leads to, and rules for packets that met the rules of an
 //     earlier program (Differences.Idle).
 //
@@ -61,6 +62,8 @@ func (c *comparison) compareBatch(b nft.Batch) {
 			if !remade[op.Set.Name] {
 				c.add(difference{kind: Set, name: op.Set.Name, is: Missing, wantText: c.declaration(op)})
 			}
+		case nft.AddTimeout:
+			c.add(difference{kind: Timeout, name: op.Timeout.Name, is: Missing, wantText: timeoutText(op.Timeout, c.family)})
 		case nft.AddChain:
 			c.add(difference{kind: Chain, name: op.Chain.Name, is: Missing, wantText: hookText(op.Chain)})
 		case nft.DeleteChain:
@@ -162,6 +165,11 @@ func (c *comparison) compareDeclarations() {
 	for _, set := range c.want.Sets.All() {
 		c.compareDeclaration(set)
 	}
+	for name, timeout := range c.want.Timeouts.All() {
+		if have, there := c.have.Timeouts[name]; there && have != timeout {
+			c.add(difference{kind: Timeout, name: name, is: Changed, wantText: timeoutText(timeout, c.family), haveText: timeoutText(have, c.family)})
+		}
+	}
 	for name, chain := range c.want.Chains.All() {
 		if have := c.have.Chains[name]; have != nil && hookText(have) != hookText(chain) {
 			c.add(difference{kind: Chain, name: name, is: Changed, wantText: hookText(chain), haveText: hookText(have)})
@@ -200,6 +208,12 @@ func (c *comparison) declared(want, set *nft.Set) string {
 func (c *comparison) declaration(op nft.AddSet) string {
 	text := strings.TrimPrefix(op.Text(), "add ")
 	return strings.TrimSpace(strings.Replace(text, op.Table.String()+" ", "", 1))
+}
+
+// timeoutText is the text of an object of time-outs without "add" and the table.
+func timeoutText(t nft.Timeout, f nft.Family) string {
+	table := nft.TableID{Family: f, Name: "-"}
+	return strings.TrimSpace(strings.Replace(strings.TrimPrefix(nft.AddTimeout{Table: table, Timeout: t}.Text(), "add "), table.String()+" ", "", 1))
 }
 
 func hookText(chain *nft.Chain) string {

@@ -222,6 +222,27 @@ func TestText(t *testing.T) {
 	}
 }
 
+// TestTimeouts: an object of time-outs that is missing, or has other values, is a difference. One that nobody asks for any more is none.
+func TestTimeouts(t *testing.T) {
+	want := program(t, strings.Replace(world, "  cluster-ip 10.96.0.20\n", "  cluster-ip 10.96.0.20\n  option tcp-established-timeout 2h\n", 1))
+	in := want.IPv4.ID()
+	if r := verify.Compare(program(t, world), want.Model()).Report(everything); strings.Contains(text(t, r), "ct timeout") {
+		t.Errorf("an object that is left counts:\n%s", text(t, r))
+	}
+	m := want.Model()
+	delete(m.Table(in).Timeouts, "tcp-2h")
+	r := verify.Compare(want, m).Report(everything)
+	const object = "ct timeout tcp-2h { protocol tcp; l3proto ip; policy = { established : 7200 }; }"
+	if len(r.Differences) != 1 || r.Differences[0] != (verify.Difference{Family: "ip", Kind: verify.Timeout, Name: "tcp-2h", Is: verify.Missing, Want: object}) {
+		t.Errorf("differences of a missing object: %+v", r.Differences)
+	}
+	m.Table(in).Timeouts["tcp-2h"] = nft.Timeout{Name: "tcp-2h", Protocol: 6, Established: time.Hour}
+	r = verify.Compare(want, m).Report(everything)
+	if !slices.Contains(r.Differences, verify.Difference{Family: "ip", Kind: verify.Timeout, Name: "tcp-2h", Is: verify.Changed, Want: object, Have: strings.Replace(object, "7200", "3600", 1)}) {
+		t.Errorf("differences of another object: %+v", r.Differences)
+	}
+}
+
 // TestOutgrown: a set that would be made again for its size does not count as such. Only the
 // elements that it lacks do.
 func TestOutgrown(t *testing.T) {

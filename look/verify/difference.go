@@ -17,6 +17,7 @@ type (
 // The kinds of objects.
 const (
 	Table   Kind = "table"
+	Timeout Kind = "ct timeout"
 	Set     Kind = "set"
 	Chain   Kind = "chain"
 	Rule    Kind = "rule"
@@ -129,7 +130,7 @@ func (d *Differences) sort() {
 }
 
 // rank orders the kinds from the whole to its parts.
-func (k Kind) rank() int { return slices.Index([]Kind{Table, Set, Chain, Rule, Element}, k) }
+func (k Kind) rank() int { return slices.Index([]Kind{Table, Timeout, Set, Chain, Rule, Element}, k) }
 
 // public is the difference with its text.
 func (d *difference) public() Difference {

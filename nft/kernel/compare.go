@@ -65,6 +65,8 @@ func sameAttributes(name string, want, have nfnetlink.Attributes) bool {
 			}
 		case name == "nat" && kind == unix.NFTA_NAT_FLAGS && found.Number32()&^3 == wanted.Number32()&^3:
 			// See saysNothing.
+		case name == "objref" && kind == unix.NFTA_OBJREF_IMM_NAME && bytes.Equal(found.WithoutZero(), wanted.WithoutZero()):
+			// The encoding does not end the name with a zero, and the kernel does.
 		case flagged&unix.NLA_F_NESTED != 0:
 			// In nested attributes, a number's meaning depends on the expression.
 			if !sameAttributes("", wanted, found) {

@@ -135,6 +135,8 @@ func (e *batchEncoder) addOp(i int, op nft.Op) error {
 		e.Text(unix.NFTA_SET_TABLE, op.Table.Name)
 		e.Text(unix.NFTA_SET_NAME, op.Set)
 		e.EndMessage(at)
+	case nft.AddTimeout:
+		return e.addTimeout(i, op)
 	case nft.AddChain:
 		e.addChain(i, op)
 	case nft.FlushTable:

@@ -205,6 +205,8 @@ func chains(f nft.Family) []*nft.Chain {
 			{nft.Update{Map: "recent", Key: serviceKey, Timeout: 5 * time.Minute}},
 			{nft.Update{Map: "recent-ports", Key: nft.Fields{nft.Dport}, Timeout: time.Hour + time.Second}},
 			{nft.SetMark{Mask: 1 << 14}},
+			{nft.SetTimeout{Name: "udp-30s-10m"}},
+			{nft.SetTimeout{Name: "tcp-72h"}, nft.Comment("give time-outs")},
 			{nft.DNAT{Key: serviceKey, Mod: 3, Hash: nft.Fields{nft.Saddr}, Map: "endpoints"}},
 			{nft.DNAT{Key: serviceKey, Mod: 3, Hash: nft.Fields{nft.Saddr, nft.Sport}, Map: "endpoints"}},
 			{nft.DNAT{Key: serviceKey, Mod: 3, Map: "endpoints"}},
@@ -374,7 +376,10 @@ func ranges(f nft.Family) []nft.Element {
 }
 
 func newTable(f nft.Family, sets []*nft.Set, chains []*nft.Chain, parts map[string]*nft.Part) *nft.Table {
-	t := &nft.Table{Family: f, Name: tableName, Sets: nft.SetsByName(sets...)}
+	t := &nft.Table{Family: f, Name: tableName, Sets: nft.SetsByName(sets...), Timeouts: nft.TimeoutsByName(
+		nft.Timeout{Name: "tcp-72h", Protocol: 6, Established: 72 * time.Hour},
+		nft.Timeout{Name: "udp-30s-10m", Protocol: 17, Unreplied: 30 * time.Second, Replied: 10 * time.Minute},
+	)}
 	for _, c := range chains {
 		t.Chains = t.Chains.Set(c.Name, c)
 	}

@@ -148,7 +148,7 @@ func TestObjects(t *testing.T) {
 	for _, f := range nft.Families() {
 		n, err := c.Objects(table(f))
 		must(t, err)
-		if want := p.Table(f).Chains.Len() + p.Table(f).Sets.Len(); n != want {
+		if want := p.Table(f).Chains.Len() + p.Table(f).Sets.Len() + p.Table(f).Timeouts.Len(); n != want {
 			t.Errorf("table %s: %d objects, not %d", f, n, want)
 		}
 	}

@@ -180,6 +180,9 @@ func (r *tableReader) readTable() (*nft.Contents, error) {
 	if err != nil {
 		return nil, fmt.Errorf("sets: %w", err)
 	}
+	if err := r.readTimeouts(contents.Timeouts); err != nil {
+		return nil, fmt.Errorf("time-outs: %w", err)
+	}
 	// Small sets come first: their keys tell of pools in large ones.
 	bySize := func(a, b *nft.SetContents) int { return cmp.Compare(r.counts[a.Set.Name], r.counts[b.Set.Name]) }
 	for _, s := range slices.SortedFunc(maps.Values(contents.Sets), bySize) {

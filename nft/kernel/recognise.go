@@ -112,6 +112,9 @@ func (r *recogniser) addExpression(name string, data nfnetlink.Attributes) bool 
 		}
 		key := len(r.loaded) - r.hashed
 		return r.addStatement(nft.DNAT{Key: r.loaded[:key:key], KeepPort: len(data.Get(unix.NFTA_NAT_REG_PROTO_MIN)) == 0, Mod: r.mod, Hash: r.loaded[key:], Map: r.data})
+	case "objref":
+		var x expr.Objref
+		return r.decodeExpression(data, &x) && x.Type == objectTimeout && r.addStatement(nft.SetTimeout{Name: x.Name})
 	case "limit":
 		var x expr.Limit
 		return r.decodeExpression(data, &x) && r.addStatement(nft.Limit{PerSecond: uint32(x.Rate), Burst: x.Burst})

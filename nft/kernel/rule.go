@@ -128,6 +128,8 @@ func statementExpressions(s nft.Statement, family nft.Family) ([]expr.Any, error
 		return markExpressions(s.Mask, s.Mask), nil
 	case nft.ClearMark:
 		return markExpressions(s.Mask, 0), nil
+	case nft.SetTimeout:
+		return []expr.Any{&expr.Objref{Type: objectTimeout, Name: s.Name}}, nil
 	case nft.SetLabel:
 		return setLabelExpressions(s)
 	case nft.Masquerade:

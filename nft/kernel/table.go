@@ -32,7 +32,7 @@ type TableInfo struct {
 	Owner uint32
 	// Ours says that an nftproxy has made the table.
 	Ours bool
-	// Objects is the number of chains and sets in the table.
+	// Objects is the number of chains, sets and named objects in the table.
 	Objects int
 }
 
@@ -157,7 +157,7 @@ func (c *Conn) Owned(id nft.TableID) (bool, error) {
 	return t.Owner != 0 && t.Owner == c.writer.Port, err
 }
 
-// Objects returns the number of chains and sets in the table, 0 if there is no table.
+// Objects returns the number of chains, sets and named objects in the table, 0 if there is no table.
 func (c *Conn) Objects(id nft.TableID) (int, error) {
 	t, _, err := c.lookUpTable(id)
 	return t.Objects, err

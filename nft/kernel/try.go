@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"nftproxy/model/treap"
 	"nftproxy/nft"
 )
@@ -39,6 +41,18 @@ func (c *Conn) TryCounters() error {
 func (c *Conn) TryLabels() error {
 	if err := c.try(triedTable(nft.Rule{nft.MatchLabel{}, nft.SetLabel{}})); err != nil {
 		return fmt.Errorf("try labels: %w", err)
+	}
+	return nil
+}
+
+// TryTimeouts returns an error if rules cannot give time-outs to connections. Kernels without CONFIG_NF_CONNTRACK_TIMEOUT
+// cannot.
+func (c *Conn) TryTimeouts() error {
+	const name = "tried"
+	table := triedTable(nft.Rule{nft.SetTimeout{Name: name}})
+	table.Timeouts = nft.TimeoutsByName(nft.Timeout{Name: name, Protocol: unix.IPPROTO_TCP, Established: time.Hour})
+	if err := c.try(table); err != nil {
+		return fmt.Errorf("try time-outs: %w", err)
 	}
 	return nil
 }

@@ -10,7 +10,7 @@ import (
 	"nftproxy/test/lib/nftcmd"
 )
 
-// TestTry: this kernel can count and has labels, and a trial leaves nothing behind: no table, and no
+// TestTry: this kernel can count, and has labels and time-outs, and a trial leaves nothing behind: no table, and no
 // new generation of the ruleset.
 func TestTry(t *testing.T) {
 	ns, c := open(t)
@@ -19,6 +19,7 @@ func TestTry(t *testing.T) {
 	for range 2 {
 		must(t, c.TryCounters())
 		must(t, c.TryLabels())
+		must(t, c.TryTimeouts())
 	}
 	if after, err := c.Generation(); err != nil || after != before {
 		t.Errorf("the trial raised the generation from %d to %d, err %v", before, after, err)
@@ -62,4 +63,17 @@ func TestTryLabelsOfAKernelWithout(t *testing.T) {
 	}
 	injector.Decide(netlinkfault.None)
 	must(t, c.TryLabels())
+}
+
+// TestTryTimeoutsOfAKernelWithout: a kernel without time-outs refuses the object.
+func TestTryTimeoutsOfAKernelWithout(t *testing.T) {
+	injector, c, _ := openFaulty(t)
+	injector.Decide(func(p netlinkfault.Place) (netlinkfault.Fault, bool) {
+		return netlinkfault.Fault{Kind: netlinkfault.Refuse, Errno: unix.EOPNOTSUPP}, p.Message == "add object"
+	})
+	if err := c.TryTimeouts(); !errors.Is(err, unix.EOPNOTSUPP) {
+		t.Errorf("the trial says %v", err)
+	}
+	injector.Decide(netlinkfault.None)
+	must(t, c.TryTimeouts())
 }

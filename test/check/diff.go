@@ -16,6 +16,7 @@ import (
 // from 0 to n-1, in any order of the targets. Diff ignores:
 //   - the elements of dynamic maps, which no program has;
 //   - the size of a set with MinSize;
+//   - objects of time-outs that the program does not have: they stay as long as the table;
 //   - sets, and chains without hook, that the program does not have: Plan keeps idle ones for
 //     a while (see Idle).
 func Diff(want *nft.Program, got *nft.Model) string {
@@ -66,6 +67,11 @@ func tableLines(want *nft.Table, c *nft.Contents) []string {
 	}
 	id := c.Table
 	all := []string{"table " + id.String()}
+	for _, name := range slices.Sorted(maps.Keys(c.Timeouts)) {
+		if _, wanted := want.Timeouts.Get(name); wanted {
+			all = append(all, nft.AddTimeout{Table: id, Timeout: c.Timeouts[name]}.Text())
+		}
+	}
 	for _, name := range slices.Sorted(maps.Keys(c.Sets)) {
 		if want.Set(name) != nil {
 			all = append(all, setLines(id, want.Set(name), c.Sets[name])...)

@@ -10,7 +10,8 @@ import (
 // Text is the tables in nft's syntax without what the way to them may decide:
 //   - the size of a set with MinSize, which has grown with the elements and does not shrink;
 //   - which target of a pool has which index: they get theirs in sorted order;
-//   - the clients that dynamic maps remember.
+//   - the clients that dynamic maps remember;
+//   - objects of time-outs that the program does not want: they stay as long as the table.
 //
 // Everything else is as in the tables, byte for byte.
 func Text(m *nft.Model, want *nft.Program) string {
@@ -35,7 +36,9 @@ func Text(m *nft.Model, want *nft.Program) string {
 				sets[name].Elements = renumbered(s.Elements)
 			}
 		}
-		same.Put(&nft.Contents{Table: c.Table, Sets: sets, Chains: c.Chains})
+		timeouts := maps.Clone(c.Timeouts) // Those that nobody wants any more stay.
+		maps.DeleteFunc(timeouts, func(name string, _ nft.Timeout) bool { _, wanted := t.Timeouts.Get(name); return !wanted })
+		same.Put(&nft.Contents{Table: c.Table, Sets: sets, Chains: c.Chains, Timeouts: timeouts})
 	}
 	return same.String()
 }

@@ -188,6 +188,9 @@ func (w *witness) compareContents() {
 			for name, chain := range c.Chains {
 				want.Chains = want.Chains.Set(name, chain)
 			}
+			for name, timeout := range c.Timeouts {
+				want.Timeouts = want.Timeouts.Set(name, timeout)
+			}
 		}
 		contents, err := w.reader.ReadTable(want)
 		if err != nil {

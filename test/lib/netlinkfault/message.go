@@ -62,13 +62,15 @@ func (m message) name() string {
 	if object, ok := map[uint16]string{
 		tables | unix.NFT_MSG_GETTABLE: "table", tables | unix.NFT_MSG_GETCHAIN: "chain", tables | unix.NFT_MSG_GETRULE: "rule",
 		tables | unix.NFT_MSG_GETSET: "set", tables | unix.NFT_MSG_GETSETELEM: "element", tables | unix.NFT_MSG_GETGEN: "generation",
-		conntrack | 1: "entry", conntrack | 5: "count",
+		tables | unix.NFT_MSG_GETOBJ: "object",
+		conntrack | 1:                "entry", conntrack | 5: "count",
 	}[m.kind()]; ok {
 		return verb + object
 	}
 	if name, ok := map[uint16]string{
 		tables | unix.NFT_MSG_NEWTABLE: "add table", tables | unix.NFT_MSG_DELTABLE: "delete table",
 		tables | unix.NFT_MSG_NEWCHAIN: "add chain", tables | unix.NFT_MSG_DELCHAIN: "delete chain",
+		tables | unix.NFT_MSG_NEWOBJ:  "add object",
 		tables | unix.NFT_MSG_NEWRULE: "add rule", tables | unix.NFT_MSG_DELRULE: "delete rule",
 		tables | unix.NFT_MSG_NEWSET: "add set", tables | unix.NFT_MSG_DELSET: "delete set",
 		tables | unix.NFT_MSG_NEWSETELEM: "add element", tables | unix.NFT_MSG_DELSETELEM: "delete element",
