@@ -85,7 +85,7 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 	load := process.NewFirstLoad()
 	d.close = append(d.close, load.Stop)
 	networks := &hostaddr.Networks{}
-	watcher, err := newWatcher(ctx, c, r, former(c, conn, o.inForce), networks, mailbox, counts, load.Begin)
+	watcher, err := newWatcher(ctx, c, r, former(c, conn, o.inForce), conn.TryTimeouts, networks, mailbox, counts, load.Begin)
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -130,7 +131,7 @@ const addressPatience = 10 * time.Second
 // newWatcher makes a watcher that has the node's addresses from the start. The first
 // program needs them: without them a restart would take --nodeport-addresses away
 // for a moment. Later, a task follows their changes.
-func newWatcher(ctx context.Context, c Config, r reporter, former watch.Former, networks *hostaddr.Networks, out *service.Mailbox, counts *metrics.Metrics, synced func()) (*watch.Watcher, error) {
+func newWatcher(ctx context.Context, c Config, r reporter, former watch.Former, tryTimeouts func() error, networks *hostaddr.Networks, out *service.Mailbox, counts *metrics.Metrics, synced func()) (*watch.Watcher, error) {
 	soon, cancel := context.WithTimeout(ctx, addressPatience)
 	defer cancel()
 	addrs, err := hostaddr.List(soon)
@@ -155,7 +156,7 @@ func newWatcher(ctx context.Context, c Config, r reporter, former watch.Former, 
 		}
 		return list
 	}
-	o.Retain, o.Former = c.RetainMissing, former
+	o.Retain, o.Former, o.TryTimeouts = c.RetainMissing, former, sync.OnceValue(tryTimeouts)
 	w := watch.NewWatcher(o, out)
 	w.SetHostAddresses(addrs.Own, addrs.Broadcast...)
 	return w, nil

@@ -156,7 +156,7 @@ func (ix *index) setService(s *serviceObject) {
 	}
 	ix.changes.Services++
 	ix.builder.DeleteOther(name)
-	s = ix.withBalance(ix.withoutIgnoredExternalIPs(s))
+	s = ix.withTimeouts(ix.withBalance(ix.withoutIgnoredExternalIPs(s)))
 	j := ix.joinedOf(name)
 	var old []Problem
 	if j.object != nil {

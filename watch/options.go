@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -39,6 +40,30 @@ func (ix *index) withBalance(s *serviceObject) *serviceObject {
 	}
 	object, bare := *s, s.bare.Clone()
 	bare.Options.Balance = ix.options.Balance
+	object.bare, object.built = bare, false
+	return &object
+}
+
+// withTimeouts returns the Service without its time-outs if the kernel cannot give them, and says so.
+func (ix *index) withTimeouts(s *serviceObject) *serviceObject {
+	o := &s.bare.Options
+	if ix.options.TryTimeouts == nil || o.TCPTimeouts == (service.Timeouts{}) && o.UDPTimeouts == (service.Timeouts{}) {
+		return s
+	}
+	err := ix.options.TryTimeouts()
+	if err == nil {
+		return s
+	}
+	object, bare := *s, s.bare.Clone()
+	object.problems = slices.Clone(s.problems)
+	for key, value := range o.All() {
+		if key == service.TCPTimeoutKey || key == service.UDPTimeoutsKey {
+			object.problems = append(object.problems, Problem{Object: s.object(), Field: "metadata.annotations[" + service.OptionAnnotation(key) + "]", Err: &ValueError{
+				value, fmt.Sprintf("this node's kernel has no time-outs of single connections (CONFIG_NF_CONNTRACK_TIMEOUT); the node's are in force: %v", err),
+			}})
+		}
+	}
+	bare.Options.TCPTimeouts, bare.Options.UDPTimeouts = service.Timeouts{}, service.Timeouts{}
 	object.bare, object.built = bare, false
 	return &object
 }

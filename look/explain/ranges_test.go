@@ -74,3 +74,24 @@ service ns/both created 2026-01-01T00:00:00Z
 		w.says("eth0 203.0.113.200:1000 -> 192.168.0.2:30088/tcp", explain.Endpoint, "10.244.0.5:80")
 	}
 }
+
+// TestTimeoutsByAnnotation: the steps say which time-outs the connection gets.
+func TestTimeoutsByAnnotation(t *testing.T) {
+	s, err := gen.ReadSnapshot(strings.NewReader(cluster + `service ns/timed created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.8
+  option tcp-established-timeout 2h
+  option udp-timeouts 30s,10m
+  port http tcp 80
+    endpoint 10.244.0.5:80 node-1 ready serving
+  port dns udp 53
+    endpoint 10.244.0.5:53 node-1 ready serving
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t)
+	w.snapshot = s
+	w.facts.Tables = ruleset.Compile(ruleset.Config{Table: "nftproxy"}, s).Model()
+	w.says("eth0 192.0.2.1:1000 -> 10.96.0.8:80/tcp", explain.Endpoint, "connection tracking forgets the connection 2h0m0s after its last packet")
+	w.says("eth0 192.0.2.1:1000 -> 10.96.0.8:53/udp", explain.Endpoint, "connection tracking forgets the flow 10m0s after its last packet, or 30s after it if nothing has answered")
+}

@@ -123,6 +123,15 @@ func (x *explainer) sayTranslation(p ruleset.Purpose, s *nft.Step, w *nft.Way) (
 		return "the client is not remembered: it goes on to choose an endpoint", true
 	case ruleset.Choose, ruleset.ChooseFirst:
 		return fmt.Sprintf("map %s: it goes to %s", setOf(s), x.chosen(w)), false
+	case ruleset.GiveTimeouts:
+		set, _ := statement[nft.SetTimeout](s.Rule)
+		switch t := service.ParseTimeouts(set.Name); t.Protocol {
+		case service.UDP:
+			return fmt.Sprintf("its Service asks for time-outs: connection tracking forgets the flow %s after its last packet, or %s after it if nothing has answered", t.Replied, t.Unreplied), false
+		case service.TCP:
+			return fmt.Sprintf("its Service asks for a time-out: connection tracking forgets the connection %s after its last packet", t.Established), false
+		}
+		return fmt.Sprintf("it gets the time-outs of the object %s", clean(set.Name)), false
 	case ruleset.DropUnchosen:
 		return "the map has none of the endpoints that this chain expects: it is dropped", false
 	case ruleset.FindLearner:

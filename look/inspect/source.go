@@ -14,6 +14,7 @@ import (
 
 	"nftproxy/model/service"
 	"nftproxy/nft/ejecttable"
+	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
 	"nftproxy/node/hostaddr"
 	"nftproxy/watch"
@@ -64,6 +65,7 @@ func (s *Source) Follow(ctx context.Context, addrs hostaddr.Addresses, judge fun
 		}
 		return list
 	}
+	options.TryTimeouts = sync.OnceValue(tryTimeouts)
 	options.Report = func(p watch.Problem) {
 		err := judge(p)
 		if unreadable := (*watch.UnreadableError)(nil); errors.As(p, &unreadable) {
@@ -90,6 +92,16 @@ func (s *Source) Follow(ctx context.Context, addrs hostaddr.Addresses, judge fun
 		o.ended <- cmp.Or(err, ctx.Err())
 	}
 	return nil, o.End()
+}
+
+// tryTimeouts is watch.Options.TryTimeouts.
+func tryTimeouts() error {
+	conn, err := kernel.Open(kernel.Config{})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return conn.TryTimeouts()
 }
 
 // fail ends the following, and keeps the first error for End.

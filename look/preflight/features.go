@@ -89,7 +89,7 @@ func (o Options) features() []Finding {
 		for _, f := range features() {
 			found = append(found, f.try())
 		}
-		found = append(found, tryOwner(), tryCounters(), tryLabels())
+		found = append(found, tryOwner(), tryCounters(), tryLabels(), tryTimeouts())
 		return nil
 	})
 	if err != nil {
@@ -169,6 +169,20 @@ func tryCounters() Finding {
 	defer conn.Close()
 	if err := conn.TryCounters(); err != nil {
 		return yellow(probe, err.Error(), "the rules have no counters: nftproxy top, and the metrics and events of refusals, stay empty")
+	}
+	return green(probe, "works")
+}
+
+// tryTimeouts tells whether rules can give time-outs to connections.
+func tryTimeouts() Finding {
+	const probe = "kernel: time-outs of connections"
+	conn, err := kernel.Open(kernel.Config{})
+	if err != nil {
+		return failed(probe, err)
+	}
+	defer conn.Close()
+	if err := conn.TryTimeouts(); err != nil {
+		return yellow(probe, err.Error(), "Services with the annotations nftproxy.io/udp-timeouts and nftproxy.io/tcp-established-timeout have the node's time-outs, and an event says so")
 	}
 	return green(probe, "works")
 }

@@ -50,6 +50,8 @@ type Options struct {
 	SourceRanges *Sources
 	// SlowStart is in what time a new endpoint grows to its weight, in whole seconds; 0 for at once.
 	SlowStart time.Duration
+	// TCPTimeouts and UDPTimeouts are those of its connections; zero for the node's.
+	TCPTimeouts, UDPTimeouts Timeouts
 	// UDPHandling says what becomes of UDP flows to an endpoint that terminates.
 	UDPHandling UDPHandling
 }
@@ -57,7 +59,8 @@ type Options struct {
 // Equal reports whether both ask for the same.
 func (o Options) Equal(p Options) bool {
 	return o.ExternalFailover == p.ExternalFailover && o.Balance == p.Balance && o.Departed == p.Departed && o.Eject == p.Eject &&
-		o.PortRanges == p.PortRanges && o.SourceRanges.Equal(p.SourceRanges) && o.SlowStart == p.SlowStart && o.UDPHandling == p.UDPHandling
+		o.PortRanges == p.PortRanges && o.SourceRanges.Equal(p.SourceRanges) && o.SlowStart == p.SlowStart &&
+		o.TCPTimeouts == p.TCPTimeouts && o.UDPTimeouts == p.UDPTimeouts && o.UDPHandling == p.UDPHandling
 }
 
 // option is one key of Options.
@@ -82,6 +85,8 @@ func allOptions() []option {
 		wordOption(UDPHandlingAnnotation, func(o *Options) *UDPHandling { return &o.UDPHandling }, udpHandlingWords(), 0, "Default"),
 		slowStartOption(),
 		{"source-ranges", setSourceRanges, func(o *Options) string { return o.SourceRanges.text() }},
+		tcpTimeoutOption(),
+		udpTimeoutsOption(),
 	}
 }
 

@@ -60,6 +60,18 @@ func TestOptionsRefuse(t *testing.T) {
 		{"slow-start", "999ms", "whole seconds from 1s to 1h"},
 		{"slow-start", "1h0m1s", "whole seconds from 1s to 1h"},
 		{"slow-start", "300000h", "whole seconds from 1s to 1h"},
+		{"tcp-established-timeout", "", "not one of 1m, 5m, 10m, 30m, 1h, 2h, 6h, 12h, 24h, 72h or 168h; the node's time-out is in force"},
+		{"tcp-established-timeout", "3h", "not one of 1m"},
+		{"tcp-established-timeout", "7200", "not one of 1m"},
+		{"tcp-established-timeout", "-2h", "not one of 1m"},
+		{"tcp-established-timeout", "10s", "not one of 1m"},
+		{"udp-timeouts", "", "not UNREPLIED,REPLIED such as 30s,10m"},
+		{"udp-timeouts", "30s", "with UNREPLIED of 10s, 30s, 1m, 5m or 10m, and REPLIED as long or longer, of 10s, 30s, 1m, 5m, 10m, 30m, 1h, 2h, 6h, 12h or 24h; the node's time-outs are in force"},
+		{"udp-timeouts", "30s,10m,1h", "not UNREPLIED,REPLIED"},
+		{"udp-timeouts", "10m,30s", "REPLIED as long or longer"},
+		{"udp-timeouts", "30m,1h", "with UNREPLIED of 10s"},
+		{"udp-timeouts", "31s,10m", "with UNREPLIED of 10s"},
+		{"udp-timeouts", "30s,72h", "of 10s, 30s, 1m"},
 		{"service.kubernetes.io/udp-connection-handling", "preserve", "not Default or PreserveDuringTermination; Default is in force"},
 		{"udp-connection-handling", "Default", "unknown key; there are nftproxy.io/"},
 		{"external-failure", "pass", "unknown key; there are nftproxy.io/"},
@@ -80,7 +92,7 @@ func TestOptionsRefuse(t *testing.T) {
 func TestOptionsEqual(t *testing.T) {
 	values := map[string]string{
 		"balance": "client", "departed-connections": "cut", "eject": "on", "external-failover": "pass", "port-ranges": "80-90/TCP",
-		"slow-start": "30s", "source-ranges": "none", service.UDPHandlingAnnotation: "PreserveDuringTermination",
+		"slow-start": "30s", "tcp-established-timeout": "2h", "udp-timeouts": "30s,10m", "source-ranges": "none", service.UDPHandlingAnnotation: "PreserveDuringTermination",
 	}
 	fields := 0
 	for _, f := range reflect.VisibleFields(reflect.TypeFor[service.Options]()) {
@@ -161,6 +173,47 @@ func TestSourcesAnd(t *testing.T) {
 					t.Fatalf("%v and %v are %v, which is wrong for %s", a.Ranges(), b.Ranges(), both.Ranges(), addr)
 				}
 			}
+		}
+	}
+}
+
+// TestTimeouts: times may be written in any form. Each value has a name of its own, that comes back, and there are few of them.
+func TestTimeouts(t *testing.T) {
+	var o service.Options
+	for key, value := range map[string]string{"udp-timeouts": " 60s, 0.5h", "tcp-established-timeout": "120m"} {
+		if err := o.Set(key, value); err != nil {
+			t.Errorf("%s=%s: %v", key, value, err)
+		}
+	}
+	if got, want := o.String(), "tcp-established-timeout=2h udp-timeouts=1m,30m"; got != want {
+		t.Errorf("read as %s, want %s", got, want)
+	}
+	if tcp, udp, sctp := o.TimeoutsOf(service.TCP).String(), o.TimeoutsOf(service.UDP).String(), o.TimeoutsOf(service.SCTP).String(); tcp != "tcp-2h" || udp != "udp-1m-30m" || sctp != "" {
+		t.Errorf("the protocols have %q, %q and %q", tcp, udp, sctp)
+	}
+	names := map[string]bool{}
+	keep := func(want service.Timeouts) {
+		names[want.String()] = true
+		if got := service.ParseTimeouts(want.String()); got != want {
+			t.Errorf("%q is %+v, want %+v", want, got, want)
+		}
+	}
+	for _, d := range service.EstablishedTimeouts() {
+		keep(service.Timeouts{Protocol: service.TCP, Established: d})
+	}
+	for _, unreplied := range service.UnrepliedTimeouts() {
+		for _, replied := range service.RepliedTimeouts() {
+			if replied >= unreplied {
+				keep(service.Timeouts{Protocol: service.UDP, Unreplied: unreplied, Replied: replied})
+			}
+		}
+	}
+	if len(names) != 56 {
+		t.Errorf("%d names, want 56: docs/choices.md says so", len(names))
+	}
+	for _, text := range []string{"", "udp", "udp-30s", "udp-30s-2m", "tcp-", "tcp-3h", "sctp-2h", "udp-10m-30s", "tcp-2h-2h"} {
+		if got := service.ParseTimeouts(text); got != (service.Timeouts{}) {
+			t.Errorf("%q is %+v", text, got)
 		}
 	}
 }

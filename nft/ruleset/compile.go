@@ -202,6 +202,8 @@ type tableCompiler struct {
 	ranged     bool
 	// clientMaps counts the shared chains that refer to each map of clients.
 	clientMaps map[string]int
+	// timeouts has the objects of time-outs that shared chains refer to.
+	timeouts timeoutUses
 	// ranges are the ServiceCIDRs. outside counts the cluster IPs that are in none.
 	ranges  treap.Map[string, netip.Prefix]
 	outside int
@@ -239,7 +241,7 @@ func newTableCompiler(cfg Config, f nft.Family) *tableCompiler {
 	t := &tableCompiler{
 		cfg: cfg, family: f, address: byAddress(), nodePort: byNodePort(), byRanges: byRange(), sets: sets(&cfg),
 		edits:  map[string]*nft.Part{},
-		shared: map[string]*chainUse{}, clientMaps: map[string]int{},
+		shared: map[string]*chainUse{}, clientMaps: map[string]int{}, timeouts: timeoutUses{users: map[string]int{}},
 		lists: newListUses(), rangeLists: newListUses(),
 		learners: map[*access]int{}, identities: map[*access]int{},
 		local:  map[service.Name][]portOnNode{},
@@ -263,7 +265,7 @@ type chainUse struct {
 }
 
 func (t *tableCompiler) program() *nft.Table {
-	return &nft.Table{Family: t.family, Name: t.cfg.Table, Sets: t.sets, Chains: t.chains, Parts: t.parts}
+	return &nft.Table{Family: t.family, Name: t.cfg.Table, Sets: t.sets, Chains: t.chains, Timeouts: t.timeouts.objects, Parts: t.parts}
 }
 
 // nodePart names the part with the node's own elements. No service has this name,
@@ -452,6 +454,7 @@ func (t *tableCompiler) addChain(name string, chain sharedChain) {
 			t.sets = t.sets.Set(name, affinityMap(name))
 		}
 	}
+	t.timeouts.count(chain.timeouts, 1)
 	if next, ok := chain.next(); ok {
 		t.addChain(next.name(), next)
 		t.countUser(next.name(), 1)
@@ -473,6 +476,7 @@ func (t *tableCompiler) countUser(name string, by int) {
 			t.sets = t.sets.Delete(name)
 		}
 	}
+	t.timeouts.count(u.chain.timeouts, -1)
 	if next, ok := u.chain.next(); ok {
 		t.countUser(next.name(), -1)
 	}

@@ -160,6 +160,8 @@ func (m *middle) kernel(t *testing.T, cut int, leaving bool) *nft.Model {
 				c.Sets[name] = s
 			}
 		}
+		maps.Copy(c.Timeouts, fresh.Timeouts)
+		maps.Copy(c.Timeouts, old.Timeouts)
 		for name, chain := range fresh.Chains {
 			c.Chains[name] = chain
 		}

@@ -371,7 +371,10 @@ func (o *oracle) deliver(p nft.Packet, t *target, list string, masquerade bool) 
 			// What was translated goes there all the same.
 			o.saw("endpoint is an address of services")
 		}
-		r := nft.Result{Fate: nft.DNATed, To: to}
+		r := nft.Result{Fate: nft.DNATed, To: to, Timeout: t.s.Options.TimeoutsOf(service.Protocol(p.Protocol)).String()}
+		if r.Timeout != "" {
+			o.saw(fmt.Sprintf("time-outs: protocol %d, node port %v, affinity %v", p.Protocol, t.at.Addr().IsUnspecified(), t.s.AffinityTimeout > 0))
+		}
 		hairpin := to.Addr() == p.Src.Addr() && o.onNode(to.Addr())
 		spared := slices.ContainsFunc(o.cfg.NoMasquerade, func(c netip.Prefix) bool { return c.Contains(to.Addr()) })
 		switch {

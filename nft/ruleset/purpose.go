@@ -53,6 +53,8 @@ const (
 	// FindClient sends a remembered client to its endpoint, NewClient goes on without one.
 	FindClient Purpose = "send a remembered client to its endpoint"
 	NewClient  Purpose = "choose an endpoint for a new client"
+	// GiveTimeouts gives a connection the time-outs that its Service asks for.
+	GiveTimeouts Purpose = "give the connection the time-outs of its Service"
 	// Choose translates to a random endpoint. ChooseFirst does so where the map changes at this
 	// moment, and DropUnchosen drops what then has no endpoint.
 	Choose       Purpose = "choose an endpoint"

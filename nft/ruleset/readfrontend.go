@@ -43,6 +43,8 @@ type servedFrontend struct {
 	clusterSlots, localSlots map[netip.AddrPort]int
 	// balance says how packets draw an endpoint.
 	balance service.Balance
+	// timeouts are those that connections get.
+	timeouts service.Timeouts
 	// dropped says that there are endpoints, but none on the node. refused says that
 	// there are no endpoints.
 	dropped, refused bool
@@ -138,7 +140,10 @@ func (r *frontendReader) read(element nft.Element) *servedFrontend {
 	f.refused = verdict.Chain == refuse || verdict.Chain == r.refusalChain(NoEndpoints)
 	if !f.dropped && !f.refused {
 		cluster, local := r.cluster[element.Key], r.local[element.Key]
-		f.balance = cmp.Or(balanceOf(verdict.Chain), balanceOf(r.element(r.clusterVerdicts, element.Key).Verdict.Chain), balanceOf(r.element(r.localVerdicts, element.Key).Verdict.Chain))
+		chains := []string{verdict.Chain, r.element(r.clusterVerdicts, element.Key).Verdict.Chain, r.element(r.localVerdicts, element.Key).Verdict.Chain}
+		for _, chain := range chains {
+			f.balance, f.timeouts = cmp.Or(f.balance, balanceOf(chain)), cmp.Or(f.timeouts, timeoutsOf(chain))
+		}
 		if f.balance != service.ByRandom {
 			cluster.forgetEven()
 			local.forgetEven()

@@ -110,6 +110,7 @@ func (s *servedService) service(r *readback) *service.Service {
 		svc.Options.ExternalFailover = max(svc.Options.ExternalFailover, f.failover)
 		svc.AffinityTimeout = max(svc.AffinityTimeout, f.affinity)
 		svc.Options.Balance = max(svc.Options.Balance, f.balance)
+		svc.Options.SetTimeouts(f.timeouts)
 	}
 	svc.InternalPolicy = s.internalPolicy(svc)
 	slices.SortStableFunc(s.ports, func(a, b *servedPort) int { return cmp.Compare(rangeOrder(&a.Port), rangeOrder(&b.Port)) })

@@ -29,9 +29,10 @@ type serviceCompiler struct {
 	rangesUsed  []rangeList
 	// pings are those of the compiledService.
 	pings []netip.Addr
-	// clients has the clients of the port that is being compiled, and ranged says that it is ranges.
-	clients clients
-	ranged  bool
+	// clients has the clients of the port that is being compiled, protocol is its own, and ranged says that it is ranges.
+	clients  clients
+	protocol service.Protocol
+	ranged   bool
 }
 
 // compile returns the service's elements in the family, none if it has no cluster IP
@@ -56,7 +57,7 @@ func (c *serviceCompiler) compile() compiledService {
 		if i < len(c.last) {
 			last = &c.last[i]
 		}
-		c.ranged = p.IsRange()
+		c.ranged, c.protocol = p.IsRange(), p.Protocol
 		now := c.listsAfter(last, p)
 		c.compilePort(p, now.endpointLists)
 		compiled.keepPort(i, c.svc, &now)
@@ -195,7 +196,7 @@ func (c *serviceCompiler) addTargets(f frontend, vmap string, targets targetList
 // leadTo leads the frontend to the shared chain for the targets. list is the list
 // whose clients are remembered, 0 for none.
 func (c *serviceCompiler) leadTo(f frontend, vmap string, targets targetList, m masquerading, list clientList) sharedChain {
-	shared := sharedChain{access: f.access, slots: targets.slots(), masquerade: m}
+	shared := sharedChain{access: f.access, slots: targets.slots(), masquerade: m, timeouts: c.svc.Options.TimeoutsOf(c.protocol)}
 	if targets.row != nil && targets.row.Fixed {
 		shared.balance = c.svc.Options.Balance
 	}

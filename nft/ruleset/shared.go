@@ -32,6 +32,8 @@ type sharedChain struct {
 	masquerade masquerading
 	// balance says how a packet draws one of them.
 	balance service.Balance
+	// timeouts are those that connections get.
+	timeouts service.Timeouts
 	// clients makes it the chain that sends each remembered client to its endpoint,
 	// by the map of the list in lists. It sends others on to the chain without
 	// clients.
@@ -58,6 +60,9 @@ func (s sharedChain) name() string {
 	}
 	if s.masquerade == masqueradeAll {
 		name += "-masquerade"
+	}
+	if s.timeouts != (service.Timeouts{}) {
+		name += "-" + s.timeouts.String()
 	}
 	if s.clients != (clients{}) {
 		name += "-" + s.lists.mapName(s.clients)
@@ -99,6 +104,9 @@ func (s sharedChain) chain(cfg *Config, p pods) *nft.Chain {
 		return &nft.Chain{Name: s.name(), Rules: s.access.learnRules(s.clients, s.lists, s.learn)}
 	}
 	rules := append([]nft.Rule{s.access.recentRule()}, s.masqueradeRules(cfg, p)...)
+	if s.timeouts != (service.Timeouts{}) {
+		rules = append(rules, GiveTimeouts.rule(nft.SetTimeout{Name: s.timeouts.String()}))
+	}
 	if next, ok := s.next(); ok {
 		return &nft.Chain{Name: s.name(), Rules: append(rules,
 			// The protocol is known; but nft reads no translation of ports without it.

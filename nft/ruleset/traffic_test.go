@@ -188,6 +188,8 @@ func enough() map[string]int {
 		"affinity: remembered a hairpin": 200, "affinity: remembered on the node itself": 150,
 		"affinity: came back, list all": 2000, "affinity: came back, list own": 50,
 		"affinity: came back to a node port": 150, "affinity: came back through sources": 30,
+		"time-outs: protocol 6, node port false, affinity false": 100, "time-outs: protocol 17, node port false, affinity false": 100, "time-outs: protocol 6, node port true, affinity false": 3,
+		"time-outs: protocol 17, node port true, affinity false": 3, "time-outs: protocol 6, node port false, affinity true": 10, "time-outs: protocol 17, node port false, affinity true": 10,
 		"ranges: found": 500, "ranges: own port first": 50, "ranges: another's port first": 30, "ranges: before another's port": 30,
 		"ranges: external address": 30, "ranges: external address on another's cluster IP": 10,
 	}

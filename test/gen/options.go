@@ -23,8 +23,12 @@ func options(rng *rand.Rand, s *service.Service) service.Options {
 	// These follow from the service, so that they change nothing else of what is drawn.
 	sum := fnv.New64a()
 	_, _ = sum.Write([]byte(s.String()))
-	if own := rand.New(rand.NewPCG(sum.Sum64(), 1)); own.IntN(2) == 0 {
+	own := rand.New(rand.NewPCG(sum.Sum64(), 1))
+	if own.IntN(2) == 0 {
 		draw(own, flowOptionValues())
+	}
+	if own.IntN(3) == 0 {
+		draw(own, timeoutOptionValues())
 	}
 	return o
 }
@@ -47,5 +51,13 @@ func flowOptionValues() [][]string {
 		{"departed-connections", "keep", "cut", "cut-after=1s", "cut-after=30s", "cut-after=1h"},
 		{"slow-start", "1s", "30s", "1h"},
 		{service.UDPHandlingAnnotation, "Default", "PreserveDuringTermination"},
+	}
+}
+
+// timeoutOptionValues has the time-outs of connections, as optionValues. Two Services often want the same object.
+func timeoutOptionValues() [][]string {
+	return [][]string{
+		{service.UDPTimeoutsKey, "30s,10m", "30s,10m", "10s,10s", "10m,24h"},
+		{service.TCPTimeoutKey, "2h", "2h", "1m", "168h"},
 	}
 }
