@@ -21,7 +21,7 @@ import (
 
 // BenchmarkNodeConnect has a process of the node connect to an endpoint on the node: straight, without any Service,
 // and to the cluster IP of one of 10,000 Services with 10 endpoints each, with all ways to do the masquerade, with
-// none of it, and where that Service has ranges of ports: to its port, and to a port of the ranges. A pod does the same. All take turns of 100 connections. It reports the median of what a turn's median
+// none of it, and where that Service has ranges of ports: to its port, and to a port of the ranges, and where it has time-outs of its own. A pod does the same. All take turns of 100 connections. It reports the median of what a turn's median
 // is to that of the same client's straight turn in the same round (x), and the median of the medians (us).
 func BenchmarkNodeConnect(b *testing.B) {
 	const connections = 100
@@ -43,6 +43,7 @@ func BenchmarkNodeConnect(b *testing.B) {
 		{"static", ""},
 		{"beside-ranges", ""},
 		{"in-ranges", ""},
+		{"time-outs", ""},
 	} {
 		ways = append(ways, newNodeWay(b, cmd, w.name, w.change))
 	}
@@ -127,6 +128,9 @@ func newNodeWay(b *testing.B, cmd nftcmd.Command, name, change string) *nodeWay 
 	if strings.HasSuffix(name, "ranges") {
 		must(b, measured.Options.Set("port-ranges", "8000-9000/TCP"))
 		measured.SetRangePorts()
+	}
+	if name == "time-outs" {
+		must(b, measured.Options.Set(service.TCPTimeoutKey, "2h"))
 	}
 	if name == "in-ranges" {
 		w.to = netip.AddrPortFrom(w.to.Addr(), 8080)

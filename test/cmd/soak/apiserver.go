@@ -87,7 +87,10 @@ func specified(e script.Event) *corev1.Service {
 		spec.ExternalIPs = []string{"198.51.100." + n}
 	}
 	made := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace}, Spec: spec}
-	for word, key := range map[string]string{"failover": failoverKey, "departed": departedKey, "ranges": service.OptionPrefix + "port-ranges", "slow-start": service.OptionPrefix + "slow-start"} {
+	for word, key := range map[string]string{
+		"failover": failoverKey, "departed": departedKey, "ranges": service.OptionPrefix + "port-ranges", "slow-start": service.OptionPrefix + "slow-start",
+		"udp-timeouts": service.OptionPrefix + service.UDPTimeoutsKey, "tcp-timeout": service.OptionPrefix + service.TCPTimeoutKey,
+	} {
 		if value := e.Get(word); value != "" {
 			metav1.SetMetaDataAnnotation(&made.ObjectMeta, key, value)
 		}

@@ -245,6 +245,9 @@ func (g *Generator) service() {
 		args = append(args, "slow-start="+[]string{"1s", "5s", "60s"}[g.rng.IntN(3)])
 	}
 	if g.rng.IntN(4) == 0 {
+		args = append(args, "udp-timeouts="+[]string{"30s,10m", "10m,24h"}[g.rng.IntN(2)], "tcp-timeout="+[]string{"30m", "72h"}[g.rng.IntN(2)])
+	}
+	if g.rng.IntN(4) == 0 {
 		args = append(args, fmt.Sprintf("affinity=%d", []int{5, 600, 10800}[g.rng.IntN(3)]))
 	}
 	if g.rng.IntN(5) == 0 {
