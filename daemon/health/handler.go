@@ -52,6 +52,7 @@ func (h *Health) answer(w http.ResponseWriter, r *http.Request, s Status, well b
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.Header().Set("Server", otherproxy.ServerHeader) // The clean-up would take the server for kube-proxy's.
 	w.WriteHeader(code)
 	// An error here means that the client has gone away.
 	_ = json.NewEncoder(w).Encode(s)

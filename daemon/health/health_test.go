@@ -266,6 +266,10 @@ func TestHeaders(t *testing.T) {
 		if got := w.Header().Get("X-Content-Type-Options"); got != "nosniff" {
 			t.Errorf("%s: X-Content-Type-Options %q", path, got)
 		}
+		// Without it `cleanup --kube-proxy` takes the server for one of kube-proxy's.
+		if got := w.Header().Get("Server"); got != "nftproxy" {
+			t.Errorf("%s: Server %q", path, got)
+		}
 	}
 }
 
