@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"nftproxy/conntrack"
-	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
@@ -210,7 +209,7 @@ func TestServiceTimeouts(t *testing.T) {
 	for _, answers := range []bool{false, true} {
 		stop := w.listen(answers)
 		for _, way := range ways {
-			for i := range ip.Families() {
+			for i := range way.to {
 				to := netip.AddrPortFrom(netip.MustParseAddr(way.to[i]), way.port)
 				if answers {
 					w.connect(way.from, service.TCP, to, established/2, established, true)
