@@ -98,8 +98,8 @@ func TestGoodNode(t *testing.T) {
 			}
 		}
 	}
-	if features != 12 {
-		t.Errorf("%d features of the kernel, want 12", features)
+	if features != 13 {
+		t.Errorf("%d features of the kernel, want 13", features)
 	}
 	for _, probe := range []string{"rights", "connection tracking", "other proxies", "ports: health", "firewalls", "marks", "queues", "sysctl: net.ipv4.ip_forward"} {
 		w.want(found, preflight.Green, probe)

@@ -244,5 +244,5 @@ func (f *fresh) growing(s *service.Service, now time.Time) service.Growers {
 	return service.NewNotes(slices.DeleteFunc(list, func(g service.Growing) bool { return g.Part == service.WholePart }))
 }
 
-// Growing is the number of Services that have growing endpoints.
+// Growing is the number of Services that have new endpoints.
 func (t *Tracker) Growing() int { return len(t.fresh) }
