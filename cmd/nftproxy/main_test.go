@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding"
 	"errors"
+	"maps"
 	"net"
 	"os/exec"
 	"reflect"
@@ -23,6 +24,8 @@ import (
 
 	"nftproxy/conntrack"
 	"nftproxy/look/inspect"
+	"nftproxy/nft/ruleset"
+	"nftproxy/test/gen"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -399,6 +402,51 @@ func TestGetHelp(t *testing.T) {
 				t.Errorf("get %s: the help does not name the JSON field %s", cmd.Name(), name)
 			}
 		}
+	}
+}
+
+// TestGetHelpNamesOptions: the help of get services names each annotation that its column OPTIONS can have, and no other.
+func TestGetHelpNamesOptions(t *testing.T) {
+	s, err := gen.ReadSnapshot(strings.NewReader(`node n
+  address 192.168.0.2
+service a/asks created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.1
+  external-ip 198.51.100.1
+  external-policy Local
+  option balance client
+  option external-failover pass
+  option source-ranges 203.0.113.0/24
+  option tcp-established-timeout 2h
+  option udp-timeouts 30s,10m
+  port t tcp 80 node-port 30080
+    endpoint 10.0.0.1:80 other ready serving
+    endpoint 10.0.0.2:80 other ready serving
+  port u udp 80
+    endpoint 10.0.0.1:80 other ready serving
+service a/ranges created 2026-01-01T00:00:00Z
+  cluster-ip 10.96.0.2
+  option port-ranges 100-200/TCP
+  port ranges tcp ranges=100-200
+    endpoint 10.0.0.1:0 other ready serving
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]bool{}
+	back := ruleset.ReadBack(ruleset.Compile(ruleset.Config{Table: "t"}, s).Model(), "t", s.Node)
+	for name := range s.Services.All() {
+		for key := range back.Services.At(name).Options.All() {
+			want[key] = true
+		}
+	}
+	cmd, _, err := newGetCommand().Find([]string{"services"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, list, _ := strings.Cut(cmd.Long, "as far as the tables do it: ")
+	list, _, _ = strings.Cut(list, ")")
+	if diff := cmp.Diff(slices.Sorted(maps.Keys(want)), strings.FieldsFunc(list, func(r rune) bool { return strings.ContainsRune(", \n", r) })); diff != "" {
+		t.Errorf("get services: the options (-printed +explained):\n%s", diff)
 	}
 }
 
