@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -156,7 +155,7 @@ func newWatcher(ctx context.Context, c Config, r reporter, former watch.Former, 
 		}
 		return list
 	}
-	o.Retain, o.Former, o.TryTimeouts = c.RetainMissing, former, sync.OnceValue(tryTimeouts)
+	o.Retain, o.Former, o.TryTimeouts = c.RetainMissing, former, remembered(tryTimeouts, time.Now)
 	w := watch.NewWatcher(o, out)
 	w.SetHostAddresses(addrs.Own, addrs.Broadcast...)
 	return w, nil

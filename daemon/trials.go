@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"errors"
 	"log/slog"
 	"sync/atomic"
 	"time"
@@ -27,6 +28,24 @@ func tried(rules ruleset.Config, conn *kernel.Conn, log *slog.Logger) ruleset.Co
 		log.Warn("the kernel has no labels for connections (CONFIG_NF_CONNTRACK_LABELS); unless --iptables-masquerade-bit has another bit, the rules use the bit 0x4000 of the packet mark for what is to be masqueraded, as kube-proxy does", "err", err)
 	}
 	return rules
+}
+
+// undecidedFor is how long the answer of a kernel that has not told is taken for one.
+const undecidedFor = 10 * time.Second
+
+// remembered is a trial that is asked for by each Service that wants the feature. The kernel's answer counts from then on. One that
+// has no memory at the moment is asked again, but not by each of thousands of Services at once. It is not safe for concurrent use.
+func remembered(try func() error, now func() time.Time) func() error {
+	var err error
+	var again time.Time
+	known := false
+	return func() error {
+		if !known && !now().Before(again) {
+			err = try()
+			known, again = !errors.Is(err, kernel.ErrUndecided), now().Add(undecidedFor)
+		}
+		return err
+	}
 }
 
 // countConnections returns an observer of syncs. With --nftproxy-counters=metrics it registers the

@@ -59,7 +59,7 @@ func (ix *index) withTimeouts(s *serviceObject) *serviceObject {
 	for key, value := range o.All() {
 		if key == service.TCPTimeoutKey || key == service.UDPTimeoutsKey {
 			object.problems = append(object.problems, Problem{Object: s.object(), Field: "metadata.annotations[" + service.OptionAnnotation(key) + "]", Err: &ValueError{
-				value, fmt.Sprintf("this node's kernel has no time-outs of single connections (CONFIG_NF_CONNTRACK_TIMEOUT); the node's are in force: %v", err),
+				value, fmt.Sprintf("this node's kernel gives no time-outs to single connections (it needs CONFIG_NF_CONNTRACK_TIMEOUT); the node's are in force: %v", err),
 			}})
 		}
 	}

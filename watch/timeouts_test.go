@@ -35,7 +35,7 @@ func TestTimeoutsRefused(t *testing.T) {
 			continue
 		}
 		for i, begins := range []string{
-			`metadata.annotations[nftproxy.io/tcp-established-timeout]: "2h": this node's kernel has no time-outs of single connections (CONFIG_NF_CONNTRACK_TIMEOUT); the node's are in force: try`,
+			`metadata.annotations[nftproxy.io/tcp-established-timeout]: "2h": this node's kernel gives no time-outs to single connections (it needs CONFIG_NF_CONNTRACK_TIMEOUT); the node's are in force: try`,
 			`metadata.annotations[nftproxy.io/udp-timeouts]: "30s,10m": this node's kernel`,
 		} {
 			if len(problems) != 2 {

@@ -37,8 +37,8 @@ type Options struct {
 	IgnoreExternalIPs bool
 	// Balance is that of the Services that have neither the annotation nor session affinity.
 	Balance service.Balance
-	// TryTimeouts returns an error if the kernel cannot give connections time-outs of their own, the same each time. It is called for
-	// each Service that asks for some, while the watcher holds its lock. If it is nil, the kernel can.
+	// TryTimeouts returns an error if the kernel cannot give connections time-outs of their own. It is called for each version of a
+	// Service that asks for some, while the watcher holds its lock. If it is nil, the kernel can.
 	TryTimeouts func() error
 	// MaxElements is how many elements of the node's tables one Service may
 	// cost; 0 means service.DefaultMaxElements.

@@ -45,16 +45,29 @@ func (c *Conn) TryLabels() error {
 	return nil
 }
 
+// ErrUndecided says that the kernel may take at another moment what it has refused: it had no memory, or was interrupted.
+var ErrUndecided = errors.New("the kernel may take it later")
+
 // TryTimeouts returns an error if rules cannot give time-outs to connections. Kernels without CONFIG_NF_CONNTRACK_TIMEOUT
-// cannot.
+// cannot. The error of a kernel that has not told matches ErrUndecided.
 func (c *Conn) TryTimeouts() error {
 	const name = "tried"
 	table := triedTable(nft.Rule{nft.SetTimeout{Name: name}})
 	table.Timeouts = nft.TimeoutsByName(nft.Timeout{Name: name, Protocol: unix.IPPROTO_TCP, Established: time.Hour})
-	if err := c.try(table); err != nil {
+	switch err := c.try(table); {
+	case err == nil:
+		return nil
+	case decides(err):
 		return fmt.Errorf("try time-outs: %w", err)
+	default:
+		return fmt.Errorf("try time-outs: %w: %w", ErrUndecided, err)
 	}
-	return nil
+}
+
+// decides says that a refusal is about what was tried, and not about the moment.
+func decides(err error) bool {
+	refused := (*BatchError)(nil)
+	return errors.As(err, &refused) && !refused.Partial && !slices.ContainsFunc(refused.Errors, func(e OpError) bool { return causeOf(e.Errno) != ofPart })
 }
 
 // triedTable is a table for try, with a rule in a chain that nothing leads to.

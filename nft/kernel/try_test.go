@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nftproxy/nft/kernel"
 	"nftproxy/test/lib/netlinkfault"
 	"nftproxy/test/lib/nftcmd"
 )
@@ -76,4 +77,28 @@ func TestTryTimeoutsOfAKernelWithout(t *testing.T) {
 	}
 	injector.Decide(netlinkfault.None)
 	must(t, c.TryTimeouts())
+}
+
+// TestTryTimeoutsUndecided: want of memory and a lost answer say nothing about the kernel, and a refusal of the object does.
+func TestTryTimeoutsUndecided(t *testing.T) {
+	injector, c, _ := openFaulty(t)
+	for _, f := range []struct {
+		message   string
+		fault     netlinkfault.Fault
+		undecided bool
+	}{
+		{"add object", netlinkfault.Fault{Kind: netlinkfault.Refuse, Errno: unix.ENOENT}, false},
+		{"add object", netlinkfault.Fault{Kind: netlinkfault.Refuse, Errno: unix.EOPNOTSUPP}, false},
+		{"add object", netlinkfault.Fault{Kind: netlinkfault.Refuse, Errno: unix.ENOMEM}, true},
+		{"add rule", netlinkfault.Fault{Kind: netlinkfault.Refuse, Errno: unix.EINTR}, true},
+		{"add object", netlinkfault.Fault{Kind: netlinkfault.RefuseSilently, Errno: unix.ENOENT}, true},
+		{"add object", netlinkfault.Fault{Kind: netlinkfault.Unsent, Errno: unix.ENOBUFS}, true},
+	} {
+		injector.Decide(func(p netlinkfault.Place) (netlinkfault.Fault, bool) { return f.fault, p.Message == f.message })
+		if err := c.TryTimeouts(); err == nil || errors.Is(err, kernel.ErrUndecided) != f.undecided {
+			t.Errorf("%s, %v: the trial says %v, want undecided: %t", f.message, f.fault, err, f.undecided)
+		}
+		injector.Decide(netlinkfault.None)
+		must(t, c.TryTimeouts())
+	}
 }
