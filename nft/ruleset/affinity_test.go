@@ -190,16 +190,22 @@ func TestAffinityOneEndpointForAllAddresses(t *testing.T) {
 func TestAffinityNames(t *testing.T) {
 	long := strings.Repeat("a", 253)
 	b := service.NewBuilder(service.Node{Name: "node-0"})
+	timeouts := service.ParseTimeouts("udp-10m-24h") // the longest name of an object
 	var names []service.Name
 	for i, name := range []string{long, long[1:] + "b", "web", "web-masquerade", "web-local", "learn-5"} {
 		svc := service.NewName(strings.Repeat("n", 63), name)
 		names = append(names, svc)
+		endpoints := service.MergeEndpoints([]service.Endpoint{
+			{Addr: netip.MustParseAddrPort("10.0.0.1:8080"), Node: "node-0", Ready: true, Serving: true},
+			{Addr: netip.MustParseAddrPort("10.0.0.2:8080"), Node: "node-1", Ready: true, Serving: true},
+		})
 		b.Set(&service.Service{
 			Name: svc, ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{172, 30, 0, byte(i)})}, ExternalPolicy: service.Local, AffinityTimeout: 86400e9,
-			Ports: []service.Port{{Protocol: service.SCTP, Port: 65535, NodePort: uint16(30000 + i), Endpoints: service.MergeEndpoints([]service.Endpoint{
-				{Addr: netip.MustParseAddrPort("10.0.0.1:8080"), Node: "node-0", Ready: true, Serving: true},
-				{Addr: netip.MustParseAddrPort("10.0.0.2:8080"), Node: "node-1", Ready: true, Serving: true},
-			})}},
+			Options: service.Options{UDPTimeouts: timeouts},
+			Ports: []service.Port{
+				{Protocol: service.SCTP, Port: 65535, NodePort: uint16(30000 + i), Endpoints: endpoints},
+				{Protocol: service.UDP, Port: 65535, NodePort: uint16(30000 + i), Endpoints: endpoints},
+			},
 		})
 	}
 	s := b.Snapshot()
@@ -217,12 +223,12 @@ func TestAffinityNames(t *testing.T) {
 		}
 		seen[m.Set.Name] = true
 	}
-	if want := 2 * len(names); len(seen) != want {
+	if want := 4 * len(names); len(seen) != want {
 		t.Errorf("%d maps, want %d", len(seen), want)
 	}
 	back := ruleset.ReadBack(program.Model(), "t", s.Node)
 	for _, name := range names[2:] {
-		if got := back.Services.At(name); got == nil || got.AffinityTimeout != 86400e9 {
+		if got := back.Services.At(name); got == nil || got.AffinityTimeout != 86400e9 || got.Options.UDPTimeouts != timeouts {
 			t.Errorf("read back: %s is %+v", name, got)
 		}
 	}
