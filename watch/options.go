@@ -38,10 +38,7 @@ func (ix *index) withBalance(s *serviceObject) *serviceObject {
 	if ix.options.Balance == service.ByRandom || s.balanced || s.bare.AffinityTimeout > 0 {
 		return s
 	}
-	object, bare := *s, s.bare.Clone()
-	bare.Options.Balance = ix.options.Balance
-	object.bare, object.built = bare, false
-	return &object
+	return s.edited(func(bare *service.Service) { bare.Options.Balance = ix.options.Balance })
 }
 
 // withTimeouts returns the Service without its time-outs if the kernel cannot give them, and says so.
@@ -54,18 +51,17 @@ func (ix *index) withTimeouts(s *serviceObject) *serviceObject {
 	if err == nil {
 		return s
 	}
-	object, bare := *s, s.bare.Clone()
-	object.problems = slices.Clone(s.problems)
+	var problems []Problem
 	for key, value := range o.All() {
 		if key == service.TCPTimeoutKey || key == service.UDPTimeoutsKey {
-			object.problems = append(object.problems, Problem{Object: s.object(), Field: "metadata.annotations[" + service.OptionAnnotation(key) + "]", Err: &ValueError{
+			problems = append(problems, Problem{Object: s.object(), Field: "metadata.annotations[" + service.OptionAnnotation(key) + "]", Err: &ValueError{
 				value, fmt.Sprintf("this node's kernel gives no time-outs to single connections (it needs CONFIG_NF_CONNTRACK_TIMEOUT); the node's are in force: %v", err),
 			}})
 		}
 	}
-	bare.Options.TCPTimeouts, bare.Options.UDPTimeouts = service.Timeouts{}, service.Timeouts{}
-	object.bare, object.built = bare, false
-	return &object
+	return s.edited(func(bare *service.Service) {
+		bare.Options.TCPTimeouts, bare.Options.UDPTimeouts = service.Timeouts{}, service.Timeouts{}
+	}, problems...)
 }
 
 // annotationPortRanges is the key of service.Options.PortRanges.

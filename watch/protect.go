@@ -183,10 +183,15 @@ func (ix *index) withoutIgnoredExternalIPs(s *serviceObject) *serviceObject {
 	if !ix.options.IgnoreExternalIPs || s.bare == nil || len(s.bare.ExternalIPs) == 0 {
 		return s
 	}
-	object, bare := *s, s.bare.Clone()
-	bare.ExternalIPs = nil
-	object.bare, object.built = bare, false
-	object.problems = append(slices.Clone(s.problems), Problem{Object: s.object(), Field: "spec.externalIPs", Err: ErrExternalIPsIgnored})
+	return s.edited(func(bare *service.Service) { bare.ExternalIPs = nil }, Problem{Object: s.object(), Field: "spec.externalIPs", Err: ErrExternalIPsIgnored})
+}
+
+// edited returns a copy of the object with more problems, and with another Service, as edit makes it of a copy.
+func (s *serviceObject) edited(edit func(*service.Service), problems ...Problem) *serviceObject {
+	object := *s
+	object.bare, object.built = s.bare.Clone(), false
+	edit(object.bare)
+	object.problems = slices.Concat(s.problems, problems)
 	return &object
 }
 

@@ -89,7 +89,10 @@ func (o Options) features() []Finding {
 		for _, f := range features() {
 			found = append(found, f.try())
 		}
-		found = append(found, tryOwner(), tryCounters(), tryLabels(), tryTimeouts())
+		found = append(found, tryOwner())
+		for _, t := range trials() {
+			found = append(found, t.check())
+		}
 		return nil
 	})
 	if err != nil {
@@ -159,44 +162,30 @@ func tryOwner() Finding {
 	return green(probe, "works")
 }
 
-// tryCounters tells whether rules can count packets for thousands of Services.
-func tryCounters() Finding {
-	const probe = "kernel: counters"
-	conn, err := kernel.Open(kernel.Config{})
-	if err != nil {
-		return failed(probe, err)
-	}
-	defer conn.Close()
-	if err := conn.TryCounters(); err != nil {
-		return yellow(probe, err.Error(), "the rules have no counters: nftproxy top, and the metrics and events of refusals, stay empty")
-	}
-	return green(probe, "works")
+// trial is a feature of the kernel that the rules can do without. The daemon tries it in the same way.
+type trial struct {
+	probe string
+	try   func(*kernel.Conn) error
+	// without says what is missing without it.
+	without string
 }
 
-// tryTimeouts tells whether rules can give time-outs to connections.
-func tryTimeouts() Finding {
-	const probe = "kernel: time-outs of connections"
-	conn, err := kernel.Open(kernel.Config{})
-	if err != nil {
-		return failed(probe, err)
+func trials() []trial {
+	return []trial{
+		{"kernel: counters", (*kernel.Conn).TryCounters, "the rules have no counters: nftproxy top, and the metrics and events of refusals, stay empty"},
+		{"kernel: labels of connections", (*kernel.Conn).TryLabels, "the rules use a bit of the packet mark for what is to be masqueraded, as kube-proxy does: other programs' marks may get into each other's way with it"},
+		{"kernel: time-outs of connections", (*kernel.Conn).TryTimeouts, "Services with the annotations nftproxy.io/udp-timeouts and nftproxy.io/tcp-established-timeout have the node's time-outs, and an event says so"},
 	}
-	defer conn.Close()
-	if err := conn.TryTimeouts(); err != nil {
-		return yellow(probe, err.Error(), "Services with the annotations nftproxy.io/udp-timeouts and nftproxy.io/tcp-established-timeout have the node's time-outs, and an event says so")
-	}
-	return green(probe, "works")
 }
 
-// tryLabels tells whether rules can give labels to connections.
-func tryLabels() Finding {
-	const probe = "kernel: labels of connections"
+func (t trial) check() Finding {
 	conn, err := kernel.Open(kernel.Config{})
 	if err != nil {
-		return failed(probe, err)
+		return failed(t.probe, err)
 	}
 	defer conn.Close()
-	if err := conn.TryLabels(); err != nil {
-		return yellow(probe, err.Error(), "the rules use a bit of the packet mark for what is to be masqueraded, as kube-proxy does: other programs' marks may get into each other's way with it")
+	if err := t.try(conn); err != nil {
+		return yellow(t.probe, err.Error(), t.without)
 	}
-	return green(probe, "works")
+	return green(t.probe, "works")
 }
