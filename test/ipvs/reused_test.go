@@ -13,18 +13,18 @@ import (
 // client and the same address and port of the Service, whoever made it (ip_vs_conn_drop_conntrack in net/netfilter/ipvs/ip_vs_nfct.c). The next
 // packet is then translated anew, perhaps to another endpoint, which resets the connection. Connections from other ports lose nothing.
 func TestReusedPort(t *testing.T) {
-	const each, first = 16, 31000 // ports of each family
+	const each, first = 16, 31000 // ports of each family: no number twice, since a socket of IPv6 takes a port of both
 	w := newWorld(t)
 	w.startKubeProxy()
 	w.hasChains()
-	w.serves("kube-proxy")
+	w.serves("kube-proxy", w.ways())
 	must(t, w.Outside.Sysctl("net.ipv4.tcp_max_tw_buckets", "0")) // the client's own kernel gives a port back at once
 	var reused, fresh []*client
 	var from []netip.AddrPort
-	for _, a := range w.NodeAddrs {
+	for family, a := range w.NodeAddrs {
 		y := way{from: w.Outside, protocol: testnet.TCP, to: netip.AddrPortFrom(a, w.web.nodePort)}
 		for i := range each {
-			source := netip.AddrPortFrom(w.freshSource(y.to).Addr(), uint16(first+i))
+			source := netip.AddrPortFrom(w.freshSource(y).Addr(), uint16(first+family*each+i))
 			before := w.ipvsConnections()
 			if a, err := y.from.AskFrom(w.Context(), y.protocol, source, y.to, limit); err != nil || a.Outcome != testnet.Answered {
 				t.Fatalf("%s from %v: %v %v", y, source, a.Outcome, err)
@@ -42,8 +42,8 @@ func TestReusedPort(t *testing.T) {
 	<-w.kubeProxy.Exited()
 	before := w.ipvsConnections()
 	for i := range reused {
-		must(t, reused[i].open(w, from[i]))
-		must(t, fresh[i].open(w, w.freshSource(fresh[i].to)))
+		must(t, reused[i].open(reused[i].from.DialFrom(t.Context(), testnet.TCP, from[i].String(), reused[i].to.String())))
+		must(t, fresh[i].open(w.dial(fresh[i].way)))
 		t.Cleanup(func() { _ = reused[i].conn.Close(); _ = fresh[i].conn.Close() })
 	}
 	if now := w.ipvsConnections(); now != before {

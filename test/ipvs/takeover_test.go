@@ -9,7 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"testing"
 	"time"
 
@@ -44,8 +44,9 @@ type world struct {
 	nftproxy  *child.Process
 	// web and loyal have the same pods, loyal has session affinity; hairpin has the pod self.
 	web, loyal, hairpin service
-	// connections counts those that the test has made, pings apart.
-	connections atomic.Uint32
+	// sources counts the connections that the test has made from each place, pings apart.
+	mu      sync.Mutex
+	sources map[*testnet.Namespace]int
 }
 
 // service is a Service with a cluster IP of each family that end in number.
@@ -67,7 +68,7 @@ func TestTakeover(t *testing.T) {
 	w := newWorld(t)
 	w.startKubeProxy()
 	w.hasChains()
-	w.serves("kube-proxy")
+	w.serves("kube-proxy", w.ways())
 	other := "203.0.113.9:8443"
 	w.run("ipvsadm", "-A", "-t", other, "-s", "wlc")
 	w.run("ipvsadm", "-a", "-t", other, "-r", "192.168.100.2:8443", "-m")
@@ -107,6 +108,7 @@ func TestTakeover(t *testing.T) {
 		out = w.run("nftproxy", "cleanup", "--kube-proxy", "--end-connections") // IPVS remembers datagrams for minutes
 		t.Logf("clean-up without them:\n%s", out)
 		w.nothingLeft(other)
+		w.serves("nftproxy", w.pings())
 		after.steps(3)
 
 		w.run("ipvsadm", "-D", "-f", "7")
@@ -133,7 +135,7 @@ func newWorld(t *testing.T) *world {
 		}
 	}
 	w := &world{
-		T: t, Topology: testnet.NewForTest(t, testnet.Config{}), dir: t.TempDir(),
+		T: t, Topology: testnet.NewForTest(t, testnet.Config{}), dir: t.TempDir(), sources: map[*testnet.Namespace]int{},
 		web:     service{"web", 10, 30080, corev1.ServiceAffinityNone},
 		loyal:   service{"loyal", 11, 30081, corev1.ServiceAffinityClientIP},
 		hairpin: service{"hairpin", 12, 30082, corev1.ServiceAffinityNone},
@@ -341,11 +343,11 @@ func (w *world) hasChains() {
 	}
 }
 
-// serves waits until the Service's addresses answer.
-func (w *world) serves(who string) {
+// serves waits until these addresses answer.
+func (w *world) serves(who string, ways []way) {
 	w.Helper()
 	deadline := time.Now().Add(limit)
-	for _, to := range w.ways() {
+	for _, to := range ways {
 		for {
 			a, err := w.ask(to, time.Second)
 			if err == nil && a.Outcome == testnet.Answered {
@@ -362,14 +364,15 @@ func (w *world) serves(who string) {
 }
 
 // ipvsConnections is how many connections IPVS has made on the node. /proc/net/ip_vs_stats has a sum that the kernel renews every two
-// seconds (net/netfilter/ipvs/ip_vs_est.c); the counters of the processors are those of this moment.
+// seconds (net/netfilter/ipvs/ip_vs_est.c); the counters of the processors are those of this moment. Below them stand a sum, ~, and rates.
 func (w *world) ipvsConnections() (sum int) {
 	w.Helper()
 	out := w.run("cat", "/proc/net/ip_vs_stats_percpu")
+	counters, _, _ := strings.Cut(out, "~")
 	processors := 0
-	for line := range strings.Lines(out) {
+	for line := range strings.Lines(counters) {
 		var cpu, n int
-		if _, err := fmt.Sscanf(line, "%x %x", &cpu, &n); err == nil { // the headings and the sum, ~, have no number first
+		if _, err := fmt.Sscanf(line, "%x %x", &cpu, &n); err == nil { // the headings have no number first
 			sum, processors = sum+n, processors+1
 		}
 	}

@@ -2,6 +2,7 @@ package ipvs
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -10,6 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"nftproxy/test/lib/testnet"
 )
@@ -25,7 +28,8 @@ type way struct {
 
 func (y way) String() string { return fmt.Sprintf("%s to %v from %v", y.protocol, y.to, y.from) }
 
-// ways are all: from a pod and the node to cluster IPs, by connections and by pings, from outside to node ports, and from a pod to itself.
+// ways are those that each proxy serves: from a pod and the node to cluster IPs, from outside to node ports, from a pod to itself, and pings of the
+// node.
 func (w *world) ways() (list []way) {
 	for i, a := range w.web.addrs() {
 		outside := netip.AddrPortFrom(w.NodeAddrs[i], w.web.nodePort)
@@ -34,7 +38,8 @@ func (w *world) ways() (list []way) {
 			list = append(list, way{from: w.client.NS, protocol: protocol, to: cluster}, way{from: w.Node, protocol: protocol, to: cluster},
 				way{from: w.Outside, protocol: protocol, to: outside})
 		}
-		list = append(list, way{from: w.client.NS, protocol: testnet.ICMP, to: netip.AddrPortFrom(a, 0)}, way{from: w.Node, protocol: testnet.ICMP, to: netip.AddrPortFrom(a, 0)},
+		node := netip.AddrPortFrom(w.NodeAddrs[i], 0)
+		list = append(list, way{from: w.client.NS, protocol: testnet.ICMP, to: node}, way{from: w.Outside, protocol: testnet.ICMP, to: node},
 			way{from: w.self.NS, protocol: testnet.TCP, to: netip.AddrPortFrom(w.hairpin.addrs()[i], port)},
 			way{from: w.client.NS, protocol: testnet.TCP, to: netip.AddrPortFrom(w.loyal.addrs()[i], port), loyal: true},
 			way{from: w.Outside, protocol: testnet.TCP, to: netip.AddrPortFrom(w.NodeAddrs[i], w.loyal.nodePort), loyal: true})
@@ -42,23 +47,58 @@ func (w *world) ways() (list []way) {
 	return list
 }
 
-// freshSource is a source that no connection of the test has had: a connection from a port that a connection of IPVS had before may be
-// lost with that one's entry (TestReusedPorts).
-func (w *world) freshSource(to netip.AddrPort) netip.AddrPort {
-	const first, count = 11000, 18000 // below those that the kernel chooses, and below node ports
+// pings are echo requests to cluster IPs. kube-proxy's IPVS mode refuses them in its chain KUBE-IPVS-FILTER, which older versions did not have.
+func (w *world) pings() (list []way) {
+	for _, a := range w.web.addrs() {
+		for _, from := range []*testnet.Namespace{w.client.NS, w.Node} {
+			list = append(list, way{from: from, protocol: testnet.ICMP, to: netip.AddrPortFrom(a, 0)})
+		}
+	}
+	return list
+}
+
+// freshSource is a source that no connection of the last five minutes had, for so long does IPVS remember one: a connection from such a port may be lost
+// with that one's entry (TestReusedPort). At the pace of the clients a place needs longer for all its ports.
+func (w *world) freshSource(y way) netip.AddrPort {
+	const first, count = 2000, 28000 // below those that the kernel chooses, and below node ports
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.sources[y.from]++
 	a := netip.IPv6Unspecified()
-	if to.Addr().Is4() {
+	if y.to.Addr().Is4() {
 		a = netip.IPv4Unspecified()
 	}
-	return netip.AddrPortFrom(a, uint16(first+w.connections.Add(1)%count))
+	return netip.AddrPortFrom(a, uint16(first+w.sources[y.from]%count))
+}
+
+// dial connects from a fresh source.
+func (w *world) dial(y way) (conn net.Conn, err error) {
+	err = w.withSource(y, func(from netip.AddrPort) error {
+		conn, err = y.from.DialFrom(w.Context(), y.protocol, from.String(), y.to.String())
+		return err
+	})
+	return conn, err
 }
 
 // ask makes a new connection, or sends a ping.
-func (w *world) ask(y way, patience time.Duration) (testnet.Answer, error) {
+func (w *world) ask(y way, patience time.Duration) (a testnet.Answer, err error) {
 	if y.protocol == testnet.ICMP {
 		return y.from.Ask(w.Context(), y.protocol, y.to, patience)
 	}
-	return y.from.AskFrom(w.Context(), y.protocol, w.freshSource(y.to), y.to, patience)
+	err = w.withSource(y, func(from netip.AddrPort) error {
+		a, err = y.from.AskFrom(w.Context(), y.protocol, from, y.to, patience)
+		return err
+	})
+	return a, err
+}
+
+// withSource connects from one fresh source after another, until one is free: some are taken by open connections and by servers of the node.
+func (w *world) withSource(y way, connect func(from netip.AddrPort) error) error {
+	for {
+		if err := connect(w.freshSource(y)); !errors.Is(err, unix.EADDRINUSE) {
+			return err
+		}
+	}
 }
 
 // traffic is clients that connect anew and use an open connection, each again and again.
@@ -92,7 +132,7 @@ func (w *world) startTraffic(name string) *traffic {
 	for _, y := range w.ways() {
 		c := &client{way: y, steps: make(chan struct{})}
 		if y.protocol != testnet.ICMP && !y.loyal {
-			if err := c.open(w, w.freshSource(y.to)); err != nil {
+			if err := c.open(w.dial(y)); err != nil {
 				w.Fatalf("%s: %s: %v", name, y, err)
 			}
 		}
@@ -102,11 +142,12 @@ func (w *world) startTraffic(name string) *traffic {
 	return tr
 }
 
-// open opens the connection that stays open.
-func (c *client) open(w *world, from netip.AddrPort) (err error) {
-	if c.conn, err = c.from.DialFrom(w.Context(), c.protocol, from.String(), c.to.String()); err != nil {
+// open takes a new connection for the one that stays open.
+func (c *client) open(conn net.Conn, err error) error {
+	if err != nil {
 		return err
 	}
+	c.conn = conn
 	c.read = bufio.NewReader(c.conn)
 	if c.protocol == testnet.TCP {
 		if err := c.conn.SetDeadline(time.Now().Add(limit)); err != nil {
@@ -140,7 +181,7 @@ func (tr *traffic) repeat(c *client) {
 		}
 		select {
 		case c.steps <- struct{}{}:
-		case <-time.After(20 * time.Millisecond): // the pause between two steps while nobody waits for one
+		case <-time.After(100 * time.Millisecond): // the pause between two steps while nobody waits for one
 		case <-tr.done:
 			return
 		}
