@@ -156,32 +156,42 @@ func listWith[T any](ctx context.Context, what string, sort func(*T), dump func(
 // it of type dummy, and removes no other (pkg/proxy/ipvs/netlink_linux.go): one of another type is somebody else's.
 const ServiceDevice = "kube-ipvs0"
 
-// FindServiceDevice returns that device of its caller's network namespace, or nil if it is not there.
-func FindServiceDevice() (netlink.Link, error) {
-	device, err := netlink.LinkByName(ServiceDevice)
+// routerDevice is that of kube-router's service proxy, of the same type (pkg/controllers/proxy/linux_networking.go).
+const routerDevice = "kube-dummy-if"
+
+// FindServiceDevice returns kube-proxy's device of its caller's network namespace, or nil if it is not there.
+func FindServiceDevice() (netlink.Link, error) { return findDummy(ServiceDevice) }
+
+func findDummy(name string) (netlink.Link, error) {
+	device, err := netlink.LinkByName(name)
 	if errors.As(err, &netlink.LinkNotFoundError{}) || err == nil && device.Type() != (&netlink.Dummy{}).Type() {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("look up interface %s: %w", ServiceDevice, err)
+		return nil, fmt.Errorf("look up interface %s: %w", name, err)
 	}
 	return device, nil
 }
 
-// serviceDevice is the number of that device, or 0.
-func serviceDevice() (int, error) {
-	device, err := FindServiceDevice()
-	if device == nil {
-		return 0, err
+// serviceDevices are the numbers of the devices whose addresses are those of Services.
+func serviceDevices() (numbers []int, err error) {
+	for _, name := range []string{ServiceDevice, routerDevice} {
+		device, err := findDummy(name)
+		if err != nil {
+			return nil, err
+		}
+		if device != nil {
+			numbers = append(numbers, device.Attrs().Index)
+		}
 	}
-	return device.Attrs().Index, nil
+	return numbers, nil
 }
 
 // dump asks the kernel once for each family: a dump of both takes longer, and a
 // change of either would interrupt all of it.
 func dump() (Addresses, error) {
 	var addrs Addresses
-	services, err := serviceDevice()
+	services, err := serviceDevices()
 	if err != nil {
 		return addrs, err
 	}
@@ -191,7 +201,7 @@ func dump() (Addresses, error) {
 			return addrs, err
 		}
 		for _, a := range found {
-			if a.LinkIndex == services {
+			if slices.Contains(services, a.LinkIndex) {
 				continue
 			}
 			if addr, ok := netip.AddrFromSlice(a.IP); ok {

@@ -148,15 +148,18 @@ func TestBroadcast(t *testing.T) {
 	}
 }
 
-// TestServiceDevice: what kube-proxy's IPVS mode binds to its device is no address of the node, as long as it is on no
-// other interface. A device of that name and another type is not kube-proxy's.
+// TestServiceDevice: what kube-proxy's IPVS mode or kube-router binds to its device is no address of the node, as long as it is on no
+// other interface. A device of that name and another type is not theirs.
 func TestServiceDevice(t *testing.T) {
-	attrs := netlink.LinkAttrs{Name: hostaddr.ServiceDevice}
-	t.Run("dummy", func(t *testing.T) { testServiceDevice(t, &netlink.Dummy{LinkAttrs: attrs}, true) })
-	t.Run("veth", func(t *testing.T) { testServiceDevice(t, &netlink.Veth{LinkAttrs: attrs, PeerName: "peer"}, false) })
+	for _, name := range []string{hostaddr.ServiceDevice, "kube-dummy-if"} {
+		attrs := netlink.LinkAttrs{Name: name}
+		t.Run(name+" dummy", func(t *testing.T) { testServiceDevice(t, &netlink.Dummy{LinkAttrs: attrs}, true) })
+		t.Run(name+" veth", func(t *testing.T) { testServiceDevice(t, &netlink.Veth{LinkAttrs: attrs, PeerName: "peer"}, false) })
+	}
 }
 
-func testServiceDevice(t *testing.T, device netlink.Link, ofKubeProxy bool) {
+func testServiceDevice(t *testing.T, device netlink.Link, ofProxy bool) {
+	name := device.Attrs().Name
 	ns, lo := namespace(t)
 	err := ns.Handle().LinkAdd(device)
 	if errors.Is(err, unix.EOPNOTSUPP) {
@@ -171,7 +174,7 @@ func testServiceDevice(t *testing.T, device netlink.Link, ofKubeProxy bool) {
 		}
 	}
 	for address, on := range map[string]string{
-		"10.96.0.1/32": hostaddr.ServiceDevice, "fd00:96::1/128": hostaddr.ServiceDevice, "192.0.2.7/32": hostaddr.ServiceDevice, "192.0.2.8/32": "lo", "2001:db8::8/128": "lo",
+		"10.96.0.1/32": name, "fd00:96::1/128": name, "192.0.2.7/32": name, "192.0.2.8/32": "lo", "2001:db8::8/128": "lo",
 	} {
 		if err := ns.AddAddr(on, netip.MustParsePrefix(address)); err != nil {
 			t.Fatal(err)
@@ -186,8 +189,8 @@ func testServiceDevice(t *testing.T, device netlink.Link, ofKubeProxy bool) {
 		for _, a := range []string{"10.96.0.1", "fd00:96::1", "192.0.2.7"} {
 			addr := netip.MustParseAddr(a)
 			own, routed := slices.Contains(addrs.Own, addr), slices.Contains(routes, netip.PrefixFrom(addr, addr.BitLen()))
-			if own == ofKubeProxy || routed == ofKubeProxy || slices.Contains(addrs.Broadcast, addr) {
-				t.Errorf("%s is one of the node's: %t, routed: %t, want neither where the device is kube-proxy's (%t): %v, %v", a, own, routed, ofKubeProxy, addrs, routes)
+			if own == ofProxy || routed == ofProxy || slices.Contains(addrs.Broadcast, addr) {
+				t.Errorf("%s is one of the node's: %t, routed: %t, want neither where the device is a proxy's (%t): %v, %v", a, own, routed, ofProxy, addrs, routes)
 			}
 		}
 		for _, a := range []string{"192.0.2.8", "2001:db8::8"} {

@@ -24,7 +24,7 @@ func FollowLocalRoutes(ctx context.Context, log *slog.Logger, observe func([]net
 // LocalRoutes returns the ranges of the routes of type local in table local of its caller's
 // network namespace, sorted, each once: the addresses on interfaces, and what "ip route add
 // local" adds to them, as agents of cloud load balancers do. It leaves out loopback and
-// link-local ones, and those of ServiceDevice. It repeats an interrupted dump as List does.
+// link-local ones, and those of devices for Services' addresses. It repeats an interrupted dump as List does.
 func LocalRoutes(ctx context.Context) ([]netip.Prefix, error) {
 	sort := func(list *[]netip.Prefix) {
 		slices.SortFunc(*list, netip.Prefix.Compare)
@@ -57,7 +57,7 @@ func localRoutesOnly() []unix.SockFilter {
 // dumpLocalRoutes asks the kernel once for each family. Kernels from 4.20 on return only the
 // wanted routes, and not the million of a border router.
 func dumpLocalRoutes() (routes []netip.Prefix, err error) {
-	services, err := serviceDevice()
+	services, err := serviceDevices()
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +82,7 @@ func dumpLocalRoutes() (routes []netip.Prefix, err error) {
 			}
 			if r, device, ok, err := localRoute(m); err != nil {
 				return nil, err
-			} else if ok && (device == 0 || device != services) && !r.Addr().IsLoopback() && !r.Addr().IsLinkLocalUnicast() {
+			} else if ok && !slices.Contains(services, device) && !r.Addr().IsLoopback() && !r.Addr().IsLinkLocalUnicast() {
 				routes = append(routes, r)
 			}
 		}
