@@ -74,7 +74,7 @@ type option struct {
 	get func(o *Options) string
 }
 
-// allOptions lists the keys, sorted. A new option is a field of Options and an entry here.
+// allOptions lists the keys, sorted. A new option is a field of Options, a comparison in Options.Equal and an entry here.
 func allOptions() []option {
 	return []option{
 		wordOption("balance", func(o *Options) *Balance { return &o.Balance }, balanceWords(), 0, "the node's --nftproxy-balance"),
