@@ -221,7 +221,7 @@ const clustersHead = `
 ## On a cluster
 
 These programs belong to a whole cluster. Each run is on the cluster of ` + "`make cluster`" + ` with three nodes: kubelet, containerd, DNS, both families, nftproxy from its chart. The
-smoke tests ask Services from pods, nodes and outside, while a Deployment and nftproxy itself are updated, a node is drained, and one joins; no request may fail. Then
+smoke tests connect to Services from pods, nodes and outside, while a Deployment and nftproxy itself are updated, a node is drained, and one joins; no request may fail. Then
 Kubernetes' own tests of sig-network run, those of the name in the table.
 
 | Neighbour | How it is set up | Versions | Smoke tests | Kubernetes' tests | nftproxy beside it |

@@ -67,9 +67,9 @@ func (r result) verdict() verdict {
 	case len(faults) > 0:
 		return verdict{false, "does not: " + strings.Join(faults, "; ")}
 	case len(closed) > 0 && len(r.Check) == 0:
-		return verdict{false, "closes flows to Services, and `nftproxy check` does not say so"}
+		return verdict{false, "blocks some Service traffic, and `nftproxy check` does not say so"}
 	case len(closed) > 0:
-		return verdict{true, "closes flows to Services, as it closes the pods or the node: needs a setting"}
+		return verdict{true, "blocks some Service traffic, as it blocks direct traffic to the pods or the node: needs a setting"}
 	case r.Silences != "" && len(r.Check) == 0:
 		return verdict{false, "drops refusals, and `nftproxy check` does not say so"}
 	case r.Silences != "":
@@ -113,8 +113,8 @@ the real program (` + "`make neighbours`" + `, as root; ` + "`NEIGHBOUR=ufw`" + 
 
 The program runs in namespaces of its own on a node with pods, a second node and a client outside. First it runs alone: from each place, a TCP
 connection and a datagram of both families go directly to a pod on the node, to one on the other node, and to a server on the node. Then it runs
-beside nftproxy. After each of the program's events, after a restart of nftproxy, and where nftproxy starts after the program, the same places ask
-Services: cluster IP, node port (also on localhost), load balancer, external IP; endpoints on the node, on the other node, and the client itself; policies
+beside nftproxy. After each of the program's events, after a restart of nftproxy, and where nftproxy starts after the program, the same clients
+connect to Services: cluster IP, node port (also on localhost), load balancer, external IP; endpoints on the node, on the other node, and the client itself; policies
 Cluster and Local; a health check node port; no endpoints, and an unknown port. The endpoint says whether it sees the client's address.
 
 - A flow has to go as without the program, unless the program alone closes the direct way between the same places. Then it has to stay closed.
@@ -138,7 +138,9 @@ Cluster and Local; a health check node port; no endpoints, and an unknown port. 
 `
 const notTried = `## Not tried
 
-These were not run, so nothing is said about them: %s.
+These were not run, so nothing is said about them:
+
+- %s
 `
 
 // untried are programs that operators ask about, and that have no run.
@@ -179,7 +181,7 @@ func page(docs string) (string, error) {
 	}
 	without = append(without, more...)
 	table := "## Results\n\n| Neighbour | How it is set up | Versions | nftproxy beside it |\n|---|---|---|---|\n" + rows + "\n"
-	return head + table + fmt.Sprintf(notTried, strings.Join(without, "; ")) + details + strings.TrimRight(clusters, "\n") + "\n", nil
+	return head + table + fmt.Sprintf(notTried, strings.Join(without, "\n- ")) + details + strings.TrimRight(clusters, "\n") + "\n", nil
 }
 
 // section is the part of the page about one neighbour.
@@ -226,4 +228,9 @@ func (r result) section() string {
 	return b.String()
 }
 
-func capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
+func capital(text string) string {
+	if first, _, _ := strings.Cut(text, " "); strings.Contains(first, ".") {
+		return text // the name of a unit or a file
+	}
+	return strings.ToUpper(text[:1]) + text[1:]
+}
