@@ -61,7 +61,7 @@ func defaultPackages() []string {
 // lack some, or have them built in.
 func wantedModules() []string {
 	return []string{
-		"virtio_pci", "virtio_rng", "virtio_console", "veth", "dummy", "tun", "bridge", "vxlan", "af_packet", "sch_netem", "sch_ingress", "sch_tbf",
+		"virtio_pci", "virtio_rng", "virtio_console", "veth", "dummy", "tun", "bridge", "vxlan", "vrf", "af_packet", "sch_netem", "sch_ingress", "sch_tbf",
 		"nf_tables", "nft_chain_nat", "nft_ct", "nft_nat", "nft_masq", "nft_redir", "nft_reject", "nft_reject_ipv4", "nft_reject_ipv6",
 		"nft_reject_inet", "nft_numgen", "nft_hash", "nft_limit", "nft_log", "nft_objref", "nft_quota", "nft_counter", "nft_fib",
 		"nft_fib_ipv4", "nft_fib_ipv6", "nft_fib_inet", "nft_set_pipapo", "nft_tproxy", "nft_socket", "nft_compat", "nft_flow_offload",
