@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"nftproxy/bench/objects"
+	"nftproxy/test/lib/controlplane"
 )
 
 // change is one write, and the address by which the kernel shows that the change has
@@ -103,14 +103,14 @@ func (w *world) extraServices(count int) []extraService {
 func (w *world) additions(extra []extraService) changes {
 	c := changes{prepare: func(ctx context.Context) error {
 		for _, x := range extra {
-			if _, err := w.client.DiscoveryV1().EndpointSlices(objects.Namespace).Create(ctx, x.slice, metav1.CreateOptions{}); err != nil {
+			if _, err := w.client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Create(ctx, x.slice, metav1.CreateOptions{}); err != nil {
 				return fmt.Errorf("create EndpointSlice %s: %w", x.slice.Name, err)
 			}
 		}
 		return nil
 	}}
 	for _, x := range extra {
-		var object runtime.Object = objects.Service(x.name, x.ip)
+		var object runtime.Object = controlplane.Service(x.name, x.ip)
 		c.list = append(c.list, change{
 			write: func(ctx context.Context) error { return w.plane.Cluster.Seed(ctx, object) },
 			seen:  x.first,
@@ -122,11 +122,11 @@ func (w *world) additions(extra []extraService) changes {
 // clear deletes all remaining extra Services.
 func (w *world) clear(ctx context.Context, extra []extraService) error {
 	for _, x := range extra {
-		err := w.client.DiscoveryV1().EndpointSlices(objects.Namespace).Delete(ctx, x.slice.Name, metav1.DeleteOptions{})
+		err := w.client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Delete(ctx, x.slice.Name, metav1.DeleteOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("delete EndpointSlice %s: %w", x.slice.Name, err)
 		}
-		err = w.client.CoreV1().Services(objects.Namespace).Delete(ctx, x.name, metav1.DeleteOptions{})
+		err = w.client.CoreV1().Services(metav1.NamespaceDefault).Delete(ctx, x.name, metav1.DeleteOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("delete Service %s: %w", x.name, err)
 		}
@@ -141,7 +141,7 @@ func (w *world) removals(extra []extraService, added int) changes {
 	for _, x := range extra[:added] {
 		c.list = append(c.list, change{
 			write: func(ctx context.Context) error {
-				if err := w.client.CoreV1().Services(objects.Namespace).Delete(ctx, x.name, metav1.DeleteOptions{}); err != nil {
+				if err := w.client.CoreV1().Services(metav1.NamespaceDefault).Delete(ctx, x.name, metav1.DeleteOptions{}); err != nil {
 					return fmt.Errorf("delete Service %s: %w", x.name, err)
 				}
 				return nil

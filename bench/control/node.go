@@ -10,7 +10,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
-	"nftproxy/bench/objects"
 	"nftproxy/bench/proxies"
 	"nftproxy/bench/result"
 )
@@ -158,7 +157,7 @@ func (w *world) fetch(ctx context.Context) (int64, error) {
 		group.Go(func() error {
 			// Version 0 is what the server's cache has, as for a proxy's list.
 			options := &metav1.ListOptions{ResourceVersion: "0"}
-			body, err := list.client.Get().Namespace(objects.Namespace).Resource(list.resource).
+			body, err := list.client.Get().Namespace(metav1.NamespaceDefault).Resource(list.resource).
 				VersionedParams(options, metav1.ParameterCodec).DoRaw(ctx)
 			if err != nil {
 				return fmt.Errorf("fetch %s: %w", list.resource, err)

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 
-	"nftproxy/bench/objects"
+	"nftproxy/test/lib/controlplane"
 )
 
 const (
@@ -23,11 +23,11 @@ const (
 // The addresses of Services, endpoints, ingress, and endpoints that are added later. The
 // ranges do not overlap for any size that Find accepts, nor with the addresses of package
 // testnet.
-func clusterIP(service int) netip.Addr    { return objects.Address("10.100.0.0", service) }
-func extraIP(n int) netip.Addr            { return objects.Address("10.102.0.0", n) }
-func endpointIP(n int) netip.Addr         { return objects.Address("10.128.0.0", n) }
-func laterIP(n int) netip.Addr            { return objects.Address("10.160.0.0", n) }
-func ingressIP(service, n int) netip.Addr { return objects.Address("198.18.0.0", n<<16+service) }
+func clusterIP(service int) netip.Addr    { return controlplane.Address("10.100.0.0", service) }
+func extraIP(n int) netip.Addr            { return controlplane.Address("10.102.0.0", n) }
+func endpointIP(n int) netip.Addr         { return controlplane.Address("10.128.0.0", n) }
+func laterIP(n int) netip.Addr            { return controlplane.Address("10.160.0.0", n) }
+func ingressIP(service, n int) netip.Addr { return controlplane.Address("198.18.0.0", n<<16+service) }
 
 func serviceName(i int) string { return fmt.Sprintf("service-%05d", i) }
 
@@ -35,9 +35,9 @@ func sliceName(service string, n int) string { return fmt.Sprintf("%s-%03d", ser
 
 // service returns the Service with a number.
 func (s Size) service(i int) *corev1.Service {
-	o := objects.Service(serviceName(i), clusterIP(i))
+	o := controlplane.Service(serviceName(i), clusterIP(i))
 	if s.LoadBalancer {
-		objects.SetNodePort(o, corev1.ServiceTypeLoadBalancer, int32(objects.FirstNodePort+i))
+		controlplane.SetNodePort(o, corev1.ServiceTypeLoadBalancer, int32(controlplane.FirstNodePort+i))
 		o.Spec.AllocateLoadBalancerNodePorts = ptr.To(true)
 		for n := range 2 {
 			o.Status.LoadBalancer.Ingress = append(o.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{
@@ -50,11 +50,11 @@ func (s Size) service(i int) *corev1.Service {
 
 // newSlice returns an EndpointSlice of a Service, by its number.
 func newSlice(service string, n int, endpoints ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
-	return objects.Slice(service, sliceName(service, n), endpoints...)
+	return controlplane.Slice(service, sliceName(service, n), endpoints...)
 }
 
 func newEndpoint(a netip.Addr, node int) discoveryv1.Endpoint {
-	return objects.Endpoint(a, ptr.To(fmt.Sprintf("other-%d", node%otherNodes)))
+	return controlplane.Endpoint(a, ptr.To(fmt.Sprintf("other-%d", node%otherNodes)))
 }
 
 // slices returns the EndpointSlices of a Service. first is the number of its first

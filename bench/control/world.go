@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 
-	"nftproxy/bench/objects"
 	"nftproxy/bench/proxies"
 	"nftproxy/test/lib/controlplane"
 	"nftproxy/watch"
@@ -98,7 +97,7 @@ func (w *world) slicesOf(service int) int {
 
 // update writes a slice to the API server, whatever version the server has.
 func (w *world) update(ctx context.Context, s *discoveryv1.EndpointSlice) error {
-	if _, err := w.client.DiscoveryV1().EndpointSlices(objects.Namespace).Update(ctx, s, metav1.UpdateOptions{}); err != nil {
+	if _, err := w.client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Update(ctx, s, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("update EndpointSlice %s: %w", s.Name, err)
 	}
 	w.note(s)

@@ -11,13 +11,13 @@ import (
 	"strconv"
 	"time"
 
-	"nftproxy/bench/objects"
 	"nftproxy/bench/result"
 	model "nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/gen"
+	"nftproxy/test/lib/controlplane"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -97,7 +97,7 @@ func drawn(number int, d drawing, endpoints []netip.Addr) (*model.Service, error
 	s := gen.UniformService(number, 1)
 	var list []model.Endpoint
 	for i, a := range endpoints {
-		e := model.Endpoint{Addr: netip.AddrPortFrom(a, objects.TargetPort), Node: gen.PlainNode().Name, Ready: true, Serving: true}
+		e := model.Endpoint{Addr: netip.AddrPortFrom(a, controlplane.TargetPort), Node: gen.PlainNode().Name, Ready: true, Serving: true}
 		if len(d.weights) > 0 {
 			e.Weight = model.NewWeight(d.weights[i%len(d.weights)])
 		}

@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nftproxy/bench/objects"
 	"nftproxy/bench/result"
+	"nftproxy/test/lib/controlplane"
 )
 
 // clientNet has the clients of distributions, from its first address on. They are all in one pod.
@@ -135,9 +135,9 @@ func source(i int, flows bool) netip.AddrPort {
 	const ports, firstPort = 60_000, 1024
 	first := clientNet().Addr().Next().String()
 	if flows {
-		return netip.AddrPortFrom(objects.Address(first, i/ports), uint16(firstPort+i%ports))
+		return netip.AddrPortFrom(controlplane.Address(first, i/ports), uint16(firstPort+i%ports))
 	}
-	return netip.AddrPortFrom(objects.Address(first, i), 0)
+	return netip.AddrPortFrom(controlplane.Address(first, i), 0)
 }
 
 // onceFrom is once, from an address and port of the namespace.

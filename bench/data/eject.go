@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"nftproxy/bench/control"
-	"nftproxy/bench/objects"
 	"nftproxy/bench/result"
 	"nftproxy/conntrack"
 	"nftproxy/test/lib/child"
+	"nftproxy/test/lib/controlplane"
 )
 
 // Ejection says how to measure what --nftproxy-eject costs a node.
@@ -137,7 +137,7 @@ metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}
 addressType: IPv4
 ports: [{port: %d}]
 endpoints:
-`, clusterIP(0), objects.ServicePort, objects.TargetPort)
+`, clusterIP(0), controlplane.ServicePort, controlplane.TargetPort)
 	for _, a := range endpointIPs() {
 		fmt.Fprintf(&b, "- {addresses: [%q], nodeName: node}\n", a)
 	}

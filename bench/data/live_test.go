@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nftproxy/bench/objects"
 	"nftproxy/bench/result"
+	"nftproxy/test/lib/controlplane"
 	"nftproxy/test/lib/nftcmd"
 	"nftproxy/test/lib/testnet"
 )
@@ -151,7 +151,7 @@ func TestRefusal(t *testing.T) {
 	if took, err := refusal(s.pod.NS, netip.AddrPortFrom(server, closedPort)); err != nil || took <= 0 {
 		t.Errorf("%v, %v", took, err)
 	}
-	if _, err := refusal(s.pod.NS, netip.AddrPortFrom(server, objects.TargetPort)); err == nil {
+	if _, err := refusal(s.pod.NS, netip.AddrPortFrom(server, controlplane.TargetPort)); err == nil {
 		t.Error("an answer is taken for a refusal")
 	}
 }

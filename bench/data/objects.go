@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 
-	"nftproxy/bench/objects"
+	"nftproxy/test/lib/controlplane"
 )
 
 const (
@@ -27,18 +27,18 @@ const (
 // The addresses of services: by their number, of those with session affinity by
 // the number of services at the time when they were created, and of that
 // without endpoints.
-func clusterIP(service int) netip.Addr   { return objects.Address("10.100.0.1", service) }
-func affinityIP(services int) netip.Addr { return objects.Address("10.102.0.0", services) }
+func clusterIP(service int) netip.Addr   { return controlplane.Address("10.100.0.1", service) }
+func affinityIP(services int) netip.Addr { return controlplane.Address("10.102.0.0", services) }
 func refusingIP() netip.Addr             { return netip.MustParseAddr("10.104.0.1") }
 
 // otherIP is the endpoint of a service that is there for its number only.
-func otherIP(service int) netip.Addr { return objects.Address("10.128.0.0", service) }
+func otherIP(service int) netip.Addr { return controlplane.Address("10.128.0.0", service) }
 
 // endpointIPs are the addresses of the pod that answers for the others.
 func endpointIPs() []netip.Addr {
 	var list []netip.Addr
 	for n := range endpointCount {
-		list = append(list, objects.Address("10.244.0.100", n))
+		list = append(list, controlplane.Address("10.244.0.100", n))
 	}
 	return list
 }
@@ -47,7 +47,7 @@ func endpointIPs() []netip.Addr {
 // of ten come first, then those of others, of which only the last of a size has
 // one.
 func nodePort(service int) uint16 {
-	const first, others = objects.FirstNodePort, 26_500
+	const first, others = controlplane.FirstNodePort, 26_500
 	if service%everyPort == 0 {
 		return uint16(first + service/everyPort)
 	}
@@ -56,9 +56,9 @@ func nodePort(service int) uint16 {
 
 // newSlice is the EndpointSlice of a service, with ready endpoints.
 func newSlice(service string, ips ...netip.Addr) *discoveryv1.EndpointSlice {
-	s := objects.Slice(service, service)
+	s := controlplane.Slice(service, service)
 	for _, ip := range ips {
-		s.Endpoints = append(s.Endpoints, objects.Endpoint(ip, nil))
+		s.Endpoints = append(s.Endpoints, controlplane.Endpoint(ip, nil))
 	}
 	return s
 }
@@ -67,9 +67,9 @@ func newSlice(service string, ips ...netip.Addr) *discoveryv1.EndpointSlice {
 // endpoints in the pod that answers, and a node port.
 func service(i int, measured bool) []runtime.Object {
 	name := fmt.Sprintf("service-%05d", i)
-	o := objects.Service(name, clusterIP(i))
+	o := controlplane.Service(name, clusterIP(i))
 	if measured || i%everyPort == 0 {
-		objects.SetNodePort(o, corev1.ServiceTypeNodePort, int32(nodePort(i)))
+		controlplane.SetNodePort(o, corev1.ServiceTypeNodePort, int32(nodePort(i)))
 	}
 	if measured {
 		return []runtime.Object{o, newSlice(name, endpointIPs()...)}
@@ -80,7 +80,7 @@ func service(i int, measured bool) []runtime.Object {
 // affinityService is the one that is created when there are so many services.
 func affinityService(services int) []runtime.Object {
 	name := fmt.Sprintf("affinity-%05d", services)
-	o := objects.Service(name, affinityIP(services))
+	o := controlplane.Service(name, affinityIP(services))
 	o.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 	o.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{
 		ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To(corev1.DefaultClientIPServiceAffinitySeconds)},
@@ -96,7 +96,7 @@ func steps(from, to int) [][]runtime.Object {
 	var first, between, last []runtime.Object
 	if from == 0 {
 		first = append(service(0, true), affinityService(1)...)
-		first = append(first, objects.Service("refusing", refusingIP()))
+		first = append(first, controlplane.Service("refusing", refusingIP()))
 	}
 	for i := max(from, 1); i < to-1; i++ {
 		between = append(between, service(i, false)...)

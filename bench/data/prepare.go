@@ -14,7 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
-	"nftproxy/bench/objects"
 	"nftproxy/bench/proxies"
 	"nftproxy/bench/result"
 	"nftproxy/test/lib/controlplane"
@@ -92,9 +91,9 @@ func awaitServed(ctx context.Context, plane *controlplane.Plane, services int) e
 	name := affinityService(services)[0].(metav1.Object).GetName()
 	cached := metav1.GetOptions{ResourceVersion: "0"} // from where informers list
 	err := wait.PollUntilContextTimeout(ctx, 10*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
-		_, err := plane.Client.CoreV1().Services(objects.Namespace).Get(ctx, name, cached)
+		_, err := plane.Client.CoreV1().Services(metav1.NamespaceDefault).Get(ctx, name, cached)
 		if err == nil {
-			_, err = plane.Client.DiscoveryV1().EndpointSlices(objects.Namespace).Get(ctx, name, cached)
+			_, err = plane.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Get(ctx, name, cached)
 		}
 		if apierrors.IsNotFound(err) {
 			return false, nil

@@ -8,10 +8,10 @@ import (
 	"net/netip"
 	"time"
 
-	"nftproxy/bench/objects"
 	"nftproxy/bench/result"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
+	"nftproxy/test/lib/controlplane"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -180,12 +180,12 @@ func (c Choices) Roll(ctx context.Context, endpoints int) (r Rolling, err error)
 func rollingPrograms(balance string, endpoints int) ([]*nft.Program, error) {
 	var list []netip.Addr
 	for i := range endpoints {
-		list = append(list, objects.Address("10.244.0.1", i))
+		list = append(list, controlplane.Address("10.244.0.1", i))
 	}
 	var programs []*nft.Program
 	for i := range endpoints + 1 {
 		if i > 0 {
-			list[i-1] = objects.Address("10.244.1.1", i-1)
+			list[i-1] = controlplane.Address("10.244.1.1", i-1)
 		}
 		s, err := drawn(0, drawing{balance: balance}, list)
 		if err != nil {

@@ -7,10 +7,10 @@ import (
 	"net/netip"
 	"time"
 
-	"nftproxy/bench/objects"
 	"nftproxy/bench/proxies"
 	"nftproxy/bench/result"
 	"nftproxy/test/lib/child"
+	"nftproxy/test/lib/controlplane"
 	"nftproxy/test/lib/nftcmd"
 	"nftproxy/test/lib/testnet"
 )
@@ -39,7 +39,7 @@ func (s *site) furnish(t *testnet.Topology) (err error) {
 	if err != nil {
 		return err
 	}
-	if s.server, err = listen(server.NS, objects.TargetPort); err != nil {
+	if s.server, err = listen(server.NS, controlplane.TargetPort); err != nil {
 		return err
 	}
 	// Where there is no proxy, those outside ask the pods themselves.

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 
-	"nftproxy/bench/objects"
 	"nftproxy/bench/result"
+	"nftproxy/test/lib/controlplane"
 )
 
 // way is a way in to a service.
@@ -63,18 +63,18 @@ func (t target) service(services int, node netip.Addr) netip.AddrPort {
 	}
 	switch {
 	case t.refused:
-		return netip.AddrPortFrom(refusingIP(), objects.ServicePort)
+		return netip.AddrPortFrom(refusingIP(), controlplane.ServicePort)
 	case t.from == fromOutside:
 		return netip.AddrPortFrom(node, nodePort(last))
 	case t.affinity:
-		return netip.AddrPortFrom(affinityIP(last+1), objects.ServicePort)
+		return netip.AddrPortFrom(affinityIP(last+1), controlplane.ServicePort)
 	}
-	return netip.AddrPortFrom(clusterIP(last), objects.ServicePort)
+	return netip.AddrPortFrom(clusterIP(last), controlplane.ServicePort)
 }
 
 // direct is the final destination of the packets, without a proxy.
 func (t target) direct() netip.AddrPort {
-	port := uint16(objects.TargetPort)
+	port := uint16(controlplane.TargetPort)
 	if t.refused {
 		port = closedPort
 	}

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nftproxy/bench/objects"
+	"nftproxy/test/lib/controlplane"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -25,7 +25,7 @@ const (
 func clientIPs() []netip.Addr {
 	var list []netip.Addr
 	for n := range clientCount {
-		list = append(list, objects.Address("10.244.0.10", n))
+		list = append(list, controlplane.Address("10.244.0.10", n))
 	}
 	return list
 }
@@ -62,7 +62,7 @@ func (c *clients) close() error { return os.NewSyscallError("close", unix.Close(
 // send sends a datagram of a flow.
 func (c *clients) send(flow int) error {
 	p := c.packet[:]
-	src := objects.Address("10.244.0.10", flow/portsOfClient).As4()
+	src := controlplane.Address("10.244.0.10", flow/portsOfClient).As4()
 	copy(p[12:], src[:])
 	binary.BigEndian.PutUint16(p[20:], uint16(firstPort+flow%portsOfClient))
 	to := unix.SockaddrInet4{Addr: [4]byte(p[16:20])}

@@ -14,7 +14,6 @@ import (
 	"k8s.io/utils/ptr"
 
 	"nftproxy/bench/control"
-	"nftproxy/bench/objects"
 	"nftproxy/bench/proxies"
 	"nftproxy/conntrack"
 	"nftproxy/model/service"
@@ -25,12 +24,12 @@ import (
 const name = "rolled"
 
 func serviceAddr() netip.AddrPort {
-	return netip.AddrPortFrom(netip.MustParseAddr("10.100.0.1"), objects.ServicePort)
+	return netip.AddrPortFrom(netip.MustParseAddr("10.100.0.1"), controlplane.ServicePort)
 }
 
 // endpointIP is the address of the i-th endpoint, before or after its replacement.
 func endpointIP(generation, i int) netip.Addr {
-	return objects.Address("10.244.0.20", generation*maxEndpoints+i)
+	return controlplane.Address("10.244.0.20", generation*maxEndpoints+i)
 }
 
 // update is a rolling update of a Service on a node.
@@ -77,7 +76,7 @@ func (c Config) newUpdate(ctx context.Context, plane *controlplane.Plane, size i
 	}
 	// The pod answers nothing, and nobody reads its socket: the kernel drops datagrams
 	// that find no room there.
-	sink, err := server.NS.ListenPacket(ctx, "udp4", fmt.Sprintf("0.0.0.0:%d", objects.TargetPort))
+	sink, err := server.NS.ListenPacket(ctx, "udp4", fmt.Sprintf("0.0.0.0:%d", controlplane.TargetPort))
 	if err != nil {
 		return nil, err
 	}
@@ -106,16 +105,16 @@ func (c Config) newUpdate(ctx context.Context, plane *controlplane.Plane, size i
 
 // create makes the objects as they are before the update, and replaces earlier ones.
 func (u *update) create(ctx context.Context) error {
-	s := objects.Service(name, serviceAddr().Addr())
+	s := controlplane.Service(name, serviceAddr().Addr())
 	s.Spec.ClusterIP = serviceAddr().Addr().String()
 	s.Spec.Ports[0].Protocol = corev1.ProtocolUDP
-	slice := objects.Slice(name, name)
+	slice := controlplane.Slice(name, name)
 	slice.UID = ""
 	slice.Ports[0].Protocol = ptr.To(corev1.ProtocolUDP)
 	for i := range u.Endpoints {
-		slice.Endpoints = append(slice.Endpoints, objects.Endpoint(endpointIP(0, i), nil))
+		slice.Endpoints = append(slice.Endpoints, controlplane.Endpoint(endpointIP(0, i), nil))
 	}
-	services := u.plane.Client.CoreV1().Services(objects.Namespace)
+	services := u.plane.Client.CoreV1().Services(metav1.NamespaceDefault)
 	_, err := services.Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		_, err = services.Create(ctx, s, metav1.CreateOptions{})
@@ -123,7 +122,7 @@ func (u *update) create(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	endpointSlices := u.plane.Client.DiscoveryV1().EndpointSlices(objects.Namespace)
+	endpointSlices := u.plane.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault)
 	if err := endpointSlices.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
@@ -221,14 +220,14 @@ func (u *update) led(ctx context.Context) (map[netip.Addr]int, error) {
 func (u *update) roll(ctx context.Context, monitor *netfilter.Monitor) (list []replaced, err error) {
 	ticks := time.NewTicker(u.Period)
 	defer ticks.Stop()
-	endpointSlices := u.plane.Client.DiscoveryV1().EndpointSlices(objects.Namespace)
+	endpointSlices := u.plane.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault)
 	for i := range u.Endpoints {
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-ticks.C:
 		}
-		u.slice.Endpoints[i] = objects.Endpoint(endpointIP(1, i), nil)
+		u.slice.Endpoints[i] = controlplane.Endpoint(endpointIP(1, i), nil)
 		r := replaced{endpointIP(0, i), time.Now(), monitor.Expect(endpointIP(1, i))}
 		if u.slice, err = endpointSlices.Update(ctx, u.slice, metav1.UpdateOptions{}); err != nil {
 			return nil, err

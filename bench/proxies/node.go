@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"nftproxy/bench/objects"
 	"nftproxy/test/lib/controlplane"
 	"nftproxy/test/lib/testnet"
 )
@@ -43,7 +42,7 @@ func StartPlane(ctx context.Context, log io.Writer) (*controlplane.Plane, error)
 		// This controller makes ServiceCIDRs ready, and proxies look at ready ones only.
 		// Other controllers would react to every change.
 		Controllers:   []string{"service-cidr-controller"},
-		NodePortRange: objects.NodePortRange,
+		NodePortRange: controlplane.NodePortRange,
 		Log:           log,
 	})
 	if err != nil {

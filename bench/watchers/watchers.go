@@ -14,7 +14,6 @@ import (
 	"k8s.io/utils/ptr"
 
 	"nftproxy/bench/control"
-	"nftproxy/bench/objects"
 	"nftproxy/bench/proxies"
 	"nftproxy/test/lib/controlplane"
 )
@@ -115,7 +114,7 @@ func (s *site) seed(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("create a Node: %w", err)
 		}
-		made.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: objects.Address("192.168.0.1", i).String()}}
+		made.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: controlplane.Address("192.168.0.1", i).String()}}
 		if _, err := s.plane.Client.CoreV1().Nodes().UpdateStatus(ctx, made, metav1.UpdateOptions{}); err != nil {
 			return fmt.Errorf("give a Node its address: %w", err)
 		}
@@ -135,7 +134,7 @@ func (s *site) seed(ctx context.Context) error {
 }
 
 func (s *site) service(i int) *corev1.Service {
-	o := objects.Service(serviceName(i), objects.Address("10.100.0.0", i))
+	o := controlplane.Service(serviceName(i), controlplane.Address("10.100.0.0", i))
 	o.Spec.Selector = map[string]string{"app": o.Name}
 	return o
 }
@@ -148,17 +147,17 @@ func (s *site) slice(i, version int) *discoveryv1.EndpointSlice {
 	var endpoints []discoveryv1.Endpoint
 	for j := range s.Endpoints {
 		n := i*s.Endpoints + j
-		e := objects.Endpoint(objects.Address("10.128.0.0", n), ptr.To(fmt.Sprintf("node-%d", n%5000)))
+		e := controlplane.Endpoint(controlplane.Address("10.128.0.0", n), ptr.To(fmt.Sprintf("node-%d", n%5000)))
 		e.Zone = ptr.To(fmt.Sprintf("zone-%d", n%3))
 		e.TargetRef = &corev1.ObjectReference{
-			Kind: "Pod", Namespace: objects.Namespace, Name: fmt.Sprintf("%s-6d5c55ff4f-%05d", serviceName(i), j), UID: podUID,
+			Kind: "Pod", Namespace: metav1.NamespaceDefault, Name: fmt.Sprintf("%s-6d5c55ff4f-%05d", serviceName(i), j), UID: podUID,
 		}
 		endpoints = append(endpoints, e)
 	}
 	if version > 0 {
-		endpoints[0].Addresses = []string{objects.Address("10.160.0.0", version).String()}
+		endpoints[0].Addresses = []string{controlplane.Address("10.160.0.0", version).String()}
 	}
-	o := objects.Slice(serviceName(i), serviceName(i)+"-abcde", endpoints...)
+	o := controlplane.Slice(serviceName(i), serviceName(i)+"-abcde", endpoints...)
 	o.GenerateName = serviceName(i) + "-"
 	o.Labels[discoveryv1.LabelManagedBy] = "endpointslice-controller.k8s.io"
 	o.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: "2026-01-02T03:04:05.678901234Z"}

@@ -1,8 +1,4 @@
-// Package objects promises Services and EndpointSlices with all the fields that an API
-// server would have filled in. So a benchmark can write them past the API server.
-//
-// It decides neither the number of objects nor their names and addresses.
-package objects
+package controlplane
 
 import (
 	"encoding/binary"
@@ -16,9 +12,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// The metadata that all objects share.
+// The ports of Service and Slice.
 const (
-	Namespace   = "default"
 	ServicePort = 80
 	TargetPort  = 8080
 )
@@ -38,10 +33,11 @@ func Address(first string, n int) netip.Addr {
 	return netip.AddrFrom4(b)
 }
 
-// Service returns a Service without selector, with one port.
+// Service returns a Service without selector, with one port, and with all the fields that an API server would have filled
+// in: Seed and Writer write past it.
 func Service(name string, ip netip.Addr) *corev1.Service {
 	return &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: name},
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name},
 		Spec: corev1.ServiceSpec{
 			Type:                  corev1.ServiceTypeClusterIP,
 			ClusterIPs:            []string{ip.String()},
@@ -61,12 +57,12 @@ func SetNodePort(s *corev1.Service, as corev1.ServiceType, port int32) {
 	s.Spec.Ports[0].NodePort = port
 }
 
-// Slice returns an EndpointSlice of a Service.
+// Slice returns an EndpointSlice of a Service, complete too.
 func Slice(service, name string, endpoints ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
 	return &discoveryv1.EndpointSlice{
 		// With the UID it stays the same object when it is written again past the API
 		// server.
-		ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: name, UID: types.UID("uid-" + name), Labels: map[string]string{
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name, UID: types.UID("uid-" + name), Labels: map[string]string{
 			discoveryv1.LabelServiceName: service, discoveryv1.LabelManagedBy: "bench.nftproxy",
 		}},
 		AddressType: discoveryv1.AddressTypeIPv4,
