@@ -3,7 +3,7 @@
 // in network namespaces of its own.
 //
 // It writes tables to the terminal. It writes the figures as JSON, and pictures of them,
-// to a directory. Packages control, data and flows measure the figures.
+// to a directory. Packages control and data measure the figures.
 package main
 
 import (

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"nftproxy/bench/control"
 	"nftproxy/bench/data"
-	"nftproxy/bench/flows"
 )
 
 // morePatience is how much longer than a cell a proxy may take for its first
@@ -37,12 +37,12 @@ func (o *options) dataPlane(log io.Writer) (part, error) {
 
 // flows is the part about UDP flows in a rolling update.
 func (o *options) flows(log io.Writer) (part, error) {
-	c := flows.Full(o.setup(log))
+	c := control.FullFlows(o.setup(log))
 	p := part{name: "flows"}
 	if o.quick {
 		c.Sizes, p.leftOut = c.Sizes[:1], []string{"flows: more than 10,000"}
 	}
 	p.cells = c.Cells()
-	p.run = func(ctx context.Context, r *recorder) error { return flows.Run(ctx, c, r) }
+	p.run = func(ctx context.Context, r *recorder) error { return c.Run(ctx, r) }
 	return p, nil
 }

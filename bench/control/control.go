@@ -1,7 +1,8 @@
 // Package control promises the cost of the control plane at several sizes: how long
 // proxies take until an API server's Services are in the kernel, and what CPU time and
 // memory that takes. Each proxy sees the same objects of the same API server, one proxy
-// after the other, each in network namespaces of its own.
+// after the other, each in network namespaces of its own. Flows asks how long the
+// effect of a change on UDP flows takes.
 //
 // The package returns its measurements cell by cell; it neither prints nor compares them.
 // The kernel itself says when a change is in force, to a listener that shares nothing

@@ -1,4 +1,4 @@
-package flows
+package control
 
 import (
 	"context"
@@ -13,7 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
-	"nftproxy/bench/control"
 	"nftproxy/bench/proxies"
 	"nftproxy/conntrack"
 	"nftproxy/model/service"
@@ -21,20 +20,21 @@ import (
 	"nftproxy/test/lib/netfilter"
 )
 
-const name = "rolled"
+// rolled is the name of the Service.
+const rolled = "rolled"
 
 func serviceAddr() netip.AddrPort {
 	return netip.AddrPortFrom(netip.MustParseAddr("10.100.0.1"), controlplane.ServicePort)
 }
 
-// endpointIP is the address of the i-th endpoint, before or after its replacement.
-func endpointIP(generation, i int) netip.Addr {
-	return controlplane.Address("10.244.0.20", generation*maxEndpoints+i)
+// rolledIP is the address of the i-th endpoint, before or after its replacement.
+func rolledIP(generation, i int) netip.Addr {
+	return controlplane.Address("10.244.0.20", generation*maxReplaced+i)
 }
 
-// update is a rolling update of a Service on a node.
-type update struct {
-	Config
+// rollingUpdate is the rolling update of a Service on a node.
+type rollingUpdate struct {
+	Flows
 	plane   *controlplane.Plane
 	node    *proxies.Node
 	flows   *conntrack.Table
@@ -44,7 +44,7 @@ type update struct {
 	closers []func() error
 }
 
-func (u *update) close() error {
+func (u *rollingUpdate) close() error {
 	var errs []error
 	for i := len(u.closers) - 1; i >= 0; i-- {
 		errs = append(errs, u.closers[i]())
@@ -53,8 +53,8 @@ func (u *update) close() error {
 }
 
 // newUpdate makes a node with clients and endpoints, and the objects.
-func (c Config) newUpdate(ctx context.Context, plane *controlplane.Plane, size int) (u *update, err error) {
-	u = &update{Config: c, plane: plane}
+func (c Flows) newUpdate(ctx context.Context, plane *controlplane.Plane, size int) (u *rollingUpdate, err error) {
+	u = &rollingUpdate{Flows: c, plane: plane}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, u.close())
@@ -67,7 +67,7 @@ func (c Config) newUpdate(ctx context.Context, plane *controlplane.Plane, size i
 	var all []netip.Addr
 	for generation := range 2 {
 		for i := range c.Endpoints {
-			all = append(all, endpointIP(generation, i))
+			all = append(all, rolledIP(generation, i))
 		}
 	}
 	server, err := u.node.AddPod("server", all...)
@@ -104,18 +104,18 @@ func (c Config) newUpdate(ctx context.Context, plane *controlplane.Plane, size i
 }
 
 // create makes the objects as they are before the update, and replaces earlier ones.
-func (u *update) create(ctx context.Context) error {
-	s := controlplane.Service(name, serviceAddr().Addr())
+func (u *rollingUpdate) create(ctx context.Context) error {
+	s := controlplane.Service(rolled, serviceAddr().Addr())
 	s.Spec.ClusterIP = serviceAddr().Addr().String()
 	s.Spec.Ports[0].Protocol = corev1.ProtocolUDP
-	slice := controlplane.Slice(name, name)
+	slice := controlplane.Slice(rolled, rolled)
 	slice.UID = ""
 	slice.Ports[0].Protocol = ptr.To(corev1.ProtocolUDP)
 	for i := range u.Endpoints {
-		slice.Endpoints = append(slice.Endpoints, controlplane.Endpoint(endpointIP(0, i), nil))
+		slice.Endpoints = append(slice.Endpoints, controlplane.Endpoint(rolledIP(0, i), nil))
 	}
 	services := u.plane.Client.CoreV1().Services(metav1.NamespaceDefault)
-	_, err := services.Get(ctx, name, metav1.GetOptions{})
+	_, err := services.Get(ctx, rolled, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		_, err = services.Create(ctx, s, metav1.CreateOptions{})
 	}
@@ -123,7 +123,7 @@ func (u *update) create(ctx context.Context) error {
 		return err
 	}
 	endpointSlices := u.plane.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault)
-	if err := endpointSlices.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+	if err := endpointSlices.Delete(ctx, rolled, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
 	u.slice, err = endpointSlices.Create(ctx, slice, metav1.CreateOptions{})
@@ -139,21 +139,21 @@ type replaced struct {
 
 // run replaces the endpoints while the flows send. Before that, it waits until each flow
 // leads to one of them.
-func (u *update) run(ctx context.Context, pid int) (f figures) {
+func (u *rollingUpdate) run(ctx context.Context, pid int) (f flowFigures) {
 	heard, err := listen(u.node.Node)
 	if err != nil {
-		return figures{err: err}
+		return flowFigures{err: err}
 	}
 	defer func() { f.err = errors.Join(f.err, heard.close()) }()
 	if err := u.clients.all(ctx); err != nil {
-		return figures{err: err}
+		return flowFigures{err: err}
 	}
 	if err := u.check(ctx); err != nil {
-		return figures{err: err}
+		return flowFigures{err: err}
 	}
 	monitor, err := netfilter.Listen(u.node.Node.Fd())
 	if err != nil {
-		return figures{err: err}
+		return flowFigures{err: err}
 	}
 	defer func() { f.err = errors.Join(f.err, monitor.Close()) }()
 	talking, stop := context.WithCancel(ctx)
@@ -165,15 +165,15 @@ func (u *update) run(ctx context.Context, pid int) (f figures) {
 		f.err = errors.Join(f.err, <-talked)
 	}()
 
-	before, err := control.CPUTime(pid)
+	before, err := CPUTime(pid)
 	if err != nil {
-		return figures{err: err}
+		return flowFigures{err: err}
 	}
 	list, err := u.roll(ctx, monitor)
 	if err == nil {
 		err = u.awaitNoStaleFlow(ctx, list)
 	}
-	after, cpuErr := control.CPUTime(pid)
+	after, cpuErr := CPUTime(pid)
 	f.cpu = (after - before).Seconds()
 	if f.err = errors.Join(err, cpuErr, heard.broken()); f.err != nil {
 		return f
@@ -187,17 +187,15 @@ func (u *update) run(ctx context.Context, pid int) (f figures) {
 	return f
 }
 
-func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
-
 // check makes sure that the right flows are measured.
-func (u *update) check(ctx context.Context) error {
+func (u *rollingUpdate) check(ctx context.Context) error {
 	led, err := u.led(ctx)
 	if err != nil {
 		return err
 	}
 	n := 0
 	for i := range u.Endpoints {
-		n += led[endpointIP(0, i)]
+		n += led[rolledIP(0, i)]
 	}
 	if n != u.clients.flows {
 		return fmt.Errorf("%d flows lead to the endpoints, want %d", n, u.clients.flows)
@@ -206,7 +204,7 @@ func (u *update) check(ctx context.Context) error {
 }
 
 // led counts the flows that lead to each endpoint.
-func (u *update) led(ctx context.Context) (map[netip.Addr]int, error) {
+func (u *rollingUpdate) led(ctx context.Context) (map[netip.Addr]int, error) {
 	counts := map[netip.Addr]int{}
 	all := conntrack.Filter{Protocol: service.UDP, Dst: serviceAddr().Addr(), Port: serviceAddr().Port()}
 	err := u.flows.Flows(ctx, all, func(f conntrack.Flow) error {
@@ -217,7 +215,7 @@ func (u *update) led(ctx context.Context) (map[netip.Addr]int, error) {
 }
 
 // roll writes the changes.
-func (u *update) roll(ctx context.Context, monitor *netfilter.Monitor) (list []replaced, err error) {
+func (u *rollingUpdate) roll(ctx context.Context, monitor *netfilter.Monitor) (list []replaced, err error) {
 	ticks := time.NewTicker(u.Period)
 	defer ticks.Stop()
 	endpointSlices := u.plane.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault)
@@ -227,8 +225,8 @@ func (u *update) roll(ctx context.Context, monitor *netfilter.Monitor) (list []r
 			return nil, ctx.Err()
 		case <-ticks.C:
 		}
-		u.slice.Endpoints[i] = controlplane.Endpoint(endpointIP(1, i), nil)
-		r := replaced{endpointIP(0, i), time.Now(), monitor.Expect(endpointIP(1, i))}
+		u.slice.Endpoints[i] = controlplane.Endpoint(rolledIP(1, i), nil)
+		r := replaced{rolledIP(0, i), time.Now(), monitor.Expect(rolledIP(1, i))}
 		if u.slice, err = endpointSlices.Update(ctx, u.slice, metav1.UpdateOptions{}); err != nil {
 			return nil, err
 		}
@@ -239,7 +237,7 @@ func (u *update) roll(ctx context.Context, monitor *netfilter.Monitor) (list []r
 
 // awaitNoStaleFlow waits until no flow leads to an endpoint that has gone. It reads the
 // table rarely, since the times of the deletions come from the kernel's notices.
-func (u *update) awaitNoStaleFlow(ctx context.Context, list []replaced) error {
+func (u *rollingUpdate) awaitNoStaleFlow(ctx context.Context, list []replaced) error {
 	const patience, pause = 60 * time.Second, 3 * time.Second
 	for end := time.Now().Add(patience); ; {
 		select {

@@ -1,10 +1,4 @@
-// Package flows promises the time that UDP flows stay with endpoints that have gone, in a
-// rolling update. The time begins when the kernel has the rules without an endpoint. It
-// ends when the kernel deletes the last conntrack entry that led to that endpoint.
-//
-// The flows are datagrams of many clients, which go on sending all the time. All times
-// come from the kernel's notices of rules and of entries that end.
-package flows
+package control
 
 import (
 	"context"
@@ -18,8 +12,13 @@ import (
 	"nftproxy/test/lib/controlplane"
 )
 
-// Config says what to measure.
-type Config struct {
+// Flows says how to measure the time that UDP flows stay with endpoints that have gone, in a rolling update. The time begins
+// when the kernel has the rules without an endpoint. It ends when the kernel deletes the last conntrack entry that led to
+// that endpoint.
+//
+// The flows are datagrams of many clients, which go on sending all the time. All times come from the kernel's notices of
+// rules and of entries that end.
+type Flows struct {
 	proxies.Setup
 	// Sizes are numbers of flows.
 	Sizes []int
@@ -28,46 +27,46 @@ type Config struct {
 	Period    time.Duration
 }
 
-// Full is the update of a whole run.
-func Full(setup proxies.Setup) Config {
-	return Config{Setup: setup, Sizes: []int{10_000, 200_000}, Endpoints: maxEndpoints, Period: 100 * time.Millisecond}
+// FullFlows is the update of a whole run.
+func FullFlows(setup proxies.Setup) Flows {
+	return Flows{Setup: setup, Sizes: []int{10_000, 200_000}, Endpoints: maxReplaced, Period: 100 * time.Millisecond}
 }
 
-// maxEndpoints and maxFlows are the most for which there are addresses and ports.
+// maxReplaced and maxFlows are the most for which there are addresses and ports.
 const (
-	maxEndpoints = 100
-	maxFlows     = portsOfClient * clientCount
+	maxReplaced = 100
+	maxFlows    = portsOfClient * clientCount
 )
 
 // Validate returns an error for sizes that cannot be measured.
-func (c Config) Validate() error {
+func (c Flows) Validate() error {
 	for _, n := range c.Sizes {
 		if n < 1 || n > maxFlows {
 			return fmt.Errorf("%d flows: want 1 to %d", n, maxFlows)
 		}
 	}
-	if c.Endpoints < 1 || c.Endpoints > maxEndpoints {
-		return fmt.Errorf("%d endpoints: want 1 to %d", c.Endpoints, maxEndpoints)
+	if c.Endpoints < 1 || c.Endpoints > maxReplaced {
+		return fmt.Errorf("%d endpoints: want 1 to %d", c.Endpoints, maxReplaced)
 	}
 	return nil
 }
 
-func questions() []string {
+func flowQuestions() []string {
 	return []string{result.StaleFlows, result.StaleFlowsSeen, result.StaleFlowsCPU}
 }
 
 // backends lists the proxies that write nftables. For these the kernel's notices show the
 // end of each sync.
-func (c Config) backends() []string {
+func (c Flows) backends() []string {
 	return slices.DeleteFunc([]string{result.NFTProxy, result.KubeProxyNFTables}, func(name string) bool { return !c.Wants(name) })
 }
 
 // Cells is the number of cells that Run puts.
-func (c Config) Cells() int { return len(c.Sizes) * len(c.backends()) * len(questions()) }
+func (c Flows) Cells() int { return len(c.Sizes) * len(c.backends()) * len(flowQuestions()) }
 
 // Run measures all sizes. A measurement that fails is a cell that says why. An error
 // concerns the whole run.
-func Run(ctx context.Context, c Config, sink result.Sink) (err error) {
+func (c Flows) Run(ctx context.Context, sink result.Sink) (err error) {
 	if err := c.Validate(); err != nil {
 		return fmt.Errorf("flows: %w", err)
 	}
@@ -98,8 +97,8 @@ func Run(ctx context.Context, c Config, sink result.Sink) (err error) {
 
 func sizeName(flows int) string { return result.Count(flows) + " flows" }
 
-// figures are the results of one update.
-type figures struct {
+// flowFigures are the results of one update.
+type flowFigures struct {
 	// fromSync and fromWrite are times in ms, one for each endpoint that had flows.
 	fromSync, fromWrite []float64
 	// cpu is the process's CPU time, in s.
@@ -107,7 +106,7 @@ type figures struct {
 	err error
 }
 
-func (c Config) put(sink result.Sink, size int, p proxies.Proxy, f figures) {
+func (c Flows) put(sink result.Sink, size int, p proxies.Proxy, f flowFigures) {
 	for _, cell := range []result.Cell{
 		{Question: result.StaleFlows, Unit: "ms", Values: result.Quantiles(f.fromSync)},
 		{Question: result.StaleFlowsSeen, Unit: "ms", Values: result.Quantiles(f.fromWrite)},
@@ -122,23 +121,23 @@ func (c Config) put(sink result.Sink, size int, p proxies.Proxy, f figures) {
 }
 
 // measure takes one proxy through one update, on a node of its own.
-func (c Config) measure(ctx context.Context, plane *controlplane.Plane, size int, p proxies.Proxy) (f figures) {
+func (c Flows) measure(ctx context.Context, plane *controlplane.Plane, size int, p proxies.Proxy) (f flowFigures) {
 	if p.Missing != nil {
-		return figures{err: p.Missing}
+		return flowFigures{err: p.Missing}
 	}
 	u, err := c.newUpdate(ctx, plane, size)
 	if err != nil {
-		return figures{err: err}
+		return flowFigures{err: err}
 	}
 	defer func() { f.err = errors.Join(f.err, u.close()) }()
 	process, err := p.Start(u.node)
 	if err != nil {
-		return figures{err: err}
+		return flowFigures{err: err}
 	}
 	limited, cancel := context.WithTimeout(ctx, c.Limit)
 	defer cancel()
 	if _, err := p.First(limited, process); err != nil {
-		return figures{err: errors.Join(fmt.Errorf("%w\n%s", err, process.Tail(20)), process.Kill())}
+		return flowFigures{err: errors.Join(fmt.Errorf("%w\n%s", err, process.Tail(20)), process.Kill())}
 	}
 	f = u.run(limited, process.PID())
 	f.err = errors.Join(f.err, p.Stop(context.WithoutCancel(ctx), process))

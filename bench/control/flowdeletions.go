@@ -1,4 +1,4 @@
-package flows
+package control
 
 import (
 	"encoding/binary"
