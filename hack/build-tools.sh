@@ -11,10 +11,11 @@
 #                                           runs it in several processes, and a server of one of its tests
 #   hack/build-tools.sh flannel bridge host-local loopback portmap    the pod network flannel, and the CNI plugins that pods
 #                                           need with it
+#   hack/build-tools.sh metallb-controller metallb-speaker    the announcer of load balancers MetalLB
 #   hack/build-tools.sh kube-network-policies kube-router    network policy engines; the second is a pod network, too
 #
 # Versions are those of the go.mod of hack/tools, hack/kube-proxy-1.36, hack/kube-apiserver-*, hack/dns, hack/flannel, hack/cni,
-# hack/policies, hack/kube-router, hack/lint and hack/vuln. A binary that was already built from the same go.mod, go.sum and Go release is
+# hack/policies, hack/kube-router, hack/metallb, hack/lint and hack/vuln. A binary that was already built from the same go.mod, go.sum and Go release is
 # left alone, so calling this costs milliseconds; from cold each of the kube-* binaries takes one to three minutes on two
 # cores. Calls that overlap wait for each other, since each build takes all cores anyway.
 set -eu
@@ -80,6 +81,8 @@ source_of() {
 		module=policies package=sigs.k8s.io/kube-network-policies/cmd ;;
 	kube-router)
 		module=kube-router package=github.com/cloudnativelabs/kube-router/v2/cmd/kube-router ;;
+	metallb-controller | metallb-speaker)
+		module=metallb package=go.universe.tf/metallb/${1#metallb-} ;;
 	staticcheck)
 		module=lint package=honnef.co/go/tools/cmd/staticcheck ;;
 	govulncheck)

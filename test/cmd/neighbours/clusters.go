@@ -88,6 +88,16 @@ func clusterNeighbours() []clusterNeighbour {
 				"A kernel without nftables' `queue` (`CONFIG_NFT_QUEUE`) refuses the engine's own rules. The engine then says so at level info only, stays `Running` and enforces nothing; `nftproxy check` says that a program waits for packets in a queue and that no rule hands it any. Try a NetworkPolicy after the installation. This run had such a kernel, and so the rules of `test/cmd/realcluster/manifests/kube-network-policies.yaml`.",
 			},
 		},
+		{
+			name: "metallb", what: "gives Services of type LoadBalancer addresses, of both families, and announces each from one node by ARP and neighbour discovery (layer 2), with its manifest `metallb-native.yaml`",
+			modules: map[string]string{"metallb": "go.universe.tf/metallb"},
+			up:      []string{"--announcer=metallb"}, focus: "LoadBalancers", tests: "LoadBalancers",
+			notes: []string{
+				"No setting is needed: MetalLB puts its addresses on no interface, and nftproxy takes what comes to them.",
+				"In layer 2 one node has the address. With `externalTrafficPolicy: Local` only that node's endpoints get connections. Two of Kubernetes' tests want more, and so they are left out.",
+				"MetalLB's webhook was off in this run: the API server of this cluster is on no node and reaches no cluster IP. Its mode for BGP was not tried.",
+			},
+		},
 	}
 }
 

@@ -146,7 +146,7 @@ These were not run, so nothing is said about them:
 // untried are programs that operators ask about, and that have no run.
 func untried() []string {
 	return []string{
-		"kube-router's tunnels (`--overlay-type=full`, or nodes on several networks; the kernel here has neither IP in IP nor FOU: `ip tunnel add t0 mode ipip local 127.0.0.1 remote 127.0.0.2` fails with `add tunnel \"tunl0\" failed: No such device`)", "kube-router's service proxy (it takes nftproxy's place)", "MetalLB", "kube-vip",
+		"kube-router's tunnels (`--overlay-type=full`, or nodes on several networks; the kernel here has neither IP in IP nor FOU: `ip tunnel add t0 mode ipip local 127.0.0.1 remote 127.0.0.2` fails with `add tunnel \"tunl0\" failed: No such device`)", "kube-router's service proxy (it takes nftproxy's place)", "MetalLB's mode for BGP, and its webhook", "kube-vip",
 		"the binary of NodeLocal DNSCache", "iptables-legacy under any of these",
 	}
 }

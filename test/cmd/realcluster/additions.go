@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -10,15 +11,18 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"nftproxy/test/cmd/realcluster/node"
+	"nftproxy/test/cmd/realcluster/suite"
 	"nftproxy/test/lib/controlplane"
 )
 
-// addition is a DaemonSet that a cluster has beside its service proxy: the pods' network, an engine that enforces NetworkPolicies, or
-// both in one.
+// addition is a DaemonSet that a cluster has beside its service proxy: the pods' network, an engine that enforces NetworkPolicies,
+// both in one, or an announcer of load balancers.
 type addition struct {
-	// daemonSet is its namespace and name, and manifest has its objects.
-	daemonSet, manifest string
-	program             program
+	// daemonSet is its namespace and name, and deployment that of its other part, if it has one.
+	daemonSet, deployment string
+	// manifest has its objects, and settings those that it takes once it runs.
+	manifest, settings string
+	programs           []program
 	// plugins are the CNI plugins that it needs on nodes, of hack/build-tools.sh.
 	plugins []string
 	// policies are the families that NetworkPolicies are enforced for.
@@ -26,13 +30,16 @@ type addition struct {
 }
 
 // additions are those that the options ask for.
-func additions(o upOptions) ([]addition, error) {
+func additions(ctx context.Context, o upOptions) ([]addition, error) {
 	var all []addition
 	if !slices.Contains(networkNames(), o.network) {
 		return nil, fmt.Errorf("--cni: %q: want one of %s", o.network, strings.Join(networkNames()[1:], ", "))
 	}
 	if !slices.Contains(policyEngines(), o.policies) {
 		return nil, fmt.Errorf("--policies: %q: want one of %s", o.policies, strings.Join(policyEngines()[1:], ", "))
+	}
+	if !slices.Contains(announcers(), o.announcer) {
+		return nil, fmt.Errorf("--announcer: %q: want %s", o.announcer, strings.Join(announcers()[1:], ", "))
 	}
 	if f := flannelOf(o.network); f.chosen() {
 		all = append(all, f.addition())
@@ -43,17 +50,46 @@ func additions(o upOptions) ([]addition, error) {
 	if o.network == kubeRouter || o.policies == kubeRouter {
 		all = append(all, kubeRouterAddition(o.network == kubeRouter, o.policies == kubeRouter))
 	}
+	if o.announcer == metalLB {
+		a, err := metalLBAddition(ctx)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, a)
+	}
 	return all, nil
 }
 
-// provide builds what the addition needs, and makes its image.
+// whatItHas asks the API server what the cluster has: the manifests label their DaemonSets.
+func whatItHas(ctx context.Context, dir string) (has suite.Additions, err error) {
+	for selector, found := range map[string]*bool{"network-policies=true": &has.Policies, "app=metallb,component=speaker": &has.Announcer} {
+		cmd, err := outsideCommand(ctx, dir, []string{"kubectl", "get", "daemonset", "--all-namespaces", "--output=name", "--selector=" + selector})
+		if err != nil {
+			return has, err
+		}
+		cmd.Stderr = os.Stderr
+		out, err := cmd.Output()
+		if err != nil {
+			return has, fmt.Errorf("look for DaemonSets with %s: %w", selector, err)
+		}
+		*found = len(out) > 0
+	}
+	return has, nil
+}
+
+// provide builds what the addition needs, and makes its images.
 func (a addition) provide(ctx context.Context, software node.Software, dir string) error {
 	for _, plugin := range a.plugins {
 		if _, err := controlplane.Tool(ctx, plugin); err != nil {
 			return err
 		}
 	}
-	return a.program.writeImage(ctx, software, dir)
+	for _, p := range a.programs {
+		if err := p.writeImage(ctx, software, dir); err != nil {
+			return fmt.Errorf("make the image of %s: %w", p.tool, err)
+		}
+	}
+	return nil
 }
 
 // bridgePlugins are the CNI plugins that a network of bridges needs.
@@ -63,6 +99,8 @@ func bridgePlugins() []string { return []string{"bridge", "host-local", "loopbac
 type program struct {
 	// image is the name of the image, tool that of the program, and path its place in the image.
 	image, tool, path string
+	// alone says that the image has nothing else, and that the program is what it runs.
+	alone bool
 	// packages are those of Debian that it needs beside those of netfilter.
 	packages []string
 	// applets are commands of busybox.
@@ -74,6 +112,11 @@ func (p program) writeImage(ctx context.Context, software node.Software, dir str
 	path, err := controlplane.Tool(ctx, p.tool)
 	if err != nil {
 		return err
+	}
+	if p.alone {
+		return node.WriteImage(filepath.Join(dir, p.tool+".tar"), node.Image{
+			Names: []string{p.image}, Files: map[string]string{p.path: path}, Entrypoint: []string{"/" + p.path},
+		})
 	}
 	tree, err := node.NetfilterTree(ctx, software, p.packages...)
 	if err != nil {

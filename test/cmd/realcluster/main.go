@@ -81,7 +81,7 @@ func newCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error { return outside(cmd.Context(), *dir, args) },
 	}
 	execute.Flags().SetInterspersed(false) // flags after the command are the command's
-	root.AddCommand(up, serve, newSuiteCommand(dir), newOutageCommand(dir), newNodeLossCommand(dir),
+	root.AddCommand(up, serve, newSuiteCommand(dir), newOutageCommand(dir), newNodeLossCommand(dir), newMoveCommand(dir),
 		&cobra.Command{
 			Use: "smoke", Short: "Try the cluster: one line for each test; the exit status is 1 if one fails", Args: cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error { return ask(cmd.Context(), *dir, "/smoke", os.Stdout) },
@@ -112,6 +112,8 @@ type upOptions struct {
 	network string
 	// policies is the name of the network policy engine; "" is none.
 	policies string
+	// announcer is the name of the program that gives load balancers their addresses and announces them; "" is none.
+	announcer string
 	// controllerFlags are further flags of kube-controller-manager.
 	controllerFlags []string
 }
@@ -125,12 +127,13 @@ func (o *upOptions) register(cmd *cobra.Command) {
 	f.StringVar(&o.network, "cni", "", "`network` of the pods in place of the cluster's own: "+strings.Join(networkNames()[1:], ", "))
 	f.StringVar(&o.policies, "policies", "", "run a network policy `engine` on each node: "+strings.Join(policyEngines()[1:], ", ")+"; the first without a value")
 	f.Lookup("policies").NoOptDefVal = netpol
+	f.StringVar(&o.announcer, "announcer", "", "run a `program` that gives load balancers their addresses and announces them: "+strings.Join(announcers()[1:], ", "))
 	f.StringArrayVar(&o.controllerFlags, "controller-flag", nil, "a further `flag` of kube-controller-manager, such as --controller-flag=--leader-elect=false; repeat it for several")
 }
 
 // flags are the options as arguments of serve.
 func (o *upOptions) flags() []string {
-	flags := []string{"--nodes=" + strconv.Itoa(o.nodes), "--proxy=" + o.proxy.name, "--kube-proxy-mode=" + o.proxy.mode, "--cni=" + o.network, "--policies=" + o.policies}
+	flags := []string{"--nodes=" + strconv.Itoa(o.nodes), "--proxy=" + o.proxy.name, "--kube-proxy-mode=" + o.proxy.mode, "--cni=" + o.network, "--policies=" + o.policies, "--announcer=" + o.announcer}
 	for _, f := range o.controllerFlags {
 		flags = append(flags, "--controller-flag="+f)
 	}
@@ -168,6 +171,24 @@ func newNodeLossCommand(dir *string) *cobra.Command {
 	return cmd
 }
 
+// newMoveCommand makes the command move-address.
+func newMoveCommand(dir *string) *cobra.Command {
+	var o workload.MoveOptions
+	cmd := &cobra.Command{
+		Use: "move-address", Short: "Have the address of a load balancer move to another node under load, on a cluster of up --announcer, and count as node-loss does", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return ask(cmd.Context(), *dir, movePath(o), os.Stdout)
+		},
+	}
+	cmd.Flags().StringVar(&o.Policy, "policy", "Cluster", "externalTrafficPolicy of the Service, Cluster or Local")
+	cmd.Flags().StringVar(&o.Lose, "lose", workload.Losses()[0], "`what` the node loses that announces the address: "+strings.Join(workload.Losses(), ", "))
+	cmd.Flags().StringVar(&o.Eject, "eject", "", "first set --nftproxy-eject to this `mode`; empty changes nothing, as for kube-proxy")
+	cmd.Flags().IntVar(&o.Rate, "rate", 200, "`number` of new connections a second, half of them by each family")
+	cmd.Flags().IntVar(&o.Kept, "kept", 20, "`number` of clients of each family that keep their connection, with a request a second each")
+	cmd.Flags().DurationVar(&o.Away, "away", 60*time.Second, "`time` under load after the loss")
+	return cmd
+}
+
 // newSuiteCommand makes the command e2e.
 func newSuiteCommand(dir *string) *cobra.Command {
 	o := suite.Options{Tools: toolsDir()}
@@ -181,7 +202,7 @@ func newSuiteCommand(dir *string) *cobra.Command {
 			if o.Nodes, err = countNodes(cmd.Context(), *dir); err != nil {
 				return err
 			}
-			if o.Policies, err = hasPolicies(cmd.Context(), *dir); err != nil {
+			if o.Has, err = whatItHas(cmd.Context(), *dir); err != nil {
 				return err
 			}
 			run := func(ctx context.Context, args []string) error { return outside(ctx, *dir, args) }
@@ -203,7 +224,7 @@ func up(ctx context.Context, dir string, o upOptions, out io.Writer) error {
 	if err := o.proxy.check(); err != nil {
 		return err
 	}
-	if _, err := additions(o); err != nil {
+	if _, err := additions(ctx, o); err != nil {
 		return err
 	}
 	if _, err := os.Stat(socket(dir)); err == nil {

@@ -48,10 +48,10 @@ func (f flannelChoice) addition() addition {
 		daemonSet: "kube-flannel/kube-flannel-ds",
 		manifest: strings.NewReplacer("IMAGE", flannelImage, "NET6", ranges[1].String(), "NET4", ranges[0].String(),
 			"BACKEND", f.backend, "NFTABLES", strconv.FormatBool(f.nftables)).Replace(flannelManifest),
-		program: program{
+		programs: []program{{
 			image: flannelImage, tool: "flannel", path: "opt/bin/flanneld",
 			applets: []string{"sh", "cat", "mv", "sleep", "test"},
-		},
+		}},
 		plugins: bridgePlugins(),
 	}
 }
@@ -71,10 +71,10 @@ func kubeRouterAddition(network, policies bool) addition {
 		daemonSet: "kube-system/kube-router",
 		manifest: strings.NewReplacer("IMAGE", kubeRouterImage, "NETWORK", strconv.FormatBool(network),
 			"POLICIES", strconv.FormatBool(policies)).Replace(kubeRouterManifest),
-		program: program{
+		programs: []program{{
 			image: kubeRouterImage, tool: "kube-router", path: "usr/local/bin/kube-router",
 			packages: []string{"ipset", "iproute2"}, applets: []string{"sh", "cp", "grep", "mv", "test", "wc", "wget"},
-		},
+		}},
 	}
 	if network {
 		a.plugins = bridgePlugins()

@@ -1,10 +1,7 @@
 package main
 
 import (
-	"context"
 	_ "embed"
-	"fmt"
-	"os"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -29,24 +26,10 @@ func netpolAddition() addition {
 	return addition{
 		daemonSet: "kube-system/" + netpol,
 		manifest:  strings.NewReplacer("IMAGE", netpolImage, "NET4", ranges[0].String(), "NET6", ranges[1].String()).Replace(netpolManifest),
-		program: program{
+		programs: []program{{
 			image: netpolImage, tool: netpol, path: "bin/netpol",
 			applets: []string{"sh", "grep", "sleep", "test", "touch"},
-		},
+		}},
 		policies: []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol},
 	}
-}
-
-// hasPolicies asks the API server whether the cluster has a network policy engine: the manifests label it.
-func hasPolicies(ctx context.Context, dir string) (bool, error) {
-	cmd, err := outsideCommand(ctx, dir, []string{"kubectl", "--namespace=kube-system", "get", "daemonset", "--output=name", "--selector=network-policies=true"})
-	if err != nil {
-		return false, err
-	}
-	cmd.Stderr = os.Stderr
-	out, err := cmd.Output()
-	if err != nil {
-		return false, fmt.Errorf("look for the network policy engine: %w", err)
-	}
-	return len(out) > 0, nil
 }

@@ -46,13 +46,13 @@ func prepare(ctx context.Context, dir string, o upOptions, out io.Writer) error 
 			return fmt.Errorf("make the image of kube-proxy: %w", err)
 		}
 	}
-	added, err := additions(o)
+	added, err := additions(ctx, o)
 	if err != nil {
 		return err
 	}
 	for _, a := range added {
 		if err := a.provide(ctx, software, imagesDir(dir)); err != nil {
-			return fmt.Errorf("prepare %s: %w", a.program.tool, err)
+			return fmt.Errorf("prepare %s: %w", a.daemonSet, err)
 		}
 	}
 	if o.suite {
@@ -93,7 +93,7 @@ func images(software node.Software) []archive {
 }
 
 // clusterConfig describes the cluster with what prepare made.
-func clusterConfig(dir string, o upOptions) (bringup.Config, error) {
+func clusterConfig(ctx context.Context, dir string, o upOptions) (bringup.Config, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return bringup.Config{}, err
@@ -110,7 +110,7 @@ func clusterConfig(dir string, o upOptions) (bringup.Config, error) {
 	if err != nil {
 		return bringup.Config{}, err
 	}
-	added, err := additions(o)
+	added, err := additions(ctx, o)
 	if err != nil {
 		return bringup.Config{}, err
 	}
@@ -121,15 +121,19 @@ func clusterConfig(dir string, o upOptions) (bringup.Config, error) {
 		}
 		return objects, err
 	}
-	var others []string
+	var others, deployments, settings []string
 	var policies []corev1.IPFamily
 	for _, a := range added {
 		others = append(others, a.daemonSet)
+		if a.deployment != "" {
+			deployments = append(deployments, a.deployment)
+		}
+		settings = append(settings, a.settings)
 		policies = append(policies, a.policies...)
 	}
 	return bringup.Config{
 		Dir: dir, Nodes: o.nodes, Init: []string{self, initCommand}, Images: append(archives, proxy),
-		Proxy: o.proxy.name, ForeignNetwork: o.network != "", Policies: policies, DaemonSets: others, Manifests: manifests, ControllerFlags: o.controllerFlags,
+		Proxy: o.proxy.name, ForeignNetwork: o.network != "", Policies: policies, DaemonSets: others, Deployments: deployments, Settings: settings, Manifests: manifests, ControllerFlags: o.controllerFlags,
 		Software: node.Software{Tools: tools, Debian: filepath.Join(tools, "debian")},
 	}, nil
 }

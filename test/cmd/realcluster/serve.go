@@ -34,7 +34,7 @@ func socket(dir string) string { return filepath.Join(dir, "control") }
 func serve(ctx context.Context, dir string, o upOptions) (err error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	config, err := clusterConfig(dir, o)
+	config, err := clusterConfig(ctx, dir, o)
 	if err != nil {
 		return err
 	}
@@ -99,6 +99,13 @@ func handler(c *bringup.Cluster, stop func()) http.Handler {
 			}
 			return workload.LoseNode(ctx, c, o, out)
 		},
+		"/move-address": func(ctx context.Context, q query, out io.Writer) error {
+			o, err := moveOptions(q)
+			if err != nil {
+				return err
+			}
+			return workload.MoveAddress(ctx, c, o, out)
+		},
 		"/outage": func(ctx context.Context, q query, out io.Writer) error {
 			o, err := outageOptions(q)
 			if err != nil {
@@ -140,6 +147,20 @@ func nodeLossPath(o workload.NodeLossOptions) string {
 func nodeLossOptions(q url.Values) (o workload.NodeLossOptions, err error) {
 	var rateErr, keptErr, awayErr error
 	o.Eject = q.Get("eject")
+	o.Rate, rateErr = strconv.Atoi(q.Get("rate"))
+	o.Kept, keptErr = strconv.Atoi(q.Get("kept"))
+	o.Away, awayErr = time.ParseDuration(q.Get("away"))
+	return o, errors.Join(rateErr, keptErr, awayErr)
+}
+
+// movePath is a request for the move of an address; moveOptions reads it.
+func movePath(o workload.MoveOptions) string {
+	return "/move-address?" + url.Values{"policy": {o.Policy}, "lose": {o.Lose}, "eject": {o.Eject}, "rate": {strconv.Itoa(o.Rate)}, "kept": {strconv.Itoa(o.Kept)}, "away": {o.Away.String()}}.Encode()
+}
+
+func moveOptions(q url.Values) (o workload.MoveOptions, err error) {
+	var rateErr, keptErr, awayErr error
+	o.Policy, o.Lose, o.Eject = q.Get("policy"), q.Get("lose"), q.Get("eject")
 	o.Rate, rateErr = strconv.Atoi(q.Get("rate"))
 	o.Kept, keptErr = strconv.Atoi(q.Get("kept"))
 	o.Away, awayErr = time.ParseDuration(q.Get("away"))

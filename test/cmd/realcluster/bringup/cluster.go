@@ -43,11 +43,15 @@ type Config struct {
 	// Policies are the families that a DaemonSet enforces NetworkPolicies for.
 	Policies []corev1.IPFamily
 	// DaemonSets are the namespaces and names of those that nodes need beside the
-	// proxy's, such as kube-flannel/flannel.
-	DaemonSets []string
+	// proxy's, such as kube-flannel/flannel. Deployments are those that the cluster needs
+	// beside the name service.
+	DaemonSets, Deployments []string
 	// Manifests are objects that are applied before the nodes come, those of the
 	// proxy and of DaemonSets among them. Manifests of the name service are not.
 	Manifests func(ctx context.Context, api netip.AddrPort) ([]string, error)
+	// Settings are objects that are applied once the pods of all of these are ready: objects
+	// of kinds that Manifests define.
+	Settings []string
 	// ControllerFlags are further flags of kube-controller-manager.
 	ControllerFlags []string
 	// Log takes progress.
@@ -83,6 +87,20 @@ const lan = "lan" // the bridge
 // clusters have two.
 func cgroup(dir string) string { return "/" + filepath.Base(dir) }
 
+// Addresses of load balancers are on the network of the nodes, and in no range of theirs. Clients outside ask them from an
+// address that is not one of the nodes' ranges either, as clients behind a router do: Kubernetes' tests take those in the
+// ranges for nodes.
+
+// LoadBalancerRanges are the addresses that a program on nodes may announce for load balancers.
+func LoadBalancerRanges() []netip.Prefix {
+	return []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24"), netip.MustParsePrefix("2001:db8:113::/120")}
+}
+
+// clientAddrs are those that clients outside ask load balancers from.
+func clientAddrs() []netip.Addr {
+	return []netip.Addr{netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("2001:db8:100::1")}
+}
+
 func outsideAddrs() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("172.30.0.1/24"), netip.MustParsePrefix("fd00:30::1/64")}
 }
@@ -96,9 +114,9 @@ func NodeNetworks() []netip.Prefix {
 	return ranges
 }
 
-// IsOutside says whether an address is the one outside of the nodes.
+// IsOutside says whether an address is one outside of the nodes.
 func IsOutside(a netip.Addr) bool {
-	return slices.ContainsFunc(outsideAddrs(), func(p netip.Prefix) bool { return p.Addr() == a.Unmap() })
+	return slices.Contains(clientAddrs(), a.Unmap()) || slices.ContainsFunc(outsideAddrs(), func(p netip.Prefix) bool { return p.Addr() == a.Unmap() })
 }
 
 // PodCIDRs are the ranges of the pods' addresses.
@@ -177,6 +195,9 @@ func (c *Cluster) start(ctx context.Context) error {
 	if err := c.awaitSystemPods(ctx); err != nil {
 		return err
 	}
+	if err := c.Plane.Apply(ctx, c.config.Settings...); err != nil {
+		return err
+	}
 	c.logf("%s and CoreDNS ready after %v", c.config.Proxy, time.Since(began).Round(time.Second))
 	return nil
 }
@@ -192,6 +213,16 @@ func (c *Cluster) makeNetwork() error {
 	}
 	for _, a := range outsideAddrs() {
 		if err := c.Outside.AddAddr(lan, a); err != nil {
+			return err
+		}
+	}
+	for i, a := range clientAddrs() {
+		alone, err := a.Prefix(a.BitLen())
+		if err != nil {
+			return err
+		}
+		at := testnet.End{NS: c.Outside, Link: lan}
+		if err := errors.Join(c.Outside.AddAddr(lan, alone), at.RouteFrom(LoadBalancerRanges()[i], a)); err != nil {
 			return err
 		}
 	}

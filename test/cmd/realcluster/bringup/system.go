@@ -41,13 +41,19 @@ func (c *Cluster) applyManifests(ctx context.Context) error {
 	return c.Plane.Apply(ctx, append(manifests, dnsManifest)...)
 }
 
-// awaitSystemPods returns once the pods of the proxy, of Config.DaemonSets and of the
-// name service are ready.
+// awaitSystemPods returns once the pods of the proxy, of Config.DaemonSets, of Config.Deployments
+// and of the name service are ready.
 func (c *Cluster) awaitSystemPods(ctx context.Context) error {
 	if err := c.AwaitDaemonSets(ctx); err != nil {
 		return err
 	}
-	return c.AwaitDeployment(ctx, "kube-system", "coredns")
+	for _, d := range append([]string{"kube-system/coredns"}, c.config.Deployments...) {
+		namespace, name, _ := strings.Cut(d, "/")
+		if err := c.AwaitDeployment(ctx, namespace, name); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // AwaitDaemonSets returns once each node has ready pods of the proxy and of Config.DaemonSets, of the newest version.

@@ -53,7 +53,7 @@ type results struct {
 // notSelected is the reason of tests that --focus left out.
 const notSelected = "not among those that were asked for"
 
-func readReport(path string, policies bool) (results, error) {
+func readReport(path string, has Additions) (results, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return results{}, fmt.Errorf("read the report of the tests: %w", err)
@@ -67,14 +67,14 @@ func readReport(path string, policies bool) (results, error) {
 		r.took += suite.RunTime
 		r.early = append(r.early, suite.SpecialSuiteFailureReasons...)
 		for _, s := range suite.SpecReports {
-			r.add(s, policies)
+			r.add(s, has)
 		}
 	}
 	return r, nil
 }
 
-// add sorts one test in. policies says that the cluster enforced NetworkPolicies.
-func (r *results) add(s spec, policies bool) {
+// add sorts one test in.
+func (r *results) add(s spec, has Additions) {
 	line := fmt.Sprintf("%s (%v)", s.name(), s.RunTime.Round(time.Second))
 	switch {
 	case s.LeafNodeType != "It":
@@ -89,15 +89,15 @@ func (r *results) add(s spec, policies bool) {
 			r.again = append(r.again, line)
 		}
 	case s.State == "skipped" || s.State == "pending":
-		r.skipped[s.reason(policies)]++
+		r.skipped[s.reason(has)]++
 	default:
 		r.failed = append(r.failed, line+": "+s.State+firstLine(s.Failure.Message))
 	}
 }
 
 // reason says why a test was skipped.
-func (s spec) reason(policies bool) string {
-	if why := omitted(s.name(), s.labels(), policies); why != "" {
+func (s spec) reason(has Additions) string {
+	if why := omitted(s.name(), s.labels(), has); why != "" {
 		return why
 	}
 	if s.Failure.Message != "" {

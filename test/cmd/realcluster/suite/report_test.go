@@ -9,7 +9,7 @@ import (
 // TestReport: a report in ginkgo's form is counted. It is cut from a real run, and a second attempt and the
 // words of a test that skips itself are put in.
 func TestReport(t *testing.T) {
-	r, err := readReport("testdata/report.json", false)
+	r, err := readReport("testdata/report.json", Additions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -24,27 +24,32 @@ func TestReport(t *testing.T) {
 
 // TestNoReport: a run that wrote no report is an error, not a run without failures.
 func TestNoReport(t *testing.T) {
-	if _, err := readReport("testdata/missing.json", false); err == nil {
+	if _, err := readReport("testdata/missing.json", Additions{}); err == nil {
 		t.Error("no error")
 	}
 }
 
 // TestOmissions: the selection has each kind of test that is left out, and each has a reason.
 func TestOmissions(t *testing.T) {
-	args := strings.Join(command(Options{Nodes: 3, Processes: 2}, "report.json"), " ")
-	for _, o := range omissions(false) {
-		if o.because == "" || (o.feature == "") == (o.name == "") || !strings.Contains(args, o.feature+o.name) {
-			t.Errorf("%+v: arguments %s", o, args)
-		}
-		name, labels := "a test "+o.name, []string{sig, "Feature:" + o.feature}
-		if got := omitted(name, labels, false); !strings.Contains(got, o.because) {
-			t.Errorf("%+v is left out because of %q", o, got)
+	for _, has := range []Additions{{}, {Announcer: true}} {
+		args := strings.Join(command(Options{Nodes: 3, Processes: 2, Has: has}, "report.json"), " ")
+		for _, o := range omissions(has) {
+			if o.because == "" || (o.feature == "") == (o.name == "") || !strings.Contains(args, o.feature+o.name) {
+				t.Errorf("%+v: %+v: arguments %s", has, o, args)
+			}
+			name, labels := "a test "+o.name, []string{sig, "Feature:" + o.feature}
+			if got := omitted(name, labels, has); !strings.Contains(got, o.because) {
+				t.Errorf("%+v: %+v is left out because of %q", has, o, got)
+			}
 		}
 	}
-	if got := omitted("a test", []string{sig, "Slow", "Feature:IPv6DualStack"}, false); got != "" {
+	if got := omitted("a test", []string{sig, "Slow", "Feature:IPv6DualStack"}, Additions{}); got != "" {
 		t.Errorf("tests of dual-stack are left out: %s", got)
 	}
-	if got := omitted("a test", []string{sig, "Feature:NetworkPolicy"}, true); got != "" || strings.Contains(labelFilter(true), "NetworkPolicy") {
+	if got := omitted("a test", []string{sig, "Feature:NetworkPolicy"}, Additions{Policies: true}); got != "" || strings.Contains(labelFilter(Additions{Policies: true}), "NetworkPolicy") {
 		t.Errorf("tests of NetworkPolicies are left out where they are enforced: %s", got)
+	}
+	if got := omitted("a test", []string{sig, "Feature:LoadBalancer"}, Additions{Announcer: true}); got != "" || strings.Contains(labelFilter(Additions{Announcer: true}), "LoadBalancer") {
+		t.Errorf("tests of load balancers are left out where there are some: %s", got)
 	}
 }

@@ -25,8 +25,8 @@ type Options struct {
 	Processes int
 	// Nodes is how many nodes the cluster has: tests that need more skip themselves.
 	Nodes int
-	// Policies says that the cluster enforces NetworkPolicies.
-	Policies bool
+	// Has is what the cluster has beside the service proxy.
+	Has Additions
 }
 
 // attempts is how often a test may fail, less one: Kubernetes' own CI runs the tests
@@ -48,7 +48,7 @@ func Run(ctx context.Context, o Options, run func(context.Context, []string) err
 	if exit := new(exec.ExitError); failed != nil && !errors.As(failed, &exit) {
 		return failed
 	}
-	results, err := readReport(path, o.Policies)
+	results, err := readReport(path, o.Has)
 	if err != nil {
 		return errors.Join(failed, err)
 	}
@@ -70,9 +70,9 @@ func command(o Options, report string) []string {
 		filepath.Join(o.Tools, ginkgoTool), "run", "--no-color", "--succinct", "--silence-skips",
 		"--procs=" + strconv.Itoa(o.Processes), "--flake-attempts=" + strconv.Itoa(attempts), "--timeout=8h",
 		"--output-dir=" + filepath.Dir(report), "--json-report=" + filepath.Base(report), "--junit-report=junit.xml",
-		"--label-filter=" + labelFilter(o.Policies),
+		"--label-filter=" + labelFilter(o.Has),
 	}
-	for _, name := range skippedNames(o.Policies) {
+	for _, name := range skippedNames(o.Has) {
 		args = append(args, "--skip="+name)
 	}
 	if o.Focus != "" {

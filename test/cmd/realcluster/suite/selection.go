@@ -11,6 +11,16 @@ const sig = "sig-network"
 // policyFeature is the feature of tests that want NetworkPolicies to be enforced.
 const policyFeature = "NetworkPolicy"
 
+// loadBalancerFeature is the feature of tests that want addresses for load balancers.
+const loadBalancerFeature = "LoadBalancer"
+
+// Additions are what the cluster has beside the service proxy.
+type Additions struct {
+	// Policies says that it enforces NetworkPolicies, and Announcer that a program gives load balancers their addresses and
+	// announces each of them from one node.
+	Policies, Announcer bool
+}
+
 // omission is a kind of test that does not run here.
 type omission struct {
 	// feature is the NAME of a label Feature:NAME; name is a part of the test's name, a
@@ -23,10 +33,10 @@ type omission struct {
 // omissions are the tests of sig-network that need what no cluster on one computer
 // has, or that try another part than the service proxy. All others run, those that
 // are slow, serial or disruptive too: a test that still finds something missing skips
-// itself, and the report has its words. policies says that the cluster enforces NetworkPolicies.
-func omissions(policies bool) []omission {
+// itself, and the report has its words.
+func omissions(has Additions) []omission {
 	all := []omission{
-		{feature: "LoadBalancer", because: "a cloud has to make the load balancer"},
+		{feature: loadBalancerFeature, because: "the cluster has no program that makes load balancers; up --announcer starts one"},
 		{feature: "Networking-IPv4", because: "the pods reach no internet"},
 		{feature: "Networking-IPv6", because: "the pods reach no internet"},
 		{feature: "Networking-DNS", because: "the pods reach no internet"},
@@ -38,16 +48,25 @@ func omissions(policies bool) []omission {
 		{feature: "PerformanceDNS", because: "it measures the name service with 10,000 Services"},
 		{feature: "OffByDefault", because: "a feature gate of the cluster is off"},
 	}
-	if policies {
+	if has.Policies {
 		all = slices.DeleteFunc(all, func(o omission) bool { return o.feature == policyFeature })
+	}
+	if has.Announcer {
+		all = slices.DeleteFunc(all, func(o omission) bool { return o.feature == loadBalancerFeature })
+		const oneNode = "it wants several nodes to have the address, or several endpoints on one node: in layer 2 one node has it"
+		all = append(all,
+			omission{name: "should handle load balancer cleanup finalizer for service", because: "the finalizer is that of Kubernetes' controller for clouds; an announcer sets none"},
+			omission{name: "should target all nodes with endpoints", because: oneNode},
+			omission{name: "should be able to switch session affinity for LoadBalancer service with Local traffic policy", because: oneNode},
+		)
 	}
 	return all
 }
 
 // labelFilter selects tests by their labels, in the language of ginkgo --label-filter.
-func labelFilter(policies bool) string {
+func labelFilter(has Additions) string {
 	var features []string
-	for _, o := range omissions(policies) {
+	for _, o := range omissions(has) {
 		if o.feature != "" {
 			features = append(features, o.feature)
 		}
@@ -56,9 +75,9 @@ func labelFilter(policies bool) string {
 }
 
 // skippedNames are parts of the names of tests that do not run.
-func skippedNames(policies bool) []string {
+func skippedNames(has Additions) []string {
 	var names []string
-	for _, o := range omissions(policies) {
+	for _, o := range omissions(has) {
 		if o.name != "" {
 			names = append(names, o.name)
 		}
@@ -67,8 +86,8 @@ func skippedNames(policies bool) []string {
 }
 
 // omitted is the reason why a test does not run; "" if it does.
-func omitted(name string, labels []string, policies bool) string {
-	for _, o := range omissions(policies) {
+func omitted(name string, labels []string, has Additions) string {
+	for _, o := range omissions(has) {
 		if o.feature != "" && slices.Contains(labels, "Feature:"+o.feature) {
 			return "Feature:" + o.feature + ": " + o.because
 		}

@@ -77,7 +77,8 @@ func LoseNode(ctx context.Context, c *bringup.Cluster, o NodeLossOptions, out io
 		}
 		fmt.Fprintf(out, "# endpoints of %s: %v\n", app, on)
 	}
-	to := []netip.AddrPort{netip.AddrPortFrom(web.Addrs(entry)[0], web.Port), netip.AddrPortFrom(web.Addrs(entry)[0], uint16(many.Spec.Ports[0].NodePort))}
+	at := web.Addrs(entry)[0]
+	to := []entrance{{netip.AddrPortFrom(at, web.Port), "3 endpoints"}, {netip.AddrPortFrom(at, uint16(many.Spec.Ports[0].NodePort)), "30 endpoints"}}
 	l := &lossLoad{web: web, to: to, every: time.Second / time.Duration(o.Rate), kept: o.Kept}
 	stop := l.start(ctx)
 	if err := pause(ctx, before); err != nil {

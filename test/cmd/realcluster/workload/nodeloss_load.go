@@ -18,13 +18,20 @@ import (
 // lossLoad sends requests at a rate, whatever becomes of those before: each on a new connection, and beside them on connections
 // that clients keep.
 type lossLoad struct {
-	web   *Web
-	to    []netip.AddrPort
+	web *Web
+	to  []entrance
+	// every is the time between two new connections.
 	every time.Duration
 	kept  int
 
 	mu  sync.Mutex
 	all []lossRequest
+}
+
+// entrance is an address that clients ask, with words for it.
+type entrance struct {
+	netip.AddrPort
+	name string
 }
 
 type lossRequest struct {
@@ -53,8 +60,8 @@ func (l *lossLoad) start(ctx context.Context) (stop func() error) {
 			}
 			group.Go(func() {
 				service := i % len(l.to)
-				l.note(ctx, lossClients("new", service), func(ctx context.Context) error {
-					_, err := l.web.Get(ctx, l.to[service], "/hostname")
+				l.note(ctx, l.clients("new", service), func(ctx context.Context) error {
+					_, err := l.web.Get(ctx, l.to[service].AddrPort, "/hostname")
 					return err
 				})
 			})
@@ -70,9 +77,9 @@ func (l *lossLoad) start(ctx context.Context) (stop func() error) {
 	}
 }
 
-// lossClients names the clients of a kind by their Service.
-func lossClients(kind string, service int) string {
-	return kind + " connections, " + []string{"3", "30"}[service] + " endpoints"
+// clients names the clients of a kind by what they ask.
+func (l *lossLoad) clients(kind string, service int) string {
+	return kind + " connections, " + l.to[service].name
 }
 
 // keep is a client with one connection. It makes another one when a request has failed, as HTTP clients do.
@@ -96,9 +103,9 @@ func (l *lossLoad) keep(ctx context.Context, service int, offset time.Duration, 
 		case <-next.C:
 			next.Reset(keptPeriod)
 		}
-		l.note(ctx, lossClients("kept", service), func(ctx context.Context) (err error) {
+		l.note(ctx, l.clients("kept", service), func(ctx context.Context) (err error) {
 			if c == nil {
-				if c, err = dial(ctx, l.web.Outside, l.to[service]); err != nil {
+				if c, err = dial(ctx, l.web.Outside, l.to[service].AddrPort); err != nil {
 					c = nil
 					return err
 				}
