@@ -125,14 +125,13 @@ func (x *explainer) sayTranslation(p ruleset.Purpose, s *nft.Step, w *nft.Way) (
 		return fmt.Sprintf("map %s: it goes to %s", setOf(s), x.chosen(w)), false
 	case ruleset.GiveTimeouts:
 		set, _ := statement[nft.SetTimeout](s.Rule)
-		given := givenBefore(w, s, set)
 		switch t := service.ParseTimeouts(set.Name); t.Protocol {
 		case service.UDP:
-			return fmt.Sprintf("its Service asks for time-outs: connection tracking forgets the flow %s after its last packet, or %s after it if nothing has answered", t.Replied, t.Unreplied), given
+			return fmt.Sprintf("its Service asks for time-outs: connection tracking forgets the flow %s after its last packet, or %s after it if nothing has answered", t.Replied, t.Unreplied), false
 		case service.TCP:
-			return fmt.Sprintf("its Service asks for a time-out: connection tracking forgets the connection %s after its last packet", t.Established), given
+			return fmt.Sprintf("its Service asks for a time-out: connection tracking forgets the connection %s after its last packet", t.Established), false
 		}
-		return fmt.Sprintf("it gets the time-outs of the object %s", clean(set.Name)), given
+		return fmt.Sprintf("it gets the time-outs of the object %s", clean(set.Name)), false
 	case ruleset.DropUnchosen:
 		return "the map has none of the endpoints that this chain expects: it is dropped", false
 	case ruleset.FindLearner:
@@ -151,20 +150,6 @@ func (x *explainer) sayTranslation(p ruleset.Purpose, s *nft.Step, w *nft.Way) (
 		return "the endpoint is on the node itself: the mark is cleared, and nothing is masqueraded", false
 	}
 	return s.Rule.Body().Text(s.Table.Family), true
-}
-
-// givenBefore says that an earlier step has given the connection these time-outs: with session affinity two chains do.
-func givenBefore(w *nft.Way, s *nft.Step, t nft.SetTimeout) bool {
-	for i := range w.Steps {
-		before := &w.Steps[i]
-		if before == s {
-			break
-		}
-		if given, at := statement[nft.SetTimeout](before.Rule); at >= 0 && before.Matched && given == t {
-			return true
-		}
-	}
-	return false
 }
 
 // sayPassedOver says why a rule did not match.

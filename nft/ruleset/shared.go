@@ -35,8 +35,8 @@ type sharedChain struct {
 	// timeouts are those that connections get.
 	timeouts service.Timeouts
 	// clients makes it the chain that sends each remembered client to its endpoint,
-	// by the map of the list in lists. It sends others on to the chain without
-	// clients.
+	// by the map of the list in lists. It gives the time-outs, and sends others on to the
+	// chain without clients and time-outs.
 	clients clients
 	lists   clientList
 	// learn, if not 0, makes it the chain that remembers clients for so long, in the
@@ -73,7 +73,7 @@ func (s sharedChain) name() string {
 // next is the chain that this one sends connections on to, if there is one.
 func (s sharedChain) next() (next sharedChain, ok bool) {
 	ok = s.clients != clients{} && s.learn == 0
-	s.clients, s.lists = clients{}, 0
+	s.clients, s.lists, s.timeouts = clients{}, 0, service.Timeouts{}
 	return s, ok
 }
 
