@@ -13,8 +13,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-
-	"nftproxy/test/cmd/matrix/vm"
 )
 
 // programs are those that machines run, built for a machine without Go.
@@ -23,13 +21,13 @@ type programs struct {
 	packages  []string
 }
 
-// build builds the tests of the packages, the first process of the machines, and nftproxy.
+// build builds the tests of the packages, this command as the first process of the machines, and nftproxy.
 func (p programs) build(ctx context.Context) error {
 	if err := errors.Join(os.RemoveAll(p.dir), os.MkdirAll(p.dir, 0o755)); err != nil {
 		return err
 	}
 	for _, command := range [][]string{
-		{"build", "-o", p.file("guest"), "./test/cmd/matrix/guest"},
+		{"build", "-o", p.file(initName), "./test/cmd/matrix"},
 		{"build", "-o", p.file("nftproxy"), "./cmd/nftproxy"},
 	} {
 		if err := p.goTool(ctx, command...); err != nil {
@@ -72,28 +70,28 @@ type image struct {
 }
 
 // write writes the file system.
-func (i image) write(file string, jobs []vm.Job) (err error) {
+func (i image) write(file string, jobs []job) (err error) {
 	f, err := os.Create(file)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	buffered := bufio.NewWriterSize(f, 1<<20)
-	w := vm.NewWriter(buffered)
-	w.Tree("/", i.root, unneeded)
+	w := newArchive(buffered)
+	w.tree("/", i.root, unneeded)
 	for _, dir := range []string{"bin", "sbin", "lib", "lib64"} {
 		if _, err := os.Lstat(filepath.Join(i.root, dir)); errors.Is(err, os.ErrNotExist) {
-			w.Symlink("/"+dir, "usr/"+dir)
+			w.symlink("/"+dir, "usr/"+dir)
 		}
 	}
 	for _, dir := range []string{"/dev", "/proc", "/sys", "/run", "/tmp", "/var/tmp", "/root", "/etc"} {
-		w.Dir(dir)
+		w.dir(dir)
 	}
-	w.File("/etc/passwd", 0o644, []byte("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n"))
-	w.File("/etc/group", 0o644, []byte("root:x:0:\nnogroup:x:65534:\n"))
-	w.File("/etc/hosts", 0o644, []byte("127.0.0.1 localhost guest\n::1 localhost\n"))
-	w.Copy("/init", i.file("guest"))
-	w.Copy("/usr/sbin/nftproxy", i.file("nftproxy"))
+	w.file("/etc/passwd", 0o644, []byte("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n"))
+	w.file("/etc/group", 0o644, []byte("root:x:0:\nnogroup:x:65534:\n"))
+	w.file("/etc/hosts", 0o644, []byte("127.0.0.1 localhost guest\n::1 localhost\n"))
+	w.copyFile("/"+initName, i.file(initName))
+	w.copyFile("/usr/sbin/nftproxy", i.file("nftproxy"))
 	i.addTests(w, jobs)
 	if err := i.addModules(w); err != nil {
 		return err
@@ -102,8 +100,8 @@ func (i image) write(file string, jobs []vm.Job) (err error) {
 	if err != nil {
 		return err
 	}
-	w.File(vm.List, 0o644, list)
-	return errors.Join(w.Close(), buffered.Flush())
+	w.file(jobList, 0o644, list)
+	return errors.Join(w.close(), buffered.Flush())
 }
 
 // unneeded tells which files of Debian's packages no test reads.
@@ -117,27 +115,27 @@ func unneeded(relative string) bool {
 }
 
 // addTests adds the tests that jobs need, with the files that these read.
-func (i image) addTests(w *vm.Writer, jobs []vm.Job) {
+func (i image) addTests(w *archive, jobs []job) {
 	wanted := map[string]bool{}
 	for _, j := range jobs {
 		wanted[j.Name] = true
 	}
 	for _, pkg := range i.packages {
 		if wanted[pkg] {
-			w.Copy(path.Join("/tests", testFile(pkg)), i.file(testFile(pkg)))
+			w.copyFile(path.Join("/tests", testFile(pkg)), i.file(testFile(pkg)))
 			if pkg == ipvsTests && i.arch == runtime.GOARCH && exists(kubeProxy) {
-				w.Copy("/usr/sbin/kube-proxy", kubeProxy)
+				w.copyFile("/usr/sbin/kube-proxy", kubeProxy)
 			}
 		}
-		w.Dir(path.Join("/src", pkg))
+		w.dir(path.Join("/src", pkg))
 		if data := filepath.Join(pkg, "testdata"); exists(data) {
-			w.Tree(path.Join("/src", data), data, nil)
+			w.tree(path.Join("/src", data), data, nil)
 		}
 	}
 }
 
 // addModules adds the kernel's modules.
-func (i image) addModules(w *vm.Writer) error {
+func (i image) addModules(w *archive) error {
 	dir, err := one(filepath.Join(i.kernelDir, "*", "modules", "*"), filepath.Join(i.kernelDir, "usr", "lib", "modules", "*"))
 	if err != nil {
 		return err
@@ -145,21 +143,21 @@ func (i image) addModules(w *vm.Writer) error {
 	for _, l := range []struct {
 		file   string
 		wanted []string
-	}{{vm.ModuleList, wantedModules()}, {vm.OnDemandList, []string{"sctp"}}} {
-		found, missing, err := vm.Modules(dir, l.wanted)
+	}{{moduleList, wantedModules()}, {onDemandList, []string{"sctp"}}} {
+		found, missing, err := modules(dir, l.wanted)
 		if err != nil {
 			return err
 		}
 		var list strings.Builder
 		for _, m := range found {
 			file := path.Join("/matrix/modules.d", m.Name+".ko")
-			w.File(file, 0o644, m.Content)
+			w.file(file, 0o644, m.Content)
 			fmt.Fprintln(&list, file)
 		}
-		w.File(l.file, 0o644, []byte(list.String()))
-		w.File(l.file+"-missing", 0o644, []byte(strings.Join(missing, "\n")))
+		w.file(l.file, 0o644, []byte(list.String()))
+		w.file(l.file+"-missing", 0o644, []byte(strings.Join(missing, "\n")))
 	}
-	w.Symlink("/usr/sbin/modprobe", "/init")
+	w.symlink("/usr/sbin/"+modprobe, "/"+initName)
 	return nil
 }
 

@@ -14,7 +14,6 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"nftproxy/test/cmd/matrix/vm"
 	"nftproxy/test/lib/aptget"
 )
 
@@ -170,7 +169,7 @@ func try(ctx context.Context, o options, r release, m machine, cache, commands s
 	file := filepath.Join(o.logs, r.series+".initramfs")
 	defer func() { err = errors.Join(err, os.Remove(file)) }()
 	m.console = filepath.Join(o.logs, r.series+"-console.log")
-	m.image = func(jobs []vm.Job) (string, error) { return file, i.write(file, jobs) }
+	m.image = func(jobs []job) (string, error) { return file, i.write(file, jobs) }
 	started := time.Now()
 	c = column{Series: r.series, Kernel: kernel.Version, Day: started.Format(time.DateOnly)}
 	err = m.run(ctx, o.jobs(), func(name string, done outcome) error {
@@ -195,8 +194,8 @@ func try(ctx context.Context, o options, r release, m machine, cache, commands s
 const checkJob = "nftproxy-check"
 
 // jobs are nftproxy check, and the tests, as commands of a machine.
-func (o options) jobs() []vm.Job {
-	jobs := []vm.Job{{Name: checkJob, Dir: "/", Command: []string{"/usr/sbin/nftproxy", "check", "-o", "json"}}}
+func (o options) jobs() []job {
+	jobs := []job{{Name: checkJob, Dir: "/", Command: []string{"/usr/sbin/nftproxy", "check", "-o", "json"}}}
 	for _, pkg := range o.packages {
 		command := []string{path.Join("/tests", testFile(pkg)), "-test.v=test2json", "-test.timeout=30m", "-test.skip=" + sameEverywhere}
 		if o.short {
@@ -207,7 +206,7 @@ func (o options) jobs() []vm.Job {
 			tests = kernelTests(pkg)
 		}
 		command = append(command, "-test.run="+tests)
-		jobs = append(jobs, vm.Job{Name: pkg, Dir: path.Join("/src", pkg), Command: command})
+		jobs = append(jobs, job{Name: pkg, Dir: path.Join("/src", pkg), Command: command})
 	}
 	return jobs
 }

@@ -12,15 +12,13 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"nftproxy/test/cmd/matrix/vm"
 )
 
 // machine is a virtual machine that runs jobs.
 type machine struct {
 	target
 	qemu, kernel string
-	image        func(jobs []vm.Job) (file string, err error)
+	image        func(jobs []job) (file string, err error)
 	// console is a file for what the kernel says.
 	console string
 	cpus    int
@@ -41,7 +39,7 @@ type outcome struct {
 
 // run runs the jobs in one machine, and in another those that come after one in whose middle the
 // machine ended. It calls done for each job when the job has ended.
-func (m machine) run(ctx context.Context, jobs []vm.Job, done func(name string, o outcome) error) error {
+func (m machine) run(ctx context.Context, jobs []job, done func(name string, o outcome) error) error {
 	for len(jobs) > 0 {
 		file, err := m.image(jobs)
 		if err != nil {
@@ -58,7 +56,7 @@ func (m machine) run(ctx context.Context, jobs []vm.Job, done func(name string, 
 		if len(ended) == 0 {
 			return fmt.Errorf("the machine ended without a job; its last words:\n%s", lastLines(m.console, 40))
 		}
-		jobs = slices.DeleteFunc(slices.Clone(jobs), func(j vm.Job) bool { return ended[j.Name] })
+		jobs = slices.DeleteFunc(slices.Clone(jobs), func(j job) bool { return ended[j.Name] })
 	}
 	return nil
 }
@@ -73,7 +71,7 @@ func (m machine) boot(ctx context.Context, image string, done func(name string, 
 	cmd := exec.CommandContext(ctx, m.qemu, append(append(emulation, m.devices...),
 		"-smp", fmt.Sprint(m.cpus), "-m", "3072",
 		"-kernel", m.kernel, "-initrd", image,
-		"-append", "panic=-1 oops=panic nosoftlockup loglevel=5 mitigations=off random.trust_cpu=on rdinit=/init "+m.parameters+" "+vm.Line+"="+m.line,
+		"-append", "panic=-1 oops=panic nosoftlockup loglevel=5 mitigations=off random.trust_cpu=on rdinit=/"+initName+" "+m.parameters+" "+lineVariable+"="+m.line,
 		"-nodefaults", "-display", "none", "-no-reboot", "-device", "virtio-rng-pci",
 		"-serial", "file:"+m.console, "-chardev", "stdio,id=jobs")...)
 	var complaints bytes.Buffer
@@ -110,7 +108,7 @@ func collect(r io.Reader, done func(name string, o outcome) error) (died map[str
 	lines := bufio.NewReader(r)
 	for {
 		line, err := lines.ReadString('\n')
-		frame, ended, status, isFrame := vm.Frame(line)
+		frame, ended, status, isFrame := readFrame(line)
 		switch {
 		case isFrame && !ended:
 			name, began = frame, time.Now()

@@ -4,14 +4,12 @@ import (
 	"maps"
 	"strings"
 	"testing"
-
-	"nftproxy/test/cmd/matrix/vm"
 )
 
 // TestCollect: the output of jobs is theirs whatever is between them, and a machine that ends in the
 // middle of a job is no good outcome of that job.
 func TestCollect(t *testing.T) {
-	line := "noise\n" + vm.Begin("one") + "PASS\r\nmore" + vm.End("one", 0) + "noise\n" + vm.Begin("two") + "x\n" + vm.End("two", 2) + vm.Begin("three") + "half"
+	line := "noise\n" + beginFrame("one") + "PASS\r\nmore" + endFrame("one", 0) + "noise\n" + beginFrame("two") + "x\n" + endFrame("two", 2) + beginFrame("three") + "half"
 	done := map[string]outcome{}
 	died, err := collect(strings.NewReader(line), func(name string, o outcome) error {
 		done[name] = o

@@ -6,6 +6,8 @@
 // The kernels need no rights and no hardware support for virtual machines; as root the command installs qemu where that is
 // missing. The nft commands need root, for network namespaces. Apart from that it changes nothing on this computer but for a
 // folder of the user's cache.
+//
+// The command is also the first process of its virtual machines (guest).
 package main
 
 import (
@@ -15,12 +17,26 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 
 	"github.com/spf13/pflag"
 )
 
+// The names of the command in a virtual machine, which the kernel calls it by.
+const (
+	initName = "init"
+	modprobe = "modprobe"
+)
+
 func main() {
+	if name := filepath.Base(os.Args[0]); name == initName || name == modprobe {
+		if err := guest(); err != nil {
+			fmt.Fprintln(os.Stderr, name+":", err)
+			os.Exit(1)
+		}
+		return
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, os.Args[1:], os.Stdout)
 	stop()

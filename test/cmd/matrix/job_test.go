@@ -1,23 +1,21 @@
-package vm_test
+package main
 
 import (
 	"strings"
 	"testing"
-
-	"nftproxy/test/cmd/matrix/vm"
 )
 
 // TestFrame: the lines that frame a job's output are read as they were written, and others are not.
 func TestFrame(t *testing.T) {
-	begin, end := strings.TrimPrefix(vm.Begin("a/b"), "\n"), strings.TrimPrefix(vm.End("a/b", 2), "\n")
-	if name, ended, _, is := vm.Frame(begin); name != "a/b" || ended || !is {
+	begin, end := strings.TrimPrefix(beginFrame("a/b"), "\n"), strings.TrimPrefix(endFrame("a/b", 2), "\n")
+	if name, ended, _, is := readFrame(begin); name != "a/b" || ended || !is {
 		t.Errorf("%q is read as %q, %v, %v", begin, name, ended, is)
 	}
-	if name, ended, status, is := vm.Frame(end); name != "a/b" || !ended || status != 2 || !is {
+	if name, ended, status, is := readFrame(end); name != "a/b" || !ended || status != 2 || !is {
 		t.Errorf("%q is read as %q, %v, %d, %v", end, name, ended, status, is)
 	}
 	for _, line := range []string{"", "PASS\n", "matrix begin a\n", "\x1fmatrix begin\n", "\x1fmatrix end a x\n"} {
-		if _, _, _, is := vm.Frame(line); is {
+		if _, _, _, is := readFrame(line); is {
 			t.Errorf("%q is read as a frame", line)
 		}
 	}

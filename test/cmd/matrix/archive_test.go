@@ -1,4 +1,4 @@
-package vm_test
+package main
 
 import (
 	"bytes"
@@ -8,8 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"nftproxy/test/cmd/matrix/vm"
 )
 
 // write makes an archive of files, links and a tree.
@@ -26,12 +24,12 @@ func write(t *testing.T) []byte {
 		t.Fatal(err)
 	}
 	var b bytes.Buffer
-	w := vm.NewWriter(&b)
-	w.Tree("/", tree, func(relative string) bool { return relative == "skipped" })
-	w.File("/etc/deep/text", 0o600, []byte("12345"))
-	w.File("/a/three", 0o644, nil)
-	w.Symlink("/bin", "usr/bin")
-	if err := w.Close(); err != nil {
+	w := newArchive(&b)
+	w.tree("/", tree, func(relative string) bool { return relative == "skipped" })
+	w.file("/etc/deep/text", 0o600, []byte("12345"))
+	w.file("/a/three", 0o644, nil)
+	w.symlink("/bin", "usr/bin")
+	if err := w.close(); err != nil {
 		t.Fatal(err)
 	}
 	return b.Bytes()
@@ -94,10 +92,10 @@ func TestEntries(t *testing.T) {
 
 // TestMissingFile: an archive without a file that it was to have is an error.
 func TestMissingFile(t *testing.T) {
-	w := vm.NewWriter(&bytes.Buffer{})
-	w.Copy("/a", filepath.Join(t.TempDir(), "missing"))
-	w.File("/b", 0o644, nil)
-	if err := w.Close(); !errors.Is(err, os.ErrNotExist) {
+	w := newArchive(&bytes.Buffer{})
+	w.copyFile("/a", filepath.Join(t.TempDir(), "missing"))
+	w.file("/b", 0o644, nil)
+	if err := w.close(); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("error %v", err)
 	}
 }

@@ -1,4 +1,4 @@
-package vm
+package main
 
 import (
 	"bytes"
@@ -34,7 +34,7 @@ func TestOrder(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "modules.builtin"), []byte("kernel/inside.ko\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	found, missing, err := Modules(dir, []string{"zz", "a", "c_d"})
+	found, missing, err := modules(dir, []string{"zz", "a", "c_d"})
 	var names []string
 	for _, m := range found {
 		names = append(names, m.Name+"="+m.File)
@@ -55,7 +55,7 @@ func TestNoModule(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, _, err := Modules(dir, []string{"a"}); err == nil || !strings.Contains(err.Error(), "a.ko") {
+	if _, _, err := modules(dir, []string{"a"}); err == nil || !strings.Contains(err.Error(), "a.ko") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -1,8 +1,3 @@
-// Command guest is the first process of the virtual machines of the command matrix: it loads the
-// modules that the image has, runs the image's jobs one after the other, and ends the machine. What
-// jobs write goes to the second serial line, between a line that begins and one that ends each job.
-//
-// It is of no use outside such a machine.
 package main
 
 import (
@@ -17,24 +12,17 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-
-	"nftproxy/test/cmd/matrix/vm"
 )
 
-func main() {
-	if filepath.Base(os.Args[0]) == "modprobe" {
-		if err := loadOnDemand(os.Args[len(os.Args)-1]); err != nil {
-			fmt.Fprintln(os.Stderr, "modprobe:", err)
-			os.Exit(1)
-		}
-		return
+// guest is the command in a virtual machine. As its first process it loads the modules that the image has, runs the image's jobs
+// one after the other, and ends the machine. What jobs write goes to the second serial line, between a line that begins and
+// one that ends each job. The kernel also calls it as modprobe.
+func guest() error {
+	if filepath.Base(os.Args[0]) == modprobe {
+		return loadOnDemand(os.Args[len(os.Args)-1])
 	}
 	if os.Getpid() != 1 {
-		if err := runJobs(); err != nil {
-			fmt.Fprintln(os.Stderr, "guest:", err)
-			os.Exit(1)
-		}
-		return
+		return runJobs()
 	}
 	if err := prepare(); err != nil {
 		fmt.Println("guest: prepare:", err)
@@ -43,7 +31,7 @@ func main() {
 		fmt.Println("guest:", err)
 	}
 	unix.Sync()
-	fmt.Println("guest: end the machine:", unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART))
+	return os.NewSyscallError("reboot", unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART))
 }
 
 // prepare makes the machine fit for tests.
@@ -80,13 +68,13 @@ func prepare() error {
 // loadModules loads the modules in the order of their list. One that the machine has no device for
 // is no error of the tests.
 func loadModules() error {
-	return loadList(vm.ModuleList)
+	return loadList(moduleList)
 }
 
 // loadOnDemand loads the modules for a name that the kernel asks for, as modprobe does.
 func loadOnDemand(name string) error {
-	if name == vm.OnDemandIPv4 || name == vm.OnDemandIPv6 {
-		return loadList(vm.OnDemandList)
+	if name == onDemandIPv4 || name == onDemandIPv6 {
+		return loadList(onDemandList)
 	}
 	return fmt.Errorf("no module %s", name)
 }
@@ -121,7 +109,7 @@ func reapUntilDone() error {
 	}
 	process, err := os.StartProcess(self, []string{self}, &os.ProcAttr{
 		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
-		Env:   []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "USER=root", "REQUIRE_PRIVILEGED=1", vm.Line + "=" + os.Getenv(vm.Line)},
+		Env:   []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "USER=root", "REQUIRE_PRIVILEGED=1", lineVariable + "=" + os.Getenv(lineVariable)},
 	})
 	if err != nil {
 		return err
@@ -145,25 +133,25 @@ func runJobs() error {
 		return err
 	}
 	defer line.Close()
-	text, err := os.ReadFile(vm.List)
+	text, err := os.ReadFile(jobList)
 	if err != nil {
 		return err
 	}
-	var jobs []vm.Job
+	var jobs []job
 	if err := json.Unmarshal(text, &jobs); err != nil {
 		return err
 	}
 	for _, j := range jobs {
-		status := run(j, line)
-		if _, err := fmt.Fprint(line, vm.End(j.Name, status)); err != nil {
+		status := runJob(j, line)
+		if _, err := fmt.Fprint(line, endFrame(j.Name, status)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func run(j vm.Job, line io.Writer) (status int) {
-	fmt.Fprint(line, vm.Begin(j.Name))
+func runJob(j job, line io.Writer) (status int) {
+	fmt.Fprint(line, beginFrame(j.Name))
 	cmd := exec.Command(j.Command[0], j.Command[1:]...)
 	cmd.Dir = j.Dir
 	cmd.Env = append(os.Environ(), j.Env...)
@@ -174,14 +162,14 @@ func run(j vm.Job, line io.Writer) (status int) {
 	}
 	if err != nil {
 		fmt.Fprintln(line, "guest:", err)
-		return vm.NotStarted
+		return notStarted
 	}
 	return 0
 }
 
 // serialLine opens the serial line for the jobs, which changes nothing that is written to it.
 func serialLine() (*os.File, error) {
-	line, err := os.OpenFile(os.Getenv(vm.Line), os.O_RDWR|unix.O_NOCTTY, 0)
+	line, err := os.OpenFile(os.Getenv(lineVariable), os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
 		return nil, err
 	}

@@ -1,4 +1,4 @@
-package vm
+package main
 
 import (
 	"fmt"
@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// Writer writes a cpio archive of the format "newc", which kernels read. Its methods do nothing after
-// an error, which Close returns.
-type Writer struct {
+// archive is a cpio archive of the format "newc", which kernels read. Its methods do nothing after
+// an error, which close returns.
+type archive struct {
 	w       io.Writer
 	written int64
 	inode   uint32
@@ -20,8 +20,8 @@ type Writer struct {
 	err     error
 }
 
-// NewWriter makes a Writer on w.
-func NewWriter(w io.Writer) *Writer { return &Writer{w: w, made: map[string]bool{}} }
+// newArchive makes an archive that is written to w.
+func newArchive(w io.Writer) *archive { return &archive{w: w, made: map[string]bool{}} }
 
 // File types in the mode of an archive's entry.
 const (
@@ -30,31 +30,31 @@ const (
 	typeSymlink = 0o120000
 )
 
-// Dir adds a directory and those above it, each once.
-func (a *Writer) Dir(name string) {
+// dir adds a directory and those above it, each once.
+func (a *archive) dir(name string) {
 	name = path.Clean(strings.TrimPrefix(name, "/"))
 	if name == "." || a.made[name] {
 		return
 	}
-	a.Dir(path.Dir(name))
+	a.dir(path.Dir(name))
 	a.made[name] = true
 	a.entry(name, typeDir|0o755, 0, nil)
 }
 
-// File adds a file with its directories.
-func (a *Writer) File(name string, mode fs.FileMode, content []byte) {
-	a.Dir(path.Dir(name))
+// file adds a file with its directories.
+func (a *archive) file(name string, mode fs.FileMode, content []byte) {
+	a.dir(path.Dir(name))
 	a.entry(name, typeFile|uint32(mode.Perm()), int64(len(content)), strings.NewReader(string(content)))
 }
 
-// Symlink adds a symbolic link with its directories.
-func (a *Writer) Symlink(name, target string) {
-	a.Dir(path.Dir(name))
+// symlink adds a symbolic link with its directories.
+func (a *archive) symlink(name, target string) {
+	a.dir(path.Dir(name))
 	a.entry(name, typeSymlink|0o777, int64(len(target)), strings.NewReader(target))
 }
 
-// Copy adds a file of this computer under a name.
-func (a *Writer) Copy(name, file string) {
+// copyFile adds a file of this computer under a name.
+func (a *archive) copyFile(name, file string) {
 	if a.err != nil {
 		return
 	}
@@ -66,7 +66,7 @@ func (a *Writer) Copy(name, file string) {
 	if info.Mode()&fs.ModeSymlink != 0 {
 		target, err := os.Readlink(file)
 		a.err = err
-		a.Symlink(name, target)
+		a.symlink(name, target)
 		return
 	}
 	f, err := os.Open(file)
@@ -75,16 +75,16 @@ func (a *Writer) Copy(name, file string) {
 		return
 	}
 	defer f.Close()
-	a.Dir(path.Dir(name))
+	a.dir(path.Dir(name))
 	a.entry(name, typeFile|uint32(info.Mode().Perm()), info.Size(), f)
 }
 
-// Tree adds the files below a directory of this computer, but for those of which skip tells.
-func (a *Writer) Tree(name, dir string, skip func(relative string) bool) {
+// tree adds the files below a directory of this computer, but for those of which skip tells.
+func (a *archive) tree(name, dir string, skip func(relative string) bool) {
 	if a.err != nil {
 		return
 	}
-	a.Dir(name)
+	a.dir(name)
 	err := filepath.WalkDir(dir, func(file string, d fs.DirEntry, err error) error {
 		if err != nil || file == dir {
 			return err
@@ -100,9 +100,9 @@ func (a *Writer) Tree(name, dir string, skip func(relative string) bool) {
 				return fs.SkipDir
 			}
 		case d.IsDir():
-			a.Dir(target)
+			a.dir(target)
 		case d.Type().IsRegular() || d.Type()&fs.ModeSymlink != 0:
-			a.Copy(target, file)
+			a.copyFile(target, file)
 		}
 		return a.err
 	})
@@ -111,14 +111,14 @@ func (a *Writer) Tree(name, dir string, skip func(relative string) bool) {
 	}
 }
 
-// Close ends the archive and returns the first error.
-func (a *Writer) Close() error {
+// close ends the archive and returns the first error.
+func (a *archive) close() error {
 	a.entry("TRAILER!!!", 0, 0, nil)
 	return a.err
 }
 
 // entry writes a header and content of the given size, each padded to four bytes.
-func (a *Writer) entry(name string, mode uint32, size int64, content io.Reader) {
+func (a *archive) entry(name string, mode uint32, size int64, content io.Reader) {
 	if a.err != nil {
 		return
 	}
@@ -135,7 +135,7 @@ func (a *Writer) entry(name string, mode uint32, size int64, content io.Reader) 
 	}
 }
 
-func (a *Writer) copy(from io.Reader, size int64) {
+func (a *archive) copy(from io.Reader, size int64) {
 	if a.err != nil {
 		return
 	}
@@ -144,7 +144,7 @@ func (a *Writer) copy(from io.Reader, size int64) {
 	a.err = err
 }
 
-func (a *Writer) pad() {
+func (a *archive) pad() {
 	if rest := a.written % 4; rest > 0 {
 		a.copy(strings.NewReader("\x00\x00\x00"), 4-rest)
 	}

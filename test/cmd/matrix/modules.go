@@ -1,4 +1,4 @@
-package vm
+package main
 
 import (
 	"bytes"
@@ -15,19 +15,19 @@ import (
 	"strings"
 )
 
-// Module is a module of a kernel, uncompressed.
-type Module struct {
+// module is a module of a kernel, uncompressed.
+type module struct {
 	Name string
 	// File is its path below the kernel's folder of modules.
 	File    string
 	Content []byte
 }
 
-// Modules returns the wanted modules of a kernel and all that they need, each after those that it
+// modules returns the wanted modules of a kernel and all that they need, each after those that it
 // needs. Some wanted modules may be part of the kernel itself, or may not exist: missing names the
 // latter. The folder is that of one kernel, such as /lib/modules/6.1.0-56-amd64. Debian's packages
 // have no modules.dep, so the modules themselves are asked.
-func Modules(dir string, wanted []string) (found []Module, missing []string, err error) {
+func modules(dir string, wanted []string) (found []module, missing []string, err error) {
 	files, err := moduleFiles(dir)
 	if err != nil {
 		return nil, nil, err
@@ -48,7 +48,7 @@ func Modules(dir string, wanted []string) (found []Module, missing []string, err
 			missing = append(missing, name)
 			return nil
 		}
-		m := Module{Name: name, File: strings.TrimSuffix(file, ".xz")}
+		m := module{Name: name, File: strings.TrimSuffix(file, ".xz")}
 		if m.Content, err = uncompressed(filepath.Join(dir, file)); err != nil {
 			return err
 		}
