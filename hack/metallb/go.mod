@@ -3,8 +3,7 @@ module nftproxy/hack/metallb
 
 go 1.26.0
 
-// The client of a routing daemon, which only its mode frr-k8s uses. Not every proxy has the version that MetalLB names.
-replace github.com/metallb/frr-k8s => github.com/metallb/frr-k8s v0.0.21
+replace github.com/metallb/frr-k8s => ./frrk8s
 
 tool (
 	go.universe.tf/metallb/controller
