@@ -142,7 +142,7 @@ func (c *Cluster) each(verb string, manifests []string, do func(dynamic.Resource
 // resources finds the API's client for objects of any kind, and remembers the kinds.
 type resources struct {
 	client dynamic.Interface
-	mapper meta.RESTMapper
+	mapper meta.ResettableRESTMapper
 }
 
 func (c *Cluster) resources() (*resources, error) {
@@ -167,6 +167,10 @@ func (c *Cluster) resources() (*resources, error) {
 func (r *resources) of(object *unstructured.Unstructured) (dynamic.ResourceInterface, error) {
 	kind := object.GroupVersionKind()
 	mapping, err := r.mapper.RESTMapping(kind.GroupKind(), kind.Version)
+	if meta.IsNoMatchError(err) { // an earlier object may have defined the kind
+		r.mapper.Reset()
+		mapping, err = r.mapper.RESTMapping(kind.GroupKind(), kind.Version)
+	}
 	if err != nil {
 		return nil, err
 	}
