@@ -75,8 +75,12 @@ func MoveAddress(ctx context.Context, c *bringup.Cluster, o MoveOptions, out io.
 		return err
 	}
 	l := &lossLoad{web: web, every: time.Second / time.Duration(o.Rate), kept: o.Kept}
-	for i, a := range b.addrs {
-		l.to = append(l.to, entrance{netip.AddrPortFrom(a, 80), []string{"IPv4", "IPv6"}[i]})
+	for _, a := range b.addrs {
+		name := "IPv4"
+		if a.Is6() {
+			name = "IPv6"
+		}
+		l.to = append(l.to, entrance{netip.AddrPortFrom(a, 80), name})
 	}
 	w, err := b.watchMoves()
 	if err != nil {
