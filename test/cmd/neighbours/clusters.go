@@ -89,7 +89,7 @@ func clusterNeighbours() []clusterNeighbour {
 			},
 		},
 		{
-			name: "metallb", what: "gives Services of type LoadBalancer addresses, of both families, and announces each from one node by ARP and neighbour discovery (layer 2), with its manifest `metallb-native.yaml`",
+			name: "metallb", what: "gives Services of type LoadBalancer addresses, of both families, and announces each from one node by ARP and neighbour discovery (layer 2), with its own manifest",
 			modules: map[string]string{"metallb": "go.universe.tf/metallb"},
 			up:      []string{"--announcer=metallb"}, focus: "LoadBalancers", tests: "LoadBalancers",
 			notes: []string{
