@@ -15,7 +15,7 @@ const (
 	rest = 20
 	// burst is the CPU time that passes may take beyond that. A hundred endpoints
 	// with 2,000 flows each, one replaced every 100 ms, take some 8 s of it: 60 to
-	// 100 ms for each endpoint (bench/flows).
+	// 100 ms for each endpoint (bench/control).
 	burst = 12 * time.Second
 	// firstEvery is the least time from one first pass to the next. One pass serves
 	// all changes of that time. With a longer time, or with a rest after each pass,
