@@ -57,6 +57,7 @@ func omissions(has Additions) []omission {
 		all = append(all,
 			omission{name: "should handle load balancer cleanup finalizer for service", because: "the finalizer is that of Kubernetes' controller for clouds; an announcer sets none"},
 			omission{name: "should target all nodes with endpoints", because: oneNode},
+			omission{name: "should only target nodes with endpoints", because: "it asks a health check node port at both addresses of a node, and its Service has one family: kube-proxy, too, answers in that family only"},
 			omission{name: "should be able to switch session affinity for LoadBalancer service with Local traffic policy", because: oneNode},
 		)
 	}
