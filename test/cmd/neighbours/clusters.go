@@ -95,8 +95,8 @@ func clusterNeighbours() []clusterNeighbour {
 			notes: []string{
 				"No setting is needed: MetalLB puts its addresses on no interface, and nftproxy takes what comes to them.",
 				"In layer 2 one node has the address. With `externalTrafficPolicy: Local` only that node's endpoints get connections. Two of Kubernetes' tests want more, and so they are left out.",
-				"A third is left out after a run: *should only target nodes with endpoints* asks the health check node port at both addresses of each node, for a Service of IPv4. nftproxy answers in IPv4 only, as kube-proxy does (`serviceFamily` in its `pkg/proxy/healthcheck/service_health.go`).",
-				"MetalLB's webhook was off in this run: the API server of this cluster is on no node and reaches no cluster IP. Its mode for BGP was not tried.",
+				"A third is left out after a run: *should only target nodes with endpoints* asks the health check node port at both addresses of each node, for a Service of IPv4. nftproxy answers in IPv4 only, as kube-proxy does (`serviceFamily` in its package `healthcheck`).",
+				"MetalLB's webhook was off in this run: the API server of this cluster is on no node and reaches no cluster IP. Its modes for BGP were not tried: for one of them the speaker was built with a stand-in for the objects of frr-k8s, whose pinned version could not be had.",
 			},
 		},
 	}
