@@ -27,10 +27,24 @@ import (
 // limit is for all of a connection or association, on a slow computer.
 const limit = 5 * time.Minute
 
-// world is a node with our rules for a Service with one endpoint, and a pod as client.
-type world struct {
+// network is a node with pods, and the test that it belongs to.
+type network struct {
 	*testing.T
 	*testnet.Topology
+}
+
+func newNetwork(t *testing.T) network { return network{t, testnet.NewForTest(t, testnet.Config{})} }
+
+func (w network) must(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+// world is a node with our rules for a Service with one endpoint, and a pod as client.
+type world struct {
+	network
 	nft            nftcmd.Command
 	client, server *testnet.Pod
 	clusterIP      netip.AddrPort
@@ -45,7 +59,7 @@ const (
 )
 
 func newWorld(t *testing.T) *world {
-	w := &world{T: t, Topology: testnet.NewForTest(t, testnet.Config{}), nft: nftcmd.ForTest(t), clusterIP: netip.MustParseAddrPort("10.96.0.1:80")}
+	w := &world{network: newNetwork(t), nft: nftcmd.ForTest(t), clusterIP: netip.MustParseAddrPort("10.96.0.1:80")}
 	var err error
 	w.client, err = w.AddPod("client")
 	w.must(err)
@@ -80,13 +94,6 @@ endpoint %[3]v - ready serving
 	batch, next := w.state.Plan(ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable}, snapshot), time.Time{})
 	w.must(w.conn.Apply(batch))
 	w.state = next
-}
-
-func (w *world) must(err error) {
-	w.Helper()
-	if err != nil {
-		w.Fatal(err)
-	}
 }
 
 // serve answers the end of a TCP stream with its length, and each datagram that begins with '?' with the

@@ -26,8 +26,7 @@ const (
 
 // timed is a node with Services in both families: one that asks for time-outs, with every way in, and one that does not.
 type timed struct {
-	*testing.T
-	*testnet.Topology
+	network
 	client, server *testnet.Pod
 	conn           *kernel.Conn
 	table          *conntrack.Table
@@ -36,7 +35,7 @@ type timed struct {
 }
 
 func newTimed(t *testing.T) *timed {
-	w := &timed{T: t, Topology: testnet.NewForTest(t, testnet.Config{})}
+	w := &timed{network: newNetwork(t)}
 	var err error
 	w.client, err = w.AddPod("client")
 	w.must(err)
@@ -57,13 +56,6 @@ func newTimed(t *testing.T) *timed {
 	w.must(w.Outside.AddRoute(netip.MustParsePrefix("198.51.100.0/24"), w.NodeAddrs.V4()))
 	w.must(w.Outside.AddRoute(netip.MustParsePrefix("fd00:99::/64"), w.NodeAddrs.V6()))
 	return w
-}
-
-func (w *timed) must(err error) {
-	w.Helper()
-	if err != nil {
-		w.Fatal(err)
-	}
 }
 
 // options are lines of the snapshot's text.

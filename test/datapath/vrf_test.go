@@ -29,22 +29,14 @@ const (
 
 // vrf is a node some of whose interfaces are in a VRF.
 type vrf struct {
-	*testing.T
-	*testnet.Topology
+	network
 	client, near, far *testnet.Pod
-}
-
-func (w *vrf) must(err error) {
-	w.Helper()
-	if err != nil {
-		w.Fatal(err)
-	}
 }
 
 // newVRF puts these interfaces of the node into a VRF. Its table and the main one both have every route: where one of them names an interface
 // of the other, packets go from the VRF to the rest of the node and back ("route leaking" in the kernel's vrf.rst).
 func newVRF(t *testing.T, inside func(w *vrf) []string) *vrf {
-	w := &vrf{T: t, Topology: testnet.NewForTest(t, testnet.Config{})}
+	w := &vrf{network: newNetwork(t)}
 	var err error
 	w.client, err = w.AddPod("client")
 	w.must(err)
