@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
@@ -40,6 +41,25 @@ func (w network) must(err error) {
 	if err != nil {
 		w.Fatal(err)
 	}
+}
+
+// routeBalancers has the client outside send what is for load balancers' addresses to the node.
+func (w network) routeBalancers() {
+	w.Helper()
+	for i, to := range []string{"198.51.100.0/24", "fd00:99::/64"} {
+		w.must(w.Outside.AddRoute(netip.MustParsePrefix(to), w.NodeAddrs[i]))
+	}
+}
+
+// compile compiles Services in a snapshot's text, with node ports at these addresses.
+func (w network) compile(services string, nodePorts ...string) *nft.Program {
+	w.Helper()
+	node := fmt.Sprintf("node n\n  address %v\n  address %v\n  host-address %[1]v\n  host-address %[2]v\n", w.NodeAddrs.V4(), w.NodeAddrs.V6())
+	snapshot, err := gen.ReadSnapshot(strings.NewReader(node + services))
+	w.must(err)
+	addresses, err := service.ParseNodePortAddresses(nodePorts)
+	w.must(err)
+	return ruleset.Compile(ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{NodePortAddresses: addresses, ClusterCIDRs: w.ClusterCIDRs}}, snapshot)
 }
 
 // world is a node with our rules for a Service with one endpoint, and a pod as client.

@@ -12,8 +12,6 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
-	"nftproxy/nft/ruleset"
-	"nftproxy/test/gen"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -53,8 +51,7 @@ func newTimed(t *testing.T) *timed {
 	for name, d := range map[string]time.Duration{"udp_timeout": nodeUnreplied, "udp_timeout_stream": nodeReplied, "tcp_timeout_established": nodeEstablished} {
 		w.must(w.Node.Sysctl("net.netfilter.nf_conntrack_"+name, fmt.Sprint(d.Seconds())))
 	}
-	w.must(w.Outside.AddRoute(netip.MustParsePrefix("198.51.100.0/24"), w.NodeAddrs.V4()))
-	w.must(w.Outside.AddRoute(netip.MustParsePrefix("fd00:99::/64"), w.NodeAddrs.V6()))
+	w.routeBalancers()
 	return w
 }
 
@@ -72,12 +69,7 @@ func (w *timed) serve(options string) {
 		addresses := strings.ReplaceAll(endpoints, fmt.Sprintf(":%d n", port), ":0 n")
 		rangePorts = "  port ranges tcp ranges=8080-8081\n" + addresses + "  port ranges udp ranges=8080-8081\n" + addresses
 	}
-	text := fmt.Sprintf(`node n
-  address %v
-  address %v
-  host-address %[1]v
-  host-address %[2]v
-service a/plain created 2026-01-01T00:00:00Z
+	text := fmt.Sprintf(`service a/plain created 2026-01-01T00:00:00Z
   cluster-ip 10.96.0.2
   cluster-ip fd00:96::2
   port t tcp 80
@@ -93,13 +85,8 @@ service a/timed created 2026-01-01T00:00:00Z
 ENDPOINTS
   port u udp 80 node-port 30080
 ENDPOINTS
-%s`, w.NodeAddrs.V4(), w.NodeAddrs.V6(), options, rangePorts)
-	snapshot, err := gen.ReadSnapshot(strings.NewReader(strings.ReplaceAll(text, "ENDPOINTS\n", endpoints)))
-	w.must(err)
-	addresses, err := service.ParseNodePortAddresses([]string{"0.0.0.0/0", "::/0"})
-	w.must(err)
-	config := ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{NodePortAddresses: addresses, ClusterCIDRs: w.ClusterCIDRs}}
-	w.program = ruleset.Compile(config, snapshot)
+%s`, options, rangePorts)
+	w.program = w.compile(strings.ReplaceAll(text, "ENDPOINTS\n", endpoints), "0.0.0.0/0", "::/0")
 	batch, next := w.state.Plan(w.program, time.Time{})
 	w.must(w.conn.Apply(batch))
 	w.state = next

@@ -13,11 +13,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
-	"nftproxy/nft/ruleset"
-	"nftproxy/test/gen"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -52,9 +49,9 @@ func newVRF(t *testing.T, inside func(w *vrf) []string) *vrf {
 			}
 		}
 	}
-	for i, to := range []string{"198.51.100.0/24", "fd00:99::/64"} {
-		w.must(w.Outside.AddRoute(netip.MustParsePrefix(to), w.NodeAddrs[i]))
-		w.must(w.Outside.AddRoute(w.PodCIDRs[i], w.NodeAddrs[i]))
+	w.routeBalancers()
+	for i, pods := range w.PodCIDRs {
+		w.must(w.Outside.AddRoute(pods, w.NodeAddrs[i]))
 	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = device
@@ -124,7 +121,6 @@ func (w *vrf) routes(table int) {
 func (w *vrf) serve() {
 	w.Helper()
 	var text strings.Builder
-	fmt.Fprintf(&text, "node n\n  address %v\n  address %v\n  host-address %[1]v\n  host-address %[2]v\n", w.NodeAddrs.V4(), w.NodeAddrs.V6())
 	for i, pod := range []*testnet.Pod{w.near, w.far, w.near, nil} {
 		fmt.Fprintf(&text, "service a/%d created 2026-01-01T00:00:00Z\n  cluster-ip 10.96.0.%[1]d\n  cluster-ip fd00:96::%[1]d\n"+
 			"  load-balancer-ip 198.51.100.%[1]d\n  load-balancer-ip fd00:99::%[1]d\n", i+1)
@@ -145,16 +141,11 @@ func (w *vrf) serve() {
 			}
 		}
 	}
-	snapshot, err := gen.ReadSnapshot(strings.NewReader(text.String()))
-	w.must(err)
-	addresses, err := service.ParseNodePortAddresses([]string{"primary"})
-	w.must(err)
-	config := ruleset.Config{Table: ruleset.DefaultTable, Settings: service.Settings{NodePortAddresses: addresses, ClusterCIDRs: w.ClusterCIDRs}}
 	conn, err := kernel.Open(kernel.Config{NetNS: w.Node.Fd()})
 	w.must(err)
 	defer func() { w.must(conn.Close()) }()
 	var state nft.State
-	batch, _ := state.Plan(ruleset.Compile(config, snapshot), time.Time{})
+	batch, _ := state.Plan(w.compile(text.String(), "primary"), time.Time{})
 	w.must(conn.Apply(batch))
 }
 

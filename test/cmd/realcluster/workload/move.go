@@ -160,14 +160,7 @@ func (b *balancer) lose(ctx context.Context, what, node string) (repair func() e
 		repair := func() error { return b.Kubectl(context.WithoutCancel(ctx), "uncordon", node) }
 		return repair, b.Client.CoreV1().Pods(Namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "app=web", FieldSelector: onNode})
 	case loseNetwork:
-		link, err := b.Outside.Handle().LinkByName(node)
-		if err != nil {
-			return nil, fmt.Errorf("look up the link of %s: %w", node, err)
-		}
-		repair := func() error {
-			return errors.Join(b.Outside.Handle().LinkSetUp(link), b.AwaitDaemonSet(context.WithoutCancel(ctx), "kube-system", b.Proxy()))
-		}
-		return repair, b.Outside.Handle().LinkSetDown(link)
+		return b.cutOff(ctx, node)
 	}
 	return nil, fmt.Errorf("a node can lose one of %s, not %q", strings.Join(Losses(), ", "), what)
 }
@@ -178,15 +171,9 @@ func (b *balancer) checkHealth(ctx context.Context, out io.Writer) error {
 	if port == 0 {
 		return nil
 	}
-	pods, err := b.Pods(ctx, "app=web")
+	on, err := b.endpointsByNode(ctx, "web")
 	if err != nil {
 		return err
-	}
-	on := map[string]int{}
-	for _, p := range pods {
-		if p.DeletionTimestamp == nil {
-			on[p.Spec.NodeName]++
-		}
 	}
 	for _, node := range b.Nodes() {
 		_, err := b.Get(ctx, netip.AddrPortFrom(b.Addrs(node)[0], port), "/healthz")

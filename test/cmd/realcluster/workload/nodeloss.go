@@ -67,13 +67,9 @@ func LoseNode(ctx context.Context, c *bringup.Cluster, o NodeLossOptions, out io
 	}
 	entry, lost := nodes[0], nodes[len(nodes)-1]
 	for _, app := range []string{"web", "many"} {
-		pods, err := web.Pods(ctx, "app="+app)
+		on, err := web.endpointsByNode(ctx, app)
 		if err != nil {
 			return err
-		}
-		on := map[string]int{}
-		for _, p := range pods {
-			on[p.Spec.NodeName]++
 		}
 		fmt.Fprintf(out, "# endpoints of %s: %v\n", app, on)
 	}
@@ -84,13 +80,10 @@ func LoseNode(ctx context.Context, c *bringup.Cluster, o NodeLossOptions, out io
 	if err := pause(ctx, before); err != nil {
 		return errors.Join(err, stop())
 	}
-	link, err := c.Outside.Handle().LinkByName(lost)
-	if err != nil {
-		return errors.Join(fmt.Errorf("look up the link of %s: %w", lost, err), stop())
-	}
 	cut := time.Now()
-	if err := c.Outside.Handle().LinkSetDown(link); err != nil {
-		return errors.Join(fmt.Errorf("cut %s off: %w", lost, err), stop())
+	repair, err := web.cutOff(ctx, lost)
+	if err != nil {
+		return errors.Join(err, stop())
 	}
 	unready := make(chan time.Duration, 1)
 	looking, enough := context.WithTimeout(ctx, o.Away)
@@ -99,13 +92,43 @@ func LoseNode(ctx context.Context, c *bringup.Cluster, o NodeLossOptions, out io
 	enough()
 	failed := stop()
 	// Also after an interruption: the cluster goes on.
-	if err := errors.Join(waited, failed, c.Outside.Handle().LinkSetUp(link), c.AwaitDaemonSet(context.WithoutCancel(ctx), "kube-system", c.Proxy())); err != nil {
+	if err := errors.Join(waited, failed, repair()); err != nil {
 		return err
 	}
 	if d := <-unready; d > 0 {
 		fmt.Fprintf(out, "# the slices have no ready endpoint on %s since %v after the cut\n", lost, d.Round(100*time.Millisecond))
 	}
 	return l.report(out, cut)
+}
+
+// endpointsByNode counts the pods of an app that are not about to end.
+func (w *Web) endpointsByNode(ctx context.Context, app string) (map[string]int, error) {
+	pods, err := w.Pods(ctx, "app="+app)
+	if err != nil {
+		return nil, err
+	}
+	on := map[string]int{}
+	for _, p := range pods {
+		if p.DeletionTimestamp == nil {
+			on[p.Spec.NodeName]++
+		}
+	}
+	return on, nil
+}
+
+// cutOff takes its network from a node. repair gives it back, also after an interruption, and returns once the proxy is ready.
+func (w *Web) cutOff(ctx context.Context, node string) (repair func() error, err error) {
+	links := w.Outside.Handle()
+	link, err := links.LinkByName(node)
+	if err != nil {
+		return nil, fmt.Errorf("look up the link of %s: %w", node, err)
+	}
+	if err := links.LinkSetDown(link); err != nil {
+		return nil, fmt.Errorf("cut %s off: %w", node, err)
+	}
+	return func() error {
+		return errors.Join(links.LinkSetUp(link), w.AwaitDaemonSet(context.WithoutCancel(ctx), "kube-system", w.Proxy()))
+	}, nil
 }
 
 // awaitUnready returns how long after the cut the slices of the namespace have no ready endpoint on a node; 0 if the context ends before.
