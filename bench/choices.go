@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"nftproxy/bench/chart"
 	"nftproxy/bench/data"
 	"nftproxy/bench/result"
 )
@@ -92,9 +91,9 @@ func drawRolling(r data.Rolling) []byte {
 	last := func(list []float64, at int) string { return fmt.Sprintf("%.0f %%", 100*list[at-1]) }
 	half := max(1, len(r.Steps)/2)
 	told := func(list []float64) string { return fmt.Sprintf("%s after %d endpoints", last(list, half), half) }
-	return chart.DrawSeconds(fmt.Sprintf("A rolling update of %d endpoints", r.Endpoints),
+	return result.DrawSeconds(fmt.Sprintf("A rolling update of %d endpoints", r.Endpoints),
 		"Clients that have another endpoint than before, or had one meanwhile.",
-		"endpoints replaced", []chart.Seconds{
+		"endpoints replaced", []result.Seconds{
 			{Backend: "off", Name: "a new draw each time", Shares: random, Told: told(random)},
 			{Backend: result.NFTProxy, Name: "balance: client", Shares: hash, Told: told(hash)},
 			{Backend: result.BareNetlink, Name: "the least", Shares: least, Told: told(least)},

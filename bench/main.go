@@ -22,7 +22,6 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 
-	"nftproxy/bench/chart"
 	"nftproxy/bench/control"
 	"nftproxy/bench/proxies"
 	"nftproxy/bench/result"
@@ -122,10 +121,10 @@ func newFloorProcessCommand() *cobra.Command {
 
 // show prints the tables and makes the pictures.
 func show(w io.Writer, r *result.Report, dir string) error {
-	if err := chart.Tables(w, r); err != nil {
+	if err := result.Tables(w, r); err != nil {
 		return err
 	}
-	files, err := chart.Pictures(dir, r)
+	files, err := result.Pictures(dir, r)
 	if err != nil {
 		return err
 	}

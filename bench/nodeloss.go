@@ -9,7 +9,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"nftproxy/bench/chart"
 	"nftproxy/bench/result"
 )
 
@@ -27,7 +26,7 @@ func newNodeLossCommand() *cobra.Command {
 }
 
 func drawNodeLoss(dir string, rate int) error {
-	var lines []chart.Seconds
+	var lines []result.Seconds
 	for _, run := range []struct{ file, backend, name string }{
 		{"off.csv", "off", "nftproxy, off"},
 		{"kube-proxy.csv", result.KubeProxyNFTables, "kube-proxy 1.37.2"},
@@ -40,16 +39,16 @@ func drawNodeLoss(dir string, rate int) error {
 		if err != nil {
 			return fmt.Errorf("draw the loss of a node: %w", err)
 		}
-		shares, err := chart.ReadSeconds(f, "new connections")
+		shares, err := result.ReadSeconds(f, "new connections")
 		if err := errors.Join(err, f.Close()); err != nil {
 			return fmt.Errorf("%s: %w", f.Name(), err)
 		}
-		lines = append(lines, chart.Seconds{Backend: run.backend, Name: run.name, Shares: shares})
+		lines = append(lines, result.Seconds{Backend: run.backend, Name: run.name, Shares: shares})
 	}
 	if len(lines) == 0 {
 		return fmt.Errorf("%s has no table of node-loss", dir)
 	}
-	picture := chart.DrawSeconds("A node of three loses its network",
+	picture := result.DrawSeconds("A node of three loses its network",
 		fmt.Sprintf("%d new connections a second to Services with 3 and 30 endpoints: the share that fails or takes more than a second.", rate),
 		"seconds after the cut", lines)
 	return os.WriteFile(filepath.Join(dir, "node-loss.svg"), picture, 0o644)

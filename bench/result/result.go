@@ -1,7 +1,3 @@
-// Package result promises the figures of a run as data: the measured values, the machine,
-// and whether the project's targets are met.
-//
-// It measures nothing and draws nothing.
 package result
 
 import (

@@ -10,8 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"nftproxy/test/cmd/realcluster/node"
-	"nftproxy/test/cmd/realcluster/suite"
+	"nftproxy/test/cmd/realcluster/cluster"
 	"nftproxy/test/lib/controlplane"
 )
 
@@ -61,8 +60,8 @@ func additions(ctx context.Context, o upOptions) ([]addition, error) {
 }
 
 // whatItHas asks the API server what the cluster has: the manifests label their DaemonSets.
-func whatItHas(ctx context.Context, dir string) (has suite.Additions, err error) {
-	for selector, found := range map[string]*bool{"network-policies=true": &has.Policies, "app=metallb,component=speaker": &has.Announcer} {
+func whatItHas(ctx context.Context, dir string) (has suiteAdditions, err error) {
+	for selector, found := range map[string]*bool{"network-policies=true": &has.policies, "app=metallb,component=speaker": &has.announcer} {
 		cmd, err := outsideCommand(ctx, dir, []string{"kubectl", "get", "daemonset", "--all-namespaces", "--output=name", "--selector=" + selector})
 		if err != nil {
 			return has, err
@@ -78,7 +77,7 @@ func whatItHas(ctx context.Context, dir string) (has suite.Additions, err error)
 }
 
 // provide builds what the addition needs, and makes its images.
-func (a addition) provide(ctx context.Context, software node.Software, dir string) error {
+func (a addition) provide(ctx context.Context, software cluster.Software, dir string) error {
 	for _, plugin := range a.plugins {
 		if _, err := controlplane.Tool(ctx, plugin); err != nil {
 			return err
@@ -108,17 +107,17 @@ type program struct {
 }
 
 // writeImage makes the image: the program, with the commands of netfilter, which it may run, and the applets.
-func (p program) writeImage(ctx context.Context, software node.Software, dir string) error {
+func (p program) writeImage(ctx context.Context, software cluster.Software, dir string) error {
 	path, err := controlplane.Tool(ctx, p.tool)
 	if err != nil {
 		return err
 	}
 	if p.alone {
-		return node.WriteImage(filepath.Join(dir, p.tool+".tar"), node.Image{
+		return cluster.WriteImage(filepath.Join(dir, p.tool+".tar"), cluster.Image{
 			Names: []string{p.image}, Files: map[string]string{p.path: path}, Entrypoint: []string{"/" + p.path},
 		})
 	}
-	tree, err := node.NetfilterTree(ctx, software, p.packages...)
+	tree, err := cluster.NetfilterTree(ctx, software, p.packages...)
 	if err != nil {
 		return err
 	}
@@ -126,7 +125,7 @@ func (p program) writeImage(ctx context.Context, software node.Software, dir str
 	for _, a := range p.applets {
 		links["bin/"+a] = "busybox"
 	}
-	return node.WriteImage(filepath.Join(dir, p.tool+".tar"), node.Image{
+	return cluster.WriteImage(filepath.Join(dir, p.tool+".tar"), cluster.Image{
 		Names: []string{p.image}, Tree: tree, Dirs: []string{"tmp"}, Links: links,
 		Files: map[string]string{p.path: path, "bin/busybox": software.Busybox()},
 		Env:   []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"nftproxy/test/cmd/realcluster/bringup"
+	"nftproxy/test/cmd/realcluster/cluster"
 )
 
 // metalLB is MetalLB's name as an announcer.
@@ -56,7 +56,7 @@ func metalLBAddition(ctx context.Context) (addition, error) {
 			return a, fmt.Errorf("the manifest of MetalLB %s has %q not once", version, edits[i])
 		}
 	}
-	ranges := bringup.LoadBalancerRanges()
+	ranges := cluster.LoadBalancerRanges()
 	a.manifest = strings.NewReplacer(edits...).Replace(text)
 	a.settings = strings.NewReplacer("NET4", ranges[0].String(), "NET6", ranges[1].String()).Replace(metalLBPool)
 	return a, nil

@@ -3,7 +3,11 @@
 // it without a trace. It needs root. `make cluster` runs it.
 //
 // The cluster belongs to a process of its own (serve), which the other commands
-// start and speak to. Packages bringup and workload do the work.
+// start and speak to. Packages cluster and workload do the work.
+//
+// It also runs Kubernetes' own tests of sig-network there: it makes the images that
+// they ask for, leaves out what a cluster on one computer cannot run, and says how
+// many tests passed, failed and were skipped, and why. It changes no test.
 package main
 
 import (
@@ -23,9 +27,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 
-	"nftproxy/test/cmd/realcluster/bringup"
-	"nftproxy/test/cmd/realcluster/node"
-	"nftproxy/test/cmd/realcluster/suite"
+	"nftproxy/test/cmd/realcluster/cluster"
 	"nftproxy/test/cmd/realcluster/workload"
 )
 
@@ -97,7 +99,7 @@ func newCommand() *cobra.Command {
 		execute,
 		&cobra.Command{
 			Use: initCommand, Hidden: true, Args: cobra.ExactArgs(1),
-			RunE: func(_ *cobra.Command, args []string) error { return node.InitMachine(args[0]) },
+			RunE: func(_ *cobra.Command, args []string) error { return cluster.InitMachine(args[0]) },
 		},
 	)
 	return root
@@ -186,31 +188,6 @@ func newMoveCommand(dir *string) *cobra.Command {
 	cmd.Flags().IntVar(&o.Rate, "rate", 200, "`number` of new connections a second, half of them by each family")
 	cmd.Flags().IntVar(&o.Kept, "kept", 20, "`number` of clients of each family that keep their connection, with a request a second each")
 	cmd.Flags().DurationVar(&o.Away, "away", 60*time.Second, "`time` under load after the loss")
-	return cmd
-}
-
-// newSuiteCommand makes the command e2e.
-func newSuiteCommand(dir *string) *cobra.Command {
-	o := suite.Options{Tools: toolsDir()}
-	cmd := &cobra.Command{
-		Use: "e2e", Short: "Run Kubernetes' own tests of sig-network on a cluster of up --e2e", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if o.Tools, err = filepath.Abs(o.Tools); err != nil {
-				return err
-			}
-			o.Kubeconfig, o.Reports = adminKubeconfig(*dir), filepath.Join(*dir, "e2e")
-			if o.Nodes, err = countNodes(cmd.Context(), *dir); err != nil {
-				return err
-			}
-			if o.Has, err = whatItHas(cmd.Context(), *dir); err != nil {
-				return err
-			}
-			run := func(ctx context.Context, args []string) error { return outside(ctx, *dir, args) }
-			return suite.Run(cmd.Context(), o, run, os.Stdout)
-		},
-	}
-	cmd.Flags().StringVar(&o.Focus, "focus", "", "regular `expression` for the names of the tests to run")
-	cmd.Flags().IntVar(&o.Processes, "procs", 6, "`number` of tests at a time")
 	return cmd
 }
 
@@ -317,5 +294,5 @@ func down(ctx context.Context, dir string) error {
 	if err := stopServer(ctx, dir); err != nil {
 		return err
 	}
-	return bringup.Remove(dir)
+	return cluster.Remove(dir)
 }

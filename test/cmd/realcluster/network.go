@@ -7,7 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"nftproxy/test/cmd/realcluster/bringup"
+	"nftproxy/test/cmd/realcluster/cluster"
 )
 
 // flannelChoice is how flannel makes the pods' network; the zero value is without flannel.
@@ -43,7 +43,7 @@ var flannelManifest string
 const flannelImage = "ghcr.io/flannel-io/flannel:cluster"
 
 func (f flannelChoice) addition() addition {
-	ranges := bringup.PodCIDRs()
+	ranges := cluster.PodCIDRs()
 	return addition{
 		daemonSet: "kube-flannel/kube-flannel-ds",
 		manifest: strings.NewReplacer("IMAGE", flannelImage, "NET6", ranges[1].String(), "NET4", ranges[0].String(),

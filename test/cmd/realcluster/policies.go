@@ -6,7 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"nftproxy/test/cmd/realcluster/bringup"
+	"nftproxy/test/cmd/realcluster/cluster"
 )
 
 // netpol is the policy engine of the Kubernetes project.
@@ -22,7 +22,7 @@ var netpolManifest string
 const netpolImage = "registry.k8s.io/networking/kube-network-policies:cluster"
 
 func netpolAddition() addition {
-	ranges := bringup.PodCIDRs()
+	ranges := cluster.PodCIDRs()
 	return addition{
 		daemonSet: "kube-system/" + netpol,
 		manifest:  strings.NewReplacer("IMAGE", netpolImage, "NET4", ranges[0].String(), "NET6", ranges[1].String()).Replace(netpolManifest),

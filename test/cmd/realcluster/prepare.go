@@ -10,9 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"nftproxy/test/cmd/realcluster/bringup"
-	"nftproxy/test/cmd/realcluster/node"
-	"nftproxy/test/cmd/realcluster/suite"
+	"nftproxy/test/cmd/realcluster/cluster"
 	"nftproxy/test/lib/controlplane"
 )
 
@@ -24,7 +22,7 @@ func chartTool() string  { return "bin/helm" }
 // prepare builds and unpacks programs, and writes images: minutes from cold.
 func prepare(ctx context.Context, dir string, o upOptions, out io.Writer) error {
 	fmt.Fprintln(out, "building and unpacking what is missing; from cold this takes many minutes")
-	software, err := node.Provide(ctx)
+	software, err := cluster.Provide(ctx)
 	if err != nil {
 		return err
 	}
@@ -37,7 +35,7 @@ func prepare(ctx context.Context, dir string, o upOptions, out io.Writer) error 
 		return err
 	}
 	for _, i := range images(software) {
-		if err := node.WriteImage(filepath.Join(imagesDir(dir), i.file), i.Image); err != nil {
+		if err := cluster.WriteImage(filepath.Join(imagesDir(dir), i.file), i.Image); err != nil {
 			return err
 		}
 	}
@@ -56,7 +54,7 @@ func prepare(ctx context.Context, dir string, o upOptions, out io.Writer) error 
 		}
 	}
 	if o.suite {
-		if err := suite.Provide(ctx, software, imagesDir(dir)); err != nil {
+		if err := provideSuite(ctx, software, imagesDir(dir)); err != nil {
 			return fmt.Errorf("prepare Kubernetes' tests: %w", err)
 		}
 	}
@@ -67,22 +65,22 @@ func imagesDir(dir string) string { return filepath.Join(dir, "images") }
 
 type archive struct {
 	file string
-	node.Image
+	cluster.Image
 }
 
 // images are all that nodes have, but for the proxy's.
-func images(software node.Software) []archive {
+func images(software cluster.Software) []archive {
 	tool := func(name string) string { return filepath.Join(software.Tools, name) }
 	return []archive{
-		{"pause.tar", node.Image{
-			Names: []string{node.PauseImage},
+		{"pause.tar", cluster.Image{
+			Names: []string{cluster.PauseImage},
 			Files: map[string]string{"busybox": software.Busybox()}, Entrypoint: []string{"/busybox", "sleep", "2147483647"},
 		}},
-		{"coredns.tar", node.Image{
+		{"coredns.tar", cluster.Image{
 			Names: []string{"registry.k8s.io/coredns/coredns:cluster"},
 			Files: map[string]string{"coredns": tool("coredns")}, Entrypoint: []string{"/coredns"},
 		}},
-		{"agnhost.tar", node.Image{
+		{"agnhost.tar", cluster.Image{
 			Names:      []string{"registry.k8s.io/e2e-test-images/agnhost:cluster"},
 			Dirs:       []string{"tmp"},
 			Files:      map[string]string{"agnhost": tool("agnhost"), "bin/busybox": software.Busybox()},
@@ -93,26 +91,26 @@ func images(software node.Software) []archive {
 }
 
 // clusterConfig describes the cluster with what prepare made.
-func clusterConfig(ctx context.Context, dir string, o upOptions) (bringup.Config, error) {
+func clusterConfig(ctx context.Context, dir string, o upOptions) (cluster.Config, error) {
 	self, err := os.Executable()
 	if err != nil {
-		return bringup.Config{}, err
+		return cluster.Config{}, err
 	}
 	tools, err := filepath.Abs(toolsDir())
 	if err != nil {
-		return bringup.Config{}, err
+		return cluster.Config{}, err
 	}
 	archives, err := filepath.Glob(filepath.Join(imagesDir(dir), "*.tar"))
 	if err != nil {
-		return bringup.Config{}, err
+		return cluster.Config{}, err
 	}
 	proxy, err := filepath.Abs(proxyImage())
 	if err != nil {
-		return bringup.Config{}, err
+		return cluster.Config{}, err
 	}
 	added, err := additions(ctx, o)
 	if err != nil {
-		return bringup.Config{}, err
+		return cluster.Config{}, err
 	}
 	manifests := func(ctx context.Context, api netip.AddrPort) ([]string, error) {
 		objects, err := o.proxy.manifests(ctx, api)
@@ -131,9 +129,9 @@ func clusterConfig(ctx context.Context, dir string, o upOptions) (bringup.Config
 		settings = append(settings, a.settings)
 		policies = append(policies, a.policies...)
 	}
-	return bringup.Config{
+	return cluster.Config{
 		Dir: dir, Nodes: o.nodes, Init: []string{self, initCommand}, Images: append(archives, proxy),
 		Proxy: o.proxy.name, ForeignNetwork: o.network != "", Policies: policies, DaemonSets: others, Deployments: deployments, Settings: settings, Manifests: manifests, ControllerFlags: o.controllerFlags,
-		Software: node.Software{Tools: tools, Debian: filepath.Join(tools, "debian")},
+		Software: cluster.Software{Tools: tools, Debian: filepath.Join(tools, "debian")},
 	}, nil
 }

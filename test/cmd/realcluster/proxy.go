@@ -10,8 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"nftproxy/test/cmd/realcluster/bringup"
-	"nftproxy/test/cmd/realcluster/node"
+	"nftproxy/test/cmd/realcluster/cluster"
 )
 
 // proxyChoice is the service proxy that a cluster begins with.
@@ -38,7 +37,7 @@ func (p proxyChoice) check() error {
 // either kube-proxy itself, or what an operator installs in its place: the Helm chart.
 func (p proxyChoice) manifests(ctx context.Context, api netip.AddrPort) ([]string, error) {
 	var ranges []string
-	for _, r := range bringup.PodCIDRs() {
+	for _, r := range cluster.PodCIDRs() {
 		ranges = append(ranges, r.String())
 	}
 	edits := strings.NewReplacer("SERVER", "https://"+api.String(), "CLUSTER_CIDR", strings.Join(ranges, ","), "MODE", p.mode)
@@ -66,6 +65,6 @@ const kubeProxyImage = "registry.k8s.io/kube-proxy:cluster"
 
 // writeKubeProxyImage makes the image of kube-proxy: the program, and the commands
 // that it runs.
-func writeKubeProxyImage(ctx context.Context, software node.Software, dir string) error {
+func writeKubeProxyImage(ctx context.Context, software cluster.Software, dir string) error {
 	return program{image: kubeProxyImage, tool: "kube-proxy", path: "usr/local/bin/kube-proxy"}.writeImage(ctx, software, dir)
 }

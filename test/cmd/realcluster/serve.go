@@ -18,7 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nftproxy/test/cmd/realcluster/bringup"
+	"nftproxy/test/cmd/realcluster/cluster"
 	"nftproxy/test/cmd/realcluster/workload"
 )
 
@@ -39,7 +39,7 @@ func serve(ctx context.Context, dir string, o upOptions) (err error) {
 		return err
 	}
 	config.Log = progressLog()
-	c, err := bringup.Start(ctx, config)
+	c, err := cluster.Start(ctx, config)
 	if err != nil {
 		fmt.Println(err)
 		return err
@@ -82,7 +82,7 @@ func (w *lockedWriter) Write(b []byte) (int, error) {
 }
 
 // handler answers the other commands.
-func handler(c *bringup.Cluster, stop func()) http.Handler {
+func handler(c *cluster.Cluster, stop func()) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /stop", func(w http.ResponseWriter, _ *http.Request) {
 		_ = json.NewEncoder(w).Encode(os.Getpid())

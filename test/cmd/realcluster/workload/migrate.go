@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"nftproxy/test/cmd/realcluster/bringup"
+	"nftproxy/test/cmd/realcluster/cluster"
 )
 
 // pagePath is the page with the steps, from the root of the repository, which is
@@ -59,7 +59,7 @@ const stepTimeout = 10 * time.Minute
 
 // Migrate takes all steps in turn, and writes a line for each. It ends at the first that
 // fails, since the others rest on it. A request that fails in a step fails the step.
-func Migrate(ctx context.Context, c *bringup.Cluster, out io.Writer) (err error) {
+func Migrate(ctx context.Context, c *cluster.Cluster, out io.Writer) (err error) {
 	p, err := readPage(pagePath)
 	if err != nil {
 		return err

@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
 
-	"nftproxy/test/cmd/realcluster/bringup"
+	"nftproxy/test/cmd/realcluster/cluster"
 )
 
 //go:embed manifests/balanced.yaml
@@ -55,7 +55,7 @@ type balancer struct {
 
 // MoveAddress has the address of a load balancer move while clients outside send requests to it, on new connections and on kept ones.
 // It writes the table of LoseNode, and when which address moved from where to where.
-func MoveAddress(ctx context.Context, c *bringup.Cluster, o MoveOptions, out io.Writer) (err error) {
+func MoveAddress(ctx context.Context, c *cluster.Cluster, o MoveOptions, out io.Writer) (err error) {
 	if o.Rate < 2 {
 		return fmt.Errorf("%d connections a second: want 2 at least", o.Rate)
 	}

@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"nftproxy/test/cmd/realcluster/bringup"
+	"nftproxy/test/cmd/realcluster/cluster"
 )
 
 //go:embed manifests/many.yaml
@@ -42,7 +42,7 @@ const (
 // LoseNode takes its network from a node while clients outside send requests to node ports of another node, on new connections and
 // on kept ones. It writes a table (CSV): how many of the requests that began in each second after that were slow or failed. Lines
 // with # say more.
-func LoseNode(ctx context.Context, c *bringup.Cluster, o NodeLossOptions, out io.Writer) (err error) {
+func LoseNode(ctx context.Context, c *cluster.Cluster, o NodeLossOptions, out io.Writer) (err error) {
 	nodes := c.Nodes()
 	if len(nodes) < 3 || o.Rate < 2 {
 		return fmt.Errorf("%d nodes and %d connections a second: want 3 and 2 at least", len(nodes), o.Rate)

@@ -7,7 +7,7 @@ import (
 	"io"
 	"time"
 
-	"nftproxy/test/cmd/realcluster/bringup"
+	"nftproxy/test/cmd/realcluster/cluster"
 )
 
 // OutageOptions say what happens to the API server.
@@ -34,7 +34,7 @@ type outage struct {
 
 // TakeAPIServerAway takes the API server away, brings it back, and writes what happened. The error says that requests failed while the
 // Service had endpoints, or while nothing was to be learned of its endpoints.
-func TakeAPIServerAway(ctx context.Context, c *bringup.Cluster, o OutageOptions, out io.Writer) (err error) {
+func TakeAPIServerAway(ctx context.Context, c *cluster.Cluster, o OutageOptions, out io.Writer) (err error) {
 	web, err := Start(ctx, c)
 	if err != nil {
 		return err

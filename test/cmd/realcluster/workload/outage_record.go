@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"nftproxy/test/cmd/realcluster/bringup"
+	"nftproxy/test/cmd/realcluster/cluster"
 	"nftproxy/test/lib/controlplane"
 )
 
@@ -55,7 +55,7 @@ func newRecord(namespace, service string) *record {
 }
 
 // follow begins to take notes. It learns of the present state first, without a note. The returned function ends it.
-func (r *record) follow(ctx context.Context, c *bringup.Cluster) (stop func() error, err error) {
+func (r *record) follow(ctx context.Context, c *cluster.Cluster) (stop func() error, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	resources := []string{"minions", "pods/" + r.namespace, "endpointslices/" + r.namespace, "leases/kube-node-lease", "leases/kube-system"}
 	started, ended := make(chan error, len(resources)), make(chan error, len(resources))
@@ -90,7 +90,7 @@ func (r *record) follow(ctx context.Context, c *bringup.Cluster) (stop func() er
 }
 
 // learn takes the present state.
-func (r *record) learn(ctx context.Context, c *bringup.Cluster) error {
+func (r *record) learn(ctx context.Context, c *cluster.Cluster) error {
 	nodes, nodesErr := c.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	pods, podsErr := c.Client.CoreV1().Pods(r.namespace).List(ctx, metav1.ListOptions{})
 	slices, slicesErr := c.Client.DiscoveryV1().EndpointSlices(r.namespace).List(ctx, metav1.ListOptions{})

@@ -7,7 +7,7 @@ import (
 	"io"
 	"time"
 
-	"nftproxy/test/cmd/realcluster/bringup"
+	"nftproxy/test/cmd/realcluster/cluster"
 )
 
 // fixture is what all tests use.
@@ -40,7 +40,7 @@ func tests(policies bool) []test {
 
 // Smoke tries the Services of a cluster as users and operators see them, while pods, nodes and the proxy come and go. It runs all tests in turn and writes a line for each. The error says how many
 // failed.
-func Smoke(ctx context.Context, c *bringup.Cluster, out io.Writer) (err error) {
+func Smoke(ctx context.Context, c *cluster.Cluster, out io.Writer) (err error) {
 	web, err := Start(ctx, c)
 	if err != nil {
 		return err

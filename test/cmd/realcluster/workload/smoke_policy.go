@@ -12,7 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"nftproxy/test/cmd/realcluster/bringup"
+	"nftproxy/test/cmd/realcluster/cluster"
 )
 
 //go:embed manifests/policy.yaml
@@ -38,7 +38,7 @@ func enforcePolicy(ctx context.Context, f *fixture) (string, error) {
 		return "", fmt.Errorf("a NetworkPolicy that lets nobody in: %w", err)
 	}
 	var blocks []string
-	for _, p := range bringup.NodeNetworks() {
+	for _, p := range cluster.NodeNetworks() {
 		blocks = append(blocks, fmt.Sprintf("{ipBlock: {cidr: %q}}", p))
 	}
 	rule := fmt.Sprintf("[{from: [{podSelector: {matchLabels: {app: client}}}, %s], ports: [{port: 8080}, {port: 8081, protocol: UDP}]}]", strings.Join(blocks, ", "))

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 
-	"nftproxy/test/cmd/realcluster/bringup"
+	"nftproxy/test/cmd/realcluster/cluster"
 )
 
 // byName: a pod on each node reaches a Service by its names, by TCP and UDP, and
@@ -109,7 +109,7 @@ func localPolicy(ctx context.Context, f *fixture) (string, error) {
 			errs = append(errs, fmt.Errorf("%s: %w", node, err))
 			continue
 		}
-		if client, err := netip.ParseAddrPort(answer); err != nil || !bringup.IsOutside(client.Addr()) {
+		if client, err := netip.ParseAddrPort(answer); err != nil || !cluster.IsOutside(client.Addr()) {
 			errs = append(errs, fmt.Errorf("%s: the endpoint saw the client %q", node, answer))
 		}
 	}

@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
 
-	"nftproxy/test/cmd/realcluster/bringup"
+	"nftproxy/test/cmd/realcluster/cluster"
 	"nftproxy/test/lib/controlplane"
 )
 
@@ -33,7 +33,7 @@ const timeout = 5 * time.Minute
 
 // Web is a web server of three pods, and a client pod on each node.
 type Web struct {
-	*bringup.Cluster
+	*cluster.Cluster
 	kubectl string // path
 	// Port and LocalPort are the node ports of the Services web and web-local.
 	Port, LocalPort uint16
@@ -42,7 +42,7 @@ type Web struct {
 }
 
 // Start makes the objects and waits until their pods are ready.
-func Start(ctx context.Context, c *bringup.Cluster) (*Web, error) {
+func Start(ctx context.Context, c *cluster.Cluster) (*Web, error) {
 	w := &Web{Cluster: c}
 	var err error
 	if w.kubectl, err = controlplane.Tool(ctx, "kubectl"); err != nil {
