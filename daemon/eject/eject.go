@@ -61,8 +61,8 @@ const (
 	burst          = 300 * time.Millisecond
 	// every is the least time from one look to the next, unless repeated packets follow one that finds nothing.
 	every = time.Second
-	// idleMost is the longest time from one look to the next while nothing is unanswered. If repeats are counted, it is the
-	// time: their counter is read each listen then, and says when a look is worth it earlier.
+	// idleMost is the longest time from one look to the next while nothing is unanswered. It is the time if no Service has the mode
+	// on, and if repeats are counted: their counter is read each listen then, and says when a look is worth it earlier.
 	idleMost = 30 * time.Second
 	listen   = 200 * time.Millisecond
 	// retry is the time to the next look after one that failed.
@@ -217,12 +217,13 @@ func (e *Ejector) step(ctx context.Context, s *service.Snapshot) (charged time.D
 	report := Report{}
 	e.hear(time.Now())
 	if !time.Now().Before(e.look) {
-		if !e.asked(s) {
+		asked := e.asked(s)
+		if asked == ejection.Off && len(e.verdict.Left) == 0 {
 			e.look = time.Now().Add(every)
 			return 0
 		}
 		report.Looked = true
-		report.CPU, report.Err = e.lookAt(ctx)
+		report.CPU, report.Err = e.lookAt(ctx, asked == ejection.On)
 		report.Err = errors.Join(report.Err, e.deaf)
 		if charged = report.CPU; ctx.Err() != nil {
 			return charged
@@ -265,17 +266,16 @@ func (e *Ejector) step(ctx context.Context, s *service.Snapshot) (charged time.D
 	return charged
 }
 
-// asked says whether any Service may have another mode than Off, or something is still left out.
-func (e *Ejector) asked(s *service.Snapshot) bool {
-	if e.config.Mode != ejection.Off || len(e.verdict.Left) > 0 {
-		return true
-	}
+// asked is the strongest mode of any Service, at least the node's.
+func (e *Ejector) asked(s *service.Snapshot) ejection.Mode {
+	strongest := e.config.Mode
 	for _, svc := range s.Services.All() {
-		if e.config.Mode.Of(svc) != ejection.Off {
-			return true
+		if strongest == ejection.On {
+			break
 		}
+		strongest = max(strongest, e.config.Mode.Of(svc))
 	}
-	return false
+	return strongest
 }
 
 // see gives the machine the Services if they, or what it has to know of them, have changed.
@@ -286,8 +286,9 @@ func (e *Ejector) see(s *service.Snapshot) {
 	}
 }
 
-// lookAt reads the connections without an answer, and decides when the next look is due.
-func (e *Ejector) lookAt(ctx context.Context) (cpu time.Duration, err error) {
+// lookAt reads the connections without an answer, and decides when the next look is due. What is only reported can wait for
+// idleMost; urgent says that an endpoint may have to be left out.
+func (e *Ejector) lookAt(ctx context.Context, urgent bool) (cpu time.Duration, err error) {
 	var flows []ejection.Flow
 	to := map[netip.AddrPort]int{}
 	cpu, err = e.config.Table.Unanswered(ctx, func(f conntrack.Flow) error {
@@ -310,8 +311,10 @@ func (e *Ejector) lookAt(ctx context.Context) (cpu time.Duration, err error) {
 		e.look = e.soonest
 	case e.config.Repeats != nil && e.deaf == nil:
 		e.look = now.Add(max(restIdle*cpu, idleMost))
-	default:
+	case urgent:
 		e.look = now.Add(max(every, min(restIdle*cpu, idleMost)))
+	default:
+		e.look = now.Add(idleMost)
 	}
 	e.machine.Looked(now, flows)
 	return cpu, nil

@@ -271,6 +271,58 @@ func TestBudget(t *testing.T) {
 	})
 }
 
+// With mode Report looks at rest are rare, until one finds something, or a Service is to be without such endpoints.
+func TestReport(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		connections := &table{cpu: 10 * time.Millisecond}
+		var noticed time.Duration
+		start := time.Now()
+		e := newEjector(Config{
+			Table: connections, Mode: ejection.Report, Set: func(service.Ejections) {},
+			Observe: func(r Report) {
+				if len(r.Added) > 0 {
+					noticed = time.Since(start)
+				}
+			},
+			Connect: func(_ context.Context, target ejection.Target) ejection.Answer {
+				if target.Addr != endpointAt(1) {
+					return ejection.Answered
+				}
+				time.Sleep(ejection.Patience)
+				return ejection.Unanswered
+			},
+		})
+		done := make(chan error)
+		go func() { done <- e.Run(ctx) }()
+		s := snapshot("own", "a", "b", "c")
+		e.Notify(s)
+		time.Sleep(100 * time.Second)
+		if n := connections.change(slices.Repeat([]netip.AddrPort{endpointAt(1)}, 5), nil); n != 4 {
+			t.Errorf("%d looks in 100 s at rest, want 4", n)
+		}
+		time.Sleep(30 * time.Second)
+		synctest.Wait()
+		if noticed < 120*time.Second || noticed > 125*time.Second {
+			t.Errorf("the endpoint that does not answer is reported after %v, want the look of 120 s and two tries", noticed)
+		}
+		connections.change(nil, nil)
+		urgent := s.Services.At("shop/web").Clone()
+		urgent.Options.Eject = service.EjectOn
+		s.Services = s.Services.Set(urgent.Name, urgent)
+		e.Notify(s)
+		time.Sleep(time.Minute) // until the tries of the machine have an answer
+		before := connections.change(nil, nil)
+		time.Sleep(30 * time.Second)
+		if n := connections.change(nil, nil) - before; n < 5 {
+			t.Errorf("%d looks in 30 s with a Service of mode on", n)
+		}
+		cancel()
+		<-done
+		time.Sleep(ejection.Patience) // the last connects
+	})
+}
+
 // With mode Off nothing is read until a Service asks for it.
 func TestOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
