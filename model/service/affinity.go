@@ -31,16 +31,26 @@ func (w *WithoutAffinity) String() string {
 	return fmt.Sprintf("served without session affinity, by a hash of the client's address: %s may have it on %d ports, the oldest first", services, w.Limit)
 }
 
-// affinity decides which services have the session affinity that they ask for. A change
-// costs O(log n) for each service that it admits or turns away.
-type affinity struct {
-	quota[*queue]
-	// moved has the services that may have been admitted or turned away.
-	moved []right
+// affinityDemand is session affinity on some ports of a service.
+type affinityDemand struct {
+	name  Name
+	ports int
 }
 
+func (d affinityDemand) size() int { return d.ports }
+
+// affinity decides which services have the session affinity that they ask for.
+type affinity struct{ quota[affinityDemand] }
+
+// newAffinity has a service with more ports than a namespace may have ask for nothing: it would only keep younger services
+// from being admitted.
 func newAffinity(limit int) affinity {
-	return affinity{quota: newQuota(limit, newQueue)}
+	return affinity{newQuota(limit, func(s *Service) (d affinityDemand) {
+		if n := s.affinityPorts(); n > 0 && n <= shareOf(limit) {
+			d = affinityDemand{s.Name, n}
+		}
+		return d
+	})}
 }
 
 // affinityPorts is the number of ports for which a service asks for affinity. The
@@ -52,41 +62,8 @@ func (s *Service) affinityPorts() int {
 	return len(s.Ports)
 }
 
-// replace replaces the version old of a service by s. Either may be nil.
-func (a *affinity) replace(old, s *Service) {
-	before, after := a.request(old), a.request(s)
-	if before == after {
-		return
-	}
-	one := after
-	if one.right == "" {
-		one = before
-	}
-	a.change(one.right, func(own *queue) {
-		if before.right != "" {
-			own.set(request{right: before.right})
-		}
-		if after.right != "" {
-			own.set(after)
-		}
-	})
-	a.moved = append(a.moved, a.all.admit()...)
-}
-
-// request returns the service's request. A service with more ports than a namespace may
-// have makes none: it would only keep younger services from being admitted.
-func (a *affinity) request(s *Service) request {
-	if n := s.affinityPorts(); n > 0 && n <= shareOf(a.limit) {
-		return request{s.age(), n}
-	}
-	return request{}
-}
-
-// age is a right that sorts services by their age, the oldest first, and the retained ones last.
-func (s *Service) age() right { return s.right(0, false) }
-
-// reasonWithout says why the service, which must be in the queues, is served without
-// session affinity. It is nil if the service has affinity or does not ask for it.
+// reasonWithout says why the service is served without session affinity. It is nil if the service has affinity or does not
+// ask for it.
 func (a *affinity) reasonWithout(s *Service) *WithoutAffinity {
 	n := s.affinityPorts()
 	if n == 0 {
@@ -94,10 +71,10 @@ func (a *affinity) reasonWithout(s *Service) *WithoutAffinity {
 	}
 	namespace, _ := s.Name.Split()
 	own := a.namespaces[namespace]
-	switch r := s.age(); {
-	case own == nil || own.admitted.At(r) == 0:
+	switch d := a.of(s); {
+	case own == nil || own.admitted[d] == "":
 		return &WithoutAffinity{Ports: n, Limit: shareOf(a.limit), Namespace: true}
-	case a.all.admitted.At(r) == 0:
+	case a.all.admitted[d] == "":
 		return &WithoutAffinity{Ports: n, Limit: a.limit}
 	}
 	return nil

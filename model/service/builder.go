@@ -28,12 +28,12 @@ type Builder struct {
 	// affinity decides which services have session affinity.
 	affinity affinity
 	// sourceLists decides which lists of source ranges there are.
-	sourceLists sourceLists
+	sourceLists quota[sourceListKey]
 	// rangeLists decides which lists of port ranges there are. ranged counts the claims to ranges of each address and protocol, and
 	// rangesMoved has those that have changed since the last snapshot, and whether that concerns each of their claimants. inForce has
 	// what they were at the last snapshot. external counts the claims of each service to an address
 	// that is not its cluster IP; nil as long as there have been no ranges.
-	rangeLists  sourceLists
+	rangeLists  quota[RangesByProtocol]
 	ranged      map[Claim]int
 	rangesMoved map[Claim]bool
 	inForce     map[Claim]rangesInForce
@@ -57,8 +57,8 @@ type Builder struct {
 func NewBuilder(node Node) *Builder {
 	return &Builder{
 		snapshot: Snapshot{Node: &node}, places: map[Name]int{}, whole: map[Name]*Service{},
-		limit: DefaultMaxElements, affinity: newAffinity(DefaultMaxAffinityPorts), sourceLists: newSourceLists(DefaultMaxSourceLists, (*Service).sourceList),
-		rangeLists: newSourceLists(DefaultMaxRangeLists, (*Service).rangeList), ranged: map[Claim]int{}, rangesMoved: map[Claim]bool{}, inForce: map[Claim]rangesInForce{},
+		limit: DefaultMaxElements, affinity: newAffinity(DefaultMaxAffinityPorts), sourceLists: newQuota(DefaultMaxSourceLists, (*Service).sourceList),
+		rangeLists: newQuota(DefaultMaxRangeLists, (*Service).rangeList), ranged: map[Claim]int{}, rangesMoved: map[Claim]bool{}, inForce: map[Claim]rangesInForce{},
 		contests: newContests(), onNode: map[netip.Addr]int{},
 	}
 }
@@ -76,7 +76,7 @@ func (b *Builder) SetMaxAffinityPorts(limit int) { b.affinity = newAffinity(limi
 // services of one namespace may have a quarter of it. It must be called before the first
 // service is set.
 func (b *Builder) SetMaxSourceLists(limit int) {
-	b.sourceLists = newSourceLists(limit, (*Service).sourceList)
+	b.sourceLists = newQuota(limit, (*Service).sourceList)
 }
 
 // Expect allocates memory for changes of n services. That saves time if n is large, as at the
@@ -301,12 +301,13 @@ func (b *Builder) bounded(name Name, s *Service) *Service {
 			served = &hashed
 		}
 		served, left = served.bounded(b.limit)
-		if closed = b.sourceLists.closed(s); closed != nil {
+		if !b.sourceLists.admits(s) {
+			closed = &ClosedSources{b.sourceLists.limit}
 			shut := *served
 			shut.Sources, shut.Options.SourceRanges = s.Sources.closed(), s.Options.SourceRanges.closed()
 			served = &shut
 		}
-		if !b.rangeLists.admits(s.rangeList()) {
+		if !b.rangeLists.admits(s) {
 			served, unserved = served.withoutRanges(), &UnservedRanges{b.rangeLists.limit}
 		}
 		served = served.without(b.snapshot.Ejections.At(name)).grown(b.snapshot.Growth.At(name), b.limit)

@@ -1,7 +1,6 @@
 package service
 
 import (
-	"crypto/sha256"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -286,15 +285,16 @@ func (s *Service) rangesOf(p Protocol) PortRanges {
 	return ""
 }
 
-// rangeList is the key of the service's ranges among those that a node has.
-func (s *Service) rangeList() (key sourceListKey) {
+// rangeList is the service's list among those that a node has; empty for none. The service may be nil.
+func (s *Service) rangeList() RangesByProtocol {
 	if s == nil || !s.hasRanges() {
-		return key
+		return ""
 	}
-	sum := sha256.Sum256([]byte(s.Options.PortRanges))
-	key[0][0] = Digest(sum[:len(Digest{})])
-	return key
+	return s.Options.PortRanges
 }
+
+// size is that of one list in the bound on different lists.
+func (RangesByProtocol) size() int { return 1 }
 
 // DefaultMaxRangeLists is the bound on different lists of port ranges. Each has chains and sets of its own in the kernel, one for
 // each protocol.
@@ -377,7 +377,7 @@ func (b *Builder) overRange(c Claim, claimant right) Name {
 
 // rangesServed says whether the service with the best right to ranges gets them.
 func (b *Builder) rangesServed(c Claim, owner right) bool {
-	return b.rangeLists.admits(b.Service(owner.name()).rangeList()) && b.protection(owner.name(), c, owner.rank()) == ""
+	return b.rangeLists.admits(b.Service(owner.name())) && b.protection(owner.name(), c, owner.rank()) == ""
 }
 
 // rangesInForce are the ranges of an address and protocol: all that other services' claims to ports depend on.

@@ -240,7 +240,7 @@ func (b *Builder) decideClaim(p pendingClaim) (*Conflict, *Restriction) {
 	}
 	by := b.Service(restricting.name())
 	wall := by.Firewall()
-	if b.sourceLists.closed(by) != nil {
+	if !b.sourceLists.admits(by) {
 		wall.Sources = wall.Sources.closed()
 	}
 	return nil, &Restriction{Claim: p.claim, By: by.Name, Firewall: wall}
