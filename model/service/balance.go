@@ -1,7 +1,6 @@
 package service
 
 import (
-	"net/netip"
 	"slices"
 
 	"nftproxy/model/ip"
@@ -102,18 +101,11 @@ func (s *Service) within(limit int) bool {
 		}
 	}
 	sum := len(s.ClusterIPs)
-	for _, list := range [][]netip.Addr{s.ClusterIPs, s.LoadBalancerIPs, s.ExternalIPs} {
-		for _, a := range list {
-			sum += *each.Of(ip.Of(a))
-		}
+	for _, a := range slices.Concat(s.ClusterIPs, s.LoadBalancerIPs, s.ExternalIPs) {
+		sum += *each.Of(ip.Of(a))
 	}
-	for i := range s.Ports {
-		if s.Ports[i].NodePort != 0 {
-			for _, f := range ip.Families() {
-				sum += *each.Of(f)
-			}
-			break
-		}
+	if s.hasNodePort() {
+		sum += *each.Of(ip.V4) + *each.Of(ip.V6)
 	}
 	return sum <= limit
 }

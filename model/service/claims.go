@@ -47,15 +47,16 @@ func (s *Service) claims(limit int) []rankedClaim {
 		add(rankedClaim{claim: Claim{Addr: a}})
 	}
 	s.addressClaims(s.ClusterIPs, asClusterIP, add)
-	for i := range s.Ports {
-		for _, family := range ip.Families() {
-			if p := &s.Ports[i]; p.NodePort != 0 && s.InFamily(family) {
+	for _, family := range ip.Families() {
+		if !s.InFamily(family) {
+			continue
+		}
+		for i := range s.Ports {
+			if p := &s.Ports[i]; p.NodePort != 0 {
 				add(rankedClaim{claim: NodePortClaim(family, p), rank: asExternalIP})
 			}
 		}
-	}
-	for _, family := range ip.Families() {
-		if s.HealthCheckNodePort != 0 && s.InFamily(family) {
+		if s.HealthCheckNodePort != 0 {
 			add(rankedClaim{claim: s.HealthCheckClaim(family), rank: asExternalIP})
 		}
 	}
@@ -73,17 +74,14 @@ func (s *Service) claims(limit int) []rankedClaim {
 
 // addressClaims adds the claims on addresses of one rank.
 func (s *Service) addressClaims(addrs []netip.Addr, r rank, add func(rankedClaim)) {
-	var restricted ip.PerFamily[bool]
-	if r == asLoadBalancer {
-		restricted = s.Sources.restricted()
-	}
 	for _, a := range addrs {
 		if !s.InFamily(ip.Of(a)) {
 			continue
 		}
+		_, all := s.Sources.Of(ip.Of(a))
 		for i := range s.Ports {
 			p := &s.Ports[i]
-			add(rankedClaim{Claim{a, p.Protocol, p.Port}, r, *restricted.Of(ip.Of(a))})
+			add(rankedClaim{Claim{a, p.Protocol, p.Port}, r, r == asLoadBalancer && !all})
 		}
 	}
 }

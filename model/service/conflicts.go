@@ -57,9 +57,17 @@ type Conflict struct {
 	Protected Protection
 }
 
+// all returns the conflicts by their claims; a nil receiver has none.
+func (c *Conflicts) all() (none treap.Map[claimKey, Protection]) {
+	if c == nil {
+		return none
+	}
+	return c.byClaim
+}
+
 // Has reports whether the claim is a conflict; a nil receiver has none.
 func (c *Conflicts) Has(claim Claim) bool {
-	if c == nil {
+	if c == nil { // nearly always, and without the key
 		return false
 	}
 	_, found := c.byClaim.Get(claim.key())
@@ -67,12 +75,7 @@ func (c *Conflicts) Has(claim Claim) bool {
 }
 
 // Len returns the number of conflicts; a nil receiver has none.
-func (c *Conflicts) Len() int {
-	if c == nil {
-		return 0
-	}
-	return c.byClaim.Len()
-}
+func (c *Conflicts) Len() int { return c.all().Len() }
 
 // All yields the conflicts in the order of the claims.
 func (c *Conflicts) All() iter.Seq[Conflict] { return c.Since(nil) }
@@ -80,15 +83,8 @@ func (c *Conflicts) All() iter.Seq[Conflict] { return c.Since(nil) }
 // Since yields, in the order of the claims, the conflicts that were not there before, or
 // had another reason. It costs what differs. Both may be nil.
 func (c *Conflicts) Since(before *Conflicts) iter.Seq[Conflict] {
-	var old, now treap.Map[claimKey, Protection]
-	if before != nil {
-		old = before.byClaim
-	}
-	if c != nil {
-		now = c.byClaim
-	}
 	return func(yield func(Conflict) bool) {
-		for d := range treap.Diff(old, now) {
+		for d := range treap.Diff(before.all(), c.all()) {
 			if d.HasNew && !yield(Conflict{d.Key.claim(), d.New}) {
 				return
 			}

@@ -48,9 +48,7 @@ func (b *Builder) losesNumber(name Name, c Claim) bool {
 // depend on each other.
 func (b *Builder) noteNumber(c Claim, before, after right) {
 	if n, ok := b.number(c); ok {
-		if owner := b.winner(n); owner != "" {
-			b.pending = append(b.pending, pendingClaim{owner.name(), c})
-		}
+		b.decideAgain(c, b.winner(n))
 		return
 	}
 	if !c.Addr.IsUnspecified() || c.Protocol == 0 {
@@ -61,11 +59,7 @@ func (b *Builder) noteNumber(c Claim, before, after right) {
 			continue
 		}
 		at := Claim{addr, c.Protocol, c.Port}
-		for _, r := range []right{before, after, b.winner(at)} {
-			if r != "" {
-				b.pending = append(b.pending, pendingClaim{r.name(), at})
-			}
-		}
+		b.decideAgain(at, before, after, b.winner(at))
 	}
 }
 

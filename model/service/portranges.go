@@ -22,9 +22,7 @@ const MaxPortRanges = 16
 // All yields the ranges in order.
 func (r PortRanges) All() func(yield func(PortRange) bool) {
 	return func(yield func(PortRange) bool) {
-		for rest := string(r); rest != ""; {
-			var text string
-			text, rest, _ = strings.Cut(rest, ",")
+		for text := range strings.SplitSeq(string(r), ",") {
 			if one, err := parsePortRange(text); err != nil || !yield(one) {
 				return
 			}
@@ -137,9 +135,7 @@ func NewRangesByProtocol(of func(Protocol) PortRanges) RangesByProtocol {
 func (r RangesByProtocol) Of(p Protocol) PortRanges {
 	suffix := "/" + strings.ToUpper(p.String())
 	var texts []string
-	for rest := string(r); rest != ""; {
-		var text string
-		text, rest, _ = strings.Cut(rest, ",")
+	for text := range strings.SplitSeq(string(r), ",") {
 		if ports, is := strings.CutSuffix(text, suffix); is {
 			texts = append(texts, ports)
 		}

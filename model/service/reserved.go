@@ -89,10 +89,7 @@ func (b *Builder) SetReserved(r Reserved) {
 		if serves == served && before.protection(c, one.rank()) == r.protection(c, one.rank()) {
 			return
 		}
-		b.pending = append(b.pending, pendingClaim{one.name(), c})
-		if owner := b.winner(NodePortClaim(ip.Of(c.Addr), &Port{Protocol: c.Protocol, NodePort: c.Port})); owner != "" {
-			b.pending = append(b.pending, pendingClaim{owner.name(), c})
-		}
+		b.decideAgain(c, one, b.winner(NodePortClaim(ip.Of(c.Addr), &Port{Protocol: c.Protocol, NodePort: c.Port})))
 	})
 }
 

@@ -14,6 +14,15 @@ type pendingClaim struct {
 	claim Claim
 }
 
+// decideAgain has a claim decided again for the services with some rights, of which an empty one is nobody's.
+func (b *Builder) decideAgain(c Claim, services ...right) {
+	for _, r := range services {
+		if r != "" {
+			b.pending = append(b.pending, pendingClaim{r.name(), c})
+		}
+	}
+}
+
 // changeClaim adds a service to the claimants of a claim, or removes it. It notes the
 // services for which the claim has to be decided again. These are the service itself
 // and, if the owner or the restriction changes, the owners before and after. All other
@@ -175,15 +184,7 @@ func (b *Builder) ownerOfSeveral(c Claim) Name {
 // conflicts and restrictions into the maps if they change.
 func (b *Builder) decideService(list []pendingClaim, conflicts map[Name]*Conflicts, restrictions map[Name]*Restrictions) {
 	name := list[0].name
-	var conflicting Conflicts
-	if have := b.snapshot.Conflicts.At(name); have != nil {
-		conflicting = *have
-	}
-	var restricted Restrictions
-	if have := b.snapshot.Restrictions.At(name); have != nil {
-		restricted = *have
-	}
-	conflictingBefore, restrictedBefore := conflicting, restricted
+	conflicting, restricted := b.snapshot.Conflicts.At(name).all(), b.snapshot.Restrictions.At(name).all()
 	conflictEdits := make([]treap.Edit[claimKey, Protection], 0, len(list))
 	restrictionEdits := make([]treap.Edit[claimKey, *Restriction], 0, len(list))
 	for _, p := range list {
@@ -193,23 +194,22 @@ func (b *Builder) decideService(list []pendingClaim, conflicts map[Name]*Conflic
 		if conflict != nil {
 			edit.Value = conflict.Protected
 		}
-		if have := restricted.byClaim.At(key); have != nil && restriction != nil && have.equal(restriction) {
+		if have := restricted.At(key); have != nil && restriction != nil && have.equal(restriction) {
 			restriction = have
 		}
 		conflictEdits = append(conflictEdits, edit)
 		restrictionEdits = append(restrictionEdits, treap.Edit[claimKey, *Restriction]{Key: key, Value: restriction, Gone: restriction == nil})
 	}
-	conflicting.byClaim, restricted.byClaim = conflicting.byClaim.Apply(conflictEdits), restricted.byClaim.Apply(restrictionEdits)
-	if conflicting != conflictingBefore {
+	if after := conflicting.Apply(conflictEdits); after != conflicting {
 		conflicts[name] = nil
-		if conflicting.Len() > 0 {
-			conflicts[name] = &conflicting
+		if after.Len() > 0 {
+			conflicts[name] = &Conflicts{after}
 		}
 	}
-	if restricted != restrictedBefore {
+	if after := restricted.Apply(restrictionEdits); after != restricted {
 		restrictions[name] = nil
-		if restricted.byClaim.Len() > 0 {
-			restrictions[name] = &restricted
+		if after.Len() > 0 {
+			restrictions[name] = &Restrictions{after}
 		}
 	}
 }

@@ -106,11 +106,7 @@ func (b *Builder) noteFronts(name Name) {
 		}
 		b.pending = append(b.pending, pendingClaim{name, c})
 		b.noteNumber(c, before, b.winner(c))
-		for _, w := range []right{before, b.winner(c)} {
-			if w != "" {
-				b.pending = append(b.pending, pendingClaim{w.name(), c})
-			}
-		}
+		b.decideAgain(c, before, b.winner(c))
 	}
 }
 

@@ -39,10 +39,9 @@ func (s *Service) sourceList() sourceListKey {
 	if s == nil {
 		return key
 	}
-	hasNodePort := slices.ContainsFunc(s.Ports, func(p Port) bool { return p.NodePort != 0 })
 	for _, family := range ip.Families() {
 		balanced := s.digestFor(s.Sources, family, slices.ContainsFunc(s.LoadBalancerIPs, family.Has))
-		direct := s.digestFor(s.Options.SourceRanges, family, hasNodePort || slices.ContainsFunc(s.ExternalIPs, family.Has))
+		direct := s.digestFor(s.Options.SourceRanges, family, s.hasNodePort() || slices.ContainsFunc(s.ExternalIPs, family.Has))
 		*key[0].Of(family) = balanced
 		if balanced == (Digest{}) {
 			*key[0].Of(family) = direct
@@ -75,9 +74,9 @@ func (s *Sources) closed() *Sources {
 		return nil
 	}
 	var open []netip.Prefix
-	for _, all := range []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)} {
-		if _, everybody := s.Of(ip.Of(all.Addr())); everybody {
-			open = append(open, all)
+	for _, family := range ip.Families() {
+		if _, all := s.Of(family); all {
+			open = append(open, netip.PrefixFrom(family.Unspecified(), 0))
 		}
 	}
 	return NewSources(open)

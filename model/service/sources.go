@@ -132,15 +132,6 @@ func (s *Sources) Contains(a netip.Addr) bool {
 	return after > 0 && s.ranges[after-1].Contains(a)
 }
 
-// restricted says whether some source is kept out.
-func (s *Sources) restricted() (restricted ip.PerFamily[bool]) {
-	for _, family := range ip.Families() {
-		_, all := s.Of(family)
-		*restricted.Of(family) = !all
-	}
-	return restricted
-}
-
 // Equal reports whether both let in the same ranges.
 func (s *Sources) Equal(o *Sources) bool {
 	return s == o || s != nil && o != nil && slices.Equal(s.ranges, o.ranges)
@@ -229,6 +220,14 @@ type Restriction struct {
 	Claim    Claim
 	By       Name
 	Firewall Firewall
+}
+
+// all returns the restrictions by their claims; a nil receiver has none.
+func (r *Restrictions) all() (none treap.Map[claimKey, *Restriction]) {
+	if r == nil {
+		return none
+	}
+	return r.byClaim
 }
 
 // On returns the restriction of a claim; a nil receiver has none.

@@ -40,10 +40,10 @@ func EstablishedTimeouts() []time.Duration {
 
 // TimeoutsOf returns those that the service asks for.
 func (o *Options) TimeoutsOf(p Protocol) Timeouts {
-	switch {
-	case p == UDP && o.UDPTimeouts != Timeouts{}:
+	switch p {
+	case UDP:
 		return o.UDPTimeouts
-	case p == TCP && o.TCPTimeouts != Timeouts{}:
+	case TCP:
 		return o.TCPTimeouts
 	}
 	return Timeouts{}
