@@ -144,12 +144,7 @@ func (c *choice) comparable(p *Port) (list []*service.Endpoint) {
 	return list
 }
 
-func (m *Machine) here(e *service.Endpoint) int {
-	if e.Node == m.view.Node {
-		return 1
-	}
-	return 0
-}
+func (m *Machine) here(e *service.Endpoint) int { return boolInt(e.Node == m.view.Node) }
 
 // compare adds an endpoint that is no suspect unless it has answered since and lately, or has just been asked.
 func (c *choice) compare(t Target, e *service.Endpoint, since time.Time, namespace string) {

@@ -302,10 +302,7 @@ func (d *decision) port(p *Port, byNode bool) (Held, bool) {
 	case p.Port.Protocol == service.TCP && !begun.IsZero() && !d.compares(p, begun, remote):
 		held.Why, added = NoControl, nil
 	}
-	for _, e := range kept {
-		d.leave(p, e)
-	}
-	for _, e := range added {
+	for _, e := range append(kept, added...) {
 		d.leave(p, e)
 	}
 	return held, held.Why != ""

@@ -40,7 +40,7 @@ func Look(s service.Snapshot, mode func(*service.Service) Mode, wanted func(Targ
 			if p.IsRange() {
 				continue // Its endpoints have no port to look at; they are those of the other ports.
 			}
-			var matters [2]bool // by family
+			var matters ip.PerFamily[bool]
 			for chunk := range p.Endpoints.Chunks() {
 				for j := range chunk {
 					e := &chunk[j]
@@ -53,25 +53,18 @@ func Look(s service.Snapshot, mode func(*service.Service) Mode, wanted func(Targ
 						v.Others = append(v.Others, *e)
 					}
 					if m != Off && (wanted(Target{p.Protocol, e.Addr}) || nodes[e.Node]) {
-						matters[index(e)] = true
+						*matters.Of(ip.Of(e.Addr.Addr())) = true
 					}
 				}
 			}
-			for f, family := range ip.Families() {
-				if matters[f] {
+			for _, family := range ip.Families() {
+				if *matters.Of(family) {
 					v.Ports = append(v.Ports, Port{svc, p, m, ready(p, family)})
 				}
 			}
 		}
 	}
 	return v
-}
-
-func index(e *service.Endpoint) int {
-	if e.Addr.Addr().Is6() {
-		return 1
-	}
-	return 0
 }
 
 // there says that the API has the endpoint as ready.
