@@ -20,11 +20,11 @@ const (
 // shows whether our rules made a flow that leads to no endpoint of its Service: the rules
 // of other programs, such as the portmap plugin, may DNAT the same address and port.
 type departed struct {
-	from map[service.Claim][]departure
+	from map[service.Claim][]*departure
 	// byEndpoint says where in the list of a claim each endpoint is. Only long lists that were asked have it.
 	byEndpoint map[service.Claim]places
 	// order has all departures, the earliest first. Passes have covered the first kept ones.
-	order []ordered
+	order []*departure
 	kept  int
 	// keptEndpoints counts the endpoints of the kept departures.
 	keptEndpoints int
@@ -46,30 +46,26 @@ type departed struct {
 // departure has the endpoints that a claim had until an epoch. It shares their memory
 // with the former Service.
 type departure struct {
+	claim     service.Claim
 	endpoints service.Endpoints
-	epoch     uint64
+	// It counts as one of the epoch noted, which may be a later one: see forget.
+	epoch, noted uint64
 	// ranges has the ports at which the claim had them, if the endpoints are those of ranges.
 	ranges service.PortRanges
 	cut    cutoff
 }
 
-// ordered is a departure's place in order.
-type ordered struct {
-	claim     service.Claim
-	epoch     uint64
-	endpoints int
-}
-
 // add remembers endpoints of a port that a claim lost in the current epoch.
 func (d *departed) add(c service.Claim, p *service.Port, endpoints service.Endpoints, cut cutoff) {
 	if endpoints.Len() > 0 {
-		d.remember(c, departure{endpoints, d.epoch, p.Ranges, cut})
+		d.remember(&departure{claim: c, endpoints: endpoints, epoch: d.epoch, ranges: p.Ranges, cut: cut})
 		d.timed.add(d.now, timedCut{c, endpoints, cut.at})
 	}
 }
 
 // remember puts a departure behind all others.
-func (d *departed) remember(c service.Claim, one departure) {
+func (d *departed) remember(one *departure) {
+	c := one.claim
 	switch {
 	case len(d.order) == d.kept:
 		d.first, d.later = d.epoch, 0
@@ -79,7 +75,7 @@ func (d *departed) remember(c service.Claim, one departure) {
 		d.later++
 	}
 	if in := d.byEndpoint[c]; in != nil {
-		in.add(len(d.from[c]), &one)
+		in.add(len(d.from[c]), one)
 	}
 	if !one.cut.at.IsZero() {
 		if d.timedAt == nil {
@@ -87,8 +83,9 @@ func (d *departed) remember(c service.Claim, one departure) {
 		}
 		d.timedAt[c.Range()]++
 	}
+	one.noted = d.epoch
 	d.from[c] = append(d.from[c], one)
-	d.order = append(d.order, ordered{c, d.epoch, one.endpoints.Len()})
+	d.order = append(d.order, one)
 }
 
 // last returns the latest departure of an endpoint from the claims, by which connections to a port number were led to addr; nil
@@ -103,15 +100,15 @@ func (d *departed) last(number uint16, addr netip.AddrPort, claims ...service.Cl
 	for _, c := range claims {
 		list := d.from[c]
 		if len(list) < longList {
-			for i := range list {
-				consider(&list[i])
+			for _, one := range list {
+				consider(one)
 			}
 			continue
 		}
 		in := d.placesOf(c)
 		for _, at := range [2]netip.AddrPort{addr, netip.AddrPortFrom(addr.Addr(), 0)} { // the second one is of ranges
 			for _, i := range in[at] {
-				consider(&list[i])
+				consider(list[i])
 			}
 		}
 	}
@@ -135,8 +132,8 @@ func (d *departed) placesOf(c service.Claim) places {
 	in := d.byEndpoint[c]
 	if in == nil {
 		in = places{}
-		for i := range d.from[c] {
-			in.add(i, &d.from[c][i])
+		for i, one := range d.from[c] {
+			in.add(i, one)
 		}
 		if d.byEndpoint == nil {
 			d.byEndpoint = map[service.Claim]places{}
@@ -157,8 +154,8 @@ func (one *departure) has(number uint16, addr netip.AddrPort) bool {
 // endpoint. But of these the earliest go where there are too many.
 func (d *departed) cover(epoch uint64) {
 	d.first, d.later = max(d.first, epoch+1), 0
-	for ; d.kept < len(d.order) && d.order[d.kept].epoch <= epoch; d.kept++ {
-		d.keptEndpoints += d.order[d.kept].endpoints
+	for ; d.kept < len(d.order) && d.order[d.kept].noted <= epoch; d.kept++ {
+		d.keptEndpoints += d.order[d.kept].endpoints.Len()
 	}
 	for d.keptEndpoints > maxKept {
 		d.forgetFirst()
@@ -176,8 +173,8 @@ func (d *departed) endPresumption(epoch uint64) {
 // which came back and left again: these count as departures of the current epoch in the order, so they stay until a later call.
 func (d *departed) forget(epoch uint64) {
 	for _, one := range d.drop(epoch) {
-		if d.pending(&one.departure) || d.overrules(one.claim, &one.departure) {
-			d.remember(one.claim, one.departure)
+		if d.pending(one) || d.overrules(one) {
+			d.remember(one)
 		}
 	}
 }
@@ -190,13 +187,13 @@ func (d *departed) pending(one *departure) bool {
 
 // overrules says that an endpoint may have an earlier departure which is pending, from the claim or, of ports that moved between
 // the two, from ranges or a port of the address.
-func (d *departed) overrules(c service.Claim, later *departure) bool {
+func (d *departed) overrules(later *departure) bool {
+	c := later.claim
 	if d.timedAt[c.Range()] == 0 || c.IsRange() {
 		return d.timedAt[c.Range()] > 0
 	}
 	for _, at := range [2]service.Claim{c, c.Range()} {
-		for i := range d.from[at] {
-			one := &d.from[at][i]
+		for _, one := range d.from[at] {
 			if one.epoch >= later.epoch || !d.pending(one) {
 				continue
 			}
@@ -210,37 +207,27 @@ func (d *departed) overrules(c service.Claim, later *departure) bool {
 	return false
 }
 
-// dropped is a departure that was forgotten.
-type dropped struct {
-	claim service.Claim
-	departure
-}
-
 // drop forgets all departures up to an epoch, and returns them.
-func (d *departed) drop(epoch uint64) (list []dropped) {
+func (d *departed) drop(epoch uint64) (list []*departure) {
 	d.cover(epoch)
-	for d.kept > 0 && d.order[0].epoch <= epoch {
-		claim := d.order[0].claim
-		list = append(list, dropped{claim, d.forgetFirst()})
+	for d.kept > 0 && d.order[0].noted <= epoch {
+		list = append(list, d.forgetFirst())
 	}
 	return list
 }
 
 // forgetFirst drops the earliest departure, a kept one, and returns it.
-func (d *departed) forgetFirst() (gone departure) {
-	first := d.order[0]
-	gone = d.from[first.claim][0]
-	d.order, d.kept, d.keptEndpoints = d.order[1:], d.kept-1, d.keptEndpoints-first.endpoints
-	delete(d.byEndpoint, first.claim) // all others have moved
-	if at := first.claim.Range(); !gone.cut.at.IsZero() {
+func (d *departed) forgetFirst() (gone *departure) {
+	gone, d.order[0] = d.order[0], nil
+	d.order, d.kept, d.keptEndpoints = d.order[1:], d.kept-1, d.keptEndpoints-gone.endpoints.Len()
+	delete(d.byEndpoint, gone.claim) // all others have moved
+	if at := gone.claim.Range(); !gone.cut.at.IsZero() {
 		if d.timedAt[at]--; d.timedAt[at] == 0 {
 			delete(d.timedAt, at)
 		}
 	}
-	if list := d.from[first.claim]; len(list) == 1 {
-		delete(d.from, first.claim)
-	} else {
-		d.from[first.claim] = list[1:]
+	if d.from[gone.claim] = d.from[gone.claim][1:]; len(d.from[gone.claim]) == 0 {
+		delete(d.from, gone.claim)
 	}
 	return gone
 }

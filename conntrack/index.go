@@ -74,7 +74,7 @@ type admitted struct {
 func NewIndex(o Options) *Index {
 	return &Index{
 		options: o, claims: map[service.Claim][]claimant{}, others: map[service.Claim]int{},
-		departed: departed{from: map[service.Claim][]departure{}},
+		departed: departed{from: map[service.Claim][]*departure{}},
 		sources:  map[service.Claim]admitted{},
 		counts:   map[portInFamily]service.Counts{},
 	}

@@ -409,7 +409,7 @@ func (d *departed) check(t *testing.T) {
 		total += len(list)
 	}
 	for _, one := range d.order[:d.kept] {
-		endpoints += one.endpoints
+		endpoints += one.endpoints.Len()
 	}
 	if total != len(d.order) || endpoints != d.keptEndpoints {
 		t.Errorf("%d departures, %d in order; %d endpoints are kept, counted %d", total, len(d.order), endpoints, d.keptEndpoints)
@@ -419,7 +419,7 @@ func (d *departed) check(t *testing.T) {
 // Where no pass succeeds, departed endpoints must not fill the memory. But the index
 // remembers all that one update removes until a pass has looked for their flows.
 func TestDepartedIsBounded(t *testing.T) {
-	d := departed{from: map[service.Claim][]departure{}}
+	d := departed{from: map[service.Claim][]*departure{}}
 	e := service.MergeEndpoints([]service.Endpoint{{}})
 	d.epoch++
 	for i := range 2 * maxDeparted {
@@ -444,7 +444,7 @@ func TestDepartedIsBounded(t *testing.T) {
 
 // What passes have covered is kept, the latest of it in bounded number, and forgotten on demand.
 func TestDepartedIsKept(t *testing.T) {
-	d := departed{from: map[service.Claim][]departure{}}
+	d := departed{from: map[service.Claim][]*departure{}}
 	var three []service.Endpoint
 	for i := range 3 {
 		three = append(three, service.Endpoint{Addr: netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), uint16(i))})
