@@ -45,7 +45,7 @@ func (x *Index) Advance(now time.Time) Scope {
 		if c.endpoints.Len() == 0 {
 			u.scope.addClaim(c.claim)
 		} else {
-			u.loseEndpoints(c.claim, c.endpoints, Filter{}, fewToCut)
+			u.loseEndpoints(c.claim, c.endpoints, 0, fewToCut)
 		}
 	}
 	return u.scope

@@ -111,27 +111,11 @@ const (
 )
 
 func (s TCPState) String() string {
-	switch s {
-	case 0:
-		return ""
-	case TCPSynSent:
-		return "syn-sent"
-	case TCPSynReceived:
-		return "syn-received"
-	case TCPEstablished:
-		return "established"
-	case TCPFinWait:
-		return "fin-wait"
-	case TCPCloseWait:
-		return "close-wait"
-	case TCPLastAck:
-		return "last-ack"
-	case TCPTimeWait:
-		return "time-wait"
-	case TCPClosed:
-		return "closed"
-	case TCPSynSent2:
-		return "syn-sent-2"
+	names := [...]string{
+		"", "syn-sent", "syn-received", "established", "fin-wait", "close-wait", "last-ack", "time-wait", "closed", "syn-sent-2",
+	}
+	if int(s) < len(names) {
+		return names[s]
 	}
 	return strconv.Itoa(int(s))
 }

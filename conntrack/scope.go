@@ -1,7 +1,6 @@
 package conntrack
 
 import (
-	"net/netip"
 	"slices"
 
 	"nftproxy/model/service"
@@ -30,13 +29,11 @@ func (s Scope) Selects(f *Flow) bool {
 
 // add adds the entries that a filter selects.
 func (s *Scope) add(f Filter) {
-	switch {
-	case s.covers(f):
-	default:
-		s.Filters = append(slices.DeleteFunc(s.Filters, f.covers), f)
-		if len(s.Filters) > maxFilters {
-			s.addAll()
-		}
+	if s.covers(f) {
+		return
+	}
+	if s.Filters = append(slices.DeleteFunc(s.Filters, f.covers), f); len(s.Filters) > maxFilters {
+		s.addAll()
 	}
 }
 
@@ -76,18 +73,13 @@ func (s *Scope) merge(o Scope) {
 	}
 }
 
-// addEndpoint adds the entries that lead to an endpoint, by whatever address.
-func (s *Scope) addEndpoint(p service.Protocol, addr netip.AddrPort, status Filter) {
-	s.add(Filter{Protocol: p, Endpoint: addr, Status: status.Status, Mask: status.Mask})
-}
-
 // addClaim adds the entries to a claim.
-func (s *Scope) addClaim(c service.Claim) { s.add(claimFilter(c, Filter{})) }
+func (s *Scope) addClaim(c service.Claim) { s.add(claimFilter(c, 0)) }
 
-// claimFilter selects the entries with a status that go to a claim: an address and
+// claimFilter selects the entries without some bits of the status that go to a claim: an address and
 // port, a node port of both families, or a cluster IP.
-func claimFilter(c service.Claim, status Filter) Filter {
-	f := Filter{Protocol: c.Protocol, Port: c.Port, Status: status.Status, Mask: status.Mask}
+func claimFilter(c service.Claim, without Status) Filter {
+	f := Filter{Protocol: c.Protocol, Port: c.Port, Mask: without}
 	if !c.Addr.IsUnspecified() {
 		f.Dst = c.Addr
 	}

@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -72,21 +73,14 @@ type Files struct {
 }
 
 func (f Files) setting(file string) string {
-	if f.Settings == "" {
-		return filepath.Join(DefaultSettingsDir, file)
-	}
-	return filepath.Join(f.Settings, file)
+	return filepath.Join(cmp.Or(f.Settings, DefaultSettingsDir), file)
 }
 
 // OnlineCPUs counts the machine's CPUs (hardware threads), as kube-proxy does. The
 // process itself may be confined to some of them (kubernetes/kubernetes #99225). If
 // the kernel does not say, OnlineCPUs counts the CPUs that the process may use.
 func (f Files) OnlineCPUs() int {
-	dir := f.CPUs
-	if dir == "" {
-		dir = DefaultCPUDir
-	}
-	text, err := os.ReadFile(filepath.Join(dir, "online"))
+	text, err := os.ReadFile(filepath.Join(cmp.Or(f.CPUs, DefaultCPUDir), "online"))
 	if n := countList(strings.TrimSpace(string(text))); err == nil && n > 0 {
 		return n
 	}

@@ -222,23 +222,23 @@ func (u *update) current(s *service.Service) *service.Service {
 	return s
 }
 
-// loseEndpoints adds the flows to a claim that lead to one of the lost endpoints and have
-// the status. Up to few endpoints get a filter of their own; few is the number of claims
+// loseEndpoints adds the flows to a claim that lead to one of the lost endpoints and are without
+// some bits of the status. Up to few endpoints get a filter of their own; few is the number of claims
 // that have lost them. Such a filter finds the flows of all these claims, and selects only
 // stale flows, however busy the Service is.
-func (u *update) loseEndpoints(c service.Claim, endpoints service.Endpoints, status Filter, few int) {
+func (u *update) loseEndpoints(c service.Claim, endpoints service.Endpoints, without Status, few int) {
 	if endpoints.Len() == 0 {
 		return
 	}
-	if status.Mask == SeenReply && u.quiet(c) {
+	if without == SeenReply && u.quiet(c) {
 		return
 	}
-	if whole := claimFilter(c, status); endpoints.Len() > few || u.scope.covers(whole) || c.IsRange() {
+	if whole := claimFilter(c, without); endpoints.Len() > few || u.scope.covers(whole) || c.IsRange() {
 		u.scope.add(whole)
 		return
 	}
 	for e := range endpoints.All() {
-		u.scope.addEndpoint(c.Protocol, e.Addr, status)
+		u.scope.add(Filter{Protocol: c.Protocol, Endpoint: e.Addr, Mask: without})
 	}
 }
 
@@ -251,26 +251,26 @@ func (c claimant) claims() int {
 	return n
 }
 
-// affectedStatus returns a filter by status for the flows that the loss of endpoints
+// affectedStatus returns the bits of the status that all flows lack which the loss of endpoints
 // can make stale. A busy Service has many connections, and few of them are unanswered.
-func (u *update) affectedStatus(c service.Claim, of claimant, gone service.Endpoints) Filter {
+func (u *update) affectedStatus(c service.Claim, of claimant, gone service.Endpoints) Status {
 	identity := false
 	for e := range gone.All() {
 		identity = identity || e.Addr.Port() == c.Port && (e.Addr.Addr() == c.Addr || c.Addr.IsUnspecified())
 	}
 	if c.Protocol == service.UDP || identity || u.cutOf(u.current(of.service), c.Protocol).due(u.departed.now) {
-		return Filter{}
+		return 0
 	}
-	return Filter{Mask: SeenReply}
+	return SeenReply
 }
 
-// unservedStatus returns a filter by status for the flows that an endpoint makes stale
+// unservedStatus returns the same for the flows that an endpoint makes stale
 // when it no longer serves.
-func unservedStatus(c service.Claim) Filter {
+func unservedStatus(c service.Claim) Status {
 	if c.Protocol == service.UDP {
-		return Filter{}
+		return 0
 	}
-	return Filter{Mask: SeenReply}
+	return SeenReply
 }
 
 // narrowed says whether the change of a Service may forbid flows that were allowed.
