@@ -25,41 +25,49 @@ type Kind[K Object] struct {
 	convert func(runtime.Object) (K, error)
 }
 
+// newKind makes a kind whose objects are decoded by newDecode, or by client-go, and then converted.
+func newKind[O runtime.Object, K Object](gvk schema.GroupVersionKind, resource string, convert func(O) K, newDecode func() func([]byte) (O, error)) Kind[K] {
+	return Kind[K]{
+		gvk: gvk, resource: resource,
+		newDecode: func() func([]byte) (K, error) {
+			decode := newDecode()
+			return func(message []byte) (converted K, err error) {
+				object, err := decode(message)
+				if err != nil {
+					return converted, err
+				}
+				return convert(object), nil
+			}
+		},
+		convert: func(object runtime.Object) (converted K, err error) {
+			o, ok := object.(O)
+			if !ok {
+				return converted, fmt.Errorf("it is a %T", object)
+			}
+			return convert(o), nil
+		},
+	}
+}
+
 // Services is the kind of Services. The Service that convert gets has its names, its time of creation, its spec, its
 // status, and the labels and annotations with the keys of keep, where "prefix/" stands for all keys of that prefix. It is gone when convert returns; its parts may be kept.
 func Services[K Object](convert func(*corev1.Service) K, keep ...string) Kind[K] {
-	return Kind[K]{
-		gvk: corev1.SchemeGroupVersion.WithKind("Service"), resource: "services", convert: converter(convert),
-		newDecode: func() func([]byte) (K, error) {
-			var s corev1.Service
-			return func(message []byte) (converted K, err error) {
-				s = corev1.Service{}
-				if err := decodeService(message, keep, &s); err != nil {
-					return converted, err
-				}
-				return convert(&s), nil
-			}
-		},
-	}
+	return newKind(corev1.SchemeGroupVersion.WithKind("Service"), "services", convert, func() func([]byte) (*corev1.Service, error) {
+		var s corev1.Service
+		return func(message []byte) (*corev1.Service, error) {
+			s = corev1.Service{}
+			return &s, decodeService(message, keep, &s)
+		}
+	})
 }
 
 // EndpointSlices is the kind of EndpointSlices. The slice that convert gets has its names, its time of creation, its
 // address type, its ports, the addresses, conditions, node and hints of its endpoints, and the labels and annotations
 // with the keys of keep. It is gone when convert returns, with everything that it points to; its strings may be kept.
 func EndpointSlices[K Object](convert func(*discoveryv1.EndpointSlice) K, keep ...string) Kind[K] {
-	return Kind[K]{
-		gvk: discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), resource: "endpointslices", convert: converter(convert),
-		newDecode: func() func([]byte) (K, error) {
-			d := &sliceDecoder{keep: keep}
-			return func(message []byte) (converted K, err error) {
-				s, err := d.decode(message)
-				if err != nil {
-					return converted, err
-				}
-				return convert(s), nil
-			}
-		},
-	}
+	return newKind(discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), "endpointslices", convert, func() func([]byte) (*discoveryv1.EndpointSlice, error) {
+		return (&sliceDecoder{keep: keep}).decode
+	})
 }
 
 // Whole is a kind of which there are few objects, or small ones: convert gets all their fields.
@@ -68,26 +76,10 @@ func Whole[T any, O interface {
 	runtime.Object
 	Unmarshal([]byte) error
 }, K Object](gvk schema.GroupVersionKind, resource string, convert func(O) K) Kind[K] {
-	return Kind[K]{
-		gvk: gvk, resource: resource, convert: converter(convert),
-		newDecode: func() func([]byte) (K, error) {
-			return func(message []byte) (converted K, err error) {
-				object := O(new(T))
-				if err := object.Unmarshal(message); err != nil {
-					return converted, err
-				}
-				return convert(object), nil
-			}
-		},
-	}
-}
-
-func converter[O runtime.Object, K Object](convert func(O) K) func(runtime.Object) (K, error) {
-	return func(object runtime.Object) (converted K, err error) {
-		o, ok := object.(O)
-		if !ok {
-			return converted, fmt.Errorf("it is a %T", object)
+	return newKind(gvk, resource, convert, func() func([]byte) (O, error) {
+		return func(message []byte) (O, error) {
+			object := O(new(T))
+			return object, object.Unmarshal(message)
 		}
-		return convert(o), nil
-	}
+	})
 }
