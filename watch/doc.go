@@ -30,7 +30,7 @@
 // Each failure is a RequestError. It is reported at once, and not again while it stays the same. A resource is up to date when its
 // watch has been open for a second or has brought a change.
 //
-// A Recorder writes the problems as events of their objects. It limits them, so that
+// Connection.Recorder writes the problems as events of their objects. It limits them, so that
 // neither API servers nor people get too many.
 //
 // The package does not log. It does not decide what the node does with a snapshot, or

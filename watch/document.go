@@ -253,6 +253,7 @@ func (d *document) decode(data []byte, itemKind string) {
 	d.object(key, data)
 }
 
+// apiVersion is that of the objects of a kind.
 func apiVersion(kind string) string {
 	switch kind {
 	case "EndpointSlice":

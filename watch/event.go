@@ -10,13 +10,9 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
@@ -158,14 +154,9 @@ func (w *Watcher) ServiceObject(name service.Name) Object {
 // kubelet and kube-proxy: kubectl describe looks for that.
 func (e *Event) reference() *corev1.ObjectReference {
 	o := &e.Object
-	r := &corev1.ObjectReference{APIVersion: "v1", Kind: o.Kind, Namespace: o.Namespace, Name: o.Name, UID: types.UID(o.UID), FieldPath: e.Field}
-	switch o.Kind {
-	case "Node":
+	r := &corev1.ObjectReference{APIVersion: apiVersion(o.Kind), Kind: o.Kind, Namespace: o.Namespace, Name: o.Name, UID: types.UID(o.UID), FieldPath: e.Field}
+	if o.Kind == "Node" {
 		r.UID = types.UID(o.Name)
-	case "EndpointSlice":
-		r.APIVersion = discoveryv1.SchemeGroupVersion.String()
-	case "ServiceCIDR":
-		r.APIVersion = "networking.k8s.io/v1"
 	}
 	return r
 }
@@ -177,50 +168,24 @@ const (
 	maxName = 253
 )
 
-// Recorder writes events to the API server, in the background, one after the other, at five a
-// second. client-go limits the events of one object to 25, then one in five minutes. It counts
-// repeated events in one event, and keeps one of many similar ones. The Recorder drops the rest. It
-// is safe for concurrent use.
-type Recorder struct {
-	client record.EventRecorder
-}
-
-// component is the name of the writer in the events.
-const component = "nftproxy"
-
-// EventClientConfig copies the client's configuration and sets kube-proxy's rate for
-// events: 5 a second, 10 at once.
-func EventClientConfig(config *rest.Config) *rest.Config {
-	config = rest.CopyConfig(config)
-	config.QPS, config.Burst = 5, 10
-	return config
-}
-
-// NewRecorder starts a Recorder, which works until the context ends. The client should be limited
-// (EventClientConfig). The Recorder calls unwritten when it cannot write an event, and not again
-// before it has written one. It calls it from one goroutine at a time. Nothing else depends on
-// events.
-func NewRecorder(ctx context.Context, client kubernetes.Interface, node string, unwritten func(error)) *Recorder {
-	sink := &typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")}
-	return newRecorder(ctx, sink, node, unwritten)
-}
-
-func newRecorder(ctx context.Context, to record.EventSink, node string, unwritten func(error)) *Recorder {
+// newRecorder returns a function that writes an event, later, until the context ends: in the background, one after the other.
+// It never blocks, and is safe for concurrent use. client-go limits the events of one object to 25, then one in five minutes.
+// It counts repeated events in one event, and keeps one of many similar ones. The rest is dropped. unwritten is called when an
+// event cannot be written, and not again before one has been; from one goroutine at a time. Nothing else depends on events.
+func newRecorder(ctx context.Context, to record.EventSink, node string, unwritten func(error)) (write func(Event)) {
 	// client-go would log each attempt to write an event, with the whole event.
 	silent := klog.Logger{}
 	broadcaster := record.NewBroadcaster(record.WithContext(klog.NewContext(ctx, silent)))
 	broadcaster.StartRecordingToSink(&sink{to: to, unwritten: unwritten})
-	source := corev1.EventSource{Component: component, Host: node}
-	return &Recorder{client: broadcaster.NewRecorder(runtime.NewScheme(), source).WithLogger(silent)}
-}
-
-// Record writes an event, later. It never blocks.
-func (r *Recorder) Record(e Event) {
-	note := e.Note
-	if len(note) > maxNote {
-		note = strings.ToValidUTF8(note[:maxNote-len("...")], "") + "..."
+	source := corev1.EventSource{Component: "nftproxy", Host: node}
+	recorder := broadcaster.NewRecorder(runtime.NewScheme(), source).WithLogger(silent)
+	return func(e Event) {
+		note := e.Note
+		if len(note) > maxNote {
+			note = strings.ToValidUTF8(note[:maxNote-len("...")], "") + "..."
+		}
+		recorder.Event(e.reference(), e.Reason.kind(), string(e.Reason), note)
 	}
-	r.client.Event(e.reference(), e.Reason.kind(), string(e.Reason), note)
 }
 
 // sink writes events to the API server. An event that all nodes report gets the same

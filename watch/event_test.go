@@ -87,18 +87,18 @@ func (s *eventStore) notes() map[string]int32 {
 	return notes
 }
 
-func recorderForTest(t *testing.T, s *eventStore, node string) (*Recorder, func() []error) {
+func recorderForTest(t *testing.T, s *eventStore, node string) (emit func(Event), unwritten func() []error) {
 	var mu sync.Mutex
-	var unwritten []error
-	r := newRecorder(t.Context(), s, node, func(err error) {
+	var failed []error
+	emit = newRecorder(t.Context(), s, node, func(err error) {
 		mu.Lock()
 		defer mu.Unlock()
-		unwritten = append(unwritten, err)
+		failed = append(failed, err)
 	})
-	return r, func() []error {
+	return emit, func() []error {
 		mu.Lock()
 		defer mu.Unlock()
-		return unwritten
+		return failed
 	}
 }
 
@@ -202,12 +202,12 @@ func TestRecorderShares(t *testing.T) {
 	const nodes = 20
 	for i := range nodes {
 		node := fmt.Sprintf("node-%d", i)
-		r, unwritten := recorderForTest(t, store, node)
-		r.Record(Event{aService("web"), "spec.externalIPs[0]", ReasonInvalid, "bad"})
-		r.Record(Event{aService("web"), "spec.externalIPs[1]", ReasonInvalid, "bad"})
-		r.Record(Event{aService("api"), "", ReasonConflict, "taken"})
-		r.Record(Event{aService("api"), "", ReasonRefused, "no memory"})
-		r.Record(Event{NodeObject(node), "", ReasonSysctl, "read-only"})
+		emit, unwritten := recorderForTest(t, store, node)
+		emit(Event{aService("web"), "spec.externalIPs[0]", ReasonInvalid, "bad"})
+		emit(Event{aService("web"), "spec.externalIPs[1]", ReasonInvalid, "bad"})
+		emit(Event{aService("api"), "", ReasonConflict, "taken"})
+		emit(Event{aService("api"), "", ReasonRefused, "no memory"})
+		emit(Event{NodeObject(node), "", ReasonSysctl, "read-only"})
 		store.await(node)
 		if got := unwritten(); len(got) > 0 {
 			t.Errorf("reported %v", got)
@@ -228,15 +228,15 @@ func TestRecorderShares(t *testing.T) {
 // the time has few events.
 func TestRecorderWithoutStorms(t *testing.T) {
 	store := newEventStore()
-	r, _ := recorderForTest(t, store, "node-1")
+	emit, _ := recorderForTest(t, store, "node-1")
 	for range 5 {
-		r.Record(Event{aService("again"), "", ReasonConflict, "taken"})
+		emit(Event{aService("again"), "", ReasonConflict, "taken"})
 	}
 	const many = 500
 	for i := range many {
-		r.Record(Event{aService("restless"), fmt.Sprintf("spec.externalIPs[%d]", i), ReasonInvalid, fmt.Sprintf("bad %d", i)})
+		emit(Event{aService("restless"), fmt.Sprintf("spec.externalIPs[%d]", i), ReasonInvalid, fmt.Sprintf("bad %d", i)})
 	}
-	r.Record(Event{aService("last"), "", ReasonConflict, strings.Repeat("ä", maxNote)})
+	emit(Event{aService("last"), "", ReasonConflict, strings.Repeat("ä", maxNote)})
 	store.await("last")
 	restless, last := 0, ""
 	for note, count := range store.notes() {
@@ -277,10 +277,10 @@ func TestRecorderRefused(t *testing.T) {
 	store := newEventStore()
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "events"}, "", errors.New("no right"))
 	store.refuses = forbidden
-	r, unwritten := recorderForTest(t, store, "node-1")
+	emit, unwritten := recorderForTest(t, store, "node-1")
 	record := func(names ...string) {
 		for _, name := range names {
-			r.Record(Event{aService(name), "", ReasonConflict, "taken"})
+			emit(Event{aService(name), "", ReasonConflict, "taken"})
 		}
 		store.await(names[len(names)-1])
 	}
@@ -317,10 +317,10 @@ func (s stuckStore) Create(*corev1.Event) (*corev1.Event, error) {
 	return nil, s.ctx.Err()
 }
 
-// TestRecorderDoesNotBlock: an API server that does not answer does not block Record.
+// TestRecorderDoesNotBlock: an API server that does not answer does not block the writer.
 func TestRecorderDoesNotBlock(t *testing.T) {
-	r := newRecorder(t.Context(), stuckStore{newEventStore(), t.Context()}, "node-1", func(error) {})
+	emit := newRecorder(t.Context(), stuckStore{newEventStore(), t.Context()}, "node-1", func(error) {})
 	for i := range 5000 { // more than the queue can hold
-		r.Record(Event{aService(fmt.Sprint("web-", i)), "", ReasonConflict, "taken"})
+		emit(Event{aService(fmt.Sprint("web-", i)), "", ReasonConflict, "taken"})
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 
 	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 )
 
@@ -81,14 +82,17 @@ func (c *Connection) Renew() {
 }
 
 // Recorder returns a function that writes events to the API server until the context ends, for this node, and calls
-// failed where that does not work. With manifests it writes none.
+// failed where that does not work. With manifests it writes none. It never blocks. At most five events a second are written, and
+// ten at once, as by kube-proxy.
 func (c *Connection) Recorder(ctx context.Context, node string, failed func(error)) (record func(Event), err error) {
 	if c.Client == nil {
 		return func(Event) {}, nil
 	}
-	events, err := kubernetes.NewForConfig(EventClientConfig(c.config))
+	config := rest.CopyConfig(c.config)
+	config.QPS, config.Burst = 5, 10
+	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("make a client for events: %w", err)
 	}
-	return NewRecorder(ctx, events, node, failed).Record, nil
+	return newRecorder(ctx, &typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")}, node, failed), nil
 }
