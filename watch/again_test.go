@@ -8,16 +8,16 @@ func TestObjectAgain(t *testing.T) {
 	for _, ignore := range []bool{false, true} {
 		ix := newIndex("node-0")
 		ix.options.IgnoreExternalIPs = ignore
-		api := kindService(uniformService(0))
+		api := uniformService(0)
 		api.Spec.ExternalIPs = []string{"198.51.100.1"}
 		object := convertService(api)
-		ix.setSlice(convertSlice(kindSlice(uniformSlice(0, 1))))
+		ix.setSlice(convertSlice(uniformSlice(0, 1)))
 		ix.setService(object)
 		first := ix.flush()
 		text := first.String()
 		ix.setService(convertService(api)) // of the earlier file
 		ix.flush()
-		ix.setSlice(convertSlice(kindSlice(uniformSlice(0, 2))))
+		ix.setSlice(convertSlice(uniformSlice(0, 2)))
 		ix.setService(object)
 		second := ix.flush()
 		if first.String() != text {
@@ -37,9 +37,9 @@ func TestManyAtOnce(t *testing.T) {
 	together, apart := newIndex("node-0"), newIndex("node-0")
 	for i := range services {
 		for _, ix := range []*index{together, apart} {
-			ix.setService(convertService(kindService(uniformService(i))))
+			ix.setService(convertService(uniformService(i)))
 			if i%3 > 0 {
-				ix.setSlice(convertSlice(kindSlice(uniformSlice(i, i%3))))
+				ix.setSlice(convertSlice(uniformSlice(i, i%3)))
 			}
 		}
 		if i%1000 == 0 {

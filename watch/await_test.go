@@ -40,8 +40,8 @@ func TestAwaitPodCIDRs(t *testing.T) {
 			if early != nil {
 				s.set("nodes", early)
 			}
-			s.set("services", kindService(uniformService(0)))
-			s.set("endpointslices", kindSlice(uniformSlice(0, 2)))
+			s.set("services", uniformService(0))
+			s.set("endpointslices", uniformSlice(0, 2))
 			o := observe(t, s, Options{AwaitPodCIDRs: true, PodCIDRTimeout: time.Hour, NodeTimeout: time.Millisecond})
 			o.awaitProblem(waits)
 			if _, ok := o.out.Take(); ok {
@@ -68,7 +68,7 @@ func TestAwaitPodCIDRs(t *testing.T) {
 func TestPodCIDRsAreThere(t *testing.T) {
 	s := newAPIServer(t)
 	s.set("nodes", nodeWithPods("10.244.1.0/24"))
-	s.set("services", kindService(uniformService(0)))
+	s.set("services", uniformService(0))
 	o := observe(t, s, Options{AwaitPodCIDRs: true, PodCIDRTimeout: time.Hour})
 	o.await(textNode + "  pod-cidr 10.244.1.0/24\n" + textSvc0)
 	s.remove("nodes", "node-0")
@@ -82,7 +82,7 @@ func TestPodCIDRsAreThere(t *testing.T) {
 func TestPodCIDRsNeverCome(t *testing.T) {
 	s := newAPIServer(t)
 	s.set("nodes", node("192.168.0.2"))
-	s.set("services", kindService(uniformService(0)))
+	s.set("services", uniformService(0))
 	o := observe(t, s, Options{AwaitPodCIDRs: true, PodCIDRTimeout: time.Millisecond})
 	o.await(textNode + textSvc0)
 	o.awaitProblem(goesOn)

@@ -19,7 +19,7 @@ func TestBehind(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newAPIServer(t)
 			s.set("nodes", node("192.168.0.2"))
-			s.set("services", kindService(uniformService(0)))
+			s.set("services", uniformService(0))
 			o := observe(t, s, Options{})
 			o.await(textNode + textSvc0)
 			if b := o.Behind(); b.String() != "" {

@@ -107,11 +107,11 @@ func TestSlicesWithoutService(t *testing.T) {
 	s.set("nodes", node("192.168.0.2"))
 	s.mu.Lock()
 	for i := range many {
-		slice := kindSlice(uniformSlice(0, 0))
+		slice := uniformSlice(0, 0)
 		slice.Name, slice.Labels = fmt.Sprint("orphan-", i), nil
 		s.resources["endpointslices"].objects[slice.Name] = slice
 	}
-	other := kindSlice(uniformSlice(1, 0))
+	other := uniformSlice(1, 0)
 	other.Name, other.Labels = "other", nil
 	s.resources["endpointslices"].objects[other.Name] = other
 	s.mu.Unlock()

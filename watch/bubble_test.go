@@ -90,7 +90,7 @@ type rig struct {
 func inBubble(t *testing.T, test func(r *rig)) {
 	synctest.Test(t, func(t *testing.T) {
 		server := bareAPIServer(t)
-		server.set("endpointslices", kindSlice(uniformSlice(0, 2)))
+		server.set("endpointslices", uniformSlice(0, 2))
 		r := newRig(t, server)
 		synctest.Wait()
 		time.Sleep(10 * time.Second)

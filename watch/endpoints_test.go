@@ -210,21 +210,21 @@ svc4 p44 10.4.4.4:44@node-0
 func TestProxyNameByWatch(t *testing.T) {
 	s := newAPIServer(t)
 	s.set("nodes", node("192.168.0.2"))
-	s.set("services", kindService(uniformService(0)))
-	s.set("endpointslices", kindSlice(uniformSlice(0, 2)))
+	s.set("services", uniformService(0))
+	s.set("endpointslices", uniformSlice(0, 2))
 	o := observe(t, s, Options{})
 	o.await(textNode + textSvc0Two)
 	s.remove("services", "svc-0")
 	o.await(textNode)
-	s.set("services", kindService(uniformService(0)))
+	s.set("services", uniformService(0))
 	o.await(textNode + textSvc0Two)
-	labelled := kindService(uniformService(0))
+	labelled := uniformService(0)
 	labelled.Labels = map[string]string{labelProxyName: "mesh"}
 	s.set("services", labelled)
 	o.await(textNode + "service ns-0/svc-0 created 0001-01-01T00:00:00Z\n  cluster-ip 172.30.0.0\n  port - tcp 80\n  other-proxy\n")
 	s.remove("services", "svc-0")
 	o.await(textNode)
-	s.set("services", kindService(uniformService(0)))
+	s.set("services", uniformService(0))
 	o.await(textNode + textSvc0Two)
 }
 

@@ -12,26 +12,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nftproxy/model/service"
 )
 
-func kindService(s *corev1.Service) *corev1.Service {
-	s.TypeMeta = metav1.TypeMeta{Kind: "Service", APIVersion: "v1"}
-	return s
-}
-
-func kindSlice(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
-	s.TypeMeta = metav1.TypeMeta{Kind: "EndpointSlice", APIVersion: "discovery.k8s.io/v1"}
-	return s
-}
-
 func node(address string) *corev1.Node {
 	return &corev1.Node{
-		TypeMeta:   metav1.TypeMeta{Kind: "Node", APIVersion: "v1"},
 		ObjectMeta: metav1.ObjectMeta{Name: "node-0"},
 		Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: address}}},
 	}
@@ -134,8 +122,8 @@ func TestKubernetes(t *testing.T) {
 	gate := make(chan struct{})
 	s.resources["endpointslices"].gate = gate
 	s.set("nodes", node("192.168.0.2"))
-	s.set("services", kindService(uniformService(0)))
-	s.set("endpointslices", kindSlice(uniformSlice(0, 2)))
+	s.set("services", uniformService(0))
+	s.set("endpointslices", uniformSlice(0, 2))
 	o := observe(t, s, Options{})
 	for len(s.seen("endpointslices")) == 0 || len(s.seen("services")) == 0 || len(s.seen("nodes")) == 0 {
 		<-s.arrived
@@ -146,15 +134,15 @@ func TestKubernetes(t *testing.T) {
 		t.Errorf("the first update was not complete:\n%s", o.first)
 	}
 
-	s.set("endpointslices", kindSlice(uniformSlice(0, 0)))
+	s.set("endpointslices", uniformSlice(0, 0))
 	o.await(textNode + textSvc0)
-	s.set("endpointslices", kindSlice(uniformSlice(0, 2)))
+	s.set("endpointslices", uniformSlice(0, 2))
 	o.await(textNode + textSvc0Two)
 	s.set("nodes", node("192.168.0.3"))
 	o.await(strings.Replace(textNode, "0.2", "0.3", 1) + textSvc0Two)
 	s.remove("services", "svc-0")
 	o.await(strings.Replace(textNode, "0.2", "0.3", 1))
-	s.set("services", kindService(uniformService(0)))
+	s.set("services", uniformService(0))
 	s.remove("endpointslices", "slice-0")
 	o.await(strings.Replace(textNode, "0.2", "0.3", 1) + textSvc0)
 
@@ -185,7 +173,7 @@ const textNoNode = "node node-0\n  address-pending\n"
 // comes.
 func TestNoNode(t *testing.T) {
 	s := newAPIServer(t)
-	s.set("services", kindService(uniformService(0)))
+	s.set("services", uniformService(0))
 	o := observe(t, s, Options{NodeTimeout: 2 * awaitPatience})
 	o.awaitProblem(func(p Problem) bool {
 		e := (*AwaitError)(nil)
@@ -208,7 +196,7 @@ func TestNoNode(t *testing.T) {
 // TestNodeComesLate: the first update has a Node that came after a list without it.
 func TestNodeComesLate(t *testing.T) {
 	s := newAPIServer(t)
-	s.set("services", kindService(uniformService(0)))
+	s.set("services", uniformService(0))
 	o := observe(t, s, Options{NodeTimeout: time.Hour})
 	o.awaitProblem(func(p Problem) bool { return errors.As(p, new(*AwaitError)) })
 	s.set("nodes", node("192.168.0.2"))
@@ -225,7 +213,7 @@ func TestNodeWithoutAddress(t *testing.T) {
 	bare := node("192.168.0.2")
 	bare.Status.Addresses = nil
 	s.set("nodes", bare)
-	s.set("services", kindService(uniformService(0)))
+	s.set("services", uniformService(0))
 	o := observe(t, s, Options{NodeTimeout: time.Hour})
 	o.await("node node-0\n  eligible\n  address-pending\n" + textSvc0)
 	o.awaitProblem(func(p Problem) bool { return errors.Is(p, ErrNoNodeAddress) && p.Field == "status.addresses" })
@@ -241,7 +229,7 @@ func TestLateLists(t *testing.T) {
 	s.resources["nodes"].gate, s.resources["servicecidrs"].gate = gate, gate
 	s.set("nodes", node("192.168.0.2"))
 	s.set("servicecidrs", serviceCIDR("kubernetes", "10.96.0.0/12"))
-	s.set("services", kindService(uniformService(0)))
+	s.set("services", uniformService(0))
 	o := observe(t, s, Options{ListTimeout: time.Hour})
 	p := o.awaitProblem(func(p Problem) bool { return errors.As(p, new(*AwaitError)) })
 	if want := "waiting for Node node-0, ServiceCIDRs, for 30s at most; until then the rules stay as they are"; p.Error() != want {
@@ -274,7 +262,7 @@ func TestListTimeout(t *testing.T) {
 func TestNodeRefused(t *testing.T) {
 	s := newAPIServer(t)
 	s.refuse("nodes", http.StatusForbidden)
-	s.set("services", kindService(uniformService(0)))
+	s.set("services", uniformService(0))
 	o := observe(t, s, Options{NodeTimeout: time.Millisecond})
 	o.await(textNoNode + textSvc0)
 	o.awaitProblem(func(p Problem) bool {
@@ -310,7 +298,7 @@ func TestServiceCIDRsRefused(t *testing.T) {
 			s := newAPIServer(t)
 			s.refuse("servicecidrs", c.code)
 			s.set("nodes", node("192.168.0.2"))
-			s.set("services", kindService(uniformService(0)))
+			s.set("services", uniformService(0))
 			o := observe(t, s, Options{ListTimeout: c.timeout})
 			o.await(textNode + textSvc0)
 		})
@@ -319,7 +307,6 @@ func TestServiceCIDRsRefused(t *testing.T) {
 
 func serviceCIDR(name string, cidrs ...string) *networkingv1.ServiceCIDR {
 	return &networkingv1.ServiceCIDR{
-		TypeMeta:   metav1.TypeMeta{Kind: "ServiceCIDR", APIVersion: "networking.k8s.io/v1"},
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: cidrs},
 	}
@@ -331,8 +318,8 @@ func TestAPIServerAway(t *testing.T) {
 	s := newAPIServer(t)
 	s.stop()
 	s.set("nodes", node("192.168.0.2"))
-	s.set("services", kindService(uniformService(0)))
-	s.set("endpointslices", kindSlice(uniformSlice(0, 2)))
+	s.set("services", uniformService(0))
+	s.set("endpointslices", uniformSlice(0, 2))
 	refused := func(p Problem) bool {
 		e := (*RequestError)(nil)
 		return errors.As(p, &e) && strings.Contains(p.Error(), "connection refused")
@@ -359,9 +346,9 @@ func TestAPIServerAway(t *testing.T) {
 	o.awaitProblem(refused)
 	s.forget()
 	s.remove("services", "svc-0")
-	s.set("services", kindService(uniformService(1)))
+	s.set("services", uniformService(1))
 	s.remove("endpointslices", "slice-0")
-	s.set("endpointslices", kindSlice(uniformSlice(1, 0)))
+	s.set("endpointslices", uniformSlice(1, 0))
 	s.forget()
 	s.start()
 	o.await(textNode + `service ns-1/svc-1 created 2026-01-01T00:00:00Z
@@ -378,8 +365,8 @@ func TestAPIServerAway(t *testing.T) {
 func TestAnswersWhenAllIsFresh(t *testing.T) {
 	s := newAPIServer(t)
 	s.set("nodes", node("192.168.0.2"))
-	s.set("services", kindService(uniformService(0)))
-	s.set("endpointslices", kindSlice(uniformSlice(0, 0)))
+	s.set("services", uniformService(0))
+	s.set("endpointslices", uniformSlice(0, 0))
 	answers := make(chan []string, 100)
 	o := observe(t, s, Options{Answers: func(behind []string) { answers <- behind }})
 	o.await(textNode + textSvc0)
@@ -389,7 +376,7 @@ func TestAnswersWhenAllIsFresh(t *testing.T) {
 		return errors.As(p, &e) && strings.Contains(p.Error(), "connection refused")
 	})
 	s.refuse("endpointslices", http.StatusForbidden)
-	s.set("endpointslices", kindSlice(uniformSlice(0, 2)))
+	s.set("endpointslices", uniformSlice(0, 2))
 	s.forget()
 	s.start()
 	for behind := range answers {

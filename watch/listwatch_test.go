@@ -71,7 +71,7 @@ func eventsOf(t *testing.T, object runtime.Object, kinds ...apiwatch.EventType) 
 }
 
 func sliceAt(version int) *discoveryv1.EndpointSlice {
-	s := kindSlice(uniformSlice(0, 3))
+	s := uniformSlice(0, 3)
 	s.ResourceVersion = strconv.Itoa(version)
 	return s
 }
@@ -165,7 +165,7 @@ func TestWatchAnswers(t *testing.T) {
 func TestListAnswers(t *testing.T) {
 	whole := &discoveryv1.EndpointSliceList{ListMeta: metav1.ListMeta{ResourceVersion: "9"}}
 	for i := range 20 {
-		whole.Items = append(whole.Items, *kindSlice(uniformSlice(i, 3)))
+		whole.Items = append(whole.Items, *uniformSlice(i, 3))
 	}
 	message := string(encode(t, whole, discoveryv1.SchemeGroupVersion))
 	whole.ResourceVersion = ""
@@ -270,7 +270,7 @@ func TestReturn(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					const nodes = 200
 					server := bareAPIServer(t)
-					server.set("endpointslices", kindSlice(uniformSlice(0, 2)))
+					server.set("endpointslices", uniformSlice(0, 2))
 					var rigs []*rig
 					for range nodes {
 						rigs = append(rigs, newRig(t, server))
@@ -283,7 +283,7 @@ func TestReturn(t *testing.T) {
 					}
 					server.cut()
 					time.Sleep(away)
-					server.set("endpointslices", kindSlice(uniformSlice(0, 3)))
+					server.set("endpointslices", uniformSlice(0, 3))
 					server.forget()
 					for _, r := range rigs {
 						r.mu.Lock()

@@ -18,13 +18,13 @@ import (
 func TestUnknownField(t *testing.T) {
 	s := newAPIServer(t)
 	s.resources["services"].noFields = true
-	headless := kindService(uniformService(1))
+	headless := uniformService(1)
 	headless.Spec.ClusterIP, headless.Spec.ClusterIPs = corev1.ClusterIPNone, []string{corev1.ClusterIPNone}
 	s.set("nodes", node("192.168.0.2"))
 	s.set("services", headless)
 	o := observe(t, s, Options{})
 	o.await(textNode)
-	s.set("services", kindService(uniformService(0)))
+	s.set("services", uniformService(0))
 	o.await(textNode + textSvc0)
 	s.set("services", headless.DeepCopy())
 	s.remove("services", "svc-0")
@@ -33,7 +33,7 @@ func TestUnknownField(t *testing.T) {
 
 	// After the list that asked in vain, neither the watch nor the next list asks for the field.
 	s.forget()
-	s.set("services", kindService(uniformService(0)))
+	s.set("services", uniformService(0))
 	o.await(textNode + textSvc0)
 	queries := s.seen("services")
 	for i, q := range queries {
@@ -105,7 +105,7 @@ func TestNoServiceCIDRs(t *testing.T) {
 	s := newAPIServer(t)
 	s.refuse("servicecidrs", http.StatusNotFound)
 	s.set("nodes", node("192.168.0.2"))
-	s.set("services", kindService(uniformService(0)))
+	s.set("services", uniformService(0))
 	o := observe(t, s, Options{ListTimeout: time.Hour})
 	p := o.awaitProblem(func(Problem) bool { return true })
 	if absent := (*AbsentError)(nil); !errors.As(p, &absent) || absent.Resource != "servicecidrs" {
@@ -143,7 +143,7 @@ func TestLacks(t *testing.T) {
 					t.Errorf("the first wait took %s, want %s at most", asked[1].at, c.first)
 				}
 				server.refuse("endpointslices", 0)
-				server.set("endpointslices", kindSlice(uniformSlice(0, 2)))
+				server.set("endpointslices", uniformSlice(0, 2))
 				time.Sleep(longestLack)
 				if n := r.endpoints(); n != 2 {
 					t.Errorf("%d endpoints %s after it is there", n, longestLack)

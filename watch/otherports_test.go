@@ -16,11 +16,11 @@ func TestOtherPorts(t *testing.T) {
 	svc := grabbing("web", 1, "10.96.0.9")
 	svc.Spec.Ports = svc.Spec.Ports[:1]
 	svc.Spec.Ports[0].Name = "http"
-	ix.setService(convertService(kindService(svc)))
+	ix.setService(convertService(svc))
 	set := func(port string) []service.SlicePort {
 		slice := sliceFor(svc, "web-1", "10.0.0.1")
 		slice.Ports[0].Name = &port
-		ix.setSlice(convertSlice(kindSlice(slice)))
+		ix.setSlice(convertSlice(slice))
 		snapshot := ix.flush()
 		s, _ := snapshot.Services.Get("tenant/web")
 		if s == nil {

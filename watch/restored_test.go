@@ -11,13 +11,13 @@ import (
 func TestAPIServerRestored(t *testing.T) {
 	s := newAPIServer(t)
 	s.set("nodes", node("192.168.0.2"))
-	s.set("services", kindService(uniformService(0)))
+	s.set("services", uniformService(0))
 	o := observe(t, s, Options{})
 	o.await(textNode + textSvc0)
 	for range 20 {
 		s.set("nodes", node("192.168.0.2"))
 	}
-	s.set("endpointslices", kindSlice(uniformSlice(0, 2)))
+	s.set("endpointslices", uniformSlice(0, 2))
 	o.await(textNode + textSvc0Two)
 
 	s.stop()
@@ -28,6 +28,6 @@ func TestAPIServerRestored(t *testing.T) {
 	s.goBack(20)
 	s.start()
 	o.await(textNode + textSvc0)
-	s.set("endpointslices", kindSlice(uniformSlice(0, 2)))
+	s.set("endpointslices", uniformSlice(0, 2))
 	o.await(textNode + textSvc0Two)
 }

@@ -17,7 +17,7 @@ func TestSynced(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "a.yaml"), manifest("a", "10.96.0.1"))
 	s := newAPIServer(t)
-	s.set("services", kindService(uniformService(0)))
+	s.set("services", uniformService(0))
 	for source, run := range map[string]func(*Watcher, context.Context) error{
 		"API server": func(w *Watcher, ctx context.Context) error { return w.RunKubernetes(ctx, s.client()) },
 		"manifests":  func(w *Watcher, ctx context.Context) error { return w.RunManifests(ctx, dir) },
