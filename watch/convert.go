@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	netutils "k8s.io/utils/net"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 )
 
@@ -100,12 +101,7 @@ func parseCIDR(text string) (netip.Prefix, error) {
 }
 
 // family is the API's name for the family of an address.
-func family(a netip.Addr) corev1.IPFamily {
-	if a.Is6() {
-		return corev1.IPv6Protocol
-	}
-	return corev1.IPv4Protocol
-}
+func family(a netip.Addr) corev1.IPFamily { return corev1.IPFamily(ip.Of(a).Name()) }
 
 // parseProtocol reads a protocol. A missing one is TCP, the API's default.
 func parseProtocol(p *corev1.Protocol) (service.Protocol, error) {

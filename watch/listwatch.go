@@ -89,7 +89,7 @@ func (l *listWatch[K]) list(ctx context.Context) (version string) {
 	l.seen = true
 	l.pauses.answer()
 	l.store.replace(list.Items)
-	l.succeeded("list")
+	l.listed()
 	return list.Version
 }
 
@@ -223,11 +223,11 @@ func (l *listWatch[K]) current() {
 	})
 }
 
-// succeeded notes that a request has succeeded: its next failure is reported.
-func (l *listWatch[K]) succeeded(verb string) {
+// listed notes that a list has succeeded: its next failure is reported.
+func (l *listWatch[K]) listed() {
 	l.watcher.mu.Lock()
 	defer l.watcher.mu.Unlock()
-	l.last[verb], l.watcher.lastFailure = "", nil
+	l.last["list"], l.watcher.lastFailure = "", nil
 }
 
 // failed reports that a request failed, but not again while it fails in the same way, and then pauses. Where the server lacks or

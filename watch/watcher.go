@@ -128,15 +128,9 @@ func NewWatcher(opts Options, out *service.Mailbox) *Watcher {
 	ix.start = time.Now()
 	ix.retention = retention.New(opts.Retain)
 	ix.options, ix.unprotected = opts, true
-	if opts.MaxElements > 0 {
-		ix.builder.SetMaxElements(opts.MaxElements)
-	}
-	if opts.MaxAffinityPorts > 0 {
-		ix.builder.SetMaxAffinityPorts(opts.MaxAffinityPorts)
-	}
-	if opts.MaxSourceLists > 0 {
-		ix.builder.SetMaxSourceLists(opts.MaxSourceLists)
-	}
+	ix.builder.SetMaxElements(cmp.Or(opts.MaxElements, service.DefaultMaxElements))
+	ix.builder.SetMaxAffinityPorts(cmp.Or(opts.MaxAffinityPorts, service.DefaultMaxAffinityPorts))
+	ix.builder.SetMaxSourceLists(cmp.Or(opts.MaxSourceLists, service.DefaultMaxSourceLists))
 	return &Watcher{opts: opts, out: out, now: time.Now, wake: make(chan struct{}, 1), index: ix}
 }
 
