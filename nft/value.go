@@ -2,6 +2,7 @@ package nft
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -198,6 +199,33 @@ func ProtocolText(p uint8) string {
 	}
 	return strconv.Itoa(int(p))
 }
+
+// FamilyText returns nft's word for a table's family, by the kernel's NFPROTO number, or the number.
+func FamilyText(family uint8) string {
+	words := map[uint8]string{1: "inet", uint8(IPv4): "ip", familyARP: "arp", familyNetdev: "netdev", 7: "bridge", uint8(IPv6): "ip6"}
+	return cmp.Or(words[family], fmt.Sprintf("family %d", family))
+}
+
+// HookText returns nft's word for a hook of a family, by the kernel's numbers, or the number.
+func HookText(family uint8, hook uint32) string {
+	words := []string{"prerouting", "input", "forward", "output", "postrouting", "ingress"}
+	switch family {
+	case familyNetdev:
+		words = []string{"ingress", "egress"}
+	case familyARP:
+		words = []string{"input", "output"}
+	}
+	if int(hook) < len(words) {
+		return words[hook]
+	}
+	return fmt.Sprintf("hook %d", hook)
+}
+
+// The families whose hooks are others than those of IP.
+const (
+	familyARP    = 3
+	familyNetdev = 5
+)
 
 // AppendAddr adds an address to a concatenation, as AppendProto, AppendPort and
 // AppendIndex add other fields.

@@ -114,7 +114,7 @@ func (p *Packet) add(e livetrace.Event, names Names) {
 			return // its policy follows
 		}
 	}
-	s := Step{Hook: p.hook, Family: livetrace.FamilyText(e.Family), Table: e.Table, Chain: e.Chain, Handle: e.Handle, Verdict: e.Verdict, Mark: e.Mark}
+	s := Step{Hook: p.hook, Family: nft.FamilyText(e.Family), Table: e.Table, Chain: e.Chain, Handle: e.Handle, Verdict: e.Verdict, Mark: e.Mark}
 	var rule nft.Rule
 	switch {
 	case e.Kind == livetrace.ByPolicy:

@@ -8,7 +8,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/nfnetlink"
-	"nftproxy/nft"
 )
 
 // EventKind says what the kernel reports.
@@ -150,19 +149,4 @@ func parseHeaders(network, transport []byte) *Packet {
 	}
 	p.Source, p.Destination = netip.AddrPortFrom(src, sport), netip.AddrPortFrom(dst, dport)
 	return &p
-}
-
-// FamilyText is nft's word for a table's family, by the kernel's NFPROTO number.
-func FamilyText(family uint8) string {
-	switch family {
-	case unix.NFPROTO_INET:
-		return "inet"
-	case unix.NFPROTO_IPV4, unix.NFPROTO_IPV6:
-		return nft.Family(family).String()
-	case unix.NFPROTO_NETDEV:
-		return "netdev"
-	case unix.NFPROTO_BRIDGE:
-		return "bridge"
-	}
-	return fmt.Sprintf("family %d", family)
 }

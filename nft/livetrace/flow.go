@@ -7,14 +7,8 @@ import (
 	"strings"
 
 	"nftproxy/model/ip"
+	"nftproxy/model/service"
 	"nftproxy/nft"
-)
-
-// The protocols of flows. Each has its ports at the same place.
-const (
-	tcp  = 6
-	udp  = 17
-	sctp = 132
 )
 
 // Flow describes connections, as their first packets come to the node or leave a process of
@@ -24,7 +18,7 @@ type Flow struct {
 	Source netip.AddrPort
 	// Destination is the address and port that the client asks for.
 	Destination netip.AddrPort
-	// Protocol is the IP protocol's number: 6, 17 or 132.
+	// Protocol is the IP protocol's number, of TCP, UDP or SCTP, which have their ports at the same place.
 	Protocol uint8
 }
 
@@ -42,17 +36,18 @@ func ParseFlow(s string) (Flow, error) {
 }
 
 func parseFlow(s string) (Flow, error) {
-	f := Flow{Protocol: tcp}
+	f := Flow{Protocol: uint8(service.TCP)}
 	source, destination, found := strings.Cut(s, "->")
 	if !found {
 		source, destination = "", s
 	}
 	destination, protocol, named := strings.Cut(strings.TrimSpace(destination), "/")
 	if named {
-		numbers := map[string]uint8{"tcp": tcp, "udp": udp, "sctp": sctp}
-		if f.Protocol = numbers[strings.ToLower(protocol)]; f.Protocol == 0 {
+		p, err := service.ParseProtocol(protocol)
+		if err != nil {
 			return f, fmt.Errorf("protocol %q: want tcp, udp or sctp", protocol)
 		}
+		f.Protocol = uint8(p)
 	}
 	var err error
 	if f.Destination, err = netip.ParseAddrPort(destination); err != nil {

@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/nfnetlink"
+	"nftproxy/nft"
 	"nftproxy/test/check"
 )
 
@@ -34,7 +35,7 @@ func FuzzEvent(f *testing.F) {
 				t.Errorf("from %v to %v", p.Source, p.Destination)
 			}
 			e.EndsChain()
-			if FamilyText(e.Family) == "" {
+			if nft.FamilyText(e.Family) == "" {
 				t.Error("a family without a name")
 			}
 		})

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nftproxy/nft"
 	"nftproxy/test/lib/nftcmd"
 	"nftproxy/test/lib/testnet"
 )
@@ -162,7 +163,7 @@ func TestTrace(t *testing.T) {
 			if marked == nil || marked.Source != want.Source || marked.Destination != want.Destination || marked.Output == 0 || marked.Input != 0 {
 				t.Fatalf("marked %+v, want %+v by the loopback interface", marked, want)
 			}
-			if e.Kind != ByRule || e.Table != "mine" || e.Chain != "out" || e.Verdict != "goto end" || e.Handle == 0 || e.Family != number || FamilyText(e.Family) != family {
+			if e.Kind != ByRule || e.Table != "mine" || e.Chain != "out" || e.Verdict != "goto end" || e.Handle == 0 || e.Family != number || nft.FamilyText(e.Family) != family {
 				t.Errorf("the first step: %+v", e)
 			}
 			_, last := w.next(tracer)

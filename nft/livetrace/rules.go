@@ -132,19 +132,8 @@ func (t *Tracer) Hooks() (map[Chain]string, error) {
 	hooks := map[Chain]string{}
 	for _, c := range list {
 		if c.Hooknum != nil {
-			hooks[Chain{uint8(c.Table.Family), c.Table.Name, c.Name}] = hookText(uint8(c.Table.Family), uint32(*c.Hooknum))
+			hooks[Chain{uint8(c.Table.Family), c.Table.Name, c.Name}] = nft.HookText(uint8(c.Table.Family), uint32(*c.Hooknum))
 		}
 	}
 	return hooks, nil
-}
-
-func hookText(family uint8, hook uint32) string {
-	words := []string{"prerouting", "input", "forward", "output", "postrouting", "ingress"}
-	if family == unix.NFPROTO_NETDEV {
-		words = []string{"ingress", "egress"}
-	}
-	if int(hook) < len(words) {
-		return words[hook]
-	}
-	return fmt.Sprintf("hook %d", hook)
 }
