@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"nftproxy/model/service"
-	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
 )
 
@@ -148,7 +147,7 @@ func (t *Tables) portRow(p *ruleset.ServedPort) PortRow {
 }
 
 func frontendRow(f *ruleset.Frontend) FrontendRow {
-	row := FrontendRow{Frontend: f.Claim().String(), Kind: "external", Family: familyName(f.Family), Fate: string(f.Fate), Chains: append([]string{}, f.Chains...)}
+	row := FrontendRow{Frontend: f.Claim().String(), Kind: "external", Family: f.Family.Name(), Fate: string(f.Fate), Chains: append([]string{}, f.Chains...)}
 	switch {
 	case f.ClusterIP:
 		row.Kind = "clusterIP"
@@ -165,13 +164,6 @@ func frontendRow(f *ruleset.Frontend) FrontendRow {
 func rangesOf(f *ruleset.Frontend) []netip.Prefix {
 	ranges, _ := f.Sources.Of(f.Family)
 	return append([]netip.Prefix{}, ranges...)
-}
-
-func familyName(f nft.Family) string {
-	if f == nft.IPv6 {
-		return "IPv6"
-	}
-	return "IPv4"
 }
 
 // obstacles finds the obstacles of a Service. Those of the same kind and cause are one.
@@ -237,7 +229,7 @@ func (l *obstacleList) addFrontend(svc *service.Service, f *ruleset.Frontend) {
 	}
 	list := rangesOf(f)
 	if len(list) == 0 {
-		l.add(kind, Dropped, fmt.Sprintf("no client gets in, since %s have none of %s", ranges, familyName(f.Family)), at)
+		l.add(kind, Dropped, fmt.Sprintf("no client gets in, since %s have none of %s", ranges, f.Family.Name()), at)
 		return
 	}
 	l.add(kind, Dropped, fmt.Sprintf("%s let in only %s; other clients are dropped", ranges, some(texts(list))), at)

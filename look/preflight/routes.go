@@ -24,17 +24,13 @@ func (o Options) routes(ctx context.Context) []Finding {
 		}
 		return found
 	}
-	for _, family := range []struct {
-		name string
-		// The ranges of RFC 5737 and RFC 3849 are for examples: no host has them.
-		outside netip.Addr
-	}{{"IPv4", netip.AddrFrom4([4]byte{203, 0, 113, 1})}, {"IPv6", netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 15: 1})}} {
-		has, err := hasAddress(ctx, ip.Of(family.outside))
+	for _, family := range ip.Families() {
+		has, err := hasAddress(ctx, family)
 		if err != nil {
 			return []Finding{failed(probe, err)}
 		}
 		if has {
-			found = append(found, routeFinding(probe+": "+family.name, family.outside, "addresses that are not on its networks",
+			found = append(found, routeFinding(probe+": "+family.Name(), family.Example(), "addresses that are not on its networks",
 				"add a default route, or a route to the range of the Services: nftproxy check --service-cidr RANGE looks for that"))
 		}
 	}

@@ -68,6 +68,14 @@ func (f Family) Loopback() netip.Addr {
 	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
 }
 
+// Example is an address of the ranges for examples (RFC 5737, RFC 3849): no host has it, and it is reached like most.
+func (f Family) Example() netip.Addr {
+	if f == V6 {
+		return netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 15: 1})
+	}
+	return netip.AddrFrom4([4]byte{203, 0, 113, 1})
+}
+
 // PerFamily has a value for each family, in the order of Families.
 type PerFamily[T any] [2]T
 

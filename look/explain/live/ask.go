@@ -64,7 +64,7 @@ func (n *Node) enter(q *explain.Question, src netip.Addr, device string) {
 		}
 	}
 	q.From = "a client outside"
-	config := ruleset.ReadBackConfig(n.Tables, n.Facts.Table)
+	config := ruleset.ReadBackConfig(n.facts.Tables, n.facts.Table)
 	inRange := slices.ContainsFunc(config.ClusterCIDRs, func(p netip.Prefix) bool { return p.Contains(src) })
 	onLink := route.Device != "" && !route.Via.IsValid() && !route.Default
 	byInterface := config.PodInterface.Name != "" && (q.Packet.Input == config.PodInterface.Name || config.PodInterface.Prefix && strings.HasPrefix(q.Packet.Input, config.PodInterface.Name))
@@ -84,10 +84,8 @@ func (n *Node) ownAddress(q *explain.Question) netip.Addr {
 	case src.IsValid():
 	case n.local(to):
 		src = to
-	case to.Is6():
-		src = netip.IPv6Loopback()
 	default:
-		src = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+		src = ip.Of(to).Loopback()
 	}
 	q.Assumed = append(q.Assumed, fmt.Sprintf("the node sends from %s", src))
 	return src
@@ -95,7 +93,7 @@ func (n *Node) ownAddress(q *explain.Question) netip.Addr {
 
 // servesLoopback says whether nftproxy serves node ports to clients on the loopback address.
 func (n *Node) servesLoopback(a netip.Addr) bool {
-	contents := n.Tables.Table(nft.TableID{Family: ip.Of(a), Name: n.Facts.Table})
+	contents := n.contentsFor(a)
 	return contents != nil && a == ip.Of(a).Loopback() && ruleset.ServesLoopback(contents)
 }
 
@@ -116,7 +114,7 @@ func (n *Node) forLoopback(q *explain.Question) netip.Addr {
 // for any other address a client outside.
 func (n *Node) likelyClient(q *explain.Question) netip.Addr {
 	to := q.Packet.Dst.Addr()
-	contents := n.Tables.Table(nft.TableID{Family: ip.Of(to), Name: n.Facts.Table})
+	contents := n.contentsFor(to)
 	if contents != nil && (ruleset.ClusterIPOwner(contents, to) != "" || ruleset.InServiceCIDR(contents, to)) {
 		if pod, known := n.localPod(contents); known {
 			q.Assumed = append(q.Assumed, fmt.Sprintf("the client is a pod of this node, %s, since %s is a Service's address in the cluster (--from names another client)", pod, to))
@@ -126,18 +124,9 @@ func (n *Node) likelyClient(q *explain.Question) netip.Addr {
 		q.Assumed = append(q.Assumed, "the client is the node itself, since the tables name no pod of this node (--from names another client)")
 		return src
 	}
-	outside := exampleAddress(ip.Of(to))
+	outside := ip.Of(to).Example()
 	q.Assumed = append(q.Assumed, fmt.Sprintf("the client is outside of the cluster, with the address %s (--from names another client)", outside))
 	return outside
-}
-
-// exampleAddress stands for a client outside. The ranges of RFC 5737 and RFC 3849 are for examples: no host has
-// them.
-func exampleAddress(family ip.Family) netip.Addr {
-	if family == ip.V6 {
-		return netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 15: 1})
-	}
-	return netip.AddrFrom4([4]byte{203, 0, 113, 1})
 }
 
 // localPod returns the first endpoint on this node: that is a pod for certain.

@@ -25,10 +25,8 @@ import (
 
 // Node is what the kernel had when Look read it. Explain may ask it for routes and remembered clients.
 type Node struct {
-	// Tables are nftproxy's tables.
-	Tables *nft.Model
-	// Facts has what does not depend on the packet.
-	Facts explain.Facts
+	// facts are those that do not depend on the packet.
+	facts explain.Facts
 
 	conn *kernel.Conn
 	// lookup asks the kernel for a route, and routes has the answers.
@@ -68,7 +66,8 @@ func (n *Node) read(ctx context.Context, table string) error {
 		n.own[a] = true
 	}
 	want := ruleset.Compile(ruleset.Config{Table: table}, service.Snapshot{Node: &service.Node{}})
-	if n.Tables, err = n.conn.Read(want); err != nil {
+	tables, err := n.conn.Read(want)
+	if err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
@@ -90,13 +89,13 @@ func (n *Node) read(ctx context.Context, table string) error {
 	if err != nil {
 		return err
 	}
-	n.Facts = explain.Facts{Tables: n.Tables, Table: table, Local: n.local, Way: n.way, Chains: chains, Ejections: left, Growth: growth}
+	n.facts = explain.Facts{Tables: tables, Table: table, Local: n.local, Way: n.way, Chains: chains, Ejections: left, Growth: growth}
 	for _, t := range ours {
 		switch {
 		case t.ID.Name != table:
-			n.Facts.OtherTables = append(n.Facts.OtherTables, t.ID)
+			n.facts.OtherTables = append(n.facts.OtherTables, t.ID)
 		case t.Orphan():
-			n.Facts.NoOwner = true
+			n.facts.NoOwner = true
 		}
 	}
 	return nil
@@ -107,7 +106,7 @@ func (n *Node) Close() error { return n.conn.Close() }
 
 // Explain explains one packet. objects are the Services by a source of objects, nil for none.
 func (n *Node) Explain(ctx context.Context, q explain.Question, objects *service.Snapshot, source string) (explain.Explanation, error) {
-	f := n.Facts
+	f := n.facts
 	f.Objects, f.Source = objects, source
 	expires, err := n.readClients(ctx, q)
 	if err != nil {
@@ -133,8 +132,8 @@ func (n *Node) Explain(ctx context.Context, q explain.Question, objects *service
 func (n *Node) elsewhere(ctx context.Context, q explain.Question, e *explain.Explanation) ([]explain.Client, error) {
 	to := q.Packet.Dst
 	list := []explain.Client{}
-	clients := []explain.Origin{{Node: true}, {Addr: exampleAddress(ip.Of(to.Addr()))}}
-	if contents := n.Tables.Table(nft.TableID{Family: ip.Of(to.Addr()), Name: n.Facts.Table}); contents != nil {
+	clients := []explain.Origin{{Node: true}, {Addr: ip.Of(to.Addr()).Example()}}
+	if contents := n.contentsFor(to.Addr()); contents != nil {
 		if pod, known := n.localPod(contents); known {
 			clients = append(clients, explain.Origin{Addr: pod})
 		}
@@ -150,8 +149,7 @@ func (n *Node) elsewhere(ctx context.Context, q explain.Question, e *explain.Exp
 		if _, err := n.readClients(ctx, other); err != nil {
 			return nil, err
 		}
-		f := n.Facts
-		c, err := explain.Brief(ctx, other, &f)
+		c, err := explain.Brief(ctx, other, &n.facts)
 		if err != nil {
 			return nil, err
 		}
@@ -171,12 +169,11 @@ type clientKey struct {
 // when they expire.
 func (n *Node) readClients(ctx context.Context, q explain.Question) (map[clientKey]time.Duration, error) {
 	expires := map[clientKey]time.Duration{}
-	id := nft.TableID{Family: ip.Of(q.Packet.Dst.Addr()), Name: n.Facts.Table}
-	contents := n.Tables.Table(id)
+	contents := n.contentsFor(q.Packet.Dst.Addr())
 	if contents == nil {
 		return expires, nil
 	}
-	ways, _ := n.Tables.Ways(ctx, q.Packet, n.local)
+	ways, _ := n.facts.Tables.Ways(ctx, q.Packet, n.local)
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("follow the packet through the rules: %w", err)
 	}
@@ -194,7 +191,7 @@ func (n *Node) readClients(ctx context.Context, q explain.Question) (map[clientK
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		entries, err := n.conn.Learned(id, set.Set)
+		entries, err := n.conn.Learned(contents.Table, set.Set)
 		if err != nil {
 			return nil, fmt.Errorf("read the remembered clients: %w", err)
 		}
@@ -205,6 +202,11 @@ func (n *Node) readClients(ctx context.Context, q explain.Question) (map[clientK
 		}
 	}
 	return expires, nil
+}
+
+// contentsFor returns the table for packets to an address; nil if there is none.
+func (n *Node) contentsFor(a netip.Addr) *nft.Contents {
+	return n.facts.Tables.Table(nft.TableID{Family: ip.Of(a), Name: n.facts.Table})
 }
 
 // route asks the kernel once for each address.
