@@ -14,31 +14,9 @@ import (
 
 	"github.com/google/nftables"
 
+	"nftproxy/nft"
 	"nftproxy/node/otherproxy"
 )
-
-// Effects says what a chain may do to a packet.
-type Effects struct {
-	// Drops: a rule drops or rejects packets.
-	Drops bool `json:"drops"`
-	// Queues: a rule hands packets to another program, such as a network policy engine, which decides about them.
-	Queues bool `json:"queues"`
-	// Translates: a rule changes the destination or the source.
-	Translates bool `json:"translates"`
-	// Untracks: a rule takes packets out of connection tracking, as NodeLocal DNSCache does. Chains of type nat
-	// do not see such packets.
-	Untracks bool `json:"untracks"`
-	// Marks: a rule sets the mark of packets. MarksConnections: a rule sets the mark of connections, or CONNMARK
-	// takes a packet's mark from there. Routes often go by marks.
-	Marks            bool `json:"marks"`
-	MarksConnections bool `json:"marksConnections"`
-}
-
-func (e *Effects) add(o Effects) {
-	e.Drops, e.Queues = e.Drops || o.Drops, e.Queues || o.Queues
-	e.Translates, e.Untracks = e.Translates || o.Translates, e.Untracks || o.Untracks
-	e.Marks, e.MarksConnections = e.Marks || o.Marks, e.MarksConnections || o.MarksConnections
-}
 
 // Chain is a base chain.
 type Chain struct {
@@ -58,13 +36,11 @@ type Chain struct {
 	Program string `json:"program"`
 	// PolicyDrop says that the chain drops what no rule accepts.
 	PolicyDrop bool `json:"policyDrop"`
-	// EndsClosed says that the last rule drops or rejects every packet that comes to it, which is a policy in another form. List leaves
-	// it false.
+	// EndsClosed says that the last rule drops or rejects every packet that comes to it, which is a policy in another form.
 	EndsClosed bool `json:"-"`
-	// Rules is what the rules may do, and those of chains to which they lead. List leaves it empty.
-	Rules Effects `json:"rules"`
-	// Closes says that the policy, or a rule that is neither kube-proxy's nor the kubelet's, drops packets or queues them. List
-	// leaves it false.
+	// Rules is what the rules may do, and those of chains to which they lead.
+	Rules otherproxy.Effects `json:"rules"`
+	// Closes says that the policy, or a rule that is neither kube-proxy's nor the kubelet's, drops packets or queues them.
 	Closes bool `json:"-"`
 }
 
@@ -82,14 +58,9 @@ func (c *Chain) Harmless() bool {
 	return !c.PolicyDrop && !c.Rules.Drops && !c.Rules.Queues && !c.Rules.Translates && !c.Rules.Untracks
 }
 
-// List returns the base chains without the effects of their rules. It needs CAP_NET_ADMIN.
-func List() ([]Chain, error) { return list(false) }
-
-// ListWithEffects is List with the effects of rules. Of a chain that leads to very many chains it says
-// that it may do everything, but for marks: it tells those that it has found.
-func ListWithEffects() ([]Chain, error) { return list(true) }
-
-func list(effects bool) ([]Chain, error) {
+// List returns the base chains. Of a chain that leads to very many chains it says that it may do everything, but for
+// marks: it tells those that it has found. It needs CAP_NET_ADMIN.
+func List() ([]Chain, error) {
 	conn, err := nftables.New()
 	if err != nil {
 		return nil, fmt.Errorf("open nftables: %w", err)
@@ -108,16 +79,14 @@ func list(effects bool) ([]Chain, error) {
 			continue
 		}
 		chain := Chain{
-			Family: familyText(c.Table.Family), Table: c.Table.Name, Name: c.Name, Hook: hookText(c.Table.Family, *c.Hooknum),
+			Family: nft.FamilyText(uint8(c.Table.Family)), Table: c.Table.Name, Name: c.Name, Hook: nft.HookText(uint8(c.Table.Family), uint32(*c.Hooknum)),
 			Type: string(c.Type), Priority: int32(*c.Priority), Program: programOf(c.Table.Name, names),
 			PolicyDrop: c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop,
 		}
-		if effects {
-			if chain.Rules, chain.Closes, chain.EndsClosed, err = effectsOf(conn, c); err != nil {
-				return nil, fmt.Errorf("read the rules of chain %s in table %s: %w", c.Name, chain.TableText(), err)
-			}
-			chain.Closes = chain.Closes || chain.PolicyDrop
+		if chain.Rules, chain.Closes, chain.EndsClosed, err = effectsOf(conn, c); err != nil {
+			return nil, fmt.Errorf("read the rules of chain %s in table %s: %w", c.Name, chain.TableText(), err)
 		}
+		chain.Closes = chain.Closes || chain.PolicyDrop
 		list = append(list, chain)
 	}
 	legacy, err := legacyChains(names)
@@ -148,7 +117,7 @@ func legacyChains(names map[string]bool) ([]Chain, error) {
 		family, table, _ := strings.Cut(c.Table, " ")
 		list = append(list, Chain{
 			Family: family, Table: table, Name: c.Chain, Hook: strings.ToLower(c.Chain), Type: table, Priority: legacyPriority(table, c.Chain), Legacy: true,
-			Program: programOf(table, names), PolicyDrop: c.PolicyDrop, Rules: Effects{c.Drops, c.Queues, c.Translates, c.Untracks, c.Marks, c.MarksConnections},
+			Program: programOf(table, names), PolicyDrop: c.PolicyDrop, Rules: c.Rules,
 			Closes: c.PolicyDrop || c.Closes, EndsClosed: c.EndsClosed,
 		})
 	}
@@ -193,36 +162,11 @@ func programOf(table string, names map[string]bool) string {
 	return ""
 }
 
-func familyText(f nftables.TableFamily) string {
-	text, known := map[nftables.TableFamily]string{
-		nftables.TableFamilyIPv4: "ip", nftables.TableFamilyIPv6: "ip6", nftables.TableFamilyINet: "inet",
-		nftables.TableFamilyBridge: "bridge", nftables.TableFamilyARP: "arp", nftables.TableFamilyNetdev: "netdev",
-	}[f]
-	if !known {
-		return fmt.Sprint(f)
-	}
-	return text
-}
-
-func hookText(f nftables.TableFamily, h nftables.ChainHook) string {
-	names := []string{"prerouting", "input", "forward", "output", "postrouting", "ingress"}
-	switch f {
-	case nftables.TableFamilyNetdev:
-		names = []string{"ingress", "egress"}
-	case nftables.TableFamilyARP:
-		names = []string{"input", "output"}
-	}
-	if int(h) < len(names) {
-		return names[h]
-	}
-	return fmt.Sprint(h)
-}
-
 // OthersTranslate says whether a program other than the one that has the tables of that name may
 // change destinations: by a rule in a chain of type nat that packets meet before they are routed. The
 // tables of kube-proxy's nftables mode do not count. The chains of iptables do, whoever has rules there.
 func OthersTranslate(table string) (bool, error) {
-	list, err := ListWithEffects()
+	list, err := List()
 	return slices.ContainsFunc(list, func(c Chain) bool {
 		return c.Type == "nat" && (c.Hook == "prerouting" || c.Hook == "output") && c.Rules.Translates &&
 			(c.Legacy || c.Table != table && c.Table != "kube-proxy")

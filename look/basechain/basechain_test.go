@@ -9,14 +9,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/look/basechain"
+	"nftproxy/node/otherproxy"
 	"nftproxy/test/lib/aptget"
 	"nftproxy/test/lib/nftcmd"
 	"nftproxy/test/lib/testnet"
 )
 
-// TestListWithEffects: each base chain of nftables and iptables-legacy is found, with what its rules may do to a packet.
+// TestList: each base chain of nftables and iptables-legacy is found, with what its rules may do to a packet.
 // A rule counts wherever a chain leads to it, and no other rule does.
-func TestListWithEffects(t *testing.T) {
+func TestList(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "chains")
 	if err := nftcmd.ForTest(t).Load(ns, `
 table inet a {
@@ -58,14 +59,14 @@ table bridge b { chain drops { type filter hook prerouting priority 0; drop; }; 
 	}
 	var list []basechain.Chain
 	if err := ns.Do(func() (err error) {
-		list, err = basechain.ListWithEffects()
+		list, err = basechain.List()
 		return err
 	}); err != nil {
 		t.Fatal(err)
 	}
 	got := map[string]string{}
 	for _, c := range list {
-		if c.Legacy && !c.PolicyDrop && c.Rules == (basechain.Effects{}) {
+		if c.Legacy && !c.PolicyDrop && c.Rules == (otherproxy.Effects{}) {
 			continue
 		}
 		queues := map[bool]string{true: " queues"}[c.Rules.Queues]

@@ -11,7 +11,7 @@ import (
 // or by a rule. It leaves out tables of kube-proxy, and those of ours. What kube-proxy's chains and the kubelet's drop
 // does not count.
 func Closing(ours []nft.TableID) ([]Chain, error) {
-	all, err := ListWithEffects()
+	all, err := List()
 	if err != nil {
 		return nil, err
 	}

@@ -1,8 +1,6 @@
 package basechain
 
 import (
-	"slices"
-
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -15,11 +13,11 @@ const maxVisits = 200
 
 // effectsOf reads the chain and the chains to which it leads. closes says that a rule drops packets that is neither
 // kube-proxy's nor the kubelet's, and endsClosed is that of Chain.
-func effectsOf(conn *nftables.Conn, base *nftables.Chain) (all Effects, closes, endsClosed bool, err error) {
+func effectsOf(conn *nftables.Conn, base *nftables.Chain) (all otherproxy.Effects, closes, endsClosed bool, err error) {
 	seen, next := map[string]bool{base.Name: true}, []string{base.Name}
 	for len(next) > 0 {
 		if len(seen) > maxVisits {
-			all.add(everything())
+			all.Add(everything())
 			return all, base.Type != nftables.ChainTypeNAT, endsClosed, nil
 		}
 		name := next[0]
@@ -36,7 +34,7 @@ func effectsOf(conn *nftables.Conn, base *nftables.Chain) (all Effects, closes, 
 			if err != nil {
 				return all, closes, endsClosed, err
 			}
-			all.add(effects)
+			all.Add(effects)
 			closes = closes || (effects.Drops || effects.Queues) && !otherproxy.OfKubernetes(base.Table.Name, name)
 			for _, c := range chains {
 				if !seen[c] {
@@ -49,8 +47,8 @@ func effectsOf(conn *nftables.Conn, base *nftables.Chain) (all Effects, closes, 
 }
 
 // everything is what a chain may do, but for marks.
-func everything() Effects {
-	return Effects{Drops: true, Queues: true, Translates: true, Untracks: true}
+func everything() otherproxy.Effects {
+	return otherproxy.Effects{Drops: true, Queues: true, Translates: true, Untracks: true}
 }
 
 // takesAll says that a rule drops or rejects packets, and compares nothing before.
@@ -63,7 +61,7 @@ func takesAll(r *nftables.Rule) bool {
 		case *expr.Reject:
 			return true
 		case *expr.Target:
-			return effectsOfTarget(x.Name).Drops
+			return otherproxy.EffectsOfTarget(x.Name).Drops
 		default:
 			return false
 		}
@@ -72,11 +70,11 @@ func takesAll(r *nftables.Rule) bool {
 }
 
 // effectsOfRule also returns the chains to which the rule leads.
-func effectsOfRule(r *nftables.Rule) (effects Effects, chains []string, err error) {
+func effectsOfRule(r *nftables.Rule) (effects otherproxy.Effects, chains []string, err error) {
 	for _, x := range r.Exprs {
 		switch x := x.(type) {
 		case *expr.Verdict:
-			effects.add(effectsOfVerdict(x.Kind))
+			effects.Add(effectsOfVerdict(x.Kind))
 			if x.Chain != "" {
 				chains = append(chains, x.Chain)
 			}
@@ -93,14 +91,14 @@ func effectsOfRule(r *nftables.Rule) (effects Effects, chains []string, err erro
 		case *expr.Ct:
 			effects.MarksConnections = effects.MarksConnections || x.SourceRegister && x.Key == expr.CtKeyMARK
 		case *expr.Target:
-			effects.add(effectsOfTarget(x.Name))
+			effects.Add(otherproxy.EffectsOfTarget(x.Name))
 		case *expr.Lookup:
 			if x.IsDestRegSet && x.DestRegister == unix.NFT_REG_VERDICT {
 				more, to, err := effectsOfMap(r.Table, x.SetName)
 				if err != nil {
 					return effects, nil, err
 				}
-				effects.add(more)
+				effects.Add(more)
 				chains = append(chains, to...)
 			}
 		}
@@ -108,27 +106,15 @@ func effectsOfRule(r *nftables.Rule) (effects Effects, chains []string, err erro
 	return effects, chains, nil
 }
 
-func effectsOfVerdict(kind expr.VerdictKind) Effects {
-	return Effects{Drops: kind == expr.VerdictDrop || kind == expr.VerdictStolen, Queues: kind == expr.VerdictQueue}
-}
-
-// effectsOfTarget is about the targets of iptables.
-func effectsOfTarget(name string) Effects {
-	return Effects{
-		Drops:            slices.Contains([]string{"DROP", "REJECT", "TARPIT", "SYNPROXY"}, name),
-		Queues:           name == "NFQUEUE",
-		Translates:       slices.Contains([]string{"DNAT", "SNAT", "MASQUERADE", "REDIRECT", "NETMAP", "TPROXY"}, name),
-		Untracks:         slices.Contains([]string{"CT", "NOTRACK"}, name),
-		Marks:            name == "MARK",
-		MarksConnections: name == "CONNMARK",
-	}
+func effectsOfVerdict(kind expr.VerdictKind) otherproxy.Effects {
+	return otherproxy.Effects{Drops: kind == expr.VerdictDrop || kind == expr.VerdictStolen, Queues: kind == expr.VerdictQueue}
 }
 
 // effectsOfMap is about a map of verdicts.
-func effectsOfMap(table *nftables.Table, name string) (effects Effects, chains []string, err error) {
+func effectsOfMap(table *nftables.Table, name string) (effects otherproxy.Effects, chains []string, err error) {
 	verdicts, err := verdictsOf(table, name)
 	for _, v := range verdicts {
-		effects.add(effectsOfVerdict(v.Kind))
+		effects.Add(effectsOfVerdict(v.Kind))
 		if v.Chain != "" {
 			chains = append(chains, v.Chain)
 		}

@@ -88,7 +88,7 @@ func TestViewOf(t *testing.T) {
 				t.Errorf("no packet with the mark %s: %s %v", c.mark, out, err)
 			}
 			if err := ns.Do(func() error {
-				list, err := basechain.ListWithEffects()
+				list, err := basechain.List()
 				found := false
 				for i := range list {
 					if x := &list[i]; x.Rules.MarksConnections {

@@ -14,6 +14,7 @@ import (
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
+	"nftproxy/node/otherproxy"
 	"nftproxy/test/gen"
 )
 
@@ -454,15 +455,15 @@ func TestMarkingChains(t *testing.T) {
 		says     string
 		harmless bool
 	}{
-		"earlier, nat":         {basechain.Chain{Type: "nat", Hook: "prerouting", Priority: -101, Rules: basechain.Effects{MarksConnections: true}}, pod, early, true},
-		"earlier, filter":      {basechain.Chain{Type: "filter", Hook: "prerouting", Priority: -150, Rules: basechain.Effects{Marks: true}}, pod, early, true},
-		"the same priority":    {basechain.Chain{Type: "nat", Hook: "prerouting", Priority: -100, Rules: basechain.Effects{MarksConnections: true}}, pod, perhaps, true},
-		"later":                {basechain.Chain{Type: "nat", Hook: "prerouting", Priority: -90, Rules: basechain.Effects{MarksConnections: true}}, pod, "", true},
-		"after the routing":    {basechain.Chain{Type: "filter", Hook: "forward", Priority: -150, Rules: basechain.Effects{Marks: true}}, pod, "", true},
+		"earlier, nat":         {basechain.Chain{Type: "nat", Hook: "prerouting", Priority: -101, Rules: otherproxy.Effects{MarksConnections: true}}, pod, early, true},
+		"earlier, filter":      {basechain.Chain{Type: "filter", Hook: "prerouting", Priority: -150, Rules: otherproxy.Effects{Marks: true}}, pod, early, true},
+		"the same priority":    {basechain.Chain{Type: "nat", Hook: "prerouting", Priority: -100, Rules: otherproxy.Effects{MarksConnections: true}}, pod, perhaps, true},
+		"later":                {basechain.Chain{Type: "nat", Hook: "prerouting", Priority: -90, Rules: otherproxy.Effects{MarksConnections: true}}, pod, "", true},
+		"after the routing":    {basechain.Chain{Type: "filter", Hook: "forward", Priority: -150, Rules: otherproxy.Effects{Marks: true}}, pod, "", true},
 		"no marks":             {basechain.Chain{Type: "nat", Hook: "prerouting", Priority: -101}, pod, "", true},
-		"output":               {basechain.Chain{Type: "route", Hook: "output", Priority: -150, Rules: basechain.Effects{Marks: true}}, node, early, true},
-		"drops by the address": {basechain.Chain{Type: "filter", Hook: "prerouting", Priority: -150, Rules: basechain.Effects{Drops: true}}, pod, early, false},
-		"drops later":          {basechain.Chain{Type: "filter", Hook: "forward", Rules: basechain.Effects{Drops: true}}, pod, "packets", false},
+		"output":               {basechain.Chain{Type: "route", Hook: "output", Priority: -150, Rules: otherproxy.Effects{Marks: true}}, node, early, true},
+		"drops by the address": {basechain.Chain{Type: "filter", Hook: "prerouting", Priority: -150, Rules: otherproxy.Effects{Drops: true}}, pod, early, false},
+		"drops later":          {basechain.Chain{Type: "filter", Hook: "forward", Rules: otherproxy.Effects{Drops: true}}, pod, "packets", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)

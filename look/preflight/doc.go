@@ -62,7 +62,7 @@ func Run(ctx context.Context, o Options) []Finding {
 	all = append(all, o.conntrack(ctx)...)
 	all = append(all, o.proxies(ctx)...)
 	all = append(all, o.ports(ctx)...)
-	chains := sync.OnceValues(basechain.ListWithEffects)
+	chains := sync.OnceValues(basechain.List)
 	all = append(all, o.chains(chains)...)
 	all = append(all, o.marks(chains)...)
 	all = append(all, o.queues(chains)...)

@@ -7,7 +7,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"nftproxy/model/ip"
 )
@@ -136,16 +137,16 @@ func (e *entry) parse(f ip.Family) error {
 		if size < xtHeader || size > target-at {
 			return errMalformed
 		}
-		if textOf(e.raw[at+xtName:at+xtHeader-1]) == "comment" {
-			e.comment = textOf(e.raw[at+xtHeader : at+size])
+		if unix.ByteSliceToString(e.raw[at+xtName:at+xtHeader-1]) == "comment" {
+			e.comment = unix.ByteSliceToString(e.raw[at+xtHeader : at+size])
 		}
 		at += size
 	}
-	switch name := textOf(e.raw[target+xtName : target+xtHeader-1]); name {
+	switch name := unix.ByteSliceToString(e.raw[target+xtName : target+xtHeader-1]); name {
 	default:
 		e.extension = name
 	case "ERROR":
-		e.head, e.chain = true, textOf(e.raw[target+xtHeader:])
+		e.head, e.chain = true, unix.ByteSliceToString(e.raw[target+xtHeader:])
 	case "": // a verdict: an offset, or a negative number for accept, drop and return
 		if target+xtHeader+4 > len(e.raw) {
 			return errMalformed
@@ -210,24 +211,6 @@ func (b *blob) size() uint32 {
 		n += len(e.raw)
 	}
 	return uint32(min(n, math.MaxInt32))
-}
-
-// textOf is a string that ends with a zero, or with its field.
-func textOf(field []byte) string {
-	text, _, _ := strings.Cut(string(field), "\x00")
-	return text
-}
-
-// cutTable splits a table's name, such as "ip6 nat".
-func cutTable(text string) (f ip.Family, name string, ok bool) {
-	prefix, name, ok := strings.Cut(text, " ")
-	switch prefix {
-	case "ip":
-		return ip.V4, name, ok
-	case "ip6":
-		return ip.V6, name, ok
-	}
-	return 0, name, false
 }
 
 func tableName(f ip.Family, name string) string { return fmt.Sprintf("%s %s", f, name) }

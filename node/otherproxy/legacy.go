@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strings"
 	"time"
 	"unsafe"
 
@@ -87,10 +88,9 @@ type LegacyChain struct {
 	Table, Chain string
 	// PolicyDrop says that the policy is to drop.
 	PolicyDrop bool
-	// The next six say that a rule may do that to packets: in this chain, or in one to which it leads. Queues is
-	// about NFQUEUE, Untracks about connection tracking, MarksConnections about CONNMARK. Reaches has the names of these chains.
-	Drops, Queues, Translates, Untracks, Marks, MarksConnections bool
-	Reaches                                                      []string
+	// Rules is what the rules may do, in this chain and in those to which it leads. Reaches has the names of these chains.
+	Rules   Effects
+	Reaches []string
 	// Closes says that a rule of a program other than Kubernetes drops packets or queues them, and EndsClosed that the chain's last rule
 	// drops or rejects all that comes to it.
 	Closes, EndsClosed bool
@@ -118,55 +118,53 @@ func LegacyChains() ([]LegacyChain, error) {
 // baseChains describes the table's own chains.
 func (b *blob) baseChains() []LegacyChain {
 	type chain struct {
-		drops, queues, translates, untracks, marks, marksConnections bool
-		endsClosed                                                   bool
-		targets                                                      []string
+		rules      Effects
+		endsClosed bool
+		targets    []string
 	}
-	chains := map[string]*chain{}
+	chains := map[string]chain{}
 	for i := range b.entries {
 		e := &b.entries[i]
-		c := chains[e.chain]
-		if c == nil {
-			c = &chain{}
-			chains[e.chain] = c
-		}
 		if b.isPolicy(e) {
 			continue
 		}
-		c.endsClosed = (e.drops || e.extension == "REJECT") && e.takesAll(b.family)
-		c.drops, c.queues = c.drops || e.drops || e.extension == "REJECT", c.queues || e.extension == "NFQUEUE"
-		c.translates = c.translates || slices.Contains([]string{"DNAT", "SNAT", "MASQUERADE", "REDIRECT", "NETMAP", "TPROXY"}, e.extension)
-		c.untracks = c.untracks || e.extension == "CT" || e.extension == "NOTRACK"
-		c.marks, c.marksConnections = c.marks || e.extension == "MARK", c.marksConnections || e.extension == "CONNMARK"
+		c, effects := chains[e.chain], EffectsOfTarget(e.extension)
+		effects.Drops = e.drops || e.extension == "REJECT"
+		c.endsClosed = effects.Drops && e.takesAll(b.family)
+		c.rules.Add(effects)
 		if e.target != "" {
 			c.targets = append(c.targets, e.target)
 		}
+		chains[e.chain] = c
 	}
 	dropping := b.droppingChains()
 	var found []LegacyChain
 	for _, name := range b.hookNames() {
-		l := LegacyChain{Table: tableName(b.family, b.name), Chain: name, PolicyDrop: slices.Contains(dropping, name)}
-		l.EndsClosed = chains[name] != nil && chains[name].endsClosed
-		seen := map[string]bool{name: true}
-		l.Reaches = []string{name}
-		for i := 0; i < len(l.Reaches); i++ {
-			c := chains[l.Reaches[i]]
-			if c == nil {
-				continue
-			}
-			l.Closes = l.Closes || (c.drops || c.queues) && !OfKubernetes(b.name, l.Reaches[i])
-			l.Drops, l.Queues = l.Drops || c.drops, l.Queues || c.queues
-			l.Translates, l.Untracks = l.Translates || c.translates, l.Untracks || c.untracks
-			l.Marks, l.MarksConnections = l.Marks || c.marks, l.MarksConnections || c.marksConnections
-			for _, target := range c.targets {
-				if !seen[target] {
-					seen[target], l.Reaches = true, append(l.Reaches, target)
-				}
-			}
+		l := LegacyChain{
+			Table: tableName(b.family, b.name), Chain: name, PolicyDrop: slices.Contains(dropping, name), EndsClosed: chains[name].endsClosed,
+			Reaches: reach(name, func(chain string) []string { return chains[chain].targets }),
+		}
+		for _, reached := range l.Reaches {
+			rules := chains[reached].rules
+			l.Rules.Add(rules)
+			l.Closes = l.Closes || (rules.Drops || rules.Queues) && !OfKubernetes(b.name, reached)
 		}
 		found = append(found, l)
 	}
 	return found
+}
+
+// reach lists a chain and the chains to which it leads, each once.
+func reach(chain string, targets func(chain string) []string) []string {
+	seen, reached := map[string]bool{chain: true}, []string{chain}
+	for i := 0; i < len(reached); i++ {
+		for _, target := range targets(reached[i]) {
+			if !seen[target] {
+				seen[target], reached = true, append(reached, target)
+			}
+		}
+	}
+	return reached
 }
 
 // isPolicy says whether the entry is the policy of one of the table's own chains.
@@ -215,13 +213,13 @@ func (b *blob) drops(e *entry) bool {
 // removeLegacyChains reads the table again and replaces it by one without kube-proxy's chains and
 // the rules that lead there.
 func removeLegacyChains(r Rules) error {
-	f, name, _ := cutTable(r.Table)
+	_, name, _ := strings.Cut(r.Table, " ")
 	unlock, err := lockLegacy(lockFile, lockPatience)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	before, err := readLegacy(f, name)
+	before, err := readLegacy(r.family, name)
 	if err != nil {
 		return err
 	}

@@ -117,7 +117,7 @@ func (e *entry) matches(f ip.Family) matches {
 	targetAt, _, at := entryLayout(f)
 	for target := int(binary.NativeEndian.Uint16(e.raw[targetAt:])); at < target; {
 		next := at + int(binary.NativeEndian.Uint16(e.raw[at:])) // parse has checked the sizes
-		m.port = max(m.port, portOf(textOf(e.raw[at+xtName:at+xtHeader-1]), e.raw[at+xtHeader:next]))
+		m.port = max(m.port, portOf(unix.ByteSliceToString(e.raw[at+xtName:at+xtHeader-1]), e.raw[at+xtHeader:next]))
 		at = next
 	}
 	return m

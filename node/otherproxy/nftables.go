@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
@@ -163,7 +164,7 @@ func verdictOf(rule nfnetlink.Attributes) (v verdict, err error) {
 		switch expression.Text(unix.NFTA_EXPR_NAME) {
 		case "match":
 			if data.Text(attrMatchName) == "comment" {
-				v.comment = textOf(data.Get(attrMatchInfo))
+				v.comment = unix.ByteSliceToString(data.Get(attrMatchInfo))
 			}
 		case "immediate":
 			// It may load another value than a verdict.
@@ -179,7 +180,7 @@ func verdictOf(rule nfnetlink.Attributes) (v verdict, err error) {
 // removeNFTChains removes the rules that lead to the chains, and the chains. The tables and the
 // chains of iptables itself stay: other programs use them.
 func removeNFTChains(r Rules) error {
-	_, table, _ := cutTable(r.Table)
+	_, table, _ := strings.Cut(r.Table, " ")
 	b := newBatch(r.ruleset)
 	for _, j := range r.jumps {
 		b.delete(unix.NFT_MSG_DELRULE, r.family, named(unix.NFTA_RULE_TABLE, table).Text(unix.NFTA_RULE_CHAIN, j.chain).Uint64(unix.NFTA_RULE_HANDLE, j.handle))

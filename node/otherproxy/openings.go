@@ -52,38 +52,22 @@ type chainRules struct {
 }
 
 // openingsOf finds the openings in a table of iptables. The verdict accept of a chain of nat lets nothing pass.
-func openingsOf(table string, chains map[string]*chainRules) []Opening {
-	_, name, _ := cutTable(table)
+func openingsOf(table string, chains map[string]chainRules) []Opening {
+	_, name, _ := strings.Cut(table, " ")
 	if name == "nat" {
 		return nil
 	}
 	var found []Opening
 	for _, hook := range []string{"INPUT", "FORWARD", "OUTPUT"} {
-		if chains[hook] == nil {
-			continue
-		}
 		seen := map[string]bool{}
 		for _, target := range chains[hook].targets {
 			if seen[target] || !isChain(name, target) {
 				continue
 			}
 			seen[target] = true
-			o := Opening{Table: table, Hook: strings.ToLower(hook), Chain: target, reaches: []string{target}}
-			accepts := false
-			for i := 0; i < len(o.reaches); i++ {
-				c := chains[o.reaches[i]]
-				if c == nil {
-					continue
-				}
-				accepts = accepts || c.accepts
-				for _, t := range c.targets {
-					if !slices.Contains(o.reaches, t) {
-						o.reaches = append(o.reaches, t)
-					}
-				}
-			}
-			if accepts {
-				found = append(found, o)
+			reaches := reach(target, func(chain string) []string { return chains[chain].targets })
+			if slices.ContainsFunc(reaches, func(chain string) bool { return chains[chain].accepts }) {
+				found = append(found, Opening{Table: table, Hook: strings.ToLower(hook), Chain: target, reaches: reaches})
 			}
 		}
 	}
@@ -127,16 +111,12 @@ func (r *Rules) findOpenings(c *conn, table string) error {
 	if table == "nat" {
 		return nil
 	}
-	chains := map[string]*chainRules{}
+	chains := map[string]chainRules{}
 	for _, j := range r.jumps {
-		if chains[j.chain] == nil {
-			chains[j.chain] = &chainRules{}
-		}
-		chains[j.chain].targets = append(chains[j.chain].targets, j.target)
+		chains[j.chain] = chainRules{targets: append(chains[j.chain].targets, j.target)}
 	}
 	for _, chain := range r.chains {
-		rules := &chainRules{}
-		chains[chain] = rules
+		var rules chainRules
 		err := c.rules(r.family, table, chain, func(a nfnetlink.Attributes) error {
 			verdict, err := verdictOf(a)
 			rules.accepts = rules.accepts || verdict.accepts
@@ -148,6 +128,7 @@ func (r *Rules) findOpenings(c *conn, table string) error {
 		if err != nil {
 			return err
 		}
+		chains[chain] = rules
 	}
 	r.openings = openingsOf(r.Table, chains)
 	return nil
@@ -155,18 +136,15 @@ func (r *Rules) findOpenings(c *conn, table string) error {
 
 // openings finds the openings in a table of iptables-legacy.
 func (b *blob) openings() []Opening {
-	chains := map[string]*chainRules{}
+	chains := map[string]chainRules{}
 	for i := range b.entries {
 		e := &b.entries[i]
 		c := chains[e.chain]
-		if c == nil {
-			c = &chainRules{}
-			chains[e.chain] = c
-		}
 		if own := isChain(b.name, e.chain) || isBuiltin(e.chain) && b.drops(e); own && e.target != "" {
 			c.targets = append(c.targets, e.target)
 		}
 		c.accepts = c.accepts || e.accepts
+		chains[e.chain] = c
 	}
 	return openingsOf(tableName(b.family, b.name), chains)
 }

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"nftproxy/node/hostaddr"
@@ -136,7 +137,7 @@ func pauseAfter(try int) time.Duration {
 
 // again returns the rules as they are now, and whether there are any.
 func (r Rules) again() (latest Rules, there bool, err error) {
-	_, name, _ := cutTable(r.Table)
+	_, name, _ := strings.Cut(r.Table, " ")
 	if r.Kind == IPTablesLegacy {
 		b, err := readLegacy(r.family, name)
 		if err != nil {

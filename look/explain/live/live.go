@@ -73,7 +73,7 @@ func (n *Node) read(ctx context.Context, table string) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("read the kernel's tables: %w", err)
 	}
-	chains, err := basechain.ListWithEffects()
+	chains, err := basechain.List()
 	if err != nil {
 		return err
 	}
