@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/model/ip"
+	"nftproxy/nfnetlink"
 )
 
 // virtualServer is one of the kernel's IPVS.
@@ -78,23 +79,15 @@ func dialIPVS() (*ipvs, error) {
 func (v *ipvs) close() { _ = v.conn.Close() }
 
 // findFamily returns the number of the generic netlink family IPVS, or 0.
-func findFamily(families []netlink.Message) (netlink.HeaderType, error) {
+func findFamily(families []netlink.Message) (number netlink.HeaderType, err error) {
 	for _, m := range families {
-		var name string
-		var number uint16
-		err := decode(payload(m), func(ad *netlink.AttributeDecoder) {
-			switch ad.Type() {
-			case unix.CTRL_ATTR_FAMILY_NAME:
-				name = ad.String()
-			case unix.CTRL_ATTR_FAMILY_ID:
-				number = ad.Uint16()
-			}
-		})
-		if err != nil {
+		attributes := payload(m)
+		if err := attributes.Check(); err != nil {
 			return 0, err
 		}
-		if name == ipvsFamily {
-			return netlink.HeaderType(number), nil
+		if attributes.Text(unix.CTRL_ATTR_FAMILY_NAME) == ipvsFamily {
+			number = netlink.HeaderType(hostNumber(attributes.Get(unix.CTRL_ATTR_FAMILY_ID), 2, &err))
+			return number, err
 		}
 	}
 	return 0, nil
@@ -111,20 +104,26 @@ func message(family netlink.HeaderType, command uint8, flags netlink.HeaderFlags
 }
 
 // payload is the attributes of a message.
-func payload(m netlink.Message) []byte {
+func payload(m netlink.Message) nfnetlink.Attributes {
 	return m.Data[min(genericHeaderLength, len(m.Data)):]
 }
 
-// decode visits attributes. An error of one of them, such as a wrong length, is the result.
-func decode(attributes []byte, visit func(*netlink.AttributeDecoder)) error {
-	ad, err := netlink.NewAttributeDecoder(attributes)
-	if err != nil {
-		return err
+// nested yields the attributes in a message's attribute of a type.
+func nested(m netlink.Message, kind uint16, err *error) func(yield func(kind uint16, value nfnetlink.Attributes) bool) {
+	*err = payload(m).Check()
+	return payload(m).Get(kind).Strict(err)
+}
+
+// hostNumber is a value of so many bytes, 2 or 4, as a number in the byte order of the machine, as IPVS has them.
+func hostNumber(v nfnetlink.Attributes, size int, err *error) uint32 {
+	switch {
+	case len(v) != size:
+		*err = errMalformed
+		return 0
+	case size == 2:
+		return uint32(binary.NativeEndian.Uint16(v))
 	}
-	for ad.Next() {
-		visit(ad)
-	}
-	return ad.Err()
+	return binary.NativeEndian.Uint32(v)
 }
 
 // servers lists all virtual servers.
@@ -161,35 +160,26 @@ func (v *ipvs) servers() ([]virtualServer, error) {
 
 // parseServer reads a message about a virtual server.
 func parseServer(m netlink.Message) (s virtualServer, err error) {
-	var family uint16
+	var family uint32
+	var port uint16
 	var addr, netmask []byte
 	s.natted = true
-	err = decode(payload(m), func(outer *netlink.AttributeDecoder) {
-		if outer.Type() != ipvsCmdService {
-			return
+	for kind, v := range nested(m, ipvsCmdService, &err) {
+		switch kind {
+		case ipvsSvcFamily:
+			family = hostNumber(v, 2, &err)
+		case ipvsSvcProtocol:
+			s.Protocol = uint8(hostNumber(v, 2, &err))
+		case ipvsSvcAddr:
+			addr = v
+		case ipvsSvcPort:
+			port = v.ReadUint16(&err)
+		case ipvsSvcMark:
+			s.mark = hostNumber(v, 4, &err)
+		case ipvsSvcNetmask:
+			netmask = v
 		}
-		outer.Nested(func(ad *netlink.AttributeDecoder) error {
-			for ad.Next() {
-				switch ad.Type() {
-				case ipvsSvcFamily:
-					family = ad.Uint16()
-				case ipvsSvcProtocol:
-					s.Protocol = uint8(ad.Uint16())
-				case ipvsSvcAddr:
-					addr = ad.Bytes()
-				case ipvsSvcPort:
-					if port := ad.Bytes(); len(port) == 2 {
-						s.Addr = netip.AddrPortFrom(s.Addr.Addr(), binary.BigEndian.Uint16(port))
-					}
-				case ipvsSvcMark:
-					s.mark = ad.Uint32()
-				case ipvsSvcNetmask:
-					netmask = ad.Bytes()
-				}
-			}
-			return nil
-		})
-	})
+	}
 	if err != nil || s.mark != 0 {
 		return s, err
 	}
@@ -201,7 +191,7 @@ func parseServer(m netlink.Message) (s virtualServer, err error) {
 		return s, errMalformed
 	}
 	a, _ := netip.AddrFromSlice(addr[:length])
-	s.Addr = netip.AddrPortFrom(a, s.Addr.Port())
+	s.Addr = netip.AddrPortFrom(a, port)
 	// Of IPv4 it is a mask, of IPv6 the length of a prefix.
 	mask := binary.NativeEndian.Uint32(netmask)
 	s.whole = mask == 1<<32-1 || family == unix.AF_INET6 && mask == 128
@@ -209,40 +199,28 @@ func parseServer(m netlink.Message) (s virtualServer, err error) {
 }
 
 // addServer adds what a message says about one of its servers.
-func (s *virtualServer) addServer(m netlink.Message) error {
-	return decode(payload(m), func(outer *netlink.AttributeDecoder) {
-		if outer.Type() != ipvsCmdDest {
-			return
+func (s *virtualServer) addServer(m netlink.Message) (err error) {
+	for kind, v := range nested(m, ipvsCmdDest, &err) {
+		switch kind {
+		case ipvsDestForward:
+			s.natted = s.natted && hostNumber(v, 4, &err)&ipvsForwardMask == ipvsForwardNAT
+		case ipvsDestActive, ipvsDestInactive:
+			s.connections += uint64(hostNumber(v, 4, &err))
 		}
-		outer.Nested(func(ad *netlink.AttributeDecoder) error {
-			for ad.Next() {
-				switch ad.Type() {
-				case ipvsDestForward:
-					s.natted = s.natted && ad.Uint32()&ipvsForwardMask == ipvsForwardNAT
-				case ipvsDestActive, ipvsDestInactive:
-					s.connections += uint64(ad.Uint32())
-				}
-			}
-			return nil
-		})
-	})
+	}
+	return err
 }
 
 // attributes name a virtual server without a mark to the kernel.
 func (s *virtualServer) attributes() []byte {
-	ae := netlink.NewAttributeEncoder()
-	ae.Nested(ipvsCmdService, func(in *netlink.AttributeEncoder) error {
-		in.Uint16(ipvsSvcFamily, uint16(ip.Of(s.Addr.Addr()))) // AF_INET and AF_INET6 are the same numbers
-		in.Uint16(ipvsSvcProtocol, uint16(s.Protocol))
-		in.Bytes(ipvsSvcAddr, s.Addr.Addr().AsSlice())
-		in.Bytes(ipvsSvcPort, binary.BigEndian.AppendUint16(nil, s.Addr.Port()))
-		return nil
-	})
-	b, err := ae.Encode()
-	if err != nil {
-		panic(fmt.Sprintf("encode virtual server %s: %v", s, err)) // all attributes are short
-	}
-	return b
+	host := func(n uint16) []byte { return binary.NativeEndian.AppendUint16(nil, n) }
+	var e nfnetlink.Encoder
+	at := e.BeginNest(ipvsCmdService)
+	e.Bytes(ipvsSvcFamily, host(uint16(ip.Of(s.Addr.Addr())))) // AF_INET and AF_INET6 are the same numbers
+	e.Bytes(ipvsSvcProtocol, host(uint16(s.Protocol)))
+	e.Bytes(ipvsSvcAddr, s.Addr.Addr().AsSlice()).Uint16(ipvsSvcPort, s.Addr.Port())
+	e.EndNest(at)
+	return e.B
 }
 
 // remove removes a virtual server. One that is not there is no error.
