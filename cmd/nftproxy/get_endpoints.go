@@ -343,11 +343,7 @@ func (r *reading) clients(s inspect.Selection, limit int) (clientList, error) {
 		if err != nil {
 			return list, err
 		}
-		clients := make([]inspect.Client, len(entries))
-		for i, e := range entries {
-			clients[i] = inspect.Client(e)
-		}
-		list.Clients = append(list.Clients, m.Rows(s, clients)...)
+		list.Clients = append(list.Clients, m.Rows(s, entries)...)
 		if limit > 0 && len(list.Clients) > limit {
 			list.Clients, list.Truncated = list.Clients[:limit], true
 			break

@@ -182,20 +182,14 @@ func (t *Tables) reached(s *Selection, c *nft.Contents) map[string]bool {
 			}
 		}
 	}
-	for i := range t.services {
-		svc := &t.services[i]
-		if !s.hasService(svc.Service.Name) {
-			continue
-		}
-		for j := range svc.Ports {
-			for k := range svc.Ports[j].Frontends {
-				f := &svc.Ports[j].Frontends[k]
-				if f.Family != c.Table.Family || !t.selects(s, f) {
-					continue
-				}
-				for _, chain := range f.Chains {
-					visit(chain)
-				}
+	for _, p := range t.ports(s) {
+		for i := range p.Frontends {
+			f := &p.Frontends[i]
+			if f.Family != c.Table.Family || !t.selects(s, f) {
+				continue
+			}
+			for _, chain := range f.Chains {
+				visit(chain)
 			}
 		}
 	}

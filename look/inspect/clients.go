@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"nftproxy/model/service"
-	"nftproxy/nft"
+	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
 )
 
@@ -43,38 +43,25 @@ type ClientMap struct {
 	frontend bool
 }
 
-// Client is an element of a ClientMap, as the kernel has it.
-type Client struct {
-	Key, Data        nft.Value
-	Timeout, Expires time.Duration
-}
-
 // ClientMaps returns the maps that may have selected clients, in the order of the rows:
 // by Service and port, IPv4 first.
 func (t *Tables) ClientMaps(s Selection) []ClientMap {
-	var maps []ClientMap
-	for i := range t.services {
-		svc := &t.services[i]
-		if !s.hasService(svc.Service.Name) {
-			continue
-		}
-		for j := range svc.Ports {
-			p := &svc.Ports[j]
-			frontend := t.selectsPort(&s, p)
-			for _, m := range p.Clients {
-				// A port selects frontends and endpoints only. An address may be a client's.
-				if frontend || s.Address.IsValid() && m.Table.Family.Has(s.Address) || t.selectsEndpoint(&s, p) {
-					maps = append(maps, ClientMap{m, svc.Service, p, frontend})
-				}
+	var list []ClientMap
+	for svc, p := range t.ports(&s) {
+		frontend := t.selectsPort(&s, p)
+		for _, m := range p.Clients {
+			// A port selects frontends and endpoints only. An address may be a client's.
+			if frontend || s.Address.IsValid() && m.Table.Family.Has(s.Address) || s.hasEndpointOf(p) {
+				list = append(list, ClientMap{m, svc, p, frontend})
 			}
 		}
 	}
-	return maps
+	return list
 }
 
-func (t *Tables) selectsEndpoint(s *Selection, p *ruleset.ServedPort) bool {
+func (s *Selection) hasEndpointOf(p *ruleset.ServedPort) bool {
 	for a := range listsOf(p) {
-		if (!s.Address.IsValid() || s.Address == a.Addr()) && (s.Port == 0 || s.Port == a.Port()) {
+		if s.hasEndpoint(a) {
 			return true
 		}
 	}
@@ -83,7 +70,7 @@ func (t *Tables) selectsEndpoint(s *Selection, p *ruleset.ServedPort) bool {
 
 // Rows returns the selected clients of the map, sorted by address. s is the selection
 // that selected the map.
-func (m *ClientMap) Rows(s Selection, clients []Client) []ClientRow {
+func (m *ClientMap) Rows(s Selection, clients []kernel.Entry) []ClientRow {
 	rows := []ClientRow{}
 	list, served := "cluster", map[netip.AddrPort]bool{}
 	if m.Local {
@@ -114,7 +101,7 @@ func selectsClient(s *Selection, row *ClientRow) bool {
 }
 
 // row reads an element. It returns false for one that no version of our rules makes.
-func (m *ClientMap) row(c Client) (ClientRow, bool) {
+func (m *ClientMap) row(c kernel.Entry) (ClientRow, bool) {
 	n := m.Table.Family.AddrLen()
 	if len(c.Key) < n || len(c.Data) < n+2 {
 		return ClientRow{}, false

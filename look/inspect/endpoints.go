@@ -108,23 +108,17 @@ func listsOf(p *ruleset.ServedPort) map[netip.AddrPort]inLists {
 // be nil.
 func (t *Tables) EndpointRows(s Selection, connections *Connections) []EndpointRow {
 	rows := []EndpointRow{}
-	for i := range t.services {
-		svc := &t.services[i]
-		if !s.hasService(svc.Service.Name) {
-			continue
-		}
-		for j := range svc.Ports {
-			rows = append(rows, t.endpointsOf(&s, svc, &svc.Ports[j], connections)...)
-		}
+	for svc, p := range t.ports(&s) {
+		rows = append(rows, t.endpointsOf(&s, svc, p, connections)...)
 	}
 	return rows
 }
 
-func (t *Tables) endpointsOf(s *Selection, svc *ruleset.Served, p *ruleset.ServedPort, connections *Connections) []EndpointRow {
+func (t *Tables) endpointsOf(s *Selection, svc *service.Service, p *ruleset.ServedPort, connections *Connections) []EndpointRow {
 	lists := listsOf(p)
 	var counts map[netip.AddrPort]Count
 	if connections != nil {
-		counts = connections.of[keyOf(svc.Service, p.Port)]
+		counts = connections.of[keyOf(svc, p.Port)]
 	}
 	endpoints := slices.Collect(maps.Keys(lists))
 	for a, count := range counts {
@@ -132,7 +126,7 @@ func (t *Tables) endpointsOf(s *Selection, svc *ruleset.Served, p *ruleset.Serve
 			endpoints = append(endpoints, a)
 		}
 	}
-	left := t.Ejections.At(svc.Service.Name)
+	left := t.Ejections.At(svc.Name)
 	for _, e := range left.Of(p.Port) {
 		if lists[e.Addr].names == nil && !slices.Contains(endpoints, e.Addr) {
 			endpoints = append(endpoints, e.Addr)
@@ -142,8 +136,7 @@ func (t *Tables) endpointsOf(s *Selection, svc *ruleset.Served, p *ruleset.Serve
 	all := t.selectsPort(s, p)
 	var rows []EndpointRow
 	for _, a := range endpoints {
-		at := (!s.Address.IsValid() || s.Address == a.Addr()) && (s.Port == 0 || s.Port == a.Port())
-		if !all && !at {
+		if !all && !s.hasEndpoint(a) {
 			continue
 		}
 		row := EndpointRow{
@@ -153,11 +146,11 @@ func (t *Tables) endpointsOf(s *Selection, svc *ruleset.Served, p *ruleset.Serve
 		if p.IsRange() {
 			row.PortName = service.RangesText
 		}
-		row.Namespace, row.Service = svc.Service.Name.Split()
+		row.Namespace, row.Service = svc.Name.Split()
 		if lists[a].names != nil {
 			local := t.onNode(p.Port, a)
 			row.State, row.Local = Active, &local
-			if growing := t.Growth.At(svc.Service.Name).Find(p.Port, a); growing != nil {
+			if growing := t.Growth.At(svc.Name).Find(p.Port, a); growing != nil {
 				row.State, row.Why = Growing, growing.Text()
 			}
 		} else if why := left.Find(p.Port, a); why != nil {

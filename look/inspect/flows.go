@@ -233,8 +233,7 @@ func NewFlowRow(f conntrack.Flow, index *conntrack.Index, now time.Time) (FlowRo
 		ExpiresSeconds: int64(f.Timeout / time.Second), Stale: stale, Reason: string(reason), Flow: f,
 	}
 	if owned {
-		r.name, r.Service = s.Name, string(s.Name)
-		r.Port = PortName(p)
+		r.name, r.Service, r.Port = s.Name, string(s.Name), p.Label()
 	}
 	// A DNAT to the address that the packet already has does not show in the entry.
 	if f.Status&conntrack.DstNAT != 0 || owned && p.Endpoint(f.Original.Dst.Port(), f.Reply.Src) != nil {
@@ -246,9 +245,6 @@ func NewFlowRow(f conntrack.Flow, index *conntrack.Index, now time.Time) (FlowRo
 	}
 	return r, true
 }
-
-// PortName is the port's name, its number, or that it is ranges.
-func PortName(p *service.Port) string { return p.Label() }
 
 // flowAddress returns the address, with a port for the protocols that have ports.
 // Flows of other protocols are listed too: an echo request can go to an unallocated

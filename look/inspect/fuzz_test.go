@@ -8,6 +8,7 @@ import (
 	"nftproxy/look/inspect"
 	"nftproxy/model/service"
 	"nftproxy/nft"
+	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
 	"nftproxy/test/check"
 	"nftproxy/test/gen"
@@ -42,7 +43,7 @@ func FuzzRows(f *testing.F) {
 				rows := []any{tables.ServiceRows(s), tables.EndpointRows(s, nil), tables.ChainRows(s), tables.Missing(s)}
 				for _, c := range tables.ClientMaps(s) {
 					key := nft.Value(data[:min(len(data), c.Set.Key.Len(c.Table.Family))])
-					rows = append(rows, c.Rows(s, []inspect.Client{{Key: key, Data: key + key, Timeout: time.Hour}}))
+					rows = append(rows, c.Rows(s, []kernel.Entry{{Key: key, Data: key + key, Timeout: time.Hour}}))
 				}
 				if _, err := json.Marshal(rows); err != nil {
 					t.Errorf("%+v: %v", s, err)

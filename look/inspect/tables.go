@@ -10,6 +10,7 @@ package inspect
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 	"strings"
@@ -115,6 +116,11 @@ func (s *Selection) hasService(name service.Name) bool {
 	})
 }
 
+// hasEndpoint says whether the selection has endpoints at the address and port.
+func (s *Selection) hasEndpoint(a netip.AddrPort) bool {
+	return (!s.Address.IsValid() || s.Address == a.Addr()) && (s.Port == 0 || s.Port == a.Port())
+}
+
 // Missing returns the names in the selection that the tables do not have.
 func (t *Tables) Missing(s Selection) []string {
 	have := map[service.Name]bool{}
@@ -165,6 +171,23 @@ func (t *Tables) selectsService(s *Selection, svc *ruleset.Served) bool {
 		return true
 	}
 	return slices.ContainsFunc(svc.Ports, func(p ruleset.ServedPort) bool { return t.selectsPort(s, &p) })
+}
+
+// ports yields the ports of the selected Services, also those of which the selection has no frontend.
+func (t *Tables) ports(s *Selection) iter.Seq2[*service.Service, *ruleset.ServedPort] {
+	return func(yield func(*service.Service, *ruleset.ServedPort) bool) {
+		for i := range t.services {
+			svc := &t.services[i]
+			if !s.hasService(svc.Service.Name) {
+				continue
+			}
+			for j := range svc.Ports {
+				if !yield(svc.Service, &svc.Ports[j]) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // selectsPort says whether the selection has a frontend of the port.

@@ -90,7 +90,7 @@ func (t *Trace) names() Names {
 			if !ok {
 				return "", ""
 			}
-			return string(s.Name), inspect.PortName(p)
+			return string(s.Name), p.Label()
 		},
 	}
 }
