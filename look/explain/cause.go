@@ -45,7 +45,7 @@ func (x *explainer) findCauses(ctx context.Context, e *Explanation) error {
 	}
 	for i := range x.ways {
 		for j := range x.ways[i].Steps {
-			x.findForeignRule(&x.ways[i], &x.ways[i].Steps[j])
+			x.findForeignRule(&x.ways[i].Steps[j])
 		}
 	}
 	switch e.Outcome {
@@ -65,7 +65,7 @@ func (x *explainer) findCauses(ctx context.Context, e *Explanation) error {
 }
 
 // findForeignRule is about rules in our table that are not ours.
-func (x *explainer) findForeignRule(w *nft.Way, s *nft.Step) {
+func (x *explainer) findForeignRule(s *nft.Step) {
 	switch p := x.purpose(s); {
 	case s.Unknown || p == ruleset.NoPurpose && s.Matched:
 	case (p == ruleset.Choose || p == ruleset.ChooseFirst) && !s.Matched, p == ruleset.DropUnchosen && s.Matched:

@@ -333,6 +333,11 @@ func (x *explainer) rangesText(chain string) string {
 	if set == nil || len(set.Elements) == 0 {
 		return "no address of this family"
 	}
+	return x.elementsText(set)
+}
+
+// elementsText lists the ranges in a set.
+func (x *explainer) elementsText(set *nft.SetContents) string {
 	var texts []string
 	for _, e := range set.Elements {
 		texts = append(texts, set.Set.Key.FormatRange(x.family(), e.Key, e.KeyEnd))

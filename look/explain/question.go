@@ -7,6 +7,7 @@ import (
 	"strings"
 	"unicode"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 )
@@ -24,12 +25,6 @@ type Destination struct {
 	Protocol uint8
 }
 
-// The numbers of ICMP, for IPv4 and for IPv6.
-const (
-	icmp   = 1
-	icmpV6 = 58
-)
-
 // ParseDestination reads ADDR:PORT, ADDR:PORT/PROTOCOL or ADDR/icmp. Without a protocol it is TCP. The error
 // matches ErrQuestion.
 func ParseDestination(text string) (Destination, error) {
@@ -43,20 +38,11 @@ func ParseDestination(text string) (Destination, error) {
 		if err != nil || a.Zone() != "" {
 			return Destination{}, fmt.Errorf("%w: %q: want an address before /icmp", ErrQuestion, text)
 		}
-		if a = a.Unmap(); a.Is6() {
-			return Destination{netip.AddrPortFrom(a, 0), icmpV6}, nil
-		}
-		return Destination{netip.AddrPortFrom(a, 0), icmp}, nil
+		a = a.Unmap()
+		return Destination{netip.AddrPortFrom(a, 0), nft.EchoProtocol(ip.Of(a))}, nil
 	}
-	var protocol service.Protocol
-	switch name {
-	case "tcp":
-		protocol = service.TCP
-	case "udp":
-		protocol = service.UDP
-	case "sctp":
-		protocol = service.SCTP
-	default:
+	protocol, err := service.ParseProtocol(name)
+	if err != nil {
 		return Destination{}, fmt.Errorf("%w: protocol %q: want tcp, udp, sctp or icmp", ErrQuestion, name)
 	}
 	to, err := netip.ParseAddrPort(rest)
@@ -68,7 +54,7 @@ func ParseDestination(text string) (Destination, error) {
 
 // String is the destination in a form that ParseDestination reads. It has letters, digits and ".:[]/" only.
 func (d Destination) String() string {
-	if d.Protocol == icmp || d.Protocol == icmpV6 {
+	if d.Protocol == nft.ICMP || d.Protocol == nft.ICMPv6 {
 		return d.To.Addr().String() + "/icmp"
 	}
 	return d.To.String() + "/" + nft.ProtocolText(d.Protocol)

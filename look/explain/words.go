@@ -249,12 +249,7 @@ func (x *explainer) portRangesText(chain string) string {
 	if set == nil {
 		return "of no set"
 	}
-	var texts []string
-	for _, e := range set.Elements {
-		texts = append(texts, set.Set.Key.FormatRange(x.family(), e.Key, e.KeyEnd))
-	}
-	slices.Sort(texts)
-	return listText(texts)
+	return x.elementsText(set)
 }
 
 // sayFrontend says what a map of frontends has for the packet.
