@@ -132,17 +132,11 @@ func (r *Reader) Follow(s service.Snapshot) {
 		names[d.Key] = true
 	}
 	r.snapshot = s
-	lost := map[Port]bool{}
-	for name := range names {
-		for _, at := range r.services[name] {
-			lost[r.places[at].port] = true
-		}
-	}
 	// Places may move from one Service to another, so all old ones go first.
-	old := map[place]*placed{}
+	old, lost := map[place]*placed{}, map[Port]bool{}
 	for name := range names {
 		for _, at := range r.services[name] {
-			old[at] = r.places[at]
+			old[at], lost[r.places[at].port] = r.places[at], true
 			delete(r.places, at)
 		}
 		delete(r.services, name)

@@ -77,22 +77,13 @@ type difference struct {
 	want, have nft.Element
 }
 
-// identity tells whether a difference that is found twice is the same one. What is wanted
-// does not count: it follows the objects while the kernel may stay behind.
-type identity struct {
-	family   nft.Family
-	kind     Kind
-	name     string
-	is       Is
-	key      nft.Value
-	have     nft.Element
-	haveText string
-}
-
-func (d *difference) identity() identity {
-	i := identity{family: d.family, kind: d.kind, name: d.name, is: d.is, have: d.have, haveText: d.haveText, key: d.key()}
-	if d.is == Missing {
-		i.key += nft.Value(d.wantText)
+// identity is the same for a difference that is found twice. What is wanted does not count, but for a missing object
+// and the key of an element: it follows the objects while the kernel may stay behind.
+func (d *difference) identity() difference {
+	i := *d
+	i.service, i.set, i.want = "", nil, nft.Element{Key: d.key()}
+	if d.is != Missing {
+		i.wantText = ""
 	}
 	return i
 }
@@ -107,7 +98,7 @@ func (d *Differences) Len() int { return len(d.list) }
 // has held the same in their place meanwhile. So changes that were in flight at one of the
 // two comparisons are not among them.
 func (d *Differences) Lasting(earlier *Differences) *Differences {
-	before := make(map[identity]bool, len(earlier.list))
+	before := make(map[difference]bool, len(earlier.list))
 	for i := range earlier.list {
 		before[earlier.list[i].identity()] = true
 	}
