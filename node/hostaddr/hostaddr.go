@@ -78,16 +78,24 @@ type followed[T any] struct {
 
 func (f followed[T]) follow(ctx context.Context, log *slog.Logger, observe func(T)) error {
 	var last *T
-	failure := ""
-	for {
-		if err := f.followOnce(ctx, func(list T) {
+	return followAgain(ctx, log, f.what, func() error {
+		return f.followOnce(ctx, func(list T) {
 			if last == nil || !f.equal(*last, list) {
 				last = &list
 				observe(list)
 			}
-		}); err != nil && ctx.Err() == nil && err.Error() != failure {
+		})
+	})
+}
+
+// followAgain calls follow, and again when it ends, until the context ends. It logs a failure, but not again while it
+// is the same.
+func followAgain(ctx context.Context, log *slog.Logger, what string, follow func() error) error {
+	failure := ""
+	for {
+		if err := follow(); err != nil && ctx.Err() == nil && err.Error() != failure {
 			failure = err.Error()
-			log.Warn("following the node's "+f.what, "err", err)
+			log.Warn("following the node's "+what, "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -124,16 +132,17 @@ func (f followed[T]) followOnce(ctx context.Context, observe func(T)) error {
 // the dump is then incomplete. List repeats it, at first at once and later after
 // ever longer waits, until the context ends.
 func List(ctx context.Context) (Addresses, error) {
-	return listWith(ctx, "addresses", (*Addresses).sort, dump)
+	addrs, err := listWith(ctx, "addresses", dump)
+	addrs.sort()
+	return addrs, err
 }
 
-// listWith is List with what is listed, how it is sorted, and the dump as arguments.
-func listWith[T any](ctx context.Context, what string, sort func(*T), dump func() (T, error)) (T, error) {
+// listWith is List, before it sorts, with what is listed and the dump as arguments.
+func listWith[T any](ctx context.Context, what string, dump func() (T, error)) (T, error) {
 	wait := shortestWait
 	for try := 1; ; try++ {
 		list, err := dump()
 		if err == nil {
-			sort(&list)
 			return list, nil
 		}
 		if err = fmt.Errorf("list %s: %w", what, err); !errors.Is(err, netlink.ErrDumpInterrupted) && !errors.Is(err, unix.EINTR) {

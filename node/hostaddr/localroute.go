@@ -9,6 +9,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"nftproxy/model/ip"
 )
 
 // FollowLocalRoutes is Follow for the ranges that local routes make the node's own.
@@ -26,11 +28,9 @@ func FollowLocalRoutes(ctx context.Context, log *slog.Logger, observe func([]net
 // local" adds to them, as agents of cloud load balancers do. It leaves out loopback and
 // link-local ones, and those of devices for Services' addresses. It repeats an interrupted dump as List does.
 func LocalRoutes(ctx context.Context) ([]netip.Prefix, error) {
-	sort := func(list *[]netip.Prefix) {
-		slices.SortFunc(*list, netip.Prefix.Compare)
-		*list = slices.Compact(*list)
-	}
-	return listWith(ctx, "local routes", sort, dumpLocalRoutes)
+	list, err := listWith(ctx, "local routes", dumpLocalRoutes)
+	slices.SortFunc(list, netip.Prefix.Compare)
+	return slices.Compact(list), err
 }
 
 // The offsets of fields in a struct rtmsg (uapi/linux/rtnetlink.h), and its length.
@@ -96,10 +96,7 @@ func localRoute(m netlink.Message) (r netip.Prefix, device int, ok bool, err err
 	if m.Header.Type != unix.RTM_NEWROUTE || len(b) < rtmLen || b[rtmTable] != unix.RT_TABLE_LOCAL || b[rtmType] != unix.RTN_LOCAL {
 		return r, 0, false, nil
 	}
-	dst := netip.IPv4Unspecified()
-	if b[0] == unix.AF_INET6 {
-		dst = netip.IPv6Unspecified()
-	}
+	dst := ip.Family(b[0]).Unspecified()
 	attrs, err := netlink.NewAttributeDecoder(b[rtmLen:])
 	if err != nil {
 		return r, 0, false, fmt.Errorf("decode route: %w", err)

@@ -58,7 +58,7 @@ func (n *Networks) In(ctx context.Context, ranges []netip.Prefix) ([]netip.Prefi
 	ctx, cancel := context.WithTimeout(ctx, dumpPatience)
 	defer cancel()
 	start := time.Now()
-	list, err := listWith(ctx, "routes", func(*[]netip.Prefix) {}, func() ([]netip.Prefix, error) { return dumpNetworks(ranges) })
+	list, err := listWith(ctx, "routes", func() ([]netip.Prefix, error) { return dumpNetworks(ranges) })
 	slices.SortFunc(list, netip.Prefix.Compare)
 	if list = slices.Compact(list); err != nil || len(list) > maxNetworks {
 		list = ranges
@@ -117,18 +117,7 @@ func counts(r *netlink.Route, to netip.Prefix, ranges []netip.Prefix) bool {
 // context ends it returns nil and leaves nothing behind. It renews a lost subscription, and
 // logs a failure as Follow of addresses does.
 func (n *Networks) Follow(ctx context.Context, log *slog.Logger, changed func()) error {
-	failure := ""
-	for {
-		if err := n.follow(ctx, changed); err != nil && ctx.Err() == nil && err.Error() != failure {
-			failure = err.Error()
-			log.Warn("following the node's routes", "err", err)
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(retryPeriod):
-		}
-	}
+	return followAgain(ctx, log, "routes", func() error { return n.follow(ctx, changed) })
 }
 
 func (n *Networks) follow(ctx context.Context, changed func()) error {
