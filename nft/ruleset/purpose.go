@@ -153,11 +153,8 @@ func ServesAnywhere(v nft.Verdict) bool {
 
 // InServiceCIDR reports whether a table drops packets to the address if no Service has it.
 func InServiceCIDR(c *nft.Contents, a netip.Addr) bool {
-	return slices.ContainsFunc(serviceCIDRs(c), func(p netip.Prefix) bool { return p.Contains(a) })
+	return slices.ContainsFunc(ServiceCIDRs(c), func(p netip.Prefix) bool { return p.Contains(a) })
 }
-
-// ServiceCIDRs returns the ranges whose addresses a table drops packets to if no Service has them.
-func ServiceCIDRs(c *nft.Contents) []netip.Prefix { return serviceCIDRs(c) }
 
 // LocalEndpoints returns the addresses of endpoints that are known to be on the node, sorted.
 func LocalEndpoints(c *nft.Contents) []netip.Addr {

@@ -61,22 +61,11 @@ func TestUpgradeOfSourceRanges(t *testing.T) {
 			t.Fatalf("the table is replaced: %s", op.Text())
 		}
 	}
-
-	end := s.sendMeanwhile(t, func() error {
+	got := s.upgrade(t, p, b, state, func() error {
 		_, admitted := s.send(20, inRanges(ranges), netip.AddrPortFrom(restrictedAddress, firstPort), translated)
 		_, refused := s.send(20, inNone(ranges), netip.AddrPortFrom(restrictedAddress, firstPort+1), dropped)
 		return errors.Join(admitted, refused)
 	})
-	must(t, s.c.Apply(b))
-	rest, _ := state.Plan(p, time.Time{}.Add(nft.IdleLife))
-	must(t, s.c.Apply(rest))
-	end()
-
-	got, err := s.c.Read(p)
-	must(t, err)
-	if diff := check.Diff(p, got); diff != "" {
-		t.Errorf("wanted and read (-want +got):\n%s", diff)
-	}
 	if idle := check.Idle(p, got); len(idle) > 0 {
 		t.Errorf("left over: %v", idle)
 	}

@@ -103,7 +103,7 @@ func readTables(m *nft.Model, table string, node *service.Node) (service.Snapsho
 		}
 		r.readClusterIPs(f, c)
 		frontends = append(frontends, readFrontends(f, c)...)
-		for _, cidr := range serviceCIDRs(c) {
+		for _, cidr := range ServiceCIDRs(c) {
 			snapshot.ServiceCIDRs = snapshot.ServiceCIDRs.Set(cidr.String(), cidr)
 		}
 		reached = append(reached, readReachable(c)...)
@@ -121,7 +121,7 @@ func readTables(m *nft.Model, table string, node *service.Node) (service.Snapsho
 	// Frontends by address tell the ports that node ports belong to.
 	for _, nodePorts := range []bool{false, true} {
 		for _, f := range frontends {
-			if f.isNodePort() == nodePorts {
+			if f.IsNodePort() == nodePorts {
 				r.addFrontend(f)
 			}
 		}
@@ -202,10 +202,10 @@ func (r *readback) addFrontend(f *servedFrontend) {
 	if !isName(name) {
 		return
 	}
-	r.owners[f.claim()] = name
+	r.owners[f.Claim()] = name
 	s := r.service(name)
-	if list := s.clusterIPs.Of(f.family); f.alsoClusterIP && !slices.Contains(*list, f.addr) {
-		*list = append(*list, f.addr)
+	if list := s.clusterIPs.Of(f.Family); f.alsoClusterIP && !slices.Contains(*list, f.Addr) {
+		*list = append(*list, f.Addr)
 	}
 	s.addFrontend(f, port)
 }
@@ -220,7 +220,7 @@ func (r *readback) nameOf(f *servedFrontend) (name service.Name, port string) {
 		return "", ""
 	}
 	beginning := strings.TrimSuffix(f.comment, ellipsis)
-	if owner := r.families.Of(f.family).clusterIPs[f.addr]; !f.alsoClusterIP && strings.HasPrefix(string(owner), beginning) {
+	if owner := r.families.Of(f.Family).clusterIPs[f.Addr]; !f.alsoClusterIP && strings.HasPrefix(string(owner), beginning) {
 		return owner, ""
 	}
 	first, _ := slices.BinarySearch(r.names, service.Name(beginning))
@@ -228,7 +228,7 @@ func (r *readback) nameOf(f *servedFrontend) (name service.Name, port string) {
 	if beginsSo(first) && !beginsSo(first+1) {
 		return r.names[first], ""
 	}
-	return nameByItself(f.comment, f.claim().String()), ""
+	return nameByItself(f.comment, f.Claim().String()), ""
 }
 
 // isName says whether there is a namespace and a name. Our comments have both.
@@ -250,8 +250,8 @@ func sortedElements(c *nft.Contents, set string) []nft.Element {
 	return slices.SortedFunc(maps.Values(s.Elements), func(a, b nft.Element) int { return strings.Compare(string(a.Key), string(b.Key)) })
 }
 
-// serviceCIDRs returns the ranges that the table drops packets to.
-func serviceCIDRs(c *nft.Contents) []netip.Prefix {
+// ServiceCIDRs returns the ranges whose addresses a table drops packets to if no Service has them.
+func ServiceCIDRs(c *nft.Contents) []netip.Prefix {
 	var list []netip.Prefix
 	if c.Chains[postrouting] == nil {
 		return nil

@@ -139,9 +139,4 @@ func ServesLoopback(c *nft.Contents) bool {
 }
 
 // allAddresses is the prefix of all addresses of the family.
-func allAddresses(f nft.Family) netip.Prefix {
-	if f == nft.IPv6 {
-		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-	}
-	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-}
+func allAddresses(f nft.Family) netip.Prefix { return netip.PrefixFrom(f.Unspecified(), 0) }

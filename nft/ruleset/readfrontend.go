@@ -9,38 +9,31 @@ import (
 	"strings"
 	"time"
 
-	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 )
 
-// servedFrontend is a frontend as a table serves it.
+// servedFrontend is a frontend as a table serves it. Of the Frontend, exported sets what its elements do not say
+// by themselves.
 type servedFrontend struct {
-	family ip.Family
-	// addr is not valid for a node port.
-	addr     netip.Addr
-	protocol service.Protocol
-	port     uint16
+	Frontend
 	// comment is the element's, without alsoClusterIPOf. commentCut says that the
 	// element's comment was cut.
 	comment    string
 	commentCut bool
-	// alsoClusterIP says that addr is a cluster IP of the Service, which another
+	// alsoClusterIP says that Addr is a cluster IP of the Service, which another
 	// Service has.
 	alsoClusterIP bool
 
-	// restricted says that only sources may reach the frontend. sources includes the
+	// restricted says that only Sources may reach the frontend. They include the
 	// load balancer's own addresses, and list does not; by is the comment that names the Service whose
 	// firewall it is.
-	restricted    bool
-	sources, list *service.Sources
-	by            string
-	// external says that outsiders get the list local. All other clients get the list
-	// cluster; without external, outsiders get it too.
-	external       bool
-	cluster, local []netip.AddrPort
-	// clusterSlots and localSlots say how many slots of the list each endpoint has; nil where each has one.
-	clusterSlots, localSlots map[netip.AddrPort]int
+	restricted bool
+	list       *service.Sources
+	by         string
+	// external says that outsiders get the list Local. All other clients get the list
+	// Cluster; without external, outsiders get it too.
+	external bool
 	// balance says how packets draw an endpoint.
 	balance service.Balance
 	// timeouts are those that connections get.
@@ -53,27 +46,14 @@ type servedFrontend struct {
 	// routing.
 	failover service.Failover
 	passed   bool
-	// affinity is how long clients are remembered, 0 if they are not. localOnly says
-	// that they are remembered in the list of endpoints on the node.
-	affinity  time.Duration
+	// localOnly says that clients are remembered in the list of endpoints on the node.
 	localOnly bool
-	// ranges, if there are any, stand in the place of the port.
-	ranges service.PortRanges
 	// reader has the elements of the frontend, by key.
 	reader *frontendReader
 	key    nft.Value
 	// servicePort is the Service's port. A node port has it from the names of clients'
 	// maps and chains; 0 if there are none.
 	servicePort uint16
-}
-
-func (f *servedFrontend) isNodePort() bool { return !f.addr.IsValid() }
-
-func (f *servedFrontend) claim() service.Claim {
-	if f.isNodePort() {
-		return service.NodePortClaim(f.family, &service.Port{Protocol: f.protocol, NodePort: f.port})
-	}
-	return service.Claim{Addr: f.addr, Protocol: f.protocol, Port: f.port}
 }
 
 // readFrontends reads all frontends of one table.
@@ -106,25 +86,25 @@ type frontendReader struct {
 }
 
 func (r *frontendReader) read(element nft.Element) *servedFrontend {
-	f := &servedFrontend{family: r.family, commentCut: isCut(element.Comment), reader: r, key: element.Key}
+	f := &servedFrontend{Frontend: Frontend{Family: r.family}, commentCut: isCut(element.Comment), reader: r, key: element.Key}
 	f.comment, f.alsoClusterIP = strings.CutPrefix(element.Comment, alsoClusterIPOf)
 	key := fieldReader{element.Key, r.family}
 	if r.key[0] == nft.Daddr {
-		f.addr = key.addr()
+		f.Addr = key.addr()
 	}
-	f.protocol = key.protocol()
+	f.Protocol = key.protocol()
 	if r.keepsPort {
-		f.ranges = readRangeList(r.contents, r.element(portRanges, element.Key).Verdict.Chain)
+		f.Ranges = readRangeList(r.contents, r.element(portRanges, element.Key).Verdict.Chain)
 	} else {
-		f.port = key.port()
+		f.Port = key.port()
 	}
 	verdict := element.Verdict
 	if sources, restricted := r.sources[strings.TrimPrefix(verdict.Chain, r.chainPrefix)]; restricted {
 		behind := r.element(r.access.restricted, element.Key)
-		f.restricted, f.sources, f.list, verdict = true, sources, sources, behind.Verdict
+		f.restricted, f.Sources, f.list, verdict = true, sources, sources, behind.Verdict
 		f.by, _ = strings.CutPrefix(behind.Comment, alsoClusterIPOf)
 		if itself := r.itself[element.Key]; len(itself) > 0 {
-			f.sources = service.NewSources(append(itself, sources.Ranges()...))
+			f.Sources = service.NewSources(append(itself, sources.Ranges()...))
 		}
 	}
 	f.external = verdict.Chain == r.externalChain
@@ -148,11 +128,11 @@ func (r *frontendReader) read(element nft.Element) *servedFrontend {
 			cluster.forgetEven()
 			local.forgetEven()
 		}
-		f.cluster, f.clusterSlots, f.local, f.localSlots = cluster.targets, cluster.slots, local.targets, local.slots
+		f.Cluster, f.ClusterSlots, f.Local, f.LocalSlots = cluster.targets, cluster.slots, local.targets, local.slots
 	}
-	f.affinity, f.servicePort = parseLearner(r.element(r.learners, element.Key).Verdict.Chain)
-	if !f.isNodePort() {
-		f.servicePort = f.port
+	f.Affinity, f.servicePort = parseLearner(r.element(r.learners, element.Key).Verdict.Chain)
+	if !f.IsNodePort() {
+		f.servicePort = f.Port
 	}
 	return f
 }

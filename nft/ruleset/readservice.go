@@ -33,7 +33,7 @@ type servedPort struct {
 // comment. Frontends by address come before node ports.
 func (s *servedService) addFrontend(f *servedFrontend, text string) {
 	var p *servedPort
-	if f.isNodePort() {
+	if f.IsNodePort() {
 		p = s.portOfNodePort(f, text)
 	} else {
 		p = s.portOfAddress(f)
@@ -46,15 +46,15 @@ func (s *servedService) addFrontend(f *servedFrontend, text string) {
 		p.Port.Port = f.servicePort // the other family's node port did not tell it
 	}
 	p.frontends = append(p.frontends, f)
-	if f.isNodePort() {
-		p.NodePort = f.port
+	if f.IsNodePort() {
+		p.NodePort = f.Port
 	}
 }
 
 // portOfAddress finds the port by its number; nil if it is new.
 func (s *servedService) portOfAddress(f *servedFrontend) *servedPort {
 	for _, p := range s.ports {
-		if p.Protocol == f.protocol && p.Port.Port == f.port && p.IsRange() == (f.ranges != "") {
+		if p.Protocol == f.Protocol && p.Port.Port == f.Port && p.IsRange() == (f.Ranges != "") {
 			return p
 		}
 	}
@@ -68,15 +68,15 @@ func (s *servedService) portOfNodePort(f *servedFrontend, text string) *servedPo
 	var sameText []*servedPort
 	for _, p := range s.ports {
 		switch {
-		case p.Protocol != f.protocol, p.IsRange():
-		case p.NodePort == f.port:
+		case p.Protocol != f.Protocol, p.IsRange():
+		case p.NodePort == f.Port:
 			return p
 		case p.NodePort == 0 && p.text == text:
 			sameText = append(sameText, p)
 		}
 	}
 	for _, p := range sameText {
-		if slices.ContainsFunc(p.frontends, func(o *servedFrontend) bool { return slices.Equal(o.cluster, f.cluster) }) {
+		if slices.ContainsFunc(p.frontends, func(o *servedFrontend) bool { return slices.Equal(o.Cluster, f.Cluster) }) {
 			return p
 		}
 	}
@@ -89,14 +89,14 @@ func (s *servedService) portOfNodePort(f *servedFrontend, text string) *servedPo
 // newServedPort makes the port of its first frontend. The number of a node port's port
 // is in the text, if that is a number, or else the frontend's.
 func newServedPort(f *servedFrontend, text string) *servedPort {
-	p := &servedPort{Port: service.Port{Name: text, Protocol: f.protocol, Port: f.servicePort}, text: text}
-	if n, err := strconv.ParseUint(text, 10, 16); f.isNodePort() && err == nil {
+	p := &servedPort{Port: service.Port{Name: text, Protocol: f.Protocol, Port: f.servicePort}, text: text}
+	if n, err := strconv.ParseUint(text, 10, 16); f.IsNodePort() && err == nil {
 		p.Port.Port = uint16(n)
 	}
-	if text == strconv.Itoa(int(p.Port.Port)) || f.ranges != "" {
+	if text == strconv.Itoa(int(p.Port.Port)) || f.Ranges != "" {
 		p.Name = ""
 	}
-	p.Ranges = f.ranges
+	p.Ranges = f.Ranges
 	return p
 }
 
@@ -108,7 +108,7 @@ func (s *servedService) service(r *readback) *service.Service {
 	for f := range s.frontends() {
 		svc.ExternalPolicy = svc.ExternalPolicy || service.TrafficPolicy(f.external || f.passed)
 		svc.Options.ExternalFailover = max(svc.Options.ExternalFailover, f.failover)
-		svc.AffinityTimeout = max(svc.AffinityTimeout, f.affinity)
+		svc.AffinityTimeout = max(svc.AffinityTimeout, f.Affinity)
 		svc.Options.Balance = max(svc.Options.Balance, f.balance)
 		svc.Options.SetTimeouts(f.timeouts)
 	}
@@ -147,7 +147,7 @@ func rangeOrder(p *service.Port) int {
 func (s *servedService) setAddresses(svc *service.Service) {
 	var served ip.PerFamily[bool]
 	for f := range s.frontends() {
-		*served.Of(f.family) = true
+		*served.Of(f.Family) = true
 	}
 	for _, family := range ip.Families() {
 		list := *s.clusterIPs.Of(family)
@@ -157,8 +157,8 @@ func (s *servedService) setAddresses(svc *service.Service) {
 		svc.ClusterIPs = append(svc.ClusterIPs, list...)
 	}
 	for f := range s.frontends() {
-		if !f.isNodePort() && !slices.Contains(svc.ClusterIPs, f.addr) && !slices.Contains(svc.ExternalIPs, f.addr) {
-			svc.ExternalIPs = append(svc.ExternalIPs, f.addr)
+		if !f.IsNodePort() && !slices.Contains(svc.ClusterIPs, f.Addr) && !slices.Contains(svc.ExternalIPs, f.Addr) {
+			svc.ExternalIPs = append(svc.ExternalIPs, f.Addr)
 		}
 	}
 }
@@ -179,22 +179,22 @@ func (s *servedService) setFirewall(svc *service.Service, node *service.Node) {
 	direct := s.directSources(svc, node)
 	otherwise, lists := map[netip.Addr]bool{}, map[*service.Sources]bool{}
 	balanced := func(f *servedFrontend) bool {
-		ranges := *direct.Of(f.family)
-		return f.restrictedByItself() && !f.isNodePort() && (ranges == nil || f.sources != f.list || !f.listIs(ranges))
+		ranges := *direct.Of(f.Family)
+		return f.restrictedByItself() && !f.IsNodePort() && (ranges == nil || f.Sources != f.list || !f.listIs(ranges))
 	}
 	for f := range s.frontends() {
 		if balanced(f) {
-			lists[f.sources] = true
+			lists[f.Sources] = true
 		} else {
-			otherwise[f.addr] = true
+			otherwise[f.Addr] = true
 		}
 	}
 	for f := range s.frontends() {
 		switch {
-		case balanced(f) && !otherwise[f.addr] && !slices.Contains(svc.LoadBalancerIPs, f.addr):
-			svc.LoadBalancerIPs = append(svc.LoadBalancerIPs, f.addr)
-		case f.restrictedByItself() && !f.isNodePort() && !balanced(f) && slices.Contains(svc.ClusterIPs, f.addr) && !slices.Contains(svc.ExternalIPs, f.addr):
-			svc.ExternalIPs = append(svc.ExternalIPs, f.addr)
+		case balanced(f) && !otherwise[f.Addr] && !slices.Contains(svc.LoadBalancerIPs, f.Addr):
+			svc.LoadBalancerIPs = append(svc.LoadBalancerIPs, f.Addr)
+		case f.restrictedByItself() && !f.IsNodePort() && !balanced(f) && slices.Contains(svc.ClusterIPs, f.Addr) && !slices.Contains(svc.ExternalIPs, f.Addr):
+			svc.ExternalIPs = append(svc.ExternalIPs, f.Addr)
 		}
 	}
 	svc.Options.SourceRanges = inBothFamilies(direct)
@@ -216,23 +216,23 @@ func (s *servedService) setFirewall(svc *service.Service, node *service.Node) {
 func (s *servedService) directSources(svc *service.Service, node *service.Node) (direct ip.PerFamily[*service.Sources]) {
 	var open, told ip.PerFamily[bool]
 	for f := range s.frontends() {
-		isTold, isOpen, list := told.Of(f.family), open.Of(f.family), direct.Of(f.family)
+		isTold, isOpen, list := told.Of(f.Family), open.Of(f.Family), direct.Of(f.Family)
 		switch {
-		case f.isNodePort() || f.restrictedByItself() && f.unlikeBalancer(node):
+		case f.IsNodePort() || f.restrictedByItself() && f.unlikeBalancer(node):
 			*isTold, *isOpen, *list = true, !f.restricted, f.list
 		case *isTold, f.restricted && !f.restrictedByItself():
 		case !f.restricted:
-			*isOpen = *isOpen || !slices.Contains(svc.ClusterIPs, f.addr)
+			*isOpen = *isOpen || !slices.Contains(svc.ClusterIPs, f.Addr)
 		case *list == nil:
 			*list = f.list
-		case !f.listIs(*list) && f.list.And(*list).Digest(f.family) == (*list).Digest(f.family):
+		case !f.listIs(*list) && f.list.And(*list).Digest(f.Family) == (*list).Digest(f.Family):
 			*list = f.list
 		}
 	}
 	for _, family := range ip.Families() {
 		list, two := direct.Of(family), false
 		for f := range s.frontends() {
-			two = two || f.family == family && *list != nil && f.restrictedByItself() && !f.listIs(*list)
+			two = two || f.Family == family && *list != nil && f.restrictedByItself() && !f.listIs(*list)
 		}
 		if *open.Of(family) || !*told.Of(family) && !two {
 			*list = nil
@@ -243,8 +243,8 @@ func (s *servedService) directSources(svc *service.Service, node *service.Node) 
 
 // unlikeBalancer says that the address cannot reach itself, though a load balancer's address with these ranges could.
 func (f *servedFrontend) unlikeBalancer(node *service.Node) bool {
-	wall := service.Firewall{Sources: f.list, Addresses: []netip.Addr{f.addr}}
-	return node != nil && f.sources == f.list && len(wall.Itself(node, f.family)) > 0
+	wall := service.Firewall{Sources: f.list, Addresses: []netip.Addr{f.Addr}}
+	return node != nil && f.Sources == f.list && len(wall.Itself(node, f.Family)) > 0
 }
 
 // inBothFamilies joins the ranges of the families; nil stands for all sources.
@@ -257,7 +257,7 @@ func inBothFamilies(of ip.PerFamily[*service.Sources]) *service.Sources {
 		if list := *of.Of(family); list != nil {
 			ranges = append(ranges, list.Ranges()...)
 		} else {
-			ranges = append(ranges, netip.PrefixFrom(family.Unspecified(), 0))
+			ranges = append(ranges, allAddresses(family))
 		}
 	}
 	return service.NewSources(ranges)
@@ -265,7 +265,7 @@ func inBothFamilies(of ip.PerFamily[*service.Sources]) *service.Sources {
 
 // listIs says whether the frontend's list of ranges is this one.
 func (f *servedFrontend) listIs(s *service.Sources) bool {
-	return f.list.Digest(f.family) == s.Digest(f.family)
+	return f.list.Digest(f.Family) == s.Digest(f.Family)
 }
 
 // restrictedByItself says whether the firewall is that of the frontend's Service.
@@ -275,10 +275,10 @@ func (f *servedFrontend) restrictedByItself() bool { return f.restricted && f.by
 func (s *servedService) restrictions(svc *service.Service) *service.Restrictions {
 	var list []service.Restriction
 	for f := range s.frontends() {
-		if _, _, own := svc.FirewallAt(f.claim(), nil); f.restricted && !own {
+		if _, _, own := svc.FirewallAt(f.Claim(), nil); f.restricted && !own {
 			list = append(list, service.Restriction{
-				Claim: f.claim(), By: service.Name(f.by),
-				Firewall: service.Firewall{Sources: f.sources, Addresses: []netip.Addr{f.addr}},
+				Claim: f.Claim(), By: service.Name(f.by),
+				Firewall: service.Firewall{Sources: f.Sources, Addresses: []netip.Addr{f.Addr}},
 			})
 		}
 	}
@@ -307,8 +307,8 @@ type portInFamily struct {
 func (p *servedPort) inFamily(svc *service.Service, family ip.Family) (in portInFamily) {
 	for _, f := range p.frontends {
 		switch {
-		case f.family != family:
-		case slices.Contains(svc.ClusterIPs, f.addr):
+		case f.Family != family:
+		case slices.Contains(svc.ClusterIPs, f.Addr):
 			in.internal = f
 		case in.external == nil || f.external:
 			in.external = f
@@ -334,7 +334,7 @@ func (s *servedService) internalPolicy(svc *service.Service) service.TrafficPoli
 // so.
 func (in portInFamily) showsInternalLocal() bool {
 	return in.internal != nil && (in.internal.dropped || in.internal.localOnly ||
-		in.external != nil && !slices.Equal(in.internal.cluster, in.external.cluster))
+		in.external != nil && !slices.Equal(in.internal.Cluster, in.external.Cluster))
 }
 
 // elsewhere is the name of another node, and a hint for it: no node has this name.
@@ -346,15 +346,15 @@ func (in portInFamily) endpoints(r *readback, svc *service.Service, family nft.F
 	facts := r.families.Of(family)
 	switch {
 	case in.external != nil:
-		cluster = readList{in.external.cluster, in.external.clusterSlots}
+		cluster = readList{in.external.Cluster, in.external.ClusterSlots}
 	case in.internal != nil && svc.InternalPolicy == service.Cluster:
-		cluster = readList{in.internal.cluster, in.internal.clusterSlots}
+		cluster = readList{in.internal.Cluster, in.internal.ClusterSlots}
 	}
 	switch {
 	case in.internal != nil && svc.InternalPolicy == service.Local:
-		local = readList{in.internal.cluster, in.internal.clusterSlots}
+		local = readList{in.internal.Cluster, in.internal.ClusterSlots}
 	case in.external != nil && in.external.external:
-		local = readList{in.external.local, in.external.localSlots}
+		local = readList{in.external.Local, in.external.LocalSlots}
 	default:
 		for _, a := range cluster.targets {
 			if facts.onNode[a.Addr()] {

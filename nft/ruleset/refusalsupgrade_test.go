@@ -95,13 +95,24 @@ func TestUpgradeOfRefusals(t *testing.T) {
 			t.Fatalf("a table or set is replaced: %s", op.Text())
 		}
 	}
-	end := s.sendMeanwhile(t, func() error {
+	got := s.upgrade(t, p, b, state, func() error {
 		_, open := s.send(5, inRanges(5), netip.AddrPortFrom(openAddress, firstPort), translated)
 		_, admitted := s.send(5, inRanges(5), netip.AddrPortFrom(restrictedAddress, firstPort), translated)
 		_, restricted := s.send(5, inNone(10), netip.AddrPortFrom(restrictedAddress, firstPort), dropped)
 		_, local := s.send(5, inRanges(5), netip.AddrPortFrom(externalAddress, firstPort), dropped)
 		return errors.Join(open, admitted, restricted, local)
 	})
+	after := ruleset.ReadBack(got, ruleset.DefaultTable, &service.Node{Name: "node"})
+	if before.String() != after.String() {
+		t.Errorf("the tables of the previous version read back as\n%s\nand those of this version as\n%s", before, after)
+	}
+}
+
+// upgrade carries out the batch, and what the state asks for later, while packets are sent. It returns the tables, which
+// have to be the program's.
+func (s *sender) upgrade(t *testing.T, p *nft.Program, b nft.Batch, state nft.State, round func() error) *nft.Model {
+	t.Helper()
+	end := s.sendMeanwhile(t, round)
 	must(t, s.c.Apply(b))
 	rest, _ := state.Plan(p, time.Time{}.Add(nft.IdleLife))
 	must(t, s.c.Apply(rest))
@@ -111,10 +122,7 @@ func TestUpgradeOfRefusals(t *testing.T) {
 	if diff := check.Diff(p, got); diff != "" {
 		t.Errorf("wanted and read (-want +got):\n%s", diff)
 	}
-	after := ruleset.ReadBack(got, ruleset.DefaultTable, &service.Node{Name: "node"})
-	if before.String() != after.String() {
-		t.Errorf("the tables of the previous version read back as\n%s\nand those of this version as\n%s", before, after)
-	}
+	return got
 }
 
 // sendMeanwhile sends until the end is called. It returns once the first round is done.

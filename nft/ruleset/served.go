@@ -157,11 +157,8 @@ func (f *Frontend) kind() int {
 }
 
 func (f *servedFrontend) exported(svc *service.Service) Frontend {
-	e := Frontend{
-		Family: f.family, Addr: f.addr, Protocol: f.protocol, Port: f.port, Ranges: f.ranges, Fate: Translated,
-		ClusterIP: !f.isNodePort() && slices.Contains(svc.ClusterIPs, f.addr),
-		Split:     f.external, Cluster: f.cluster, Local: f.local, ClusterSlots: f.clusterSlots, LocalSlots: f.localSlots, Affinity: f.affinity, Chains: f.chains(),
-	}
+	e := f.Frontend
+	e.ClusterIP, e.Fate, e.Split, e.Chains = !f.IsNodePort() && slices.Contains(svc.ClusterIPs, f.Addr), Translated, f.external, f.chains()
 	switch {
 	case f.dropped:
 		e.Fate = Dropped
@@ -173,11 +170,11 @@ func (f *servedFrontend) exported(svc *service.Service) Frontend {
 		e.Fate = PassedOutside
 	case f.failover == service.FailoverCluster:
 		e.Split = false
-	case f.external && len(f.local) == 0:
+	case f.external && len(f.Local) == 0:
 		e.Fate = DroppedOutside
 	}
 	if f.restricted {
-		e.Sources, e.SourcesOf = f.sources, svc.Name
+		e.SourcesOf = svc.Name
 		if !f.restrictedByItself() {
 			e.SourcesOf = service.Name(f.by)
 		}
@@ -202,7 +199,7 @@ func (f *servedFrontend) clientMaps() []ClientMap {
 func (f *servedFrontend) chains() []string {
 	var chains []string
 	for _, set := range []string{portRanges, f.reader.verdicts, f.reader.restricted, f.reader.localVerdicts, f.reader.clusterVerdicts, f.reader.learners} {
-		if set == f.reader.restricted && !f.restricted || set == portRanges && f.ranges == "" {
+		if set == f.reader.restricted && !f.restricted || set == portRanges && f.Ranges == "" {
 			continue
 		}
 		if to := f.reader.element(set, f.key).Verdict.Chain; to != "" && !slices.Contains(chains, to) {
