@@ -56,16 +56,11 @@ func (w formerWorld) cleanup() string { return w.outputOf("cleanup") }
 // outputOf runs nftproxy with the arguments and returns its output.
 func (w formerWorld) outputOf(args ...string) string {
 	w.Helper()
-	var out strings.Builder
-	cmd := exec.Command("nftproxy", args...)
-	cmd.Stdout = &out
-	if err := w.ns.Start(cmd); err != nil {
-		w.Fatal(err)
+	out, notes, code := runIn(w.T, w.ns, args...)
+	if code != 0 {
+		w.Errorf("%s: exit status %d, %s", args, code, notes)
 	}
-	if err := cmd.Wait(); err != nil {
-		w.Errorf("%s: %v", args, err)
-	}
-	return out.String()
+	return out
 }
 
 // await waits for a table.
@@ -203,16 +198,10 @@ func TestCleanupBesideAProxyWithoutOwner(t *testing.T) {
 	if w.withOwners() {
 		t.Fatal("the tables have an owner")
 	}
-	var errs strings.Builder
-	cmd := exec.Command("nftproxy", "cleanup")
-	cmd.Stderr = &errs
-	if err := w.ns.Start(cmd); err != nil {
-		t.Fatal(err)
-	}
-	err := cmd.Wait()
+	_, notes, code := runIn(t, w.ns, "cleanup")
 	for _, says := range []string{"table ip nftproxy belongs to a running nftproxy", "(nftproxy run --hostname-override node-1", "stop it first"} {
-		if err == nil || !strings.Contains(errs.String(), says) {
-			t.Errorf("cleanup: %v: %s; want %q", err, errs.String(), says)
+		if code == 0 || !strings.Contains(notes, says) {
+			t.Errorf("cleanup: exit status %d: %s; want %q", code, notes, says)
 		}
 	}
 	w.want("after cleanup", "ip nftproxy", "ip6 nftproxy")
@@ -279,15 +268,9 @@ func TestTwoProxies(t *testing.T) {
 	if got := w.outputOf("proxies"); !strings.Contains(got, "runs 2 times with table nftproxy: PID ") {
 		t.Errorf("proxies says:\n%s", got)
 	}
-	cmd := exec.Command("nftproxy", "check")
-	var out strings.Builder
-	cmd.Stdout = &out
-	if err := w.ns.Start(cmd); err != nil {
-		t.Fatal(err)
-	}
-	_ = cmd.Wait() // The status is that of the other findings, too.
-	if !strings.Contains(out.String(), "2 processes keep table nftproxy: PID ") {
-		t.Errorf("check says:\n%s", out.String())
+	out, _, _ := runIn(t, w.ns, "check") // The status is that of the other findings, too.
+	if !strings.Contains(out, "2 processes keep table nftproxy: PID ") {
+		t.Errorf("check says:\n%s", out)
 	}
 }
 
@@ -369,21 +352,20 @@ func kubeProxy(t *testing.T, ns *testnet.Namespace) (pid int) {
 	return cmd.Process.Pid
 }
 
-// TestWithoutCapability: a process that may not write nftables says so and ends,
-// before it has done anything. (It has given up other capabilities, and logged that.)
-func TestWithoutCapability(t *testing.T) {
-	ns := testnet.NamespaceForTest(t, "node")
-	cmd := exec.Command("nftproxy", "run", "--nftproxy-manifests", manifest(t, webManifest("")), "--hostname-override", "node-1",
-		"--metrics-bind-address=", "--healthz-bind-address=", "--nftproxy-conntrack-sysctl-dir", t.TempDir())
+// startWithout starts a command in a namespace without some of the capabilities, and returns what it will write to stderr.
+func startWithout(t *testing.T, ns *testnet.Namespace, cmd *exec.Cmd, lost func(capability uintptr) bool) *bytes.Buffer {
+	t.Helper()
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	started := make(chan error)
 	go func() {
-		// The thread has lost the capability for good, and ends with the goroutine.
+		// The thread has lost the capabilities for good, and ends with the goroutine.
 		runtime.LockOSThread()
 		err := unix.Setns(ns.Fd(), unix.CLONE_NEWNET)
-		if err == nil {
-			err = unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_NET_ADMIN, 0, 0, 0)
+		for capability := uintptr(0); err == nil && capability <= unix.CAP_LAST_CAP; capability++ {
+			if lost(capability) {
+				err = unix.Prctl(unix.PR_CAPBSET_DROP, capability, 0, 0, 0)
+			}
 		}
 		if err == nil {
 			err = cmd.Start()
@@ -393,6 +375,16 @@ func TestWithoutCapability(t *testing.T) {
 	if err := <-started; err != nil {
 		t.Fatal(err)
 	}
+	return &stderr
+}
+
+// TestWithoutCapability: a process that may not write nftables says so and ends,
+// before it has done anything. (It has given up other capabilities, and logged that.)
+func TestWithoutCapability(t *testing.T) {
+	ns := testnet.NamespaceForTest(t, "node")
+	cmd := exec.Command("nftproxy", "run", "--nftproxy-manifests", manifest(t, webManifest("")), "--hostname-override", "node-1",
+		"--metrics-bind-address=", "--healthz-bind-address=", "--nftproxy-conntrack-sysctl-dir", t.TempDir())
+	stderr := startWithout(t, ns, cmd, func(capability uintptr) bool { return capability == unix.CAP_NET_ADMIN })
 	if err := cmd.Wait(); err == nil || cmd.ProcessState.ExitCode() != 1 {
 		t.Errorf("it ended with %v", err)
 	}
@@ -417,26 +409,7 @@ func TestOneCapability(t *testing.T) {
 		{[]string{"trace", "--timeout", "1s", "10.96.0.10:80"}, int(statusNoPacket), "no new connection came"},
 	} {
 		cmd := exec.Command("nftproxy", c.args...)
-		var stderr bytes.Buffer
-		cmd.Stderr = &stderr
-		started := make(chan error)
-		go func() {
-			// The thread has lost the capabilities for good, and ends with the goroutine.
-			runtime.LockOSThread()
-			err := unix.Setns(ns.Fd(), unix.CLONE_NEWNET)
-			for capability := uintptr(0); err == nil && capability <= unix.CAP_LAST_CAP; capability++ {
-				if capability != unix.CAP_NET_ADMIN {
-					err = unix.Prctl(unix.PR_CAPBSET_DROP, capability, 0, 0, 0)
-				}
-			}
-			if err == nil {
-				err = cmd.Start()
-			}
-			started <- err
-		}()
-		if err := <-started; err != nil {
-			t.Fatal(err)
-		}
+		stderr := startWithout(t, ns, cmd, func(capability uintptr) bool { return capability != unix.CAP_NET_ADMIN })
 		_ = cmd.Wait() // the exit code says it
 		if code := cmd.ProcessState.ExitCode(); code != c.code || !strings.Contains(stderr.String(), c.says) {
 			t.Errorf("%s: exit code %d, want %d, said:\n%s", c.args[0], code, c.code, stderr.String())

@@ -3,12 +3,10 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -146,14 +144,7 @@ func (f *flows) dial(dst string) net.Conn {
 // command runs nftproxy conntrack on the node.
 func (f *flows) command(args ...string) (stdout, stderr string, code int) {
 	f.Helper()
-	var out, errs bytes.Buffer
-	cmd := exec.CommandContext(f.Context(), "nftproxy", append([]string{"conntrack"}, args...)...)
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	exit := (*exec.ExitError)(nil)
-	if err := f.Node.Run(cmd); err != nil && !errors.As(err, &exit) {
-		f.Fatal(err)
-	}
-	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
+	return runIn(f.T, f.Node, append([]string{"conntrack"}, args...)...)
 }
 
 // rows runs a command that must succeed, and returns a line for each flow in its JSON.

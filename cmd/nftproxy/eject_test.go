@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -140,6 +139,14 @@ func newEjectWorld(t *testing.T, nodes int) *ejectWorld {
 	return w
 }
 
+// startEjecting starts a proxy that leaves out endpoints without an answer, and returns once it serves.
+func (w *ejectWorld) startEjecting(t *testing.T) *running {
+	t.Helper()
+	r := start(t, w.Node, "--nftproxy-manifests", manifest(t, ejectManifest("", w.endpoints)), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject=on")
+	r.awaitSync()
+	return r
+}
+
 // serveVisits answers on port 8080 of all addresses of the pod with its name and the client's address, and says who connected.
 func serveVisits(t *testing.T, pod *testnet.Pod, id string) chan netip.Addr {
 	t.Helper()
@@ -169,6 +176,28 @@ func serveVisits(t *testing.T, pod *testnet.Pod, id string) chan netip.Addr {
 	}()
 	return visits
 }
+
+// awaitVisit returns when an address has connected to an endpoint.
+func awaitVisit(t *testing.T, visits <-chan netip.Addr, from netip.Addr) {
+	t.Helper()
+	limit := time.After(awaitLimit)
+	for {
+		select {
+		case a := <-visits:
+			if a == from {
+				return
+			}
+		case <-limit:
+			t.Fatalf("%v never connected", from)
+		}
+	}
+}
+
+// notAnswering is the line about an endpoint that is left out, and isBack the one about its return.
+func notAnswering(l logged) bool {
+	return strings.HasPrefix(l.Msg, "an endpoint does not answer; new connections")
+}
+func isBack(l logged) bool { return l.Msg == "an endpoint is no longer left out" }
 
 // TestMeasureEject prints what clients notice of a node that does not answer, with EJECT=off or EJECT=on for 30 s: of
 // 200 new connections a second to three endpoints, those that take more than a second and those that fail after 5 s, by
@@ -244,7 +273,7 @@ func TestEject(t *testing.T) {
 	if err := repair(); err != nil {
 		t.Fatal(err)
 	}
-	r.await("that the endpoint is back", func(l logged) bool { return l.Msg == "an endpoint is no longer left out" })
+	r.await("that the endpoint is back", isBack)
 	visitAll(t, w.client, w.endpoints)
 	r.end()
 }
@@ -263,15 +292,9 @@ func wantSight(t *testing.T, node *testnet.Namespace, left netip.Addr, manifests
 		{[]string{"explain", "10.96.0.10:80", "--nftproxy-manifests", manifests, "--hostname-override", "node-1"}, "endpoint " + endpoint + " does not answer this node: left out " + reason},
 		{[]string{"verify", "--nftproxy-manifests", manifests, "--cluster-cidr", "10.244.0.0/16", "--hostname-override", "node-1"}, "same: "},
 	} {
-		var out bytes.Buffer
-		cmd := exec.Command("nftproxy", c.args...)
-		cmd.Stdout, cmd.Stderr = &out, &out
-		err := node.Start(cmd)
-		if err == nil {
-			err = cmd.Wait()
-		}
-		if err != nil || !regexp.MustCompile(c.want).MatchString(out.String()) {
-			t.Errorf("nftproxy %s: %v\n%s\nwant %s", strings.Join(c.args, " "), err, out.String(), c.want)
+		out, notes, code := runIn(t, node, c.args...)
+		if code != 0 || !regexp.MustCompile(c.want).MatchString(out) {
+			t.Errorf("nftproxy %s: %d\n%s%s\nwant %s", strings.Join(c.args, " "), code, out, notes, c.want)
 		}
 	}
 }
@@ -292,8 +315,7 @@ func TestEjectPolicy(t *testing.T) {
 		}
 		loadPolicy(t, pod.NS, sources)
 	}
-	r := start(t, w.Node, "--nftproxy-manifests", manifest(t, ejectManifest("", w.endpoints)), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject=on")
-	r.awaitSync()
+	r := w.startEjecting(t)
 	stop := clientLoad(t.Context(), forbidden, 20*time.Millisecond, 2*time.Second)
 	r.await("that nothing is left out", func(l logged) bool {
 		if strings.HasPrefix(l.Msg, "an endpoint does not answer") {
@@ -384,8 +406,7 @@ func TestEjectFrozen(t *testing.T) {
 	frozen := netip.AddrPortFrom(pod.Addrs.V4(), 8080)
 	process := startServer(t, pod, frozen)
 	w.endpoints["node-4"] = frozen.Addr()
-	r := start(t, w.Node, "--nftproxy-manifests", manifest(t, ejectManifest("", w.endpoints)), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject=on")
-	r.awaitSync()
+	r := w.startEjecting(t)
 	if err := process.Signal(unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -420,8 +441,7 @@ func TestEjectFrozen(t *testing.T) {
 // TestEjectOwnUplink: the node's own uplink goes. Nothing is left out, and the endpoint on the node serves.
 func TestEjectOwnUplink(t *testing.T) {
 	w := newEjectWorld(t, 3)
-	r := start(t, w.Node, "--nftproxy-manifests", manifest(t, ejectManifest("", w.endpoints)), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject=on")
-	r.awaitSync()
+	r := w.startEjecting(t)
 	stop := clientLoad(t.Context(), w.client, 20*time.Millisecond, 2*time.Second)
 	// Its end of the link stays up, as with a switch that forwards nothing.
 	link, err := w.Outside.Handle().LinkByName(w.OutsideLink)

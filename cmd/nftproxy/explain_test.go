@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bytes"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -161,14 +159,9 @@ func (w *troubles) check(c trouble) {
 // explain runs the command on the node, beside the manifests.
 func (w *troubles) explain(args string) (stdout, stderr string, status int) {
 	w.Helper()
-	var out, errs bytes.Buffer
 	cmd := exec.CommandContext(w.Context(), "nftproxy", append([]string{"explain"}, strings.Fields(args)...)...)
-	cmd.Dir, cmd.Stdout, cmd.Stderr = w.dir, &out, &errs
-	exit := (*exec.ExitError)(nil)
-	if err := w.Node.Run(cmd); err != nil && !errors.As(err, &exit) {
-		w.Fatal(err)
-	}
-	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
+	cmd.Dir = w.dir
+	return runCommand(w.T, w.Node, cmd)
 }
 
 // fill puts an output into the block behind "<!-- explain: NAME -->".

@@ -173,8 +173,12 @@ func TestExamplesRun(t *testing.T) {
 // runIn runs nftproxy in a namespace.
 func runIn(t *testing.T, ns *testnet.Namespace, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
+	return runCommand(t, ns, exec.CommandContext(t.Context(), "nftproxy", args...))
+}
+
+func runCommand(t *testing.T, ns *testnet.Namespace, cmd *exec.Cmd) (stdout, stderr string, code int) {
+	t.Helper()
 	var out, errs bytes.Buffer
-	cmd := exec.CommandContext(t.Context(), "nftproxy", args...)
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	exit := (*exec.ExitError)(nil)
 	if err := ns.Run(cmd); err != nil && !errors.As(err, &exit) {

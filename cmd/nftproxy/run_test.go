@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -194,21 +193,13 @@ func TestCollectorWorksAgain(t *testing.T) {
 	ns := testnet.NamespaceForTest(t, "collector")
 	t.Setenv("GOGC", "77")
 	t.Setenv("GOMEMLIMIT", "3GiB")
-	client := &http.Client{Transport: &http.Transport{DialContext: ns.Dial, DisableKeepAlives: true}}
 	manifests := manifest(t, nodePortManifest)
 	for _, what := range []string{"start", "restart"} {
 		r := start(t, ns, "--nftproxy-manifests", manifests, "--metrics-bind-address", "127.0.0.1:10249")
 		r.awaitSyncAndServer("127.0.0.1:10249")
-		answer, err := client.Get("http://127.0.0.1:10249/metrics")
-		if err != nil {
-			t.Fatal(err)
-		}
-		body, err := io.ReadAll(answer.Body)
-		if err := errors.Join(err, answer.Body.Close()); err != nil {
-			t.Fatal(err)
-		}
+		page := get(t, ns, "127.0.0.1:10249", "/metrics")
 		for _, want := range []string{"\ngo_gc_gogc_percent 77\n", "\ngo_gc_gomemlimit_bytes 3.221225472e+09\n"} {
-			if !strings.Contains(string(body), want) {
+			if !strings.Contains(page, want) {
 				t.Errorf("after a %s the metrics lack %q", what, want)
 			}
 		}

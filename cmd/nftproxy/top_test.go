@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"io"
 	"net"
-	"net/http"
 	"strings"
 	"syscall"
 	"testing"
@@ -71,7 +69,7 @@ func TestTop(t *testing.T) {
 	}
 	r := start(t, ns, "--nftproxy-manifests", manifest(t, refusingManifest), "--hostname-override", "node-1", "--nftproxy-counters=metrics",
 		"--metrics-bind-address", "127.0.0.1:10249")
-	r.awaitSync()
+	r.awaitSyncAndServer("127.0.0.1:10249")
 	// Nothing listens at the endpoints, so all connections are refused; those to web are counted as served.
 	dial := func(n int, address string) {
 		t.Helper()
@@ -86,21 +84,13 @@ func TestTop(t *testing.T) {
 	dial(5, "10.96.0.10:80")
 	dial(3, "10.96.0.11:80")
 	dial(2, "10.96.0.11:81")
-	var out bytes.Buffer
 	top := func(args ...string) string {
 		t.Helper()
-		out.Reset()
-		var notes bytes.Buffer
-		err := ns.Do(func() error {
-			if code := execute(t.Context(), append([]string{"top", "--interval", "100ms"}, args...), &out, &notes); code != 0 {
-				return errors.New(notes.String())
-			}
-			return nil
-		})
-		if err != nil {
-			t.Fatal(err)
+		out, notes, code := runIn(t, ns, append([]string{"top", "--interval", "100ms"}, args...)...)
+		if code != 0 {
+			t.Fatal(notes)
 		}
-		return out.String()
+		return out
 	}
 	var view traffic.View
 	if err := json.Unmarshal([]byte(top("-o", "json")), &view); err != nil {
@@ -133,7 +123,6 @@ func TestTop(t *testing.T) {
 	if text := top("-n", "elsewhere"); strings.Contains(text, "shop/") {
 		t.Errorf("top -n elsewhere:\n%s", text)
 	}
-	client := &http.Client{Transport: &http.Transport{DialContext: ns.Dial, DisableKeepAlives: true}}
 	want := []string{
 		"\nnftproxy_new_connections_total 8\n", `nftproxy_service_new_connections_total{namespace="shop",port="http",protocol="tcp",service="web"} 5`,
 		`nftproxy_refused_packets_total{cause="no-endpoints",ip_family="IPv4"} 3`, `nftproxy_service_refused_packets_total{cause="no-endpoints",namespace="shop",service="empty"} 3`,
@@ -141,7 +130,7 @@ func TestTop(t *testing.T) {
 	missing, deadline := want, time.Now().Add(time.Minute) // the daemon looks at refusals every ten seconds
 	for len(missing) > 0 && time.Now().Before(deadline) {
 		missing = nil
-		page := metricsPage(t, client)
+		page := get(t, ns, "127.0.0.1:10249", "/metrics")
 		for _, line := range want {
 			if !strings.Contains(page, line) {
 				missing = append(missing, line)
@@ -153,22 +142,6 @@ func TestTop(t *testing.T) {
 		t.Errorf("the metrics lack %q", missing)
 	}
 	r.end()
-}
-
-func metricsPage(t *testing.T, client *http.Client) string {
-	t.Helper()
-	answer, err := client.Get("http://127.0.0.1:10249/metrics")
-	if op := (*net.OpError)(nil); errors.As(err, &op) {
-		return "" // the server has not begun yet
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	body, err := io.ReadAll(answer.Body)
-	if err := errors.Join(err, answer.Body.Close()); err != nil {
-		t.Fatal(err)
-	}
-	return string(body)
 }
 
 // TestTopOff: without counters top says how to have them.

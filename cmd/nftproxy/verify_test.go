@@ -1,10 +1,8 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -46,15 +44,9 @@ func newVerified(t *testing.T, manifests string) *verified {
 // verify runs nftproxy verify as it is.
 func (v *verified) verify(args ...string) (stdout, stderr string, code int) {
 	v.Helper()
-	var out, errs bytes.Buffer
 	cmd := exec.CommandContext(v.Context(), "nftproxy", append([]string{"verify"}, args...)...)
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, "KUBERNETES_") })
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	exit := (*exec.ExitError)(nil)
-	if err := v.ns.Run(cmd); err != nil && !errors.As(err, &exit) {
-		v.Fatal(err)
-	}
-	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
+	return runCommand(v.T, v.ns, cmd)
 }
 
 // want runs verify with the flags of run, and checks its exit code and the lines about
