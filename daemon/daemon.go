@@ -132,7 +132,7 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 	d.close = append(d.close, func() { _ = table.Close() })
 	ejector := newEjector(c, r, o.waiting, table, watcher, counts)
 	sweeper := newSweeper(r, conn, counts, cleaner.CheckAll)
-	refused := traffic.NewRefusalWatcher(conn, traffic.RefusalPeriod, r.refusalObserver(watcher, counts))
+	refused := traffic.NewRefusalWatcher(conn, r.refusalObserver(watcher, counts))
 	ports := healthport.New(healthport.Config{
 		NodePortAddresses: c.Rules.NodePortAddresses,
 		Healthy:           func() bool { return judge.Status().Healthy },

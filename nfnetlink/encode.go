@@ -28,14 +28,14 @@ func (e *Encoder) BeginMessage(kind, flags uint16, seq uint32, family uint8) int
 	return e.begin(kind, flags, seq, family, 0)
 }
 
-// BeginBatch starts the message that begins a transaction of the subsystem, EndBatch the one that ends it.
-func (e *Encoder) BeginBatch(subsystem, flags uint16, seq uint32) int {
-	return e.begin(unix.NFNL_MSG_BATCH_BEGIN, flags, seq, unix.AF_UNSPEC, subsystem)
+// BeginBatch starts the message that begins a transaction of nf_tables, EndBatch the one that ends it.
+func (e *Encoder) BeginBatch(seq uint32) int {
+	return e.begin(unix.NFNL_MSG_BATCH_BEGIN, 0, seq, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
 }
 
 // EndBatch adds the message that ends a transaction.
-func (e *Encoder) EndBatch(subsystem, flags uint16, seq uint32) {
-	e.EndMessage(e.begin(unix.NFNL_MSG_BATCH_END, flags, seq, unix.AF_UNSPEC, subsystem))
+func (e *Encoder) EndBatch(flags uint16, seq uint32) {
+	e.EndMessage(e.begin(unix.NFNL_MSG_BATCH_END, flags, seq, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES))
 }
 
 func (e *Encoder) begin(kind, flags uint16, seq uint32, family uint8, resource uint16) int {

@@ -88,7 +88,7 @@ func (w *followed) want(t *testing.T, what string, removals, events int, log str
 func TestKubeProxyEnds(t *testing.T) {
 	w := newFollowed()
 	w.want(t, "nothing", 0, 0, w.looks(t, time.Minute))
-	w.kinds, w.state = []otherproxy.Kind{otherproxy.NFTables}, otherproxy.Running{Processes: []otherproxy.Process{{PID: 7}}}
+	w.kinds, w.state = []otherproxy.Kind{otherproxy.NFTables}, otherproxy.Running{PIDs: []int{7}}
 	w.want(t, "beside", 0, 1, w.looks(t, time.Minute), "level=WARN msg=\"kube-proxy runs beside nftproxy")
 	if want := "kube-proxy runs beside nftproxy: both serve the Services of this node (runs (PID 7); rules: nftables)"; !strings.Contains(w.events[0], want) {
 		t.Errorf("event %q, want %q", w.events[0], want)
@@ -102,7 +102,7 @@ func TestKubeProxyEnds(t *testing.T) {
 	w.want(t, "the way back", 1, 2, w.looks(t, 10*time.Minute), "it answers on 127.0.0.1:10249")
 	w.state = otherproxy.Running{}
 	w.want(t, "it ends for a moment", 1, 2, w.looks(t, kubeProxyRest), "they will be removed soon")
-	w.state = otherproxy.Running{Processes: []otherproxy.Process{{PID: 8}}}
+	w.state = otherproxy.Running{PIDs: []int{8}}
 	w.want(t, "it is back", 1, 3, w.looks(t, time.Minute), "runs (PID 8)")
 	w.state = otherproxy.Running{}
 	w.want(t, "the rest begins anew", 1, 3, w.looks(t, kubeProxyRest), "they will be removed soon")
@@ -126,7 +126,7 @@ func TestKubeProxyUnnamed(t *testing.T) {
 	w.want(t, "quiet rules", 0, 0, w.looks(t, time.Minute), "they will be removed soon")
 	w.written = true
 	w.want(t, "they change", 0, 1, w.looks(t, time.Hour), "its rules have changed, and no process is seen that changes them")
-	w.state = otherproxy.Running{Processes: []otherproxy.Process{{PID: 7}}}
+	w.state = otherproxy.Running{PIDs: []int{7}}
 	w.want(t, "it is seen", 0, 2, w.looks(t, time.Minute), "runs (PID 7)")
 	w.state, w.written = otherproxy.Running{}, true // its last change
 	w.want(t, "it ends", 1, 2, w.looks(t, time.Hour), "they will be removed soon", "removed the rules", "kube-proxy has no rules on this node")

@@ -84,7 +84,9 @@ func (e *Explanation) Text(verbose bool) string {
 	}
 	fmt.Fprintf(&b, ":\n%s.\n", e.Summary)
 	e.writeEndpoints(&b)
-	writeSteps(&b, "Steps", e.Steps, verbose)
+	if text := stepsText(e.Steps, verbose); text != "" {
+		fmt.Fprintf(&b, "\nSteps:\n%s", text)
+	}
 	for _, o := range e.Otherwise {
 		if text := stepsText(o.Steps, verbose); text != "" {
 			fmt.Fprintf(&b, "\nOtherwise (%s):\n%s", percent(o.Chance), text)
@@ -164,12 +166,6 @@ func (e *Explanation) writeEndpoints(b *bytes.Buffer) {
 	}
 	if e.Affinity != nil {
 		fmt.Fprintf(b, "  map %s remembers the client for %s, unless it connects again\n", clean(e.Affinity.Map), time.Duration(e.Affinity.ExpiresSeconds)*time.Second)
-	}
-}
-
-func writeSteps(b *bytes.Buffer, heading string, steps []Step, verbose bool) {
-	if text := stepsText(steps, verbose); text != "" {
-		fmt.Fprintf(b, "\n%s:\n%s", heading, text)
 	}
 }
 

@@ -29,7 +29,7 @@ type Trace struct {
 	index  *conntrack.Index
 	table  string
 	hooks  map[livetrace.Chain]string
-	rules  map[nft.Family]map[uint64]kernel.NumberedRule
+	rules  map[nft.Family]map[uint64]nft.Rule
 	// notes gets what could not be read; failed is the last of it.
 	notes  io.Writer
 	failed string
@@ -37,7 +37,7 @@ type Trace struct {
 
 // Open begins a trace of a flow, which names packets by the table. notes gets what could not be read.
 func Open(ctx context.Context, table string, c livetrace.Config, notes io.Writer) (*Trace, error) {
-	t := &Trace{table: table, rules: map[nft.Family]map[uint64]kernel.NumberedRule{}, notes: notes}
+	t := &Trace{table: table, rules: map[nft.Family]map[uint64]nft.Rule{}, notes: notes}
 	source := inspect.FlowSource{Source: inspect.Source{Rules: ruleset.Config{Table: table}}}
 	tables, err := source.ReadTables()
 	if err != nil {
@@ -112,7 +112,7 @@ func (t *Trace) rule(family uint8, table string, handle uint64) nft.Rule {
 		}
 		t.rules[id.Family] = rules
 	}
-	return t.rules[id.Family][handle].Rule
+	return t.rules[id.Family][handle]
 }
 
 // interfaceName is the name of an interface, or its index if it has gone.

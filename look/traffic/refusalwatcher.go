@@ -8,20 +8,19 @@ import (
 	"nftproxy/nft"
 )
 
-// RefusalPeriod is the time between two looks.
-const RefusalPeriod = 10 * time.Second
+// refusalPeriod is the time between two looks.
+const refusalPeriod = 10 * time.Second
 
 // RefusalWatcher looks at the counters now and then, in a goroutine of its own.
 type RefusalWatcher struct {
 	counter *RefusalCounter
-	period  time.Duration
 	observe func(Refusals)
 	latest  atomic.Pointer[nft.Program]
 }
 
 // NewRefusalWatcher makes a RefusalWatcher. Run calls observe after each look.
-func NewRefusalWatcher(k RefusalKernel, period time.Duration, observe func(Refusals)) *RefusalWatcher {
-	return &RefusalWatcher{counter: NewRefusalCounter(k, time.Now), period: period, observe: observe}
+func NewRefusalWatcher(k RefusalKernel, observe func(Refusals)) *RefusalWatcher {
+	return &RefusalWatcher{counter: NewRefusalCounter(k, time.Now), observe: observe}
 }
 
 // Notify says which program is in force after a sync. It costs nothing and never blocks.
@@ -29,7 +28,7 @@ func (w *RefusalWatcher) Notify(inForce *nft.Program) { w.latest.Store(inForce) 
 
 // Run looks at the counters until the context ends, first after one period.
 func (w *RefusalWatcher) Run(ctx context.Context) error {
-	ticker := time.NewTicker(w.period)
+	ticker := time.NewTicker(refusalPeriod)
 	defer ticker.Stop()
 	for {
 		select {

@@ -203,7 +203,7 @@ func (c *Conn) commitEncoded(b nft.Batch, begin uint32) error {
 // The transaction's first message has the sequence number begin, and its last c.seq.
 func (c *Conn) commitMessages(begin uint32, messages []byte) ([]nfnetlink.Answer, error) {
 	c.fences.B = c.fences.B[:0]
-	c.fences.EndMessage(c.fences.BeginBatch(unix.NFNL_SUBSYS_NFTABLES, 0, begin))
+	c.fences.EndMessage(c.fences.BeginBatch(begin))
 	at := len(c.fences.B)
 	// At most two messages ask for acknowledgements; thousands of replies would not fit the receive buffer. That
 	// of the end says that the transaction was made, but kernels before 6.10 do not send it. There that of
@@ -211,7 +211,7 @@ func (c *Conn) commitMessages(begin uint32, messages []byte) ([]nfnetlink.Answer
 	if !c.acknowledgesEnd {
 		nfnetlink.AskAcknowledgement(messages)
 	}
-	c.fences.EndBatch(unix.NFNL_SUBSYS_NFTABLES, unix.NLM_F_ACK, c.seq)
+	c.fences.EndBatch(unix.NLM_F_ACK, c.seq)
 	if err := c.writer.Send(c.fences.B[:at], messages, c.fences.B[at:]); err != nil {
 		c.writer.Drain()
 		if errno := syscall.Errno(0); errors.As(err, &errno) {

@@ -12,20 +12,12 @@ import (
 	"nftproxy/nft"
 )
 
-// NumberedRule is a rule of a table. The kernel's traces name rules by their handles.
-type NumberedRule struct {
-	Chain  string
-	Handle uint64
-	// Rule ends with nft.Unknown where package nft has no statement for the rest.
-	Rule nft.Rule
-}
-
-// Rules returns the rules of a table by handle; none for a missing table. Rules that come or
-// go meanwhile may be missing.
-func (c *Conn) Rules(id nft.TableID) (map[uint64]NumberedRule, error) {
+// Rules returns the rules of a table by handle, by which the kernel's traces name them; none for a missing table. A rule
+// ends with nft.Unknown where package nft has no statement for the rest. Rules that come or go meanwhile may be missing.
+func (c *Conn) Rules(id nft.TableID) (map[uint64]nft.Rule, error) {
 	c.reader.Lock()
 	defer c.reader.Unlock()
-	rules := map[uint64]NumberedRule{}
+	rules := map[uint64]nft.Rule{}
 	err := c.reader.Receive(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint8(id.Family), new(nfnetlink.Encoder).Text(unix.NFTA_RULE_TABLE, id.Name).B, func(m nfnetlink.Message) error {
 		attrs := m.Attributes()
 		handle := attrs.Get(unix.NFTA_RULE_HANDLE)
@@ -33,9 +25,7 @@ func (c *Conn) Rules(id nft.TableID) (map[uint64]NumberedRule, error) {
 		if attrs.Text(unix.NFTA_RULE_TABLE) != id.Name || len(handle) != 8 {
 			return nil
 		}
-		r := NumberedRule{Chain: attrs.Text(unix.NFTA_RULE_CHAIN), Handle: binary.BigEndian.Uint64(handle)}
-		r.Rule = recogniseRule(rawRuleOf(attrs), id.Family)
-		rules[r.Handle] = r
+		rules[binary.BigEndian.Uint64(handle)] = recogniseRule(rawRuleOf(attrs), id.Family)
 		return nil
 	})
 	if err != nil && !errors.Is(err, unix.ENOENT) {

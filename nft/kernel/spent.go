@@ -31,8 +31,8 @@ func Encode(b nft.Batch) ([]byte, error) {
 		return nil, err
 	}
 	var all nfnetlink.Encoder
-	all.EndMessage(all.BeginBatch(unix.NFNL_SUBSYS_NFTABLES, 0, 0))
+	all.EndMessage(all.BeginBatch(0))
 	all.B = append(all.B, messages.B...)
-	all.EndBatch(unix.NFNL_SUBSYS_NFTABLES, unix.NLM_F_ACK, uint32(len(messages.spans)+1))
+	all.EndBatch(unix.NLM_F_ACK, uint32(len(messages.spans)+1))
 	return all.B, nil
 }

@@ -17,10 +17,7 @@ import (
 
 // Config says what to trace.
 type Config struct {
-	// NetNS is a file descriptor of the network namespace to work in. 0 stands for the
-	// namespace of the calling thread. The caller can close it after Start.
-	NetNS int
-	Flow  Flow
+	Flow Flow
 	// Packets is how many packets may be marked in a burst, 1 or more. After that ten a second
 	// are marked.
 	Packets int
@@ -57,19 +54,19 @@ type Tracer struct {
 	marking bool
 }
 
-// Start begins to trace. It needs CAP_NET_ADMIN in the network namespace.
+// Start begins to trace in the network namespace of the calling thread. It needs CAP_NET_ADMIN there.
 func Start(c Config) (*Tracer, error) {
 	t := &Tracer{flow: c.Flow, packets: c.Packets, lifetime: c.Lifetime, name: tableName(time.Now().Add(c.Lifetime))}
-	if err := t.open(c.NetNS); err != nil {
+	if err := t.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("trace packets: %w", explain(err)), t.Close())
 	}
 	return t, nil
 }
 
-func (t *Tracer) open(netns int) error {
+func (t *Tracer) open() error {
 	var err error
 	// The socket for events comes first: none is lost then.
-	t.events, err = netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: netns, Groups: 1 << (unix.NFNLGRP_NFTRACE - 1)})
+	t.events, err = netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{Groups: 1 << (unix.NFNLGRP_NFTRACE - 1)})
 	if err != nil {
 		return fmt.Errorf("listen to traces: %w", err)
 	}
@@ -81,11 +78,7 @@ func (t *Tracer) open(netns int) error {
 	// An error does no harm: without CAP_NET_ADMIN over the first user namespace the buffer is
 	// as large as net.core.rmem_max allows.
 	_ = t.events.SetReadBuffer(readBuffer)
-	options := []nftables.ConnOption{nftables.AsLasting()}
-	if netns != 0 {
-		options = append(options, nftables.WithNetNSFd(netns))
-	}
-	if t.conn, err = nftables.New(options...); err != nil {
+	if t.conn, err = nftables.New(nftables.AsLasting()); err != nil {
 		return fmt.Errorf("open nftables: %w", err)
 	}
 	if _, err := removeLeftOvers(t.conn); err != nil {

@@ -78,20 +78,20 @@ func Lookup(a netip.Addr) (Route, error) {
 		return r, fmt.Errorf("look up the interface of the route to %s: %w", a, err)
 	}
 	r.Device = link.Attrs().Name
-	r.Default, err = byDefault(a)
-	return r, err
+	r.Default = byDefault(a)
+	return r, nil
 }
 
 // byDefault says whether the default route leads to the address.
-func byDefault(a netip.Addr) (bool, error) {
+func byDefault(a netip.Addr) bool {
 	found, err := netlink.RouteGetWithOptions(a.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
 	if err != nil || len(found) == 0 {
-		return false, nil // kernels before 4.13 do not tell; then no way counts as the default route
+		return false // kernels before 4.13 do not tell; then no way counts as the default route
 	}
 	dst := found[0].Dst
 	if dst == nil {
-		return true, nil
+		return true
 	}
 	ones, _ := dst.Mask.Size()
-	return ones == 0, nil
+	return ones == 0
 }

@@ -43,16 +43,16 @@ type entry struct {
 
 // Offsets in an entry, and its size without matches and target. They are the same on amd64 and
 // arm64: a struct ipt_ip has 84 bytes, a struct ip6t_ip6 has 136.
-func entryLayout(f ip.Family) (targetOffset, counters, size int) {
+func entryLayout(f ip.Family) (targetOffset, size int) {
 	if f == ip.V6 {
-		return 140, 152, 168
+		return 140, 168
 	}
-	return 88, 96, 112
+	return 88, 112
 }
 
 // takesAll says that the rule compares nothing: not an address, and by no match.
 func (e *entry) takesAll(f ip.Family) bool {
-	targetOffset, _, size := entryLayout(f)
+	targetOffset, size := entryLayout(f)
 	compared := targetOffset - 4 // before it are nfcache and, behind, the offset itself
 	return int(binary.NativeEndian.Uint16(e.raw[targetOffset:])) == size && !slices.ContainsFunc(e.raw[:compared], func(b byte) bool { return b != 0 })
 }
@@ -69,7 +69,7 @@ var errMalformed = errors.New("malformed table")
 
 // parseEntries splits the entries of a table.
 func (b *blob) parseEntries(data []byte) error {
-	targetAt, _, least := entryLayout(b.family)
+	targetAt, least := entryLayout(b.family)
 	byOffset := map[uint32]int{}
 	chain, hookOf := "", b.hookNames()
 	for at := 0; at < len(data); {
@@ -127,7 +127,7 @@ func (b *blob) hookNames() map[uint32]string {
 
 // parse reads the comment and the target of an entry.
 func (e *entry) parse(f ip.Family) error {
-	targetAt, _, matches := entryLayout(f)
+	targetAt, matches := entryLayout(f)
 	target := int(binary.NativeEndian.Uint16(e.raw[targetAt:]))
 	if target < matches || target+xtHeader > len(e.raw) {
 		return errMalformed

@@ -11,7 +11,7 @@ import (
 
 // appendEntry adds an entry of IPv4 with one match, and a target of that name and data.
 func appendEntry(b []byte, comment, target string, data []byte) []byte {
-	targetAt, _, size := entryLayout(ip.V4)
+	targetAt, size := entryLayout(ip.V4)
 	match := append(make([]byte, xtHeader), comment...)
 	copy(match[xtName:], "comment")
 	binary.NativeEndian.PutUint16(match, uint16(len(match)))

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -27,9 +26,7 @@ const (
 	ipsetNamesOnly = 1 << 1 // IPSET_FLAG_LIST_SETNAME
 
 	ipsetData       = 7 // an element
-	ipsetIP         = 1
 	ipsetPort       = 4
-	ipsetProto      = 7
 	ipsetVersion    = 6 // of the protocol: kernels from 2.6.39 on
 	errIPSetUsed    = unix.Errno(4100)
 	longestSetName  = 31
@@ -107,15 +104,8 @@ func (i *ipsets) names() (found []string, err error) {
 	return found, nil
 }
 
-// element is one of a set, in so far as it tells of a frontend.
-type element struct {
-	addr     netip.Addr
-	protocol uint8
-	port     uint16
-}
-
-// elements visits the elements of a set. One that is not there has none.
-func (i *ipsets) elements(set string, visit func(element)) error {
+// ports visits the ports of a set's elements. A set that is not there has none.
+func (i *ipsets) ports(set string, visit func(uint16)) error {
 	of := new(nfnetlink.Encoder).Uint8(ipsetProtocol, ipsetVersion).Text(ipsetName, set)
 	err := i.Receive(ipsetList, unix.NLM_F_DUMP, unix.AF_UNSPEC, of.B, func(m nfnetlink.Message) error {
 		if err := m.Attributes().Check(); err != nil {
@@ -125,17 +115,11 @@ func (i *ipsets) elements(set string, visit func(element)) error {
 			if kind != ipsetData {
 				continue
 			}
-			var e element
-			if port := data.Get(ipsetPort); len(port) == 2 {
-				e.port = binary.BigEndian.Uint16(port)
+			var port uint16
+			if v := data.Get(ipsetPort); len(v) == 2 {
+				port = binary.BigEndian.Uint16(v)
 			}
-			if protocol := data.Get(ipsetProto); len(protocol) == 1 {
-				e.protocol = protocol[0]
-			}
-			for _, addr := range data.Get(ipsetIP).All() {
-				e.addr, _ = netip.AddrFromSlice(addr)
-			}
-			visit(e)
+			visit(port)
 		}
 		return nil
 	})

@@ -156,7 +156,7 @@ func (i *ipsets) nodePorts() (map[nodePort]bool, error) {
 			if f == ip.V6 {
 				set = ipsetNameOf6(name)
 			}
-			if err := i.elements(set, func(e element) { ports[nodePort{f, protocol, e.port}] = true }); err != nil {
+			if err := i.ports(set, func(port uint16) { ports[nodePort{f, protocol, port}] = true }); err != nil {
 				return nil, err
 			}
 		}

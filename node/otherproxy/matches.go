@@ -114,7 +114,7 @@ func (e *entry) matches(f ip.Family) matches {
 		m.addr = bytes.Clone(e.raw[addr : addr+size])
 	}
 	m.protocol = uint8(binary.NativeEndian.Uint16(e.raw[protocol:]))
-	targetAt, _, at := entryLayout(f)
+	targetAt, at := entryLayout(f)
 	for target := int(binary.NativeEndian.Uint16(e.raw[targetAt:])); at < target; {
 		next := at + int(binary.NativeEndian.Uint16(e.raw[at:])) // parse has checked the sizes
 		m.port = max(m.port, portOf(unix.ByteSliceToString(e.raw[at+xtName:at+xtHeader-1]), e.raw[at+xtHeader:next]))

@@ -76,7 +76,7 @@ type batch struct{ nfnetlink.Encoder }
 // newBatch begins a transaction on the ruleset of that generation.
 func newBatch(generation uint32) *batch {
 	b := &batch{}
-	at := b.BeginBatch(unix.NFNL_SUBSYS_NFTABLES, 0, 0)
+	at := b.BeginBatch(0)
 	b.Uint32(nfnlBatchGenID, generation).EndMessage(at)
 	return b
 }
@@ -95,7 +95,7 @@ func (b *batch) commit() error {
 		return err
 	}
 	defer c.close()
-	b.EndBatch(unix.NFNL_SUBSYS_NFTABLES, 0, 0)
+	b.EndBatch(0, 0)
 	if _, err := c.Socket.WriteLimit(len(b.B)); err != nil {
 		return err
 	}

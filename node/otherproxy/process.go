@@ -20,22 +20,16 @@ import (
 
 // Running says whether kube-proxy runs in this network namespace.
 type Running struct {
-	// Processes are kube-proxy's.
-	Processes []Process
+	// PIDs are those of kube-proxy's processes.
+	PIDs []int
 	// Answers is the address of a metrics server that answers as kube-proxy's; empty if none does.
 	Answers string
-	// Unknown says why there may be a kube-proxy that Processes does not have; nil if there is none.
+	// Unknown says why there may be a kube-proxy that PIDs does not have; nil if there is none.
 	Unknown error
 }
 
-// Process is a process of kube-proxy.
-type Process struct {
-	PID     int
-	Command string
-}
-
 // Yes says that kube-proxy certainly runs.
-func (r Running) Yes() bool { return len(r.Processes) > 0 || r.Answers != "" }
+func (r Running) Yes() bool { return len(r.PIDs) > 0 || r.Answers != "" }
 
 // No says that kube-proxy certainly does not run.
 func (r Running) No() bool { return !r.Yes() && r.Unknown == nil }
@@ -43,8 +37,8 @@ func (r Running) No() bool { return !r.Yes() && r.Unknown == nil }
 // String is for people: "runs (PID 417)", "does not run", or "may run: ...".
 func (r Running) String() string {
 	switch {
-	case len(r.Processes) > 0:
-		return fmt.Sprintf("runs (PID %d)", r.Processes[0].PID)
+	case len(r.PIDs) > 0:
+		return fmt.Sprintf("runs (PID %d)", r.PIDs[0])
 	case r.Answers != "":
 		return fmt.Sprintf("runs (it answers on %s)", r.Answers)
 	case r.Unknown != nil:
@@ -136,7 +130,7 @@ func (r *Running) findProcesses(proc string, here network) (node bool, err error
 		}
 		switch {
 		case isKubeProxy(name, args):
-			r.Processes = append(r.Processes, Process{PID: pid, Command: strings.Join(args, " ")})
+			r.PIDs = append(r.PIDs, pid)
 		case embeds(name):
 			node = true
 			r.Unknown = fmt.Errorf("%s (PID %d) may have a kube-proxy inside", name, pid)
