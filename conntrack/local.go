@@ -34,7 +34,7 @@ func (o *ownAddresses) serves(a netip.Addr) bool {
 }
 
 // answers says whether the flow's destination serves node ports to its source. Loopback addresses serve them to other
-// addresses of the node, from which nftproxy connects for clients on loopback (daemon/localport).
+// addresses of the node, from which nftproxy connects for clients on loopback (daemon/listen).
 func (o *ownAddresses) answers(f *Flow) bool {
 	src, dst := f.Original.Src.Addr(), f.Original.Dst.Addr()
 	return o.serves(dst) || o.loopback[dst] && !src.IsLoopback() && o.has(src)

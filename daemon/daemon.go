@@ -16,8 +16,7 @@ import (
 
 	"nftproxy/conntrack"
 	"nftproxy/daemon/health"
-	"nftproxy/daemon/healthport"
-	"nftproxy/daemon/localport"
+	"nftproxy/daemon/listen"
 	"nftproxy/daemon/metrics"
 	"nftproxy/daemon/process"
 	"nftproxy/daemon/proxy"
@@ -133,13 +132,10 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 	ejector := newEjector(c, r, o.waiting, table, watcher, counts)
 	sweeper := newSweeper(r, conn, counts, cleaner.CheckAll)
 	refused := traffic.NewRefusalWatcher(conn, r.refusalObserver(watcher, counts))
-	ports := healthport.New(healthport.Config{
-		NodePortAddresses: c.Rules.NodePortAddresses,
-		Healthy:           func() bool { return judge.Status().Healthy },
-		Observe:           counts.ObserveHealthPorts,
-		Log:               c.Log,
-	})
-	local := localport.New(localport.Config{NodePortAddresses: c.Rules.NodePortAddresses, Log: c.Log})
+	ports := listen.NewHealthPorts(listen.Config{
+		NodePortAddresses: c.Rules.NodePortAddresses, Observe: counts.ObserveHealthPorts, Log: c.Log,
+	}, func() bool { return judge.Status().Healthy })
+	local := listen.NewLocalPorts(listen.Config{NodePortAddresses: c.Rules.NodePortAddresses, Log: c.Log})
 	metrics.FollowLocalPorts(registry, local.Counts)
 	kubeProxy := takeover.NewKubeProxy(c.Log, func(note string) { r.aboutNode(watch.ReasonKubeProxy, note) }, counts.ObserveKubeProxy, c.beside(), c.ExcludeIPVS)
 	connections := sync.OnceValue(func() func(proxy.Sync) { return countConnections(c, rules(), conn, registry) })

@@ -4,7 +4,7 @@
 // what components of Kubernetes tell there about their own process.
 //
 // The package judges by the syncs of the loop, and it repairs nothing. Package
-// healthport has the health check node ports of Services.
+// listen has the health check node ports of Services.
 package health
 
 import (

@@ -21,7 +21,8 @@ const (
 	grace = 2 * time.Second
 	// headerTimeout is how long a client may take for the headers of its request.
 	headerTimeout = 10 * time.Second
-	// idleTimeout is how long a connection may wait for its next request.
+	// idleTimeout is how long a connection may wait for its next request. Load
+	// balancers ask every few seconds.
 	idleTimeout = 2 * time.Minute
 	// headerBytes is how long these headers may be. net/http adds 4 KiB.
 	headerBytes = 12 << 10
@@ -153,22 +154,11 @@ func (s *Server) logServing(ctx context.Context, at net.Addr, warned bool) {
 // keeps it from going on.
 func (s *Server) serve(ctx context.Context, l net.Listener) error {
 	l = LimitConnections(l, s.tooMany, NewBound(maxConnections, maxOfClient))
-	server := &http.Server{
-		Handler:           s.handler,
-		ReadHeaderTimeout: headerTimeout,
-		IdleTimeout:       idleTimeout,
-		ConnState:         ConnState,
-		MaxHeaderBytes:    headerBytes,
-		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
-	}
+	server := HTTPServer(s.handler, s.log)
 	stopped := make(chan struct{})
 	cancelStop := context.AfterFunc(ctx, func() {
 		defer close(stopped)
-		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
-		defer cancel()
-		if server.Shutdown(end) != nil {
-			_ = server.Close()
-		}
+		Shutdown(server)
 	})
 	serve := server.Serve
 	if s.certificate != nil {
@@ -188,6 +178,28 @@ func (s *Server) serve(ctx context.Context, l net.Listener) error {
 	// The listener is broken, but its connections may not be.
 	_ = server.Close()
 	return err
+}
+
+// HTTPServer returns a server for a listener of LimitConnections, with the bounds on headers and idle connections that all
+// servers of the process have.
+func HTTPServer(h http.Handler, log *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: headerTimeout,
+		IdleTimeout:       idleTimeout,
+		ConnState:         ConnState,
+		MaxHeaderBytes:    headerBytes,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+}
+
+// Shutdown ends a server. Requests under way have two seconds more.
+func Shutdown(s *http.Server) {
+	ctx, cancel := context.WithTimeout(context.Background(), grace)
+	defer cancel()
+	if s.Shutdown(ctx) != nil {
+		_ = s.Close()
+	}
 }
 
 // tooMany logs that a connection had to go. The log is bounded where many lines are alike.

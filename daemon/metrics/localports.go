@@ -4,13 +4,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
-	"nftproxy/daemon/localport"
+	"nftproxy/daemon/listen"
 	"nftproxy/model/ip"
 )
 
 // FollowLocalPorts takes the counts of node ports on localhost from the function from now on. It must be safe for
 // concurrent use. The first two metrics are kube-proxy's (KEP-6032).
-func FollowLocalPorts(r prometheus.Registerer, counts func() localport.Counts) {
+func FollowLocalPorts(r prometheus.Registerer, counts func() listen.LocalCounts) {
 	f := promauto.With(r)
 	for _, family := range ip.Families() {
 		labels := prometheus.Labels{"ip_family": family.Name()}
@@ -25,9 +25,9 @@ func FollowLocalPorts(r prometheus.Registerer, counts func() localport.Counts) {
 			ConstLabels: labels,
 		}, func() float64 { c := counts(); return float64(*c.Failures.Of(family)) })
 	}
-	for protocol, of := range map[string]struct{ open, excess func(localport.Counts) int }{
-		"TCP": {func(c localport.Counts) int { return c.Connections }, func(c localport.Counts) int { return c.Refused }},
-		"UDP": {func(c localport.Counts) int { return c.Sessions }, func(c localport.Counts) int { return c.Closed }},
+	for protocol, of := range map[string]struct{ open, excess func(listen.LocalCounts) int }{
+		"TCP": {func(c listen.LocalCounts) int { return c.Connections }, func(c listen.LocalCounts) int { return c.Refused }},
+		"UDP": {func(c listen.LocalCounts) int { return c.Sessions }, func(c listen.LocalCounts) int { return c.Closed }},
 	} {
 		labels := prometheus.Labels{"protocol": protocol}
 		f.NewGaugeFunc(prometheus.GaugeOpts{

@@ -22,7 +22,7 @@ import (
 
 	"nftproxy/conntrack"
 	"nftproxy/daemon/affinity"
-	"nftproxy/daemon/localport"
+	"nftproxy/daemon/listen"
 	"nftproxy/daemon/metrics"
 	"nftproxy/look/traffic"
 	"nftproxy/model/ip"
@@ -56,7 +56,7 @@ func all(t *testing.T) (served, slis []check.Metric) {
 		return []traffic.PortTraffic{{Connections: traffic.Connections{Total: 1}}}, 1
 	})
 	metrics.NewConfigFile(r)
-	metrics.FollowLocalPorts(r, func() localport.Counts { return localport.Counts{} })
+	metrics.FollowLocalPorts(r, func() listen.LocalCounts { return listen.LocalCounts{} })
 	m.SetKubernetesVersion(apiversion.Info{Major: "1"})
 	request(listeners)
 	checks := metrics.NewSLIs()

@@ -319,7 +319,7 @@ func arriving() []nft.Rule {
 }
 
 // outputChain sees what the node itself sends. Where the loopback address serves node ports, it has a rule for
-// connections there from another address of the node: daemon/localport makes them for its clients on loopback. (The
+// connections there from another address of the node: daemon/listen makes them for its clients on loopback. (The
 // kernel routes nothing from a loopback address to another host without route_localnet, and for ::1 not at all.) No
 // packet from outside meets it.
 func outputChain(cfg *Config, f ip.Family, node *service.Node) *nft.Chain {

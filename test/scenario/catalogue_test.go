@@ -74,7 +74,7 @@ func kubeProxyTests() map[string]string {
 func otherKubeProxyTests() map[string]string {
 	return map[string]string{
 		// Slices and services, merged and remembered.
-		"TestGetLocalEndpointIPs":                           "daemon/healthport: TestWanted",
+		"TestGetLocalEndpointIPs":                           "daemon/listen: TestHealthWanted",
 		"TestEndpointSliceUpdate":                           "watch: TestSliceChanges",
 		"TestCheckoutChanges":                               "watch: TestSliceChanges, TestEventOrder",
 		"TestEsDataChanged":                                 "watch: TestUnrelatedKeepItsPointer, TestKeptIsSmall",
@@ -118,8 +118,8 @@ func otherKubeProxyTests() map[string]string {
 		"TestBoundedFrequencyRunner_Run_DoesNotRunBeforeMinInterval_RealClock": "daemon/proxy: TestBurst",
 		"Test_BoundedFrequencyRunnerRetry_RealClock":                           "daemon/proxy: TestRetryWithoutChange",
 		// Health.
-		"TestServer": "daemon/healthport: TestHTTP, TestKeptConnection, TestAnswer",
-		"TestServerWithSelectiveListeningAddress": "daemon/healthport: TestNodeAddresses",
+		"TestServer": "daemon/listen: TestHealthHTTP, TestHealthKeptConnection, TestHealthAnswer",
+		"TestServerWithSelectiveListeningAddress": "daemon/listen: TestHealthNodeAddresses",
 		"TestHealthzServer":                       "daemon/health: TestLife, TestBody",
 		"TestLivezServer":                         "daemon/health: TestLife, TestBody",
 		// Connection tracking; a million connections.

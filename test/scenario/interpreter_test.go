@@ -13,7 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"nftproxy/daemon/healthport"
+	"nftproxy/daemon/listen"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
@@ -51,7 +51,7 @@ func TestInterpreter(t *testing.T) {
 				i.sweep(ruleset.AffinityMaps(program))
 			}
 			state = next
-			i.health = healthport.Handlers(cfg.NodePortAddresses, snapshot, func() bool { return true })
+			i.health = listen.HealthHandlers(cfg.NodePortAddresses, snapshot, func() bool { return true })
 			for _, f := range s.Steps[n].Flows {
 				if err := i.check(f, &s.Steps[n]); err != nil {
 					t.Errorf("step %d: %s: %v", n+1, f.Path(), err)

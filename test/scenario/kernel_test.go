@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"nftproxy/daemon/healthport"
+	"nftproxy/daemon/listen"
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/service"
 	"nftproxy/nft"
@@ -78,20 +78,20 @@ func playInKernel(t *testing.T, cmd nftcmd.Command, s *scenario.Scenario, others
 
 // serveHealth runs the servers of health check node ports on the node, as the
 // daemon does.
-func serveHealth(t *testing.T, world *stage.Stage, on service.NodePortAddresses) *healthport.Server {
-	server := healthport.New(healthport.Config{
-		NodePortAddresses: on, Healthy: func() bool { return true }, Within: world.Node.Do, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
-	})
+func serveHealth(t *testing.T, world *stage.Stage, on service.NodePortAddresses) *listen.HealthPorts {
+	ports := listen.NewHealthPorts(listen.Config{
+		NodePortAddresses: on, Within: world.Node.Do, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	}, func() bool { return true })
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- server.Run(ctx) }()
+	go func() { ended <- ports.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
 	})
-	return server
+	return ports
 }
 
 // loader loads programs into the node's kernel.

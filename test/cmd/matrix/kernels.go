@@ -36,6 +36,8 @@ func kernelTests(pkg string) string {
 		return "^TestKernel"
 	case "test/datapath":
 		return "^TestAssociations$" // the others measure a way that nftproxy does not take
+	case "daemon/listen":
+		return "^Test(Health|Listeners)"
 	case "look/explain/live":
 		return "^TestAsk$"
 	}
@@ -50,7 +52,7 @@ const sameEverywhere = "^(Fuzz|TestFaults|TestCleanerStaysWithinBudget$|TestStal
 func defaultPackages() []string {
 	return []string{
 		"nft/kernel", "nft/ruleset", "nft/livetrace", "nft/ejecttable", "conntrack",
-		"daemon/affinity", "look/basechain", "look/explain/live", "daemon/healthport", "node/hostaddr",
+		"daemon/affinity", "look/basechain", "look/explain/live", "daemon/listen", "node/hostaddr",
 		"node/otherproxy", "look/preflight", "daemon/proxy",
 		"test/lib/testnet", "test/lib/netfilter", "test/scenario",
 		"test/datapath", // the last: it loads the kernel's SCTP, which answers what other tests send

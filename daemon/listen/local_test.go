@@ -1,4 +1,4 @@
-package localport
+package listen
 
 import (
 	"errors"
@@ -96,7 +96,7 @@ func TestTakenPort(t *testing.T) {
 	w.apply(4)
 	w.want("the taken port", 30080, "process")
 	w.want("another one", 30081, "pod")
-	if c := w.server.Counts(); c.Failures[0] < 2 || c.Failures[1] < 2 || !w.log.has("cannot serve a node port on localhost") {
+	if c := w.ports.Counts(); c.Failures[0] < 2 || c.Failures[1] < 2 || !w.log.has("cannot serve a node port on localhost") {
 		t.Errorf("no failure is counted and logged: %+v", c)
 	}
 	for _, s := range others {
@@ -180,7 +180,7 @@ func TestUnreachable(t *testing.T) {
 	w.wantReset(30080)
 }
 
-// TestUntranslated: where the rules do not translate what the Server sends, as without them, it does not send to itself
+// TestUntranslated: where the rules do not translate what LocalPorts send, as without them, they do not send to themselves
 // again and again.
 func TestUntranslated(t *testing.T) {
 	w := newWorld(t)
@@ -190,10 +190,10 @@ func TestUntranslated(t *testing.T) {
 	if _, err := w.dial("udp", 30080).Write([]byte("question")); err != nil {
 		t.Error(err)
 	}
-	for !w.log.has("did not come from there") || w.server.Counts().Connections > 0 {
+	for !w.log.has("did not come from there") || w.ports.Counts().Connections > 0 {
 		time.Sleep(time.Millisecond)
 	}
-	if c := w.server.Counts(); c.Sessions > 1 || c.Refused > 0 {
+	if c := w.ports.Counts(); c.Sessions > 1 || c.Refused > 0 {
 		t.Errorf("%+v", c)
 	}
 }
@@ -211,7 +211,7 @@ func TestStop(t *testing.T) {
 	if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Error("the connection is still open")
 	}
-	if c := w.server.Counts(); c.Sessions+c.Connections+c.Listeners[0]+c.Listeners[1] != 0 {
+	if c := w.ports.Counts(); c.Sessions+c.Connections+c.Listeners[0]+c.Listeners[1] != 0 {
 		t.Errorf("after the end: %+v", c)
 	}
 	w.want("after the end", 30080, "refused")

@@ -1,4 +1,4 @@
-package healthport
+package listen
 
 import (
 	"fmt"
@@ -9,9 +9,9 @@ import (
 	"nftproxy/model/service"
 )
 
-// TestCrowd: clients that keep as many connections to a port as they may do not keep others from it: a load
+// TestHealthCrowd: clients that keep as many connections to a port as they may do not keep others from it: a load
 // balancer that asks now and then is answered each time. So is one of these clients at this port and at others.
-func TestCrowd(t *testing.T) {
+func TestHealthCrowd(t *testing.T) {
 	n := startNode(t, "0.0.0.0/0", "2001:db8::/32")
 	n.sync("2 open, 0 failed", service.Node{}, checked("web", 30100, "10.0.0.1:80"), checked("other", 30200, "10.0.0.1:80"))
 	answers := func(from, to string) bool {
@@ -23,8 +23,8 @@ func TestCrowd(t *testing.T) {
 		t.Cleanup(func() { c.Close() })
 		return isAnswered(c)
 	}
-	for i := range maxConnections {
-		if !answers(fmt.Sprintf("127.0.0.%d", 1+i%(maxConnections/maxOfClient)), "127.0.0.1:30100") {
+	for i := range maxHealthConnections {
+		if !answers(fmt.Sprintf("127.0.0.%d", 1+i%(maxHealthConnections/maxOfClient)), "127.0.0.1:30100") {
 			t.Fatalf("connection %d is closed", i)
 		}
 	}

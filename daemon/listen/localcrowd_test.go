@@ -1,4 +1,4 @@
-package localport
+package listen
 
 import (
 	"fmt"
@@ -9,9 +9,9 @@ import (
 	"nftproxy/test/lib/testnet"
 )
 
-// TestCrowd: clients that keep as many connections to a node port as it has, and read nothing, keep others from it and not
+// TestLocalCrowd: clients that keep as many connections to a node port as it has, and read nothing, keep others from it and not
 // from other ports. Their end makes room.
-func TestCrowd(t *testing.T) {
+func TestLocalCrowd(t *testing.T) {
 	w := newWorld(t)
 	pods := w.serve("pod")
 	w.builder.Set(nodePort("crowded", 30080, pods...))
@@ -30,7 +30,7 @@ func TestCrowd(t *testing.T) {
 	if got := w.ask(testnet.TCP, "127.0.0.1", 30080); got != "reset" {
 		t.Errorf("one connection more: %s", got)
 	}
-	if c := w.server.Counts(); c.Connections != maxOfPort || c.Refused == 0 {
+	if c := w.ports.Counts(); c.Connections != maxOfPort || c.Refused == 0 {
 		t.Errorf("counts %+v", c)
 	}
 	for limit := time.Now().Add(patience); !w.log.has("too many are open"); { // The client may hear of its reset before the log does.
@@ -50,7 +50,7 @@ func TestCrowd(t *testing.T) {
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
 	}
-	for w.ask(testnet.TCP, "127.0.0.1", 30080) != "pod" { // until the Server has seen the end
+	for w.ask(testnet.TCP, "127.0.0.1", 30080) != "pod" { // until LocalPorts have seen the end
 		time.Sleep(10 * time.Millisecond)
 	}
 }
@@ -64,12 +64,12 @@ func TestResetByClient(t *testing.T) {
 	if got := line(c); got != "pod" {
 		t.Fatalf("answer from %q", got)
 	}
-	if n := w.server.Counts().Connections; n != 1 {
+	if n := w.ports.Counts().Connections; n != 1 {
 		t.Fatalf("%d connections, want 1", n)
 	}
 	_ = c.(*net.TCPConn).SetLinger(0)
 	_ = c.Close()
-	for limit := time.Now().Add(patience); w.server.Counts().Connections > 0; {
+	for limit := time.Now().Add(patience); w.ports.Counts().Connections > 0; {
 		if time.Now().After(limit) {
 			t.Fatal("the connection is still there")
 		}
@@ -105,12 +105,12 @@ func TestSessions(t *testing.T) {
 			exchange(c)
 			_ = c.Close()
 		}
-		if c := w.server.Counts(); c.Sessions > maxSessions || i == 0 && c.Sessions != maxSessionsOfPort {
+		if c := w.ports.Counts(); c.Sessions > maxSessions || i == 0 && c.Sessions != maxSessionsOfPort {
 			t.Errorf("after port %d: %+v", i, c)
 		}
 	}
 	exchange(first)
-	if c := w.server.Counts(); c.Sessions != maxSessions || c.Closed == 0 || !w.log.has("closed a session of a node port") {
+	if c := w.ports.Counts(); c.Sessions != maxSessions || c.Closed == 0 || !w.log.has("closed a session of a node port") {
 		t.Errorf("in the end: %+v", c)
 	}
 }

@@ -1,7 +1,9 @@
-package localport
+package listen
 
 import (
 	"fmt"
+	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -11,39 +13,25 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nftproxy/daemon/proxy"
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/test/gen"
 )
 
-func nodePorts(t *testing.T, list ...string) service.NodePortAddresses {
-	t.Helper()
-	n, err := service.ParseNodePortAddresses(list)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
-}
-
-// lines says where to listen and connect from, as "ADDRESS:PORT/PROTOCOL SERVICE from ADDRESS".
-func lines(families ...*index) []string {
+// localLines says where to listen and connect from, as "ADDRESS:PORT/PROTOCOL SERVICE from ADDRESS".
+func localLines(families ...*localIndex) []string {
 	var list []string
 	for _, x := range families {
-		for p, name := range x.wish.ports {
-			list = append(list, fmt.Sprintf("%s/%s %s from %s", netip.AddrPortFrom(x.wish.at, p.number), strings.ToLower(p.protocol.String()), name, x.wish.from))
+		for a, name := range x.wanted {
+			list = append(list, fmt.Sprintf("%s/%s %s from %s", a.at, strings.ToLower(a.protocol.String()), name, x.from))
 		}
 	}
 	slices.Sort(list)
 	return list
 }
 
-func TestWish(t *testing.T) {
-	addrs := func(texts ...string) (list []netip.Addr) {
-		for _, text := range texts {
-			list = append(list, netip.MustParseAddr(text))
-		}
-		return list
-	}
+func TestLocalWanted(t *testing.T) {
 	own := addrs("127.0.0.1", "172.16.0.1", "192.168.0.2", "::1", "2001:db8::2", "fe80::1")
 	node := service.Node{Name: "node", Addresses: addrs("192.168.0.2", "2001:db8::2"), HostAddresses: own}
 	web := nodePort("web", 30080, addrs("10.0.0.1")...)
@@ -99,11 +87,11 @@ func TestWish(t *testing.T) {
 			for _, s := range c.services {
 				b.Set(s)
 			}
-			v4, v6 := newIndex(nodePorts(t, strings.Fields(c.list)...), ip.V4), newIndex(nodePorts(t, strings.Fields(c.list)...), ip.V6)
-			for _, x := range []*index{v4, v6} {
+			v4, v6 := newLocalIndex(nodePorts(t, strings.Fields(c.list)...), ip.V4), newLocalIndex(nodePorts(t, strings.Fields(c.list)...), ip.V6)
+			for _, x := range []*localIndex{v4, v6} {
 				x.update(b.Snapshot(), c.refused)
 			}
-			if diff := cmp.Diff(c.want, lines(v4, v6)); diff != "" {
+			if diff := cmp.Diff(c.want, localLines(v4, v6)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
@@ -117,25 +105,34 @@ func TestManyNodePorts(t *testing.T) {
 	for i := range uint16(services) {
 		b.Set(nodePort(fmt.Sprintf("web-%d", services-i), 30000+i, netip.MustParseAddr("10.0.0.1")))
 	}
-	x := newIndex(nodePorts(t, "localhost"), ip.V4)
+	x := newLocalIndex(nodePorts(t, "localhost"), ip.V4)
 	x.update(b.Snapshot(), nil)
-	if len(x.wish.ports) != maxListeners || x.wish.leftOut != 200 {
-		t.Fatalf("%d listeners, %d left out", len(x.wish.ports), x.wish.leftOut)
+	if len(x.wanted) != maxListeners || x.leftOut != 200 {
+		t.Fatalf("%d listeners, %d left out", len(x.wanted), x.leftOut)
 	}
-	for p, name := range x.wish.ports {
-		if p.number >= 30000+maxListeners/2 {
+	for a, name := range x.wanted {
+		if a.at.Port() >= 30000+maxListeners/2 {
 			t.Fatalf("%s has one before older Services", name)
 		}
 	}
+	log := &text{}
+	ports := NewLocalPorts(Config{NodePortAddresses: nodePorts(t, "localhost"), Log: slog.New(slog.NewTextHandler(log, nil))})
+	ports.Notify(proxy.Sync{Snapshot: b.Snapshot()})
+	for range 2 {
+		ports.config.Observe(0, 0)
+	}
+	if got := log.b.String(); strings.Count(got, "left_out=200 ") != 1 || strings.Count(got, "\n") != 1 {
+		t.Errorf("logged:\n%s", got)
+	}
 }
 
-// TestUpdateEqualsFresh: after any changes an index has the same wish as a new one for the latest snapshot, and update says
+// TestLocalUpdateEqualsFresh: after any changes an index wants the same as a new one for the latest snapshot, and update says
 // whether it has changed.
-func TestUpdateEqualsFresh(t *testing.T) {
+func TestLocalUpdateEqualsFresh(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		family := ip.Families()[seed%2]
-		x := newIndex(service.NodePortAddresses{}, family)
+		x := newLocalIndex(service.NodePortAddresses{}, family)
 		b := service.NewBuilder(gen.PlainNode())
 		opened := 0
 		for _, c := range gen.Changes(rng, 300, gen.Options{}) {
@@ -152,17 +149,17 @@ func TestUpdateEqualsFresh(t *testing.T) {
 			if rng.IntN(4) == 0 {
 				continue // several changes in one snapshot
 			}
-			before := lines(x)
+			before := maps.Clone(x.wanted)
 			changed := x.update(b.Snapshot(), refused)
-			fresh := newIndex(x.nodePorts, x.family)
+			fresh := newLocalIndex(x.nodePorts, x.family)
 			fresh.update(b.Snapshot(), refused)
-			if diff := cmp.Diff(lines(fresh), lines(x)); diff != "" {
+			if diff := cmp.Diff(localLines(fresh), localLines(x)); diff != "" {
 				t.Fatalf("seed %d: (-fresh +updated):\n%s", seed, diff)
 			}
-			if !changed && !slices.Equal(before, lines(x)) {
-				t.Fatalf("seed %d: update reports no change, before %v, after %v", seed, before, lines(x))
+			if changed == maps.Equal(before, x.wanted) {
+				t.Fatalf("seed %d: update says %t, before %v, after %v", seed, changed, before, x.wanted)
 			}
-			opened += len(x.wish.ports)
+			opened += len(x.wanted)
 		}
 		if opened == 0 {
 			t.Errorf("seed %d: no port was ever wanted", seed)

@@ -1,4 +1,4 @@
-package localport
+package listen
 
 import (
 	"context"
@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"nftproxy/model/service"
 )
 
 const (
@@ -27,17 +29,16 @@ const (
 
 // udpPort serves a node port.
 type udpPort struct {
-	server *Server
-	at     address
+	localPort
 	socket socket
 }
 
-func (s *Server) listenUDP(ctx context.Context, at address) (listener, error) {
+func (s *LocalPorts) listenUDP(ctx context.Context, at address) (listener[service.Name], error) {
 	c, err := new(net.ListenConfig).ListenPacket(ctx, "udp", at.at.String())
 	if err != nil {
 		return nil, err
 	}
-	p := &udpPort{server: s, at: at}
+	p := &udpPort{localPort: localPort{s, at}}
 	if p.socket, err = s.newSocket(c.(*net.UDPConn)); err != nil {
 		return nil, err
 	}
@@ -52,6 +53,7 @@ func (s *Server) listenUDP(ctx context.Context, at address) (listener, error) {
 func (p *udpPort) stop() {
 	_ = p.socket.Close()
 	p.server.sessions.closeAll(p.at)
+	p.stopped()
 }
 
 // take sends a client's datagram on.
@@ -238,7 +240,7 @@ type socket struct {
 	buffers *sync.Pool // of *buffer
 }
 
-func (s *Server) newSocket(c *net.UDPConn) (socket, error) {
+func (s *LocalPorts) newSocket(c *net.UDPConn) (socket, error) {
 	raw, err := c.SyscallConn()
 	return socket{c, raw, &s.buffers}, err
 }

@@ -1,4 +1,4 @@
-package healthport
+package listen
 
 import (
 	"bytes"
@@ -102,10 +102,10 @@ func (l *fakeListener) Close() error {
 
 func (l *fakeListener) Addr() net.Addr { return net.TCPAddrFromAddrPort(l.addr) }
 
-// bench is a running Server on a fake network, in a synctest bubble.
+// bench is HealthPorts on a fake network, in a synctest bubble.
 type bench struct {
 	*testing.T
-	*Server
+	*HealthPorts
 	net    *fakeNet
 	log    bytes.Buffer
 	counts []string
@@ -114,16 +114,15 @@ type bench struct {
 
 func start(t *testing.T, list ...string) *bench {
 	b := &bench{T: t, net: &fakeNet{open: map[netip.AddrPort]*fakeListener{}, taken: map[netip.AddrPort]error{}, began: time.Now()}}
-	b.Server = New(Config{
+	b.HealthPorts = NewHealthPorts(Config{
 		NodePortAddresses: nodePorts(t, list...),
-		Healthy:           func() bool { return true },
 		Observe:           func(open, failed int) { b.counts = append(b.counts, fmt.Sprintf("%d open, %d failed", open, failed)) },
 		Log:               slog.New(slog.NewTextHandler(&b.log, nil)),
-	})
+	}, func() bool { return true })
 	b.listen = b.net.listen
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
-	go func() { done <- b.Server.Run(ctx) }()
+	go func() { done <- b.HealthPorts.Run(ctx) }()
 	b.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -134,7 +133,7 @@ func start(t *testing.T, list ...string) *bench {
 	return b
 }
 
-// sync tells the Server of a sync and waits until the Server has followed it.
+// sync tells the HealthPorts of a sync and waits until they have followed it.
 func (b *bench) sync(node service.Node, services ...*service.Service) {
 	b.Notify(proxy.Sync{Snapshot: snapshot(node, services...)})
 	synctest.Wait()
@@ -157,14 +156,14 @@ func (b *bench) wantTries(when string, want ...string) {
 // answers are the answers of the open ports.
 func (b *bench) answers() map[string]string {
 	m := map[string]string{}
-	for addr, p := range b.ports {
-		a := p.answer.Load()
-		m[addr.String()] = fmt.Sprintf("%s %d", a.service, a.local)
+	for addr, l := range b.active {
+		a := l.(*healthPort).answer.Load()
+		m[addr.at.String()] = fmt.Sprintf("%s %d", a.service, a.local)
 	}
 	return m
 }
 
-func TestFollowsSyncs(t *testing.T) {
+func TestListenersFollowsSyncs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t, "192.168.0.0/16", "::/0")
 		node := service.Node{HostAddresses: addrs("192.168.0.2")}
@@ -198,9 +197,9 @@ func TestFollowsSyncs(t *testing.T) {
 	})
 }
 
-// TestAllAddressesToOne: the socket on all addresses is closed before the socket on
+// TestListenersAllAddressesToOne: the socket on all addresses is closed before the socket on
 // one address is opened.
-func TestAllAddressesToOne(t *testing.T) {
+func TestListenersAllAddressesToOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t)
 		for range 10 {
@@ -215,9 +214,9 @@ func TestAllAddressesToOne(t *testing.T) {
 	})
 }
 
-// TestRetry: the Server tries a failed address again every five seconds, whatever else
+// TestListenersRetry: a failed address is tried again every five seconds, whatever else
 // changes. It logs the failure once, and opens the other addresses.
-func TestRetry(t *testing.T) {
+func TestListenersRetry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t, "0.0.0.0/0", "2001:db8::/32")
 		b.net.take("0.0.0.0:30100", errors.New("in use"))
@@ -254,9 +253,9 @@ func TestRetry(t *testing.T) {
 	})
 }
 
-// TestRetryWhenPortGoes: after the Server has closed a listener, it tries again at
+// TestListenersRetryWhenPortGoes: after a listener was closed, failed addresses are tried again at
 // once: the listener may have been in the way.
-func TestRetryWhenPortGoes(t *testing.T) {
+func TestListenersRetryWhenPortGoes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t, "0.0.0.0/0", "2001:db8::/32")
 		b.net.take("0.0.0.0:30100", errors.New("in use"))
@@ -277,7 +276,32 @@ func TestRetryWhenPortGoes(t *testing.T) {
 	})
 }
 
-func TestBrokenListener(t *testing.T) {
+// TestListenersEager: eager listeners try a failed address again after each change, and a retry still comes five seconds
+// after the failure.
+func TestListenersEager(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, "0.0.0.0/0", "2001:db8::/32")
+		b.kind.eager = true
+		b.net.take("0.0.0.0:30100", errors.New("in use"))
+		for n := range 3 {
+			b.sync(service.Node{}, checked("bad", 30100), checked("good", 30200, fmt.Sprintf("10.0.0.%d:80", n+1), "10.0.0.9:80"))
+			b.sync(service.Node{}, checked("bad", 30100), checked("good", 30200))
+			time.Sleep(2 * time.Second)
+		}
+		synctest.Wait()
+		var times []string
+		for _, try := range b.net.tries {
+			if at, found := strings.CutSuffix(try, " 0.0.0.0:30100"); found {
+				times = append(times, at)
+			}
+		}
+		if got, want := strings.Join(times, " "), "0s 0s 2s 2s 4s 4s 5s"; got != want {
+			t.Errorf("tried at %s, want %s", got, want)
+		}
+	})
+}
+
+func TestListenersBrokenListener(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t, "0.0.0.0/0", "2001:db8::/32")
 		b.sync(service.Node{}, checked("web", 30100), checked("other", 30200))
@@ -292,9 +316,9 @@ func TestBrokenListener(t *testing.T) {
 	})
 }
 
-// TestFamilyNotInForce: a family whose program is not in force keeps its answers. The
+// TestListenersFamilyNotInForce: a family whose program is not in force keeps its answers. The
 // other family follows.
-func TestFamilyNotInForce(t *testing.T) {
+func TestListenersFamilyNotInForce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t, "0.0.0.0/0", "::/0")
 		one, two := checked("web", 30100, "10.0.0.1:80", "[fd00:1::1]:80"), checked("web", 30100, "10.0.0.1:80", "10.0.0.2:80")
@@ -320,9 +344,9 @@ func TestFamilyNotInForce(t *testing.T) {
 	})
 }
 
-// TestManySyncsAtOnce: the latest sync of each family counts, also if Run has not seen
+// TestListenersManySyncsAtOnce: the latest sync of each family counts, also if Run has not seen
 // the ones before.
-func TestManySyncsAtOnce(t *testing.T) {
+func TestListenersManySyncsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t, "0.0.0.0/0", "::/0")
 		for n := range 1000 {

@@ -1,4 +1,4 @@
-package healthport
+package listen
 
 import (
 	"context"
@@ -21,13 +21,13 @@ import (
 	"nftproxy/test/lib/testnet"
 )
 
-// node is a network namespace with a Server.
+// node is a network namespace with HealthPorts.
 type node struct {
 	*testing.T
 	ns      *testnet.Namespace
-	server  *Server
+	ports   *HealthPorts
 	healthy atomic.Bool
-	// changes has a token for each change that the Server has carried out.
+	// changes has a token for each change that they have carried out.
 	changes chan string
 	client  *http.Client
 }
@@ -35,15 +35,15 @@ type node struct {
 func startNode(t *testing.T, list ...string) *node {
 	n := &node{T: t, ns: testnet.NamespaceForTest(t, "node"), changes: make(chan string, 100)}
 	n.healthy.Store(true)
-	n.server = New(Config{
-		NodePortAddresses: nodePorts(t, list...), Healthy: n.healthy.Load, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	n.ports = NewHealthPorts(Config{
+		NodePortAddresses: nodePorts(t, list...), Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		Observe: func(open, failed int) { n.changes <- fmt.Sprintf("%d open, %d failed", open, failed) },
 		Within:  n.ns.Do,
-	})
+	}, n.healthy.Load)
 	n.client = &http.Client{Transport: &http.Transport{DialContext: n.ns.Dial, DisableKeepAlives: true}}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
-	go func() { done <- n.server.Run(ctx) }()
+	go func() { done <- n.ports.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -53,10 +53,10 @@ func startNode(t *testing.T, list ...string) *node {
 	return n
 }
 
-// sync tells the Server of a sync and waits until the Server has followed it.
+// sync tells the HealthPorts of a sync and waits until they have followed it.
 func (n *node) sync(want string, node service.Node, services ...*service.Service) {
 	n.Helper()
-	n.server.Notify(proxy.Sync{Snapshot: snapshot(node, services...)})
+	n.ports.Notify(proxy.Sync{Snapshot: snapshot(node, services...)})
 	if got := <-n.changes; got != want {
 		n.Errorf("%s, want %s", got, want)
 	}
@@ -109,9 +109,9 @@ func answerFor(code, local int, healthy bool) string {
 	return fmt.Sprintf(`%d %d {"service":{"namespace":"default","name":"web"},"localEndpoints":%d,"serviceProxyHealthy":%t}`, code, local, local, healthy)
 }
 
-// TestHTTP follows the changes of a Service's life: each address of both families
+// TestHealthHTTP follows the changes of a Service's life: each address of both families
 // answers, for every path and method.
-func TestHTTP(t *testing.T) {
+func TestHealthHTTP(t *testing.T) {
 	n := startNode(t, "0.0.0.0/0", "::/0")
 	n.addAddrs("192.0.2.1/32", "2001:db8::1/128")
 	n.sync("2 open, 0 failed", service.Node{}, checked("web", 30100, "10.0.0.1:80", "10.0.0.2:80", "[fd00:1::1]:80"))
@@ -136,9 +136,9 @@ func TestHTTP(t *testing.T) {
 	n.wantAnswers("without the service", everywhere("refused", "refused"))
 }
 
-// TestKeptConnection: a load balancer's connection outlives a change of endpoints, but
+// TestHealthKeptConnection: a load balancer's connection outlives a change of endpoints, but
 // not the port.
-func TestKeptConnection(t *testing.T) {
+func TestHealthKeptConnection(t *testing.T) {
 	n := startNode(t, "0.0.0.0/0", "2001:db8::/32")
 	dials := 0
 	n.client.Transport = &http.Transport{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -164,9 +164,9 @@ func TestKeptConnection(t *testing.T) {
 	n.wantAnswers("after the end", map[string]string{"127.0.0.1:30100": "refused"})
 }
 
-// TestNodeAddresses: the ports follow the addresses that serve node ports, also to an
+// TestHealthNodeAddresses: the ports follow the addresses that serve node ports, also to an
 // address that the node does not have yet.
-func TestNodeAddresses(t *testing.T) {
+func TestHealthNodeAddresses(t *testing.T) {
 	n := startNode(t, "192.0.2.0/24", "2001:db8::/32")
 	n.addAddrs("192.0.2.1/32", "192.0.2.2/32", "198.51.100.1/32", "2001:db8::1/128")
 	web := checked("web", 30100, "10.0.0.1:80", "[fd00:1::1]:80")
@@ -188,9 +188,9 @@ func TestNodeAddresses(t *testing.T) {
 	})
 }
 
-// TestPortTaken: another process has the port of one Service in one family. The other
+// TestHealthPortTaken: another process has the port of one Service in one family. The other
 // Service answers, and so does the other family.
-func TestPortTaken(t *testing.T) {
+func TestHealthPortTaken(t *testing.T) {
 	n := startNode(t, "0.0.0.0/0", "::/0")
 	l, err := n.ns.Listen(t.Context(), "tcp4", "127.0.0.1:30200")
 	if err != nil {
@@ -205,7 +205,7 @@ func TestPortTaken(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	// The Server closes another listener and then tries again.
+	// Another listener is closed, and then the address is tried again.
 	n.sync("2 open, 0 failed", service.Node{}, checked("web", 30200, "10.0.0.1:80"))
 	n.wantAnswers("when it is free", map[string]string{"127.0.0.1:30200": answerFor(200, 1, true), "127.0.0.1:30100": "refused"})
 }

@@ -1,4 +1,4 @@
-package healthport
+package listen
 
 import (
 	"net/http"
@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestAnswer(t *testing.T) {
+func TestHealthAnswer(t *testing.T) {
 	type reply struct {
 		Code                         int
 		ContentType, NoSniff, Weight string
@@ -34,8 +34,8 @@ func TestAnswer(t *testing.T) {
 			`{"service":{"namespace":"ns","name":"web"},"localEndpoints":3,"serviceProxyHealthy":false}` + "\n"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := &port{healthy: func() bool { return c.healthy }}
-			p.answer.Store(&c.answer)
+			p := &healthPort{healthy: func() bool { return c.healthy }}
+			p.set(c.answer)
 			for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodOptions, "BREW"} {
 				for _, path := range []string{"/", "/healthz", "/any/thing?x=1"} {
 					w := httptest.NewRecorder()

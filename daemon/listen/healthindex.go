@@ -1,16 +1,14 @@
-package healthport
+package listen
 
 import (
-	"maps"
 	"net/netip"
 
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/model/sorted"
-	"nftproxy/model/treap"
 )
 
-// answer is the answer of one port.
+// answer is the answer of one health port.
 type answer struct {
 	service service.Name
 	// local counts the distinct addresses of the Service's ready endpoints on
@@ -20,21 +18,8 @@ type answer struct {
 	serves bool
 }
 
-// index knows the listeners of one family and their answers. A snapshot may be in
-// force in one family and not in the other, so each family has an index of its own.
-// The cost of an update grows with its difference from the last one. If that concerns
-// any health port, it also grows with the number of Services that have one.
-type index struct {
-	nodePorts service.NodePortAddresses
-	family    ip.Family
-
-	// The last update.
-	snapshot service.Snapshot
-	refused  map[string]error
-
-	checks map[service.Name]check
-	wanted map[netip.AddrPort]answer
-}
+// healthIndex knows the health ports of one family and their answers.
+type healthIndex struct{ index[check, answer] }
 
 // check is a Service with a health port.
 type check struct {
@@ -45,58 +30,40 @@ type check struct {
 	anywhere int
 }
 
-func newIndex(nodePorts service.NodePortAddresses, family ip.Family) *index {
-	return &index{nodePorts: nodePorts, family: family, checks: map[service.Name]check{}}
+func newHealthIndex(nodePorts service.NodePortAddresses, family ip.Family) *healthIndex {
+	return &healthIndex{index[check, answer]{nodePorts: nodePorts, family: family, services: map[service.Name]check{}}}
 }
 
-// update follows a snapshot whose program is in force without the refused parts. It
-// returns whether any answer changes.
-func (x *index) update(s service.Snapshot, refused map[string]error) bool {
-	before := x.snapshot
-	concerned := before.Node != s.Node || len(refused) > 0 || len(x.refused) > 0
-	if before.Node == nil || before.Node.Name != s.Node.Name {
-		before = service.Snapshot{} // The counts are those of another node.
-		clear(x.checks)
+func (x *healthIndex) update(s service.Snapshot, refused map[string]error) bool {
+	if n := x.snapshot.Node; n == nil || n.Name != s.Node.Name {
+		x.snapshot = service.Snapshot{} // The counts are those of another node.
+		clear(x.services)
 	}
-	for c := range treap.Diff(before.Services, s.Services) {
-		last, had := x.checks[c.Key]
-		delete(x.checks, c.Key)
-		has := c.HasNew && c.New.HealthCheckNodePort != 0 && c.New.InFamily(x.family)
-		if has {
-			next := check{c.New, last.local, last.anywhere}
-			if !had {
-				next.local = map[netip.Addr]int{}
-			}
-			next.count(last.service, s.Node, x.family)
-			x.checks[c.Key] = next
+	concerned := x.follow(s, refused, func(before check, now *service.Service) (check, bool) {
+		if now.HealthCheckNodePort == 0 {
+			return check{}, false
 		}
-		concerned = concerned || had || has
-	}
-	for c := range treap.Diff(before.Conflicts, s.Conflicts) {
-		_, has := x.checks[c.Key]
-		concerned = concerned || has
-	}
-	x.snapshot, x.refused = s, refused
-	if !concerned {
-		return false
-	}
-	wanted := x.build()
-	changed := !maps.Equal(wanted, x.wanted)
-	x.wanted = wanted
-	return changed
+		next := check{now, before.local, before.anywhere}
+		if next.local == nil {
+			next.local = map[netip.Addr]int{}
+		}
+		next.count(before.service, s.Node, x.family)
+		return next, true
+	})
+	return concerned && x.want(x.build())
 }
 
 // build returns the answers by the addresses of their listeners. A Service that does not
 // have the claim on its port has none: another Service has the port, for its health checks
 // or as a node port, or the node needs it.
-func (x *index) build() map[netip.AddrPort]answer {
+func (x *healthIndex) build() map[address]answer {
 	owners := map[uint16]check{}
-	for _, c := range x.checks {
+	for _, c := range x.services {
 		if !x.snapshot.Conflicts.At(c.service.Name).Has(c.service.HealthCheckClaim(x.family)) {
 			owners[c.service.HealthCheckNodePort] = c
 		}
 	}
-	wanted := map[netip.AddrPort]answer{}
+	wanted := map[address]answer{}
 	for _, addr := range listenAddresses(x.nodePorts, x.snapshot.Node, x.family) {
 		for port, c := range owners {
 			a := answer{c.service.Name, len(c.local), len(c.local) > 0}
@@ -107,7 +74,7 @@ func (x *index) build() map[netip.AddrPort]answer {
 				// The kernel has no rules for the Service: no packet would reach it.
 				a.local, a.serves = 0, false
 			}
-			wanted[netip.AddrPortFrom(addr, port)] = a
+			wanted[address{service.TCP, netip.AddrPortFrom(addr, port)}] = a
 		}
 	}
 	return wanted

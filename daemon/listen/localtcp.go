@@ -1,4 +1,4 @@
-package localport
+package listen
 
 import (
 	"context"
@@ -6,6 +6,8 @@ import (
 	"io"
 	"net"
 	"time"
+
+	"nftproxy/model/service"
 )
 
 const (
@@ -21,25 +23,27 @@ const (
 
 // tcpPort serves a node port.
 type tcpPort struct {
-	server   *Server
-	at       address
+	localPort
 	listener *net.TCPListener
 }
 
-func (s *Server) listenTCP(ctx context.Context, at address) (listener, error) {
-	config := net.ListenConfig{Control: bounded}
+func (s *LocalPorts) listenTCP(ctx context.Context, at address) (listener[service.Name], error) {
+	config := net.ListenConfig{Control: setOptions(bounded()...)}
 	config.SetMultipathTCP(false) // The copying in the kernel needs plain TCP.
 	l, err := config.Listen(ctx, "tcp", at.at.String())
 	if err != nil {
 		return nil, err
 	}
-	p := &tcpPort{s, at, l.(*net.TCPListener)}
+	p := &tcpPort{localPort{s, at}, l.(*net.TCPListener)}
 	s.tasks.Go(func() { p.accept(ctx) })
 	return p, nil
 }
 
 // stop leaves the connections alone: those to endpoints go on elsewhere too when their Service is gone.
-func (p *tcpPort) stop() { _ = p.listener.Close() }
+func (p *tcpPort) stop() {
+	_ = p.listener.Close()
+	p.stopped()
+}
 
 func (p *tcpPort) accept(ctx context.Context) {
 	for {
@@ -68,24 +72,24 @@ func (p *tcpPort) accept(ctx context.Context) {
 }
 
 // admit counts a connection if there is room for it.
-func (s *Server) admit(at address) bool {
+func (s *LocalPorts) admit(at address) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.counts.Connections == maxConnections || s.open[at] == maxOfPort {
+	if s.counts.Connections == maxConnections || s.connections[at] == maxOfPort {
 		s.counts.Refused++
 		return false
 	}
 	s.counts.Connections++
-	s.open[at]++
+	s.connections[at]++
 	return true
 }
 
-func (s *Server) leave(at address) {
+func (s *LocalPorts) leave(at address) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.counts.Connections--
-	if s.open[at]--; s.open[at] == 0 {
-		delete(s.open, at)
+	if s.connections[at]--; s.connections[at] == 0 {
+		delete(s.connections, at)
 	}
 }
 
@@ -119,7 +123,7 @@ func (p *tcpPort) dial(ctx context.Context) (conn *net.TCPConn, err error) {
 	if err != nil {
 		return nil, err
 	}
-	d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(from), Timeout: dialTimeout, Control: portless}
+	d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(from), Timeout: dialTimeout, Control: setOptions(portless()...)}
 	err = p.server.config.Within(func() error {
 		c, err := d.DialContext(ctx, "tcp", p.at.at.String())
 		if err == nil {

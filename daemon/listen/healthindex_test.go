@@ -1,4 +1,4 @@
-package healthport
+package listen
 
 import (
 	"fmt"
@@ -80,13 +80,13 @@ func addrs(texts ...string) []netip.Addr {
 	return list
 }
 
-// lines are the wanted answers of the indexes, as "ADDRESS:PORT SERVICE LOCAL", with "serves" where endpoints of other
+// healthLines are the wanted answers of the indexes, as "ADDRESS:PORT SERVICE LOCAL", with "serves" where endpoints of other
 // nodes do.
-func lines(families ...*index) []string {
+func healthLines(families ...*healthIndex) []string {
 	var list []string
 	for _, x := range families {
 		for addr, a := range x.wanted {
-			line := fmt.Sprintf("%s %s %d", addr, a.service, a.local)
+			line := fmt.Sprintf("%s %s %d", addr.at, a.service, a.local)
 			if a.serves && a.local == 0 {
 				line += " serves"
 			}
@@ -97,7 +97,7 @@ func lines(families ...*index) []string {
 	return list
 }
 
-func TestWanted(t *testing.T) {
+func TestHealthWanted(t *testing.T) {
 	all := []string{"0.0.0.0/0", "::/0"}
 	younger := checked("a-younger", 30100, "10.0.0.9:80")
 	younger.Created = time.Unix(1, 0)
@@ -134,13 +134,13 @@ func TestWanted(t *testing.T) {
 			want: []string{"0.0.0.0:30200 default/single 1"}},
 		{name: "two with one port", list: all, services: []*service.Service{younger, checked("web", 30100)},
 			want: []string{"0.0.0.0:30100 default/web 0", "[::]:30100 default/web 0"}},
-		{name: "a node port of an older one", list: all, services: []*service.Service{younger, nodePort(30100, service.TCP)}},
+		{name: "a node port of an older one", list: all, services: []*service.Service{younger, withNodePort(30100, service.TCP)}},
 		{name: "a node port of a younger one", list: all, services: []*service.Service{younger, func() *service.Service {
-			s := nodePort(30100, service.TCP)
+			s := withNodePort(30100, service.TCP)
 			s.Created = time.Unix(2, 0)
 			return s
 		}()}, want: []string{"0.0.0.0:30100 default/a-younger 1", "[::]:30100 default/a-younger 0"}},
-		{name: "a node port of another protocol", list: all, services: []*service.Service{younger, nodePort(30100, service.UDP)},
+		{name: "a node port of another protocol", list: all, services: []*service.Service{younger, withNodePort(30100, service.UDP)},
 			want: []string{"0.0.0.0:30100 default/a-younger 1", "[::]:30100 default/a-younger 0"}},
 		{name: "two with one port in different families", list: all, services: []*service.Service{
 			checked("web", 30200, "10.0.0.1:80", "[fd00:1::1]:80"), older(single)},
@@ -162,11 +162,11 @@ func TestWanted(t *testing.T) {
 			services: []*service.Service{checked("web", 30100)}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			v4, v6 := newIndex(nodePorts(t, c.list...), ip.V4), newIndex(nodePorts(t, c.list...), ip.V6)
-			for _, x := range []*index{v4, v6} {
+			v4, v6 := newHealthIndex(nodePorts(t, c.list...), ip.V4), newHealthIndex(nodePorts(t, c.list...), ip.V6)
+			for _, x := range []*healthIndex{v4, v6} {
 				x.update(snapshot(c.node, c.services...), c.refused)
 			}
-			if diff := cmp.Diff(c.want, lines(v4, v6)); diff != "" {
+			if diff := cmp.Diff(c.want, healthLines(v4, v6)); diff != "" {
 				t.Errorf("wanted (-want +got):\n%s", diff)
 			}
 		})
@@ -179,8 +179,8 @@ func failingOver(name string, f service.Failover, words ...string) *service.Serv
 	return s
 }
 
-// nodePort is a Service without health port whose port has a node port.
-func nodePort(number uint16, p service.Protocol) *service.Service {
+// withNodePort is a Service without health port whose port has a node port.
+func withNodePort(number uint16, p service.Protocol) *service.Service {
 	s := checked("node-port", 0)
 	s.Ports[0].Protocol, s.Ports[0].NodePort = p, number
 	return s
@@ -192,13 +192,13 @@ func older(s *service.Service) *service.Service {
 	return &c
 }
 
-// TestUpdateEqualsFresh: after any changes an index wants the same answers as a new
+// TestHealthUpdateEqualsFresh: after any changes an index wants the same answers as a new
 // one for the latest snapshot. update says whether they have changed.
-func TestUpdateEqualsFresh(t *testing.T) {
+func TestHealthUpdateEqualsFresh(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		list := [][]string{nil, {"192.168.0.0/16", "2001:db8::/32"}, {"0.0.0.0/0", "::/0"}}[seed%3]
-		x := newIndex(nodePorts(t, list...), ip.Families()[seed%2])
+		x := newHealthIndex(nodePorts(t, list...), ip.Families()[seed%2])
 		b := service.NewBuilder(gen.PlainNode())
 		opened := 0
 		for _, c := range gen.Changes(rng, 300, gen.Options{Annotations: true}) {
@@ -223,9 +223,9 @@ func TestUpdateEqualsFresh(t *testing.T) {
 			}
 			before := maps.Clone(x.wanted)
 			changed := x.update(b.Snapshot(), refused)
-			fresh := newIndex(x.nodePorts, x.family)
+			fresh := newHealthIndex(x.nodePorts, x.family)
 			fresh.update(b.Snapshot(), refused)
-			if diff := cmp.Diff(lines(fresh), lines(x)); diff != "" {
+			if diff := cmp.Diff(healthLines(fresh), healthLines(x)); diff != "" {
 				t.Fatalf("seed %d: wanted (-fresh +updated):\n%s", seed, diff)
 			}
 			if changed == maps.Equal(before, x.wanted) {

@@ -1,4 +1,4 @@
-package localport
+package listen
 
 import (
 	"context"
@@ -25,17 +25,17 @@ import (
 // patience is how long a client waits before a test has failed.
 const patience = time.Minute
 
-// world is a node with the rules and a Server.
+// world is a node with the rules and LocalPorts.
 type world struct {
 	*testing.T
 	*testnet.Topology
-	server  *Server
+	ports   *LocalPorts
 	config  ruleset.Config
 	builder *service.Builder
 	conn    *kernel.Conn
 	state   nft.State
-	// changes has the counts after each change of the listeners.
-	changes chan Counts
+	// changes has the number of listeners after each change of them.
+	changes chan int
 	log     *text
 	stop    func()
 }
@@ -59,7 +59,7 @@ func (t *text) has(s string) bool {
 }
 
 func newWorld(t *testing.T) *world {
-	w := &world{T: t, Topology: testnet.NewForTest(t, testnet.Config{}), changes: make(chan Counts, 100), log: &text{}}
+	w := &world{T: t, Topology: testnet.NewForTest(t, testnet.Config{}), changes: make(chan int, 100), log: &text{}}
 	w.config = ruleset.Config{Table: ruleset.DefaultTable}
 	w.config.ClusterCIDRs = w.ClusterCIDRs
 	w.config.NodePortAddresses = nodePorts(t, "localhost")
@@ -69,14 +69,14 @@ func newWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = w.conn.Close() })
-	w.server = New(Config{
+	w.ports = NewLocalPorts(Config{
 		NodePortAddresses: w.config.NodePortAddresses, Within: w.Node.Do,
 		Log:     slog.New(slog.NewTextHandler(io.MultiWriter(t.Output(), w.log), nil)),
-		Observe: func(c Counts) { w.changes <- c },
+		Observe: func(open, _ int) { w.changes <- open },
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- w.server.Run(ctx) }()
+	go func() { ended <- w.ports.Run(ctx) }()
 	w.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-ended; err != nil {
@@ -87,7 +87,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// apply loads the rules of the Services, tells the Server, and waits until it listens as they want.
+// apply loads the rules of the Services, tells the LocalPorts, and waits until they listen as wanted.
 func (w *world) apply(listeners int) {
 	w.Helper()
 	w.load()
@@ -105,21 +105,21 @@ func (w *world) load() {
 
 func (w *world) notify(listeners int) {
 	w.Helper()
-	w.server.Notify(proxy.Sync{Snapshot: w.builder.Snapshot()})
+	w.ports.Notify(proxy.Sync{Snapshot: w.builder.Snapshot()})
 	w.await(listeners)
 }
 
-// await waits until the Server has so many listeners.
+// await waits until there are so many listeners.
 func (w *world) await(listeners int) {
 	w.Helper()
 	for {
 		select {
-		case c := <-w.changes:
-			if c.Listeners[0]+c.Listeners[1] == listeners {
+		case open := <-w.changes:
+			if open == listeners {
 				return
 			}
 		case <-time.After(patience):
-			w.Fatalf("%+v, want %d listeners", w.server.Counts(), listeners)
+			w.Fatalf("%+v, want %d listeners", w.ports.Counts(), listeners)
 		}
 	}
 }
