@@ -1,9 +1,6 @@
 package metrics
 
-import (
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promauto"
-)
+import "github.com/prometheus/client_golang/prometheus"
 
 // ConfigFile are the metrics about a configuration file that is followed. Its methods are
 // safe for concurrent use.
@@ -15,20 +12,14 @@ type ConfigFile struct {
 // NewConfigFile makes the metrics and registers them. Only a proxy with a configuration
 // file has them. The file counts as valid: the proxy has started with it.
 func NewConfigFile(r prometheus.Registerer) *ConfigFile {
-	f := promauto.With(r)
+	f := newFactory(r)
 	m := &ConfigFile{
-		valid: f.NewGauge(prometheus.GaugeOpts{
-			Name: "nftproxy_config_file_valid",
-			Help: "1 if the configuration file, as it was read last, can be used; 0 if settings from before its last change stay in force.",
-		}),
-		restart: f.NewGauge(prometheus.GaugeOpts{
-			Name: "nftproxy_config_file_restart_required",
-			Help: "1 if the configuration file has changed in fields that count at the next start only; 0 if all of it is in force.",
-		}),
-		changes: f.NewCounterVec(prometheus.CounterOpts{
-			Name: "nftproxy_config_file_changes_total",
-			Help: "Changes of the configuration file's text, by whether it could be used.",
-		}, []string{"result"}),
+		valid: f.gauge("nftproxy_config_file_valid",
+			"1 if the configuration file, as it was read last, can be used; 0 if settings from before its last change stay in force."),
+		restart: f.gauge("nftproxy_config_file_restart_required",
+			"1 if the configuration file has changed in fields that count at the next start only; 0 if all of it is in force."),
+		changes: f.counters("nftproxy_config_file_changes_total", []string{"result"},
+			"Changes of the configuration file's text, by whether it could be used."),
 	}
 	m.valid.Set(1)
 	m.changes.WithLabelValues("accepted").Add(0)
@@ -40,10 +31,7 @@ func NewConfigFile(r prometheus.Registerer) *ConfigFile {
 func (m *ConfigFile) Accept(restart bool) {
 	m.changes.WithLabelValues("accepted").Inc()
 	m.valid.Set(1)
-	m.restart.Set(0)
-	if restart {
-		m.restart.Set(1)
-	}
+	m.restart.Set(one(restart))
 }
 
 // Reject counts a change to a file that cannot be used.

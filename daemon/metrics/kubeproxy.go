@@ -5,7 +5,6 @@ import (
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promauto"
 	"k8s.io/apimachinery/pkg/version"
 
 	"nftproxy/conntrack"
@@ -27,7 +26,7 @@ type kubeProxys struct {
 	conntrackDuration       *prometheus.HistogramVec
 	conntrackDeleted        *prometheus.CounterVec
 	healthz, livez          *prometheus.CounterVec
-	changes                 changes
+	changes                 changesInForce
 	buildInfo               *prometheus.GaugeVec
 }
 
@@ -44,35 +43,25 @@ func programmingBuckets() []float64 {
 	)
 }
 
-func (k *kubeProxys) register(r prometheus.Registerer) {
-	f := promauto.With(r)
-	histogram := func(name, help string, buckets []float64) *prometheus.HistogramVec {
-		return f.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, []string{"ip_family"})
-	}
-	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
-		return f.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
-	}
-	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
-		return f.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
-	}
-	k.duration = of(histogram("kubeproxy_sync_proxy_rules_duration_seconds", "[ALPHA] SyncProxyRules latency in seconds", kubeProxyBuckets()).WithLabelValues)
-	k.full = of(histogram("kubeproxy_sync_full_proxy_rules_duration_seconds", "[ALPHA] SyncProxyRules latency in seconds for full resyncs", kubeProxyBuckets()).WithLabelValues)
-	k.partial = of(histogram("kubeproxy_sync_partial_proxy_rules_duration_seconds", "[ALPHA] SyncProxyRules latency in seconds for partial resyncs", kubeProxyBuckets()).WithLabelValues)
-	k.networkProgramming = of(histogram("kubeproxy_network_programming_duration_seconds", "[ALPHA] In Cluster Network Programming Latency in seconds", programmingBuckets()).WithLabelValues)
-	k.lastSync = of(gauge("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "[ALPHA] The last time proxy rules were successfully synced", "ip_family").WithLabelValues)
-	k.lastQueued = of(gauge("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "[ALPHA] The last time a sync of proxy rules was queued", "ip_family").WithLabelValues)
-	k.failures = of(counter("kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "[ALPHA] Cumulative proxy nftables sync failures", "ip_family").WithLabelValues)
-	k.cleanup = of(counter("kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total", "[ALPHA] Cumulative proxy nftables cleanup failures", "ip_family").WithLabelValues)
-	noLocal := gauge("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "[ALPHA] Number of services with a Local traffic policy and no endpoints", "traffic_policy", "ip_family")
+func (k *kubeProxys) register(f factory) {
+	family := []string{"ip_family"}
+	k.duration = of(f.histograms("kubeproxy_sync_proxy_rules_duration_seconds", family, kubeProxyBuckets(), "[ALPHA] SyncProxyRules latency in seconds").WithLabelValues)
+	k.full = of(f.histograms("kubeproxy_sync_full_proxy_rules_duration_seconds", family, kubeProxyBuckets(), "[ALPHA] SyncProxyRules latency in seconds for full resyncs").WithLabelValues)
+	k.partial = of(f.histograms("kubeproxy_sync_partial_proxy_rules_duration_seconds", family, kubeProxyBuckets(), "[ALPHA] SyncProxyRules latency in seconds for partial resyncs").WithLabelValues)
+	k.networkProgramming = of(f.histograms("kubeproxy_network_programming_duration_seconds", family, programmingBuckets(), "[ALPHA] In Cluster Network Programming Latency in seconds").WithLabelValues)
+	k.lastSync = of(f.gauges("kubeproxy_sync_proxy_rules_last_timestamp_seconds", family, "[ALPHA] The last time proxy rules were successfully synced").WithLabelValues)
+	k.lastQueued = of(f.gauges("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", family, "[ALPHA] The last time a sync of proxy rules was queued").WithLabelValues)
+	k.failures = of(f.counters("kubeproxy_sync_proxy_rules_nftables_sync_failures_total", family, "[ALPHA] Cumulative proxy nftables sync failures").WithLabelValues)
+	k.cleanup = of(f.counters("kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total", family, "[ALPHA] Cumulative proxy nftables cleanup failures").WithLabelValues)
+	noLocal := f.gauges("kubeproxy_sync_proxy_rules_no_local_endpoints_total", []string{"traffic_policy", "ip_family"}, "[ALPHA] Number of services with a Local traffic policy and no endpoints")
 	k.noLocal.internal = of(noLocal.MustCurryWith(prometheus.Labels{"traffic_policy": "internal"}).WithLabelValues)
 	k.noLocal.external = of(noLocal.MustCurryWith(prometheus.Labels{"traffic_policy": "external"}).WithLabelValues)
-	k.conntrackDuration = histogram("kubeproxy_conntrack_reconciler_sync_duration_seconds", "[ALPHA] ReconcileConntrackFlowsLatency latency in seconds", kubeProxyBuckets())
-	k.conntrackDeleted = counter("kubeproxy_conntrack_reconciler_deleted_entries_total", "[ALPHA] Cumulative conntrack flows deleted by conntrack reconciler", "ip_family")
-	k.healthz = counter("kubeproxy_proxy_healthz_total", "[ALPHA] Cumulative proxy healthz HTTP status", "code")
-	k.livez = counter("kubeproxy_proxy_livez_total", "[ALPHA] Cumulative proxy livez HTTP status", "code")
-	k.buildInfo = gauge("kubernetes_build_info", "[BETA] A metric with a constant '1' value labeled by major, minor, git version, git commit, git tree state, build date, Go version, and compiler from which Kubernetes was built, and platform on which it is running.",
-		"major", "minor", "git_version", "git_commit", "git_tree_state", "build_date", "go_version", "compiler", "platform")
-	k.changes.register(r)
+	k.conntrackDuration = f.histograms("kubeproxy_conntrack_reconciler_sync_duration_seconds", family, kubeProxyBuckets(), "[ALPHA] ReconcileConntrackFlowsLatency latency in seconds")
+	k.conntrackDeleted = f.counters("kubeproxy_conntrack_reconciler_deleted_entries_total", family, "[ALPHA] Cumulative conntrack flows deleted by conntrack reconciler")
+	k.healthz = f.counters("kubeproxy_proxy_healthz_total", []string{"code"}, "[ALPHA] Cumulative proxy healthz HTTP status")
+	k.livez = f.counters("kubeproxy_proxy_livez_total", []string{"code"}, "[ALPHA] Cumulative proxy livez HTTP status")
+	k.buildInfo = f.gauges("kubernetes_build_info", []string{"major", "minor", "git_version", "git_commit", "git_tree_state", "build_date", "go_version", "compiler", "platform"},
+		"[BETA] A metric with a constant '1' value labeled by major, minor, git version, git commit, git tree state, build date, Go version, and compiler from which Kubernetes was built, and platform on which it is running.")
 	for i, family := range families() {
 		// These are then 0 and not missing, and the histogram has buckets: a dashboard
 		// finds the instances by them before anything has changed.
@@ -159,25 +148,13 @@ type Source interface {
 	Pending(inForce service.Changes) service.Changes
 }
 
-// changes asks the source at each scrape.
-type changes struct {
-	mu      sync.Mutex
-	source  Source
-	inForce service.Changes
-}
-
-func (c *changes) register(r prometheus.Registerer) {
+// CountChanges adds the changes of the source, which is asked at each scrape.
+func (m *Metrics) CountChanges(source Source) {
 	total := func(name, help string, value func(service.Changes) uint64) {
-		r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 {
-			all, _ := c.counts()
-			return float64(value(all))
-		}))
+		m.factory.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(value(source.Changes())) })
 	}
 	pending := func(name, help string, value func(service.Changes) uint64) {
-		r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 {
-			_, pending := c.counts()
-			return float64(value(pending))
-		}))
+		m.factory.gaugeFunc(name, help, func() float64 { return float64(value(source.Pending(m.changes.now()))) })
 	}
 	slices := func(c service.Changes) uint64 { return c.EndpointSlices }
 	services := func(c service.Changes) uint64 { return c.Services }
@@ -187,30 +164,24 @@ func (c *changes) register(r prometheus.Registerer) {
 	total("kubeproxy_sync_proxy_rules_service_changes_total", "[ALPHA] Cumulative proxy rules Service changes", services)
 }
 
-// counts returns zeros until there is a source.
-func (c *changes) counts() (all, pending service.Changes) {
+// changesInForce knows how many changes of objects are in force.
+type changesInForce struct {
+	mu    sync.Mutex
+	count service.Changes
+}
+
+func (c *changesInForce) now() service.Changes {
 	c.mu.Lock()
-	source, inForce := c.source, c.inForce
-	c.mu.Unlock()
-	if source == nil {
-		return all, pending
-	}
-	return source.Changes(), source.Pending(inForce)
+	defer c.mu.Unlock()
+	return c.count
 }
 
 // observe takes note of a sync. A change is in force only if it is so in both families.
-func (c *changes) observe(s *proxy.Sync) {
+func (c *changesInForce) observe(s *proxy.Sync) {
 	if s.Err != nil {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.inForce = s.Changes
-}
-
-// CountChanges counts those of the source from now on.
-func (m *Metrics) CountChanges(source Source) {
-	m.changes.mu.Lock()
-	defer m.changes.mu.Unlock()
-	m.changes.source = source
+	c.count = s.Changes
 }

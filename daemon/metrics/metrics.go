@@ -14,7 +14,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"nftproxy/conntrack"
 	"nftproxy/daemon/affinity"
@@ -27,6 +26,7 @@ import (
 // Metrics are all metrics of one proxy. Its methods are safe for concurrent
 // use.
 type Metrics struct {
+	factory factory
 	kubeProxys
 
 	// Our own metrics.
@@ -52,8 +52,6 @@ type Metrics struct {
 	affinitySwept       prometheus.Counter
 	affinityFailures    prometheus.Counter
 	affinityEntries     *prometheus.HistogramVec
-	retained            atomic.Pointer[func() int]
-	behind              atomic.Pointer[func() time.Time]
 	program             programSize
 	options             options
 	otherProxies        otherProxies
@@ -75,10 +73,10 @@ func NewRegistry() *prometheus.Registry {
 // New makes the metrics and registers them. It panics if the registerer has one of the
 // names already: a registry can have one Metrics only.
 func New(r prometheus.Registerer) *Metrics {
-	m := &Metrics{}
-	m.kubeProxys.register(r)
-	m.registerOwn(promauto.With(r))
-	m.otherProxies.register(promauto.With(r))
+	m := &Metrics{factory: newFactory(r)}
+	m.kubeProxys.register(m.factory)
+	m.registerOwn(m.factory)
+	m.otherProxies.register(m.factory)
 	r.MustRegister(&m.program, &m.refused)
 	return m
 }
@@ -87,134 +85,59 @@ func New(r prometheus.Registerer) *Metrics {
 // a millisecond, but a small change takes a fraction of that.
 func buckets() []float64 { return prometheus.ExponentialBuckets(50e-6, 2, 20) }
 
-func (m *Metrics) registerOwn(f promauto.Factory) {
-	m.stages.register(f.NewHistogramVec(prometheus.HistogramOpts{
-		Name:    "nftproxy_sync_stage_duration_seconds",
-		Help:    "Time that the stages of a sync took: compile, read (only after a start or an error), plan and apply (only if something was written).",
-		Buckets: buckets(),
-	}, []string{"stage"}))
-	m.latency = f.NewHistogram(prometheus.HistogramOpts{
-		Name:    "nftproxy_change_latency_seconds",
-		Help:    "Time from the arrival of a change in this process until it was in force in the kernel. Of several changes in one sync the oldest counts.",
-		Buckets: buckets(),
-	})
-	m.written = f.NewCounter(prometheus.CounterOpts{
-		Name: "nftproxy_written_objects_total",
-		Help: "Elements, rules, chains and other objects that were added to the kernel's tables or removed.",
-	})
-	m.quarantined = f.NewGauge(prometheus.GaugeOpts{
-		Name: "nftproxy_quarantined_parts",
-		Help: "Services and other parts of the program that are left out because the kernel refused them.",
-	})
-	m.services = f.NewGauge(prometheus.GaugeOpts{
-		Name: "nftproxy_services",
-		Help: "Services in the latest snapshot.",
-	})
-	m.options.with = f.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "nftproxy_services_with_option",
-		Help: "Services in the latest snapshot that ask for something by an annotation with this name, mostly after the prefix nftproxy.io/ (docs/choices.md), or have it from the node (--nftproxy-balance). The option weight is that of EndpointSlices: some endpoint of the Service has another weight than 100, as a growing one has.",
-	}, []string{"option"})
-	m.options.growing = f.NewGauge(prometheus.GaugeOpts{
-		Name: "nftproxy_growing_endpoints",
-		Help: "Endpoints of Service ports that have a part of their weight since they are new (nftproxy.io/slow-start).",
-	})
-	f.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "nftproxy_retained_services",
-		Help: "Services that are served although the last list lacks them or their EndpointSlices, because it lacked most Services at once.",
-	}, func() float64 {
-		if count := m.retained.Load(); count != nil {
-			return float64((*count)())
-		}
-		return 0
-	})
-	f.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "nftproxy_behind_seconds",
-		Help: "Time since the API server stopped reporting changes, because it is away or refuses: a bad token, an expired certificate, missing rights. 0 if everything is up to date.",
-	}, func() float64 {
-		if behind := m.behind.Load(); behind != nil {
-			if since := (*behind)(); !since.IsZero() {
-				return time.Since(since).Seconds()
-			}
-		}
-		return 0
-	})
-	m.ejected = f.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "nftproxy_ejected_endpoints",
-		Help: "Endpoints of Service ports that do not answer the node, by the mode of --nftproxy-eject or of the Service: on, they are left out; report, they would be.",
-	}, []string{"mode"})
-	m.ejectionCPU = f.NewCounter(prometheus.CounterOpts{
-		Name: "nftproxy_ejection_look_cpu_seconds_total",
-		Help: "CPU time of looks for connections without an answer.",
-	})
-	m.ejectionFailures = f.NewCounter(prometheus.CounterOpts{
-		Name: "nftproxy_ejection_look_failures_total",
-		Help: "Looks for connections without an answer that failed.",
-	})
-	m.conflicts = f.NewGauge(prometheus.GaugeOpts{
-		Name: "nftproxy_conflicting_services",
-		Help: "Services without an address, port or node port that they claim, because another Service has it or the node needs it.",
-	})
-	m.problems = f.NewCounterVec(prometheus.CounterOpts{
-		Name: "nftproxy_object_problems_total",
-		Help: "Fields of API objects or manifests that could not be used, by the kind of the object.",
-	}, []string{"kind"})
-	m.conntrackRemoved = f.NewCounterVec(prometheus.CounterOpts{
-		Name: "nftproxy_conntrack_removed_entries_total",
-		Help: "Stale conntrack entries that were removed, by the reason why they were stale.",
-	}, []string{"reason"})
-	m.conntrackScanned = f.NewCounter(prometheus.CounterOpts{
-		Name: "nftproxy_conntrack_scanned_entries_total",
-		Help: "Conntrack entries that passes have looked at.",
-	})
-	m.conntrackPasses = f.NewCounterVec(prometheus.CounterOpts{
-		Name: "nftproxy_conntrack_passes_total",
-		Help: "Passes over the conntrack table: a whole one asks the kernel for all entries, a filtered one for some.",
-	}, []string{"kind"})
-	m.conntrackCPU = f.NewCounter(prometheus.CounterOpts{
-		Name: "nftproxy_conntrack_cpu_seconds_total",
-		Help: "CPU time of passes over the conntrack table, in this process and in the kernel.",
-	})
-	m.conntrackLag = f.NewHistogram(prometheus.HistogramOpts{
-		Name:    "nftproxy_conntrack_lag_seconds",
-		Help:    "Time from the end of a sync that can have made entries stale to the end of the first pass that looked for them. Of several syncs before one pass the oldest counts.",
-		Buckets: buckets(),
-	})
-	m.conntrackFailures = f.NewCounter(prometheus.CounterOpts{
-		Name: "nftproxy_conntrack_failures_total",
-		Help: "Passes over the conntrack table that were incomplete.",
-	})
-	m.conntrackEntries = f.NewGauge(prometheus.GaugeOpts{
-		Name: "nftproxy_conntrack_entries",
-		Help: "Entries of the conntrack table, stale or not.",
-	})
-	m.conntrackLimit = f.NewGauge(prometheus.GaugeOpts{
-		Name: "nftproxy_conntrack_limit",
-		Help: "Entries that the conntrack table can have before new connections are dropped; 0 if there is no limit.",
-	})
-	m.healthListeners = f.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "nftproxy_health_check_listeners",
-		Help: "Listeners for the health check node ports of Services, one for each port and address. The failed ones could not be opened and are tried again.",
-	}, []string{"state"})
+func (m *Metrics) registerOwn(f factory) {
+	m.stages.register(f.histograms("nftproxy_sync_stage_duration_seconds", []string{"stage"}, buckets(),
+		"Time that the stages of a sync took: compile, read (only after a start or an error), plan and apply (only if something was written)."))
+	m.latency = f.histogram("nftproxy_change_latency_seconds", buckets(),
+		"Time from the arrival of a change in this process until it was in force in the kernel. Of several changes in one sync the oldest counts.")
+	m.written = f.counter("nftproxy_written_objects_total",
+		"Elements, rules, chains and other objects that were added to the kernel's tables or removed.")
+	m.quarantined = f.gauge("nftproxy_quarantined_parts",
+		"Services and other parts of the program that are left out because the kernel refused them.")
+	m.services = f.gauge("nftproxy_services",
+		"Services in the latest snapshot.")
+	m.options.with = f.gauges("nftproxy_services_with_option", []string{"option"},
+		"Services in the latest snapshot that ask for something by an annotation with this name, mostly after the prefix nftproxy.io/ (docs/choices.md), or have it from the node (--nftproxy-balance). The option weight is that of EndpointSlices: some endpoint of the Service has another weight than 100, as a growing one has.")
+	m.options.growing = f.gauge("nftproxy_growing_endpoints",
+		"Endpoints of Service ports that have a part of their weight since they are new (nftproxy.io/slow-start).")
+	m.ejected = f.gauges("nftproxy_ejected_endpoints", []string{"mode"},
+		"Endpoints of Service ports that do not answer the node, by the mode of --nftproxy-eject or of the Service: on, they are left out; report, they would be.")
+	m.ejectionCPU = f.counter("nftproxy_ejection_look_cpu_seconds_total",
+		"CPU time of looks for connections without an answer.")
+	m.ejectionFailures = f.counter("nftproxy_ejection_look_failures_total",
+		"Looks for connections without an answer that failed.")
+	m.conflicts = f.gauge("nftproxy_conflicting_services",
+		"Services without an address, port or node port that they claim, because another Service has it or the node needs it.")
+	m.problems = f.counters("nftproxy_object_problems_total", []string{"kind"},
+		"Fields of API objects or manifests that could not be used, by the kind of the object.")
+	m.conntrackRemoved = f.counters("nftproxy_conntrack_removed_entries_total", []string{"reason"},
+		"Stale conntrack entries that were removed, by the reason why they were stale.")
+	m.conntrackScanned = f.counter("nftproxy_conntrack_scanned_entries_total",
+		"Conntrack entries that passes have looked at.")
+	m.conntrackPasses = f.counters("nftproxy_conntrack_passes_total", []string{"kind"},
+		"Passes over the conntrack table: a whole one asks the kernel for all entries, a filtered one for some.")
+	m.conntrackCPU = f.counter("nftproxy_conntrack_cpu_seconds_total",
+		"CPU time of passes over the conntrack table, in this process and in the kernel.")
+	m.conntrackLag = f.histogram("nftproxy_conntrack_lag_seconds", buckets(),
+		"Time from the end of a sync that can have made entries stale to the end of the first pass that looked for them. Of several syncs before one pass the oldest counts.")
+	m.conntrackFailures = f.counter("nftproxy_conntrack_failures_total",
+		"Passes over the conntrack table that were incomplete.")
+	m.conntrackEntries = f.gauge("nftproxy_conntrack_entries",
+		"Entries of the conntrack table, stale or not.")
+	m.conntrackLimit = f.gauge("nftproxy_conntrack_limit",
+		"Entries that the conntrack table can have before new connections are dropped; 0 if there is no limit.")
+	m.healthListeners = f.gauges("nftproxy_health_check_listeners", []string{"state"},
+		"Listeners for the health check node ports of Services, one for each port and address. The failed ones could not be opened and are tried again.")
 	m.ObserveHealthPorts(0, 0)
-	m.affinityDuration = f.NewHistogram(prometheus.HistogramOpts{
-		Name:    "nftproxy_affinity_sweep_duration_seconds",
-		Help:    "Time that a sweep of a Service port's remembered clients (session affinity) took.",
-		Buckets: buckets(),
-	})
-	m.affinitySwept = f.NewCounter(prometheus.CounterOpts{
-		Name: "nftproxy_affinity_swept_entries_total",
-		Help: "Remembered clients (session affinity) that sweeps removed because their endpoint is gone.",
-	})
-	m.affinityFailures = f.NewCounter(prometheus.CounterOpts{
-		Name: "nftproxy_affinity_sweep_failures_total",
-		Help: "Sweeps of a Service port's remembered clients (session affinity) that were incomplete.",
-	})
-	m.affinityEntries = f.NewHistogramVec(prometheus.HistogramOpts{
-		Name: "nftproxy_affinity_entries",
-		Help: "Remembered clients of a Service port (session affinity) after each sweep: at the start, and after endpoints were removed. A Service port above the last limit is full and serves other clients without affinity.",
-		// The last limit is one less than a map has room for.
-		Buckets: []float64{0, 10, 100, 1000, 10_000, nft.DynamicLimit - 1},
-	}, []string{"ip_family"})
+	m.affinityDuration = f.histogram("nftproxy_affinity_sweep_duration_seconds", buckets(),
+		"Time that a sweep of a Service port's remembered clients (session affinity) took.")
+	m.affinitySwept = f.counter("nftproxy_affinity_swept_entries_total",
+		"Remembered clients (session affinity) that sweeps removed because their endpoint is gone.")
+	m.affinityFailures = f.counter("nftproxy_affinity_sweep_failures_total",
+		"Sweeps of a Service port's remembered clients (session affinity) that were incomplete.")
+	// The last limit is one less than a map has room for.
+	m.affinityEntries = f.histograms("nftproxy_affinity_entries", []string{"ip_family"}, []float64{0, 10, 100, 1000, 10_000, nft.DynamicLimit - 1},
+		"Remembered clients of a Service port (session affinity) after each sweep: at the start, and after endpoints were removed. A Service port above the last limit is full and serves other clients without affinity.")
 }
 
 // Observe counts one sync.
@@ -317,13 +240,25 @@ func (m *Metrics) ObserveHealthPorts(open, failed int) {
 	m.healthListeners.WithLabelValues("failed").Set(float64(failed))
 }
 
-// CountRetained takes the number of retained Services from the function from now on. It
-// must be safe for concurrent use.
-func (m *Metrics) CountRetained(count func() int) { m.retained.Store(&count) }
+// CountRetained adds the number of retained Services. The function must be safe for concurrent use.
+func (m *Metrics) CountRetained(count func() int) {
+	m.factory.gaugeFunc("nftproxy_retained_services",
+		"Services that are served although the last list lacks them or their EndpointSlices, because it lacked most Services at once.",
+		func() float64 { return float64(count()) })
+}
 
-// CountBehind takes the time since which the source is not up to date from the function from now on, the zero time if it is.
-// The function must be safe for concurrent use.
-func (m *Metrics) CountBehind(since func() time.Time) { m.behind.Store(&since) }
+// CountBehind adds the time since which the source is not up to date, the zero time if it is. The function must be safe for
+// concurrent use.
+func (m *Metrics) CountBehind(since func() time.Time) {
+	m.factory.gaugeFunc("nftproxy_behind_seconds",
+		"Time since the API server stopped reporting changes, because it is away or refuses: a bad token, an expired certificate, missing rights. 0 if everything is up to date.",
+		func() float64 {
+			if t := since(); !t.IsZero() {
+				return time.Since(t).Seconds()
+			}
+			return 0
+		})
+}
 
 // CountProblems counts n problems in objects of the kind. There must be few kinds: only
 // those that the proxy reads.

@@ -4,7 +4,6 @@ import (
 	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"nftproxy/node/otherproxy"
 )
@@ -15,15 +14,11 @@ type otherProxies struct {
 	rules   *prometheus.GaugeVec
 }
 
-func (o *otherProxies) register(f promauto.Factory) {
-	o.running = f.NewGauge(prometheus.GaugeOpts{
-		Name: "nftproxy_kube_proxy_running",
-		Help: "1 if kube-proxy is known to run on this node, beside nftproxy, else 0. A container without the node's PID namespace knows it only if kube-proxy has the port 10249.",
-	})
-	o.rules = f.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "nftproxy_kube_proxy_rules",
-		Help: "1 if rules of kube-proxy of this kind are in the kernel, else 0.",
-	}, []string{"kind"})
+func (o *otherProxies) register(f factory) {
+	o.running = f.gauge("nftproxy_kube_proxy_running",
+		"1 if kube-proxy is known to run on this node, beside nftproxy, else 0. A container without the node's PID namespace knows it only if kube-proxy has the port 10249.")
+	o.rules = f.gauges("nftproxy_kube_proxy_rules", []string{"kind"},
+		"1 if rules of kube-proxy of this kind are in the kernel, else 0.")
 	for _, k := range otherproxy.Kinds() {
 		o.rules.WithLabelValues(string(k))
 	}

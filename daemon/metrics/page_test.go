@@ -40,6 +40,9 @@ func all(t *testing.T) (served, slis []check.Metric) {
 	r := metrics.NewRegistry()
 	listeners := metrics.RequestListeners(r)
 	m := metrics.New(r)
+	m.CountChanges(seen{})
+	m.CountRetained(func() int { return 0 })
+	m.CountBehind(func() time.Time { return time.Time{} })
 	s := aSync(conflicting())
 	s.Read = time.Second
 	s.Triggers = service.Triggers{PerFamily: ip.PerFamily[[]time.Time]{{start}}}

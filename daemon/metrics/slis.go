@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
 // SLIs are the results of health checks, as the components of Kubernetes serve them under
@@ -18,21 +17,21 @@ type SLIs struct {
 // NewSLIs makes them for a process that starts now.
 func NewSLIs() *SLIs {
 	s := &SLIs{registry: prometheus.NewRegistry()}
-	f := promauto.With(s.registry)
-	s.last = f.NewGaugeVec(prometheus.GaugeOpts{Name: "kubernetes_healthcheck", Help: "[STABLE] This metric records the result of a single healthcheck."}, []string{"name", "type"})
-	s.total = f.NewCounterVec(prometheus.CounterOpts{Name: "kubernetes_healthchecks_total", Help: "[STABLE] This metric records the results of all healthcheck."}, []string{"name", "type", "status"})
-	start := f.NewGauge(prometheus.GaugeOpts{Name: "process_start_time_seconds", Help: "[ALPHA] Start time of the process since unix epoch in seconds."})
+	f := newFactory(s.registry)
+	s.last = f.gauges("kubernetes_healthcheck", []string{"name", "type"}, "[STABLE] This metric records the result of a single healthcheck.")
+	s.total = f.counters("kubernetes_healthchecks_total", []string{"name", "type", "status"}, "[STABLE] This metric records the results of all healthcheck.")
+	start := f.gauge("process_start_time_seconds", "[ALPHA] Start time of the process since unix epoch in seconds.")
 	start.Set(seconds(time.Now()))
 	return s
 }
 
 // Observe counts the result of a check. The kind is healthz, livez or readyz.
 func (s *SLIs) Observe(name, kind string, passed bool) {
-	status, value := "error", 0.0
+	status := "error"
 	if passed {
-		status, value = "success", 1
+		status = "success"
 	}
-	s.last.WithLabelValues(name, kind).Set(value)
+	s.last.WithLabelValues(name, kind).Set(one(passed))
 	s.total.WithLabelValues(name, kind, status).Inc()
 }
 
