@@ -151,8 +151,11 @@ func (l *Loop) Run(ctx context.Context, in *service.Mailbox, observe ...func(Syn
 	wake := time.NewTimer(0)
 	wake.Stop()
 	defer wake.Stop()
-	tick := newTicks(l.config.CheckPeriod)
-	defer tick.stop()
+	tick := time.NewTimer(l.config.CheckPeriod)
+	defer tick.Stop()
+	if l.config.CheckPeriod <= 0 {
+		tick.Stop()
+	}
 	// crowded says that changes come faster than the syncs may: then the loop rests at once after a sync. Otherwise
 	// it rests only when the next change comes too early: the timer of a rest would wake the process once more for
 	// each change.
@@ -171,7 +174,7 @@ func (l *Loop) Run(ctx context.Context, in *service.Mailbox, observe ...func(Syn
 		case <-ctx.Done():
 		case <-tick.C:
 			check = l.tampered()
-			tick.reset(l.checkPeriod())
+			tick.Reset(l.checkPeriod())
 			if check == nil {
 				continue
 			}
@@ -290,35 +293,6 @@ func (l *Loop) checkPeriod() time.Duration {
 		return l.config.OwnedCheckPeriod
 	}
 	return l.config.CheckPeriod
-}
-
-// ticks is a ticker with a period that may change; a period of 0 never ticks.
-type ticks struct {
-	C      <-chan time.Time
-	ticker *time.Ticker
-	period time.Duration
-}
-
-func newTicks(period time.Duration) *ticks {
-	if period <= 0 {
-		return &ticks{}
-	}
-	t := time.NewTicker(period)
-	return &ticks{t.C, t, period}
-}
-
-// reset changes the period of a ticker that ticks.
-func (t *ticks) reset(period time.Duration) {
-	if period != t.period {
-		t.period = period
-		t.ticker.Reset(period)
-	}
-}
-
-func (t *ticks) stop() {
-	if t.ticker != nil {
-		t.ticker.Stop()
-	}
 }
 
 // nextSync is when the loop has work although no snapshot comes: to remove idle

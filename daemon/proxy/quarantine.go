@@ -103,8 +103,8 @@ func (q *quarantine) dueParts(now time.Time) []string {
 func (q *quarantine) nextRetry() time.Time {
 	var next time.Time
 	for _, r := range q.parts {
-		if r.state == held && (next.IsZero() || r.retryAt.Before(next)) {
-			next = r.retryAt
+		if r.state == held {
+			next = earlier(next, r.retryAt)
 		}
 	}
 	if !next.IsZero() && next.Before(q.pausedUntil) {

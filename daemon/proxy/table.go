@@ -112,15 +112,7 @@ func allMustBeRead(tables []*familyTable) {
 
 // inForce is the program that went in last, family by family.
 func inForce(tables ip.PerFamily[*familyTable]) *nft.Program {
-	p := &nft.Program{}
-	for _, t := range tables {
-		if t.family == nft.IPv4 {
-			p.IPv4 = t.inForce
-		} else {
-			p.IPv6 = t.inForce
-		}
-	}
-	return p
+	return &nft.Program{IPv4: tables[0].inForce, IPv6: tables[1].inForce}
 }
 
 // idleDue is when a chain or set in some table has been idle for long enough to
