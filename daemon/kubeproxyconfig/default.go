@@ -25,14 +25,14 @@ func defaults() v1alpha1.KubeProxyConfiguration {
 	day, hour := seconds(24*60*60), seconds(60*60)
 	c := v1alpha1.KubeProxyConfiguration{
 		TypeMeta:    metav1.TypeMeta{APIVersion: apiVersion, Kind: kind},
-		BindAddress: "0.0.0.0", OOMScoreAdj: pointer[int32](-999), ConfigSyncPeriod: seconds(15 * 60),
+		BindAddress: "0.0.0.0", OOMScoreAdj: new(int32(-999)), ConfigSyncPeriod: seconds(15 * 60),
 		IPTables: v1alpha1.KubeProxyIPTablesConfiguration{
-			SyncPeriod: seconds(30), MinSyncPeriod: seconds(1), LocalhostNodePorts: pointer(true),
+			SyncPeriod: seconds(30), MinSyncPeriod: seconds(1), LocalhostNodePorts: new(true),
 		},
 		IPVS:     v1alpha1.KubeProxyIPVSConfiguration{SyncPeriod: seconds(30)},
 		NFTables: v1alpha1.KubeProxyNFTablesConfiguration{SyncPeriod: seconds(30), MinSyncPeriod: seconds(1)},
 		Conntrack: v1alpha1.KubeProxyConntrackConfiguration{
-			MaxPerCore: pointer[int32](32 * 1024), Min: pointer[int32](128 * 1024), TCPEstablishedTimeout: &day, TCPCloseWaitTimeout: &hour,
+			MaxPerCore: new(int32(32 * 1024)), Min: new(int32(128 * 1024)), TCPEstablishedTimeout: &day, TCPCloseWaitTimeout: &hour,
 		},
 	}
 	c.ClientConnection.ContentType, c.ClientConnection.QPS, c.ClientConnection.Burst = "application/vnd.kubernetes.protobuf", 5, 10
@@ -40,5 +40,3 @@ func defaults() v1alpha1.KubeProxyConfiguration {
 	v1.SetRecommendedLoggingConfiguration(&c.Logging)
 	return c
 }
-
-func pointer[T any](value T) *T { return &value }
