@@ -37,3 +37,19 @@ func (f factory) histogram(name string, buckets []float64, help string) promethe
 func (f factory) histograms(name string, labels []string, buckets []float64, help string) *prometheus.HistogramVec {
 	return f.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
 }
+
+// collector collects metrics when Prometheus asks.
+type collector struct {
+	descs   []*prometheus.Desc
+	collect func(out chan<- prometheus.Metric)
+}
+
+// Describe is part of prometheus.Collector.
+func (c *collector) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range c.descs {
+		out <- d
+	}
+}
+
+// Collect is part of prometheus.Collector.
+func (c *collector) Collect(out chan<- prometheus.Metric) { c.collect(out) }

@@ -19,6 +19,7 @@ import (
 	"nftproxy/daemon/affinity"
 	"nftproxy/daemon/eject"
 	"nftproxy/daemon/proxy"
+	"nftproxy/look/traffic"
 	"nftproxy/model/ejection"
 	"nftproxy/nft"
 )
@@ -52,10 +53,10 @@ type Metrics struct {
 	affinitySwept       prometheus.Counter
 	affinityFailures    prometheus.Counter
 	affinityEntries     *prometheus.HistogramVec
-	program             programSize
+	program             atomic.Pointer[nft.Program] // the latest
 	options             options
 	otherProxies        otherProxies
-	refused             refused
+	refused             atomic.Pointer[traffic.Refusals] // of the latest look
 }
 
 // NewRegistry makes a registry with the metrics of the Go runtime and of the process,
@@ -77,7 +78,7 @@ func New(r prometheus.Registerer) *Metrics {
 	m.kubeProxys.register(m.factory)
 	m.registerOwn(m.factory)
 	m.otherProxies.register(m.factory)
-	r.MustRegister(&m.program, &m.refused)
+	r.MustRegister(collectProgramSize(&m.program), collectRefusals(&m.refused))
 	return m
 }
 
@@ -152,7 +153,7 @@ func (m *Metrics) Observe(s proxy.Sync) {
 	m.services.Set(float64(s.Snapshot.Services.Len()))
 	m.options.observe(s.Snapshot)
 	m.conflicts.Set(float64(s.Snapshot.Conflicts.Len()))
-	m.program.latest.Store(s.Program)
+	m.program.Store(s.Program)
 }
 
 // stages are the durations of a sync's stages, each looked up once.
@@ -276,36 +277,21 @@ func (m *Metrics) CountHealth(path string, code int) {
 
 func seconds(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }
 
-// programSize collects the size of the latest program. Collect counts it, since a sync
-// must not cost a walk over the whole program.
-type programSize struct {
-	latest atomic.Pointer[nft.Program]
-}
-
-func programSizeDescs() (elements, chains, rules *prometheus.Desc) {
+// collectProgramSize collects the size of the latest program, and nothing before the first sync. It counts when Prometheus
+// asks, since a sync must not cost a walk over the whole program.
+func collectProgramSize(latest *atomic.Pointer[nft.Program]) *collector {
 	desc := func(name, help string) *prometheus.Desc { return prometheus.NewDesc(name, help, nil, nil) }
-	return desc("nftproxy_program_elements", "Map and set elements of the latest program, both families together."),
-		desc("nftproxy_program_chains", "Chains of the latest program, both families together."),
-		desc("nftproxy_program_rules", "Rules of the latest program, both families together.")
-}
-
-// Describe is part of prometheus.Collector.
-func (p *programSize) Describe(out chan<- *prometheus.Desc) {
-	elements, chains, rules := programSizeDescs()
-	out <- elements
-	out <- chains
-	out <- rules
-}
-
-// Collect is part of prometheus.Collector. Before the first sync it collects nothing.
-func (p *programSize) Collect(out chan<- prometheus.Metric) {
-	program := p.latest.Load()
-	if program == nil {
-		return
-	}
-	c := program.Counts()
-	elements, chains, rules := programSizeDescs()
-	for desc, n := range map[*prometheus.Desc]int{elements: c.Elements, chains: c.Chains, rules: c.Rules} {
-		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(n))
-	}
+	elements := desc("nftproxy_program_elements", "Map and set elements of the latest program, both families together.")
+	chains := desc("nftproxy_program_chains", "Chains of the latest program, both families together.")
+	rules := desc("nftproxy_program_rules", "Rules of the latest program, both families together.")
+	return &collector{[]*prometheus.Desc{elements, chains, rules}, func(out chan<- prometheus.Metric) {
+		program := latest.Load()
+		if program == nil {
+			return
+		}
+		c := program.Counts()
+		for desc, n := range map[*prometheus.Desc]int{elements: c.Elements, chains: c.Chains, rules: c.Rules} {
+			out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(n))
+		}
+	}}
 }

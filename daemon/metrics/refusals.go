@@ -14,44 +14,30 @@ import (
 // most refused packets have one.
 const maxRefusedServices = 50
 
-// refused collects the refused and dropped packets of the latest look.
-type refused struct {
-	latest atomic.Pointer[traffic.Refusals]
-}
-
-func refusedDescs() (byCause, byService *prometheus.Desc) {
-	return prometheus.NewDesc("nftproxy_refused_packets_total",
-			"First packets of connections that the rules refused (causes no-endpoints and unknown-port) or dropped (no-local-endpoints, outside-source-ranges, unallocated-address, too-many-pings), as of the last ten seconds. A client that tries again counts again. A pod of another node that is refused at a node port with policy Local and no endpoint on this node counts as no-endpoints here, and as no-local-endpoints of its Service.",
-			[]string{"cause", "ip_family"}, nil),
-		prometheus.NewDesc("nftproxy_service_refused_packets_total",
-			"The same by Service, for the 50 Services and causes with the most packets. The causes unknown-port, unallocated-address and too-many-pings have none.",
-			[]string{"namespace", "service", "cause"}, nil)
-}
-
-// Describe is part of prometheus.Collector.
-func (r *refused) Describe(out chan<- *prometheus.Desc) {
-	byCause, byService := refusedDescs()
-	out <- byCause
-	out <- byService
-}
-
-// Collect is part of prometheus.Collector. Before the first look all causes have 0.
-func (r *refused) Collect(out chan<- prometheus.Metric) {
-	byCause, byService := refusedDescs()
-	look := r.latest.Load()
-	if look == nil {
-		look = &traffic.Refusals{}
-	}
-	for i, f := range nft.Families() {
-		for _, cause := range ruleset.Causes() {
-			out <- prometheus.MustNewConstMetric(byCause, prometheus.CounterValue, float64(look.Causes[i][cause]), string(cause), f.Name())
+// collectRefusals collects the refused and dropped packets of the latest look. Before the first look all causes have 0.
+func collectRefusals(latest *atomic.Pointer[traffic.Refusals]) *collector {
+	byCause := prometheus.NewDesc("nftproxy_refused_packets_total",
+		"First packets of connections that the rules refused (causes no-endpoints and unknown-port) or dropped (no-local-endpoints, outside-source-ranges, unallocated-address, too-many-pings), as of the last ten seconds. A client that tries again counts again. A pod of another node that is refused at a node port with policy Local and no endpoint on this node counts as no-endpoints here, and as no-local-endpoints of its Service.",
+		[]string{"cause", "ip_family"}, nil)
+	byService := prometheus.NewDesc("nftproxy_service_refused_packets_total",
+		"The same by Service, for the 50 Services and causes with the most packets. The causes unknown-port, unallocated-address and too-many-pings have none.",
+		[]string{"namespace", "service", "cause"}, nil)
+	return &collector{[]*prometheus.Desc{byCause, byService}, func(out chan<- prometheus.Metric) {
+		look := latest.Load()
+		if look == nil {
+			look = &traffic.Refusals{}
 		}
-	}
-	for _, s := range look.Services[:min(len(look.Services), maxRefusedServices)] {
-		namespace, name := s.Name.Split()
-		out <- prometheus.MustNewConstMetric(byService, prometheus.CounterValue, float64(s.Total), namespace, name, string(s.Cause))
-	}
+		for i, f := range nft.Families() {
+			for _, cause := range ruleset.Causes() {
+				out <- prometheus.MustNewConstMetric(byCause, prometheus.CounterValue, float64(look.Causes[i][cause]), string(cause), f.Name())
+			}
+		}
+		for _, s := range look.Services[:min(len(look.Services), maxRefusedServices)] {
+			namespace, name := s.Name.Split()
+			out <- prometheus.MustNewConstMetric(byService, prometheus.CounterValue, float64(s.Total), namespace, name, string(s.Cause))
+		}
+	}}
 }
 
 // ObserveRefusals takes the outcome of a look at the counters of refused packets.
-func (m *Metrics) ObserveRefusals(l traffic.Refusals) { m.refused.latest.Store(&l) }
+func (m *Metrics) ObserveRefusals(l traffic.Refusals) { m.refused.Store(&l) }
