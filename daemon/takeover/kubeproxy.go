@@ -66,7 +66,7 @@ type KubeProxy struct {
 // counted then. exclude has the ranges of virtual servers of other programs.
 func NewKubeProxy(log *slog.Logger, record func(note string), count func(kinds []otherproxy.Kind, running bool), beside bool, exclude []netip.Prefix) *KubeProxy {
 	return &KubeProxy{
-		log: log, beside: beside, count: count, record: record,
+		log: log, beside: beside, count: count, record: record, failed: map[string]string{},
 		rules: new(otherproxy.Watcher).Look, running: otherproxy.LookForKubeProxy, strictARP: otherproxy.StrictARP, now: time.Now,
 		remove: func(ctx context.Context, report func(otherproxy.Rules, error)) error {
 			return otherproxy.RemoveAll(ctx, otherproxy.Removal{Closed: Closed, Exclude: exclude}, report)
@@ -119,7 +119,8 @@ func (f *KubeProxy) look(ctx context.Context) {
 	f.judge(kinds, written, &running)
 	f.report(kinds, running)
 	if !running.No() {
-		f.gone, f.again, f.tried, f.failed = time.Time{}, time.Time{}, false, nil
+		f.gone, f.again, f.tried = time.Time{}, time.Time{}, false
+		clear(f.failed)
 		return
 	}
 	if f.gone.IsZero() {
@@ -190,7 +191,7 @@ func (f *KubeProxy) removeRules(ctx context.Context) {
 			f.tried, f.again = false, f.now().Add(inUseRest)
 			// What is left changes as connections end.
 			if f.failed[string(r.Kind)] == "" {
-				f.setFailed(string(r.Kind), err)
+				f.failed[string(r.Kind)] = err.Error()
 				f.log.Info("connections use rules of kube-proxy; these go when the connections have ended", "rules", r.String(),
 					"hint", "nftproxy cleanup --kube-proxy --end-connections removes them at once (docs/migrate.md)")
 			}
@@ -213,15 +214,8 @@ func (f *KubeProxy) warnOnce(table string, err error, text string, args ...any) 
 	if f.failed[table] == err.Error() {
 		return
 	}
-	f.setFailed(table, err)
-	f.log.Warn(text, append(args, "err", err)...)
-}
-
-func (f *KubeProxy) setFailed(table string, err error) {
-	if f.failed == nil {
-		f.failed = map[string]string{}
-	}
 	f.failed[table] = err.Error()
+	f.log.Warn(text, append(args, "err", err)...)
 }
 
 // StrictARPHint says what to do about a setting that IPVS mode left. Its former value is not known, and others may need it.

@@ -32,6 +32,7 @@ func newFollowed() *followed {
 	w := &followed{clock: time.Unix(1, 0)}
 	w.KubeProxy = &KubeProxy{
 		log:    slog.New(slog.NewTextHandler(&w.log, nil)),
+		failed: map[string]string{},
 		record: func(note string) { w.events = append(w.events, note) },
 		count:  func([]otherproxy.Kind, bool) {},
 		rules: func() ([]otherproxy.Kind, bool, error) {
