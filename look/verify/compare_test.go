@@ -149,6 +149,19 @@ func TestRows(t *testing.T) {
 	}
 }
 
+// TestSharedClusterIP: what two Services have at one cluster IP is of the Service whose port it is.
+func TestSharedClusterIP(t *testing.T) {
+	both := world + `service shop/other created 2026-01-02T00:00:00Z
+  cluster-ip 10.96.0.20
+  port - tcp 81
+    endpoint 10.244.2.9:8081 node-2 ready serving
+`
+	got := text(t, verify.Compare(program(t, world), program(t, both).Model()).Report(everything))
+	if !strings.HasPrefix(got, "Service shop/other\n") {
+		t.Errorf("got:\n%s", got)
+	}
+}
+
 // differs finds slots of another endpoint than the first.
 func differs(s []*nft.Element) func(*nft.Element) bool {
 	return func(e *nft.Element) bool { return e.Data != s[0].Data }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"nftproxy/nft"
+	"nftproxy/nft/ruleset"
 )
 
 // serviceOf names the Service that an element belongs to; nothing if it belongs to none, or
@@ -17,7 +18,7 @@ func (c *comparison) serviceOf(e nft.OwnedElement) string {
 		return nameOf(e.Part)
 	}
 	if e.Comment != "" {
-		return nameInComment(e.Comment)
+		return nameOf(ruleset.NameInComment(e.Comment).Service)
 	}
 	if c.owners == nil {
 		c.owners = ownersOf(c.have)
@@ -25,28 +26,19 @@ func (c *comparison) serviceOf(e nft.OwnedElement) string {
 	for _, n := range c.keyLengths() {
 		if n <= len(e.Key) {
 			if comment := c.owners[e.Key[:n]]; comment != "" {
-				return nameInComment(comment)
+				return nameOf(ruleset.NameInComment(comment).Service)
 			}
 		}
 	}
 	return ""
 }
 
-// nameOf returns a part's name if it is a Service's, which has a namespace.
+// nameOf returns the name of a part, or that in a comment, if it is a Service's, which has a namespace.
 func nameOf(part string) string {
 	if strings.Contains(part, "/") {
 		return part
 	}
 	return ""
-}
-
-// nameInComment returns the Service in a comment of ours: "namespace/name", with ":" and the
-// port behind it in a verdict map.
-func nameInComment(comment string) string {
-	if at := strings.LastIndexByte(comment, ':'); at >= 0 {
-		comment = comment[:at]
-	}
-	return nameOf(comment)
 }
 
 // ownersOf returns the comments in all verdict maps by key.
