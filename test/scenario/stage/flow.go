@@ -280,7 +280,12 @@ func (o *Observed) reached(f scenario.Flow, answer testnet.Answer) error {
 		return fmt.Errorf("server %q: %w", answer.ID, err)
 	}
 	t := scenario.Target{Endpoint: at, Masqueraded: answer.Peer != answer.Local}
-	if slices.ContainsFunc(f.Want.Targets, func(w scenario.Target) bool { return w.As.IsValid() }) && t.Masqueraded {
+	asItself := func(w scenario.Target) bool { return w.Endpoint == at && w.As == answer.Local.Addr() }
+	switch {
+	case slices.ContainsFunc(f.Want.Targets, asItself) && answer.Peer == answer.Local:
+		// Masqueraded as the client itself only the port is another one, and one of random ports is the client's.
+		t.Masqueraded, t.As = true, answer.Peer.Addr()
+	case slices.ContainsFunc(f.Want.Targets, func(w scenario.Target) bool { return w.As.IsValid() }) && t.Masqueraded:
 		t.As = answer.Peer.Addr()
 	}
 	if at != f.Destination || slices.Contains(f.Want.Targets, t) {
