@@ -217,13 +217,12 @@ func (e *Ejector) step(ctx context.Context, s *service.Snapshot) (charged time.D
 	report := Report{}
 	e.hear(time.Now())
 	if !time.Now().Before(e.look) {
-		asked := e.asked(s)
-		if asked == ejection.Off && len(e.verdict.Left) == 0 {
+		if len(e.verdict.Left) == 0 && !e.asked(s, ejection.Report) {
 			e.look = time.Now().Add(every)
 			return 0
 		}
 		report.Looked = true
-		report.CPU, report.Err = e.lookAt(ctx, asked == ejection.On)
+		report.CPU, report.Err = e.lookAt(ctx, s)
 		report.Err = errors.Join(report.Err, e.deaf)
 		if charged = report.CPU; ctx.Err() != nil {
 			return charged
@@ -266,16 +265,17 @@ func (e *Ejector) step(ctx context.Context, s *service.Snapshot) (charged time.D
 	return charged
 }
 
-// asked is the strongest mode of any Service, at least the node's.
-func (e *Ejector) asked(s *service.Snapshot) ejection.Mode {
-	strongest := e.config.Mode
-	for _, svc := range s.Services.All() {
-		if strongest == ejection.On {
-			break
-		}
-		strongest = max(strongest, e.config.Mode.Of(svc))
+// asked says whether any Service may have a mode, or a stronger one.
+func (e *Ejector) asked(s *service.Snapshot, mode ejection.Mode) bool {
+	if e.config.Mode >= mode {
+		return true
 	}
-	return strongest
+	for _, svc := range s.Services.All() {
+		if e.config.Mode.Of(svc) >= mode {
+			return true
+		}
+	}
+	return false
 }
 
 // see gives the machine the Services if they, or what it has to know of them, have changed.
@@ -287,8 +287,8 @@ func (e *Ejector) see(s *service.Snapshot) {
 }
 
 // lookAt reads the connections without an answer, and decides when the next look is due. What is only reported can wait for
-// idleMost; urgent says that an endpoint may have to be left out.
-func (e *Ejector) lookAt(ctx context.Context, urgent bool) (cpu time.Duration, err error) {
+// idleMost.
+func (e *Ejector) lookAt(ctx context.Context, s *service.Snapshot) (cpu time.Duration, err error) {
 	var flows []ejection.Flow
 	to := map[netip.AddrPort]int{}
 	cpu, err = e.config.Table.Unanswered(ctx, func(f conntrack.Flow) error {
@@ -311,7 +311,7 @@ func (e *Ejector) lookAt(ctx context.Context, urgent bool) (cpu time.Duration, e
 		e.look = e.soonest
 	case e.config.Repeats != nil && e.deaf == nil:
 		e.look = now.Add(max(restIdle*cpu, idleMost))
-	case urgent:
+	case e.asked(s, ejection.On):
 		e.look = now.Add(max(every, min(restIdle*cpu, idleMost)))
 	default:
 		e.look = now.Add(idleMost)
