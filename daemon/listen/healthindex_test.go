@@ -192,49 +192,61 @@ func older(s *service.Service) *service.Service {
 	return &c
 }
 
-// TestHealthUpdateEqualsFresh: after any changes an index wants the same answers as a new
-// one for the latest snapshot. update says whether they have changed.
+// TestHealthUpdateEqualsFresh: see updateEqualsFresh.
 func TestHealthUpdateEqualsFresh(t *testing.T) {
 	for seed := range uint64(20) {
-		rng := rand.New(rand.NewPCG(seed, 1))
 		list := [][]string{nil, {"192.168.0.0/16", "2001:db8::/32"}, {"0.0.0.0/0", "::/0"}}[seed%3]
-		x := newHealthIndex(nodePorts(t, list...), ip.Families()[seed%2])
-		b := service.NewBuilder(gen.PlainNode())
-		opened := 0
-		for _, c := range gen.Changes(rng, 300, gen.Options{Annotations: true}) {
+		fresh := func() *healthIndex { return newHealthIndex(nodePorts(t, list...), ip.Families()[seed%2]) }
+		updateEqualsFresh(t, seed, gen.Options{Annotations: true}, fresh, healthLines, func(rng *rand.Rand, c *gen.Change) {
 			if c.Service != nil {
 				s := *c.Service
 				s.HealthCheckNodePort = uint16(rng.IntN(4)) // 0 for none
 				c.Service = &s
 			}
-			c.Apply(b)
-			if node := gen.PlainNode(); rng.IntN(10) == 0 {
-				node.HostAddresses = node.HostAddresses[rng.IntN(3):]
-				node.Addresses = node.Addresses[rng.IntN(3):]
-				node.Name = fmt.Sprintf("node-%d", rng.IntN(2))
-				b.SetNode(node)
-			}
-			var refused map[string]error
-			if rng.IntN(3) == 0 {
-				refused = map[string]error{string(gen.Name(rng.IntN(3))): fmt.Errorf("no")}
-			}
-			if rng.IntN(4) == 0 {
-				continue // several changes in one snapshot
-			}
-			before := maps.Clone(x.wanted)
-			changed := x.update(b.Snapshot(), refused)
-			fresh := newHealthIndex(x.nodePorts, x.family)
-			fresh.update(b.Snapshot(), refused)
-			if diff := cmp.Diff(healthLines(fresh), healthLines(x)); diff != "" {
-				t.Fatalf("seed %d: wanted (-fresh +updated):\n%s", seed, diff)
-			}
-			if changed == maps.Equal(before, x.wanted) {
-				t.Fatalf("seed %d: update says %t, before %v, after %v", seed, changed, before, x.wanted)
-			}
-			opened += len(x.wanted)
+		}, func(rng *rand.Rand, node *service.Node) {
+			node.HostAddresses = node.HostAddresses[rng.IntN(3):]
+			node.Addresses = node.Addresses[rng.IntN(3):]
+			node.Name = fmt.Sprintf("node-%d", rng.IntN(2))
+		})
+	}
+}
+
+// updateEqualsFresh: after any changes an index wants the same as a new one for the latest snapshot, and update says whether
+// it has changed. change and setNode make the changes, and the nodes, that matter to the index.
+func updateEqualsFresh[W comparable, X follower[W]](t *testing.T, seed uint64, o gen.Options, newIndex func() X, lines func(...X) []string,
+	change func(*rand.Rand, *gen.Change), setNode func(*rand.Rand, *service.Node)) {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(seed, 1))
+	x := newIndex()
+	b := service.NewBuilder(gen.PlainNode())
+	opened := 0
+	for _, c := range gen.Changes(rng, 300, o) {
+		change(rng, &c)
+		c.Apply(b)
+		if node := gen.PlainNode(); rng.IntN(10) == 0 {
+			setNode(rng, &node)
+			b.SetNode(node)
 		}
-		if opened == 0 {
-			t.Errorf("seed %d: no port was ever wanted", seed)
+		var refused map[string]error
+		if rng.IntN(3) == 0 {
+			refused = map[string]error{string(gen.Name(rng.IntN(3))): fmt.Errorf("no")}
 		}
+		if rng.IntN(4) == 0 {
+			continue // several changes in one snapshot
+		}
+		before := maps.Clone(x.wants())
+		changed := x.update(b.Snapshot(), refused)
+		fresh := newIndex()
+		fresh.update(b.Snapshot(), refused)
+		if diff := cmp.Diff(lines(fresh), lines(x)); diff != "" {
+			t.Fatalf("seed %d: wanted (-fresh +updated):\n%s", seed, diff)
+		}
+		if changed == maps.Equal(before, x.wants()) {
+			t.Fatalf("seed %d: update says %t, before %v, after %v", seed, changed, before, x.wants())
+		}
+		opened += len(x.wants())
+	}
+	if opened == 0 {
+		t.Errorf("seed %d: no port was ever wanted", seed)
 	}
 }

@@ -3,7 +3,6 @@ package listen
 import (
 	"fmt"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -126,43 +125,13 @@ func TestManyNodePorts(t *testing.T) {
 	}
 }
 
-// TestLocalUpdateEqualsFresh: after any changes an index wants the same as a new one for the latest snapshot, and update says
-// whether it has changed.
+// TestLocalUpdateEqualsFresh: see updateEqualsFresh.
 func TestLocalUpdateEqualsFresh(t *testing.T) {
 	for seed := range uint64(20) {
-		rng := rand.New(rand.NewPCG(seed, 1))
-		family := ip.Families()[seed%2]
-		x := newLocalIndex(service.NodePortAddresses{}, family)
-		b := service.NewBuilder(gen.PlainNode())
-		opened := 0
-		for _, c := range gen.Changes(rng, 300, gen.Options{}) {
-			c.Apply(b)
-			if node := gen.PlainNode(); rng.IntN(10) == 0 {
-				node.HostAddresses = node.HostAddresses[rng.IntN(3):]
-				node.Settings = &service.Settings{NodePortAddresses: nodePorts(t, []string{"localhost", "primary"}[rng.IntN(5)/4])}
-				b.SetNode(node)
-			}
-			var refused map[string]error
-			if rng.IntN(3) == 0 {
-				refused = map[string]error{string(gen.Name(rng.IntN(3))): fmt.Errorf("no")}
-			}
-			if rng.IntN(4) == 0 {
-				continue // several changes in one snapshot
-			}
-			before := maps.Clone(x.wanted)
-			changed := x.update(b.Snapshot(), refused)
-			fresh := newLocalIndex(x.nodePorts, x.family)
-			fresh.update(b.Snapshot(), refused)
-			if diff := cmp.Diff(localLines(fresh), localLines(x)); diff != "" {
-				t.Fatalf("seed %d: (-fresh +updated):\n%s", seed, diff)
-			}
-			if changed == maps.Equal(before, x.wanted) {
-				t.Fatalf("seed %d: update says %t, before %v, after %v", seed, changed, before, x.wanted)
-			}
-			opened += len(x.wanted)
-		}
-		if opened == 0 {
-			t.Errorf("seed %d: no port was ever wanted", seed)
-		}
+		fresh := func() *localIndex { return newLocalIndex(service.NodePortAddresses{}, ip.Families()[seed%2]) }
+		updateEqualsFresh(t, seed, gen.Options{}, fresh, localLines, func(*rand.Rand, *gen.Change) {}, func(rng *rand.Rand, node *service.Node) {
+			node.HostAddresses = node.HostAddresses[rng.IntN(3):]
+			node.Settings = &service.Settings{NodePortAddresses: nodePorts(t, []string{"localhost", "primary"}[rng.IntN(5)/4])}
+		})
 	}
 }
