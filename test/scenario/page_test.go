@@ -11,35 +11,47 @@ import (
 	"nftproxy/test/scenario"
 )
 
-// mainObjects and moreObjects are the numbers of lines of YAML that a page shows of its
-// main example, and of each change and other example. Longer objects are only named: the
-// link below the example leads to them.
+// firstObjects and moreObjects are the numbers of lines of YAML that a page shows of its
+// example, and of each change of it. Longer objects are only named: the link below the
+// example leads to them.
 const (
-	mainObjects = 80
-	moreObjects = 10
+	firstObjects = 80
+	moreObjects  = 10
 )
 
-// render is the text of a page.
+// render is the text of a page: its first scenario as an example, and a line for each other
+// one, which leads to the file.
 func (p *page) render(scenarios map[string]*scenario.Scenario) (string, error) {
 	var b strings.Builder
 	b.WriteString(written)
-	fmt.Fprintf(&b, "# %s\n\n%s\n\nThe words of the tables are explained on the page of [all features](README.md).\n", p.title, p.lead)
-	if len(p.sections) > 1 {
-		b.WriteString("\n")
-		for _, sec := range p.sections {
-			fmt.Fprintf(&b, "- [%s](#%s)\n", sec.title, anchor(sec.title))
-		}
+	fmt.Fprintf(&b, "# %s\n\n%s The [list of pages](README.md) explains the tables.\n", p.title, p.lead)
+	example, others := p.sections[0], p.sections[1:]
+	archive, err := txtar.ParseFile(filepath.Join("testdata", example.scenario+".txtar"))
+	if err != nil {
+		return "", err
 	}
-	for i, sec := range p.sections {
-		archive, err := txtar.ParseFile(filepath.Join("testdata", sec.scenario+".txtar"))
-		if err != nil {
-			return "", err
-		}
-		s := shown{Scenario: scenarios[sec.scenario], archive: archive, main: i == 0, b: &b}
-		fmt.Fprintf(&b, "\n## %s\n\n", sec.title)
-		s.render()
+	fmt.Fprintf(&b, "\n## %s\n\n", example.title)
+	s := shown{Scenario: scenarios[example.scenario], archive: archive, b: &b}
+	s.render()
+	if len(others) == 0 {
+		return b.String(), nil
+	}
+	b.WriteString("\n## Other cases\n\n")
+	for _, sec := range others {
+		s := shown{Scenario: scenarios[sec.scenario]}
+		about, _ := s.about()
+		fmt.Fprintf(&b, "- [%s](../../test/scenario/testdata/%s.txtar): %s\n", sec.title, sec.scenario, firstSentence(about))
 	}
 	return b.String(), nil
+}
+
+// firstSentence is the first sentence of a comment, on one line.
+func firstSentence(text string) string {
+	text = strings.Join(strings.Fields(text), " ")
+	if first, _, found := strings.Cut(text, ". "); found {
+		return first + "."
+	}
+	return text
 }
 
 // anchor is the name that GitHub gives to a heading.
@@ -52,9 +64,7 @@ func anchor(heading string) string {
 type shown struct {
 	*scenario.Scenario
 	archive *txtar.Archive
-	// main says that it is the page's main example.
-	main bool
-	b    *strings.Builder
+	b       *strings.Builder
 }
 
 func (s *shown) printf(format string, args ...any) { fmt.Fprintf(s.b, format, args...) }
@@ -141,8 +151,8 @@ func (s *shown) step(n int) {
 // objects shows the objects of a step, or names them.
 func (s *shown) objects(n int, text string) {
 	most := moreObjects
-	if s.main && n == 0 {
-		most = mainObjects
+	if n == 0 {
+		most = firstObjects
 	}
 	switch names := objectNames(s.Steps[n].Changed); {
 	case strings.Count(text, "\n") < most:

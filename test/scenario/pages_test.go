@@ -146,12 +146,12 @@ const written = "<!-- Written from test/scenario/testdata by: go test ./test/sce
 func indexPage(pages []page) string {
 	var b strings.Builder
 	b.WriteString(written)
-	b.WriteString(`# What becomes of packets
+	b.WriteString(`# Services by example
 
-Each page shows one feature of Services: the objects and the fate of each packet. A link below each example leads to its file, which also
-has the program as nft prints it.
+Each page shows one feature of Services by an example: the objects, and what happens to each connection. Further cases
+are links to files that have the objects, the connections and the ruleset as nft prints it.
 
-| Feature | In short | Examples |
+| Feature | In short | Cases |
 |---|---|---|
 `)
 	examples := 0
@@ -161,13 +161,12 @@ has the program as nft prints it.
 		examples += len(p.sections)
 	}
 	fmt.Fprintf(&b, `
-Each of the %d examples is a file in [test/scenario/testdata](../../test/scenario/testdata), and a test writes the pages from these
-files. Other tests send the packets through an interpreter of nftables and through a kernel. If an API server accepts the objects,
-they also do so with a real API server, and beside the real kube-proxy. So a page claims nothing that the proxy does not do.
+Each of the %d cases is a file in [test/scenario/testdata](../../test/scenario/testdata). Tests write the pages from these files and
+send the packets through a kernel, with a real API server, and beside the real kube-proxy.
 
 ## How to read the tables
 
-A line is one connection attempt: the sender of the first packet, its address and port, and its fate.
+A line is one connection attempt: who sends the first packet, where to, and what happens to it.
 
 | Words | Meaning |
 |---|---|
@@ -177,7 +176,7 @@ A line is one connection attempt: the sender of the first packet, its address an
 | stays there | session affinity: the client's next connections go to the same endpoint |
 | refused | the client learns of the refusal at once: TCP by a reset, other protocols by ICMP port unreachable |
 | dropped | the packet goes nowhere and the client gets no answer |
-| left alone | the packet goes unchanged to its own destination |
+| not translated | the packet goes unchanged to its own destination |
 | answered by the node | the node answers a ping, and the answer comes from the address that was asked |
 | HTTP 200 | the answer of a health check node port |
 
@@ -187,9 +186,9 @@ All examples begin with the same world.
 
 - The node is *test-node*, with the addresses 192.168.0.2 (its first), 192.168.1.2, 192.168.99.11, 2001:db8::1 (its first) and 2001:db8:1::2.
 - Its zone is *zone-a*. Its pods have addresses of 10.180.0.0/24 and fd00:10:180::/64.
-- Pods are told from others by the cluster CIDRs 10.0.0.0/8 and fd00:10::/32, unless an example has other flags.
+- An address in the cluster CIDRs 10.0.0.0/8 and fd00:10::/32 is a pod's, unless an example has other flags.
 - The ServiceCIDRs are 172.30.0.0/16 and fd00:172:30::/112.
-- The program in a file leaves out the chains and sets that [an empty cluster](../../test/scenario/testdata/empty.txtar) has in the same form.
+- The ruleset in a file leaves out what [an empty cluster](../../test/scenario/testdata/empty.txtar) has in the same form.
 `, examples)
 	return b.String()
 }

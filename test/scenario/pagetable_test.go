@@ -18,7 +18,7 @@ type row struct {
 	heading                   string
 }
 
-// table shows the flows of a section and what becomes of them.
+// table shows the flows of a section and what happens to them.
 func (s *shown) table(step *scenario.Step, text string) {
 	var rows []row
 	for line := range strings.Lines(text) {
@@ -40,9 +40,9 @@ func (s *shown) table(step *scenario.Step, text string) {
 	}
 	remarks := slices.ContainsFunc(rows, func(r row) bool { return r.remark != "" })
 	if remarks {
-		s.printf("\n| From | To | What becomes of it | Remarks |\n|---|---|---|---|\n")
+		s.printf("\n| From | To | Result | Remarks |\n|---|---|---|---|\n")
 	} else {
-		s.printf("\n| From | To | What becomes of it |\n|---|---|---|\n")
+		s.printf("\n| From | To | Result |\n|---|---|---|\n")
 	}
 	for _, r := range rows {
 		cells := []string{r.from, r.to, r.becomes}
@@ -64,7 +64,7 @@ func origin(f scenario.Flow) string {
 	return string(f.Origin) + " " + code(source)
 }
 
-// becomes says in words what becomes of a flow.
+// becomes says in words what happens to a flow.
 func becomes(o scenario.Outcome, protocol string) string {
 	switch o.Fate {
 	case scenario.Refused:
@@ -75,7 +75,7 @@ func becomes(o scenario.Outcome, protocol string) string {
 	case scenario.Dropped:
 		return "dropped"
 	case scenario.Untouched:
-		return "left alone"
+		return "not translated"
 	case scenario.Echoed:
 		return "answered by the node"
 	case scenario.Answered:
