@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 
 	"nftproxy/daemon/takeover"
 	"nftproxy/look/preflight"
@@ -59,12 +60,12 @@ found and do.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o := preflight.Options{
 				Table: table, Proc: preflight.DefaultProc, Keepers: func(table string) ([]string, error) { return takeover.DescribeKeepers(table, "") },
-				Addresses: map[string]string{"health": defaultHealthAddress, "metrics": defaultMetricsAddress},
-			}
-			if _, err := fmt.Sscanf(nodePorts, "%d-%d", &o.NodePorts[0], &o.NodePorts[1]); err != nil || o.NodePorts[0] > o.NodePorts[1] {
-				return usageError{fmt.Errorf("--node-ports: %q: want a range of ports, such as %s", nodePorts, defaultNodePorts)}
+				Addresses: map[string]string{"health": defaultHealthAddress, "metrics": defaultMetricsAddress, "probe": defaultProbeAddress},
 			}
 			var err error
+			if o.NodePorts, err = parseNodePorts(nodePorts); err != nil {
+				return usageError{err}
+			}
 			if o.ServiceCIDRs, err = parseClusterCIDR(serviceCIDR); err != nil {
 				return usageError{fmt.Errorf("--service-cidr: %w", err)}
 			}
@@ -86,6 +87,15 @@ found and do.`,
 	f.StringVar(&serviceCIDR, "service-cidr", "", "the cluster's `ranges` of cluster IPs, separated by commas (kube-apiserver --service-cluster-ip-range), to look for the node's route there")
 	addOutput(cmd, &output)
 	return cmd
+}
+
+// parseNodePorts reads a range as kube-apiserver does: FIRST-LAST, FIRST+MORE or one port.
+func parseNodePorts(text string) ([2]uint16, error) {
+	r, err := utilnet.ParsePortRange(text)
+	if err != nil || r.Base < 1 || r.Size < 1 {
+		return [2]uint16{}, fmt.Errorf("--node-ports: %q: want a range of ports, such as %s", text, defaultNodePorts)
+	}
+	return [2]uint16{uint16(r.Base), uint16(r.Base + r.Size - 1)}, nil
 }
 
 // checkReport is the JSON output.

@@ -31,6 +31,7 @@ type running struct {
 type logged struct {
 	Time                time.Time
 	Msg, Level, Address string
+	Server              string
 	Endpoint, Reason    string
 	Written, Clients    int
 	Endpoints           int

@@ -184,11 +184,11 @@ func nodeName(override string) (string, error) {
 
 func parseClusterCIDR(s string) ([]netip.Prefix, error) {
 	var list []netip.Prefix
+	if strings.TrimSpace(s) == "" {
+		return nil, nil
+	}
 	for word := range strings.SplitSeq(s, ",") {
-		if word = strings.TrimSpace(word); word == "" {
-			continue
-		}
-		p, err := service.ParseRange(word)
+		p, err := service.ParseRange(strings.TrimSpace(word))
 		if err != nil {
 			return nil, err
 		}
@@ -267,11 +267,12 @@ func (o *claimOptions) parseGates() error {
 	for _, word := range o.featureGates {
 		word = strings.TrimSpace(word)
 		name, value, _ := strings.Cut(word, "=")
+		name = strings.TrimSpace(name)
 		on, err := strconv.ParseBool(strings.TrimSpace(value))
 		switch {
-		case err != nil:
+		case err != nil || name == "":
 			return fmt.Errorf("--feature-gates: %q: want NAME=true or NAME=false", word)
-		case strings.TrimSpace(name) == kubeproxyconfig.GateExternalIPs:
+		case name == kubeproxyconfig.GateExternalIPs:
 			o.ignoreExternalIPs = !on
 		default:
 			o.withoutEffect = append(o.withoutEffect, word)

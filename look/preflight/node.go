@@ -5,11 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
-	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -147,29 +144,6 @@ func (o Options) leftTables() ([]string, error) {
 		}
 	}
 	return left, nil
-}
-
-// ports tries the addresses of nftproxy's servers.
-func (o Options) ports(ctx context.Context) []Finding {
-	var found []Finding
-	for _, name := range slices.Sorted(maps.Keys(o.Addresses)) {
-		probe, address := "ports: "+name, o.Addresses[name]
-		l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
-		if errors.Is(err, unix.EADDRINUSE) {
-			found = append(found, yellow(probe, address+" is in use", "if kube-proxy has it: nftproxy takes it once kube-proxy has ended; else choose another address"))
-			continue
-		}
-		if err != nil {
-			found = append(found, failed(probe, err))
-			continue
-		}
-		if err := l.Close(); err != nil {
-			found = append(found, failed(probe, err))
-			continue
-		}
-		found = append(found, green(probe, address+" is free"))
-	}
-	return found
 }
 
 // sysctl reads a setting of the network namespace; found is false where the kernel has none.

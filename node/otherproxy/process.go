@@ -2,6 +2,7 @@ package otherproxy
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -224,25 +225,43 @@ func healthOfAnother(ctx context.Context, address string) bool {
 	return (code == http.StatusOK || code == http.StatusServiceUnavailable) && json.Unmarshal(text, &times) == nil && times.LastUpdated != nil && times.CurrentTime != nil
 }
 
-// get asks a server that is no nftproxy's, for two seconds at most, and returns the beginning of the answer. The code is 0 if
-// there is none.
+// AnswersAsOurs says whether the server at an address is an nftproxy's, with or without TLS. It asks for four seconds at most.
+func AnswersAsOurs(ctx context.Context, address string) bool {
+	return slices.ContainsFunc([]string{"http", "https"}, func(scheme string) bool {
+		_, _, server := ask(ctx, scheme+"://"+address+"/healthz")
+		return server == ServerHeader
+	})
+}
+
+// get asks a server that is no nftproxy's. The code is 0 if there is none.
 func get(ctx context.Context, address, path string) (text []byte, code int) {
+	text, code, server := ask(ctx, "http://"+address+path)
+	if server == ServerHeader {
+		return nil, 0
+	}
+	return text, code
+}
+
+// ask asks a server, for two seconds at most, and returns the beginning of the answer and what the server calls itself. The
+// code is 0 if there is no answer. Any certificate will do: the request tells the server nothing.
+func ask(ctx context.Context, url string) (text []byte, code int, server string) {
 	const patience, longest = 2 * time.Second, 1024
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return nil, 0
+		return nil, 0, ""
 	}
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
+	}}
 	response, err := client.Do(request)
 	if err != nil {
-		return nil, 0
+		return nil, 0, ""
 	}
 	defer response.Body.Close()
-	text, err = io.ReadAll(io.LimitReader(response.Body, longest))
-	if err != nil || response.Header.Get("Server") == ServerHeader {
-		return nil, 0
+	if text, err = io.ReadAll(io.LimitReader(response.Body, longest)); err != nil {
+		return nil, 0, ""
 	}
-	return text, response.StatusCode
+	return text, response.StatusCode, response.Header.Get("Server")
 }

@@ -1,0 +1,133 @@
+package preflight
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"nftproxy/node/otherproxy"
+)
+
+// ports tries the addresses of nftproxy's servers.
+func (o Options) ports(ctx context.Context) []Finding {
+	var found []Finding
+	for _, name := range slices.Sorted(maps.Keys(o.Addresses)) {
+		found = append(found, o.port(ctx, "ports: "+name, o.Addresses[name]))
+	}
+	return found
+}
+
+// port tries one address. The nftproxy that keeps the table may have it already.
+func (o Options) port(ctx context.Context, probe, address string) Finding {
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err == nil {
+		err = l.Close()
+	}
+	switch {
+	case errors.Is(err, unix.EADDRINUSE):
+		return o.takenPort(ctx, probe, address)
+	case err != nil:
+		return failed(probe, err)
+	}
+	return green(probe, address+" is free")
+}
+
+// takenPort is the finding of an address that a process has.
+func (o Options) takenPort(ctx context.Context, probe, address string) Finding {
+	listeners, err := o.listeners(address)
+	if err != nil {
+		return failed(probe, err)
+	}
+	ours := len(listeners) > 0
+	for _, at := range listeners {
+		ours = ours && otherproxy.AnswersAsOurs(ctx, at.String())
+	}
+	if !ours {
+		return yellow(probe, address+" is in use",
+			"if kube-proxy has it: nftproxy takes it once kube-proxy has ended; else choose another address")
+	}
+	var keepers []string
+	if o.Keepers != nil {
+		if keepers, err = o.Keepers(o.Table); err != nil {
+			return failed(probe, err)
+		}
+	}
+	if len(keepers) == 0 {
+		return yellow(probe, fmt.Sprintf("%s is in use by an nftproxy that does not keep the table %s", address, o.Table),
+			"for a second nftproxy on the node choose another address")
+	}
+	return green(probe, address+" is served by the nftproxy that runs")
+}
+
+// listeners returns where processes listen that keep others from an address, as ADDRESS:PORT to connect to.
+func (o Options) listeners(address string) ([]netip.AddrPort, error) {
+	want, err := net.ResolveTCPAddr("tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	host, _ := netip.AddrFromSlice(want.IP)
+	host = host.Unmap()
+	all := !host.IsValid() || host.IsUnspecified()
+	var found []netip.AddrPort
+	for _, file := range []string{"tcp", "tcp6"} {
+		text, err := os.ReadFile(filepath.Join(o.Proc, "thread-self/net", file))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // a kernel without IPv6
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, at := range listening(string(text)) {
+			if int(at.Port()) != want.Port || !all && !at.Addr().IsUnspecified() && at.Addr() != host {
+				continue
+			}
+			if at.Addr().IsUnspecified() { // one of both families takes connections to 127.0.0.1, too
+				loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
+				if host.Is6() && !all {
+					loopback = netip.IPv6Loopback()
+				}
+				at = netip.AddrPortFrom(loopback, at.Port())
+			}
+			found = append(found, at)
+		}
+	}
+	return found, nil
+}
+
+// listening returns the addresses of the listening sockets in a file such as /proc/net/tcp. There each 32 bits of an address are
+// a hexadecimal number in the order of the processor's bytes (net/ipv4/tcp_ipv4.c, get_openreq4 and tcp6_seq_show).
+func listening(text string) (found []netip.AddrPort) {
+	const stateListen = "0A"
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line)
+		if len(fields) < 4 || fields[3] != stateListen {
+			continue
+		}
+		address, number, _ := strings.Cut(fields[1], ":")
+		bytes, err := hex.DecodeString(address)
+		port, portErr := strconv.ParseUint(number, 16, 16)
+		if err != nil || portErr != nil || len(bytes)%4 != 0 {
+			continue
+		}
+		for word := range slices.Chunk(bytes, 4) {
+			binary.NativeEndian.PutUint32(word, binary.BigEndian.Uint32(word))
+		}
+		if a, ok := netip.AddrFromSlice(bytes); ok {
+			found = append(found, netip.AddrPortFrom(a.Unmap(), uint16(port)))
+		}
+	}
+	return found
+}
