@@ -62,7 +62,7 @@ func clusterNeighbours() []clusterNeighbour {
 			setting: "`\"hairpinMode\": true` for the CNI plugin bridge, in the ConfigMap `kube-router-cfg` or in `/etc/cni/net.d/10-kuberouter.conflist`",
 			notes: []string{
 				"kube-router's own manifest has no `hairpinMode`, since its service proxy sets that. Without it a pod gets no answer from a Service that leads back to the pod (tried in this cluster: time-outs of both families, and answers with it). `nftproxy check` names the bridge `kube-bridge` once Services are served.",
-				"As in its own manifest, it enforces NetworkPolicies of IPv4 only ([kube-router-policies](#kube-router-policies)). Routes are of both families.",
+				"As in its own manifest, it enforces NetworkPolicies of IPv4 only (see kube-router-policies). Routes are of both families.",
 				"By its source, kube-router learns of the pod addresses of a new node at its next look at all nodes, every five minutes (`--routes-sync-period`), and masquerades connections of pods to pods of that node until then. So this run has 10 s.",
 				"kube-router reaches the API server by its cluster IP. Until nftproxy serves that, it is not ready.",
 			},
@@ -199,9 +199,10 @@ func last(lines []string) string {
 	return lines[len(lines)-1]
 }
 
-// clustersSection is the part of the page about clusters: rows and details.
+// clustersSection is the part of the page about clusters.
 func clustersSection(docs string) (text string, without []string, err error) {
-	rows, details := "", ""
+	rows := ""
+	var notes []string
 	for _, n := range clusterNeighbours() {
 		r := new(clusterResult)
 		found, err := read(docs, filepath.Join("cluster", n.name), r)
@@ -219,35 +220,21 @@ func clustersSection(docs string) (text string, without []string, err error) {
 			failed, _, _ := strings.Cut(more, ",")
 			tests += ", " + failed
 		}
-		rows += fmt.Sprintf("| [%s](#%s) | %s | %s | %s | %s: %s | %s |\n", r.Name, r.Name, r.What, strings.Join(r.Versions, ", "), last(r.Smoke), r.Focus, tests, r.verdict())
-		details += r.section()
+		rows += fmt.Sprintf("| %s | %s | %s | %s: %s | %s |\n", r.Name, r.What, strings.Join(r.Versions, ", "), r.Focus, tests, r.verdict())
+		notes = append(notes, remarks(r.Name, r.Notes)...)
 	}
 	if rows == "" {
 		return "", without, nil
 	}
-	return clustersHead + rows + "\n" + details, without, nil
+	return clustersHead + rows + list(notes), without, nil
 }
 
 const clustersHead = `
-## On a cluster
+## Programs of a cluster
 
-These programs belong to a whole cluster. Each run is on the cluster of ` + "`make cluster`" + ` with three nodes: kubelet, containerd, DNS, both families, nftproxy from its chart. The
-smoke tests connect to Services from pods, nodes and outside, while a Deployment and nftproxy itself are updated, a node is drained, and one joins; no request may fail. Then
-Kubernetes' own tests of sig-network run, those of the name in the table.
+Each run is on the cluster of ` + "`make cluster`" + ` with three nodes of both families. Requests go to Services while a Deployment and nftproxy are
+updated, a node is drained and one joins: none may fail. Then Kubernetes' own sig-network tests run, those that the table names.
 
-| Neighbour | How it is set up | Versions | Smoke tests | Kubernetes' tests | nftproxy beside it |
-|---|---|---|---|---|---|
+| Program | How it is set up | Versions | Kubernetes' tests | nftproxy beside it |
+|---|---|---|---|---|
 `
-
-func (r clusterResult) section() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "### %s\n\n%s. Run on %s, Linux %s.\n", r.Name, capital(r.What), r.Date, r.Kernel)
-	for _, part := range [][]string{r.Smoke, r.Tests} {
-		fmt.Fprintf(&b, "\n```\n%s\n```\n", strings.Join(part, "\n"))
-	}
-	b.WriteString("\n")
-	for _, n := range r.Notes {
-		fmt.Fprintf(&b, "- %s\n", n)
-	}
-	return strings.TrimRight(b.String(), "\n") + "\n\n"
-}

@@ -19,9 +19,9 @@ func TestPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	if string(got) != want {
-		t.Error("docs/neighbours.md is not what the results in docs/neighbours say; make neighbours writes both")
+		t.Error("docs/neighbours.md is not what the results in docs/evidence/neighbours say; make neighbours writes both")
 	}
-	files, err := os.ReadDir(filepath.Join(docs, "neighbours"))
+	files, err := os.ReadDir(filepath.Join(docs, "evidence", "neighbours"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,12 +32,12 @@ func TestPage(t *testing.T) {
 	for _, n := range clusterNeighbours() {
 		known[n.name] = true
 	}
-	clusters, err := os.ReadDir(filepath.Join(docs, "neighbours", "cluster"))
+	clusters, err := os.ReadDir(filepath.Join(docs, "evidence", "neighbours", "cluster"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, f := range append(files, clusters...) {
-		if f.IsDir() {
+		if f.IsDir() || f.Name() == "README.md" {
 			continue
 		}
 		if name := strings.TrimSuffix(f.Name(), ".json"); !known[name] {
