@@ -83,9 +83,8 @@ type healthPort struct {
 	at      netip.AddrPort
 	healthy func() bool
 	answer  atomic.Pointer[answer]
+	socket  net.Listener
 	server  *http.Server
-	// served is closed when the listener is closed.
-	served chan struct{}
 }
 
 func (h *HealthPorts) open(ctx context.Context, at address, a answer) (listener[answer], error) {
@@ -98,14 +97,13 @@ func (h *HealthPorts) open(ctx context.Context, at address, a answer) (listener[
 		log.Warn("closed a connection to a health check node port: too many are open", "address", at.at, "client", client.String(),
 			"most", maxHealthConnections, "most_of_a_client", maxOfClient, "most_of_all_ports", maxOfAll)
 	}, health.NewBound(maxHealthConnections, maxOfClient), h.crowd)
-	p := &healthPort{ports: h, at: at.at, healthy: h.healthy, served: make(chan struct{})}
+	p := &healthPort{ports: h, at: at.at, healthy: h.healthy, socket: l}
 	p.set(a)
 	p.server = health.HTTPServer(p, log)
 	p.server.DisableGeneralOptionsHandler = true
 	go func() {
 		err := p.server.Serve(l)
-		close(p.served)
-		if errors.Is(err, http.ErrServerClosed) {
+		if errors.Is(err, http.ErrServerClosed) || errors.Is(err, net.ErrClosed) {
 			return
 		}
 		log.Warn("a health check node port broke, trying again", "service", p.answer.Load().service, "address", p.at, "retry", retryPeriod, "err", err)
@@ -120,11 +118,12 @@ func (h *HealthPorts) open(ctx context.Context, at address, a answer) (listener[
 
 func (p *healthPort) set(a answer) { p.answer.Store(&a) }
 
-// stop gives the requests under way a moment to end.
+// stop gives the requests under way a moment to end. The server may sleep while the process has no descriptors, so nothing
+// waits for it.
 func (p *healthPort) stop() {
 	p.ports.config.Log.Debug("no longer listening on a health check node port", "address", p.at)
+	_ = p.socket.Close()
 	p.ports.tasks.Go(func() { health.Shutdown(p.server) })
-	<-p.served
 }
 
 // body is the answer in the form of kube-proxy v1.36.

@@ -151,7 +151,8 @@ func isTimeout(err error) bool {
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
-// sessions has the sessions of all listeners.
+// sessions has the sessions of all listeners. Sockets are closed without the lock: closing waits for what is taken from
+// the socket at that moment.
 type sessions struct {
 	log *slog.Logger
 
@@ -179,6 +180,17 @@ func (s *sessions) get(k sessionKey) *session {
 
 // add adds a session, and closes another one if there is no room.
 func (s *sessions) add(v *session) {
+	leaves := s.exchange(v)
+	if leaves == nil {
+		return
+	}
+	_ = leaves.socket.Close()
+	s.log.Warn("closed a session of a node port on localhost: too many are open", "address", leaves.key.at,
+		"client", leaves.key.client, "most", maxSessions, "most_of_a_port", maxSessionsOfPort)
+}
+
+// exchange adds a session, and removes and returns the one that has to leave for it, or nil.
+func (s *sessions) exchange(v *session) (leaves *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	full := v.key.address
@@ -190,29 +202,28 @@ func (s *sessions) add(v *session) {
 		}
 	}
 	if s.of[v.key.address] >= maxSessionsOfPort || len(s.all) >= maxSessions {
-		var oldest *session
 		for k, o := range s.all {
-			if k.address == full && (oldest == nil || o.last.Load() < oldest.last.Load()) {
-				oldest = o
+			if k.address == full && (leaves == nil || o.last.Load() < leaves.last.Load()) {
+				leaves = o
 			}
 		}
-		s.remove(oldest)
+		s.remove(leaves)
 		s.closed++
-		s.log.Warn("closed a session of a node port on localhost: too many are open", "address", full.at, "client", oldest.key.client, "most", maxSessions, "most_of_a_port", maxSessionsOfPort)
 	}
 	s.all[v.key] = v
 	s.of[v.key.address]++
+	return leaves
 }
 
 // close closes a session, once.
 func (s *sessions) close(v *session) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.remove(v)
+	s.mu.Unlock()
+	_ = v.socket.Close()
 }
 
 func (s *sessions) remove(v *session) {
-	_ = v.socket.Close()
 	if s.all[v.key] != v {
 		return
 	}
@@ -224,13 +235,21 @@ func (s *sessions) remove(v *session) {
 
 // closeAll closes the sessions of a listener.
 func (s *sessions) closeAll(at address) {
+	for _, v := range s.removeAll(at) {
+		_ = v.socket.Close()
+	}
+}
+
+func (s *sessions) removeAll(at address) (removed []*session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for k, v := range s.all {
 		if k.address == at {
 			s.remove(v)
+			removed = append(removed, v)
 		}
 	}
+	return removed
 }
 
 // socket sends and receives without waiting with a datagram in hand: an idle socket has no buffer in this process.
@@ -247,24 +266,30 @@ func (s *LocalPorts) newSocket(c *net.UDPConn) (socket, error) {
 
 type buffer [maxDatagram]byte
 
-// receive waits for datagrams and hands on each until an error ends it. A datagram that a peer refused is no error.
+// receive waits for datagrams and hands on each until an error ends it, such as that the socket is closed. A datagram that
+// a peer refused is no error.
 func (s socket) receive(take func(datagram []byte, from netip.AddrPort)) error {
+	for {
+		if err := s.receiveOne(take); err != nil && !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.ECONNREFUSED) {
+			return err
+		}
+	}
+}
+
+// receiveOne hands on one datagram, and no more even where more wait: Close waits for it, whatever comes in.
+func (s socket) receiveOne(take func(datagram []byte, from netip.AddrPort)) error {
 	var failed error
 	err := s.raw.Read(func(fd uintptr) bool {
 		b := s.buffers.Get().(*buffer)
 		defer s.buffers.Put(b)
-		for {
-			n, from, err := unix.Recvfrom(int(fd), b[:], unix.MSG_DONTWAIT)
-			switch {
-			case err == nil:
-				take(b[:n], addrPort(from))
-			case errors.Is(err, unix.EAGAIN):
-				return false
-			case !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.ECONNREFUSED):
-				failed = err
-				return true
-			}
+		n, from, err := unix.Recvfrom(int(fd), b[:], unix.MSG_DONTWAIT)
+		if errors.Is(err, unix.EAGAIN) {
+			return false
 		}
+		if failed = err; err == nil {
+			take(b[:n], addrPort(from))
+		}
+		return true
 	})
 	return errors.Join(err, failed)
 }
