@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// TestFuzzTargets: make fuzz runs every fuzz target, and docs/reliability.md has a row for
+// TestFuzzTargets: make fuzz runs every fuzz target, and docs/evidence/reliability.md has a row for
 // each.
 func TestFuzzTargets(t *testing.T) {
 	var targets []string
@@ -34,14 +34,14 @@ func TestFuzzTargets(t *testing.T) {
 	if !slices.Equal(listed, targets) {
 		t.Errorf("make fuzz runs\n%q\nand there are\n%q", listed, targets)
 	}
-	page, err := os.ReadFile("docs/reliability.md")
+	page, err := os.ReadFile("docs/evidence/reliability.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, target := range targets {
 		pkg, name, _ := strings.Cut(target, " ")
 		if !strings.Contains(string(page), "| `"+name+"` in `"+pkg+"` |") {
-			t.Errorf("docs/reliability.md has no row for %s in %s", name, pkg)
+			t.Errorf("docs/evidence/reliability.md has no row for %s in %s", name, pkg)
 		}
 	}
 }

@@ -72,7 +72,7 @@ func (l *listWatch[K]) run(ctx context.Context) {
 // Without a version and a limit, the list has everything that was written before the request. The API server answers from its
 // cache, once that is up to date (KEP-2340, since Kubernetes 1.31). With the version 0 it would send what the cache happens to
 // have, and a node would go back in time by a server whose cache is old. Lists as streams of events (KEP-3157) take the API
-// server and the node two to three times the CPU time (docs/reliability.md).
+// server and the node two to three times the CPU time (docs/evidence/reliability.md).
 func (l *listWatch[K]) list(ctx context.Context) (version string) {
 	var list *wire.List[K]
 	err := l.ways.ask(func(w way[K]) (err error) {
