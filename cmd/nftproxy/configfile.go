@@ -119,8 +119,10 @@ func (o *configOptions) resolve(f *pflag.FlagSet, text []byte) error {
 	if o.file == "" {
 		o.notes = append(o.notes, ignoredFlags(f)...)
 		o.notes = append(o.notes, ignoredPeriod(f)...)
-		if note := resolveScheduler(f); note != "" {
-			o.notes = append(o.notes, note)
+		for _, note := range []string{resolveScheduler(f), resolveNodePorts(f)} {
+			if note != "" {
+				o.notes = append(o.notes, note)
+			}
 		}
 		return errors.Join(resolveMode(f), resolvePorts(f), resolvePeriod(f))
 	}
@@ -206,7 +208,7 @@ type ignoredFlag struct {
 }
 
 const (
-	nftablesOnly = "nftproxy always programs nftables"
+	nftablesOnly = "nftproxy always programs nftables; the mode says what other flags mean"
 	repairs      = "nftproxy follows changes and repairs what others change"
 	oneLog       = "nftproxy logs JSON, or text on a terminal, at one verbosity"
 	noLimit      = "nftproxy asks for protobuf and has no limit of its own"
@@ -224,7 +226,6 @@ func listIgnoredFlags() []ignoredFlag {
 		{"config-sync-period", 15 * time.Minute, "nftproxy gets each change from its watches"},
 		{"show-hidden-metrics-for-version", "", "nftproxy hides no metrics"},
 		{"iptables-sync-period", 30 * time.Second, repairs},
-		{"iptables-localhost-nodeports", true, "--nodeport-addresses says whether node ports are served on localhost, such as primary,localhost"},
 		{"ipvs-sync-period", 30 * time.Second, repairs},
 		{"ipvs-strict-arp", false, kubeproxyconfig.NoteStrictARP},
 		{"ipvs-tcp-timeout", time.Duration(0), kubeproxyconfig.NoteTCPTimeout},
@@ -279,9 +280,10 @@ func ignoredFlags(f *pflag.FlagSet) []string {
 func addAliasFlags(f *pflag.FlagSet) {
 	f.Duration(ipvsPeriod, time.Second, "")
 	f.String(ipvsScheduler, "", "")
+	f.Bool(localhostNodePorts, true, "")
 	f.Int("healthz-port", 10256, "")
 	f.Int("metrics-port", 10249, "")
-	for _, name := range []string{ipvsPeriod, ipvsScheduler, "healthz-port", "metrics-port"} {
+	for _, name := range []string{ipvsPeriod, ipvsScheduler, localhostNodePorts, "healthz-port", "metrics-port"} {
 		_ = f.MarkHidden(name) // each was just added
 	}
 }
@@ -325,6 +327,24 @@ func resolveScheduler(f *pflag.FlagSet) string {
 		_ = to.Value.Set(balance) // any text will do
 	}
 	return kubeproxyconfig.SchedulerNote("--"+ipvsScheduler, scheduler.Value.String())
+}
+
+// localhostNodePorts is about --proxy-mode=iptables.
+const localhostNodePorts = "iptables-localhost-nodeports"
+
+// resolveNodePorts has --nodeport-addresses mean what it does in kube-proxy's mode, where --proxy-mode names one. Without
+// it, an empty list means the node's primary addresses. It returns a note about --iptables-localhost-nodeports, or an
+// empty one.
+func resolveNodePorts(f *pflag.FlagSet) string {
+	mode, to := f.Lookup("proxy-mode").Value.String(), f.Lookup("nodeport-addresses").Value.(pflag.SliceValue)
+	localhost := f.Lookup(localhostNodePorts)
+	if mode != "" {
+		_ = to.Replace(kubeproxyconfig.NodePortAddresses(mode, to.GetSlice(), localhost.Value.String() == "true")) // texts
+	}
+	if localhost.Changed && mode != "iptables" {
+		return "--" + localhostNodePorts + " has no effect: --proxy-mode is not iptables"
+	}
+	return ""
 }
 
 // ignoredPeriod says that the one of the mode that is not used has no effect.

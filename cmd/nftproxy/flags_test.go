@@ -104,7 +104,10 @@ all settings stay, and the log, the event `+"`ConfigInvalid`"+` and the metric `
 			fields[k.name] = fields[balanceFlag]
 			meaning = "with `--proxy-mode=ipvs`, sh and dh stand for `--nftproxy-balance=client`, and mh for `flow`, unless that flag is given; rr and wrr are what nftproxy does, and the others have no effect ([differences.md](differences.md#schedulers-of-ipvs))"
 		case "nodeport-addresses":
-			meaning += ". With `mode: iptables` or none, the field also serves 127.0.0.1 as kube-proxy does ([migrate.md](migrate.md#node-ports-on-localhost)); `iptables.localhostNodePorts: false` prevents that"
+			meaning += ". An empty list means what it does in kube-proxy's mode: in a file with `mode: iptables`, `ipvs` or none, and with `--proxy-mode=iptables` or `ipvs`, all addresses ([migrate.md](migrate.md#what-the-mode-says))"
+		case localhostNodePorts:
+			fields[k.name] = []string{"`iptables.localhostNodePorts`"}
+			meaning = "with `--proxy-mode=iptables`, `--nodeport-addresses` stands for 127.0.0.1 too if it is empty or has all addresses; else no effect. Live"
 		case "healthz-port", "metrics-port":
 			meaning = "deprecated: the port of an address without one; 0 switches the server off"
 		}
@@ -460,5 +463,36 @@ func TestClaimsReachTheWatcher(t *testing.T) {
 	}
 	if len(got.OwnPorts) != 1 || got.OwnPorts[0].Port != 2222 || !got.IgnoreExternalIPs {
 		t.Errorf("own ports %+v, externalIPs ignored: %t; want port 2222 and true", got.OwnPorts, got.IgnoreExternalIPs)
+	}
+}
+
+// TestNodePortsByMode: --proxy-mode says what --nodeport-addresses means without a file, as mode does in one.
+func TestNodePortsByMode(t *testing.T) {
+	for line, want := range map[string]string{
+		"":                      "[]",
+		"--proxy-mode=nftables": "[]",
+		"--proxy-mode=ipvs":     "[all]",
+		"--proxy-mode=iptables": "[all,127.0.0.0/8]",
+		"--proxy-mode=iptables --iptables-localhost-nodeports=false": "[all]",
+		"--proxy-mode=iptables --nodeport-addresses=primary":         "[primary]",
+		"--proxy-mode=iptables --nodeport-addresses=0.0.0.0/0":       "[0.0.0.0/0,127.0.0.0/8]",
+		"--nodeport-addresses=0.0.0.0/0":                             "[0.0.0.0/0]",
+		"--iptables-localhost-nodeports=true":                        "[] --iptables-localhost-nodeports has no effect: --proxy-mode is not iptables",
+		"--config=config.conf --proxy-mode=nftables":                 "[all,127.0.0.0/8] --proxy-mode has no effect: the configuration file decides",
+		"--config=config.conf --nodeport-addresses=primary":          "[all,127.0.0.0/8] --nodeport-addresses has no effect: the configuration file decides",
+	} {
+		got, err := commandLine(append(strings.Fields(line), "--hostname-override=node-1")).config([]byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"))
+		if err != nil {
+			t.Fatalf("%s: %v", line, err)
+		}
+		text := got.Flags["nodeport-addresses"]
+		for _, note := range got.Notes {
+			if !strings.Contains(note, "always programs nftables") {
+				text += " " + note
+			}
+		}
+		if text != want {
+			t.Errorf("%s: %q, want %q", line, text, want)
+		}
 	}
 }

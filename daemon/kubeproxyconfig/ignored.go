@@ -31,9 +31,6 @@ func ignored(c *v1alpha1.KubeProxyConfiguration) []string {
 	var notes []string
 	note := noteTo(&notes)
 	note(c.Mode != modeNFTables && c.Mode != "", "mode: "+string(c.Mode), "nftproxy always programs nftables")
-	if c.Mode != modeNFTables && len(c.NodePortAddresses) == 0 {
-		notes = append(notes, "nodePortAddresses is empty: node ports are served on the node's primary addresses, as in kube-proxy's nftables mode; its other modes serve them on all addresses, as nodePortAddresses: [0.0.0.0/0, \"::/0\"] does here")
-	}
 	for _, gate := range slices.Sorted(maps.Keys(c.FeatureGates)) {
 		note(gate != GateExternalIPs, "featureGates."+gate, "nftproxy has no such gate")
 	}
@@ -74,7 +71,7 @@ func ignoredOfMode(c *v1alpha1.KubeProxyConfiguration) []string {
 		note(c.IPTables.SyncPeriod.Duration != 0, "iptables.syncPeriod", events)
 		note(c.IPTables.MinSyncPeriod.Duration != 0, "iptables.minSyncPeriod", otherMode)
 		local := c.IPTables.LocalhostNodePorts
-		note(local != nil && !*local && namesLoopback(c.NodePortAddresses), "iptables.localhostNodePorts", "nodePortAddresses names loopback addresses, so 127.0.0.1 serves node ports; leave them out there")
+		note(local != nil && !*local && slices.ContainsFunc(c.NodePortAddresses, isLoopback), "iptables.localhostNodePorts", "nodePortAddresses names loopback addresses, so 127.0.0.1 serves node ports; leave them out there")
 	case modeIPVS:
 		i := c.IPVS
 		note(i.SyncPeriod.Duration != 0, "ipvs.syncPeriod", events)

@@ -1,13 +1,14 @@
 package kubeproxyconfig
 
 import (
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"nftproxy/model/ip"
+	"nftproxy/model/service"
 )
 
 // Setting is one field of a file as the flag of nftproxy that means the same.
@@ -51,7 +52,9 @@ func (f *File) Settings() []Setting {
 	text("detectLocalMode", "detect-local-mode", string(c.DetectLocalMode))
 	text("detectLocal.bridgeInterface", "pod-bridge-interface", c.DetectLocal.BridgeInterface)
 	text("detectLocal.interfaceNamePrefix", "pod-interface-name-prefix", c.DetectLocal.InterfaceNamePrefix)
-	text("nodePortAddresses", "nodeport-addresses", strings.Join(nodePortAddresses(c), ","))
+	localhost := c.IPTables.LocalhostNodePorts
+	nodePorts := NodePortAddresses(section(c), c.NodePortAddresses, localhost == nil || *localhost)
+	text("nodePortAddresses", "nodeport-addresses", strings.Join(nodePorts, ","))
 	text("noMasqueradeCIDRs", "nftproxy-no-masquerade-cidrs", strings.Join(f.NoMasqueradeCIDRs, ","))
 	for _, t := range f.tls() {
 		if t.Enable {
@@ -94,31 +97,45 @@ func (f *File) Settings() []Setting {
 	return list
 }
 
-// nodePortAddresses are those of the file. kube-proxy's mode iptables, its default up to 1.39, also serves node ports on
-// 127.0.0.1 where the file has no addresses or all those of IPv4, unless localhostNodePorts is false. Registries in
-// clusters rely on that.
-func nodePortAddresses(c *v1alpha1.KubeProxyConfiguration) []string {
-	const loopback = "127.0.0.0/8"
-	list, local := c.NodePortAddresses, c.IPTables.LocalhostNodePorts
-	if section(c) != modeIPTables || local != nil && !*local || namesLoopback(list) {
+// NodePortAddresses returns the list of addresses that serve node ports and health check node ports in a mode of kube-proxy (1.37:
+// NewNodePortAddresses in pkg/proxy/util, platformApplyDefaults in cmd/kube-proxy/app/server_linux.go). An empty list means the
+// node's primary addresses in mode nftables, and all addresses in the others. With localhost, which is the default there, mode
+// iptables also serves node ports on 127.0.0.1 where the list has that address, or no address of IPv4 at all.
+func NodePortAddresses(mode string, list []string, localhost bool) []string {
+	if len(list) == 0 && mode != modeNFTables {
+		list = []string{"all"}
+	}
+	if mode != modeIPTables && mode != "" || !localhost {
 		return list
 	}
+	served, v4 := false, false
+	for _, text := range list {
+		p, err := service.ParseRange(text)
+		switch {
+		case isLoopback(text):
+			return list
+		case text == "all":
+			served = true
+		case text == "primary":
+			v4 = true
+		case err != nil:
+			return list // It is judged elsewhere.
+		case p.Addr().Is4():
+			v4, served = true, served || p.Contains(ip.V4.Loopback())
+		}
+	}
+	const loopback = "127.0.0.0/8"
 	switch {
-	case len(list) == 0:
-		return []string{"primary", loopback}
-	case slices.Contains(list, "all"), slices.ContainsFunc(list, func(s string) bool {
-		p, err := netip.ParsePrefix(s)
-		return err == nil && p.Addr().Is4() && p.Bits() == 0
-	}):
+	case served:
 		return append(slices.Clip(list), loopback)
+	case !v4:
+		return append(slices.Clip(list), "0.0.0.0/0", loopback)
 	}
 	return list
 }
 
-// namesLoopback says whether the list names loopback addresses of IPv4.
-func namesLoopback(list []string) bool {
-	return slices.ContainsFunc(list, func(s string) bool {
-		p, err := netip.ParsePrefix(s)
-		return s == "localhost" || err == nil && p.Addr().Is4() && p.Addr().IsLoopback()
-	})
+// isLoopback says whether an entry of the list stands for 127.0.0.1 by itself.
+func isLoopback(text string) bool {
+	p, err := service.ParseRange(text)
+	return text == "localhost" || err == nil && p.Addr().IsLoopback() && p.Contains(ip.V4.Loopback())
 }

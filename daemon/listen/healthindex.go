@@ -80,9 +80,9 @@ func (x *healthIndex) build() map[address]answer {
 	return wanted
 }
 
-// listenAddresses are the addresses of the node that serve node ports; the unspecified
-// address stands for all of its family. IPv6 link-local addresses are left out: they
-// mean nothing without an interface.
+// listenAddresses are the addresses of the node that the list of node port addresses has, the loopback address too if a
+// range contains it, as in kube-proxy; the unspecified address stands for all of the family. IPv6 link-local addresses
+// are left out: they mean nothing without an interface.
 func listenAddresses(nodePorts service.NodePortAddresses, node *service.Node, family ip.Family) []netip.Addr {
 	addrs, all := nodePorts.On(node, family)
 	if all {
@@ -93,6 +93,9 @@ func listenAddresses(nodePorts service.NodePortAddresses, node *service.Node, fa
 		if family == ip.V4 || !a.IsLinkLocalUnicast() {
 			list = append(list, a)
 		}
+	}
+	if a, serves := nodePorts.Loopback(node, family); serves {
+		list = append(list, a)
 	}
 	return list
 }

@@ -158,6 +158,12 @@ func TestHealthWanted(t *testing.T) {
 			node:     service.Node{HostAddresses: addrs("127.0.0.1", "172.16.0.1", "192.168.0.2", "192.168.1.2", "::1", "2001:db8::2", "fe80::1")},
 			services: []*service.Service{checked("web", 30100, "10.0.0.1:80")},
 			want:     []string{"192.168.0.2:30100 default/web 1", "192.168.1.2:30100 default/web 1", "[2001:db8::2]:30100 default/web 0"}},
+		{name: "loopback beside others", list: []string{"primary", "localhost"}, node: service.Node{Addresses: addrs("192.168.0.2", "2001:db8::2")},
+			services: []*service.Service{checked("web", 30100)},
+			want: []string{"127.0.0.1:30100 default/web 0", "192.168.0.2:30100 default/web 0", "[2001:db8::2]:30100 default/web 0",
+				"[::1]:30100 default/web 0"}},
+		{name: "loopback beside all", list: []string{"all", "127.0.0.0/8"}, services: []*service.Service{checked("web", 30100)},
+			want: []string{"0.0.0.0:30100 default/web 0", "[::]:30100 default/web 0"}},
 		{name: "CIDRs that match no address", list: []string{"192.168.0.0/16", "2001:db8::/32"},
 			services: []*service.Service{checked("web", 30100)}},
 	} {
