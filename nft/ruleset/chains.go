@@ -135,21 +135,27 @@ func (a *access) rememberable(list clientList) string {
 	return a.clusterRememberable
 }
 
-// externalLocalChain serves external policy Local. Pods of the node and the node itself may use
-// every endpoint. Other clients may use the endpoints on this node. Without one the chain drops
-// their packets, so that a load balancer tries another node. A pod that may be another node's gets an endpoint of
-// another node then, and is masqueraded: that endpoint would answer it directly, untranslated. Those
-// that are another node's for certain do not come here (preroutingChain).
+// externalLocalChain serves external policy Local. Pods and the node itself may use every endpoint. Other clients may
+// use the endpoints on this node. Without one the chain drops their packets, so that a load balancer tries another node.
+//
+// At addresses every pod counts: a pod of another node is translated there, before its packet gets here. At node ports
+// it is not, since that node does not have the address: only pods that are known to be on this node count. Any other pod
+// gets an endpoint of another node where this one has none, and is masqueraded: that endpoint would answer it directly,
+// untranslated. Those that are another node's for certain do not come here (preroutingChain).
 func (a *access) externalLocalChain(cfg *Config, p pods) *nft.Chain {
 	cluster := nft.VMap{Key: a.key, Map: a.clusterVerdicts}
+	pods, doubtful := p.all(), []nft.Statement(nil)
+	if a.externalChain == nodePortExternalLocal {
+		pods, doubtful = p.ofNode(), p.ofOtherNodes()
+	}
 	var rules []nft.Rule
-	for _, pods := range p.ofNode() {
+	for _, pods := range pods {
 		rules = append(rules, ForPods.rule(pods, cluster))
 	}
 	rules = append(rules,
 		ForNode.rule(nft.MatchLocal{Field: nft.Saddr}, cfg.toMasquerade(), cluster),
 		ForOutsiders.rule(nft.VMap{Key: a.key, Map: a.localVerdicts}))
-	for _, pods := range p.ofOtherNodes() {
+	for _, pods := range doubtful {
 		rules = append(rules, ForOtherPods.rule(pods, cfg.toMasquerade(), cluster))
 	}
 	return &nft.Chain{Name: a.externalChain, Rules: append(rules, DropNotLocal.rule(gotoChain(a.refusalChain(NoLocalEndpoints))))}

@@ -135,11 +135,19 @@ func (c *Config) Pod(node *service.Node, a netip.Addr) (pod, known bool) {
 	return slices.ContainsFunc(p.from, func(r netip.Prefix) bool { return r.Contains(a) }), p.in.Name == ""
 }
 
-// ofNode returns statements of which exactly one matches a packet of a pod of the node, and none another
-// packet. There are none if these pods cannot be told from others. An interface of pods has those of the node.
-func (p pods) ofNode() []nft.Statement {
+// all returns statements of which exactly one matches a packet of a pod, and none another packet. There are none if
+// pods cannot be told from others.
+func (p pods) all() []nft.Statement {
 	if p.in.Name != "" {
 		return []nft.Statement{nft.MatchInput{Name: p.in.Name, Prefix: p.in.Prefix}}
+	}
+	return fromAny(p.from)
+}
+
+// ofNode is all for the pods that are known to be on the node. An interface of pods has those of the node.
+func (p pods) ofNode() []nft.Statement {
+	if p.in.Name != "" {
+		return p.all()
 	}
 	return fromAny(p.here)
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"nftproxy/model/ip"
@@ -227,8 +228,11 @@ func (o *oracle) external(p nft.Packet, t *target) []nft.Result {
 		return refusal(p)
 	case t.s.ExternalPolicy == service.Cluster:
 		return o.deliver(p, t, all, true)
+	case pod && !t.at.Addr().IsUnspecified():
+		o.saw("external Local: pod at an address, of this node for certain " + strconv.FormatBool(o.podOfNode(p)))
+		return o.deliver(p, t, all, false)
 	case pod && o.podOfNode(p):
-		o.saw("external Local: pod")
+		o.saw("external Local: pod at a node port")
 		return o.deliver(p, t, all, false)
 	case o.local(p.Src.Addr()):
 		o.saw("external Local: the node")
@@ -240,7 +244,7 @@ func (o *oracle) external(p nft.Packet, t *target) []nft.Result {
 		o.saw("failover: any endpoint")
 		return o.deliver(p, t, all, true)
 	case len(lists[own]) == 0 && pod:
-		if t.at.Addr().IsUnspecified() && p.ToInput {
+		if p.ToInput {
 			o.saw("external Local: pod of another node, none here")
 			return refusal(p)
 		}

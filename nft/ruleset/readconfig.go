@@ -69,14 +69,15 @@ func readMasquerading(cfg *Config, c *nft.Contents) {
 	}
 }
 
-// readPods reads how the table tells pods from others. Earlier versions took all pods for pods of
-// the node.
+// readPods reads how the table tells pods from others: in its chain for node ports, which tells more. Earlier versions
+// took all pods for pods of the node.
 func readPods(c *nft.Contents) pods {
 	var p pods
-	if c.Chains[externalLocal] == nil {
+	chain := c.Chains[nodePortExternalLocal]
+	if chain == nil {
 		return p
 	}
-	for _, r := range c.Chains[externalLocal].Rules {
+	for _, r := range chain.Rules {
 		if len(r) == 0 {
 			continue
 		}
