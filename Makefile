@@ -56,17 +56,17 @@ fuzz: ## run each fuzz target for FUZZTIME (30s) with one worker; FUZZ=EXPRESSIO
 	hack/fuzz.sh
 
 .PHONY: test-kernels
-test-kernels: ## run the tests that need a kernel on Debian's kernels 5.10, 6.1 and 6.12 in virtual machines of qemu, and write the matrix of docs/kernels.md; KERNELS=6.1 for one; PACKAGES=conntrack for some, ARCH=arm64 for the other architecture, both without the page
+test-kernels: ## run the tests that need a kernel on Debian's kernels 5.10, 6.1 and 6.12 in virtual machines of qemu, and write the matrix of docs/evidence/kernels.md; KERNELS=6.1 for one; PACKAGES=conntrack for some, ARCH=arm64 for the other architecture, both without the page
 	$(if $(findstring test/ipvs,$(PACKAGES)),hack/build-tools.sh kube-proxy)
-	$(GO) run ./test/cmd/matrix kernels $(if $(KERNELS),--kernels=$(KERNELS)) $(if $(PACKAGES),--packages=$(PACKAGES)) $(if $(filter-out amd64,$(ARCH)),--arch=$(ARCH),$(if $(PACKAGES),,--page=docs/kernels.md))
+	$(GO) run ./test/cmd/matrix kernels $(if $(KERNELS),--kernels=$(KERNELS)) $(if $(PACKAGES),--packages=$(PACKAGES)) $(if $(filter-out amd64,$(ARCH)),--arch=$(ARCH),$(if $(PACKAGES),,--page=docs/evidence/kernels.md))
 
 .PHONY: test-kernels-short
 test-kernels-short: ## run the tests of the packages that talk most to the kernel on 5.10, the oldest one, as CI does
 	$(GO) run ./test/cmd/matrix kernels --kernels=5.10 --packages=nft/kernel,nft/livetrace,conntrack,look/preflight
 
 .PHONY: test-nft
-test-nft: ## have the nft of Debian's bullseye, bookworm and trixie list our tables and take them back, and write the table of docs/kernels.md; as root
-	$(GO) run ./test/cmd/matrix nft --page=docs/kernels.md
+test-nft: ## have the nft of Debian's bullseye, bookworm and trixie list our tables and take them back, and write the table of docs/evidence/kernels.md; as root
+	$(GO) run ./test/cmd/matrix nft --page=docs/evidence/kernels.md
 
 FAULT_TIME ?= 1m
 

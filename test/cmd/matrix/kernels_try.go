@@ -40,7 +40,7 @@ func parse(args []string) (options, error) {
 	f.StringSliceVar(&o.packages, "packages", defaultPackages(), "`packages` whose tests to run")
 	f.StringVar(&o.tests, "run", "", "regular `expression` for the names of the tests to run")
 	f.StringVar(&o.logs, "logs", "bin/kernels", "`folder` for the output of tests and kernels, in a folder of its own for arm64")
-	f.StringVar(&o.page, "page", "", "`file` whose matrix to replace by the last outcome of each package, such as docs/kernels.md")
+	f.StringVar(&o.page, "page", "", "`file` whose matrix to replace by the last outcome of each package, such as docs/evidence/kernels.md")
 	f.BoolVar(&o.short, "short", true, "run fewer rounds of each test")
 	f.BoolVar(&o.build, "build", true, "build the programs; otherwise those of the last time are used")
 	f.BoolVar(&o.counted, "count-instructions", false, "have the machines' clocks count instructions: for tests that measure, on a busy computer")

@@ -23,7 +23,7 @@ type nftOptions struct {
 func parseNFT(args []string) (nftOptions, error) {
 	var o nftOptions
 	f := pflag.NewFlagSet("matrix nft", pflag.ContinueOnError)
-	f.StringVar(&o.page, "page", "", "`file` whose table to replace, such as docs/kernels.md")
+	f.StringVar(&o.page, "page", "", "`file` whose table to replace, such as docs/evidence/kernels.md")
 	f.IntVar(&o.clusters, "clusters", 24, "`number` of random clusters to list, of a dozen Services each")
 	f.IntVar(&o.services, "services", 2000, "`number` of Services of the full table, with ten endpoints each")
 	return o, f.Parse(args)
