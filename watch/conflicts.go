@@ -136,10 +136,15 @@ type ProtectedError struct{ ConflictList }
 
 func (e *ProtectedError) Error() string { return "not served: " + e.String() }
 
-// SizeError says that a Service would take more elements than one Service may.
+// SizeError says that a Service would take more elements than one Service may, or than there is room for.
 type SizeError struct{ service.LeftOut }
 
-func (e *SizeError) Error() string { return e.String() + " (--nftproxy-max-service-elements)" }
+func (e *SizeError) Error() string {
+	if e.All != 0 {
+		return e.String() + " (--nftproxy-max-elements)"
+	}
+	return e.String() + " (--nftproxy-max-service-elements)"
+}
 
 // AffinityError says that a Service asks for session affinity and does not get it: older Services,
 // or its own other ports, have used up the limit.

@@ -111,6 +111,29 @@ func TestTooLargeIsReportedOnce(t *testing.T) {
 	}
 }
 
+// TestNoRoomForElementsIsReported: the Service that loses its hash to older ones is reported, with the flag that helps.
+func TestNoRoomForElementsIsReported(t *testing.T) {
+	w := NewWatcher(Options{Node: "node-0", MaxAllElements: 4 * 3000}, service.NewMailbox())
+	ix := w.index
+	for i, name := range []string{"older", "younger"} {
+		s := grabbing(name, int64(i), fmt.Sprintf("10.96.0.%d", i+1))
+		s.Annotations = map[string]string{"nftproxy.io/balance": "client"}
+		ix.setService(convertService(s))
+		ix.setSlice(convertSlice(sliceFor(s, name+"-a", "10.244.0.1")))
+		ix.setSlice(convertSlice(sliceFor(s, name+"-b", "10.244.0.2")))
+	}
+	ix.flush()
+	want := "Service tenant/younger: weights of endpoints and hashes of clients do not count, but for the weight 0: " +
+		"there is room for 12000 elements beyond 4096 of each service, and for 3000 in one namespace, the oldest services first (--nftproxy-max-elements)"
+	if got := texts(ix.takeProblems()); got != want {
+		t.Errorf("reported:\n%s\nwant:\n%s", got, want)
+	}
+	ix.deleteService("tenant/older")
+	if left := ix.flush().LeftOut.At("tenant/younger"); left != nil {
+		t.Errorf("when the older one has gone: %v", left)
+	}
+}
+
 // TestClosedSourcesAreReported: a Service whose source ranges are beyond the bound is
 // reported once, as long as that lasts, and lets in nobody.
 func TestClosedSourcesAreReported(t *testing.T) {

@@ -43,6 +43,9 @@ type Options struct {
 	// MaxElements is how many elements of the node's tables one Service may
 	// cost; 0 means service.DefaultMaxElements.
 	MaxElements int
+	// MaxAllElements is how many elements all Services together may cost beyond service.UncountedElements of each, and once more by the
+	// slots of weights and hashes, a quarter of it in one namespace; 0 means service.DefaultMaxAllElements.
+	MaxAllElements int
 	// MaxAffinityPorts is how many ports of Services may have session affinity, a
 	// quarter of them in one namespace; 0 means service.DefaultMaxAffinityPorts.
 	MaxAffinityPorts int
@@ -129,6 +132,7 @@ func NewWatcher(opts Options, out *service.Mailbox) *Watcher {
 	ix.retention = retention.New(opts.Retain)
 	ix.options, ix.unprotected = opts, true
 	ix.builder.SetMaxElements(cmp.Or(opts.MaxElements, service.DefaultMaxElements))
+	ix.builder.SetMaxAllElements(cmp.Or(opts.MaxAllElements, service.DefaultMaxAllElements))
 	ix.builder.SetMaxAffinityPorts(cmp.Or(opts.MaxAffinityPorts, service.DefaultMaxAffinityPorts))
 	ix.builder.SetMaxSourceLists(cmp.Or(opts.MaxSourceLists, service.DefaultMaxSourceLists))
 	return &Watcher{opts: opts, out: out, now: time.Now, wake: make(chan struct{}, 1), index: ix}

@@ -211,6 +211,7 @@ type claimOptions struct {
 	proxyName         string
 	balance           string
 	maxElements       int
+	maxAllElements    int
 	maxAffinityPorts  int
 	maxSourceLists    int
 	protectedPorts    []string
@@ -222,6 +223,7 @@ func (o *claimOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.proxyName, ownPrefix+"service-proxy-name", "", "serve the Services whose label service.kubernetes.io/service-proxy-name has this value, and no others, beside a proxy that serves those without the label")
 	f.StringVar(&o.balance, balanceFlag, service.ByRandom.String(), "how new connections to a Service get their endpoints: random; client, by a hash of the client's address, so that a client stays at one endpoint; flow, by one of its address and port. The annotation nftproxy.io/balance of a Service goes first, and a Service with session affinity keeps that. In a configuration file with mode: ipvs, ipvs.scheduler sh and dh stand for client, and mh for flow")
 	f.IntVar(&o.maxElements, ownPrefix+"max-service-elements", service.DefaultMaxElements, "maximum number of elements that one Service may have in the node's tables: (addresses and node ports) x ports x endpoints; run leaves out the rest, externalIPs first")
+	f.IntVar(&o.maxAllElements, ownPrefix+"max-elements", service.DefaultMaxAllElements, fmt.Sprintf("maximum number of elements of all Services together beyond %d of each, and once more of those that weights and hashes add; at most a quarter of it in one namespace. Older Services go first; the others are served without weights and hashes, and with %d elements if they need more", service.UncountedElements, service.UncountedElements))
 	f.IntVar(&o.maxAffinityPorts, ownPrefix+"max-affinity-ports", service.DefaultMaxAffinityPorts, "maximum number of Service ports with session affinity on this node, and at most a quarter of it in one namespace; the oldest Services get it, run serves the others without it")
 	f.IntVar(&o.maxSourceLists, ownPrefix+"max-source-lists", service.DefaultMaxSourceLists, "maximum number of different lists of source ranges on this node, and at most a quarter of it in one namespace; those of the oldest Services count, and where those of the others apply, no client is let in")
 	f.StringSliceVar(&o.protectedPorts, ownPrefix+"protected-node-ports", []string{"22"}, "TCP ports of the node that no node port gets, and on the node's addresses no externalIP or load balancer's address, besides the ports of the kubelet, the API server and the proxy; empty for none")
@@ -237,14 +239,16 @@ func (o *claimOptions) parse() error {
 	if err := new(service.Options).Set("balance", o.balance); err != nil {
 		return fmt.Errorf("--%s: %q: want random, client or flow", balanceFlag, o.balance)
 	}
-	if o.maxElements < 1 {
-		return fmt.Errorf("--nftproxy-max-service-elements: %d: want 1 or more; use a large number for no limit", o.maxElements)
-	}
-	if o.maxAffinityPorts < 1 {
-		return fmt.Errorf("--nftproxy-max-affinity-ports: %d: want 1 or more; use a large number for no limit", o.maxAffinityPorts)
-	}
-	if o.maxSourceLists < 1 {
-		return fmt.Errorf("--nftproxy-max-source-lists: %d: want 1 or more; use a large number for no limit", o.maxSourceLists)
+	for _, bound := range []struct {
+		flag  string
+		value int
+	}{
+		{"max-service-elements", o.maxElements}, {"max-elements", o.maxAllElements},
+		{"max-affinity-ports", o.maxAffinityPorts}, {"max-source-lists", o.maxSourceLists},
+	} {
+		if bound.value < 1 {
+			return fmt.Errorf("--%s%s: %d: want 1 or more; use a large number for no limit", ownPrefix, bound.flag, bound.value)
+		}
 	}
 	if problems := validation.IsValidLabelValue(o.proxyName); len(problems) > 0 {
 		return fmt.Errorf("--%sservice-proxy-name: %q is not the value of a label: %s", ownPrefix, o.proxyName, strings.Join(problems, "; "))
@@ -289,7 +293,7 @@ func ownServers(metrics, health, probe string) map[string]string {
 // watchOptions returns the flags as a watcher's options. servers has the addresses
 // of the proxy's own servers; an empty address stands for a server that is off.
 func (o *claimOptions) watchOptions(servers map[string]string) watch.Options {
-	w := watch.Options{ProxyName: o.proxyName, IgnoreExternalIPs: o.ignoreExternalIPs, MaxElements: o.maxElements, MaxAffinityPorts: o.maxAffinityPorts, MaxSourceLists: o.maxSourceLists}
+	w := watch.Options{ProxyName: o.proxyName, IgnoreExternalIPs: o.ignoreExternalIPs, MaxElements: o.maxElements, MaxAllElements: o.maxAllElements, MaxAffinityPorts: o.maxAffinityPorts, MaxSourceLists: o.maxSourceLists}
 	var asked service.Options
 	_ = asked.Set("balance", o.balance) // parse has judged it
 	w.Balance = asked.Balance

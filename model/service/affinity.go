@@ -31,23 +31,15 @@ func (w *WithoutAffinity) String() string {
 	return fmt.Sprintf("served without session affinity, by a hash of the client's address: %s may have it on %d ports, the oldest first", services, w.Limit)
 }
 
-// affinityDemand is session affinity on some ports of a service.
-type affinityDemand struct {
-	name  Name
-	ports int
-}
-
-func (d affinityDemand) size() int { return d.ports }
-
-// affinity decides which services have the session affinity that they ask for.
-type affinity struct{ quota[affinityDemand] }
+// affinity decides which services have the session affinity that they ask for, on some ports.
+type affinity struct{ quota[amount] }
 
 // newAffinity has a service with more ports than a namespace may have ask for nothing: it would only keep younger services
 // from being admitted.
 func newAffinity(limit int) affinity {
-	return affinity{newQuota(limit, func(s *Service) (d affinityDemand) {
+	return affinity{newQuota(limit, func(s *Service) (d amount) {
 		if n := s.affinityPorts(); n > 0 && n <= shareOf(limit) {
-			d = affinityDemand{s.Name, n}
+			d = amount{s.Name, n}
 		}
 		return d
 	})}

@@ -74,7 +74,7 @@ func (s *Service) asksForSlots() bool {
 // fitted returns the service with as many slots as fit the limit, at most those that it asks for. It is the service itself if
 // they all fit.
 func (s *Service) fitted(limit int) *Service {
-	if s.within(limit) {
+	if s.SlotLimit == noSlots || s.within(limit) {
 		return s
 	}
 	fewer := *s
@@ -89,23 +89,4 @@ func (s *Service) fitted(limit int) *Service {
 }
 
 // within says whether all of the service certainly fits the limit of elements.
-func (s *Service) within(limit int) bool {
-	var each ip.PerFamily[int]
-	for i := range s.Ports {
-		for _, f := range ip.Families() {
-			lists := 1
-			if s.ExternalPolicy == Local {
-				lists = 2
-			}
-			*each.Of(f) += 1 + lists*s.Slots(&s.Ports[i], f)
-		}
-	}
-	sum := len(s.ClusterIPs)
-	for _, a := range slices.Concat(s.ClusterIPs, s.LoadBalancerIPs, s.ExternalIPs) {
-		sum += *each.Of(ip.Of(a))
-	}
-	if s.hasNodePort() {
-		sum += *each.Of(ip.V4) + *each.Of(ip.V6)
-	}
-	return sum <= limit
-}
+func (s *Service) within(limit int) bool { return s.elements(s.Slots) <= limit }

@@ -23,6 +23,8 @@ const maxClaims = 1 << 14
 type LeftOut struct {
 	// Limit is the bound, in elements. It is 0 if the service reached maxClaims.
 	Limit int
+	// All, if not 0, is the bound on all services: older services have used it up, or a quarter of it in the namespace.
+	All int
 	// ExternalIPs and LoadBalancerIPs count addresses. NodePorts and Ports count the
 	// service's ports; a port of Ports is left out with its node port and endpoints.
 	ExternalIPs, LoadBalancerIPs, NodePorts, Ports int
@@ -49,14 +51,18 @@ func (l *LeftOut) String() string {
 			parts = append(parts, fmt.Sprintf("%d %s", p.n, p.many))
 		}
 	}
+	reason := fmt.Sprintf("the service would take more than %d elements", l.Limit)
+	switch {
+	case l.Limit == 0:
+		reason = fmt.Sprintf("the service asks for more than %d addresses and ports", maxClaims)
+	case l.All != 0:
+		reason = fmt.Sprintf("there is room for %d elements beyond %d of each service, and for %d in one namespace, the oldest services first",
+			l.All, UncountedElements, shareOf(l.All))
+	}
 	if len(parts) == 0 {
-		return fmt.Sprintf("%s: the service would take more than %d elements", l.slots(), l.Limit)
+		return fmt.Sprintf("%s: %s", l.slots(), reason)
 	}
-	reason := fmt.Sprintf("would take more than %d elements", l.Limit)
-	if l.Limit == 0 {
-		reason = fmt.Sprintf("asks for more than %d addresses and ports", maxClaims)
-	}
-	text := fmt.Sprintf("left out: %s: the service %s", strings.Join(parts, ", "), reason)
+	text := fmt.Sprintf("left out: %s: %s", strings.Join(parts, ", "), reason)
 	if l.SlotLimit != 0 {
 		text += "; " + l.slots()
 	}

@@ -25,6 +25,8 @@ type Builder struct {
 	whole map[Name]*Service
 	// limit is the bound on the elements of one service.
 	limit int
+	// elements decides which services have all elements that the limit allows them.
+	elements elements
 	// affinity decides which services have session affinity.
 	affinity affinity
 	// sourceLists decides which lists of source ranges there are.
@@ -52,12 +54,12 @@ type Builder struct {
 }
 
 // NewBuilder starts from a snapshot without services. One service may have
-// DefaultMaxElements, DefaultMaxAffinityPorts ports may have session affinity, and there
+// DefaultMaxElements, all together DefaultMaxAllElements, DefaultMaxAffinityPorts ports may have session affinity, and there
 // may be DefaultMaxSourceLists lists of source ranges.
 func NewBuilder(node Node) *Builder {
 	return &Builder{
 		snapshot: Snapshot{Node: &node}, places: map[Name]int{}, whole: map[Name]*Service{},
-		limit: DefaultMaxElements, affinity: newAffinity(DefaultMaxAffinityPorts), sourceLists: newQuota(DefaultMaxSourceLists, (*Service).sourceList),
+		limit: DefaultMaxElements, elements: newElements(DefaultMaxAllElements), affinity: newAffinity(DefaultMaxAffinityPorts), sourceLists: newQuota(DefaultMaxSourceLists, (*Service).sourceList),
 		rangeLists: newQuota(DefaultMaxRangeLists, (*Service).rangeList), ranged: map[Claim]int{}, rangesMoved: map[Claim]bool{}, inForce: map[Claim]rangesInForce{},
 		contests: newContests(), onNode: map[netip.Addr]int{},
 	}
@@ -66,6 +68,13 @@ func NewBuilder(node Node) *Builder {
 // SetMaxElements sets the bound on the elements of one service, 1 or more. It must be
 // called before the first service is set.
 func (b *Builder) SetMaxElements(limit int) { b.limit = limit }
+
+// SetMaxAllElements sets the bound on the elements of all services, 1 or more. The services of one namespace may have a
+// quarter of it, and so may one service. It must be called after SetMaxElements, before the first service is set.
+func (b *Builder) SetMaxAllElements(limit int) {
+	b.elements = newElements(limit)
+	b.limit = min(b.limit, shareOf(limit))
+}
 
 // SetMaxAffinityPorts sets the bound on the ports of all services that have session
 // affinity, 1 or more. The services of one namespace may have a quarter of it. It must
@@ -201,6 +210,8 @@ type Prepared struct {
 	old, next *Service
 	// before and after are the claims of the versions, empty where both make the same.
 	before, after []rankedClaim
+	// asks is what next asks for.
+	asks elementDemand
 }
 
 // Prepare does the part of Set that changes nothing, or the same part of Delete if s is nil. So
@@ -213,6 +224,9 @@ func (b *Builder) Prepare(name Name, s *Service) Prepared {
 	case p.old != nil && s != nil && p.old.sameClaims(s):
 	default:
 		p.before, p.after = p.old.claims(b.limit), s.claims(b.limit)
+	}
+	if p.old != p.next {
+		p.asks = p.next.demand(b.limit)
 	}
 	return p
 }
@@ -227,6 +241,7 @@ func (b *Builder) Take(p Prepared) {
 	}
 	b.edit(p.name, p.next)
 	b.noteEndpoints(p.old, p.next)
+	b.elements.replace(p.old, p.next, p.asks)
 	b.affinity.replace(p.old, p.next)
 	b.sourceLists.replace(p.old, p.next)
 	b.rangeLists.replace(p.old, p.next)
@@ -268,9 +283,9 @@ func (b *Builder) moveRanges() {
 }
 
 // boundEdits replaces each edit by the service that is to be served. It adds the
-// services that have got or lost session affinity by the edits of others.
+// services that have got or lost session affinity, or room for their elements, by the edits of others.
 func (b *Builder) boundEdits() {
-	for _, r := range b.affinity.moved {
+	for _, r := range append(b.affinity.moved, b.elements.takeMoved()...) {
 		if s := b.Service(r.name()); s != nil {
 			b.edit(r.name(), s)
 		}
@@ -300,7 +315,7 @@ func (b *Builder) bounded(name Name, s *Service) *Service {
 			}
 			served = &hashed
 		}
-		served, left = served.bounded(b.limit)
+		served, left = b.elements.bounded(served, b.limit)
 		if !b.sourceLists.admits(s) {
 			closed = &ClosedSources{b.sourceLists.limit}
 			shut := *served

@@ -47,8 +47,12 @@ func (q *quota[D]) admits(s *Service) bool {
 
 // replace replaces the version old of a service by s. Either may be nil.
 func (q *quota[D]) replace(old, s *Service) {
+	q.change(old, s, q.of(old), q.of(s))
+}
+
+// change does it for what the two versions ask for.
+func (q *quota[D]) change(old, s *Service, before, after D) {
 	var none D
-	before, after := q.of(old), q.of(s)
 	if before == after && (before == none || old.age() == s.age()) {
 		return
 	}
