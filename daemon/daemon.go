@@ -29,6 +29,7 @@ import (
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
 	"nftproxy/node/hostaddr"
+	"nftproxy/node/tablekeeper"
 	"nftproxy/watch"
 )
 
@@ -108,6 +109,7 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 		r.log.Warn("another program changes our tables again and again; we repair them at a bounded rate", "table", c.Rules.Table, "who", who)
 		r.aboutNode(watch.ReasonTablesRewritten, text)
 	})
+	others := takeover.NewOtherTables(c.Rules.Table, c.Log, func(note string) { r.aboutNode(watch.ReasonOtherTable, note) })
 	server := &serverVersion{reporter: r, client: o.source.Client, counts: counts}
 	var eligible atomic.Bool // by the newest snapshot
 	judge := health.New(health.Config{
@@ -117,7 +119,7 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 			slis.Observe("proxy", strings.TrimPrefix(path, "/"), code == http.StatusOK)
 		},
 		Awaiting: watcher.Awaiting, Note: func() string {
-			return joinNotes(watcher.Behind().String(), watcher.Retained().String(), server.note(), rewriters.Note())
+			return joinNotes(watcher.Behind().String(), watcher.Retained().String(), server.note(), rewriters.Note(), others.Note())
 		},
 	})
 	page := newStatusPage(c, judge)
@@ -144,7 +146,7 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 	// the sync is over.
 	observers := []func(proxy.Sync){
 		cleanAfter(cleaner, c.Rules.Table), r.growthObserver(table), func(proxy.Sync) { load.Synced() }, judge.Observe, page.Observe, r.syncObserver(watcher),
-		newBusiest(r, watcher).observe, counts.Observe, ports.Notify, local.Notify, takeover.NewFormerTables(conn, c.Rules.Table, c.Log).Observe, kubeProxy.Observe,
+		newBusiest(r, watcher).observe, counts.Observe, ports.Notify, local.Notify, others.Observe, kubeProxy.Observe,
 		func(s proxy.Sync) { eligible.Store(s.Snapshot.Node.Eligible) },
 		func(s proxy.Sync) { rewriters.Observe(ctx, s) },
 		func(s proxy.Sync) { sweeper.Notify(s.Applied, s.Adopted) },
@@ -190,6 +192,7 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 	then("occupancy", "conntrack", func(ctx context.Context) error { return followOccupancy(ctx, r, o.flows, counts) })
 	then("behind", "log", func(ctx context.Context) error { return r.followBehind(ctx, watcher.Behind) })
 	then("kube-proxy", "nftables, iptables, processes, sockets", kubeProxy.Run)
+	then("other tables", "nftables", others.Run)
 	if c.File != "" {
 		follower.Counts = metrics.NewConfigFile(registry)
 		then("configuration file", "files", follower.Run)
@@ -264,7 +267,7 @@ func (d *Daemon) open(ctx context.Context, c Config) (o outside, err error) {
 		return o, err
 	}
 	var release func()
-	o.keeper, release = takeover.Keep(c.Rules.Table, c.Log)
+	o.keeper, release = tablekeeper.Keep(c.Rules.Table, c.Log)
 	d.close = append(d.close, release)
 	for _, table := range []**conntrack.Table{&o.flows, &o.waiting} {
 		if *table, err = conntrack.Open(conntrack.Config{}); err != nil {

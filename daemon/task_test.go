@@ -37,6 +37,7 @@ after start: networks, touches routes
 after start: occupancy, touches conntrack
 after start: behind, touches log
 after start: kube-proxy, touches nftables, iptables, processes, sockets
+after start: other tables, touches nftables
 after start: configuration file, touches files
 after start: sleep, touches API server
 after start: server version, touches API server

@@ -62,6 +62,8 @@ const (
 	ReasonNotAnswering Reason = "EndpointNotAnswering"
 	// ReasonTablesRewritten: another program changes the proxy's tables again and again.
 	ReasonTablesRewritten Reason = "TablesRewritten"
+	// ReasonOtherTable: a table of another nftproxy has addresses and ports of this one's, or nobody keeps it.
+	ReasonOtherTable Reason = "OtherTable"
 	// ReasonConfigInvalid: the proxy's configuration file has changed and cannot be used.
 	ReasonConfigInvalid Reason = "ConfigInvalid"
 	// ReasonConfigRestart: the proxy's configuration file has changed in a field that

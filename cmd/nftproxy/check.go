@@ -59,7 +59,7 @@ found and do.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o := preflight.Options{
-				Table: table, Proc: preflight.DefaultProc, Keepers: func(table string) ([]string, error) { return takeover.DescribeKeepers(table, "") },
+				Table: table, Proc: preflight.DefaultProc,
 				Addresses: map[string]string{"health": defaultHealthAddress, "metrics": defaultMetricsAddress, "probe": defaultProbeAddress},
 			}
 			var err error

@@ -11,12 +11,14 @@ import (
 	"github.com/spf13/pflag"
 
 	"nftproxy/daemon/takeover"
+	"nftproxy/look/othertables"
 	"nftproxy/nft"
 	"nftproxy/nft/ejecttable"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/livetrace"
 	"nftproxy/nft/ruleset"
 	"nftproxy/node/otherproxy"
+	"nftproxy/node/tablekeeper"
 )
 
 func newCleanupCommand() *cobra.Command {
@@ -32,7 +34,8 @@ runs with another --nftproxy-table left.
 Start kube-proxy (or another proxy) before cleanup, so that open connections go on.
 It also removes what killed traces left on kernels before 5.12.
 
-cleanup removes nothing that a running nftproxy uses. Stop nftproxy first.
+cleanup removes nothing that a running nftproxy uses: it removes what others left, and
+then fails. Stop nftproxy first to remove its tables.
 
 cleanup --kube-proxy removes the rules that kube-proxy left instead, and leaves
 nftproxy's: its nftables tables, its chains in the tables of iptables (nft and
@@ -117,9 +120,9 @@ func cleanupTables(cmd *cobra.Command, table string) error {
 	if err != nil {
 		return fmt.Errorf("list tables: %w", err)
 	}
-	former, err := takeover.AbandonedTables(conn, table)
+	former, err := abandonedTables(conn, table)
 	if err != nil {
-		return fmt.Errorf("list tables: %w", err)
+		return err
 	}
 	if len(tables)+len(former) == 0 {
 		removed, err := removeEjectTable(cmd, table)
@@ -129,15 +132,31 @@ func cleanupTables(cmd *cobra.Command, table string) error {
 		fmt.Fprintf(cmd.OutOrStdout(), "no table %s: nothing to remove\n", table)
 		return nil
 	}
-	tables = append(tables, former...)
+	// Those that nobody keeps go in any case.
+	return errors.Join(removeTables(cmd, conn, former), removeTables(cmd, conn, tables))
+}
+
+// abandonedTables returns the tables of other names than that one that no process keeps.
+func abandonedTables(conn *kernel.Conn, except string) (list []kernel.TableInfo, err error) {
+	others, err := othertables.Find(conn, except)
+	for _, t := range others {
+		if t.Abandoned() {
+			list = append(list, t.Infos...)
+		}
+	}
+	return list, err
+}
+
+// removeTables removes tables, unless a running nftproxy keeps one of them.
+func removeTables(cmd *cobra.Command, conn *kernel.Conn, tables []kernel.TableInfo) error {
 	if err := checkUnused(tables); err != nil {
 		return err
 	}
-	err = conn.Delete(tables)
+	err := conn.Delete(tables)
 	if errors.Is(err, syscall.EPERM) {
 		for _, t := range tables {
 			if t.Owner != 0 {
-				return belongs(t, takeover.OwnerText(t.Owner))
+				return belongs(t, tablekeeper.OwnerText(t.Owner))
 			}
 		}
 	}
@@ -164,7 +183,7 @@ func removeEjectTable(cmd *cobra.Command, services string) (removed bool, err er
 // checkUnused returns an error if a running nftproxy keeps one of the tables. Kernels before 6.9
 // would let another process delete them.
 func checkUnused(tables []kernel.TableInfo) error {
-	keepers, err := takeover.TableKeepers()
+	keepers, err := tablekeeper.List()
 	if err != nil {
 		return err
 	}
@@ -239,13 +258,13 @@ func checkServed() error {
 	if err != nil {
 		return fmt.Errorf("list tables: %w", err)
 	}
-	used, err := takeover.UsedTables()
+	keepers, err := tablekeeper.List()
 	if err != nil {
 		return err
 	}
 	served := map[nft.Family]bool{}
 	for _, t := range tables {
-		served[t.ID.Family] = served[t.ID.Family] || used(t)
+		served[t.ID.Family] = served[t.ID.Family] || keepers.Used(t.ID.Name, t.Owner)
 	}
 	for _, f := range nft.Families() {
 		if !served[f] {

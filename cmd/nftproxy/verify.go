@@ -14,7 +14,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"nftproxy/daemon"
-	"nftproxy/daemon/takeover"
 	"nftproxy/look/inspect"
 	"nftproxy/look/verify"
 )
@@ -76,7 +75,7 @@ versions may add fields; they do not change these.`,
 			if err != nil {
 				return usageError{err}
 			}
-			report, err := verify.Node(cmd.Context(), sourceOf(c), o.limit, cmd.ErrOrStderr(), verify.Settle, takeover.UsedTables)
+			report, err := verify.Node(cmd.Context(), sourceOf(c), o.limit, cmd.ErrOrStderr(), verify.Settle)
 			if err != nil {
 				fmt.Fprintf(cmd.ErrOrStderr(), "nftproxy: cannot tell: %v\n", err)
 				return statusUnknown

@@ -17,7 +17,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"nftproxy/conntrack"
-	"nftproxy/daemon/takeover"
 	"nftproxy/look/verify"
 	"nftproxy/model/service"
 	"nftproxy/nft"
@@ -204,7 +203,7 @@ func TestVerifyInFlight(t *testing.T) {
 			looks++
 			firstSync(t, v.ns, v.flags...)
 			return nil
-		}, takeover.UsedTables)
+		})
 		return err
 	}); err != nil {
 		t.Fatal(err)

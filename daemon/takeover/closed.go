@@ -34,18 +34,12 @@ func Closed(o otherproxy.Opening) error {
 
 // ourTables returns the tables that an nftproxy has made.
 func ourTables() ([]nft.TableID, error) {
-	conn, err := kernel.Open(kernel.Config{})
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	tables, err := conn.OurTables()
-	if err != nil {
-		return nil, fmt.Errorf("list tables: %w", err)
-	}
 	var ids []nft.TableID
-	for _, t := range tables {
-		ids = append(ids, t.ID)
-	}
-	return ids, nil
+	return ids, withKernel(func(conn *kernel.Conn) error {
+		tables, err := conn.OurTables()
+		for _, t := range tables {
+			ids = append(ids, t.ID)
+		}
+		return err
+	})
 }

@@ -9,6 +9,7 @@ import (
 
 	"nftproxy/nft/kernel"
 	"nftproxy/node/otherproxy"
+	"nftproxy/node/tablekeeper"
 )
 
 // The proxies that a report is about.
@@ -86,7 +87,7 @@ func ourReport(conn *kernel.Conn) (Proxy, error) {
 	if err != nil {
 		return r, fmt.Errorf("list tables: %w", err)
 	}
-	keepers, err := TableKeepers()
+	keepers, err := tablekeeper.List()
 	if err != nil {
 		return r, err
 	}

@@ -9,6 +9,7 @@ import (
 
 	"nftproxy/daemon/proxy"
 	"nftproxy/nft/kernel"
+	"nftproxy/node/tablekeeper"
 )
 
 const (
@@ -48,7 +49,7 @@ type Rewriters struct {
 func NewRewriters(conn *kernel.Conn, table, keeper string, report func(who, text string)) *Rewriters {
 	return &Rewriters{
 		table:  table,
-		others: func(table string) ([]string, error) { return DescribeKeepers(table, keeper) },
+		others: func(table string) ([]string, error) { return tablekeeper.Describe(table, keeper) },
 		next:   func(ctx context.Context) (kernel.Writer, error) { return conn.NextWriter(ctx, kernel.Config{}) },
 		report: func(who string) { report(who, rewrittenText(table, who)) },
 	}

@@ -417,6 +417,19 @@ func (x *explainer) whyThere(e *Explanation) {
 	x.whyThese(e)
 }
 
+// judgeOther is about a table of another nftproxy.
+func (x *explainer) judgeOther(t *OtherTable) {
+	switch {
+	case t.Instead != "":
+		x.cause("table %s takes the packet, which the kernel asks before table %s since it was made later; it is of %s", t.ID, t.Instead, t.Kept)
+		x.remedy("%s", t.Remedy)
+	case t.Has:
+		x.note("table %s has rules for the packet too, but the kernel asks it later, since it was made earlier; it is of %s", t.ID, t.Kept)
+	default:
+		x.note("table %s has no rule for the packet; it is of %s", t.ID, t.Kept)
+	}
+}
+
 // findDoubts says what may make the tables or the walk differ from what the reader expects.
 func (x *explainer) findDoubts() {
 	if !x.complete {
@@ -432,6 +445,6 @@ func (x *explainer) findDoubts() {
 		x.note("the kernel has rules of kube-proxy too, and they judge the packet as well (nftproxy proxies compares both)")
 	}
 	for _, t := range x.facts.OtherTables {
-		x.note("the table %s is of another nftproxy, or was left by an earlier one: its rules judge the packet too", t)
+		x.judgeOther(&t)
 	}
 }

@@ -48,8 +48,8 @@ type Facts struct {
 	Chains []basechain.Chain
 	// NoOwner says that no process owns the tables, on a kernel where nftproxy owns its tables.
 	NoOwner bool
-	// OtherTables are further tables that an nftproxy has made.
-	OtherTables []nft.TableID
+	// OtherTables are further tables of the packet's family that an nftproxy has made.
+	OtherTables []OtherTable
 	// Objects are the Services by the API server or manifests, nil if there is no such source. Source
 	// names it.
 	Objects *service.Snapshot
@@ -58,6 +58,17 @@ type Facts struct {
 	Ejections service.Ejections
 	// Growth has the endpoints that have a part of their weight in the tables, since they are new.
 	Growth service.Growth
+}
+
+// OtherTable is a table of another nftproxy than the one whose table the reader asks about.
+type OtherTable struct {
+	ID nft.TableID
+	// Kept says in words whether a process keeps it, and Remedy what to do about it.
+	Kept, Remedy string
+	// Has says that it has rules for the packet. They count if the kernel asks no other table with such rules before: then Facts
+	// has this table, and Instead is the one that the reader asks about.
+	Has     bool
+	Instead string
 }
 
 // Outcome says what becomes of the packet at nftproxy's rules.

@@ -46,8 +46,6 @@ type Options struct {
 	NodePorts [2]uint16
 	// Addresses are those on which nftproxy's servers will listen, by their names.
 	Addresses map[string]string
-	// Keepers describes the running processes that keep tables of that name.
-	Keepers func(table string) ([]string, error)
 	// ServiceCIDRs are the cluster's ranges of cluster IPs; empty if they are not known.
 	ServiceCIDRs []netip.Prefix
 	// Proc is the directory /proc, or another for tests.

@@ -13,8 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/conntrack"
+	"nftproxy/look/othertables"
 	"nftproxy/nft/kernel"
 	"nftproxy/node/otherproxy"
+	"nftproxy/node/tablekeeper"
 )
 
 // rights tells whether the process may do what nftproxy run has to.
@@ -83,13 +85,7 @@ func (o Options) proxies(ctx context.Context) []Finding {
 		found = append(found, ruleFinding(probe, r, running))
 	}
 	found = append(found, o.keepers(probe)...)
-	left, err := o.leftTables()
-	if err != nil {
-		return append(found, failed(probe, err))
-	}
-	for _, table := range left {
-		found = append(found, yellow(probe+": "+table, "a table of an earlier nftproxy with another --nftproxy-table", "nftproxy run removes it, and so does nftproxy cleanup"))
-	}
+	found = append(found, o.otherTables(probe)...)
 	if len(found) == 0 {
 		return []Finding{green(probe, "kube-proxy "+running.String()+", and has no rules")}
 	}
@@ -112,10 +108,7 @@ func ruleFinding(probe string, r otherproxy.Rules, running otherproxy.Running) F
 // keepers is a finding if several processes keep our tables. Where tables have an owner, all
 // but one wait for it; elsewhere they undo each other's changes.
 func (o Options) keepers(probe string) []Finding {
-	if o.Keepers == nil {
-		return nil
-	}
-	by, err := o.Keepers(o.Table)
+	by, err := tablekeeper.Describe(o.Table, "")
 	switch {
 	case err != nil:
 		return []Finding{failed(probe, err)}
@@ -126,24 +119,27 @@ func (o Options) keepers(probe string) []Finding {
 		"run one nftproxy on a node, or give one of them another --nftproxy-table; in a rolling update two are there for a moment")}
 }
 
-// leftTables lists tables that an nftproxy made with another name and that no process owns.
-func (o Options) leftTables() ([]string, error) {
+// otherTables are findings about tables that an nftproxy has made with another name.
+func (o Options) otherTables(probe string) []Finding {
 	conn, err := kernel.Open(kernel.Config{})
 	if err != nil {
-		return nil, err
+		return []Finding{failed(probe, err)}
 	}
 	defer conn.Close()
-	tables, err := conn.OurTables()
+	others, err := othertables.Find(conn, o.Table)
 	if err != nil {
-		return nil, err
+		return []Finding{failed(probe, err)}
 	}
-	var left []string
-	for _, t := range tables {
-		if t.ID.Name != o.Table && t.Owner == 0 {
-			left = append(left, t.ID.String())
+	var found []Finding
+	for _, t := range others {
+		switch name := probe + ": table " + t.Name; t.Problem(o.Table) {
+		case "":
+			found = append(found, green(name, "of "+t.Kept()+"; it has no address and port of table "+o.Table))
+		default:
+			found = append(found, yellow(name, t.Problem(o.Table), t.Remedy()))
 		}
 	}
-	return left, nil
+	return found
 }
 
 // sysctl reads a setting of the network namespace; found is false where the kernel has none.

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/node/otherproxy"
+	"nftproxy/node/tablekeeper"
 )
 
 // ports tries the addresses of nftproxy's servers.
@@ -59,11 +60,9 @@ func (o Options) takenPort(ctx context.Context, probe, address string) Finding {
 		return yellow(probe, address+" is in use",
 			"if kube-proxy has it: nftproxy takes it once kube-proxy has ended; else choose another address")
 	}
-	var keepers []string
-	if o.Keepers != nil {
-		if keepers, err = o.Keepers(o.Table); err != nil {
-			return failed(probe, err)
-		}
+	keepers, err := tablekeeper.Describe(o.Table, "")
+	if err != nil {
+		return failed(probe, err)
 	}
 	if len(keepers) == 0 {
 		return yellow(probe, fmt.Sprintf("%s is in use by an nftproxy that does not keep the table %s", address, o.Table),

@@ -145,7 +145,7 @@ table inet mine { chain in { type filter hook input priority 0; policy drop; ct 
 	w.want(found, preflight.Yellow, "sysctl: net.ipv4.conf.all.route_localnet", "is 1")
 	w.want(found, preflight.Yellow, "sysctl: net.ipv4.ip_local_port_range", "1024 to 65535", "ip_local_reserved_ports=30000-32767")
 	w.want(found, preflight.Yellow, "ports: health", "127.0.0.1:10256 is in use")
-	w.want(found, preflight.Yellow, "other proxies: ip old", "nftproxy cleanup")
+	w.want(found, preflight.Yellow, "other proxies: table old", "nftproxy cleanup")
 	w.want(found, preflight.Yellow, "firewalls: ip filter FORWARD", "chain FORWARD in table ip filter (Docker)", "hook forward", "addresses of pods")
 	w.want(found, preflight.Yellow, "firewalls: inet mine in", "hook input", "ports of the kubelet")
 	w.want(found, preflight.Yellow, "firewalls: firewalld inet firewalld filter_FORWARD", "on the hook forward", "--zone=trusted")

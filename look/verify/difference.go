@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"nftproxy/look/othertables"
 	"nftproxy/nft"
 )
 
@@ -82,6 +83,9 @@ type difference struct {
 func (d *difference) identity() difference {
 	i := *d
 	i.service, i.set, i.want = "", nil, nft.Element{Key: d.key()}
+	if d.kind == Table && d.is == Extra {
+		i.haveText = "" // it counts the Services of the moment
+	}
 	if d.is != Missing {
 		i.wantText = ""
 	}
@@ -106,6 +110,18 @@ func (d *Differences) Lasting(earlier *Differences) *Differences {
 	lasting = slices.DeleteFunc(lasting, func(one difference) bool { return !before[one.identity()] })
 	idle := slices.DeleteFunc(slices.Clone(d.Idle), func(name string) bool { return !slices.Contains(earlier.Idle, name) })
 	return &Differences{list: lasting, Idle: idle}
+}
+
+// addTables adds the tables of other nftproxies that should not be there beside ours.
+func (d *Differences) addTables(ours string, others []othertables.Tables) {
+	for i := range others {
+		if text := others[i].Problem(ours); text != "" {
+			for _, info := range others[i].Infos {
+				d.list = append(d.list, difference{family: info.ID.Family, kind: Table, name: others[i].Name, is: Extra, haveText: text})
+			}
+		}
+	}
+	d.sort()
 }
 
 // sort gives the differences their order: what Services share, then Service by Service, and

@@ -9,11 +9,13 @@ import (
 	"time"
 
 	"nftproxy/look/inspect"
+	"nftproxy/look/othertables"
 	"nftproxy/model/service"
 	"nftproxy/nft"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
 	"nftproxy/node/hostaddr"
+	"nftproxy/node/tablekeeper"
 	"nftproxy/watch"
 )
 
@@ -32,8 +34,8 @@ func Settle(ctx context.Context) error {
 }
 
 // Node compares the tables of this node with those that the source asks for: twice if need be, and calls settle (which is Settle,
-// but in tests) in between. At most limit differences are listed. used says whether a running nftproxy keeps a table.
-func Node(ctx context.Context, source inspect.Source, limit int, notes io.Writer, settle func(context.Context) error, used func() (func(kernel.TableInfo) bool, error)) (Report, error) {
+// but in tests) in between. At most limit differences are listed.
+func Node(ctx context.Context, source inspect.Source, limit int, notes io.Writer, settle func(context.Context) error) (Report, error) {
 	addrs, err := hostaddr.List(ctx)
 	if err != nil {
 		return Report{}, err
@@ -58,7 +60,7 @@ func Node(ctx context.Context, source inspect.Source, limit int, notes io.Writer
 		r.Notes = append(r.Notes, fmt.Sprintf("a first look found %s that a second one, %s later, did not: changes were on their way to the kernel", inspect.Plural(inFlight, "difference"), settlePeriod))
 	}
 	if !r.Same {
-		r.Notes = append(r.Notes, remarks(conn, source.Rules.Table, differences, used)...)
+		r.Notes = append(r.Notes, remarks(conn, source.Rules.Table, differences)...)
 	}
 	return r, nil
 }
@@ -92,6 +94,11 @@ func compareTwice(ctx context.Context, config ruleset.Config, found *inspect.Obj
 			return 0, nil, 0, err
 		}
 		now := Compare(want, have)
+		others, err := othertables.Find(conn, config.Table)
+		if err != nil {
+			return 0, nil, 0, err
+		}
+		now.addTables(config.Table, others)
 		switch {
 		case first != nil:
 			lasting := now.Lasting(first)
@@ -132,7 +139,7 @@ func incomplete(nodeKnown bool) func(watch.Problem) error {
 }
 
 // remarks say what may be behind the differences.
-func remarks(conn *kernel.Conn, table string, found *Differences, used func() (func(kernel.TableInfo) bool, error)) []string {
+func remarks(conn *kernel.Conn, table string, found *Differences) []string {
 	var list []string
 	if found.NodeRules() {
 		list = append(list, "rules, chains or sets of the node differ: has run other flags, or is it another version?")
@@ -141,11 +148,11 @@ func remarks(conn *kernel.Conn, table string, found *Differences, used func() (f
 	if err != nil {
 		return append(list, fmt.Sprintf("unknown whether nftproxy runs: %v", err))
 	}
-	keeps, err := used()
+	keepers, err := tablekeeper.List()
 	if err != nil {
 		return append(list, fmt.Sprintf("unknown whether nftproxy runs: %v", err))
 	}
-	if !slices.ContainsFunc(tables, keeps) {
+	if !slices.ContainsFunc(tables, func(t kernel.TableInfo) bool { return keepers.Used(t.ID.Name, t.Owner) }) {
 		return append(list, "no running nftproxy keeps the tables: nothing repairs the differences")
 	}
 	return append(list, "nftproxy runs here: its log, or the event RefusedByKernel, names parts that the kernel has refused; they are missing then")

@@ -12,8 +12,9 @@ import (
 	"nftproxy/nft"
 )
 
-// NFTA_TABLE_USERDATA and NFTA_TABLE_OWNER, which x/sys/unix lacks.
+// NFTA_TABLE_HANDLE, NFTA_TABLE_USERDATA and NFTA_TABLE_OWNER, which x/sys/unix lacks.
 const (
+	attrTableHandle   = 4
 	attrTableUserdata = 6
 	attrTableOwner    = 7
 )
@@ -25,6 +26,8 @@ const tableComment = "kept by nftproxy, a Kubernetes service proxy"
 // TableInfo says which process owns a table, and whether an nftproxy made it.
 type TableInfo struct {
 	ID nft.TableID
+	// Handle grows from one table to the next that is made in the network namespace.
+	Handle uint64
 	// Flags are the kernel's NFT_TABLE_F_*: 1 dormant, 2 owner, 4 persist.
 	Flags uint32
 	// Owner is the netlink port ID of the socket that owns the table (usually the
@@ -72,7 +75,7 @@ func (c *Conn) lookUpTable(id nft.TableID) (t TableInfo, found bool, err error) 
 
 func tableInfo(id nft.TableID, attrs nfnetlink.Attributes) TableInfo {
 	return TableInfo{
-		ID: id, Flags: attrs.Uint32(unix.NFTA_TABLE_FLAGS), Owner: attrs.Uint32(attrTableOwner),
+		ID: id, Handle: attrs.Uint64(attrTableHandle), Flags: attrs.Uint32(unix.NFTA_TABLE_FLAGS), Owner: attrs.Uint32(attrTableOwner),
 		Ours:    string(attrs.Get(attrTableUserdata)) == string(tableUserdata()),
 		Objects: int(attrs.Uint32(unix.NFTA_TABLE_USE)),
 	}

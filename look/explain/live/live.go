@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"nftproxy/look/basechain"
@@ -27,6 +28,8 @@ import (
 type Node struct {
 	// facts are those that do not depend on the packet.
 	facts explain.Facts
+	// asked are the tables of all nftproxies in the order in which the kernel asks them, if there are several.
+	asked []askedTable
 
 	conn *kernel.Conn
 	// lookup asks the kernel for a route, and routes has the answers.
@@ -58,11 +61,11 @@ func Look(ctx context.Context, table string) (*Node, error) {
 }
 
 func (n *Node) read(ctx context.Context, table string) error {
-	own, err := hostaddr.List(ctx)
+	addrs, err := hostaddr.List(ctx)
 	if err != nil {
 		return err
 	}
-	for _, a := range own.Own {
+	for _, a := range addrs.Own {
 		n.own[a] = true
 	}
 	want := ruleset.Compile(ruleset.Config{Table: table}, service.Snapshot{Node: &service.Node{}})
@@ -77,10 +80,6 @@ func (n *Node) read(ctx context.Context, table string) error {
 	if err != nil {
 		return err
 	}
-	ours, err := n.conn.OurTables()
-	if err != nil {
-		return err
-	}
 	left, err := ejecttable.Left(table)
 	if err != nil {
 		return err
@@ -90,15 +89,13 @@ func (n *Node) read(ctx context.Context, table string) error {
 		return err
 	}
 	n.facts = explain.Facts{Tables: tables, Table: table, Local: n.local, Way: n.way, Chains: chains, Ejections: left, Growth: growth}
-	for _, t := range ours {
-		switch {
-		case t.ID.Name != table:
-			n.facts.OtherTables = append(n.facts.OtherTables, t.ID)
-		case t.Orphan():
-			n.facts.NoOwner = true
-		}
+	own, err := n.conn.Tables(table)
+	if err != nil {
+		return err
 	}
-	return nil
+	n.facts.NoOwner = slices.ContainsFunc(own, kernel.TableInfo.Orphan)
+	n.asked, err = n.readOthers(own)
+	return err
 }
 
 // Close lets go of the kernel.
@@ -106,9 +103,13 @@ func (n *Node) Close() error { return n.conn.Close() }
 
 // Explain explains one packet. objects are the Services by a source of objects, nil for none.
 func (n *Node) Explain(ctx context.Context, q explain.Question, objects *service.Snapshot, source string) (explain.Explanation, error) {
-	f := n.facts
+	of, err := n.answering(ctx, q)
+	if err != nil {
+		return explain.Explanation{}, err
+	}
+	f := of.facts
 	f.Objects, f.Source = objects, source
-	expires, err := n.readClients(ctx, q)
+	expires, err := of.readClients(ctx, q)
 	if err != nil {
 		return explain.Explanation{}, err
 	}
@@ -118,7 +119,7 @@ func (n *Node) Explain(ctx context.Context, q explain.Question, objects *service
 		return explain.Explanation{}, err
 	}
 	if q.Guessed {
-		if e.Elsewhere, err = n.elsewhere(ctx, q, &e); err != nil {
+		if e.Elsewhere, err = of.elsewhere(ctx, q, &e); err != nil {
 			return explain.Explanation{}, err
 		}
 	}

@@ -1,4 +1,6 @@
-package takeover
+// Package tablekeeper says which processes of this network namespace keep which tables: each nftproxy run says so by
+// a socket, and on kernels with owners of tables the owner is known by its netlink port.
+package tablekeeper
 
 import (
 	"bufio"
@@ -109,8 +111,8 @@ func keeperOf(table string) string {
 	return fmt.Sprintf("%s%x-", keeperPrefix, sha256.Sum256([]byte(table)))
 }
 
-// TableKeepers returns the sockets of all processes that keep a table.
-func TableKeepers() (Keepers, error) {
+// List returns the sockets of all processes that keep a table.
+func List() (Keepers, error) {
 	f, err := os.Open("/proc/thread-self/net/unix")
 	if err != nil {
 		return nil, fmt.Errorf("look for other processes: %w", err)
@@ -135,6 +137,10 @@ func TableKeepers() (Keepers, error) {
 // their names.
 type Keepers map[string]string
 
+// Used says whether a running nftproxy uses the table of that name. owner is its owner's netlink port, 0 for none: a used
+// table has an owner, or on kernels without owners a process that keeps it (see Keep).
+func (k Keepers) Used(table string, owner uint32) bool { return owner != 0 || len(k.of(table, "")) > 0 }
+
 // of returns the inodes of a table's Keepers, sorted, without the socket of that name.
 func (k Keepers) of(table, except string) []string {
 	var inodes []string
@@ -157,9 +163,9 @@ func (k Keepers) Texts(table, except string) []string {
 	return list
 }
 
-// DescribeKeepers describes the processes that keep a table, without the one with the socket except.
-func DescribeKeepers(table, except string) ([]string, error) {
-	k, err := TableKeepers()
+// Describe describes the processes that keep a table, without the one with the socket except.
+func Describe(table, except string) ([]string, error) {
+	k, err := List()
 	if err != nil {
 		return nil, err
 	}
