@@ -15,7 +15,7 @@ const restsFrom = 100 * time.Millisecond
 
 // These bound the CPU time of syncs in the long run: one part in syncRest of a core, and a
 // burst beyond that, which is for first loads and rollouts. Most changes cost 0.1 ms and
-// never reach it. But some make the kernel walk through all Services (docs/data-path.md, 'A
+// never reach it. But some make the kernel walk through all Services (docs/internals/data-path.md, 'A
 // scaled Service'), and one Service that makes such changes all the time would take most of a core.
 const (
 	syncRest  = 10

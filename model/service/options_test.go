@@ -209,7 +209,7 @@ func TestTimeouts(t *testing.T) {
 		}
 	}
 	if len(names) != 56 {
-		t.Errorf("%d names, want 56: docs/choices.md says so", len(names))
+		t.Errorf("%d names, want 56: docs/internals/options.md says so", len(names))
 	}
 	for _, text := range []string{"", "udp", "udp-30s", "udp-30s-2m", "tcp-", "tcp-3h", "sctp-2h", "udp-10m-30s", "tcp-2h-2h"} {
 		if got := service.ParseTimeouts(text); got != (service.Timeouts{}) {

@@ -77,7 +77,7 @@ func chainChange() change {
 // kernel walks through all verdicts that a base chain leads to where a verdict is added that leads
 // to a chain (nft_table_validate). It walks through a map where another chain gets a
 // rule that looks into it (nf_tables_bind_set). On a kernel that no longer does one of these the test
-// skips itself and says so, also on the page of make test-kernels. docs/data-path.md (A scaled Service)
+// skips itself and says so, also on the page of make test-kernels. docs/internals/data-path.md (A scaled Service)
 // names what can become simpler then.
 //
 // On Linux 6.18 the first takes 120 to 170 times as long beside 50,000 elements as beside 100, the second

@@ -163,7 +163,7 @@ func (a *access) externalLocalChain(cfg *Config, p pods) *nft.Chain {
 
 const (
 	// PriorityDstnat is that of the chains that translate Services, in prerouting and output: other
-	// programs expect a service proxy there (docs/data-path.md, The moment of translation).
+	// programs expect a service proxy there (docs/internals/data-path.md, The moment of translation).
 	PriorityDstnat int32 = -100
 	// priorityLeaving comes before the source NAT of others. That would end nat
 	// evaluation: the client's endpoint would not be remembered, and a mark of ours

@@ -232,7 +232,7 @@ func (m *middle) wantFair(t *testing.T, cut int, p nft.Packet, r nft.Result) {
 }
 
 // handsOver says that the transaction takes the packet's port from ranges to a port of its own, or back. The first lookup may
-// find no port yet, and the second no ranges any more (docs/choices.md).
+// find no port yet, and the second no ranges any more (docs/internals/options.md).
 func (m *middle) handsOver(p nft.Packet) bool {
 	was, is := m.before.target(p), m.after.target(p)
 	return was != nil && is != nil && was.port.IsRange() != is.port.IsRange()

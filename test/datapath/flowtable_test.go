@@ -1,6 +1,6 @@
 // Package datapath sends traffic through the rules and the kernel in ways that the scenarios do not have: associations of the
 // kernel's own SCTP, a node with interfaces in a VRF, and two ways that nftproxy does not take: connections through the kernel's flowtable (docs/evidence/kernels.md has
-// the figures, and the command that runs these tests on a kernel that has flowtables), and objects of time-outs (docs/choices.md).
+// the figures, and the command that runs these tests on a kernel that has flowtables), and objects of time-outs (docs/internals/options.md).
 //
 // The tests are skipped where the kernel lacks what they need.
 package datapath
