@@ -55,7 +55,7 @@ func NewClient(config *rest.Config) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a client: %w", err)
 	}
-	typed, err := kubernetes.NewForConfigAndClient(config, httpClient)
+	typed, err := kubernetes.NewForConfigAndClient(config, wire.Bound(httpClient, true))
 	if err != nil {
 		return nil, fmt.Errorf("make a client: %w", err)
 	}

@@ -23,7 +23,7 @@ const (
 	// openPatience is how long the answer to a watch may take to begin. Proxies hold it back until the first event, and an API
 	// server sends a bookmark each minute.
 	openPatience = 90 * time.Second
-	// steady is how long a watch has to be open to count as one.
+	// steady is how long a watch has to be open for its resource to count as up to date.
 	steady = time.Second
 	// stubborn is after how many refusals of a watch by a server in trouble its version is given up: they may be because of it.
 	stubborn = 5
@@ -93,16 +93,18 @@ func (l *listWatch[K]) list(ctx context.Context) (version string) {
 	return list.Version
 }
 
-// watch follows the changes since a version until the watch ends, and then pauses if that brought nothing. It returns the
-// version from which to go on, or "" if it has to be listed.
+// watch follows the changes since a version until the watch ends, and then pauses unless it was open for the longest pause,
+// whatever it brought. It returns the version from which to go on, or "" if it has to be listed.
 func (l *listWatch[K]) watch(ctx context.Context, version string) (next string) {
 	w := l.watchOnce(ctx, version)
-	steadily := w.changed || w.opened && w.lasted >= steady
-	if steadily {
+	if w.lasted >= longestPause {
 		l.pauses = pauses{}
 	}
 	switch {
-	case ctx.Err() != nil, w.err == nil && steadily:
+	case ctx.Err() != nil, w.err == nil && w.lasted >= longestPause:
+		return w.version
+	case w.err == nil && (w.changed || w.lasted >= steady):
+		l.short(ctx, w.lasted)
 		return w.version
 	case w.err == nil:
 		w.err = errEnded
@@ -114,8 +116,24 @@ func (l *listWatch[K]) watch(ctx context.Context, version string) (next string) 
 	return w.version
 }
 
-// errEnded is the error of a watch that ends at once.
-var errEnded = errors.New("the watch ends as soon as it is open")
+// errEnded is the error of a watch that ends at once, and errShort that of one of many that end soon.
+var (
+	errEnded = errors.New("the watch ends as soon as it is open")
+	errShort = fmt.Errorf("watches end within %s again and again, so changes can be as late", longestPause)
+)
+
+// manyShort is after how many watches in a row that end soon the watcher reports it.
+const manyShort = 5
+
+// short pauses after a watch that did its work but ended soon. The first times there is hardly a pause: a connection that breaks is
+// made anew at once.
+func (l *listWatch[K]) short(ctx context.Context, lasted time.Duration) {
+	if l.pauses.tries == manyShort {
+		err := newRequestError("watch", l.resource, errShort)
+		l.watcher.change(func(ix *index) { ix.problems = append(ix.problems, Problem{Err: err}) })
+	}
+	pauseFor(ctx, l.pauses.next(nil, longestPause)-lasted)
+}
 
 // outcome is what came of a watch.
 type outcome struct {
@@ -250,6 +268,10 @@ func (l *listWatch[K]) failed(ctx context.Context, verb string, err error) {
 	default:
 		pause = l.pauses.next(err, longestPause)
 	}
+	pauseFor(ctx, pause)
+}
+
+func pauseFor(ctx context.Context, pause time.Duration) {
 	select {
 	case <-ctx.Done():
 	case <-time.After(pause):

@@ -189,7 +189,7 @@ func TestListAnswers(t *testing.T) {
 		"a break in the middle":       {sends(message[:len(message)/2], errors.New("connection lost")), "connection lost"},
 		"another kind":                {sends(string(encode(t, &corev1.ServiceList{}, corev1.SchemeGroupVersion)), nil), "it has /v1, Kind=ServiceList"},
 		"a list without a version":    {sends(unversioned, nil), "the list has no version"},
-		"JSON that breaks off":        {sends(`{"kind": "EndpointSliceList", "apiVersion": `, nil), "unexpected end of JSON"},
+		"JSON that breaks off":        {sends(`{"kind": "EndpointSliceList", "apiVersion": `, nil), "unexpected EOF"},
 		"a page that says it is JSON": {sends(`{"error": "busy"}`, nil), "read the answer"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -17,15 +17,15 @@ const (
 	longestWait = time.Minute
 )
 
-// pauses are the pauses between requests that bring nothing. The zero value begins with the shortest.
+// pauses are the pauses between requests that fail or end soon. The zero value begins with the shortest.
 type pauses struct {
-	// tries is how many pauses there were since something came.
+	// tries is how many pauses there were since a watch was open for long.
 	tries int
 	// answered says that the server has answered since.
 	answered bool
 }
 
-// next returns the pause after an error, at the most longest, or longer by what the server asks for (Retry-After).
+// next returns the pause after an error, or after a watch that ended soon (nil), at the most longest, or longer by what the server asks for (Retry-After).
 func (p *pauses) next(err error, longest time.Duration) time.Duration {
 	if errors.As(err, new(apierrors.APIStatus)) {
 		p.answer()

@@ -12,7 +12,6 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -36,7 +35,7 @@ func NewClient[K Object](config *rest.Config, httpClient *http.Client, kind Kind
 		c.APIPath = "/api"
 	}
 	c.NegotiatedSerializer = rest.CodecFactoryForGeneratedClient(scheme.Scheme, scheme.Codecs).WithoutConversion()
-	client, err := rest.RESTClientForConfigAndClient(c, httpClient)
+	client, err := rest.RESTClientForConfigAndClient(c, Bound(httpClient, false))
 	if err != nil {
 		return nil, fmt.Errorf("make a client for %s: %w", kind.resource, err)
 	}
@@ -101,7 +100,7 @@ func (c *Client[K]) list(ctx context.Context, options metav1.ListOptions, arrive
 func readAhead(body io.Reader, arrives func()) io.ReadCloser {
 	reader, writer := io.Pipe()
 	go func() {
-		_, err := io.CopyBuffer(writer, noted{body, arrives}, make([]byte, listBuffer))
+		_, err := io.CopyBuffer(writer, newBounded(noted{body, arrives}, maxList), make([]byte, listBuffer))
 		_ = writer.CloseWithError(err) // It never fails.
 	}()
 	return reader
@@ -130,29 +129,7 @@ func (c *Client[K]) read(in *bufio.Reader) (*List[K], error) {
 	case start[0] != '{':
 		return nil, foreign(in)
 	}
-	all, err := io.ReadAll(in)
-	if err != nil {
-		return nil, err
-	}
-	return c.readJSON(all)
-}
-
-func (c *Client[K]) readJSON(message []byte) (*List[K], error) {
-	decoded, err := runtime.Decode(c.others, message)
-	if err != nil {
-		return nil, err
-	}
-	metadata, err := meta.ListAccessor(decoded)
-	if err != nil {
-		return nil, err
-	}
-	list := &List[K]{Version: metadata.GetResourceVersion()}
-	err = meta.EachListItem(decoded, func(item runtime.Object) error {
-		object, err := c.kind.convert(item)
-		list.Items = append(list.Items, object)
-		return err
-	})
-	return list, err
+	return c.readJSON(in)
 }
 
 // object decodes the object of an event. The error is that of the API server where the event tells of one.

@@ -151,7 +151,7 @@ func TestWatchEnds(t *testing.T) {
 		"an event":              {text("\x00\x00\x00\x02\xff\xff"), 0, "decode an event: "},
 		"an unknown type":       {func(w io.Writer) { sendRaw(t, w, "RENAMED", good) }, 0, `decode an event: it has the type "RENAMED"`},
 		"another kind":          {func(w io.Writer) { send(t, w, apiwatch.Added, &corev1.Pod{}) }, 0, "decode an event: it is a *v1.Pod"},
-		"16 MiB":                {text(whole.String() + "\x01\x00\x00\x00"), 1, "decode an event: it has 16777216 bytes"},
+		"16 MiB":                {text(whole.String() + "\x01\x00\x00\x00"), 1, "decode an event: it has more than 16777216 bytes"},
 		"bad JSON":              {text("{]"), 0, "decode an event: "},
 		"JSON that is no event": {text(`{"kind": "ServiceList", "items": []}`), 0, "decode an event: "},
 		"a page":                {text("<html>busy</html>"), 0, ErrForeign.Error() + `: it begins with "<html>busy</html>"`},

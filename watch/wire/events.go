@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,12 +14,8 @@ import (
 	apiwatch "k8s.io/apimachinery/pkg/watch"
 )
 
-const (
-	// eventsBuffer is how many bytes of a watch are read at a time.
-	eventsBuffer = 8 << 10
-	// maxEvent is more bytes than an event has: an API server takes objects of 1.5 MiB (etcd's --max-request-bytes).
-	maxEvent = 16 << 20
-)
+// eventsBuffer is how many bytes of a watch are read at a time.
+const eventsBuffer = 8 << 10
 
 // Watch follows the changes since a version until the watch ends. It calls opened when the server has said that the watch
 // is open, and then take with each change and with each bookmark, whose object has only a version. Both run in the
@@ -85,22 +80,9 @@ func eventReader(in *bufio.Reader) (func() (event, error), error) {
 		f := &frames{in: in}
 		return f.event, nil
 	case start[0] == '{':
-		decoder := json.NewDecoder(in)
-		return func() (event, error) { return jsonEvent(decoder) }, nil
+		return newValues(in).event, nil
 	}
 	return nil, foreign(in)
-}
-
-func jsonEvent(decoder *json.Decoder) (event, error) {
-	var e struct {
-		Type   string
-		Object json.RawMessage
-	}
-	err := decoder.Decode(&e)
-	if syntax := (*json.SyntaxError)(nil); err != nil && !errors.As(err, &syntax) && !errors.As(err, new(*json.UnmarshalTypeError)) {
-		err = lost{err}
-	}
-	return event{apiwatch.EventType(e.Type), e.Object}, err
 }
 
 // frames reads the messages of a watch. Each comes behind its length, in four bytes
@@ -125,8 +107,8 @@ func (f *frames) next() ([]byte, error) {
 		return nil, lost{err}
 	}
 	length := int(binary.BigEndian.Uint32(prefix[:]))
-	if length >= maxEvent {
-		return nil, fmt.Errorf("it has %d bytes", length)
+	if length >= maxObject {
+		return nil, tooLong(maxObject)
 	}
 	if length > cap(f.buffer) || cap(f.buffer) > listBuffer {
 		f.buffer = make([]byte, max(length, eventsBuffer))

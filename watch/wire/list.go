@@ -22,6 +22,15 @@ type List[K Object] struct {
 	Items   []K
 }
 
+// add adds an object.
+func (l *List[K]) add(object K) error {
+	if len(l.Items) == maxItems {
+		return &excess{maxItems, "objects"}
+	}
+	l.Items = append(l.Items, object)
+	return nil
+}
+
 // ReadList decodes a list of the kind while it arrives as protobuf. It holds the bytes of one object at a time.
 func (k Kind[K]) ReadList(in *bufio.Reader) (*List[K], error) {
 	var start [len(magic)]byte
@@ -86,13 +95,19 @@ func (k Kind[K]) readItems(message *stream, list *List[K]) error {
 			if err != nil {
 				return fmt.Errorf("decode item %d: %w", len(list.Items), err)
 			}
-			list.Items = append(list.Items, object)
+			if err := list.add(object); err != nil {
+				return err
+			}
 		}
 	}
 }
 
-// into replaces the buffer's content by the rest of the message. The buffer grows only as bytes arrive.
+// into replaces the buffer's content by the rest of the message, which is an object at the most. The buffer grows only as
+// bytes arrive.
 func (s *stream) into(buffer *[]byte) error {
+	if s.left > maxObject {
+		return tooLong(maxObject)
+	}
 	b := (*buffer)[:0]
 	for s.left > 0 {
 		at, n := len(b), int(min(s.left, listBuffer))
