@@ -42,7 +42,8 @@ func newCheckCommand() *cobra.Command {
   - it looks for the route without which processes of the node reach no cluster IP;
   - it names networks of the node that lie in the cluster's ServiceCIDRs;
   - it names bridges on which a pod does not reach itself through a Service;
-  - it looks at settings of the kernel that matter to Service traffic;
+  - it looks at settings of the kernel that matter to Service traffic, and says by
+    interface and bridge what holds: forwarding, rp_filter, bridge-nf-call-iptables;
   - with --kubeconfig or --master it asks the API server for its version, and says
     what that one lacks.
 

@@ -3,35 +3,60 @@ package preflight
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
+	"nftproxy/model/ip"
+	"nftproxy/nft"
 	"nftproxy/nft/ruleset"
+	"nftproxy/node/forwarding"
 	"nftproxy/node/hostaddr"
 )
 
-// bridges looks for pods on a bridge that reach no Service of which they are the endpoint themselves. Rules see the packets of bridges
-// (bridge-nf-call-iptables), and translate them there: the bridge then has to send such a packet back by the port that it came by. The
-// pods are the endpoints on the node in the tables of nftproxy.
+// bridges looks for pods on a bridge that reach no Service of which they are the endpoint themselves. Where rules see the packets of
+// bridges (bridge-nf-call-iptables), they translate them there: the bridge then has to send such a packet back by the port that it
+// came by. The pods are the endpoints on the node in the tables of nftproxy.
 func (o Options) bridges(tables ownTables) []Finding {
 	const probe = "bridges"
 	list, err := tables()
 	if err != nil {
 		return []Finding{failed(probe, err)}
 	}
-	var pods []netip.Addr
-	for _, c := range list {
-		pods = append(pods, ruleset.LocalEndpoints(c)...)
-	}
+	pods := localEndpoints(list)
 	if len(pods) == 0 {
 		return []Finding{green(probe, "no pod of the node is an endpoint of nftproxy's tables, so no bridge was looked at")}
 	}
 	found, err := hostaddr.OneWayBridges(pods)
-	switch {
-	case err != nil:
+	if err != nil {
 		return []Finding{failed(probe, err)}
-	case len(found) > 0:
+	}
+	s, err := forwarding.Read(o.Proc)
+	if err != nil {
+		return []Finding{failed(probe, err)}
+	}
+	found = slices.DeleteFunc(found, func(name string) bool {
+		b := s.Interface(name)
+		return b == nil || !s.Sees(b, ip.V4) && !s.Sees(b, ip.V6)
+	})
+	if len(found) > 0 {
 		return []Finding{yellow(probe, fmt.Sprintf("%s: ports are not in hairpin mode: a pod there gets no answer from a Service that chooses the pod itself", strings.Join(found, ", ")),
 			`set "hairpinMode": true for the CNI plugin bridge (of kube-router: in /etc/cni/net.d/10-kuberouter.conflist), and start the pods anew; for one pod: bridge link set dev PORT hairpin on`)}
 	}
 	return []Finding{green(probe, "pods on bridges reach themselves through Services, or there is no bridge")}
+}
+
+func localEndpoints(list []*nft.Contents) (pods []netip.Addr) {
+	for _, c := range list {
+		pods = append(pods, ruleset.LocalEndpoints(c)...)
+	}
+	return pods
+}
+
+// podDevices returns the interfaces that lead to the endpoints of a family on the node in the tables of nftproxy.
+func podDevices(tables ownTables, f ip.Family) ([]string, error) {
+	list, err := tables()
+	if err != nil {
+		return nil, err
+	}
+	return hostaddr.OnLink(slices.DeleteFunc(localEndpoints(list), func(a netip.Addr) bool { return !f.Has(a) }))
 }

@@ -3,15 +3,11 @@ package preflight_test
 import (
 	"net/netip"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 
 	"nftproxy/look/preflight"
 	"nftproxy/model/service"
-	"nftproxy/nft"
-	"nftproxy/nft/kernel"
-	"nftproxy/nft/ruleset"
 )
 
 // TestBridges: a bridge to an endpoint whose ports are not in hairpin mode is named, if nothing else sends packets back, and other bridges
@@ -19,12 +15,7 @@ import (
 func TestBridges(t *testing.T) {
 	w := newWorld(t)
 	h := w.ns.Handle()
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
+	must := w.must
 	link := func(name string) netlink.Link {
 		t.Helper()
 		l, err := h.LinkByName(name)
@@ -40,23 +31,13 @@ func TestBridges(t *testing.T) {
 	}
 	w.want(w.check(), preflight.Green, "bridges", "no pod")
 
-	b := service.NewBuilder(service.Node{Name: "here"})
-	b.Set(&service.Service{
+	w.apply(&service.Service{
 		Name: "ns/web", ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
 		Ports: []service.Port{{Protocol: service.TCP, Port: 80, Endpoints: service.MergeEndpoints([]service.Endpoint{
 			{Addr: netip.MustParseAddrPort("10.244.0.2:80"), Node: "here", Ready: true, Serving: true},
 			{Addr: netip.MustParseAddrPort("172.17.0.2:80"), Node: "there", Ready: true, Serving: true},
 		})}},
 	})
-	must(w.ns.Do(func() error {
-		conn, err := kernel.Open(kernel.Config{})
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		batch, _ := nft.State{}.Plan(ruleset.Compile(ruleset.Config{Table: "nftproxy"}, b.Snapshot()), time.Time{})
-		return conn.Apply(batch)
-	}))
 	bad := func(when string) {
 		t.Helper()
 		found := w.check()

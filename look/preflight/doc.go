@@ -68,6 +68,7 @@ func Run(ctx context.Context, o Options) []Finding {
 	tables := sync.OnceValues(o.tables)
 	all = append(all, o.networks(ctx, tables)...)
 	all = append(all, o.bridges(tables)...)
+	all = append(all, o.forwarding(tables)...)
 	all = append(all, o.sysctls()...)
 	return all
 }

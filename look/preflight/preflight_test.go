@@ -2,12 +2,18 @@ package preflight_test
 
 import (
 	"maps"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"nftproxy/look/preflight"
+	"nftproxy/model/service"
+	"nftproxy/nft"
+	"nftproxy/nft/kernel"
+	"nftproxy/nft/ruleset"
 	"nftproxy/test/lib/aptget"
 	"nftproxy/test/lib/netfilter"
 	"nftproxy/test/lib/nftcmd"
@@ -17,10 +23,13 @@ import (
 // world is the network namespace of a node.
 type world struct {
 	*testing.T
-	ns *testnet.Namespace
+	ns   *testnet.Namespace
+	proc string
 }
 
-func newWorld(t *testing.T) world { return world{t, testnet.NamespaceForTest(t, "preflight")} }
+func newWorld(t *testing.T) world {
+	return world{t, testnet.NamespaceForTest(t, "preflight"), preflight.DefaultProc}
+}
 
 // check runs all probes and returns the findings by their probes.
 func (w world) check() map[string]preflight.Finding {
@@ -28,7 +37,7 @@ func (w world) check() map[string]preflight.Finding {
 	found := map[string]preflight.Finding{}
 	if err := w.ns.Do(func() error {
 		for _, f := range preflight.Run(w.Context(), preflight.Options{
-			Table: "nftproxy", NodePorts: [2]uint16{30000, 32767}, Proc: preflight.DefaultProc,
+			Table: "nftproxy", NodePorts: [2]uint16{30000, 32767}, Proc: w.proc,
 			Addresses: map[string]string{"health": "127.0.0.1:10256"},
 		}) {
 			if _, twice := found[f.Probe]; twice {
@@ -63,6 +72,34 @@ func (w world) want(found map[string]preflight.Finding, level preflight.Level, p
 func (w world) sysctl(name, value string) {
 	w.Helper()
 	if err := w.ns.Sysctl(name, value); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// write sets the setting in a file of /proc/sys, whose name may have a dot.
+func (w world) write(path, value string) error {
+	return w.ns.Do(func() error { return os.WriteFile("/proc/sys/"+path, []byte(value), 0) })
+}
+
+// apply puts the program of one Service into the kernel.
+func (w world) apply(s *service.Service) {
+	w.Helper()
+	b := service.NewBuilder(service.Node{Name: "here"})
+	b.Set(s)
+	if err := w.ns.Do(func() error {
+		conn, err := kernel.Open(kernel.Config{})
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		program := ruleset.Compile(ruleset.Config{Table: "nftproxy"}, b.Snapshot())
+		model, err := conn.Read(program)
+		if err != nil {
+			return err
+		}
+		batch, _ := nft.Adopt(model, program).Plan(program, time.Time{})
+		return conn.Apply(batch)
+	}); err != nil {
 		w.Fatal(err)
 	}
 }

@@ -18,12 +18,6 @@ type setting struct {
 
 func settings() []setting {
 	return []setting{
-		{"net.ipv4.ip_forward", "0", Red, "the node forwards no packets of IPv4: pods on other nodes are not reached", "sysctl -w net.ipv4.ip_forward=1"},
-		{"net.ipv6.conf.all.forwarding", "0", Yellow, "the node forwards no packets of IPv6", "in a cluster with IPv6: sysctl -w net.ipv6.conf.all.forwarding=1"},
-		{"net.bridge.bridge-nf-call-iptables", "0", Yellow, "answers between two pods on one bridge pass no rules: connections of such pods through a Service fail",
-			"with a bridge CNI plugin: sysctl -w net.bridge.bridge-nf-call-iptables=1"},
-		{"net.ipv4.conf.all.rp_filter", "1", Yellow, "the kernel drops packets that come by another interface than their answer would take: some CNI plugins need loose mode",
-			"if a CNI plugin has several ways to a pod: sysctl -w net.ipv4.conf.all.rp_filter=2"},
 		{"net.ipv4.conf.all.route_localnet", "1", Yellow, "other hosts on the LAN can reach servers on 127.0.0.1 of this node (kube-proxy's iptables mode sets this)",
 			"once kube-proxy is gone: sysctl -w net.ipv4.conf.all.route_localnet=0"},
 	}

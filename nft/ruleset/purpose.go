@@ -128,6 +128,12 @@ func ClusterIPOwner(c *nft.Contents, a netip.Addr) string {
 	return ""
 }
 
+// HasServices reports whether a table has cluster IPs, which each Service has in each of its families.
+func HasServices(c *nft.Contents) bool {
+	set := c.Sets[clusterIPs]
+	return set != nil && len(set.Elements) > 0
+}
+
 // RestrictedBy names the Service whose source ranges restrict an address and port (the key of a frontend);
 // empty if no comment tells it.
 func RestrictedBy(c *nft.Contents, frontend nft.Value) string {

@@ -11,15 +11,9 @@ import (
 // OneWayBridges returns the bridges to addresses of pods that do not send a packet back by the port that it came by: a port to a pod is
 // not in hairpin mode, and the bridge is not promiscuous either. They are sorted.
 func OneWayBridges(pods []netip.Addr) ([]string, error) {
-	var devices []string
-	for _, a := range pods {
-		r, err := Lookup(a)
-		if err != nil {
-			return nil, err
-		}
-		if !r.Local && !r.Via.IsValid() && r.Device != "" && !slices.Contains(devices, r.Device) {
-			devices = append(devices, r.Device)
-		}
+	devices, err := OnLink(pods)
+	if err != nil {
+		return nil, err
 	}
 	links, err := netlink.LinkList()
 	if err != nil {
@@ -46,4 +40,19 @@ func OneWayBridges(pods []netip.Addr) ([]string, error) {
 	}
 	slices.Sort(found)
 	return found, nil
+}
+
+// OnLink returns the interfaces on whose link the addresses are, each once. Those of the node itself are on none.
+func OnLink(addrs []netip.Addr) ([]string, error) {
+	var devices []string
+	for _, a := range addrs {
+		r, err := Lookup(a)
+		if err != nil {
+			return nil, err
+		}
+		if !r.Local && !r.Via.IsValid() && r.Device != "" && !slices.Contains(devices, r.Device) {
+			devices = append(devices, r.Device)
+		}
+	}
+	return devices, nil
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
@@ -121,6 +122,32 @@ func (ns *Namespace) addBridge(name string) error {
 		return fmt.Errorf("add bridge %s in %s: %w", name, ns.name, err)
 	}
 	return ns.setUp(name)
+}
+
+// CallRules sets for each family what a bridge itself says of the packets that it forwards: whether the namespace's rules see
+// them (nf_call_iptables, nf_call_ip6tables).
+func (ns *Namespace) CallRules(bridge string, v4, v6 bool) error {
+	link, err := ns.handle.LinkByName(bridge)
+	if err != nil {
+		return fmt.Errorf("find bridge %s in %s: %w", bridge, ns.name, err)
+	}
+	value := map[bool][]byte{false: {0}, true: {1}}
+	message := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	message.Index = int32(link.Attrs().Index)
+	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
+	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("bridge"))
+	data := info.AddRtAttr(nl.IFLA_INFO_DATA, nil)
+	data.AddRtAttr(nl.IFLA_BR_NF_CALL_IPTABLES, value[v4])
+	data.AddRtAttr(nl.IFLA_BR_NF_CALL_IP6TABLES, value[v6])
+	return ns.Do(func() error {
+		request := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
+		request.AddData(message)
+		request.AddData(info)
+		if _, err := request.Execute(unix.NETLINK_ROUTE, 0); err != nil {
+			return fmt.Errorf("set bridge %s in %s: %w", bridge, ns.name, err)
+		}
+		return nil
+	})
 }
 
 // addPort makes an interface a port of a bridge. A hairpin port also sends
