@@ -42,6 +42,8 @@ type sliceObject struct {
 	// it does not say so.
 	trigger time.Time
 	family  ip.Family
+	// headless is not nil for a slice of a headless Service, by its label.
+	headless *headlessSlice
 }
 
 // slicePort is one port of a slice with the slice's endpoints. Snapshots share the
@@ -78,21 +80,24 @@ func intern(s string) string { return unique.Make(s).Value() }
 // convertSlice turns an EndpointSlice into the endpoints of each of its ports.
 func convertSlice(s *discoveryv1.EndpointSlice) *sliceObject {
 	object := &sliceObject{identity: identify(&s.ObjectMeta)}
+	owner := s.Labels[discoveryv1.LabelServiceName]
+	p := problemsOf("EndpointSlice", &s.ObjectMeta)
 	if _, headless := s.Labels[labelHeadless]; headless {
+		if owner != "" {
+			object.headless = &headlessSlice{p.object, service.NewName(s.Namespace, owner)}
+		}
 		return object
 	}
-	p := problemsOf("EndpointSlice", &s.ObjectMeta)
 	defer func() { object.problems = p.all() }()
-	owner := s.Labels[discoveryv1.LabelServiceName]
 	if owner == "" {
-		p.add("metadata.labels", fmt.Errorf("no %s: it belongs to no Service", discoveryv1.LabelServiceName))
+		p.add("metadata.labels", &SliceIgnoredError{fmt.Errorf("no %s: it belongs to no Service", discoveryv1.LabelServiceName)})
 		return object
 	}
 	object.owner = service.NewName(s.Namespace, owner)
 	switch s.AddressType {
 	case discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6:
 	default:
-		p.addValue("addressType", string(s.AddressType), "not IPv4 or IPv6: a packet cannot be sent to its endpoints")
+		p.add("addressType", &SliceIgnoredError{&ValueError{string(s.AddressType), "not IPv4 or IPv6: a packet cannot be sent to its endpoints"}})
 		return object
 	}
 	object.trigger, object.family = triggerTime(s, p), ip.V4

@@ -22,6 +22,8 @@ type index struct {
 	// slice.
 	joined map[service.Name]*joined
 	slices map[service.Name]*sliceObject
+	// headless has the slices with the label of headless Services, by the Services that they name.
+	headless map[service.Name][]*headlessSlice
 
 	// cidrs are the ServiceCIDR objects.
 	cidrs map[service.Name]*cidrObject
@@ -91,6 +93,7 @@ func newIndex(node string) *index {
 		builder:     service.NewBuilder(service.Node{Name: node}),
 		joined:      map[service.Name]*joined{},
 		slices:      map[service.Name]*sliceObject{},
+		headless:    map[service.Name][]*headlessSlice{},
 		cidrs:       map[service.Name]*cidrObject{},
 		node:        newNodeState(),
 		kubeletPort: defaultKubeletPort,
@@ -163,6 +166,9 @@ func (ix *index) setService(s *serviceObject) {
 		old = j.object.problems
 	}
 	ix.reportNew(old, s.problems)
+	if j.object == nil {
+		ix.reportHeadless(name)
+	}
 	j.object, j.foreign, j.barred = s, false, nil
 	if len(j.slices) > 0 {
 		ix.retention.Release(name)
@@ -229,6 +235,7 @@ func (ix *index) setSlice(s *sliceObject) {
 	ix.changes.EndpointSlices++
 	old, ok := ix.slices[name]
 	ix.slices[name] = s
+	ix.noteHeadless(old, s)
 	if !ok {
 		ix.reportNew(nil, s.problems)
 		ix.noteTrigger(s)
@@ -277,6 +284,7 @@ func (ix *index) deleteSlice(name service.Name) {
 	ix.changes.EndpointSlices++
 	if old, ok := ix.slices[name]; ok {
 		delete(ix.slices, name)
+		ix.noteHeadless(old, nil)
 		ix.detachSlice(old)
 	}
 }

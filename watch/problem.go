@@ -87,6 +87,14 @@ type ValueError struct {
 
 func (e *ValueError) Error() string { return fmt.Sprintf("%q: %s", e.Value, e.Reason) }
 
+// SliceIgnoredError says that an EndpointSlice does not count at all.
+type SliceIgnoredError struct{ Err error }
+
+func (e *SliceIgnoredError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the reason.
+func (e *SliceIgnoredError) Unwrap() error { return e.Err }
+
 // AwaitError says that the first snapshot waits for objects, or that it is made without them. It
 // concerns no single object.
 type AwaitError struct {

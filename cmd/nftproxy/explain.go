@@ -60,18 +60,24 @@ change it, with table, hook and priority: firewalls, a CNI plugin, kube-proxy. I
 not evaluate their rules. It does not look at open connections either: nftproxy
 conntrack list says whether the kernel knows the connection from before.
 
+Behind the rules it asks the kernel for the way to each endpoint and back to the
+client, as for their packets: forwarding, rules and tables of routing, rp_filter,
+neighbours, and bridges whose packets rules do not see. It says what is not known.
+
 The exit status is 0 if the packet goes to an endpoint, 1 if it is refused or dropped,
+or if this node stops it or its answer on the way to every endpoint,
 3 if the rules leave it alone, and 2 if explain could not tell, could not read the
 kernel or the objects, or got an invalid command line.
 
 -o json and -o yaml print an object with packet, outcome (endpoint, refused, dropped,
 untouched, undecided or mixed), summary, results (outcome, by, chance), service, port,
-endpoints (address, chance, masqueraded, masqueradedBy, way, about), affinity (map,
-endpoint, expiresSeconds; null if the client is not remembered), steps (hook, table,
-chain, number, rule, matched, says, elements), otherwise (other ways: chance, steps),
+endpoints (address, chance, masqueraded, masqueradedBy, way, about), stops (endpoint,
+why), affinity (map, endpoint, expiresSeconds; null if the client is not remembered),
+steps (hook, table, chain, number, rule, matched, says, elements), otherwise (other
+ways: chance, steps),
 causes, remedies, others (chains of other programs), notes, assumed and elsewhere
 (other clients, where the outcome differs). Later versions may add fields; they do not
-change these. Only the first 100 endpoints have a way.`,
+change these. Only the first 100 endpoints have a way, and are tried.`,
 		Example: `  nftproxy explain 10.96.0.10:53/udp
   nftproxy explain --from 10.244.1.5 10.96.0.10:53/udp --verbose
   nftproxy explain --from 203.0.113.9@eth0 192.168.0.2:30080
@@ -88,6 +94,9 @@ change these. Only the first 100 endpoints have a way.`,
 			if err != nil {
 				fmt.Fprintf(cmd.ErrOrStderr(), "nftproxy: %v\n", err)
 				return statusNotKnown
+			}
+			if e.Stopped() {
+				return statusNotServed
 			}
 			return statusOf(e.Outcome)
 		},
@@ -135,6 +144,9 @@ func (o *explainOptions) explain(cmd *cobra.Command, destination string) (explai
 			return none, err
 		}
 		objects = &snapshot
+		for _, p := range source.Ignored {
+			kernel.Ignore(explain.IgnoredSlice{Namespace: p.Object.Namespace, Name: p.Object.Name, Why: p.Field + ": " + p.Err.Error()})
+		}
 	}
 	return kernel.Explain(cmd.Context(), question, objects, source.String())
 }

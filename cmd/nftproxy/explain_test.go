@@ -33,9 +33,11 @@ const troublesPage = "../../docs/troubleshooting.md"
 // manifestsDir is how the commands on the page name the manifests.
 const manifestsDir = "my-services"
 
-func newTroubles(t *testing.T) *troubles {
+func newTroubles(t *testing.T) *troubles { return troublesOn(t, testnet.Config{}) }
+
+func troublesOn(t *testing.T, config testnet.Config) *troubles {
 	t.Helper()
-	w := &troubles{T: t, Topology: testnet.NewForTest(t, testnet.Config{}), dir: t.TempDir(), nft: nftcmd.ForTest(t)}
+	w := &troubles{T: t, Topology: testnet.NewForTest(t, config), dir: t.TempDir(), nft: nftcmd.ForTest(t)}
 	page, err := os.ReadFile(troublesPage)
 	w.must(err)
 	w.page = string(page)

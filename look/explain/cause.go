@@ -119,6 +119,10 @@ func (x *explainer) whyEndedAt(w *nft.Way) {
 		x.remedy("check the address that the client uses: the Service may have been deleted and created again with another cluster IP")
 		x.remedy("if a host has the address: give the node a route to the host's network that is for a part of the ServiceCIDR only, or move network or ServiceCIDR; packets to such networks, and to API servers, are let through")
 	case ruleset.DropUntranslated:
+		if by.Destination != x.question.Packet.Dst {
+			x.notPod(by.Destination.String(), "the cluster IP of Service "+x.clusterIPOwner(by.Destination.Addr()), "it is dropped")
+			return
+		}
 		x.cause("rules of another program have handled the packet first, or have sent it to the cluster IP %s", by.Destination.Addr())
 		x.remedy("look at the chains of other programs below")
 	}
@@ -179,6 +183,16 @@ func (x *explainer) whyNoEndpoint() {
 		x.whyOtherPorts(s, p)
 		return
 	}
+	ignored := x.ignoredSlices()
+	if len(all) == 0 && p.Endpoints.Len() > 0 {
+		x.cause("Service %s has no endpoint of %s: its EndpointSlices have addresses of the other family only, which do not count for %s", frontendText(x.frontend), x.family().Name(), x.question.Packet.Dst.Addr())
+		x.remedyEndpoints("addressType and spec.ipFamilies of the Service have to fit")
+		return
+	}
+	if len(all) == 0 && ignored {
+		x.remedyEndpoints("what is ignored does not count, whatever the selector is")
+		return
+	}
 	if len(all) == 0 {
 		x.cause("Service %s has no endpoint: no EndpointSlice of it has an address for the port", frontendText(x.frontend))
 		x.remedyEndpoints("its selector has to match the labels of pods that run, and the targetPort has to be a port of theirs")
@@ -193,6 +207,19 @@ func (x *explainer) whyNoEndpoint() {
 		x.cause("endpoint %s is %s", e.Addr, x.conditions(&e))
 	}
 	x.remedyEndpoints("find out why they are not ready (readiness probes, kubectl describe pod)")
+}
+
+// ignoredSlices names EndpointSlices of the Service's namespace that do not count.
+func (x *explainer) ignoredSlices() bool {
+	namespace, _ := service.Name(x.frontend.Service).Split()
+	found := false
+	for _, s := range x.facts.Ignored {
+		if s.Namespace == namespace {
+			x.cause("EndpointSlice %s/%s is ignored: %s", s.Namespace, s.Name, s.Why)
+			found = true
+		}
+	}
+	return found
 }
 
 // whyOtherPorts is about EndpointSlices that have endpoints for ports of other names or protocols only.
@@ -401,6 +428,8 @@ func (x *explainer) whyThere(e *Explanation) {
 			x.remedy("if the client is a pod, --cluster-cidr or --detect-local-mode of nftproxy does not cover it")
 		}
 	}
+	x.notPods(e)
+	x.follow(e)
 	for _, t := range e.Endpoints {
 		if t.Way == noWay {
 			x.cause("the node has no route to the endpoint %s", t.Address)

@@ -42,6 +42,14 @@ type Facts struct {
 	// Way says how packets of the node get to an address, such as "by eth0"; empty if the kernel knows no
 	// way. A nil Way says nothing about ways.
 	Way func(netip.Addr) string
+	// Hop says what the kernel does with a packet between two addresses that comes in by an interface, or that the node sends. ok
+	// is false where it cannot tell. masqueraded says that our rules mark it for that. A nil Hop says nothing about packets
+	// behind our rules.
+	Hop func(src, dst netip.Addr, in string, masqueraded bool) (h Hop, ok bool)
+	// ByMark says whether rules of routing go by packets' marks; nil if that is not known.
+	ByMark func(nft.Family) bool
+	// Ignored are the EndpointSlices by the objects that do not count, and why, as far as that is known.
+	Ignored []IgnoredSlice
 	// Expires returns how long a dynamic map will remember a client.
 	Expires func(set string, client nft.Value) time.Duration
 	// Chains are the base chains of all programs.
@@ -71,6 +79,9 @@ type OtherTable struct {
 	Instead string
 }
 
+// IgnoredSlice is an EndpointSlice that does not count.
+type IgnoredSlice struct{ Namespace, Name, Why string }
+
 // Outcome says what becomes of the packet at nftproxy's rules.
 type Outcome string
 
@@ -97,6 +108,9 @@ type Explanation struct {
 	Port    string `json:"port"`
 	// Endpoints are those that the packet may go to.
 	Endpoints []Target `json:"endpoints"`
+	// Stops are the endpoints with which the packet starts no connection, since this node does not pass on the packet or the
+	// answer. Only the first MostWays endpoints are tried.
+	Stops []Stop `json:"stops"`
 	// Affinity is the client's entry in the map of remembered clients, nil if there is none.
 	Affinity *Affinity `json:"affinity"`
 	// Steps are the rules on the most likely way, in their order.
@@ -196,7 +210,7 @@ type Other struct {
 	Says string `json:"says"`
 }
 
-// MostWays is the number of endpoints, in the order of Explanation.Endpoints, for which Explain asks for ways: the
+// MostWays is the number of endpoints, in the order of Explanation.Endpoints, which Explain follows behind our rules: the
 // kernel is asked for each one.
 const MostWays = 100
 
@@ -208,7 +222,7 @@ func Explain(ctx context.Context, q Question, f *Facts) (Explanation, error) {
 	}
 	e := Explanation{
 		Packet: packetOf(q), Assumed: list(q.Assumed), Endpoints: x.targets(), Results: x.results(), Affinity: x.affinity(),
-		Steps: x.steps(&x.ways[0], 0), Otherwise: x.branches(), Elsewhere: []Client{},
+		Steps: x.steps(&x.ways[0], 0), Otherwise: x.branches(), Elsewhere: []Client{}, Stops: []Stop{},
 	}
 	x.describe(e.Endpoints)
 	e.Service, e.Port = x.frontend.Service, x.frontend.Port
@@ -255,6 +269,7 @@ func Brief(ctx context.Context, q Question, f *Facts) (Client, error) {
 	}
 	e := Explanation{Endpoints: x.targets(), Results: x.results(), Affinity: x.affinity()}
 	e.Outcome = overall(e.Results)
+	x.follow(&e)
 	return Client{q.Packet.Src.Addr().String(), q.From, e.Outcome, x.summary(&e)}, nil
 }
 

@@ -22,7 +22,7 @@ func (x *explainer) summary(e *Explanation) string {
 		case len(e.Endpoints) == 1:
 			text = "it goes to " + e.Endpoints[0].Address + draw
 		}
-		return text + masqueradeText(e.Endpoints)
+		return text + masqueradeText(e.Endpoints) + e.stopText()
 	case Mixed:
 		var parts []string
 		for _, r := range e.Results {

@@ -26,6 +26,8 @@ type FlowSource struct {
 	// Established has the protocols of which even established connections are
 	// stale when their endpoint is gone.
 	Established []service.Protocol
+	// Ignored are the problems of EndpointSlices that do not count, once Snapshot has returned.
+	Ignored []watch.Problem
 }
 
 // Kind returns the name of the source in the JSON output.
@@ -118,6 +120,9 @@ func (s *FlowSource) ReadTables() (*nft.Model, error) {
 func (s *FlowSource) Snapshot(ctx context.Context, addrs hostaddr.Addresses, notes io.Writer) (service.Snapshot, error) {
 	found, err := s.Follow(ctx, addrs, func(p watch.Problem) error {
 		err := Unlisted(p)
+		if ignored := (*watch.SliceIgnoredError)(nil); errors.As(p, &ignored) {
+			s.Ignored = append(s.Ignored, p)
+		}
 		if err == nil && !errors.Is(p, watch.ErrIgnoredKind) {
 			fmt.Fprintf(notes, "nftproxy: %v\n", p)
 		}

@@ -21,6 +21,7 @@ import (
 	"nftproxy/nft/ejecttable"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/ruleset"
+	"nftproxy/node/forwarding"
 	"nftproxy/node/hostaddr"
 )
 
@@ -40,7 +41,10 @@ type Node struct {
 	// own are the addresses of the node's interfaces. guessed says that local has gone by them.
 	own     map[netip.Addr]bool
 	guessed bool
-	failed  error
+	// settings are read, and neighbours asked for, where an explanation comes to an endpoint.
+	settings   *forwarding.Settings
+	neighbours map[link]*forwarding.Neighbours
+	failed     error
 }
 
 // maxRoutes is the number of addresses up to which local asks the kernel for their routes. A Service can have
@@ -54,6 +58,7 @@ func Look(ctx context.Context, table string) (*Node, error) {
 		return nil, fmt.Errorf("open nftables: %w", err)
 	}
 	n := &Node{conn: conn, lookup: hostaddr.Lookup, has: hostaddr.Has, routes: map[netip.Addr]hostaddr.Route{}, own: map[netip.Addr]bool{}}
+	n.neighbours = map[link]*forwarding.Neighbours{}
 	if err := n.read(ctx, table); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
@@ -88,7 +93,7 @@ func (n *Node) read(ctx context.Context, table string) error {
 	if err != nil {
 		return err
 	}
-	n.facts = explain.Facts{Tables: tables, Table: table, Local: n.local, Way: n.way, Chains: chains, Ejections: left, Growth: growth}
+	n.facts = explain.Facts{Tables: tables, Table: table, Local: n.local, Way: n.way, Hop: n.hop, ByMark: n.byMark, Chains: chains, Ejections: left, Growth: growth}
 	own, err := n.conn.Tables(table)
 	if err != nil {
 		return err
@@ -97,6 +102,9 @@ func (n *Node) read(ctx context.Context, table string) error {
 	n.asked, err = n.readOthers(own)
 	return err
 }
+
+// Ignore says which EndpointSlice of the objects does not count.
+func (n *Node) Ignore(s explain.IgnoredSlice) { n.facts.Ignored = append(n.facts.Ignored, s) }
 
 // Close lets go of the kernel.
 func (n *Node) Close() error { return n.conn.Close() }
