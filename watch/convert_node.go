@@ -20,12 +20,14 @@ type nodeObject struct {
 	identity
 	// facts is the Node as the model has it, without host addresses.
 	facts service.Node
+	// addressed says that the status has an address, if only one that clients elsewhere cannot use.
+	addressed bool
 	// kubeletPort is the port on which its kubelet listens.
 	kubeletPort uint16
 }
 
 // convertNode keeps a Node's zone, whether load balancers may choose it, its podCIDRs,
-// and its InternalIPs and then its ExternalIPs, each in the object's order.
+// and its InternalIPs and then its ExternalIPs, each in the object's order, without those that clients elsewhere cannot use.
 func convertNode(n *corev1.Node) *nodeObject {
 	object := &nodeObject{identity: identify(&n.ObjectMeta)}
 	p := problemsOf("Node", &n.ObjectMeta)
@@ -34,7 +36,8 @@ func convertNode(n *corev1.Node) *nodeObject {
 		p.add("metadata.labels["+corev1.LabelTopologyZone+"]", err)
 		zone = ""
 	}
-	object.facts = service.Node{Name: n.Name, Zone: zone, Eligible: eligible(n), PodCIDRs: podCIDRs(&n.Spec, p), Addresses: nodeAddresses(n, p)}
+	object.facts = service.Node{Name: n.Name, Zone: zone, Eligible: eligible(n), PodCIDRs: podCIDRs(&n.Spec, p)}
+	object.facts.Addresses, object.addressed = nodeAddresses(n, p)
 	object.kubeletPort = kubeletPort(n, p)
 	object.problems = p.all()
 	return object
@@ -59,8 +62,7 @@ func eligible(n *corev1.Node) bool {
 		!slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == taintToBeDeleted })
 }
 
-func nodeAddresses(n *corev1.Node, p *problemList) []netip.Addr {
-	var addrs []netip.Addr
+func nodeAddresses(n *corev1.Node, p *problemList) (addrs []netip.Addr, addressed bool) {
 	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
 		for i, a := range n.Status.Addresses {
 			if a.Type != kind {
@@ -68,6 +70,9 @@ func nodeAddresses(n *corev1.Node, p *problemList) []netip.Addr {
 			}
 			addr, err := parseAddrFor(asNodeAddress, a.Address)
 			if err != nil {
+				// The kubelet has said which addresses there are, though these are of no use to clients elsewhere.
+				own, _ := parseAddr(a.Address)
+				addressed = addressed || own.IsLoopback() || own.IsLinkLocalUnicast()
 				p.add(item("status.addresses", i)+".address", err)
 				continue
 			}
@@ -76,7 +81,7 @@ func nodeAddresses(n *corev1.Node, p *problemList) []netip.Addr {
 			}
 		}
 	}
-	return addrs
+	return addrs, addressed || len(addrs) > 0
 }
 
 // podCIDRs returns spec.podCIDRs, or else spec.podCIDR, which Nodes had before

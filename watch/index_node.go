@@ -51,7 +51,7 @@ func (ix *index) setNode(n *nodeObject) {
 	node := n.facts
 	node.HostAddresses, node.Settings = last.HostAddresses, last.Settings
 	node.Networks, node.APIServers = last.Networks, last.APIServers
-	node.AddressPending = ix.node.expected && len(node.Addresses) == 0
+	node.AddressPending = ix.node.expected && !n.addressed
 	ix.builder.SetNode(node)
 	ix.kubeletPort, ix.unprotected = n.kubeletPort, true
 	closeOnce(ix.node.seen)
@@ -61,11 +61,11 @@ func (ix *index) setNode(n *nodeObject) {
 	ix.doubtNode()
 }
 
-// doubtNode reports a Node of an API server none of whose addresses is on an interface here: it may be another node's. It
-// does so once, until one is.
+// doubtNode reports a Node none of whose addresses is on an interface here: it may be another node's. It does so once,
+// until one is.
 func (ix *index) doubtNode() {
 	node := ix.builder.Snapshot().Node
-	foreign := ix.node.there && ix.node.expected && len(node.Addresses) > 0 && len(node.HostAddresses) > 0 &&
+	foreign := ix.node.there && len(node.Addresses) > 0 && len(node.HostAddresses) > 0 &&
 		!slices.ContainsFunc(node.Addresses, func(a netip.Addr) bool { return slices.Contains(node.HostAddresses, a) })
 	if foreign && !ix.node.foreign {
 		ix.problems = append(ix.problems, Problem{Object: ix.nodeName(), Field: "status.addresses", Err: fmt.Errorf("%w: %v", ErrForeignNode, node.Addresses)})

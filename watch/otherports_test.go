@@ -4,8 +4,10 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 )
 
@@ -39,7 +41,49 @@ func TestOtherPorts(t *testing.T) {
 	}
 }
 
-// TestForeignNode: a Node of an API server none of whose addresses is on an interface here is a problem, once.
+// TestUsableNodeAddresses: a Node's first address of a family that clients elsewhere can use serves node ports. Where a
+// family has none, all addresses do, but not before the kubelet has told any.
+func TestUsableNodeAddresses(t *testing.T) {
+	for given, want := range map[string]string{
+		"fe80::1 2001:db8:50::1 192.168.0.2":             "192.168.0.2 2001:db8:50::1",
+		"169.254.1.1 192.168.0.2 febf::1 2001:db8:50::1": "192.168.0.2 2001:db8:50::1",
+		"127.0.0.1 192.168.0.2 ::1 2001:db8:50::1":       "192.168.0.2 2001:db8:50::1",
+		"0.0.0.0 192.168.0.2 :: 2001:db8:50::1":          "192.168.0.2 2001:db8:50::1",
+		"224.0.0.1 192.168.0.2 ff02::1 2001:db8:50::1":   "192.168.0.2 2001:db8:50::1",
+		"::ffff:169.254.1.1 ::ffff:192.168.0.2 fe80::1":  "192.168.0.2 all",
+		"169.254.1.1 fe80::1":                            "all all",
+		"127.0.0.1":                                      "all all",
+		"0.0.0.0 ff02::1":                                "none none",
+		"":                                               "none none",
+	} {
+		ix := newIndex("node-0")
+		ix.expectNode()
+		n := convertNode(node(strings.Fields(given)...))
+		ix.setNode(n)
+		var got []string
+		for _, family := range ip.Families() {
+			addrs, all := service.NodePortAddresses{}.On(ix.builder.Snapshot().Node, family)
+			switch {
+			case all:
+				got = append(got, "all")
+			case len(addrs) == 0:
+				got = append(got, "none")
+			}
+			for _, a := range addrs {
+				got = append(got, a.String())
+			}
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%q: node ports on %v, want %s", given, got, want)
+		}
+		if passed := len(strings.Fields(given)) - len(n.facts.Addresses); len(n.problems) != passed {
+			t.Errorf("%q: %d problems, want one for each of %d that are passed over", given, len(n.problems), passed)
+		}
+	}
+}
+
+// TestForeignNode: a Node none of whose addresses is on an interface here is a problem, once, whether it comes from an
+// API server or from manifests.
 func TestForeignNode(t *testing.T) {
 	foreign := func(ix *index) (n int) {
 		for _, p := range ix.problems {
@@ -77,7 +121,14 @@ func TestForeignNode(t *testing.T) {
 	manifests := newIndex("node-0")
 	manifests.setHostAddresses(here, nil)
 	manifests.setNode(convertNode(node("192.168.0.2")))
-	if n := foreign(manifests); n != 0 {
-		t.Error("a problem about a Node of a manifest")
+	if n := foreign(manifests); n != 1 {
+		t.Errorf("%d problems about a Node of a manifest, want one", n)
+	}
+	// Addresses of no use to others are none by which one tells whose the Node is: each host has 127.0.0.1.
+	loopback := newIndex("node-0")
+	loopback.setHostAddresses(append(here, netip.MustParseAddr("127.0.0.1")), nil)
+	loopback.setNode(convertNode(node("127.0.0.1", "192.168.0.2")))
+	if n := foreign(loopback); n != 1 {
+		t.Errorf("%d problems about a Node with a loopback address, want one", n)
 	}
 }

@@ -39,9 +39,9 @@ func (use purpose) excludes(a netip.Addr) string {
 		return "a multicast address is not the address of one host"
 	case a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
 		return "the broadcast address is not the address of one host"
-	case use > asNodeAddress && a.IsLoopback():
+	case a.IsLoopback():
 		return "a loopback address is each host's own"
-	case use > asClusterIP && a.IsLinkLocalUnicast():
+	case use != asClusterIP && a.IsLinkLocalUnicast():
 		return "a link-local address means another host on each link"
 	}
 	return ""
