@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -22,6 +23,7 @@ import (
 
 	"nftproxy/conntrack"
 	"nftproxy/daemon/affinity"
+	"nftproxy/daemon/eject"
 	"nftproxy/daemon/listen"
 	"nftproxy/daemon/metrics"
 	"nftproxy/look/traffic"
@@ -37,7 +39,8 @@ func init() { flag.Bool("update", false, "write docs/metrics.md") }
 // all is every metric of the proxy, each with a series, and those of /metrics/slis.
 func all(t *testing.T) (served, slis []check.Metric) {
 	t.Helper()
-	r := metrics.NewRegistry()
+	registry := metrics.NewRegistry()
+	r := &describer{Registerer: registry}
 	listeners := metrics.RequestListeners(r)
 	m := metrics.New(r)
 	m.CountChanges(seen{})
@@ -54,6 +57,7 @@ func all(t *testing.T) (served, slis []check.Metric) {
 	m.CountHealth("/healthz", 200)
 	m.CountHealth("/livez", 200)
 	m.CountProblems("Service", 1)
+	m.ObserveEjections(eject.Report{})
 	m.ObserveRefusals(traffic.Refusals{Services: []traffic.Refused{{Total: 1}}})
 	metrics.CountConnections(r, func() ([]traffic.PortTraffic, uint64) {
 		return []traffic.PortTraffic{{Connections: traffic.Connections{Total: 1}}}, 1
@@ -64,7 +68,46 @@ func all(t *testing.T) (served, slis []check.Metric) {
 	request(listeners)
 	checks := metrics.NewSLIs()
 	checks.Observe("ping", "healthz", true)
-	return gather(t, r), gather(t, checks.Gatherer())
+	served = gather(t, registry)
+	for name := range r.names() {
+		if !slices.ContainsFunc(served, func(m check.Metric) bool { return m.Name == name }) {
+			t.Errorf("%s has no series here, so docs/metrics.md lacks it", name)
+		}
+	}
+	return served, gather(t, checks.Gatherer())
+}
+
+// describer is a registerer that knows what it has registered. A metric with labels is served once it has a series.
+type describer struct {
+	prometheus.Registerer
+	registered []prometheus.Collector
+}
+
+func (d *describer) Register(c prometheus.Collector) error {
+	d.registered = append(d.registered, c)
+	return d.Registerer.Register(c)
+}
+
+func (d *describer) MustRegister(all ...prometheus.Collector) {
+	d.registered = append(d.registered, all...)
+	d.Registerer.MustRegister(all...)
+}
+
+// names are those of all metrics that the collectors describe.
+func (d *describer) names() map[string]bool {
+	names := map[string]bool{}
+	descriptions := make(chan *prometheus.Desc)
+	go func() {
+		for _, c := range d.registered {
+			c.Describe(descriptions)
+		}
+		close(descriptions)
+	}()
+	named := regexp.MustCompile(`fqName: "([^"]*)"`)
+	for one := range descriptions {
+		names[named.FindStringSubmatch(one.String())[1]] = true
+	}
+	return names
 }
 
 // request does what client-go does for requests of all kinds.

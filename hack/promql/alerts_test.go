@@ -52,6 +52,7 @@ func firing() map[string]string {
 			nftproxy_change_latency_seconds_bucket{le="+Inf"} 0+2x60`,
 		"NftproxyServiceRefused":        `nftproxy_quarantined_parts 1x60`,
 		"NftproxyServicesInConflict":    `nftproxy_conflicting_services 2x60`,
+		"NftproxyEndpointsDoNotAnswer":  `nftproxy_ejected_endpoints{mode="report"} 1x60`,
 		"NftproxyConntrackAlmostFull":   "nftproxy_conntrack_entries 950x60\nnftproxy_conntrack_limit 1000x60",
 		"NftproxyConntrackCleanupFails": `nftproxy_conntrack_failures_total 0+1x60`,
 		"NftproxyHealthCheckPortFails":  `nftproxy_health_check_listeners{state="failed"} 1x60`,
