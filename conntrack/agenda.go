@@ -46,7 +46,9 @@ func (a *agenda) add(c change) {
 	if n := len(a.changes); n > max(a.once, a.underWay) {
 		last := &a.changes[n-1]
 		last.scope.merge(c.scope)
-		last.epoch, last.at = c.epoch, c.at
+		if last.epoch = c.epoch; last.at.Before(c.at) {
+			last.at = c.at
+		}
 		return
 	}
 	a.changes = append(a.changes, c)

@@ -216,13 +216,14 @@ func (c *Cleaner) retry(now time.Time) bool {
 	return ok
 }
 
-// cut asks for a pass where time alone has made flows stale, if it has.
+// cut asks for a pass where time alone has made flows stale, or may have, if it has. One pass is enough: no packet is on its way
+// by other rules.
 func (c *Cleaner) cut(now time.Time) bool {
 	scope := c.judge.index.Advance(now)
 	if scope.Empty() {
 		return false
 	}
-	c.agenda.add(change{scope, c.judge.index.Epoch(), now, now})
+	c.agenda.add(change{scope, c.judge.index.Epoch(), now, now.Add(-secondPassAfter)})
 	c.pacing.requestFirst()
 	return true
 }

@@ -13,6 +13,8 @@ import (
 type cutoff struct {
 	wanted bool
 	at     time.Time
+	// kept says that the Service asks to leave them alone, whatever becomes of them.
+	kept bool
 }
 
 // due says that it is time.
@@ -29,7 +31,9 @@ func (x *Index) cutOf(s *service.Service, p service.Protocol) cutoff {
 	case asked.Fate == service.DepartedCut && asked.After == 0:
 		return cutoff{wanted: true}
 	case asked.Fate == service.DepartedCut:
-		return cutoff{true, x.departed.now.Add(asked.After)}
+		return cutoff{wanted: true, at: x.departed.now.Add(asked.After)}
+	case asked.Fate == service.DepartedKeep:
+		return cutoff{kept: true}
 	}
 	return cutoff{}
 }
@@ -48,20 +52,27 @@ func (x *Index) Advance(now time.Time) Scope {
 			u.loseEndpoints(c.claim, c.endpoints, 0, fewToCut)
 		}
 	}
+	x.silence.due(now, &u.scope)
 	return u.scope
 }
 
 // NextCut returns when time alone makes flows stale next; ok is false if nothing waits for that.
 func (x *Index) NextCut() (at time.Time, ok bool) {
-	if len(x.departed.timed) == 0 {
-		return at, false
+	at = x.silence.next
+	if timed := x.departed.timed; len(timed) > 0 && (at.IsZero() || timed[0].at.Before(at)) {
+		at = timed[0].at
 	}
-	return x.departed.timed[0].at, true
+	return at, !at.IsZero()
 }
 
 // Note takes in a flow that is not stale. Of a restart only Presume tells which flows lead to endpoints that departed before,
 // and it tells so for a while: Note remembers the endpoints whose connections are to be cut later, as departed now.
 func (x *Index) Note(f *Flow) {
+	x.noteDeparture(f)
+	x.sight(f)
+}
+
+func (x *Index) noteDeparture(f *Flow) {
 	if x.departed.anything == 0 || !f.Translated() || expendable(f) {
 		return
 	}
@@ -78,7 +89,7 @@ func (x *Index) Note(f *Flow) {
 		claim, of = addressClaim(f), &service.Port{}
 	}
 	cut := x.cutOf(o.service, f.Protocol)
-	if cut.wanted && x.departed.last(number, f.Reply.Src, claim) == nil {
+	if (cut.wanted || f.Unacknowledged) && x.departed.last(number, f.Reply.Src, claim) == nil {
 		x.departed.add(claim, of, service.MergeEndpoints([]service.Endpoint{{Addr: at}}), cut)
 	}
 }

@@ -53,6 +53,8 @@ type departure struct {
 	// ranges has the ports at which the claim had them, if the endpoints are those of ranges.
 	ranges service.PortRanges
 	cut    cutoff
+	// seen is when there was a connection last that may be given up.
+	seen time.Time
 }
 
 // add remembers endpoints of a port that a claim lost in the current epoch.
@@ -60,6 +62,9 @@ func (d *departed) add(c service.Claim, p *service.Port, endpoints service.Endpo
 	if endpoints.Len() > 0 {
 		d.remember(&departure{claim: c, endpoints: endpoints, epoch: d.epoch, ranges: p.Ranges, cut: cut})
 		d.timed.add(d.now, timedCut{c, endpoints, cut.at})
+		if c.Protocol == service.TCP && !cut.kept && !cut.due(d.now) && !d.now.IsZero() {
+			d.timed.add(d.now, timedCut{c, endpoints, d.now.Truncate(lookEvery).Add(2 * lookEvery)})
+		}
 	}
 }
 
@@ -179,10 +184,10 @@ func (d *departed) forget(epoch uint64) {
 	}
 }
 
-// pending says that the departure is to be cut later, or was not long ago.
+// pending says that the departure is to be cut later, or was not long ago, or has connections that may be given up.
 func (d *departed) pending(one *departure) bool {
 	at := one.cut.at
-	return !at.IsZero() && d.now.Before(at.Add(formerFor))
+	return !at.IsZero() && d.now.Before(at.Add(formerFor)) || !one.seen.IsZero() && d.now.Before(one.seen.Add(formerFor))
 }
 
 // overrules says that an endpoint may have an earlier departure which is pending, from the claim or, of ports that moved between

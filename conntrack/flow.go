@@ -36,6 +36,8 @@ type Flow struct {
 	// TCPState is 0 for other protocols, and for entries that a program made rather
 	// than a packet.
 	TCPState TCPState
+	// Unacknowledged says that an end of a TCP connection has sent what the other one has not acknowledged.
+	Unacknowledged bool
 }
 
 // Tuple is one direction of a flow. As in the kernel's own tuple, the ports of an ICMP

@@ -41,6 +41,7 @@ type Index struct {
 	recent func(service.Claim) bool
 	// departed has endpoints that claims had before.
 	departed departed
+	silence  silence
 
 	own ownAddresses
 	// sources has the admitted clients of claims. It caches the answers since the
@@ -77,6 +78,7 @@ func NewIndex(o Options) *Index {
 		departed: departed{from: map[service.Claim][]*departure{}},
 		sources:  map[service.Claim]admitted{},
 		counts:   map[portInFamily]service.Counts{},
+		silence:  silence{after: silentFor},
 	}
 }
 

@@ -48,14 +48,19 @@ const (
 	ctaProtoICMPv6Type = 8
 	ctaProtoICMPv6Code = 9
 
-	ctaProtoInfoTCP      = 1
-	ctaProtoInfoTCPState = 1
-	ctaTimestampStart    = 1
-	ctaFilterOrigFlags   = 1
-	ctaFilterReplyFlags  = 2
+	ctaProtoInfoTCP              = 1
+	ctaProtoInfoTCPState         = 1
+	ctaProtoInfoTCPFlagsOriginal = 4
+	ctaProtoInfoTCPFlagsReply    = 5
+	ctaTimestampStart            = 1
+	ctaFilterOrigFlags           = 1
+	ctaFilterReplyFlags          = 2
 
 	ctaStatsEntries    = 1
 	ctaStatsMaxEntries = 2
+
+	// dataUnacknowledged is IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED (Linux, nf_conntrack_tcp.h).
+	dataUnacknowledged = 0x10
 
 	icmp   = 1
 	icmpv6 = 58
@@ -208,7 +213,7 @@ func parseFlow(attributes nfnetlink.Attributes) (f Flow, err error) {
 		case ctaTimestamp:
 			f.Start = parseStart(v, &err)
 		case ctaProtoInfo:
-			f.TCPState = parseTCPState(v, &err)
+			f.parseTCP(v, &err)
 		}
 	}
 	src, dst := f.Original.Src.Addr(), f.Original.Dst.Addr()
@@ -228,18 +233,20 @@ func parseStart(timestamp nfnetlink.Attributes, err *error) (start time.Time) {
 	return start
 }
 
-func parseTCPState(protocols nfnetlink.Attributes, err *error) (state TCPState) {
+func (f *Flow) parseTCP(protocols nfnetlink.Attributes, err *error) {
 	for protocol, details := range protocols.Strict(err) {
 		if protocol != ctaProtoInfoTCP {
 			continue
 		}
 		for kind, v := range details.Strict(err) {
-			if kind == ctaProtoInfoTCPState {
-				state = TCPState(v.ReadUint8(err))
+			switch kind {
+			case ctaProtoInfoTCPState:
+				f.TCPState = TCPState(v.ReadUint8(err))
+			case ctaProtoInfoTCPFlagsOriginal, ctaProtoInfoTCPFlagsReply: // a byte of flags and one of their mask
+				f.Unacknowledged = f.Unacknowledged || len(v) > 0 && v[0]&dataUnacknowledged != 0
 			}
 		}
 	}
-	return state
 }
 
 func parseCount(attributes nfnetlink.Attributes) (entries, limit int, err error) {

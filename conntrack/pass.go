@@ -95,6 +95,9 @@ func (c *Cleaner) clean(ctx context.Context, p *pass) (err error) {
 	read := func(f Flow) error {
 		p.run.Scanned++
 		c.recent.see(&f, p.start)
+		if f.Unacknowledged {
+			c.judge.index.departed.now = time.Now() // How long no packet has come depends on the second.
+		}
 		if reason, full := c.judge.suspect(f); full {
 			return c.remove(ctx, p, reason)
 		}

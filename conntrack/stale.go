@@ -187,13 +187,19 @@ func (x *Index) served(f *Flow) bool {
 // former says that the flow leads to a former endpoint of the address and port, or node
 // port, that it goes to, and may be removed. Our rules have made it, not those of another program.
 func (x *Index) former(f *Flow) bool {
+	d, now := x.departure(f), x.departed.now
+	return d != nil && (expendable(f) || d.cut.due(now) || !d.cut.kept && x.silence.givenUp(f, now))
+}
+
+// departure is that of the endpoint that the flow leads to, from the address and port, or node port, that it goes to; nil if
+// none is known.
+func (x *Index) departure(f *Flow) *departure {
 	claims := [3]service.Claim{addressClaim(f), addressClaim(f).Range(), nodePortClaim(f)}
 	known := claims[:2]
 	if x.own.answers(f) {
 		known = claims[:]
 	}
-	d := x.departed.last(f.Original.Dst.Port(), f.Reply.Src, known...)
-	return d != nil && (expendable(f) || d.cut.due(x.departed.now))
+	return x.departed.last(f.Original.Dst.Port(), f.Reply.Src, known...)
 }
 
 // presumed says that the flow counts as one to a former endpoint of its owner since no other program translates, and may

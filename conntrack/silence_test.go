@@ -1,0 +1,229 @@
+package conntrack
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"net/netip"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"nftproxy/model/service"
+	"nftproxy/test/lib/testnet"
+)
+
+// agingTable has one entry, whose time is set by the packets of a sender.
+type agingTable struct {
+	mu     sync.Mutex
+	flow   Flow
+	limit  time.Duration
+	packet func(now time.Time) (last time.Time)
+	gone   bool
+}
+
+func (a *agingTable) Size(context.Context) (entries, buckets int, err error) {
+	return 1000, usualBuckets, nil
+}
+
+func (a *agingTable) Flows(_ context.Context, filter Filter, yield func(Flow) error) error {
+	a.mu.Lock()
+	f, now := a.flow, time.Now()
+	f.Timeout = a.packet(now).Add(a.limit).Sub(now).Truncate(time.Second)
+	gone := a.gone || f.Timeout <= 0
+	a.mu.Unlock()
+	if gone || !filter.Selects(&f) {
+		return nil
+	}
+	return yield(f)
+}
+
+func (a *agingTable) Delete(context.Context, []Flow) (int, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.gone = true
+	return 1, nil
+}
+
+// TestGivenUp: an answered connection to a departed endpoint goes once something is not acknowledged and no packet has come
+// for half a minute, whatever the kernel's settings are. One that lives stays.
+func TestGivenUp(t *testing.T) {
+	every := func(d time.Duration) func(start, now time.Time) time.Time {
+		return func(start, now time.Time) time.Time { return start.Add(now.Sub(start).Truncate(d)) }
+	}
+	until := func(end time.Duration) func(start, now time.Time) time.Time {
+		return func(start, now time.Time) time.Time {
+			if last := start.Add(end); now.After(last) {
+				return last
+			}
+			return now
+		}
+	}
+	const never = time.Duration(-1)
+	type entry struct {
+		state   TCPState
+		limit   time.Duration
+		unacked bool
+	}
+	for name, c := range map[string]struct {
+		entry
+		dst    string
+		option string
+		packet func(start, now time.Time) time.Time
+		// by is when it is gone at the latest.
+		by time.Duration
+	}{
+		"as the endpoint leaves":        {entry{TCPEstablished, 5 * time.Minute, true}, "10.96.0.1:80", "", until(0), 65 * time.Second},
+		"10 s later":                    {entry{TCPEstablished, 5 * time.Minute, true}, "10.96.0.1:80", "", until(10 * time.Second), 65 * time.Second},
+		"a minute later":                {entry{TCPEstablished, 5 * time.Minute, true}, "10.96.0.1:80", "", until(time.Minute), 125 * time.Second},
+		"15 min later":                  {entry{TCPEstablished, 5 * time.Minute, true}, "10.96.0.1:80", "", until(15 * time.Minute), 16*time.Minute + 5*time.Second},
+		"at the node port":              {entry{TCPEstablished, 5 * time.Minute, true}, "192.168.0.2:30080", "", until(0), 65 * time.Second},
+		"closing":                       {entry{TCPFinWait, 2 * time.Minute, true}, "10.96.0.1:80", "", until(0), 65 * time.Second},
+		"the endpoint closed":           {entry{TCPCloseWait, time.Hour, true}, "10.96.0.1:80", "", until(0), 65 * time.Second},
+		"both closed":                   {entry{TCPLastAck, 10 * time.Minute, true}, "10.96.0.1:80", "", until(0), 65 * time.Second},
+		"max_retrans is an hour":        {entry{TCPEstablished, time.Hour, true}, "10.96.0.1:80", "", until(0), 65 * time.Second},
+		"timeouts of a minute and half": {entry{TCPEstablished, 90 * time.Second, true}, "10.96.0.1:80", "", until(0), 65 * time.Second},
+		"an idle one":                   {entry{TCPEstablished, 24 * time.Hour, false}, "10.96.0.1:80", "", until(0), never},
+		"an idle one, little time":      {entry{TCPEstablished, 5 * time.Minute, false}, "10.96.0.1:80", "", every(4 * time.Minute), never},
+		"a busy one":                    {entry{TCPEstablished, 5 * time.Minute, true}, "10.96.0.1:80", "", every(time.Second), never},
+		"a busy one, little time":       {entry{TCPEstablished, time.Minute, true}, "10.96.0.1:80", "", every(time.Second), never},
+		"one that repeats":              {entry{TCPEstablished, 5 * time.Minute, true}, "10.96.0.1:80", "", every(25 * time.Second), never},
+		"keep":                          {entry{TCPEstablished, 24 * time.Hour, true}, "10.96.0.1:80", "  option departed-connections keep\n", until(0), never},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				start := time.Now()
+				f := dnated(service.TCP, "10.0.0.9", c.dst, "10.0.0.2:80", SeenReply|Assured)
+				f.TCPState, f.Unacknowledged, f.ID = c.state, c.unacked, 7
+				table := &agingTable{flow: f, limit: c.limit, packet: func(now time.Time) time.Time { return now }}
+				cleaner := NewCleaner(table, NewIndex(Options{}), func(Run) {})
+				ctx, cancel := context.WithCancel(t.Context())
+				ended := make(chan error, 1)
+				go func() { ended <- cleaner.Run(ctx) }()
+				defer func() {
+					cancel()
+					<-ended
+				}()
+				cleaner.SyncDone(shop(t, true, c.option), false)
+				time.Sleep(10 * time.Minute)
+				start = time.Now()
+				table.mu.Lock()
+				table.packet = func(now time.Time) time.Time { return c.packet(start, now) }
+				table.mu.Unlock()
+				cleaner.SyncDone(shop(t, false, c.option), false)
+				for time.Since(start) < 20*time.Minute {
+					time.Sleep(time.Second)
+					table.mu.Lock()
+					gone := table.gone
+					table.mu.Unlock()
+					if after := time.Since(start); gone && (c.by == never || after > c.by) {
+						t.Fatalf("gone after %s", after)
+					} else if gone {
+						return
+					} else if c.by != never && after > c.by {
+						t.Fatalf("still there after %s", after)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestFixedSourcePort: a client gives a connection up without a word when its pod vanishes, and connects again from the same
+// port. It reaches the endpoint that is left.
+func TestFixedSourcePort(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for seconds")
+	}
+	for _, family := range []string{"IPv4", "IPv6"} {
+		t.Run(family, func(t *testing.T) {
+			w := worlds(t)[family]
+			vanishing, staying := w.endpoint(t, "vanishing"), w.endpoint(t, "staying")
+			r, table := newRules(t, w.Node), open(t, w.Node)
+			before, after := w.web(t, vanishing), w.web(t, staying)
+			r.sync(t, before)
+			from, to := netip.AddrPortFrom(w.podAddr, 833).String(), netip.AddrPortFrom(w.clusterIP, 80).String()
+			client, err := w.pod.NS.DialFrom(t.Context(), "tcp", from, to)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer client.Close()
+			giveUpAfter(t, client.(syscall.Conn), 2*time.Second)
+			r.sync(t, after)
+			index := NewIndex(Options{})
+			index.silence.after = 5 * time.Second
+			index.Advance(time.Now())
+			index.Update(before)
+			index.Update(after)
+			cleaner := NewCleaner(table, index, nil)
+			pass := func() int {
+				whole := newPass(Scope{Everything: true})
+				if err := cleaner.clean(t.Context(), whole); err != nil {
+					t.Fatal(err)
+				}
+				return whole.run.Removed[EndpointGone]
+			}
+			if n := pass(); n > 0 {
+				t.Fatal("a living connection is removed")
+			}
+			end := testnet.End{NS: w.Node, Link: w.Pod("vanishing").HostInterface}
+			if err := end.Remove(); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := client.Write([]byte("anybody there?\n")); err != nil {
+				t.Fatal(err)
+			}
+			for { // until the client gives up
+				if _, err = client.Read(make([]byte, 100)); err != nil {
+					break
+				}
+			}
+			_ = client.Close()
+			began := time.Now()
+			again := make(chan error, 1)
+			go func() {
+				again <- func() error {
+					c, err := w.pod.NS.DialFrom(t.Context(), "tcp", from, to)
+					if err != nil {
+						return err
+					}
+					defer c.Close()
+					line, err := bufio.NewReader(c).ReadString('\n')
+					if err == nil && !strings.HasPrefix(line, "staying ") {
+						err = errors.New(line)
+					}
+					return err
+				}()
+			}()
+			for n := 0; n == 0; n = pass() {
+				if time.Since(began) > patience {
+					t.Fatal("the entry is still there")
+				}
+				time.Sleep(500 * time.Millisecond)
+			}
+			if after := time.Since(began); after < index.silence.after-2*coarse {
+				t.Errorf("removed after %s of silence", after)
+			}
+			if err := <-again; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func giveUpAfter(t *testing.T, c syscall.Conn, d time.Duration) {
+	raw, err := c.SyscallConn()
+	if err == nil {
+		err = errors.Join(raw.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(d.Milliseconds()))
+		}), err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
