@@ -97,7 +97,7 @@ func (n NodePortAddresses) On(node *Node, family ip.Family) (addrs []netip.Addr,
 	primary := n.primary || len(n.prefixes) == 0
 	if primary {
 		for _, a := range node.Addresses {
-			if family.Has(a) {
+			if family.Has(a) && !a.IsLoopback() {
 				addrs = append(addrs, a)
 				break
 			}
