@@ -85,6 +85,8 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 	load := process.NewFirstLoad()
 	d.close = append(d.close, load.Stop)
 	networks := &hostaddr.Networks{}
+	accounts := proxy.NewAccounts()
+	c.Objects.Accounts = accounts
 	watcher, err := newWatcher(ctx, c, r, former(c, conn, o.inForce), conn.TryTimeouts, networks, mailbox, counts, load.Begin)
 	if err != nil {
 		return nil, err
@@ -97,7 +99,7 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 	rules := sync.OnceValue(func() ruleset.Config { return tried(c.Rules, conn, c.Log) })
 	cleaner := newCleaner(c, r, conn, o.flows, counts)
 	loopConfig := c.loop()
-	loopConfig.CPU = process.CPUTime
+	loopConfig.CPU, loopConfig.Accounts = process.CPUTime, accounts
 	loopConfig.Begin = func() {
 		load.BeforeRead(func() bool { return tablesThere(conn, c.Rules.Table) })
 		cleaner.SyncBegins()

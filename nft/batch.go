@@ -201,6 +201,29 @@ func (b Batch) Size() int {
 	return n
 }
 
+// Parts returns how many elements of each part the batch touches.
+func (b Batch) Parts() map[string]int {
+	parts := map[string]int{}
+	for _, op := range b.Ops {
+		var elements []OwnedElement
+		switch op := op.(type) {
+		case AddElements:
+			elements = op.Elements
+		case DeleteElements:
+			elements = op.Elements
+		}
+		for from := 0; from < len(elements); { // Those of a part mostly follow each other.
+			to := from + 1
+			for to < len(elements) && elements[to].Part == elements[from].Part {
+				to++
+			}
+			parts[elements[from].Part] += to - from
+			from = to
+		}
+	}
+	return parts
+}
+
 // Join returns several batches as one. Operations that go ahead in one of them go ahead of
 // all.
 func Join(batches ...Batch) Batch {

@@ -55,8 +55,8 @@ const (
 	ReasonConntrackFull Reason = "ConntrackFull"
 	// ReasonKubeProxy: the node's kernel has rules of kube-proxy beside ours.
 	ReasonKubeProxy Reason = "RulesOfKubeProxy"
-	// ReasonTooManyChanges: the Service changes most, on a node where changes take too much
-	// CPU time.
+	// ReasonTooManyChanges: the changes of the Service's namespace take too much CPU time of a node, so they wait; or it
+	// changes most on a node where those of all do.
 	ReasonTooManyChanges Reason = "TooManyChanges"
 	// ReasonNotAnswering: an endpoint of the Service gives the node no answer.
 	ReasonNotAnswering Reason = "EndpointNotAnswering"
@@ -140,6 +140,7 @@ func (*AffinityError) reason() Reason  { return ReasonWithoutAffinity }
 func (*SourcesError) reason() Reason   { return ReasonSourcesClosed }
 func (*RangesError) reason() Reason    { return ReasonTooLarge }
 func (*SlowStartError) reason() Reason { return ReasonTooLarge }
+func (*HeldError) reason() Reason      { return ReasonTooManyChanges }
 
 // NodeObject names a Node.
 func NodeObject(name string) Object { return Object{Kind: "Node", Name: name} }

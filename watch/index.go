@@ -52,6 +52,10 @@ type index struct {
 	// dirty are the Services that flush rebuilds, in the order of the events.
 	dirty    []*joined
 	problems []Problem
+	// at is the time of the flush under way, and releases says that it may let a held Service go. due is when the next
+	// held one may go; zero for never.
+	at, due  time.Time
+	releases bool
 	// retention has the Services that a list lacks and that are served all the same.
 	retention *retention.Retention
 	// manifests says that the source is one that people edit: its word counts unless it
@@ -78,6 +82,8 @@ type joined struct {
 	slices []*sliceObject
 	// dirty says that it is in the index's list of the same name.
 	dirty bool
+	// since is when it was first held, zero for not, and ready when it may go on. told is when that was last reported.
+	since, ready, told time.Time
 	// built says that the builder has the Service, with the slices' endpoints
 	// before the changes.
 	built   bool
@@ -365,13 +371,15 @@ func (ix *index) setHostAddresses(addrs, broadcast []netip.Addr) {
 	ix.doubtNode()
 }
 
-// flush rebuilds the dirty Services and returns the new snapshot.
+// flush rebuilds the dirty Services that nothing holds, and returns the new snapshot.
 func (ix *index) flush() service.Snapshot {
 	before := ix.builder.Snapshot()
 	ix.reserve()
+	debtors := ix.debtors()
 	ix.builder.Expect(len(ix.dirty))
 	parallel.Chunks(ix.dirty, ix.join, ix.take)
 	ix.dirty = nil // not [:0]: at the start it had all Services
+	ix.release(debtors)
 	ix.protect()
 	ix.setNetworks(before.Node)
 	after := ix.builder.Snapshot()

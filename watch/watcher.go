@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"nftproxy/model/pace"
 	"nftproxy/model/retention"
 	"nftproxy/model/service"
 	"nftproxy/model/slowstart"
@@ -40,6 +41,9 @@ type Options struct {
 	// TryTimeouts returns an error if the kernel cannot give connections time-outs of their own. It is called for each version of a
 	// Service that asks for some, while the watcher holds its lock. If it is nil, the kernel can.
 	TryTimeouts func() error
+	// Accounts say what the changes of each namespace have cost; nil for no account. The Services of a namespace in debt are held
+	// back: then the snapshot has them as they were before.
+	Accounts *pace.Accounts
 	// MaxElements is how many elements of the node's tables one Service may
 	// cost; 0 means service.DefaultMaxElements.
 	MaxElements int
@@ -184,12 +188,12 @@ func (w *Watcher) change(edit func(*index)) {
 	if w.since.IsZero() {
 		w.since = now
 	}
-	taken, grows := w.running && w.synced && w.out.Empty(), w.grows
+	taken, grows, due := w.running && w.synced && w.out.Empty(), w.grows, w.index.due
 	if taken {
 		w.put()
 	}
 	_, retains := w.index.retention.Next()
-	more := !taken || retains || w.grows != grows || len(w.index.problems) > 0 || w.outage.news
+	more := !taken || retains || w.grows != grows || w.index.due != due || len(w.index.problems) > 0 || w.outage.news
 	w.mu.Unlock()
 	if !more {
 		return
@@ -206,7 +210,7 @@ func (w *Watcher) loop(ctx context.Context) {
 	w.running = true
 	w.mu.Unlock()
 	for {
-		var summary, removal, growth <-chan time.Time
+		var summary, removal, growth, release <-chan time.Time
 		if due, ok := w.removalDue(); ok {
 			removal = time.After(time.Until(due))
 		}
@@ -216,10 +220,15 @@ func (w *Watcher) loop(ctx context.Context) {
 		if due, ok := w.growthDue(); ok {
 			growth = time.After(time.Until(due))
 		}
+		if due, ok := w.releaseDue(); ok {
+			release = time.After(time.Until(due))
+		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-growth:
+			w.change(func(*index) {})
+		case <-release:
 			w.change(func(*index) {})
 		case <-w.wake:
 			w.publish()
@@ -251,6 +260,7 @@ func (w *Watcher) publish() {
 // put puts the snapshot into the mailbox if it has changed. The caller holds the lock, so that no older snapshot
 // comes after a newer one.
 func (w *Watcher) put() {
+	w.index.at, w.index.releases = w.now(), w.out.Empty()
 	update := service.Update{Since: w.since, Snapshot: w.growing(w.index.flush())}
 	changed := update.Snapshot != w.published
 	w.published, w.since = update.Snapshot, time.Time{}
@@ -270,7 +280,7 @@ func (w *Watcher) Changes() service.Changes {
 }
 
 // Pending returns how many changes are not in force, if inForce has those of the last
-// update in force. Changes that make no difference to its snapshot are not pending. It
+// update in force. Changes that make no difference to its snapshot are not pending. A held Service counts as one. It
 // may be called from any goroutine.
 func (w *Watcher) Pending(inForce service.Changes) service.Changes {
 	w.mu.Lock()
@@ -279,7 +289,11 @@ func (w *Watcher) Pending(inForce service.Changes) service.Changes {
 		inForce = w.covered
 	}
 	all := w.index.changes
-	return service.Changes{Services: all.Services - inForce.Services, EndpointSlices: all.EndpointSlices - inForce.EndpointSlices}
+	held := uint64(0)
+	if !w.index.due.IsZero() {
+		held = uint64(len(w.index.dirty))
+	}
+	return service.Changes{Services: all.Services - inForce.Services + held, EndpointSlices: all.EndpointSlices - inForce.EndpointSlices}
 }
 
 func (w *Watcher) report(problems []Problem) {

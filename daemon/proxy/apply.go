@@ -258,6 +258,12 @@ func (a *applier) write(s *Sync, b nft.Batch) error {
 	}
 	start := time.Now()
 	defer func() { s.Apply += time.Since(start) }()
+	if s.Parts == nil {
+		s.Parts = map[string]int{}
+	}
+	for part, n := range b.Parts() {
+		s.Parts[part] += n
+	}
 	err := a.kernel.Apply(b)
 	encode, commit := a.kernel.Spent()
 	s.Encode, s.Commit = s.Encode+encode, s.Commit+commit

@@ -62,6 +62,8 @@ type Config struct {
 	// CPU returns the CPU time of the process so far. Nil stands for a process that works
 	// all the time.
 	CPU func() time.Duration
+	// Accounts, if not nil, are told what syncs have cost each namespace. What debtors pay delays no further sync.
+	Accounts *pace.Accounts
 	// Jitter spreads the retries of refused parts: it returns a number from 0 to
 	// 1, not included. Nil is a random one.
 	Jitter func() float64
@@ -250,7 +252,11 @@ func (l *Loop) sync(check bool, pays *pace.Budget) Sync {
 	if check && s.Written > 0 {
 		l.repairs.made(s.End())
 	}
-	l.rests.spent(s.End(), min(s.End().Sub(s.Start), l.config.CPU()-before))
+	cpu := min(s.End().Sub(s.Start), l.config.CPU()-before)
+	if l.config.Accounts != nil && !check {
+		cpu = l.config.Accounts.Charge(s.End(), cpu, namespaces(s.Parts))
+	}
+	l.rests.spent(s.End(), cpu)
 	s.Rest = l.rests.long(s.End())
 	for _, o := range l.observe {
 		o(s)

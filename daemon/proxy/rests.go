@@ -6,6 +6,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"nftproxy/model/pace"
+	"nftproxy/model/service"
 )
 
 // restsFrom sets the burst of syncs without a rest between them: as many as fit into restsFrom at one per
@@ -21,6 +22,31 @@ const (
 	syncRest  = 10
 	syncBurst = 10 * time.Second
 )
+
+// These bound the CPU time of the syncs for the objects of one namespace, so that nobody else pays for them: half of what all
+// have. Most namespaces never reach the burst.
+const (
+	namespaceRest  = 2 * syncRest
+	namespaceBurst = 2 * time.Second
+	// longestHold is the longest time that a change waits because of its namespace: an endpoint that has gone is no longer used then.
+	longestHold = 10 * time.Second
+)
+
+// NewAccounts returns the accounts of namespaces.
+func NewAccounts() *pace.Accounts {
+	return &pace.Accounts{Rest: namespaceRest, Burst: namespaceBurst, Longest: longestHold}
+}
+
+// namespaces sums up elements of parts by namespace. Parts that are no Service's have none.
+func namespaces(parts map[string]int) map[string]int {
+	sums := map[string]int{}
+	for name, n := range parts {
+		if namespace, base := service.Name(name).Split(); base != "" {
+			sums[namespace] += n
+		}
+	}
+	return sums
+}
 
 // rests decides how long the loop rests between syncs.
 type rests struct {

@@ -40,6 +40,8 @@ type Sync struct {
 	// Written is the number of elements, rules and other objects that the
 	// batches touched; 0 means that the kernel had everything already.
 	Written int
+	// Parts is the number of elements of each part that the batches touched.
+	Parts map[string]int
 	// Check says that the loop made this sync because another program had changed
 	// the ruleset. Everything that the sync wrote is repair.
 	Check bool

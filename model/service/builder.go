@@ -234,6 +234,17 @@ func (b *Builder) Prepare(name Name, s *Service) Prepared {
 // Service returns the service as it will be set: the old version if that is equal, nil if the service goes.
 func (p *Prepared) Service() *Service { return p.next }
 
+// Elements is how many elements a change to the service may write or delete, at most. A service that others own in part has fewer.
+func (p *Prepared) Elements() int {
+	n := 0
+	for _, s := range []*Service{p.old, p.next} {
+		if s != nil {
+			n += s.elements(s.Slots)
+		}
+	}
+	return n
+}
+
 // Take does the rest of Set or Delete. No other version of the service may have come since it was prepared.
 func (b *Builder) Take(p Prepared) {
 	if p.old == p.next {
