@@ -8,28 +8,16 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"nftproxy/nfnetlink"
 )
 
-// Commands and attributes of ipsets (uapi/linux/netfilter/ipset/ip_set.h), which x/sys/unix lacks.
 const (
-	ipsetDestroy = 3
-	ipsetList    = 7
-
-	ipsetProtocol = 1
-	ipsetName     = 2
-	ipsetFlags    = 6
-	ipsetElements = 8
-
-	ipsetNamesOnly = 1 << 1 // IPSET_FLAG_LIST_SETNAME
-
-	ipsetData       = 7 // an element
-	ipsetPort       = 4
-	ipsetVersion    = 6 // of the protocol: kernels from 2.6.39 on
-	errIPSetUsed    = unix.Errno(4100)
-	longestSetName  = 31
+	ipsetNamesOnly  = 1 << 1 // IPSET_FLAG_LIST_SETNAME (uapi/linux/netfilter/ipset/ip_set.h)
+	longestSetName  = nl.IPSET_MAXNAMELEN - 1
 	ipsetPrefix     = "KUBE-"
 	ipsetPrefixIPv6 = "KUBE-6-"
 )
@@ -58,85 +46,79 @@ func nodePortSets() map[string]uint8 {
 // ErrSetUsed says that an ipset of kube-proxy's cannot be removed.
 var ErrSetUsed = errors.New("a rule uses the ipset")
 
-// ipsets asks the kernel for ipsets.
-type ipsets struct{ nfnetlink.Requester }
-
-// dialIPSets returns nil if the kernel has no ipsets now: asking for them would load their module.
-func dialIPSets() (*ipsets, error) {
-	if _, err := os.Stat("/sys/module/ip_set"); err != nil {
-		return nil, nil
-	}
-	s, err := nfnetlink.Dial(nfnetlink.Config{})
-	if err != nil {
-		return nil, fmt.Errorf("open netlink socket: %w", err)
-	}
-	i := &ipsets{}
-	i.Socket, i.Subsystem = s, unix.NFNL_SUBSYS_IPSET
-	return i, nil
+// hasIPSets says whether the kernel has ipsets now: asking for them would load their module.
+func hasIPSets() bool {
+	_, err := os.Stat("/sys/module/ip_set")
+	return err == nil
 }
 
-func (i *ipsets) close() {
-	if i != nil {
-		_ = i.Socket.Close()
-	}
-}
-
-// names returns kube-proxy's sets that are there.
-func (i *ipsets) names() (found []string, err error) {
-	if i == nil {
+// setNames returns kube-proxy's ipsets that are there.
+func setNames() (found []string, err error) {
+	if !hasIPSets() {
 		return nil, nil
 	}
 	ours := map[string]bool{}
 	for _, name := range ipsetNames() {
 		ours[name], ours[ipsetNameOf6(name)] = true, true
 	}
-	of := new(nfnetlink.Encoder).Uint8(ipsetProtocol, ipsetVersion).Uint32(ipsetFlags, ipsetNamesOnly)
-	err = i.Receive(ipsetList, unix.NLM_F_DUMP, unix.AF_UNSPEC, of.B, func(m nfnetlink.Message) error {
-		if name := m.Attributes().Text(ipsetName); ours[name] {
+	err = listSets(listRequest().Uint32(nl.IPSET_ATTR_FLAGS, ipsetNamesOnly), func(a nfnetlink.Attributes) {
+		if name := a.Text(nl.IPSET_ATTR_SETNAME); ours[name] {
 			found = append(found, name)
 		}
-		return nil
 	})
-	if err != nil {
-		return nil, fmt.Errorf("list ipsets: %w", err)
-	}
 	slices.Sort(found)
-	return found, nil
+	return found, err
 }
 
-// ports visits the ports of a set's elements. A set that is not there has none.
-func (i *ipsets) ports(set string, visit func(uint16)) error {
-	of := new(nfnetlink.Encoder).Uint8(ipsetProtocol, ipsetVersion).Text(ipsetName, set)
-	err := i.Receive(ipsetList, unix.NLM_F_DUMP, unix.AF_UNSPEC, of.B, func(m nfnetlink.Message) error {
+// setPorts visits the ports of an ipset's elements. A set that is not there has none.
+func setPorts(set string, visit func(uint16)) error {
+	err := listSets(listRequest().Text(nl.IPSET_ATTR_SETNAME, set), func(a nfnetlink.Attributes) {
+		for _, element := range a.Get(nl.IPSET_ATTR_ADT).All() {
+			if v := element.Get(nl.IPSET_ATTR_PORT); len(v) == 2 {
+				visit(binary.BigEndian.Uint16(v))
+			}
+		}
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	return err
+}
+
+func listRequest() *nfnetlink.Encoder {
+	return new(nfnetlink.Encoder).Uint8(nl.IPSET_ATTR_PROTOCOL, nl.IPSET_PROTOCOL)
+}
+
+// listSets visits each part of the kernel's answer about ipsets. netlink.IpsetListAll (v1.3.1) reads the elements of other
+// programs' sets, too, and netlink.IpsetList writes a line to the log for each attribute that it does not know: on Linux
+// 6.18 two for each set.
+func listSets(of *nfnetlink.Encoder, visit func(nfnetlink.Attributes)) error {
+	s, err := nfnetlink.Dial(nfnetlink.Config{})
+	if err != nil {
+		return fmt.Errorf("open netlink socket: %w", err)
+	}
+	defer s.Close()
+	r := nfnetlink.Requester{Socket: s, Subsystem: unix.NFNL_SUBSYS_IPSET}
+	err = r.Receive(nl.IPSET_CMD_LIST, unix.NLM_F_DUMP, unix.AF_UNSPEC, of.B, func(m nfnetlink.Message) error {
 		if err := m.Attributes().Check(); err != nil {
 			return err
 		}
-		for kind, data := range m.Attributes().Get(ipsetElements).All() {
-			if kind != ipsetData {
-				continue
-			}
-			var port uint16
-			if v := data.Get(ipsetPort); len(v) == 2 {
-				port = binary.BigEndian.Uint16(v)
-			}
-			visit(port)
-		}
+		visit(m.Attributes())
 		return nil
 	})
-	if err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("list ipset %s: %w", set, err)
+	if err != nil {
+		return fmt.Errorf("list ipsets: %w", err)
 	}
 	return nil
 }
 
-// destroy removes a set. One that is not there is no error; ErrSetUsed says that a rule uses it.
-func (i *ipsets) destroy(set string) error {
-	of := new(nfnetlink.Encoder).Uint8(ipsetProtocol, ipsetVersion).Text(ipsetName, set)
-	err := i.Receive(ipsetDestroy, unix.NLM_F_ACK, unix.AF_UNSPEC, of.B, func(nfnetlink.Message) error { return nil })
+// destroySet removes an ipset. One that is not there is no error; ErrSetUsed says that a rule uses it.
+func destroySet(set string) error {
+	err := netlink.IpsetDestroy(set)
 	switch {
 	case err == nil, errors.Is(err, unix.ENOENT):
 		return nil
-	case errors.Is(err, errIPSetUsed):
+	case errors.Is(err, nl.IPSetError(nl.IPSET_ERR_BUSY)):
 		return fmt.Errorf("%s: %w", set, ErrSetUsed)
 	}
 	return fmt.Errorf("remove ipset %s: %w", set, err)

@@ -68,12 +68,7 @@ func ipvsThere() (bool, error) {
 	if err != nil || device != nil {
 		return device != nil, err
 	}
-	sets, err := dialIPSets()
-	if err != nil {
-		return false, err
-	}
-	defer sets.close()
-	names, err := sets.names()
+	names, err := setNames()
 	return len(names) > 0, err
 }
 
@@ -88,18 +83,13 @@ func readIPVS(exclude []netip.Prefix) (l *ipvsLeft, err error) {
 			return nil, err
 		}
 	}
-	sets, err := dialIPSets()
-	if err != nil {
-		return nil, err
-	}
-	defer sets.close()
-	if l.sets, err = sets.names(); err != nil {
+	if l.sets, err = setNames(); err != nil {
 		return nil, err
 	}
 	if l.empty() {
 		return l, nil // virtual servers without them cannot be kube-proxy's
 	}
-	nodePorts, err := sets.nodePorts()
+	nodePorts, err := l.nodePorts()
 	if err != nil {
 		return nil, err
 	}
@@ -145,18 +135,18 @@ type nodePort struct {
 }
 
 // nodePorts returns the node ports in kube-proxy's sets.
-func (i *ipsets) nodePorts() (map[nodePort]bool, error) {
+func (l *ipvsLeft) nodePorts() (map[nodePort]bool, error) {
 	ports := map[nodePort]bool{}
-	if i == nil {
-		return ports, nil
-	}
 	for name, protocol := range nodePortSets() {
 		for _, f := range ip.Families() {
 			set := name
 			if f == ip.V6 {
 				set = ipsetNameOf6(name)
 			}
-			if err := i.ports(set, func(port uint16) { ports[nodePort{f, protocol, port}] = true }); err != nil {
+			if !slices.Contains(l.sets, set) {
+				continue
+			}
+			if err := setPorts(set, func(port uint16) { ports[nodePort{f, protocol, port}] = true }); err != nil {
 				return nil, err
 			}
 		}

@@ -209,14 +209,9 @@ func removeAddress(device netlink.Link, a netip.Addr) error {
 }
 
 func (l *ipvsLeft) removeSets(gone, stays *ipvsLeft) error {
-	sets, err := dialIPSets()
-	if sets == nil {
-		return err
-	}
-	defer sets.close()
 	var errs []error
 	for _, name := range l.sets {
-		if err := sets.destroy(name); err != nil {
+		if err := destroySet(name); err != nil {
 			errs, stays.sets = append(errs, err), append(stays.sets, name)
 			continue
 		}

@@ -1,115 +1,67 @@
 package otherproxy
 
 import (
-	"encoding/binary"
+	"errors"
+	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 
+	"github.com/cloudflare/ipvs"
+	"github.com/cloudflare/ipvs/netmask"
 	"github.com/google/go-cmp/cmp"
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"nftproxy/model/ip"
+	"nftproxy/test/lib/testnet"
 )
 
-// nest is a message of IPVS about a virtual server, or one of its servers, as the kernel sends it (ip_vs_genl_fill_service,
-// ip_vs_genl_fill_dest).
-func nest(t *testing.T, kind uint16, fill func(*netlink.AttributeEncoder)) netlink.Message {
-	t.Helper()
-	inner := netlink.NewAttributeEncoder()
-	fill(inner)
-	b, err := inner.Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
-	outer := netlink.NewAttributeEncoder()
-	outer.Bytes(kind, b) // the kernel sets no flag for the nest
-	if b, err = outer.Encode(); err != nil {
-		t.Fatal(err)
-	}
-	return netlink.Message{Data: append([]byte{1, ipvsVersion, 0, 0}, b...)}
-}
-
-func serverMessage(t *testing.T, family uint16, protocol uint8, to string, netmask uint32) netlink.Message {
-	t.Helper()
-	addr := netip.MustParseAddrPort(to)
-	return nest(t, ipvsCmdService, func(ae *netlink.AttributeEncoder) {
-		ae.Uint16(ipvsSvcFamily, family)
-		ae.Uint16(ipvsSvcProtocol, uint16(protocol))
-		ae.Bytes(ipvsSvcAddr, append(addr.Addr().AsSlice(), make([]byte, 16)...)[:16])
-		ae.Bytes(ipvsSvcPort, binary.BigEndian.AppendUint16(nil, addr.Port()))
-		ae.String(6, "rr")
-		ae.Bytes(7, make([]byte, 8))
-		ae.Uint32(8, 0)
-		ae.Uint32(ipvsSvcNetmask, netmask)
-	})
-}
-
-// TestVirtualServer: what the kernel says about virtual servers and their servers is read, and names them to the kernel again.
+// TestVirtualServer: what the kernel says about virtual servers and their servers is taken over, and names them to the kernel again.
 func TestVirtualServer(t *testing.T) {
-	for to, m := range map[string]netlink.Message{
-		"10.96.0.10:53/udp":     serverMessage(t, unix.AF_INET, unix.IPPROTO_UDP, "10.96.0.10:53", 1<<32-1),
-		"[fd00:96::a]:443/tcp":  serverMessage(t, unix.AF_INET6, unix.IPPROTO_TCP, "[fd00:96::a]:443", 128),
-		"192.0.2.1:30080/sctp":  serverMessage(t, unix.AF_INET, unix.IPPROTO_SCTP, "192.0.2.1:30080", 1<<32-1),
-		"[fd00:96::b]:8080/tcp": serverMessage(t, unix.AF_INET6, unix.IPPROTO_TCP, "[fd00:96::b]:8080", 128),
+	for text, of := range map[string]ipvs.Service{
+		"10.96.0.10:53/udp":    {Family: ipvs.INET, Protocol: ipvs.UDP, Port: 53},
+		"[fd00:96::a]:443/tcp": {Family: ipvs.INET6, Protocol: ipvs.TCP, Port: 443},
+		"192.0.2.1:30080/sctp": {Family: ipvs.INET, Protocol: ipvs.SCTP, Port: 30080},
 	} {
-		s, err := parseServer(m)
-		if err != nil || s.String() != to || !s.whole || s.mark != 0 || !s.natted {
-			t.Errorf("%s: %+v, %v", to, s, err)
+		addr, _, _ := strings.Cut(text, "/")
+		of.Address = netip.MustParseAddrPort(addr).Addr()
+		s := parseServer(of)
+		if s.String() != text || s.whole || s.mark != 0 || !s.natted {
+			t.Errorf("%s: %+v", text, s)
 		}
-		again, err := parseServer(netlink.Message{Data: append([]byte{1, 1, 0, 0}, withNetmask(t, s)...)})
-		if err != nil || again.Frontend != s.Frontend {
-			t.Errorf("%s named to the kernel: %+v, %v", to, again, err)
+		if diff := cmp.Diff(of, s.service(), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+			t.Errorf("%s named to the kernel (-want +got):\n%s", text, diff)
+		}
+		bits := of.Address.BitLen()
+		of.Netmask, of.Scheduler, of.Flags = netmask.MaskFrom(bits, bits), "rr", ipvs.ServiceHashed
+		if s := parseServer(of); !s.whole {
+			t.Errorf("%s, of the address alone: %+v", text, s)
+		}
+		of.Netmask = netmask.MaskFrom(24, bits)
+		if s := parseServer(of); s.whole {
+			t.Errorf("%s, of a network: %+v", text, s)
 		}
 	}
-	marked, err := parseServer(nest(t, ipvsCmdService, func(ae *netlink.AttributeEncoder) {
-		ae.Uint16(ipvsSvcFamily, unix.AF_INET)
-		ae.Uint32(ipvsSvcMark, 7)
-	}))
-	if err != nil || marked.mark != 7 {
-		t.Errorf("of a mark: %+v, %v", marked, err)
+	if s := parseServer(ipvs.Service{Family: ipvs.INET, FWMark: 7}); s.mark != 7 || s.whole {
+		t.Errorf("of a mark: %+v", s)
 	}
-	s, err := parseServer(serverMessage(t, unix.AF_INET, unix.IPPROTO_TCP, "10.96.0.1:443", 0xffffff))
-	if err != nil || s.whole {
-		t.Errorf("of a network: %+v, %v", s, err)
-	}
-	dest := func(forward, active, inactive uint32) netlink.Message {
-		return nest(t, ipvsCmdDest, func(ae *netlink.AttributeEncoder) {
-			ae.Bytes(1, make([]byte, 16))
-			ae.Bytes(2, []byte{0x1f, 0x90})
-			ae.Uint32(ipvsDestForward, forward)
-			ae.Uint32(4, 1)
-			ae.Uint32(ipvsDestActive, active)
-			ae.Uint32(ipvsDestInactive, inactive)
-			ae.Uint32(9, 100) // what persistence remembers is no connection
-		})
-	}
-	for i, m := range []netlink.Message{dest(0, 2, 3), dest(0, 0, 0), dest(0, 4, 0)} {
-		if err := s.addServer(m); err != nil || !s.natted {
-			t.Errorf("server %d: %+v, %v", i, s, err)
+	s := virtualServer{natted: true}
+	for i, n := range [][2]uint32{{2, 3}, {0, 0}, {4, 0}} { // what persistence remembers is no connection
+		s.addServer(ipvs.DestinationExtended{ActiveConnections: n[0], InactiveConnections: n[1], PersistentConnections: 100})
+		if !s.natted {
+			t.Errorf("server %d: %+v", i, s)
 		}
 	}
 	if s.connections != 9 {
 		t.Errorf("%d connections, want 9", s.connections)
 	}
-	if err := s.addServer(dest(3, 0, 0)); err != nil || s.natted {
-		t.Errorf("a server of direct routing: %+v, %v", s, err)
+	for _, method := range []ipvs.ForwardType{ipvs.Local, ipvs.Tunnel, ipvs.DirectRoute, ipvs.Bypass} {
+		other := s
+		if other.addServer(ipvs.DestinationExtended{Destination: ipvs.Destination{FwdMethod: method}}); other.natted {
+			t.Errorf("a server of method %v: %+v", method, other)
+		}
 	}
-}
-
-// withNetmask is what names the virtual server, with the netmask that only the kernel sends.
-func withNetmask(t *testing.T, s virtualServer) []byte {
-	t.Helper()
-	b := s.attributes()
-	mask := uint32(1<<32 - 1)
-	if s.Addr.Addr().Is6() {
-		mask = 128
-	}
-	b = binary.NativeEndian.AppendUint16(b, 8)
-	b = binary.NativeEndian.AppendUint16(b, ipvsSvcNetmask)
-	b = binary.NativeEndian.AppendUint32(b, mask)
-	binary.NativeEndian.PutUint16(b, uint16(len(b))) // the nest is all there is
-	return b
 }
 
 // TestOfKubeProxy: which virtual servers kube-proxy can have made.
@@ -152,17 +104,74 @@ func TestOfKubeProxy(t *testing.T) {
 	}
 }
 
-// FuzzVirtualServer: whatever a message holds, reading it ends without a panic.
-func FuzzVirtualServer(f *testing.F) {
-	f.Add([]byte{1, 1, 0, 0, 4, 0, 1, 0})
-	f.Fuzz(func(t *testing.T, data []byte) {
-		s, err := parseServer(netlink.Message{Data: data})
+// TestKernelVirtualServers: what a kernel with IPVS tells of virtual servers in a network namespace, and that one of them
+// goes.
+func TestKernelVirtualServers(t *testing.T) {
+	ns := testnet.NamespaceForTest(t, "servers")
+	if err := ns.Do(func() error { return tryVirtualServers(t) }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func tryVirtualServers(t *testing.T) error {
+	c, err := dialIPVS()
+	if err != nil {
+		return err
+	}
+	if c == nil {
+		t.Skip("this kernel has no IPVS; make test-kernels PACKAGES=node/otherproxy has")
+	}
+	defer c.close()
+	if none, err := c.servers(); err != nil || len(none) > 0 {
+		t.Errorf("at first: %v, %v", none, err)
+	}
+	all := func(bits int) netmask.Mask { return netmask.MaskFrom(bits, bits) }
+	v4, v6 := netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00:96::1")
+	for _, s := range []ipvs.Service{
+		{Family: ipvs.INET, Protocol: ipvs.TCP, Address: v4, Port: 443, Netmask: all(32)},
+		{Family: ipvs.INET, Protocol: ipvs.UDP, Address: v4, Port: 53, Netmask: all(32)},
+		{Family: ipvs.INET6, Protocol: ipvs.TCP, Address: v6, Port: 443, Netmask: all(128)},
+		{Family: ipvs.INET, FWMark: 7, Netmask: all(32)},
+		{Family: ipvs.INET, Protocol: ipvs.TCP, Address: v4, Port: 80, Netmask: netmask.MaskFrom(24, 32), Flags: ipvs.ServicePersistent, Timeout: 60},
+	} {
+		s.Scheduler = "rr"
+		if err := c.CreateService(s); err != nil {
+			return fmt.Errorf("create %v: %w", s, err)
+		}
+		if s.Port != 443 {
+			continue
+		}
+		server := ipvs.Destination{Family: s.Family, Address: s.Address.Next(), Port: 8443, Weight: 1}
+		if s.Family == ipvs.INET6 {
+			server.FwdMethod = ipvs.DirectRoute
+		}
+		if err := c.CreateDestination(s, server); err != nil {
+			return fmt.Errorf("create a server of %v: %w", s, err)
+		}
+	}
+	want := []string{
+		"10.96.0.1:443/tcp, mark 0, whole true, natted true", "10.96.0.1:53/udp, mark 0, whole true, natted true",
+		"10.96.0.1:80/tcp, mark 0, whole false, natted true", "[fd00:96::1]:443/tcp, mark 0, whole true, natted false",
+		"invalid AddrPort/0, mark 7, whole false, natted true",
+	}
+	for len(want) > 1 {
+		servers, err := c.servers()
 		if err != nil {
-			return
+			return err
 		}
-		_ = s.addServer(netlink.Message{Data: data})
-		if s.mark == 0 {
-			s.attributes()
+		var got []string
+		for _, s := range servers {
+			got = append(got, fmt.Sprintf("%v, mark %d, whole %t, natted %t", s, s.mark, s.whole, s.natted))
 		}
-	})
+		slices.Sort(got)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("-want +got:\n%s", diff)
+		}
+		i := slices.IndexFunc(servers, func(s virtualServer) bool { return strings.HasPrefix(want[0], s.String()+",") })
+		if err := errors.Join(c.remove(servers[i]), c.remove(servers[i])); err != nil { // the second is no error
+			return err
+		}
+		want = want[1:]
+	}
+	return nil
 }
