@@ -4,22 +4,16 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"log/slog"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"nftproxy/daemon/metrics"
 	"nftproxy/daemon/process"
 	"nftproxy/daemon/proxy"
 	"nftproxy/watch"
 )
-
-// UnfollowedPeriod is the time between two looks at a file that cannot be followed.
-const UnfollowedPeriod = 30 * time.Second
 
 // ConfigFollower puts changes of the configuration file in force. It is not safe for
 // concurrent use.
@@ -34,8 +28,6 @@ type ConfigFollower struct {
 	// flags has the values of all flags that are in force.
 	flags atomic.Pointer[map[string]string]
 
-	// Follow is watch.FollowFile.
-	Follow func(ctx context.Context, path string, each func(text []byte, err error)) error
 	// Counts are set before Run.
 	Counts  *metrics.ConfigFile
 	sysctls *Sysctls
@@ -47,7 +39,7 @@ type ConfigFollower struct {
 func NewConfigFollower(c Config, record func(watch.Event), s *Sysctls, w *watch.Watcher, loop *proxy.Loop) *ConfigFollower {
 	f := &ConfigFollower{
 		reporter: reporter{c.Log, c.Node, record}, started: &c, now: &c, text: c.FileText,
-		Follow: watch.FollowFile, sysctls: s, watcher: w, loop: loop,
+		sysctls: s, watcher: w, loop: loop,
 	}
 	f.flags.Store(&c.Flags)
 	return f
@@ -92,30 +84,8 @@ func (c *ConfigFollower) liveChanges() []liveChange {
 
 // Run follows the file until the context ends.
 func (c *ConfigFollower) Run(ctx context.Context) error {
-	return follow(ctx, c.Follow, c.started.File, c.log, c.Update)
-}
-
-// follow follows a file until the context ends. The kernel bounds how many files all
-// processes of a user follow (fs.inotify.max_user_instances is 128, and there are other
-// bounds). Where it refuses, each gets the file every half minute.
-func follow(ctx context.Context, by func(context.Context, string, func([]byte, error)) error, file string, log *slog.Logger, each func(text []byte, err error)) error {
-	last := ""
-	for {
-		err := by(ctx, file, each)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if text := err.Error(); text != last {
-			last = text
-			log.Warn("cannot follow a file; reading it now and then", "file", file, "period", UnfollowedPeriod, "err", err)
-		}
-		each(os.ReadFile(file))
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(UnfollowedPeriod):
-		}
-	}
+	watch.FollowFile(ctx, c.started.File, c.Update)
+	return nil
 }
 
 // Update takes the text of the file, or the error of reading it.

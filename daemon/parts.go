@@ -198,7 +198,8 @@ func (d *Daemon) addCertificates(c Config, after *Event, servers []*health.Serve
 		servers[i].ServeTLS(certificate)
 		for _, f := range [][2]string{{"certificate", files.Certificate}, {"key", files.Key}} {
 			d.add(after, name+" server's "+f[0], "files", func(ctx context.Context) error {
-				return follow(ctx, watch.FollowFile, f[1], c.Log, func([]byte, error) { certificate.Load() })
+				watch.FollowFile(ctx, f[1], func([]byte, error) { certificate.Load() })
+				return nil
 			})
 		}
 	}

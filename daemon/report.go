@@ -49,8 +49,6 @@ func (r reporter) logProblem(p watch.Problem, counts *metrics.Metrics) {
 		r.log.Warn("a request to the API server failed", "err", p)
 	case errors.As(p, new(*watch.AbsentError)):
 		r.log.Info("the API server does not have a resource; going on without it, and asking again every few minutes", "err", p)
-	case errors.As(p, new(*watch.FollowError)):
-		r.log.Warn("the kernel does not tell of all changes of the manifests", "err", p)
 	case errors.As(p, new(*watch.UnreadableError)):
 		r.log.Error("the manifests cannot be read", "err", p)
 	case errors.Is(p, watch.ErrIgnoredKind):

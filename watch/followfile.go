@@ -2,57 +2,55 @@ package watch
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
-// fileRest is how long a file must rest before FollowFile reads it: some editors
-// replace a file in several steps, and it is missing in between.
-const fileRest = 100 * time.Millisecond
+// lookPeriod is the time between two looks at files. A look takes the state of each file, and reads those that have
+// changed since they were read, but not since the look before, and that no process has open for writing: they may be
+// incomplete. So a change counts within two periods. Events of the kernel (inotify) would tell sooner. They miss a file
+// system that is mounted over a directory, changes that another host makes, and all changes where a user has no instance
+// left. A look is one stat(2) of each file.
+const lookPeriod = 400 * time.Millisecond
 
-// FollowFile calls each with the text of the file, or the error of reading it: at the start, and
-// after each change of the file or of a symbolic link on the way to it, as the kubelet changes the
-// files of a mounted ConfigMap. A text may be the same as the last one. A file that a process is
-// writing is read after it is closed. FollowFile returns nil when ctx ends, and an error if the
-// kernel does not report all changes.
-func FollowFile(ctx context.Context, path string, each func(text []byte, err error)) error {
-	path, err := filepath.Abs(path)
-	if err != nil {
-		return fmt.Errorf("follow a file: %w", err)
-	}
-	n := newNotifier()
-	defer n.close()
-	rest, look := time.NewTimer(0), time.NewTicker(lookPeriod)
-	defer rest.Stop()
-	defer look.Stop()
-	var read fileState
+// FollowFile calls each with the text of the file, or the error of reading it, at the start, and within a second after
+// each change of what is at the path, as the kubelet changes the files of a mounted ConfigMap, until ctx ends. A file that
+// a process is writing is read after it is closed. A text may be the same as the last one.
+func FollowFile(ctx context.Context, path string, each func(text []byte, err error)) {
+	last := stateOf(path)
+	each(readRegular(path))
+	var read fileState // none: the next look confirms what was read at the start
+	looks := time.NewTicker(lookPeriod)
+	defer looks.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			return nil
-		case <-n.more:
-			if n.handle(n.take()) {
-				rest.Reset(fileRest)
+			return
+		case <-looks.C:
+			now := stateOf(path)
+			if now == last && now != read && !beingWritten(path) {
+				read = now
+				each(readRegular(path))
 			}
-		case <-look.C:
-			if stateOf(path) != read {
-				rest.Reset(fileRest)
-			}
-		case <-rest.C:
-			target := n.followFile(path)
-			if n.blind != nil {
-				return fmt.Errorf("follow %s: %w", path, n.blind)
-			}
-			state := stateOf(path)
-			text, err := readRegular(path)
-			if !n.incomplete(target) {
-				read = state
-				each(text, err)
-			}
+			last = now
 		}
 	}
+}
+
+// beingWritten says whether a process has the file open for writing: then the kernel refuses a lease of it (F_SETLEASE in
+// fcntl(2)). Of the files of other users it gives none, and on some file systems: there only rest tells.
+func beingWritten(path string) bool {
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // without waiting for the other end of a pipe
+	if err != nil {
+		return false
+	}
+	defer file.Close() // which ends the lease
+	_, err = unix.FcntlInt(file.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
+	return errors.Is(err, unix.EAGAIN)
 }
 
 // readRegular reads a file. A pipe would wait for its other end, and a device may have no end.
@@ -65,16 +63,4 @@ func readRegular(path string) ([]byte, error) {
 		return nil, err
 	}
 	return os.ReadFile(path)
-}
-
-// followFile follows every directory on the way to the file and returns the file's real
-// path.
-func (n *notifier) followFile(path string) string {
-	for {
-		t := targets{}
-		target := t.resolve(path)
-		if !n.follow(t) {
-			return target
-		}
-	}
 }

@@ -2,6 +2,7 @@ package watch
 
 import (
 	"bytes"
+	"errors"
 	"flag"
 	"fmt"
 	"net/netip"
@@ -56,14 +57,13 @@ type script struct {
 	manifests *manifests
 	watcher   *Watcher
 	last      service.Snapshot
+	written   time.Time // of the last file
 }
 
 func newScript(t *testing.T) *script {
 	w := NewWatcher(Options{Node: "node-0"}, service.NewMailbox())
-	n := newNotifier()
-	t.Cleanup(n.close)
 	s := &script{T: t, index: w.index, dir: t.TempDir(), watcher: w}
-	s.manifests = &manifests{watcher: w, path: s.dir, notifier: n, current: map[manifestKey]converted{}, loaded: make(chan struct{})}
+	s.manifests = &manifests{watcher: w, path: s.dir, current: map[manifestKey]converted{}, loaded: make(chan struct{})}
 	return s
 }
 
@@ -88,7 +88,9 @@ func (s *script) step(f *txtar.File) {
 		s.watcher.SetHostAddresses(addrs)
 	case "write":
 		argument, _, _ = strings.Cut(argument, " ") // The rest of the text is a note for readers.
-		if err := os.WriteFile(filepath.Join(s.dir, argument), f.Data, 0o644); err != nil {
+		path := filepath.Join(s.dir, argument)
+		s.written = s.written.Add(time.Second) // two writes may be closer than the clock of files is fine
+		if err := errors.Join(os.WriteFile(path, f.Data, 0o644), os.Chtimes(path, s.written, s.written)); err != nil {
 			s.Fatal(err)
 		}
 		s.load()
@@ -114,12 +116,8 @@ func (s *script) step(f *txtar.File) {
 // load reads the files, and does not wait for the end of those that have gone.
 func (s *script) load() {
 	s.Helper()
-	for range 2 {
-		if n := s.manifests.notifier; n.file != nil {
-			n.receive()
-			n.handle(n.take())
-		}
-		if err := s.manifests.look(true); err != nil {
+	for range 3 { // it is seen, is at rest, and is empty still
+		if err := s.manifests.look(); err != nil {
 			s.Fatal(err)
 		}
 		for _, f := range s.manifests.files {

@@ -11,22 +11,13 @@ import (
 	"time"
 )
 
-const (
-	// lookPeriod is the time between two looks at the files, whatever events say: no event tells of a file system that is
-	// mounted over a directory, nor of changes that another host makes on a network's file system. A look takes the
-	// state of each file, and reads only those that differ.
-	lookPeriod = 10 * time.Second
-	// blindPeriod is that time where the kernel does not tell of all changes.
-	blindPeriod = 2 * time.Second
-	// restPeriod is how long a file that no event told of must rest before it is read: it may be half written.
-	restPeriod = 500 * time.Millisecond
-	// gonePeriod is how long the objects of a file stay that has gone or become empty. Many programs replace a file in
-	// two steps: they rename it away, or empty it, and write it again.
-	gonePeriod = time.Second
-)
+// gonePeriod is how long the objects of a file stay that has gone or become empty. Many programs replace a file in two
+// steps: they rename it away, or empty it, and write it again. It is longer than two looks.
+const gonePeriod = time.Second
 
-// fileState tells whether a file has changed since the last look. It is zero for a file that is not there.
+// fileState tells whether a file has changed since an earlier look. It is zero for one that was not read.
 type fileState struct {
+	missing  bool
 	dev, ino uint64
 	size     int64
 	modified time.Time
@@ -36,7 +27,7 @@ type fileState struct {
 func stateOf(path string) fileState {
 	info, err := os.Stat(path)
 	if err != nil {
-		return fileState{}
+		return fileState{missing: true}
 	}
 	s := fileState{size: info.Size(), modified: info.ModTime()}
 	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
@@ -44,21 +35,6 @@ func stateOf(path string) fileState {
 	}
 	return s
 }
-
-// FollowError says that the kernel does not report all changes of the manifests, and that the
-// watcher looks at them periodically.
-type FollowError struct {
-	// Period is the time between two looks.
-	Period time.Duration
-	Err    error
-}
-
-func (e *FollowError) Error() string {
-	return fmt.Sprintf("%v: looking for changes every %s", e.Err, e.Period)
-}
-
-// Unwrap returns the kernel's reason.
-func (e *FollowError) Unwrap() error { return e.Err }
 
 // UnreadableError says that the manifests cannot be read at the start. The rules stay as they are until that succeeds.
 type UnreadableError struct{ Err error }
@@ -92,17 +68,15 @@ func (m *manifests) keepGone(files []*manifestFile, now time.Time) []*manifestFi
 		if len(old.objects) == 0 || there && len(files[i].objects)+len(files[i].problems) > 0 {
 			continue
 		}
-		kept := &manifestFile{path: old.path, state: old.state, objects: old.objects, problems: old.problems, gone: old.gone}
+		kept := &manifestFile{path: old.path, objects: old.objects, problems: old.problems, gone: old.gone}
 		if kept.gone.IsZero() {
 			kept.gone = now
 		}
-		left := gonePeriod - now.Sub(kept.gone)
-		if left <= 0 {
+		if now.Sub(kept.gone) >= gonePeriod {
 			continue
 		}
-		m.soon(left)
 		if there {
-			kept.state = fileState{}
+			kept.last = files[i].last // the next look reads it again
 			files[i] = kept
 		} else {
 			files = append(files, kept)
@@ -111,6 +85,3 @@ func (m *manifests) keepGone(files []*manifestFile, now time.Time) []*manifestFi
 	slices.SortFunc(files, func(a, b *manifestFile) int { return strings.Compare(a.path, b.path) })
 	return files
 }
-
-// soon has the next look come after d at the latest.
-func (m *manifests) soon(d time.Duration) { m.pause = min(m.pause, d) }

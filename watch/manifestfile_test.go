@@ -3,12 +3,10 @@ package watch
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -139,31 +137,76 @@ func TestReplacedInSteps(t *testing.T) {
 	}
 }
 
-// TestHalfWritten: a file that is half written is not read, although the look at it comes before the events that tell of the
-// writing. The look may have been due for another reason, such as the event of the old file's removal.
+// TestHalfWritten: a file is read when two looks have found it the same, and not while it grows, whether it is written over, is new or comes
+// after one that went. The looks come when the test says.
 func TestHalfWritten(t *testing.T) {
+	for name, begin := range map[string]func(path string){
+		"written over":     func(string) {},
+		"removed before":   func(path string) { must(t, os.Remove(path)) },
+		"gone for a while": func(path string) { must(t, os.Rename(path, path+"~")) },
+	} {
+		s := newScript(t)
+		m, path := s.manifests, filepath.Join(s.dir, "a.yaml")
+		write(t, path, manifest("a", "10.96.0.1"))
+		look := func(when, want string) {
+			t.Helper()
+			must(t, m.look())
+			if f := m.files[0]; len(f.objects) != 1 || f.objects[0].key.name != service.Name(want) || len(m.problems()) != 0 {
+				t.Errorf("%s, %s: the file is %+v", name, when, f)
+			}
+		}
+		look("at the start", "default/a")
+		begin(path)
+		if name == "gone for a while" {
+			look("between", "default/a")
+		}
+		file, err := os.Create(path)
+		must(t, err)
+		for range 3 {
+			_, err = file.WriteString("# not yet\n")
+			must(t, err)
+			look("half written", "default/a")
+		}
+		_, err = file.Write(manifest("b", "10.96.0.2"))
+		must(t, err)
+		must(t, file.Close())
+		look("just written", "default/a")
+		look("at rest", "default/b")
+
+		file, err = os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0) // a writer that rests
+		must(t, err)
+		for range 3 {
+			look("open for writing", "default/b")
+		}
+		_, err = file.Write(manifest("c", "10.96.0.3"))
+		must(t, err)
+		for range 3 {
+			look("open for writing still", "default/b")
+		}
+		must(t, file.Close())
+		look("closed", "default/c")
+	}
+}
+
+// TestHalfWrittenAtStart: what was half written when the proxy started is read again.
+func TestHalfWrittenAtStart(t *testing.T) {
 	s := newScript(t)
 	m, path := s.manifests, filepath.Join(s.dir, "a.yaml")
+	write(t, path, []byte("# not yet\n"))
+	must(t, m.look())
 	write(t, path, manifest("a", "10.96.0.1"))
-	s.load()
-	must(t, os.Rename(path, path+"~"))
-	file, err := os.Create(path)
-	must(t, err)
-	_, err = file.WriteString("apiVersion: v1\n")
-	must(t, err)
-	must(t, m.look(true))
-	if len(m.files) != 1 || len(m.files[0].objects) != 1 || len(m.problems()) != 0 {
-		t.Errorf("half of the file was read: %v", m.problems())
+	for range 2 {
+		must(t, m.look())
 	}
-	_, err = file.Write(manifest("b", "10.96.0.2")[len("apiVersion: v1\n"):])
-	must(t, err)
-	must(t, file.Close())
-	if m.notifier.receive(); !m.notifier.handle(m.notifier.take()) {
-		t.Fatal("no event had the file read")
-	}
-	must(t, m.look(true))
-	if len(m.files) != 1 || len(m.files[0].objects) != 1 || m.files[0].objects[0].key.name != "default/b" {
+	if len(m.files) != 1 || len(m.files[0].objects) != 1 {
 		t.Errorf("files are %+v", m.files)
+	}
+}
+
+// TestSeenWithinASecond: two looks, which a change takes at most, leave time for the reading.
+func TestSeenWithinASecond(t *testing.T) {
+	if 2*lookPeriod > 900*time.Millisecond || 2*lookPeriod >= gonePeriod {
+		t.Errorf("a change takes %v until it counts, and a file that is replaced in steps is gone after %v", 2*lookPeriod, gonePeriod)
 	}
 }
 
@@ -180,90 +223,6 @@ func TestEditorsFiles(t *testing.T) {
 	}
 	write(t, filepath.Join(dir, "b.yaml"), manifest("b", "10.96.0.2"))
 	f.await("10.96.0.1", "10.96.0.2")
-}
-
-// TestNoInotify: where the kernel has no inotify instance or no watch to give, changes are found by looking, and the log says
-// so. A file that is half written then is not read. Once the kernel gives them, it tells of changes again.
-func TestNoInotify(t *testing.T) {
-	for bound, reason := range map[string]error{"instances": unix.EMFILE, "watches": unix.ENOSPC} {
-		t.Run(bound, func(t *testing.T) {
-			t.Parallel()
-			if !ofItsOwnUser(t) {
-				return
-			}
-			set := func(n string) { must(t, os.WriteFile("/proc/sys/user/max_inotify_"+bound, []byte(n), 0)) }
-			set("0")
-			dir := t.TempDir()
-			path := filepath.Join(dir, "a.yaml")
-			write(t, path, manifest("a", "10.96.0.1"))
-			f := follow(t, dir)
-			f.await("10.96.0.1")
-			p := f.awaitProblem("looking for changes every 2s")
-			if e := (*FollowError)(nil); !errors.As(p, &e) || !errors.Is(p, reason) || p.Source != dir {
-				t.Errorf("said %v", p)
-			}
-			write(t, path, manifest("a", "10.96.0.2"))
-			f.await("10.96.0.2")
-			halfWritten(t)
-
-			set("100")
-			for start := time.Now(); !hasWatch(t, dir); time.Sleep(restPeriod) {
-				if time.Since(start) > patience {
-					t.Fatal("the directory is not watched")
-				}
-			}
-			write(t, path, manifest("a", "10.96.0.4"))
-			f.await("10.96.0.4")
-		})
-	}
-}
-
-// hasWatch returns whether this process has an inotify watch of the directory: proc(5) has them in fdinfo.
-func hasWatch(t *testing.T, dir string) bool {
-	t.Helper()
-	var stat unix.Stat_t
-	must(t, unix.Stat(dir, &stat))
-	files, err := filepath.Glob("/proc/self/fdinfo/*")
-	must(t, err)
-	for _, file := range files {
-		text, _ := os.ReadFile(file) // It may be closed by now.
-		if strings.Contains(string(text), fmt.Sprintf(" ino:%x ", stat.Ino)) {
-			return true
-		}
-	}
-	return false
-}
-
-// halfWritten: a file that no event tells of is read when two looks have found it the same, and not while it grows. The looks
-// come when the test says.
-func halfWritten(t *testing.T) {
-	t.Helper()
-	s := newScript(t)
-	m, path := s.manifests, filepath.Join(s.dir, "a.yaml")
-	write(t, path, manifest("a", "10.96.0.1"))
-	look := func(when, want string) {
-		t.Helper()
-		must(t, m.look(false))
-		if f := m.files[0]; len(f.objects) != 1 || f.objects[0].key.name != service.Name(want) || !f.gone.IsZero() {
-			t.Errorf("%s: the file is %+v", when, f)
-		}
-	}
-	look("at the start", "default/a")
-	file, err := os.Create(path)
-	must(t, err)
-	for range 3 {
-		_, err = file.WriteString("# not yet\n")
-		must(t, err)
-		look("half written", "default/a")
-	}
-	_, err = file.Write(manifest("b", "10.96.0.2"))
-	must(t, err)
-	must(t, file.Close())
-	look("just written", "default/a")
-	if m.pause > restPeriod {
-		t.Errorf("the next look is due in %v", m.pause)
-	}
-	look("at rest", "default/b")
 }
 
 // TestUnreadable: files and directories that the process may not read are told of, at the start and later. What is known of
@@ -290,17 +249,16 @@ func TestUnreadable(t *testing.T) {
 
 	must(t, os.Chmod(dir, 0))
 	f.awaitProblem(dir + ": permission denied")
-	f.staysFor(2*blindPeriod, "10.96.0.3", "10.96.0.2")
+	f.staysFor(3*lookPeriod, "10.96.0.3", "10.96.0.2")
 	must(t, os.Chmod(dir, 0o755))
 	must(t, os.Chmod(secret, 0o644))
 	write(t, open, manifest("open", "10.96.0.4"))
 	f.await("10.96.0.4", "10.96.0.2")
 
-	// A directory that can be searched and not read cannot be watched either.
+	// A file in a directory that can be searched and not read is followed.
 	must(t, os.Chmod(dir, 0o311))
 	one := follow(t, open)
 	one.await("10.96.0.4")
-	one.awaitProblem("looking for changes every 2s")
 	write(t, open, manifest("open", "10.96.0.5"))
 	one.await("10.96.0.5")
 	must(t, os.Chmod(dir, 0o755))
@@ -323,7 +281,7 @@ func TestUnreadableAtStart(t *testing.T) {
 	select {
 	case <-f.out.C():
 		t.Error("published something")
-	case <-time.After(2 * blindPeriod):
+	case <-time.After(3 * lookPeriod):
 	}
 	must(t, os.Chmod(dir, 0o755))
 	f.await("10.96.0.1")
@@ -335,18 +293,6 @@ func unprivileged(t *testing.T) bool {
 	t.Helper()
 	const nobody = 65534
 	return os.Geteuid() != 0 || again(t, nobody, &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}})
-}
-
-// ofItsOwnUser says whether the process is in a user namespace of its own, whose bounds on inotify it may set. If it is not, it
-// runs the test in another process that is.
-func ofItsOwnUser(t *testing.T) bool {
-	t.Helper()
-	user := func(id int) []syscall.SysProcIDMap {
-		return []syscall.SysProcIDMap{{ContainerID: 0, HostID: id, Size: 1}}
-	}
-	return again(t, os.Geteuid(), &syscall.SysProcAttr{
-		Cloneflags: syscall.CLONE_NEWUSER, UidMappings: user(os.Geteuid()), GidMappings: user(os.Getegid()),
-	})
 }
 
 // again says whether the process is one that again has started. If not, it starts one for the test, with a temporary

@@ -25,12 +25,11 @@ func (w *Watcher) RunManifests(ctx context.Context, path string) error {
 	if err != nil {
 		return fmt.Errorf("follow manifests: %w", err)
 	}
-	m := &manifests{watcher: w, path: path, notifier: newNotifier(), current: map[manifestKey]converted{}, loaded: make(chan struct{})}
-	defer m.notifier.close()
+	m := &manifests{watcher: w, path: path, current: map[manifestKey]converted{}, loaded: make(chan struct{})}
 	w.mu.Lock()
 	w.awaited = []awaited{{what: "the manifests at " + path, there: m.loaded}}
 	w.mu.Unlock()
-	if err := m.look(true); errors.Is(err, fs.ErrNotExist) {
+	if err := m.look(); errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("follow manifests: %w", err)
 	}
 	w.change(func(ix *index) { ix.manifests = true })
@@ -44,33 +43,25 @@ func (w *Watcher) RunManifests(ctx context.Context, path string) error {
 		}
 	})
 	defer running.Wait()
-	next := time.NewTimer(m.pause)
-	defer next.Stop()
+	looks := time.NewTicker(lookPeriod)
+	defer looks.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-m.notifier.more:
-			if !m.notifier.handle(m.notifier.take()) {
-				continue
-			}
-			_ = m.look(true) // It has reported the error.
-		case <-next.C:
-			_ = m.look(false)
+		case <-looks.C:
+			_ = m.look() // It has reported the error.
 		}
-		next.Reset(m.pause)
 	}
 }
 
 // manifests are the files at path, as they were read last.
 type manifests struct {
-	watcher  *Watcher
-	path     string
-	notifier *notifier
-	// loaded is closed when the files have been read.
-	loaded chan struct{}
-	// pause is the time until the next look.
-	pause time.Duration
+	watcher *Watcher
+	path    string
+	// started says that the files have been read; loaded is closed then.
+	started bool
+	loaded  chan struct{}
 	// files are in the order of their names, as os.ReadDir returns them.
 	files []*manifestFile
 	// current has the objects that the index has, reported the texts of the
@@ -83,8 +74,8 @@ type manifests struct {
 type manifestFile struct {
 	path string
 	sum  [sha256.Size]byte
-	// state is that before the file was read, fresh the one that another look has to confirm.
-	state, fresh fileState
+	// state is that before the file was read, last that of the last look.
+	state, last fileState
 	// gone is when the file went, or became empty; zero for one that is there.
 	gone time.Time
 	// objects are the file's. The last good versions of objects in broken
@@ -100,16 +91,13 @@ type sourcedObject struct {
 	source string
 }
 
-// look loads the files, and reports what is wrong with path. told says that an event told of a change.
-func (m *manifests) look(told bool) error {
-	m.pause = lookPeriod
-	err := m.load(told)
+// look loads the files, and reports what is wrong with path.
+func (m *manifests) look() error {
+	err := m.load()
 	problems := m.problems()
 	if err != nil {
 		reason := reasonOf(err)
-		select {
-		case <-m.loaded:
-		default:
+		if !m.started {
 			reason = &UnreadableError{reason}
 		}
 		m.submit(append(problems, Problem{Source: m.path, Err: reason}), m.current)
@@ -117,19 +105,20 @@ func (m *manifests) look(told bool) error {
 	}
 	wanted, duplicates := m.merge()
 	m.submit(append(problems, duplicates...), wanted)
+	m.started = true
 	closeOnce(m.loaded)
 	return nil
 }
 
 // load reads the files that have changed. An error means that path cannot be read; the files then stay as they are.
-func (m *manifests) load(told bool) error {
-	paths, err := m.survey()
+func (m *manifests) load() error {
+	paths, err := listManifests(m.path)
 	if err != nil {
 		return err
 	}
 	var files []*manifestFile
 	for _, path := range paths {
-		if f := m.file(path, told); f != nil {
+		if f := m.file(path); f != nil {
 			files = append(files, f)
 		}
 	}
@@ -137,50 +126,23 @@ func (m *manifests) load(told bool) error {
 	return nil
 }
 
-// survey lists the files and follows every directory on the way to them. It lists
-// again when it follows a directory for the first time: that directory may have
-// changed between the two steps.
-func (m *manifests) survey() ([]string, error) {
-	for {
-		t := targets{}
-		paths, err := t.list(m.path)
-		if m.notifier.follow(t) {
-			continue
-		}
-		if m.notifier.blind != nil {
-			m.soon(blindPeriod)
-		}
-		return paths, err
-	}
-}
-
-// file reads one file, if an event told of a change or its state differs from that of the last look. It returns nil where
-// there is none.
-func (m *manifests) file(path string, told bool) *manifestFile {
+// file reads one file, if it has changed since it was read, but not since the last look, and nobody is writing it. At the start it
+// reads all files, and the next look reads them again. It returns nil where there is none.
+func (m *manifests) file(path string) *manifestFile {
 	old := &manifestFile{path: path}
 	if at, found := slices.BinarySearchFunc(m.files, path, func(f *manifestFile, path string) int {
 		return strings.Compare(f.path, path)
 	}); found {
 		old = m.files[at]
 	}
-	target, err := filepath.EvalSymlinks(path)
-	if err != nil {
-		target = path
-	}
-	if m.notifier.writing[target] {
+	state := stateOf(path)
+	if state == old.state {
 		return old
 	}
-	state := stateOf(path)
-	if !told && old.gone.IsZero() && old.state != (fileState{}) {
-		if state == old.state {
-			return old
-		}
-		if state != old.fresh {
-			m.soon(restPeriod)
-			waiting := *old
-			waiting.fresh = state
-			return &waiting
-		}
+	if m.started && (state != old.last || beingWritten(path)) {
+		waiting := *old
+		waiting.last = state
+		return &waiting
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -188,19 +150,18 @@ func (m *manifests) file(path string, told bool) *manifestFile {
 			return nil
 		}
 		// The sum stays empty: the next read that succeeds counts as a change.
-		return &manifestFile{path: path, state: state, objects: old.objects, problems: []Problem{{Source: path, Err: reasonOf(err)}}}
-	}
-	if m.notifier.incomplete(target) {
-		return old // An event of the file is still to come, and has it read again.
+		return &manifestFile{path: path, state: state, last: state, objects: old.objects, problems: []Problem{{Source: path, Err: reasonOf(err)}}}
 	}
 	sum := sha256.Sum256(data)
 	if sum == old.sum {
 		same := *old
-		same.state, same.gone = state, time.Time{}
+		same.state, same.last, same.gone = state, state, time.Time{}
 		return &same
 	}
 	f := readManifest(path, data, sum, old)
-	f.state = state
+	if f.last = state; m.started {
+		f.state = state
+	}
 	return f
 }
 
@@ -253,12 +214,9 @@ func setSource(object converted, source string) (clean bool) {
 	return len(problems) == 0
 }
 
-// problems returns those of all files and of their following.
+// problems returns those of all files.
 func (m *manifests) problems() []Problem {
 	var list []Problem
-	if err := m.notifier.blind; err != nil {
-		list = append(list, Problem{Source: m.path, Err: &FollowError{blindPeriod, err}})
-	}
 	for _, f := range m.files {
 		list = append(list, f.problems...)
 	}
@@ -359,13 +317,8 @@ func (ix *index) deleteObject(key manifestKey) {
 	}
 }
 
-// targets has directories, by their real paths, and in each the names of the files
-// whose change may change the manifests.
-type targets map[string]names
-
-// list resolves path and returns the paths of the manifests there.
-func (t targets) list(path string) ([]string, error) {
-	resolved := t.resolve(path)
+// listManifests returns the paths of the manifests at path, a file or a directory.
+func listManifests(path string) ([]string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, err
@@ -373,7 +326,6 @@ func (t targets) list(path string) ([]string, error) {
 	if !info.IsDir() {
 		return []string{path}, nil
 	}
-	t[resolved] = nil
 	entries, err := os.ReadDir(path)
 	if err != nil {
 		return nil, err
@@ -389,61 +341,10 @@ func (t targets) list(path string) ([]string, error) {
 		if strings.HasPrefix(e.Name(), ".") {
 			continue
 		}
-		if e.Type()&fs.ModeSymlink != 0 {
-			t.resolve(file)
-		}
 		if info, err := os.Stat(file); err == nil && info.IsDir() {
 			continue
 		}
 		files = append(files, file)
 	}
 	return files, nil
-}
-
-// maxLinks is how many symbolic links in a path the kernel follows
-// (path_resolution(7)).
-const maxLinks = 40
-
-// resolve follows an absolute path as the kernel does and returns the real path. It
-// adds each symbolic link on the way, and the last component, to the targets.
-func (t targets) resolve(path string) string {
-	resolved, links := "/", 0
-	rest := strings.Split(strings.Trim(path, "/"), "/")
-	for len(rest) > 0 {
-		name := rest[0]
-		rest = rest[1:]
-		if name == ".." {
-			resolved = filepath.Dir(resolved)
-			continue
-		}
-		next := filepath.Join(resolved, name)
-		info, err := os.Lstat(next)
-		link := err == nil && info.Mode()&fs.ModeSymlink != 0
-		if err != nil || link || len(rest) == 0 {
-			t.add(resolved, name)
-		}
-		if !link {
-			resolved = next
-			continue
-		}
-		target, err := os.Readlink(next)
-		if links++; err != nil || links > maxLinks {
-			return next
-		}
-		if filepath.IsAbs(target) {
-			resolved = "/"
-		}
-		rest = append(strings.Split(strings.Trim(target, "/"), "/"), rest...)
-	}
-	return resolved
-}
-
-func (t targets) add(dir, name string) {
-	have, ok := t[dir]
-	switch {
-	case !ok:
-		t[dir] = names{name: true}
-	case have != nil:
-		have[name] = true
-	}
 }

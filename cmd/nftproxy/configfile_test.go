@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,10 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -222,49 +218,6 @@ nftproxy_config_file_changes_total{result="rejected"} %d
 	if err := testutil.GatherAndCompare(f.registry, strings.NewReader(want)); err != nil {
 		f.Error(err)
 	}
-}
-
-// TestFileThatCannotBeFollowed: where the kernel refuses to follow one more file, the
-// process goes on, reads the file every half minute, and warns once.
-func TestFileThatCannotBeFollowed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFollowing(t, "")
-		file := filepath.Join(t.TempDir(), "config.conf")
-		c, err := f.line(file).config([]byte(configHead))
-		if err != nil {
-			t.Fatal(err)
-		}
-		f.registry = prometheus.NewRegistry()
-		f.follow(*c)
-		tries := 0
-		f.Follow = func(context.Context, string, func([]byte, error)) error {
-			tries++
-			return syscall.EMFILE
-		}
-		write := func(text string) {
-			if err := os.WriteFile(file, []byte(configHead+text), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		write("")
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan struct{})
-		go func() {
-			_ = f.ConfigFollower.Run(ctx) // It returns nil.
-			close(ended)
-		}()
-		time.Sleep(daemon.UnfollowedPeriod / 2)
-		write("logging: {verbosity: 5}\n")
-		time.Sleep(daemon.UnfollowedPeriod)
-		cancel()
-		<-ended
-		if !slices.Equal(f.verbosities, []int{5}) || tries != 2 {
-			t.Errorf("verbosities %v after %d tries, want 5 after 2", f.verbosities, tries)
-		}
-		if n := strings.Count(f.logText(), "cannot follow a file"); n != 1 {
-			t.Errorf("the log has %d warnings, want one:\n%s", n, f.logText())
-		}
-	})
 }
 
 // TestEveryFlagIsLiveOrNot: a live change names flags that there are.
