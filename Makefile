@@ -34,7 +34,7 @@ test: build lint ## run every test: unit and property, as root also kernel and A
 
 # These packages are about live systems: without root or an API server, only tests of their text and arithmetic run.
 # Each is linked with client-go, which takes two seconds of CPU time. So test-short leaves them out.
-live := bench|bench/control|bench/data|bench/watchers|demo|test/lib/controlplane|test/e2e
+live := bench|bench/control|bench/data|demo|test/lib/controlplane|test/e2e
 
 test-short: ## run the tests that need neither root nor an API server, in fewer rounds
 	SKIP_PRIVILEGED=1 $(GO) test -short -p 6 -ldflags="-s -w" $$($(GO) list ./... | grep -vE '^nftproxy/($(live))$$')
@@ -127,7 +127,7 @@ demo: build ## show the proxy at work on real traffic, without a cluster
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/demo ./demo
 	bin/demo
 
-bench: build ## compare with kube-proxy, nft and the bare kernel at every size; more than an hour, as root
+bench: build ## compare with kube-proxy and the bare kernel at every size; more than an hour, as root
 	hack/build-tools.sh
 	hack/build-tools.sh kube-proxy$(if $(filter-out 1.37,$(KUBE_PROXY)),-$(KUBE_PROXY))
 	$(GO) run ./bench

@@ -2,8 +2,7 @@
 // machine. It says which of the project's targets are met. It needs root; everything runs
 // in network namespaces of its own.
 //
-// It writes tables to the terminal. It writes the figures as JSON, and pictures of them,
-// to a directory. Packages control and data measure the figures.
+// It writes tables to the terminal, and the figures as JSON to a directory. Packages control and data measure the figures.
 package main
 
 import (
@@ -52,6 +51,7 @@ type options struct {
 	json     string
 	nftproxy string
 	earlier  string
+	rounds   int
 	flags    []string
 	// kubeProxy is a minor release.
 	kubeProxy string
@@ -76,16 +76,17 @@ func newCommand() *cobra.Command {
 	f.StringVar(&o.only, "only", "", "one part: control, data, flows or node (default all)")
 	f.StringSliceVar(&o.sizes, "size", nil, `control plane: Services x endpoints of each, such as 1000x10 or "5000x20 LB" (default all)`)
 	f.IntSliceVar(&o.services, "services", nil, "data plane: numbers of Services (default all)")
-	f.StringVar(&o.out, "out", "", "directory for the JSON and the pictures (default docs/bench; of a quick run bin/bench)")
+	f.StringVar(&o.out, "out", "", "directory for the JSON (default docs/bench; of a quick run bin/bench)")
 	f.StringVar(&o.json, "json", "report.json", "name of the JSON file in that directory")
 	f.StringVar(&o.nftproxy, "nftproxy", filepath.Join("bin", "nftproxy"), "the binary that is measured")
 	f.StringArrayVar(&o.flags, "flag", nil, "a flag more for nftproxy run, such as --flag=--nftproxy-counters; the build of --earlier does not get it; repeat it for several")
-	f.StringVar(&o.earlier, "earlier", "", "data plane: another build of nftproxy, measured in place of kube-proxy (with --only data)")
+	f.StringVar(&o.earlier, "earlier", "", "another build of nftproxy, measured in place of kube-proxy and turn by turn (with --only data or --only node)")
+	f.IntVar(&o.rounds, "rounds", 3, "with --earlier and --only node: how often each build has its turn")
 	f.StringVar(&o.kubeProxy, "kube-proxy", os.Getenv(controlplane.KubeProxyVariable), "the minor release of kube-proxy: 1.37 or 1.36 (default the variable KUBE_PROXY, or else 1.37)")
 	f.StringArrayVar(&o.proxies, "proxy", nil, "one of the proxies, such as "+strconv.Quote(result.KubeProxyLegacy)+"; repeat it for several (default all)")
 	f.BoolVar(&o.add, "add", false, "put the figures into the report that is there already, in place of the same ones of earlier runs on this machine")
 	f.BoolVar(&o.check, "check", false, "a target that is not met is an error")
-	cmd.AddCommand(newShowCommand(), newWatchersCommand(), newWatchersProcessCommand(), newFloorProcessCommand(), newEjectCommand(), newChoicesCommand(), newNodeLossCommand())
+	cmd.AddCommand(newShowCommand(), newEjectCommand(), newNodeLossCommand())
 	return cmd
 }
 
@@ -93,7 +94,7 @@ func newCommand() *cobra.Command {
 func newShowCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "show REPORT",
-		Short: "Print the tables of a JSON report, and make its pictures again beside it",
+		Short: "Print the tables of a JSON report",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r, err := result.Read(args[0])
@@ -101,35 +102,9 @@ func newShowCommand() *cobra.Command {
 				return err
 			}
 			r.Judge()
-			return show(cmd.OutOrStdout(), r, filepath.Dir(args[0]))
+			return result.Tables(cmd.OutOrStdout(), r)
 		},
 	}
-}
-
-// The command by which a process that control.Floor makes starts.
-const floorCommand = "floor-process"
-
-// newFloorProcessCommand is a process with the least work that a change takes.
-func newFloorProcessCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: floorCommand + " KUBECONFIG", Hidden: true, Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return control.Floor(cmd.Context(), args[0], cmd.OutOrStdout())
-		},
-	}
-}
-
-// show prints the tables and makes the pictures.
-func show(w io.Writer, r *result.Report, dir string) error {
-	if err := result.Tables(w, r); err != nil {
-		return err
-	}
-	files, err := result.Pictures(dir, r)
-	if err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(w, "\n%d pictures in %s\n", len(files), dir)
-	return err
 }
 
 // part is a part of the benchmarks.
@@ -191,11 +166,7 @@ func (o *options) controlPlane(log io.Writer) (part, error) {
 // node is what a node pays: at the size that most targets name.
 func (o *options) node(log io.Writer) (part, error) {
 	p := part{name: "node"}
-	self, err := os.Executable()
-	if err != nil {
-		return p, err
-	}
-	c := control.Config{Setup: o.setup(log), Samples: control.Full(), Node: true, Floor: []string{self, floorCommand}}
+	c := control.Config{Setup: o.setup(log), Samples: control.Full(), Node: true, Rounds: o.rounds}
 	sizes := o.sizes
 	if len(sizes) == 0 {
 		sizes = []string{result.Usual}
@@ -229,8 +200,8 @@ func (p part) control(c control.Config, sizes []string) (part, error) {
 
 // run measures, and shows all figures that it could measure.
 func (o *options) run(ctx context.Context, w io.Writer) error {
-	if o.earlier != "" && o.only != "data" {
-		return errors.New("--earlier: only the data plane compares builds: it goes with --only data")
+	if o.earlier != "" && o.only != "data" && o.only != "node" {
+		return errors.New("--earlier: it goes with --only data or --only node")
 	}
 	if o.out == "" {
 		o.out = filepath.Join("docs", "bench")
@@ -278,7 +249,7 @@ func (o *options) run(ctx context.Context, w io.Writer) error {
 		failed = append(failed, err)
 	}
 	report, err := r.finish()
-	failed = append(failed, err, show(w, report, o.out))
+	failed = append(failed, err, result.Tables(w, report))
 	if o.check {
 		failed = append(failed, unmet(report))
 	}

@@ -1,14 +1,11 @@
 package control
 
 import (
-	"context"
 	"errors"
-	"os/exec"
 	"time"
 
 	"nftproxy/bench/proxies"
 	"nftproxy/test/lib/child"
-	"nftproxy/test/lib/nftcmd"
 )
 
 // backend is a proxy with its peculiarities.
@@ -49,15 +46,6 @@ func partsOf(l child.Line, unit time.Duration) map[string]float64 {
 		"compile":  in(l.Compile), "read": in(l.Read), "plan": in(l.Plan),
 		"encode": in(l.Encode), "commit": in(l.Commit), "rest of apply": in(l.Apply - l.Encode - l.Commit),
 	}
-}
-
-// findNFT returns the nft command and its version.
-func findNFT(ctx context.Context) (nftcmd.Command, string, error) {
-	c, err := nftcmd.Find()
-	if err != nil {
-		return c, "", err
-	}
-	return c, proxies.FirstLine(exec.CommandContext(ctx, c.Path(), "--version")), nil
 }
 
 // joinClose adds the error of a closing function to an error.

@@ -25,39 +25,6 @@ func program(t *testing.T, endpoints ...int) *nft.Program {
 	return ruleset.Compile(ruleset.Config{Table: "nftproxy"}, b.Snapshot())
 }
 
-// TestSwap: the batches go there and back, any number of times.
-func TestSwap(t *testing.T) {
-	from, to := program(t, 3, 3), program(t, 3, 5, 7)
-	s := newSwap(from, to)
-	m := nft.NewModel()
-	apply := func(what string, b nft.Batch) {
-		t.Helper()
-		if err := m.Apply(b); err != nil {
-			t.Fatalf("%s: %v", what, err)
-		}
-	}
-	apply("load", load(from))
-	apply("first", s.first)
-	elements := func() int {
-		n := 0
-		for _, set := range m.Table(to.IPv4.ID()).Sets {
-			n += len(set.Elements)
-		}
-		return n
-	}
-	there := elements()
-	for range 3 {
-		apply("back", s.back)
-		if elements() >= there {
-			t.Errorf("%d elements, and %d before", elements(), there)
-		}
-		apply("again", s.again)
-		if elements() != there {
-			t.Errorf("%d elements, want %d", elements(), there)
-		}
-	}
-}
-
 // TestBare: the kernel has the program with the declared sizes, and a refusal is an
 // error.
 func TestBare(t *testing.T) {

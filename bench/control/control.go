@@ -26,31 +26,26 @@ type Config struct {
 	Samples Samples
 	// Node asks what a node pays, in place of what a change costs.
 	Node bool
-	// Floor is the command of a process that runs the function Floor, with a kubeconfig as its last
-	// argument.
-	Floor []string
+	// Rounds is how often each build of nftproxy has its turn where an earlier one is compared.
+	Rounds int
 }
 
 // Samples says how much to measure of each question.
 type Samples struct {
 	// Starts is how often the first program is loaded.
 	Starts int
-	// Changes is the number of one-endpoint changes. Others is the number of changes of
-	// each other kind.
-	Changes, Others int
-	// SlowChanges and SlowOthers are the same numbers for slow proxies.
-	SlowChanges, SlowOthers int
+	// Changes is the number of one-endpoint changes, SlowChanges that for slow proxies.
+	Changes, SlowChanges int
 	// Churn is how long changes at a constant rate go on.
 	Churn time.Duration
 	// SlowChurn is the same for slow proxies. ShortChurn takes its place at the sizes
-	// where no target needs the comparison. With 0, slow proxies go through neither these
-	// changes nor the rolling replacement.
+	// where no target needs the comparison. With 0, slow proxies do not go through these
+	// changes.
 	SlowChurn, ShortChurn time.Duration
 	// Drain is how long slow proxies may work on outstanding changes afterwards. At the
 	// sizes of ShortChurn it is half as long.
 	Drain time.Duration
-	// Budget ends a series of one-endpoint changes. Series of other changes have half of
-	// it. Slow proxies have half of either at the sizes of ShortChurn. After a third of
+	// Budget ends a series of one-endpoint changes. Slow proxies have half of it at the sizes of ShortChurn. After a third of
 	// it no more starts are made. At least one change and one start are made, whatever
 	// they take.
 	Budget time.Duration
@@ -62,7 +57,7 @@ type Samples struct {
 // Full is what a whole run measures.
 func Full() Samples {
 	return Samples{
-		Starts: 3, Changes: 200, Others: 100, SlowChanges: 20, SlowOthers: 10,
+		Starts: 3, Changes: 200, SlowChanges: 20,
 		Churn: time.Minute, SlowChurn: time.Minute, ShortChurn: 20 * time.Second, Drain: 30 * time.Second, Budget: 30 * time.Second,
 		Node: result.NodeTime,
 	}
@@ -70,7 +65,7 @@ func Full() Samples {
 
 // Quick is a run of a minute or two at the smallest size.
 func Quick() Samples {
-	return Samples{Starts: 1, Changes: 50, Others: 20, SlowChanges: 3, SlowOthers: 2, Churn: 10 * time.Second, Budget: 10 * time.Second, Node: 10 * time.Second}
+	return Samples{Starts: 1, Changes: 50, SlowChanges: 3, Churn: 10 * time.Second, Budget: 10 * time.Second, Node: 10 * time.Second}
 }
 
 // LeftOut says what a quick run leaves out.
@@ -83,7 +78,7 @@ func LeftOut() []string {
 	}
 	return []string{
 		"control plane: the sizes " + rest[2:],
-		"control plane: the rolling replacement and the changes at constant rates with kube-proxy; nftproxy goes through 10 s of each instead of a minute",
+		"control plane: the changes at constant rates with kube-proxy; nftproxy goes through 10 s of each instead of a minute",
 		"control plane: most samples; a p99 of few samples is their maximum",
 	}
 }
@@ -92,8 +87,12 @@ func LeftOut() []string {
 func (c Config) Cells() int {
 	n := 0
 	for _, s := range c.Sizes {
-		for _, l := range (&run{Config: c}).limitSteps() {
-			n += len(l.questions)
+		if !c.Node {
+			n++ // the bare kernel's
+		}
+		if c.Earlier != "" {
+			n += 2 * c.Rounds * len(c.proxyQuestions(result.NFTProxy))
+			continue
 		}
 		for _, name := range append([]string{result.NFTProxy}, result.KubeProxies()...) {
 			if c.Wants(name) && (name == result.NFTProxy || !s.OursOnly) {
@@ -116,6 +115,10 @@ func Run(ctx context.Context, c Config, sink result.Sink) error {
 		backends = append(backends, newBackend(p))
 	}
 	failed := failures{}
+	if c.Earlier != "" {
+		turns := &turns{Sink: sink}
+		sink, backends = turns, turns.order(backends, c.Rounds)
+	}
 	for _, s := range c.Sizes {
 		r := &run{Config: c, Sink: sink, size: s, failures: failed}
 		if err := r.all(ctx, backends); err != nil {
@@ -140,8 +143,10 @@ func (r *run) all(ctx context.Context, backends []backend) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, r.world.stop()) }()
-	if err := r.limits(ctx); err != nil {
-		return err
+	if !r.Node {
+		if err := r.bare(ctx); err != nil {
+			return err
+		}
 	}
 	for _, b := range backends {
 		if r.size.OursOnly && !b.Ours {

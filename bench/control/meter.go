@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -168,64 +167,4 @@ func (m *meter) settledCPU(ctx context.Context) (time.Duration, error) {
 		}
 	}
 	return CPUTime(m.pid)
-}
-
-// kernelBytes returns the memory that the kernel has taken for itself and cannot give
-// back at will: unreclaimable slab, vmalloc and per-CPU memory.
-func kernelBytes() (int64, error) {
-	file, err := os.Open("/proc/meminfo")
-	if err != nil {
-		return 0, err
-	}
-	defer file.Close()
-	var sum int64
-	found := 0
-	for lines := bufio.NewScanner(file); lines.Scan(); {
-		name, rest, _ := strings.Cut(lines.Text(), ":")
-		switch name {
-		case "SUnreclaim", "VmallocUsed", "Percpu":
-			kilobytes, err := strconv.ParseInt(strings.Fields(rest)[0], 10, 64)
-			if err != nil {
-				return 0, fmt.Errorf("read /proc/meminfo: %w", err)
-			}
-			sum += kilobytes << 10
-			found++
-		}
-	}
-	if found != 3 {
-		return 0, fmt.Errorf("read /proc/meminfo: %w: three counters of the kernel's memory", fs.ErrNotExist)
-	}
-	return sum, nil
-}
-
-// settledKernelBytes returns kernelBytes once it no longer changes: a worker frees the
-// memory of a transaction after a grace period.
-func settledKernelBytes(ctx context.Context) (int64, error) {
-	const (
-		period = 100 * time.Millisecond
-		calm   = 5 // periods
-		still  = 256 << 10
-	)
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	ticks := time.NewTicker(period)
-	defer ticks.Stop()
-	last, err := kernelBytes()
-	for n := 0; err == nil && n < calm; {
-		select {
-		case <-ctx.Done():
-			return last, nil
-		case <-ticks.C:
-		}
-		var now int64
-		if now, err = kernelBytes(); err != nil {
-			break
-		}
-		if now < last-still || now > last+still {
-			n, last = 0, now
-		} else {
-			n++
-		}
-	}
-	return last, err
 }

@@ -106,9 +106,3 @@ func TestSettledCPU(t *testing.T) {
 		t.Error(err)
 	}
 }
-
-func TestKernelBytes(t *testing.T) {
-	if n, err := kernelBytes(); err != nil || n < 1<<20 {
-		t.Errorf("%d, error %v", n, err)
-	}
-}

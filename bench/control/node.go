@@ -6,11 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/rest"
-
-	"nftproxy/bench/proxies"
 	"nftproxy/bench/result"
 )
 
@@ -88,84 +83,4 @@ func (s *subject) nodeCPU(ctx context.Context, rate int, patience time.Duration)
 	}
 	s.answer(c)
 	return nil
-}
-
-// startFloor measures what a start cannot do without: fetching both lists, and the
-// kernel's commit of the program.
-func (r *run) startFloor(ctx context.Context, p *programs, a *answers) error {
-	whole, err := encode(load(p.whole))
-	if err != nil {
-		return err
-	}
-	var fetches []float64
-	var size int64
-	for range bareStarts {
-		start := time.Now()
-		if size, err = r.world.fetch(ctx); err != nil {
-			return err
-		}
-		fetches = append(fetches, time.Since(start).Seconds())
-	}
-	node, commits, err := loadsBare(whole)
-	if err != nil {
-		return err
-	}
-	fetch, commit := result.Median(fetches), result.Median(commits)
-	c := r.cell(result.NodeFloor, result.BareNetlink, "s")
-	c.Values = map[string]float64{
-		result.Value: fetch + commit, "fetch": fetch, "commit": commit,
-		"MB fetched": float64(size) / 1e6, "MB committed": float64(len(whole[0])) / 1e6,
-	}
-	a.answer(c)
-	return node.close()
-}
-
-// changeFloor measures what a change cannot do without: client-go's watch, and the kernel's
-// commit of the elements that differ.
-func (r *run) changeFloor(ctx context.Context, _ *programs, a *answers) (err error) {
-	s := &subject{run: r, backend: backend{Proxy: proxies.Floor(r.Floor)}, answers: a}
-	if s.node, err = proxies.NewNode(ctx, r.world.plane); err != nil {
-		return err
-	}
-	defer s.close()
-	limited, cancel := context.WithTimeout(ctx, r.Limit)
-	defer cancel()
-	if _, err := s.start(limited); err != nil {
-		return err
-	}
-	for _, rate := range result.NodeRates() {
-		r.doing(s.Name, result.NodeCPU(rate))
-		if err := pause(ctx, min(afterStart, s.Samples.Node)); err != nil {
-			return err
-		}
-		if err := s.nodeCPU(ctx, rate, r.Limit); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// fetch gets both lists at once, as protobuf, and leaves them undecoded. It returns their
-// size in bytes.
-func (w *world) fetch(ctx context.Context) (int64, error) {
-	group, ctx := errgroup.WithContext(ctx)
-	var sizes [2]int64
-	for i, list := range []struct {
-		client   rest.Interface
-		resource string
-	}{{w.client.CoreV1().RESTClient(), "services"}, {w.client.DiscoveryV1().RESTClient(), "endpointslices"}} {
-		group.Go(func() error {
-			// Version 0 is what the server's cache has, as for a proxy's list.
-			options := &metav1.ListOptions{ResourceVersion: "0"}
-			body, err := list.client.Get().Namespace(metav1.NamespaceDefault).Resource(list.resource).
-				VersionedParams(options, metav1.ParameterCodec).DoRaw(ctx)
-			if err != nil {
-				return fmt.Errorf("fetch %s: %w", list.resource, err)
-			}
-			sizes[i] = int64(len(body))
-			return nil
-		})
-	}
-	err := group.Wait()
-	return sizes[0] + sizes[1], err
 }

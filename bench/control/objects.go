@@ -24,7 +24,6 @@ const (
 // ranges do not overlap for any size that Find accepts, nor with the addresses of package
 // testnet.
 func clusterIP(service int) netip.Addr    { return controlplane.Address("10.100.0.0", service) }
-func extraIP(n int) netip.Addr            { return controlplane.Address("10.102.0.0", n) }
 func endpointIP(n int) netip.Addr         { return controlplane.Address("10.128.0.0", n) }
 func laterIP(n int) netip.Addr            { return controlplane.Address("10.160.0.0", n) }
 func ingressIP(service, n int) netip.Addr { return controlplane.Address("198.18.0.0", n<<16+service) }

@@ -1,8 +1,6 @@
 package control
 
 import (
-	"context"
-	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
@@ -32,20 +30,6 @@ func (r *recorded) Put(c result.Cell) {
 func (r *recorded) Doing(string)           {}
 func (r *recorded) Version(string, string) {}
 
-// floorArgument is the first argument with which the test binary is a process of Floor. The
-// second one is the kubeconfig.
-const floorArgument = "floor-of-a-change"
-
-func TestMain(m *testing.M) {
-	if len(os.Args) != 3 || os.Args[1] != floorArgument {
-		os.Exit(m.Run())
-	}
-	if err := Floor(context.Background(), os.Args[2], os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-}
-
 // TestRun: at a tiny size the run puts every announced cell once, with a figure, and so
 // does the run that asks what a node pays. The test does not judge the figures.
 func TestRun(t *testing.T) {
@@ -59,15 +43,10 @@ func TestRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	size.OursOnly = true
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, node := range []bool{false, true} {
 		c := Config{
-			Floor: []string{self, floorArgument},
 			Setup: proxies.Setup{NFTProxy: binary, Limit: time.Minute, Log: os.Stderr}, Sizes: []Size{size}, Node: node,
-			Samples: Samples{Starts: 2, Changes: 5, Others: 4, Churn: time.Second, Budget: time.Minute, Node: time.Second},
+			Samples: Samples{Starts: 2, Changes: 5, Churn: time.Second, Budget: time.Minute, Node: time.Second},
 		}
 		var sink recorded
 		if err := Run(t.Context(), c, &sink); err != nil {
@@ -77,9 +56,6 @@ func TestRun(t *testing.T) {
 			t.Errorf("%d cells, put %d times; %d were announced", len(sink.report.Cells), sink.puts, want)
 		}
 		for _, cell := range sink.report.Cells {
-			if cell.Question == result.KernelMemory {
-				continue // so few objects take no memory that shows
-			}
 			if v, found := cell.Main(); cell.Failed != "" || cell.Over || !found || v <= 0 {
 				t.Errorf("%+v", cell)
 			}

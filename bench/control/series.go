@@ -33,15 +33,10 @@ type series struct {
 
 // series makes changes until all are made, or the budget is used up, or the limit is
 // reached.
-func (s *subject) series(ctx context.Context, c changes, budget time.Duration) (out series, err error) {
+func (s *subject) series(ctx context.Context, list []change, budget time.Duration) (out series, err error) {
 	out.parts = map[string][]float64{}
 	if err := s.listen(); err != nil {
 		return out, err
-	}
-	if c.prepare != nil {
-		if err := c.prepare(ctx); err != nil {
-			return out, err
-		}
 	}
 	limited, cancel := context.WithTimeout(ctx, s.Limit)
 	defer cancel()
@@ -53,7 +48,7 @@ func (s *subject) series(ctx context.Context, c changes, budget time.Duration) (
 		return out, err
 	}
 	began := time.Now()
-	for k, change := range c.list {
+	for k, change := range list {
 		if k > 0 && time.Since(began) > budget || limited.Err() != nil {
 			break
 		}
@@ -69,9 +64,6 @@ func (s *subject) series(ctx context.Context, c changes, budget time.Duration) (
 	}
 	after, err := s.meter.settledCPU(limited)
 	out.cpu = after - before
-	if err == nil && c.clean != nil {
-		err = c.clean(ctx)
-	}
 	if ctx.Err() != nil {
 		err = ctx.Err()
 	}
@@ -187,16 +179,16 @@ func (s *subject) seen(question string, out series) result.Cell {
 	return c
 }
 
-// count is the most changes that are made.
-func (s *subject) count(ours, slow int) int {
+// changes is the most changes that are made.
+func (s *subject) changes() int {
 	if s.Ours {
-		return ours
+		return s.Samples.Changes
 	}
-	return slow
+	return s.Samples.SlowChanges
 }
 
 func (s *subject) oneEndpoint(ctx context.Context) error {
-	out, err := s.series(ctx, s.world.replacements(s.count(s.Samples.Changes, s.Samples.SlowChanges)), s.budget(s.Ours))
+	out, err := s.series(ctx, s.world.replacements(s.changes()), s.budget(s.Ours))
 	if err != nil {
 		return err
 	}
@@ -210,33 +202,5 @@ func (s *subject) oneEndpoint(ctx context.Context) error {
 	peak := s.cell(result.PeakMemory, s.Name, "MB")
 	peak.Values = map[string]float64{result.Value: s.meter.peakMB()}
 	s.answer(peak)
-	return nil
-}
-
-func (s *subject) scale(ctx context.Context) error {
-	out, err := s.series(ctx, s.world.scalings(s.count(s.Samples.Others, s.Samples.SlowOthers)), s.budget(s.Ours)/2)
-	if err == nil {
-		s.answerSeries(result.ScaleSeen, result.ScaleInside, out)
-	}
-	return err
-}
-
-func (s *subject) addAndDelete(ctx context.Context) (err error) {
-	extra := s.world.extraServices(s.count(s.Samples.Others, s.Samples.SlowOthers))
-	defer func() {
-		if err != nil { // the next backend finds nothing of this one
-			err = errors.Join(err, s.world.clear(ctx, extra))
-		}
-	}()
-	added, err := s.series(ctx, s.world.additions(extra), s.budget(s.Ours)/2)
-	if err != nil {
-		return err
-	}
-	s.answerSeries(result.AddSeen, result.AddInside, added)
-	deleted, err := s.series(ctx, s.world.removals(extra, added.written), s.budget(s.Ours)/2)
-	if err != nil {
-		return err
-	}
-	s.answerSeries(result.DeleteSeen, result.DeleteInside, deleted)
 	return nil
 }

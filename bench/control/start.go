@@ -108,28 +108,3 @@ func (s *subject) restart(ctx context.Context) error {
 	s.answer(c)
 	return nil
 }
-
-// kernelMemory stops the proxy and takes its tables away.
-func (s *subject) kernelMemory(ctx context.Context) error {
-	if err := s.end(ctx); err != nil {
-		return fmt.Errorf("stop it: %w", err)
-	}
-	before, err := settledKernelBytes(ctx)
-	if err != nil {
-		return err
-	}
-	if err := s.Clear(s.node); err != nil {
-		return err
-	}
-	after, err := settledKernelBytes(ctx)
-	if err != nil {
-		return err
-	}
-	if after >= before {
-		return errors.New("more of the machine's other memory was taken meanwhile than the tables gave back")
-	}
-	c := s.cell(result.KernelMemory, s.Name, "MB")
-	c.Values = map[string]float64{result.Value: float64(before-after) / 1e6}
-	s.answer(c)
-	return nil
-}

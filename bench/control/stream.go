@@ -176,61 +176,6 @@ func (s *subject) arrival(ctx context.Context, r *replacement, replaced bool) ti
 	}
 }
 
-// rollingEndpoints is how many endpoints are replaced without a pause.
-const rollingEndpoints = 1000
-
-// rolling replaces endpoints Service by Service, one in each write.
-func (s *subject) rolling(ctx context.Context) error {
-	if err := s.listen(); err != nil {
-		return err
-	}
-	limited, cancel := context.WithTimeout(ctx, s.Limit)
-	defer cancel()
-	count := min(rollingEndpoints, s.size.total())
-	list := s.world.replacementsAt(s.world.inRow(count))
-	mark, start := s.process.Mark(), time.Now()
-	before, err := s.meter.settledCPU(limited)
-	if err != nil {
-		return err
-	}
-	err = s.stream(limited, list, 0, s.world.update)
-	if err != nil && limited.Err() == nil || ctx.Err() != nil {
-		return err
-	}
-	wrote := time.Now()
-	out := s.collect(limited, list)
-	if s.process.Ended() {
-		return fmt.Errorf("%w: %v", child.ErrEnded, s.process.Err())
-	}
-	after, settleErr := s.meter.settledCPU(limited)
-	if settleErr != nil {
-		return settleErr
-	}
-	if err != nil || out.missing > 0 {
-		s.monitor.Forget()
-		s.answer(s.over(result.Rolling, s.Name, "s"))
-		return nil
-	}
-	c := s.cell(result.Rolling, s.Name, "s")
-	c.Values = map[string]float64{
-		result.Value: out.last.Sub(start).Seconds(), "API writes": wrote.Sub(start).Seconds(),
-		"CPU": (after - before).Seconds(), "batches": float64(s.batches(mark)),
-	}
-	s.answer(c)
-	return nil
-}
-
-// inRow lists the places of count endpoints, service after service.
-func (w *world) inRow(count int) []spot {
-	var list []spot
-	for service := 0; len(list) < count; service++ {
-		for j := range min(w.size.endpointsOf(service), count-len(list)) {
-			list = append(list, spot{service, j / maxSlice, j % maxSlice})
-		}
-	}
-	return list
-}
-
 // batches counts the writes to the kernel since a mark in the log.
 func (s *subject) batches(mark int) int {
 	if s.batch == nil {

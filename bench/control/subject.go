@@ -39,13 +39,9 @@ func (s *subject) steps() []step {
 	return []step{
 		{"first program", []string{result.FirstProgram, result.StartToProgram, result.FirstProgramCPU}, false, s.firstPrograms},
 		{"one-endpoint changes", []string{result.ChangeSeen, result.ChangeInside, result.ChangeCPU, result.PeakMemory}, false, s.oneEndpoint},
-		{"scale changes", []string{result.ScaleSeen, result.ScaleInside}, false, s.scale},
-		{"services added and deleted", []string{result.AddSeen, result.AddInside, result.DeleteSeen, result.DeleteInside}, false, s.addAndDelete},
-		{"rolling replacement", []string{result.Rolling}, true, s.rolling},
 		{"100 changes a second", []string{result.Churn100, result.Churn100CPU}, true, s.churn100},
 		{"1,000 changes a second", []string{result.Churn1000, result.Churn1000CPU}, true, s.churn1000},
 		{"restart", []string{result.Restart}, false, s.restart},
-		{"kernel memory", []string{result.KernelMemory}, false, s.kernelMemory},
 	}
 }
 

@@ -90,11 +90,6 @@ func (w *world) slice(service, n int) *discoveryv1.EndpointSlice {
 	return w.size.slices(service, w.first[service])[n]
 }
 
-// slicesOf returns the number of slices of a Service.
-func (w *world) slicesOf(service int) int {
-	return (w.size.endpointsOf(service) + maxSlice - 1) / maxSlice
-}
-
 // update writes a slice to the API server, whatever version the server has.
 func (w *world) update(ctx context.Context, s *discoveryv1.EndpointSlice) error {
 	if _, err := w.client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Update(ctx, s, metav1.UpdateOptions{}); err != nil {

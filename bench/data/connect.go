@@ -96,24 +96,6 @@ func burst(ns *testnet.Namespace, to netip.AddrPort, samples []time.Duration, le
 	return samples, nil
 }
 
-// refusal is how long a connect() takes that is refused.
-func refusal(ns *testnet.Namespace, to netip.AddrPort) (took time.Duration, err error) {
-	err = ns.Do(func() error {
-		took, err = newClient(to).once()
-		switch {
-		case errors.Is(err, unix.ECONNREFUSED):
-			return nil
-		case err == nil:
-			return errors.New("it is answered")
-		}
-		return err
-	})
-	if err != nil {
-		return 0, fmt.Errorf("be refused at %v from %s: %w", to, ns, err)
-	}
-	return took, nil
-}
-
 // undisturbed runs a function on a locked thread at a real-time priority, where
 // that is permitted: on a busy machine most of what is above the median would
 // else be the time that other processes run.

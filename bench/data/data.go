@@ -1,6 +1,5 @@
 // Package data promises the cost of a proxy's rules for packets: how long a connection
-// takes to set up, how many connections fit in a second, how much data established ones
-// carry, and how soon a connection without an endpoint is refused.
+// takes to set up.
 //
 // The rules of each proxy at each number of Services stay in a network namespace of their
 // own after the proxy has ended. Two more nodes have no proxy, and the smallest possible
@@ -8,7 +7,7 @@
 // work on the machine affects them alike, and compares them round by round. It does not
 // measure the proxies themselves: package control does.
 //
-// Choices measures what the options of a Service cost: its programs are loaded without a proxy.
+// Ejection measures what --nftproxy-eject costs a node.
 package data
 
 import (
@@ -40,13 +39,6 @@ type Effort struct {
 	// when there were LeastBurst.
 	Burst, LeastBurst int
 	Turn              time.Duration
-	// RateRounds and StreamRounds are those of rates and throughput, whose turns
-	// take Slice.
-	RateRounds, StreamRounds int
-	Slice                    time.Duration
-	// Refusals is how many are asked for, SlowRefusals where one takes longer
-	// than 100 ms.
-	Refusals, SlowRefusals int
 	// First has the service that was created first measured beside the last.
 	First bool
 	// Again has a second node with the same static rule: how far two of the same
@@ -58,7 +50,7 @@ type Effort struct {
 func Full() Effort {
 	return Effort{
 		Rounds: 100, LeastRounds: 15, Budget: 90 * time.Second, Burst: 1000, LeastBurst: 100, Turn: 50 * time.Millisecond,
-		RateRounds: 30, StreamRounds: 100, Slice: 50 * time.Millisecond, Refusals: 50, SlowRefusals: 5, First: true, Again: true,
+		First: true, Again: true,
 	}
 }
 
@@ -66,7 +58,6 @@ func Full() Effort {
 func Quick() Effort {
 	return Effort{
 		Rounds: 25, LeastRounds: 8, Budget: 8 * time.Second, Burst: 500, LeastBurst: 50, Turn: 20 * time.Millisecond,
-		RateRounds: 6, StreamRounds: 25, Slice: 30 * time.Millisecond, Refusals: 10, SlowRefusals: 1,
 	}
 }
 

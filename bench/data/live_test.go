@@ -4,17 +4,14 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"net/netip"
 	"os"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"nftproxy/bench/result"
-	"nftproxy/test/lib/controlplane"
 	"nftproxy/test/lib/nftcmd"
 	"nftproxy/test/lib/testnet"
 )
@@ -48,8 +45,7 @@ func (s *sink) Version(string, string) {}
 func TestMeasure(t *testing.T) {
 	nftcmd.ForTest(t)
 	e := Effort{
-		Rounds: 2, LeastRounds: 2, Burst: 20, LeastBurst: 20, RateRounds: 1, StreamRounds: 1, Slice: time.Millisecond,
-		Refusals: 2, SlowRefusals: 1, First: true, Again: true,
+		Rounds: 2, LeastRounds: 2, Burst: 20, LeastBurst: 20, First: true, Again: true,
 	}
 	got := &sink{}
 	r := &run{Config: Config{Sizes: []int{1, 5}, Effort: e}, Sink: got}
@@ -119,40 +115,6 @@ func TestCheck(t *testing.T) {
 	load(strings.ReplaceAll(spread, "10.100.0.1", s.to(sticky).Addr().String()))
 	if err := s.check(sticky); err == nil {
 		t.Error("a client that is not kept is not noticed")
-	}
-}
-
-// TestStream: all that is sent arrives, however short the time.
-func TestStream(t *testing.T) {
-	s := bareSite(t, result.NoProxy)
-	way := target{way: plainWay()}
-	str, err := newStream(s.from(way.way), s.to(way), s.server)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, most := range []time.Duration{0, time.Millisecond, 20 * time.Millisecond} {
-		f, err := str.send(s.from(way.way), most)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if f.bytes < 1 || most > 0 && f.bytes < chunk || f.took < most || f.cpu <= 0 {
-			t.Errorf("%v: %+v", most, f)
-		}
-	}
-	if err := str.close(); err != nil {
-		t.Error(err)
-	}
-}
-
-// TestRefusal: an answered connection, and one without any answer, are not refused.
-func TestRefusal(t *testing.T) {
-	s := bareSite(t, result.NoProxy)
-	server := endpointIPs()[0]
-	if took, err := refusal(s.pod.NS, netip.AddrPortFrom(server, closedPort)); err != nil || took <= 0 {
-		t.Errorf("%v, %v", took, err)
-	}
-	if _, err := refusal(s.pod.NS, netip.AddrPortFrom(server, controlplane.TargetPort)); err == nil {
-		t.Error("an answer is taken for a refusal")
 	}
 }
 

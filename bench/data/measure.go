@@ -24,14 +24,6 @@ func (r *run) measure(ctx context.Context) error {
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	for _, t := range r.Effort.targets() {
 		r.setups(ctx, nft, t)
-		if !t.first {
-			r.rates(ctx, nft, t)
-		}
-	}
-	for _, ask := range []func(context.Context, nftcmd.Command){r.streams, r.refusals} {
-		if ctx.Err() == nil {
-			ask(ctx, nft)
-		}
 	}
 	return ctx.Err()
 }
@@ -44,7 +36,7 @@ func (r *run) begin(nft nftcmd.Command, t target) *series {
 		if err == nil {
 			err = at.aim(nft, t)
 		}
-		if err == nil && !t.refused {
+		if err == nil {
 			err = at.check(t)
 		}
 		s.failed[at] = err
@@ -70,7 +62,7 @@ func (r *run) rounds(ctx context.Context, s *series, count, least int, budget ti
 
 // setups asks how long connections to a target take.
 func (r *run) setups(ctx context.Context, nft nftcmd.Command, t target) {
-	question := t.question(result.ConnectionSetup, true)
+	question := t.question()
 	r.Doing("data plane: " + question)
 	s := r.begin(nft, t)
 	e := r.Effort
@@ -99,93 +91,9 @@ func (s *site) arrived(count int) error {
 	return err
 }
 
-// rates asks how many connections to a target there can be.
-func (r *run) rates(ctx context.Context, nft nftcmd.Command, t target) {
-	question := t.question(result.ConnectionRate, false)
-	r.Doing("data plane: " + question)
-	s := r.begin(nft, t)
-	e := r.Effort
-	r.rounds(ctx, s, e.RateRounds, e.RateRounds, e.Budget, func(at *site) error {
-		if err := at.topology.Node.FlushConntrack(); err != nil {
-			return err
-		}
-		perSecond, err := rate(at.from(t.way), at.to(t), e.Slice)
-		if err != nil {
-			return err
-		}
-		s.add(at, 1, map[string]float64{result.Value: perSecond})
-		return at.arrived(1)
-	})
-	r.answer(ctx, question, "1/s", s)
-}
-
-// streams asks what an established connection carries.
-func (r *run) streams(ctx context.Context, nft nftcmd.Command) {
-	r.Doing("data plane: " + result.Throughput)
-	t := target{way: plainWay()}
-	throughput, cpu := r.begin(nft, t), newSeries()
-	open := map[*site]*stream{}
-	for _, at := range r.sites {
-		if throughput.failed[at] == nil {
-			open[at], throughput.failed[at] = newStream(at.from(t.way), at.to(t), at.server)
-		}
-	}
-	e := r.Effort
-	r.rounds(ctx, throughput, e.StreamRounds, e.StreamRounds, e.Budget, func(at *site) error {
-		f, err := open[at].send(at.from(t.way), e.Slice)
-		if err != nil {
-			return err
-		}
-		throughput.add(at, 1, map[string]float64{result.Value: f.gigabits()})
-		cpu.add(at, 1, map[string]float64{result.Value: f.cpuPerGigabyte()})
-		return nil
-	})
-	for at, s := range open {
-		if s == nil {
-			continue
-		}
-		if err := s.close(); err != nil && throughput.failed[at] == nil {
-			throughput.failed[at] = err
-		}
-	}
-	cpu.failed = throughput.failed
-	r.answer(ctx, result.Throughput, "Gbit/s", throughput)
-	r.answer(ctx, result.ThroughputCPU, "s/GB", cpu)
-}
-
-// slow is from when on a refusal is asked for less often.
-const slow = 100 * time.Millisecond
-
-// refusals asks how soon a connection to a service without endpoints is refused.
-func (r *run) refusals(ctx context.Context, nft nftcmd.Command) {
-	r.Doing("data plane: " + result.Refusal)
-	t := target{way: refusedWay()}
-	s := r.begin(nft, t)
-	took := map[*site][]float64{}
-	calm := map[*site]bool{}
-	r.rounds(ctx, s, r.Effort.Refusals, r.Effort.Refusals, r.Effort.Budget, func(at *site) error {
-		if len(took[at]) >= r.Effort.SlowRefusals && !calm[at] && len(took[at]) > 0 {
-			return nil
-		}
-		d, err := refusal(at.from(t.way), at.to(t))
-		if err != nil {
-			return err
-		}
-		took[at] = append(took[at], float64(d)/float64(time.Millisecond))
-		calm[at] = d < slow
-		return nil
-	})
-	r.put(ctx, result.Refusal, "ms", s, func(at *site) map[string]float64 { return result.Quantiles(took[at]) })
-}
-
-// answer puts the cells of a question.
-func (r *run) answer(ctx context.Context, question, unit string, s *series) {
-	r.put(ctx, question, unit, s, nil)
-}
-
-// put puts the cells of a question, at each size. Who has no size has the same
+// answer puts the cells of a question, at each size. Who has no size has the same
 // values at all.
-func (r *run) put(ctx context.Context, question, unit string, s *series, values func(*site) map[string]float64) {
+func (r *run) answer(ctx context.Context, question, unit string, s *series) {
 	if ctx.Err() != nil {
 		return
 	}
@@ -197,8 +105,6 @@ func (r *run) put(ctx context.Context, question, unit string, s *series, values 
 			switch err := s.failed[at]; {
 			case err != nil:
 				c.Fail(err)
-			case values != nil:
-				c.Values = values(at)
 			case at.backend == result.NFTProxy:
 				c.Values = s.summary(at, present)
 			case at.backend == result.OneStaticRule:

@@ -13,8 +13,6 @@ import (
 )
 
 const (
-	// closedPort is a port of the server on which no process listens.
-	closedPort = 8081
 	// endpointCount is that of each service that is measured.
 	endpointCount = 10
 	// everyPort is which services have a node port, beside those that are
@@ -24,12 +22,10 @@ const (
 	maxServices = 60_000
 )
 
-// The addresses of services: by their number, of those with session affinity by
-// the number of services at the time when they were created, and of that
-// without endpoints.
+// The addresses of services: by their number, and of those with session affinity by
+// the number of services at the time when they were created.
 func clusterIP(service int) netip.Addr   { return controlplane.Address("10.100.0.1", service) }
 func affinityIP(services int) netip.Addr { return controlplane.Address("10.102.0.0", services) }
-func refusingIP() netip.Addr             { return netip.MustParseAddr("10.104.0.1") }
 
 // otherIP is the endpoint of a service that is there for its number only.
 func otherIP(service int) netip.Addr { return controlplane.Address("10.128.0.0", service) }
@@ -90,13 +86,11 @@ func affinityService(services int) []runtime.Object {
 
 // steps are the objects that make `to` services out of `from`, to be created one
 // step after the other: the first, those between, and the last. At any number
-// there is beside the services one that has no endpoints, and one with session
-// affinity for the first and each last.
+// there is beside the services one with session affinity for the first and each last.
 func steps(from, to int) [][]runtime.Object {
 	var first, between, last []runtime.Object
 	if from == 0 {
 		first = append(service(0, true), affinityService(1)...)
-		first = append(first, controlplane.Service("refusing", refusingIP()))
 	}
 	for i := max(from, 1); i < to-1; i++ {
 		between = append(between, service(i, false)...)

@@ -16,8 +16,6 @@ type way struct {
 	from origin
 	// affinity says that the service keeps a client with an endpoint.
 	affinity bool
-	// refused says that the service has no endpoints.
-	refused bool
 }
 
 // origin is where the clients of a way are.
@@ -34,8 +32,6 @@ const (
 
 // plainWay is from a pod to a cluster IP.
 func plainWay() way { return way{name: "pod to cluster IP", from: fromPod} }
-
-func refusedWay() way { return way{name: "pod to cluster IP", from: fromPod, refused: true} }
 
 // ways lists those by which connections are set up.
 func ways() []way {
@@ -62,8 +58,6 @@ func (t target) service(services int, node netip.Addr) netip.AddrPort {
 		last = 0
 	}
 	switch {
-	case t.refused:
-		return netip.AddrPortFrom(refusingIP(), controlplane.ServicePort)
 	case t.from == fromOutside:
 		return netip.AddrPortFrom(node, nodePort(last))
 	case t.affinity:
@@ -74,25 +68,16 @@ func (t target) service(services int, node netip.Addr) netip.AddrPort {
 
 // direct is the final destination of the packets, without a proxy.
 func (t target) direct() netip.AddrPort {
-	port := uint16(controlplane.TargetPort)
-	if t.refused {
-		port = closedPort
-	}
-	return netip.AddrPortFrom(endpointIPs()[0], port)
+	return netip.AddrPortFrom(endpointIPs()[0], controlplane.TargetPort)
 }
 
-// setup is the name of the question about setting up connections, given its
-// first words.
-func (t target) question(about string, both bool) string {
-	text := about + ", " + t.name
-	switch {
-	case !both:
-	case t.first:
-		text += ", first service"
-	default:
-		text += ", last service"
+// question is the name of the question about setting up connections.
+func (t target) question() string {
+	which := "last"
+	if t.first {
+		which = "first"
 	}
-	return text
+	return result.ConnectionSetup + ", " + t.name + ", " + which + " service"
 }
 
 // targets lists all that connections are set up to.
@@ -111,12 +96,9 @@ func (e Effort) targets() []target {
 func (e Effort) questions() []string {
 	var list []string
 	for _, t := range e.targets() {
-		list = append(list, t.question(result.ConnectionSetup, true))
-		if !t.first {
-			list = append(list, t.question(result.ConnectionRate, false))
-		}
+		list = append(list, t.question())
 	}
-	return append(list, result.Throughput, result.ThroughputCPU, result.Refusal)
+	return list
 }
 
 // The rules of nodes without a proxy.
@@ -131,20 +113,10 @@ const tracked = `table ip tracked {
 `
 
 // staticRule is the least that a rule has to do for a target: a translation, and
-// on the way of node ports, the masquerade that brings answers back by any node;
-// or a refusal. The node's own address brings answers back without a masquerade
+// on the way of node ports, the masquerade that brings answers back by any node. The node's own address brings answers back without a masquerade
 // to the endpoints here, so what proxies pay for one on that way is in the ratio.
 func (t target) staticRule(service netip.AddrPort) string {
 	match := fmt.Sprintf("ip daddr %v tcp dport %d", service.Addr(), service.Port())
-	if t.refused {
-		return fmt.Sprintf(`table ip static {
-	chain prerouting {
-		type filter hook prerouting priority dstnat
-		%s reject with tcp reset
-	}
-}
-`, match)
-	}
 	hook := "prerouting"
 	if t.from == fromNode {
 		hook = "output"

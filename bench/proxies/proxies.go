@@ -162,15 +162,6 @@ func firstOfOurs(ctx context.Context, p *child.Process) (First, error) {
 	return First{Took: l.Latency, At: l.At, Line: l}, err
 }
 
-// Floor is a process that control.Floor makes of the command.
-func Floor(command []string) Proxy {
-	p := Proxy{Name: result.ChangeFloor, first: firstOfOurs, clear: flushNFTables}
-	p.command = func(n *Node) *exec.Cmd {
-		return exec.Command(command[0], append(slices.Clone(command[1:]), n.kubeconfig)...)
-	}
-	return p
-}
-
 // kubeProxy is kube-proxy with its default periods and without its health server.
 func (s Setup) kubeProxy(ctx context.Context, name, mode string, find func() (commands, error), sink result.Sink) Proxy {
 	p := Proxy{Name: name, Silent: Silent(name), first: firstOfKubeProxy}

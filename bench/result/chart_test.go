@@ -41,12 +41,12 @@ func fixed() *Report {
 		refused.Failed = "no iptables command"
 		if i == 2 {
 			slow.Over, slow.Values = true, map[string]float64{Value: 180}
-			cell(ChangeInside, NFTCommand, "ms", nil).NotBegun(errors.New("no first program"))
+			cell(ChangeInside, KubeProxyNFTables, "ms", nil).NotBegun(errors.New("no first program"))
 		}
-		for _, q := range []string{ScaleInside, ChangeInside} {
+		for _, q := range []string{Restart, ChangeInside} {
 			cell(q, NFTProxy, "ms", map[string]float64{P50: 0.2 * grown, P99: 0.9, Min: 0.1, Samples: 100, "encode": 0.01, "commit": 0.05 * grown})
 		}
-		cell(ScaleInside, BareNetlink, "ms", map[string]float64{P50: 0.05 * grown, P99: 0.08})
+		cell(Restart, BareNetlink, "ms", map[string]float64{P50: 0.05 * grown, P99: 0.08})
 		cell("a question of another part", NFTProxy, "Gbit/s", map[string]float64{Value: 12.5}).Note = "one stream"
 	}
 	r.Judge()
@@ -70,5 +70,33 @@ func TestTables(t *testing.T) {
 	}
 	if diff := cmp.Diff(string(want), b.String()); diff != "" {
 		t.Errorf("tables (-want +got), -update writes them anew:\n%s", diff)
+	}
+}
+
+// TestPublished: the tables in docs/bench and docs/bench/node are those of the reports there. -update writes both anew.
+func TestPublished(t *testing.T) {
+	for _, folder := range []string{"", "node"} {
+		dir := filepath.Join("..", "..", "docs", "bench", folder)
+		r, err := Read(filepath.Join(dir, "report.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var b bytes.Buffer
+		r.Judge()
+		if err := Tables(&b, r); err != nil {
+			t.Fatal(err)
+		}
+		if *update {
+			if err := errors.Join(r.Write(filepath.Join(dir, "report.json")), os.WriteFile(filepath.Join(dir, "tables.txt"), b.Bytes(), 0o644)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		tables, err := os.ReadFile(filepath.Join(dir, "tables.txt"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(string(tables), b.String()); diff != "" {
+			t.Errorf("%s: tables (-have +want):\n%s", dir, diff)
+		}
 	}
 }

@@ -14,16 +14,8 @@ const (
 	ChangeSeen      = "one-endpoint change, API write to kernel"
 	ChangeInside    = "one-endpoint change, inside the process"
 	ChangeCPU       = "CPU per one-endpoint change"
-	ScaleSeen       = "scale change, API write to kernel"
-	ScaleInside     = "scale change, inside the process"
-	AddSeen         = "service added, API write to kernel"
-	AddInside       = "service added, inside the process"
-	DeleteSeen      = "service deleted, API write to kernel"
-	DeleteInside    = "service deleted, inside the process"
-	Rolling         = "rolling replacement of 1,000 endpoints"
 	FirstProgramCPU = "CPU of the first program"
 	PeakMemory      = "peak memory"
-	KernelMemory    = "kernel memory of the program"
 	Churn100        = "100 endpoint changes a second, lag"
 	Churn1000       = "1,000 endpoint changes a second, lag"
 	Churn100CPU     = "100 endpoint changes a second, CPU"
@@ -34,7 +26,6 @@ const (
 // FirstProgramCPU.
 const (
 	NodeMemory = "memory at rest"
-	NodeFloor  = "fetch and commit alone"
 	nodeCPU    = "CPU of a node in 30 s"
 )
 
@@ -52,14 +43,17 @@ func NodeCPU(rate int) string {
 	return fmt.Sprintf("%s, %d changes a second", nodeCPU, rate)
 }
 
+func nodeCPUs() (questions []string) {
+	for _, rate := range NodeRates() {
+		questions = append(questions, NodeCPU(rate))
+	}
+	return questions
+}
+
 // The questions about the data plane. ConnectionSetup is asked for several ways to a
 // Service. Each is a question of its own: ConnectionSetup + ", " + way.
 const (
 	ConnectionSetup = "connection set-up"
-	ConnectionRate  = "connection rate"
-	Throughput      = "established throughput"
-	ThroughputCPU   = "CPU of established throughput"
-	Refusal         = "refusal of a TCP connection"
 )
 
 // The questions about UDP flows in a rolling update.
@@ -79,20 +73,13 @@ type Question struct {
 // Asked lists the questions about the control plane, in the order of a report.
 func Asked() []Question {
 	return []Question{
-		{FirstProgram, "from synced informers to all services in the kernel; for nft and bare netlink the loading of the same elements"},
+		{FirstProgram, "from synced informers to all services in the kernel; for bare netlink the loading of the same elements"},
 		{StartToProgram, "from the start of the process to all services in the kernel"},
 		{FirstProgramCPU, "CPU time of the process and its children from its start to the first program"},
 		{Restart, "from synced informers to the end of the first sync, with everything in the kernel already"},
 		{ChangeSeen, "from the request to the API server to the kernel's notice of the new endpoint; the proxy is at rest before"},
-		{ChangeInside, "from the event to the committed transaction; for nft and bare netlink the same batch alone, right after a write to the API server"},
+		{ChangeInside, "from the event to the committed transaction"},
 		{ChangeCPU, "CPU time of the process and its children, divided by the changes"},
-		{ScaleSeen, "one endpoint more, from the request to the API server to the kernel's notice of it; one less in between"},
-		{ScaleInside, "from the event to the committed transaction; for nft and bare netlink the same batch alone, right after a write to the API server"},
-		{AddSeen, "from the writing of a Service, whose EndpointSlice is there already, to the kernel's notice of an endpoint"},
-		{AddInside, "from the event to the committed transaction; for nft and bare netlink the same batch alone, right after a write to the API server"},
-		{DeleteSeen, "from the request to delete the Service to the kernel's notice that its address has gone"},
-		{DeleteInside, "from the event to the committed transaction; for nft and bare netlink the same batch alone, right after a write to the API server"},
-		{Rolling, "one write for each endpoint as fast as the API server takes them, from the first write to the last endpoint in the kernel"},
 		{Churn100, "from the request to the API server to the kernel's notice; for a minute, or as long as the cell's note says"},
 		{Churn100CPU, "of the process and its children"},
 		{Churn1000, "from the request to store it to the kernel's notice; written to etcd past the API server, which serves it: its own writing would take the machine; for a minute, or as long as the cell's note says"},
@@ -101,10 +88,8 @@ func Asked() []Question {
 		{StaleFlowsSeen, "the same from the request to the API server"},
 		{StaleFlowsCPU, "of the process and its children, from the first change until no flow leads to an endpoint that has gone"},
 		{PeakMemory, "resident, of the process and the children that it had at the same time, up to the first program and through one-endpoint changes"},
-		{NodeFloor, "both lists from the API server as protobuf, not decoded, and then the kernel's commit of the program; the medians of five"},
 		{NodeMemory, "resident, of the process and its children, 35 s after the first program; and the most of the start"},
-		{nodeCPU, "of the process and its children, while single endpoints of Services all over the cluster are replaced through the API server; watch and commit alone is client-go's watch of EndpointSlices and a netlink transaction for each change"},
-		{KernelMemory, "what the kernel got back (unreclaimable slab, vmalloc, per-CPU) when the tables were deleted"},
+		{nodeCPU, "of the process and its children, while single endpoints of Services all over the cluster are replaced through the API server"},
 	}
 }
 
@@ -114,10 +99,6 @@ func AskedOfPackets() []Question {
 	const turns = "; the median of many short turns, and of the ratios to those that had the same turn"
 	return []Question{
 		{ConnectionSetup, "how long connect() takes, to a server that accepts nothing meanwhile, on a thread that is not interrupted" + turns},
-		{ConnectionRate, "sockets made, connected and reset, one after the other on each core" + turns},
-		{Throughput, "one TCP connection from a pod to a cluster IP, whose server is a pod on the same node" + turns},
-		{ThroughputCPU, "CPU time of both ends' threads, with what the kernel does for the packets on top of them, for each GB (10^9 bytes) of that"},
-		{Refusal, "how long connect() takes to fail, from a pod to a cluster IP without endpoints; for no proxy, to a closed port of a pod"},
 	}
 }
 

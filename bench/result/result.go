@@ -22,11 +22,8 @@ const (
 	KubeProxyLegacy   = "kube-proxy iptables-legacy"
 	KubeProxyIPTables = "kube-proxy iptables-nft"
 	// Earlier is another build of nftproxy, from before a change.
-	Earlier     = "nftproxy, earlier"
-	NFTCommand  = "nft -f"
-	BareNetlink = "bare netlink"
-	// ChangeFloor is a process that has client-go's watch and writes what differs, and does nothing else.
-	ChangeFloor   = "watch and commit alone"
+	Earlier       = "nftproxy, earlier"
+	BareNetlink   = "bare netlink"
 	NoProxy       = "no proxy"
 	OneStaticRule = "one static rule"
 )

@@ -15,6 +15,12 @@ const (
 	titleLine = 28.0
 	textSize  = 17.0
 	textLine  = 22.0
+	// plotLeft is where the plot begins: texts of the vertical axis are before it.
+	plotLeft = 76.0
+	// plotRight is where it ends: the names of the lines are behind it.
+	plotRight  = 352.0
+	labelLeft  = 374.0
+	plotHeight = 250.0
 )
 
 // theme is the colours of a picture. It has a background of its own, since the page
@@ -32,9 +38,6 @@ func lightTheme() theme {
 		backends: map[string]string{
 			NFTProxy:          "#0757ba",
 			KubeProxyNFTables: "#b34700",
-			KubeProxyLegacy:   "#7a5c00",
-			KubeProxyIPTables: "#a1247d",
-			Earlier:           "#1a7f37",
 		},
 	}
 }
@@ -45,9 +48,6 @@ func darkTheme() theme {
 		backends: map[string]string{
 			NFTProxy:          "#6cb6ff",
 			KubeProxyNFTables: "#ffa657",
-			KubeProxyLegacy:   "#e3b341",
-			KubeProxyIPTables: "#f692ce",
-			Earlier:           "#57d364",
 		},
 	}
 }
@@ -108,15 +108,13 @@ func (s *svg) line(class string, places ...float64) {
 	fmt.Fprintf(&s.body, "<polyline class=\"%s\" points=\"%s\"/>\n", class, strings.Join(words, " "))
 }
 
-// dot marks a figure.
-func (s *svg) dot(class string, x, y, radius float64) {
-	fmt.Fprintf(&s.body, "<circle class=\"%s\" cx=\"%s\" cy=\"%s\" r=\"%s\"/>\n", class, px(x), px(y), px(radius))
-}
-
-// arrow marks a limit: the figure is above it.
-func (s *svg) arrow(class string, x, y float64) {
-	const half, up = 7, 13
-	fmt.Fprintf(&s.body, "<polygon class=\"%s\" points=\"%s,%s %s,%s %s,%s\"/>\n", class, px(x-half), px(y), px(x+half), px(y), px(x), px(y-up))
+// paragraph writes a text over the whole width, and returns where it ends.
+func (s *svg) paragraph(y float64, class, text string, size, line float64, bold bool) float64 {
+	for _, words := range wrap(text, size, bold, width-2*margin) {
+		s.text(margin, y+size, "start", class, words)
+		y += line
+	}
+	return y
 }
 
 // px writes a length with a tenth of a pixel at most.

@@ -56,7 +56,6 @@ type judge struct {
 }
 
 func (j judge) controlPlane() []Target {
-	const batch = "against the bare netlink cost of the same batch"
 	return []Target{
 		j.ratio("first program, against kube-proxy nftables"+j.at, 1.0/40, FirstProgram, j.usual, Value, NFTProxy, KubeProxyNFTables),
 		j.ratio("first program, against loading the same elements by bare netlink"+j.at, 2, FirstProgram, j.usual, Value, NFTProxy, BareNetlink),
@@ -64,9 +63,6 @@ func (j judge) controlPlane() []Target {
 		j.bound("first program at "+Many, "under 1 s", FirstProgram, Many, map[string]float64{Value: 1}),
 		j.bound("one endpoint replaced, inside the process"+j.at, "p50 at most 0.3 ms, p99 at most 2 ms", ChangeInside, j.usual, map[string]float64{P50: 0.3, P99: 2}),
 		j.growth("the same at "+Largest+" against "+Small, 1.5, ChangeInside, Largest, Small),
-		j.ratioOf("scale change, "+batch+j.at, 1.5, ScaleInside, j.usual, kernelTime, NFTProxy, BareNetlink),
-		j.ratioOf("service added, "+batch+j.at, 1.5, AddInside, j.usual, kernelTime, NFTProxy, BareNetlink),
-		j.ratioOf("service deleted, "+batch+j.at, 1.5, DeleteInside, j.usual, kernelTime, NFTProxy, BareNetlink),
 		j.ratio("CPU per one-endpoint change, against kube-proxy nftables"+j.at, 1.0/1000, ChangeCPU, j.usual, Value, NFTProxy, KubeProxyNFTables),
 		j.bound("API write to kernel, default minSyncPeriod"+j.at, "p50 at most 15 ms, p99 at most 50 ms", ChangeSeen, j.usual, map[string]float64{P50: 15, P99: 50}),
 		j.sustained(1000, j.bound("1,000 endpoint changes a second: lag"+j.at, "p99 under 100 ms", Churn1000, j.usual, map[string]float64{P99: 100})),
@@ -75,17 +71,6 @@ func (j judge) controlPlane() []Target {
 		j.bound("the same, "+MostFlows, "p99 under 1 s", StaleFlows, MostFlows, map[string]float64{P99: 1000}),
 		j.ratio("peak memory, against kube-proxy nftables"+j.at, 1.0/4, PeakMemory, j.usual, Value, NFTProxy, KubeProxyNFTables),
 	}
-}
-
-// kernelTime is the median time of a batch, encoded and committed. For a backend that
-// does nothing else it is the whole time.
-func kernelTime(c *Cell) (float64, bool) {
-	encode, coded := c.Values["encode"]
-	commit, committed := c.Values["commit"]
-	if coded && committed {
-		return encode + commit, true
-	}
-	return c.Main()
 }
 
 // ratio compares one value of two backends.

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// dataPlane judges the figures about packets. Figures of two backends that were measured
+// dataPlane judges the figures about packets, and what a node pays against an earlier build. Figures of two backends that were measured
 // in pairs are compared by the ratio of the pairs. nftproxy's cell has that ratio under
 // PairKey.
 func (j judge) dataPlane() []Target {
@@ -26,11 +26,12 @@ func (j judge) dataPlane() []Target {
 			targets = append(targets, j.everywhere("connection set-up "+key+", against the earlier build", "no slower",
 				ConnectionSetup, key, Earlier, func(ratio float64, _ int) bool { return ratio <= 1+noise }))
 		}
+		for _, question := range append([]string{StartToProgram, NodeMemory, NodeCPU(0)}, nodeCPUs()...) {
+			targets = append(targets, j.everywhere(question+", against the earlier build", "at most 1.05x",
+				question, "", Earlier, func(ratio float64, _ int) bool { return ratio <= 1.05 }))
+		}
 	}
-	return append(targets,
-		j.everywhere("established throughput, against no proxy", "at least 0.98x", Throughput, "", NoProxy,
-			func(ratio float64, _ int) bool { return ratio >= 0.98 }),
-		j.refusal())
+	return targets
 }
 
 // has says whether a backend was measured.
@@ -136,24 +137,4 @@ func (j judge) pair(c *Cell, key, against string) (float64, bool) {
 	a, foundA := value(c)
 	b, foundB := value(other)
 	return a / b, foundA && foundB && b != 0
-}
-
-// refusal judges every size at which refusals were measured.
-func (j judge) refusal() Target {
-	t := Target{What: Refusal, Want: "at most 20 ms", Verdict: NotMeasured, Got: "no " + Refusal}
-	var got []string
-	for _, c := range j.Cells {
-		v, found := c.Main()
-		if c.Backend != NFTProxy || c.Question != Refusal || !found {
-			continue
-		}
-		if t.Verdict != NotMet {
-			t.Verdict = verdict(!c.Over && v <= 20)
-		}
-		got = append(got, figure(&c, v)+" at "+c.Size)
-	}
-	if len(got) > 0 {
-		t.Got = strings.Join(got, ", ")
-	}
-	return t
 }
