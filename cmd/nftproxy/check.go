@@ -86,7 +86,7 @@ found and do.`,
 	f.StringVar(&source.from.Kubeconfig, "kubeconfig", "", "kubeconfig file, as run has it")
 	f.StringVar(&source.from.Master, "master", "", "address of the API server; overrides the address in the kubeconfig")
 	f.StringVar(&serviceCIDR, "service-cidr", "", "the cluster's `ranges` of cluster IPs, separated by commas (kube-apiserver --service-cluster-ip-range), to look for the node's route there")
-	addOutput(cmd, &output)
+	addOutput(cmd, &output, outputText, outputJSON)
 	return cmd
 }
 
@@ -179,7 +179,7 @@ other. Its exit status is 1 if that does not come true within --timeout.`,
 	f.StringVar(&o.table, ownPrefix+"table", ruleset.DefaultTable, "name of the nftables tables of nftproxy")
 	f.StringVar(&o.await, "await", "", "wait until this proxy, nftproxy or kube-proxy, has rules for every frontend of the other")
 	f.DurationVar(&o.timeout, "timeout", 2*time.Minute, "how long --await waits")
-	addOutput(cmd, &o.output)
+	addOutput(cmd, &o.output, outputText, outputJSON)
 	return cmd
 }
 

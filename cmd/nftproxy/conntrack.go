@@ -88,7 +88,7 @@ func (o *flowOptions) addFlags(cmd *cobra.Command) {
 	addCleanEstablished(f, &o.established)
 	f.StringVar(&o.service, "service", "", "only flows of this Service, NAMESPACE/NAME")
 	f.StringVar(&o.protocol, "protocol", "", "only flows of this protocol: tcp, udp or sctp")
-	addOutput(cmd, &o.output)
+	addOutput(cmd, &o.output, outputText, outputJSON)
 }
 
 // parse checks the flags.

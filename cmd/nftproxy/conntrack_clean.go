@@ -145,7 +145,7 @@ leaves it alone), atLeast and differs (true or false) and error.`,
 		},
 	}
 	o.addFlags(cmd.Flags())
-	addOutput(cmd, &output)
+	addOutput(cmd, &output, outputText, outputJSON)
 	return cmd
 }
 

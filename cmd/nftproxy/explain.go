@@ -105,11 +105,9 @@ change these. Only the first 100 endpoints have a way, and are tried.`,
 	f := cmd.Flags()
 	f.StringVar(&o.from, "from", "", "the client: `ADDR`, ADDR@INTERFACE or node (default a likely client)")
 	f.BoolVar(&o.verbose, "verbose", false, "print the text of each rule, and rules that decide nothing")
-	f.StringVarP(&o.output, "output", "o", outputText, "text, json or yaml")
-	for flag, values := range map[string][]string{"output": {outputText, outputJSON, outputYAML}, "from": {explain.FromNode}} {
-		if err := cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)); err != nil {
-			panic(err) // the flag is there
-		}
+	addOutput(cmd, &o.output, outputText, outputJSON, outputYAML)
+	if err := cmd.RegisterFlagCompletionFunc("from", cobra.FixedCompletions([]string{explain.FromNode}, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+		panic(err) // the flag is there
 	}
 	return cmd
 }

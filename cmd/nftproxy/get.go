@@ -307,18 +307,23 @@ func portTexts(ports []inspect.PortRow) []string {
 // completeNamespaces completes --namespace.
 func (o *getOptions) completeNamespaces(cmd *cobra.Command) {
 	err := cmd.RegisterFlagCompletionFunc("namespace", func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-		return o.complete(cmd, func(r *reading) []string {
-			spaces := map[string]bool{}
-			for _, name := range r.Names() {
-				namespace, _ := name.Split()
-				spaces[namespace] = true
-			}
-			return slices.Sorted(maps.Keys(spaces))
-		})
+		return o.namespaces(cmd)
 	})
 	if err != nil {
 		panic(err) // the flag is there
 	}
+}
+
+// namespaces are those of the Services.
+func (o *getOptions) namespaces(cmd *cobra.Command) ([]string, cobra.ShellCompDirective) {
+	return o.complete(cmd, func(r *reading) []string {
+		spaces := map[string]bool{}
+		for _, name := range r.Names() {
+			namespace, _ := name.Split()
+			spaces[namespace] = true
+		}
+		return slices.Sorted(maps.Keys(spaces))
+	})
 }
 
 // completeServices completes names of Services: with --namespace NAME, else

@@ -273,6 +273,28 @@ func TestCompletion(t *testing.T) {
 	check([]string{"get", "services", "--namespace", ""}, "kube-system", "shop")
 	check([]string{"get", "services", "-o", ""}, "text", "wide", "json", "yaml")
 	check([]string{"get", "chains", "ref"}, "refuse")
+	for _, command := range [][]string{{"top"}, {"conntrack", "list"}, {"conntrack", "clean"}} {
+		check(append(command, "--service", "shop"), "shop/cart")
+	}
+	check([]string{"top", "-n", ""}, "kube-system", "shop")
+	for command, flags := range map[string]map[string][]string{
+		"top": {"output": {"text", "json"}}, "check": {"output": {"text", "json"}}, "trace": {"output": {"text", "json"}},
+		"proxies":        {"output": {"text", "json"}, "await": {"nftproxy", "kube-proxy"}},
+		"verify":         {"output": {"text", "json", "yaml"}},
+		"explain":        {"output": {"text", "json", "yaml"}, "from": {"node"}},
+		"conntrack list": {"output": {"text", "json"}, "protocol": {"tcp", "udp", "sctp"}},
+		"run": {
+			"nftproxy-balance": {"random", "client", "flow"}, "nftproxy-eject": {"off", "report", "on"},
+			"nftproxy-counters": {"none", "tables", "metrics"}, "nftproxy-conntrack-clean-established": {"tcp", "sctp"},
+			"nodeport-addresses": {"primary", "all", "localhost"}, "version": {"true", "false", "raw"},
+			"detect-local-mode": {"ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"},
+			"proxy-mode":        {"iptables", "ipvs", "nftables"},
+		},
+	} {
+		for flag, values := range flags {
+			check(append(strings.Fields(command), "--"+flag+"="), values...)
+		}
+	}
 	if out, _, code := runIn(t, ns, "completion", "bash"); code != 0 || !strings.Contains(out, "__start_nftproxy") {
 		t.Errorf("completion bash: exit code %d, %d bytes", code, len(out))
 	}

@@ -77,7 +77,7 @@ To go back:  start kube-proxy, stop nftproxy, then  nftproxy cleanup`,
 		Args:          cobra.NoArgs,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagError(err)} })
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError{unknownFlag(cmd, flagError(err))} })
 	cmd.AddCommand(
 		newRunCommand(),
 		newGetCommand(),
@@ -88,6 +88,7 @@ To go back:  start kube-proxy, stop nftproxy, then  nftproxy cleanup`,
 		newVersionCommand(), newWaitCommand(),
 	)
 	markArgs(cmd)
+	completeFlags(cmd)
 	return cmd
 }
 
@@ -96,7 +97,7 @@ func markArgs(cmd *cobra.Command) {
 	if check := cmd.Args; check != nil {
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
 			if err := check(cmd, args); err != nil {
-				return usageError{err}
+				return usageError{unknownCommand(cmd, args, err)}
 			}
 			return nil
 		}

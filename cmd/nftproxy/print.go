@@ -134,11 +134,6 @@ func escape(s string, with func(b []byte, r rune, raw string) []byte) string {
 	return string(append(b, s[done:]...))
 }
 
-// addOutput adds the flag of a command that prints no rows.
-func addOutput(cmd *cobra.Command, output *string) {
-	cmd.Flags().StringVarP(output, "output", "o", outputText, "text or json")
-}
-
 // checkOutput returns the error about an output that is none of these.
 func checkOutput(output string, of ...string) error {
 	if slices.Contains(of, output) {

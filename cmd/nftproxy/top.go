@@ -79,7 +79,7 @@ add fields; they do not change these.`,
 	f.BoolVar(&o.endpoints, "endpoints", false, "show the endpoints of the Services that are shown; -o json always has them")
 	f.DurationVar(&o.interval, "interval", 2*time.Second, "time between two reads, at least 100ms")
 	f.IntVar(&o.rows, "rows", 20, "greatest number of Service ports, and of Services with refused packets")
-	addOutput(cmd, &o.output)
+	addOutput(cmd, &o.output, outputText, outputJSON)
 	return cmd
 }
 

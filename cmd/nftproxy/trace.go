@@ -95,7 +95,7 @@ empty for none). Later versions may add fields; they do not change these.`,
 		},
 	}
 	f := cmd.Flags()
-	addOutput(cmd, &o.output)
+	addOutput(cmd, &o.output, outputText, outputJSON)
 	f.StringVar(&o.table, ownPrefix+"table", ruleset.DefaultTable, "name of the nftables tables")
 	f.StringVar(&o.from, "from", "", "only packets from this `SOURCE[:PORT]`")
 	f.IntVar(&o.packets, "packets", tracedPackets, fmt.Sprintf("end after so many packets, 1 to %d", maxTracedPackets))

@@ -92,7 +92,7 @@ versions may add fields; they do not change these.`,
 	}
 	run.addFlags(cmd)
 	hideOtherFlags(cmd.Flags())
-	o.addFlags(cmd.Flags())
+	o.addFlags(cmd)
 	return cmd
 }
 
@@ -108,9 +108,10 @@ func hideOtherFlags(f *pflag.FlagSet) {
 	f.VisitAll(func(g *pflag.Flag) { g.Hidden = g.Hidden || !slices.Contains(shown, g.Name) })
 }
 
-func (o *verifyOptions) addFlags(f *pflag.FlagSet) {
+func (o *verifyOptions) addFlags(cmd *cobra.Command) {
+	addOutput(cmd, &o.output, outputText, outputJSON, outputYAML)
+	f := cmd.Flags()
 	const manyLines = 200
-	f.StringVarP(&o.output, "output", "o", outputText, "text, json or yaml")
 	f.IntVar(&o.limit, "limit", manyLines, "list at most so many differences; all are counted")
 	f.IntVar(&o.like, "like", 0, "take the flags of the nftproxy run with this process `ID` (default 1, if that is one and no flag of run is given)")
 }

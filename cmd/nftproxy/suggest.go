@@ -1,0 +1,106 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"nftproxy/daemon/takeover"
+	"nftproxy/model/ejection"
+	"nftproxy/model/service"
+	"nftproxy/model/spelling"
+)
+
+// unknownFlag adds to an error about a flag that a command does not have the flag that was meant, if there is one.
+func unknownFlag(cmd *cobra.Command, err error) error {
+	unknown := (*pflag.NotExistError)(nil)
+	if !errors.As(err, &unknown) {
+		return err
+	}
+	name := unknown.GetSpecifiedName()
+	if cmd.Flags().Lookup(ownPrefix+name) != nil {
+		return fmt.Errorf("%w: did you mean --%s%s?", err, ownPrefix, name)
+	}
+	var flags []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			flags = append(flags, f.Name)
+		}
+	})
+	if meant := spelling.Nearest(name, flags); meant != "" {
+		return fmt.Errorf("%w: did you mean --%s?", err, meant)
+	}
+	return err
+}
+
+// unknownCommand does the same for the first argument of a command that has commands below it.
+func unknownCommand(cmd *cobra.Command, args []string, err error) error {
+	if len(args) == 0 || !cmd.HasAvailableSubCommands() {
+		return err
+	}
+	var names []string
+	for _, sub := range cmd.Commands() {
+		if sub.IsAvailableCommand() {
+			names = append(names, sub.Name())
+		}
+	}
+	if meant := spelling.Nearest(args[0], names); meant != "" {
+		return fmt.Errorf("%w: did you mean %q?", err, meant)
+	}
+	return err
+}
+
+// flagValues has the words that flags take, whichever command has them.
+func flagValues() map[string][]string {
+	return map[string][]string{
+		"await": {takeover.NameOurs, takeover.NameTheirs}, "protocol": {"tcp", "udp", "sctp"}, cleanEstablishedFlag: {"tcp", "sctp"},
+		"detect-local-mode":    {"ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"},
+		"proxy-mode":           {"iptables", "ipvs", "nftables"},
+		"nodeport-addresses":   {"primary", "all", "localhost"},
+		"version":              {"true", "false", "raw"},
+		balanceFlag:            {service.ByRandom.String(), service.ByClient.String(), service.ByFlow.String()},
+		ejectFlag:              {ejection.Off.String(), ejection.Report.String(), ejection.On.String()},
+		ownPrefix + "counters": {countersNone, countersTables, countersMetrics},
+	}
+}
+
+// completeFlags completes the values of the flags of a command and of those below it: fixed words, and the names in the tables.
+func completeFlags(cmd *cobra.Command) {
+	complete := func(flag string, by cobra.CompletionFunc) {
+		if _, done := cmd.GetFlagCompletionFunc(flag); cmd.Flags().Lookup(flag) == nil || done {
+			return
+		}
+		if err := cmd.RegisterFlagCompletionFunc(flag, by); err != nil {
+			panic(err) // the flag is there
+		}
+	}
+	for flag, values := range flagValues() {
+		complete(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+	}
+	complete("service", func(cmd *cobra.Command, _ []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+		return inTables(cmd).completeServices(cmd, nil, toComplete)
+	})
+	complete("namespace", func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+		return inTables(cmd).namespaces(cmd)
+	})
+	for _, sub := range cmd.Commands() {
+		completeFlags(sub)
+	}
+}
+
+// inTables reads the tables that the command is about.
+func inTables(cmd *cobra.Command) *getOptions {
+	return &getOptions{table: cmd.Flag(ownPrefix + "table").Value.String()}
+}
+
+// addOutput adds the flag of a command that prints in some of several ways. The first is what it does without the flag.
+func addOutput(cmd *cobra.Command, output *string, values ...string) {
+	last := len(values) - 1
+	cmd.Flags().StringVarP(output, "output", "o", values[0], strings.Join(values[:last], ", ")+" or "+values[last])
+	if err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+		panic(err) // the flag is there
+	}
+}

@@ -1,0 +1,31 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+)
+
+// TestSuggestions: the error about a mistyped command or flag names the one that was meant.
+func TestSuggestions(t *testing.T) {
+	for line, want := range map[string]string{
+		"expalin 10.96.0.1:80":            `unknown command "expalin" for "nftproxy": did you mean "explain"?`,
+		"get servces":                     `unknown command "servces" for "nftproxy get": did you mean "services"?`,
+		"conntrack lst":                   `did you mean "list"?`,
+		"frobnicate":                      `unknown command "frobnicate" for "nftproxy"`,
+		"run --nftproxy-ejct=on":          "unknown flag: --nftproxy-ejct: did you mean --nftproxy-eject?",
+		"run --eject=on":                  "unknown flag: --eject: did you mean --nftproxy-eject?",
+		"run --cluster-cdir=10.0.0.0/8":   "did you mean --cluster-cidr?",
+		"verify --nodeport-adresses=all":  "did you mean --nodeport-addresses?",
+		"top --servce=a/b":                "did you mean --service?",
+		"explain --form node 10.0.0.1:80": "did you mean --from?",
+		"top --colour":                    "unknown flag: --colour",
+	} {
+		var stderr bytes.Buffer
+		code := execute(t.Context(), strings.Fields(line), &bytes.Buffer{}, &stderr)
+		got := strings.TrimSpace(stderr.String())
+		if code != 2 || !strings.HasSuffix(got, want) {
+			t.Errorf("%s: exit status %d: %q, want %q", line, code, got, want)
+		}
+	}
+}

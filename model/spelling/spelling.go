@@ -1,0 +1,65 @@
+// Package spelling finds the word that somebody meant who mistyped one, among those that there are.
+package spelling
+
+import (
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// Most bytes of a word that is compared: the cost grows with the square.
+const longest = 80
+
+// Nearest returns the candidate that the word was meant to be: one in another case, or one that few letters make of it, which are
+// missing, too many, others, or two that have changed places. It is empty if none is that near. Of equally near ones it is the first.
+func Nearest(word string, candidates []string) string {
+	best, least := "", 0
+	for _, c := range candidates {
+		if strings.EqualFold(c, word) {
+			return c
+		}
+		if n := distance(strings.ToLower(word), strings.ToLower(c)); n <= allowed(c) && (best == "" || n < least) {
+			best, least = c, n
+		}
+	}
+	return best
+}
+
+// allowed is how many letters may be wrong.
+func allowed(candidate string) int {
+	switch n := utf8.RuneCountInString(candidate); {
+	case n < 3:
+		return 0
+	case n < 6:
+		return 1
+	}
+	return 2
+}
+
+// distance is the number of letters to insert, remove or replace, and of neighbours to exchange (optimal string alignment).
+func distance(a, b string) int {
+	if len(a) > longest || len(b) > longest {
+		return longest
+	}
+	from, to := []rune(a), []rune(b)
+	var before, last []int
+	row := make([]int, len(to)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range from {
+		before, last, row = last, row, make([]int, len(to)+1)
+		row[0] = i + 1
+		for j := range to {
+			cost := 1
+			if from[i] == to[j] {
+				cost = 0
+			}
+			row[j+1] = slices.Min([]int{last[j+1] + 1, row[j] + 1, last[j] + cost})
+			if i > 0 && j > 0 && from[i] == to[j-1] && from[i-1] == to[j] {
+				row[j+1] = min(row[j+1], before[j-1]+1)
+			}
+		}
+	}
+	return row[len(to)]
+}
