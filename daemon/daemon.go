@@ -213,7 +213,7 @@ func (d *Daemon) add(after *Event, name, touches string, run func(context.Contex
 // addNetwork adds the tasks that follow the node's addresses and routes.
 func (d *Daemon) addNetwork(c Config, after *Event, watcher *watch.Watcher, cleaner *conntrack.Cleaner, networks *hostaddr.Networks) {
 	d.add(after, "addresses", "addresses", func(ctx context.Context) error {
-		return hostaddr.Follow(ctx, c.Log, func(a hostaddr.Addresses) { watcher.SetHostAddresses(a.Own, a.Broadcast...) })
+		return hostaddr.Follow(ctx, c.Log, func(a hostaddr.Addresses) { watcher.SetHostAddresses(a.Own, a.Shared, a.Broadcast...) })
 	})
 	d.add(after, "local routes", "routes", func(ctx context.Context) error { return hostaddr.FollowLocalRoutes(ctx, c.Log, cleaner.LocalRoutes) })
 	d.add(after, "networks", "routes", func(ctx context.Context) error { return networks.Follow(ctx, c.Log, watcher.RoutesChanged) })

@@ -157,7 +157,7 @@ func newWatcher(ctx context.Context, c Config, r reporter, former watch.Former, 
 	}
 	o.Retain, o.Former, o.TryTimeouts = c.RetainMissing, former, remembered(tryTimeouts, time.Now)
 	w := watch.NewWatcher(o, out)
-	w.SetHostAddresses(addrs.Own, addrs.Broadcast...)
+	w.SetHostAddresses(addrs.Own, addrs.Shared, addrs.Broadcast...)
 	return w, nil
 }
 

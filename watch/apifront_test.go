@@ -107,7 +107,7 @@ func TestAPIServerBehindService(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := NewWatcher(Options{Node: "node-0"}, service.NewMailbox())
-			w.SetHostAddresses([]netip.Addr{netip.MustParseAddr(node)})
+			w.SetHostAddresses([]netip.Addr{netip.MustParseAddr(node)}, nil)
 			w.index.setNode(convertNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-0"}, Status: corev1.NodeStatus{
 				Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: node}},
 			}}))
@@ -175,7 +175,7 @@ func TestAPIServerBehindServiceFollows(t *testing.T) {
 func TestBroadcastAddresses(t *testing.T) {
 	w := NewWatcher(Options{Node: "node-0"}, service.NewMailbox())
 	own, broadcast := netip.MustParseAddr("192.168.0.2"), netip.MustParseAddr("192.168.0.255")
-	w.SetHostAddresses([]netip.Addr{own}, broadcast)
+	w.SetHostAddresses([]netip.Addr{own}, nil, broadcast)
 	front{name: "tenant/grab", clusterIP: "10.96.0.8", ingress: []string{"192.168.0.255"}, port: 80, endsAt: 80}.set(w.index)
 	at := netip.AddrPortFrom(broadcast, 80)
 	if got := served(w.index.flush(), at); got != "" {
@@ -185,11 +185,11 @@ func TestBroadcastAddresses(t *testing.T) {
 	if got := texts(w.index.takeProblems()); got != want {
 		t.Errorf("reported:\n%s\nwant:\n%s", got, want)
 	}
-	w.SetHostAddresses([]netip.Addr{own})
+	w.SetHostAddresses([]netip.Addr{own}, nil)
 	if got := served(w.index.flush(), at); got != "tenant/grab" {
 		t.Errorf("outside of the network, served by %q", got)
 	}
-	w.SetHostAddresses([]netip.Addr{own, broadcast}, broadcast)
+	w.SetHostAddresses([]netip.Addr{own, broadcast}, nil, broadcast)
 	if got := served(w.index.flush(), at); got != "tenant/grab" {
 		t.Errorf("as an address of the node, served by %q", got)
 	}
@@ -220,7 +220,7 @@ func TestPodRanges(t *testing.T) {
 				settings.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix(test.clusterCIDR)}
 			}
 			w := NewWatcher(Options{Node: "node-0", Settings: settings}, service.NewMailbox())
-			w.SetHostAddresses([]netip.Addr{netip.MustParseAddr("10.244.1.1")})
+			w.SetHostAddresses([]netip.Addr{netip.MustParseAddr("10.244.1.1")}, nil)
 			w.index.setNode(convertNode(&corev1.Node{
 				ObjectMeta: metav1.ObjectMeta{Name: "node-0"}, Spec: corev1.NodeSpec{PodCIDRs: []string{"10.244.1.0/24"}},
 				Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: test.node}}},

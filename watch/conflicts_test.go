@@ -242,11 +242,11 @@ func TestProtectedPorts(t *testing.T) {
 	w := NewWatcher(Options{Node: "node-0", OwnPorts: []OwnPort{
 		{Port: 80, Whose: "a test"}, {Addr: netip.MustParseAddr("192.168.0.3"), Port: 81, Whose: "a test"},
 	}}, service.NewMailbox())
-	w.SetHostAddresses([]netip.Addr{netip.MustParseAddr("192.168.0.2"), netip.MustParseAddr("192.168.0.3")})
+	w.SetHostAddresses([]netip.Addr{netip.MustParseAddr("192.168.0.2"), netip.MustParseAddr("192.168.0.3")}, nil)
 	w.AddAPIServer(netip.MustParseAddrPort("[::ffff:198.51.100.1]:82"))
 	w.index.setService(convertService(grabbing("web", 0, "10.96.0.1", "192.168.0.2", "192.168.0.3", "198.51.100.1", "10.96.0.1")))
 	// The Service keeps its cluster IP, even where an interface of the node has it.
-	w.SetHostAddresses([]netip.Addr{netip.MustParseAddr("192.168.0.2"), netip.MustParseAddr("192.168.0.3"), netip.MustParseAddr("10.96.0.1")})
+	w.SetHostAddresses([]netip.Addr{netip.MustParseAddr("192.168.0.2"), netip.MustParseAddr("192.168.0.3"), netip.MustParseAddr("10.96.0.1")}, nil)
 	var got []string
 	for l := range w.index.flush().Conflicts.At("tenant/web").All() {
 		got = append(got, l.Claim.String())

@@ -85,7 +85,7 @@ func (s *script) step(f *txtar.File) {
 		for line := range strings.Lines(string(f.Data)) {
 			addrs = append(addrs, netip.MustParseAddr(strings.TrimSpace(line)))
 		}
-		s.watcher.SetHostAddresses(addrs)
+		s.watcher.SetHostAddresses(addrs, nil)
 	case "write":
 		argument, _, _ = strings.Cut(argument, " ") // The rest of the text is a note for readers.
 		path := filepath.Join(s.dir, argument)

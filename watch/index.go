@@ -359,13 +359,12 @@ func (ix *index) setCIDRs() {
 	ix.unrouted = true
 }
 
-// setHostAddresses keeps copies, of the addresses a sorted one without duplicates.
-func (ix *index) setHostAddresses(addrs, broadcast []netip.Addr) {
+// setHostAddresses keeps copies, of the node's addresses sorted ones without duplicates.
+func (ix *index) setHostAddresses(addrs, shared, broadcast []netip.Addr) {
 	ix.broadcast = slices.Clone(broadcast)
-	list := slices.Clone(addrs)
-	slices.SortFunc(list, netip.Addr.Compare)
 	node := *ix.builder.Snapshot().Node
-	node.HostAddresses = slices.Compact(list)
+	node.HostAddresses = slices.Compact(slices.SortedFunc(slices.Values(addrs), netip.Addr.Compare))
+	node.SharedAddresses = slices.Compact(slices.SortedFunc(slices.Values(shared), netip.Addr.Compare))
 	ix.builder.SetNode(node)
 	ix.unprotected = true
 	ix.doubtNode()

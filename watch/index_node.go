@@ -49,7 +49,7 @@ func (ix *index) setNode(n *nodeObject) {
 	ix.reportNew(ix.node.problems, n.problems)
 	ix.node.there, ix.node.problems = true, n.problems
 	node := n.facts
-	node.HostAddresses, node.Settings = last.HostAddresses, last.Settings
+	node.HostAddresses, node.SharedAddresses, node.Settings = last.HostAddresses, last.SharedAddresses, last.Settings
 	node.Networks, node.APIServers = last.Networks, last.APIServers
 	node.AddressPending = ix.node.expected && !n.addressed
 	ix.builder.SetNode(node)

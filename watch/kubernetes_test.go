@@ -410,7 +410,7 @@ func TestHostAddresses(t *testing.T) {
 	done := make(chan struct{})
 	for range 4 {
 		go func() {
-			o.SetHostAddresses(convertNode(node("192.168.0.9")).facts.Addresses)
+			o.SetHostAddresses(convertNode(node("192.168.0.9")).facts.Addresses, nil)
 			done <- struct{}{}
 		}()
 	}
@@ -418,7 +418,7 @@ func TestHostAddresses(t *testing.T) {
 		<-done
 	}
 	o.await(textNode + "  host-address 192.168.0.9\n")
-	o.SetHostAddresses(nil)
+	o.SetHostAddresses(nil, nil)
 	o.await(textNode)
 }
 

@@ -97,7 +97,7 @@ func TestForeignNode(t *testing.T) {
 	here, there := []netip.Addr{netip.MustParseAddr("192.168.0.9")}, []netip.Addr{netip.MustParseAddr("192.168.0.2"), netip.MustParseAddr("10.0.0.1")}
 	ix := newIndex("node-0")
 	ix.expectNode()
-	ix.setHostAddresses(here, nil)
+	ix.setHostAddresses(here, nil, nil)
 	if n := foreign(ix); n != 0 {
 		t.Error("a problem before there is a Node")
 	}
@@ -106,27 +106,27 @@ func TestForeignNode(t *testing.T) {
 		t.Errorf("%d problems, want one", n)
 	}
 	ix.setNode(convertNode(node("192.168.0.2")))
-	ix.setHostAddresses(here, nil)
+	ix.setHostAddresses(here, nil, nil)
 	if n := foreign(ix); n != 0 {
 		t.Error("the problem comes again without a change")
 	}
-	ix.setHostAddresses(there, nil)
+	ix.setHostAddresses(there, nil, nil)
 	if n := foreign(ix); n != 0 {
 		t.Error("a problem although an interface has the address")
 	}
-	ix.setHostAddresses(here, nil)
+	ix.setHostAddresses(here, nil, nil)
 	if n := foreign(ix); n != 1 {
 		t.Errorf("%d problems after the address has gone, want one", n)
 	}
 	manifests := newIndex("node-0")
-	manifests.setHostAddresses(here, nil)
+	manifests.setHostAddresses(here, nil, nil)
 	manifests.setNode(convertNode(node("192.168.0.2")))
 	if n := foreign(manifests); n != 1 {
 		t.Errorf("%d problems about a Node of a manifest, want one", n)
 	}
 	// Addresses of no use to others are none by which one tells whose the Node is: each host has 127.0.0.1.
 	loopback := newIndex("node-0")
-	loopback.setHostAddresses(append(here, netip.MustParseAddr("127.0.0.1")), nil)
+	loopback.setHostAddresses(append(here, netip.MustParseAddr("127.0.0.1")), nil, nil)
 	loopback.setNode(convertNode(node("127.0.0.1", "192.168.0.2")))
 	if n := foreign(loopback); n != 1 {
 		t.Errorf("%d problems about a Node with a loopback address, want one", n)

@@ -44,7 +44,7 @@ func TestSynced(t *testing.T) {
 					t.Fatal("no update")
 				}
 				out.Take()
-				w.SetHostAddresses([]netip.Addr{netip.MustParseAddr(addr)})
+				w.SetHostAddresses([]netip.Addr{netip.MustParseAddr(addr)}, nil)
 			}
 			cancel()
 			if err := <-ended; err != nil {

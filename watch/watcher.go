@@ -149,11 +149,11 @@ func (w *Watcher) AddAPIServer(a netip.AddrPort) {
 	w.change(func(ix *index) { ix.addAPIServer(a) })
 }
 
-// SetHostAddresses sets the addresses on the node's interfaces, and the broadcast addresses
-// of its networks, in any order. It may be called at any time, before and during a run,
-// from any goroutine.
-func (w *Watcher) SetHostAddresses(addrs []netip.Addr, broadcast ...netip.Addr) {
-	w.change(func(ix *index) { ix.setHostAddresses(addrs, broadcast) })
+// SetHostAddresses sets the addresses on the node's interfaces, those of them on links that pods may share
+// (service.Node.SharedAddresses), and the broadcast addresses of its networks, each in any order. It may be called at any
+// time, before and during a run, from any goroutine.
+func (w *Watcher) SetHostAddresses(addrs, shared []netip.Addr, broadcast ...netip.Addr) {
+	w.change(func(ix *index) { ix.setHostAddresses(addrs, shared, broadcast) })
 }
 
 // SetEjections says which endpoints the node does without because they do not answer. It may be called at any time, before

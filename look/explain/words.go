@@ -195,6 +195,9 @@ func (x *explainer) sayPassedOver(p ruleset.Purpose, s *nft.Step) (text string, 
 		if endedAt[nft.MatchLocal](s) {
 			return fmt.Sprintf("the packet does not come in by the interface that has the address %s, so the client may be a pod of this node", s.Destination.Addr()), false
 		}
+		if m, is := s.Rule[s.Last].(nft.MatchAddr); is && m.Field == nft.Daddr {
+			return fmt.Sprintf("pods of this node, too, may come in by the interface that has the address %s", s.Destination.Addr()), false
+		}
 		return x.condition(s), false
 	case ruleset.ForOtherPods:
 		return x.condition(s), false
@@ -384,7 +387,7 @@ func (x *explainer) condition(s *nft.Step) string {
 	for at, statement := range s.Rule {
 		m, is := statement.(nft.MatchAddr)
 		switch {
-		case !is:
+		case !is || m.Field != nft.Saddr:
 			continue
 		case m.Not != held(s, at):
 			return fmt.Sprintf("the source %s is in %s", src, m.Prefix)

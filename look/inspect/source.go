@@ -167,5 +167,5 @@ func (o *Objects) ReadNotes(table string) error {
 
 // SetHostAddresses says which addresses the node has now.
 func (o *Objects) SetHostAddresses(a hostaddr.Addresses) {
-	o.watcher.SetHostAddresses(a.Own, a.Broadcast...)
+	o.watcher.SetHostAddresses(a.Own, a.Shared, a.Broadcast...)
 }

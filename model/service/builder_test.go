@@ -406,13 +406,14 @@ func TestEveryFieldCounts(t *testing.T) {
 		})
 	}
 	for name, change := range map[string]func(n *service.Node){
-		"name":           func(n *service.Node) { n.Name = "other" },
-		"addresses":      func(n *service.Node) { n.Addresses = n.Addresses[:1] },
-		"zone":           func(n *service.Node) { n.Zone = "" },
-		"eligible":       func(n *service.Node) { n.Eligible = !n.Eligible },
-		"pending":        func(n *service.Node) { n.AddressPending = !n.AddressPending },
-		"pod CIDRs":      func(n *service.Node) { n.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")} },
-		"host addresses": func(n *service.Node) { n.HostAddresses = n.HostAddresses[:1] },
+		"name":             func(n *service.Node) { n.Name = "other" },
+		"addresses":        func(n *service.Node) { n.Addresses = n.Addresses[:1] },
+		"zone":             func(n *service.Node) { n.Zone = "" },
+		"eligible":         func(n *service.Node) { n.Eligible = !n.Eligible },
+		"pending":          func(n *service.Node) { n.AddressPending = !n.AddressPending },
+		"pod CIDRs":        func(n *service.Node) { n.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")} },
+		"host addresses":   func(n *service.Node) { n.HostAddresses = n.HostAddresses[:1] },
+		"shared addresses": func(n *service.Node) { n.SharedAddresses = n.HostAddresses[:1] },
 	} {
 		t.Run("node "+name, func(t *testing.T) {
 			b := service.NewBuilder(gen.PlainNode())

@@ -245,6 +245,9 @@ type Node struct {
 	// HostAddresses are the addresses on the node's interfaces, sorted. If node ports
 	// are configured by CIDRs, the addresses in these CIDRs serve them.
 	HostAddresses []netip.Addr
+	// SharedAddresses are those of HostAddresses, sorted, on interfaces whose link pods of the node may be on, such as
+	// bridges: a packet that comes in there to such an address may be from any pod.
+	SharedAddresses []netip.Addr
 	// Networks are the networks in ServiceCIDRs that the node is on or has routes to, and
 	// APIServers the addresses of API servers. Both are sorted. Packets there are not
 	// dropped or refused for being in a ServiceCIDR.
@@ -313,6 +316,6 @@ func (p Port) equal(o Port) bool {
 
 func (n *Node) equal(o *Node) bool {
 	return n.Name == o.Name && n.Zone == o.Zone && n.Eligible == o.Eligible && n.AddressPending == o.AddressPending && n.Settings == o.Settings && slices.Equal(n.PodCIDRs, o.PodCIDRs) &&
-		slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.HostAddresses, o.HostAddresses) &&
+		slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.HostAddresses, o.HostAddresses) && slices.Equal(n.SharedAddresses, o.SharedAddresses) &&
 		slices.Equal(n.Networks, o.Networks) && slices.Equal(n.APIServers, o.APIServers)
 }

@@ -27,6 +27,9 @@ func (s Snapshot) String() string {
 	for _, a := range s.Node.HostAddresses {
 		fmt.Fprintf(&b, "  host-address %s\n", a)
 	}
+	for _, a := range s.Node.SharedAddresses {
+		fmt.Fprintf(&b, "  shared-address %s\n", a)
+	}
 	for _, r := range s.Node.PodCIDRs {
 		fmt.Fprintf(&b, "  pod-cidr %s\n", r)
 	}

@@ -286,31 +286,54 @@ func fixed(chain string) bool {
 	return false
 }
 
-// preroutingChain sees what comes in. Where a node port has policy Local and no endpoint on this node, a rule refuses
-// pods of other nodes: an endpoint of another node would answer them directly, untranslated. Their packets come in
-// by the interface that has the address. (The kernel knows no such match where packets of the node pass, so the rule cannot
-// stand in externalChain. The rule has the set last, whose elements count.)
+// preroutingChain sees what comes in. Where a node port has policy Local and no endpoint on this node, rules refuse
+// pods of other nodes: an endpoint of another node would answer them directly, untranslated.
 func preroutingChain(cfg *Config, f ip.Family, node *service.Node, p pods, absent, ranged bool) *nft.Chain {
 	rules := arriving()
 	if absent && ranged { // a cluster IP may be one of the node's addresses
 		rules = slices.Insert(rules, len(rules)-1, findRanges())
 	}
 	if absent {
-		for _, other := range p.ofOtherNodes() {
-			refusal := []nft.Statement{other}
-			for _, here := range p.here {
-				refusal = append(refusal, nft.MatchAddr{Field: nft.Saddr, Not: true, Prefix: here})
-			}
-			refusal = append(refusal, nft.MatchLocal{Field: nft.Daddr, Input: true})
-			if _, all := cfg.NodePortAddresses.On(node, f); !all {
-				refusal = append(refusal, nft.InSet{Key: daddr(), Set: nodePortAddresses})
-			}
-			a := byNodePort()
-			refusal = append(refusal, nft.InSet{Key: a.key, Set: a.refusalSet(NoLocalEndpoints)}, gotoChain(a.refusalChain(NoEndpoints)))
-			rules = slices.Insert(rules, len(rules)-1, RefuseOtherPods.rule(refusal...))
-		}
+		rules = slices.Insert(rules, len(rules)-1, refuseOtherPods(cfg, f, node, p)...)
 	}
 	return &nft.Chain{Name: prerouting, Hook: &nft.Hook{Name: nft.Prerouting, Priority: PriorityDstnat}, Rules: rules}
+}
+
+// refuseOtherPods returns the rules that refuse pods of other nodes, whose packets come in by the interface that has the
+// address they ask. (The kernel knows no such match where packets of the node pass, so the rules cannot stand in
+// externalChain. They have the set last, whose elements count.) Addresses at which pods of the node arrive like that are
+// left out.
+func refuseOtherPods(cfg *Config, f ip.Family, node *service.Node, p pods) []nft.Rule {
+	serving, all := cfg.NodePortAddresses.On(node, f)
+	if all {
+		serving = node.HostAddresses
+	}
+	var rest []nft.Statement
+	left := 0
+	for _, a := range serving {
+		if f.Has(a) && p.arriveAt(a, node) {
+			rest = append(rest, nft.MatchAddr{Field: nft.Daddr, Not: true, Prefix: netip.PrefixFrom(a, a.BitLen())})
+			left++
+		}
+	}
+	if !all && left == len(serving) {
+		return nil
+	}
+	var rules []nft.Rule
+	for _, other := range p.ofOtherNodes() {
+		refusal := []nft.Statement{other}
+		for _, here := range p.here {
+			refusal = append(refusal, nft.MatchAddr{Field: nft.Saddr, Not: true, Prefix: here})
+		}
+		refusal = append(append(refusal, nft.MatchLocal{Field: nft.Daddr, Input: true}), rest...)
+		if !all {
+			refusal = append(refusal, nft.InSet{Key: daddr(), Set: nodePortAddresses})
+		}
+		a := byNodePort()
+		refusal = append(refusal, nft.InSet{Key: a.key, Set: a.refusalSet(NoLocalEndpoints)}, gotoChain(a.refusalChain(NoEndpoints)))
+		rules = append(rules, RefuseOtherPods.rule(refusal...))
+	}
+	return rules
 }
 
 // setPrerouting builds the chain prerouting.

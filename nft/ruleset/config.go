@@ -161,6 +161,13 @@ func (p pods) ofOtherNodes() []nft.Statement {
 	return fromAny(p.from)
 }
 
+// arriveAt says whether packets of the node's own pods may come in by the interface that has one of the node's addresses:
+// pods share its link, or it is their gateway, which has an address in their ranges that is not the Node's.
+func (p pods) arriveAt(a netip.Addr, node *service.Node) bool {
+	return slices.Contains(node.SharedAddresses, a) ||
+		!slices.Contains(node.Addresses, a) && slices.ContainsFunc(p.from, func(r netip.Prefix) bool { return r.Contains(a) })
+}
+
 func fromAny(ranges []netip.Prefix) []nft.Statement {
 	var list []nft.Statement
 	for _, r := range ranges {

@@ -329,11 +329,29 @@ func (o *oracle) direct(t *target) []netip.Prefix {
 	return append([]netip.Prefix{}, direct.Ranges()...)
 }
 
+// asOtherNode says whether the packet comes in as one of another node does: by the interface that has the address which it
+// asks, unless pods of the node may do so, too.
+func (o *oracle) asOtherNode(p nft.Packet) bool {
+	if !p.ToInput {
+		return false
+	}
+	a := p.Dst.Addr()
+	inPods := false
+	for _, r := range o.cfg.PodRanges(o.node, ip.Of(a)) {
+		inPods = inPods || r.Contains(a)
+	}
+	if slices.Contains(o.node.SharedAddresses, a) || inPods && !slices.Contains(o.node.Addresses, a) {
+		o.saw("external Local: a pod of any node at an address that pods share")
+		return false
+	}
+	return true
+}
+
 // refusesOtherPod says that a node port without an endpoint on this node refuses the packet, of a pod of another node, before
 // source ranges count.
 func (o *oracle) refusesOtherPod(p nft.Packet, t *target) bool {
 	pod, _ := o.fromPod(p)
 	lists := o.lists(t)
-	return p.ToInput && pod && !o.podOfNode(p) && !o.local(p.Src.Addr()) && t.s.ExternalPolicy == service.Local &&
+	return o.asOtherNode(p) && pod && !o.podOfNode(p) && !o.local(p.Src.Addr()) && t.s.ExternalPolicy == service.Local &&
 		t.s.Options.ExternalFailover != service.FailoverCluster && len(lists[all]) > 0 && len(lists[own]) == 0
 }

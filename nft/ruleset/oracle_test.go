@@ -244,7 +244,7 @@ func (o *oracle) external(p nft.Packet, t *target) []nft.Result {
 		o.saw("failover: any endpoint")
 		return o.deliver(p, t, all, true)
 	case len(lists[own]) == 0 && pod:
-		if p.ToInput {
+		if o.asOtherNode(p) {
 			o.saw("external Local: pod of another node, none here")
 			return refusal(p)
 		}

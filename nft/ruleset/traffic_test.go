@@ -177,7 +177,7 @@ func enough() map[string]int {
 		"node port: served": 2000, "node port: other address": 2000, "endpoint on the node itself": 1000,
 		"internal Local: none here":                                        1000,
 		"external Local: pod at an address, of this node for certain true": 100, "external Local: pod at an address, of this node for certain false": 100,
-		"external Local: pod at a node port": 20, "external Local: the node": 500, "external Local: outsider": 500, "external Local: none here": 500, "external Local: pod of another node, none here": 5, "external Local: pod of a node that is not known, none here": 5,
+		"external Local: pod at a node port": 20, "external Local: the node": 500, "external Local: outsider": 500, "external Local: none here": 500, "external Local: pod of another node, none here": 5, "external Local: a pod of any node at an address that pods share": 1, "external Local: pod of a node that is not known, none here": 5,
 		"failover: passed": 50, "failover: passed, no endpoint at all": 20, "failover: any endpoint": 50, "failover: passed to an address of services": 20, "node port: loopback": 20,
 		"pods: by the node's ranges": 3000, "hairpin": 300, "hairpin: endpoint without nodeName": 100, "hairpin: endpoint with another nodeName": 30,
 		"topology: by node": 5000, "topology: by zone": 5000, "terminating endpoints": 5000,

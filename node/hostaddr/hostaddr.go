@@ -33,6 +33,9 @@ const (
 type Addresses struct {
 	// Own are the addresses on interfaces.
 	Own []netip.Addr
+	// Shared are those of Own that are on interfaces whose link pods of the node may be on (sharesLink), without link-local
+	// and loopback ones.
+	Shared []netip.Addr
 	// Broadcast are the IPv4 addresses by which a packet goes to all hosts of a network
 	// that an interface is on: the last address of the network, unless it has less than
 	// four, and the one that was given to the interface with its address.
@@ -40,12 +43,12 @@ type Addresses struct {
 }
 
 func (a Addresses) equal(o Addresses) bool {
-	return slices.Equal(a.Own, o.Own) && slices.Equal(a.Broadcast, o.Broadcast)
+	return slices.Equal(a.Own, o.Own) && slices.Equal(a.Shared, o.Shared) && slices.Equal(a.Broadcast, o.Broadcast)
 }
 
 // sort sorts the lists and removes duplicates.
 func (a *Addresses) sort() {
-	for _, list := range []*[]netip.Addr{&a.Own, &a.Broadcast} {
+	for _, list := range []*[]netip.Addr{&a.Own, &a.Shared, &a.Broadcast} {
 		slices.SortFunc(*list, netip.Addr.Compare)
 		*list = slices.Compact(*list)
 	}
@@ -204,6 +207,7 @@ func dump() (Addresses, error) {
 	if err != nil {
 		return addrs, err
 	}
+	shared := map[int]bool{}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		found, err := netlink.AddrList(nil, family)
 		if err != nil {
@@ -213,15 +217,46 @@ func dump() (Addresses, error) {
 			if slices.Contains(services, a.LinkIndex) {
 				continue
 			}
-			if addr, ok := netip.AddrFromSlice(a.IP); ok {
-				addrs.Own = append(addrs.Own, addr.Unmap())
-			}
 			if family == netlink.FAMILY_V4 {
 				addrs.Broadcast = append(addrs.Broadcast, broadcasts(&a)...)
+			}
+			addr, ok := netip.AddrFromSlice(a.IP)
+			if !ok {
+				continue
+			}
+			addr = addr.Unmap()
+			addrs.Own = append(addrs.Own, addr)
+			if addr.IsLinkLocalUnicast() || addr.IsLoopback() {
+				continue
+			}
+			if _, known := shared[a.LinkIndex]; !known {
+				if shared[a.LinkIndex], err = sharesLink(a.LinkIndex); err != nil {
+					return addrs, err
+				}
+			}
+			if shared[a.LinkIndex] {
+				addrs.Shared = append(addrs.Shared, addr)
 			}
 		}
 	}
 	return addrs, nil
+}
+
+// sharesLink says whether pods of the node may be on the link of an interface: of a bridge, whose ports pods may have, and
+// of a macvlan or ipvlan, beside which pods may have others of the same device. An interface that has gone shares nothing.
+func sharesLink(number int) (bool, error) {
+	link, err := netlink.LinkByIndex(number)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look up interface %d: %w", number, err)
+	}
+	switch link.(type) {
+	case *netlink.Bridge, *netlink.Macvlan, *netlink.IPVlan:
+		return true, nil
+	}
+	return false, nil
 }
 
 // broadcasts returns the broadcast addresses that the kernel has a route to by an

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -145,6 +146,29 @@ func TestBroadcast(t *testing.T) {
 	slices.SortFunc(want, netip.Addr.Compare)
 	if want = slices.Compact(want); len(want) < 5 || !slices.Equal(got.Broadcast, want) {
 		t.Errorf("%v, want %v", got.Broadcast, want)
+	}
+}
+
+// TestShared: addresses of a bridge are on a link that pods may share, those of other interfaces are not.
+func TestShared(t *testing.T) {
+	ns, _ := namespace(t)
+	if err := errors.Join(
+		ns.Handle().LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "azure0"}}),
+		ns.Handle().LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "peer"}),
+		ns.AddAddr("azure0", netip.MustParsePrefix("10.240.0.4/16")), ns.AddAddr("azure0", netip.MustParsePrefix("fd00:240::4/64")),
+		ns.AddAddr("azure0", netip.MustParsePrefix("169.254.1.1/32")),
+		ns.AddAddr("eth0", netip.MustParsePrefix("192.0.2.7/24")), ns.AddAddr("eth0", netip.MustParsePrefix("2001:db8::7/64")),
+	); err != nil {
+		t.Fatal(err)
+	}
+	if err := ns.Do(func() error {
+		addrs, err := hostaddr.List(t.Context())
+		if got := fmt.Sprint(addrs.Shared); got != "[10.240.0.4 fd00:240::4]" {
+			t.Errorf("shared are %s of %v", got, addrs.Own)
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -61,7 +61,7 @@ func ServiceCIDRs(rng *rand.Rand) []netip.Prefix {
 }
 
 // Node returns PlainNode, often with other addresses. One of them is a cluster
-// IP that is bound on the node.
+// IP that is bound on the node. Two of them, if they are there, are on a link that pods share.
 func Node(rng *rand.Rand) service.Node {
 	n := PlainNode()
 	more := []netip.Addr{
@@ -74,6 +74,11 @@ func Node(rng *rand.Rand) service.Node {
 		}
 	}
 	slices.SortFunc(n.HostAddresses, netip.Addr.Compare)
+	for _, a := range n.HostAddresses {
+		if a == more[2] || a == more[3] {
+			n.SharedAddresses = append(n.SharedAddresses, a)
+		}
+	}
 	switch rng.IntN(5) {
 	case 0:
 		n.Addresses = nil

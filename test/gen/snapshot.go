@@ -90,6 +90,8 @@ func (p *parser) line(keyword string, words []string) error {
 		return parseAddr(words, &p.node.Addresses)
 	case "host-address":
 		return parseAddr(words, &p.node.HostAddresses)
+	case "shared-address":
+		return parseAddr(words, &p.node.SharedAddresses)
 	case "pod-cidr":
 		return parseCIDR(words, &p.node.PodCIDRs)
 	case "service":

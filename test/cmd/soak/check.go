@@ -183,7 +183,7 @@ func (w *world) snapshot(addrs hostaddr.Addresses) (service.Snapshot, error) {
 		Node: nodeName, OwnPorts: []watch.OwnPort{{Port: 22, Whose: "the node"}},
 		Report: func(p watch.Problem) { problems = append(problems, p) },
 	}, mailbox)
-	watcher.SetHostAddresses(addrs.Own, addrs.Broadcast...)
+	watcher.SetHostAddresses(addrs.Own, addrs.Shared, addrs.Broadcast...)
 	left, growth, err := w.notes()
 	if err != nil {
 		return service.Snapshot{}, err
