@@ -133,7 +133,7 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 	}
 	table := ejecttable.New(c.Rules.Table, 0, c.Eject == ejection.On)
 	d.close = append(d.close, func() { _ = table.Close() })
-	ejector := newEjector(c, r, o.waiting, table, watcher, counts)
+	ejector := newEjector(c, o, table, watcher, counts)
 	sweeper := newSweeper(r, conn, counts, cleaner.CheckAll)
 	refused := traffic.NewRefusalWatcher(conn, r.refusalObserver(watcher, counts))
 	ports := listen.NewHealthPorts(listen.Config{
@@ -187,7 +187,7 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 	then("cleaner", "conntrack", cleaner.Run)
 	then("sweeper", "nftables", sweeper.Run)
 	then("refusals", "nftables", refused.Run)
-	then("ejections", "conntrack, endpoints, nftables", ejector.Run)
+	then("ejections", "conntrack, endpoints, nodes, API server, nftables", ejector.Run)
 	then("health check node ports", "sockets", ports.Run)
 	then("node ports on localhost", "sockets", local.Run)
 	d.addNetwork(c, started, watcher, cleaner, networks)

@@ -1,16 +1,19 @@
 package daemon
 
 import (
+	"context"
 	"fmt"
+	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/time/rate"
 
-	"nftproxy/conntrack"
 	"nftproxy/daemon/eject"
 	"nftproxy/daemon/metrics"
 	"nftproxy/daemon/proxy"
 	"nftproxy/model/ejection"
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft/ejecttable"
 	"nftproxy/watch"
@@ -21,10 +24,13 @@ const (
 	ejectionLines = 5
 	// ejectionEvents is how many events about them the node writes in a minute: every node notices a dead one.
 	ejectionEvents = 3
+	// healthPort is that of a service proxy's health server by default.
+	healthPort = 10256
 )
 
 // newEjector makes an ejector. Only a node with mode on has the rule that counts repeated packets: all packets meet it.
-func newEjector(c Config, r reporter, flows *conntrack.Table, table *ejecttable.Table, w *watch.Watcher, counts *metrics.Metrics) *eject.Ejector {
+func newEjector(c Config, o outside, table *ejecttable.Table, w *watch.Watcher, counts *metrics.Metrics) *eject.Ejector {
+	r := o.reporter
 	tell := r.ejectionObserver(w)
 	tellOthers := func(left service.Ejections) {
 		if err := table.SetLeft(left); err != nil {
@@ -32,14 +38,35 @@ func newEjector(c Config, r reporter, flows *conntrack.Table, table *ejecttable.
 		}
 	}
 	set := func(left service.Ejections) { w.SetEjections(left); tellOthers(left) }
-	config := eject.Config{Table: flows, Mode: c.Eject, Set: set, Observe: func(report eject.Report) {
+	config := eject.Config{Table: o.waiting, Mode: c.Eject, Set: set, Observe: func(report eject.Report) {
 		counts.ObserveEjections(report)
 		tell(report)
 	}}
 	if c.Eject == ejection.On {
 		config.Repeats = table.Repeats
 	}
+	if client := o.source.Client; client != nil {
+		config.Lookup = func(ctx context.Context, node string) (ejection.Facts, error) {
+			facts, kubelet, err := client.Node(ctx, node)
+			if facts == nil {
+				return ejection.Facts{}, err
+			}
+			return nodeFacts(facts, kubelet), nil
+		}
+	}
 	return eject.New(config)
+}
+
+// nodeFacts has where to ask a Node whether it lives: at its first address of each family, the port of its kubelet and that on which
+// each kube-proxy and nftproxy has its health server by default. A refusal is an answer, too.
+func nodeFacts(n *service.Node, kubelet uint16) ejection.Facts {
+	facts := ejection.Facts{PodCIDRs: n.PodCIDRs}
+	for _, family := range ip.Families() {
+		if i := slices.IndexFunc(n.Addresses, family.Has); i >= 0 {
+			facts.Addrs = append(facts.Addrs, netip.AddrPortFrom(n.Addresses[i], kubelet), netip.AddrPortFrom(n.Addresses[i], healthPort))
+		}
+	}
+	return facts
 }
 
 // growthObserver tells other processes which endpoints have a part of their weight in the tables: when that changes, when another
@@ -70,17 +97,26 @@ func removeEjectTable(c Config) {
 
 // ejectionObserver logs what is left out and comes back, and writes events about the Services.
 func (r reporter) ejectionObserver(w *watch.Watcher) func(eject.Report) {
-	failure, held := "", map[ejection.Held]bool{}
+	failure, held, unjudged := "", map[ejection.Held]bool{}, map[string]bool{}
 	events := rate.NewLimiter(rate.Every(time.Minute/ejectionEvents), ejectionEvents)
 	return func(report eject.Report) {
 		text := ""
 		if report.Err != nil {
 			text = report.Err.Error()
 		}
-		if text != "" && text != failure {
+		if report.Looked && text != "" && text != failure {
 			r.log.Warn("cannot look for connections without an answer; will try again", "err", report.Err)
 		}
-		if failure = text; !report.Looked && len(report.Added)+len(report.Returned) == 0 {
+		if report.Looked {
+			failure = text
+		}
+		reasons := map[string]bool{}
+		for _, u := range report.Unjudged {
+			if reasons[u.Why] = true; !unjudged[u.Why] {
+				r.log.Warn("a node does not answer; only those of its endpoints are left out that were asked themselves", "node", u.Node, "reason", u.Why)
+			}
+		}
+		if unjudged = reasons; !report.Looked && len(report.Added)+len(report.Returned) == 0 {
 			return
 		}
 		for i, l := range report.Added {
@@ -108,7 +144,7 @@ func (r reporter) ejectionObserver(w *watch.Watcher) func(eject.Report) {
 				break
 			}
 			if now[known] = true; !held[known] {
-				r.log.Warn("endpoints do not answer, and none of them is left out", "port", h.Port, "silent", h.Silent, "endpoints", h.Endpoints, "reason", string(h.Why))
+				r.log.Warn("endpoints do not answer and are kept", "port", h.Port, "silent", h.Silent, "endpoints", h.Endpoints, "reason", string(h.Why))
 			}
 		}
 		held = now

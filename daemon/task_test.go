@@ -28,7 +28,7 @@ after start: loop, touches nftables
 after start: cleaner, touches conntrack
 after start: sweeper, touches nftables
 after start: refusals, touches nftables
-after start: ejections, touches conntrack, endpoints, nftables
+after start: ejections, touches conntrack, endpoints, nodes, API server, nftables
 after start: health check node ports, touches sockets
 after start: node ports on localhost, touches sockets
 after start: addresses, touches addresses

@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -9,6 +10,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	networkingv1beta1 "k8s.io/api/networking/v1beta1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/kubernetes"
@@ -68,6 +70,21 @@ func NewClient(config *rest.Config) (*Client, error) {
 	c.betaCIDRs, errs[3] = wire.NewClient(config, httpClient, wire.Whole(networkingv1beta1.SchemeGroupVersion.WithKind("ServiceCIDR"), cidrs, convertBetaCIDR))
 	c.nodes, errs[4] = wire.NewClient(config, httpClient, wire.Whole(corev1.SchemeGroupVersion.WithKind("Node"), "nodes", convertNode))
 	return c, errors.Join(errs[:]...)
+}
+
+// Node returns what the API server's cache knows of a Node, without host addresses, and its kubelet's port; nil if there is none. It
+// needs no other right than that to list Nodes. The server answers a list of one name as it does a get.
+func (c *Client) Node(ctx context.Context, name string) (facts *service.Node, kubeletPort uint16, err error) {
+	list, err := c.nodes.List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name, ResourceVersion: "0"})
+	if err != nil {
+		return nil, 0, fmt.Errorf("read Node %s: %w", name, err)
+	}
+	for _, n := range list.Items {
+		if n.facts.Name == name {
+			return &n.facts, n.kubeletPort, nil
+		}
+	}
+	return nil, 0, nil
 }
 
 // serviceKind and sliceKind have the labels and annotations that the conversions read.

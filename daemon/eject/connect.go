@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/netip"
 	"os"
 	"syscall"
 	"time"
@@ -14,11 +15,30 @@ import (
 // late is how much longer than its patience a connect may take: more says that this process had no CPU time.
 const late = ejection.Patience / 2
 
-// connect tries to connect to an endpoint.
-func connect(ctx context.Context, t ejection.Target) ejection.Answer {
+// connect tries to connect to addresses at once. One answer is enough.
+func connect(ctx context.Context, to []netip.AddrPort) ejection.Answer {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	answers := make(chan ejection.Answer, len(to))
+	for _, a := range to {
+		go func() { answers <- connectOne(ctx, a) }()
+	}
+	best := ejection.Unknown
+	for range to {
+		switch <-answers {
+		case ejection.Answered:
+			return ejection.Answered
+		case ejection.Unanswered:
+			best = ejection.Unanswered
+		}
+	}
+	return best
+}
+
+func connectOne(ctx context.Context, to netip.AddrPort) ejection.Answer {
 	dialer := net.Dialer{Timeout: ejection.Patience, KeepAlive: -1}
 	began := time.Now()
-	conn, err := dialer.DialContext(ctx, "tcp", t.Addr.String())
+	conn, err := dialer.DialContext(ctx, "tcp", to.String())
 	if err != nil {
 		return inTime(classify(err), time.Since(began))
 	}

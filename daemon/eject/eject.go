@@ -1,9 +1,9 @@
 // Package eject finds the endpoints that do not answer this node, and says which of them to leave out: it looks for
-// connections without an answer, tries to connect, and lets model/ejection decide.
+// connections without an answer, asks endpoints, nodes and the API server, and lets model/ejection decide.
 //
-// It changes no rules and no snapshot: Config.Set takes the result. It opens TCP connections to endpoints of Services and
-// sends no byte over them. It looks through connection tracking at a bounded cost, which a large table makes rarer, not
-// more expensive.
+// It changes no rules and no snapshot: Config.Set takes the result. It opens TCP connections to endpoints of Services and to
+// two ports of nodes, and sends no byte over them. All of its work has a budget of CPU time: a large table of connections
+// makes looks rarer, not more expensive.
 package eject
 
 import (
@@ -31,34 +31,37 @@ type Config struct {
 	// Repeats counts the first packets that clients repeat, since they have no answer: then a look is worth it. Without (nil)
 	// there are more looks at rest.
 	Repeats func() (uint64, error)
+	// Lookup asks the API server for a Node; nil if there is no API server.
+	Lookup func(ctx context.Context, node string) (ejection.Facts, error)
 	// Mode is that of Services that do not ask for one.
 	Mode ejection.Mode
 	// Set is called when other endpoints are to be left out.
 	Set func(service.Ejections)
-	// Observe is called after each look and each change. It must not wait.
+	// Observe is called after each step. It must not wait.
 	Observe func(Report)
-	// Connect tries to connect to an endpoint for ejection.Patience; nil stands for the network.
-	Connect func(context.Context, ejection.Target) ejection.Answer
+	// Connect tries to connect to addresses for ejection.Patience, and says whether one has answered; nil stands for the network.
+	Connect func(context.Context, []netip.AddrPort) ejection.Answer
 }
 
 // Report says what has been seen and decided.
 type Report struct {
-	// Left and Held are as of now.
+	// What is left out as of now, and why the rest is not.
 	ejection.Verdict
 	// Added and Returned are the differences of Left to the report before.
 	Added, Returned []ejection.Left
-	// Looked says that the report is about a look at the connections, which took this CPU time or failed.
+	// Looked says that there was a look at the connections, which may have failed.
 	Looked bool
-	CPU    time.Duration
 	Err    error
+	// CPU is the CPU time of all work since the report before, that of connects by estimate.
+	CPU time.Duration
 }
 
 // The shares of a core, as the time for each unit of CPU time: of looks while nothing is unanswered, and of all that the Ejector
 // does in the long run. burst is what may be spent beyond, so that a second look follows the first one that finds something
-// within a second.
+// within a second, and debt what other work may leave for a look to wait for.
 const (
 	restIdle, rest = 500, 100
-	burst          = 300 * time.Millisecond
+	burst, debt    = 300 * time.Millisecond, 20 * time.Millisecond
 	// every is the least time from one look to the next, unless repeated packets follow one that finds nothing.
 	every = time.Second
 	// idleMost is the longest time from one look to the next while nothing is unanswered. It is the time if no Service has the mode
@@ -68,12 +71,14 @@ const (
 	// retry is the time to the next look after one that failed.
 	retry = 30 * time.Second
 	// mostFlows bounds the connections that one look takes in, and mostOfOne those to one endpoint: nobody hides others.
-	mostFlows, mostOfOne = 8192, 16
+	mostFlows, mostOfOne = 8192, 32
 	// soon is the least time from one step to the next: answers come many at a time. Beyond the budget it is every: answers get
 	// old, so steps do not wait for longer, and looks do.
 	soon = 20 * time.Millisecond
-	// askCost is the CPU time that a connect takes (BenchmarkConnect).
+	// askCost is the CPU time that a connect takes (BenchmarkConnect), or a question to the API server.
 	askCost = 100 * time.Microsecond
+	// lookupPatience is how long the API server may take.
+	lookupPatience = 2 * time.Second
 )
 
 // Ejector is the part of a daemon that does this. Notify may be called from any goroutine.
@@ -92,16 +97,15 @@ type Ejector struct {
 	soonest, heard time.Time
 	repeats        uint64
 	deaf           error
-	// seen and wants are those of the machine's View.
-	seen    *service.Snapshot
-	wants   int
-	verdict ejection.Verdict
-	set     service.Ejections
+	seen           *service.Snapshot // by the machine
+	verdict        ejection.Verdict
+	set            service.Ejections
 }
 
 type answered struct {
 	ask    ejection.Ask
 	answer ejection.Answer
+	facts  ejection.Facts
 }
 
 // New makes an Ejector.
@@ -110,8 +114,8 @@ func New(c Config) *Ejector {
 		c.Connect = connect
 	}
 	return &Ejector{
-		config: c, machine: ejection.New(rand.Float64), notified: make(chan struct{}, 1), answers: make(chan answered, 64),
-		budget: pace.Budget{Rest: rest, Burst: burst}, cpu: conntrack.ThreadTime, wants: -1,
+		config: c, machine: ejection.New(c.Mode.Of, c.Lookup != nil, rand.Float64), notified: make(chan struct{}, 1),
+		answers: make(chan answered, 64), budget: pace.Budget{Rest: rest, Burst: burst, Debt: debt}, cpu: conntrack.ThreadTime,
 	}
 }
 
@@ -140,7 +144,7 @@ func (e *Ejector) Run(ctx context.Context) error {
 		case <-timer.C:
 		}
 		if s := e.snapshot.Load(); s != nil {
-			e.spend(func() time.Duration { return e.step(ctx, s) })
+			e.work(ctx, s)
 		}
 		timer.Reset(time.Until(e.next()))
 		if !pause(ctx, max(soon, min(every, time.Until(e.budget.Ready())))) {
@@ -149,13 +153,69 @@ func (e *Ejector) Run(ctx context.Context) error {
 	}
 }
 
-// spend charges the budget with the CPU time of work, less what work returns, which is charged already.
-func (e *Ejector) spend(work func() (charged time.Duration)) {
+// work does a step and charges the budget.
+func (e *Ejector) work(ctx context.Context, s *service.Snapshot) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	start := e.cpu()
-	charged := work()
-	e.budget.Spend(time.Now(), max(0, e.cpu()-start-charged))
+	began, before := e.cpu(), e.verdict
+	var report Report
+	e.hear(time.Now())
+	if !time.Now().Before(e.look) {
+		e.lookAt(ctx, s, &report)
+	}
+	asks := 0
+	if s != e.seen {
+		e.machine.See(time.Now(), *s)
+		e.seen = s
+	}
+	e.again = time.Time{}
+	if !e.machine.Idle() {
+		var list []ejection.Ask
+		list, e.again = e.machine.Ask(time.Now())
+		for _, a := range list {
+			asks += max(1, len(a.To))
+			go e.ask(ctx, a)
+		}
+	}
+	e.verdict = e.machine.Decide(time.Now())
+	report.Verdict = e.verdict
+	report.Added, report.Returned = missing(e.verdict.Left, before.Left), missing(before.Left, e.verdict.Left)
+	report.CPU = max(report.CPU, e.cpu()-began) + time.Duration(asks)*askCost
+	e.budget.Spend(time.Now(), report.CPU)
+	if report.Looked {
+		e.soonest = pace.Later(e.soonest, e.budget.Ready())
+		e.look = pace.Later(e.look, e.soonest)
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	e.config.Observe(report)
+	if len(report.Added)+len(report.Returned) == 0 {
+		return
+	}
+	if next := e.verdict.Ejections(e.set); next.Len()+e.set.Len() > 0 {
+		e.set = next
+		e.config.Set(next)
+	}
+}
+
+// ask asks, and says what came of it.
+func (e *Ejector) ask(ctx context.Context, a ejection.Ask) {
+	result := answered{ask: a}
+	if len(a.To) > 0 {
+		result.answer = e.config.Connect(ctx, a.To)
+	} else {
+		limited, cancel := context.WithTimeout(ctx, lookupPatience)
+		defer cancel()
+		var err error
+		if result.facts, err = e.config.Lookup(limited, a.Node); err != nil {
+			result.answer = ejection.Unknown
+		}
+	}
+	select {
+	case e.answers <- result:
+	case <-ctx.Done():
+	}
 }
 
 // next is when there is work without an answer or another snapshot.
@@ -202,67 +262,13 @@ func pause(ctx context.Context, d time.Duration) bool {
 
 func (e *Ejector) learn(a answered) {
 	for {
-		e.machine.Answered(time.Now(), a.ask, a.answer)
+		e.machine.Answered(time.Now(), a.ask, a.answer, a.facts)
 		select {
 		case a = <-e.answers:
 		default:
 			return
 		}
 	}
-}
-
-// step looks at the connections if it is time for that, asks, and decides. It returns the CPU time of the look,
-// for which it has charged the budget, as for the connects that it begins.
-func (e *Ejector) step(ctx context.Context, s *service.Snapshot) (charged time.Duration) {
-	report := Report{}
-	e.hear(time.Now())
-	if !time.Now().Before(e.look) {
-		if len(e.verdict.Left) == 0 && !e.asked(s, ejection.Report) {
-			e.look = time.Now().Add(every)
-			return 0
-		}
-		report.Looked = true
-		report.CPU, report.Err = e.lookAt(ctx, s)
-		report.Err = errors.Join(report.Err, e.deaf)
-		if charged = report.CPU; ctx.Err() != nil {
-			return charged
-		}
-	}
-	if e.again = (time.Time{}); e.machine.Doubts() {
-		for range 2 { // What Ask adds may be of interest at once.
-			e.see(s)
-			asks, next := e.machine.Ask(time.Now())
-			for _, a := range asks {
-				go func() {
-					answer := e.config.Connect(ctx, a.Target)
-					select {
-					case e.answers <- answered{a, answer}:
-					case <-ctx.Done():
-					}
-				}()
-			}
-			if e.again = next; len(asks) == 0 {
-				break
-			}
-			e.budget.Spend(time.Now(), time.Duration(len(asks))*askCost)
-		}
-	}
-	before := e.verdict
-	e.verdict = e.machine.Decide(time.Now())
-	report.Verdict = e.verdict
-	report.Added, report.Returned = missing(e.verdict.Left, before.Left), missing(before.Left, e.verdict.Left)
-	changed := len(report.Added)+len(report.Returned) > 0
-	if changed || report.Looked {
-		e.config.Observe(report)
-	}
-	if !changed {
-		return charged
-	}
-	if next := e.verdict.Ejections(e.set); next.Len()+e.set.Len() > 0 {
-		e.set = next
-		e.config.Set(next)
-	}
-	return charged
 }
 
 // asked says whether any Service may have a mode, or a stronger one.
@@ -278,46 +284,42 @@ func (e *Ejector) asked(s *service.Snapshot, mode ejection.Mode) bool {
 	return false
 }
 
-// see gives the machine the Services if they, or what it has to know of them, have changed.
-func (e *Ejector) see(s *service.Snapshot) {
-	if e.machine.Wants() != e.wants || s != e.seen {
-		e.wants, e.seen = e.machine.Wants(), s
-		e.machine.See(time.Now(), ejection.Look(*s, e.config.Mode.Of, e.machine.Wanted, e.machine.WantedNodes()))
-	}
-}
-
 // lookAt reads the connections without an answer, and decides when the next look is due. What is only reported can wait for
 // idleMost.
-func (e *Ejector) lookAt(ctx context.Context, s *service.Snapshot) (cpu time.Duration, err error) {
+func (e *Ejector) lookAt(ctx context.Context, s *service.Snapshot, report *Report) {
+	if e.machine.Idle() && !e.asked(s, ejection.Report) {
+		e.look = time.Now().Add(every)
+		return
+	}
 	var flows []ejection.Flow
 	to := map[netip.AddrPort]int{}
-	cpu, err = e.config.Table.Unanswered(ctx, func(f conntrack.Flow) error {
+	cpu, err := e.config.Table.Unanswered(ctx, func(f conntrack.Flow) error {
 		if len(flows) < mostFlows && to[f.Reply.Src] < mostOfOne {
 			to[f.Reply.Src]++
 			flows = append(flows, ejection.Flow{ID: f.ID, To: f.Reply.Src})
 		}
 		return nil
 	})
+	report.Looked, report.CPU, report.Err = true, cpu, errors.Join(err, e.deaf)
 	now := time.Now()
-	e.budget.Spend(now, cpu)
-	e.soonest = pace.Later(now.Add(listen), e.budget.Ready())
-	switch {
-	case err != nil && !errors.Is(err, conntrack.ErrInterrupted):
+	if e.soonest = now.Add(listen); err != nil && !errors.Is(err, conntrack.ErrInterrupted) {
 		e.look, e.soonest = now.Add(retry), now.Add(retry)
-		return cpu, err
-	case len(flows) > 0 || !e.machine.Idle():
+		return
+	}
+	e.machine.Looked(now, flows)
+	switch {
+	case e.machine.Waiting():
 		// The same connection in two looks has waited for at least the time between them.
-		e.soonest = pace.Later(now.Add(every), e.budget.Ready())
+		e.soonest = now.Add(every)
 		e.look = e.soonest
 	case e.config.Repeats != nil && e.deaf == nil:
+		e.soonest = now.Add(every)
 		e.look = now.Add(max(restIdle*cpu, idleMost))
 	case e.asked(s, ejection.On):
 		e.look = now.Add(max(every, min(restIdle*cpu, idleMost)))
 	default:
 		e.look = now.Add(idleMost)
 	}
-	e.machine.Looked(now, flows)
-	return cpu, nil
 }
 
 // missing returns those of a list that another lacks. A changed mode makes another one.

@@ -104,7 +104,7 @@ func (m *Metrics) registerOwn(f factory) {
 	m.ejected = f.gauges("nftproxy_ejected_endpoints", []string{"mode"},
 		"Endpoints of Service ports that do not answer the node, by the mode of --nftproxy-eject or of the Service: on, they are left out; report, they would be.")
 	m.ejectionCPU = f.counter("nftproxy_ejection_look_cpu_seconds_total",
-		"CPU time of looks for connections without an answer.")
+		"CPU time of looks for connections without an answer, and of the questions and decisions that follow.")
 	m.ejectionFailures = f.counter("nftproxy_ejection_look_failures_total",
 		"Looks for connections without an answer that failed.")
 	m.conflicts = f.gauge("nftproxy_conflicting_services",

@@ -1,16 +1,16 @@
-// Package ejection decides which endpoints a node does without because they give it no answer, before Kubernetes says that
-// they are gone. An endpoint is suspected when connections to it have no answer, and confirmed when it does not answer this
-// node's own connects either. It is left out of a Service port only where that cannot make things worse: see Machine.
+// Package ejection decides which endpoints a node does without because they give it no answer, before Kubernetes says
+// that they are gone. An endpoint is judged by itself and a node by itself: see Machine.
 //
-// The package sees observations and times as values, and returns what to ask and what to leave out. It opens no connection,
-// reads no clock, and changes no rules. A refusal (a TCP reset) is an answer: a pod that refuses is the business of its
-// readiness probe.
+// The package sees observations and times as values, and returns what to ask and what to leave out. It opens no
+// connection, reads no clock, and changes no rules. A refusal (a TCP reset) is an answer: a pod that refuses is the
+// business of its readiness probe.
 package ejection
 
 import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"nftproxy/model/service"
@@ -46,19 +46,6 @@ func (m Mode) Of(s *service.Service) Mode {
 
 func (m Mode) String() string { return [...]string{"off", "report", "on"}[m] }
 
-// Target is an endpoint of any number of Service ports.
-type Target struct {
-	Protocol service.Protocol
-	Addr     netip.AddrPort
-}
-
-// TCP is the TCP target at an address. Only TCP targets can be suspected and asked.
-func TCP(a netip.AddrPort) Target { return Target{service.TCP, a} }
-
-func (t Target) compare(o Target) int {
-	return cmp.Or(cmp.Compare(t.Protocol, o.Protocol), t.Addr.Compare(o.Addr))
-}
-
 // Flow is a TCP connection through the rules whose first packet has had no answer.
 type Flow struct {
 	// ID tells it from others, also from a later one with the same addresses and ports.
@@ -66,18 +53,54 @@ type Flow struct {
 	To netip.AddrPort
 }
 
-// Answer is what came of a connect of the node's own.
+// Ask is a question of the node's own: a connect that may take Patience, or what the API server knows of a Node.
+type Ask struct {
+	// To has where to connect: an endpoint, or ports of a Node, of which one answer is enough.
+	To []netip.AddrPort
+	// Node is the name of the Node that To or, if To is empty, the API server is asked about; empty for an endpoint.
+	Node string
+
+	about *tries // nil for what the API server is asked
+	round uint
+	// services are told of the answer. elsewhere says that it comes from another node.
+	services  []service.Name
+	elsewhere bool
+}
+
+// Answer is what came of an Ask.
 type Answer uint8
 
 // The answers.
 const (
-	// Answered: it was accepted or refused.
+	// Answered: a connect was accepted or refused, or the API server has said what it knows.
 	Answered Answer = iota
 	// Unanswered: nothing came in time, or a router said that there is no host.
 	Unanswered
-	// Unknown: it could not be asked, such as for lack of memory or because of a local rule.
+	// Unknown: it could not be asked, such as for lack of memory, because of a local rule, or because the API server is away.
 	Unknown
 )
+
+// Facts is what the API server knows of a Node.
+type Facts struct {
+	// Addrs has the Node's addresses with the ports that nodes have: those of its kubelet and its service proxy. It is empty
+	// if there is no such Node.
+	Addrs    []netip.AddrPort
+	PodCIDRs []netip.Prefix
+}
+
+// has says that an address is the Node's, or that of a pod there.
+func (f *Facts) has(a netip.Addr) bool {
+	return slices.ContainsFunc(f.Addrs, func(own netip.AddrPort) bool { return own.Addr() == a }) ||
+		slices.ContainsFunc(f.PodCIDRs, func(r netip.Prefix) bool { return r.Contains(a) })
+}
+
+// Verdict is what a node does without at a moment. The lists are sorted.
+type Verdict struct {
+	Left []Left
+	Held []Held
+	// Unjudged says why nodes without an answer are not judged.
+	Unjudged []Unjudged
+}
 
 // Left is an endpoint that a Service port does without, or with mode Report would do without.
 type Left struct {
@@ -89,7 +112,8 @@ type Left struct {
 }
 
 func (l Left) compare(o Left) int {
-	return cmp.Or(cmp.Compare(l.Service, o.Service), cmp.Compare(l.Protocol, o.Protocol), cmp.Compare(l.Ejection.Port, o.Ejection.Port), l.Addr.Compare(o.Addr))
+	return cmp.Or(cmp.Compare(l.Service, o.Service), cmp.Compare(l.Protocol, o.Protocol),
+		cmp.Compare(l.Ejection.Port, o.Ejection.Port), l.Addr.Compare(o.Addr))
 }
 
 // Held is a Service port that keeps endpoints which do not answer.
@@ -106,42 +130,73 @@ type Reason string
 
 // The reasons.
 const (
-	// MostSilent: more than half of the endpoints do not answer, or the last one does not. A policy or a network explains that.
-	MostSilent Reason = "most of its endpoints do not answer this node: a network policy, or the network"
+	// Half: the port does without half of its endpoints already.
+	Half Reason = "a Service port keeps half of its endpoints, and the last one, whether they answer or not"
 	// NoControl: no other endpoint of the port has answered this node, so the node may not be allowed to ask.
 	NoControl Reason = "no other endpoint of the port answers this node's own connects either: it may not be allowed to connect"
-	// OwnNetwork: as many nodes are silent as answer.
-	OwnNetwork Reason = "endpoints on many nodes do not answer: this node's own network"
+	// OwnNetwork: as many Nodes are silent as answer, or nothing on another node has answered.
+	OwnNetwork Reason = "as many nodes are silent as answer: this node's own network"
 )
+
+// Unjudged is a node without an answer that is not judged: only those of its endpoints are left out that were asked
+// themselves.
+type Unjudged struct {
+	Node, Why string
+}
+
+// Ejections has those of the Service ports with mode On.
+func (v Verdict) Ejections(last service.Ejections) service.Ejections {
+	lists := map[service.Name][]service.Ejection{}
+	for _, l := range v.Left {
+		if l.Mode == On {
+			lists[l.Service] = append(lists[l.Service], l.Ejection)
+		}
+	}
+	next := service.Ejections{}
+	for name, list := range lists {
+		e := service.NewNotes(list)
+		if have := last.At(name); have != nil && slices.Equal(*have, e) {
+			next = next.Set(name, have)
+		} else {
+			next = next.Set(name, &e)
+		}
+	}
+	return next
+}
 
 // Times and bounds.
 const (
-	// Patience is how long a first packet waits for an answer before the endpoint is suspected, and a connect of the node's
-	// own before it has failed.
+	// Patience is how long a client's first packet waits for an answer before it counts, and a connect of the node's own
+	// before it has failed.
 	Patience = time.Second
-	// tries is how many connects have to fail, and between is the time from one to the next.
-	tries   = 2
+	// enough is how many tries have to fail, and between is the time from one to the next.
+	enough  = 2
 	between = 250 * time.Millisecond
-	// ahead is the number of connections without an answer for which the node asks before they have waited for Patience.
-	ahead = 3
-	// An endpoint that has answered is not suspected for a time that grows from firstTrust to mostTrust, and begins anew
-	// after an hour. What has been left out is asked again after a time that grows from firstAgain to mostAgain.
-	firstTrust, mostTrust, trustFor = 5 * time.Second, 30 * time.Second, time.Hour
-	firstAgain, mostAgain           = time.Second, 10 * time.Second
+	// What has not answered is asked again after a time that grows from firstAgain to mostAgain, and what has answered not
+	// for pause.
+	firstAgain, mostAgain = time.Second, 7 * time.Second
+	pause                 = 2 * time.Second
 	// forgetAfter is how long an endpoint that is kept although it does not answer is asked without a new connection.
 	forgetAfter = 30 * time.Second
-	// fresh is how long an answer counts for the node that gave it.
+	// fresh is how long an answer counts for the node that gave it, and a silence against it.
 	fresh = 15 * time.Second
 
-	// mostTargets bounds the targets that are suspected, and mostFlows the connections that are told apart for each.
-	// mostTrusted bounds those that are not suspected for a time.
-	mostTargets = 1024
-	mostFlows   = 16
-	mostTrusted = 4 * mostTargets
-	// mostAsking bounds the connects under way, and mostAsks those that begin in a second.
-	mostAsking, mostAsks = 64, 64
-	// controls is how many other endpoints of a port are asked for comparison.
-	controls = 3
-	// opinions is how many endpoints that a namespace has on a node are asked before the node counts as silent for it.
-	opinions = 3
+	// mostSuspects bounds the endpoints that are suspected, and mostFlows the connections that are told apart for each.
+	// mostListed bounds how often the Services of a namespace list suspects; what is beyond keeps them.
+	mostSuspects = 256
+	mostFlows    = 16
+	mostListed   = 1024
+	// asksRate and asksBurst bound the connects to endpoints and Nodes, and lookups those to the API server; the endpoints of
+	// dead nodes have a rate of their own. All are for a second.
+	asksRate, asksBurst     = 64, 128
+	lookupRate, lookupBurst = 8, 16
+	memberRate, memberBurst = 16, 16
+	// controls is how many other endpoints of a port are asked for comparison at a time, of spares that are known.
+	controls, spares = 3, 8
+	// references is how many other Nodes are to have answered before one is dead, and names how many are known by name.
+	references, names = 3, 32
+	// factsFor is how long the API server's words about a Node count, and missingFor those that there is none.
+	factsFor, missingFor = 5 * time.Minute, time.Minute
+	// retryLookup is when the API server is asked again after it gave no answer.
+	retryLookup = 2 * time.Second
 )

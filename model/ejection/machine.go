@@ -3,328 +3,416 @@ package ejection
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"time"
 
 	"nftproxy/model/service"
+	"nftproxy/model/treap"
 )
 
-// Machine knows what does not answer. A Service port is without an endpoint (Decide) only while all of this is so:
+// Machine knows what does not answer.
 //
-//   - A connection through the rules had no answer for Patience, and two connects of the node's own failed since. Clients
-//     alone, whatever they send and from whatever addresses, leave out nothing. For the endpoints that a namespace has on
-//     a node it is enough that this is so for one of any namespace, that the node's connects to some of this namespace
-//     failed too, and that no endpoint of the node which was asked has answered.
-//   - Another endpoint of the port has answered the node since, one on another node if there is any. So the node may
-//     connect, and no policy explains the silence.
-//   - No more than half of the port's endpoints are suspected, nor all of those on this node where a traffic policy is Local.
-//   - More other nodes answer than are silent or being asked, or one of two. Otherwise it may be this node's own network.
+//   - An endpoint is judged by itself: a client's connection through the rules had no answer for Patience, and two connects
+//     of the node's own failed. It comes back by its own first answer.
+//   - A Node is judged by itself. When an endpoint that a slice places on it does not answer, the API server is asked for the
+//     Node, and the Node at its own addresses. If two tries fail, all endpoints that slices place there are left out, also
+//     those of UDP and SCTP ports. They come back with its first answer.
+//   - An endpoint on a node that answers, or is not judged, is left out of a Service port only if another one of the port
+//     has answered since: the node may connect then. One on another node has to answer if there is any.
+//   - A port keeps half of the endpoints that take connections, and the last one.
+//   - Nothing more is left out while as many Nodes are silent as answer, or nothing elsewhere has answered: that may be this
+//     node's own network.
 //
-// It ends with the first answer, or when the API changes the endpoint. Before the next suspicion there is a pause, which
-// grows. What is remembered and what is asked at once is bounded, and the bounds are shared out among namespaces.
+// Which endpoints a Service has, and on which node they are, is what tenants write: it decides about that Service only, and
+// about which Node to ask. What is remembered and asked is bounded, and shared out among namespaces.
 //
 // A Machine is not safe for concurrent use.
 type Machine struct {
-	// jitter returns a number from 0 to 1, not included.
+	// jitter returns a number from 0 to 1, not included. mode is that of a Service.
 	jitter   func() float64
-	view     View
-	suspects map[Target]*suspect
-	trusted  map[Target]trust
-	// answers has the last answer of each target, nodes that of any on the node. Old ones are forgotten.
-	answers map[Target]time.Time
-	nodes   map[string]time.Time
-	// compared has when an endpoint was last asked for comparison.
-	compared map[Target]time.Time
-	left     map[leftKey]Left
-	asking   int
-	// window is the second in which asked connects have begun.
-	window time.Time
-	asked  int
-	// wants counts the changes of what View has to have.
-	wants int
+	mode     func(*service.Service) Mode
+	snapshot service.Snapshot
+	// lookup says that there is an API server to ask.
+	lookup bool
+	// endpoints has what was asked lately, suspected those of them that are suspected.
+	endpoints map[netip.AddrPort]*endpoint
+	suspected map[netip.AddrPort]bool
+	nodes     map[string]*node
+	dead      map[string]bool // those of nodes
+	names     []string        // some that slices have
+	// services has those that list a suspect, or have endpoints on a dead node. dirty has those to decide on again, and listed
+	// counts the suspects in those of a namespace.
+	services map[service.Name]*watched
+	dirty    map[service.Name]bool
+	listed   map[string]int
+	queues   [3]queue
+	// elsewhere is when something on another node, or the API server, has answered last, and server when that one has.
+	elsewhere, server time.Time
+	// back is when a Node, or the API server, answered again after it had not.
+	back    time.Time
+	verdict Verdict
 }
 
-type leftKey struct {
-	service service.Name
-	port    uint16
-	target  Target
-}
+// The queues.
+const (
+	connects = iota
+	lookups
+	members
+)
 
-// suspect is a target that did not answer a connection.
-type suspect struct {
-	endpoint service.Endpoint
-	known    bool // endpoint is from a View
-	// doubted says that there is enough to look at its Services and to ask it.
-	doubted   bool
-	namespace string
-	// waiting has the connections without an answer at the last look, with the time when each was first seen.
-	waiting map[uint32]time.Time
-	// since is when the first connection had waited for Patience; zero before that. unanswered counts such connections.
-	since      time.Time
+// endpoint is an address that was asked: that of a suspect, or of one for comparison.
+type endpoint struct {
+	addr netip.AddrPort
+	tries
+	// flows has the connections without an answer at the last look, with the time when each was first seen; unanswered counts
+	// those that had waited for Patience then or earlier.
+	flows      map[uint32]time.Time
 	unanswered int
 	lastFlow   time.Time
-	// opinion says that only its node is of interest.
-	opinion bool
-	// begun is when the node first asked, failed counts the connects that failed since, and asking those under way.
-	begun          time.Time
-	failed, asking int
-	next           time.Time
-	wait           time.Duration
+	// services are those that list the suspect.
+	services map[service.Name]bool
 }
 
-// trust is a time in which a target is not suspected.
-type trust struct {
-	until time.Time
-	wait  time.Duration
+// confirmed says that a client's connection had no answer, and those of the node's own neither.
+func (e *endpoint) confirmed() bool { return e.unanswered > 0 && e.failed >= enough }
+
+// watched is a Service with something silent.
+type watched struct {
+	// suspects has those that it lists, with the node where its slices place them.
+	suspects map[netip.AddrPort]string
+	left     []Left
+	held     []Held
+	// spares are some endpoints of ports with suspects that may show whether the node may connect. members are left out with
+	// their node.
+	spares  []spare
+	members []netip.AddrPort
+	// compare is when spares are asked next, and wait the time to the one after that.
+	compare time.Time
+	wait    time.Duration
+	// back is when one of its endpoints answered again after it had not.
+	back time.Time
+	// before has the suspects of the version before, while the Service is looked through.
+	before map[netip.AddrPort]string
 }
 
-// New makes a machine. jitter returns a number from 0 to 1, not included.
-func New(jitter func() float64) *Machine {
-	return &Machine{
-		jitter: jitter, suspects: map[Target]*suspect{}, trusted: map[Target]trust{}, answers: map[Target]time.Time{},
-		nodes: map[string]time.Time{}, compared: map[Target]time.Time{}, left: map[leftKey]Left{},
+// spare is an endpoint for comparison; here says that it is on this node.
+type spare struct {
+	addr netip.AddrPort
+	here bool
+}
+
+// New makes a machine. mode is that of a Service, and lookup says that the API server can be asked for Nodes. jitter returns
+// a number from 0 to 1, not included.
+func New(mode func(*service.Service) Mode, lookup bool, jitter func() float64) *Machine {
+	m := &Machine{
+		jitter: jitter, mode: mode, lookup: lookup, endpoints: map[netip.AddrPort]*endpoint{}, suspected: map[netip.AddrPort]bool{},
+		nodes: map[string]*node{}, dead: map[string]bool{}, services: map[service.Name]*watched{}, dirty: map[service.Name]bool{},
+		listed: map[string]int{},
 	}
-}
-
-// confirmed says that connections to it had no answer, and those of the node's own neither.
-func (s *suspect) confirmed() bool { return s.failed >= tries && (!s.since.IsZero() || s.opinion) }
-
-// silent says that it is confirmed by connections of clients.
-func (s *suspect) silent() bool { return s.confirmed() && !s.opinion }
-
-// Idle says that no connection is without an answer, and nothing is left out.
-func (m *Machine) Idle() bool { return len(m.suspects) == 0 }
-
-// Doubts says that something may not answer: View, Ask and Decide matter.
-func (m *Machine) Doubts() bool {
-	for _, s := range m.suspects {
-		if s.doubted {
-			return true
-		}
+	for i, r := range [...][2]float64{connects: {asksRate, asksBurst}, lookups: {lookupRate, lookupBurst}, members: {memberRate, memberBurst}} {
+		m.queues[i] = queue{rate: r[0], burst: r[1], last: map[string]float64{}}
 	}
-	return len(m.left) > 0
+	return m
 }
 
-// Wanted says whether View has to have the ports of a target.
-func (m *Machine) Wanted(t Target) bool {
-	s := m.suspects[t]
-	return s != nil && s.doubted
-}
+// Idle says that nothing is suspected or left out: no call but Looked and See matters.
+func (m *Machine) Idle() bool { return len(m.suspected)+len(m.services)+len(m.dirty) == 0 }
 
-// WantedNodes has the nodes of which View has to have the ports with endpoints there.
-func (m *Machine) WantedNodes() map[string]bool {
-	names := map[string]bool{}
-	for _, s := range m.suspects {
-		if s.silent() && s.endpoint.Node != "" {
-			names[s.endpoint.Node] = true
-		}
-	}
-	return names
-}
-
-// Wants changes whenever View has to have something else.
-func (m *Machine) Wants() int { return m.wants }
-
-// Looked tells of all connections that have no answer at a moment.
-func (m *Machine) Looked(now time.Time, flows []Flow) {
-	seen := map[Target]map[uint32]time.Time{}
-	for _, f := range flows {
-		t := TCP(f.To)
-		if now.Before(m.trusted[t].until) {
-			continue
-		}
-		s := m.suspects[t]
-		if s == nil {
-			if len(m.suspects) >= mostTargets {
-				continue
-			}
-			s = &suspect{wait: firstAgain}
-			m.suspects[t] = s
-		}
-		ids := seen[t]
-		if ids == nil {
-			ids = map[uint32]time.Time{}
-			seen[t] = ids
-		}
-		if first, old := s.waiting[f.ID]; old {
-			ids[f.ID] = first
-		} else if len(ids) < mostFlows {
-			ids[f.ID] = now
-		}
-	}
-	for t, s := range m.suspects {
-		ids := seen[t]
-		for id, first := range ids {
-			if !first.IsZero() && now.Sub(first) >= Patience {
-				s.unanswered++
-				ids[id] = time.Time{} // counted
-			}
-		}
-		if s.waiting = ids; !s.doubted && (s.unanswered > 0 || len(ids) >= ahead) {
-			s.doubted = true
-			m.wants++
-		}
-		if s.unanswered > 0 && s.since.IsZero() {
-			s.since, s.opinion = now, false
-		}
-		switch {
-		case len(ids) > 0:
-			s.lastFlow = now
-		case s.opinion, s.confirmed() && (m.leftAnywhere(t) || now.Sub(s.lastFlow) < forgetAfter):
-		case s.asking > 0 || !s.since.IsZero() && s.failed < tries:
-			// The answer of the node's own connect decides.
-		default:
-			m.forget(t)
-		}
-	}
-	m.forgetOld(now)
-}
-
-func (m *Machine) forget(t Target) {
-	if m.suspects[t].doubted {
-		m.wants++
-	}
-	delete(m.suspects, t)
-}
-
-func (m *Machine) leftAnywhere(t Target) bool {
-	for k := range m.left {
-		if k.target == t {
+// Waiting says that another look soon tells whether a suspect's connections have waited for Patience.
+func (m *Machine) Waiting() bool {
+	for addr := range m.suspected {
+		if !m.endpoints[addr].confirmed() {
 			return true
 		}
 	}
 	return false
 }
 
-// forgetOld forgets answers and trust that count no more, and opinions on nodes without a suspect.
-func (m *Machine) forgetOld(now time.Time) {
-	old := func(_ Target, at time.Time) bool { return now.Sub(at) > fresh }
-	maps.DeleteFunc(m.compared, old)
-	maps.DeleteFunc(m.answers, old)
-	maps.DeleteFunc(m.nodes, func(_ string, at time.Time) bool { return now.Sub(at) > fresh })
-	maps.DeleteFunc(m.trusted, func(_ Target, t trust) bool { return now.Sub(t.until) > trustFor })
-	wanted := m.WantedNodes()
-	for t, s := range m.suspects {
-		if s.opinion && !wanted[s.endpoint.Node] {
-			m.forget(t)
+// Looked tells of all connections that have no answer at a moment.
+func (m *Machine) Looked(now time.Time, flows []Flow) {
+	seen, fresh := map[netip.AddrPort]map[uint32]time.Time{}, map[netip.AddrPort]bool{}
+	for _, f := range flows {
+		e := m.endpoints[f.To]
+		if e != nil && !m.suspected[f.To] && now.Before(e.answered.Add(pause)) {
+			continue
 		}
-	}
-}
-
-// See gives the machine the Services as they are now. A suspect that no port has, or whose endpoint has changed, is none
-// any more.
-func (m *Machine) See(now time.Time, v View) {
-	m.view = v
-	// Several Services may have the target, and slices may say different things of it: it is as one of them says.
-	found, same := map[Target]bool{}, map[Target]bool{}
-	for i := range v.Ports {
-		p := &v.Ports[i]
-		for j := range p.Ready {
-			e := &p.Ready[j]
-			t := p.target(e)
-			s := m.suspects[t]
-			if s == nil {
+		if seen[f.To] == nil {
+			seen[f.To] = map[uint32]time.Time{}
+		}
+		if e != nil {
+			if first, old := e.flows[f.ID]; old {
+				seen[f.To][f.ID] = first
 				continue
 			}
-			if !s.known {
-				s.endpoint, s.known, s.namespace = *e, true, p.namespace()
-			}
-			found[t], same[t] = true, same[t] || !changed(&s.endpoint, e)
+		}
+		if len(seen[f.To]) < mostFlows {
+			seen[f.To][f.ID] = now
+		}
+		if !m.suspected[f.To] {
+			fresh[f.To] = true
 		}
 	}
-	crowd := map[string]int{}
-	for _, s := range m.suspects {
-		crowd[s.namespace] += boolInt(s.confirmed())
+	if len(fresh) > 0 {
+		m.suspect(now, fresh)
 	}
-	for _, t := range m.targets() {
-		s := m.suspects[t]
-		crowd[s.namespace] += boolInt(!s.confirmed())
-		switch {
-		case found[t] && !same[t], s.doubted && !found[t]:
-			m.forget(t)
-		case s.doubted && crowd[s.namespace] > mostTargets/4 && !s.confirmed():
-			m.forget(t)
-			if len(m.trusted) < mostTrusted {
-				m.trusted[t] = trust{now.Add(mostTrust), mostTrust}
+	for addr := range m.suspected {
+		m.lookedAt(now, m.endpoints[addr], seen[addr])
+	}
+	m.bound()
+	m.forgetOld(now)
+}
+
+// lookedAt takes the connections to a suspect that have no answer.
+func (m *Machine) lookedAt(now time.Time, e *endpoint, flows map[uint32]time.Time) {
+	was := e.confirmed()
+	for id, first := range flows {
+		if !first.IsZero() && now.Sub(first) >= Patience {
+			e.unanswered++
+			flows[id] = time.Time{} // counted
+		}
+	}
+	if e.flows = flows; was != e.confirmed() {
+		m.touch(e)
+	}
+	switch {
+	case len(flows) > 0:
+		e.lastFlow = now
+	case e.confirmed() && (m.leaves(e) || now.Sub(e.lastFlow) < forgetAfter):
+	case !e.confirmed() && (e.asking > 0 || e.unanswered > 0):
+		// The answer to the node's own connect decides.
+	default:
+		m.clear(e.addr)
+	}
+}
+
+// leaves says that some Service port does without the endpoint.
+func (m *Machine) leaves(e *endpoint) bool {
+	for name := range e.services {
+		if m.services[name].leaves(e.addr) {
+			return true
+		}
+	}
+	return false
+}
+
+func (w *watched) leaves(addr netip.AddrPort) bool {
+	return slices.ContainsFunc(w.left, func(l Left) bool { return l.Addr == addr && l.Protocol == service.TCP })
+}
+
+// touch has the endpoint's Services decided on again.
+func (m *Machine) touch(e *endpoint) {
+	for name := range e.services {
+		m.dirty[name] = true
+	}
+}
+
+// note returns what is known of an address.
+func (m *Machine) note(addr netip.AddrPort) *endpoint {
+	e := m.endpoints[addr]
+	if e == nil {
+		e = &endpoint{addr: addr, services: map[service.Name]bool{}}
+		m.endpoints[addr] = e
+	}
+	return e
+}
+
+// suspect makes suspects of those addresses that some Service lists.
+func (m *Machine) suspect(now time.Time, fresh map[netip.AddrPort]bool) {
+	for addr := range fresh {
+		e := m.note(addr)
+		e.flows, e.unanswered, e.lastFlow = nil, 0, now
+		e.anew()
+		m.suspected[addr] = true
+	}
+	m.walk(func(e *service.Endpoint) bool { return fresh[e.Addr] })
+	for addr := range fresh {
+		if len(m.endpoints[addr].services) == 0 {
+			m.clear(addr)
+		}
+	}
+}
+
+// clear ends a suspicion.
+func (m *Machine) clear(addr netip.AddrPort) {
+	if !m.suspected[addr] {
+		return
+	}
+	delete(m.suspected, addr)
+	e := m.endpoints[addr]
+	for name := range e.services {
+		m.unlist(e, name)
+		m.dirty[name] = true
+	}
+	e.flows, e.unanswered = nil, 0
+	e.anew()
+}
+
+func (m *Machine) unlist(e *endpoint, name service.Name) {
+	delete(e.services, name)
+	delete(m.services[name].suspects, e.addr)
+	namespace, _ := name.Split()
+	if m.listed[namespace]--; m.listed[namespace] == 0 {
+		delete(m.listed, namespace)
+	}
+}
+
+// bound clears suspects until there are no more than mostSuspects: those of the namespaces that have most.
+func (m *Machine) bound() {
+	if len(m.suspected) <= mostSuspects {
+		return
+	}
+	addrs := slices.SortedFunc(maps.Keys(m.suspected), netip.AddrPort.Compare)
+	var list []wish
+	for _, asked := range []bool{true, false} { // Those that were asked go first.
+		for _, addr := range addrs {
+			if e := m.endpoints[addr]; !e.begun.IsZero() == asked {
+				list = append(list, wish{Ask{To: []netip.AddrPort{addr}}, namespacesOf(slices.Sorted(maps.Keys(e.services))), time.Time{}})
+			}
+		}
+	}
+	order, _, _ := (&queue{}).order(list)
+	for _, i := range order[mostSuspects:] {
+		m.clear(list[i].To[0])
+	}
+}
+
+// forgetOld forgets what counts no more.
+func (m *Machine) forgetOld(now time.Time) {
+	maps.DeleteFunc(m.endpoints, func(addr netip.AddrPort, e *endpoint) bool {
+		return !m.suspected[addr] && e.asking == 0 && now.Sub(e.answered) > fresh && now.Sub(e.asked) > fresh
+	})
+	maps.DeleteFunc(m.nodes, func(_ string, n *node) bool {
+		return !n.dead && !n.looking && n.asking == 0 && now.Sub(n.wanted) > factsFor
+	})
+}
+
+// See gives the machine the Services as they are now.
+func (m *Machine) See(now time.Time, s service.Snapshot) {
+	old := m.snapshot
+	m.snapshot = s
+	if len(m.services) == 0 && len(m.suspected) == 0 {
+		return
+	}
+	if old.Node != s.Node {
+		for name := range m.services {
+			m.dirty[name] = true
+		}
+	}
+	matters := func(e *service.Endpoint) bool { return m.suspected[e.Addr] || m.dead[e.Node] }
+	for change := range treap.Diff(old.Services, s.Services) {
+		w := m.services[change.Key]
+		if w != nil {
+			w.before, w.suspects = w.suspects, map[netip.AddrPort]string{}
+			m.dirty[change.Key] = true
+		}
+		if change.HasNew {
+			m.list(change.New, matters)
+		}
+		if w != nil {
+			for addr := range w.before {
+				if _, listed := w.suspects[addr]; !listed {
+					m.unlist(m.endpoints[addr], change.Key)
+				}
+			}
+			w.before = nil
+		}
+	}
+	for addr := range m.suspected {
+		if len(m.endpoints[addr].services) == 0 {
+			m.clear(addr)
+		}
+	}
+}
+
+// walk visits all Services, lists those endpoints that matter, and gets to know some nodes by name: of each namespace a few, so
+// that nobody crowds out others.
+func (m *Machine) walk(matters func(*service.Endpoint) bool) {
+	var all, some []string
+	last := ""
+	for name, s := range m.snapshot.Services.All() {
+		m.list(s, matters)
+		if namespace, _ := name.Split(); namespace != last {
+			all, some, last = append(all, some...), nil, namespace
+		}
+		if found := m.someNodes(s); len(some) == 0 || m.jitter() < 0.25 {
+			some = found
+		}
+	}
+	all = append(all, some...)
+	for i := range min(len(all), names) {
+		at := i + int(m.jitter()*float64(len(all)-i))
+		all[i], all[at] = all[at], all[i]
+	}
+	m.names = all[:min(len(all), names)]
+}
+
+// someNodes returns the names of a few other nodes that a Service has.
+func (m *Machine) someNodes(s *service.Service) (some []string) {
+	for i := range s.Ports {
+		for chunk := range s.Ports[i].Endpoints.Chunks() {
+			from := int(m.jitter() * float64(len(chunk)))
+			for j := range chunk {
+				if e := &chunk[(from+j)%len(chunk)]; e.Node != "" && e.Node != m.snapshot.Node.Name && !slices.Contains(some, e.Node) {
+					if some = append(some, e.Node); len(some) == references {
+						return some
+					}
+				}
+			}
+			break
+		}
+	}
+	return some
+}
+
+// list notes what a Service has that matters.
+func (m *Machine) list(s *service.Service, matters func(*service.Endpoint) bool) {
+	if m.mode(s) == Off {
+		return
+	}
+	namespace, _ := s.Name.Split()
+	for i := range s.Ports {
+		p := &s.Ports[i]
+		if p.IsRange() {
+			continue // Its endpoints have no port to ask; they are those of the other ports.
+		}
+		for chunk := range p.Endpoints.Chunks() {
+			for j := range chunk {
+				e := &chunk[j]
+				if !matters(e) || !there(e) {
+					continue
+				}
+				w := m.services[s.Name]
+				if w == nil {
+					w = &watched{suspects: map[netip.AddrPort]string{}}
+					m.services[s.Name] = w
+				}
+				m.dirty[s.Name] = true
+				if p.Protocol != service.TCP || !m.suspected[e.Addr] {
+					continue
+				}
+				if services := m.endpoints[e.Addr].services; !services[s.Name] {
+					if m.listed[namespace] >= mostListed {
+						continue
+					}
+					services[s.Name] = true
+					m.listed[namespace]++
+					w.compare, w.wait = time.Time{}, 0
+				}
+				w.suspects[e.Addr] = e.Node
 			}
 		}
 	}
 }
 
-// changed says that the API has changed the endpoint.
-func changed(a, b *service.Endpoint) bool {
-	return a.Node != b.Node || a.Nodes != b.Nodes || a.Zones != b.Zones || a.Terminating != b.Terminating
-}
-
-// Answered tells what came of asking a target that Ask has returned.
-func (m *Machine) Answered(now time.Time, a Ask, answer Answer) {
-	m.asking--
-	s := m.suspects[a.Target]
-	// The suspect may be another one than was asked: a failure says nothing about it.
-	about := s != nil && s == a.about
-	if about {
-		s.asking--
-	}
-	switch answer {
-	case Answered:
-		m.answers[a.Target], m.nodes[a.node] = now, now
-		if s == nil {
-			return
-		}
-		m.forget(a.Target)
-		m.believe(now, a.Target)
-		for _, other := range m.suspects { // What is on its node may be back, too.
-			if other.endpoint.Node == s.endpoint.Node && s.endpoint.Node != "" {
-				other.wait, other.next = firstAgain, now
-			}
-		}
-	case Unanswered:
-		if !about {
-			return
-		}
-		if s.failed++; s.failed == tries {
-			m.wants++ // its node
-		}
-		if s.failed >= tries {
-			s.next = now.Add(time.Duration(float64(s.wait) * (0.75 + m.jitter()/2)))
-			s.wait = min(2*s.wait, mostAgain)
-		}
-	case Unknown:
-		if about {
-			s.next = now.Add(time.Second)
-		}
-	}
-}
-
-// believe keeps a target from being suspected for a while.
-func (m *Machine) believe(now time.Time, t Target) {
-	was := m.trusted[t]
-	wait := min(max(firstTrust, 2*was.wait), mostTrust)
-	m.trusted[t] = trust{now.Add(wait), wait}
-	if len(m.trusted) > mostTrusted {
-		oldest := t
-		for other, one := range m.trusted {
-			if one.until.Before(m.trusted[oldest].until) {
-				oldest = other
-			}
-		}
-		delete(m.trusted, oldest)
-	}
-}
+// there says that the API has the endpoint as ready.
+func there(e *service.Endpoint) bool { return e.Ready || e.Silent }
 
 // why says in words why an endpoint is left out.
-func (s *suspect) why() string {
-	return fmt.Sprintf("%s without answer, %d tries of this node failed", count(s.unanswered, "connection"), tries)
-}
-
-func count(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
+func (e *endpoint) why() string {
+	plural := "s"
+	if e.unanswered == 1 {
+		plural = ""
 	}
-	return fmt.Sprintf("%d %ss", n, what)
-}
-
-// targets returns the suspects in a fixed order.
-func (m *Machine) targets() []Target {
-	return slices.SortedFunc(maps.Keys(m.suspects), Target.compare)
+	return fmt.Sprintf("%d connection%s without answer, %d tries of this node failed", e.unanswered, plural, enough)
 }

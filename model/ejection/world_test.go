@@ -1,6 +1,7 @@
 package ejection_test
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -9,106 +10,153 @@ import (
 	"time"
 
 	"nftproxy/model/ejection"
+	"nftproxy/model/ip"
 	"nftproxy/model/service"
 )
 
 // world is a cluster with a clock of its own, seen from the node "own". Its parts die and come back, clients on the node
 // connect to its Services, and a machine decides what they do without.
 type world struct {
-	t       *testing.T
+	t       testing.TB
 	now     time.Time
 	rng     *rand.Rand
 	builder *service.Builder
 	machine *ejection.Machine
 	modes   map[service.Name]ejection.Mode
-	// dead has the nodes and addresses that answer nobody. forbidden says that a policy drops what comes from this node to an
-	// address, by a client or by the node itself.
+	// nodes are the Nodes that the API server knows, places says where an address really is, whatever slices say.
+	nodes  map[string]ejection.Facts
+	places map[netip.Addr]string
+	// dead has the nodes and gone the addresses that answer nobody. forbidden says that a policy drops what comes from this node to an
+	// address, by a client or by the node itself. firewall drops what comes to the ports of nodes.
 	dead      map[string]bool
+	gone      map[netip.Addr]bool
 	forbidden func(to netip.AddrPort, client string) bool
-	// late is how much later this node learns that an address has not answered its connect.
-	late map[netip.Addr]time.Duration
+	firewall  bool
+	uplink    bool // is down
+	noServer  bool // The API server is away.
+
+	// chosen has the endpoints that take connections, of the Service in chosenOf.
+	chosen   map[service.Name][]netip.AddrPort
+	chosenOf map[service.Name]*service.Service
 
 	flows   []flow
 	ids     uint32
 	pending []pending
 	asks    int
-	perSec  map[int64]int
+	lookups int
 	verdict ejection.Verdict
-	wants   int
 	seen    service.Snapshot
 	looked  time.Time
-	// slow has the time of each connection that had no answer for a second, since the world's start.
-	slow []time.Duration
 }
 
 type flow struct {
 	ejection.Flow
 	begun  time.Time
 	client string
-	slow   bool
 }
 
 type pending struct {
 	ejection.Ask
 	at     time.Time
 	answer ejection.Answer
+	facts  ejection.Facts
 }
 
 var start = time.Unix(1_800_000_000, 0)
 
-func newWorld(t *testing.T) *world {
+func newWorld(t testing.TB) *world {
 	rng := rand.New(rand.NewPCG(1, 2))
-	return &world{
-		t: t, now: start, rng: rng, builder: service.NewBuilder(service.Node{Name: "own"}), machine: ejection.New(rng.Float64),
-		modes: map[service.Name]ejection.Mode{}, dead: map[string]bool{}, perSec: map[int64]int{}, wants: -1,
-		forbidden: func(netip.AddrPort, string) bool { return false },
+	w := &world{
+		t: t, now: start, rng: rng, modes: map[service.Name]ejection.Mode{}, nodes: map[string]ejection.Facts{},
+		places: map[netip.Addr]string{}, dead: map[string]bool{}, gone: map[netip.Addr]bool{},
+		chosen: map[service.Name][]netip.AddrPort{}, chosenOf: map[service.Name]*service.Service{}, forbidden: func(netip.AddrPort, string) bool { return false },
+	}
+	w.builder = service.NewBuilder(service.Node{Name: "own", Zone: "z1", APIServers: []netip.Addr{netip.MustParseAddr("192.168.9.9")},
+		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}})
+	w.machine = ejection.New(func(s *service.Service) ejection.Mode { return w.modes[s.Name] }, true, rng.Float64)
+	for i, name := range []string{"own", "a", "b", "c", "d", "e"} {
+		w.node(name, i)
+	}
+	return w
+}
+
+// node adds a Node, with the address 192.168.0.I and pods in 10.0.I.0/24.
+func (w *world) node(name string, i int) {
+	a := netip.AddrFrom4([4]byte{192, 168, byte(i >> 8), byte(i)})
+	w.places[a] = name
+	w.nodes[name] = ejection.Facts{
+		Addrs:    []netip.AddrPort{netip.AddrPortFrom(a, 10250), netip.AddrPortFrom(a, 10256)},
+		PodCIDRs: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i), 0}), 24)},
 	}
 }
 
-// service adds a Service of a namespace with TCP endpoints on the nodes, at 10.N.0.I:8080 where N and I are numbers of its own.
+// service adds a Service with TCP endpoints on the nodes, at 11.N.0.I:8080 where N and I are numbers of its own.
 func (w *world) service(name string, nodes ...string) *service.Service {
 	n := w.builder.Snapshot().Services.Len() + 1
-	s := &service.Service{Name: service.Name(name), ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, byte(n >> 8), byte(n)})}}
+	front := netip.AddrFrom4([4]byte{10, 96, byte(n >> 8), byte(n)})
+	s := &service.Service{Name: service.Name(name), ClusterIPs: []netip.Addr{front}}
 	var list []service.Endpoint
 	for i, node := range nodes {
-		a := netip.AddrFrom4([4]byte{11, byte(n), byte(i >> 8), byte(i)})
+		a := netip.AddrFrom4([4]byte{11 + byte(n>>8), byte(n), byte(i >> 8), byte(i)})
+		w.places[a] = node
 		list = append(list, service.Endpoint{Addr: netip.AddrPortFrom(a, 8080), Node: node, Ready: true, Serving: true})
 	}
 	s.Ports = []service.Port{{Name: "web", Protocol: service.TCP, Port: 80, Endpoints: service.MergeEndpoints(list)}}
-	w.builder.Set(s)
-	w.modes[s.Name] = ejection.On
+	w.set(s)
 	return s
 }
 
-func (w *world) silent(to netip.AddrPort, client string) bool {
-	if w.forbidden(to, client) || w.dead[to.Addr().String()] {
-		return true
+func (w *world) set(s *service.Service) {
+	w.builder.Set(s)
+	if _, has := w.modes[s.Name]; !has {
+		w.modes[s.Name] = ejection.On
 	}
-	for _, s := range w.builder.Snapshot().Services.All() {
-		for i := range s.Ports {
-			if e := s.Ports[i].Endpoints.Find(service.Endpoint{Addr: to}); e != nil {
-				return w.dead[e.Node]
-			}
-		}
-	}
-	return true
 }
 
-// connect makes a connection of a client to a Service, by one of the endpoints that are left.
+// lose has an endpoint of a Service answer nobody, or be back.
+func (w *world) lose(s *service.Service, i int, gone bool) { w.gone[endpoint(s, i).Addr()] = gone }
+
+// endpoint returns an address of a Service.
+func endpoint(s *service.Service, i int) netip.AddrPort { return s.Ports[0].Endpoints.Few()[i].Addr }
+
+// edit changes a Service's endpoints.
+func (w *world) edit(name service.Name, change func(i int, e *service.Endpoint)) {
+	s := w.builder.Service(name).Clone()
+	for p := range s.Ports {
+		list := slices.Collect(s.Ports[p].Endpoints.All())
+		for i := range list {
+			change(i, &list[i])
+		}
+		s.Ports[p].Endpoints = service.MergeEndpoints(list)
+	}
+	w.set(s)
+}
+
+// silent says that nothing comes back from an address.
+func (w *world) silent(to netip.AddrPort, client string) bool {
+	place, there := w.places[to.Addr()]
+	return !there || w.forbidden(to, client) || w.gone[to.Addr()] || w.dead[place] || w.uplink && place != "own"
+}
+
+// connect makes a connection of a client to a Service, by one of the endpoints that take connections.
 func (w *world) connect(name service.Name, client string) {
-	var list []netip.AddrPort
-	for e := range w.builder.Snapshot().Services.At(name).Ports[0].Endpoints.All() {
-		if e.Ready {
-			list = append(list, e.Addr)
+	s := w.builder.Snapshot().Services.At(name)
+	if s != w.chosenOf[name] {
+		c := s.Choose(&s.Ports[0], w.builder.Node(), ip.V4)
+		w.chosenOf[name], w.chosen[name] = s, slices.Collect(c.Cluster.All())
+		if s.InternalPolicy == service.Local {
+			w.chosen[name] = slices.Collect(c.Local.All())
 		}
 	}
-	w.connectTo(list[w.rng.IntN(len(list))], client)
+	if list := w.chosen[name]; len(list) > 0 {
+		w.connectTo(list[w.rng.IntN(len(list))], client)
+	}
 }
 
 func (w *world) connectTo(a netip.AddrPort, client string) {
 	w.ids++
 	if w.silent(a, client) {
-		w.flows = append(w.flows, flow{ejection.Flow{ID: w.ids, To: a}, w.now, client, false})
+		w.flows = append(w.flows, flow{ejection.Flow{ID: w.ids, To: a}, w.now, client})
 	}
 }
 
@@ -120,15 +168,13 @@ func (w *world) run(d time.Duration, each func(i int)) {
 	for i := range int(d / tick) {
 		w.now = w.now.Add(tick)
 		each(i)
-		w.flows = slices.DeleteFunc(w.flows, func(f flow) bool { return w.now.Sub(f.begun) > time.Minute || !w.silent(f.To, f.client) })
-		for j := range w.flows {
-			if f := &w.flows[j]; !f.slow && w.now.Sub(f.begun) >= time.Second {
-				f.slow = true
-				w.slow = append(w.slow, f.begun.Sub(start))
-			}
-		}
 		if w.now.Sub(w.looked) >= time.Second {
 			w.looked = w.now
+			w.flows = slices.DeleteFunc(w.flows, func(f flow) bool {
+				return w.now.Sub(f.begun) > time.Minute || f.client != "forged" && !w.silent(f.To, f.client)
+			})
+			// As of a hash table: in an order that stays and does not depend on their age.
+			slices.SortFunc(w.flows, func(a, b flow) int { return cmp.Compare(a.ID*2654435761, b.ID*2654435761) })
 			var flows []ejection.Flow
 			for _, f := range w.flows {
 				flows = append(flows, f.Flow)
@@ -141,59 +187,49 @@ func (w *world) run(d time.Duration, each func(i int)) {
 
 // step is what a daemon does after each event.
 func (w *world) step() {
-	for _, p := range w.pending {
-		if !w.now.Before(p.at) {
-			w.machine.Answered(w.now, p.Ask, p.answer)
+	for i := 0; i < len(w.pending); i++ {
+		if p := w.pending[i]; !w.now.Before(p.at) {
+			w.machine.Answered(w.now, p.Ask, p.answer, p.facts)
 		}
 	}
 	w.pending = slices.DeleteFunc(w.pending, func(p pending) bool { return !w.now.Before(p.at) })
-	for range 2 {
-		if s := w.builder.Snapshot(); w.machine.Wants() != w.wants || s != w.seen {
-			w.wants, w.seen = w.machine.Wants(), s
-			nodes := w.machine.WantedNodes()
-			w.machine.See(w.now, ejection.Look(s, func(s *service.Service) ejection.Mode { return w.modes[s.Name] }, w.machine.Wanted, nodes))
-		}
-		asks, _ := w.machine.Ask(w.now)
-		for _, a := range asks {
-			w.asks++
-			w.perSec[w.now.Unix()]++
-			p := pending{a, w.now.Add(ejection.Patience + w.late[a.Addr.Addr()]), ejection.Unanswered}
-			if !w.silent(a.Addr, "node") {
-				p.at, p.answer = w.now.Add(tick), ejection.Answered
-			}
-			w.pending = append(w.pending, p)
-		}
-		w.verdict = w.machine.Decide(w.now)
-		w.builder.SetEjections(w.verdict.Ejections(w.builder.Snapshot().Ejections))
-		w.bounds()
-		w.flows = slices.DeleteFunc(w.flows, func(f flow) bool { // as the clean-up of conntrack does
-			return slices.ContainsFunc(w.verdict.Left, func(l ejection.Left) bool { return l.Addr == f.To && l.Mode == ejection.On })
-		})
+	if s := w.builder.Snapshot(); s != w.seen {
+		w.seen = s
+		w.machine.See(w.now, s)
 	}
+	asks, _ := w.machine.Ask(w.now)
+	for _, a := range asks {
+		w.pending = append(w.pending, w.ask(a))
+	}
+	before := w.verdict.Left
+	w.verdict = w.machine.Decide(w.now)
+	if slices.Equal(before, w.verdict.Left) {
+		return
+	}
+	w.builder.SetEjections(w.verdict.Ejections(w.builder.Snapshot().Ejections))
+	out := map[netip.AddrPort]bool{}
+	for _, l := range w.verdict.Left {
+		out[l.Addr] = l.Mode == ejection.On
+	}
+	// As the clean-up of conntrack does.
+	w.flows = slices.DeleteFunc(w.flows, func(f flow) bool { return f.client != "forged" && out[f.To] })
 }
 
-// bounds checks what holds at any time: no port loses more than half of its endpoints, or the last.
-func (w *world) bounds() {
-	w.t.Helper()
-	for _, s := range w.builder.Snapshot().Services.All() {
-		for i := range s.Ports {
-			ready, silent := 0, 0
-			for e := range s.Ports[i].Endpoints.All() {
-				switch {
-				case e.Silent:
-					silent++
-				case e.Ready:
-					ready++
-				}
-			}
-			if silent > ready {
-				w.t.Fatalf("%s: %d of %d endpoints are left out", s.Name, silent, silent+ready)
-			}
+func (w *world) ask(a ejection.Ask) pending {
+	if len(a.To) == 0 {
+		w.lookups++
+		if w.noServer || w.uplink {
+			return pending{a, w.now.Add(10 * tick), ejection.Unknown, ejection.Facts{}}
+		}
+		return pending{a, w.now.Add(tick), ejection.Answered, w.nodes[a.Node]}
+	}
+	w.asks += len(a.To)
+	for _, to := range a.To {
+		if !w.silent(to, "node") && !(w.firewall && a.Node != "") {
+			return pending{a, w.now.Add(tick), ejection.Answered, ejection.Facts{}}
 		}
 	}
-	if len(w.pending) > 64 {
-		w.t.Fatalf("%d connects under way", len(w.pending))
-	}
+	return pending{a, w.now.Add(ejection.Patience), ejection.Unanswered, ejection.Facts{}}
 }
 
 func (w *world) left() (list []string) {
@@ -206,19 +242,42 @@ func (w *world) left() (list []string) {
 func (w *world) wantLeft(want ...string) {
 	w.t.Helper()
 	if got := w.left(); !slices.Equal(got, want) {
-		w.t.Fatalf("after %v: left out %q, want %q; held: %v", w.now.Sub(start), got, want, w.verdict.Held)
+		w.t.Fatalf("after %v: left out %q, want %q; held: %v, not judged: %v", w.now.Sub(start), got, want, w.verdict.Held, w.verdict.Unjudged)
 	}
 }
 
 func (w *world) wantHeld(why ejection.Reason) {
 	w.t.Helper()
-	w.wantLeft()
 	if !slices.ContainsFunc(w.verdict.Held, func(h ejection.Held) bool { return h.Why == why }) {
-		w.t.Fatalf("held: %v, want one because of %q", w.verdict.Held, why)
+		w.t.Fatalf("held: %v, want one because of %q; left: %q", w.verdict.Held, why, w.left())
 	}
 }
 
-// traffic connects once in every tick, from two clients by turns.
-func (w *world) traffic(name service.Name) func(int) {
-	return func(i int) { w.connect(name, fmt.Sprint("client-", i%2)) }
+// within lets time pass until something is so, and returns how long that took.
+func (w *world) within(most time.Duration, what string, each func(int), is func() bool) time.Duration {
+	w.t.Helper()
+	began := w.now
+	for w.now.Sub(began) < most {
+		if w.run(tick, each); is() {
+			return w.now.Sub(began)
+		}
+	}
+	w.t.Fatalf("not within %v: %s; left %d: %.300q, held: %.500s, not judged: %v", most, what, len(w.left()), w.left(), fmt.Sprint(w.verdict.Held), w.verdict.Unjudged)
+	return 0
+}
+
+// out says that a Service does without an address at its port.
+func (w *world) out(name service.Name, a netip.AddrPort) bool {
+	return slices.ContainsFunc(w.verdict.Left, func(l ejection.Left) bool { return l.Service == name && l.Addr == a })
+}
+
+// traffic connects to each of the Services in every tick, from two clients by turns.
+func (w *world) traffic(names ...service.Name) func(int) {
+	n := 0
+	return func(int) {
+		n++
+		for _, name := range names {
+			w.connect(name, fmt.Sprint("client-", n%2))
+		}
+	}
 }

@@ -13,6 +13,10 @@ type Budget struct {
 	// of the share.
 	Burst time.Duration
 
+	// Debt, if not 0, bounds what is left of earlier work beyond Burst when more is spent: so nothing has to wait for longer than for
+	// Debt and for itself, whatever else has spent.
+	Debt time.Duration
+
 	// debt is the CPU time that was spent beyond the share up to the time at.
 	debt time.Duration
 	at   time.Time
@@ -20,7 +24,11 @@ type Budget struct {
 
 // Spend records that the work has taken this much CPU time, up to now.
 func (b *Budget) Spend(now time.Time, cpu time.Duration) {
-	b.debt = max(0, b.debt-now.Sub(b.at)/time.Duration(b.Rest)) + cpu
+	left := max(0, b.debt-now.Sub(b.at)/time.Duration(b.Rest))
+	if b.Debt > 0 {
+		left = min(left, b.Burst+b.Debt)
+	}
+	b.debt = left + cpu
 	b.at = now
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"nftproxy/model/sorted"
 	"nftproxy/model/treap"
 )
 
@@ -43,4 +44,25 @@ func (s *Service) without(e *Ejected) *Service {
 		served.fillRanges()
 	}
 	return served
+}
+
+// Whole returns the service with the endpoints that the node does without as the source has them.
+func (s *Service) Whole() *Service {
+	whole := s
+	for i := range s.Ports {
+		var edits []sorted.Edit[Endpoint]
+		for e := range s.Ports[i].Endpoints.All() {
+			if e.Silent {
+				e.Ready, e.Serving, e.Silent = true, true, false
+				edits = append(edits, sorted.Edit[Endpoint]{Item: e})
+			}
+		}
+		if len(edits) > 0 {
+			if whole == s {
+				whole = s.Clone()
+			}
+			whole.Ports[i].Endpoints = s.Ports[i].Endpoints.Edit(edits)
+		}
+	}
+	return whole
 }

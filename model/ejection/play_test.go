@@ -1,0 +1,265 @@
+package ejection_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"nftproxy/model/ejection"
+	"nftproxy/model/ip"
+	"nftproxy/model/service"
+)
+
+// TestPlay plays with a cluster at random: its parts die and come back, policies forbid clients or the node, tenants lie about
+// nodes, addresses and conditions. At each step:
+//
+//   - What answers this node is back within 10 s.
+//   - What is dead and not the last is out within 5 s, unless this node's own network is: from when a client has met it, while
+//     another endpoint of the port answers this node (one on another node if there is any that lives), and its port keeps more
+//     than half of its endpoints.
+//
+// "Answers" does not count for ports that cannot be asked (UDP): those follow their node, as their own slices say. EJECTION_STEPS
+// asks for more steps than usual, and EJECTION_SEED for another first seed.
+func TestPlay(t *testing.T) {
+	steps, seed := 60_000, uint64(1)
+	if testing.Short() {
+		steps = 10_000
+	}
+	if n, err := strconv.Atoi(os.Getenv("EJECTION_STEPS")); err == nil {
+		steps = n
+	}
+	if n, err := strconv.ParseUint(os.Getenv("EJECTION_SEED"), 10, 64); err == nil {
+		seed = n
+	}
+	const each = 10_000
+	outs := 0
+	for ; steps > 0; steps, seed = steps-each, seed+1 {
+		p := newPlay(t, seed)
+		p.run(time.Duration(min(steps, each))*tick, p.move)
+		outs += p.outs
+		if t.Failed() {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+	if t.Logf("endpoints were left out %d times; the last seed was %d", outs, seed-1); outs == 0 {
+		t.Error("nothing was ever left out")
+	}
+}
+
+// play is a world in which anything may happen.
+type play struct {
+	*world
+	seed     uint64
+	services []service.Name
+	denied   map[netip.Addr]bool // The node, and the client "denied", may not connect.
+	// answers and owed have since when an endpoint of a port answers this node, and since when it should be out.
+	answers, owed map[key]time.Time
+	met           map[netip.AddrPort]bool // by a client, since it died
+	outs          int
+	// filtered is when what asks nodes was forbidden or allowed last, connected when this node's network came back.
+	filtered, connected time.Time
+	log                 []string
+}
+
+type key struct {
+	service service.Name
+	addr    netip.AddrPort
+}
+
+func newPlay(t *testing.T, seed uint64) *play {
+	w := newWorld(t)
+	p := &play{world: w, seed: seed, denied: map[netip.Addr]bool{}, answers: map[key]time.Time{}, owed: map[key]time.Time{}, met: map[netip.AddrPort]bool{}}
+	w.rng = rand.New(rand.NewPCG(seed, 7))
+	w.forbidden = func(to netip.AddrPort, client string) bool {
+		return p.denied[to.Addr()] && (client == "node" || client == "denied")
+	}
+	nodes := []string{"own", "a", "b", "c", "d", "e"}
+	for i := range 8 {
+		var on []string
+		for range 1 + w.rng.IntN(8) {
+			on = append(on, nodes[w.rng.IntN(len(nodes))])
+		}
+		s := w.service(fmt.Sprintf("ns-%d/s%d", i%4, i), on...)
+		p.services = append(p.services, s.Name)
+	}
+	return p
+}
+
+func (p *play) chance(one int) bool { return p.rng.IntN(one) == 0 }
+
+func (p *play) note(format string, args ...any) {
+	p.log = append(p.log, fmt.Sprintf("%v ", p.now.Sub(start))+fmt.Sprintf(format, args...))
+}
+
+// move lets something happen, has clients connect, and asks the oracle.
+func (p *play) move(int) {
+	if p.chance(60) {
+		p.happen()
+	}
+	for range 6 {
+		name := p.services[p.rng.IntN(len(p.services))]
+		p.connect(name, []string{"client", "denied"}[p.rng.IntN(2)])
+	}
+	for _, f := range p.flows {
+		p.met[f.To] = p.met[f.To] || f.client == "client" && p.now.Sub(f.begun) < 2*tick
+	}
+	p.ask()
+}
+
+func (p *play) happen() {
+	name := p.services[p.rng.IntN(len(p.services))]
+	s := p.builder.Service(name)
+	list := slices.Collect(s.Ports[0].Endpoints.All())
+	a := list[p.rng.IntN(len(list))].Addr.Addr()
+	node := string(rune('a' + p.rng.IntN(5)))
+	switch p.rng.IntN(14) {
+	case 0, 1, 2:
+		p.gone[a] = p.chance(2)
+		p.note("%v of %s gone: %v", a, name, p.gone[a])
+	case 3, 4:
+		p.dead[node] = p.chance(3)
+		p.note("node %s dead: %v", node, p.dead[node])
+	case 5:
+		p.denied[a] = p.chance(3)
+		p.note("%v denied: %v", a, p.denied[a])
+	case 6:
+		p.noServer = p.chance(3)
+		p.note("no server: %v", p.noServer)
+	case 7:
+		p.firewall, p.filtered = p.chance(5), p.now
+		p.note("firewall: %v", p.firewall)
+	case 8:
+		if p.uplink = p.chance(5); !p.uplink {
+			p.connected = p.now
+		}
+		p.note("uplink: %v", p.uplink)
+	case 9: // The slice says something else of a node.
+		claim := []string{"own", node, "invented", ""}[p.rng.IntN(4)]
+		p.change(name, func(e *service.Endpoint) { e.Node = claim })
+	case 10: // Another's endpoint, or an address where nothing is.
+		other := p.builder.Service(p.services[p.rng.IntN(len(p.services))])
+		e := service.Endpoint{Addr: endpoint(other, 0), Node: node, Ready: true, Serving: true}
+		if p.chance(2) {
+			e.Addr = netip.AddrPortFrom(netip.AddrFrom4([4]byte{203, 0, 113, byte(p.rng.IntN(8))}), 8080)
+		}
+		if len(list) < 20 {
+			next := s.Clone()
+			next.Ports[0].Endpoints = service.MergeEndpoints(append(list, e))
+			p.set(next)
+			p.note("%s has %v", name, e)
+		}
+	case 11:
+		weight, zone := service.Weight(0), []service.Hints{"", "z1", "z2"}[p.rng.IntN(3)]
+		if p.chance(3) {
+			weight = service.NewWeight(0)
+		}
+		p.change(name, func(e *service.Endpoint) { e.Weight, e.Zones = weight, zone })
+	case 12:
+		ready := !p.chance(3)
+		p.change(name, func(e *service.Endpoint) { e.Ready, e.Terminating = ready, !ready })
+	case 13:
+		next := s.Clone()
+		next.InternalPolicy = service.TrafficPolicy(p.chance(3))
+		p.set(next)
+		p.modes[name] = []ejection.Mode{ejection.On, ejection.On, ejection.On, ejection.Report}[p.rng.IntN(4)]
+		p.note("%s: %v, %v", name, next.InternalPolicy, p.modes[name])
+	}
+}
+
+// change changes a random endpoint of a Service.
+func (p *play) change(name service.Name, change func(*service.Endpoint)) {
+	n := p.rng.IntN(p.builder.Service(name).Ports[0].Endpoints.Len())
+	p.edit(name, func(i int, e *service.Endpoint) {
+		if i == n {
+			change(e)
+			p.note("%s is %+v", name, *e)
+		}
+	})
+}
+
+// ask asks the oracle.
+func (p *play) ask() {
+	for _, name := range p.services {
+		s := p.builder.Snapshot().Services.At(name)
+		whole := s.Whole()
+		c := whole.Choose(&whole.Ports[0], p.builder.Node(), ip.V4)
+		for e := range s.Ports[0].Endpoints.All() {
+			k := key{name, e.Addr}
+			answers := !p.silent(e.Addr, "node")
+			if !p.silent(e.Addr, "client") {
+				p.met[e.Addr] = false
+			}
+			if e.Silent {
+				p.outs++
+			}
+			if p.lasts(p.answers, k, answers && e.Silent, 10*time.Second) {
+				p.fail(k, "answers, and is left out")
+			}
+			if p.lasts(p.owed, k, e.Ready && p.owes(name, s, &c, e), 5*time.Second) {
+				p.fail(k, "is dead, and not left out")
+			}
+		}
+	}
+}
+
+// lasts says that something has been so for a time.
+func (p *play) lasts(since map[key]time.Time, k key, is bool, d time.Duration) bool {
+	if !is {
+		delete(since, k)
+		return false
+	}
+	if since[k].IsZero() {
+		since[k] = p.now
+	}
+	return p.now.Sub(since[k]) > d
+}
+
+// owes says that an endpoint that is not left out should be.
+func (p *play) owes(name service.Name, s *service.Service, c *service.Choice, e service.Endpoint) bool {
+	others := 0 // As many Nodes may be silent as answer, of those that the API server has told of.
+	for _, n := range []string{"a", "b", "c", "d", "e"} {
+		others += boolInt(!p.dead[n])
+	}
+	if p.modes[name] != ejection.On || !p.silent(e.Addr, "client") || !p.met[e.Addr] || p.uplink || others < 3+boolInt(p.noServer) || p.now.Sub(p.filtered) < 15*time.Second || p.now.Sub(p.connected) < 10*time.Second {
+		return false
+	}
+	answering, remote := [2]bool{}, false
+	for _, list := range []service.Addresses{c.Cluster, c.Local} {
+		out, taker := 0, false
+		for a := range list.All() {
+			other := s.Ports[0].Endpoints.Find(service.Endpoint{Addr: a})
+			out += boolInt(other.Silent)
+			taker = taker || a == e.Addr
+			here := c.OnNode.Find(a) != nil
+			if !p.silent(a, "node") {
+				answering[boolInt(!here)] = true
+			}
+			remote = remote || !here && !p.silent(a, "client")
+		}
+		if taker && 2*(out+1) > list.Len() {
+			return false
+		}
+	}
+	if c.Cluster.Find(e.Addr) == nil && c.Local.Find(e.Addr) == nil {
+		return false
+	}
+	return answering[1] || answering[0] && !remote && !p.noServer
+}
+
+func boolInt(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func (p *play) fail(k key, what string) {
+	p.t.Errorf("seed %d, after %v: %s %v %s; left: %q, held: %v, not judged: %v\n%q\n%s", p.seed, p.now.Sub(start), k.service, k.addr, what,
+		p.left(), p.verdict.Held, p.verdict.Unjudged, p.log[max(0, len(p.log)-10):], p.machine.Dump(p.now))
+	p.t.FailNow()
+}
