@@ -47,8 +47,8 @@ type Config struct {
 	SysctlFiles  conntrack.Files
 	OOMScoreAdj  string
 	Verbosity    int
-	// Notes say what was given and has no effect.
-	Notes []string
+	// Notes say what was given and has no effect, and Mistakes which fields of the configuration file do not exist.
+	Notes, Mistakes []string
 	// Flags has the values of all flags by name, and Origin the field of the configuration file that a flag's value is from.
 	Flags, Origin map[string]string
 	// File is the configuration file, empty for none, and FileText what it had. Parse makes a configuration of
@@ -75,9 +75,17 @@ func (c *Config) loop() proxy.Config {
 	return config
 }
 
-// logNotes logs the notes once.
+// logNotes logs notes and mistakes once.
 func (c *Config) logNotes() {
-	if len(c.Notes) > 0 {
-		c.Log.Warn("parts of the configuration have no effect", "notes", c.Notes)
+	logNotes(c.Log.With("file", c.File), c.Mistakes, nil)
+	logNotes(c.Log, nil, c.Notes)
+}
+
+func logNotes(log *slog.Logger, mistakes, notes []string) {
+	if len(mistakes) > 0 {
+		log.Warn("the configuration file has mistakes: these fields count for nothing", "fields", mistakes)
+	}
+	if len(notes) > 0 {
+		log.Warn("parts of the configuration have no effect", "notes", notes)
 	}
 }

@@ -139,9 +139,9 @@ func (c *ConfigFollower) accept(next *Config) {
 	for _, flag := range old {
 		restart = append(restart, field(flag, c.started, next))
 	}
-	notes := slices.DeleteFunc(slices.Clone(next.Notes), func(n string) bool { return slices.Contains(before.Notes, n) })
+	notes, mistakes := added(before.Notes, next.Notes), added(before.Mistakes, next.Mistakes)
 	// First the cause, then its effect: a sync by the new settings stands in the log after their change.
-	c.report(live, restart, notes)
+	c.report(live, restart, mistakes, notes)
 	c.restart = restart
 	for _, apply := range applies {
 		apply()
@@ -151,18 +151,21 @@ func (c *ConfigFollower) accept(next *Config) {
 }
 
 // report logs the fields that are in force from now on, those that need a restart, and
-// new notes about parts without effect.
-func (c *ConfigFollower) report(live, restart, notes []string) {
+// new mistakes and notes.
+func (c *ConfigFollower) report(live, restart, mistakes, notes []string) {
 	log := c.log.With("file", c.started.File)
 	log.Info("the configuration file has changed", "in_force", live)
-	if len(notes) > 0 {
-		log.Warn("parts of the configuration have no effect", "notes", notes)
-	}
+	logNotes(log, mistakes, notes)
 	if len(restart) == 0 || slices.Equal(restart, c.restart) {
 		return
 	}
 	log.Warn("changes of the configuration file need a restart of nftproxy", "fields", restart)
 	c.aboutNode(watch.ReasonConfigRestart, fmt.Sprintf("restart nftproxy on node %s: its configuration file has changed in %s, which counts from the next start on", c.node, strings.Join(restart, ", ")))
+}
+
+// added lists what a list has that one before lacks.
+func added(before, now []string) []string {
+	return slices.DeleteFunc(slices.Clone(now), func(s string) bool { return slices.Contains(before, s) })
 }
 
 // differences lists the flags that have other values.

@@ -52,7 +52,7 @@ func (r reporter) logProblem(p watch.Problem, counts *metrics.Metrics) {
 	case errors.As(p, new(*watch.UnreadableError)):
 		r.log.Error("the manifests cannot be read", "err", p)
 	case errors.Is(p, watch.ErrIgnoredKind):
-		r.log.Debug("ignored an object of a kind that a service proxy does not use", "err", p)
+		r.log.Info("ignored an object of a kind that a service proxy does not use", "err", p)
 	case errors.As(p, new(*watch.AwaitError)):
 		r.log.Warn("the first rules wait for objects", "err", p)
 	case errors.As(p, &omitted):

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -14,6 +15,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/scheme"
 	strictjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
@@ -203,11 +206,26 @@ type header struct {
 	Items []json.RawMessage `json:"items"`
 }
 
+// read reads the fields, also where some have values of other types: it returns what is lost of a list, and of an object what
+// is reported with its other fields.
+func (h *header) read(data []byte) (lost []Problem, _ error) {
+	if json.Unmarshal(data, h) == nil {
+		return nil, nil
+	}
+	data, err := shaper{func(field string, err error) { lost = append(lost, Problem{Field: field, Err: err}) }}.shape(data, reflect.TypeFor[header]())
+	if err != nil {
+		return nil, err
+	}
+	*h = header{}
+	return lost, json.Unmarshal(data, h)
+}
+
 // decode reads one object or a list. itemKind is the kind of the items of a typed
 // list, where an item may leave out its own.
 func (d *document) decode(data []byte, itemKind string) {
 	var h header
-	if err := json.Unmarshal(data, &h); err != nil {
+	lost, err := h.read(data)
+	if err != nil {
 		field, err := typeError(err)
 		d.addBroken(manifestKey{}, field, err)
 		return
@@ -218,6 +236,7 @@ func (d *document) decode(data []byte, itemKind string) {
 	key := keyOf(h.Kind, h.Metadata.Namespace, h.Metadata.Name)
 	switch h.Kind {
 	case "List", "ServiceList", "EndpointSliceList", "NodeList", "ServiceCIDRList":
+		d.problems = append(d.problems, lost...)
 		for i, data := range h.Items {
 			n := len(d.problems)
 			d.decode(data, strings.TrimSuffix(h.Kind, "List"))
@@ -232,7 +251,7 @@ func (d *document) decode(data []byte, itemKind string) {
 		d.addBroken(manifestKey{}, "kind", errors.New("missing"))
 		return
 	default:
-		d.addProblem(key, "", ErrIgnoredKind)
+		d.ignore(key, h.APIVersion)
 		return
 	}
 	if want := apiVersion(h.Kind); h.APIVersion != want && (h.APIVersion != "" || itemKind == "") {
@@ -253,6 +272,17 @@ func (d *document) decode(data []byte, itemKind string) {
 	d.object(key, data)
 }
 
+// ignore reports an object of another kind. One that Kubernetes does not have, in a group that it has, is a mistake.
+func (d *document) ignore(key manifestKey, apiVersion string) {
+	version, _ := schema.ParseGroupVersion(apiVersion)
+	kind := schema.GroupKind{Group: version.Group, Kind: key.kind}
+	if scheme.Scheme.IsGroupRegistered(kind.Group) && len(scheme.Scheme.VersionsForGroupKind(kind)) == 0 {
+		d.addBroken(key, "kind", &ValueError{Value: key.kind, Reason: "no such kind in apiVersion " + strconv.Quote(apiVersion)})
+		return
+	}
+	d.addProblem(key, "", ErrIgnoredKind)
+}
+
 // apiVersion is that of the objects of a kind.
 func apiVersion(kind string) string {
 	switch kind {
@@ -266,12 +296,17 @@ func apiVersion(kind string) string {
 
 // object decodes and converts one object of a known kind.
 func (d *document) object(key manifestKey, data []byte) {
+	report := func(field string, err error) { d.addProblem(key, field, err) }
 	add := func(value converted) { d.objects = append(d.objects, manifestObject{key, value}) }
 	switch key.kind {
 	case "Service":
 		s := &corev1.Service{}
 		if !d.unmarshal(key, data, s) {
 			return
+		}
+		spell(serviceWords(s), report)
+		if slices.ContainsFunc(s.Spec.IPFamilies, func(f corev1.IPFamily) bool { return f != corev1.IPv4Protocol && f != corev1.IPv6Protocol }) {
+			s.Spec.IPFamilies = nil // The addresses say it.
 		}
 		if err := fillService(s); err != nil {
 			d.addBroken(key, "spec.clusterIP", err)
@@ -280,6 +315,7 @@ func (d *document) object(key manifestKey, data []byte) {
 		add(convertService(s))
 	case "EndpointSlice":
 		if s := (&discoveryv1.EndpointSlice{}); d.unmarshal(key, data, s) {
+			spell(sliceWords(s), report)
 			add(convertSlice(s))
 		}
 	case "Node":
@@ -295,23 +331,22 @@ func (d *document) object(key manifestKey, data []byte) {
 
 // unmarshal decodes data, and sets the namespace of the key. It returns false where data does not fit the kind.
 func (d *document) unmarshal(key manifestKey, data []byte, into metav1.Object) bool {
+	report := func(field string, err error) { d.addProblem(key, field, err) }
 	strict, err := strictjson.UnmarshalStrict(data, into)
 	if err != nil {
-		// The standard library's error names the field in another way.
-		if e := json.Unmarshal(data, into); e != nil {
-			err = e
+		object := reflect.ValueOf(into).Elem()
+		if data, err = (shaper{report}).shape(data, object.Type()); err == nil {
+			object.SetZero() // The decoder has filled a part of it.
+			strict, err = strictjson.UnmarshalStrict(data, into)
 		}
+	}
+	if err != nil {
 		field, err := typeError(err)
 		d.addBroken(key, field, err)
 		return false
 	}
 	for _, err := range strict {
-		field := ""
-		if f, ok := err.(strictjson.FieldError); ok {
-			field = f.FieldPath()
-		}
-		reason, _, _ := strings.Cut(err.Error(), " \"")
-		d.addProblem(key, field, errors.New(reason))
+		report(strictField(err))
 	}
 	namespace, _ := key.name.Split()
 	into.SetNamespace(namespace)

@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -281,10 +282,13 @@ func (m *manifests) submit(problems []Problem, wanted map[manifestKey]converted)
 				ix.deleteObject(key)
 			}
 		}
-		for key, value := range wanted {
-			if m.current[key] != value {
-				ix.setObject(value)
-			}
+		// In order, so that equal mistakes give equal logs.
+		changed := slices.DeleteFunc(slices.Collect(maps.Keys(wanted)), func(key manifestKey) bool { return m.current[key] == wanted[key] })
+		slices.SortFunc(changed, func(a, b manifestKey) int {
+			return cmp.Or(strings.Compare(a.kind, b.kind), cmp.Compare(a.name, b.name))
+		})
+		for _, key := range changed {
+			ix.setObject(wanted[key])
 		}
 		ix.retain(l, now)
 	})

@@ -62,8 +62,8 @@ func (p Problem) Unwrap() error { return p.Err }
 
 // Problems that a caller may want to treat differently from a bad field.
 var (
-	// ErrIgnoredKind: a manifest has a kind that no service proxy reads. It is worth a debug line
-	// at most.
+	// ErrIgnoredKind: a manifest has a kind that no service proxy reads. It is no
+	// mistake.
 	ErrIgnoredKind = errors.New("ignored: not a Service, EndpointSlice, Node or ServiceCIDR")
 	// ErrNoNode: there is no Node object with the node's name (yet). Everything works
 	// that does not need the node's own addresses.

@@ -29,6 +29,8 @@ type configOptions struct {
 	origin map[string]string
 	// notes say what was given and has no effect.
 	notes []string
+	// mistakes are fields of the file that do not exist.
+	mistakes []string
 }
 
 func (o *configOptions) addFlags(f *pflag.FlagSet) {
@@ -140,7 +142,7 @@ func (o *configOptions) resolve(f *pflag.FlagSet, text []byte) error {
 		}
 	})
 	o.notes = append(o.notes, ignoredFlags(f)...)
-	o.notes = append(o.notes, file.Notes...)
+	o.notes, o.mistakes = append(o.notes, file.Notes...), file.Mistakes
 	for _, s := range file.Settings() {
 		g := f.Lookup(s.Flag)
 		if g.Changed && overFile(s.Flag) || s.Flag == "kubeconfig" && f.Changed(ownPrefix+"manifests") {

@@ -213,7 +213,7 @@ func (o *runOptions) run() (*daemon.Config, error) {
 			o.asked.MinSyncPeriod, iptablesPeriod, proxy.DefaultConfig().MinSyncPeriod))
 	}
 	c.Objects = o.claims.watchOptions(ownServers(o.asked.MetricsAddress, o.asked.HealthAddress, o.asked.ProbeAddress))
-	c.Notes = o.notes(&c)
+	c.Notes, c.Mistakes = o.notes(&c), o.config.mistakes
 	return &c, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -39,8 +40,10 @@ type File struct {
 	NoMasqueradeCIDRs []string
 	// MetricsServerTLS and HealthzServerTLS are fields that KEP-6038 proposes.
 	MetricsServerTLS, HealthzServerTLS ServerTLS
+	// Mistakes lists fields that do not exist, or stand twice.
+	Mistakes []string
 	// Notes lists facts for the operator, in the order of the file's type: fields without
-	// effect here, and unknown fields.
+	// effect here.
 	Notes []string
 }
 
@@ -79,8 +82,8 @@ func (f *File) checkTLS() error {
 	return errors.Join(errs...)
 }
 
-// Parse reads a file in YAML or JSON. An unknown or repeated field is a note and
-// no error, as with kube-proxy. The error joins one error for each bad
+// Parse reads a file in YAML or JSON. An unknown or repeated field is a mistake and
+// no error, as with kube-proxy, which then decodes leniently (loadConfig in cmd/kube-proxy/app/options.go). The error joins one error for each bad
 // field; with these the file is there too, so that its other fields can be judged.
 func Parse(text []byte) (*File, error) {
 	f := &File{}
@@ -90,7 +93,7 @@ func Parse(text []byte) (*File, error) {
 		if document, err = yaml.YAMLToJSON(text); err != nil {
 			return nil, fmt.Errorf("not YAML: %w", err)
 		}
-		f.Notes = append(f.Notes, fmt.Sprintf("%v; the last one counts", strictErr))
+		f.Mistakes = append(f.Mistakes, fmt.Sprintf("%v; the last one counts", strictErr))
 	}
 	var all struct {
 		v1alpha1.KubeProxyConfiguration `json:",inline"`
@@ -111,7 +114,7 @@ func Parse(text []byte) (*File, error) {
 		return nil, fmt.Errorf("kind: %q: want %s", got, kind)
 	}
 	for _, u := range unknown {
-		f.Notes = append(f.Notes, fmt.Sprintf("%v; it is ignored", u))
+		f.Mistakes = append(f.Mistakes, unknownField(u, reflect.TypeOf(all)))
 	}
 	f.Notes = append(f.Notes, ignored(&f.Config)...)
 	bad := errors.Join(check(&f.Config), f.checkTLS())

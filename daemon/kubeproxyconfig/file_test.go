@@ -3,6 +3,7 @@ package kubeproxyconfig_test
 import (
 	"flag"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -27,7 +28,7 @@ func TestFiles(t *testing.T) {
 			fmt.Fprintf(&settings, "--%s=%s (%s)\n", s.Flag, s.Value, s.Field)
 		}
 		want := string(txtar.Format(archive))
-		archive.Files = []txtar.File{archive.Files[0], {Name: "flags", Data: []byte(settings.String())}, {Name: "notes", Data: []byte(strings.Join(append(file.Notes, ""), "\n"))}}
+		archive.Files = []txtar.File{archive.Files[0], {Name: "flags", Data: []byte(settings.String())}, {Name: "notes", Data: []byte(strings.Join(append(slices.Concat(file.Mistakes, file.Notes), ""), "\n"))}}
 		if text := string(txtar.Format(archive)); text != want && !*update {
 			t.Errorf("the file is not what it gives (-update writes it):\n%s", text)
 		}
@@ -64,14 +65,14 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestRepeatedField: a field that stands twice is a note, and the last one counts.
+// TestRepeatedField: a field that stands twice is a mistake, and the last one counts.
 func TestRepeatedField(t *testing.T) {
 	file, err := kubeproxyconfig.Parse([]byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\nclusterCIDR: 10.0.0.0/8\nclusterCIDR: 11.0.0.0/8\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if file.Config.ClusterCIDR != "11.0.0.0/8" || len(file.Notes) != 1 || !strings.Contains(file.Notes[0], "clusterCIDR") {
-		t.Errorf("clusterCIDR %s, notes %q", file.Config.ClusterCIDR, file.Notes)
+	if file.Config.ClusterCIDR != "11.0.0.0/8" || len(file.Mistakes) != 1 || !strings.Contains(file.Mistakes[0], "clusterCIDR") {
+		t.Errorf("clusterCIDR %s, mistakes %q", file.Config.ClusterCIDR, file.Mistakes)
 	}
 }
 
@@ -94,6 +95,35 @@ func TestServers(t *testing.T) {
 		}
 		if got := [2]string{file.Config.HealthzBindAddress, file.Config.MetricsBindAddress}; got != want {
 			t.Errorf("%q: servers at %v, want %v", text, got, want)
+		}
+	}
+}
+
+// TestUnknownFields: a field that does not exist is a mistake, with the field that it may stand for.
+func TestUnknownFields(t *testing.T) {
+	for text, want := range map[string]string{
+		"nodePortAdresses: [primary]":           `unknown field "nodePortAdresses"; it is ignored: did you mean nodePortAddresses?`,
+		"nodeportaddresses: [primary]":          `unknown field "nodeportaddresses"; it is ignored: did you mean nodePortAddresses?`,
+		"nftables: {masqueradeall: true}":       `unknown field "nftables.masqueradeall"; it is ignored: did you mean nftables.masqueradeAll?`,
+		"localhostNodePorts: false":             `unknown field "localhostNodePorts"; it is ignored: did you mean iptables.localhostNodePorts?`,
+		"conntrack: {tcpBeLiberall: true}":      `unknown field "conntrack.tcpBeLiberall"; it is ignored: did you mean conntrack.tcpBeLiberal?`,
+		"metricServerTLS: {enable: true}":       `unknown field "metricServerTLS"; it is ignored: did you mean metricsServerTLS?`,
+		"udpIdleTimeout: 250ms":                 `unknown field "udpIdleTimeout"; it is ignored`,
+		"kubeconfig: /kubeconfig":               `unknown field "kubeconfig"; it is ignored: did you mean clientConnection.kubeconfig?`,
+		`{"clusterCIDR": "10.0.0.0/8", "a": 1}`: `unknown field "a"; it is ignored`,
+	} {
+		const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+		if body, json := strings.CutPrefix(text, "{"); json {
+			text = `{"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", ` + body
+		} else {
+			text = head + text
+		}
+		file, err := kubeproxyconfig.Parse([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(file.Mistakes, "\n"); got != want {
+			t.Errorf("%s:\n%s, want\n%s", text, got, want)
 		}
 	}
 }
