@@ -90,7 +90,8 @@ func (c *Client) Node(ctx context.Context, name string) (facts *service.Node, ku
 // serviceKind and sliceKind have the labels and annotations that the conversions read.
 
 func serviceKind() wire.Kind[*serviceObject] {
-	return wire.Services(convertService, labelProxyName, service.OptionPrefix, service.UDPHandlingAnnotation)
+	keys := append([]string{labelProxyName, service.OptionPrefix, service.UDPHandlingAnnotation}, service.MisspeltPrefixes()...)
+	return wire.Services(convertService, keys...)
 }
 
 func sliceKind() wire.Kind[*sliceObject] {

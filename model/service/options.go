@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"nftproxy/model/spelling"
 )
 
 // OptionPrefix begins the keys of the annotations that hold a Service's Options, except for UDPHandlingAnnotation.
@@ -126,7 +128,35 @@ func (o *Options) Set(key, value string) error {
 	for i, known := range all {
 		keys[i] = OptionAnnotation(known.key)
 	}
-	return fmt.Errorf("unknown key; there are %s", strings.Join(keys, ", "))
+	meant := ""
+	if near := spelling.Nearest(OptionAnnotation(key), keys); near != "" {
+		meant = fmt.Sprintf("did you mean %s? ", near)
+	}
+	return fmt.Errorf("unknown key; %sthere are %s", meant, strings.Join(keys, ", "))
+}
+
+// MisspeltPrefixes are the annotations that MeantOption has to see, each with * for the rest of the key.
+func MisspeltPrefixes() []string { return []string{"nft*", "Nft*", "NFT*"} }
+
+// MeantOption returns the annotation that was meant by one that is not ours since its prefix is wrong, such as
+// nftproxy/balance, nftproxy.com/balance or nftprox.io/balance; empty if there is none.
+func MeantOption(annotation string) string {
+	prefix, name, found := strings.Cut(annotation, "/")
+	_, ours := OptionKey(annotation)
+	domain := strings.TrimSuffix(OptionPrefix, "/")
+	bare, _, _ := strings.Cut(domain, ".")
+	label, _, _ := strings.Cut(prefix, ".")
+	if !found || ours || spelling.Nearest(prefix, []string{domain}) == "" && spelling.Nearest(label, []string{bare}) == "" {
+		return ""
+	}
+	var keys []string
+	for _, known := range allOptions() {
+		keys = append(keys, known.key)
+	}
+	if key := spelling.Nearest(name, keys); key != "" {
+		return OptionAnnotation(key)
+	}
+	return ""
 }
 
 // All yields the options that the Service asks for: the keys, sorted, and the values, as Set reads both.

@@ -11,7 +11,7 @@ import (
 )
 
 // metadata decodes an ObjectMeta (k8s.io/apimachinery/pkg/apis/meta/v1/generated.proto): the fields that name an
-// object, its time of creation, and the labels and annotations with the keys of keep. A key of keep that ends in a slash
+// object, its time of creation, and the labels and annotations with the keys of keep. A key of keep that ends in a slash, or in a star,
 // stands for all keys that begin so.
 func metadata(message []byte, keep []string, m *metav1.ObjectMeta) error {
 	return fields(message, func(number protowire.Number, v value) (err error) {
@@ -51,7 +51,8 @@ func entry(known map[string]string, message []byte, keep []string) (map[string]s
 		return known, err
 	}
 	at := slices.IndexFunc(keep, func(k string) bool {
-		return k == string(key) || strings.HasSuffix(k, "/") && bytes.HasPrefix(key, []byte(k))
+		prefix, open := strings.CutSuffix(k, "*")
+		return k == string(key) || (open || strings.HasSuffix(k, "/")) && bytes.HasPrefix(key, []byte(prefix))
 	})
 	if at < 0 {
 		return known, nil
@@ -60,7 +61,7 @@ func entry(known map[string]string, message []byte, keep []string) (map[string]s
 		known = map[string]string{}
 	}
 	name := keep[at] // most keys are whole ones, which cost no memory
-	if len(name) < len(key) {
+	if name != string(key) {
 		name = string(key)
 	}
 	known[name] = string(text)
