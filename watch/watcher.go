@@ -225,6 +225,11 @@ func (w *Watcher) loop(ctx context.Context) {
 		}
 		select {
 		case <-ctx.Done():
+			// A command ends with its first snapshot, which may have come before the problems.
+			w.mu.Lock()
+			problems := w.index.takeProblems()
+			w.mu.Unlock()
+			w.report(w.bounds.admit(time.Now(), problems))
 			return
 		case <-growth:
 			w.change(func(*index) {})
