@@ -99,6 +99,7 @@ func (p *tablePlan) changePart(name string, old, want *Part) *Part {
 // changePool returns the pool as it is after the batch; old may be missing.
 func (p *tablePlan) changePool(name string, old, want *Pool) Pool {
 	placed, changes := placeTargets(old, want)
+	p.reserveChanges(want.Map, changes)
 	for _, c := range changes {
 		if c.from != "" {
 			p.deleteElement(name, want.element(c.index, c.from))
@@ -108,6 +109,32 @@ func (p *tablePlan) changePool(name string, old, want *Pool) Pool {
 		}
 	}
 	return placed
+}
+
+// reserveChanges makes room for the changes of a pool, and for as many again where it has to: append alone would grow a long slice by
+// a quarter and copy it each time.
+func (p *tablePlan) reserveChanges(set string, changes []slotChange) {
+	gone, added := 0, 0
+	for _, c := range changes {
+		if c.from != "" {
+			gone++
+		}
+		if c.to != "" {
+			added++
+		}
+	}
+	if gone+added == 0 {
+		return
+	}
+	c := p.changesOf(set)
+	for _, list := range []struct {
+		elements *[]OwnedElement
+		more     int
+	}{{&c.gone, gone}, {&c.added, added}} {
+		if have := len(*list.elements); have+list.more > cap(*list.elements) {
+			*list.elements = slices.Grow(*list.elements, list.more+have)
+		}
+	}
 }
 
 // mergeSorted walks two sorted lists and visits each key once, with the items that have it.
