@@ -186,6 +186,10 @@ func TestTroubleshooting(t *testing.T) {
 	w.write("")
 	proxy := start(t, w.Node, "--nftproxy-manifests", filepath.Join(w.dir, manifestsDir), "--cluster-cidr", "10.244.0.0/16")
 	proxy.awaitSync()
+	for _, p := range []*testnet.Pod{w.local, w.remote} { // so that the page does not depend on which endpoint was drawn
+		_, err := w.Node.Ask(t.Context(), testnet.TCP, netip.AddrPortFrom(p.Addrs.V4(), 8080), time.Minute)
+		w.must(err)
+	}
 	pod, source := w.client.Addrs.V4().String(), " --nftproxy-manifests "+manifestsDir+" --hostname-override node-1"
 	outside := w.OutsideAddrs.V4().String()
 	for _, c := range []trouble{
