@@ -12,14 +12,14 @@ import (
 
 // lookPeriod is the time between two looks at files. A look takes the state of each file, and reads those that have
 // changed since they were read, but not since the look before, and that no process has open for writing: they may be
-// incomplete. So a change counts within two periods. Events of the kernel (inotify) would tell sooner. They miss a file
-// system that is mounted over a directory, changes that another host makes, and all changes where a user has no instance
-// left. A look is one stat(2) of each file.
+// incomplete. So a change counts within two periods. Events of the kernel (inotify) would tell sooner. They miss a
+// file system that is mounted over a directory, changes that another host makes, and all changes where a user has no
+// instance left. A look is one stat(2) of each file.
 const lookPeriod = 400 * time.Millisecond
 
 // FollowFile calls each with the text of the file, or the error of reading it, at the start, and within a second after
-// each change of what is at the path, as the kubelet changes the files of a mounted ConfigMap, until ctx ends. A file that
-// a process is writing is read after it is closed. A text may be the same as the last one.
+// each change of what is at the path, as the kubelet changes the files of a mounted ConfigMap, until ctx ends. A file
+// that a process is writing is read after it is closed. A text may be the same as the last one.
 func FollowFile(ctx context.Context, path string, each func(text []byte, err error)) {
 	last := stateOf(path)
 	each(readRegular(path))
@@ -41,8 +41,8 @@ func FollowFile(ctx context.Context, path string, each func(text []byte, err err
 	}
 }
 
-// beingWritten says whether a process has the file open for writing: then the kernel refuses a lease of it (F_SETLEASE in
-// fcntl(2)). Of the files of other users it gives none, and on some file systems: there only rest tells.
+// beingWritten says whether a process has the file open for writing: then the kernel refuses a lease of it (F_SETLEASE
+// in fcntl(2)). Of the files of other users it gives none, and on some file systems: there only rest tells.
 func beingWritten(path string) bool {
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // without waiting for the other end of a pipe
 	if err != nil {

@@ -127,8 +127,8 @@ func (m *manifests) load() error {
 	return nil
 }
 
-// file reads one file, if it has changed since it was read, but not since the last look, and nobody is writing it. At the start it
-// reads all files, and the next look reads them again. It returns nil where there is none.
+// file reads one file, if it has changed since it was read, but not since the last look, and nobody is writing it. At
+// the start it reads all files, and the next look reads them again. It returns nil where there is none.
 func (m *manifests) file(path string) *manifestFile {
 	old := &manifestFile{path: path}
 	if at, found := slices.BinarySearchFunc(m.files, path, func(f *manifestFile, path string) int {
@@ -224,8 +224,8 @@ func (m *manifests) problems() []Problem {
 	return list
 }
 
-// merge puts the files together. Of two objects of one name the first counts, and one of a file that has gone only where
-// there is no other.
+// merge puts the files together. Of two objects of one name the first counts, and one of a file that has gone only
+// where there is no other.
 func (m *manifests) merge() (map[manifestKey]converted, []Problem) {
 	wanted := map[manifestKey]converted{}
 	sources := map[manifestKey]string{}

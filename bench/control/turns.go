@@ -6,8 +6,8 @@ import (
 	"nftproxy/bench/result"
 )
 
-// turns puts the cells of two builds of nftproxy that are measured in turns: the medians of all turns so far, and in the cell
-// of the present build the median of the ratios to the earlier one in the same round.
+// turns puts the cells of two builds of nftproxy that are measured in turns: the medians of all turns so far, and in
+// the cell of the present build the median of the ratios to the earlier one in the same round.
 type turns struct {
 	result.Sink
 	// cells are in the order in which they were measured.

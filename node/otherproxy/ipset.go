@@ -40,7 +40,10 @@ func ipsetNameOf6(name string) string {
 
 // nodePortSets has the sets of node ports, whose elements are ports of a protocol.
 func nodePortSets() map[string]uint8 {
-	return map[string]uint8{"KUBE-NODE-PORT-TCP": unix.IPPROTO_TCP, "KUBE-NODE-PORT-UDP": unix.IPPROTO_UDP, "KUBE-NODE-PORT-SCTP-HASH": unix.IPPROTO_SCTP}
+	return map[string]uint8{
+		"KUBE-NODE-PORT-TCP": unix.IPPROTO_TCP, "KUBE-NODE-PORT-UDP": unix.IPPROTO_UDP,
+		"KUBE-NODE-PORT-SCTP-HASH": unix.IPPROTO_SCTP,
+	}
 }
 
 // ErrSetUsed says that an ipset of kube-proxy's cannot be removed.
@@ -89,9 +92,9 @@ func listRequest() *nfnetlink.Encoder {
 	return new(nfnetlink.Encoder).Uint8(nl.IPSET_ATTR_PROTOCOL, nl.IPSET_PROTOCOL)
 }
 
-// listSets visits each part of the kernel's answer about ipsets. netlink.IpsetListAll (v1.3.1) reads the elements of other
-// programs' sets, too, and netlink.IpsetList writes a line to the log for each attribute that it does not know: on Linux
-// 6.18 two for each set.
+// listSets visits each part of the kernel's answer about ipsets. netlink.IpsetListAll (v1.3.1) reads the elements of
+// other programs' sets, too, and netlink.IpsetList writes a line to the log for each attribute that it does not know:
+// on Linux 6.18 two for each set.
 func listSets(of *nfnetlink.Encoder, visit func(nfnetlink.Attributes)) error {
 	s, err := nfnetlink.Dial(nfnetlink.Config{})
 	if err != nil {

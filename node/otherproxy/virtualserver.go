@@ -28,8 +28,8 @@ type virtualServer struct {
 // ipvsClient is a socket to the kernel's IPVS.
 type ipvsClient struct{ ipvs.Client }
 
-// dialIPVS returns nil if the kernel has no IPVS now. It looks for IPVS' file first (ip_vs_control_net_init): asking for
-// the netlink family by its name would load the module.
+// dialIPVS returns nil if the kernel has no IPVS now. It looks for IPVS' file first (ip_vs_control_net_init): asking
+// for the netlink family by its name would load the module.
 func dialIPVS() (*ipvsClient, error) {
 	if _, err := os.Stat("/proc/thread-self/net/ip_vs"); err != nil {
 		return nil, nil
@@ -61,7 +61,8 @@ func (c *ipvsClient) servers() ([]virtualServer, error) {
 		s := parseServer(of.Service)
 		if s.mark == 0 {
 			destinations, err := c.Destinations(s.service())
-			if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ESRCH) { // it has none, or is gone meanwhile
+			none := errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) // it is gone meanwhile
+			if err != nil && !none {
 				return nil, fmt.Errorf("list the servers of virtual server %s: %w", s, err)
 			}
 			for _, d := range destinations {
