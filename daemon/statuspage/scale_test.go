@@ -72,6 +72,7 @@ func TestLargeService(t *testing.T) {
 	}
 	b := service.NewBuilder(statuspagetest.Node())
 	b.SetMaxElements(1 << 30)
+	b.SetMaxAllElements(1 << 30)
 	b.Set(&s)
 	p := newPage()
 	p.Observe(statuspagetest.SyncOf(b.Snapshot()))
