@@ -46,7 +46,9 @@ type Config struct {
 	Sysctls      conntrack.Sysctls
 	SysctlFiles  conntrack.Files
 	OOMScoreAdj  string
-	Verbosity    int
+	// LogFormat is one of package process, or empty.
+	LogFormat string
+	Verbosity int
 	// Notes say what was given and has no effect, and Mistakes which fields of the configuration file do not exist.
 	Notes, Mistakes []string
 	// Flags has the values of all flags by name, and Origin the field of the configuration file that a flag's value is from.

@@ -342,7 +342,7 @@ func TestConntrackMissing(t *testing.T) {
 func TestChurnIsQuiet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
-		log, _ := process.NewLogger(&out, 0)
+		log, _ := process.NewLogger(&out, "", 0)
 		r := reporter{node: "node-1", log: log, record: func(watch.Event) {}}
 		sync := r.syncObserver(nil)
 		for i := range 100 * 60 * 10 {

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"nftproxy/test/lib/child"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -23,13 +24,15 @@ const patience = 10 * time.Second
 // syncReport is nftproxy's log line about a sync.
 type syncReport struct {
 	Services, Written                   int
-	Latency, Compile, Read, Plan, Apply time.Duration
+	Latency, Compile, Read, Plan, Apply child.Duration
 	// at is when the demo read the line.
 	at time.Time
 }
 
 // parts has the durations of the sync's stages.
-func (r syncReport) parts() time.Duration { return r.Compile + r.Read + r.Plan + r.Apply }
+func (r syncReport) parts() time.Duration {
+	return time.Duration(r.Compile + r.Read + r.Plan + r.Apply)
+}
 
 // begun is the latest time at which the sync can have begun.
 func (r syncReport) begun() time.Time { return r.at.Add(-r.parts()) }

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"nftproxy/test/lib/child"
 )
 
 func scaleUp(ctx context.Context, w *world, tell tellFunc) ([]block, error) {
@@ -230,16 +232,16 @@ func restartProxy(ctx context.Context, w *world, tell tellFunc) ([]block, error)
 	}
 	return []block{
 		textf("stopped: the rules stay, %d of %d new connections were answered", asked, asked),
-		textf("started again: read the tables back in %s and wrote %d objects", ms(report.Read), report.Written),
+		textf("started again: read the tables back in %s and wrote %d objects", ms(time.Duration(report.Read)), report.Written),
 	}, nil
 }
 
 func showUpdates(_ context.Context, w *world, _ tellFunc) ([]block, error) {
 	t := table{head: []string{"change, times in ms", "objects", "compile", "read", "plan", "apply", "in all"}, numbers: 1}
-	number := func(d time.Duration) string { return strings.TrimSuffix(ms(d), " ms") }
+	number := func(d child.Duration) string { return strings.TrimSuffix(ms(time.Duration(d)), " ms") }
 	for _, u := range w.updates {
 		t.rows = append(t.rows, []string{
-			u.what, fmt.Sprint(u.Written), number(u.Compile), number(u.Read), number(u.Plan), number(u.Apply), number(u.total()),
+			u.what, fmt.Sprint(u.Written), number(u.Compile), number(u.Read), number(u.Plan), number(u.Apply), number(child.Duration(u.total())),
 		})
 		if err := w.expect(u.total() >= u.parts(), "time of "+u.what, "at least its parts", ms(u.total())); err != nil {
 			return nil, err

@@ -38,7 +38,7 @@ func partsOf(l child.Line, unit time.Duration) map[string]float64 {
 	if !l.Synced() {
 		return nil
 	}
-	in := func(d time.Duration) float64 { return float64(d) / float64(unit) }
+	in := func(d child.Duration) float64 { return float64(d) / float64(unit) }
 	return map[string]float64{
 		// The time before a turn of the loop: decoded objects become a snapshot, and
 		// another goroutine takes it.

@@ -125,7 +125,7 @@ func (s *subject) change(ctx context.Context, c change, out *series) error {
 		out.seen, out.accepted = append(out.seen, ms(l.At.Sub(start))), append(out.accepted, ms(l.At.Sub(accepted)))
 	}
 	if s.Ours {
-		out.latency = append(out.latency, ms(l.Latency))
+		out.latency = append(out.latency, ms(time.Duration(l.Latency)))
 		for part, v := range partsOf(l, time.Millisecond) {
 			out.parts[part] = append(out.parts[part], v)
 		}

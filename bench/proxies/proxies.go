@@ -159,7 +159,7 @@ func ours(name, binary string, flags ...string) Proxy {
 
 func firstOfOurs(ctx context.Context, p *child.Process) (First, error) {
 	l, _, err := p.Await(ctx, 0, child.Line.Synced)
-	return First{Took: l.Latency, At: l.At, Line: l}, err
+	return First{Took: time.Duration(l.Latency), At: l.At, Line: l}, err
 }
 
 // kubeProxy is kube-proxy with its default periods and without its health server.

@@ -55,7 +55,7 @@ func (o *configOptions) checkVersion() error {
 func overFile(flag string) bool {
 	return strings.HasPrefix(flag, ownPrefix) || strings.HasPrefix(flag, "log-") || slices.Contains([]string{
 		"config", "write-config-to", "init-only", "cleanup", "version", "hostname-override", "master",
-		"v", "vmodule", "logging-format",
+		"v", "vmodule", logFormatFlag,
 	}, flag)
 }
 
@@ -212,7 +212,7 @@ type ignoredFlag struct {
 const (
 	nftablesOnly = "nftproxy always programs nftables; the mode says what other flags mean"
 	repairs      = "nftproxy follows changes and repairs what others change"
-	oneLog       = "nftproxy logs JSON, or text on a terminal, at one verbosity"
+	oneLog       = "nftproxy's log is one stream without a buffer, of one verbosity"
 	noLimit      = "nftproxy asks for protobuf and has no limit of its own"
 )
 
@@ -234,7 +234,6 @@ func listIgnoredFlags() []ignoredFlag {
 		{"ipvs-tcpfin-timeout", time.Duration(0), kubeproxyconfig.NoteTCPFinTimeout},
 		{"ipvs-udp-timeout", time.Duration(0), kubeproxyconfig.NoteUDPTimeout},
 		{"vmodule", "", oneLog},
-		{"logging-format", "text", oneLog},
 		{"log-flush-frequency", 5 * time.Second, oneLog},
 		{"log-text-split-stream", false, oneLog},
 		{"log-json-split-stream", false, oneLog},

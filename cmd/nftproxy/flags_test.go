@@ -258,6 +258,7 @@ func ownDefaults() map[string][2]string {
 	return map[string][2]string{
 		"iptables-masquerade-bit":  {"-1", "marks are left to other programs"},
 		"iptables-min-sync-period": {"10ms", "a sync takes milliseconds"},
+		"logging-format":           {"", "programs read most logs"},
 		"oom-score-adj":            {"", "the pod's priority says it, and a lower score needs CAP_SYS_RESOURCE"},
 		"detect-local-mode":        {"ClusterCIDR", "kube-proxy fills it in later"},
 	}

@@ -256,13 +256,14 @@ func badTexts() map[string]map[string]string {
 		"config":                                {"no-such-file": `open no-such-file: no such file`},
 		"write-config-to":                       {"no-such-directory/file": "no such file"},
 		"feature-gates":                         {"WinDSR": `"WinDSR": want NAME=true or NAME=false`},
+		"logging-format":                        {"yaml": `"yaml": want text or json`, "JSON": `"JSON": want text or json`},
 		"version":                               {"maybe": `"maybe": want true, false or raw`},
 		"proxy-mode":                            {"userspace": `"userspace": want iptables, ipvs, nftables or nothing`},
 		"bind-address":                          {"node-1": `"node-1" is not an IP address`},
 		"oom-score-adj":                         {"low": `"low": want -1000 to 1000`, "1001": "want -1000 to 1000"},
 		// These have no effect, whatever they say.
 		"ipvs-exclude-cidrs": {}, "ipvs-scheduler": {}, "kube-api-content-type": {}, "show-hidden-metrics-for-version": {}, "vmodule": {},
-		"logging-format": {}, "log-json-info-buffer-size": {}, "log-text-info-buffer-size": {},
+		"log-json-info-buffer-size": {}, "log-text-info-buffer-size": {},
 		"pod-bridge-interface": {}, "pod-interface-name-prefix": {}, // by --detect-local-mode; see testdata/script/usage.txtar
 	}
 }

@@ -85,7 +85,7 @@ writes only the changes since.`,
 			if err != nil {
 				return usageError{err}
 			}
-			c.Log, c.SetVerbosity = process.NewLogger(os.Stderr, c.Verbosity)
+			c.Log, c.SetVerbosity = process.NewLogger(os.Stderr, c.LogFormat, c.Verbosity)
 			if o.config.initOnly {
 				return daemon.Initialise(*c)
 			}
@@ -127,8 +127,12 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	o.sysctls.addFlags(f)
 	f.DurationVar(&o.asked.MinSyncPeriod, "iptables-min-sync-period", proxy.DefaultConfig().MinSyncPeriod, "least time between two syncs, on average over 100ms; a change after a longer rest does not wait")
 	addExcludeCIDRs(f, &o.excludeCIDRs)
+	f.StringVar(&o.asked.LogFormat, logFormatFlag, "", "format of the log: text or json; empty for text on a terminal and json elsewhere")
 	f.IntVarP(&o.asked.Verbosity, "v", "v", 0, "log verbosity; from 2 on the log has every sync, below 2 the number of lines with the same message is bounded")
 }
+
+// logFormatFlag is kube-proxy's.
+const logFormatFlag = "logging-format"
 
 // noMasqueradeFlag is that of the field noMasqueradeCIDRs (KEP-6246).
 const noMasqueradeFlag = ownPrefix + "no-masquerade-cidrs"
@@ -166,6 +170,9 @@ func (o *runOptions) run() (*daemon.Config, error) {
 	}
 	if o.asked.Verbosity < 0 {
 		check(fmt.Errorf("--v: %d is negative", o.asked.Verbosity))
+	}
+	if known := flagValues()[logFormatFlag]; o.asked.LogFormat != "" && !slices.Contains(known, o.asked.LogFormat) {
+		check(fmt.Errorf("--%s: %q: want %s", logFormatFlag, o.asked.LogFormat, strings.Join(known, " or ")))
 	}
 	for _, a := range [][2]string{{"--healthz-bind-address", o.asked.HealthAddress}, {"--metrics-bind-address", o.asked.MetricsAddress}, {"--nftproxy-probe-bind-address", o.asked.ProbeAddress}} {
 		if err := health.CheckAddress(a[1]); err != nil {

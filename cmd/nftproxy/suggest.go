@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"nftproxy/daemon/process"
 	"nftproxy/daemon/takeover"
 	"nftproxy/model/ejection"
 	"nftproxy/model/service"
@@ -60,6 +61,7 @@ func flagValues() map[string][]string {
 		"detect-local-mode":    {"ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"},
 		"proxy-mode":           {"iptables", "ipvs", "nftables"},
 		"nodeport-addresses":   {"primary", "all", "localhost"},
+		logFormatFlag:          {process.FormatText, process.FormatJSON},
 		"version":              {"true", "false", "raw"},
 		balanceFlag:            {service.ByRandom.String(), service.ByClient.String(), service.ByFlow.String()},
 		ejectFlag:              {ejection.Off.String(), ejection.Report.String(), ejection.On.String()},

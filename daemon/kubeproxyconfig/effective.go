@@ -29,6 +29,7 @@ func Effective(value func(flag string) (string, bool)) (v1alpha1.KubeProxyConfig
 	r.text("pod-bridge-interface", &c.DetectLocal.BridgeInterface)
 	r.text("pod-interface-name-prefix", &c.DetectLocal.InterfaceNamePrefix)
 	r.list("nodeport-addresses", &c.NodePortAddresses)
+	r.text("logging-format", &c.Logging.Format)
 	c.Logging.Verbosity = v1.VerbosityLevel(max(0, r.number("v")))
 	c.EnableProfiling = r.yes("profiling")
 	c.BindAddressHardFail = r.yes("bind-address-hard-fail")

@@ -25,7 +25,7 @@ nodePortAddresses: [10.0.0.0/8, 11.0.0.0/8]
 enableProfiling: true
 ipvs: {excludeCIDRs: [192.0.2.0/24, 198.51.100.0/24]}
 bindAddressHardFail: true
-logging: {verbosity: 3}
+logging: {format: json, verbosity: 3}
 oomScoreAdj: -5
 conntrack: {maxPerCore: 1, min: 2, tcpEstablishedTimeout: 3s, tcpCloseWaitTimeout: 4s, tcpBeLiberal: true, udpTimeout: 5s, udpStreamTimeout: 6s}
 nftables: {masqueradeAll: true, masqueradeBit: 7, minSyncPeriod: 18s}

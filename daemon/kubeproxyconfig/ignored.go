@@ -41,8 +41,6 @@ func ignored(c *v1alpha1.KubeProxyConfiguration) []string {
 	const unlimited = "nftproxy sends a handful of requests and has no limit of its own"
 	note(client.QPS != 0, "clientConnection.qps", unlimited)
 	note(client.Burst != 0, "clientConnection.burst", unlimited)
-	const logs = "nftproxy logs JSON, or text on a terminal"
-	note(c.Logging.Format != "" && c.Logging.Format != "json", "logging.format", logs)
 	flush := c.Logging.FlushFrequency.Duration.Duration
 	note(flush != 0 && flush != 5*time.Second, "logging.flushFrequency", "nftproxy writes each line at once")
 	text, json := c.Logging.Options.Text, c.Logging.Options.JSON

@@ -79,7 +79,7 @@ func TestFields(t *testing.T) {
 		{"clientConnection.contentType", "application/vnd.kubernetes.protobuf", all(none)},
 		{"clientConnection.qps", "10", all(noted)},
 		{"clientConnection.burst", "10", all(noted)},
-		{"logging.format", "text", all(noted)},
+		{"logging.format", "text", all("logging-format=text")},
 		{"logging.flushFrequency", "1s", all(noted)},
 		{"logging.flushFrequency", "5s", all(none)},
 		{"logging.verbosity", "2", all("v=2")},

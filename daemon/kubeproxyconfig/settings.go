@@ -64,6 +64,7 @@ func (f *File) Settings() []Setting {
 	}
 	yes("enableProfiling", "profiling", c.EnableProfiling)
 	yes("bindAddressHardFail", "bind-address-hard-fail", c.BindAddressHardFail)
+	text("logging.format", "logging-format", c.Logging.Format)
 	if verbosity := c.Logging.Verbosity; verbosity != 0 {
 		text("logging.verbosity", "v", strconv.FormatUint(uint64(verbosity), 10))
 	}

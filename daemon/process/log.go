@@ -15,16 +15,18 @@ import (
 // verbose is the lowest -v at which the log has every sync, as in kube-proxy.
 const verbose = 2
 
-// NewLogger makes a logger that writes text to a terminal and JSON elsewhere. Below
-// verbose it bounds the lines of each message. It is client-go's logger as well. The
-// function that it returns changes the verbosity, at any time.
-func NewLogger(w io.Writer, verbosity int) (*slog.Logger, func(verbosity int)) {
+// The formats of the log. The zero value is for text on a terminal and JSON elsewhere.
+const (
+	FormatText = "text"
+	FormatJSON = "json"
+)
+
+// NewLogger makes a logger that writes in a format. Below verbose it bounds the lines of
+// each message. It is client-go's logger as well. The function that it returns changes
+// the verbosity, at any time.
+func NewLogger(w io.Writer, format string, verbosity int) (*slog.Logger, func(verbosity int)) {
 	level := new(slog.LevelVar)
-	var handler slog.Handler = slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level})
-	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		handler = tint.NewTextHandler(w, &tint.Options{Level: level, TimeFormat: time.TimeOnly + ".000"})
-	}
-	bounded := newBoundedHandler(handler, logBurst, logPeriod)
+	bounded := newBoundedHandler(newHandler(w, format, level), logBurst, logPeriod)
 	client := newBoundedHandler(bounded, clientBurst, clientPeriod)
 	set := func(verbosity int) {
 		bounded.bounds.off.Store(verbosity >= verbose)
@@ -37,6 +39,27 @@ func NewLogger(w io.Writer, verbosity int) (*slog.Logger, func(verbosity int)) {
 	log := slog.New(bounded)
 	klog.SetSlogLogger(slog.New(clientHandler{client}).With("from", "client-go"))
 	return log, set
+}
+
+// newHandler makes the handler of a format. Text has the whole time and no colours where nobody reads along.
+func newHandler(w io.Writer, format string, level slog.Leveler) slog.Handler {
+	f, ok := w.(*os.File)
+	terminal := ok && term.IsTerminal(int(f.Fd()))
+	switch {
+	case format == FormatJSON || format == "" && !terminal:
+		return slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: durationAsText})
+	case terminal:
+		return tint.NewTextHandler(w, &tint.Options{Level: level, TimeFormat: time.TimeOnly + ".000"})
+	}
+	return tint.NewTextHandler(w, &tint.Options{Level: level, TimeFormat: "2006-01-02T15:04:05.000Z07:00", NoColor: true})
+}
+
+// durationAsText has a duration in the JSON log say its unit, as in kube-proxy's. On its own, slog writes nanoseconds.
+func durationAsText(_ []string, a slog.Attr) slog.Attr {
+	if a.Value.Kind() == slog.KindDuration {
+		a.Value = slog.StringValue(a.Value.Duration().String())
+	}
+	return a
 }
 
 // clientHandler passes on client-go's messages, warnings and errors, but not its details:

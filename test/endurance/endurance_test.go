@@ -244,7 +244,7 @@ func (r *rig) logSyncs() {
 	lines, _ := r.proxy.Logged(0)
 	var slowest child.Line
 	syncs, others := 0, map[string]int{}
-	took := func(l child.Line) time.Duration { return l.Compile + l.Read + l.Plan + l.Apply }
+	took := func(l child.Line) time.Duration { return time.Duration(l.Compile + l.Read + l.Plan + l.Apply) }
 	for _, l := range lines {
 		switch {
 		case l.Synced():

@@ -40,9 +40,20 @@ type Line struct {
 	// Of "synced".
 	Services *int
 	Written  *int
-	// In nanoseconds.
-	Latency, Compile, Read, Plan, Apply, Encode, Commit time.Duration
+	Latency, Compile, Read, Plan, Apply, Encode, Commit Duration
 }
+
+// Duration is a time.Duration that is read as time.ParseDuration does.
+type Duration time.Duration
+
+// UnmarshalText is part of encoding.TextUnmarshaler.
+func (d *Duration) UnmarshalText(text []byte) error {
+	read, err := time.ParseDuration(string(text))
+	*d = Duration(read)
+	return err
+}
+
+func (d Duration) String() string { return time.Duration(d).String() }
 
 // Has says whether a line has all of the words, however it escapes quotes.
 func (l Line) Has(words ...string) bool {
