@@ -40,7 +40,8 @@ type Machine struct {
 	suspected map[netip.AddrPort]bool
 	nodes     map[string]*node
 	dead      map[string]bool // those of nodes
-	names     []string        // some that slices have
+	names     []string        // some that slices have, as of sampled
+	sampled   time.Time
 	// services has those that list a suspect, or have endpoints on a dead node. dirty has those to decide on again, and listed
 	// counts the suspects in those of a namespace.
 	services map[service.Name]*watched
@@ -225,12 +226,32 @@ func (m *Machine) suspect(now time.Time, fresh map[netip.AddrPort]bool) {
 		e.anew()
 		m.suspected[addr] = true
 	}
-	m.walk(func(e *service.Endpoint) bool { return fresh[e.Addr] })
+	for _, s := range m.snapshot.Services.All() {
+		if mayHave(s, fresh) {
+			m.list(s, func(e *service.Endpoint) bool { return fresh[e.Addr] })
+		}
+	}
 	for addr := range fresh {
 		if len(m.endpoints[addr].services) == 0 {
 			m.clear(addr)
 		}
 	}
+}
+
+// mayHave says that a Service may list one of the addresses: it looks for a few, and looks at each endpoint for many.
+func mayHave(s *service.Service, addrs map[netip.AddrPort]bool) bool {
+	const few = 4
+	if len(addrs) > few {
+		return true
+	}
+	for i := range s.Ports {
+		for a := range addrs {
+			if s.Ports[i].Protocol == service.TCP && s.Ports[i].Endpoints.Find(service.Endpoint{Addr: a}) != nil {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // clear ends a suspicion.
@@ -325,18 +346,26 @@ func (m *Machine) See(now time.Time, s service.Snapshot) {
 	}
 }
 
-// walk visits all Services, lists those endpoints that matter, and gets to know some nodes by name: of each namespace a few, so
-// that nobody crowds out others.
+// walk visits all Services, and lists those endpoints that matter.
 func (m *Machine) walk(matters func(*service.Endpoint) bool) {
+	for _, s := range m.snapshot.Services.All() {
+		m.list(s, matters)
+	}
+}
+
+// sample gets to know some nodes by name: of each namespace a few, so that nobody crowds out others.
+func (m *Machine) sample(now time.Time) {
+	if m.sampled = now; m.snapshot.Services.Len() == 0 {
+		return
+	}
 	var all, some []string
 	last := ""
 	for name, s := range m.snapshot.Services.All() {
-		m.list(s, matters)
 		if namespace, _ := name.Split(); namespace != last {
 			all, some, last = append(all, some...), nil, namespace
 		}
-		if found := m.someNodes(s); len(some) == 0 || m.jitter() < 0.25 {
-			some = found
+		if len(some) == 0 || m.jitter() < 0.25 {
+			some = m.someNodes(s)
 		}
 	}
 	all = append(all, some...)

@@ -118,6 +118,9 @@ func (c *choice) references(since time.Time, silent int, wanted map[string]map[s
 			need--
 		}
 	}
+	if need > 0 && c.now.Sub(c.sampled) > missingFor {
+		c.sample(c.now)
+	}
 	for _, name := range slices.Concat(slices.Sorted(maps.Keys(c.nodes)), c.names) {
 		if need <= 0 {
 			return

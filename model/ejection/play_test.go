@@ -20,13 +20,14 @@ import (
 //
 //   - What answers this node is back within 10 s.
 //   - What is dead and not the last is out within 5 s, unless this node's own network is: from when a client has met it, while
-//     another endpoint of the port answers this node (one on another node if there is any that lives), and its port keeps more
-//     than half of its endpoints.
+//     another endpoint of the port has answered this node for 10 s (one on another node if there is any that lives), and its port
+//     keeps more than half of its endpoints. This node's own network counts as gone until it has been back for 10 s, and while as
+//     many Nodes are silent as answer.
 //
 // "Answers" does not count for ports that cannot be asked (UDP): those follow their node, as their own slices say. EJECTION_STEPS
 // asks for more steps than usual, and EJECTION_SEED for another first seed.
 func TestPlay(t *testing.T) {
-	steps, seed := 60_000, uint64(1)
+	steps, seed := 30_000, uint64(1)
 	if testing.Short() {
 		steps = 10_000
 	}
@@ -59,7 +60,8 @@ type play struct {
 	denied   map[netip.Addr]bool // The node, and the client "denied", may not connect.
 	// answers and owed have since when an endpoint of a port answers this node, and since when it should be out.
 	answers, owed map[key]time.Time
-	met           map[netip.AddrPort]bool // by a client, since it died
+	met           map[netip.AddrPort]bool      // by a client, since it died
+	up            map[netip.AddrPort]time.Time // since when it answers this node
 	outs          int
 	// filtered is when what asks nodes was forbidden or allowed last, connected when this node's network came back.
 	filtered, connected time.Time
@@ -73,7 +75,7 @@ type key struct {
 
 func newPlay(t *testing.T, seed uint64) *play {
 	w := newWorld(t)
-	p := &play{world: w, seed: seed, denied: map[netip.Addr]bool{}, answers: map[key]time.Time{}, owed: map[key]time.Time{}, met: map[netip.AddrPort]bool{}}
+	p := &play{world: w, seed: seed, denied: map[netip.Addr]bool{}, answers: map[key]time.Time{}, owed: map[key]time.Time{}, met: map[netip.AddrPort]bool{}, up: map[netip.AddrPort]time.Time{}}
 	w.rng = rand.New(rand.NewPCG(seed, 7))
 	w.forbidden = func(to netip.AddrPort, client string) bool {
 		return p.denied[to.Addr()] && (client == "node" || client == "denied")
@@ -191,6 +193,11 @@ func (p *play) ask() {
 		for e := range s.Ports[0].Endpoints.All() {
 			k := key{name, e.Addr}
 			answers := !p.silent(e.Addr, "node")
+			if at, up := p.up[e.Addr]; !answers {
+				delete(p.up, e.Addr)
+			} else if !up || at.IsZero() {
+				p.up[e.Addr] = p.now
+			}
 			if !p.silent(e.Addr, "client") {
 				p.met[e.Addr] = false
 			}
@@ -236,7 +243,7 @@ func (p *play) owes(name service.Name, s *service.Service, c *service.Choice, e 
 			out += boolInt(other.Silent)
 			taker = taker || a == e.Addr
 			here := c.OnNode.Find(a) != nil
-			if !p.silent(a, "node") {
+			if at, up := p.up[a]; up && p.now.Sub(at) >= 10*time.Second {
 				answering[boolInt(!here)] = true
 			}
 			remote = remote || !here && !p.silent(a, "client")
