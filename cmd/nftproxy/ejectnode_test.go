@@ -162,16 +162,13 @@ func TestEjectDrained(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	blue, green := map[netip.Addr]string{}, map[string]netip.Addr{}
-	for i, node := range []string{"node-1", "node-2", "node-3", "node-4"} {
-		if i < 2 {
-			blue[w.endpoints[node]] = node
-			continue
-		}
-		green[node] = w.endpoints[node]
+	blue, green := map[netip.Addr]string{w.endpoints["node-1"]: "node-1", w.endpoints["node-2"]: "node-2"}, map[netip.Addr]string{}
+	admitted := map[string]netip.Addr{}
+	for _, node := range []string{"node-3", "node-4"} {
+		green[w.endpoints[node]], admitted[node] = "node-3", w.endpoints[node]
 		loadPolicy(t, w.pods[node].NS, w.client.Addrs.V4().String()+", "+w.NodeAddrs.V4().String())
 	}
-	text := ejectManifest("", green) + sliceManifest("default", "web", "web-2", `{nftproxy.io/weight: "0"}`, blue)
+	text := serviceManifest("default", "web", "10.96.0.10", green) + sliceManifest("default", "web", "web-2", `{nftproxy.io/weight: "0"}`, blue)
 	r := start(t, w.Node, "--nftproxy-manifests", manifest(t, text), "--cluster-cidr", "10.244.0.0/16", "--nftproxy-eject=on")
 	r.awaitSync()
 	stop := clientLoad(t.Context(), w.client, 20*time.Millisecond, 2*time.Second)
@@ -185,7 +182,7 @@ func TestEjectDrained(t *testing.T) {
 		t.Errorf("the reason is %q", held.Reason)
 	}
 	stop()
-	visitAll(t, other, green)
+	visitAll(t, other, admitted)
 	r.end()
 }
 
@@ -204,7 +201,7 @@ func TestEjectNeighbour(t *testing.T) {
 	}
 	partition(t, w, "10.244.1.96/27")
 	r := w.startWithServer(t, w.Outside, w.OutsideAddrs.V4(), serviceManifest("shop", "web", "10.96.0.10", silent)+
-		serviceManifest("other", "web", "10.96.0.11", endpoints)+w.nodes())
+		serviceManifest("shop", "b", "10.96.0.11", endpoints)+w.nodes())
 	stop := clientLoad(t.Context(), w.client, 10*time.Millisecond, 5*time.Second)
 	n := 0
 	r.await("that the silent ones are left out", func(l logged) bool {
@@ -227,17 +224,21 @@ func TestEjectNeighbour(t *testing.T) {
 // is left out.
 func TestEjectInvented(t *testing.T) {
 	w := newEjectWorld(t, 3)
-	invented := map[netip.Addr]string{w.endpoints["node-3"]: "invented"}
-	for i, a := range remoteAddrs(8) {
-		invented[a] = fmt.Sprint("invented-", i)
+	evil, fiend := map[netip.Addr]string{}, map[netip.Addr]string{}
+	for i, a := range remoteAddrs(16) {
+		if i < 8 {
+			evil[a] = fmt.Sprint("invented-", i%8)
+		} else {
+			fiend[a] = fmt.Sprint("invented-", i%8)
+		}
 	}
 	partition(t, w, "10.244.1.96/27")
 	r := w.startWithServer(t, w.Outside, w.OutsideAddrs.V4(), ejectManifest("", w.endpoints)+w.nodes()+
-		serviceManifest("evil", "web", "10.96.0.11", invented)+serviceManifest("fiend", "web", "10.96.0.12", invented))
+		serviceManifest("evil", "web", "10.96.0.11", evil)+serviceManifest("fiend", "web", "10.96.0.12", fiend))
 	for i, front := range []string{"10.96.0.11:80", "10.96.0.12:80"} {
 		var senders []netip.Addr
-		for j := range 16 {
-			senders = append(senders, netip.AddrFrom4([4]byte{10, 244, 0, byte(150 + 16*i + j)}))
+		for j := range 32 {
+			senders = append(senders, netip.AddrFrom4([4]byte{10, 244, 0, byte(150 + 32*i + j)}))
 		}
 		hang(t, w.client, senders, front)
 	}

@@ -37,7 +37,7 @@ type Config struct {
 	Mode ejection.Mode
 	// Set is called when other endpoints are to be left out.
 	Set func(service.Ejections)
-	// Observe is called after each step. It must not wait.
+	// Observe is called after each look, and after each step while something is suspected. It must not wait.
 	Observe func(Report)
 	// Connect tries to connect to addresses for ejection.Patience, and says whether one has answered; nil stands for the network.
 	Connect func(context.Context, []netip.AddrPort) ejection.Answer
@@ -91,8 +91,10 @@ type Ejector struct {
 
 	budget pace.Budget
 	cpu    func() time.Duration // of the calling thread so far
-	look   time.Time            // when the next look is due
-	again  time.Time            // when there is more to ask; zero for no time
+	// unreported is the CPU time since the last report.
+	unreported time.Duration
+	look       time.Time // when the next look is due
+	again      time.Time // when there is more to ask; zero for no time
 	// soonest is when a look may be at all, and heard when Repeats was called, which said repeats. deaf is its error.
 	soonest, heard time.Time
 	repeats        uint64
@@ -169,6 +171,11 @@ func (e *Ejector) work(ctx context.Context, s *service.Snapshot) {
 		e.seen = s
 	}
 	e.again = time.Time{}
+	if e.machine.Idle() && !report.Looked && len(before.Left) == 0 { // Only the counter was read.
+		e.unreported += e.cpu() - began
+		e.budget.Spend(time.Now(), e.cpu()-began)
+		return
+	}
 	if !e.machine.Idle() {
 		var list []ejection.Ask
 		list, e.again = e.machine.Ask(time.Now())
@@ -189,6 +196,7 @@ func (e *Ejector) work(ctx context.Context, s *service.Snapshot) {
 	if ctx.Err() != nil {
 		return
 	}
+	report.CPU, e.unreported = report.CPU+e.unreported, 0
 	e.config.Observe(report)
 	if len(report.Added)+len(report.Returned) == 0 {
 		return
