@@ -113,9 +113,9 @@ func TestTooLargeIsReportedOnce(t *testing.T) {
 
 // TestNoRoomForElementsIsReported: the Service that loses its hash to older ones is reported, with the flag that helps.
 func TestNoRoomForElementsIsReported(t *testing.T) {
-	w := NewWatcher(Options{Node: "node-0", MaxAllElements: 4 * 3000}, service.NewMailbox())
+	w := NewWatcher(Options{Node: "node-0", MaxAllElements: 4 * 12_000}, service.NewMailbox())
 	ix := w.index
-	for i, name := range []string{"older", "younger"} {
+	for i, name := range []string{"oldest", "b", "c", "d", "younger"} {
 		s := grabbing(name, int64(i), fmt.Sprintf("10.96.0.%d", i+1))
 		s.Annotations = map[string]string{"nftproxy.io/balance": "client"}
 		ix.setService(convertService(s))
@@ -124,13 +124,13 @@ func TestNoRoomForElementsIsReported(t *testing.T) {
 	}
 	ix.flush()
 	want := "Service tenant/younger: weights of endpoints and hashes of clients do not count, but for the weight 0: " +
-		"there is room for 12000 elements beyond 4096 of each service, and for 3000 in one namespace, the oldest services first (--nftproxy-max-elements)"
+		"there is room for 48000 elements beyond 4096 of each service, and for 12000 in one namespace, the oldest services first (--nftproxy-max-elements)"
 	if got := texts(ix.takeProblems()); got != want {
 		t.Errorf("reported:\n%s\nwant:\n%s", got, want)
 	}
-	ix.deleteService("tenant/older")
+	ix.deleteService("tenant/oldest")
 	if left := ix.flush().LeftOut.At("tenant/younger"); left != nil {
-		t.Errorf("when the older one has gone: %v", left)
+		t.Errorf("when the oldest one has gone: %v", left)
 	}
 }
 

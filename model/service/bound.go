@@ -93,7 +93,7 @@ func (s *Service) bounded(limit int) (*Service, *LeftOut) {
 	served, left := fitted.boundedBy(limit, fitted.Slots)
 	if fitted != s {
 		if left == nil {
-			left = &LeftOut{Limit: limit}
+			left = &LeftOut{Limit: s.slotRoom(limit)}
 		}
 		left.SlotLimit = fitted.SlotLimit
 	}

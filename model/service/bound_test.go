@@ -138,18 +138,20 @@ func TestBoundAgainstOracle(t *testing.T) {
 	}
 }
 
-// TestBoundSlots: a service that asks for more slots than fit gets fewer, and nothing else of it is left out because of them.
+// TestBoundSlots: a service that asks for more slots than fit a quarter of the limit gets fewer, and nothing else of it is left out
+// because of them.
 func TestBoundSlots(t *testing.T) {
+	const all = 1 + 3*(1+10) // of a service without slots
 	for _, test := range []struct {
 		limit int
 		want  service.LeftOut
 	}{
-		{1 + 3*(1+1021), service.LeftOut{}},
-		{3 * (1 + 1021), service.LeftOut{SlotLimit: 251}},
-		{1 + 3*(1+251), service.LeftOut{SlotLimit: 251}},
-		{3 * (1 + 251), service.LeftOut{SlotLimit: 1}},
-		{1 + 3*(1+10), service.LeftOut{SlotLimit: 1}},
-		{3 * (1 + 10), service.LeftOut{SlotLimit: 1, ExternalIPs: 1}},
+		{4 * (1 + 3*(1+1021)), service.LeftOut{}},
+		{4 * 3 * (1 + 1021), service.LeftOut{Limit: 3 * (1 + 1021), SlotLimit: 251}},
+		{4 * (1 + 3*(1+251)), service.LeftOut{Limit: 1 + 3*(1+251), SlotLimit: 251}},
+		{4 * 3 * (1 + 251), service.LeftOut{Limit: 3 * (1 + 251), SlotLimit: 1}},
+		{all, service.LeftOut{Limit: all, SlotLimit: 1}},
+		{all - 1, service.LeftOut{Limit: all - 1, SlotLimit: 1, ExternalIPs: 1}},
 	} {
 		b := service.NewBuilder(gen.PlainNode())
 		b.SetMaxElements(test.limit)
@@ -162,7 +164,6 @@ func TestBoundSlots(t *testing.T) {
 		if left == nil {
 			left = &service.LeftOut{}
 		} else {
-			test.want.Limit = test.limit
 			t.Log(left)
 		}
 		if *left != test.want || served.SlotLimit != left.SlotLimit {
