@@ -38,8 +38,8 @@ type Line struct {
 	Msg   string
 	Err   string
 	// Of "synced".
-	Services *int
-	Written  *int
+	Services                                            *int
+	Written                                             *int
 	Latency, Compile, Read, Plan, Apply, Encode, Commit Duration
 }
 
