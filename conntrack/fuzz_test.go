@@ -103,4 +103,8 @@ func checkAnswers(t *testing.T, datagram []byte, index *Index) {
 	if entries, limit, err := table.Count(t.Context()); err == nil && (entries < 0 || limit < 0) {
 		t.Errorf("%d entries of %d", entries, limit)
 	}
+	table.counts = requester(datagram)
+	if packets, err := table.Invalid(t.Context()); err != nil && packets != 0 {
+		t.Errorf("%d invalid packets with error %v", packets, err)
+	}
 }

@@ -16,7 +16,9 @@ import (
 const (
 	ctGet    = 1
 	ctDelete = 2
-	ctStats  = 5
+	// ctStatsCPU asks for the statistics of each CPU, one answer for each, and ctStats for those of the table.
+	ctStatsCPU = 4
+	ctStats    = 5
 
 	ctaTupleOrig  = 1
 	ctaTupleReply = 2
@@ -58,6 +60,8 @@ const (
 
 	ctaStatsEntries    = 1
 	ctaStatsMaxEntries = 2
+
+	ctaStatsCPUInvalid = 4
 
 	// dataUnacknowledged is IP_CT_TCP_FLAG_DATA_UNACKNOWLEDGED (Linux, nf_conntrack_tcp.h).
 	dataUnacknowledged = 0x10

@@ -15,7 +15,9 @@ import (
 // counter returns the counts in its list, and then the last one again and again.
 type counter struct {
 	counts [][2]int
-	err    error // instead of a count of -1 entries
+	// invalid is one more with each call.
+	invalid uint64
+	err     error // instead of a count of -1 entries
 }
 
 func (c *counter) Count(context.Context) (entries, limit int, err error) {
@@ -29,6 +31,11 @@ func (c *counter) Count(context.Context) (entries, limit int, err error) {
 	return next[0], next[1], nil
 }
 
+func (c *counter) Invalid(context.Context) (uint64, error) {
+	c.invalid++
+	return c.invalid, nil
+}
+
 func TestFollowOccupancy(t *testing.T) {
 	missing := errors.New("missing")
 	table := &counter{err: missing, counts: [][2]int{
@@ -40,6 +47,13 @@ func TestFollowOccupancy(t *testing.T) {
 		{Full: true, Err: missing}, {Entries: 950, Limit: 1000, Full: true}, {Entries: 900, Limit: 1000, Full: true},
 		{Entries: 899, Limit: 1000}, {Entries: 950, Limit: 1000}, {Entries: 1003, Limit: 1000, Full: true},
 		{Entries: 1003, Limit: 2000}, {Entries: 5}, {Entries: 1 << 40, Limit: 1 << 40, Full: true},
+	}
+	invalid := uint64(0)
+	for i := range want {
+		if want[i].Err == nil {
+			invalid++
+			want[i].Invalid = invalid
+		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var got []conntrack.Occupancy

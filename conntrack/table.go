@@ -17,11 +17,11 @@ import (
 type Config = nfnetlink.Config
 
 // Table is the connection tracking table of one network namespace, with both
-// families. Flows, Delete, Find, Count and Size may run at the same time, also one inside
+// families. Flows, Delete, Find, Count, Invalid and Size may run at the same time, also one inside
 // another. But Flows must not run inside itself, nor must Delete run twice at the same time.
 type Table struct {
-	// A dump keeps its socket busy until its end, so the others have their own. Count and
-	// Find share one.
+	// A dump keeps its socket busy until its end, so the others have their own. Count, Invalid
+	// and Find share one.
 	dumps, counts nfnetlink.Requester
 	deletes       *nfnetlink.Socket
 	// deleted is the sequence number of the last deletion, and deletions memory for the next ones.
@@ -218,6 +218,24 @@ func (t *Table) Count(ctx context.Context) (entries, limit int, err error) {
 		return 0, 0, fmt.Errorf("count conntrack entries: %w", err)
 	}
 	return entries, limit, nil
+}
+
+// Invalid returns the number of packets that the kernel could assign to no connection since the network namespace began, such as
+// segments out of the window. The kernel counts to 2^32 on each CPU and then from 0.
+func (t *Table) Invalid(ctx context.Context) (packets uint64, err error) {
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
+	t.counts.Lock()
+	defer t.counts.Unlock()
+	err = t.counts.Receive(ctStatsCPU, unix.NLM_F_DUMP, unix.NFPROTO_UNSPEC, nil, func(m nfnetlink.Message) error {
+		packets += uint64(m.Attributes().Uint32(ctaStatsCPUInvalid))
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("count invalid packets: %w", explain(err))
+	}
+	return packets, nil
 }
 
 // Find returns the flow with that original tuple in the default zone; found is false if there

@@ -30,6 +30,10 @@ func (f factory) gaugeFunc(name, help string, value func() float64) {
 	f.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value)
 }
 
+func (f factory) counterFunc(name, help string, value func() float64) {
+	f.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, value)
+}
+
 func (f factory) histogram(name string, buckets []float64, help string) prometheus.Histogram {
 	return f.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets})
 }

@@ -45,6 +45,7 @@ type Metrics struct {
 	conntrackLag        prometheus.Histogram
 	conntrackEntries    prometheus.Gauge
 	conntrackLimit      prometheus.Gauge
+	conntrackInvalid    atomic.Uint64 // packets, as of the latest count
 	healthListeners     *prometheus.GaugeVec
 	ejected             *prometheus.GaugeVec
 	ejectionCPU         prometheus.Counter
@@ -127,6 +128,9 @@ func (m *Metrics) registerOwn(f factory) {
 		"Entries of the conntrack table, stale or not.")
 	m.conntrackLimit = f.gauge("nftproxy_conntrack_limit",
 		"Entries that the conntrack table can have before new connections are dropped; 0 if there is no limit.")
+	f.counterFunc("nftproxy_conntrack_invalid_packets_total",
+		"Packets that connection tracking could assign to no connection since the network namespace began, such as TCP segments out of the window. They are not translated: one of an endpoint makes its client reset the connection (docs/migrate.md).",
+		func() float64 { return float64(m.conntrackInvalid.Load()) })
 	m.healthListeners = f.gauges("nftproxy_health_check_listeners", []string{"state"},
 		"Listeners for the health check node ports of Services, one for each port and address. The failed ones could not be opened and are tried again.")
 	m.ObserveHealthPorts(0, 0)
@@ -199,11 +203,13 @@ func (m *Metrics) ObserveConntrack(r conntrack.Run) {
 }
 
 // ObserveOccupancy takes note of how full the conntrack table is. If that is not known,
-// both numbers are NaN.
+// both numbers are NaN, and the number of invalid packets stays.
 func (m *Metrics) ObserveOccupancy(o conntrack.Occupancy) {
 	entries, limit := float64(o.Entries), float64(o.Limit)
 	if o.Err != nil {
 		entries, limit = math.NaN(), math.NaN()
+	} else {
+		m.conntrackInvalid.Store(o.Invalid)
 	}
 	m.conntrackEntries.Set(entries)
 	m.conntrackLimit.Set(limit)

@@ -209,20 +209,24 @@ func TestObserveOccupancy(t *testing.T) {
 	for _, c := range []struct {
 		occupancy      conntrack.Occupancy
 		entries, limit string
+		invalid        int
 	}{
-		{conntrack.Occupancy{Entries: 7, Limit: 262144}, "7", "262144"},
-		{conntrack.Occupancy{Err: errors.New("missing")}, "NaN", "NaN"},
-		{conntrack.Occupancy{Entries: 9}, "9", "0"},
+		{conntrack.Occupancy{Entries: 7, Limit: 262144, Invalid: 5}, "7", "262144", 5},
+		{conntrack.Occupancy{Err: errors.New("missing")}, "NaN", "NaN", 5},
+		{conntrack.Occupancy{Entries: 9, Invalid: 6}, "9", "0", 6},
 	} {
 		m.ObserveOccupancy(c.occupancy)
 		wantMetrics(t, r, fmt.Sprintf(`
 # HELP nftproxy_conntrack_entries Entries of the conntrack table, stale or not.
 # TYPE nftproxy_conntrack_entries gauge
 nftproxy_conntrack_entries %s
+# HELP nftproxy_conntrack_invalid_packets_total Packets that connection tracking could assign to no connection since the network namespace began, such as TCP segments out of the window. They are not translated: one of an endpoint makes its client reset the connection (docs/migrate.md).
+# TYPE nftproxy_conntrack_invalid_packets_total counter
+nftproxy_conntrack_invalid_packets_total %d
 # HELP nftproxy_conntrack_limit Entries that the conntrack table can have before new connections are dropped; 0 if there is no limit.
 # TYPE nftproxy_conntrack_limit gauge
 nftproxy_conntrack_limit %s
-`, c.entries, c.limit), "nftproxy_conntrack_entries", "nftproxy_conntrack_limit")
+`, c.entries, c.invalid, c.limit), "nftproxy_conntrack_entries", "nftproxy_conntrack_invalid_packets_total", "nftproxy_conntrack_limit")
 	}
 }
 

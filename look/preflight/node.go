@@ -53,17 +53,32 @@ func (o Options) conntrack(ctx context.Context) []Finding {
 	}
 	defer table.Close()
 	entries, limit, err := table.Count(ctx)
+	invalid := o.invalid(ctx, table)
 	switch {
 	case errors.Is(err, unix.EINVAL):
 		return []Finding{red(probe, "the kernel does not answer", "load the module nf_conntrack_netlink: without it stale UDP flows stay")}
 	case err != nil:
 		return []Finding{failed(probe, err)}
 	case limit > 0 && entries*100 >= limit*fullFrom:
-		return []Finding{yellow(probe, fmt.Sprintf("%d of %d entries", entries, limit), "raise --conntrack-min or --conntrack-max-per-core: when the table is full, new connections fail")}
+		return []Finding{invalid, yellow(probe, fmt.Sprintf("%d of %d entries", entries, limit), "raise --conntrack-min or --conntrack-max-per-core: when the table is full, new connections fail")}
 	case limit > 0:
-		return []Finding{green(probe, fmt.Sprintf("%d of %d entries", entries, limit))}
+		return []Finding{invalid, green(probe, fmt.Sprintf("%d of %d entries", entries, limit))}
 	}
-	return []Finding{green(probe, fmt.Sprintf("%d entries", entries))}
+	return []Finding{invalid, green(probe, fmt.Sprintf("%d entries", entries))}
+}
+
+// invalid tells how many packets belonged to no connection. Some do on every node, so the number alone is no fault.
+func (o Options) invalid(ctx context.Context, table *conntrack.Table) Finding {
+	const probe = "connection tracking: invalid packets"
+	n, err := table.Invalid(ctx)
+	if err != nil {
+		return failed(probe, err)
+	}
+	found := fmt.Sprintf("%d since the node started", n)
+	if n > 0 {
+		found += "; if connections to Services are reset while the number grows, see --conntrack-tcp-be-liberal"
+	}
+	return green(probe, found)
 }
 
 // proxies looks for other service proxies, and for tables that earlier runs of nftproxy left.

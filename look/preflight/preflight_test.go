@@ -138,7 +138,7 @@ func TestGoodNode(t *testing.T) {
 	if features != 13 {
 		t.Errorf("%d features of the kernel, want 13", features)
 	}
-	for _, probe := range []string{"rights", "connection tracking", "other proxies", "ports: health", "firewalls", "marks", "queues", "sysctl: net.ipv4.ip_forward"} {
+	for _, probe := range []string{"rights", "connection tracking", "connection tracking: invalid packets", "other proxies", "ports: health", "firewalls", "marks", "queues", "sysctl: net.ipv4.ip_forward"} {
 		w.want(found, preflight.Green, probe)
 	}
 	// The trial of the features left nothing in the node's own namespace.
