@@ -124,7 +124,7 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 			return joinNotes(watcher.Behind().String(), watcher.Retained().String(), server.note(), rewriters.Note(), others.Note())
 		},
 	})
-	page := newStatusPage(c, judge)
+	page := newStatusPage(c, judge, watcher.Problems)
 	settings := NewSysctls(c, r.record)
 	follower := NewConfigFollower(c, r.record, settings, watcher, loop)
 	servers, err := newServers(c, r, judge, metricsHandler(c, follower.Flags, registry, slis, page))

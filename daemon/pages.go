@@ -19,21 +19,21 @@ import (
 )
 
 // newStatusPage makes the status page.
-func newStatusPage(c Config, judge *health.Health) *statuspage.Page {
+func newStatusPage(c Config, judge *health.Health, problems func(service.Name) []string) *statuspage.Page {
 	return statuspage.New(statuspage.Config{
 		Version: c.Version, Node: c.Node, Table: c.Rules.Table, Started: time.Now(),
-		Ready: judge.Ready, Status: judge.Status, NodePortAddresses: c.Rules.NodePortAddresses,
+		Ready: judge.Ready, Status: judge.Status, NodePortAddresses: c.Rules.NodePortAddresses, Problems: problems,
 		Connections: func(ctx context.Context, s service.Snapshot) (*inspect.Connections, error) {
 			return inspect.CountConnections(ctx, c.Rules, s)
 		},
 		Explain: func(ctx context.Context, from explain.Origin, to explain.Destination, objects *service.Snapshot) (explain.Explanation, error) {
-			return explainTo(ctx, c.Rules.Table, from, to, objects)
+			return explainTo(ctx, c.Rules.Table, from, to, objects, problems)
 		},
 	})
 }
 
 // explainTo explains a packet for a page.
-func explainTo(ctx context.Context, table string, from explain.Origin, to explain.Destination, objects *service.Snapshot) (explain.Explanation, error) {
+func explainTo(ctx context.Context, table string, from explain.Origin, to explain.Destination, objects *service.Snapshot, problems func(service.Name) []string) (explain.Explanation, error) {
 	node, err := live.Look(ctx, table)
 	if err != nil {
 		return explain.Explanation{}, err
@@ -43,7 +43,7 @@ func explainTo(ctx context.Context, table string, from explain.Origin, to explai
 	if err != nil {
 		return explain.Explanation{}, err
 	}
-	return node.Explain(ctx, question, objects, "the objects that nftproxy follows")
+	return node.Explain(ctx, question, objects, problems, "the objects that nftproxy follows")
 }
 
 // metricsHandler serves the metrics, what kube-proxy tells about its process beside them,

@@ -20,8 +20,9 @@ type identity struct {
 	key service.Name
 	// version is the version of the resource that the object was written at.
 	version string
-	// problems are what cannot be used of the object.
-	problems []Problem
+	// problems are what cannot be used of the object. text are those of a manifest's text, before it became an object:
+	// whoever reads the file reports them.
+	problems, text []Problem
 }
 
 func identify(m *metav1.ObjectMeta) identity {
@@ -31,6 +32,8 @@ func identify(m *metav1.ObjectMeta) identity {
 func (i *identity) name() service.Name { return i.key }
 
 func (i *identity) found() []Problem { return i.problems }
+
+func (i *identity) keepText(problems []Problem) { i.text = problems }
 
 // GetResourceVersion returns the object's version.
 func (i *identity) GetResourceVersion() string { return i.version }

@@ -297,7 +297,11 @@ func apiVersion(kind string) string {
 // object decodes and converts one object of a known kind.
 func (d *document) object(key manifestKey, data []byte) {
 	report := func(field string, err error) { d.addProblem(key, field, err) }
-	add := func(value converted) { d.objects = append(d.objects, manifestObject{key, value}) }
+	before := len(d.problems)
+	add := func(value converted) {
+		value.keepText(slices.Clone(d.problems[before:]))
+		d.objects = append(d.objects, manifestObject{key, value})
+	}
 	switch key.kind {
 	case "Service":
 		s := &corev1.Service{}

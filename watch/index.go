@@ -78,8 +78,8 @@ type joined struct {
 	object  *serviceObject
 	foreign bool
 	// barred are the problems of a Service without a virtual address, which no proxy serves.
-	barred []Problem
-	slices []*sliceObject
+	barred, barredText []Problem
+	slices             []*sliceObject
 	// dirty says that it is in the index's list of the same name.
 	dirty bool
 	// since is when it was first held, zero for not, and ready when it may go on. told is when that was last reported.
@@ -159,7 +159,7 @@ func (ix *index) setService(s *serviceObject) {
 		}
 		if ix.serves(s) {
 			ix.reportNew(j.barred, s.problems)
-			j.barred = s.problems
+			j.barred, j.barredText = s.problems, s.text
 		}
 		return
 	}
@@ -175,7 +175,7 @@ func (ix *index) setService(s *serviceObject) {
 	if j.object == nil {
 		ix.reportHeadless(name)
 	}
-	j.object, j.foreign, j.barred = s, false, nil
+	j.object, j.foreign, j.barred, j.barredText = s, false, nil, nil
 	if len(j.slices) > 0 {
 		ix.retention.Release(name)
 	}
@@ -204,7 +204,7 @@ func (ix *index) deleteService(name service.Name) {
 	if j, ok := ix.joined[name]; ok && (j.object != nil || j.foreign) {
 		ix.retention.Release(name)
 		ix.builder.DeleteOther(name)
-		j.object, j.foreign, j.barred = nil, false, nil
+		j.object, j.foreign, j.barred, j.barredText = nil, false, nil, nil
 		ix.markDirty(j)
 	}
 }

@@ -13,6 +13,7 @@ type converted interface {
 	wire.Object
 	name() service.Name
 	found() []Problem
+	keepText(problems []Problem)
 }
 
 // store takes converted objects of one kind, and edits the index.

@@ -50,7 +50,8 @@ differs.
 
 From the tables alone explain knows the Service, its port, and the endpoints that get
 new connections. With a source of objects it also names conditions of endpoints,
-traffic policies, topology hints and conflicts between Services, and says where the
+traffic policies, topology hints and conflicts between Services, says what cannot be
+used of the Service's objects (a mistyped annotation, a bad field), and where the
 tables are not as the objects ask:
   --kubeconfig or --master  the API server; give the same flags as to run
   --nftproxy-manifests      files; give the same flags as to run
@@ -71,6 +72,7 @@ kernel or the objects, or got an invalid command line.
 
 -o json and -o yaml print an object with packet, outcome (endpoint, refused, dropped,
 untouched, undecided or mixed), summary, results (outcome, by, chance), service, port,
+problems (of the Service's objects; null if no source of objects tells),
 endpoints (address, chance, masqueraded, masqueradedBy, way, about), stops (endpoint,
 why), affinity (map, endpoint, expiresSeconds; null if the client is not remembered),
 steps (hook, table, chain, number, rule, matched, says, elements), otherwise (other
@@ -146,7 +148,7 @@ func (o *explainOptions) explain(cmd *cobra.Command, destination string) (explai
 			kernel.Ignore(explain.IgnoredSlice{Namespace: p.Object.Namespace, Name: p.Object.Name, Why: p.Field + ": " + p.Err.Error()})
 		}
 	}
-	return kernel.Explain(cmd.Context(), question, objects, source.String())
+	return kernel.Explain(cmd.Context(), question, objects, source.Problems, source.String())
 }
 
 func (o *explainOptions) write(w io.Writer, e explain.Explanation) error {

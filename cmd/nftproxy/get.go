@@ -172,6 +172,7 @@ type serviceList struct {
 
 func newGetServicesCommand() *cobra.Command {
 	var o getOptions
+	var source sourceOptions
 	cmd := &cobra.Command{
 		Use:     "services [[NAMESPACE/]NAME ...]",
 		Aliases: []string{"service", "svc"},
@@ -195,14 +196,20 @@ func newGetServicesCommand() *cobra.Command {
 -o wide adds LOCAL (the endpoints on this node), INTERNAL and EXTERNAL (the traffic
 policies), AFFINITY (how long a client is remembered), OPTIONS (what annotations ask
 for, as far as the tables do it: balance, external-failover, port-ranges,
-source-ranges, tcp-established-timeout, udp-timeouts) and DETAILS (the obstacles in
-words). A policy shows in the tables only where it makes a difference; elsewhere it is
+source-ranges, tcp-established-timeout, udp-timeouts), PROBLEMS, and DETAILS (the
+obstacles in words). A policy shows in the tables only where it makes a difference; elsewhere it is
 Cluster. An address of which a Service gets no port is not in the tables; the events of
 the Service name it (kubectl describe).
 
+PROBLEMS are what cannot be used of the Service and its EndpointSlices: a mistyped
+annotation, a bad field. The tables do not tell. With --kubeconfig, --master or
+--nftproxy-manifests as for run, get services asks there, and lists "problems" among
+the obstacles too; without, they are "not known", or null as JSON. The status page of
+a running proxy shows them.
+
 -o json prints an object with services. Each has namespace, name, clusterIPs,
 externalAddresses, ports, internalTrafficPolicy, externalTrafficPolicy,
-sessionAffinitySeconds, options, endpoints, localEndpoints and obstacles. A port has name,
+sessionAffinitySeconds, options, endpoints, localEndpoints, obstacles and problems. A port has name,
 protocol, port, nodePort, ranges (such as 6000-6999,8080, in place of name and port),
 endpoints, localEndpoints and frontends; a frontend has frontend, kind (clusterIP,
 external, nodePort), family, fate (served, refused, dropped, dropped-outside, passed,
@@ -219,12 +226,23 @@ add fields; they do not change these. Exit statuses: see nftproxy get --help.`,
 			if err != nil {
 				return usageError{err}
 			}
+			source.table = o.table
+			problems, err := source.problems(cmd)
+			if err != nil {
+				return err
+			}
 			return show(cmd, &o, s, "services", serviceColumns(), func(r *reading) ([]inspect.ServiceRow, any) {
 				rows := r.ServiceRows(s)
+				for i := range rows {
+					if problems != nil {
+						rows[i].Problems = append([]string{}, problems(service.NewName(rows[i].Namespace, rows[i].Name))...)
+					}
+				}
 				return rows, serviceList{rows}
 			})
 		},
 	}
+	source.addObjectFlags(cmd)
 	o.addFlags(cmd, "Services with this address; an address of the node selects node ports", "Services with this port or node port")
 	cmd.ValidArgsFunction = o.completeServices
 	return cmd
@@ -262,20 +280,34 @@ func serviceColumns() []column[inspect.ServiceRow] {
 					kinds = append(kinds, o.Kind)
 				}
 			}
+			if len(r.Problems) > 0 {
+				kinds = append(kinds, "problems")
+			}
 			return strings.Join(kinds, ",")
+		}},
+		{header: "PROBLEMS", wide: true, text: func(r *row) string {
+			if r.Problems == nil {
+				return "not known"
+			}
+			return fewSentences(r.Problems)
 		}},
 		{header: "DETAILS", wide: true, text: func(r *row) string {
 			var details []string
 			for _, o := range r.Obstacles {
 				details = append(details, o.Text)
 			}
-			const most = 4 // a Service may have thousands
-			if len(details) > most {
-				details = append(details[:most], fmt.Sprintf("%d more", len(details)-most))
-			}
-			return strings.Join(details, "; ")
+			return fewSentences(details)
 		}},
 	}
+}
+
+// fewSentences joins the first of a list, and counts the others: a Service may have thousands.
+func fewSentences(list []string) string {
+	const most = 4
+	if len(list) > most {
+		list = append(slices.Clone(list[:most]), fmt.Sprintf("%d more", len(list)-most))
+	}
+	return strings.Join(list, "; ")
 }
 
 func addressTexts(list []netip.Addr) []string {

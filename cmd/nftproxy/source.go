@@ -20,6 +20,7 @@ import (
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
 	"nftproxy/nft/ruleset"
+	"nftproxy/node/hostaddr"
 	"nftproxy/watch"
 )
 
@@ -49,6 +50,33 @@ func (o *sourceOptions) addFlags(cmd *cobra.Command) {
 	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "CIDRs of the node's addresses that serve node ports, or words: \"primary\", the node's first address of each family, \"all\", all addresses, \"localhost\", 127.0.0.1 and ::1, for clients on the node (default primary)")
 	f.StringVar(&o.table, ownPrefix+"table", ruleset.DefaultTable, "name of the nftables tables")
 	o.claims.addFlags(f)
+}
+
+// addObjectFlags adds the flags that say which objects there are to a command that asks for their problems only.
+func (o *sourceOptions) addObjectFlags(cmd *cobra.Command) {
+	all := &cobra.Command{}
+	o.addFlags(all)
+	for _, name := range []string{"kubeconfig", "master", ownPrefix + "manifests", "hostname-override", ownPrefix + "service-proxy-name", "feature-gates"} {
+		cmd.Flags().AddFlag(all.Flags().Lookup(name))
+	}
+}
+
+// problems returns what says which problems a Service has by the objects; nil without a source of objects.
+func (o *sourceOptions) problems(cmd *cobra.Command) (func(service.Name) []string, error) {
+	if o.from == (watch.Source{}) {
+		return nil, nil
+	}
+	node, config, err := o.parse()
+	if err != nil {
+		return nil, usageError{err}
+	}
+	addrs, err := hostaddr.List(cmd.Context())
+	if err != nil {
+		return nil, err
+	}
+	source := o.flowSource(node, config)
+	_, err = source.Snapshot(cmd.Context(), addrs, cmd.ErrOrStderr())
+	return source.Problems, err
 }
 
 // parse checks the flags and returns the node's name and the configuration. The

@@ -95,6 +95,13 @@ func (d *detail) reasons() *html.Node {
 			list = append(list, element("p", attributes("class", "note"), plain("strong", k.label+". "), literal(k.meaning)))
 		}
 	}
+	if problems := v.problemsOf(s); len(problems) > 0 {
+		items := element("ul", nil)
+		for _, text := range problems {
+			items.AppendChild(plain("li", cut(text, maxError)))
+		}
+		list = append(list, items)
+	}
 	if left := v.snapshot.LeftOut.At(s.Name); left != nil {
 		list = append(list, element("p", attributes("class", "note"), literal(left.String())))
 	}

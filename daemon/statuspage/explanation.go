@@ -59,7 +59,8 @@ func (p *Page) explanationPage(ctx context.Context, q *request, budget *pace.Bud
 	parts := []*html.Node{
 		element("p", attributes("class", "note"), plain("strong", string(e.Outcome)+": "), literal(e.Summary+".")),
 		p.questionFacts(&e), p.clientForm(q), endpointsOf(&e),
-		textList("why", "Why", e.Causes), textList("remedies", "What to do", e.Remedies),
+		textList("why", "Why", e.Causes),
+		textList("problems", "What cannot be used of the Service's objects", e.Problems), textList("remedies", "What to do", e.Remedies),
 		stepList("steps", "Steps on the most likely way", e.Steps),
 	}
 	for i, o := range e.Otherwise[:min(len(e.Otherwise), maxListed)] {

@@ -50,6 +50,9 @@ type Config struct {
 	Status func() health.Status
 	// NodePortAddresses says which addresses serve node ports.
 	NodePortAddresses service.NodePortAddresses
+	// Problems says what cannot be used now of the objects of a Service; it is asked for each Service of a list. If it is nil,
+	// the page shows none.
+	Problems func(service.Name) []string
 	// Connections counts the connections to the Services' endpoints, by connection
 	// tracking. With an error it may return those that it found. It costs CPU time, so the
 	// page calls it only when it is asked, and not often. If it is nil, the page does not
@@ -91,9 +94,11 @@ type Page struct {
 	history history
 }
 
-// view is what the newest sync told about the Services. It never changes.
+// view is what the newest sync told about the Services. But for problems, it never changes.
 type view struct {
 	snapshot service.Snapshot
+	// problems is that of Config, and tells of now.
+	problems func(service.Name) []string
 	// quarantined has the reason for each part that the kernel refused.
 	quarantined map[string]error
 	// failures says of each family, in the order of nft.Families, why the program is
@@ -119,7 +124,7 @@ func New(c Config) *Page {
 
 // Observe takes note of one sync. Its cost does not depend on the number of Services.
 func (p *Page) Observe(s proxy.Sync) {
-	v := &view{snapshot: s.Snapshot, quarantined: s.Quarantined, applied: s.Applied, at: s.End()}
+	v := &view{snapshot: s.Snapshot, problems: p.config.Problems, quarantined: s.Quarantined, applied: s.Applied, at: s.End()}
 	v.elements = sync.OnceValue(func() int {
 		if v.applied == nil {
 			return 0

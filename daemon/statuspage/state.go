@@ -20,6 +20,8 @@ const (
 	conflict
 	// beyondBound: part of what the Service asks for is beyond a bound.
 	beyondBound
+	// unusable: a part of the Service's objects cannot be used.
+	unusable
 	// drainingOnly: a port has only endpoints that terminate.
 	drainingOnly
 	// noneHere: a port has policy Local, and its endpoints are on other nodes.
@@ -27,7 +29,7 @@ const (
 )
 
 // conditions is the number of conditions.
-const conditions = 6
+const conditions = 7
 
 // rank orders states by their worst condition, from 0 for the worst. It is conditions for
 // a Service that serves.
@@ -54,6 +56,7 @@ func kinds() [ranks]kind {
 		{"no-endpoints", "No endpoints", "A port has no endpoint that serves. Connections to it are refused."},
 		{"conflict", "Conflict", "Another Service has an address or port that the Service claims, or the node needs it."},
 		{"left-out", "Beyond a bound", "The Service asks for more than one Service may have. The rest is left out."},
+		{"problems", "Problems", "A field or an annotation of the Service, or of one of its EndpointSlices, cannot be used. The rest of it is used."},
 		{"draining", "Draining", "A port has only endpoints that terminate. They still serve."},
 		{"no-local", "None on this node", "The traffic policy is Local, and the endpoints are on other nodes. Connections that the policy is for are dropped here."},
 		{"serving", "Serving", "All ports have endpoints."},
@@ -93,12 +96,23 @@ func (v *view) stateOf(s *service.Service) state {
 	if v.snapshot.LeftOut.At(s.Name) != nil || v.snapshot.WithoutAffinity.At(s.Name) != nil || v.snapshot.ClosedSources.At(s.Name) != nil || v.snapshot.UnservedRanges.At(s.Name) != nil {
 		found |= beyondBound
 	}
+	if len(v.problemsOf(s)) > 0 {
+		found |= unusable
+	}
 	for _, family := range families(s) {
 		for i := range s.Ports {
 			found |= portState(s, &s.Ports[i], v.snapshot.Node, family)
 		}
 	}
 	return found
+}
+
+// problemsOf says what cannot be used of the objects of a Service.
+func (v *view) problemsOf(s *service.Service) []string {
+	if v.problems == nil {
+		return nil
+	}
+	return v.problems(s.Name)
 }
 
 // portState returns the conditions of a port in one family.

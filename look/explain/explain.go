@@ -50,6 +50,8 @@ type Facts struct {
 	ByMark func(nft.Family) bool
 	// Ignored are the EndpointSlices by the objects that do not count, and why, as far as that is known.
 	Ignored []IgnoredSlice
+	// Problems says what cannot be used of a Service's objects; nil where no source of objects tells it.
+	Problems func(service.Name) []string
 	// Expires returns how long a dynamic map will remember a client.
 	Expires func(set string, client nft.Value) time.Duration
 	// Chains are the base chains of all programs.
@@ -106,6 +108,8 @@ type Explanation struct {
 	// Service and Port name the Service that has the address and port; empty if none has.
 	Service string `json:"service"`
 	Port    string `json:"port"`
+	// Problems are what cannot be used of the objects of the Service. It is nil if that is not known.
+	Problems []string `json:"problems"`
 	// Endpoints are those that the packet may go to.
 	Endpoints []Target `json:"endpoints"`
 	// Stops are the endpoints with which the packet starts no connection, since this node does not pass on the packet or the
@@ -226,6 +230,9 @@ func Explain(ctx context.Context, q Question, f *Facts) (Explanation, error) {
 	}
 	x.describe(e.Endpoints)
 	e.Service, e.Port = x.frontend.Service, x.frontend.Port
+	if f.Problems != nil && e.Service != "" {
+		e.Problems = list(f.Problems(service.Name(e.Service)))
+	}
 	e.Outcome = overall(e.Results)
 	if q.NoWay != "" {
 		x.refuseForWay(&e)

@@ -93,6 +93,7 @@ func (e *Explanation) Text(verbose bool) string {
 		}
 	}
 	writeList(&b, "Why", e.Causes)
+	writeList(&b, "What cannot be used of the Service's objects", e.Problems)
 	writeList(&b, "What to do", e.Remedies)
 	var others []string
 	for _, o := range e.Others {

@@ -28,6 +28,8 @@ type FlowSource struct {
 	Established []service.Protocol
 	// Ignored are the problems of EndpointSlices that do not count, once Snapshot has returned.
 	Ignored []watch.Problem
+	// Problems says what cannot be used of a Service by the objects, once Snapshot has returned.
+	Problems func(service.Name) []string
 }
 
 // Kind returns the name of the source in the JSON output.
@@ -131,6 +133,7 @@ func (s *FlowSource) Snapshot(ctx context.Context, addrs hostaddr.Addresses, not
 	if err != nil {
 		return service.Snapshot{}, err
 	}
+	s.Problems = found.Problems
 	return found.Newest(), found.End()
 }
 

@@ -38,6 +38,9 @@ type ServiceRow struct {
 	// Obstacles are what refuses or drops connections to the Service, or keeps an
 	// address and port from it.
 	Obstacles []Obstacle `json:"obstacles"`
+	// Problems are what cannot be used of the Service and its EndpointSlices. The tables do not tell: it is nil unless a
+	// source of objects does.
+	Problems []string `json:"problems"`
 }
 
 // PortRow is a port of a Service.

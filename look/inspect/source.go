@@ -122,6 +122,9 @@ func (o *Objects) Newest() service.Snapshot {
 	return o.last
 }
 
+// Problems says what cannot be used now of a Service.
+func (o *Objects) Problems(name service.Name) []string { return o.watcher.Problems(name) }
+
 // End ends the following. It returns the error of judge or of the source if there was one
 // before.
 func (o *Objects) End() error {

@@ -99,7 +99,7 @@ func explains(t *testing.T, refusal string) error {
 	if err != nil {
 		return err
 	}
-	e, err := n.Explain(t.Context(), q, nil, "")
+	e, err := n.Explain(t.Context(), q, nil, nil, "")
 	if err != nil {
 		return err
 	}

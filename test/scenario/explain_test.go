@@ -67,7 +67,7 @@ func explainFlow(ctx context.Context, node *live.Node, f scenario.Flow, objects 
 	if err != nil {
 		return explain.Explanation{}, err
 	}
-	return node.Explain(ctx, q, objects, "the step's objects")
+	return node.Explain(ctx, q, objects, nil, "the step's objects")
 }
 
 func checkFlowExplained(ctx context.Context, node *live.Node, world *stage.Stage, f scenario.Flow, snapshot *service.Snapshot) error {

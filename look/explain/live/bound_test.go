@@ -45,7 +45,7 @@ func TestManyEndpoints(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := node.Explain(t.Context(), q, &snapshot, "the objects")
+	e, err := node.Explain(t.Context(), q, &snapshot, nil, "the objects")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +69,7 @@ func TestManyEndpoints(t *testing.T) {
 	}
 	ctx, cancel := context.WithDeadline(t.Context(), time.Unix(0, 0))
 	defer cancel()
-	if _, err := node.Explain(ctx, q, &snapshot, "the objects"); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := node.Explain(ctx, q, &snapshot, nil, "the objects"); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("after the deadline: %v", err)
 	}
 }

@@ -109,14 +109,15 @@ func (n *Node) Ignore(s explain.IgnoredSlice) { n.facts.Ignored = append(n.facts
 // Close lets go of the kernel.
 func (n *Node) Close() error { return n.conn.Close() }
 
-// Explain explains one packet. objects are the Services by a source of objects, nil for none.
-func (n *Node) Explain(ctx context.Context, q explain.Question, objects *service.Snapshot, source string) (explain.Explanation, error) {
+// Explain explains one packet. objects are the Services by a source of objects, nil for none, and problems says what
+// cannot be used of a Service there.
+func (n *Node) Explain(ctx context.Context, q explain.Question, objects *service.Snapshot, problems func(service.Name) []string, source string) (explain.Explanation, error) {
 	of, err := n.answering(ctx, q)
 	if err != nil {
 		return explain.Explanation{}, err
 	}
 	f := of.facts
-	f.Objects, f.Source = objects, source
+	f.Objects, f.Problems, f.Source = objects, problems, source
 	expires, err := of.readClients(ctx, q)
 	if err != nil {
 		return explain.Explanation{}, err
