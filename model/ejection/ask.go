@@ -29,8 +29,6 @@ func (t *tries) waits() bool {
 	return t.asking > 0 && (t.failed >= enough || t.failed+t.asking >= enough)
 }
 
-func (t *tries) due(now time.Time) bool { return !t.waits() && !now.Before(t.next) }
-
 // silent says that it has not answered for a try at least.
 func (t *tries) silent() bool { return t.failed+t.asking >= enough }
 

@@ -191,14 +191,6 @@ func (r clusterResult) verdict() string {
 	return "works"
 }
 
-// last is the line that sums the others up; "" if there are none.
-func last(lines []string) string {
-	if len(lines) == 0 {
-		return ""
-	}
-	return lines[len(lines)-1]
-}
-
 // clustersSection is the part of the page about clusters.
 func clustersSection(docs string) (text string, without []string, err error) {
 	rows := ""
