@@ -96,7 +96,8 @@ func serviceKind() wire.Kind[*serviceObject] {
 
 func sliceKind() wire.Kind[*sliceObject] {
 	weights := weightKeys()
-	return wire.EndpointSlices(convertSlice, append(weights[:], labelHeadless, discoveryv1.LabelServiceName, corev1.EndpointsLastChangeTriggerTime)...)
+	keys := append(weights[:], labelHeadless, discoveryv1.LabelServiceName, corev1.EndpointsLastChangeTriggerTime, service.OptionPrefix)
+	return wire.EndpointSlices(convertSlice, append(keys, service.MisspeltPrefixes()...)...)
 }
 
 // timeoutTransport has the error of a request that times out before its answer begins name the server and a

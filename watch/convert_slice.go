@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -13,9 +14,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nftproxy/model/ip"
 	"nftproxy/model/service"
+	"nftproxy/model/spelling"
 )
 
 // portKey is what joins a Service's port with the ports of its slices.
@@ -94,6 +97,7 @@ func convertSlice(s *discoveryv1.EndpointSlice) *sliceObject {
 		return object
 	}
 	object.owner = service.NewName(s.Namespace, owner)
+	misspelt(&s.ObjectMeta, p)
 	switch s.AddressType {
 	case discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6:
 	default:
@@ -131,6 +135,27 @@ func triggerTime(s *discoveryv1.EndpointSlice, p *problemList) time.Time {
 		return time.Time{}
 	}
 	return t
+}
+
+// misspelt finds annotations that are none of a slice, and that were meant to be.
+func misspelt(m *metav1.ObjectMeta, p *problemList) {
+	if len(m.Annotations) == 0 {
+		return
+	}
+	weights := weightKeys()
+	own := strings.TrimPrefix(weights[0], service.OptionPrefix)
+	for _, key := range slices.Sorted(maps.Keys(m.Annotations)) {
+		reason := ""
+		switch name, ours := strings.CutPrefix(key, service.OptionPrefix); {
+		case ours && name != own:
+			reason = "unknown key; " + spelling.DidYouMean(key, weights[:1]) + "an EndpointSlice has " + weights[0]
+		case !ours && service.MeantBy(key, []string{own}) != "":
+			reason = "the key has no effect; did you mean " + weights[0] + "?"
+		default:
+			continue
+		}
+		p.addValue("metadata.annotations["+key+"]", beginning(m.Annotations[key]), reason)
+	}
 }
 
 // weightKeys are the annotations that say the weight of a slice's endpoints. The first that can be used counts. The second

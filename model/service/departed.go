@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"nftproxy/model/spelling"
 )
 
 // Departed says what becomes of an established connection of TCP or SCTP to an endpoint that leaves the service: one that
@@ -47,7 +49,13 @@ func departedOption() option {
 					return nil
 				}
 			}
-			return fmt.Errorf("not keep, cut or cut-after=TIME with whole seconds from 1s to %dh, such as cut-after=30s; the node's --nftproxy-conntrack-clean-established is in force", int(MaxCutAfter.Hours()))
+			word, _, _ := strings.Cut(value, "=")
+			meant := ""
+			if !timed {
+				meant = spelling.DidYouMean(word, []string{"keep", "cut", "cut-after"})
+			}
+			return fmt.Errorf("not keep, cut or cut-after=TIME with whole seconds from 1s to %dh, such as cut-after=30s; %sthe node's --nftproxy-conntrack-clean-established is in force",
+				int(MaxCutAfter.Hours()), meant)
 		},
 		get: func(o *Options) string {
 			switch d := o.Departed; {

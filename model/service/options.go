@@ -101,7 +101,8 @@ func wordOption[T ~uint8](key string, field func(*Options) *T, words []string, f
 			i := slices.Index(words, value)
 			if i < 0 {
 				last := len(words) - 1
-				return fmt.Errorf("not %s or %s; %s is in force", strings.Join(words[:last], ", "), words[last], unset)
+				meant := spelling.DidYouMean(value, words)
+				return fmt.Errorf("not %s or %s; %s%s is in force", strings.Join(words[:last], ", "), words[last], meant, unset)
 			}
 			*field(o) = first + T(i)
 			return nil
@@ -128,19 +129,24 @@ func (o *Options) Set(key, value string) error {
 	for i, known := range all {
 		keys[i] = OptionAnnotation(known.key)
 	}
-	meant := ""
-	if near := spelling.Nearest(OptionAnnotation(key), keys); near != "" {
-		meant = fmt.Sprintf("did you mean %s? ", near)
-	}
-	return fmt.Errorf("unknown key; %sthere are %s", meant, strings.Join(keys, ", "))
+	return fmt.Errorf("unknown key; %sthere are %s", spelling.DidYouMean(OptionAnnotation(key), keys), strings.Join(keys, ", "))
 }
 
 // MisspeltPrefixes are the annotations that MeantOption has to see, each with * for the rest of the key.
 func MisspeltPrefixes() []string { return []string{"nft*", "Nft*", "NFT*"} }
 
-// MeantOption returns the annotation that was meant by one that is not ours since its prefix is wrong, such as
-// nftproxy/balance, nftproxy.com/balance or nftprox.io/balance; empty if there is none.
+// MeantOption returns the option of a Service that was meant by an annotation that is not ours since its prefix is wrong,
+// such as nftproxy/balance, nftproxy.com/balance or nftprox.io/balance; empty if there is none.
 func MeantOption(annotation string) string {
+	var keys []string
+	for _, known := range allOptions() {
+		keys = append(keys, known.key)
+	}
+	return MeantBy(annotation, keys)
+}
+
+// MeantBy does the same for annotations with OptionPrefix and one of the keys.
+func MeantBy(annotation string, keys []string) string {
 	prefix, name, found := strings.Cut(annotation, "/")
 	_, ours := OptionKey(annotation)
 	domain := strings.TrimSuffix(OptionPrefix, "/")
@@ -148,10 +154,6 @@ func MeantOption(annotation string) string {
 	label, _, _ := strings.Cut(prefix, ".")
 	if !found || ours || spelling.Nearest(prefix, []string{domain}) == "" && spelling.Nearest(label, []string{bare}) == "" {
 		return ""
-	}
-	var keys []string
-	for _, known := range allOptions() {
-		keys = append(keys, known.key)
 	}
 	if key := spelling.Nearest(name, keys); key != "" {
 		return OptionAnnotation(key)

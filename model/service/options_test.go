@@ -44,7 +44,17 @@ func TestOptionsComeBack(t *testing.T) {
 // TestOptionsRefuse: an unknown key or value changes nothing, and the error says what is allowed.
 func TestOptionsRefuse(t *testing.T) {
 	for _, c := range []struct{ key, value, want string }{
-		{"external-failover", "Pass", "not drop, pass or cluster; drop is in force"},
+		{"external-failover", "Pass", "not drop, pass or cluster; did you mean pass? drop is in force"},
+		{"external-failover", "passs", "did you mean pass?"},
+		{"external-failover", "elsewhere", "not drop, pass or cluster; drop is in force"},
+		{"balance", "clinet", "not random, client or flow; did you mean client? the node's"},
+		{"balance", "hsah", "not random, client or flow; the node's"},
+		{"eject", "onn", "did you mean on?"},
+		{"eject", "ON", "did you mean on?"},
+		{"eject", "no", "not off, report or on; the node's"},
+		{service.UDPHandlingAnnotation, "preserveDuringTermination", "did you mean PreserveDuringTermination?"},
+		{"departed-connections", "kepe", "did you mean keep?"},
+		{"departed-connections", "cutafter=30s", "did you mean cut-after?"},
 		{"external-failover", "", "not drop, pass or cluster"},
 		{"departed-connections", "cut-after", "not keep, cut or cut-after=TIME"},
 		{"departed-connections", "cut-after=0s", "whole seconds from 1s to 1h"},

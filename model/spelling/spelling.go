@@ -10,6 +10,14 @@ import (
 // Most bytes of a word that is compared: the cost grows with the square.
 const longest = 80
 
+// DidYouMean is "did you mean CANDIDATE? " for the nearest candidate, and empty if there is none.
+func DidYouMean(word string, candidates []string) string {
+	if near := Nearest(word, candidates); near != "" {
+		return "did you mean " + near + "? "
+	}
+	return ""
+}
+
 // Nearest returns the candidate that the word was meant to be: one in another case, or one that few letters make of it, which are
 // missing, too many, others, or two that have changed places. It is empty if none is that near. Of equally near ones it is the first.
 func Nearest(word string, candidates []string) string {
@@ -18,16 +26,18 @@ func Nearest(word string, candidates []string) string {
 		if strings.EqualFold(c, word) {
 			return c
 		}
-		if n := distance(strings.ToLower(word), strings.ToLower(c)); n <= allowed(c) && (best == "" || n < least) {
+		if n := distance(strings.ToLower(word), strings.ToLower(c)); n <= allowed(word, c) && (best == "" || n < least) {
 			best, least = c, n
 		}
 	}
 	return best
 }
 
-// allowed is how many letters may be wrong.
-func allowed(candidate string) int {
+// allowed is how many letters may be wrong. A word of two letters may have one more at its end.
+func allowed(word, candidate string) int {
 	switch n := utf8.RuneCountInString(candidate); {
+	case n == 2 && strings.HasPrefix(strings.ToLower(word), strings.ToLower(candidate)):
+		return 1
 	case n < 3:
 		return 0
 	case n < 6:
