@@ -18,7 +18,21 @@ type flannelChoice struct {
 
 // networkNames are the values of --cni; "" is the cluster's own network.
 func networkNames() []string {
-	return []string{"", "flannel", "flannel-host-gw", "flannel-nftables", kubeRouter}
+	return []string{"", otherRanges, "flannel", "flannel-host-gw", "flannel-nftables", kubeRouter}
+}
+
+// otherRanges is the name of the cluster's own network with pods outside of the Nodes' podCIDRs.
+const otherRanges = "other-ranges"
+
+// networkOf is the network of a name.
+func networkOf(name string) cluster.Network {
+	switch name {
+	case "":
+		return cluster.NodeRanges
+	case otherRanges:
+		return cluster.OtherRanges
+	}
+	return cluster.ForeignNetwork
 }
 
 // flannelOf is how flannel makes the network of a name.

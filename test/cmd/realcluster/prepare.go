@@ -131,7 +131,7 @@ func clusterConfig(ctx context.Context, dir string, o upOptions) (cluster.Config
 	}
 	return cluster.Config{
 		Dir: dir, Nodes: o.nodes, Init: []string{self, initCommand}, Images: append(archives, proxy),
-		Proxy: o.proxy.name, ForeignNetwork: o.network != "", Policies: policies, DaemonSets: others, Deployments: deployments, Settings: settings, Manifests: manifests, ControllerFlags: o.controllerFlags,
+		Proxy: o.proxy.name, Network: networkOf(o.network), Policies: policies, DaemonSets: others, Deployments: deployments, Settings: settings, Manifests: manifests, ControllerFlags: o.controllerFlags,
 		Software: cluster.Software{Tools: tools, Debian: filepath.Join(tools, "debian")},
 	}, nil
 }

@@ -34,11 +34,8 @@ type Config struct {
 	// Images are archives with the images of pods, nftproxy's among them.
 	Images []string
 	// Proxy is the name of the service proxy's DaemonSet in kube-system.
-	Proxy string
-	// ForeignNetwork says that a DaemonSet makes the pods' network, with the CNI
-	// plugins in Software.Tools. Otherwise it is of the CNI plugins ptp and portmap,
-	// and of routes between the nodes.
-	ForeignNetwork bool
+	Proxy   string
+	Network Network
 	// Policies are the families that a DaemonSet enforces NetworkPolicies for.
 	Policies []corev1.IPFamily
 	// DaemonSets are the namespaces and names of those that nodes need beside the
@@ -56,6 +53,20 @@ type Config struct {
 	// Log takes progress.
 	Log io.Writer
 }
+
+// Network says who makes the pods' network, and which addresses pods get.
+type Network int
+
+const (
+	// NodeRanges is a network of the CNI plugins ptp and portmap, and of routes between the nodes. Pods have addresses in
+	// their Node's podCIDRs.
+	NodeRanges Network = iota
+	// OtherRanges is the same, with addresses in PodCIDRs and outside of every Node's podCIDRs, as from CNI plugins that have
+	// ranges of their own.
+	OtherRanges
+	// ForeignNetwork is that of a DaemonSet, with the CNI plugins in Software.Tools.
+	ForeignNetwork
+)
 
 // Cluster is a cluster that runs. Its methods may be called by several goroutines.
 type Cluster struct {
@@ -121,6 +132,20 @@ func IsOutside(a netip.Addr) bool {
 // PodCIDRs are the ranges of the pods' addresses.
 func PodCIDRs() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/56")}
+}
+
+// otherRange is a range of pods' addresses that is no Node's in place of one that is a Node's: it has the first bit after
+// the cluster's range. Nodes get theirs from the lowest on.
+func otherRange(ofNode netip.Prefix) netip.Prefix {
+	for _, all := range PodCIDRs() {
+		if all.Overlaps(ofNode) {
+			b := ofNode.Addr().AsSlice()
+			b[all.Bits()/8] |= 0x80 >> (all.Bits() % 8)
+			a, _ := netip.AddrFromSlice(b)
+			return netip.PrefixFrom(a, ofNode.Bits())
+		}
+	}
+	return ofNode
 }
 
 // dnsAddr is the cluster IP of the name service in manifests/dns.yaml.
@@ -254,7 +279,7 @@ func (c *Cluster) AddNode(ctx context.Context) (string, error) {
 	m.node, err = startNode(ctx, m.ns, c.Client, nodeConfig{
 		Name: name, Dir: filepath.Join(c.config.Dir, name), Cgroup: cgroup(c.config.Dir) + "/" + name, Init: c.config.Init,
 		Addrs: m.addrs, Labels: map[string]string{corev1.LabelTopologyZone: zone(number)}, Kubeconfig: kubeconfig, Authority: c.Plane.AuthorityPath(), DNS: []netip.Addr{dnsAddr()},
-		Images: c.config.Images, Software: c.config.Software, ForeignNetwork: c.config.ForeignNetwork,
+		Images: c.config.Images, Software: c.config.Software, Network: c.config.Network,
 	})
 	if err != nil {
 		return "", errors.Join(err, m.close())
@@ -294,7 +319,7 @@ func (c *Cluster) introduce(name string, m *member) error {
 	c.nodes[name] = m
 	errs := []error{m.routePodsAt(testnet.End{NS: c.Outside, Link: lan})}
 	for _, other := range c.nodes {
-		if other != m && !c.config.ForeignNetwork {
+		if other != m && c.config.Network != ForeignNetwork {
 			errs = append(errs, m.routePodsAt(testnet.End{NS: other.ns, Link: "eth0"}), other.routePodsAt(testnet.End{NS: m.ns, Link: "eth0"}))
 		}
 	}
@@ -348,6 +373,9 @@ func (c *Cluster) Nodes() []string {
 
 // Proxy is the name of the service proxy's DaemonSet in kube-system.
 func (c *Cluster) Proxy() string { return c.config.Proxy }
+
+// Network says who makes the pods' network.
+func (c *Cluster) Network() Network { return c.config.Network }
 
 // Policies are the families that NetworkPolicies are enforced for.
 func (c *Cluster) Policies() []corev1.IPFamily { return c.config.Policies }

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
-	"strings"
 )
 
 // pauseImage keeps the namespaces of a pod.
@@ -97,13 +96,13 @@ func sysctls() map[string]string {
 
 // cniConfig is a network in which each pod has a pair of interfaces with its
 // node, an address out of each of the node's ranges, and host ports.
-func cniConfig(podCIDRs []string) (string, error) {
+func cniConfig(podCIDRs []netip.Prefix) (string, error) {
 	var ranges [][]map[string]string
 	var routes []map[string]string
 	for _, cidr := range podCIDRs {
-		ranges = append(ranges, []map[string]string{{"subnet": cidr}})
+		ranges = append(ranges, []map[string]string{{"subnet": cidr.String()}})
 		everything := "0.0.0.0/0"
-		if strings.Contains(cidr, ":") {
+		if cidr.Addr().Is6() {
 			everything = "::/0"
 		}
 		routes = append(routes, map[string]string{"dst": everything})

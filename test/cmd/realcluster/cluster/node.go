@@ -44,15 +44,13 @@ type nodeConfig struct {
 	// Images are archives with the images that the node has.
 	Images   []string
 	Software Software
-	// ForeignNetwork says that a pod of the node writes the configuration of the
-	// pods' network, with the CNI plugins in Software.Tools.
-	ForeignNetwork bool
+	Network  Network
 }
 
 // node is a node whose kubelet runs.
 type node struct {
 	*machine
-	// PodCIDRs are the ranges of the node's pods.
+	// PodCIDRs are the ranges of the node's pods, which are the Node's but for OtherRanges.
 	PodCIDRs []netip.Prefix
 	config   nodeConfig
 }
@@ -104,7 +102,7 @@ func describe(config nodeConfig) (machineConfig, error) {
 		labels = append(labels, key+"="+value)
 	}
 	plugins := filepath.Join(config.Software.Debian, "usr/lib/cni")
-	if config.ForeignNetwork {
+	if config.Network == ForeignNetwork {
 		plugins = config.Software.Tools
 	}
 	env := environment()
@@ -164,12 +162,15 @@ func (n *node) join(ctx context.Context, client kubernetes.Interface) error {
 			if err != nil {
 				return err
 			}
+			if n.config.Network == OtherRanges {
+				p = otherRange(p)
+			}
 			n.PodCIDRs = append(n.PodCIDRs, p)
 		}
-		if n.config.ForeignNetwork {
+		if n.config.Network == ForeignNetwork { // a pod of it writes the file
 			return nil
 		}
-		return n.writeCNI(object.Spec.PodCIDRs)
+		return n.writeCNI()
 	})
 	if err := group.Wait(); err != nil {
 		return err
@@ -194,8 +195,8 @@ func (n *node) AwaitReady(ctx context.Context, client kubernetes.Interface) erro
 }
 
 // writeCNI writes the file whose arrival makes containerd's network ready.
-func (n *node) writeCNI(podCIDRs []string) error {
-	text, err := cniConfig(podCIDRs)
+func (n *node) writeCNI() error {
+	text, err := cniConfig(n.PodCIDRs)
 	if err != nil {
 		return err
 	}

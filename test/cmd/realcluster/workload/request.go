@@ -98,8 +98,13 @@ const podPort = 8080
 // Ask has a client pod ask a server for its host name, some times with a
 // connection each, and returns the answers.
 func (w *Web) Ask(ctx context.Context, client netip.Addr, protocol, host string, port uint16, times int) ([]string, error) {
+	return w.askFor(ctx, "hostname", client, protocol, host, port, times)
+}
+
+// askFor is Ask for something else that the server knows, such as clientip.
+func (w *Web) askFor(ctx context.Context, what string, client netip.Addr, protocol, host string, port uint16, times int) ([]string, error) {
 	query := url.Values{
-		"request": {"hostname"}, "protocol": {protocol}, "host": {host},
+		"request": {what}, "protocol": {protocol}, "host": {host},
 		"port": {strconv.Itoa(int(port))}, "tries": {strconv.Itoa(times)},
 	}
 	body, err := w.Get(ctx, netip.AddrPortFrom(client, podPort), "/dial?"+query.Encode())

@@ -27,6 +27,7 @@ func tests(policies bool) []test {
 		{"cluster IPs of both families", clusterIPs},
 		{"node ports of each node from outside", nodePorts},
 		{"externalTrafficPolicy Local", localPolicy},
+		{"externalTrafficPolicy Local for pods", localPolicyForPods},
 		{"rolling update of a Deployment under load", updateDeployment},
 		{"rolling update of the DaemonSet nftproxy under load", updateProxy},
 		{"drain of a node under load", drainNode},
