@@ -120,6 +120,12 @@ func (f Files) Buckets() int {
 	return n
 }
 
+// BeLiberal says whether the kernel takes TCP segments out of the window for part of their connection.
+func (f Files) BeLiberal() bool {
+	text, err := os.ReadFile(f.setting("nf_conntrack_tcp_be_liberal"))
+	return err == nil && strings.TrimSpace(string(text)) != "0"
+}
+
 // Setting is one of the kernel's settings: its current value and the wanted one.
 type Setting struct {
 	// Name is the name for sysctl(8), such as net.netfilter.nf_conntrack_max.

@@ -26,6 +26,8 @@ type Config struct {
 	Rules         ruleset.Config
 	// Eject says what is done about endpoints that do not answer, of Services that do not say it themselves.
 	Eject ejection.Mode
+	// DropInvalid drops forwarded packets that belong to no connection.
+	DropInvalid bool
 	// Established has the protocols of which even established connections are
 	// stale when their endpoint is gone.
 	Established []service.Protocol

@@ -173,6 +173,7 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 			firstRoutes(ctx, cleaner)
 			takeover.RemoveTraces(c.Log)
 			removeEjectTable(c)
+			removeInvalidTable(c)
 			settings.atStart()
 			return nil
 		}},
@@ -195,6 +196,9 @@ func New(ctx context.Context, c Config) (_ *Daemon, err error) {
 	then("behind", "log", func(ctx context.Context) error { return r.followBehind(ctx, watcher.Behind) })
 	then("kube-proxy", "nftables, iptables, processes, sockets", kubeProxy.Run)
 	then("other tables", "nftables", others.Run)
+	if c.DropInvalid {
+		then("invalid packets", "nftables, sysctls", invalidDropper(c, registry))
+	}
 	if c.File != "" {
 		follower.Counts = metrics.NewConfigFile(registry)
 		then("configuration file", "files", follower.Run)

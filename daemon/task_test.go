@@ -38,17 +38,18 @@ after start: occupancy, touches conntrack
 after start: behind, touches log
 after start: kube-proxy, touches nftables, iptables, processes, sockets
 after start: other tables, touches nftables
+after start: invalid packets, touches nftables, sysctls
 after start: configuration file, touches files
 after start: sleep, touches API server
 after start: server version, touches API server
 after in force: start-up taint, touches API server
 `
-	file, _, _ := strings.Cut(all, "after start: configuration")
+	file, _, _ := strings.Cut(all, "after start: invalid packets")
 	for name, c := range map[string]struct {
 		config Config
 		want   string
 	}{
-		"all that there is": {Config{Source: watch.Source{Master: "http://192.0.2.1:6443"}, File: "config.conf", StartupTaint: "example.com/not-ready"}, all},
+		"all that there is": {Config{Source: watch.Source{Master: "http://192.0.2.1:6443"}, File: "config.conf", DropInvalid: true, StartupTaint: "example.com/not-ready"}, all},
 		"manifests":         {Config{Source: watch.Source{Manifests: t.TempDir()}}, file},
 	} {
 		t.Run(name, func(t *testing.T) {

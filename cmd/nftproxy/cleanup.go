@@ -14,6 +14,7 @@ import (
 	"nftproxy/look/othertables"
 	"nftproxy/nft"
 	"nftproxy/nft/ejecttable"
+	"nftproxy/nft/invalidtable"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/livetrace"
 	"nftproxy/nft/ruleset"
@@ -29,8 +30,9 @@ func newCleanupCommand() *cobra.Command {
 		Use:   "cleanup",
 		Short: "Remove the tables that run made, or the rules that kube-proxy left",
 		Long: `cleanup removes every Service from this node: the tables "ip nftproxy" and
-"ip6 nftproxy", "inet nftproxy-eject" of --nftproxy-eject=on, and tables that earlier
-runs with another --nftproxy-table left.
+"ip6 nftproxy", "inet nftproxy-eject" of --nftproxy-eject=on, "inet nftproxy-invalid"
+of --nftproxy-drop-invalid, and tables that earlier runs with another --nftproxy-table
+left.
 Start kube-proxy (or another proxy) before cleanup, so that open connections go on.
 It also removes what killed traces left on kernels before 5.12.
 
@@ -125,7 +127,7 @@ func cleanupTables(cmd *cobra.Command, table string) error {
 		return err
 	}
 	if len(tables)+len(former) == 0 {
-		removed, err := removeEjectTable(cmd, table)
+		removed, err := removeTablesBeside(cmd, table)
 		if removed || err != nil || len(traces) > 0 {
 			return err
 		}
@@ -165,19 +167,24 @@ func removeTables(cmd *cobra.Command, conn *kernel.Conn, tables []kernel.TableIn
 	}
 	for _, t := range tables {
 		fmt.Fprintf(cmd.OutOrStdout(), "removed table %s\n", t.ID)
-		if _, err := removeEjectTable(cmd, t.ID.Name); err != nil {
+		if _, err := removeTablesBeside(cmd, t.ID.Name); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// removeEjectTable removes the table beside those of Services.
-func removeEjectTable(cmd *cobra.Command, services string) (removed bool, err error) {
-	if removed, err = ejecttable.Remove(services); removed {
+// removeTablesBeside removes the tables beside those of Services.
+func removeTablesBeside(cmd *cobra.Command, services string) (removed bool, err error) {
+	eject, err := ejecttable.Remove(services)
+	if eject {
 		fmt.Fprintf(cmd.OutOrStdout(), "removed table inet %s\n", ejecttable.Name(services))
 	}
-	return removed, err
+	invalid, more := invalidtable.Remove(services, 0)
+	if invalid {
+		fmt.Fprintf(cmd.OutOrStdout(), "removed table inet %s\n", invalidtable.Name(services))
+	}
+	return eject || invalid, errors.Join(err, more)
 }
 
 // checkUnused returns an error if a running nftproxy keeps one of the tables. Kernels before 6.9

@@ -64,12 +64,17 @@ func (w formerWorld) outputOf(args ...string) string {
 }
 
 // await waits for a table.
-func (w formerWorld) await(table string) {
+func (w formerWorld) await(table string) { w.Helper(); w.awaitTable(table, true) }
+
+// awaitNone waits until there is no such table.
+func (w formerWorld) awaitNone(table string) { w.Helper(); w.awaitTable(table, false) }
+
+func (w formerWorld) awaitTable(table string, want bool) {
 	w.Helper()
 	for limit := time.Now().Add(awaitLimit); ; time.Sleep(20 * time.Millisecond) {
 		if listing, err := w.cmd.Run(w.ns, "", "list", "tables"); err != nil || time.Now().After(limit) {
-			w.Fatalf("no table %s in %s; %v", table, listing, err)
-		} else if strings.Contains(listing, "table "+table+"\n") {
+			w.Fatalf("table %s: want %t, tables are %s; %v", table, want, listing, err)
+		} else if strings.Contains(listing, "table "+table+"\n") == want {
 			return
 		}
 	}
@@ -126,6 +131,38 @@ func TestOtherTableAtRestart(t *testing.T) {
 		t.Errorf("cleanup says %q, want %q", got, want)
 	}
 	w.want("after cleanup", "ip6 mine", "inet mine")
+}
+
+// TestInvalidTable: a run with --nftproxy-drop-invalid, or in kube-proxy's iptables mode, has a table beside its tables. A run without
+// removes it, and so does cleanup. While the kernel takes segments out of the window for valid, there is none.
+func TestInvalidTable(t *testing.T) {
+	w := newFormerWorld(t)
+	w.load("add table inet mine-invalid")
+	with := func(table string, flags ...string) {
+		t.Helper()
+		on := w.run(table, flags...)
+		w.await("inet " + table + "-invalid")
+		on.end()
+	}
+	with("old", "--nftproxy-drop-invalid")
+	w.want("after a run with the flag", "inet mine-invalid", "ip old", "ip6 old", "inet old-invalid")
+	w.run("new").end()
+	w.want("after a run with another name", "inet mine-invalid", "ip new", "ip6 new")
+	with("new", "--proxy-mode=iptables")
+	w.run("new", "--proxy-mode=iptables", "--nftproxy-drop-invalid=false").end()
+	w.want("after a run without it", "inet mine-invalid", "ip new", "ip6 new")
+	with("new", "--nftproxy-drop-invalid")
+	if got, want := w.cleanup(), "removed table ip new\nremoved table inet new-invalid\nremoved table ip6 new\n"; got != want {
+		t.Errorf("cleanup says %q, want %q", got, want)
+	}
+	w.want("after cleanup", "inet mine-invalid")
+	with("new", "--nftproxy-drop-invalid")
+	if err := w.ns.Sysctl("net.netfilter.nf_conntrack_tcp_be_liberal", "1"); err != nil {
+		t.Fatal(err)
+	}
+	on := w.run("new", "--nftproxy-drop-invalid")
+	w.awaitNone("inet new-invalid")
+	on.end()
 }
 
 // TestEjectTable: a run with --nftproxy-eject=on has a table beside its tables. A run without removes it, or with another name

@@ -126,6 +126,9 @@ func (o *configOptions) resolve(f *pflag.FlagSet, text []byte) error {
 				o.notes = append(o.notes, note)
 			}
 		}
+		if to := f.Lookup(dropInvalidFlag); f.Lookup("proxy-mode").Value.String() == "iptables" && !to.Changed {
+			_ = to.Value.Set("true") // kube-proxy's rule of that mode
+		}
 		return errors.Join(resolveMode(f), resolvePorts(f), resolvePeriod(f))
 	}
 	file, bad := kubeproxyconfig.Parse(text)

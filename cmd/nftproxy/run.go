@@ -123,6 +123,7 @@ func (o *runOptions) addFlags(cmd *cobra.Command) {
 	f.DurationVar(&o.asked.RetainMissing, ownPrefix+"retain-missing", defaultRetain, "how long run still serves Services that a list of the API server lacks, or whose EndpointSlices it lacks, if it lacks more than half of them and at least 10, as after a restore; 0 removes them at once")
 	addCounters(f, &o.counters)
 	f.StringVar(&o.eject, ejectFlag, ejection.Report.String(), "what to do about endpoints that answer neither connections nor this node's own tries: off; report, say in the log, in events and metrics what on would do; on, leave them out until they answer. The annotation nftproxy.io/eject of a Service goes first")
+	f.BoolVar(&o.asked.DropInvalid, dropInvalidFlag, false, "drop forwarded packets that connection tracking assigns to no connection, unless net.netfilter.nf_conntrack_tcp_be_liberal is 1: a TCP segment out of the window would reach the client untranslated, and the client would reset the connection; a configuration file with mode: iptables, or none, asks for it, as --proxy-mode=iptables does")
 	addCleanEstablished(f, &o.cleanEstablished)
 	o.sysctls.addFlags(f)
 	f.DurationVar(&o.asked.MinSyncPeriod, "iptables-min-sync-period", proxy.DefaultConfig().MinSyncPeriod, "least time between two syncs, on average over 100ms; a change after a longer rest does not wait")
@@ -280,6 +281,9 @@ func (o *runOptions) checkStartupTaint() error {
 const defaultRetain = 5 * time.Minute
 
 const ejectFlag = ownPrefix + "eject"
+
+// dropInvalidFlag is that of a rule of kube-proxy's iptables mode.
+const dropInvalidFlag = ownPrefix + "drop-invalid"
 
 // The values of --nftproxy-counters.
 const (

@@ -24,8 +24,11 @@ func TestEmpty(t *testing.T) {
 		"": "nodeport-addresses=all,127.0.0.0/8 ", "iptables": "nodeport-addresses=all,127.0.0.0/8 ", "ipvs": "nodeport-addresses=all ", "nftables": "",
 	} {
 		want := servers + " " + nodePorts + conntrack
-		if mode == "nftables" {
+		switch mode {
+		case "nftables":
 			want += " iptables-min-sync-period=0s" // nftproxy's own default
+		case "", "iptables":
+			want += " nftproxy-drop-invalid=true"
 		}
 		if settings, _ := read(t, mode, "", ""); strings.Join(settings, " ") != want {
 			t.Errorf("mode %q: %q, want %q", mode, settings, want)

@@ -92,6 +92,8 @@ func (f *File) Settings() []Setting {
 	if section(c) == modeIPVS {
 		text("ipvs.scheduler", "nftproxy-balance", SchedulerBalance(c.IPVS.Scheduler))
 	}
+	// kube-proxy's rule in KUBE-FORWARD; the other modes have none.
+	yes("mode", "nftproxy-drop-invalid", section(c) == modeIPTables)
 	// ipvs mode takes these from iptables as well.
 	yes("iptables.masqueradeAll", "masquerade-all", c.IPTables.MasqueradeAll)
 	number("iptables.masqueradeBit", "iptables-masquerade-bit", c.IPTables.MasqueradeBit)

@@ -62,6 +62,7 @@ func all(t *testing.T) (served, slis []check.Metric) {
 	metrics.CountConnections(r, func() ([]traffic.PortTraffic, uint64) {
 		return []traffic.PortTraffic{{Connections: traffic.Connections{Total: 1}}}, 1
 	})
+	metrics.CountInvalidDropped(r, func() uint64 { return 0 })
 	metrics.NewConfigFile(r)
 	metrics.FollowLocalPorts(r, func() listen.LocalCounts { return listen.LocalCounts{} })
 	m.SetKubernetesVersion(apiversion.Info{Major: "1"})
@@ -216,6 +217,7 @@ func meanings() map[string]string {
 		"kubeproxy_sync_proxy_rules_service_changes_pending":                     "Changes of Services that are not in force.",
 		"kubeproxy_conntrack_reconciler_sync_duration_seconds":                   "Time that a pass over the conntrack table took. One pass is for both families and counts in each.",
 		"kubeproxy_conntrack_reconciler_deleted_entries_total":                   "Stale conntrack entries that were removed.",
+		"kubeproxy_iptables_ct_state_invalid_dropped_packets_total":              "Forwarded packets that the rule of `--nftproxy-drop-invalid` has dropped, as of the last ten seconds; served with that flag only.",
 		"kubeproxy_proxy_healthz_total":                                          "Answers of `/healthz` on the health port, by HTTP status code.",
 		"kubeproxy_proxy_livez_total":                                            "Answers of `/livez` on the health port, by HTTP status code.",
 		"kubeproxy_nftables_localhost_nodeport_listeners":                        "Node ports that nftproxy serves on 127.0.0.1 and ::1, one for each protocol and address. kube-proxy has TCP alone, and only with the feature gate `KubeProxyNFTablesLocalhostNodePorts`.",

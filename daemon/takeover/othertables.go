@@ -15,6 +15,7 @@ import (
 	"nftproxy/look/othertables"
 	"nftproxy/nft"
 	"nftproxy/nft/ejecttable"
+	"nftproxy/nft/invalidtable"
 	"nftproxy/nft/kernel"
 	"nftproxy/nft/livetrace"
 )
@@ -194,7 +195,7 @@ func (o *OtherTables) report(found []othertables.Tables) {
 	o.problems = problems
 }
 
-// removeTable removes a table and the one beside it. A table that another process owns by now stays, without an error.
+// removeTable removes a table and those beside it. A table that another process owns by now stays, without an error.
 func removeTable(t kernel.TableInfo) error {
 	err := withKernel(func(conn *kernel.Conn) error { return conn.Delete([]kernel.TableInfo{t}) })
 	if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.ENOENT) {
@@ -204,7 +205,8 @@ func removeTable(t kernel.TableInfo) error {
 		return fmt.Errorf("remove table %s: %w", t.ID, err)
 	}
 	_, err = ejecttable.Remove(t.ID.Name)
-	return err
+	_, more := invalidtable.Remove(t.ID.Name, 0)
+	return errors.Join(err, more)
 }
 
 func withKernel(do func(*kernel.Conn) error) error {

@@ -9,6 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nftproxy/look/basechain"
+	"nftproxy/nft"
+	"nftproxy/nft/invalidtable"
 	"nftproxy/node/otherproxy"
 	"nftproxy/test/lib/aptget"
 	"nftproxy/test/lib/nftcmd"
@@ -140,5 +142,25 @@ func TestOthersTranslate(t *testing.T) {
 				t.Fatal(err)
 			}
 		})
+	}
+}
+
+// TestClosingSparesOurs: a table that drops invalid packets for an nftproxy closes nothing, and one of another name does.
+func TestClosingSparesOurs(t *testing.T) {
+	ns := testnet.NamespaceForTest(t, "closing")
+	for _, services := range []string{"nftproxy", "other"} {
+		if _, err := invalidtable.Keep(services, ns.Fd()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var list []basechain.Chain
+	if err := ns.Do(func() (err error) {
+		list, err = basechain.Closing([]nft.TableID{{Family: nft.IPv4, Name: "nftproxy"}})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if len(list) != 1 || list[0].Table != "other-invalid" || list[0].DropsInvalid("nftproxy") {
+		t.Errorf("closing: %+v, want the chain of table other-invalid", list)
 	}
 }

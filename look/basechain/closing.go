@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"nftproxy/nft"
+	"nftproxy/nft/invalidtable"
 )
 
 // Closing returns the base chains on the hooks input, forward and output that drop packets of IP, be it by their policy
@@ -16,10 +17,17 @@ func Closing(ours []nft.TableID) ([]Chain, error) {
 		return nil, err
 	}
 	return slices.DeleteFunc(all, func(c Chain) bool {
-		own := slices.ContainsFunc(ours, func(id nft.TableID) bool { return id.Family.String() == c.Family && id.Name == c.Table })
+		own := slices.ContainsFunc(ours, func(id nft.TableID) bool {
+			return id.Family.String() == c.Family && id.Name == c.Table || c.DropsInvalid(id.Name)
+		})
 		return own || c.Table == "kube-proxy" || !c.Closes || !slices.Contains([]string{"input", "forward", "output"}, c.Hook) ||
 			!slices.Contains([]string{"ip", "ip6", "inet"}, c.Family)
 	}), nil
+}
+
+// DropsInvalid says whether the chain drops only packets that belong to no connection, for the nftproxy whose tables have that name.
+func (c *Chain) DropsInvalid(table string) bool {
+	return c.Family == "inet" && c.Table == invalidtable.Name(table)
 }
 
 // Closes says how a chain that Closing has returned keeps packets out, for people.

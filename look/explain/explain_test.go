@@ -444,6 +444,20 @@ func TestPortNames(t *testing.T) {
 	}
 }
 
+// TestInvalidDropped: the chain of --nftproxy-drop-invalid drops no first packet, so it is not named. One of another nftproxy is: nobody
+// knows what its table has become.
+func TestInvalidDropped(t *testing.T) {
+	for table, named := range map[string]bool{"nftproxy-invalid": false, "other-invalid": true} {
+		w := newWorld(t)
+		w.facts.Chains = []basechain.Chain{{
+			Family: "inet", Table: table, Name: "forward", Type: "filter", Hook: "forward", Rules: otherproxy.Effects{Drops: true},
+		}}
+		if e := w.ask("veth0 10.244.0.9:1000 -> 10.96.0.2:80/tcp"); (len(e.Others) == 1) != named {
+			t.Errorf("%s: named %t, want %t", table, !named, named)
+		}
+	}
+}
+
 // TestMarkingChains: a chain that sets marks is named if it may see the address from before the translation. One that comes
 // later is not: it goes by the endpoint's address, or is not called.
 func TestMarkingChains(t *testing.T) {

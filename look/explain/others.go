@@ -93,10 +93,11 @@ func (x *explainer) sees(c *basechain.Chain) bool {
 	return false
 }
 
-// isOurs says whether the walk through our tables has gone through the chain. Another process may have put a
+// isOurs says whether the walk through our tables has gone through the chain, or it drops none of the packets that are explained:
+// a first packet is not invalid. Another process may have put a
 // chain of another type into our table: that one counts as another program's.
 func (x *explainer) isOurs(c *basechain.Chain) bool {
-	return !c.Legacy && c.Family == x.family().String() && c.Table == x.facts.Table && c.Type == "nat" && !c.PolicyDrop
+	return c.DropsInvalid(x.facts.Table) || !c.Legacy && c.Family == x.family().String() && c.Table == x.facts.Table && c.Type == "nat" && !c.PolicyDrop
 }
 
 func marks(c *basechain.Chain) bool { return c.Rules.Marks || c.Rules.MarksConnections }

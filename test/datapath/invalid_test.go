@@ -13,8 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nftproxy/conntrack"
+	"nftproxy/nft/invalidtable"
 	"nftproxy/nft/kernel"
-	"nftproxy/test/lib/nftcmd"
+	"nftproxy/nft/ruleset"
 	"nftproxy/test/lib/testnet"
 )
 
@@ -22,9 +23,6 @@ import (
 const beyond = 1 << 27
 
 const beLiberal = "net.netfilter.nf_conntrack_tcp_be_liberal"
-
-// dropInvalid is the rule of kube-proxy's iptables mode (v1.37: writeIPTablesRules in pkg/proxy/iptables/proxier.go).
-const dropInvalid = `table inet guard { chain forward { type filter hook forward priority 0; ct state invalid counter drop; }; }`
 
 // TestSegmentOutOfWindow: connection tracking does not know a segment out of the window, so it reaches the client with the endpoint's
 // address in place of the Service's. The client answers with a reset, which ends the endpoint's side
@@ -46,7 +44,7 @@ func TestSegmentOutOfWindow(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newOpenWorld(t)
-			from, cmd := c.from(w), nftcmd.ForTest(t)
+			from := c.from(w)
 			for i, a := range w.server.Addrs {
 				to := netip.AddrPortFrom(c.to(w, i), c.port)
 				listener, err := w.server.NS.Listen(t.Context(), "tcp", netip.AddrPortFrom(a, port).String())
@@ -60,15 +58,26 @@ func TestSegmentOutOfWindow(t *testing.T) {
 				}
 				w.must(w.Node.Sysctl(beLiberal, "0"))
 				try("without a guard", c.plain)
-				w.must(cmd.Load(w.Node, dropInvalid))
-				try("with a rule that drops it", c.dropped)
-				_, err = cmd.Run(w.Node, "", "delete", "table", "inet", "guard")
+				before := w.keep()
+				try("with the rule that drops it", c.dropped)
+				if after := w.keep(); (after > before) != (c.dropped == lives) {
+					t.Errorf("at %v: %d packets dropped before and %d after it", to, before, after)
+				}
+				_, err = invalidtable.Remove(ruleset.DefaultTable, w.Node.Fd())
 				w.must(err)
 				w.must(w.Node.Sysctl(beLiberal, "1"))
 				try("with tcp_be_liberal", c.liberal)
 			}
 		})
 	}
+}
+
+// keep returns how many packets the rule has dropped, and makes it unless it is there.
+func (w *timed) keep() uint64 {
+	w.Helper()
+	dropped, err := invalidtable.Keep(ruleset.DefaultTable, w.Node.Fd())
+	w.must(err)
+	return dropped
 }
 
 func clusterIP(_ *timed, i int) netip.Addr {

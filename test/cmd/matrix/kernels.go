@@ -51,7 +51,7 @@ const sameEverywhere = "^(Fuzz|TestFaults|TestCleanerStaysWithinBudget$|TestStal
 // defaultPackages are those with tests that need a kernel, and no API server.
 func defaultPackages() []string {
 	return []string{
-		"nft/kernel", "nft/ruleset", "nft/livetrace", "nft/ejecttable", "conntrack",
+		"nft/kernel", "nft/ruleset", "nft/livetrace", "nft/ejecttable", "nft/invalidtable", "conntrack",
 		"daemon/affinity", "look/basechain", "look/explain/live", "daemon/listen", "node/hostaddr",
 		"node/otherproxy", "look/preflight", "daemon/proxy",
 		"test/lib/testnet", "test/lib/netfilter", "test/scenario",
