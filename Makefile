@@ -82,7 +82,7 @@ test-skew: ## list, watch, restart and outage with real kube-apiservers of SKEW=
 faults: ## let single answers of the kernel go wrong, in each way at each kind of message, and random ones for FAULT_TIME=1m; SEED=n repeats a run; as root
 	FAULTS=all FAULT_TIME=$(FAULT_TIME) $(GO) test -count=1 -timeout 10h -v -run 'Fault|StuckDump' ./nft/kernel ./conntrack ./daemon/proxy
 
-golden: ## write the golden files again: what of deploy is made from deploy/helm, programs, pages of docs/services, docs/options.md, docs/metrics.md, docs/troubleshooting.md (as root), docs/dependencies.md; look at the diff
+golden: ## write the golden files again: what of deploy is made from deploy/helm, programs, pages of docs/services, docs/options.md, docs/metrics.md, docs/troubleshooting.md (as root), docs/internals/dependencies.md; look at the diff
 	$(GO) test ./test/scenario -run 'TestInterpreter|TestPages' -update
 	$(GO) test ./nft/ruleset -run TestGolden -update
 	$(GO) test ./watch -run TestGolden -update

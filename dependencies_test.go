@@ -17,12 +17,12 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 )
 
-func init() { flag.Bool("update", false, "write docs/dependencies.md") }
+func init() { flag.Bool("update", false, "write docs/internals/dependencies.md") }
 
 // dependenciesPage lists what is linked into the binary.
-const dependenciesPage = "docs/dependencies.md"
+const dependenciesPage = "docs/internals/dependencies.md"
 
-// TestDependencies holds that docs/dependencies.md has each module that is
+// TestDependencies holds that docs/internals/dependencies.md has each module that is
 // linked into nftproxy. With -update the page is written.
 func TestDependencies(t *testing.T) {
 	page := dependencies(linkedPackages(t))
@@ -104,7 +104,7 @@ func dependencies(packages []linked) string {
 	}
 	fmt.Fprintf(&b, "<!-- Written by: go test . -run TestDependencies -update -->\n\n# Dependencies\n\n"+
 		"The binary has packages of %d modules beside Go's standard library. nftproxy imports %d of them itself; the others come with these.\n"+
-		"[CONTRIBUTING.md](../CONTRIBUTING.md#the-size-of-the-binary) says how many bytes they cost.\n\n"+
+		"[CONTRIBUTING.md](../../CONTRIBUTING.md#the-size-of-the-binary) says how many bytes they cost.\n\n"+
 		"| Module | Version | Packages | Imported by |\n|---|---|---|---|\n", len(modules), direct)
 	names := slices.SortedFunc(maps.Keys(modules), func(a, b string) int {
 		return cmp.Or(cmp.Compare(min(1, len(modules[b].users)), min(1, len(modules[a].users))), cmp.Compare(a, b))

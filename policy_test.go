@@ -1,5 +1,5 @@
 // Package nftproxy_test holds the rules of the design. ARCHITECTURE.md states
-// the layers, and docs/packages.md the packages; the tests here hold the code to these pages.
+// the layers, and docs/internals/packages.md the packages; the tests here hold the code to these pages.
 package nftproxy_test
 
 import (
@@ -20,7 +20,7 @@ import (
 const maxLines = 500
 
 // uses lists what a package can use outside the process, in the words of the
-// column "Uses directly" in docs/packages.md, with the imports that stand for each.
+// column "Uses directly" in docs/internals/packages.md, with the imports that stand for each.
 // An import that ends in a slash stands for all below it. The clock is told by
 // calls, since package time has durations too.
 func uses() map[string][]string {
@@ -84,23 +84,23 @@ func TestPackages(t *testing.T) {
 	for pkg, words := range used {
 		allowed, listed := design.packages[pkg]
 		if !listed {
-			t.Errorf("docs/packages.md has no row for the package %s", pkg)
+			t.Errorf("docs/internals/packages.md has no row for the package %s", pkg)
 		}
 		for word, example := range words {
 			if !slices.Contains(allowed, word) {
-				t.Errorf("%s: the row of the package %s in docs/packages.md does not have: %s", example, pkg, word)
+				t.Errorf("%s: the row of the package %s in docs/internals/packages.md does not have: %s", example, pkg, word)
 			}
 		}
 	}
 	for pkg, words := range design.packages {
 		if used[pkg] == nil {
-			t.Errorf("docs/packages.md has a row for %s, which is no package", pkg)
+			t.Errorf("docs/internals/packages.md has a row for %s, which is no package", pkg)
 		}
 		for _, word := range words {
 			if uses()[word] == nil {
-				t.Errorf("docs/packages.md: %q of the package %s is none of the words for what can be used", word, pkg)
+				t.Errorf("docs/internals/packages.md: %q of the package %s is none of the words for what can be used", word, pkg)
 			} else if used[pkg][word] == "" {
-				t.Errorf("docs/packages.md says that %s uses: %s. It does not", pkg, word)
+				t.Errorf("docs/internals/packages.md says that %s uses: %s. It does not", pkg, word)
 			}
 		}
 	}
@@ -117,7 +117,7 @@ func TestNoKubernetesRepository(t *testing.T) {
 	}
 }
 
-// design is what ARCHITECTURE.md and docs/packages.md say of the structure.
+// design is what ARCHITECTURE.md and docs/internals/packages.md say of the structure.
 type design struct {
 	// order lists the layers, the highest first; layers tells that of each top
 	// folder.
@@ -145,7 +145,7 @@ func readDesign(t *testing.T) design {
 			d.layers[folder] = name
 		}
 	}
-	for line := range strings.Lines(section(t, "docs/packages.md", "## The packages")) {
+	for line := range strings.Lines(section(t, "docs/internals/packages.md", "## The packages")) {
 		cells := strings.Split(line, "|")
 		if len(cells) != 5 || !strings.Contains(cells[1], "`") {
 			continue

@@ -8,11 +8,11 @@ import (
 	"testing"
 )
 
-// TestTrackRecord: each bug in docs/track-record.md has one command, which runs
+// TestTrackRecord: each bug in docs/evidence/track-record.md has one command, which runs
 // one test that exists, or one scenario that is a file.
 func TestTrackRecord(t *testing.T) {
 	tests := testsByFolder(t)
-	rows := tableRows(t, "docs/track-record.md", 4)
+	rows := tableRows(t, "docs/evidence/track-record.md", 4)
 	for _, cells := range rows {
 		checkCommand(t, tests, cells[0], cells[2])
 	}
@@ -21,7 +21,7 @@ func TestTrackRecord(t *testing.T) {
 	}
 }
 
-// TestSurvey: docs/survey.md has every feature of KEP-5922's table. Each that nftproxy claims has one command
+// TestSurvey: docs/evidence/survey.md has every feature of KEP-5922's table. Each that nftproxy claims has one command
 // that shows it; a feature without is for something else than a service proxy.
 func TestSurvey(t *testing.T) {
 	tests := testsByFolder(t)
@@ -30,7 +30,7 @@ func TestSurvey(t *testing.T) {
 	}
 	number := regexp.MustCompile(`\[KEP-(\d+)\]\(https://kep\.k8s\.io/(\d+)\)`)
 	var got []string
-	for _, cells := range tableRows(t, "docs/survey.md", 5) {
+	for _, cells := range tableRows(t, "docs/evidence/survey.md", 5) {
 		if parts := number.FindStringSubmatch(cells[0]); parts != nil {
 			got = append(got, parts[1])
 			if parts[1] != parts[2] {
@@ -45,7 +45,7 @@ func TestSurvey(t *testing.T) {
 	if !slices.Equal(got, wanted) {
 		t.Errorf("the page has the KEPs %q, want those of the survey, %q", got, wanted)
 	}
-	required := tableRows(t, "docs/survey.md", 2)
+	required := tableRows(t, "docs/evidence/survey.md", 2)
 	for _, cells := range required {
 		checkCommand(t, tests, cells[0], cells[1])
 	}
