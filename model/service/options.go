@@ -92,6 +92,17 @@ func allOptions() []option {
 	}
 }
 
+// AllOptions yields the keys of all options, as OptionKey returns them.
+func AllOptions() func(yield func(key string) bool) {
+	return func(yield func(key string) bool) {
+		for _, known := range allOptions() {
+			if !yield(known.key) {
+				return
+			}
+		}
+	}
+}
+
 // wordOption is an option whose values are words. The values of the words follow each other, from the first one's on. Without
 // the annotation the value is 0, and unset says what is in force.
 func wordOption[T ~uint8](key string, field func(*Options) *T, words []string, first T, unset string) option {
@@ -138,11 +149,7 @@ func MisspeltPrefixes() []string { return []string{"nft*", "Nft*", "NFT*"} }
 // MeantOption returns the option of a Service that was meant by an annotation that is not ours since its prefix is wrong,
 // such as nftproxy/balance, nftproxy.com/balance or nftprox.io/balance; empty if there is none.
 func MeantOption(annotation string) string {
-	var keys []string
-	for _, known := range allOptions() {
-		keys = append(keys, known.key)
-	}
-	return MeantBy(annotation, keys)
+	return MeantBy(annotation, slices.Collect(AllOptions()))
 }
 
 // MeantBy does the same for annotations with OptionPrefix and one of the keys.

@@ -56,6 +56,7 @@ func read(t *testing.T, name string) string {
 func TestSources(t *testing.T) {
 	base := render(t, read(t, deploy+"/base/values.yaml"))
 	gated := render(t, "startupTaint: true")
+	validated := render(t, "validateOptions: true")
 	config := values(t, render(t, `{existingConfigMap: "", apiServer: {host: ADDRESS}}`)["configmap.yaml"])["data"].(map[string]any)["config.conf"].(string)
 	for file, text := range map[string]string{
 		"base/daemonset.yaml":            base["daemonset.yaml"],
@@ -63,6 +64,8 @@ func TestSources(t *testing.T) {
 		"components/gated/rbac.yaml":     gated["startup-taint-rbac.yaml"],
 		"components/gated/policy.yaml":   gated["startup-taint-policy.yaml"],
 		"overlays/elsewhere/config.conf": config,
+
+		"components/validate-options/policy.yaml": validated["validate-options-policy.yaml"],
 	} {
 		if text == "" {
 			t.Errorf("the chart has nothing for %s", file)
@@ -91,7 +94,9 @@ func TestKustomize(t *testing.T) {
 		"gated":     "startupTaint: true",
 		"elsewhere": `{existingConfigMap: "", apiServer: {host: ADDRESS}}`,
 		"root":      "runAsNonRoot: false",
-		"selinux":   "seLinuxOptions: {type: spc_t}",
+
+		"validate-options": "validateOptions: true",
+		"selinux":          "seLinuxOptions: {type: spc_t}",
 	} {
 		t.Run(overlay, func(t *testing.T) {
 			at := t.TempDir()
@@ -147,6 +152,7 @@ nodePortAddresses: [localhost, 192.0.2.0/24, "2001:db8::/32"]
 configuration: {logging: {verbosity: 3}, conntrack: {maxPerCore: 0}}
 counters: metrics
 startupTaint: true
+validateOptions: true
 conntrackSysctls: false
 runAsNonRoot: false
 extraArgs: [--nftproxy-max-affinity-ports=100]
