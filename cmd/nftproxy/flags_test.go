@@ -209,7 +209,7 @@ func configFields(t *testing.T) (byFlag map[string][]string, ignored []string) {
 			t.Errorf("the field %s is neither a flag nor without effect", field)
 		}
 	}
-	ignored = append([]string{"mode has no effect: nftproxy always programs nftables; the mode says which of the sections iptables, ipvs and nftables counts",
+	ignored = append([]string{"mode has no effect: nftproxy always programs nftables; the mode says what other fields mean",
 		"featureGates has no effect: but for " + kubeproxyconfig.GateExternalIPs}, ignored...)
 	return byFlag, ignored
 }

@@ -30,7 +30,7 @@ func noteTo(notes *[]string) func(set bool, field, reason string) {
 func ignored(c *v1alpha1.KubeProxyConfiguration) []string {
 	var notes []string
 	note := noteTo(&notes)
-	note(c.Mode != modeNFTables && c.Mode != "", "mode: "+string(c.Mode), "nftproxy always programs nftables")
+	note(c.Mode != modeNFTables && c.Mode != "", "mode: "+string(c.Mode), "nftproxy always programs nftables; the mode says what other fields mean")
 	for _, gate := range slices.Sorted(maps.Keys(c.FeatureGates)) {
 		note(gate != GateExternalIPs, "featureGates."+gate, "nftproxy has no such gate")
 	}
