@@ -127,7 +127,7 @@ func TestOtherTableAtRestart(t *testing.T) {
 	w.want("after the first run", append(others, "ip old", "ip6 old")...)
 	w.run("new").end()
 	w.want("after the second run", append(others, "ip new", "ip6 new")...)
-	if got, want := w.cleanup(), "removed table ip nftproxy\nremoved table ip new\nremoved table ip6 new\n"; got != want {
+	if got, want := w.cleanup(), "removed table ip new\nremoved table ip6 new\nremoved table ip nftproxy\n"; got != want {
 		t.Errorf("cleanup says %q, want %q", got, want)
 	}
 	w.want("after cleanup", "ip6 mine", "inet mine")

@@ -304,7 +304,7 @@ table ip hostports { chain before { type nat hook prerouting priority -110; tcp 
 		"hook postrouting, priority 30: chain jumps in table inet mine has rules that drop or reject packets",
 		"hook prerouting, priority -110: chain before in table ip hostports has rules that change addresses, perhaps before nftproxy's",
 		"hook prerouting, priority -90: chain services in table ip kube-proxy, of kube-proxy has rules that drop or reject packets",
-		"the kernel has rules of kube-proxy too", "the table ip second is of another nftproxy",
+		"the kernel has rules of kube-proxy too", "table ip second has no rule for the packet; it is of an nftproxy that has ended",
 	} {
 		if !strings.Contains(stdout, text) {
 			t.Errorf("does not say %q:\n%s", text, stdout)

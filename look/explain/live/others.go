@@ -27,7 +27,7 @@ type askedTable struct {
 // nothing if there are no others.
 func (n *Node) readOthers(ours []kernel.TableInfo) ([]askedTable, error) {
 	others, err := othertables.Find(n.conn, n.facts.Table)
-	if err != nil || len(others) == 0 {
+	if err != nil || len(others) == 0 || len(ours) == 0 { // Without our table there is another name to ask for.
 		return nil, err
 	}
 	var asked []askedTable
