@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"reflect"
 	"slices"
@@ -62,8 +63,8 @@ func (s shaper) fit(value any, of reflect.Type, field string) (fitting any, ok b
 		}
 	case reflect.Map:
 		if object, is := value.(map[string]any); is {
-			for key, v := range object {
-				if object[key], ok = s.fit(v, of.Elem(), field+"["+key+"]"); !ok {
+			for _, key := range slices.Sorted(maps.Keys(object)) {
+				if object[key], ok = s.fit(object[key], of.Elem(), field+"["+key+"]"); !ok {
 					delete(object, key)
 				}
 			}
