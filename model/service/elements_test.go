@@ -84,7 +84,7 @@ func TestElementsAgainstOracle(t *testing.T) {
 			return b
 		}
 		b, set := bounded(), map[service.Name]*service.Service{}
-		for range 40 {
+		for range 60 {
 			for range 1 + rng.IntN(5) {
 				pick := func(of ...int) int { return of[rng.IntN(len(of))] }
 				s := hashing(fmt.Sprint("ns-", rng.IntN(5)), fmt.Sprint("svc-", rng.IntN(20)), rng.IntN(60), pick(1, 4, 80), pick(2, 40, 95))
