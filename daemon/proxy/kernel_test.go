@@ -67,6 +67,7 @@ func (k *fakeKernel) Own(id nft.TableID) error {
 func (k *fakeKernel) ReadTable(want *nft.Table) (*nft.Contents, error) {
 	k.reads++
 	time.Sleep(k.readTakes) // in a synctest bubble
+	k.handOver()            // the test may have written meanwhile
 	if err := k.failure(want.Family, k.readErr); err != nil {
 		return nil, err
 	}
